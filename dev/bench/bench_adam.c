@@ -1,0 +1,99 @@
+// bench_adam.c: the host AdamW step against a plain loop that moves the same bytes, out of cache,
+// and the rate of normal numbers. Runs of the two are interleaved, so that whatever else the
+// machine does hits both alike; medians are reported.
+//     bench_adam [millions of parameters, 64] [rounds, 11]
+#include "../../adam.h"
+#include "../../rng.h"
+
+static int by_value(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *x, size_t n) {
+    qsort(x, n, sizeof *x, by_value);
+    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
+}
+
+// The same streams as adam_update(), with next to no arithmetic.
+static void plain_update(float *__restrict__ p, float *__restrict__ m, float *__restrict__ v,
+                         const void *__restrict__ grad, int is_bf16,
+                         uint16_t *__restrict__ p_bf16, size_t n) {
+    const float *g32 = (const float *)grad;
+    const uint16_t *g16 = (const uint16_t *)grad;
+    if (is_bf16) {
+        #pragma omp parallel for simd schedule(static)
+        for (size_t i = 0; i < n; i++) {
+            const float x = p[i] + bf16_to_f32(g16[i]);
+            p[i] = x;
+            m[i] = m[i] + 1.0f;
+            v[i] = v[i] + 1.0f;
+            p_bf16[i] = f32_to_bf16(x);
+        }
+    } else {
+        #pragma omp parallel for simd schedule(static)
+        for (size_t i = 0; i < n; i++) {
+            const float x = p[i] + g32[i];
+            p[i] = x;
+            m[i] = m[i] + 1.0f;
+            v[i] = v[i] + 1.0f;
+            p_bf16[i] = f32_to_bf16(x);
+        }
+    }
+}
+
+int main(int argc, char **argv) {
+    const size_t n = (argc > 1 ? (size_t)atoi(argv[1]) : 64) << 20;
+    const size_t rounds = argc > 2 ? (size_t)atoi(argv[2]) : 11;
+    if (n == 0 || rounds == 0) die("usage: bench_adam [millions of parameters] [rounds]");
+    float *p = (float *)alloc_or_fail(n, 4, "p"), *m = (float *)alloc_or_fail(n, 4, "m");
+    float *v = (float *)alloc_or_fail(n, 4, "v"), *g = (float *)alloc_or_fail(n, 4, "g");
+    uint16_t *out = (uint16_t *)alloc_or_fail(n, 2, "bf16 copy");
+    double *sums = (double *)alloc_or_fail(norm_blocks(n), sizeof(double), "sums");
+    double *adam = (double *)alloc_or_fail(rounds, sizeof(double), "times");
+    double *plain = (double *)alloc_or_fail(rounds, sizeof(double), "times");
+    double *ratio = (double *)alloc_or_fail(rounds, sizeof(double), "times");
+
+    for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+        const double bytes = (double)n * (is_bf16 ? 28 : 30);
+        for (size_t r = 0; r < rounds; r++) {
+            rng_normals(p, n, 1, 0, 0, 0);
+            rng_normals(g, n, 1, 0, 1, 0);
+            if (is_bf16)
+                for (size_t i = 0; i < n; i++) ((uint16_t *)g)[i] = f32_to_bf16(g[i]);
+            memset(m, 0, n * sizeof *m);
+            memset(v, 0, n * sizeof *v);
+            const AdamStep s = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, r + 1, 1);
+            for (int k = 0; k < 2; k++) {  // who goes first changes with the round
+                const double start = seconds_now();
+                if ((k + r) % 2 == 0) {
+                    adam_update(p, m, v, g, is_bf16, out, n, &s, 1);
+                    adam[r] = seconds_now() - start;
+                } else {
+                    plain_update(p, m, v, g, is_bf16, out, n);
+                    plain[r] = seconds_now() - start;
+                }
+            }
+            ratio[r] = plain[r] / adam[r];
+        }
+        printf("adam_update, %s gradient: %.1f GB/s, plain loop %.1f GB/s, median ratio %.1f %%\n",
+               is_bf16 ? "bf16" : "fp32", bytes / median(adam, rounds) * 1e-9,
+               bytes / median(plain, rounds) * 1e-9, 100 * median(ratio, rounds));
+    }
+    rng_normals(g, n, 1, 0, 1, 0);
+    for (size_t r = 0; r < rounds; r++) {
+        const double start = seconds_now();
+        norm_block_sums(g, n, sums);
+        adam[r] = seconds_now() - start;
+    }
+    printf("norm_block_sums: %.1f GB/s (sum %.6g)\n", 4.0 * (double)n / median(adam, rounds) * 1e-9,
+           norm_total(sums, norm_blocks(n)));
+    for (size_t r = 0; r < rounds; r++) {
+        const double start = seconds_now();
+        rng_normals(p, n, 1, 0, (uint32_t)r, 0);
+        adam[r] = seconds_now() - start;
+    }
+    printf("rng_normals: %.0f M/s\n", (double)n / median(adam, rounds) * 1e-6);
+    free(p); free(m); free(v); free(g); free(out); free(sums); free(adam); free(plain); free(ratio);
+    return 0;
+}

@@ -1,0 +1,278 @@
+// tokenize.c: text to token files in the llm.c format, and a look into such files. See usage().
+// Text is mapped and encoded in blocks, JSON lines are read one at a time; what is held in memory
+// are the tokens of the shard that is being filled.
+#include "../../data.h"
+#include "../../json.h"
+
+static const char *const usage_text =
+"tokenize --out PREFIX [options] FILE...\n"
+"    Writes PREFIX_train_000000.bin, PREFIX_train_000001.bin .. and PREFIX_val_000000.bin ..\n"
+"tokenize --show FILE.bin [--tokenizer DIR] [--tokens N]\n"
+"    Prints the header of a token file and its first tokens.\n"
+"\n"
+"FILE is text, one document, or ends in .jsonl: one JSON object per line, whose \"text\" is a\n"
+"document. An end-of-text token is put in front of every document if the tokenizer has one; if it\n"
+"has none, a newline is put after every JSON document.\n"
+"\n"
+"  --tokenizer bytes|DIR  raw bytes (default), or a directory with vocab.json and merges.txt\n"
+"  --out PREFIX           start of the names of the files to write\n"
+"  --shard-tokens N       tokens per file, at most 2147483647 (default 100000000)\n"
+"  --val FRACTION         share for the val files, 0 to 1 (default 0): of a text file the end,\n"
+"                         cut after a line; of JSON lines every (1/FRACTION)th document\n"
+"  --split-at STRING      in text files, a document ends at every STRING, which is dropped; also\n"
+"                         white space next to it (example: --split-at '<|endoftext|>')\n"
+"  --field NAME           the key of the document in JSON lines (default text)\n"
+"  --show FILE.bin        print this file's header and first tokens\n"
+"  --tokens N             how many tokens --show prints (default 64)\n"
+"  --help                 print this\n";
+
+// The files of one split. A shard is written when it is full.
+typedef struct {
+    const char *prefix, *split;
+    uint32_t *tokens;
+    size_t count, room;       // in the shard that is being filled
+    size_t limit;             // tokens per shard
+    size_t shards, total;
+    size_t documents;
+    int width;
+} Output;
+
+static Tokenizer *tok;
+static uint32_t *ids;         // tokens of one block
+static size_t ids_room;
+
+static void output_path(const Output *o, char path[PATH_MAX]) {
+    if (snprintf(path, PATH_MAX, "%s_%s_%06zu.bin", o->prefix, o->split, o->shards) >= PATH_MAX)
+        die("--out: path too long");
+}
+
+// Shards of an earlier run beyond the last of this one would be read as if they belonged to it.
+static void refuse_old(const Output *o) {
+    char path[PATH_MAX];
+    output_path(o, path);
+    if (path_exists(path))
+        die("%s exists: remove the shards of %s first, or choose another --out", path, o->prefix);
+}
+
+static void output_flush(Output *o) {
+    char path[PATH_MAX];
+    Error err;
+    if (o->count == 0) return;
+    output_path(o, path);
+    if (!tokens_write(path, o->tokens, o->count, o->width, &err)) fail("%s", err.text);
+    printf("%s: %zu tokens\n", path, o->count);
+    fflush(stdout);
+    o->shards++;
+    o->total += o->count;
+    o->count = 0;
+}
+
+static void output_tokens(Output *o, const uint32_t *tokens, size_t n) {
+    while (n > 0) {
+        if (o->count == o->room) {
+            o->room = o->room == 0 ? 1 << 16 : 2 * o->room;
+            if (o->room > o->limit) o->room = o->limit;
+            o->tokens = (uint32_t *)realloc(o->tokens, o->room * sizeof *o->tokens);
+            if (o->tokens == NULL) fail("out of memory for %zu tokens", o->room);
+        }
+        const size_t m = n < o->room - o->count ? n : o->room - o->count;
+        memcpy(o->tokens + o->count, tokens, m * sizeof *tokens);
+        o->count += m;
+        tokens += m;
+        n -= m;
+        if (o->count == o->limit) output_flush(o);
+    }
+}
+
+static void output_document(Output *o, const char *text, size_t n, const char *where) {
+    Error err;
+    const int eot = tokenizer_eot(tok);
+    if (n == 0) return;
+    if (eot >= 0) {
+        const uint32_t token = (uint32_t)eot;
+        output_tokens(o, &token, 1);
+    }
+    for (size_t at = 0, m, count = 0; at < n; at += m) {
+        m = text_block(text + at, n - at, 1 << 20);
+        if (m > ids_room) {
+            free(ids);
+            ids = (uint32_t *)malloc((ids_room = m) * sizeof *ids);
+            if (ids == NULL) fail("out of memory to encode %zu bytes", m);
+        }
+        if (!tokenizer_encode(tok, text + at, m, ids, &count, &err)) die("%s: %s", where, err.text);
+        output_tokens(o, ids, count);
+    }
+    o->documents++;
+}
+
+static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
+static void split_document(Output *o, const char *text, size_t n, const char *split_at,
+                           const char *where) {
+    const size_t length = split_at != NULL ? strlen(split_at) : 0;
+    if (length == 0) { output_document(o, text, n, where); return; }
+    for (size_t at = 0; at < n;) {
+        const char *hit = (const char *)memmem(text + at, n - at, split_at, length);
+        size_t end = hit != NULL ? (size_t)(hit - text) : n;
+        const size_t next = hit != NULL ? end + length : n;
+        while (at < end && is_space(text[at])) at++;
+        while (end > at && is_space(text[end - 1])) end--;
+        output_document(o, text + at, end - at, where);
+        at = next;
+    }
+}
+
+static void tokenize_text(const char *path, double share, const char *split_at, Output *train,
+                          Output *val) {
+    Error err;
+    size_t n = 0;
+    const char *text = (const char *)file_map(path, &n, &err);
+    if (text == NULL) die("%s", err.text);
+    if (bin_width(text, n) > 0) die("%s is a token file already (see --show)", path);
+    size_t cut = share > 0 ? (size_t)((double)n * (1 - share)) : n;
+    if (cut > 0 && cut < n) {  // a document, else a line, else a character goes whole to one side
+        const char *end = split_at != NULL && *split_at != '\0' ? split_at : "\n";
+        const size_t from = cut - (cut < strlen(end) ? cut : strlen(end) - 1);
+        const char *hit = (const char *)memmem(text + from, n - from, end, strlen(end));
+        if (hit == NULL) hit = (const char *)memmem(text + cut, n - cut, end = "\n", 1);
+        if (hit != NULL && hit + strlen(end) < text + n) cut = (size_t)(hit - text) + strlen(end);
+        while (cut < n && (text[cut] & 0xc0) == 0x80) cut++;
+    }
+    split_document(train, text, cut, split_at, path);
+    split_document(val, text + cut, n - cut, split_at, path);
+    munmap((void *)text, n);
+}
+
+static void tokenize_jsonl(const char *path, double share, const char *field, Output *train,
+                           Output *val) {
+    Error err;
+    char *line = NULL, where[PATH_MAX + 32];
+    size_t room = 0, number = 0;
+    ssize_t n;
+    if (path_is_directory(path)) die("%s is a directory", path);
+    FILE *f = fopen(path, "rb");
+    if (f == NULL) die("cannot open %s: %s", path, strerror(errno));
+    while ((n = getline(&line, &room, f)) > 0) {
+        size_t length = (size_t)n;
+        snprintf(where, sizeof where, "%s:%zu", path, ++number);
+        while (length > 0 && is_space(line[length - 1])) length--;
+        if (length == 0) continue;
+        Json *root = json_parse(line, length, &err);
+        if (root == NULL) die("%s: %s", where, err.text);
+        const Json *text = json_get(root, field);
+        if (text == NULL || text->type != JSON_STRING)
+            die("%s: no \"%s\" that is a string (see --field)", where, field);
+        if (text->length == 0) { json_free(root); continue; }
+        // document i of 0, 1, 2 .. is held out if a whole number lies in (i share, (i+1) share]
+        const double i = (double)(train->documents + val->documents);
+        const bool held_out = (uint64_t)(i * share) < (uint64_t)((i + 1) * share);
+        Output *o = held_out ? val : train;
+        output_document(o, text->string, text->length, where);
+        if (tokenizer_eot(tok) < 0) {
+            const uint32_t newline = '\n';
+            output_tokens(o, &newline, 1);
+        }
+        json_free(root);
+    }
+    if (ferror(f)) die("cannot read %s: %s", path, strerror(errno));
+    fclose(f);
+    free(line);
+}
+
+static void show(const char *path, size_t tokens) {
+    Error err;
+    TokenSegment s;
+    size_t n = 0;
+    void *bytes = file_map(path, &n, &err);
+    if (bytes == NULL || !segment_parse(&s, path, bytes, n, &err)) die("%s", err.text);
+    uint32_t largest = 0;
+    for (size_t i = 0; i < s.count; i++)
+        if (segment_token(&s, i) > largest) largest = segment_token(&s, i);
+    printf("%s: magic %d, version %d, %zu tokens of %d bits, the largest is %u\n", path,
+           s.width == 2 ? BIN_MAGIC_16 : BIN_MAGIC_32, s.width == 2 ? 1 : 7, s.count, 8 * s.width,
+           largest);
+    if (tokens > s.count) tokens = s.count;
+    for (size_t i = 0; i < tokens; i++) {
+        const uint32_t token = segment_token(&s, i);
+        size_t length = 0;
+        const char *text = tok != NULL ? tokenizer_token(tok, token, &length) : NULL;
+        if (length > 0) fwrite(text, 1, length, stdout);
+        else printf(tok != NULL ? "[%u]" : "%u ", token);
+    }
+    printf("\n");
+    munmap(bytes, n);
+}
+
+static double number(const char *option, const char *text, double low, double high) {
+    char *end;
+    const double x = strtod(text, &end);
+    if (*text == '\0' || *end != '\0' || !(x >= low && x <= high))
+        die("%s must be a number from %.0f to %.0f, not '%s'", option, low, high, text);
+    return x;
+}
+
+int main(int argc, char **argv) {
+    const char *tokenizer = NULL, *out = NULL, *split_at = NULL, *field = "text", *shown = NULL;
+    double shard_tokens = 1e8, val_share = 0, tokens = 64;
+    int files = 0;
+    for (int i = 1; i < argc; i++) {
+        const char *a = argv[i];
+        if (strcmp(a, "--help") == 0) { fputs(usage_text, stdout); return 0; }
+        if (strncmp(a, "--", 2) != 0) { argv[1 + files++] = argv[i]; continue; }
+        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
+        const bool known = strcmp(a, "--tokenizer") == 0 || strcmp(a, "--out") == 0
+            || strcmp(a, "--split-at") == 0 || strcmp(a, "--field") == 0
+            || strcmp(a, "--show") == 0 || strcmp(a, "--shard-tokens") == 0
+            || strcmp(a, "--val") == 0 || strcmp(a, "--tokens") == 0;
+        if (!known) die("unknown option %s (see tokenize --help)", a);
+        if (value == NULL) die("%s needs a value", a);
+        i++;
+        if (strcmp(a, "--tokenizer") == 0) tokenizer = value;
+        else if (strcmp(a, "--out") == 0) out = value;
+        else if (strcmp(a, "--split-at") == 0) split_at = value;
+        else if (strcmp(a, "--field") == 0) field = value;
+        else if (strcmp(a, "--show") == 0) shown = value;
+        else if (strcmp(a, "--val") == 0) val_share = number(a, value, 0, 1);
+        else if (strcmp(a, "--tokens") == 0) tokens = number(a, value, 0, BIN_MAX_TOKENS);
+        else shard_tokens = number(a, value, 1, BIN_MAX_TOKENS);
+    }
+    Error err;
+    const bool bytes = tokenizer == NULL || strcmp(tokenizer, "bytes") == 0;
+    if (shown == NULL || tokenizer != NULL) {
+        tok = bytes ? tokenizer_bytes() : tokenizer_load(tokenizer, &err);
+        if (tok == NULL) die("%s", err.text);
+    }
+    if (shown != NULL) {
+        if (files > 0 || out != NULL) die("--show FILE.bin stands alone (see tokenize --help)");
+        show(shown, (size_t)tokens);
+    } else {
+        if (out == NULL) die("--out PREFIX is missing (see tokenize --help)");
+        if (files == 0) die("no file to tokenize (see tokenize --help)");
+        Output train, val;
+        memset(&train, 0, sizeof train);
+        train.prefix = out;
+        train.limit = (size_t)shard_tokens;
+        train.width = tokenizer_vocab(tok) <= 65536 ? 2 : 4;
+        val = train;
+        train.split = "train";
+        val.split = "val";
+        refuse_old(&train);
+        refuse_old(&val);
+        for (int i = 1; i <= files; i++) {
+            const size_t length = strlen(argv[i]);
+            if (length > 6 && strcmp(argv[i] + length - 6, ".jsonl") == 0)
+                tokenize_jsonl(argv[i], val_share, field, &train, &val);
+            else tokenize_text(argv[i], val_share, split_at, &train, &val);
+        }
+        output_flush(&train);
+        output_flush(&val);
+        if (train.total + val.total == 0) die("no text in the given files");
+        printf("%zu documents, %zu tokens for training, %zu held out\n",
+               train.documents + val.documents, train.total, val.total);
+        free(train.tokens);
+        free(val.tokens);
+    }
+    tokenizer_free(tok);
+    free(ids);
+    return 0;
+}

@@ -1,0 +1,93 @@
+// fuzz_main.h: how a fuzz_*.c runs without libFuzzer. Each of them defines
+//     int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
+// and ends with its seeds and this header:
+//     #define FUZZ_SEEDS { FUZZ_SEED("text"), FUZZ_SEED("\0bytes") }
+//     #include "fuzz_main.h"
+// Compiled with -DFUZZ_MAIN there is a main() that runs the seeds and N mutants of them (first
+// argument, 20000 by default), the same ones every time. Other arguments are files to run once.
+// Without -DFUZZ_MAIN this header is empty and libFuzzer brings its own main().
+#ifdef FUZZ_MAIN
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct { const char *bytes; size_t n; } FuzzSeed;
+#define FUZZ_SEED(text) {text, sizeof(text) - 1}
+enum { FUZZ_MAX = 4096 };
+
+static uint64_t fuzz_state = 0x9e3779b97f4a7c15u;
+
+static size_t fuzz_below(size_t n) {  // xorshift64
+    fuzz_state ^= fuzz_state << 13;
+    fuzz_state ^= fuzz_state >> 7;
+    fuzz_state ^= fuzz_state << 17;
+    return (size_t)(fuzz_state >> 11) % n;
+}
+
+// Runs a copy of exactly n bytes, so that the address sanitizer sees a read beyond the end.
+static void fuzz_run(const unsigned char *bytes, size_t n) {
+    uint8_t *copy = (uint8_t *)malloc(n > 0 ? n : 1);
+    if (copy == NULL) abort();
+    memcpy(copy, bytes, n);
+    LLVMFuzzerTestOneInput(copy, n);
+    free(copy);
+}
+
+static size_t fuzz_mutate(unsigned char *b, size_t n, const FuzzSeed *other) {
+    static const unsigned char special[] = "\0\xff\x80{}[]\",:\\ue-+.09 \n\r'<>/\xc3\xe2\xf0\xed";
+    size_t i = fuzz_below(n + 1), j = fuzz_below(n + 1), length = fuzz_below(16) + 1;
+    switch (fuzz_below(8)) {
+    case 0: return i;                                                          // truncate
+    case 1: if (n > 0) b[i % n] ^= (unsigned char)(1u << fuzz_below(8)); return n;  // flip a bit
+    case 2: if (n > 0) b[i % n] = (unsigned char)fuzz_below(256); return n;
+    case 3: if (n > 0) b[i % n] = special[fuzz_below(sizeof special - 1)]; return n;
+    case 4:                                                                    // delete a piece
+        if (length > n - i) length = n - i;
+        memmove(b + i, b + i + length, n - i - length);
+        return n - length;
+    case 5:                                                                    // insert a byte
+        if (n >= FUZZ_MAX) return n;
+        memmove(b + i + 1, b + i, n - i);
+        b[i] = special[fuzz_below(sizeof special - 1)];
+        return n + 1;
+    case 6:                                                                    // repeat a piece
+        if (length > n - i) length = n - i;
+        if (length > FUZZ_MAX - n) return n;
+        memmove(b + i + length, b + i, n - i);
+        return n + length;
+    default:                                                                   // another's end
+        if (other->n == 0) return n;
+        j %= other->n;
+        length = other->n - j;
+        if (length > FUZZ_MAX - i) length = FUZZ_MAX - i;
+        memcpy(b + i, other->bytes + j, length);
+        return i + length;
+    }
+}
+
+int main(int argc, char **argv) {
+    static const FuzzSeed seeds[] = FUZZ_SEEDS;
+    static unsigned char buffer[FUZZ_MAX];
+    size_t count = sizeof seeds / sizeof seeds[0];
+    long runs = argc > 1 ? atol(argv[1]) : 20000;
+    for (size_t i = 0; i < count; i++) fuzz_run((const unsigned char *)seeds[i].bytes, seeds[i].n);
+    for (long run = 0; run < runs; run++) {
+        const FuzzSeed *seed = &seeds[fuzz_below(count)];
+        size_t n = seed->n < FUZZ_MAX ? seed->n : FUZZ_MAX;
+        memcpy(buffer, seed->bytes, n);
+        for (size_t steps = fuzz_below(8) + 1; steps > 0; steps--)
+            n = fuzz_mutate(buffer, n, &seeds[fuzz_below(count)]);
+        fuzz_run(buffer, n);
+    }
+    for (int i = 2; i < argc; i++) {
+        FILE *f = fopen(argv[i], "rb");
+        if (f == NULL) { perror(argv[i]); return 1; }
+        static unsigned char file[1 << 20];
+        fuzz_run(file, fread(file, 1, sizeof file, f));
+        fclose(f);
+    }
+    printf("ok %s: %zu seeds, %ld mutants\n", argv[0], count, runs);
+    return 0;
+}
+#endif

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Cross-check of checkpoint.h with Hugging Face transformers. Needs torch and transformers; it is
+not part of `make test`, which has fixtures that this script wrote.
+
+    dev/test/hf_roundtrip.py [--trainer ./train_gpt2]   transformers -> tide -> transformers
+    dev/test/hf_roundtrip.py --fixtures                 rewrites dev/test/fixtures/hf
+
+The round trip saves small GPT-2 and OPT models with random weights (tied and untied; fp32, fp16,
+bf16; one file, shards, the base model without prefix), has the trainer load and save each, and
+wants back the same tensors with no key missing or unexpected. In fp32 it also compares the
+trainer's reference dump with PyTorch: loss, logits and every gradient.
+"""
+import argparse
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import OPTConfig, OPTForCausalLM
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+
+def make_model(family, layers, heads, channels, ffn, context, vocab, tied=True):
+    if family == "gpt2":
+        config = GPT2Config(n_layer=layers, n_head=heads, n_embd=channels, n_inner=ffn,
+                            n_positions=context, vocab_size=vocab, bos_token_id=0, eos_token_id=0,
+                            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+                            tie_word_embeddings=tied)
+        return GPT2LMHeadModel(config)
+    config = OPTConfig(num_hidden_layers=layers, num_attention_heads=heads, hidden_size=channels,
+                       word_embed_proj_dim=channels, ffn_dim=ffn or 4 * channels,
+                       max_position_embeddings=context, vocab_size=vocab, bos_token_id=0,
+                       eos_token_id=0, pad_token_id=None, dropout=0.0, attention_dropout=0.0,
+                       tie_word_embeddings=tied)
+    return OPTForCausalLM(config)
+
+
+def fixture_value(name, count):
+    """hf_value() of test_checkpoint.c: multiples of 1/1024 that fp16 holds exactly."""
+    h = 0
+    for byte in name.encode():
+        h = (h * 31 + byte) % 2**32
+    return ((h % 2001 + 37 * torch.arange(count)) % 2001 - 1000).float() / 1024
+
+
+def write_fixtures(where):
+    for family in ("gpt2", "opt"):
+        model = make_model(family, 2, 2, 16, 40 if family == "opt" else None, 12, 67)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                bare = name.removeprefix("transformer.").removeprefix("model.decoder.")
+                p.copy_(fixture_value(bare, p.numel()).view_as(p))
+        directory = os.path.join(where, family)
+        shutil.rmtree(directory, ignore_errors=True)
+        if family == "gpt2":
+            model.transformer.save_pretrained(directory)
+        else:
+            model.half().save_pretrained(directory, max_shard_size="10KB")
+        generation = os.path.join(directory, "generation_config.json")
+        if os.path.exists(generation):
+            os.remove(generation)
+        print(directory, sorted(os.listdir(directory)))
+
+
+def run(arguments):
+    result = subprocess.run(arguments, capture_output=True, text=True)
+    if result.returncode != 0:
+        sys.exit(f"{' '.join(arguments)}: exit code {result.returncode}\n{result.stderr}")
+
+
+def compare_dump(trainer, directory, model, text):
+    """Repeats the dumped step in PyTorch: fp32 against fp32, hence tolerances of about 1e-5."""
+    path = directory + ".dump.safetensors"
+    run([trainer, "--model", directory, "--data", text, "--tokenizer", "bytes", "--batch", "2",
+         "--seq", "16", "--dump", path])
+    dump = load_file(path)
+    model.zero_grad()
+    logits = model(dump["tokens"].long()).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), dump["targets"].long().flatten())
+    loss.backward()
+    expected = {"loss": loss.detach().view(1), "logits": logits.detach()}
+    expected.update({"grad." + name: p.grad for name, p in model.named_parameters()})
+    assert set(dump) == set(expected) | {"tokens", "targets"}, set(dump) ^ set(expected)
+    worst = 0.0
+    for name, want in expected.items():
+        assert dump[name].shape == want.shape, (name, dump[name].shape, want.shape)
+        error = (dump[name] - want).abs().max() / want.abs().max().clamp(min=1e-3)
+        worst = max(worst, error.item())
+        assert error < 1e-4, f"{name}: relative error {error:.2e}"
+    return worst
+
+
+def round_trip(trainer, work):
+    text = os.path.join(work, "text.txt")
+    with open(text, "w") as f:
+        f.write("".join(chr(33 + i * i % 90) for i in range(4000)))
+    done = 0
+    for family, tied, dtype, how in itertools.product(
+            ("gpt2", "opt"), (True, False), (torch.float32, torch.float16, torch.bfloat16),
+            ("file", "shards", "base")):
+        if how == "base" and not tied:
+            continue  # the base model has no head
+        torch.manual_seed(done)
+        model = make_model(family, 2, 4, 40, 100 if tied else None, 24, 256, tied)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn_like(p) * 0.05)
+            if family == "opt":  # rows that no position uses; saved as zeros
+                model.model.decoder.embed_positions.weight[:2] = 0
+        model = model.to(dtype).eval()
+        source = os.path.join(work, f"{family}_{'tied' if tied else 'untied'}_{dtype}_{how}"[:64])
+        what = model if how != "base" else model.transformer if family == "gpt2" else model.model
+        what.save_pretrained(source, **({"max_shard_size": "60KB"} if how == "shards" else {}))
+        for save in ("fp32", "bf16"):
+            back = source + "_" + save
+            run([trainer, "--model", source, "--data", text, "--tokenizer", "bytes", "--batch", "2",
+                 "--seq", "16", "--steps", "0", "--save-dtype", save, "--out", back])
+            again, info = AutoModelForCausalLM.from_pretrained(back, output_loading_info=True)
+            for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+                assert not info.get(key), (back, key, info[key])
+            want, got = model.state_dict(), again.state_dict()
+            assert want.keys() == got.keys(), want.keys() ^ got.keys()
+            stored = torch.float32 if save == "fp32" else torch.bfloat16
+            for name in want:
+                assert torch.equal(want[name].float().to(stored), got[name]), (back, name)
+            done += 1
+        worst = ""
+        if dtype == torch.float32:
+            worst = f", dump within {compare_dump(trainer, source, model, text):.1e}"
+        print(f"ok {os.path.basename(source)}{worst}", flush=True)
+    print(f"{done} round trips, transformers {transformers.__version__}, torch {torch.__version__}")
+
+
+def main():
+    here = os.path.dirname(os.path.abspath(__file__))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trainer", default=os.path.join(here, "..", "..", "train_gpt2"))
+    parser.add_argument("--fixtures", action="store_true")
+    options = parser.parse_args()
+    if options.fixtures:
+        write_fixtures(os.path.join(here, "fixtures", "hf"))
+        return
+    with tempfile.TemporaryDirectory() as work:
+        round_trip(options.trainer, work)
+
+
+if __name__ == "__main__":
+    main()

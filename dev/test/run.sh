@@ -1,0 +1,35 @@
+#!/bin/sh
+# Runs test programs and test scripts, shows what failed or was skipped, and counts: the last line
+# is "N passed, N failed, N skipped". A test prints "ok NAME", "FAIL NAME: why" or "skip NAME: why"
+# on a line of its own; a program that crashes or ends without a result counts as one failure.
+# usage: dev/test/run.sh PROGRAM...     (from the top of the repository; scripts are added below)
+set -u
+log=$(mktemp) && all=$(mktemp) || exit 1
+trap 'rm -f "$log" "$all"' EXIT
+
+run_one() {  # name, command...
+    name=$1
+    shift
+    start=$(date +%s)
+    "$@" >"$log" 2>&1
+    code=$?
+    if [ $code -ne 0 ] && ! grep -q '^FAIL ' "$log"; then
+        tail -n 15 "$log"
+        echo "FAIL $name: ended with code $code" >>"$log"
+    elif ! grep -q '^ok \|^FAIL \|^skip ' "$log"; then
+        echo "FAIL $name: printed no result" >>"$log"
+    fi
+    grep -q '^FAIL ' "$log" && cat "$log" || grep '^skip ' "$log"
+    echo "$name: $(grep -c '^ok ' "$log") passed, $(grep -c '^FAIL ' "$log") failed," \
+         "$(grep -c '^skip ' "$log") skipped ($(($(date +%s) - start)) s)"
+    cat "$log" >>"$all"
+}
+
+for program in "$@"; do run_one "${program#build/}" "$program"; done
+for script in dev/test/test_*.sh; do run_one "${script#dev/test/}" sh "$script"; done
+
+passed=$(grep -c '^ok ' "$all")
+failed=$(grep -c '^FAIL ' "$all")
+skipped=$(grep -c '^skip ' "$all")
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

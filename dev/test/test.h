@@ -1,0 +1,43 @@
+// test.h: the smallest test harness that says what it did. A test program runs its tests with RUN()
+// and ends with `return test_summary();`. Each test prints one line, "ok NAME", "FAIL NAME" or
+// "skip NAME: reason"; dev/test/run.sh adds those lines up over all programs.
+#ifndef TIDE_TEST_H
+#define TIDE_TEST_H
+#include <stdio.h>
+#include <stdlib.h>
+
+static int test_failures_here, test_failures, test_count;
+static const char *test_skip_reason;
+
+// Fails the running test with a message if the condition does not hold; the test goes on.
+#define CHECK(condition, ...)                                                        \
+    do {                                                                             \
+        if (!(condition)) {                                                          \
+            if (test_failures_here++ < 20) {                                         \
+                printf("  %s:%d: %s: ", __FILE__, __LINE__, #condition);             \
+                printf(__VA_ARGS__);                                                 \
+                printf("\n");                                                        \
+            }                                                                        \
+        }                                                                            \
+    } while (0)
+
+// Ends the running test and counts it as skipped, with its reason.
+#define SKIP(reason) do { test_skip_reason = (reason); return; } while (0)
+
+#define RUN(function) test_run(#function, function)
+
+static inline void test_run(const char *name, void (*function)(void)) {
+    test_failures_here = 0;
+    test_skip_reason = NULL;
+    function();
+    test_count++;
+    if (test_failures_here > 0) { test_failures++; printf("FAIL %s\n", name); }
+    else if (test_skip_reason != NULL) printf("skip %s: %s\n", name, test_skip_reason);
+    else printf("ok %s\n", name);
+    fflush(stdout);
+}
+
+static inline int test_summary(void) {
+    return test_failures > 0 || test_count == 0;
+}
+#endif

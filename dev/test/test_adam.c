@@ -1,0 +1,393 @@
+// Tests of adam.h: the loop against the scalar definition bit for bit, the definition against
+// AdamW in double precision, bf16 rounding, and the norm.
+#include "../../adam.h"
+#include "../../rng.h"
+#include "test.h"
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+static bool same_float(float a, float b) {
+    return memcmp(&a, &b, 4) == 0 || (a != a && b != b);
+}
+
+static bool same_bf16(uint16_t a, uint16_t b) {
+    return a == b || ((a & 0x7fff) > 0x7f80 && (b & 0x7fff) > 0x7f80);
+}
+
+static float from_bits(uint32_t bits) {
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+// ---------------------------------------------------------------------------------------------
+// bf16
+
+static void bf16_rounds_to_nearest_even(void) {
+    for (uint32_t b = 0; b < 1 << 16; b++) {
+        const float f = bf16_to_f32((uint16_t)b);
+        const uint32_t want = f != f ? b | 0x40 : b;
+        CHECK(f32_to_bf16(f) == want, "%04x came back as %04x", (unsigned)b, f32_to_bf16(f));
+    }
+    for (uint32_t i = 0; i < 1 << 20; i++) {
+        // every fourth is a tie, or next to one
+        uint32_t bits = philox4x32(1, i, 0, 0, 0).x[0];
+        if (i % 4 == 0) bits = (bits & 0xffff0000u) | (0x7fff + i / 4 % 3);
+        const float f = from_bits(bits);
+        const uint16_t got = f32_to_bf16(f), lo = (uint16_t)(bits >> 16), hi = (uint16_t)(lo + 1);
+        if (f != f) {
+            CHECK((got & 0x7fff) > 0x7f80 && got >> 15 == bits >> 31, "NaN %08x", (unsigned)bits);
+            continue;
+        }
+        if ((bits & 0x7fffffff) >= 0x7f7f0000) continue;  // below
+        const double d_lo = fabs((double)f - bf16_to_f32(lo));
+        const double d_hi = fabs((double)f - bf16_to_f32(hi));
+        const uint16_t want = d_lo < d_hi ? lo : d_hi < d_lo ? hi : lo % 2 == 0 ? lo : hi;
+        CHECK(got == want, "%08x gave %04x, not %04x", (unsigned)bits, got, want);
+    }
+    CHECK(f32_to_bf16(FLT_MAX) == 0x7f80, "overflow is infinity");
+    CHECK(f32_to_bf16(-FLT_MAX) == 0xff80, "overflow is infinity");
+    CHECK(f32_to_bf16(from_bits(0x7f7f7fff)) == 0x7f7f, "largest finite");
+    CHECK(f32_to_bf16(from_bits(0x7f7f8000)) == 0x7f80, "tie above the largest finite");
+    CHECK(f32_to_bf16(from_bits(0x7f800001)) == 0x7fc0, "a NaN in the low bits only");
+}
+
+// ---------------------------------------------------------------------------------------------
+// The loop is the definition
+
+// A call for every element: no compiler can make vectors of this.
+__attribute__((noinline))
+static void one_element(float *p, float *m, float *v, float g, const AdamStep *s, float decay) {
+    adam_scalar(p, m, v, g, s, decay);
+}
+
+typedef struct { float *p, *m, *v, *g; uint16_t *g16, *out; } Arrays;
+
+static Arrays arrays_make(size_t n) {
+    Arrays a;
+    a.p = (float *)alloc_or_fail(n, 4, "p");
+    a.m = (float *)alloc_or_fail(n, 4, "m");
+    a.v = (float *)alloc_or_fail(n, 4, "v");
+    a.g = (float *)alloc_or_fail(n, 4, "g");
+    a.g16 = (uint16_t *)alloc_or_fail(n, 2, "g16");
+    a.out = (uint16_t *)alloc_or_fail(n, 2, "out");
+    return a;
+}
+
+static void arrays_free(Arrays *a) {
+    free(a->p); free(a->m); free(a->v); free(a->g); free(a->g16); free(a->out);
+}
+
+// Ordinary values, with everything that is not ordinary in between.
+static void arrays_fill(Arrays *a, size_t n, uint64_t seed) {
+    static const uint32_t special[] = {
+        0, 0x80000000, 1, 0x80000001, 0x007fffff, 0x00800000, 0x80800000, 0x00800001, 0x7f7fffff,
+        0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000, 0x1f800000, 0x20000000, 0x3f800000};
+    for (size_t i = 0; i < n; i++) {
+        const Philox4 r = philox4x32(seed, (uint32_t)i, 1, 2, 3), which = philox4x32(seed,
+            (uint32_t)i, 1, 2, 4);
+        float z[4];
+        rng_normal4(r, z);
+        a->p[i] = z[0];
+        a->m[i] = 1e-3f * z[1];
+        a->v[i] = 1e-6f * z[2] * z[2];
+        a->g[i] = 1e-2f * z[3];
+        if (which.x[0] % 8 == 0) a->p[i] = from_bits(special[which.x[0] / 8 % 16]);
+        if (which.x[1] % 8 == 0) a->m[i] = from_bits(special[which.x[1] / 8 % 16]);
+        if (which.x[2] % 8 == 0) a->v[i] = from_bits(special[which.x[2] / 8 % 16] & 0x7fffffff);
+        if (which.x[3] % 8 == 0) a->g[i] = from_bits(special[which.x[3] / 8 % 16]);
+        if (which.x[3] % 64 == 1) a->g[i] = from_bits(r.x[0]);
+        a->g16[i] = f32_to_bf16(a->g[i]);
+    }
+}
+
+// Runs the definition on copies of elements at .. at + n - 1, then compares with `got`.
+static void check_against_scalar(const Arrays *before, const Arrays *got, size_t at, size_t n,
+                                 int is_bf16, int has_out, const AdamStep *s, int decay) {
+    size_t wrong = 0;
+    for (size_t i = at; i < at + n; i++) {
+        float p = before->p[i], m = before->m[i], v = before->v[i];
+        one_element(&p, &m, &v, is_bf16 ? bf16_to_f32(before->g16[i]) : before->g[i], s,
+                    decay ? s->weight_decay : 0.0f);
+        const uint16_t out = has_out ? f32_to_bf16(p) : 0xabcd;
+        wrong += !same_float(p, got->p[i]) || !same_float(m, got->m[i]) ||
+                 !same_float(v, got->v[i]) || !same_bf16(out, got->out[i]);
+    }
+    CHECK(wrong == 0, "%zu of %zu differ (from %zu, bf16 %d, out %d, decay %d)", wrong, n, at,
+          is_bf16, has_out, decay);
+}
+
+static void copy_inputs(Arrays *to, const Arrays *from, size_t n) {
+    memcpy(to->p, from->p, n * 4);
+    memcpy(to->m, from->m, n * 4);
+    memcpy(to->v, from->v, n * 4);
+    for (size_t i = 0; i < n; i++) to->out[i] = 0xabcd;
+}
+
+static void loop_equals_scalar_at_any_length_and_offset(void) {
+    enum { N = 300 };
+    Arrays a = arrays_make(N), b = arrays_make(N);
+    arrays_fill(&a, N, 1);
+    for (size_t n = 0; n <= 200; n++)
+        for (size_t at = 0; at < 16; at++)  // all offsets within a cache line
+            for (int mode = 0; mode < 8; mode++) {
+                const int is_bf16 = mode & 1, has_out = mode >> 1 & 1, decay = mode >> 2;
+                const void *g = is_bf16 ? (const void *)(a.g16 + at) : (const void *)(a.g + at);
+                const AdamStep s = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, n + 1, 0.37);
+                copy_inputs(&b, &a, N);
+                adam_update(b.p + at, b.m + at, b.v + at, g, is_bf16, has_out ? b.out + at : NULL,
+                            n, &s, decay);
+                check_against_scalar(&a, &b, at, n, is_bf16, has_out, &s, decay);
+                size_t outside = 0;
+                for (size_t i = 0; i < N; i++)
+                    if (i < at || i >= at + n)
+                        outside += memcmp(&a.p[i], &b.p[i], 4) || memcmp(&a.m[i], &b.m[i], 4) ||
+                                   memcmp(&a.v[i], &b.v[i], 4) || b.out[i] != 0xabcd;
+                CHECK(outside == 0, "wrote %zu elements outside %zu + %zu", outside, at, n);
+            }
+    arrays_free(&a);
+    arrays_free(&b);
+}
+
+static void loop_equals_scalar_with_any_threads(void) {
+    enum { N = 150001 };
+    Arrays a = arrays_make(N), b = arrays_make(N);
+    arrays_fill(&a, N, 2);
+    const AdamStep s = adam_step_prepare(3e-4, 0.9, 0.999, 1e-8, 0.1, 10, 0.5);
+    for (int threads = 1; threads <= 4; threads++)
+        for (int mode = 0; mode < 4; mode++) {
+#ifdef _OPENMP
+            omp_set_num_threads(threads);
+#endif
+            copy_inputs(&b, &a, N);
+            const int is_bf16 = mode & 1, has_out = mode >> 1;
+            adam_update(b.p, b.m, b.v, is_bf16 ? (const void *)a.g16 : (const void *)a.g, is_bf16,
+                        has_out ? b.out : NULL, N, &s, 1);
+            check_against_scalar(&a, &b, 0, N, is_bf16, has_out, &s, 1);
+        }
+    // and cut by hand, as a team of its own would
+    copy_inputs(&b, &a, N);
+    for (size_t first = 0, step = 1; first < N; first += step, step = step * 3 % 9973) {
+        const size_t last = first + step < N ? first + step : N;
+        adam_range(b.p, b.m, b.v, a.g16, 1, b.out, first, last, &s, 1);
+    }
+    check_against_scalar(&a, &b, 0, N, 1, 1, &s, 1);
+#ifdef _OPENMP
+    omp_set_num_threads(omp_get_num_procs());
+#endif
+    arrays_free(&a);
+    arrays_free(&b);
+}
+
+// FNV-1a of the state after five steps: the same from every compiler and instruction set.
+static void bits_are_the_same_everywhere(void) {
+    enum { N = 20011 };
+    Arrays a = arrays_make(N);
+    rng_normals(a.p, N, 3, 0, 0, 0);
+    uint64_t hash = 0xcbf29ce484222325;
+    for (uint32_t t = 1; t <= 5; t++) {
+        rng_normals(a.g, N, 3, t, 1, 0);
+        const AdamStep s = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.1, t, 0.25);
+        adam_update(a.p, a.m, a.v, a.g, 0, a.out, N, &s, 1);
+    }
+    for (size_t i = 0; i < N; i++) {
+        uint32_t bits[3];
+        memcpy(&bits[0], &a.p[i], 4);
+        memcpy(&bits[1], &a.m[i], 4);
+        memcpy(&bits[2], &a.v[i], 4);
+        for (int k = 0; k < 3; k++) hash = (hash ^ bits[k]) * 0x100000001b3;
+        hash = (hash ^ a.out[i]) * 0x100000001b3;
+    }
+    CHECK(hash == 0xc468e8a32e83d231, "hash is 0x%016llx", (unsigned long long)hash);
+    arrays_free(&a);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The definition is AdamW
+
+// What a wrong optimizer might do; the comparison below must notice each.
+enum { RIGHT, NO_CORRECTION_1, NO_CORRECTION_2, NO_EPS, EPS_INSIDE_ROOT, NO_DECAY, L2_DECAY,
+       DECAY_AFTER, NO_SCALE, T_FROM_0, SWAPPED_BETAS, WRONGS };
+
+// AdamW as in Loshchilov and Hutter, in double; decay first, as PyTorch does it.
+static void adamw_double(double *p, double *m, double *v, double g, double lr, double b1,
+                         double b2, double eps, double wd, int t, double scale, int wrong) {
+    if (wrong == SWAPPED_BETAS) { const double b = b1; b1 = b2; b2 = b; }
+    if (wrong != NO_SCALE) g *= scale;
+    if (wrong == L2_DECAY) g += wd * *p;
+    if (wrong == NO_DECAY || wrong == L2_DECAY) wd = 0;
+    if (wrong != DECAY_AFTER) *p *= 1 - lr * wd;
+    *m = b1 * *m + (1 - b1) * g;
+    *v = b2 * *v + (1 - b2) * g * g;
+    const double s = wrong == T_FROM_0 ? t + 1 : t;
+    const double mhat = wrong == NO_CORRECTION_1 ? *m : *m / (1 - pow(b1, s));
+    const double vhat = wrong == NO_CORRECTION_2 ? *v : *v / (1 - pow(b2, s));
+    if (wrong == EPS_INSIDE_ROOT) *p -= lr * mhat / sqrt(vhat + eps * eps);
+    else *p -= lr * mhat / (sqrt(vhat) + (wrong == NO_EPS ? 1e-300 : eps));
+    if (wrong == DECAY_AFTER) *p *= 1 - lr * wd;
+}
+
+// Largest difference in p after 300 steps over 256 parameters, whose gradients have sizes from
+// 1e-9 (where eps rules) to 1 and a mean (so that the steps add up).
+static double adamw_distance(int wrong) {
+    enum { N = 256, STEPS = 300 };
+    float p[N], m[N] = {0}, v[N] = {0}, z[N];
+    double P[N], M[N] = {0}, V[N] = {0}, worst = 0;
+    rng_normals(p, N, 11, 0, 0, 0);
+    for (int i = 0; i < N; i++) P[i] = p[i];
+    for (int t = 1; t <= STEPS; t++) {
+        const double lr = 2e-3 * (1.0 + 0.5 * sin(t)), scale = 1.0 / (1 + t % 3);
+        const AdamStep s = adam_step_prepare(lr, 0.9, 0.95, 1e-8, 0.1, (uint64_t)t, scale);
+        rng_normals(z, N, 11, (uint32_t)t, 1, 0);
+        for (int i = 0; i < N; i++) {
+            const float g = (z[i] + 0.5f) * (float)pow(10, -(i % 10));
+            adam_scalar(&p[i], &m[i], &v[i], g, &s, s.weight_decay);
+            adamw_double(&P[i], &M[i], &V[i], g, lr, 0.9, 0.95, 1e-8, 0.1, t, scale, wrong);
+        }
+    }
+    for (int i = 0; i < N; i++)
+        if (!(fabs(P[i] - p[i]) <= worst)) worst = fabs(P[i] - p[i]);  // NaN counts
+    return worst;
+}
+
+static void definition_is_adamw(void) {
+    const double tolerance = 4e-6, right = adamw_distance(RIGHT);
+    printf("  largest difference from double after 300 steps: %.2g\n", right);
+    CHECK(right < tolerance, "%g", right);
+    for (int wrong = RIGHT + 1; wrong < WRONGS; wrong++)
+        CHECK(adamw_distance(wrong) > 5 * tolerance, "wrong optimizer %d would pass: %g", wrong,
+              adamw_distance(wrong));
+}
+
+// Moments after one step and after the first correction; the first step is -lr sign(g).
+static void first_step_is_known(void) {
+    const AdamStep s = adam_step_prepare(0.5, 0.75, 0.9375, 1e-8, 0.25, 1, 2.0);
+    float p = 4, m = 0, v = 0;
+    adam_scalar(&p, &m, &v, -3, &s, 0);
+    CHECK(m == -1.5f && v == 36 * 0.0625f, "m %g v %g", m, v);
+    CHECK(fabs(p - 4.5) < 1e-6, "p %g", p);
+    p = 4; m = 0; v = 0;
+    adam_scalar(&p, &m, &v, -3, &s, s.weight_decay);
+    CHECK(fabs(p - (4.5 - 0.5 * 0.25 * 4)) < 1e-6, "p %g with decay", p);
+    p = 0; m = 0; v = 0;
+    adam_scalar(&p, &m, &v, 0, &s, s.weight_decay);
+    CHECK(same_float(p, 0) && same_float(m, 0) && same_float(v, 0), "padding stays +0");
+}
+
+static void tiny_moments_become_zero(void) {
+    const AdamStep s = adam_step_prepare(1e-3, 0.5, 0.5, 1e-8, 0, 1000, 1);
+    for (int sign = -1; sign <= 1; sign += 2) {
+        float p = 1, m = (float)sign * FLT_MIN * 1.9f, v = FLT_MIN * 1.9f;
+        adam_scalar(&p, &m, &v, 0, &s, 0);
+        CHECK(same_float(m, 0) && same_float(v, 0), "m %g v %g", m, v);
+        CHECK(p == 1, "p %g", p);
+        m = (float)sign * FLT_MIN * 2;
+        v = FLT_MIN * 2;
+        adam_scalar(&p, &m, &v, 0, &s, 0);
+        CHECK(m == (float)sign * FLT_MIN && v == FLT_MIN, "m %g v %g are normal", m, v);
+    }
+    float p = 1, m = NAN, v = 1;
+    adam_scalar(&p, &m, &v, 0, &s, 0);
+    CHECK(m != m && p != p, "NaN in m must stay");
+    p = 1; m = 1; v = NAN;
+    adam_scalar(&p, &m, &v, 0, &s, 0);
+    CHECK(v != v && p != p, "NaN in v must stay");
+    p = 1; m = 0; v = 0;
+    adam_scalar(&p, &m, &v, NAN, &s, 0);
+    CHECK(m != m && v != v && p != p, "NaN in g must show");
+}
+
+// ---------------------------------------------------------------------------------------------
+// The norm
+
+// The definition, read aloud: lane sums by fma, folded by halves.
+static double block_sum_by_definition(const float *g, size_t n) {
+    double lane[32];
+    for (size_t j = 0; j < 32; j++) {
+        lane[j] = 0;
+        for (size_t i = j; i < n; i += 32) lane[j] = fma((double)g[i], (double)g[i], lane[j]);
+    }
+    for (size_t half = 16; half >= 1; half /= 2)
+        for (size_t j = 0; j < half; j++) lane[j] += lane[j + half];
+    return lane[0];
+}
+
+static void norm_is_its_definition(void) {
+    enum { N = 50001, MOST = N / 4096 + 1 };
+    float *g = (float *)alloc_or_fail(N, 4, "g");
+    uint16_t *g16 = (uint16_t *)alloc_or_fail(N, 2, "g16");
+    float *wide = (float *)alloc_or_fail(N, 4, "wide");
+    double sums[MOST + 1], sums16[MOST + 1];
+    rng_normals(g, N, 5, 0, 0, 0);
+    for (size_t i = 0; i < N; i++) {
+        g16[i] = f32_to_bf16(g[i]);
+        wide[i] = bf16_to_f32(g16[i]);
+    }
+    const size_t lengths[] = {0, 1, 31, 32, 33, 63, 4095, 4096, 4097, 8192, 8193, 40960, N};
+    for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++)
+        for (int threads = 1; threads <= 4; threads++) {
+#ifdef _OPENMP
+            omp_set_num_threads(threads);
+#endif
+            const size_t n = lengths[k], blocks = norm_blocks(n);
+            CHECK(blocks == n / 4096 + (n % 4096 != 0), "%zu blocks for %zu", blocks, n);
+            sums[blocks] = sums16[blocks] = -7;
+            norm_block_sums(g, n, sums);
+            norm_block_sums_bf16(g16, n, sums16);
+            CHECK(sums[blocks] == -7 && sums16[blocks] == -7, "wrote past the last block");
+            for (size_t b = 0; b < blocks; b++) {
+                const size_t at = b * 4096, length = n - at < 4096 ? n - at : 4096;
+                CHECK(sums[b] == block_sum_by_definition(g + at, length), "block %zu of %zu", b, n);
+                CHECK(sums16[b] == block_sum_by_definition(wide + at, length), "bf16 %zu", b);
+            }
+            long double exact = 0;
+            for (size_t i = 0; i < n; i++) exact += (long double)g[i] * g[i];
+            const double total = norm_total(sums, blocks);
+            CHECK(fabs(total - (double)exact) <= 1e-14 * (double)exact, "%.17g %.17g", total,
+                  (double)exact);
+        }
+#ifdef _OPENMP
+    omp_set_num_threads(omp_get_num_procs());
+#endif
+    const double in_order[3] = {1, 0x1p-53, 0x1p-53}, other[3] = {0x1p-53, 0x1p-53, 1};
+    CHECK(norm_total(in_order, 3) == 1, "the order of the blocks is the order of the sum");
+    CHECK(norm_total(other, 3) == 1 + 0x1p-52, "the order of the blocks is the order of the sum");
+    CHECK(norm_total(sums, 0) == 0, "nothing");
+    // squares of the largest and the smallest numbers are representable
+    g[0] = FLT_MAX; g[1] = from_bits(1);
+    norm_block_sums(g, 1, sums);
+    CHECK(sums[0] == (double)FLT_MAX * FLT_MAX, "%g", sums[0]);
+    norm_block_sums(g + 1, 1, sums);
+    CHECK(sums[0] == 0x1p-298, "%g", sums[0]);
+    free(g);
+    free(g16);
+    free(wide);
+}
+
+static void clip_scale_cases(void) {
+    CHECK(clip_scale(16, 1) == 0.25f, "%g", clip_scale(16, 1));
+    CHECK(clip_scale(9, 1) == (float)(1.0 / 3), "%.9g", clip_scale(9, 1));
+    CHECK(clip_scale(1, 1) == 1 && clip_scale(0.99, 1) == 1 && clip_scale(0, 1) == 1, "below");
+    CHECK(clip_scale(1e30, 0) == 1 && clip_scale(1e30, -1) == 1, "no clipping");
+    CHECK(clip_scale(0, 0) == 1, "zero gradient, no clipping");
+    const double bad[3] = {HUGE_VAL, NAN, -NAN};
+    for (int i = 0; i < 3; i++)
+        for (int clip = 0; clip < 2; clip++) {
+            const float scale = clip_scale(bad[i], clip);
+            CHECK(scale != scale, "%g gives %g", bad[i], scale);
+        }
+}
+
+int main(void) {
+    RUN(bf16_rounds_to_nearest_even);
+    RUN(loop_equals_scalar_at_any_length_and_offset);
+    RUN(loop_equals_scalar_with_any_threads);
+    RUN(bits_are_the_same_everywhere);
+    RUN(definition_is_adamw);
+    RUN(first_step_is_known);
+    RUN(tiny_moments_become_zero);
+    RUN(norm_is_its_definition);
+    RUN(clip_scale_cases);
+    return test_summary();
+}

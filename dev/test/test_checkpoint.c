@@ -1,0 +1,1188 @@
+// Models and training state on disk: layouts against hand-written files and files that transformers
+// wrote, every refusal, damage of every kind, full disks and killed processes.
+#include "../../checkpoint.h"
+#include "test.h"
+#include <math.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+static char base[64];  // everything happens below this directory
+static Error err;
+
+static char *in_base(const char *name) {  // a path that stays
+    static char *paths[200];
+    char path[PATH_MAX];
+    path_join(path, base, name);
+    for (int i = 0; i < 200; i++) {
+        if (paths[i] == NULL) paths[i] = strdup(path);
+        if (strcmp(paths[i], path) == 0) return paths[i];
+    }
+    die("too many paths");
+}
+
+static void remove_tree(const char *path) {
+    char command[PATH_MAX + 16];
+    snprintf(command, sizeof command, "rm -rf '%s'", path);
+    if (system(command) != 0) printf("  cannot remove %s\n", path);
+}
+
+static int entries_in(const char *path) {
+    int n = 0;
+    DIR *d = opendir(path);
+    if (d == NULL) return -1;
+    for (struct dirent *e; (e = readdir(d)) != NULL;) n += e->d_name[0] != '.';
+    closedir(d);
+    return n;
+}
+
+static void write_text(const char *path, const void *text, size_t n) {
+    FILE *f = fopen(path, "wb");
+    if (f == NULL || fwrite(text, 1, n, f) != n || fclose(f) != 0) {
+        perror(path);
+        exit(1);
+    }
+}
+
+static uint64_t hash_of(const char *path) {
+    uint64_t hash = 0, size;
+    return file_hash(path, &hash, &size, &err) ? hash : 0;
+}
+
+static bool says(const char *expected) { return strstr(err.text, expected) != NULL; }
+
+// The smallest file size that a write may reach; 0 takes the limit away.
+static void limit_file_size(size_t bytes) {
+    struct rlimit limit;
+    getrlimit(RLIMIT_FSIZE, &limit);
+    limit.rlim_cur = bytes == 0 ? limit.rlim_max : bytes;
+    setrlimit(RLIMIT_FSIZE, &limit);
+}
+
+// Sizes that no tile, block or alignment divides.
+static GPT2Config config_of(int family, int tied) {
+    GPT2Config c;
+    memset(&c, 0, sizeof c);
+    c.layers = 2; c.heads = 4; c.channels = 20; c.ffn = 37; c.context = 9; c.vocab = 131;
+    c.family = family;
+    c.activation = family == FAMILY_OPT ? ACTIVATION_RELU : ACTIVATION_GELU;
+    c.tied = tied;
+    gpt2_finish(&c, &err);
+    return c;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Files as transformers writes them, made by hand. Element i of the tensor with this name (without
+// any prefix) is a multiple of 1/1024 that fp16 holds exactly; hf_roundtrip.py has the same rule.
+
+static float hf_value(const char *name, size_t i) {
+    uint32_t h = 0;
+    for (const char *s = name; *s != '\0'; s++) h = h * 31 + (unsigned char)*s;
+    return (float)((int)((h % 2001 + 37 * i) % 2001) - 1000) / 1024;
+}
+
+typedef struct { char name[64]; int rank; size_t rows, cols; } Stored;
+
+static void stored_add(Stored *list, int *n, size_t rows, size_t cols, const char *format,
+                       int layer) {
+    Stored *s = &list[(*n)++];
+    snprintf(s->name, sizeof s->name, format, layer);
+    s->rank = rows > 0 ? 2 : 1;
+    s->rows = rows > 0 ? rows : 1;
+    s->cols = cols;
+}
+
+// The tensors of transformers' GPT2LMHeadModel and OPTForCausalLM, from their documentation.
+static int stored_list(const GPT2Config *c, Stored *list) {
+    const size_t C = c->channels, F = c->ffn;
+    int n = 0;
+    if (c->family == FAMILY_GPT2) {
+        stored_add(list, &n, c->vocab, C, "wte.weight", 0);
+        stored_add(list, &n, c->context, C, "wpe.weight", 0);
+        for (int l = 0; l < (int)c->layers; l++) {
+            stored_add(list, &n, 0, C, "h.%d.ln_1.weight", l);
+            stored_add(list, &n, 0, C, "h.%d.ln_1.bias", l);
+            stored_add(list, &n, C, 3 * C, "h.%d.attn.c_attn.weight", l);
+            stored_add(list, &n, 0, 3 * C, "h.%d.attn.c_attn.bias", l);
+            stored_add(list, &n, C, C, "h.%d.attn.c_proj.weight", l);
+            stored_add(list, &n, 0, C, "h.%d.attn.c_proj.bias", l);
+            stored_add(list, &n, 0, C, "h.%d.ln_2.weight", l);
+            stored_add(list, &n, 0, C, "h.%d.ln_2.bias", l);
+            stored_add(list, &n, C, F, "h.%d.mlp.c_fc.weight", l);
+            stored_add(list, &n, 0, F, "h.%d.mlp.c_fc.bias", l);
+            stored_add(list, &n, F, C, "h.%d.mlp.c_proj.weight", l);
+            stored_add(list, &n, 0, C, "h.%d.mlp.c_proj.bias", l);
+        }
+        stored_add(list, &n, 0, C, "ln_f.weight", 0);
+        stored_add(list, &n, 0, C, "ln_f.bias", 0);
+    } else {
+        static const char *const qkv[3] = {"q", "k", "v"};
+        char format[64];
+        stored_add(list, &n, c->vocab, C, "embed_tokens.weight", 0);
+        stored_add(list, &n, c->context + 2, C, "embed_positions.weight", 0);
+        for (int l = 0; l < (int)c->layers; l++) {
+            for (int i = 0; i < 3; i++) {
+                snprintf(format, sizeof format, "layers.%%d.self_attn.%s_proj.weight", qkv[i]);
+                stored_add(list, &n, C, C, format, l);
+                snprintf(format, sizeof format, "layers.%%d.self_attn.%s_proj.bias", qkv[i]);
+                stored_add(list, &n, 0, C, format, l);
+            }
+            stored_add(list, &n, C, C, "layers.%d.self_attn.out_proj.weight", l);
+            stored_add(list, &n, 0, C, "layers.%d.self_attn.out_proj.bias", l);
+            stored_add(list, &n, 0, C, "layers.%d.self_attn_layer_norm.weight", l);
+            stored_add(list, &n, 0, C, "layers.%d.self_attn_layer_norm.bias", l);
+            stored_add(list, &n, F, C, "layers.%d.fc1.weight", l);
+            stored_add(list, &n, 0, F, "layers.%d.fc1.bias", l);
+            stored_add(list, &n, C, F, "layers.%d.fc2.weight", l);
+            stored_add(list, &n, 0, C, "layers.%d.fc2.bias", l);
+            stored_add(list, &n, 0, C, "layers.%d.final_layer_norm.weight", l);
+            stored_add(list, &n, 0, C, "layers.%d.final_layer_norm.bias", l);
+        }
+        stored_add(list, &n, 0, C, "final_layer_norm.weight", 0);
+        stored_add(list, &n, 0, C, "final_layer_norm.bias", 0);
+    }
+    if (!c->tied) stored_add(list, &n, c->vocab, C, "lm_head.weight", 0);
+    return n;
+}
+
+// What our element (row, col) of native tensor x must be, by its place in the stored tensors.
+static float native_value(const GPT2Config *c, const GPT2Tensor *x, size_t row, size_t col) {
+    static const char *const gpt2[12] = {
+        "ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight",
+        "attn.c_proj.bias", "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", "mlp.c_fc.bias",
+        "mlp.c_proj.weight", "mlp.c_proj.bias"};
+    static const char *const opt[12] = {
+        "self_attn_layer_norm.weight", "self_attn_layer_norm.bias", "self_attn.%c_proj.weight",
+        "self_attn.%c_proj.bias", "self_attn.out_proj.weight", "self_attn.out_proj.bias",
+        "final_layer_norm.weight", "final_layer_norm.bias", "fc1.weight", "fc1.bias",
+        "fc2.weight", "fc2.bias"};
+    const bool is_opt = c->family == FAMILY_OPT;
+    const size_t C = c->channels;
+    char name[96], last[64];
+    if (strcmp(x->name, "wte") == 0)
+        return hf_value(is_opt ? "embed_tokens.weight" : "wte.weight", row * C + col);
+    if (strcmp(x->name, "wpe") == 0)
+        return is_opt ? hf_value("embed_positions.weight", (row + 2) * C + col)
+                      : hf_value("wpe.weight", row * C + col);
+    if (strcmp(x->name, "lm_head") == 0) return hf_value("lm_head.weight", row * C + col);
+    if (strcmp(x->name, "ln_f.w") == 0)
+        return hf_value(is_opt ? "final_layer_norm.weight" : "ln_f.weight", col);
+    if (strcmp(x->name, "ln_f.b") == 0)
+        return hf_value(is_opt ? "final_layer_norm.bias" : "ln_f.bias", col);
+    if (!is_opt) {
+        snprintf(name, sizeof name, "h.%d.%s", x->layer, gpt2[x->kind]);
+        return hf_value(name, x->rank == 2 ? col * x->rows + row : col);
+    }
+    const size_t out = x->rank == 2 ? row : col;  // q, k and v follow one another
+    const bool qkv = x->kind == QKV_W || x->kind == QKV_B;
+    snprintf(last, sizeof last, opt[x->kind], "qkv"[qkv ? out / C : 0]);
+    snprintf(name, sizeof name, "layers.%d.%s", x->layer, last);
+    if (x->rank == 1) return hf_value(name, qkv ? col % C : col);
+    return hf_value(name, (qkv ? row % C : row) * x->cols + col);
+}
+
+static void check_native(const GPT2Config *c, const GPT2Table *t, const float *arena) {
+    size_t at = 0;
+    for (int i = 0; i < t->count; i++) {
+        const GPT2Tensor *x = &t->tensors[i];
+        for (; at < x->offset; at++) CHECK(arena[at] == 0, "gap before %s", x->name);
+        for (size_t row = 0; row < x->rows_padded; row++)
+            for (size_t col = 0; col < x->cols; col++, at++) {
+                const float expected = row < x->rows ? native_value(c, x, row, col) : 0.0f;
+                CHECK(arena[at] == expected, "%s (%zu, %zu): %g, not %g", x->name, row, col,
+                      (double)arena[at], (double)expected);
+            }
+    }
+}
+
+// How a file differs from a plain one; names are without the prefix.
+typedef struct {
+    const char *prefix, *drop, *reshape, *nan, *twice, *extra;
+    int dtype, shards;
+    bool head, masks;
+} Variant;
+
+static uint16_t f16_exact(float f) {  // for multiples of 1/1024 below 1
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    if (f == 0) return (uint16_t)(u >> 16);
+    return (uint16_t)((u >> 16 & 0x8000) | (((u >> 23 & 0xff) - 112) << 10) | (u >> 13 & 0x3ff));
+}
+
+static void write_value(SafeWriter *w, int dtype, float f) {
+    const double wide = f;
+    const uint16_t half = dtype == ST_F16 ? f16_exact(f) : f32_to_bf16(f);
+    const int64_t whole = (int64_t)f;
+    const void *p = dtype == ST_F64 ? (const void *)&wide : dtype == ST_I64 ? (const void *)&whole
+                  : dtype == ST_F32 ? (const void *)&f : (const void *)&half;
+    safewriter_write(w, p, st_dtypes[dtype].size, &err);
+}
+
+// Writes model.safetensors (or shards with an index) into dir, and config.json of our own.
+static void write_hf(const char *dir, const GPT2Config *c, const Variant *v) {
+    static Stored list[64];
+    char name[128], path[PATH_MAX], index[16384] = "{\"weight_map\":{";
+    const int shards = v->shards > 0 ? v->shards : 1;
+    int count = stored_list(c, list);
+    remove_tree(dir);
+    make_directories(dir);
+    if (v->head) stored_add(list, &count, c->vocab, c->channels, "lm_head.weight", 0);
+    if (v->masks) stored_add(list, &count, 9, 9, "h.1.attn.bias", 0);
+    if (v->masks) stored_add(list, &count, 0, 1, "h.0.attn.masked_bias", 0);
+    if (v->extra != NULL) stored_add(list, &count, 0, 3, v->extra, 0);
+    if (v->twice != NULL) stored_add(list, &count, 0, c->channels, v->twice, 0);
+    for (int k = 0; k < shards; k++) {
+        SafeWriter w;
+        memset(&w, 0, sizeof w);
+        char file[64];
+        snprintf(file, sizeof file, "model-%d-of-%d.safetensors", k + 1, shards);
+        if (shards == 1) snprintf(file, sizeof file, "model.safetensors");
+        for (int pass = 0; pass < 2; pass++) {
+            for (int i = k; i < count; i += shards) {
+                const Stored *s = &list[i];
+                size_t shape[2] = {s->rank == 2 ? s->rows : s->cols, s->cols};
+                const bool own = v->twice != NULL && i == count - 1;  // the other spelling
+                const char *prefix = strcmp(s->name, "lm_head.weight") == 0 || own ? "" : v->prefix;
+                if (v->drop != NULL && strcmp(s->name, v->drop) == 0) continue;
+                if (v->reshape != NULL && strcmp(s->name, v->reshape) == 0) {
+                    const size_t swap = shape[0];
+                    shape[0] = shape[1];
+                    shape[1] = swap;
+                }
+                snprintf(name, sizeof name, "%s%s", prefix, s->name);
+                if (pass == 0) {
+                    safewriter_add(&w, name, v->dtype, s->rank == 2 ? 2 : 1, shape);
+                    snprintf(index + strlen(index), sizeof index - strlen(index), "%s\"%s\":\"%s\"",
+                             strlen(index) > 16 ? "," : "", name, file);
+                    continue;
+                }
+                for (size_t j = 0; j < s->rows * s->cols; j++) {
+                    const bool bad = v->nan != NULL && strcmp(s->name, v->nan) == 0
+                        && j == s->rows * s->cols - 1;
+                    write_value(&w, v->dtype, bad ? NAN : hf_value(s->name, j));
+                }
+            }
+            path_join(path, dir, file);
+            if (pass == 0) safewriter_open(&w, path, &err);
+        }
+        CHECK(safewriter_close(&w, &err), "%s", err.text);
+    }
+    size_t n;
+    char *text = config_text(c, false, -1, &n);
+    path_join(path, dir, "config.json");
+    write_text(path, text, n);
+    free(text);
+    strcat(index, "}}");
+    path_join(path, dir, "model.safetensors.index.json");
+    if (shards > 1) write_text(path, index, strlen(index));
+}
+
+// Loads what is at path, as a model of configuration *c (NULL: the one in config.json).
+static float *load(const char *path, const GPT2Config *c, GPT2Table *t) {
+    GPT2Config own;
+    if (c == NULL) {
+        if (!model_config_load(path, &own, &err)) return NULL;
+        c = &own;
+    }
+    *t = gpt2_table(c);
+    float *arena = (float *)alloc_or_fail(t->elements, sizeof(float), "arena");
+    memset(arena, 0xff, t->elements * sizeof(float));
+    if (model_load(path, c, t, arena, &err)) return arena;
+    free(arena);
+    gpt2_table_free(t);
+    return NULL;
+}
+
+static void check_loads(const char *path, const GPT2Config *c) {
+    GPT2Table t;
+    float *arena = load(path, NULL, &t);
+    CHECK(arena != NULL, "%s", err.text);
+    if (arena == NULL) return;
+    check_native(c, &t, arena);
+    free(arena);
+    gpt2_table_free(&t);
+}
+
+static void check_refused(const GPT2Config *c, Variant v, const char *expected) {
+    GPT2Table t;
+    const char *dir = in_base("bad");
+    write_hf(dir, c, &v);
+    err.text[0] = '\0';
+    float *arena = load(dir, c, &t);
+    CHECK(arena == NULL, "should be refused with: %s", expected);
+    CHECK(says(expected), "it says \"%s\", not \"%s\"", err.text, expected);
+    if (arena != NULL) { free(arena); gpt2_table_free(&t); }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Loading
+
+static void test_load_layouts(void) {
+    static const int dtypes[] = {ST_F32, ST_F16, ST_F64};
+    int n = 0;
+    for (int family = 0; family < 2; family++)
+        for (int tied = 0; tied < 2; tied++)
+            for (const char *const *p = hf_prefixes[family]; *p != NULL; p++)
+                for (int shards = 1; shards <= 3; shards++) {
+                    GPT2Config c = config_of(family, tied);
+                    Variant v = {0};
+                    v.prefix = *p;
+                    v.dtype = dtypes[n++ % 3];
+                    v.shards = shards;
+                    v.masks = family == FAMILY_GPT2;
+                    v.head = tied && n % 2 == 0;
+                    write_hf(in_base("load"), &c, &v);
+                    check_loads(in_base("load"), &c);
+                }
+}
+
+static void test_load_from_a_file(void) {
+    GPT2Config c = config_of(FAMILY_GPT2, 1);
+    Variant v = {0};
+    char cwd[PATH_MAX];
+    v.prefix = "transformer.";
+    write_hf(in_base("load"), &c, &v);
+    check_loads(in_base("load/model.safetensors"), &c);
+    check_loads(in_base("load/"), &c);
+    if (getcwd(cwd, sizeof cwd) == NULL || chdir(in_base("load")) != 0) SKIP("cannot chdir");
+    check_loads("model.safetensors", &c);
+    check_loads(".", &c);
+    CHECK(chdir(cwd) == 0, "back");
+}
+
+// Written by dev/test/hf_roundtrip.py --fixtures with transformers' save_pretrained(): GPT-2 in
+// fp32 as the base model (no prefix), OPT in fp16 in several shards.
+static void test_load_fixtures(void) {
+    char here[PATH_MAX], path[PATH_MAX];
+    snprintf(here, sizeof here, "%s", __FILE__);
+    char *slash = strrchr(here, '/');
+    snprintf(slash != NULL ? slash : here, 32, slash != NULL ? "/fixtures/hf" : "fixtures/hf");
+    for (int family = 0; family < 2; family++) {
+        GPT2Config c;
+        path_join(path, here, family == FAMILY_OPT ? "opt" : "gpt2");
+        if (!model_config_load(path, &c, &err)) {
+            CHECK(false, "%s", err.text);
+            continue;
+        }
+        CHECK(c.layers == 2 && c.heads == 2 && c.channels == 16 && c.context == 12 && c.vocab == 67,
+              "sizes");
+        CHECK(c.ffn == (family == FAMILY_OPT ? 40u : 64u), "MLP width %zu", c.ffn);
+        CHECK(c.family == family && c.tied == 1, "family %d tied %d", c.family, c.tied);
+        CHECK(c.activation == (family == FAMILY_OPT ? ACTIVATION_RELU : ACTIVATION_GELU), "kind");
+        check_loads(path, &c);
+    }
+}
+
+static void test_load_refuses(void) {
+    GPT2Config g = config_of(FAMILY_GPT2, 1), o = config_of(FAMILY_OPT, 0);
+    Variant v = {0}, w = {0};
+    v.prefix = "transformer.";
+    w.prefix = "model.decoder.";
+    Variant x = v;
+    x.drop = "h.1.mlp.c_fc.bias";
+    check_refused(&g, x, "tensor transformer.h.1.mlp.c_fc.bias (37) is missing");
+    x = v; x.reshape = "h.0.mlp.c_fc.weight";
+    check_refused(&g, x, "transformer.h.0.mlp.c_fc.weight is (37, 20), the model needs (20, 37)");
+    x = v; x.nan = "h.1.attn.c_proj.weight";
+    check_refused(&g, x, "tensor transformer.h.1.attn.c_proj.weight has a NaN");
+    x = v; x.nan = "wte.weight";
+    check_refused(&g, x, "tensor transformer.wte.weight has a NaN");
+    x = v; x.nan = "ln_f.bias"; x.dtype = ST_BF16;
+    check_refused(&g, x, "tensor transformer.ln_f.bias has a NaN");
+    x = v; x.twice = "ln_f.bias";
+    check_refused(&g, x, "tensor ln_f.bias is there more than once");
+    x = v; x.extra = "h.2.ln_1.weight";
+    check_refused(&g, x, "tensor transformer.h.2.ln_1.weight is unknown to a gpt2 model");
+    x = v; x.extra = "h.0.attn.c_attn.lora_A";
+    check_refused(&g, x, "lora_A is unknown");
+    x = v; x.dtype = ST_I64;
+    check_refused(&g, x, "tensor transformer.wte.weight is not stored as F32, F16, BF16 or F64");
+    x = v; x.prefix = "model.";
+    check_refused(&g, x, "transformer.wte.weight (131, 20) is missing");
+    x = w; x.drop = "layers.0.self_attn.v_proj.weight";
+    check_refused(&o, x, "model.decoder.layers.0.self_attn.v_proj.weight (20, 20) is missing");
+    x = w; x.drop = "lm_head.weight";
+    check_refused(&o, x, "tensor lm_head.weight (131, 20) is missing");
+    x = w; x.reshape = "embed_positions.weight";
+    check_refused(&o, x, "embed_positions.weight is (20, 11), the model needs (11, 20)");
+    x = w; x.extra = "project_in.weight";
+    check_refused(&o, x, "project_in.weight is unknown to a opt model with an untied head");
+    x = w; x.masks = true;
+    check_refused(&o, x, "attn.");
+    GPT2Config untied = g;
+    untied.tied = 0;
+    GPT2Table t;
+    write_hf(in_base("bad"), &g, &v);
+    CHECK(load(in_base("bad"), &untied, &t) == NULL && says("lm_head.weight"), "%s", err.text);
+    g.vocab = 130;
+    gpt2_finish(&g, &err);
+    CHECK(load(in_base("bad"), &g, &t) == NULL
+          && says("is (131, 20), the model needs (130, 20)"), "%s", err.text);
+}
+
+static void test_load_overflowing_double(void) {
+    GPT2Config c = config_of(FAMILY_GPT2, 1);
+    Variant v = {0};
+    GPT2Table t;
+    size_t n;
+    v.prefix = "";
+    v.dtype = ST_F64;
+    write_hf(in_base("bad"), &c, &v);
+    char *bytes = file_read(in_base("bad/model.safetensors"), &n, &err);
+    const double huge = 1e300;
+    memcpy(bytes + n - 8, &huge, 8);
+    write_text(in_base("bad/model.safetensors"), bytes, n);
+    free(bytes);
+    CHECK(load(in_base("bad"), &c, &t) == NULL && says("ln_f.bias has a NaN or an infinity"), "%s",
+          err.text);
+}
+
+static void test_load_paths_and_shards(void) {
+    GPT2Config c = config_of(FAMILY_GPT2, 1);
+    Variant v = {0};
+    GPT2Table t;
+    char *dir = in_base("shards"), index[PATH_MAX];
+    v.prefix = "transformer.";
+    v.shards = 3;
+    CHECK(!load(in_base("nowhere"), &c, &t) && says("No such file"), "%s", err.text);
+    CHECK(!model_config_load(in_base("nowhere"), &c, &err) && says("No such file"), "%s", err.text);
+    write_text(in_base("notes.txt"), "hello", 5);
+    CHECK(!load(in_base("notes.txt"), &c, &t) && says("neither a directory nor"), "%s", err.text);
+    make_directories(in_base("empty"));
+    CHECK(!load(in_base("empty"), &c, &t) && says("has neither model.safetensors"), "%s", err.text);
+    CHECK(!load(in_base("empty"), NULL, &t) && says("config.json"), "%s", err.text);
+    write_hf(dir, &c, &v);
+    snprintf(index, sizeof index, "%s/model.safetensors.index.json", dir);
+    static const struct { const char *text, *expected; } bad[] = {
+        {"{}", "there is no weight_map"}, {"{\"weight_map\":[]}", "there is no weight_map"},
+        {"{\"weight_map\":{}}", "there is no weight_map"}, {"{\"weight_map\":", "JSON"},
+        {"{\"weight_map\":{\"x\":3}}", "impossible file"},
+        {"{\"weight_map\":{\"x\":\"../a.safetensors\"}}", "impossible file"},
+        {"{\"weight_map\":{\"x\":\"a.safetensors\"}}", "No such file"},
+        {"{\"weight_map\":{\"x\":\"model-1-of-3.safetensors\"}}", "x is not in model-1-of-3"},
+        {"{\"weight_map\":{\"transformer.wte.weight\":\"model-1-of-3.safetensors\"}}",
+         "is missing"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        write_text(index, bad[i].text, strlen(bad[i].text));
+        CHECK(!load(dir, &c, &t) && says(bad[i].expected), "%s: %s", bad[i].text, err.text);
+    }
+    write_hf(dir, &c, &v);
+    char second[PATH_MAX];
+    snprintf(second, sizeof second, "%s/model-2-of-3.safetensors", dir);
+    CHECK(truncate(second, 3000) == 0, "truncate");
+    CHECK(!load(dir, &c, &t) && says("model-2-of-3.safetensors"), "%s", err.text);
+    CHECK(truncate(second, 0) == 0, "truncate");
+    CHECK(!load(dir, &c, &t) && says("the file is empty"), "%s", err.text);
+}
+
+// ---------------------------------------------------------------------------------------------
+// config.json
+
+static bool config_from(const char *text, GPT2Config *c) {
+    make_directories(in_base("config"));
+    write_text(in_base("config/config.json"), text, strlen(text));
+    err.text[0] = '\0';
+    return model_config_load(in_base("config"), c, &err);
+}
+
+#define GPT2_SIZES "\"model_type\":\"gpt2\",\"n_layer\":3,\"n_head\":2,\"n_embd\":8," \
+                   "\"n_positions\":5,\"vocab_size\":300"
+#define OPT_SIZES "\"model_type\":\"opt\",\"num_hidden_layers\":3,\"num_attention_heads\":2," \
+                  "\"hidden_size\":8,\"max_position_embeddings\":5,\"vocab_size\":300"
+
+static void test_config_accepts(void) {
+    static const struct { const char *text; size_t ffn; int family, activation, tied; } good[] = {
+        {"{" GPT2_SIZES "}", 32, FAMILY_GPT2, ACTIVATION_GELU, 1},
+        {"{" GPT2_SIZES ",\"n_inner\":null,\"tie_word_embeddings\":false}", 32, 0, 0, 0},
+        {"{" GPT2_SIZES ",\"n_inner\":7,\"activation_function\":\"relu\"}", 7, 0, 1, 1},
+        {"{" GPT2_SIZES ",\"activation_function\":\"gelu_pytorch_tanh\",\"n_ctx\":5}", 32, 0, 0, 1},
+        {"{" GPT2_SIZES ",\"activation_function\":\"gelu_fast\",\"attn_pdrop\":0.1}", 32, 0, 0, 1},
+        {"{" GPT2_SIZES ",\"layer_norm_epsilon\":0.00001,\"scale_attn_weights\":true}",
+         32, 0, 0, 1},
+        {"{" OPT_SIZES ",\"ffn_dim\":16}", 16, FAMILY_OPT, ACTIVATION_RELU, 1},
+        {"{" OPT_SIZES ",\"activation_function\":\"gelu_new\",\"word_embed_proj_dim\":8,"
+         "\"do_layer_norm_before\":true,\"enable_bias\":true,\"tie_word_embeddings\":false}",
+         32, FAMILY_OPT, ACTIVATION_GELU, 0},
+        {"{" OPT_SIZES ",\"scale_attn_weights\":false}", 32, FAMILY_OPT, ACTIVATION_RELU, 1},
+    };
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        GPT2Config c;
+        CHECK(config_from(good[i].text, &c), "%s: %s", good[i].text, err.text);
+        CHECK(c.layers == 3 && c.heads == 2 && c.channels == 8 && c.context == 5 && c.vocab == 300
+              && c.vocab_padded == 384, "%zu: sizes", i);
+        CHECK(c.ffn == good[i].ffn && c.family == good[i].family && c.tied == good[i].tied
+              && c.activation == good[i].activation, "%zu: %zu %d %d %d", i, c.ffn, c.family,
+              c.tied, c.activation);
+    }
+}
+
+static void test_config_refuses(void) {
+    static const struct { const char *text, *expected; } bad[] = {
+        {"", "JSON"}, {"[]", "model_type"}, {"{}", "model_type"},
+        {"{\"model_type\":3}", "model_type"},
+        {"{\"model_type\":\"llama\"}", "llama"},
+        {"{\"model_type\":\"gpt2\"}", "n_layer is missing"},
+        {"{\"model_type\":\"opt\",\"n_layer\":2}", "num_hidden_layers is missing"},
+        {"{" GPT2_SIZES ",\"n_inner\":0}", "n_inner must be"},
+        {"{" GPT2_SIZES ",\"n_inner\":-4}", "n_inner must be"},
+        {"{" GPT2_SIZES ",\"n_inner\":\"32\"}", "n_inner must be"},
+        {"{\"model_type\":\"gpt2\",\"n_layer\":3,\"n_head\":3,\"n_embd\":8,\"n_positions\":5,"
+         "\"vocab_size\":300}", "multiple of heads"},
+        {"{\"model_type\":\"gpt2\",\"n_layer\":3000000,\"n_head\":2,\"n_embd\":8,\"n_positions\":5,"
+         "\"vocab_size\":300}", "layers must be"},
+        {"{" GPT2_SIZES ",\"scale_attn_weights\":false}", "scale_attn_weights is false"},
+        {"{" GPT2_SIZES ",\"scale_attn_weights\":1}", "scale_attn_weights must be true or false"},
+        {"{" GPT2_SIZES ",\"scale_attn_by_inverse_layer_idx\":true}", "inverse_layer_idx is true"},
+        {"{" GPT2_SIZES ",\"add_cross_attention\":true}", "add_cross_attention is true"},
+        {"{" GPT2_SIZES ",\"layer_norm_epsilon\":1e-6}", "layer_norm_epsilon"},
+        {"{" GPT2_SIZES ",\"layer_norm_epsilon\":\"1e-5\"}", "layer_norm_epsilon"},
+        {"{" GPT2_SIZES ",\"activation_function\":\"gelu\"}", "activation_function is gelu;"},
+        {"{" GPT2_SIZES ",\"activation_function\":\"silu\"}", "activation_function is silu;"},
+        {"{" GPT2_SIZES ",\"activation_function\":7}", "activation_function"},
+        {"{" GPT2_SIZES ",\"quantization_config\":{}}", "quantized"},
+        {"{" GPT2_SIZES ",\"tie_word_embeddings\":\"yes\"}", "tie_word_embeddings must be"},
+        {"{" OPT_SIZES ",\"do_layer_norm_before\":false}", "do_layer_norm_before is false"},
+        {"{" OPT_SIZES ",\"word_embed_proj_dim\":4}", "word_embed_proj_dim"},
+        {"{" OPT_SIZES ",\"word_embed_proj_dim\":null}", "word_embed_proj_dim"},
+        {"{" OPT_SIZES ",\"enable_bias\":false}", "enable_bias is false"},
+        {"{" OPT_SIZES ",\"layer_norm_elementwise_affine\":false}", "elementwise_affine is false"},
+        {"{" OPT_SIZES ",\"_remove_final_layer_norm\":true}", "_remove_final_layer_norm is true"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        GPT2Config c;
+        CHECK(!config_from(bad[i].text, &c), "accepted: %s", bad[i].text);
+        CHECK(says(bad[i].expected) && says("config.json"), "%s: %s", bad[i].text, err.text);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Saving
+
+static void test_save_round_trips(void) {
+    for (int variant = 0; variant < 8; variant++) {
+        const bool opt = variant & 1, tied = variant & 2, bf16 = variant & 4;
+        GPT2Config c = config_of(opt ? FAMILY_OPT : FAMILY_GPT2, tied), back;
+        c.activation = variant % 3 == 0 ? ACTIVATION_RELU : ACTIVATION_GELU;
+        GPT2Table t = gpt2_table(&c), t2;
+        static Stored list[64];
+        const int count = stored_list(&c, list);
+        float *arena = (float *)alloc_or_fail(t.elements, sizeof(float), "arena");
+        gpt2_init(&t, arena, 7);
+        for (int i = 0; i < t.count; i++)  // padded rows hold anything, and are not written
+            for (size_t j = t.tensors[i].rows * t.tensors[i].cols; j < t.tensors[i].size; j++)
+                arena[t.tensors[i].offset + j] = 99;
+        remove_tree(in_base("save"));
+        CHECK(model_save(in_base("save/deep"), &c, &t, arena, bf16, 5, &err), "%s", err.text);
+        CHECK(entries_in(in_base("save/deep")) == 2, "%d files", entries_in(in_base("save/deep")));
+        CHECK(model_config_load(in_base("save/deep"), &back, &err), "%s", err.text);
+        CHECK(memcmp(&c, &back, sizeof c) == 0, "variant %d: another configuration", variant);
+
+        // The names, shapes and first elements are those of transformers.
+        SafeTensors st;
+        CHECK(safetensors_open(&st, in_base("save/deep/model.safetensors"), &err), "%s", err.text);
+        CHECK(st.count == count, "%d tensors, not %d", st.count, count);
+        CHECK((st.tensors[0].data - (unsigned char *)st.map) % 8 == 0, "data is not aligned");
+        for (int i = 0; i < count; i++) {
+            char name[6000];
+            const bool head = strcmp(list[i].name, "lm_head.weight") == 0;
+            snprintf(name, sizeof name, "%s%s", head ? "" : opt ? "model.decoder." : "transformer.",
+                     list[i].name);
+            const SafeTensor *s = safetensors_find(&st, name);
+            CHECK(s != NULL, "%s is not there", name);
+            if (s == NULL) continue;
+            CHECK(s->rank == list[i].rank && s->dtype == (bf16 ? ST_BF16 : ST_F32), "%s", name);
+            CHECK(s->elements == list[i].rows * list[i].cols
+                  && s->shape[s->rank - 1] == list[i].cols, "%s has an odd shape", name);
+            if (strstr(name, "embed_positions") != NULL) {
+                float rows[40], zero[40] = {0};
+                safetensor_floats(s, 0, 40, rows);
+                CHECK(memcmp(rows, zero, sizeof rows) == 0, "two rows of zeros come first");
+            }
+        }
+        safetensors_close(&st);
+
+        float *loaded = load(in_base("save/deep"), NULL, &t2);
+        CHECK(loaded != NULL, "%s", err.text);
+        for (int i = 0; i < t.count && loaded != NULL; i++)
+            for (size_t j = 0; j < t.tensors[i].size; j++) {
+                const bool padding = j >= t.tensors[i].rows * t.tensors[i].cols;
+                float expected = padding ? 0 : arena[t.tensors[i].offset + j];
+                if (bf16) expected = bf16_to_f32(f32_to_bf16(expected));
+                CHECK(loaded[t.tensors[i].offset + j] == expected, "%s %zu", t.tensors[i].name, j);
+            }
+        free(loaded);
+        free(arena);
+        gpt2_table_free(&t);
+        gpt2_table_free(&t2);
+    }
+}
+
+static void test_save_failures(void) {
+    GPT2Config c = config_of(FAMILY_GPT2, 1);
+    GPT2Table t = gpt2_table(&c);
+    float *arena = (float *)alloc_or_fail(t.elements, sizeof(float), "arena");
+    char *dir = in_base("full"), *file = in_base("full/model.safetensors");
+    remove_tree(dir);
+    gpt2_init(&t, arena, 1);
+    CHECK(model_save(dir, &c, &t, arena, false, -1, &err), "%s", err.text);
+    const uint64_t before = hash_of(file), config = hash_of(in_base("full/config.json"));
+    gpt2_init(&t, arena, 2);
+    signal(SIGXFSZ, SIG_IGN);
+    for (size_t limit = 1; limit < 60000; limit = limit * 3 + 1) {
+        limit_file_size(limit);
+        const bool ok = model_save(dir, &c, &t, arena, false, -1, &err);
+        limit_file_size(0);
+        CHECK(!ok && says("cannot write") && says("File too large"), "%zu: %s", limit, err.text);
+        CHECK(entries_in(dir) == 2, "limit %zu leaves a temporary file", limit);
+        CHECK(hash_of(file) == before && hash_of(in_base("full/config.json")) == config,
+              "limit %zu changed the old files", limit);
+    }
+    CHECK(model_save(dir, &c, &t, arena, false, -1, &err), "%s", err.text);
+    CHECK(hash_of(file) != before, "the new file is the old one");
+
+    CHECK(!model_save(file, &c, &t, arena, false, -1, &err) && says("cannot make"), "%s", err.text);
+    make_directories(in_base("full/dump"));
+    const int32_t token = 0;
+    CHECK(!dump_save(in_base("full/dump"), &c, &t, 1, 1, &token, &token, 0, arena, arena, &err)
+          && says("cannot rename"), "%s", err.text);
+    CHECK(entries_in(dir) == 3, "a temporary dump is left");
+    if (geteuid() != 0) {
+        chmod(dir, 0555);
+        CHECK(!model_save(dir, &c, &t, arena, false, -1, &err) && says("Permission denied"), "%s",
+              err.text);
+        chmod(dir, 0755);
+    }
+    free(arena);
+    gpt2_table_free(&t);
+}
+
+static void test_dump(void) {
+    enum { B = 2, T = 3 };
+    for (int family = 0; family < 2; family++) {
+        GPT2Config c = config_of(family, 1);
+        GPT2Table t = gpt2_table(&c);
+        SafeTensors st, model;
+        int32_t tokens[B * T], targets[B * T];
+        float *grads = (float *)alloc_or_fail(t.elements, sizeof(float), "gradients");
+        float *logits = (float *)alloc_or_fail(B * T * c.vocab_padded, sizeof(float), "logits");
+        gpt2_init(&t, grads, 3);
+        for (int i = 0; i < B * T; i++) { tokens[i] = i; targets[i] = i + 1; }
+        for (size_t i = 0; i < B * T * c.vocab_padded; i++) logits[i] = (float)i;
+        CHECK(dump_save(in_base("dump.safetensors"), &c, &t, B, T, tokens, targets, 4.25, logits,
+                        grads, &err), "%s", err.text);
+        CHECK(!path_exists(in_base("dump.safetensors.tmp")), "temporary file");
+        CHECK(model_save(in_base("dumped"), &c, &t, grads, false, -1, &err), "%s", err.text);
+        CHECK(safetensors_open(&st, in_base("dump.safetensors"), &err), "%s", err.text);
+        CHECK(safetensors_open(&model, in_base("dumped/model.safetensors"), &err), "%s", err.text);
+        const SafeTensor *x = safetensors_find(&st, "tokens");
+        const SafeTensor *y = safetensors_find(&st, "targets");
+        CHECK(x->dtype == ST_I32 && x->rank == 2 && x->shape[0] == B && x->shape[1] == T, "tokens");
+        CHECK(memcmp(x->data, tokens, sizeof tokens) == 0, "tokens");
+        CHECK(memcmp(y->data, targets, sizeof targets) == 0, "targets");
+        float v;
+        x = safetensors_find(&st, "loss");
+        safetensor_floats(x, 0, 1, &v);
+        CHECK(x->rank == 1 && x->elements == 1 && v == 4.25f, "loss %g", (double)v);
+        x = safetensors_find(&st, "logits");
+        CHECK(x->rank == 3 && x->shape[2] == c.vocab && x->shape[0] == B, "logits");
+        for (size_t i = 0; i < x->elements; i++) {
+            safetensor_floats(x, i, 1, &v);
+            CHECK(v == (float)(i / c.vocab * c.vocab_padded + i % c.vocab), "logit %zu", i);
+        }
+        CHECK(st.count == model.count + 4, "%d tensors", st.count);
+        for (int i = 0; i < model.count; i++) {
+            char name[128];
+            snprintf(name, sizeof name, "grad.%s", model.tensors[i].name);
+            x = safetensors_find(&st, name);
+            CHECK(x != NULL && x->bytes == model.tensors[i].bytes
+                  && memcmp(x->data, model.tensors[i].data, x->bytes) == 0, "%s", name);
+        }
+        safetensors_close(&st);
+        safetensors_close(&model);
+        free(grads);
+        free(logits);
+        gpt2_table_free(&t);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The format
+
+static bool parse(SafeTensors *st, const char *header, size_t data) {
+    static unsigned char bytes[4096];
+    const uint64_t n = strlen(header);
+    memcpy(bytes, &n, 8);
+    memcpy(bytes + 8, header, n);
+    err.text[0] = '\0';
+    return safetensors_parse(st, bytes, 8 + n + data, &err);
+}
+
+static void test_format_accepts(void) {
+    SafeTensors st;
+    CHECK(parse(&st, "{}", 0) && st.count == 0, "%s", err.text);
+    CHECK(safetensors_find(&st, "x") == NULL, "finds nothing");
+    safetensors_close(&st);
+    CHECK(parse(&st, "{\"__metadata__\":{\"a\":\"b\"},\"s\":{\"dtype\":\"F64\",\"shape\":[],"
+                "\"data_offsets\":[4,12]},\"e\":{\"dtype\":\"I64\",\"shape\":[3,0],"
+                "\"data_offsets\":[4,4]},\"b\":{\"shape\":[2,2],\"data_offsets\":[0,4],"
+                "\"dtype\":\"BOOL\"},"
+                "\"q\":{\"dtype\":\"F8_E4M3\",\"shape\":[1],\"data_offsets\":[12,13]}}   ", 13),
+          "%s", err.text);
+    CHECK(st.count == 4, "%d", st.count);
+    const SafeTensor *s = safetensors_find(&st, "s"), *e = safetensors_find(&st, "e");
+    CHECK(s->rank == 0 && s->elements == 1 && s->bytes == 8 && s->dtype == ST_F64, "scalar");
+    CHECK(e->rank == 2 && e->elements == 0 && e->bytes == 0 && e->shape[0] == 3, "empty");
+    CHECK(safetensors_find(&st, "q")->dtype == ST_OTHER, "other");
+    CHECK(safetensors_find(&st, "__metadata__") == NULL, "metadata is no tensor");
+    safetensors_close(&st);
+}
+
+static void test_format_refuses(void) {
+    static const struct { const char *header; size_t data; const char *expected; } bad[] = {
+        {"", 0, "does not start with {"}, {" {}", 0, "does not start with {"}, {"{", 0, "JSON"},
+        {"{} x", 0, "JSON"}, {"{}", 1, "1 bytes follow"},
+        {"{\"a\":3}", 0, "needs dtype"}, {"{\"a\":{}}", 0, "needs dtype"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, "needs dtype"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,4]}}", 4, "needs dtype"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,-4]}}", 4, "needs dtype"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4.5]}}", 4, "needs dtype"},
+        {"{\"a\":{\"dtype\":\"F33\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, "unknown dtype"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}}", 4, "does not fit"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}}", 4, "impossible"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,8]}}", 4, "ends at byte 8"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}}", 4, "ends at byte 0"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[1,5]}}", 5, "leaves a gap"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0,
+         "impossible shape"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2147483648,2147483648],\"data_offsets\":[0,0]}}", 0,
+         "does not fit"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}", 4,
+         "more than 8 dimensions"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
+         "\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[3,7]}}", 7, "b overlaps"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
+         "\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, "overlaps"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},"
+         "\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}", 2, "twice"},
+        {"{\"a\\u0000\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "control"},
+        {"{\"a\\u001b[3m\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, "control"},
+    };
+    SafeTensors st;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        const bool ok = parse(&st, bad[i].header, bad[i].data);
+        CHECK(!ok && says(bad[i].expected), "%s: %s", bad[i].header, ok ? "accepted" : err.text);
+        if (ok) safetensors_close(&st);
+    }
+    const uint64_t lengths[] = {3, 100000001, UINT64_MAX, (uint64_t)1 << 63};
+    for (int i = 0; i < 4; i++) {
+        unsigned char bytes[10] = {0, 0, 0, 0, 0, 0, 0, 0, '{', '}'};
+        memcpy(bytes, &lengths[i], 8);
+        CHECK(!safetensors_parse(&st, bytes, 10, &err) && says("announces a header"), "%s",
+              err.text);
+    }
+    for (size_t n = 0; n < 8; n++)
+        CHECK(!safetensors_parse(&st, "01234567", n, &err) && says("too short"), "%s", err.text);
+    CHECK(!safetensors_open(&st, base, &err) && says("not a regular file"), "%s", err.text);
+    CHECK(!safetensors_open(&st, in_base("nothing"), &err) && says("No such file"), "%s", err.text);
+    CHECK(!safetensors_open(&st, "/dev/zero", &err) && says("not a regular file"), "%s", err.text);
+}
+
+static void test_format_writer(void) {
+    SafeWriter w;
+    const size_t shape[2] = {2, 3};
+    const float data[6] = {1, 2, 3, 4, 5, 6};
+    const char *path = in_base("w.safetensors");
+    for (size_t missing = 0; missing < 2; missing++) {
+        memset(&w, 0, sizeof w);
+        safewriter_add(&w, "odd \"name\" \xc3\xa9", ST_F32, 2, shape);
+        safewriter_add(&w, "none", ST_I64, 0, shape);
+        CHECK(safewriter_open(&w, path, &err), "%s", err.text);
+        for (int i = 0; i < 6; i++) CHECK(safewriter_write(&w, data + i, 4, &err), "%s", err.text);
+        safewriter_write(&w, data, 8 - missing, &err);
+        const bool ok = safewriter_close(&w, &err);
+        CHECK(ok == !missing, "short by %zu: %d", missing, ok);
+        if (!ok) CHECK(says("bytes were written"), "%s", err.text);
+        if (ok) CHECK(w.hash == hash_of(path), "the writer's hash is not the file's");
+    }
+    SafeTensors st;
+    CHECK(!safetensors_open(&st, path, &err), "a short file is accepted");
+    memset(&w, 0, sizeof w);
+    safewriter_add(&w, "a", ST_F32, 2, shape);
+    CHECK(!safewriter_open(&w, in_base("no/such/dir"), &err), "opens nothing");
+    CHECK(!safewriter_write(&w, data, 4, &err), "writes to nothing");
+    CHECK(!safewriter_close(&w, &err) && says("cannot write"), "%s", err.text);
+    memset(&w, 0, sizeof w);
+    const size_t many[1] = {100000};
+    float *zeros = (float *)alloc_or_fail(many[0], sizeof(float), "zeros");
+    safewriter_add(&w, "a", ST_F32, 1, many);
+    bool ok = safewriter_open(&w, "/dev/full", &err) && safewriter_write(&w, zeros, 400000, &err);
+    CHECK(!safewriter_close(&w, &err), "a full disk is not noticed");
+    CHECK(!ok && says("No space left on device"), "%s", err.text);
+    free(zeros);
+}
+
+static void test_half_precision(void) {
+    for (uint32_t h = 0; h < 65536; h++) {
+        const int exponent = (int)(h >> 10 & 31), mantissa = (int)(h & 1023);
+        const double sign = h & 0x8000 ? -1 : 1;
+        const float f = f16_to_f32((uint16_t)h);
+        if (exponent == 31) {
+            CHECK(mantissa != 0 ? isnan(f) : isinf(f) && (f < 0) == (sign < 0), "%04x", h);
+            continue;
+        }
+        const double expected = exponent == 0 ? ldexp(mantissa, -24)
+                                              : ldexp(1024 + mantissa, exponent - 25);
+        CHECK((double)f == sign * expected && !signbit(f) == (sign > 0), "%04x: %g", h, (double)f);
+    }
+}
+
+static void test_hash(void) {
+    unsigned char data[300];
+    for (int i = 0; i < 300; i++) data[i] = (unsigned char)(i * 7 + i / 64);
+    const uint64_t whole = hash_bytes(data, 300);
+    for (size_t chunk = 1; chunk < 100; chunk++) {
+        Hash h;
+        hash_init(&h);
+        for (size_t i = 0; i < 300; i += chunk)
+            hash_update(&h, data + i, 300 - i < chunk ? 300 - i : chunk);
+        CHECK(hash_final(&h) == whole, "chunks of %zu", chunk);
+    }
+    for (int bit = 0; bit < 2400; bit++) {
+        data[bit / 8] ^= (unsigned char)(1 << bit % 8);
+        CHECK(hash_bytes(data, 300) != whole, "bit %d", bit);
+        data[bit / 8] ^= (unsigned char)(1 << bit % 8);
+    }
+    for (size_t n = 0; n < 300; n++) CHECK(hash_bytes(data, n) != whole, "cut to %zu", n);
+    for (size_t block = 1; block <= 64; block *= 2)
+        for (size_t i = 0; i + 2 * block <= 300; i += block) {
+            unsigned char swapped[300];
+            memcpy(swapped, data, 300);
+            memcpy(swapped + i, data + i + block, block);
+            memcpy(swapped + i + block, data + i, block);
+            if (memcmp(swapped, data, 300) == 0) continue;
+            CHECK(hash_bytes(swapped, 300) != whole, "blocks of %zu at %zu", block, i);
+        }
+    const unsigned char zeros[100] = {0};  // nothing but the length tells these apart
+    for (size_t n = 1; n <= 100; n++)
+        CHECK(hash_bytes(zeros, n) != hash_bytes(zeros, n - 1), "%zu zeros", n);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Training state
+
+enum { PARTS = 3 };
+typedef struct { GPT2Config c; GPT2Table t; StatePart parts[PARTS]; TrainState s; } Run;
+
+static Run run_new(size_t vocab) {
+    static const char *const names[PARTS] = {"param", "m", "v"};
+    Run r;
+    memset(&r, 0, sizeof r);
+    r.c.layers = 1; r.c.heads = 2; r.c.channels = 4; r.c.ffn = 5; r.c.context = 3;
+    r.c.vocab = vocab;
+    r.c.tied = 1;
+    gpt2_finish(&r.c, &err);
+    r.t = gpt2_table(&r.c);
+    for (int k = 0; k < PARTS; k++) {
+        r.parts[k].prefix = names[k];
+        r.parts[k].arena = (float *)alloc_or_fail(r.t.elements, sizeof(float), "part");
+        gpt2_init(&r.t, r.parts[k].arena, (uint64_t)k + 1);
+    }
+    r.s.seed = UINT64_MAX - 5;
+    r.s.data_position = (uint64_t)1 << 60;
+    snprintf(r.s.options, sizeof r.s.options,
+             "{\"lr\": 1e-3,\n\"name\":\"\\u00e9 \\\"options\\\":\"}");
+    return r;
+}
+
+static void run_free(Run *r) {
+    for (int k = 0; k < PARTS; k++) free(r->parts[k].arena);
+    gpt2_table_free(&r->t);
+}
+
+static bool run_save(Run *r, const char *out, size_t step, int keep) {
+    r->s.step = step;
+    for (int k = 0; k < PARTS; k++) r->parts[k].arena[0] = (float)step;
+    return state_save(out, &r->s, &r->c, &r->t, r->parts, PARTS, keep, &err);
+}
+
+// state_find() with what it says on stderr in said[].
+static char said[4096];
+static bool find(const char *out, TrainState *s, GPT2Config *c, char dir[PATH_MAX]) {
+    fflush(stderr);
+    const int keep = dup(2), file = open(in_base("said"), O_RDWR | O_CREAT | O_TRUNC, 0600);
+    dup2(file, 2);
+    const bool found = state_find(out, s, c, dir, &err);
+    fflush(stderr);
+    dup2(keep, 2);
+    close(keep);
+    const ssize_t n = pread(file, said, sizeof said - 1, 0);
+    said[n > 0 ? n : 0] = '\0';
+    close(file);
+    return found;
+}
+
+static size_t newest(const char *out) {  // the step found, or 0
+    TrainState s;
+    GPT2Config c;
+    char dir[PATH_MAX];
+    return find(out, &s, &c, dir) ? s.step : 0;
+}
+
+static void test_state_round_trip(void) {
+    Run r = run_new(7), back = run_new(7);
+    TrainState s;
+    GPT2Config c;
+    char dir[PATH_MAX];
+    const char *out = in_base("run");
+    const float special[4] = {NAN, -0.0f, 1e-42f, INFINITY};
+    memcpy(r.parts[1].arena + r.t.tensors[4].offset, special, sizeof special);
+    CHECK(run_save(&r, out, 10, 0), "%s", err.text);
+    CHECK(find(out, &s, &c, dir), "%s", err.text);
+    CHECK(said[0] == '\0', "it says: %s", said);
+    CHECK(strcmp(strrchr(dir, '/'), "/step_00000010") == 0, "%s", dir);
+    CHECK(s.step == 10 && s.seed == r.s.seed && s.data_position == r.s.data_position, "numbers");
+    CHECK(strcmp(s.options, r.s.options) == 0, "options: %s", s.options);
+    CHECK(memcmp(&c, &r.c, sizeof c) == 0, "configuration");
+    for (int k = 0; k < PARTS; k++) memset(back.parts[k].arena, 0xff, back.t.elements * 4);
+    CHECK(state_load(dir, &back.c, &back.t, back.parts, PARTS, &err), "%s", err.text);
+    for (int k = 0; k < PARTS; k++)
+        CHECK(memcmp(back.parts[k].arena, r.parts[k].arena, r.t.elements * 4) == 0, "part %d", k);
+    r.parts[0].arena[r.t.tensors[0].size - 1] = 5;  // a padded row is not saved
+    CHECK(run_save(&r, out, 11, 0) && find(out, &s, &c, dir), "%s", err.text);
+    CHECK(state_load(dir, &back.c, &back.t, back.parts, PARTS, &err), "%s", err.text);
+    CHECK(back.parts[0].arena[r.t.tensors[0].size - 1] == 0, "a padded row came back");
+
+    StatePart swapped[PARTS] = {back.parts[2], back.parts[0], back.parts[1]};  // any order
+    CHECK(state_load(dir, &back.c, &back.t, swapped, PARTS, &err), "%s", err.text);
+    CHECK(memcmp(back.parts[2].arena, r.parts[2].arena, r.t.elements * 4) == 0, "order");
+    CHECK(!state_load(dir, &back.c, &back.t, back.parts, 2, &err)
+          && says("tensor v.wte is not used in this mode"), "%s", err.text);
+    const StatePart weights[PARTS] = {back.parts[0], {"m", NULL}, {"v", NULL}};
+    memset(back.parts[0].arena, 0xff, back.t.elements * 4);
+    CHECK(state_load(dir, &back.c, &back.t, weights, PARTS, &err), "%s", err.text);
+    CHECK(back.parts[0].arena[0] == 11, "only the weights");
+    back.parts[1].prefix = "momentum";
+    CHECK(!state_load(dir, &back.c, &back.t, back.parts, PARTS, &err)
+          && says("tensor momentum.wte is missing"), "%s", err.text);
+    Run other = run_new(8);
+    CHECK(!state_load(dir, &other.c, &other.t, other.parts, PARTS, &err)
+          && says("is of another model: 1 layers") && says("vocabulary 7"), "%s", err.text);
+    CHECK(!state_load(in_base("no"), &r.c, &r.t, r.parts, PARTS, &err) && says("No such file"),
+          "%s", err.text);
+    snprintf(r.s.options, sizeof r.s.options, "[1]");
+    CHECK(!run_save(&r, out, 12, 0) && says("JSON object"), "%s", err.text);
+    snprintf(r.s.options, sizeof r.s.options, "{");
+    CHECK(!run_save(&r, out, 12, 0) && says("JSON object"), "%s", err.text);
+    CHECK(entries_in(in_base("run/checkpoints")) == 2, "nothing else is there");
+    run_free(&r);
+    run_free(&back);
+    run_free(&other);
+}
+
+static void test_state_keep(void) {
+    Run r = run_new(7);
+    const char *out = in_base("keep"), *all = in_base("keep/checkpoints");
+    for (size_t step = 1; step <= 5; step++) CHECK(run_save(&r, out, step, 0), "%s", err.text);
+    CHECK(entries_in(all) == 5, "%d", entries_in(all));
+    CHECK(run_save(&r, out, 6, 3) && entries_in(all) == 3, "%d", entries_in(all));
+    CHECK(path_exists(in_base("keep/checkpoints/step_00000004")), "the newest three");
+    CHECK(run_save(&r, out, 5, 1), "%s", err.text);  // a later one is not this save's to remove
+    CHECK(entries_in(all) == 2 && newest(out) == 6, "%d", entries_in(all));
+    CHECK(run_save(&r, out, 100000000, 1), "%s", err.text);  // nine digits sort after eight
+    CHECK(entries_in(all) == 1 && newest(out) == 100000000, "%d", entries_in(all));
+    CHECK(newest(in_base("nothing")) == 0 && says("there is no checkpoint in"), "%s", err.text);
+    run_free(&r);
+}
+
+// Replacing a checkpoint, and what a process leaves that dies while it does that.
+static void test_state_replace(void) {
+    Run r = run_new(7);
+    const char *out = in_base("replace"), *all = in_base("replace/checkpoints");
+    char *now = in_base("replace/checkpoints/step_00000003");
+    char *old = in_base("replace/checkpoints/step_00000003.old");
+    char *temporary = in_base("replace/checkpoints/tmp_step_00000009");
+    CHECK(run_save(&r, out, 2, 0) && run_save(&r, out, 3, 0), "%s", err.text);
+    const uint64_t first = hash_of(in_base("replace/checkpoints/step_00000003/state.safetensors"));
+    r.parts[2].arena[1] = 77;
+    CHECK(run_save(&r, out, 3, 0), "%s", err.text);
+    CHECK(hash_of(in_base("replace/checkpoints/step_00000003/state.safetensors")) != first, "same");
+    CHECK(entries_in(all) == 2, "%d", entries_in(all));
+    CHECK(rename(now, old) == 0 && newest(out) == 3, "died between the two renames: %s", err.text);
+    CHECK(run_save(&r, out, 4, 3) && newest(out) == 4 && path_exists(old), "still counts");
+    CHECK(run_save(&r, out, 3, 0) && !path_exists(old) && path_exists(now), "replaced");
+    CHECK(rename(in_base("replace/checkpoints/step_00000002"), old) == 0, "died before the last");
+    CHECK(run_save(&r, out, 5, 0) && !path_exists(old), "removed later");
+    make_directories(temporary);
+    write_text(in_base("replace/checkpoints/tmp_step_00000009/state.safetensors"), "x", 1);
+    CHECK(newest(out) == 5, "a temporary directory is no checkpoint");
+    CHECK(run_save(&r, out, 6, 0) && !path_exists(temporary), "stale temporary directory");
+    run_free(&r);
+}
+
+static void test_state_disk_full(void) {
+    Run r = run_new(7);
+    const char *out = in_base("nospace"), *all = in_base("nospace/checkpoints");
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK(run_save(&r, out, 1, 1), "%s", err.text);
+    for (size_t limit = 1; limit < 6000; limit = limit * 2 + 1)
+        for (size_t step = 1; step <= 2; step++) {
+            limit_file_size(limit);
+            const bool ok = run_save(&r, out, step, 1);
+            limit_file_size(0);
+            CHECK(!ok && says("cannot write") && says("File too large"), "%s", err.text);
+            CHECK(entries_in(all) == 1 && newest(out) == 1, "limit %zu", limit);
+        }
+    // The same, but the limit kills the process: it cannot clean up, the next save does.
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        signal(SIGXFSZ, SIG_DFL);
+        limit_file_size(4096);
+        run_save(&r, out, 2, 1);
+        _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGXFSZ, "the child was not killed");
+    CHECK(entries_in(all) == 2 && newest(out) == 1, "%d", entries_in(all));
+    CHECK(run_save(&r, out, 2, 1) && entries_in(all) == 1 && newest(out) == 2, "%s", err.text);
+    write_text(in_base("plain"), "x", 1);
+    CHECK(!run_save(&r, in_base("plain"), 1, 1) && says("cannot make"), "%s", err.text);
+    run_free(&r);
+}
+
+// Flips bits of the file at `path` (all of the first `dense` bytes, some of the others) and cuts it
+// to many lengths, and wants each of these noticed in checkpoint `dir`.
+static void damage(const char *dir, const char *path, size_t dense) {
+    TrainState s;
+    GPT2Config c;
+    size_t n = 0, noticed = 0, tried = 0;
+    char *good = file_read(path, &n, &err);
+    const int file = open(path, O_WRONLY);
+    for (size_t bit = 0; bit < 8 * n; bit += bit < 8 * dense ? 1 : 13, tried++) {
+        const char flipped = (char)(good[bit / 8] ^ 1 << bit % 8);
+        CHECK(pwrite(file, &flipped, 1, (off_t)(bit / 8)) == 1, "write");
+        noticed += !state_check(dir, &s, &c, &err);
+        CHECK(pwrite(file, good + bit / 8, 1, (off_t)(bit / 8)) == 1, "write");
+    }
+    CHECK(noticed == tried && tried > 2000, "%s: %zu of %zu bits", path, noticed, tried);
+    CHECK(state_check(dir, &s, &c, &err), "%s", err.text);
+    noticed = tried = 0;
+    for (size_t length = n; length-- > 0; tried++) {
+        if (length > dense && length + 64 < n) length -= 16;
+        CHECK(ftruncate(file, (off_t)length) == 0, "truncate");
+        noticed += !state_check(dir, &s, &c, &err);
+    }
+    CHECK(noticed == tried && tried > 100, "%s cut: %zu of %zu", path, noticed, tried);
+    CHECK(pwrite(file, good, n, 0) == (ssize_t)n, "write");
+    CHECK(state_check(dir, &s, &c, &err), "%s", err.text);
+    close(file);
+    free(good);
+}
+
+static void test_state_damage(void) {
+    Run r = run_new(7);
+    TrainState s;
+    GPT2Config c;
+    char dir[PATH_MAX], weights[PATH_MAX], json[PATH_MAX];
+    const char *out = in_base("damage");
+    CHECK(run_save(&r, out, 1, 0), "%s", err.text);
+    r.s.step = 2;  // one part: a small file, so that every bit of its header gets its turn
+    CHECK(state_save(out, &r.s, &r.c, &r.t, r.parts, 1, 0, &err), "%s", err.text);
+    CHECK(find(out, &s, &c, dir) && s.step == 2, "%s", err.text);
+    path_join(weights, dir, "state.safetensors");
+    path_join(json, dir, "state.json");
+    size_t n = 0;
+    uint64_t header;
+    char *good = file_read(weights, &n, &err);
+    memcpy(&header, good, 8);
+    damage(dir, weights, 8 + (size_t)header);
+    damage(dir, json, 10000);
+
+    CHECK(truncate(weights, (off_t)n - 1) == 0, "truncate");
+    CHECK(newest(out) == 1, "the one before is whole");
+    CHECK(strstr(said, "tide: checkpoint ") != NULL
+          && strstr(said, "step_00000002 is damaged (state.safetensors has ") != NULL
+          && strstr(said, "trying the one before\n") != NULL, "it says: %s", said);
+    unlink(weights);
+    CHECK(newest(out) == 1 && strstr(said, "No such file") != NULL, "it says: %s", said);
+    write_text(weights, good, n);
+    CHECK(newest(out) == 2, "repaired");
+    unlink(json);
+    remove_tree(in_base("damage/checkpoints/step_00000001"));
+    write_text(in_base("damage/checkpoints/step_00000001"), "x", 1);
+    CHECK(newest(out) == 0 && says("no checkpoint in"), "%s", err.text);
+    free(good);
+    run_free(&r);
+}
+
+// A state whose hashes are right and whose contents are not: nothing may be believed.
+static void test_state_forged(void) {
+    static const struct { const char *from, *to, *expected; } edits[] = {
+        {"\"version\":1", "\"version\":2", "version 2"}, {"\"step\":1", "\"step\":x", "JSON"},
+        {"\"step\":1", "\"stop\":1", "lacks a field"},
+        {"\"seed\":\"1", "\"seed\":\"-", "lacks a field"},
+        {"\"seed\":\"1", "\"seed\":\"99", "lacks a field"},
+        {"\"tied\":1", "\"tied\":2", "lacks a field"},
+        {"\"layers\":1", "\"layers\":2", "should be"},
+        {"\"vocab\":7", "\"vocab\":9", "the model needs (9, 4)"},
+        {"\"heads\":2", "\"heads\":3", "multiple of heads"},
+        {"\"channels\":4", "\"channels\":4000000000", "channels"},
+        {"\"family\":0", "\"family\":7", "lacks a field"},
+        {"\"options\":{", "\"options\":[", "JSON"}, {"\"config\":{", "\"c\":{", "lacks a field"},
+    };
+    Run r = run_new(7);
+    TrainState s;
+    GPT2Config c;
+    const char *out = in_base("forged");
+    CHECK(run_save(&r, out, 1, 0), "%s", err.text);
+    char *dir = in_base("forged/checkpoints/step_00000001"), json[PATH_MAX], changed[8192];
+    path_join(json, dir, "state.json");
+    size_t n = 0;
+    char *text = file_read(json, &n, &err);
+    for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
+        const char *at = strstr(text, edits[i].from);
+        CHECK(at != NULL, "%s is not there", edits[i].from);
+        if (at == NULL) continue;
+        const size_t before = (size_t)(at - text), rest = before + strlen(edits[i].from);
+        size_t m = (size_t)snprintf(changed, sizeof changed, "%.*s%s%.*s", (int)before, text,
+                                    edits[i].to, (int)(n - STATE_SEAL - rest), text + rest);
+        m += (size_t)snprintf(changed + m, sizeof changed - m, ",\n\"seal\":\"%016llx\"}\n",
+                              (unsigned long long)hash_bytes(changed, m));
+        write_text(json, changed, m);
+        CHECK(!state_check(dir, &s, &c, &err) && says(edits[i].expected), "%s: %s", edits[i].to,
+              err.text);
+    }
+    free(text);
+    run_free(&r);
+}
+
+int main(void) {
+    snprintf(base, sizeof base, "/tmp/tide_checkpoint_XXXXXX");
+    if (mkdtemp(base) == NULL) { perror(base); return 1; }
+    RUN(test_hash);
+    RUN(test_half_precision);
+    RUN(test_format_accepts);
+    RUN(test_format_refuses);
+    RUN(test_format_writer);
+    RUN(test_config_accepts);
+    RUN(test_config_refuses);
+    RUN(test_load_layouts);
+    RUN(test_load_from_a_file);
+    RUN(test_load_fixtures);
+    RUN(test_load_refuses);
+    RUN(test_load_overflowing_double);
+    RUN(test_load_paths_and_shards);
+    RUN(test_save_round_trips);
+    RUN(test_save_failures);
+    RUN(test_dump);
+    RUN(test_state_round_trip);
+    RUN(test_state_keep);
+    RUN(test_state_replace);
+    RUN(test_state_disk_full);
+    RUN(test_state_damage);
+    RUN(test_state_forged);
+    remove_tree(base);
+    return test_summary();
+}

@@ -1,0 +1,191 @@
+#!/bin/sh
+# The trainer as a user meets it: runs, stops, resumes, refuses. Everything happens in a temporary
+# directory, with models of a few thousand parameters.
+# usage: sh dev/test/test_cli.sh      (from the top of the repository, after make)
+set -u
+top=$(pwd)
+tide=$top/train_gpt2
+tokenize=$top/build/tokenize
+compare=$top/build/compare
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+
+# A text of some 40 kB in English, the same everywhere.
+cat "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" >text.txt
+small="--data text.txt --layers 2 --heads 2 --channels 32 --context 32 --batch 4 --lr 3e-3"
+steps="$small --steps 12 --eval-every 5 --eval-batches 2 --save-every 3 --keep 3"
+
+fail() { echo "FAIL $1: $2"; }
+
+# check NAME CONDITION...: the condition is a command
+check() {
+    name=$1
+    shift
+    if "$@" >check.out 2>&1; then echo "ok $name"; else head -n 5 check.out; fail "$name" "$*"; fi
+}
+
+# refuses NAME CODE PATTERN COMMAND...: ends with CODE and one line that says PATTERN
+refuses() {
+    name=$1 code=$2 pattern=$3
+    shift 3
+    "$@" >refuses.out 2>refuses.err
+    got=$?
+    lines=$(wc -l <refuses.err)
+    if [ "$got" -ne "$code" ]; then fail "$name" "exit code $got, not $code: $(cat refuses.err)"
+    elif [ "$lines" -ne 1 ]; then fail "$name" "$lines lines of error: $(cat refuses.err)"
+    elif ! grep -q "$pattern" refuses.err; then fail "$name" "does not say '$pattern': $(cat refuses.err)"
+    else echo "ok $name"; fi
+}
+
+# --- a run leaves what it promises -----------------------------------------------------------
+
+check run_ends "$tide" $steps --out whole
+for f in model.safetensors config.json log.jsonl loss.svg vocab.json merges.txt; do
+    check "run_leaves_$f" test -s whole/$f
+done
+check log_has_every_step test "$(grep -c '"loss"' whole/log.jsonl)" -eq 12
+check log_has_evaluations test "$(grep -c '"val_loss"' whole/log.jsonl)" -eq 3
+check keeps_three_checkpoints test "$(ls whole/checkpoints | wc -l)" -eq 3
+first=$(sed -n 's/.*"step":1,"loss":\([0-9.]*\).*/\1/p' whole/log.jsonl)
+last=$(sed -n 's/.*"step":12,"loss":\([0-9.]*\).*/\1/p' whole/log.jsonl)
+check loss_falls awk "BEGIN { exit !($last < $first - 1) }"
+
+# --- same bits ---------------------------------------------------------------------------------
+
+same() { cmp -s "$1/model.safetensors" "$2/model.safetensors"; }
+
+"$tide" $steps --out again >/dev/null
+check same_seed_same_bits same whole again
+"$tide" $steps --out other --seed 2 >/dev/null
+check another_seed_other_bits sh -c '! cmp -s whole/model.safetensors other/model.safetensors'
+for n in 1 3; do
+    "$tide" $steps --out threads$n --threads $n >/dev/null
+    check same_bits_with_${n}_threads same whole threads$n
+done
+
+"$tide" $steps --out half --steps 7 --warmup 0 --schedule constant >/dev/null
+"$tide" $steps --out full --steps 12 --warmup 0 --schedule constant >/dev/null
+"$tide" --resume --out half --steps 12 >/dev/null
+check resumed_run_has_the_same_bits same half full
+check resumed_log_is_whole test "$(grep -c '"loss"' half/log.jsonl)" -eq 12
+
+# SIGTERM: the step is finished and saved, and the run can go on.
+"$tide" $steps --out term --steps 400 --schedule constant --warmup 0 >/dev/null &
+pid=$!
+while [ "$(grep -c '"loss"' term/log.jsonl 2>/dev/null || echo 0)" -lt 5 ]; do sleep 0.05; done
+kill -TERM $pid
+wait $pid
+check sigterm_exits_cleanly test $? -eq 0
+stopped=$(grep -c '"loss"' term/log.jsonl)
+check sigterm_stops_early test "$stopped" -lt 400
+check sigterm_saves test -d "term/checkpoints/step_$(printf %08d "$stopped")"
+
+# kill -9 at random moments, then --resume, over and over: the same bits as an undisturbed run.
+long="$small --steps 120 --save-every 2 --eval-every 10 --eval-batches 2"
+"$tide" $long --out undisturbed >/dev/null
+kills=0 tries=0 resume=
+while [ $tries -lt 60 ]; do
+    tries=$((tries + 1))
+    if [ -n "$resume" ]; then "$tide" --resume --out killed >/dev/null 2>killed.err &
+    else rm -rf killed; "$tide" $long --out killed >/dev/null 2>killed.err & fi
+    pid=$!
+    sleep "0.$(awk "BEGIN { srand($tries); printf \"%03d\", 60 + rand() * 300 }")"
+    if kill -9 $pid 2>/dev/null; then kills=$((kills + 1)); fi
+    wait $pid 2>/dev/null
+    ls killed/checkpoints 2>/dev/null | grep -q '^step_[0-9]*$' && resume=yes
+    grep -q '"step":120,"loss"' killed/log.jsonl 2>/dev/null && \
+        [ -d killed/checkpoints/step_00000120 ] && break
+done
+"$tide" --resume --out killed >/dev/null 2>&1
+check was_killed_several_times test $kills -ge 2
+check killed_run_has_the_same_bits same killed undisturbed
+check killed_log_is_whole test "$(grep -c '"loss"' killed/log.jsonl)" -eq 120
+
+# --- other ways in ----------------------------------------------------------------------------
+
+"$tokenize" --tokenizer bytes --out tok text.txt >/dev/null 2>&1
+"$tide" $steps --data 'tok_train_*.bin' --tokenizer bytes --out bin >/dev/null
+check token_file_gives_the_bits_of_its_text same whole bin
+
+"$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 40 --temperature 0 >a.txt
+"$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 40 --temperature 0 >b.txt
+check greedy_sampling_repeats cmp a.txt b.txt
+check sample_starts_with_the_prompt grep -q 'The ' a.txt
+"$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 5 | tail -n +3 >a.txt
+"$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 6 | tail -n +3 >b.txt
+check seeds_give_other_samples sh -c '! cmp -s a.txt b.txt'
+check samples_beyond_the_context "$tide" --model whole --steps 0 --sample-tokens 100 \
+    --prompt "$(head -c 300 text.txt)"
+
+"$tide" --model whole --steps 0 --data text.txt --eval-batches 2 --batch 4 >a.txt
+logged=$(sed -n 's/.*"step":12,"val_loss":\([0-9.]*\).*/\1/p' whole/log.jsonl)
+check evaluation_of_saved_weights grep -q "val loss $(printf '%.5f' "$logged" | cut -c1-6)" a.txt
+
+"$tide" --model whole --steps 0 --out copy >/dev/null
+check conversion_keeps_the_bits same whole copy
+"$tide" --model whole --steps 0 --out bf16 --save-dtype bf16 >/dev/null
+check bf16_is_half_as_long test "$(wc -c <bf16/model.safetensors)" -lt "$(($(wc -c <whole/model.safetensors) * 6 / 10))"
+check bf16_weights_load "$tide" --model bf16 --steps 0 --prompt x --sample-tokens 5
+check fine_tuning "$tide" --model whole --data text.txt --steps 3 --batch 2 --out tuned
+"$tide" $small --dump d1.safetensors --threads 1 >/dev/null
+"$tide" $small --dump d2.safetensors --threads 2 >/dev/null
+check dumps_agree "$compare" d1.safetensors d2.safetensors --rtol 0
+
+# --- refusals: one line, exit code 2 (1 while running), nothing lost ---------------------------
+
+refuses unknown_option 2 'did you mean --batch' "$tide" --bach 3
+refuses no_data 2 'data is missing' "$tide"
+refuses data_absent 2 absent.txt "$tide" --data absent.txt
+: >empty.txt
+refuses data_empty 2 empty "$tide" --data empty.txt
+refuses data_is_a_directory 2 whole "$tide" --data whole
+printf 'short' >short.txt
+refuses data_too_short 2 'seq' "$tide" --data short.txt
+head -c 1500 tok_train_000000.bin >cut.bin
+refuses token_file_truncated 2 cut.bin "$tide" --data cut.bin
+refuses token_outside_the_vocabulary 2 'vocab' "$tide" $steps --data tok_train_000000.bin --vocab 100 --out v
+refuses sequence_beyond_the_context 2 'context' "$tide" $small --seq 64
+refuses no_such_model 2 'no such' "$tide" --model gpt5 --data text.txt
+refuses too_large_for_memory 2 'memory' "$tide" --model opt-175b --data text.txt
+refuses shape_of_a_saved_model 2 'own' "$tide" --model whole --layers 3 --data text.txt
+cp -r whole damaged
+head -c 20000 whole/model.safetensors >damaged/model.safetensors
+refuses model_truncated 2 damaged "$tide" --model damaged --data text.txt
+sed 's/"n_embd": *32/"n_embd": 48/' whole/config.json >damaged/config.json
+cp whole/model.safetensors damaged/
+refuses model_of_another_shape 2 damaged "$tide" --model damaged --data text.txt
+echo '{' >damaged/config.json
+refuses config_damaged 2 config.json "$tide" --model damaged --data text.txt
+cp whole/config.json damaged/
+echo '{"a": 1' >damaged/vocab.json
+refuses vocabulary_damaged 2 vocab.json "$tide" --model damaged --data text.txt
+refuses larger_tokenizer 2 tokens "$tide" $small --tokenizer bytes --vocab 100
+refuses resume_nothing 2 checkpoint "$tide" --resume --out nowhere
+refuses other_run_in_the_way 2 'resume' "$tide" $steps --out whole
+refuses out_is_a_file 2 text.txt "$tide" $steps --out text.txt
+refuses resume_other_shape 2 'contradicts' "$tide" --resume --out whole --layers 5
+if [ "$(id -u)" = 0 ]; then echo "skip no_permission: root may write everywhere"; else
+    mkdir locked && chmod 500 locked
+    refuses no_permission 2 locked "$tide" $steps --out locked/run
+fi
+
+# A checkpoint that was altered is named and the one before it used.
+cp -r whole altered
+printf 'x' | dd of=altered/checkpoints/step_00000012/state.safetensors bs=1 seek=5000 conv=notrunc 2>/dev/null
+"$tide" --resume --out altered >altered.out 2>altered.err
+check altered_checkpoint_is_named grep -q 'step_00000012.*damaged' altered.err
+check the_one_before_gives_the_same_bits same altered whole
+
+# Disk full: a file size limit makes write() fail the same way.
+cp -r whole full_disk
+(trap '' XFSZ; ulimit -f 40; exec "$tide" --resume --out full_disk --steps 20) >full.out 2>full.err
+check disk_full_exits_with_1 test $? -eq 1
+check disk_full_is_one_line test "$(wc -l <full.err)" -eq 1
+check disk_full_keeps_the_weights same whole full_disk
+check disk_full_keeps_the_checkpoint test -d full_disk/checkpoints/step_00000012
+check disk_full_leaves_no_rubbish sh -c '! ls -R full_disk | grep -q tmp'
+check after_disk_full_it_goes_on "$tide" --resume --out full_disk --steps 14
+
+# A loss that is not finite stops the run before it spoils the weights.
+refuses loss_not_finite 1 'loss is' "$tide" $steps --out nan --lr 900 --clip 0 --warmup 0 --steps 300

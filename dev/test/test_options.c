@@ -1,0 +1,363 @@
+// test_options.c: every line that the command line can be refused with, the values that it stores,
+// how a checkpoint's options and new ones are merged, and the learning rate.
+#include "../../options.h"
+#include "test.h"
+
+// Parses a command line given as one string of words; "_" is an empty word, and '~' a blank.
+static bool parse(Options *o, const char *line, bool gpu, Error *err) {
+    static char words[8][4096];  // Options points into them; a few sets, so that two can live
+    static int set;
+    char *argv[64], *at = words[set++ % 8], *save = NULL;
+    int argc = 1;
+    static char program[] = "train_gpt2";
+    argv[0] = program;
+    snprintf(at, sizeof words[0], "%s", line);
+    for (char *w = strtok_r(at, " ", &save); w != NULL; w = strtok_r(NULL, " ", &save)) {
+        if (strcmp(w, "_") == 0) *w = '\0';
+        for (char *c = w; *c; c++) if (*c == '~') *c = ' ';
+        argv[argc++] = w;
+    }
+    err->text[0] = '\0';
+    return options_parse_args(o, argc, argv, gpu, err);
+}
+
+static bool close_to(double a, double b) { return fabs(a - b) <= 1e-15 * fabs(b); }
+
+static void defaults_are_the_documented_ones(void) {
+    Options o;
+    Error err;
+    CHECK(parse(&o, "--data a.txt", false, &err), "%s", err.text);
+    CHECK(strcmp(o.model, "nano") == 0 && strcmp(o.out, "out") == 0, "%s %s", o.model, o.out);
+    CHECK(strcmp(o.data, "a.txt") == 0 && o.val == NULL && o.tokenizer == NULL, "data");
+    CHECK(o.prompt == NULL && o.dump == NULL && o.saved == NULL, "not given");
+    CHECK(o.layers == 0 && o.heads == 0 && o.channels == 0 && o.context == 0 && o.vocab == 0, "0");
+    CHECK(o.batch == 8 && o.seq == 0 && o.accum == 1 && o.seed == 1337 && o.steps == 1000, "sizes");
+    CHECK(o.warmup == AUTO_COUNT && o.min_lr == AUTO_REAL, "%zu %g", o.warmup, o.min_lr);
+    CHECK(o.lr == 6e-4 && o.weight_decay == 0.1 && o.beta1 == 0.9 && o.beta2 == 0.95, "adam");
+    CHECK(o.eps == 1e-8 && o.clip == 1 && o.schedule == SCHEDULE_COSINE, "adam");
+    CHECK(o.eval_every == 100 && o.eval_batches == 20 && o.sample_every == 0, "eval");
+    CHECK(o.sample_tokens == 256 && o.temperature == 0.8 && o.top_k == 0, "sample");
+    CHECK(o.save_every == 0 && o.keep == 2 && o.threads == 0 && o.save_dtype == SAVE_FP32, "files");
+    CHECK(o.optimizer == OPTIMIZER_ADAMW && !o.resume && !o.help && !o.version, "flags");
+    CHECK(o.stride == 0 && o.share == AUTO_REAL && o.zen_topk == 0.1 && o.slots == 3, "GPU");
+}
+
+static void every_option_is_stored_in_its_field(void) {
+    Options o;
+    Error err;
+    CHECK(parse(&o, "--model=gpt2-xl --layers 1 --heads 2 --channels 3 --context 4 --vocab 5 "
+                "--data a=b --val v --tokenizer bytes --batch 6 --seq 7 --accum 8 --seed 9 "
+                "--steps 100 --lr 1e-2 --warmup 10 --schedule linear --min-lr=.5e-3 "
+                "--optimizer adamw --weight-decay 0 --beta1 .5 --beta2 0.999 --eps 1e-6 --clip 0 ",
+                false, &err), "%s", err.text);
+    CHECK(strcmp(o.model, "gpt2-xl") == 0 && strcmp(o.data, "a=b") == 0, "%s", o.data);
+    CHECK(strcmp(o.val, "v") == 0 && strcmp(o.tokenizer, "bytes") == 0, "text");
+    CHECK(o.layers == 1 && o.heads == 2 && o.channels == 3 && o.context == 4 && o.vocab == 5, "-");
+    CHECK(o.batch == 6 && o.seq == 7 && o.accum == 8 && o.seed == 9 && o.steps == 100, "-");
+    CHECK(o.lr == 0.01 && o.warmup == 10 && o.schedule == SCHEDULE_LINEAR && o.min_lr == 5e-4, "-");
+    CHECK(o.weight_decay == 0 && o.beta1 == 0.5 && o.beta2 == 0.999 && o.eps == 1e-6, "-");
+    CHECK(o.clip == 0, "-");
+    CHECK(parse(&o, "--data d --eval-every 1 --eval-batches 2 --sample-every 3 --sample-tokens 4 "
+                "--prompt _ --temperature 0 --top-k 5 --out o --save-every 6 --keep 7 "
+                "--save-dtype bf16 --threads 8 --dump f --warmup auto --schedule constant "
+                "--seed 9007199254740991", false, &err), "%s", err.text);
+    CHECK(o.eval_every == 1 && o.eval_batches == 2 && o.sample_every == 3, "-");
+    CHECK(o.sample_tokens == 4 && o.prompt != NULL && *o.prompt == '\0' && o.temperature == 0, "-");
+    CHECK(o.top_k == 5 && strcmp(o.out, "o") == 0 && o.save_every == 6 && o.keep == 7, "-");
+    CHECK(o.save_dtype == SAVE_BF16 && o.threads == 8 && strcmp(o.dump, "f") == 0, "-");
+    CHECK(o.warmup == AUTO_COUNT && o.schedule == SCHEDULE_CONSTANT, "-");
+    CHECK(o.seed == 9007199254740991, "%zu", o.seed);
+    CHECK(parse(&o, "--data d --lr 1 --lr 2", false, &err) && o.lr == 2, "the last one counts");
+    CHECK(parse(&o, "--data d --prompt=--x", false, &err) && !strcmp(o.prompt, "--x"), "dashes");
+    // Sizes are stored even though the GPU builds do not take the option yet.
+    parse(&o, "--gpu-memory 24G", true, &err);
+    CHECK(o.gpu_memory == (size_t)24 << 30, "%zu", o.gpu_memory);
+    parse(&o, "--host-memory 512M", true, &err);
+    CHECK(o.host_memory == (size_t)512 << 20, "%zu", o.host_memory);
+    parse(&o, "--host-memory 3K", true, &err);
+    CHECK(o.host_memory == 3072, "%zu", o.host_memory);
+    parse(&o, "--offload interleave", true, &err);
+    CHECK(o.offload == OFFLOAD_INTERLEAVE, "%d", o.offload);
+    parse(&o, "--recompute block", true, &err);
+    CHECK(o.recompute == RECOMPUTE_BLOCK, "%d", o.recompute);
+}
+
+static void mistakes_are_refused_with_a_reason(void) {
+    static const struct { const char *line, *reason; } cases[] = {
+        {"", "--data is missing"},
+        {"--steps 0", "--steps 0 needs"},
+        {"--dump f --steps 0 --prompt x", "--data is missing"},
+        {"--data", "--data needs a value"},
+        {"--data --steps 5", "--data needs a value; write --NAME=VALUE"},
+        {"--data _", "--data needs a value that is not empty"},
+        {"--data=", "not empty"},
+        {"file.txt", "unexpected argument \"file.txt\""},
+        {"--data d _", "unexpected argument \"\""},
+        {"--data d --weight_decay 1", "did you mean --weight-decay?"},
+        {"--data d --weight-decya 1", "did you mean --weight-decay?"},
+        {"--data d --sead=3", "unknown option --sead; did you mean --seed?"},
+        {"--data d -steps 3", "unknown option -steps; did you mean --steps?"},
+        {"--data d --temp 3", "did you mean --temperature?"},
+        {"--data d --xyzzyx 3", "unknown option --xyzzyx; see --help"},
+        {"--data d --", "unknown option --;"},
+        {"--data d -", "unknown option -;"},
+        {"--data d --Model", "unknown option --Model"},
+        {"--data d --resume=1", "--resume takes no value"},
+        {"--data d --steps 1.5", "--steps: \"1.5\" is not a whole number"},
+        {"--data d --steps -1", "is not a whole number"},
+        {"--data d --steps +1", "is not a whole number"},
+        {"--data d --steps _", "is not a whole number"},
+        {"--data d --steps ~1", "is not a whole number"},
+        {"--data d --steps 1k", "is not a whole number"},
+        {"--data d --steps auto", "is not a whole number"},
+        {"--data d --steps 99999999999999999999", "is not a whole number"},
+        {"--data d --steps 18446744073709551616", "is not a whole number"},
+        {"--data d --steps 1000000000001", "must be 0 to"},
+        {"--data d --seed 9007199254740992", "must be 0 to 9007199254740991"},
+        {"--data d --batch 0", "--batch 0: must be 1 to 1048576"},
+        {"--data d --batch 1048577", "must be 1 to 1048576"},
+        {"--data d --layers 0", "--layers 0: must be 1 to 1000"},
+        {"--data d --keep 0", "must be 1 to"},
+        {"--data d --eval-batches 0", "must be 1 to"},
+        {"--data d --sample-tokens 0", "must be 1 to"},
+        {"--data d --lr x", "--lr: \"x\" is not a number"},
+        {"--data d --lr nan", "is not a number"},
+        {"--data d --lr inf", "is not a number"},
+        {"--data d --lr 1e999", "is not a number"},
+        {"--data d --lr 0x1p-3", "is not a number"},
+        {"--data d --lr 1e-3x", "is not a number"},
+        {"--data d --lr ~1", "is not a number"},
+        {"--data d --lr _", "is not a number"},
+        {"--data d --lr 1,5", "is not a number"},
+        {"--data d --lr auto", "is not a number"},
+        {"--data d --lr -1", "must be 0 to"},
+        {"--data d --min-lr -1", "--min-lr -1: must be 0 to"},
+        {"--data d --temperature -0.1", "must be 0 to"},
+        {"--data d --eps 0", "--eps 0: must be"},
+        {"--data d --weight-decay -1", "must be 0 to"},
+        {"--data d --beta1 1", "--beta1 must be below 1"},
+        {"--data d --beta2 1", "--beta2 must be below 1"},
+        {"--data d --beta2 1.5", "--beta2 1.5: must be 0 to 1"},
+        {"--data d --beta1 -0.1", "must be 0 to 1"},
+        {"--data d --schedule cos", "must be one of cosine|linear|constant"},
+        {"--data d --schedule !mezo", "must be one of"},
+        {"--data d --schedule _", "must be one of"},
+        {"--data d --schedule cosine|linear", "must be one of"},
+        {"--data d --steps 10 --warmup 11", "--warmup 11 is longer than --steps 10"},
+        {"--data d --lr 1e-4 --min-lr 2e-4", "--min-lr 0.0002 is above --lr 0.0001"},
+        {"--data d --batch 1048576 --seq 1048576", "too much for one"},
+        {"--data d --dump f --resume", "leave out --resume"},
+        {"--data d --optimizer mezo", "--optimizer mezo is not implemented yet"},
+        {"--data d --optimizer sgd", "must be one of"},
+        {"--data d --offload zenflow", "--offload zenflow is not implemented yet"},
+        {"--data d --offload zero", "--offload is an option of the GPU builds"},
+        {"--data d --precision bf16", "this is the CPU trainer"},
+        {"--data d --gpu-memory 24G", "this is the CPU trainer"},
+        {"--data d --gpu-memory 24X", "is not a size, like 512M or 24G"},
+        {"--data d --gpu-memory G", "is not a size"},
+        {"--data d --gpu-memory 24GB", "is not a size"},
+        {"--data d --gpu-memory 99999999T", "is not a size"},
+        {"--data d --plan", "--plan is not implemented yet"},
+        {"--data d --zen-topk 0.2", "--zen-topk is not implemented yet"},
+        {"--data d --zo-eps 0.2", "--zo-eps is not implemented yet"},
+        {"--data d --stream-blocks", "this is the CPU trainer"},
+    };
+    Options o;
+    Error err;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        bool ok = parse(&o, cases[i].line, false, &err);
+        CHECK(!ok && strstr(err.text, cases[i].reason), "[%s] %s", cases[i].line, err.text);
+        CHECK(strchr(err.text, '\n') == NULL, "one line");
+    }
+    CHECK(!parse(&o, "--data d --offload zero", true, &err)
+          && strstr(err.text, "--offload is not implemented yet"), "%s", err.text);
+    char *argv[2], big[5000];  // a long word must neither overflow nor hide what is wrong
+    memset(big, '-', sizeof big);
+    big[sizeof big - 1] = '\0';
+    argv[0] = argv[1] = big;
+    CHECK(!options_parse_args(&o, 2, argv, false, &err), "long");
+    memset(big + 2, 'x', sizeof big - 3);
+    CHECK(!options_parse_args(&o, 2, argv, false, &err) && strstr(err.text, "see --help"), "long");
+}
+
+static void combinations_that_work_are_accepted(void) {
+    static const char *const lines[] = {
+        "--steps 0 --prompt hello", "--steps 0 --val v", "--steps 0 --data d", "--resume",
+        "--data d --dump f --steps 0", "--data d --steps 10 --warmup 10", "--steps 0 --prompt _",
+        "--data d --lr 1e-4 --min-lr 1e-4", "--data d --lr 0", "--steps 0 --data d --warmup 99",
+        "--help", "-h", "--version", "--resume --out x", "--steps 0 --out x",
+    };
+    Options o;
+    Error err;
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
+        CHECK(parse(&o, lines[i], false, &err), "[%s] %s", lines[i], err.text);
+}
+
+static void help_is_complete_and_narrow(void) {
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&text, &n);
+    options_help(f, "train_gpt2");
+    fclose(f);
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const Option *x = &option_table[i];
+        char find[80];
+        snprintf(find, sizeof find, x->type == O_TITLE ? "\n%s\n" : "\n  --%s ", x->name);
+        const char *line = strstr(text, find);
+        CHECK(line != NULL, "%s", x->name);
+        if (line == NULL || x->type == O_TITLE) continue;
+        const char *next = strstr(line + 1, "\n  --"), *end = strstr(line + 1, "\n\n");
+        if (next == NULL || (end != NULL && end < next)) next = end != NULL ? end : text + n;
+        char entry[300];
+        snprintf(entry, sizeof entry, "%.*s", (int)(next - line), line);
+        snprintf(find, sizeof find, "[%s]", x->initial != NULL ? x->initial : "");
+        CHECK(x->initial == NULL || strstr(entry, find) != NULL, "no default: %s", entry);
+        CHECK((strstr(entry, " = ") != NULL) == ((x->flags & O_FIXED) != 0), "mark: %s", entry);
+        CHECK((strstr(entry, " ! ") != NULL) == ((x->flags & O_LATER) != 0), "mark: %s", entry);
+    }
+    for (const char *line = text; *line;) {
+        size_t length = strcspn(line, "\n");
+        CHECK(length <= 100, "%.*s", (int)length, line);
+        line += length + 1;
+    }
+    free(text);
+}
+
+static void a_checkpoint_restores_what_was_not_given(void) {
+    Options run, o;
+    Error err;
+    char json[8192], again[8192];
+    CHECK(parse(&run, "--data a\"b\\.txt --model d12 --batch 3 --seq 64 --lr 0.1234567890123456 "
+                "--warmup 7 --schedule linear --clip 0.30000000000000004 --seed 9007199254740991 --prompt a~\x01 "
+                "--keep 9 --threads 3 --out elsewhere --eps 1e-9 --steps 500", false, &err), "-");
+    CHECK(options_to_json(&run, json, sizeof json), "fits");
+    CHECK(parse(&o, "--resume", false, &err) && options_resume(&o, json, &err), "%s", err.text);
+    CHECK(strcmp(o.data, "a\"b\\.txt") == 0 && strcmp(o.model, "d12") == 0, "%s", o.data);
+    CHECK(o.batch == 3 && o.seq == 64 && o.lr == run.lr && o.warmup == 7, "-");
+    CHECK(o.clip == run.clip, "all digits: %.17g", o.clip);
+    CHECK(o.schedule == SCHEDULE_LINEAR && o.seed == run.seed, "-");
+    CHECK(strcmp(o.prompt, "a \x01") == 0, "%s", o.prompt);
+    CHECK(o.keep == 9 && o.eps == 1e-9 && o.min_lr == AUTO_REAL && o.val == NULL, "-");
+    CHECK(o.threads == 0 && strcmp(o.out, "out") == 0, "threads and out are not restored");
+    CHECK(options_to_json(&o, again, sizeof again) && strcmp(json, again) == 0, "%s", again);
+    options_free(&o);
+    // Given and allowed to change; given and equal; the auto values.
+    CHECK(parse(&o, "--resume --steps 900 --lr 1 --schedule cosine --warmup auto --data other "
+                "--batch 3 --seq 64 --keep 1 --min-lr 0.5 --eval-every 0 --save-dtype bf16 --val v",
+                false, &err) && options_resume(&o, json, &err), "%s", err.text);
+    CHECK(o.steps == 900 && o.lr == 1 && o.schedule == SCHEDULE_COSINE && o.keep == 1, "new");
+    CHECK(o.warmup == AUTO_COUNT && o.min_lr == 0.5 && strcmp(o.data, "other") == 0, "new values");
+    CHECK(o.eval_every == 0 && o.save_dtype == SAVE_BF16 && strcmp(o.val, "v") == 0, "new values");
+    CHECK(o.batch == 3 && o.seq == 64 && o.seed == run.seed, "old values");
+    options_free(&o);
+    for (size_t n = 0; n <= strlen(json); n++) {
+        memset(again, 'z', sizeof again);
+        CHECK(!options_to_json(&run, again, n) && again[n] == 'z', "%zu bytes are too few", n);
+    }
+    run.optimizer = OPTIMIZER_MEZO;  // as a later version will save it
+    CHECK(options_to_json(&run, again, sizeof again) && strstr(again, "\"mezo\""), "%s", again);
+    run.optimizer = OPTIMIZER_ADAMW;
+    CHECK(options_to_json(&run, again, strlen(json) + 1) && !strcmp(json, again), "just enough");
+}
+
+static void a_checkpoint_refuses_another_run(void) {
+    static const char *const fixed[] = {
+        "--model gpt2", "--layers 3", "--heads 3", "--channels 12", "--context 9", "--vocab 99",
+        "--batch 4", "--seq 65", "--accum 2", "--seed 1", "--beta1 0.8", "--beta2 0.8", "--eps 1",
+    };
+    static const struct { const char *json, *reason; } damaged[] = {
+        {"", "damaged"}, {"{", "damaged"}, {"[]", "damaged"}, {"null", "damaged"},
+        {"{\"batch\": 0}", "--batch 0: must be"}, {"{\"batch\": -1}", "not a whole number"},
+        {"{\"batch\": 1e3}", "not a whole number"}, {"{\"batch\": \"x\"}", "not a whole number"},
+        {"{\"batch\": null}", "--batch needs a value"}, {"{\"batch\": {}}", "--batch needs"},
+        {"{\"model\": null}", "--model needs a value"}, {"{\"model\": \"\"}", "--model needs"},
+        {"{\"schedule\": \"x\"}", "must be one of"}, {"{\"lr\": true}", "not a number"},
+        {"{\"optimizer\": \"mezo\"}", "not implemented yet"}, {"{}", "--data is missing"},
+        {"{\"data\": \"d\", \"min-lr\": 1}", "--min-lr 1 is above"},
+    };
+    Options run, o;
+    Error err;
+    char json[8192], line[200];
+    CHECK(parse(&run, "--data d --model d12 --batch 3 --seq 64", false, &err), "%s", err.text);
+    CHECK(options_to_json(&run, json, sizeof json), "fits");
+    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
+        snprintf(line, sizeof line, "--resume %s", fixed[i]);
+        CHECK(parse(&o, line, false, &err), "%s", err.text);
+        CHECK(!options_resume(&o, json, &err) && strstr(err.text, "contradicts"), "%s", fixed[i]);
+        options_free(&o);
+    }
+    CHECK(parse(&o, "--resume --seq 65", false, &err) && !options_resume(&o, json, &err)
+          && strstr(err.text, "--seq 65") && strstr(err.text, "has 64"), "%s", err.text);
+    options_free(&o);
+    CHECK(parse(&o, "--resume --steps 10 --warmup 11", false, &err), "checked after the merge");
+    CHECK(!options_resume(&o, json, &err) && strstr(err.text, "longer"), "%s", err.text);
+    options_free(&o);
+    for (size_t i = 0; i < sizeof damaged / sizeof damaged[0]; i++) {
+        CHECK(parse(&o, "--resume", false, &err), "%s", err.text);
+        bool ok = options_resume(&o, damaged[i].json, &err);
+        CHECK(!ok && strstr(err.text, damaged[i].reason), "[%s] %s", damaged[i].json, err.text);
+        options_free(&o);
+    }
+    // What this build does not have is skipped, so that CPU and GPU load each other's checkpoints.
+    CHECK(parse(&o, "--resume", false, &err) && options_resume(&o,
+          "{\"data\": \"d\", \"precision\": \"int4\", \"news\": 1, \"threads\": 0.5}", &err),
+          "%s", err.text);
+    options_free(&o);
+}
+
+static void gpu_options_are_saved_by_gpu_builds_only(void) {
+    Options cpu, gpu;
+    Error err;
+    char json[8192];
+    CHECK(parse(&cpu, "--data d", false, &err) && options_to_json(&cpu, json, sizeof json), "-");
+    CHECK(strstr(json, "\"precision\"") == NULL, "%s", json);
+    CHECK(parse(&gpu, "--data d", true, &err) && options_to_json(&gpu, json, sizeof json), "-");
+    CHECK(strstr(json, "\"precision\": \"bf16\"") != NULL, "%s", json);
+    CHECK(strstr(json, "\"stride\": \"auto\"") && strstr(json, "\"share\": \"auto\""), "%s", json);
+    CHECK(strstr(json, "\"stream-blocks\": false") != NULL, "%s", json);
+    CHECK(strstr(json, "\"gpu-memory\"") == NULL, "belongs to one invocation");
+    CHECK(parse(&cpu, "--resume", false, &err) && options_resume(&cpu, json, &err), "%s", err.text);
+    options_free(&cpu);
+}
+
+static void the_learning_rate_follows_its_schedule(void) {
+    Options o;
+    Error err;
+    CHECK(parse(&o, "--data d --steps 110 --warmup 10 --lr 1 --min-lr 0.2", false, &err), "-");
+    CHECK(close_to(schedule_lr(&o, 1), 0.1), "%.17g", schedule_lr(&o, 1));
+    CHECK(close_to(schedule_lr(&o, 9), 0.9), "%.17g", schedule_lr(&o, 9));
+    CHECK(schedule_lr(&o, 10) == 1, "%.17g", schedule_lr(&o, 10));
+    CHECK(close_to(schedule_lr(&o, 60), 0.6), "half way: %.17g", schedule_lr(&o, 60));
+    CHECK(close_to(schedule_lr(&o, 35), 0.2 + 0.8 * 0.5 * (1 + sqrt(0.5))), "a quarter");
+    CHECK(schedule_lr(&o, 110) == 0.2 && schedule_lr(&o, 111) == 0.2, "the end");
+    for (size_t i = 11; i <= 110; i++)
+        CHECK(schedule_lr(&o, i) < schedule_lr(&o, i - 1), "falls at %zu", i);
+    o.schedule = SCHEDULE_LINEAR;
+    CHECK(close_to(schedule_lr(&o, 35), 0.8) && schedule_lr(&o, 110) == 0.2, "linear");
+    CHECK(close_to(schedule_lr(&o, 109), 0.208), "%.17g", schedule_lr(&o, 109));
+    o.schedule = SCHEDULE_CONSTANT;
+    CHECK(close_to(schedule_lr(&o, 5), 0.5) && schedule_lr(&o, 11) == 1, "constant");
+    CHECK(schedule_lr(&o, 110) == 1, "constant");
+    CHECK(parse(&o, "--data d --steps 100 --lr 1", false, &err), "-");  // auto: 5 steps, lr / 10
+    CHECK(close_to(schedule_lr(&o, 4), 0.8) && schedule_lr(&o, 5) == 1, "auto warm-up");
+    CHECK(schedule_lr(&o, 100) == 0.1, "auto end: %.17g", schedule_lr(&o, 100));
+    CHECK(parse(&o, "--data d --steps 1 --lr 1", false, &err), "-");
+    CHECK(schedule_lr(&o, 1) == 0.1, "one step is the last: %g", schedule_lr(&o, 1));
+    CHECK(parse(&o, "--data d --steps 5 --warmup 5 --lr 1", false, &err), "-");
+    CHECK(schedule_lr(&o, 5) == 1, "warm-up to the end: %g", schedule_lr(&o, 5));
+    CHECK(parse(&o, "--data d --steps 5 --warmup 0 --lr 1", false, &err), "-");
+    CHECK(schedule_lr(&o, 1) < 1 && schedule_lr(&o, 1) > 0.9, "no warm-up");
+}
+
+int main(void) {
+    RUN(defaults_are_the_documented_ones);
+    RUN(every_option_is_stored_in_its_field);
+    RUN(mistakes_are_refused_with_a_reason);
+    RUN(combinations_that_work_are_accepted);
+    RUN(help_is_complete_and_narrow);
+    RUN(a_checkpoint_restores_what_was_not_given);
+    RUN(a_checkpoint_refuses_another_run);
+    RUN(gpu_options_are_saved_by_gpu_builds_only);
+    RUN(the_learning_rate_follows_its_schedule);
+    return test_summary();
+}

@@ -1,0 +1,569 @@
+// Tests of tokenizer.h and unicode.h. fixtures/tokenizer/expected.txt has the ids of two other
+// implementations (see make_fixture.py there). With TIDE_GPT2_TOKENIZER=DIR in the environment,
+// DIR holding GPT-2's vocab.json and merges.txt, the whole vocabulary is tested as well.
+#include "../../tokenizer.h"
+#include "test.h"
+
+static char fixture[PATH_MAX];  // the directory
+static char scratch[] = "/tmp/tide_tokenizer_XXXXXX";
+
+static uint64_t random_state = 88172645463325252u;
+
+static uint32_t random_below(uint32_t n) {  // xorshift64
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
+    return (uint32_t)(random_state >> 33) % n;
+}
+
+static uint64_t hash_add(uint64_t h, uint32_t value) { return (h ^ value) * 0x100000001b3u; }
+
+static Tokenizer *load(const char *dir) {
+    Error err;
+    Tokenizer *t = tokenizer_load(dir, &err);
+    if (t == NULL) { printf("  %s\n", err.text); exit(1); }
+    return t;
+}
+
+static size_t encode(const Tokenizer *t, const char *text, size_t n, uint32_t **ids) {
+    Error err;
+    size_t count = SIZE_MAX;
+    *ids = (uint32_t *)malloc((n > 0 ? n : 1) * sizeof **ids);
+    CHECK(tokenizer_encode(t, text, n, *ids, &count, &err), "%s", err.text);
+    return count;
+}
+
+// decode(encode(text)) == text, with text in a block of exactly n bytes.
+static bool round_trip(const Tokenizer *t, const char *text, size_t n) {
+    uint32_t *ids;
+    char *copy = (char *)malloc(n > 0 ? n : 1);
+    memcpy(copy, text, n);
+    size_t count = encode(t, copy, n, &ids), at = 0, length = 1;
+    for (size_t i = 0; i < count && length > 0; i++, at += length) {
+        const char *bytes = tokenizer_token(t, ids[i], &length);
+        if (length > n - at || memcmp(bytes, text + at, length) != 0) length = 0;
+    }
+    free(copy);
+    free(ids);
+    return at == n && length > 0;
+}
+
+// Calls `check` with every string of expected.txt, its ids and a tokenizer. Checks the words of the
+// string, too: a wrong cut shows in the ids only if a merge crosses it.
+typedef void (*ExpectedCheck)(const Tokenizer *t, const char *text, size_t n, const uint32_t *ids,
+                              size_t count);
+
+static size_t for_expected(const Tokenizer *t, ExpectedCheck check) {
+    char path[PATH_MAX];
+    Error err;
+    size_t n = 0, strings = 0;
+    path_join(path, fixture, "expected.txt");
+    char *file = file_read(path, &n, &err), *s = file;
+    if (file == NULL) { printf("  %s\n", err.text); exit(1); }
+    char *text = (char *)malloc(n);
+    uint32_t *ids = (uint32_t *)malloc(n * sizeof *ids);
+    while (*s != '\0') {
+        size_t length = 0, count = 0;
+        unsigned byte;
+        for (; *s != ' ' && sscanf(s, "%2x", &byte) == 1; s += 2) text[length++] = (char)byte;
+        while (*s == ' ' && s[1] != '/') ids[count++] = (uint32_t)strtoul(s, &s, 10);
+        size_t at = 0;
+        for (s += 2; *s == ' ';) {
+            size_t expected = strtoul(s, &s, 10), got = tokenizer_word(text + at, length - at);
+            CHECK(got == expected, "'%.*s' at byte %zu: a word of %zu bytes, not %zu",
+                  (int)(length < 60 ? length : 60), text, at, got, expected);
+            at += expected;
+        }
+        if (*s++ != '\n') { printf("  expected.txt is damaged\n"); exit(1); }
+        check(t, text, length, ids, count);
+        strings++;
+    }
+    free(file);
+    free(text);
+    free(ids);
+    return strings;
+}
+
+static void check_ids(const Tokenizer *t, const char *text, size_t n, const uint32_t *ids,
+                      size_t count) {
+    uint32_t *got;
+    size_t got_count = encode(t, text, n, &got), i = 0;
+    while (i < count && i < got_count && ids[i] == got[i]) i++;
+    CHECK(i == count && i == got_count, "'%.*s': %zu ids, not %zu, first difference at %zu",
+          (int)(n < 60 ? n : 60), text, got_count, count, i);
+    CHECK(round_trip(t, text, n), "'%.*s'", (int)(n < 60 ? n : 60), text);
+    free(got);
+}
+
+static void tokenizer_expected(void) {
+    Tokenizer *t = load(fixture);
+    size_t strings = for_expected(t, check_ids);
+    CHECK(strings > 300, "only %zu strings", strings);
+    uint32_t id;
+    size_t count = 77;
+    Error err;
+    CHECK(tokenizer_encode(t, "", 0, &id, &count, &err) && count == 0, "the empty text");
+    tokenizer_free(t);
+}
+
+// The same classes as those of an independent database (unicodedata2 16.0.0, White_Space).
+static void unicode_classes(void) {
+    size_t counts[4] = {0};
+    uint64_t h = 0xcbf29ce484222325u;
+    for (uint32_t c = 0; c < 0x110000; c++) {
+        char s[4];
+        size_t length = 0, n = utf8_encode(c, s);
+        int kind = unicode_class(c);
+        counts[kind]++;
+        h = hash_add(h, (uint32_t)kind);
+        if (c >= 0xd800 && c < 0xe000) continue;
+        CHECK(tokenizer_class(s, n, &length) == kind && length == n, "U+%04X", (unsigned)c);
+    }
+    CHECK(counts[UNICODE_LETTER] == 141028 && counts[UNICODE_NUMBER] == 1911
+          && counts[UNICODE_SPACE] == 25, "%zu letters, %zu numbers, %zu white space", counts[1],
+          counts[2], counts[3]);
+    CHECK(h == 0x48b1698009766d10u, "hash %llx", (unsigned long long)h);
+}
+
+static void write_file(const char *name, const char *text, size_t n) {
+    char path[PATH_MAX];
+    path_join(path, scratch, name);
+    FILE *f = fopen(path, "wb");
+    if (f == NULL || fwrite(text, 1, n, f) != n || fclose(f) != 0) { perror(path); exit(1); }
+}
+
+static void remove_files(void) {
+    static const char *const names[] = {"vocab.json", "merges.txt", "tokenizer_config.json"};
+    char path[PATH_MAX];
+    for (int i = 0; i < 3; i++) { path_join(path, scratch, names[i]); unlink(path); }
+}
+
+// merges.txt, from the fixture or another directory, alone in the scratch directory.
+static Tokenizer *load_merges_alone(const char *dir) {
+    char path[PATH_MAX];
+    Error err;
+    size_t n = 0;
+    path_join(path, dir, "merges.txt");
+    char *merges = file_read(path, &n, &err);
+    if (merges == NULL) { printf("  %s\n", err.text); exit(1); }
+    remove_files();
+    write_file("merges.txt", merges, n);
+    free(merges);
+    Tokenizer *t = load(scratch);
+    remove_files();
+    return t;
+}
+
+static const Tokenizer *with_vocabulary;  // what check_same_pieces compares with
+
+static void check_same_pieces(const Tokenizer *t, const char *text, size_t n, const uint32_t *ids,
+                              size_t count) {
+    uint32_t *got;
+    size_t got_count = encode(t, text, n, &got);
+    CHECK(got_count == count, "'%.*s'", (int)(n < 60 ? n : 60), text);
+    for (size_t i = 0; i < count && i < got_count; i++) {
+        size_t a, b;
+        const char *x = tokenizer_token(with_vocabulary, ids[i], &a);
+        const char *y = tokenizer_token(t, got[i], &b);
+        CHECK(a == b && memcmp(x, y, a) == 0, "'%.*s'", (int)(n < 60 ? n : 60), text);
+    }
+    free(got);
+}
+
+static void tokenizer_merges_alone(void) {
+    Tokenizer *t = load_merges_alone(fixture), *whole = load(fixture);
+    with_vocabulary = whole;
+    for_expected(t, check_same_pieces);
+    CHECK(t->vocab == whole->vocab && t->merge_count + 257 == t->vocab, "%zu ids", t->vocab);
+    CHECK((size_t)tokenizer_eot(t) == t->vocab - 1, "eot is %d", tokenizer_eot(t));
+    // GPT-2's order: printable ASCII, printable Latin-1, then the rest from NUL on
+    static const int order[][2] = {{0, '!'}, {93, '~'}, {94, 0xa1}, {105, 0xac}, {106, 0xae},
+                                   {187, 0xff}, {188, 0}, {220, ' '}, {221, 127}, {254, 160},
+                                   {255, 173}};
+    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++)
+        CHECK(t->byte_id[order[i][1]] == (uint32_t)order[i][0], "byte %d", order[i][1]);
+    for (size_t i = 0; i < t->merge_count; i++)
+        CHECK(t->merges[i].result == 256 + i, "merge %zu gives %u", i, t->merges[i].result);
+    tokenizer_free(t);
+    tokenizer_free(whole);
+}
+
+static void tokenizer_raw_bytes(void) {
+    Tokenizer *t = tokenizer_bytes();
+    char text[300];
+    uint32_t *ids;
+    for (int i = 0; i < 300; i++) text[i] = (char)(i * 7);
+    size_t count = encode(t, text, 300, &ids), length = 0;
+    CHECK(count == 300 && tokenizer_vocab(t) == 256 && tokenizer_eot(t) == -1, "%zu ids", count);
+    for (size_t i = 0; i < count; i++) CHECK(ids[i] == (unsigned char)text[i], "byte %zu", i);
+    CHECK(strcmp(tokenizer_token(t, 256, &length), "") == 0 && length == 0, "id 256");
+    CHECK(strcmp(tokenizer_token(t, UINT32_MAX, &length), "") == 0 && length == 0, "id 2^32-1");
+    CHECK(round_trip(t, "<|endoftext|>", 13), "a text without a token for it");
+    free(ids);
+    tokenizer_free(t);
+}
+
+static void tokenizer_round_trips(void) {
+    Tokenizer *tokenizers[3] = {load(fixture), load_merges_alone(fixture), tokenizer_bytes()};
+    char text[400];
+    for (int run = 0; run < 20000; run++) {
+        size_t n = 0, length = random_below(300);
+        while (n < length) {
+            switch (random_below(4)) {
+            case 0: text[n++] = (char)random_below(256); break;
+            case 1: text[n++] = " \n'aetsl"[random_below(8)]; break;
+            case 2: n += utf8_encode(random_below(0x3000), text + n); break;
+            default: n += utf8_encode(random_below(0x20000), text + n); break;  // surrogates, too
+            }
+        }
+        for (int i = 0; i < 3; i++) CHECK(round_trip(tokenizers[i], text, n), "run %d", run);
+    }
+    for (int i = 0; i < 3; i++) tokenizer_free(tokenizers[i]);
+}
+
+// A tokenizer with 60 merges of strings of a and b, each of two that were there before, at random.
+static Tokenizer *random_merges(void) {
+    char texts[62][16] = {"a", "b"}, *merges = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&merges, &n);
+    for (int count = 2; count < 62; count++) {
+        const char *left, *right;
+        int i = 0;
+        while (i < count) {  // until it is a new one
+            do {
+                left = texts[random_below((uint32_t)count)];
+                right = texts[random_below((uint32_t)count)];
+            } while (strlen(left) + strlen(right) > 12);
+            strcat(strcpy(texts[count], left), right);
+            for (i = 0; i < count && strcmp(texts[i], texts[count]) != 0; i++) {}
+        }
+        fprintf(f, "%s %s\n", left, right);
+    }
+    fclose(f);
+    Error err;
+    Tokenizer *t = tokenizer_parse(NULL, 0, merges, n, &err);
+    if (t == NULL) { printf("  %s\n", err.text); exit(1); }
+    free(merges);
+    return t;
+}
+
+// The heap gives what the plain loop gives.
+static void tokenizer_long_words(void) {
+    for (int run = 0; run < 20000; run++) {
+        static Tokenizer *t;
+        if (run % 200 == 0) { tokenizer_free(t); t = random_merges(); }
+        uint32_t a[TOKENIZER_SHORT], b[TOKENIZER_SHORT];
+        size_t n = 1 + random_below(TOKENIZER_SHORT), many = n;
+        uint32_t share = 2 + random_below(9);
+        for (size_t i = 0; i < n; i++) {
+            a[i] = t->byte_id[random_below(40) == 0 ? 'c' : random_below(share) ? 'a' : 'b'];
+            b[i] = a[i];
+        }
+        size_t few = tokenizer_merge_short(t, a, n);
+        CHECK(tokenizer_merge_long(t, b, &many), "memory");
+        CHECK(few == many && memcmp(a, b, few * sizeof *a) == 0, "run %d", run);
+        if (run == 19999) tokenizer_free(t);
+    }
+}
+
+// One "word" of a megabyte. Quadratic would take minutes.
+static void tokenizer_megabyte_words(void) {
+    Tokenizer *t = load(fixture);
+    size_t n = 1 << 20;
+    char *text = (char *)malloc(n);
+    double start = seconds_now();
+    for (int kind = 0; kind < 4; kind++) {
+        for (size_t i = 0; i < n; i++)
+            text[i] = kind == 0 ? 'a' : kind == 1 ? (char)('a' + random_below(26))
+                    : kind == 2 ? ' ' : (char)(0x80 + random_below(64));
+        CHECK(round_trip(t, text, n), "kind %d", kind);
+    }
+    CHECK(seconds_now() - start < 30, "%.1f seconds", seconds_now() - start);
+    free(text);
+    tokenizer_free(t);
+}
+
+static bool same(const Tokenizer *a, const Tokenizer *b) {
+    if (a->vocab != b->vocab || a->eot != b->eot || a->merge_count != b->merge_count) return false;
+    for (uint32_t id = 0; id < a->vocab; id++) {
+        size_t n, m;
+        const char *x = tokenizer_token(a, id, &n), *y = tokenizer_token(b, id, &m);
+        if (n != m || memcmp(x, y, n) != 0 || a->tokens[id].raw != b->tokens[id].raw) return false;
+    }
+    return memcmp(a->byte_id, b->byte_id, sizeof a->byte_id) == 0
+        && memcmp(a->merges, b->merges, a->merge_count * sizeof *a->merges) == 0;
+}
+
+static void tokenizer_saves(void) {
+    Error err;
+    Tokenizer *tokenizers[3] = {load(fixture), load_merges_alone(fixture), tokenizer_bytes()};
+    for (int i = 0; i < 3; i++) {
+        CHECK(tokenizer_save(tokenizers[i], scratch, &err), "%s", err.text);
+        Tokenizer *again = load(scratch);
+        CHECK(same(tokenizers[i], again), "tokenizer %d is another after saving", i);
+        char path[PATH_MAX];
+        path_join(path, scratch, "tokenizer_config.json");
+        Json *config = json_read(path, &err);
+        const Json *eos = json_get(config, "eos_token");
+        CHECK(eos != NULL && eos->type == (i == 2 ? JSON_NULL : JSON_STRING), "eos_token of %d", i);
+        json_free(config);
+        remove_files();
+        tokenizer_free(again);
+    }
+    CHECK(!tokenizer_save(tokenizers[0], "/nonexistent", &err) && strlen(err.text) > 0, "no error");
+    static const char *const names[] = {"vocab.json", "merges.txt", "tokenizer_config.json"};
+    for (int i = 0; i < 3; i++) {  // a full disk
+        char path[PATH_MAX];
+        path_join(path, scratch, names[i]);
+        CHECK(symlink("/dev/full", path) == 0, "symlink");
+        CHECK(!tokenizer_save(tokenizers[0], scratch, &err) && strstr(err.text, names[i]) != NULL,
+              "%s", err.text);
+        remove_files();
+    }
+    for (int i = 0; i < 3; i++) tokenizer_free(tokenizers[i]);
+}
+
+// vocab.json with all 256 bytes (but `missing`), id = value + `first`, and `more` at the end.
+static char *byte_vocabulary(int missing, unsigned first, const char *more, size_t *n) {
+    Tokenizer *t = tokenizer_bytes();
+    char *text = NULL;
+    FILE *f = open_memstream(&text, n);
+    const char *separator = "{\"";
+    for (uint32_t i = 0; i < 256; i++) {
+        if ((int)i == missing) continue;
+        fprintf(f, "%s", separator);
+        tokenizer_write(t, i, true, f);
+        fprintf(f, "\": %u", i + first);
+        separator = ", \"";
+    }
+    fprintf(f, "%s}", more);
+    fclose(f);
+    tokenizer_free(t);
+    return text;
+}
+
+static Tokenizer *parse(const char *more, const char *merges, Error *err) {
+    size_t n = 0;
+    char *vocab = byte_vocabulary(-1, 5, more, &n);
+    Tokenizer *t = tokenizer_parse(vocab, n, merges, strlen(merges), err);
+    free(vocab);
+    return t;
+}
+
+// An OPT-like vocabulary: </s>, ids with holes, tokens that are no byte characters.
+static void tokenizer_special(void) {
+    Error err;
+    Tokenizer *t = parse(", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, \"madeupword0000\": 300, "
+                         "\"\\u2581x y\": 16777215, \"ab\": 290, \"\\u0120a\": 291", "a b\n", &err);
+    CHECK(t != NULL, "%s", err.text);
+    if (t == NULL) return;
+    CHECK(tokenizer_eot(t) == 2 && tokenizer_vocab(t) == 1 << 24, "eot %d", tokenizer_eot(t));
+    static const struct { uint32_t id; const char *text; } cases[] = {
+        {1, "<pad>"}, {2, "</s>"}, {300, "madeupword0000"}, {16777215, "\xe2\x96\x81x y"},
+        {290, "ab"}, {291, " a"}, {5 + ' ', " "}, {4, ""}, {299, ""}, {16777216, ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t n = 0;
+        const char *bytes = tokenizer_token(t, cases[i].id, &n);
+        CHECK(n == strlen(cases[i].text) && memcmp(bytes, cases[i].text, n) == 0, "id %u: '%.*s'",
+              cases[i].id, (int)n, bytes);
+    }
+    static const uint32_t expected[] = {290, 2, 5 + '<', 5 + 'p', 5 + 'a', 5 + 'd', 5 + '>'};
+    check_ids(t, "ab</s><pad>", 11, expected, 7);
+    CHECK(tokenizer_save(t, scratch, &err), "%s", err.text);
+    Tokenizer *again = load(scratch);
+    CHECK(same(t, again), "another after saving");
+    remove_files();
+    tokenizer_free(again);
+    tokenizer_free(t);
+}
+
+static void tokenizer_merge_files(void) {
+    Error err;
+    static const char *const good[] = {"#version: 0.2\na b\nab c\n", "a b\nab c\n", "a b\nab c",
+                                       "#version: 0.2\r\na b\r\nab c\r\n", "a b\n\nab c\n\n",
+                                       "#version\na b\nab c\r\n"};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        Tokenizer *a = parse(", \"ab\": 400, \"abc\": 1", good[i], &err);
+        CHECK(a != NULL && a->merge_count == 2, "%s: %s", good[i], err.text);
+        Tokenizer *b = tokenizer_parse(NULL, 0, good[i], strlen(good[i]), &err);
+        CHECK(b != NULL && b->merge_count == 2 && b->vocab == 259, "%s: %s", good[i], err.text);
+        uint32_t id = 1;
+        if (a != NULL) check_ids(a, "abc", 3, &id, 1);
+        id = 257;
+        if (b != NULL) check_ids(b, "abc", 3, &id, 1);
+        tokenizer_free(a);
+        tokenizer_free(b);
+    }
+    // two ways to one token are fine with a vocabulary, ambiguous without
+    static const char twice[] = "a b\nb c\nab c\na bc\n";
+    Tokenizer *t = parse(", \"ab\": 400, \"bc\": 1, \"abc\": 2", twice, &err);
+    CHECK(t != NULL && t->merge_count == 4, "%s", err.text);
+    tokenizer_free(t);
+    t = tokenizer_parse(NULL, 0, twice, strlen(twice), &err);
+    CHECK(t == NULL && strstr(err.text, "same token") != NULL, "%s", err.text);
+}
+
+static void expect_error(const char *vocab, size_t n, const char *merges, const char *words) {
+    Error err;
+    err.text[0] = '\0';
+    Tokenizer *t = tokenizer_parse(vocab, n, merges, strlen(merges), &err);
+    CHECK(t == NULL && strstr(err.text, words) != NULL, "'%s' should say '%s'",
+          t == NULL ? err.text : "no error", words);
+    tokenizer_free(t);
+}
+
+static void tokenizer_bad_files(void) {
+    static const struct { const char *more, *merges, *words; } cases[] = {
+        {"", "", "merges.txt: empty"},
+        {"", "a b\n", "line 1: gives a token that is not"},
+        {", \"abc\": 1", "#version\nab c\n", "line 2: merges a token that is not"},
+        {", \"abc\": 1", "c ab\n", "merges a token that is not"},
+        {", \"ab\": 1", "a b\na b\n", "line 2: occurs twice"},
+        {", \"ab\": 1", "ab\n", "line 1: not two tokens"},
+        {", \"ab\": 1", "a b\n#version\n", "line 2: not two tokens"},
+        {", \"ab\": 1", "a  b\n", "not two tokens"},
+        {", \"ab\": 1", " ab\n", "not two tokens"},
+        {", \"ab\": 1", "ab \n", "not two tokens"},
+        {", \"ab\": 1", "a b c\n", "not two tokens"},
+        {", \"ab\": 1", "a\tb\n", "not two tokens"},
+        {", \"ab\": 1", "a \xe2\x82\xac\n", "not in byte characters"},
+        {", \"ab\": 1", "\xff b\n", "not in byte characters"},
+        {", \"ab\": 5", "a b\n", "has the id of another"},
+        {", \"ab\": 1, \"ac\": 1", "a b\n", "has the id of another"},
+        {", \"ab\": 16777216", "a b\n", "below 2^24"},
+        {", \"ab\": -1", "a b\n", "below 2^24"},
+        {", \"ab\": 1.5", "a b\n", "below 2^24"},
+        {", \"ab\": \"1\"", "a b\n", "below 2^24"},
+        {", \"\": 1", "#version\n", "is empty"},
+        {", \"ab\": 1, \"ab\": 2", "a b\n", "occurs twice"},
+        {", \"ab\": 1]", "a b\n", "JSON"},
+    };
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *vocab = byte_vocabulary(-1, 5, cases[i].more, &n);
+        expect_error(vocab, n, cases[i].merges, cases[i].words);
+        free(vocab);
+    }
+    for (int missing = 0; missing < 256; missing++) {
+        char *vocab = byte_vocabulary(missing, 0, "", &n), words[40];
+        snprintf(words, sizeof words, "no token for the byte 0x%02x", (unsigned)missing);
+        expect_error(vocab, n, "#version\n", words);
+        free(vocab);
+    }
+    char *vocab = byte_vocabulary(-1, 0, ", \"ab\": 256", &n);
+    for (size_t i = 0; i < n; i++) {
+        char *part = (char *)malloc(i > 0 ? i : 1);
+        memcpy(part, vocab, i);
+        expect_error(part, i, "a b\n", "JSON");
+        free(part);
+    }
+    free(vocab);
+    expect_error("[]", 2, "a b\n", "not an object");
+    expect_error("{}", 2, "a b\n", "no token for the byte");
+    expect_error(NULL, 0, "#version: 0.2\n", "no merges");
+    expect_error(NULL, 0, "\n\n", "no merges");
+    expect_error(NULL, 0, "a b\na b\n", "same token");
+    expect_error(NULL, 0, "ab c\n", "merges a token that is not");
+    expect_error(NULL, 0, "a b\na \xc3\n", "line 2: not in byte characters");
+}
+
+static void tokenizer_bad_directories(void) {
+    Error err;
+    char path[PATH_MAX];
+    CHECK(tokenizer_load("/nonexistent", &err) == NULL && strstr(err.text, "merges.txt") != NULL,
+          "%s", err.text);
+    remove_files();
+    write_file("vocab.json", "{}", 2);
+    CHECK(tokenizer_load(scratch, &err) == NULL && strstr(err.text, "merges.txt") != NULL, "%s",
+          err.text);
+    write_file("merges.txt", "a b\n", 4);
+    CHECK(tokenizer_load(scratch, &err) == NULL && strstr(err.text, scratch) != NULL, "%s",
+          err.text);
+    write_file("vocab.json", "", 0);
+    CHECK(tokenizer_load(scratch, &err) == NULL && strstr(err.text, "vocab.json") != NULL, "%s",
+          err.text);
+    path_join(path, scratch, "vocab.json");
+    CHECK(truncate(path, (off_t)1 << 40) == 0, "a huge file with holes");
+    CHECK(tokenizer_load(scratch, &err) == NULL && strstr(err.text, "too large") != NULL, "%s",
+          err.text);
+    unlink(path);
+    CHECK(mkdir(path, 0777) == 0 && tokenizer_load(scratch, &err) == NULL
+          && strstr(err.text, "vocab.json") != NULL, "%s", err.text);
+    rmdir(path);
+    remove_files();
+}
+
+static uint64_t gpt2_hash;
+
+static void hash_ids(const Tokenizer *t, const char *text, size_t n, const uint32_t *unused,
+                     size_t unused_count) {
+    (void)unused;
+    (void)unused_count;
+    uint32_t *ids, c;
+    for (size_t at = 0, step; at < n; at += step)
+        if ((step = utf8_decode(text + at, n - at, &c)) == 0) return;  // not for the other library
+    size_t count = encode(t, text, n, &ids);
+    for (size_t i = 0; i < count; i++) gpt2_hash = hash_add(gpt2_hash, ids[i]);
+    gpt2_hash = hash_add(gpt2_hash, 0xffffff);
+    free(ids);
+}
+
+static void tokenizer_gpt2(void) {
+    const char *dir = getenv("TIDE_GPT2_TOKENIZER");
+    if (dir == NULL) SKIP("TIDE_GPT2_TOKENIZER does not name GPT-2's vocabulary");
+    Tokenizer *tokenizers[2] = {load(dir), load_merges_alone(dir)};
+    CHECK(same(tokenizers[0], tokenizers[1]), "vocab.json is not what merges.txt gives");
+    for (int i = 0; i < 2; i++) {
+        const Tokenizer *t = tokenizers[i];
+        static const char text[] = "Hello world, don't <|endoftext|>";
+        static const uint32_t ids[] = {15496, 995, 11, 836, 470, 220, 50256};
+        CHECK(t->vocab == 50257 && t->eot == 50256 && t->merge_count == 50000, "not GPT-2's");
+        check_ids(t, text, strlen(text), ids, 7);
+        // of the ids that Hugging Face transformers gives for the valid strings of expected.txt
+        gpt2_hash = 0xcbf29ce484222325u;
+        for_expected(t, hash_ids);
+        CHECK(gpt2_hash == 0xa6673b66b301fc5du, "hash %llx", (unsigned long long)gpt2_hash);
+    }
+    // a text of the same kind: tinyshakespeare.txt beside the vocabulary, if it is there
+    char path[PATH_MAX];
+    Error err;
+    size_t n = 0;
+    path_join(path, dir, "tinyshakespeare.txt");
+    if (path_exists(path)) {
+        char *text = file_read(path, &n, &err);
+        for (int i = 0; i < 2 && text != NULL; i++) {
+            uint32_t *ids;
+            uint64_t h = 0xcbf29ce484222325u;
+            size_t count = encode(tokenizers[i], text, n, &ids);
+            for (size_t j = 0; j < count; j++) h = hash_add(h, ids[j]);
+            CHECK(count == 338025 && h == 0xb547ad363c19676eu, "%zu tokens", count);
+            free(ids);
+        }
+        free(text);
+    }
+    for (int i = 0; i < 2; i++) tokenizer_free(tokenizers[i]);
+}
+
+int main(void) {
+    const char *slash = strrchr(__FILE__, '/');
+    snprintf(fixture, sizeof fixture, "%.*s/fixtures/tokenizer",
+             slash == NULL ? 1 : (int)(slash - __FILE__), slash == NULL ? "." : __FILE__);
+    if (mkdtemp(scratch) == NULL) { perror(scratch); return 1; }
+    RUN(unicode_classes);
+    RUN(tokenizer_expected);
+    RUN(tokenizer_merges_alone);
+    RUN(tokenizer_raw_bytes);
+    RUN(tokenizer_round_trips);
+    RUN(tokenizer_long_words);
+    RUN(tokenizer_megabyte_words);
+    RUN(tokenizer_saves);
+    RUN(tokenizer_special);
+    RUN(tokenizer_merge_files);
+    RUN(tokenizer_bad_files);
+    RUN(tokenizer_bad_directories);
+    RUN(tokenizer_gpt2);
+    remove_files();
+    rmdir(scratch);
+    return test_summary();
+}

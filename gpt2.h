@@ -1,0 +1,268 @@
+// gpt2.h: what a GPT-2 (or OPT) model is: its configuration, its presets, the one table that
+// describes every parameter tensor, its first values, and how many bytes everything takes.
+// Nothing here computes; loaders, trainers, optimizer, sharding and tests iterate over the table.
+#ifndef TIDE_GPT2_H
+#define TIDE_GPT2_H
+#include "util.h"
+#include "rng.h"
+
+// ---------------------------------------------------------------------------------------------
+// Configuration
+
+enum { FAMILY_GPT2, FAMILY_OPT };          // which Hugging Face naming a saved model uses
+enum { ACTIVATION_GELU, ACTIVATION_RELU };  // GELU in its tanh form ("gelu_new")
+
+typedef struct {
+    size_t layers;        // L
+    size_t heads;         // NH; the head size C / NH is HS
+    size_t channels;      // C
+    size_t ffn;           // F, hidden width of the MLP; 4 C unless a loaded model says otherwise
+    size_t context;       // longest sequence that the position table has room for
+    size_t vocab;         // V, tokens 0 .. V-1
+    size_t vocab_padded;  // Vp, V rounded up to a multiple of 128; only gpt2_finish() sets it
+    int family;           // FAMILY_*
+    int activation;       // ACTIVATION_*
+    int tied;             // 1: the head is wte; 0: the head has a tensor of its own (lm_head)
+} GPT2Config;
+
+#define LAYERNORM_EPS 1e-5f
+#define ALIGN_ELEMENTS 128  // every tensor starts at a multiple of this, and Vp is one
+
+static inline size_t round_up(size_t n, size_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
+
+// Fills the derived fields and refuses what is not a model. Call it after any change.
+static inline bool gpt2_finish(GPT2Config *c, Error *err) {
+    if (c->layers < 1 || c->layers > 1000) return error_set(err, "layers must be 1 to 1000");
+    if (c->channels < 1 || c->channels > 1 << 16) return error_set(err, "channels must be 1 to 65536");
+    if (c->heads < 1 || c->channels % c->heads != 0)
+        return error_set(err, "channels (%zu) must be a multiple of heads (%zu)", c->channels, c->heads);
+    if (c->ffn == 0) c->ffn = 4 * c->channels;
+    if (c->ffn > 1 << 20) return error_set(err, "the MLP's width must be at most %d", 1 << 20);
+    if (c->context < 1 || c->context > 1 << 20) return error_set(err, "context must be 1 to %d", 1 << 20);
+    if (c->vocab < 1 || c->vocab > 1 << 24) return error_set(err, "vocab must be 1 to %d", 1 << 24);
+    c->vocab_padded = round_up(c->vocab, ALIGN_ELEMENTS);
+    return true;
+}
+
+// name, layers, heads, channels, context, vocab, family, activation, tied.
+// GPT-2: Radford et al. 2019, table 2. OPT: Zhang et al. 2022, table 1 (350M is a post-LN model
+// and is left out). 7b to 20b: Deep Optimizer States, table 2, with the GPT-2 vocabulary.
+typedef struct {
+    const char *name;
+    int layers, heads, channels, context, vocab, family, activation, tied;
+} GPT2Preset;
+
+static const GPT2Preset gpt2_presets[] = {
+    {"nano",         4,  4,   128,  256,   256, FAMILY_GPT2, ACTIVATION_GELU, 1},
+    {"gpt2",        12, 12,   768, 1024, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
+    {"gpt2-medium", 24, 16,  1024, 1024, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
+    {"gpt2-large",  36, 20,  1280, 1024, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
+    {"gpt2-xl",     48, 25,  1600, 1024, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
+    {"7b",          32, 32,  4096, 2048, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
+    {"8.3b",        72, 24,  3072, 2048, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
+    {"10b",         50, 32,  4096, 2048, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
+    {"13b",         40, 40,  5120, 2048, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
+    {"20b",         48, 64,  6144, 2048, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
+    {"opt-125m",    12, 12,   768, 2048, 50272, FAMILY_OPT,  ACTIVATION_RELU, 1},
+    {"opt-1.3b",    24, 32,  2048, 2048, 50272, FAMILY_OPT,  ACTIVATION_RELU, 1},
+    {"opt-2.7b",    32, 32,  2560, 2048, 50272, FAMILY_OPT,  ACTIVATION_RELU, 1},
+    {"opt-6.7b",    32, 32,  4096, 2048, 50272, FAMILY_OPT,  ACTIVATION_RELU, 1},
+    {"opt-13b",     40, 40,  5120, 2048, 50272, FAMILY_OPT,  ACTIVATION_RELU, 1},
+    {"opt-30b",     48, 56,  7168, 2048, 50272, FAMILY_OPT,  ACTIVATION_RELU, 1},
+    {"opt-66b",     64, 72,  9216, 2048, 50272, FAMILY_OPT,  ACTIVATION_RELU, 1},
+    {"opt-175b",    96, 96, 12288, 2048, 50272, FAMILY_OPT,  ACTIVATION_RELU, 1},
+};
+
+// Fills *c from a preset's name, or from "dN": depth N at GPT-2's proportions, 64 channels per
+// layer and 64 per head, so that d12 is GPT-2 124M. Returns false if there is no such name.
+static inline bool gpt2_preset(GPT2Config *c, const char *name) {
+    memset(c, 0, sizeof *c);
+    for (size_t i = 0; i < sizeof gpt2_presets / sizeof gpt2_presets[0]; i++) {
+        const GPT2Preset *p = &gpt2_presets[i];
+        if (strcmp(p->name, name) != 0) continue;
+        c->layers = (size_t)p->layers;
+        c->heads = (size_t)p->heads;
+        c->channels = (size_t)p->channels;
+        c->context = (size_t)p->context;
+        c->vocab = (size_t)p->vocab;
+        c->family = p->family;
+        c->activation = p->activation;
+        c->tied = p->tied;
+        return true;
+    }
+    char *end;
+    if (name[0] != 'd' || name[1] < '1' || name[1] > '9') return false;
+    long depth = strtol(name + 1, &end, 10);
+    if (*end != '\0' || depth > 1000) return false;
+    c->layers = (size_t)depth;
+    c->heads = (size_t)depth;
+    c->channels = 64 * (size_t)depth;
+    c->context = 1024;
+    c->vocab = 50257;
+    c->tied = 1;
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The parameter table
+
+// The tensors of one layer, in the order in which they lie in memory.
+enum { LN_1_W, LN_1_B, QKV_W, QKV_B, ATTPROJ_W, ATTPROJ_B,
+       LN_2_W, LN_2_B, FC_W, FC_B, FCPROJ_W, FCPROJ_B, LAYER_TENSORS };
+
+typedef struct {
+    char name[32];        // "wte", "h.3.attn.qkv.w", "ln_f.b": native names, one per tensor
+    int layer;            // -1 before the layers (wte, wpe), L after them (ln_f, lm_head)
+    int kind;             // within a layer: LN_1_W ..; otherwise -1
+    int rank;             // 2: a (rows, cols) matrix, row-major; 1: a vector (rows = 1)
+    int decay;            // 1: weight decay applies (rank 2)
+    size_t rows, cols;    // logical shape; a linear layer's weight is (OC, C)
+    size_t rows_padded;   // rows in memory: Vp for wte and lm_head, else rows
+    size_t size;          // rows_padded * cols elements
+    size_t offset;        // of the first element in the arena, a multiple of ALIGN_ELEMENTS
+    float init_std;       // first values: normal(0, init_std); 0: constant init_value
+    float init_value;
+} GPT2Tensor;
+
+typedef struct {
+    int count;
+    GPT2Tensor *tensors;  // in memory order
+    int wte, wpe, ln_f_w, ln_f_b, lm_head;  // indices; lm_head == wte when the head is tied
+    int first_layer;      // index of layer 0's ln_1.w; layer l's tensor k is first_layer + l*12 + k
+    size_t elements;      // length of the arena in elements, gaps included (they stay zero)
+    size_t parameters;    // what one calls the model's size: logical elements only
+} GPT2Table;
+
+static inline GPT2Tensor *table_add(GPT2Table *t, const char *name, int layer, int kind,
+                                    size_t rows, size_t cols, int rank, float std, float value) {
+    GPT2Tensor *x = &t->tensors[t->count++];
+    snprintf(x->name, sizeof x->name, "%s", name);
+    x->layer = layer;
+    x->kind = kind;
+    x->rank = rank;
+    x->decay = rank >= 2;
+    x->rows = x->rows_padded = rows;
+    x->cols = cols;
+    x->init_std = std;
+    x->init_value = value;
+    return x;
+}
+
+// Lays the model out: wte, wpe, the layers, ln_f, lm_head (untied only). One layer is one
+// contiguous range. The caller frees it with gpt2_table_free().
+// First values as in GPT-2: normal(0, 0.02), and 0.02 / sqrt(2 L) for the two projections that
+// write into the residual stream, because 2 L of them add up there.
+static inline GPT2Table gpt2_table(const GPT2Config *c) {
+    static const char *const names[LAYER_TENSORS] = {
+        "ln_1.w", "ln_1.b", "attn.qkv.w", "attn.qkv.b", "attn.proj.w", "attn.proj.b",
+        "ln_2.w", "ln_2.b", "mlp.fc.w", "mlp.fc.b", "mlp.proj.w", "mlp.proj.b"};
+    const size_t C = c->channels, F = c->ffn, L = c->layers;
+    const float std = 0.02f, residual_std = (float)(0.02 / __builtin_sqrt(2.0 * (double)L));
+    GPT2Table t;
+    memset(&t, 0, sizeof t);
+    t.tensors = (GPT2Tensor *)alloc_or_fail(L * LAYER_TENSORS + 5, sizeof(GPT2Tensor), "table");
+    t.wte = t.count;
+    table_add(&t, "wte", -1, -1, c->vocab, C, 2, std, 0)->rows_padded = c->vocab_padded;
+    t.wpe = t.count;
+    table_add(&t, "wpe", -1, -1, c->context, C, 2, std, 0);
+    t.first_layer = t.count;
+    for (size_t l = 0; l < L; l++) {
+        const size_t rows[LAYER_TENSORS] = {1, 1, 3 * C, 1, C, 1, 1, 1, F, 1, C, 1};
+        const size_t cols[LAYER_TENSORS] = {C, C, C, 3 * C, C, C, C, C, C, F, F, C};
+        for (int k = 0; k < LAYER_TENSORS; k++) {
+            char name[32];
+            snprintf(name, sizeof name, "h.%zu.%s", l, names[k]);
+            const bool matrix = k == QKV_W || k == ATTPROJ_W || k == FC_W || k == FCPROJ_W;
+            const bool residual = k == ATTPROJ_W || k == FCPROJ_W;
+            table_add(&t, name, (int)l, k, rows[k], cols[k], matrix ? 2 : 1,
+                      matrix ? (residual ? residual_std : std) : 0.0f,
+                      k == LN_1_W || k == LN_2_W ? 1.0f : 0.0f);
+        }
+    }
+    t.ln_f_w = t.count;
+    table_add(&t, "ln_f.w", (int)L, -1, 1, C, 1, 0, 1);
+    t.ln_f_b = t.count;
+    table_add(&t, "ln_f.b", (int)L, -1, 1, C, 1, 0, 0);
+    t.lm_head = t.wte;
+    if (!c->tied) {
+        t.lm_head = t.count;
+        table_add(&t, "lm_head", (int)L, -1, c->vocab, C, 2, std, 0)->rows_padded = c->vocab_padded;
+    }
+    for (int i = 0; i < t.count; i++) {
+        GPT2Tensor *x = &t.tensors[i];
+        x->size = x->rows_padded * x->cols;
+        x->offset = t.elements;
+        t.elements += round_up(x->size, ALIGN_ELEMENTS);
+        t.parameters += x->rows * x->cols;
+    }
+    return t;
+}
+
+static inline void gpt2_table_free(GPT2Table *t) { free(t->tensors); memset(t, 0, sizeof *t); }
+
+// Index of the tensor with this native name, or -1.
+static inline int gpt2_find(const GPT2Table *t, const char *name) {
+    for (int i = 0; i < t->count; i++)
+        if (strcmp(t->tensors[i].name, name) == 0) return i;
+    return -1;
+}
+
+// First values for every parameter in `arena` (t->elements floats). A value depends only on the
+// seed, the tensor's index and the element's logical position: not on padding or threads.
+static inline void gpt2_init(const GPT2Table *t, float *arena, uint64_t seed) {
+    memset(arena, 0, t->elements * sizeof(float));
+    for (int i = 0; i < t->count; i++) {
+        const GPT2Tensor *x = &t->tensors[i];
+        float *p = arena + x->offset;
+        const size_t n = x->rows * x->cols;  // padded rows follow and stay zero
+        if (x->init_std == 0) {
+            for (size_t j = 0; j < n; j++) p[j] = x->init_value;
+            continue;
+        }
+        rng_normals(p, n, seed, RNG_INIT, (uint32_t)i, 0);
+        for (size_t j = 0; j < n; j++) p[j] *= x->init_std;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Shard map
+
+// A range of the arena that this process owns. Optimizer, norm, offloading and checkpoints walk a
+// list of these; one process without ZeRO owns every tensor whole.
+typedef struct {
+    int tensor;      // index into the table
+    size_t offset;   // first element within the tensor
+    size_t length;   // elements (padded rows included: their gradients are zero, so they stay zero)
+    int decay;       // the tensor's
+} Shard;
+
+typedef struct { int count; Shard *shards; } ShardMap;
+
+static inline ShardMap gpt2_shards_all(const GPT2Table *t) {
+    ShardMap map;
+    map.count = t->count;
+    map.shards = (Shard *)alloc_or_fail((size_t)t->count, sizeof(Shard), "shard map");
+    for (int i = 0; i < t->count; i++) {
+        map.shards[i].tensor = i;
+        map.shards[i].offset = 0;
+        map.shards[i].length = t->tensors[i].size;
+        map.shards[i].decay = t->tensors[i].decay;
+    }
+    return map;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Arithmetic
+
+// Floating-point operations of one forward and backward per token at sequence length T: 6 for
+// every weight that enters a matrix product (the embedding lookups do none, the head does), and
+// 6 T C per layer for the two attention products over T/2 keys on average.
+static inline double gpt2_flops_per_token(const GPT2Config *c, size_t T) {
+    const double C = (double)c->channels, F = (double)c->ffn, L = (double)c->layers;
+    const double weights = L * (4 * C * C + 2 * C * F) + (double)c->vocab * C;
+    return 6 * weights + 6 * L * C * (double)T;
+}
+
+#endif

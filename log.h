@@ -1,0 +1,326 @@
+// log.h: what a run tells: a line per step for people, DIR/log.jsonl for programs, and a plot of
+// the losses, DIR/loss.svg.
+//
+// log.jsonl has one JSON object per line, {"step":1,"loss":..,"grad_norm":..,"lr":..,"ms":..,
+// "tokens_per_s":..} for a training step and {"step":..,"val_loss":..} for an evaluation. Every
+// line is in the file before the next step begins; a line that a crash cut short is dropped by the
+// run that resumes.
+#ifndef TIDE_LOG_H
+#define TIDE_LOG_H
+#include "util.h"
+#include <math.h>
+#include <sys/ioctl.h>
+#include "json.h"
+
+typedef struct { size_t step; double loss; } LogPoint;
+typedef struct { size_t count, room; LogPoint *points; } LogSeries;
+
+typedef struct {
+    char dir[PATH_MAX];
+    FILE *file;              // DIR/log.jsonl
+    FILE *screen;            // stdout
+    bool terminal;           // screen is one: show progress in place
+    bool drawn;              // a progress line stands there
+    double last_drawn;       // when, in seconds
+    double start;            // when the step before this session's first one ended
+    size_t first;            // this session's first step
+    LogSeries train, val;
+} Log;
+
+static inline void log_add(LogSeries *s, size_t step, double loss) {
+    if (fabs(loss) > 1e30) return;  // could not be drawn
+    if (s->count == s->room) {
+        s->room = s->room > 0 ? 2 * s->room : 1024;
+        s->points = (LogPoint *)realloc(s->points, s->room * sizeof(LogPoint));
+        if (s->points == NULL) fail("out of memory: the log of %zu steps", s->room);
+    }
+    s->points[s->count].step = step;
+    s->points[s->count++].loss = loss;
+}
+
+// Reads the n bytes of a log: complete, valid lines of steps up to `last` go into the series and,
+// as they are, into `kept`. Everything else is dropped.
+static inline void log_load(Log *l, const char *text, size_t n, size_t last, FILE *kept) {
+    Error ignored;
+    for (size_t at = 0; at < n;) {
+        const char *line = text + at, *end = (const char *)memchr(line, '\n', n - at);
+        if (end == NULL) break;  // torn
+        size_t length = (size_t)(end - line), step = 0;
+        at += length + 1;
+        Json *object = json_parse(line, length, &ignored);
+        if (object != NULL && json_get_size(object, "step", &step) && step <= last) {
+            const Json *loss = json_get(object, "loss"), *val = json_get(object, "val_loss");
+            if (loss != NULL && loss->type == JSON_NUMBER) log_add(&l->train, step, loss->number);
+            if (val != NULL && val->type == JSON_NUMBER) log_add(&l->val, step, val->number);
+            fwrite(line, 1, length + 1, kept);
+        }
+        json_free(object);
+    }
+}
+
+// Flushes, closes and moves `path`.tmp to `path`; on any failure the old file stays.
+static inline bool log_replace(FILE *f, const char *temporary, const char *path, Error *err) {
+    bool ok = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
+    int reason = errno;
+    if (fclose(f) != 0 && ok) { ok = false; reason = errno; }
+    if (ok && rename(temporary, path) != 0) { ok = false; reason = errno; }
+    if (ok) return true;
+    unlink(temporary);
+    return error_set(err, "%.400s cannot be written: %s", path, strerror(reason));
+}
+
+// Removes the progress line. To be called before anything else is printed.
+static inline void log_clear(Log *l) {
+    if (l->drawn) fputs("\r\033[K", l->screen);
+    l->drawn = false;
+}
+
+static inline void log_close(Log *l) {
+    log_clear(l);
+    fflush(l->screen);
+    if (l->file != NULL) fclose(l->file);
+    free(l->train.points);
+    free(l->val.points);
+    memset(l, 0, sizeof *l);
+}
+
+// Opens the log of a run in `dir`, which must exist. resume_step 0: a new run; an older log is kept
+// as log.jsonl.old. Otherwise the log is cut back to the lines of steps up to resume_step, whose
+// losses the plot will show. On failure false and the reason in err; nothing needs to be closed.
+static inline bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
+    char path[PATH_MAX], other[PATH_MAX];
+    struct stat s;
+    memset(l, 0, sizeof *l);
+    snprintf(l->dir, sizeof l->dir, "%s", dir);
+    l->screen = stdout;
+    const char *term = getenv("TERM");
+    l->terminal = isatty(STDOUT_FILENO) && (term == NULL || strcmp(term, "dumb") != 0);
+    l->start = seconds_now();
+    path_join(path, dir, "log.jsonl");
+    bool exists = stat(path, &s) == 0 && s.st_size > 0;
+    if (exists && resume_step == 0) {
+        path_join(other, dir, "log.jsonl.old");
+        if (rename(path, other) != 0)
+            return error_set(err, "%.400s cannot be renamed: %s", path, strerror(errno));
+    } else if (exists) {
+        size_t n = 0;
+        char *text = file_read(path, &n, err);
+        if (text == NULL) return false;
+        path_join(other, dir, "log.jsonl.tmp");
+        FILE *kept = fopen(other, "wb");
+        if (kept != NULL) log_load(l, text, n, resume_step, kept);
+        free(text);
+        if (kept == NULL) return error_set(err, "%.400s: %s", other, strerror(errno));
+        if (!log_replace(kept, other, path, err)) { log_close(l); return false; }
+    }
+    l->file = fopen(path, "ab");
+    if (l->file != NULL) return true;
+    error_set(err, "%.400s: %s", path, strerror(errno));
+    log_close(l);
+    return false;
+}
+
+static inline bool log_flush(Log *l, Error *err) {
+    if (fflush(l->file) == 0 && !ferror(l->file)) return true;
+    return error_set(err, "%.400s/log.jsonl cannot be written: %s", l->dir, strerror(errno));
+}
+
+// "41 s", "3 m 12 s", "2 h 05 m", "4 d 03 h"
+static inline void log_duration(char *out, size_t n, double seconds) {
+    unsigned long s = seconds < 1e9 ? (unsigned long)(seconds + 0.5) : 1000000000UL;
+    if (s < 60) snprintf(out, n, "%lu s", s);
+    else if (s < 3600) snprintf(out, n, "%lu m %02lu s", s / 60, s % 60);
+    else if (s < 86400) snprintf(out, n, "%lu h %02lu m", s / 3600, s % 3600 / 60);
+    else snprintf(out, n, "%lu d %02lu h", s / 86400, s % 86400 / 3600);
+}
+
+// After a step (the first is 1) of `steps`: writes both lines. ms: milliseconds that it took;
+// percent_of_peak: of the machine's floating-point peak, 0 if unknown. In a terminal the human line
+// is redrawn in place with a bar, and stays for about 20 steps of the run. False and the reason in
+// err if the log cannot be written or if the loss or norm is no number.
+static inline bool log_step(Log *l, size_t step, size_t steps, double loss, double grad_norm,
+                            double lr, double ms, double tokens_per_s, double percent_of_peak,
+                            Error *err) {
+    if (!isfinite(loss) || !isfinite(grad_norm))
+        return error_set(err, "step %zu: the loss is %g and the gradient norm %g", step, loss,
+                         grad_norm);
+    if (!isfinite(tokens_per_s)) tokens_per_s = 0;
+    log_add(&l->train, step, loss);
+    fprintf(l->file, "{\"step\":%zu,\"loss\":%.9g,\"grad_norm\":%.9g,\"lr\":%.9g,\"ms\":%.6g,"
+            "\"tokens_per_s\":%.6g}\n", step, loss, grad_norm, lr, ms, tokens_per_s);
+
+    const double now = seconds_now();
+    if (l->first == 0) { l->first = step; l->start = now - ms / 1000; }
+    const double per_step = (now - l->start) / (double)(step - l->first + 1);
+    const size_t ahead = steps > step ? steps - step : 0;
+    char peak[32] = "", left[32], line[256], bar[21] = "....................";
+    if (percent_of_peak > 0) snprintf(peak, sizeof peak, " | %.0f %% of peak", percent_of_peak);
+    log_duration(left, sizeof left, per_step * (double)ahead);
+    if (!l->terminal || step % (steps / 20 + 1) == 0 || ahead == 0) {
+        log_clear(l);
+        fprintf(l->screen, "step %zu/%zu | loss %.4f | norm %.2f | lr %.1e | %.0f tok/s%s | %s left"
+                "\n", step, steps, loss, grad_norm, lr, tokens_per_s, peak, left);
+    } else if (now - l->last_drawn > 0.05) {
+        struct winsize size;
+        int width = ioctl(fileno(l->screen), TIOCGWINSZ, &size) == 0 && size.ws_col > 0
+                    ? size.ws_col : 80;
+        memset(bar, '#', (size_t)(20 * (double)step / (double)steps));
+        snprintf(line, sizeof line, "step %zu/%zu [%s] loss %.4f | %.0f tok/s | %s left", step,
+                 steps, bar, loss, tokens_per_s, left);
+        fprintf(l->screen, "\r%.*s\033[K", width - 1, line);  // the last column would wrap
+        l->drawn = true;
+        l->last_drawn = now;
+    }
+    fflush(l->screen);
+    return log_flush(l, err);
+}
+
+// After an evaluation at `step`: both lines.
+static inline bool log_eval(Log *l, size_t step, double val_loss, Error *err) {
+    if (!isfinite(val_loss))
+        return error_set(err, "step %zu: the validation loss is %g", step, val_loss);
+    log_add(&l->val, step, val_loss);
+    fprintf(l->file, "{\"step\":%zu,\"val_loss\":%.9g}\n", step, val_loss);
+    log_clear(l);
+    fprintf(l->screen, "step %zu | val loss %.4f\n", step, val_loss);
+    fflush(l->screen);
+    return log_flush(l, err);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The plot
+
+enum { PLOT_WIDTH = 800, PLOT_HEIGHT = 450, PLOT_LEFT = 60, PLOT_RIGHT = 30, PLOT_TOP = 20,
+       PLOT_BOTTOM = 50, PLOT_BUCKETS = 400 };
+
+typedef struct { double x1, y0, y1; } PlotRange;  // steps 0 .. x1, losses y0 .. y1
+
+static inline void plot_point(FILE *f, const PlotRange *r, double step, double loss) {
+    const double w = PLOT_WIDTH - PLOT_LEFT - PLOT_RIGHT, h = PLOT_HEIGHT - PLOT_TOP - PLOT_BOTTOM;
+    fprintf(f, " %.1f,%.1f", PLOT_LEFT + w * step / r->x1,
+            PLOT_TOP + h * (r->y1 - loss) / (r->y1 - r->y0));
+}
+
+// The distance between ticks, 1, 2 or 5 times a power of ten, for at most n of them.
+static inline double plot_tick(double span, int n) {
+    double unit = pow(10, floor(log10(span / n)));
+    double steps[] = {1, 2, 5, 10};
+    for (int i = 0; i < 3; i++) if (span / (unit * steps[i]) <= n) return unit * steps[i];
+    return unit * 10;
+}
+
+static inline void plot_axes(FILE *f, const PlotRange *r) {
+    const double right = PLOT_WIDTH - PLOT_RIGHT, bottom = PLOT_HEIGHT - PLOT_BOTTOM;
+    const double dy = plot_tick(r->y1 - r->y0, 8);
+    double dx = plot_tick(r->x1, 8);
+    if (dx < 1) dx = 1;
+    for (int i = 0; i <= 10; i++) {
+        double v = (ceil(r->y0 / dy) + i) * dy;
+        double y = PLOT_TOP + (bottom - PLOT_TOP) * (r->y1 - v) / (r->y1 - r->y0);
+        if (v > r->y1) break;
+        fprintf(f, "<path class=\"grid\" d=\"M%d %.1fH%.0f\"/>\n", PLOT_LEFT, y, right);
+        fprintf(f, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%.6g</text>\n", PLOT_LEFT - 8,
+                y + 4, fabs(v) < dy / 2 ? 0 : v);
+    }
+    for (int i = 0; i <= 10 && i * dx <= r->x1; i++) {
+        double x = PLOT_LEFT + (right - PLOT_LEFT) * i * dx / r->x1;
+        fprintf(f, "<path class=\"axis\" d=\"M%.1f %.0fv5\"/>\n", x, bottom);
+        fprintf(f, "<text x=\"%.1f\" y=\"%.0f\" text-anchor=\"middle\">%.10g</text>\n", x,
+                bottom + 20, i * dx);
+    }
+    fprintf(f, "<path class=\"axis\" d=\"M%d %.0fH%.0f\"/>\n", PLOT_LEFT, bottom, right);
+    fprintf(f, "<text x=\"%.0f\" y=\"%d\" text-anchor=\"middle\">step</text>\n",
+            (PLOT_LEFT + right) / 2, PLOT_HEIGHT - 10);
+    fprintf(f, "<text transform=\"translate(16 %.0f) rotate(-90)\" text-anchor=\"middle\">loss"
+            "</text>\n", (PLOT_TOP + bottom) / 2);
+}
+
+// Ends a polyline with a ring, which alone shows a series of one point.
+static inline void plot_end(FILE *f, const PlotRange *r, const char *name, LogPoint last) {
+    fprintf(f, "\"/>\n<path class=\"%s\" d=\"M", name);
+    plot_point(f, r, (double)last.step, last.loss);
+    fprintf(f, "m-3,0a3,3 0 1 0 6,0a3,3 0 1 0 -6,0\"/>\n");
+}
+
+// The training loss: thin, lowest and highest of every bucket of steps (no spike is lost), and over
+// it the mean of a 25th of the run around every bucket's end, less near the ends of the run.
+static inline void plot_train(FILE *f, const PlotRange *r, const LogSeries *s) {
+    const LogPoint *p = s->points;
+    const size_t n = s->count, buckets = n < PLOT_BUCKETS ? n : (size_t)PLOT_BUCKETS;
+    fprintf(f, "<polyline class=\"raw\" points=\"");
+    for (size_t b = 0; b < buckets; b++) {
+        size_t begin = b * n / buckets, end = (b + 1) * n / buckets, low = begin, high = begin;
+        for (size_t i = begin; i < end; i++) {
+            if (p[i].loss < p[low].loss) low = i;
+            if (p[i].loss > p[high].loss) high = i;
+        }
+        const size_t first = low < high ? low : high, second = low < high ? high : low;
+        plot_point(f, r, (double)p[first].step, p[first].loss);
+        if (second != first) plot_point(f, r, (double)p[second].step, p[second].loss);
+    }
+    fprintf(f, "\"/>\n<polyline class=\"train\" points=\"");
+    for (size_t b = 0; b < buckets; b++) {
+        size_t center = (b + 1) * n / buckets - 1, reach = n / 50;
+        if (b == 0) center = 0;
+        if (reach > center) reach = center;
+        if (reach > n - 1 - center) reach = n - 1 - center;
+        double sum = 0;
+        for (size_t i = center - reach; i <= center + reach; i++) sum += p[i].loss;
+        plot_point(f, r, (double)p[center].step, sum / (double)(2 * reach + 1));
+    }
+    plot_end(f, r, "train", p[n - 1]);
+}
+
+static inline void plot_val(FILE *f, const PlotRange *r, const LogSeries *s) {
+    const size_t stride = s->count / PLOT_BUCKETS + 1;
+    fprintf(f, "<polyline class=\"val\" points=\"");
+    for (size_t i = (s->count - 1) % stride; i < s->count; i += stride)
+        plot_point(f, r, (double)s->points[i].step, s->points[i].loss);
+    plot_end(f, r, "val", s->points[s->count - 1]);
+}
+
+static inline void plot_legend(FILE *f, int row, const char *name, const LogSeries *s) {
+    if (s->count == 0) return;
+    fprintf(f, "<path class=\"%s\" d=\"M640 %dh24\"/><text x=\"672\" y=\"%d\">%s %.4g</text>\n",
+            name, PLOT_TOP + 20 * row, PLOT_TOP + 20 * row + 4, name, s->points[s->count - 1].loss);
+}
+
+// Draws both losses over the steps to DIR/loss.svg, replacing it whole.
+static inline bool log_plot(const Log *l, Error *err) {
+    char path[PATH_MAX], temporary[PATH_MAX];
+    PlotRange r = {1, INFINITY, -INFINITY};
+    const LogSeries *both[2] = {&l->train, &l->val};
+    for (int k = 0; k < 2; k++) {
+        for (size_t i = 0; i < both[k]->count; i++) {
+            r.x1 = fmax(r.x1, (double)both[k]->points[i].step);
+            r.y0 = fmin(r.y0, both[k]->points[i].loss);
+            r.y1 = fmax(r.y1, both[k]->points[i].loss);
+        }
+    }
+    if (r.y0 > r.y1) return true;  // nothing to show yet
+    const double margin = fmax(0.04 * (r.y1 - r.y0), 1e-3 * fmax(1, fabs(r.y1)));
+    r.y0 -= margin;
+    r.y1 += margin;
+    path_join(path, l->dir, "loss.svg");
+    path_join(temporary, l->dir, "loss.svg.tmp");
+    FILE *f = fopen(temporary, "wb");
+    if (f == NULL) return error_set(err, "%.400s: %s", temporary, strerror(errno));
+    fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
+            "height=\"%d\">\n<style>\n", PLOT_WIDTH, PLOT_HEIGHT, PLOT_WIDTH, PLOT_HEIGHT);
+    fprintf(f, "text{font:12px sans-serif;fill:#444} .page{fill:#fff} polyline,path{fill:none}\n"
+            ".axis{stroke:#888} .grid{stroke:#ddd} .raw{stroke:#9ec5f0;stroke-width:1}\n"
+            ".train{stroke:#1f6fc4;stroke-width:2} .val{stroke:#d9601a;stroke-width:2}\n"
+            "@media(prefers-color-scheme:dark){text{fill:#bbb} .page{fill:#161b22}\n"
+            ".grid{stroke:#30363d} .raw{stroke:#2b4f78} .train{stroke:#58a6ff} "
+            ".val{stroke:#f0883e}}\n</style>\n<rect class=\"page\" width=\"100%%\" "
+            "height=\"100%%\"/>\n");
+    plot_axes(f, &r);
+    if (l->train.count > 0) plot_train(f, &r, &l->train);
+    if (l->val.count > 0) plot_val(f, &r, &l->val);
+    plot_legend(f, 0, "train", &l->train);
+    plot_legend(f, l->train.count > 0 ? 1 : 0, "val", &l->val);
+    fprintf(f, "</svg>\n");
+    return log_replace(f, temporary, path, err);
+}
+
+#endif

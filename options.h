@@ -1,0 +1,556 @@
+// options.h: the command line of every trainer, and the learning rate that it describes.
+//
+// One table says everything about an option: its name, its field in Options, type, default, range,
+// which builds have it, and what --resume does with it. Parsing, --help, the options saved in a
+// checkpoint and their merging on --resume all iterate over that table.
+#ifndef TIDE_OPTIONS_H
+#define TIDE_OPTIONS_H
+#include "util.h"
+#include <assert.h>
+#include <math.h>
+#include "json.h"
+
+// Values of the choice options, in the order in which the table lists their names.
+enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT };
+enum { SAVE_FP32, SAVE_BF16 };
+enum { OPTIMIZER_ADAMW, OPTIMIZER_MEZO };
+enum { PRECISION_BF16, PRECISION_FP32, PRECISION_FP16 };
+enum { RECOMPUTE_AUTO, RECOMPUTE_NONE, RECOMPUTE_BLOCK };
+enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE,
+       OFFLOAD_ZENFLOW };
+enum { WIRE_BF16, WIRE_FP32 };
+enum { NOISE_GAUSSIAN, NOISE_RADEMACHER };
+
+#define OPTION_MAX 96           // room for rows in the table
+#define AUTO_COUNT SIZE_MAX     // "auto", for a count whose range begins at 0
+#define AUTO_REAL (-1.0)        // "auto", for a real number whose range begins at 0
+
+// "auto" is stored as the value just below the range: AUTO_COUNT, AUTO_REAL, or 0 where the range
+// begins at 1. Strings point into argv, the table, or `saved`.
+typedef struct {
+    const char *model;                                // preset, dN, directory or .safetensors file
+    size_t layers, heads, channels, context, vocab;   // 0: as in the model
+    const char *data, *val, *tokenizer;               // NULL: not given
+    size_t batch, seq, accum;                         // seq 0: the model's context
+    size_t steps, warmup, seed;                       // warmup may be AUTO_COUNT: see schedule_lr()
+    double lr, min_lr, weight_decay, beta1, beta2, eps, clip;  // min_lr may be AUTO_REAL
+    int schedule, optimizer;
+    size_t eval_every, eval_batches, sample_every, sample_tokens, top_k;  // every 0: never
+    double temperature;
+    const char *prompt;                               // NULL: not given
+    const char *out, *dump;
+    size_t save_every, keep, threads;                 // threads 0: all
+    int save_dtype;
+    bool resume, help, version;
+    // placement, GPU builds
+    int precision, recompute, offload, grad_wire;
+    double resident, share;                           // share may be AUTO_REAL
+    size_t stride, subgroup, zero;                    // stride 0: auto
+    size_t gpu_memory, host_memory;                   // bytes; 0: all there is
+    bool plan, calibrate;
+    const char *rates, *trace;
+    // importance-aware updates
+    double zen_topk;
+    size_t zen_window, zen_reselect, zen_warmup;      // zen_window 0: auto
+    // zeroth-order training
+    double zo_eps;
+    size_t zo_queries, slots, resident_blocks;
+    int zo_noise;
+    bool stream_blocks, zo_no_overlap, zo_no_slots, zo_no_fused_update;
+    // bookkeeping
+    bool gpu_build;
+    bool given[OPTION_MAX];  // by row of the table: it was on the command line
+    Json *saved;             // owns the strings that came from a checkpoint; options_free()
+} Options;
+
+enum { O_TITLE, O_TEXT, O_COUNT, O_BYTES, O_REAL, O_CHOICE, O_FLAG };
+
+enum {
+    O_FIXED = 1,  // defines the run: saved, and --resume refuses another value
+    O_OWN = 2,    // belongs to one invocation: neither saved nor restored
+    O_GPU = 4,    // only in the GPU builds
+    O_LATER = 8,  // no build has it yet; remove the flag when one does
+};                // none of these: saved, and --resume takes the saved value unless one is given
+
+typedef struct {
+    int type;
+    const char *name;     // without the two dashes; of a title row: the title
+    size_t offset;        // of the field in Options
+    const char *initial;  // default, as it would be written on the command line; NULL: none
+    const char *values;   // choices, "a|b|!c" (! is not implemented yet); of a text: what it is
+    double min, max;      // of numbers, both included; of a text: the shortest length
+    int flags;
+    const char *help;
+} Option;
+
+#define BIG 9007199254740991.0  // 2^53 - 1: the largest count, exact in JSON and in a double
+#define TITLE(text) {O_TITLE, text, 0, NULL, NULL, 0, 0, 0, ""}
+#define TEXT(name, field, initial, what, flags, help) \
+    {O_TEXT, name, offsetof(Options, field), initial, what, 1, 0, flags, help}
+#define CHOICE(name, field, initial, values, flags, help) \
+    {O_CHOICE, name, offsetof(Options, field), initial, values, 0, 0, flags, help}
+#define COUNT(name, field, initial, min, max, flags, help) \
+    {O_COUNT, name, offsetof(Options, field), initial, NULL, min, max, flags, help}
+#define BYTES(name, field, initial, min, max, flags, help) \
+    {O_BYTES, name, offsetof(Options, field), initial, NULL, min, max, flags, help}
+#define REAL(name, field, initial, min, max, flags, help) \
+    {O_REAL, name, offsetof(Options, field), initial, NULL, min, max, flags, help}
+#define FLAG(name, field, flags, help) \
+    {O_FLAG, name, offsetof(Options, field), NULL, NULL, 0, 0, flags, help}
+
+static const Option option_table[] = {
+    TITLE("Model"),
+    TEXT("model", model, "nano", "NAME|PATH", O_FIXED, "a name from the list above, or weights"),
+    COUNT("layers", layers, "auto", 1, 1000, O_FIXED, "auto: as in the model"),
+    COUNT("heads", heads, "auto", 1, 65536, O_FIXED, "auto: as in the model"),
+    COUNT("channels", channels, "auto", 1, 65536, O_FIXED, "auto: as in the model"),
+    COUNT("context", context, "auto", 1, 1 << 20, O_FIXED, "auto: as in the model"),
+    COUNT("vocab", vocab, "auto", 1, 1 << 24, O_FIXED, "auto: as in the model"),
+
+    TITLE("Data"),
+    TEXT("data", data, NULL, "PATH", 0, "text, or llm.c .bin tokens; may be a glob"),
+    TEXT("val", val, NULL, "PATH", 0, "validation data; else the last tenth of --data"),
+    TEXT("tokenizer", tokenizer, NULL, "bytes|DIR", 0,
+         "DIR: vocab.json, merges.txt; else the model's, or bytes"),
+    COUNT("batch", batch, "8", 1, 1 << 20, O_FIXED, "sequences per micro-batch (on each GPU)"),
+    COUNT("seq", seq, "0", 0, 1 << 20, O_FIXED, "tokens per sequence; 0: the model's context"),
+    COUNT("accum", accum, "1", 1, 1 << 20, O_FIXED, "micro-batches per step"),
+    COUNT("seed", seed, "1337", 0, BIG, O_FIXED, "of first weights, order of data, and samples"),
+
+    TITLE("Training"),
+    COUNT("steps", steps, "1000", 0, 1e12, 0, "of the whole run; 0: only evaluate, sample or save"),
+    REAL("lr", lr, "6e-4", 0, 1000, 0, "highest learning rate"),
+    COUNT("warmup", warmup, "auto", 0, 1e12, 0, "steps from 0 up to --lr; auto: 1/20 of --steps"),
+    CHOICE("schedule", schedule, "cosine", "cosine|linear|constant", 0, "how the rate falls then"),
+    REAL("min-lr", min_lr, "auto", 0, 1000, 0, "rate at the last step; auto: 1/10 of --lr"),
+    CHOICE("optimizer", optimizer, "adamw", "adamw|!mezo", 0, ""),
+    REAL("weight-decay", weight_decay, "0.1", 0, 1000, 0, "of matrices"),
+    REAL("beta1", beta1, "0.9", 0, 1, O_FIXED, "decay of the first moment, below 1"),
+    REAL("beta2", beta2, "0.95", 0, 1, O_FIXED, "decay of the second moment, below 1"),
+    REAL("eps", eps, "1e-8", 1e-30, 1, O_FIXED, "added to the root of the second moment"),
+    REAL("clip", clip, "1", 0, 1e30, 0, "largest gradient norm; 0: no clipping"),
+
+    TITLE("Evaluation and samples"),
+    COUNT("eval-every", eval_every, "100", 0, BIG, 0, "steps; 0: never"),
+    COUNT("eval-batches", eval_batches, "20", 1, BIG, 0, "per evaluation, at most"),
+    COUNT("sample-every", sample_every, "0", 0, BIG, 0, "steps; 0: never"),
+    COUNT("sample-tokens", sample_tokens, "256", 1, 1e9, 0, "length of a sample"),
+    {O_TEXT, "prompt", offsetof(Options, prompt), NULL, "TEXT", 0, 0, 0, "what a sample continues"},
+    REAL("temperature", temperature, "0.8", 0, 1000, 0, "0: always the likeliest token"),
+    COUNT("top-k", top_k, "0", 0, 1 << 24, 0, "sample from the N likeliest tokens; 0: from all"),
+
+    TITLE("Files and the machine"),
+    TEXT("out", out, "out", "DIR", O_OWN, "the run's log, weights and checkpoints"),
+    FLAG("resume", resume, O_OWN, "continue the newest checkpoint in --out, with its options"),
+    COUNT("save-every", save_every, "0", 0, BIG, 0, "steps; 0: only at the end"),
+    COUNT("keep", keep, "2", 1, BIG, 0, "checkpoints; older ones are deleted"),
+    CHOICE("save-dtype", save_dtype, "fp32", "fp32|bf16", 0, "of model.safetensors"),
+    COUNT("threads", threads, "0", 0, 4096, O_OWN, "0: one per core"),
+    TEXT("dump", dump, NULL, "FILE", O_OWN, "loss, logits, gradients of the first batch; exit"),
+    FLAG("help", help, O_OWN, "this list"),
+    FLAG("version", version, O_OWN, ""),
+
+    TITLE("GPU builds (train_gpt2cu, train_gpt2emu)"),
+    CHOICE("precision", precision, "bf16", "bf16|fp32|fp16", O_GPU | O_LATER, "fp16: mezo only"),
+    CHOICE("recompute", recompute, "auto", "auto|none|block", O_GPU | O_LATER, "of activations"),
+    CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|!zenflow",
+           O_GPU | O_LATER, "where the optimizer lives"),
+    REAL("resident", resident, "0", 0, 1, O_GPU | O_LATER, "share of its state kept on the GPU"),
+    COUNT("stride", stride, "auto", 1, BIG, O_GPU | O_LATER, "the GPU updates every Nth sub-group"),
+    REAL("share", share, "auto", 0, 1, O_GPU | O_LATER, "of the other bytes that the GPU updates"),
+    COUNT("subgroup", subgroup, "auto", 1, BIG, O_GPU | O_LATER,
+          "parameters; auto: layers of at most 100 million"),
+    CHOICE("grad-wire", grad_wire, "bf16", "bf16|fp32", O_GPU | O_LATER, "gradients to the host"),
+    COUNT("zero", zero, "0", 0, 3, O_GPU | O_LATER, "ZeRO stage, on several GPUs"),
+    BYTES("gpu-memory", gpu_memory, "0", 0, 1e15, O_OWN | O_GPU | O_LATER,
+          "use at most this, like 24G; 0: all"),
+    BYTES("host-memory", host_memory, "0", 0, 1e15, O_OWN | O_GPU | O_LATER,
+          "use at most this; 0: all"),
+    FLAG("plan", plan, O_OWN | O_LATER, "print memory and predicted time; exit"),
+    TEXT("rates", rates, NULL, "FILE", O_OWN | O_LATER, "measured rates for --plan"),
+    FLAG("calibrate", calibrate, O_OWN | O_LATER, "measure them on this machine"),
+    TEXT("trace", trace, NULL, "FILE", O_OWN | O_GPU | O_LATER, "a timeline for Perfetto"),
+
+    TITLE("Importance-aware updates (--offload zenflow)"),
+    REAL("zen-topk", zen_topk, "0.1", 0, 1, O_LATER, "share of columns kept on the GPU"),
+    COUNT("zen-window", zen_window, "auto", 1, BIG, O_LATER, "steps between updates of the rest"),
+    COUNT("zen-reselect", zen_reselect, "auto", 1, BIG, O_LATER, "steps between selections"),
+    COUNT("zen-warmup", zen_warmup, "0", 0, BIG, O_LATER, "plain steps before"),
+
+    TITLE("Zeroth-order training (--optimizer mezo)"),
+    REAL("zo-eps", zo_eps, "1e-3", 1e-30, 1, O_LATER, "size of the perturbation"),
+    COUNT("zo-queries", zo_queries, "1", 1, 65536, O_LATER, "directions per step"),
+    CHOICE("zo-noise", zo_noise, "gaussian", "gaussian|rademacher", O_LATER, ""),
+    FLAG("stream-blocks", stream_blocks, O_GPU | O_LATER, "weights live on the host"),
+    COUNT("slots", slots, "3", 1, 1000, O_GPU | O_LATER, "blocks in flight"),
+    COUNT("resident-blocks", resident_blocks, "0", 0, 1000, O_GPU | O_LATER, "kept on the GPU"),
+    FLAG("zo-no-overlap", zo_no_overlap, O_GPU | O_LATER, "ablation"),
+    FLAG("zo-no-slots", zo_no_slots, O_GPU | O_LATER, "ablation"),
+    FLAG("zo-no-fused-update", zo_no_fused_update, O_GPU | O_LATER, "ablation"),
+};
+#undef TITLE
+#undef TEXT
+#undef CHOICE
+#undef COUNT
+#undef BYTES
+#undef REAL
+#undef FLAG
+
+enum { OPTION_COUNT = sizeof option_table / sizeof option_table[0] };
+static_assert(OPTION_COUNT <= OPTION_MAX, "make OPTION_MAX larger");
+
+// Row of the option with this name of n bytes, or -1.
+static inline int option_find(const char *name, size_t n) {
+    for (int i = 0; i < OPTION_COUNT; i++)
+        if (option_table[i].type != O_TITLE && strlen(option_table[i].name) == n
+            && memcmp(option_table[i].name, name, n) == 0) return i;
+    return -1;
+}
+
+// Was --name on the command line?
+static inline bool option_given(const Options *o, const char *name) {
+    int row = option_find(name, strlen(name));
+    return row >= 0 && o->given[row];
+}
+
+// ---------------------------------------------------------------------------------------------
+// Values
+
+// Whole non-negative numbers: digits, and for O_BYTES one of K, M, G, T (powers of 1024).
+static inline bool parse_count(const char *text, bool suffix, size_t *out) {
+    static const char units[] = "KMGT";
+    size_t v = 0, i = 0;
+    for (; text[i] >= '0' && text[i] <= '9'; i++)
+        if (__builtin_mul_overflow(v, (size_t)10, &v)
+            || __builtin_add_overflow(v, (size_t)(text[i] - '0'), &v)) return false;
+    if (i == 0) return false;
+    const char *unit = suffix && text[i] != '\0' ? strchr(units, text[i]) : NULL;
+    if (unit != NULL) {
+        if (__builtin_mul_overflow(v, (size_t)1 << (10 * (unit - units + 1)), &v)) return false;
+        i++;
+    }
+    *out = v;
+    return text[i] == '\0';
+}
+
+static inline bool parse_real(const char *text, double *out) {
+    char *end = NULL;
+    if (text[strspn(text, "+-.eE0123456789")] != '\0') return false;  // no nan, hex, blanks
+    *out = strtod(text, &end);
+    return *end == '\0' && end != text && isfinite(*out);
+}
+
+// Index of `text` in "a|b|!c", or -1; *later: it is marked with !.
+static inline int parse_choice(const char *values, const char *text, bool *later) {
+    size_t n = strlen(text);
+    for (int i = 0; values != NULL; i++) {
+        const char *bar = strchr(values, '|');
+        *later = *values == '!';
+        values += *later;
+        size_t length = bar != NULL ? (size_t)(bar - values) : strlen(values);
+        if (length == n && memcmp(values, text, n) == 0) return i;
+        values = bar != NULL ? bar + 1 : NULL;
+    }
+    return -1;
+}
+
+// Stores a value, given as text, in its field.
+static inline bool option_set(Options *o, const Option *x, const char *text, Error *err) {
+    void *field = (char *)o + x->offset;
+    const bool has_auto = x->initial != NULL && strcmp(x->initial, "auto") == 0;
+    const char *wrong = NULL;
+    double v = x->min;
+    size_t count = 0;
+    if (text == NULL ? x->type != O_TEXT || x->initial != NULL
+                     : x->type == O_TEXT && strlen(text) < (size_t)x->min)
+        return error_set(err, "--%s needs a value that is not empty", x->name);
+    if (x->type == O_FLAG) {
+        *(bool *)field = strcmp(text, "true") == 0;
+    } else if (x->type == O_TEXT) {
+        *(const char **)field = text;
+    } else if (x->type == O_CHOICE) {
+        bool later = false;
+        int i = parse_choice(x->values, text, &later);
+        if (i < 0)
+            return error_set(err, "--%s %.60s: must be one of %s", x->name, text, x->values);
+        if (later) return error_set(err, "--%s %s is not implemented yet", x->name, text);
+        *(int *)field = i;
+    } else if (x->type == O_REAL) {
+        if (has_auto && strcmp(text, "auto") == 0) *(double *)field = x->min - 1;
+        else if (!parse_real(text, &v)) wrong = "is not a number";
+        else *(double *)field = v;
+    } else {
+        const bool bytes = x->type == O_BYTES;
+        if (has_auto && strcmp(text, "auto") == 0) *(size_t *)field = (size_t)x->min - 1;
+        else if (!parse_count(text, bytes, &count))
+            wrong = bytes ? "is not a size, like 512M or 24G" : "is not a whole number";
+        else v = (double)(*(size_t *)field = count);
+    }
+    if (wrong != NULL) return error_set(err, "--%s: \"%.60s\" %s", x->name, text, wrong);
+    if (v < x->min || (v > x->max && x->max > 0))
+        return error_set(err, "--%s %.60s: must be %.10g to %.16g", x->name, text, x->min, x->max);
+    return true;
+}
+
+// Writes a field as JSON.
+static inline void option_write(FILE *f, const Options *o, const Option *x) {
+    const void *field = (const char *)o + x->offset;
+    if (x->type == O_FLAG) {
+        fputs(*(const bool *)field ? "true" : "false", f);
+    } else if (x->type == O_REAL) {
+        double v = *(const double *)field;
+        char text[32];
+        for (int digits = 6; digits <= 17; digits++) {  // the shortest that is exact
+            snprintf(text, sizeof text, "%.*g", digits, v);
+            if (strtod(text, NULL) == v) break;
+        }
+        fputs(v < x->min ? "\"auto\"" : text, f);
+    } else if (x->type == O_COUNT || x->type == O_BYTES) {
+        size_t v = *(const size_t *)field;
+        if (v == (size_t)x->min - 1) fputs("\"auto\"", f);
+        else fprintf(f, "%zu", v);
+    } else {
+        const char *s = NULL;
+        size_t n = 0;
+        if (x->type == O_TEXT) {
+            s = *(const char *const *)field;
+            if (s != NULL) n = strlen(s);
+        } else {
+            s = x->values;
+            for (int i = *(const int *)field; i > 0; i--) s = strchr(s, '|') + 1;
+            s += *s == '!';
+            n = strcspn(s, "|");
+        }
+        if (s == NULL) fputs("null", f);
+        else json_write_string(f, s, n);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The command line
+
+// Changes to turn a into b (Levenshtein 1966), looking at no more than 32 bytes of each.
+static inline size_t edit_distance(const char *a, size_t na, const char *b) {
+    size_t row[33], nb = strlen(b);
+    if (na > 32) na = 32;
+    if (nb > 32) nb = 32;
+    for (size_t j = 0; j <= nb; j++) row[j] = j;
+    for (size_t i = 1; i <= na; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= nb; j++) {
+            size_t best = diagonal + (a[i - 1] != b[j - 1]);
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[nb];
+}
+
+// `arg` as on the command line, with one or two dashes and perhaps "=value".
+static inline bool unknown_option(const char *arg, Error *err) {
+    const char *name = arg + strspn(arg, "-"), *nearest = NULL;
+    size_t n = strcspn(name, "="), best = (n < 32 ? n : 32) / 3 + 2;  // else: none
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        if (option_table[i].type == O_TITLE) continue;
+        size_t d = edit_distance(name, n, option_table[i].name);
+        if (d > 2 && n >= 3 && strncmp(option_table[i].name, name, n) == 0) d = 2;  // --temp
+        if (d < best) { best = d; nearest = option_table[i].name; }
+    }
+    int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
+    if (nearest == NULL) return error_set(err, "unknown option %.*s; see --help", shown, arg);
+    return error_set(err, "unknown option %.*s; did you mean --%s?", shown, arg, nearest);
+}
+
+// Refuses combinations that cannot work.
+static inline bool options_check(const Options *o, Error *err) {
+    if (o->beta1 >= 1) return error_set(err, "--beta1 must be below 1");
+    if (o->beta2 >= 1) return error_set(err, "--beta2 must be below 1");
+    if (o->min_lr > o->lr)
+        return error_set(err, "--min-lr %g is above --lr %g", o->min_lr, o->lr);
+    if (o->steps > 0 && o->warmup != AUTO_COUNT && o->warmup > o->steps)
+        return error_set(err, "--warmup %zu is longer than --steps %zu", o->warmup, o->steps);
+    if ((double)o->batch * (double)(o->seq > 0 ? o->seq : 1) * (double)o->accum > 1e12)
+        return error_set(err, "--batch %zu times --seq %zu times --accum %zu is too much for one",
+                         o->batch, o->seq, o->accum);
+    if (o->data == NULL && (o->steps > 0 || o->dump != NULL))
+        return error_set(err, "--data is missing: name a text or .bin file: --data my.txt");
+    if (o->data == NULL && o->val == NULL && o->prompt == NULL && !option_given(o, "out"))
+        return error_set(err, "--steps 0 needs --data or --val to evaluate, --prompt to sample, or "
+                              "--out to save the model");
+    return true;
+}
+
+// Fills *o with the defaults and then from the command line; the last of repeated options counts.
+// Stops at --help and --version, for the caller to act on. With --resume the combinations are
+// checked later, by options_resume(). On a mistake: false, and one sentence in err.
+static inline bool options_parse_args(Options *o, int argc, char **argv, bool gpu_build,
+                                      Error *err) {
+    memset(o, 0, sizeof *o);
+    o->gpu_build = gpu_build;
+    for (int i = 0; i < OPTION_COUNT; i++)
+        if (option_table[i].initial != NULL
+            && !option_set(o, &option_table[i], option_table[i].initial, err)) return false;
+    for (int i = 1; i < argc; i++) {
+        const char *arg = argv[i];
+        if (strcmp(arg, "-h") == 0) arg = "--help";
+        if (arg[0] != '-')
+            return error_set(err, "unexpected argument \"%.60s\": every value follows the name of "
+                                  "an option, as in --data FILE", arg);
+        if (arg[1] != '-') return unknown_option(arg, err);
+        const char *name = arg + 2, *equals = strchr(name, '='), *value = "true";
+        size_t n = equals != NULL ? (size_t)(equals - name) : strlen(name);
+        int row = option_find(name, n);
+        if (row < 0) return unknown_option(arg, err);
+        const Option *x = &option_table[row];
+        if (x->type == O_FLAG) {
+            if (equals != NULL) return error_set(err, "--%s takes no value", x->name);
+        } else if (equals != NULL) {
+            value = equals + 1;
+        } else {
+            if (i + 1 == argc || strncmp(argv[i + 1], "--", 2) == 0)
+                return error_set(err, "--%s needs a value%s", x->name, i + 1 < argc ?
+                                 "; write --NAME=VALUE if it starts with --" : "");
+            value = argv[++i];
+        }
+        if (!option_set(o, x, value, err)) return false;
+        if ((x->flags & O_GPU) && !gpu_build)
+            return error_set(err, "--%s is an option of the GPU builds; this is the CPU trainer",
+                             x->name);
+        if (x->flags & O_LATER) return error_set(err, "--%s is not implemented yet", x->name);
+        o->given[row] = true;
+        if (o->help || o->version) return true;
+    }
+    if (o->dump != NULL && o->resume)
+        return error_set(err, "--dump shows the first step of a run: leave out --resume, or load "
+                              "the weights with --model DIR");
+    return o->resume || options_check(o, err);
+}
+
+static inline void options_help(FILE *f, const char *program) {
+    fprintf(f, "usage: %s --data FILE [options]\n\n"
+               "Trains a GPT; --data FILE alone trains a small one on the bytes of a text.\n"
+               "[default]   = fixed by the checkpoint on --resume; all others may change there\n"
+               "            ! not implemented yet\n"
+               "Models: nano, gpt2, gpt2-medium, gpt2-large, gpt2-xl, 7b, 8.3b, 10b, 13b, 20b,\n"
+               "        opt-125m .. opt-175b, dN (N layers, shaped like GPT-2), and weights in\n"
+               "        Hugging Face naming: a directory or a .safetensors file\n", program);
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const Option *x = &option_table[i];
+        const char *value = x->values != NULL ? x->values : x->type == O_REAL ? "F"
+                          : x->type == O_BYTES ? "SIZE" : "N";
+        char left[100];
+        if (x->type == O_TITLE) { fprintf(f, "\n%s\n", x->name); continue; }
+        bool or_auto = x->values == NULL && x->initial && strcmp(x->initial, "auto") == 0;
+        if (x->type == O_FLAG) snprintf(left, sizeof left, "--%s", x->name);
+        else snprintf(left, sizeof left, "--%s %s%s", x->name, value, or_auto ? "|auto" : "");
+        fprintf(f, "  %-30s", left);
+        if (strlen(left) > 29) fprintf(f, "\n  %-30s", "");
+        fprintf(f, "%c%c %s", x->flags & O_FIXED ? '=' : ' ', x->flags & O_LATER ? '!' : ' ',
+                x->help);
+        if (x->initial != NULL) fprintf(f, "%s[%s]", x->help[0] ? " " : "", x->initial);
+        fputc('\n', f);
+    }
+}
+
+// options_parse_args() for main(): --help and --version print and exit with 0, a mistake ends with
+// one line and exit code 2, before anything is allocated.
+static inline void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
+    Error err;
+    if (!options_parse_args(o, argc, argv, gpu_build, &err)) die("%s", err.text);
+    if (!o->help && !o->version) return;
+    if (o->help) options_help(stdout, gpu_build ? "train_gpt2cu" : "train_gpt2");
+    else printf("tide.c %s (%s)\n", TIDE_VERSION, gpu_build ? "GPU" : "CPU");
+    exit(fflush(stdout) == 0 ? 0 : 1);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Options in a checkpoint
+
+static inline bool option_is_saved(const Options *o, const Option *x) {
+    return x->type != O_TITLE && !(x->flags & O_OWN) && (o->gpu_build || !(x->flags & O_GPU));
+}
+
+// A field as JSON, to be freed.
+static inline char *option_json(const Options *o, const Option *x) {
+    char *text = NULL;
+    size_t length = 0;
+    FILE *f = open_memstream(&text, &length);
+    if (f == NULL) fail("out of memory: options");
+    option_write(f, o, x);
+    if (fclose(f) != 0) fail("out of memory: options");
+    return text;
+}
+
+// The options that describe the run, as one JSON object of less than n bytes in buf; false if it
+// does not fit. A trainer first stores what it found for `seq` 0 and the like.
+static inline bool options_to_json(const Options *o, char *buf, size_t n) {
+    size_t at = 0;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const Option *x = &option_table[i];
+        if (!option_is_saved(o, x)) continue;
+        char *value = option_json(o, x);
+        int used = snprintf(buf + at, n - at, "%s\"%s\": %s", at > 0 ? ", " : "{", x->name, value);
+        free(value);
+        if (used < 0 || (size_t)used >= n - at) return false;
+        at += (size_t)used;
+    }
+    if (n - at < 2) return false;
+    memcpy(buf + at, "}", 2);
+    return true;
+}
+
+// Merges the options of the checkpoint (written by options_to_json) into those of a command line
+// with --resume: what was not given is taken from the checkpoint; what was given is used, unless
+// it contradicts an option that defines the run. Then checks the combinations. Members that this
+// build does not know are skipped: another build or version may have written them.
+static inline bool options_resume(Options *o, const char *saved_json, Error *err) {
+    Error inner;
+    json_free(o->saved);
+    o->saved = json_parse(saved_json, strlen(saved_json), &inner);
+    if (o->saved == NULL || o->saved->type != JSON_OBJECT)
+        return error_set(err, "the checkpoint's options are damaged");
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const Option *x = &option_table[i];
+        const Json *v = option_is_saved(o, x) ? json_get(o->saved, x->name) : NULL;
+        if (v == NULL) continue;
+        const char *text = v->type == JSON_TRUE ? "true" : v->type == JSON_FALSE ? "false"
+                         : v->string;  // NULL: null
+        Options old = *o;  // one field of it gets the saved value
+        if (!option_set(&old, x, text, &inner))
+            return error_set(err, "in the checkpoint's options: %.400s", inner.text);
+        if (!o->given[i]) { *o = old; continue; }
+        char *now = option_json(o, x), *then = option_json(&old, x);
+        bool same = strcmp(now, then) == 0;
+        if (!same && (x->flags & O_FIXED))
+            error_set(err, "--%s %.60s contradicts the checkpoint, which has %.60s: leave it out, "
+                           "or start a new run in another --out", x->name, now, then);
+        free(now);
+        free(then);
+        if (!same && (x->flags & O_FIXED)) return false;
+    }
+    return options_check(o, err);
+}
+
+static inline void options_free(Options *o) { json_free(o->saved); o->saved = NULL; }
+
+// ---------------------------------------------------------------------------------------------
+// The learning rate
+
+// Learning rate of a step (the first one is 1): a straight line from lr / warmup up to lr, then
+// down to min_lr at the last step, along half a cosine (Loshchilov and Hutter 2017, eq. 5) or a
+// line; a constant schedule stays at lr.
+static inline double schedule_lr(const Options *o, size_t step) {
+    const size_t warmup = o->warmup == AUTO_COUNT ? o->steps / 20 : o->warmup;
+    const double low = o->min_lr < 0 ? o->lr / 10 : o->min_lr;
+    if (step < warmup) return o->lr * (double)step / (double)warmup;
+    if (step <= warmup || o->schedule == SCHEDULE_CONSTANT) return o->lr;
+    if (step >= o->steps) return low;
+    const double x = (double)(step - warmup) / (double)(o->steps - warmup);  // 0 at lr, 1 at low
+    const double fall = o->schedule == SCHEDULE_LINEAR ? 1 - x : 0.5 * (1 + cos(x * M_PI));
+    return low + (o->lr - low) * fall;
+}
+
+#endif

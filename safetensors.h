@@ -1,0 +1,414 @@
+// safetensors.h: the file format that weights, training state and reference dumps share, and a hash
+// that notices when a file is not the one that was written.
+//
+// A file is: the header's length (8 bytes, little-endian), the header (JSON: for each tensor its
+// dtype, its shape and where its bytes begin and end), the bytes of all tensors without gaps.
+// Specification: https://github.com/huggingface/safetensors, "Format".
+#ifndef TIDE_SAFETENSORS_H
+#define TIDE_SAFETENSORS_H
+#include "util.h"
+#include "adam.h"  // bf16
+#include "json.h"
+#include <fcntl.h>
+#include <sys/mman.h>
+
+enum { ST_F32, ST_F16, ST_BF16, ST_F64, ST_I32, ST_I64, ST_U8, ST_BOOL, ST_OTHER };
+enum { ST_MAX_RANK = 8, ST_MAX_HEADER = 100000000 };
+
+// The first eight are the ones above, in order; the rest can be in a file, but we do not use them.
+static const struct { const char *name; size_t size; } st_dtypes[] = {
+    {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"F64", 8}, {"I32", 4}, {"I64", 8}, {"U8", 1},
+    {"BOOL", 1}, {"I8", 1}, {"I16", 2}, {"U16", 2}, {"U32", 4}, {"U64", 8}, {"C64", 8},
+    {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
+};
+
+// ---------------------------------------------------------------------------------------------
+// Hash
+//
+// Four lanes take the file's 8-byte words in turn: lane = rotl(lane ^ word, 29) * odd. Each step is
+// a bijection of the lane and of the word, so a change within one word always changes the result;
+// any other damage goes unnoticed with a chance of 2^-64. It is no defence against a forger.
+
+typedef struct {
+    uint64_t lane[4];
+    uint64_t length;         // bytes so far
+    unsigned char rest[32];  // the last length % 32 of them
+} Hash;
+
+static inline void hash_init(Hash *h) {
+    memset(h, 0, sizeof *h);
+    for (int i = 0; i < 4; i++) h->lane[i] = 0x243f6a8885a308d3u * (uint64_t)(2 * i + 1);
+}
+
+static inline void hash_blocks(Hash *h, const unsigned char *p, size_t blocks) {
+    uint64_t a = h->lane[0], b = h->lane[1], c = h->lane[2], d = h->lane[3], w[4];
+    for (; blocks > 0; blocks--, p += 32) {
+        memcpy(w, p, 32);
+        a ^= w[0]; a = (a << 29 | a >> 35) * 0x9e3779b97f4a7c15u;
+        b ^= w[1]; b = (b << 29 | b >> 35) * 0x9e3779b97f4a7c15u;
+        c ^= w[2]; c = (c << 29 | c >> 35) * 0x9e3779b97f4a7c15u;
+        d ^= w[3]; d = (d << 29 | d >> 35) * 0x9e3779b97f4a7c15u;
+    }
+    h->lane[0] = a; h->lane[1] = b; h->lane[2] = c; h->lane[3] = d;
+}
+
+// Any way of cutting the same bytes into calls gives the same hash.
+static inline void hash_update(Hash *h, const void *bytes, size_t n) {
+    const unsigned char *p = (const unsigned char *)bytes;
+    const size_t held = h->length % 32, room = 32 - held;
+    h->length += n;
+    if (held > 0) {
+        const size_t take = n < room ? n : room;
+        memcpy(h->rest + held, p, take);
+        if (take < room) return;
+        hash_blocks(h, h->rest, 1);
+        p += take;
+        n -= take;
+    }
+    hash_blocks(h, p, n / 32);
+    if (n % 32 > 0) memcpy(h->rest, p + n / 32 * 32, n % 32);
+}
+
+static inline uint64_t hash_final(Hash *h) {
+    uint64_t x = h->length;  // tells the zeros of a padded last block from zeros in the file
+    memset(h->rest + h->length % 32, 0, 32 - h->length % 32);
+    hash_blocks(h, h->rest, 1);
+    for (int i = 0; i < 4; i++) {
+        x = (x ^ h->lane[i]) * 0xff51afd7ed558ccdu;
+        x ^= x >> 32;
+    }
+    return x;
+}
+
+static inline uint64_t hash_bytes(const void *bytes, size_t n) {
+    Hash h;
+    hash_init(&h);
+    hash_update(&h, bytes, n);
+    return hash_final(&h);
+}
+
+// Hash and size of a whole file.
+static inline bool file_hash(const char *path, uint64_t *hash, uint64_t *size, Error *err) {
+    const size_t chunk = 1 << 16;
+    Hash h;
+    FILE *f = fopen(path, "rb");
+    if (f == NULL) return error_set(err, "%s: %s", path, strerror(errno));
+    unsigned char *buffer = (unsigned char *)alloc_or_fail(chunk, 1, "file buffer");
+    hash_init(&h);
+    for (size_t n; (n = fread(buffer, 1, chunk, f)) > 0;) hash_update(&h, buffer, n);
+    const bool ok = !ferror(f);
+    if (!ok) error_set(err, "%s: cannot be read: %s", path, strerror(errno));
+    fclose(f);
+    free(buffer);
+    *size = h.length;
+    *hash = hash_final(&h);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Reading
+
+typedef struct {
+    char *name;
+    int dtype;                  // ST_*
+    int rank;
+    size_t shape[ST_MAX_RANK];
+    size_t elements, bytes;
+    const unsigned char *data;  // in the file's map, with no alignment promised
+    bool seen;                  // for a reader that wants to know what it has not used
+} SafeTensor;
+
+typedef struct {
+    int count;
+    SafeTensor *tensors;  // in the order of their bytes in the file
+    int *by_name;         // indices, sorted by name
+    Json *header;
+    void *map;
+    size_t map_bytes;
+} SafeTensors;
+
+// "(3, 4)", or "()" for a scalar. Returns out.
+static inline char *shape_text(char out[200], int rank, const size_t *shape) {
+    size_t n = (size_t)snprintf(out, 200, "(");
+    for (int i = 0; i < rank; i++)
+        n += (size_t)snprintf(out + n, 200 - n, i == 0 ? "%zu" : ", %zu", shape[i]);
+    snprintf(out + n, 200 - n, ")");
+    return out;
+}
+
+static inline int st_compare_data(const void *a, const void *b) {
+    const SafeTensor *x = (const SafeTensor *)a, *y = (const SafeTensor *)b;
+    if (x->data != y->data) return x->data < y->data ? -1 : 1;
+    return (x->bytes > y->bytes) - (x->bytes < y->bytes);  // empty ones first
+}
+
+static inline int st_compare_names(const void *a, const void *b, void *tensors) {
+    const SafeTensor *t = (const SafeTensor *)tensors;
+    return strcmp(t[*(const int *)a].name, t[*(const int *)b].name);
+}
+
+// One entry of the header. `size` bytes of tensor data start at `data`.
+static inline bool st_tensor(SafeTensor *t, const Json *entry, const unsigned char *data,
+                             size_t size, Error *err) {
+    const Json *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape");
+    const Json *offsets = json_get(entry, "data_offsets");
+    const int known = (int)(sizeof st_dtypes / sizeof st_dtypes[0]);
+    size_t begin, end;
+    int d = 0;
+    t->name = (char *)entry->key;
+    for (size_t i = 0; i < entry->key_length; i++)
+        if ((unsigned char)t->name[i] < 0x20 || t->name[i] == 0x7f)
+            return error_set(err, "a tensor's name has a control character");
+    if (dtype == NULL || dtype->type != JSON_STRING || shape == NULL || shape->type != JSON_ARRAY
+        || offsets == NULL || offsets->type != JSON_ARRAY || offsets->count != 2
+        || !json_size(offsets->child, &begin) || !json_size(offsets->child->next, &end))
+        return error_set(err, "tensor %.100s needs dtype, shape and data_offsets", t->name);
+    while (d < known && strcmp(st_dtypes[d].name, dtype->string) != 0) d++;
+    if (d == known)
+        return error_set(err, "tensor %.100s has the unknown dtype %.20s", t->name, dtype->string);
+    if (shape->count > ST_MAX_RANK)
+        return error_set(err, "tensor %.100s has more than %d dimensions", t->name, ST_MAX_RANK);
+    t->elements = 1;
+    for (const Json *s = shape->child; s != NULL; s = s->next)
+        if (!json_size(s, &t->shape[t->rank++])
+            || __builtin_mul_overflow(t->elements, t->shape[t->rank - 1], &t->elements))
+            return error_set(err, "tensor %.100s has an impossible shape", t->name);
+    if (begin > end || end > size)
+        return error_set(err, "tensor %.100s ends at byte %zu of the data, the file has %zu",
+                         t->name, end, size);
+    if (__builtin_mul_overflow(t->elements, st_dtypes[d].size, &t->bytes)
+        || t->bytes != end - begin)
+        return error_set(err, "tensor %.100s: its shape does not fit its %zu bytes", t->name,
+                         end - begin);
+    t->dtype = d < ST_OTHER ? d : ST_OTHER;
+    t->data = data + begin;
+    return true;
+}
+
+static inline void safetensors_close(SafeTensors *st) {
+    if (st->map != NULL) munmap(st->map, st->map_bytes);
+    free(st->tensors);
+    free(st->by_name);
+    json_free(st->header);
+    memset(st, 0, sizeof *st);
+}
+
+static inline bool st_parse(SafeTensors *st, const unsigned char *bytes, size_t n, Error *err) {
+    uint64_t length;
+    if (n < 8) return error_set(err, "too short for a safetensors file: %zu bytes", n);
+    memcpy(&length, bytes, 8);
+    if (length > ST_MAX_HEADER || length > n - 8)
+        return error_set(err, "not a safetensors file, or cut short: it announces a header of "
+                         "%llu bytes and has %zu", (unsigned long long)length, n);
+    const unsigned char *data = bytes + 8 + length;
+    const size_t size = n - 8 - (size_t)length;
+    if (length == 0 || bytes[8] != '{')
+        return error_set(err, "not a safetensors file: its header does not start with {");
+    st->header = json_parse((const char *)bytes + 8, (size_t)length, err);
+    if (st->header == NULL) return false;
+    const size_t members = st->header->count + 1;  // never zero bytes to allocate
+    st->tensors = (SafeTensor *)calloc(members, sizeof(SafeTensor));
+    st->by_name = (int *)calloc(members, sizeof(int));
+    if (st->tensors == NULL || st->by_name == NULL) return error_set(err, "out of memory");
+    for (const Json *entry = st->header->child; entry != NULL; entry = entry->next) {
+        if (strcmp(entry->key, "__metadata__") == 0) continue;
+        if (!st_tensor(&st->tensors[st->count], entry, data, size, err)) return false;
+        st->by_name[st->count] = st->count;
+        st->count++;
+    }
+    qsort(st->tensors, (size_t)st->count, sizeof(SafeTensor), st_compare_data);
+    qsort_r(st->by_name, (size_t)st->count, sizeof(int), st_compare_names, st->tensors);
+    const unsigned char *at = data;
+    for (int i = 0; i < st->count; at += st->tensors[i++].bytes)
+        if (st->tensors[i].data != at)
+            return error_set(err, "tensor %.100s overlaps another or leaves a gap",
+                             st->tensors[i].name);
+    if (at != data + size)
+        return error_set(err, "%zu bytes follow the last tensor", (size_t)(data + size - at));
+    return true;
+}
+
+// Reads a file that lies in memory and checks all of it: the header's length, every dtype, shape
+// and offset, that the tensors fill the data without gap or overlap, that no name occurs twice.
+// `bytes` must stay until safetensors_close(). On failure there is nothing to close.
+static inline bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Error *err) {
+    memset(st, 0, sizeof *st);
+    if (st_parse(st, (const unsigned char *)bytes, n, err)) return true;
+    safetensors_close(st);
+    return false;
+}
+
+// The same for a file, which is mapped, not read.
+static inline bool safetensors_open(SafeTensors *st, const char *path, Error *err) {
+    struct stat s;
+    Error why;
+    memset(st, 0, sizeof *st);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &s) != 0) {
+        error_set(err, "%s: %s", path, strerror(errno));
+        if (fd >= 0) close(fd);
+        return false;
+    }
+    const size_t size = (size_t)s.st_size;
+    void *map = NULL;
+    bool ok = S_ISREG(s.st_mode) && size > 0;
+    if (!ok) error_set(&why, S_ISREG(s.st_mode) ? "the file is empty" : "not a regular file");
+    if (ok && (map = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0)) == MAP_FAILED)
+        ok = error_set(&why, "cannot be mapped: %s", strerror(errno));
+    close(fd);
+    if (ok && !(ok = safetensors_parse(st, map, size, &why))) munmap(map, size);
+    if (!ok) return error_set(err, "%.200s: %.300s", path, why.text);
+    st->map = map;
+    st->map_bytes = size;
+    return true;
+}
+
+// The tensor with this name, or NULL.
+static inline SafeTensor *safetensors_find(const SafeTensors *st, const char *name) {
+    int low = 0, high = st->count;
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        SafeTensor *t = &st->tensors[st->by_name[middle]];
+        const int order = strcmp(name, t->name);
+        if (order == 0) return t;
+        if (order < 0) high = middle; else low = middle + 1;
+    }
+    return NULL;
+}
+
+// IEEE 754 half precision. The product puts the exponent right, of subnormal numbers, too.
+static inline float f16_to_f32(uint16_t h) {
+    uint32_t bits = (uint32_t)(h & 0x7fff) << 13;
+    float f;
+    memcpy(&f, &bits, 4);
+    f *= 0x1p112f;
+    memcpy(&bits, &f, 4);
+    if ((h & 0x7c00) == 0x7c00) bits |= 0x7f800000u;
+    bits |= (uint32_t)(h & 0x8000) << 16;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+// Elements [first, first + n) of a tensor of floats of any width, as fp32.
+static inline void safetensor_floats(const SafeTensor *t, size_t first, size_t n, float *out) {
+    const unsigned char *p = t->data + first * st_dtypes[t->dtype].size;
+    uint16_t half;
+    double wide;
+    if (t->dtype == ST_F32) memcpy(out, p, n * sizeof(float));
+    for (size_t i = 0; i < n && t->dtype == ST_F16; i++) {
+        memcpy(&half, p + 2 * i, 2);
+        out[i] = f16_to_f32(half);
+    }
+    for (size_t i = 0; i < n && t->dtype == ST_BF16; i++) {
+        memcpy(&half, p + 2 * i, 2);
+        out[i] = bf16_to_f32(half);
+    }
+    for (size_t i = 0; i < n && t->dtype == ST_F64; i++) {
+        memcpy(&wide, p + 8 * i, 8);
+        out[i] = (float)wide;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Writing
+//
+// Zero a SafeWriter, declare all tensors in file order, open, write their bytes, and close in any
+// case: close tells whether everything worked. Only the header is held in memory.
+
+typedef struct {
+    int count, capacity;
+    SafeTensor *tensors;
+    FILE *file;
+    char path[PATH_MAX];
+    uint64_t total, written;  // bytes
+    Hash running;
+    uint64_t hash;            // after close: file_hash() of the file
+    bool failed;
+} SafeWriter;
+
+static inline void safewriter_add(SafeWriter *w, const char *name, int dtype, int rank,
+                                  const size_t *shape) {
+    if (w->count == w->capacity) {
+        w->capacity = 2 * w->capacity + 64;
+        w->tensors = (SafeTensor *)realloc(w->tensors, (size_t)w->capacity * sizeof(SafeTensor));
+        if (w->tensors == NULL) fail("out of memory: list of tensors");
+    }
+    SafeTensor *t = &w->tensors[w->count++];
+    memset(t, 0, sizeof *t);
+    t->name = strdup(name);
+    if (t->name == NULL) fail("out of memory: list of tensors");
+    t->dtype = dtype;
+    t->rank = rank;
+    t->bytes = st_dtypes[dtype].size;
+    for (int i = 0; i < rank; i++) t->bytes *= t->shape[i] = shape[i];
+}
+
+// Bytes of the tensors in declared order, in any chunks.
+static inline bool safewriter_write(SafeWriter *w, const void *bytes, size_t n, Error *err) {
+    if (w->failed) return false;
+    hash_update(&w->running, bytes, n);
+    w->written += n;
+    if (n == 0 || fwrite(bytes, 1, n, w->file) == n) return true;
+    w->failed = true;
+    return error_set(err, "cannot write %s: %s", w->path, strerror(errno));
+}
+
+// Creates the file (or empties it) and writes the header, padded so that the data is aligned to 8.
+static inline bool safewriter_open(SafeWriter *w, const char *path, Error *err) {
+    char *header = NULL;
+    size_t length = 0;
+    FILE *text = open_memstream(&header, &length);
+    if (text == NULL) fail("out of memory: header of %s", path);
+    fprintf(text, "{\"__metadata__\":{\"format\":\"pt\"}");
+    for (int i = 0; i < w->count; i++) {
+        const SafeTensor *t = &w->tensors[i];
+        fputs(",\n", text);
+        json_write_string(text, t->name, strlen(t->name));
+        fprintf(text, ":{\"dtype\":\"%s\",\"shape\":[", st_dtypes[t->dtype].name);
+        for (int d = 0; d < t->rank; d++) fprintf(text, d == 0 ? "%zu" : ",%zu", t->shape[d]);
+        fprintf(text, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)w->total,
+                (unsigned long long)(w->total + t->bytes));
+        w->total += t->bytes;
+    }
+    fputc('}', text);
+    while (ftell(text) % 8 != 0) fputc(' ', text);
+    if (fclose(text) != 0) fail("out of memory: header of %s", path);
+    const uint64_t announced = length;
+    w->total += 8 + length;
+    snprintf(w->path, sizeof w->path, "%s", path);
+    hash_init(&w->running);
+    w->file = fopen(path, "wbe");
+    w->failed = w->file == NULL;
+    if (w->failed) error_set(err, "cannot write %s: %s", path, strerror(errno));
+    const bool ok = !w->failed && safewriter_write(w, &announced, 8, err)
+        && safewriter_write(w, header, length, err);
+    free(header);
+    return ok;
+}
+
+// Checks that all declared bytes were written, flushes them to the disk, and frees the writer.
+// Returns false, with the first reason in err, if anything went wrong since open.
+static inline bool safewriter_close(SafeWriter *w, Error *err) {
+    if (!w->failed && w->written != w->total) {
+        w->failed = true;
+        error_set(err, "%s: %llu of %llu bytes were written", w->path,
+                  (unsigned long long)w->written, (unsigned long long)w->total);
+    }
+    if (!w->failed && (fflush(w->file) != 0 || fsync(fileno(w->file)) != 0)) {
+        w->failed = true;
+        error_set(err, "cannot write %s: %s", w->path, strerror(errno));
+    }
+    if (w->file != NULL && fclose(w->file) != 0 && !w->failed) {
+        w->failed = true;
+        error_set(err, "cannot write %s: %s", w->path, strerror(errno));
+    }
+    w->hash = hash_final(&w->running);
+    for (int i = 0; i < w->count; i++) free(w->tensors[i].name);
+    free(w->tensors);
+    w->tensors = NULL;
+    w->file = NULL;
+    w->count = w->capacity = 0;
+    return !w->failed;
+}
+
+#endif

@@ -1,0 +1,13 @@
+#!/bin/sh
+# A 4-layer, 128-channel GPT on the bytes of tinyshakespeare, the last tenth held out: below 1.65
+# nats per byte on the held-out part in under 10 minutes on two AVX-512 cores.
+# usage: scripts/tinyshakespeare.sh [FILE]    fetches the text if FILE is not given
+set -eu
+cd "$(dirname "$0")/.."
+text=${1:-data/tinyshakespeare/input.txt}
+[ -e "$text" ] || sh dev/data/tinyshakespeare.sh
+make train_gpt2
+./train_gpt2 --data "$text" --out out/tinyshakespeare --layers 4 --heads 4 --channels 128 \
+    --context 256 --batch 16 --steps 4000 --lr 3e-3 --warmup 100 --eval-every 200 \
+    --eval-batches 1000 --save-every 1000
+./train_gpt2 --model out/tinyshakespeare --steps 0 --prompt 'ROMEO:' --sample-tokens 500

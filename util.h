@@ -1,0 +1,164 @@
+// util.h: the few things that every file here needs: how the program ends when something is wrong,
+// memory that is checked, time, and small path helpers.
+//
+// Two ways to end, and one convention:
+//   die()   bad input: an impossible option, a missing or damaged file. One line, exit code 2.
+//   fail()  the machine gave out while running: no memory, disk full. One line, exit code 1.
+//   Functions that parse files do neither: they return false (or NULL) and leave one sentence in
+//   `err`, so that the tests and the fuzzers can call them; the trainer then calls die(err).
+#ifndef TIDE_UTIL_H
+#define TIDE_UTIL_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <errno.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TIDE_VERSION "0.1.0"
+
+// One sentence that says what is wrong with a file or an option, and where.
+#define ERR_MAX 512
+typedef struct { char text[ERR_MAX]; } Error;
+
+// Writes the sentence and returns false, so that a parser can `return error_set(err, ...)`.
+__attribute__((format(printf, 2, 3)))
+static inline bool error_set(Error *err, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(err->text, sizeof err->text, format, args);
+    va_end(args);
+    return false;
+}
+
+static inline void report_and_exit(int code, const char *format, va_list args) {
+    fflush(stdout);  // what was printed before comes first
+    fprintf(stderr, "tide: ");
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    exit(code);
+}
+
+// Bad input. Prints one line to stderr and exits with 2.
+__attribute__((format(printf, 1, 2), noreturn))
+static inline void die(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    report_and_exit(2, format, args);
+    va_end(args);
+    abort();  // not reached
+}
+
+// A failure while running. Prints one line to stderr and exits with 1.
+__attribute__((format(printf, 1, 2), noreturn))
+static inline void fail(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    report_and_exit(1, format, args);
+    va_end(args);
+    abort();  // not reached
+}
+
+// Zeroed memory at a 64-byte boundary (a cache line, and the widest vector register); free() frees
+// it. `what` names the buffer in the error line.
+static inline void *alloc_or_fail(size_t count, size_t size, const char *what) {
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX - 64)
+        fail("out of memory: %s would need more than this machine can address", what);
+    bytes = (bytes + 63) / 64 * 64;
+    if (bytes == 0) bytes = 64;
+    void *p = aligned_alloc(64, bytes);
+    if (p == NULL) fail("out of memory: %s needs %.1f MiB", what, (double)bytes / (1 << 20));
+    memset(p, 0, bytes);
+    return p;
+}
+
+// Seconds on a clock that never jumps.
+static inline double seconds_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// Bytes that this process could still allocate without pushing the machine into swap: what Linux
+// calls available, and what is left of the container's limit. SIZE_MAX where neither is known.
+static inline size_t memory_available(void) {
+    size_t available = SIZE_MAX, kib, limit, used;
+    char line[256];
+    FILE *f = fopen("/proc/meminfo", "r");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL)
+        if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) available = kib * 1024;
+    if (f != NULL) fclose(f);
+    FILE *max = fopen("/sys/fs/cgroup/memory.max", "r");
+    FILE *current = fopen("/sys/fs/cgroup/memory.current", "r");
+    if (max != NULL && current != NULL && fscanf(max, "%zu", &limit) == 1 &&
+        fscanf(current, "%zu", &used) == 1 && limit - used < available && used <= limit)
+        available = limit - used;
+    if (max != NULL) fclose(max);
+    if (current != NULL) fclose(current);
+    return available;
+}
+
+// Bytes of memory that this process holds now; 0 where that is not known.
+static inline size_t memory_resident(void) {
+    size_t pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (f != NULL && fscanf(f, "%*s %zu", &pages) != 1) pages = 0;
+    if (f != NULL) fclose(f);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+// The most that it ever held, in bytes.
+static inline size_t memory_peak(void) {
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+#ifdef __APPLE__
+    return (size_t)usage.ru_maxrss;
+#else
+    return (size_t)usage.ru_maxrss * 1024;
+#endif
+}
+
+// dir + "/" + name in out; dies if that does not fit.
+static inline void path_join(char out[PATH_MAX], const char *dir, const char *name) {
+    if (snprintf(out, PATH_MAX, "%s/%s", dir, name) >= PATH_MAX)
+        die("path too long: %s/%s", dir, name);
+}
+
+static inline bool path_is_directory(const char *path) {
+    struct stat s;
+    return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
+}
+
+static inline bool path_exists(const char *path) {
+    struct stat s;
+    return stat(path, &s) == 0;
+}
+
+// mkdir -p. Returns false with errno set if a part of the path cannot be made.
+static inline bool make_directories(const char *path) {
+    char part[PATH_MAX];
+    size_t n = strlen(path);
+    if (n == 0 || n >= sizeof part) { errno = ENAMETOOLONG; return false; }
+    for (size_t i = 1; i <= n; i++) {
+        if (path[i] != '/' && path[i] != '\0') continue;
+        memcpy(part, path, i);
+        part[i] = '\0';
+        if (mkdir(part, 0777) != 0 && errno != EEXIST) return false;
+    }
+    if (!path_is_directory(path)) { errno = ENOTDIR; return false; }
+    return true;
+}
+
+#endif
