@@ -315,11 +315,11 @@ static inline const SafeTensor *shards_find(Shards *s, int family, const HfTenso
     return NULL;
 }
 
-// What may be in a file without being used: GPT-2's causal masks, and the head when it is wte.
-static inline bool hf_ignored(const GPT2Config *c, const char *name) {
+// What may be in a file without being used: GPT-2's causal masks, and a head that is wte.
+static inline bool hf_ignored(int family, const char *name) {
     const char *end = strstr(name, ".attn.");
-    if (c->tied && strcmp(name, "lm_head.weight") == 0) return true;
-    return c->family == FAMILY_GPT2 && end != NULL
+    if (strcmp(name, "lm_head.weight") == 0) return true;
+    return family == FAMILY_GPT2 && end != NULL
         && (strcmp(end, ".attn.bias") == 0 || strcmp(end, ".attn.masked_bias") == 0);
 }
 
@@ -379,7 +379,7 @@ static inline bool model_load(const char *path, const GPT2Config *c, const GPT2T
     for (int f = 0; ok && f < shards.count; f++)
         for (int i = 0; ok && i < shards.files[f].count; i++) {
             const SafeTensor *s = &shards.files[f].tensors[i];
-            if (!s->seen && !hf_ignored(c, s->name))
+            if (!s->seen && !hf_ignored(c->family, s->name))
                 ok = error_set(&why, "tensor %.100s is unknown to a %s model with %s head",
                                s->name, c->family == FAMILY_OPT ? "opt" : "gpt2",
                                c->tied ? "a tied" : "an untied");
@@ -713,8 +713,7 @@ static inline bool state_save(const char *out, const TrainState *s, const GPT2Co
         if (path_exists(old)) directory_remove(old);  // step_N is there, so this one is not needed
         ok = file_rename(final, old, err);
     }
-    if (ok && !(ok = file_rename(temporary, final, err)) && path_exists(old)) rename(old, final);
-    if (!ok) {
+    if (!ok || !file_rename(temporary, final, err)) {
         directory_remove(temporary);
         return false;
     }

@@ -81,11 +81,10 @@ static inline bool segment_parse(TokenSegment *s, const char *name, const void *
     return true;
 }
 
-// Writes n tokens as a token file of `width` 2 or 4 bytes per token, under a temporary name that
-// is renamed when the file is whole. At most 2^31 - 1 tokens.
+// Writes n tokens as a token file of `width` 2 or 4 bytes per token, replacing an older file
+// when the new one is whole. At most 2^31 - 1 tokens.
 static inline bool tokens_write(const char *path, const uint32_t *tokens, size_t n, int width,
                                 Error *err) {
-    char temporary[PATH_MAX];
     uint16_t narrow[4096];
     const size_t chunk = sizeof narrow / sizeof narrow[0];
     int32_t header[256] = {width == 2 ? BIN_MAGIC_16 : BIN_MAGIC_32, width == 2 ? 1 : 7,
@@ -96,10 +95,8 @@ static inline bool tokens_write(const char *path, const uint32_t *tokens, size_t
     for (size_t i = 0; width == 2 && i < n; i++)
         if (tokens[i] > 0xffff)
             return error_set(err, "%s: token %u does not fit into 16 bits", path, tokens[i]);
-    if (snprintf(temporary, sizeof temporary, "%s.tmp", path) >= (int)sizeof temporary)
-        return error_set(err, "%.100s...: path too long", path);
-    FILE *f = fopen(temporary, "wb");
-    if (f == NULL) return error_set(err, "cannot write %s: %s", temporary, strerror(errno));
+    FILE *f = replace_open(path, err);
+    if (f == NULL) return false;
     bool ok = fwrite(header, sizeof header, 1, f) == 1;
     if (width == 4) ok = ok && fwrite(tokens, 4, n, f) == n;
     for (size_t at = 0; width == 2 && ok && at < n; at += chunk) {
@@ -107,13 +104,7 @@ static inline bool tokens_write(const char *path, const uint32_t *tokens, size_t
         for (size_t i = 0; i < m; i++) narrow[i] = (uint16_t)tokens[at + i];
         ok = fwrite(narrow, 2, m, f) == m;
     }
-    ok = ok && fflush(f) == 0 && fsync(fileno(f)) == 0;
-    int error = errno;  // of the first call that failed: fclose may succeed and hide it
-    if (fclose(f) != 0 && ok) { ok = false; error = errno; }
-    if (ok && rename(temporary, path) != 0) { ok = false; error = errno; }
-    if (ok) return true;
-    unlink(temporary);
-    return error_set(err, "cannot write %s: %s", path, strerror(error));
+    return replace_close(f, path, err);  // knows if a write failed
 }
 
 // ---------------------------------------------------------------------------------------------

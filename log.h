@@ -58,17 +58,6 @@ static inline void log_load(Log *l, const char *text, size_t n, size_t last, FIL
     }
 }
 
-// Flushes, closes and moves `path`.tmp to `path`; on any failure the old file stays.
-static inline bool log_replace(FILE *f, const char *temporary, const char *path, Error *err) {
-    bool ok = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
-    int reason = errno;
-    if (fclose(f) != 0 && ok) { ok = false; reason = errno; }
-    if (ok && rename(temporary, path) != 0) { ok = false; reason = errno; }
-    if (ok) return true;
-    unlink(temporary);
-    return error_set(err, "%.400s cannot be written: %s", path, strerror(reason));
-}
-
 // Removes the progress line. To be called before anything else is printed.
 static inline void log_clear(Log *l) {
     if (l->drawn) fputs("\r\033[K", l->screen);
@@ -106,12 +95,11 @@ static inline bool log_open(Log *l, const char *dir, size_t resume_step, Error *
         size_t n = 0;
         char *text = file_read(path, &n, err);
         if (text == NULL) return false;
-        path_join(other, dir, "log.jsonl.tmp");
-        FILE *kept = fopen(other, "wb");
+        FILE *kept = replace_open(path, err);
         if (kept != NULL) log_load(l, text, n, resume_step, kept);
         free(text);
-        if (kept == NULL) return error_set(err, "%.400s: %s", other, strerror(errno));
-        if (!log_replace(kept, other, path, err)) { log_close(l); return false; }
+        if (kept == NULL) return false;
+        if (!replace_close(kept, path, err)) { log_close(l); return false; }
     }
     l->file = fopen(path, "ab");
     if (l->file != NULL) return true;
@@ -287,7 +275,7 @@ static inline void plot_legend(FILE *f, int row, const char *name, const LogSeri
 
 // Draws both losses over the steps to DIR/loss.svg, replacing it whole.
 static inline bool log_plot(const Log *l, Error *err) {
-    char path[PATH_MAX], temporary[PATH_MAX];
+    char path[PATH_MAX];
     PlotRange r = {1, INFINITY, -INFINITY};
     const LogSeries *both[2] = {&l->train, &l->val};
     for (int k = 0; k < 2; k++) {
@@ -302,9 +290,8 @@ static inline bool log_plot(const Log *l, Error *err) {
     r.y0 -= margin;
     r.y1 += margin;
     path_join(path, l->dir, "loss.svg");
-    path_join(temporary, l->dir, "loss.svg.tmp");
-    FILE *f = fopen(temporary, "wb");
-    if (f == NULL) return error_set(err, "%.400s: %s", temporary, strerror(errno));
+    FILE *f = replace_open(path, err);
+    if (f == NULL) return false;
     fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
             "height=\"%d\">\n<style>\n", PLOT_WIDTH, PLOT_HEIGHT, PLOT_WIDTH, PLOT_HEIGHT);
     fprintf(f, "text{font:12px sans-serif;fill:#444} .page{fill:#fff} polyline,path{fill:none}\n"
@@ -320,7 +307,7 @@ static inline bool log_plot(const Log *l, Error *err) {
     plot_legend(f, 0, "train", &l->train);
     plot_legend(f, l->train.count > 0 ? 1 : 0, "val", &l->val);
     fprintf(f, "</svg>\n");
-    return log_replace(f, temporary, path, err);
+    return replace_close(f, path, err);
 }
 
 #endif

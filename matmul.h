@@ -61,11 +61,11 @@ static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
 #endif
 }
 
-#define GEMM_MR 6                   // rows of a tile: 6 x 4 (or 6 x 2) sums, and room for operands
+#define GEMM_MR ((size_t)6)         // rows of a tile: 6 x 4 (or 6 x 2) sums, and room for operands
 #if defined __AVX512F__ || defined __aarch64__
-#define GEMM_NV 4                   // 32 vector registers
+#define GEMM_NV ((size_t)4)         // 32 vector registers
 #else
-#define GEMM_NV 2                   // 16
+#define GEMM_NV ((size_t)2)         // 16
 #endif
 #define GEMM_NR (GEMM_NV * VEC_LANES)
 #define GEMM_KC ((size_t)384)       // see above; part of the definition of the bits
@@ -118,16 +118,14 @@ static inline void gemm_pack_a(bool trans_a, size_t rows, size_t kc, const float
             }
 }
 
-// Packs kc rows and `cols` <= NR columns of op(B) as [k][NR], zeros in the columns beyond.
+// Packs kc rows and `cols` <= NR columns of op(B) as [k][NR]. Columns beyond keep what was there:
+// a tile computes them like the others, and nobody stores the result.
 static inline void gemm_pack_b(bool trans_b, size_t kc, size_t cols, const float *b, size_t ldb,
                                float *pack) {
     if (!trans_b) {
         for (size_t k = 0; k < kc; k++) {
             if (cols == GEMM_NR) memcpy(pack + k * GEMM_NR, b + k * ldb, GEMM_NR * sizeof *b);
-            else {
-                memset(pack + k * GEMM_NR, 0, GEMM_NR * sizeof *b);
-                memcpy(pack + k * GEMM_NR, b + k * ldb, cols * sizeof *b);
-            }
+            else memcpy(pack + k * GEMM_NR, b + k * ldb, cols * sizeof *b);
         }
         return;
     }
@@ -151,8 +149,8 @@ static inline void gemm_pack_b(bool trans_b, size_t kc, size_t cols, const float
             *(Vec4 *)(to + 3 * GEMM_NR) = __builtin_shufflevector(hi01, hi23, 2, 3, 6, 7);
         }
     for (size_t k = 0; k < kc; k++)
-        for (size_t j = k < k4 ? j4 : 0; j < GEMM_NR; j++)
-            pack[k * GEMM_NR + j] = j < cols ? b[j * ldb + k] : 0.0f;
+        for (size_t j = k < k4 ? j4 : 0; j < cols; j++)
+            pack[k * GEMM_NR + j] = b[j * ldb + k];
 }
 
 // The register tile: out (MR, NR) = start + A's rows times a packed panel of B. start and out may
@@ -164,15 +162,15 @@ static __attribute__((noinline)) void gemm_tile(size_t kc, const float *const a[
                                                 float *out, size_t ldo) {
     const Vec zero = {0};
     Vec sum[GEMM_MR][GEMM_NV];
-    UNROLL for (int r = 0; r < GEMM_MR; r++)
-        UNROLL for (int v = 0; v < GEMM_NV; v++) sum[r][v] = zero;
+    UNROLL for (size_t r = 0; r < GEMM_MR; r++)
+        UNROLL for (size_t v = 0; v < GEMM_NV; v++) sum[r][v] = zero;
     UNROLL for (size_t r = 0; r < GEMM_MR; r++)
         UNROLL for (size_t v = 0; v < GEMM_NR; v += 16) __builtin_prefetch(out + r * ldo + v, 1);
     for (size_t k = 0; k < kc; k++) {
         const Vec *b = (const Vec *)(packed_b + k * GEMM_NR);
-        UNROLL for (int r = 0; r < GEMM_MR; r++) {
+        UNROLL for (size_t r = 0; r < GEMM_MR; r++) {
             const Vec x = a[r][k * a_step] - zero;  // one number in all lanes
-            UNROLL for (int v = 0; v < GEMM_NV; v++) sum[r][v] = vec_fma(x, b[v], sum[r][v]);
+            UNROLL for (size_t v = 0; v < GEMM_NV; v++) sum[r][v] = vec_fma(x, b[v], sum[r][v]);
         }
     }
     UNROLL for (size_t r = 0; r < GEMM_MR; r++)
@@ -231,7 +229,7 @@ static inline void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, s
 }
 
 // As gemm_plain(), on all threads. Not to be called from inside a parallel region, nor by two
-// threads at once: the packing buffers are allocated once and kept (2.3 MiB, and 96 KiB per thread).
+// threads at once: the packing buffers are allocated once and kept (2.3 MiB, 96 KiB per thread).
 static inline void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                         const float *a, size_t lda, const float *b, size_t ldb,
                         float *out, size_t ldo, const float *bias, bool accumulate) {

@@ -559,25 +559,14 @@ static inline void tokenizer_write(const Tokenizer *t, uint32_t id, bool json, F
     }
 }
 
-static inline FILE *tokenizer_create(const char *dir, const char *name, Error *err) {
-    char path[PATH_MAX];
-    path_join(path, dir, name);
-    FILE *f = fopen(path, "wb");
-    if (f == NULL) error_set(err, "%s: %s", path, strerror(errno));
-    return f;
-}
-
-static inline bool tokenizer_close(FILE *f, const char *dir, const char *name, Error *err) {
-    bool ok = !ferror(f);
-    ok = fclose(f) == 0 && ok;
-    return ok || error_set(err, "%s/%s: cannot be written: %s", dir, name, strerror(errno));
-}
-
 // Writes vocab.json, merges.txt and tokenizer_config.json into an existing directory, as the
 // transformers library's GPT2Tokenizer reads them; tokenizer_load() gives the same tokenizer again.
+// Each file is replaced at once; merges.txt is written last, so that it never is without the others.
 static inline bool tokenizer_save(const Tokenizer *t, const char *dir, Error *err) {
-    FILE *f = tokenizer_create(dir, "vocab.json", err);
-    if (f == NULL) return false;
+    char path[PATH_MAX];
+    FILE *f;
+    path_join(path, dir, "vocab.json");
+    if ((f = replace_open(path, err)) == NULL) return false;
     const char *separator = "{";
     for (uint32_t id = 0; id < t->vocab; id++) {
         TokenText text = t->tokens[id];
@@ -594,21 +583,12 @@ static inline bool tokenizer_save(const Tokenizer *t, const char *dir, Error *er
         fprintf(f, ": %u", (unsigned)id);
     }
     fprintf(f, "}\n");
-    if (!tokenizer_close(f, dir, "vocab.json", err)) return false;
-
-    if ((f = tokenizer_create(dir, "merges.txt", err)) == NULL) return false;
-    fprintf(f, "#version: 0.2\n");
-    for (size_t i = 0; i < t->merge_count; i++) {
-        tokenizer_write(t, t->merges[i].left, false, f);
-        fputc(' ', f);
-        tokenizer_write(t, t->merges[i].right, false, f);
-        fputc('\n', f);
-    }
-    if (!tokenizer_close(f, dir, "merges.txt", err)) return false;
+    if (!replace_close(f, path, err)) return false;
 
     // null, not absent: without an entry transformers adds its own <|endoftext|> to the vocabulary
     static const char *const names[3] = {"bos_token", "eos_token", "unk_token"};
-    if ((f = tokenizer_create(dir, "tokenizer_config.json", err)) == NULL) return false;
+    path_join(path, dir, "tokenizer_config.json");
+    if ((f = replace_open(path, err)) == NULL) return false;
     fprintf(f, "{\"tokenizer_class\": \"GPT2Tokenizer\", \"add_prefix_space\": false, "
             "\"clean_up_tokenization_spaces\": false");
     for (int i = 0; i < 3; i++) {
@@ -619,7 +599,18 @@ static inline bool tokenizer_save(const Tokenizer *t, const char *dir, Error *er
         else json_write_string(f, eot, n);
     }
     fprintf(f, "}\n");
-    return tokenizer_close(f, dir, "tokenizer_config.json", err);
+    if (!replace_close(f, path, err)) return false;
+
+    path_join(path, dir, "merges.txt");
+    if ((f = replace_open(path, err)) == NULL) return false;
+    fprintf(f, "#version: 0.2\n");
+    for (size_t i = 0; i < t->merge_count; i++) {
+        tokenizer_write(t, t->merges[i].left, false, f);
+        fputc(' ', f);
+        tokenizer_write(t, t->merges[i].right, false, f);
+        fputc('\n', f);
+    }
+    return replace_close(f, path, err);
 }
 
 #endif

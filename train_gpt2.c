@@ -498,13 +498,13 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     return n;
 }
 
-// Prints the plan and returns its sum in bytes; refuses what the machine's free memory cannot hold.
-// `other` counts bytes that are not the model's: the program, the tokens of a text.
-static size_t gpt2_print_plan(GPT2 *g, size_t other) {
+// Returns the plan's sum in bytes, and prints it unless `quiet`; refuses what the machine's free
+// memory cannot hold. `other` counts bytes that are not the model's: the program, a text's tokens.
+static size_t gpt2_plan(GPT2 *g, size_t other, bool quiet) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     size_t total = other;
-    printf("memory:");
+    if (!quiet) printf("memory:");
     for (int i = 0; i < n; i++) {
         size_t floats = 0;
         bool seen = false;
@@ -515,10 +515,11 @@ static size_t gpt2_print_plan(GPT2 *g, size_t other) {
         }
         if (seen) continue;
         total += floats * sizeof(float);
-        printf(" %s %.1f,", list[i].purpose, (double)(floats * sizeof(float)) / (1 << 20));
+        if (!quiet) printf(" %s %.1f,", list[i].purpose, (double)(floats * sizeof(float)) / (1 << 20));
     }
-    printf(" data and program %.1f, total %.1f MiB\n", (double)other / (1 << 20),
-           (double)total / (1 << 20));
+    if (!quiet)
+        printf(" data and program %.1f, total %.1f MiB\n", (double)other / (1 << 20),
+               (double)total / (1 << 20));
     const size_t free_bytes = memory_available();
     if (total - other > free_bytes)
         die("this run needs %.1f MiB of memory and %.1f MiB are free; use a smaller --model, "
@@ -807,12 +808,12 @@ static int compare_descending(const void *a, const void *b) {
 }
 
 // Draws from softmax(logits / temperature) over the top_k largest (0: all) of n logits; uniform is
-// in [0, 1). Temperature 0 takes the largest. Overwrites the logits.
+// in [0, 1). Temperature 0 (below 1e-6) takes the largest. Overwrites the logits.
 static int32_t sample(float *logits, size_t n, double temperature, size_t top_k, float uniform) {
     size_t best = 0;
     for (size_t i = 1; i < n; i++)
         if (logits[i] > logits[best]) best = i;
-    if (temperature <= 0) return (int32_t)best;
+    if (temperature < 1e-6) return (int32_t)best;
     float least = -INFINITY;
     if (top_k > 0 && top_k < n) {
         float *sorted = (float *)alloc_or_fail(n, sizeof(float), "sampling");
@@ -979,9 +980,14 @@ static void load_weights(Run *r) {
     }
 }
 
-// Leaves the run's files in --out: weights that other programs load, the tokenizer, and with
-// `state` a checkpoint to resume from. Each is whole or not there; an error ends the run, and what
-// was saved before stays.
+static void save_tokenizer(Run *r) {
+    Error err;
+    if (!make_directories(r->o.out)) die("--out %s: %s", r->o.out, strerror(errno));
+    if (r->tokenizer != NULL && !tokenizer_save(r->tokenizer, r->o.out, &err)) fail("%s", err.text);
+}
+
+// Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
+// Each is whole or not there; an error ends the run, and what was saved before stays.
 static void save(Run *r, size_t step, bool state) {
     GPT2 *g = &r->g;
     Error err;
@@ -991,14 +997,11 @@ static void save(Run *r, size_t step, bool state) {
         r->state.step = step;
         r->state.seed = r->o.seed;
         r->state.data_position = step * r->o.accum * r->B;
-        if (!options_to_json(&r->o, r->state.options, sizeof r->state.options))
-            fail("the options are too long to be saved");
         if (!state_save(r->o.out, &r->state, &g->config, &g->table, parts, 3, (int)r->o.keep, &err))
             fail("%s", err.text);
     }
     if (!model_save(r->o.out, &g->config, &g->table, g->params, r->o.save_dtype == SAVE_BF16, eot, &err))
         fail("%s", err.text);
-    if (r->tokenizer != NULL && !tokenizer_save(r->tokenizer, r->o.out, &err)) fail("%s", err.text);
 }
 
 static bool state_exists(const char *out) {
@@ -1038,9 +1041,23 @@ static void use_model(Run *r) {
                                            r->targets));
     }
     if (option_given(o, "out") && !o->resume) {
-        if (!make_directories(o->out)) die("--out %s: %s", o->out, strerror(errno));
+        save_tokenizer(r);
         save(r, 0, false);
     }
+}
+
+// Says what is going to be trained on what.
+static void describe(const Run *r) {
+    const GPT2Config *c = &r->g.config;
+    printf("model: %zu layers, %zu heads, %zu channels, context %zu, vocabulary %zu: "
+           "%.2f M parameters\n", c->layers, c->heads, c->channels, c->context, c->vocab,
+           1e-6 * (double)r->g.table.parameters);
+    if (r->o.steps == 0) return;
+    const size_t sequences = r->o.accum * r->B;
+    printf("data: %zu training tokens, %.2f epochs in %zu steps of %zu tokens; "
+           "%zu validation tokens\n", r->train_view.tokens,
+           (double)r->o.steps * (double)sequences / (double)r->train.sequences, r->o.steps,
+           sequences * r->T, r->val.sequences > 0 ? r->val.data->tokens : 0);
 }
 
 #ifndef TESTING
@@ -1060,25 +1077,19 @@ int main(int argc, char **argv) {
     r->T = o->seq > 0 ? o->seq : g->config.context;
     if (r->T > g->config.context)
         die("--seq %zu is longer than the model's context of %zu", r->T, g->config.context);
+    o->seq = r->T;  // what "0" meant, for the checkpoint
     r->B = o->batch;
     choose_tokenizer(r);
     open_data(r);
     g->table = gpt2_table(&g->config);
     g->shards = gpt2_shards_all(&g->table);
-    g->max_B = r->B;
-    g->max_T = r->T;
-    g->training = o->steps > 0 || o->dump != NULL;
-
     const size_t step_tokens = r->B * r->T * o->accum;
-    printf("model: %zu layers, %zu heads, %zu channels, context %zu, vocabulary %zu: %.2f M parameters\n",
-           g->config.layers, g->config.heads, g->config.channels, g->config.context,
-           g->config.vocab, 1e-6 * (double)g->table.parameters);
-    if (o->data != NULL)
-        printf("data: %zu training tokens, %.2f epochs in %zu steps of %zu tokens; %zu validation tokens\n",
-               r->train_view.tokens, (double)o->steps * (double)(o->accum * r->B) /
-               (double)r->train.sequences, o->steps, step_tokens,
-               r->val.sequences > 0 ? r->val.data->tokens : 0);
-    const size_t planned = gpt2_print_plan(g, memory_resident());
+    const bool sampling = o->steps == 0 && o->prompt != NULL;  // then stdout gets the sample only
+    g->max_B = sampling ? 1 : r->B;
+    g->max_T = sampling ? 1 : r->T;
+    g->training = o->steps > 0 || o->dump != NULL;
+    if (!sampling) describe(r);
+    const size_t planned = gpt2_plan(g, memory_resident(), sampling);
     gpt2_allocate(g);
     r->inputs = (int32_t *)alloc_or_fail(r->B * r->T, sizeof(int32_t), "tokens");
     r->targets = (int32_t *)alloc_or_fail(r->B * r->T, sizeof(int32_t), "tokens");
@@ -1091,8 +1102,10 @@ int main(int argc, char **argv) {
     if (!o->resume && state_exists(o->out))
         die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
             "another --out", o->out);
+    if (!options_to_json(o, r->state.options, sizeof r->state.options))
+        die("the options are too long to be saved with a checkpoint: shorten --prompt or the paths");
     Log log;
-    if (!make_directories(o->out)) die("--out %s: %s", o->out, strerror(errno));
+    if (!o->resume) save_tokenizer(r);
     if (!log_open(&log, o->out, r->state.step, &err)) die("%s", err.text);
     const double peak_flops = 1e9 * fma_peak_gflops(0.05);
     const double step_flops = gpt2_flops_per_token(&g->config, r->T) * (double)step_tokens;
@@ -1147,11 +1160,11 @@ int main(int argc, char **argv) {
                      o->temperature, o->top_k, o->seed, (uint32_t)step);
             printf("---\n");
         }
-        if (last || (o->save_every > 0 && step % o->save_every == 0)) {
-            save(r, step, true);
-            if (!log_plot(&log, &err)) fail("%s", err.text);
-        }
+        if (o->save_every > 0 && step % o->save_every == 0) save(r, step, true);
     }
+    if (step != r->state.step) save(r, step, true);
+    if (!log_plot(&log, &err)) fail("%s", err.text);
+    log_clear(&log);
     if (stop_requested)
         printf("stopped by signal %d after step %zu; continue with --resume --out %s\n",
                (int)stop_requested, step, o->out);

@@ -136,6 +136,34 @@ static inline void path_join(char out[PATH_MAX], const char *dir, const char *na
         die("path too long: %s/%s", dir, name);
 }
 
+// Replacing a file: what is written goes to PATH.tmp, is flushed to the disk, and then renamed, so
+// that at every moment PATH is the old file or the new one, whole. replace_open() gives the FILE to
+// write to; replace_close() finishes, and on any failure since then leaves the old file alone.
+static inline bool replace_name(char out[PATH_MAX], const char *path, Error *err) {
+    return snprintf(out, PATH_MAX, "%s.tmp", path) < PATH_MAX
+        || error_set(err, "%.100s...: path too long", path);
+}
+
+static inline FILE *replace_open(const char *path, Error *err) {
+    char temporary[PATH_MAX];
+    if (!replace_name(temporary, path, err)) return NULL;
+    FILE *f = fopen(temporary, "wb");
+    if (f == NULL) error_set(err, "cannot write %.400s: %s", path, strerror(errno));
+    return f;
+}
+
+static inline bool replace_close(FILE *f, const char *path, Error *err) {
+    char temporary[PATH_MAX];
+    if (!replace_name(temporary, path, err)) return false;  // not after replace_open()
+    bool ok = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
+    int reason = errno;  // of the first call that failed: fclose may succeed and hide it
+    if (fclose(f) != 0 && ok) { ok = false; reason = errno; }
+    if (ok && rename(temporary, path) != 0) { ok = false; reason = errno; }
+    if (ok) return true;
+    unlink(temporary);
+    return error_set(err, "cannot write %.400s: %s", path, strerror(reason));
+}
+
 static inline bool path_is_directory(const char *path) {
     struct stat s;
     return stat(path, &s) == 0 && S_ISDIR(s.st_mode);

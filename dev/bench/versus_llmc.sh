@@ -50,7 +50,7 @@ ours() {
     "$TRAINER" --model gpt2 --data "$tokens" --batch 4 --seq 64 --threads "$threads" \
         --steps $((warmup + steps + 2)) --lr 1e-4 --warmup 0 --schedule constant --eval-every 0 \
         --out "$tmp/out" 2>&1 | sed "/^step $((warmup + steps))\//q" > "$tmp/text"
-    sed -n 's/^{"step":.*"ms":\([^,}]*\).*/\1/p' "$tmp/out/log.jsonl" > "$tmp/ms" || :
+    sed -n 's/^{"step":.*"ms":\([^,}]*\).*/\1/p' "$tmp/out/log.jsonl" > "$tmp/ms" 2> /dev/null || :
     keep tide.c
 }
 
@@ -66,7 +66,8 @@ keep() {
     sed -n "$((warmup + 1)),$((warmup + steps))s/^/$round $1 /p" "$tmp/ms" > "$tmp/kept"
     [ "$(wc -l < "$tmp/kept")" -eq "$steps" ] || { cat "$tmp/text" >&2; fail "$1 did not run"; }
     cat "$tmp/kept" >> "$tmp/times"
-    awk -v to="round $round: $1" '{ to = to sprintf(" %.1f", $3) } END { print to, "ms" }' "$tmp/kept"
+    awk -v line="round $round: $1" '{ line = line sprintf(" %.1f", $3) }
+                                    END { print line, "ms" }' "$tmp/kept"
 }
 
 echo "GPT-2 124M, B=4 T=64, $threads threads, $rounds rounds of $steps steps (and $warmup dropped)"

@@ -34,6 +34,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
 }
 
 #define FUZZ_SEEDS { \
-    FUZZ_SEED("{\"step\":1,\"loss\":4.25,\"grad_norm\":1,\"lr\":6e-4}\n{\"step\":8,\"loss\":1}\n"), \
+    FUZZ_SEED("{\"step\":1,\"loss\":4.25,\"norm\":1,\"lr\":6e-4}\n{\"step\":8,\"loss\":1}\n"), \
     FUZZ_SEED("{\"step\":7,\"val_loss\":3}\n\n{}\n{\"step\":2,\"loss\":1e9}\n{\"step\":3,\"") }
 #include "fuzz_main.h"

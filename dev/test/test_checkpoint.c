@@ -1,11 +1,35 @@
 // Models and training state on disk: layouts against hand-written files and files that transformers
 // wrote, every refusal, damage of every kind, full disks and killed processes.
-#include "../../checkpoint.h"
-#include "test.h"
+#define _GNU_SOURCE
+#include <errno.h>
 #include <math.h>
 #include <signal.h>
+#include <stdio.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <unistd.h>
+
+// Every rename and flush in checkpoint.h goes through here: number `trouble_at` (from 1; 0: none)
+// fails, or ends the process as a power cut would.
+static int trouble_at, trouble_count;
+static int trouble_is_death;
+
+static int trouble(void) {
+    if (++trouble_count != trouble_at) return 0;
+    if (trouble_is_death) _exit(9);
+    errno = EIO;
+    return -1;
+}
+static int test_rename(const char *from, const char *to) {
+    return trouble() != 0 ? -1 : rename(from, to);
+}
+static int test_fsync(int fd) { return trouble() != 0 ? -1 : fsync(fd); }
+#define rename test_rename
+#define fsync test_fsync
+#include "../../checkpoint.h"
+#undef rename
+#undef fsync
+#include "test.h"
 
 static char base[64];  // everything happens below this directory
 static Error err;
@@ -536,6 +560,7 @@ static void test_config_refuses(void) {
         {"{" GPT2_SIZES ",\"scale_attn_by_inverse_layer_idx\":true}", "inverse_layer_idx is true"},
         {"{" GPT2_SIZES ",\"add_cross_attention\":true}", "add_cross_attention is true"},
         {"{" GPT2_SIZES ",\"layer_norm_epsilon\":1e-6}", "layer_norm_epsilon"},
+        {"{" GPT2_SIZES ",\"layer_norm_epsilon\":2e-5}", "layer_norm_epsilon"},
         {"{" GPT2_SIZES ",\"layer_norm_epsilon\":\"1e-5\"}", "layer_norm_epsilon"},
         {"{" GPT2_SIZES ",\"activation_function\":\"gelu\"}", "activation_function is gelu;"},
         {"{" GPT2_SIZES ",\"activation_function\":\"silu\"}", "activation_function is silu;"},
@@ -629,7 +654,12 @@ static void test_save_failures(void) {
     const uint64_t before = hash_of(file), config = hash_of(in_base("full/config.json"));
     gpt2_init(&t, arena, 2);
     signal(SIGXFSZ, SIG_IGN);
-    for (size_t limit = 1; limit < 60000; limit = limit * 3 + 1) {
+    struct stat info;
+    CHECK(stat(file, &info) == 0 && info.st_size > 30000, "size");
+    const size_t size = (size_t)info.st_size;  // one byte less is noticed by the last flush only
+    const size_t limits[] = {1, 500, 3000, 5000, 20000, size - 1};
+    for (int i = 0; i < 6; i++) {
+        const size_t limit = limits[i];
         limit_file_size(limit);
         const bool ok = model_save(dir, &c, &t, arena, false, -1, &err);
         limit_file_size(0);
@@ -781,6 +811,12 @@ static void test_format_refuses(void) {
         CHECK(!safetensors_parse(&st, bytes, 10, &err) && says("announces a header"), "%s",
               err.text);
     }
+    const uint64_t long_header = 100000001;  // there, but longer than the format allows
+    unsigned char *file = (unsigned char *)calloc(long_header + 8, 1);
+    memcpy(file, &long_header, 8);
+    CHECK(!safetensors_parse(&st, file, long_header + 8, &err) && says("announces a header"), "%s",
+          err.text);
+    free(file);
     for (size_t n = 0; n < 8; n++)
         CHECK(!safetensors_parse(&st, "01234567", n, &err) && says("too short"), "%s", err.text);
     CHECK(!safetensors_open(&st, base, &err) && says("not a regular file"), "%s", err.text);
@@ -862,6 +898,15 @@ static void test_hash(void) {
             memcpy(swapped + i + block, data + i, block);
             if (memcmp(swapped, data, 300) == 0) continue;
             CHECK(hash_bytes(swapped, 300) != whole, "blocks of %zu at %zu", block, i);
+        }
+    for (size_t i = 0; i < 37; i++)  // any two words, also of one lane
+        for (size_t j = 0; j < i; j++) {
+            unsigned char swapped[300];
+            memcpy(swapped, data, 300);
+            memcpy(swapped + 8 * i, data + 8 * j, 8);
+            memcpy(swapped + 8 * j, data + 8 * i, 8);
+            if (memcmp(swapped, data, 300) == 0) continue;
+            CHECK(hash_bytes(swapped, 300) != whole, "words %zu and %zu", i, j);
         }
     const unsigned char zeros[100] = {0};  // nothing but the length tells these apart
     for (size_t n = 1; n <= 100; n++)
@@ -1020,6 +1065,70 @@ static void test_state_replace(void) {
     run_free(&r);
 }
 
+// Each rename and each flush in turn fails, or is where the process dies, while a checkpoint is
+// replaced, or a first one of its step is written. There is a whole newest one at any time.
+static void test_state_trouble(void) {
+    Run r = run_new(7);
+    const char *out = in_base("trouble");
+    int points = 0;
+    for (size_t step = 5; step <= 6; step++)
+        for (trouble_is_death = 0; trouble_is_death < 2; trouble_is_death++)
+            for (int at = 1; at < 20; at++) {
+                remove_tree(out);
+                CHECK(run_save(&r, out, 5, 0), "%s", err.text);
+                trouble_at = at;
+                trouble_count = 0;
+                fflush(stdout);
+                const pid_t child = fork();
+                if (child == 0) {
+                    const bool ok = run_save(&r, out, step, 1);
+                    _exit(trouble_count < at ? 7 : ok ? 1 : says("Input/output error") ? 0 : 2);
+                }
+                int status = 0;
+                waitpid(child, &status, 0);
+                trouble_at = 0;
+                if (WIFEXITED(status) && WEXITSTATUS(status) == 7) break;  // past the last one
+                points++;
+                CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 9 * trouble_is_death,
+                      "trouble %d at %d: status %d", trouble_is_death, at, status);
+                const size_t found = newest(out);
+                CHECK(found == 5 || found == step, "trouble %d at %d: step %zu", trouble_is_death,
+                      at, found);
+                CHECK(said[0] == '\0', "it says: %s", said);
+                CHECK(run_save(&r, out, step, 1) && newest(out) == step
+                      && entries_in(in_base("trouble/checkpoints")) == 1, "the next save");
+            }
+    CHECK(points > 20, "only %d points", points);
+    run_free(&r);
+}
+
+static void test_save_trouble(void) {
+    GPT2Config c = config_of(FAMILY_OPT, 1);
+    GPT2Table t = gpt2_table(&c);
+    float *arena = (float *)alloc_or_fail(t.elements, sizeof(float), "arena");
+    int points = 0;
+    trouble_is_death = 0;
+    for (int at = 1; at < 20; at++, points++) {
+        remove_tree(in_base("saves"));
+        CHECK(model_save(in_base("saves"), &c, &t, arena, false, -1, &err), "%s", err.text);
+        trouble_at = at;
+        trouble_count = 0;
+        const bool ok = model_save(in_base("saves"), &c, &t, arena, true, -1, &err);
+        trouble_at = 0;
+        if (trouble_count < at) break;
+        CHECK(!ok && says("Input/output error"), "%d: %s", at, err.text);
+        CHECK(entries_in(in_base("saves")) == 2, "%d: a temporary file is left", at);
+        GPT2Table loaded;
+        float *back = load(in_base("saves"), NULL, &loaded);
+        CHECK(back != NULL, "%s", err.text);
+        if (back != NULL) gpt2_table_free(&loaded);
+        free(back);
+    }
+    CHECK(points == 5, "%d points", points);  // two files, two renames, the directory
+    free(arena);
+    gpt2_table_free(&t);
+}
+
 static void test_state_disk_full(void) {
     Run r = run_new(7);
     const char *out = in_base("nospace"), *all = in_base("nospace/checkpoints");
@@ -1176,11 +1285,13 @@ int main(void) {
     RUN(test_load_paths_and_shards);
     RUN(test_save_round_trips);
     RUN(test_save_failures);
+    RUN(test_save_trouble);
     RUN(test_dump);
     RUN(test_state_round_trip);
     RUN(test_state_keep);
     RUN(test_state_replace);
     RUN(test_state_disk_full);
+    RUN(test_state_trouble);
     RUN(test_state_damage);
     RUN(test_state_forged);
     remove_tree(base);

@@ -49,7 +49,13 @@ check log_has_evaluations test "$(grep -c '"val_loss"' whole/log.jsonl)" -eq 3
 check keeps_three_checkpoints test "$(ls whole/checkpoints | wc -l)" -eq 3
 first=$(sed -n 's/.*"step":1,"loss":\([0-9.]*\).*/\1/p' whole/log.jsonl)
 last=$(sed -n 's/.*"step":12,"loss":\([0-9.]*\).*/\1/p' whole/log.jsonl)
-check loss_falls awk "BEGIN { exit !($last < $first - 1) }"
+check loss_falls awk "BEGIN { exit !($last < $first - 0.5) }"
+
+# The plan is what the process then uses, within 10 %. Buffers are large here, as in real runs.
+"$tide" --data text.txt --layers 4 --heads 4 --channels 256 --context 128 --batch 8 --steps 2 \
+    --eval-every 0 --out memory >memory.out
+set -- $(sed -n 's/^memory: at most \([0-9.]*\) MiB, planned \([0-9.]*\) MiB$/\1 \2/p' memory.out)
+check memory_is_as_planned awk "BEGIN { exit !(${1:-0} > 0.9 * ${2:-1} && ${1:-0} < 1.1 * ${2:-1}) }"
 
 # --- same bits ---------------------------------------------------------------------------------
 
@@ -73,7 +79,7 @@ check resumed_log_is_whole test "$(grep -c '"loss"' half/log.jsonl)" -eq 12
 # SIGTERM: the step is finished and saved, and the run can go on.
 "$tide" $steps --out term --steps 400 --schedule constant --warmup 0 >/dev/null &
 pid=$!
-while [ "$(grep -c '"loss"' term/log.jsonl 2>/dev/null || echo 0)" -lt 5 ]; do sleep 0.05; done
+until grep -q '"step":5,' term/log.jsonl 2>/dev/null; do sleep 0.05; done
 kill -TERM $pid
 wait $pid
 check sigterm_exits_cleanly test $? -eq 0
@@ -82,7 +88,7 @@ check sigterm_stops_early test "$stopped" -lt 400
 check sigterm_saves test -d "term/checkpoints/step_$(printf %08d "$stopped")"
 
 # kill -9 at random moments, then --resume, over and over: the same bits as an undisturbed run.
-long="$small --steps 120 --save-every 2 --eval-every 10 --eval-batches 2"
+long="$small --steps 60 --save-every 2 --eval-every 10 --eval-batches 2"
 "$tide" $long --out undisturbed >/dev/null
 kills=0 tries=0 resume=
 while [ $tries -lt 60 ]; do
@@ -90,17 +96,17 @@ while [ $tries -lt 60 ]; do
     if [ -n "$resume" ]; then "$tide" --resume --out killed >/dev/null 2>killed.err &
     else rm -rf killed; "$tide" $long --out killed >/dev/null 2>killed.err & fi
     pid=$!
-    sleep "0.$(awk "BEGIN { srand($tries); printf \"%03d\", 60 + rand() * 300 }")"
+    sleep "0.$(awk "BEGIN { srand($tries); printf \"%03d\", 200 + rand() * 500 }")"
     if kill -9 $pid 2>/dev/null; then kills=$((kills + 1)); fi
     wait $pid 2>/dev/null
     ls killed/checkpoints 2>/dev/null | grep -q '^step_[0-9]*$' && resume=yes
-    grep -q '"step":120,"loss"' killed/log.jsonl 2>/dev/null && \
-        [ -d killed/checkpoints/step_00000120 ] && break
+    grep -q '"step":60,"loss"' killed/log.jsonl 2>/dev/null && \
+        [ -d killed/checkpoints/step_00000060 ] && break
 done
 "$tide" --resume --out killed >/dev/null 2>&1
 check was_killed_several_times test $kills -ge 2
 check killed_run_has_the_same_bits same killed undisturbed
-check killed_log_is_whole test "$(grep -c '"loss"' killed/log.jsonl)" -eq 120
+check killed_log_is_whole test "$(grep -c '"loss"' killed/log.jsonl)" -eq 60
 
 # --- other ways in ----------------------------------------------------------------------------
 
@@ -112,8 +118,8 @@ check token_file_gives_the_bits_of_its_text same whole bin
 "$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 40 --temperature 0 >b.txt
 check greedy_sampling_repeats cmp a.txt b.txt
 check sample_starts_with_the_prompt grep -q 'The ' a.txt
-"$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 5 | tail -n +3 >a.txt
-"$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 6 | tail -n +3 >b.txt
+"$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 5 >a.txt
+"$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 6 >b.txt
 check seeds_give_other_samples sh -c '! cmp -s a.txt b.txt'
 check samples_beyond_the_context "$tide" --model whole --steps 0 --sample-tokens 100 \
     --prompt "$(head -c 300 text.txt)"

@@ -290,7 +290,7 @@ static void a_terminal_shows_progress_in_place(void) {
     }
     CHECK(widest == 79, "%zu columns", widest);
     CHECK(strstr(text, "\rstep 1/200 [....................] loss 1.0000 | 1 tok/s | "), "a bar");
-    CHECK(strstr(text, "\rstep 159/200 [###############.....] loss"), "a fuller bar");
+    CHECK(strstr(text, "\rstep 199/200 [###################.] loss"), "a fuller bar");
     // No more than 20 times a second.
     l.last_drawn = seconds_now() + 100;
     CHECK(log_step(&l, 1, 200, 1, 1, 1e-3, 1, 1, 0, &err), "%s", err.text);
@@ -378,7 +378,7 @@ static void the_plot_keeps_spikes_and_averages(void) {
         bool up = i == 5003 || i == 7004, down = i == 5004 || i == 7003;  // two in one bucket
         log_add(&l.train, i, up ? 9 : down ? 0 : i % 2 ? 1 : 3);
     }
-    for (size_t i = 1; i <= 1000; i++) log_add(&l.val, i, i == 1000 ? 9 : 1);
+    for (size_t i = 1; i <= 1001; i++) log_add(&l.val, i, i == 1001 ? 9 : 1);
     CHECK(log_plot(&l, &err), "%s", err.text);
     const double h = PLOT_HEIGHT - PLOT_TOP - PLOT_BOTTOM;  // losses 0 .. 9 and 4 % on both sides
     const double top = PLOT_TOP + h * 0.04 / 1.08, bottom = PLOT_TOP + h * 1.04 / 1.08;

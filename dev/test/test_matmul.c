@@ -4,6 +4,10 @@
 #include "test.h"
 #include <math.h>
 
+// LLVM's libomp does not free what it allocates when a team grows; that is not a leak of ours.
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void) { return "leak:libomp"; }
+
 static uint32_t seed = 1;
 
 static float next_float(void) {  // in [-1, 1)
@@ -69,9 +73,9 @@ static void check_product(bool ta, bool tb, size_t M, size_t N, size_t K, size_t
     size_t wrong = 0, where = 0;
     for (size_t i = no; i-- > 0;)
         if (!(out[i] == want[i])) { wrong++; where = i; }
-    CHECK(wrong == 0, "%s M=%zu N=%zu K=%zu ta=%d tb=%d pad=%zu bias=%d acc=%d ints=%d: %zu of %zu, "
-          "first (%zu, %zu): %.9g, not %.9g", serial ? "gemm_serial" : "gemm", M, N, K, ta, tb, pad,
-          bias_on, accumulate, integers, wrong, no, where / ldo, where % ldo, (double)out[where],
+    CHECK(wrong == 0, "%s M=%zu N=%zu K=%zu ta=%d tb=%d pad=%zu bias=%d acc=%d ints=%d: "
+          "%zu of %zu, first (%zu, %zu): %.9g, not %.9g", serial ? "gemm_serial" : "gemm", M,
+          N, K, ta, tb, pad, bias_on, accumulate, integers, wrong, no, where / ldo, where % ldo, (double)out[where],
           (double)want[where]);
     free(a);
     free(b);
@@ -89,9 +93,9 @@ static void check_forms(size_t M, size_t N, size_t K, size_t pad, bool integers)
 }
 
 static void test_small_sizes(void) {
-    static const size_t sizes[] = {0, 1, 2, 5, 6, 7, 13};
-    static const size_t columns[] = {0, 1, 3, 4, 7, 15, 16, 17, 31, 33, 63, 64, 65, 70};
-    static const size_t depths[] = {0, 1, 2, 3, 4, 5, 9};
+    static const size_t sizes[] = {0, 1, 5, 6, 7, 13};
+    static const size_t columns[] = {0, 1, 3, 8, 9, 16, 19, 63, 64, 66};
+    static const size_t depths[] = {0, 1, 3, 4, 9};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
             for (size_t k = 0; k < sizeof depths / sizeof *depths; k++)

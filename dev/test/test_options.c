@@ -228,8 +228,9 @@ static void a_checkpoint_restores_what_was_not_given(void) {
     Error err;
     char json[8192], again[8192];
     CHECK(parse(&run, "--data a\"b\\.txt --model d12 --batch 3 --seq 64 --lr 0.1234567890123456 "
-                "--warmup 7 --schedule linear --clip 0.30000000000000004 --seed 9007199254740991 --prompt a~\x01 "
-                "--keep 9 --threads 3 --out elsewhere --eps 1e-9 --steps 500", false, &err), "-");
+                "--warmup 7 --schedule linear --clip 0.30000000000000004 --seed 9007199254740991 "
+                "--prompt a~\x01 --keep 9 --threads 3 --out o --eps 1e-9 --steps 500", false,
+                &err), "-");
     CHECK(options_to_json(&run, json, sizeof json), "fits");
     CHECK(parse(&o, "--resume", false, &err) && options_resume(&o, json, &err), "%s", err.text);
     CHECK(strcmp(o.data, "a\"b\\.txt") == 0 && strcmp(o.model, "d12") == 0, "%s", o.data);

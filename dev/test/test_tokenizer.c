@@ -459,6 +459,14 @@ static void tokenizer_bad_files(void) {
         free(part);
     }
     free(vocab);
+    // one long token and a merge as long: both need their room (for the address sanitizer)
+    char more[5100], merge[5100];
+    snprintf(more, sizeof more, ", \"%05000d\": 300", 0);
+    snprintf(merge, sizeof merge, "%02500d %02500d\n", 0, 0);
+    vocab = byte_vocabulary(-1, 0, more, &n);
+    expect_error(vocab, n, merge, "merges a token that is not");
+    expect_error(NULL, 0, merge, "merges a token that is not");
+    free(vocab);
     expect_error("[]", 2, "a b\n", "not an object");
     expect_error("{}", 2, "a b\n", "no token for the byte");
     expect_error(NULL, 0, "#version: 0.2\n", "no merges");

@@ -64,7 +64,8 @@ static void test_special_values(void) {
     }
     CHECK(float_bits(tanh_f32(0.0f)) == 0 && float_bits(tanh_f32(-0.0f)) == 0x80000000u, "tanh(0)");
     CHECK(tanh_f32(INFINITY) == 1.0f && tanh_f32(-INFINITY) == -1.0f, "tanh(inf)");
-    CHECK(tanh_f32(9.1f) == 1.0f && tanh_f32(FLT_MAX) == 1.0f && tanh_f32(8.0f) < 1.0f, "saturation");
+    CHECK(tanh_f32(9.1f) == 1.0f && tanh_f32(FLT_MAX) == 1.0f, "saturation");
+    CHECK(tanh_f32(8.0f) < 1.0f, "saturated too early");
     for (uint32_t u = 1; u < 0x38000000u; u = u * 2 + 1)  // below 2^-15 tanh x rounds to x
         CHECK(tanh_f32(bits_float(u)) == bits_float(u), "tanh(%a)", (double)bits_float(u));
 }
