@@ -233,6 +233,7 @@ static inline void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, s
 static inline void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                         const float *a, size_t lda, const float *b, size_t ldb,
                         float *out, size_t ldo, const float *bias, bool accumulate) {
+    const size_t chunk = 8 * GEMM_MR;  // rows packed at a time
     static float *pack_a = NULL;  // MC x KC for all, then KC x NR for each thread
     static size_t pack_threads = 0;
     size_t threads = 1;
@@ -255,29 +256,41 @@ static inline void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K
         for (size_t m0 = 0; m0 < M; m0 += GEMM_MC) {
             const size_t mc = gemm_min(M - m0, GEMM_MC);
             // Few panels for many threads: cut the rows too (and pack a panel more than once).
-            size_t part = 8 * GEMM_MR;
+            size_t part = chunk;
             while (part < mc && panels * (mc / part) > 4 * threads) part *= 2;
             const size_t parts = (mc + part - 1) / part;
-            size_t k = 0;
+            // Pack as many blocks of k as the buffer holds: fewer barriers when M is small.
+            const size_t chunks = (mc + chunk - 1) / chunk, block = chunks * chunk * GEMM_KC;
+            const size_t depth = GEMM_MC * GEMM_KC / block * GEMM_KC;
+            size_t k0 = 0;
             do {
-                const size_t kc = gemm_min(K - k, GEMM_KC);
+                const size_t k1 = gemm_min(K, k0 + depth);
+                const size_t blocks = (k1 - k0 + GEMM_KC - 1) / GEMM_KC;
                 #pragma omp for schedule(static)
-                for (size_t m = 0; m < mc; m += 8 * GEMM_MR)
-                    gemm_pack_a(trans_a, gemm_min(mc - m, 8 * GEMM_MR), kc,
+                for (size_t piece = 0; piece < blocks * chunks; piece++) {
+                    const size_t m = piece % chunks * chunk, k = k0 + piece / chunks * GEMM_KC;
+                    gemm_pack_a(trans_a, gemm_min(mc - m, chunk), gemm_min(k1 - k, GEMM_KC),
                                 a + (trans_a ? k * lda + m0 + m : (m0 + m) * lda + k), lda,
-                                pack_a + m * GEMM_KC);
+                                pack_a + piece / chunks * block + m * GEMM_KC);
+                }
                 #pragma omp for schedule(dynamic)
                 for (size_t task = 0; task < panels * parts; task++) {
                     const size_t n = task / parts * GEMM_NR, m = task % parts * part;
-                    const GemmA block = {pack_a + m * GEMM_KC, GEMM_MR * GEMM_KC,
-                                         trans_a ? 1 : GEMM_KC, trans_a ? GEMM_MR : 1};
-                    gemm_panel(gemm_min(mc - m, part), gemm_min(N - n, GEMM_NR), kc, block,
-                               trans_b, b + (trans_b ? n * ldb + k : k * ldb + n), ldb,
-                               out + (m0 + m) * ldo + n, ldo, bias ? bias + n : NULL,
-                               k == 0 && !accumulate, pack_b);
+                    GemmA tiles = {pack_a + m * GEMM_KC, GEMM_MR * GEMM_KC,
+                                   trans_a ? 1 : GEMM_KC, trans_a ? GEMM_MR : 1};
+                    size_t k = k0;
+                    do {  // at least once: with K = 0 the result is the bias
+                        gemm_panel(gemm_min(mc - m, part), gemm_min(N - n, GEMM_NR),
+                                   gemm_min(k1 - k, GEMM_KC), tiles, trans_b,
+                                   b + (trans_b ? n * ldb + k : k * ldb + n), ldb,
+                                   out + (m0 + m) * ldo + n, ldo, bias ? bias + n : NULL,
+                                   k == 0 && !accumulate, pack_b);
+                        tiles.base += block;
+                        k += GEMM_KC;
+                    } while (k < k1);
                 }
-                k += kc;
-            } while (k < K);
+                k0 = k1;
+            } while (k0 < K);
         }
     }
 }

@@ -971,7 +971,7 @@ static void load_weights(Run *r) {
     Error err;
     if (r->o.resume) {
         const StatePart parts[] = {{"param", g->params}, {"m", g->m}, {"v", g->v}};
-        if (!state_load(r->resume_from, &g->config, &g->table, parts, g->training ? 3 : 1, &err))
+        if (!state_load(r->resume_from, &g->config, &g->table, parts, 3, &err))
             die("%s", err.text);
     } else if (path_exists(r->o.model)) {
         if (!model_load(r->o.model, &g->config, &g->table, g->params, &err)) die("%s", err.text);

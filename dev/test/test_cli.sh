@@ -128,6 +128,7 @@ check samples_beyond_the_context "$tide" --model whole --steps 0 --sample-tokens
 logged=$(sed -n 's/.*"step":12,"val_loss":\([0-9.]*\).*/\1/p' whole/log.jsonl)
 check evaluation_of_saved_weights grep -q "val loss $(printf '%.5f' "$logged" | cut -c1-6)" a.txt
 
+check resume_can_evaluate "$tide" --resume --out whole --steps 0
 "$tide" --model whole --steps 0 --out copy >/dev/null
 check conversion_keeps_the_bits same whole copy
 "$tide" --model whole --steps 0 --out bf16 --save-dtype bf16 >/dev/null

@@ -75,8 +75,8 @@ static void check_product(bool ta, bool tb, size_t M, size_t N, size_t K, size_t
         if (!(out[i] == want[i])) { wrong++; where = i; }
     CHECK(wrong == 0, "%s M=%zu N=%zu K=%zu ta=%d tb=%d pad=%zu bias=%d acc=%d ints=%d: "
           "%zu of %zu, first (%zu, %zu): %.9g, not %.9g", serial ? "gemm_serial" : "gemm", M,
-          N, K, ta, tb, pad, bias_on, accumulate, integers, wrong, no, where / ldo, where % ldo, (double)out[where],
-          (double)want[where]);
+          N, K, ta, tb, pad, bias_on, accumulate, integers, wrong, no, where / ldo, where % ldo,
+          (double)out[where], (double)want[where]);
     free(a);
     free(b);
     free(out);
@@ -117,6 +117,7 @@ static void test_several_blocks_of_rows(void) {
         check_product(ta, tb, 1535, 9, 11, 1, !add, add, false, false);
         check_product(ta, tb, 1536, 5, 390, 0, !add, add, false, false);
         check_product(ta, tb, 3079, 67, 5, 2, !add, add, false, true);
+        check_product(ta, tb, 600, 9, 1200, 0, !add, add, false, true);  // packed in two rounds
     }
 }
 
