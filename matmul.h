@@ -234,7 +234,7 @@ static inline void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K
                         const float *a, size_t lda, const float *b, size_t ldb,
                         float *out, size_t ldo, const float *bias, bool accumulate) {
     const size_t chunk = 8 * GEMM_MR;  // rows packed at a time
-    static float *pack_a = NULL;  // MC x KC for all, then KC x NR for each thread
+    static float *pack_a = NULL;       // MC x KC for all, then KC x NR for each thread
     static size_t pack_threads = 0;
     size_t threads = 1;
 #ifdef _OPENMP
@@ -298,32 +298,38 @@ static inline void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K
 // ---------------------------------------------------------------------------------------------
 // What the machine could do
 
+// One thread's share of the measurement below: `rounds` multiply-adds in each of 10 independent
+// chains (more than latency times units, 4 x 2 on most machines; few enough for 16 registers).
+enum { PEAK_CHAINS = 10 };
+static __attribute__((noinline)) float fma_chains(int rounds, float factor_value) {
+    const Vec zero = {0}, factor = factor_value - zero, term = 1.0f - zero;
+    Vec x[PEAK_CHAINS], sum = zero;
+    UNROLL for (int c = 0; c < PEAK_CHAINS; c++) x[c] = term * (float)c;
+    for (int round = 0; round < rounds; round++)
+        UNROLL for (int c = 0; c < PEAK_CHAINS; c++) x[c] = vec_fma(factor, x[c], term);
+    UNROLL for (int c = 0; c < PEAK_CHAINS; c++) sum += x[c];
+    return sum[0];
+}
+
 // GFLOP/s of all threads doing nothing but multiply-adds on registers for about `seconds`: the
 // limit that a product is measured against (two operations per lane). The best of several runs,
 // because the clock and the neighbours vary.
 static inline double fma_peak_gflops(double seconds) {
-    enum { CHAINS = 12, ROUNDS = 400000 };  // more chains than latency x units (4 x 2 on most)
+    const int rounds = 400000;
     const double end = seconds_now() + seconds;
     double best = 0.0;
     do {
-        int threads = 1;
+        int threads = 0;
         float keep = 0.0f;
         const double start = seconds_now();
-        #pragma omp parallel reduction(+ : keep)
+        #pragma omp parallel reduction(+ : keep, threads)
         {
-            Vec x[CHAINS], factor = {0}, term = {0};
-#ifdef _OPENMP
-            #pragma omp master
-            threads = omp_get_num_threads();
-#endif
-            for (int i = 0; i < VEC_LANES; i++) { factor[i] = 0.5f; term[i] = 1.0f; }
-            UNROLL for (int c = 0; c < CHAINS; c++) x[c] = term * (float)c;
-            for (int round = 0; round < ROUNDS; round++)
-                UNROLL for (int c = 0; c < CHAINS; c++) x[c] = vec_fma(x[c], factor, term);
-            UNROLL for (int c = 0; c < CHAINS; c++) keep += x[c][0];
+            keep += fma_chains(rounds, 0.5f);
+            threads++;
         }
-        const double rate = 2.0 * CHAINS * VEC_LANES * ROUNDS * threads / (seconds_now() - start);
-        if (keep > 0.0f && rate > best) best = rate;  // `keep` is 2 per chain: the work is needed
+        const double flops = 2.0 * PEAK_CHAINS * VEC_LANES * rounds * threads;
+        const double rate = flops / (seconds_now() - start);
+        if (keep > 0.0f && rate > best) best = rate;  // every chain tends to 2: the work is needed
     } while (seconds_now() < end);
     return 1e-9 * best;
 }
