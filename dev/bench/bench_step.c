@@ -81,7 +81,11 @@ static void bench(const char *model, size_t B, size_t T) {
     gpt2_free(&g);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc == 3) {  // only this shape: bench_step B T
+        bench("gpt2", (size_t)atoi(argv[1]), (size_t)atoi(argv[2]));
+        return 0;
+    }
     bench("gpt2", 4, 64);
     bench("gpt2", 1, 1024);
     return 0;
