@@ -46,6 +46,15 @@ typedef float Vec __attribute__((vector_size(4 * VEC_LANES)));
 typedef float VecLoose __attribute__((vector_size(4 * VEC_LANES), aligned(4), may_alias));
 typedef float Vec4 __attribute__((vector_size(16), aligned(4), may_alias));
 
+// Lanes a, b, c, d of the eight in x and y. gcc before 12 has it under another name and with the
+// numbers in a vector.
+#if defined __clang__ || __GNUC__ >= 12
+#define SHUFFLE(x, y, a, b, c, d) __builtin_shufflevector(x, y, a, b, c, d)
+#else
+typedef int32_t Lanes4 __attribute__((vector_size(16)));
+#define SHUFFLE(x, y, a, b, c, d) __builtin_shuffle(x, y, (Lanes4){a, b, c, d})
+#endif
+
 // Arrays of vectors become registers only if every index is a constant early on: unroll, always.
 #define UNROLL _Pragma("GCC unroll 24")
 
@@ -138,15 +147,15 @@ static inline void gemm_pack_b(bool trans_b, size_t kc, size_t cols, const float
             const float *from = b + j * ldb + k;
             const Vec4 r0 = *(const Vec4 *)from, r1 = *(const Vec4 *)(from + ldb);
             const Vec4 r2 = *(const Vec4 *)(from + 2 * ldb), r3 = *(const Vec4 *)(from + 3 * ldb);
-            const Vec4 lo01 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5);
-            const Vec4 hi01 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
-            const Vec4 lo23 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5);
-            const Vec4 hi23 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
+            const Vec4 lo01 = SHUFFLE(r0, r1, 0, 4, 1, 5);
+            const Vec4 hi01 = SHUFFLE(r0, r1, 2, 6, 3, 7);
+            const Vec4 lo23 = SHUFFLE(r2, r3, 0, 4, 1, 5);
+            const Vec4 hi23 = SHUFFLE(r2, r3, 2, 6, 3, 7);
             float *to = pack + k * GEMM_NR + j;
-            *(Vec4 *)to = __builtin_shufflevector(lo01, lo23, 0, 1, 4, 5);
-            *(Vec4 *)(to + GEMM_NR) = __builtin_shufflevector(lo01, lo23, 2, 3, 6, 7);
-            *(Vec4 *)(to + 2 * GEMM_NR) = __builtin_shufflevector(hi01, hi23, 0, 1, 4, 5);
-            *(Vec4 *)(to + 3 * GEMM_NR) = __builtin_shufflevector(hi01, hi23, 2, 3, 6, 7);
+            *(Vec4 *)to = SHUFFLE(lo01, lo23, 0, 1, 4, 5);
+            *(Vec4 *)(to + GEMM_NR) = SHUFFLE(lo01, lo23, 2, 3, 6, 7);
+            *(Vec4 *)(to + 2 * GEMM_NR) = SHUFFLE(hi01, hi23, 0, 1, 4, 5);
+            *(Vec4 *)(to + 3 * GEMM_NR) = SHUFFLE(hi01, hi23, 2, 3, 6, 7);
         }
     for (size_t k = 0; k < kc; k++)
         for (size_t j = k < k4 ? j4 : 0; j < cols; j++)
