@@ -70,7 +70,7 @@ static double json_real(const Json *j, const char *key) {
 static double largest(const SafeTensor *t) {
     double max = 0;
     for (size_t i = 0; i < t->elements; i++) {
-        float x;
+        float x = 0;
         safetensor_floats(t, i, 1, &x);
         if (fabs((double)x) > max) max = fabs((double)x);
     }
@@ -82,7 +82,7 @@ static double tensor_error(const SafeTensor *a, const SafeTensor *b, double scal
     if (a == NULL || b == NULL || a->elements != b->elements) return INFINITY;
     double worst = 0;
     for (size_t i = 0; i < a->elements; i++) {
-        float x, y;
+        float x = 0, y = 0;
         safetensor_floats(a, i, 1, &x);
         safetensor_floats(b, i, 1, &y);
         const double difference = fabs((double)x - (double)y);

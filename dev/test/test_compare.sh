@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_compare.sh COMPARE: runs the compare program on fixtures and on hand-made files.
+# test_compare.sh [COMPARE]: runs the compare program on fixtures and on hand-made files.
 # Prints "ok NAME" or "FAIL NAME" for each test; exit code 1 if any failed.
-compare=${1:?usage: test_compare.sh path/to/compare}
+compare=${1:-build/compare}
 fixtures=$(dirname "$0")/../reference/fixtures
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT

@@ -313,8 +313,9 @@ static void tokenizer_saves(void) {
     CHECK(!tokenizer_save(tokenizers[0], "/nonexistent", &err) && strlen(err.text) > 0, "no error");
     static const char *const names[] = {"vocab.json", "merges.txt", "tokenizer_config.json"};
     for (int i = 0; i < 3; i++) {  // a full disk
-        char path[PATH_MAX];
-        path_join(path, scratch, names[i]);
+        char name[64], path[PATH_MAX];
+        snprintf(name, sizeof name, "%s.tmp", names[i]);  // what a new file is called at first
+        path_join(path, scratch, name);
         CHECK(symlink("/dev/full", path) == 0, "symlink");
         CHECK(!tokenizer_save(tokenizers[0], scratch, &err) && strstr(err.text, names[i]) != NULL,
               "%s", err.text);
