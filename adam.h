@@ -14,14 +14,6 @@
 
 // For functions that are the body of a loop: compiled for the GPU too, and always inlined, because
 // a loop that still contains a call cannot become a vector loop.
-#ifndef HOST_DEVICE
-#ifdef __CUDACC__
-#define HOST_DEVICE __host__ __device__ __attribute__((always_inline))
-#else
-#define HOST_DEVICE __attribute__((always_inline))
-#endif
-#endif
-
 // ---------------------------------------------------------------------------------------------
 // Single operations, each rounded once to nearest even. nvcc would otherwise fuse a product with
 // the sum that follows it, and may be told to approximate division and square root.

@@ -385,10 +385,12 @@ static inline bool model_load(const char *path, const GPT2Config *c, const GPT2T
                                c->tied ? "a tied" : "an untied");
         }
     if (ok) memset(arena, 0, t->elements * sizeof(float));
-    for (int i = 0; ok && hf_tensor(c, t, i, &x); i++)
+    for (int i = 0; ok && hf_tensor(c, t, i, &x); i++) {
         if (!hf_read(&x, found[i], arena + t->tensors[x.tensor].offset))
             ok = error_set(&why, "tensor %s has a NaN or an infinity: the file is damaged, or too "
                            "large for fp32", x.name);
+        safetensor_release(found[i]);
+    }
     free(found);
     shards_close(&shards);
     return ok || error_set(err, "%.200s: %.300s", path, why.text);
@@ -572,6 +574,7 @@ typedef struct {
     size_t step;             // steps done
     uint64_t seed;
     uint64_t data_position;  // the next sequence's
+    uint64_t data_hash;      // of the training data, as the trainer defines it
     char options[4096];      // the run's options: the text of a JSON object
 } TrainState;
 
@@ -667,12 +670,12 @@ static inline bool state_write(const char *dir, const TrainState *s, const GPT2C
     if (f == NULL) fail("out of memory: state.json");
     // 64-bit numbers are strings: most readers of JSON keep 53 bits of a number.
     fprintf(f, "{\"version\":%d,\n\"step\":%zu,\n\"seed\":\"%" PRIu64 "\",\n"
-            "\"data_position\":\"%" PRIu64 "\",\n\"config\":{\"layers\":%zu,\"heads\":%zu,"
+            "\"data_position\":\"%" PRIu64 "\",\n\"data_hash\":\"%" PRIu64 "\",\n\"config\":{\"layers\":%zu,\"heads\":%zu,"
             "\"channels\":%zu,\"ffn\":%zu,\"context\":%zu,\"vocab\":%zu,\"family\":%d,"
             "\"activation\":%d,\"tied\":%d},\n\"bytes\":\"%" PRIu64 "\",\n\"hash\":\"%" PRIu64
             "\",%s%s",
-            STATE_VERSION, s->step, s->seed, s->data_position, c->layers, c->heads, c->channels,
-            c->ffn, c->context, c->vocab, c->family, c->activation, c->tied, out.written, out.hash,
+            STATE_VERSION, s->step, s->seed, s->data_position, s->data_hash, c->layers, c->heads,
+            c->channels, c->ffn, c->context, c->vocab, c->family, c->activation, c->tied, out.written, out.hash,
             state_options_key, s->options);
     fflush(f);
     fprintf(f, ",\n\"seal\":\"%016" PRIx64 "\"}\n", hash_bytes(text, n));
@@ -779,7 +782,8 @@ static inline bool state_parse(const char *text, size_t n, TrainState *s, GPT2Co
     const Json *config = json_get(root, "config");
     const bool current = json_get_size(root, "version", &version) && version == STATE_VERSION;
     bool ok = json_get_size(root, "step", &s->step) && state_u64(root, "seed", &s->seed)
-        && state_u64(root, "data_position", &s->data_position) && state_u64(root, "bytes", bytes)
+        && state_u64(root, "data_position", &s->data_position)
+        && state_u64(root, "data_hash", &s->data_hash) && state_u64(root, "bytes", bytes)
         && state_u64(root, "hash", hash)
         && json_get_size(config, "layers", &c->layers) && json_get_size(config, "heads", &c->heads)
         && json_get_size(config, "channels", &c->channels)
@@ -900,6 +904,7 @@ static inline bool state_load(const char *dir, const GPT2Config *c, const GPT2Ta
             snprintf(name, sizeof name, "%s.%s", parts[k].prefix, t->tensors[i].name);
             const SafeTensor *x = safetensors_find(&st, name);
             memcpy(parts[k].arena + t->tensors[i].offset, x->data, x->bytes);
+            safetensor_release(x);
         }
     }
     safetensors_close(&st);

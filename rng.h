@@ -12,14 +12,6 @@
 
 // For functions that are the body of a loop: compiled for the GPU too, and always inlined, because
 // a loop that still contains a call cannot become a vector loop.
-#ifndef HOST_DEVICE
-#ifdef __CUDACC__
-#define HOST_DEVICE __host__ __device__ __attribute__((always_inline))
-#else
-#define HOST_DEVICE __attribute__((always_inline))
-#endif
-#endif
-
 // "Step" values for everything that is not the noise of a training step.
 enum { RNG_INIT = 0xffffffff, RNG_SHUFFLE = 0xfffffffe, RNG_SAMPLE = 0xfffffffd };
 

@@ -230,6 +230,14 @@ static inline bool st_parse(SafeTensors *st, const unsigned char *bytes, size_t 
 
 // Reads a file that lies in memory and checks all of it: the header's length, every dtype, shape
 // and offset, that the tensors fill the data without gap or overlap, that no name occurs twice.
+// Lets go of the memory behind a mapped tensor that was copied: its pages would count as ours until
+// the file is closed, beside the copy. They can still be read (from the file, again).
+static inline void safetensor_release(const SafeTensor *t) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)t->data;
+    const uintptr_t first = (start + page - 1) / page * page, last = (start + t->bytes) / page * page;
+    if (last > first) madvise((void *)first, last - first, MADV_DONTNEED);
+}
+
 // `bytes` must stay until safetensors_close(). On failure there is nothing to close.
 static inline bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Error *err) {
     memset(st, 0, sizeof *st);

@@ -31,6 +31,7 @@ static void gpt2_make(GPT2 *g, size_t B, size_t T, bool training) {
     g->max_B = B;
     g->max_T = T;
     g->training = training;
+    g->sampling = true;
     gpt2_allocate(g);
 }
 

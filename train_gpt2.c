@@ -2,8 +2,8 @@
 //
 //   1. The layers, forward and backward, in the order in which a token meets them
 //   2. The model: memory, forward, backward, update
-//   3. Evaluation and sampling
-//   4. The training loop
+//   3. Sampling
+//   4. A run: what it reads and leaves behind, evaluation, the training loop
 //
 // This is the reference that everything else in tide.c is checked against, so every layer is the
 // plain loop that defines it. Two of them cannot stay plain and be fast, and have their definition
@@ -437,6 +437,8 @@ typedef struct {
     size_t max_B, max_T;        // room in the activation buffers
     size_t B, T;                // what the last forward used
     bool training;              // false: no gradients, no moments, one layer's activations
+    bool sampling;              // room for the key/value cache
+    bool dumping;               // room for all logits
     float *params, *grads, *m, *v;               // arenas of table.elements floats
     float *x, *mid, *ln_1, *ln_2, *qkv, *atty, *fc, *act;   // (L, ...), see LayerActs; x: (L+1, N, C)
     float *mean_1, *rstd_1, *mean_2, *rstd_2, *lse;
@@ -444,6 +446,8 @@ typedef struct {
     float *logits;                               // (chunk rows, Vp)
     float *losses;                               // (N)
     float *dx, *dc, *dwide;                      // backward, reused: (N, C), (N, C), (N, max(F, 3C))
+    float *keys, *values;                        // of sampling: (L, context, C)
+    float *all_logits;                           // of --dump: (N, Vp)
     float *scratch;                              // attention, per thread
     double *norm_sums;                           // one per block of 4096 gradients
 } GPT2;
@@ -462,6 +466,8 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t P = g->table.elements;
     const size_t L = g->training ? g->config.layers : 1;  // without a backward pass, layers share
     size_t blocks = 0;
+    if ((double)N * (double)(L + 4) * (double)(16 * C + 2 * F) * 4 > 1e18)
+        die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
     for (int i = 0; i < g->table.count; i++) blocks += norm_blocks(g->table.tensors[i].size);
     int n = 0;
     #define BUFFER(purpose, size, field) list[n++] = (Buffer){purpose, size, &g->field}
@@ -494,6 +500,11 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         BUFFER("backward", N * (F > 3 * C ? F : 3 * C), dwide);
         list[n++] = (Buffer){"scratch", 2 * blocks, (float **)(void *)&g->norm_sums};
     }
+    if (g->sampling) {
+        BUFFER("sampling", g->config.layers * g->config.context * C, keys);
+        BUFFER("sampling", g->config.layers * g->config.context * C, values);
+    }
+    if (g->dumping) BUFFER("all logits", N * g->config.vocab_padded, all_logits);
     #undef BUFFER
     return n;
 }
@@ -678,49 +689,21 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
 }
 
 // =============================================================================================
-// 3. Evaluation and sampling
-
-// Rows [0, rows) of inputs and targets (rows, T) from the sequences at `position` and after.
-static void read_batch(const Loader *loader, uint64_t position, size_t rows, size_t T, size_t vocab,
-                       int32_t *inputs, int32_t *targets) {
-    Error err;
-    for (size_t b = 0; b < rows; b++)
-        if (!loader_sequence(loader, position + b, vocab, inputs + b * T, targets + b * T, &err))
-            die("%s", err.text);
-}
-
-// Mean loss over the first `batches` batches of the held-out sequences (all of them if there are
-// fewer), always the same ones in the same order. 0 batches: all.
-static double evaluate(GPT2 *g, const Loader *val, size_t batches, size_t B, size_t T,
-                       int32_t *inputs, int32_t *targets) {
-    size_t sequences = val->sequences;
-    if (batches > 0) sequences = min_size(sequences, batches * B);
-    double sum = 0;
-    for (size_t first = 0; first < sequences; first += B) {
-        const size_t rows = min_size(B, sequences - first);
-        read_batch(val, first, rows, T, g->config.vocab, inputs, targets);
-        gpt2_forward(g, inputs, rows, T);
-        sum += gpt2_head(g, targets, 0, false, NULL) * (double)rows;
-    }
-    return sum / (double)sequences;
-}
+// 3. Sampling
 
 // One token at a time: the keys and values of the tokens so far are kept, so that a new token only
-// computes its own row. Uses the same layers as training, with N = 1.
+// computes its own row. Uses the same layers as training, with N = 1. The cache is the model's
+// (g->sampling must be set), so there is one Decoder at a time.
 typedef struct {
     GPT2 *g;
     size_t length;           // tokens seen
-    float *keys, *values;    // (L, context, C)
     float *x, *row, *qkv, *wide, *scores, *logits;  // (C), (C), (3C), (F), (context), (V)
 } Decoder;
 
 static Decoder decoder_open(GPT2 *g) {
     const GPT2Config *c = &g->config;
-    const size_t cache = c->layers * c->context * c->channels;
     return (Decoder){
         g, 0,
-        (float *)alloc_or_fail(cache, sizeof(float), "key cache"),
-        (float *)alloc_or_fail(cache, sizeof(float), "value cache"),
         (float *)alloc_or_fail(c->channels, sizeof(float), "sampling"),
         (float *)alloc_or_fail(c->channels, sizeof(float), "sampling"),
         (float *)alloc_or_fail(3 * c->channels, sizeof(float), "sampling"),
@@ -730,8 +713,6 @@ static Decoder decoder_open(GPT2 *g) {
 }
 
 static void decoder_close(Decoder *d) {
-    free(d->keys);
-    free(d->values);
     free(d->x);
     free(d->row);
     free(d->qkv);
@@ -763,8 +744,8 @@ static void decode(Decoder *d, int32_t token) {
     for (size_t l = 0; l < g->config.layers; l++) {
         float *w[LAYER_TENSORS];
         layer_tensors(g, g->params, l, w);
-        float *keys = d->keys + l * g->config.context * C;
-        float *values = d->values + l * g->config.context * C;
+        float *keys = g->keys + l * g->config.context * C;
+        float *values = g->values + l * g->config.context * C;
         layernorm_forward(d->row, &mean, &rstd, d->x, w[LN_1_W], w[LN_1_B], 1, C);
         matvec(d->qkv, d->row, w[QKV_W], w[QKV_B], C, 3 * C);
         memcpy(keys + d->length * C, d->qkv + C, C * sizeof(float));
@@ -874,7 +855,7 @@ static void generate(GPT2 *g, const Tokenizer *tokenizer, const char *prompt, si
 }
 
 // =============================================================================================
-// 4. The training loop
+// 4. A run
 
 static volatile sig_atomic_t stop_requested;  // SIGINT or SIGTERM came: finish the step, save, exit
 
@@ -890,9 +871,34 @@ typedef struct {
     Loader train, val;             // .sequences 0: there is no such data
     size_t B, T;
     int32_t *inputs, *targets;     // (B, T)
+    const char *saved_model;       // --model is this file or directory; NULL: a preset, or --resume
     TrainState state;              // where a resumed run stands
     char resume_from[PATH_MAX];    // its checkpoint
 } Run;
+
+// Fills rows [0, rows) of r->inputs and r->targets from the sequences at `position` and after.
+static bool read_batch(Run *r, const Loader *loader, uint64_t position, size_t rows, Error *err) {
+    for (size_t b = 0; b < rows; b++)
+        if (!loader_sequence(loader, position + b, r->g.config.vocab, r->inputs + b * r->T,
+                             r->targets + b * r->T, err))
+            return false;
+    return true;
+}
+
+// *loss = the mean over the first --eval-batches batches of the held-out sequences (all of them if
+// there are fewer): always the same ones, in the same order.
+static bool evaluate(Run *r, double *loss, Error *err) {
+    const size_t sequences = min_size(r->val.sequences, r->o.eval_batches * r->B);
+    double sum = 0;
+    for (size_t first = 0; first < sequences; first += r->B) {
+        const size_t rows = min_size(r->B, sequences - first);
+        if (!read_batch(r, &r->val, first, rows, err)) return false;
+        gpt2_forward(&r->g, r->inputs, rows, r->T);
+        sum += gpt2_head(&r->g, r->targets, 0, false, NULL) * (double)rows;
+    }
+    *loss = sum / (double)sequences;
+    return true;
+}
 
 // The model's shape: from the checkpoint to resume, from a saved model, or from a preset.
 static void choose_model(Run *r) {
@@ -910,6 +916,7 @@ static void choose_model(Run *r) {
         if (o->heads) c->heads = o->heads;
         if (o->context) c->context = o->context;
     } else if (path_exists(o->model)) {
+        r->saved_model = o->model;
         if (!model_config_load(o->model, c, &err)) die("%s", err.text);
         if (o->layers || o->channels || o->heads || o->context || o->vocab)
             die("--layers, --channels, --heads, --context and --vocab describe a new model; "
@@ -923,14 +930,36 @@ static void choose_model(Run *r) {
 // The tokenizer: as told, or the one saved with the model, or bytes.
 static void choose_tokenizer(Run *r) {
     const Options *o = &r->o;
-    const char *saved = o->resume ? o->out : path_is_directory(o->model) ? o->model : NULL;
-    char merges[PATH_MAX];
+    const char *saved = o->resume ? o->out : r->saved_model;
+    char home[PATH_MAX] = ".", merges[PATH_MAX] = "";
     Error err;
-    if (saved != NULL) path_join(merges, saved, "merges.txt");
-    const char *dir = o->tokenizer != NULL ? o->tokenizer
-                    : saved != NULL && path_exists(merges) ? saved : "bytes";
-    if (strcmp(dir, "bytes") == 0) r->tokenizer = tokenizer_bytes();
-    else if ((r->tokenizer = tokenizer_load(dir, &err)) == NULL) die("%s", err.text);
+    if (saved != NULL) snprintf(home, sizeof home, "%s", saved);
+    if (saved != NULL && !path_is_directory(saved)) {  // a file: what lies beside it
+        char *slash = strrchr(home, '/');
+        if (slash == NULL) snprintf(home, sizeof home, ".");
+        else slash[slash == home] = '\0';
+    }
+    if (saved != NULL) path_join(merges, home, "merges.txt");
+    const char *dir = o->tokenizer != NULL ? o->tokenizer : path_exists(merges) ? home : "bytes";
+    if (strcmp(dir, "bytes") != 0) {
+        if ((r->tokenizer = tokenizer_load(dir, &err)) == NULL) die("%s", err.text);
+    } else if (o->tokenizer != NULL || saved == NULL || r->g.config.vocab == 256) {
+        r->tokenizer = tokenizer_bytes();
+    }
+    // else: a saved model with tokens that nobody explained; token files will do for it
+}
+
+// Tells one training text from another, without reading all of it: sizes, and both ends of each file.
+static uint64_t data_hash(const TokenData *d) {
+    uint64_t hash = 0;
+    for (size_t i = 0; i < d->count; i++) {
+        const TokenSegment *s = &d->segments[i];
+        const size_t bytes = s->count * (size_t)s->width, end = min_size(bytes, 1 << 16);
+        const uint64_t parts[] = {hash, bytes, hash_bytes(s->tokens, end),
+                                  hash_bytes((const char *)s->tokens + bytes - end, end)};
+        hash = hash_bytes(parts, sizeof parts);
+    }
+    return hash;
 }
 
 // Opens --data and --val, cuts off the held-out tenth if there is no --val, and settles the
@@ -939,14 +968,16 @@ static void open_data(Run *r) {
     const Options *o = &r->o;
     GPT2Config *c = &r->g.config;
     Error err;
-    if (o->data != NULL && !data_open(&r->data, o->data, r->tokenizer, &err)) die("%s", err.text);
+    if (o->data != NULL && !data_open(&r->data, o->data, r->tokenizer, &err))
+        die("%s%s", err.text, r->tokenizer == NULL ? ": name it with --tokenizer DIR" : "");
     const bool token_files = o->data != NULL && r->data.segments[0].map_bytes > 0;
-    if (token_files && o->tokenizer == NULL && tokenizer_vocab(r->tokenizer) == 256) {
+    if (token_files && o->tokenizer == NULL && r->tokenizer != NULL
+        && tokenizer_vocab(r->tokenizer) == 256) {
         tokenizer_free(r->tokenizer);  // it was a guess: token files are GPT-2's unless told
         r->tokenizer = NULL;
     }
     const size_t needed = r->tokenizer != NULL ? tokenizer_vocab(r->tokenizer) : 50257;
-    if (!o->resume && !path_exists(o->model)) {
+    if (!o->resume && r->saved_model == NULL) {
         if (o->vocab) c->vocab = o->vocab;
         else if (needed == 256 || c->vocab < needed) c->vocab = needed;
     }
@@ -963,6 +994,11 @@ static void open_data(Run *r) {
         if (o->val != NULL) die("%s", err.text);
         r->val.sequences = 0;
     }
+    const uint64_t hash = data_hash(&r->data);
+    if (o->resume && o->data != NULL && hash != r->state.data_hash)
+        fprintf(stderr, "tide: the data is not what this run began with: it goes on, but not with "
+                        "the same bits\n");
+    r->state.data_hash = hash;
 }
 
 // Weights for the first step: the checkpoint's, the saved model's, or fresh ones.
@@ -973,8 +1009,8 @@ static void load_weights(Run *r) {
         const StatePart parts[] = {{"param", g->params}, {"m", g->m}, {"v", g->v}};
         if (!state_load(r->resume_from, &g->config, &g->table, parts, 3, &err))
             die("%s", err.text);
-    } else if (path_exists(r->o.model)) {
-        if (!model_load(r->o.model, &g->config, &g->table, g->params, &err)) die("%s", err.text);
+    } else if (r->saved_model != NULL) {
+        if (!model_load(r->saved_model, &g->config, &g->table, g->params, &err)) die("%s", err.text);
     } else {
         gpt2_init(&g->table, g->params, r->o.seed);
     }
@@ -982,7 +1018,6 @@ static void load_weights(Run *r) {
 
 static void save_tokenizer(Run *r) {
     Error err;
-    if (!make_directories(r->o.out)) die("--out %s: %s", r->o.out, strerror(errno));
     if (r->tokenizer != NULL && !tokenizer_save(r->tokenizer, r->o.out, &err)) fail("%s", err.text);
 }
 
@@ -1018,32 +1053,51 @@ static void dump(Run *r) {
     GPT2 *g = &r->g;
     const size_t N = r->B * r->T;
     Error err;
-    float *logits = (float *)alloc_or_fail(N * g->config.vocab_padded, sizeof(float), "logits");
-    read_batch(&r->train, 0, r->B, r->T, g->config.vocab, r->inputs, r->targets);
+    if (!read_batch(r, &r->train, 0, r->B, &err)) die("%s", err.text);
     gpt2_forward(g, r->inputs, r->B, r->T);
-    const double loss = gpt2_head(g, r->targets, 1.0f / (float)N, false, logits);
+    const double loss = gpt2_head(g, r->targets, 1.0f / (float)N, false, g->all_logits);
     gpt2_backward(g, r->inputs, false);
-    if (!dump_save(r->o.dump, &g->config, &g->table, r->B, r->T, r->inputs, r->targets, loss, logits,
-                   g->grads, &err))
+    if (!dump_save(r->o.dump, &g->config, &g->table, r->B, r->T, r->inputs, r->targets, loss,
+                   g->all_logits, g->grads, &err))
         fail("%s", err.text);
     printf("loss %.6f; dump written to %s\n", loss, r->o.dump);
-    free(logits);
 }
 
 // --steps 0: evaluate if there is data, sample if there is a prompt, convert if there is an --out.
 static void use_model(Run *r) {
     const Options *o = &r->o;
-    if (o->prompt != NULL) {
-        if (r->tokenizer == NULL) die("--prompt needs --tokenizer");
-        generate(&r->g, r->tokenizer, o->prompt, o->sample_tokens, o->temperature, o->top_k, o->seed, 0);
-    } else if (r->val.sequences > 0) {
-        printf("val loss %.6f\n", evaluate(&r->g, &r->val, o->eval_batches, r->B, r->T, r->inputs,
-                                           r->targets));
+    double loss;
+    Error err;
+    if (r->g.sampling) {
+        if (r->tokenizer == NULL) die("--prompt needs --tokenizer: the model came without one");
+        generate(&r->g, r->tokenizer, o->prompt, o->sample_tokens, o->temperature, o->top_k,
+                 o->seed, 0);
+    } else if (o->data != NULL || o->val != NULL) {
+        if (r->val.sequences == 0)
+            die("the held-out tenth of %s is shorter than --seq %zu: name a file with --val",
+                o->data, r->T);
+        if (!evaluate(r, &loss, &err)) die("%s", err.text);
+        printf("val loss %.6f\n", loss);
     }
     if (option_given(o, "out") && !o->resume) {
         save_tokenizer(r);
         save(r, 0, false);
     }
+}
+
+// Refuses an --out or a --dump that cannot be written, and an --out that holds another run, before
+// anything is computed.
+static void check_output(const Run *r) {
+    const Options *o = &r->o;
+    char file[PATH_MAX];
+    if (o->dump != NULL && !path_is_writable(o->dump)) die("--dump %s: %s", o->dump, strerror(errno));
+    if (o->dump != NULL || (o->steps == 0 && (o->resume || !option_given(o, "out")))) return;
+    if (!o->resume && state_exists(o->out))
+        die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
+            "another --out", o->out);
+    if (!make_directories(o->out)) die("--out %s: %s", o->out, strerror(errno));
+    path_join(file, o->out, "log.jsonl");
+    if (!path_is_writable(file)) die("--out %s: %s", o->out, strerror(errno));
 }
 
 // Says what is going to be trained on what.
@@ -1052,7 +1106,7 @@ static void describe(const Run *r) {
     printf("model: %zu layers, %zu heads, %zu channels, context %zu, vocabulary %zu: "
            "%.2f M parameters\n", c->layers, c->heads, c->channels, c->context, c->vocab,
            1e-6 * (double)r->g.table.parameters);
-    if (r->o.steps == 0) return;
+    if (r->o.steps == 0 || r->o.dump != NULL) return;
     const size_t sequences = r->o.accum * r->B;
     printf("data: %zu training tokens, %.2f epochs in %zu steps of %zu tokens; "
            "%zu validation tokens\n", r->train_view.tokens,
@@ -1084,12 +1138,15 @@ int main(int argc, char **argv) {
     g->table = gpt2_table(&g->config);
     g->shards = gpt2_shards_all(&g->table);
     const size_t step_tokens = r->B * r->T * o->accum;
-    const bool sampling = o->steps == 0 && o->prompt != NULL;  // then stdout gets the sample only
-    g->max_B = sampling ? 1 : r->B;
-    g->max_T = sampling ? 1 : r->T;
-    g->training = o->steps > 0 || o->dump != NULL;
-    if (!sampling) describe(r);
-    const size_t planned = gpt2_plan(g, memory_resident(), sampling);
+    g->dumping = o->dump != NULL;
+    g->training = o->steps > 0 || g->dumping;
+    const bool only_sampling = !g->training && option_given(o, "prompt");
+    g->sampling = only_sampling || (o->steps > 0 && o->sample_every > 0);
+    g->max_B = only_sampling ? 1 : r->B;
+    g->max_T = only_sampling ? 1 : r->T;
+    check_output(r);
+    if (!only_sampling) describe(r);  // else stdout gets the sample and nothing more
+    const size_t planned = gpt2_plan(g, memory_resident(), only_sampling);
     gpt2_allocate(g);
     r->inputs = (int32_t *)alloc_or_fail(r->B * r->T, sizeof(int32_t), "tokens");
     r->targets = (int32_t *)alloc_or_fail(r->B * r->T, sizeof(int32_t), "tokens");
@@ -1099,9 +1156,6 @@ int main(int argc, char **argv) {
         else use_model(r);
         return 0;
     }
-    if (!o->resume && state_exists(o->out))
-        die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
-            "another --out", o->out);
     if (!options_to_json(o, r->state.options, sizeof r->state.options))
         die("the options are too long to be saved with a checkpoint: shorten --prompt or the paths");
     Log log;
@@ -1125,7 +1179,10 @@ int main(int argc, char **argv) {
         double loss = 0;
         for (size_t micro = 0; micro < o->accum; micro++) {
             const uint64_t position = ((step - 1) * o->accum + micro) * r->B;
-            read_batch(&r->train, position, r->B, r->T, g->config.vocab, r->inputs, r->targets);
+            if (!read_batch(r, &r->train, position, r->B, &err)) {  // a damaged token file
+                if (step - 1 > r->state.step) save(r, step - 1, true);
+                die("%s", err.text);
+            }
             gpt2_forward(g, r->inputs, r->B, r->T);
             loss += gpt2_head(g, r->targets, 1.0f / (float)step_tokens, micro > 0, NULL)
                     / (double)o->accum;
@@ -1147,10 +1204,10 @@ int main(int argc, char **argv) {
                       (double)step_tokens / seconds, 100 * step_flops / seconds / peak_flops, &err))
             fail("%s", err.text);
 
-        const bool last = step == o->steps || stop_requested;
+        const bool last = step == o->steps;
         if (r->val.sequences > 0 && o->eval_every > 0 && (step % o->eval_every == 0 || last)) {
-            const double val_loss = evaluate(g, &r->val, o->eval_batches, r->B, r->T, r->inputs,
-                                             r->targets);
+            double val_loss;
+            if (!evaluate(r, &val_loss, &err)) die("%s", err.text);
             if (!log_eval(&log, step, val_loss, &err) || !log_plot(&log, &err)) fail("%s", err.text);
         }
         if (r->tokenizer != NULL && o->sample_every > 0 && (step % o->sample_every == 0 || last)) {
@@ -1162,14 +1219,16 @@ int main(int argc, char **argv) {
         }
         if (o->save_every > 0 && step % o->save_every == 0) save(r, step, true);
     }
-    if (step != r->state.step) save(r, step, true);
+    // The weights once more even if this step is saved: a kill may have come between the two.
+    if (step > 0) save(r, step, step != r->state.step);
     if (!log_plot(&log, &err)) fail("%s", err.text);
     log_clear(&log);
-    if (stop_requested)
+    if (step < o->steps)
         printf("stopped by signal %d after step %zu; continue with --resume --out %s\n",
                (int)stop_requested, step, o->out);
     else
-        printf("done: %zu steps; model.safetensors, log.jsonl and loss.svg are in %s\n", step, o->out);
+        printf("done: %zu steps; model.safetensors, log.jsonl and loss.svg are in %s\n"
+               "try it: ./train_gpt2 --model %s --steps 0 --prompt \"...\"\n", step, o->out, o->out);
     printf("memory: at most %.1f MiB, planned %.1f MiB\n", (double)memory_peak() / (1 << 20),
            (double)planned / (1 << 20));
     log_close(&log);

@@ -26,6 +26,13 @@
 #include <time.h>
 #include <unistd.h>
 
+// Functions that the GPU runs too, and always as a part of the loop that calls them.
+#ifdef __CUDACC__
+#define HOST_DEVICE __host__ __device__ __attribute__((always_inline))
+#else
+#define HOST_DEVICE __attribute__((always_inline))
+#endif
+
 #define TIDE_VERSION "0.1.0"
 
 // One sentence that says what is wrong with a file or an option, and where.
@@ -43,10 +50,12 @@ static inline bool error_set(Error *err, const char *format, ...) {
 }
 
 static inline void report_and_exit(int code, const char *format, va_list args) {
+    char line[PATH_MAX];
     fflush(stdout);  // what was printed before comes first
-    fprintf(stderr, "tide: ");
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    vsnprintf(line, sizeof line, format, args);
+    for (char *c = line; *c != '\0'; c++)  // a file's name may hold a newline: still one line
+        if ((unsigned char)*c < 32 || *c == 127) *c = '?';
+    fprintf(stderr, "tide: %s\n", line);
     exit(code);
 }
 
@@ -94,7 +103,7 @@ static inline double seconds_now(void) {
 // Bytes that this process could still allocate without pushing the machine into swap: what Linux
 // calls available, and what is left of the container's limit. SIZE_MAX where neither is known.
 static inline size_t memory_available(void) {
-    size_t available = SIZE_MAX, kib, limit, used;
+    size_t available = SIZE_MAX, kib, limit, used, file;
     char line[256];
     FILE *f = fopen("/proc/meminfo", "r");
     while (f != NULL && fgets(line, sizeof line, f) != NULL)
@@ -102,11 +111,18 @@ static inline size_t memory_available(void) {
     if (f != NULL) fclose(f);
     FILE *max = fopen("/sys/fs/cgroup/memory.max", "r");
     FILE *current = fopen("/sys/fs/cgroup/memory.current", "r");
-    if (max != NULL && current != NULL && fscanf(max, "%zu", &limit) == 1 &&
-        fscanf(current, "%zu", &used) == 1 && limit - used < available && used <= limit)
-        available = limit - used;
+    FILE *stat = fopen("/sys/fs/cgroup/memory.stat", "r");
+    if (max != NULL && current != NULL && fscanf(max, "%zu", &limit) == 1
+        && fscanf(current, "%zu", &used) == 1) {
+        // files that were read or written count as used, but make room when it is needed
+        while (stat != NULL && fgets(line, sizeof line, stat) != NULL)
+            if (sscanf(line, "inactive_file %zu", &file) == 1) used -= file < used ? file : used;
+        if (used > limit) used = limit;
+        if (limit - used < available) available = limit - used;
+    }
     if (max != NULL) fclose(max);
     if (current != NULL) fclose(current);
+    if (stat != NULL) fclose(stat);
     return available;
 }
 
@@ -167,6 +183,16 @@ static inline bool replace_close(FILE *f, const char *path, Error *err) {
 static inline bool path_is_directory(const char *path) {
     struct stat s;
     return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
+}
+
+// Could a file of this name be written? Its directory must be there. errno says why not.
+static inline bool path_is_writable(const char *path) {
+    char dir[PATH_MAX];
+    if (snprintf(dir, sizeof dir, "%s", path) >= (int)sizeof dir) { errno = ENAMETOOLONG; return false; }
+    char *slash = strrchr(dir, '/');
+    if (slash == NULL) snprintf(dir, sizeof dir, ".");
+    else slash[slash == dir] = '\0';
+    return !path_is_directory(path) && access(dir, W_OK | X_OK) == 0;
 }
 
 static inline bool path_exists(const char *path) {

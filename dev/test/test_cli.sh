@@ -79,7 +79,7 @@ check resumed_log_is_whole test "$(grep -c '"loss"' half/log.jsonl)" -eq 12
 # SIGTERM: the step is finished and saved, and the run can go on.
 "$tide" $steps --out term --steps 400 --schedule constant --warmup 0 >/dev/null &
 pid=$!
-until grep -q '"step":5,' term/log.jsonl 2>/dev/null; do sleep 0.05; done
+until grep -q '"step":5,' term/log.jsonl 2>/dev/null || ! kill -0 $pid; do sleep 0.05; done
 kill -TERM $pid
 wait $pid
 check sigterm_exits_cleanly test $? -eq 0
