@@ -11,7 +11,7 @@ work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 
-# A text of some 40 kB in English, the same everywhere.
+# A text of some 6 kB in English, the same everywhere.
 cat "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" >text.txt
 small="--data text.txt --layers 2 --heads 2 --channels 32 --context 32 --batch 4 --lr 3e-3"
 steps="$small --steps 12 --eval-every 5 --eval-batches 2 --save-every 3 --keep 3"
@@ -54,8 +54,14 @@ check loss_falls awk "BEGIN { exit !($last < $first - 0.5) }"
 # The plan is what the process then uses, within 10 %. Buffers are large here, as in real runs.
 "$tide" --data text.txt --layers 4 --heads 4 --channels 256 --context 128 --batch 8 --steps 2 \
     --eval-every 0 --out memory >memory.out
-set -- $(sed -n 's/^memory: at most \([0-9.]*\) MiB, planned \([0-9.]*\) MiB$/\1 \2/p' memory.out)
-check memory_is_as_planned awk "BEGIN { exit !(${1:-0} > 0.9 * ${2:-1} && ${1:-0} < 1.1 * ${2:-1}) }"
+"$tide" --resume --out memory --steps 3 >memory_resumed.out
+"$tide" --model memory --data text.txt --batch 8 --steps 1 --eval-every 0 --sample-every 1 \
+    --sample-tokens 4 --out memory_loaded >memory_loaded.out
+for run in memory memory_resumed memory_loaded; do
+    set -- $(sed -n 's/^memory: at most \([0-9.]*\) MiB, planned \([0-9.]*\) MiB$/\1 \2/p' $run.out)
+    check ${run}_is_as_planned awk \
+        "BEGIN { exit !(${1:-0} > 0.9 * ${2:-1} && ${1:-0} < 1.1 * ${2:-1}) }"
+done
 
 # --- same bits ---------------------------------------------------------------------------------
 
@@ -86,6 +92,15 @@ check sigterm_exits_cleanly test $? -eq 0
 stopped=$(grep -c '"loss"' term/log.jsonl)
 check sigterm_stops_early test "$stopped" -lt 400
 check sigterm_saves test -d "term/checkpoints/step_$(printf %08d "$stopped")"
+
+# SIGINT does the same, and at once: an evaluation that would take minutes does not come first.
+"$tide" $steps --out int --steps 4000 --eval-batches 100000 --batch 1 >/dev/null &
+pid=$!
+until grep -q '"step":6,' int/log.jsonl 2>/dev/null || ! kill -0 $pid; do sleep 0.05; done
+kill -INT $pid
+wait $pid
+check sigint_exits_cleanly test $? -eq 0
+check sigint_saves test -s int/model.safetensors
 
 # kill -9 at random moments, then --resume, over and over: the same bits as an undisturbed run.
 # A moment is a share of the time that the undisturbed run took; when the machine was busy then and
@@ -145,6 +160,20 @@ check fine_tuning "$tide" --model whole --data text.txt --steps 3 --batch 2 --ou
 "$tide" $small --dump d2.safetensors --threads 2 >/dev/null
 check dumps_agree "$compare" d1.safetensors d2.safetensors --rtol 0
 
+mkdir nano && echo rubbish >nano/config.json
+check a_directory_does_not_hide_a_preset "$tide" $small --model nano --steps 1 --out preset
+rm -r nano
+check dump_with_a_prompt "$tide" $small --steps 0 --prompt x --dump d3.safetensors
+check dump_is_the_same "$compare" d1.safetensors d3.safetensors --rtol 0
+
+# Another text under the same name: the run says so, and goes on.
+cp text.txt moving.txt
+"$tide" $small --data moving.txt --steps 2 --out moved >/dev/null
+check unchanged_data_is_silent sh -c \
+    "'$tide' --resume --out moved --steps 3 2>&1 | grep -q 'not what this run' && exit 1 || exit 0"
+echo more >>moving.txt
+check changed_data_is_noticed sh -c "'$tide' --resume --out moved --steps 4 2>&1 | grep -q 'not what this run'"
+
 # --- refusals: one line, exit code 2 (1 while running), nothing lost ---------------------------
 
 refuses unknown_option 2 'did you mean --batch' "$tide" --bach 3
@@ -174,13 +203,32 @@ cp whole/config.json damaged/
 echo '{"a": 1' >damaged/vocab.json
 refuses vocabulary_damaged 2 vocab.json "$tide" --model damaged --data text.txt
 refuses larger_tokenizer 2 tokens "$tide" $small --tokenizer bytes --vocab 100
+"$tide" $small --vocab 300 --steps 1 --out wide >/dev/null
+rm wide/merges.txt
+refuses tokens_without_a_tokenizer 2 'tokenizer' "$tide" --model wide --data text.txt --steps 1 --out wide2
+refuses nothing_to_evaluate 2 'val' "$tide" --model whole --steps 0 --data short.txt --seq 2
+refuses conversion_onto_a_run 2 'resume' "$tide" --steps 0 --data text.txt --out whole
+refuses name_with_a_newline 2 'such' "$tide" --data "$(printf 'no\nsuch')"
+refuses dump_nowhere 2 'dump' "$tide" $small --dump nowhere/d.safetensors
+
+# A token that only shows up late: what was trained until then is saved.
+(head -c 9024 tok_train_000000.bin; printf '\377\377'; tail -c +9027 tok_train_000000.bin) >late.bin
+refuses late_token_outside_the_vocabulary 2 'late.bin' "$tide" $small --data late.bin \
+    --tokenizer bytes --batch 1 --steps 4000 --eval-every 0 --out late
+check late_token_loses_nothing test -s late/model.safetensors
 refuses resume_nothing 2 checkpoint "$tide" --resume --out nowhere
 refuses other_run_in_the_way 2 'resume' "$tide" $steps --out whole
 refuses out_is_a_file 2 text.txt "$tide" $steps --out text.txt
 refuses resume_other_shape 2 'contradicts' "$tide" --resume --out whole --layers 5
-if [ "$(id -u)" = 0 ]; then echo "skip no_permission: root may write everywhere"; else
-    mkdir locked && chmod 500 locked
-    refuses no_permission 2 locked "$tide" $steps --out locked/run
+mkdir locked && chmod 555 locked && chmod 755 "$work"
+cp "$tide" tide_copy
+as_user=
+[ "$(id -u)" != 0 ] || as_user="setpriv --reuid=65534 --clear-groups"
+if [ -n "$as_user" ] && ! $as_user ./tide_copy --version >/dev/null 2>&1; then
+    echo "skip no_permission: root may write everywhere, and cannot become somebody else here"
+else
+    refuses no_permission 2 locked $as_user ./tide_copy $steps --out locked/run
+    refuses no_permission_in_a_directory_that_is_there 2 locked $as_user ./tide_copy $steps --out locked
 fi
 
 # A checkpoint that was altered is named and the one before it used.
