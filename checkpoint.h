@@ -670,12 +670,14 @@ static inline bool state_write(const char *dir, const TrainState *s, const GPT2C
     if (f == NULL) fail("out of memory: state.json");
     // 64-bit numbers are strings: most readers of JSON keep 53 bits of a number.
     fprintf(f, "{\"version\":%d,\n\"step\":%zu,\n\"seed\":\"%" PRIu64 "\",\n"
-            "\"data_position\":\"%" PRIu64 "\",\n\"data_hash\":\"%" PRIu64 "\",\n\"config\":{\"layers\":%zu,\"heads\":%zu,"
+            "\"data_position\":\"%" PRIu64 "\",\n\"data_hash\":\"%" PRIu64 "\",\n"
+            "\"config\":{\"layers\":%zu,\"heads\":%zu,"
             "\"channels\":%zu,\"ffn\":%zu,\"context\":%zu,\"vocab\":%zu,\"family\":%d,"
             "\"activation\":%d,\"tied\":%d},\n\"bytes\":\"%" PRIu64 "\",\n\"hash\":\"%" PRIu64
             "\",%s%s",
             STATE_VERSION, s->step, s->seed, s->data_position, s->data_hash, c->layers, c->heads,
-            c->channels, c->ffn, c->context, c->vocab, c->family, c->activation, c->tied, out.written, out.hash,
+            c->channels, c->ffn, c->context, c->vocab, c->family, c->activation, c->tied,
+            out.written, out.hash,
             state_options_key, s->options);
     fflush(f);
     fprintf(f, ",\n\"seal\":\"%016" PRIx64 "\"}\n", hash_bytes(text, n));

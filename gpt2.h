@@ -35,12 +35,15 @@ static inline size_t round_up(size_t n, size_t multiple) {
 // Fills the derived fields and refuses what is not a model. Call it after any change.
 static inline bool gpt2_finish(GPT2Config *c, Error *err) {
     if (c->layers < 1 || c->layers > 1000) return error_set(err, "layers must be 1 to 1000");
-    if (c->channels < 1 || c->channels > 1 << 16) return error_set(err, "channels must be 1 to 65536");
+    if (c->channels < 1 || c->channels > 1 << 16)
+        return error_set(err, "channels must be 1 to %d", 1 << 16);
     if (c->heads < 1 || c->channels % c->heads != 0)
-        return error_set(err, "channels (%zu) must be a multiple of heads (%zu)", c->channels, c->heads);
+        return error_set(err, "channels (%zu) must be a multiple of heads (%zu)", c->channels,
+                         c->heads);
     if (c->ffn == 0) c->ffn = 4 * c->channels;
     if (c->ffn > 1 << 20) return error_set(err, "the MLP's width must be at most %d", 1 << 20);
-    if (c->context < 1 || c->context > 1 << 20) return error_set(err, "context must be 1 to %d", 1 << 20);
+    if (c->context < 1 || c->context > 1 << 20)
+        return error_set(err, "context must be 1 to %d", 1 << 20);
     if (c->vocab < 1 || c->vocab > 1 << 24) return error_set(err, "vocab must be 1 to %d", 1 << 24);
     c->vocab_padded = round_up(c->vocab, ALIGN_ELEMENTS);
     return true;

@@ -234,7 +234,8 @@ static inline bool st_parse(SafeTensors *st, const unsigned char *bytes, size_t 
 // the file is closed, beside the copy. They can still be read (from the file, again).
 static inline void safetensor_release(const SafeTensor *t) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)t->data;
-    const uintptr_t first = (start + page - 1) / page * page, last = (start + t->bytes) / page * page;
+    const uintptr_t first = (start + page - 1) / page * page;
+    const uintptr_t last = (start + t->bytes) / page * page;
     if (last > first) madvise((void *)first, last - first, MADV_DONTNEED);
 }
 

@@ -561,7 +561,7 @@ static inline void tokenizer_write(const Tokenizer *t, uint32_t id, bool json, F
 
 // Writes vocab.json, merges.txt and tokenizer_config.json into an existing directory, as the
 // transformers library's GPT2Tokenizer reads them; tokenizer_load() gives the same tokenizer again.
-// Each file is replaced at once; merges.txt is written last, so that it never is without the others.
+// Each file is replaced at once; merges.txt comes last, so that it never is without the others.
 static inline bool tokenizer_save(const Tokenizer *t, const char *dir, Error *err) {
     char path[PATH_MAX];
     FILE *f;

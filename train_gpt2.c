@@ -419,7 +419,7 @@ static void crossentropy(float *losses, float *logits, const int32_t *targets, f
 // =============================================================================================
 // 2. The model
 
-// What the backward pass needs of one layer, and what one layer makes: pointers into GPT2's buffers.
+// What one layer makes, and what its backward pass needs: pointers into GPT2's buffers.
 typedef struct {
     float *x;                       // (N, C)  the residual stream on entry
     float *ln_1, *mean_1, *rstd_1;  // (N, C), (N), (N)
@@ -440,12 +440,13 @@ typedef struct {
     bool sampling;              // room for the key/value cache
     bool dumping;               // room for all logits
     float *params, *grads, *m, *v;               // arenas of table.elements floats
-    float *x, *mid, *ln_1, *ln_2, *qkv, *atty, *fc, *act;   // (L, ...), see LayerActs; x: (L+1, N, C)
+    float *x;                                    // (L+1, N, C)
+    float *mid, *ln_1, *ln_2, *qkv, *atty, *fc, *act;       // (L, ...), see LayerActs
     float *mean_1, *rstd_1, *mean_2, *rstd_2, *lse;
     float *ln_f, *mean_f, *rstd_f;               // (N, C), (N), (N)
     float *logits;                               // (chunk rows, Vp)
     float *losses;                               // (N)
-    float *dx, *dc, *dwide;                      // backward, reused: (N, C), (N, C), (N, max(F, 3C))
+    float *dx, *dc, *dwide;                      // backward: (N, C), (N, C), (N, max(F, 3C))
     float *keys, *values;                        // of sampling: (L, context, C)
     float *all_logits;                           // of --dump: (N, Vp)
     float *scratch;                              // attention, per thread
@@ -526,7 +527,8 @@ static size_t gpt2_plan(GPT2 *g, size_t other, bool quiet) {
         }
         if (seen) continue;
         total += floats * sizeof(float);
-        if (!quiet) printf(" %s %.1f,", list[i].purpose, (double)(floats * sizeof(float)) / (1 << 20));
+        if (!quiet)
+            printf(" %s %.1f,", list[i].purpose, (double)(floats * sizeof(float)) / (1 << 20));
     }
     if (!quiet)
         printf(" data and program %.1f, total %.1f MiB\n", (double)other / (1 << 20),
@@ -645,13 +647,15 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
         layer_tensors(g, g->params, l, w);
         layer_tensors(g, g->grads, l, d);
         // MLP branch: dx -> dact -> dfc -> dln_2 -> dx
-        matmul_backward(dwide, d[FCPROJ_W], d[FCPROJ_B], dx, a.act, w[FCPROJ_W], N, F, C, accumulate);
+        matmul_backward(dwide, d[FCPROJ_W], d[FCPROJ_B], dx, a.act, w[FCPROJ_W], N, F, C,
+                        accumulate);
         activation_backward(dwide, a.fc, N * F, g->config.activation);
         matmul_backward(dc, d[FC_W], d[FC_B], dwide, a.ln_2, w[FC_W], N, C, F, accumulate);
         layernorm_backward(dx, d[LN_2_W], d[LN_2_B], dc, a.mid, w[LN_2_W], a.mean_2, a.rstd_2,
                            N, C, accumulate);
         // attention branch: dx -> datty -> dqkv -> dln_1 -> dx
-        matmul_backward(dc, d[ATTPROJ_W], d[ATTPROJ_B], dx, a.atty, w[ATTPROJ_W], N, C, C, accumulate);
+        matmul_backward(dc, d[ATTPROJ_W], d[ATTPROJ_B], dx, a.atty, w[ATTPROJ_W], N, C, C,
+                        accumulate);
         attention_backward(dwide, dc, a.atty, a.lse, a.qkv, g->scratch, B, T, C, NH);
         matmul_backward(dc, d[QKV_W], d[QKV_B], dwide, a.ln_1, w[QKV_W], N, C, 3 * C, accumulate);
         layernorm_backward(dx, d[LN_1_W], d[LN_1_B], dc, a.x, w[LN_1_W], a.mean_1, a.rstd_1,
@@ -722,7 +726,8 @@ static void decoder_close(Decoder *d) {
 }
 
 // out (OC) = w (OC, C) . x + b: one row is bound by reading w, so there is nothing to block.
-static void matvec(float *out, const float *x, const float *w, const float *b, size_t C, size_t OC) {
+static void matvec(float *out, const float *x, const float *w, const float *b,
+                   size_t C, size_t OC) {
     #pragma omp parallel for
     for (size_t o = 0; o < OC; o++) {
         float sum = 0;
@@ -831,7 +836,8 @@ static void generate(GPT2 *g, const Tokenizer *tokenizer, const char *prompt, si
     const int eot = tokenizer_eot(tokenizer);
     if (n == 0) tokens[n++] = eot >= 0 ? (uint32_t)eot : (uint32_t)'\n';
     for (size_t i = 0; i < n; i++)
-        if (tokens[i] >= V) die("the prompt has token %u, the model knows 0 to %zu", tokens[i], V - 1);
+        if (tokens[i] >= V)
+            die("the prompt has token %u, the model knows 0 to %zu", tokens[i], V - 1);
     fputs(prompt, stdout);
     Decoder d = decoder_open(g);
     size_t fed = 0;
@@ -949,7 +955,7 @@ static void choose_tokenizer(Run *r) {
     // else: a saved model with tokens that nobody explained; token files will do for it
 }
 
-// Tells one training text from another, without reading all of it: sizes, and both ends of each file.
+// Tells one training text from another without reading all of it: by sizes and both ends of files.
 static uint64_t data_hash(const TokenData *d) {
     uint64_t hash = 0;
     for (size_t i = 0; i < d->count; i++) {
@@ -1010,7 +1016,8 @@ static void load_weights(Run *r) {
         if (!state_load(r->resume_from, &g->config, &g->table, parts, 3, &err))
             die("%s", err.text);
     } else if (r->saved_model != NULL) {
-        if (!model_load(r->saved_model, &g->config, &g->table, g->params, &err)) die("%s", err.text);
+        if (!model_load(r->saved_model, &g->config, &g->table, g->params, &err))
+            die("%s", err.text);
     } else {
         gpt2_init(&g->table, g->params, r->o.seed);
     }
@@ -1035,7 +1042,8 @@ static void save(Run *r, size_t step, bool state) {
         if (!state_save(r->o.out, &r->state, &g->config, &g->table, parts, 3, (int)r->o.keep, &err))
             fail("%s", err.text);
     }
-    if (!model_save(r->o.out, &g->config, &g->table, g->params, r->o.save_dtype == SAVE_BF16, eot, &err))
+    const bool bf16 = r->o.save_dtype == SAVE_BF16;
+    if (!model_save(r->o.out, &g->config, &g->table, g->params, bf16, eot, &err))
         fail("%s", err.text);
 }
 
@@ -1090,7 +1098,8 @@ static void use_model(Run *r) {
 static void check_output(const Run *r) {
     const Options *o = &r->o;
     char file[PATH_MAX];
-    if (o->dump != NULL && !path_is_writable(o->dump)) die("--dump %s: %s", o->dump, strerror(errno));
+    if (o->dump != NULL && !path_is_writable(o->dump))
+        die("--dump %s: %s", o->dump, strerror(errno));
     if (o->dump != NULL || (o->steps == 0 && (o->resume || !option_given(o, "out")))) return;
     if (!o->resume && state_exists(o->out))
         die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
@@ -1157,7 +1166,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (!options_to_json(o, r->state.options, sizeof r->state.options))
-        die("the options are too long to be saved with a checkpoint: shorten --prompt or the paths");
+        die("the options are too long for a checkpoint: shorten --prompt or the paths");
     Log log;
     if (!o->resume) save_tokenizer(r);
     if (!log_open(&log, o->out, r->state.step, &err)) die("%s", err.text);
@@ -1208,7 +1217,8 @@ int main(int argc, char **argv) {
         if (r->val.sequences > 0 && o->eval_every > 0 && (step % o->eval_every == 0 || last)) {
             double val_loss;
             if (!evaluate(r, &val_loss, &err)) die("%s", err.text);
-            if (!log_eval(&log, step, val_loss, &err) || !log_plot(&log, &err)) fail("%s", err.text);
+            if (!log_eval(&log, step, val_loss, &err) || !log_plot(&log, &err))
+                fail("%s", err.text);
         }
         if (r->tokenizer != NULL && o->sample_every > 0 && (step % o->sample_every == 0 || last)) {
             log_clear(&log);
@@ -1228,7 +1238,8 @@ int main(int argc, char **argv) {
                (int)stop_requested, step, o->out);
     else
         printf("done: %zu steps; model.safetensors, log.jsonl and loss.svg are in %s\n"
-               "try it: ./train_gpt2 --model %s --steps 0 --prompt \"...\"\n", step, o->out, o->out);
+               "try it: ./train_gpt2 --model %s --steps 0 --prompt \"...\"\n",
+               step, o->out, o->out);
     printf("memory: at most %.1f MiB, planned %.1f MiB\n", (double)memory_peak() / (1 << 20),
            (double)planned / (1 << 20));
     log_close(&log);

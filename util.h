@@ -188,10 +188,12 @@ static inline bool path_is_directory(const char *path) {
 // Could a file of this name be written? Its directory must be there. errno says why not.
 static inline bool path_is_writable(const char *path) {
     char dir[PATH_MAX];
-    if (snprintf(dir, sizeof dir, "%s", path) >= (int)sizeof dir) { errno = ENAMETOOLONG; return false; }
+    errno = ENAMETOOLONG;
+    if (snprintf(dir, sizeof dir, "%s", path) >= (int)sizeof dir) return false;
     char *slash = strrchr(dir, '/');
     if (slash == NULL) snprintf(dir, sizeof dir, ".");
     else slash[slash == dir] = '\0';
+    errno = EISDIR;
     return !path_is_directory(path) && access(dir, W_OK | X_OK) == 0;
 }
 

@@ -31,13 +31,16 @@ static void bench(const char *model, size_t B, size_t T) {
     int32_t *tokens = (int32_t *)alloc_or_fail(N + 1, sizeof(int32_t), "tokens");
     for (size_t i = 0; i <= N; i++)
         tokens[i] = (int32_t)(philox4x32(1, (uint32_t)i, 0, 0, 0).x[0] % g.config.vocab);
-    enum { FORWARD, HEAD, BACKWARD, UPDATE, ATTENTION_FORWARD, ATTENTION_BACKWARD, STEP, PEAK, PHASES };
+    enum { FORWARD, HEAD, BACKWARD, UPDATE, ATTENTION_FORWARD, ATTENTION_BACKWARD, STEP, PEAK,
+           PHASES };
     static const char *const names[] = {"forward", "head and loss", "backward", "norm and AdamW",
-                                        "(attention forward)", "(attention backward)", "whole step"};
+                                        "(attention forward)", "(attention backward)",
+                                        "whole step"};
     const double attention = 2.0 * (double)g.config.layers * (double)(T * T * B * C);  // forward
     const double head = 6.0 * (double)(N * C) * (double)g.config.vocab;
     const double all = gpt2_flops_per_token(&g.config, T) * (double)N;
-    const double flops[] = {(all - head) / 3, head, (all - head) * 2 / 3, 0, attention, 2.5 * attention, all};
+    const double flops[] = {(all - head) / 3, head, (all - head) * 2 / 3, 0, attention,
+                            2.5 * attention, all};
     double t[PHASES][REPEATS + 1];
     for (int i = 0; i <= REPEATS; i++) {  // the first is a warm-up
         const double t0 = seconds_now();
@@ -56,7 +59,8 @@ static void bench(const char *model, size_t B, size_t T) {
             attention_forward(a.atty, a.lse, a.qkv, g.scratch, B, T, C, g.config.heads);
         const double t5 = seconds_now();
         for (size_t l = 0; l < g.config.layers; l++)
-            attention_backward(g.dwide, g.dc, a.atty, a.lse, a.qkv, g.scratch, B, T, C, g.config.heads);
+            attention_backward(g.dwide, g.dc, a.atty, a.lse, a.qkv, g.scratch, B, T, C,
+                               g.config.heads);
         const double t6 = seconds_now();
         t[FORWARD][i] = t1 - t0;
         t[HEAD][i] = t2 - t1;
