@@ -1151,8 +1151,9 @@ int main(int argc, char **argv) {
     g->training = o->steps > 0 || g->dumping;
     const bool only_sampling = !g->training && option_given(o, "prompt");
     g->sampling = only_sampling || (o->steps > 0 && o->sample_every > 0);
-    g->max_B = only_sampling ? 1 : r->B;
-    g->max_T = only_sampling ? 1 : r->T;
+    const bool batches = g->training || (!only_sampling && (o->data != NULL || o->val != NULL));
+    g->max_B = batches ? r->B : 1;
+    g->max_T = batches ? r->T : 1;
     check_output(r);
     if (!only_sampling) describe(r);  // else stdout gets the sample and nothing more
     const size_t planned = gpt2_plan(g, memory_resident(), only_sampling);

@@ -3,9 +3,12 @@
 # nats per byte on the held-out part in under 10 minutes on two AVX-512 cores.
 # usage: scripts/tinyshakespeare.sh [FILE]    fetches the text if FILE is not given
 set -eu
+text=${1:+$(realpath "$1")}
 cd "$(dirname "$0")/.."
-text=${1:-data/tinyshakespeare/input.txt}
-[ -e "$text" ] || sh dev/data/tinyshakespeare.sh
+if [ -z "$text" ]; then
+    sh dev/data/tinyshakespeare.sh
+    text=data/tinyshakespeare/input.txt
+fi
 make train_gpt2
 ./train_gpt2 --data "$text" --out out/tinyshakespeare --layers 4 --heads 4 --channels 128 \
     --context 256 --batch 16 --steps 5000 --lr 3e-3 --warmup 100 --eval-every 500 \
