@@ -277,6 +277,63 @@ static void test_finite_differences(void) {
     }
 }
 
+// GELU and its derivative against the formula in double: the reference's tolerance on gradients is
+// too wide to notice a constant with a digit less.
+static void test_gelu(void) {
+    const double k = sqrt(2 / M_PI);
+    for (double x = -6; x <= 6; x += 0.01) {
+        const float inp = (float)x;
+        float out, d = 1;
+        activation_forward(&out, &inp, 1, ACTIVATION_GELU);
+        activation_backward(&d, &inp, 1, ACTIVATION_GELU);
+        const double y = inp, t = tanh(k * (y + 0.044715 * y * y * y));
+        const double value = 0.5 * y * (1 + t);
+        const double slope = 0.5 * (1 + t) + 0.5 * y * (1 - t * t) * k * (1 + 3 * 0.044715 * y * y);
+        CHECK(fabs(out - value) < 4e-7 * (1 + fabs(y)), "gelu(%g) = %.9f, not %.9f", y, out, value);
+        CHECK(fabs(d - slope) < 4e-6, "gelu'(%g) = %.9f, not %.9f", y, d, slope);
+    }
+}
+
+// First values: the spread that the table says, smaller where 2 L projections add up, one for the
+// norms' weights, nothing in the padding; and the same numbers whatever the padding is.
+static void test_first_values(void) {
+    Error err;
+    GPT2Config c;
+    gpt2_preset(&c, "d4");
+    c.vocab = 1000;
+    if (!gpt2_finish(&c, &err)) die("%s", err.text);
+    GPT2Table t = gpt2_table(&c);
+    float *arena = (float *)alloc_or_fail(t.elements, sizeof(float), "parameters");
+    gpt2_init(&t, arena, 5);
+    for (int i = 0; i < t.count; i++) {
+        const GPT2Tensor *x = &t.tensors[i];
+        const size_t n = x->rows * x->cols;
+        const float *p = arena + x->offset;
+        double sum = 0, squares = 0;
+        for (size_t j = 0; j < n; j++) { sum += p[j]; squares += (double)p[j] * p[j]; }
+        const bool residual = strstr(x->name, "proj.w") != NULL, ones = strstr(x->name, "ln_") != NULL
+                              && strstr(x->name, ".w") != NULL;
+        const double std = x->rank < 2 ? (ones ? 1 : 0) : residual ? 0.02 / sqrt(8) : 0.02;
+        CHECK(fabs(sqrt(squares / (double)n) - std) <= 0.02 * std, "%s: spread %g, not %g", x->name,
+              sqrt(squares / (double)n), std);
+        CHECK(x->rank < 2 || fabs(sum / (double)n) < 0.05 * std, "%s is not centred", x->name);
+        for (size_t j = n; j < x->size; j++) CHECK(p[j] == 0, "%s: padding", x->name);
+    }
+    const float last = arena[t.tensors[t.wte].offset + 1000 * c.channels - 1];
+    const float next = arena[t.tensors[t.wpe].offset];
+    gpt2_table_free(&t);
+    free(arena);
+    c.vocab = 1100;
+    if (!gpt2_finish(&c, &err)) die("%s", err.text);
+    t = gpt2_table(&c);
+    arena = (float *)alloc_or_fail(t.elements, sizeof(float), "parameters");
+    gpt2_init(&t, arena, 5);
+    CHECK(last == arena[t.tensors[t.wte].offset + 1000 * c.channels - 1], "wte moved with V");
+    CHECK(next == arena[t.tensors[t.wpe].offset], "wpe moved with V");
+    gpt2_table_free(&t);
+    free(arena);
+}
+
 static double relative_difference(const float *a, const float *b, size_t n) {
     double worst = 0, scale = 0;
     for (size_t i = 0; i < n; i++) {
@@ -352,9 +409,11 @@ static void test_threads_do_not_change_bits(void) {
 #endif
 }
 
-// Two micro-batches of one sequence give the gradient of one micro-batch of two.
+// Four micro-batches of one sequence give the gradient of one micro-batch of four, which is more
+// rows than the head takes at a time.
 static void test_accumulation(void) {
-    enum { B = 2, T = 33 };
+    enum { B = 4, T = 70 };
+    CHECK(B * T > HEAD_ROWS, "the head has only one chunk of rows");
     int32_t tokens[B * T + 1];
     GPT2 g;
     make_random(&g, small, B, T, tokens);
@@ -478,6 +537,8 @@ int main(void) {
     RUN(test_reference_gradients);
     RUN(test_reference_training);
     RUN(test_finite_differences);
+    RUN(test_gelu);
+    RUN(test_first_values);
     RUN(test_attention_is_its_definition);
     RUN(test_threads_do_not_change_bits);
     RUN(test_accumulation);

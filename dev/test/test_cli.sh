@@ -145,10 +145,33 @@ check seeds_give_other_samples sh -c '! cmp -s a.txt b.txt'
 check samples_beyond_the_context "$tide" --model whole --steps 0 --sample-tokens 100 \
     --prompt "$(head -c 300 text.txt)"
 
+# Of a prompt that is too long the last 32 tokens, the context, count; and when the context is full,
+# it goes on from the 16 last ones.
+continue_with() { "$tide" --model whole --steps 0 --temperature 0 --sample-tokens "$1" --prompt "$2"; }
+continue_with 1 "$(head -c 300 text.txt)" | tail -c 2 >a.txt
+continue_with 1 "$(head -c 300 text.txt | tail -c 32)" | tail -c 2 >b.txt
+check a_long_prompt_counts_by_its_end cmp a.txt b.txt
+continue_with 2 "$(head -c 300 text.txt | tail -c 32)" | head -c 34 >full.txt
+continue_with 1 "$(head -c 33 full.txt | tail -c 16)" | head -c 17 >half.txt
+tail -c 1 full.txt >a.txt
+tail -c 1 half.txt >b.txt
+check a_full_context_goes_on_from_its_half cmp a.txt b.txt
+
+# Two micro-batches of two are the four sequences of one batch of four.
+"$tide" $steps --steps 1 --warmup 0 --batch 2 --accum 2 --out accum >/dev/null
+"$tide" $steps --steps 1 --warmup 0 --out one_batch >/dev/null
+loss() { sed -n 's/.*"step":1,"loss":\([0-9.]*\),"grad_norm":\([0-9.]*\).*/\1 \2/p' "$1/log.jsonl"; }
+check accumulation_reads_on awk "BEGIN { split(\"$(loss accum) $(loss one_batch)\", x, \" \")
+    exit !(x[1] > 0 && (x[1] - x[3])^2 < 1e-10 && (x[2] - x[4])^2 < 1e-8) }"
+
 "$tide" --model whole --steps 0 --data text.txt --eval-batches 2 --batch 4 >a.txt
 logged=$(sed -n 's/.*"step":12,"val_loss":\([0-9.]*\).*/\1/p' whole/log.jsonl)
 check evaluation_of_saved_weights grep -q "val loss $(printf '%.5f' "$logged" | cut -c1-6)" a.txt
 
+# A last batch that is not full counts by its sequences, not as a batch.
+"$tide" --model whole --steps 0 --data text.txt --eval-batches 100 --batch 1 | tail -n 1 | cut -c1-14 >a.txt
+"$tide" --model whole --steps 0 --data text.txt --eval-batches 100 --batch 7 | tail -n 1 | cut -c1-14 >b.txt
+check evaluation_does_not_depend_on_the_batch cmp a.txt b.txt
 check resume_can_evaluate "$tide" --resume --out whole --steps 0
 "$tide" --model whole --steps 0 --out copy >/dev/null
 check conversion_keeps_the_bits same whole copy
