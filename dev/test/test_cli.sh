@@ -82,6 +82,10 @@ done
 check resumed_run_has_the_same_bits same half full
 check resumed_log_is_whole test "$(grep -c '"loss"' half/log.jsonl)" -eq 12
 
+check schedule_is_used sh -c '! cmp -s whole/model.safetensors full/model.safetensors'
+"$tide" $steps --out clipped --clip 0.01 >/dev/null
+check clip_is_used sh -c '! cmp -s whole/model.safetensors clipped/model.safetensors'
+
 # SIGTERM: the step is finished and saved, and the run can go on.
 "$tide" $steps --out term --steps 4000 --schedule constant --warmup 0 >/dev/null &
 pid=$!
@@ -142,6 +146,8 @@ check sample_starts_with_the_prompt grep -q 'The ' a.txt
 "$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 5 >a.txt
 "$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 6 >b.txt
 check seeds_give_other_samples sh -c '! cmp -s a.txt b.txt'
+"$tide" --model whole --steps 0 --prompt x --sample-tokens 100 --temperature 1000 >a.txt
+check every_token_is_drawn_anew test "$(od -An -v -tx1 -w1 a.txt | sort -u | wc -l)" -gt 40
 check samples_beyond_the_context "$tide" --model whole --steps 0 --sample-tokens 100 \
     --prompt "$(head -c 300 text.txt)"
 
@@ -179,7 +185,8 @@ check conversion_keeps_the_bits same whole copy
 check bf16_is_half_as_long test "$(wc -c <bf16/model.safetensors)" -lt "$(($(wc -c <whole/model.safetensors) * 6 / 10))"
 check bf16_weights_load "$tide" --model bf16 --steps 0 --prompt x --sample-tokens 5
 check fine_tuning "$tide" --model whole --data text.txt --steps 3 --batch 2 --out tuned
-"$tide" $small --dump d1.safetensors --threads 1 >/dev/null
+"$tide" $small --dump d1.safetensors --threads 1 >dump.out
+check dump_is_of_the_first_batch grep -q "^loss $(printf '%.4f' "$first" | cut -c1-5)" dump.out
 "$tide" $small --dump d2.safetensors --threads 2 >/dev/null
 check dumps_agree "$compare" d1.safetensors d2.safetensors --rtol 0
 
