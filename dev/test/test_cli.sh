@@ -157,10 +157,16 @@ continue_with() { "$tide" --model whole --steps 0 --temperature 0 --sample-token
 continue_with 1 "$(head -c 300 text.txt)" | tail -c 2 >a.txt
 continue_with 1 "$(head -c 300 text.txt | tail -c 32)" | tail -c 2 >b.txt
 check a_long_prompt_counts_by_its_end cmp a.txt b.txt
-continue_with 2 "$(head -c 300 text.txt | tail -c 32)" | head -c 34 >full.txt
-continue_with 1 "$(head -c 33 full.txt | tail -c 16)" | head -c 17 >half.txt
-tail -c 1 full.txt >a.txt
-tail -c 1 half.txt >b.txt
+"$tide" $small --batch 16 --steps 300 --eval-every 0 --out learned >/dev/null
+continue_with() { "$tide" --model learned --steps 0 --temperature 0 --sample-tokens "$1" --prompt "$2"; }
+: >a.txt
+: >b.txt
+for end in 210 230 250 270 290 310 330 350; do
+    continue_with 2 "$(head -c $end text.txt | tail -c 32)" | head -c 34 >full.txt
+    continue_with 1 "$(head -c 33 full.txt | tail -c 16)" | head -c 17 >half.txt
+    tail -c 1 full.txt >>a.txt
+    tail -c 1 half.txt >>b.txt
+done
 check a_full_context_goes_on_from_its_half cmp a.txt b.txt
 
 # Two micro-batches of two are the four sequences of one batch of four.
