@@ -1,9 +1,10 @@
 // checkpoint.h: models and training runs on disk.
 //
-//   1. What Hugging Face calls our tensors, and how it lays them out
-//   2. Reading a model: config.json and *.safetensors
-//   3. Writing a model, and the reference dump that other frameworks compare with
-//   4. Training state: save, find the newest whole one, load
+//   1. Arenas: what is saved and loaded, wherever it lies
+//   2. What Hugging Face calls our tensors, and how it lays them out
+//   3. Reading a model: config.json and *.safetensors
+//   4. Writing a model, and the reference dump that other frameworks compare with
+//   5. Training state: save, find the newest whole one, load
 //
 // Nothing that is whole is ever overwritten: a file gets its name once it is complete and flushed.
 #ifndef TIDE_CHECKPOINT_H
@@ -16,7 +17,62 @@
 #include <inttypes.h>
 
 // ---------------------------------------------------------------------------------------------
-// 1. Names and layouts
+// 1. Arenas
+//
+// An arena in the memory of a GPU is saved and loaded one tensor at a time, through a buffer: a
+// second whole copy would not fit beside a model that is larger than the GPU.
+
+typedef struct {
+    const char *prefix;  // "param", "m", "v", ..: what it is
+    float *arena;        // t->elements floats; NULL: nothing, where that is allowed
+    void (*copy)(void *to, const void *from, size_t bytes);  // to or from an arena that the CPU
+                         // cannot reach, done when it returns; NULL: the arena is in host memory
+} StatePart;
+
+// The shape of a tensor in a file; returns the rank.
+static inline int tensor_shape(int rank, size_t rows, size_t cols, size_t shape[2]) {
+    shape[0] = rank == 2 ? rows : cols;
+    shape[1] = cols;
+    return rank == 2 ? 2 : 1;
+}
+
+// Room for any tensor of the table with what follows it; free() it. NULL if no part needs it.
+static inline float *part_buffer(const StatePart *parts, int count, const GPT2Table *t) {
+    size_t most = 0;
+    bool needed = false;
+    for (int k = 0; k < count; k++) needed = needed || parts[k].copy != NULL;
+    if (!needed) return NULL;
+    for (int i = 0; i < t->count; i++) if (t->tensors[i].size > most) most = t->tensors[i].size;
+    return (float *)alloc_or_fail(round_up(most, ALIGN_ELEMENTS), sizeof(float), "a tensor's copy");
+}
+
+// Where a program may write what part_put() will store: element `first` of tensor x and after.
+static inline float *part_room(const StatePart *p, const GPT2Tensor *x, size_t first,
+                               float *buffer) {
+    return p->copy != NULL ? buffer : p->arena + x->offset + first;
+}
+
+// Stores n elements of tensor x, which part_room() gave room for. With the last one, what follows
+// the tensor becomes zero: padded rows and the gap before the next one.
+static inline void part_put(const StatePart *p, const GPT2Tensor *x, size_t first, size_t n,
+                            float *w) {
+    size_t end = n;
+    if (first + n == x->rows * x->cols) end = round_up(x->size, ALIGN_ELEMENTS) - first;
+    memset(w + n, 0, (end - n) * sizeof(float));
+    if (p->copy != NULL) p->copy(p->arena + x->offset + first, w, end * sizeof(float));
+}
+
+// Elements [first, first + n) of tensor x, to be read.
+static inline const float *part_get(const StatePart *p, const GPT2Tensor *x, size_t first, size_t n,
+                                    float *buffer) {
+    const float *w = p->arena + x->offset + first;
+    if (p->copy == NULL) return w;
+    p->copy(buffer, w, n * sizeof(float));
+    return buffer;
+}
+
+// ---------------------------------------------------------------------------------------------
+// 2. Names and layouts
 //
 // One list serves loading, saving and dumping: number i of the tensors in Hugging Face's naming,
 // and where its elements are in our arena. GPT-2 keeps the weights of its linear layers as
@@ -29,7 +85,7 @@ typedef struct {
     int rank;
     size_t rows, cols;  // as stored (rank 1: rows is 1)
     size_t skip;        // leading rows that are only in the file
-    size_t first;       // our element that stored row `skip` starts at, within the tensor
+    size_t first, n;    // the other rows are our elements [first, first + n) of the tensor
     bool transpose;     // ours is (cols, rows)
 } HfTensor;
 
@@ -92,6 +148,7 @@ static inline bool hf_tensor(const GPT2Config *c, const GPT2Table *t, int i, HfT
         x->skip = 2;
         x->rows += 2;
     }
+    x->n = (x->rows - x->skip) * x->cols;
     if (!opt && p->kind >= 0 && p->rank == 2) {
         x->transpose = true;
         x->rows = p->cols;
@@ -100,19 +157,31 @@ static inline bool hf_tensor(const GPT2Config *c, const GPT2Table *t, int i, HfT
     return true;
 }
 
-// The stored shape; returns the rank.
-static inline int hf_shape(const HfTensor *x, size_t shape[2]) {
-    shape[0] = x->rank == 2 ? x->rows : x->cols;
-    shape[1] = x->cols;
-    return x->rank == 2 ? 2 : 1;
-}
-
 // A transposition goes by tiles of HF_TILE stored rows, which is one cache line of ours; the rows
 // of a tile are HF_TILE floats further apart than long, so that they do not share cache sets.
 enum { HF_TILE = 16 };
 
 // ---------------------------------------------------------------------------------------------
-// 2. Reading a model
+// 3. Reading a model
+
+// What a configuration's sizes are called in config.json, by family, and (last) in state.json.
+enum { SIZES = 6 };
+static const char *const size_names[3][SIZES] = {
+    {"n_layer", "n_head", "n_embd", "n_positions", "vocab_size", "n_inner"},
+    {"num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings",
+     "vocab_size", "ffn_dim"},
+    {"layers", "heads", "channels", "context", "vocab", "ffn"}};
+
+static inline size_t *config_size(GPT2Config *c, int i) {
+    size_t *const fields[SIZES] = {&c->layers, &c->heads, &c->channels, &c->context, &c->vocab,
+                                   &c->ffn};
+    return fields[i];
+}
+
+static inline void config_write_sizes(FILE *f, GPT2Config c, int names) {
+    for (int i = 0; i < SIZES; i++)
+        fprintf(f, "  \"%s\": %zu,\n", size_names[names][i], *config_size(&c, i));
+}
 
 // *out = a member that must be true or false (or null, or absent: then *out stays).
 static inline bool config_bool(const Json *root, const char *key, bool *out, Error *err) {
@@ -127,10 +196,6 @@ static inline bool config_bool(const Json *root, const char *key, bool *out, Err
 // Reads the text of a Hugging Face config.json of a GPT-2 or OPT model into *c, and refuses models
 // that need arithmetic which is not in train_gpt2.c: better no result than a slightly wrong one.
 static inline bool config_read(const Json *root, GPT2Config *c, Error *err) {
-    static const char *const sizes[2][6] = {  // in the order of fields[]
-        {"n_layer", "n_head", "n_embd", "n_positions", "vocab_size", "n_inner"},
-        {"num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings",
-         "vocab_size", "ffn_dim"}};
     static const struct { int family; const char *key; bool needed; } switches[] = {
         {FAMILY_GPT2, "scale_attn_weights", true},
         {FAMILY_GPT2, "scale_attn_by_inverse_layer_idx", false},
@@ -151,13 +216,11 @@ static inline bool config_read(const Json *root, GPT2Config *c, Error *err) {
     const bool opt = type->string[0] == 'o';
     c->family = opt ? FAMILY_OPT : FAMILY_GPT2;
 
-    size_t *const fields[6] = {&c->layers, &c->heads, &c->channels, &c->context, &c->vocab,
-                               &c->ffn};
-    for (int i = 0; i < 6; i++) {
-        const char *key = sizes[c->family][i];
+    for (int i = 0; i < SIZES; i++) {
+        const char *key = size_names[c->family][i];
         const Json *value = json_get(root, key);
         if (i == 5 && (value == NULL || value->type == JSON_NULL)) continue;  // gpt2_finish: 4 C
-        if (!json_size(value, fields[i]) || *fields[i] == 0)
+        if (!json_size(value, config_size(c, i)) || *config_size(c, i) == 0)
             return error_set(err, value == NULL ? "%s is missing" : "%s must be a whole number "
                              "of at least 1", key);
     }
@@ -227,41 +290,41 @@ static inline bool model_config_load(const char *path, GPT2Config *c, Error *err
 }
 
 // The files that hold one model's tensors.
-typedef struct { int count; SafeTensors *files; char (*names)[256]; } Shards;
+typedef struct { int count; SafeTensors *files; char (*names)[256]; } ModelFiles;
 
-static inline void shards_close(Shards *s) {
-    for (int i = 0; i < s->count; i++) safetensors_close(&s->files[i]);
-    free(s->files);
-    free(s->names);
-    memset(s, 0, sizeof *s);
+static inline void model_files_close(ModelFiles *m) {
+    for (int i = 0; i < m->count; i++) safetensors_close(&m->files[i]);
+    free(m->files);
+    free(m->names);
+    memset(m, 0, sizeof *m);
 }
 
 // Opens file `name` of `dir` unless it is open already. Returns its number, or -1.
-static inline int shards_add(Shards *s, const char *dir, const char *name, Error *err) {
+static inline int model_files_add(ModelFiles *m, const char *dir, const char *name, Error *err) {
     char path[PATH_MAX];
-    for (int i = 0; i < s->count; i++) if (strcmp(s->names[i], name) == 0) return i;
-    if (strchr(name, '/') != NULL || strlen(name) > 255 || s->count == 10000) {
+    for (int i = 0; i < m->count; i++) if (strcmp(m->names[i], name) == 0) return i;
+    if (strchr(name, '/') != NULL || strlen(name) > 255 || m->count == 10000) {
         error_set(err, "%s: the index names the impossible file %.100s", dir, name);
         return -1;
     }
     path_join(path, dir, name);
-    const size_t n = (size_t)s->count + 1;
-    s->files = (SafeTensors *)realloc(s->files, n * sizeof *s->files);
-    s->names = (char (*)[256])realloc(s->names, n * sizeof *s->names);
-    if (s->files == NULL || s->names == NULL) fail("out of memory: list of files");
-    snprintf(s->names[s->count], 256, "%s", name);
-    return safetensors_open(&s->files[s->count], path, err) ? s->count++ : -1;
+    const size_t n = (size_t)m->count + 1;
+    m->files = (SafeTensors *)realloc(m->files, n * sizeof *m->files);
+    m->names = (char (*)[256])realloc(m->names, n * sizeof *m->names);
+    if (m->files == NULL || m->names == NULL) fail("out of memory: list of files");
+    snprintf(m->names[m->count], 256, "%s", name);
+    return safetensors_open(&m->files[m->count], path, err) ? m->count++ : -1;
 }
 
 // Opens model.safetensors, or else every file that model.safetensors.index.json names in its
 // weight_map (tensor -> file), or the one file that the user named.
-static inline bool shards_open(Shards *s, const char *model, Error *err) {
+static inline bool model_files_open(ModelFiles *m, const char *model, Error *err) {
     char dir[PATH_MAX], path[PATH_MAX];
     const char *file;
     if (!model_path(model, dir, &file, err)) return false;
     path_join(path, dir, "model.safetensors");
     if (file != NULL || path_exists(path))
-        return shards_add(s, dir, file != NULL ? file : "model.safetensors", err) >= 0;
+        return model_files_add(m, dir, file != NULL ? file : "model.safetensors", err) >= 0;
     path_join(path, dir, "model.safetensors.index.json");
     if (!path_exists(path))
         return error_set(err, "%s has neither model.safetensors nor model.safetensors.index.json",
@@ -272,23 +335,25 @@ static inline bool shards_open(Shards *s, const char *model, Error *err) {
     bool ok = map != NULL && map->type == JSON_OBJECT && map->count > 0;
     if (!ok) error_set(err, "%s: there is no weight_map", path);
     for (const Json *entry = ok ? map->child : NULL; ok && entry != NULL; entry = entry->next) {
-        const int i = shards_add(s, dir, entry->type == JSON_STRING ? entry->string : "/", err);
+        const char *file_name = entry->type == JSON_STRING ? entry->string : "/";
+        const int i = model_files_add(m, dir, file_name, err);
         ok = i >= 0;
-        if (ok && safetensors_find(&s->files[i], entry->key) == NULL)
-            ok = error_set(err, "%.200s: %.100s is not in %.100s", path, entry->key, s->names[i]);
+        if (ok && safetensors_find(&m->files[i], entry->key) == NULL)
+            ok = error_set(err, "%.200s: %.100s is not in %.100s", path, entry->key, m->names[i]);
     }
     json_free(root);
     return ok;
 }
 
 // Finds tensor x, once, in the right shape, and marks it as seen.
-static inline const SafeTensor *shards_find(Shards *s, int family, const HfTensor *x, Error *err) {
+static inline const SafeTensor *model_files_find(const ModelFiles *m, int family, const HfTensor *x,
+                                                 Error *err) {
     SafeTensor *found = NULL;
     char name[128], there[200], here[200];
     for (const char *const *prefix = hf_prefixes[family]; *prefix != NULL; prefix++) {
         snprintf(name, sizeof name, "%s%s", x->prefix > 0 ? *prefix : "", x->name + x->prefix);
-        for (int i = 0; i < s->count; i++) {
-            SafeTensor *next = safetensors_find(&s->files[i], name);
+        for (int i = 0; i < m->count; i++) {
+            SafeTensor *next = safetensors_find(&m->files[i], name);
             if (next == NULL) continue;
             if (found != NULL) {
                 error_set(err, "tensor %s is there more than once", name);
@@ -299,7 +364,7 @@ static inline const SafeTensor *shards_find(Shards *s, int family, const HfTenso
         if (x->prefix == 0) break;
     }
     size_t shape[2];
-    shape_text(here, hf_shape(x, shape), shape);
+    shape_text(here, tensor_shape(x->rank, x->rows, x->cols, shape), shape);
     if (found == NULL) {
         error_set(err, "tensor %s %s is missing", x->name, here);
         return NULL;
@@ -332,17 +397,16 @@ static inline bool floats_are_finite(const float *x, size_t n) {
     return bad == 0;
 }
 
-// Copies stored tensor s to w, our tensor. Returns false if a number is not finite.
+// Copies stored tensor s to w, our x->n elements. Returns false if a number is not finite.
 static inline bool hf_read(const HfTensor *x, const SafeTensor *s, float *w) {
-    const size_t chunk = 1 << 16, skipped = x->skip * x->cols, n = x->rows * x->cols - skipped;
-    const size_t stride = x->cols + HF_TILE;
+    const size_t chunk = 1 << 16, n = x->n, stride = x->cols + HF_TILE;
     int bad = 0;
     if (!x->transpose) {
         #pragma omp parallel for if (n > chunk) reduction(| : bad)
         for (size_t i = 0; i < n; i += chunk) {
             const size_t length = n - i < chunk ? n - i : chunk;
-            safetensor_floats(s, skipped + i, length, w + x->first + i);
-            bad |= !floats_are_finite(w + x->first + i, length);
+            safetensor_floats(s, x->skip * x->cols + i, length, w + i);
+            bad |= !floats_are_finite(w + i, length);
         }
         return !bad;
     }
@@ -360,44 +424,48 @@ static inline bool hf_read(const HfTensor *x, const SafeTensor *s, float *w) {
     return !bad;
 }
 
-// Fills `arena` (t->elements floats) with the model at `path`, which is as for model_config_load().
+// Fills a part with the model at `path`, which is as for model_config_load(); padding becomes zero.
 // Stored as fp32, fp16, bf16 or fp64, with or without the prefixes that Hugging Face's classes put
 // before the names, in one file or several. Refuses, naming the tensor: one that is missing, is
 // there twice, has an odd shape, would not be used, or has numbers that are not finite.
 static inline bool model_load(const char *path, const GPT2Config *c, const GPT2Table *t,
-                              float *arena, Error *err) {
+                              const StatePart *part, Error *err) {
     Error why;
-    Shards shards;
+    ModelFiles files;
     HfTensor x;
-    memset(&shards, 0, sizeof shards);
-    if (!shards_open(&shards, path, err)) { shards_close(&shards); return false; }
+    memset(&files, 0, sizeof files);
+    if (!model_files_open(&files, path, err)) { model_files_close(&files); return false; }
     const SafeTensor **found =  // no tensor of ours is stored as more than three
         (const SafeTensor **)alloc_or_fail(3 * (size_t)t->count, sizeof *found, "list of tensors");
     bool ok = true;
     for (int i = 0; ok && hf_tensor(c, t, i, &x); i++)
-        ok = (found[i] = shards_find(&shards, c->family, &x, &why)) != NULL;
-    for (int f = 0; ok && f < shards.count; f++)
-        for (int i = 0; ok && i < shards.files[f].count; i++) {
-            const SafeTensor *s = &shards.files[f].tensors[i];
+        ok = (found[i] = model_files_find(&files, c->family, &x, &why)) != NULL;
+    for (int f = 0; ok && f < files.count; f++)
+        for (int i = 0; ok && i < files.files[f].count; i++) {
+            const SafeTensor *s = &files.files[f].tensors[i];
             if (!s->seen && !hf_ignored(c->family, s->name))
                 ok = error_set(&why, "tensor %.100s is unknown to a %s model with %s head",
                                s->name, c->family == FAMILY_OPT ? "opt" : "gpt2",
                                c->tied ? "a tied" : "an untied");
         }
-    if (ok) memset(arena, 0, t->elements * sizeof(float));
+    float *buffer = ok ? part_buffer(part, 1, t) : NULL;
     for (int i = 0; ok && hf_tensor(c, t, i, &x); i++) {
-        if (!hf_read(&x, found[i], arena + t->tensors[x.tensor].offset))
+        const GPT2Tensor *ours = &t->tensors[x.tensor];
+        float *w = part_room(part, ours, x.first, buffer);
+        if (!hf_read(&x, found[i], w))
             ok = error_set(&why, "tensor %s has a NaN or an infinity: the file is damaged, or too "
                            "large for fp32", x.name);
+        part_put(part, ours, x.first, x.n, w);
         safetensor_release(found[i]);
     }
+    free(buffer);
     free(found);
-    shards_close(&shards);
+    model_files_close(&files);
     return ok || error_set(err, "%.200s: %.300s", path, why.text);
 }
 
 // ---------------------------------------------------------------------------------------------
-// 3. Writing a model
+// 4. Writing a model
 
 // Flushes a directory, so that renames within it survive a power cut.
 static inline bool directory_sync(const char *dir, Error *err) {
@@ -409,23 +477,7 @@ static inline bool directory_sync(const char *dir, Error *err) {
     return ok;
 }
 
-// Writes and flushes a small file. On failure there is no such file.
-static inline bool file_write(const char *path, const char *bytes, size_t n, Error *err) {
-    FILE *f = fopen(path, "wbe");
-    if (f == NULL) return error_set(err, "cannot write %s: %s", path, strerror(errno));
-    bool ok = fwrite(bytes, 1, n, f) == n && fflush(f) == 0 && fsync(fileno(f)) == 0;
-    if (!ok) error_set(err, "cannot write %s: %s", path, strerror(errno));
-    if (fclose(f) != 0 && ok) ok = error_set(err, "cannot write %s: %s", path, strerror(errno));
-    if (!ok) unlink(path);
-    return ok;
-}
-
-static inline bool file_rename(const char *from, const char *to, Error *err) {
-    return rename(from, to) == 0
-        || error_set(err, "cannot rename %s to %s: %s", from, to, strerror(errno));
-}
-
-// Writes tensor x from w, our tensor, in the stored layout.
+// Writes tensor x from w, our x->n elements, in the stored layout.
 static inline bool hf_write(SafeWriter *out, const HfTensor *x, const float *w, bool bf16,
                             Error *err) {
     const size_t stride = x->cols + HF_TILE;
@@ -435,7 +487,7 @@ static inline bool hf_write(SafeWriter *out, const HfTensor *x, const float *w, 
     for (size_t row = 0; ok && row < x->rows; row++) {
         const size_t r = row % HF_TILE, last = row + HF_TILE < x->rows ? row + HF_TILE : x->rows;
         const float *p = tile + r * stride;  // zeros unless filled: the rows to skip
-        if (!x->transpose && row >= x->skip) p = w + x->first + (row - x->skip) * x->cols;
+        if (!x->transpose && row >= x->skip) p = w + (row - x->skip) * x->cols;
         if (x->transpose && r == 0)
             for (size_t o = 0; o < x->cols; o++)
                 for (size_t i = row; i < last; i++)
@@ -457,77 +509,74 @@ static inline void hf_add_all(SafeWriter *out, const GPT2Config *c, const GPT2Ta
     size_t shape[2];
     for (int i = 0; hf_tensor(c, t, i, &x); i++) {
         snprintf(name, sizeof name, "%s%s", prefix, x.name);
-        safewriter_add(out, name, bf16 ? ST_BF16 : ST_F32, hf_shape(&x, shape), shape);
+        safewriter_add(out, name, bf16 ? ST_BF16 : ST_F32,
+                       tensor_shape(x.rank, x.rows, x.cols, shape), shape);
     }
 }
 
 static inline bool hf_write_all(SafeWriter *out, const GPT2Config *c, const GPT2Table *t,
-                                const float *arena, bool bf16, Error *err) {
+                                const StatePart *part, bool bf16, Error *err) {
     HfTensor x;
-    for (int i = 0; hf_tensor(c, t, i, &x); i++)
-        if (!hf_write(out, &x, arena + t->tensors[x.tensor].offset, bf16, err)) return false;
-    return true;
+    float *buffer = part_buffer(part, 1, t);
+    bool ok = true;
+    for (int i = 0; ok && hf_tensor(c, t, i, &x); i++)
+        ok = hf_write(out, &x, part_get(part, &t->tensors[x.tensor], x.first, x.n, buffer), bf16,
+                      err);
+    free(buffer);
+    return ok;
 }
 
-// The text of config.json (free() it). eot: the token that ends a text, or -1. Dropout is 0: that
-// is how the model was trained. OPT gets no padding token, since PyTorch would freeze its row.
-static inline char *config_text(const GPT2Config *c, bool bf16, int eot, size_t *n) {
-    char *text = NULL, token[16] = "null";
-    FILE *f = open_memstream(&text, n);
-    if (f == NULL) fail("out of memory: config.json");
+// Writes config.json. eot: the token that ends a text, or -1. Dropout is 0: that is how the model
+// was trained. OPT gets no padding token, since PyTorch would freeze its row.
+static inline void config_write(FILE *f, const GPT2Config *c, bool bf16, int eot) {
+    char token[16] = "null";
     if (eot >= 0) snprintf(token, sizeof token, "%d", eot);
+    fprintf(f, "{\n");
+    config_write_sizes(f, *c, c->family);
     if (c->family == FAMILY_OPT)
-        fprintf(f, "{\n  \"architectures\": [\"OPTForCausalLM\"],\n  \"model_type\": \"opt\",\n"
-                "  \"num_hidden_layers\": %zu,\n  \"num_attention_heads\": %zu,\n"
-                "  \"hidden_size\": %zu,\n  \"word_embed_proj_dim\": %zu,\n  \"ffn_dim\": %zu,\n"
-                "  \"max_position_embeddings\": %zu,\n  \"do_layer_norm_before\": true,\n"
+        fprintf(f, "  \"architectures\": [\"OPTForCausalLM\"],\n  \"model_type\": \"opt\",\n"
+                "  \"word_embed_proj_dim\": %zu,\n  \"do_layer_norm_before\": true,\n"
                 "  \"enable_bias\": true,\n  \"layer_norm_elementwise_affine\": true,\n"
                 "  \"dropout\": 0.0,\n  \"attention_dropout\": 0.0,\n  \"layerdrop\": 0.0,\n"
-                "  \"init_std\": 0.02,\n  \"pad_token_id\": null,\n",
-                c->layers, c->heads, c->channels, c->channels, c->ffn, c->context);
+                "  \"init_std\": 0.02,\n  \"pad_token_id\": null,\n", c->channels);
     else
-        fprintf(f, "{\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n"
-                "  \"n_layer\": %zu,\n  \"n_head\": %zu,\n  \"n_embd\": %zu,\n  \"n_inner\": %zu,\n"
-                "  \"n_positions\": %zu,\n  \"n_ctx\": %zu,\n  \"layer_norm_epsilon\": 1e-05,\n"
+        fprintf(f, "  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n"
+                "  \"n_ctx\": %zu,\n  \"layer_norm_epsilon\": 1e-05,\n"
                 "  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n  \"resid_pdrop\": 0.0,\n"
-                "  \"scale_attn_weights\": true,\n  \"initializer_range\": 0.02,\n",
-                c->layers, c->heads, c->channels, c->ffn, c->context, c->context);
-    fprintf(f, "  \"vocab_size\": %zu,\n  \"activation_function\": \"%s\",\n"
-            "  \"tie_word_embeddings\": %s,\n  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n"
-            "  \"torch_dtype\": \"%s\"\n}\n", c->vocab,
+                "  \"scale_attn_weights\": true,\n  \"initializer_range\": 0.02,\n", c->context);
+    fprintf(f, "  \"activation_function\": \"%s\",\n  \"tie_word_embeddings\": %s,\n"
+            "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"torch_dtype\": \"%s\"\n}\n",
             c->activation == ACTIVATION_RELU ? "relu" : "gelu_new", c->tied ? "true" : "false",
             token, token, bf16 ? "bfloat16" : "float32");
-    if (fclose(f) != 0) fail("out of memory: config.json");
-    return text;
 }
 
 // Writes dir/model.safetensors and dir/config.json so that Hugging Face's
 // AutoModelForCausalLM.from_pretrained(dir) loads them: fp32, or bf16 rounded to nearest even.
 // Makes dir if it must. On failure what was there before is still there.
 static inline bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
-                              const float *arena, bool bf16, int eot, Error *err) {
-    char weights[PATH_MAX], config[PATH_MAX], new_weights[PATH_MAX], new_config[PATH_MAX];
+                              const StatePart *part, bool bf16, int eot, Error *err) {
+    char weights[PATH_MAX], config[PATH_MAX];
     SafeWriter out;
-    size_t n = 0;
     if (!make_directories(dir)) return error_set(err, "cannot make %s: %s", dir, strerror(errno));
     path_join(weights, dir, "model.safetensors");
     path_join(config, dir, "config.json");
-    path_join(new_weights, dir, "model.safetensors.tmp");
-    path_join(new_config, dir, "config.json.tmp");
-    memset(&out, 0, sizeof out);
-    hf_add_all(&out, c, t, "", bf16);
-    bool ok = safewriter_open(&out, new_weights, err) && hf_write_all(&out, c, t, arena, bf16, err);
-    ok = safewriter_close(&out, err) && ok;
-    char *text = config_text(c, bf16, eot, &n);
-    ok = ok && file_write(new_config, text, n, err)
-        && file_rename(new_weights, weights, err) && file_rename(new_config, config, err)
-        && directory_sync(dir, err);
-    free(text);
-    if (!ok) {
-        unlink(new_weights);
-        unlink(new_config);
+    FILE *f = replace_open(config, err);
+    if (f == NULL) return false;
+    config_write(f, c, bf16, eot);
+    // Complete before the old weights go: the new ones may need it.
+    bool ok = (fflush(f) == 0 && fsync(fileno(f)) == 0)
+        || error_set(err, "cannot write %s: %s", config, strerror(errno));
+    if (ok) {
+        memset(&out, 0, sizeof out);
+        hf_add_all(&out, c, t, "", bf16);
+        ok = safewriter_open(&out, weights, err) && hf_write_all(&out, c, t, part, bf16, err);
+        ok = safewriter_close(&out, err) && ok;
     }
-    return ok;
+    if (!ok) {
+        replace_discard(f, config);
+        return false;
+    }
+    return replace_close(f, config, err) && directory_sync(dir, err);
 }
 
 // Writes a reference dump: one forward and backward pass that any framework can repeat. tokens and
@@ -538,37 +587,31 @@ static inline bool dump_save(const char *path, const GPT2Config *c, const GPT2Ta
                              double loss, const float *logits, const float *grads, Error *err) {
     const size_t shape[3] = {B, T, c->vocab}, one = 1;
     const float loss32 = (float)loss;
-    char temporary[PATH_MAX];
+    const StatePart part = {"grad", (float *)grads, NULL};  // only read
     SafeWriter out;
-    if (snprintf(temporary, PATH_MAX, "%s.tmp", path) >= PATH_MAX)
-        return error_set(err, "the path of the dump is too long");
     memset(&out, 0, sizeof out);
     safewriter_add(&out, "tokens", ST_I32, 2, shape);
     safewriter_add(&out, "targets", ST_I32, 2, shape);
     safewriter_add(&out, "loss", ST_F32, 1, &one);
     safewriter_add(&out, "logits", ST_F32, 3, shape);
     hf_add_all(&out, c, t, "grad.", false);
-    bool ok = safewriter_open(&out, temporary, err)
+    bool ok = safewriter_open(&out, path, err)
         && safewriter_write(&out, tokens, B * T * sizeof(int32_t), err)
         && safewriter_write(&out, targets, B * T * sizeof(int32_t), err)
         && safewriter_write(&out, &loss32, sizeof loss32, err);
     for (size_t i = 0; ok && i < B * T; i++)
         ok = safewriter_write(&out, logits + i * c->vocab_padded, c->vocab * sizeof(float), err);
-    ok = ok && hf_write_all(&out, c, t, grads, false, err);
-    ok = safewriter_close(&out, err) && ok && file_rename(temporary, path, err);
-    if (!ok) unlink(temporary);
-    return ok;
+    ok = ok && hf_write_all(&out, c, t, &part, false, err);
+    return safewriter_close(&out, err) && ok;
 }
 
 // ---------------------------------------------------------------------------------------------
-// 4. Training state
+// 5. Training state
 //
 // OUT/checkpoints/step_N/ holds state.safetensors (PART.NAME for every part, such as param, m and
 // v, and every tensor in our naming and layout, without padding) and state.json (everything else,
 // the hash of the first and one of itself). Written as OUT/checkpoints/tmp_step_N and renamed;
 // a step_N that is there already is step_N.old meanwhile, and counts while there is no step_N.
-
-typedef struct { const char *prefix; float *arena; } StatePart;  // prefix: "param", "m", "v", ..
 
 typedef struct {
     size_t step;             // steps done
@@ -637,13 +680,6 @@ static inline size_t state_list(const char *dir, StateEntry **entries, bool clea
     return count;
 }
 
-// The shape of a tensor of ours as saved; returns the rank.
-static inline int native_shape(const GPT2Tensor *x, size_t shape[2]) {
-    shape[0] = x->rank == 2 ? x->rows : x->cols;
-    shape[1] = x->cols;
-    return x->rank == 2 ? 2 : 1;
-}
-
 // Writes the two files of a checkpoint into `dir`.
 static inline bool state_write(const char *dir, const TrainState *s, const GPT2Config *c,
                                const GPT2Table *t, const StatePart *parts, int count, Error *err) {
@@ -655,37 +691,39 @@ static inline bool state_write(const char *dir, const TrainState *s, const GPT2C
         for (int i = 0; i < t->count; i++) {
             const GPT2Tensor *x = &t->tensors[i];
             snprintf(name, sizeof name, "%s.%s", parts[k].prefix, x->name);
-            safewriter_add(&out, name, ST_F32, native_shape(x, shape), shape);
+            safewriter_add(&out, name, ST_F32, tensor_shape(x->rank, x->rows, x->cols, shape),
+                           shape);
         }
     path_join(path, dir, "state.safetensors");
     bool ok = safewriter_open(&out, path, err);
+    float *buffer = part_buffer(parts, count, t);
     for (int k = 0; k < count; k++)
         for (int i = 0; ok && i < t->count; i++) {
             const GPT2Tensor *x = &t->tensors[i];
-            ok = safewriter_write(&out, parts[k].arena + x->offset,
-                                  x->rows * x->cols * sizeof(float), err);
+            const size_t elements = x->rows * x->cols;
+            ok = safewriter_write(&out, part_get(&parts[k], x, 0, elements, buffer),
+                                  elements * sizeof(float), err);
         }
+    free(buffer);
     if (!safewriter_close(&out, err) || !ok) return false;
     FILE *f = open_memstream(&text, &n);
     if (f == NULL) fail("out of memory: state.json");
     // 64-bit numbers are strings: most readers of JSON keep 53 bits of a number.
     fprintf(f, "{\"version\":%d,\n\"step\":%zu,\n\"seed\":\"%" PRIu64 "\",\n"
             "\"data_position\":\"%" PRIu64 "\",\n\"data_hash\":\"%" PRIu64 "\",\n"
-            "\"config\":{\"layers\":%zu,\"heads\":%zu,"
-            "\"channels\":%zu,\"ffn\":%zu,\"context\":%zu,\"vocab\":%zu,\"family\":%d,"
-            "\"activation\":%d,\"tied\":%d},\n\"bytes\":\"%" PRIu64 "\",\n\"hash\":\"%" PRIu64
-            "\",%s%s",
-            STATE_VERSION, s->step, s->seed, s->data_position, s->data_hash, c->layers, c->heads,
-            c->channels, c->ffn, c->context, c->vocab, c->family, c->activation, c->tied,
-            out.written, out.hash,
-            state_options_key, s->options);
+            "\"bytes\":\"%" PRIu64 "\",\n\"hash\":\"%" PRIu64 "\",\n\"config\":{\n",
+            STATE_VERSION, s->step, s->seed, s->data_position, s->data_hash, out.written, out.hash);
+    config_write_sizes(f, *c, 2);
+    fprintf(f, "  \"family\":%d,\"activation\":%d,\"tied\":%d},%s%s", c->family, c->activation,
+            c->tied, state_options_key, s->options);
     fflush(f);
     fprintf(f, ",\n\"seal\":\"%016" PRIx64 "\"}\n", hash_bytes(text, n));
     if (fclose(f) != 0) fail("out of memory: state.json");
     path_join(path, dir, "state.json");
-    ok = file_write(path, text, n, err);
+    f = replace_open(path, err);
+    if (f != NULL) fwrite(text, 1, n, f);
     free(text);
-    return ok && directory_sync(dir, err);
+    return f != NULL && replace_close(f, path, err) && directory_sync(dir, err);
 }
 
 // Saves OUT/checkpoints/step_N with `count` parts of t->elements floats each, then removes all but
@@ -714,15 +752,12 @@ static inline bool state_save(const char *out, const TrainState *s, const GPT2Co
     if (mkdir(temporary, 0777) != 0)
         return error_set(err, "cannot make %s: %s", temporary, strerror(errno));
     bool ok = state_write(temporary, s, c, t, parts, count, err);
-    if (ok && path_exists(final)) {
-        if (path_exists(old)) directory_remove(old);  // step_N is there, so this one is not needed
-        ok = file_rename(final, old, err);
-    }
-    if (!ok || !file_rename(temporary, final, err)) {
-        directory_remove(temporary);
-        return false;
-    }
-    if (!directory_sync(dir, err)) return false;
+    const bool again = path_exists(final);
+    if (ok && again && path_exists(old)) directory_remove(old);  // not needed beside step_N
+    if (ok && ((again && rename(final, old) != 0) || rename(temporary, final) != 0))
+        ok = error_set(err, "cannot rename %s: %s", temporary, strerror(errno));
+    if (!ok) directory_remove(temporary);
+    if (!ok || !directory_sync(dir, err)) return false;
     const size_t n = state_list(dir, &entries, false);
     int kept = 0;
     for (size_t i = 0; i < n; i++) {
@@ -745,7 +780,7 @@ static inline bool state_shapes(const SafeTensors *st, const GPT2Table *t, Error
         const GPT2Tensor *x = &t->tensors[i % t->count];
         size_t shape[2];
         snprintf(name, sizeof name, "%.*s.%s", (int)strcspn(part->name, "."), part->name, x->name);
-        shape_text(here, native_shape(x, shape), shape);
+        shape_text(here, tensor_shape(x->rank, x->rows, x->cols, shape), shape);
         shape_text(there, s->rank, s->shape);
         if (strcmp(s->name, name) != 0)
             return error_set(err, "tensor %.100s is where %s should be", s->name, name);
@@ -787,13 +822,11 @@ static inline bool state_parse(const char *text, size_t n, TrainState *s, GPT2Co
         && state_u64(root, "data_position", &s->data_position)
         && state_u64(root, "data_hash", &s->data_hash) && state_u64(root, "bytes", bytes)
         && state_u64(root, "hash", hash)
-        && json_get_size(config, "layers", &c->layers) && json_get_size(config, "heads", &c->heads)
-        && json_get_size(config, "channels", &c->channels)
-        && json_get_size(config, "ffn", &c->ffn) && json_get_size(config, "context", &c->context)
-        && json_get_size(config, "vocab", &c->vocab)
         && json_get_size(config, "family", &family) && family <= FAMILY_OPT
         && json_get_size(config, "activation", &activation) && activation <= ACTIVATION_RELU
         && json_get_size(config, "tied", &tied) && tied <= 1;
+    for (int i = 0; i < SIZES; i++)
+        ok = ok && json_get_size(config, size_names[2][i], config_size(c, i));
     c->family = (int)family;
     c->activation = (int)activation;
     c->tied = (int)tied;
@@ -874,41 +907,40 @@ static inline bool state_load(const char *dir, const GPT2Config *c, const GPT2Ta
     SafeTensors st;
     Error why;
     TrainState s;
-    GPT2Config saved;
+    GPT2Config saved, wanted = *c;
     uint64_t bytes, hash;
     if (!state_read(dir, &s, &saved, &bytes, &hash, err)) return false;
-    if (saved.layers != c->layers || saved.heads != c->heads || saved.channels != c->channels
-        || saved.ffn != c->ffn || saved.context != c->context || saved.vocab != c->vocab
-        || saved.activation != c->activation || saved.tied != c->tied)
-        return error_set(err, "%.200s is of another model: %zu layers, %zu heads, %zu channels, "
-                         "MLP width %zu, context %zu, vocabulary %zu, %s, %s head", dir,
-                         saved.layers, saved.heads, saved.channels, saved.ffn, saved.context,
-                         saved.vocab, saved.activation == ACTIVATION_RELU ? "relu" : "gelu",
-                         saved.tied ? "tied" : "untied");
+    bool same = saved.activation == c->activation && saved.tied == c->tied;
+    for (int i = 0; i < SIZES; i++)
+        same = same && *config_size(&saved, i) == *config_size(&wanted, i);
+    if (!same) return error_set(err, "%.200s is of a model of another shape", dir);
     path_join(path, dir, "state.safetensors");
     if (!safetensors_open(&st, path, err)) return false;
     bool ok = state_shapes(&st, t, &why);
+    // The order is known now: a part is t->count tensors, of which its name is in the first.
     for (int k = 0; ok && k < count; k++) {
-        for (int i = 0; ok && i < t->count; i++) {
-            snprintf(name, sizeof name, "%s.%s", parts[k].prefix, t->tensors[i].name);
-            SafeTensor *x = safetensors_find(&st, name);
-            if (x == NULL) ok = error_set(&why, "tensor %s is missing", name);
-            else x->seen = true;
-        }
+        snprintf(name, sizeof name, "%s.%s", parts[k].prefix, t->tensors[0].name);
+        SafeTensor *first = safetensors_find(&st, name);
+        if (first == NULL) ok = error_set(&why, "tensor %s is missing", name);
+        else first->seen = true;
     }
-    for (int i = 0; ok && i < st.count; i++)
+    for (int i = 0; ok && i < st.count; i += t->count)
         if (!st.tensors[i].seen)
             ok = error_set(&why, "tensor %.100s is not used in this mode", st.tensors[i].name);
+    float *buffer = ok ? part_buffer(parts, count, t) : NULL;
     for (int k = 0; ok && k < count; k++) {
         if (parts[k].arena == NULL) continue;
-        memset(parts[k].arena, 0, t->elements * sizeof(float));
-        for (int i = 0; i < t->count; i++) {
-            snprintf(name, sizeof name, "%s.%s", parts[k].prefix, t->tensors[i].name);
-            const SafeTensor *x = safetensors_find(&st, name);
-            memcpy(parts[k].arena + t->tensors[i].offset, x->data, x->bytes);
-            safetensor_release(x);
+        snprintf(name, sizeof name, "%s.%s", parts[k].prefix, t->tensors[0].name);
+        const SafeTensor *stored = safetensors_find(&st, name);
+        for (int i = 0; i < t->count; i++, stored++) {
+            const GPT2Tensor *x = &t->tensors[i];
+            float *w = part_room(&parts[k], x, 0, buffer);
+            memcpy(w, stored->data, stored->bytes);
+            part_put(&parts[k], x, 0, x->rows * x->cols, w);
+            safetensor_release(stored);
         }
     }
+    free(buffer);
     safetensors_close(&st);
     return ok || error_set(err, "%.200s: %.300s", path, why.text);
 }

@@ -28,6 +28,8 @@ typedef struct {
 #define LAYERNORM_EPS 1e-5f
 #define ALIGN_ELEMENTS 128  // every tensor starts at a multiple of this, and Vp is one
 
+static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+
 static inline size_t round_up(size_t n, size_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
 }
@@ -212,21 +214,20 @@ static inline int gpt2_find(const GPT2Table *t, const char *name) {
     return -1;
 }
 
-// First values for every parameter in `arena` (t->elements floats). A value depends only on the
-// seed, the tensor's index and the element's logical position: not on padding or threads.
+// First values of tensor i: rows * cols of them in p. A value depends only on the seed, the
+// tensor's index and the element's logical position: not on padding or threads.
+static inline void gpt2_init_tensor(const GPT2Table *t, int i, float *p, uint64_t seed) {
+    const GPT2Tensor *x = &t->tensors[i];
+    const size_t n = x->rows * x->cols;
+    if (x->init_std != 0) rng_normals(p, n, seed, RNG_INIT, (uint32_t)i, 0);
+    for (size_t j = 0; j < n; j++) p[j] = x->init_std != 0 ? p[j] * x->init_std : x->init_value;
+}
+
+// First values for every parameter in `arena` (t->elements floats); what lies between is zero.
 static inline void gpt2_init(const GPT2Table *t, float *arena, uint64_t seed) {
     memset(arena, 0, t->elements * sizeof(float));
-    for (int i = 0; i < t->count; i++) {
-        const GPT2Tensor *x = &t->tensors[i];
-        float *p = arena + x->offset;
-        const size_t n = x->rows * x->cols;  // padded rows follow and stay zero
-        if (x->init_std == 0) {
-            for (size_t j = 0; j < n; j++) p[j] = x->init_value;
-            continue;
-        }
-        rng_normals(p, n, seed, RNG_INIT, (uint32_t)i, 0);
-        for (size_t j = 0; j < n; j++) p[j] *= x->init_std;
-    }
+    for (int i = 0; i < t->count; i++)
+        gpt2_init_tensor(t, i, arena + t->tensors[i].offset, seed);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -228,8 +228,6 @@ static inline bool st_parse(SafeTensors *st, const unsigned char *bytes, size_t 
     return true;
 }
 
-// Reads a file that lies in memory and checks all of it: the header's length, every dtype, shape
-// and offset, that the tensors fill the data without gap or overlap, that no name occurs twice.
 // Lets go of the memory behind a mapped tensor that was copied: its pages would count as ours until
 // the file is closed, beside the copy. They can still be read (from the file, again).
 static inline void safetensor_release(const SafeTensor *t) {
@@ -239,6 +237,8 @@ static inline void safetensor_release(const SafeTensor *t) {
     if (last > first) madvise((void *)first, last - first, MADV_DONTNEED);
 }
 
+// Reads a file that lies in memory and checks all of it: the header's length, every dtype, shape
+// and offset, that the tensors fill the data without gap or overlap, that no name occurs twice.
 // `bytes` must stay until safetensors_close(). On failure there is nothing to close.
 static inline bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Error *err) {
     memset(st, 0, sizeof *st);
@@ -322,7 +322,8 @@ static inline void safetensor_floats(const SafeTensor *t, size_t first, size_t n
 // Writing
 //
 // Zero a SafeWriter, declare all tensors in file order, open, write their bytes, and close in any
-// case: close tells whether everything worked. Only the header is held in memory.
+// case: close tells whether everything worked. Only the header is held in memory. The file replaces
+// an older one when it is whole (util.h: replace_open).
 
 typedef struct {
     int count, capacity;
@@ -362,7 +363,7 @@ static inline bool safewriter_write(SafeWriter *w, const void *bytes, size_t n, 
     return error_set(err, "cannot write %s: %s", w->path, strerror(errno));
 }
 
-// Creates the file (or empties it) and writes the header, padded so that the data is aligned to 8.
+// Creates the file and writes the header, padded so that the data is aligned to 8.
 static inline bool safewriter_open(SafeWriter *w, const char *path, Error *err) {
     char *header = NULL;
     size_t length = 0;
@@ -386,31 +387,25 @@ static inline bool safewriter_open(SafeWriter *w, const char *path, Error *err) 
     w->total += 8 + length;
     snprintf(w->path, sizeof w->path, "%s", path);
     hash_init(&w->running);
-    w->file = fopen(path, "wbe");
+    w->file = replace_open(path, err);
     w->failed = w->file == NULL;
-    if (w->failed) error_set(err, "cannot write %s: %s", path, strerror(errno));
     const bool ok = !w->failed && safewriter_write(w, &announced, 8, err)
         && safewriter_write(w, header, length, err);
     free(header);
     return ok;
 }
 
-// Checks that all declared bytes were written, flushes them to the disk, and frees the writer.
-// Returns false, with the first reason in err, if anything went wrong since open.
+// Checks that all declared bytes were written, puts the file in its place, flushed to the disk, and
+// frees the writer. Returns false, with the first reason in err, if anything went wrong since open;
+// what was there before is still there then.
 static inline bool safewriter_close(SafeWriter *w, Error *err) {
     if (!w->failed && w->written != w->total) {
         w->failed = true;
         error_set(err, "%s: %llu of %llu bytes were written", w->path,
                   (unsigned long long)w->written, (unsigned long long)w->total);
     }
-    if (!w->failed && (fflush(w->file) != 0 || fsync(fileno(w->file)) != 0)) {
-        w->failed = true;
-        error_set(err, "cannot write %s: %s", w->path, strerror(errno));
-    }
-    if (w->file != NULL && fclose(w->file) != 0 && !w->failed) {
-        w->failed = true;
-        error_set(err, "cannot write %s: %s", w->path, strerror(errno));
-    }
+    if (!w->failed) w->failed = !replace_close(w->file, w->path, err);
+    else if (w->file != NULL) replace_discard(w->file, w->path);
     w->hash = hash_final(&w->running);
     for (int i = 0; i < w->count; i++) free(w->tensors[i].name);
     free(w->tensors);

@@ -3,7 +3,7 @@
 //   1. The layers, forward and backward, in the order in which a token meets them
 //   2. The model: memory, forward, backward, update
 //   3. Sampling
-//   4. A run: what it reads and leaves behind, evaluation, the training loop
+//   4. Evaluation and the training loop; run.h has what surrounds them
 //
 // This is the reference that everything else in tide.c is checked against, so every layer is the
 // plain loop that defines it. Two of them cannot stay plain and be fast, and have their definition
@@ -16,16 +16,12 @@
 
 #include "util.h"
 #include "adam.h"
-#include "checkpoint.h"
-#include "data.h"
 #include "gpt2.h"
-#include "log.h"
 #include "matmul.h"
-#include "options.h"
-#include "tokenizer.h"
+#include "run.h"
+#include "sample.h"
 #include "vmath.h"
 #include <math.h>
-#include <signal.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -40,8 +36,6 @@
 
 // Channels that one thread sums at a time where a sum runs over the rows: a few cache lines.
 enum { SLICE = 64 };
-
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
 // --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t] -----------------------------------------
 
@@ -434,11 +428,12 @@ typedef struct {
     GPT2Config config;
     GPT2Table table;
     ShardMap shards;
-    size_t max_B, max_T;        // room in the activation buffers
+    size_t max_B, max_T;        // room in the buffers of a micro-batch
     size_t B, T;                // what the last forward used
     bool training;              // false: no gradients, no moments, one layer's activations
     bool sampling;              // room for the key/value cache
     bool dumping;               // room for all logits
+    int32_t *inputs, *targets;                   // (B, T): a micro-batch's tokens
     float *params, *grads, *m, *v;               // arenas of table.elements floats
     float *x;                                    // (L+1, N, C)
     float *mid, *ln_1, *ln_2, *qkv, *atty, *fc, *act;       // (L, ...), see LayerActs
@@ -473,6 +468,8 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     int n = 0;
     #define BUFFER(purpose, size, field) list[n++] = (Buffer){purpose, size, &g->field}
     BUFFER("parameters", P, params);
+    list[n++] = (Buffer){"activations", N, (float **)(void *)&g->inputs};
+    list[n++] = (Buffer){"activations", N, (float **)(void *)&g->targets};
     BUFFER("activations", (g->training ? L + 1 : 1) * N * C, x);
     BUFFER("activations", L * N * C, ln_1);
     BUFFER("activations", L * N, mean_1);
@@ -788,398 +785,86 @@ static void decode(Decoder *d, int32_t token) {
     d->length++;
 }
 
-static int compare_descending(const void *a, const void *b) {
-    const float x = *(const float *)a, y = *(const float *)b;
-    return (x < y) - (x > y);
-}
-
-// Draws from softmax(logits / temperature) over the top_k largest (0: all) of n logits; uniform is
-// in [0, 1). Temperature 0 (below 1e-6) takes the largest. Overwrites the logits.
-static int32_t sample(float *logits, size_t n, double temperature, size_t top_k, float uniform) {
-    size_t best = 0;
-    for (size_t i = 1; i < n; i++)
-        if (logits[i] > logits[best]) best = i;
-    if (temperature < 1e-6) return (int32_t)best;
-    float least = -INFINITY;
-    if (top_k > 0 && top_k < n) {
-        float *sorted = (float *)alloc_or_fail(n, sizeof(float), "sampling");
-        memcpy(sorted, logits, n * sizeof(float));
-        qsort(sorted, n, sizeof(float), compare_descending);
-        least = sorted[top_k - 1];
-        free(sorted);
-    }
-    const float max = logits[best];
-    double sum = 0;
-    for (size_t i = 0; i < n; i++) {
-        logits[i] = logits[i] < least ? 0 : expf((logits[i] - max) / (float)temperature);
-        sum += logits[i];
-    }
-    double left = uniform * sum;
-    for (size_t i = 0; i < n; i++) {
-        if (logits[i] > 0 && left < logits[i]) return (int32_t)i;
-        left -= logits[i];
-    }
-    return (int32_t)best;  // rounding used up the sum
-}
-
-// Prints the prompt and its continuation of `count` tokens to stdout. `number` tells the samples
-// of one run apart: the same seed and number give the same text.
-static void generate(GPT2 *g, const Tokenizer *tokenizer, const char *prompt, size_t count,
-                     double temperature, size_t top_k, uint64_t seed, uint32_t number) {
-    const size_t context = g->config.context;
-    const size_t V = min_size(g->config.vocab, tokenizer_vocab(tokenizer));
-    const size_t bytes = strlen(prompt);
-    uint32_t *tokens = (uint32_t *)alloc_or_fail(bytes + count + 1, sizeof(uint32_t), "prompt");
-    size_t n = 0;
-    Error err;
-    if (!tokenizer_encode(tokenizer, prompt, bytes, tokens, &n, &err)) die("%s", err.text);
-    const int eot = tokenizer_eot(tokenizer);
-    if (n == 0) tokens[n++] = eot >= 0 ? (uint32_t)eot : (uint32_t)'\n';
-    for (size_t i = 0; i < n; i++)
-        if (tokens[i] >= V)
-            die("the prompt has token %u, the model knows 0 to %zu", tokens[i], V - 1);
-    fputs(prompt, stdout);
+// Prints --prompt and its continuation. `number` tells the samples of one run apart.
+static void generate(GPT2 *g, const Run *r, uint32_t number) {
+    Sample s = sample_begin(&r->o, r->tokenizer, &g->config, number);
     Decoder d = decoder_open(g);
-    size_t fed = 0;
-    for (size_t i = 0; i < count; i++) {
-        // When the context is full, start again from its second half.
-        if (d.length == context) { d.length = 0; fed = n - (context + 1) / 2; }
-        if (d.length == 0 && n - fed > context) fed = n - context;
-        while (fed < n) decode(&d, (int32_t)tokens[fed++]);
-        const Philox4 random = philox4x32(seed, (uint32_t)i, number, 0, RNG_SAMPLE);
-        const int32_t next = sample(d.logits, V, temperature, top_k, rng_uniform(random, 0));
-        if (next == eot) break;
-        tokens[n++] = (uint32_t)next;
-        size_t length;
-        const char *text = tokenizer_token(tokenizer, (uint32_t)next, &length);
-        fwrite(text, 1, length, stdout);
-        fflush(stdout);
-    }
-    printf("\n");
+    size_t first = s.first;  // the token at position 0
+    do {
+        if (s.first != first) { first = s.first; d.length = 0; }  // the window has moved
+        while (first + d.length < s.n) decode(&d, s.tokens[first + d.length]);
+    } while (sample_next(&s, d.logits));
     decoder_close(&d);
-    free(tokens);
+    sample_end(&s);
 }
 
 // =============================================================================================
-// 4. A run
-
-static volatile sig_atomic_t stop_requested;  // SIGINT or SIGTERM came: finish the step, save, exit
-
-static void request_stop(int signal_number) { stop_requested = signal_number; }
-
-// What a run has read from its command line and its files before the first step.
-typedef struct {
-    Options o;
-    GPT2 g;
-    Tokenizer *tokenizer;          // NULL: token files, and nobody said how they were made
-    TokenData data, val_data;      // files that were opened
-    TokenData train_view, val_view;
-    Loader train, val;             // .sequences 0: there is no such data
-    size_t B, T;
-    int32_t *inputs, *targets;     // (B, T)
-    const char *saved_model;       // --model is this file or directory; NULL: a preset, or --resume
-    TrainState state;              // where a resumed run stands
-    char resume_from[PATH_MAX];    // its checkpoint
-} Run;
-
-// Fills rows [0, rows) of r->inputs and r->targets from the sequences at `position` and after.
-static bool read_batch(Run *r, const Loader *loader, uint64_t position, size_t rows, Error *err) {
-    for (size_t b = 0; b < rows; b++)
-        if (!loader_sequence(loader, position + b, r->g.config.vocab, r->inputs + b * r->T,
-                             r->targets + b * r->T, err))
-            return false;
-    return true;
-}
+// 4. Evaluation and the training loop
 
 // *loss = the mean over the first --eval-batches batches of the held-out sequences (all of them if
 // there are fewer): always the same ones, in the same order.
-static bool evaluate(Run *r, double *loss, Error *err) {
+static bool evaluate(GPT2 *g, const Run *r, double *loss, Error *err) {
     const size_t sequences = min_size(r->val.sequences, r->o.eval_batches * r->B);
     double sum = 0;
     for (size_t first = 0; first < sequences; first += r->B) {
         const size_t rows = min_size(r->B, sequences - first);
-        if (!read_batch(r, &r->val, first, rows, err)) return false;
-        gpt2_forward(&r->g, r->inputs, rows, r->T);
-        sum += gpt2_head(&r->g, r->targets, 0, false, NULL) * (double)rows;
+        if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, err)) return false;
+        gpt2_forward(g, g->inputs, rows, r->T);
+        sum += gpt2_head(g, g->targets, 0, false, NULL) * (double)rows;
     }
     *loss = sum / (double)sequences;
     return true;
 }
 
-// The model's shape: from the checkpoint to resume, from a saved model, or from a preset.
-static void choose_model(Run *r) {
-    Options *o = &r->o;
-    GPT2Config *c = &r->g.config;
-    Error err;
-    if (o->resume) {
-        if (!state_find(o->out, &r->state, c, r->resume_from, &err)) die("%s", err.text);
-        if (!options_resume(o, r->state.options, &err)) die("%s", err.text);
-        return;
-    }
-    if (gpt2_preset(c, o->model)) {
-        if (o->layers) c->layers = o->layers;
-        if (o->channels) c->channels = o->channels;
-        if (o->heads) c->heads = o->heads;
-        if (o->context) c->context = o->context;
-    } else if (path_exists(o->model)) {
-        r->saved_model = o->model;
-        if (!model_config_load(o->model, c, &err)) die("%s", err.text);
-        if (o->layers || o->channels || o->heads || o->context || o->vocab)
-            die("--layers, --channels, --heads, --context and --vocab describe a new model; "
-                "%s has its own", o->model);
-    } else {
-        die("--model %s: no such preset (nano, gpt2, gpt2-xl, d12, opt-125m, ..; see --help), "
-            "and no such file", o->model);
-    }
-}
-
-// The tokenizer: as told, or the one saved with the model, or bytes.
-static void choose_tokenizer(Run *r) {
-    const Options *o = &r->o;
-    const char *saved = o->resume ? o->out : r->saved_model;
-    char home[PATH_MAX] = ".", merges[PATH_MAX] = "";
-    Error err;
-    if (saved != NULL) snprintf(home, sizeof home, "%s", saved);
-    if (saved != NULL && !path_is_directory(saved)) {  // a file: what lies beside it
-        char *slash = strrchr(home, '/');
-        if (slash == NULL) snprintf(home, sizeof home, ".");
-        else slash[slash == home] = '\0';
-    }
-    if (saved != NULL) path_join(merges, home, "merges.txt");
-    const char *dir = o->tokenizer != NULL ? o->tokenizer : path_exists(merges) ? home : "bytes";
-    if (strcmp(dir, "bytes") != 0) {
-        if ((r->tokenizer = tokenizer_load(dir, &err)) == NULL) die("%s", err.text);
-    } else if (o->tokenizer != NULL || saved == NULL || r->g.config.vocab == 256) {
-        r->tokenizer = tokenizer_bytes();
-    }
-    // else: a saved model with tokens that nobody explained; token files will do for it
-}
-
-// Tells one training text from another without reading all of it: by sizes and both ends of files.
-static uint64_t data_hash(const TokenData *d) {
-    uint64_t hash = 0;
-    for (size_t i = 0; i < d->count; i++) {
-        const TokenSegment *s = &d->segments[i];
-        const size_t bytes = s->count * (size_t)s->width, end = min_size(bytes, 1 << 16);
-        const uint64_t parts[] = {hash, bytes, hash_bytes(s->tokens, end),
-                                  hash_bytes((const char *)s->tokens + bytes - end, end)};
-        hash = hash_bytes(parts, sizeof parts);
-    }
-    return hash;
-}
-
-// Opens --data and --val, cuts off the held-out tenth if there is no --val, and settles the
-// vocabulary of a new model: --vocab, or what the tokenizer needs.
-static void open_data(Run *r) {
-    const Options *o = &r->o;
-    GPT2Config *c = &r->g.config;
-    Error err;
-    if (o->data != NULL && !data_open(&r->data, o->data, r->tokenizer, &err))
-        die("%s%s", err.text, r->tokenizer == NULL ? ": name it with --tokenizer DIR" : "");
-    const bool token_files = o->data != NULL && r->data.segments[0].map_bytes > 0;
-    if (token_files && o->tokenizer == NULL && r->tokenizer != NULL
-        && tokenizer_vocab(r->tokenizer) == 256) {
-        tokenizer_free(r->tokenizer);  // it was a guess: token files are GPT-2's unless told
-        r->tokenizer = NULL;
-    }
-    const size_t needed = r->tokenizer != NULL ? tokenizer_vocab(r->tokenizer) : 50257;
-    if (!o->resume && r->saved_model == NULL) {
-        if (o->vocab) c->vocab = o->vocab;
-        else if (needed == 256 || c->vocab < needed) c->vocab = needed;
-    }
-    if (!gpt2_finish(c, &err)) die("%s", err.text);
-    if (r->tokenizer != NULL && needed > c->vocab)
-        die("the tokenizer has %zu tokens and the model only %zu", needed, c->vocab);
-    if (o->val != NULL && !data_open(&r->val_data, o->val, r->tokenizer, &err)) die("%s", err.text);
-    if (o->data != NULL) {
-        data_split(&r->data, o->val == NULL ? 0.1 : 0, &r->train_view, &r->val_view);
-        if (!loader_init(&r->train, &r->train_view, r->T, o->seed, true, &err)) die("%s", err.text);
-    }
-    const TokenData *val = o->val != NULL ? &r->val_data : &r->val_view;
-    if (val->count == 0 || !loader_init(&r->val, val, r->T, o->seed, false, &err)) {
-        if (o->val != NULL) die("%s", err.text);
-        r->val.sequences = 0;
-    }
-    const uint64_t hash = data_hash(&r->data);
-    if (o->resume && o->data != NULL && hash != r->state.data_hash)
-        fprintf(stderr, "tide: the data is not what this run began with: it goes on, but not with "
-                        "the same bits\n");
-    r->state.data_hash = hash;
-}
-
-// Weights for the first step: the checkpoint's, the saved model's, or fresh ones.
-static void load_weights(Run *r) {
-    GPT2 *g = &r->g;
-    Error err;
-    if (r->o.resume) {
-        const StatePart parts[] = {{"param", g->params}, {"m", g->m}, {"v", g->v}};
-        if (!state_load(r->resume_from, &g->config, &g->table, parts, 3, &err))
-            die("%s", err.text);
-    } else if (r->saved_model != NULL) {
-        if (!model_load(r->saved_model, &g->config, &g->table, g->params, &err))
-            die("%s", err.text);
-    } else {
-        gpt2_init(&g->table, g->params, r->o.seed);
-    }
-}
-
-static void save_tokenizer(Run *r) {
-    Error err;
-    if (r->tokenizer != NULL && !tokenizer_save(r->tokenizer, r->o.out, &err)) fail("%s", err.text);
-}
-
-// Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
-// Each is whole or not there; an error ends the run, and what was saved before stays.
-static void save(Run *r, size_t step, bool state) {
-    GPT2 *g = &r->g;
-    Error err;
-    const int eot = r->tokenizer != NULL ? tokenizer_eot(r->tokenizer) : -1;
-    if (state) {
-        const StatePart parts[] = {{"param", g->params}, {"m", g->m}, {"v", g->v}};
-        r->state.step = step;
-        r->state.seed = r->o.seed;
-        r->state.data_position = step * r->o.accum * r->B;
-        if (!state_save(r->o.out, &r->state, &g->config, &g->table, parts, 3, (int)r->o.keep, &err))
-            fail("%s", err.text);
-    }
-    const bool bf16 = r->o.save_dtype == SAVE_BF16;
-    if (!model_save(r->o.out, &g->config, &g->table, g->params, bf16, eot, &err))
-        fail("%s", err.text);
-}
-
-static bool state_exists(const char *out) {
-    char dir[PATH_MAX];
-    StateEntry *entries;
-    path_join(dir, out, "checkpoints");
-    const size_t count = state_list(dir, &entries, false);
-    free(entries);
-    return count > 0;
-}
-
-// --dump: the loss, logits and gradients of the first batch, for other implementations to check.
-static void dump(Run *r) {
-    GPT2 *g = &r->g;
-    const size_t N = r->B * r->T;
-    Error err;
-    if (!read_batch(r, &r->train, 0, r->B, &err)) die("%s", err.text);
-    gpt2_forward(g, r->inputs, r->B, r->T);
-    const double loss = gpt2_head(g, r->targets, 1.0f / (float)N, false, g->all_logits);
-    gpt2_backward(g, r->inputs, false);
-    if (!dump_save(r->o.dump, &g->config, &g->table, r->B, r->T, r->inputs, r->targets, loss,
-                   g->all_logits, g->grads, &err))
-        fail("%s", err.text);
-    printf("loss %.6f; dump written to %s\n", loss, r->o.dump);
-}
-
-// --steps 0: evaluate if there is data, sample if there is a prompt, convert if there is an --out.
-static void use_model(Run *r) {
-    const Options *o = &r->o;
-    double loss;
-    Error err;
-    if (r->g.sampling) {
-        if (r->tokenizer == NULL) die("--prompt needs --tokenizer: the model came without one");
-        generate(&r->g, r->tokenizer, o->prompt, o->sample_tokens, o->temperature, o->top_k,
-                 o->seed, 0);
-    } else if (o->data != NULL || o->val != NULL) {
-        if (r->val.sequences == 0)
-            die("the held-out tenth of %s is shorter than --seq %zu: name a file with --val",
-                o->data, r->T);
-        if (!evaluate(r, &loss, &err)) die("%s", err.text);
-        printf("val loss %.6f\n", loss);
-    }
-    if (option_given(o, "out") && !o->resume) {
-        save_tokenizer(r);
-        save(r, 0, false);
-    }
-}
-
-// Refuses an --out or a --dump that cannot be written, and an --out that holds another run, before
-// anything is computed.
-static void check_output(const Run *r) {
-    const Options *o = &r->o;
-    char file[PATH_MAX];
-    if (o->dump != NULL && !path_is_writable(o->dump))
-        die("--dump %s: %s", o->dump, strerror(errno));
-    if (o->dump != NULL || (o->steps == 0 && (o->resume || !option_given(o, "out")))) return;
-    if (!o->resume && state_exists(o->out))
-        die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
-            "another --out", o->out);
-    if (!make_directories(o->out)) die("--out %s: %s", o->out, strerror(errno));
-    path_join(file, o->out, "log.jsonl");
-    if (!path_is_writable(file)) die("--out %s: %s", o->out, strerror(errno));
-}
-
-// Says what is going to be trained on what.
-static void describe(const Run *r) {
-    const GPT2Config *c = &r->g.config;
-    printf("model: %zu layers, %zu heads, %zu channels, context %zu, vocabulary %zu: "
-           "%.2f M parameters\n", c->layers, c->heads, c->channels, c->context, c->vocab,
-           1e-6 * (double)r->g.table.parameters);
-    if (r->o.steps == 0 || r->o.dump != NULL) return;
-    const size_t sequences = r->o.accum * r->B;
-    printf("data: %zu training tokens, %.2f epochs in %zu steps of %zu tokens; "
-           "%zu validation tokens\n", r->train_view.tokens,
-           (double)r->o.steps * (double)sequences / (double)r->train.sequences, r->o.steps,
-           sequences * r->T, r->val.sequences > 0 ? r->val.data->tokens : 0);
-}
-
 #ifndef TESTING
 int main(int argc, char **argv) {
     Run run, *r = &run;
-    memset(r, 0, sizeof *r);
-    Options *o = &r->o;
-    GPT2 *g = &r->g;
+    GPT2 model, *g = &model;
+    const Options *o = &r->o;
     Error err;
 
-    // What to train, on what. Everything that can be wrong with the input is found here.
-    options_parse(o, argc, argv, false);
-    choose_model(r);
-#ifdef _OPENMP
-    if (o->threads > 0) omp_set_num_threads((int)o->threads);
-#endif
-    r->T = o->seq > 0 ? o->seq : g->config.context;
-    if (r->T > g->config.context)
-        die("--seq %zu is longer than the model's context of %zu", r->T, g->config.context);
-    o->seq = r->T;  // what "0" meant, for the checkpoint
-    r->B = o->batch;
-    choose_tokenizer(r);
-    open_data(r);
-    g->table = gpt2_table(&g->config);
+    // What to train, on what, and the memory for it.
+    run_open(r, argc, argv, false);
+    memset(g, 0, sizeof *g);
+    g->config = r->config;
+    g->table = r->table;
     g->shards = gpt2_shards_all(&g->table);
-    const size_t step_tokens = r->B * r->T * o->accum;
+    g->training = r->training;
+    g->sampling = r->sampling;
     g->dumping = o->dump != NULL;
-    g->training = o->steps > 0 || g->dumping;
-    const bool only_sampling = !g->training && option_given(o, "prompt");
-    g->sampling = only_sampling || (o->steps > 0 && o->sample_every > 0);
-    const bool batches = g->training || (!only_sampling && (o->data != NULL || o->val != NULL));
-    g->max_B = batches ? r->B : 1;
-    g->max_T = batches ? r->T : 1;
-    check_output(r);
-    if (!only_sampling) describe(r);  // else stdout gets the sample and nothing more
-    const size_t planned = gpt2_plan(g, memory_resident(), only_sampling);
+    g->max_B = r->batches ? r->B : 1;
+    g->max_T = r->batches ? r->T : 1;
+    const size_t planned = gpt2_plan(g, memory_resident(), r->only_sampling);
     gpt2_allocate(g);
-    r->inputs = (int32_t *)alloc_or_fail(r->B * r->T, sizeof(int32_t), "tokens");
-    r->targets = (int32_t *)alloc_or_fail(r->B * r->T, sizeof(int32_t), "tokens");
-    load_weights(r);
-    if (o->dump != NULL || o->steps == 0) {
-        if (o->dump != NULL) dump(r);
-        else use_model(r);
+    const StatePart parts[3] = {{"param", g->params, NULL}, {"m", g->m, NULL}, {"v", g->v, NULL}};
+    run_load(r, parts);
+
+    // --dump: the first batch's loss, logits and gradients. --steps 0: sample, evaluate, convert.
+    if (o->dump != NULL) {
+        if (!run_batch(r, &r->train, 0, r->B, g->inputs, g->targets, &err)) die("%s", err.text);
+        gpt2_forward(g, g->inputs, r->B, r->T);
+        const double loss = gpt2_head(g, g->targets, 1.0f / (float)(r->B * r->T), false,
+                                      g->all_logits);
+        gpt2_backward(g, g->inputs, false);
+        run_dump(r, g->inputs, g->targets, loss, g->all_logits, g->grads);
         return 0;
     }
-    if (!options_to_json(o, r->state.options, sizeof r->state.options))
-        die("the options are too long for a checkpoint: shorten --prompt or the paths");
-    Log log;
-    if (!o->resume) save_tokenizer(r);
-    if (!log_open(&log, o->out, r->state.step, &err)) die("%s", err.text);
-    const double peak_flops = 1e9 * fma_peak_gflops(0.05);
-    const double step_flops = gpt2_flops_per_token(&g->config, r->T) * (double)step_tokens;
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_handler = request_stop;
-    action.sa_flags = (int)SA_RESETHAND;  // a second signal ends the program at once
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+    if (o->steps == 0) {
+        double loss;
+        if (r->only_sampling) {
+            generate(g, r, 0);
+        } else if (r->batches) {
+            if (!evaluate(g, r, &loss, &err)) die("%s", err.text);
+            printf("val loss %.6f\n", loss);
+        }
+        run_convert(r, parts);
+        return 0;
+    }
 
+    Log log;
+    run_begin(r, &log);
+    const double peak_flops = 1e9 * fma_peak_gflops(0.05);
+    const double step_flops = gpt2_flops_per_token(&g->config, r->T) * (double)r->step_tokens;
     size_t step = r->state.step;  // steps done
     while (step < o->steps && !stop_requested) {
         const double start = seconds_now();
@@ -1189,14 +874,14 @@ int main(int argc, char **argv) {
         double loss = 0;
         for (size_t micro = 0; micro < o->accum; micro++) {
             const uint64_t position = ((step - 1) * o->accum + micro) * r->B;
-            if (!read_batch(r, &r->train, position, r->B, &err)) {  // a damaged token file
-                if (step - 1 > r->state.step) save(r, step - 1, true);
-                die("%s", err.text);
+            if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, &err)) {
+                if (step - 1 > r->state.step) run_save(r, step - 1, true, parts);
+                die("%s", err.text);  // a damaged token file
             }
-            gpt2_forward(g, r->inputs, r->B, r->T);
-            loss += gpt2_head(g, r->targets, 1.0f / (float)step_tokens, micro > 0, NULL)
+            gpt2_forward(g, g->inputs, r->B, r->T);
+            loss += gpt2_head(g, g->targets, 1.0f / (float)r->step_tokens, micro > 0, NULL)
                     / (double)o->accum;
-            gpt2_backward(g, r->inputs, micro > 0);
+            gpt2_backward(g, g->inputs, micro > 0);
         }
 
         // Clip to --clip by the global norm, and update.
@@ -1211,39 +896,30 @@ int main(int argc, char **argv) {
 
         const double seconds = seconds_now() - start;
         if (!log_step(&log, step, o->steps, loss, norm, lr, 1e3 * seconds,
-                      (double)step_tokens / seconds, 100 * step_flops / seconds / peak_flops, &err))
+                      (double)r->step_tokens / seconds, 100 * step_flops / seconds / peak_flops,
+                      &err))
             fail("%s", err.text);
 
         const bool last = step == o->steps;
         if (r->val.sequences > 0 && o->eval_every > 0 && (step % o->eval_every == 0 || last)) {
             double val_loss;
-            if (!evaluate(r, &val_loss, &err)) die("%s", err.text);
+            if (!evaluate(g, r, &val_loss, &err)) die("%s", err.text);
             if (!log_eval(&log, step, val_loss, &err) || !log_plot(&log, &err))
                 fail("%s", err.text);
         }
         if (r->tokenizer != NULL && o->sample_every > 0 && (step % o->sample_every == 0 || last)) {
             log_clear(&log);
             printf("--- sample\n");
-            generate(g, r->tokenizer, o->prompt != NULL ? o->prompt : "", o->sample_tokens,
-                     o->temperature, o->top_k, o->seed, (uint32_t)step);
+            generate(g, r, (uint32_t)step);
             printf("---\n");
         }
-        if (o->save_every > 0 && step % o->save_every == 0) save(r, step, true);
+        if (o->save_every > 0 && step % o->save_every == 0) run_save(r, step, true, parts);
     }
     // The weights once more even if this step is saved: a kill may have come between the two.
-    if (step > 0) save(r, step, step != r->state.step);
-    if (!log_plot(&log, &err)) fail("%s", err.text);
-    log_clear(&log);
-    if (step < o->steps)
-        printf("stopped by signal %d after step %zu; continue with --resume --out %s\n",
-               (int)stop_requested, step, o->out);
-    else
-        printf("done: %zu steps; model.safetensors, log.jsonl and loss.svg are in %s\n"
-               "try it: ./train_gpt2 --model %s --steps 0 --prompt \"...\"\n",
-               step, o->out, o->out);
+    if (step > 0) run_save(r, step, step != r->state.step, parts);
+    run_end(r, &log, step);
     printf("memory: at most %.1f MiB, planned %.1f MiB\n", (double)memory_peak() / (1 << 20),
            (double)planned / (1 << 20));
-    log_close(&log);
     return 0;
 }
 #endif

@@ -28,6 +28,7 @@
 
 // Functions that the GPU runs too, and always as a part of the loop that calls them.
 #ifdef __CUDACC__
+#include <cuda_runtime.h>
 #define HOST_DEVICE __host__ __device__ __attribute__((always_inline))
 #else
 #define HOST_DEVICE __attribute__((always_inline))
@@ -178,6 +179,14 @@ static inline bool replace_close(FILE *f, const char *path, Error *err) {
     if (ok) return true;
     unlink(temporary);
     return error_set(err, "cannot write %.400s: %s", path, strerror(reason));
+}
+
+// Gives up a file that replace_open() opened: the old one stays.
+static inline void replace_discard(FILE *f, const char *path) {
+    char temporary[PATH_MAX];
+    Error ignored;
+    fclose(f);
+    if (replace_name(temporary, path, &ignored)) unlink(temporary);
 }
 
 static inline bool path_is_directory(const char *path) {

@@ -1,0 +1,326 @@
+// run.h: a run, from its command line to what it leaves behind. Everything that a trainer does
+// besides computing is here, once for the CPU and the GPU: what to train on what, first values,
+// checkpoints, signals, and the words that are said at the end. The loop itself is the trainer's.
+#ifndef TIDE_RUN_H
+#define TIDE_RUN_H
+#include "util.h"
+#include "checkpoint.h"
+#include "data.h"
+#include "gpt2.h"
+#include "log.h"
+#include "options.h"
+#include "tokenizer.h"
+#include <signal.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+// What a run has read from its command line and its files before the first step. Its loaders point
+// into it: it must stay where it is.
+typedef struct {
+    Options o;
+    const char *program;            // what the user called us: argv[0]
+    GPT2Config config;
+    GPT2Table table;
+    Tokenizer *tokenizer;           // NULL: token files, and nobody said how they were made
+    TokenData data, val_data;       // files that were opened
+    TokenData train_view, val_view;
+    Loader train, val;              // .sequences 0: there is no such data
+    size_t B, T;                    // of a micro-batch
+    size_t step_tokens;             // of a step: its micro-batches together
+    const char *saved_model;        // --model is this file or directory; NULL: preset, or --resume
+    TrainState state;               // where a resumed run stands
+    char resume_from[PATH_MAX];     // its checkpoint
+    bool training;                  // gradients are needed: for steps, or for --dump
+    bool only_sampling;             // --steps 0 --prompt: nothing but the sample is printed
+    bool batches;                   // batches of B x T are read: to train on, or to evaluate
+    bool sampling;                  // samples are drawn: as the only thing, or while training
+} Run;
+
+// ---------------------------------------------------------------------------------------------
+// Before the first step
+
+// The model's shape: from the checkpoint to resume, from a saved model, or from a preset.
+static inline void run_choose_model(Run *r) {
+    Options *o = &r->o;
+    GPT2Config *c = &r->config;
+    Error err;
+    if (o->resume) {
+        if (!state_find(o->out, &r->state, c, r->resume_from, &err)) die("%s", err.text);
+        if (!options_resume(o, r->state.options, &err)) die("%s", err.text);
+        return;
+    }
+    if (gpt2_preset(c, o->model)) {
+        if (o->layers) c->layers = o->layers;
+        if (o->channels) c->channels = o->channels;
+        if (o->heads) c->heads = o->heads;
+        if (o->context) c->context = o->context;
+    } else if (path_exists(o->model)) {
+        r->saved_model = o->model;
+        if (!model_config_load(o->model, c, &err)) die("%s", err.text);
+        if (o->layers || o->channels || o->heads || o->context || o->vocab)
+            die("--layers, --channels, --heads, --context and --vocab describe a new model; "
+                "%s has its own", o->model);
+    } else {
+        die("--model %s: no such preset (nano, gpt2, gpt2-xl, d12, opt-125m, ..; see --help), "
+            "and no such file", o->model);
+    }
+}
+
+// The tokenizer: as told, or the one saved with the model, or bytes.
+static inline void run_choose_tokenizer(Run *r) {
+    const Options *o = &r->o;
+    const char *saved = o->resume ? o->out : r->saved_model;
+    char home[PATH_MAX], merges[PATH_MAX] = "";
+    const char *file;
+    Error err;
+    if (saved != NULL && !model_path(saved, home, &file, &err)) die("%s", err.text);
+    if (saved != NULL) path_join(merges, home, "merges.txt");
+    const char *dir = o->tokenizer != NULL ? o->tokenizer : path_exists(merges) ? home : "bytes";
+    if (strcmp(dir, "bytes") != 0) {
+        if ((r->tokenizer = tokenizer_load(dir, &err)) == NULL) die("%s", err.text);
+    } else if (o->tokenizer != NULL || saved == NULL || r->config.vocab == 256) {
+        r->tokenizer = tokenizer_bytes();
+    }
+    // else: a saved model with tokens that nobody explained; token files will do for it
+}
+
+// Tells one training text from another without reading all of it: by sizes and both ends of files.
+static inline uint64_t run_data_hash(const TokenData *d) {
+    uint64_t hash = 0;
+    for (size_t i = 0; i < d->count; i++) {
+        const TokenSegment *s = &d->segments[i];
+        const size_t bytes = s->count * (size_t)s->width, end = min_size(bytes, 1 << 16);
+        const uint64_t parts[] = {hash, bytes, hash_bytes(s->tokens, end),
+                                  hash_bytes((const char *)s->tokens + bytes - end, end)};
+        hash = hash_bytes(parts, sizeof parts);
+    }
+    return hash;
+}
+
+// Opens --data and --val, cuts off the held-out tenth if there is no --val, and settles the
+// vocabulary of a new model: --vocab, or what the tokenizer needs.
+static inline void run_open_data(Run *r) {
+    const Options *o = &r->o;
+    GPT2Config *c = &r->config;
+    Error err;
+    if (o->data != NULL && !data_open(&r->data, o->data, r->tokenizer, &err))
+        die("%s%s", err.text, r->tokenizer == NULL ? ": name it with --tokenizer DIR" : "");
+    const bool token_files = o->data != NULL && r->data.segments[0].map_bytes > 0;
+    if (token_files && o->tokenizer == NULL && r->tokenizer != NULL
+        && tokenizer_vocab(r->tokenizer) == 256) {
+        tokenizer_free(r->tokenizer);  // it was a guess: token files are GPT-2's unless told
+        r->tokenizer = NULL;
+    }
+    const size_t needed = r->tokenizer != NULL ? tokenizer_vocab(r->tokenizer) : 50257;
+    if (!o->resume && r->saved_model == NULL) {
+        if (o->vocab) c->vocab = o->vocab;
+        else if (needed == 256 || c->vocab < needed) c->vocab = needed;
+    }
+    if (!gpt2_finish(c, &err)) die("%s", err.text);
+    if (r->tokenizer != NULL && needed > c->vocab)
+        die("the tokenizer has %zu tokens and the model only %zu", needed, c->vocab);
+    if (o->val != NULL && !data_open(&r->val_data, o->val, r->tokenizer, &err)) die("%s", err.text);
+    if (o->data != NULL) {
+        data_split(&r->data, o->val == NULL ? 0.1 : 0, &r->train_view, &r->val_view);
+        if (!loader_init(&r->train, &r->train_view, r->T, o->seed, true, &err)) die("%s", err.text);
+    }
+    const TokenData *val = o->val != NULL ? &r->val_data : &r->val_view;
+    if (val->count == 0 || !loader_init(&r->val, val, r->T, o->seed, false, &err)) {
+        if (o->val != NULL) die("%s", err.text);
+        r->val.sequences = 0;
+    }
+    const uint64_t hash = run_data_hash(&r->data);
+    if (o->resume && o->data != NULL && hash != r->state.data_hash)
+        fprintf(stderr, "tide: the data is not what this run began with: it goes on, but not with "
+                        "the same bits\n");
+    r->state.data_hash = hash;
+}
+
+static inline bool run_state_exists(const char *out) {
+    char dir[PATH_MAX];
+    StateEntry *entries;
+    path_join(dir, out, "checkpoints");
+    const size_t count = state_list(dir, &entries, false);
+    free(entries);
+    return count > 0;
+}
+
+// Refuses an --out or a --dump that cannot be written, and an --out that holds another run, before
+// anything is computed.
+static inline void run_check_output(const Run *r) {
+    const Options *o = &r->o;
+    char file[PATH_MAX];
+    if (o->dump != NULL && !path_is_writable(o->dump))
+        die("--dump %s: %s", o->dump, strerror(errno));
+    if (o->dump != NULL || (o->steps == 0 && (o->resume || !option_given(o, "out")))) return;
+    if (!o->resume && run_state_exists(o->out))
+        die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
+            "another --out", o->out);
+    if (!make_directories(o->out)) die("--out %s: %s", o->out, strerror(errno));
+    path_join(file, o->out, "log.jsonl");
+    if (!path_is_writable(file)) die("--out %s: %s", o->out, strerror(errno));
+}
+
+// Says what is going to be trained on what.
+static inline void run_describe(const Run *r) {
+    const GPT2Config *c = &r->config;
+    printf("model: %zu layers, %zu heads, %zu channels, context %zu, vocabulary %zu: "
+           "%.2f M parameters\n", c->layers, c->heads, c->channels, c->context, c->vocab,
+           1e-6 * (double)r->table.parameters);
+    if (r->o.steps == 0 || r->o.dump != NULL) return;
+    const size_t sequences = r->o.accum * r->B;
+    printf("data: %zu training tokens, %.2f epochs in %zu steps of %zu tokens; "
+           "%zu validation tokens\n", r->train_view.tokens,
+           (double)r->o.steps * (double)sequences / (double)r->train.sequences, r->o.steps,
+           r->step_tokens, r->val.sequences > 0 ? r->val.data->tokens : 0);
+}
+
+// Fills *r from the command line and the files that it names. Everything that can be wrong with
+// them is found here, and ends the program.
+static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
+    Options *o = &r->o;
+    memset(r, 0, sizeof *r);
+    r->program = argv[0];
+    options_parse(o, argc, argv, gpu_build);
+#ifdef _OPENMP
+    if (o->threads > 0) omp_set_num_threads((int)o->threads);
+#endif
+    run_choose_model(r);
+    r->T = o->seq > 0 ? o->seq : r->config.context;
+    if (r->T > r->config.context)
+        die("--seq %zu is longer than the model's context of %zu", r->T, r->config.context);
+    o->seq = r->T;  // what "0" meant, for the checkpoint
+    r->B = o->batch;
+    r->step_tokens = r->B * r->T * o->accum;
+    run_choose_tokenizer(r);
+    run_open_data(r);
+    r->table = gpt2_table(&r->config);
+    const bool data = o->data != NULL || o->val != NULL;
+    r->training = o->steps > 0 || o->dump != NULL;
+    r->only_sampling = !r->training && option_given(o, "prompt");
+    r->batches = r->training || (!r->only_sampling && data);
+    r->sampling = r->only_sampling || (o->steps > 0 && o->sample_every > 0);
+    if (r->only_sampling && r->tokenizer == NULL)
+        die("--prompt needs --tokenizer: the model came without one");
+    if (r->batches && !r->training && r->val.sequences == 0)
+        die("the held-out tenth of %s is shorter than --seq %zu: name a file with --val", o->data,
+            r->T);
+    run_check_output(r);
+    if (!r->only_sampling) run_describe(r);
+}
+
+// Values for the first step: the checkpoint's, the saved model's, or fresh ones. parts are the
+// parameters ("param") and AdamW's moments ("m", "v"), whose arenas are NULL when not training.
+static inline void run_load(Run *r, const StatePart parts[3]) {
+    const GPT2Table *t = &r->table;
+    Error err;
+    if (r->o.resume) {
+        if (!state_load(r->resume_from, &r->config, t, parts, 3, &err)) die("%s", err.text);
+    } else if (r->saved_model != NULL) {
+        if (!model_load(r->saved_model, &r->config, t, &parts[0], &err)) die("%s", err.text);
+    } else {
+        float *buffer = part_buffer(parts, 1, t);
+        for (int i = 0; i < t->count; i++) {
+            const GPT2Tensor *x = &t->tensors[i];
+            float *w = part_room(&parts[0], x, 0, buffer);
+            gpt2_init_tensor(t, i, w, r->o.seed);
+            part_put(&parts[0], x, 0, x->rows * x->cols, w);
+        }
+        free(buffer);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// During the run
+
+// Fills `rows` rows of T tokens with the sequences at `position` and after. False, with the reason
+// in err, on a token that the model does not know.
+static inline bool run_batch(const Run *r, const Loader *loader, uint64_t position, size_t rows,
+                             int32_t *inputs, int32_t *targets, Error *err) {
+    for (size_t b = 0; b < rows; b++)
+        if (!loader_sequence(loader, position + b, r->config.vocab, inputs + b * r->T,
+                             targets + b * r->T, err))
+            return false;
+    return true;
+}
+
+static inline void run_save_tokenizer(const Run *r) {
+    Error err;
+    if (r->tokenizer != NULL && !tokenizer_save(r->tokenizer, r->o.out, &err)) fail("%s", err.text);
+}
+
+// Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
+// Each is whole or not there; an error ends the run, and what was saved before stays.
+static inline void run_save(Run *r, size_t step, bool state, const StatePart parts[3]) {
+    const Options *o = &r->o;
+    const GPT2Config *c = &r->config;
+    const int eot = r->tokenizer != NULL ? tokenizer_eot(r->tokenizer) : -1;
+    Error err;
+    if (state) {
+        r->state.step = step;
+        r->state.seed = o->seed;
+        r->state.data_position = step * o->accum * r->B;
+        if (!state_save(o->out, &r->state, c, &r->table, parts, 3, (int)o->keep, &err))
+            fail("%s", err.text);
+    }
+    if (!model_save(o->out, c, &r->table, &parts[0], o->save_dtype == SAVE_BF16, eot, &err))
+        fail("%s", err.text);
+}
+
+static volatile sig_atomic_t stop_requested;  // SIGINT or SIGTERM came: finish the step, save, exit
+
+static inline void request_stop(int signal_number) { stop_requested = signal_number; }
+
+// Before the first step of training: what is in --out from the start, and signals end the run well.
+static inline void run_begin(Run *r, Log *log) {
+    struct sigaction action;
+    Error err;
+    if (!options_to_json(&r->o, r->state.options, sizeof r->state.options))
+        die("the options are too long for a checkpoint: shorten --prompt or the paths");
+    if (!r->o.resume) run_save_tokenizer(r);
+    if (!log_open(log, r->o.out, r->state.step, &err)) die("%s", err.text);
+    memset(&action, 0, sizeof action);
+    action.sa_handler = request_stop;
+    action.sa_flags = (int)SA_RESETHAND;  // a second signal ends the program at once
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+// ---------------------------------------------------------------------------------------------
+// At its end
+
+// After `step` steps, and after what they made was saved: the plot, and the last words.
+static inline void run_end(const Run *r, Log *log, size_t step) {
+    const char *out = r->o.out;
+    Error err;
+    if (!log_plot(log, &err)) fail("%s", err.text);
+    log_close(log);
+    if (step < r->o.steps)
+        printf("stopped by signal %d after step %zu; continue with --resume --out %s\n",
+               (int)stop_requested, step, out);
+    else
+        printf("done: %zu steps; model.safetensors, log.jsonl and loss.svg are in %s\n"
+               "try it: %s --model %s --steps 0 --prompt \"...\"\n",
+               step, out, r->program, out);
+}
+
+// --steps 0 --out: saves the model as it was loaded, which converts it.
+static inline void run_convert(Run *r, const StatePart parts[3]) {
+    if (!option_given(&r->o, "out") || r->o.resume) return;
+    run_save_tokenizer(r);
+    run_save(r, 0, false, parts);
+}
+
+// --dump: loss, logits (B*T, Vp) and gradients (an arena) of the first batch, all in host memory,
+// for other implementations to check.
+static inline void run_dump(const Run *r, const int32_t *inputs, const int32_t *targets,
+                            double loss, const float *logits, const float *grads) {
+    Error err;
+    if (!dump_save(r->o.dump, &r->config, &r->table, r->B, r->T, inputs, targets, loss, logits,
+                   grads, &err))
+        fail("%s", err.text);
+    printf("loss %.6f; dump written to %s\n", loss, r->o.dump);
+}
+
+#endif
