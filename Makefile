@@ -17,7 +17,7 @@ WARN = -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas
 EXACT = -ffp-contract=off -fno-math-errno -fno-trapping-math
 CFLAGS = -std=gnu11 -g $(OPT) $(ARCH) $(OPENMP) $(EXACT) $(WARN) $(EXTRA)
 LDLIBS = -lm
-HEADERS = $(wildcard *.h dev/test/*.h)
+HEADERS = $(wildcard *.h *.cuh dev/test/*.h)
 SANITIZE = -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 
 .PHONY: all
@@ -38,6 +38,95 @@ build/%: dev/bench/%.c train_gpt2.c $(HEADERS) | compiler
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
+# --- the GPU trainer, on a GPU and on the emulated one ------------------------------------------
+
+# nvcc compiles for the GPU that is present, or for Ampere, Hopper and the newest that it knows.
+NVCC := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+GPU := $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
+newest = $(shell $(NVCC) --list-gpu-code 2>/dev/null | sed 's/sm_//' | sort -n | tail -n 1)
+gencode = -gencode arch=compute_$(1),code=sm_$(1)
+GPU_ARCH ?= $(if $(GPU),-arch=native,$(call gencode,80) $(call gencode,90) $(call gencode,$(newest)))
+space := $(subst ,, )
+comma := ,
+# Exactness on the GPU: IEEE division and square root, no flush to zero (doc/adamw.md). The host's
+# half is compiled as train_gpt2.c is.
+NVFLAGS = -std=c++17 -O3 -lineinfo $(GPU_ARCH) --ftz=false --prec-div=true --prec-sqrt=true \
+          -Werror all-warnings -Xptxas -warn-spills -I. \
+          -Xcompiler $(subst $(space),$(comma),$(strip -O3 $(ARCH) $(OPENMP) $(EXACT) $(WARN))) $(EXTRA)
+
+train_gpt2cu: train_gpt2.cu $(HEADERS) | nvcc  ## the GPU trainer (nvcc, cuBLASLt)
+	$(NVCC) $(NVFLAGS) $< -o $@ -lcublasLt
+
+.PHONY: nvcc
+nvcc:
+	@[ -n "$(NVCC)" ] || { echo "tide: no nvcc found: install the CUDA Toolkit (12.0 or newer), or" \
+	    "use ./train_gpt2 (make) or the emulated GPU (make train_gpt2emu)" >&2; exit 2; }
+
+# The emulated GPU (dev/emu/README.md): its runtime, and what is linked with it, in three flavours.
+CXX := $(if $(filter default,$(origin CXX)),$(firstword $(foreach c,g++ clang++,$(if $(shell command -v $(c) 2>/dev/null),$(c),)) g++),$(CXX))
+CLANGXX := $(shell command -v clang++ 2>/dev/null)
+EMU = $(wildcard dev/emu/*.cpp dev/emu/*.h dev/emu/*.pl dev/emu/emucc dev/emu/include/*.h)
+EMU_OBJECTS = $(patsubst dev/emu/%.cpp,%.o,$(wildcard dev/emu/*.cpp))
+EMU_FLAGS = -g $(ARCH) $(EXACT) $(WARN) -I. -D__CUDACC__ $(EXTRA)
+EMU_RUN = -std=c++17 -g $(ARCH) $(WARN) $(EXTRA)
+emu_plain = $(EMU_OBJECTS:%=build/emu/runtime/%)
+emu_tsan = $(EMU_OBJECTS:%=build/emu/runtime-tsan/%)
+
+build/emu/runtime/%.o: dev/emu/%.cpp $(EMU) | cxx
+	@mkdir -p $(@D)
+	$(CXX) $(EMU_RUN) -O3 $(OPENMP) -c $< -o $@
+
+# The runtime of the ThreadSanitizer flavour is not instrumented itself: only the program is.
+build/emu/runtime-tsan/%.o: dev/emu/%.cpp $(EMU)
+	@mkdir -p $(@D)
+	$(CLANGXX) $(EMU_RUN) -O2 -c $< -o $@
+
+emucc = CXX=$(1) EMU_RUNTIME=build/emu/$(2) dev/emu/emucc
+
+train_gpt2emu: build/emu/train_gpt2  ## the same sources on an emulated GPU
+	cp $< $@
+
+# A program NAME from its .cu, and with it the CPU trainer to be held against:
+#   build/emu/NAME   on the emulated GPU        build/asan/emu/NAME   and AddressSanitizer
+#   build/tsan/NAME  and ThreadSanitizer        build/gpu/NAME        on a real GPU
+build/emu/train_gpt2: train_gpt2.cu $(HEADERS) $(emu_plain)
+	$(call emucc,$(CXX),runtime) -O2 $(OPENMP) $(EMU_FLAGS) $< -o $@
+
+vpath %.cu . dev/test dev/emu/test dev/bench
+cpu_reference = dev/test/cpu_reference.c dev/test/cpu_reference.h train_gpt2.c test_gpt2.c
+
+build/emu/%: %.cu $(HEADERS) $(emu_plain) build/emu/cpu_reference.o train_gpt2.cu test_gpt2.c
+	$(call emucc,$(CXX),runtime) -O2 $(OPENMP) $(EMU_FLAGS) $< build/emu/cpu_reference.o -o $@
+
+build/asan/emu/%: %.cu $(HEADERS) $(emu_plain) build/asan/emu/cpu_reference.o train_gpt2.cu
+	$(call emucc,$(CXX),runtime) $(SANITIZE) $(OPENMP) $(EMU_FLAGS) $< \
+	    build/asan/emu/cpu_reference.o -o $@
+
+build/tsan/%: %.cu $(HEADERS) $(emu_tsan) build/tsan/cpu_reference.o train_gpt2.cu
+	$(call emucc,$(CLANGXX),runtime-tsan) -O1 -fsanitize=thread $(EMU_FLAGS) $< \
+	    build/tsan/cpu_reference.o -o $@
+
+build/gpu/%: %.cu $(HEADERS) build/emu/cpu_reference.o train_gpt2.cu test_gpt2.c | nvcc
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) $< build/emu/cpu_reference.o -o $@ -lcublasLt
+
+build/emu/cpu_reference.o: $(cpu_reference) $(HEADERS) | compiler
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -c $< -o $@
+
+build/asan/emu/cpu_reference.o: $(cpu_reference) $(HEADERS) | compiler
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(SANITIZE) -c $< -o $@
+
+build/tsan/cpu_reference.o: $(cpu_reference) $(HEADERS) | compiler
+	@mkdir -p $(@D)
+	$(CC) $(filter-out -fopenmp,$(CFLAGS)) -c $< -o $@
+
+.SECONDARY: $(emu_plain) $(emu_tsan)
+.PHONY: cxx
+cxx:
+	@command -v $(CXX) >/dev/null 2>&1 || sh dev/install_compiler.sh
+
 # A fresh Debian or Ubuntu has no compiler: install one. Anywhere else, say what is missing.
 .PHONY: compiler
 compiler:
@@ -49,15 +138,18 @@ compiler:
 DATA ?= build/self.txt
 OUT ?= out/run
 ARGS ?=
-build/self.txt: $(wildcard *.c *.h *.md Makefile doc/*.md dev/*/*.c dev/*/*.md scripts/*.sh)
+build/self.txt: $(wildcard *.c *.h *.cu *.cuh *.md Makefile doc/*.md dev/*/*.c dev/*/*.md scripts/*.sh)
 	@mkdir -p $(@D)
 	cat $(sort $^) > $@
 
+# On the GPU, if there is one and nvcc to compile for it.
+TRAINER := $(if $(and $(NVCC),$(GPU)),train_gpt2cu,train_gpt2)
+
 .PHONY: run
-run: train_gpt2 $(DATA)  ## train a small GPT for a few minutes (DATA=file.txt: on your text)
+run: $(TRAINER) $(DATA)  ## train a small GPT for a few minutes (DATA=file.txt: on your text)
 	@if [ -e $(OUT) ]; then mv $(OUT) $(OUT)-$$(date -r $(OUT) +%Y%m%d-%H%M%S) && \
 	    echo "the earlier $(OUT) was renamed"; fi
-	./train_gpt2 --data $(DATA) --out $(OUT) --model nano --batch 16 --steps 1500 --lr 2e-3 \
+	./$(TRAINER) --data $(DATA) --out $(OUT) --model nano --batch 16 --steps 1500 --lr 2e-3 \
 	    --eval-every 100 --save-every 250 --sample-every 500 --sample-tokens 400 $(ARGS)
 
 # --- test ------------------------------------------------------------------------------------
@@ -126,8 +218,8 @@ reference:  ## recompute the reference fixtures and compare (needs python3-torch
 
 .PHONY: clean
 clean:  ## remove what was built (not what was trained)
-	rm -rf build train_gpt2
+	rm -rf build train_gpt2 train_gpt2cu train_gpt2emu
 
 .PHONY: help
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9_]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile

@@ -12,8 +12,6 @@
 #include <float.h>
 #include <math.h>
 
-// For functions that are the body of a loop: compiled for the GPU too, and always inlined, because
-// a loop that still contains a call cannot become a vector loop.
 // ---------------------------------------------------------------------------------------------
 // Single operations, each rounded once to nearest even. nvcc would otherwise fuse a product with
 // the sum that follows it, and may be told to approximate division and square root.
@@ -208,5 +206,152 @@ static inline float clip_scale(double norm_squared, double clip) {
     const double norm = sqrt(norm_squared);
     return clip > 0 && norm > clip ? (float)(clip / norm) : 1.0f;
 }
+
+// ---------------------------------------------------------------------------------------------
+// The same two on the GPU: the update is adam_scalar() itself, the norm has the same 32 lanes
+
+#ifdef __CUDACC__
+#include "gpu.cuh"
+
+// A range of the arenas of parameters, moments and gradients: a tensor, or a shard of one.
+typedef struct { size_t at, length; int decay; } AdamRun;
+
+// The runs of one launch. A kernel's argument, so that no memory has to be kept for it.
+enum { ADAM_RUNS = 16 };
+typedef struct {
+    AdamRun run[ADAM_RUNS];
+    unsigned end[ADAM_RUNS];  // units of work (below) of this run and all before it
+} AdamBatch;
+
+// The run that holds this unit; *unit becomes its number within that run.
+__device__ static inline AdamRun adam_batch_find(const AdamBatch &batch, unsigned *unit) {
+    int i = 0;
+    while (*unit >= batch.end[i]) i++;
+    if (i > 0) *unit -= batch.end[i - 1];
+    return batch.run[i];
+}
+
+// One thread takes four elements that start at a multiple of four. At the ends of a run that starts
+// or ends elsewhere, or in arenas that are not aligned, it takes those of its four that belong to
+// the run one by one. The unit of work is one block of threads.
+enum { ADAM_THREADS = 256 };
+
+__global__ static void adam_update_kernel(float *p, float *m, float *v, const void *grad,
+                                          bool grad_is_bf16, uint16_t *p_bf16, bool aligned,
+                                          AdamBatch batch, AdamStep s) {
+    unsigned block = blockIdx.x;
+    const AdamRun run = adam_batch_find(batch, &block);
+    const size_t end = run.at + run.length;
+    const size_t i = 4 * (run.at / 4 + block * (size_t)ADAM_THREADS + threadIdx.x);
+    const float decay = run.decay ? s.weight_decay : 0.0f;
+    if (aligned && i >= run.at && i + 4 <= end) {
+        Pack<float> p4 = load_pack(p + i), m4 = load_pack(m + i), v4 = load_pack(v + i), g4;
+        if (grad_is_bf16) {
+            const ushort4 bits = *(const ushort4 *)((const uint16_t *)grad + i);
+            g4.x[0] = bf16_to_f32(bits.x);
+            g4.x[1] = bf16_to_f32(bits.y);
+            g4.x[2] = bf16_to_f32(bits.z);
+            g4.x[3] = bf16_to_f32(bits.w);
+        } else {
+            g4 = load_pack((const float *)grad + i);
+        }
+        for (int j = 0; j < 4; j++) adam_scalar(&p4.x[j], &m4.x[j], &v4.x[j], g4.x[j], &s, decay);
+        store_pack(p + i, p4);
+        store_pack(m + i, m4);
+        store_pack(v + i, v4);
+        if (p_bf16 != NULL)
+            *(ushort4 *)(p_bf16 + i) = make_ushort4(f32_to_bf16(p4.x[0]), f32_to_bf16(p4.x[1]),
+                                                    f32_to_bf16(p4.x[2]), f32_to_bf16(p4.x[3]));
+        return;
+    }
+    for (size_t j = i > run.at ? i : run.at; j < i + 4 && j < end; j++) {
+        adam_scalar(&p[j], &m[j], &v[j], grad_at(grad, grad_is_bf16, j), &s, decay);
+        if (p_bf16 != NULL) p_bf16[j] = f32_to_bf16(p[j]);
+    }
+}
+
+// adam_update() for elements at .. at + length - 1 of each run: the same bits. The pointers are the
+// starts of arenas in device memory; p_bf16, if not NULL, receives the new parameters in bf16.
+// *step is copied. Fastest where the arenas are 16-byte aligned.
+static inline void adam_update_gpu(float *p, float *m, float *v, const void *grad,
+                                   bool grad_is_bf16, uint16_t *p_bf16, const AdamRun *runs,
+                                   int count, const AdamStep *step, cudaStream_t stream) {
+    const uintptr_t addresses = (uintptr_t)p | (uintptr_t)m | (uintptr_t)v | (uintptr_t)grad
+                              | (uintptr_t)p_bf16;
+    for (int first = 0; first < count; first += ADAM_RUNS) {
+        AdamBatch batch;
+        unsigned blocks = 0;
+        for (int i = 0; i < ADAM_RUNS; i++) {
+            if (first + i < count) {
+                const AdamRun run = batch.run[i] = runs[first + i];
+                const size_t fours = (run.at + run.length + 3) / 4 - run.at / 4;
+                if (run.length > 0) blocks += ceil_div(fours, ADAM_THREADS);
+            }
+            batch.end[i] = blocks;
+        }
+        if (blocks == 0) continue;
+        adam_update_kernel<<<blocks, ADAM_THREADS, 0, stream>>>(
+            p, m, v, grad, grad_is_bf16, p_bf16, addresses % 16 == 0, batch, *step);
+        CUDA(cudaGetLastError());
+    }
+}
+
+// One warp takes one block of NORM_BLOCK elements, which is the unit of work here. Lanes are
+// folded in the order of norm_block_sum(): what lane 0 adds up is the same, if not what the others
+// do. 16 loads of each lane are under way at a time; adding the 0 of those past the end changes
+// nothing.
+enum { NORM_WARPS = 8 };
+
+template <bool IS_BF16>
+__global__ static void norm_block_sums_kernel(const void *grad, double *sums, unsigned units,
+                                              AdamBatch batch) {
+    const unsigned unit = blockIdx.x * NORM_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (unit >= units) return;  // the whole warp
+    unsigned block = unit;
+    const AdamRun run = adam_batch_find(batch, &block);
+    const size_t at = block * (size_t)NORM_BLOCK, left = run.length - at;
+    const unsigned n = left < NORM_BLOCK ? (unsigned)left : (unsigned)NORM_BLOCK;
+    double sum = 0;
+    for (unsigned i = lane; i < n; i += 16 * NORM_LANES) {
+        float x[16];
+        #pragma unroll
+        for (unsigned j = 0; j < 16; j++) {
+            const bool inside = i + j * NORM_LANES < n;
+            x[j] = inside ? grad_at(grad, IS_BF16, run.at + at + i + j * NORM_LANES) : 0.0f;
+        }
+        #pragma unroll
+        for (int j = 0; j < 16; j++) sum += (double)x[j] * (double)x[j];
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) sums[unit] = sum;
+}
+
+// norm_sums() of every run, one after the other: the same bits. `grad` is the start of an arena in
+// device memory, sums (sum over the runs of norm_blocks(length)) is device memory too.
+static inline void norm_block_sums_gpu(const void *grad, bool is_bf16, const AdamRun *runs,
+                                       int count, double *sums, cudaStream_t stream) {
+    for (int first = 0; first < count; first += ADAM_RUNS) {
+        AdamBatch batch;
+        unsigned units = 0;
+        for (int i = 0; i < ADAM_RUNS; i++) {
+            if (first + i < count) {
+                batch.run[i] = runs[first + i];
+                units += (unsigned)norm_blocks(runs[first + i].length);
+            }
+            batch.end[i] = units;
+        }
+        if (units == 0) continue;
+        const unsigned blocks = ceil_div(units, NORM_WARPS);
+        if (is_bf16)
+            norm_block_sums_kernel<true><<<blocks, 32 * NORM_WARPS, 0, stream>>>(grad, sums, units,
+                                                                                 batch);
+        else
+            norm_block_sums_kernel<false><<<blocks, 32 * NORM_WARPS, 0, stream>>>(grad, sums, units,
+                                                                                  batch);
+        CUDA(cudaGetLastError());
+        sums += units;
+    }
+}
+#endif  // __CUDACC__
 
 #endif

@@ -28,7 +28,7 @@ enum { CASES = sizeof cases / sizeof cases[0] };
 #define NORM_TOLERANCE 2e-5
 #define PARAM_TOLERANCE 4e-5
 
-// The same in bf16, which keeps a number to 2^-9 = 0.002 of its size: errors add up over the layers
+// The same in bf16, which rounds a number by up to 2^-8 of its size: errors add up over the layers
 // and, in these models, are not averaged over many channels. Twice what was seen. Where ReLU bends,
 // rounding switches a whole unit on or off: four times as much there, for gradients and parameters.
 // test_model.cu has bands for each kind of tensor, also in larger models.

@@ -1,0 +1,847 @@
+// attention.cuh: causal self-attention on the GPU, forward and backward.
+//
+// For each sequence and head, with rows q[t], k[t], v[t] of HS channels inside qkv (B, T, 3C):
+//     s[t,u]   = q[t] . k[u] / sqrt(HS)                      for u <= t
+//     out[t]   = sum over u <= t of p[t,u] v[u],             p[t,u] = exp(s[t,u] - lse[t])
+//     lse[t]   = log of the sum over u <= t of exp(s[t,u])
+// and backward, with delta[t] = dout[t] . out[t] (which is the sum over u of p[t,u] dp[t,u]):
+//     dp[t,u]  = dout[t] . v[u]             ds[t,u] = p[t,u] (dp[t,u] - delta[t])
+//     dv[u]    = sum over t >= u of p[t,u] dout[t]
+//     dk[u]    = sum over t >= u of ds[t,u] q[t] / sqrt(HS)
+//     dq[t]    = sum over u <= t of ds[t,u] k[u] / sqrt(HS)
+//
+// No (T, T) matrix is ever in memory. Going through the keys of a row in pieces, the largest score
+// m so far, the sum l of exp(s - m) and the sum o of exp(s - m) v are enough: when a piece raises
+// m to m', what was summed before is multiplied by exp(m - m'); in the end out = o / l and
+// lse = m + log l (Milakov and Gimelshein 2018; Rabe and Staats 2021). The backward pass computes
+// every score again and gets p from lse (Dao et al., "FlashAttention", 2022).
+//
+// The plain kernels below say just that, for any storage type and head size: one warp per row.
+// The flash kernels do it for bf16 and head sizes that are multiples of 8 up to 128, with tiles in
+// shared memory and the matrix instructions of the tensor cores:
+//   - A block of four warps owns a tile of rows (queries; in the dk/dv kernel, keys) and streams
+//     tiles of the other side past them. A warp has rows of its own, so warps never exchange
+//     anything (Dao, "FlashAttention-2", 2023).
+//   - The next streamed tile is copied while this one is worked on: two stages, one barrier each.
+//   - Scores stay in registers: the layout in which one matrix instruction leaves its result is the
+//     one in which the next takes its left operand. For that the dk/dv kernel computes scores
+//     transposed, with keys as rows.
+//   - Tiles above the diagonal are never loaded; only tiles that touch it are masked.
+// Rounding: products add up in fp32. p and ds are rounded to bf16 before they are multiplied with
+// v, dout, k or q, and out, dq, dk, dv once in the end; the sum l has p before it was rounded.
+//
+// No atomics. The gradients of keys and of queries are sums over different axes, so that there are
+// two kernels, each of which computes the scores: 7 products of a tile instead of 5, in exchange
+// for one fixed order of summation: the same launch always gives the same bits.
+#ifndef TIDE_ATTENTION_CUH
+#define TIDE_ATTENTION_CUH
+#include "gpu.cuh"
+#include <cuda_pipeline.h>
+#include <math.h>
+#ifdef __CUDA_EMU__
+#include "emu_mma.h"
+#endif
+
+// ---------------------------------------------------------------------------------------------
+// The plain kernels: the definition. A warp takes one row; first each of its lanes one of 32 keys
+// (queries), then, for what is summed over those, each lane four of 128 channels. Larger heads
+// repeat it all for the next 128.
+
+enum { PLAIN_WARPS = 4, PLAIN_CHANNELS = 4 };
+
+template <typename X> __device__ static inline float head_dot(const X *a, const X *b, size_t HS) {
+    float sum = 0;
+    size_t i = 0;
+    if (HS % Pack<X>::N == 0)  // then every row of a head starts at a multiple of 16 bytes
+        for (; i < HS; i += Pack<X>::N) {
+            const Pack<X> pa = load_pack(a + i), pb = load_pack(b + i);
+            for (int j = 0; j < Pack<X>::N; j++) sum += to_f32(pa.x[j]) * to_f32(pb.x[j]);
+        }
+    for (; i < HS; i++) sum += to_f32(a[i]) * to_f32(b[i]);
+    return sum;
+}
+
+// acc += sum over i < n of weights[i] * row i of x, for this lane's channels of `first`, ...
+template <typename X>
+__device__ static inline void add_rows(float (&acc)[PLAIN_CHANNELS], const float *weights, size_t n,
+                                       const X *x, size_t pitch, size_t first, size_t HS) {
+    for (size_t i = 0; i < n; i++)
+        for (int j = 0; j < PLAIN_CHANNELS; j++) {
+            const size_t c = first + threadIdx.x % 32 + 32 * j;
+            if (c < HS) acc[j] += weights[i] * to_f32(x[i * pitch + c]);
+        }
+}
+
+template <typename X>
+__device__ static inline void store_channels(X *row, const float (&acc)[PLAIN_CHANNELS],
+                                             size_t first, size_t HS) {
+    for (int j = 0; j < PLAIN_CHANNELS; j++) {
+        const size_t c = first + threadIdx.x % 32 + 32 * j;
+        if (c < HS) row[c] = from_f32<X>(acc[j]);
+    }
+}
+
+template <typename X>
+__global__ static void attention_forward_plain_kernel(X *out, float *lse, const X *qkv,
+                                                      size_t B, size_t T, size_t C, size_t NH) {
+    __shared__ float shared_weights[PLAIN_WARPS][32];
+    const size_t HS = C / NH, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // of (B, NH, T)
+    if (row >= B * NH * T) return;  // whole warps; the block has no barrier
+    const size_t t = row % T, h = row / T % NH, b = row / T / NH;
+    const X *q = qkv + (b * T + t) * 3 * C + h * HS;
+    const X *k = qkv + b * T * 3 * C + C + h * HS, *v = k + C;
+    float *weights = shared_weights[warp];
+    const float scale = 1.0f / sqrtf((float)HS);
+    for (size_t first = 0; first < HS; first += 32 * PLAIN_CHANNELS) {
+        float acc[PLAIN_CHANNELS] = {0}, max = -INFINITY, sum = 0;
+        for (size_t u0 = 0; u0 <= t; u0 += 32) {
+            const size_t u = u0 + lane;
+            const float s = u <= t ? head_dot(q, k + u * 3 * C, HS) * scale : -INFINITY;
+            const float new_max = fmaxf(max, warp_max(s));
+            const float rescale = expf(max - new_max), p = expf(s - new_max);
+            max = new_max;
+            sum = sum * rescale + p;  // this lane's keys
+            for (int j = 0; j < PLAIN_CHANNELS; j++) acc[j] *= rescale;
+            __syncwarp();  // the previous weights were read
+            weights[lane] = p;
+            __syncwarp();
+            add_rows(acc, weights, t - u0 < 32 ? t - u0 + 1 : 32, v + u0 * 3 * C, 3 * C, first, HS);
+        }
+        sum = warp_sum(sum);
+        for (int j = 0; j < PLAIN_CHANNELS; j++) acc[j] /= sum;
+        store_channels(out + (b * T + t) * C + h * HS, acc, first, HS);
+        if (lane == 0) lse[row] = max + logf(sum);
+    }
+}
+
+// p[t,u] and ds[t,u], this one with the factor that s has
+template <typename X>
+__device__ static inline void plain_score(float *p, float *ds, const X *q, const X *k, const X *v,
+                                          const X *dout, float lse, float delta, size_t HS) {
+    const float scale = 1.0f / sqrtf((float)HS);
+    *p = expf(head_dot(q, k, HS) * scale - lse);
+    *ds = *p * (head_dot(dout, v, HS) - delta) * scale;
+}
+
+template <typename X>
+__global__ static void attention_backward_dq_plain_kernel(X *dqkv, const float *delta,
+                                                          const X *dout, const float *lse,
+                                                          const X *qkv, size_t B, size_t T,
+                                                          size_t C, size_t NH) {
+    __shared__ float shared_weights[PLAIN_WARPS][32];
+    const size_t HS = C / NH, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // of (B, NH, T)
+    if (row >= B * NH * T) return;
+    const size_t t = row % T, h = row / T % NH, b = row / T / NH;
+    const X *q = qkv + (b * T + t) * 3 * C + h * HS, *d = dout + (b * T + t) * C + h * HS;
+    const X *k = qkv + b * T * 3 * C + C + h * HS, *v = k + C;
+    float *weights = shared_weights[warp];
+    for (size_t first = 0; first < HS; first += 32 * PLAIN_CHANNELS) {
+        float dq[PLAIN_CHANNELS] = {0};
+        for (size_t u0 = 0; u0 <= t; u0 += 32) {
+            const size_t u = u0 + lane;
+            float p = 0, ds = 0;
+            if (u <= t)
+                plain_score(&p, &ds, q, k + u * 3 * C, v + u * 3 * C, d, lse[row], delta[row], HS);
+            __syncwarp();
+            weights[lane] = ds;
+            __syncwarp();
+            add_rows(dq, weights, t - u0 < 32 ? t - u0 + 1 : 32, k + u0 * 3 * C, 3 * C, first, HS);
+        }
+        store_channels(dqkv + (b * T + t) * 3 * C + h * HS, dq, first, HS);
+    }
+}
+
+template <typename X>
+__global__ static void attention_backward_dkdv_plain_kernel(X *dqkv, const float *delta,
+                                                            const X *dout, const float *lse,
+                                                            const X *qkv, size_t B, size_t T,
+                                                            size_t C, size_t NH) {
+    __shared__ float shared_p[PLAIN_WARPS][32], shared_ds[PLAIN_WARPS][32];
+    const size_t HS = C / NH, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // of (B, NH, T)
+    if (row >= B * NH * T) return;
+    const size_t u = row % T, h = row / T % NH, b = row / T / NH;
+    const X *q = qkv + b * T * 3 * C + h * HS, *d = dout + b * T * C + h * HS;
+    const X *k = q + u * 3 * C + C, *v = k + C;
+    const float *l = lse + (row - u), *dl = delta + (row - u);  // of this sequence and head
+    for (size_t first = 0; first < HS; first += 32 * PLAIN_CHANNELS) {
+        float dk[PLAIN_CHANNELS] = {0}, dv[PLAIN_CHANNELS] = {0};
+        for (size_t t0 = u; t0 < T; t0 += 32) {
+            const size_t t = t0 + lane;
+            float p = 0, ds = 0;
+            if (t < T) plain_score(&p, &ds, q + t * 3 * C, k, v, d + t * C, l[t], dl[t], HS);
+            __syncwarp();
+            shared_p[warp][lane] = p;
+            shared_ds[warp][lane] = ds;
+            __syncwarp();
+            const size_t n = T - t0 < 32 ? T - t0 : 32;
+            add_rows(dv, shared_p[warp], n, d + t0 * C, C, first, HS);
+            add_rows(dk, shared_ds[warp], n, q + t0 * 3 * C, 3 * C, first, HS);
+        }
+        X *drow = dqkv + (b * T + u) * 3 * C + h * HS;
+        store_channels(drow + C, dk, first, HS);
+        store_channels(drow + 2 * C, dv, first, HS);
+    }
+}
+
+// delta[b,h,t] = dout[b,t,h] . out[b,t,h]. Eight lanes take one row of one head.
+template <typename X>
+__global__ static void attention_delta_kernel(float *delta, const X *dout, const X *out,
+                                              size_t B, size_t T, size_t C, size_t NH) {
+    const size_t HS = C / NH, N = HS % Pack<X>::N == 0 ? Pack<X>::N : 1;
+    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8;  // of (B, T, NH)
+    const size_t h = i % NH, t = i / NH % T, b = i / NH / T;
+    float sum = 0;
+    if (i < B * T * NH)
+        for (size_t c = threadIdx.x % 8 * N; c < HS; c += 8 * N)
+            sum += head_dot(dout + i * HS + c, out + i * HS + c, N);
+    for (int distance = 4; distance > 0; distance /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    if (i < B * T * NH && threadIdx.x % 8 == 0) delta[(b * NH + h) * T + t] = sum;
+}
+
+template <typename X>
+static void attention_delta(float *delta, const X *dout, const X *out, size_t B, size_t T, size_t C,
+                            size_t NH, cudaStream_t stream) {
+    attention_delta_kernel<X><<<ceil_div(B * T * NH * 8, 256), 256, 0, stream>>>(
+        delta, dout, out, B, T, C, NH);
+    CUDA(cudaGetLastError());
+}
+
+template <typename X>
+static void attention_forward_plain(X *out, float *lse, const X *qkv, size_t B, size_t T, size_t C,
+                                    size_t NH, cudaStream_t stream) {
+    attention_forward_plain_kernel<X><<<ceil_div(B * NH * T, PLAIN_WARPS), 32 * PLAIN_WARPS, 0,
+                                        stream>>>(out, lse, qkv, B, T, C, NH);
+    CUDA(cudaGetLastError());
+}
+
+template <typename X>
+static void attention_backward_plain(X *dqkv, float *delta, const X *dout, const X *out,
+                                     const float *lse, const X *qkv, size_t B, size_t T, size_t C,
+                                     size_t NH, cudaStream_t stream) {
+    const unsigned blocks = ceil_div(B * NH * T, PLAIN_WARPS);
+    attention_delta(delta, dout, out, B, T, C, NH, stream);
+    attention_backward_dq_plain_kernel<X><<<blocks, 32 * PLAIN_WARPS, 0, stream>>>(
+        dqkv, delta, dout, lse, qkv, B, T, C, NH);
+    CUDA(cudaGetLastError());
+    attention_backward_dkdv_plain_kernel<X><<<blocks, 32 * PLAIN_WARPS, 0, stream>>>(
+        dqkv, delta, dout, lse, qkv, B, T, C, NH);
+    CUDA(cudaGetLastError());
+}
+
+// ---------------------------------------------------------------------------------------------
+// The instructions that C++ has no name for, one wrapper each (PTX ISA, "Warp Level Matrix
+// Instructions"). All lanes of a warp must be there.
+
+// d (16, 8) += a (16, 16) b (16, 8). Lane i has, with g = i / 4 and c = 2 (i % 4), of
+//   d: [g][c], [g][c+1], [g+8][c], [g+8][c+1]
+//   a: [g][c..], [g+8][c..], [g][c+8..], [g+8][c+8..], each two neighbours, the lower half first
+//   b: [c..][g], [c+8..][g], each two neighbours of one column
+__device__ static inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                          uint32_t b1) {
+#ifdef __CUDA_EMU__
+    const uint32_t b[2] = {b0, b1};
+    emu::mma_m16n8k16_bf16(d, a, b);
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+// Four matrices of 8 x 8 from shared memory: lane i points to row i % 8 (16 bytes) of matrix i / 8
+// and gets of each matrix [i / 4][c] and [i / 4][c + 1], c = 2 (i % 4).
+__device__ static inline void load_matrices(uint32_t (&r)[4], const bf16 *row) {
+#ifdef __CUDA_EMU__
+    emu::ldmatrix_x4(r, row);
+#else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
+#endif
+}
+
+// The same, transposed: [c][i / 4] and [c + 1][i / 4].
+__device__ static inline void load_matrices_transposed(uint32_t (&r)[4], const bf16 *row) {
+#ifdef __CUDA_EMU__
+    emu::ldmatrix_x4_trans(r, row);
+#else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
+#endif
+}
+
+#define LOG2_E 1.44269504f  // exp(x) = 2^(x LOG2_E)
+
+// 2^x to 2 units of the last place; results below 2^-126 become 0; exp2_fast(-inf) = 0.
+__device__ static inline float exp2_fast(float x) {
+#ifdef __CUDA_EMU__
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
+__device__ static inline uint32_t pack_bf16(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    uint32_t bits;
+    memcpy(&bits, &pair, sizeof bits);
+    return bits;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Tiles. In shared memory a tile has rows of D channels: D is the head size padded with zeros to
+// 32, 64, 96 or 128. A warp owns 16 MI rows of a block's tile, 64 MI in all.
+
+enum { FLASH_WARPS = 4, FLASH_THREADS = 32 * FLASH_WARPS };
+
+// Where chunk (16 bytes, 8 channels) of a row is, in elements. The chunks of a row change places so
+// that the same chunk of 8 neighbouring rows lies in 8 different parts of the 32 banks: reading or
+// writing a matrix of 8 x 8 then takes one pass.
+template <int D> __device__ static inline int tile_at(int row, int chunk) {
+    return row * D + (chunk ^ (D % 64 == 0 ? row % 8 : row / 2 % 4)) * 8;
+}
+
+// tile_at(row + row0, chunk + 2 k), for row0 a multiple of 16 and chunk 0 or 1, from
+// at = tile_at(row, chunk): one xor with a constant, where row0 and k are constants.
+template <int D> __device__ static inline int tile_step(int at, int row0, int k) {
+    const int period = D % 64 == 0 ? 4 : 2;
+    return (at ^ k % period * 16) + k / period * period * 16 + row0 * D;
+}
+
+// Starts the copy of `rows` rows of HS channels into a tile of ROWS rows; the rest becomes 0.
+// Every thread of the block must commit and wait, then the block must meet at a barrier.
+template <int D, int ROWS>
+__device__ static inline void tile_load(bf16 *tile, const bf16 *x, int pitch, int rows, int HS) {
+    enum { CHUNKS = D % 64 == 0 ? 8 : 4, STEP = FLASH_THREADS / CHUNKS };  // of all threads at once
+    const int row0 = threadIdx.x / CHUNKS, chunk0 = threadIdx.x % CHUNKS;
+    bf16 *const to0 = tile + tile_at<D>(row0, chunk0);
+    const bf16 *const from0 = x + (int64_t)row0 * pitch + chunk0 * 8;
+    #pragma unroll
+    for (int row = 0; row < ROWS; row += STEP)
+        #pragma unroll
+        for (int chunk = 0; chunk < D / 8; chunk += CHUNKS) {  // neither step moves the permutation
+            bf16 *const to = to0 + row * D + chunk * 8;
+            if (row0 + row < rows && (chunk0 + chunk) * 8 < HS)
+                __pipeline_memcpy_async(to, from0 + (int64_t)row * pitch + chunk * 8, 16);
+            else
+                *reinterpret_cast<int4 *>(to) = make_int4(0, 0, 0, 0);
+        }
+}
+
+// s (16 MI, 8 NB) = the warp's rows of tile a, from row0, times the transposed tile b (8 NB, D)
+template <int D, int MI, int NB>
+__device__ static inline void tile_product(float (&s)[MI][NB][4], const bf16 *a, int row0,
+                                           const bf16 *b) {
+    const int lane = threadIdx.x % 32;
+    const int a_at = tile_at<D>(row0 + lane % 16, lane / 16);
+    const int b_at = tile_at<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    #pragma unroll
+    for (int m = 0; m < MI; m++)
+        #pragma unroll
+        for (int n = 0; n < NB; n++) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0;
+    #pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t ra[MI][4], rb[4];
+        #pragma unroll
+        for (int m = 0; m < MI; m++) load_matrices(ra[m], a + tile_step<D>(a_at, 16 * m, k));
+        #pragma unroll
+        for (int n = 0; n < NB; n += 2) {
+            load_matrices(rb, b + tile_step<D>(b_at, 8 * n, k));
+            #pragma unroll
+            for (int m = 0; m < MI; m++) {
+                mma_16x8x16(s[m][n], ra[m], rb[0], rb[1]);
+                mma_16x8x16(s[m][n + 1], ra[m], rb[2], rb[3]);
+            }
+        }
+    }
+}
+
+// acc (16 MI, D) += w (16 MI, 8 NB), rounded to bf16, times tile x (8 NB, D)
+template <int D, int MI, int NB>
+__device__ static inline void tile_accumulate(float (&acc)[MI][D / 8][4],
+                                              const float (&w)[MI][NB][4], const bf16 *x) {
+    const int lane = threadIdx.x % 32, at = tile_at<D>(lane % 16, lane / 16);
+    #pragma unroll
+    for (int k = 0; k < NB / 2; k++) {
+        uint32_t ra[MI][4], rb[4];
+        #pragma unroll
+        for (int m = 0; m < MI; m++) {
+            const float (&left)[4] = w[m][2 * k], (&right)[4] = w[m][2 * k + 1];
+            ra[m][0] = pack_bf16(left[0], left[1]);
+            ra[m][1] = pack_bf16(left[2], left[3]);
+            ra[m][2] = pack_bf16(right[0], right[1]);
+            ra[m][3] = pack_bf16(right[2], right[3]);
+        }
+        #pragma unroll
+        for (int n = 0; n < D / 8; n += 2) {
+            load_matrices_transposed(rb, x + tile_step<D>(at, 16 * k, n / 2));
+            #pragma unroll
+            for (int m = 0; m < MI; m++) {
+                mma_16x8x16(acc[m][n], ra[m], rb[0], rb[1]);
+                mma_16x8x16(acc[m][n + 1], ra[m], rb[2], rb[3]);
+            }
+        }
+    }
+}
+
+// Rows row0, ... of x = the warp's accumulators, row r of which is multiplied by factor[r / 16]
+// [r / 8 % 2]. On their way they pass the warp's own rows of `tile`, which nobody needs any more,
+// so that lanes write runs of 16 bytes. Rows from `rows` and channels from HS on are left out.
+template <int D, int MI>
+__device__ static inline void tile_store(bf16 *x, int pitch, int rows, int HS,
+                                         const float (&acc)[MI][D / 8][4],
+                                         const float (&factor)[MI][2], bf16 *tile, int row0) {
+    const int lane = threadIdx.x % 32;
+    __syncwarp();  // other lanes may still read those rows
+    #pragma unroll
+    for (int m = 0; m < MI; m++)
+        #pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            #pragma unroll
+            for (int r = 0; r < 2; r++) {
+                bf16 *to = tile + tile_at<D>(row0 + 16 * m + 8 * r + lane / 4, n) + lane % 4 * 2;
+                const float f = factor[m][r];
+                *reinterpret_cast<uint32_t *>(to) = pack_bf16(acc[m][n][2 * r] * f,
+                                                              acc[m][n][2 * r + 1] * f);
+            }
+    __syncwarp();
+    #pragma unroll
+    for (int i = lane; i < 16 * MI * D / 8; i += 32) {
+        const int row = row0 + i / (D / 8), chunk = i % (D / 8);
+        if (row < rows && chunk * 8 < HS)
+            store_pack(x + (int64_t)row * pitch + chunk * 8,
+                       load_pack(tile + tile_at<D>(row, chunk)));
+    }
+}
+
+// Where element e of fragment [m][n] of a score matrix belongs, for this lane (see mma_16x8x16)
+__device__ static inline int fragment_row(int m, int e) {
+    return 16 * m + 8 * (e / 2) + threadIdx.x % 32 / 4;
+}
+__device__ static inline int fragment_column(int n, int e) {
+    return 8 * n + threadIdx.x % 4 * 2 + e % 2;
+}
+
+// Reductions over the four lanes that share a row of a score matrix
+__device__ static inline float row_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ static inline float row_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// Which tile of which head this block works on. blockIdx.x counts groups of heads whose keys and
+// values fit the L2 cache together; within a group the tiles with the most work come first
+// (tile `tiles` - 1 of every head, then tile `tiles` - 2, ...), so that the last blocks to start
+// are the shortest.
+__device__ static inline size_t block_work(unsigned *tile, unsigned tiles, size_t heads,
+                                           unsigned group) {
+    const size_t first = blockIdx.x / (tiles * group) * group;
+    const unsigned in_group = heads - first < group ? (unsigned)(heads - first) : group;
+    const unsigned i = blockIdx.x % (tiles * group);
+    *tile = tiles - 1 - i / in_group;
+    return first + i % in_group;
+}
+
+static inline unsigned heads_per_group(size_t heads, size_t T, size_t HS) {
+    const size_t fit = ((size_t)16 << 20) / (T * HS * 2 * sizeof(bf16));
+    return (unsigned)(fit < 1 ? 1 : fit < heads ? fit : heads);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The flash kernels
+
+// Sizes. A fragment of the left operand serves one or two of the right one's, and one of the right
+// MI of the left one's: two rows of fragments per warp halve what is read from shared memory, which
+// would otherwise be the limit; the accumulators of large heads leave registers for one only. Two
+// blocks of 128 threads with up to 255 registers fit a multiprocessor. No kernel needs more than
+// 96 KiB, which a block may have on every GPU since sm_80; an H100 has room for two such blocks, an
+// A100 for two of 80 KiB.
+template <int D> struct Flash {
+    enum {
+        Q_MI = 2,                                // forward and dq: 128 queries per block
+        K_MI = D <= 64 ? 2 : 1,                  // dk, dv: 128 or 64 keys per block
+        FORWARD_KEYS = D <= 64 ? 64 : 32,        // streamed at a time
+        DQ_KEYS = 32,
+        DKDV_QUERIES = 32,
+        FORWARD_BYTES = (64 * Q_MI + 4 * FORWARD_KEYS) * D * 2,
+        DQ_BYTES = (2 * 64 * Q_MI + 4 * DQ_KEYS) * D * 2,
+        DKDV_BYTES = (2 * 64 * K_MI + 4 * DKDV_QUERIES) * D * 2 + 4 * DKDV_QUERIES * 4,
+    };
+};
+
+template <int D>
+__global__ static void __launch_bounds__(FLASH_THREADS, 2)
+attention_forward_flash_kernel(bf16 *out, float *lse, const bf16 *qkv, size_t B, size_t T, size_t C,
+                               size_t NH, unsigned group) {
+    enum { MI = Flash<D>::Q_MI, ROWS = 64 * MI, KEYS = Flash<D>::FORWARD_KEYS, NB = KEYS / 8 };
+    extern __shared__ int4 flash_shared[];
+    bf16 *const q_tile = reinterpret_cast<bf16 *>(flash_shared);  // (ROWS, D)
+    bf16 *const stages = q_tile + ROWS * D;                       // (2, k and v, KEYS, D)
+    const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16 * MI, HS = (int)(C / NH);
+    unsigned tile;
+    const size_t head = block_work(&tile, (unsigned)((T + ROWS - 1) / ROWS), B * NH, group);
+    const int pitch = (int)(3 * C);
+    const int first = (int)tile * ROWS, rows = (int)T - first;  // rows past the end are zeros
+    const bf16 *q = qkv + head / NH * T * 3 * C + head % NH * HS, *k = q + C, *v = k + C;
+    const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
+    const float scale = 1.0f / sqrtf((float)HS), scale2 = scale * LOG2_E;
+
+    float o[MI][D / 8][4], max[MI][2], sum[MI][2];  // max: of q . k, without the scale
+    #pragma unroll
+    for (int m = 0; m < MI; m++) {
+        #pragma unroll
+        for (int n = 0; n < D / 8; n++) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0;
+        max[m][0] = max[m][1] = -INFINITY;
+        sum[m][0] = sum[m][1] = 0;
+    }
+    tile_load<D, ROWS>(q_tile, q + (int64_t)first * pitch, pitch, rows, HS);
+    tile_load<D, KEYS>(stages, k, pitch, (int)T, HS);
+    tile_load<D, KEYS>(stages + KEYS * D, v, pitch, (int)T, HS);
+    __pipeline_commit();
+    for (int j = 0; j < tiles; j++) {
+        const int key0 = j * KEYS;
+        const bf16 *k_tile = stages + j % 2 * 2 * KEYS * D, *v_tile = k_tile + KEYS * D;
+        __pipeline_wait_prior(0);
+        __syncthreads();  // tile j is there for all threads, and none reads tile j - 1 any more
+        if (j + 1 < tiles) {
+            bf16 *next = stages + (j + 1) % 2 * 2 * KEYS * D;
+            const int64_t offset = (int64_t)(key0 + KEYS) * pitch;
+            tile_load<D, KEYS>(next, k + offset, pitch, (int)T - key0 - KEYS, HS);
+            tile_load<D, KEYS>(next + KEYS * D, v + offset, pitch, (int)T - key0 - KEYS, HS);
+            __pipeline_commit();
+        }
+        if (row0 >= rows || key0 > first + row0 + 16 * MI - 1) continue;  // nothing visible
+
+        float s[MI][NB][4];
+        tile_product<D>(s, q_tile, row0, k_tile);
+        if (key0 + KEYS - 1 > first + row0) {
+            #pragma unroll
+            for (int m = 0; m < MI; m++)
+                #pragma unroll
+                for (int n = 0; n < NB; n++)
+                    #pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        if (key0 + fragment_column(n, e) > first + row0 + fragment_row(m, e))
+                            s[m][n][e] = -INFINITY;
+        }
+        float rescale[MI][2];
+        bool moved = false;
+        #pragma unroll
+        for (int m = 0; m < MI; m++)
+            #pragma unroll
+            for (int r = 0; r < 2; r++) {
+                // Every row sees key 0, so that its maximum is finite from the first tile on.
+                float top = max[m][r];
+                #pragma unroll
+                for (int n = 0; n < NB; n++)
+                    top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+                top = row_max(top);
+                rescale[m][r] = exp2_fast((max[m][r] - top) * scale2);
+                moved |= top > max[m][r];
+                max[m][r] = top;
+                const float bias = top * scale2;
+                float part = 0;
+                #pragma unroll
+                for (int n = 0; n < NB; n++)
+                    #pragma unroll
+                    for (int e = 2 * r; e < 2 * r + 2; e++)
+                        part += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], scale2, -bias));
+                sum[m][r] = sum[m][r] * rescale[m][r] + part;  // this lane's columns
+            }
+        if (__any_sync(0xffffffffu, moved)) {  // seldom, after the first tiles
+            #pragma unroll
+            for (int m = 0; m < MI; m++)
+                #pragma unroll
+                for (int n = 0; n < D / 8; n++)
+                    #pragma unroll
+                    for (int e = 0; e < 4; e++) o[m][n][e] *= rescale[m][e / 2];
+        }
+        tile_accumulate<D>(o, s, v_tile);
+    }
+    float inverse[MI][2];
+    #pragma unroll
+    for (int m = 0; m < MI; m++)
+        #pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float total = row_sum(sum[m][r]);
+            const int row = row0 + fragment_row(m, 2 * r);
+            inverse[m][r] = 1.0f / total;
+            if (lane % 4 == 0 && row < rows)
+                lse[head * T + first + row] = max[m][r] * scale + logf(total);
+        }
+    tile_store<D>(out + (head / NH * T + first) * C + head % NH * HS, (int)C, rows, HS, o, inverse,
+                  q_tile, row0);
+}
+
+// s: q . k, becomes p; dp becomes ds, without the scale. scale2 and lse2 are for powers of two.
+__device__ static inline void score_gradient(float &s, float &dp, float scale2, float lse2,
+                                             float delta, bool visible) {
+    s = visible ? exp2_fast(fmaf(s, scale2, -lse2)) : 0;
+    dp = s * (dp - delta);
+}
+
+template <int D>
+__global__ static void __launch_bounds__(FLASH_THREADS, 2)
+attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
+                                   const float *lse, const bf16 *qkv, size_t B, size_t T, size_t C,
+                                   size_t NH, unsigned group) {
+    enum { MI = Flash<D>::Q_MI, ROWS = 64 * MI, KEYS = Flash<D>::DQ_KEYS, NB = KEYS / 8 };
+    extern __shared__ int4 flash_shared[];
+    bf16 *const q_tile = reinterpret_cast<bf16 *>(flash_shared);  // (ROWS, D)
+    bf16 *const d_tile = q_tile + ROWS * D;                       // (ROWS, D), of dout
+    bf16 *const stages = d_tile + ROWS * D;                       // (2, k and v, KEYS, D)
+    const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)(C / NH);
+    unsigned tile;
+    const size_t head = block_work(&tile, (unsigned)((T + ROWS - 1) / ROWS), B * NH, group);
+    const int pitch = (int)(3 * C);
+    const int first = (int)tile * ROWS, rows = (int)T - first;
+    const size_t offset_q = head / NH * T * 3 * C + head % NH * HS;
+    const bf16 *q = qkv + offset_q, *k = q + C, *v = k + C;
+    const bf16 *d = dout + head / NH * T * C + head % NH * HS;
+    const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
+    const float scale = 1.0f / sqrtf((float)HS), scale2 = scale * LOG2_E;
+
+    float dq[MI][D / 8][4], row_lse2[MI][2], row_delta[MI][2], factor[MI][2];
+    #pragma unroll
+    for (int m = 0; m < MI; m++) {
+        #pragma unroll
+        for (int n = 0; n < D / 8; n++) dq[m][n][0] = dq[m][n][1] = dq[m][n][2] = dq[m][n][3] = 0;
+        #pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int row = row0 + fragment_row(m, 2 * r);
+            row_lse2[m][r] = row < rows ? lse[head * T + first + row] * LOG2_E : 0;
+            row_delta[m][r] = row < rows ? delta[head * T + first + row] : 0;
+            factor[m][r] = scale;
+        }
+    }
+    tile_load<D, ROWS>(q_tile, q + (int64_t)first * pitch, pitch, rows, HS);
+    tile_load<D, ROWS>(d_tile, d + first * C, (int)C, rows, HS);
+    tile_load<D, KEYS>(stages, k, pitch, (int)T, HS);
+    tile_load<D, KEYS>(stages + KEYS * D, v, pitch, (int)T, HS);
+    __pipeline_commit();
+    for (int j = 0; j < tiles; j++) {
+        const int key0 = j * KEYS;
+        const bf16 *k_tile = stages + j % 2 * 2 * KEYS * D, *v_tile = k_tile + KEYS * D;
+        __pipeline_wait_prior(0);
+        __syncthreads();  // tile j is there for all threads, and none reads tile j - 1 any more
+        if (j + 1 < tiles) {
+            bf16 *next = stages + (j + 1) % 2 * 2 * KEYS * D;
+            const int64_t offset = (int64_t)(key0 + KEYS) * pitch;
+            tile_load<D, KEYS>(next, k + offset, pitch, (int)T - key0 - KEYS, HS);
+            tile_load<D, KEYS>(next + KEYS * D, v + offset, pitch, (int)T - key0 - KEYS, HS);
+            __pipeline_commit();
+        }
+        if (row0 >= rows || key0 > first + row0 + 16 * MI - 1) continue;
+
+        float s[MI][NB][4], dp[MI][NB][4];
+        tile_product<D>(s, q_tile, row0, k_tile);
+        tile_product<D>(dp, d_tile, row0, v_tile);
+        const bool masked = key0 + KEYS - 1 > first + row0;
+        #pragma unroll
+        for (int m = 0; m < MI; m++)
+            #pragma unroll
+            for (int n = 0; n < NB; n++)
+                #pragma unroll
+                for (int e = 0; e < 4; e++)
+                    score_gradient(s[m][n][e], dp[m][n][e], scale2, row_lse2[m][e / 2],
+                                   row_delta[m][e / 2],
+                                   !masked || key0 + fragment_column(n, e)
+                                              <= first + row0 + fragment_row(m, e));
+        tile_accumulate<D>(dq, dp, k_tile);
+    }
+    bf16 *to = dqkv + offset_q + (int64_t)first * pitch;
+    tile_store<D>(to, pitch, rows, HS, dq, factor, q_tile, row0);
+}
+
+// Scores are transposed here: a row is a key, a column a query.
+template <int D>
+__global__ static void __launch_bounds__(FLASH_THREADS, 2)
+attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
+                                     const float *lse, const bf16 *qkv, size_t B, size_t T,
+                                     size_t C, size_t NH, unsigned group) {
+    enum { MI = Flash<D>::K_MI, ROWS = 64 * MI };
+    enum { QUERIES = Flash<D>::DKDV_QUERIES, NB = QUERIES / 8 };
+    extern __shared__ int4 flash_shared[];
+    bf16 *const k_tile = reinterpret_cast<bf16 *>(flash_shared);  // (ROWS, D)
+    bf16 *const v_tile = k_tile + ROWS * D;                       // (ROWS, D)
+    bf16 *const stages = v_tile + ROWS * D;                       // (2, q and dout, QUERIES, D)
+    float *const statistics = reinterpret_cast<float *>(stages + 4 * QUERIES * D);
+    // statistics (2, lse and delta, QUERIES)
+    const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)(C / NH);
+    unsigned tile;
+    const unsigned all_tiles = (unsigned)((T + ROWS - 1) / ROWS);
+    const size_t head = block_work(&tile, all_tiles, B * NH, group);
+    const int pitch = (int)(3 * C);
+    tile = all_tiles - 1 - tile;  // here the first keys have the most work
+    const int first = (int)tile * ROWS, rows = (int)T - first;
+    const size_t offset_q = head / NH * T * 3 * C + head % NH * HS;
+    const bf16 *q = qkv + offset_q, *k = q + C, *v = k + C;
+    const bf16 *d = dout + head / NH * T * C + head % NH * HS;
+    const int tiles = (rows + QUERIES - 1) / QUERIES;  // from the diagonal to the end
+    const float scale = 1.0f / sqrtf((float)HS), scale2 = scale * LOG2_E;
+
+    float dk[MI][D / 8][4], dv[MI][D / 8][4], k_factor[MI][2], v_factor[MI][2];
+    #pragma unroll
+    for (int m = 0; m < MI; m++) {
+        #pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            #pragma unroll
+            for (int e = 0; e < 4; e++) dk[m][n][e] = dv[m][n][e] = 0;
+        k_factor[m][0] = k_factor[m][1] = scale;
+        v_factor[m][0] = v_factor[m][1] = 1;
+    }
+    // Starts the copies of query tile j; queries past the end have q, dout, lse and delta 0: for
+    // them p is finite and ds is 0, and neither adds anything.
+    const auto load_queries = [&](int j) {
+        const int query0 = first + j * QUERIES;
+        bf16 *to = stages + j % 2 * 2 * QUERIES * D;
+        tile_load<D, QUERIES>(to, q + (int64_t)query0 * pitch, pitch, (int)T - query0, HS);
+        tile_load<D, QUERIES>(to + QUERIES * D, d + query0 * C, (int)C, (int)T - query0, HS);
+        if (threadIdx.x < 2 * QUERIES) {
+            const int query = query0 + threadIdx.x % QUERIES;
+            const float *from = threadIdx.x < QUERIES ? lse : delta;
+            float *at = statistics + j % 2 * 2 * QUERIES + threadIdx.x;
+            if (query < (int)T) __pipeline_memcpy_async(at, from + head * T + query, 4);
+            else *at = 0;
+        }
+        __pipeline_commit();
+    };
+    tile_load<D, ROWS>(k_tile, k + (int64_t)first * pitch, pitch, rows, HS);
+    tile_load<D, ROWS>(v_tile, v + (int64_t)first * pitch, pitch, rows, HS);
+    load_queries(0);
+    for (int j = 0; j < tiles; j++) {
+        const int query0 = first + j * QUERIES;
+        const bf16 *q_tile = stages + j % 2 * 2 * QUERIES * D, *d_tile = q_tile + QUERIES * D;
+        const float *tile_lse = statistics + j % 2 * 2 * QUERIES, *tile_delta = tile_lse + QUERIES;
+        __pipeline_wait_prior(0);
+        __syncthreads();  // tile j is there for all threads, and none reads tile j - 1 any more
+        if (j + 1 < tiles) load_queries(j + 1);
+        if (row0 >= rows || query0 + QUERIES - 1 < first + row0) continue;
+
+        float s[MI][NB][4], dp[MI][NB][4];
+        tile_product<D>(s, k_tile, row0, q_tile);
+        tile_product<D>(dp, v_tile, row0, d_tile);
+        const bool masked = query0 < first + row0 + 16 * MI - 1;
+        #pragma unroll
+        for (int n = 0; n < NB; n++)
+            #pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const int column = fragment_column(n, c);
+                const float lse2 = tile_lse[column] * LOG2_E, dl = tile_delta[column];
+                #pragma unroll
+                for (int m = 0; m < MI; m++)
+                    #pragma unroll
+                    for (int e = c; e < 4; e += 2)
+                        score_gradient(s[m][n][e], dp[m][n][e], scale2, lse2, dl,
+                                       !masked || query0 + column
+                                                  >= first + row0 + fragment_row(m, e));
+            }
+        tile_accumulate<D>(dv, s, d_tile);
+        tile_accumulate<D>(dk, dp, q_tile);
+    }
+    bf16 *to = dqkv + offset_q + (int64_t)first * pitch;
+    tile_store<D>(to + C, pitch, rows, HS, dk, k_factor, k_tile, row0);
+    tile_store<D>(to + 2 * C, pitch, rows, HS, dv, v_factor, v_tile, row0);
+}
+
+template <int D>
+static void attention_forward_flash_padded(bf16 *out, float *lse, const bf16 *qkv, size_t B,
+                                           size_t T, size_t C, size_t NH, cudaStream_t stream) {
+    const size_t rows = 64 * Flash<D>::Q_MI, bytes = Flash<D>::FORWARD_BYTES;
+    const unsigned group = heads_per_group(B * NH, T, C / NH);
+    CUDA(cudaFuncSetAttribute(attention_forward_flash_kernel<D>,
+                              cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    attention_forward_flash_kernel<D><<<ceil_div(T, rows) * (unsigned)(B * NH), FLASH_THREADS,
+                                        bytes, stream>>>(out, lse, qkv, B, T, C, NH, group);
+    CUDA(cudaGetLastError());
+}
+
+template <int D>
+static void attention_backward_flash_padded(bf16 *dqkv, const float *delta, const bf16 *dout,
+                                            const float *lse, const bf16 *qkv, size_t B, size_t T,
+                                            size_t C, size_t NH, cudaStream_t stream) {
+    const size_t keys = 64 * Flash<D>::K_MI, k_bytes = Flash<D>::DKDV_BYTES;
+    const size_t queries = 64 * Flash<D>::Q_MI, q_bytes = Flash<D>::DQ_BYTES;
+    const unsigned group = heads_per_group(B * NH, T, C / NH);
+    CUDA(cudaFuncSetAttribute(attention_backward_dkdv_flash_kernel<D>,
+                              cudaFuncAttributeMaxDynamicSharedMemorySize, (int)k_bytes));
+    CUDA(cudaFuncSetAttribute(attention_backward_dq_flash_kernel<D>,
+                              cudaFuncAttributeMaxDynamicSharedMemorySize, (int)q_bytes));
+    attention_backward_dkdv_flash_kernel<D><<<ceil_div(T, keys) * (unsigned)(B * NH), FLASH_THREADS,
+                                              k_bytes, stream>>>(
+        dqkv, delta, dout, lse, qkv, B, T, C, NH, group);
+    CUDA(cudaGetLastError());
+    attention_backward_dq_flash_kernel<D><<<ceil_div(T, queries) * (unsigned)(B * NH),
+                                            FLASH_THREADS, q_bytes, stream>>>(
+        dqkv, delta, dout, lse, qkv, B, T, C, NH, group);
+    CUDA(cudaGetLastError());
+}
+
+static inline bool attention_has_flash(size_t HS) { return HS % 8 == 0 && HS <= 128; }
+
+// The flash kernels, for head sizes HS = C / NH with attention_has_flash(HS).
+
+static inline void attention_forward_flash(bf16 *out, float *lse, const bf16 *qkv, size_t B,
+                                           size_t T, size_t C, size_t NH, cudaStream_t stream) {
+    const size_t HS = C / NH;
+    if (HS <= 32) attention_forward_flash_padded<32>(out, lse, qkv, B, T, C, NH, stream);
+    else if (HS <= 64) attention_forward_flash_padded<64>(out, lse, qkv, B, T, C, NH, stream);
+    else if (HS <= 96) attention_forward_flash_padded<96>(out, lse, qkv, B, T, C, NH, stream);
+    else attention_forward_flash_padded<128>(out, lse, qkv, B, T, C, NH, stream);
+}
+
+static inline void attention_backward_flash(bf16 *dqkv, float *delta, const bf16 *dout,
+                                            const bf16 *out, const float *lse, const bf16 *qkv,
+                                            size_t B, size_t T, size_t C, size_t NH,
+                                            cudaStream_t stream) {
+    const size_t HS = C / NH;
+    attention_delta(delta, dout, out, B, T, C, NH, stream);
+    if (HS <= 32)
+        attention_backward_flash_padded<32>(dqkv, delta, dout, lse, qkv, B, T, C, NH, stream);
+    else if (HS <= 64)
+        attention_backward_flash_padded<64>(dqkv, delta, dout, lse, qkv, B, T, C, NH, stream);
+    else if (HS <= 96)
+        attention_backward_flash_padded<96>(dqkv, delta, dout, lse, qkv, B, T, C, NH, stream);
+    else
+        attention_backward_flash_padded<128>(dqkv, delta, dout, lse, qkv, B, T, C, NH, stream);
+}
+
+// ---------------------------------------------------------------------------------------------
+// What the trainer calls
+
+template <typename X>
+static void attention_forward(X *out,        // (B, T, C)
+                              float *lse,    // (B, NH, T)
+                              const X *qkv,  // (B, T, 3C): q, k, v, each (NH, HS)
+                              size_t B, size_t T, size_t C, size_t NH, cudaStream_t stream) {
+    if constexpr (sizeof(X) == sizeof(bf16)) {
+        if (attention_has_flash(C / NH))
+            return attention_forward_flash(out, lse, qkv, B, T, C, NH, stream);
+    }
+    attention_forward_plain(out, lse, qkv, B, T, C, NH, stream);
+}
+
+// Overwrites all of dqkv (B, T, 3C). `out` and `lse` are the forward pass's; delta is scratch.
+template <typename X>
+static void attention_backward(X *dqkv, float *delta /* (B, NH, T) */, const X *dout, const X *out,
+                               const float *lse, const X *qkv, size_t B, size_t T, size_t C,
+                               size_t NH, cudaStream_t stream) {
+    if constexpr (sizeof(X) == sizeof(bf16)) {
+        if (attention_has_flash(C / NH))
+            return attention_backward_flash(dqkv, delta, dout, out, lse, qkv, B, T, C, NH, stream);
+    }
+    attention_backward_plain(dqkv, delta, dout, out, lse, qkv, B, T, C, NH, stream);
+}
+
+#endif

@@ -1,0 +1,250 @@
+// bench_gpu: every function of a training step on its own, against what the GPU can do at most.
+//
+//   build/gpu/bench_gpu [--fp32] [--align N] [--tiny] [SHAPE]
+//
+// For the shapes of GPT-2 124M, 1.5B and a 7B model, with 8192 rows: the median time of 21 runs,
+// the bytes that must move and the operations that must be done, GB/s and TFLOP/s reached, and how
+// much of the limit that is: the time that the slower of the two would take at the device's peak
+// (devices.cuh), divided by the time that it took. Between runs the cache is overwritten, so that
+// small tensors come from memory; in a training step some of them are still in the cache.
+// --align: the alignment in bytes that the matrix product's heuristic is told of (matmul.cuh), to
+// see whether more than the trainer's 16 would be faster. --tiny: runs in a second anywhere.
+#define TESTING
+#include "../../train_gpt2.cu"
+
+typedef struct { const char *name; size_t C, NH, T, N, V; } Shape;
+
+static const Shape shapes[] = {
+    {"124M", 768, 12, 1024, 8192, 50257},
+    {"1.5B", 1600, 25, 1024, 8192, 50257},
+    {"7B", 4096, 32, 2048, 8192, 50257},
+    {"tiny", 64, 2, 32, 64, 300},
+};
+
+enum { RUNS_MAX = 21 };
+
+static struct {
+    Matmul lt;
+    cudaStream_t stream;
+    cudaEvent_t start, end;
+    DevicePeak peak;
+    char *flush;           // a buffer larger than the cache
+    size_t flush_bytes;
+    int runs;
+} bench;
+
+static int compare_doubles(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void report(const char *name, double *seconds, double flops, double bytes) {
+    qsort(seconds, (size_t)bench.runs, sizeof *seconds, compare_doubles);
+    const double t = seconds[bench.runs / 2];
+    const double arithmetic = flops / bench.peak.flops;
+    const double memory = bytes / bench.peak.bytes_per_second;
+    const bool by_memory = memory > arithmetic;
+    char rate[32] = "";
+    if (flops > 0) snprintf(rate, sizeof rate, "%.1f", 1e-12 * flops / t);
+    printf("%-34s %10.1f %10.1f %9.1f %8.0f %9s %5.1f %% of %s\n", name, 1e6 * t, 1e-6 * bytes,
+           1e-9 * flops, 1e-9 * bytes / t, rate, 100 * (by_memory ? memory : arithmetic) / t,
+           by_memory ? "memory" : "arithmetic");
+    fflush(stdout);
+}
+
+// Times `call`: two runs to warm up, then the rest. flops and bytes are what it cannot do without.
+#define BENCH(name, flops, bytes, call)                                               \
+    do {                                                                              \
+        double bench_s[RUNS_MAX];                                                     \
+        for (int bench_i = -2; bench_i < bench.runs; bench_i++) {                     \
+            CUDA(cudaMemsetAsync(bench.flush, 0, bench.flush_bytes, bench.stream));   \
+            CUDA(cudaEventRecord(bench.start, bench.stream));                         \
+            call;                                                                     \
+            CUDA(cudaEventRecord(bench.end, bench.stream));                           \
+            const double bench_t = device_seconds(bench.start, bench.end);            \
+            if (bench_i >= 0) bench_s[bench_i] = bench_t;                             \
+        }                                                                             \
+        report(name, bench_s, (double)(flops), (double)(bytes));                      \
+    } while (0)
+
+// n elements on the device, in [-1, 1).
+template <typename X> static X *tensor_of(size_t n) {
+    X *x = (X *)gpu_alloc(n * sizeof(X), "a benchmark");
+    CUDA(cudaDeviceSynchronize());
+    device_fill_kernel<<<ceil_div(n, 256), 256, 0, bench.stream>>>(x, n);
+    CUDA(cudaGetLastError());
+    return x;
+}
+
+static int32_t *upload(const int32_t *from, size_t n) {
+    int32_t *x = (int32_t *)gpu_alloc(n * sizeof *x, "a benchmark");
+    CUDA(cudaDeviceSynchronize());
+    CUDA(cudaMemcpy(x, from, n * sizeof *x, cudaMemcpyHostToDevice));
+    CUDA(cudaDeviceSynchronize());
+    return x;
+}
+
+// The three products of a linear layer.
+template <typename X>
+static void bench_linear(const char *name, X *out, X *inp, X *w, X *bias, X *dw, size_t N, size_t C,
+                         size_t OC) {
+    Matmul *lt = &bench.lt;
+    const double flops = 2.0 * (double)N * (double)C * (double)OC;
+    const size_t bytes = (N * C + C * OC + N * OC) * sizeof(X);
+    char line[64];
+    snprintf(line, sizeof line, "%s (%zu, %zu)", name, C, OC);
+    BENCH(line, flops, bytes, matmul_forward(lt, out, inp, w, bias, N, C, OC, bench.stream));
+    snprintf(line, sizeof line, "  gradient of the input");
+    BENCH(line, flops, bytes, gemm(lt, false, false, N, C, OC, out, OC, w, C, inp, C, nullptr,
+                                   false, GEMM_PLAIN, nullptr, bench.stream));
+    snprintf(line, sizeof line, "  gradient of the weight");
+    BENCH(line, flops, bytes, gemm(lt, true, false, OC, C, N, out, OC, inp, C, dw, C, nullptr,
+                                   false, GEMM_PLAIN, nullptr, bench.stream));
+}
+
+template <typename X> static void bench_shape(const Shape *s) {
+    const size_t C = s->C, F = 4 * C, NH = s->NH, T = s->T, N = s->N, B = N / T, V = s->V;
+    const size_t Vp = round_up(V, ALIGN_ELEMENTS), rows = min_size(N, 1024), E = sizeof(X);
+    Matmul *lt = &bench.lt;
+    cudaStream_t stream = bench.stream;
+    printf("\n%s: C=%zu NH=%zu T=%zu, %zu rows, %s\n%-34s %10s %10s %9s %8s %9s %s\n", s->name, C,
+           NH, T, N, E == 2 ? "bf16" : "fp32", "", "us", "MB", "GFLOP", "GB/s", "TFLOP/s",
+           "of the limit");
+
+    // Tensors by their width; those of one width serve several functions.
+    X *x = tensor_of<X>(N * C), *x2 = tensor_of<X>(N * C), *x3 = tensor_of<X>(N * C);
+    X *qkv = tensor_of<X>(N * 3 * C), *dqkv = tensor_of<X>(N * 3 * C);
+    X *fc = tensor_of<X>(N * F), *act = tensor_of<X>(N * F), *w = tensor_of<X>(F * C);
+    X *dw = tensor_of<X>(F * C), *bias = tensor_of<X>(F), *dbias = tensor_of<X>(F);
+    X *wte = tensor_of<X>(Vp * C), *wpe = tensor_of<X>(T * C), *logits = tensor_of<X>(rows * Vp);
+    float *mean = tensor_of<float>(N), *rstd = tensor_of<float>(N), *losses = tensor_of<float>(N);
+    float *lse = tensor_of<float>(N * NH), *delta = tensor_of<float>(N * NH);
+    float *dwte = tensor_of<float>(Vp * C);
+    float *scratch = tensor_of<float>(layernorm_backward_scratch(N, C)
+                                      + bias_backward_scratch(N, F));
+    int32_t *host = (int32_t *)alloc_or_fail(3 * N + V + 2, sizeof(int32_t), "tokens");
+    int32_t *host_rows = host + N, *host_first = host + 2 * N, *count = host + 3 * N + 1;
+    for (size_t i = 0; i < N; i++)  // as skewed as text is: a few tokens make up much of it
+        host[i] = (int32_t)((double)V * pow((double)((i * 2654435761u) % 65536) / 65536, 4));
+    TokenOrder order;
+    order.groups = token_order(host_rows, host_first, count, host, N, V);
+    int32_t *tokens = upload(host, N), *order_rows = upload(host_rows, N);
+    int32_t *order_first = upload(host_first, order.groups + 1);
+    order.rows = order_rows;
+    order.first = order_first;
+
+    BENCH("encoder_forward", 0, (2 * N + T) * C * E,
+          encoder_forward(x, tokens, wte, wpe, B, T, C, stream));
+    BENCH("encoder_backward", 0, (2 * N + T) * C * E + 8 * order.groups * C,
+          encoder_backward(dwte, wpe, x, tokens, order, B, T, C, stream));
+    BENCH("layernorm_forward", 0, 2 * N * C * E,
+          layernorm_forward(x2, mean, rstd, x, bias, bias, N, C, stream));
+    BENCH("residual_layernorm_forward", 0, 4 * N * C * E,
+          residual_layernorm_forward(x3, x2, mean, rstd, x, x, bias, bias, N, C, stream));
+    BENCH("layernorm_backward", 0, 4 * N * C * E,
+          layernorm_backward(x2, dbias, dbias + C, scratch, x3, x, bias, mean, rstd, N, C, stream));
+    bench_linear("qkv", qkv, x, w, bias, dw, N, C, 3 * C);
+    bench_linear("attproj", x2, x, w, bias, dw, N, C, C);
+    bench_linear("fc", fc, x, w, bias, dw, N, C, F);
+    bench_linear("fcproj", x, act, w, bias, dw, N, F, C);
+    if (matmul_can_fuse_gelu<X>(lt, N, C, F)) {
+        const double flops = 2.0 * (double)N * (double)C * (double)F;
+        BENCH("fc with GELU", flops, (N * C + C * F + 2 * N * F) * E,
+              matmul_forward_gelu(lt, act, fc, x, w, bias, N, C, F, stream));
+        BENCH("  gradient of fcproj's input", flops, (N * C + C * F + 2 * N * F) * E,
+              gemm(lt, false, false, N, F, C, x, C, w, F, act, F, nullptr, false, GEMM_DGELU, fc,
+                   stream));
+    }
+    BENCH("bias_backward (F)", 0, N * F * E, bias_backward(dbias, scratch, fc, N, F, stream));
+    // Two products of (T, HS) and (HS, T) per head, half of which a causal mask leaves; in backward
+    // five: scores again, dv, dp, dq, dk. (The kernels may do some of it twice.)
+    const double product = (double)N * (double)T * (double)C;
+    BENCH("attention_forward", 2 * product, 4 * N * C * E,
+          attention_forward(x, lse, qkv, B, T, C, NH, stream));
+    BENCH("attention_backward", 5 * product, 8 * N * C * E,
+          attention_backward(dqkv, delta, x2, x, lse, qkv, B, T, C, NH, stream));
+    BENCH("activation_forward", 0, 2 * N * F * E,
+          activation_forward(act, fc, N * F, ACTIVATION_GELU, stream));
+    BENCH("activation_backward", 0, 3 * N * F * E,
+          activation_backward(act, fc, N * F, ACTIVATION_GELU, stream));
+    BENCH("residual_forward", 0, 3 * N * C * E, residual_forward(x, x2, N * C, stream));
+    const double head = 2.0 * (double)rows * (double)Vp * (double)C;
+    const size_t head_bytes = (rows * C + Vp * C + rows * Vp) * E;
+    BENCH("logits, a chunk of rows", head, head_bytes,
+          gemm(lt, false, true, rows, Vp, C, x, C, wte, C, logits, Vp, nullptr, false, GEMM_PLAIN,
+               nullptr, stream));
+    BENCH("crossentropy", 0, 2 * rows * Vp * E,
+          crossentropy(losses, logits, tokens, 1.0f, rows, V, Vp, stream));
+    BENCH("  gradient of the input", head, head_bytes,
+          gemm(lt, false, false, rows, C, Vp, logits, Vp, wte, C, x, C, nullptr, false, GEMM_PLAIN,
+               nullptr, stream));
+    BENCH("  gradient of wte, added in fp32", head, (rows * C + rows * Vp) * E + 8 * Vp * C,
+          gemm(lt, true, false, Vp, C, rows, logits, Vp, x, C, dwte, C, nullptr, true, GEMM_PLAIN,
+               nullptr, stream));
+    BENCH("round_gradient (wte)", 0, Vp * C * (4 + E), round_gradient(wte, dwte, Vp * C, stream));
+    BENCH("accumulate_gradient (wte)", 0, Vp * C * (8 + E),
+          accumulate_gradient(dwte, wte, Vp * C, false, stream));
+
+    // The optimizer, on one tensor of wte's size: 4 fp32 streams in, 3 out, and the bf16 copies.
+    const size_t n = Vp * C;
+    float *p = tensor_of<float>(n), *m = tensor_of<float>(n), *v = tensor_of<float>(n);
+    double *sums = (double *)gpu_alloc(norm_blocks(n) * sizeof *sums, "a benchmark");
+    CUDA(cudaDeviceSynchronize());
+    const AdamRun run = {0, n, 1};
+    const AdamStep step = adam_step_prepare(1e-4, 0.9, 0.95, 1e-8, 0.1, 1, 1);
+    uint16_t *rounded = E == 2 ? (uint16_t *)(void *)wte : NULL;
+    BENCH("gradient norm", 0, n * E, norm_block_sums_gpu(wte, E == 2, &run, 1, sums, stream));
+    BENCH("AdamW", 0, n * (24 + E + (E == 2 ? 2 : 0)),
+          adam_update_gpu(p, m, v, wte, E == 2, rounded, &run, 1, &step, stream));
+
+    CUDA(cudaStreamSynchronize(stream));
+    void *const blocks[] = {x, x2, x3, qkv, dqkv, fc, act, w, dw, bias, dbias, wte, wpe, logits,
+                            mean, rstd, losses, lse, delta, dwte, scratch, tokens, order_rows,
+                            order_first, p, m, v, sums};
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) CUDA(cudaFree(blocks[i]));
+    free(host);
+}
+
+int main(int argc, char **argv) {
+    bool fp32 = false, tiny = false;
+    uint32_t alignment = MATMUL_ALIGNMENT;
+    const char *only = NULL;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--fp32") == 0) fp32 = true;
+        else if (strcmp(argv[i], "--tiny") == 0) tiny = true;
+        else if (strcmp(argv[i], "--align") == 0 && i + 1 < argc)
+            alignment = (uint32_t)atoi(argv[++i]);
+        else only = argv[i];
+    }
+    if (alignment < 1 || alignment > 256 || (alignment & (alignment - 1)) != 0)
+        die("--align: a power of two, at most 256");
+    if (tiny) only = "tiny";
+    bench.runs = tiny ? 3 : RUNS_MAX;
+    bench.flush_bytes = tiny ? 4096 : (size_t)256 << 20;
+    bench.flush = (char *)gpu_alloc(bench.flush_bytes, "a benchmark");
+    CUDA(cudaStreamCreateWithFlags(&bench.stream, cudaStreamNonBlocking));
+    CUDA(cudaEventCreate(&bench.start));
+    CUDA(cudaEventCreate(&bench.end));
+    matmul_open(&bench.lt, MATMUL_WORKSPACE);
+    bench.lt.alignment = alignment;
+    CUDA(cudaDeviceSynchronize());
+    bench.peak = fp32 ? device_peak<float>(&bench.lt, bench.stream)
+                      : device_peak<bf16>(&bench.lt, bench.stream);
+    device_print(&bench.peak);
+    bool any = false;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const bool wanted = only != NULL ? strcmp(only, shapes[i].name) == 0
+                                         : strcmp(shapes[i].name, "tiny") != 0;
+        if (!wanted) continue;
+        any = true;
+        if (fp32) bench_shape<float>(&shapes[i]);
+        else bench_shape<bf16>(&shapes[i]);
+    }
+    if (!any) die("no shape %s: 124M, 1.5B, 7B or tiny", only);
+    matmul_close(&bench.lt);
+    CUDA(cudaFree(bench.flush));
+    CUDA(cudaEventDestroy(bench.start));
+    CUDA(cudaEventDestroy(bench.end));
+    CUDA(cudaStreamDestroy(bench.stream));
+    return 0;
+}

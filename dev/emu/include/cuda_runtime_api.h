@@ -1,0 +1,183 @@
+// cuda_runtime_api.h: the part of the CUDA runtime that a trainer uses, with NVIDIA's names, numbers
+// and errors. memory.cpp, stream.cpp and device.cpp implement it.
+#ifndef EMU_CUDA_RUNTIME_API_H
+#define EMU_CUDA_RUNTIME_API_H
+#include <stddef.h>
+
+#define CUDART_VERSION 12080
+
+enum cudaError_t {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidMemcpyDirection = 21,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorInvalidResourceHandle = 400,
+    cudaErrorNotReady = 600,
+    cudaErrorLaunchOutOfResources = 701,
+    cudaErrorHostMemoryAlreadyRegistered = 712,
+    cudaErrorHostMemoryNotRegistered = 713,
+    cudaErrorNotSupported = 801,
+};
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault,
+};
+enum cudaMemoryType {
+    cudaMemoryTypeUnregistered,
+    cudaMemoryTypeHost,
+    cudaMemoryTypeDevice,
+    cudaMemoryTypeManaged,
+};
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9,
+};
+enum cudaDeviceAttr {
+    cudaDevAttrMaxThreadsPerBlock = 1,
+    cudaDevAttrMaxSharedMemoryPerBlock = 8,
+    cudaDevAttrWarpSize = 10,
+    cudaDevAttrClockRate = 13,  // kHz
+    cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrIntegrated = 18,
+    cudaDevAttrMemoryClockRate = 36,  // kHz
+    cudaDevAttrGlobalMemoryBusWidth = 37,  // bits
+    cudaDevAttrL2CacheSize = 38,
+    cudaDevAttrMaxThreadsPerMultiProcessor = 39,
+    cudaDevAttrAsyncEngineCount = 40,
+    cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+};
+
+enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
+enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
+enum { cudaEventRecordDefault = 0, cudaEventWaitDefault = 0 };
+enum {
+    cudaHostAllocDefault = 0,
+    cudaHostAllocPortable = 1,
+    cudaHostAllocMapped = 2,
+    cudaHostAllocWriteCombined = 4,
+};
+enum { cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2 };
+
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
+    int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock;
+    int maxThreadsPerMultiProcessor, maxThreadsDim[3], maxGridSize[3], regsPerBlock, l2CacheSize;
+    int memoryBusWidth, asyncEngineCount, concurrentKernels, integrated, canMapHostMemory;
+    int unifiedAddressing, managedMemory, pciBusID, pciDeviceID, pciDomainID;
+};
+struct cudaPointerAttributes {
+    cudaMemoryType type;
+    int device;
+    void *devicePointer, *hostPointer;
+};
+
+typedef struct CUstream_st *cudaStream_t;
+typedef struct CUevent_st *cudaEvent_t;
+typedef void (*cudaHostFn_t)(void *);
+
+namespace emu {
+// Where in the sources an allocation or a copy was asked for; as a default argument it is the
+// caller's line.
+struct Site {
+    const char *file;
+    int line;
+    static constexpr Site here(const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
+        return {file, line};
+    }
+};
+cudaError_t allocate(void **p, size_t bytes, cudaMemoryType type, Site site);
+cudaError_t set_function_attribute(const void *entry, cudaFuncAttribute attribute, int value);
+}  // namespace emu
+
+// Errors, devices
+cudaError_t cudaGetLastError();
+cudaError_t cudaPeekAtLastError();
+const char *cudaGetErrorName(cudaError_t e);
+const char *cudaGetErrorString(cudaError_t e);
+cudaError_t cudaGetDeviceCount(int *count);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDevice(int *device);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device);
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device);
+cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device);
+cudaError_t cudaDeviceGetStreamPriorityRange(int *lowest, int *highest);
+cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaDeviceReset();
+cudaError_t cudaDriverGetVersion(int *version);
+cudaError_t cudaRuntimeGetVersion(int *version);
+cudaError_t cudaProfilerStart();
+cudaError_t cudaProfilerStop();
+
+// Memory
+cudaError_t cudaFree(void *p);
+cudaError_t cudaFreeHost(void *p);
+cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned flags);
+cudaError_t cudaHostUnregister(void *p);
+cudaError_t cudaMemGetInfo(size_t *free, size_t *total);
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p);
+// Not CUDA's: names an allocation in every report (only under #ifdef __CUDA_EMU__).
+void emu_name_memory(const void *p, const char *name);
+
+template <typename T>
+static inline cudaError_t cudaMalloc(T **p, size_t bytes, emu::Site site = emu::Site::here()) {
+    return emu::allocate((void **)p, bytes, cudaMemoryTypeDevice, site);
+}
+template <typename T>
+static inline cudaError_t cudaMallocHost(T **p, size_t bytes, unsigned flags = 0,
+                                         emu::Site site = emu::Site::here()) {
+    (void)flags;
+    return emu::allocate((void **)p, bytes, cudaMemoryTypeHost, site);
+}
+template <typename T>
+static inline cudaError_t cudaHostAlloc(T **p, size_t bytes, unsigned flags,
+                                        emu::Site site = emu::Site::here()) {
+    (void)flags;
+    return emu::allocate((void **)p, bytes, cudaMemoryTypeHost, site);
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                       emu::Site site = emu::Site::here());
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream = nullptr, emu::Site site = emu::Site::here());
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                              size_t width, size_t height, cudaMemcpyKind kind,
+                              cudaStream_t stream = nullptr, emu::Site site = emu::Site::here());
+cudaError_t cudaMemset(void *p, int value, size_t bytes, emu::Site site = emu::Site::here());
+cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream = nullptr,
+                            emu::Site site = emu::Site::here());
+
+// Streams and events
+cudaError_t cudaStreamCreate(cudaStream_t *stream);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamQuery(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data);
+cudaError_t cudaEventCreate(cudaEvent_t *event, unsigned flags = cudaEventDefault);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventQuery(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end);
+// Not CUDA's: names a stream in every report (only under #ifdef __CUDA_EMU__).
+void emu_name_stream(cudaStream_t stream, const char *name);
+
+template <typename... P>
+static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute attribute,
+                                               int value) {
+    return emu::set_function_attribute((const void *)kernel, attribute, value);
+}
+
+#endif

@@ -1,0 +1,82 @@
+// internal.h: what the parts of the emulated GPU know of each other, and what the library calls
+// (cublaslt.cpp) build on.
+#ifndef EMU_INTERNAL_H
+#define EMU_INTERNAL_H
+#include "include/cuda_runtime.h"
+#include "sanitizer.h"
+#include <functional>
+
+// The caller's code address: ThreadSanitizer shows it as where an operation was enqueued.
+#define EMU_PC __builtin_return_address(0)
+
+namespace emu {
+
+// For library calls. enqueue(): fn runs when `stream` comes to it; it may not call CUDA.
+// touch(): inside fn, says that [p, p + n) will be read or written: fails if that is not device
+// (or pinned) memory, and tells the sanitizers.
+void enqueue(const char *name, cudaStream_t stream, std::function<void()> fn, const void *pc);
+void touch(const void *p, size_t n, bool write, const char *who);
+
+// --- device.cpp: settings from the environment (README.md), errors
+
+struct Options {
+    enum { EAGER, LAZY, PRIORITY, RANDOM } schedule;
+    enum { FORWARD, REVERSE, SHUFFLED } order;
+    uint64_t seed;
+    bool strict, protect, racecheck;
+    int trace, threads, multiprocessors, capability, devices;
+    size_t stack_bytes, memory_bytes;
+};
+extern Options options;
+
+enum { KiB = 1024, SHARED_DEFAULT = 48 * KiB, SHARED_OPT_IN = 227 * KiB };
+size_t dynamic_shared_limit(const void *entry);  // of this kernel, in bytes
+cudaError_t set_error(cudaError_t e);            // e, remembered for cudaGetLastError()
+uint64_t next_random(uint64_t *state);           // xorshift64*
+double seconds_now();
+
+// The start of every report: "emulated GPU: error in KERNEL, block (..), thread (..): ".
+void report_header();
+[[noreturn]] void die_after_report();
+
+// The lock around everything that host threads share. It is not a mutex, which ThreadSanitizer
+// would take for an ordering that the program itself does not have.
+void lock_runtime(const char *who);  // fails inside an operation: CUDA calls are not allowed there
+void unlock_runtime();
+struct Lock {
+    explicit Lock(const char *who) { lock_runtime(who); }
+    ~Lock() { unlock_runtime(); }
+    Lock(const Lock &) = delete;
+};
+
+// --- block.cpp: kernels
+
+void run_grid(const Launch &l, int stream_id);    // every block; returns when all are done
+void describe_thread(char *text, size_t size);    // "kernel K, block (..), thread (..)"
+bool is_stack_overflow(const void *p);
+
+// --- memory.cpp, called with the lock held
+
+struct Allocation {
+    char *data;
+    size_t bytes;
+    cudaMemoryType type;
+    Site site;
+    const char *name;
+    char *map;  // with its guard pages; null if the memory is not the emulator's own
+    size_t map_bytes;
+    bool freed;
+};
+const Allocation *find_allocation(const void *p);  // that holds this byte, or starts at it
+void describe_allocation(char *text, size_t size, const Allocation *a);
+void open_device_memory(bool open);                // while operations run; calls nest
+void check_canaries(const char *after, bool every_byte);
+void catch_faults();
+void give_fault_stack();
+
+// --- stream.cpp
+
+void synchronize_device();  // with the lock held: until every stream is empty
+
+}  // namespace emu
+#endif

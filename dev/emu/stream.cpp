@@ -1,0 +1,571 @@
+// stream.cpp: streams are queues, and events are records of how far one has come. There are no worker
+// threads: what was enqueued runs inside the calls that wait (cudaStreamSynchronize and so on), in
+// an order that EMU_SCHED chooses among all that CUDA allows, and that can be repeated:
+//
+//   lazy      (default) as late as possible, and only what the waiting call needs
+//   eager     at once, in the call that enqueues: best for a debugger
+//   prio:N    late, one stream as far as events let it go, by a fixed priority: N = 0 the oldest
+//             stream first, N = 1 the youngest first, else by seed. So a consumer overtakes its
+//             producer wherever no event holds it back.
+//   random:N  by priorities that change now and then; early or late
+//
+// With ThreadSanitizer, every stream is one of its fibers, and only what orders operations in CUDA is
+// told to it: same stream, event record and wait, synchronisation, the launch itself.
+#include "internal.h"
+#include <unistd.h>
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace emu {
+// One recording of an event. Waits refer to the recording that was the latest when they were
+// enqueued, so no operation ever waits for a later one: streams cannot deadlock.
+struct Recording {
+    CUstream_st *stream;
+    bool done;
+    double time;
+    char token;  // what ThreadSanitizer's acquire and release refer to: an address
+};
+
+struct Operation {
+    enum Kind { RUN, HOST, RECORD, WAIT } kind;
+    const char *name;
+    const void *pc;
+    uint64_t number;  // in the order of enqueuing
+    std::function<void()> fn;
+    std::shared_ptr<Recording> recording;
+};
+}  // namespace emu
+using namespace emu;
+
+struct CUstream_st {
+    int id;
+    bool blocking;   // is ordered with the default stream
+    bool busy;       // its first operation is running
+    bool destroyed;
+    uint64_t priority;
+    std::string name;
+    std::deque<std::unique_ptr<Operation>> queue;
+    std::vector<void *> tsan;  // identities, used in turn
+    size_t turn;
+    char order_token, sync_token;
+    uint64_t default_seen;     // number of the last default-stream operation ordered before
+};
+struct CUevent_st {
+    std::shared_ptr<Recording> latest;
+    bool timing;
+};
+
+namespace emu {
+
+enum { MAX_QUEUE = 1024 };  // about what a GPU takes before a launch has to wait
+
+static std::vector<CUstream_st *> streams;
+static CUstream_st *default_stream;
+static int streams_made;
+static uint64_t operations_enqueued, operations_run, random_state;
+static thread_local void *host_identity;
+
+// ---------------------------------------------------------------------------------------------
+// ThreadSanitizer
+
+// A stream has several identities, chained so that they stay in order, because the history from
+// which ThreadSanitizer reports the older access of a race is limited for each.
+static void make_identities(CUstream_st *s) {
+    static int left = 230;  // ThreadSanitizer has 255; EMU_RACECHECK needs 192 of them
+    const int count = options.racecheck ? 1 : std::max(1, std::min(24, left));
+    left -= count;
+    for (int i = 0; i < count; i++) s->tsan.push_back(__tsan_create_fiber(0));
+}
+
+static void name_identities(CUstream_st *s) {
+    for (void *fiber : s->tsan) __tsan_set_fiber_name(fiber, ("stream " + s->name).c_str());
+}
+
+// Between enter() and leave() ThreadSanitizer sees stream s instead of this host thread.
+static void enter(CUstream_st *s) {
+    host_identity = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(s->tsan[s->turn], TSAN_NO_SYNC);
+}
+static void leave() { __tsan_switch_to_fiber(host_identity, TSAN_NO_SYNC); }
+
+// What s did so far happens before what the host (or stream `after`) does next.
+static void order_after(CUstream_st *s, CUstream_st *after) {
+    enter(s);
+    __tsan_release(&s->sync_token);
+    leave();
+    if (after != nullptr) enter(after);
+    __tsan_acquire(&s->sync_token);
+    if (after != nullptr) leave();
+}
+
+static void next_identity(CUstream_st *s) {
+    if (s->tsan.size() < 2) return;
+    enter(s);
+    __tsan_release(&s->order_token);
+    leave();
+    s->turn = (s->turn + 1) % s->tsan.size();
+    enter(s);
+    __tsan_acquire(&s->order_token);
+    leave();
+}
+
+// The default stream waits for all blocking streams, and they wait for it.
+static void order_with_default(CUstream_st *s, const Operation *o) {
+    if (s == default_stream) {
+        for (CUstream_st *t : streams)
+            if (t != s && t->blocking) order_after(t, s);
+        s->default_seen = o->number;
+    } else if (s->blocking && default_stream && s->default_seen < default_stream->default_seen) {
+        order_after(default_stream, s);
+        s->default_seen = default_stream->default_seen;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The scheduler; all of it with the lock held
+
+static CUstream_st *make_stream(bool blocking) {
+    if (random_state == 0) random_state = options.seed * 0x9e3779b97f4a7c15ull | 1;
+    CUstream_st *s = new CUstream_st();
+    s->id = streams_made++;
+    s->blocking = blocking;
+    s->name = default_stream == nullptr ? "default" : std::to_string(s->id);
+    s->priority = (uint64_t)s->id;
+    if (options.schedule == Options::PRIORITY && options.seed == 1) s->priority = ~s->priority;
+    if (options.schedule == Options::RANDOM
+        || (options.schedule == Options::PRIORITY && options.seed > 1))
+        s->priority = next_random(&random_state);
+    if (has_tsan()) {
+        make_identities(s);
+        name_identities(s);
+    }
+    streams.push_back(s);
+    return s;
+}
+
+static CUstream_st *resolve(CUstream_st *s) {
+    if (default_stream == nullptr) default_stream = make_stream(true);
+    if (s == nullptr) return default_stream;
+    if (s->destroyed) emu_fail("stream %s is used after cudaStreamDestroy", s->name.c_str());
+    return s;
+}
+
+static bool comes_before(const CUstream_st *s, const Operation *o) {
+    return !s->queue.empty() && s->queue.front()->number < o->number;
+}
+
+static bool is_ready(const CUstream_st *s) {
+    if (s->queue.empty() || s->busy) return false;
+    const Operation *o = s->queue.front().get();
+    if (s == default_stream) {
+        for (const CUstream_st *t : streams)
+            if (t != s && t->blocking && comes_before(t, o)) return false;
+    } else if (s->blocking && comes_before(default_stream, o)) {
+        return false;
+    }
+    return o->kind != Operation::WAIT || o->recording->done;
+}
+
+// `wanted` is what someone waits for, or null.
+static CUstream_st *choose_stream(CUstream_st *wanted) {
+    if (options.schedule == Options::LAZY)
+        for (CUstream_st *s = wanted; s != nullptr && !s->queue.empty();) {
+            if (is_ready(s)) return s;
+            const Operation *o = s->queue.front().get();
+            s = o->kind == Operation::WAIT && !o->recording->done ? o->recording->stream : nullptr;
+        }
+    if (options.schedule == Options::RANDOM && next_random(&random_state) % 16 == 0)
+        for (CUstream_st *s : streams) s->priority = next_random(&random_state);
+    CUstream_st *best = nullptr;
+    for (CUstream_st *s : streams)
+        if (is_ready(s) && (best == nullptr || s->priority < best->priority)) best = s;
+    return best;
+}
+
+struct Profile { std::string name; uint64_t calls; double seconds; };
+static std::vector<Profile> profile;
+
+static void add_to_profile(const char *name, double seconds) {
+    for (Profile &p : profile)
+        if (p.name == name) {
+            p.calls++;
+            p.seconds += seconds;
+            return;
+        }
+    profile.push_back({name, 1, seconds});
+}
+
+static struct PrintProfile {
+    ~PrintProfile() {
+        for (const Profile &p : profile)
+            fprintf(stderr, "emulated GPU: %8llu calls %10.3f ms  %s\n",
+                    (unsigned long long)p.calls, p.seconds * 1e3, p.name.c_str());
+    }
+} print_profile;
+
+thread_local bool in_operation;
+
+// A host function may take its time, and wait for other host threads: they get the lock.
+static void run_host_function(Operation *o) {
+    open_device_memory(false);
+    unlock_runtime();
+    in_operation = true;
+    o->fn();
+    in_operation = false;
+    lock_runtime("cudaLaunchHostFunc");
+    open_device_memory(true);
+}
+
+static void run_next(CUstream_st *s) {
+    Operation *o = s->queue.front().get();
+    if (options.trace == 1)
+        fprintf(stderr, "emulated GPU: #%llu stream %s: %s\n", (unsigned long long)operations_run,
+                s->name.c_str(), o->name);
+    const double start = options.trace == 2 ? seconds_now() : 0;
+    void *const outer_identity = host_identity;
+    s->busy = true;
+    if (has_tsan()) {
+        order_with_default(s, o);
+        next_identity(s);
+        enter(s);
+        __tsan_func_entry((void *)o->pc);
+        __tsan_acquire(o);  // the host enqueued it before
+        if (o->kind == Operation::WAIT) __tsan_acquire(&o->recording->token);
+    }
+    if (o->kind == Operation::RUN) {
+        in_operation = true;
+        o->fn();
+        in_operation = false;
+    } else if (o->kind == Operation::HOST) {
+        run_host_function(o);
+    } else if (o->kind == Operation::RECORD && has_tsan()) {
+        __tsan_release(&o->recording->token);
+    }
+    o->fn = nullptr;  // what it captured dies as part of the stream, for ThreadSanitizer
+    if (has_tsan()) {
+        __tsan_func_exit();
+        leave();
+        host_identity = outer_identity;
+    }
+    if (o->kind == Operation::RUN) check_canaries(o->name, false);
+    if (o->kind == Operation::RECORD) {
+        o->recording->done = true;
+        o->recording->time = seconds_now();
+    }
+    if (options.trace == 2) add_to_profile(o->name, seconds_now() - start);
+    s->busy = false;
+    operations_run++;
+    s->queue.pop_front();
+}
+
+[[noreturn]] static void nothing_can_run() {
+    fprintf(stderr, "emulated GPU: deadlock: no stream can go on\n");
+    for (const CUstream_st *s : streams)
+        if (!s->queue.empty())
+            fprintf(stderr, "    stream %s: %zu operations, the first is: %s\n", s->name.c_str(),
+                    s->queue.size(), s->queue.front()->name);
+    die_after_report();
+}
+
+// Runs operations until reached().
+template <typename Goal> static void run_until(Goal reached, CUstream_st *wanted) {
+    if (reached()) return;
+    open_device_memory(true);
+    while (!reached()) {
+        CUstream_st *s = choose_stream(wanted);
+        if (s != nullptr) {
+            run_next(s);
+            continue;
+        }
+        bool waits = false;  // for a host function that another host thread runs?
+        for (const CUstream_st *t : streams) waits |= t->busy;
+        if (!waits) nothing_can_run();
+        unlock_runtime();
+        usleep(20);
+        lock_runtime("waiting for a host function");
+    }
+    open_device_memory(false);
+}
+
+static void synchronize(CUstream_st *s) {
+    run_until([s] { return s->queue.empty(); }, s);
+    if (has_tsan()) order_after(s, nullptr);
+}
+
+void synchronize_device() {
+    run_until([] {
+        for (const CUstream_st *s : streams)
+            if (!s->queue.empty()) return false;
+        return true;
+    }, nullptr);
+    if (has_tsan())
+        for (CUstream_st *s : streams) order_after(s, nullptr);
+}
+
+// For the queries, which do not wait: the GPU gets on a little.
+static void run_one(CUstream_st *wanted) {
+    CUstream_st *s = choose_stream(wanted);
+    if (s == nullptr) return;
+    open_device_memory(true);
+    run_next(s);
+    open_device_memory(false);
+}
+
+static void push(CUstream_st *s, Operation *o) {
+    o->number = ++operations_enqueued;
+    if (has_tsan()) __tsan_release(o);
+    s->queue.emplace_back(o);
+    if (options.schedule == Options::EAGER)
+        run_until([] { return choose_stream(nullptr) == nullptr; }, nullptr);
+    else if (options.schedule == Options::RANDOM)
+        for (uint64_t n = next_random(&random_state) % 4; n > 0; n--) run_one(nullptr);
+    if (s->queue.size() > MAX_QUEUE)
+        run_until([s] { return s->queue.size() <= MAX_QUEUE / 2; }, s);
+}
+
+static void push(CUstream_st *s, Operation::Kind kind, const char *name,
+                 std::function<void()> fn, std::shared_ptr<Recording> recording, const void *pc) {
+    push(s, new Operation{kind, name, pc, 0, std::move(fn), std::move(recording)});
+}
+
+void enqueue(const char *name, cudaStream_t stream, std::function<void()> fn, const void *pc) {
+    Lock lock(name);
+    push(resolve(stream), Operation::RUN, name, std::move(fn), nullptr, pc);
+}
+
+void launch(const Launch &l, const void *pc) {
+    Lock lock(l.kernel);
+    CUstream_st *s = resolve(l.config.stream);
+    const int id = s->id;
+    push(s, Operation::RUN, l.kernel, [l, id] {
+        run_grid(l, id);
+        l.destroy(l.args);
+    }, nullptr, pc);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Copies
+
+static void check_copy_side(const void *p, size_t bytes, bool is_device, const char *what, Site at) {
+    const Allocation *a = find_allocation(p);
+    char text[512];
+    if (a == nullptr && !is_device) return;  // pageable host memory
+    if (a == nullptr)
+        emu_fail("copy at %s:%d: the %s (%p) is not device memory", at.file, at.line, what, p);
+    describe_allocation(text, sizeof text, a);
+    if (a->freed) emu_fail("copy at %s:%d: the %s was freed: %s", at.file, at.line, what, text);
+    if (!is_device && a->type == cudaMemoryTypeDevice)
+        emu_fail("copy at %s:%d: the %s is not host memory, but %s", at.file, at.line, what, text);
+    const size_t offset = (size_t)((const char *)p - a->data);
+    if (bytes > a->bytes - offset)
+        emu_fail("copy at %s:%d: %zu bytes from offset %zu of the %s run past the end of\n    %s",
+                 at.file, at.line, bytes, offset, what, text);
+}
+
+static bool is_pageable(const void *p) { return find_allocation(p) == nullptr; }
+
+// Copies `height` rows of `width` bytes. From pageable memory the driver makes a copy of its own at
+// once; to pageable memory it waits until the copy is done.
+static cudaError_t copy(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                        size_t width, size_t height, cudaMemcpyKind kind, cudaStream_t stream,
+                        bool wait, Site at, const void *pc) {
+    static const char *const NAMES[] = {"copy host to host", "copy host to device",
+                                        "copy device to host", "copy device to device", "copy"};
+    if (width == 0 || height == 0) return cudaSuccess;
+    Lock lock("cudaMemcpy");
+    if ((unsigned)kind > cudaMemcpyDefault) return set_error(cudaErrorInvalidMemcpyDirection);
+    if (width > to_pitch || width > from_pitch) return set_error(cudaErrorInvalidValue);
+    const size_t to_bytes = (height - 1) * to_pitch + width;
+    const size_t from_bytes = (height - 1) * from_pitch + width;
+    const bool any = kind == cudaMemcpyDefault;
+    const auto side = [any](const void *p, bool device) {
+        return any ? find_allocation(p) && find_allocation(p)->type == cudaMemoryTypeDevice : device;
+    };
+    const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    check_copy_side(to, to_bytes, side(to, to_device), "destination", at);
+    check_copy_side(from, from_bytes, side(from, from_device), "source", at);
+    if (!wait && options.strict && (is_pageable(to) || is_pageable(from)))
+        emu_fail("cudaMemcpyAsync at %s:%d is not asynchronous: its host memory is pageable",
+                 at.file, at.line);
+    std::shared_ptr<char> staged;
+    if (is_pageable(from)) {
+        staged.reset((char *)malloc(from_bytes), free);
+        if (staged == nullptr) emu_fail("no memory to stage a copy of %zu bytes", from_bytes);
+        memcpy(staged.get(), from, from_bytes);
+    }
+    CUstream_st *s = resolve(stream);
+    push(s, Operation::RUN, NAMES[kind], [=] {
+        const char *source = staged ? staged.get() : (const char *)from;
+        for (size_t row = 0; row < height; row++)
+            device_copy((char *)to + row * to_pitch, source + row * from_pitch, width);
+    }, nullptr, pc);
+    if (wait || is_pageable(to)) synchronize(s);
+    return cudaSuccess;
+}
+
+static void fill(void *p, int value, size_t bytes, cudaStream_t stream, Site at, const void *pc) {
+    if (bytes == 0) return;
+    Lock lock("cudaMemset");
+    check_copy_side(p, bytes, true, "destination of cudaMemset", at);
+    push(resolve(stream), Operation::RUN, "memset", [=] { device_fill(p, value, bytes); }, nullptr,
+         pc);
+}
+
+}  // namespace emu
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, Site at) {
+    return copy(to, bytes, from, bytes, bytes, 1, kind, nullptr, true, at, EMU_PC);
+}
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream, Site at) {
+    return copy(to, bytes, from, bytes, bytes, 1, kind, stream, false, at, EMU_PC);
+}
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                              size_t width, size_t height, cudaMemcpyKind kind,
+                              cudaStream_t stream, Site at) {
+    return copy(to, to_pitch, from, from_pitch, width, height, kind, stream, false, at, EMU_PC);
+}
+cudaError_t cudaMemset(void *p, int value, size_t bytes, Site at) {
+    fill(p, value, bytes, nullptr, at, EMU_PC);
+    return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream, Site at) {
+    fill(p, value, bytes, stream, at, EMU_PC);
+    return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Streams
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+    Lock lock("cudaStreamCreate");
+    resolve(nullptr);  // the default stream is the first
+    *stream = make_stream(!(flags & cudaStreamNonBlocking));
+    return cudaSuccess;
+}
+cudaError_t cudaStreamCreate(cudaStream_t *stream) {
+    return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
+    return cudaStreamCreateWithFlags(stream, flags);
+}
+
+// The structure stays, so that a use after this can be named.
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    Lock lock("cudaStreamDestroy");
+    if (stream == nullptr) return set_error(cudaErrorInvalidResourceHandle);
+    CUstream_st *s = resolve(stream);
+    synchronize(s);
+    s->destroyed = true;
+    streams.erase(std::find(streams.begin(), streams.end(), s));
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    Lock lock("cudaStreamSynchronize");
+    synchronize(resolve(stream));
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    Lock lock("cudaStreamQuery");
+    CUstream_st *s = resolve(stream);
+    if (!s->queue.empty()) run_one(s);
+    if (!s->queue.empty()) return set_error(cudaErrorNotReady);
+    if (has_tsan()) order_after(s, nullptr);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize() {
+    Lock lock("cudaDeviceSynchronize");
+    synchronize_device();
+    open_device_memory(true);
+    check_canaries("cudaDeviceSynchronize", true);
+    open_device_memory(false);
+    return cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data) {
+    Lock lock("cudaLaunchHostFunc");
+    push(resolve(stream), Operation::HOST, "host function", [=] { function(data); }, nullptr,
+         EMU_PC);
+    return cudaSuccess;
+}
+
+void emu_name_stream(cudaStream_t stream, const char *name) {
+    Lock lock("emu_name_stream");
+    CUstream_st *s = resolve(stream);
+    s->name = name;
+    if (has_tsan()) name_identities(s);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Events
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+    *event = new CUevent_st{nullptr, !(flags & cudaEventDisableTiming)};
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t *event, unsigned flags) {
+    return cudaEventCreateWithFlags(event, flags);
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    Lock lock("cudaEventDestroy");
+    delete event;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    Lock lock("cudaEventRecord");
+    CUstream_st *s = resolve(stream);
+    event->latest = std::make_shared<Recording>(Recording{s, false, 0, 0});
+    push(s, Operation::RECORD, "event record", nullptr, event->latest, EMU_PC);
+    return cudaSuccess;
+}
+
+// An event that was never recorded orders nothing, as on the device.
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    Lock lock("cudaStreamWaitEvent");
+    CUstream_st *s = resolve(stream);
+    if (event->latest == nullptr) {
+        if (options.strict)
+            fprintf(stderr, "emulated GPU: note: stream %s waits for an event that was never "
+                    "recorded, which orders nothing\n", s->name.c_str());
+        return cudaSuccess;
+    }
+    push(s, Operation::WAIT, "event wait", nullptr, event->latest, EMU_PC);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    Lock lock("cudaEventSynchronize");
+    const std::shared_ptr<Recording> r = event->latest;
+    if (r == nullptr) return cudaSuccess;
+    run_until([r] { return r->done; }, r->stream);
+    if (has_tsan()) __tsan_acquire(&r->token);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    Lock lock("cudaEventQuery");
+    const std::shared_ptr<Recording> r = event->latest;
+    if (r == nullptr) return cudaSuccess;
+    if (!r->done) run_one(r->stream);
+    if (!r->done) return set_error(cudaErrorNotReady);
+    if (has_tsan()) __tsan_acquire(&r->token);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
+    Lock lock("cudaEventElapsedTime");
+    const Recording *a = start->latest.get(), *b = end->latest.get();
+    if (a == nullptr || b == nullptr || !start->timing || !end->timing)
+        return set_error(cudaErrorInvalidResourceHandle);
+    if (!a->done || !b->done) return set_error(cudaErrorNotReady);
+    *ms = (float)((b->time - a->time) * 1e3);
+    return cudaSuccess;
+}

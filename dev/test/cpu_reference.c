@@ -1,0 +1,159 @@
+// cpu_reference.c: see cpu_reference.h. Compile as C with the flags of train_gpt2.c and -DTESTING.
+#ifndef TESTING
+#define TESTING
+#endif
+#include "../../train_gpt2.c"
+#include "cpu_reference.h"
+
+// --- the layers ------------------------------------------------------------------------------
+
+void cpu_encoder_forward(float *out, const int32_t *tokens, const float *wte, const float *wpe,
+                         size_t B, size_t T, size_t C) {
+    encoder_forward(out, tokens, wte, wpe, B, T, C);
+}
+
+void cpu_encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
+                          size_t B, size_t T, size_t C) {
+    encoder_backward(dwte, dwpe, dout, tokens, B, T, C);
+}
+
+void cpu_layernorm_forward(float *out, float *mean, float *rstd, const float *inp, const float *w,
+                           const float *b, size_t N, size_t C) {
+    layernorm_forward(out, mean, rstd, inp, w, b, N, C);
+}
+
+void cpu_layernorm_backward(float *dinp, float *dw, float *db, const float *dout, const float *inp,
+                            const float *w, const float *mean, const float *rstd, size_t N,
+                            size_t C, bool accumulate) {
+    layernorm_backward(dinp, dw, db, dout, inp, w, mean, rstd, N, C, accumulate);
+}
+
+void cpu_gemm(bool transpose_a, bool transpose_b, size_t M, size_t N, size_t K, const float *a,
+              size_t lda, const float *b, size_t ldb, float *c, size_t ldc, const float *bias,
+              bool accumulate) {
+    gemm(transpose_a, transpose_b, M, N, K, a, lda, b, ldb, c, ldc, bias, accumulate);
+}
+
+void cpu_matmul_forward(float *out, const float *inp, const float *w, const float *b, size_t N,
+                        size_t C, size_t OC) {
+    matmul_forward(out, inp, w, b, N, C, OC);
+}
+
+void cpu_matmul_backward(float *dinp, float *dw, float *db, const float *dout, const float *inp,
+                         const float *w, size_t N, size_t C, size_t OC, bool accumulate) {
+    matmul_backward(dinp, dw, db, dout, inp, w, N, C, OC, accumulate);
+}
+
+static float *attention_scratch(size_t T) {
+    return (float *)alloc_or_fail((size_t)thread_count() * attention_scratch_floats(T),
+                                  sizeof(float), "attention");
+}
+
+void cpu_attention_forward(float *out, float *lse, const float *qkv, size_t B, size_t T, size_t C,
+                           size_t NH) {
+    float *scratch = attention_scratch(T);
+    attention_forward(out, lse, qkv, scratch, B, T, C, NH);
+    free(scratch);
+}
+
+void cpu_attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
+                            const float *qkv, size_t B, size_t T, size_t C, size_t NH) {
+    float *scratch = attention_scratch(T);
+    attention_backward(dqkv, dout, out, lse, qkv, scratch, B, T, C, NH);
+    free(scratch);
+}
+
+void cpu_activation_forward(float *out, const float *inp, size_t n, int activation) {
+    activation_forward(out, inp, n, activation);
+}
+
+void cpu_activation_backward(float *d, const float *inp, size_t n, int activation) {
+    activation_backward(d, inp, n, activation);
+}
+
+void cpu_residual_forward(float *out, const float *inp, size_t n) {
+    residual_forward(out, inp, n);
+}
+
+void cpu_crossentropy(float *losses, float *logits, const int32_t *targets, float grad_scale,
+                      size_t N, size_t V, size_t Vp) {
+    crossentropy(losses, logits, targets, grad_scale, N, V, Vp);
+}
+
+void cpu_adam_update(float *p, float *m, float *v, const void *grad, bool grad_is_bf16,
+                     uint16_t *p_bf16, size_t n, const AdamStep *step, bool decay) {
+    adam_update(p, m, v, grad, grad_is_bf16, p_bf16, n, step, decay);
+}
+
+void cpu_norm_sums(const void *grad, bool is_bf16, size_t n, double *sums) {
+    norm_sums(grad, is_bf16, n, sums);
+}
+
+// --- the model -------------------------------------------------------------------------------
+
+struct CPUModel { GPT2 g; };
+
+CPUModel *cpu_model_new(const GPT2Config *config, size_t B, size_t T, const float *params) {
+    CPUModel *model = (CPUModel *)alloc_or_fail(1, sizeof *model, "model");  // zeroed
+    GPT2 *g = &model->g;
+    g->config = *config;
+    g->table = gpt2_table(config);
+    g->shards = gpt2_shards_all(&g->table);
+    g->max_B = B;
+    g->max_T = T;
+    g->training = true;
+    gpt2_allocate(g);
+    if (params != NULL) memcpy(g->params, params, g->table.elements * sizeof(float));
+    return model;
+}
+
+void cpu_model_free(CPUModel *model) {
+    gpt2_free(&model->g);
+    free(model);
+}
+
+void cpu_model_forward(CPUModel *model, const int32_t *tokens) {
+    gpt2_forward(&model->g, tokens, model->g.max_B, model->g.max_T);
+}
+
+double cpu_model_head(CPUModel *model, const int32_t *targets, float grad_scale, bool accumulate,
+                      float *logits) {
+    return gpt2_head(&model->g, targets, grad_scale, accumulate, logits);
+}
+
+void cpu_model_backward(CPUModel *model, const int32_t *tokens, bool accumulate) {
+    gpt2_backward(&model->g, tokens, accumulate);
+}
+
+double cpu_model_grad_norm_squared(CPUModel *model) { return gpt2_grad_norm_squared(&model->g); }
+
+void cpu_model_update(CPUModel *model, const AdamStep *step) { gpt2_update(&model->g, step); }
+
+float *cpu_model_tensor(CPUModel *model, const char *name, size_t layer, size_t *count) {
+    const GPT2 *g = &model->g;
+    const size_t C = g->config.channels, F = g->config.ffn, L = g->config.layers;
+    const size_t N = g->max_B * g->max_T, P = g->table.elements;
+    const LayerActs a = layer_acts(g, layer < L ? layer : 0);
+    const struct { const char *name; bool per_layer; float *pointer; size_t count; } list[] = {
+        {"params", false, g->params, P}, {"grads", false, g->grads, P}, {"m", false, g->m, P},
+        {"v", false, g->v, P},
+        {"ln_1", true, a.ln_1, N * C}, {"mean_1", true, a.mean_1, N}, {"rstd_1", true, a.rstd_1, N},
+        {"qkv", true, a.qkv, N * 3 * C}, {"atty", true, a.atty, N * C},
+        {"lse", true, a.lse, N * g->config.heads}, {"mid", true, a.mid, N * C},
+        {"ln_2", true, a.ln_2, N * C}, {"mean_2", true, a.mean_2, N}, {"rstd_2", true, a.rstd_2, N},
+        {"fc", true, a.fc, N * F}, {"act", true, a.act, N * F},
+        {"ln_f", false, g->ln_f, N * C}, {"mean_f", false, g->mean_f, N},
+        {"rstd_f", false, g->rstd_f, N}, {"losses", false, g->losses, N},
+        {"dx", false, g->dx, N * C}, {"dc", false, g->dc, N * C},
+        {"dwide", false, g->dwide, N * (F > 3 * C ? F : 3 * C)}};
+    if (strcmp(name, "x") == 0 && layer <= L) {
+        if (count != NULL) *count = N * C;
+        return g->x + layer * N * C;
+    }
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        if (strcmp(name, list[i].name) != 0 || (list[i].per_layer && layer >= L)) continue;
+        if (count != NULL) *count = list[i].count;
+        return list[i].pointer;
+    }
+    return NULL;
+}

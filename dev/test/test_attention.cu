@@ -1,0 +1,434 @@
+// test_attention: the attention kernels against plain loops in double precision, for both
+// storage types, odd shapes and large scores; what must not matter does not; the same launch, the
+// same bits.
+//
+// Bands. The reference gets the very same (rounded) inputs, and the backward pass the reference's
+// own out and lse, so that every band follows from the roundings that attention.cuh states:
+//   - a result is rounded once to X:               2^-24 (float) or 2^-8 (bf16) of the result
+//   - flash only: p and ds are rounded to bf16:    2^-8 of the sum of |p v|, |ds k|, ...
+//   - fp32 arithmetic: NOISE units of 2^-24 of the sum of all |terms|, times 1 + |scores| + |lse|,
+//     because an error of a score is a relative error of its exponential.
+#include "../../attention.cuh"
+#include "test.h"
+
+static cudaStream_t stream;
+static uint32_t seed = 1;
+
+static float next_float(void) {  // in [-1, 1)
+    seed = seed * 1664525u + 1013904223u;
+    return (float)(int32_t)seed * 0x1p-31f;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Arrays of X on the host, as floats, and on the device
+
+static float host_f32(float x) { return x; }
+static float host_f32(bf16 x) { return __bfloat162float(x); }
+template <typename X> static X host_round(float x);
+template <> float host_round<float>(float x) { return x; }
+template <> bf16 host_round<bf16>(float x) { return __float2bfloat16_rn(x); }
+
+// Every tensor is an allocation of its own, which ends with the last element.
+static void *device_alloc(size_t bytes) {
+    void *p = NULL;
+    CUDA(cudaMalloc(&p, bytes));
+    return p;
+}
+
+template <typename X> static X *upload(const float *x, size_t n) {
+    X *rounded = (X *)pinned_alloc(n * sizeof(X), "test");
+    X *device = (X *)device_alloc(n * sizeof(X));
+    for (size_t i = 0; i < n; i++) rounded[i] = host_round<X>(x[i]);
+    CUDA(cudaMemcpyAsync(device, rounded, n * sizeof(X), cudaMemcpyHostToDevice, stream));
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaFreeHost(rounded));
+    return device;
+}
+
+// A result is followed by this many bytes that must stay as they are.
+enum { MARGIN = 512, POISON = 0xff };
+
+static void *poisoned(size_t bytes) {
+    void *device = device_alloc(bytes + MARGIN);
+    CUDA(cudaMemsetAsync(device, POISON, bytes + MARGIN, stream));
+    return device;
+}
+
+// cudaFreeHost() it.
+static void *download(const void *device, size_t bytes) {
+    unsigned char *x = (unsigned char *)pinned_alloc(bytes + MARGIN, "test");
+    CUDA(cudaMemcpyAsync(x, device, bytes + MARGIN, cudaMemcpyDeviceToHost, stream));
+    CUDA(cudaStreamSynchronize(stream));
+    size_t touched = 0;
+    for (size_t i = bytes; i < bytes + MARGIN; i++) touched += x[i] != POISON;
+    CHECK(touched == 0, "%zu bytes written past the end", touched);
+    return x;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The reference
+
+typedef struct { size_t B, T, NH, HS; } Shape;
+
+typedef struct {
+    size_t n_qkv, n_out, n_lse;
+    float *qkv, *dout, *out, *lse;  // as the kernels get them
+    double *want_out, *want_lse, *want_dqkv;
+    // sums of absolute values: of what is rounded to bf16 before it enters a product, and of all
+    double *round_out, *noise_out, *noise_lse, *round_dqkv, *noise_dqkv;
+} Reference;
+
+template <typename T> static T *zeros(size_t n) {
+    T *p = (T *)calloc(n, sizeof(T));
+    if (p == NULL) fail("no memory");
+    return p;
+}
+
+template <typename X>
+static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed) {
+    const size_t B = s.B, T = s.T, NH = s.NH, HS = s.HS, C = NH * HS;
+    Reference r;
+    r.n_qkv = B * T * 3 * C; r.n_out = B * T * C; r.n_lse = B * NH * T;
+    r.qkv = zeros<float>(r.n_qkv); r.dout = zeros<float>(r.n_out);
+    r.out = zeros<float>(r.n_out); r.lse = zeros<float>(r.n_lse);
+    r.want_out = zeros<double>(r.n_out); r.want_lse = zeros<double>(r.n_lse);
+    r.want_dqkv = zeros<double>(r.n_qkv);
+    r.round_out = zeros<double>(r.n_out); r.noise_out = zeros<double>(r.n_out);
+    r.noise_lse = zeros<double>(r.n_lse);
+    r.round_dqkv = zeros<double>(r.n_qkv); r.noise_dqkv = zeros<double>(r.n_qkv);
+    double *sc = zeros<double>(T), *sa = zeros<double>(T);
+    seed = data_seed;
+    for (size_t i = 0; i < r.n_qkv; i++)
+        r.qkv[i] = host_f32(host_round<X>(next_float() * (i % (3 * C) < 2 * C ? qk_amplitude : 1)));
+    for (size_t i = 0; i < r.n_out; i++) r.dout[i] = host_f32(host_round<X>(next_float()));
+    const double scale = 1 / sqrt((double)HS);
+    for (size_t b = 0; b < B; b++)
+    for (size_t h = 0; h < NH; h++)
+    for (size_t t = 0; t < T; t++) {
+        const size_t row = (b * T + t) * 3 * C + h * HS, keys = b * T * 3 * C + C + h * HS;
+        const size_t at = (b * T + t) * C + h * HS, l = (b * NH + h) * T + t;
+        double max = -INFINITY, sum = 0, largest = 0;
+        for (size_t u = 0; u <= t; u++) {
+            sc[u] = sa[u] = 0;
+            for (size_t i = 0; i < HS; i++) {
+                const double qk = (double)r.qkv[row + i] * r.qkv[keys + u * 3 * C + i] * scale;
+                sc[u] += qk;
+                sa[u] += fabs(qk);
+            }
+            max = fmax(max, sc[u]);
+            largest = fmax(largest, sa[u]);
+        }
+        for (size_t u = 0; u <= t; u++) sum += exp(sc[u] - max);
+        r.want_lse[l] = max + log(sum);
+        r.noise_lse[l] = 1 + largest + fabs(r.want_lse[l]);
+        r.lse[l] = (float)r.want_lse[l];
+        for (size_t u = 0; u <= t; u++)
+            for (size_t i = 0; i < HS; i++) {
+                const double p = exp(sc[u] - r.want_lse[l]), v = r.qkv[keys + C + u * 3 * C + i];
+                r.want_out[at + i] += p * v;
+                r.round_out[at + i] += p * fabs(v);
+                r.noise_out[at + i] += p * fabs(v) * (1 + sa[u] + largest);
+            }
+        // the backward pass, from the rounded out and lse
+        double delta = 0, delta_abs = 0;
+        for (size_t i = 0; i < HS; i++) {
+            r.out[at + i] = host_f32(host_round<X>((float)r.want_out[at + i]));
+            delta += (double)r.dout[at + i] * r.out[at + i];
+            delta_abs += fabs((double)r.dout[at + i] * r.out[at + i]);
+        }
+        for (size_t u = 0; u <= t; u++) {
+            double dp = 0, dp_abs = 0;
+            for (size_t i = 0; i < HS; i++) {
+                const double dv = (double)r.dout[at + i] * r.qkv[keys + C + u * 3 * C + i];
+                dp += dv;
+                dp_abs += fabs(dv);
+            }
+            const double p = exp(sc[u] - (double)r.lse[l]), ds = p * (dp - delta) * scale;
+            const double noise = 1 + sa[u] + fabs((double)r.lse[l]);
+            const double ds_noise = p * (dp_abs + delta_abs) * scale * noise;
+            for (size_t i = 0; i < HS; i++) {
+                const size_t iq = row + i, ik = keys + u * 3 * C + i, iv = ik + C;
+                const double q = r.qkv[iq], k = r.qkv[ik], d = r.dout[at + i];
+                r.want_dqkv[iq] += ds * k;
+                r.want_dqkv[ik] += ds * q;
+                r.want_dqkv[iv] += p * d;
+                r.round_dqkv[iq] += fabs(ds * k);
+                r.round_dqkv[ik] += fabs(ds * q);
+                r.round_dqkv[iv] += fabs(p * d);
+                r.noise_dqkv[iq] += ds_noise * fabs(k);
+                r.noise_dqkv[ik] += ds_noise * fabs(q);
+                r.noise_dqkv[iv] += p * fabs(d) * noise;
+            }
+        }
+    }
+    free(sc);
+    free(sa);
+    return r;
+}
+
+static void reference_free(Reference *r) {
+    free(r->qkv); free(r->dout); free(r->out); free(r->lse); free(r->want_out); free(r->want_lse);
+    free(r->want_dqkv); free(r->round_out); free(r->noise_out); free(r->noise_lse);
+    free(r->round_dqkv); free(r->noise_dqkv);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Runs of the kernels
+
+enum Kernels { DISPATCH, PLAIN, FLASH };
+static const char *const kernels_name[] = {"dispatch", "plain", "flash"};
+
+template <typename X>
+static void forward(Kernels kernels, X *out, float *lse, const X *qkv, Shape s) {
+    const size_t C = s.NH * s.HS;
+    if (kernels == PLAIN) attention_forward_plain(out, lse, qkv, s.B, s.T, C, s.NH, stream);
+    if (kernels == DISPATCH) attention_forward(out, lse, qkv, s.B, s.T, C, s.NH, stream);
+    if constexpr (sizeof(X) == 2)
+        if (kernels == FLASH) attention_forward_flash(out, lse, qkv, s.B, s.T, C, s.NH, stream);
+}
+
+template <typename X>
+static void backward(Kernels kernels, X *dqkv, float *delta, const X *dout, const X *out,
+                     const float *lse, const X *qkv, Shape s) {
+    const size_t B = s.B, T = s.T, C = s.NH * s.HS, NH = s.NH;
+    if (kernels == PLAIN)
+        attention_backward_plain(dqkv, delta, dout, out, lse, qkv, B, T, C, NH, stream);
+    if (kernels == DISPATCH)
+        attention_backward(dqkv, delta, dout, out, lse, qkv, B, T, C, NH, stream);
+    if constexpr (sizeof(X) == 2)
+        if (kernels == FLASH)
+            attention_backward_flash(dqkv, delta, dout, out, lse, qkv, B, T, C, NH, stream);
+}
+
+// The three results of a forward and a backward pass on the given inputs.
+template <typename X> struct Results { X *out, *dqkv; float *lse; };
+
+template <typename X>
+static Results<X> run(Kernels kernels, Shape s, const Reference *r, const float *qkv_values) {
+    X *qkv = upload<X>(qkv_values, r->n_qkv), *dout = upload<X>(r->dout, r->n_out);
+    X *given_out = upload<X>(r->out, r->n_out);
+    float *given_lse = upload<float>(r->lse, r->n_lse);
+    X *out = (X *)poisoned(r->n_out * sizeof(X)), *dqkv = (X *)poisoned(r->n_qkv * sizeof(X));
+    float *lse = (float *)poisoned(r->n_lse * 4), *delta = (float *)poisoned(r->n_lse * 4);
+    forward(kernels, out, lse, qkv, s);
+    backward(kernels, dqkv, delta, dout, given_out, given_lse, qkv, s);
+    Results<X> results;
+    results.out = (X *)download(out, r->n_out * sizeof(X));
+    results.dqkv = (X *)download(dqkv, r->n_qkv * sizeof(X));
+    results.lse = (float *)download(lse, r->n_lse * 4);
+    CUDA(cudaFreeHost(download(delta, r->n_lse * 4)));
+    void *all[] = {qkv, dout, given_out, given_lse, out, dqkv, lse, delta};
+    for (void *p : all) CUDA(cudaFree(p));
+    return results;
+}
+
+template <typename X> static void results_free(Results<X> *r) {
+    CUDA(cudaFreeHost(r->out));
+    CUDA(cudaFreeHost(r->dqkv));
+    CUDA(cudaFreeHost(r->lse));
+}
+
+static double worst;  // largest error in units of its band, of the running test
+
+template <typename X>
+static void compare(const char *what, Kernels kernels, Shape s, const X *got, size_t n,
+                    const double *want, const double *rounded, const double *noise) {
+    const double once = sizeof(X) == 2 ? 0x1p-8 : 0x1p-24, NOISE = 8;
+    size_t bad = 0, where = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double band = once * fabs(want[i]) + NOISE * 0x1p-24 * noise[i] + 1e-37
+                            + (kernels == FLASH ? 0x1p-8 * rounded[i] : 0);
+        const double error = fabs((double)host_f32(got[i]) - want[i]) / band;
+        if (!(error <= 1) && bad++ == 0) where = i;
+        if (error > worst) worst = error;
+    }
+    CHECK(bad == 0, "%s, %s, %zu-byte X, B %zu T %zu NH %zu HS %zu: %zu of %zu outside the band, "
+          "first at %zu: %.9g, not %.9g", what, kernels_name[kernels], sizeof(X), s.B, s.T, s.NH,
+          s.HS, bad, n, where, (double)host_f32(got[where]), want[where]);
+}
+
+template <typename X> static bool same_results(const Results<X> *a, const Results<X> *b,
+                                               const Reference *r) {
+    return memcmp(a->out, b->out, r->n_out * sizeof(X)) == 0
+           && memcmp(a->dqkv, b->dqkv, r->n_qkv * sizeof(X)) == 0
+           && memcmp(a->lse, b->lse, r->n_lse * 4) == 0;
+}
+
+// One shape against the reference; twice, with the same bits.
+template <typename X> static void check(Kernels kernels, Shape s, float amplitude, bool again) {
+    Reference r = reference_make<X>(s, amplitude, (uint32_t)(s.T * 131 + s.HS));
+    Results<X> a = run<X>(kernels, s, &r, r.qkv);
+    compare("out", kernels, s, a.out, r.n_out, r.want_out, r.round_out, r.noise_out);
+    compare("lse", PLAIN, s, a.lse, r.n_lse, r.want_lse, r.noise_lse, r.noise_lse);
+    compare("dqkv", kernels, s, a.dqkv, r.n_qkv, r.want_dqkv, r.round_dqkv, r.noise_dqkv);
+    if (again) {
+        Results<X> b = run<X>(kernels, s, &r, r.qkv);
+        CHECK(same_results(&a, &b, &r), "another launch, other bits: T %zu HS %zu", s.T, s.HS);
+        results_free(&b);
+    }
+    results_free(&a);
+    reference_free(&r);
+}
+
+static void report_worst(void) {
+    printf("  largest error: %.2f of its band\n", worst);
+    worst = 0;
+}
+
+// ---------------------------------------------------------------------------------------------
+
+static void plain_float(void) {
+    const Shape shapes[] = {{1, 1, 1, 4}, {3, 2, 1, 8}, {1, 7, 3, 136}, {1, 31, 1, 16},
+                            {1, 33, 3, 5}, {1, 64, 1, 64}, {1, 65, 1, 260}, {1, 100, 1, 32}};
+    for (const Shape &s : shapes) check<float>(DISPATCH, s, 1, s.T == 33);
+    report_worst();
+}
+
+static void plain_bf16(void) {
+    const Shape shapes[] = {{1, 1, 1, 8}, {1, 2, 3, 4}, {1, 33, 1, 136}, {3, 65, 1, 24}};
+    for (const Shape &s : shapes) check<bf16>(PLAIN, s, 1, s.T == 33);
+    check<bf16>(DISPATCH, Shape{1, 31, 1, 4}, 1, false);
+    check<bf16>(DISPATCH, Shape{1, 31, 1, 136}, 1, false);
+    report_worst();
+}
+
+// Every padded size, with heads that fill it and heads that do not, around all tile borders.
+static void flash_bf16(void) {
+    const Shape shapes[] = {
+        {1, 1, 1, 8}, {3, 2, 1, 16}, {1, 7, 3, 24}, {1, 31, 1, 32}, {1, 33, 3, 40}, {1, 64, 1, 64},
+        {1, 65, 1, 72}, {1, 100, 1, 80}, {1, 130, 1, 96}, {1, 200, 1, 128}, {1, 200, 1, 64},
+        {1, 130, 1, 32}, {3, 65, 3, 64}, {1, 33, 1, 128}, {1, 2, 1, 128}, {1, 128, 1, 8}};
+    for (const Shape &s : shapes) check<bf16>(FLASH, s, 1, s.T == 65 || s.T == 33);
+    report_worst();
+}
+
+// Scores of up to +-50 and to some hundreds, where exp() without the largest score overflows.
+static void large_scores(void) {
+    for (const float amplitude : {7.0f, 30.0f}) {
+        check<float>(PLAIN, Shape{1, 40, 1, 16}, amplitude, false);
+        check<bf16>(PLAIN, Shape{1, 40, 1, 16}, amplitude, false);
+        check<bf16>(FLASH, Shape{1, 100, 1, 64}, amplitude, false);
+        check<bf16>(FLASH, Shape{1, 70, 1, 128}, amplitude, false);
+    }
+    report_worst();
+}
+
+// The flash kernels were meant to be chosen, and agree with the plain ones: relative to the norm,
+// by the roundings of p and ds, whose errors mostly cancel.
+template <typename X> static double distance(const X *a, const X *b, size_t n) {
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double d = (double)host_f32(a[i]) - (double)host_f32(b[i]), x = host_f32(b[i]);
+        difference += d * d;
+        norm += x * x;
+    }
+    return sqrt(difference / norm);
+}
+
+static void flash_is_plain(void) {
+    for (const size_t HS : {8, 64, 96}) {
+        const Shape s = {1, 70, 3, HS};
+        Reference r = reference_make<bf16>(s, 2, 5);
+        Results<bf16> flash = run<bf16>(FLASH, s, &r, r.qkv);
+        Results<bf16> plain = run<bf16>(PLAIN, s, &r, r.qkv);
+        Results<bf16> chosen = run<bf16>(DISPATCH, s, &r, r.qkv);
+        CHECK(same_results(&flash, &chosen, &r), "HS %zu: other kernels were chosen", HS);
+        const double out = distance(flash.out, plain.out, r.n_out);
+        const double dqkv = distance(flash.dqkv, plain.dqkv, r.n_qkv);
+        const double lse = distance(flash.lse, plain.lse, r.n_lse);
+        CHECK(out < 0x1p-8 && dqkv < 0x1p-8 && lse < 1e-6, "HS %zu: %g %g %g", HS, out, dqkv, lse);
+        results_free(&flash);
+        results_free(&plain);
+        results_free(&chosen);
+        reference_free(&r);
+    }
+}
+
+// Whatever stands in another sequence, in another head or (finite) in the future of a token: its
+// out, lse and gradients of the query keep their bits, and so do those of keys and values, of
+// another sequence and head.
+template <typename X> static void check_isolation(Kernels kernels, Shape s, size_t now) {
+    const size_t C = s.NH * s.HS, other_b = 1, other_h = 1;
+    Reference r = reference_make<X>(s, 2, 77);
+    float *changed = zeros<float>(r.n_qkv);
+    for (size_t i = 0; i < r.n_qkv; i++) {
+        const size_t b = i / (3 * C) / s.T, t = i / (3 * C) % s.T, h = i % C / s.HS;
+        changed[i] = b == other_b || h == other_h ? NAN : t > now ? 30 * r.qkv[i] : r.qkv[i];
+    }
+    Results<X> a = run<X>(kernels, s, &r, r.qkv), c = run<X>(kernels, s, &r, changed);
+    size_t differ = 0;
+    for (size_t b = 0; b < s.B; b++)
+    for (size_t h = 0; h < s.NH; h++)
+    for (size_t t = 0; t < s.T; t++) {
+        if (b == other_b || h == other_h || t > now) continue;
+        const size_t at = (b * s.T + t) * C + h * s.HS, l = (b * s.NH + h) * s.T + t;
+        const size_t row = (b * s.T + t) * 3 * C + h * s.HS;
+        differ += memcmp(a.out + at, c.out + at, s.HS * sizeof(X)) != 0;
+        differ += memcmp(a.lse + l, c.lse + l, 4) != 0;
+        differ += memcmp(a.dqkv + row, c.dqkv + row, s.HS * sizeof(X)) != 0;
+        if (now + 1 == s.T)
+            for (size_t i = C; i < 3 * C; i += C)
+                differ += memcmp(a.dqkv + row + i, c.dqkv + row + i, s.HS * sizeof(X)) != 0;
+    }
+    CHECK(differ == 0, "%s HS %zu: %zu rows", kernels_name[kernels], s.HS, differ);
+    free(changed);
+    results_free(&a);
+    results_free(&c);
+    reference_free(&r);
+}
+
+static void what_must_not_matter(void) {
+    check_isolation<bf16>(FLASH, Shape{1, 70, 1, 64}, 40);
+    check_isolation<bf16>(FLASH, Shape{1, 70, 1, 128}, 63);
+    check_isolation<bf16>(FLASH, Shape{3, 40, 3, 16}, 39);
+    check_isolation<bf16>(PLAIN, Shape{1, 40, 1, 12}, 31);
+    check_isolation<float>(PLAIN, Shape{3, 20, 3, 4}, 19);
+}
+
+// Every tile of every head is worked on exactly once, the longest first in every group.
+__global__ static void block_work_kernel(unsigned *seen, unsigned *order, unsigned tiles,
+                                         size_t heads, unsigned group) {
+    unsigned tile;
+    const size_t head = block_work(&tile, tiles, heads, group);
+    if (threadIdx.x == 0 && head < heads && tile < tiles) {
+        seen[head * tiles + tile] = 1;
+        order[blockIdx.x] = (unsigned)(head / group * tiles + tiles - 1 - tile);
+    }
+}
+
+static void work_is_divided(void) {
+    const unsigned cases[][3] = {{1, 1, 1}, {5, 1, 1}, {3, 7, 2}, {4, 6, 6}, {2, 9, 4}};
+    for (const auto &c : cases) {
+        const unsigned tiles = c[0], heads = c[1], n = tiles * heads;
+        unsigned *seen = (unsigned *)poisoned(n * 4), *order = (unsigned *)poisoned(n * 4);
+        block_work_kernel<<<n, 32, 0, stream>>>(seen, order, tiles, heads, c[2]);
+        CUDA(cudaGetLastError());
+        unsigned *s = (unsigned *)download(seen, n * 4), *o = (unsigned *)download(order, n * 4);
+        size_t missing = 0, early = 0;
+        for (unsigned i = 0; i < n; i++) {
+            missing += s[i] != 1;
+            early += i > 0 && o[i] < o[i - 1];
+        }
+        CHECK(missing == 0 && early == 0, "%u tiles, %u heads: %zu, %zu", tiles, heads, missing,
+              early);
+        CUDA(cudaFreeHost(s));
+        CUDA(cudaFreeHost(o));
+        CUDA(cudaFree(seen));
+        CUDA(cudaFree(order));
+    }
+    CHECK(heads_per_group(1000, 4096, 128) == 8 && heads_per_group(5, 1, 8) == 5
+          && heads_per_group(3, 1 << 20, 128) == 1, "heads per group");
+}
+
+int main(void) {
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    RUN(plain_float);
+    RUN(plain_bf16);
+    RUN(flash_bf16);
+    RUN(large_scores);
+    RUN(flash_is_plain);
+    RUN(what_must_not_matter);
+    RUN(work_is_divided);
+    CUDA(cudaStreamDestroy(stream));
+    return test_summary();
+}

@@ -1,0 +1,694 @@
+// Tests of the GPU kernels of one layer each, and of the optimizer's, against train_gpt2.c.
+//
+// Inputs are first rounded to the storage type X, and the CPU's function, in fp32, gets the same
+// numbers. What X = float returns then differs by the order of sums and by exp: bands of about 1e-6
+// of the value, or of the tensor's root mean square where terms cancel. What X = bf16 returns is
+// the fp32 result rounded once: half a bf16 ulp, 2^-8, more; two roundings in a row would not pass.
+// Where one operation makes the result, and for the optimizer and the norm, bits must be equal.
+// Every case runs twice and must leave the same bits. Each tensor is an allocation of its own, and
+// what a kernel has to write is NaN before.
+#include "../../util.h"
+#include "../../adam.h"
+#include "../../gpt2.h"
+#include "../../gpu.cuh"
+#include "../../layers_draft.cuh"
+#include "cpu_reference.h"
+#include "test.h"
+
+static cudaStream_t stream;
+static char shape[64];  // of the running case, for messages
+
+__attribute__((format(printf, 1, 2))) static void set_shape(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(shape, sizeof shape, format, args);
+    va_end(args);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Tensors on both sides
+
+static void *allocations[64];
+static int allocation_count;
+
+static void *keep(void *device) {
+    if (allocation_count == 64) die("more tensors than the test has room for");
+    return allocations[allocation_count++] = device;
+}
+
+static void release_device(void) {
+    while (allocation_count > 0) CUDA(cudaFree(allocations[--allocation_count]));
+}
+
+// Raw bytes in device memory of their own; NULL: all bits one, which is NaN in every type.
+static void *device_bytes(const void *bytes, size_t n) {
+    void *p;
+    CUDA(cudaMalloc(&p, n));
+    CUDA(cudaMemset(p, 0xff, n));
+    if (bytes != NULL) CUDA(cudaMemcpy(p, bytes, n, cudaMemcpyHostToDevice));
+    CUDA(cudaDeviceSynchronize());  // the test's stream does not wait for these two
+    return keep(p);
+}
+
+static void host_bytes(void *to, const void *device, size_t n) {
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaMemcpy(to, device, n, cudaMemcpyDeviceToHost));
+}
+
+template <typename X> static X *poison(size_t n) { return (X *)device_bytes(NULL, n * sizeof(X)); }
+
+// n floats as X; exact if they were rounded to X before.
+template <typename X> static X *device(const float *x, size_t n) {
+    if (sizeof(X) == 4) return (X *)device_bytes(x, n * 4);
+    uint16_t *bits = (uint16_t *)alloc_or_fail(n, 2, "test");
+    for (size_t i = 0; i < n; i++) bits[i] = f32_to_bf16(x[i]);
+    X *p = (X *)device_bytes(bits, n * 2);
+    free(bits);
+    return p;
+}
+
+static int32_t *device_ints(const int32_t *x, size_t n) {
+    return (int32_t *)device_bytes(x, n * sizeof(int32_t));
+}
+
+static float *floats(size_t n) { return (float *)alloc_or_fail(n, sizeof(float), "test"); }
+
+static float *copy(const float *x, size_t n) {
+    float *y = floats(n);
+    memcpy(y, x, n * sizeof(float));
+    return y;
+}
+
+// A copy of a device tensor in fp32, for the caller to free.
+template <typename X> static float *host(const X *x, size_t n) {
+    float *y = floats(n);
+    if (sizeof(X) == 4) {
+        host_bytes(y, x, n * 4);
+    } else {
+        uint16_t *bits = (uint16_t *)alloc_or_fail(n, 2, "test");
+        host_bytes(bits, x, n * 2);
+        for (size_t i = 0; i < n; i++) y[i] = bf16_to_f32(bits[i]);
+        free(bits);
+    }
+    return y;
+}
+
+template <typename X> static float rounded(float x) {
+    return sizeof(X) == 4 ? x : bf16_to_f32(f32_to_bf16(x));
+}
+
+// Normal numbers that X can hold.
+template <typename X> static float *normals(size_t n, uint32_t seed, float mean, float std) {
+    float *x = floats(n);
+    rng_normals(x, n, seed, 1, 2, 0);
+    for (size_t i = 0; i < n; i++) x[i] = rounded<X>(mean + std * x[i]);
+    return x;
+}
+
+static int32_t *random_tokens(size_t n, size_t V, uint32_t seed) {
+    int32_t *x = (int32_t *)alloc_or_fail(n, 4, "test");
+    for (size_t i = 0; i < n; i++) {  // few are frequent, as in text; both ends are there
+        const Philox4 r = philox4x32(seed, (uint32_t)i, 0, 0, 0);
+        x[i] = (int32_t)(r.x[0] % 3 == 0 ? V / 2 : r.x[1] % V);
+        if (i % 7 == 3) x[i] = (int32_t)V - 1;
+        if (i % 11 == 5) x[i] = 0;
+    }
+    return x;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Comparing
+
+// Half the distance between two bf16 numbers, relative, and a little for a sum that went the other
+// way from a tie.
+template <typename X> static float rounding(void) { return sizeof(X) == 4 ? 0.0f : 0x1.01p-8f; }
+
+// |got - want| <= relative |want| + absolute, for all n; a NaN fails.
+static void check_near(const char *what, const float *got, const float *want, size_t n,
+                       double relative, double absolute) {
+    size_t bad = 0, worst = 0;
+    double most = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double excess = fabs((double)got[i] - (double)want[i])
+                            - relative * fabs((double)want[i]) - absolute;
+        if (excess <= 0) continue;
+        bad++;
+        if (!(excess <= most)) { most = excess; worst = i; }
+    }
+    CHECK(bad == 0, "%s, %s: %zu of %zu outside; [%zu] is %.9g, not %.9g", what, shape, bad, n,
+          worst, got[worst], want[worst]);
+}
+
+// The band of the text above, `band` being the fp32 part. Frees got.
+template <typename X>
+static void check_band(const char *what, float *got, const float *want, size_t n, double band) {
+    double squares = 0;
+    for (size_t i = 0; i < n; i++) squares += (double)want[i] * want[i];
+    check_near(what, got, want, n, band + rounding<X>(), band * sqrt(squares / (double)n));
+    free(got);
+}
+
+// Equal bits of rounded<X>(want); any NaN equals any other. Frees got.
+template <typename X>
+static void check_equal(const char *what, float *got, const float *want, size_t n) {
+    size_t bad = 0, first = 0;
+    for (size_t i = 0; i < n; i++) {
+        const float w = rounded<X>(want[i]);
+        if (memcmp(&got[i], &w, 4) == 0 || (got[i] != got[i] && w != w)) continue;
+        if (bad++ == 0) first = i;
+    }
+    CHECK(bad == 0, "%s, %s: %zu of %zu differ; [%zu] is %.9g, not %.9g", what, shape, bad, n,
+          first, got[first], rounded<X>(want[first]));
+    free(got);
+}
+
+// What a case left in device memory, as a hash: two runs must agree.
+static uint64_t result_hash, earlier_hash;
+
+static void hash_device(const void *device, size_t n) {
+    unsigned char *bytes = (unsigned char *)alloc_or_fail(n, 1, "test");
+    host_bytes(bytes, device, n);
+    for (size_t i = 0; i < n; i++) result_hash = (result_hash ^ bytes[i]) * 0x100000001b3ull;
+    free(bytes);
+}
+
+#define TWICE for (int pass = 0; result_hash = 0, pass < 2; end_pass(pass++))
+
+static void end_pass(int pass) {
+    if (pass == 0) earlier_hash = result_hash;
+    else CHECK(result_hash == earlier_hash, "the second run left other bits, %s", shape);
+    release_device();
+}
+
+// ---------------------------------------------------------------------------------------------
+// Embeddings
+
+static TokenOrder device_order(const int32_t *tokens, size_t N, size_t V) {
+    int32_t *rows = (int32_t *)alloc_or_fail(N, 4, "test");
+    int32_t *first = (int32_t *)alloc_or_fail(N + 1, 4, "test");
+    int32_t *count = (int32_t *)alloc_or_fail(V + 1, 4, "test");
+    const size_t groups = token_order(rows, first, count, tokens, N, V);
+    size_t wrong = 0;
+    CHECK(groups > 0 && groups <= V && first[0] == 0 && first[groups] == (int32_t)N, "ends");
+    for (size_t g = 0; g < groups; g++) {
+        wrong += first[g] >= first[g + 1];
+        if (g > 0) wrong += tokens[rows[first[g]]] <= tokens[rows[first[g] - 1]];
+        for (int32_t i = first[g] + 1; i < first[g + 1]; i++)
+            wrong += tokens[rows[i]] != tokens[rows[i - 1]] || rows[i] <= rows[i - 1];
+    }
+    CHECK(wrong == 0, "%zu rows out of order", wrong);
+    const TokenOrder order = {device_ints(rows, N), device_ints(first, groups + 1), groups};
+    free(rows);
+    free(first);
+    free(count);
+    return order;
+}
+
+template <typename X>
+static void encoder_case(size_t B, size_t T, size_t C, size_t V, bool one_token) {
+    set_shape("B %zu T %zu C %zu V %zu", B, T, C, V);
+    const size_t N = B * T, context = T + 2;
+    int32_t *tokens = random_tokens(N, V, 1);
+    for (size_t n = 0; one_token && n < N; n++) tokens[n] = (int32_t)V - 1;
+    float *wte = normals<X>(V * C, 2, 0, 1), *wpe = normals<X>(context * C, 3, 0, 1);
+    float *dout = normals<X>(N * C, 4, 0, 1), *dwte = normals<float>(V * C, 5, 0, 1);
+    float *out = floats(N * C), *dwte_want = copy(dwte, V * C), *dwpe = floats(context * C);
+    cpu_encoder_forward(out, tokens, wte, wpe, B, T, C);
+    cpu_encoder_backward(dwte_want, dwpe, dout, tokens, B, T, C);
+    TWICE {
+        const int32_t *d_tokens = device_ints(tokens, N);
+        X *d_out = poison<X>(N * C), *d_dwpe = poison<X>(context * C);
+        encoder_forward(d_out, d_tokens, device<X>(wte, V * C), device<X>(wpe, context * C),
+                        B, T, C, stream);
+        check_equal<X>("out", host(d_out, N * C), out, N * C);
+        float *d_dwte = device<float>(dwte, V * C);
+        encoder_backward(d_dwte, d_dwpe, device<X>(dout, N * C), d_tokens,
+                         device_order(tokens, N, V), B, T, C, stream);
+        // a row of dwte may have N terms
+        check_band<float>("dwte", host(d_dwte, V * C), dwte_want, V * C, one_token ? 5e-6 : 1e-6);
+        check_band<X>("dwpe", host(d_dwpe, T * C), dwpe, T * C, 1e-6);
+        float *beyond = host(d_dwpe, context * C);
+        for (size_t i = T * C; i < context * C; i++)
+            CHECK(beyond[i] != beyond[i], "row %zu of dwpe was written", i / C);
+        free(beyond);
+        hash_device(d_out, N * C * sizeof(X));
+        hash_device(d_dwte, V * C * sizeof(float));
+        hash_device(d_dwpe, T * C * sizeof(X));
+    }
+    free(tokens); free(wte); free(wpe); free(dout); free(dwte); free(out); free(dwte_want);
+    free(dwpe);
+}
+
+template <typename X> static void encoder(void) {
+    encoder_case<X>(1, 1, 8, 5, false);
+    encoder_case<X>(3, 5, 24, 5, false);
+    encoder_case<X>(2, 33, 40, 50, false);
+    encoder_case<X>(9, 65, 24, 131, false);
+    encoder_case<X>(17, 3, 768, 1000, false);
+    encoder_case<X>(3, 7, 1600, 131, false);
+    encoder_case<X>(3, 111, 264, 5, true);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Layer normalisation
+
+template <typename X>
+static void layernorm_case(size_t N, size_t C, float offset, double band) {
+    set_shape("N %zu C %zu", N, C);
+    float *a = normals<X>(N * C, 1, offset, 2), *b = normals<X>(N * C, 2, 0, 1);
+    float *w = normals<X>(C, 3, 1, 0.3f), *bias = normals<X>(C, 4, 0, 0.3f);
+    float *sum = copy(a, N * C), *out = floats(N * C), *mean = floats(N), *rstd = floats(N);
+    cpu_residual_forward(sum, b, N * C);
+    for (size_t i = 0; i < N * C; i++) sum[i] = rounded<X>(sum[i]);
+    cpu_layernorm_forward(out, mean, rstd, sum, w, bias, N, C);
+    TWICE {
+        const X *d_w = device<X>(w, C), *d_bias = device<X>(bias, C), *d_b = device<X>(b, N * C);
+        X *d_sum = device<X>(a, N * C), *d_out = poison<X>(N * C);
+        float *d_mean = poison<float>(N), *d_rstd = poison<float>(N);
+        residual_forward(d_sum, d_b, N * C, stream);
+        check_equal<X>("a + b", host(d_sum, N * C), sum, N * C);
+        layernorm_forward(d_out, d_mean, d_rstd, d_sum, d_w, d_bias, N, C, stream);
+        check_band<X>("out", host(d_out, N * C), out, N * C, band);
+        check_band<float>("mean", host(d_mean, N), mean, N, band);
+        check_band<float>("rstd", host(d_rstd, N), rstd, N, band);
+
+        // the fused form: every bit as above
+        X *d_fused = poison<X>(N * C), *d_out2 = poison<X>(N * C);
+        float *d_mean2 = poison<float>(N), *d_rstd2 = poison<float>(N);
+        residual_layernorm_forward(d_fused, d_out2, d_mean2, d_rstd2, device<X>(a, N * C), d_b, d_w,
+                                   d_bias, N, C, stream);
+        float *separate = host(d_out, N * C), *m = host(d_mean, N), *r = host(d_rstd, N);
+        check_equal<X>("fused residual", host(d_fused, N * C), sum, N * C);
+        check_equal<X>("fused out", host(d_out2, N * C), separate, N * C);
+        check_equal<float>("fused mean", host(d_mean2, N), m, N);
+        check_equal<float>("fused rstd", host(d_rstd2, N), r, N);
+        free(separate); free(m); free(r);
+        hash_device(d_out, N * C * sizeof(X));
+        hash_device(d_out2, N * C * sizeof(X));
+        hash_device(d_mean, N * sizeof(float));
+        hash_device(d_rstd, N * sizeof(float));
+    }
+    free(a); free(b); free(w); free(bias); free(sum); free(out); free(mean); free(rstd);
+}
+
+template <typename X> static void layernorm(void) {
+    const size_t channels[] = {8, 24, 40, 768, 1600};
+    for (size_t i = 0; i < 5; i++) {
+        layernorm_case<X>(1, channels[i], 0.5f, 2e-6);
+        layernorm_case<X>(7, channels[i], 0.5f, 2e-6);
+    }
+    layernorm_case<X>(66, 8, 0.5f, 2e-6);
+    layernorm_case<X>(2, 12288, 0.5f, 2e-6);
+    // E[x^2] - E[x]^2 would lose most digits here; the CPU's mean, without vectors, some
+    layernorm_case<X>(3, 768, 2000, 5e-3);
+    // constant rows: only eps is left of the variance
+    float w[24], bias[24] = {0}, row[24], *got;
+    for (int c = 0; c < 24; c++) w[c] = 1, row[c] = c == 0 ? 0.0625f : 0;
+    X *out = poison<X>(24);
+    float *mean = poison<float>(1), *rstd = poison<float>(1);
+    layernorm_forward(out, mean, rstd, device<X>(row, 24), device<X>(w, 24), device<X>(bias, 24), 1,
+                      24, stream);
+    const double variance = 0.0625 * 0.0625 * 23 / (24 * 24);
+    got = host(rstd, 1);
+    CHECK(fabs(got[0] * sqrt(variance + 1e-5) - 1) < 1e-6, "rstd %.9g", got[0]);
+    free(got);
+    release_device();
+}
+
+template <typename X> static void layernorm_backward_case(size_t N, size_t C) {
+    set_shape("N %zu C %zu", N, C);
+    float *x = normals<X>(N * C, 1, 0.5f, 2), *w = normals<X>(C, 2, 1, 0.3f);
+    float *dout = normals<X>(N * C, 3, 0.2f, 1), *dinp = normals<X>(N * C, 4, 0, 1);
+    float *mean = floats(N), *rstd = floats(N), *out = floats(N * C), *bias = floats(C);
+    float *dx = copy(dinp, N * C), *dw = floats(C), *db = floats(C);
+    cpu_layernorm_forward(out, mean, rstd, x, w, bias, N, C);
+    cpu_layernorm_backward(dx, dw, db, dout, x, w, mean, rstd, N, C, false);
+    TWICE {
+        X *d_dinp = device<X>(dinp, N * C), *d_dw = poison<X>(C), *d_db = poison<X>(C);
+        float *scratch = poison<float>(layernorm_backward_scratch(N, C));
+        layernorm_backward(d_dinp, d_dw, d_db, scratch, device<X>(dout, N * C), device<X>(x, N * C),
+                           device<X>(w, C), device<float>(mean, N), device<float>(rstd, N), N, C,
+                           stream);
+        check_band<X>("dinp", host(d_dinp, N * C), dx, N * C, 2e-6);
+        check_band<X>("dw", host(d_dw, C), dw, C, 2e-6);
+        check_band<X>("db", host(d_db, C), db, C, 2e-6);
+        hash_device(d_dinp, N * C * sizeof(X));
+        hash_device(d_dw, C * sizeof(X));
+        hash_device(d_db, C * sizeof(X));
+    }
+    free(x); free(w); free(dout); free(dinp); free(mean); free(rstd); free(out); free(bias);
+    free(dx); free(dw); free(db);
+}
+
+template <typename X> static void layernorm_gradients(void) {
+    const size_t channels[] = {8, 24, 40, 768, 1600};
+    for (size_t i = 0; i < 5; i++) {
+        layernorm_backward_case<X>(1, channels[i]);
+        layernorm_backward_case<X>(37, channels[i]);
+    }
+    layernorm_backward_case<X>(8205, 8);  // more than 16 rows a block, and a short last block
+    layernorm_backward_case<X>(17, 4104);
+    layernorm_backward_case<X>(3, 12288);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Bias, activation, residual
+
+template <typename X> static void bias_case(size_t N, size_t OC) {
+    set_shape("N %zu OC %zu", N, OC);
+    float *dout = normals<X>(N * OC, 1, 0.1f, 1), *db = floats(OC);
+    for (size_t n = 0; n < N; n++)
+        for (size_t o = 0; o < OC; o++) db[o] += dout[n * OC + o];
+    TWICE {
+        X *d_db = poison<X>(OC);
+        float *scratch = poison<float>(bias_backward_scratch(N, OC));
+        bias_backward(d_db, scratch, device<X>(dout, N * OC), N, OC, stream);
+        check_band<X>("db", host(d_db, OC), db, OC, 2e-6);
+        hash_device(d_db, OC * sizeof(X));
+    }
+    free(dout); free(db);
+}
+
+template <typename X> static void bias(void) {
+    const size_t rows[] = {1, 7, 64, 65, 333};
+    for (size_t i = 0; i < 5; i++) {
+        bias_case<X>(rows[i], 8);
+        bias_case<X>(rows[i], 40);
+        bias_case<X>(rows[i], 264);
+    }
+    bias_case<X>(70, 1600);
+    bias_case<X>(4200, 24);
+}
+
+template <typename X> static void activation(void) {
+    const size_t sizes[] = {8, 264, 2048, 5000};
+    for (size_t i = 0; i < 4; i++)
+    for (int kind = ACTIVATION_GELU; kind <= ACTIVATION_RELU; kind++) {
+        const size_t n = sizes[i];
+        set_shape("n %zu kind %d", n, kind);
+        float *x = normals<X>(n, 1, 0, 3), *d = normals<X>(n, 2, 0, 1);
+        float *out = floats(n), *dx = copy(d, n);
+        if (n > 8) {
+            const float special[] = {0, -0.0f, 1e-30f, -1e-30f, 12, -12, 60, -60, 1e4f, -1e4f};
+            for (int j = 0; j < 10; j++) x[j] = rounded<X>(special[j]);
+        }
+        cpu_activation_forward(out, x, n, kind);
+        cpu_activation_backward(dx, x, n, kind);
+        TWICE {
+            const X *d_x = device<X>(x, n);
+            X *d_out = poison<X>(n), *d_d = device<X>(d, n);
+            activation_forward(d_out, d_x, n, kind, stream);
+            activation_backward(d_d, d_x, n, kind, stream);
+            hash_device(d_out, n * sizeof(X));
+            hash_device(d_d, n * sizeof(X));
+            float *got = host(d_out, n), *slope = host(d_d, n);
+            // absolute: what 1 + tanh(u) loses on the CPU where tanh(u) is near -1
+            check_near("out", got, out, n, 1e-6 + rounding<X>(), kind == 0 ? 1e-6 : 0);
+            check_near("dinp", slope, dx, n, 2e-6 + rounding<X>(), kind == 0 ? 4e-6 : 0);
+            for (size_t j = 0; kind == ACTIVATION_GELU && j < n; j++) {  // the definition
+                const double z = x[j], u = sqrt(2 / 3.14159265358979324) * (z + 0.044715 * z*z*z);
+                const double want = z / (1 + exp(-2 * u));
+                CHECK(fabs(got[j] - want) <= (1e-5 + rounding<X>()) * fabs(want) + 1e-37,
+                      "gelu(%g) is %.9g, not %.9g", z, got[j], want);
+            }
+            free(got); free(slope);
+        }
+        free(x); free(d); free(out); free(dx);
+    }
+}
+
+template <typename X> static void residual(void) {
+    for (size_t n = 8; n < 6000; n += 1992) {
+        set_shape("n %zu", n);
+        float *a = normals<X>(n, 1, 0, 1), *b = normals<X>(n, 2, 0, 1), *sum = copy(a, n);
+        cpu_residual_forward(sum, b, n);
+        TWICE {
+            X *d_a = device<X>(a, n);
+            residual_forward(d_a, device<X>(b, n), n, stream);
+            hash_device(d_a, n * sizeof(X));
+            check_equal<X>("sum", host(d_a, n), sum, n);
+        }
+        free(a); free(b); free(sum);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Loss
+
+template <typename X>
+static void crossentropy_case(size_t N, size_t V, float std, float grad_scale) {
+    set_shape("N %zu V %zu std %g scale %g", N, V, std, grad_scale);
+    const size_t Vp = round_up(V, ALIGN_ELEMENTS);
+    // without vectors, the CPU adds V terms one after the other
+    const double band = V > 10000 ? 2e-5 : 1e-6;
+    float *z = normals<X>(N * Vp, 1, 0.5f, std), *losses = floats(N);
+    int32_t *targets = random_tokens(N, V, 2);
+    targets[0] = (int32_t)V - 1;
+    if (N > 1) targets[1] = 0;
+    for (size_t v = 1; N > 1 && v < V; v++)  // single ones, and all that one thread sees
+        if (v == 1 || v == 3 || (v >= 8 && v < 16)) z[Vp + v] = -INFINITY;
+    if (N > 2) for (size_t v = 0; v < V; v++) z[2 * Vp + v] = 80;
+    for (size_t n = 0; n < N; n++)
+        for (size_t v = V; v < Vp; v++) z[n * Vp + v] = NAN;
+    float *dz = copy(z, N * Vp);
+    cpu_crossentropy(losses, dz, targets, grad_scale, N, V, Vp);
+    TWICE {
+        X *d_z = device<X>(z, N * Vp);
+        float *d_losses = poison<float>(N);
+        crossentropy(d_losses, d_z, device_ints(targets, N), grad_scale, N, V, Vp, stream);
+        float *got_losses = host(d_losses, N);
+        check_near("losses", got_losses, losses, N, band, band * (1 + 4 * std));
+        free(got_losses);
+        float *got = host(d_z, N * Vp);
+        for (size_t n = 0; n < N; n++) {
+            // relative to exp, whose argument is exact to 2^-24 of up to 8 std
+            check_near("dlogits", got + n * Vp, dz + n * Vp, grad_scale == 0 ? 0 : V,
+                       2 * band + rounding<X>(), band * fabs(grad_scale));
+            size_t bad = 0;
+            for (size_t v = 0; v < Vp; v++) {
+                if (grad_scale == 0) bad += memcmp(&got[n * Vp + v], &z[n * Vp + v], 4) != 0
+                                         && (v < V || got[n * Vp + v] == got[n * Vp + v]);
+                else if (v >= V) bad += got[n * Vp + v] != 0;
+            }
+            CHECK(bad == 0, "%zu columns of row %zu", bad, n);
+        }
+        free(got);
+        hash_device(d_z, N * Vp * sizeof(X));
+        hash_device(d_losses, N * sizeof(float));
+    }
+    free(z); free(losses); free(targets); free(dz);
+}
+
+template <typename X> static void loss(void) {
+    const size_t vocabularies[] = {5, 50, 131, 1000, 8192};
+    for (size_t i = 0; i < 5; i++) {
+        crossentropy_case<X>(3, vocabularies[i], 1, 0);
+        crossentropy_case<X>(3, vocabularies[i], 1, 0.25f);
+        crossentropy_case<X>(1, vocabularies[i], 10, 1);
+    }
+    crossentropy_case<X>(1, 1, 1, 1);
+    crossentropy_case<X>(2, 50257, 3, 0.5f);
+}
+
+static void loss_total(void) {
+    for (size_t N = 1; N < 3000; N = N * 3 + 2) {
+        set_shape("N %zu", N);
+        float *losses = normals<float>(N, 1, 10, 1);
+        double want = 0, got;
+        for (size_t n = 0; n < N; n++) want += losses[n];
+        TWICE {
+            double *total = (double *)device_bytes(NULL, sizeof(double));
+            const float *d_losses = device<float>(losses, N);
+            loss_accumulate(total, d_losses, N, 0.5, true, stream);
+            host_bytes(&got, total, sizeof got);
+            CHECK(fabs(got - 0.5 * want) <= 1e-13 * want, "N %zu: %.17g, not %.17g", N, got,
+                  0.5 * want);
+            loss_accumulate(total, d_losses, N, 2, false, stream);
+            host_bytes(&got, total, sizeof got);
+            CHECK(fabs(got - 2.5 * want) <= 1e-13 * want, "N %zu: %.17g, not %.17g", N, got,
+                  2.5 * want);
+            hash_device(total, sizeof(double));
+        }
+        free(losses);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Gradients of micro-batches
+
+template <typename X> static void gradients(void) {
+    for (size_t n = 128; n < 6000; n += 1920) {
+        set_shape("n %zu", n);
+        float *g = normals<X>(n, 1, 0, 1), *more = normals<X>(n, 2, 0, 1e-3f), *sum = floats(n);
+        float *wide = normals<float>(n, 3, 0, 1);
+        for (size_t i = 0; i < n; i++) sum[i] = g[i] + more[i];
+        TWICE {
+            float *acc = poison<float>(n);
+            accumulate_gradient(acc, device<X>(g, n), n, true, stream);
+            check_equal<float>("first", host(acc, n), g, n);
+            accumulate_gradient(acc, device<X>(more, n), n, false, stream);
+            check_equal<float>("second", host(acc, n), sum, n);
+            X *out = poison<X>(n);
+            round_gradient(out, device<float>(wide, n), n, stream);
+            check_equal<X>("rounded", host(out, n), wide, n);
+            hash_device(acc, n * sizeof(float));
+            hash_device(out, n * sizeof(X));
+        }
+        free(g); free(more); free(sum); free(wide);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// AdamW and the norm: bits
+
+// Ordinary numbers, and one in eight that is not.
+static float *unusual(size_t n, uint32_t seed, float std, bool squares) {
+    static const uint32_t special[] = {
+        0, 0x80000000, 1, 0x80000001, 0x007fffff, 0x00800000, 0x80800000, 0x00800001, 0x7f7fffff,
+        0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000, 0x1f800000, 0x20000000, 0x3f800000};
+    float *x = normals<float>(n, seed, 0, std);
+    for (size_t i = 0; i < n; i++) {
+        const Philox4 r = philox4x32(seed, (uint32_t)i, 7, 7, 7);
+        if (r.x[0] % 8 == 0) memcpy(&x[i], &special[r.x[1] % 16], 4);
+        else if (squares) x[i] *= x[i];
+        if (squares) x[i] = fabsf(x[i]);
+    }
+    return x;
+}
+
+enum { ARENA = 13000, RUNS = 21 };
+
+// Runs of all kinds: whole tensors, odd starts, odd lengths, next to each other, empty.
+static int make_runs(AdamRun *runs) {
+    const size_t at[RUNS] = {0, 128, 131, 140, 141, 145, 256, 260, 301, 306, 400, 1408, 1409, 1500,
+                             1600, 6401, 12000, 12001, 12002, 12100, 12991};
+    const size_t length[RUNS] = {100, 3, 9, 1, 2, 4, 4, 41, 5, 0, 1001, 1, 3, 64, 4097, 5000, 1, 1,
+                                 97, 800, 9};
+    for (int i = 0; i < RUNS; i++) {
+        runs[i].at = at[i];
+        runs[i].length = length[i];
+        runs[i].decay = i % 3 != 0;
+    }
+    return RUNS;
+}
+
+// skip: elements by which the arenas start after a multiple of 16 bytes.
+static void adam_case(bool is_bf16, bool has_bf16, size_t skip, int count) {
+    set_shape("gradient bf16 %d, copy %d, skip %zu, runs %d", is_bf16, has_bf16, skip, count);
+    const size_t n = ARENA;
+    AdamRun runs[RUNS];
+    const int all = make_runs(runs);
+    if (count == 0 || count > all) count = all;
+    float *p = unusual(n, 1, 1, false), *m = unusual(n, 2, 1e-3f, false);
+    float *v = unusual(n, 3, 1e-3f, true), *g = unusual(n, 4, 1e-2f, false);
+    float *p2 = copy(p, n), *m2 = copy(m, n), *v2 = copy(v, n);
+    uint16_t *g16 = (uint16_t *)alloc_or_fail(n, 2, "test");
+    uint16_t *p16 = (uint16_t *)alloc_or_fail(n, 2, "test");
+    uint16_t *got16 = (uint16_t *)alloc_or_fail(n + skip, 2, "test");
+    for (size_t i = 0; i < n; i++) g16[i] = f32_to_bf16(g[i]), p16[i] = 0xffff;
+    const AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 3, 0.37);
+    for (int i = 0; i < count; i++) {
+        const size_t at = runs[i].at;
+        const void *grad = is_bf16 ? (const void *)(g16 + at) : (const void *)(g + at);
+        cpu_adam_update(p2 + at, m2 + at, v2 + at, grad, is_bf16, has_bf16 ? p16 + at : NULL,
+                        runs[i].length, &step, runs[i].decay);
+    }
+    TWICE {
+        float *arena[3];
+        const float *const from[3] = {p, m, v}, *const want[3] = {p2, m2, v2};
+        for (int k = 0; k < 3; k++) {
+            arena[k] = poison<float>(n + skip) + skip;
+            CUDA(cudaMemcpy(arena[k], from[k], n * 4, cudaMemcpyHostToDevice));
+        }
+        const size_t size = is_bf16 ? 2 : 4;
+        char *grad = (char *)device_bytes(NULL, (n + skip) * size) + skip * size;
+        uint16_t *d_p16 = (uint16_t *)device_bytes(NULL, (n + skip) * 2) + skip;
+        CUDA(cudaMemcpy(grad, is_bf16 ? (void *)g16 : (void *)g, n * size, cudaMemcpyHostToDevice));
+        CUDA(cudaDeviceSynchronize());
+        adam_update_gpu(arena[0], arena[1], arena[2], grad, is_bf16, has_bf16 ? d_p16 : NULL, runs,
+                        count, &step, stream);
+        for (int k = 0; k < 3; k++) {
+            check_equal<float>(k == 0 ? "p" : k == 1 ? "m" : "v", host(arena[k], n), want[k], n);
+            hash_device(arena[k], n * 4);
+        }
+        host_bytes(got16, d_p16, n * 2);
+        size_t bad = 0;
+        for (size_t i = 0; i < n; i++)
+            bad += got16[i] != p16[i] && !((got16[i] & 0x7fff) > 0x7f80 && p16[i] != 0xffff
+                                           && (p16[i] & 0x7fff) > 0x7f80);
+        CHECK(bad == 0, "%zu of the bf16 copy, skip %zu", bad, skip);
+    }
+    free(p); free(m); free(v); free(g); free(p2); free(m2); free(v2); free(g16); free(p16);
+    free(got16);
+}
+
+static void adam_is_the_cpu_s_bit_for_bit(void) {
+    for (int mode = 0; mode < 4; mode++) {
+        adam_case(mode & 1, mode >> 1, 0, 0);
+        adam_case(mode & 1, mode >> 1, 1, 0);
+        adam_case(mode & 1, mode >> 1, 0, 16);
+        adam_case(mode & 1, mode >> 1, 0, 1);
+    }
+}
+
+static void norm_case(bool is_bf16, bool wild, int count) {
+    set_shape("bf16 %d, wild %d, runs %d", is_bf16, wild, count);
+    const size_t n = ARENA;
+    AdamRun runs[RUNS];
+    make_runs(runs);
+    float *g = wild ? unusual(n, 4, 1e-2f, false) : normals<float>(n, 5, 0, 1e-2f);
+    uint16_t *g16 = (uint16_t *)alloc_or_fail(n, 2, "test");
+    for (size_t i = 0; i < n; i++) g16[i] = f32_to_bf16(g[i]);
+    double want[64], got[64];
+    size_t blocks = 0;
+    for (int i = 0; i < count; i++) {
+        const size_t at = runs[i].at;
+        cpu_norm_sums(is_bf16 ? (const void *)(g16 + at) : (const void *)(g + at), is_bf16,
+                      runs[i].length, want + blocks);
+        blocks += norm_blocks(runs[i].length);
+    }
+    TWICE {
+        double *sums = (double *)device_bytes(NULL, blocks * sizeof(double));
+        norm_block_sums_gpu(is_bf16 ? device_bytes(g16, n * 2) : device_bytes(g, n * 4), is_bf16,
+                            runs, count, sums, stream);
+        host_bytes(got, sums, blocks * sizeof(double));
+        for (size_t b = 0; b < blocks; b++)
+            CHECK(memcmp(&got[b], &want[b], 8) == 0 || (got[b] != got[b] && want[b] != want[b]),
+                  "block %zu: %.17g, not %.17g", b, got[b], want[b]);
+        hash_device(sums, blocks * sizeof(double));
+    }
+    free(g); free(g16);
+}
+
+static void norm_is_the_cpu_s_bit_for_bit(void) {
+    for (int mode = 0; mode < 4; mode++) {
+        norm_case(mode & 1, mode >> 1, RUNS);
+        norm_case(mode & 1, mode >> 1, 16);
+        norm_case(mode & 1, mode >> 1, 1);
+    }
+}
+
+int main(void) {
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    RUN(encoder<float>);
+    RUN(encoder<bf16>);
+    RUN(layernorm<float>);
+    RUN(layernorm<bf16>);
+    RUN(layernorm_gradients<float>);
+    RUN(layernorm_gradients<bf16>);
+    RUN(bias<float>);
+    RUN(bias<bf16>);
+    RUN(activation<float>);
+    RUN(activation<bf16>);
+    RUN(residual<float>);
+    RUN(residual<bf16>);
+    RUN(loss<float>);
+    RUN(loss<bf16>);
+    RUN(loss_total);
+    RUN(gradients<float>);
+    RUN(gradients<bf16>);
+    RUN(adam_is_the_cpu_s_bit_for_bit);
+    RUN(norm_is_the_cpu_s_bit_for_bit);
+    CUDA(cudaStreamDestroy(stream));
+    return test_summary();
+}

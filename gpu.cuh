@@ -1,0 +1,121 @@
+// gpu.cuh: what every CUDA file here stands on: checked calls, two storage types, 16-byte loads,
+// reductions in a fixed order, and memory that is checked.
+//
+// The same sources run on a real GPU (nvcc) and on the emulated one (dev/emu, any C++ compiler;
+// __CUDA_EMU__ is defined there). doc/emulator.md has the conventions that this asks for.
+#ifndef TIDE_GPU_CUH
+#define TIDE_GPU_CUH
+#include "util.h"
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+typedef __nv_bfloat16 bf16;
+
+// ---------------------------------------------------------------------------------------------
+// Errors and memory
+
+// Every call into CUDA goes through CUDA(); every launch is followed by CUDA(cudaGetLastError()).
+#define CUDA(call) cuda_check((call), #call, __FILE__, __LINE__)
+
+static inline void cuda_check(cudaError_t e, const char *call, const char *file, int line) {
+    if (e != cudaSuccess)
+        fail("%s: %s: %s (%s:%d)", cudaGetErrorName(e), cudaGetErrorString(e), call, file, line);
+}
+
+// Zeroed device memory, aligned to 256 bytes; cudaFree() frees it. `what` names it in the error.
+// Waits for the GPU: not for use while training.
+static inline void *gpu_alloc(size_t bytes, const char *what) {
+    void *p = NULL;
+    const cudaError_t e = cudaMalloc(&p, bytes > 0 ? bytes : 1);
+    if (e == cudaErrorMemoryAllocation)
+        fail("out of GPU memory: %s needs %.1f MiB; use a smaller --batch, --seq or --model, or "
+             "--recompute block", what, (double)bytes / (1 << 20));
+    CUDA(e);
+    CUDA(cudaMemset(p, 0, bytes));
+    CUDA(cudaDeviceSynchronize());  // streams of our own do not wait for the memset's
+    return p;
+}
+
+// Zeroed page-locked host memory, which copies to and from the GPU need to be asynchronous;
+// cudaFreeHost() frees it.
+static inline void *pinned_alloc(size_t bytes, const char *what) {
+    void *p = NULL;
+    const cudaError_t e = cudaMallocHost(&p, bytes > 0 ? bytes : 1);
+    if (e == cudaErrorMemoryAllocation)
+        fail("out of page-locked host memory: %s needs %.1f MiB", what, (double)bytes / (1 << 20));
+    CUDA(e);
+    memset(p, 0, bytes);
+    return p;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Storage types: X is float or bf16 in every kernel here; arithmetic is in fp32
+
+__device__ static inline float to_f32(float x) { return x; }
+__device__ static inline float to_f32(bf16 x) { return __bfloat162float(x); }
+
+// Rounds to nearest even.
+template <typename X> __device__ static inline X from_f32(float x);
+template <> __device__ inline float from_f32<float>(float x) { return x; }
+template <> __device__ inline bf16 from_f32<bf16>(float x) { return __float2bfloat16_rn(x); }
+
+// 16 bytes of X: what one thread loads or stores at once. Addresses must be multiples of 16 bytes.
+template <typename X> struct alignas(16) Pack {
+    enum { N = 16 / sizeof(X) };
+    X x[N];
+};
+
+template <typename X> __device__ static inline Pack<X> load_pack(const X *p) {
+    const int4 bits = *reinterpret_cast<const int4 *>(p);
+    Pack<X> r;
+    memcpy(&r, &bits, sizeof r);
+    return r;
+}
+
+template <typename X> __device__ static inline void store_pack(X *p, const Pack<X> &v) {
+    int4 bits;
+    memcpy(&bits, &v, sizeof bits);
+    *reinterpret_cast<int4 *>(p) = bits;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Reductions. Each has one order, so that the same launch always gives the same bits. All threads
+// of the warp (of the block) must call them, and all of them get the result.
+
+// Folds 32 lanes: at each level every lane adds the one at distance 16, 8, 4, 2, 1.
+template <typename T> __device__ static inline T warp_sum(T x) {
+    for (int distance = 16; distance > 0; distance /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
+}
+
+__device__ static inline float warp_max(float x) {
+    for (int distance = 16; distance > 0; distance /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    return x;
+}
+
+// blockDim must be (32 n, 1, 1). Each call has two barriers.
+template <typename T> __device__ static inline T block_sum(T x) {
+    __shared__ T part[32];
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    x = warp_sum(x);
+    __syncthreads();  // an earlier call may still be reading
+    if (lane == 0) part[warp] = x;
+    __syncthreads();
+    return warp_sum(lane < blockDim.x / 32 ? part[lane] : (T)0);
+}
+
+__device__ static inline float block_max(float x) {
+    __shared__ float part[32];
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    x = warp_max(x);
+    __syncthreads();
+    if (lane == 0) part[warp] = x;
+    __syncthreads();
+    return warp_max(lane < blockDim.x / 32 ? part[lane] : -INFINITY);
+}
+
+static inline unsigned ceil_div(size_t a, size_t b) { return (unsigned)((a + b - 1) / b); }
+
+#endif

@@ -1,0 +1,256 @@
+// matmul.cuh: the matrix product on the GPU, where a transformer spends most of its arithmetic.
+// The twin of matmul.h's gemm(), with the same row-major interface; cuBLASLt does the work.
+//
+// Row-major on a column-major library. A row-major matrix (rows, cols) is, byte for byte, the
+// column-major matrix (cols, rows): its transpose. So instead of out = op(A) op(B) the library is
+// asked for out^T = op(B)^T op(A)^T, with the operands swapped, M and N swapped, and each matrix
+// described as the transpose that its bytes already are. Nothing is moved. A bias per column of out
+// is a bias per row of out^T, which is the one that the library can add.
+//
+// Bits. The same product must give the same bits in every run and wherever its operands lie:
+//   - the algorithm is the first that the library's heuristic names for a shape. Nothing is timed.
+//     The heuristic is told of 16-byte alignment even where addresses happen to be multiples of
+//     256, so that moving a tensor cannot change the algorithm;
+//   - there is one workspace of constant size. Two products must not run at the same time: order
+//     them on one stream, or with events;
+//   - where the library splits a sum over k among thread blocks ("split-K"), it may keep the parts
+//     in fp32 in the workspace and add them in a second step. The other two schemes are ruled out:
+//     one adds to the output, by turns in an order that is not documented; both round the parts to
+//     the output's type, and a bf16 result should be rounded once.
+// NVIDIA promises equal bits for one version of the library on GPUs of one architecture with the
+// same number of multiprocessors (cuBLAS documentation, "Results Reproducibility").
+//
+// Sums are in fp32 whatever the operands' type (CUBLAS_COMPUTE_32F); fp32 operands are multiplied
+// as fp32, never rounded to TF32.
+#ifndef TIDE_MATMUL_CUH
+#define TIDE_MATMUL_CUH
+#include "gpu.cuh"
+#include <cublasLt.h>
+
+// Every call into cuBLASLt goes through LT().
+#define LT(call) lt_check((call), #call, __FILE__, __LINE__)
+
+static inline void lt_check(cublasStatus_t e, const char *call, const char *file, int line) {
+    if (e != CUBLAS_STATUS_SUCCESS)
+        fail("cuBLASLt: %s (%d): %s (%s:%d)", cublasLtGetStatusString(e), (int)e, call, file, line);
+}
+
+// What is applied to a product before it is stored: nothing; GELU, keeping the value before it in
+// aux for the backward pass; or the gradient of GELU: out = product * gelu'(aux).
+enum { GEMM_PLAIN, GEMM_GELU, GEMM_DGELU };
+
+// The library's names for the storage types.
+template <typename X> struct MatmulType;
+template <> struct MatmulType<float> { typedef float type; enum { CUDA = CUDA_R_32F }; };
+template <> struct MatmulType<bf16> { typedef bf16 type; enum { CUDA = CUDA_R_16BF }; };
+
+// Everything that the choice of an algorithm may depend on. Compared byte by byte: clear it first.
+typedef struct {
+    size_t M, N, K, lda, ldb, ldo;
+    int trans_a, trans_b, type, out_type, bias, accumulate, epilogue;
+    uint32_t align_a, align_b, align_out, align_bias, align_aux;  // bytes
+} MatmulShape;
+
+// The library's description of a shape, and the algorithm for it.
+typedef struct {
+    MatmulShape shape;
+    cublasLtMatmulDesc_t op;
+    cublasLtMatrixLayout_t a, b, out;
+    cublasLtMatmulAlgo_t algo;
+} MatmulPlan;
+
+enum { MATMUL_PLANS = 128, MATMUL_ALIGNMENT = 16 };
+#define MATMUL_WORKSPACE ((size_t)32 << 20)  // what NVIDIA recommends for Hopper, and enough before
+
+typedef struct {
+    cublasLtHandle_t handle;
+    cublasLtMatmulPreference_t preference;
+    void *workspace;
+    size_t workspace_bytes;
+    uint32_t alignment;       // bytes: addresses count as multiples of at most this
+    size_t searches;          // how often the heuristic was asked
+    size_t made;              // plans so far; the newest MATMUL_PLANS of them are kept
+    MatmulPlan plans[MATMUL_PLANS];
+} Matmul;
+
+// Opens the library on the current device. The workspace is all the device memory that products
+// ever take beyond their operands. Ends the program if there is no room for it.
+static inline void matmul_open(Matmul *lt, size_t workspace_bytes = MATMUL_WORKSPACE) {
+    memset(lt, 0, sizeof *lt);
+    lt->workspace_bytes = workspace_bytes;
+    lt->workspace = gpu_alloc(workspace_bytes, "the matrix product's workspace");
+    lt->alignment = MATMUL_ALIGNMENT;
+    LT(cublasLtCreate(&lt->handle));
+    LT(cublasLtMatmulPreferenceCreate(&lt->preference));
+    const uint64_t bytes = workspace_bytes;
+    const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // or none: no bit, always in
+    LT(cublasLtMatmulPreferenceSetAttribute(lt->preference,
+           CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
+    LT(cublasLtMatmulPreferenceSetAttribute(lt->preference,
+           CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
+}
+
+static inline void matmul_plan_free(MatmulPlan *p) {
+    LT(cublasLtMatmulDescDestroy(p->op));
+    LT(cublasLtMatrixLayoutDestroy(p->a));
+    LT(cublasLtMatrixLayoutDestroy(p->b));
+    LT(cublasLtMatrixLayoutDestroy(p->out));
+}
+
+// The products must be done: synchronise their stream first.
+static inline void matmul_close(Matmul *lt) {
+    for (size_t i = 0; i < lt->made && i < MATMUL_PLANS; i++) matmul_plan_free(&lt->plans[i]);
+    LT(cublasLtMatmulPreferenceDestroy(lt->preference));
+    LT(cublasLtDestroy(lt->handle));
+    CUDA(cudaFree(lt->workspace));
+    memset(lt, 0, sizeof *lt);
+}
+
+// The largest power of two that divides the address, up to lt->alignment.
+static inline uint32_t matmul_alignment(const Matmul *lt, const void *p) {
+    uint32_t bytes = lt->alignment;
+    while ((uintptr_t)p % bytes != 0) bytes /= 2;
+    return bytes;
+}
+
+static inline void matmul_set(cublasLtMatmulDesc_t op, cublasLtMatmulDescAttributes_t attribute,
+                              const void *value, size_t bytes) {
+    LT(cublasLtMatmulDescSetAttribute(op, attribute, value, bytes));
+}
+
+static inline void matmul_prefer(const Matmul *lt, cublasLtMatmulPreferenceAttributes_t attribute,
+                                 uint32_t value) {
+    LT(cublasLtMatmulPreferenceSetAttribute(lt->preference, attribute, &value, sizeof value));
+}
+
+// Describes a shape to the library and asks for an algorithm. If there is none, the status says
+// why, and nothing is left to free.
+static inline cublasStatus_t matmul_plan(Matmul *lt, const MatmulShape *s, MatmulPlan *p) {
+    const cublasOperation_t op_a = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t op_b = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const uint32_t epilogue =
+        s->epilogue == GEMM_GELU && s->bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
+        : s->epilogue == GEMM_GELU          ? CUBLASLT_EPILOGUE_GELU_AUX
+        : s->epilogue == GEMM_DGELU         ? CUBLASLT_EPILOGUE_DGELU
+        : s->bias                           ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    p->shape = *s;
+    // Swapped, as the top of this file says: the library's A is our b.
+    LT(cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    matmul_set(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b);
+    matmul_set(p->op, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof op_a);
+    matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    // A row-major matrix of `cols` columns: column-major with `cols` rows.
+    LT(cublasLtMatrixLayoutCreate(&p->a, (cudaDataType_t)s->type, s->trans_a ? s->M : s->K,
+                                  s->trans_a ? s->K : s->M, (int64_t)s->lda));
+    LT(cublasLtMatrixLayoutCreate(&p->b, (cudaDataType_t)s->type, s->trans_b ? s->K : s->N,
+                                  s->trans_b ? s->N : s->K, (int64_t)s->ldb));
+    LT(cublasLtMatrixLayoutCreate(&p->out, (cudaDataType_t)s->out_type, s->N, s->M,
+                                  (int64_t)s->ldo));
+    // The heuristic looks at these two pointers for their alignment and does not follow them.
+    const void *bias = (const void *)(uintptr_t)(4096 + s->align_bias);
+    const void *aux = (const void *)(uintptr_t)(4096 + s->align_aux);
+    if (s->bias) matmul_set(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    if (s->epilogue != GEMM_PLAIN) {
+        const int64_t pitch = (int64_t)s->ldo;
+        matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux);
+        matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &pitch, sizeof pitch);
+    }
+    matmul_prefer(lt, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, s->align_b);
+    matmul_prefer(lt, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, s->align_a);
+    matmul_prefer(lt, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, s->align_out);
+    matmul_prefer(lt, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, s->align_out);
+    cublasLtMatmulHeuristicResult_t found;
+    int count = 0;
+    memset(&found, 0, sizeof found);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        lt->handle, p->op, p->b, p->a, p->out, p->out, lt->preference, 1, &found, &count);
+    lt->searches++;
+    if (status == CUBLAS_STATUS_SUCCESS && count < 1) status = CUBLAS_STATUS_NOT_SUPPORTED;
+    if (status == CUBLAS_STATUS_SUCCESS) status = found.state;
+    p->algo = found.algo;
+    if (status != CUBLAS_STATUS_SUCCESS) matmul_plan_free(p);
+    return status;
+}
+
+// The plan for a shape: from the table, or made now and kept. A training run has some twenty
+// shapes, so that after its first step nothing is searched or created any more.
+static inline MatmulPlan *matmul_find(Matmul *lt, const MatmulShape *s) {
+    for (size_t i = 0; i < lt->made && i < MATMUL_PLANS; i++)
+        if (memcmp(&lt->plans[i].shape, s, sizeof *s) == 0) return &lt->plans[i];
+    MatmulPlan *p = &lt->plans[lt->made % MATMUL_PLANS];
+    if (lt->made >= MATMUL_PLANS) matmul_plan_free(p);  // full: the oldest goes
+    const cublasStatus_t status = matmul_plan(lt, s, p);
+    if (status != CUBLAS_STATUS_SUCCESS)
+        fail("cuBLASLt has no algorithm for M=%zu N=%zu K=%zu, pitches %zu %zu %zu, transposed %d "
+             "%d, types %d to %d, epilogue %d: %s (%d)", s->M, s->N, s->K, s->lda, s->ldb, s->ldo,
+             s->trans_a, s->trans_b, s->type, s->out_type, s->epilogue,
+             cublasLtGetStatusString(status), (int)status);
+    lt->made++;
+    return p;
+}
+
+// out (M, N) = op(A) (M, K) op(B) (K, N) + bias, or out += op(A) op(B) with `accumulate`.
+// A is stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all
+// row-major, lda, ldb, ldo elements from row to row. bias (N) goes to every row; nullptr: none; it
+// is ignored with accumulate. The epilogue (GEMM_*) comes last; aux (M, N) has the pitch of out;
+// an epilogue does not go with accumulate. O is X, or float for sums that are not to be rounded.
+// Sizes are at least 1; bf16 rows should begin at multiples of 16 bytes (else it is slow, or there
+// is no algorithm, and the program ends saying so). out must overlap neither A nor B.
+template <typename X, typename O>
+static void gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
+                 const X *a, size_t lda, const X *b, size_t ldb, O *out, size_t ldo,
+                 const typename MatmulType<X>::type *bias, bool accumulate, int epilogue,
+                 typename MatmulType<X>::type *aux, cudaStream_t stream) {
+    if (accumulate) bias = nullptr;
+    if (epilogue != GEMM_PLAIN && (accumulate || aux == nullptr))
+        fail("gemm: epilogue %d needs aux, and does not go with accumulate", epilogue);
+    MatmulShape s;
+    memset(&s, 0, sizeof s);
+    s.M = M; s.N = N; s.K = K; s.lda = lda; s.ldb = ldb; s.ldo = ldo;
+    s.trans_a = trans_a; s.trans_b = trans_b;
+    s.type = MatmulType<X>::CUDA; s.out_type = MatmulType<O>::CUDA;
+    s.bias = bias != nullptr; s.accumulate = accumulate; s.epilogue = epilogue;
+    s.align_a = matmul_alignment(lt, a);
+    s.align_b = matmul_alignment(lt, b);
+    s.align_out = matmul_alignment(lt, out);
+    if (s.bias) s.align_bias = matmul_alignment(lt, bias);
+    if (epilogue != GEMM_PLAIN) s.align_aux = matmul_alignment(lt, aux);
+    MatmulPlan *p = matmul_find(lt, &s);
+    if (s.bias) matmul_set(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    if (epilogue != GEMM_PLAIN)
+        matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux);
+    const float alpha = 1.0f, beta = accumulate ? 1.0f : 0.0f;
+    LT(cublasLtMatmul(lt->handle, p->op, &alpha, b, p->b, a, p->a, &beta, out, p->out, out, p->out,
+                      &p->algo, lt->workspace, lt->workspace_bytes, stream));
+}
+
+// Is there a fused form of the MLP's GELU, forward and backward, for N rows, C channels and F
+// columns, and does it pay? To be asked once, before training: without it, activation_forward() and
+// activation_backward() do the same in a pass of their own.
+// Only in bf16, as fp32 is there for checking and the library's tanh may be an approximation; only
+// from Hopper on: before it, the library was seen to be slower fused than in two passes.
+template <typename X>
+static bool matmul_can_fuse_gelu(Matmul *lt, size_t N, size_t C, size_t F) {
+    if (sizeof(X) == sizeof(float)) return false;
+    int device = 0;
+    cudaDeviceProp properties;
+    CUDA(cudaGetDevice(&device));
+    CUDA(cudaGetDeviceProperties(&properties, device));
+    if (properties.major < 9) return false;
+    MatmulShape s;
+    memset(&s, 0, sizeof s);
+    s.type = s.out_type = MatmulType<X>::CUDA;
+    s.align_a = s.align_b = s.align_out = s.align_bias = s.align_aux = lt->alignment;
+    s.M = N; s.N = F; s.K = C; s.lda = C; s.ldo = F;
+    for (int epilogue = GEMM_GELU; epilogue <= GEMM_DGELU; epilogue++) {
+        MatmulPlan p;
+        s.epilogue = epilogue;
+        s.bias = s.trans_b = epilogue == GEMM_GELU;  // (F, C) weights, and (C, F) going back
+        s.ldb = epilogue == GEMM_GELU ? C : F;
+        if (matmul_plan(lt, &s, &p) != CUBLAS_STATUS_SUCCESS) return false;
+        matmul_plan_free(&p);
+    }
+    return true;
+}
+
+#endif

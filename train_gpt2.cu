@@ -1,0 +1,1545 @@
+// train_gpt2.cu: train a GPT-2 (or OPT) on a GPU, in bf16 with fp32 master weights, or in fp32.
+//
+//   1. The layers, forward and backward, in the order in which a token meets them
+//   2. The model: memory, forward, backward, update
+//   3. Sampling
+//   4. A run: evaluation, the training loop with its streams and events
+//
+// The twin of train_gpt2.c: the same functions by the same names in the same order, so that the two
+// can be read side by side, and every tensor of the one is tested against the other's. What a GPU
+// wants otherwise is explained where it is done: doc/mixed_precision.md (bf16), doc/attention.md,
+// doc/classifier.md (the head), doc/recompute.md, doc/streams.md.
+//
+// X is the type in which parameters, activations and gradients are stored: float or bf16. All
+// arithmetic is in fp32. Letters for shapes are train_gpt2.c's. Nothing is summed with atomics: the
+// same run gives the same bits. Everything is queued in streams; the host runs ahead and waits once
+// per step, for the gradient norm.
+
+#include "util.h"
+#include "adam.h"
+#include "attention.cuh"
+#include "checkpoint.h"
+#include "data.h"
+#include "devices.cuh"
+#include "gpt2.h"
+#include "gpu.cuh"
+#include "log.h"
+#include "matmul.cuh"
+#include "options.h"
+#include "run.h"
+#include "sample.h"
+#include "tokenizer.h"
+#include <math.h>
+
+// =============================================================================================
+// 1. The layers
+//
+// The same functions in the same order as in train_gpt2.c, for X = float or bf16 in memory and fp32
+// in registers. Each is a kernel and its launcher, which takes the arguments of the CPU's function,
+// then scratch where it needs some, then the stream; all pointers are device memory. A result is
+// rounded to X once, when it is complete. Gradients of weights are those of one micro-batch, and
+// overwritten; accumulate_gradient() at the end of this section adds micro-batches up.
+//
+// Almost all of these move more bytes than the arithmetic on them costs, so what counts is that
+// every byte is read once, in packs of 16 bytes, with many loads under way at the same time. C, F
+// and every row's start must be whole packs. Grids depend on the shapes alone, and sums run in an
+// order that depends on the grid alone: the same call gives the same bits, on any GPU.
+
+enum { BLOCK_THREADS = 256, BLOCK_WARPS = BLOCK_THREADS / 32 };
+
+// For kernels in which each thread takes one pack: blocks for n elements, and a thread's number.
+template <typename X> static unsigned pack_blocks(size_t n) {
+    return ceil_div(n / Pack<X>::N, BLOCK_THREADS);
+}
+
+__device__ static inline size_t grid_thread(void) {
+    return blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+}
+
+// A pack as it came, for values that wait in registers: as a Pack, each bf16 takes a whole one.
+template <typename X> __device__ static inline int4 load_bits(const X *p) {
+    return *reinterpret_cast<const int4 *>(p);
+}
+
+template <typename X> __device__ static inline Pack<X> as_pack(int4 bits) {
+    Pack<X> r;
+    memcpy(&r, &bits, sizeof r);
+    return r;
+}
+
+// Adds a pack of columns of rows begin, begin + step, ... below last, in this order, to sum. The
+// rows are those of the array at `column`, of the given width, or the ones that `rows` lists.
+template <typename X>
+__device__ static inline void sum_rows(float (&sum)[Pack<X>::N], const X *column, size_t width,
+                                       const int32_t *rows, size_t begin, size_t last,
+                                       size_t step) {
+    enum { AHEAD = 8 };  // loads under way
+    for (size_t first = begin; first < last; first += AHEAD * step) {
+        int4 bits[AHEAD];
+        #pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            const size_t i = first + k * step;
+            if (i < last) bits[k] = load_bits(column + (rows ? (size_t)rows[i] : i) * width);
+        }
+        #pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            if (first + k * step >= last) break;
+            const Pack<X> x = as_pack<X>(bits[k]);
+            for (int j = 0; j < Pack<X>::N; j++) sum[j] += to_f32(x.x[j]);
+        }
+    }
+}
+
+// The next step, where each lane of each warp has summed a pack of columns over some of the rows.
+// Returns to thread i the block's sum of column i of the 32 * Pack<X>::N, the warps in order.
+// blockDim must be BLOCK_THREADS. Has one barrier; call it once in a kernel.
+template <typename X> __device__ static inline float fold_warps(const float (&sum)[Pack<X>::N]) {
+    __shared__ float part[BLOCK_WARPS][32 * Pack<X>::N];
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int j = 0; j < Pack<X>::N; j++) part[warp][lane * Pack<X>::N + j] = sum[j];
+    __syncthreads();
+    float total = 0;
+    if (threadIdx.x < 32 * Pack<X>::N)
+        for (int i = 0; i < BLOCK_WARPS; i++) total += part[i][threadIdx.x];
+    return total;
+}
+
+// The last step of a sum over rows: adds up `count` rows of partial (count, width) and rounds. The
+// first C columns go to out, the ones after them to rest. A block takes 32 columns, its warps
+// every 32nd row.
+template <typename X>
+__global__ static void partial_sum_kernel(X *out, X *rest, const float *partial, size_t count,
+                                          size_t width, size_t C) {
+    __shared__ float part[32][32];
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const size_t c = blockIdx.x * (size_t)32 + lane;
+    float sum = 0;
+    if (c < width) {
+        #pragma unroll 8
+        for (size_t i = warp; i < count; i += 32) sum += partial[i * width + c];
+    }
+    part[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || c >= width) return;
+    float total = 0;
+    for (int i = 0; i < 32; i++) total += part[i][lane];
+    if (c < C) out[c] = from_f32<X>(total);
+    else rest[c - C] = from_f32<X>(total);
+}
+
+// --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t] -----------------------------------------
+
+template <typename X>
+__global__ static void encoder_forward_kernel(X *out, const int32_t *tokens, const X *wte,
+                                              const X *wpe, size_t N, size_t T, size_t C) {
+    const size_t packs = C / Pack<X>::N, i = grid_thread();
+    if (i >= N * packs) return;
+    const size_t n = i / packs, c = i % packs * Pack<X>::N;
+    Pack<X> x = load_pack(wte + (size_t)tokens[n] * C + c);
+    const Pack<X> position = load_pack(wpe + n % T * C + c);
+    for (int j = 0; j < Pack<X>::N; j++)
+        x.x[j] = from_f32<X>(to_f32(x.x[j]) + to_f32(position.x[j]));
+    store_pack(out + n * C + c, x);
+}
+
+template <typename X>
+static void encoder_forward(X *out,                 // (B, T, C)
+                            const int32_t *tokens,  // (B, T)
+                            const X *wte,           // (V, C)
+                            const X *wpe,           // (context, C)
+                            size_t B, size_t T, size_t C, cudaStream_t stream) {
+    encoder_forward_kernel<X><<<pack_blocks<X>(B * T * C), BLOCK_THREADS, 0, stream>>>(
+        out, tokens, wte, wpe, B * T, T, C);
+    CUDA(cudaGetLastError());
+}
+
+// Rows that hold the same token add to the same row of dwte, and must do so in one order: the rows
+// of a micro-batch are sorted by token, and a block of threads then sums one token's rows.
+typedef struct {
+    const int32_t *rows;   // (N)           the rows 0 .. N-1 by token; equal tokens in row order
+    const int32_t *first;  // (groups + 1)  where in rows each token's begin; first[groups] = N
+    size_t groups;         // number of different tokens
+} TokenOrder;
+
+// Sorts by counting, on the host: fills rows (N) and first (at most min(N, V) + 1) with host memory
+// count (V + 1) as scratch, and returns the number of groups. N must be below 2^31.
+static size_t token_order(int32_t *rows, int32_t *first, int32_t *count, const int32_t *tokens,
+                          size_t N, size_t V) {
+    memset(count, 0, (V + 1) * sizeof *count);
+    for (size_t n = 0; n < N; n++) count[tokens[n] + 1]++;
+    size_t groups = 0;
+    for (size_t v = 0; v < V; v++) {
+        if (count[v + 1] > 0) first[groups++] = count[v];
+        count[v + 1] += count[v];  // now: rows with a token of v or less
+    }
+    first[groups] = (int32_t)N;
+    for (size_t n = 0; n < N; n++) rows[count[tokens[n]]++] = (int32_t)n;
+    return groups;
+}
+
+// A block sums the rows of one token for 32 packs of channels.
+template <typename X>
+__global__ static void encoder_backward_wte_kernel(float *dwte, const X *dout,
+                                                   const int32_t *tokens, TokenOrder order,
+                                                   size_t C, unsigned slices) {
+    const size_t group = blockIdx.x / slices, slice = blockIdx.x % slices;
+    const size_t width = 32 * Pack<X>::N;  // channels of a slice
+    const size_t c = slice * width + threadIdx.x % 32 * Pack<X>::N;
+    const size_t begin = (size_t)order.first[group], last = (size_t)order.first[group + 1];
+    float sum[Pack<X>::N] = {0};
+    if (c < C)
+        sum_rows(sum, dout + c, C, order.rows, begin + threadIdx.x / 32, last, BLOCK_WARPS);
+    const float total = fold_warps<X>(sum);
+    const size_t column = slice * width + threadIdx.x;
+    if (threadIdx.x < width && column < C)
+        dwte[(size_t)tokens[order.rows[begin]] * C + column] += total;
+}
+
+template <typename X>
+__global__ static void encoder_backward_wpe_kernel(X *dwpe, const X *dout, size_t B, size_t TC) {
+    const size_t i = grid_thread() * Pack<X>::N;  // within (T, C)
+    if (i >= TC) return;
+    float sum[Pack<X>::N] = {0};
+    sum_rows(sum, dout + i, TC, (const int32_t *)NULL, 0, B, 1);
+    Pack<X> total;
+    for (int j = 0; j < Pack<X>::N; j++) total.x[j] = from_f32<X>(sum[j]);
+    store_pack(dwpe + i, total);
+}
+
+// Adds to dwte (V, C), in fp32, where a tied head has left its part; overwrites rows 0 .. T-1 of
+// dwpe. `order` is token_order() of the same tokens, copied to the device.
+template <typename X>
+static void encoder_backward(float *dwte, X *dwpe, const X *dout, const int32_t *tokens,
+                             TokenOrder order, size_t B, size_t T, size_t C, cudaStream_t stream) {
+    const unsigned slices = ceil_div(C, 32 * Pack<X>::N);
+    const unsigned blocks = (unsigned)(order.groups * slices);
+    encoder_backward_wte_kernel<X><<<blocks, BLOCK_THREADS, 0, stream>>>(dwte, dout, tokens, order,
+                                                                         C, slices);
+    CUDA(cudaGetLastError());
+    encoder_backward_wpe_kernel<X><<<pack_blocks<X>(T * C), BLOCK_THREADS, 0, stream>>>(
+        dwpe, dout, B, T * C);
+    CUDA(cudaGetLastError());
+}
+
+// --- layer normalisation (Ba et al. 2016): out = (x - mean) / sqrt(var + eps) * w + b --------
+//
+// A row belongs to a team of warps, as few as hold it in registers, at most four packs to a thread:
+// it is read once, and mean and variance are still computed one after the other. Where one warp is
+// enough, a block holds several such rows; otherwise the team is the block.
+
+enum { ROW_PACKS = 4 };
+
+// Threads of a team for rows of C channels.
+template <typename X> static unsigned layernorm_team(size_t C) {
+    return 32 * ceil_div(C / Pack<X>::N, (size_t)(32 * ROW_PACKS));
+}
+
+__device__ static inline float team_sum(float x, unsigned team) {
+    return team == 32 ? warp_sum(x) : block_sum(x);
+}
+
+// Normalises one row, of which each thread of the team holds packs i, i + team, ...
+// The multiply-adds are spelled out, because two kernels run this and must make the same bits.
+template <typename X>
+__device__ static inline void layernorm_row(X *out, float *mean, float *rstd,
+                                            const int4 (&row)[ROW_PACKS], const X *w, const X *b,
+                                            size_t C, unsigned i, unsigned team) {
+    const size_t packs = C / Pack<X>::N;
+    float sum = 0, squares = 0;
+    #pragma unroll
+    for (int k = 0; k < ROW_PACKS; k++)
+        if (i + k * team < packs) {
+            const Pack<X> x = as_pack<X>(row[k]);
+            for (int j = 0; j < Pack<X>::N; j++) sum += to_f32(x.x[j]);
+        }
+    const float mu = team_sum(sum, team) / (float)C;
+    #pragma unroll
+    for (int k = 0; k < ROW_PACKS; k++)
+        if (i + k * team < packs) {
+            const Pack<X> x = as_pack<X>(row[k]);
+            for (int j = 0; j < Pack<X>::N; j++) {
+                const float d = to_f32(x.x[j]) - mu;
+                squares = fmaf(d, d, squares);
+            }
+        }
+    const float r = 1.0f / sqrtf(team_sum(squares, team) / (float)C + LAYERNORM_EPS);
+    #pragma unroll
+    for (int k = 0; k < ROW_PACKS; k++)
+        if (i + k * team < packs) {
+            const size_t c = (size_t)(i + k * team) * Pack<X>::N;
+            const Pack<X> scale = load_pack(w + c), shift = load_pack(b + c);
+            Pack<X> x = as_pack<X>(row[k]);
+            for (int j = 0; j < Pack<X>::N; j++)
+                x.x[j] = from_f32<X>(fmaf((to_f32(x.x[j]) - mu) * r, to_f32(scale.x[j]),
+                                          to_f32(shift.x[j])));
+            store_pack(out + c, x);
+        }
+    if (i == 0) {
+        *mean = mu;
+        *rstd = r;
+    }
+}
+
+// With add == NULL the row is inp's. Otherwise it is inp + add, rounded as residual_forward() does,
+// and goes to `residual` too.
+template <typename X>
+__global__ static void __launch_bounds__(1024)
+layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X *inp, const X *add,
+                         const X *w, const X *b, size_t N, size_t C, unsigned team) {
+    const size_t packs = C / Pack<X>::N;
+    const unsigned i = threadIdx.x % team;
+    const size_t n = blockIdx.x * (size_t)(blockDim.x / team) + threadIdx.x / team;
+    if (n >= N) return;  // whole warps, and only where the team is a warp: there is no barrier then
+    int4 row[ROW_PACKS], more[ROW_PACKS];
+    #pragma unroll
+    for (int k = 0; k < ROW_PACKS; k++)
+        if (i + k * team < packs) {
+            const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
+            row[k] = load_bits(inp + at);
+            if (add != NULL) more[k] = load_bits(add + at);
+        }
+    if (add != NULL) {
+        #pragma unroll
+        for (int k = 0; k < ROW_PACKS; k++)
+            if (i + k * team < packs) {
+                Pack<X> sum = as_pack<X>(row[k]);
+                const Pack<X> other = as_pack<X>(more[k]);
+                for (int j = 0; j < Pack<X>::N; j++)
+                    sum.x[j] = from_f32<X>(to_f32(sum.x[j]) + to_f32(other.x[j]));
+                store_pack(residual + n * C + (size_t)(i + k * team) * Pack<X>::N, sum);
+                memcpy(&row[k], &sum, sizeof sum);
+            }
+    }
+    layernorm_row(out + n * C, mean + n, rstd + n, row, w, b, C, i, team);
+}
+
+template <typename X>
+static void layernorm_launch(X *residual, X *out, float *mean, float *rstd, const X *inp,
+                             const X *add, const X *w, const X *b, size_t N, size_t C,
+                             cudaStream_t stream) {
+    const unsigned team = layernorm_team<X>(C), rows = team == 32 ? 4 : 1;
+    if (team > 1024) fail("layer normalisation: %zu channels are too many", C);
+    layernorm_forward_kernel<X><<<ceil_div(N, rows), rows * team, 0, stream>>>(
+        residual, out, mean, rstd, inp, add, w, b, N, C, team);
+    CUDA(cudaGetLastError());
+}
+
+// Ends the program where C is too large for a block: 32768 channels in bf16, 16384 in fp32.
+template <typename X>
+static void layernorm_forward(X *out, float *mean, float *rstd,  // (N, C), (N), (N)
+                              const X *inp, const X *w, const X *b, size_t N, size_t C,
+                              cudaStream_t stream) {
+    layernorm_launch<X>(NULL, out, mean, rstd, inp, NULL, w, b, N, C, stream);
+}
+
+// residual = a + b, and out its layer normalisation with weight w and bias `bias`: the same bits as
+// residual_forward() and then layernorm_forward(), without reading the sum again.
+template <typename X>
+static void residual_layernorm_forward(X *residual, X *out, float *mean, float *rstd,
+                                       const X *a, const X *b, const X *w, const X *bias,
+                                       size_t N, size_t C, cudaStream_t stream) {
+    layernorm_launch<X>(residual, out, mean, rstd, a, b, w, bias, N, C, stream);
+}
+
+// Each block takes a run of rows, and its teams take turns. What a thread has summed of dw and db
+// lies in shared memory, where nobody else touches it until the rows are done: `sums` is
+// (teams, 2, C), and within a row of C the first halves of all packs come before the second
+// halves, so that neighbouring threads access neighbouring 16 bytes.
+template <typename X> struct LayernormBackward {
+    enum { MAX_THREADS = sizeof(X) == 4 ? 768 : 512 };  // what the registers are enough for
+};
+
+template <typename X>
+__global__ static void __launch_bounds__(LayernormBackward<X>::MAX_THREADS)
+layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 2, C) */, const X *dout, const X *inp,
+                          const X *w, const float *mean, const float *rstd, size_t N, size_t C,
+                          size_t rows, unsigned team) {
+    extern __shared__ __align__(16) float sums[];
+    __shared__ float2 part[2][32];  // of each warp, by parity of the round
+    enum { QUADS = Pack<X>::N / 4 };
+    const unsigned packs = (unsigned)(C / Pack<X>::N), teams = blockDim.x / team;
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const unsigned mine = threadIdx.x / team, i = threadIdx.x % team;
+    float *sum_w = sums + mine * 2 * C, *sum_b = sum_w + C;
+    for (unsigned p = i; p < packs; p += team)
+        for (int q = 0; q < QUADS; q++)
+            for (int j = 0; j < 4; j++) {
+                sum_w[(q * packs + p) * 4 + j] = 0;
+                sum_b[(q * packs + p) * 4 + j] = 0;
+            }
+    const size_t begin = blockIdx.x * rows, last = begin + rows < N ? begin + rows : N;
+    unsigned parity = 0;
+    for (size_t first = begin; first < last; first += teams) {
+        const size_t n = first + mine;
+        const bool active = n < last;  // else: only here for the barrier
+        const float mu = active ? mean[n] : 0.0f, r = active ? rstd[n] : 0.0f;
+        int4 bits_d[ROW_PACKS], bits_x[ROW_PACKS], bits_dx[ROW_PACKS];
+        #pragma unroll
+        for (int k = 0; k < ROW_PACKS; k++)
+            if (active && i + k * team < packs) {
+                const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
+                bits_d[k] = load_bits(dout + at);
+                bits_x[k] = load_bits(inp + at);
+                bits_dx[k] = load_bits(dinp + at);
+            }
+        float d_mean = 0, d_dot = 0;  // means over c of dnorm, and of dnorm * norm
+        #pragma unroll
+        for (int k = 0; k < ROW_PACKS; k++)
+            if (active && i + k * team < packs) {
+                const Pack<X> scale = load_pack(w + (size_t)(i + k * team) * Pack<X>::N);
+                const Pack<X> d = as_pack<X>(bits_d[k]), x = as_pack<X>(bits_x[k]);
+                for (int j = 0; j < Pack<X>::N; j++) {
+                    const float dnorm = to_f32(d.x[j]) * to_f32(scale.x[j]);
+                    d_mean += dnorm;
+                    d_dot += dnorm * ((to_f32(x.x[j]) - mu) * r);
+                }
+            }
+        d_mean = warp_sum(d_mean);
+        d_dot = warp_sum(d_dot);
+        if (team > 32) {
+            // One barrier is enough: two rounds later, when this part is written again, everyone
+            // has passed the barrier of the round between.
+            if (lane == 0) part[parity][warp] = make_float2(d_mean, d_dot);
+            __syncthreads();
+            d_mean = d_dot = 0;
+            for (unsigned j = mine * (team / 32); j < (mine + 1) * (team / 32); j++) {
+                d_mean += part[parity][j].x;
+                d_dot += part[parity][j].y;
+            }
+            parity ^= 1;
+        }
+        d_mean /= (float)C;
+        d_dot /= (float)C;
+        #pragma unroll
+        for (int k = 0; k < ROW_PACKS; k++)
+            if (active && i + k * team < packs) {
+                const unsigned p = i + k * team;
+                const Pack<X> scale = load_pack(w + (size_t)p * Pack<X>::N);
+                const Pack<X> d = as_pack<X>(bits_d[k]), x = as_pack<X>(bits_x[k]);
+                Pack<X> dx = as_pack<X>(bits_dx[k]);
+                float norm[Pack<X>::N];
+                for (int j = 0; j < Pack<X>::N; j++) {
+                    norm[j] = (to_f32(x.x[j]) - mu) * r;
+                    const float dnorm = to_f32(d.x[j]) * to_f32(scale.x[j]);
+                    dx.x[j] = from_f32<X>(to_f32(dx.x[j])
+                                          + (dnorm - d_mean - norm[j] * d_dot) * r);
+                }
+                store_pack(dinp + n * C + (size_t)p * Pack<X>::N, dx);
+                for (int q = 0; q < QUADS; q++) {
+                    const unsigned at = (q * packs + p) * 4;
+                    Pack<float> sw = load_pack(sum_w + at), sb = load_pack(sum_b + at);
+                    for (int j = 0; j < 4; j++) {
+                        sw.x[j] += to_f32(d.x[4 * q + j]) * norm[4 * q + j];
+                        sb.x[j] += to_f32(d.x[4 * q + j]);
+                    }
+                    store_pack(sum_w + at, sw);
+                    store_pack(sum_b + at, sb);
+                }
+            }
+    }
+    __syncthreads();
+    for (size_t at = threadIdx.x; at < 2 * C; at += blockDim.x) {  // add up the teams
+        float total = 0;
+        for (unsigned t = 0; t < teams; t++) total += sums[t * 2 * C + at];
+        const size_t a = at % C, quad = a / 4 / packs, p = a / 4 % packs;
+        partial[blockIdx.x * 2 * C + at / C * C + p * Pack<X>::N + quad * 4 + a % 4] = total;
+    }
+}
+
+// How many rows a block of layernorm_backward takes: enough that its partial sums are few against
+// what it reads, and no more than 512 blocks.
+static size_t layernorm_backward_rows(size_t N) {
+    const size_t rows = (N + 511) / 512;
+    return rows > 16 ? rows : 16;
+}
+
+// Floats of scratch that layernorm_backward needs.
+static size_t layernorm_backward_scratch(size_t N, size_t C) {
+    return ceil_div(N, layernorm_backward_rows(N)) * 2 * C;
+}
+
+// Adds to dinp (the residual stream's gradient runs past this layer and is already there);
+// overwrites dw and db. scratch: layernorm_backward_scratch(N, C) floats. Ends the program where
+// C is too large for a block: 16384 channels in bf16, 12288 in fp32.
+template <typename X>
+static void layernorm_backward(X *dinp, X *dw, X *db, float *scratch, const X *dout, const X *inp,
+                               const X *w, const float *mean, const float *rstd, size_t N,
+                               size_t C, cudaStream_t stream) {
+    const unsigned team = layernorm_team<X>(C);
+    const unsigned teams = team < BLOCK_THREADS ? BLOCK_THREADS / team : 1;
+    const size_t shared = teams * 2 * C * sizeof(float), rows = layernorm_backward_rows(N);
+    if (team > LayernormBackward<X>::MAX_THREADS)
+        fail("backward of layer normalisation: %zu channels are too many", C);
+    if (shared > 48 << 10)  // what a kernel has without asking
+        CUDA(cudaFuncSetAttribute(layernorm_backward_kernel<X>,
+                                  cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    layernorm_backward_kernel<X><<<ceil_div(N, rows), teams * team, shared, stream>>>(
+        dinp, scratch, dout, inp, w, mean, rstd, N, C, rows, team);
+    CUDA(cudaGetLastError());
+    partial_sum_kernel<X><<<ceil_div(2 * C, 32), 1024, 0, stream>>>(
+        dw, db, scratch, ceil_div(N, layernorm_backward_rows(N)), 2 * C, C);
+    CUDA(cudaGetLastError());
+}
+
+// --- bias of a linear layer: db = sum over the rows of dout ----------------------------------
+
+// A block takes `rows` rows of 32 packs of columns, each warp every 8th row.
+template <typename X>
+__global__ static void bias_backward_kernel(float *partial /* (splits, OC) */, const X *dout,
+                                            size_t N, size_t OC, size_t rows, unsigned slices) {
+    const size_t split = blockIdx.x / slices, slice = blockIdx.x % slices;
+    const size_t width = 32 * Pack<X>::N;
+    const size_t o = slice * width + threadIdx.x % 32 * Pack<X>::N;
+    const size_t begin = split * rows, last = begin + rows < N ? begin + rows : N;
+    float sum[Pack<X>::N] = {0};
+    if (o < OC)
+        sum_rows(sum, dout + o, OC, (const int32_t *)NULL, begin + threadIdx.x / 32, last,
+                 BLOCK_WARPS);
+    const float total = fold_warps<X>(sum);
+    const size_t column = slice * width + threadIdx.x;
+    if (threadIdx.x < width && column < OC) partial[split * OC + column] = total;
+}
+
+// Rows of a block: at least 64, and about 2048 blocks in all.
+static size_t bias_backward_rows(size_t N, size_t OC) {
+    const size_t slices = ceil_div(OC, 256), splits = slices < 2048 ? 2048 / slices : 1;
+    const size_t rows = ceil_div(N, splits);
+    return rows > 64 ? rows : 64;
+}
+
+// Floats of scratch that bias_backward needs.
+static size_t bias_backward_scratch(size_t N, size_t OC) {
+    return ceil_div(N, bias_backward_rows(N, OC)) * OC;
+}
+
+// Overwrites db (OC). OC must be whole packs.
+template <typename X>
+static void bias_backward(X *db, float *scratch, const X *dout, size_t N, size_t OC,
+                          cudaStream_t stream) {
+    const size_t rows = bias_backward_rows(N, OC);
+    const unsigned splits = ceil_div(N, rows), slices = ceil_div(OC, 32 * Pack<X>::N);
+    bias_backward_kernel<X><<<splits * slices, BLOCK_THREADS, 0, stream>>>(scratch, dout, N, OC,
+                                                                           rows, slices);
+    CUDA(cudaGetLastError());
+    partial_sum_kernel<X><<<ceil_div(OC, 32), 1024, 0, stream>>>(db, db, scratch, splits, OC, OC);
+    CUDA(cudaGetLastError());
+}
+
+// --- linear layer: out (N, OC) = inp (N, C) . w (OC, C)^T + b --------------------------------
+
+template <typename X>
+static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X *b,
+                           size_t N, size_t C, size_t OC, cudaStream_t stream) {
+    gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, GEMM_PLAIN, nullptr, stream);
+}
+
+// The same and then GELU: pre_gelu (N, OC) is what the plain one would have returned.
+template <typename X>
+static void matmul_forward_gelu(Matmul *lt, X *out, X *pre_gelu, const X *inp, const X *w,
+                                const X *b, size_t N, size_t C, size_t OC, cudaStream_t stream) {
+    gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, GEMM_GELU, pre_gelu, stream);
+}
+
+// Overwrites all three gradients. With `pre` (N, C), the layer's input was gelu(pre), and dinp
+// becomes the gradient of pre.
+template <typename X>
+static void matmul_backward(Matmul *lt, X *dinp, X *dw, X *db, float *scratch, const X *dout,
+                            const X *inp, const X *w, size_t N, size_t C, size_t OC, X *pre,
+                            cudaStream_t stream) {
+    gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, C, nullptr, false,
+         pre != NULL ? GEMM_DGELU : GEMM_PLAIN, pre, stream);
+    gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, nullptr, false, GEMM_PLAIN,
+         nullptr, stream);
+    bias_backward(db, scratch, dout, N, OC, stream);
+}
+
+// --- causal self-attention (Vaswani et al. 2017) ---------------------------------------------
+//
+// attention_forward() and attention_backward() are in attention.cuh, where there is room for them.
+
+// --- the MLP's non-linearity -----------------------------------------------------------------
+//
+// GELU (Hendrycks & Gimpel 2016, tanh form): x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+// Here with s = (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), which costs half of tanh and keeps all
+// digits where tanh is near -1. Its derivative is s + x ds/du du/dx, ds/du = 2 s (1 - s).
+
+#define GELU_SCALE 0.7978845608028654f  // sqrt(2 / pi)
+
+__device__ static inline float gelu_sigmoid(float x) {
+    const float u = GELU_SCALE * (x + 0.044715f * x * x * x);
+    return 1.0f / (1.0f + expf(-2.0f * u));
+}
+
+template <typename X>
+__global__ static void activation_forward_kernel(X *out, const X *inp, size_t n, int activation) {
+    const size_t i = grid_thread() * Pack<X>::N;
+    if (i >= n) return;
+    Pack<X> v = load_pack(inp + i);
+    for (int j = 0; j < Pack<X>::N; j++) {
+        const float x = to_f32(v.x[j]);
+        v.x[j] = from_f32<X>(activation == ACTIVATION_RELU ? (x > 0 ? x : 0) : x * gelu_sigmoid(x));
+    }
+    store_pack(out + i, v);
+}
+
+// n must be whole packs.
+template <typename X>
+static void activation_forward(X *out, const X *inp, size_t n, int activation,
+                               cudaStream_t stream) {
+    activation_forward_kernel<X><<<pack_blocks<X>(n), BLOCK_THREADS, 0, stream>>>(out, inp, n,
+                                                                                  activation);
+    CUDA(cudaGetLastError());
+}
+
+template <typename X>
+__global__ static void activation_backward_kernel(X *d, const X *inp, size_t n, int activation) {
+    const size_t i = grid_thread() * Pack<X>::N;
+    if (i >= n) return;
+    const Pack<X> v = load_pack(inp + i);
+    Pack<X> g = load_pack(d + i);
+    for (int j = 0; j < Pack<X>::N; j++) {
+        const float x = to_f32(v.x[j]);
+        float slope = x > 0;
+        if (activation != ACTIVATION_RELU) {
+            const float s = gelu_sigmoid(x);
+            const float du = GELU_SCALE * (1.0f + 3.0f * 0.044715f * x * x);
+            slope = s + 2.0f * x * s * (1.0f - s) * du;
+        }
+        g.x[j] = from_f32<X>(to_f32(g.x[j]) * slope);
+    }
+    store_pack(d + i, g);
+}
+
+// d holds dout on entry and dinp on return. n must be whole packs.
+template <typename X>
+static void activation_backward(X *d, const X *inp, size_t n, int activation,
+                                cudaStream_t stream) {
+    activation_backward_kernel<X><<<pack_blocks<X>(n), BLOCK_THREADS, 0, stream>>>(d, inp, n,
+                                                                                   activation);
+    CUDA(cudaGetLastError());
+}
+
+// --- residual connection ---------------------------------------------------------------------
+
+template <typename X>
+__global__ static void residual_forward_kernel(X *out, const X *inp, size_t n) {
+    const size_t i = grid_thread() * Pack<X>::N;
+    if (i >= n) return;
+    Pack<X> sum = load_pack(out + i);
+    const Pack<X> more = load_pack(inp + i);
+    for (int j = 0; j < Pack<X>::N; j++)
+        sum.x[j] = from_f32<X>(to_f32(sum.x[j]) + to_f32(more.x[j]));
+    store_pack(out + i, sum);
+}
+
+// out += inp. Its backward is the identity into both branches. n must be whole packs.
+template <typename X>
+static void residual_forward(X *out, const X *inp, size_t n, cudaStream_t stream) {
+    residual_forward_kernel<X><<<pack_blocks<X>(n), BLOCK_THREADS, 0, stream>>>(out, inp, n);
+    CUDA(cudaGetLastError());
+}
+
+// --- loss: cross-entropy of softmax(logits), fused with its gradient -------------------------
+//
+// losses[n] = log sum exp(logits[n,:]) - logits[n, target[n]]. If grad_scale is not 0, the logits
+// are overwritten by their gradient, grad_scale (softmax - onehot(target)), and the columns from V
+// to Vp, which no other step looks at before, by 0.
+
+// A block takes one row: once for the maximum and the sum, which each thread rescales whenever its
+// maximum grows, and a second time to write the gradient.
+template <typename X>
+__global__ static void crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
+                                           float grad_scale, size_t V, size_t Vp) {
+    X *z = logits + blockIdx.x * Vp;
+    const size_t target = (size_t)targets[blockIdx.x], stride = blockDim.x * (size_t)Pack<X>::N;
+    const float target_logit = to_f32(z[target]);  // read by all before the first barrier
+    float max = -FLT_MAX, sum = 0;                 // not -infinity: infinity - infinity is NaN
+    #pragma unroll 4
+    for (size_t v = threadIdx.x * Pack<X>::N; v < V; v += stride) {
+        const Pack<X> pack = load_pack(z + v);
+        float x[Pack<X>::N], top = max;
+        for (int j = 0; j < Pack<X>::N; j++) x[j] = to_f32(pack.x[j]);
+        if (v + Pack<X>::N > V)  // the last pack of the row holds columns that do not count
+            for (int j = 0; j < Pack<X>::N; j++) x[j] = v + j < V ? x[j] : -INFINITY;
+        for (int j = 0; j < Pack<X>::N; j++) top = fmaxf(top, x[j]);
+        sum *= expf(max - top);
+        max = top;
+        for (int j = 0; j < Pack<X>::N; j++) sum += expf(x[j] - max);
+    }
+    const float row_max = block_max(max);
+    const float row_sum = block_sum(sum * expf(max - row_max));
+    if (threadIdx.x == 0) losses[blockIdx.x] = logf(row_sum) + row_max - target_logit;
+    if (grad_scale == 0) return;
+    const float scale = grad_scale / row_sum;
+    for (size_t v = threadIdx.x * Pack<X>::N; v < Vp; v += stride) {
+        Pack<X> pack = load_pack(z + v);
+        for (int j = 0; j < Pack<X>::N; j++) {
+            float d = expf(to_f32(pack.x[j]) - row_max) * scale;
+            if (v + j == target) d -= grad_scale;
+            pack.x[j] = from_f32<X>(v + j < V ? d : 0.0f);
+        }
+        store_pack(z + v, pack);
+    }
+}
+
+// losses (N), logits (N, Vp), targets (N); Vp must be whole packs.
+template <typename X>
+static void crossentropy(float *losses, X *logits, const int32_t *targets, float grad_scale,
+                         size_t N, size_t V, size_t Vp, cudaStream_t stream) {
+    const size_t threads = (size_t)ceil_div(Vp / Pack<X>::N, 32) * 32;
+    crossentropy_kernel<X><<<(unsigned)N, threads < 512 ? (unsigned)threads : 512u, 0, stream>>>(
+        losses, logits, targets, grad_scale, V, Vp);
+    CUDA(cudaGetLastError());
+}
+
+__global__ static void loss_accumulate_kernel(double *total, const float *losses, size_t N,
+                                              double scale, bool first) {
+    double sum = 0;
+    #pragma unroll 8
+    for (size_t n = threadIdx.x; n < N; n += blockDim.x) sum += losses[n];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) *total = (first ? 0 : *total) + sum * scale;
+}
+
+// *total (+)= scale * sum of losses (N), in double; `first` overwrites.
+static void loss_accumulate(double *total, const float *losses, size_t N, double scale, bool first,
+                            cudaStream_t stream) {
+    loss_accumulate_kernel<<<1, 1024, 0, stream>>>(total, losses, N, scale, first);
+    CUDA(cudaGetLastError());
+}
+
+// --- gradients of several micro-batches ------------------------------------------------------
+//
+// In both, n must be a multiple of 8 elements.
+
+template <typename X>
+__global__ static void round_gradient_kernel(X *out, const float *in, size_t n) {
+    const size_t i = grid_thread() * Pack<X>::N;
+    if (i >= n) return;
+    Pack<X> rounded;
+    for (int q = 0; q < Pack<X>::N; q += 4) {
+        const Pack<float> x = load_pack(in + i + q);
+        for (int j = 0; j < 4; j++) rounded.x[q + j] = from_f32<X>(x.x[j]);
+    }
+    store_pack(out + i, rounded);
+}
+
+// out = in, rounded to X: the one rounding of a gradient that was summed in fp32.
+template <typename X>
+static void round_gradient(X *out, const float *in, size_t n, cudaStream_t stream) {
+    round_gradient_kernel<X><<<pack_blocks<X>(n), BLOCK_THREADS, 0, stream>>>(out, in, n);
+    CUDA(cudaGetLastError());
+}
+
+template <typename X>
+__global__ static void accumulate_gradient_kernel(float *acc, const X *g, size_t n, bool first) {
+    const size_t i = grid_thread() * Pack<X>::N;
+    if (i >= n) return;
+    const Pack<X> more = load_pack(g + i);
+    for (int q = 0; q < Pack<X>::N; q += 4) {
+        Pack<float> sum;
+        if (!first) sum = load_pack(acc + i + q);
+        for (int j = 0; j < 4; j++)
+            sum.x[j] = first ? to_f32(more.x[q + j]) : sum.x[j] + to_f32(more.x[q + j]);
+        store_pack(acc + i + q, sum);
+    }
+}
+
+// acc (+)= g, in fp32, never rounded to X; the first micro-batch overwrites.
+template <typename X>
+static void accumulate_gradient(float *acc, const X *g, size_t n, bool first,
+                                cudaStream_t stream) {
+    accumulate_gradient_kernel<X><<<pack_blocks<X>(n), BLOCK_THREADS, 0, stream>>>(acc, g, n,
+                                                                                   first);
+    CUDA(cudaGetLastError());
+}
+
+// =============================================================================================
+// 2. The model
+
+// What one layer makes, and what its backward pass needs: pointers into GPT2's buffers.
+template <typename X> struct LayerActs {
+    X *x;                             // (N, C)  the residual stream on entry
+    X *ln_1; float *mean_1, *rstd_1;  // (N, C), (N), (N)
+    X *qkv;                           // (N, 3C)
+    X *atty; float *lse;              // (N, C), (B, NH, T)
+    X *mid;                           // (N, C)  the residual stream after attention
+    X *ln_2; float *mean_2, *rstd_2;  // (N, C), (N), (N)
+    X *fc, *act;                      // (N, F)  before and after the non-linearity
+};
+
+// Gradients become complete segment by segment: first the tail (ln_f, and an untied head), then the
+// layers from the last to the first, then the embeddings. A segment is one contiguous range of the
+// arena. Its number is the table's layer + 1: 0 the embeddings, 1 .. L the layers, L + 1 the tail.
+typedef struct {
+    size_t at, length;   // elements of the arena
+    size_t grad_at;      // where backward makes its gradient, in GPT2.grads
+    int place;           // the number of that place: segments may share one, one after the other
+    int first_run, runs; // its shards, as the update and the norm take them
+    size_t first_block;  // of its sums in GPT2.norm_sums
+} Segment;
+
+// Tokens on their way to the GPU: page-locked host memory, in two sets, so that the host may fill
+// one while the copy of the other still waits in the stream.
+typedef struct {
+    int32_t *inputs, *targets;   // (N), (N)
+    int32_t *rows, *first;       // TokenOrder of the inputs: (N), (N + 1)
+    cudaEvent_t copied;
+} Staging;
+
+template <typename X> struct GPT2 {
+    GPT2Config config;
+    GPT2Table table;
+    ShardMap shards;
+    size_t max_B, max_T;        // room in the activation buffers
+    size_t B, T;                // what the last forward used
+    bool training;              // false: no gradients, no moments, one layer's activations
+    bool recompute;             // keep only the layers' inputs; backward makes the rest again
+    bool accumulating;          // a step has several micro-batches: they are summed, in fp32
+    bool fuse_gelu;             // the matrix product applies GELU (matmul.cuh)
+    size_t head_rows;           // the head's logits are in memory for this many rows at a time
+    Matmul lt;
+    // Work for the GPU is queued in two streams; only events order one against the other.
+    cudaStream_t compute;       // forward, backward, update
+    cudaStream_t leave;         // what happens to a segment's gradient once it is complete
+    cudaEvent_t *grad_ready;    // per segment: backward has completed its gradient
+    cudaEvent_t *grad_left;     // per place: the gradient made there has left, and room is again
+    cudaEvent_t step_left;      // loss and block sums of the step are on the host
+    int segments;
+    Segment *segment;
+    AdamRun *runs;
+    size_t blocks;              // of the gradient norm
+    // GPU memory. Arenas have table.elements elements.
+    X *params;                                   // what forward and backward use
+    float *master, *m, *v;                       // what AdamW updates; master == params in fp32
+    X *grads;                                    // the micro-batch's gradients; see Segment
+    float *sums;                                 // accumulating: the step's, summed in fp32
+    float *dwte;                                 // (Vp, C): the head's gradient and wte's, in fp32
+    X *x;                                        // (L+1, N, C)
+    X *mid, *ln_1, *ln_2, *qkv, *atty, *fc, *act;           // (L, ...), see LayerActs
+    float *mean_1, *rstd_1, *mean_2, *rstd_2, *lse;
+    X *ln_f;                                     // (N, C)
+    float *mean_f, *rstd_f;                      // (N), (N)
+    X *logits;                                   // (head_rows, Vp)
+    float *losses;                               // (N)
+    double *loss;                                // [1]: mean over the step so far
+    X *branch;                                   // (N, C): what a layer's branch adds to the stream
+    X *dx, *dwide;                               // backward: (N, C), (N, max(F, 3C))
+    float *delta;                                // backward: (B, NH, T)
+    float *scratch;                              // partial sums of weight gradients over rows
+    double *norm_sums;                           // (blocks)
+    int32_t *tokens;                             // (4N + 1): a Staging
+    // Page-locked host memory.
+    Staging staging[2];
+    int turn;                                    // the staging in use
+    // Ordinary host memory.
+    int32_t *token_count;                        // (V + 1), for token_order()
+    int32_t *inputs, *targets;                   // (N): the batch, as it was read
+    double *host_sums;                           // (blocks)
+    double *host_loss;                           // [1]
+};
+
+// One line of the memory plan: what it is for, how large it is, which pointer it gets.
+typedef struct { const char *purpose; size_t bytes; void **pointer; } Buffer;
+enum { MAX_BUFFERS = 48 };
+enum { HEAD_ROWS = 2048 };               // keeps the GPU busy; 200 MB of logits with GPT-2's tokens
+static const size_t WORKSPACE = 32 << 20;  // bytes, for the matrix product
+
+// Cuts the arena into segments, and says where each one's gradient is made: at its own place if the
+// step has one micro-batch; else, on its way into the sums, in a place that is used again: the
+// layers take turns in two.
+template <typename X> static void gpt2_segments(GPT2<X> *g) {
+    const GPT2Table *t = &g->table;
+    const size_t L = g->config.layers;
+    g->segments = (int)L + 2;
+    g->segment = (Segment *)alloc_or_fail(L + 2, sizeof(Segment), "segments");
+    g->runs = (AdamRun *)alloc_or_fail((size_t)g->shards.count, sizeof(AdamRun), "segments");
+    g->blocks = 0;
+    for (int i = 0; i < g->shards.count; i++) {
+        const Shard *shard = &g->shards.shards[i];
+        const GPT2Tensor *x = &t->tensors[shard->tensor];
+        Segment *s = &g->segment[x->layer + 1];
+        if (s->runs++ == 0) {
+            s->first_run = i;
+            s->first_block = g->blocks;
+        }
+        g->runs[i].at = x->offset + shard->offset;
+        g->runs[i].length = shard->length;
+        g->runs[i].decay = shard->decay;
+        g->blocks += norm_blocks(shard->length);
+    }
+    for (int i = 0; i < t->count; i++) {
+        const GPT2Tensor *x = &t->tensors[i];
+        Segment *s = &g->segment[x->layer + 1];
+        if (s->length == 0) s->at = x->offset;
+        s->length = x->offset + round_up(x->size, ALIGN_ELEMENTS) - s->at;
+    }
+    const size_t head = g->segment[0].length, ends = head + g->segment[L + 1].length;
+    for (size_t i = 0; i < L + 2; i++) {
+        Segment *s = &g->segment[i];
+        const bool layer = i >= 1 && i <= L;
+        s->place = (int)(!g->accumulating || !layer ? i : 1 + i % 2);
+        s->grad_at = !g->accumulating ? s->at
+                   : layer ? ends + i % 2 * s->length
+                   : i == 0 ? 0 : head;
+    }
+}
+
+// Elements of GPT2.grads.
+template <typename X> static size_t gradient_elements(const GPT2<X> *g) {
+    if (!g->accumulating) return g->table.elements;
+    return g->segment[0].length + g->segment[g->segments - 1].length + 2 * g->segment[1].length;
+}
+
+// The memory plan: every buffer on the GPU for max_B x max_T. One list is printed and allocated.
+template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS]) {
+    const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
+    const size_t P = g->table.elements, wide = F > 3 * C ? F : 3 * C;
+    const size_t X_ = sizeof(X), f32 = sizeof(float);
+    // how many layers' activations are kept: without a backward pass, none but the last
+    const size_t L = g->training && !g->recompute ? g->config.layers : 1;
+    const size_t inputs = g->training ? g->config.layers + 1 : 1;
+    const size_t for_norm = layernorm_backward_scratch(N, C);
+    const size_t for_bias = bias_backward_scratch(N, wide);
+    const size_t sum_scratch = for_norm > for_bias ? for_norm : for_bias;
+    if ((double)N * (double)(inputs + L + 4) * (double)(16 * C + 2 * F) * 4 > 1e18)
+        die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
+    int n = 0;
+    #define BUFFER(purpose, bytes, field) list[n++] = Buffer{purpose, bytes, (void **)&g->field}
+    BUFFER("parameters", P * X_, params);
+    BUFFER("activations", inputs * N * C * X_, x);
+    BUFFER("activations", L * N * C * X_, ln_1);
+    BUFFER("activations", L * N * f32, mean_1);
+    BUFFER("activations", L * N * f32, rstd_1);
+    BUFFER("activations", L * N * 3 * C * X_, qkv);
+    BUFFER("activations", L * N * C * X_, atty);
+    BUFFER("activations", L * N * g->config.heads * f32, lse);
+    BUFFER("activations", L * N * C * X_, mid);
+    BUFFER("activations", L * N * C * X_, ln_2);
+    BUFFER("activations", L * N * f32, mean_2);
+    BUFFER("activations", L * N * f32, rstd_2);
+    BUFFER("activations", L * N * F * X_, fc);
+    BUFFER("activations", L * N * F * X_, act);
+    BUFFER("activations", N * C * X_, ln_f);
+    BUFFER("activations", N * f32, mean_f);
+    BUFFER("activations", N * f32, rstd_f);
+    BUFFER("activations", N * C * X_, branch);
+    BUFFER("logits", min_size(g->head_rows, N) * g->config.vocab_padded * X_, logits);
+    BUFFER("logits", N * f32, losses);
+    BUFFER("logits", sizeof(double), loss);
+    BUFFER("tokens", (4 * N + 1) * sizeof(int32_t), tokens);
+    if (g->training) {
+        if (sizeof(X) < f32) BUFFER("master weights", P * f32, master);
+        BUFFER("AdamW moments", P * f32, m);
+        BUFFER("AdamW moments", P * f32, v);
+        BUFFER("gradients", gradient_elements(g) * X_, grads);
+        if (g->accumulating) BUFFER("gradients", P * f32, sums);
+        BUFFER("gradients", g->config.vocab_padded * C * f32, dwte);
+        BUFFER("backward", N * C * X_, dx);
+        BUFFER("backward", N * wide * X_, dwide);
+        BUFFER("backward", N * g->config.heads * f32, delta);
+        BUFFER("backward", sum_scratch * f32, scratch);
+        BUFFER("backward", g->blocks * sizeof(double), norm_sums);
+    }
+    #undef BUFFER
+    return n;
+}
+
+// Bytes of the plan, the matrix product's workspace included.
+template <typename X> static size_t gpt2_bytes(GPT2<X> *g) {
+    Buffer list[MAX_BUFFERS];
+    const int n = gpt2_buffers(g, list);
+    size_t total = WORKSPACE;
+    for (int i = 0; i < n; i++) total += round_up(list[i].bytes, 256);
+    return total;
+}
+
+// Chooses what backward recomputes, prints the plan unless `quiet`, and refuses what does not fit
+// into `limit` bytes. Returns the plan's sum.
+template <typename X>
+static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, bool quiet) {
+    Buffer list[MAX_BUFFERS];
+    gpt2_segments(g);
+    g->recompute = recompute == RECOMPUTE_BLOCK && g->training;
+    const size_t kept = gpt2_bytes(g);
+    if (recompute == RECOMPUTE_AUTO && g->training && kept > limit) g->recompute = true;
+    const size_t total = gpt2_bytes(g);
+    const int n = gpt2_buffers(g, list);
+    if (!quiet) {
+        printf("GPU memory:");
+        for (int i = 0; i < n; i++) {
+            size_t bytes = 0;
+            bool seen = false;
+            for (int j = 0; j < n; j++) {
+                if (strcmp(list[i].purpose, list[j].purpose) != 0) continue;
+                if (j < i) seen = true;
+                bytes += list[j].bytes;
+            }
+            if (!seen) printf(" %s %.1f,", list[i].purpose, (double)bytes / (1 << 20));
+        }
+        printf(" workspace %.1f, total %.1f of %.1f MiB\n", (double)WORKSPACE / (1 << 20),
+               (double)total / (1 << 20), (double)limit / (1 << 20));
+        if (g->recompute)
+            printf("recomputing activations in backward%s\n",
+                   recompute == RECOMPUTE_AUTO ? ": keeping them all would not fit" : "");
+    }
+    if (total > limit)
+        die("this run needs %.1f MiB of GPU memory and %.1f MiB are there; use a smaller --model, "
+            "--batch or --seq%s", (double)total / (1 << 20), (double)limit / (1 << 20),
+            g->training && !g->recompute ? ", or --recompute block" : "");
+    return total;
+}
+
+template <typename X> static void gpt2_allocate(GPT2<X> *g) {
+    Buffer list[MAX_BUFFERS];
+    const int n = gpt2_buffers(g, list);
+    const size_t N = g->max_B * g->max_T;
+    matmul_open(&g->lt, WORKSPACE);
+    for (int i = 0; i < n; i++) *list[i].pointer = gpu_alloc(list[i].bytes, list[i].purpose);
+    if (sizeof(X) == sizeof(float)) g->master = (float *)g->params;
+    else if (!g->training)  // only to load from, and to save: not worth GPU memory
+        g->master = (float *)alloc_or_fail(g->table.elements, sizeof(float), "parameters");
+    g->fuse_gelu = g->config.activation == ACTIVATION_GELU
+        && matmul_can_fuse_gelu<X>(&g->lt, N, g->config.channels, g->config.ffn);
+    CUDA(cudaStreamCreateWithFlags(&g->compute, cudaStreamNonBlocking));
+    CUDA(cudaStreamCreateWithFlags(&g->leave, cudaStreamNonBlocking));
+    const size_t segments = (size_t)g->segments;
+    g->grad_ready = (cudaEvent_t *)alloc_or_fail(segments, sizeof(cudaEvent_t), "events");
+    g->grad_left = (cudaEvent_t *)alloc_or_fail(segments, sizeof(cudaEvent_t), "events");
+    for (int s = 0; s < g->segments; s++) {
+        CUDA(cudaEventCreateWithFlags(&g->grad_ready[s], cudaEventDisableTiming));
+        CUDA(cudaEventCreateWithFlags(&g->grad_left[s], cudaEventDisableTiming));
+    }
+    CUDA(cudaEventCreateWithFlags(&g->step_left, cudaEventDisableTiming));
+    for (int i = 0; i < 2; i++) {
+        Staging *s = &g->staging[i];
+        s->inputs = (int32_t *)pinned_alloc((4 * N + 1) * sizeof(int32_t), "tokens");
+        s->targets = s->inputs + N;
+        s->rows = s->inputs + 2 * N;
+        s->first = s->inputs + 3 * N;
+        CUDA(cudaEventCreateWithFlags(&s->copied, cudaEventDisableTiming));
+    }
+    g->token_count = (int32_t *)alloc_or_fail(g->config.vocab + 1, sizeof(int32_t), "tokens");
+    g->inputs = (int32_t *)alloc_or_fail(N, sizeof(int32_t), "tokens");
+    g->targets = (int32_t *)alloc_or_fail(N, sizeof(int32_t), "tokens");
+    g->host_loss = (double *)pinned_alloc(sizeof(double), "loss");
+    g->host_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
+    CUDA(cudaDeviceSynchronize());  // the zeros are there before any stream begins
+}
+
+template <typename X> static void gpt2_free(GPT2<X> *g) {
+    Buffer list[MAX_BUFFERS];
+    const int n = gpt2_buffers(g, list);
+    CUDA(cudaDeviceSynchronize());
+    for (int i = 0; i < n; i++) CUDA(cudaFree(*list[i].pointer));
+    matmul_close(&g->lt);
+    for (int i = 0; i < 2; i++) {
+        CUDA(cudaFreeHost(g->staging[i].inputs));
+        CUDA(cudaEventDestroy(g->staging[i].copied));
+    }
+    CUDA(cudaFreeHost(g->host_loss));
+    CUDA(cudaFreeHost(g->host_sums));
+    for (int s = 0; s < g->segments; s++) {
+        CUDA(cudaEventDestroy(g->grad_ready[s]));
+        CUDA(cudaEventDestroy(g->grad_left[s]));
+    }
+    CUDA(cudaEventDestroy(g->step_left));
+    CUDA(cudaStreamDestroy(g->compute));
+    CUDA(cudaStreamDestroy(g->leave));
+    free(g->token_count);
+    free(g->inputs);
+    free(g->targets);
+    free(g->grad_ready);
+    free(g->grad_left);
+    free(g->segment);
+    free(g->runs);
+    free(g->shards.shards);
+    gpt2_table_free(&g->table);
+}
+
+// n elements of GPU memory, as floats on the host. Waits for everything queued in `stream`.
+template <typename X>
+static void download(float *host, const X *device, size_t n, cudaStream_t stream) {
+    enum { PIECE = 1 << 20 };
+    static X piece[PIECE];
+    CUDA(cudaStreamSynchronize(stream));
+    for (size_t i = 0; i < n; i += PIECE) {
+        const size_t count = min_size(PIECE, n - i);
+        CUDA(cudaMemcpy(piece, device + i, count * sizeof(X), cudaMemcpyDeviceToHost));
+        for (size_t j = 0; j < count; j++) host[i + j] = to_f32(piece[j]);
+    }
+}
+
+// The twelve parameters of layer l, by LN_1_W .. FCPROJ_B; and the places of their gradients.
+template <typename X>
+static void layer_tensors(const GPT2<X> *g, size_t l, X *w[LAYER_TENSORS], X *d[LAYER_TENSORS]) {
+    const Segment *s = &g->segment[l + 1];
+    for (int k = 0; k < LAYER_TENSORS; k++) {
+        const int index = g->table.first_layer + (int)l * LAYER_TENSORS + k;
+        const size_t at = g->table.tensors[index].offset;
+        w[k] = g->params + at;
+        if (d != NULL) d[k] = g->grads + s->grad_at + (at - s->at);
+    }
+}
+
+// A tensor outside the layers.
+template <typename X> static X *tensor(const GPT2<X> *g, int index) {
+    return g->params + g->table.tensors[index].offset;
+}
+
+template <typename X> static X *tensor_grad(const GPT2<X> *g, int index) {
+    const GPT2Tensor *x = &g->table.tensors[index];
+    const Segment *s = &g->segment[x->layer + 1];
+    return g->grads + s->grad_at + (x->offset - s->at);
+}
+
+template <typename X> static LayerActs<X> layer_acts(const GPT2<X> *g, size_t l) {
+    const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
+    X *x = g->x + (g->training ? l * N * C : 0);
+    if (!g->training || g->recompute) l = 0;
+    return LayerActs<X>{
+        x, g->ln_1 + l * N * C, g->mean_1 + l * N, g->rstd_1 + l * N,
+        g->qkv + l * N * 3 * C, g->atty + l * N * C, g->lse + l * N * g->config.heads,
+        g->mid + l * N * C, g->ln_2 + l * N * C, g->mean_2 + l * N, g->rstd_2 + l * N,
+        g->fc + l * N * F, g->act + l * N * F};
+}
+
+// Copies `count` integers of the staging in use to their place on the GPU, and returns that place.
+template <typename X> static int32_t *upload(GPT2<X> *g, const int32_t *host, size_t count) {
+    Staging *s = &g->staging[g->turn];
+    int32_t *device = g->tokens + (host - s->inputs);
+    CUDA(cudaMemcpyAsync(device, host, count * sizeof(int32_t), cudaMemcpyHostToDevice,
+                         g->compute));
+    CUDA(cudaEventRecord(s->copied, g->compute));
+    return device;
+}
+
+// What a layer computes between its two residual additions, from a.ln_1 to a.act. Forward runs it,
+// and backward once more where activations are recomputed.
+template <typename X> static void layer_forward(GPT2<X> *g, size_t l, const LayerActs<X> &a) {
+    const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads;
+    const size_t B = g->B, T = g->T, N = B * T;
+    cudaStream_t stream = g->compute;
+    X *w[LAYER_TENSORS];
+    layer_tensors(g, l, w, (X **)NULL);
+    matmul_forward(&g->lt, a.qkv, a.ln_1, w[QKV_W], w[QKV_B], N, C, 3 * C, stream);
+    attention_forward(a.atty, a.lse, a.qkv, B, T, C, NH, stream);
+    matmul_forward(&g->lt, g->branch, a.atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C, stream);
+    residual_layernorm_forward(a.mid, a.ln_2, a.mean_2, a.rstd_2, a.x, g->branch, w[LN_2_W],
+                               w[LN_2_B], N, C, stream);
+    if (g->fuse_gelu) {
+        matmul_forward_gelu(&g->lt, a.act, a.fc, a.ln_2, w[FC_W], w[FC_B], N, C, F, stream);
+    } else {
+        matmul_forward(&g->lt, a.fc, a.ln_2, w[FC_W], w[FC_B], N, C, F, stream);
+        activation_forward(a.act, a.fc, N * F, g->config.activation, stream);
+    }
+}
+
+// From tokens (B, T), on the host, to the normalised output of the last layer, g->ln_f (N, C).
+// Queues the work and returns.
+template <typename X>
+static void gpt2_forward(GPT2<X> *g, const int32_t *tokens, size_t B, size_t T) {
+    const size_t C = g->config.channels, F = g->config.ffn, N = B * T, L = g->config.layers;
+    cudaStream_t stream = g->compute;
+    g->B = B;
+    g->T = T;
+    g->turn = 1 - g->turn;
+    Staging *staging = &g->staging[g->turn];
+    CUDA(cudaEventSynchronize(staging->copied));  // of two forwards ago
+    memcpy(staging->inputs, tokens, N * sizeof(int32_t));
+    const int32_t *inputs = upload(g, staging->inputs, N);
+    encoder_forward(g->x, inputs, tensor(g, g->table.wte), tensor(g, g->table.wpe), B, T, C,
+                    stream);
+    LayerActs<X> a = layer_acts(g, 0);
+    X *w[LAYER_TENSORS], *next[LAYER_TENSORS];
+    layer_tensors(g, 0, w, (X **)NULL);
+    layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
+    for (size_t l = 0; l < L; l++) {
+        a = layer_acts(g, l);
+        layer_tensors(g, l, w, (X **)NULL);
+        layer_forward(g, l, a);
+        matmul_forward(&g->lt, g->branch, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C, stream);
+        // The addition that ends this layer and the normalisation that begins the next.
+        X *x = g->training ? a.x + g->max_B * g->max_T * C : a.x;
+        if (l + 1 < L) {
+            const LayerActs<X> b = layer_acts(g, l + 1);
+            layer_tensors(g, l + 1, next, (X **)NULL);
+            residual_layernorm_forward(x, b.ln_1, b.mean_1, b.rstd_1, a.mid, g->branch,
+                                       next[LN_1_W], next[LN_1_B], N, C, stream);
+        } else {
+            residual_layernorm_forward(x, g->ln_f, g->mean_f, g->rstd_f, a.mid, g->branch,
+                                       tensor(g, g->table.ln_f_w), tensor(g, g->table.ln_f_b),
+                                       N, C, stream);
+        }
+    }
+}
+
+// Head and loss, in chunks of rows. Adds share (1 / micro-batches of the step) times the mean loss
+// to g->loss, which the step's first micro-batch overwrites; gpt2_loss() reads it. With grad_scale,
+// 1 / (tokens of the whole step), it also makes the head's half of the backward pass:
+// branch = dln_f, and the head's weight gradient in dwte, summed in fp32. With 0 it only evaluates.
+// all_logits (N, Vp), if not NULL, is host memory and receives the logits.
+template <typename X>
+static void gpt2_head(GPT2<X> *g, const int32_t *targets, float grad_scale, double share,
+                      bool accumulate, float *all_logits) {
+    const size_t C = g->config.channels, V = g->config.vocab, Vp = g->config.vocab_padded;
+    const size_t N = g->B * g->T;
+    const X *w = tensor(g, g->table.lm_head);
+    Staging *staging = &g->staging[g->turn];
+    memcpy(staging->targets, targets, N * sizeof(int32_t));
+    const int32_t *wanted = upload(g, staging->targets, N);
+    for (size_t first = 0; first < N; first += g->head_rows) {
+        const size_t rows = min_size(g->head_rows, N - first);
+        const X *inp = g->ln_f + first * C;
+        gemm(&g->lt, false, true, rows, Vp, C, inp, C, w, C, g->logits, Vp, nullptr,
+             false, GEMM_PLAIN, nullptr, g->compute);
+        if (all_logits != NULL) download(all_logits + first * Vp, g->logits, rows * Vp, g->compute);
+        crossentropy(g->losses + first, g->logits, wanted + first, grad_scale, rows, V, Vp,
+                     g->compute);
+        if (grad_scale == 0) continue;
+        gemm(&g->lt, false, false, rows, C, Vp, g->logits, Vp, w, C, g->branch + first * C, C,
+             nullptr, false, GEMM_PLAIN, nullptr, g->compute);
+        gemm(&g->lt, true, false, Vp, C, rows, g->logits, Vp, inp, C, g->dwte, C,
+             nullptr, first > 0, GEMM_PLAIN, nullptr, g->compute);
+    }
+    loss_accumulate(g->loss, g->losses, N, share / (double)N, !accumulate, g->compute);
+}
+
+// Waits for the GPU, and returns the mean loss of the micro-batches since the first one, in nats
+// per token.
+template <typename X> static double gpt2_loss(GPT2<X> *g) {
+    CUDA(cudaMemcpyAsync(g->host_loss, g->loss, sizeof(double), cudaMemcpyDeviceToHost,
+                         g->compute));
+    CUDA(cudaStreamSynchronize(g->compute));
+    return *g->host_loss;
+}
+
+// Segment s of the gradient is about to be made: not before its place is free.
+template <typename X> static void gradient_begin(GPT2<X> *g, size_t s) {
+    CUDA(cudaStreamWaitEvent(g->compute, g->grad_left[g->segment[s].place], 0));
+}
+
+// Segment s of the micro-batch's gradient is complete. It leaves while the compute stream goes on:
+// into the step's sum; and, when the step's gradient is complete (`last`), its norm is taken.
+template <typename X>
+static void gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool last) {
+    const Segment *x = &g->segment[s];
+    CUDA(cudaEventRecord(g->grad_ready[s], g->compute));
+    CUDA(cudaStreamWaitEvent(g->leave, g->grad_ready[s], 0));
+    if (g->accumulating)
+        accumulate_gradient(g->sums + x->at, g->grads + x->grad_at, x->length, !accumulate,
+                            g->leave);
+    if (last) {
+        const void *grads = g->accumulating ? (const void *)g->sums : (const void *)g->grads;
+        norm_block_sums_gpu(grads, !g->accumulating && sizeof(X) == 2, g->runs + x->first_run,
+                            x->runs, g->norm_sums + x->first_block, g->leave);
+    }
+    CUDA(cudaEventRecord(g->grad_left[x->place], g->leave));
+}
+
+// From the head's gradient (made by gpt2_head) down to the embeddings. dx is the gradient of the
+// residual stream: every branch reads it, and adds its own part where it left the stream.
+// `accumulate`: not the step's first micro-batch; `last`: its last.
+template <typename X>
+static void gpt2_backward(GPT2<X> *g, const int32_t *tokens, bool accumulate, bool last) {
+    const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads;
+    const size_t B = g->B, T = g->T, N = B * T, L = g->config.layers;
+    const GPT2Table *t = &g->table;
+    const size_t head_bytes = g->config.vocab_padded * C * sizeof(float);
+    X *dx = g->dx, *dc = g->branch, *dwide = g->dwide;
+    float *sum = g->scratch;
+    Matmul *lt = &g->lt;
+    cudaStream_t stream = g->compute;
+
+    gradient_begin(g, L + 1);
+    if (!g->config.tied) {  // dwte was the head's alone: it is complete, and the embeddings' begins
+        round_gradient(tensor_grad(g, t->lm_head), g->dwte, t->tensors[t->lm_head].size, stream);
+        CUDA(cudaMemsetAsync(g->dwte, 0, head_bytes, stream));
+    }
+    CUDA(cudaMemsetAsync(dx, 0, N * C * sizeof(X), stream));
+    layernorm_backward(dx, tensor_grad(g, t->ln_f_w), tensor_grad(g, t->ln_f_b), sum, dc,
+                       g->x + L * g->max_B * g->max_T * C, tensor(g, t->ln_f_w), g->mean_f,
+                       g->rstd_f, N, C, stream);
+    gradient_complete(g, L + 1, accumulate, last);
+
+    for (size_t l = L; l-- > 0;) {
+        const LayerActs<X> a = layer_acts(g, l);
+        X *w[LAYER_TENSORS], *d[LAYER_TENSORS];
+        layer_tensors(g, l, w, d);
+        if (g->recompute && l + 1 < L) {  // the last layer's activations are still there
+            layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
+            layer_forward(g, l, a);
+        }
+        gradient_begin(g, l + 1);
+        // MLP branch: dx -> dact -> dfc -> dln_2 -> dx
+        matmul_backward(lt, dwide, d[FCPROJ_W], d[FCPROJ_B], sum, dx, a.act, w[FCPROJ_W], N, F, C,
+                        g->fuse_gelu ? a.fc : (X *)NULL, stream);
+        if (!g->fuse_gelu)
+            activation_backward(dwide, a.fc, N * F, g->config.activation, stream);
+        matmul_backward(lt, dc, d[FC_W], d[FC_B], sum, dwide, a.ln_2, w[FC_W], N, C, F, (X *)NULL,
+                        stream);
+        layernorm_backward(dx, d[LN_2_W], d[LN_2_B], sum, dc, a.mid, w[LN_2_W], a.mean_2,
+                           a.rstd_2, N, C, stream);
+        // attention branch: dx -> datty -> dqkv -> dln_1 -> dx
+        matmul_backward(lt, dc, d[ATTPROJ_W], d[ATTPROJ_B], sum, dx, a.atty, w[ATTPROJ_W], N, C, C,
+                        (X *)NULL, stream);
+        attention_backward(dwide, g->delta, dc, a.atty, a.lse, a.qkv, B, T, C, NH, stream);
+        matmul_backward(lt, dc, d[QKV_W], d[QKV_B], sum, dwide, a.ln_1, w[QKV_W], N, C, 3 * C,
+                        (X *)NULL, stream);
+        layernorm_backward(dx, d[LN_1_W], d[LN_1_B], sum, dc, a.x, w[LN_1_W], a.mean_1,
+                           a.rstd_1, N, C, stream);
+        gradient_complete(g, l + 1, accumulate, last);
+    }
+
+    // A tied head has left its part in dwte; the embeddings add theirs, and the sum is rounded.
+    gradient_begin(g, 0);
+    Staging *staging = &g->staging[g->turn];
+    TokenOrder order;
+    order.groups = token_order(staging->rows, staging->first, g->token_count, tokens, N,
+                               g->config.vocab);
+    order.rows = upload(g, staging->rows, N);
+    order.first = upload(g, staging->first, order.groups + 1);
+    encoder_backward(g->dwte, tensor_grad(g, t->wpe), dx, g->tokens, order, B, T, C, stream);
+    round_gradient(tensor_grad(g, t->wte), g->dwte, t->tensors[t->wte].size, stream);
+    const size_t unused = (g->config.context - T) * C * sizeof(X);  // positions without a gradient
+    CUDA(cudaMemsetAsync(tensor_grad(g, t->wpe) + T * C, 0, unused, stream));
+    gradient_complete(g, 0, accumulate, last);
+}
+
+// The sum of the squares of all gradients, in the blocks and the order that adam.h defines; and, in
+// *loss, the mean loss of the step. The one place of a step where the host waits for the GPU.
+template <typename X> static double gpt2_grad_norm_squared(GPT2<X> *g, double *loss) {
+    CUDA(cudaMemcpyAsync(g->host_sums, g->norm_sums, g->blocks * sizeof(double),
+                         cudaMemcpyDeviceToHost, g->leave));
+    CUDA(cudaMemcpyAsync(g->host_loss, g->loss, sizeof(double), cudaMemcpyDeviceToHost, g->leave));
+    CUDA(cudaEventRecord(g->step_left, g->leave));
+    CUDA(cudaEventSynchronize(g->step_left));
+    *loss = *g->host_loss;
+    return norm_total(g->host_sums, g->blocks);
+}
+
+// One AdamW step (adam.h) over everything that this process owns.
+template <typename X> static void gpt2_update(GPT2<X> *g, const AdamStep *step) {
+    const void *grads = g->accumulating ? (const void *)g->sums : (const void *)g->grads;
+    uint16_t *rounded = sizeof(X) == 2 ? (uint16_t *)(void *)g->params : NULL;
+    for (int i = 0; i < g->segments; i++) {
+        const Segment *s = &g->segment[i];
+        adam_update_gpu(g->master, g->m, g->v, grads, !g->accumulating && sizeof(X) == 2, rounded,
+                        g->runs + s->first_run, s->runs, step, g->compute);
+    }
+}
+
+// The parameters that forward and backward use, from the fp32 ones that were loaded or initialised.
+template <typename X> static void gpt2_round_params(GPT2<X> *g) {
+    if (sizeof(X) == sizeof(float)) return;
+    const size_t P = g->table.elements;
+    if (g->training) {
+        round_gradient(g->params, g->master, P, g->compute);
+        return;
+    }
+    enum { PIECE = 1 << 20 };
+    static uint16_t piece[PIECE];
+    for (size_t i = 0; i < P; i += PIECE) {
+        const size_t count = min_size(PIECE, P - i);
+        for (size_t j = 0; j < count; j++) piece[j] = f32_to_bf16(g->master[i + j]);
+        CUDA(cudaMemcpy(g->params + i, piece, count * sizeof(X), cudaMemcpyHostToDevice));
+    }
+}
+
+// =============================================================================================
+// 3. Sampling
+
+// The logits (V) of the token after the last of `count` tokens, on the host. A whole forward pass
+// over them: no cache of keys and values, nothing that training does not use.
+template <typename X>
+static void gpt2_next(GPT2<X> *g, const int32_t *tokens, size_t count, float *logits) {
+    const size_t C = g->config.channels, Vp = g->config.vocab_padded;
+    // Few different lengths, because each has products of its own. The zeros behind the last token
+    // change nothing: no row sees a later one.
+    const size_t T = min_size(round_up(count, 64), g->config.context);
+    memset(g->inputs, 0, T * sizeof(int32_t));
+    memcpy(g->inputs, tokens, count * sizeof(int32_t));
+    gpt2_forward(g, g->inputs, 1, T);
+    gemm(&g->lt, false, true, 1, Vp, C, g->ln_f + (count - 1) * C, C, tensor(g, g->table.lm_head),
+         C, g->logits, Vp, nullptr, false, GEMM_PLAIN, nullptr, g->compute);
+    download(logits, g->logits, g->config.vocab, g->compute);
+}
+
+// Prints --prompt and its continuation. `number` tells the samples of one run apart.
+template <typename X> static void generate(GPT2<X> *g, const Run *r, uint32_t number) {
+    float *logits = (float *)alloc_or_fail(g->config.vocab, sizeof(float), "sampling");
+    Sample s = sample_begin(&r->o, r->tokenizer, &g->config, number);
+    do gpt2_next(g, s.tokens + s.first, s.n - s.first, logits);
+    while (sample_next(&s, logits));
+    sample_end(&s);
+    free(logits);
+}
+
+// =============================================================================================
+// 4. Evaluation and the training loop
+
+// *loss = the mean over the first --eval-batches batches of the held-out sequences (all of them if
+// there are fewer): always the same ones, in the same order.
+template <typename X> static bool evaluate(GPT2<X> *g, const Run *r, double *loss, Error *err) {
+    const size_t sequences = min_size(r->val.sequences, r->o.eval_batches * r->B);
+    double sum = 0;
+    for (size_t first = 0; first < sequences; first += r->B) {
+        const size_t rows = min_size(r->B, sequences - first);
+        if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, err)) return false;
+        gpt2_forward(g, g->inputs, rows, r->T);
+        gpt2_head(g, g->targets, 0, 1, false, NULL);
+        sum += gpt2_loss(g) * (double)rows;
+    }
+    *loss = sum / (double)sequences;
+    return true;
+}
+
+// For the parts of a checkpoint: copies between host and GPU memory, in either direction, after
+// everything that was queued.
+static void gpu_copy(void *to, const void *from, size_t bytes) {
+    CUDA(cudaDeviceSynchronize());
+    CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
+}
+
+// Opens the GPU. Returns the bytes of its memory that may be used: what is free, or --gpu-memory.
+static size_t open_device(const Options *o) {
+    int devices = 0;
+    size_t available, total;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
+        fail("no CUDA device was found: ./train_gpt2 trains on the CPU, and ./train_gpt2emu on an "
+             "emulated GPU");
+    CUDA(cudaSetDevice(0));
+    CUDA(cudaMemGetInfo(&available, &total));
+    return o->gpu_memory > 0 ? min_size(available, o->gpu_memory) : available;
+}
+
+template <typename X> static int train(Run *r) {
+    GPT2<X> *g = (GPT2<X> *)alloc_or_fail(1, sizeof(GPT2<X>), "model");
+    const Options *o = &r->o;
+    Error err;
+
+    if (r->config.channels % Pack<X>::N != 0 || r->config.ffn % Pack<X>::N != 0)
+        die("the GPU trainer needs channels and an MLP width that are multiples of 8 (of 4 with "
+            "--precision fp32), not %zu and %zu; the CPU trainer takes any", r->config.channels,
+            r->config.ffn);
+
+    // The memory for it. run_open() has settled what to train, on what.
+    g->config = r->config;
+    g->table = r->table;
+    g->shards = gpt2_shards_all(&g->table);
+    g->training = r->training;
+    g->accumulating = r->training && o->accum > 1 && o->dump == NULL;
+    g->head_rows = HEAD_ROWS;
+    g->max_B = r->batches ? r->B : 1;
+    g->max_T = r->batches ? r->T : 1;
+    if (r->sampling && g->max_B * g->max_T < g->config.context) {  // a sample may fill the context
+        g->max_B = 1;
+        g->max_T = g->config.context;
+    }
+    const size_t planned = gpt2_plan(g, o->recompute, open_device(o), r->only_sampling);
+    gpt2_allocate(g);
+    const StatePart parts[3] = {
+        {"param", g->master, gpu_copy}, {"m", g->m, gpu_copy}, {"v", g->v, gpu_copy}};
+    run_load(r, parts);
+    gpt2_round_params(g);
+
+    // --dump: the first batch's loss, logits and gradients. --steps 0: sample, evaluate, convert.
+    if (o->dump != NULL) {
+        const size_t N = r->B * r->T, P = g->table.elements;
+        float *logits = (float *)alloc_or_fail(N * g->config.vocab_padded, sizeof(float), "logits");
+        float *grads = (float *)alloc_or_fail(P, sizeof(float), "gradients");
+        if (!run_batch(r, &r->train, 0, r->B, g->inputs, g->targets, &err)) die("%s", err.text);
+        gpt2_forward(g, g->inputs, r->B, r->T);
+        gpt2_head(g, g->targets, 1.0f / (float)N, 1, false, logits);
+        gpt2_backward(g, g->inputs, false, true);
+        download(grads, g->grads, P, g->compute);
+        run_dump(r, g->inputs, g->targets, gpt2_loss(g), logits, grads);
+        return 0;
+    }
+    if (o->steps == 0) {
+        double loss;
+        if (r->only_sampling) {
+            generate(g, r, 0);
+        } else if (r->batches) {
+            if (!evaluate(g, r, &loss, &err)) die("%s", err.text);
+            printf("val loss %.6f\n", loss);
+        }
+        run_convert(r, parts);
+        return 0;
+    }
+
+    Log log;
+    run_begin(r, &log);
+    const DevicePeak peak = device_peak<X>(&g->lt, g->compute);
+    device_print(&peak);
+    const double step_flops = gpt2_flops_per_token(&g->config, r->T) * (double)r->step_tokens;
+    size_t step = r->state.step;  // steps done
+    while (step < o->steps && !stop_requested) {
+        const double start = seconds_now();
+        step++;
+
+        // Queue the gradient of the mean loss over all tokens of the step, one micro-batch after
+        // the other. In the compute stream: forward, head, and backward of the tail, of layers
+        // L-1 .. 0, of the embeddings. In the leave stream: what becomes of each of these segments
+        // of the gradient, as soon as its event grad_ready is reached.
+        for (size_t micro = 0; micro < o->accum; micro++) {
+            const uint64_t position = ((step - 1) * o->accum + micro) * r->B;
+            const bool last = micro + 1 == o->accum;
+            if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, &err)) {
+                if (step - 1 > r->state.step) run_save(r, step - 1, true, parts);
+                die("%s", err.text);  // a damaged token file
+            }
+            gpt2_forward(g, g->inputs, r->B, r->T);
+            gpt2_head(g, g->targets, 1.0f / (float)r->step_tokens, 1 / (double)o->accum, micro > 0,
+                      NULL);
+            gpt2_backward(g, g->inputs, micro > 0, last);
+        }
+
+        // Wait for the loss and the norm; clip to --clip by it, and queue the update. The next
+        // step is queued behind it.
+        double loss;
+        const double norm_squared = gpt2_grad_norm_squared(g, &loss), norm = sqrt(norm_squared);
+        if (!isfinite(loss) || !isfinite(norm))
+            fail("the loss is %g and the gradient norm %g at step %zu: stopped before the update; "
+                 "try a lower --lr (checkpoints in %s are intact)", loss, norm, step, o->out);
+        const double lr = schedule_lr(o, step);
+        const AdamStep adam = adam_step_prepare(lr, o->beta1, o->beta2, o->eps, o->weight_decay,
+                                                step, clip_scale(norm_squared, o->clip));
+        gpt2_update(g, &adam);
+
+        const double seconds = seconds_now() - start;
+        if (!log_step(&log, step, o->steps, loss, norm, lr, 1e3 * seconds,
+                      (double)r->step_tokens / seconds, 100 * step_flops / seconds / peak.flops,
+                      &err))
+            fail("%s", err.text);
+
+        const bool last = step == o->steps;
+        if (r->val.sequences > 0 && o->eval_every > 0 && (step % o->eval_every == 0 || last)) {
+            double val_loss;
+            if (!evaluate(g, r, &val_loss, &err)) die("%s", err.text);
+            if (!log_eval(&log, step, val_loss, &err) || !log_plot(&log, &err))
+                fail("%s", err.text);
+        }
+        if (r->tokenizer != NULL && o->sample_every > 0 && (step % o->sample_every == 0 || last)) {
+            log_clear(&log);
+            printf("--- sample\n");
+            generate(g, r, (uint32_t)step);
+            printf("---\n");
+        }
+        if (o->save_every > 0 && step % o->save_every == 0) run_save(r, step, true, parts);
+    }
+    // The weights once more even if this step is saved: a kill may have come between the two.
+    if (step > 0) run_save(r, step, step != r->state.step, parts);
+    run_end(r, &log, step);
+    printf("GPU memory: %.1f MiB planned\n", (double)planned / (1 << 20));
+    gpt2_free(g);
+    return 0;
+}
+
+#ifndef TESTING
+int main(int argc, char **argv) {
+    static Run run;
+    run_open(&run, argc, argv, true);
+    return run.o.precision == PRECISION_FP32 ? train<float>(&run) : train<bf16>(&run);
+}
+#endif
