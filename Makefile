@@ -67,7 +67,7 @@ CXX := $(if $(filter default,$(origin CXX)),$(firstword $(foreach c,g++ clang++,
 CLANGXX := $(shell command -v clang++ 2>/dev/null)
 EMU = $(wildcard dev/emu/*.cpp dev/emu/*.h dev/emu/*.pl dev/emu/emucc dev/emu/include/*.h)
 EMU_OBJECTS = $(patsubst dev/emu/%.cpp,%.o,$(wildcard dev/emu/*.cpp))
-EMU_FLAGS = -g $(ARCH) $(EXACT) $(WARN) -I. -D__CUDACC__ $(EXTRA)
+EMU_FLAGS = -g $(ARCH) $(EXACT) $(WARN) -Wno-pass-failed -I. -D__CUDACC__ $(EXTRA)
 EMU_RUN = -std=c++17 -g $(ARCH) $(WARN) $(EXTRA)
 emu_plain = $(EMU_OBJECTS:%=build/emu/runtime/%)
 emu_tsan = $(EMU_OBJECTS:%=build/emu/runtime-tsan/%)
@@ -161,6 +161,17 @@ TESTS = $(UNIT:%=build/test/%) build/test/test_gpt2 build/plain/test_gpt2 $(UNIT
         build/asan/test_gpt2 $(FUZZ:%=build/asan/%) \
         $(if $(CLANG),$(patsubst %,build/clang/%,test_adam test_rng test_matmul test_vmath))
 
+# The GPU's sources: on the emulated GPU, also with sanitizers (ThreadSanitizer needs clang++), and
+# compiled by nvcc and run on a GPU where these are.
+CUDA_TESTS = test_emu test_gpt2cu test_gpt2cu_bf16 $(patsubst dev/test/%.cu,%,\
+             $(filter-out dev/test/test_gpt2cu%,$(wildcard dev/test/test_*.cu)))
+TESTS += $(CUDA_TESTS:%=build/emu/%) build/asan/emu/test_kernels build/asan/emu/test_attention \
+         $(if $(CLANGXX),build/tsan/test_kernels build/tsan/test_attention) \
+         $(if $(and $(NVCC),$(GPU)),$(CUDA_TESTS:%=build/gpu/%))
+TEST_NEEDS = train_gpt2 train_gpt2emu build/tokenize build/compare build/emu/bugs \
+             build/asan/emu/bugs build/asan/emu/test_model \
+             $(if $(CLANGXX),build/tsan/bugs build/tsan/test_model) $(if $(NVCC),train_gpt2cu)
+
 build/test/%: dev/test/%.c train_gpt2.c $(HEADERS) | compiler
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
@@ -196,8 +207,14 @@ build/fuzz/%: dev/test/%.c $(HEADERS)
 	clang $(filter-out -fopenmp,$(CFLAGS)) $(SANITIZE) -fsanitize=fuzzer $< -o $@ $(LDLIBS)
 
 .PHONY: test
-test: train_gpt2 build/tokenize build/compare $(TESTS)  ## all tests
-	@CLANG="$(CLANG)" sh dev/test/run.sh $(TESTS)
+test: $(TEST_NEEDS) $(TESTS)  ## all tests
+	@CLANG="$(CLANG)" CLANGXX="$(CLANGXX)" NVCC="$(NVCC)" GPU="$(GPU)" \
+	    sh dev/test/run.sh $(TESTS)
+
+.PHONY: test-long
+test-long: $(TEST_NEEDS) $(TESTS)  ## all tests, and more schedules of the emulated GPU
+	@CLANG="$(CLANG)" CLANGXX="$(CLANGXX)" NVCC="$(NVCC)" GPU="$(GPU)" LONG=1 \
+	    sh dev/test/run.sh $(TESTS)
 
 .PHONY: fuzz
 FUZZ_SECONDS ?= 600
@@ -209,8 +226,10 @@ fuzz: $(FUZZ:%=build/fuzz/%)  ## long fuzzing of every parser (clang; FUZZ_SECON
 # --- the rest --------------------------------------------------------------------------------
 
 .PHONY: bench
-bench: build/bench_matmul build/bench_adam build/bench_step  ## speed, as shares of limits measured in the same run
-	@build/bench_matmul && build/bench_adam && build/bench_step
+BENCH = build/bench_matmul build/bench_adam build/bench_step \
+        $(if $(and $(NVCC),$(GPU)),build/gpu/bench_gpu)
+bench: $(BENCH)  ## speed, as shares of limits measured in the same run
+	@for b in $(BENCH); do $$b || exit 1; done
 
 .PHONY: reference
 reference:  ## recompute the reference fixtures and compare (needs python3-torch)

@@ -461,12 +461,11 @@ static inline unsigned heads_per_group(size_t heads, size_t T, size_t HS) {
 // ---------------------------------------------------------------------------------------------
 // The flash kernels
 
-// Sizes. A fragment of the left operand serves one or two of the right one's, and one of the right
-// MI of the left one's: two rows of fragments per warp halve what is read from shared memory, which
-// would otherwise be the limit; the accumulators of large heads leave registers for one only. Two
-// blocks of 128 threads with up to 255 registers fit a multiprocessor. No kernel needs more than
-// 96 KiB, which a block may have on every GPU since sm_80; an H100 has room for two such blocks, an
-// A100 for two of 80 KiB.
+// Sizes. A warp owns MI times 16 rows, and what it reads of the streamed tile serves all of them:
+// with one, shared memory is busier than the tensor cores, but dk and dv of large heads leave no
+// registers for two. Two blocks of 128 threads with up to 255 registers fit a multiprocessor. No
+// kernel needs more than 96 KiB, which a block may have on every GPU since sm_80; an H100 has room
+// for two such blocks, an A100 for two of 80 KiB.
 template <int D> struct Flash {
     enum {
         Q_MI = 2,                                // forward and dq: 128 queries per block

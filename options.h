@@ -152,9 +152,9 @@ static const Option option_table[] = {
 
     TITLE("GPU builds (train_gpt2cu, train_gpt2emu)"),
     CHOICE("precision", precision, "bf16", "bf16|fp32|!fp16", O_GPU,
-           "of weights, activations and gradients; sums and AdamW are fp32"),
+           "of what is stored; sums and AdamW are fp32"),
     CHOICE("recompute", recompute, "auto", "auto|none|block", O_GPU,
-           "activations again in backward: less memory, a third more work"),
+           "activations in backward, to save memory"),
     CHOICE("offload", offload, "auto", "auto|none|!zero|!twinflow|!interleave|!zenflow", O_GPU,
            "where the optimizer lives"),
     REAL("resident", resident, "0", 0, 1, O_GPU | O_LATER, "share of its state kept on the GPU"),

@@ -10,8 +10,6 @@
 #include "util.h"
 #include <math.h>
 
-// For functions that are the body of a loop: compiled for the GPU too, and always inlined, because
-// a loop that still contains a call cannot become a vector loop.
 // "Step" values for everything that is not the noise of a training step.
 enum { RNG_INIT = 0xffffffff, RNG_SHUFFLE = 0xfffffffe, RNG_SAMPLE = 0xfffffffd };
 

@@ -1,7 +1,7 @@
-// block.cpp: executes a grid. A host thread runs one block at a time, and in it one CUDA thread at a
-// time. A CUDA thread is a function call on the current stack for as long as it need not wait; when
-// it waits, another stack goes on with the next thread. So a kernel without barriers costs one call
-// per thread, and an access that no barrier orders happens in an order that EMU_ORDER chooses:
+// block.cpp: executes a grid. A host thread runs one block at a time, and in it one CUDA thread at
+// a time. A CUDA thread is a function call on the current stack for as long as it need not wait;
+// when it waits, another stack goes on with the next thread. So a kernel without barriers costs one
+// call per thread, and accesses that no barrier orders happen in an order that EMU_ORDER chooses:
 // depth-first, one warp as far as it can run, because that is what exposes a missing barrier.
 #include "block.h"
 #include <unistd.h>

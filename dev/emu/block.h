@@ -26,7 +26,6 @@ struct Warp {
 };
 
 enum { MAX_SHARED_VARIABLES = 32, RED_ZONE = 128, SHARED_ALIGN = 128 };
-const unsigned char CANARY = 0xA5, POISON = 0xFF;  // all bits set is NaN in fp32, bf16 and fp16
 
 struct SharedVariable {
     const void *tag;

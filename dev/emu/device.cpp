@@ -1,4 +1,4 @@
-// device.cpp: the device's properties, the environment variables that set them, launch limits, errors.
+// device.cpp: settings from the environment, errors, what a launch may ask for, device properties.
 #include "internal.h"
 #include <stdarg.h>
 #include <unistd.h>
@@ -58,7 +58,8 @@ __attribute__((constructor(101))) static void read_options() {
     options.trace = (int)setting("EMU_TRACE", 0);
     // Chosen orders are there to be repeated, so they use one host thread.
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    options.threads = (int)setting("EMU_THREADS", getenv("EMU_ORDER") || cores < 1 ? 1 : (size_t)cores);
+    const bool one = getenv("EMU_ORDER") != nullptr || cores < 1;
+    options.threads = (int)setting("EMU_THREADS", one ? 1 : (size_t)cores);
     if (has_tsan() || options.threads < 1) options.threads = 1;
     options.multiprocessors = (int)setting("EMU_SMS", 4);
     options.capability = (int)setting("EMU_CC", 90);
@@ -110,7 +111,7 @@ static std::atomic_flag locked = ATOMIC_FLAG_INIT;
 
 void lock_runtime(const char *who) {
     if (in_operation)
-        emu_fail("%s is called from a kernel or a host function, where CUDA may not be called", who);
+        emu_fail("%s in a kernel or a host function, where CUDA may not be called", who);
     for (int tries = 0; locked.test_and_set(std::memory_order_acquire); tries++)
         if (tries > 100) usleep(20);
 }

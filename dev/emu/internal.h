@@ -71,6 +71,10 @@ const Allocation *find_allocation(const void *p);  // that holds this byte, or s
 void describe_allocation(char *text, size_t size, const Allocation *a);
 void open_device_memory(bool open);                // while operations run; calls nest
 void check_canaries(const char *after, bool every_byte);
+
+const unsigned char POISON = 0xff;  // all ones is a NaN in fp32, bf16 and fp16
+void lay_canary(char *p, char *end);
+const char *find_damage(const char *p, const char *end);  // the first byte changed, or null
 void catch_faults();
 void give_fault_stack();
 

@@ -4,7 +4,7 @@
 //
 // with the end of the data as close to the guard as an alignment of 256 bytes allows. Guards fault;
 // canaries are compared after every operation, at every synchronisation and at exit. New memory is
-// poison (NaN); freed memory faults for ever. While host code runs, device memory is not accessible.
+// poison (NaN); freed memory faults for ever. While host code runs, device memory faults too.
 //
 // With AddressSanitizer, its own red zones do this.
 #include "internal.h"
@@ -19,7 +19,6 @@
 namespace emu {
 
 const size_t GUARD = (size_t)1024 * KiB, DATA_ALIGN = 256;
-const unsigned char CANARY = 0xA5, POISON = 0xFF;
 
 // By address. A freed one stays, so that its use can be named.
 static std::map<uintptr_t, Allocation> allocations;
@@ -48,6 +47,28 @@ const Allocation *find_allocation(const void *p) {
 // ---------------------------------------------------------------------------------------------
 // Canaries
 
+// 16 bits that are a NaN as bf16 and fp16, and twice as fp32: reading past the end shows, too. Not
+// all ones, as a program may well write -1 there.
+const uint16_t CANARY = 0xfffe;
+
+void lay_canary(char *p, char *end) {
+    for (; p < end; p++) *p = (char)(CANARY >> ((uintptr_t)p & 1) * 8);
+}
+
+const char *find_damage(const char *p, const char *end) {
+    const uint64_t word = 0x0001000100010001ull * CANARY;
+    for (; p < end; p++) {
+        uint64_t x = 0;
+        while ((uintptr_t)p % 8 == 0 && end - p >= 8) {  // most of it, by words
+            memcpy(&x, p, 8);
+            if (x != word) break;
+            p += 8;
+        }
+        if (p < end && *p != (char)(CANARY >> ((uintptr_t)p & 1) * 8)) return p;
+    }
+    return nullptr;
+}
+
 static char *body(const Allocation *a) { return a->map + GUARD; }
 static char *body_end(const Allocation *a) { return a->map + a->map_bytes - GUARD; }
 
@@ -56,32 +77,20 @@ static char *body_end(const Allocation *a) { return a->map + a->map_bytes - GUAR
     describe_allocation(text, sizeof text, a);
     report_header();
     if (p < a->data)
-        fprintf(stderr, "write %zu bytes before the start of\n    %s\n", (size_t)(a->data - p), text);
+        fprintf(stderr, "write %zu bytes before the start of", (size_t)(a->data - p));
     else
-        fprintf(stderr, "write past the end, at offset %zu of\n    %s\n", (size_t)(p - a->data), text);
+        fprintf(stderr, "write past the end, at offset %zu of", (size_t)(p - a->data));
+    fprintf(stderr, "\n    %s\n", text);
     fprintf(stderr, "    noticed after: %s\n", after);
     die_after_report();
-}
-
-// [p, end) that is not canary, or null.
-static const char *damage(const char *p, const char *end) {
-    const uint64_t word = 0x0101010101010101ull * CANARY;
-    for (; end - p >= 8; p += 8) {
-        uint64_t x;
-        memcpy(&x, p, 8);
-        if (x != word) break;
-    }
-    for (; p < end; p++)
-        if ((unsigned char)*p != CANARY) return p;
-    return nullptr;
 }
 
 // reach: how far from the data to look.
 static void check_canary(const Allocation *a, size_t reach, const char *after) {
     const char *end = a->data + a->bytes;
     const size_t below = (size_t)(a->data - body(a)), above = (size_t)(body_end(a) - end);
-    const char *bad = damage(end, end + std::min(reach, above));
-    if (bad == nullptr) bad = damage(a->data - std::min(reach, below), a->data);
+    const char *bad = find_damage(end, end + std::min(reach, above));
+    if (bad == nullptr) bad = find_damage(a->data - std::min(reach, below), a->data);
     if (bad != nullptr) report_overrun(a, bad, after);
 }
 
@@ -113,8 +122,8 @@ static bool is_closable(const Allocation *a) {
 }
 
 static void set_access(const Allocation *a, bool open) {
-    if (is_closable(a))
-        mprotect(body(a), (size_t)(body_end(a) - body(a)), open ? PROT_READ | PROT_WRITE : PROT_NONE);
+    const int access = open ? PROT_READ | PROT_WRITE : PROT_NONE;
+    if (is_closable(a)) mprotect(body(a), (size_t)(body_end(a) - body(a)), access);
 }
 
 void open_device_memory(bool open) {
@@ -138,8 +147,8 @@ static bool map_guarded(Allocation *a) {
     if (a->map == MAP_FAILED) return false;
     if (mprotect(body(a), pages, PROT_READ | PROT_WRITE) != 0) return false;
     a->data = body_end(a) - span;
-    hidden_fill(body(a), CANARY, (size_t)(a->data - body(a)));
-    hidden_fill(a->data + a->bytes, CANARY, span - a->bytes);
+    lay_canary(body(a), a->data);
+    lay_canary(a->data + a->bytes, body_end(a));
     return true;
 }
 
@@ -203,7 +212,7 @@ void check_pointer(const char *kernel, int index, const void *p) {
     if (p == nullptr) return;
     Lock lock(kernel);
     const Allocation *a = find_allocation(p);
-    if (a == nullptr) a = find_allocation((const char *)p - 1);  // one past the end is a pointer too
+    if (a == nullptr) a = find_allocation((const char *)p - 1);  // one past the end is valid too
     if (a != nullptr && !a->freed) return;
     report_header();
     fprintf(stderr, "kernel %s: argument %d (%p) is not a pointer to device or pinned memory\n",
@@ -218,14 +227,14 @@ void check_pointer(const char *kernel, int index, const void *p) {
 void touch(const void *p, size_t n, bool write, const char *who) {
     if (n == 0) return;
     const Allocation *a = find_allocation(p);
-    char text[512];
     if (a == nullptr) emu_fail("%s: %p is not device or pinned memory", who, p);
-    describe_allocation(text, sizeof text, a);
-    if (a->freed) emu_fail("%s: %p was freed: %s", who, p, text);
-    const size_t room = a->bytes - (size_t)((const char *)p - a->data);
-    if (n > room)
-        emu_fail("%s: %zu bytes from offset %zu run %zu bytes past the end of\n    %s", who, n,
-                 a->bytes - room, n - room, text);
+    const size_t offset = (size_t)((const char *)p - a->data);
+    if (a->freed || n > a->bytes - offset) {
+        char text[512];
+        describe_allocation(text, sizeof text, a);
+        emu_fail("%s: %zu bytes from offset %zu %s\n    %s", who, n, offset,
+                 a->freed ? "of memory that was freed:" : "run past the end of", text);
+    }
     if (has_tsan() && write) __tsan_write_range((void *)p, n);
     if (has_tsan() && !write) __tsan_read_range((void *)p, n);
     if (has_asan() && __asan_region_is_poisoned((void *)p, n) != nullptr)

@@ -1,6 +1,6 @@
-// racecheck.cpp: EMU_RACECHECK=1 in a ThreadSanitizer build. Every CUDA thread gets an identity of its
-// own for ThreadSanitizer, and only what orders threads on a GPU orders them here: __syncthreads,
-// __syncwarp and fences. A shuffle does not order memory.
+// racecheck.cpp: EMU_RACECHECK=1 in a ThreadSanitizer build. Every CUDA thread gets an identity of
+// its own for ThreadSanitizer, and only what orders threads on a GPU orders them here:
+// __syncthreads, __syncwarp and fences. A shuffle does not order memory.
 //
 // ThreadSanitizer knows 255 identities at a time, so the threads of a block share 96 of them: two
 // threads with the same one are not checked against each other, and every block deals them out

@@ -6,7 +6,7 @@
 #   extern __shared__ T x[];
 #       -> T *x = (T *)emu_dynamic_shared();
 #   __shared__ T x[N], y;
-#       -> static char tag; T (&x)[N] = *(T (*)[N])emu_shared(&tag, sizeof(T[N]), "x"); the same for y
+#       -> static char tag; T (&x)[N] = *(T (*)[N])emu_shared(&tag, sizeof(T[N]), "x"); and so on
 #   template <int N> __global__ void __launch_bounds__(N) k(...)
 #       -> template <int N> constexpr int emu_bounds_k() { return N; } before it, used by launches
 #

@@ -1,6 +1,6 @@
-// sanitizer.h: what the emulated GPU tells AddressSanitizer and ThreadSanitizer. The hooks are weak:
-// they are there when the program is linked with that sanitizer, and null otherwise. The runtime
-// itself is not instrumented, so a sanitizer sees the program and what is said here, no more.
+// sanitizer.h: what the emulated GPU tells AddressSanitizer and ThreadSanitizer. The hooks are
+// weak: they are there when the program is linked with that sanitizer, and null otherwise. The
+// runtime itself is not instrumented, so a sanitizer sees the program and what is said here.
 #ifndef EMU_SANITIZER_H
 #define EMU_SANITIZER_H
 #include <stddef.h>

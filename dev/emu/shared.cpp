@@ -1,5 +1,5 @@
-// shared.cpp: the shared memory of a block, and cp.async, which fills it. Both are poison until they
-// are written: a missing store, or a missing wait, becomes a NaN.
+// shared.cpp: the shared memory of a block, and cp.async, which fills it. It is poison until it is
+// written: a missing store, or a missing wait, becomes a NaN.
 //
 // Static variables lie in an arena with red zones between them; dynamic shared memory ends at a
 // page that no one may touch.
@@ -10,7 +10,9 @@
 
 namespace emu {
 
-static size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+static size_t round_up(size_t n, size_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
 
 const size_t ARENA_BYTES = SHARED_DEFAULT + MAX_SHARED_VARIABLES * (RED_ZONE + SHARED_ALIGN);
 
@@ -49,15 +51,15 @@ void begin_shared(Sm *s) {
     const size_t all = round_up(bytes, SHARED_ALIGN);
     if (has_asan()) __asan_unpoison_memory_region(s->dynamic, all);
     hidden_fill(s->dynamic, POISON, bytes);
-    hidden_fill(s->dynamic + bytes, CANARY, all - bytes);
+    lay_canary(s->dynamic + bytes, s->dynamic + all);
     if (has_asan()) __asan_poison_memory_region(s->dynamic + bytes, all - bytes);
 }
 
 static void check_red_zone(const char *p, size_t bytes, const char *name, size_t size) {
-    for (size_t i = 0; i < bytes; i++)
-        if ((unsigned char)p[i] != CANARY)
-            emu_fail("some thread of this block wrote past the end of %s (offset %zu of %zu bytes)",
-                     name, size + i, size);
+    const char *bad = find_damage(p, p + bytes);
+    if (bad != nullptr)
+        emu_fail("some thread of this block wrote past the end of %s (offset %zu of %zu bytes)",
+                 name, size + (size_t)(bad - p), size);
 }
 
 void check_shared(Sm *s) {
@@ -65,9 +67,7 @@ void check_shared(Sm *s) {
     if (has_asan()) return;  // which said so at the store
     for (int i = 0; i < s->variables; i++) {
         const SharedVariable *v = &s->variable[i];
-        char name[128];
-        snprintf(name, sizeof name, "__shared__ %s", v->name);
-        check_red_zone(v->p + v->bytes, RED_ZONE, name, v->bytes);
+        check_red_zone(v->p + v->bytes, RED_ZONE, v->name, v->bytes);
     }
     const size_t bytes = s->launch->config.shared;
     if (bytes > 0)
@@ -95,7 +95,7 @@ static void add_variable(Sm *s, const void *tag, size_t bytes, const char *name)
         emu_fail("EMU_RACECHECK: this block has 4 KiB more static __shared__ memory than others");
     if (has_asan()) __asan_unpoison_memory_region(p, bytes);
     hidden_fill(p, POISON, bytes);
-    if (!has_asan()) hidden_fill(p + bytes, CANARY, RED_ZONE);
+    if (!has_asan()) lay_canary(p + bytes, p + bytes + RED_ZONE);
     s->variable[s->variables++] = {tag, name, p, bytes};
 }
 
@@ -142,7 +142,7 @@ void *emu_dynamic_shared() {
 void emu_copy_async(void *to, const void *from, size_t bytes, size_t zero_fill) {
     CopyQueue *q = my_copies();
     if ((bytes != 4 && bytes != 8 && bytes != 16) || zero_fill > bytes)
-        emu_fail("cp.async of %zu bytes (4, 8 or 16 are possible), %zu of them 0", bytes, zero_fill);
+        emu_fail("cp.async of %zu bytes, %zu of them 0: it takes 4, 8 or 16", bytes, zero_fill);
     if ((uintptr_t)to % bytes != 0 || (uintptr_t)from % bytes != 0)
         emu_fail("cp.async from %p to %p: not multiples of %zu bytes", from, to, bytes);
     if (q->copies == MAX_COPIES) emu_fail("more than %d cp.async without a wait", MAX_COPIES);

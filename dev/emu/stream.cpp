@@ -1,6 +1,6 @@
-// stream.cpp: streams are queues, and events are records of how far one has come. There are no worker
-// threads: what was enqueued runs inside the calls that wait (cudaStreamSynchronize and so on), in
-// an order that EMU_SCHED chooses among all that CUDA allows, and that can be repeated:
+// stream.cpp: streams are queues, and events are records of how far one has come. There are no
+// worker threads: what was enqueued runs inside the calls that wait (cudaStreamSynchronize and so
+// on), in an order that EMU_SCHED chooses among all that CUDA allows, and that can be repeated:
 //
 //   lazy      (default) as late as possible, and only what the waiting call needs
 //   eager     at once, in the call that enqueues: best for a debugger
@@ -9,8 +9,8 @@
 //             producer wherever no event holds it back.
 //   random:N  by priorities that change now and then; early or late
 //
-// With ThreadSanitizer, every stream is one of its fibers, and only what orders operations in CUDA is
-// told to it: same stream, event record and wait, synchronisation, the launch itself.
+// With ThreadSanitizer, every stream is one of its fibers, and it is told only what orders
+// operations in CUDA: same stream, event record and wait, synchronisation, the launch itself.
 #include "internal.h"
 #include <unistd.h>
 #include <algorithm>
@@ -349,12 +349,13 @@ void launch(const Launch &l, const void *pc) {
 // ---------------------------------------------------------------------------------------------
 // Copies
 
-static void check_copy_side(const void *p, size_t bytes, bool is_device, const char *what, Site at) {
+static void check_copy_side(const void *p, size_t bytes, bool is_device, const char *what,
+                            Site at) {
     const Allocation *a = find_allocation(p);
-    char text[512];
     if (a == nullptr && !is_device) return;  // pageable host memory
     if (a == nullptr)
         emu_fail("copy at %s:%d: the %s (%p) is not device memory", at.file, at.line, what, p);
+    char text[512];
     describe_allocation(text, sizeof text, a);
     if (a->freed) emu_fail("copy at %s:%d: the %s was freed: %s", at.file, at.line, what, text);
     if (!is_device && a->type == cudaMemoryTypeDevice)
@@ -382,7 +383,8 @@ static cudaError_t copy(void *to, size_t to_pitch, const void *from, size_t from
     const size_t from_bytes = (height - 1) * from_pitch + width;
     const bool any = kind == cudaMemcpyDefault;
     const auto side = [any](const void *p, bool device) {
-        return any ? find_allocation(p) && find_allocation(p)->type == cudaMemoryTypeDevice : device;
+        const Allocation *a = any ? find_allocation(p) : nullptr;
+        return any ? a != nullptr && a->type == cudaMemoryTypeDevice : device;
     };
     const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
@@ -391,17 +393,18 @@ static cudaError_t copy(void *to, size_t to_pitch, const void *from, size_t from
     if (!wait && options.strict && (is_pageable(to) || is_pageable(from)))
         emu_fail("cudaMemcpyAsync at %s:%d is not asynchronous: its host memory is pageable",
                  at.file, at.line);
-    std::shared_ptr<char> staged;
+    char *staged = nullptr;
     if (is_pageable(from)) {
-        staged.reset((char *)malloc(from_bytes), free);
+        staged = (char *)malloc(from_bytes);
         if (staged == nullptr) emu_fail("no memory to stage a copy of %zu bytes", from_bytes);
-        memcpy(staged.get(), from, from_bytes);
+        memcpy(staged, from, from_bytes);
     }
     CUstream_st *s = resolve(stream);
     push(s, Operation::RUN, NAMES[kind], [=] {
-        const char *source = staged ? staged.get() : (const char *)from;
+        const char *source = staged ? staged : (const char *)from;
         for (size_t row = 0; row < height; row++)
             device_copy((char *)to + row * to_pitch, source + row * from_pitch, width);
+        free(staged);
     }, nullptr, pc);
     if (wait || is_pageable(to)) synchronize(s);
     return cudaSuccess;

@@ -4,6 +4,7 @@
 # on a line of its own; a program that crashes or ends without a result counts as one failure.
 # usage: dev/test/run.sh PROGRAM...     (from the top of the repository; scripts are added below)
 set -u
+export OMP_WAIT_POLICY=passive  # the emulated GPU's threads and ours share few cores
 log=$(mktemp) && all=$(mktemp) || exit 1
 trap 'rm -f "$log" "$all"' EXIT
 
@@ -28,8 +29,20 @@ run_one() {  # name, command...
 if [ -z "${CLANG-}" ]; then
     echo "skip bits_of_clang: no clang on this machine" | tee -a "$all"
 fi
-for program in "$@"; do run_one "${program#build/}" "$program"; done
-for script in dev/test/test_*.sh; do run_one "${script#dev/test/}" sh "$script"; done
+[ -n "${CLANGXX-}" ] || echo "skip thread_sanitizer: no clang++ on this machine" | tee -a "$all"
+if [ -z "${NVCC-}" ]; then echo "skip nvcc_compiles: no nvcc on this machine"
+else echo "ok nvcc_compiles"; fi | tee -a "$all"  # or make would have stopped
+[ -n "${NVCC-}" ] && [ -n "${GPU-}" ] || echo "skip tests_on_gpu: no GPU on this machine" | tee -a "$all"
+
+for program in "$@"; do
+    case $program in
+        build/tsan/*) run_one "${program#build/}" env EMU_RACECHECK=1 "$program" ;;
+        *) run_one "${program#build/}" "$program" ;;
+    esac
+done
+for script in dev/test/test_*.sh dev/emu/test/test_*.sh; do
+    run_one "$(basename "$script")" sh "$script"
+done
 
 passed=$(grep -c '^ok ' "$all")
 failed=$(grep -c '^FAIL ' "$all")

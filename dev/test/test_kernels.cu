@@ -7,11 +7,8 @@
 // Where one operation makes the result, and for the optimizer and the norm, bits must be equal.
 // Every case runs twice and must leave the same bits. Each tensor is an allocation of its own, and
 // what a kernel has to write is NaN before.
-#include "../../util.h"
-#include "../../adam.h"
-#include "../../gpt2.h"
-#include "../../gpu.cuh"
-#include "../../layers_draft.cuh"
+#define TESTING
+#include "../../train_gpt2.cu"
 #include "cpu_reference.h"
 #include "test.h"
 

@@ -69,17 +69,17 @@ static void every_option_is_stored_in_its_field(void) {
     CHECK(o.seed == 9007199254740991, "%zu", o.seed);
     CHECK(parse(&o, "--data d --lr 1 --lr 2", false, &err) && o.lr == 2, "the last one counts");
     CHECK(parse(&o, "--data d --prompt=--x", false, &err) && !strcmp(o.prompt, "--x"), "dashes");
-    // Sizes are stored even though the GPU builds do not take the option yet.
-    parse(&o, "--gpu-memory 24G", true, &err);
+    CHECK(parse(&o, "--data d --gpu-memory 24G", true, &err), "%s", err.text);
     CHECK(o.gpu_memory == (size_t)24 << 30, "%zu", o.gpu_memory);
+    // Sizes are stored even though the GPU builds do not take the option yet.
     parse(&o, "--host-memory 512M", true, &err);
     CHECK(o.host_memory == (size_t)512 << 20, "%zu", o.host_memory);
     parse(&o, "--host-memory 3K", true, &err);
     CHECK(o.host_memory == 3072, "%zu", o.host_memory);
-    parse(&o, "--offload interleave", true, &err);
-    CHECK(o.offload == OFFLOAD_INTERLEAVE, "%d", o.offload);
-    parse(&o, "--recompute block", true, &err);
-    CHECK(o.recompute == RECOMPUTE_BLOCK, "%d", o.recompute);
+    CHECK(parse(&o, "--data d --offload none --recompute block --precision fp32", true, &err), "%s",
+          err.text);
+    CHECK(o.offload == OFFLOAD_NONE && o.recompute == RECOMPUTE_BLOCK, "-");
+    CHECK(o.precision == PRECISION_FP32, "%d", o.precision);
 }
 
 static void mistakes_are_refused_with_a_reason(void) {
@@ -150,7 +150,7 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --optimizer mezo", "--optimizer mezo is not implemented yet"},
         {"--data d --optimizer sgd", "must be one of"},
         {"--data d --offload zenflow", "--offload zenflow is not implemented yet"},
-        {"--data d --offload zero", "--offload is an option of the GPU builds"},
+        {"--data d --offload none", "--offload is an option of the GPU builds"},
         {"--data d --precision bf16", "this is the CPU trainer"},
         {"--data d --gpu-memory 24G", "this is the CPU trainer"},
         {"--data d --gpu-memory 24X", "is not a size, like 512M or 24G"},
@@ -170,7 +170,7 @@ static void mistakes_are_refused_with_a_reason(void) {
         CHECK(strchr(err.text, '\n') == NULL, "one line");
     }
     CHECK(!parse(&o, "--data d --offload zero", true, &err)
-          && strstr(err.text, "--offload is not implemented yet"), "%s", err.text);
+          && strstr(err.text, "--offload zero is not implemented yet"), "%s", err.text);
     char *argv[2], big[5000];  // a long word must neither overflow nor hide what is wrong
     memset(big, '-', sizeof big);
     big[sizeof big - 1] = '\0';

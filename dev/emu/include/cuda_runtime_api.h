@@ -1,5 +1,5 @@
-// cuda_runtime_api.h: the part of the CUDA runtime that a trainer uses, with NVIDIA's names, numbers
-// and errors. memory.cpp, stream.cpp and device.cpp implement it.
+// cuda_runtime_api.h: the part of the CUDA runtime that a trainer uses, with NVIDIA's names,
+// numbers and errors. memory.cpp, stream.cpp and device.cpp implement it.
 #ifndef EMU_CUDA_RUNTIME_API_H
 #define EMU_CUDA_RUNTIME_API_H
 #include <stddef.h>

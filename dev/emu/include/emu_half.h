@@ -1,5 +1,5 @@
-// emu_half.h: the two 16-bit floating-point types. Arithmetic is fp32, rounded once to nearest even:
-// the same bits as the device's, as fp32 holds more than twice the digits.
+// emu_half.h: the two 16-bit floating-point types. Arithmetic is fp32, rounded once to nearest
+// even: the same bits as the device's, as fp32 holds more than twice the digits.
 #ifndef EMU_HALF_H
 #define EMU_HALF_H
 #include "cuda_emu.h"
@@ -23,7 +23,7 @@ static inline float f16_to_f32(uint16_t h) {
 static inline uint16_t f32_to_f16(float x) {
     const uint32_t u = bits_as<uint32_t>(x), sign = u >> 16 & 0x8000, magnitude = u & 0x7fffffff;
     if (magnitude > 0x7f800000) return 0x7fff;
-    if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00);  // 65520 and up round to infinity
+    if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00);  // from 65520 on: infinity
     if (magnitude < 0x38800000)  // below 2^-14: a multiple of 2^-24
         return (uint16_t)(sign | (uint32_t)nearbyintf(bits_as<float>(magnitude) * 0x1p24f));
     return (uint16_t)(sign | (magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13);

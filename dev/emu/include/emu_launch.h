@@ -37,20 +37,24 @@ template <typename T> static inline void check_argument(const char *kernel, int 
     (void)kernel, (void)index, (void)x;
 }
 
-// F is what one thread calls; the arguments are copied now, as on the device.
+// F is what one thread calls.
+template <typename F, typename... P> struct Args {
+    F function;
+    std::tuple<P...> p;
+    template <size_t... I> void call(std::index_sequence<I...>) { function(std::get<I>(p)...); }
+};
+
+// The arguments are copied now, as on the device.
 template <typename F, typename... P>
 __attribute__((noinline)) static void launch_with(Launch l, F function, P... p) {
-    struct Args {
-        F function;
-        std::tuple<P...> p;
-    };
+    typedef Args<F, P...> A;
     if (!launch_allowed(l)) return;
     int index = 0;
     (check_argument(l.kernel, index++, p), ...);
     (void)index;
-    l.args = new Args{function, std::tuple<P...>(p...)};
-    l.run = [](void *args) { std::apply(((Args *)args)->function, ((Args *)args)->p); };
-    l.destroy = [](void *args) { delete (Args *)args; };
+    l.args = new A{function, std::tuple<P...>(p...)};
+    l.run = [](void *args) { ((A *)args)->call(std::index_sequence_for<P...>()); };
+    l.destroy = [](void *args) { delete (A *)args; };
     launch(l, __builtin_return_address(0));
 }
 

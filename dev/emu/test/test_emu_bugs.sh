@@ -3,7 +3,7 @@
 # modes named here, and must never object to the same code without the bug. The three programs are
 # bugs.cu built plainly, with ThreadSanitizer (clang++) and with AddressSanitizer; one that is not
 # there is skipped. Prints "ok NAME", "FAIL NAME" or "skip NAME: why"; exit code 1 if any failed.
-plain=${1:-build/emu/bugs} tsan=${2:-build/emu_tsan/bugs} asan=${3:-build/emu_asan/bugs}
+plain=${1:-build/emu/bugs} tsan=${2:-build/tsan/bugs} asan=${3:-build/asan/emu/bugs}
 export TSAN_OPTIONS="exitcode=66 atexit_sleep_ms=0 history_size=7"
 export ASAN_OPTIONS="exitcode=66 detect_leaks=0"
 work=$(mktemp -d) || exit 1
@@ -32,7 +32,7 @@ last_block_without_fence    race=report              last_block_kernel
 divergent_barrier           plain=stop               bugs.cu:[0-9]*.*bugs.cu:[0-9]
 lane_that_left              plain=stop               leaving_kernel
 missing_copy_wait           plain=wrong              .
-shared_overrun              plain=stop asan=report   small
+shared_overrun              plain=stop asan=report   small\|out.of.bounds
 small_overrun               plain=stop asan=report   fill_kernel
 large_overrun               plain=stop asan=report   fill_kernel
 underrun                    plain=stop asan=report   shifted_kernel
@@ -72,7 +72,7 @@ run() {
     esac
     { timeout 60 env "$@" >"$work/out" 2>&1; } 2>/dev/null  # the shell's own news of a crash
     code=$?
-    if grep -q 'WARNING: ThreadSanitizer\|ERROR: AddressSanitizer' "$work/out"; then saw=report
+    if grep -q 'WARNING: ThreadSanitizer\|ERROR: AddressSanitizer\|: runtime error: ' "$work/out"; then saw=report
     elif grep -q '^emulated GPU: [ei]' "$work/out"; then saw=stop
     elif [ $code -eq 3 ]; then saw=wrong
     elif [ $code -eq 0 ]; then saw=nothing

@@ -1,0 +1,239 @@
+#!/bin/sh
+# The GPU trainer as a user meets it: runs, stops, resumes, refuses, and takes over from the CPU
+# trainer and back. In a temporary directory, with models of a few thousand parameters. What run.h
+# does for both trainers is test_cli.sh's; here is what differs on a GPU.
+# usage: sh dev/test/test_cli_gpu.sh      (from the top of the repository, after make;
+#        TIDE_GPU=./train_gpt2cu for a real GPU)
+set -u
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
+tide=$(absolute "${TIDE_GPU:-train_gpt2emu}")
+cpu=$(absolute "${TIDE_CPU:-train_gpt2}")
+compare=$(absolute "${COMPARE:-build/compare}")
+for program in "$tide" "$cpu" "$compare"; do
+    [ -x "$program" ] || { echo "skip cli_gpu: $program is missing"; exit 0; }
+done
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_THREADS=1
+work=$(mktemp -d) || exit 1
+trap 'kill $(jobs -p) 2>/dev/null; chmod -R u+w "$work"; rm -rf "$work"' EXIT
+for i in 1 2 3; do cat LICENSE; done >"$work/text.txt"
+cd "$work" || exit 1
+small="--data text.txt --layers 2 --heads 2 --channels 32 --context 32 --batch 4 --lr 3e-3"
+steps="$small --steps 8 --eval-every 4 --eval-batches 2 --save-every 2 --keep 9"
+
+fail() { echo "FAIL $1: $2"; }
+
+# check NAME CONDITION...: the condition is a command
+check() {
+    name=$1
+    shift
+    if "$@" >check.out 2>&1; then echo "ok $name"; else head -n 5 check.out; fail "$name" "$*"; fi
+}
+
+# refuses NAME CODE PATTERN COMMAND...: ends with CODE and one line that says PATTERN
+refuses() {
+    name=$1 code=$2 pattern=$3
+    shift 3
+    "$@" >refuses.out 2>refuses.err
+    got=$?
+    lines=$(wc -l <refuses.err)
+    if [ "$got" -ne "$code" ]; then fail "$name" "exit code $got, not $code: $(cat refuses.err)"
+    elif [ "$lines" -ne 1 ]; then fail "$name" "$lines lines of error: $(cat refuses.err)"
+    elif ! grep -q "$pattern" refuses.err; then
+        fail "$name" "does not say '$pattern': $(cat refuses.err)"
+    else echo "ok $name"; fi
+}
+
+same() { cmp -s "$1/model.safetensors" "$2/model.safetensors"; }
+loss() { sed -n "s/.*\"step\":$2,\"loss\":\([0-9.]*\).*/\1/p" "$1/log.jsonl"; }  # RUN STEP
+norm() { sed -n "s/.*\"step\":$2,.*\"grad_norm\":\([0-9.]*\).*/\1/p" "$1/log.jsonl"; }
+# near A B DISTANCE
+near() { awk "BEGIN { d = ($1 + 0) - ($2 + 0); exit !($1 + 0 > 0 && d * d <= ($3) * ($3)) }"; }
+
+# --- a run leaves what it promises ---------------------------------------------------------------
+
+check run_ends "$tide" $steps --out whole
+for f in model.safetensors config.json log.jsonl loss.svg vocab.json merges.txt; do
+    check "run_leaves_$f" test -s whole/$f
+done
+check log_has_every_step test "$(grep -c '"loss"' whole/log.jsonl)" -eq 8
+check log_has_evaluations test "$(grep -c '"val_loss"' whole/log.jsonl)" -eq 2
+check keeps_checkpoints test "$(ls whole/checkpoints | wc -l)" -eq 4
+check loss_falls awk "BEGIN { exit !($(loss whole 8) < $(loss whole 1) - 0.3) }"
+"$tide" $small --steps 1 --out words >words.out
+check says_what_memory_is_for grep -q '^GPU memory: parameters .*workspace .*total .* MiB$' words.out
+check says_which_device grep -q '^device: .*TFLOP/s' words.out
+planned() { sed -n 's/.*total \([0-9.]*\) of .*/\1/p' "$1"; }
+
+# --- precision -----------------------------------------------------------------------------------
+
+"$tide" $steps --precision fp32 --out fp32 >/dev/null
+"$cpu" $steps --out cpu >/dev/null
+for step in 1 4 8; do
+    check fp32_has_the_losses_of_the_cpu_at_step_$step \
+        near "$(loss fp32 $step)" "$(loss cpu $step)" 2e-5
+    check bf16_is_near_the_cpu_at_step_$step \
+        near "$(loss whole $step)" "$(loss cpu $step)" 0.02
+done
+check fp32_has_the_norm_of_the_cpu near "$(norm fp32 1)" "$(norm cpu 1)" 2e-5
+check bf16_is_the_default_and_is_not_fp32 sh -c \
+    '! cmp -s whole/model.safetensors fp32/model.safetensors'
+"$tide" $steps --precision bf16 --out bf16 >/dev/null
+check same_seed_same_bits same whole bf16
+
+"$cpu" $small --dump cpu.safetensors >/dev/null
+"$tide" $small --precision fp32 --dump fp32.safetensors >/dev/null
+"$tide" $small --dump bf16.safetensors >/dev/null
+"$tide" $small --dump block.safetensors --recompute block >/dev/null
+check fp32_dump_is_that_of_the_cpu "$compare" fp32.safetensors cpu.safetensors --rtol 1e-5
+check bf16_dump_is_near_that_of_the_cpu "$compare" bf16.safetensors cpu.safetensors --rtol 0.03
+check bf16_dump_is_not_exact sh -c "! '$compare' bf16.safetensors cpu.safetensors --rtol 1e-4"
+check recomputed_dump_is_the_same "$compare" block.safetensors bf16.safetensors --rtol 0
+opt="--data text.txt --model opt-125m --vocab 256 --layers 2 --heads 3 --channels 48"
+opt="$opt --context 19 --batch 3"
+"$cpu" $opt --dump cpu_opt.safetensors >/dev/null
+"$tide" $opt --precision fp32 --dump fp32_opt.safetensors >/dev/null
+check opt_dump_is_that_of_the_cpu "$compare" fp32_opt.safetensors cpu_opt.safetensors --rtol 1e-5
+
+# --- same bits -----------------------------------------------------------------------------------
+
+"$tide" $steps --recompute none --accum 2 --batch 2 --out none >/dev/null
+"$tide" $steps --recompute block --accum 2 --batch 2 --out block >/dev/null
+check recomputation_keeps_the_bits same none block
+check accumulation_is_used sh -c '! cmp -s none/model.safetensors whole/model.safetensors'
+check accumulation_reads_on near "$(loss none 1)" "$(loss whole 1)" 0.01
+"$tide" $steps --sample-every 3 --sample-tokens 5 --out sampled >sampled.out
+check samples_come_while_training test "$(grep -c '^--- sample' sampled.out)" -eq 3
+check samples_do_not_change_bits same sampled whole
+"$tide" $steps --eval-every 0 --save-every 0 --out silent >/dev/null
+check evaluations_and_checkpoints_do_not_change_bits same silent whole
+
+"$cpu" $small --steps 4 --accum 3 --batch 2 --clip 0.5 --out accum_cpu >/dev/null
+"$tide" $small --steps 4 --accum 3 --batch 2 --clip 0.5 --precision fp32 --out accum_gpu >/dev/null
+for step in 1 4; do
+    check accumulated_losses_are_those_of_the_cpu_at_step_$step \
+        near "$(loss accum_gpu $step)" "$(loss accum_cpu $step)" 2e-5
+    check accumulated_norms_are_those_of_the_cpu_at_step_$step \
+        near "$(norm accum_gpu $step)" "$(norm accum_cpu $step)" 5e-5
+done
+accum="$small --accum 2 --batch 2 --warmup 0 --schedule constant"
+"$tide" $accum --steps 8 --out full >/dev/null
+"$tide" $accum --steps 5 --out half >/dev/null
+"$tide" --resume --out half --steps 8 >/dev/null
+check resumed_run_has_the_same_bits same half full
+check resumed_log_is_whole test "$(grep -c '"loss"' half/log.jsonl)" -eq 8
+"$tide" $accum --steps 3 --out other >/dev/null
+"$tide" --resume --out other --steps 8 --recompute block >/dev/null
+check resumed_with_recomputation_too same other full
+
+# kill -9 at some moments, then --resume: the same bits as an undisturbed run.
+long="$small --steps 40 --save-every 2 --eval-every 0"
+start=$(date +%s%N)
+"$tide" $long --out undisturbed >/dev/null
+took=$((($(date +%s%N) - start) / 1000000))
+kills=0 tries=0 resume=
+while [ $tries -lt 60 ]; do
+    tries=$((tries + 1))
+    if [ -n "$resume" ]; then "$tide" --resume --out killed >/dev/null 2>&1 &
+    else rm -rf killed; "$tide" $long --out killed >/dev/null 2>&1 & fi
+    pid=$!
+    sleep "$(awk "BEGIN { srand($tries); print $took / 1000 * (0.35 + 0.35 * rand()) }")"
+    if kill -9 $pid 2>/dev/null; then kills=$((kills + 1)); fi
+    wait $pid 2>/dev/null
+    ls killed/checkpoints 2>/dev/null | grep -q '^step_[0-9]*$' && resume=yes
+    if [ -d killed/checkpoints/step_00000040 ]; then
+        [ $kills -ge 2 ] && break
+        kills=0 resume= took=$((took * 2 / 3))
+    fi
+done
+"$tide" --resume --out killed >/dev/null 2>&1
+check was_killed_several_times test $kills -ge 2
+check killed_run_has_the_same_bits same killed undisturbed
+check killed_log_is_whole test "$(grep -c '"loss"' killed/log.jsonl)" -eq 40
+
+# SIGTERM: the step is finished and saved, and the run can go on.
+"$tide" $accum --steps 4000 --save-every 0 --eval-every 0 --out term >/dev/null &
+pid=$!
+until grep -q '"step":3,' term/log.jsonl 2>/dev/null || ! kill -0 $pid; do sleep 0.05; done
+kill -TERM $pid
+wait $pid
+check sigterm_exits_cleanly test $? -eq 0
+stopped=$(grep -c '"loss"' term/log.jsonl)
+check sigterm_stops_early test "$stopped" -lt 4000
+check sigterm_saves test -d "term/checkpoints/step_$(printf %08d "$stopped")"
+check after_sigterm_it_goes_on "$tide" --resume --out term --steps $((stopped + 1))
+
+# --- CPU and GPU take over from each other -------------------------------------------------------
+
+constant="$small --warmup 0 --schedule constant --eval-every 0"
+"$cpu" $constant --steps 9 --out on_cpu >/dev/null
+"$cpu" $constant --steps 4 --out mixed >/dev/null
+check gpu_continues_a_run_of_the_cpu "$tide" --resume --out mixed --steps 7 --precision fp32
+check cpu_continues_a_run_of_the_gpu "$cpu" --resume --out mixed --steps 9
+check log_of_both_is_whole test "$(grep -c '"loss"' mixed/log.jsonl)" -eq 9
+for step in 5 7 8 9; do
+    check together_they_have_the_losses_of_the_cpu_at_step_$step \
+        near "$(loss mixed $step)" "$(loss on_cpu $step)" 5e-5
+done
+"$tide" $constant --steps 4 --out begun >/dev/null
+cp -r begun begun_too
+check cpu_continues_a_run_in_bf16 "$cpu" --resume --out begun --steps 6
+check gpu_continues_it_too "$tide" --resume --out begun_too --steps 6
+check bf16_and_then_the_cpu near "$(loss begun 5)" "$(loss begun_too 5)" 0.01
+
+# --- --steps 0 -----------------------------------------------------------------------------------
+
+logged=$(sed -n 's/.*"step":8,"val_loss":\([0-9.]*\).*/\1/p' whole/log.jsonl)
+"$tide" --model whole --steps 0 --data text.txt --eval-batches 2 --batch 4 >eval.txt
+check evaluation_of_saved_weights near "$(sed -n 's/^val loss //p' eval.txt)" "${logged:-0}" 1e-5
+all="--model whole --steps 0 --data text.txt --eval-batches 99"
+"$tide" $all --batch 1 --precision fp32 >eval1.txt
+"$tide" $all --batch 7 --precision fp32 >eval7.txt
+check evaluation_does_not_depend_on_the_batch near "$(sed -n 's/^val loss //p' eval1.txt)" \
+    "$(sed -n 's/^val loss //p' eval7.txt)" 3e-6
+"$cpu" $all --batch 7 >eval_cpu.txt
+check evaluation_is_that_of_the_cpu near "$(sed -n 's/^val loss //p' eval7.txt)" \
+    "$(sed -n 's/^val loss //p' eval_cpu.txt)" 3e-6
+"$tide" --model whole --steps 0 --out copy >/dev/null
+check conversion_keeps_the_bits same whole copy
+"$tide" --model whole --steps 0 --out short --save-dtype bf16 >/dev/null
+check bf16_is_half_as_long test "$(wc -c <short/model.safetensors)" \
+    -lt "$(($(wc -c <whole/model.safetensors) * 6 / 10))"
+
+"$cpu" $small --batch 16 --steps 300 --eval-every 0 --out learned >/dev/null
+sample() { program=$1; shift; "$program" --model learned --steps 0 --sample-tokens 40 "$@"; }
+sample "$tide" --prompt 'Permission is ' --seed 5 >a.txt
+sample "$tide" --prompt 'Permission is ' --seed 5 >b.txt
+check sampling_repeats cmp a.txt b.txt
+check sample_starts_with_the_prompt grep -q 'Permission is ' a.txt
+sample "$tide" --prompt 'Permission is ' --seed 6 >b.txt
+check seeds_give_other_samples sh -c '! cmp -s a.txt b.txt'
+sample "$tide" --prompt 'Permission is ' --precision fp32 --temperature 0 >a.txt
+sample "$cpu" --prompt 'Permission is ' --temperature 0 >b.txt
+check greedy_sample_is_that_of_the_cpu cmp a.txt b.txt
+sample "$tide" --prompt "$(head -c 300 text.txt)" --precision fp32 --temperature 0 >a.txt
+sample "$cpu" --prompt "$(head -c 300 text.txt)" --temperature 0 >b.txt
+check beyond_the_context_too cmp a.txt b.txt
+
+# --- refusals: one line, exit code 2 (1 while running), nothing lost -----------------------------
+
+refuses too_little_gpu_memory 2 'GPU memory' "$tide" $small --steps 1 --gpu-memory 1M --out little
+"$tide" $small --batch 64 --recompute none --dump d.safetensors >large.out
+"$tide" $small --batch 64 --recompute block --dump d.safetensors >less.out
+check recomputation_takes_less awk \
+    "BEGIN { exit !($(planned less.out) < $(planned large.out) - 1) }"
+between=$(awk "BEGIN { print int(($(planned large.out) + $(planned less.out)) / 2 * 1024) }")
+"$tide" $small --batch 64 --dump d.safetensors --gpu-memory "${between}K" >chosen.out
+check recomputation_is_chosen_where_it_must grep -q 'recomputing.*would not fit' chosen.out
+check recomputation_is_not_chosen_elsewhere sh -c "! grep -q recomputing large.out"
+odd="$small --channels 36 --heads 3 --steps 1"
+refuses rows_that_are_not_whole_packs 2 'multiples of' "$tide" $odd --out odd
+check fp32_has_smaller_packs "$tide" $odd --precision fp32 --out odd
+refuses channels_and_heads 2 'multiple of heads' "$tide" $small --channels 40 --heads 3
+check a_large_head "$tide" $small --channels 272 --heads 1 --layers 1 --steps 1 --out large
+refuses precision_unknown 2 'bf16' "$tide" $small --precision fp8
+refuses precision_on_the_cpu 2 'GPU' "$cpu" $small --precision bf16
+refuses no_device 1 'no CUDA device' env EMU_DEVICES=0 CUDA_VISIBLE_DEVICES= "$tide" $small --out no
+refuses too_large 2 'memory' "$tide" --model opt-175b --data text.txt --out huge
+refuses loss_not_finite 1 'loss is' "$tide" $constant --lr 900 --clip 0 --steps 300 --save-every 1 \
+    --out wild
+check what_was_saved_before_is_whole "$cpu" --model wild --steps 0 --out wild_copy
