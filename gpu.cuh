@@ -22,8 +22,8 @@ static inline void cuda_check(cudaError_t e, const char *call, const char *file,
         fail("%s: %s: %s (%s:%d)", cudaGetErrorName(e), cudaGetErrorString(e), call, file, line);
 }
 
-// Zeroed device memory, aligned to 256 bytes; cudaFree() frees it. `what` names it in the error.
-// Waits for the GPU: not for use while training.
+// Device memory, aligned to 256 bytes, with anything in it; cudaFree() frees it. `what` names it in
+// the error.
 static inline void *gpu_alloc(size_t bytes, const char *what) {
     void *p = NULL;
     const cudaError_t e = cudaMalloc(&p, bytes > 0 ? bytes : 1);
@@ -31,8 +31,9 @@ static inline void *gpu_alloc(size_t bytes, const char *what) {
         fail("out of GPU memory: %s needs %.1f MiB; use a smaller --batch, --seq or --model, or "
              "--recompute block", what, (double)bytes / (1 << 20));
     CUDA(e);
-    CUDA(cudaMemset(p, 0, bytes));
-    CUDA(cudaDeviceSynchronize());  // streams of our own do not wait for the memset's
+#ifdef __CUDA_EMU__
+    emu_name_memory(p, what);  // for its error messages
+#endif
     return p;
 }
 

@@ -840,8 +840,10 @@ template <typename X> struct GPT2 {
     double *host_loss;                           // [1]
 };
 
-// One line of the memory plan: what it is for, how large it is, which pointer it gets.
-typedef struct { const char *purpose; size_t bytes; void **pointer; } Buffer;
+// One line of the memory plan: what it is for, how large it is, which pointer it gets; and whether
+// it begins as zeros, as arenas do for the sake of the gaps between tensors. The others may hold
+// anything: the emulated GPU fills them with NaN.
+typedef struct { const char *purpose; size_t bytes; void **pointer; bool zero; } Buffer;
 enum { MAX_BUFFERS = 48 };
 enum { MAX_CHANNELS = 12288 };           // what layernorm_backward() can hold of a row, in fp32
 enum { HEAD_ROWS = 2048 };               // keeps the GPU busy; 200 MB of logits with GPT-2's tokens
@@ -907,8 +909,11 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
     if ((double)N * (double)(inputs + L + 4) * (double)(16 * C + 2 * F) * 4 > 1e18)
         die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
     int n = 0;
-    #define BUFFER(purpose, bytes, field) list[n++] = Buffer{purpose, bytes, (void **)&g->field}
-    BUFFER("parameters", P * X_, params);
+    #define BUFFER(purpose, bytes, field) \
+        list[n++] = Buffer{purpose, bytes, (void **)(void *)&g->field, false}
+    #define ARENA(purpose, bytes, field) \
+        list[n++] = Buffer{purpose, bytes, (void **)(void *)&g->field, true}
+    ARENA("parameters", P * X_, params);
     BUFFER("activations", inputs * N * C * X_, x);
     BUFFER("activations", L * N * C * X_, ln_1);
     BUFFER("activations", L * N * f32, mean_1);
@@ -931,11 +936,11 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
     BUFFER("logits", sizeof(double), loss);
     BUFFER("tokens", (4 * N + 1) * sizeof(int32_t), tokens);
     if (g->training) {
-        if (sizeof(X) < f32) BUFFER("master weights", P * f32, master);
-        BUFFER("AdamW moments", P * f32, m);
-        BUFFER("AdamW moments", P * f32, v);
-        BUFFER("gradients", gradient_elements(g) * X_, grads);
-        if (g->accumulating) BUFFER("gradients", P * f32, sums);
+        if (sizeof(X) < f32) ARENA("master weights", P * f32, master);
+        ARENA("AdamW moments", P * f32, m);
+        ARENA("AdamW moments", P * f32, v);
+        ARENA("gradients", gradient_elements(g) * X_, grads);
+        if (g->accumulating) ARENA("gradients", P * f32, sums);
         BUFFER("gradients", g->config.vocab_padded * C * f32, dwte);
         BUFFER("backward", N * C * X_, dx);
         BUFFER("backward", N * wide * X_, dwide);
@@ -944,6 +949,7 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
         BUFFER("backward", g->blocks * sizeof(double), norm_sums);
     }
     #undef BUFFER
+    #undef ARENA
     return n;
 }
 
@@ -997,7 +1003,10 @@ template <typename X> static void gpt2_allocate(GPT2<X> *g) {
     const int n = gpt2_buffers(g, list);
     const size_t N = g->max_B * g->max_T;
     matmul_open(&g->lt, WORKSPACE);
-    for (int i = 0; i < n; i++) *list[i].pointer = gpu_alloc(list[i].bytes, list[i].purpose);
+    for (int i = 0; i < n; i++) {
+        *list[i].pointer = gpu_alloc(list[i].bytes, list[i].purpose);
+        if (list[i].zero) CUDA(cudaMemset(*list[i].pointer, 0, list[i].bytes));
+    }
     if (sizeof(X) == sizeof(float)) g->master = (float *)g->params;
     else if (!g->training)  // only to load from, and to save: not worth GPU memory
         g->master = (float *)alloc_or_fail(g->table.elements, sizeof(float), "parameters");

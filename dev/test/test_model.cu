@@ -558,6 +558,40 @@ static void test_equal_bits(void) {
     check_equal_bits<bf16>(three);
 }
 
+// A batch that is smaller than the room for it leaves nothing of the one before: its gradient has the
+// bits that it has in a model that never saw another.
+template <typename X> static void check_smaller_batch(Shape s) {
+    Shape less = s;
+    less.B = s.B - 1;
+    less.T = s.T - 4;
+    float *params = shape_params(&s, false);
+    GPT2<X> *g = model_open<X>(&s, params), *fresh = model_open<X>(&s, params);
+    const size_t P = g->table.elements;
+    float *ours = floats(P), *wanted = floats(P);
+    int32_t *inputs = (int32_t *)alloc_or_fail(2 * s.accum * s.B * s.T, sizeof(int32_t), "test");
+    double norm[2], loss[2];
+    shape_batch(&s, 1, inputs, inputs + s.accum * s.B * s.T);
+    gpu_gradient(g, &s, inputs, inputs + s.accum * s.B * s.T, &norm[0]);
+    shape_batch(&less, 2, inputs, inputs + less.accum * less.B * less.T);
+    loss[0] = gpu_gradient(g, &less, inputs, inputs + less.accum * less.B * less.T, &norm[0]);
+    loss[1] = gpu_gradient(fresh, &less, inputs, inputs + less.accum * less.B * less.T, &norm[1]);
+    gradients(g, ours);
+    gradients(fresh, wanted);
+    CHECK(loss[0] == loss[1] && norm[0] == norm[1] && memcmp(ours, wanted, P * sizeof(float)) == 0,
+          "%s: losses %.9f %.9f, norms %.9f %.9f", s.name, loss[0], loss[1], norm[0], norm[1]);
+    free(params);
+    free(ours);
+    free(wanted);
+    free(inputs);
+    model_close(g);
+    model_close(fresh);
+}
+
+static void test_smaller_batch(void) {
+    check_smaller_batch<float>(small);
+    check_smaller_batch<bf16>(shapes[2]);
+}
+
 // The sum over micro-batches is that of their gradients, each rounded to X, in order in fp32. The
 // norm is adam.h's of this sum. The update is adam.h's, in parameters, moments and bf16 copy.
 template <typename X> static void check_definitions(const Shape *s) {
@@ -860,6 +894,7 @@ int main(int argc, char **argv) {
     RUN(test_ten_steps);
     RUN(test_loss_curves);
     RUN(test_equal_bits);
+    RUN(test_smaller_batch);
     RUN(test_sum_norm_and_update_by_definition);
     if (getenv("TEST_ERRORS") != NULL)
         for (size_t i = 0; i < BANDS; i++)
