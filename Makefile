@@ -45,7 +45,9 @@ NVCC := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/c
 GPU := $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
 newest = $(shell $(NVCC) --list-gpu-code 2>/dev/null | sed 's/sm_//' | sort -n | tail -n 1)
 gencode = -gencode arch=compute_$(1),code=sm_$(1)
-GPU_ARCH ?= $(if $(GPU),-arch=native,$(call gencode,80) $(call gencode,90) $(call gencode,$(newest)))
+# Hopper's also as PTX, which the driver translates for GPUs that came after it.
+GPU_ARCH ?= $(if $(GPU),-arch=native,$(call gencode,80) \
+            -gencode 'arch=compute_90,code=[sm_90,compute_90]' $(call gencode,$(newest)))
 space := $(subst ,, )
 comma := ,
 # Exactness on the GPU: IEEE division and square root, no flush to zero (doc/adamw.md). The host's
@@ -110,6 +112,11 @@ build/gpu/%: %.cu $(HEADERS) build/emu/cpu_reference.o train_gpt2.cu test_gpt2.c
 	@mkdir -p $(@D)
 	$(NVCC) $(NVFLAGS) $< build/emu/cpu_reference.o -o $@ -lcublasLt
 
+# Every CUDA source through nvcc, even where nothing can run: it keeps the emulator's headers honest.
+build/nvcc/%.o: %.cu $(HEADERS) train_gpt2.cu test_gpt2.c
+	@mkdir -p $(@D)
+	$(NVCC) $(filter-out $(GPU_ARCH),$(NVFLAGS)) -arch=sm_90 -Xptxas -O1 -c $< -o $@
+
 build/emu/cpu_reference.o: $(cpu_reference) $(HEADERS) | compiler
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -c $< -o $@
@@ -170,7 +177,8 @@ TESTS += $(CUDA_TESTS:%=build/emu/%) build/asan/emu/test_kernels build/asan/emu/
          $(if $(and $(NVCC),$(GPU)),$(CUDA_TESTS:%=build/gpu/%))
 TEST_NEEDS = train_gpt2 train_gpt2emu build/tokenize build/compare build/emu/bugs \
              build/asan/emu/bugs build/asan/emu/test_model \
-             $(if $(CLANGXX),build/tsan/bugs build/tsan/test_model) $(if $(NVCC),train_gpt2cu)
+             $(if $(CLANGXX),build/tsan/bugs build/tsan/test_model) \
+             $(if $(NVCC),train_gpt2cu $(if $(GPU),,$(CUDA_TESTS:%=build/nvcc/%.o) build/nvcc/bench_gpu.o))
 
 build/test/%: dev/test/%.c train_gpt2.c $(HEADERS) | compiler
 	@mkdir -p $(@D)

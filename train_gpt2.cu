@@ -1412,16 +1412,20 @@ static void gpu_copy(void *to, const void *from, size_t bytes) {
     CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
 }
 
-// Opens the GPU. Returns the bytes of its memory that may be used: what is free, or --gpu-memory.
-static size_t open_device(const Options *o) {
-    int devices = 0;
+// Bytes of GPU memory that are free.
+static size_t gpu_available(void) {
     size_t available, total;
+    CUDA(cudaMemGetInfo(&available, &total));
+    return available;
+}
+
+// Opens the first GPU (CUDA_VISIBLE_DEVICES chooses another).
+static void open_device(void) {
+    int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
         fail("no CUDA device was found: ./train_gpt2 trains on the CPU, and ./train_gpt2emu on an "
              "emulated GPU");
     CUDA(cudaSetDevice(0));
-    CUDA(cudaMemGetInfo(&available, &total));
-    return o->gpu_memory > 0 ? min_size(available, o->gpu_memory) : available;
 }
 
 template <typename X> static int train(Run *r) {
@@ -1449,8 +1453,12 @@ template <typename X> static int train(Run *r) {
         g->max_B = 1;
         g->max_T = g->config.context;
     }
-    const size_t planned = gpt2_plan(g, o->recompute, open_device(o), r->only_sampling);
+    open_device();
+    const size_t available = gpu_available();
+    const size_t limit = o->gpu_memory > 0 ? min_size(available, o->gpu_memory) : available;
+    const size_t planned = gpt2_plan(g, o->recompute, limit, r->only_sampling);
     gpt2_allocate(g);
+    const size_t taken = available - gpu_available();
     const StatePart parts[3] = {
         {"param", g->master, gpu_copy}, {"m", g->m, gpu_copy}, {"v", g->v, gpu_copy}};
     run_load(r, parts);
@@ -1544,7 +1552,8 @@ template <typename X> static int train(Run *r) {
     // The weights once more even if this step is saved: a kill may have come between the two.
     if (step > 0) run_save(r, step, step != r->state.step, parts);
     run_end(r, &log, step);
-    printf("GPU memory: %.1f MiB planned\n", (double)planned / (1 << 20));
+    printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", (double)taken / (1 << 20),
+           (double)planned / (1 << 20));
     gpt2_free(g);
     return 0;
 }
