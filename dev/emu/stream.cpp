@@ -63,7 +63,6 @@ namespace emu {
 enum { MAX_QUEUE = 1024 };  // about what a GPU takes before a launch has to wait
 
 static std::vector<CUstream_st *> streams;
-static std::vector<CUstream_st *> destroyed_streams;  // kept, so that a use of them is seen
 static CUstream_st *default_stream;
 static int streams_made;
 static uint64_t operations_enqueued, operations_run, random_state;
@@ -465,7 +464,6 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     CUstream_st *s = resolve(stream);
     synchronize(s);
     s->destroyed = true;
-    destroyed_streams.push_back(s);
     streams.erase(std::find(streams.begin(), streams.end(), s));
     return cudaSuccess;
 }
