@@ -42,7 +42,7 @@ build/%: dev/bench/%.c train_gpt2.c $(HEADERS) | compiler
 
 # nvcc compiles for the GPU that is present, or for Ampere, Hopper and the newest that it knows.
 NVCC := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
-GPU := $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
+GPU := $(shell nvidia-smi -L 2>/dev/null | grep '^GPU ' | head -n 1)
 newest = $(shell $(NVCC) --list-gpu-code 2>/dev/null | sed 's/sm_//' | sort -n | tail -n 1)
 gencode = -gencode arch=compute_$(1),code=sm_$(1)
 # Hopper's also as PTX, which the driver translates for GPUs that came after it.
@@ -53,11 +53,13 @@ comma := ,
 # Exactness on the GPU: IEEE division and square root, no flush to zero (doc/adamw.md). The host's
 # half is compiled as train_gpt2.c is.
 NVFLAGS = -std=c++17 -O3 -lineinfo $(GPU_ARCH) --ftz=false --prec-div=true --prec-sqrt=true \
-          -Werror all-warnings -Xptxas -warn-spills -I. \
+          -Xptxas -warn-spills -I. \
           -Xcompiler $(subst $(space),$(comma),$(strip -O3 $(ARCH) $(OPENMP) $(EXACT) $(WARN))) $(EXTRA)
 
+NVLIBS = -lcublasLt -Xlinker -rpath,$(patsubst %/bin/nvcc,%/lib64,$(realpath $(NVCC)))
+
 train_gpt2cu: train_gpt2.cu $(HEADERS) | nvcc  ## the GPU trainer (nvcc, cuBLASLt)
-	$(NVCC) $(NVFLAGS) $< -o $@ -lcublasLt
+	$(NVCC) $(NVFLAGS) $< -o $@ $(NVLIBS)
 
 .PHONY: nvcc
 nvcc:
@@ -110,12 +112,15 @@ build/tsan/%: %.cu $(HEADERS) $(emu_tsan) build/tsan/cpu_reference.o train_gpt2.
 
 build/gpu/%: %.cu $(HEADERS) build/emu/cpu_reference.o train_gpt2.cu test_gpt2.c | nvcc
 	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) $< build/emu/cpu_reference.o -o $@ -lcublasLt
+	$(NVCC) $(NVFLAGS) $< build/emu/cpu_reference.o -o $@ $(NVLIBS)
 
 # Every CUDA source through nvcc, even where nothing can run: it keeps the emulator's headers honest.
-build/nvcc/%.o: %.cu $(HEADERS) train_gpt2.cu test_gpt2.c
+# Any warning is an error here.
+build/nvcc/%.o: %.cu $(HEADERS) train_gpt2.cu test_gpt2.c dev/test/device_only.sh
 	@mkdir -p $(@D)
-	$(NVCC) $(filter-out $(GPU_ARCH),$(NVFLAGS)) -arch=sm_90 -Xptxas -O1 -c $< -o $@
+	$(NVCC) $(filter-out $(GPU_ARCH),$(NVFLAGS)) -Werror all-warnings -arch=sm_90 -Xptxas -O1 \
+	    -Xcompiler -O0,-fno-inline -c $< -o $@
+	@sh dev/test/device_only.sh $@ || { rm $@; exit 1; }
 
 build/emu/cpu_reference.o: $(cpu_reference) $(HEADERS) | compiler
 	@mkdir -p $(@D)
@@ -131,7 +136,7 @@ build/tsan/cpu_reference.o: $(cpu_reference) $(HEADERS) | compiler
 
 .SECONDARY: $(emu_plain) $(emu_tsan)
 .PHONY: cxx
-cxx:
+cxx: compiler  # one after the other: both may have to install something
 	@command -v $(CXX) >/dev/null 2>&1 || sh dev/install_compiler.sh
 
 # A fresh Debian or Ubuntu has no compiler: install one. Anywhere else, say what is missing.
@@ -249,4 +254,4 @@ clean:  ## remove what was built (not what was trained)
 
 .PHONY: help
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z0-9_]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9_-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile

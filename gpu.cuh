@@ -52,8 +52,8 @@ static inline void *pinned_alloc(size_t bytes, const char *what) {
 // ---------------------------------------------------------------------------------------------
 // Storage types: X is float or bf16 in every kernel here; arithmetic is in fp32
 
-__device__ static inline float to_f32(float x) { return x; }
-__device__ static inline float to_f32(bf16 x) { return __bfloat162float(x); }
+HOST_DEVICE static inline float to_f32(float x) { return x; }
+HOST_DEVICE static inline float to_f32(bf16 x) { return __bfloat162float(x); }
 
 // Rounds to nearest even.
 template <typename X> __device__ static inline X from_f32(float x);

@@ -228,7 +228,8 @@ static void gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, siz
 // columns, and does it pay? To be asked once, before training: without it, activation_forward() and
 // activation_backward() do the same in a pass of their own.
 // Only in bf16, as fp32 is there for checking and the library's tanh may be an approximation; only
-// from Hopper on: before it, the library was seen to be slower fused than in two passes.
+// on Hopper and the data centre's Blackwell. Before Hopper, llm.c's users found the fused form
+// slower (its option -ge says so), and users of an RTX 5090 did, too (sglang, pull request 34350).
 template <typename X>
 static bool matmul_can_fuse_gelu(Matmul *lt, size_t N, size_t C, size_t F) {
     if (sizeof(X) == sizeof(float)) return false;
@@ -236,7 +237,7 @@ static bool matmul_can_fuse_gelu(Matmul *lt, size_t N, size_t C, size_t F) {
     cudaDeviceProp properties;
     CUDA(cudaGetDevice(&device));
     CUDA(cudaGetDeviceProperties(&properties, device));
-    if (properties.major < 9) return false;
+    if (properties.major != 9 && properties.major != 10) return false;
     MatmulShape s;
     memset(&s, 0, sizeof s);
     s.type = s.out_type = MatmulType<X>::CUDA;

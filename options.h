@@ -274,7 +274,8 @@ static inline bool option_set(Options *o, const Option *x, const char *text, Err
         bool later = false;
         int i = parse_choice(x->values, text, &later);
         if (i < 0)
-            return error_set(err, "--%s %.60s: must be one of %s", x->name, text, x->values);
+            return error_set(err, "--%s %.60s: must be one of %s%s", x->name, text, x->values,
+                             strchr(x->values, '!') != NULL ? " (! not implemented yet)" : "");
         if (later) return error_set(err, "--%s %s is not implemented yet", x->name, text);
         *(int *)field = i;
     } else if (x->type == O_REAL) {
@@ -463,7 +464,8 @@ static inline void options_parse(Options *o, int argc, char **argv, bool gpu_bui
     Error err;
     if (!options_parse_args(o, argc, argv, gpu_build, &err)) die("%s", err.text);
     if (!o->help && !o->version) return;
-    if (o->help) options_help(stdout, gpu_build ? "train_gpt2cu" : "train_gpt2");
+    const char *slash = strrchr(argv[0], '/');
+    if (o->help) options_help(stdout, slash != NULL ? slash + 1 : argv[0]);
     else printf("tide.c %s (%s)\n", TIDE_VERSION, gpu_build ? "GPU" : "CPU");
     exit(fflush(stdout) == 0 ? 0 : 1);
 }

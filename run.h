@@ -176,6 +176,17 @@ static inline void run_describe(const Run *r) {
            r->step_tokens, r->val.sequences > 0 ? r->val.data->tokens : 0);
 }
 
+// Refuses shapes that the GPU's kernels do not take: they work on whole packs of 16 bytes, and hold
+// a row of channels in one block of threads.
+static inline void run_check_shape(const Run *r) {
+    const size_t C = r->config.channels, F = r->config.ffn;
+    const size_t pack = r->o.precision == PRECISION_FP32 ? 4 : 8;
+    if (C > 12288) die("the GPU trainer takes at most 12288 channels, not %zu", C);
+    if (C % pack != 0 || F % pack != 0)
+        die("the GPU trainer needs channels and an MLP width that are multiples of 8 (of 4 with "
+            "--precision fp32), not %zu and %zu; the CPU trainer takes any", C, F);
+}
+
 // Fills *r from the command line and the files that it names. Everything that can be wrong with
 // them is found here, and ends the program.
 static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
@@ -195,6 +206,7 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     r->step_tokens = r->B * r->T * o->accum;
     run_choose_tokenizer(r);
     run_open_data(r);
+    if (gpu_build) run_check_shape(r);
     r->table = gpt2_table(&r->config);
     const bool data = o->data != NULL || o->val != NULL;
     r->training = o->steps > 0 || o->dump != NULL;

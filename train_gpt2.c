@@ -888,7 +888,8 @@ int main(int argc, char **argv) {
         const double norm_squared = gpt2_grad_norm_squared(g), norm = sqrt(norm_squared);
         if (!isfinite(loss) || !isfinite(norm))
             fail("the loss is %g and the gradient norm %g at step %zu: stopped before the update; "
-                 "try a lower --lr (checkpoints in %s are intact)", loss, norm, step, o->out);
+                 "try a lower --lr (what was saved in %s before is intact)", loss, norm, step,
+                 o->out);
         const double lr = schedule_lr(o, step);
         const AdamStep adam = adam_step_prepare(lr, o->beta1, o->beta2, o->eps, o->weight_decay,
                                                 step, clip_scale(norm_squared, o->clip));

@@ -3,7 +3,7 @@
 //   1. The layers, forward and backward, in the order in which a token meets them
 //   2. The model: memory, forward, backward, update
 //   3. Sampling
-//   4. A run: evaluation, the training loop with its streams and events
+//   4. Evaluation and the training loop, with its streams and events
 //
 // The twin of train_gpt2.c: the same functions by the same names in the same order, so that the two
 // can be read side by side, and every tensor of the one is tested against the other's. What a GPU
@@ -18,17 +18,12 @@
 #include "util.h"
 #include "adam.h"
 #include "attention.cuh"
-#include "checkpoint.h"
-#include "data.h"
 #include "devices.cuh"
 #include "gpt2.h"
 #include "gpu.cuh"
-#include "log.h"
 #include "matmul.cuh"
-#include "options.h"
 #include "run.h"
 #include "sample.h"
-#include "tokenizer.h"
 #include <math.h>
 
 // =============================================================================================
@@ -453,9 +448,9 @@ static size_t layernorm_backward_rows(size_t N) {
     return rows > 16 ? rows : 16;
 }
 
-// Floats of scratch that layernorm_backward needs.
+// Floats of scratch that layernorm_backward needs for N rows or fewer.
 static size_t layernorm_backward_scratch(size_t N, size_t C) {
-    return ceil_div(N, layernorm_backward_rows(N)) * 2 * C;
+    return min_size(ceil_div(N, 16), 512) * 2 * C;
 }
 
 // Adds to dinp (the residual stream's gradient runs past this layer and is already there);
@@ -508,9 +503,10 @@ static size_t bias_backward_rows(size_t N, size_t OC) {
     return rows > 64 ? rows : 64;
 }
 
-// Floats of scratch that bias_backward needs.
+// Floats of scratch that bias_backward needs for N rows or fewer; a larger OC may need less.
 static size_t bias_backward_scratch(size_t N, size_t OC) {
-    return ceil_div(N, bias_backward_rows(N, OC)) * OC;
+    const size_t slices = ceil_div(OC, 256), splits = slices < 2048 ? 2048 / slices : 1;
+    return min_size(ceil_div(N, 64), splits) * OC;
 }
 
 // Overwrites db (OC). OC must be whole packs.
@@ -649,7 +645,7 @@ static void residual_forward(X *out, const X *inp, size_t n, cudaStream_t stream
 // A block takes one row: once for the maximum and the sum, which each thread rescales whenever its
 // maximum grows, and a second time to write the gradient.
 template <typename X>
-__global__ static void crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
+__global__ static void __launch_bounds__(1024) crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
                                            float grad_scale, size_t V, size_t Vp) {
     X *z = logits + blockIdx.x * Vp;
     const size_t target = (size_t)targets[blockIdx.x], stride = blockDim.x * (size_t)Pack<X>::N;
@@ -688,7 +684,7 @@ template <typename X>
 static void crossentropy(float *losses, X *logits, const int32_t *targets, float grad_scale,
                          size_t N, size_t V, size_t Vp, cudaStream_t stream) {
     const size_t threads = (size_t)ceil_div(Vp / Pack<X>::N, 32) * 32;
-    crossentropy_kernel<X><<<(unsigned)N, threads < 512 ? (unsigned)threads : 512u, 0, stream>>>(
+    crossentropy_kernel<X><<<(unsigned)N, (unsigned)min_size(threads, 1024), 0, stream>>>(
         losses, logits, targets, grad_scale, V, Vp);
     CUDA(cudaGetLastError());
 }
@@ -845,9 +841,7 @@ template <typename X> struct GPT2 {
 // anything: the emulated GPU fills them with NaN.
 typedef struct { const char *purpose; size_t bytes; void **pointer; bool zero; } Buffer;
 enum { MAX_BUFFERS = 48 };
-enum { MAX_CHANNELS = 12288 };           // what layernorm_backward() can hold of a row, in fp32
-enum { HEAD_ROWS = 2048 };               // keeps the GPU busy; 200 MB of logits with GPT-2's tokens
-static const size_t WORKSPACE = 32 << 20;  // bytes, for the matrix product
+enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits with GPT-2's tokens
 
 // Cuts the arena into segments, and says where each one's gradient is made: at its own place if the
 // step has one micro-batch; else, on its way into the sums, in a place that is used again: the
@@ -903,9 +897,9 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
     // how many layers' activations are kept: without a backward pass, none but the last
     const size_t L = g->training && !g->recompute ? g->config.layers : 1;
     const size_t inputs = g->training ? g->config.layers + 1 : 1;
-    const size_t for_norm = layernorm_backward_scratch(N, C);
-    const size_t for_bias = bias_backward_scratch(N, wide);
-    const size_t sum_scratch = for_norm > for_bias ? for_norm : for_bias;
+    size_t sum_scratch = layernorm_backward_scratch(N, C);
+    for (size_t OC : {C, 3 * C, F})
+        if (bias_backward_scratch(N, OC) > sum_scratch) sum_scratch = bias_backward_scratch(N, OC);
     if ((double)N * (double)(inputs + L + 4) * (double)(16 * C + 2 * F) * 4 > 1e18)
         die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
     int n = 0;
@@ -957,7 +951,7 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
 template <typename X> static size_t gpt2_bytes(GPT2<X> *g) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
-    size_t total = WORKSPACE;
+    size_t total = MATMUL_WORKSPACE;
     for (int i = 0; i < n; i++) total += round_up(list[i].bytes, 256);
     return total;
 }
@@ -985,15 +979,16 @@ static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, bool quiet) {
             }
             if (!seen) printf(" %s %.1f,", list[i].purpose, (double)bytes / (1 << 20));
         }
-        printf(" workspace %.1f, total %.1f of %.1f MiB\n", (double)WORKSPACE / (1 << 20),
+        printf(" workspace %.1f, total %.1f of %.1f MiB\n", (double)MATMUL_WORKSPACE / (1 << 20),
                (double)total / (1 << 20), (double)limit / (1 << 20));
-        if (g->recompute)
+        if (g->recompute && total <= limit)
             printf("recomputing activations in backward%s\n",
                    recompute == RECOMPUTE_AUTO ? ": keeping them all would not fit" : "");
     }
     if (total > limit)
-        die("this run needs %.1f MiB of GPU memory and %.1f MiB are there; use a smaller --model, "
-            "--batch or --seq%s", (double)total / (1 << 20), (double)limit / (1 << 20),
+        die("this run needs %.1f MiB of GPU memory and %.1f MiB are there (free, or --gpu-memory); "
+            "use a smaller --model, --batch or --seq%s", (double)total / (1 << 20),
+            (double)limit / (1 << 20),
             g->training && !g->recompute ? ", or --recompute block" : "");
     return total;
 }
@@ -1002,7 +997,7 @@ template <typename X> static void gpt2_allocate(GPT2<X> *g) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     const size_t N = g->max_B * g->max_T;
-    matmul_open(&g->lt, WORKSPACE);
+    matmul_open(&g->lt);
     for (int i = 0; i < n; i++) {
         *list[i].pointer = gpu_alloc(list[i].bytes, list[i].purpose);
         if (list[i].zero) CUDA(cudaMemset(*list[i].pointer, 0, list[i].bytes));
@@ -1083,7 +1078,7 @@ static void download(float *host, const X *device, size_t n, cudaStream_t stream
 
 // The twelve parameters of layer l, by LN_1_W .. FCPROJ_B; and the places of their gradients.
 template <typename X>
-static void layer_tensors(const GPT2<X> *g, size_t l, X *w[LAYER_TENSORS], X *d[LAYER_TENSORS]) {
+static void layer_tensors(const GPT2<X> *g, size_t l, X *w[LAYER_TENSORS], X **d = NULL) {
     const Segment *s = &g->segment[l + 1];
     for (int k = 0; k < LAYER_TENSORS; k++) {
         const int index = g->table.first_layer + (int)l * LAYER_TENSORS + k;
@@ -1132,7 +1127,7 @@ template <typename X> static void layer_forward(GPT2<X> *g, size_t l, const Laye
     const size_t B = g->B, T = g->T, N = B * T;
     cudaStream_t stream = g->compute;
     X *w[LAYER_TENSORS];
-    layer_tensors(g, l, w, (X **)NULL);
+    layer_tensors(g, l, w);
     matmul_forward(&g->lt, a.qkv, a.ln_1, w[QKV_W], w[QKV_B], N, C, 3 * C, stream);
     attention_forward(a.atty, a.lse, a.qkv, B, T, C, NH, stream);
     matmul_forward(&g->lt, g->branch, a.atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C, stream);
@@ -1163,18 +1158,18 @@ static void gpt2_forward(GPT2<X> *g, const int32_t *tokens, size_t B, size_t T) 
                     stream);
     LayerActs<X> a = layer_acts(g, 0);
     X *w[LAYER_TENSORS], *next[LAYER_TENSORS];
-    layer_tensors(g, 0, w, (X **)NULL);
+    layer_tensors(g, 0, w);
     layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
     for (size_t l = 0; l < L; l++) {
         a = layer_acts(g, l);
-        layer_tensors(g, l, w, (X **)NULL);
+        layer_tensors(g, l, w);
         layer_forward(g, l, a);
         matmul_forward(&g->lt, g->branch, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C, stream);
         // The addition that ends this layer and the normalisation that begins the next.
         X *x = g->training ? a.x + g->max_B * g->max_T * C : a.x;
         if (l + 1 < L) {
             const LayerActs<X> b = layer_acts(g, l + 1);
-            layer_tensors(g, l + 1, next, (X **)NULL);
+            layer_tensors(g, l + 1, next);
             residual_layernorm_forward(x, b.ln_1, b.mean_1, b.rstd_1, a.mid, g->branch,
                                        next[LN_1_W], next[LN_1_B], N, C, stream);
         } else {
@@ -1355,6 +1350,7 @@ template <typename X> static void gpt2_round_params(GPT2<X> *g) {
         for (size_t j = 0; j < count; j++) piece[j] = f32_to_bf16(g->master[i + j]);
         CUDA(cudaMemcpy(g->params + i, piece, count * sizeof(X), cudaMemcpyHostToDevice));
     }
+    CUDA(cudaDeviceSynchronize());  // our streams do not wait for the default one
 }
 
 // =============================================================================================
@@ -1406,10 +1402,12 @@ template <typename X> static bool evaluate(GPT2<X> *g, const Run *r, double *los
 }
 
 // For the parts of a checkpoint: copies between host and GPU memory, in either direction, after
-// everything that was queued.
+// everything that was queued and before everything that will be. (From pageable memory, cudaMemcpy
+// may return before the last piece has arrived, and our streams do not wait for the default one.)
 static void gpu_copy(void *to, const void *from, size_t bytes) {
     CUDA(cudaDeviceSynchronize());
     CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
+    CUDA(cudaDeviceSynchronize());
 }
 
 // Bytes of GPU memory that are free.
@@ -1422,10 +1420,16 @@ static size_t gpu_available(void) {
 // Opens the first GPU (CUDA_VISIBLE_DEVICES chooses another).
 static void open_device(void) {
     int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
-        fail("no CUDA device was found: ./train_gpt2 trains on the CPU, and ./train_gpt2emu on an "
-             "emulated GPU");
+    cudaDeviceProp device;
+    const cudaError_t e = cudaGetDeviceCount(&devices);
+    if (e != cudaSuccess || devices == 0)
+        fail("no CUDA device can be used (%s): ./train_gpt2 trains on the CPU",
+             e != cudaSuccess ? cudaGetErrorString(e) : "there is none");
     CUDA(cudaSetDevice(0));
+    CUDA(cudaGetDeviceProperties(&device, 0));
+    if (device.major < 8)
+        fail("%s has compute capability %d.%d, and bf16 needs 8.0 (Ampere) or more", device.name,
+             device.major, device.minor);
 }
 
 template <typename X> static int train(Run *r) {
@@ -1433,14 +1437,7 @@ template <typename X> static int train(Run *r) {
     const Options *o = &r->o;
     Error err;
 
-    if (r->config.channels > MAX_CHANNELS)
-        die("the GPU trainer takes at most %d channels, not %zu", MAX_CHANNELS, r->config.channels);
-    if (r->config.channels % Pack<X>::N != 0 || r->config.ffn % Pack<X>::N != 0)
-        die("the GPU trainer needs channels and an MLP width that are multiples of 8 (of 4 with "
-            "--precision fp32), not %zu and %zu; the CPU trainer takes any", r->config.channels,
-            r->config.ffn);
-
-    // The memory for it. run_open() has settled what to train, on what.
+    // run_open() has settled what to train, on what. Now the memory for it.
     g->config = r->config;
     g->table = r->table;
     g->shards = gpt2_shards_all(&g->table);
@@ -1455,7 +1452,10 @@ template <typename X> static int train(Run *r) {
     }
     open_device();
     const size_t available = gpu_available();
-    const size_t limit = o->gpu_memory > 0 ? min_size(available, o->gpu_memory) : available;
+    // Some is left for what the driver rounds up and loads later: kernels, and the library's.
+    const size_t margin = min_size(available, available / 100 + ((size_t)256 << 20));
+    const size_t limit = o->gpu_memory > 0 ? min_size(available, o->gpu_memory)
+                                           : available - margin;
     const size_t planned = gpt2_plan(g, o->recompute, limit, r->only_sampling);
     gpt2_allocate(g);
     const size_t taken = available - gpu_available();
@@ -1517,12 +1517,13 @@ template <typename X> static int train(Run *r) {
         }
 
         // Wait for the loss and the norm; clip to --clip by it, and queue the update. The next
-        // step is queued behind it.
+        // step is queued behind it: the time of this update is part of that step's.
         double loss;
         const double norm_squared = gpt2_grad_norm_squared(g, &loss), norm = sqrt(norm_squared);
         if (!isfinite(loss) || !isfinite(norm))
             fail("the loss is %g and the gradient norm %g at step %zu: stopped before the update; "
-                 "try a lower --lr (checkpoints in %s are intact)", loss, norm, step, o->out);
+                 "try a lower --lr (what was saved in %s before is intact)", loss, norm, step,
+                 o->out);
         const double lr = schedule_lr(o, step);
         const AdamStep adam = adam_step_prepare(lr, o->beta1, o->beta2, o->eps, o->weight_decay,
                                                 step, clip_scale(norm_squared, o->clip));
@@ -1530,8 +1531,8 @@ template <typename X> static int train(Run *r) {
 
         const double seconds = seconds_now() - start;
         if (!log_step(&log, step, o->steps, loss, norm, lr, 1e3 * seconds,
-                      (double)r->step_tokens / seconds, 100 * step_flops / seconds / peak.flops,
-                      &err))
+                      (double)r->step_tokens / seconds,
+                      peak.flops > 0 ? 100 * step_flops / seconds / peak.flops : 0, &err))
             fail("%s", err.text);
 
         const bool last = step == o->steps;

@@ -36,6 +36,7 @@ trap '[ -n "$trainer_pid" ] && kill -9 "$trainer_pid" 2>/dev/null; rm -rf "$work
 budget=${BUDGET:-570}
 wrong=0
 PATH=$PATH:/usr/local/cuda/bin
+export CUDA_DEVICE_ORDER=PCI_BUS_ID  # the first GPU is the same one for everybody
 
 # --- helpers ---------------------------------------------------------------------------------
 
@@ -99,8 +100,8 @@ gpu_tests() {
 part_build() {
     local limit=280 target
     # shellcheck disable=SC2046  # one word per target
-    limited $limit make -k -j"$(nproc)" train_gpt2cu train_gpt2 $(gpu_tests) build/gpu/bench_gpu \
-        >"$out/build.log" 2>&1 || note "make: $(why $? $limit); the end of build.log:"
+    limited $limit make -k -j"$(nproc)" train_gpt2cu train_gpt2 build/compare $(gpu_tests) \
+        build/gpu/bench_gpu >"$out/build.log" 2>&1 || note "make: $(why $? $limit); the end of build.log:"
     grep -E 'error|warning|Error [0-9]|spill' "$out/build.log" | grep -v ' 0 bytes spill' \
         | head -n 20 | sed 's/^/    /' | tee -a "$table"
     for target in train_gpt2cu train_gpt2 $(gpu_tests) build/gpu/bench_gpu; do
@@ -110,9 +111,12 @@ part_build() {
 
 part_tests() {
     local limit=90 log=$out/tests.log one=$work/one.log test code
-    for test in $(gpu_tests); do
-        [ -x "$test" ] || { bad "$test is not there"; continue; }
-        limited $limit "$test" >"$one" 2>&1
+    for test in $(gpu_tests) dev/test/test_cli_gpu.sh; do  # the last: the trainer as a program
+        [ -e "$test" ] || { bad "$test is not there"; continue; }
+        case $test in
+            *.sh) TIDE_GPU=./train_gpt2cu limited $limit sh "$test" >"$one" 2>&1 ;;
+            *) limited $limit "$test" >"$one" 2>&1 ;;
+        esac
         code=$?
         { printf '\n== %s\n' "$test"; cat "$one"; } >>"$log"
         if [ $code -ne 0 ] || grep -q '^FAIL ' "$one" || ! grep -q '^ok ' "$one"; then
@@ -286,7 +290,7 @@ part_train() {
         # shellcheck disable=SC2086
         whole_steps $shape --recompute none </dev/null
     done <"$work/shapes"
-    grep -h '^device:\|^memory' "$out/train.log" 2>/dev/null | sort -u | sed 's/^/    /' \
+    grep -h '^device:\|^GPU memory' "$out/train.log" 2>/dev/null | sort -u | sed 's/^/    /' \
         | tee -a "$table"
 }
 

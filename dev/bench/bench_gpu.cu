@@ -70,7 +70,6 @@ static void report(const char *name, double *seconds, double flops, double bytes
 // n elements on the device, in [-1, 1).
 template <typename X> static X *tensor_of(size_t n) {
     X *x = (X *)gpu_alloc(n * sizeof(X), "a benchmark");
-    CUDA(cudaDeviceSynchronize());
     device_fill_kernel<<<ceil_div(n, 256), 256, 0, bench.stream>>>(x, n);
     CUDA(cudaGetLastError());
     return x;
@@ -78,7 +77,6 @@ template <typename X> static X *tensor_of(size_t n) {
 
 static int32_t *upload(const int32_t *from, size_t n) {
     int32_t *x = (int32_t *)gpu_alloc(n * sizeof *x, "a benchmark");
-    CUDA(cudaDeviceSynchronize());
     CUDA(cudaMemcpy(x, from, n * sizeof *x, cudaMemcpyHostToDevice));
     CUDA(cudaDeviceSynchronize());
     return x;
@@ -104,7 +102,7 @@ static void bench_linear(const char *name, X *out, X *inp, X *w, X *bias, X *dw,
 
 template <typename X> static void bench_shape(const Shape *s) {
     const size_t C = s->C, F = 4 * C, NH = s->NH, T = s->T, N = s->N, B = N / T, V = s->V;
-    const size_t Vp = round_up(V, ALIGN_ELEMENTS), rows = min_size(N, 1024), E = sizeof(X);
+    const size_t Vp = round_up(V, ALIGN_ELEMENTS), rows = min_size(N, HEAD_ROWS), E = sizeof(X);
     Matmul *lt = &bench.lt;
     cudaStream_t stream = bench.stream;
     printf("\n%s: C=%zu NH=%zu T=%zu, %zu rows, %s\n%-34s %10s %10s %9s %8s %9s %s\n", s->name, C,
@@ -189,7 +187,6 @@ template <typename X> static void bench_shape(const Shape *s) {
     const size_t n = Vp * C;
     float *p = tensor_of<float>(n), *m = tensor_of<float>(n), *v = tensor_of<float>(n);
     double *sums = (double *)gpu_alloc(norm_blocks(n) * sizeof *sums, "a benchmark");
-    CUDA(cudaDeviceSynchronize());
     const AdamRun run = {0, n, 1};
     const AdamStep step = adam_step_prepare(1e-4, 0.9, 0.95, 1e-8, 0.1, 1, 1);
     uint16_t *rounded = E == 2 ? (uint16_t *)(void *)wte : NULL;

@@ -665,7 +665,24 @@ static void norm_is_the_cpu_s_bit_for_bit(void) {
     }
 }
 
+// The room that is planned for max_B x max_T is enough for every batch up to that size.
+static void scratch_is_enough(void) {
+    static const size_t rows[] = {1, 15, 64, 100, 2048, 9216, 10000, 25600, 32768, 76800, 131072};
+    enum { ROWS = sizeof rows / sizeof *rows };
+    for (size_t C = 8; C <= 12288; C += C < 1024 ? 8 : 128)
+        for (int i = 0; i < ROWS; i++)
+            for (int j = i; j < ROWS; j++) {
+                const size_t N = rows[i], wide = 3 * C;
+                CHECK(ceil_div(N, layernorm_backward_rows(N)) * 2 * C
+                          <= layernorm_backward_scratch(rows[j], C)
+                      && ceil_div(N, bias_backward_rows(N, wide)) * wide
+                          <= bias_backward_scratch(rows[j], wide),
+                      "%zu channels, %zu rows in room for %zu", C, N, rows[j]);
+            }
+}
+
 int main(void) {
+    RUN(scratch_is_enough);
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     RUN(encoder<float>);
     RUN(encoder<bf16>);
