@@ -1,20 +1,29 @@
 #!/bin/sh
 # Trains GPT-2 124M from scratch on one GPU: half a million tokens per step, ten billion in all,
 # from FineWeb (20 GB of .bin files), which is fetched if no data is given.
-# By the trainer's own plan (bf16, no recomputation) BATCH=16 takes 7.3 GiB of GPU memory, 32 takes
-# 12 and 64 takes 21.4; the number of micro-batches follows, so that the step stays the same.
-# usage: [BATCH=32] [STEPS=19560] scripts/gpt2_124m.sh [DATA_GLOB VAL_GLOB] [OPTION...]
+# By the trainer's own plan (bf16, no recomputation) BATCH=16 takes some 7.5 GiB of GPU memory, 32
+# takes 12 and 64 takes 22; the number of micro-batches follows, so that the step stays the same.
+# usage: [BATCH=32] [STEPS=19560] scripts/gpt2_124m.sh [DATA_GLOB VAL_GLOB [OPTION...]]
 set -eu
+case $# in
+    0) data= val= ;;
+    1) echo "usage: scripts/gpt2_124m.sh [DATA_GLOB VAL_GLOB [OPTION...]]" >&2; exit 2 ;;
+    *) data=$1 val=$2; shift 2 ;;
+esac
+case $data$val in --*) echo "scripts/gpt2_124m.sh: options come after DATA_GLOB VAL_GLOB" >&2; exit 2 ;; esac
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
+[ -z "$data" ] || { data=$(absolute "$data") val=$(absolute "$val"); }
 cd "$(dirname "$0")/.."
 batch=${BATCH:-32} steps=${STEPS:-19560}
-if [ $# -ge 2 ] && [ "${1#--}" = "$1" ]; then
-    data=$1 val=$2
-    shift 2
-else
+case $batch in
+    1 | 2 | 4 | 8 | 16 | 32 | 64 | 128 | 256 | 512) ;;
+    *) echo "scripts/gpt2_124m.sh: BATCH must be a power of two up to 512, not $batch" >&2; exit 2 ;;
+esac
+make train_gpt2cu
+if [ -z "$data" ]; then
     sh dev/data/fineweb10B.sh 103
     data='data/fineweb10B/fineweb_train_*.bin' val='data/fineweb10B/fineweb_val_*.bin'
 fi
-make train_gpt2cu
 exec ./train_gpt2cu --model gpt2 --data "$data" --val "$val" --out out/gpt2_124m --batch "$batch" \
     --seq 1024 --accum $((512 / batch)) --steps "$steps" --lr 6e-4 --warmup 700 --min-lr 0 \
     --weight-decay 0.1 --eval-every 250 --save-every 1000 "$@"
