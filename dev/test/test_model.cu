@@ -202,7 +202,7 @@ template <typename X> static GPT2<X> *model_open(const Shape *s, const float *pa
     gpt2_plan(g, s->recompute, SIZE_MAX, true);
     gpt2_allocate(g);
     if (!s->fuse) g->fuse_gelu = false;
-    for (int i = 0; i < g->table.count; i++) {  // as files are loaded: padding and gaps are not there
+    for (int i = 0; i < g->table.count; i++) {  // padding and gaps stay as they were allocated
         const GPT2Tensor *x = &g->table.tensors[i];
         gpu_copy(g->master + x->offset, params + x->offset, x->rows * x->cols * sizeof(float));
     }
@@ -567,8 +567,8 @@ static void test_equal_bits(void) {
     check_equal_bits<bf16>(three);
 }
 
-// A batch that is smaller than the room for it leaves nothing of the one before: its gradient has the
-// bits that it has in a model that never saw another.
+// Nothing of a batch is left in the gradient of a smaller one after it: that has the bits that it
+// has in a model which never saw another.
 template <typename X> static void check_smaller_batch(Shape s) {
     Shape less = s;
     less.B = s.B - 1;

@@ -12,7 +12,7 @@ asan=${TEST_MODEL_ASAN:-build/asan/emu/test_model}
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 export EMU_THREADS=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_MEM_MB=2000
-export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=0}"  # the emulated GPU's own memory lasts to the end
+export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=0}"  # the emulated GPU's own memory stays
 jobs=$(nproc 2>/dev/null || echo 2)
 
 # SCHED,ORDER. prio:0 is the oldest stream first, prio:1 the youngest, other seeds are between.
