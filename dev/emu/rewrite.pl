@@ -63,8 +63,12 @@ while ($code =~ /\b__launch_bounds__\s*$round/g) {
     pos($code) = $end;
     my ($name) = $code =~ /\G[^;{}()]*?(\w+)\s*\(/g
         or fail_at($begin, "__launch_bounds__ without a kernel");
-    my $before = substr($code, 0, $begin);
-    my ($declaration) = $before =~ /([^;{}]*)\z/;  # from the end of what came before
+    my $at = 0;  # the declaration begins after what came before it; a regex would take seconds
+    for my $c (";", "{", "}") {
+        my $last = rindex($code, $c, $begin - 1);
+        $at = $last + 1 if $last >= $at;
+    }
+    my $declaration = substr($code, $at, $begin - $at);
     $declaration =~ s/^#[^\n]*$//gm;
     $declaration =~ s/\b(?:static|inline|void|extern|__attribute__\s*$round)//g;
     my ($template) = $declaration =~ /(template\s*<.*>)/s;
@@ -73,10 +77,8 @@ while ($code =~ /\b__launch_bounds__\s*$round/g) {
     my $helper = "$template static constexpr int emu_bounds_$name() { return $threads; } ";
     $helper =~ s/\n/ /g;
     # in front of the declaration, on the line where it begins
-    $before =~ /([^;{}]*)\z/;
-    my $at = $-[1];
-    $at = pos($before) = $at;
-    while ($before =~ /\G(?:\s+|#[^\n]*\n)/gc) { $at = pos($before) }
+    pos($code) = $at;
+    while ($at < $begin && $code =~ /\G(?:\s+|#[^\n]*\n)/gc) { $at = pos($code) }
     substr($code, $begin, $end - $begin) =~ s/[^\n]//g;
     substr($code, $at, 0) = $bounded{$name}++ ? "" : $helper;
     pos($code) = $at;
