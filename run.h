@@ -146,6 +146,10 @@ static inline bool run_state_exists(const char *out) {
     return count > 0;
 }
 
+// A run that is refused later (no memory, no GPU) leaves no empty --out behind.
+static const char *run_made;
+static inline void run_unmake(void) { (void)rmdir(run_made); }  // does nothing if there is a file
+
 // Refuses an --out or a --dump that cannot be written, and an --out that holds another run, before
 // anything is computed.
 static inline void run_check_output(const Run *r) {
@@ -157,6 +161,10 @@ static inline void run_check_output(const Run *r) {
     if (!o->resume && run_state_exists(o->out))
         die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
             "another --out", o->out);
+    if (!path_exists(o->out)) {
+        run_made = o->out;
+        atexit(run_unmake);
+    }
     if (!make_directories(o->out)) die("--out %s: %s", o->out, strerror(errno));
     path_join(file, o->out, "log.jsonl");
     if (!path_is_writable(file)) die("--out %s: %s", o->out, strerror(errno));

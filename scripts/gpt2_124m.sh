@@ -6,7 +6,7 @@
 # usage: [BATCH=32] [STEPS=19560] scripts/gpt2_124m.sh [DATA_GLOB VAL_GLOB [OPTION...]]
 set -eu
 case $# in
-    0) data= val= ;;
+    0) data='' val='' ;;
     1) echo "usage: scripts/gpt2_124m.sh [DATA_GLOB VAL_GLOB [OPTION...]]" >&2; exit 2 ;;
     *) data=$1 val=$2; shift 2 ;;
 esac

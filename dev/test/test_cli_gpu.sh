@@ -240,6 +240,7 @@ refuses precision_unknown 2 'bf16' "$tide" $small --precision fp8
 refuses precision_on_the_cpu 2 'GPU' "$cpu" $small --precision bf16
 refuses no_device 1 'no CUDA device' env EMU_DEVICES=0 CUDA_VISIBLE_DEVICES= "$tide" $small --out no
 refuses too_large 2 'memory' "$tide" --model opt-175b --data text.txt --out huge
+check refused_runs_leave_nothing test ! -e huge -a ! -e no
 refuses loss_not_finite 1 'stopped before the update' "$tide" $constant --lr 900 --clip 0 \
     --steps 300 --save-every 1 --out wild
 check what_was_saved_before_is_whole "$cpu" --model wild --steps 0 --out wild_copy
