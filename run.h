@@ -37,6 +37,33 @@ typedef struct {
     bool sampling;                  // samples are drawn: as the only thing, or while training
 } Run;
 
+// One line of a trainer's memory plan: what it is for, how large it is, where its address goes (a
+// pointer of any type); and whether it begins as zeros. One list is printed, allocated and freed.
+typedef struct { const char *purpose; size_t bytes; void *pointer; bool zero; } Buffer;
+enum { MAX_BUFFERS = 48 };
+
+static inline void buffer_set(const Buffer *b, void *p) { memcpy(b->pointer, &p, sizeof p); }
+static inline void *buffer_get(const Buffer *b) {
+    void *p;
+    memcpy(&p, b->pointer, sizeof p);
+    return p;
+}
+
+// Prints "TITLE: parameters 474.7, ..," with the sum of each purpose in MiB; no end of line.
+static inline void plan_print(const char *title, const Buffer *list, int n) {
+    printf("%s:", title);
+    for (int i = 0; i < n; i++) {
+        size_t bytes = 0;
+        bool seen = false;
+        for (int j = 0; j < n; j++) {
+            if (strcmp(list[i].purpose, list[j].purpose) != 0) continue;
+            if (j < i) seen = true;
+            bytes += list[j].bytes;
+        }
+        if (!seen) printf(" %s %.1f,", list[i].purpose, (double)bytes / (1 << 20));
+    }
+}
+
 // ---------------------------------------------------------------------------------------------
 // Before the first step
 

@@ -452,10 +452,6 @@ typedef struct {
 // logits are never in memory at once.
 enum { HEAD_ROWS = 256 };
 
-// One line of the memory plan: what it is for, how large it is, which pointer it gets.
-typedef struct { const char *purpose; size_t floats; float **pointer; } Buffer;
-enum { MAX_BUFFERS = 32 };
-
 // The memory plan: every buffer of the model for max_B x max_T. One list is printed and allocated.
 static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
@@ -466,10 +462,11 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
     for (int i = 0; i < g->table.count; i++) blocks += norm_blocks(g->table.tensors[i].size);
     int n = 0;
-    #define BUFFER(purpose, size, field) list[n++] = (Buffer){purpose, size, &g->field}
+    #define BUFFER(purpose, count, field) \
+        list[n++] = (Buffer){purpose, (count) * sizeof *g->field, &g->field, true}
     BUFFER("parameters", P, params);
-    list[n++] = (Buffer){"activations", N, (float **)(void *)&g->inputs};
-    list[n++] = (Buffer){"activations", N, (float **)(void *)&g->targets};
+    BUFFER("activations", N, inputs);
+    BUFFER("activations", N, targets);
     BUFFER("activations", (g->training ? L + 1 : 1) * N * C, x);
     BUFFER("activations", L * N * C, ln_1);
     BUFFER("activations", L * N, mean_1);
@@ -496,7 +493,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         BUFFER("backward", N * C, dx);
         BUFFER("backward", N * C, dc);
         BUFFER("backward", N * (F > 3 * C ? F : 3 * C), dwide);
-        list[n++] = (Buffer){"scratch", 2 * blocks, (float **)(void *)&g->norm_sums};
+        BUFFER("scratch", blocks, norm_sums);
     }
     if (g->sampling) {
         BUFFER("sampling", g->config.layers * g->config.context * C, keys);
@@ -513,23 +510,12 @@ static size_t gpt2_plan(GPT2 *g, size_t other, bool quiet) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     size_t total = other;
-    if (!quiet) printf("memory:");
-    for (int i = 0; i < n; i++) {
-        size_t floats = 0;
-        bool seen = false;
-        for (int j = 0; j < n; j++) {
-            if (strcmp(list[i].purpose, list[j].purpose) != 0) continue;
-            if (j < i) seen = true;
-            floats += list[j].floats;
-        }
-        if (seen) continue;
-        total += floats * sizeof(float);
-        if (!quiet)
-            printf(" %s %.1f,", list[i].purpose, (double)(floats * sizeof(float)) / (1 << 20));
-    }
-    if (!quiet)
+    for (int i = 0; i < n; i++) total += list[i].bytes;
+    if (!quiet) {
+        plan_print("memory", list, n);
         printf(" data and program %.1f, total %.1f MiB\n", (double)other / (1 << 20),
                (double)total / (1 << 20));
+    }
     const size_t free_bytes = memory_available();
     if (total - other > free_bytes)
         die("this run needs %.1f MiB of memory and %.1f MiB are free; use a smaller --model, "
@@ -541,13 +527,13 @@ static void gpt2_allocate(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     for (int i = 0; i < n; i++)
-        *list[i].pointer = (float *)alloc_or_fail(list[i].floats, sizeof(float), list[i].purpose);
+        buffer_set(&list[i], alloc_or_fail(list[i].bytes, 1, list[i].purpose));
 }
 
 static void gpt2_free(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
-    for (int i = 0; i < n; i++) free(*list[i].pointer);
+    for (int i = 0; i < n; i++) free(buffer_get(&list[i]));
     free(g->shards.shards);
     gpt2_table_free(&g->table);
 }

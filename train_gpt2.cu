@@ -433,10 +433,10 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 2, C) */, const X 
             }
     }
     __syncthreads();
-    for (size_t at = threadIdx.x; at < 2 * C; at += blockDim.x) {  // add up the teams
+    for (unsigned at = threadIdx.x; at < 2 * C; at += blockDim.x) {  // add up the teams
         float total = 0;
         for (unsigned t = 0; t < teams; t++) total += sums[t * 2 * C + at];
-        const size_t a = at % C, quad = a / 4 / packs, p = a / 4 % packs;
+        const unsigned a = at % C, quad = a / 4 / packs, p = a / 4 % packs;
         partial[blockIdx.x * 2 * C + at / C * C + p * Pack<X>::N + quad * 4 + a % 4] = total;
     }
 }
@@ -836,11 +836,6 @@ template <typename X> struct GPT2 {
     double *host_loss;                           // [1]
 };
 
-// One line of the memory plan: what it is for, how large it is, which pointer it gets; and whether
-// it begins as zeros, as arenas do for the sake of the gaps between tensors. The others may hold
-// anything: the emulated GPU fills them with NaN.
-typedef struct { const char *purpose; size_t bytes; void **pointer; bool zero; } Buffer;
-enum { MAX_BUFFERS = 48 };
 enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits with GPT-2's tokens
 
 // Cuts the arena into segments, and says where each one's gradient is made: at its own place if the
@@ -889,7 +884,8 @@ template <typename X> static size_t gradient_elements(const GPT2<X> *g) {
     return g->segment[0].length + g->segment[g->segments - 1].length + 2 * g->segment[1].length;
 }
 
-// The memory plan: every buffer on the GPU for max_B x max_T. One list is printed and allocated.
+// The memory plan: every buffer on the GPU for max_B x max_T. Arenas begin as zeros, for the sake
+// of the gaps between tensors. The others may hold anything: the emulated GPU fills them with NaN.
 template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
     const size_t P = g->table.elements, wide = F > 3 * C ? F : 3 * C;
@@ -904,9 +900,9 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
         die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
     int n = 0;
     #define BUFFER(purpose, bytes, field) \
-        list[n++] = Buffer{purpose, bytes, (void **)(void *)&g->field, false}
+        list[n++] = Buffer{purpose, bytes, &g->field, false}
     #define ARENA(purpose, bytes, field) \
-        list[n++] = Buffer{purpose, bytes, (void **)(void *)&g->field, true}
+        list[n++] = Buffer{purpose, bytes, &g->field, true}
     ARENA("parameters", P * X_, params);
     BUFFER("activations", inputs * N * C * X_, x);
     BUFFER("activations", L * N * C * X_, ln_1);
@@ -968,17 +964,7 @@ static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, bool quiet) {
     const size_t total = gpt2_bytes(g);
     const int n = gpt2_buffers(g, list);
     if (!quiet) {
-        printf("GPU memory:");
-        for (int i = 0; i < n; i++) {
-            size_t bytes = 0;
-            bool seen = false;
-            for (int j = 0; j < n; j++) {
-                if (strcmp(list[i].purpose, list[j].purpose) != 0) continue;
-                if (j < i) seen = true;
-                bytes += list[j].bytes;
-            }
-            if (!seen) printf(" %s %.1f,", list[i].purpose, (double)bytes / (1 << 20));
-        }
+        plan_print("GPU memory", list, n);
         printf(" workspace %.1f, total %.1f of %.1f MiB\n", (double)MATMUL_WORKSPACE / (1 << 20),
                (double)total / (1 << 20), (double)limit / (1 << 20));
         if (g->recompute && total <= limit)
@@ -999,8 +985,9 @@ template <typename X> static void gpt2_allocate(GPT2<X> *g) {
     const size_t N = g->max_B * g->max_T;
     matmul_open(&g->lt);
     for (int i = 0; i < n; i++) {
-        *list[i].pointer = gpu_alloc(list[i].bytes, list[i].purpose);
-        if (list[i].zero) CUDA(cudaMemset(*list[i].pointer, 0, list[i].bytes));
+        void *p = gpu_alloc(list[i].bytes, list[i].purpose);
+        if (list[i].zero) CUDA(cudaMemset(p, 0, list[i].bytes));
+        buffer_set(&list[i], p);
     }
     if (sizeof(X) == sizeof(float)) g->master = (float *)g->params;
     else if (!g->training)  // only to load from, and to save: not worth GPU memory
@@ -1037,7 +1024,7 @@ template <typename X> static void gpt2_free(GPT2<X> *g) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     CUDA(cudaDeviceSynchronize());
-    for (int i = 0; i < n; i++) CUDA(cudaFree(*list[i].pointer));
+    for (int i = 0; i < n; i++) CUDA(cudaFree(buffer_get(&list[i])));
     matmul_close(&g->lt);
     for (int i = 0; i < 2; i++) {
         CUDA(cudaFreeHost(g->staging[i].inputs));
