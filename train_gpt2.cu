@@ -645,8 +645,9 @@ static void residual_forward(X *out, const X *inp, size_t n, cudaStream_t stream
 // A block takes one row: once for the maximum and the sum, which each thread rescales whenever its
 // maximum grows, and a second time to write the gradient.
 template <typename X>
-__global__ static void __launch_bounds__(1024) crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
-                                           float grad_scale, size_t V, size_t Vp) {
+__global__ static void __launch_bounds__(1024)
+crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
+                    float grad_scale, size_t V, size_t Vp) {
     X *z = logits + blockIdx.x * Vp;
     const size_t target = (size_t)targets[blockIdx.x], stride = blockDim.x * (size_t)Pack<X>::N;
     const float target_logit = to_f32(z[target]);  // read by all before the first barrier
