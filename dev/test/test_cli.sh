@@ -16,27 +16,7 @@ cat "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "$top/LICENSE" "
 small="--data text.txt --layers 2 --heads 2 --channels 32 --context 32 --batch 4 --lr 3e-3"
 steps="$small --steps 12 --eval-every 5 --eval-batches 2 --save-every 3 --keep 3"
 
-fail() { echo "FAIL $1: $2"; }
-
-# check NAME CONDITION...: the condition is a command
-check() {
-    name=$1
-    shift
-    if "$@" >check.out 2>&1; then echo "ok $name"; else head -n 5 check.out; fail "$name" "$*"; fi
-}
-
-# refuses NAME CODE PATTERN COMMAND...: ends with CODE and one line that says PATTERN
-refuses() {
-    name=$1 code=$2 pattern=$3
-    shift 3
-    "$@" >refuses.out 2>refuses.err
-    got=$?
-    lines=$(wc -l <refuses.err)
-    if [ "$got" -ne "$code" ]; then fail "$name" "exit code $got, not $code: $(cat refuses.err)"
-    elif [ "$lines" -ne 1 ]; then fail "$name" "$lines lines of error: $(cat refuses.err)"
-    elif ! grep -q "$pattern" refuses.err; then fail "$name" "does not say '$pattern': $(cat refuses.err)"
-    else echo "ok $name"; fi
-}
+. "$top/dev/test/cli.sh"
 
 # --- a run leaves what it promises -----------------------------------------------------------
 

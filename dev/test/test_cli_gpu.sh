@@ -15,35 +15,13 @@ done
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_THREADS=1
 work=$(mktemp -d) || exit 1
 trap 'kill $(jobs -p) 2>/dev/null; chmod -R u+w "$work"; rm -rf "$work"' EXIT
+. dev/test/cli.sh
 for i in 1 2 3; do cat LICENSE; done >"$work/text.txt"
 cd "$work" || exit 1
 # Bytes need 256 tokens; with some more than that, rows of padding take part.
 small="--data text.txt --layers 2 --heads 2 --channels 32 --context 32 --vocab 300"
 small="$small --batch 4 --lr 3e-3"
 steps="$small --steps 8 --eval-every 4 --eval-batches 2 --save-every 2 --keep 9"
-
-fail() { echo "FAIL $1: $2"; }
-
-# check NAME CONDITION...: the condition is a command
-check() {
-    name=$1
-    shift
-    if "$@" >check.out 2>&1; then echo "ok $name"; else head -n 5 check.out; fail "$name" "$*"; fi
-}
-
-# refuses NAME CODE PATTERN COMMAND...: ends with CODE and one line that says PATTERN
-refuses() {
-    name=$1 code=$2 pattern=$3
-    shift 3
-    "$@" >refuses.out 2>refuses.err
-    got=$?
-    lines=$(wc -l <refuses.err)
-    if [ "$got" -ne "$code" ]; then fail "$name" "exit code $got, not $code: $(cat refuses.err)"
-    elif [ "$lines" -ne 1 ]; then fail "$name" "$lines lines of error: $(cat refuses.err)"
-    elif ! grep -q "$pattern" refuses.err; then
-        fail "$name" "does not say '$pattern': $(cat refuses.err)"
-    else echo "ok $name"; fi
-}
 
 same() { cmp -s "$1/model.safetensors" "$2/model.safetensors"; }
 loss() { sed -n "s/.*\"step\":$2,\"loss\":\([0-9.]*\).*/\1/p" "$1/log.jsonl"; }  # RUN STEP

@@ -277,21 +277,10 @@ static double cpu_step(CPUModel *cpu, const Shape *s, const Recipe *r, size_t st
 // ---------------------------------------------------------------------------------------------
 // Forward and backward against the CPU
 
-template <typename X>
+// `ours` is of type X, or fp32 in either precision: mean, rstd, lse and the losses.
+template <typename X, typename Y>
 static void compare_activation(GPT2<X> *g, CPUModel *cpu, const Shape *s, const char *kind,
-                               size_t layer, const X *ours) {
-    size_t n;
-    const float *wanted = cpu_model_tensor(cpu, kind, layer, &n);
-    float *host = floats(n);
-    download(host, ours, n, g->compute);
-    compare(s->name, sizeof(X) == 2, kind, layer, host, wanted, n);
-    free(host);
-}
-
-// mean, rstd, lse and the losses are fp32 in either precision.
-template <typename X>
-static void compare_fp32(GPT2<X> *g, CPUModel *cpu, const Shape *s, const char *kind, size_t layer,
-                         const float *ours) {
+                               size_t layer, const Y *ours) {
     size_t n;
     const float *wanted = cpu_model_tensor(cpu, kind, layer, &n);
     float *host = floats(n);
@@ -304,15 +293,15 @@ template <typename X>
 static void compare_layer(GPT2<X> *g, CPUModel *cpu, const Shape *s, size_t l) {
     const LayerActs<X> a = layer_acts(g, l);
     compare_activation(g, cpu, s, "ln_1", l, a.ln_1);
-    compare_fp32(g, cpu, s, "mean_1", l, a.mean_1);
-    compare_fp32(g, cpu, s, "rstd_1", l, a.rstd_1);
+    compare_activation(g, cpu, s, "mean_1", l, a.mean_1);
+    compare_activation(g, cpu, s, "rstd_1", l, a.rstd_1);
     compare_activation(g, cpu, s, "qkv", l, a.qkv);
     compare_activation(g, cpu, s, "atty", l, a.atty);
-    compare_fp32(g, cpu, s, "lse", l, a.lse);
+    compare_activation(g, cpu, s, "lse", l, a.lse);
     compare_activation(g, cpu, s, "mid", l, a.mid);
     compare_activation(g, cpu, s, "ln_2", l, a.ln_2);
-    compare_fp32(g, cpu, s, "mean_2", l, a.mean_2);
-    compare_fp32(g, cpu, s, "rstd_2", l, a.rstd_2);
+    compare_activation(g, cpu, s, "mean_2", l, a.mean_2);
+    compare_activation(g, cpu, s, "rstd_2", l, a.rstd_2);
     compare_activation(g, cpu, s, "fc", l, a.fc);
     compare_activation(g, cpu, s, "act", l, a.act);
 }
@@ -341,8 +330,8 @@ template <typename X> static void check_shape(const Shape *s) {
                 compare_activation(g, cpu, s, "x", l, g->x + l * N * s->C);
             for (size_t l = g->recompute ? L - 1 : 0; l < L; l++) compare_layer(g, cpu, s, l);
             compare_activation(g, cpu, s, "ln_f", 0, g->ln_f);
-            compare_fp32(g, cpu, s, "mean_f", 0, g->mean_f);
-            compare_fp32(g, cpu, s, "rstd_f", 0, g->rstd_f);
+            compare_activation(g, cpu, s, "mean_f", 0, g->mean_f);
+            compare_activation(g, cpu, s, "rstd_f", 0, g->rstd_f);
         }
         gpt2_head(g, next, grad_scale, 1 / (double)s->accum, micro > 0, logits);
         wanted_loss += cpu_model_head(cpu, next, grad_scale, micro > 0, wanted_logits)
@@ -352,7 +341,7 @@ template <typename X> static void check_shape(const Shape *s) {
                 for (size_t v = s->V; v < Vp; v++)
                     logits[i * Vp + v] = wanted_logits[i * Vp + v] = 0;
             compare(s->name, is_bf16, "logits", 0, logits, wanted_logits, N * Vp);
-            compare_fp32(g, cpu, s, "losses", 0, g->losses);
+            compare_activation(g, cpu, s, "losses", 0, g->losses);
         }
         gpt2_backward(g, in, micro > 0, micro + 1 == s->accum);
         cpu_model_backward(cpu, in, micro > 0);
