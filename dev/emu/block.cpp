@@ -236,7 +236,7 @@ static Sm *make_sm() {
 // A bijection of the block numbers: i -> (i * step + first) mod blocks, with step prime to blocks.
 struct BlockOrder { size_t blocks, step, first; };
 
-static void begin_kernel(const Launch *l, int stream_id) {
+static void begin_kernel(const Launch *l, int pool) {
     if (sm == nullptr) {
         sm = make_sm();
         if (options.racecheck) sm->race = race_create(options.stack_bytes, fiber_main);
@@ -246,7 +246,7 @@ static void begin_kernel(const Launch *l, int stream_id) {
     sm->threads = (int)(b.x * b.y * b.z);
     sm->warps = (sm->threads + 31) / 32;
     sm->flat = b.y == 1 && b.z == 1;
-    sm->pool = has_tsan() ? stream_id % STREAM_POOLS : 0;
+    sm->pool = has_tsan() ? pool % STREAM_POOLS : 0;
     sm->arena_need = 0;
     threadIdx = {0, 0, 0};
     blockDim = b;
@@ -275,13 +275,13 @@ static BlockOrder choose_order(size_t blocks) {
     return o;
 }
 
-static void run_rest(const Launch *l, int stream_id, const BlockOrder &o, size_t done) {
+static void run_rest(const Launch *l, int pool, const BlockOrder &o, size_t done) {
     const size_t rest = o.blocks - done;
     const size_t chunk = std::max<size_t>(1, rest / ((size_t)options.threads * 8));
     const size_t chunks = (rest + chunk - 1) / chunk;
 #pragma omp parallel num_threads(options.threads)
     {
-        begin_kernel(l, stream_id);
+        begin_kernel(l, pool);
 #pragma omp for schedule(dynamic, 1)
         for (size_t c = 0; c < chunks; c++)
             run_blocks(o, done + c * chunk, std::min(o.blocks, done + (c + 1) * chunk));
@@ -291,12 +291,12 @@ static void run_rest(const Launch *l, int stream_id, const BlockOrder &o, size_t
 
 // Starting other host threads costs as much as a small kernel, so the first blocks run here, and
 // only what is left after 100 microseconds, if it looks like as much again, is shared out.
-void run_grid(const Launch &l, int stream_id) {
+void run_grid(const Launch &l, int pool) {
     const dim3 g = l.config.grid;
     const BlockOrder order = choose_order((size_t)g.x * g.y * g.z);
     const size_t blocks = order.blocks;
     size_t done = 0;
-    begin_kernel(&l, stream_id);
+    begin_kernel(&l, pool);
     if (options.threads > 1 && blocks > 1) {
         const double start = seconds_now(), enough = 100e-6;
         for (double spent = 0; done < blocks && spent < enough; spent = seconds_now() - start) {
@@ -306,7 +306,7 @@ void run_grid(const Launch &l, int stream_id) {
         const double per_block = (seconds_now() - start) / (double)done;
         if (per_block * (double)(blocks - done) > enough) {
             end_kernel();
-            run_rest(&l, stream_id, order, done);
+            run_rest(&l, pool, order, done);
             return;
         }
     }

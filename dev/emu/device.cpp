@@ -20,7 +20,8 @@ static size_t setting(const char *name, size_t otherwise) {
 
 static void read_schedule() {
     const char *text = getenv("EMU_SCHED");
-    options.schedule = has_tsan() ? Options::EAGER : Options::LAZY;
+    options.schedule = options.virtual_clock ? Options::EARLIEST
+                     : has_tsan() ? Options::EAGER : Options::LAZY;
     options.seed = 1;
     if (text == nullptr || *text == '\0') return;
     const char *colon = strchr(text, ':');
@@ -30,8 +31,21 @@ static void read_schedule() {
     else if (is("lazy")) options.schedule = Options::LAZY;
     else if (is("prio")) options.schedule = Options::PRIORITY;
     else if (is("random")) options.schedule = Options::RANDOM;
-    else emu_fail("EMU_SCHED=%s: expected eager, lazy, prio:N or random:N", text);
+    else if (is("earliest") && options.virtual_clock) options.schedule = Options::EARLIEST;
+    else emu_fail("EMU_SCHED=%s: expected eager, lazy, prio:N, random:N, or earliest (which needs "
+                  "EMU_CLOCK=virtual)", text);
     if (colon != nullptr) options.seed = strtoull(colon + 1, nullptr, 10);
+}
+
+static void read_clock() {
+    const char *text = getenv("EMU_CLOCK");
+    options.virtual_clock = text != nullptr && !strcmp(text, "virtual");
+    if (text != nullptr && *text != '\0' && strcmp(text, "real") && !options.virtual_clock)
+        emu_fail("EMU_CLOCK=%s: expected real or virtual", text);
+    options.link = (double)setting("EMU_LINK", 1000000000);
+    options.kernel_seconds = 1e-6 * (double)setting("EMU_KERNEL_US", 10);
+    options.host_seconds = 1e-6 * (double)setting("EMU_HOST_US", 10);
+    if (options.link == 0) emu_fail("EMU_LINK=0: expected bytes per second");
 }
 
 static void read_order() {
@@ -46,11 +60,12 @@ static void read_order() {
 // Before any other constructor: a program may use the GPU from its own.
 __attribute__((constructor(101))) static void read_options() {
     const bool sanitizer = has_asan() || has_tsan();
+    read_clock();
     read_schedule();
     read_order();
     options.strict = setting("EMU_STRICT", 0) != 0;
     // Worth its cost where the host waits now and then, not after every operation.
-    const bool rare = options.schedule == Options::LAZY || options.schedule == Options::PRIORITY;
+    const bool rare = options.schedule != Options::EAGER && options.schedule != Options::RANDOM;
     options.protect = setting("EMU_PROTECT", rare) != 0 && !sanitizer;
     options.racecheck = setting("EMU_RACECHECK", 0) != 0;
     if (options.racecheck && !has_tsan())
@@ -109,7 +124,12 @@ cudaError_t set_error(cudaError_t e) {
 extern thread_local bool in_operation;
 static std::atomic_flag locked = ATOMIC_FLAG_INIT;
 
+char thread_token;
+
 void lock_runtime(const char *who) {
+    static thread_local bool known;  // streams will run here, on this thread's own variables
+    if (has_tsan() && !known) __tsan_release(&thread_token);
+    known = true;
     if (in_operation)
         emu_fail("%s in a kernel or a host function, where CUDA may not be called", who);
     for (int tries = 0; locked.test_and_set(std::memory_order_acquire); tries++)

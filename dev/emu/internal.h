@@ -20,12 +20,13 @@ void touch(const void *p, size_t n, bool write, const char *who);
 // --- device.cpp: settings from the environment (README.md), errors
 
 struct Options {
-    enum { EAGER, LAZY, PRIORITY, RANDOM } schedule;
+    enum { EAGER, LAZY, PRIORITY, RANDOM, EARLIEST } schedule;
     enum { FORWARD, REVERSE, SHUFFLED } order;
     uint64_t seed;
-    bool strict, protect, racecheck;
+    bool strict, protect, racecheck, virtual_clock;
     int trace, threads, multiprocessors, capability, devices;
     size_t stack_bytes, memory_bytes;
+    double link, kernel_seconds, host_seconds;  // virtual clock: bytes/s; of one kernel, function
 };
 extern Options options;
 
@@ -43,6 +44,7 @@ void report_header();
 // would take for an ordering that the program itself does not have.
 void lock_runtime(const char *who);  // fails inside an operation: CUDA calls are not allowed there
 void unlock_runtime();
+extern char thread_token;  // what host threads release in their first call: that they started
 struct Lock {
     explicit Lock(const char *who) { lock_runtime(who); }
     ~Lock() { unlock_runtime(); }
@@ -51,7 +53,7 @@ struct Lock {
 
 // --- block.cpp: kernels
 
-void run_grid(const Launch &l, int stream_id);    // every block; returns when all are done
+void run_grid(const Launch &l, int pool);         // every block; returns when all are done
 void describe_thread(char *text, size_t size);    // "kernel K, block (..), thread (..)"
 bool is_stack_overflow(const void *p);
 
@@ -65,7 +67,7 @@ struct Allocation {
     const char *name;
     char *map;  // with its guard pages; null if the memory is not the emulator's own
     size_t map_bytes;
-    bool freed;
+    bool freed, registered;  // registered: the program's own, page-locked later
 };
 const Allocation *find_allocation(const void *p);  // that holds this byte, or starts at it
 void describe_allocation(char *text, size_t size, const Allocation *a);
@@ -80,7 +82,9 @@ void give_fault_stack();
 
 // --- stream.cpp
 
-void synchronize_device();  // with the lock held: until every stream is empty
+// With the lock held.
+void synchronize_device();  // until every stream is empty
+void refuse_while_copied(const Allocation *a, const char *who);  // if a queued copy uses it
 
 }  // namespace emu
 #endif

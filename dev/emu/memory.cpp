@@ -31,9 +31,9 @@ static const char *type_name(const Allocation *a) {
 }
 
 void describe_allocation(char *text, size_t size, const Allocation *a) {
-    snprintf(text, size, "%s%s%s memory of %zu bytes, allocated at %s:%d",
-             a->name ? a->name : "", a->name ? ", " : "", type_name(a), a->bytes, a->site.file,
-             a->site.line);
+    snprintf(text, size, "%s%s%s memory of %zu bytes, %s at %s:%d",
+             a->name ? a->name : "", a->name ? ", " : "", type_name(a), a->bytes,
+             a->registered ? "registered" : "allocated", a->site.file, a->site.line);
 }
 
 const Allocation *find_allocation(const void *p) {
@@ -137,14 +137,29 @@ void open_device_memory(bool open) {
 // ---------------------------------------------------------------------------------------------
 // Allocating
 
+// Address space, by large pieces: ThreadSanitizer keeps two mappings of its own for each of ours,
+// and Linux allows 65530 of them. Null if there is none.
+static char *reserve(size_t bytes) {
+    static char *next;
+    static size_t left;
+    if (left < bytes) {
+        const size_t piece = std::max(bytes, (size_t)4096 * KiB * KiB);
+        void *p = mmap(nullptr, piece, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                       -1, 0);
+        if (p == MAP_FAILED) return nullptr;
+        next = (char *)p, left = piece;
+    }
+    next += bytes, left -= bytes;
+    return next - bytes;
+}
+
 static bool map_guarded(Allocation *a) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const size_t span = (a->bytes + DATA_ALIGN - 1) / DATA_ALIGN * DATA_ALIGN;
     const size_t pages = (span + page - 1) / page * page;
     a->map_bytes = pages + 2 * GUARD;
-    a->map = (char *)mmap(nullptr, a->map_bytes, PROT_NONE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (a->map == MAP_FAILED) return false;
+    a->map = reserve(a->map_bytes);
+    if (a->map == nullptr) return false;
     if (mprotect(body(a), pages, PROT_READ | PROT_WRITE) != 0) return false;
     a->data = body_end(a) - span;
     lay_canary(body(a), a->data);
@@ -158,7 +173,7 @@ cudaError_t allocate(void **p, size_t bytes, cudaMemoryType type, Site site) {
     if (bytes == 0) return cudaSuccess;
     if (type == cudaMemoryTypeDevice && bytes > options.memory_bytes - bytes_in_use)
         return set_error(cudaErrorMemoryAllocation);
-    Allocation a = {nullptr, bytes, type, site, nullptr, nullptr, 0, false};
+    Allocation a = {nullptr, bytes, type, site, nullptr, nullptr, 0, false, false};
     if (has_asan()) {
         if (posix_memalign((void **)&a.data, DATA_ALIGN, bytes) != 0)
             return set_error(cudaErrorMemoryAllocation);
@@ -178,10 +193,12 @@ static cudaError_t release(void *p, cudaMemoryType type, const char *who) {
     if (p == nullptr) return cudaSuccess;
     Lock lock(who);
     auto it = allocations.find((uintptr_t)p);
-    if (it == allocations.end() || it->second.freed || it->second.type != type)
+    if (it == allocations.end() || it->second.freed || it->second.type != type
+        || it->second.registered)
         return set_error(cudaErrorInvalidValue);
-    synchronize_device();
     Allocation *a = &it->second;
+    if (type == cudaMemoryTypeHost) refuse_while_copied(a, who);
+    synchronize_device();
     if (type == cudaMemoryTypeDevice) bytes_in_use -= a->bytes;
     if (a->map == nullptr) {
         free(a->data);
@@ -304,22 +321,35 @@ using namespace emu;
 cudaError_t cudaFree(void *p) { return release(p, cudaMemoryTypeDevice, "cudaFree"); }
 cudaError_t cudaFreeHost(void *p) { return release(p, cudaMemoryTypeHost, "cudaFreeHost"); }
 
-cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned) {
+// Copies from and to it are asynchronous from now on. No part of it may be registered already.
+cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned, Site site) {
     Lock lock("cudaHostRegister");
     if (p == nullptr || bytes == 0) return set_error(cudaErrorInvalidValue);
-    if (find_allocation(p) != nullptr) return set_error(cudaErrorHostMemoryAlreadyRegistered);
-    allocations[(uintptr_t)p] = {(char *)p, bytes, cudaMemoryTypeHost, {"cudaHostRegister", 0},
-                                 nullptr, nullptr, 0, false};
+    auto next = allocations.lower_bound((uintptr_t)p);
+    if (find_allocation(p) != nullptr
+        || (next != allocations.end() && next->first < (uintptr_t)p + bytes))
+        return set_error(cudaErrorHostMemoryAlreadyRegistered);
+    allocations[(uintptr_t)p] = {(char *)p, bytes, cudaMemoryTypeHost, site, nullptr, nullptr, 0,
+                                 false, true};
     return cudaSuccess;
 }
 
 cudaError_t cudaHostUnregister(void *p) {
     Lock lock("cudaHostUnregister");
     auto it = allocations.find((uintptr_t)p);
-    if (it == allocations.end() || it->second.type != cudaMemoryTypeHost || it->second.map)
+    if (it == allocations.end() || !it->second.registered)
         return set_error(cudaErrorHostMemoryNotRegistered);
-    synchronize_device();
+    refuse_while_copied(&it->second, "cudaHostUnregister");
     allocations.erase(it);
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostGetFlags(unsigned *flags, void *p) {
+    Lock lock("cudaHostGetFlags");
+    const Allocation *a = find_allocation(p);
+    if (a == nullptr || a->freed || a->type != cudaMemoryTypeHost)
+        return set_error(cudaErrorInvalidValue);
+    *flags = cudaHostAllocPortable | cudaHostAllocMapped;
     return cudaSuccess;
 }
 

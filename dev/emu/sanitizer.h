@@ -11,12 +11,15 @@ extern "C" {
 #define EMU_HOOK __attribute__((weak))
 EMU_HOOK void *__tsan_get_current_fiber();
 EMU_HOOK void *__tsan_create_fiber(unsigned flags);
+EMU_HOOK void __tsan_destroy_fiber(void *fiber);
 EMU_HOOK void __tsan_switch_to_fiber(void *fiber, unsigned flags);
 EMU_HOOK void __tsan_set_fiber_name(void *fiber, const char *name);
 EMU_HOOK void __tsan_acquire(void *token);
 EMU_HOOK void __tsan_release(void *token);
 EMU_HOOK void __tsan_func_entry(void *pc);
 EMU_HOOK void __tsan_func_exit();
+EMU_HOOK void AnnotateIgnoreWritesBegin(const char *file, int line);
+EMU_HOOK void AnnotateIgnoreWritesEnd(const char *file, int line);
 EMU_HOOK void __tsan_read_range(void *p, unsigned long n);
 EMU_HOOK void __tsan_write_range(void *p, unsigned long n);
 EMU_HOOK void __asan_poison_memory_region(const volatile void *p, size_t n);
@@ -32,6 +35,12 @@ namespace emu {
 static inline bool has_tsan() { return __tsan_create_fiber != nullptr; }
 static inline bool has_asan() { return __asan_poison_memory_region != nullptr; }
 const unsigned TSAN_NO_SYNC = 1;  // switching to a fiber orders nothing
+
+// Around the emulator's own free(), of what another host thread may have allocated.
+struct Unseen {
+    Unseen() { if (has_tsan()) AnnotateIgnoreWritesBegin(__FILE__, __LINE__); }
+    ~Unseen() { if (has_tsan()) AnnotateIgnoreWritesEnd(__FILE__, __LINE__); }
+};
 
 // The emulator's own stores, of poison and canaries, which no sanitizer shall take for the
 // program's: plain memset and memcpy are intercepted even here.

@@ -8,15 +8,18 @@
 //             stream first, N = 1 the youngest first, else by seed. So a consumer overtakes its
 //             producer wherever no event holds it back.
 //   random:N  by priorities that change now and then; early or late
+//   earliest  what can start first on the virtual clock (default with EMU_CLOCK=virtual)
 //
 // With ThreadSanitizer, every stream is one of its fibers, and it is told only what orders
 // operations in CUDA: same stream, event record and wait, synchronisation, the launch itself.
 #include "internal.h"
 #include <unistd.h>
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace emu {
@@ -36,12 +39,18 @@ struct Operation {
     uint64_t number;  // in the order of enqueuing
     std::function<void()> fn;
     std::shared_ptr<Recording> recording;
+    const char *side[2];  // of a copy: what it writes and reads, `bytes` each
+    size_t bytes[2];
+    // on the virtual clock
+    double enqueued, seconds;
+    int engine;  // of a copy: 0 host to device, 1 device to host, else -1
 };
 }  // namespace emu
 using namespace emu;
 
 struct CUstream_st {
     int id;
+    int pool;        // of stacks: the lowest number that no other stream has
     bool blocking;   // is ordered with the default stream
     bool busy;       // its first operation is running
     bool destroyed;
@@ -52,6 +61,7 @@ struct CUstream_st {
     size_t turn;
     char order_token, sync_token;
     uint64_t default_seen;     // number of the last default-stream operation ordered before
+    double end;                // of its last operation, on the virtual clock
 };
 struct CUevent_st {
     std::shared_ptr<Recording> latest;
@@ -73,10 +83,11 @@ static thread_local void *host_identity;
 
 // A stream has several identities, chained so that they stay in order, because the history from
 // which ThreadSanitizer reports the older access of a race is limited for each.
+static int identities_left = 230;  // ThreadSanitizer has 255; EMU_RACECHECK needs 192 of them
+
 static void make_identities(CUstream_st *s) {
-    static int left = 230;  // ThreadSanitizer has 255; EMU_RACECHECK needs 192 of them
-    const int count = options.racecheck ? 1 : std::max(1, std::min(24, left));
-    left -= count;
+    const int count = options.racecheck ? 1 : std::max(1, std::min(24, identities_left));
+    identities_left -= count;
     for (int i = 0; i < count; i++) s->tsan.push_back(__tsan_create_fiber(0));
 }
 
@@ -125,12 +136,48 @@ static void order_with_default(CUstream_st *s, const Operation *o) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// The virtual clock (EMU_CLOCK=virtual): seconds that follow from the order of operations alone.
+// An operation starts when its stream has come to it, the events it waits for are there, the host
+// has enqueued it, and its copy engine is free. The host's time stands still until it waits.
+
+static double engine_free[2];       // when each copy engine has done what it was given
+static double host_latest;          // of all host threads: where a new one starts
+static thread_local double host_time = -1;
+static std::atomic<int> host_functions;             // that run now
+static std::atomic<long long> host_nanoseconds;     // that they said they take
+
+static double host_now() { return host_time < 0 ? host_time = host_latest : host_time; }
+
+static void host_waits_until(double t) {
+    host_time = std::max(host_now(), t);
+    host_latest = std::max(host_latest, host_time);
+}
+
+// When all that an operation depends on is done, without its copy engine.
+static double ready_time(const CUstream_st *s, const Operation *o) {
+    double t = std::max(s->end, o->enqueued);
+    if (o->kind == Operation::WAIT) t = std::max(t, o->recording->time);
+    for (const CUstream_st *other : streams)    // as order_with_default
+        if (other != s && s->blocking && other->blocking
+            && (s == default_stream || other == default_stream))
+            t = std::max(t, other->end);
+    return t;
+}
+
+static double start_time(const CUstream_st *s, const Operation *o) {
+    const double t = ready_time(s, o);
+    return o->engine < 0 ? t : std::max(t, engine_free[o->engine]);
+}
+
+// ---------------------------------------------------------------------------------------------
 // The scheduler; all of it with the lock held
 
 static CUstream_st *make_stream(bool blocking) {
     if (random_state == 0) random_state = options.seed * 0x9e3779b97f4a7c15ull | 1;
     CUstream_st *s = new CUstream_st();
     s->id = streams_made++;
+    const auto has_pool = [s](const CUstream_st *t) { return t->pool == s->pool; };
+    while (std::any_of(streams.begin(), streams.end(), has_pool)) s->pool++;
     s->blocking = blocking;
     s->name = default_stream == nullptr ? "default" : std::to_string(s->id);
     s->priority = (uint64_t)s->id;
@@ -169,8 +216,27 @@ static bool is_ready(const CUstream_st *s) {
     return o->kind != Operation::WAIT || o->recording->done;
 }
 
+// The stream whose first operation can start first; of several for one copy engine, the one that
+// has been ready for longest.
+static CUstream_st *earliest_stream() {
+    CUstream_st *best = nullptr;
+    double best_start = 0, best_ready = 0;
+    for (CUstream_st *s : streams) {
+        if (!is_ready(s)) continue;
+        const Operation *o = s->queue.front().get();
+        const double start = start_time(s, o), ready = ready_time(s, o);
+        if (best != nullptr
+            && std::make_tuple(best_start, best_ready, best->queue.front()->number)
+               < std::make_tuple(start, ready, o->number))
+            continue;
+        best = s, best_start = start, best_ready = ready;
+    }
+    return best;
+}
+
 // `wanted` is what someone waits for, or null.
 static CUstream_st *choose_stream(CUstream_st *wanted) {
+    if (options.schedule == Options::EARLIEST) return earliest_stream();
     if (options.schedule == Options::LAZY)
         for (CUstream_st *s = wanted; s != nullptr && !s->queue.empty();) {
             if (is_ready(s)) return s;
@@ -211,16 +277,21 @@ thread_local bool in_operation;
 // A host function may take its time, and wait for other host threads: they get the lock.
 static void run_host_function(Operation *o) {
     open_device_memory(false);
+    host_functions++;
     unlock_runtime();
     in_operation = true;
     o->fn();
     in_operation = false;
     lock_runtime("cudaLaunchHostFunc");
+    host_functions--;
+    o->seconds += 1e-9 * (double)host_nanoseconds.exchange(0);
     open_device_memory(true);
 }
 
 static void run_next(CUstream_st *s) {
     Operation *o = s->queue.front().get();
+    const double begin = options.virtual_clock ? start_time(s, o) : 0;
+    if (options.trace == 1 && options.virtual_clock) fprintf(stderr, "%11.6f s: ", begin);
     if (options.trace == 1)
         fprintf(stderr, "emulated GPU: #%llu stream %s: %s\n", (unsigned long long)operations_run,
                 s->name.c_str(), o->name);
@@ -233,6 +304,7 @@ static void run_next(CUstream_st *s) {
         enter(s);
         __tsan_func_entry((void *)o->pc);
         __tsan_acquire(o);  // the host enqueued it before
+        __tsan_acquire(&thread_token);
         if (o->kind == Operation::WAIT) __tsan_acquire(&o->recording->token);
     }
     if (o->kind == Operation::RUN) {
@@ -251,13 +323,16 @@ static void run_next(CUstream_st *s) {
         host_identity = outer_identity;
     }
     if (o->kind == Operation::RUN) check_canaries(o->name, false);
+    s->end = begin + o->seconds;
+    if (o->engine >= 0) engine_free[o->engine] = s->end;
     if (o->kind == Operation::RECORD) {
         o->recording->done = true;
-        o->recording->time = seconds_now();
+        o->recording->time = options.virtual_clock ? s->end : seconds_now();
     }
     if (options.trace == 2) add_to_profile(o->name, seconds_now() - start);
     s->busy = false;
     operations_run++;
+    Unseen unseen;
     s->queue.pop_front();
 }
 
@@ -292,6 +367,7 @@ template <typename Goal> static void run_until(Goal reached, CUstream_st *wanted
 
 static void synchronize(CUstream_st *s) {
     run_until([s] { return s->queue.empty(); }, s);
+    host_waits_until(s->end);
     if (has_tsan()) order_after(s, nullptr);
 }
 
@@ -301,8 +377,10 @@ void synchronize_device() {
             if (!s->queue.empty()) return false;
         return true;
     }, nullptr);
-    if (has_tsan())
-        for (CUstream_st *s : streams) order_after(s, nullptr);
+    for (CUstream_st *s : streams) {
+        host_waits_until(s->end);
+        if (has_tsan()) order_after(s, nullptr);
+    }
 }
 
 // For the queries, which do not wait: the GPU gets on a little.
@@ -316,8 +394,12 @@ static void run_one(CUstream_st *wanted) {
 
 static void push(CUstream_st *s, Operation *o) {
     o->number = ++operations_enqueued;
+    o->enqueued = host_now();
     if (has_tsan()) __tsan_release(o);
-    s->queue.emplace_back(o);
+    {
+        Unseen unseen;
+        s->queue.emplace_back(o);
+    }
     if (options.schedule == Options::EAGER)
         run_until([] { return choose_stream(nullptr) == nullptr; }, nullptr);
     else if (options.schedule == Options::RANDOM)
@@ -328,7 +410,10 @@ static void push(CUstream_st *s, Operation *o) {
 
 static void push(CUstream_st *s, Operation::Kind kind, const char *name,
                  std::function<void()> fn, std::shared_ptr<Recording> recording, const void *pc) {
-    push(s, new Operation{kind, name, pc, 0, std::move(fn), std::move(recording)});
+    const double seconds = kind == Operation::RUN ? options.kernel_seconds
+                         : kind == Operation::HOST ? options.host_seconds : 0;
+    push(s, new Operation{kind, name, pc, 0, std::move(fn), std::move(recording), {}, {}, 0,
+                          seconds, -1});
 }
 
 void enqueue(const char *name, cudaStream_t stream, std::function<void()> fn, const void *pc) {
@@ -339,9 +424,9 @@ void enqueue(const char *name, cudaStream_t stream, std::function<void()> fn, co
 void launch(const Launch &l, const void *pc) {
     Lock lock(l.kernel);
     CUstream_st *s = resolve(l.config.stream);
-    const int id = s->id;
-    push(s, Operation::RUN, l.kernel, [l, id] {
-        run_grid(l, id);
+    const int pool = s->pool;
+    push(s, Operation::RUN, l.kernel, [l, pool] {
+        run_grid(l, pool);
         l.destroy(l.args);
     }, nullptr, pc);
 }
@@ -368,8 +453,28 @@ static void check_copy_side(const void *p, size_t bytes, bool is_device, const c
 
 static bool is_pageable(const void *p) { return find_allocation(p) == nullptr; }
 
+// Page-locked memory may not go while a copy still needs it.
+void refuse_while_copied(const Allocation *a, const char *who) {
+    for (const CUstream_st *s : streams)
+        for (const auto &o : s->queue)
+            for (int k = 0; k < 2; k++) {
+                if (o->side[k] >= a->data + a->bytes || o->side[k] + o->bytes[k] <= a->data)
+                    continue;
+                char text[512];
+                describe_allocation(text, sizeof text, a);
+                emu_fail("%s while a %s in stream %s has yet to %s\n    %s", who, o->name,
+                         s->name.c_str(), k == 0 ? "write to" : "read from", text);
+            }
+}
+
+static bool is_on_device(const void *p) {
+    const Allocation *a = find_allocation(p);
+    return a != nullptr && a->type == cudaMemoryTypeDevice;
+}
+
 // Copies `height` rows of `width` bytes. From pageable memory the driver makes a copy of its own at
-// once; to pageable memory it waits until the copy is done.
+// once; to pageable memory it waits until the copy is done. (On the virtual clock the host waits
+// for both: making the copy takes as long.)
 static cudaError_t copy(void *to, size_t to_pitch, const void *from, size_t from_pitch,
                         size_t width, size_t height, cudaMemcpyKind kind, cudaStream_t stream,
                         bool wait, Site at, const void *pc) {
@@ -382,10 +487,7 @@ static cudaError_t copy(void *to, size_t to_pitch, const void *from, size_t from
     const size_t to_bytes = (height - 1) * to_pitch + width;
     const size_t from_bytes = (height - 1) * from_pitch + width;
     const bool any = kind == cudaMemcpyDefault;
-    const auto side = [any](const void *p, bool device) {
-        const Allocation *a = any ? find_allocation(p) : nullptr;
-        return any ? a != nullptr && a->type == cudaMemoryTypeDevice : device;
-    };
+    const auto side = [any](const void *p, bool device) { return any ? is_on_device(p) : device; };
     const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
     check_copy_side(to, to_bytes, side(to, to_device), "destination", at);
@@ -400,13 +502,20 @@ static cudaError_t copy(void *to, size_t to_pitch, const void *from, size_t from
         memcpy(staged, from, from_bytes);
     }
     CUstream_st *s = resolve(stream);
-    push(s, Operation::RUN, NAMES[kind], [=] {
+    const auto rows = [=] {
         const char *source = staged ? staged : (const char *)from;
         for (size_t row = 0; row < height; row++)
             device_copy((char *)to + row * to_pitch, source + row * from_pitch, width);
         free(staged);
-    }, nullptr, pc);
-    if (wait || is_pageable(to)) synchronize(s);
+    };
+    const bool out = is_on_device(to), in = is_on_device(from);
+    const double seconds = out == in ? options.kernel_seconds
+                                     : (double)(width * height) / options.link;
+    push(s, new Operation{Operation::RUN, NAMES[kind], pc, 0, rows, nullptr,
+                          {(const char *)to, staged ? nullptr : (const char *)from},
+                          {to_bytes, staged ? 0 : from_bytes}, 0, seconds,
+                          out == in ? -1 : in ? 1 : 0});
+    if (wait || is_pageable(to) || (staged && options.virtual_clock)) synchronize(s);
     return cudaSuccess;
 }
 
@@ -464,6 +573,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     CUstream_st *s = resolve(stream);
     synchronize(s);
     s->destroyed = true;
+    for (void *fiber : s->tsan) __tsan_destroy_fiber(fiber);
+    identities_left += (int)s->tsan.size();
     streams.erase(std::find(streams.begin(), streams.end(), s));
     return cudaSuccess;
 }
@@ -479,6 +590,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
     CUstream_st *s = resolve(stream);
     if (!s->queue.empty()) run_one(s);
     if (!s->queue.empty()) return set_error(cudaErrorNotReady);
+    host_waits_until(s->end);
     if (has_tsan()) order_after(s, nullptr);
     return cudaSuccess;
 }
@@ -498,6 +610,13 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
          EMU_PC);
     return cudaSuccess;
 }
+
+void emu_virtual_seconds(double seconds) {
+    if (host_functions > 0) host_nanoseconds += (long long)(1e9 * seconds + 0.5);
+    else host_time = host_now() + seconds;
+}
+
+double emu_virtual_now() { return host_now(); }
 
 void emu_name_stream(cudaStream_t stream, const char *name) {
     Lock lock("emu_name_stream");
@@ -549,6 +668,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     const std::shared_ptr<Recording> r = event->latest;
     if (r == nullptr) return cudaSuccess;
     run_until([r] { return r->done; }, r->stream);
+    host_waits_until(r->time);
     if (has_tsan()) __tsan_acquire(&r->token);
     return cudaSuccess;
 }
@@ -559,6 +679,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (r == nullptr) return cudaSuccess;
     if (!r->done) run_one(r->stream);
     if (!r->done) return set_error(cudaErrorNotReady);
+    host_waits_until(r->time);
     if (has_tsan()) __tsan_acquire(&r->token);
     return cudaSuccess;
 }

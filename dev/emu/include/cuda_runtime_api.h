@@ -64,7 +64,12 @@ enum {
     cudaHostAllocMapped = 2,
     cudaHostAllocWriteCombined = 4,
 };
-enum { cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2 };
+enum {
+    cudaHostRegisterDefault = 0,
+    cudaHostRegisterPortable = 1,
+    cudaHostRegisterMapped = 2,
+    cudaHostRegisterReadOnly = 8,
+};
 
 struct cudaDeviceProp {
     char name[256];
@@ -120,7 +125,9 @@ cudaError_t cudaProfilerStop();
 // Memory
 cudaError_t cudaFree(void *p);
 cudaError_t cudaFreeHost(void *p);
-cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned flags);
+cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned flags,
+                             emu::Site site = emu::Site::here());
+cudaError_t cudaHostGetFlags(unsigned *flags, void *p);
 cudaError_t cudaHostUnregister(void *p);
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total);
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p);
@@ -171,8 +178,12 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end);
-// Not CUDA's: names a stream in every report (only under #ifdef __CUDA_EMU__).
+// Not CUDA's (only under #ifdef __CUDA_EMU__): names a stream in every report.
 void emu_name_stream(cudaStream_t stream, const char *name);
+// For EMU_CLOCK=virtual. While a host function runs, in it or in a thread that works for it: it
+// takes `seconds` longer. Otherwise: this host thread has computed for so long.
+void emu_virtual_seconds(double seconds);
+double emu_virtual_now();  // this host thread's time: moved by that, and by waiting
 
 template <typename... P>
 static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute attribute,

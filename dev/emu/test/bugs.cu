@@ -10,6 +10,7 @@
 #include <cublasLt.h>
 #include <cuda_pipeline.h>
 #include <cuda_runtime.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -492,6 +493,120 @@ static bool product_overrun(bool bug) {     // D is one column too small
     return right;
 }
 
+// The host's part of an update: a host function hands its work to a thread of ours, and waits.
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t change;
+    float *work;            // what is to be multiplied by `factor`, or NULL
+    float factor;
+    bool end;
+} worker = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, 0, false};
+
+static void scale_on_host(float *x, float factor) {
+    for (int i = 0; i < N; i++) x[i] *= factor;
+}
+
+static void *worker_main(void *unused) {
+    pthread_mutex_lock(&worker.lock);
+    for (;;) {
+        while (worker.work == NULL && !worker.end) pthread_cond_wait(&worker.change, &worker.lock);
+        if (worker.work == NULL) break;
+        pthread_mutex_unlock(&worker.lock);
+        scale_on_host(worker.work, worker.factor);
+        pthread_mutex_lock(&worker.lock);
+        worker.work = NULL;
+        pthread_cond_broadcast(&worker.change);
+    }
+    pthread_mutex_unlock(&worker.lock);
+    return unused;
+}
+
+struct Scaling { float *x, factor; };
+
+static void hand_to_worker(void *data) {
+    const Scaling *scaling = (const Scaling *)data;
+    pthread_mutex_lock(&worker.lock);
+    worker.work = scaling->x, worker.factor = scaling->factor;
+    pthread_cond_broadcast(&worker.change);
+    while (worker.work != NULL) pthread_cond_wait(&worker.change, &worker.lock);
+    pthread_mutex_unlock(&worker.lock);
+}
+
+static void host_copy(float *to, const float *from, cudaStream_t on) {     // either direction
+    OK(cudaMemcpyAsync(to, from, N * sizeof(float), cudaMemcpyDefault, on));
+}
+
+static bool host_update_before_copy(bool bug) {     // the worker does not wait for the gradient
+    float *a = device_filled(3), *h = pinned_filled(1);
+    Scaling twice = {h, 2};
+    cudaEvent_t e = new_event();
+    host_copy(h, a, s);
+    OK(cudaEventRecord(e, s));
+    if (!bug) OK(cudaStreamWaitEvent(q, e, 0));
+    OK(cudaLaunchHostFunc(q, hand_to_worker, &twice));
+    OK(cudaDeviceSynchronize());
+    const bool right = h[0] == 6 && h[N - 1] == 6;
+    OK(cudaFreeHost(h));
+    return release(a) && right;
+}
+
+static bool copy_before_host_update(bool bug) {     // the new weights leave before they are there
+    float *a = device_filled(0), *h = pinned_filled(1);
+    Scaling twice = {h, 2};
+    cudaEvent_t e = new_event();
+    OK(cudaLaunchHostFunc(q, hand_to_worker, &twice));
+    OK(cudaEventRecord(e, q));
+    if (!bug) OK(cudaStreamWaitEvent(s, e, 0));
+    host_copy(a, h, s);
+    const bool right = result(a) == 2;
+    OK(cudaFreeHost(h));
+    return release(a) && right;
+}
+
+static bool copy_into_host_update(bool bug) {   // the next gradient arrives before the update read
+    float *a = device_filled(3), *b = device_filled(5), *c = device_filled(0);
+    float *h = pinned_filled(1);
+    Scaling twice = {h, 2};
+    cudaEvent_t arrived = new_event(), updated = new_event();
+    host_copy(h, a, s);
+    OK(cudaEventRecord(arrived, s));
+    OK(cudaStreamWaitEvent(q, arrived, 0));
+    OK(cudaLaunchHostFunc(q, hand_to_worker, &twice));
+    host_copy(c, h, q);
+    OK(cudaEventRecord(updated, q));
+    if (!bug) OK(cudaStreamWaitEvent(s, updated, 0));
+    host_copy(h, b, s);
+    const bool right = result(c) == 6;
+    OK(cudaFreeHost(h));
+    return release(a, b, c) && right;
+}
+
+static float *registered_filled(float v, bool do_register = true) {
+    float *x = (float *)malloc(N * sizeof(float));
+    for (int i = 0; i < N; i++) x[i] = v;
+    if (do_register) OK(cudaHostRegister(x, N * sizeof(float), cudaHostRegisterDefault));
+    return x;
+}
+
+static bool unregistered_too_early(bool bug) {  // and freed, while a copy is queued
+    float *a = device_filled(1), *h = registered_filled(2);
+    host_copy(a, h, s);
+    if (!bug) OK(cudaStreamSynchronize(s));
+    OK(cudaHostUnregister(h));
+    free(h);
+    const bool right = result(a) == 2;
+    return release(a) && right;
+}
+
+static bool never_registered(bool bug) {    // a copy that is not asynchronous at all
+    float *a = device_filled(1), *h = registered_filled(2, !bug);
+    host_copy(a, h, s);
+    const bool right = result(a) == 2;
+    if (!bug) OK(cudaHostUnregister(h));
+    free(h);
+    return release(a) && right;
+}
+
 #define BUG(name) {#name, name}
 static const struct { const char *name; bool (*run)(bool bug); } bugs[] = {
     BUG(missing_event), BUG(wait_before_record), BUG(event_too_early), BUG(write_after_read),
@@ -502,12 +617,16 @@ static const struct { const char *name; bool (*run)(bool bug); } bugs[] = {
     BUG(large_overrun), BUG(underrun), BUG(read_past_the_end), BUG(copy_overrun),
     BUG(host_pointer_to_kernel), BUG(host_touches_device_memory), BUG(use_after_free),
     BUG(unwritten_memory), BUG(unwritten_shared_memory), BUG(illegal_launch),
-    BUG(shared_workspace), BUG(product_overrun)};
+    BUG(shared_workspace), BUG(product_overrun), BUG(host_update_before_copy),
+    BUG(copy_before_host_update), BUG(copy_into_host_update), BUG(unregistered_too_early),
+    BUG(never_registered)};
 
 int main(int argc, char **argv) {
     const char *only = argc > 1 ? argv[1] : NULL;
     const bool bug = argc > 2 && strcmp(argv[2], "bug") == 0;
     int wrong = 0, runs = 0;
+    pthread_t thread;
+    OK(pthread_create(&thread, NULL, worker_main, NULL));
     OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
     OK(cudaStreamCreateWithFlags(&q, cudaStreamNonBlocking));
     for (const auto &b : bugs) {
@@ -519,6 +638,11 @@ int main(int argc, char **argv) {
         runs++;
     }
     OK(cudaDeviceSynchronize());
+    pthread_mutex_lock(&worker.lock);
+    worker.end = true;
+    pthread_cond_broadcast(&worker.change);
+    pthread_mutex_unlock(&worker.lock);
+    OK(pthread_join(thread, NULL));
     if (runs == 0) printf("bugs: no such bug: %s\n", only);
     return wrong > 0 ? 3 : runs > 0 ? 0 : 2;
 }

@@ -13,6 +13,9 @@
 #include <vector>
 #ifdef __CUDA_EMU__
 #include <emu_mma.h>
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #endif
 
 typedef __nv_bfloat16 bf16;
@@ -788,6 +791,209 @@ static void host_functions(void) {
     OK(cudaFreeHost(pinned)), OK(cudaFree(a));
 }
 
+// Memory of our own, page-locked later, is as good as any for asynchronous copies.
+static void registered_memory(void) {
+    const size_t n = 5000, bytes = n * sizeof(float);
+    std::vector<float> own(n, 4.0f);
+    float *a = zeros((int)n);
+    unsigned flags;
+    EXPECT(cudaHostGetFlags(&flags, own.data()), cudaErrorInvalidValue);
+    EXPECT(cudaHostUnregister(own.data()), cudaErrorHostMemoryNotRegistered);
+    OK(cudaHostRegister(own.data(), bytes, cudaHostRegisterDefault));
+    EXPECT(cudaHostRegister(own.data(), bytes, cudaHostRegisterDefault),
+           cudaErrorHostMemoryAlreadyRegistered);
+    EXPECT(cudaHostGetFlags(&flags, own.data()), cudaSuccess);
+    OK(cudaMemcpyAsync(a, own.data(), bytes, cudaMemcpyHostToDevice, stream));
+    mix_kernel<<<20, 256, 0, stream>>>(a, a, 1, (int)n);
+    OK(cudaMemcpyAsync(own.data(), a, bytes, cudaMemcpyDeviceToHost, stream));
+    OK(cudaStreamSynchronize(stream));
+    CHECK(own[0] == 8 && own[n - 1] == 8, "%g %g", own[0], own[n - 1]);
+    OK(cudaHostUnregister(own.data()));
+#ifdef __CUDA_EMU__     // a part of it is registered: exactly 8 numbers from the 16th
+    OK(cudaHostRegister(&own[16], 8 * sizeof(float), cudaHostRegisterDefault));
+    EXPECT(cudaHostRegister(own.data(), bytes, 0), cudaErrorHostMemoryAlreadyRegistered);
+    EXPECT(cudaFreeHost(&own[16]), cudaErrorInvalidValue);
+    OK(cudaHostRegister(own.data(), 16 * sizeof(float), cudaHostRegisterDefault));
+    OK(cudaHostUnregister(own.data())), OK(cudaHostUnregister(&own[16]));
+#endif
+    OK(cudaFree(a));
+}
+
+// ---------------------------------------------------------------------------------------------
+// The virtual clock: 1e9 bytes/s each way, 10 us for a kernel, 10 us for a host function
+
+#ifdef __CUDA_EMU__
+static const size_t MB = 1000000;       // one millisecond
+
+struct Buffers { char *host, *device; };
+static Buffers make_buffers(size_t bytes) {
+    Buffers b;
+    OK(cudaMallocHost(&b.host, bytes)), OK(cudaMalloc(&b.device, bytes));
+    memset(b.host, 1, bytes);
+    OK(cudaMemset(b.device, 2, bytes));
+    OK(cudaDeviceSynchronize());
+    return b;
+}
+static void free_buffers(Buffers b) { OK(cudaFreeHost(b.host)), OK(cudaFree(b.device)); }
+
+static void to_device(Buffers b, size_t at, size_t bytes, cudaStream_t s) {
+    OK(cudaMemcpyAsync(b.device + at, b.host + at, bytes, cudaMemcpyHostToDevice, s));
+}
+static void to_host(Buffers b, size_t at, size_t bytes, cudaStream_t s) {
+    OK(cudaMemcpyAsync(b.host + at, b.device + at, bytes, cudaMemcpyDeviceToHost, s));
+}
+
+// Milliseconds until everything is done that was enqueued since `start`.
+static double milliseconds_since(double start) {
+    OK(cudaDeviceSynchronize());
+    return (emu_virtual_now() - start) * 1e3;
+}
+#define CHECK_MS(got, want) CHECK(fabs((got) - (want)) < 1e-4, "%.4f ms, not %.4f", got, want)
+
+static void operations_take_their_time(void) {
+    Buffers b = make_buffers(2 * MB);
+    cudaEvent_t e[6];
+    const double times[] = {2, 0.5, 0.01, 0.01, 0.01};
+    for (cudaEvent_t &x : e) OK(cudaEventCreate(&x));
+    OK(cudaEventRecord(e[0], stream));
+    to_device(b, 0, 2 * MB, stream);
+    OK(cudaEventRecord(e[1], stream));
+    to_host(b, 0, MB / 2, stream);
+    OK(cudaEventRecord(e[2], stream));
+    fill_kernel<<<1, 32, 0, stream>>>((float *)b.device, 0, 32);
+    OK(cudaGetLastError());
+    OK(cudaEventRecord(e[3], stream));
+    OK(cudaMemsetAsync(b.device, 0, MB, stream));
+    OK(cudaEventRecord(e[4], stream));
+    OK(cudaMemcpyAsync(b.device, b.device + MB, MB, cudaMemcpyDeviceToDevice, stream));
+    OK(cudaEventRecord(e[5], stream));
+    const double start = emu_virtual_now();
+    OK(cudaEventSynchronize(e[2]));
+    CHECK_MS((emu_virtual_now() - start) * 1e3, 2.5);   // the host has waited for so long
+    OK(cudaDeviceSynchronize());
+    for (int k = 0; k < 5; k++) {
+        float ms;
+        OK(cudaEventElapsedTime(&ms, e[k], e[k + 1]));
+        CHECK_MS(ms, times[k]);
+    }
+    for (cudaEvent_t x : e) OK(cudaEventDestroy(x));
+    free_buffers(b);
+}
+
+static void directions_overlap(void) {
+    Buffers b = make_buffers(6 * MB);
+    double start = emu_virtual_now();
+    to_device(b, 0, 3 * MB, stream), to_host(b, 3 * MB, 3 * MB, other);
+    CHECK_MS(milliseconds_since(start), 3.0);
+    start = emu_virtual_now();
+    to_device(b, 0, 3 * MB, stream), to_device(b, 3 * MB, 3 * MB, other);   // one engine
+    CHECK_MS(milliseconds_since(start), 6.0);
+    free_buffers(b);
+}
+
+// Pieces that travel in, are updated, and travel back, through a ring of slots on the device.
+static double ring_milliseconds(size_t slots) {
+    const size_t pieces = 6;
+    Buffers b = make_buffers(slots * MB);
+    cudaStream_t update;
+    std::vector<cudaEvent_t> full(slots), done(slots), spare(slots);
+    OK(cudaStreamCreateWithFlags(&update, cudaStreamNonBlocking));
+    for (size_t k = 0; k < slots; k++)
+        for (cudaEvent_t *e : {&full[k], &done[k], &spare[k]})
+            OK(cudaEventCreateWithFlags(e, cudaEventDisableTiming));
+    const double start = emu_virtual_now();
+    for (size_t i = 0; i < pieces; i++) {
+        const size_t k = i % slots, at = k * MB;
+        if (i >= slots) OK(cudaStreamWaitEvent(stream, spare[k]));
+        to_device(b, at, MB, stream);
+        OK(cudaEventRecord(full[k], stream));
+        OK(cudaStreamWaitEvent(update, full[k]));
+        fill_kernel<<<1, 256, 0, update>>>((float *)(b.device + at), 1, 256);
+        OK(cudaGetLastError());
+        OK(cudaEventRecord(done[k], update));
+        OK(cudaStreamWaitEvent(other, done[k]));
+        to_host(b, at, MB, other);
+        OK(cudaEventRecord(spare[k], other));
+    }
+    const double ms = milliseconds_since(start);
+    for (size_t k = 0; k < slots; k++)
+        for (cudaEvent_t e : {full[k], done[k], spare[k]}) OK(cudaEventDestroy(e));
+    OK(cudaStreamDestroy(update));
+    free_buffers(b);
+    return ms;
+}
+
+static void a_ring_needs_slots(void) {
+    CHECK_MS(ring_milliseconds(1), 6 * 2.01);           // in, update, out: one after the other
+    CHECK_MS(ring_milliseconds(2), 3 * 2.01 + 1);       // slots are busy for 2.01 ms
+    CHECK_MS(ring_milliseconds(3), 6 + 0.01 + 1);       // the links are busy all the time
+}
+
+static void take_a_millisecond(void *data) {
+    pthread_t t;        // as if a worker did it
+    pthread_create(&t, NULL, [](void *p) -> void * { return emu_virtual_seconds(1e-3), p; }, data);
+    pthread_join(t, NULL);
+}
+
+static void host_functions_take_what_they_say(void) {
+    Buffers b = make_buffers(5 * MB);
+    double start = emu_virtual_now();
+    to_device(b, 0, 5 * MB, stream);
+    for (int k = 0; k < 4; k++) OK(cudaLaunchHostFunc(other, take_a_millisecond, NULL));
+    OK(cudaStreamSynchronize(other));
+    CHECK_MS((emu_virtual_now() - start) * 1e3, 4.04);
+    CHECK_MS(milliseconds_since(start), 5.0);           // hidden under the copy
+    emu_virtual_seconds(2e-3);                          // the host computes
+    to_device(b, 0, MB, stream);
+    CHECK_MS(milliseconds_since(start), 8.0);
+    free_buffers(b);
+}
+
+// The host waits for them, so what comes after cannot overlap.
+static void pageable_copies_do_not_overlap(void) {
+    if (getenv("EMU_STRICT") != NULL) return;
+    Buffers b = make_buffers(2 * MB);
+    std::vector<char> pageable(2 * MB);
+    const double start = emu_virtual_now();
+    OK(cudaMemcpyAsync(b.device, pageable.data(), 2 * MB, cudaMemcpyHostToDevice, stream));
+    to_host(b, 0, 2 * MB, other);
+    CHECK_MS(milliseconds_since(start), 4.0);
+    free_buffers(b);
+}
+
+// A copy engine takes what is ready first, not what was enqueued first.
+static void copy_engines_take_turns(void) {
+    const char *order = getenv("EMU_SCHED");
+    if (order != NULL && *order != '\0' && strcmp(order, "earliest") != 0) return;
+    Buffers b = make_buffers(8 * MB);
+    const double start = emu_virtual_now();
+    for (size_t k = 1; k < 4; k++) to_device(b, k * MB, MB, stream);    // ready at 0, 1, 3 ms
+    to_host(b, 0, MB / 2, other);
+    to_device(b, 0, MB, other);                                         // at 0.5 ms
+    OK(cudaStreamSynchronize(other));
+    CHECK_MS((emu_virtual_now() - start) * 1e3, 2.0);
+    CHECK_MS(milliseconds_since(start), 4.0);
+    free_buffers(b);
+}
+
+// What the dependencies alone determine is the same under every schedule.
+static void the_virtual_clock(void) {
+    if (getenv("EMU_CLOCK") != NULL) SKIP("EMU_CLOCK is set already");
+    for (const char *order : {"", "eager", "lazy", "prio:0", "prio:1", "random:1", "random:2"}) {
+        const pid_t child = fork();
+        if (child == 0) {
+            setenv("EMU_CLOCK", "virtual", 1);
+            setenv("EMU_SCHED", order, 1);
+            execl("/proc/self/exe", "test_emu", "clock", (char *)NULL);
+            _exit(127);
+        }
+        int status = -1;
+        waitpid(child, &status, 0);
+        CHECK(status == 0, "EMU_SCHED=%s: status %d", order, status);
+    }
+}
+#endif
+
 // ---------------------------------------------------------------------------------------------
 // Memory, errors, properties
 
@@ -1448,7 +1654,8 @@ static void products_check_their_arguments(void) {
     OK(cublasLtMatmulDescDestroy(op));
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    (void)argc, (void)argv;
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
         printf("skip test_emu: no device\n");
@@ -1456,6 +1663,18 @@ int main(void) {
     }
     OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     OK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+#ifdef __CUDA_EMU__
+    if (argc > 1 && strcmp(argv[1], "clock") == 0) {
+        operations_take_their_time();
+        directions_overlap();
+        a_ring_needs_slots();
+        host_functions_take_what_they_say();
+        pageable_copies_do_not_overlap();
+        copy_engines_take_turns();
+        return test_failures_here > 0;
+    }
+    RUN(the_virtual_clock);
+#endif
     RUN(launches_of_one_to_three_dimensions);
     RUN(arguments_are_copied_at_the_launch);
     RUN(illegal_launches_fail);
@@ -1478,6 +1697,7 @@ int main(void) {
     RUN(copies_from_pinned_memory);
     RUN(copies_from_pageable_memory);
     RUN(host_functions);
+    RUN(registered_memory);
     RUN(memory_runs_out);
     RUN(errors_have_names);
     RUN(properties);

@@ -46,6 +46,11 @@ unwritten_shared_memory     plain=wrong              .
 illegal_launch              plain=wrong              .
 shared_workspace            tsan=report              emu::touch
 product_overrun             plain=stop asan=stop     cublasLtMatmul: D
+host_update_before_copy     prio=wrong  tsan=report  scale_on_host
+copy_before_host_update     prio=wrong  tsan=report  scale_on_host
+copy_into_host_update       prio=wrong  tsan=report  copy_into_host_update
+unregistered_too_early      plain=stop tsan=report   cudaHostUnregister.while.a.copy\|free
+never_registered            strict=stop              its host memory is pageable
 '
 
 # run MODE ARGUMENTS...: leaves what was printed in $work/out, and in $saw what that means
