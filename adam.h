@@ -102,8 +102,8 @@ HOST_DEVICE static inline float grad_at(const void *grad, int is_bf16, size_t i)
     return is_bf16 ? bf16_to_f32(((const uint16_t *)grad)[i]) : ((const float *)grad)[i];
 }
 
-// The loop of adam_range(); inlined there four times, each with the two choices known, because
-// neither compiler makes one vector loop of all four.
+// The loop of adam_range(); inlined there five times, each with the choices known, because neither
+// compiler makes one vector loop of all. No gradient: it is in p_bf16, and overwritten there.
 __attribute__((always_inline))
 static inline void adam_loop(float *__restrict__ p, float *__restrict__ m, float *__restrict__ v,
                              const void *__restrict__ grad, int grad_is_bf16,
@@ -112,32 +112,69 @@ static inline void adam_loop(float *__restrict__ p, float *__restrict__ m, float
     const AdamStep s = *step;  // a copy, which the stores below cannot change
     const float d = decay ? s.weight_decay : 0.0f;
     for (size_t i = first; i < last; i++) {
-        adam_scalar(&p[i], &m[i], &v[i], grad_at(grad, grad_is_bf16, i), &s, d);
+        const float g = grad == NULL ? bf16_to_f32(p_bf16[i]) : grad_at(grad, grad_is_bf16, i);
+        adam_scalar(&p[i], &m[i], &v[i], g, &s, d);
         if (has_bf16) p_bf16[i] = f32_to_bf16(p[i]);
     }
 }
 
 // Elements first .. last - 1 of the arrays, in the calling thread: for teams that divide the work
-// themselves. p_bf16, if not NULL, receives the new parameters rounded to bf16. The arrays must
-// not overlap. Any cut of a range into smaller ones gives the same bits.
+// themselves. p_bf16, if not NULL, receives the new parameters rounded to bf16; it may be the array
+// of bf16 gradients itself. Otherwise the arrays must not overlap. Any cut of a range into smaller
+// ones gives the same bits.
 static inline void adam_range(float *p, float *m, float *v, const void *grad, int grad_is_bf16,
                               uint16_t *p_bf16, size_t first, size_t last, const AdamStep *s,
                               int decay) {
-    if (grad_is_bf16 && p_bf16) adam_loop(p, m, v, grad, 1, p_bf16, 1, first, last, s, decay);
+    if (p_bf16 && p_bf16 == grad) adam_loop(p, m, v, NULL, 1, p_bf16, 1, first, last, s, decay);
+    else if (grad_is_bf16 && p_bf16) adam_loop(p, m, v, grad, 1, p_bf16, 1, first, last, s, decay);
     else if (grad_is_bf16) adam_loop(p, m, v, grad, 1, NULL, 0, first, last, s, decay);
     else if (p_bf16) adam_loop(p, m, v, grad, 0, p_bf16, 1, first, last, s, decay);
     else adam_loop(p, m, v, grad, 0, NULL, 0, first, last, s, decay);
 }
 
-// The same for elements 0 .. n - 1 with all threads: each takes one contiguous run of chunks.
+// A range of the arenas of parameters, moments and gradients: a tensor, or a shard of one.
+typedef struct { size_t at, length; int decay; } AdamRun;
+
+// A team's work on many runs is cut into chunks: each run from its own start, so that whole norm
+// blocks (below) lie in one chunk.
+enum { NORM_BLOCK = 4096, ADAM_CHUNK = 4 * NORM_BLOCK };
+static inline size_t norm_blocks(size_t n) { return (n + NORM_BLOCK - 1) / NORM_BLOCK; }
+
+static inline size_t adam_chunks(const AdamRun *runs, int count) {
+    size_t chunks = 0;
+    for (int i = 0; i < count; i++) chunks += (runs[i].length + ADAM_CHUNK - 1) / ADAM_CHUNK;
+    return chunks;
+}
+
+// Chunk c of the runs; *block: how many norm blocks come before it.
+static inline AdamRun adam_chunk(const AdamRun *runs, size_t c, size_t *block) {
+    *block = 0;
+    for (size_t n; c >= (n = adam_chunks(runs, 1)); runs++, c -= n)
+        *block += norm_blocks(runs->length);
+    *block += c * (ADAM_CHUNK / NORM_BLOCK);
+    const size_t full = ADAM_CHUNK, left = runs->length - c * full;
+    const AdamRun chunk = {runs->at + c * full, left < full ? left : full, runs->decay};
+    return chunk;
+}
+
+// adam_range() for every run with all threads: each takes one contiguous share of the chunks.
+static inline void adam_update_runs(float *p, float *m, float *v, const void *grad,
+                                    int grad_is_bf16, uint16_t *p_bf16, const AdamRun *runs,
+                                    int count, const AdamStep *step) {
+    const size_t chunks = adam_chunks(runs, count);
+    #pragma omp parallel for schedule(static) if (chunks > 1)
+    for (size_t c = 0; c < chunks; c++) {
+        size_t block;
+        const AdamRun r = adam_chunk(runs, c, &block);
+        adam_range(p, m, v, grad, grad_is_bf16, p_bf16, r.at, r.at + r.length, step, r.decay);
+    }
+}
+
+// The same for elements 0 .. n - 1.
 static inline void adam_update(float *p, float *m, float *v, const void *grad, int grad_is_bf16,
                                uint16_t *p_bf16, size_t n, const AdamStep *s, int decay) {
-    const size_t chunk = 1 << 14;
-    #pragma omp parallel for schedule(static) if (n > chunk)
-    for (size_t first = 0; first < n; first += chunk) {
-        const size_t last = n - first > chunk ? first + chunk : n;
-        adam_range(p, m, v, grad, grad_is_bf16, p_bf16, first, last, s, decay);
-    }
+    const AdamRun run = {0, n, decay};
+    adam_update_runs(p, m, v, grad, grad_is_bf16, p_bf16, &run, 1, s);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -148,9 +185,7 @@ static inline void adam_update(float *p, float *m, float *v, const void *grad, i
 // 1; the blocks' sums are added in table order. 32 lanes fill the vector registers of a CPU and
 // are one warp of a GPU, and nothing depends on who computed which block.
 
-enum { NORM_BLOCK = 4096, NORM_LANES = 32 };
-
-static inline size_t norm_blocks(size_t n) { return (n + NORM_BLOCK - 1) / NORM_BLOCK; }
+enum { NORM_LANES = 32 };
 
 // Sum of squares of n <= NORM_BLOCK elements. A square of an fp32 number is exact in double, so
 // that fused or not the sum has the same bits.
@@ -191,6 +226,36 @@ static inline void norm_block_sums_bf16(const uint16_t *g, size_t n, double *sum
     norm_sums(g, 1, n, sums);
 }
 
+__attribute__((always_inline))
+static inline void accumulate_loop(float *__restrict__ acc, const void *__restrict__ g,
+                                   int g_is_bf16, int first, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        acc[i] = first ? grad_at(g, g_is_bf16, i) : acc[i] + grad_at(g, g_is_bf16, i);
+}
+
+// Adds up a micro-batch's gradients, in every element of the runs: acc = float(g) if first, else
+// acc += float(g). If sums != NULL, it receives the block sums of the new acc, run after run, each
+// made while its block is in the cache. With all threads; acc and g must not overlap.
+static inline void accumulate_runs(float *acc, const void *g, int g_is_bf16, const AdamRun *runs,
+                                   int count, int first, double *sums) {
+    const size_t chunks = adam_chunks(runs, count), full = NORM_BLOCK;
+    #pragma omp parallel for schedule(static) if (chunks > 1)
+    for (size_t c = 0; c < chunks; c++) {
+        size_t block;
+        const AdamRun r = adam_chunk(runs, c, &block);
+        for (size_t i = r.at, end = r.at + r.length; i < end; i += full, block++) {
+            const size_t n = end - i < full ? end - i : full;
+            const void *from = g_is_bf16 ? (const void *)((const uint16_t *)g + i)
+                                         : (const void *)((const float *)g + i);
+            if (g_is_bf16 && first) accumulate_loop(acc + i, from, 1, 1, n);
+            else if (g_is_bf16) accumulate_loop(acc + i, from, 1, 0, n);
+            else if (first) accumulate_loop(acc + i, from, 0, 1, n);
+            else accumulate_loop(acc + i, from, 0, 0, n);
+            if (sums != NULL) sums[block] = norm_block_sum(acc, 0, i, n);
+        }
+    }
+}
+
 // The square of the global norm from the block sums of all tensors, in table order.
 static inline double norm_total(const double *sums, size_t count) {
     double total = 0;
@@ -212,9 +277,6 @@ static inline float clip_scale(double norm_squared, double clip) {
 
 #ifdef __CUDACC__
 #include "gpu.cuh"
-
-// A range of the arenas of parameters, moments and gradients: a tensor, or a shard of one.
-typedef struct { size_t at, length; int decay; } AdamRun;
 
 // The runs of one launch. A kernel's argument, so that no memory has to be kept for it.
 enum { ADAM_RUNS = 16 };

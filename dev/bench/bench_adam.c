@@ -16,30 +16,24 @@ static double median(double *x, size_t n) {
 }
 
 // The same streams as adam_update(), with next to no arithmetic.
+#define PLAIN_UPDATE(GRADIENT)                        \
+    _Pragma("omp parallel for simd schedule(static)") \
+    for (size_t i = 0; i < n; i++) {                  \
+        const float x = p[i] + (GRADIENT);            \
+        p[i] = x;                                     \
+        m[i] = m[i] + 1.0f;                           \
+        v[i] = v[i] + 1.0f;                           \
+        p_bf16[i] = f32_to_bf16(x);                   \
+    }
 static void plain_update(float *__restrict__ p, float *__restrict__ m, float *__restrict__ v,
                          const void *__restrict__ grad, int is_bf16,
                          uint16_t *__restrict__ p_bf16, size_t n) {
-    const float *g32 = (const float *)grad;
-    const uint16_t *g16 = (const uint16_t *)grad;
-    if (is_bf16) {
-        #pragma omp parallel for simd schedule(static)
-        for (size_t i = 0; i < n; i++) {
-            const float x = p[i] + bf16_to_f32(g16[i]);
-            p[i] = x;
-            m[i] = m[i] + 1.0f;
-            v[i] = v[i] + 1.0f;
-            p_bf16[i] = f32_to_bf16(x);
-        }
-    } else {
-        #pragma omp parallel for simd schedule(static)
-        for (size_t i = 0; i < n; i++) {
-            const float x = p[i] + g32[i];
-            p[i] = x;
-            m[i] = m[i] + 1.0f;
-            v[i] = v[i] + 1.0f;
-            p_bf16[i] = f32_to_bf16(x);
-        }
-    }
+    if (is_bf16) PLAIN_UPDATE(bf16_to_f32(((const uint16_t *)grad)[i]))
+    else PLAIN_UPDATE(((const float *)grad)[i])
+}
+static void plain_update_in_place(float *__restrict__ p, float *__restrict__ m,
+                                  float *__restrict__ v, uint16_t *__restrict__ p_bf16, size_t n) {
+    PLAIN_UPDATE(bf16_to_f32(p_bf16[i]))
 }
 
 int main(int argc, char **argv) {
@@ -54,8 +48,11 @@ int main(int argc, char **argv) {
     double *plain = (double *)alloc_or_fail(rounds, sizeof(double), "times");
     double *ratio = (double *)alloc_or_fail(rounds, sizeof(double), "times");
 
-    for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+    static const char *const names[] = {"fp32 gradient", "bf16 gradient", "bf16 in place"};
+    for (int kind = 0; kind < 3; kind++) {
+        const int is_bf16 = kind > 0;
         const double bytes = (double)n * (is_bf16 ? 28 : 30);
+        uint16_t *copy = kind == 2 ? (uint16_t *)g : out;
         for (size_t r = 0; r < rounds; r++) {
             rng_normals(p, n, 1, 0, 0, 0);
             rng_normals(g, n, 1, 0, 1, 0);
@@ -67,19 +64,29 @@ int main(int argc, char **argv) {
             for (int k = 0; k < 2; k++) {  // who goes first changes with the round
                 const double start = seconds_now();
                 if ((k + r) % 2 == 0) {
-                    adam_update(p, m, v, g, is_bf16, out, n, &s, 1);
+                    adam_update(p, m, v, g, is_bf16, copy, n, &s, 1);
                     adam[r] = seconds_now() - start;
                 } else {
-                    plain_update(p, m, v, g, is_bf16, out, n);
+                    if (kind == 2) plain_update_in_place(p, m, v, copy, n);
+                    else plain_update(p, m, v, g, is_bf16, copy, n);
                     plain[r] = seconds_now() - start;
                 }
             }
             ratio[r] = plain[r] / adam[r];
         }
-        printf("adam_update, %s gradient: %.1f GB/s, plain loop %.1f GB/s, median ratio %.1f %%\n",
-               is_bf16 ? "bf16" : "fp32", bytes / median(adam, rounds) * 1e-9,
+        const double seconds = median(adam, rounds);
+        printf("adam_update, %s: %.2f G parameters/s, %.1f GB/s, plain loop %.1f GB/s, median "
+               "ratio %.1f %%\n", names[kind], (double)n / seconds * 1e-9, bytes / seconds * 1e-9,
                bytes / median(plain, rounds) * 1e-9, 100 * median(ratio, rounds));
     }
+    const AdamRun whole = {0, n, 1};
+    for (size_t r = 0; r < rounds; r++) {
+        const double start = seconds_now();
+        accumulate_runs(p, g, 1, &whole, 1, 0, sums);
+        adam[r] = seconds_now() - start;
+    }
+    printf("accumulate_runs with sums, bf16: %.1f GB/s\n",
+           10.0 * (double)n / median(adam, rounds) * 1e-9);
     rng_normals(g, n, 1, 0, 1, 0);
     for (size_t r = 0; r < rounds; r++) {
         const double start = seconds_now();

@@ -7,6 +7,15 @@
 #include <omp.h>
 #endif
 
+// 0: as many as there are cores.
+static void use_threads(int threads) {
+#ifdef _OPENMP
+    omp_set_num_threads(threads > 0 ? threads : omp_get_num_procs());
+#else
+    (void)threads;
+#endif
+}
+
 static bool same_float(float a, float b) {
     return memcmp(&a, &b, 4) == 0 || (a != a && b != b);
 }
@@ -157,9 +166,7 @@ static void loop_equals_scalar_with_any_threads(void) {
     const AdamStep s = adam_step_prepare(3e-4, 0.9, 0.999, 1e-8, 0.1, 10, 0.5);
     for (int threads = 1; threads <= 4; threads++)
         for (int mode = 0; mode < 4; mode++) {
-#ifdef _OPENMP
-            omp_set_num_threads(threads);
-#endif
+            use_threads(threads);
             copy_inputs(&b, &a, N);
             const int is_bf16 = mode & 1, has_out = mode >> 1;
             adam_update(b.p, b.m, b.v, is_bf16 ? (const void *)a.g16 : (const void *)a.g, is_bf16,
@@ -173,11 +180,64 @@ static void loop_equals_scalar_with_any_threads(void) {
         adam_range(b.p, b.m, b.v, a.g16, 1, b.out, first, last, &s, 1);
     }
     check_against_scalar(&a, &b, 0, N, 1, 1, &s, 1);
-#ifdef _OPENMP
-    omp_set_num_threads(omp_get_num_procs());
-#endif
+    use_threads(0);
     arrays_free(&a);
     arrays_free(&b);
+}
+
+// Runs of all kinds in an arena of RUNS_END elements: many that are shorter than a chunk and start
+// anywhere, empty ones, whole chunks, several chunks and a bit, with and without gaps.
+enum { RUNS = 66, RUNS_END = 170000 };
+
+static void runs_make(AdamRun *runs) {
+    static const size_t longer[] = {ADAM_CHUNK, 3 * ADAM_CHUNK + 1, NORM_BLOCK, ADAM_CHUNK - 1,
+                                    ADAM_CHUNK + NORM_BLOCK + 33, 5000};
+    size_t at = 1;
+    for (int i = 0; i < RUNS; i++) {
+        runs[i].at = at;
+        runs[i].length = i % 11 == 6 ? longer[i / 11] : (size_t)(i * i) % 97;
+        runs[i].decay = i % 3 != 0;
+        at += runs[i].length + (size_t)(i % 4 == 0 ? i : 0);
+    }
+    CHECK(at < RUNS_END, "%zu", at);
+}
+
+static void runs_equal_scalar_with_any_threads(void) {
+    Arrays a = arrays_make(RUNS_END), b = arrays_make(RUNS_END), want = arrays_make(RUNS_END);
+    AdamRun runs[RUNS];
+    runs_make(runs);
+    arrays_fill(&a, RUNS_END, 4);
+    const AdamStep s = adam_step_prepare(3e-4, 0.9, 0.999, 1e-8, 0.1, 10, 0.5);
+    enum { FP32, FP32_COPY, BF16, BF16_COPY, BF16_IN_PLACE, MODES };
+    for (int mode = FP32; mode < MODES; mode++) {
+        const int is_bf16 = mode >= BF16, in_place = mode == BF16_IN_PLACE;
+        copy_inputs(&want, &a, RUNS_END);
+        if (in_place) memcpy(want.out, a.g16, RUNS_END * 2);
+        for (int r = 0; r < RUNS; r++)
+            for (size_t i = runs[r].at; i < runs[r].at + runs[r].length; i++) {
+                one_element(&want.p[i], &want.m[i], &want.v[i],
+                            is_bf16 ? bf16_to_f32(a.g16[i]) : a.g[i], &s,
+                            runs[r].decay ? s.weight_decay : 0.0f);
+                if (mode != FP32 && mode != BF16) want.out[i] = f32_to_bf16(want.p[i]);
+            }
+        for (int threads = 1; threads <= 7; threads++) {
+            use_threads(threads);
+            copy_inputs(&b, &a, RUNS_END);
+            if (in_place) memcpy(b.out, a.g16, RUNS_END * 2);
+            const void *grad = in_place ? b.out : is_bf16 ? (const void *)a.g16 : (const void *)a.g;
+            uint16_t *out = mode == FP32 || mode == BF16 ? NULL : b.out;
+            adam_update_runs(b.p, b.m, b.v, grad, is_bf16, out, runs, RUNS, &s);
+            size_t wrong = 0;
+            for (size_t i = 0; i < RUNS_END; i++)
+                wrong += !same_float(b.p[i], want.p[i]) || !same_float(b.m[i], want.m[i]) ||
+                         !same_float(b.v[i], want.v[i]) || !same_bf16(b.out[i], want.out[i]);
+            CHECK(wrong == 0, "%zu differ (mode %d, %d threads)", wrong, mode, threads);
+        }
+    }
+    use_threads(0);
+    arrays_free(&a);
+    arrays_free(&b);
+    arrays_free(&want);
 }
 
 // FNV-1a of the state after five steps: the same from every compiler and instruction set.
@@ -327,9 +387,7 @@ static void norm_is_its_definition(void) {
     const size_t lengths[] = {0, 1, 31, 32, 33, 63, 4095, 4096, 4097, 8192, 8193, 40960, N};
     for (size_t k = 0; k < sizeof lengths / sizeof lengths[0]; k++)
         for (int threads = 1; threads <= 4; threads++) {
-#ifdef _OPENMP
-            omp_set_num_threads(threads);
-#endif
+            use_threads(threads);
             const size_t n = lengths[k], blocks = norm_blocks(n);
             CHECK(blocks == n / 4096 + (n % 4096 != 0), "%zu blocks for %zu", blocks, n);
             sums[blocks] = sums16[blocks] = -7;
@@ -347,9 +405,7 @@ static void norm_is_its_definition(void) {
             CHECK(fabs(total - (double)exact) <= 1e-14 * (double)exact, "%.17g %.17g", total,
                   (double)exact);
         }
-#ifdef _OPENMP
-    omp_set_num_threads(omp_get_num_procs());
-#endif
+    use_threads(0);
     const double in_order[3] = {1, 0x1p-53, 0x1p-53}, other[3] = {0x1p-53, 0x1p-53, 1};
     CHECK(norm_total(in_order, 3) == 1, "the order of the blocks is the order of the sum");
     CHECK(norm_total(other, 3) == 1 + 0x1p-52, "the order of the blocks is the order of the sum");
@@ -363,6 +419,58 @@ static void norm_is_its_definition(void) {
     free(g);
     free(g16);
     free(wide);
+}
+
+static bool same_double(double a, double b) {
+    return memcmp(&a, &b, 8) == 0 || (a != a && b != b);
+}
+
+static void accumulation_is_its_definition(void) {
+    const size_t n = RUNS_END;
+    enum { MOST = RUNS + RUNS_END / NORM_BLOCK };
+    AdamRun runs[RUNS];
+    runs_make(runs);
+    float *g = (float *)alloc_or_fail(n, 4, "g"), *g0 = (float *)alloc_or_fail(n, 4, "g");
+    float *acc = (float *)alloc_or_fail(n, 4, "acc"), *want = (float *)alloc_or_fail(n, 4, "want");
+    uint16_t *g16 = (uint16_t *)alloc_or_fail(n, 2, "g16");
+    double sums[MOST];
+    rng_normals(g, n, 6, 0, 0, 0);
+    rng_normals(g0, n, 6, 0, 1, 0);
+    g[runs[5].at] = -0.0f;
+    g[runs[7].at + 3] = NAN;
+    g[runs[8].at + 3] = HUGE_VALF;
+    for (size_t i = 0; i < n; i++) g16[i] = f32_to_bf16(g[i]);
+    for (int mode = 0; mode < 8; mode++)
+        for (int threads = 1; threads <= 5; threads++) {
+            const int is_bf16 = mode & 1, first = mode >> 1 & 1, with_sums = mode >> 2;
+            use_threads(threads);
+            memcpy(acc, g0, n * 4);
+            memcpy(want, g0, n * 4);
+            for (int b = 0; b < MOST; b++) sums[b] = -7;
+            accumulate_runs(acc, is_bf16 ? (const void *)g16 : (const void *)g, is_bf16, runs, RUNS,
+                            first, with_sums ? sums : NULL);
+            size_t block = 0, wrong = 0;
+            for (int r = 0; r < RUNS; r++) {
+                const size_t at = runs[r].at, length = runs[r].length;
+                for (size_t i = at; i < at + length; i++) {
+                    const float x = is_bf16 ? bf16_to_f32(g16[i]) : g[i];
+                    want[i] = first ? x : want[i] + x;
+                }
+                for (size_t b = 0; with_sums && b < norm_blocks(length); b++, block++) {
+                    const size_t left = length - b * 4096;
+                    const double sum = block_sum_by_definition(want + at + b * 4096,
+                                                               left < 4096 ? left : 4096);
+                    CHECK(same_double(sums[block], sum), "run %d block %zu: %.17g, not %.17g", r, b,
+                          sums[block], sum);
+                }
+            }
+            CHECK(sums[block] == -7, "wrote past the last of %zu blocks", block);
+            for (size_t i = 0; i < n; i++) wrong += !same_float(acc[i], want[i]);
+            CHECK(wrong == 0, "%zu differ (bf16 %d, first %d, sums %d, %d threads)", wrong, is_bf16,
+                  first, with_sums, threads);
+        }
+    use_threads(0);
+    free(g); free(g0); free(acc); free(want); free(g16);
 }
 
 static void clip_scale_cases(void) {
@@ -383,11 +491,13 @@ int main(void) {
     RUN(bf16_rounds_to_nearest_even);
     RUN(loop_equals_scalar_at_any_length_and_offset);
     RUN(loop_equals_scalar_with_any_threads);
+    RUN(runs_equal_scalar_with_any_threads);
     RUN(bits_are_the_same_everywhere);
     RUN(definition_is_adamw);
     RUN(first_step_is_known);
     RUN(tiny_moments_become_zero);
     RUN(norm_is_its_definition);
+    RUN(accumulation_is_its_definition);
     RUN(clip_scale_cases);
     return test_summary();
 }

@@ -1,0 +1,345 @@
+// Tests of host.cuh: the worker's operations are ordered by events and by nothing else, its team
+// and its memory are what was asked for.
+//
+//   test_host             all tests; on the emulated GPU it starts itself with what follows
+//   test_host chain N     a small training loop in four streams, without its N-th wait for an
+//                         event (0: with all of them). Exit code 3: a result was wrong
+//   test_host fail | huge         work that fails; more memory than there is
+#include "../../adam.h"
+#include "../../host.cuh"
+#include "test.h"
+#include <sys/wait.h>
+
+static const char *program;
+
+// ---------------------------------------------------------------------------------------------
+// The chain: gradients from the weights on the GPU, down, AdamW on the host, up, and again
+
+enum { LAYERS = 3, STEPS = 6, LENGTH = 3000, WAITS = 4 };
+
+HOST_DEVICE static inline uint16_t gradient_of(uint16_t w, int step, size_t i) {
+    return f32_to_bf16(fma_f32(0.5f, bf16_to_f32(w), (float)((i * 7 + (size_t)step) % 11) - 5));
+}
+
+__global__ static void gradient_kernel(uint16_t *g, const uint16_t *w, int step, size_t n) {
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    if (i < n) g[i] = gradient_of(w[i], step, i);
+}
+
+typedef struct { float *p, *m, *v; uint16_t *wire; int t; } Update;
+
+static void update(const void *arg) {  // gradients come by the wire, and the weights leave by it
+    const Update *u = (const Update *)arg;
+    const AdamRun runs[2] = {{0, 1001, 1}, {1001, LENGTH - 1001, 0}};
+    const AdamStep s = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.1, (uint64_t)u->t, 0.5);
+    adam_update_runs(u->p, u->m, u->v, u->wire, 1, u->wire, runs, 2, &s);
+}
+
+static void nothing(const void *) {}
+
+// One definition of the start, of the GPU's layer and of the reference.
+static void start(Update *u) {
+    for (size_t i = 0; i < LENGTH; i++) {
+        u->p[i] = (float)(i % 97) / 50 - 1;
+        u->m[i] = u->v[i] = 0;
+        u->wire[i] = f32_to_bf16(u->p[i]);
+    }
+}
+
+// Returns the number of weights and moments that are not those of a plain loop.
+static size_t chain(int without) {
+    HostQueue q;
+    host_queue_open(&q, 0);
+    cudaStream_t compute, leave, back;
+    cudaEvent_t made[LAYERS], left[LAYERS], updated[LAYERS], came[LAYERS];
+    cudaStream_t *const streams[] = {&compute, &leave, &back};
+    cudaEvent_t *const events[] = {made, left, updated, came};
+    for (int i = 0; i < 3; i++) CUDA(cudaStreamCreateWithFlags(streams[i], cudaStreamNonBlocking));
+    for (int i = 0; i < 4 * LAYERS; i++)
+        CUDA(cudaEventCreateWithFlags(&events[i / LAYERS][i % LAYERS], cudaEventDisableTiming));
+    Update u[LAYERS];
+    uint16_t *w[LAYERS], *g[LAYERS];
+    for (int l = 0; l < LAYERS; l++) {
+        u[l].p = (float *)host_alloc(&q, LENGTH * 4, "p");
+        u[l].m = (float *)host_alloc(&q, LENGTH * 4, "m");
+        u[l].v = (float *)host_alloc(&q, LENGTH * 4, "v");
+        u[l].wire = (uint16_t *)host_alloc(&q, LENGTH * 2, "wire");
+        w[l] = (uint16_t *)gpu_alloc(LENGTH * 2, "weights");
+        g[l] = (uint16_t *)gpu_alloc(LENGTH * 2, "gradient");
+        start(&u[l]);
+        CUDA(cudaMemcpy(w[l], u[l].wire, LENGTH * 2, cudaMemcpyHostToDevice));
+    }
+    for (int t = 1; t <= STEPS; t++) {
+        for (int l = 0; l < LAYERS; l++) {
+            if (without != 1 && t > 1) CUDA(cudaStreamWaitEvent(compute, came[l], 0));
+            gradient_kernel<<<ceil_div(LENGTH, 256), 256, 0, compute>>>(g[l], w[l], t + l, LENGTH);
+            CUDA(cudaGetLastError());
+            CUDA(cudaEventRecord(made[l], compute));
+            if (without != 2) CUDA(cudaStreamWaitEvent(leave, made[l], 0));
+            CUDA(cudaMemcpyAsync(u[l].wire, g[l], LENGTH * 2, cudaMemcpyDeviceToHost, leave));
+            CUDA(cudaEventRecord(left[l], leave));
+            if (without != 3) CUDA(cudaStreamWaitEvent(q.stream, left[l], 0));
+            u[l].t = t;
+            host_queue_submit(&q, update, &u[l], sizeof u[l]);
+            u[l].t = -1;  // the argument was copied
+            CUDA(cudaEventRecord(updated[l], q.stream));
+        }
+        host_queue_submit(&q, nothing, "", 0);  // which must not order the main thread after all
+        for (int l = 0; l < LAYERS; l++) {
+            if (without != 4) CUDA(cudaStreamWaitEvent(back, updated[l], 0));
+            CUDA(cudaMemcpyAsync(w[l], u[l].wire, LENGTH * 2, cudaMemcpyHostToDevice, back));
+            CUDA(cudaEventRecord(came[l], back));
+        }
+    }
+    CUDA(cudaDeviceSynchronize());
+    host_queue_close(&q);
+    size_t wrong = 0;
+    static float p[LENGTH], m[LENGTH], v[LENGTH];
+    static uint16_t wire[LENGTH], got[LENGTH];
+    for (int l = 0; l < LAYERS; l++) {
+        Update want = {p, m, v, wire, 0};
+        start(&want);
+        for (want.t = 1; want.t <= STEPS; want.t++) {
+            for (size_t i = 0; i < LENGTH; i++) wire[i] = gradient_of(wire[i], want.t + l, i);
+            update(&want);
+        }
+        CUDA(cudaMemcpy(got, w[l], sizeof got, cudaMemcpyDeviceToHost));
+        for (size_t i = 0; i < LENGTH; i++)
+            wrong += u[l].p[i] != p[i] || u[l].m[i] != m[i] || u[l].v[i] != v[i] ||
+                     got[i] != wire[i];
+        host_free(u[l].p), host_free(u[l].m), host_free(u[l].v), host_free(u[l].wire);
+        CUDA(cudaFree(w[l])), CUDA(cudaFree(g[l]));
+    }
+    for (int i = 0; i < 3; i++) CUDA(cudaStreamDestroy(*streams[i]));
+    for (int i = 0; i < 4 * LAYERS; i++) CUDA(cudaEventDestroy(events[i / LAYERS][i % LAYERS]));
+    return wrong;
+}
+
+static void chain_is_a_plain_loop(void) {
+    const size_t wrong = chain(0);
+    CHECK(wrong == 0, "%zu wrong", wrong);
+}
+
+// Starts this program again; what it printed goes to `text`. Returns its exit code, -1 if a signal
+// ended it.
+static int again(const char *environment, const char *arguments, char *text, size_t size) {
+    char line[4096];
+    snprintf(line, sizeof line, "EMU_RACECHECK=0 TSAN_OPTIONS='exitcode=66 atexit_sleep_ms=0' "
+             "%s timeout 60 '%s' %s 2>&1", environment, program, arguments);
+    FILE *f = popen(line, "r");
+    if (f == NULL) return -1;
+    const size_t n = fread(text, 1, size - 1, f);
+    text[n] = '\0';
+    while (fgetc(f) != EOF) {}
+    const int status = pclose(f);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static const char *const schedules[] = {
+    "EMU_SCHED=eager", "EMU_SCHED=lazy", "EMU_SCHED=prio:0", "EMU_SCHED=prio:1",
+    "EMU_SCHED=random:3", "EMU_SCHED=lazy EMU_STRICT=1 OMP_NUM_THREADS=3"};
+enum { SCHEDULES = sizeof schedules / sizeof *schedules };
+
+static void chain_under_every_schedule(void) {
+#ifndef __CUDA_EMU__
+    SKIP("a GPU chooses its own order");
+#else
+    char text[4096];
+    for (int i = 0; i < SCHEDULES; i++) {
+        const int code = again(schedules[i], "chain 0", text, sizeof text);
+        CHECK(code == 0, "%s: code %d\n%s", schedules[i], code, text);
+    }
+#endif
+}
+
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define THREAD_SANITIZER
+#endif
+#endif
+
+// Without an event ThreadSanitizer reports a race under any schedule, and results are wrong where
+// one stream runs as far ahead as it can.
+static void missing_events_are_seen(void) {
+#ifndef __CUDA_EMU__
+    SKIP("a GPU chooses its own order");
+#else
+    char text[4096], arguments[32];
+    for (int bug = 1; bug <= WAITS; bug++) {
+        snprintf(arguments, sizeof arguments, "chain %d", bug);
+#ifdef THREAD_SANITIZER
+        for (int i = 0; i < 2; i++) {
+            const int code = again(schedules[i], arguments, text, sizeof text);
+            CHECK(code == 66 && strstr(text, "data race") != NULL, "wait %d, %s: code %d\n%s", bug,
+                  schedules[i], code, text);
+        }
+#else
+        CHECK(again("EMU_SCHED=prio:0", arguments, text, sizeof text) == 3
+                  || again("EMU_SCHED=prio:1", arguments, text, sizeof text) == 3,
+              "wait %d is not missed: %s", bug, text);
+#endif
+    }
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------
+// The queue
+
+typedef struct { int *log; int number; alignas(16) char rest[48]; } Note;
+
+static void note(const void *arg) {
+    const Note *n = (const Note *)arg;
+    n->log[n->number] = n->log[n->number - 1] + ((uintptr_t)arg % 16 == 0 && n->rest[47] == 5);
+}
+
+static void operations_run_in_order(void) {
+    enum { MANY = 5000 };
+    HostQueue q;
+    host_queue_open(&q, 1);
+    int *log = (int *)alloc_or_fail(MANY + 1, sizeof(int), "log");
+    Note n = {log, 0, {0}};
+    n.rest[47] = 5;
+    for (n.number = 1; n.number <= MANY; n.number++) host_queue_submit(&q, note, &n, sizeof n);
+    host_queue_close(&q);  // waits for all
+    for (int i = 1; i <= MANY; i++) CHECK(log[i] == i, "operation %d: %d", i, log[i]);
+    free(log);
+}
+
+typedef struct { int threads, cores[64]; pthread_t of; } Team;
+
+static void look_at_team(const void *arg) {
+    Team *team = *(Team *const *)arg;
+    team->of = pthread_self();
+    team->threads = 1;
+    #pragma omp parallel
+    {
+        int thread = 0;
+#ifdef _OPENMP
+        thread = omp_get_thread_num();
+        if (thread == 0) team->threads = omp_get_num_threads();
+#endif
+        cpu_set_t set;
+        sched_getaffinity(0, sizeof set, &set);
+        if (thread < 64) team->cores[thread] = CPU_COUNT(&set);
+        if (thread < 64 && CPU_COUNT(&set) == 1)  // which one
+            for (size_t c = 0; c < CPU_SETSIZE; c++)
+                if (CPU_ISSET(c, &set)) team->cores[thread] = -(int)c;
+    }
+}
+
+static void team_is_what_was_asked_for(void) {
+    cpu_set_t before, after;
+    sched_getaffinity(0, sizeof before, &before);
+    for (int threads = 0; threads <= 3; threads++) {
+        HostQueue q;
+        Team team, *to = &team;
+        host_queue_open(&q, threads);
+        host_describe(&q);
+        host_queue_submit(&q, look_at_team, &to, sizeof to);
+        CUDA(cudaStreamSynchronize(q.stream));
+        CHECK(!pthread_equal(team.of, pthread_self()), "the worker is a thread of its own");
+        CHECK(team.threads == q.threads, "%d of %d", team.threads, q.threads);
+#ifdef _OPENMP
+        CHECK(threads == 0 || q.threads == threads, "%d, not %d", q.threads, threads);
+#endif
+        const int cores = CPU_COUNT(&q.cores);
+        CHECK(!q.bound || q.threads == cores, "%d threads on %d", q.threads, cores);
+        for (int i = 0; i < team.threads && i < 64; i++) {
+            for (int j = 0; j < i; j++)
+                CHECK(!q.bound || team.cores[i] != team.cores[j], "two on %d", -team.cores[i]);
+            CHECK(cores == 1 || (q.bound ? team.cores[i] <= 0 : team.cores[i] == cores),
+                  "thread %d may use %d of %d", i, team.cores[i], cores);
+        }
+        host_queue_close(&q);
+    }
+#ifdef _OPENMP
+    HostQueue q;
+    const int most = omp_get_max_threads();
+    omp_set_num_threads(1);
+    host_queue_open(&q, 0);
+    CHECK(q.threads == 1, "%d threads, where OMP_NUM_THREADS is 1", q.threads);
+    host_queue_close(&q);
+    omp_set_num_threads(most);
+#endif
+    sched_getaffinity(0, sizeof after, &after);
+    CHECK(CPU_EQUAL(&before, &after), "the main thread stays where it was");
+}
+
+static void cores_are_read(void) {
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/test_host.%d", (int)getpid());
+    FILE *f = fopen(path, "w");
+    CHECK(f != NULL && fputs("0-3,8,10-11\n", f) >= 0 && fclose(f) == 0, "%s", path);
+    cpu_set_t set;
+    CHECK(cpu_list_read(path, &set) && CPU_COUNT(&set) == 7, "%d", CPU_COUNT(&set));
+    for (size_t c = 0; c < 20; c++)
+        CHECK(!CPU_ISSET(c, &set) == !(c < 4 || c == 8 || c == 10 || c == 11), "%zu", c);
+    fflush(stdout);
+    unlink(path);
+    CHECK(!cpu_list_read(path, &set) && CPU_COUNT(&set) == 0, "no file");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Memory
+
+static void memory_is_zeroed_locked_and_aligned(void) {
+    HostQueue q;
+    host_queue_open(&q, 2);
+    const size_t sizes[] = {0, 1, 4096, 5000, (size_t)2 << 20, ((size_t)6 << 20) + 12};
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+        const size_t n = sizes[k];
+        const size_t untouched = memory_resident();
+        char *p = (char *)host_alloc(&q, n, "test");
+        CHECK(n < 1 << 20 || memory_resident() >= untouched + n / 2, "%zu bytes are not there", n);
+        CHECK((uintptr_t)p % (2 << 20) == 0, "%p", (void *)p);
+        size_t wrong = 0;
+        for (size_t i = 0; i < n; i++) wrong += p[i] != 0;
+        CHECK(wrong == 0, "%zu of %zu bytes are not zero", wrong, n);
+        memset(p, 1, n);
+        cudaPointerAttributes a;
+        CUDA(cudaPointerGetAttributes(&a, p));
+        CHECK(a.type == cudaMemoryTypeHost, "page-locked");
+        const size_t before = memory_resident();
+        host_free(p);
+        CHECK(n < 1 << 20 || memory_resident() + n / 2 < before, "%zu bytes stay", n);
+        CUDA(cudaPointerGetAttributes(&a, p));
+        CHECK(a.type == cudaMemoryTypeUnregistered, "still page-locked");
+    }
+    host_free(NULL);
+    host_queue_close(&q);
+}
+
+static void work_that_fails(const void *) { fail("the disk is full"); }
+
+static void failures_are_one_line(void) {
+    char text[4096];
+    int code = again("", "fail", text, sizeof text);
+    CHECK(code == 1 && strcmp(text, "tide: the disk is full\n") == 0, "code %d: %s", code, text);
+    code = again("", "huge", text, sizeof text);
+    CHECK(code == 1 && strncmp(text, "tide: out of host memory: moments needs ", 40) == 0
+              && strstr(text, "--host-memory") != NULL && strchr(text, '\n')[1] == '\0',
+          "code %d: %s", code, text);
+}
+
+int main(int argc, char **argv) {
+    program = argv[0];
+    HostQueue q;
+    if (argc == 3 && strcmp(argv[1], "chain") == 0) return chain(atoi(argv[2])) == 0 ? 0 : 3;
+    if (argc == 2) host_queue_open(&q, 0);
+    if (argc == 2 && strcmp(argv[1], "fail") == 0) {
+        host_queue_submit(&q, work_that_fails, "", 0);
+        host_queue_close(&q);
+    } else if (argc == 2) {
+        host_alloc(&q, (size_t)1 << 44, "moments");
+    }
+    if (argc == 2) return 0;
+    RUN(cores_are_read);
+    RUN(team_is_what_was_asked_for);
+    RUN(operations_run_in_order);
+    RUN(memory_is_zeroed_locked_and_aligned);
+    RUN(chain_is_a_plain_loop);
+    RUN(chain_under_every_schedule);
+    RUN(missing_events_are_seen);
+    RUN(failures_are_one_line);
+    return test_summary();
+}

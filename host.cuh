@@ -1,0 +1,253 @@
+// host.cuh: the host's share of offloading: one worker thread, which owns the only team of OpenMP
+// threads while training, and page-locked memory near the GPU that this team touched first.
+//
+// Work for the host is an operation in a stream: an event recorded after it orders what follows,
+// as after a kernel or a copy. The main thread never waits, and shares nothing with the worker
+// but what the streams' order gives it.
+#ifndef TIDE_HOST_CUH
+#define TIDE_HOST_CUH
+#include "gpu.cuh"
+#include <ctype.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/mman.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+struct HostJob;
+typedef struct {
+    cudaStream_t stream;
+    int threads;      // of the team
+    bool bound;       // one thread per core
+    int node;         // the GPU's NUMA node, -1 if that is not known
+    cpu_set_t cores;  // where the threads run
+    pthread_t worker;
+    pthread_mutex_t mutex;  // of the next two, between the stream and the worker
+    pthread_cond_t changed;
+    struct HostJob *job;    // under way; NULL: none
+    bool closing;
+} HostQueue;
+
+// What was submitted; its argument lies behind it.
+typedef struct HostJob {
+    HostQueue *queue;
+    void (*work)(const void *arg);
+} HostJob;
+
+// Linux writes sets of cores like 0-3,8.
+static inline bool cpu_list_read(const char *path, cpu_set_t *set) {
+    CPU_ZERO(set);
+    FILE *f = fopen(path, "r");
+    if (f == NULL) return false;
+    for (int first, last, n; (n = fscanf(f, "%d-%d", &first, &last)) >= 1; fgetc(f))
+        for (int c = first; c <= (n == 2 ? last : first); c++) CPU_SET((size_t)c, set);
+    fclose(f);
+    return true;
+}
+
+static inline void cpu_list_print(const cpu_set_t *set) {
+    const char *comma = "";
+    for (size_t c = 0, last; c < CPU_SETSIZE; c = last + 1) {
+        for (last = c; CPU_ISSET(c, set) && CPU_ISSET(last + 1, set);) last++;
+        if (!CPU_ISSET(c, set)) continue;
+        printf(last > c ? "%s%zu-%zu" : "%s%zu", comma, c, last);
+        comma = ",";
+    }
+}
+
+// The cores near the GPU that this process may use (all of them where Linux does not say which are
+// near), and from each core only one of its hardware threads: they share its path to memory.
+static inline void host_cores_find(HostQueue *q, cpu_set_t *all, cpu_set_t *one_each) {
+    char bus[32] = "", path[128];
+    int device;
+    cpu_set_t set;
+    CUDA(cudaGetDevice(&device));
+    CUDA(cudaDeviceGetPCIBusId(bus, sizeof bus, device));
+    for (char *c = bus; *c != '\0'; c++) *c = (char)tolower(*c);
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", bus);
+    FILE *f = fopen(path, "r");
+    if (f == NULL || fscanf(f, "%d", &q->node) != 1) q->node = -1;
+    if (f != NULL) fclose(f);
+    CPU_ZERO(all);
+    sched_getaffinity(0, sizeof *all, all);
+    snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", q->node);
+    if (cpu_list_read(path, &set)) (void)CPU_AND(&set, &set, all);
+    if (CPU_COUNT(&set) > 0) *all = set;
+    else q->node = -1;
+    *one_each = *all;
+    for (size_t c = 0; c < CPU_SETSIZE; c++) {
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/topology/thread_siblings_list",
+                 c);
+        if (!CPU_ISSET(c, one_each) || !cpu_list_read(path, &set)) continue;
+        for (size_t other = c + 1; other < CPU_SETSIZE; other++)
+            if (CPU_ISSET(other, &set)) CPU_CLR(other, one_each);
+    }
+}
+
+// In the worker, before all else: the team, each thread on its core if there is one for each.
+// Fewer or more stay free to move, as programs that share the machine would else meet on one core.
+static void host_team_start(const void *arg) {
+    HostQueue *q = *(HostQueue *const *)arg;
+#ifdef _OPENMP
+    omp_set_num_threads(q->threads);
+#endif
+    #pragma omp parallel
+    {
+        int thread = 0;
+#ifdef _OPENMP
+        thread = omp_get_thread_num();
+        if (thread == 0) q->threads = omp_get_num_threads();
+#endif
+        cpu_set_t cores = q->cores;
+        for (size_t c = 0; q->bound && c < CPU_SETSIZE; c++)
+            if (CPU_ISSET(c, &q->cores) && thread-- != 0) CPU_CLR(c, &cores);
+        sched_setaffinity(0, sizeof cores, &cores);  // a wish: without it all is slower, not wrong
+    }
+}
+
+static void *host_worker(void *arg) {
+    HostQueue *q = (HostQueue *)arg;
+    pthread_mutex_lock(&q->mutex);
+    for (;;) {
+        while (q->job == NULL && !q->closing) pthread_cond_wait(&q->changed, &q->mutex);
+        if (q->job == NULL) break;
+        pthread_mutex_unlock(&q->mutex);
+        q->job->work(q->job + 1);
+        pthread_mutex_lock(&q->mutex);
+        q->job = NULL;
+        pthread_cond_broadcast(&q->changed);
+    }
+    pthread_mutex_unlock(&q->mutex);
+    return NULL;
+}
+
+// The stream's operation: hands the work to the worker and waits for it.
+static void host_job_run(void *data) {
+    HostJob *job = (HostJob *)data;
+    HostQueue *q = job->queue;
+    pthread_mutex_lock(&q->mutex);
+    q->job = job;
+    pthread_cond_broadcast(&q->changed);
+    while (q->job != NULL) pthread_cond_wait(&q->changed, &q->mutex);
+    pthread_mutex_unlock(&q->mutex);
+    free(job);
+}
+
+// Queues work(arg) as one operation of q->stream; the worker runs it, and the parallel regions in
+// it have q->threads threads. The `bytes` at arg are copied now, to an address that is a multiple
+// of 16. Work may not call CUDA; if it fails it ends the program (fail()).
+static inline void host_queue_submit(HostQueue *q, void (*work)(const void *arg), const void *arg,
+                                     size_t bytes) {
+    HostJob *job = (HostJob *)alloc_or_fail(1, sizeof(HostJob) + bytes, "work for the host");
+    job->queue = q;
+    job->work = work;
+    memcpy(job + 1, arg, bytes);
+    CUDA(cudaLaunchHostFunc(q->stream, host_job_run, job));
+}
+
+// Starts the worker. threads: of its team; 0: one per core near the GPU, or as many as
+// OMP_NUM_THREADS says, if that is less. *q must stay where it is.
+static inline void host_queue_open(HostQueue *q, int threads) {
+    cpu_set_t all, one_each;
+    memset(q, 0, sizeof *q);
+    host_cores_find(q, &all, &one_each);
+    const int cores = CPU_COUNT(&one_each);
+    q->threads = threads > 0 ? threads : cores;
+#ifdef _OPENMP
+    if (threads == 0 && omp_get_max_threads() < cores) q->threads = omp_get_max_threads();
+#else
+    q->threads = 1;
+#endif
+    q->bound = q->threads == cores;
+    q->cores = q->bound ? one_each : all;
+    pthread_mutex_init(&q->mutex, NULL);
+    pthread_cond_init(&q->changed, NULL);
+    const int error = pthread_create(&q->worker, NULL, host_worker, q);
+    if (error != 0) fail("cannot start the host's worker thread: %s", strerror(error));
+    CUDA(cudaStreamCreateWithFlags(&q->stream, cudaStreamNonBlocking));
+#ifdef __CUDA_EMU__
+    emu_name_stream(q->stream, "host");
+#endif
+    host_queue_submit(q, host_team_start, &q, sizeof q);
+    CUDA(cudaStreamSynchronize(q->stream));
+}
+
+// Waits until all that was submitted is done, and ends the worker.
+static inline void host_queue_close(HostQueue *q) {
+    CUDA(cudaStreamSynchronize(q->stream));
+    pthread_mutex_lock(&q->mutex);
+    q->closing = true;
+    pthread_cond_broadcast(&q->changed);
+    pthread_mutex_unlock(&q->mutex);
+    pthread_join(q->worker, NULL);
+    pthread_mutex_destroy(&q->mutex);
+    pthread_cond_destroy(&q->changed);
+    CUDA(cudaStreamDestroy(q->stream));
+}
+
+// Prints one line, like "host: 16 threads bound to cores 0-15 (NUMA node 0)".
+static inline void host_describe(const HostQueue *q) {
+    printf("host: %d thread%s %s core%s ", q->threads, q->threads > 1 ? "s" : "",
+           q->bound ? "bound to" : "on", CPU_COUNT(&q->cores) > 1 ? "s" : "");
+    cpu_list_print(&q->cores);
+    if (q->node >= 0) printf(" (NUMA node %d)", q->node);
+    printf("\n");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Memory
+
+// Stands before the memory, in a page of its own.
+typedef struct { void *map; size_t map_bytes; } HostMemory;
+typedef struct { char *p; size_t bytes; } HostRange;
+
+// A page comes from the memory next to the core that touches it first, and the kernel zeroes it.
+static void host_touch(const void *arg) {
+    const HostRange *range = (const HostRange *)arg;
+    const size_t page = 4096;
+    #pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < range->bytes; i += page) range->p[i] = 0;
+}
+
+// Zeroed page-locked memory near the GPU, at a multiple of 2 MiB and in huge pages where Linux has
+// them; the queue's team touches it, so this waits for what is in the queue. host_free() frees it.
+// `what` names it in the error. Nothing is touched if there is not enough: Linux gives out memory
+// that it does not have, and kills the program when that is used.
+static inline void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
+    const size_t page = 4096, huge = (size_t)2 << 20, available = memory_available();
+    const double mib = (double)bytes / (1 << 20);
+    void *map = MAP_FAILED;
+    if (bytes <= available - available / 64)  // the rest: page tables, and the driver's own lists
+        map = mmap(NULL, bytes + 2 * huge, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED)
+        fail("out of host memory: %s needs %.1f MiB, %.1f MiB are free; use a smaller --model, or "
+             "set --host-memory to what may be used", what, mib, (double)available / (1 << 20));
+    HostRange range = {(char *)(((uintptr_t)map + page + huge - 1) / huge * huge), bytes};
+    if (bytes == 0) range.bytes = 1;
+    const HostMemory memory = {map, bytes + 2 * huge};
+    memcpy(range.p - sizeof memory, &memory, sizeof memory);
+    madvise(range.p, range.bytes, MADV_HUGEPAGE);
+    host_queue_submit(q, host_touch, &range, sizeof range);
+    CUDA(cudaStreamSynchronize(q->stream));
+    const cudaError_t e = cudaHostRegister(range.p, range.bytes, cudaHostRegisterDefault);
+    if (e == cudaErrorMemoryAllocation)
+        fail("out of page-locked host memory: %s needs %.1f MiB; use a smaller --model, or set "
+             "--host-memory to what may be locked", what, mib);
+    CUDA(e);
+#ifdef __CUDA_EMU__
+    emu_name_memory(range.p, what);
+#endif
+    return range.p;
+}
+
+// p: from host_alloc(), or NULL. No stream may use it any more.
+static inline void host_free(void *p) {
+    if (p == NULL) return;
+    HostMemory memory;
+    memcpy(&memory, (char *)p - sizeof memory, sizeof memory);
+    CUDA(cudaHostUnregister(p));
+    munmap(memory.map, memory.map_bytes);
+}
+#endif
