@@ -4,7 +4,7 @@
 //   2. What Hugging Face calls our tensors, and how it lays them out
 //   3. Reading a model: config.json and *.safetensors
 //   4. Writing a model, and the reference dump that other frameworks compare with
-//   5. Training state: save, find the newest whole one, load
+//   5. Training state: find the newest whole one, load (saver.h saves it)
 //
 // Nothing that is whole is ever overwritten: a file gets its name once it is complete and flushed.
 #ifndef TIDE_CHECKPOINT_H
@@ -19,15 +19,31 @@
 // ---------------------------------------------------------------------------------------------
 // 1. Arenas
 //
-// An arena in the memory of a GPU is saved and loaded one tensor at a time, through a buffer: a
-// second whole copy would not fit beside a model that is larger than the GPU.
+// An arena may lie in several places, some in host memory and some in a GPU's. Where a tensor is
+// not in one piece of host memory it goes through a buffer, alone: a second whole copy would not
+// fit beside a model that is larger than the GPU.
+
+// Elements [at, at + length) of the arena are at data, in a GPU's memory or the host's.
+typedef struct { size_t at, length; float *data; bool gpu; } StateSpan;
 
 typedef struct {
-    const char *prefix;  // "param", "m", "v", ..: what it is
-    float *arena;        // t->elements floats; NULL: nothing, where that is allowed
-    void (*copy)(void *to, const void *from, size_t bytes);  // to or from an arena that the CPU
-                         // cannot reach, done when it returns; NULL: the arena is in host memory
+    const char *prefix;      // "param", "m", "v", ..: what it is
+    const StateSpan *spans;  // in the arena's order, without gaps, cut at multiples of
+    int count;               // ALIGN_ELEMENTS; and how many. 0: nothing, where that is allowed
+    void (*copy)(void *to, const void *from, size_t bytes);  // to or from a GPU, done when it
+                             // returns; NULL if no span is on one
 } StatePart;
+
+// The part whose arena is whole, at data (NULL: nothing), in a GPU's memory if there is a copy.
+static inline StatePart part_whole(const char *prefix, StateSpan *span, const GPT2Table *t,
+                                   float *data, void (*copy)(void *, const void *, size_t)) {
+    const StatePart p = {prefix, span, data != NULL, copy};
+    span->at = 0;
+    span->length = t->elements;
+    span->data = data;
+    span->gpu = copy != NULL;
+    return p;
+}
 
 // The shape of a tensor in a file; returns the rank.
 static inline int tensor_shape(int rank, size_t rows, size_t cols, size_t shape[2]) {
@@ -36,39 +52,65 @@ static inline int tensor_shape(int rank, size_t rows, size_t cols, size_t shape[
     return rank == 2 ? 2 : 1;
 }
 
+// Where the CPU reaches elements [at, at + n) in one piece, or NULL.
+static inline float *part_place(const StatePart *p, size_t at, size_t n) {
+    for (const StateSpan *s = p->spans; s < p->spans + p->count; s++)
+        if (!s->gpu && s->at <= at && at + n <= s->at + s->length) return s->data + (at - s->at);
+    return NULL;
+}
+
+// Copies elements [at, at + n) from w, or with `out` to w.
+static inline void part_copy(const StatePart *p, size_t at, size_t n, float *w, bool out) {
+    for (const StateSpan *s = p->spans; s < p->spans + p->count; s++) {
+        const size_t from = s->at > at ? s->at : at, to = min_size(at + n, s->at + s->length);
+        if (from >= to) continue;
+        float *there = s->data + (from - s->at), *here = w + (from - at);
+        if (s->gpu) p->copy(out ? here : there, out ? there : here, (to - from) * sizeof(float));
+        else memcpy(out ? here : there, out ? there : here, (to - from) * sizeof(float));
+    }
+}
+
+// Elements that are stored with [first, first + n) of tensor x: with its last ones also the padded
+// rows and the gap before the next tensor.
+static inline size_t part_extent(const GPT2Tensor *x, size_t first, size_t n) {
+    return first + n == x->rows * x->cols ? round_up(x->size, ALIGN_ELEMENTS) - first : n;
+}
+
 // Room for any tensor of the table with what follows it; free() it. NULL if no part needs it.
 static inline float *part_buffer(const StatePart *parts, int count, const GPT2Table *t) {
     size_t most = 0;
-    bool needed = false;
-    for (int k = 0; k < count; k++) needed = needed || parts[k].copy != NULL;
-    if (!needed) return NULL;
-    for (int i = 0; i < t->count; i++) if (t->tensors[i].size > most) most = t->tensors[i].size;
-    return (float *)alloc_or_fail(round_up(most, ALIGN_ELEMENTS), sizeof(float), "a tensor's copy");
+    for (int k = 0; k < count; k++)
+        for (int i = 0; parts[k].count > 0 && i < t->count; i++) {
+            const size_t size = round_up(t->tensors[i].size, ALIGN_ELEMENTS);
+            if (size > most && part_place(&parts[k], t->tensors[i].offset, size) == NULL)
+                most = size;
+        }
+    return most == 0 ? NULL : (float *)alloc_or_fail(most, sizeof(float), "a tensor's copy");
 }
 
-// Where a program may write what part_put() will store: element `first` of tensor x and after.
-static inline float *part_room(const StatePart *p, const GPT2Tensor *x, size_t first,
+// Where a program may write what part_put() will store: n elements of tensor x from `first`.
+static inline float *part_room(const StatePart *p, const GPT2Tensor *x, size_t first, size_t n,
                                float *buffer) {
-    return p->copy != NULL ? buffer : p->arena + x->offset + first;
+    float *w = part_place(p, x->offset + first, part_extent(x, first, n));
+    return w != NULL ? w : buffer;
 }
 
 // Stores n elements of tensor x, which part_room() gave room for. With the last one, what follows
-// the tensor becomes zero: padded rows and the gap before the next one.
+// the tensor becomes zero.
 static inline void part_put(const StatePart *p, const GPT2Tensor *x, size_t first, size_t n,
                             float *w) {
-    size_t end = n;
-    if (first + n == x->rows * x->cols) end = round_up(x->size, ALIGN_ELEMENTS) - first;
+    const size_t end = part_extent(x, first, n);
     memset(w + n, 0, (end - n) * sizeof(float));
-    if (p->copy != NULL) p->copy(p->arena + x->offset + first, w, end * sizeof(float));
+    if (part_place(p, x->offset + first, end) == NULL)
+        part_copy(p, x->offset + first, end, w, false);
 }
 
 // Elements [first, first + n) of tensor x, to be read.
 static inline const float *part_get(const StatePart *p, const GPT2Tensor *x, size_t first, size_t n,
                                     float *buffer) {
-    const float *w = p->arena + x->offset + first;
-    if (p->copy == NULL) return w;
-    p->copy(buffer, w, n * sizeof(float));
-    return buffer;
+    const float *w = part_place(p, x->offset + first, n);
+    if (w == NULL) part_copy(p, x->offset + first, n, buffer, true);
+    return w != NULL ? w : buffer;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -451,7 +493,7 @@ static inline bool model_load(const char *path, const GPT2Config *c, const GPT2T
     float *buffer = ok ? part_buffer(part, 1, t) : NULL;
     for (int i = 0; ok && hf_tensor(c, t, i, &x); i++) {
         const GPT2Tensor *ours = &t->tensors[x.tensor];
-        float *w = part_room(part, ours, x.first, buffer);
+        float *w = part_room(part, ours, x.first, x.n, buffer);
         if (!hf_read(&x, found[i], w))
             ok = error_set(&why, "tensor %s has a NaN or an infinity: the file is damaged, or too "
                            "large for fp32", x.name);
@@ -587,7 +629,8 @@ static inline bool dump_save(const char *path, const GPT2Config *c, const GPT2Ta
                              double loss, const float *logits, const float *grads, Error *err) {
     const size_t shape[3] = {B, T, c->vocab}, one = 1;
     const float loss32 = (float)loss;
-    const StatePart part = {"grad", (float *)grads, NULL};  // only read
+    StateSpan span;
+    const StatePart part = part_whole("grad", &span, t, (float *)grads, NULL);  // only read
     SafeWriter out;
     memset(&out, 0, sizeof out);
     safewriter_add(&out, "tokens", ST_I32, 2, shape);
@@ -610,7 +653,7 @@ static inline bool dump_save(const char *path, const GPT2Config *c, const GPT2Ta
 //
 // OUT/checkpoints/step_N/ holds state.safetensors (PART.NAME for every part, such as param, m and
 // v, and every tensor in our naming and layout, without padding) and state.json (everything else,
-// the hash of the first and one of itself). Written as OUT/checkpoints/tmp_step_N and renamed;
+// hashes of the first, and one of itself). Written as OUT/checkpoints/tmp_step_N and renamed;
 // a step_N that is there already is step_N.old meanwhile, and counts while there is no step_N.
 
 typedef struct {
@@ -621,7 +664,7 @@ typedef struct {
     char options[4096];      // the run's options: the text of a JSON object
 } TrainState;
 
-enum { STATE_VERSION = 1, STATE_SEAL = 29 };  // a seal is ,\n"seal":"16 digits"}\n
+enum { STATE_VERSION = 2, STATE_SEAL = 29 };  // a seal is ,\n"seal":"16 digits"}\n
 static const char state_options_key[] = "\n\"options\":";
 
 // One directory below OUT/checkpoints.
@@ -680,97 +723,6 @@ static inline size_t state_list(const char *dir, StateEntry **entries, bool clea
     return count;
 }
 
-// Writes the two files of a checkpoint into `dir`.
-static inline bool state_write(const char *dir, const TrainState *s, const GPT2Config *c,
-                               const GPT2Table *t, const StatePart *parts, int count, Error *err) {
-    char path[PATH_MAX], name[128], *text = NULL;
-    SafeWriter out;
-    size_t n = 0, shape[2];
-    memset(&out, 0, sizeof out);
-    for (int k = 0; k < count; k++)
-        for (int i = 0; i < t->count; i++) {
-            const GPT2Tensor *x = &t->tensors[i];
-            snprintf(name, sizeof name, "%s.%s", parts[k].prefix, x->name);
-            safewriter_add(&out, name, ST_F32, tensor_shape(x->rank, x->rows, x->cols, shape),
-                           shape);
-        }
-    path_join(path, dir, "state.safetensors");
-    bool ok = safewriter_open(&out, path, err);
-    float *buffer = part_buffer(parts, count, t);
-    for (int k = 0; k < count; k++)
-        for (int i = 0; ok && i < t->count; i++) {
-            const GPT2Tensor *x = &t->tensors[i];
-            const size_t elements = x->rows * x->cols;
-            ok = safewriter_write(&out, part_get(&parts[k], x, 0, elements, buffer),
-                                  elements * sizeof(float), err);
-        }
-    free(buffer);
-    if (!safewriter_close(&out, err) || !ok) return false;
-    FILE *f = open_memstream(&text, &n);
-    if (f == NULL) fail("out of memory: state.json");
-    // 64-bit numbers are strings: most readers of JSON keep 53 bits of a number.
-    fprintf(f, "{\"version\":%d,\n\"step\":%zu,\n\"seed\":\"%" PRIu64 "\",\n"
-            "\"data_position\":\"%" PRIu64 "\",\n\"data_hash\":\"%" PRIu64 "\",\n"
-            "\"bytes\":\"%" PRIu64 "\",\n\"hash\":\"%" PRIu64 "\",\n\"config\":{\n",
-            STATE_VERSION, s->step, s->seed, s->data_position, s->data_hash, out.written, out.hash);
-    config_write_sizes(f, *c, 2);
-    fprintf(f, "  \"family\":%d,\"activation\":%d,\"tied\":%d},%s%s", c->family, c->activation,
-            c->tied, state_options_key, s->options);
-    fflush(f);
-    fprintf(f, ",\n\"seal\":\"%016" PRIx64 "\"}\n", hash_bytes(text, n));
-    if (fclose(f) != 0) fail("out of memory: state.json");
-    path_join(path, dir, "state.json");
-    f = replace_open(path, err);
-    if (f != NULL) fwrite(text, 1, n, f);
-    free(text);
-    return f != NULL && replace_close(f, path, err) && directory_sync(dir, err);
-}
-
-// Saves OUT/checkpoints/step_N with `count` parts of t->elements floats each, then removes all but
-// the newest `keep` checkpoints of this and earlier steps (0: none). On failure, and if the process
-// dies at any point, the checkpoints that were there are still there.
-static inline bool state_save(const char *out, const TrainState *s, const GPT2Config *c,
-                              const GPT2Table *t, const StatePart *parts, int count, int keep,
-                              Error *err) {
-    char dir[PATH_MAX], temporary[PATH_MAX], final[PATH_MAX], old[PATH_MAX], name[64];
-    StateEntry *entries = NULL;
-    Json *options = json_parse(s->options, strlen(s->options), err);
-    if (options == NULL || options->type != JSON_OBJECT) {
-        json_free(options);
-        return error_set(err, "the options of a checkpoint must be a JSON object");
-    }
-    json_free(options);
-    path_join(dir, out, "checkpoints");
-    if (!make_directories(dir)) return error_set(err, "cannot make %s: %s", dir, strerror(errno));
-    snprintf(name, sizeof name, "tmp_step_%08zu", s->step);
-    path_join(temporary, dir, name);
-    path_join(final, dir, name + 4);
-    strcat(name, ".old");
-    path_join(old, dir, name + 4);
-    state_list(dir, &entries, true);
-    free(entries);
-    if (mkdir(temporary, 0777) != 0)
-        return error_set(err, "cannot make %s: %s", temporary, strerror(errno));
-    bool ok = state_write(temporary, s, c, t, parts, count, err);
-    const bool again = path_exists(final);
-    if (ok && again && path_exists(old)) directory_remove(old);  // not needed beside step_N
-    if (ok && ((again && rename(final, old) != 0) || rename(temporary, final) != 0))
-        ok = error_set(err, "cannot rename %s: %s", temporary, strerror(errno));
-    if (!ok) directory_remove(temporary);
-    if (!ok || !directory_sync(dir, err)) return false;
-    const size_t n = state_list(dir, &entries, false);
-    int kept = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (entries[i].step > s->step) continue;
-        const bool replaced = entries[i].old && i > 0 && entries[i - 1].step == entries[i].step;
-        if (!replaced && (keep <= 0 || kept++ < keep)) continue;
-        path_join(old, dir, entries[i].name);
-        directory_remove(old);
-    }
-    free(entries);
-    return true;
-}
-
 // Checks that a state file holds, for each of some parts, every tensor of the table in its shape
 // and in order, and nothing else.
 static inline bool state_shapes(const SafeTensors *st, const GPT2Table *t, Error *err) {
@@ -801,9 +753,9 @@ static inline bool state_u64(const Json *root, const char *key, uint64_t *out) {
         && errno == 0;
 }
 
-// Reads state.json's text. *bytes and *hash are what state.safetensors should have.
+// Reads state.json's text. *hashes, to be freed: what state.safetensors should have.
 static inline bool state_parse(const char *text, size_t n, TrainState *s, GPT2Config *c,
-                               uint64_t *bytes, uint64_t *hash, Error *err) {
+                               char **hashes, Error *err) {
     char seal[STATE_SEAL + 1];
     memset(c, 0, sizeof *c);
     memset(s, 0, sizeof *s);
@@ -820,8 +772,7 @@ static inline bool state_parse(const char *text, size_t n, TrainState *s, GPT2Co
     const bool current = json_get_size(root, "version", &version) && version == STATE_VERSION;
     bool ok = json_get_size(root, "step", &s->step) && state_u64(root, "seed", &s->seed)
         && state_u64(root, "data_position", &s->data_position)
-        && state_u64(root, "data_hash", &s->data_hash) && state_u64(root, "bytes", bytes)
-        && state_u64(root, "hash", hash)
+        && state_u64(root, "data_hash", &s->data_hash)
         && json_get_size(config, "family", &family) && family <= FAMILY_OPT
         && json_get_size(config, "activation", &activation) && activation <= ACTIVATION_RELU
         && json_get_size(config, "tied", &tied) && tied <= 1;
@@ -834,9 +785,11 @@ static inline bool state_parse(const char *text, size_t n, TrainState *s, GPT2Co
     const char *key = (const char *)memmem(text, n, state_options_key, strlen(state_options_key));
     const char *options = key == NULL ? end : key + strlen(state_options_key);
     const size_t length = options < end ? (size_t)(end - options) : 0;
-    const Json *value = json_get(root, "options");
-    ok = ok && value != NULL && value->type == JSON_OBJECT && length < sizeof s->options;
+    const Json *value = json_get(root, "options"), *digits = json_get(root, "hashes");
+    ok = ok && value != NULL && value->type == JSON_OBJECT && length < sizeof s->options
+        && digits != NULL && digits->type == JSON_STRING;
     if (ok) memcpy(s->options, options, length);
+    if (ok && current && (*hashes = strdup(digits->string)) == NULL) fail("out of memory: hashes");
     json_free(root);
     if (!current)
         return error_set(err, "state.json has version %zu, this program reads %d", version,
@@ -844,36 +797,58 @@ static inline bool state_parse(const char *text, size_t n, TrainState *s, GPT2Co
     return ok ? gpt2_finish(c, err) : error_set(err, "state.json lacks a field");
 }
 
-static inline bool state_read(const char *dir, TrainState *s, GPT2Config *c, uint64_t *bytes,
-                              uint64_t *hash, Error *err) {
+static inline bool state_read(const char *dir, TrainState *s, GPT2Config *c, char **hashes,
+                              Error *err) {
     char path[PATH_MAX];
     size_t n = 0;
+    *hashes = NULL;
     path_join(path, dir, "state.json");
     char *text = file_read(path, &n, err);
     if (text == NULL) return false;
-    const bool ok = state_parse(text, n, s, c, bytes, hash, err);
+    const bool ok = state_parse(text, n, s, c, hashes, err);
     free(text);
     return ok;
 }
 
-// Reads and checks one checkpoint: both hashes, the size, every name and shape.
+// Checks the header and every tensor of a state file against their hashes, 16 digits each.
+static inline bool state_hashes(const SafeTensors *st, const char *hashes, Error *err) {
+    const size_t chunk = 1 << 22;
+    const unsigned char *start = (const unsigned char *)st->map;
+    char digits[17];
+    if (strlen(hashes) != 16 * ((size_t)st->count + 1))
+        return error_set(err, "state.safetensors has %d tensors, not what was written", st->count);
+    for (int i = -1; i < st->count; i++) {
+        const unsigned char *data = i < 0 ? start : st->tensors[i].data;
+        const size_t bytes = i >= 0 ? st->tensors[i].bytes
+                           : st->count > 0 ? (size_t)(st->tensors[0].data - start) : st->map_bytes;
+        uint64_t sum = 0;
+        #pragma omp parallel for reduction(+ : sum) if (bytes > chunk)
+        for (size_t at = 0; at < bytes; at += chunk)
+            sum += hash_words((uint64_t)(data - start) + at, data + at,
+                              min_size(chunk, bytes - at));
+        snprintf(digits, sizeof digits, "%016" PRIx64, sum);
+        if (memcmp(digits, hashes + 16 * (i + 1), 16) != 0)
+            return error_set(err, "%.100s in state.safetensors is not what was written",
+                             i < 0 ? "the header" : st->tensors[i].name);
+        if (i >= 0) safetensor_release(&st->tensors[i]);
+    }
+    return true;
+}
+
+// Reads and checks one checkpoint: all hashes, every name and shape.
 static inline bool state_check(const char *dir, TrainState *s, GPT2Config *c, Error *err) {
-    char path[PATH_MAX];
-    uint64_t bytes = 0, hash = 0, found_bytes = 0, found_hash = 0;
-    if (!state_read(dir, s, c, &bytes, &hash, err)) return false;
-    path_join(path, dir, "state.safetensors");
-    if (!file_hash(path, &found_hash, &found_bytes, err)) return false;
-    if (found_bytes != bytes)
-        return error_set(err, "state.safetensors has %" PRIu64 " bytes instead of %" PRIu64,
-                         found_bytes, bytes);
-    if (found_hash != hash) return error_set(err, "state.safetensors is not what was written");
+    char path[PATH_MAX], *hashes;
     SafeTensors st;
-    if (!safetensors_open(&st, path, err)) return false;
-    GPT2Table t = gpt2_table(c);
-    const bool fits = state_shapes(&st, &t, err);
-    gpt2_table_free(&t);
-    safetensors_close(&st);
-    return fits;
+    bool ok = state_read(dir, s, c, &hashes, err);
+    path_join(path, dir, "state.safetensors");
+    if (ok && (ok = safetensors_open(&st, path, err))) {
+        GPT2Table t = gpt2_table(c);
+        ok = state_hashes(&st, hashes, err) && state_shapes(&st, &t, err);
+        gpt2_table_free(&t);
+        safetensors_close(&st);
+    }
+    free(hashes);
+    return ok;
 }
 
 // Finds the newest whole checkpoint of the run in `out`, reads its *s and *c and puts its path into
@@ -900,7 +875,7 @@ static inline bool state_find(const char *out, TrainState *s, GPT2Config *c, cha
 }
 
 // Fills the parts' arenas from a checkpoint that state_find() has checked; padding becomes zero. It
-// must hold exactly these parts, of this model. A part whose arena is NULL is known but not loaded.
+// must hold exactly these parts, of this model. A part without spans is known but not loaded.
 static inline bool state_load(const char *dir, const GPT2Config *c, const GPT2Table *t,
                               const StatePart *parts, int count, Error *err) {
     char path[PATH_MAX], name[128];
@@ -908,8 +883,10 @@ static inline bool state_load(const char *dir, const GPT2Config *c, const GPT2Ta
     Error why;
     TrainState s;
     GPT2Config saved, wanted = *c;
-    uint64_t bytes, hash;
-    if (!state_read(dir, &s, &saved, &bytes, &hash, err)) return false;
+    char *hashes;
+    const bool read = state_read(dir, &s, &saved, &hashes, err);
+    free(hashes);
+    if (!read) return false;
     bool same = saved.activation == c->activation && saved.tied == c->tied;
     for (int i = 0; i < SIZES; i++)
         same = same && *config_size(&saved, i) == *config_size(&wanted, i);
@@ -929,12 +906,12 @@ static inline bool state_load(const char *dir, const GPT2Config *c, const GPT2Ta
             ok = error_set(&why, "tensor %.100s is not used in this mode", st.tensors[i].name);
     float *buffer = ok ? part_buffer(parts, count, t) : NULL;
     for (int k = 0; ok && k < count; k++) {
-        if (parts[k].arena == NULL) continue;
+        if (parts[k].count == 0) continue;
         snprintf(name, sizeof name, "%s.%s", parts[k].prefix, t->tensors[0].name);
         const SafeTensor *stored = safetensors_find(&st, name);
         for (int i = 0; i < t->count; i++, stored++) {
             const GPT2Tensor *x = &t->tensors[i];
-            float *w = part_room(&parts[k], x, 0, buffer);
+            float *w = part_room(&parts[k], x, 0, x->rows * x->cols, buffer);
             memcpy(w, stored->data, stored->bytes);
             part_put(&parts[k], x, 0, x->rows * x->cols, w);
             safetensor_release(stored);

@@ -9,6 +9,7 @@
 #include "gpt2.h"
 #include "log.h"
 #include "options.h"
+#include "saver.h"
 #include "tokenizer.h"
 #include <signal.h>
 #ifdef _OPENMP
@@ -142,6 +143,7 @@ static inline void run_open_data(Run *r) {
     const size_t needed = r->tokenizer != NULL ? tokenizer_vocab(r->tokenizer) : 50257;
     if (!o->resume && r->saved_model == NULL) {
         if (o->vocab) c->vocab = o->vocab;
+        else if (o->data == NULL && o->plan) {}  // the preset's
         else if (needed == 256 || c->vocab < needed) c->vocab = needed;
     }
     if (!gpt2_finish(c, &err)) die("%s", err.text);
@@ -185,6 +187,7 @@ static inline void run_check_output(const Run *r) {
     if (o->dump != NULL && !path_is_writable(o->dump))
         die("--dump %s: %s", o->dump, strerror(errno));
     if (o->dump != NULL || (o->steps == 0 && (o->resume || !option_given(o, "out")))) return;
+    if (o->plan || o->calibrate) return;
     if (!o->resume && run_state_exists(o->out))
         die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
             "another --out", o->out);
@@ -203,7 +206,7 @@ static inline void run_describe(const Run *r) {
     printf("model: %zu layers, %zu heads, %zu channels, context %zu, vocabulary %zu: "
            "%.2f M parameters\n", c->layers, c->heads, c->channels, c->context, c->vocab,
            1e-6 * (double)r->table.parameters);
-    if (r->o.steps == 0 || r->o.dump != NULL) return;
+    if (r->o.steps == 0 || r->o.dump != NULL || r->o.data == NULL) return;
     const size_t sequences = r->o.accum * r->B;
     printf("data: %zu training tokens, %.2f epochs in %zu steps of %zu tokens; "
            "%zu validation tokens\n", r->train_view.tokens,
@@ -254,11 +257,11 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
         die("the held-out tenth of %s is shorter than --seq %zu: name a file with --val", o->data,
             r->T);
     run_check_output(r);
-    if (!r->only_sampling) run_describe(r);
+    if (!r->only_sampling && !o->calibrate) run_describe(r);
 }
 
 // Values for the first step: the checkpoint's, the saved model's, or fresh ones. parts are the
-// parameters ("param") and AdamW's moments ("m", "v"), whose arenas are NULL when not training.
+// parameters ("param") and AdamW's moments ("m", "v"), which have no spans when not training.
 static inline void run_load(Run *r, const StatePart parts[3]) {
     const GPT2Table *t = &r->table;
     Error err;
@@ -270,7 +273,7 @@ static inline void run_load(Run *r, const StatePart parts[3]) {
         float *buffer = part_buffer(parts, 1, t);
         for (int i = 0; i < t->count; i++) {
             const GPT2Tensor *x = &t->tensors[i];
-            float *w = part_room(&parts[0], x, 0, buffer);
+            float *w = part_room(&parts[0], x, 0, x->rows * x->cols, buffer);
             gpt2_init_tensor(t, i, w, r->o.seed);
             part_put(&parts[0], x, 0, x->rows * x->cols, w);
         }
@@ -297,22 +300,76 @@ static inline void run_save_tokenizer(const Run *r) {
     if (r->tokenizer != NULL && !tokenizer_save(r->tokenizer, r->o.out, &err)) fail("%s", err.text);
 }
 
+static Saver run_saver;  // --out's, if checkpoints are saved in the background
+
+// Waits until the last run_save_background() has ended, prints what it took (log: the progress line
+// to clear first, or NULL), and ends the run if it failed. Returns at once if there is none.
+static inline void run_save_wait(Log *log) {
+    Saver *s = &run_saver;
+    Error err;
+    if (!s->running) return;
+    if (!saver_wait(s, &err)) fail("%s", err.text);
+    if (log != NULL) log_clear(log);
+    printf("checkpoint step %zu: %.2f GB in %.1f s, update waited %.2f s, %.2f GB copied\n",
+           s->save.state.step, 1e-9 * (double)s->bytes, s->seconds, s->waited,
+           1e-9 * (double)s->bounced);
+}
+
+// A run that ends early still completes the checkpoint that it is saving.
+static inline void run_save_at_exit(void) {
+    Error err;
+    if (run_saver.running && !pthread_equal(pthread_self(), run_saver.thread)
+        && !saver_wait(&run_saver, &err))
+        fprintf(stderr, "tide: %s\n", err.text);
+}
+
+// What to save: the state after `step` steps.
+static inline StateSave *run_save_what(Run *r, size_t step, const StatePart parts[3]) {
+    StateSave *x = &run_saver.save;
+    r->state.step = step;
+    r->state.seed = r->o.seed;
+    r->state.data_position = step * r->o.accum * r->B;
+    x->out = r->o.out;
+    x->config = &r->config;
+    x->table = &r->table;
+    x->parts = parts;
+    x->count = 3;
+    x->keep = (int)r->o.keep;
+    x->state = r->state;
+    return x;
+}
+
 // Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
 // Each is whole or not there; an error ends the run, and what was saved before stays.
 static inline void run_save(Run *r, size_t step, bool state, const StatePart parts[3]) {
     const Options *o = &r->o;
-    const GPT2Config *c = &r->config;
     const int eot = r->tokenizer != NULL ? tokenizer_eot(r->tokenizer) : -1;
     Error err;
-    if (state) {
-        r->state.step = step;
-        r->state.seed = o->seed;
-        r->state.data_position = step * o->accum * r->B;
-        if (!state_save(o->out, &r->state, c, &r->table, parts, 3, (int)o->keep, &err))
-            fail("%s", err.text);
-    }
-    if (!model_save(o->out, c, &r->table, &parts[0], o->save_dtype == SAVE_BF16, eot, &err))
+    if (o->no_save) return;
+    run_save_wait(NULL);
+    if (state && !state_save(run_save_what(r, step, parts), &err)) fail("%s", err.text);
+    if (!model_save(o->out, &r->config, &r->table, &parts[0], o->save_dtype == SAVE_BF16, eot,
+                    &err))
         fail("%s", err.text);
+}
+
+// The same, with the state, while training goes on: what is in host memory now is written behind
+// its back. Before a piece is updated, saver_need(&run_saver, its number) must be called. pieces:
+// all of the arena in the order of updates; bounce: bytes for copies of what would be waited for.
+// parts and pieces are the same at every call, and stay.
+static inline void run_save_background(Run *r, size_t step, const StatePart parts[3],
+                                       const StatePiece *pieces, size_t count, size_t bounce) {
+    Saver *s = &run_saver;
+    Error err;
+    run_save_wait(NULL);
+    if (s->pieces == NULL) atexit(run_save_at_exit);
+    run_save_what(r, step, parts);
+    s->pieces = pieces;
+    s->piece_count = count;
+    s->bounce = bounce;
+    s->bf16 = r->o.save_dtype == SAVE_BF16;
+    s->eot = r->tokenizer != NULL ? tokenizer_eot(r->tokenizer) : -1;
+    if (!saver_start(s, &err)) fail("%s", err.text);
 }
 
 static volatile sig_atomic_t stop_requested;  // SIGINT or SIGTERM came: finish the step, save, exit
@@ -343,7 +400,10 @@ static inline void run_end(const Run *r, Log *log, size_t step) {
     Error err;
     if (!log_plot(log, &err)) fail("%s", err.text);
     log_close(log);
-    if (step < r->o.steps)
+    if (r->o.no_save)
+        printf("%zu of %zu steps; log.jsonl and loss.svg are in %s, and nothing else (--no-save)\n",
+               step, r->o.steps, out);
+    else if (step < r->o.steps)
         printf("stopped by signal %d after step %zu; continue with --resume --out %s\n",
                (int)stop_requested, step, out);
     else

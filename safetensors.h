@@ -25,84 +25,35 @@ static const struct { const char *name; size_t size; } st_dtypes[] = {
 // ---------------------------------------------------------------------------------------------
 // Hash
 //
-// Four lanes take the file's 8-byte words in turn: lane = rotl(lane ^ word, 29) * odd. Each step is
-// a bijection of the lane and of the word, so a change within one word always changes the result;
-// any other damage goes unnoticed with a chance of 2^-64. It is no defence against a forger.
+// The sum of a number for each 8-byte word, which depends on the word and its place: the parts of a
+// file may be hashed in any order. The number is splitmix64's mixing (Steele, Lea, Flood 2014) of
+// the two, a bijection of the word: a change within one word always changes the sum. Any other
+// damage goes unnoticed with a chance of 2^-64. It is no defence against a forger.
 
-typedef struct {
-    uint64_t lane[4];
-    uint64_t length;         // bytes so far
-    unsigned char rest[32];  // the last length % 32 of them
-} Hash;
-
-static inline void hash_init(Hash *h) {
-    memset(h, 0, sizeof *h);
-    for (int i = 0; i < 4; i++) h->lane[i] = 0x243f6a8885a308d3u * (uint64_t)(2 * i + 1);
+static inline uint64_t hash_word(uint64_t place, uint64_t x) {
+    x ^= place * 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
 }
 
-static inline void hash_blocks(Hash *h, const unsigned char *p, size_t blocks) {
-    uint64_t a = h->lane[0], b = h->lane[1], c = h->lane[2], d = h->lane[3], w[4];
-    for (; blocks > 0; blocks--, p += 32) {
-        memcpy(w, p, 32);
-        a ^= w[0]; a = (a << 29 | a >> 35) * 0x9e3779b97f4a7c15u;
-        b ^= w[1]; b = (b << 29 | b >> 35) * 0x9e3779b97f4a7c15u;
-        c ^= w[2]; c = (c << 29 | c >> 35) * 0x9e3779b97f4a7c15u;
-        d ^= w[3]; d = (d << 29 | d >> 35) * 0x9e3779b97f4a7c15u;
-    }
-    h->lane[0] = a; h->lane[1] = b; h->lane[2] = c; h->lane[3] = d;
-}
-
-// Any way of cutting the same bytes into calls gives the same hash.
-static inline void hash_update(Hash *h, const void *bytes, size_t n) {
+// n bytes from byte `place` of a file add this. Only where a tensor ends may a word be cut short.
+static inline uint64_t hash_words(uint64_t place, const void *bytes, size_t n) {
     const unsigned char *p = (const unsigned char *)bytes;
-    const size_t held = h->length % 32, room = 32 - held;
-    h->length += n;
-    if (held > 0) {
-        const size_t take = n < room ? n : room;
-        memcpy(h->rest + held, p, take);
-        if (take < room) return;
-        hash_blocks(h, h->rest, 1);
-        p += take;
-        n -= take;
+    const size_t whole = n / 8;
+    uint64_t sum = 0, x;
+    for (size_t i = 0; i < whole; i++) {
+        memcpy(&x, p + 8 * i, 8);
+        sum += hash_word(place + 8 * i, x);
     }
-    hash_blocks(h, p, n / 32);
-    if (n % 32 > 0) memcpy(h->rest, p + n / 32 * 32, n % 32);
-}
-
-static inline uint64_t hash_final(Hash *h) {
-    uint64_t x = h->length;  // tells the zeros of a padded last block from zeros in the file
-    memset(h->rest + h->length % 32, 0, 32 - h->length % 32);
-    hash_blocks(h, h->rest, 1);
-    for (int i = 0; i < 4; i++) {
-        x = (x ^ h->lane[i]) * 0xff51afd7ed558ccdu;
-        x ^= x >> 32;
-    }
-    return x;
+    if (n % 8 == 0) return sum;
+    memset(&x, 0, 8);
+    memcpy(&x, p + 8 * whole, n % 8);
+    return sum + hash_word(place + 8 * whole, x);
 }
 
 static inline uint64_t hash_bytes(const void *bytes, size_t n) {
-    Hash h;
-    hash_init(&h);
-    hash_update(&h, bytes, n);
-    return hash_final(&h);
-}
-
-// Hash and size of a whole file.
-static inline bool file_hash(const char *path, uint64_t *hash, uint64_t *size, Error *err) {
-    const size_t chunk = 1 << 16;
-    Hash h;
-    FILE *f = fopen(path, "rb");
-    if (f == NULL) return error_set(err, "%s: %s", path, strerror(errno));
-    unsigned char *buffer = (unsigned char *)alloc_or_fail(chunk, 1, "file buffer");
-    hash_init(&h);
-    for (size_t n; (n = fread(buffer, 1, chunk, f)) > 0;) hash_update(&h, buffer, n);
-    const bool ok = !ferror(f);
-    if (!ok) error_set(err, "%s: cannot be read: %s", path, strerror(errno));
-    fclose(f);
-    free(buffer);
-    *size = h.length;
-    *hash = hash_final(&h);
-    return ok;
+    return hash_word(n, hash_words(0, bytes, n));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -116,6 +67,7 @@ typedef struct {
     size_t elements, bytes;
     const unsigned char *data;  // in the file's map, with no alignment promised
     bool seen;                  // for a reader that wants to know what it has not used
+    uint64_t place, hash;       // for a writer: its first byte in the file; of what was put so far
 } SafeTensor;
 
 typedef struct {
@@ -321,9 +273,9 @@ static inline void safetensor_floats(const SafeTensor *t, size_t first, size_t n
 // ---------------------------------------------------------------------------------------------
 // Writing
 //
-// Zero a SafeWriter, declare all tensors in file order, open, write their bytes, and close in any
-// case: close tells whether everything worked. Only the header is held in memory. The file replaces
-// an older one when it is whole (util.h: replace_open).
+// Zero a SafeWriter, declare all tensors in file order, open, write their bytes (in this order; or
+// put them, in any), and close in any case: close tells whether everything worked. Only the header
+// is held in memory. The file replaces an older one when it is whole (util.h: replace_open).
 
 typedef struct {
     int count, capacity;
@@ -331,8 +283,8 @@ typedef struct {
     FILE *file;
     char path[PATH_MAX];
     uint64_t total, written;  // bytes
-    Hash running;
-    uint64_t hash;            // after close: file_hash() of the file
+    uint64_t hash;            // of the header: hash_words()
+    uint64_t sent[2], put[2]; // bytes [0] to [1] of the file: on their way to the disk; put since
     bool failed;
 } SafeWriter;
 
@@ -356,11 +308,53 @@ static inline void safewriter_add(SafeWriter *w, const char *name, int dtype, in
 // Bytes of the tensors in declared order, in any chunks.
 static inline bool safewriter_write(SafeWriter *w, const void *bytes, size_t n, Error *err) {
     if (w->failed) return false;
-    hash_update(&w->running, bytes, n);
     w->written += n;
     if (n == 0 || fwrite(bytes, 1, n, w->file) == n) return true;
     w->failed = true;
     return error_set(err, "cannot write %s: %s", w->path, strerror(errno));
+}
+
+// Sends what was put to the disk, and waits for what was sent before: so little memory holds bytes
+// that are not on the disk yet, and closing is quick. An error that is told here is told only once.
+static inline bool safewriter_send(SafeWriter *w, Error *err) {
+#ifdef SYNC_FILE_RANGE_WRITE
+    const unsigned start = SYNC_FILE_RANGE_WRITE;
+    const unsigned wait = SYNC_FILE_RANGE_WAIT_BEFORE | start | SYNC_FILE_RANGE_WAIT_AFTER;
+    const off_t sent = (off_t)(w->sent[1] - w->sent[0]), put = (off_t)(w->put[1] - w->put[0]);
+    const int fd = fileno(w->file);
+    if (put > 0) sync_file_range(fd, (off_t)w->put[0], put, start);
+    if (sent > 0 && sync_file_range(fd, (off_t)w->sent[0], sent, wait) != 0
+        && (errno == EIO || errno == ENOSPC || errno == EDQUOT)) {
+        w->failed = true;
+        return error_set(err, "cannot write %s: %s", w->path, strerror(errno));
+    }
+    memcpy(w->sent, w->put, sizeof w->sent);
+#endif
+    return true;
+}
+
+// n bytes of tensor i from its byte `first`; both are multiples of 8, up to the tensor's end.
+static inline bool safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes, size_t n,
+                                  Error *err) {
+    SafeTensor *t = &w->tensors[i];
+    const uint64_t place = t->place + first;
+    if (w->failed) return false;
+    if (place != w->put[1] || w->put[1] - w->put[0] > 32 << 20) {
+        if (!safewriter_send(w, err)) return false;
+        w->put[0] = place;
+    }
+    t->hash += hash_words(place, bytes, n);
+    for (size_t done = 0; done < n;) {
+        const ssize_t now = pwrite(fileno(w->file), (const char *)bytes + done, n - done,
+                                   (off_t)(place + done));
+        if (now <= 0 && errno == EINTR) continue;
+        w->failed = now <= 0;
+        if (w->failed) return error_set(err, "cannot write %s: %s", w->path, strerror(errno));
+        done += (size_t)now;
+    }
+    w->put[1] = place + n;
+    w->written += n;
+    return true;
 }
 
 // Creates the file and writes the header, padded so that the data is aligned to 8.
@@ -371,22 +365,24 @@ static inline bool safewriter_open(SafeWriter *w, const char *path, Error *err) 
     if (text == NULL) fail("out of memory: header of %s", path);
     fprintf(text, "{\"__metadata__\":{\"format\":\"pt\"}");
     for (int i = 0; i < w->count; i++) {
-        const SafeTensor *t = &w->tensors[i];
+        SafeTensor *t = &w->tensors[i];
         fputs(",\n", text);
         json_write_string(text, t->name, strlen(t->name));
         fprintf(text, ":{\"dtype\":\"%s\",\"shape\":[", st_dtypes[t->dtype].name);
         for (int d = 0; d < t->rank; d++) fprintf(text, d == 0 ? "%zu" : ",%zu", t->shape[d]);
         fprintf(text, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)w->total,
                 (unsigned long long)(w->total + t->bytes));
+        t->place = w->total;
         w->total += t->bytes;
     }
     fputc('}', text);
     while (ftell(text) % 8 != 0) fputc(' ', text);
     if (fclose(text) != 0) fail("out of memory: header of %s", path);
     const uint64_t announced = length;
+    for (int i = 0; i < w->count; i++) w->tensors[i].place += 8 + length;
     w->total += 8 + length;
+    w->hash = hash_words(0, &announced, 8) + hash_words(8, header, length);
     snprintf(w->path, sizeof w->path, "%s", path);
-    hash_init(&w->running);
     w->file = replace_open(path, err);
     w->failed = w->file == NULL;
     const bool ok = !w->failed && safewriter_write(w, &announced, 8, err)
@@ -406,7 +402,6 @@ static inline bool safewriter_close(SafeWriter *w, Error *err) {
     }
     if (!w->failed) w->failed = !replace_close(w->file, w->path, err);
     else if (w->file != NULL) replace_discard(w->file, w->path);
-    w->hash = hash_final(&w->running);
     for (int i = 0; i < w->count; i++) free(w->tensors[i].name);
     free(w->tensors);
     w->tensors = NULL;

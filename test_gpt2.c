@@ -47,10 +47,9 @@ static char work_dir[PATH_MAX];  // temporary files of this run
 enum { IS_BF16 = sizeof(STORAGE) == 2, PACK = Pack<STORAGE>::N };
 
 static const StatePart *part_of(Model *g) {
+    static StateSpan span;
     static StatePart part;
-    part.prefix = "param";
-    part.arena = g->master;
-    part.copy = gpu_copy;
+    part = part_whole("param", &span, &g->table, g->master, gpu_copy);
     return &part;
 }
 
@@ -94,9 +93,9 @@ static float *gradients(Model *g) {
 enum { IS_BF16 = 0, PACK = 1 };
 
 static const StatePart *part_of(Model *g) {
+    static StateSpan span;
     static StatePart part;
-    part.prefix = "param";
-    part.arena = g->params;
+    part = part_whole("param", &span, &g->table, g->params, NULL);
     return &part;
 }
 
@@ -472,8 +471,10 @@ static void test_first_values_elsewhere(void) {
     const size_t n = r.table.elements;
     float *here = (float *)alloc_or_fail(n, sizeof(float), "parameters");
     float *there = (float *)alloc_or_fail(n, sizeof(float), "parameters");
-    const StatePart parts[3] = {{"param", (float *)((uintptr_t)there + FAR), far_copy},
-                                {"m", NULL, NULL}, {"v", NULL, NULL}};
+    StateSpan span;
+    const StatePart parts[3] = {
+        part_whole("param", &span, &r.table, (float *)((uintptr_t)there + FAR), far_copy),
+        {"m", NULL, 0, NULL}, {"v", NULL, 0, NULL}};
     memset(there, 0xff, n * sizeof(float));
     gpt2_init(&r.table, here, r.o.seed);
     run_load(&r, parts);

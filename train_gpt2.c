@@ -822,7 +822,10 @@ int main(int argc, char **argv) {
     g->max_T = r->batches ? r->T : 1;
     const size_t planned = gpt2_plan(g, memory_resident(), r->only_sampling);
     gpt2_allocate(g);
-    const StatePart parts[3] = {{"param", g->params, NULL}, {"m", g->m, NULL}, {"v", g->v, NULL}};
+    StateSpan spans[3];
+    const StatePart parts[3] = {part_whole("param", &spans[0], &g->table, g->params, NULL),
+                                part_whole("m", &spans[1], &g->table, g->m, NULL),
+                                part_whole("v", &spans[2], &g->table, g->v, NULL)};
     run_load(r, parts);
 
     // --dump: the first batch's loss, logits and gradients. --steps 0: sample, evaluate, convert.
@@ -883,7 +886,7 @@ int main(int argc, char **argv) {
 
         const double seconds = seconds_now() - start;
         if (!log_step(&log, step, o->steps, loss, norm, lr, 1e3 * seconds,
-                      (double)r->step_tokens / seconds, 100 * step_flops / seconds / peak_flops,
+                      (double)r->step_tokens / seconds, 100 * step_flops / seconds / peak_flops, "",
                       &err))
             fail("%s", err.text);
 

@@ -50,15 +50,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         json_free(root);
     } else if (kind == 2) {
         TrainState s;
-        uint64_t bytes, hash;
+        char *hashes = NULL;
         char *text = (char *)malloc(n + STATE_SEAL + 1);
         check(text != NULL);
         memcpy(text, data, n);
-        state_parse(text, n, &s, &c, &bytes, &hash, &err);
+        state_parse(text, n, &s, &c, &hashes, &err);
+        free(hashes);
+        hashes = NULL;
         snprintf(text + n, STATE_SEAL + 1, ",\n\"seal\":\"%016" PRIx64 "\"}\n",
                  hash_bytes(text, n));
-        if (state_parse(text, n + STATE_SEAL, &s, &c, &bytes, &hash, &err))
+        if (state_parse(text, n + STATE_SEAL, &s, &c, &hashes, &err))
             check(c.layers > 0 && memchr(s.options, '\0', sizeof s.options) != NULL);
+        free(hashes);
         free(text);
     } else {
         const uint64_t length = n;
@@ -89,8 +92,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     FUZZ_SEED("\1{\"model_type\":\"opt\",\"num_hidden_layers\":1,\"num_attention_heads\":2," \
               "\"hidden_size\":8,\"max_position_embeddings\":4,\"vocab_size\":9,\"ffn_dim\":5," \
               "\"activation_function\":\"relu\",\"enable_bias\":true}"), \
-    FUZZ_SEED("\2{\"version\":1,\"step\":3,\"seed\":\"7\",\"data_position\":\"12\",\"config\":{" \
+    FUZZ_SEED("\2{\"version\":2,\"step\":3,\"seed\":\"7\",\"data_position\":\"12\",\"config\":{" \
               "\"layers\":1,\"heads\":2,\"channels\":4,\"ffn\":5,\"context\":3,\"vocab\":7," \
-              "\"family\":0,\"activation\":0,\"tied\":1},\"bytes\":\"10\",\"hash\":\"11\"," \
+              "\"family\":0,\"activation\":0,\"tied\":1},\"hashes\":\"0123456789abcdef\"," \
               "\n\"options\":{\"a\":1}") }
 #include "fuzz_main.h"

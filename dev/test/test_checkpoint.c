@@ -26,7 +26,7 @@ static int test_rename(const char *from, const char *to) {
 static int test_fsync(int fd) { return trouble() != 0 ? -1 : fsync(fd); }
 #define rename test_rename
 #define fsync test_fsync
-#include "../../checkpoint.h"
+#include "../../saver.h"
 #undef rename
 #undef fsync
 #include "test.h"
@@ -69,8 +69,11 @@ static void write_text(const char *path, const void *text, size_t n) {
 }
 
 static uint64_t hash_of(const char *path) {
-    uint64_t hash = 0, size;
-    return file_hash(path, &hash, &size, &err) ? hash : 0;
+    size_t n = 0;
+    char *text = file_read(path, &n, &err);
+    const uint64_t hash = text != NULL ? hash_bytes(text, n) : 0;
+    free(text);
+    return hash;
 }
 
 static bool says(const char *expected) { return strstr(err.text, expected) != NULL; }
@@ -84,9 +87,10 @@ static void limit_file_size(size_t bytes) {
 }
 
 // An arena as a trainer passes it: in host memory, or, with `far` set, like one on a GPU: at an
-// address that the CPU cannot reach, so that only far_copy() may touch it.
+// address that the CPU cannot reach, so that only far_copy() may touch it. MIXED: cut at places
+// that have nothing to do with tensors, with every third range far.
 #define FAR ((uintptr_t)1 << 62)
-static bool far;
+static enum { NEAR, ALL_FAR, MIXED } far;
 static size_t far_largest, far_total;  // bytes of one copy, of all
 
 static void far_copy(void *to, const void *from, size_t bytes) {
@@ -98,15 +102,29 @@ static void far_copy(void *to, const void *from, size_t bytes) {
            (const void *)((uintptr_t)from - (from_far ? FAR : 0)), bytes);
 }
 
-static StatePart part_of(const char *prefix, float *arena) {
-    StatePart p = {prefix, arena, NULL};
-    if (far) { p.arena = (float *)((uintptr_t)arena + FAR); p.copy = far_copy; }
+// The spans stay for as long as a test may need them.
+static StatePart part_of(const char *prefix, const GPT2Table *t, float *arena) {
+    static StateSpan spans[4000];
+    static int used;
+    static uint32_t random = 1;
+    if (used > 3000) used = 0;
+    StatePart p = {prefix, &spans[used], 0, far_copy};
+    for (size_t at = 0; at < t->elements; p.count++) {
+        StateSpan *span = &spans[used++];
+        random = random * 1664525 + 1013904223;
+        span->at = at;
+        span->length = min_size(t->elements - at, ALIGN_ELEMENTS * (1 + (random >> 20) % 7));
+        if (far != MIXED) span->length = t->elements;
+        span->gpu = far == ALL_FAR || (far == MIXED && p.count % 3 == 1);
+        span->data = span->gpu ? (float *)((uintptr_t)(arena + at) + FAR) : arena + at;
+        at += span->length;
+    }
     return p;
 }
 
 static bool save_model(const char *dir, const GPT2Config *c, const GPT2Table *t, float *arena,
                        bool bf16, int eot) {
-    const StatePart part = part_of("param", arena);
+    const StatePart part = part_of("param", t, arena);
     return model_save(dir, c, t, &part, bf16, eot, &err);
 }
 
@@ -338,10 +356,10 @@ static float *load(const char *path, const GPT2Config *c, GPT2Table *t) {
     *t = gpt2_table(c);
     float *arena = (float *)alloc_or_fail(t->elements, sizeof(float), "arena");
     memset(arena, 0xff, t->elements * sizeof(float));
-    const StatePart part = part_of("param", arena);
+    const StatePart part = part_of("param", t, arena);
     far_total = 0;
     if (model_load(path, c, t, &part, &err)) {
-        CHECK(!far || far_total == t->elements * sizeof(float), "%zu bytes copied", far_total);
+        CHECK(far != ALL_FAR || far_total == t->elements * sizeof(float), "%zu copied", far_total);
         return arena;
     }
     free(arena);
@@ -871,7 +889,6 @@ static void test_format_writer(void) {
         const bool ok = safewriter_close(&w, &err);
         CHECK(ok == !missing, "short by %zu: %d", missing, ok);
         if (!ok) CHECK(says("bytes were written"), "%s", err.text);
-        if (ok) CHECK(w.hash == hash_of(path), "the writer's hash is not the file's");
     }
     SafeTensors st;
     CHECK(safetensors_open(&st, path, &err) && st.count == 2, "the whole one is gone");
@@ -915,13 +932,10 @@ static void test_hash(void) {
     unsigned char data[300];
     for (int i = 0; i < 300; i++) data[i] = (unsigned char)(i * 7 + i / 64);
     const uint64_t whole = hash_bytes(data, 300);
-    for (size_t chunk = 1; chunk < 100; chunk++) {
-        Hash h;
-        hash_init(&h);
-        for (size_t i = 0; i < 300; i += chunk)
-            hash_update(&h, data + i, 300 - i < chunk ? 300 - i : chunk);
-        CHECK(hash_final(&h) == whole, "chunks of %zu", chunk);
-    }
+    for (size_t cut = 8; cut < 300; cut += 8)
+        CHECK(hash_words(40 + cut, data + cut, 300 - cut) + hash_words(40, data, cut)
+              == hash_words(40, data, 300), "cut at %zu", cut);
+    CHECK(hash_words(8, data, 300) != hash_words(0, data, 300), "moved");
     for (int bit = 0; bit < 2400; bit++) {
         data[bit / 8] ^= (unsigned char)(1 << bit % 8);
         CHECK(hash_bytes(data, 300) != whole, "bit %d", bit);
@@ -955,7 +969,13 @@ static void test_hash(void) {
 // Training state
 
 enum { PARTS = 3 };
-typedef struct { GPT2Config c; GPT2Table t; StatePart parts[PARTS]; TrainState s; } Run;
+typedef struct {
+    GPT2Config c;
+    GPT2Table t;
+    StatePart parts[PARTS];
+    float *arena[PARTS];
+    TrainState s;
+} Run;
 
 static Run run_new(size_t vocab) {
     static const char *const names[PARTS] = {"param", "m", "v"};
@@ -967,9 +987,10 @@ static Run run_new(size_t vocab) {
     gpt2_finish(&r.c, &err);
     r.t = gpt2_table(&r.c);
     for (int k = 0; k < PARTS; k++) {
-        r.parts[k].prefix = names[k];
-        r.parts[k].arena = (float *)alloc_or_fail(r.t.elements, sizeof(float), "part");
-        gpt2_init(&r.t, r.parts[k].arena, (uint64_t)k + 1);
+        r.arena[k] = (float *)alloc_or_fail(r.t.elements, sizeof(float), "part");
+        StateSpan *span = (StateSpan *)alloc_or_fail(1, sizeof *span, "span");
+        r.parts[k] = part_whole(names[k], span, &r.t, r.arena[k], NULL);
+        gpt2_init(&r.t, r.arena[k], (uint64_t)k + 1);
     }
     r.s.seed = UINT64_MAX - 5;
     r.s.data_position = (uint64_t)1 << 60;
@@ -979,14 +1000,27 @@ static Run run_new(size_t vocab) {
 }
 
 static void run_free(Run *r) {
-    for (int k = 0; k < PARTS; k++) free(r->parts[k].arena);
+    for (int k = 0; k < PARTS; k++) free(r->arena[k]);
+    for (int k = 0; k < PARTS; k++) free((void *)r->parts[k].spans);
     gpt2_table_free(&r->t);
+}
+
+static bool save(const char *out, const Run *r, const StatePart *parts, int count, int keep) {
+    static StateSave x;
+    x.out = out;
+    x.config = &r->c;
+    x.table = &r->t;
+    x.parts = parts;
+    x.count = count;
+    x.keep = keep;
+    x.state = r->s;
+    return state_save(&x, &err);
 }
 
 static bool run_save(Run *r, const char *out, size_t step, int keep) {
     r->s.step = step;
-    for (int k = 0; k < PARTS; k++) r->parts[k].arena[0] = (float)step;
-    return state_save(out, &r->s, &r->c, &r->t, r->parts, PARTS, keep, &err);
+    for (int k = 0; k < PARTS; k++) r->arena[k][0] = (float)step;
+    return save(out, r, r->parts, PARTS, keep);
 }
 
 // state_find() with what it says on stderr in said[].
@@ -1019,7 +1053,7 @@ static void test_state_round_trip(void) {
     char dir[PATH_MAX];
     const char *out = in_base("run");
     const float special[4] = {NAN, -0.0f, 1e-42f, INFINITY};
-    memcpy(r.parts[1].arena + r.t.tensors[4].offset, special, sizeof special);
+    memcpy(r.arena[1] + r.t.tensors[4].offset, special, sizeof special);
     CHECK(run_save(&r, out, 10, 0), "%s", err.text);
     CHECK(find(out, &s, &c, dir), "%s", err.text);
     CHECK(said[0] == '\0', "it says: %s", said);
@@ -1027,24 +1061,24 @@ static void test_state_round_trip(void) {
     CHECK(s.step == 10 && s.seed == r.s.seed && s.data_position == r.s.data_position, "numbers");
     CHECK(strcmp(s.options, r.s.options) == 0, "options: %s", s.options);
     CHECK(memcmp(&c, &r.c, sizeof c) == 0, "configuration");
-    for (int k = 0; k < PARTS; k++) memset(back.parts[k].arena, 0xff, back.t.elements * 4);
+    for (int k = 0; k < PARTS; k++) memset(back.arena[k], 0xff, back.t.elements * 4);
     CHECK(state_load(dir, &back.c, &back.t, back.parts, PARTS, &err), "%s", err.text);
     for (int k = 0; k < PARTS; k++)
-        CHECK(memcmp(back.parts[k].arena, r.parts[k].arena, r.t.elements * 4) == 0, "part %d", k);
-    r.parts[0].arena[r.t.tensors[0].size - 1] = 5;  // a padded row is not saved
+        CHECK(memcmp(back.arena[k], r.arena[k], r.t.elements * 4) == 0, "part %d", k);
+    r.arena[0][r.t.tensors[0].size - 1] = 5;  // a padded row is not saved
     CHECK(run_save(&r, out, 11, 0) && find(out, &s, &c, dir), "%s", err.text);
     CHECK(state_load(dir, &back.c, &back.t, back.parts, PARTS, &err), "%s", err.text);
-    CHECK(back.parts[0].arena[r.t.tensors[0].size - 1] == 0, "a padded row came back");
+    CHECK(back.arena[0][r.t.tensors[0].size - 1] == 0, "a padded row came back");
 
     StatePart swapped[PARTS] = {back.parts[2], back.parts[0], back.parts[1]};  // any order
     CHECK(state_load(dir, &back.c, &back.t, swapped, PARTS, &err), "%s", err.text);
-    CHECK(memcmp(back.parts[2].arena, r.parts[2].arena, r.t.elements * 4) == 0, "order");
+    CHECK(memcmp(back.arena[2], r.arena[2], r.t.elements * 4) == 0, "order");
     CHECK(!state_load(dir, &back.c, &back.t, back.parts, 2, &err)
           && says("tensor v.wte is not used in this mode"), "%s", err.text);
-    const StatePart weights[PARTS] = {back.parts[0], {"m", NULL, NULL}, {"v", NULL, NULL}};
-    memset(back.parts[0].arena, 0xff, back.t.elements * 4);
+    const StatePart weights[PARTS] = {back.parts[0], {"m", NULL, 0, NULL}, {"v", NULL, 0, NULL}};
+    memset(back.arena[0], 0xff, back.t.elements * 4);
     CHECK(state_load(dir, &back.c, &back.t, weights, PARTS, &err), "%s", err.text);
-    CHECK(back.parts[0].arena[0] == 11, "only the weights");
+    CHECK(back.arena[0][0] == 11, "only the weights");
     back.parts[1].prefix = "momentum";
     CHECK(!state_load(dir, &back.c, &back.t, back.parts, PARTS, &err)
           && says("tensor momentum.wte is missing"), "%s", err.text);
@@ -1063,35 +1097,38 @@ static void test_state_round_trip(void) {
     run_free(&other);
 }
 
-// Everything that is loaded or saved, with arenas that only copies reach: the same files, the same
-// values. Never more than one tensor is in host memory.
+// Everything that is loaded or saved, with arenas that only copies reach, or that lie here and
+// there: the same files, the same values. Never more than one tensor is in host memory.
 static void test_far_arenas(void) {
-    far = true;
-    far_largest = 0;
-    test_load_layouts();
-    test_load_refuses();
-    test_save_round_trips();
-    CHECK(far_largest == 256 * 20 * sizeof(float), "copies of %zu bytes", far_largest);  // wte
-    Run r = run_new(7), back = run_new(7);
-    StatePart there[PARTS], back_there[PARTS];
     char *out = in_base("far"), *file = in_base("far/checkpoints/step_00000001/state.safetensors");
-    CHECK(run_save(&r, out, 1, 0), "%s", err.text);
-    const uint64_t hash = hash_of(file);
-    for (int k = 0; k < PARTS; k++) {
-        memset(back.parts[k].arena, 0xff, back.t.elements * 4);
-        there[k] = k == 1 ? r.parts[k] : part_of(r.parts[k].prefix, r.parts[k].arena);
-        back_there[k] = k == 2 ? back.parts[k] : part_of(r.parts[k].prefix, back.parts[k].arena);
+    for (int i = 0; i < 8; i++) {  // other cuts each time
+        far = i == 0 ? ALL_FAR : MIXED;
+        far_largest = 0;
+        test_load_layouts();
+        test_load_refuses();
+        test_save_round_trips();
+        CHECK(far == MIXED || far_largest == 256 * 20 * sizeof(float), "%zu bytes", far_largest);
+        Run r = run_new(7), back = run_new(7);
+        StatePart there[PARTS], back_there[PARTS];
+        CHECK(run_save(&r, out, 1, 0), "%s", err.text);
+        const uint64_t hash = hash_of(file);
+        for (int k = 0; k < PARTS; k++) {
+            memset(back.arena[k], 0xff, back.t.elements * 4);
+            there[k] = k == 1 ? r.parts[k] : part_of(r.parts[k].prefix, &r.t, r.arena[k]);
+            back_there[k] = k == 2 ? back.parts[k]
+                                   : part_of(r.parts[k].prefix, &r.t, back.arena[k]);
+        }
+        remove_tree(out);
+        CHECK(save(out, &r, there, PARTS, 0), "%s", err.text);
+        CHECK(hash_of(file) == hash, "another file");
+        CHECK(state_load(in_base("far/checkpoints/step_00000001"), &r.c, &r.t, back_there, PARTS,
+                         &err), "%s", err.text);
+        for (int k = 0; k < PARTS; k++)
+            CHECK(memcmp(back.arena[k], r.arena[k], r.t.elements * 4) == 0, "part %d", k);
+        run_free(&r);
+        run_free(&back);
     }
-    remove_tree(out);
-    CHECK(state_save(out, &r.s, &r.c, &r.t, there, PARTS, 0, &err), "%s", err.text);
-    CHECK(hash_of(file) == hash, "another file");
-    CHECK(state_load(in_base("far/checkpoints/step_00000001"), &r.c, &r.t, back_there, PARTS, &err),
-          "%s", err.text);
-    for (int k = 0; k < PARTS; k++)
-        CHECK(memcmp(back.parts[k].arena, r.parts[k].arena, r.t.elements * 4) == 0, "part %d", k);
-    run_free(&r);
-    run_free(&back);
-    far = false;
+    far = NEAR;
 }
 
 static void test_state_keep(void) {
@@ -1118,7 +1155,7 @@ static void test_state_replace(void) {
     char *temporary = in_base("replace/checkpoints/tmp_step_00000009");
     CHECK(run_save(&r, out, 2, 0) && run_save(&r, out, 3, 0), "%s", err.text);
     const uint64_t first = hash_of(in_base("replace/checkpoints/step_00000003/state.safetensors"));
-    r.parts[2].arena[1] = 77;
+    r.arena[2][1] = 77;
     CHECK(run_save(&r, out, 3, 0), "%s", err.text);
     CHECK(hash_of(in_base("replace/checkpoints/step_00000003/state.safetensors")) != first, "same");
     CHECK(entries_in(all) == 2, "%d", entries_in(all));
@@ -1267,7 +1304,7 @@ static void test_state_damage(void) {
     const char *out = in_base("damage");
     CHECK(run_save(&r, out, 1, 0), "%s", err.text);
     r.s.step = 2;  // one part: a small file, so that every bit of its header gets its turn
-    CHECK(state_save(out, &r.s, &r.c, &r.t, r.parts, 1, 0, &err), "%s", err.text);
+    CHECK(save(out, &r, r.parts, 1, 0), "%s", err.text);
     CHECK(find(out, &s, &c, dir) && s.step == 2, "%s", err.text);
     path_join(weights, dir, "state.safetensors");
     path_join(json, dir, "state.json");
@@ -1281,7 +1318,8 @@ static void test_state_damage(void) {
     CHECK(truncate(weights, (off_t)n - 1) == 0, "truncate");
     CHECK(newest(out) == 1, "the one before is whole");
     CHECK(strstr(said, "tide: checkpoint ") != NULL
-          && strstr(said, "step_00000002 is damaged (state.safetensors has ") != NULL
+          && strstr(said, "step_00000002 is damaged (") != NULL
+          && strstr(said, "state.safetensors: tensor param.ln_f.b ends at byte ") != NULL
           && strstr(said, "trying the one before\n") != NULL, "it says: %s", said);
     unlink(weights);
     CHECK(newest(out) == 1 && strstr(said, "No such file") != NULL, "it says: %s", said);
@@ -1298,11 +1336,13 @@ static void test_state_damage(void) {
 // A state whose hashes are right and whose contents are not: nothing may be believed.
 static void test_state_forged(void) {
     static const struct { const char *from, *to, *expected; } edits[] = {
-        {"\"version\":1", "\"version\":2", "version 2"}, {"\"step\":1", "\"step\":x", "JSON"},
+        {"\"version\":2", "\"version\":1", "version 1, this program reads 2"},
+        {"\"hashes\":\"", "\"hashes\":\"0", "has 48 tensors"}, {"\"step\":1", "\"step\":x", "JSON"},
         {"\"step\":1", "\"stop\":1", "lacks a field"},
         {"\"seed\":\"1", "\"seed\":\"-", "lacks a field"},
         {"\"seed\":\"1", "\"seed\":\"99", "lacks a field"},
         {"\"tied\":1", "\"tied\":2", "lacks a field"},
+        {"\"hashes\":\"", "\"h\":\"", "lacks a field"},
         {"\"layers\": 1", "\"layers\": 2", "should be"},
         {"\"vocab\": 7", "\"vocab\": 9", "the model needs (9, 4)"},
         {"\"heads\": 2", "\"heads\": 3", "multiple of heads"},
