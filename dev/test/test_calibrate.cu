@@ -1,0 +1,297 @@
+// Tests of calibrate.cuh: each kind of work does what its rate is said to count, the arithmetic of
+// work that overlaps, and whole measurements. On the emulated GPU these run twice: on its virtual
+// clock, where the link has a known speed and every rate is known beforehand; and on the real one.
+#include "../../calibrate.cuh"
+#include "test.h"
+#include <sys/wait.h>
+
+static HostQueue queue;
+
+static bool is_virtual(void) {
+    const char *clock = getenv("EMU_CLOCK");
+    return clock != NULL && strcmp(clock, "virtual") == 0;
+}
+
+static bool near(double x, double y) { return fabs(x / y - 1) < 2e-3; }
+
+// ---------------------------------------------------------------------------------------------
+// The work
+
+// Sizes are multiples of 8, as calibrate_submit() asks; behind what it should touch, nothing moves.
+static void test_work_copies(void) {
+    Calibration c;
+    calibrate_open(&c, &queue, 8192, 1e-3);
+    const size_t n = 12344;
+    unsigned char *got = (unsigned char *)alloc_or_fail(2 * c.chunk, 1, "test");
+    memset(c.host_in, 1, c.chunk);
+    memset(c.host_out, 2, c.chunk);
+    calibrate_submit(&c, WORK_H2D, n);
+    CUDA(cudaStreamSynchronize(c.in));
+    CUDA(cudaMemcpy(got, c.gpu, 2 * c.chunk, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < 2 * c.chunk; i++)
+        CHECK(got[i] == (i < n ? 1 : 0x3c), "to the GPU, byte %zu: %d", i, got[i]);
+    calibrate_submit(&c, WORK_D2H, n);
+    CUDA(cudaStreamSynchronize(c.out));
+    for (size_t i = 0; i < c.chunk; i++)
+        CHECK(c.host_out[i] == (i < n ? 0x3c : 2), "back, byte %zu: %d", i, c.host_out[i]);
+    calibrate_submit(&c, WORK_GPU_COPY, n);
+    CUDA(cudaStreamSynchronize(c.in));
+    CUDA(cudaMemcpy(got, c.gpu, n, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < n; i++) CHECK(got[i] == 0x3c, "on the GPU, byte %zu: %d", i, got[i]);
+    free(got);
+    calibrate_close(&c);
+}
+
+static void test_work_casts(void) {
+    Calibration c;
+    calibrate_open(&c, &queue, 8192, 1e-3);
+    const size_t n = calibrate_limit(&c, WORK_GPU_NARROW) - 1000;
+    float *x = (float *)alloc_or_fail(n, 4, "test");
+    uint16_t *bits = (uint16_t *)alloc_or_fail(n + 1000, 2, "test");
+    CHECK(n % 8 == 0 && 6 * (n + 1000) <= 2 * c.chunk, "%zu", n);
+    for (size_t i = 0; i < n; i++) x[i] = 1.0f + (float)i * 0x1p-15f;
+    CUDA(cudaMemcpy(c.gpu, x, 4 * n, cudaMemcpyHostToDevice));
+    CUDA(cudaDeviceSynchronize());
+    calibrate_submit(&c, WORK_GPU_NARROW, n);
+    CUDA(cudaStreamSynchronize(c.in));
+    CUDA(cudaMemcpy(bits, c.gpu + 4 * n, 2 * (n + 1000), cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < n + 1000; i++)
+        CHECK(bits[i] == (i < n ? f32_to_bf16(x[i]) : 0x3c3c), "narrow, %zu", i);
+    calibrate_submit(&c, WORK_GPU_WIDEN, n);
+    CUDA(cudaStreamSynchronize(c.in));
+    CUDA(cudaMemcpy(x, c.gpu, 4 * n, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < n; i++) CHECK(x[i] == bf16_to_f32(bits[i]), "widen, %zu", i);
+    for (size_t i = 0; i < c.state.n; i++) c.state.p[i] = 1.0f + (float)i * 0x1p-15f;
+    calibrate_submit(&c, WORK_HOST_CAST, 4096);
+    CUDA(cudaStreamSynchronize(c.q->stream));
+    for (size_t i = 0; i < c.state.n; i++)
+        CHECK(c.state.grad[i] == (i < 4096 ? f32_to_bf16(c.state.p[i]) : 0x3c3c), "host, %zu", i);
+    c.state.n = 4096;
+    calibrate_widen(&c.state);
+    for (size_t i = 0; i < 4096; i++)
+        CHECK(c.state.m[i] == bf16_to_f32(c.state.grad[i]), "host, back, %zu", i);
+    free(x);
+    free(bits);
+    calibrate_close(&c);
+}
+
+// Both updates by adam_scalar(), for exactly as many parameters as they are asked for.
+static void test_work_adam(void) {
+    Calibration c;
+    calibrate_open(&c, &queue, 2 * CORE_PARAMETERS, 1e-3);
+    const AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1);
+    float p = 0, m = 0, v = 0;
+    adam_scalar(&p, &m, &v, bf16_to_f32(0x3c3c), &step, step.weight_decay);
+    const size_t n = 5000;
+    calibrate_submit(&c, WORK_HOST_ADAM, n);
+    CUDA(cudaStreamSynchronize(c.q->stream));
+    for (size_t i = 0; i < c.state.n; i++)
+        CHECK(c.state.p[i] == (i < n ? p : 0) && c.state.v[i] == (i < n ? v : 0)
+              && c.state.grad[i] == (i < n ? f32_to_bf16(p) : 0x3c3c), "host, %zu", i);
+
+    float *x = (float *)alloc_or_fail(4 * n, 4, "test");
+    CUDA(cudaMemset(c.gpu, 0, 2 * c.chunk));
+    CUDA(cudaMemset(c.gpu + 12 * n, 0x3c, 2 * n));  // gradients
+    CUDA(cudaDeviceSynchronize());
+    calibrate_submit(&c, WORK_GPU_ADAM, n);
+    CUDA(cudaStreamSynchronize(c.in));
+    CUDA(cudaMemcpy(x, c.gpu, 16 * n, cudaMemcpyDeviceToHost));
+    const uint16_t *bits = (const uint16_t *)(x + 3 * n);
+    for (size_t i = 0; i < n; i++)
+        CHECK(x[i] == p && x[n + i] == m && x[2 * n + i] == v && bits[i] == 0x3c3c
+              && bits[n + i] == f32_to_bf16(p), "GPU, %zu", i);
+    free(x);
+    CHECK(16 * calibrate_limit(&c, WORK_GPU_ADAM) <= 2 * c.chunk, "more than there is room for");
+    calibrate_close(&c);
+
+    // In the caches: each thread stays in its own part, and all of them do what n says.
+    calibrate_open(&c, &queue, 4 * CORE_PARAMETERS * (size_t)queue.threads, 1e-3);
+    const size_t each = c.state.n / (size_t)queue.threads;
+    calibrate_submit(&c, WORK_CORES, c.state.n);
+    CUDA(cudaStreamSynchronize(c.q->stream));
+    p = m = v = 0;
+    for (size_t i = 0, passes = each / CORE_PARAMETERS; i < passes; i++)
+        adam_scalar(&p, &m, &v, i == 0 ? bf16_to_f32(0x3c3c) : bf16_to_f32(f32_to_bf16(p)), &step,
+                    step.weight_decay);
+    for (size_t i = 0; i < c.state.n; i++)
+        CHECK(c.state.p[i] == (i % each < CORE_PARAMETERS ? p : 0), "cores, %zu", i);
+    calibrate_close(&c);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Overlap
+
+// Copies with one part per `in` and `out` seconds from 0 on, and an update from u0 to u1.
+static const double *overlap(double in, double out, double u0, double u1) {
+    static double rates[3];
+    Overlap o;
+    for (int i = 0; i <= CALIBRATE_PARTS; i++) {
+        o.at[0][i] = i * in;
+        o.at[1][i] = i * out;
+    }
+    o.update[0] = u0;
+    o.update[1] = u1;
+    overlap_rates(&o, 1000, 6000, rates);
+    return rates;
+}
+
+static void test_overlap(void) {
+    const double *r = overlap(1, 1, 0, 0);
+    CHECK(near(r[0], 1000) && near(r[1], 1000) && r[2] == 0, "%g %g %g", r[0], r[1], r[2]);
+    r = overlap(1, 2.5, 0, 0);  // one of them is done long before the other: only until then
+    CHECK(near(r[0], 1000) && near(r[1], 400), "%g %g", r[0], r[1]);
+    r = overlap(2, .5, 0, 0);
+    CHECK(near(r[0], 500) && near(r[1], 2000), "%g %g", r[0], r[1]);
+    r = overlap(1, 1, 4, 16);  // the update is done before them
+    CHECK(near(r[0], 1000) && near(r[1], 1000) && near(r[2], 500), "%g %g %g", r[0], r[1], r[2]);
+    r = overlap(1, 2, 16, 64);  // or after: it went at the same speed all the time
+    CHECK(near(r[0], 1000) && near(r[1], 500) && near(r[2], 125), "%g %g %g", r[0], r[1], r[2]);
+    r = overlap(1, 1, 32, 64);  // one after the other: 32 parts each and 6000 in 64 s
+    CHECK(near(r[0], 500) && near(r[1], 500) && near(r[2], 93.75), "%g %g %g", r[0], r[1], r[2]);
+    for (int i = 0; i < 2; i++) {  // or nearly so: half a part of one, two of the other
+        r = i == 0 ? overlap(4, 1, 30, 60) : overlap(1, 4, 30, 60);
+        CHECK(near(r[0], 250) && near(r[1], 250) && near(r[2], 46.875), "%g %g %g", r[0], r[1],
+              r[2]);
+    }
+    Overlap o;
+    double one[3];
+    for (int i = 0; i <= CALIBRATE_PARTS; i++) {  // nor did the copies run side by side
+        o.at[0][i] = i;
+        o.at[1][i] = CALIBRATE_PARTS + i;
+    }
+    o.update[0] = o.update[1] = 0;
+    overlap_rates(&o, 1000, 6000, one);
+    CHECK(near(one[0], 500) && near(one[1], 500) && one[2] == 0, "%g %g %g", one[0], one[1],
+          one[2]);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Measurements
+
+static size_t gpu_memory_free(void) {
+    size_t free_bytes, total;
+    CUDA(cudaMemGetInfo(&free_bytes, &total));
+    return free_bytes;
+}
+
+static void check_rates(const Rates *r, bool table) {
+    for (int i = 0; i < RATE_FIELDS; i++) {
+        const double x = *rate_at(r, i), *at = rate_at(r, i);
+        const bool more = at == &r->h2d_pageable || at == &r->d2h_pageable || at == &r->gpu_flops;
+        if (at == &r->disk || (more && !table)) CHECK(x == 0, "%s: %g", rate_fields[i].name, x);
+        else CHECK(x > 0 && isfinite(x), "%s: %g", rate_fields[i].name, x);
+    }
+    CHECK(near(r->dram, 28 * r->host_adam), "%g, %g", r->dram, r->host_adam);
+    CHECK(r->dram_dma > r->h2d_busy + r->d2h_busy, "%g", r->dram_dma);
+    CHECK(r->cores >= r->host_adam, "%g, %g", r->cores, r->host_adam);
+    if (!is_virtual()) return;
+    // EMU_LINK bytes per second each way, at the same time; whatever the host does, takes as long.
+    CHECK(near(r->h2d, 1e9) && near(r->d2h, 1e9), "alone %g %g", r->h2d, r->d2h);
+    CHECK(near(r->h2d_duplex, 1e9) && near(r->d2h_duplex, 1e9), "both %g %g", r->h2d_duplex,
+          r->d2h_duplex);
+    CHECK(near(r->h2d_busy, 1e9) && near(r->d2h_busy, 1e9), "busy %g %g", r->h2d_busy,
+          r->d2h_busy);
+    CHECK(near(r->dram_dma, r->dram + 2e9), "%g %g", r->dram, r->dram_dma);
+    CHECK(near(r->host_cast, r->host_adam) && near(r->cores, r->host_adam), "%g %g %g",
+          r->host_cast, r->cores, r->host_adam);
+    CHECK(near(r->gpu_cast, 12 * r->gpu_adam), "%g %g", r->gpu_cast, r->gpu_adam);
+}
+
+// Twice: what the libraries keep, they have after the first time.
+static void measure(bool table) {
+    Rates r;
+    size_t gpu = 0, host = 0;
+    for (int i = 0; i < 3; i++) {
+        const double begin = seconds_now();
+        memset(&r, 0xff, sizeof r);
+        rates_measure(&r, &queue, 0.02, table);
+        printf("  %.2f s\n", seconds_now() - begin);
+        check_rates(&r, table);
+        if (i == 1) {
+            gpu = gpu_memory_free();
+            host = memory_resident();
+        }
+    }
+    CHECK(gpu_memory_free() == gpu, "GPU: %zu free, %zu before", gpu_memory_free(), gpu);
+    bool sanitized = false;  // a sanitizer keeps what is freed
+#ifdef __SANITIZE_ADDRESS__
+    sanitized = true;
+#elif defined(__has_feature)
+    sanitized = __has_feature(thread_sanitizer) | __has_feature(address_sanitizer);
+#endif
+    CHECK(sanitized || memory_resident() < host + (4 << 20), "host: %zu bytes, %zu before",
+          memory_resident(), host);
+}
+
+static void test_measure(void) { measure(false); }
+static void test_measure_table(void) { measure(true); }
+
+// Nearly all of the GPU's memory is in use.
+static void test_measure_little_memory(void) {
+    const size_t left = (size_t)2 << 20, taken = gpu_memory_free() - left;
+    void *p = gpu_alloc(taken, "all but a little"), *q = NULL;
+    if (gpu_memory_free() > left) q = gpu_alloc(gpu_memory_free() - left, "of the rest");
+    Rates r;
+    rates_measure(&r, &queue, 0.02, true);
+    check_rates(&r, true);
+    CUDA(cudaFree(p));
+    if (q != NULL) CUDA(cudaFree(q));
+}
+
+static void test_print(void) {
+    char *text = NULL;
+    size_t n = 0;
+    Rates r;
+    Error err;
+    FILE *f = open_memstream(&text, &n);
+    CHECK(rates_load(&r, "scripts/rates/rtx4090_desktop.txt", &err), "%s", err.text);
+    calibrate_print(f, &r);
+    memset(&r, 0, sizeof r);
+    calibrate_print(f, &r);
+    fclose(f);
+    // 62 GB/s / 30 bytes; 21 GB/s / 12; k = (12/25 + 1/30) / (1/2.2 + 1/9 - 2/25)
+    static const char *const lines[] = {
+        "host memory: cores alone, cores and link        62       66  GB/s\n",
+        "Eq. 1: k = 1.06; on the GPU 1/(k+1) = 49 % as derived, 1/k = 95 % as in Algorithm 1\n",
+        "all on the CPU                0.0 %    1.768    2.067   DRAM\n",
+        "all on the GPU              100.0 %    1.948     1.75   link\n",
+        "Eq. 1: the link or the host is not known\n",
+        "GPU products                                     -           TFLOP/s\n"};
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
+        CHECK(strstr(text, lines[i]) != NULL, "no line %sin\n%s", lines[i], text);
+    CHECK(strstr(text, "nan") == NULL && strstr(text, "inf") == NULL, "%s", text);
+    free(text);
+}
+
+int main(int argc, char **argv) {
+    const char *only = argc > 1 ? argv[1] : "";
+#ifdef __CUDA_EMU__
+    if (*only == '\0') {  // the emulated GPU reads its settings when the program starts
+        int failed = 0, status = 0;
+        setenv("EMU_MEM_MB", "16", 1);
+        setenv("EMU_LINK", "1000000000", 1);
+        static const char *const clocks[] = {"virtual", "real"};
+        for (int i = 0; i < 2; i++) {
+            setenv("EMU_CLOCK", clocks[i], 1);
+            if (i == 1) unsetenv("EMU_LINK");
+            const pid_t child = fork();
+            if (child == 0) execl("/proc/self/exe", argv[0], clocks[i], (char *)NULL);
+            failed |= child < 0 || waitpid(child, &status, 0) != child || status != 0;
+        }
+        return failed;
+    }
+#endif
+    host_queue_open(&queue, 0);
+    if (strcmp(only, "real") != 0) {
+        RUN(test_work_copies);
+        RUN(test_work_casts);
+        RUN(test_work_adam);
+        RUN(test_overlap);
+        RUN(test_print);
+    }
+    RUN(test_measure);
+    RUN(test_measure_table);
+    RUN(test_measure_little_memory);
+    host_queue_close(&queue);
+    return test_summary();
+}

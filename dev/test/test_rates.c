@@ -1,0 +1,385 @@
+// test_rates: rates.h. The bound against tables that were made without it, to the last digit, and
+// its best share against a closed form and a search; Eq. 1 against the paper's numbers; the file.
+#include "../../rates.h"
+#include "test.h"
+
+// bf16 on the wire, gradients of visitors on the GPU, hidden under backward or not.
+static const UpdateBytes hidden = {2, 2, true, false}, in_step = {2, 2, true, true};
+
+// Is x what `digits` decimals of a table say?
+static bool prints(double x, double table, int digits) {
+    return fabs(x - table) <= 0.5001 * pow(10, -digits);
+}
+
+// B and W in GB/s, Uc in G parameters/s; 0: no limit.
+static Rates machine(double B, double W, double Uc) {
+    Rates r;
+    memset(&r, 0, sizeof r);
+    r.h2d_duplex = r.d2h_duplex = 1e9 * B;
+    r.dram = r.dram_dma = 1e9 * W;
+    r.cores = 1e9 * Uc;
+    return r;
+}
+
+// G parameters per second at a share, or at the best one.
+static double speed(const Rates *r, const UpdateBytes *b, double share) {
+    return 1e-9 / update_bound(r, b, share);
+}
+static double best_speed(const Rates *r, const UpdateBytes *b) {
+    return speed(r, b, best_share(r, b));
+}
+
+static void test_traffic(void) {
+    static const struct { UpdateBytes b; double f, h2d, d2h, dram; } want[] = {
+        {{2, 2, true, false}, 1, 12, 12, 24},   // updated by the GPU
+        {{2, 2, true, false}, 0, 2, 0, 30},     // by the CPU: 14 read, 14 written, 2 by the link
+        {{2, 2, true, true}, 0, 2, 2, 32},      // and the gradient arrives meanwhile
+        {{2, 2, false, false}, 1, 14, 12, 26},  // the gradient goes back to the GPU
+        {{2, 2, false, true}, 1, 14, 14, 28},   // having come from there
+        {{4, 2, true, false}, 0, 2, 0, 32},     // an fp32 gradient
+        {{4, 4, true, true}, 0, 4, 4, 36},      // fp32 all over: the weight is the master weight
+        {{4, 4, false, true}, .5, 10, 10, 34},
+        {{2, 2, true, false}, .25, 4.5, 3, 28.5},
+    };
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        double h2d, d2h, dram;
+        update_traffic(&want[i].b, want[i].f, &h2d, &d2h, &dram);
+        CHECK(h2d == want[i].h2d && d2h == want[i].d2h && dram == want[i].dram,
+              "case %zu: %g in, %g out, %g", i, h2d, d2h, dram);
+    }
+}
+
+// B = 55 GB/s each way: all on the CPU, all on the GPU, the best, its share; gradients in the step.
+static void test_bound_table(void) {
+    static const double table[][6] = {
+        {60, 2.00, 2.50, 2.50, 1.000, 2.50},     {80, 2.67, 3.33, 3.33, 1.000, 3.33},
+        {100, 3.33, 4.17, 4.17, 1.000, 4.17},    {128, 4.27, 4.58, 5.16, 0.866, 5.12},
+        {150, 5.00, 4.58, 5.87, 0.738, 5.77},    {200, 6.67, 4.58, 7.47, 0.536, 7.26},
+        {240, 8.00, 4.58, 8.75, 0.429, 8.45},    {300, 10.00, 4.58, 10.67, 0.315, 10.24},
+        {400, 13.33, 4.58, 13.88, 0.196, 13.21}, {480, 16.00, 4.58, 16.44, 0.135, 15.60},
+        {600, 20.00, 4.58, 20.29, 0.071, 19.17},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const double *t = table[i];
+        const Rates r = machine(55, t[0], 0);
+        CHECK(prints(speed(&r, &hidden, 0), t[1], 2), "W %g: %g", t[0], speed(&r, &hidden, 0));
+        CHECK(prints(speed(&r, &hidden, 1), t[2], 2), "W %g: %g", t[0], speed(&r, &hidden, 1));
+        CHECK(prints(best_speed(&r, &hidden), t[3], 2), "W %g: %g", t[0], best_speed(&r, &hidden));
+        CHECK(prints(best_share(&r, &hidden), t[4], 3), "W %g: %g", t[0], best_share(&r, &hidden));
+        CHECK(prints(best_speed(&r, &in_step), t[5], 2), "W %g: %g", t[0],
+              best_speed(&r, &in_step));
+    }
+    Rates slow = machine(40, 150, 0);  // a link that slows down when both directions are busy
+    slow.h2d = slow.d2h = 55e9;
+    CHECK(prints(best_speed(&slow, &hidden), 5.58, 2), "%g", best_speed(&slow, &hidden));
+    slow.dram = slow.dram_dma = 300e9;
+    CHECK(prints(best_speed(&slow, &hidden), 10.4, 1), "%g", best_speed(&slow, &hidden));
+}
+
+// Seconds per step: all on the CPU, all on the GPU, the best.
+static void test_seconds_table(void) {
+    static const double W[] = {100, 150, 200, 300, 480};
+    static const double table[][16] = {
+        {1.558, .47, .37, .37, .31, .34, .27, .23, .34, .21, .16, .34, .15, .10, .34, .09},
+        {6, 1.80, 1.44, 1.44, 1.20, 1.31, 1.02, .90, 1.31, .80, .60, 1.31, .56, .38, 1.31, .36},
+        {7, 2.10, 1.68, 1.68, 1.40, 1.53, 1.19, 1.05, 1.53, .94, .70, 1.53, .66, .44, 1.53, .43},
+        {13, 3.90, 3.12, 3.12, 2.60, 2.84, 2.22, 1.95, 2.84, 1.74, 1.30, 2.84, 1.22, .81, 2.84,
+         .79},
+        {20, 6.00, 4.80, 4.80, 4.00, 4.36, 3.41, 3.00, 4.36, 2.68, 2.00, 4.36, 1.87, 1.25, 4.36,
+         1.22},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        for (size_t w = 0; w < 5; w++) {
+            const double *t = table[i], N = t[0];
+            const Rates r = machine(55, W[w], 0);
+            const double got[] = {N / speed(&r, &hidden, 0), N / speed(&r, &hidden, 1),
+                                  N / best_speed(&r, &hidden)};
+            for (size_t j = 0; j < 3; j++)
+                CHECK(prints(got[j], t[1 + 3 * w + j], 2), "%gB, W %g, column %zu: %g", N, W[w],
+                      j, got[j]);
+        }
+}
+
+static void test_cores_table(void) {
+    static const double table[][4] = {  // Uc, share, G parameters/s, times all on the CPU
+        {1.5, .743, 5.83, 3.89}, {2, .680, 6.25, 3.12}, {3, .576, 7.08, 2.36},
+        {5, .429, 8.75, 1.75}, {8, .289, 11.25, 1.41}, {10, .226, 12.92, 1.29}};
+    static const double capped[][2] = {{1.5, 3.89}, {2, 2.93}, {3, 1.96}, {5, 1.17}};  // W = 150
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const double *t = table[i];
+        const Rates r = machine(55, 0, t[0]);
+        CHECK(prints(best_share(&r, &hidden), t[1], 3), "Uc %g: %g", t[0],
+              best_share(&r, &hidden));
+        CHECK(prints(best_speed(&r, &hidden), t[2], 2), "Uc %g: %g", t[0],
+              best_speed(&r, &hidden));
+        // 3.125 is printed as 3.12
+        CHECK(prints(best_speed(&r, &hidden) / speed(&r, &hidden, 0), t[3], 2), "Uc %g", t[0]);
+    }
+    for (size_t i = 0; i < sizeof capped / sizeof *capped; i++) {
+        const Rates r = machine(55, 150, capped[i][0]);
+        const double gain = best_speed(&r, &hidden) / speed(&r, &hidden, 0);
+        CHECK(prints(gain, capped[i][1], 2), "Uc %g: %g", capped[i][0], gain);
+    }
+    Rates r = machine(55, 0, 0);  // out of cache is all that is known of the cores
+    r.host_adam = 2e9;
+    CHECK(prints(best_share(&r, &hidden), .680, 3), "%g", best_share(&r, &hidden));
+}
+
+// Eq. 1 per GPU at B = 13.75 G parameters/s: Uc, Dc, Ug, k, share, G parameters/s.
+static void test_eq1_table(void) {
+    static const double table[][6] = {
+        {2, 15.5, 25, 0.49, .67, 5.40}, {2, 15.5, 100, 0.43, .70, 5.87},
+        {3, 0, 100, 0.77, .57, 6.90},   {5, 0, 100, 1.39, .42, 8.59},
+        {8, 0, 100, 2.57, .28, 11.11},  {10.7, 0, 100, 4.00, .20, 13.38}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        const double *t = table[i];
+        Rates r = machine(0, 0, 0);
+        r.h2d = 55e9;
+        r.host_adam = 1e9 * t[0];
+        r.host_cast = 1e9 * t[1];
+        r.gpu_adam = 1e9 * t[2];
+        const double k = eq1_stride(&r), share = 1 / (1 + k), G = 1e-9 / eq1_seconds(&r, share);
+        CHECK(prints(k, t[3], 2) && prints(share, t[4], 2) && prints(G, t[5], 2),
+              "Uc %g: k %g, share %g, %g", t[0], k, share, G);
+        for (int j = 0; j <= 1000; j++)  // its split is the best of its own model
+            CHECK(eq1_seconds(&r, j / 1000.0) >= eq1_seconds(&r, share) * (1 - 1e-12),
+                  "Uc %g: share %g is better", t[0], j / 1000.0);
+    }
+    // What it does not know: at W = 300 and its share of .20, memory allows 10.4, not 13.38.
+    const Rates dram = machine(0, 300, 0);
+    CHECK(prints(speed(&dram, &hidden, .20), 10.4, 1), "%g", speed(&dram, &hidden, .20));
+    Rates r = machine(0, 0, 0);
+    CHECK(isnan(eq1_stride(&r)) && isnan(eq1_seconds(&r, .5)), "nothing known");
+    r.host_adam = 2e9;
+    CHECK(isnan(eq1_stride(&r)), "no link known");
+    r.h2d = 4e9;  // 1/(2B) = 1/Uc: the weights alone fill the link
+    CHECK(eq1_stride(&r) == INFINITY, "%g", eq1_stride(&r));
+    r.h2d = 3e9;  // the equation's k would be negative
+    CHECK(eq1_stride(&r) == INFINITY, "%g", eq1_stride(&r));
+    r.h2d = 8e9;  // B = 2, no Dc, no Ug: (3/2) / (1/2 - 1/4)
+    CHECK(fabs(eq1_stride(&r) - 6) < 1e-12, "%g", eq1_stride(&r));
+}
+
+// The paper's machines, from scripts/rates: its section 5.4 computes k = 2 for the second.
+static void test_machines(void) {
+    Rates r;
+    Error err;
+    char text[40];
+    memset(&err, 0, sizeof err);
+    CHECK(rates_load(&r, "scripts/rates/paper_v100.txt", &err), "%s", err.text);
+    CHECK(prints(eq1_stride(&r), 2.29, 2), "%g", eq1_stride(&r));
+    CHECK(rates_load(&r, "scripts/rates/paper_h100.txt", &err), "%s", err.text);
+    CHECK(prints(eq1_stride(&r), 0.49, 2), "%g", eq1_stride(&r));
+    CHECK(prints(best_share(&r, &hidden), .680, 3), "%g", best_share(&r, &hidden));
+    static const char *const assumed[] = {"h200_16cores", "rtx4090_desktop", "rtx3090_desktop"};
+    for (size_t i = 0; i < 3; i++) {
+        char path[PATH_MAX];
+        snprintf(path, sizeof path, "scripts/rates/%s.txt", assumed[i]);
+        CHECK(rates_load(&r, path, &err), "%s", err.text);
+        for (int j = 0; j < RATE_FIELDS; j++)
+            CHECK(*rate_at(&r, j) > 0, "%s: no %s", path, rate_fields[j].name);
+        CHECK(fabs(r.dram / (28 * r.host_adam) - 1) < .02, "%s: dram and host_adam", path);
+        CHECK(strcmp(update_limit(&r, &hidden, best_share(&r, &hidden), text), "link and DRAM") == 0
+              || strcmp(text, "DRAM") == 0, "%s: %s", path, text);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The best share
+
+static uint64_t state = 1;
+
+static double uniform(double low, double high) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return low + (high - low) * (double)(state >> 11) * 0x1p-53;
+}
+
+// f* = clamp((30 B - 2 W) / (10 W + 6 B)), or, bound by the cores, (B - 2 Uc) / (B + 10 Uc).
+static void test_closed_form(void) {
+    for (int i = 0; i < 20000; i++) {
+        const double B = uniform(5, 100), W = uniform(20, 900), Uc = uniform(.5, 20);
+        const Rates r = machine(B, W, i % 2 ? Uc : 0);
+        const double dram = (30 * B - 2 * W) / (10 * W + 6 * B);
+        const double cores = i % 2 ? (B - 2 * Uc) / (B + 10 * Uc) : 0;
+        const double want = fmin(fmax(fmax(dram, cores), 0), 1), got = best_share(&r, &hidden);
+        CHECK(fabs(got - want) < 1e-9, "B %g W %g Uc %g: %g, not %g", B, W, Uc, got, want);
+    }
+}
+
+static double rarely_known(double low, double high) {
+    return uniform(0, 1) < .2 ? 0 : uniform(low, high);
+}
+
+// Any rates, any of them unknown: no share of 2000 is better than the best, nor is a smaller one as
+// good; and the bound has no jumps.
+static void test_against_search(void) {
+    for (int i = 0; i < 4000; i++) {
+        Rates r = machine(0, 0, 0);
+        r.h2d = uniform(5, 60);
+        r.h2d_duplex = rarely_known(5, 60);
+        r.d2h = rarely_known(5, 60);
+        r.d2h_duplex = rarely_known(5, 60);
+        r.dram = rarely_known(20, 400);
+        r.dram_dma = rarely_known(20, 400);
+        r.cores = rarely_known(.5, 20);
+        r.gpu_adam = rarely_known(.5, 100);
+        const UpdateBytes b = {i % 2 ? 2 : 4, i % 4 < 2 ? 2 : 4, i % 8 < 4, i % 16 < 8};
+        const double best = best_share(&r, &b), least = update_bound(&r, &b, best);
+        double last = update_bound(&r, &b, 0);
+        CHECK(best >= 0 && best <= 1 && least > 0, "case %d: %g, %g", i, best, least);
+        for (int j = 0; j <= 2000; j++) {
+            const double f = j / 2000.0, t = update_bound(&r, &b, f);
+            CHECK(t >= least * (1 - 1e-12), "case %d: %.17g at %g, %.17g at %g", i, t, f, least,
+                  best);
+            CHECK(f >= best - 1e-9 || t > least * (1 - 1e-12), "case %d: %g is as good", i, f);
+            CHECK(fabs(t - last) <= .05 * (t + last), "case %d: a jump at %g", i, f);
+            last = t;
+        }
+    }
+}
+
+// Two rates of host memory: `dram_dma` counts while both directions of the link are busy.
+static void test_two_dram_rates(void) {
+    char text[40];
+    Rates r = machine(50, 100, 0);
+    r.dram_dma = 160e9;
+    CHECK(fabs(update_bound(&r, &hidden, 0) - 30e-9 / 100) < 1e-18, "cores alone");
+    // f = .25: 28.5 bytes, both directions busy for 3/50 = .06; (28.5 - 60 x .06) / 100
+    CHECK(fabs(update_bound(&r, &hidden, .25) - .249e-9) < 1e-18, "%g",
+          update_bound(&r, &hidden, .25));
+    CHECK(strcmp(update_limit(&r, &hidden, .25, text), "DRAM") == 0, "%s", text);
+    r.dram_dma = 0;  // not known: as the cores alone
+    CHECK(fabs(update_bound(&r, &hidden, .25) - .285e-9) < 1e-18, "dma unknown");
+    r.dram_dma = 160e9;
+    r.dram = 0;
+    CHECK(fabs(update_bound(&r, &hidden, .25) - 28.5e-9 / 160) < 1e-18, "cores unknown");
+    // The cores at 28 GB/s, the link on top: sharing memory costs them nothing.
+    r = machine(55, 28, 0);
+    r.dram_dma = 28e9 + 110e9;
+    CHECK(fabs(update_bound(&r, &hidden, .5) - 15e-9 / 28) < 1e-18, "%g",
+          update_bound(&r, &hidden, .5));
+}
+
+static void test_limit_names(void) {
+    char text[40];
+    Rates r = machine(55, 150, 3);
+    r.gpu_adam = 1e9;
+    CHECK(strcmp(update_limit(&r, &hidden, 0, text), "cores") == 0, "%s", text);
+    CHECK(strcmp(update_limit(&r, &hidden, 1, text), "GPU") == 0, "%s", text);
+    r.gpu_adam = 100e9;
+    CHECK(strcmp(update_limit(&r, &hidden, 1, text), "link") == 0, "%s", text);
+    CHECK(strcmp(update_limit(&r, &hidden, best_share(&r, &hidden), text), "link and DRAM") == 0,
+          "%s", text);
+    CHECK(strcmp(update_limit(&r, &hidden, .6, text), "DRAM") == 0, "%s", text);
+    r.dram = r.dram_dma = .995e9 * 55 * 24 / 12;  // nearly as slow is not as slow
+    CHECK(strcmp(update_limit(&r, &hidden, 1, text), "DRAM") == 0, "%s", text);
+    r = machine(1, 1, 1);
+    r.cores = 1e9 / 30;
+    r.gpu_adam = 1e9 / 12;
+    r.h2d_duplex = 1e9 * 2 / 30;
+    CHECK(strcmp(update_limit(&r, &hidden, 0, text), "link and DRAM and cores") == 0, "%s", text);
+    r = machine(0, 0, 0);
+    CHECK(strcmp(update_limit(&r, &hidden, .5, text), "nothing") == 0, "%s", text);
+    CHECK(best_share(&r, &hidden) == 0 && update_bound(&r, &hidden, 0) == 0, "nothing known");
+}
+
+// ---------------------------------------------------------------------------------------------
+// The file
+
+static char path[] = "/tmp/tide_rates_XXXXXX";
+
+static bool load(Rates *r, const char *bytes, size_t n, Error *err) {
+    FILE *f = fopen(path, "wb");
+    CHECK(f != NULL && fwrite(bytes, 1, n, f) == n && fclose(f) == 0, "%s", path);
+    memset(err, 0, sizeof *err);
+    return rates_load(r, path, err);
+}
+
+static void test_file_refused(void) {
+    static const struct { const char *text, *say; size_t length; } bad[] = {
+        {"", "names no rate", 0},
+        {"# nothing\n\n", "names no rate", 0},
+        {"h2d 1\nwarp 2\n", "line 2: unknown rate \"warp\"", 0},
+        {"h2", "line 1: unknown rate \"h2\"", 0},
+        {"h2dd 5", "line 1: unknown rate \"h2dd\"", 0},
+        {"h2d 1\n#\nh2d 1\n", "line 3: a second h2d", 0},
+        {"h2d -1\n", "line 1: h2d is negative", 0},
+        {"h2d -0\n", "line 1: h2d is negative", 0},
+        {"h2d\n", "line 1: h2d \"\" is not a number", 0},
+        {"h2d # 5\n", "line 1: h2d \"\" is not a number", 0},
+        {"h2d nan", "line 1: h2d \"nan\" is not a number", 0},
+        {"h2d inf", "is not a number", 0},
+        {"h2d 0x10", "is not a number", 0},
+        {"h2d 1e999", "is not a number", 0},
+        {"h2d 5GB", "line 1: h2d \"5GB\" is not a number", 0},
+        {"h2d \"5\"", "is not a number", 0},
+        {"h2d 1 2", "line 1: more than a name and a number", 0},
+        {"\rwarp 1", "line 1: unknown rate \"warp\"", 0},
+        {"h2d: 1", "unknown rate \"h2d:\"", 0},
+        {"h2d 1\nd2h 1\0\n", "line 2: a NUL byte", 13},
+        {"\0", "line 1: a NUL byte", 1},
+        {"# \0\nh2d 1", "line 1: a NUL byte", 9},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        Rates r;
+        Error err;
+        const size_t n = bad[i].length > 0 ? bad[i].length : strlen(bad[i].text);
+        CHECK(!load(&r, bad[i].text, n, &err), "case %zu is accepted", i);
+        CHECK(strstr(err.text, bad[i].say) != NULL && strstr(err.text, path) == err.text,
+              "case %zu: %s", i, err.text);
+    }
+    Rates r;
+    Error err;
+    CHECK(!rates_load(&r, "/nowhere/rates", &err) && strstr(err.text, "/nowhere") != NULL, "none");
+    CHECK(!rates_load(&r, "/tmp", &err) && strstr(err.text, "regular") != NULL, "%s", err.text);
+}
+
+static void test_file_accepted(void) {
+    static const char text[] = "# a machine\r\n\n \t\n  h2d\t55e9   # measured\r\nd2h 5.5E10#x\n"
+                               "cores 0\ndram 1.5e+11";
+    Rates r;
+    Error err;
+    memset(&r, 0xff, sizeof r);
+    CHECK(load(&r, text, sizeof text - 1, &err), "%s", err.text);
+    CHECK(r.h2d == 55e9 && r.d2h == 55e9 && r.dram == 150e9, "%g %g %g", r.h2d, r.d2h, r.dram);
+    CHECK(r.cores == 0 && r.gpu_adam == 0 && r.disk == 0, "what is not named is 0");
+}
+
+static void test_file_round_trip(void) {
+    CHECK(sizeof(Rates) == RATE_FIELDS * sizeof(double), "a rate without a name in the file");
+    for (int i = 0; i < 200; i++) {
+        Rates r, back;
+        Error err;
+        for (int j = 0; j < RATE_FIELDS; j++) {
+            CHECK(rate_fields[j].offset == (size_t)j * sizeof(double), "%s", rate_fields[j].name);
+            *rate_at(&r, j) = i % 7 == j % 7 ? 0 : exp(uniform(-20, 50));
+        }
+        FILE *f = fopen(path, "wb");
+        CHECK(f != NULL, "%s", path);
+        rates_write(f, &r);
+        fclose(f);
+        CHECK(rates_load(&back, path, &err), "%s", err.text);
+        CHECK(memcmp(&r, &back, sizeof r) == 0, "round trip %d", i);
+    }
+}
+
+int main(void) {
+    const int fd = mkstemp(path);
+    if (fd < 0) die("cannot make a file in /tmp");
+    close(fd);
+    RUN(test_traffic);
+    RUN(test_bound_table);
+    RUN(test_seconds_table);
+    RUN(test_cores_table);
+    RUN(test_eq1_table);
+    RUN(test_machines);
+    RUN(test_closed_form);
+    RUN(test_against_search);
+    RUN(test_two_dram_rates);
+    RUN(test_limit_names);
+    RUN(test_file_refused);
+    RUN(test_file_accepted);
+    RUN(test_file_round_trip);
+    unlink(path);
+    return test_summary();
+}
