@@ -1,0 +1,457 @@
+// timeline.c: a picture of a trace that --trace wrote: which stream did what when, and what lay in
+// memory; --help says the rest. Its input is Chrome's trace format as trace.h writes it.
+#include "../json.h"
+#include <math.h>
+
+static const char help[] =
+    "usage: timeline TRACE.json [-o OUT.svg] [--step N | --from S --to S] [--title T] [--memory]\n"
+    "\n"
+    "Draws the spans of a trace as an SVG: one row for each stream, one colour for each kind of\n"
+    "work, the number of the layer or piece where it fits. Without -o to the standard output.\n"
+    "\n"
+    "  --step N    from the begin of step N to its end; what belongs to other steps is paler\n"
+    "  --from S    from second S of the trace (its begin)\n"
+    "  --to S      to second S of the trace (its end)\n"
+    "  --title T   a line of text above\n"
+    "  --memory    also the counters, as stacked areas below\n";
+
+enum { WIDTH = 1000, LEFT = 196, RIGHT = 24, PIXELS = WIDTH - LEFT - RIGHT, ROW = 26, BAR = 20,
+       PANEL = 140, MAX_ROWS = 64, MAX_CLASSES = 16 };
+
+// What a span is, by its name (trace.h): its colour, and that of its number. They are for light and
+// dark pages alike.
+static const struct { const char *name, *legend, *fill, *text; } kinds[] = {
+    {"forward", "forward", "#84b6ea", "#10263d"},
+    {"backward", "backward", "#2670bf", "#fff"},
+    {"leave", "gradients out", "#d9601a", "#fff"},
+    {"norm", "gradient norm", "#e89a82", "#3d160a"},
+    {"accumulate", "gradients added up", "#b08549", "#fff"},
+    {"fetch", "state in", "#2a998b", "#fff"},
+    {"update", "update on the GPU", "#599a3e", "#fff"},
+    {"host update", "update on the CPU", "#a8446f", "#fff"},  // "update" in a row "host..."
+    {"flush", "state out", "#8a5ec0", "#fff"},
+    {"back", "weights back", "#dcac3d", "#3d2c00"},
+    {"save", "saving", "#738090", "#fff"},
+    {"wait", "waiting", "#9aa4ae55", "#848e98"},
+    {"", "other", "#a9b4c0", "#111"}};
+enum { KINDS = sizeof kinds / sizeof *kinds, KIND_UPDATE = 6, KIND_HOST = 7 };
+
+static const char *const class_fill[8] = {"#2670bf", "#84b6ea", "#d9601a", "#2a998b", "#8a5ec0",
+                                          "#dcac3d", "#599a3e", "#a9b4c0"};
+
+typedef struct { int row, kind; bool paler, has_number; size_t number; double begin, end; } Span;
+typedef struct { const char *name; int tid; } Row;
+typedef struct { size_t class, order; double at, value; } Sample;
+typedef struct { const char *counter, *name; } Class;
+
+typedef struct {
+    Row rows[MAX_ROWS];
+    Class classes[MAX_CLASSES];
+    Span *spans;        // of each row in the order of time
+    Sample *samples;    // in the order of time
+    size_t row_count, class_count, span_count, sample_count;
+    double begin, end;  // of the picture; all times are in microseconds
+} Picture;
+
+// ---------------------------------------------------------------------------------------------
+// Reading
+
+static const char *get_string(const Json *object, const char *key) {
+    const Json *x = json_get(object, key);
+    return x != NULL && x->type == JSON_STRING ? x->string : "";
+}
+
+static bool get_number(const Json *object, const char *key, double *out) {
+    const Json *x = json_get(object, key);
+    if (x == NULL || x->type != JSON_NUMBER || fabs(x->number) > 1e18) return false;
+    *out = x->number;
+    return true;
+}
+
+static int row_of(Picture *p, const Json *event, const char *path) {
+    double tid = -1;
+    if (!get_number(event, "tid", &tid) || fabs(tid) > INT_MAX)
+        die("%s: a span or a row has no \"tid\"", path);
+    for (size_t r = 0; r < p->row_count; r++) if (p->rows[r].tid == (int)tid) return (int)r;
+    if (p->row_count == MAX_ROWS) die("%s: more than %d rows", path, MAX_ROWS);
+    p->rows[p->row_count].tid = (int)tid;
+    p->rows[p->row_count].name = "";
+    return (int)p->row_count++;
+}
+
+static int kind_of(const char *name, const char *row) {
+    int k = 0;
+    while (k < KINDS - 1 && strcmp(kinds[k].name, name) != 0) k++;
+    return k == KIND_UPDATE && strncmp(row, "host", 4) == 0 ? KIND_HOST : k;
+}
+
+static int compare_rows(const void *a, const void *b) {
+    return ((const Row *)a)->tid > ((const Row *)b)->tid ? 1 : -1;
+}
+
+static int compare_spans(const void *a, const void *b) {
+    const Span *x = (const Span *)a, *y = (const Span *)b;
+    if (x->row != y->row) return x->row < y->row ? -1 : 1;
+    return (x->begin > y->begin) - (x->begin < y->begin);
+}
+
+static int compare_samples(const void *a, const void *b) {
+    const Sample *x = (const Sample *)a, *y = (const Sample *)b;
+    if (x->at != y->at) return x->at < y->at ? -1 : 1;
+    return (x->order > y->order) - (x->order < y->order);
+}
+
+static void add_samples(Picture *p, const Json *event, const char *path) {
+    const char *counter = get_string(event, "name");
+    const Json *args = json_get(event, "args");
+    double at = 0;
+    if (!get_number(event, "ts", &at)) die("%s: a counter without \"ts\"", path);
+    if (args == NULL || args->type != JSON_OBJECT) return;
+    for (const Json *x = args->child; x != NULL; x = x->next) {
+        size_t c = 0;
+        while (c < p->class_count && (strcmp(p->classes[c].counter, counter) != 0
+                                      || strcmp(p->classes[c].name, x->key) != 0)) c++;
+        if (c == MAX_CLASSES) die("%s: more than %d classes of memory", path, MAX_CLASSES);
+        if (x->type != JSON_NUMBER || !(fabs(x->number) < 1e18))
+            die("%s: counter \"%.100s\" is no number", path, counter);
+        if (c == p->class_count) p->classes[p->class_count++] = (Class){counter, x->key};
+        p->samples[p->sample_count] = (Sample){c, p->sample_count, at, fmax(0, x->number)};
+        p->sample_count++;
+    }
+}
+
+// Everything of the trace; step SIZE_MAX: no step was asked for.
+static void read_trace(Picture *p, const Json *root, const char *path, size_t step, double from,
+                       double to) {
+    const Json *events = root->type == JSON_ARRAY ? root : json_get(root, "traceEvents");
+    if (events == NULL || events->type != JSON_ARRAY) die("%s: no \"traceEvents\" in it", path);
+    size_t samples = 0;
+    for (const Json *e = events->child; e != NULL; e = e->next) {
+        const char *phase = get_string(e, "ph");
+        const Json *args = json_get(e, "args");
+        if (strcmp(phase, "C") == 0 && args != NULL) samples += args->count;
+        if (strcmp(phase, "M") == 0 && strcmp(get_string(e, "name"), "thread_name") == 0)
+            p->rows[row_of(p, e, path)].name = get_string(args, "name");
+        if (strcmp(phase, "X") == 0) row_of(p, e, path);
+    }
+    qsort(p->rows, p->row_count, sizeof *p->rows, compare_rows);
+    p->spans = (Span *)alloc_or_fail(events->count, sizeof *p->spans, "spans");
+    p->samples = (Sample *)alloc_or_fail(samples, sizeof *p->samples, "samples");
+    double first = INFINITY, last = -INFINITY, begin = INFINITY, end = -INFINITY;
+    for (const Json *e = events->child; e != NULL; e = e->next) {
+        const char *phase = get_string(e, "ph");
+        if (strcmp(phase, "C") == 0) add_samples(p, e, path);
+        if (strcmp(phase, "X") != 0) continue;
+        Span *s = &p->spans[p->span_count++];
+        const Json *args = json_get(e, "args");
+        size_t of = SIZE_MAX;
+        double duration = 0;
+        if (!get_number(e, "ts", &s->begin) || !get_number(e, "dur", &duration) || duration < 0)
+            die("%s: a span has no \"ts\" or no \"dur\"", path);
+        s->end = s->begin + duration;
+        s->row = row_of(p, e, path);
+        s->kind = kind_of(get_string(e, "name"), p->rows[s->row].name);
+        s->has_number = json_get_size(args, "number", &s->number);
+        const bool mine = json_get_size(args, "step", &of) && of == step;
+        s->paler = step != SIZE_MAX && !mine;
+        first = fmin(first, s->begin);
+        last = fmax(last, s->end);
+        if (!mine) continue;
+        begin = fmin(begin, s->begin);
+        end = fmax(end, s->end);
+    }
+    if (p->span_count == 0) die("%s: no spans in it", path);
+    if (step != SIZE_MAX && begin > end) die("%s: no spans of step %zu in it", path, step);
+    p->begin = step != SIZE_MAX ? begin : isfinite(from) ? 1e6 * from : first;
+    p->end = step != SIZE_MAX ? end : isfinite(to) ? 1e6 * to : last;
+    size_t kept = 0;
+    for (size_t i = 0; i < p->span_count; i++)
+        if (p->spans[i].end >= p->begin && p->spans[i].begin <= p->end)
+            p->spans[kept++] = p->spans[i];
+    p->span_count = kept;
+    if (kept == 0 || !(p->end - p->begin >= 1e-3))
+        die("%s: nothing between %g s and %g s; it goes from %g s to %g s", path, p->begin * 1e-6,
+            p->end * 1e-6, first * 1e-6, last * 1e-6);
+    qsort(p->spans, p->span_count, sizeof *p->spans, compare_spans);
+    if (p->sample_count > 0)
+        qsort(p->samples, p->sample_count, sizeof *p->samples, compare_samples);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Drawing
+
+// Text as XML, at most `most` characters of it; what XML does not allow becomes '?'.
+static void put_text(FILE *f, const char *s, int most) {
+    const size_t n = strlen(s);
+    for (size_t i = 0; i < n; most--) {
+        uint32_t c = 0;
+        const size_t used = utf8_decode(s + i, n - i, &c);
+        if (most == 0) { fputs("...", f); return; }
+        if (c == '&') fputs("&amp;", f);
+        else if (c == '<') fputs("&lt;", f);
+        else if (c == '>') fputs("&gt;", f);
+        else if (used == 0 || c < 0x20 || c == 0xfffe || c == 0xffff) fputc('?', f);
+        else fwrite(s + i, 1, used, f);
+        i += used > 0 ? used : 1;
+    }
+}
+
+static double x_of(const Picture *p, double at) {
+    return LEFT + PIXELS * fmin(1, fmax(0, (at - p->begin) / (p->end - p->begin)));
+}
+
+// The distance between ticks: 1, 2 or 5 times a power of ten, for at most n of them.
+static double tick(double span, int n) {
+    const double unit = pow(10, floor(log10(span / n)));
+    for (int m = 1; m < 10; m = m == 1 ? 2 : m == 2 ? 5 : 10)
+        if (span / (unit * m) <= n) return unit * m;
+    return unit * 10;
+}
+
+// Lines from y to `bottom` at round times since the begin, and these times below.
+static void draw_axis(FILE *f, const Picture *p, double y, double bottom) {
+    const double span = p->end - p->begin, d = tick(span, 10);
+    const double unit = span >= 2e6 ? 1e6 : span >= 2e3 ? 1e3 : 1;
+    const char *name = unit == 1 ? "&#181;s" : unit == 1e3 ? "ms" : "s";
+    for (int i = 0; i * d <= span * 1.0001; i++) {
+        const double x = x_of(p, p->begin + i * d);
+        fprintf(f, "<path class=\"grid\" d=\"M%.1f %.0fV%.0f\"/><text x=\"%.1f\" y=\"%.0f\" "
+                "text-anchor=\"middle\">%.6g%s%s</text>\n", x, y, bottom, x, bottom + 17,
+                i * d / unit, i > 0 ? "" : " ", i > 0 ? "" : name);
+    }
+}
+
+// One entry of a legend, that begins at *x; in the next line if there is no more room.
+static void draw_legend(FILE *f, double *x, double *y, const char *class, const char *name) {
+    const double width = 34 + 6.6 * (double)strlen(name);
+    if (*x > LEFT && *x + width > WIDTH) { *x = LEFT; *y += 18; }
+    fprintf(f, "<path class=\"%s\" d=\"M%.1f %.0fh12v12h-12z\"/><text x=\"%.1f\" y=\"%.0f\">",
+            class, *x, *y - 10, *x + 17, *y);
+    put_text(f, name, 40);
+    fputs("</text>\n", f);
+    *x += width;
+}
+
+// Half a pixel less where that can be seen, so that neighbours are apart.
+static void draw_bar(FILE *f, double x, double end, double y) {
+    const double width = end - x >= 3 ? end - x - 0.6 : end - x;
+    if (width > 0) fprintf(f, "M%.1f %.0fh%.1fv%dh-%.1fz", x, y, width, BAR, width);
+}
+
+// The bars of a kind in a row. Spans of less than a pixel are drawn as half a pixel at least, and
+// those closer than that as one.
+static void draw_bars(FILE *f, const Picture *p, int row, int kind, bool paler, double y) {
+    double x = 0, end = 0;
+    bool any = false, narrow = false;  // narrow: a bar made of such
+    for (size_t i = 0; i < p->span_count; i++) {
+        const Span *s = &p->spans[i];
+        if (s->row != row || s->kind != kind || s->paler != paler) continue;
+        const double from = x_of(p, s->begin), to = x_of(p, s->end);
+        if (!any) fprintf(f, "<path class=\"k%d%s\" d=\"", kind, paler ? " pale" : "");
+        any = true;
+        if (!narrow || to - from >= 1 || from > end + 0.5) {
+            draw_bar(f, x, end, y);
+            x = end = from;
+        }
+        narrow = to - from < 1;
+        end = fmax(end, fmax(to, from + 0.5));
+    }
+    draw_bar(f, x, end, y);
+    if (any) fputs("\"/>\n", f);
+}
+
+static void draw_numbers(FILE *f, const Picture *p, int row, double y) {
+    for (size_t i = 0; i < p->span_count; i++) {
+        const Span *s = &p->spans[i];
+        const double from = x_of(p, s->begin), to = x_of(p, s->end);
+        char text[32];
+        if (s->row != row || !s->has_number || s->paler) continue;
+        if (to - from < 3 + 5.6 * snprintf(text, sizeof text, "%zu", s->number)) continue;
+        fprintf(f, "<text class=\"n t%d\" x=\"%.1f\" y=\"%.0f\">%s</text>\n", s->kind,
+                (from + to - 0.6) / 2, y + 13, text);
+    }
+}
+
+static double draw_rows(FILE *f, const Picture *p, double y) {
+    bool used[KINDS] = {false}, row_used[MAX_ROWS] = {false};
+    double x = LEFT;
+    for (size_t i = 0; i < p->span_count; i++)
+        used[p->spans[i].kind] = row_used[p->spans[i].row] = true;
+    for (int k = 0; k < KINDS; k++) {
+        char class[16];
+        snprintf(class, sizeof class, "k%d", k);
+        if (used[k]) draw_legend(f, &x, &y, class, kinds[k].legend);
+    }
+    y += 14;
+    double bottom = y;
+    for (size_t r = 0; r < p->row_count; r++) bottom += row_used[r] ? ROW : 0;
+    draw_axis(f, p, y, bottom);
+    for (int r = 0; r < (int)p->row_count; r++) {
+        if (!row_used[r]) continue;
+        fprintf(f, "<text x=\"14\" y=\"%.0f\">", y + 17);
+        put_text(f, p->rows[r].name, 28);
+        fputs("</text>\n", f);
+        for (int k = 0; k < 2 * KINDS; k++) draw_bars(f, p, r, k / 2, k % 2 == 0, y + 3);
+        draw_numbers(f, p, r, y + 3);
+        y += ROW;
+    }
+    return bottom + 24;
+}
+
+// One counter: its classes on top of each other. A column of pixels shows the moment at which the
+// sum was largest, so that no peak is lost.
+static double draw_counter(FILE *f, const Picture *p, const char *counter, double y) {
+    static double level[PIXELS + 1][MAX_CLASSES];  // of this class and those below it
+    double value[MAX_CLASSES] = {0}, total = 0, peak = 0, x = LEFT;
+    size_t i = 0;
+    for (int column = 0; column <= PIXELS; column++) {
+        const double until = p->begin + (p->end - p->begin) * (column + 1) / PIXELS;
+        double most = -1;
+        for (bool more = true; more;) {
+            if (total > most) {
+                double sum = 0;
+                most = total;
+                for (size_t c = 0; c < p->class_count; c++) level[column][c] = sum += value[c];
+            }
+            more = i < p->sample_count && p->samples[i].at < until;
+            if (!more) break;
+            const Sample *s = &p->samples[i++];
+            if (strcmp(p->classes[s->class].counter, counter) != 0) continue;
+            value[s->class] = s->value;
+            total = 0;
+            for (size_t c = 0; c < p->class_count; c++) total += value[c];
+            if (s->at < p->begin) most = -1;
+        }
+        peak = fmax(peak, most);
+    }
+    const double unit = peak >= 0x1p30 ? 0x1p30 : peak >= 0x1p20 ? 0x1p20 : 1024;
+    const char *name = unit == 0x1p30 ? "GiB" : unit == 0x1p20 ? "MiB" : "KiB";
+    const double top = fmax(peak, 1), d = tick(top / unit, 4);
+    y += 16;
+    for (size_t c = 0; c < p->class_count; c++) {
+        char class[16];
+        snprintf(class, sizeof class, "c%zu", c % 8);
+        if (strcmp(p->classes[c].counter, counter) == 0)
+            draw_legend(f, &x, &y, class, p->classes[c].name);
+    }
+    y += 14;
+    const double bottom = y + PANEL;
+    for (size_t c = p->class_count; c-- > 0;) {
+        if (strcmp(p->classes[c].counter, counter) != 0) continue;
+        double at = bottom;
+        fprintf(f, "<path class=\"c%zu\" d=\"M%d %.0f", c % 8, LEFT, bottom);
+        for (int column = 0; column < PIXELS; column++) {
+            const double next = round(10 * (bottom - PANEL * level[column][c] / top)) / 10;
+            if (next != at) fprintf(f, "H%dV%.1f", LEFT + column, next);
+            at = next;
+        }
+        fprintf(f, "H%dV%.0fz\"/>\n", LEFT + PIXELS, bottom);
+    }
+    draw_axis(f, p, y, bottom);
+    for (int k = 0; k * d <= top / unit; k++) {
+        const double at = bottom - PANEL * k * d * unit / top;
+        fprintf(f, "<path class=\"grid\" d=\"M%d %.1fh%d\"/><text x=\"%d\" y=\"%.1f\" "
+                "text-anchor=\"end\">%.6g%s%s</text>\n", LEFT, at, PIXELS, LEFT - 8, at + 4, k * d,
+                k > 0 ? "" : " ", k > 0 ? "" : name);
+    }
+    fprintf(f, "<text x=\"14\" y=\"%.0f\">", y + 12);
+    put_text(f, counter, 28);
+    fprintf(f, "</text><text x=\"14\" y=\"%.0f\">peak %.3g %s</text>\n", y + 28, peak / unit, name);
+    return bottom + 24;
+}
+
+static void draw(FILE *f, const Picture *p, const char *title, bool memory) {
+    char *body = NULL;
+    size_t n = 0;
+    FILE *b = open_memstream(&body, &n);  // the height comes first, but is known last
+    if (b == NULL) fail("out of memory");
+    double y = 24;
+    if (title != NULL) {
+        fprintf(b, "<text class=\"title\" x=\"14\" y=\"26\">");
+        put_text(b, title, 120);
+        fputs("</text>\n", b);
+        y += 26;
+    }
+    y = draw_rows(b, p, y);
+    for (size_t c = 0; c < p->class_count && memory; c++) {
+        size_t before = 0;
+        while (strcmp(p->classes[before].counter, p->classes[c].counter) != 0) before++;
+        if (before == c) y = draw_counter(b, p, p->classes[c].counter, y);
+    }
+    if (fclose(b) != 0) fail("out of memory");
+    fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %.0f\" width=\"%d\" "
+            "height=\"%.0f\">\n<style>\ntext{font:12px sans-serif;fill:#444} .page{fill:#fff} "
+            ".grid{stroke:#8886;fill:none}\n.title{font-size:15px} .n{font-size:9px;"
+            "text-anchor:middle} .pale{opacity:.35}\n", WIDTH, y + 6, WIDTH, y + 6);
+    for (int k = 0; k < KINDS; k++)
+        fprintf(f, ".k%d{fill:%s} .t%d{fill:%s}\n", k, kinds[k].fill, k, kinds[k].text);
+    for (int c = 0; c < 8; c++) fprintf(f, ".c%d{fill:%s}\n", c, class_fill[c]);
+    fprintf(f, "@media(prefers-color-scheme:dark){text:not(.n){fill:#bbb} .page{fill:#161b22}}\n"
+            "</style>\n<rect class=\"page\" width=\"100%%\" height=\"100%%\"/>\n%s</svg>\n", body);
+    free(body);
+}
+
+// ---------------------------------------------------------------------------------------------
+
+static double seconds_of(const char *option, const char *text) {
+    char *end;
+    const double x = strtod(text, &end);
+    if (end == text || *end != '\0' || !isfinite(x))
+        die("%s wants a number of seconds, not \"%s\"", option, text);
+    return x;
+}
+
+static size_t step_of(const char *text) {
+    char *end;
+    errno = 0;
+    const unsigned long long x = strtoull(text, &end, 10);
+    if (*text < '0' || *text > '9' || *end != '\0' || errno != 0 || x >= SIZE_MAX)
+        die("--step wants the number of a step, not \"%s\"", text);
+    return (size_t)x;
+}
+
+int main(int argc, char **argv) {
+    static Picture p;
+    const char *in = NULL, *out = NULL, *title = NULL;
+    double from = NAN, to = NAN;
+    size_t step = SIZE_MAX;
+    bool memory = false;
+    Error err;
+    for (int i = 1; i < argc; i++) {
+        const char *s = argv[i];
+        if (strcmp(s, "--help") == 0) { fputs(help, stdout); return 0; }
+        if (strcmp(s, "--memory") == 0) { memory = true; continue; }
+        if (*s != '-') {
+            if (in != NULL) die("one file too many: %s", s);
+            in = s;
+            continue;
+        }
+        const bool known = strcmp(s, "-o") == 0 || strcmp(s, "--step") == 0
+                           || strcmp(s, "--from") == 0 || strcmp(s, "--to") == 0
+                           || strcmp(s, "--title") == 0;
+        if (!known) die("no such option: %s (see --help)", s);
+        if (++i == argc) die("%s wants a value", s);
+        if (strcmp(s, "-o") == 0) out = argv[i];
+        else if (strcmp(s, "--step") == 0) step = step_of(argv[i]);
+        else if (strcmp(s, "--from") == 0) from = seconds_of(s, argv[i]);
+        else if (strcmp(s, "--to") == 0) to = seconds_of(s, argv[i]);
+        else title = argv[i];
+    }
+    if (in == NULL) die("usage: timeline TRACE.json [-o OUT.svg] (see --help)");
+    if (step != SIZE_MAX && (isfinite(from) || isfinite(to)))
+        die("either --step, or --from and --to");
+    Json *root = json_read(in, &err);
+    if (root == NULL) die("%s", err.text);
+    read_trace(&p, root, in, step, from, to);
+    if (memory && p.class_count == 0) die("%s: no counters in it", in);
+    FILE *f = out != NULL ? replace_open(out, &err) : stdout;
+    if (f == NULL) die("%s", err.text);
+    draw(f, &p, title, memory);
+    if (out != NULL && !replace_close(f, out, &err)) fail("%s", err.text);
+    if (out == NULL && (fflush(stdout) != 0 || ferror(stdout)))
+        fail("cannot write the picture: %s", strerror(errno));
+    free(p.spans);
+    free(p.samples);
+    json_free(root);
+    return 0;
+}

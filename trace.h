@@ -1,0 +1,207 @@
+// trace.h: what happened when, on the GPU's streams and on the host: the file that Perfetto
+// (ui.perfetto.dev) and chrome://tracing open, and how long each row was busy. No CUDA here:
+// timeline.cuh brings what was measured, plan.h what is predicted, and both look the same.
+#ifndef TIDE_TRACE_H
+#define TIDE_TRACE_H
+#include "json.h"
+#include <math.h>
+
+// One row for each stream of the trainer. The link carries fetch and back one way, leave and flush
+// the other.
+enum { ROW_COMPUTE, ROW_LEAVE, ROW_FETCH, ROW_UPDATE, ROW_FLUSH, ROW_HOST, ROW_BACK, ROWS };
+
+static const char *const trace_rows[ROWS] = {
+    "compute", "leave: gradients to the host", "fetch: state to the GPU", "update on the GPU",
+    "flush: state to the host", "host: update on the CPU", "back: weights to the GPU"};
+
+// Seconds are those since the trace began. Names with a meaning: "wait" is a stall, no work;
+// "fetch", "update", "flush" and "back" are the update of the parameters. dev/timeline.c knows
+// "forward", "backward", "leave", "norm", "accumulate" and "save", too.
+typedef struct {
+    int row;                // ROW_COMPUTE ..
+    const char *name;       // static
+    size_t number;          // of the layer or piece; TRACE_NONE: it has none
+    size_t bytes;           // that cross the link; 0: none
+    double begin, end;      // seconds
+} TraceSpan;
+
+#define TRACE_NONE SIZE_MAX
+
+// ---------------------------------------------------------------------------------------------
+// How busy the rows were
+
+typedef struct { double begin, end; } Interval;
+
+static inline int interval_compare(const void *a, const void *b) {
+    const Interval *x = (const Interval *)a, *y = (const Interval *)b;
+    return (x->begin > y->begin) - (x->begin < y->begin);
+}
+
+// Sorts n intervals and joins those that overlap or touch. Returns how many are left.
+static inline int intervals_join(Interval *x, int n) {
+    int joined = 0;
+    qsort(x, (size_t)n, sizeof *x, interval_compare);
+    for (int i = 0; i < n; i++) {
+        if (joined == 0 || x[i].begin > x[joined - 1].end) x[joined++] = x[i];
+        else x[joined - 1].end = fmax(x[joined - 1].end, x[i].end);
+    }
+    return joined;
+}
+
+// Length of what two joined lists have in common; of a list with itself: its own length.
+static inline double intervals_common(const Interval *a, int na, const Interval *b, int nb) {
+    double length = 0;
+    for (int i = 0, j = 0; i < na && j < nb;) {
+        length += fmax(0, fmin(a[i].end, b[j].end) - fmax(a[i].begin, b[j].begin));
+        if (a[i].end < b[j].end) i++;
+        else j++;
+    }
+    return length;
+}
+
+typedef enum { SPANS_WORK, SPANS_WAIT, SPANS_COPY } TraceKind;  // copy: work with bytes
+
+// The spans of the rows whose bits are set, joined; x must have room for n.
+static inline int trace_select(Interval *x, const TraceSpan *s, int n, unsigned rows,
+                               TraceKind kind) {
+    int count = 0;
+    for (int i = 0; i < n; i++) {
+        const bool wait = strcmp(s[i].name, "wait") == 0;
+        if ((rows >> s[i].row & 1) == 0 || wait != (kind == SPANS_WAIT)) continue;
+        if (kind == SPANS_COPY && s[i].bytes == 0) continue;
+        x[count].begin = s[i].begin;
+        x[count++].end = s[i].end;
+    }
+    return intervals_join(x, count);
+}
+
+// What one step did, in seconds.
+typedef struct {
+    size_t step;
+    size_t dropped;       // spans for which there was no room: then all of these are too small
+    double busy[ROWS];    // at work, not waiting
+    double duplex;        // both directions of the link copied: fetch or back, and flush or leave
+    double stalled;       // compute waited
+    double forward, backward;  // compute worked on these
+    double first, last;   // the update: from its first "update" to the last end of its spans,
+    double update_seconds;  // and the time between
+} TimelineStep;
+
+// Fills all of c but step and dropped from the n spans of a step.
+static inline void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
+    static const char *const update[4] = {"fetch", "update", "flush", "back"};
+    Interval *x = (Interval *)alloc_or_fail(2 * (size_t)n, sizeof *x, "intervals"), *y = x + n;
+    for (int row = 0; row < ROWS; row++) {
+        const int count = trace_select(x, s, n, 1u << row, SPANS_WORK);
+        c->busy[row] = intervals_common(x, count, x, count);
+    }
+    int count = trace_select(x, s, n, 1u << ROW_COMPUTE, SPANS_WAIT);
+    c->stalled = intervals_common(x, count, x, count);
+    count = trace_select(x, s, n, 1u << ROW_FETCH | 1u << ROW_BACK, SPANS_COPY);
+    const int out = trace_select(y, s, n, 1u << ROW_FLUSH | 1u << ROW_LEAVE, SPANS_COPY);
+    c->duplex = intervals_common(x, count, y, out);
+    c->first = INFINITY;
+    c->last = -INFINITY;
+    c->forward = c->backward = 0;
+    for (int i = 0; i < n; i++) {
+        bool counts = false;
+        if (strcmp(s[i].name, "forward") == 0) c->forward += s[i].end - s[i].begin;
+        if (strcmp(s[i].name, "backward") == 0) c->backward += s[i].end - s[i].begin;
+        for (int k = 0; k < 4; k++) counts |= strcmp(s[i].name, update[k]) == 0;
+        if (!counts) continue;
+        if (strcmp(s[i].name, "update") == 0) c->first = fmin(c->first, s[i].begin);
+        c->last = fmax(c->last, s[i].end);
+    }
+    if (c->first > c->last) c->first = c->last = 0;  // nothing was updated
+    c->update_seconds = c->last - c->first;
+    free(x);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The file: Chrome's Trace Event Format (Google, 2016), complete events "X" and counters "C", in
+// microseconds
+
+typedef struct {
+    FILE *file;
+    const char *path;
+    size_t step;  // that the next spans belong to
+} TraceFile;
+
+// Whole nanoseconds, so that what touches still touches after rounding.
+static inline double trace_microseconds(double seconds) { return round(1e9 * seconds) / 1e3; }
+
+static inline bool trace_error(const TraceFile *t, Error *err) {
+    return error_set(err, "cannot write %.400s: %s", t->path, strerror(errno != 0 ? errno : EIO));
+}
+
+// Starts a trace at `path`, which must stay valid; an older file is replaced. On failure false and
+// the reason in err.
+static inline bool trace_open(TraceFile *t, const char *path, Error *err) {
+    memset(t, 0, sizeof *t);
+    t->path = path;
+    t->file = fopen(path, "wb");
+    if (t->file == NULL) return trace_error(t, err);
+    fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{\"ph\":\"M\",\"name\":\"process_name\","
+          "\"pid\":0,\"args\":{\"name\":\"tide\"}}", t->file);
+    return true;
+}
+
+static inline void trace_event(TraceFile *t, char phase, const char *name) {
+    fprintf(t->file, ",\n{\"ph\":\"%c\",\"pid\":0,\"name\":", phase);
+    json_write_string(t->file, name, strlen(name));
+}
+
+// Names a row; rows are shown in the order of their numbers.
+static inline void trace_row(TraceFile *t, int row, const char *name) {
+    trace_event(t, 'M', "thread_name");
+    fprintf(t->file, ",\"tid\":%d,\"args\":{\"name\":", row);
+    json_write_string(t->file, name, strlen(name));
+    fputs("}}", t->file);
+    trace_event(t, 'M', "thread_sort_index");
+    fprintf(t->file, ",\"tid\":%d,\"args\":{\"sort_index\":%d}}", row, row);
+}
+
+// number: TRACE_NONE for none; begin, end: seconds; bytes: 0 for no copy.
+static inline void trace_span(TraceFile *t, int row, const char *name, size_t number, double begin,
+                              double end, size_t bytes) {
+    const double us = trace_microseconds(begin), duration = trace_microseconds(end) - us;
+    trace_event(t, 'X', name);
+    fprintf(t->file, ",\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"step\":%zu", row, us,
+            duration > 0 ? duration : 0, t->step);
+    if (number != TRACE_NONE) fprintf(t->file, ",\"number\":%zu", number);
+    if (bytes > 0) fprintf(t->file, ",\"bytes\":%zu", bytes);
+    if (bytes > 0 && duration > 0)
+        fprintf(t->file, ",\"GB/s\":%.4g", (double)bytes / duration / 1e3);
+    fputs("}}", t->file);
+}
+
+// From `seconds` on, class `what` of counter `name` has this value.
+static inline void trace_counter(TraceFile *t, const char *name, const char *what, double seconds,
+                                 double value) {
+    trace_event(t, 'C', name);
+    fprintf(t->file, ",\"ts\":%.3f,\"args\":{", trace_microseconds(seconds));
+    json_write_string(t->file, what, strlen(what));
+    fprintf(t->file, ":%.17g}}", value);
+}
+
+// Brings all of it into the file, which is whole until the next event is written (in a pipe: only
+// when it is closed). False and the reason in err if the disk does not take it.
+static inline bool trace_flush(TraceFile *t, Error *err) {
+    const long end = ftell(t->file);
+    errno = 0;
+    if (end >= 0) fputs("\n]}\n", t->file);
+    fflush(t->file);
+    if (ferror(t->file)) return trace_error(t, err);
+    return end < 0 || fseek(t->file, end, SEEK_SET) == 0 || trace_error(t, err);
+}
+
+// Ends the file. On failure false and the reason in err; it is closed in any case.
+static inline bool trace_close(TraceFile *t, Error *err) {
+    errno = 0;
+    fputs("\n]}\n", t->file);
+    const bool torn = ferror(t->file) != 0, closed = fclose(t->file) == 0;
+    t->file = NULL;
+    return (closed && !torn) || trace_error(t, err);
+}
+
+#endif
