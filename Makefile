@@ -177,13 +177,15 @@ TESTS = $(UNIT:%=build/test/%) build/test/test_gpt2 build/plain/test_gpt2 $(UNIT
 # compiled by nvcc and run on a GPU where these are.
 CUDA_TESTS = test_emu test_gpt2cu test_gpt2cu_bf16 $(patsubst dev/test/%.cu,%,\
              $(filter-out dev/test/test_gpt2cu%,$(wildcard dev/test/test_*.cu)))
-TESTS += $(CUDA_TESTS:%=build/emu/%) build/asan/emu/test_kernels build/asan/emu/test_attention \
-         $(if $(CLANGXX),build/tsan/test_kernels build/tsan/test_attention) \
+TESTS += $(CUDA_TESTS:%=build/emu/%) \
+         $(patsubst %,build/asan/emu/%,test_kernels test_attention test_host) \
+         $(if $(CLANGXX),$(patsubst %,build/tsan/%,test_kernels test_attention test_host)) \
          $(if $(and $(NVCC),$(GPU)),$(CUDA_TESTS:%=build/gpu/%))
 TEST_NEEDS = train_gpt2 train_gpt2emu build/tokenize build/compare build/emu/bugs \
-             build/asan/emu/bugs build/asan/emu/test_model \
-             $(if $(CLANGXX),build/tsan/bugs build/tsan/test_model) \
-             $(if $(NVCC),train_gpt2cu $(if $(GPU),,$(CUDA_TESTS:%=build/nvcc/%.o) build/nvcc/bench_gpu.o))
+             $(patsubst %,build/asan/emu/%,bugs test_model test_placement) \
+             $(if $(CLANGXX),$(patsubst %,build/tsan/%,bugs test_model test_placement)) \
+             $(if $(NVCC),train_gpt2cu $(if $(GPU),,\
+                 $(patsubst %,build/nvcc/%.o,$(CUDA_TESTS) bench_gpu bench_offload)))
 
 build/test/%: dev/test/%.c train_gpt2.c $(HEADERS) | compiler
 	@mkdir -p $(@D)

@@ -122,20 +122,21 @@ static inline void log_duration(char *out, size_t n, double seconds) {
     else snprintf(out, n, "%lu d %02lu h", s / 86400, s % 86400 / 3600);
 }
 
-// After a step (the first is 1) of `steps`: writes both lines. ms: milliseconds that it took;
-// percent_of_peak: of the machine's floating-point peak, 0 if unknown. In a terminal the human line
-// is redrawn in place with a bar, and stays for about 20 steps of the run. False and the reason in
-// err if the log cannot be written or if the loss or norm is no number.
+// After a step (the first is 1) of `steps`: writes both lines. ms: milliseconds that it took; more:
+// further members of the JSON object, each after a comma, or "". percent_of_peak: of the machine's
+// floating-point peak, 0 if unknown. In a terminal the human line is redrawn in place with a bar,
+// and stays for about 20 steps of the run. False and the reason in err if the log cannot be written
+// or if the loss or norm is no number.
 static inline bool log_step(Log *l, size_t step, size_t steps, double loss, double grad_norm,
                             double lr, double ms, double tokens_per_s, double percent_of_peak,
-                            Error *err) {
+                            const char *more, Error *err) {
     if (!isfinite(loss) || !isfinite(grad_norm))
         return error_set(err, "step %zu: the loss is %g and the gradient norm %g", step, loss,
                          grad_norm);
     if (!isfinite(tokens_per_s)) tokens_per_s = 0;
     log_add(&l->train, step, loss);
     fprintf(l->file, "{\"step\":%zu,\"loss\":%.9g,\"grad_norm\":%.9g,\"lr\":%.9g,\"ms\":%.6g,"
-            "\"tokens_per_s\":%.6g}\n", step, loss, grad_norm, lr, ms, tokens_per_s);
+            "\"tokens_per_s\":%.6g%s}\n", step, loss, grad_norm, lr, ms, tokens_per_s, more);
 
     const double now = seconds_now();
     if (l->first == 0) { l->first = step; l->start = now - ms / 1000; }

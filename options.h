@@ -41,11 +41,12 @@ typedef struct {
     const char *out, *dump;
     size_t save_every, keep, threads;                 // threads 0: all
     int save_dtype;
-    bool resume, help, version;
+    bool resume, no_save, help, version;
     // placement, GPU builds
     int precision, recompute, offload, grad_wire;
-    double resident, share;                           // share may be AUTO_REAL
-    size_t stride, subgroup, zero;                    // stride 0: auto
+    double resident, share;                           // may be AUTO_REAL
+    size_t stride, subgroup, slots, zero;             // stride, subgroup 0: auto
+    bool no_grad_overlap, no_update_overlap;
     size_t gpu_memory, host_memory;                   // bytes; 0: all there is
     bool plan, calibrate;
     const char *rates, *trace;
@@ -54,7 +55,7 @@ typedef struct {
     size_t zen_window, zen_reselect, zen_warmup;      // zen_window 0: auto
     // zeroth-order training
     double zo_eps;
-    size_t zo_queries, slots, resident_blocks;
+    size_t zo_queries, resident_blocks;
     int zo_noise;
     bool stream_blocks, zo_no_overlap, zo_no_slots, zo_no_fused_update;
     // bookkeeping
@@ -144,6 +145,7 @@ static const Option option_table[] = {
     FLAG("resume", resume, O_OWN, "continue the newest checkpoint in --out, with its options"),
     COUNT("save-every", save_every, "0", 0, BIG, 0, "steps; 0: only at the end"),
     COUNT("keep", keep, "2", 1, BIG, 0, "checkpoints; older ones are deleted"),
+    FLAG("no-save", no_save, O_OWN, "leave only the log: for measurements"),
     CHOICE("save-dtype", save_dtype, "fp32", "fp32|bf16", 0, "of model.safetensors"),
     COUNT("threads", threads, "0", 0, 4096, O_OWN, "0: one per core"),
     TEXT("dump", dump, NULL, "FILE", O_OWN, "loss, logits, gradients of the first batch; exit"),
@@ -155,23 +157,27 @@ static const Option option_table[] = {
            "of what is stored; sums and AdamW are fp32"),
     CHOICE("recompute", recompute, "auto", "auto|none|block", O_GPU,
            "activations in backward, to save memory"),
-    CHOICE("offload", offload, "auto", "auto|none|!zero|!twinflow|!interleave|!zenflow", O_GPU,
-           "where the optimizer lives"),
-    REAL("resident", resident, "0", 0, 1, O_GPU | O_LATER, "share of its state kept on the GPU"),
-    COUNT("stride", stride, "auto", 1, BIG, O_GPU | O_LATER, "the GPU updates every Nth sub-group"),
-    REAL("share", share, "auto", 0, 1, O_GPU | O_LATER, "of the other bytes that the GPU updates"),
-    COUNT("subgroup", subgroup, "auto", 1, BIG, O_GPU | O_LATER,
-          "parameters; auto: layers of at most 100 million"),
-    CHOICE("grad-wire", grad_wire, "bf16", "bf16|fp32", O_GPU | O_LATER, "gradients to the host"),
+    CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|!zenflow", O_GPU,
+           "where the optimizer's state is; auto: the fastest"),
+    REAL("resident", resident, "auto", 0, 1, O_GPU, "share of it that stays on the GPU"),
+    COUNT("stride", stride, "auto", 1, BIG, O_GPU,
+          "interleave: the GPU updates every Nth sub-group"),
+    REAL("share", share, "auto", 0, 1, O_GPU, "or this share of what is not resident"),
+    COUNT("subgroup", subgroup, "auto", 1, BIG, O_GPU,
+          "parameters; auto: layers, at most 100 million"),
+    COUNT("slots", slots, "3", 1, 1000, O_GPU, "rooms on the GPU for state that visits it"),
+    CHOICE("grad-wire", grad_wire, "bf16", "bf16|fp32", O_GPU, "type of gradients on the link"),
+    FLAG("no-grad-overlap", no_grad_overlap, O_GPU, "backward waits until gradients have left"),
+    FLAG("no-update-overlap", no_update_overlap, O_GPU, "forward waits for the whole update"),
     COUNT("zero", zero, "0", 0, 3, O_GPU | O_LATER, "ZeRO stage, on several GPUs"),
     BYTES("gpu-memory", gpu_memory, "0", 0, 1e15, O_OWN | O_GPU,
           "use at most this, like 24G; 0: all"),
-    BYTES("host-memory", host_memory, "0", 0, 1e15, O_OWN | O_GPU | O_LATER,
+    BYTES("host-memory", host_memory, "0", 0, 1e15, O_OWN | O_GPU,
           "use at most this; 0: all"),
-    FLAG("plan", plan, O_OWN | O_LATER, "print memory and predicted time; exit"),
-    TEXT("rates", rates, NULL, "FILE", O_OWN | O_LATER, "measured rates for --plan"),
-    FLAG("calibrate", calibrate, O_OWN | O_LATER, "measure them on this machine"),
-    TEXT("trace", trace, NULL, "FILE", O_OWN | O_GPU | O_LATER, "a timeline for Perfetto"),
+    FLAG("plan", plan, O_OWN | O_GPU, "print memory and predicted time; exit"),
+    TEXT("rates", rates, NULL, "FILE", O_OWN | O_GPU, "a machine's rates; auto measures them"),
+    FLAG("calibrate", calibrate, O_OWN | O_GPU, "measure them, and write them to --rates; exit"),
+    TEXT("trace", trace, NULL, "FILE", O_OWN | O_GPU, "a timeline of all steps for Perfetto"),
 
     TITLE("Importance-aware updates (--offload zenflow)"),
     REAL("zen-topk", zen_topk, "0.1", 0, 1, O_LATER, "share of columns kept on the GPU"),
@@ -184,7 +190,6 @@ static const Option option_table[] = {
     COUNT("zo-queries", zo_queries, "1", 1, 65536, O_LATER, "directions per step"),
     CHOICE("zo-noise", zo_noise, "gaussian", "gaussian|rademacher", O_LATER, ""),
     FLAG("stream-blocks", stream_blocks, O_GPU | O_LATER, "weights live on the host"),
-    COUNT("slots", slots, "3", 1, 1000, O_GPU | O_LATER, "blocks in flight"),
     COUNT("resident-blocks", resident_blocks, "0", 0, 1000, O_GPU | O_LATER, "kept on the GPU"),
     FLAG("zo-no-overlap", zo_no_overlap, O_GPU | O_LATER, "ablation"),
     FLAG("zo-no-slots", zo_no_slots, O_GPU | O_LATER, "ablation"),
@@ -378,6 +383,19 @@ static inline bool options_check(const Options *o, Error *err) {
     if ((double)o->batch * (double)(o->seq > 0 ? o->seq : 1) * (double)o->accum > 1e12)
         return error_set(err, "--batch %zu times --seq %zu times --accum %zu is too much for one",
                          o->batch, o->seq, o->accum);
+    if (o->no_save && o->save_every > 0)
+        return error_set(err, "--no-save and --save-every contradict each other");
+    const bool interleave = o->offload == OFFLOAD_INTERLEAVE;
+    if (option_given(o, "resident") && !interleave && o->offload != OFFLOAD_TWINFLOW)
+        return error_set(err, "--resident needs --offload twinflow or interleave");
+    const bool stride = option_given(o, "stride"), share = option_given(o, "share");
+    if ((stride || share) && !interleave)
+        return error_set(err, "--stride and --share need --offload interleave");
+    if (stride && share)
+        return error_set(err, "--stride and --share say the same in two ways: leave one out");
+    if (o->subgroup > 0 && o->subgroup < 4096)
+        return error_set(err, "--subgroup %zu: must be at least 4096 parameters", o->subgroup);
+    if (o->plan || o->calibrate) return true;
     if (o->data == NULL && (o->steps > 0 || o->dump != NULL))
         return error_set(err, "--data is missing: name a text or .bin file: --data my.txt");
     if (o->data == NULL && o->val == NULL && o->prompt == NULL && !option_given(o, "out"))

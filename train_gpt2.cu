@@ -18,12 +18,18 @@
 #include "util.h"
 #include "adam.h"
 #include "attention.cuh"
+#include "calibrate.cuh"
 #include "devices.cuh"
 #include "gpt2.h"
 #include "gpu.cuh"
+#include "host.cuh"
 #include "matmul.cuh"
+#include "offload.h"
+#include "plan.h"
 #include "run.h"
 #include "sample.h"
+#include "timeline.cuh"
+#include <array>
 #include <math.h>
 
 // =============================================================================================
@@ -773,8 +779,8 @@ typedef struct {
     size_t at, length;   // elements of the arena
     size_t grad_at;      // where backward makes its gradient, in GPT2.grads
     int place;           // the number of that place: segments may share one, one after the other
-    int first_run, runs; // its shards, as the update and the norm take them
-    size_t first_block;  // of its sums in GPT2.norm_sums
+    int first, pieces;   // its pieces (offload.h)
+    size_t leaving;      // elements of its gradient that wait for the update on the host
 } Segment;
 
 // Tokens on their way to the GPU: page-locked host memory, in two sets, so that the host may fill
@@ -797,21 +803,48 @@ template <typename X> struct GPT2 {
     bool fuse_gelu;             // the matrix product applies GELU (matmul.cuh)
     size_t head_rows;           // the head's logits are in memory for this many rows at a time
     Matmul lt;
-    // Work for the GPU is queued in two streams; only events order one against the other.
-    cudaStream_t compute;       // forward, backward, update
-    cudaStream_t leave;         // what happens to a segment's gradient once it is complete
+    // Where the optimizer's state lives and who updates it (offload.h, doc/offload.md).
+    OffloadChoice choice;
+    Pieces pieces;
+    int *visits;                // the visiting ones among them, in order
+    int visit_count, fetched;   // of these, and how many have their way in queued for this step
+    bool offloaded;             // some state lives on the host
+    bool in_place;              // gradients wait for the update where backward makes them
+    bool no_grad_overlap;       // backward waits until each gradient has left
+    int host_threads;           // 0: one per core
+    size_t moved_in, moved_out; // bytes over the link since the caller set them to 0
+    // Work is queued in streams, one for the CPU among them; only events order one against another.
+    cudaStream_t compute;       // forward and backward
+    cudaStream_t leave;         // what happens on the GPU to a gradient once it is complete
+    cudaStream_t out;           // copies to the host: gradients, and the state of visitors
+    cudaStream_t fetch;         // copies to the GPU: the state of visitors
+    cudaStream_t back;          // copies to the GPU: weights that the host updated
+    cudaStream_t update;        // AdamW on the GPU
+    HostQueue host;             // AdamW on the host, in a stream of its own
+    cudaEvent_t handover;       // recorded wherever one stream hands over to another
     cudaEvent_t *grad_ready;    // per segment: backward has completed its gradient
     cudaEvent_t *grad_left;     // per place: the gradient made there has left, and room is again
+    cudaEvent_t *grad_arrived;  // per segment: what waits on the host has arrived there
+    cudaEvent_t *updated;       // per segment: the GPU has updated its part
+    cudaEvent_t *returned;      // per segment: the weights that the host updated are back
+    cudaEvent_t *slot_free;     // per slot: the state of its last visitor is on the host again
+    cudaEvent_t landing_free[2];  // the gradient in this landing has been added to the sum
     cudaEvent_t step_left;      // loss and block sums of the step are on the host
+    Timeline timeline;          // closed unless the state is offloaded or --trace is given
+    const char *pass;           // what forward is part of: "forward", or "evaluate"
+    int doing;                  // the compute stream's open span in the timeline, or -1
     int segments;
     Segment *segment;
-    AdamRun *runs;
     size_t blocks;              // of the gradient norm
+    size_t longest_segment;     // elements
+    int landing_turn;           // the landing that is used next
     // GPU memory. Arenas have table.elements elements.
-    X *params;                                   // what forward and backward use
-    float *master, *m, *v;                       // what AdamW updates; master == params in fp32
+    X *params;                                   // what forward and backward use: an arena
+    float *master, *m, *v;                       // state of residents; fp32: params is the master
     X *grads;                                    // the micro-batch's gradients; see Segment
-    float *sums;                                 // accumulating: the step's, summed in fp32
+    void *waiting;                               // gradients for the update; see grad_waiting()
+    float *slots;                                // (slots, 3 or 4, longest visit): p, m, v, grad
+    float *wire;                                 // (WIRE_CHUNK): gradients on their way, in fp32
     float *dwte;                                 // (Vp, C): the head's gradient and wte's, in fp32
     X *x;                                        // (L+1, N, C)
     X *mid, *ln_1, *ln_2, *qkv, *atty, *fc, *act;           // (L, ...), see LayerActs
@@ -828,52 +861,61 @@ template <typename X> struct GPT2 {
     double *norm_sums;                           // (blocks)
     int32_t *tokens;                             // (4N + 1): a Staging
     // Page-locked host memory.
+    float *host_master, *host_m, *host_v;        // state of the pieces that are not resident
+    void *host_grads;                            // gradients for the update; see host_grad()
+    uint16_t *host_weights;                      // new bf16 weights, unless they overwrite those
+    X *landing;                                  // (2, longest segment), if the host sums gradients
     Staging staging[2];
     int turn;                                    // the staging in use
     // Ordinary host memory.
     int32_t *token_count;                        // (V + 1), for token_order()
     int32_t *inputs, *targets;                   // (N): the batch, as it was read
     double *host_sums;                           // (blocks)
+    double *worker_sums;                         // (blocks): those that the host has computed
     double *host_loss;                           // [1]
 };
 
 enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits with GPT-2's tokens
 
-// Cuts the arena into segments, and says where each one's gradient is made: at its own place if the
-// step has one micro-batch; else, on its way into the sums, in a place that is used again: the
-// layers take turns in two.
-template <typename X> static void gpt2_segments(GPT2<X> *g) {
+enum { WIRE_CHUNK = 1 << 22 };           // gradients cross the link in fp32 this many at a time
+
+// Follows g->choice: cuts the arena into pieces and segments, and says where each segment's
+// gradient is made: at its own place if it can wait there for the update, else in a place that is
+// used again: the layers take turns in two.
+template <typename X> static void gpt2_place(GPT2<X> *g) {
     const GPT2Table *t = &g->table;
     const size_t L = g->config.layers;
+    free(g->segment);
+    free(g->visits);
+    pieces_free(&g->pieces);
+    g->pieces = offload_pieces(t, &g->shards, &g->choice);
+    const Pieces *list = &g->pieces;
+    g->offloaded = list->elements[PIECE_RESIDENT] < t->elements;
+    g->in_place = !g->accumulating && !g->offloaded;
     g->segments = (int)L + 2;
     g->segment = (Segment *)alloc_or_fail(L + 2, sizeof(Segment), "segments");
-    g->runs = (AdamRun *)alloc_or_fail((size_t)g->shards.count, sizeof(AdamRun), "segments");
-    g->blocks = 0;
-    for (int i = 0; i < g->shards.count; i++) {
-        const Shard *shard = &g->shards.shards[i];
-        const GPT2Tensor *x = &t->tensors[shard->tensor];
-        Segment *s = &g->segment[x->layer + 1];
-        if (s->runs++ == 0) {
-            s->first_run = i;
-            s->first_block = g->blocks;
+    g->visits = (int *)alloc_or_fail((size_t)list->count, sizeof(int), "pieces");
+    g->visit_count = 0;
+    g->longest_segment = 0;
+    for (int i = 0; i < list->count; i++) {
+        const Piece *p = &list->pieces[i];
+        Segment *s = &g->segment[p->segment];
+        if (s->pieces++ == 0) {
+            s->first = i;
+            s->at = p->at;
         }
-        g->runs[i].at = x->offset + shard->offset;
-        g->runs[i].length = shard->length;
-        g->runs[i].decay = shard->decay;
-        g->blocks += norm_blocks(shard->length);
-    }
-    for (int i = 0; i < t->count; i++) {
-        const GPT2Tensor *x = &t->tensors[i];
-        Segment *s = &g->segment[x->layer + 1];
-        if (s->length == 0) s->at = x->offset;
-        s->length = x->offset + round_up(x->size, ALIGN_ELEMENTS) - s->at;
+        s->length = p->at + p->length - s->at;
+        if (s->length > g->longest_segment) g->longest_segment = s->length;
+        if (!piece_grad_on_gpu(&g->choice, p)) s->leaving += p->length;
+        if (p->kind == PIECE_VISIT) g->visits[g->visit_count++] = i;
+        g->blocks = p->first_block + p->blocks;
     }
     const size_t head = g->segment[0].length, ends = head + g->segment[L + 1].length;
     for (size_t i = 0; i < L + 2; i++) {
         Segment *s = &g->segment[i];
         const bool layer = i >= 1 && i <= L;
-        s->place = (int)(!g->accumulating || !layer ? i : 1 + i % 2);
-        s->grad_at = !g->accumulating ? s->at
+        s->place = (int)(g->in_place || !layer ? i : 1 + i % 2);
+        s->grad_at = g->in_place ? s->at
                    : layer ? ends + i % 2 * s->length
                    : i == 0 ? 0 : head;
     }
@@ -881,8 +923,46 @@ template <typename X> static void gpt2_segments(GPT2<X> *g) {
 
 // Elements of GPT2.grads.
 template <typename X> static size_t gradient_elements(const GPT2<X> *g) {
-    if (!g->accumulating) return g->table.elements;
+    if (g->in_place) return g->table.elements;
     return g->segment[0].length + g->segment[g->segments - 1].length + 2 * g->segment[1].length;
+}
+
+// Where several micro-batches are summed on the GPU, all of them are, each at its place.
+template <typename X> static bool sums_on_gpu(const GPT2<X> *g) {
+    return g->accumulating && !g->choice.sum_on_host;
+}
+
+// Bytes of a gradient that waits for the update, on the GPU and on the host.
+template <typename X> static size_t waiting_bytes(const GPT2<X> *g) {
+    return g->accumulating ? sizeof(float) : sizeof(X);
+}
+
+template <typename X> static size_t host_grad_bytes(const GPT2<X> *g) {
+    return g->accumulating || g->choice.wire_f32 ? sizeof(float) : sizeof(X);
+}
+
+// Where the gradient of a piece waits for the update, on the GPU and on the host.
+template <typename X> static void *grad_waiting(const GPT2<X> *g, const Piece *p) {
+    if (g->in_place) return g->grads + p->at;
+    return (char *)g->waiting + (sums_on_gpu(g) ? p->at : p->grad_at) * waiting_bytes(g);
+}
+
+template <typename X> static void *host_grad(const GPT2<X> *g, const Piece *p) {
+    return (char *)g->host_grads + p->grad_at * host_grad_bytes(g);
+}
+
+// Where the host leaves a piece's new weights, as the GPU stores them: over the gradient, which is
+// as wide and was read a moment before, or in a buffer of their own, or they are the masters.
+template <typename X> static void *host_result(const GPT2<X> *g, const Piece *p) {
+    if (sizeof(X) == sizeof(float)) return g->host_master + p->state_at;
+    if (g->host_weights != NULL) return g->host_weights + p->grad_at;
+    return host_grad(g, p);
+}
+
+// Room for one visitor.
+template <typename X> static size_t slot_floats(const GPT2<X> *g) {
+    const size_t grad = g->choice.keep_grads ? 0 : host_grad_bytes(g);
+    return g->pieces.longest_visit * (3 * sizeof(float) + grad) / sizeof(float);
 }
 
 // The memory plan: every buffer on the GPU for max_B x max_T. Arenas begin as zeros, for the sake
@@ -927,11 +1007,17 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
     BUFFER("logits", sizeof(double), loss);
     BUFFER("tokens", (4 * N + 1) * sizeof(int32_t), tokens);
     if (g->training) {
-        if (sizeof(X) < f32) ARENA("master weights", P * f32, master);
-        ARENA("AdamW moments", P * f32, m);
-        ARENA("AdamW moments", P * f32, v);
+        const size_t residents = g->pieces.elements[PIECE_RESIDENT];
+        if (sizeof(X) < f32 && residents > 0) ARENA("master weights", residents * f32, master);
+        if (residents > 0) ARENA("AdamW moments", residents * f32, m);
+        if (residents > 0) ARENA("AdamW moments", residents * f32, v);
         ARENA("gradients", gradient_elements(g) * X_, grads);
-        if (g->accumulating) ARENA("gradients", P * f32, sums);
+        const size_t waiting = sums_on_gpu(g) ? P : g->in_place ? 0 : g->pieces.grads_gpu;
+        if (waiting > 0) ARENA("gradients", waiting * waiting_bytes(g), waiting);
+        if (g->visit_count > 0)
+            BUFFER("slots", (size_t)g->choice.slots * slot_floats(g) * f32, slots);
+        if (g->choice.wire_f32 && sizeof(X) < f32 && !g->accumulating && g->offloaded)
+            BUFFER("gradients", WIRE_CHUNK * f32, wire);
         BUFFER("gradients", g->config.vocab_padded * C * f32, dwte);
         BUFFER("backward", N * C * X_, dx);
         BUFFER("backward", N * wide * X_, dwide);
@@ -944,7 +1030,24 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
     return n;
 }
 
-// Bytes of the plan, the matrix product's workspace included.
+// The same on the host: page-locked memory, which begins as zeros.
+template <typename X> static int gpt2_host_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS]) {
+    const size_t away = g->table.elements - g->pieces.elements[PIECE_RESIDENT];
+    const size_t grads = g->pieces.grads_host, f32 = sizeof(float);
+    int n = 0;
+    if (!g->training || away == 0) return 0;
+    list[n++] = Buffer{"master weights", away * f32, &g->host_master, true};
+    list[n++] = Buffer{"AdamW moments", away * f32, &g->host_m, true};
+    list[n++] = Buffer{"AdamW moments", away * f32, &g->host_v, true};
+    list[n++] = Buffer{"gradients", grads * host_grad_bytes(g), &g->host_grads, true};
+    if (sizeof(X) < f32 && host_grad_bytes(g) > sizeof(X))
+        list[n++] = Buffer{"new weights", grads * sizeof(X), &g->host_weights, true};
+    if (g->accumulating && g->choice.sum_on_host)
+        list[n++] = Buffer{"gradients", 2 * g->longest_segment * sizeof(X), &g->landing, true};
+    return n;
+}
+
+// Bytes of the plans; the GPU's with the matrix product's workspace.
 template <typename X> static size_t gpt2_bytes(GPT2<X> *g) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
@@ -953,71 +1056,149 @@ template <typename X> static size_t gpt2_bytes(GPT2<X> *g) {
     return total;
 }
 
-// Chooses what backward recomputes, prints the plan unless `quiet`, and refuses what does not fit
-// into `limit` bytes. Returns the plan's sum.
-template <typename X>
-static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, bool quiet) {
+template <typename X> static size_t gpt2_host_bytes(GPT2<X> *g) {
     Buffer list[MAX_BUFFERS];
-    gpt2_segments(g);
-    g->recompute = recompute == RECOMPUTE_BLOCK && g->training;
-    const size_t kept = gpt2_bytes(g);
-    if (recompute == RECOMPUTE_AUTO && g->training && kept > limit) g->recompute = true;
-    const size_t total = gpt2_bytes(g);
-    const int n = gpt2_buffers(g, list);
+    const int n = gpt2_host_buffers(g, list);
+    size_t total = 0;
+    for (int i = 0; i < n; i++) total += round_up(list[i].bytes, 4096);
+    return total;
+}
+
+// Does the model with this choice fit into `limit` bytes of GPU and `host_limit` of host memory?
+// What only costs memory, or only costs time, is settled here. In this order: gradients that are
+// summed on the host, not on the GPU; gradients of visitors that wait on the host; and activations
+// that are made again in backward, if `recompute` is "auto".
+template <typename X>
+static bool gpt2_fit(GPT2<X> *g, int recompute, size_t limit, size_t host_limit) {
+    const bool never = recompute == RECOMPUTE_NONE || !g->training;
+    for (int again = !never && recompute == RECOMPUTE_BLOCK; again <= !never; again++)
+        for (int tight = 0; tight < 3; tight++) {
+            g->recompute = again;
+            g->choice.sum_on_host = tight > 0 && g->accumulating;
+            g->choice.keep_grads = tight < 2;
+            gpt2_place(g);
+            if (gpt2_bytes(g) <= limit && gpt2_host_bytes(g) <= host_limit) return true;
+            if (!g->offloaded) break;
+        }
+    return false;
+}
+
+static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
+
+// " of N MiB", the end of a plan's line; nothing of a machine that was not described.
+static void limit_print(size_t limit) {
+    if (limit == SIZE_MAX) printf(" MiB\n");
+    else printf(" of %.1f MiB\n", mib(limit));
+}
+
+// Settles where everything is, prints it unless `quiet`, and refuses what does not fit. Returns the
+// bytes of GPU memory.
+template <typename X>
+static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_limit, bool quiet) {
+    Buffer list[MAX_BUFFERS];
+    if (g->choice.mode == OFFLOAD_AUTO || !g->training) g->choice.mode = OFFLOAD_NONE;
+    const bool fits = gpt2_fit(g, recompute, limit, host_limit);
+    const size_t total = gpt2_bytes(g), host = gpt2_host_bytes(g);
     if (!quiet) {
-        plan_print("GPU memory", list, n);
-        printf(" workspace %.1f, total %.1f of %.1f MiB\n", (double)MATMUL_WORKSPACE / (1 << 20),
-               (double)total / (1 << 20), (double)limit / (1 << 20));
-        if (g->recompute && total <= limit)
+        plan_print("GPU memory", list, gpt2_buffers(g, list));
+        printf(" workspace %.1f, total %.1f", mib(MATMUL_WORKSPACE), mib(total));
+        limit_print(limit);
+        if (g->offloaded) {
+            plan_print("host memory", list, gpt2_host_buffers(g, list));
+            printf(" total %.1f", mib(host));
+            limit_print(host_limit);
+            const size_t *n = g->pieces.elements, longest = g->pieces.longest_visit;
+            printf("offload %s: %.4g M parameters", offload_names[g->choice.mode],
+                   1e-6 * (double)g->table.elements);
+            if (n[PIECE_HOST] > 0) printf(", %.4g M updated by the CPU",
+                                           1e-6 * (double)n[PIECE_HOST]);
+            if (n[PIECE_VISIT] > 0)
+                printf(", %.4g M visiting the GPU in %d slots of %.4g M",
+                       1e-6 * (double)n[PIECE_VISIT], g->choice.slots, 1e-6 * (double)longest);
+            if (n[PIECE_RESIDENT] > 0)
+                printf(", %.4g M resident", 1e-6 * (double)n[PIECE_RESIDENT]);
+            printf("\n");
+        }
+        if (g->recompute && fits)
             printf("recomputing activations in backward%s\n",
                    recompute == RECOMPUTE_AUTO ? ": keeping them all would not fit" : "");
+        if (fits && g->accumulating && g->offloaded)
+            printf("gradients of the micro-batches are summed on the %s, in fp32\n",
+                   g->choice.sum_on_host ? "host" : "GPU");
     }
     if (total > limit)
         die("this run needs %.1f MiB of GPU memory and %.1f MiB are there (free, or --gpu-memory); "
-            "use a smaller --model, --batch or --seq%s", (double)total / (1 << 20),
-            (double)limit / (1 << 20),
-            g->training && !g->recompute ? ", or --recompute block" : "");
+            "use a smaller --model, --batch or --seq%s%s", mib(total), mib(limit),
+            g->training && !g->recompute ? ", or --recompute block" : "",
+            g->training && !g->offloaded ? ", or --offload auto" : "");
+    if (host > host_limit)
+        die("this run needs %.1f MiB of host memory and %.1f MiB are there (available, or "
+            "--host-memory); use a smaller --model, or keep more on the GPU with --resident",
+            mib(host), mib(host_limit));
     return total;
+}
+
+static void event_make(cudaEvent_t *event) {
+    CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+}
+
+template <typename X> static std::array<cudaStream_t *, 6> gpt2_streams(GPT2<X> *g) {
+    return {&g->compute, &g->leave, &g->out, &g->fetch, &g->back, &g->update};
+}
+
+template <typename X> static std::array<cudaEvent_t **, 5> gpt2_segment_events(GPT2<X> *g) {
+    return {&g->grad_ready, &g->grad_left, &g->grad_arrived, &g->updated, &g->returned};
 }
 
 template <typename X> static void gpt2_allocate(GPT2<X> *g) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     const size_t N = g->max_B * g->max_T;
+    g->pass = "forward";
+    g->doing = -1;
     matmul_open(&g->lt);
     for (int i = 0; i < n; i++) {
         void *p = gpu_alloc(list[i].bytes, list[i].purpose);
         if (list[i].zero) CUDA(cudaMemset(p, 0, list[i].bytes));
         buffer_set(&list[i], p);
     }
+    if (g->offloaded) {
+        if (g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
+        const int buffers = gpt2_host_buffers(g, list);
+        for (int i = 0; i < buffers; i++)
+            buffer_set(&list[i], host_alloc(&g->host, list[i].bytes, list[i].purpose));
+    }
     if (sizeof(X) == sizeof(float)) g->master = (float *)g->params;
     else if (!g->training)  // only to load from, and to save: not worth GPU memory
         g->master = (float *)alloc_or_fail(g->table.elements, sizeof(float), "parameters");
     g->fuse_gelu = g->config.activation == ACTIVATION_GELU
         && matmul_can_fuse_gelu<X>(&g->lt, N, g->config.channels, g->config.ffn);
-    CUDA(cudaStreamCreateWithFlags(&g->compute, cudaStreamNonBlocking));
-    CUDA(cudaStreamCreateWithFlags(&g->leave, cudaStreamNonBlocking));
-    const size_t segments = (size_t)g->segments;
-    g->grad_ready = (cudaEvent_t *)alloc_or_fail(segments, sizeof(cudaEvent_t), "events");
-    g->grad_left = (cudaEvent_t *)alloc_or_fail(segments, sizeof(cudaEvent_t), "events");
-    for (int s = 0; s < g->segments; s++) {
-        CUDA(cudaEventCreateWithFlags(&g->grad_ready[s], cudaEventDisableTiming));
-        CUDA(cudaEventCreateWithFlags(&g->grad_left[s], cudaEventDisableTiming));
+    for (cudaStream_t *stream : gpt2_streams(g))
+        CUDA(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
+    for (cudaEvent_t **events : gpt2_segment_events(g)) {
+        *events = (cudaEvent_t *)alloc_or_fail((size_t)g->segments, sizeof(cudaEvent_t), "events");
+        for (int i = 0; i < g->segments; i++) event_make(&(*events)[i]);
     }
-    CUDA(cudaEventCreateWithFlags(&g->step_left, cudaEventDisableTiming));
+    const size_t slots = (size_t)g->choice.slots;
+    g->slot_free = (cudaEvent_t *)alloc_or_fail(slots, sizeof(cudaEvent_t), "events");
+    for (size_t i = 0; i < slots; i++) event_make(&g->slot_free[i]);
+    for (int i = 0; i < 2; i++) event_make(&g->landing_free[i]);
+    event_make(&g->handover);
+    event_make(&g->step_left);
     for (int i = 0; i < 2; i++) {
         Staging *s = &g->staging[i];
         s->inputs = (int32_t *)pinned_alloc((4 * N + 1) * sizeof(int32_t), "tokens");
         s->targets = s->inputs + N;
         s->rows = s->inputs + 2 * N;
         s->first = s->inputs + 3 * N;
-        CUDA(cudaEventCreateWithFlags(&s->copied, cudaEventDisableTiming));
+        event_make(&s->copied);
     }
     g->token_count = (int32_t *)alloc_or_fail(g->config.vocab + 1, sizeof(int32_t), "tokens");
     g->inputs = (int32_t *)alloc_or_fail(N, sizeof(int32_t), "tokens");
     g->targets = (int32_t *)alloc_or_fail(N, sizeof(int32_t), "tokens");
     g->host_loss = (double *)pinned_alloc(sizeof(double), "loss");
     g->host_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
+    g->worker_sums = (double *)alloc_or_fail(g->blocks, sizeof(double), "gradient norm");
     CUDA(cudaDeviceSynchronize());  // the zeros are there before any stream begins
 }
 
@@ -1033,20 +1214,28 @@ template <typename X> static void gpt2_free(GPT2<X> *g) {
     }
     CUDA(cudaFreeHost(g->host_loss));
     CUDA(cudaFreeHost(g->host_sums));
-    for (int s = 0; s < g->segments; s++) {
-        CUDA(cudaEventDestroy(g->grad_ready[s]));
-        CUDA(cudaEventDestroy(g->grad_left[s]));
+    free(g->worker_sums);
+    for (cudaEvent_t **events : gpt2_segment_events(g)) {
+        for (int i = 0; i < g->segments; i++) CUDA(cudaEventDestroy((*events)[i]));
+        free(*events);
     }
+    for (int i = 0; i < g->choice.slots; i++) CUDA(cudaEventDestroy(g->slot_free[i]));
+    free(g->slot_free);
+    for (int i = 0; i < 2; i++) CUDA(cudaEventDestroy(g->landing_free[i]));
+    CUDA(cudaEventDestroy(g->handover));
     CUDA(cudaEventDestroy(g->step_left));
-    CUDA(cudaStreamDestroy(g->compute));
-    CUDA(cudaStreamDestroy(g->leave));
+    for (cudaStream_t *stream : gpt2_streams(g)) CUDA(cudaStreamDestroy(*stream));
+    if (g->offloaded) {
+        const int buffers = gpt2_host_buffers(g, list);
+        for (int i = 0; i < buffers; i++) host_free(buffer_get(&list[i]));
+    }
+    if (g->host.stream != NULL) host_queue_close(&g->host);
     free(g->token_count);
     free(g->inputs);
     free(g->targets);
-    free(g->grad_ready);
-    free(g->grad_left);
     free(g->segment);
-    free(g->runs);
+    free(g->visits);
+    pieces_free(&g->pieces);
     free(g->shards.shards);
     gpt2_table_free(&g->table);
 }
@@ -1108,6 +1297,35 @@ template <typename X> static int32_t *upload(GPT2<X> *g, const int32_t *host, si
     return device;
 }
 
+// For the timeline: from here on the compute stream works on segment s; NULL: on nothing.
+template <typename X> static void compute_span(GPT2<X> *g, const char *name, size_t s) {
+    timeline_end(&g->timeline, g->doing, g->compute);
+    g->doing = -1;
+    if (name != NULL)
+        g->doing = timeline_begin(&g->timeline, ROW_COMPUTE, name, s, 0, g->compute);
+}
+
+// For the timeline: `elements` of this class come to hold something from this point of a stream on,
+// or, if there are fewer than none, no longer do.
+template <typename X>
+static void live(GPT2<X> *g, const char *what, double elements, size_t bytes, cudaStream_t stream) {
+    timeline_memory(&g->timeline, what, (long long)(elements * (double)bytes), stream);
+}
+
+// Elements of X that a layer's activations take, from its entry into the residual stream on.
+template <typename X> static double layer_elements(const GPT2<X> *g) {
+    const size_t C = g->config.channels, kept = g->recompute ? C : 8 * C + 2 * g->config.ffn;
+    return (double)(g->B * g->T * kept);
+}
+
+// The compute stream is about to use the weights of segment s: not before their update.
+template <typename X> static void weights_begin(GPT2<X> *g, size_t s) {
+    compute_span(g, "wait", s);
+    CUDA(cudaStreamWaitEvent(g->compute, g->updated[s], 0));
+    if (g->offloaded) CUDA(cudaStreamWaitEvent(g->compute, g->returned[s], 0));
+    compute_span(g, g->pass, s);
+}
+
 // What a layer computes between its two residual additions, from a.ln_1 to a.act. Forward runs it,
 // and backward once more where activations are recomputed.
 template <typename X> static void layer_forward(GPT2<X> *g, size_t l, const LayerActs<X> &a) {
@@ -1142,19 +1360,24 @@ static void gpt2_forward(GPT2<X> *g, const int32_t *tokens, size_t B, size_t T) 
     CUDA(cudaEventSynchronize(staging->copied));  // of two forwards ago
     memcpy(staging->inputs, tokens, N * sizeof(int32_t));
     const int32_t *inputs = upload(g, staging->inputs, N);
+    weights_begin(g, 0);
     encoder_forward(g->x, inputs, tensor(g, g->table.wte), tensor(g, g->table.wpe), B, T, C,
                     stream);
     LayerActs<X> a = layer_acts(g, 0);
     X *w[LAYER_TENSORS], *next[LAYER_TENSORS];
     layer_tensors(g, 0, w);
+    weights_begin(g, 1);
     layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
     for (size_t l = 0; l < L; l++) {
         a = layer_acts(g, l);
         layer_tensors(g, l, w);
         layer_forward(g, l, a);
         matmul_forward(&g->lt, g->branch, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C, stream);
+        if (strcmp(g->pass, "forward") == 0)
+            live(g, "activations", layer_elements(g), sizeof(X), stream);
         // The addition that ends this layer and the normalisation that begins the next.
         X *x = g->training ? a.x + g->max_B * g->max_T * C : a.x;
+        weights_begin(g, l + 2);
         if (l + 1 < L) {
             const LayerActs<X> b = layer_acts(g, l + 1);
             layer_tensors(g, l + 1, next);
@@ -1197,6 +1420,7 @@ static void gpt2_head(GPT2<X> *g, const int32_t *targets, float grad_scale, doub
              nullptr, first > 0, GEMM_PLAIN, nullptr, g->compute);
     }
     loss_accumulate(g->loss, g->losses, N, share / (double)N, !accumulate, g->compute);
+    compute_span(g, NULL, 0);
 }
 
 // Waits for the GPU, and returns the mean loss of the micro-batches since the first one, in nats
@@ -1208,27 +1432,170 @@ template <typename X> static double gpt2_loss(GPT2<X> *g) {
     return *g->host_loss;
 }
 
+// What `later` is given from now on waits for what `earlier` has been given so far.
+template <typename X>
+static void order(GPT2<X> *g, cudaStream_t earlier, cudaStream_t later) {
+    CUDA(cudaEventRecord(g->handover, earlier));
+    CUDA(cudaStreamWaitEvent(later, g->handover, 0));
+}
+
+// Copies over the link, and counts.
+template <typename X>
+static void copy_out(GPT2<X> *g, void *host, const void *device, size_t bytes) {
+    CUDA(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, g->out));
+    g->moved_out += bytes;
+}
+
+template <typename X>
+static void copy_in(GPT2<X> *g, void *device, const void *host, size_t bytes, cudaStream_t stream) {
+    CUDA(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
+    g->moved_in += bytes;
+}
+
+// Work of the host: it adds the gradient of a piece to the step's, and takes the norm of the sum.
+typedef struct {
+    float *sum;
+    const void *grad;
+    int grad_is_bf16, first, runs;
+    const AdamRun *run;
+    double *block_sums;  // NULL: not yet
+} HostSum;
+
+static void host_sum(const void *arg) {
+    const HostSum *h = (const HostSum *)arg;
+    accumulate_runs(h->sum, h->grad, h->grad_is_bf16, h->run, h->runs, h->first, h->block_sums);
+}
+
 // Segment s of the gradient is about to be made: not before its place is free.
 template <typename X> static void gradient_begin(GPT2<X> *g, size_t s) {
+    compute_span(g, "wait", s);
     CUDA(cudaStreamWaitEvent(g->compute, g->grad_left[g->segment[s].place], 0));
+    compute_span(g, "backward", s);
+    live(g, "gradients", (double)g->segment[s].length, sizeof(X), g->compute);
+}
+
+// The pieces of segment s whose gradient waits for the update on the host: it leaves over the link.
+// Here `out` already waits for the gradient to be complete.
+template <typename X>
+static void gradient_leave(GPT2<X> *g, size_t s, bool accumulate, bool last) {
+    const Segment *x = &g->segment[s];
+    X *landing = g->landing + (size_t)g->landing_turn * g->longest_segment;
+    const bool lands = g->accumulating && g->choice.sum_on_host;
+    Timeline *t = &g->timeline;
+    if (lands) CUDA(cudaStreamWaitEvent(g->out, g->landing_free[g->landing_turn], 0));
+    const size_t bytes = x->leaving * (lands ? sizeof(X) : host_grad_bytes(g));
+    const int leaving = timeline_begin(t, ROW_LEAVE, "leave", s, bytes, g->out);
+    for (int i = x->first; i < x->first + x->pieces; i++) {
+        const Piece *p = &g->pieces.pieces[i];
+        if (piece_grad_on_gpu(&g->choice, p)) continue;
+        const X *made = g->grads + x->grad_at + (p->at - x->at);
+        float *host = (float *)host_grad(g, p);
+        if (lands) {
+            copy_out(g, landing + (p->at - x->at), made, p->length * sizeof(X));
+        } else if (g->accumulating) {
+            copy_out(g, host, grad_waiting(g, p), p->length * sizeof(float));
+        } else if (host_grad_bytes(g) > sizeof(X)) {  // --grad-wire fp32
+            for (size_t at = 0; at < p->length; at += WIRE_CHUNK) {
+                const size_t n = min_size(WIRE_CHUNK, p->length - at);
+                accumulate_gradient(g->wire, made + at, n, true, g->out);
+                copy_out(g, host + at, g->wire, n * sizeof(float));
+            }
+        } else {
+            copy_out(g, host, made, p->length * sizeof(X));
+        }
+    }
+    timeline_end(t, leaving, g->out);
+    if (lands) {
+        order(g, g->out, g->host.stream);
+        const int adding = timeline_begin(t, ROW_HOST, "accumulate", s, 0, g->host.stream);
+        for (int i = x->first; i < x->first + x->pieces; i++) {
+            const Piece *p = &g->pieces.pieces[i];
+            if (piece_grad_on_gpu(&g->choice, p)) continue;
+            const HostSum work = {(float *)host_grad(g, p), landing + (p->at - x->at),
+                                  sizeof(X) == 2, !accumulate, p->runs,
+                                  g->pieces.runs + p->first_run,
+                                  last ? g->worker_sums + p->first_block : NULL};
+            host_queue_submit(&g->host, host_sum, &work, sizeof work);
+        }
+        timeline_end(t, adding, g->host.stream);
+        CUDA(cudaEventRecord(g->landing_free[g->landing_turn], g->host.stream));
+        g->landing_turn = 1 - g->landing_turn;
+    }
+    CUDA(cudaEventRecord(g->grad_arrived[s], lands ? g->host.stream : g->out));
 }
 
 // Segment s of the micro-batch's gradient is complete. It leaves while the compute stream goes on:
-// into the step's sum; and, when the step's gradient is complete (`last`), its norm is taken.
+// to where it waits for the update, or into the step's sum. When the step's gradient is complete
+// (`last`), the norm is taken, piece by piece, before anything crosses the link.
 template <typename X>
 static void gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool last) {
     const Segment *x = &g->segment[s];
+    compute_span(g, NULL, 0);
+    if (s >= 1 && s <= g->config.layers)
+        live(g, "activations", -layer_elements(g), sizeof(X), g->compute);
     CUDA(cudaEventRecord(g->grad_ready[s], g->compute));
     CUDA(cudaStreamWaitEvent(g->leave, g->grad_ready[s], 0));
-    if (g->accumulating)
-        accumulate_gradient(g->sums + x->at, g->grads + x->grad_at, x->length, !accumulate,
-                            g->leave);
-    if (last) {
-        const void *grads = g->accumulating ? (const void *)g->sums : (const void *)g->grads;
-        norm_block_sums_gpu(grads, !g->accumulating && sizeof(X) == 2, g->runs + x->first_run,
-                            x->runs, g->norm_sums + x->first_block, g->leave);
+    for (int i = x->first; i < x->first + x->pieces; i++) {
+        const Piece *p = &g->pieces.pieces[i];
+        const X *made = g->grads + x->grad_at + (p->at - x->at);
+        const bool stays = piece_grad_on_gpu(&g->choice, p) || sums_on_gpu(g);
+        if (stays && g->accumulating)
+            accumulate_gradient((float *)grad_waiting(g, p), made, p->length, !accumulate,
+                                g->leave);
+        else if (stays && !g->in_place)
+            CUDA(cudaMemcpyAsync(grad_waiting(g, p), made, p->length * sizeof(X),
+                                 cudaMemcpyDeviceToDevice, g->leave));
+        if (last && (stays || !g->accumulating))
+            norm_block_sums_gpu(stays ? grad_waiting(g, p) : made, waiting_bytes(g) == 2,
+                                g->pieces.runs + p->first_run, p->runs,
+                                g->norm_sums + p->first_block, g->leave);
     }
-    CUDA(cudaEventRecord(g->grad_left[x->place], g->leave));
+    const bool leaves = x->leaving > 0 && (last || !sums_on_gpu(g));
+    if (leaves) {
+        order(g, g->leave, g->out);
+        gradient_leave(g, s, accumulate, last);
+    }
+    cudaStream_t freed = leaves && !sums_on_gpu(g) ? g->out : g->leave;
+    CUDA(cudaEventRecord(g->grad_left[x->place], freed));
+    if (!g->in_place) live(g, "gradients", -(double)x->length, sizeof(X), freed);
+    if (!g->in_place && !accumulate)  // what waits for the update, here
+        live(g, "gradients", (double)(sums_on_gpu(g) ? x->length : x->length - x->leaving),
+             waiting_bytes(g), g->leave);
+    if (g->no_grad_overlap && leaves) {
+        compute_span(g, "wait", s);
+        CUDA(cudaStreamWaitEvent(g->compute, g->grad_arrived[s], 0));
+        compute_span(g, NULL, 0);
+    }
+}
+
+// The way of a visitor's state into its slot, for which the slot's last visitor must have left it.
+// Returns the slot: p, m, v and perhaps the gradient.
+template <typename X> static float *visitor_fetch(GPT2<X> *g, int visit) {
+    const Piece *p = &g->pieces.pieces[g->visits[visit]];
+    const size_t longest = g->pieces.longest_visit, bytes = p->length * sizeof(float);
+    const int slot = visit % g->choice.slots;
+    float *room = g->slots + (size_t)slot * slot_floats(g);
+    if (visit < g->fetched) return room;  // it came during backward
+    g->fetched = visit + 1;
+    Timeline *t = &g->timeline;
+    CUDA(cudaStreamWaitEvent(g->fetch, g->slot_free[slot], 0));
+    const int span = timeline_begin(t, ROW_FETCH, "fetch", (size_t)g->visits[visit], 3 * bytes,
+                                    g->fetch);
+    live(g, "visiting state", 3 * (double)p->length, sizeof(float), g->fetch);
+    copy_in(g, room, g->host_master + p->state_at, bytes, g->fetch);
+    copy_in(g, room + longest, g->host_m + p->state_at, bytes, g->fetch);
+    copy_in(g, room + 2 * longest, g->host_v + p->state_at, bytes, g->fetch);
+    timeline_end(t, span, g->fetch);
+    return room;
+}
+
+// While backward runs, the link into the GPU has nothing to do: the first visitors may come, since
+// neither their state nor the room for it depends on the gradient.
+template <typename X> static void visitors_begin(GPT2<X> *g) {
+    g->fetched = 0;
+    if (g->visit_count == 0) return;
+    order(g, g->compute, g->fetch);
+    for (int i = 0; i < g->visit_count && i < g->choice.slots; i++) visitor_fetch(g, i);
 }
 
 // From the head's gradient (made by gpt2_head) down to the embeddings. dx is the gradient of the
@@ -1245,6 +1612,7 @@ static void gpt2_backward(GPT2<X> *g, const int32_t *tokens, bool accumulate, bo
     Matmul *lt = &g->lt;
     cudaStream_t stream = g->compute;
 
+    if (last) visitors_begin(g);
     gradient_begin(g, L + 1);
     if (!g->config.tied) {  // dwte was the head's alone: it is complete, and the embeddings' begins
         round_gradient(tensor_grad(g, t->lm_head), g->dwte, t->tensors[t->lm_head].size, stream);
@@ -1261,6 +1629,7 @@ static void gpt2_backward(GPT2<X> *g, const int32_t *tokens, bool accumulate, bo
         X *w[LAYER_TENSORS], *d[LAYER_TENSORS];
         layer_tensors(g, l, w, d);
         if (g->recompute && l + 1 < L) {  // the last layer's activations are still there
+            compute_span(g, "backward", l + 1);
             layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
             layer_forward(g, l, a);
         }
@@ -1303,40 +1672,159 @@ static void gpt2_backward(GPT2<X> *g, const int32_t *tokens, bool accumulate, bo
 // The sum of the squares of all gradients, in the blocks and the order that adam.h defines; and, in
 // *loss, the mean loss of the step. The one place of a step where the host waits for the GPU.
 template <typename X> static double gpt2_grad_norm_squared(GPT2<X> *g, double *loss) {
+    const bool on_host = g->accumulating && g->choice.sum_on_host && g->pieces.grads_host > 0;
+    if (on_host) order(g, g->host.stream, g->leave);
     CUDA(cudaMemcpyAsync(g->host_sums, g->norm_sums, g->blocks * sizeof(double),
                          cudaMemcpyDeviceToHost, g->leave));
     CUDA(cudaMemcpyAsync(g->host_loss, g->loss, sizeof(double), cudaMemcpyDeviceToHost, g->leave));
     CUDA(cudaEventRecord(g->step_left, g->leave));
     CUDA(cudaEventSynchronize(g->step_left));
+    for (int i = 0; on_host && i < g->pieces.count; i++) {
+        const Piece *p = &g->pieces.pieces[i];
+        if (!piece_grad_on_gpu(&g->choice, p))
+            memcpy(g->host_sums + p->first_block, g->worker_sums + p->first_block,
+                   p->blocks * sizeof(double));
+    }
     *loss = *g->host_loss;
     return norm_total(g->host_sums, g->blocks);
 }
 
-// One AdamW step (adam.h) over everything that this process owns.
-template <typename X> static void gpt2_update(GPT2<X> *g, const AdamStep *step) {
-    const void *grads = g->accumulating ? (const void *)g->sums : (const void *)g->grads;
-    uint16_t *rounded = sizeof(X) == 2 ? (uint16_t *)(void *)g->params : NULL;
-    for (int i = 0; i < g->segments; i++) {
-        const Segment *s = &g->segment[i];
-        adam_update_gpu(g->master, g->m, g->v, grads, !g->accumulating && sizeof(X) == 2, rounded,
-                        g->runs + s->first_run, s->runs, step, g->compute);
+// Work of the host: one AdamW step of a piece.
+typedef struct {
+    float *p, *m, *v;
+    const void *grad;
+    int grad_is_bf16, runs;
+    uint16_t *rounded;
+    const AdamRun *run;
+    AdamStep step;
+} HostUpdate;
+
+static void host_update(const void *arg) {
+    const HostUpdate *h = (const HostUpdate *)arg;
+    adam_update_runs(h->p, h->m, h->v, h->grad, h->grad_is_bf16, h->rounded, h->run, h->runs,
+                     &h->step);
+}
+
+// A piece that lives on the host and is updated by the CPU, once its gradient is there: one pass
+// over its state, which leaves the new weights for the GPU as well. They then go back.
+template <typename X> static void update_on_host(GPT2<X> *g, int piece, const AdamStep *step) {
+    const Piece *p = &g->pieces.pieces[piece];
+    const size_t number = (size_t)piece, bytes = p->length * sizeof(X);
+    Timeline *t = &g->timeline;
+    HostUpdate work = {g->host_master + p->state_at, g->host_m + p->state_at,
+                       g->host_v + p->state_at, host_grad(g, p), host_grad_bytes(g) == 2, p->runs,
+                       NULL, g->pieces.runs + p->first_run, *step};
+    if (sizeof(X) == 2) work.rounded = (uint16_t *)host_result(g, p);
+    CUDA(cudaStreamWaitEvent(g->host.stream, g->grad_arrived[p->segment], 0));
+    const int updating = timeline_begin(t, ROW_HOST, "update", number, 0, g->host.stream);
+    host_queue_submit(&g->host, host_update, &work, sizeof work);
+    timeline_end(t, updating, g->host.stream);
+    order(g, g->host.stream, g->back);
+    const int returning = timeline_begin(t, ROW_BACK, "back", number, bytes, g->back);
+    copy_in(g, g->params + p->at, host_result(g, p), bytes, g->back);
+    timeline_end(t, returning, g->back);
+}
+
+// A piece that lives on the host and is updated by the GPU: its state comes, unless it is there
+// already, and goes back; with several slots, one piece comes while another one goes.
+template <typename X>
+static void update_visitor(GPT2<X> *g, int visit, const AdamStep *step) {
+    const Piece *p = &g->pieces.pieces[g->visits[visit]];
+    const size_t number = (size_t)g->visits[visit];
+    Timeline *t = &g->timeline;
+    const size_t longest = g->pieces.longest_visit, bytes = p->length * sizeof(float);
+    float *room = visitor_fetch(g, visit), *m = room + longest, *v = m + longest;
+    void *grad = grad_waiting(g, p);
+    bool grad_is_bf16 = waiting_bytes(g) == 2;
+    if (!g->choice.keep_grads) {
+        grad = v + longest;
+        grad_is_bf16 = host_grad_bytes(g) == 2;
+        CUDA(cudaStreamWaitEvent(g->fetch, g->grad_arrived[p->segment], 0));
+        const size_t grad_bytes = p->length * host_grad_bytes(g);
+        const int span = timeline_begin(t, ROW_FETCH, "fetch", number, grad_bytes, g->fetch);
+        copy_in(g, grad, host_grad(g, p), grad_bytes, g->fetch);
+        timeline_end(t, span, g->fetch);
     }
+    order(g, g->fetch, g->update);
+    const int updating = timeline_begin(t, ROW_UPDATE, "update", number, 0, g->update);
+    adam_update_gpu(room, m, v, grad, grad_is_bf16,
+                    sizeof(X) == 2 ? (uint16_t *)(void *)(g->params + p->at) : NULL,
+                    g->pieces.runs + p->first_run, p->runs, step, g->update);
+    if (sizeof(X) == sizeof(float))
+        CUDA(cudaMemcpyAsync(g->params + p->at, room, bytes, cudaMemcpyDeviceToDevice, g->update));
+    timeline_end(t, updating, g->update);
+    order(g, g->update, g->out);
+    const int flushing = timeline_begin(t, ROW_FLUSH, "flush", number, 3 * bytes, g->out);
+    copy_out(g, g->host_master + p->state_at, room, bytes);
+    copy_out(g, g->host_m + p->state_at, m, bytes);
+    copy_out(g, g->host_v + p->state_at, v, bytes);
+    timeline_end(t, flushing, g->out);
+    live(g, "visiting state", -3 * (double)p->length, sizeof(float), g->out);
+    CUDA(cudaEventRecord(g->slot_free[visit % g->choice.slots], g->out));
+}
+
+// A piece that lives on the GPU.
+template <typename X>
+static void update_resident(GPT2<X> *g, int piece, const AdamStep *step) {
+    const Piece *p = &g->pieces.pieces[piece];
+    Timeline *t = &g->timeline;
+    const int span = timeline_begin(t, ROW_UPDATE, "update", (size_t)piece, 0, g->update);
+    const bool rounds = sizeof(X) == 2;
+    X *params = g->params + p->at;
+    adam_update_gpu(rounds ? g->master + p->state_at : (float *)(void *)params,
+                    g->m + p->state_at, g->v + p->state_at, grad_waiting(g, p),
+                    waiting_bytes(g) == 2, rounds ? (uint16_t *)(void *)params : NULL,
+                    g->pieces.runs + p->first_run, p->runs, step, g->update);
+    timeline_end(t, span, g->update);
+}
+
+// Queues one AdamW step (adam.h) over everything that this process owns, in the order in which the
+// next forward pass needs it. That pass waits for each segment (weights_begin), not for them all.
+// Call it after gpt2_grad_norm_squared(), which has waited for backward.
+template <typename X> static void gpt2_update(GPT2<X> *g, const AdamStep *step) {
+    int visit = 0;
+    for (int i = 0; i < g->pieces.count; i++) {
+        const Piece *p = &g->pieces.pieces[i];
+        saver_need(&run_saver, (size_t)i);  // a checkpoint may still have to be written from it
+        if (p->kind == PIECE_HOST) update_on_host(g, i, step);
+        else if (p->kind == PIECE_VISIT) update_visitor(g, visit++, step);
+        else update_resident(g, i, step);
+        if (i + 1 < g->pieces.count && p[1].segment == p->segment) continue;
+        const Segment *s = &g->segment[p->segment];
+        const bool whole = g->in_place || sums_on_gpu(g);
+        live(g, "gradients", -(double)(whole ? s->length : s->length - s->leaving),
+             waiting_bytes(g), g->update);
+        CUDA(cudaEventRecord(g->updated[p->segment], g->update));
+        CUDA(cudaEventRecord(g->returned[p->segment], g->back));
+    }
+}
+
+// Waits until nothing of an update is under way, neither weights nor state.
+template <typename X> static void gpt2_update_wait(GPT2<X> *g) {
+    CUDA(cudaStreamSynchronize(g->update));
+    CUDA(cudaStreamSynchronize(g->back));
+    CUDA(cudaStreamSynchronize(g->out));
 }
 
 // The parameters that forward and backward use, from the fp32 ones that were loaded or initialised.
 template <typename X> static void gpt2_round_params(GPT2<X> *g) {
-    if (sizeof(X) == sizeof(float)) return;
-    const size_t P = g->table.elements;
-    if (g->training) {
-        round_gradient(g->params, g->master, P, g->compute);
-        return;
-    }
-    enum { PIECE = 1 << 20 };
-    static uint16_t piece[PIECE];
-    for (size_t i = 0; i < P; i += PIECE) {
-        const size_t count = min_size(PIECE, P - i);
-        for (size_t j = 0; j < count; j++) piece[j] = f32_to_bf16(g->master[i + j]);
-        CUDA(cudaMemcpy(g->params + i, piece, count * sizeof(X), cudaMemcpyHostToDevice));
+    enum { PIECE_OF = 1 << 20 };
+    static uint16_t rounded[PIECE_OF];
+    for (int i = 0; i < g->pieces.count; i++) {
+        const Piece *p = &g->pieces.pieces[i];
+        const bool on_gpu = g->training && p->kind == PIECE_RESIDENT;
+        if (on_gpu && sizeof(X) == sizeof(float)) continue;  // they are the same
+        if (on_gpu)
+            round_gradient(g->params + p->at, g->master + p->state_at, p->length, g->compute);
+        if (on_gpu || (!g->training && sizeof(X) == sizeof(float))) continue;
+        const float *from = (g->training ? g->host_master : g->master) + p->state_at;
+        for (size_t at = 0; at < p->length; at += PIECE_OF) {
+            const size_t n = min_size(PIECE_OF, p->length - at);
+            for (size_t j = 0; j < n; j++) rounded[j] = f32_to_bf16(from[at + j]);
+            CUDA(cudaMemcpy(g->params + p->at + at,
+                            sizeof(X) == 2 ? (const void *)rounded : (const void *)(from + at),
+                            n * sizeof(X), cudaMemcpyHostToDevice));
+        }
     }
     CUDA(cudaDeviceSynchronize());  // our streams do not wait for the default one
 }
@@ -1357,6 +1845,7 @@ static void gpt2_next(GPT2<X> *g, const int32_t *tokens, size_t count, float *lo
     gpt2_forward(g, g->inputs, 1, T);
     gemm(&g->lt, false, true, 1, Vp, C, g->ln_f + (count - 1) * C, C, tensor(g, g->table.lm_head),
          C, g->logits, Vp, nullptr, false, GEMM_PLAIN, nullptr, g->compute);
+    compute_span(g, NULL, 0);
     download(logits, g->logits, g->config.vocab, g->compute);
 }
 
@@ -1364,8 +1853,10 @@ static void gpt2_next(GPT2<X> *g, const int32_t *tokens, size_t count, float *lo
 template <typename X> static void generate(GPT2<X> *g, const Run *r, uint32_t number) {
     float *logits = (float *)alloc_or_fail(g->config.vocab, sizeof(float), "sampling");
     Sample s = sample_begin(&r->o, r->tokenizer, &g->config, number);
+    g->pass = "evaluate";
     do gpt2_next(g, s.tokens + s.first, s.n - s.first, logits);
     while (sample_next(&s, logits));
+    g->pass = "forward";
     sample_end(&s);
     free(logits);
 }
@@ -1381,8 +1872,10 @@ template <typename X> static bool evaluate(GPT2<X> *g, const Run *r, double *los
     for (size_t first = 0; first < sequences; first += r->B) {
         const size_t rows = min_size(r->B, sequences - first);
         if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, err)) return false;
+        g->pass = "evaluate";
         gpt2_forward(g, g->inputs, rows, r->T);
         gpt2_head(g, g->targets, 0, 1, false, NULL);
+        g->pass = "forward";
         sum += gpt2_loss(g) * (double)rows;
     }
     *loss = sum / (double)sequences;
@@ -1398,6 +1891,52 @@ static void gpu_copy(void *to, const void *from, size_t bytes) {
     CUDA(cudaDeviceSynchronize());
 }
 
+// The state as checkpoints see it: where each range of the masters, m and v lives.
+template <typename X> static void gpt2_parts(GPT2<X> *g, StatePart parts[3]) {
+    static const char *const names[3] = {"param", "m", "v"};
+    float *const gpu[3] = {g->master, g->m, g->v};
+    float *const host[3] = {g->host_master, g->host_m, g->host_v};
+    const size_t count = (size_t)g->pieces.count;
+    for (int k = 0; k < 3; k++) {
+        StateSpan *spans = (StateSpan *)alloc_or_fail(count, sizeof(StateSpan), "state");
+        parts[k] = StatePart{names[k], spans, 0, gpu_copy};
+        for (size_t i = 0; i < count; i++) {
+            const Piece *p = &g->pieces.pieces[i];
+            const bool resident = p->kind == PIECE_RESIDENT;
+            const bool is_params = k == 0 && sizeof(X) == sizeof(float);  // see GPT2.master
+            float *data = !resident ? host[k] + p->state_at
+                        : gpu[k] != NULL ? gpu[k] + (is_params ? p->at : p->state_at) : NULL;
+            if (data == NULL) break;  // no moments without training
+            const bool on_gpu = resident && (g->training || is_params);
+            StateSpan *last = parts[k].count > 0 ? &spans[parts[k].count - 1] : NULL;
+            if (last != NULL && last->gpu == on_gpu && last->data + last->length == data)
+                last->length += p->length;
+            else
+                spans[parts[k].count++] = StateSpan{p->at, p->length, data, on_gpu};
+        }
+    }
+}
+
+// Saves the state after `step` steps. On the host it must be whole now, but not for long: it is
+// written behind the back of training (saver.h), with some memory to copy what would be waited for.
+template <typename X>
+static void save(GPT2<X> *g, Run *r, size_t step, const StatePart parts[3]) {
+    enum { BOUNCE = 1 << 30 };
+    static StatePiece *pieces;
+    gpt2_update_wait(g);
+    if (!g->offloaded) {
+        run_save(r, step, true, parts);
+        return;
+    }
+    const size_t count = (size_t)g->pieces.count;
+    if (pieces == NULL) {
+        pieces = (StatePiece *)alloc_or_fail(count, sizeof *pieces, "pieces");
+        for (size_t i = 0; i < count; i++)
+            pieces[i] = StatePiece{g->pieces.pieces[i].at, g->pieces.pieces[i].length};
+    }
+    run_save_background(r, step, parts, pieces, count, min_size(BOUNCE, memory_available() / 4));
+}
+
 // Bytes of GPU memory that are free.
 static size_t gpu_available(void) {
     size_t available, total;
@@ -1406,6 +1945,11 @@ static size_t gpu_available(void) {
 }
 
 // Opens the first GPU (CUDA_VISIBLE_DEVICES chooses another).
+static bool has_device(void) {
+    int devices = 0;
+    return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+}
+
 static void open_device(void) {
     int devices = 0;
     cudaDeviceProp device;
@@ -1418,6 +1962,152 @@ static void open_device(void) {
     if (device.major < 8)
         fail("%s has compute capability %d.%d, and bf16 needs 8.0 (Ampere) or more", device.name,
              device.major, device.minor);
+}
+
+// The rates of this machine: from --rates, or measured now, which takes a second or two.
+template <typename X> static void machine_rates(GPT2<X> *g, const Options *o, Rates *rates) {
+    Error err;
+    if (rates->h2d > 0) return;  // known already
+    if (o->rates != NULL) {
+        if (!rates_load(rates, o->rates, &err)) die("%s", err.text);
+        return;
+    }
+    if (g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
+    rates_measure(rates, &g->host, 1.5, false);
+    cudaStream_t stream;
+    Matmul lt;
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    matmul_open(&lt);
+    rates->gpu_flops = 0.5 * device_peak<X>(&lt, stream).flops;  // what training reaches of it
+    matmul_close(&lt);
+    CUDA(cudaStreamDestroy(stream));
+}
+
+template <typename X> static PlanRun plan_run(const GPT2<X> *g, const Run *r) {
+    PlanRun run;
+    memset(&run, 0, sizeof run);
+    run.B = r->B;
+    run.T = r->T;
+    run.accum = r->o.accum;
+    run.recompute = g->recompute;
+    run.stored = sizeof(X);
+    run.no_grad_overlap = r->o.no_grad_overlap;
+    run.no_update_overlap = r->o.no_update_overlap;
+    return run;
+}
+
+// OffloadNeeds of plan.h.
+template <typename X>
+static bool gpt2_needs(void *model, const OffloadChoice *c, bool recompute, size_t *gpu,
+                       size_t *host) {
+    GPT2<X> *g = (GPT2<X> *)model;
+    g->choice = *c;
+    g->recompute = recompute;
+    gpt2_place(g);
+    *gpu = gpt2_bytes(g);
+    *host = gpt2_host_bytes(g);
+    return true;
+}
+
+// Where the optimizer's state is to live, from the options and, for what is "auto" there, from the
+// machine's rates. Returns what --recompute has become.
+template <typename X>
+static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
+    const Options *o = &r->o;
+    OffloadChoice *c = &g->choice;
+    c->mode = g->training && o->dump == NULL ? o->offload : OFFLOAD_NONE;
+    c->stride = option_given(o, "share") ? 0 : o->stride;  // a checkpoint may have had the other
+    c->subgroup = o->subgroup;
+    c->slots = (int)o->slots;
+    c->wire_f32 = o->grad_wire == WIRE_FP32;
+    c->resident = o->resident >= 0 ? o->resident : 0;
+    c->share = o->share;
+    g->no_grad_overlap = o->no_grad_overlap;
+    g->host_threads = (int)o->threads;
+    if (c->mode == OFFLOAD_AUTO) {
+        c->mode = OFFLOAD_NONE;
+        if (gpt2_fit(g, o->recompute == RECOMPUTE_AUTO ? RECOMPUTE_NONE : o->recompute, limit,
+                     host_limit))
+            return o->recompute;
+        machine_rates(g, o, rates);
+        OffloadSearch search;
+        memset(&search, 0, sizeof search);
+        search.rates = rates;
+        search.config = &g->config;
+        search.table = &g->table;
+        search.shards = &g->shards;
+        search.run = plan_run(g, r);
+        search.recompute = o->recompute;
+        search.gpu = limit;
+        search.host = host_limit;
+        search.needs = gpt2_needs<X>;
+        search.model = g;
+        search.choice = *c;
+        const bool found = offload_search(&search);
+        if (!found) die("%s", search.reason);
+        printf("offload auto: %s\n", search.reason);
+        *c = search.choice;
+        return search.run.recompute ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
+    }
+    if (c->mode == OFFLOAD_TWINFLOW && o->resident < 0) {  // as much as fits
+        double low = 0, high = 1;
+        for (c->resident = 1; high - low > 0.005; c->resident = (low + high) / 2)
+            *(gpt2_fit(g, o->recompute, limit, host_limit) ? &low : &high) = c->resident;
+        c->resident = low;
+    }
+    if (c->mode == OFFLOAD_INTERLEAVE && option_given(o, "stride") && c->stride == 0) {
+        machine_rates(g, o, rates);  // --stride auto: the paper's Eq. 1, used as the paper does
+        const double k = eq1_stride(rates);
+        c->stride = k > 1 && k < 1e6 ? (size_t)(k + 0.5) : 1;
+    } else if (c->mode == OFFLOAD_INTERLEAVE && c->stride == 0 && c->share < 0) {
+        machine_rates(g, o, rates);
+        const PlanRun run = plan_run(g, r);
+        c->keep_grads = true;
+        const UpdateBytes bytes = plan_bytes(&run, c);
+        c->share = best_share(rates, &bytes);
+    }
+    return o->recompute;
+}
+
+// --calibrate: the rates as a table, and into the file --rates.
+static int calibrate(const Options *o) {
+    Rates rates;
+    HostQueue queue;
+    memset(&rates, 0, sizeof rates);
+    memset(&queue, 0, sizeof queue);
+    open_device();
+    host_queue_open(&queue, (int)o->threads);
+    host_describe(&queue);
+    rates_measure(&rates, &queue, 3, true);
+    calibrate_print(stdout, &rates);
+    host_queue_close(&queue);
+    Error err;
+    FILE *f = o->rates != NULL ? replace_open(o->rates, &err) : NULL;
+    if (o->rates == NULL) {
+        printf("\n");
+        rates_write(stdout, &rates);
+        return 0;
+    }
+    if (f == NULL) die("%s", err.text);
+    rates_write(f, &rates);
+    if (!replace_close(f, o->rates, &err)) fail("%s", err.text);
+    return 0;
+}
+
+// The counters of an offloaded step, for log.jsonl: those of the newest step that is complete,
+// which is two before the one that is being logged, because nothing waits for them.
+template <typename X>
+static void offload_log(const GPT2<X> *g, const Prediction *predicted, char *json, size_t n) {
+    const TimelineStep *d = &g->timeline.done;
+    const size_t *of = g->pieces.elements;
+    json[0] = '\0';
+    if (d->step == 0) return;
+    snprintf(json, n, ",\"offload\":{\"step\":%zu,\"forward_ms\":%.6g,\"backward_ms\":%.6g,"
+             "\"update_ms\":%.6g,\"exposed_ms\":%.6g,\"duplex_ms\":%.6g,\"bound_ms\":%.6g,"
+             "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"cpu_params\":%zu,\"gpu_params\":%zu}",
+             d->step, 1e3 * d->forward, 1e3 * d->backward, 1e3 * d->update_seconds,
+             1e3 * d->stalled, 1e3 * d->duplex, 1e3 * predicted->bound, g->moved_in, g->moved_out,
+             of[PIECE_HOST], of[PIECE_VISIT] + of[PIECE_RESIDENT]);
 }
 
 template <typename X> static int train(Run *r) {
@@ -1438,17 +2128,42 @@ template <typename X> static int train(Run *r) {
         g->max_B = 1;
         g->max_T = g->config.context;
     }
-    open_device();
-    const size_t available = gpu_available();
+    const bool device = !o->plan || (o->rates == NULL && has_device());  // else: of another machine
+    if (device) open_device();
+    const size_t available = device ? gpu_available() : SIZE_MAX;
+    const size_t host_available = device ? memory_available() : SIZE_MAX;
     // Some is left for what the driver rounds up and loads later: kernels, and the library's.
     const size_t margin = min_size(available, available / 100 + ((size_t)256 << 20));
     const size_t limit = o->gpu_memory > 0 ? min_size(available, o->gpu_memory)
-                                           : available - margin;
-    const size_t planned = gpt2_plan(g, o->recompute, limit, r->only_sampling);
+                                           : available - (device ? margin : 0);
+    const size_t host_limit = o->host_memory > 0 ? min_size(host_available, o->host_memory)
+                            : host_available - (device ? host_available / 32 : 0);
+    Rates rates;
+    Prediction predicted;
+    memset(&rates, 0, sizeof rates);
+    memset(&predicted, 0, sizeof predicted);
+    const int recompute = choose_offload(g, r, limit, host_limit, &rates);
+    const size_t planned = gpt2_plan(g, recompute, limit, host_limit, r->only_sampling);
+    if (o->rates != NULL || (o->plan && device)) machine_rates(g, o, &rates);
+    if (rates.h2d > 0) {
+        const PlanRun run = plan_run(g, r);
+        TraceFile trace;
+        const bool draw = o->plan && o->trace != NULL;
+        if (draw && !trace_open(&trace, o->trace, &err)) die("%s", err.text);
+        predicted = plan_step(&rates, &g->config, &g->pieces, &g->choice, &run,
+                              draw ? &trace : NULL);
+        if (draw && !trace_close(&trace, &err)) fail("%s", err.text);
+        plan_print_time(&rates, &run, &predicted);
+    }
+    if (o->plan) {
+        if (!(rates.h2d > 0))
+            printf("for the time of a step, describe the machine: --rates FILE\n");
+        return 0;
+    }
     gpt2_allocate(g);
     const size_t taken = available - gpu_available();
-    const StatePart parts[3] = {
-        {"param", g->master, gpu_copy}, {"m", g->m, gpu_copy}, {"v", g->v, gpu_copy}};
+    StatePart parts[3];
+    gpt2_parts(g, parts);
     run_load(r, parts);
     gpt2_round_params(g);
 
@@ -1479,6 +2194,11 @@ template <typename X> static int train(Run *r) {
 
     Log log;
     run_begin(r, &log);
+    if (g->offloaded) host_describe(&g->host);
+    if (g->offloaded || o->trace != NULL) timeline_open(&g->timeline, o->trace);
+    live(g, "weights", (double)g->table.elements, sizeof(X), g->compute);
+    live(g, "resident state", (sizeof(X) == 2 ? 3 : 2) * (double)g->pieces.elements[PIECE_RESIDENT],
+         sizeof(float), g->compute);
     const DevicePeak peak = device_peak<X>(&g->lt, g->compute);
     device_print(&peak);
     const double step_flops = gpt2_flops_per_token(&g->config, r->T) * (double)r->step_tokens;
@@ -1486,6 +2206,8 @@ template <typename X> static int train(Run *r) {
     while (step < o->steps && !stop_requested) {
         const double start = seconds_now();
         step++;
+        timeline_step(&g->timeline, step);
+        g->moved_in = g->moved_out = 0;
 
         // Queue the gradient of the mean loss over all tokens of the step, one micro-batch after
         // the other. In the compute stream: forward, head, and backward of the tail, of layers
@@ -1495,6 +2217,7 @@ template <typename X> static int train(Run *r) {
             const uint64_t position = ((step - 1) * o->accum + micro) * r->B;
             const bool last = micro + 1 == o->accum;
             if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, &err)) {
+                gpt2_update_wait(g);
                 if (step - 1 > r->state.step) run_save(r, step - 1, true, parts);
                 die("%s", err.text);  // a damaged token file
             }
@@ -1516,11 +2239,14 @@ template <typename X> static int train(Run *r) {
         const AdamStep adam = adam_step_prepare(lr, o->beta1, o->beta2, o->eps, o->weight_decay,
                                                 step, clip_scale(norm_squared, o->clip));
         gpt2_update(g, &adam);
+        if (o->no_update_overlap) gpt2_update_wait(g);
 
         const double seconds = seconds_now() - start;
+        char counters[512];
+        offload_log(g, &predicted, counters, sizeof counters);
         if (!log_step(&log, step, o->steps, loss, norm, lr, 1e3 * seconds,
                       (double)r->step_tokens / seconds,
-                      peak.flops > 0 ? 100 * step_flops / seconds / peak.flops : 0, &err))
+                      peak.flops > 0 ? 100 * step_flops / seconds / peak.flops : 0, counters, &err))
             fail("%s", err.text);
 
         const bool last = step == o->steps;
@@ -1536,10 +2262,13 @@ template <typename X> static int train(Run *r) {
             generate(g, r, (uint32_t)step);
             printf("---\n");
         }
-        if (o->save_every > 0 && step % o->save_every == 0) run_save(r, step, true, parts);
+        if (o->save_every > 0 && step % o->save_every == 0) save(g, r, step, parts);
     }
+    gpt2_update_wait(g);
     // The weights once more even if this step is saved: a kill may have come between the two.
     if (step > 0) run_save(r, step, step != r->state.step, parts);
+    CUDA(cudaDeviceSynchronize());
+    timeline_close(&g->timeline);
     run_end(r, &log, step);
     printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", (double)taken / (1 << 20),
            (double)planned / (1 << 20));
@@ -1551,6 +2280,7 @@ template <typename X> static int train(Run *r) {
 int main(int argc, char **argv) {
     static Run run;
     run_open(&run, argc, argv, true);
+    if (run.o.calibrate) return calibrate(&run.o);
     return run.o.precision == PRECISION_FP32 ? train<float>(&run) : train<bf16>(&run);
 }
 #endif

@@ -24,6 +24,8 @@ typedef struct {
     int activation, tied, recompute, fuse;  // fuse: let the matrix product apply GELU if it can
     size_t accum, head_rows;
     bool repeated;                          // nearly all tokens are the same one
+    OffloadChoice choice;                   // where the optimizer's state lives
+    int tight;                              // 1: sums on the host; 2: and visitors' gradients
 } Shape;
 
 enum { GELU = ACTIVATION_GELU, RELU = ACTIVATION_RELU };
@@ -199,12 +201,20 @@ template <typename X> static GPT2<X> *model_open(const Shape *s, const float *pa
     g->head_rows = s->head_rows;
     g->max_B = s->B;
     g->max_T = s->T;
-    gpt2_plan(g, s->recompute, SIZE_MAX, true);
+    g->choice = s->choice;
+    gpt2_plan(g, s->recompute, SIZE_MAX, SIZE_MAX, true);
+    if (s->tight > 0) {
+        g->choice.sum_on_host = g->accumulating;
+        g->choice.keep_grads = s->tight < 2;
+        gpt2_place(g);
+    }
     gpt2_allocate(g);
     if (!s->fuse) g->fuse_gelu = false;
+    StatePart parts[3];
+    gpt2_parts(g, parts);
     for (int i = 0; i < g->table.count; i++) {  // padding and gaps stay as they were allocated
         const GPT2Tensor *x = &g->table.tensors[i];
-        gpu_copy(g->master + x->offset, params + x->offset, x->rows * x->cols * sizeof(float));
+        part_copy(&parts[0], x->offset, x->rows * x->cols, (float *)params + x->offset, false);
     }
     gpt2_round_params(g);
     return g;
@@ -218,7 +228,7 @@ template <typename X> static void model_close(GPT2<X> *g) {
 // The step's gradient, as floats: an arena.
 template <typename X> static void gradients(GPT2<X> *g, float *out) {
     CUDA(cudaDeviceSynchronize());
-    if (g->accumulating) download(out, g->sums, g->table.elements, g->compute);
+    if (g->accumulating) download(out, (float *)g->waiting, g->table.elements, g->compute);
     else download(out, g->grads, g->table.elements, g->compute);
 }
 
@@ -493,12 +503,19 @@ static uint64_t hash_device(const void *device, size_t bytes, uint64_t seed) {
 }
 
 // Of everything that training leaves: the parameters in both forms, and the moments.
-template <typename X> static uint64_t hash_state(const GPT2<X> *g) {
+template <typename X> static uint64_t hash_state(GPT2<X> *g) {
     const size_t P = g->table.elements;
     uint64_t hash = hash_device(g->params, P * sizeof(X), 1);
-    hash = hash_device(g->master, P * sizeof(float), hash);
-    hash = hash_device(g->m, P * sizeof(float), hash);
-    return hash_device(g->v, P * sizeof(float), hash);
+    StatePart parts[3];
+    gpt2_parts(g, parts);
+    float *whole = floats(P);
+    for (int k = 0; k < 3; k++) {
+        part_copy(&parts[k], 0, P, whole, true);
+        const uint64_t both[2] = {hash, hash_bytes(whole, P * sizeof(float))};
+        hash = hash_bytes(both, sizeof both);
+    }
+    free(whole);
+    return hash;
 }
 
 static const Recipe plain = {1e-2, 1e-8, 0.5, 0.1};
@@ -546,6 +563,28 @@ template <typename X> static void check_equal_bits(Shape s) {
     CHECK(train_hash<X>(&s, 3, NULL) == first, "%s: --recompute block has other bits", s.name);
     CHECK(train_hash<X>(&s, 3, &again) == first, "%s: an evaluation changes bits", s.name);
     CHECK(kept == again, "%s: evaluations differ", s.name);
+}
+
+template <typename X> static void check_offload(Shape s) {
+    const uint64_t none = train_hash<X>(&s, 3, NULL);
+    static const OffloadChoice choices[] = {
+        {OFFLOAD_ZERO, 0, 0, 0, 0, 2, 0, 0, 0}, {OFFLOAD_TWINFLOW, 0.4, 0, 0, 0, 2, 0, 0, 0},
+        {OFFLOAD_INTERLEAVE, 0, 0, 0.5, 0, 2, 0, 0, 0}, {OFFLOAD_INTERLEAVE, 0.3, 0, 0.5, 0, 3, 0, 0, 0},
+        {OFFLOAD_INTERLEAVE, 0, 2, 0, 8192, 1, 0, 0, 0}, {OFFLOAD_INTERLEAVE, 0.3, 0, 0.5, 8192, 3, 0, 0, 1},
+        {OFFLOAD_INTERLEAVE, 0, 0, 1, 0, 2, 0, 0, 1}};
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++)
+        for (int tight = 0; tight < 3; tight++) {
+            s.choice = choices[i];
+            s.tight = tight;
+            CHECK(train_hash<X>(&s, 3, NULL) == none, "%s: choice %zu tight %d", s.name, i, tight);
+        }
+}
+static void test_offload(void) {
+    check_offload<float>(small);
+    check_offload<bf16>(small);
+    check_offload<bf16>(small_accum);
+    check_offload<float>(small_accum);
+    check_offload<bf16>(shapes[2]);
 }
 
 static void test_equal_bits(void) {
@@ -719,9 +758,10 @@ template <typename X> static size_t plan(GPT2<X> *g, const Shape *s, int recompu
     g->head_rows = s->head_rows;
     g->max_B = s->B;
     g->max_T = s->T;
-    const size_t bytes = gpt2_plan(g, recompute, limit, true);
+    const size_t bytes = gpt2_plan(g, recompute, limit, SIZE_MAX, true);
     free(g->segment);
-    free(g->runs);
+    free(g->visits);
+    pieces_free(&g->pieces);
     free(g->shards.shards);
     gpt2_table_free(&g->table);
     return bytes;
@@ -895,6 +935,7 @@ int main(int argc, char **argv) {
     RUN(test_ten_steps);
     RUN(test_loss_curves);
     RUN(test_equal_bits);
+    RUN(test_offload);
     RUN(test_smaller_batch);
     RUN(test_sum_norm_and_update_by_definition);
     if (getenv("TEST_ERRORS") != NULL)

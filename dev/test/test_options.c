@@ -157,7 +157,8 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --gpu-memory G", "is not a size"},
         {"--data d --gpu-memory 24GB", "is not a size"},
         {"--data d --gpu-memory 99999999T", "is not a size"},
-        {"--data d --plan", "--plan is not implemented yet"},
+        {"--data d --plan", "--plan is an option of the GPU builds"},
+        {"--data d --no-save --save-every 5", "contradict each other"},
         {"--data d --zen-topk 0.2", "--zen-topk is not implemented yet"},
         {"--data d --zo-eps 0.2", "--zo-eps is not implemented yet"},
         {"--data d --stream-blocks", "this is the CPU trainer"},
@@ -169,8 +170,21 @@ static void mistakes_are_refused_with_a_reason(void) {
         CHECK(!ok && strstr(err.text, cases[i].reason), "[%s] %s", cases[i].line, err.text);
         CHECK(strchr(err.text, '\n') == NULL, "one line");
     }
-    CHECK(!parse(&o, "--data d --offload zero", true, &err)
-          && strstr(err.text, "--offload zero is not implemented yet"), "%s", err.text);
+    static const struct { const char *line, *reason; } gpu[] = {
+        {"--data d --zero 1", "--zero is not implemented yet"},
+        {"--data d --offload zero --resident 0.5", "--resident needs --offload twinflow or"},
+        {"--data d --resident 0.5", "--resident needs --offload twinflow or"},
+        {"--data d --offload twinflow --share 0.5", "need --offload interleave"},
+        {"--data d --stride 2", "need --offload interleave"},
+        {"--data d --offload interleave --stride 2 --share 0.5", "leave one out"},
+        {"--data d --offload interleave --subgroup 100", "must be at least 4096"},
+        {"--data d --offload interleave --share 1.1", "must be 0 to 1"},
+        {"--data d --offload interleave --slots 0", "must be 1 to 1000"},
+        {"--offload zero", "--data is missing"},
+    };
+    for (size_t i = 0; i < sizeof gpu / sizeof gpu[0]; i++)
+        CHECK(!parse(&o, gpu[i].line, true, &err) && strstr(err.text, gpu[i].reason), "[%s] %s",
+              gpu[i].line, err.text);
     char *argv[2], big[5000];  // a long word must neither overflow nor hide what is wrong
     memset(big, '-', sizeof big);
     big[sizeof big - 1] = '\0';
@@ -191,6 +205,15 @@ static void combinations_that_work_are_accepted(void) {
     Error err;
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
         CHECK(parse(&o, lines[i], false, &err), "[%s] %s", lines[i], err.text);
+    static const char *const gpu[] = {
+        "--plan", "--calibrate", "--calibrate --rates f", "--plan --model 7b --rates f --trace t",
+        "--data d --offload interleave --stride auto", "--data d --offload interleave --share 0",
+        "--data d --offload twinflow --resident 1", "--data d --offload zero --grad-wire fp32",
+        "--data d --offload interleave --stride 3 --resident 0.2 --subgroup 4096 --slots 1",
+        "--data d --no-save", "--data d --no-grad-overlap --no-update-overlap",
+    };
+    for (size_t i = 0; i < sizeof gpu / sizeof gpu[0]; i++)
+        CHECK(parse(&o, gpu[i], true, &err), "[%s] %s", gpu[i], err.text);
 }
 
 static void help_is_complete_and_narrow(void) {

@@ -1,0 +1,240 @@
+// offload.h: where the optimizer's state lives, and who updates it.
+//
+// The state of AdamW (fp32 master weights, m and v: 12 bytes per parameter) is cut into sub-groups,
+// and those into pieces. A piece's state lives on the GPU or on the host; the GPU or the CPU
+// updates it. Here it is decided which, by pure functions of the model and of what was asked for:
+// the trainer, its memory plan, the predictions of --plan and the tests all follow the same list.
+// What is done with the list is in train_gpt2.cu, gpt2_update().
+//
+//   mode         residents       the others' state is on the host, and updated by
+//   none         everything
+//   zero         nothing         the CPU (ZeRO-Offload: Ren et al. 2021)
+//   twinflow     a share         the CPU (ZeRO-Offload++)
+//   interleave   perhaps         the CPU and, travelling there and back, the GPU (Deep Optimizer
+//                                States: Maurya et al. 2024), by stride or by share
+//
+// Whoever updates a piece, the bits are the same (adam.h): no choice made here changes a result.
+#ifndef TIDE_OFFLOAD_H
+#define TIDE_OFFLOAD_H
+#include "util.h"
+#include "adam.h"
+#include "gpt2.h"
+#include "options.h"
+
+// By OFFLOAD_*, the values of the option; "auto" has become another one before anything is cut.
+static const char *const offload_names[] = {"auto", "none", "zero", "twinflow", "interleave",
+                                            "zenflow"};
+
+enum { SUBGROUP_PARAMETERS = 100000000 };  // of a sub-group, at most: Deep Optimizer States, 5.3
+
+typedef struct {
+    int mode;
+    double resident;     // share of the state that stays on the GPU
+    size_t stride;       // every stride-th sub-group visits the GPU; 0: as `share` says
+    double share;        // of the bytes that are not resident: what visits the GPU
+    size_t subgroup;     // elements; 0: layers, in equal parts of at most SUBGROUP_PARAMETERS
+    int slots;           // rooms on the GPU for visiting state
+    bool keep_grads;     // gradients of visiting pieces wait on the GPU, not on the host
+    bool sum_on_host;    // of several micro-batches, the gradients of pieces on the host
+    bool wire_f32;       // gradients cross the link as fp32
+} OffloadChoice;
+
+enum { PIECE_HOST,       // state on the host, updated by the CPU
+       PIECE_VISIT,      // state on the host, updated on the GPU
+       PIECE_RESIDENT,   // state on the GPU, updated there
+       PIECE_KINDS };
+
+// A range of the arena of parameters within one segment (the embeddings, a layer, or the tail), in
+// which all is done by the same one in one go.
+typedef struct {
+    int kind, segment, subgroup;
+    size_t at, length;       // elements of the arena, the gaps between tensors included
+    int first_run, runs;     // its tensors or parts of them, in Pieces.runs; at is relative to ours
+    size_t first_block, blocks;  // its blocks of the gradient norm, which no cut ever divides
+    size_t state_at;         // of the elements with state where ours is: its first one
+    size_t grad_at;          // the same for the gradient, where that waits for the update
+} Piece;
+
+typedef struct {
+    int count, subgroups;
+    Piece *pieces;                   // in the order of the arena, which is that of the forward pass
+    AdamRun *runs;
+    size_t elements[PIECE_KINDS];    // in pieces of each kind
+    size_t longest_visit;            // elements
+    size_t grads_gpu, grads_host;    // elements of gradients that wait for the update there
+} Pieces;
+
+// Does the piece's gradient wait for the update on the GPU?
+static inline bool piece_grad_on_gpu(const OffloadChoice *c, const Piece *p) {
+    return p->kind == PIECE_RESIDENT || (p->kind == PIECE_VISIT && c->keep_grads);
+}
+
+// The shards, with the gaps behind them, as half-open ranges of the arena.
+static inline size_t shard_begin(const GPT2Table *t, const ShardMap *map, int i) {
+    return i < map->count ? t->tensors[map->shards[i].tensor].offset + map->shards[i].offset
+                          : t->elements;
+}
+
+// The place nearest to `at` where the arena may be cut: the begin of a shard, or a whole number of
+// norm blocks behind one. Sums of squares of one block then never come from two places.
+static inline size_t legal_cut(const GPT2Table *t, const ShardMap *map, size_t at) {
+    if (at >= t->elements) return t->elements;
+    int low = 0, high = map->count;  // the shard is in [low, high)
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (shard_begin(t, map, middle) <= at) low = middle;
+        else high = middle;
+    }
+    const size_t begin = shard_begin(t, map, low), end = shard_begin(t, map, low + 1);
+    if (at <= begin) return begin;
+    size_t below = begin + (at - begin) / NORM_BLOCK * NORM_BLOCK, above = below + NORM_BLOCK;
+    if (below >= begin + map->shards[low].length) below = begin;  // in the gap
+    if (above >= begin + map->shards[low].length) above = end;
+    return at - below <= above - at ? below : above;
+}
+
+// What a sub-group, or a part of it that a layer's boundary has cut off, becomes.
+static inline void pieces_add(Pieces *list, const GPT2Table *t, int kind, int subgroup, size_t at,
+                              size_t end) {
+    for (int i = 0; at < end && i < t->count; i++) {
+        const GPT2Tensor *x = &t->tensors[i];
+        const bool last = i + 1 == t->count || t->tensors[i + 1].layer != x->layer;
+        const size_t segment_end = i + 1 < t->count ? t->tensors[i + 1].offset : t->elements;
+        if (!last || segment_end <= at) continue;
+        Piece *p = &list->pieces[list->count++];
+        p->kind = kind;
+        p->segment = x->layer + 1;
+        p->subgroup = subgroup;
+        p->at = at;
+        p->length = min_size(end, segment_end) - at;
+        at += p->length;
+    }
+}
+
+// Cuts sub-group [at, end) in two, such that the share of all that has been dealt out so far and
+// goes to visitors is as near to c->share as can be; the CPU takes the front.
+static inline void subgroup_split(Pieces *list, const GPT2Table *t, const ShardMap *map,
+                                  const OffloadChoice *c, size_t *dealt, size_t *visiting,
+                                  size_t at, size_t end) {
+    *dealt += end - at;
+    const double wanted = c->share * (double)*dealt - (double)*visiting;
+    size_t visit = wanted > 0 ? (size_t)wanted : 0, cut = end;
+    if (c->share >= 1 || visit >= end - at) cut = at;
+    else if (visit > 0) cut = legal_cut(t, map, end - visit);
+    if (cut < at) cut = at;
+    if (cut > end) cut = end;
+    pieces_add(list, t, PIECE_HOST, list->subgroups, at, cut);
+    pieces_add(list, t, PIECE_VISIT, list->subgroups, cut, end);
+    *visiting += end - cut;
+}
+
+// Where the next sub-group after one that begins at `at` begins.
+static inline size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_t size, size_t at) {
+    if (size > 0) {  // flat: at multiples of `size` from the begin of the arena
+        for (size_t next = (at / size + 1) * size;; next += size) {
+            const size_t end = legal_cut(t, map, next);
+            if (end > at) return end;
+        }
+    }
+    size_t begin = 0, end = 0;  // the segment's
+    for (int i = 0; i < t->count && end <= at; i++) {
+        if (i > 0 && t->tensors[i].layer != t->tensors[i - 1].layer) begin = t->tensors[i].offset;
+        end = i + 1 < t->count ? t->tensors[i + 1].offset : t->elements;
+        if (i + 1 < t->count && t->tensors[i + 1].layer == t->tensors[i].layer) end = 0;
+    }
+    const size_t parts = (end - begin + SUBGROUP_PARAMETERS - 1) / SUBGROUP_PARAMETERS;
+    for (size_t i = 1; i < parts; i++) {
+        const size_t cut = legal_cut(t, map, begin + (end - begin) / parts * i);
+        if (cut > at) return cut;
+    }
+    return end;
+}
+
+// The list. Residents are the last layers (Deep Optimizer States, 4.1: what is still on its way
+// when they are updated needs the time); but if there is room for the embeddings, whose gradient
+// comes last and which the next forward pass needs first, they come before all others. With a
+// stride, the paper's Algorithm 1 to the letter: residents are whole sub-groups at the end, and of
+// the others, counted from 0, sub-group i visits if (i + 1) % stride == 0. Free it with
+// pieces_free().
+static inline Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
+                                    const OffloadChoice *c) {
+    Pieces list;
+    memset(&list, 0, sizeof list);
+    const size_t least = c->subgroup > 0 ? c->subgroup : (size_t)SUBGROUP_PARAMETERS;
+    const size_t room = 4 * ((size_t)map->count + 2) + 4 * (t->elements / least + 2);
+    list.pieces = (Piece *)alloc_or_fail(room, sizeof(Piece), "pieces");
+    list.runs = (AdamRun *)alloc_or_fail(room + (size_t)map->count, sizeof(AdamRun), "pieces");
+
+    const double resident = c->mode == OFFLOAD_NONE ? 1
+                          : c->mode == OFFLOAD_ZERO ? 0 : c->resident;
+    size_t budget = (size_t)(resident * (double)t->elements);
+    const size_t embeddings = t->tensors[t->first_layer].offset;
+    size_t at = 0, dealt = 0, visiting = 0, number = 0;
+    if (c->stride == 0 && budget >= embeddings && budget > 0 && resident < 1) {
+        pieces_add(&list, t, PIECE_RESIDENT, list.subgroups++, 0, embeddings);
+        at = embeddings;
+        budget -= embeddings;
+    }
+    const size_t stay = resident >= 1 ? at : legal_cut(t, map, t->elements - budget);
+    while (at < t->elements) {
+        size_t end = subgroup_end(t, map, c->subgroup, at);
+        if (c->stride == 0 && at < stay && end > stay) end = stay;
+        if (at >= stay)
+            pieces_add(&list, t, PIECE_RESIDENT, list.subgroups, at, end);
+        else if (c->mode != OFFLOAD_INTERLEAVE)
+            pieces_add(&list, t, PIECE_HOST, list.subgroups, at, end);
+        else if (c->stride > 0)
+            pieces_add(&list, t, (number + 1) % c->stride == 0 ? PIECE_VISIT : PIECE_HOST,
+                       list.subgroups, at, end);
+        else
+            subgroup_split(&list, t, map, c, &dealt, &visiting, at, end);
+        number++;
+        list.subgroups++;
+        at = end;
+    }
+
+    // What is in each piece, and where its state and its gradient are among those of their kind.
+    int run = 0, shard = 0;
+    size_t block = 0, state[2] = {0, 0};  // on the host, on the GPU
+    for (int i = 0; i < list.count; i++) {
+        Piece *p = &list.pieces[i];
+        const size_t end = p->at + p->length;
+        p->first_run = run;
+        p->first_block = block;
+        while (shard < map->count) {
+            const size_t begin = shard_begin(t, map, shard);
+            const size_t last = begin + map->shards[shard].length;
+            if (begin >= end) break;
+            const size_t from = begin > p->at ? begin : p->at, to = min_size(last, end);
+            if (from < to) {
+                AdamRun *r = &list.runs[run++];
+                r->at = from - p->at;
+                r->length = to - from;
+                r->decay = map->shards[shard].decay;
+                block += norm_blocks(to - from);
+            }
+            if (last > end) break;
+            shard++;
+        }
+        p->runs = run - p->first_run;
+        p->blocks = block - p->first_block;
+        size_t *at_home = &state[p->kind == PIECE_RESIDENT];
+        p->state_at = *at_home;
+        *at_home += p->length;
+        size_t *grads = piece_grad_on_gpu(c, p) ? &list.grads_gpu : &list.grads_host;
+        p->grad_at = *grads;
+        *grads += p->length;
+        list.elements[p->kind] += p->length;
+        if (p->kind == PIECE_VISIT && p->length > list.longest_visit)
+            list.longest_visit = p->length;
+    }
+    return list;
+}
+
+static inline void pieces_free(Pieces *list) {
+    free(list->pieces);
+    free(list->runs);
+    memset(list, 0, sizeof *list);
+}
+
+#endif

@@ -1,0 +1,529 @@
+// plan.h: how long a training step takes, before it is taken: the trainer's own list of pieces
+// (offload.h), run through a small model of the machine (rates.h); and with it, the choice that
+// --offload auto makes. No CUDA here. doc/performance_model.md is the lesson.
+//
+// Work is queued in the trainer's streams, in the trainer's order, with the trainer's waits. While
+// nothing begins or ends, all that is under way goes at a constant speed:
+//   - the GPU's time is shared by what computes and what updates;
+//   - each direction of the link by what copies, at `h2d` or `d2h` alone, `_duplex` with the other
+//     direction, `_busy` if the cores update as well;
+//   - host memory, of `dram` bytes a second, `dram_dma` while both directions are busy, by each
+//     direction and the cores, evenly: who wants less than his part leaves the rest to the others.
+//     Where the _busy rates are known, they are what the link gets.
+// A rate of 0 is not known, and limits nothing. Left out: what it takes to start a kernel or a copy,
+// and what norms, sums and embeddings need of the GPU's memory.
+#ifndef TIDE_PLAN_H
+#define TIDE_PLAN_H
+#include "gpt2.h"
+#include "offload.h"
+#include "rates.h"
+#include "trace.h"
+
+// What is planned, besides the model and the OffloadChoice.
+typedef struct {
+    size_t B, T, accum;      // of one micro-batch; micro-batches per step
+    bool recompute;          // backward repeats most of each layer's forward pass
+    size_t stored;           // bytes of a weight and a gradient on the GPU: 2 (bf16) or 4
+    bool no_grad_overlap;    // backward waits until each gradient has left
+    bool no_update_overlap;  // forward waits for all of the update, not layer by layer
+    // To describe other systems:
+    size_t ranks;            // GPUs that share the state: each has 1 / ranks of it. 0: one
+    double grad_rate;        // bytes/s at which a gradient leaves; 0: the link's
+    bool separate_cast;      // the new weights are rounded in a pass of its own, at `host_cast`
+    bool blocking_back;      // the CPU waits until they are on the GPU
+} PlanRun;
+
+typedef struct {
+    double step;               // seconds from one gradient norm to the next; of these:
+    double forward, backward;  // from their first work to their last, stalls included
+    double compute;            // what both would take if they never waited
+    double exposed;            // step - compute
+    double update;             // from the norm to the last weight and the last state in its place
+    double bound;              // what no schedule of this update can beat (rates.h); 0: none
+    char limit[40];            // which of the machine's limits makes the bound
+    double h2d_bytes, d2h_bytes;
+} Prediction;
+
+// ---------------------------------------------------------------------------------------------
+// The machine
+
+// An operation in a stream. Streams are the rows of the timeline, but gradients and the state of
+// visitors leave in one. `work` is seconds of the GPU's time; or bytes over the link; or, for the
+// CPU, in host memory.
+typedef struct {
+    int row, waits[3];  // tasks that must be complete, besides the one before in its stream; -1
+    const char *name;
+    size_t number, bytes;
+    double work, begin, end;
+} PlanTask;
+
+typedef struct {
+    PlanTask *tasks;
+    int count, room;
+    double host_rate;  // bytes/s of memory that the cores can work on, if it gives them
+} PlanTasks;
+
+enum { PLAN_NOTHING = -1, PLAN_STEPS = 3, PLAN_MICRO = 4 };
+static const double PLAN_UNLIMITED = 1e18;
+
+static inline int plan_stream(int row) { return row == ROW_FLUSH ? ROW_LEAVE : row; }
+
+static inline double rate_or(double rate, double otherwise) { return rate > 0 ? rate : otherwise; }
+
+// Appends a task, and returns its number.
+static inline int plan_add(PlanTasks *p, int row, const char *name, size_t number, double work,
+                           int a, int b, int c) {
+    if (p->count == p->room) fail("plan: more than %d tasks", p->room);
+    PlanTask *t = &p->tasks[p->count];
+    memset(t, 0, sizeof *t);
+    t->row = row;
+    t->name = name;
+    t->number = number;
+    t->work = work;
+    if (row != ROW_COMPUTE && row != ROW_UPDATE && row != ROW_HOST) t->bytes = (size_t)work;
+    t->waits[0] = a;
+    t->waits[1] = b;
+    t->waits[2] = c;
+    t->begin = t->end = -1;
+    return p->count++;
+}
+
+// Divides what there is evenly among three who want something; what one does not need, the others
+// get.
+static inline void share_out(double total, double want[3]) {
+    bool served[3] = {false, false, false};
+    for (int left = 3; left > 0; left--) {
+        int least = -1;
+        for (int i = 0; i < 3; i++)
+            if (!served[i] && (least < 0 || want[i] < want[least])) least = i;
+        want[least] = fmin(want[least], total / left);
+        total -= want[least];
+        served[least] = true;
+    }
+}
+
+// Work per second of each stream, given which of them are at work.
+static inline void plan_speeds(const PlanTasks *p, const Rates *r, const bool busy[ROWS],
+                               double speed[ROWS]) {
+    const int copies = busy[ROW_FETCH] + busy[ROW_BACK], gpu = busy[ROW_COMPUTE] + busy[ROW_UPDATE];
+    const bool both = copies > 0 && busy[ROW_LEAVE];
+    const bool measured = both && busy[ROW_HOST] && r->h2d_busy > 0 && r->d2h_busy > 0;
+    double in = rate_or(r->h2d, PLAN_UNLIMITED), out = rate_or(r->d2h, PLAN_UNLIMITED);
+    if (both) in = measured ? r->h2d_busy : rate_or(r->h2d_duplex, in);
+    if (both) out = measured ? r->d2h_busy : rate_or(r->d2h_duplex, out);
+    double memory = both ? rate_or(r->dram_dma, r->dram) : rate_or(r->dram, r->dram_dma);
+    if (memory <= 0) memory = 4 * PLAN_UNLIMITED;
+    double want[3] = {copies > 0 ? in : 0, busy[ROW_LEAVE] ? out : 0,
+                      busy[ROW_HOST] ? p->host_rate : 0};
+    if (measured) want[2] = fmin(want[2], fmax(memory - in - out, 0.01 * memory));
+    else share_out(memory, want);
+    speed[ROW_COMPUTE] = speed[ROW_UPDATE] = gpu > 0 ? 1.0 / gpu : 0;
+    speed[ROW_FETCH] = speed[ROW_BACK] = copies > 0 ? want[0] / copies : 0;
+    speed[ROW_LEAVE] = want[1];
+    speed[ROW_HOST] = want[2];
+}
+
+// Fills in when each task begins and ends.
+static inline void plan_simulate(PlanTasks *p, const Rates *r) {
+    int head[ROWS], done = 0;
+    double left[ROWS] = {0}, speed[ROWS] = {0}, now = 0;
+    for (int s = 0; s < ROWS; s++)
+        for (head[s] = 0; head[s] < p->count && plan_stream(p->tasks[head[s]].row) != s;) head[s]++;
+    while (done < p->count) {
+        bool busy[ROWS] = {false}, more = true;
+        while (more) {  // what can begin, begins; what has no work left, ends
+            more = false;
+            for (int s = 0; s < ROWS; s++) {
+                if (head[s] >= p->count) continue;
+                PlanTask *t = &p->tasks[head[s]];
+                bool ready = true;
+                for (int i = 0; i < 3; i++)
+                    if (t->waits[i] >= 0 && p->tasks[t->waits[i]].end < 0) ready = false;
+                if (ready && t->begin < 0) {
+                    t->begin = now;
+                    left[s] = t->work;
+                }
+                busy[s] = ready && left[s] > 0;
+                if (!ready || left[s] > 0) continue;
+                t->end = now;
+                done++;
+                while (++head[s] < p->count && plan_stream(p->tasks[head[s]].row) != s) {}
+                more = true;
+            }
+        }
+        if (done == p->count) break;
+        plan_speeds(p, r, busy, speed);
+        double dt = INFINITY;
+        for (int s = 0; s < ROWS; s++) if (busy[s]) dt = fmin(dt, left[s] / speed[s]);
+        if (!(dt < INFINITY)) fail("plan: tasks wait for each other");  // an error in plan_tasks()
+        for (int s = 0; s < ROWS; s++) {
+            if (!busy[s]) continue;
+            left[s] -= speed[s] * dt;
+            if (left[s] <= 1e-12 * p->tasks[head[s]].work) left[s] = 0;
+        }
+        now += dt;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The trainer's order of work
+
+// Floating-point operations of the forward pass over one micro-batch, as in
+// gpt2_flops_per_token(): of one layer; of that what backward repeats (doc/recompute.md); and of
+// the head. Backward takes twice those of forward.
+typedef struct { double layer, again, head; } PlanFlops;
+
+static inline PlanFlops plan_flops(const GPT2Config *c, const PlanRun *run) {
+    const double C = (double)c->channels, F = (double)c->ffn, T = (double)run->T;
+    const double tokens = (double)run->B * T;
+    PlanFlops f;
+    f.layer = tokens * (2 * (4 * C * C + 2 * C * F) + 2 * C * T);
+    f.again = run->recompute ? tokens * (2 * (4 * C * C + C * F) + 2 * C * T) : 0;
+    f.head = tokens * 2 * (double)c->vocab * C;
+    return f;
+}
+
+// Bytes of a gradient that waits on the host.
+static inline double plan_host_grad(const PlanRun *run, const OffloadChoice *c) {
+    return run->accum > 1 || c->wire_f32 ? 4 : (double)run->stored;
+}
+
+static inline UpdateBytes plan_bytes(const PlanRun *run, const OffloadChoice *c) {
+    const UpdateBytes b = {plan_host_grad(run, c), (double)run->stored, c->keep_grads, false};
+    return b;
+}
+
+// Tasks that mark a step: per micro-batch the first and the last of forward, and the last of
+// backward; the norm; and the first that is not of this step.
+typedef struct { int forward[PLAN_MICRO], tail[PLAN_MICRO], backward[PLAN_MICRO], norm, end; }
+    PlanStep;
+
+// Queues PLAN_STEPS steps, of at most PLAN_MICRO micro-batches each. The caller frees p->tasks.
+static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, const Pieces *list,
+                                   const OffloadChoice *c, const PlanRun *run,
+                                   PlanStep steps[PLAN_STEPS]) {
+    enum { NONE = PLAN_NOTHING };
+    const int L = (int)config->layers, S = L + 2, micros = (int)min_size(run->accum, PLAN_MICRO);
+    const double gpu = rate_or(r->gpu_flops, PLAN_UNLIMITED);
+    const double gpu_adam = rate_or(r->gpu_adam, PLAN_UNLIMITED);
+    const double cores = rate_or(r->cores, rate_or(r->host_adam, PLAN_UNLIMITED));
+    const double part = 1 / (double)(run->ranks > 0 ? run->ranks : 1);
+    const double grad = plan_host_grad(run, c), made = (double)run->stored;
+    const double pass = 24 + grad + (made < 4 ? made : 0);  // of the CPU over its state, per element
+    const bool host_sums = run->accum > 1 && c->sum_on_host;
+    const bool gpu_sums = run->accum > 1 && !c->sum_on_host;
+    const double slow = run->grad_rate > 0 ? rate_or(r->d2h, PLAN_UNLIMITED) / run->grad_rate : 1;
+    const PlanFlops flops = plan_flops(config, run);
+    PlanTasks p;
+    memset(&p, 0, sizeof p);
+    p.host_rate = fmin(cores * pass, PLAN_UNLIMITED);
+    const double cast = run->separate_cast && r->host_cast > 0 && cores < PLAN_UNLIMITED
+                      ? p.host_rate / r->host_cast : 0;
+    p.room = PLAN_STEPS * (micros * S * 5 + 1 + list->count * 4);
+    p.tasks = (PlanTask *)alloc_or_fail((size_t)p.room, sizeof(PlanTask), "plan");
+    // per segment: elements whose gradient leaves; the tasks that end its update and its leaving
+    double *leaves = (double *)alloc_or_fail((size_t)S, sizeof(double), "plan");
+    int *updated = (int *)alloc_or_fail(3 * (size_t)S, sizeof(int), "plan");
+    int *returned = updated + S, *arrived = returned + S, visits = 0;
+    for (int i = 0; i < list->count; i++) {
+        const Piece *x = &list->pieces[i];
+        visits += x->kind == PIECE_VISIT;
+        if (!piece_grad_on_gpu(c, x)) leaves[x->segment] += part * (double)x->length;
+    }
+    const int slots = c->slots < visits ? c->slots : visits;
+    int *slot = (int *)alloc_or_fail(2 * (size_t)slots + 1, sizeof(int), "plan");
+    int *came = slot + slots;  // per slot: its last visitor has left, its next one is there
+    int place[4] = {NONE, NONE, NONE, NONE}, landing[2] = {NONE, NONE}, turn = 0;
+    int flushed = NONE, sent = NONE, done = NONE;  // the last tasks of an update
+    for (int s = 0; s < 3 * S; s++) updated[s] = NONE;
+    for (int i = 0; i < slots; i++) slot[i] = NONE;
+
+    for (int step = 0; step < PLAN_STEPS; step++) {
+        PlanStep *mark = &steps[step];
+        int visit = 0, compute = NONE, summed = NONE;
+        for (int micro = 0; micro < micros; micro++) {
+            const bool last = micro + 1 == micros, wait = micro == 0 && run->no_update_overlap;
+            for (int s = 0; s < S; s++) {
+                const double work = s == 0 ? 0 : s <= L ? flops.layer : flops.head;
+                const int to = micro == 0 ? updated[s] : NONE, back = micro == 0 ? returned[s] : NONE;
+                compute = wait && s == 0
+                    ? plan_add(&p, ROW_COMPUTE, "forward", 0, 0, flushed, sent, done)
+                    : plan_add(&p, ROW_COMPUTE, "forward", (size_t)s, work / gpu, to, back, NONE);
+                if (s == 0) mark->forward[micro] = compute;
+            }
+            mark->tail[micro] = compute;
+            for (int i = 0; last && i < list->count && visit < slots; i++) {  // they may come now
+                const Piece *x = &list->pieces[i];
+                if (x->kind != PIECE_VISIT) continue;
+                came[visit] = plan_add(&p, ROW_FETCH, "fetch", (size_t)i,
+                                       12 * part * (double)x->length, compute, slot[visit], NONE);
+                visit++;
+            }
+            for (int s = S - 1; s >= 0; s--) {
+                const double work = s == 0 ? 0 : s > L ? 2 * flops.head
+                                  : 2 * flops.layer + (s < L ? flops.again : 0);
+                int *room = &place[s == 0 ? 0 : s > L ? 3 : 1 + s % 2];
+                compute = plan_add(&p, ROW_COMPUTE, "backward", (size_t)s, work / gpu, *room, NONE,
+                                   NONE);
+                *room = mark->backward[micro] = compute;
+                if (leaves[s] == 0 || (gpu_sums && !last)) continue;
+                const double bytes = leaves[s] * (host_sums ? made : grad);
+                arrived[s] = plan_add(&p, ROW_LEAVE, "leave", (size_t)s, slow * bytes, compute,
+                                      host_sums ? landing[turn] : NONE, NONE);
+                p.tasks[arrived[s]].bytes = (size_t)bytes;
+                if (!gpu_sums) *room = arrived[s];
+                if (host_sums) {
+                    summed = arrived[s] = plan_add(&p, ROW_HOST, "accumulate", (size_t)s,
+                                                   leaves[s] * (8 + made), arrived[s], NONE, NONE);
+                    landing[turn] = summed;
+                    turn = 1 - turn;
+                }
+                if (run->no_grad_overlap)
+                    plan_add(&p, ROW_COMPUTE, "backward", (size_t)s, 0, arrived[s], NONE, NONE);
+            }
+        }
+        const int norm = plan_add(&p, ROW_COMPUTE, "norm", 0, 0, summed, NONE, NONE);
+        mark->norm = norm;
+
+        const int early = visit;  // visitors that came during backward
+        visit = 0;
+        for (int i = 0; i < list->count; i++) {
+            const Piece *x = &list->pieces[i];
+            const int s = x->segment;
+            const size_t n = (size_t)i;
+            const double length = part * (double)x->length;
+            if (x->kind == PIECE_HOST) {
+                const int new_weights = plan_add(&p, ROW_HOST, "update", n, length * (pass + cast),
+                    norm, arrived[s], run->blocking_back ? sent : NONE);
+                sent = returned[s] = plan_add(&p, ROW_BACK, "back", n, length * made, new_weights,
+                                              NONE, NONE);
+                continue;
+            }
+            int *const mine = x->kind == PIECE_VISIT ? &slot[visit % slots] : NULL;
+            int fetched = mine != NULL ? came[visit % slots] : NONE;
+            if (mine != NULL && (visit >= early || !c->keep_grads)) {
+                const double bytes = (visit < early ? 0 : 12) + (c->keep_grads ? 0 : grad);
+                fetched = came[visit % slots] = plan_add(&p, ROW_FETCH, "fetch", n, length * bytes,
+                    norm, *mine, c->keep_grads ? NONE : arrived[s]);
+            }
+            done = updated[s] = plan_add(&p, ROW_UPDATE, "update", n, length / gpu_adam, norm,
+                                         fetched, NONE);
+            if (mine != NULL)
+                flushed = *mine = plan_add(&p, ROW_FLUSH, "flush", n, 12 * length, done, NONE, NONE);
+            visit += mine != NULL;
+        }
+        mark->end = p.count;
+    }
+    free(leaves);
+    free(updated);
+    free(slot);
+    return p;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The prediction
+
+// One step of the trainer in its steady state: `list` is what offload_pieces() made of the table
+// and *c. With a trace (open; NULL: none), an update, the step that follows it and that step's
+// update are drawn there, from time 0. Never fails.
+static inline Prediction plan_step(const Rates *r, const GPT2Config *config, const Pieces *list,
+                                   const OffloadChoice *c, const PlanRun *run, TraceFile *trace) {
+    PlanStep steps[PLAN_STEPS];
+    PlanTasks p = plan_tasks(r, config, list, c, run, steps);
+    plan_simulate(&p, r);
+    const PlanTask *t = p.tasks;
+    const PlanStep *before = &steps[PLAN_STEPS - 2], *mark = &steps[PLAN_STEPS - 1];
+    const double start = t[before->norm].end;
+    Prediction x;
+    memset(&x, 0, sizeof x);
+
+    // micro-batches that were left out are like the last but one
+    const size_t micros = min_size(run->accum, PLAN_MICRO), more = run->accum - micros;
+    for (size_t i = 0; i < micros; i++) {
+        const double times = i + 2 == micros ? 1 + (double)more : 1;
+        x.forward += times * (t[mark->tail[i]].end - t[mark->forward[i]].begin);
+        x.backward += times * ((i + 1 == micros ? t[mark->norm].end : t[mark->forward[i + 1]].begin)
+                               - t[mark->tail[i]].end);
+    }
+    x.step = t[mark->norm].end - start;
+    if (more > 0)
+        x.step += (double)more * (t[mark->backward[micros - 2]].end
+                                  - t[mark->backward[micros - 3]].end);
+    for (int i = before->norm; i < before->end; i++) x.update = fmax(x.update, t[i].end - start);
+
+    const PlanFlops f = plan_flops(config, run);
+    const double L = (double)config->layers;
+    x.compute = (double)run->accum * (3 * (L * f.layer + f.head) + (L - 1) * f.again)
+              / rate_or(r->gpu_flops, PLAN_UNLIMITED);
+    x.exposed = x.step - x.compute;
+
+    const double part = 1 / (double)(run->ranks > 0 ? run->ranks : 1);
+    const double host = part * (double)list->elements[PIECE_HOST];
+    const double visit = part * (double)list->elements[PIECE_VISIT], away = host + visit;
+    const UpdateBytes bytes = plan_bytes(run, c);
+    const double leaving = run->accum > 1 && c->sum_on_host
+                         ? (double)(run->accum * run->stored) : bytes.grad;
+    x.h2d_bytes = 12 * visit + (c->keep_grads ? 0 : bytes.grad * visit) + bytes.weight * host;
+    x.d2h_bytes = 12 * visit + leaving * part * (double)list->grads_host;
+    const double share = away > 0 ? visit / away : 0;
+    x.bound = away * update_bound(r, &bytes, share);
+    update_limit(r, &bytes, share, x.limit);
+
+    if (trace != NULL) {
+        double last = start;
+        for (int row = 0; row < ROWS; row++) trace_row(trace, row, trace_rows[row]);
+        for (int i = before->norm + 1; i < mark->end; i++) {
+            if (t[i].row == ROW_COMPUTE && t[i].begin > last)
+                trace_span(trace, ROW_COMPUTE, "wait", TRACE_NONE, last - start,
+                           t[i].begin - start, 0);
+            if (t[i].row == ROW_COMPUTE) last = t[i].end;
+            if (t[i].end > t[i].begin)
+                trace_span(trace, t[i].row, t[i].name, t[i].number, t[i].begin - start,
+                           t[i].end - start, t[i].bytes);
+        }
+    }
+    free(p.tasks);
+    return x;
+}
+
+// For people: what a Prediction says, in lines.
+static inline void plan_print_time(const Rates *r, const PlanRun *run, const Prediction *x) {
+    const double tokens = (double)(run->B * run->T * run->accum);
+    printf("predicted time of a step, in seconds: forward %.3f, backward %.3f, update %.3f\n",
+           x->forward, x->backward, x->update);
+    if (x->bound > 0)
+        printf("  the update's bound is %.3f, by %s: %.0f %% of it is reached\n", x->bound, x->limit,
+               100 * x->bound / x->update);
+    printf("  step %.3f, of which %.3f are not compute: %.0f tokens/s", x->step, x->exposed,
+           tokens / x->step);
+    if (r->gpu_flops > 0) printf(" at %.0f Tflop/s", 1e-12 * r->gpu_flops * x->compute / x->step);
+    printf("\n  over the link: %.2f GB to the GPU, %.2f GB to the host\n", 1e-9 * x->h2d_bytes,
+           1e-9 * x->d2h_bytes);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The choice
+
+// Bytes of GPU and host memory that the trainer would take with this choice: its own memory plan.
+// False: it cannot do that at all.
+typedef bool (*OffloadNeeds)(void *model, const OffloadChoice *c, bool recompute, size_t *gpu,
+                             size_t *host);
+
+typedef struct {
+    const Rates *rates;
+    const GPT2Config *config;
+    const GPT2Table *table;
+    const ShardMap *shards;
+    PlanRun run;             // .recompute is settled here:
+    int recompute;           // RECOMPUTE_AUTO, or the one that it must be
+    size_t gpu, host;        // bytes that are there
+    OffloadNeeds needs;
+    void *model;             // for needs()
+    // The result. In `choice`, subgroup, slots and wire_f32 are given.
+    OffloadChoice choice;
+    Prediction predicted;
+    char reason[320];        // one sentence
+} OffloadSearch;
+
+// Takes this choice if it fits and is faster than the one so far: clearly, because what was tried
+// before is simpler.
+static inline bool search_try(OffloadSearch *q, const OffloadChoice *c, bool recompute) {
+    size_t gpu = 0, host = 0;
+    if (!q->needs(q->model, c, recompute, &gpu, &host) || gpu > q->gpu || host > q->host)
+        return false;
+    PlanRun run = q->run;
+    run.recompute = recompute;
+    Pieces list = offload_pieces(q->table, q->shards, c);
+    const Prediction x = plan_step(q->rates, q->config, &list, c, &run, NULL);
+    pieces_free(&list);
+    if (q->predicted.step >= 0 && x.step > 0.995 * q->predicted.step) return true;
+    q->choice = *c;
+    q->run.recompute = recompute;
+    q->predicted = x;
+    return true;
+}
+
+// The largest share of residents, to a hundredth, with which this fits on the GPU; -1 if none does.
+static inline double search_resident(OffloadSearch *q, OffloadChoice c, bool recompute) {
+    double low = -1, high = 1;
+    for (c.resident = 0; c.resident - low > 0.005; c.resident = (fmax(low, 0) + high) / 2) {
+        size_t gpu = 0, host = 0;
+        if (q->needs(q->model, &c, recompute, &gpu, &host) && gpu <= q->gpu) low = c.resident;
+        else high = c.resident;
+        if (low < 0) break;
+    }
+    return low;
+}
+
+// --offload auto. `none` if that fits; else what plan_step() finds fastest among none with
+// recomputation, zero, twinflow, and interleave at shares around the best of rates.h, each with as
+// many residents as fit. Fills in q->choice, q->run.recompute, q->predicted and q->reason; false if
+// nothing fits, with the reason.
+static inline bool offload_search(OffloadSearch *q) {
+    static const double around[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};
+    const bool may_keep = q->recompute != RECOMPUTE_BLOCK, may_again = q->recompute != RECOMPUTE_NONE;
+    OffloadChoice c = q->choice;
+    size_t gpu = 0, host = 0;
+    const double gib = 1 << 30, room = (double)q->gpu / gib;
+    c.stride = 0;
+    c.share = c.resident = 0;
+    c.keep_grads = true;
+    c.sum_on_host = false;
+    c.mode = OFFLOAD_NONE;
+    q->predicted.step = -1;
+    if (search_try(q, &c, !may_keep)) {
+        snprintf(q->reason, sizeof q->reason, "none: all of it fits on the GPU, predicted %.3g s per "
+                 "step", q->predicted.step);
+        return true;
+    }
+    const bool none_fits = may_again && search_try(q, &c, true);
+    q->needs(q->model, &c, may_again, &gpu, &host);
+    const double none = (double)gpu / gib;
+    for (int again = !may_keep; again <= may_again; again++)
+        for (int sum = 0; sum <= (q->run.accum > 1); sum++)
+            for (int keep = 1; keep >= 0; keep--) {
+                c.sum_on_host = sum;
+                c.keep_grads = keep;
+                c.share = 0;
+                c.mode = OFFLOAD_TWINFLOW;
+                c.resident = keep ? search_resident(q, c, again) : -1;  // nobody visits
+                if (c.resident == 0) c.mode = OFFLOAD_ZERO;
+                if (c.resident >= 0) search_try(q, &c, again);
+                c.mode = OFFLOAD_INTERLEAVE;
+                const UpdateBytes bytes = plan_bytes(&q->run, &c);
+                const double best = fmax(best_share(q->rates, &bytes), 0.05);
+                for (size_t i = 0; i < sizeof around / sizeof *around; i++) {
+                    c.share = fmin(best * around[i], 1);
+                    c.resident = search_resident(q, c, again);
+                    if (c.resident >= 0) search_try(q, &c, again);
+                }
+            }
+    if (q->predicted.step < 0) {
+        c.mode = OFFLOAD_ZERO;
+        q->needs(q->model, &c, may_again, &gpu, &host);
+        snprintf(q->reason, sizeof q->reason, "even zero%s needs %.1f GiB of GPU memory and "
+                 "%.1f of host memory; %.1f and %.1f are there",
+                 may_again ? ", recomputing," : "", (double)gpu / gib, (double)host / gib,
+                 room, (double)q->host / gib);
+        return false;
+    }
+    const OffloadChoice *x = &q->choice;
+    char who[96] = "";
+    if (x->mode == OFFLOAD_INTERLEAVE)
+        snprintf(who, sizeof who, ": %.0f %% visits the GPU, %.0f %% stays there",
+                 100 * x->share * (1 - x->resident), 100 * x->resident);
+    if (x->mode == OFFLOAD_TWINFLOW)
+        snprintf(who, sizeof who, ": %.0f %% stays on the GPU", 100 * x->resident);
+    const int n = snprintf(q->reason, sizeof q->reason, "%s%s%s, predicted %.3g s per step",
+                           offload_names[x->mode], who, q->run.recompute ? ", recomputing" : "",
+                           q->predicted.step);
+    if (none_fits && x->mode != OFFLOAD_NONE)
+        snprintf(q->reason + n, sizeof q->reason - (size_t)n, "; none fits if it recomputes, and takes "
+                 "longer");
+    else if (!none_fits)
+        snprintf(q->reason + n, sizeof q->reason - (size_t)n, "; none needs %.1f GiB of GPU memory and "
+                 "%.1f are there", none, room);
+    return true;
+}
+
+#endif
