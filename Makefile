@@ -21,7 +21,7 @@ HEADERS = $(wildcard *.h *.cuh dev/test/*.h)
 SANITIZE = -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 
 .PHONY: all
-all: train_gpt2 build/tokenize build/compare  ## build the trainer and its tools
+all: train_gpt2 build/tokenize build/compare build/timeline  ## build the trainer and its tools
 
 train_gpt2: train_gpt2.c $(HEADERS) | compiler
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
@@ -179,7 +179,7 @@ CUDA_TESTS = test_emu test_gpt2cu test_gpt2cu_bf16 $(patsubst dev/test/%.cu,%,\
              $(filter-out dev/test/test_gpt2cu%,$(wildcard dev/test/test_*.cu)))
 TESTS += $(CUDA_TESTS:%=build/emu/%) \
          $(patsubst %,build/asan/emu/%,test_kernels test_attention test_host) \
-         $(if $(CLANGXX),$(patsubst %,build/tsan/%,test_kernels test_attention test_host)) \
+         $(if $(CLANGXX),$(patsubst %,build/tsan/%,test_kernels test_attention test_host test_timeline)) \
          $(if $(and $(NVCC),$(GPU)),$(CUDA_TESTS:%=build/gpu/%))
 TEST_NEEDS = train_gpt2 train_gpt2emu build/tokenize build/compare build/emu/bugs \
              $(patsubst %,build/asan/emu/%,bugs test_model test_placement) \
@@ -190,6 +190,8 @@ TEST_NEEDS = train_gpt2 train_gpt2emu build/tokenize build/compare build/emu/bug
 build/test/%: dev/test/%.c train_gpt2.c $(HEADERS) | compiler
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
+
+build/test/test_trace build/asan/test_trace: dev/timeline.c
 
 build/test/test_gpt2: test_gpt2.c train_gpt2.c $(HEADERS) | compiler
 	@mkdir -p $(@D)

@@ -116,7 +116,8 @@ static void device_measure(DevicePeak *peak, Matmul *lt, cudaStream_t stream) {
     CUDA(cudaMemGetInfo(&free_bytes, &total));
     double seconds = 0;
     peak->flops = 0;
-    for (size_t n = 256; n <= 8192 && seconds < 0.01; n *= 2) {
+    const double begun = seconds_now();  // the device may have a clock of its own (dev/emu)
+    for (size_t n = 256; n <= 8192 && seconds < 0.01 && seconds_now() - begun < 0.3; n *= 2) {
         if (3 * n * n * sizeof(X) > free_bytes / 4) break;
         X *a = (X *)gpu_alloc(3 * n * n * sizeof(X), "measuring the device"), *b = a + n * n;
         device_fill_kernel<<<ceil_div(2 * n * n, 256), 256, 0, stream>>>(a, 2 * n * n);
@@ -135,7 +136,7 @@ static void device_measure(DevicePeak *peak, Matmul *lt, cudaStream_t stream) {
     }
     seconds = 0;
     for (size_t n = (size_t)1 << 20; n <= (size_t)512 << 20 && seconds < 1e-3; n *= 2) {
-        if (2 * n > free_bytes / 4) break;
+        if (2 * n > free_bytes / 4 || seconds_now() - begun > 1) break;
         char *a = (char *)gpu_alloc(2 * n, "measuring the device");
         peak->bytes_per_second = 0;  // of the largest size alone: small ones stay in the cache
         for (int i = 0; i <= TRIES; i++) {

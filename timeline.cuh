@@ -60,7 +60,9 @@ static inline TimelineSlot *timeline_slot(Timeline *t, int span) {
     return &t->half[span / TIMELINE_SPANS].slot[span % TIMELINE_SPANS];
 }
 
-// Reserves a span of the running step for the host, to be filled by timeline_host_span().
+// Reserves a span of the running step for the host, to be filled by timeline_host_span(). Host
+// functions in a stream are better put between timeline_begin() and timeline_end(), which need only
+// one clock; the emulated GPU's virtual one has nothing to do with seconds_now().
 // row, name, number, bytes: as in trace.h. Returns -1 if there is no room, which is said once.
 static inline int timeline_host_begin(Timeline *t, int row, const char *name, size_t number,
                                       size_t bytes) {

@@ -877,7 +877,9 @@ template <typename X> struct GPT2 {
 
 enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits with GPT-2's tokens
 
-enum { WIRE_CHUNK = 1 << 22 };           // gradients cross the link in fp32 this many at a time
+#ifndef WIRE_CHUNK  // as the tests choose it
+#define WIRE_CHUNK ((size_t)1 << 22)     // gradients cross the link in fp32 this many at a time
+#endif
 
 // Follows g->choice: cuts the arena into pieces and segments, and says where each segment's
 // gradient is made: at its own place if it can wait there for the update, else in a place that is
@@ -2049,10 +2051,13 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
         *c = search.choice;
         return search.run.recompute ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
     }
-    if (c->mode == OFFLOAD_TWINFLOW && o->resident < 0) {  // as much as fits
+    int recompute = o->recompute;
+    if (c->mode == OFFLOAD_TWINFLOW && o->resident < 0) {  // as much as fits, with no recomputation
         double low = 0, high = 1;
+        if (recompute == RECOMPUTE_AUTO && gpt2_fit(g, RECOMPUTE_NONE, limit, host_limit))
+            recompute = RECOMPUTE_NONE;  // that can be avoided
         for (c->resident = 1; high - low > 0.005; c->resident = (low + high) / 2)
-            *(gpt2_fit(g, o->recompute, limit, host_limit) ? &low : &high) = c->resident;
+            *(gpt2_fit(g, recompute, limit, host_limit) ? &low : &high) = c->resident;
         c->resident = low;
     }
     if (c->mode == OFFLOAD_INTERLEAVE && option_given(o, "stride") && c->stride == 0) {
@@ -2066,7 +2071,7 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
         const UpdateBytes bytes = plan_bytes(&run, c);
         c->share = best_share(rates, &bytes);
     }
-    return o->recompute;
+    return recompute;
 }
 
 // --calibrate: the rates as a table, and into the file --rates.
@@ -2270,6 +2275,16 @@ template <typename X> static int train(Run *r) {
     CUDA(cudaDeviceSynchronize());
     timeline_close(&g->timeline);
     run_end(r, &log, step);
+    const TimelineStep *d = &g->timeline.done;
+    if (g->offloaded && d->step > 0) {
+        printf("a step moves %.1f MiB to the GPU and %.1f MiB to the host, %.1f ms both at once; "
+               "update %.1f ms, of which forward and backward wait %.1f\n", mib(g->moved_in),
+               mib(g->moved_out), 1e3 * d->duplex, 1e3 * d->update_seconds, 1e3 * d->stalled);
+        if (predicted.bound > 0)
+            printf("the bound of the update, by %s, is %.1f ms: %.0f %% of it were reached\n",
+                   predicted.limit, 1e3 * predicted.bound,
+                   100 * predicted.bound / d->update_seconds);
+    }
     printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", (double)taken / (1 << 20),
            (double)planned / (1 << 20));
     gpt2_free(g);

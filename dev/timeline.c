@@ -303,6 +303,7 @@ static double draw_rows(FILE *f, const Picture *p, double y) {
 static double draw_counter(FILE *f, const Picture *p, const char *counter, double y) {
     static double level[PIXELS + 1][MAX_CLASSES];  // of this class and those below it
     double value[MAX_CLASSES] = {0}, total = 0, peak = 0, x = LEFT;
+    bool used[MAX_CLASSES] = {false};  // of this counter, and ever more than nothing
     size_t i = 0;
     for (int column = 0; column <= PIXELS; column++) {
         const double until = p->begin + (p->end - p->begin) * (column + 1) / PIXELS;
@@ -311,7 +312,10 @@ static double draw_counter(FILE *f, const Picture *p, const char *counter, doubl
             if (total > most) {
                 double sum = 0;
                 most = total;
-                for (size_t c = 0; c < p->class_count; c++) level[column][c] = sum += value[c];
+                for (size_t c = 0; c < p->class_count; c++) {
+                    level[column][c] = sum += value[c];
+                    used[c] |= value[c] > 0;
+                }
             }
             more = i < p->sample_count && p->samples[i].at < until;
             if (!more) break;
@@ -331,13 +335,12 @@ static double draw_counter(FILE *f, const Picture *p, const char *counter, doubl
     for (size_t c = 0; c < p->class_count; c++) {
         char class[16];
         snprintf(class, sizeof class, "c%zu", c % 8);
-        if (strcmp(p->classes[c].counter, counter) == 0)
-            draw_legend(f, &x, &y, class, p->classes[c].name);
+        if (used[c]) draw_legend(f, &x, &y, class, p->classes[c].name);
     }
     y += 14;
     const double bottom = y + PANEL;
     for (size_t c = p->class_count; c-- > 0;) {
-        if (strcmp(p->classes[c].counter, counter) != 0) continue;
+        if (!used[c]) continue;
         double at = bottom;
         fprintf(f, "<path class=\"c%zu\" d=\"M%d %.0f", c % 8, LEFT, bottom);
         for (int column = 0; column < PIXELS; column++) {

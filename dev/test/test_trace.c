@@ -396,6 +396,7 @@ static void memory_is_stacked(void) {
     CHECK(has(">peak 8 KiB</text>") && has(">peak 3 MiB</text>")
           && count(">peak ") == 2, "%s", picture);
     CHECK(has(">host &amp; disk</text>"), "second counter");
+    CHECK(!has(">less</text>") && count(">weights</text>") == 2, "legends");
     // y 118 .. 258 is 0 .. 8 KiB; weights (2) lie on the state (1, 6 for a moment, then 2)
     CHECK(has("class=\"c0\" d=\"M196 258H196V240.5H586V153.0H587V223.0H976V258z\""), "%s", picture);
     CHECK(has("class=\"c2\" d=\"M196 258H196V205.5H586V118.0H587V188.0H976V258z\""), "%s", picture);
