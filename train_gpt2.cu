@@ -2074,6 +2074,43 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
     return recompute;
 }
 
+// Settles where everything will be, on this machine or, with --plan, on the one that --rates and
+// the caps describe; prints it, and how long a step will take, if the rates are known. Returns the
+// planned bytes of GPU memory.
+template <typename X> static size_t settle(GPT2<X> *g, Run *r, Prediction *predicted) {
+    const Options *o = &r->o;
+    const bool here = !o->plan || (o->rates == NULL && has_device());
+    if (here) open_device();
+    const size_t available = here ? gpu_available() : SIZE_MAX;
+    const size_t host_available = here ? memory_available() : SIZE_MAX;
+    // Some is left for what the driver rounds up and loads later: kernels, and the library's.
+    const size_t margin = here ? min_size(available, available / 100 + ((size_t)256 << 20)) : 0;
+    const size_t limit = o->gpu_memory > 0 ? min_size(available, o->gpu_memory)
+                                           : available - margin;
+    const size_t host_limit = o->host_memory > 0 ? min_size(host_available, o->host_memory)
+                            : host_available - (here ? host_available / 32 : 0);
+    Rates rates;
+    memset(&rates, 0, sizeof rates);
+    memset(predicted, 0, sizeof *predicted);
+    const int recompute = choose_offload(g, r, limit, host_limit, &rates);
+    const size_t planned = gpt2_plan(g, recompute, limit, host_limit, r->only_sampling);
+    if (o->rates != NULL || (o->plan && here)) machine_rates(g, o, &rates);
+    if (rates.h2d > 0) {
+        const PlanRun run = plan_run(g, r);
+        const bool draw = o->plan && o->trace != NULL;
+        TraceFile trace;
+        Error err;
+        if (draw && !trace_open(&trace, o->trace, &err)) die("%s", err.text);
+        *predicted = plan_step(&rates, &g->config, &g->pieces, &g->choice, &run,
+                               draw ? &trace : NULL);
+        if (draw && !trace_close(&trace, &err)) fail("%s", err.text);
+        plan_print_time(&rates, &run, predicted);
+    } else if (o->plan) {
+        printf("for the time of a step, describe the machine: --rates FILE\n");
+    }
+    return planned;
+}
+
 // --calibrate: the rates as a table, and into the file --rates.
 static int calibrate(const Options *o) {
     Rates rates;
@@ -2115,6 +2152,20 @@ static void offload_log(const GPT2<X> *g, const Prediction *predicted, char *jso
              of[PIECE_HOST], of[PIECE_VISIT] + of[PIECE_RESIDENT]);
 }
 
+// The same for people, of the last step, when all is over.
+template <typename X> static void offload_end(const GPT2<X> *g, const Prediction *predicted) {
+    const TimelineStep *d = &g->timeline.done;
+    if (d->step == 0) return;
+    printf("the last step moved %.1f MiB to the GPU and %.1f MiB to the host, %.1f ms of it at "
+           "once; its update took %.1f ms, forward and backward waited %.1f ms\n",
+           mib(g->moved_in), mib(g->moved_out), 1e3 * d->duplex, 1e3 * d->update_seconds,
+           1e3 * d->stalled);
+    if (predicted->bound > 0 && d->update_seconds > 0)
+        printf("no such update takes less than %.1f ms here, because of %s: that is %.0f %% of "
+               "what it took\n", 1e3 * predicted->bound, predicted->limit,
+               100 * predicted->bound / d->update_seconds);
+}
+
 template <typename X> static int train(Run *r) {
     GPT2<X> *g = (GPT2<X> *)alloc_or_fail(1, sizeof(GPT2<X>), "model");
     const Options *o = &r->o;
@@ -2133,38 +2184,11 @@ template <typename X> static int train(Run *r) {
         g->max_B = 1;
         g->max_T = g->config.context;
     }
-    const bool device = !o->plan || (o->rates == NULL && has_device());  // else: of another machine
-    if (device) open_device();
-    const size_t available = device ? gpu_available() : SIZE_MAX;
-    const size_t host_available = device ? memory_available() : SIZE_MAX;
-    // Some is left for what the driver rounds up and loads later: kernels, and the library's.
-    const size_t margin = min_size(available, available / 100 + ((size_t)256 << 20));
-    const size_t limit = o->gpu_memory > 0 ? min_size(available, o->gpu_memory)
-                                           : available - (device ? margin : 0);
-    const size_t host_limit = o->host_memory > 0 ? min_size(host_available, o->host_memory)
-                            : host_available - (device ? host_available / 32 : 0);
-    Rates rates;
     Prediction predicted;
-    memset(&rates, 0, sizeof rates);
-    memset(&predicted, 0, sizeof predicted);
-    const int recompute = choose_offload(g, r, limit, host_limit, &rates);
-    const size_t planned = gpt2_plan(g, recompute, limit, host_limit, r->only_sampling);
-    if (o->rates != NULL || (o->plan && device)) machine_rates(g, o, &rates);
-    if (rates.h2d > 0) {
-        const PlanRun run = plan_run(g, r);
-        TraceFile trace;
-        const bool draw = o->plan && o->trace != NULL;
-        if (draw && !trace_open(&trace, o->trace, &err)) die("%s", err.text);
-        predicted = plan_step(&rates, &g->config, &g->pieces, &g->choice, &run,
-                              draw ? &trace : NULL);
-        if (draw && !trace_close(&trace, &err)) fail("%s", err.text);
-        plan_print_time(&rates, &run, &predicted);
-    }
-    if (o->plan) {
-        if (!(rates.h2d > 0))
-            printf("for the time of a step, describe the machine: --rates FILE\n");
-        return 0;
-    }
+    if (!o->plan) open_device();
+    const size_t available = o->plan ? 0 : gpu_available();
+    const size_t planned = settle(g, r, &predicted);
+    if (o->plan) return 0;
     gpt2_allocate(g);
     const size_t taken = available - gpu_available();
     StatePart parts[3];
@@ -2215,9 +2239,10 @@ template <typename X> static int train(Run *r) {
         g->moved_in = g->moved_out = 0;
 
         // Queue the gradient of the mean loss over all tokens of the step, one micro-batch after
-        // the other. In the compute stream: forward, head, and backward of the tail, of layers
-        // L-1 .. 0, of the embeddings. In the leave stream: what becomes of each of these segments
-        // of the gradient, as soon as its event grad_ready is reached.
+        // the other. In the compute stream: forward, which waits for each segment's update of the
+        // step before; head; and backward of the tail, of layers L-1 .. 0, of the embeddings. In
+        // the leave stream: what becomes of each of these segments of the gradient, as soon as its
+        // event grad_ready is reached; in the out stream its way to the host, if the host updates.
         for (size_t micro = 0; micro < o->accum; micro++) {
             const uint64_t position = ((step - 1) * o->accum + micro) * r->B;
             const bool last = micro + 1 == o->accum;
@@ -2232,8 +2257,9 @@ template <typename X> static int train(Run *r) {
             gpt2_backward(g, g->inputs, micro > 0, last);
         }
 
-        // Wait for the loss and the norm; clip to --clip by it, and queue the update. The next
-        // step is queued behind it: the time of this update is part of that step's.
+        // Wait for the loss and the norm; clip to --clip by it, and queue the update, in streams of
+        // its own: update on the GPU, host on the CPU, and fetch, out and back over the link. The
+        // next step is queued behind it: the time of this update is part of that step's.
         double loss;
         const double norm_squared = gpt2_grad_norm_squared(g, &loss), norm = sqrt(norm_squared);
         if (!isfinite(loss) || !isfinite(norm))
@@ -2275,16 +2301,7 @@ template <typename X> static int train(Run *r) {
     CUDA(cudaDeviceSynchronize());
     timeline_close(&g->timeline);
     run_end(r, &log, step);
-    const TimelineStep *d = &g->timeline.done;
-    if (g->offloaded && d->step > 0) {
-        printf("a step moves %.1f MiB to the GPU and %.1f MiB to the host, %.1f ms both at once; "
-               "update %.1f ms, of which forward and backward wait %.1f\n", mib(g->moved_in),
-               mib(g->moved_out), 1e3 * d->duplex, 1e3 * d->update_seconds, 1e3 * d->stalled);
-        if (predicted.bound > 0)
-            printf("the bound of the update, by %s, is %.1f ms: %.0f %% of it were reached\n",
-                   predicted.limit, 1e3 * predicted.bound,
-                   100 * predicted.bound / d->update_seconds);
-    }
+    if (g->offloaded) offload_end(g, &predicted);
     printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", (double)taken / (1 << 20),
            (double)planned / (1 << 20));
     gpt2_free(g);
