@@ -16,7 +16,7 @@ WARN = -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas
 # errno or traps, which lets loops with sqrtf and compares be vectorised.
 EXACT = -ffp-contract=off -fno-math-errno -fno-trapping-math
 CFLAGS = -std=gnu11 -g $(OPT) $(ARCH) $(OPENMP) $(EXACT) $(WARN) $(EXTRA)
-LDLIBS = -lm
+LDLIBS = -lm -pthread
 HEADERS = $(wildcard *.h *.cuh dev/test/*.h)
 SANITIZE = -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 
@@ -171,7 +171,8 @@ FUZZ = $(patsubst dev/test/%.c,%,$(wildcard dev/test/fuzz_*.c))
 CLANG := $(shell command -v clang 2>/dev/null)
 TESTS = $(UNIT:%=build/test/%) build/test/test_gpt2 build/plain/test_gpt2 $(UNIT:%=build/asan/%) \
         build/asan/test_gpt2 $(FUZZ:%=build/asan/%) \
-        $(if $(CLANG),$(patsubst %,build/clang/%,test_adam test_rng test_matmul test_vmath))
+        $(if $(CLANG),$(patsubst %,build/clang/%,test_adam test_rng test_matmul test_vmath) \
+            build/tsan/test_saver)
 
 # The GPU's sources: on the emulated GPU, also with sanitizers (ThreadSanitizer needs clang++), and
 # compiled by nvcc and run on a GPU where these are.
@@ -200,6 +201,10 @@ build/test/test_gpt2: test_gpt2.c train_gpt2.c $(HEADERS) | compiler
 build/asan/%: dev/test/%.c train_gpt2.c $(HEADERS) | compiler
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(SANITIZE) $< -o $@ $(LDLIBS)
+
+build/tsan/%: dev/test/%.c $(HEADERS)
+	@mkdir -p $(@D)
+	$(CLANG) $(filter-out -fopenmp,$(CFLAGS)) -O1 -fsanitize=thread $< -o $@ $(LDLIBS)
 
 build/asan/test_gpt2: test_gpt2.c train_gpt2.c $(HEADERS) | compiler
 	@mkdir -p $(@D)

@@ -812,7 +812,7 @@ static inline bool state_read(const char *dir, TrainState *s, GPT2Config *c, cha
 
 // Checks the header and every tensor of a state file against their hashes, 16 digits each.
 static inline bool state_hashes(const SafeTensors *st, const char *hashes, Error *err) {
-    const size_t chunk = 1 << 22;
+    const size_t chunk = 1 << 12;
     const unsigned char *start = (const unsigned char *)st->map;
     char digits[17];
     if (strlen(hashes) != 16 * ((size_t)st->count + 1))
@@ -822,7 +822,7 @@ static inline bool state_hashes(const SafeTensors *st, const char *hashes, Error
         const size_t bytes = i >= 0 ? st->tensors[i].bytes
                            : st->count > 0 ? (size_t)(st->tensors[0].data - start) : st->map_bytes;
         uint64_t sum = 0;
-        #pragma omp parallel for reduction(+ : sum) if (bytes > chunk)
+        #pragma omp parallel for reduction(+ : sum) if (bytes > 1 << 20)
         for (size_t at = 0; at < bytes; at += chunk)
             sum += hash_words((uint64_t)(data - start) + at, data + at,
                               min_size(chunk, bytes - at));

@@ -85,16 +85,15 @@ static inline char *state_describe(const StateSave *x, size_t *n) {
     return text;
 }
 
-// Completes and names a checkpoint of which everything was written, if `ok`, and removes older
-// ones; otherwise gives it up.
-static inline bool state_end(StateSave *x, bool ok, Error *err) {
+// Completes and names a checkpoint of which everything was written, and removes older ones. If
+// something has failed since state_begin(), gives it up, returns false and leaves err as it is.
+static inline bool state_end(StateSave *x, Error *err) {
     char path[PATH_MAX], old[PATH_MAX + 4];
     size_t n = 0;
     FILE *f = NULL;
     char *text = state_describe(x, &n);
     path_join(path, x->temporary, "state.json");
-    x->file.failed |= !ok;
-    ok = safewriter_close(&x->file, err) && (f = replace_open(path, err)) != NULL;
+    bool ok = safewriter_close(&x->file, err) && (f = replace_open(path, err)) != NULL;
     if (ok) fwrite(text, 1, n, f);
     ok = ok && replace_close(f, path, err) && directory_sync(x->temporary, err);
     free(text);
@@ -150,13 +149,14 @@ static inline bool state_begin(StateSave *x, Error *err) {
                            shape);
         }
     path_join(path, x->temporary, "state.safetensors");
-    return safewriter_open(&x->file, path, err) || state_end(x, false, err);
+    return safewriter_open(&x->file, path, err) || state_end(x, err);
 }
 
 // Saves a checkpoint, from state_begin() to state_end().
 static inline bool state_save(StateSave *x, Error *err) {
-    return state_begin(x, err)
-        && state_end(x, state_put_all(x, true, err) && state_put_all(x, false, err), err);
+    if (!state_begin(x, err)) return false;
+    if (state_put_all(x, true, err)) state_put_all(x, false, err);
+    return state_end(x, err);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -221,6 +221,7 @@ static inline bool saver_model(const Saver *s, Error *err) {
 
 static inline void *saver_run(void *argument) {
     Saver *s = (Saver *)argument;
+    thread_is_awaited = true;  // at the end of the run
     bool ok = true;
     for (SaveUnit *u = s->units; ok && u < s->units + s->unit_count; u++) {
         pthread_mutex_lock(&s->mutex);
@@ -236,7 +237,7 @@ static inline void *saver_run(void *argument) {
         pthread_cond_broadcast(&s->changed);
         pthread_mutex_unlock(&s->mutex);
     }
-    ok = state_end(&s->save, ok, &s->err);
+    ok = state_end(&s->save, &s->err);
     s->seconds = seconds_now() - s->start;
     ok = ok && saver_model(s, &s->err);
     pthread_mutex_lock(&s->mutex);
@@ -296,7 +297,7 @@ static inline bool saver_start(Saver *s, Error *err) {
     }
     saver_cut(s);
     if (!state_begin(&s->save, err)) return false;
-    if (!state_put_all(&s->save, true, err)) return state_end(&s->save, false, err);
+    if (!state_put_all(&s->save, true, err)) return state_end(&s->save, err);
     s->bytes = s->save.file.total;
     sigfillset(&all);  // signals are for the trainer
     pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -1140,8 +1140,10 @@ static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_lim
     return total;
 }
 
-static void event_make(cudaEvent_t *event) {
-    CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+// sleeps: whoever waits for it here leaves its core to others (host.cuh), and wakes some 50 us late.
+static void event_make(cudaEvent_t *event, bool sleeps = false) {
+    CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming
+                                             | (sleeps ? cudaEventBlockingSync : 0)));
 }
 
 template <typename X> static std::array<cudaStream_t *, 6> gpt2_streams(GPT2<X> *g) {
@@ -1186,14 +1188,14 @@ template <typename X> static void gpt2_allocate(GPT2<X> *g) {
     for (size_t i = 0; i < slots; i++) event_make(&g->slot_free[i]);
     for (int i = 0; i < 2; i++) event_make(&g->landing_free[i]);
     event_make(&g->handover);
-    event_make(&g->step_left);
+    event_make(&g->step_left, g->offloaded);
     for (int i = 0; i < 2; i++) {
         Staging *s = &g->staging[i];
         s->inputs = (int32_t *)pinned_alloc((4 * N + 1) * sizeof(int32_t), "tokens");
         s->targets = s->inputs + N;
         s->rows = s->inputs + 2 * N;
         s->first = s->inputs + 3 * N;
-        event_make(&s->copied);
+        event_make(&s->copied, g->offloaded);
     }
     g->token_count = (int32_t *)alloc_or_fail(g->config.vocab + 1, sizeof(int32_t), "tokens");
     g->inputs = (int32_t *)alloc_or_fail(N, sizeof(int32_t), "tokens");
@@ -1955,6 +1957,9 @@ static bool has_device(void) {
 static void open_device(void) {
     int devices = 0;
     cudaDeviceProp device;
+    // By default all streams share 8 queues, and one whose queue holds the host's stream would wait
+    // for the CPU. (CUDA C++ Programming Guide, environment variables; read at the first call.)
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     const cudaError_t e = cudaGetDeviceCount(&devices);
     if (e != cudaSuccess || devices == 0)
         fail("no CUDA device can be used (%s): ./train_gpt2 trains on the CPU",
@@ -2294,6 +2299,7 @@ template <typename X> static int train(Run *r) {
             printf("---\n");
         }
         if (o->save_every > 0 && step % o->save_every == 0) save(g, r, step, parts);
+        if (saver_over(&run_saver)) run_save_wait(&log);  // says so, or why it failed
     }
     gpt2_update_wait(g);
     // The weights once more even if this step is saved: a kill may have come between the two.
