@@ -10,8 +10,8 @@
 //   - host memory, of `dram` bytes a second, `dram_dma` while both directions are busy, by each
 //     direction and the cores, evenly: who wants less than his part leaves the rest to the others.
 //     Where the _busy rates are known, they are what the link gets.
-// A rate of 0 is not known, and limits nothing. Left out: what it takes to start a kernel or a copy,
-// and what norms, sums and embeddings need of the GPU's memory.
+// A rate of 0 is not known, and limits nothing. Left out: the start of a kernel or a copy, and what
+// norms, sums and embeddings need of the GPU's memory.
 #ifndef TIDE_PLAN_H
 #define TIDE_PLAN_H
 #include "gpt2.h"
@@ -209,7 +209,7 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
     const double cores = rate_or(r->cores, rate_or(r->host_adam, PLAN_UNLIMITED));
     const double part = 1 / (double)(run->ranks > 0 ? run->ranks : 1);
     const double grad = plan_host_grad(run, c), made = (double)run->stored;
-    const double pass = 24 + grad + (made < 4 ? made : 0);  // of the CPU over its state, per element
+    const double pass = 24 + grad + (made < 4 ? made : 0);  // bytes of the CPU per element
     const bool host_sums = run->accum > 1 && c->sum_on_host;
     const bool gpu_sums = run->accum > 1 && !c->sum_on_host;
     const double slow = run->grad_rate > 0 ? rate_or(r->d2h, PLAN_UNLIMITED) / run->grad_rate : 1;
@@ -245,7 +245,8 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
             const bool last = micro + 1 == micros, wait = micro == 0 && run->no_update_overlap;
             for (int s = 0; s < S; s++) {
                 const double work = s == 0 ? 0 : s <= L ? flops.layer : flops.head;
-                const int to = micro == 0 ? updated[s] : NONE, back = micro == 0 ? returned[s] : NONE;
+                const int to = micro == 0 ? updated[s] : NONE;
+                const int back = micro == 0 ? returned[s] : NONE;
                 compute = wait && s == 0
                     ? plan_add(&p, ROW_COMPUTE, "forward", 0, 0, flushed, sent, done)
                     : plan_add(&p, ROW_COMPUTE, "forward", (size_t)s, work / gpu, to, back, NONE);
@@ -309,7 +310,8 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
             done = updated[s] = plan_add(&p, ROW_UPDATE, "update", n, length / gpu_adam, norm,
                                          fetched, NONE);
             if (mine != NULL)
-                flushed = *mine = plan_add(&p, ROW_FLUSH, "flush", n, 12 * length, done, NONE, NONE);
+                flushed = *mine = plan_add(&p, ROW_FLUSH, "flush", n, 12 * length, done, NONE,
+                                           NONE);
             visit += mine != NULL;
         }
         mark->end = p.count;
@@ -392,8 +394,8 @@ static inline void plan_print_time(const Rates *r, const PlanRun *run, const Pre
     printf("predicted time of a step, in seconds: forward %.3f, backward %.3f, update %.3f\n",
            x->forward, x->backward, x->update);
     if (x->bound > 0)
-        printf("  the update's bound is %.3f, by %s: %.0f %% of it is reached\n", x->bound, x->limit,
-               100 * x->bound / x->update);
+        printf("  the update's bound is %.3f, by %s: %.0f %% of it is reached\n", x->bound,
+               x->limit, 100 * x->bound / x->update);
     printf("  step %.3f, of which %.3f are not compute: %.0f tokens/s", x->step, x->exposed,
            tokens / x->step);
     if (r->gpu_flops > 0) printf(" at %.0f Tflop/s", 1e-12 * r->gpu_flops * x->compute / x->step);
@@ -461,7 +463,8 @@ static inline double search_resident(OffloadSearch *q, OffloadChoice c, bool rec
 // nothing fits, with the reason.
 static inline bool offload_search(OffloadSearch *q) {
     static const double around[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};
-    const bool may_keep = q->recompute != RECOMPUTE_BLOCK, may_again = q->recompute != RECOMPUTE_NONE;
+    const bool may_keep = q->recompute != RECOMPUTE_BLOCK;
+    const bool may_again = q->recompute != RECOMPUTE_NONE;
     OffloadChoice c = q->choice;
     size_t gpu = 0, host = 0;
     const double gib = 1 << 30, room = (double)q->gpu / gib;
@@ -472,8 +475,8 @@ static inline bool offload_search(OffloadSearch *q) {
     c.mode = OFFLOAD_NONE;
     q->predicted.step = -1;
     if (search_try(q, &c, !may_keep)) {
-        snprintf(q->reason, sizeof q->reason, "none: all of it fits on the GPU, predicted %.3g s per "
-                 "step", q->predicted.step);
+        snprintf(q->reason, sizeof q->reason, "none: all of it fits on the GPU, predicted %.3g s "
+                 "per step", q->predicted.step);
         return true;
     }
     const bool none_fits = may_again && search_try(q, &c, true);
@@ -501,8 +504,8 @@ static inline bool offload_search(OffloadSearch *q) {
     if (q->predicted.step < 0) {
         c.mode = OFFLOAD_ZERO;
         q->needs(q->model, &c, may_again, &gpu, &host);
-        snprintf(q->reason, sizeof q->reason, "even zero%s needs %.1f GiB of GPU memory and "
-                 "%.1f of host memory; %.1f and %.1f are there",
+        snprintf(q->reason, sizeof q->reason, "even zero%s needs %.3g GiB of GPU memory and "
+                 "%.3g of host memory; %.3g and %.3g are there",
                  may_again ? ", recomputing," : "", (double)gpu / gib, (double)host / gib,
                  room, (double)q->host / gib);
         return false;
@@ -518,11 +521,11 @@ static inline bool offload_search(OffloadSearch *q) {
                            offload_names[x->mode], who, q->run.recompute ? ", recomputing" : "",
                            q->predicted.step);
     if (none_fits && x->mode != OFFLOAD_NONE)
-        snprintf(q->reason + n, sizeof q->reason - (size_t)n, "; none fits if it recomputes, and takes "
-                 "longer");
+        snprintf(q->reason + n, sizeof q->reason - (size_t)n,
+                 "; none fits if it recomputes, and takes longer");
     else if (!none_fits)
-        snprintf(q->reason + n, sizeof q->reason - (size_t)n, "; none needs %.1f GiB of GPU memory and "
-                 "%.1f are there", none, room);
+        snprintf(q->reason + n, sizeof q->reason - (size_t)n,
+                 "; none needs %.3g GiB of GPU memory and %.3g are there", none, room);
     return true;
 }
 

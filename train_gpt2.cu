@@ -1085,6 +1085,8 @@ static bool gpt2_fit(GPT2<X> *g, int recompute, size_t limit, size_t host_limit)
     return false;
 }
 
+enum { RECOMPUTE_SETTLED = -1 };
+
 static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
 
 // " of N MiB", the end of a plan's line; nothing of a machine that was not described.
@@ -1093,13 +1095,14 @@ static void limit_print(size_t limit) {
     else printf(" of %.1f MiB\n", mib(limit));
 }
 
-// Settles where everything is, prints it unless `quiet`, and refuses what does not fit. Returns the
-// bytes of GPU memory.
+// Settles where everything is, prints it unless `quiet`, and refuses what does not fit. recompute:
+// the option, or RECOMPUTE_SETTLED if all has been chosen. Returns the bytes of GPU memory.
 template <typename X>
 static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_limit, bool quiet) {
     Buffer list[MAX_BUFFERS];
     if (g->choice.mode == OFFLOAD_AUTO || !g->training) g->choice.mode = OFFLOAD_NONE;
-    const bool fits = gpt2_fit(g, recompute, limit, host_limit);
+    if (recompute == RECOMPUTE_SETTLED) gpt2_place(g);
+    const bool fits = recompute == RECOMPUTE_SETTLED || gpt2_fit(g, recompute, limit, host_limit);
     const size_t total = gpt2_bytes(g), host = gpt2_host_bytes(g);
     if (!quiet) {
         plan_print("GPU memory", list, gpt2_buffers(g, list));
@@ -2017,7 +2020,7 @@ static bool gpt2_needs(void *model, const OffloadChoice *c, bool recompute, size
 }
 
 // Where the optimizer's state is to live, from the options and, for what is "auto" there, from the
-// machine's rates. Returns what --recompute has become.
+// machine's rates. Returns what gpt2_plan() is to make of --recompute.
 template <typename X>
 static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     const Options *o = &r->o;
@@ -2054,7 +2057,8 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
         if (!found) die("%s", search.reason);
         printf("offload auto: %s\n", search.reason);
         *c = search.choice;
-        return search.run.recompute ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
+        g->recompute = search.run.recompute;
+        return RECOMPUTE_SETTLED;
     }
     int recompute = o->recompute;
     if (c->mode == OFFLOAD_TWINFLOW && o->resident < 0) {  // as much as fits, with no recomputation

@@ -27,7 +27,8 @@ static void check_pieces(const GPT2Table *t, const Pieces *list, const OffloadCh
     int subgroup = -1;
     for (int i = 0; i < list->count; i++) {
         const Piece *p = &list->pieces[i];
-        CHECK(p->at == at && p->length > 0, "piece %d at %zu, not %zu: %s", i, p->at, at, describe(c));
+        CHECK(p->at == at && p->length > 0, "piece %d at %zu, not %zu: %s", i, p->at, at,
+              describe(c));
         at = p->at + p->length;
         CHECK(p->segment >= 0 && p->segment <= L + 1, "segment %d", p->segment);
         if (p->segment < 0 || p->segment > L + 1) break;
@@ -247,7 +248,8 @@ static void no_cut_changes_the_norm(void) {
     gpt2_init(&t, g, 5);
     size_t blocks = 0;
     for (int i = 0; i < t.count; i++) blocks += norm_blocks(t.tensors[i].size);
-    double *whole = (double *)alloc_or_fail(2 * blocks, sizeof(double), "sums"), *cut = whole + blocks;
+    double *whole = (double *)alloc_or_fail(2 * blocks, sizeof(double), "sums");
+    double *cut = whole + blocks;
     size_t at = 0;
     for (int i = 0; i < t.count; i++) {
         norm_block_sums(g + t.tensors[i].offset, t.tensors[i].size, whole + at);

@@ -176,6 +176,7 @@ static Rates server(void) {
     r.h2d = r.d2h = r.h2d_duplex = r.d2h_duplex = 50e9;
     r.dram = r.dram_dma = 200e9;
     r.cores = 12e9;
+    r.host_cast = 30e9;  // of use only to other systems
     r.gpu_adam = 100e9;
     r.gpu_flops = 4e14;
     return r;
@@ -192,7 +193,8 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     r.gpu_adam = 5e9;
     r.gpu_flops = 1e13;
     PlanRun run = run_of(1);
-    const double flops = 1024.0 * (2 * (12 * 64 * 64) + 2 * 64 * 1024), head = 1024.0 * 2 * 50257 * 64;
+    const double flops = 1024.0 * (2 * (12 * 64 * 64) + 2 * 64 * 1024);
+    const double head = 1024.0 * 2 * 50257 * 64;
     const double f1 = flops / 1e13, f2 = head / 1e13;  // forward
     const double e0 = (50304.0 + 1024) * 64, e1 = 12 * 64 * 64 + 6 * 128 + 2 * 256, e2 = 256;
     CHECK(m.table.elements == (size_t)(e0 + e1 + e2), "%zu elements", m.table.elements);
@@ -272,16 +274,17 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
 
 // Choices of all kinds, for the tests below.
 static OffloadChoice some_choice(int i, PlanRun *run) {
+    const unsigned n = (unsigned)i * 2654435761u >> 4;
     *run = run_of(i % 5 == 4 ? 3 : 1);
-    run->no_grad_overlap = i % 7 == 6;
-    run->no_update_overlap = i % 4 == 3;
-    run->recompute = i % 2;
-    run->stored = i % 11 == 10 ? 4 : 2;
-    OffloadChoice c = choice_of(OFFLOAD_NONE + i % 4, 0.1 * (i % 6), 0.15 * (i % 8));
+    run->no_grad_overlap = n % 7 == 6;
+    run->no_update_overlap = n % 3 == 2;
+    run->recompute = n % 2;
+    run->stored = n % 11 == 10 ? 4 : 2;
+    OffloadChoice c = choice_of(OFFLOAD_NONE + i % 4, 0.1 * (n / 3 % 6), 0.15 * (n / 5 % 8));
     c.keep_grads = i % 3 > 0;
     c.sum_on_host = run->accum > 1 && i % 2;
     c.wire_f32 = i % 13 > 9 || run->stored == 4;
-    c.slots = 1 + i % 4;
+    c.slots = 1 + (int)(n / 7 % 4);
     if (c.mode == OFFLOAD_INTERLEAVE && i % 8 == 7) c.stride = (size_t)(2 + i % 3);
     return c;
 }
@@ -300,8 +303,8 @@ static int before(const PlanTasks *p, int i, int row, const char *name, size_t n
 
 // What must not begin before something else has ended, over choices on machines where it would.
 static void nothing_begins_too_early(void) {
-    Model m = model_make("d3");
-    for (int k = 0; k < 400; k++) {
+    Model m = model_make("gpt2");
+    for (int k = 0; k < 300; k++) {
         PlanRun run;
         OffloadChoice c = some_choice(k, &run);
         Rates r = server();
@@ -309,12 +312,12 @@ static void nothing_begins_too_early(void) {
         r.d2h = r.d2h_duplex = 50e9 / (1 + k % 7);
         r.gpu_flops = 4e14 / (1 + k % 3);
         r.gpu_adam = 100e9 / (1 + k % 23);
-        c.subgroup = k % 2 ? 0 : 1000000;
+        c.subgroup = k % 2 ? 0 : 10000000;
         Pieces list = offload_pieces(&m.table, &m.map, &c);
         PlanStep steps[PLAN_STEPS];
         PlanTasks p = plan_tasks(&r, &m.config, &list, &c, &run, steps);
         plan_simulate(&p, &r);
-        int flushed[4] = {-1, -1, -1, -1}, slot_of[100], visits = 0;  // per slot; per piece
+        int flushed[4] = {-1, -1, -1, -1}, slot_of[200], visits = 0;  // per slot; per piece
         for (int i = 0; i < list.count; i++) {
             slot_of[i] = visits % c.slots;
             visits += list.pieces[i].kind == PIECE_VISIT;
@@ -334,12 +337,14 @@ static void nothing_begins_too_early(void) {
             }
             if (strcmp(t->name, "update") == 0) AFTER(i, norm, "the norm");
             if (t->row == ROW_HOST && piece) AFTER(i, arrived, "its gradient's arrival");
-            if (t->row == ROW_LEAVE) AFTER(i, before(&p, i, ROW_COMPUTE, "backward", s), "backward");
+            if (t->row == ROW_LEAVE)
+                AFTER(i, before(&p, i, ROW_COMPUTE, "backward", s), "backward");
             if (t->row == ROW_HOST && !piece) AFTER(i, left, "its gradient's arrival");
             const bool in_update = norm > before(&p, i, ROW_COMPUTE, "backward", TRACE_NONE);
             if (t->row == ROW_FETCH) {
                 AFTER(i, before(&p, i, ROW_COMPUTE, "forward", TRACE_NONE), "backward begins");
                 AFTER(i, flushed[slot_of[t->number]], "its slot is free");
+                if (in_update) AFTER(i, norm, "the norm");
                 if (!c.keep_grads && in_update) AFTER(i, arrived, "its gradient's arrival");
             }
             if (t->row == ROW_UPDATE && list.pieces[t->number].kind == PIECE_VISIT)
@@ -385,8 +390,8 @@ static void updates_reach_their_bound(void) {
                 worst = fmin(worst, x.bound / x.update);
                 CHECK(x.bound / x.update > 0.95, "dram %g cores %g share %g: %.3f of %.3f by %s",
                       dram[i], cores[j], shares[k], x.update, x.bound, x.limit);
-                CHECK(x.update + early >= x.bound * 0.9999, "dram %g cores %g share %g: %.3f < %.3f",
-                      dram[i], cores[j], shares[k], x.update, x.bound);
+                CHECK(x.update + early >= x.bound * 0.9999, "dram %g cores %g share %g: %.3f < "
+                      "%.3f", dram[i], cores[j], shares[k], x.update, x.bound);
             }
     printf("  at worst %.1f %% of the bound\n", 100 * worst);
     model_free(&m);
@@ -410,8 +415,9 @@ static void a_faster_machine_is_not_slower(void) {
             Rates faster = r;
             *rate_at(&faster, k) *= 1.25;
             const Prediction y = predict(&faster, &m, &c, &run);
-            // a faster link takes more of the memory, at moments when the cores needed it
-            const double worse = strstr(rate_fields[k].name, "2") != NULL ? 1.04 : 1.001;
+            // a faster link takes more of the memory, at moments when the cores needed it; and what
+            // is ready earlier may share with something else
+            const double worse = strstr(rate_fields[k].name, "2") != NULL ? 1.04 : 1.005;
             CHECK(y.step <= x.step * worse, "choice %d, %s: %g after %g", i, rate_fields[k].name,
                   y.step, x.step);
         }
@@ -625,7 +631,8 @@ static void no_room_is_said(void) {
     const Rates r = server();
     Memory memory = {&m, 2e9, 0};
     OffloadSearch q = search_for(&r, &m, &memory, 10e9, 200e9);
-    CHECK(!offload_search(&q) && strstr(q.reason, "9.3 and 186.3 are there") != NULL, "%s", q.reason);
+    CHECK(!offload_search(&q) && strstr(q.reason, "9.3 and 186.3 are there") != NULL, "%s",
+          q.reason);
     q = search_for(&r, &m, &memory, 24e9, 40e9);
     CHECK(!offload_search(&q) && strstr(q.reason, "of host memory") != NULL, "%s", q.reason);
     // little host memory: what does not fit there must be resident
@@ -660,8 +667,8 @@ static void the_search_finds_what_a_grid_finds(void) {
             if (x.step < best) found = c;
             best = fmin(best, x.step);
         }
-        CHECK(q.predicted.step <= 1.03 * best, "%d: %s; but %.3f s with share %.2f resident %.2f", i,
-              q.reason, best, found.share, found.resident);
+        CHECK(q.predicted.step <= 1.03 * best, "%d: %s; but %.3f s with share %.2f resident %.2f",
+              i, q.reason, best, found.share, found.resident);
         PlanRun run = q.run;
         IS(predict(&r, &m, &q.choice, &run).step, q.predicted.step);
     }
@@ -821,8 +828,8 @@ static void table_residents(void) {
         least = fmin(least, faster(twin, deep));
         most = fmax(most, faster(twin, deep));
     }
-    row("| residents 20 %%, 7B to 20B: iterations faster than TwinFlow's | 1.7 to 2.3 | %.2f to %.2f "
-        "| |", least, most);
+    row("| residents 20 %%, 7B to 20B: iterations faster than TwinFlow's | 1.7 to 2.3 | %.2f to "
+        "%.2f | |", least, most);
 }
 
 static void table_scaling(void) {
@@ -832,16 +839,16 @@ static void table_scaling(void) {
         zero.batch = deep.batch = (size_t)1 << i;
         at[i] = faster(zero, deep);
     }
-    row("| 20B, micro-batch 1, 2, 4, 8: faster than ZeRO-3 | 2.5 to 1.6 | %.2f, %.2f, %.2f, %.2f | 9 "
-        "|", at[0], at[1], at[2], at[3]);
+    row("| 20B, micro-batch 1, 2, 4, 8: faster than ZeRO-3 | 2.5 to 1.6 | %.2f, %.2f, %.2f, %.2f "
+        "| 9 |", at[0], at[1], at[2], at[3]);
     zero.batch = deep.batch = 1;
     for (int i = 0; i < 5; i++) {
         zero.rates.host_adam = deep.rates.host_adam = 0.5e9 * (1 << i);
         zero.rates.host_cast = deep.rates.host_cast = 15.5e9 / 4 * (1 << i);
         at[i] = faster(zero, deep);
     }
-    row("| 20B, cores per GPU: 1/4, 1/2, 1, 2, 4 of the testbed's | up to 3 with few; then uniform | "
-        "%.2f, %.2f, %.2f, %.2f, %.2f | 10 |", at[0], at[1], at[2], at[3], at[4]);
+    row("| 20B, cores per GPU: 1/4, 1/2, 1, 2, 4 of the testbed's | up to 3 with few; then uniform "
+        "| %.2f, %.2f, %.2f, %.2f, %.2f | 10 |", at[0], at[1], at[2], at[3], at[4]);
     zero = case_of(DEEPSPEED, 0);
     deep = case_of(DEEP, 2);
     for (int i = 0; i < 4; i++) {
@@ -876,8 +883,8 @@ static void table_utilisation(void) {
     utilisation(case_of(DEEP, 4), four);
     row("| 20B, Tflop/s: ZeRO-3, and 50, 33, 25 %% on the GPU | 30; 75, 71, 71 | %.0f; %.0f, %.0f, "
         "%.0f | 12 |", none[0], two[0], three[0], four[0]);
-    row("| 20B, cores at work in the update: ZeRO-3, 50 %% | 70 %%, 60 %% | %.0f %%, %.0f %% | 13 |",
-        none[1], two[1]);
+    row("| 20B, cores at work in the update: ZeRO-3, 50 %% | 70 %%, 60 %% | %.0f %%, %.0f %% | 13 "
+        "|", none[1], two[1]);
     row("| 20B, link at work in the update: ZeRO-3, 50 %% | 2 %%, 40 %% | %.0f %%, %.0f %% | 14 |",
         none[2], two[2]);
 }
@@ -901,8 +908,8 @@ static void table_strides(void) {
         if (t > best[k]) where[k] = deep.share;
         best[k] = fmax(best[k], t);
     }
-    row("| not tested: the best share; with room for three visitors | | %.0f %%: %.1f; %.0f %%: %.1f "
-        "| 15 |", 100 * where[0], best[0], 100 * where[1], best[1]);
+    row("| not tested: the best share; with room for three visitors | | %.0f %%: %.1f; %.0f %%: "
+        "%.1f | 15 |", 100 * where[0], best[0], 100 * where[1], best[1]);
     row("| not said: k of Eq. 1 for one H100, and 1 / (k + 1) | \"2\" | %.2f, %.0f %% | 15 |",
         eq1_stride(&deep.rates), 100 / (1 + eq1_stride(&deep.rates)));
     const Rates v100 = paper_rates("paper_v100");
@@ -942,9 +949,9 @@ static void table_dram(void) {
             at[k] = case_throughput(tide);
         }
         tide.share = f;
-        row("| this trainer, host memory per GPU %s: best share; G parameters/s with 0, 50 %%, best; "
-            "iteration | | %.0f %%; %.1f, %.1f, %.1f; %.2f s | 18 |", names[i], 100 * f, at[0], at[1],
-            at[2], case_run(tide).step);
+        row("| this trainer, host memory per GPU %s: best share; G parameters/s with 0, 50 %%, "
+            "best; iteration | | %.0f %%; %.1f, %.1f, %.1f; %.2f s | 18 |", names[i], 100 * f,
+            at[0], at[1], at[2], case_run(tide).step);
     }
 }
 
@@ -968,7 +975,8 @@ static void the_lesson_has_this_table(void) {
     table_make();
     char *lesson = file_read("doc/performance_model.md", &n, &err);
     CHECK(lesson != NULL, "%s", err.text);
-    for (char *line = strtok(table, "\n"); lesson != NULL && line != NULL; line = strtok(NULL, "\n"))
+    if (lesson == NULL) return;
+    for (char *line = strtok(table, "\n"); line != NULL; line = strtok(NULL, "\n"))
         CHECK(strstr(lesson, line) != NULL, "doc/performance_model.md lacks: %s", line);
     free(lesson);
 }
