@@ -233,7 +233,7 @@ static void calibrate_together(Calibration *c, double host_seconds, double *in, 
     cudaEvent_t e[2][CALIBRATE_PARTS + 1], update[2];
     double rates[3][TRIES];
     for (int i = 0; i < 2; i++) {
-        CUDA(cudaEventCreate(&update[i]));
+        CUDA(cudaEventCreateWithFlags(&update[i], cudaEventBlockingSync));
         for (int j = 0; j <= CALIBRATE_PARTS; j++) CUDA(cudaEventCreate(&e[i][j]));
     }
     // The copies take twice as long as the update alone, in parts that walk through the chunk.
@@ -399,7 +399,7 @@ static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double second
     CUDA(cudaStreamCreateWithFlags(&c->in, cudaStreamNonBlocking));
     CUDA(cudaStreamCreateWithFlags(&c->out, cudaStreamNonBlocking));
     CUDA(cudaEventCreate(&c->start));
-    CUDA(cudaEventCreate(&c->end));
+    CUDA(cudaEventCreateWithFlags(&c->end, cudaEventBlockingSync));  // see host_queue_open()
     memset(c->state.grad, 0x3c, 2 * n);  // 0.0115: zeros may be faster to divide
     CUDA(cudaMemsetAsync(c->gpu, 0x3c, 2 * c->chunk, c->in));
     CUDA(cudaStreamSynchronize(c->in));

@@ -71,6 +71,13 @@ static inline void host_cores_find(HostQueue *q, cpu_set_t *all, cpu_set_t *one_
     if (f != NULL) fclose(f);
     CPU_ZERO(all);
     sched_getaffinity(0, sizeof *all, all);
+#ifdef _OPENMP  // with OMP_PROC_BIND this thread has been put on the first of the places
+    for (int i = 0, ids[CPU_SETSIZE]; i < omp_get_num_places(); i++) {
+        if (omp_get_place_num_procs(i) > CPU_SETSIZE) continue;
+        omp_get_place_proc_ids(i, ids);
+        for (int j = 0; j < omp_get_place_num_procs(i); j++) CPU_SET((size_t)ids[j], all);
+    }
+#endif
     snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", q->node);
     if (cpu_list_read(path, &set)) (void)CPU_AND(&set, &set, all);
     if (CPU_COUNT(&set) > 0) *all = set;
@@ -108,6 +115,7 @@ static void host_team_start(const void *arg) {
 
 static void *host_worker(void *arg) {
     HostQueue *q = (HostQueue *)arg;
+    thread_is_awaited = true;  // by host_job_run()
     pthread_mutex_lock(&q->mutex);
     for (;;) {
         while (q->job == NULL && !q->closing) pthread_cond_wait(&q->changed, &q->mutex);
@@ -165,6 +173,8 @@ static inline void host_queue_open(HostQueue *q, int threads) {
     pthread_cond_init(&q->changed, NULL);
     const int error = pthread_create(&q->worker, NULL, host_worker, q);
     if (error != 0) fail("cannot start the host's worker thread: %s", strerror(error));
+    // A thread that waits for the GPU sleeps: else it would share a core with one of the team.
+    CUDA(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));
     CUDA(cudaStreamCreateWithFlags(&q->stream, cudaStreamNonBlocking));
 #ifdef __CUDA_EMU__
     emu_name_stream(q->stream, "host");

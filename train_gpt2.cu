@@ -1143,7 +1143,7 @@ static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_lim
     return total;
 }
 
-// sleeps: whoever waits for it here leaves its core to others (host.cuh), and wakes some 50 us late.
+// sleeps: who waits for it leaves its core to others (host.cuh), and wakes some 50 us late.
 static void event_make(cudaEvent_t *event, bool sleeps = false) {
     CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming
                                              | (sleeps ? cudaEventBlockingSync : 0)));
@@ -1982,6 +1982,7 @@ template <typename X> static void machine_rates(GPT2<X> *g, const Options *o, Ra
         if (!rates_load(rates, o->rates, &err)) die("%s", err.text);
         return;
     }
+    if (!has_device()) die("describe the machine that is planned for: --rates FILE");
     if (g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
     rates_measure(rates, &g->host, 1.5, false);
     cudaStream_t stream;
@@ -2062,11 +2063,11 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
     }
     int recompute = o->recompute;
     if (c->mode == OFFLOAD_TWINFLOW && o->resident < 0) {  // as much as fits, with no recomputation
-        double low = 0, high = 1;
-        if (recompute == RECOMPUTE_AUTO && gpt2_fit(g, RECOMPUTE_NONE, limit, host_limit))
+        double low = 0, high = 1;  // (and so as little as can be on the host)
+        if (recompute == RECOMPUTE_AUTO && gpt2_fit(g, RECOMPUTE_NONE, limit, SIZE_MAX))
             recompute = RECOMPUTE_NONE;  // that can be avoided
         for (c->resident = 1; high - low > 0.005; c->resident = (low + high) / 2)
-            *(gpt2_fit(g, recompute, limit, host_limit) ? &low : &high) = c->resident;
+            *(gpt2_fit(g, recompute, limit, SIZE_MAX) ? &low : &high) = c->resident;
         c->resident = low;
     }
     if (c->mode == OFFLOAD_INTERLEAVE && option_given(o, "stride") && c->stride == 0) {
@@ -2126,6 +2127,8 @@ static int calibrate(const Options *o) {
     HostQueue queue;
     memset(&rates, 0, sizeof rates);
     memset(&queue, 0, sizeof queue);
+    if (o->rates != NULL && !path_is_writable(o->rates))
+        die("--rates %s: %s", o->rates, strerror(errno));
     open_device();
     host_queue_open(&queue, (int)o->threads);
     host_describe(&queue);
@@ -2231,9 +2234,9 @@ template <typename X> static int train(Run *r) {
     }
 
     Log log;
+    if (g->offloaded || o->trace != NULL) timeline_open(&g->timeline, o->trace);
     run_begin(r, &log);
     if (g->offloaded) host_describe(&g->host);
-    if (g->offloaded || o->trace != NULL) timeline_open(&g->timeline, o->trace);
     live(g, "weights", (double)g->table.elements, sizeof(X), g->compute);
     live(g, "resident state", (sizeof(X) == 2 ? 3 : 2) * (double)g->pieces.elements[PIECE_RESIDENT],
          sizeof(float), g->compute);
@@ -2279,7 +2282,11 @@ template <typename X> static int train(Run *r) {
         const AdamStep adam = adam_step_prepare(lr, o->beta1, o->beta2, o->eps, o->weight_decay,
                                                 step, clip_scale(norm_squared, o->clip));
         gpt2_update(g, &adam);
-        if (o->no_update_overlap) gpt2_update_wait(g);
+        if (o->no_update_overlap) {
+            compute_span(g, "wait", 0);
+            gpt2_update_wait(g);
+            compute_span(g, NULL, 0);
+        }
 
         const double seconds = seconds_now() - start;
         char counters[512];

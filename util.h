@@ -50,6 +50,10 @@ static inline bool error_set(Error *err, const char *format, ...) {
     return false;
 }
 
+// Set in threads that what runs at exit may wait for, as CUDA does for its host functions. They end
+// the program without it.
+static __thread bool thread_is_awaited;
+
 static inline void report_and_exit(int code, const char *format, va_list args) {
     char line[PATH_MAX];
     fflush(stdout);  // what was printed before comes first
@@ -57,6 +61,7 @@ static inline void report_and_exit(int code, const char *format, va_list args) {
     for (char *c = line; *c != '\0'; c++)  // a file's name may hold a newline: still one line
         if ((unsigned char)*c < 32 || *c == 127) *c = '?';
     fprintf(stderr, "tide: %s\n", line);
+    if (thread_is_awaited) _exit(code);
     exit(code);
 }
 

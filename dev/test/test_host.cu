@@ -310,6 +310,14 @@ static void memory_is_zeroed_locked_and_aligned(void) {
 }
 
 static void work_that_fails(const void *) { fail("the disk is full"); }
+static void at_exit(void) { fprintf(stderr, "CUDA's handler would wait for the work\n"); }
+
+static void all_cores_are_used_if_openmp_has_bound_us(void) {
+    char text[4096], bound[4096];
+    CHECK(again("", "cores", text, sizeof text) == 0
+              && again("OMP_PROC_BIND=true", "cores", bound, sizeof bound) == 0
+              && strcmp(text, bound) == 0, "%s%s", text, bound);
+}
 
 static void failures_are_one_line(void) {
     char text[4096];
@@ -326,7 +334,10 @@ int main(int argc, char **argv) {
     HostQueue q;
     if (argc == 3 && strcmp(argv[1], "chain") == 0) return chain(atoi(argv[2])) == 0 ? 0 : 3;
     if (argc == 2) host_queue_open(&q, 0);
-    if (argc == 2 && strcmp(argv[1], "fail") == 0) {
+    if (argc == 2 && strcmp(argv[1], "cores") == 0) {
+        host_describe(&q);
+    } else if (argc == 2 && strcmp(argv[1], "fail") == 0) {
+        atexit(at_exit);
         host_queue_submit(&q, work_that_fails, "", 0);
         host_queue_close(&q);
     } else if (argc == 2) {
@@ -340,6 +351,7 @@ int main(int argc, char **argv) {
     RUN(chain_is_a_plain_loop);
     RUN(chain_under_every_schedule);
     RUN(missing_events_are_seen);
+    RUN(all_cores_are_used_if_openmp_has_bound_us);
     RUN(failures_are_one_line);
     return test_summary();
 }
