@@ -154,16 +154,28 @@ static inline void host_queue_submit(HostQueue *q, void (*work)(const void *arg)
     CUDA(cudaLaunchHostFunc(q->stream, host_job_run, job));
 }
 
+// Cores' worth of time that a container may use, from a file like cgroup 2's cpu.max ("QUOTA
+// PERIOD" or "max PERIOD", in microseconds); INT_MAX if nothing limits it. More threads than that
+// would all be stopped together for a part of each period, and with them who waits for them.
+static inline int host_quota(const char *path) {
+    double quota = 0, period = 0;
+    FILE *f = fopen(path, "r");
+    const bool limited = f != NULL && fscanf(f, "%lf %lf", &quota, &period) == 2 && period > 0;
+    if (f != NULL) fclose(f);
+    if (!limited || quota / period > 1e6) return INT_MAX;
+    return quota >= 2 * period ? (int)(quota / period) : 1;
+}
+
 // Starts the worker. threads: of its team; 0: one per core near the GPU, or as many as
-// OMP_NUM_THREADS says, if that is less. *q must stay where it is.
+// OMP_NUM_THREADS or the container's quota says, if that is less. *q must stay where it is.
 static inline void host_queue_open(HostQueue *q, int threads) {
     cpu_set_t all, one_each;
     memset(q, 0, sizeof *q);
     host_cores_find(q, &all, &one_each);
-    const int cores = CPU_COUNT(&one_each);
-    q->threads = threads > 0 ? threads : cores;
+    const int cores = CPU_COUNT(&one_each), quota = host_quota("/sys/fs/cgroup/cpu.max");
+    q->threads = threads > 0 ? threads : cores < quota ? cores : quota;
 #ifdef _OPENMP
-    if (threads == 0 && omp_get_max_threads() < cores) q->threads = omp_get_max_threads();
+    if (threads == 0 && omp_get_max_threads() < q->threads) q->threads = omp_get_max_threads();
 #else
     q->threads = 1;
 #endif

@@ -282,6 +282,25 @@ static void cores_are_read(void) {
 // ---------------------------------------------------------------------------------------------
 // Memory
 
+static void a_quota_is_read(void) {
+    static const struct { const char *text; int cores; } files[] = {
+        {"max 100000\n", INT_MAX}, {"1600000 100000\n", 16}, {"250000 100000\n", 2},
+        {"50000 100000\n", 1}, {"", INT_MAX}, {"7 0\n", INT_MAX}, {"100000 100000\n", 1},
+    };
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/test_host.%d", (int)getpid());
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        FILE *f = fopen(path, "w");
+        if (f == NULL) die("%s", path);
+        fputs(files[i].text, f);
+        fclose(f);
+        const int cores = host_quota(path);
+        CHECK(cores == files[i].cores, "\"%s\": %d cores", files[i].text, cores);
+    }
+    unlink(path);
+    CHECK(host_quota(path) == INT_MAX, "no such file");
+}
+
 static void memory_is_zeroed_locked_and_aligned(void) {
     HostQueue q;
     host_queue_open(&q, 2);
@@ -345,6 +364,7 @@ int main(int argc, char **argv) {
     }
     if (argc == 2) return 0;
     RUN(cores_are_read);
+    RUN(a_quota_is_read);
     RUN(team_is_what_was_asked_for);
     RUN(operations_run_in_order);
     RUN(memory_is_zeroed_locked_and_aligned);
