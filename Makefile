@@ -249,7 +249,7 @@ fuzz: $(FUZZ:%=build/fuzz/%)  ## long fuzzing of every parser (clang; FUZZ_SECON
 
 .PHONY: bench
 BENCH = build/bench_matmul build/bench_adam build/bench_step \
-        $(if $(and $(NVCC),$(GPU)),build/gpu/bench_gpu)
+        $(if $(and $(NVCC),$(GPU)),build/gpu/bench_gpu build/gpu/bench_offload)
 bench: $(BENCH)  ## speed, as shares of limits measured in the same run
 	@for b in $(BENCH); do $$b || exit 1; done
 

@@ -220,6 +220,7 @@ static inline void gpt2_init_tensor(const GPT2Table *t, int i, float *p, uint64_
     const GPT2Tensor *x = &t->tensors[i];
     const size_t n = x->rows * x->cols;
     if (x->init_std != 0) rng_normals(p, n, seed, RNG_INIT, (uint32_t)i, 0);
+    #pragma omp parallel for if (n > 1 << 16)
     for (size_t j = 0; j < n; j++) p[j] = x->init_std != 0 ? p[j] * x->init_std : x->init_value;
 }
 

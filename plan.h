@@ -502,11 +502,14 @@ static inline bool offload_search(OffloadSearch *q) {
                 }
             }
     if (q->predicted.step < 0) {
-        c.mode = OFFLOAD_ZERO;
+        c.mode = OFFLOAD_TWINFLOW;
+        c.share = 0;
+        c.resident = fmax(search_resident(q, c, may_again), 0);  // so the host needs the least
         q->needs(q->model, &c, may_again, &gpu, &host);
-        snprintf(q->reason, sizeof q->reason, "even zero%s needs %.3g GiB of GPU memory and "
-                 "%.3g of host memory; %.3g and %.3g are there",
-                 may_again ? ", recomputing," : "", (double)gpu / gib, (double)host / gib,
+        snprintf(q->reason, sizeof q->reason, "even with %.0f %% of the state on the GPU and the "
+                 "rest on the host%s, this run needs %.3g GiB of GPU memory and %.3g of host "
+                 "memory; %.3g and %.3g are there", 100 * c.resident,
+                 may_again ? ", recomputing" : "", (double)gpu / gib, (double)host / gib,
                  room, (double)q->host / gib);
         return false;
     }

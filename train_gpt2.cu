@@ -1848,6 +1848,7 @@ template <typename X> static void gpt2_round_params(GPT2<X> *g) {
         const float *from = (g->training ? g->host_master : g->master) + p->state_at;
         for (size_t at = 0; at < p->length; at += PIECE_OF) {
             const size_t n = min_size(PIECE_OF, p->length - at);
+            #pragma omp parallel for if (n > 1 << 16)
             for (size_t j = 0; j < n; j++) rounded[j] = f32_to_bf16(from[at + j]);
             CUDA(cudaMemcpy(g->params + p->at + at,
                             sizeof(X) == 2 ? (const void *)rounded : (const void *)(from + at),
@@ -2084,12 +2085,16 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
     }
     int recompute = o->recompute;
     if (c->mode == OFFLOAD_TWINFLOW && o->resident < 0) {  // as much as fits, with no recomputation
-        double low = 0, high = 1;  // (and so as little as can be on the host)
-        if (recompute == RECOMPUTE_AUTO && gpt2_fit(g, RECOMPUTE_NONE, limit, SIZE_MAX))
-            recompute = RECOMPUTE_NONE;  // that can be avoided
-        for (c->resident = 1; high - low > 0.005; c->resident = (low + high) / 2)
-            *(gpt2_fit(g, recompute, limit, SIZE_MAX) ? &low : &high) = c->resident;
-        c->resident = low;
+        if (recompute == RECOMPUTE_AUTO) recompute = RECOMPUTE_NONE;  // that can be avoided
+        for (;;) {
+            double low = 0, high = 1;
+            for (c->resident = 1; high - low > 0.005; c->resident = (low + high) / 2)
+                *(gpt2_fit(g, recompute, limit, SIZE_MAX) ? &low : &high) = c->resident;
+            c->resident = low;
+            if (recompute == o->recompute || recompute == RECOMPUTE_BLOCK
+                || gpt2_fit(g, recompute, limit, host_limit)) break;
+            recompute = RECOMPUTE_BLOCK;
+        }
     }
     if (c->mode == OFFLOAD_INTERLEAVE && option_given(o, "stride") && c->stride == 0) {
         machine_rates(g, o, rates);  // --stride auto: the paper's Eq. 1, used as the paper does

@@ -12,6 +12,11 @@
 #   bench      every kernel against the device's limits
 #   train      whole steps of GPT-2 124M, 1.5B and a slice of a 7B model: tokens/s, % of peak
 #   torch      the same shapes in PyTorch
+#   offload    a 7B model under a cap of 48 GB: 100 steps, and every mode of --offload
+#   offload_more   the update alone; a 1.5B model under caps of 24 and 48 GB; a 13B model
+#
+# The last two need most of ten minutes each, 110 GB of host memory, and no disk: nothing is saved.
+# So: one call for `build tests ...`, one for `offload`, one for `offload_more`.
 #
 # Leaves OUTDIR/table.md and one log per part. Every part has a time limit, and a part that fails
 # does not stop the ones after it. Ends with 1 if anything is wrong: a test that failed, bits that
@@ -22,7 +27,7 @@ set -u -o pipefail
 [ $# -ge 1 ] || { sed -n '2,/^set/p' "$0" | sed '/^set/d; s/^# \{0,1\}//'; exit 2; }
 out=$1
 shift
-all_parts="build tests twice curves sanitizer bench train torch"
+all_parts="build tests twice curves sanitizer bench train torch offload offload_more"
 parts=${*:-$all_parts}
 for part in $parts; do
     case " $all_parts " in *" $part "*) ;; *) echo "no part $part: $all_parts"; exit 2 ;; esac
@@ -100,18 +105,20 @@ gpu_tests() {
 part_build() {
     local limit=280 target
     # shellcheck disable=SC2046  # one word per target
-    limited $limit make -k -j"$(nproc)" train_gpt2cu train_gpt2 build/compare $(gpu_tests) \
-        build/gpu/bench_gpu >"$out/build.log" 2>&1 || note "make: $(why $? $limit); the end of build.log:"
+    limited $limit make -k -j"$(nproc)" train_gpt2cu train_gpt2 build/compare build/timeline \
+        build/tokenize $(gpu_tests) build/gpu/bench_gpu build/gpu/bench_offload \
+        >"$out/build.log" 2>&1 || note "make: $(why $? $limit); the end of build.log:"
     grep -E 'error|warning|Error [0-9]|spill' "$out/build.log" | grep -v ' 0 bytes spill' \
         | head -n 20 | sed 's/^/    /' | tee -a "$table"
-    for target in train_gpt2cu train_gpt2 $(gpu_tests) build/gpu/bench_gpu; do
+    for target in train_gpt2cu train_gpt2 $(gpu_tests) build/gpu/bench_gpu \
+        build/gpu/bench_offload; do
         if [ -x "$target" ]; then good "$target"; else bad "$target was not built"; fi
     done
 }
 
 part_tests() {
     local limit=90 log=$out/tests.log one=$work/one.log test code
-    for test in $(gpu_tests) dev/test/test_cli_gpu.sh; do  # the last: the trainer as a program
+    for test in $(gpu_tests) dev/test/test_cli_gpu.sh dev/test/test_cli_offload.sh; do
         [ -e "$test" ] || { bad "$test is not there"; continue; }
         case $test in
             *.sh) TIDE_GPU=./train_gpt2cu limited $limit sh "$test" >"$one" 2>&1 ;;
@@ -129,6 +136,8 @@ part_tests() {
         fi
         grep '^skip ' "$one" | sed 's/^/    /' | tee -a "$table"
     done
+    STEPS=20 RESIDENT=0.3 compare_modes nano 60 "none zero twinflow interleave stride2 \
+        zero-published twinflow-published interleave-published" --subgroup 8192 --batch 4
 }
 
 # A run is: its losses, its norms, and the weights that it leaves.
@@ -313,6 +322,85 @@ part_torch() {
     done <"$work/shapes"
 }
 
+# offload_script SCRIPT DIR LIMIT OPTION...: compare_offload or sweep_offload; more variables come
+# from the caller. What it prints goes into the report as it comes.
+offload_script() {
+    local script=$1 dir=$2 limit=$3 code one data=$work/tokens.bin
+    shift 3
+    # shellcheck disable=SC2153  # MODEL is the caller's
+    if [ "$MODEL" = nano ]; then data=$work/text.txt
+    else make_tokens || { bad "no random tokens: python3 is needed"; return 1; }; fi
+    note '```'
+    note "$script $dir: $*"
+    DATA=$data OUT=$work/$dir RATES=$work/rates.txt TRAINER=./train_gpt2cu \
+        limited "$limit" sh "scripts/$script.sh" "$@" 2>&1 | tee -a "$table"
+    code=${PIPESTATUS[0]}
+    note '```'
+    for one in "$work/$dir"/*.txt; do
+        { printf '\n== %s\n' "$one"; cat "$one"; } >>"$out/offload.log"
+    done
+    return "$code"
+}
+
+# The machine's rates, once for all that follows.
+offload_rates() {
+    [ -s "$work/rates.txt" ] && return
+    note '```'
+    limited 60 ./train_gpt2cu --calibrate --rates "$work/rates.txt" 2>&1 | tee -a "$table"
+    note '```'
+    cp "$work/rates.txt" "$out/rates.txt" || { bad "--calibrate left no rates"; return 1; }
+}
+
+# compare_modes MODEL LIMIT MODES OPTION...: the same losses from all; taken memory as planned; and
+# for people, how iterations compare with what the machine allows.
+compare_modes() {
+    local model=$1 limit=$2 modes=$3 code=0
+    shift 3
+    offload_rates || return
+    MODEL=$model MODES=$modes offload_script compare_offload "$model" "$limit" "$@" || code=$?
+    case $code in
+        0) good "$model: the same losses and gradient norms in every mode" ;;
+        124) note "- $model: $(why 124 "$limit"); what is missing above was left out" ;;
+        *) bad "$model: $(why $code "$limit")" ;;
+    esac
+    awk '/MiB taken, planned/ { d = ($3 - $7) / $7; if (d > 0.03 || d < -0.03) {
+             print FILENAME ": " $0; wrong = 1 } } END { exit wrong }' "$work/$model"/*.txt \
+        >"$work/memory" || bad "$model: memory differs from the plan by more than 3 %:" \
+                               "$(head -n 1 "$work/memory")"
+    # forward + backward + bound / 0.8: what issue 3 asks of an iteration
+    awk -F '\t' '$8 + 0 > 0 && $6 + 0 > 0 {
+        goal = $4 + $5 + $7 * $8 / 80
+        printf "- %s: %.1f ms an iteration; forward, backward and the bound / 0.8 are %.1f: %s\n",
+               $1, $3, goal, $3 <= goal ? "reached" : "missed" }' "$work/$model/compare.tsv" \
+        | tee -a "$table"
+}
+
+part_offload() {
+    local shape="--batch 1 --seq 2048 --recompute none --gpu-memory 48G"
+    offload_rates || return
+    # shellcheck disable=SC2086
+    MODEL=7b SWEEPS=drift LIMIT=220 offload_script sweep_offload 7b-drift 260 $shape \
+        || bad "100 steps: $(why $? 260)"
+    # shellcheck disable=SC2086
+    STEPS=10 LIMIT=100 compare_modes 7b "$(left)" "interleave zero none-uncapped twinflow stride2 \
+        zero-published twinflow-published" $shape
+}
+
+part_offload_more() {
+    local shape="--batch 2 --seq 1024 --recompute none"
+    offload_rates || return
+    note '```'
+    limited 90 build/gpu/bench_offload 8 2>&1 | tee -a "$table" || bad "bench_offload: $(why $? 90)"
+    note '```'
+    # shellcheck disable=SC2086
+    LIMIT=40 compare_modes gpt2-xl 220 "none-uncapped interleave zero twinflow stride2 \
+        zero-published twinflow-published" $shape --gpu-memory 24G
+    STEPS=8 LIMIT=120 compare_modes 13b 240 "auto twinflow" --batch 1 --seq 2048
+    mv "$work/gpt2-xl" "$work/gpt2-xl-24G"
+    # shellcheck disable=SC2086
+    LIMIT=40 compare_modes gpt2-xl 120 "none interleave twinflow" $shape --gpu-memory 48G
+}
+
 # --- the run ---------------------------------------------------------------------------------
 
 : >"$table"
@@ -333,7 +421,7 @@ if ! nvidia-smi >/dev/null 2>&1; then
     exit 1
 fi
 cat ./*.c ./*.h README.md >"$work/text.txt"
-rm -f "$out"/{build,tests,runs,sanitizer,bench,train,torch}.log
+rm -f "$out"/{build,tests,runs,sanitizer,bench,train,torch,offload}.log
 for part in $all_parts; do
     case " $parts " in *" $part "*) ;; *) continue ;; esac
     note ""
@@ -341,7 +429,7 @@ for part in $all_parts; do
     note ""
     if [ "$(left)" -lt 10 ]; then
         case $part in
-            bench | train | torch) note "- left out: no time left" ;;
+            bench | train | torch | offload*) note "- left out: no time left" ;;
             *) bad "$part: no time left" ;;
         esac
         continue

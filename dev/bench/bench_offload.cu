@@ -1,0 +1,144 @@
+// bench_offload: how fast the optimizer's state is updated where it lives, against what the machine
+// allows at most.
+//
+//   build/gpu/bench_offload [--tiny] [LAYERS]
+//
+// The trainer's own gpt2_update() over the state of a 7B model's layers: LAYERS of them, or as many
+// as three quarters of the host's and of the GPU's free memory hold, and at most all 32. From a
+// gradient norm on, alone, until the last weight and the last state are in their place: nothing is
+// prefetched, nothing hides under a forward pass. The bound (rates.h) is that of the rates measured
+// first, in the same run. Medians of 7. --tiny: runs in a second anywhere, and says nothing about
+// speed, as nothing does on the emulated GPU.
+#define TESTING
+#include "../../train_gpt2.cu"
+
+enum { ROUNDS = 7 };
+
+static int compare_doubles(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static GPT2<bf16> *bench_model(const GPT2Config *config, const OffloadChoice *choice) {
+    GPT2<bf16> *g = (GPT2<bf16> *)alloc_or_fail(1, sizeof(GPT2<bf16>), "model");
+    g->config = *config;
+    g->table = gpt2_table(config);
+    g->shards = gpt2_shards_all(&g->table);
+    g->training = true;
+    g->head_rows = HEAD_ROWS;
+    g->max_B = 1;
+    g->max_T = 8;
+    g->choice = *choice;
+    gpt2_place(g);
+    return g;
+}
+
+static void bench_mode(const char *name, const GPT2Config *config, const OffloadChoice *choice,
+                       const Rates *r) {
+    GPT2<bf16> *g = bench_model(config, choice);
+    const double needs = (double)gpt2_bytes(g), there = (double)gpu_available();
+    if (needs > 0.98 * there) {
+        printf("%-28s needs %.1f GiB of GPU memory, and %.1f are there\n", name,
+               needs / (1 << 30), there / (1 << 30));
+        return;
+    }
+    gpt2_allocate(g);
+    Buffer list[MAX_BUFFERS];
+    const int count = gpt2_buffers(g, list);
+    for (int i = 0; i < count; i++)  // 0.0115: zeros may be faster to divide
+        if (strcmp(list[i].purpose, "gradients") == 0)
+            CUDA(cudaMemset(buffer_get(&list[i]), 0x3c, list[i].bytes));
+    memset(g->host_grads, 0x3c, g->pieces.grads_host * host_grad_bytes(g));
+    CUDA(cudaDeviceSynchronize());
+    const AdamStep step = adam_step_prepare(1e-4, 0.9, 0.95, 1e-8, 0.1, 1, 1);
+    double t[ROUNDS];
+    for (int i = -2; i < ROUNDS; i++) {
+        g->fetched = 0;
+        g->moved_in = g->moved_out = 0;
+        const double begin = seconds_now();
+        gpt2_update(g, &step);
+        gpt2_update_wait(g);
+        if (i >= 0) t[i] = seconds_now() - begin;
+    }
+    qsort(t, ROUNDS, sizeof *t, compare_doubles);
+    const double seconds = t[ROUNDS / 2], all = (double)g->table.elements;
+    const size_t *n = g->pieces.elements;
+    const double away = (double)(n[PIECE_HOST] + n[PIECE_VISIT]);
+    const double share = (double)n[PIECE_VISIT] / away;
+    const UpdateBytes bytes = {(double)host_grad_bytes(g), sizeof(bf16), choice->keep_grads, false};
+    const double bound = away * update_bound(r, &bytes, share);
+    char limit[40];
+    printf("%-28s %6.1f %6.1f %8.1f %8.1f %8.2f %8.2f %6.0f  %-14s %6.1f %6.1f\n", name,
+           100 * share, 100 * (double)n[PIECE_RESIDENT] / all, 1e3 * t[0], 1e3 * seconds,
+           1e-9 * all / seconds, 1e-9 * all / bound, 100 * bound / seconds,
+           update_limit(r, &bytes, share, limit), 1e-9 * (double)g->moved_in / seconds,
+           1e-9 * (double)g->moved_out / seconds);
+    fflush(stdout);
+    gpt2_free(g);
+    free(g);
+}
+
+int main(int argc, char **argv) {
+    bool tiny = false;
+    size_t layers = 0;
+    GPT2Config config;
+    HostQueue queue;
+    Rates rates;
+    Error err;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--tiny") == 0) tiny = true;
+        else if (!parse_count(argv[i], false, &layers) || layers < 1 || layers > 1000)
+            die("usage: bench_offload [--tiny] [LAYERS]");
+    }
+    open_device();
+    gpt2_preset(&config, "7b");
+    if (tiny) config.channels = 64, config.heads = 2, config.vocab = 300;
+    config.context = 8;
+    config.layers = layers > 0 ? layers : tiny ? 2 : 32;
+    OffloadChoice c;
+    memset(&c, 0, sizeof c);
+    c.mode = OFFLOAD_ZERO;
+    c.slots = 3;
+    c.keep_grads = true;
+    for (bool fits = false; !fits; config.layers -= !fits) {
+        if (!gpt2_finish(&config, &err)) die("%s", err.text);
+        c.mode = OFFLOAD_ZERO;  // takes most of the host's memory
+        const size_t host = gpt2_host_bytes(bench_model(&config, &c));
+        c.mode = OFFLOAD_INTERLEAVE;  // and this of the GPU's
+        c.share = 1;
+        const size_t gpu = gpt2_bytes(bench_model(&config, &c));
+        fits = (host <= memory_available() / 4 * 3 && gpu <= gpu_available() / 4 * 3)
+            || layers > 0 || config.layers == 1;
+    }
+    c.mode = OFFLOAD_ZERO;
+    c.share = 0;
+#ifdef __CUDA_EMU__
+    printf("on the emulated GPU: the times below say nothing about speed\n");
+#endif
+    host_queue_open(&queue, 0);
+    host_describe(&queue);
+    rates_measure(&rates, &queue, tiny ? 0.2 : 3, false);
+    host_queue_close(&queue);
+    calibrate_print(stdout, &rates);
+
+    printf("\n%zu layers of %zu channels\n%-28s %6s %6s %8s %8s %8s %8s %6s  %-14s %6s %6s\n",
+           config.layers, config.channels, "", "visit%", "stay%", "best ms", "ms", "Gpar/s",
+           "bound", "of it%", "bound by", "in", "out");
+    const UpdateBytes bytes = {2, 2, true, false};
+    bench_mode("zero", &config, &c, &rates);
+    c.mode = OFFLOAD_TWINFLOW;
+    c.resident = 0.2;
+    bench_mode("twinflow, a fifth stays", &config, &c, &rates);
+    c.mode = OFFLOAD_INTERLEAVE;
+    c.resident = 0;
+    c.share = best_share(&rates, &bytes);
+    bench_mode("interleave, best share", &config, &c, &rates);
+    c.share = 0.5;
+    bench_mode("interleave, half visits", &config, &c, &rates);
+    c.share = 1;
+    bench_mode("interleave, all visit", &config, &c, &rates);
+    c.share = 0;
+    c.stride = 2;
+    bench_mode("interleave, stride 2", &config, &c, &rates);
+    return 0;
+}

@@ -1,0 +1,109 @@
+#!/bin/sh
+# The scripts of scripts/ from end to end, on the emulated GPU with tiny models; and that the tables
+# at the head of the run_*.sh are what the plan says today (UPDATE=1 writes them anew).
+# usage: sh dev/test/test_scripts.sh      (from the top of the repository, after make train_gpt2emu)
+set -u
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
+TRAINER=$(absolute "${TIDE_GPU:-train_gpt2emu}")
+[ -x "$TRAINER" ] || { echo "skip scripts: $TRAINER is missing"; exit 0; }
+export TRAINER OMP_WAIT_POLICY=passive EMU_THREADS=1 OMP_NUM_THREADS=1
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+top=$(pwd)
+. dev/test/cli.sh
+cat LICENSE LICENSE LICENSE >"$work/text.txt"
+export DATA="$work/text.txt"
+
+cd "$work" || exit 1
+
+for f in "$top"/scripts/run_*.sh; do
+    options=$(sed -n 's/^exec .*train_offload.sh" [^ ]* \(.*\) "\$@"$/\1/p' "$f")
+    # shellcheck disable=SC2086  # options are words
+    sh "$top/scripts/plan_offload.sh" $options | sed 's/^/#   /' >table
+    if [ "${UPDATE:-0}" = 1 ]; then
+        awk '!/^#   / { print; next }
+             !done { while ((getline line < "table") > 0) print line; done = 1 }' "$f" >new
+        cat new >"$f"
+    fi
+    sed -n '/^#   /p' "$f" >said
+    check "$(basename "$f")_says_what_the_plan_says" diff said table
+done
+
+# The shape of these small runs; what is given last counts.
+tiny="--layers 2 --heads 2 --channels 32 --context 32 --vocab 300 --batch 2 --seq 32"
+rates=$top/scripts/rates/rtx4090_desktop.txt
+# shellcheck disable=SC2086
+check a_model_is_trained env OUT=run STEPS=3 DATA=text.txt \
+    sh "$top/scripts/run_7b_offload.sh" $tiny --offload interleave --share 0.5
+check it_is_saved test -s run/model.safetensors -a "$(grep -c '"offload"' run/log.jsonl)" -gt 0
+check its_paths_are_the_callers test ! -e "$top/run"
+
+# compare NAME CODE PATTERN TRAINER MODES [OPTION...]
+compare() {
+    name=$1 code=$2 pattern=$3 trainer=$4 modes=$5
+    shift 5
+    # shellcheck disable=SC2086
+    env TRAINER="$trainer" MODES="$modes" MODEL=nano OUT=compare STEPS=4 WARMUP=1 RESIDENT=0.3 \
+        RATES="$rates" sh "$top/scripts/compare_offload.sh" $tiny "$@" >compare.out 2>&1
+    got=$?
+    if [ $got -eq "$code" ] && grep -q "$pattern" compare.out; then echo "ok compare_$name"
+    else sed 's/^/  /' compare.out; fail "compare_$name" "code $got, not $code with '$pattern'"; fi
+}
+all="none zero twinflow interleave stride2 zero-published twinflow-published interleave-published"
+compare all_modes_agree 0 '(8) are identical' "$TRAINER" "$all" --subgroup 4096
+check compare_has_every_number awk -F '\t' 'NF != 15 { exit 1 }
+    NR > 1 { for (i = 2; i <= NF; i++) if ($i == "-" && i != 8 && i != 12 && $1 != "none") exit 1 }
+    END { exit NR != 9 }' compare/compare.tsv
+
+# Trainers that do wrong: another learning rate in one mode; one that ends; one that crashes.
+wrong() { printf '#!/bin/sh\ncase "$*" in *"offload zero"*) %s ;; esac\nexec "%s" "$@"\n' \
+    "$1" "$TRAINER" >wrong; chmod +x wrong; }
+wrong 'set -- "$@" --lr 6.001e-4'
+compare a_changed_loss_is_found 1 '^DIFFERENT: zero has "step":2' ./wrong "none zero"
+compare in_whichever_mode 1 '^DIFFERENT: twinflow has "step":2' ./wrong "zero twinflow"
+wrong 'exit 1'
+compare a_failed_run_is_told 1 '^zero .*code 1' ./wrong "none zero twinflow"
+wrong 'shift 999'
+compare so_is_a_crash 1 '^zero .*code' ./wrong "none zero twinflow"
+compare nothing_to_compare 1 'nothing to compare' "$TRAINER" "zero"
+compare no_such_mode 2 'no mode zorro' "$TRAINER" "zorro"
+# The numbers of a table, from a log whose medians are known. Step 1 does not count.
+cat >canned <<'X'
+#!/bin/sh
+while [ $# -gt 0 ]; do [ "$1" = --out ] && out=$2; shift; done
+mkdir -p "$out"
+echo 'GPU memory: parameters 60.0, workspace 32.0, total 100.4 of 999.0 MiB'
+echo 'host memory: gradients 60.0, total 70.2 of 999.0 MiB'
+echo '  step 0.250, of which 0.100 are not compute: 5 tokens/s'
+for i in 6 2 1 4 3 5; do
+    printf '{"step":%d,"loss":5.%d,"grad_norm":1.5,"lr":1e-4,"ms":%d00,"tokens_per_s":1' $i $i $i
+    printf ',"offload":{"step":%d,"forward_ms":%d,"backward_ms":%d' $i $((i * 10)) $((i * 20))
+    printf ',"update_ms":%d,"exposed_ms":1,"duplex_ms":1,"bound_ms":%d' $((i * 50)) $((i * 30))
+    printf ',"h2d_bytes":2000000000,"d2h_bytes":3000000000,"cpu_params":7000000,"gpu_params":1}}\n'
+done >"$out/log.jsonl"
+X
+chmod +x canned
+compare canned_runs_agree 0 identical ./canned "none zero"
+check compare_numbers grep -qx "$(printf '%s\t' zero 6 400.0 40.0 80.0 280.0 200.0 60 0.04 2.00 3.00 \
+    250.0 100 70)5.5" compare/compare.tsv
+# A cap between what none and zero need: none is left out, and that is no error.
+compare for_their_sizes 0 identical "$TRAINER" "none zero" --recompute none --channels 256
+cap=$(awk "BEGIN { print int(($(sed -n '/^GPU/s/.*total \([0-9.]*\) of.*/\1/p' compare/none.txt) \
+    + $(sed -n '/^GPU/s/.*total \([0-9.]*\) of.*/\1/p' compare/zero.txt)) / 2 * 1024) }")
+compare what_does_not_fit_is_left_out 0 '^none .*needs .*GPU memory' "$TRAINER" \
+    "none zero twinflow" --recompute none --channels 256 --gpu-memory "${cap}K"
+
+# shellcheck disable=SC2086
+sweep() { env MODEL=nano OUT=sweep STEPS=3 WARMUP=1 RATES="$rates" DRIFT_STEPS=9 "$@" \
+    sh "$top/scripts/sweep_offload.sh" $tiny >sweep.out 2>&1; }
+check sweeps_run sweep SUBGROUPS=4096 RESIDENTS="0 0.5" SHARES=0.5 STRIDES=2 BATCHES=1 THREADS=1 \
+    SLOTS="1 2"
+rows() { awk 'END { print NR - 1 }' "sweep/$1.tsv"; }
+for sweep in subgroup:2 resident:4 share:1 stride:1 batch:2 threads:2 slots:2 drift:2; do
+    check "sweep_${sweep%:*}" test "$(rows "${sweep%:*}")" -eq "${sweep#*:}"
+done
+check drift_is_told grep -q '^drift: .* of 8 steps' sweep/drift.tsv
+check a_failed_sweep_is_told sh -c '! "$@"' - env TRAINER=/bin/false SWEEPS=slots SLOTS=1 \
+    RATES="$rates" OUT=sweep sh "$top/scripts/sweep_offload.sh"
+refuses no_such_sweep 2 'no sweep zorro' env SWEEPS=zorro RATES="$rates" OUT=sweep \
+    sh "$top/scripts/sweep_offload.sh"

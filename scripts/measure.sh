@@ -1,0 +1,126 @@
+# measure.sh: what compare_offload.sh and sweep_offload.sh share: runs of the trainer, and the
+# numbers that they leave. To be sourced; goes to the top of the repository. From the environment:
+#   TRAINER   default ./train_gpt2cu; ./train_gpt2emu tries a script where there is no GPU
+#   MODEL     default 7b
+#   DATA      default tinyshakespeare, which is fetched
+#   OUT       where everything goes; default out/ and the script's name
+#   RATES     the machine's rates, from --calibrate; default: measured, once for all runs
+#   STEPS     of each run, default 12; the first WARMUP of them, default 3, do not count
+#   LIMIT     seconds for each run: it then ends with the step that it is in (needs timeout(1))
+# shellcheck shell=sh disable=SC2034,SC2154  # the scripts use $columns, $ended, and set $table
+
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
+refuse() { echo "scripts/$script.sh: $*" >&2; exit 2; }
+
+script=$(basename "$0" .sh)
+out=$(absolute "${OUT:-$(dirname "$0")/../out/$script}")
+trainer=${TRAINER:+$(absolute "$TRAINER")} data=${DATA:+$(absolute "$DATA")}
+rates=${RATES:+$(absolute "$RATES")}
+cd "$(dirname "$0")/.." || exit
+model=${MODEL:-7b} steps=${STEPS:-12} warmup=${WARMUP:-3}
+[ "$warmup" -lt "$steps" ] || refuse "of $steps STEPS, WARMUP $warmup leaves none"
+[ -z "${LIMIT-}" ] || command -v timeout >/dev/null || refuse "LIMIT needs the program timeout"
+if [ -z "$trainer" ]; then
+    make train_gpt2cu
+    trainer=./train_gpt2cu
+fi
+[ -x "$trainer" ] || refuse "$trainer is no program: make train_gpt2cu, or train_gpt2emu"
+if [ -z "$data" ]; then
+    sh dev/data/tinyshakespeare.sh
+    data=data/tinyshakespeare/input.txt
+fi
+mkdir -p "$out"
+if [ -z "$rates" ]; then
+    rates=$out/rates.txt
+    "$trainer" --calibrate --rates "$rates" >"$out/calibrate.txt" || exit
+fi
+[ -r "$rates" ] || refuse "$rates: no such file"
+printf '%s, %s steps after %s; in milliseconds and MiB\n' "$model" $((steps - warmup)) "$warmup"
+
+columns=$(printf '%s\t' steps ms forward backward exposed update bound% Gpar/s 'GB in' 'GB out' \
+    'plan ms' GPU host)loss
+unknown=$(echo "$columns" | awk -F '\t' '{ while (++n < NF) printf "-\t" }')
+
+# numbers NAME: those of $columns, as one line with tabs: medians over the steps that count, and
+# what the run printed. "-": not known. Exposed is what is neither forward nor backward; bound% how
+# much of the update's bound is reached. The counters of a step come with the line of a later one.
+numbers() {
+    awk -v warmup="$warmup" -v text="$out/$1.txt" '
+        function field(line, name) {  # a number of a JSON object, "" if it has none
+            if (!match(line, "\"" name "\":[^,}]*")) return ""
+            return substr(line, RSTART + length(name) + 3, RLENGTH - length(name) - 3)
+        }
+        function add(name, line) { v[name, ++count[name]] = field(line, name) + 0 }
+        function median(name,    i, j, x) {
+            for (i = 2; i <= count[name]; i++) {
+                x = v[name, i]
+                for (j = i; j > 1 && v[name, j - 1] > x; j--) v[name, j] = v[name, j - 1]
+                v[name, j] = x
+            }
+            return count[name] > 0 ? v[name, int((count[name] + 1) / 2)] : 0
+        }
+        function cell(x, decimals) { return x > 0 ? sprintf("%." decimals "f", x) : "-" }
+        /"grad_norm"/ {
+            steps++
+            loss = field($0, "loss")
+            if (field($0, "step") > warmup) add("ms", $0)
+            if (!(at = index($0, "\"offload\""))) next
+            $0 = substr($0, at)
+            if (field($0, "step") <= warmup) next
+            n = split("forward_ms backward_ms update_ms bound_ms h2d_bytes d2h_bytes", \
+                      names, " ")
+            for (i = 1; i <= n; i++) add(names[i], $0)
+            parameters = field($0, "cpu_params") + field($0, "gpu_params")
+        }
+        END {
+            while ((getline < text) > 0) {
+                if (/^GPU memory: .* total /) { sub(/.* total /, ""); gpu = $1 + 0 }
+                if (/^host memory: /) { sub(/.* total /, ""); host = $1 + 0 }
+                if (/^  step [0-9.]+, of which/) plan = 1000 * $2
+            }
+            update = median("update_ms")
+            compute = median("forward_ms") + median("backward_ms")
+            exposed = median("ms") > compute ? median("ms") - compute : 0
+            bound = update > 0 ? 100 * median("bound_ms") / update : 0
+            speed = update > 0 ? 1e-6 * parameters / update : 0
+            printf "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", steps,
+                   cell(median("ms"), 1), cell(median("forward_ms"), 1),
+                   cell(median("backward_ms"), 1), (compute > 0 ? sprintf("%.1f", exposed) : "-"),
+                   cell(update, 1), cell(bound, 0), cell(speed, 2),
+                   cell(1e-9 * median("h2d_bytes"), 2), cell(1e-9 * median("d2h_bytes"), 2),
+                   cell(plan, 1), cell(gpu, 0), cell(host, 0), loss == "" ? "-" : loss
+        }' "$out/$1/log.jsonl"
+}
+
+# line NAME NUMBERS: into $table, and aligned onto the screen.
+line() {
+    printf '%s\t%s\n' "$1" "$2" | tee -a "$table" | awk -F '\t' '{
+        printf "%-22s", $1
+        for (i = 2; i < NF; i++) printf " %8s", $i
+        print "  " $NF
+    }'
+}
+
+# run NAME OPTION...: trains with these, into $out/NAME, NAME.txt and NAME.trace (without a trace,
+# none has no counters), and adds a line to the table. Leaves in $ended: ok, small (there is not
+# enough memory for it) or failed.
+run() {
+    name=$1
+    shift
+    code=0
+    rm -rf "${out:?}/$name"
+    ${LIMIT:+timeout --foreground --preserve-status -k 60 "$LIMIT"} "$trainer" --model "$model" \
+        --data "$data" --out "$out/$name" --rates "$rates" --steps "$steps" --eval-every 0 \
+        --no-save --trace "$out/$name.trace" "$@" >"$out/$name.txt" 2>&1 || code=$?
+    said=$(tail -n 1 "$out/$name.txt") ended=failed
+    if [ $code -eq 0 ]; then
+        said=$(numbers "$name") && ended=ok
+        line "${name##*/}" "$said"
+    elif [ $code -eq 2 ] && expr "$said" : '.*needs [0-9.]* [MG]iB of ' >/dev/null; then
+        ended=small
+        said=$(expr "$said" : '.*\(needs [0-9.]* [MG]iB of [A-Za-z]* memory\)')
+        line "${name##*/}" "$unknown$said"
+    else
+        line "${name##*/}" "${unknown}code $code: $said"
+    fi
+}

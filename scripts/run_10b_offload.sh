@@ -1,0 +1,16 @@
+#!/bin/sh
+# 10B as in Deep Optimizer States (table 2): 50 layers, 4096 channels, micro-batches of 1 x 2048.
+# usage: scripts/run_10b_offload.sh [OPTION...]     (train_offload.sh says what else can be set)
+# What it needs, and what is predicted for the machines of rates/, if their host memory suffices
+# (plan_offload.sh); GPU and host memory in GiB:
+#
+#   10.28 G parameters. Disk: 165 GB at the end, for a checkpoint of 123 and model.safetensors;
+#   411 GB while --save-every replaces one of --keep 2. GPU memory: at least 22.5 GiB, and
+#   then 134.1 GiB of host memory; from 166.9 GiB on nothing is offloaded.
+#   machine            GPU   host  s/step tokens/s  plan
+#   h200_16cores     138.4   18.9    0.52     3969  interleave: 5 % visits, 85 % stays, recomputing
+#   paper_h100        78.8   90.8    2.15      953  interleave: 51 % visits, 25 % stays
+#   rtx4090_desktop   22.5  134.1    6.04      339  zero, recomputing
+#   rtx3090_desktop   22.5  134.1   10.96      187  zero, recomputing
+#
+exec sh "$(dirname "$0")/train_offload.sh" 10b_offload --model 10b --batch 1 --seq 2048 "$@"

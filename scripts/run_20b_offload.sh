@@ -1,0 +1,16 @@
+#!/bin/sh
+# 20B as in Deep Optimizer States (table 2): 48 layers, 6144 channels, micro-batches of 1 x 2048.
+# usage: scripts/run_20b_offload.sh [OPTION...]     (train_offload.sh says what else can be set)
+# What it needs, and what is predicted for the machines of rates/, if their host memory suffices
+# (plan_offload.sh); GPU and host memory in GiB:
+#
+#   22.07 G parameters. Disk: 353 GB at the end, for a checkpoint of 265 and model.safetensors;
+#   883 GB while --save-every replaces one of --keep 2. GPU memory: at least 46.5 GiB, and
+#   then 287.7 GiB of host memory; from 348.5 GiB on nothing is offloaded.
+#   machine            GPU   host  s/step tokens/s  plan
+#   h200_16cores     138.6  196.8    2.75      745  interleave: 30 % visits, 27 % stays, recomputing
+#   paper_h100        78.8  274.3    5.35      383  interleave: 62 % visits, 5 % stays
+#   rtx4090_desktop     23      -       -        -  does not fit
+#   rtx3090_desktop     23      -       -        -  does not fit
+#
+exec sh "$(dirname "$0")/train_offload.sh" 20b_offload --model 20b --batch 1 --seq 2048 "$@"

@@ -1,0 +1,17 @@
+#!/bin/sh
+# 3.3B (40 layers, 2560 channels) on one card of 24 GB, of which 23 GiB are free, in a machine with
+# 64 GB of host memory. Eight sequences a micro-batch, because the update takes as long for one.
+# usage: scripts/run_3b_24gb.sh [OPTION...]     (train_offload.sh says what else can be set)
+# What it needs, and what is predicted for the machines of rates/, if their host memory suffices
+# (plan_offload.sh); GPU and host memory in GiB:
+#
+#   3.28 G parameters. Disk: 52 GB at the end, for a checkpoint of 39 and model.safetensors;
+#   131 GB while --save-every replaces one of --keep 2. GPU memory: at least 12.5 GiB, and
+#   then 42.8 GiB of host memory; from 100.5 GiB on nothing is offloaded.
+#   machine            GPU   host  s/step tokens/s  plan
+#   h200_16cores     100.5    0.0    0.65    25387  none: all of it fits
+#   paper_h100        78.7   24.1    2.96     5532  interleave: 42 % visits, 38 % stays
+#   rtx4090_desktop   22.7   34.1    3.92     4182  interleave: 50 % visits, 13 % stays, recomputing
+#   rtx3090_desktop   23.0   35.0    8.44     1941  interleave: 95 % visits, 5 % stays, recomputing
+#
+exec sh "$(dirname "$0")/train_offload.sh" 3b_24gb --model d40 --context 2048 --batch 8 --seq 2048 "$@"

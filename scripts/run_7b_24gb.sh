@@ -1,0 +1,18 @@
+#!/bin/sh
+# 7B on one card of 24 GB, of which 23 GiB are free, in a machine with 96 GB of host memory. 64 GB
+# are not enough: 80 GiB must be free even with --batch 1. Six sequences a micro-batch, because the
+# update takes as long for one.
+# usage: scripts/run_7b_24gb.sh [OPTION...]     (train_offload.sh says what else can be set)
+# What it needs, and what is predicted for the machines of rates/, if their host memory suffices
+# (plan_offload.sh); GPU and host memory in GiB:
+#
+#   6.66 G parameters. Disk: 107 GB at the end, for a checkpoint of 80 and model.safetensors;
+#   266 GB while --save-every replaces one of --keep 2. GPU memory: at least 19.9 GiB, and
+#   then 86.8 GiB of host memory; from 149.2 GiB on nothing is offloaded.
+#   machine            GPU   host  s/step tokens/s  plan
+#   h200_16cores     138.9   12.3    1.04    11778  interleave: 5 % visits, 85 % stays
+#   paper_h100        78.4   73.5    4.46     2757  interleave: 64 % visits, 6 % stays
+#   rtx4090_desktop   22.7   85.5    6.83     1798  interleave: 51 % visits, 2 % stays, recomputing
+#   rtx3090_desktop   22.7   86.8   13.86      887  interleave: 99 % visits, 0 % stays, recomputing
+#
+exec sh "$(dirname "$0")/train_offload.sh" 7b_24gb --model 7b --batch 6 --seq 2048 "$@"
