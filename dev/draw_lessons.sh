@@ -1,0 +1,128 @@
+#!/bin/sh
+# Draws the pictures of doc/step_memory.md and doc/offload.md again, into doc/img/, and prints the
+# numbers of their tables: from --plan, and from runs on the emulated GPU by its virtual clock. The
+# same on every machine; needs neither GPU nor network, and a minute or two.
+# usage: [TRAINER=./train_gpt2emu] [TIMELINE=build/timeline] [IMG=doc/img] dev/draw_lessons.sh
+set -eu
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
+trainer=${TRAINER:+$(absolute "$TRAINER")} timeline=${TIMELINE:+$(absolute "$TIMELINE")}
+img=$(absolute "${IMG:-$(dirname "$0")/../doc/img}")
+cd "$(dirname "$0")/.."
+[ -n "$trainer" ] || { make train_gpt2emu && trainer=./train_gpt2emu; }
+[ -n "$timeline" ] || { make build/timeline && timeline=build/timeline; }
+mkdir -p "$img"
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+
+# --- offload.md: a step of each mode, as --plan predicts it, all on one scale --------------------
+
+# plan NAME TITLE OPTION...: from one gradient norm to the next; then everything begins again, and
+# what would come is cut off.
+plan() {
+    name=$1 title=$2
+    shift 2
+    "$trainer" --plan --model 7b --batch 1 --seq 2048 --rates scripts/rates/paper_h100.txt \
+        --gpu-memory 200G --host-memory 200G --trace "$tmp/plan.json" "$@" >"$tmp/plan.txt"
+    step=$(sed -n 's/^  step \([0-9.]*\),.*/\1/p' "$tmp/plan.txt")
+    awk -v end="$step" '
+        /"ph":"X"/ && /"name":"(update|fetch|flush|back)"/ {
+            split($0, part, "\"ts\":")
+            if (part[2] + 0 >= 1e6 * end - 600) next  # the printed time is rounded
+        }
+        /"ph":/ { sub(/,$/, ""); printf "%s%s", comma, $0; comma = ",\n"; next }
+        { print }' "$tmp/plan.json" >"$tmp/cut.json"
+    "$timeline" "$tmp/cut.json" -o "$img/mode_$name.svg" --from 0 --to 4.5 \
+        --title "$title: $step s from one gradient norm to the next"
+    printf '%-15s %s s; GPU and host memory: %s\n' "$name" "$step" \
+        "$(sed -n 's/^.* memory:.* total \([0-9.]*\) .*/\1/p' "$tmp/plan.txt" | tr '\n' ' ')MiB"
+}
+
+published="--no-grad-overlap --no-update-overlap"
+plan none 'none, on a GPU with 109 GiB free' --offload none
+# shellcheck disable=SC2086  # options are words
+plan zero_published 'zero, without the overlaps' --offload zero $published
+plan zero 'zero' --offload zero
+plan twinflow 'twinflow, 20 % resident' --offload twinflow --resident 0.2
+plan stride 'interleave, every second sub-group' --offload interleave --stride 2
+plan share 'interleave, by share (auto: 68 %)' --offload interleave
+
+# --- runs on the emulated GPU -------------------------------------------------------------------
+
+export OMP_WAIT_POLICY=passive EMU_THREADS=1 EMU_CLOCK=virtual EMU_MEM_MB=64
+export EMU_LINK=2000000000 EMU_KERNEL_US=10 EMU_HOST_US=150
+
+# run NAME OPTION...: five steps; leaves $tmp/NAME.json and $tmp/NAME.log
+run() {
+    name=$1
+    shift
+    rm -rf "$tmp/out"
+    "$trainer" --data LICENSE --layers 8 --heads 4 --channels 64 --context 32 --batch 1 --seq 32 \
+        --steps 5 --eval-every 0 --no-save --threads 1 --gpu-memory 60M \
+        --out "$tmp/out" --trace "$tmp/$name.json" "$@" >"$tmp/$name.txt" 2>&1 ||
+        { cat "$tmp/$name.txt" >&2; exit 1; }
+    mv "$tmp/out/log.jsonl" "$tmp/$name.log"
+}
+
+# The classes of memory in one order, so that they have the same colours in every picture.
+classes() {
+    awk '{ print }
+         /process_name/ {
+             n = split("weights,resident state,activations,gradients,visiting state", class, ",")
+             event = "{\"ph\":\"C\",\"pid\":0,\"name\":\"memory\",\"ts\":0,\"args\":{\"%s\":0}},\n"
+             for (i = 1; i <= n; i++) printf event, class[i]
+         }' "$tmp/$1.json"
+}
+
+for mode in none interleave; do
+    for recompute in none block; do
+        name=step_$mode$([ $recompute = none ] || echo _block)
+        share=$([ $mode = none ] || echo '--share 0.5')
+        # shellcheck disable=SC2086
+        run "$name" --offload $mode --recompute $recompute $share
+        classes "$name" >"$tmp/cut.json"
+        "$timeline" "$tmp/cut.json" -o "$img/$name.svg" --step 3 --memory \
+            --title "--offload $mode $share --recompute $recompute, step 3 of a run"
+    done
+done
+
+# --- the table of bytes per parameter, and that of slots ----------------------------------------
+
+# bytes OPTIONS GRAD SUMS: by the counters of the third step. In host memory: what crosses the link;
+# of each parameter that the CPU updates p, m, v in and out, its gradient (GRAD bytes) and its new
+# weight; and the SUMS bytes of adding up micro-batches there.
+bytes() {
+    options=$1 grad=$2 sums=$3
+    # shellcheck disable=SC2086
+    run bytes $options
+    awk -v options="$options" -v grad="$grad" -v sums="$sums" '
+        function field(name) {
+            match($0, "\"" name "\":[^,}]*")
+            return substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3) + 0
+        }
+        /"offload":{"step":3/ {
+            cpu = field("cpu_params"); all = cpu + field("gpu_params")
+            moved_in = field("h2d_bytes") / all; moved_out = field("d2h_bytes") / all
+            printf "%-58s cpu %.3f  in %6.3f  out %6.3f  dram %6.3f  update %.2f ms, both %.2f\n",
+                   options, cpu / all, moved_in, moved_out,
+                   moved_in + moved_out + cpu / all * (26 + grad + sums), field("update_ms"),
+                   field("duplex_ms")
+        }' "$tmp/bytes.log"
+    sed -n 's/^gradients of/    gradients of/p
+            s/^GPU memory: .*\(gradients [0-9.]*\).*\(total [0-9.]*\).*/    GPU: \1, \2 MiB/p' \
+        "$tmp/bytes.txt"
+}
+
+echo
+bytes '--offload none' 2 0
+bytes '--offload zero' 2 0
+bytes '--offload zero --grad-wire fp32' 4 0
+bytes '--offload zero --accum 4' 4 0
+bytes '--offload zero --accum 4 --gpu-memory 34M' 4 36
+bytes '--offload twinflow --resident 0.2' 2 0
+bytes '--offload interleave --stride 2' 2 0
+bytes '--offload interleave --share 0.5' 2 0
+bytes '--offload interleave --share 0.5 --gpu-memory 35500K' 2 0
+bytes '--offload interleave --share 1' 2 0
+for slots in 1 2 3 4; do
+    bytes "--offload interleave --share 1 --slots $slots --no-update-overlap" 2 0
+done
