@@ -1,0 +1,326 @@
+// model_harness.cuh: small models for tests of the GPU trainer: their shapes, batches and steps,
+// where the state of their optimizer lives, and a hash of all that training leaves.
+#ifndef TIDE_MODEL_HARNESS_CUH
+#define TIDE_MODEL_HARNESS_CUH
+#define TESTING
+#include "../../train_gpt2.cu"
+#include "test.h"
+#include <sys/wait.h>
+
+// A shape of model and step.
+typedef struct {
+    const char *name;
+    size_t L, NH, C, F, V, context, B, T;
+    int activation, tied, recompute, fuse;  // fuse: let the matrix product apply GELU if it can
+    size_t accum, head_rows;
+    bool repeated;                          // nearly all tokens are the same one
+} Shape;
+
+enum { GELU = ACTIVATION_GELU, RELU = ACTIVATION_RELU };
+enum { KEEP = RECOMPUTE_NONE, AGAIN = RECOMPUTE_BLOCK };
+
+// Where the optimizer's state lives, and what gpt2_fit() would settle.
+typedef struct {
+    OffloadChoice choice;
+    int tight;       // 1: gradients are summed on the host; 2: and visitors' wait there
+    int threads;     // of the host; 0: one per core
+    bool serial;     // --no-grad-overlap
+} Placement;
+
+typedef struct {
+    double lr, eps, clip, decay;
+    bool sizes;  // every second step has a smaller batch
+} Recipe;
+
+static const Recipe plain = {1e-2, 1e-8, 0.5, 0.1, false};
+
+static float *floats(size_t n) { return (float *)alloc_or_fail(n, sizeof(float), "test"); }
+
+static GPT2Config shape_config(const Shape *s) {
+    GPT2Config c;
+    Error err;
+    memset(&c, 0, sizeof c);
+    c.layers = s->L;
+    c.heads = s->NH;
+    c.channels = s->C;
+    c.ffn = s->F;
+    c.context = s->context;
+    c.vocab = s->V;
+    c.activation = s->activation;
+    c.tied = s->tied;
+    if (!gpt2_finish(&c, &err)) die("%s", err.text);
+    return c;
+}
+
+// Weights that are far from any symmetry, and round to bf16 without an error: an arena. In bf16 a
+// ReLU whose input is near 0 is on where the CPU's is off: one in 200 of them, which is an error of
+// 1 / sqrt(200) in the gradients, and would hide others. With `clear`, biases keep inputs from 0.
+static float *shape_params(const Shape *s, bool clear) {
+    const GPT2Config c = shape_config(s);
+    GPT2Table t = gpt2_table(&c);
+    float *params = floats(t.elements);
+    gpt2_init(&t, params, 42);
+    for (int i = 0; i < t.count; i++) {
+        const GPT2Tensor *x = &t.tensors[i];
+        float *noise = floats(x->size), *p = params + x->offset;
+        rng_normals(noise, x->rows * x->cols, 7, 0, (uint32_t)i, 0);
+        for (size_t j = 0; j < x->rows * x->cols; j++) {
+            p[j] += 0.6f / sqrtf((float)s->C) * noise[j];
+            if (clear && s->activation == RELU && x->kind == FC_B) p[j] = noise[j] < 0 ? -2 : 2;
+            p[j] = bf16_to_f32(f32_to_bf16(p[j]));
+        }
+        free(noise);
+    }
+    gpt2_table_free(&t);
+    return params;
+}
+
+// A step's micro-batches: (accum, N) tokens, and what follows each of them.
+static void shape_batch(const Shape *s, size_t step, int32_t *inputs, int32_t *targets) {
+    const size_t n = s->accum * s->B * s->T;
+    for (size_t i = 0; i < n; i++) {
+        const Philox4 random = philox4x32(3, (uint32_t)i, (uint32_t)step, 0, 0);
+        inputs[i] = (int32_t)(random.x[0] % s->V);
+        targets[i] = (int32_t)(random.x[1] % s->V);
+        if (s->repeated && i % 50 != 3) inputs[i] = 77;
+    }
+}
+
+// A model of which nothing is settled; model_forget() frees it. where: NULL for all on the GPU.
+template <typename X> static GPT2<X> *model_new(const Shape *s, const Placement *where) {
+    GPT2<X> *g = (GPT2<X> *)alloc_or_fail(1, sizeof(GPT2<X>), "model");
+    g->config = shape_config(s);
+    g->table = gpt2_table(&g->config);
+    g->shards = gpt2_shards_all(&g->table);
+    g->training = true;
+    g->accumulating = s->accum > 1;
+    g->head_rows = s->head_rows;
+    g->max_B = s->B;
+    g->max_T = s->T;
+    if (where == NULL) return g;
+    g->choice = where->choice;
+    g->no_grad_overlap = where->serial;
+    g->host_threads = where->threads;
+    return g;
+}
+
+template <typename X> static void model_forget(GPT2<X> *g) {
+    free(g->segment);
+    free(g->visits);
+    pieces_free(&g->pieces);
+    free(g->shards.shards);
+    gpt2_table_free(&g->table);
+    free(g);
+}
+
+// One that trains, from params. model_close() frees it.
+template <typename X>
+static GPT2<X> *model_open(const Shape *s, const float *params, const Placement *where = NULL) {
+    GPT2<X> *g = model_new<X>(s, where);
+    g->recompute = s->recompute == AGAIN;
+    g->choice.sum_on_host = where != NULL && where->tight > 0 && g->accumulating;
+    g->choice.keep_grads = where == NULL || where->tight < 2;
+    gpt2_plan(g, RECOMPUTE_SETTLED, SIZE_MAX, SIZE_MAX, true);
+    gpt2_allocate(g);
+    if (!s->fuse) g->fuse_gelu = false;
+    StatePart parts[3];
+    gpt2_parts(g, parts);
+    for (int i = 0; i < g->table.count; i++) {  // padding and gaps stay as they were allocated
+        const GPT2Tensor *x = &g->table.tensors[i];
+        part_copy(&parts[0], x->offset, x->rows * x->cols, (float *)params + x->offset, false);
+    }
+    gpt2_round_params(g);
+    for (int k = 0; k < 3; k++) free((void *)parts[k].spans);
+    return g;
+}
+
+template <typename X> static void model_close(GPT2<X> *g) {
+    gpt2_free(g);
+    free(g);
+}
+
+static AdamStep recipe_step(const Recipe *r, size_t step, double norm_squared) {
+    return adam_step_prepare(r->lr, 0.9, 0.95, r->eps, r->decay, step,
+                             clip_scale(norm_squared, r->clip));
+}
+
+// A step's gradient on the GPU: the loss and, in *norm_squared, the square of its norm.
+template <typename X>
+static double gpu_gradient(GPT2<X> *g, const Shape *s, const int32_t *inputs,
+                           const int32_t *targets, double *norm_squared) {
+    const size_t N = s->B * s->T;
+    double loss;
+    for (size_t micro = 0; micro < s->accum; micro++) {
+        gpt2_forward(g, inputs + micro * N, s->B, s->T);
+        gpt2_head(g, targets + micro * N, 1.0f / (float)(N * s->accum), 1 / (double)s->accum,
+                  micro > 0, NULL);
+        gpt2_backward(g, inputs + micro * N, micro > 0, micro + 1 == s->accum);
+    }
+    *norm_squared = gpt2_grad_norm_squared(g, &loss);
+    return loss;
+}
+
+// One step of training, as train() does it.
+template <typename X>
+static double gpu_step(GPT2<X> *g, const Shape *s, const Recipe *r, size_t step,
+                       const int32_t *inputs, const int32_t *targets, double *norm) {
+    double norm_squared;
+    const double loss = gpu_gradient(g, s, inputs, targets, &norm_squared);
+    const AdamStep adam = recipe_step(r, step, norm_squared);
+    gpt2_update(g, &adam);
+    *norm = sqrt(norm_squared);
+    return loss;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Hashes
+
+static uint64_t hash_with(uint64_t seed, const void *data, size_t bytes) {
+    const uint64_t both[2] = {seed, hash_bytes(data, bytes)};
+    return hash_bytes(both, sizeof both);
+}
+
+// Of everything that training leaves: the parameters in both forms, and the moments.
+template <typename X> static uint64_t hash_state(GPT2<X> *g) {
+    const size_t P = g->table.elements;
+    StatePart parts[3];
+    float *whole = floats(P);
+    gpu_copy(whole, g->params, P * sizeof(X));
+    uint64_t hash = hash_bytes(whole, P * sizeof(X));
+    gpt2_parts(g, parts);
+    for (int k = 0; k < 3; k++) {
+        part_copy(&parts[k], 0, P, whole, true);
+        hash = hash_with(hash, whole, P * sizeof(float));
+        free((void *)parts[k].spans);
+    }
+    free(whole);
+    return hash;
+}
+
+// Trains from step `first` to `last`, and returns a hash of `hash`, every loss and every norm. If
+// evaluations is not NULL, an evaluation of another size follows every step; *evaluations becomes a
+// hash of what they gave.
+template <typename X>
+static uint64_t train_steps(GPT2<X> *g, const Shape *s, const Recipe *r, size_t first, size_t last,
+                            uint64_t hash, uint64_t *evaluations) {
+    const size_t room = s->accum * s->B * s->T;
+    int32_t *inputs = (int32_t *)alloc_or_fail(2 * room, sizeof(int32_t), "test");
+    int32_t *targets = inputs + room;
+    Shape less = *s;
+    less.B = s->B > 1 ? s->B - 1 : 1;
+    less.T = s->T > 4 ? s->T - 4 : 1;
+    for (size_t step = first; step <= last; step++) {
+        const Shape *now = r->sizes && step % 2 == 0 ? &less : s;
+        double numbers[2];
+        shape_batch(now, step, inputs, targets);
+        numbers[0] = gpu_step(g, now, r, step, inputs, targets, &numbers[1]);
+        hash = hash_with(hash, numbers, sizeof numbers);
+        if (evaluations == NULL) continue;
+        gpt2_forward(g, targets, (s->B + 1) / 2, s->T);
+        gpt2_head(g, inputs, 0, 1, false, NULL);
+        const double loss = gpt2_loss(g);
+        CHECK(loss > 0 && loss < 20, "%s: evaluation gives %g", s->name, loss);
+        *evaluations = hash_with(step == 1 ? 0 : *evaluations, &loss, sizeof loss);
+    }
+    free(inputs);
+    return hash;
+}
+
+// The same for steps 1 to `steps` of a new model, and of the state that they leave.
+template <typename X>
+static uint64_t train_hash(const Shape *s, size_t steps, uint64_t *evaluations,
+                           const Recipe *r = &plain, const Placement *where = NULL) {
+    float *params = shape_params(s, false);
+    GPT2<X> *g = model_open<X>(s, params, where);
+    const uint64_t hash = train_steps(g, s, r, 1, steps, 0, evaluations);
+    const uint64_t both[2] = {hash, hash_state(g)};
+    free(params);
+    model_close(g);
+    return hash_bytes(both, sizeof both);
+}
+
+// For test_schedules.sh: "--config K|all [STEPS]" prints the hash of configuration K, or of all.
+static int run_configs(int argc, char **argv, int count,
+                       uint64_t (*config_hash)(int k, size_t steps, char name[200])) {
+    const bool all = strcmp(argv[2], "all") == 0;
+    const int only = atoi(argv[2]);
+    if (!all && (only < 0 || only >= count)) die("there are %d configurations", count);
+    for (int k = all ? 0 : only; k < (all ? count : only + 1); k++) {
+        char name[200];
+        const uint64_t hash = config_hash(k, argc > 3 ? (size_t)atoi(argv[3]) : 4, name);
+        printf("%016llx config %d: %s\n", (unsigned long long)hash, k, name);
+        fflush(stdout);
+    }
+    return test_failures_here > 0;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Memory, and what is refused
+
+// What gpt2_plan() settles within these limits.
+typedef struct { size_t gpu, host; bool again, sum_on_host, keep_grads; } Planned;
+
+template <typename X>
+static Planned plan(const Shape *s, const Placement *where, int recompute, size_t limit,
+                    size_t host_limit) {
+    GPT2<X> *g = model_new<X>(s, where);
+    const size_t bytes = gpt2_plan(g, recompute, limit, host_limit, true);
+    const Planned planned = {bytes, gpt2_host_bytes(g), g->recompute, g->choice.sum_on_host,
+                             g->choice.keep_grads};
+    model_forget(g);
+    return planned;
+}
+
+static size_t free_memory(void) {
+    size_t available, total;
+    CUDA(cudaDeviceSynchronize());
+    CUDA(cudaMemGetInfo(&available, &total));
+    return available;
+}
+
+// That the model has taken `allocated` bytes of the GPU's memory, and that this is the plan.
+template <typename X> static void check_memory(GPT2<X> *g, const char *name, size_t allocated) {
+    Buffer list[MAX_BUFFERS];
+    const int n = gpt2_buffers(g, list);
+    const size_t planned = gpt2_bytes(g);
+    size_t listed = g->lt.workspace_bytes;
+    for (int i = 0; i < n; i++) listed += list[i].bytes;
+    CHECK(planned >= listed && planned - listed < 256 * (size_t)n, "%s: planned %zu, buffers %zu",
+          name, planned, listed);
+#ifdef __CUDA_EMU__
+    CHECK(allocated == listed, "%s: planned %zu, allocated %zu", name, listed, allocated);
+#else  // a driver gives out pages of 2 MiB, and shares them between small buffers
+    CHECK(allocated + ((size_t)2 << 20) >= planned
+          && allocated <= planned + ((size_t)MAX_BUFFERS << 21),
+          "%s: planned %zu, allocated %zu", name, planned, allocated);
+#endif
+}
+
+// Forks. In the child it returns true, and the standard error is caught: it must end with _exit().
+// In the parent it returns false when the child has ended, with what it said in `line`, and how it
+// ended in *status. Not once the GPU has been used.
+static bool in_child(char line[1024], int *status) {
+    int ends[2];
+    if (pipe(ends) != 0) die("pipe: %s", strerror(errno));
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        return true;
+    }
+    close(ends[1]);
+    size_t n = 0;
+    for (ssize_t got; (got = read(ends[0], line + n, 1023 - n)) > 0;) n += (size_t)got;
+    close(ends[0]);
+    line[n] = '\0';
+    waitpid(child, status, 0);
+    return false;
+}
+
+// That run was refused: exit code 2 and one line, in which `words` are.
+static bool refused(const char *line, int status, const char *words) {
+    const char *end = strchr(line, '\n');
+    return WIFEXITED(status) && WEXITSTATUS(status) == 2 && end != NULL && end[1] == '\0'
+        && strstr(line, words) != NULL;
+}
+#endif

@@ -1,0 +1,170 @@
+#!/bin/sh
+# Do the tests of offloading notice a mistake? Each line below is one, in the sources of the GPU
+# trainer: an event is left out, a copy forgotten, a buffer used too early. test_placement is built
+# with all of them, runs with one at a time (MUTANT=N), and must fail: with other bits under a
+# schedule of the emulated GPU (prio:0, prio:1, lazy), in its own checks (test), or with
+# ThreadSanitizer's objection (tsan).
+# usage: sh dev/test/mutants.sh [PATTERN]     (from the top, after make test; ALL=1: every way each
+#                                             is noticed, not only the first)
+set -u
+here=$PWD
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+export EMU_THREADS=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_MEM_MB=2000
+jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
+
+# The names of those that cannot be noticed begin with "same", with the reason above them.
+# NAME :: FILE :: BEGIN                 leaves the statement out that begins like this
+# NAME :: FILE :: LINE :: OLD :: NEW    an expression of the line in which LINE occurs is another
+cat >"$work/list" <<'END'
+wait: weights, GPU's part :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->compute, g->updated[s]
+wait: weights, CPU's part :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->compute, g->returned[s]
+wait: weights of the embeddings :: train_gpt2.cu :: weights_begin(g, 0)
+wait: weights of the first layer :: train_gpt2.cu :: weights_begin(g, 1)
+wait: weights of the others :: train_gpt2.cu :: weights_begin(g, l + 2)
+wait: place of a gradient :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->compute, g->grad_left
+wait: landing :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->out, g->landing_free
+wait: gradient landed, then summed :: train_gpt2.cu :: order(g, g->out, g->host.stream)
+wait: gradient made, then leaves :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->leave, g->grad_ready
+wait: leave, then out :: train_gpt2.cu :: order(g, g->leave, g->out)
+wait: --no-grad-overlap :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->compute, g->grad_arrived
+wait: slot :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->fetch, g->slot_free
+wait: sums of the host, then the norm :: train_gpt2.cu :: order(g, g->host.stream, g->leave)
+wait: step's norm :: train_gpt2.cu :: CUDA(cudaEventSynchronize(g->step_left))
+wait: gradient there, then CPU update :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->host.stream, g->grad_arrived
+wait: CPU update, then back :: train_gpt2.cu :: order(g, g->host.stream, g->back)
+wait: gradient there, then fetched :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->fetch, g->grad_arrived
+wait: fetch, then update :: train_gpt2.cu :: order(g, g->fetch, g->update)
+wait: update, then flush :: train_gpt2.cu :: order(g, g->update, g->out)
+wait: state at rest, update :: train_gpt2.cu :: CUDA(cudaStreamSynchronize(g->update))
+wait: state at rest, back :: train_gpt2.cu :: CUDA(cudaStreamSynchronize(g->back))
+wait: state at rest, out :: train_gpt2.cu :: CUDA(cudaStreamSynchronize(g->out))
+# a visitor's state and its slot depend on slot_free alone; the link is to be left to forward
+same: backward, then first visitors :: train_gpt2.cu :: order(g, g->compute, g->fetch)
+record: slot free never :: train_gpt2.cu :: CUDA(cudaEventRecord(g->slot_free
+record: slot free before flush :: train_gpt2.cu :: (g->slot_free[visit % :: g->out :: g->update
+record: landing free before sum :: train_gpt2.cu :: (g->landing_free[g->landing_turn], g->host.stream) :: g->host.stream :: g->out
+# the host has waited for all sums before it queues an update (gpt2_grad_norm_squared)
+same: gradient arrived before sum :: train_gpt2.cu :: lands ? g->host.stream : g->out :: lands ? g->host.stream : g->out :: g->out
+record: place free before it left :: train_gpt2.cu :: freed = leaves :: leaves && !sums_on_gpu(g) ? g->out : g->leave :: g->leave
+record: GPU updated never :: train_gpt2.cu :: CUDA(cudaEventRecord(g->updated
+record: weights returned never :: train_gpt2.cu :: CUDA(cudaEventRecord(g->returned
+record: weights returned before copy :: train_gpt2.cu :: (g->returned[p->segment], g->back) :: g->back :: g->host.stream
+record: GPU updated before it is :: train_gpt2.cu :: (g->updated[p->segment], g->update) :: g->update :: g->fetch
+state: p never flushed :: train_gpt2.cu :: copy_out(g, g->host_master
+state: m never flushed :: train_gpt2.cu :: copy_out(g, g->host_m +
+state: v never flushed :: train_gpt2.cu :: copy_out(g, g->host_v
+state: p never fetched :: train_gpt2.cu :: copy_in(g, room, g->host_master
+state: m never fetched :: train_gpt2.cu :: copy_in(g, room + longest, g->host_m
+state: v never fetched :: train_gpt2.cu :: copy_in(g, room + 2
+state: the first visitor's is fetched :: train_gpt2.cu :: copy_in(g, room + longest, g->host_m :: p->state_at :: g->pieces.pieces[g->visits[0]].state_at
+state: fetched in step 1 only :: train_gpt2.cu :: g->fetched = 0
+state: all in one slot :: train_gpt2.cu :: const int slot = visit :: visit % g->choice.slots :: 0
+state: places overlap :: offload.h :: *at_home += p->length :: p->length :: p->length - 128
+state: no room for a visitor's gradient :: train_gpt2.cu :: const size_t grad = g->choice :: g->choice.keep_grads ? 0 : host_grad_bytes(g) :: (size_t)0
+weights: CPU's not returned :: train_gpt2.cu :: copy_in(g, g->params + p->at
+weights: visitor's fp32 not copied :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(g->params + p->at, room
+bits: fp16 for bf16 :: adam.h :: if (has_bf16) p_bf16[i] = :: f32_to_bf16(p[i]) :: f32_to_fp16(p[i])
+bits: gradient read as bf16 :: train_gpt2.cu :: host_grad(g, p), host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(X) == 2
+bits: visitor's gradient read as bf16 :: train_gpt2.cu :: grad_is_bf16 = host_grad_bytes(g) == 2; :: host_grad_bytes(g) == 2 :: sizeof(X) == 2
+gradient: sum on the host never reset :: train_gpt2.cu :: sizeof(X) == 2, !accumulate :: !accumulate :: false
+gradient: sum on the host always reset :: train_gpt2.cu :: sizeof(X) == 2, !accumulate :: !accumulate :: true
+gradient: sum on the GPU never reset :: train_gpt2.cu :: made, p->length, !accumulate :: !accumulate :: false
+gradient: sum on the host in bf16 :: adam.h :: acc[i] = first ? :: acc[i] + grad_at(g, g_is_bf16, i) :: bf16_to_f32(f32_to_bf16(acc[i] + grad_at(g, g_is_bf16, i)))
+gradient: not kept on the GPU :: train_gpt2.cu :: else if (stays && !g->in_place) :: stays && !g->in_place :: false
+gradient: wire's chunks overlap on the host :: train_gpt2.cu :: copy_out(g, host + at, g->wire :: host + at :: host
+gradient: wire's chunks begin too late :: train_gpt2.cu :: at < p->length; at += WIRE_CHUNK :: WIRE_CHUNK :: WIRE_CHUNK + 8
+gradient: wire's last chunk is too short :: train_gpt2.cu :: min_size(WIRE_CHUNK, p->length - at) :: p->length - at :: p->length - at - 8
+gradient: places on the host overlap :: offload.h :: *grads += p->length :: p->length :: p->length - 128
+norm: the host's blocks not merged :: train_gpt2.cu :: for (int i = 0; on_host && i < :: on_host && i < g->pieces.count :: false
+norm: the host's blocks of one micro-batch :: train_gpt2.cu :: last ? g->worker_sums :: last :: !accumulate
+norm: two pieces share a block :: offload.h :: block += norm_blocks(to - from) :: norm_blocks(to - from) :: norm_blocks(to - from) - (to - from > 9000)
+choice: stride counted from 0 :: offload.h :: (number + 1) % c->stride :: number + 1 :: number
+choice: visitors' gradients on the host too early :: train_gpt2.cu :: keep_grads = tight < 2 :: tight < 2 :: tight < 1
+choice: sums on the GPU for too long :: train_gpt2.cu :: sum_on_host = tight > 0 :: tight > 0 :: tight > 1
+choice: one byte is left :: train_gpt2.cu :: gpt2_host_bytes(g) <= host_limit) return :: gpt2_host_bytes(g) <= host_limit :: gpt2_host_bytes(g) < host_limit
+memory: one landing :: train_gpt2.cu :: 2 * g->longest_segment * sizeof(X) :: 2 * g->longest_segment :: g->longest_segment
+memory: slots for shorter visitors :: offload.h :: list.longest_visit = p->length :: p->length :: p->length - 128
+counter: bytes in :: train_gpt2.cu :: g->moved_in +=
+time: nothing is fetched during backward :: train_gpt2.cu :: if (last) visitors_begin(g) :: visitors_begin(g) :: (void)(g->fetched = 0)
+time: forward waits for all updates :: train_gpt2.cu :: weights_begin(g, 0); :: weights_begin(g, 0) :: [&] { for (size_t s = 0; s < L + 2; s++) weights_begin(g, s); }()
+time: one slot at a time :: train_gpt2.cu :: g->slot_free[slot], 0 :: g->slot_free[slot] :: g->slot_free[(visit + g->choice.slots - 1) % g->choice.slots]
+time: copies to the host wait for each other :: train_gpt2.cu :: g->landing_turn = 1 - g->landing_turn :: 1 - g->landing_turn :: 0
+END
+
+# A copy of the tree by links, in which files are replaced.
+mkdir -p "$work/dev/test" "$work/build/emu" "$work/build/tsan"
+ln -s "$here"/*.h "$here"/*.c "$here"/*.cu "$here"/*.cuh "$here/Makefile" "$work"
+ln -s "$here/dev/emu" "$here/dev/bench" "$work/dev"
+ln -s "$here"/dev/test/*.* "$work/dev/test"
+ln -s "$here/build/emu/runtime" "$here/build/emu/runtime-tsan" "$here/build/emu/cpu_reference.o" \
+      "$work/build/emu"
+ln -s "$here/build/tsan/cpu_reference.o" "$work/build/tsan"
+cd "$work" || exit 1
+cat >mutants.pl <<'END'
+my (%was, %is);  # lines of files
+sub lines { my $f = shift; $is{$f} = [@{$was{$f} = [do { local @ARGV = $f; <> }]}] if !$is{$f}; }
+lines("util.h");
+my ($first) = grep { $is{"util.h"}[$_] =~ /^#include/ } 0 .. 99;
+$is{"util.h"}[$first] .= '
+#include <stdlib.h>
+#include <string.h>
+static const char *const mutant_text = getenv("MUTANT");
+static const int mutant_chosen = mutant_text == nullptr ? 0 : atoi(mutant_text);
+static inline bool mutant(int n) { return n == mutant_chosen; }
+static inline uint16_t f32_to_fp16(float f) {
+    uint32_t x;
+    memcpy(&x, &f, 4);
+    return (uint16_t)((x >> 16 & 0x8000) | ((x >> 13) - (112 << 10) & 0x7fff));
+}
+';
+for (my $n = 1; my $line = <STDIN>; $n++) {
+    next if $line =~ /^#/;
+    chomp $line;
+    my ($name, $file, $place, $old, $new) = split / :: /, $line;
+    lines($file);
+    my @found = grep { index($was{$file}[$_], $place) >= 0 } 0 .. $#{$was{$file}};
+    my $changes = @found != 1 ? 0
+        : defined $old ? $is{$file}[$found[0]] =~ s/(?<!\w)\Q$old\E(?!\w)/(mutant($n) ? $new : $old)/
+        : $is{$file}[$found[0]] =~ s/(?=\Q$place\E)/if (!mutant($n)) /;
+    print "FAIL mutant $name: not in $file\n" if !$changes;
+}
+for (keys %is) { unlink; open(my $f, ">", $_) or die; print $f @{$is{$_}}; }
+END
+perl mutants.pl <list || exit 1
+for program in build/emu/test_placement build/tsan/test_placement; do
+    make -s -o build/emu/cpu_reference.o -o build/tsan/cpu_reference.o $program >log 2>&1 ||
+        { cat log; exit 1; }
+done
+
+hashes() { EMU_SCHED=$1 timeout 300 build/emu/test_placement --config all 3 2>&1; }
+
+# Says how mutant N is noticed.
+try() {
+    export MUTANT="$1"
+    for way in prio:0 prio:1 lazy test tsan; do
+        case $way in
+            tsan) EMU_RACECHECK=0 timeout 900 build/tsan/test_placement --config all 2 >/dev/null 2>&1 ;;
+            test) timeout 900 build/emu/test_placement >/dev/null 2>&1 ;;
+            *) hashes $way >"out.$1"; cmp -s "out.$1" hashes ;;
+        esac || { printf '%s ' $way; [ "${ALL:-0}" = 1 ] || return; }
+    done
+}
+
+hashes eager >hashes
+number=0 running=0
+while read -r line; do
+    number=$((number + 1)) name=${line%% :: *}
+    case $name in "#"*) continue ;; *"${1:-}"*) ;; *) continue ;; esac
+    (
+        ways=$(try $number)
+        case $name$ways in
+            same*" ") echo "FAIL mutant $name: noticed by ${ways% }" ;;
+            same* | *" ") ways=${ways:-not noticed} && echo "ok $name: ${ways% }" ;;
+            *) echo "FAIL mutant $name: not noticed" ;;
+        esac
+    ) &
+    running=$((running + 1))
+    [ $((running % jobs)) -ne 0 ] || wait
+done <list
+wait

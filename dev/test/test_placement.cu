@@ -1,0 +1,567 @@
+// test_placement.cu: wherever the optimizer's state lives, and whoever updates it, training leaves
+// the same bits; each way of placing it does what it says, in the memory that was planned, and at
+// the same time as what it is meant to hide behind.
+//
+// usage: test_placement                     all tests
+//        test_placement --config K|all [N]  for test_schedules.sh, as in test_model
+//        test_placement --clock K           what test_overlap runs, with EMU_CLOCK=virtual
+#define WIRE_CHUNK ((size_t)3000)  // several for a piece
+#include "model_harness.cuh"
+
+// ---------------------------------------------------------------------------------------------
+// The configurations
+
+// With gaps between tensors, padded rows, tied and untied heads.
+enum { TIED, ODD, ONE, FIVE, SHAPES };
+static const Shape shapes[SHAPES] = {
+    // name          L NH   C    F    V  ctx  B   T  act  tied recompute fuse accum head repeated
+    {"tied",         2, 2,  32,  64, 131, 20, 3, 15, GELU, 1, KEEP, 1, 1, 99, false},
+    {"odd",          3, 3,  24,  40, 257, 17, 2,  9, RELU, 0, KEEP, 0, 1,  5, false},
+    {"one layer",    1, 2,  48,  72, 131, 17, 1, 17, GELU, 0, KEEP, 1, 1, 99, false},
+    {"five layers",  5, 1,  16,  32, 131,  9, 2,  8, RELU, 1, KEEP, 0, 1, 99, false},
+};
+
+typedef struct {
+    int shape, bits;            // of the stored numbers: 16 or 32
+    size_t accum;
+    int recompute;
+    double clip;                // 0.05: every step is clipped; 1e6: none; 0: the norm is not used
+    int sizes, evaluate;        // every second step has a smaller batch; an evaluation follows each
+    int mode;
+    double resident;
+    size_t stride;
+    double share;
+    size_t subgroup;
+    int slots, wire, tight, threads, serial;  // see Placement; wire: bits of gradients
+} Config;
+
+enum { ZERO = OFFLOAD_ZERO, TWIN = OFFLOAD_TWINFLOW, INTER = OFFLOAD_INTERLEAVE };
+
+// Any two settings meet in one of the first MIXED (test_settings_meet). Then special cases.
+enum { MIXED = 30 };
+static const Config configs[] = {
+    //                         clip  sizes   mode   resident   share  slots tight serial
+    // shape bits accum recompute  | |  evaluate  |  |  stride | subgroup | wire | threads
+    {FIVE, 16, 4, AGAIN, 1e6, 1, 1, ZERO,   0, 0,  0,     0, 3, 32, 1, 2, 0},
+    {ONE,  32, 1,  KEEP,   0, 1, 0, ZERO,   0, 0,  0,  4096, 3, 16, 0, 1, 0},
+    {ODD,  32, 1,  KEEP, .05, 0, 0, ZERO,   0, 0,  0,  8192, 1, 32, 2, 1, 1},
+    {TIED, 32, 4, AGAIN,   0, 1, 1, ZERO,   0, 0,  0, 20000, 2, 32, 2, 1, 1},
+    {FIVE, 16, 4,  KEEP,   0, 1, 1, TWIN,  .3, 0,  0, 20000, 2, 16, 2, 1, 1},
+    {ODD,  16, 1, AGAIN, .05, 0, 1, TWIN,  .9, 0,  0,     0, 3, 16, 0, 2, 0},
+    {TIED, 32, 1, AGAIN,   0, 0, 0, TWIN,  .9, 0,  0,  4096, 1, 16, 1, 2, 0},
+    {ONE,  32, 1, AGAIN, 1e6, 1, 1, TWIN,  .9, 0,  0,  8192, 3, 32, 2, 2, 1},
+    {ODD,  32, 4,  KEEP, .05, 0, 1, INTER, .3, 1,  0,     0, 3, 32, 1, 1, 0},
+    {FIVE, 32, 1,  KEEP, 1e6, 0, 0, INTER, .9, 1,  0,  4096, 1, 32, 2, 2, 0},
+    {TIED, 16, 4,  KEEP, 1e6, 1, 0, INTER, .9, 1,  0,  8192, 2, 16, 0, 1, 0},
+    {ONE,  32, 4, AGAIN, 1e6, 1, 0, INTER,  0, 1,  0,  4096, 1, 16, 1, 1, 0},
+    {TIED, 32, 1, AGAIN,   0, 0, 1, INTER,  0, 1,  0, 20000, 1, 32, 0, 2, 1},
+    {ONE,  32, 4,  KEEP,   0, 1, 0, INTER, .3, 2,  0,     0, 1, 32, 0, 2, 0},
+    {FIVE, 16, 1, AGAIN, .05, 0, 1, INTER, .3, 2,  0,  4096, 2, 16, 1, 1, 1},
+    {ODD,  32, 1,  KEEP, 1e6, 1, 0, INTER, .9, 2,  0,  8192, 1, 16, 2, 2, 1},
+    {TIED, 32, 4,  KEEP, 1e6, 1, 0, INTER,  0, 2,  0, 20000, 3, 32, 2, 2, 1},
+    {TIED, 32, 1, AGAIN, 1e6, 0, 0, INTER, .3, 0, .3, 20000, 1, 16, 0, 2, 1},
+    {FIVE, 32, 1, AGAIN,   0, 1, 0, INTER, .9, 0, .3,     0, 1, 16, 2, 2, 1},
+    {ONE,  16, 4,  KEEP, 1e6, 0, 0, INTER, .9, 0, .3,  4096, 3, 16, 2, 1, 0},
+    {ODD,  32, 4,  KEEP, .05, 1, 1, INTER,  0, 0, .3,  8192, 2, 32, 1, 2, 0},
+    {TIED, 32, 4,  KEEP, .05, 0, 0, INTER, .3, 0, .5,     0, 2, 32, 0, 2, 0},
+    {FIVE, 32, 1,  KEEP,   0, 0, 1, INTER, .3, 0, .5,  8192, 1, 32, 2, 1, 1},
+    {ONE,  16, 1, AGAIN, .05, 1, 1, INTER, .9, 0, .5, 20000, 3, 16, 1, 1, 1},
+    {ODD,  16, 1, AGAIN, 1e6, 0, 1, INTER,  0, 0, .5,  4096, 2, 32, 0, 1, 0},
+    {ODD,  32, 1, AGAIN, 1e6, 1, 1, INTER, .3, 0,  1,  4096, 3, 32, 0, 2, 0},
+    {FIVE, 16, 1,  KEEP, 1e6, 0, 0, INTER, .3, 0,  1,  8192, 1, 32, 0, 2, 0},
+    {ONE,  16, 1,  KEEP, .05, 0, 0, INTER, .9, 0,  1,     0, 2, 32, 2, 1, 1},
+    {TIED, 32, 4, AGAIN,   0, 1, 1, INTER, .9, 0,  1,  4096, 2, 32, 2, 1, 1},
+    {ODD,  16, 4,  KEEP,   0, 1, 0, INTER,  0, 0,  1, 20000, 1, 16, 1, 1, 0},
+    // one layer: two segments that leave in different ways, one after the other
+    {ONE,  16, 4,  KEEP,   0, 0, 0, INTER,  0, 2,  0,     0, 2, 16, 1, 1, 0},
+    {ONE,  32, 4,  KEEP,   0, 0, 0, INTER,  0, 2,  0,     0, 2, 32, 2, 1, 0},
+    // every third visits; a share of nothing; slots for more than there is
+    {FIVE, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 3,  0,  4096, 2, 16, 0, 1, 0},
+    {TIED, 16, 4, AGAIN, .05, 0, 1, INTER, .3, 0,  0,  8192, 2, 16, 1, 2, 0},
+    {TIED, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 0,  1,     0, 9, 16, 2, 1, 0},
+};
+enum { CONFIGS = sizeof configs / sizeof *configs };
+
+static Shape config_shape(const Config *c) {
+    Shape s = shapes[c->shape];
+    s.accum = c->accum;
+    s.recompute = c->recompute;
+    return s;
+}
+
+static Recipe config_recipe(const Config *c) { return {1e-2, 1e-8, c->clip, 0.1, c->sizes != 0}; }
+
+static Placement config_placement(const Config *c) {
+    Placement p;
+    memset(&p, 0, sizeof p);
+    p.choice.mode = c->mode;
+    p.choice.resident = c->resident;
+    p.choice.stride = c->stride;
+    p.choice.share = c->share;
+    p.choice.subgroup = c->subgroup;
+    p.choice.slots = c->slots;
+    p.choice.wire_f32 = c->wire == 32;
+    p.tight = c->tight;
+    p.threads = c->threads;
+    p.serial = c->serial != 0;
+    return p;
+}
+
+static void config_name(const Config *c, char name[200]) {
+    static const char *const tight[] = {"", ", summed on host", ", gradients on host"};
+    snprintf(name, 200, "%s %s%d accum %zu%s clip %g%s%s, %s resident %g stride %zu share %g "
+             "subgroup %zu slots %d wire %d%s threads %d%s", shapes[c->shape].name,
+             c->bits == 16 ? "bf" : "fp", c->bits, c->accum, c->recompute == AGAIN ? " again" : "",
+             c->clip, c->sizes ? " two sizes" : "", c->evaluate ? " evaluating" : "",
+             offload_names[c->mode], c->resident, c->stride, c->share, c->subgroup, c->slots,
+             c->wire, tight[c->tight], c->threads, c->serial ? " serial" : "");
+}
+
+// Two hashes: of training, and of the evaluations in between.
+typedef struct { uint64_t training, evaluations; } Hashes;
+
+// With everything on the GPU.
+static Hashes reference(const Config *c, size_t steps) {
+    const Shape s = config_shape(c);
+    const Recipe r = config_recipe(c);
+    Hashes h;
+    h.training = c->bits == 16 ? train_hash<bf16>(&s, steps, &h.evaluations, &r)
+                               : train_hash<float>(&s, steps, &h.evaluations, &r);
+    return h;
+}
+
+static const double *settings(const Config *c) {
+    static double list[CONFIGS][15];
+    double *x = list[c - configs];
+    const double all[15] = {
+        c->mode == INTER ? 100 * (double)c->stride + c->share : -c->mode, c->resident,
+        (double)c->shape, (double)c->bits, (double)c->accum, (double)c->recompute, c->clip,
+        (double)c->sizes, (double)c->evaluate, (double)c->subgroup, (double)c->slots,
+        (double)c->wire, (double)c->tight, (double)c->threads, (double)c->serial};
+    memcpy(x, all, sizeof all);
+    return x;
+}
+
+static void test_settings_meet(void) {
+    for (int a = 0; a < 15; a++)
+        for (int b = a + 1; b < 15; b++)
+            for (int i = 0; i < MIXED; i++)
+                for (int j = 0; j < MIXED; j++) {
+                    const double one = settings(&configs[i])[a], other = settings(&configs[j])[b];
+                    // nothing stays with `zero`, and something does with `twinflow`
+                    bool met = a == 0 && b == 1 && ((one == -ZERO && other > 0)
+                                                    || (one == -TWIN && other == 0));
+                    for (int k = 0; k < MIXED && !met; k++) {
+                        const double *x = settings(&configs[k]);
+                        met = x[a] == one && x[b] == other;
+                    }
+                    CHECK(met, "setting %d never is %g while setting %d is %g", a, one, b, other);
+                }
+}
+
+// ---------------------------------------------------------------------------------------------
+// What a placement says
+
+static double distance(double a, double b) { return fabs(a - b); }
+
+// Who updates how much is what was asked for, to within a norm block. (test_offload.c knows more
+// about the pieces.)
+template <typename X>
+static void check_pieces(const GPT2<X> *g, const Config *c, const char *name) {
+    size_t n[PIECE_KINDS] = {0};
+    for (int i = 0; i < g->pieces.count; i++) {
+        const Piece *p = &g->pieces.pieces[i];
+        n[p->kind] += p->length;
+        if (c->stride > 0 && p->kind != PIECE_RESIDENT)  // Algorithm 1
+            CHECK((p->kind == PIECE_VISIT) == ((size_t)(p->subgroup + 1) % c->stride == 0),
+                  "%s: sub-group %d", name, p->subgroup);
+    }
+    const double P = (double)g->table.elements, away = (double)(n[PIECE_HOST] + n[PIECE_VISIT]);
+    const double visits = c->mode == INTER ? c->share * away : 0;
+    CHECK(away + (double)n[PIECE_RESIDENT] == P, "%s: %g elements, not %g", name, away, P);
+    CHECK(c->stride > 0 || distance((double)n[PIECE_VISIT], visits) <= NORM_BLOCK,
+          "%s: of %g, %zu visit", name, away, n[PIECE_VISIT]);
+    CHECK((c->stride > 0 && (double)n[PIECE_RESIDENT] <= c->resident * P + NORM_BLOCK)
+          || distance((double)n[PIECE_RESIDENT], c->resident * P) <= NORM_BLOCK,
+          "%s: of %g, %zu stay", name, P, n[PIECE_RESIDENT]);
+}
+
+// The bytes that crossed the link in each direction in `steps` steps.
+template <typename X>
+static void check_moved(const GPT2<X> *g, const Config *c, size_t steps, const char *name) {
+    const size_t X_ = sizeof(X);
+    const bool sums = c->accum > 1, on_host = sums && c->tight > 0;
+    // of one element's gradient, in a step: when it leaves, and when it waits on the host
+    const size_t waits = sums || c->wire == 32 ? 4 : X_, leaves = on_host ? c->accum * X_ : waits;
+    size_t in = 0, out = 0;
+    for (int i = 0; i < g->pieces.count; i++) {
+        const Piece *p = &g->pieces.pieces[i];
+        const bool with_grad = c->tight == 2;
+        if (p->kind == PIECE_HOST) out += p->length * leaves, in += p->length * X_;
+        if (p->kind == PIECE_VISIT) out += p->length * (12 + (with_grad ? leaves : 0));
+        if (p->kind == PIECE_VISIT) in += p->length * (12 + (with_grad ? waits : 0));
+    }
+    CHECK(g->moved_in == steps * in && g->moved_out == steps * out,
+          "%s: %zu in, %zu out; wanted %zu, %zu", name, g->moved_in, g->moved_out, steps * in,
+          steps * out);
+}
+
+// Host memory: page-locked from the first to the last byte; for 12 bytes of state per parameter
+// that is not resident, its gradient, and what else was asked for.
+template <typename X>
+static void check_host_memory(GPT2<X> *g, const Config *c, const char *name) {
+    Buffer list[MAX_BUFFERS];
+    const size_t *n = g->pieces.elements, away = n[PIECE_HOST] + n[PIECE_VISIT];
+    const size_t grads = n[PIECE_HOST] + (c->tight == 2 ? n[PIECE_VISIT] : 0);
+    const bool sums = c->accum > 1, wide = sums || c->wire == 32 || c->bits == 32;
+    size_t wanted = away * 12 + grads * (wide ? 4 : 2) + (wide && c->bits == 16 ? 2 * grads : 0);
+    if (sums && c->tight > 0) wanted += 2 * g->longest_segment * sizeof(X);
+    const int buffers = gpt2_host_buffers(g, list);
+    size_t listed = 0;
+    for (int i = 0; i < buffers; i++) {
+        const char *p = (const char *)buffer_get(&list[i]);
+        listed += list[i].bytes;
+        cudaPointerAttributes a;
+        for (size_t at = 0; at < list[i].bytes; at += list[i].bytes - 1) {
+            CUDA(cudaPointerGetAttributes(&a, p + at));
+            CHECK(a.type == cudaMemoryTypeHost, "%s: %s at %zu", name, list[i].purpose, at);
+        }
+#ifdef __CUDA_EMU__
+        if (list[i].bytes == 0) continue;
+        CUDA(cudaPointerGetAttributes(&a, p + list[i].bytes));
+        CHECK(a.type == cudaMemoryTypeUnregistered, "%s: %s is larger", name, list[i].purpose);
+#endif
+    }
+    const size_t planned = gpt2_host_bytes(g);
+    CHECK(listed == wanted && planned >= listed && planned - listed <= 4096 * (size_t)buffers,
+          "%s: %zu bytes of host memory, wanted %zu, planned %zu", name, listed, wanted, planned);
+}
+
+template <typename X> static Hashes run(const Config *c, size_t steps) {
+    const Shape s = config_shape(c);
+    const Recipe r = config_recipe(c);
+    const Placement where = config_placement(c);
+    char name[200];
+    config_name(c, name);
+    float *params = shape_params(&s, false);
+    const size_t before = free_memory();
+    GPT2<X> *g = model_open<X>(&s, params, &where);
+    const size_t allocated = before - free_memory();
+    Hashes h = {0, 0};
+    check_pieces(g, c, name);
+    check_memory(g, name, allocated);
+    check_host_memory(g, c, name);
+    h.training = train_steps(g, &s, &r, 1, steps, 0, c->evaluate ? &h.evaluations : NULL);
+    const uint64_t both[2] = {h.training, hash_state(g)};
+    h.training = hash_bytes(both, sizeof both);
+    check_moved(g, c, steps, name);
+#ifdef __CUDA_EMU__
+    CHECK(before - free_memory() == allocated, "%s: training allocates", name);
+#endif
+    model_close(g);
+#ifdef __CUDA_EMU__
+    CHECK(before == free_memory(), "%s: %zu bytes are not freed", name, before - free_memory());
+#endif
+    free(params);
+    return h;
+}
+
+static void test_same_bits(void) {
+    for (int k = 0; k < CONFIGS; k++) {
+        const Config *c = &configs[k];
+        char name[200];
+        config_name(c, name);
+        const Hashes wanted = reference(c, 2);
+        const Hashes h = c->bits == 16 ? run<bf16>(c, 2) : run<float>(c, 2);
+        CHECK(h.training == wanted.training, "config %d: %s", k, name);
+        CHECK(!c->evaluate || h.evaluations == wanted.evaluations, "config %d: %s", k, name);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// A run that goes on in another place
+
+template <typename X> static void carry(GPT2<X> *from, GPT2<X> *to) {
+    const size_t P = from->table.elements;
+    float *whole = floats(P);
+    StatePart old[3], fresh[3];
+    gpt2_update_wait(from);
+    gpt2_parts(from, old);
+    gpt2_parts(to, fresh);
+    for (int k = 0; k < 3; k++) {
+        part_copy(&old[k], 0, P, whole, true);
+        part_copy(&fresh[k], 0, P, whole, false);
+        free((void *)old[k].spans);
+        free((void *)fresh[k].spans);
+    }
+    gpt2_round_params(to);
+    free(whole);
+}
+
+// Two steps as in configuration a, two more with the state as in b.
+template <typename X> static void check_resume(int a, int b) {
+    const Config *c = &configs[a];
+    Shape s = config_shape(c);
+    const Recipe r = config_recipe(c);
+    const Placement before = config_placement(c), after = config_placement(&configs[b]);
+    float *params = shape_params(&s, false);
+    GPT2<X> *g = model_open<X>(&s, params, &before);
+    uint64_t hash = train_steps(g, &s, &r, 1, 2, 0, NULL);
+    memset(params, 0, g->table.elements * sizeof(float));
+    s.recompute = configs[b].recompute;
+    GPT2<X> *other = model_open<X>(&s, params, &after);
+    carry(g, other);
+    model_close(g);
+    hash = train_steps(other, &s, &r, 3, 4, hash, NULL);
+    const uint64_t both[2] = {hash, hash_state(other)};
+    CHECK(hash_bytes(both, sizeof both) == reference(c, 4).training, "from %d to %d", a, b);
+    model_close(other);
+    free(params);
+}
+
+static void test_resume_elsewhere(void) {
+    for (int k = 0; k < CONFIGS; k += 2) {
+        const int other = (k + 11) % CONFIGS;
+        if (configs[k].bits == 16) check_resume<bf16>(k, other);
+        else check_resume<float>(k, other);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The memory plan
+
+// What costs only time is done exactly when the limits demand it: sums on the host, gradients of
+// visitors there, activations made again. What does not fit even so is refused in one line.
+static void test_fit(void) {
+    Shape s = shapes[TIED];
+    s.accum = 4;
+    const Config c = {TIED, 16, 4, KEEP, 0, 0, 0, INTER, .3, 0, .5, 4096, 1, 16, 0, 1, 0};
+    const Placement where = config_placement(&c);
+    struct { size_t gpu, host; } bytes[6];  // by how tight; the last three recompute
+    for (int i = 0; i < 6; i++) {
+        GPT2<bf16> *g = model_new<bf16>(&s, &where);
+        g->recompute = i >= 3;
+        g->choice.sum_on_host = i % 3 > 0;
+        g->choice.keep_grads = i % 3 < 2;
+        gpt2_place(g);
+        bytes[i] = {gpt2_bytes(g), gpt2_host_bytes(g)};
+        model_forget(g);
+        if (i % 3 == 0) continue;
+        CHECK(bytes[i].gpu < bytes[i - 1].gpu && bytes[i].host > bytes[i - 1].host, "step %d", i);
+    }
+    CHECK(bytes[3].gpu < bytes[0].gpu && bytes[3].host == bytes[0].host, "recomputing");
+    // each of these is the first one that fits
+    const struct { int recompute; size_t gpu, host; int wanted; } cases[] = {
+        {RECOMPUTE_AUTO, SIZE_MAX, SIZE_MAX, 0},
+        {RECOMPUTE_AUTO, bytes[0].gpu, bytes[0].host, 0},
+        {RECOMPUTE_AUTO, bytes[0].gpu - 1, bytes[1].host, 1},
+        {RECOMPUTE_AUTO, bytes[1].gpu, SIZE_MAX, 1},
+        {RECOMPUTE_AUTO, bytes[1].gpu - 1, bytes[2].host, 2},
+        {RECOMPUTE_AUTO, bytes[2].gpu, SIZE_MAX, 2},
+        {RECOMPUTE_AUTO, bytes[0].gpu - 1, bytes[1].host - 1, 3},
+        {RECOMPUTE_AUTO, bytes[2].gpu - 1, bytes[2].host, bytes[3].gpu < bytes[2].gpu ? 3 : 4},
+        {RECOMPUTE_AUTO, bytes[5].gpu, SIZE_MAX, 5},
+        {KEEP, bytes[2].gpu, SIZE_MAX, 2},
+        {AGAIN, SIZE_MAX, SIZE_MAX, 3},
+        {AGAIN, bytes[4].gpu, bytes[4].host, 4},
+        {AGAIN, bytes[5].gpu, bytes[5].host, 5}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int wanted = cases[i].wanted;
+        const Planned p = plan<bf16>(&s, &where, cases[i].recompute, cases[i].gpu, cases[i].host);
+        CHECK(p.again == (wanted >= 3) && p.sum_on_host == (wanted % 3 > 0)
+              && p.keep_grads == (wanted % 3 < 2) && p.gpu == bytes[wanted].gpu
+              && p.host == bytes[wanted].host, "case %zu: again %d, sums on host %d, keeps %d", i,
+              p.again, p.sum_on_host, p.keep_grads);
+    }
+    const struct { int recompute; size_t gpu, host; const char *words; } refusals[] = {
+        {RECOMPUTE_AUTO, bytes[5].gpu - 1, SIZE_MAX, "GPU memory"},
+        {KEEP, bytes[2].gpu - 1, SIZE_MAX, "GPU memory"},
+        {AGAIN, SIZE_MAX, bytes[0].host - 1, "host memory"}};
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        char line[1024];
+        int status;
+        if (in_child(line, &status)) {
+            plan<bf16>(&s, &where, refusals[i].recompute, refusals[i].gpu, refusals[i].host);
+            _exit(0);
+        }
+        CHECK(refused(line, status, refusals[i].words), "status %d: %s", status, line);
+    }
+}
+// ---------------------------------------------------------------------------------------------
+// What happens at the same time, on the emulated GPU's virtual clock. Times in microseconds.
+
+#ifdef __CUDA_EMU__
+enum { KERNEL, HOST, LINK };  // how long one takes; bytes per us, each way
+static const double clocks[2][3] = {{20, 150, 200}, {1, 150, 20}};
+static const double *now;     // the one that runs
+
+typedef struct { double forward, backward, update, next; } Times;
+
+// Of a second step, and of the forward pass after it; `apart`: that waits for all of the update.
+static Times measure(const Placement *where, bool apart) {
+    Shape s = shapes[FIVE];
+    s.accum = where->tight > 0 ? 2 : 1;
+    float *params = shape_params(&s, false);
+    GPT2<bf16> *g = model_open<bf16>(&s, params, where);
+    int32_t *inputs = (int32_t *)alloc_or_fail(4 * s.B * s.T, sizeof(int32_t), "test");
+    int32_t *targets = inputs + 2 * s.B * s.T;
+    shape_batch(&s, 1, inputs, targets);
+    double norm_squared, loss, at[5] = {0};
+    for (size_t step = 1; step <= 2; step++) {
+        at[0] = emu_virtual_now();
+        gpt2_forward(g, inputs, s.B, s.T);
+        gpt2_head(g, targets, 1.0f / (float)(s.B * s.T), 1, false, NULL);
+        CUDA(cudaStreamSynchronize(g->compute));
+        at[1] = emu_virtual_now();
+        gpt2_backward(g, inputs, false, true);
+        if (where->serial) CUDA(cudaStreamSynchronize(g->compute));
+        norm_squared = gpt2_grad_norm_squared(g, &loss);
+        CUDA(cudaStreamSynchronize(g->out));
+        CUDA(cudaStreamSynchronize(g->fetch));
+        at[2] = emu_virtual_now();
+        const AdamStep adam = recipe_step(&plain, step, norm_squared);
+        gpt2_update(g, &adam);
+        if (apart || step == 1) gpt2_update_wait(g);
+        at[3] = emu_virtual_now();
+    }
+    gpt2_forward(g, inputs, s.B, s.T);
+    CUDA(cudaStreamSynchronize(g->compute));
+    at[4] = emu_virtual_now();
+    free(params);
+    free(inputs);
+    model_close(g);
+    return {1e6 * (at[1] - at[0]), 1e6 * (at[2] - at[1]), 1e6 * (at[3] - at[2]),
+            1e6 * (at[4] - at[3])};
+}
+
+static Placement placement(int mode, size_t stride, double share, int slots) {
+    const Config c = {FIVE, 16, 1, KEEP, 0, 0, 0, mode, 0, stride, share, 0, slots, 16, 0, 1, 0};
+    return config_placement(&c);
+}
+
+static double elements(int shape) {
+    const GPT2Config config = shape_config(&shapes[shape]);
+    GPT2Table t = gpt2_table(&config);
+    const double n = (double)t.elements;
+    gpt2_table_free(&t);
+    return n;
+}
+
+// Both directions of the link are busy at once if there is more than one slot.
+static void test_both_directions(void) {
+    const double one_way = 12 * elements(FIVE) / now[LINK];
+    double took[4];
+    for (int slots = 1; slots <= 3; slots++) {
+        const Placement p = placement(INTER, 0, 1, slots);
+        took[slots] = measure(&p, true).update;
+    }
+    // (the first visitors have come during backward)
+    CHECK(took[1] > 1.6 * one_way && took[1] < 1.95 * one_way, "one slot: %.0f us, one way %.0f",
+          took[1], one_way);
+    CHECK(took[2] > one_way && took[2] < 1.1 * one_way, "two slots: %.0f us", took[2]);
+    CHECK(took[3] <= took[2], "three slots: %.0f us, two: %.0f us", took[3], took[2]);
+}
+
+// While visitors travel, the CPU updates what does not.
+static void test_both_processors(void) {
+    const Placement p = placement(INTER, 2, 0, 2), all = placement(ZERO, 0, 0, 2);
+    const Placement visits = placement(INTER, 0, 1, 2);
+    const double half = measure(&p, true).update, cpu = measure(&all, true).update;
+    const double gpu = measure(&visits, true).update;
+    CHECK(half < 0.65 * (cpu > gpu ? cpu : gpu), "%.0f us; all on the CPU %.0f, on the GPU %.0f",
+          half, cpu, gpu);
+}
+
+// The next forward pass begins when the first layers are updated, not when all are.
+static void test_update_hides(void) {
+    const Placement p[3] = {placement(ZERO, 0, 0, 2), placement(INTER, 0, 1, 2),
+                            placement(INTER, 0, .5, 2)};
+    for (int i = 0; i < 3; i++) {
+        const Times apart = measure(&p[i], true), hidden = measure(&p[i], false);
+        CHECK(hidden.update == 0, "the host waits for %.0f us", hidden.update);
+        CHECK(hidden.next < 0.65 * (apart.update + apart.next), "%d: %.0f us, apart %.0f and %.0f",
+              i, hidden.next, apart.update, apart.next);
+    }
+    const Placement none = placement(OFFLOAD_NONE, 0, 0, 2);
+    CHECK(measure(&none, true).update > 0, "nobody waits for the GPU's update");
+}
+
+// Gradients leave while backward goes on: that takes longer by the time of all of them otherwise.
+static void test_gradients_leave_at_once(void) {
+    Placement p = placement(ZERO, 0, 0, 2);
+    const double together = measure(&p, true).backward, leave = 2 * elements(FIVE) / now[LINK];
+    p.serial = true;
+    const double serial = measure(&p, true).backward;
+    CHECK(serial - together > 0.9 * leave, "%.0f us, one after the other %.0f; they need %.0f",
+          together, serial, leave);
+}
+
+// While the host adds a gradient to the sum, the next one lands.
+static void test_landings(void) {
+    Placement p = placement(ZERO, 0, 0, 2);
+    p.tight = 1;
+    const double took = measure(&p, true).backward, leave = 2 * elements(FIVE) / now[LINK];
+    CHECK(took < leave + 2 * now[HOST], "%.0f us, of which the link needs %.0f", took, leave);
+}
+#endif
+
+static void test_overlap(void) {
+#ifdef __CUDA_EMU__
+    for (int i = 0; i < 2; i++) {
+        char link[40], kernel[40], host[40], which[2] = {(char)('0' + i), '\0'};
+        int status;
+        snprintf(kernel, sizeof kernel, "%.0f", clocks[i][KERNEL]);
+        snprintf(host, sizeof host, "%.0f", clocks[i][HOST]);
+        snprintf(link, sizeof link, "%.0f", 1e6 * clocks[i][LINK]);
+        fflush(stdout);
+        const pid_t child = fork();
+        if (child == 0) {
+            setenv("EMU_CLOCK", "virtual", 1);
+            setenv("EMU_KERNEL_US", kernel, 1);
+            setenv("EMU_HOST_US", host, 1);
+            setenv("EMU_LINK", link, 1);
+            unsetenv("EMU_SCHED");
+            execl("/proc/self/exe", "test_placement", "--clock", which, (char *)NULL);
+            _exit(127);
+        }
+        waitpid(child, &status, 0);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
+    }
+#else
+    SKIP("only on the virtual clock of the emulated GPU");
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------
+
+static uint64_t config_hash(int k, size_t steps, char name[200]) {
+    config_name(&configs[k], name);
+    const Hashes h = configs[k].bits == 16 ? run<bf16>(&configs[k], steps)
+                                           : run<float>(&configs[k], steps);
+    return hash_bytes(&h, sizeof h);
+}
+
+int main(int argc, char **argv) {
+    if (argc >= 3 && strcmp(argv[1], "--config") == 0)
+        return run_configs(argc, argv, CONFIGS, config_hash);
+#ifdef __CUDA_EMU__
+    if (argc == 3 && strcmp(argv[1], "--clock") == 0) {
+        now = clocks[atoi(argv[2])];
+        if (now == clocks[0]) {
+            RUN(test_both_directions);
+            RUN(test_both_processors);
+            RUN(test_update_hides);
+            RUN(test_gradients_leave_at_once);
+        } else {
+            RUN(test_landings);
+        }
+        return test_summary();
+    }
+#endif
+    RUN(test_fit);  // first: it forks
+    RUN(test_settings_meet);
+    RUN(test_same_bits);
+    RUN(test_resume_elsewhere);
+    RUN(test_overlap);
+    return test_summary();
+}
