@@ -96,7 +96,13 @@ static inline size_t legal_cut(const GPT2Table *t, const ShardMap *map, size_t a
 // What a sub-group, or a part of it that a layer's boundary has cut off, becomes.
 static inline void pieces_add(Pieces *list, const GPT2Table *t, int kind, int subgroup, size_t at,
                               size_t end) {
-    for (int i = 0; at < end && i < t->count; i++) {
+    int low = 0, high = t->count;  // the tensor that holds `at` is in [low, high)
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (t->tensors[middle].offset <= at) low = middle;
+        else high = middle;
+    }
+    for (int i = low; at < end && i < t->count; i++) {
         const GPT2Tensor *x = &t->tensors[i];
         const bool last = i + 1 == t->count || t->tensors[i + 1].layer != x->layer;
         const size_t segment_end = i + 1 < t->count ? t->tensors[i + 1].offset : t->elements;
@@ -169,7 +175,7 @@ static inline Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
                           : c->mode == OFFLOAD_ZERO ? 0 : c->resident;
     size_t budget = (size_t)(resident * (double)t->elements);
     const size_t embeddings = t->tensors[t->first_layer].offset;
-    size_t at = 0, dealt = 0, visiting = 0, number = 0;
+    size_t at = 0, dealt = 0, visiting = 0;
     if (c->stride == 0 && budget >= embeddings && budget > 0 && resident < 1) {
         pieces_add(&list, t, PIECE_RESIDENT, list.subgroups++, 0, embeddings);
         at = embeddings;
@@ -184,11 +190,11 @@ static inline Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
         else if (c->mode != OFFLOAD_INTERLEAVE)
             pieces_add(&list, t, PIECE_HOST, list.subgroups, at, end);
         else if (c->stride > 0)
-            pieces_add(&list, t, (number + 1) % c->stride == 0 ? PIECE_VISIT : PIECE_HOST,
+            pieces_add(&list, t, ((size_t)list.subgroups + 1) % c->stride == 0 ? PIECE_VISIT
+                                                                               : PIECE_HOST,
                        list.subgroups, at, end);
         else
             subgroup_split(&list, t, map, c, &dealt, &visiting, at, end);
-        number++;
         list.subgroups++;
         at = end;
     }

@@ -159,10 +159,11 @@ static const Option option_table[] = {
            "activations in backward, to save memory"),
     CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|!zenflow", O_GPU,
            "where the optimizer's state is; auto: the fastest"),
-    REAL("resident", resident, "auto", 0, 1, O_GPU, "share of it that stays on the GPU"),
+    REAL("resident", resident, "auto", 0, 1, O_GPU,
+         "share of it on the GPU; auto: what fits, or 0"),
     COUNT("stride", stride, "auto", 1, BIG, O_GPU,
           "interleave: the GPU updates every Nth sub-group"),
-    REAL("share", share, "auto", 0, 1, O_GPU, "or this share of what is not resident"),
+    REAL("share", share, "auto", 0, 1, O_GPU, "or this share of the rest; auto: the best"),
     COUNT("subgroup", subgroup, "auto", 1, BIG, O_GPU,
           "parameters; auto: layers, at most 100 million"),
     COUNT("slots", slots, "3", 1, 1000, O_GPU, "rooms on the GPU for state that visits it"),
@@ -175,7 +176,8 @@ static const Option option_table[] = {
     BYTES("host-memory", host_memory, "0", 0, 1e15, O_OWN | O_GPU,
           "use at most this; 0: all"),
     FLAG("plan", plan, O_OWN | O_GPU, "print memory and predicted time; exit"),
-    TEXT("rates", rates, NULL, "FILE", O_OWN | O_GPU, "a machine's rates; auto measures them"),
+    TEXT("rates", rates, NULL, "FILE", O_OWN | O_GPU,
+         "what a machine can do; else it is measured when needed"),
     FLAG("calibrate", calibrate, O_OWN | O_GPU, "measure them, and write them to --rates; exit"),
     TEXT("trace", trace, NULL, "FILE", O_OWN | O_GPU, "a timeline of all steps for Perfetto"),
 
@@ -383,7 +385,7 @@ static inline bool options_check(const Options *o, Error *err) {
     if ((double)o->batch * (double)(o->seq > 0 ? o->seq : 1) * (double)o->accum > 1e12)
         return error_set(err, "--batch %zu times --seq %zu times --accum %zu is too much for one",
                          o->batch, o->seq, o->accum);
-    if (o->no_save && o->save_every > 0)
+    if (option_given(o, "no-save") && option_given(o, "save-every") && o->save_every > 0)
         return error_set(err, "--no-save and --save-every contradict each other");
     const bool interleave = o->offload == OFFLOAD_INTERLEAVE;
     if (option_given(o, "resident") && !interleave && o->offload != OFFLOAD_TWINFLOW)

@@ -10,8 +10,9 @@
 //   - host memory, of `dram` bytes a second, `dram_dma` while both directions are busy, by each
 //     direction and the cores, evenly: who wants less than his part leaves the rest to the others.
 //     Where the _busy rates are known, they are what the link gets.
-// A rate of 0 is not known, and limits nothing. Left out: the start of a kernel or a copy, and what
-// norms, sums and embeddings need of the GPU's memory.
+// A rate of 0 is not known, and limits nothing. Left out: the start of a kernel or a copy; what
+// norms, sums and embeddings need of the GPU's memory; and that the CPU begins with pieces of the
+// last layers while the first layers' gradients leave.
 #ifndef TIDE_PLAN_H
 #define TIDE_PLAN_H
 #include "gpt2.h"
@@ -39,7 +40,7 @@ typedef struct {
     double compute;            // what both would take if they never waited
     double exposed;            // step - compute
     double update;             // from the norm to the last weight and the last state in its place
-    double bound;              // what no schedule of this update can beat (rates.h); 0: none
+    double bound;              // the update's by rates.h, as if nobody had come before it; 0: none
     char limit[40];            // which of the machine's limits makes the bound
     double h2d_bytes, d2h_bytes;
 } Prediction;
@@ -391,14 +392,16 @@ static inline Prediction plan_step(const Rates *r, const GPT2Config *config, con
 // For people: what a Prediction says, in lines.
 static inline void plan_print_time(const Rates *r, const PlanRun *run, const Prediction *x) {
     const double tokens = (double)(run->B * run->T * run->accum);
-    printf("predicted time of a step, in seconds: forward %.3f, backward %.3f, update %.3f\n",
+    printf("predicted time of a step, in seconds: forward %.4g, backward %.4g, update %.4g\n",
            x->forward, x->backward, x->update);
     if (x->bound > 0)
-        printf("  the update's bound is %.3f, by %s: %.0f %% of it is reached\n", x->bound,
-               x->limit, 100 * x->bound / x->update);
-    printf("  step %.3f, of which %.3f are not compute: %.0f tokens/s", x->step, x->exposed,
+        printf("  the update's bound is %.4g (%s), %.0f %% of what it takes%s\n", x->bound,
+               x->limit, 100 * x->bound / x->update,
+               x->bound > x->update ? ": the first visitors come before it" : "");
+    printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", x->step, x->exposed,
            tokens / x->step);
     if (r->gpu_flops > 0) printf(" at %.0f Tflop/s", 1e-12 * r->gpu_flops * x->compute / x->step);
+    else printf(", as if compute took no time: gpu_flops is not known");
     printf("\n  over the link: %.2f GB to the GPU, %.2f GB to the host\n", 1e-9 * x->h2d_bytes,
            1e-9 * x->d2h_bytes);
 }
@@ -426,6 +429,14 @@ typedef struct {
     Prediction predicted;
     char reason[320];        // one sentence
 } OffloadSearch;
+
+// "1.5 GiB", "12.3 MiB"; SIZE_MAX: no limit. Returns text.
+static inline const char *plan_size(char text[32], size_t bytes) {
+    if (bytes == SIZE_MAX) snprintf(text, 32, "no limit");
+    else if (bytes >> 30 > 0) snprintf(text, 32, "%.1f GiB", (double)bytes / (1 << 30));
+    else snprintf(text, 32, "%.1f MiB", (double)bytes / (1 << 20));
+    return text;
+}
 
 // Takes this choice if it fits and is faster than the one so far: clearly, because what was tried
 // before is simpler.
@@ -467,7 +478,7 @@ static inline bool offload_search(OffloadSearch *q) {
     const bool may_again = q->recompute != RECOMPUTE_NONE;
     OffloadChoice c = q->choice;
     size_t gpu = 0, host = 0;
-    const double gib = 1 << 30, room = (double)q->gpu / gib;
+    char need[32], room[32], host_need[32], host_room[32];
     c.stride = 0;
     c.share = c.resident = 0;
     c.keep_grads = true;
@@ -481,7 +492,7 @@ static inline bool offload_search(OffloadSearch *q) {
     }
     const bool none_fits = may_again && search_try(q, &c, true);
     q->needs(q->model, &c, may_again, &gpu, &host);
-    const double none = (double)gpu / gib;
+    const size_t none = gpu;
     for (int again = !may_keep; again <= may_again; again++)
         for (int sum = 0; sum <= (q->run.accum > 1); sum++)
             for (int keep = 1; keep >= 0; keep--) {
@@ -507,10 +518,10 @@ static inline bool offload_search(OffloadSearch *q) {
         c.resident = fmax(search_resident(q, c, may_again), 0);  // so the host needs the least
         q->needs(q->model, &c, may_again, &gpu, &host);
         snprintf(q->reason, sizeof q->reason, "even with %.0f %% of the state on the GPU and the "
-                 "rest on the host%s, this run needs %.3g GiB of GPU memory and %.3g of host "
-                 "memory; %.3g and %.3g are there", 100 * c.resident,
-                 may_again ? ", recomputing" : "", (double)gpu / gib, (double)host / gib,
-                 room, (double)q->host / gib);
+                 "rest on the host%s, this run needs %s of GPU memory (there: %s) and %s of host "
+                 "memory (there: %s); use a smaller --model, --batch or --seq", 100 * c.resident,
+                 may_again ? ", recomputing" : "", plan_size(need, gpu), plan_size(room, q->gpu),
+                 plan_size(host_need, host), plan_size(host_room, q->host));
         return false;
     }
     const OffloadChoice *x = &q->choice;
@@ -528,7 +539,8 @@ static inline bool offload_search(OffloadSearch *q) {
                  "; none fits if it recomputes, and takes longer");
     else if (!none_fits)
         snprintf(q->reason + n, sizeof q->reason - (size_t)n,
-                 "; none needs %.3g GiB of GPU memory and %.3g are there", none, room);
+                 "; none needs %s of GPU memory, there: %s", plan_size(need, none),
+                 plan_size(room, q->gpu));
     return true;
 }
 

@@ -226,14 +226,17 @@ static inline void timeline_read(Timeline *t, TimelineHalf *h) {
 
 // Begins step `step`, to be called once a step, when all that was recorded before the last call is
 // complete. That is read: t->done then has the counters of the step before the one that just ended,
-// and the file its rows. Fails if the file cannot be written.
+// and the file its rows. If that cannot be written, it says so and goes on without.
 static inline void timeline_step(Timeline *t, size_t step) {
     Error err;
     if (!t->open) return;
     t->now = 1 - t->now;
     timeline_read(t, &t->half[t->now]);
     t->half[t->now].step = step;
-    if (t->trace.file != NULL && !trace_flush(&t->trace, &err)) fail("%s", err.text);
+    if (t->trace.file != NULL && !trace_flush(&t->trace, &err)) {  // the run is worth more
+        fprintf(stderr, "tide: %s: the trace ends with step %zu\n", err.text, t->done.step);
+        (void)trace_close(&t->trace, &err);
+    }
 }
 
 // Reads the rest, which must be complete, ends the file and frees all; t->done stays: the last
@@ -245,7 +248,7 @@ static inline void timeline_close(Timeline *t) {
     timeline_read(t, &t->half[t->now]);
     if (t->trace.file != NULL) {
         timeline_write_memory(t, INFINITY);
-        if (!trace_close(&t->trace, &err)) fail("%s", err.text);
+        if (!trace_close(&t->trace, &err)) fprintf(stderr, "tide: %s\n", err.text);
     }
     for (int i = 0; i < 2 * TIMELINE_SPANS; i++) {
         TimelineSlot *x = timeline_slot(t, i);

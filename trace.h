@@ -11,8 +11,8 @@
 enum { ROW_COMPUTE, ROW_LEAVE, ROW_FETCH, ROW_UPDATE, ROW_FLUSH, ROW_HOST, ROW_BACK, ROWS };
 
 static const char *const trace_rows[ROWS] = {
-    "compute", "leave: gradients to the host", "fetch: state to the GPU", "update on the GPU",
-    "flush: state to the host", "host: update on the CPU", "back: weights to the GPU"};
+    "compute", "out: gradients to the host", "fetch: state to the GPU", "update on the GPU",
+    "out: state to the host", "host: update on the CPU", "back: weights to the GPU"};
 
 // Seconds are those since the trace began. Names with a meaning: "wait" is a stall, no work;
 // "fetch", "update", "flush" and "back" are the update of the parameters. dev/timeline.c knows

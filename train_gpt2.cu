@@ -808,6 +808,7 @@ template <typename X> struct GPT2 {
     Pieces pieces;
     int *visits;                // the visiting ones among them, in order
     int visit_count, fetched;   // of these, and how many have their way in queued for this step
+    int rooms;                  // slots: as many as were chosen, or as there are visitors
     bool offloaded;             // some state lives on the host
     bool in_place;              // gradients wait for the update where backward makes them
     bool no_grad_overlap;       // backward waits until each gradient has left
@@ -912,6 +913,7 @@ template <typename X> static void gpt2_place(GPT2<X> *g) {
         if (p->kind == PIECE_VISIT) g->visits[g->visit_count++] = i;
         g->blocks = p->first_block + p->blocks;
     }
+    g->rooms = g->visit_count < g->choice.slots ? g->visit_count : g->choice.slots;
     const size_t head = g->segment[0].length, ends = head + g->segment[L + 1].length;
     for (size_t i = 0; i < L + 2; i++) {
         Segment *s = &g->segment[i];
@@ -1017,7 +1019,7 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
         const size_t waiting = sums_on_gpu(g) ? P : g->in_place ? 0 : g->pieces.grads_gpu;
         if (waiting > 0) ARENA("gradients", waiting * waiting_bytes(g), waiting);
         if (g->visit_count > 0)
-            BUFFER("slots", (size_t)g->choice.slots * slot_floats(g) * f32, slots);
+            BUFFER("slots", (size_t)g->rooms * slot_floats(g) * f32, slots);
         if (g->choice.wire_f32 && sizeof(X) < f32 && !g->accumulating && g->offloaded)
             BUFFER("gradients", WIRE_CHUNK * f32, wire);
         BUFFER("gradients", g->config.vocab_padded * C * f32, dwte);
@@ -1066,22 +1068,37 @@ template <typename X> static size_t gpt2_host_bytes(GPT2<X> *g) {
     return total;
 }
 
+// One attempt of gpt2_fit().
+template <typename X> static void gpt2_tighten(GPT2<X> *g, int again, int tight) {
+    g->recompute = again;
+    g->choice.sum_on_host = tight > 0 && g->accumulating;
+    g->choice.keep_grads = tight < 2;
+    gpt2_place(g);
+}
+
 // Does the model with this choice fit into `limit` bytes of GPU and `host_limit` of host memory?
 // What only costs memory, or only costs time, is settled here. In this order: gradients that are
 // summed on the host, not on the GPU; gradients of visitors that wait on the host; and activations
-// that are made again in backward, if `recompute` is "auto".
+// that are made again in backward, if `recompute` is "auto". If nothing fits, it leaves the attempt
+// that needed the least of the GPU.
 template <typename X>
 static bool gpt2_fit(GPT2<X> *g, int recompute, size_t limit, size_t host_limit) {
     const bool never = recompute == RECOMPUTE_NONE || !g->training;
+    size_t least = SIZE_MAX;
+    int best[2] = {0, 0};
     for (int again = !never && recompute == RECOMPUTE_BLOCK; again <= !never; again++)
         for (int tight = 0; tight < 3; tight++) {
-            g->recompute = again;
-            g->choice.sum_on_host = tight > 0 && g->accumulating;
-            g->choice.keep_grads = tight < 2;
-            gpt2_place(g);
-            if (gpt2_bytes(g) <= limit && gpt2_host_bytes(g) <= host_limit) return true;
+            gpt2_tighten(g, again, tight);
+            const size_t bytes = gpt2_bytes(g);
+            if (bytes <= limit && gpt2_host_bytes(g) <= host_limit) return true;
+            if (bytes < least) {
+                least = bytes;
+                best[0] = again;
+                best[1] = tight;
+            }
             if (!g->offloaded) break;
         }
+    gpt2_tighten(g, best[0], best[1]);
     return false;
 }
 
@@ -1089,9 +1106,9 @@ enum { RECOMPUTE_SETTLED = -1 };
 
 static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
 
-// " of N MiB", the end of a plan's line; nothing of a machine that was not described.
+// " of N MiB", the end of a plan's line.
 static void limit_print(size_t limit) {
-    if (limit == SIZE_MAX) printf(" MiB\n");
+    if (limit == SIZE_MAX) printf(" MiB; no limit was given\n");
     else printf(" of %.1f MiB\n", mib(limit));
 }
 
@@ -1119,10 +1136,16 @@ static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_lim
                                            1e-6 * (double)n[PIECE_HOST]);
             if (n[PIECE_VISIT] > 0)
                 printf(", %.4g M visiting the GPU in %d slots of %.4g M",
-                       1e-6 * (double)n[PIECE_VISIT], g->choice.slots, 1e-6 * (double)longest);
+                       1e-6 * (double)n[PIECE_VISIT], g->rooms, 1e-6 * (double)longest);
             if (n[PIECE_RESIDENT] > 0)
                 printf(", %.4g M resident", 1e-6 * (double)n[PIECE_RESIDENT]);
+            if (g->choice.mode == OFFLOAD_INTERLEAVE && g->choice.stride > 0)
+                printf(" (stride %zu)", g->choice.stride);
+            else if (g->choice.mode == OFFLOAD_INTERLEAVE)
+                printf(" (share %.3g)", g->choice.share);
             printf("\n");
+        } else if (g->training) {
+            printf("offload none: the state of all parameters stays on the GPU\n");
         }
         if (g->recompute && fits)
             printf("recomputing activations in backward%s\n",
@@ -1135,11 +1158,12 @@ static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_lim
         die("this run needs %.1f MiB of GPU memory and %.1f MiB are there (free, or --gpu-memory); "
             "use a smaller --model, --batch or --seq%s%s", mib(total), mib(limit),
             g->training && !g->recompute ? ", or --recompute block" : "",
-            g->training && !g->offloaded ? ", or --offload auto" : "");
+            g->offloaded ? ", or a smaller --resident, --slots or --subgroup, or --offload auto"
+            : g->training ? ", or --offload auto" : "");
     if (host > host_limit)
         die("this run needs %.1f MiB of host memory and %.1f MiB are there (available, or "
-            "--host-memory); use a smaller --model, or keep more on the GPU with --resident",
-            mib(host), mib(host_limit));
+            "--host-memory); use a smaller --model, or let more of the state stay on the GPU: "
+            "--offload twinflow, or --resident", mib(host), mib(host_limit));
     return total;
 }
 
@@ -1194,7 +1218,7 @@ template <typename X> static void gpt2_allocate(GPT2<X> *g) {
         *events = (cudaEvent_t *)alloc_or_fail((size_t)g->segments, sizeof(cudaEvent_t), "events");
         for (int i = 0; i < g->segments; i++) event_make(&(*events)[i]);
     }
-    const size_t slots = (size_t)g->choice.slots;
+    const size_t slots = (size_t)g->rooms;
     g->slot_free = (cudaEvent_t *)alloc_or_fail(slots, sizeof(cudaEvent_t), "events");
     for (size_t i = 0; i < slots; i++) event_make(&g->slot_free[i]);
     for (int i = 0; i < 2; i++) event_make(&g->landing_free[i]);
@@ -1234,7 +1258,7 @@ template <typename X> static void gpt2_free(GPT2<X> *g) {
         for (int i = 0; i < g->segments; i++) CUDA(cudaEventDestroy((*events)[i]));
         free(*events);
     }
-    for (int i = 0; i < g->choice.slots; i++) CUDA(cudaEventDestroy(g->slot_free[i]));
+    for (int i = 0; i < g->rooms; i++) CUDA(cudaEventDestroy(g->slot_free[i]));
     free(g->slot_free);
     for (int i = 0; i < 2; i++) CUDA(cudaEventDestroy(g->landing_free[i]));
     CUDA(cudaEventDestroy(g->handover));
@@ -1258,13 +1282,13 @@ template <typename X> static void gpt2_free(GPT2<X> *g) {
 // n elements of GPU memory, as floats on the host. Waits for everything queued in `stream`.
 template <typename X>
 static void download(float *host, const X *device, size_t n, cudaStream_t stream) {
-    enum { PIECE = 1 << 20 };
-    static X piece[PIECE];
+    enum { CHUNK = 1 << 20 };
+    static X chunk[CHUNK];
     CUDA(cudaStreamSynchronize(stream));
-    for (size_t i = 0; i < n; i += PIECE) {
-        const size_t count = min_size(PIECE, n - i);
-        CUDA(cudaMemcpy(piece, device + i, count * sizeof(X), cudaMemcpyDeviceToHost));
-        for (size_t j = 0; j < count; j++) host[i + j] = to_f32(piece[j]);
+    for (size_t i = 0; i < n; i += CHUNK) {
+        const size_t count = min_size(CHUNK, n - i);
+        CUDA(cudaMemcpy(chunk, device + i, count * sizeof(X), cudaMemcpyDeviceToHost));
+        for (size_t j = 0; j < count; j++) host[i + j] = to_f32(chunk[j]);
     }
 }
 
@@ -1588,7 +1612,7 @@ static void gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool last) 
 template <typename X> static float *visitor_fetch(GPT2<X> *g, int visit) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
     const size_t longest = g->pieces.longest_visit, bytes = p->length * sizeof(float);
-    const int slot = visit % g->choice.slots;
+    const int slot = visit % g->rooms;
     float *room = g->slots + (size_t)slot * slot_floats(g);
     if (visit < g->fetched) return room;  // it came during backward
     g->fetched = visit + 1;
@@ -1610,7 +1634,7 @@ template <typename X> static void visitors_begin(GPT2<X> *g) {
     g->fetched = 0;
     if (g->visit_count == 0) return;
     order(g, g->compute, g->fetch);
-    for (int i = 0; i < g->visit_count && i < g->choice.slots; i++) visitor_fetch(g, i);
+    for (int i = 0; i < g->rooms; i++) visitor_fetch(g, i);
 }
 
 // From the head's gradient (made by gpt2_head) down to the embeddings. dx is the gradient of the
@@ -1775,7 +1799,7 @@ static void update_visitor(GPT2<X> *g, int visit, const AdamStep *step) {
     copy_out(g, g->host_v + p->state_at, v, bytes);
     timeline_end(t, flushing, g->out);
     live(g, "visiting state", -3 * (double)p->length, sizeof(float), g->out);
-    CUDA(cudaEventRecord(g->slot_free[visit % g->choice.slots], g->out));
+    CUDA(cudaEventRecord(g->slot_free[visit % g->rooms], g->out));
 }
 
 // A piece that lives on the GPU.
@@ -1798,7 +1822,7 @@ static void update_resident(GPT2<X> *g, int piece, const AdamStep *step) {
 // Call it after gpt2_grad_norm_squared(), which has waited for backward.
 template <typename X> static void gpt2_update(GPT2<X> *g, const AdamStep *step) {
     int visit = 0, early = g->pieces.count;
-    // The first segments' gradients leave last. While they cross the link, which takes about a fifth
+    // The first segments' gradients leave last. While they cross the link, which takes a fifth or so
     // of the time in which the CPU updates as many parameters, it begins at the other end.
     size_t missing = 0;
     for (int i = 0; i < g->segments; i++)
@@ -1836,8 +1860,8 @@ template <typename X> static void gpt2_update_wait(GPT2<X> *g) {
 
 // The parameters that forward and backward use, from the fp32 ones that were loaded or initialised.
 template <typename X> static void gpt2_round_params(GPT2<X> *g) {
-    enum { PIECE_OF = 1 << 20 };
-    static uint16_t rounded[PIECE_OF];
+    enum { CHUNK = 1 << 20 };
+    static uint16_t rounded[CHUNK];
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
         const bool on_gpu = g->training && p->kind == PIECE_RESIDENT;
@@ -1846,8 +1870,8 @@ template <typename X> static void gpt2_round_params(GPT2<X> *g) {
             round_gradient(g->params + p->at, g->master + p->state_at, p->length, g->compute);
         if (on_gpu || (!g->training && sizeof(X) == sizeof(float))) continue;
         const float *from = (g->training ? g->host_master : g->master) + p->state_at;
-        for (size_t at = 0; at < p->length; at += PIECE_OF) {
-            const size_t n = min_size(PIECE_OF, p->length - at);
+        for (size_t at = 0; at < p->length; at += CHUNK) {
+            const size_t n = min_size(CHUNK, p->length - at);
             #pragma omp parallel for if (n > 1 << 16)
             for (size_t j = 0; j < n; j++) rounded[j] = f32_to_bf16(from[at + j]);
             CUDA(cudaMemcpy(g->params + p->at + at,
@@ -1973,18 +1997,15 @@ static size_t gpu_available(void) {
     return available;
 }
 
-// Opens the first GPU (CUDA_VISIBLE_DEVICES chooses another).
 static bool has_device(void) {
     int devices = 0;
     return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
 }
 
+// Opens the first GPU (CUDA_VISIBLE_DEVICES chooses another).
 static void open_device(void) {
     int devices = 0;
     cudaDeviceProp device;
-    // By default all streams share 8 queues, and one whose queue holds the host's stream would wait
-    // for the CPU. (CUDA C++ Programming Guide, environment variables; read at the first call.)
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     const cudaError_t e = cudaGetDeviceCount(&devices);
     if (e != cudaSuccess || devices == 0)
         fail("no CUDA device can be used (%s): ./train_gpt2 trains on the CPU",
@@ -2001,7 +2022,8 @@ template <typename X> static void machine_rates(GPT2<X> *g, const Options *o, Ra
     Error err;
     if (rates->h2d > 0) return;  // known already
     if (o->rates != NULL) {
-        if (!rates_load(rates, o->rates, &err)) die("%s", err.text);
+        if (!rates_load(rates, o->rates, &err)) die("--rates: %s", err.text);
+        if (!(rates->h2d > 0 && rates->d2h > 0)) die("--rates %s: it lacks h2d or d2h", o->rates);
         return;
     }
     if (!has_device()) die("describe the machine that is planned for: --rates FILE");
@@ -2055,6 +2077,9 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
     c->wire_f32 = o->grad_wire == WIRE_FP32;
     c->resident = o->resident >= 0 ? o->resident : 0;
     c->share = o->share;
+    if (c->subgroup > 0 && g->table.elements / c->subgroup > 100000)
+        die("--subgroup %zu cuts this model into %zu sub-groups; at most 100000 are sensible",
+            c->subgroup, g->table.elements / c->subgroup);
     g->no_grad_overlap = o->no_grad_overlap;
     g->host_threads = (int)o->threads;
     if (c->mode == OFFLOAD_AUTO) {
@@ -2116,6 +2141,8 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
 template <typename X> static size_t settle(GPT2<X> *g, Run *r, Prediction *predicted) {
     const Options *o = &r->o;
     const bool here = !o->plan || (o->rates == NULL && has_device());
+    if (o->trace != NULL && !path_is_writable(o->trace))
+        die("--trace %s: %s", o->trace, strerror(errno));
     if (here) open_device();
     const size_t available = here ? gpu_available() : SIZE_MAX;
     const size_t host_available = here ? memory_available() : SIZE_MAX;
@@ -2174,8 +2201,9 @@ static int calibrate(const Options *o) {
     return 0;
 }
 
-// The counters of an offloaded step, for log.jsonl: those of the newest step that is complete,
-// which is two before the one that is being logged, because nothing waits for them.
+// The counters of an offloaded step, for log.jsonl. Times are of the newest step that is complete,
+// "step", two before the one that is being logged, because nothing waits for them; bytes are of
+// the one that is being logged.
 template <typename X>
 static void offload_log(const GPT2<X> *g, const Prediction *predicted, char *json, size_t n) {
     const TimelineStep *d = &g->timeline.done;
@@ -2199,8 +2227,8 @@ template <typename X> static void offload_end(const GPT2<X> *g, const Prediction
            mib(g->moved_in), mib(g->moved_out), 1e3 * d->duplex, 1e3 * d->update_seconds,
            1e3 * d->stalled);
     if (predicted->bound > 0 && d->update_seconds > 0)
-        printf("no such update takes less than %.1f ms here, because of %s: that is %.0f %% of "
-               "what it took\n", 1e3 * predicted->bound, predicted->limit,
+        printf("the bound of such an update is %.1f ms here (%s), %.0f %% of what it took\n",
+               1e3 * predicted->bound, predicted->limit,
                100 * predicted->bound / d->update_seconds);
 }
 
@@ -2223,10 +2251,9 @@ template <typename X> static int train(Run *r) {
         g->max_T = g->config.context;
     }
     Prediction predicted;
-    if (!o->plan) open_device();
-    const size_t available = o->plan ? 0 : gpu_available();
     const size_t planned = settle(g, r, &predicted);
     if (o->plan) return 0;
+    const size_t available = gpu_available();
     gpt2_allocate(g);
     const size_t taken = available - gpu_available();
     StatePart parts[3];
@@ -2335,7 +2362,7 @@ template <typename X> static int train(Run *r) {
             generate(g, r, (uint32_t)step);
             printf("---\n");
         }
-        if (o->save_every > 0 && step % o->save_every == 0) save(g, r, step, parts);
+        if (o->save_every > 0 && !o->no_save && step % o->save_every == 0) save(g, r, step, parts);
         if (saver_over(&run_saver)) run_save_wait(&log);  // says so, or why it failed
     }
     gpt2_update_wait(g);
@@ -2354,6 +2381,9 @@ template <typename X> static int train(Run *r) {
 #ifndef TESTING
 int main(int argc, char **argv) {
     static Run run;
+    // By default all streams share 8 queues, and one whose queue holds the host's stream would wait
+    // for the CPU. (CUDA C++ Programming Guide, environment variables; read at the first call.)
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     run_open(&run, argc, argv, true);
     if (run.o.calibrate) return calibrate(&run.o);
     return run.o.precision == PRECISION_FP32 ? train<float>(&run) : train<bf16>(&run);

@@ -76,7 +76,7 @@ numbers() {
             while ((getline < text) > 0) {
                 if (/^GPU memory: .* total /) { sub(/.* total /, ""); gpu = $1 + 0 }
                 if (/^host memory: /) { sub(/.* total /, ""); host = $1 + 0 }
-                if (/^  step [0-9.]+, of which/) plan = 1000 * $2
+                if (/^  step [0-9.e+-]+, of which/) plan = 1000 * $2
             }
             update = median("update_ms")
             compute = median("forward_ms") + median("backward_ms")
