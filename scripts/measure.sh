@@ -19,6 +19,8 @@ rates=${RATES:+$(absolute "$RATES")}
 cd "$(dirname "$0")/.." || exit
 model=${MODEL:-7b} steps=${STEPS:-12} warmup=${WARMUP:-3}
 [ "$warmup" -lt "$steps" ] || refuse "of $steps STEPS, WARMUP $warmup leaves none"
+[ "$steps" -ge $((warmup + 3)) ] ||
+    echo "of $steps STEPS, $warmup of WARMUP: times come two steps late, so some stay empty" >&2
 [ -z "${LIMIT-}" ] || command -v timeout >/dev/null || refuse "LIMIT needs the program timeout"
 if [ -z "$trainer" ]; then
     make train_gpt2cu

@@ -17,6 +17,9 @@ if [ -z "$trainer" ]; then
     make train_gpt2cu
     trainer=./train_gpt2cu
 fi
+case " $* " in *" --plan "*)  # needs no data
+    exec "$trainer" --offload auto "$@" ;;
+esac
 if [ -z "$data" ]; then
     sh dev/data/fineweb10B.sh 1
     data='data/fineweb10B/fineweb_train_*.bin' val='data/fineweb10B/fineweb_val_*.bin'
