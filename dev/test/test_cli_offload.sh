@@ -1,0 +1,585 @@
+#!/bin/sh
+# Offloading as a user meets it: every placement gives the same numbers and files, plans are what is
+# then taken, checkpoints in the background survive whatever happens, and mistakes are one line.
+# With models of a few thousand parameters, in a temporary directory.
+# usage: sh dev/test/test_cli_offload.sh      (from the top of the repository, after make,
+#        make train_gpt2emu build/timeline; TIDE_GPU=./train_gpt2cu for a real GPU)
+set -u
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
+tide=$(absolute "${TIDE_GPU:-train_gpt2emu}")
+cpu=$(absolute "${TIDE_CPU:-train_gpt2}")
+compare=$(absolute "${COMPARE:-build/compare}")
+timeline=$(absolute "${TIMELINE:-build/timeline}")
+tokenize=$(absolute "${TOKENIZE:-build/tokenize}")
+for program in "$tide" "$cpu" "$compare" "$timeline" "$tokenize"; do
+    [ -x "$program" ] || { echo "skip cli_offload: $program is missing"; exit 0; }
+done
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_THREADS=1
+work=$(mktemp -d) || exit 1
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
+. dev/test/cli.sh
+cat LICENSE LICENSE LICENSE >"$work/text.txt"
+cp scripts/rates/*.txt "$work"
+cd "$work" || exit 1
+desktop=rtx4090_desktop.txt
+
+# 39680 elements with the gaps between tensors: 12800 of embeddings, 13312 of each layer, and 256.
+P=39680
+tiny="--data text.txt --layers 2 --heads 2 --channels 32 --context 16 --vocab 300 --batch 2"
+tiny="$tiny --lr 3e-3 --eval-every 0"
+fine="--subgroup 4096"
+
+# go NAME OPTION...: a run in the background, as many at a time as there are cores
+going=0 cores=$(nproc 2>/dev/null || echo 2)
+go() {
+    name=$1
+    shift
+    "$tide" $tiny "$@" --out "$name" >"$name.out" 2>"$name.err" &
+    going=$((going + 1))
+    [ $((going % cores)) -ne 0 ] || wait
+}
+
+# What the newest step in a run's log says; RUN MEMBER. And all losses and norms, with all digits.
+field() { grep '"loss"' "$1/log.jsonl" | tail -n 1 | sed -n "s/.*\"$2\":\([-0-9.e+]*\).*/\1/p"; }
+losses() { sed -n 's/\("norm":[^,]*\|"grad_norm":[^,]*\|"val_loss":[^}]*\).*/\1/p' "$1/log.jsonl"; }
+# same NAME RUN REFERENCE: losses, weights and, of every checkpoint in both, parameters and moments
+same() {
+    losses "$2" >a.txt
+    losses "$3" >b.txt
+    why=
+    cmp -s a.txt b.txt && [ -s a.txt ] || why="losses: $(diff a.txt b.txt | tr '\n' ' ')"
+    cmp -s "$2/model.safetensors" "$3/model.safetensors" || why="$why weights"
+    states=0
+    for s in $(cd "$3" 2>/dev/null && ls checkpoints 2>/dev/null); do
+        [ -d "$2/checkpoints/$s" ] || continue
+        states=$((states + 1))
+        cmp -s "$2/checkpoints/$s/state.safetensors" "$3/checkpoints/$s/state.safetensors" ||
+            why="$why $s"
+    done
+    [ $states -gt 0 ] || why="$why no state"
+    if [ -z "$why" ]; then echo "ok $1"; else fail "$1" "differs: $why $(cat "$2.err" 2>&1)"; fi
+}
+# is NAME RUN MEMBER NUMBER
+is() {
+    got=$(field "$2" "$3")
+    if [ "$got" = "$4" ]; then echo "ok $1"; else fail "$1" "$3 is $got, not $4"; fi
+}
+true_that() { awk "BEGIN { exit !($1) }"; }
+planned() { sed -n "s/^$1 memory:.*total \([0-9.]*\) .*/\1/p" "$2"; }
+
+# --- every placement gives the same numbers, and its counters say that it ran --------------------
+
+steps="--steps 4 --save-every 2"
+between="$steps --eval-every 2 --eval-batches 2 --sample-every 1 --sample-tokens 3"
+go none $steps --offload none --trace none.json
+go zero $steps --offload zero
+go twinflow $steps --offload twinflow --resident 0.3
+export EMU_PROTECT=0  # that the host reads no GPU memory was seen; it takes time
+go share $steps --offload interleave --share 0.5 $fine
+go ring $steps --offload interleave --share 1 --slots 1 $fine
+go two_slots $steps --offload interleave --share 1 --slots 2 $fine
+go stride $steps --offload interleave --stride 2 $fine
+go resident $steps --offload interleave --share 0.5 --resident 0.4 $fine
+go stride_auto $steps --offload interleave --stride auto --rates paper_v100.txt $fine
+go share_auto $steps --offload interleave --rates $desktop $fine
+go wire $steps --offload zero --grad-wire fp32
+go wire_share $steps --offload interleave --share 0.5 --grad-wire fp32
+go no_grad_overlap $steps --offload zero --no-grad-overlap
+go no_update_overlap $steps --offload interleave --share 0.5 --no-update-overlap
+go threads $steps --offload zero --threads 2
+go one_thread $steps --offload interleave --share 0.3 --threads 1
+go block $steps --offload twinflow --resident 0.5 --recompute block
+go between_none $between --offload none
+go between_zero $between --offload zero
+go between_share $between --offload interleave --share 0.5
+go accum_none $steps --accum 3 --offload none
+go accum_zero $steps --accum 3 --offload zero
+go accum_share $steps --accum 3 --offload interleave --share 0.5 --grad-wire fp32
+go fp32_none $steps --precision fp32 --offload none
+go fp32_zero $steps --precision fp32 --offload zero
+go fp32_share $steps --precision fp32 --offload interleave --share 0.5
+go fp32_twinflow $steps --precision fp32 --offload twinflow --resident 0.4
+wait
+for run in zero twinflow share ring two_slots stride resident stride_auto share_auto wire \
+    wire_share no_grad_overlap no_update_overlap threads one_thread block; do
+    same ${run}_gives_the_bits_of_none $run none
+done
+check evaluations_between_keep_the_bits cmp between_none/model.safetensors none/model.safetensors
+same twinflow_in_fp32 fp32_twinflow fp32_none
+for run in zero share; do
+    same ${run}_with_evaluations_between between_$run between_none
+    same ${run}_in_fp32 fp32_$run fp32_none
+    same ${run}_with_several_micro_batches accum_$run accum_none
+done
+check accumulation_and_precision_are_used sh -c '! cmp -s none/model.safetensors \
+    accum_none/model.safetensors && ! cmp -s none/model.safetensors fp32_none/model.safetensors'
+
+is none_moves_nothing none h2d_bytes 0
+check without_a_trace_none_has_no_counters sh -c '! grep -q offload between_none/log.jsonl'
+for run in zero wire accum_zero fp32_zero; do
+    is ${run}_is_updated_by_the_cpu $run cpu_params $P
+    is ${run}_and_not_by_the_gpu $run gpu_params 0
+done
+is zero_brings_weights_back_in_bf16 zero h2d_bytes $((2 * P))
+is zero_sends_gradients_in_bf16 zero d2h_bytes $((2 * P))
+is wire_brings_weights_back_in_bf16 wire h2d_bytes $((2 * P))
+is wire_sends_gradients_in_fp32 wire d2h_bytes $((4 * P))
+is sums_leave_in_fp32 accum_zero d2h_bytes $((4 * P))
+is fp32_brings_weights_back_in_fp32 fp32_zero h2d_bytes $((4 * P))
+is fp32_sends_gradients_in_fp32 fp32_zero d2h_bytes $((4 * P))
+is share_1_brings_all_state ring h2d_bytes $((12 * P))
+is share_1_sends_all_state_and_no_gradient ring d2h_bytes $((12 * P))
+is share_1_leaves_nothing_to_the_cpu ring cpu_params 0
+for run in share stride resident stride_auto share_auto twinflow one_thread; do
+    c=$(field $run cpu_params) g=$(field $run gpu_params) r=0
+    [ $run = twinflow ] && r=$g
+    if [ $run = resident ]; then  # a share of what is not resident
+        r=$(sed -n 's/.* \([0-9.e-]*\) M resident.*/\1/p' resident.out | awk '{ print 1e6 * $1 }')
+        check share_is_of_what_is_not_resident true_that \
+            "$r > 0.37 * $P && $r < 0.46 * $P && $c > 0.4 * ($P - $r) && $c < 0.6 * ($P - $r)"
+    fi
+    check ${run}_leaves_nothing_out test $((c + g)) -eq $P -a "$c" -gt 0 -a "$g" -gt 0
+    check ${run}_moves_what_it_must true_that "$(field $run h2d_bytes) == \
+        12 * ($g - $r) + 2 * $c && $(field $run d2h_bytes) == 12 * ($g - $r) + 2 * $c"
+done
+check share_is_a_half true_that "$(field share cpu_params) > 0.4 * $P && \
+    $(field share cpu_params) < 0.6 * $P"
+check three_tenths_are_less true_that "$(field one_thread gpu_params) < 0.4 * $P && \
+    $(field one_thread gpu_params) > 0.2 * $P"
+check resident_is_a_share true_that "$(field twinflow gpu_params) > 0.25 * $P && \
+    $(field twinflow gpu_params) < 0.35 * $P"
+# Eq. 1 with the rates of its section 5.4: (3/3 + 1/35) / (1/2 + 1/8.7 - 1/6) = 2.3.
+check stride_auto_is_stride_2 test "$(field stride_auto cpu_params)" = "$(field stride cpu_params)"
+check slots_are_as_told sh -c 'grep -q "in 1 slot" ring.out && grep -q "in 2 slots" two_slots.out'
+check threads_are_as_told grep -q '^host: 2 threads' threads.out
+check one_thread_is_as_told grep -q '^host: 1 thread ' one_thread.out
+check recomputes_as_told grep -q '^recomputing' block.out
+check bound_is_logged_where_rates_are_known true_that "$(field share_auto bound_ms) > 0"
+check the_end_says_what_the_link_did grep -q 'moved .* to the GPU and .* to the host' zero.out
+check none_says_so grep -q '^offload none: ' none.out
+check none_has_no_host sh -c '! grep -q "^host" none.out'
+check checkpoints_are_in_the_background test "$(grep -c '^checkpoint step' zero.out)" -eq 2
+check those_of_none_are_not sh -c '! grep -q "^checkpoint" none.out'
+for f in config.json loss.svg vocab.json merges.txt; do check zero_leaves_$f test -s zero/$f; done
+
+# The least GPU memory, in KiB, that a plan takes; OPTION...
+least() {
+    low=30000 high=40000
+    while [ $((high - low)) -gt 1 ]; do
+        middle=$(((low + high) / 2))
+        if EMU_DEVICES=0 "$tide" $tiny --plan --rates $desktop --gpu-memory ${middle}K "$@" \
+            >least.out 2>/dev/null; then high=$middle; else low=$middle; fi
+    done
+    echo $high
+}
+
+# In the least memory gradients of visitors wait on the host, and sums are made there.
+tight="--offload interleave --share 0.5 --slots 2 --recompute none $fine"
+go tight $steps $tight --gpu-memory "$(least $tight)K"
+go tight_sums $steps --accum 3 $tight --gpu-memory "$(least --accum 3 $tight)K"
+wait
+same tight_memory_keeps_the_bits tight none
+same tight_memory_keeps_the_bits_of_sums tight_sums accum_none
+c=$(field tight cpu_params) g=$(field tight gpu_params)
+is gradients_of_visitors_leave tight d2h_bytes $((12 * g + 2 * P))
+is gradients_of_visitors_return tight h2d_bytes $((14 * g + 2 * c))
+is sums_on_the_host_take_each_gradient tight_sums d2h_bytes $((12 * g + 6 * P))
+is sums_on_the_host_return tight_sums h2d_bytes $((16 * g + 2 * c))
+check sums_on_the_host_are_said grep -q 'summed on the host' tight_sums.out
+check sums_on_the_gpu_are_said grep -q 'summed on the GPU' accum_share.out
+
+# --- time, by the emulated GPU's virtual clock (doc/emulator.md): 1 MB/s, 10 ms a kernel ---------
+
+emulated=
+if grep -q '^device: Emulated' none.out; then emulated=yes; fi
+if [ -z "$emulated" ]; then
+    echo "skip cli_offload_times: for the emulated GPU's virtual clock"
+else
+    export EMU_CLOCK=virtual EMU_LINK=1000000 EMU_KERNEL_US=10000 EMU_HOST_US=10000
+    go time_zero --steps 5 --offload zero
+    go time_apart --steps 5 --offload zero --no-update-overlap
+    go time_held --steps 5 --offload zero --no-grad-overlap
+    go time_ring --steps 5 --offload interleave --share 1 $fine
+    go time_one_slot --steps 5 --offload interleave --share 1 --slots 1 $fine
+    go time_share --steps 5 --offload interleave --share 0.5 $fine
+    wait
+    unset EMU_CLOCK EMU_LINK EMU_KERNEL_US EMU_HOST_US
+    for run in zero apart held ring one_slot share; do
+        check ${run}_has_forward_and_backward true_that "$(field time_$run forward_ms) > 50 && \
+            $(field time_$run backward_ms) > $(field time_$run forward_ms)"
+    done
+    # 2 P bytes at 1 MB/s, and four pieces of 10 ms on the CPU of which the first is seen
+    check update_takes_what_the_link_does true_that "$(field time_zero update_ms) > 79.3 && \
+        $(field time_zero update_ms) < 130"
+    check update_hides_under_forward true_that \
+        "$(field time_zero exposed_ms) < 0.9 * $(field time_zero update_ms)"
+    check no_update_overlap_exposes_it true_that \
+        "$(field time_apart exposed_ms) >= 0.999 * $(field time_apart update_ms)"
+    check no_update_overlap_exposes_more true_that \
+        "$(field time_apart exposed_ms) > $(field time_zero exposed_ms)"
+    check no_grad_overlap_exposes_gradients true_that \
+        "$(field time_held exposed_ms) > $(field time_zero exposed_ms) + 50"
+    check zero_has_nothing_in_both_directions true_that "$(field time_zero duplex_ms) < 1"
+    check three_slots_use_both_directions true_that \
+        "$(field time_ring duplex_ms) > 0.3 * $(field time_ring update_ms)"
+    check one_slot_does_not true_that "$(field time_one_slot duplex_ms) < 5"
+    check three_slots_are_faster true_that \
+        "$(field time_ring update_ms) < 0.8 * $(field time_one_slot update_ms)"
+    check half_a_share_is_faster true_that \
+        "$(field time_share update_ms) < 0.8 * $(field time_ring update_ms)"
+fi
+
+# --- the timeline --------------------------------------------------------------------------------
+
+go trace --steps 3 --offload interleave --share 0.5 --resident 0.3 --trace trace.json
+go trace_none --steps 3 --offload none --trace none.json
+refuses trace_nowhere 2 'nowhere' "$tide" $tiny --steps 2 --trace nowhere/t.json --out no_trace
+check a_refused_trace_leaves_nothing test ! -e no_trace
+wait
+check trace_is_json "$timeline" trace.json -o trace.svg
+check trace_of_none_is_json "$timeline" none.json -o none.svg
+rows=0
+for row in 0 1 2 3 4 5 6; do
+    grep -q "\"ph\":\"X\".*\"tid\":$row," trace.json && rows=$((rows + 1))
+done
+check trace_has_spans_of_all_streams test $rows -eq 7
+for name in forward backward leave fetch update flush back; do
+    check trace_has_$name grep -q "\"name\":\"$name\"" trace.json
+done
+check trace_has_all_steps sh -c 'for s in 1 2 3; do grep -q "\"step\":$s[,}]" trace.json || exit 1
+    done'
+check trace_has_memory grep -q '"ph":"C".*"resident state":' trace.json
+check trace_of_none_has_no_host sh -c '! grep -q "\"ph\":\"X\".*\"tid\":5," none.json'
+(trap '' XFSZ; ulimit -f 100; exec "$tide" $tiny --steps 40 --no-save --offload zero \
+    --trace full.json --out full_trace) >full.out 2>full.err
+check disk_full_costs_the_trace_and_not_the_run test $? -eq 0 -a -s full_trace/loss.svg
+check disk_full_while_tracing_is_one_line test "$(wc -l <full.err)" -eq 1
+check disk_full_while_tracing_is_said grep -q 'cannot write full.json: .*ends with step' full.err
+
+# --- plans ---------------------------------------------------------------------------------------
+
+# plan OPTION...: without a GPU, for the machine of a file
+plan() { EMU_DEVICES=0 CUDA_VISIBLE_DEVICES= "$tide" --plan --out planned "$@"; }
+for model in nano gpt2 gpt2-medium gpt2-large gpt2-xl 7b 8.3b 10b 13b 20b opt-125m opt-1.3b \
+    opt-2.7b opt-6.7b opt-13b opt-30b opt-66b opt-175b d48; do
+    why= files='*_*.txt'
+    case $model in opt-66b|opt-175b) files=$desktop ;; esac  # these take longer
+    for rates in $files; do
+        start=$(date +%s%N)
+        plan --model $model --batch 1 --rates "$rates" --gpu-memory 400G --host-memory 4000G \
+            >plan.out 2>plan.err || why="$why $rates: $(cat plan.err)"
+        took=$((($(date +%s%N) - start) / 1000000))
+        [ $took -lt 3000 ] || why="$why $rates took $took ms"
+        grep -q '^GPU memory: parameters .* total ' plan.out || why="$why $rates: no memory"
+        grep -q '^predicted' plan.out || why="$why $rates: no time"
+    done
+    if [ -z "$why" ]; then echo "ok plan_of_$model"; else fail plan_of_$model "$why"; fi
+done
+# What a plan and a run with the same options say about memory, and what was taken.
+said() { sed -n '/^GPU memory: p\|^host memory:/{s/\(total [0-9.]*\).*/\1/;p;}
+    /^offload \|^recomputing\|^gradients of/p' "$1"; }
+for run in "zero $steps --offload zero" "share $steps --offload interleave --share 0.5 $fine" \
+    "twinflow $steps --offload twinflow --resident 0.3" \
+    "fp32_zero --precision fp32 --offload zero" \
+    "accum_none --accum 3 --offload none" "wire --offload zero --grad-wire fp32" \
+    "accum_share --accum 3 --offload interleave --share 0.5 --grad-wire fp32"; do
+    plan $tiny ${run#* } >plan.out 2>&1
+    said plan.out >a.txt
+    said "${run%% *}.out" >b.txt
+    check plan_says_what_${run%% *}_says sh -c 'test -s a.txt && diff a.txt b.txt'
+done
+large="--model gpt2-large --batch 1 --rates $desktop --host-memory 64G"
+# chooses NAME MODE GPU_MEMORY [OPTION...]
+chooses() {
+    name=$1 mode=$2 memory=$3
+    shift 3
+    plan $large --gpu-memory "$memory" "$@" >plan.out 2>&1
+    check "auto_chooses_$name" grep -q "^offload $mode[:,]\|^offload auto: $mode" plan.out
+    check "its_plan_fits_$name" true_that "$(planned GPU plan.out) <= ${memory%M} && \
+        $(planned GPU plan.out) > 0.9 * ${memory%M}"
+}
+plan $large --gpu-memory 24G >plan.out
+check auto_chooses_none_where_it_fits grep -q '^offload none: ' plan.out
+check and_recomputes_nothing_there sh -c '! grep -q "^host memory\|recomputing" plan.out'
+chooses none_with_recomputation none 14336M --batch 4
+chooses twinflow twinflow 12200M
+chooses interleave interleave 8000M
+chooses interleave_without_recomputation interleave 8000M --recompute none
+chooses zero zero 2280M
+check auto_says_why grep -q '^offload auto: .*zero.*; none needs 1[0-9.]* GiB' plan.out
+chooses twinflow_for_little_host_memory twinflow 6144M --host-memory 6500M
+check and_that_fits true_that "$(planned host plan.out) <= 6500"
+plan --model gpt2-large --batch 1 --offload twinflow --gpu-memory 6144M \
+    --host-memory 6500M >plan.out
+check twinflow_keeps_as_much_as_fits true_that "$(planned GPU plan.out) > 0.98 * 6144 && \
+    $(planned host plan.out) <= 6500"
+check without_rates_it_asks_for_them grep -q 'rates FILE' plan.out
+refuses plan_without_gpu_or_rates 2 'rates FILE' plan --offload interleave
+refuses auto_without_gpu_or_rates 2 'rates FILE' plan --gpu-memory 50M
+refuses nothing_fits_the_gpu 2 'GPU memory' plan $large --gpu-memory 2000M
+refuses nothing_fits_the_host 2 'host memory' plan $large --gpu-memory 6G --host-memory 4G
+refuses zero_does_not_fit_the_host 2 'host memory' plan $large --offload zero --host-memory 4G
+plan $large --gpu-memory 8G --trace plan.json >plan.out
+check trace_of_a_plan_is_json "$timeline" plan.json -o plan.svg
+check trace_of_a_plan_has_the_update sh -c 'for n in fetch update flush back leave forward; do
+    grep -q "\"name\":\"$n\"" plan.json || exit 1; done'
+refuses trace_of_a_plan_nowhere 2 'nowhere' plan $large --trace nowhere/t.json
+plan --steps 0 >/dev/null
+plan --dump planned.safetensors >/dev/null
+check plans_leave_nothing test ! -e planned -a ! -e planned.safetensors
+
+# The same on the GPU: what auto chooses is what runs, and a run that is refused leaves nothing.
+cap=$(EMU_DEVICES=0 least --offload twinflow --resident 0.3 --recompute none)
+go auto $steps --gpu-memory "${cap}K" --rates $desktop
+go auto_none --steps 2 --no-save
+refuses little_gpu_memory 2 'GPU memory' "$tide" $tiny --gpu-memory 1M --rates $desktop --out little
+refuses little_host_memory 2 'host memory' "$tide" $tiny --gpu-memory "${cap}K" --host-memory 1K \
+    --rates $desktop --out little
+refuses little_for_zero 2 'host memory' "$tide" $tiny --offload zero --host-memory 1K --out little
+check a_refused_run_leaves_nothing test ! -e little
+wait
+same auto_has_the_bits_of_none auto none
+check auto_offloads_where_it_must grep -q '^offload auto: .*predicted' auto.out
+check auto_offloads test -n "$(field auto h2d_bytes)"
+check auto_does_not_elsewhere grep -q '^offload none: ' auto_none.out
+check no_save_leaves_a_log test -s auto_none/log.jsonl
+check no_save_leaves_no_state sh -c '! ls auto_none | grep -q "model\|check"'
+
+# --- checkpoints in the background, on a disk that is slow ---------------------------------------
+
+# Writing a checkpoint takes SLOW_US for each of its 84 tensors; and what the process took at most.
+cat >slow.c <<'EOF'
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+ssize_t pwrite(int fd, const void *bytes, size_t n, off_t at) {
+    const char *us = getenv("SLOW_US");
+    if (us != NULL) usleep((useconds_t)atoi(us));
+    return syscall(SYS_pwrite64, fd, bytes, n, at);
+}
+ssize_t pwrite64(int fd, const void *bytes, size_t n, off_t at) { return pwrite(fd, bytes, n, at); }
+__attribute__((destructor)) static void peak(void) {
+    const char *path = getenv("PEAK");
+    FILE *from = path != NULL ? fopen("/proc/self/status", "r") : NULL;
+    FILE *to = from != NULL ? fopen(path, "w") : NULL;
+    char line[256];
+    while (to != NULL && fgets(line, sizeof line, from) != NULL)
+        if (strncmp(line, "VmHWM:", 6) == 0) fputs(line + 6, to);
+    if (to != NULL) fclose(to);
+}
+EOF
+each="--steps 5 --save-every 1 --keep 9"
+preload=
+if ${CC:-cc} -shared -fPIC slow.c -o slow.so 2>/dev/null; then preload=$work/slow.so
+else echo "skip cli_offload_slow_disk: ${CC:-cc} makes no shared object"; fi
+go each_none $each --offload none
+export LD_PRELOAD="$preload" SLOW_US=2000
+go slow_zero $each --offload zero
+go slow_share $each --offload interleave --share 0.5 --resident 0.3
+go slow_wire $each --offload interleave --share 0.5 --grad-wire fp32 --no-update-overlap
+wait
+unset LD_PRELOAD
+for run in zero share wire; do
+    same slow_checkpoints_of_${run}_are_those_of_none slow_$run each_none
+    check slow_${run}_saved_every_step test "$(ls slow_$run/checkpoints | wc -l)" -eq 5
+    check slow_${run}_said_so test "$(grep -c '^checkpoint step .* GB in .* update waited' \
+        slow_$run.out)" -eq 5
+done
+
+# begin_or_resume DIRECTORY OPTION...: in the background, on the slow disk; its process is $pid
+begin_or_resume() {
+    name=$1
+    shift
+    if ls "$name/checkpoints" 2>/dev/null | grep -q '^step_[0-9]*$'; then set -- --resume "$@"
+    else rm -rf "$name"; set -- $tiny $each "$@"; fi
+    LD_PRELOAD=$preload "$tide" "$@" --out "$name" >"$name.out" 2>"$name.err" &
+    pid=$!
+}
+# wait_for_saving DIRECTORY: until one more checkpoint is whole, and the next is being written
+wait_for_saving() {
+    seen=$(ls "$1/checkpoints" 2>/dev/null | grep -c '^step')
+    until [ "$(ls "$1/checkpoints" 2>/dev/null | grep -c '^step')" -gt "$seen" ] ||
+        ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
+    until ls "$1/checkpoints" 2>/dev/null | grep -q tmp || ! kill -0 $pid 2>/dev/null; do
+        sleep 0.01; done
+}
+
+# Killed while a checkpoint is being written, and resumed under another placement, over and over.
+kills=0 torn=0
+for how in "--offload zero" "--offload interleave --share 0.5 $fine" "--offload none" \
+    "--offload twinflow --resident 0.5" "--offload interleave --stride 2 $fine --slots 1"; do
+    begin_or_resume killed $how
+    wait_for_saving killed
+    sleep 0.0$((kills * 3 % 8))
+    kill -9 $pid 2>/dev/null && kills=$((kills + 1))
+    wait $pid 2>/dev/null
+    ls killed/checkpoints 2>/dev/null | grep -q tmp && torn=$((torn + 1))
+    [ -d killed/checkpoints/step_00000004 ] && break
+done
+"$tide" --resume --out killed --offload zero >killed.out 2>killed.err
+check was_killed_several_times test $kills -ge 3
+check was_killed_while_saving test $torn -ge 2
+same killed_run_has_the_bits_of_none killed each_none
+check killed_run_leaves_no_rubbish sh -c '! ls killed/checkpoints | grep -q tmp'
+
+# SIGTERM while saving: the step and the checkpoint are finished. A second one ends it at once.
+export SLOW_US=4000
+begin_or_resume term --offload zero
+wait_for_saving term
+kill -TERM $pid
+wait $pid 2>/dev/null
+check sigterm_exits_cleanly test $? -eq 0
+stopped=$(grep -c '"loss"' term/log.jsonl)
+check sigterm_stops_early test "$stopped" -lt 5
+check sigterm_saves test -d "term/checkpoints/step_0000000$stopped"
+check sigterm_says_how_to_go_on grep -q "after step $stopped; continue with --resume" term.out
+begin_or_resume term --offload interleave --share 0.5
+wait_for_saving term
+kill -TERM $pid
+sleep 0.1
+kill -TERM $pid
+wait $pid 2>/dev/null
+check a_second_sigterm_ends_it test $? -eq 143
+check the_checkpoint_before_is_whole test -d "term/checkpoints/step_0000000$((stopped + 1))"
+"$tide" --resume --out term --offload twinflow --resident 0.6 >term.out 2>term.err
+same after_signals_it_has_the_bits_of_none term each_none
+unset SLOW_US
+
+# Disk full: one line, the checkpoints and weights that were there stay.
+"$tide" $tiny --steps 2 --offload zero --warmup 0 --schedule constant --out full_disk >full.out
+cp -r full_disk before
+(trap '' XFSZ; ulimit -f 400; exec "$tide" --resume --out full_disk --steps 5 --save-every 1 \
+    --offload interleave --share 0.5) >full.out 2>full.err
+check disk_full_exits_with_1 test $? -eq 1
+check disk_full_is_one_line test "$(wc -l <full.err)" -eq 1
+check disk_full_is_said grep -q 'cannot write' full.err
+check disk_full_keeps_the_weights cmp full_disk/model.safetensors before/model.safetensors
+check disk_full_keeps_the_checkpoint diff -r before/checkpoints full_disk/checkpoints
+check after_disk_full_it_goes_on "$tide" --resume --out full_disk --steps 4
+
+# --resume takes the placement of the checkpoint, or another one, and checks both together.
+stay="--warmup 0 --schedule constant"
+go whole $stay --steps 6 --offload none
+"$tide" $tiny $stay --steps 2 --offload interleave --stride 2 $fine --out moved >moved.out
+"$tide" --resume --out moved --steps 3 >moved.out 2>moved.err
+check resume_keeps_the_placement grep -q '^offload interleave: .*visiting' moved.out
+refuses resume_share_without_interleave 2 'interleave' "$tide" --resume --out moved \
+    --offload zero --share 0.5
+"$tide" --resume --out moved --steps 4 --share 1 >moved.out 2>moved.err
+check resume_share_replaces_the_stride sh -c '! grep -q "updated by the CPU" moved.out'
+"$tide" --resume --out moved --steps 5 --offload zero --accum 1 >moved.out 2>moved.err
+"$tide" --resume --out moved --steps 6 --offload none >moved.out 2>moved.err
+wait
+same resumed_everywhere_it_has_the_bits_of_none moved whole
+check cpu_continues_a_run_of_zero "$cpu" --resume --out zero --steps 5
+check zero_continues_a_run_of_the_cpu "$tide" --resume --out zero --steps 6
+check it_is_still_zero test "$(tail -n 1 zero/log.jsonl | grep -c '"step":6')" -eq 1
+
+# --- memory: what was planned is taken -----------------------------------------------------------
+
+# Large buffers here; the emulated GPU's memory is the process's own, a real GPU's is not.
+big="--data text.txt --layers 3 --heads 4 --context 16 --batch 1 --eval-every 0"
+if [ -n "$emulated" ]; then big="$big --channels 384"; else big="$big --channels 2048"; fi
+peaks() {
+    name=$1
+    shift
+    PEAK=$name.peak LD_PRELOAD=$preload "$tide" $big --steps 2 --no-save --out "$name" "$@" \
+        >"$name.out" 2>"$name.err" &
+    going=$((going + 1))
+    [ $((going % cores)) -ne 0 ] || wait
+}
+export EMU_CLOCK=virtual EMU_KERNEL_US=10000  # or measuring the device takes some, by its speed
+peaks big_none --offload none
+peaks big_zero --offload zero
+peaks big_share --offload interleave --share 0.5 --resident 0.2
+peaks big_accum --offload zero --accum 2
+wait
+unset EMU_CLOCK EMU_KERNEL_US
+host_needs() {  # RUN: the process's peak in MiB without what it planned for GPU and host
+    taken=0 host=$(planned host "$1.out")
+    [ -n "$emulated" ] && taken=$(planned GPU "$1.out")
+    awk -v taken="$taken" -v host="${host:-0}" '{ print $1 / 1024 - taken - host }' "$1.peak"
+}
+for run in none zero share accum; do
+    set -- $(sed -n 's/^GPU memory: \([0-9.]*\) MiB taken, planned \([0-9.]*\) MiB$/\1 \2/p' \
+        big_$run.out)
+    check gpu_memory_of_${run}_is_as_planned true_that \
+        "${1:-0} > 0.97 * ${2:-1} && ${1:-0} < 1.03 * ${2:-1}"
+    [ -n "$preload" ] && [ -n "$emulated" ] && [ $run != none ] || continue
+    base=$(host_needs big_none) host=$(planned host big_$run.out) rest=$(host_needs big_$run)
+    check host_memory_of_${run}_is_as_planned true_that \
+        "$rest < $base + 8 && $rest > $base - 0.05 * $host"
+done
+
+# --- rates ---------------------------------------------------------------------------------------
+
+"$tide" --calibrate --rates measured.txt --out calibrated >calibrate.out 2>calibrate.err &
+calibrating=$!
+echo 'h2d 25e9' >few.txt
+: >empty.txt
+printf 'h2d 25e9\nd2h fast\n' >word.txt
+printf '# mine\n\nh2d 25e9\nd2h 25e9\nspeed 3\n' >unknown.txt
+for wrong in "word.txt line.2" "unknown.txt line.5" "empty.txt no.rate" "absent.txt No.such" \
+    ". file"; do
+    refuses "rates_in_${wrong%% *}" 2 "${wrong%% *}.*${wrong#* }" "$tide" $tiny --plan \
+        --rates "${wrong%% *}"
+done
+refuses damaged_rates_before_a_run 2 'word.txt.*line 2' "$tide" $tiny --steps 1 --offload zero \
+    --rates word.txt --out no_rates
+check damaged_rates_leave_nothing test ! -e no_rates
+refuses calibrate_nowhere 2 'nowhere' "$tide" --calibrate --rates nowhere/rates.txt
+wait $calibrating
+check calibrate_ends test $? -eq 0
+check calibrate_leaves_rates grep -q '^h2d *[0-9]' measured.txt
+check calibrate_prints_the_table grep -q '^Eq. 1: k = ' calibrate.out
+check calibrate_leaves_nothing_else test ! -e calibrated
+check its_rates_are_taken "$tide" $tiny --steps 3 --offload interleave --rates measured.txt \
+    --out rated
+check they_are_used true_that "$(field rated bound_ms) > 0"
+
+# --- the rest, with state on the host ------------------------------------------------------------
+
+"$tide" $tiny --dump dump_none.safetensors --offload none >dump.out
+for mode in zero "interleave --share 0.5" auto; do
+    "$tide" $tiny --dump dump.safetensors --offload $mode >dump.out
+    check "dump_of_${mode%% *}" "$compare" dump.safetensors dump_none.safetensors --rtol 0
+    check "dump_of_${mode%% *}_is_on_the_gpu" sh -c '! grep -q "^host" dump.out'
+done
+"$tide" --model none --steps 0 --data text.txt --eval-batches 2 --offload none >eval_none.out
+"$tide" --model none --steps 0 --data text.txt --eval-batches 2 --offload zero >eval.out
+check evaluation_of_zero sh -c 'grep -q "^val loss" eval.out && diff eval.out eval_none.out'
+"$tide" --model none --steps 0 --out copy --offload zero >/dev/null
+check conversion_of_zero cmp none/model.safetensors copy/model.safetensors
+"$tide" --model none --steps 0 --prompt The --sample-tokens 9 --offload none >a.txt
+"$tide" --model none --steps 0 --prompt The --sample-tokens 9 --offload zero >b.txt
+check sample_of_zero cmp a.txt b.txt
+refuses loss_not_finite 1 'stopped before the update' "$tide" $tiny --lr 900 --clip 0 --warmup 0 \
+    --schedule constant --steps 300 --save-every 1 --offload zero --out wild
+check what_was_saved_before_is_whole "$cpu" --model wild --steps 0 --out wild_copy
+check the_save_that_was_going_on_is_completed sh -c '! ls wild/checkpoints | grep -q tmp'
+"$tokenize" --tokenizer bytes --out tok text.txt >/dev/null 2>&1
+(head -c 5024 tok_train_000000.bin; printf '\377\377'; tail -c +5027 tok_train_000000.bin) >late.bin
+late="--layers 1 --heads 2 --channels 32 --context 16 --batch 1 --lr 3e-3 --eval-every 0"
+late="$late --data late.bin --tokenizer bytes --steps 300 --offload"
+refuses late_token 2 'late.bin' "$tide" $late interleave --share 0.5 --out late
+refuses late_token_with_none 2 'late.bin' "$tide" $late none --out late_none
+check what_was_trained_before_it_is_saved cmp late/model.safetensors late_none/model.safetensors
+
+refuses resident_alone 2 'twinflow or interleave' "$tide" $tiny --offload zero --resident 0.5
+refuses stride_alone 2 'interleave' "$tide" $tiny --offload twinflow --stride 2
+refuses share_alone 2 'interleave' "$tide" $tiny --share 0.5
+refuses stride_and_share 2 'leave one out' "$tide" $tiny --offload interleave --stride 2 --share 0.5
+refuses share_above_1 2 'must be 0 to 1' "$tide" $tiny --offload interleave --share 1.5
+refuses resident_negative 2 'must be 0 to 1' "$tide" $tiny --offload twinflow --resident -0.5
+refuses stride_0 2 'must be 1' "$tide" $tiny --offload interleave --stride 0
+refuses slots_0 2 'must be 1' "$tide" $tiny --offload interleave --slots 0
+refuses subgroup_small 2 '4096' "$tide" $tiny --offload interleave --subgroup 100
+refuses offload_unknown 2 'twinflow' "$tide" $tiny --offload zeor
+refuses offload_later 2 'not implemented' "$tide" $tiny --offload zenflow
+refuses grad_wire_unknown 2 'bf16' "$tide" $tiny --grad-wire fp16
+refuses memory_without_a_unit_that_is_one 2 'size' "$tide" $tiny --gpu-memory 24GB
+refuses offload_on_the_cpu 2 'GPU' "$cpu" --data text.txt --offload zero
+refuses no_save_and_save_every 2 'contradict' "$tide" $tiny --no-save --save-every 2
