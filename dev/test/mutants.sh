@@ -59,7 +59,7 @@ state: m never fetched :: train_gpt2.cu :: copy_in(g, room + longest, g->host_m
 state: v never fetched :: train_gpt2.cu :: copy_in(g, room + 2
 state: the first visitor's is fetched :: train_gpt2.cu :: copy_in(g, room + longest, g->host_m :: p->state_at :: g->pieces.pieces[g->visits[0]].state_at
 state: fetched in step 1 only :: train_gpt2.cu :: g->fetched = 0
-state: all in one slot :: train_gpt2.cu :: const int slot = visit :: visit % g->choice.slots :: 0
+state: all in one slot :: train_gpt2.cu :: const int slot = visit :: visit % g->rooms :: 0
 state: places overlap :: offload.h :: *at_home += p->length :: p->length :: p->length - 128
 state: no room for a visitor's gradient :: train_gpt2.cu :: const size_t grad = g->choice :: g->choice.keep_grads ? 0 : host_grad_bytes(g) :: (size_t)0
 weights: CPU's not returned :: train_gpt2.cu :: copy_in(g, g->params + p->at
@@ -79,7 +79,9 @@ gradient: places on the host overlap :: offload.h :: *grads += p->length :: p->l
 norm: the host's blocks not merged :: train_gpt2.cu :: for (int i = 0; on_host && i < :: on_host && i < g->pieces.count :: false
 norm: the host's blocks of one micro-batch :: train_gpt2.cu :: last ? g->worker_sums :: last :: !accumulate
 norm: two pieces share a block :: offload.h :: block += norm_blocks(to - from) :: norm_blocks(to - from) :: norm_blocks(to - from) - (to - from > 9000)
-choice: stride counted from 0 :: offload.h :: (number + 1) % c->stride :: number + 1 :: number
+order: a piece is updated twice :: train_gpt2.cu :: else if (i < early) :: early :: early + 1
+order: a piece is never updated :: train_gpt2.cu :: else if (i < early) :: early :: early - 1
+choice: stride counted from 0 :: offload.h :: list.subgroups + 1) % c->stride :: list.subgroups + 1 :: list.subgroups
 choice: visitors' gradients on the host too early :: train_gpt2.cu :: keep_grads = tight < 2 :: tight < 2 :: tight < 1
 choice: sums on the GPU for too long :: train_gpt2.cu :: sum_on_host = tight > 0 :: tight > 0 :: tight > 1
 choice: one byte is left :: train_gpt2.cu :: gpt2_host_bytes(g) <= host_limit) return :: gpt2_host_bytes(g) <= host_limit :: gpt2_host_bytes(g) < host_limit
@@ -88,7 +90,7 @@ memory: slots for shorter visitors :: offload.h :: list.longest_visit = p->lengt
 counter: bytes in :: train_gpt2.cu :: g->moved_in +=
 time: nothing is fetched during backward :: train_gpt2.cu :: if (last) visitors_begin(g) :: visitors_begin(g) :: (void)(g->fetched = 0)
 time: forward waits for all updates :: train_gpt2.cu :: weights_begin(g, 0); :: weights_begin(g, 0) :: [&] { for (size_t s = 0; s < L + 2; s++) weights_begin(g, s); }()
-time: one slot at a time :: train_gpt2.cu :: g->slot_free[slot], 0 :: g->slot_free[slot] :: g->slot_free[(visit + g->choice.slots - 1) % g->choice.slots]
+time: one slot at a time :: train_gpt2.cu :: g->slot_free[slot], 0 :: g->slot_free[slot] :: g->slot_free[(visit + g->rooms - 1) % g->rooms]
 time: copies to the host wait for each other :: train_gpt2.cu :: g->landing_turn = 1 - g->landing_turn :: 1 - g->landing_turn :: 0
 END
 
@@ -124,9 +126,10 @@ for (my $n = 1; my $line = <STDIN>; $n++) {
     my ($name, $file, $place, $old, $new) = split / :: /, $line;
     lines($file);
     my @found = grep { index($was{$file}[$_], $place) >= 0 } 0 .. $#{$was{$file}};
+    my $from = \($is{$file}[$found[0] // 0]);
     my $changes = @found != 1 ? 0
-        : defined $old ? $is{$file}[$found[0]] =~ s/(?<!\w)\Q$old\E(?!\w)/(mutant($n) ? $new : $old)/
-        : $is{$file}[$found[0]] =~ s/(?=\Q$place\E)/if (!mutant($n)) /;
+        : defined $old ? $$from =~ s/^(.*)(?<!\w)\Q$old\E(?!\w)/$1(mutant($n) ? $new : $old)/s
+        : $$from =~ s/(?=\Q$place\E)/if (!mutant($n)) /;
     print "FAIL mutant $name: not in $file\n" if !$changes;
 }
 for (keys %is) { unlink; open(my $f, ">", $_) or die; print $f @{$is{$_}}; }
@@ -144,10 +147,10 @@ try() {
     export MUTANT="$1"
     for way in prio:0 prio:1 lazy test tsan; do
         case $way in
-            tsan) EMU_RACECHECK=0 timeout 900 build/tsan/test_placement --config all 2 >/dev/null 2>&1 ;;
-            test) timeout 900 build/emu/test_placement >/dev/null 2>&1 ;;
-            *) hashes $way >"out.$1"; cmp -s "out.$1" hashes ;;
-        esac || { printf '%s ' $way; [ "${ALL:-0}" = 1 ] || return; }
+            tsan) EMU_RACECHECK=0 timeout 900 build/tsan/test_placement --config all 2 ;;
+            test) timeout 900 build/emu/test_placement ;;
+            *) hashes $way >"out.$1"; cmp "out.$1" hashes ;;
+        esac >/dev/null 2>&1 || { printf '%s ' $way; [ "${ALL:-0}" = 1 ] || return; }
     done
 }
 
