@@ -837,7 +837,7 @@ template <typename X> struct GPT2 {
     int segments;
     Segment *segment;
     size_t blocks;              // of the gradient norm
-    size_t longest_segment;     // elements
+    size_t longest_segment;     // elements, of those with a part that waits on the host
     int landing_turn;           // the landing that is used next
     // GPU memory. Arenas have table.elements elements.
     X *params;                                   // what forward and backward use: an arena
@@ -908,7 +908,6 @@ template <typename X> static void gpt2_place(GPT2<X> *g) {
             s->at = p->at;
         }
         s->length = p->at + p->length - s->at;
-        if (s->length > g->longest_segment) g->longest_segment = s->length;
         if (!piece_grad_on_gpu(&g->choice, p)) s->leaving += p->length;
         if (p->kind == PIECE_VISIT) g->visits[g->visit_count++] = i;
         g->blocks = p->first_block + p->blocks;
@@ -918,7 +917,8 @@ template <typename X> static void gpt2_place(GPT2<X> *g) {
     for (size_t i = 0; i < L + 2; i++) {
         Segment *s = &g->segment[i];
         const bool layer = i >= 1 && i <= L;
-        s->place = (int)(g->in_place || !layer ? i : 1 + i % 2);
+        if (s->leaving > 0 && s->length > g->longest_segment) g->longest_segment = s->length;
+        s->place = (int)(g->in_place || !layer ? i : 2 - i % 2);
         s->grad_at = g->in_place ? s->at
                    : layer ? ends + i % 2 * s->length
                    : i == 0 ? 0 : head;
@@ -1012,6 +1012,7 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
     BUFFER("tokens", (4 * N + 1) * sizeof(int32_t), tokens);
     if (g->training) {
         const size_t residents = g->pieces.elements[PIECE_RESIDENT];
+        const size_t grads_host = g->pieces.grads_host;
         if (sizeof(X) < f32 && residents > 0) ARENA("master weights", residents * f32, master);
         if (residents > 0) ARENA("AdamW moments", residents * f32, m);
         if (residents > 0) ARENA("AdamW moments", residents * f32, v);
@@ -1020,7 +1021,7 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
         if (waiting > 0) ARENA("gradients", waiting * waiting_bytes(g), waiting);
         if (g->visit_count > 0)
             BUFFER("slots", (size_t)g->rooms * slot_floats(g) * f32, slots);
-        if (g->choice.wire_f32 && sizeof(X) < f32 && !g->accumulating && g->offloaded)
+        if (g->choice.wire_f32 && sizeof(X) < f32 && !g->accumulating && grads_host > 0)
             BUFFER("gradients", WIRE_CHUNK * f32, wire);
         BUFFER("gradients", g->config.vocab_padded * C * f32, dwte);
         BUFFER("backward", N * C * X_, dx);
@@ -1046,7 +1047,7 @@ template <typename X> static int gpt2_host_buffers(GPT2<X> *g, Buffer list[MAX_B
     list[n++] = Buffer{"gradients", grads * host_grad_bytes(g), &g->host_grads, true};
     if (sizeof(X) < f32 && host_grad_bytes(g) > sizeof(X))
         list[n++] = Buffer{"new weights", grads * sizeof(X), &g->host_weights, true};
-    if (g->accumulating && g->choice.sum_on_host)
+    if (g->accumulating && g->choice.sum_on_host && grads > 0)
         list[n++] = Buffer{"gradients", 2 * g->longest_segment * sizeof(X), &g->landing, true};
     return n;
 }
