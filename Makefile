@@ -182,7 +182,7 @@ TESTS += $(CUDA_TESTS:%=build/emu/%) \
          $(patsubst %,build/asan/emu/%,test_kernels test_attention test_host) \
          $(if $(CLANGXX),$(patsubst %,build/tsan/%,test_kernels test_attention test_host test_timeline)) \
          $(if $(and $(NVCC),$(GPU)),$(CUDA_TESTS:%=build/gpu/%))
-TEST_NEEDS = train_gpt2 train_gpt2emu build/tokenize build/compare build/emu/bugs \
+TEST_NEEDS = train_gpt2 train_gpt2emu build/tokenize build/compare build/timeline build/emu/bugs \
              $(patsubst %,build/asan/emu/%,bugs test_model test_placement) \
              $(if $(CLANGXX),$(patsubst %,build/tsan/%,bugs test_model test_placement)) \
              $(if $(NVCC),train_gpt2cu $(if $(GPU),,\

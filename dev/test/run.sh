@@ -38,6 +38,8 @@ for program in "$@"; do
     case $program in
         build/tsan/test_timeline) run_one "${program#build/}" "$program" ;;  # of streams
         build/tsan/*) run_one "${program#build/}" env EMU_RACECHECK=1 "$program" ;;
+        build/asan/emu/*)  # the emulated GPU's own memory stays
+            run_one "${program#build/}" env ASAN_OPTIONS=detect_leaks=0 "$program" ;;
         *) run_one "${program#build/}" "$program" ;;
     esac
 done

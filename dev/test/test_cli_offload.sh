@@ -452,10 +452,11 @@ unset SLOW_US
 # Disk full: one line, the checkpoints and weights that were there stay.
 "$tide" $tiny --steps 2 --offload zero --warmup 0 --schedule constant --out full_disk >full.out
 cp -r full_disk before
-(trap '' XFSZ; ulimit -f 400; exec "$tide" --resume --out full_disk --steps 5 --save-every 1 \
+(trap '' XFSZ; ulimit -f 400; exec "$tide" --resume --out full_disk --steps 60 --save-every 3 \
     --offload interleave --share 0.5) >full.out 2>full.err
 check disk_full_exits_with_1 test $? -eq 1
 check disk_full_is_one_line test "$(wc -l <full.err)" -eq 1
+check disk_full_is_noticed_before_the_next_save test "$(grep -c '"loss"' full_disk/log.jsonl)" -lt 6
 check disk_full_is_said grep -q 'cannot write' full.err
 check disk_full_keeps_the_weights cmp full_disk/model.safetensors before/model.safetensors
 check disk_full_keeps_the_checkpoint diff -r before/checkpoints full_disk/checkpoints
