@@ -14,6 +14,7 @@ tokenize=$(absolute "${TOKENIZE:-build/tokenize}")
 for program in "$tide" "$cpu" "$compare" "$timeline" "$tokenize"; do
     [ -x "$program" ] || { echo "skip cli_offload: $program is missing"; exit 0; }
 done
+cores=$(nproc 2>/dev/null || echo 2)  # (before the next line: nproc minds it)
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_THREADS=1
 work=$(mktemp -d) || exit 1
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
@@ -30,7 +31,7 @@ tiny="$tiny --lr 3e-3 --eval-every 0"
 fine="--subgroup 4096"
 
 # go NAME OPTION...: a run in the background, as many at a time as there are cores
-going=0 cores=$(nproc 2>/dev/null || echo 2)
+going=0
 go() {
     name=$1
     shift
