@@ -289,7 +289,8 @@ static inline bool saver_start(Saver *s, Error *err) {
         for (size_t i = 0; i < s->unit_count; i++)
             if (s->units[i].n > most) most = s->units[i].n;
         s->slot_count = min_size(s->bounce / (most * sizeof(float)), s->unit_count);
-        s->pool = (float *)alloc_or_fail(s->slot_count * most, sizeof(float), "save pool");
+        s->pool = (float *)malloc(s->slot_count * most * sizeof(float) + 1);  // touched if needed
+        if (s->pool == NULL) fail("out of memory: save pool");
         s->slots = (float **)alloc_or_fail(s->slot_count, sizeof *s->slots, "list of slots");
         for (size_t i = 0; i < s->slot_count; i++) s->slots[i] = s->pool + i * most;
         pthread_mutex_init(&s->mutex, NULL);

@@ -1823,8 +1823,8 @@ static void update_resident(GPT2<X> *g, int piece, const AdamStep *step) {
 // Call it after gpt2_grad_norm_squared(), which has waited for backward.
 template <typename X> static void gpt2_update(GPT2<X> *g, const AdamStep *step) {
     int visit = 0, early = g->pieces.count;
-    // The first segments' gradients leave last. While they cross the link, which takes a fifth or so
-    // of the time in which the CPU updates as many parameters, it begins at the other end.
+    // The first segments' gradients leave last. While they cross the link, in about a fifth of the
+    // time in which the CPU updates as many parameters, it begins at the other end.
     size_t missing = 0;
     for (int i = 0; i < g->segments; i++)
         if (g->segment[i].leaving > 0 && !event_is_over(g->grad_arrived[i]))
@@ -1988,7 +1988,10 @@ static void save(GPT2<X> *g, Run *r, size_t step, const StatePart parts[3]) {
         for (size_t i = 0; i < count; i++)
             pieces[i] = StatePiece{g->pieces.pieces[i].at, g->pieces.pieces[i].length};
     }
-    run_save_background(r, step, parts, pieces, count, min_size(BOUNCE, memory_available() / 4));
+    size_t bounce = min_size(BOUNCE, memory_available() / 4);
+    const size_t planned = gpt2_host_bytes(g), most = r->o.host_memory;
+    if (most > 0) bounce = min_size(bounce, most > planned ? most - planned : 0);
+    run_save_background(r, step, parts, pieces, count, bounce);
 }
 
 // Bytes of GPU memory that are free.
@@ -2125,6 +2128,7 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
     if (c->mode == OFFLOAD_INTERLEAVE && option_given(o, "stride") && c->stride == 0) {
         machine_rates(g, o, rates);  // --stride auto: the paper's Eq. 1, used as the paper does
         const double k = eq1_stride(rates);
+        if (isnan(k)) die("--stride auto needs h2d, d2h and host_adam in --rates");
         c->stride = k > 1 && k < 1e6 ? (size_t)(k + 0.5) : 1;
     } else if (c->mode == OFFLOAD_INTERLEAVE && c->stride == 0 && c->share < 0) {
         machine_rates(g, o, rates);

@@ -9,9 +9,9 @@
 set -u
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
+jobs=$(nproc 2>/dev/null || echo 2)  # before OMP_NUM_THREADS, which it heeds
 export EMU_THREADS=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_MEM_MB=2000
 export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=0}"  # the emulated GPU's own memory stays
-jobs=$(nproc 2>/dev/null || echo 2)
 
 # SCHED,ORDER. prio:0 is the oldest stream first, prio:1 the youngest; with the other seeds each
 # model has an order of its own, and each stream comes first in several.
