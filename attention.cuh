@@ -17,8 +17,8 @@
 // every score again and gets p from lse (Dao et al., "FlashAttention", 2022).
 //
 // The plain kernels below say just that, for any storage type and head size: one warp per row.
-// The flash kernels do it for bf16 and head sizes that are multiples of 8 up to 128, with tiles in
-// shared memory and the matrix instructions of the tensor cores:
+// The flash kernels do it for bf16 (the forward one for f16, too) and head sizes that are multiples
+// of 8 up to 128, with tiles in shared memory and the matrix instructions of the tensor cores:
 //   - A block of four warps owns a tile of rows (queries; in the dk/dv kernel, keys) and streams
 //     tiles of the other side past them. A warp has rows of its own, so warps never exchange
 //     anything (Dao, "FlashAttention-2", 2023).
@@ -27,8 +27,9 @@
 //     one in which the next takes its left operand. For that the dk/dv kernel computes scores
 //     transposed, with keys as rows.
 //   - Tiles above the diagonal are never loaded; only tiles that touch it are masked.
-// Rounding: products add up in fp32. p and ds are rounded to bf16 before they are multiplied with
-// v, dout, k or q, and out, dq, dk, dv once in the end; the sum l has p before it was rounded.
+// Rounding: products add up in fp32. p and ds are rounded to X before they are multiplied with v,
+// dout, k or q, and out, dq, dk, dv once in the end; the sum l has p before it was rounded. In f16
+// a p below 2^-14 keeps fewer digits, and one below 2^-25 none; the row's largest so far is 1.
 //
 // No atomics. The gradients of keys and of queries are sums over different axes, so that there are
 // two kernels, each of which computes the scores: 7 products of a tile instead of 5, in exchange
@@ -38,6 +39,7 @@
 #include "gpu.cuh"
 #include <cuda_pipeline.h>
 #include <math.h>
+#include <type_traits>
 #ifdef __CUDA_EMU__
 #include "emu_mma.h"
 #endif
@@ -236,26 +238,34 @@ static void attention_backward_plain(X *dqkv, float *delta, const X *dout, const
 // The instructions that C++ has no name for, one wrapper each (PTX ISA, "Warp Level Matrix
 // Instructions"). All lanes of a warp must be there.
 
-// d (16, 8) += a (16, 16) b (16, 8). Lane i has, with g = i / 4 and c = 2 (i % 4), of
+// d (16, 8) += a (16, 16) b (16, 8), a and b of X = bf16 or f16. Lane i has, with g = i / 4 and
+// c = 2 (i % 4), of
 //   d: [g][c], [g][c+1], [g+8][c], [g+8][c+1]
 //   a: [g][c..], [g+8][c..], [g][c+8..], [g+8][c+8..], each two neighbours, the lower half first
 //   b: [c..][g], [c+8..][g], each two neighbours of one column
+template <typename X>
 __device__ static inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                           uint32_t b1) {
+    static_assert(std::is_same_v<X, bf16> || std::is_same_v<X, f16>, "of 16 bits");
 #ifdef __CUDA_EMU__
     const uint32_t b[2] = {b0, b1};
-    emu::mma_m16n8k16_bf16(d, a, b);
+    if constexpr (std::is_same_v<X, bf16>) emu::mma_m16n8k16_bf16(d, a, b);
+    else emu::mma_m16n8k16_f16(d, a, b);
 #else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#define MMA_16X8X16(type) \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 " \
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+    if constexpr (std::is_same_v<X, bf16>) MMA_16X8X16("bf16");
+    else MMA_16X8X16("f16");
+#undef MMA_16X8X16
 #endif
 }
 
 // Four matrices of 8 x 8 from shared memory: lane i points to row i % 8 (16 bytes) of matrix i / 8
 // and gets of each matrix [i / 4][c] and [i / 4][c + 1], c = 2 (i % 4).
-__device__ static inline void load_matrices(uint32_t (&r)[4], const bf16 *row) {
+__device__ static inline void load_matrices(uint32_t (&r)[4], const void *row) {
 #ifdef __CUDA_EMU__
     emu::ldmatrix_x4(r, row);
 #else
@@ -266,7 +276,7 @@ __device__ static inline void load_matrices(uint32_t (&r)[4], const bf16 *row) {
 }
 
 // The same, transposed: [c][i / 4] and [c + 1][i / 4].
-__device__ static inline void load_matrices_transposed(uint32_t (&r)[4], const bf16 *row) {
+__device__ static inline void load_matrices_transposed(uint32_t (&r)[4], const void *row) {
 #ifdef __CUDA_EMU__
     emu::ldmatrix_x4_trans(r, row);
 #else
@@ -289,10 +299,17 @@ __device__ static inline float exp2_fast(float x) {
 #endif
 }
 
-__device__ static inline uint32_t pack_bf16(float low, float high) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+// Two numbers rounded to X = bf16 or f16.
+template <typename X> __device__ static inline uint32_t pack_pair(float low, float high) {
+    static_assert(std::is_same_v<X, bf16> || std::is_same_v<X, f16>, "of 16 bits");
     uint32_t bits;
-    memcpy(&bits, &pair, sizeof bits);
+    if constexpr (std::is_same_v<X, bf16>) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+        memcpy(&bits, &pair, sizeof bits);
+    } else {
+        const __half2 pair = __floats2half2_rn(low, high);
+        memcpy(&bits, &pair, sizeof bits);
+    }
     return bits;
 }
 
@@ -318,17 +335,17 @@ template <int D> __device__ static inline int tile_step(int at, int row0, int k)
 
 // Starts the copy of `rows` rows of HS channels into a tile of ROWS rows; the rest becomes 0.
 // Every thread of the block must commit and wait, then the block must meet at a barrier.
-template <int D, int ROWS>
-__device__ static inline void tile_load(bf16 *tile, const bf16 *x, int pitch, int rows, int HS) {
+template <int D, int ROWS, typename X>
+__device__ static inline void tile_load(X *tile, const X *x, int pitch, int rows, int HS) {
     enum { CHUNKS = D % 64 == 0 ? 8 : 4, STEP = FLASH_THREADS / CHUNKS };  // of all threads at once
     const int row0 = threadIdx.x / CHUNKS, chunk0 = threadIdx.x % CHUNKS;
-    bf16 *const to0 = tile + tile_at<D>(row0, chunk0);
-    const bf16 *const from0 = x + (int64_t)row0 * pitch + chunk0 * 8;
+    X *const to0 = tile + tile_at<D>(row0, chunk0);
+    const X *const from0 = x + (int64_t)row0 * pitch + chunk0 * 8;
     #pragma unroll
     for (int row = 0; row < ROWS; row += STEP)
         #pragma unroll
         for (int chunk = 0; chunk < D / 8; chunk += CHUNKS) {  // neither step moves the permutation
-            bf16 *const to = to0 + row * D + chunk * 8;
+            X *const to = to0 + row * D + chunk * 8;
             if (row0 + row < rows && (chunk0 + chunk) * 8 < HS)
                 __pipeline_memcpy_async(to, from0 + (int64_t)row * pitch + chunk * 8, 16);
             else
@@ -337,9 +354,9 @@ __device__ static inline void tile_load(bf16 *tile, const bf16 *x, int pitch, in
 }
 
 // s (16 MI, 8 NB) = the warp's rows of tile a, from row0, times the transposed tile b (8 NB, D)
-template <int D, int MI, int NB>
-__device__ static inline void tile_product(float (&s)[MI][NB][4], const bf16 *a, int row0,
-                                           const bf16 *b) {
+template <int D, int MI, int NB, typename X>
+__device__ static inline void tile_product(float (&s)[MI][NB][4], const X *a, int row0,
+                                           const X *b) {
     const int lane = threadIdx.x % 32;
     const int a_at = tile_at<D>(row0 + lane % 16, lane / 16);
     const int b_at = tile_at<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
@@ -357,17 +374,17 @@ __device__ static inline void tile_product(float (&s)[MI][NB][4], const bf16 *a,
             load_matrices(rb, b + tile_step<D>(b_at, 8 * n, k));
             #pragma unroll
             for (int m = 0; m < MI; m++) {
-                mma_16x8x16(s[m][n], ra[m], rb[0], rb[1]);
-                mma_16x8x16(s[m][n + 1], ra[m], rb[2], rb[3]);
+                mma_16x8x16<X>(s[m][n], ra[m], rb[0], rb[1]);
+                mma_16x8x16<X>(s[m][n + 1], ra[m], rb[2], rb[3]);
             }
         }
     }
 }
 
-// acc (16 MI, D) += w (16 MI, 8 NB), rounded to bf16, times tile x (8 NB, D)
-template <int D, int MI, int NB>
+// acc (16 MI, D) += w (16 MI, 8 NB), rounded to X, times tile x (8 NB, D)
+template <int D, int MI, int NB, typename X>
 __device__ static inline void tile_accumulate(float (&acc)[MI][D / 8][4],
-                                              const float (&w)[MI][NB][4], const bf16 *x) {
+                                              const float (&w)[MI][NB][4], const X *x) {
     const int lane = threadIdx.x % 32, at = tile_at<D>(lane % 16, lane / 16);
     #pragma unroll
     for (int k = 0; k < NB / 2; k++) {
@@ -375,18 +392,18 @@ __device__ static inline void tile_accumulate(float (&acc)[MI][D / 8][4],
         #pragma unroll
         for (int m = 0; m < MI; m++) {
             const float (&left)[4] = w[m][2 * k], (&right)[4] = w[m][2 * k + 1];
-            ra[m][0] = pack_bf16(left[0], left[1]);
-            ra[m][1] = pack_bf16(left[2], left[3]);
-            ra[m][2] = pack_bf16(right[0], right[1]);
-            ra[m][3] = pack_bf16(right[2], right[3]);
+            ra[m][0] = pack_pair<X>(left[0], left[1]);
+            ra[m][1] = pack_pair<X>(left[2], left[3]);
+            ra[m][2] = pack_pair<X>(right[0], right[1]);
+            ra[m][3] = pack_pair<X>(right[2], right[3]);
         }
         #pragma unroll
         for (int n = 0; n < D / 8; n += 2) {
             load_matrices_transposed(rb, x + tile_step<D>(at, 16 * k, n / 2));
             #pragma unroll
             for (int m = 0; m < MI; m++) {
-                mma_16x8x16(acc[m][n], ra[m], rb[0], rb[1]);
-                mma_16x8x16(acc[m][n + 1], ra[m], rb[2], rb[3]);
+                mma_16x8x16<X>(acc[m][n], ra[m], rb[0], rb[1]);
+                mma_16x8x16<X>(acc[m][n + 1], ra[m], rb[2], rb[3]);
             }
         }
     }
@@ -395,10 +412,10 @@ __device__ static inline void tile_accumulate(float (&acc)[MI][D / 8][4],
 // Rows row0, ... of x = the warp's accumulators, row r of which is multiplied by factor[r / 16]
 // [r / 8 % 2]. On their way they pass the warp's own rows of `tile`, which nobody needs any more,
 // so that lanes write runs of 16 bytes. Rows from `rows` and channels from HS on are left out.
-template <int D, int MI>
-__device__ static inline void tile_store(bf16 *x, int pitch, int rows, int HS,
+template <int D, int MI, typename X>
+__device__ static inline void tile_store(X *x, int pitch, int rows, int HS,
                                          const float (&acc)[MI][D / 8][4],
-                                         const float (&factor)[MI][2], bf16 *tile, int row0) {
+                                         const float (&factor)[MI][2], X *tile, int row0) {
     const int lane = threadIdx.x % 32;
     __syncwarp();  // other lanes may still read those rows
     #pragma unroll
@@ -407,10 +424,10 @@ __device__ static inline void tile_store(bf16 *x, int pitch, int rows, int HS,
         for (int n = 0; n < D / 8; n++)
             #pragma unroll
             for (int r = 0; r < 2; r++) {
-                bf16 *to = tile + tile_at<D>(row0 + 16 * m + 8 * r + lane / 4, n) + lane % 4 * 2;
+                X *to = tile + tile_at<D>(row0 + 16 * m + 8 * r + lane / 4, n) + lane % 4 * 2;
                 const float f = factor[m][r];
-                *reinterpret_cast<uint32_t *>(to) = pack_bf16(acc[m][n][2 * r] * f,
-                                                              acc[m][n][2 * r + 1] * f);
+                *reinterpret_cast<uint32_t *>(to) = pack_pair<X>(acc[m][n][2 * r] * f,
+                                                                 acc[m][n][2 * r + 1] * f);
             }
     __syncwarp();
     #pragma unroll
@@ -479,20 +496,20 @@ template <int D> struct Flash {
     };
 };
 
-template <int D>
+template <int D, typename X>
 __global__ static void __launch_bounds__(FLASH_THREADS, 2)
-attention_forward_flash_kernel(bf16 *out, float *lse, const bf16 *qkv, size_t B, size_t T, size_t C,
+attention_forward_flash_kernel(X *out, float *lse, const X *qkv, size_t B, size_t T, size_t C,
                                size_t NH, unsigned group) {
     enum { MI = Flash<D>::Q_MI, ROWS = 64 * MI, KEYS = Flash<D>::FORWARD_KEYS, NB = KEYS / 8 };
     extern __shared__ int4 flash_shared[];
-    bf16 *const q_tile = reinterpret_cast<bf16 *>(flash_shared);  // (ROWS, D)
-    bf16 *const stages = q_tile + ROWS * D;                       // (2, k and v, KEYS, D)
+    X *const q_tile = reinterpret_cast<X *>(flash_shared);  // (ROWS, D)
+    X *const stages = q_tile + ROWS * D;                    // (2, k and v, KEYS, D)
     const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16 * MI, HS = (int)(C / NH);
     unsigned tile;
     const size_t head = block_work(&tile, (unsigned)((T + ROWS - 1) / ROWS), B * NH, group);
     const int pitch = (int)(3 * C);
     const int first = (int)tile * ROWS, rows = (int)T - first;  // rows past the end are zeros
-    const bf16 *q = qkv + head / NH * T * 3 * C + head % NH * HS, *k = q + C, *v = k + C;
+    const X *q = qkv + head / NH * T * 3 * C + head % NH * HS, *k = q + C, *v = k + C;
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
     const float scale = 1.0f / sqrtf((float)HS), scale2 = scale * LOG2_E;
 
@@ -510,11 +527,11 @@ attention_forward_flash_kernel(bf16 *out, float *lse, const bf16 *qkv, size_t B,
     __pipeline_commit();
     for (int j = 0; j < tiles; j++) {
         const int key0 = j * KEYS;
-        const bf16 *k_tile = stages + j % 2 * 2 * KEYS * D, *v_tile = k_tile + KEYS * D;
+        const X *k_tile = stages + j % 2 * 2 * KEYS * D, *v_tile = k_tile + KEYS * D;
         __pipeline_wait_prior(0);
         __syncthreads();  // tile j is there for all threads, and none reads tile j - 1 any more
         if (j + 1 < tiles) {
-            bf16 *next = stages + (j + 1) % 2 * 2 * KEYS * D;
+            X *next = stages + (j + 1) % 2 * 2 * KEYS * D;
             const int64_t offset = (int64_t)(key0 + KEYS) * pitch;
             tile_load<D, KEYS>(next, k + offset, pitch, (int)T - key0 - KEYS, HS);
             tile_load<D, KEYS>(next + KEYS * D, v + offset, pitch, (int)T - key0 - KEYS, HS);
@@ -754,15 +771,15 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
     tile_store<D>(to + 2 * C, pitch, rows, HS, dv, v_factor, v_tile, row0);
 }
 
-template <int D>
-static void attention_forward_flash_padded(bf16 *out, float *lse, const bf16 *qkv, size_t B,
-                                           size_t T, size_t C, size_t NH, cudaStream_t stream) {
+template <int D, typename X>
+static void attention_forward_flash_padded(X *out, float *lse, const X *qkv, size_t B, size_t T,
+                                           size_t C, size_t NH, cudaStream_t stream) {
     const size_t rows = 64 * Flash<D>::Q_MI, bytes = Flash<D>::FORWARD_BYTES;
     const unsigned group = heads_per_group(B * NH, T, C / NH);
-    CUDA(cudaFuncSetAttribute(attention_forward_flash_kernel<D>,
+    CUDA(cudaFuncSetAttribute(attention_forward_flash_kernel<D, X>,
                               cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    attention_forward_flash_kernel<D><<<ceil_div(T, rows) * (unsigned)(B * NH), FLASH_THREADS,
-                                        bytes, stream>>>(out, lse, qkv, B, T, C, NH, group);
+    attention_forward_flash_kernel<D, X><<<ceil_div(T, rows) * (unsigned)(B * NH), FLASH_THREADS,
+                                           bytes, stream>>>(out, lse, qkv, B, T, C, NH, group);
     CUDA(cudaGetLastError());
 }
 
@@ -791,8 +808,9 @@ static inline bool attention_has_flash(size_t HS) { return HS % 8 == 0 && HS <= 
 
 // The flash kernels, for head sizes HS = C / NH with attention_has_flash(HS).
 
-static inline void attention_forward_flash(bf16 *out, float *lse, const bf16 *qkv, size_t B,
-                                           size_t T, size_t C, size_t NH, cudaStream_t stream) {
+template <typename X>
+static void attention_forward_flash(X *out, float *lse, const X *qkv, size_t B, size_t T, size_t C,
+                                    size_t NH, cudaStream_t stream) {
     const size_t HS = C / NH;
     if (HS <= 32) attention_forward_flash_padded<32>(out, lse, qkv, B, T, C, NH, stream);
     else if (HS <= 64) attention_forward_flash_padded<64>(out, lse, qkv, B, T, C, NH, stream);
@@ -831,12 +849,13 @@ static void attention_forward(X *out,        // (B, T, C)
     attention_forward_plain(out, lse, qkv, B, T, C, NH, stream);
 }
 
-// Overwrites all of dqkv (B, T, 3C). `out` and `lse` are the forward pass's; delta is scratch.
+// Overwrites all of dqkv (B, T, 3C). `out` and `lse` are the forward pass's; delta is scratch. In
+// f16, which no training uses, always by the plain kernels.
 template <typename X>
 static void attention_backward(X *dqkv, float *delta /* (B, NH, T) */, const X *dout, const X *out,
                                const float *lse, const X *qkv, size_t B, size_t T, size_t C,
                                size_t NH, cudaStream_t stream) {
-    if constexpr (sizeof(X) == sizeof(bf16)) {
+    if constexpr (std::is_same_v<X, bf16>) {
         if (attention_has_flash(C / NH))
             return attention_backward_flash(dqkv, delta, dout, out, lse, qkv, B, T, C, NH, stream);
     }

@@ -1,4 +1,4 @@
-// gpu.cuh: what every CUDA file here stands on: checked calls, two storage types, 16-byte loads,
+// gpu.cuh: what every CUDA file here stands on: checked calls, three storage types, 16-byte loads,
 // reductions in a fixed order, and memory that is checked.
 //
 // The same sources run on a real GPU (nvcc) and on the emulated one (dev/emu, any C++ compiler;
@@ -7,9 +7,11 @@
 #define TIDE_GPU_CUH
 #include "util.h"
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 typedef __nv_bfloat16 bf16;
+typedef __half f16;
 
 // ---------------------------------------------------------------------------------------------
 // Errors and memory
@@ -50,15 +52,18 @@ static inline void *pinned_alloc(size_t bytes, const char *what) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Storage types: X is float or bf16 in every kernel here; arithmetic is in fp32
+// Storage types: X is float, bf16 or f16 in every kernel here; arithmetic is in fp32. f16 is for
+// forward passes: gradients would need a scale to stay in its range (doc/mixed_precision.md).
 
 HOST_DEVICE static inline float to_f32(float x) { return x; }
 HOST_DEVICE static inline float to_f32(bf16 x) { return __bfloat162float(x); }
+HOST_DEVICE static inline float to_f32(f16 x) { return __half2float(x); }
 
-// Rounds to nearest even.
+// Rounds to nearest even; in f16, 65520 and more is infinity.
 template <typename X> __device__ static inline X from_f32(float x);
 template <> __device__ inline float from_f32<float>(float x) { return x; }
 template <> __device__ inline bf16 from_f32<bf16>(float x) { return __float2bfloat16_rn(x); }
+template <> __device__ inline f16 from_f32<f16>(float x) { return __float2half_rn(x); }
 
 // 16 bytes of X: what one thread loads or stores at once. Addresses must be multiples of 16 bytes.
 template <typename X> struct alignas(16) Pack {

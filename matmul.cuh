@@ -16,7 +16,7 @@
 //   - where the library splits a sum over k among thread blocks ("split-K"), it may keep the parts
 //     in fp32 in the workspace and add them in a second step. The other two schemes are ruled out:
 //     one adds to the output, by turns in an order that is not documented; both round the parts to
-//     the output's type, and a bf16 result should be rounded once.
+//     the output's type, and a result of 16 bits should be rounded once.
 // NVIDIA promises equal bits for one version of the library on GPUs of one architecture with the
 // same number of multiprocessors (cuBLAS documentation, "Results Reproducibility").
 //
@@ -36,19 +36,20 @@ static inline void lt_check(cublasStatus_t e, const char *call, const char *file
 }
 
 // What is applied to a product before it is stored: nothing; GELU, keeping the value before it in
-// aux for the backward pass; or the gradient of GELU: out = product * gelu'(aux).
+// aux, if there is an aux, for the backward pass; or GELU's gradient: out = product * gelu'(aux).
 enum { GEMM_PLAIN, GEMM_GELU, GEMM_DGELU };
 
 // The library's names for the storage types.
 template <typename X> struct MatmulType;
 template <> struct MatmulType<float> { typedef float type; enum { CUDA = CUDA_R_32F }; };
 template <> struct MatmulType<bf16> { typedef bf16 type; enum { CUDA = CUDA_R_16BF }; };
+template <> struct MatmulType<f16> { typedef f16 type; enum { CUDA = CUDA_R_16F }; };
 
 // Everything that the choice of an algorithm may depend on. Compared byte by byte: clear it first.
 typedef struct {
     size_t M, N, K, lda, ldb, ldo;
     int trans_a, trans_b, type, out_type, bias, accumulate, epilogue;
-    uint32_t align_a, align_b, align_out, align_bias, align_aux;  // bytes
+    uint32_t align_a, align_b, align_out, align_bias, align_aux;  // bytes; 0: there is none
 } MatmulShape;
 
 // The library's description of a shape, and the algorithm for it.
@@ -128,9 +129,12 @@ static inline void matmul_prefer(const Matmul *lt, cublasLtMatmulPreferenceAttri
 static inline cublasStatus_t matmul_plan(Matmul *lt, const MatmulShape *s, MatmulPlan *p) {
     const cublasOperation_t op_a = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_b = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const bool has_aux = s->align_aux != 0;
     const uint32_t epilogue =
-        s->epilogue == GEMM_GELU && s->bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS
-        : s->epilogue == GEMM_GELU          ? CUBLASLT_EPILOGUE_GELU_AUX
+        s->epilogue == GEMM_GELU && s->bias
+            ? (has_aux ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS)
+        : s->epilogue == GEMM_GELU
+            ? (has_aux ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU)
         : s->epilogue == GEMM_DGELU         ? CUBLASLT_EPILOGUE_DGELU
         : s->bias                           ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     p->shape = *s;
@@ -150,7 +154,7 @@ static inline cublasStatus_t matmul_plan(Matmul *lt, const MatmulShape *s, Matmu
     const void *bias = (const void *)(uintptr_t)(4096 + s->align_bias);
     const void *aux = (const void *)(uintptr_t)(4096 + s->align_aux);
     if (s->bias) matmul_set(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-    if (s->epilogue != GEMM_PLAIN) {
+    if (has_aux) {
         const int64_t pitch = (int64_t)s->ldo;
         matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux);
         matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &pitch, sizeof pitch);
@@ -193,17 +197,20 @@ static inline MatmulPlan *matmul_find(Matmul *lt, const MatmulShape *s) {
 // A is stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all
 // row-major, lda, ldb, ldo elements from row to row. bias (N) goes to every row; nullptr: none; it
 // is ignored with accumulate. The epilogue (GEMM_*) comes last; aux (M, N) has the pitch of out;
-// an epilogue does not go with accumulate. O is X, or float for sums that are not to be rounded.
-// Sizes are at least 1; bf16 rows should begin at multiples of 16 bytes (else it is slow, or there
-// is no algorithm, and the program ends saying so). out must overlap neither A nor B.
+// for GEMM_GELU it may be nullptr: then the value before it is not kept. An epilogue does not go
+// with accumulate. O is X, or float for sums that are not to be rounded. Sizes are at least 1; rows
+// of 16-bit types should begin at multiples of 16 bytes (else it is slow, or there is no algorithm,
+// and the program ends saying so). out must overlap neither A nor B.
 template <typename X, typename O>
 static void gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                  const X *a, size_t lda, const X *b, size_t ldb, O *out, size_t ldo,
                  const typename MatmulType<X>::type *bias, bool accumulate, int epilogue,
                  typename MatmulType<X>::type *aux, cudaStream_t stream) {
     if (accumulate) bias = nullptr;
-    if (epilogue != GEMM_PLAIN && (accumulate || aux == nullptr))
-        fail("gemm: epilogue %d needs aux, and does not go with accumulate", epilogue);
+    if (epilogue == GEMM_PLAIN) aux = nullptr;
+    if (epilogue != GEMM_PLAIN && accumulate)
+        fail("gemm: epilogue %d does not go with accumulate", epilogue);
+    if (epilogue == GEMM_DGELU && aux == nullptr) fail("gemm: epilogue %d needs aux", epilogue);
     MatmulShape s;
     memset(&s, 0, sizeof s);
     s.M = M; s.N = N; s.K = K; s.lda = lda; s.ldb = ldb; s.ldo = ldo;
@@ -214,10 +221,10 @@ static void gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, siz
     s.align_b = matmul_alignment(lt, b);
     s.align_out = matmul_alignment(lt, out);
     if (s.bias) s.align_bias = matmul_alignment(lt, bias);
-    if (epilogue != GEMM_PLAIN) s.align_aux = matmul_alignment(lt, aux);
+    if (aux != nullptr) s.align_aux = matmul_alignment(lt, aux);
     MatmulPlan *p = matmul_find(lt, &s);
     if (s.bias) matmul_set(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-    if (epilogue != GEMM_PLAIN)
+    if (aux != nullptr)
         matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux);
     const float alpha = 1.0f, beta = accumulate ? 1.0f : 0.0f;
     LT(cublasLtMatmul(lt->handle, p->op, &alpha, b, p->b, a, p->a, &beta, out, p->out, out, p->out,
@@ -226,12 +233,14 @@ static void gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, siz
 
 // Is there a fused form of the MLP's GELU, forward and backward, for N rows, C channels and F
 // columns, and does it pay? To be asked once, before training: without it, activation_forward() and
-// activation_backward() do the same in a pass of their own.
-// Only in bf16, as fp32 is there for checking and the library's tanh may be an approximation; only
+// activation_backward() do the same in a pass of their own. Without `training` the question is
+// about the forward pass alone, which then passes no aux.
+// Not in fp32, which is there for checking, as the library's tanh may be an approximation; only
 // on Hopper and the data centre's Blackwell. Before Hopper, llm.c's users found the fused form
 // slower (its option -ge says so), and users of an RTX 5090 did, too (sglang, pull request 34350).
 template <typename X>
-static bool matmul_can_fuse_gelu(Matmul *lt, size_t N, size_t C, size_t F) {
+static bool matmul_can_fuse_gelu(Matmul *lt, size_t N, size_t C, size_t F,
+                                 bool training = true) {
     if (sizeof(X) == sizeof(float)) return false;
     int device = 0;
     cudaDeviceProp properties;
@@ -241,9 +250,11 @@ static bool matmul_can_fuse_gelu(Matmul *lt, size_t N, size_t C, size_t F) {
     MatmulShape s;
     memset(&s, 0, sizeof s);
     s.type = s.out_type = MatmulType<X>::CUDA;
-    s.align_a = s.align_b = s.align_out = s.align_bias = s.align_aux = lt->alignment;
+    s.align_a = s.align_b = s.align_out = s.align_bias = lt->alignment;
+    if (training) s.align_aux = lt->alignment;
     s.M = N; s.N = F; s.K = C; s.lda = C; s.ldo = F;
-    for (int epilogue = GEMM_GELU; epilogue <= GEMM_DGELU; epilogue++) {
+    const int last = training ? GEMM_DGELU : GEMM_GELU;
+    for (int epilogue = GEMM_GELU; epilogue <= last; epilogue++) {
         MatmulPlan p;
         s.epilogue = epilogue;
         s.bias = s.trans_b = epilogue == GEMM_GELU;  // (F, C) weights, and (C, F) going back

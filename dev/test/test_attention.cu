@@ -1,11 +1,12 @@
-// test_attention: the attention kernels against plain loops in double precision, for both
+// test_attention: the attention kernels against plain loops in double precision, for all three
 // storage types, odd shapes and large scores; what must not matter does not; the same launch, the
 // same bits.
 //
 // Bands. The reference gets the very same (rounded) inputs, and the backward pass the reference's
 // own out and lse, so that every band follows from the roundings that attention.cuh states:
-//   - a result is rounded once to X:               2^-24 (float) or 2^-8 (bf16) of the result
-//   - flash only: p and ds are rounded to bf16:    2^-8 of the sum of |p v|, |ds k|, ...
+//   - a result is rounded once to X:     2^-24 (float), 2^-8 (bf16) or 2^-11 (f16) of the result
+//   - flash only: p and ds are rounded to X:       as much of the sum of |p v|, |ds k|, ...
+//   - in f16, of a number below 2^-14:   2^-25; p is there scaled so that its row's largest is 1
 //   - fp32 arithmetic: NOISE units of 2^-24 of the sum of all |terms|, times 1 + |scores| + |lse|,
 //     because an error of a score is a relative error of its exponential.
 #include "../../attention.cuh"
@@ -24,9 +25,21 @@ static float next_float(void) {  // in [-1, 1)
 
 static float host_f32(float x) { return x; }
 static float host_f32(bf16 x) { return __bfloat162float(x); }
+static float host_f32(f16 x) { return __half2float(x); }
 template <typename X> static X host_round(float x);
 template <> float host_round<float>(float x) { return x; }
 template <> bf16 host_round<bf16>(float x) { return __float2bfloat16_rn(x); }
+template <> f16 host_round<f16>(float x) { return __float2half_rn(x); }
+
+// The largest error of one rounding: relative, and absolute near 0.
+template <typename X> static double unit(void) { return 0x1p-24; }
+template <> double unit<bf16>(void) { return 0x1p-8; }
+template <> double unit<f16>(void) { return 0x1p-11; }
+template <typename X> static double tiny(void) { return std::is_same_v<X, f16> ? 0x1p-25 : 0; }
+
+template <typename X> static const char *type_name(void) { return "fp32"; }
+template <> const char *type_name<bf16>(void) { return "bf16"; }
+template <> const char *type_name<f16>(void) { return "f16"; }
 
 // Every tensor is an allocation of its own, which ends with the last element.
 static void *device_alloc(size_t bytes) {
@@ -74,8 +87,9 @@ typedef struct {
     size_t n_qkv, n_out, n_lse;
     float *qkv, *dout, *out, *lse;  // as the kernels get them
     double *want_out, *want_lse, *want_dqkv;
-    // sums of absolute values: of what is rounded to bf16 before it enters a product, and of all
+    // sums of absolute values: of what is rounded to X before it enters a product, and of all
     double *round_out, *noise_out, *noise_lse, *round_dqkv, *noise_dqkv;
+    double *tiny_out;  // the most that out changes by if each p does by 1 before its row is scaled
 } Reference;
 
 template <typename T> static T *zeros(size_t n) {
@@ -94,7 +108,7 @@ static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed)
     r.want_out = zeros<double>(r.n_out); r.want_lse = zeros<double>(r.n_lse);
     r.want_dqkv = zeros<double>(r.n_qkv);
     r.round_out = zeros<double>(r.n_out); r.noise_out = zeros<double>(r.n_out);
-    r.noise_lse = zeros<double>(r.n_lse);
+    r.noise_lse = zeros<double>(r.n_lse); r.tiny_out = zeros<double>(r.n_out);
     r.round_dqkv = zeros<double>(r.n_qkv); r.noise_dqkv = zeros<double>(r.n_qkv);
     double *sc = zeros<double>(T), *sa = zeros<double>(T);
     seed = data_seed;
@@ -127,6 +141,7 @@ static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed)
                 const double p = exp(sc[u] - r.want_lse[l]), v = r.qkv[keys + C + u * 3 * C + i];
                 r.want_out[at + i] += p * v;
                 r.round_out[at + i] += p * fabs(v);
+                r.tiny_out[at + i] += fabs(v) / sum;
                 r.noise_out[at + i] += p * fabs(v) * (1 + sa[u] + largest);
             }
         // the backward pass, from the rounded out and lse
@@ -169,7 +184,7 @@ static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed)
 static void reference_free(Reference *r) {
     free(r->qkv); free(r->dout); free(r->out); free(r->lse); free(r->want_out); free(r->want_lse);
     free(r->want_dqkv); free(r->round_out); free(r->noise_out); free(r->noise_lse);
-    free(r->round_dqkv); free(r->noise_dqkv);
+    free(r->round_dqkv); free(r->noise_dqkv); free(r->tiny_out);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -195,9 +210,12 @@ static void backward(Kernels kernels, X *dqkv, float *delta, const X *dout, cons
         attention_backward_plain(dqkv, delta, dout, out, lse, qkv, B, T, C, NH, stream);
     if (kernels == DISPATCH)
         attention_backward(dqkv, delta, dout, out, lse, qkv, B, T, C, NH, stream);
-    if constexpr (sizeof(X) == 2)
+    if constexpr (std::is_same_v<X, bf16>)
         if (kernels == FLASH)
             attention_backward_flash(dqkv, delta, dout, out, lse, qkv, B, T, C, NH, stream);
+    if constexpr (std::is_same_v<X, f16>)  // it has only the plain ones
+        if (kernels == FLASH)
+            attention_backward(dqkv, delta, dout, out, lse, qkv, B, T, C, NH, stream);
 }
 
 // The three results of a forward and a backward pass on the given inputs.
@@ -232,19 +250,20 @@ static double worst;  // largest error in units of its band, of the running test
 
 template <typename X>
 static void compare(const char *what, Kernels kernels, Shape s, const X *got, size_t n,
-                    const double *want, const double *rounded, const double *noise) {
-    const double once = sizeof(X) == 2 ? 0x1p-8 : 0x1p-24, NOISE = 8;
+                    const double *want, const double *rounded, const double *noise,
+                    const double *small) {
+    const double NOISE = 8;
     size_t bad = 0, where = 0;
     for (size_t i = 0; i < n; i++) {
-        const double band = once * fabs(want[i]) + NOISE * 0x1p-24 * noise[i] + 1e-37
-                            + (kernels == FLASH ? 0x1p-8 * rounded[i] : 0);
+        double band = unit<X>() * fabs(want[i]) + NOISE * 0x1p-24 * noise[i] + 1e-37 + tiny<X>();
+        if (kernels == FLASH) band += unit<X>() * rounded[i] + tiny<X>() * (small ? small[i] : 0);
         const double error = fabs((double)host_f32(got[i]) - want[i]) / band;
         if (!(error <= 1) && bad++ == 0) where = i;
         if (error > worst) worst = error;
     }
-    CHECK(bad == 0, "%s, %s, %zu-byte X, B %zu T %zu NH %zu HS %zu: %zu of %zu outside the band, "
-          "first at %zu: %.9g, not %.9g", what, kernels_name[kernels], sizeof(X), s.B, s.T, s.NH,
-          s.HS, bad, n, where, (double)host_f32(got[where]), want[where]);
+    CHECK(bad == 0, "%s, %s, %s, B %zu T %zu NH %zu HS %zu: %zu of %zu outside the band, "
+          "first at %zu: %.9g, not %.9g", what, kernels_name[kernels], type_name<X>(), s.B, s.T,
+          s.NH, s.HS, bad, n, where, (double)host_f32(got[where]), want[where]);
 }
 
 template <typename X> static bool same_results(const Results<X> *a, const Results<X> *b,
@@ -258,9 +277,9 @@ template <typename X> static bool same_results(const Results<X> *a, const Result
 template <typename X> static void check(Kernels kernels, Shape s, float amplitude, bool again) {
     Reference r = reference_make<X>(s, amplitude, (uint32_t)(s.T * 131 + s.HS));
     Results<X> a = run<X>(kernels, s, &r, r.qkv);
-    compare("out", kernels, s, a.out, r.n_out, r.want_out, r.round_out, r.noise_out);
-    compare("lse", PLAIN, s, a.lse, r.n_lse, r.want_lse, r.noise_lse, r.noise_lse);
-    compare("dqkv", kernels, s, a.dqkv, r.n_qkv, r.want_dqkv, r.round_dqkv, r.noise_dqkv);
+    compare("out", kernels, s, a.out, r.n_out, r.want_out, r.round_out, r.noise_out, r.tiny_out);
+    compare("lse", PLAIN, s, a.lse, r.n_lse, r.want_lse, r.noise_lse, r.noise_lse, NULL);
+    compare("dqkv", kernels, s, a.dqkv, r.n_qkv, r.want_dqkv, r.round_dqkv, r.noise_dqkv, NULL);
     if (again) {
         Results<X> b = run<X>(kernels, s, &r, r.qkv);
         CHECK(same_results(&a, &b, &r), "another launch, other bits: T %zu HS %zu", s.T, s.HS);
@@ -284,21 +303,23 @@ static void plain_float(void) {
     report_worst();
 }
 
-static void plain_bf16(void) {
+template <typename X> static void plain_16(void) {
     const Shape shapes[] = {{1, 1, 1, 8}, {1, 2, 3, 4}, {1, 33, 1, 136}, {3, 65, 1, 24}};
-    for (const Shape &s : shapes) check<bf16>(PLAIN, s, 1, s.T == 33);
-    check<bf16>(DISPATCH, Shape{1, 31, 1, 4}, 1, false);
-    check<bf16>(DISPATCH, Shape{1, 31, 1, 136}, 1, false);
+    for (const Shape &s : shapes) check<X>(PLAIN, s, 1, s.T == 33);
+    check<X>(DISPATCH, Shape{1, 31, 1, 4}, 1, false);
+    check<X>(DISPATCH, Shape{1, 31, 1, 136}, 1, false);
     report_worst();
 }
 
 // Every padded size, with heads that fill it and heads that do not, around all tile borders.
-static void flash_bf16(void) {
+template <typename X> static void flash_16(void) {
     const Shape shapes[] = {
         {1, 1, 1, 8}, {3, 2, 1, 16}, {1, 7, 3, 24}, {1, 31, 1, 32}, {1, 33, 3, 40}, {1, 64, 1, 64},
         {1, 65, 1, 72}, {1, 100, 1, 80}, {1, 130, 1, 96}, {1, 200, 1, 128}, {1, 200, 1, 64},
         {1, 130, 1, 32}, {3, 65, 3, 64}, {1, 33, 1, 128}, {1, 2, 1, 128}, {1, 128, 1, 8}};
-    for (const Shape &s : shapes) check<bf16>(FLASH, s, 1, s.T == 65 || s.T == 33);
+    const size_t step = std::is_same_v<X, f16> ? 2 : 1;  // of the same kernels, fewer are enough
+    for (size_t i = step - 1; i < sizeof shapes / sizeof *shapes; i += step)
+        check<X>(FLASH, shapes[i], 1, shapes[i].T == 65 || shapes[i].T == 33);
     report_worst();
 }
 
@@ -309,6 +330,9 @@ static void large_scores(void) {
         check<bf16>(PLAIN, Shape{1, 40, 1, 16}, amplitude, false);
         check<bf16>(FLASH, Shape{1, 100, 1, 64}, amplitude, false);
         check<bf16>(FLASH, Shape{1, 70, 1, 128}, amplitude, false);
+        check<f16>(PLAIN, Shape{1, 40, 1, 16}, amplitude, false);
+        check<f16>(FLASH, Shape{1, 100, 1, 64}, amplitude, false);
+        check<f16>(FLASH, Shape{1, 70, 1, 128}, amplitude, false);
     }
     report_worst();
 }
@@ -325,18 +349,20 @@ template <typename X> static double distance(const X *a, const X *b, size_t n) {
     return sqrt(difference / norm);
 }
 
-static void flash_is_plain(void) {
+template <typename X> static void flash_is_plain(void) {
     for (const size_t HS : {8, 64, 96}) {
         const Shape s = {1, 70, 3, HS};
-        Reference r = reference_make<bf16>(s, 2, 5);
-        Results<bf16> flash = run<bf16>(FLASH, s, &r, r.qkv);
-        Results<bf16> plain = run<bf16>(PLAIN, s, &r, r.qkv);
-        Results<bf16> chosen = run<bf16>(DISPATCH, s, &r, r.qkv);
+        Reference r = reference_make<X>(s, 2, 5);
+        Results<X> flash = run<X>(FLASH, s, &r, r.qkv);
+        Results<X> plain = run<X>(PLAIN, s, &r, r.qkv);
+        Results<X> chosen = run<X>(DISPATCH, s, &r, r.qkv);
         CHECK(same_results(&flash, &chosen, &r), "HS %zu: other kernels were chosen", HS);
         const double out = distance(flash.out, plain.out, r.n_out);
         const double dqkv = distance(flash.dqkv, plain.dqkv, r.n_qkv);
         const double lse = distance(flash.lse, plain.lse, r.n_lse);
-        CHECK(out < 0x1p-8 && dqkv < 0x1p-8 && lse < 1e-6, "HS %zu: %g %g %g", HS, out, dqkv, lse);
+        CHECK(out < unit<X>() && dqkv < unit<X>() && lse < 1e-6, "HS %zu: %g %g %g", HS, out, dqkv,
+              lse);
+        CHECK(memcmp(flash.out, plain.out, r.n_out * sizeof(X)) != 0, "HS %zu: no flash", HS);
         results_free(&flash);
         results_free(&plain);
         results_free(&chosen);
@@ -381,6 +407,7 @@ static void what_must_not_matter(void) {
     check_isolation<bf16>(FLASH, Shape{1, 70, 1, 64}, 40);
     check_isolation<bf16>(FLASH, Shape{1, 70, 1, 128}, 63);
     check_isolation<bf16>(FLASH, Shape{3, 40, 3, 16}, 39);
+    check_isolation<f16>(FLASH, Shape{1, 70, 1, 64}, 40);
     check_isolation<bf16>(PLAIN, Shape{1, 40, 1, 12}, 31);
     check_isolation<float>(PLAIN, Shape{3, 20, 3, 4}, 19);
 }
@@ -423,10 +450,13 @@ static void work_is_divided(void) {
 int main(void) {
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     RUN(plain_float);
-    RUN(plain_bf16);
-    RUN(flash_bf16);
+    RUN(plain_16<bf16>);
+    RUN(plain_16<f16>);
+    RUN(flash_16<bf16>);
+    RUN(flash_16<f16>);
     RUN(large_scores);
-    RUN(flash_is_plain);
+    RUN(flash_is_plain<bf16>);
+    RUN(flash_is_plain<f16>);
     RUN(what_must_not_matter);
     RUN(work_is_divided);
     CUDA(cudaStreamDestroy(stream));

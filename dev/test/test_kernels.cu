@@ -2,11 +2,11 @@
 //
 // Inputs are first rounded to the storage type X, and the CPU's function, in fp32, gets the same
 // numbers. What X = float returns then differs by the order of sums and by exp: bands of about 1e-6
-// of the value, or of the tensor's root mean square where terms cancel. What X = bf16 returns is
-// the fp32 result rounded once: half a bf16 ulp, 2^-8, more; two roundings in a row would not pass.
-// Where one operation makes the result, and for the optimizer and the norm, bits must be equal.
-// Every case runs twice and must leave the same bits. Each tensor is an allocation of its own, and
-// what a kernel has to write is NaN before.
+// of the value, or of the tensor's root mean square where terms cancel. What X = bf16 (f16) returns
+// is the fp32 result rounded once: half an ulp, 2^-8 (2^-11), more; two roundings in a row would
+// not pass. Where one operation makes the result, and for the optimizer and the norm, bits must be
+// equal. Every case runs twice and must leave the same bits. Each tensor is an allocation of its
+// own, and what a kernel has to write is NaN before.
 #define TESTING
 #include "../../train_gpt2.cu"
 #include "cpu_reference.h"
@@ -54,13 +54,27 @@ static void host_bytes(void *to, const void *device, size_t n) {
 
 template <typename X> static X *poison(size_t n) { return (X *)device_bytes(NULL, n * sizeof(X)); }
 
+static void narrow(float *to, float x) { *to = x; }
+static void narrow(f16 *to, float x) { *to = __float2half_rn(x); }
+static void narrow(bf16 *to, float x) {
+    const uint16_t bits = f32_to_bf16(x);
+    memcpy((void *)to, &bits, 2);
+}
+
+static float wide(float x) { return x; }
+static float wide(f16 x) { return __half2float(x); }
+static float wide(bf16 x) {
+    uint16_t bits;
+    memcpy(&bits, &x, 2);
+    return bf16_to_f32(bits);
+}
+
 // n floats as X; exact if they were rounded to X before.
 template <typename X> static X *device(const float *x, size_t n) {
-    if (sizeof(X) == 4) return (X *)device_bytes(x, n * 4);
-    uint16_t *bits = (uint16_t *)alloc_or_fail(n, 2, "test");
-    for (size_t i = 0; i < n; i++) bits[i] = f32_to_bf16(x[i]);
-    X *p = (X *)device_bytes(bits, n * 2);
-    free(bits);
+    X *rounded = (X *)alloc_or_fail(n, sizeof(X), "test");
+    for (size_t i = 0; i < n; i++) narrow(&rounded[i], x[i]);
+    X *p = (X *)device_bytes(rounded, n * sizeof(X));
+    free(rounded);
     return p;
 }
 
@@ -79,19 +93,17 @@ static float *copy(const float *x, size_t n) {
 // A copy of a device tensor in fp32, for the caller to free.
 template <typename X> static float *host(const X *x, size_t n) {
     float *y = floats(n);
-    if (sizeof(X) == 4) {
-        host_bytes(y, x, n * 4);
-    } else {
-        uint16_t *bits = (uint16_t *)alloc_or_fail(n, 2, "test");
-        host_bytes(bits, x, n * 2);
-        for (size_t i = 0; i < n; i++) y[i] = bf16_to_f32(bits[i]);
-        free(bits);
-    }
+    X *stored = (X *)alloc_or_fail(n, sizeof(X), "test");
+    host_bytes(stored, x, n * sizeof(X));
+    for (size_t i = 0; i < n; i++) y[i] = wide(stored[i]);
+    free(stored);
     return y;
 }
 
 template <typename X> static float rounded(float x) {
-    return sizeof(X) == 4 ? x : bf16_to_f32(f32_to_bf16(x));
+    X stored;
+    narrow(&stored, x);
+    return wide(stored);
 }
 
 // Normal numbers that X can hold.
@@ -116,9 +128,14 @@ static int32_t *random_tokens(size_t n, size_t V, uint32_t seed) {
 // ---------------------------------------------------------------------------------------------
 // Comparing
 
-// Half the distance between two bf16 numbers, relative, and a little for a sum that went the other
+// Half the distance between two numbers of X, relative, and a little for a sum that went the other
 // way from a tie.
-template <typename X> static float rounding(void) { return sizeof(X) == 4 ? 0.0f : 0x1.01p-8f; }
+template <typename X> static float rounding(void) { return 0; }
+template <> float rounding<bf16>(void) { return 0x1.01p-8f; }
+template <> float rounding<f16>(void) { return 0x1.01p-11f; }
+
+// The same near 0, absolute: below 2^-14 the numbers of f16 are 2^-24 apart.
+template <typename X> static double tiny(void) { return std::is_same_v<X, f16> ? 0x1p-25 : 0; }
 
 // |got - want| <= relative |want| + absolute, for all n; a NaN fails.
 static void check_near(const char *what, const float *got, const float *want, size_t n,
@@ -141,7 +158,8 @@ template <typename X>
 static void check_band(const char *what, float *got, const float *want, size_t n, double band) {
     double squares = 0;
     for (size_t i = 0; i < n; i++) squares += (double)want[i] * want[i];
-    check_near(what, got, want, n, band + rounding<X>(), band * sqrt(squares / (double)n));
+    check_near(what, got, want, n, band + rounding<X>(),
+               band * sqrt(squares / (double)n) + tiny<X>());
     free(got);
 }
 
@@ -405,8 +423,8 @@ template <typename X> static void activation(void) {
             for (size_t j = 0; kind == ACTIVATION_GELU && j < n; j++) {  // the definition
                 const double z = x[j], u = sqrt(2 / 3.14159265358979324) * (z + 0.044715 * z*z*z);
                 const double want = z / (1 + exp(-2 * u));
-                CHECK(fabs(got[j] - want) <= (1e-5 + rounding<X>()) * fabs(want) + 1e-37,
-                      "gelu(%g) is %.9g, not %.9g", z, got[j], want);
+                const double band = (1e-5 + rounding<X>()) * fabs(want) + 1e-37 + tiny<X>();
+                CHECK(fabs(got[j] - want) <= band, "gelu(%g) is %.9g, not %.9g", z, got[j], want);
             }
             free(got); free(slope);
         }
@@ -460,7 +478,7 @@ static void crossentropy_case(size_t N, size_t V, float std, float grad_scale) {
         for (size_t n = 0; n < N; n++) {
             // relative to exp, whose argument is exact to 2^-24 of up to 8 std
             check_near("dlogits", got + n * Vp, dz + n * Vp, grad_scale == 0 ? 0 : V,
-                       2 * band + rounding<X>(), band * fabs(grad_scale));
+                       2 * band + rounding<X>(), band * fabs(grad_scale) + tiny<X>());
             size_t bad = 0;
             for (size_t v = 0; v < Vp; v++) {
                 if (grad_scale == 0) bad += memcmp(&got[n * Vp + v], &z[n * Vp + v], 4) != 0
@@ -686,18 +704,23 @@ int main(void) {
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     RUN(encoder<float>);
     RUN(encoder<bf16>);
+    RUN(encoder<f16>);
     RUN(layernorm<float>);
     RUN(layernorm<bf16>);
+    RUN(layernorm<f16>);
     RUN(layernorm_gradients<float>);
     RUN(layernorm_gradients<bf16>);
     RUN(bias<float>);
     RUN(bias<bf16>);
     RUN(activation<float>);
     RUN(activation<bf16>);
+    RUN(activation<f16>);
     RUN(residual<float>);
     RUN(residual<bf16>);
+    RUN(residual<f16>);
     RUN(loss<float>);
     RUN(loss<bf16>);
+    RUN(loss<f16>);
     RUN(loss_total);
     RUN(gradients<float>);
     RUN(gradients<bf16>);

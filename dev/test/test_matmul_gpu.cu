@@ -1,5 +1,5 @@
 // test_matmul_gpu: gemm() of matmul.cuh against three loops in double, in every form that the
-// trainer uses, with pitches, epilogues and fp32 sums of bf16; equal bits however often and
+// trainer uses, with pitches, epilogues and fp32 sums of 16 bits; equal bits however often and
 // wherever it runs; the table of plans; and the table of devices. Runs on a GPU and on the emulated
 // one.
 #include "../../devices.cuh"
@@ -28,7 +28,10 @@ static float host_float(bf16 x) {
     return y;
 }
 
+static float host_float(f16 x) { return __half2float(x); }
+
 static void host_round(float *to, float x) { *to = x; }
+static void host_round(f16 *to, float x) { *to = __float2half_rn(x); }
 
 static void host_round(bf16 *to, float x) {  // to nearest, ties to even
     uint32_t bits;
@@ -40,6 +43,11 @@ static void host_round(bf16 *to, float x) {  // to nearest, ties to even
 // The largest relative error of one rounding to X.
 static double unit(float) { return 0x1p-24; }
 static double unit(bf16) { return 0x1p-8; }
+static double unit(f16) { return 0x1p-11; }
+
+static const char *type_name(float) { return "fp32"; }
+static const char *type_name(bf16) { return "bf16"; }
+static const char *type_name(f16) { return "f16"; }
 
 // A matrix on the host and on the device, `shift` elements into its own block of memory. Gaps
 // between rows hold NaN, so that reading one poisons the result.
@@ -81,11 +89,12 @@ static double gelu_gradient(double x) {
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
 }
 
-typedef struct {
+struct Form {
     bool trans_a, trans_b, bias, accumulate;
     int epilogue;
-    size_t pad, shift;  // elements: between rows, and before the first
-} Form;
+    size_t pad, shift;     // elements: between rows, and before the first
+    bool no_aux = false;   // GELU that does not keep its argument
+};
 
 // One product against the definition. What is allowed: 2^-21 of the sum of |a b| for the sum's own
 // rounding (TF32 would be off by ten times that, and more for short sums), one rounding to the
@@ -105,7 +114,7 @@ static void check(size_t M, size_t N, size_t K, Form f) {
     CUDA(cudaMemcpyAsync(out.device, out.host, out.n * sizeof(O), cudaMemcpyHostToDevice, stream));
     gemm(&lt, f.trans_a, f.trans_b, M, N, K, a.device, a.ld, b.device, b.ld, out.device, out.ld,
          f.bias ? bias.device : nullptr, f.accumulate, f.epilogue,
-         f.epilogue != GEMM_PLAIN ? aux.device : nullptr, stream);
+         f.epilogue != GEMM_PLAIN && !f.no_aux ? aux.device : nullptr, stream);
     O *got = download(&out);
     X *got_aux = download(&aux);
     size_t wrong = 0, where = 0;
@@ -127,7 +136,8 @@ static void check(size_t M, size_t N, size_t K, Form f) {
                              : f.bias ? host_float(bias.host[n]) : 0;
             double want = sum + add, slack = 0x1p-21 * (size + fabs(add));
             if (f.epilogue == GEMM_GELU) {
-                right = fabs(y_aux - want) <= slack + 1.01 * unit(X(0.0f)) * fabs(want);
+                right = f.no_aux ? y_aux == -7.0
+                      : fabs(y_aux - want) <= slack + 1.01 * unit(X(0.0f)) * fabs(want);
                 slack = 1.2 * (slack + (unit(X(0.0f)) + 0x1p-11) * fabs(want));
                 want = gelu_tanh(want);
             } else {
@@ -143,9 +153,9 @@ static void check(size_t M, size_t N, size_t K, Form f) {
         if (!right && wrong++ == 0) where = i;
     }
     CHECK(wrong == 0, "%s to %s, M=%zu N=%zu K=%zu ta=%d tb=%d bias=%d acc=%d epilogue=%d pad=%zu "
-          "shift=%zu: %zu of %zu wrong, first (%zu, %zu): %.9g", sizeof(X) == 2 ? "bf16" : "fp32",
-          sizeof(O) == 2 ? "bf16" : "fp32", M, N, K, f.trans_a, f.trans_b, f.bias, f.accumulate,
-          f.epilogue, f.pad, f.shift, wrong, out.n, where / out.ld, where % out.ld,
+          "shift=%zu: %zu of %zu wrong, first (%zu, %zu): %.9g", type_name(X(0.0f)),
+          type_name(O(0.0f)), M, N, K, f.trans_a, f.trans_b, f.bias, f.accumulate, f.epilogue,
+          f.pad, f.shift, wrong, out.n, where / out.ld, where % out.ld,
           (double)host_float(got[where]));
     CUDA(cudaFreeHost(got));
     CUDA(cudaFreeHost(got_aux));
@@ -179,6 +189,17 @@ template <typename X> static void check_layers(void) {
 static void test_linear_layers_fp32(void) { check_layers<float>(); }
 static void test_linear_layers_bf16(void) { check_layers<bf16>(); }
 
+static void test_linear_layers_f16(void) {
+    check_layer<f16>(37, 48, 144, 0);
+    check_layer<f16>(3, 64, 256, 8);
+    check<f16, f16>(16, 24, 5000, Form{false, true, true, false, GEMM_PLAIN, 0, 0});
+    check<f16, f16>(40, 64, 48, Form{false, true, true, false, GEMM_PLAIN, 0, 24});
+    const size_t searches = lt.searches;
+    check<bf16, bf16>(40, 64, 48, Form{false, true, true, false, GEMM_PLAIN, 0, 24});
+    check<f16, f16>(40, 64, 48, Form{false, true, true, false, GEMM_PLAIN, 0, 24});
+    CHECK(lt.searches <= searches + 1, "bf16 has taken the place of f16");
+}
+
 // The head: rows of logits over a vocabulary padded to 128, and the weight's gradient summed in
 // fp32 over chunks of rows.
 template <typename X> static void check_head(size_t rows, size_t C, size_t Vp) {
@@ -193,6 +214,10 @@ static void test_head(void) {
     check_head<bf16>(33, 48, 256);
     check_head<bf16>(1, 64, 128);
     check_head<bf16>(128, 32, 384);
+    check_head<f16>(33, 48, 256);
+    // logits in fp32, as a loss that is compared with another one wants them
+    check<f16, float>(33, 256, 48, Form{false, true, false, false, GEMM_PLAIN, 0, 0});
+    check<bf16, float>(33, 256, 48, Form{false, true, false, false, GEMM_PLAIN, 0, 0});
 }
 
 static void test_odd_sizes_fp32(void) {
@@ -225,6 +250,7 @@ template <typename X> static void check_gelu(void) {
         check<X, X>(rows[i], 128, 32, Form{false, true, true, false, GEMM_GELU, 0, 0});
         check<X, X>(rows[i], 128, 32, Form{false, true, false, false, GEMM_GELU, 8, 0});
         check<X, X>(rows[i], 128, 32, Form{false, false, false, false, GEMM_DGELU, 8 * i, 0});
+        check<X, X>(rows[i], 128, 32, Form{false, true, i != 1, false, GEMM_GELU, 0, 0, true});
     }
 }
 
@@ -249,6 +275,11 @@ static void test_gelu_fp32(void) {
 static void test_gelu_bf16(void) {
     if (!library_has_gelu(CUDA_R_16BF)) SKIP("the library has no fused GELU in bf16 here");
     check_gelu<bf16>();
+}
+
+static void test_gelu_f16(void) {
+    if (!library_has_gelu(CUDA_R_16F)) SKIP("the library has no fused GELU in f16 here");
+    check_gelu<f16>();
 }
 
 // GELU has two forms, with erf and with tanh; the trainer's is the latter. They differ by 5e-4 at
@@ -283,8 +314,13 @@ static void test_gelu_is_the_tanh_form(void) {
 static void test_can_fuse_gelu(void) {
     CHECK(!matmul_can_fuse_gelu<float>(&lt, 64, 32, 128), "fp32 is for checking");
     CHECK(!matmul_can_fuse_gelu<bf16>(&lt, 64, 32, 128) || library_has_gelu(CUDA_R_16BF), "bf16");
+    CHECK(!matmul_can_fuse_gelu<float>(&lt, 64, 32, 128, false), "nor going forward alone");
+    for (int training = 0; training < 2; training++)
+        CHECK(!matmul_can_fuse_gelu<f16>(&lt, 64, 32, 128, training)
+              || library_has_gelu(CUDA_R_16F), "f16");
     const size_t made = lt.made;
     matmul_can_fuse_gelu<bf16>(&lt, 63, 40, 160);
+    matmul_can_fuse_gelu<f16>(&lt, 63, 40, 160, false);
     CHECK(lt.made == made, "asking leaves nothing behind");
 }
 
@@ -442,12 +478,14 @@ int main(void) {
     CUDA(cudaDeviceSynchronize());
     RUN(test_linear_layers_fp32);
     RUN(test_linear_layers_bf16);
+    RUN(test_linear_layers_f16);
     RUN(test_head);
     RUN(test_odd_sizes_fp32);
     RUN(test_places);
     RUN(test_long_sums);
     RUN(test_gelu_fp32);
     RUN(test_gelu_bf16);
+    RUN(test_gelu_f16);
     RUN(test_gelu_is_the_tanh_form);
     RUN(test_can_fuse_gelu);
     RUN(test_same_bits);

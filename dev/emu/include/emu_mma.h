@@ -9,6 +9,7 @@
 #ifndef EMU_MMA_H
 #define EMU_MMA_H
 #include "cuda_runtime.h"
+#include "emu_half.h"
 #include <stdint.h>
 
 namespace emu {
@@ -21,23 +22,21 @@ typedef float Row8 __attribute__((vector_size(32)));
 
 struct MmaLane { float *d; const uint32_t *a, *b; };
 
-EMU_REGISTERS void mma_all_lanes(void **lanes, unsigned present) {
+// `value` says what the 16 bits of an element of a or b are worth.
+template <float value(uint16_t)> EMU_REGISTERS void mma_all_lanes(void **lanes, unsigned present) {
     if (present != 0xffffffffu) emu_fail("mma with only lanes %08x of its warp", present);
-    union Bits { uint32_t bits; float value; };
     float a[16][16];        // a (M, K)
     Row8 b[16], d[16];      // b (K, N), d (M, N)
     for (unsigned lane = 0; lane < 32; lane++) {
         const MmaLane *own = (const MmaLane *)lanes[lane];
         const unsigned g = lane / 4, q = lane % 4;
         for (unsigned r = 0; r < 4; r++) {
-            const Bits low = {own->a[r] << 16}, high = {own->a[r] & 0xffff0000u};
-            a[g + 8 * (r % 2)][2 * q + 8 * (r / 2)] = low.value;
-            a[g + 8 * (r % 2)][2 * q + 8 * (r / 2) + 1] = high.value;
+            a[g + 8 * (r % 2)][2 * q + 8 * (r / 2)] = value((uint16_t)own->a[r]);
+            a[g + 8 * (r % 2)][2 * q + 8 * (r / 2) + 1] = value((uint16_t)(own->a[r] >> 16));
         }
         for (unsigned r = 0; r < 2; r++) {
-            const Bits low = {own->b[r] << 16}, high = {own->b[r] & 0xffff0000u};
-            b[2 * q + 8 * r][g] = low.value;
-            b[2 * q + 8 * r + 1][g] = high.value;
+            b[2 * q + 8 * r][g] = value((uint16_t)own->b[r]);
+            b[2 * q + 8 * r + 1][g] = value((uint16_t)(own->b[r] >> 16));
         }
         for (unsigned i = 0; i < 4; i++) d[g + 8 * (i / 2)][2 * q + i % 2] = own->d[i];
     }
@@ -55,7 +54,13 @@ EMU_REGISTERS void mma_all_lanes(void **lanes, unsigned present) {
 static inline void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4],
                                      const uint32_t (&b)[2]) {
     MmaLane own = {d, a, b};
-    emu_warp_collective(0xffffffffu, &own, mma_all_lanes, false);
+    emu_warp_collective(0xffffffffu, &own, mma_all_lanes<bf16_to_f32>, false);
+}
+
+// mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32: the same with operands of half precision.
+static inline void mma_m16n8k16_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    MmaLane own = {d, a, b};
+    emu_warp_collective(0xffffffffu, &own, mma_all_lanes<f16_to_f32>, false);
 }
 
 // What lane i loads: row i % 8 of matrix i / 8, eight elements of 16 bits in four words.

@@ -1079,14 +1079,26 @@ static void fresh_memory_is_poisoned(void) {
 // ---------------------------------------------------------------------------------------------
 // Matrix instructions: one PTX instruction each, with its twin for the emulated device
 
+#define MMA(type) \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 " \
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n" \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+
 __device__ static inline void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #ifdef __CUDA_EMU__
     emu::mma_m16n8k16_bf16(d, a, b);
 #else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    MMA("bf16");
+#endif
+}
+
+__device__ static inline void mma_f16(float (&d)[4], const uint32_t (&a)[4],
+                                      const uint32_t (&b)[2]) {
+#ifdef __CUDA_EMU__
+    emu::mma_m16n8k16_f16(d, a, b);
+#else
+    MMA("f16");
 #endif
 }
 
@@ -1111,7 +1123,8 @@ __device__ static inline void ldmatrix_trans(uint32_t (&r)[4], const void *row) 
 }
 
 // d (16, 8) = c + a (16, 16) b (16, 8), the fragments picked by hand.
-__global__ static void mma_kernel(float *d, const float *c, const uint16_t *a, const uint16_t *b) {
+__global__ static void mma_kernel(float *d, const float *c, const uint16_t *a, const uint16_t *b,
+                                  bool is_f16) {
     const unsigned g = threadIdx.x / 4, q = threadIdx.x % 4;
     uint32_t fa[4], fb[2];
     float fd[4];
@@ -1124,27 +1137,38 @@ __global__ static void mma_kernel(float *d, const float *c, const uint16_t *a, c
         fb[r] = b[8 * row + g] | (uint32_t)b[8 * (row + 1) + g] << 16;
     }
     for (unsigned i = 0; i < 4; i++) fd[i] = c[8 * (g + 8 * (i / 2)) + 2 * q + i % 2];
-    mma(fd, fa, fb);
+    if (is_f16) mma_f16(fd, fa, fb);
+    else mma(fd, fa, fb);
     for (unsigned i = 0; i < 4; i++) d[8 * (g + 8 * (i / 2)) + 2 * q + i % 2] = fd[i];
 }
 
-static void mma_is_a_matrix_product(void) {
+static void check_mma(bool is_f16, float scale) {
+    const auto stored = [=](float x) {
+        return is_f16 ? __half_as_ushort(__float2half_rn(x)) : nearest_bf16(x);
+    };
     std::vector<uint16_t> a(256), b(128);
     std::vector<float> c(128);
-    for (size_t i = 0; i < 256; i++) a[i] = nearest_bf16(number(i, 1));
-    for (size_t i = 0; i < 128; i++) b[i] = nearest_bf16(number(i, 2)), c[i] = number(i, 3);
+    for (size_t i = 0; i < 256; i++) a[i] = stored(scale * number(i, 1));
+    for (size_t i = 0; i < 128; i++) b[i] = stored(number(i, 2)), c[i] = scale * number(i, 3);
     uint16_t *da = device_array(a), *db = device_array(b);
     float *dc = device_array(c), *dd = device_array(std::vector<float>(128));
-    mma_kernel<<<1, 32, 0, stream>>>(dd, dc, da, db);
+    mma_kernel<<<1, 32, 0, stream>>>(dd, dc, da, db, is_f16);
     OK(cudaGetLastError());
     const std::vector<float> d = host_array(dd, 128);
     for (size_t i = 0; i < 16; i++)
         for (size_t j = 0; j < 8; j++) {
-            float want = c[8 * i + j];      // exact: all are multiples of 2^-12 below 2^7
-            for (size_t k = 0; k < 16; k++) want += number(16 * i + k, 1) * number(8 * k + j, 2);
+            float want = c[8 * i + j];  // exact: all are multiples of scale 2^-12 below scale 2^7
+            for (size_t k = 0; k < 16; k++)
+                want += scale * number(16 * i + k, 1) * number(8 * k + j, 2);
             CHECK(d[8 * i + j] == want, "(%zu, %zu): %g, expected %g", i, j, d[8 * i + j], want);
         }
     OK(cudaFree(da)), OK(cudaFree(db)), OK(cudaFree(dc)), OK(cudaFree(dd));
+}
+
+static void mma_is_a_matrix_product(void) {
+    check_mma(false, 1);
+    check_mma(true, 1);
+    check_mma(true, 0x1p-18f);  // below 2^-14 fp16 has no leading digit
 }
 
 // Loads four 8 x 8 matrices whose rows lie in an odd order, plain and transposed.
