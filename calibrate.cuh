@@ -12,6 +12,7 @@
 #include "gpu.cuh"
 #include "host.cuh"
 #include "rates.h"
+#include "rng.h"
 
 enum { CALIBRATE_RUNS = 9, CALIBRATE_PARTS = 32 };
 
@@ -108,8 +109,20 @@ __global__ static void calibrate_cast_kernel(const From *from, To *to, size_t n)
     for (int j = 0; j < 8 / TO; j++) store_pack(to + i + (size_t)j * TO, b[j]);
 }
 
+// One thread draws eight normal numbers; writing them takes less than drawing.
+__global__ static void calibrate_normals_kernel(bf16 *to, size_t n) {
+    const size_t i = 8 * (blockIdx.x * (size_t)blockDim.x + threadIdx.x);
+    if (i >= n) return;
+    float z[8];
+    Pack<bf16> x;
+    for (int j = 0; j < 2; j++) rng_quad(z + 4 * j, 1, 1, 0, 0, i / 4 + (size_t)j);
+    for (int j = 0; j < 8; j++) x.x[j] = from_f32<bf16>(z[j]);
+    store_pack(to + i, x);
+}
+
 enum { WORK_H2D, WORK_D2H, WORK_GPU_COPY,                 // n bytes
        WORK_GPU_ADAM, WORK_GPU_NARROW, WORK_GPU_WIDEN,    // n parameters, from here on
+       WORK_GPU_NORMALS,
        WORK_HOST_ADAM, WORK_CORES, WORK_HOST_CAST };
 
 static cudaStream_t calibrate_stream(const Calibration *c, int work) {
@@ -147,6 +160,9 @@ static void calibrate_submit(const Calibration *c, int work, size_t n) {
     } else if (work == WORK_GPU_WIDEN) {
         calibrate_cast_kernel<bf16, float><<<ceil_div(n, 8 * 256), 256, 0, s>>>(
             (const bf16 *)(c->gpu + 4 * n), (float *)c->gpu, n);
+        CUDA(cudaGetLastError());
+    } else if (work == WORK_GPU_NORMALS) {
+        calibrate_normals_kernel<<<ceil_div(n, 8 * 256), 256, 0, s>>>((bf16 *)c->gpu, n);
         CUDA(cudaGetLastError());
     } else {
         host_queue_submit(c->q, work == WORK_HOST_ADAM ? calibrate_adam
@@ -456,6 +472,7 @@ static void rates_measure(Rates *r, HostQueue *q, double seconds, bool table) {
     r->gpu_cast = 12 / (1 / calibrate_rate(&c, WORK_GPU_NARROW)   // 6 bytes each way
                         + 1 / calibrate_rate(&c, WORK_GPU_WIDEN));
     r->gpu_bytes = 2 * calibrate_rate(&c, WORK_GPU_COPY);
+    r->gpu_normals = calibrate_rate(&c, WORK_GPU_NORMALS);
     if (table) calibrate_table(&c, r);
     calibrate_close(&c);
 }
@@ -480,6 +497,7 @@ static inline void calibrate_print(FILE *f, const Rates *r) {
         {"host, fp32 to bf16 in a pass of its own", "G parameters/s", 1e9, r->host_cast, -1},
         {"GPU AdamW", "G parameters/s", 1e9, r->gpu_adam, -1},
         {"GPU memory, casts", "GB/s", 1e9, r->gpu_bytes, r->gpu_cast},
+        {"GPU, normal numbers drawn", "G/s", 1e9, r->gpu_normals, -1},
         {"GPU products", "TFLOP/s", 1e12, r->gpu_flops, -1},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

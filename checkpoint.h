@@ -32,18 +32,32 @@ typedef struct {
     int count;               // ALIGN_ELEMENTS; and how many. 0: nothing, where that is allowed
     void (*copy)(void *to, const void *from, size_t bytes);  // to or from a GPU, done when it
                              // returns; NULL if no span is on one
+    // A part that is stored in another form, or made when it is asked for, has no spans but this:
+    // it brings elements [at, at + n) to w as fp32, or with out == false from w, and is done when
+    // it returns. They lie within one tensor, with its padding and the gap behind it only when they
+    // come from w, as zeros. Calls are in the arena's order, and bring each element once.
+    void (*move)(void *owner, size_t at, size_t n, float *w, bool out);
+    void *owner;
 } StatePart;
 
 // The part whose arena is whole, at data (NULL: nothing), in a GPU's memory if there is a copy.
 static inline StatePart part_whole(const char *prefix, StateSpan *span, const GPT2Table *t,
                                    float *data, void (*copy)(void *, const void *, size_t)) {
-    const StatePart p = {prefix, span, data != NULL, copy};
+    const StatePart p = {prefix, span, data != NULL, copy, NULL, NULL};
     span->at = 0;
     span->length = t->elements;
     span->data = data;
     span->gpu = copy != NULL;
     return p;
 }
+
+// The part that `move` brings; and is there anything in a part?
+static inline StatePart part_moved(const char *prefix, void *owner,
+                                   void (*move)(void *, size_t, size_t, float *, bool)) {
+    const StatePart p = {prefix, NULL, 0, NULL, move, owner};
+    return p;
+}
+static inline bool part_exists(const StatePart *p) { return p->count > 0 || p->move != NULL; }
 
 // The shape of a tensor in a file; returns the rank.
 static inline int tensor_shape(int rank, size_t rows, size_t cols, size_t shape[2]) {
@@ -61,6 +75,7 @@ static inline float *part_place(const StatePart *p, size_t at, size_t n) {
 
 // Copies elements [at, at + n) from w, or with `out` to w.
 static inline void part_copy(const StatePart *p, size_t at, size_t n, float *w, bool out) {
+    if (p->move != NULL) p->move(p->owner, at, n, w, out);
     for (const StateSpan *s = p->spans; s < p->spans + p->count; s++) {
         const size_t from = s->at > at ? s->at : at, to = min_size(at + n, s->at + s->length);
         if (from >= to) continue;
@@ -80,7 +95,7 @@ static inline size_t part_extent(const GPT2Tensor *x, size_t first, size_t n) {
 static inline float *part_buffer(const StatePart *parts, int count, const GPT2Table *t) {
     size_t most = 0;
     for (int k = 0; k < count; k++)
-        for (int i = 0; parts[k].count > 0 && i < t->count; i++) {
+        for (int i = 0; part_exists(&parts[k]) && i < t->count; i++) {
             const size_t size = round_up(t->tensors[i].size, ALIGN_ELEMENTS);
             if (size > most && part_place(&parts[k], t->tensors[i].offset, size) == NULL)
                 most = size;
@@ -655,17 +670,27 @@ static inline bool dump_save(const char *path, const GPT2Config *c, const GPT2Ta
 // v, and every tensor in our naming and layout, without padding) and state.json (everything else,
 // hashes of the first, and one of itself). Written as OUT/checkpoints/tmp_step_N and renamed;
 // a step_N that is there already is step_N.old meanwhile, and counts while there is no step_N.
+//
+// A checkpoint may have no parts: state.json then says of which first weights, and what has been
+// done to them (MeZO: Malladi et al. 2023, section 2.1). That takes kilobytes.
 
 typedef struct {
     size_t step;             // steps done
     uint64_t seed;
     uint64_t data_position;  // the next sequence's
     uint64_t data_hash;      // of the training data, as the trainer defines it
+    uint64_t base;           // a hash of the first weights, if there are no parts; else 0
+    char *more;              // the optimizer's own: the text of a JSON object, or NULL; malloc'ed
     char options[4096];      // the run's options: the text of a JSON object
 } TrainState;
 
+static inline void train_state_free(TrainState *s) {
+    free(s->more);
+    s->more = NULL;
+}
+
 enum { STATE_VERSION = 2, STATE_SEAL = 29 };  // a seal is ,\n"seal":"16 digits"}\n
-static const char state_options_key[] = "\n\"options\":";
+static const char state_options_key[] = "\n\"options\":", state_more_key[] = "\n\"more\":";
 
 // One directory below OUT/checkpoints.
 typedef struct { size_t step; bool old; char name[256]; } StateEntry;
@@ -753,7 +778,7 @@ static inline bool state_u64(const Json *root, const char *key, uint64_t *out) {
         && errno == 0;
 }
 
-// Reads state.json's text. *hashes, to be freed: what state.safetensors should have.
+// Reads state.json's text. To be freed: *s, and *hashes: what state.safetensors should have.
 static inline bool state_parse(const char *text, size_t n, TrainState *s, GPT2Config *c,
                                char **hashes, Error *err) {
     char seal[STATE_SEAL + 1];
@@ -789,12 +814,29 @@ static inline bool state_parse(const char *text, size_t n, TrainState *s, GPT2Co
     ok = ok && value != NULL && value->type == JSON_OBJECT && length < sizeof s->options
         && digits != NULL && digits->type == JSON_STRING;
     if (ok) memcpy(s->options, options, length);
+    // And what may be in front of them: ,\n"base":"16 digits",\n"more":{..},\n"options":
+    const Json *base = json_get(root, "base");
+    const char *more = key == NULL ? NULL : (const char *)memmem(text, (size_t)(key - text),
+                                                state_more_key, strlen(state_more_key));
+    value = json_get(root, "more");
+    ok = ok && (more == NULL ? value == NULL : value != NULL && value->type == JSON_OBJECT)
+        && (base == NULL || (base->type == JSON_STRING && base->length == 16
+                             && strspn(base->string, "0123456789abcdef") == 16));
+    if (ok && base != NULL) s->base = strtoull(base->string, NULL, 16);
+    if (more != NULL) more += strlen(state_more_key);
+    if (ok && current && more != NULL) {
+        s->more = strndup(more, (size_t)(key - more) - 1);
+        if (s->more == NULL) fail("out of memory: state.json");
+    }
     if (ok && current && (*hashes = strdup(digits->string)) == NULL) fail("out of memory: hashes");
     json_free(root);
     if (!current)
         return error_set(err, "state.json has version %zu, this program reads %d", version,
                          STATE_VERSION);
-    return ok ? gpt2_finish(c, err) : error_set(err, "state.json lacks a field");
+    if (!ok) return error_set(err, "state.json lacks a field");
+    ok = gpt2_finish(c, err);
+    if (!ok) train_state_free(s);
+    return ok;
 }
 
 static inline bool state_read(const char *dir, TrainState *s, GPT2Config *c, char **hashes,
@@ -802,6 +844,7 @@ static inline bool state_read(const char *dir, TrainState *s, GPT2Config *c, cha
     char path[PATH_MAX];
     size_t n = 0;
     *hashes = NULL;
+    s->more = NULL;
     path_join(path, dir, "state.json");
     char *text = file_read(path, &n, err);
     if (text == NULL) return false;
@@ -835,7 +878,7 @@ static inline bool state_hashes(const SafeTensors *st, const char *hashes, Error
     return true;
 }
 
-// Reads and checks one checkpoint: all hashes, every name and shape.
+// Reads and checks one checkpoint: all hashes, every name and shape. On failure *s holds nothing.
 static inline bool state_check(const char *dir, TrainState *s, GPT2Config *c, Error *err) {
     char path[PATH_MAX], *hashes;
     SafeTensors st;
@@ -844,15 +887,19 @@ static inline bool state_check(const char *dir, TrainState *s, GPT2Config *c, Er
     if (ok && (ok = safetensors_open(&st, path, err))) {
         GPT2Table t = gpt2_table(c);
         ok = state_hashes(&st, hashes, err) && state_shapes(&st, &t, err);
+        if (ok && (st.count == 0) != (s->base != 0))
+            ok = error_set(err, "it must have either weights or the hash of the first ones");
         gpt2_table_free(&t);
         safetensors_close(&st);
     }
+    if (!ok) train_state_free(s);
     free(hashes);
     return ok;
 }
 
-// Finds the newest whole checkpoint of the run in `out`, reads its *s and *c and puts its path into
-// dir. Damaged ones are named on stderr and passed over. Returns false if none is left.
+// Finds the newest whole checkpoint of the run in `out`, reads its *s, to be freed, and *c and puts
+// its path into dir. Damaged ones are named on stderr and passed over. Returns false if none is
+// left.
 static inline bool state_find(const char *out, TrainState *s, GPT2Config *c, char dir[PATH_MAX],
                               Error *err) {
     char all[PATH_MAX];
@@ -875,7 +922,7 @@ static inline bool state_find(const char *out, TrainState *s, GPT2Config *c, cha
 }
 
 // Fills the parts' arenas from a checkpoint that state_find() has checked; padding becomes zero. It
-// must hold exactly these parts, of this model. A part without spans is known but not loaded.
+// must hold exactly these parts, of this model. A part with nothing in it is known but not loaded.
 static inline bool state_load(const char *dir, const GPT2Config *c, const GPT2Table *t,
                               const StatePart *parts, int count, Error *err) {
     char path[PATH_MAX], name[128];
@@ -887,6 +934,7 @@ static inline bool state_load(const char *dir, const GPT2Config *c, const GPT2Ta
     const bool read = state_read(dir, &s, &saved, &hashes, err);
     free(hashes);
     if (!read) return false;
+    train_state_free(&s);
     bool same = saved.activation == c->activation && saved.tied == c->tied;
     for (int i = 0; i < SIZES; i++)
         same = same && *config_size(&saved, i) == *config_size(&wanted, i);
@@ -894,6 +942,8 @@ static inline bool state_load(const char *dir, const GPT2Config *c, const GPT2Ta
     path_join(path, dir, "state.safetensors");
     if (!safetensors_open(&st, path, err)) return false;
     bool ok = state_shapes(&st, t, &why);
+    if (ok && st.count == 0 && count > 0)
+        ok = error_set(&why, "it has no weights, only what was done to the first ones");
     // The order is known now: a part is t->count tensors, of which its name is in the first.
     for (int k = 0; ok && k < count; k++) {
         snprintf(name, sizeof name, "%s.%s", parts[k].prefix, t->tensors[0].name);
@@ -906,7 +956,7 @@ static inline bool state_load(const char *dir, const GPT2Config *c, const GPT2Ta
             ok = error_set(&why, "tensor %.100s is not used in this mode", st.tensors[i].name);
     float *buffer = ok ? part_buffer(parts, count, t) : NULL;
     for (int k = 0; ok && k < count; k++) {
-        if (parts[k].count == 0) continue;
+        if (!part_exists(&parts[k])) continue;
         snprintf(name, sizeof name, "%s.%s", parts[k].prefix, t->tensors[0].name);
         const SafeTensor *stored = safetensors_find(&st, name);
         for (int i = 0; i < t->count; i++, stored++) {

@@ -245,6 +245,12 @@ typedef struct {
 
 typedef struct { int count; Shard *shards; } ShardMap;
 
+// How many of a shard's elements are the model's, not padding; they come first.
+static inline size_t shard_logical(const GPT2Table *t, const Shard *s) {
+    const size_t n = t->tensors[s->tensor].rows * t->tensors[s->tensor].cols;
+    return n <= s->offset ? 0 : min_size(s->length, n - s->offset);
+}
+
 static inline ShardMap gpt2_shards_all(const GPT2Table *t) {
     ShardMap map;
     map.count = t->count;

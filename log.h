@@ -164,14 +164,26 @@ static inline bool log_step(Log *l, size_t step, size_t steps, double loss, doub
     return log_flush(l, err);
 }
 
-// After an evaluation at `step`: both lines.
-static inline bool log_eval(Log *l, size_t step, double val_loss, Error *err) {
+// After a step without an update, because its loss is no number: both lines.
+static inline bool log_skip(Log *l, size_t step, size_t steps, double loss, Error *err) {
+    fprintf(l->file, "{\"step\":%zu,\"skipped\":true}\n", step);
+    log_clear(l);
+    fprintf(l->screen, "step %zu/%zu | skipped: its loss is %g\n", step, steps, loss);
+    return log_flush(l, err);
+}
+
+// After an evaluation at `step`: both lines. accuracy: the share that is right, or -1.
+static inline bool log_eval(Log *l, size_t step, double val_loss, double accuracy, Error *err) {
     if (!isfinite(val_loss))
         return error_set(err, "step %zu: the validation loss is %g", step, val_loss);
     log_add(&l->val, step, val_loss);
-    fprintf(l->file, "{\"step\":%zu,\"val_loss\":%.9g}\n", step, val_loss);
+    fprintf(l->file, "{\"step\":%zu,\"val_loss\":%.9g", step, val_loss);
+    if (accuracy >= 0) fprintf(l->file, ",\"val_accuracy\":%.6g", accuracy);
+    fprintf(l->file, "}\n");
     log_clear(l);
-    fprintf(l->screen, "step %zu | val loss %.4f\n", step, val_loss);
+    fprintf(l->screen, "step %zu | val loss %.4f", step, val_loss);
+    if (accuracy >= 0) fprintf(l->screen, " | accuracy %.1f %%", 100 * accuracy);
+    fprintf(l->screen, "\n");
     fflush(l->screen);
     return log_flush(l, err);
 }

@@ -19,7 +19,7 @@ enum { RECOMPUTE_AUTO, RECOMPUTE_NONE, RECOMPUTE_BLOCK };
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE,
        OFFLOAD_ZENFLOW };
 enum { WIRE_BF16, WIRE_FP32 };
-enum { NOISE_GAUSSIAN, NOISE_RADEMACHER };
+enum { CHECKPOINT_FULL, CHECKPOINT_REPLAY };  // noise, storage and rounding: zo.h
 
 #define OPTION_MAX 96           // room for rows in the table
 #define AUTO_COUNT SIZE_MAX     // "auto", for a count whose range begins at 0
@@ -55,8 +55,9 @@ typedef struct {
     size_t zen_window, zen_reselect, zen_warmup;      // zen_window 0: auto
     // zeroth-order training
     double zo_eps;
-    size_t zo_queries, resident_blocks;
-    int zo_noise;
+    size_t zo_queries, zo_write_back, resident_blocks;
+    int zo_noise, zo_storage, zo_rounding, zo_checkpoint;
+    const char *labels, *template_text;               // NULL: the loss of a language model
     bool stream_blocks, zo_no_overlap, zo_no_slots, zo_no_fused_update;
     // bookkeeping
     bool gpu_build;
@@ -124,7 +125,8 @@ static const Option option_table[] = {
     COUNT("warmup", warmup, "auto", 0, 1e12, 0, "steps from 0 up to --lr; auto: 1/20 of --steps"),
     CHOICE("schedule", schedule, "cosine", "cosine|linear|constant", 0, "how the rate falls then"),
     REAL("min-lr", min_lr, "auto", 0, 1000, 0, "rate at the last step; auto: 1/10 of --lr"),
-    CHOICE("optimizer", optimizer, "adamw", "adamw|!mezo", 0, ""),
+    CHOICE("optimizer", optimizer, "adamw", "adamw|mezo", O_FIXED,
+           "mezo: forward passes only, see below"),
     REAL("weight-decay", weight_decay, "0.1", 0, 1000, 0, "of matrices"),
     REAL("beta1", beta1, "0.9", 0, 1, O_FIXED, "decay of the first moment, below 1"),
     REAL("beta2", beta2, "0.95", 0, 1, O_FIXED, "decay of the second moment, below 1"),
@@ -153,8 +155,8 @@ static const Option option_table[] = {
     FLAG("version", version, O_OWN, ""),
 
     TITLE("GPU builds (train_gpt2cu, train_gpt2emu)"),
-    CHOICE("precision", precision, "bf16", "bf16|fp32|!fp16", O_GPU,
-           "of what is stored; sums and AdamW are fp32"),
+    CHOICE("precision", precision, "bf16", "bf16|fp32|fp16", O_GPU,
+           "of what is stored; sums are fp32; fp16: with mezo"),
     CHOICE("recompute", recompute, "auto", "auto|none|block", O_GPU,
            "activations in backward, to save memory"),
     CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|!zenflow", O_GPU,
@@ -166,7 +168,7 @@ static const Option option_table[] = {
     REAL("share", share, "auto", 0, 1, O_GPU, "or this share of the rest; auto: the best"),
     COUNT("subgroup", subgroup, "auto", 1, BIG, O_GPU,
           "parameters; auto: layers, at most 100 million"),
-    COUNT("slots", slots, "3", 1, 1000, O_GPU, "rooms on the GPU for state that visits it"),
+    COUNT("slots", slots, "3", 1, 1000, O_GPU, "rooms on the GPU for what visits it"),
     CHOICE("grad-wire", grad_wire, "bf16", "bf16|fp32", O_GPU, "type of gradients on the link"),
     FLAG("no-grad-overlap", no_grad_overlap, O_GPU, "backward waits until gradients have left"),
     FLAG("no-update-overlap", no_update_overlap, O_GPU, "forward waits for the whole update"),
@@ -187,15 +189,27 @@ static const Option option_table[] = {
     COUNT("zen-reselect", zen_reselect, "auto", 1, BIG, O_LATER, "steps between selections"),
     COUNT("zen-warmup", zen_warmup, "0", 0, BIG, O_LATER, "plain steps before"),
 
-    TITLE("Zeroth-order training (--optimizer mezo)"),
-    REAL("zo-eps", zo_eps, "1e-3", 1e-30, 1, O_LATER, "size of the perturbation"),
-    COUNT("zo-queries", zo_queries, "1", 1, 65536, O_LATER, "directions per step"),
-    CHOICE("zo-noise", zo_noise, "gaussian", "gaussian|rademacher", O_LATER, ""),
-    FLAG("stream-blocks", stream_blocks, O_GPU | O_LATER, "weights live on the host"),
-    COUNT("resident-blocks", resident_blocks, "0", 0, 1000, O_GPU | O_LATER, "kept on the GPU"),
-    FLAG("zo-no-overlap", zo_no_overlap, O_GPU | O_LATER, "ablation"),
-    FLAG("zo-no-slots", zo_no_slots, O_GPU | O_LATER, "ablation"),
-    FLAG("zo-no-fused-update", zo_no_fused_update, O_GPU | O_LATER, "ablation"),
+    TITLE("Zeroth-order training (--optimizer mezo; unless given: --lr 1e-6, constant, no decay)"),
+    REAL("zo-eps", zo_eps, "1e-3", 1e-30, 1, O_FIXED, "size of the perturbation"),
+    COUNT("zo-queries", zo_queries, "1", 1, 256, O_FIXED, "directions per step"),
+    CHOICE("zo-noise", zo_noise, "gaussian", "gaussian|rademacher", O_FIXED, "of a direction"),
+    CHOICE("zo-storage", zo_storage, "auto", "auto|fp32|fp16|bf16", O_FIXED,
+           "of weights; auto: --precision"),
+    CHOICE("zo-rounding", zo_rounding, "stochastic", "stochastic|nearest", O_FIXED,
+           "of updated weights to 16 bits"),
+    COUNT("zo-write-back", zo_write_back, "1", 1, 64, O_FIXED,
+          "updates that are added up before they are rounded"),
+    CHOICE("zo-checkpoint", zo_checkpoint, "full", "full|replay", O_FIXED,
+           "replay: no weights, only what was done to them"),
+    TEXT("labels", labels, NULL, "WORDS", O_FIXED,
+         "classify --data, a TSV, by the next token: \" bad| good\""),
+    {O_TEXT, "template", offsetof(Options, template_text), " It was", "TEXT", 0, 0, O_FIXED,
+     "what follows each sentence"},
+    FLAG("stream-blocks", stream_blocks, O_GPU, "layers live on the host, and visit --slots"),
+    COUNT("resident-blocks", resident_blocks, "0", 0, 1000, O_GPU, "of them stay on the GPU"),
+    FLAG("zo-no-overlap", zo_no_overlap, O_GPU, "copies and kernels take turns"),
+    FLAG("zo-no-slots", zo_no_slots, O_GPU, "memory of a visiting layer is allocated each time"),
+    FLAG("zo-no-fused-update", zo_no_fused_update, O_GPU, "layers visit once more to be updated"),
 };
 #undef TITLE
 #undef TEXT
@@ -397,6 +411,27 @@ static inline bool options_check(const Options *o, Error *err) {
         return error_set(err, "--stride and --share say the same in two ways: leave one out");
     if (o->subgroup > 0 && o->subgroup < 4096)
         return error_set(err, "--subgroup %zu: must be at least 4096 parameters", o->subgroup);
+    const bool mezo = o->optimizer == OPTIMIZER_MEZO;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const char *name = option_table[i].name;
+        if (!mezo && o->given[i]
+            && (strncmp(name, "zo-", 3) == 0 || strcmp(name, "labels") == 0
+                || strcmp(name, "template") == 0 || strcmp(name, "stream-blocks") == 0
+                || strcmp(name, "resident-blocks") == 0))
+            return error_set(err, "--%s needs --optimizer mezo", name);
+    }
+    if (!mezo && o->precision == PRECISION_FP16)
+        return error_set(err, "--precision fp16 has no backward pass: use bf16, or --optimizer "
+                              "mezo");
+    if (mezo && o->dump != NULL)
+        return error_set(err, "--dump shows gradients, and --optimizer mezo has none");
+    if (mezo && option_given(o, "offload") && o->offload != OFFLOAD_NONE)
+        return error_set(err, "--offload places the state of AdamW; with mezo: --stream-blocks");
+    if (mezo && o->zo_write_back * o->zo_queries > 256)
+        return error_set(err, "--zo-write-back %zu times --zo-queries %zu: at most 256 directions "
+                              "can be replayed at once", o->zo_write_back, o->zo_queries);
+    if (mezo && o->labels != NULL && o->sample_every > 0)
+        return error_set(err, "--sample-every needs running text, and --labels reads sentences");
     if (o->plan || o->calibrate) return true;
     if (o->data == NULL && (o->steps > 0 || o->dump != NULL))
         return error_set(err, "--data is missing: name a text or .bin file: --data my.txt");
@@ -445,6 +480,13 @@ static inline bool options_parse_args(Options *o, int argc, char **argv, bool gp
         if (x->flags & O_LATER) return error_set(err, "--%s is not implemented yet", x->name);
         o->given[row] = true;
         if (o->help || o->version) return true;
+    }
+    if (o->optimizer == OPTIMIZER_MEZO) {  // what suits AdamW would end it
+        if (!option_given(o, "lr")) o->lr = 1e-6;
+        if (!option_given(o, "schedule")) o->schedule = SCHEDULE_CONSTANT;
+        if (!option_given(o, "weight-decay")) o->weight_decay = 0;
+        if (!option_given(o, "warmup")) o->warmup = 0;
+        if (!option_given(o, "min-lr") && o->min_lr > o->lr) o->min_lr = AUTO_REAL;
     }
     if (o->dump != NULL && o->resume)
         return error_set(err, "--dump shows the first step of a run: leave out --resume, or load "

@@ -23,6 +23,7 @@ typedef struct {
     double gpu_cast;    // bytes read and written, fp32 <-> 16 bits
     double gpu_flops;   // that forward and backward reach, not the peak
     double gpu_bytes;   // GPU memory
+    double gpu_normals; // normal numbers drawn (rng.h): the noise of zeroth-order training
     double disk;        // bytes written
 } Rates;
 
@@ -35,7 +36,8 @@ static const RateField rate_fields[] = {
     RATE(h2d_pageable, "bytes/s"), RATE(d2h_pageable, "bytes/s"), RATE(dram, "bytes/s"),
     RATE(dram_dma, "bytes/s"), RATE(host_adam, "parameters/s"), RATE(cores, "parameters/s"),
     RATE(host_cast, "parameters/s"), RATE(gpu_adam, "parameters/s"), RATE(gpu_cast, "bytes/s"),
-    RATE(gpu_flops, "flop/s"), RATE(gpu_bytes, "bytes/s"), RATE(disk, "bytes/s"),
+    RATE(gpu_flops, "flop/s"), RATE(gpu_bytes, "bytes/s"),
+    RATE(gpu_normals, "numbers/s"), RATE(disk, "bytes/s"),
 };
 #undef RATE
 enum { RATE_FIELDS = sizeof rate_fields / sizeof *rate_fields };

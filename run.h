@@ -10,6 +10,7 @@
 #include "log.h"
 #include "options.h"
 #include "saver.h"
+#include "task.h"
 #include "tokenizer.h"
 #include <signal.h>
 #ifdef _OPENMP
@@ -26,17 +27,28 @@ typedef struct {
     Tokenizer *tokenizer;           // NULL: token files, and nobody said how they were made
     TokenData data, val_data;       // files that were opened
     TokenData train_view, val_view;
-    Loader train, val;              // .sequences 0: there is no such data
+    Task task_all, task_val_all, task_train, task_val;  // instead of these, with --labels: the
+    bool task;                      // files, and what of them is trained on and held out
+    Loader train, val;              // .sequences (or examples) 0: there is no such data
     size_t B, T;                    // of a micro-batch
     size_t step_tokens;             // of a step: its micro-batches together
     const char *saved_model;        // --model is this file or directory; NULL: preset, or --resume
     TrainState state;               // where a resumed run stands
     char resume_from[PATH_MAX];     // its checkpoint
+    bool keeps_base;                // checkpoints have no weights: set it before run_load(), and
+    bool replays;                   // if it then sets this, do to the weights what .state.more says
     bool training;                  // gradients are needed: for steps, or for --dump
     bool only_sampling;             // --steps 0 --prompt: nothing but the sample is printed
     bool batches;                   // batches of B x T are read: to train on, or to evaluate
     bool sampling;                  // samples are drawn: as the only thing, or while training
 } Run;
+
+// What a run saves. The first values go to parts[0], even if checkpoints have no parts.
+typedef struct {
+    const StatePart *parts;
+    int count;                 // of a checkpoint; 0: first weights and .state.more are enough
+    const StatePart *weights;  // of model.safetensors; NULL: not now
+} RunState;
 
 // One line of a trainer's memory plan: what it is for, how large it is, where its address goes (a
 // pointer of any type); and whether it begins as zeros. One list is printed, allocated and freed.
@@ -126,15 +138,57 @@ static inline uint64_t run_data_hash(const TokenData *d) {
     return hash;
 }
 
+// Opens --data and --val as labelled sentences (task.h). --seq 0: the longest prompt.
+static inline void run_open_task(Run *r) {
+    const Options *o = &r->o;
+    const size_t V = r->config.vocab;
+    Task *all = &r->task_all, *held = &r->task_val_all;
+    Error err;
+    if (r->tokenizer == NULL) die("--labels needs --tokenizer: the model came without one");
+    // OPT has seen every text begin with </s>
+    const bool opt = r->config.family == FAMILY_OPT && tokenizer_vocab(r->tokenizer) != 256;
+    const int32_t first = opt ? 2 : -1;
+    if ((o->data != NULL && !task_open(all, o->data, o->labels, o->template_text, r->tokenizer,
+                                       first, V, &err))
+        || (o->val != NULL && !task_open(held, o->val, o->labels, o->template_text, r->tokenizer,
+                                         first, V, &err)))
+        die("%s", err.text);
+    if (o->data != NULL) task_split(all, o->val == NULL ? 0.1 : 0, &r->task_train, &r->task_val);
+    if (o->val != NULL) r->task_val = task_view(held, 0, held->count);
+    if (o->seq == 0) {
+        const size_t most = all->longest > held->longest ? all->longest : held->longest;
+        r->T = min_size(round_up(most, 8), r->config.context);
+    }
+    if (r->T < 2) die("--labels needs --seq 2 or more, not %zu", r->T);
+    r->train.sequences = r->task_train.count;
+    r->val.sequences = r->task_val.count;
+}
+
+// With --labels: the task that knows their tokens.
+static inline const Task *run_task(const Run *r) {
+    return r->o.data != NULL ? &r->task_all : &r->task_val_all;
+}
+
+// run_data_hash() of a task: all of its tokens and labels.
+static inline uint64_t run_task_hash(const Task *t) {
+    if (t->count == 0) return 0;
+    const uint64_t parts[] = {hash_bytes(t->first, (t->count + 1) * sizeof *t->first),
+                              hash_bytes(t->tokens, t->first[t->count] * sizeof *t->tokens),
+                              hash_bytes(t->label, t->count * sizeof *t->label)};
+    return hash_bytes(parts, sizeof parts);
+}
+
 // Opens --data and --val, cuts off the held-out tenth if there is no --val, and settles the
 // vocabulary of a new model: --vocab, or what the tokenizer needs.
 static inline void run_open_data(Run *r) {
     const Options *o = &r->o;
     GPT2Config *c = &r->config;
     Error err;
-    if (o->data != NULL && !data_open(&r->data, o->data, r->tokenizer, &err))
+    r->task = o->labels != NULL;
+    const bool texts = o->data != NULL && !r->task;
+    if (texts && !data_open(&r->data, o->data, r->tokenizer, &err))
         die("%s%s", err.text, r->tokenizer == NULL ? ": name it with --tokenizer DIR" : "");
-    const bool token_files = o->data != NULL && r->data.segments[0].map_bytes > 0;
+    const bool token_files = texts && r->data.segments[0].map_bytes > 0;
     if (token_files && o->tokenizer == NULL && r->tokenizer != NULL
         && tokenizer_vocab(r->tokenizer) == 256) {
         tokenizer_free(r->tokenizer);  // it was a guess: token files are GPT-2's unless told
@@ -149,17 +203,20 @@ static inline void run_open_data(Run *r) {
     if (!gpt2_finish(c, &err)) die("%s", err.text);
     if (r->tokenizer != NULL && needed > c->vocab)
         die("the tokenizer has %zu tokens and the model only %zu", needed, c->vocab);
-    if (o->val != NULL && !data_open(&r->val_data, o->val, r->tokenizer, &err)) die("%s", err.text);
-    if (o->data != NULL) {
+    if (r->task) run_open_task(r);
+    if (o->val != NULL && !r->task && !data_open(&r->val_data, o->val, r->tokenizer, &err))
+        die("%s", err.text);
+    if (texts) {
         data_split(&r->data, o->val == NULL ? 0.1 : 0, &r->train_view, &r->val_view);
         if (!loader_init(&r->train, &r->train_view, r->T, o->seed, true, &err)) die("%s", err.text);
     }
     const TokenData *val = o->val != NULL ? &r->val_data : &r->val_view;
-    if (val->count == 0 || !loader_init(&r->val, val, r->T, o->seed, false, &err)) {
+    if (!r->task && (val->count == 0
+                     || !loader_init(&r->val, val, r->T, o->seed, false, &err))) {
         if (o->val != NULL) die("%s", err.text);
         r->val.sequences = 0;
     }
-    const uint64_t hash = run_data_hash(&r->data);
+    const uint64_t hash = r->task ? run_task_hash(&r->task_all) : run_data_hash(&r->data);
     if (o->resume && o->data != NULL && hash != r->state.data_hash)
         fprintf(stderr, "tide: the data is not what this run began with: it goes on, but not with "
                         "the same bits\n");
@@ -208,10 +265,12 @@ static inline void run_describe(const Run *r) {
            1e-6 * (double)r->table.parameters);
     if (r->o.steps == 0 || r->o.dump != NULL || r->o.data == NULL) return;
     const size_t sequences = r->o.accum * r->B;
-    printf("data: %zu training tokens, %.2f epochs in %zu steps of %zu tokens; "
-           "%zu validation tokens\n", r->train_view.tokens,
+    const char *what = r->task ? "examples" : "tokens";
+    printf("data: %zu training %s, %.2f epochs in %zu steps of %zu %s; %zu validation %s\n",
+           r->task ? r->train.sequences : r->train_view.tokens, what,
            (double)r->o.steps * (double)sequences / (double)r->train.sequences, r->o.steps,
-           r->step_tokens, r->val.sequences > 0 ? r->val.data->tokens : 0);
+           r->task ? sequences : r->step_tokens, what,
+           r->task ? r->val.sequences : r->val.sequences > 0 ? r->val.data->tokens : 0, what);
 }
 
 // Refuses shapes that the GPU's kernels do not take: they work on whole packs of 16 bytes, and hold
@@ -239,11 +298,11 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     r->T = o->seq > 0 ? o->seq : r->config.context;
     if (r->T > r->config.context)
         die("--seq %zu is longer than the model's context of %zu", r->T, r->config.context);
+    run_choose_tokenizer(r);
+    run_open_data(r);
     o->seq = r->T;  // what "0" meant, for the checkpoint
     r->B = o->batch;
     r->step_tokens = r->B * r->T * o->accum;
-    run_choose_tokenizer(r);
-    run_open_data(r);
     if (gpu_build) run_check_shape(r);
     r->table = gpt2_table(&r->config);
     const bool data = o->data != NULL || o->val != NULL;
@@ -253,6 +312,10 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     r->sampling = r->only_sampling || (o->steps > 0 && o->sample_every > 0);
     if (r->only_sampling && r->tokenizer == NULL)
         die("--prompt needs --tokenizer: the model came without one");
+    if (r->task && r->training && r->train.sequences == 0)
+        die("%s has no example to train on", o->data);
+    if (r->task && r->batches && !r->training && r->val.sequences == 0)
+        die("%s has fewer than 10 examples, none to hold out: name a file with --val", o->data);
     if (r->batches && !r->training && r->val.sequences == 0)
         die("the held-out tenth of %s is shorter than --seq %zu: name a file with --val", o->data,
             r->T);
@@ -260,34 +323,81 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     if (!r->only_sampling && !o->calibrate) run_describe(r);
 }
 
-// Values for the first step: the checkpoint's, the saved model's, or fresh ones. parts are the
-// parameters ("param") and AdamW's moments ("m", "v"), which have no spans when not training.
-static inline void run_load(Run *r, const StatePart parts[3]) {
-    const GPT2Table *t = &r->table;
-    Error err;
-    if (r->o.resume) {
-        if (!state_load(r->resume_from, &r->config, t, parts, 3, &err)) die("%s", err.text);
-    } else if (r->saved_model != NULL) {
-        if (!model_load(r->saved_model, &r->config, t, &parts[0], &err)) die("%s", err.text);
-    } else {
-        float *buffer = part_buffer(parts, 1, t);
-        for (int i = 0; i < t->count; i++) {
-            const GPT2Tensor *x = &t->tensors[i];
-            float *w = part_room(&parts[0], x, 0, x->rows * x->cols, buffer);
-            gpt2_init_tensor(t, i, w, r->o.seed);
-            part_put(&parts[0], x, 0, x->rows * x->cols, w);
-        }
-        free(buffer);
+// First weights on their way to a part, and a hash of them: what each adds depends on it and its
+// place, so that the order does not matter.
+typedef struct { const StatePart *part; uint64_t hash; } RunBase;
+
+static inline void run_base_move(void *owner, size_t at, size_t n, float *w, bool out) {
+    RunBase *x = (RunBase *)owner;
+    uint64_t sum = 0;
+    part_copy(x->part, at, n, w, out);
+    #pragma omp parallel for reduction(+ : sum) if (n > 1 << 16)
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, w + i, 4);
+        sum += hash_word(at + i, bits);
     }
+    x->hash += sum;
+}
+
+// The weights that --model names, a file's or a preset's fresh ones. A run whose checkpoints have
+// no weights needs the same ones again on --resume.
+static inline void run_load_first(Run *r, const StatePart *part) {
+    const GPT2Table *t = &r->table;
+    RunBase base = {part, 0};
+    const StatePart hashed = part_moved(part->prefix, &base, run_base_move);
+    const char *model = r->saved_model, *file;
+    char dir[PATH_MAX];
+    struct stat in, out;
+    GPT2Config preset;
+    Error err;
+    if (r->keeps_base || r->replays) part = &hashed;
+    if (r->replays && !gpt2_preset(&preset, r->o.model)) model = r->o.model;
+    if (model != NULL && r->keeps_base && r->training && !r->o.no_save
+        && model_path(model, dir, &file, &err) && stat(dir, &in) == 0 && stat(r->o.out, &out) == 0
+        && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
+        die("--zo-checkpoint replay needs the weights of --model %s as they are now, and --out %s "
+            "would replace them: choose another --out", model, r->o.out);
+    if (model != NULL && !model_load(model, &r->config, t, part, &err))
+        die("%s%s", err.text, !r->replays ? "" : "; the run's checkpoints build on these weights "
+            "(from a relative --model, seen from where it was begun)");
+    float *buffer = model == NULL ? part_buffer(part, 1, t) : NULL;
+    for (int i = 0; model == NULL && i < t->count; i++) {
+        const GPT2Tensor *x = &t->tensors[i];
+        float *w = part_room(part, x, 0, x->rows * x->cols, buffer);
+        gpt2_init_tensor(t, i, w, r->o.seed);
+        part_put(part, x, 0, x->rows * x->cols, w);
+    }
+    free(buffer);
+    if (r->replays && base.hash != r->state.base)
+        die("the weights of --model %s are not those that this run began with: its checkpoints say "
+            "only what was done to them", r->o.model);
+    r->state.base = r->keeps_base ? base.hash : 0;
+}
+
+// Values for the first step: the checkpoint's, or those that --model names. Parts that are not
+// there (AdamW's moments "m" and "v" without training) are passed over.
+static inline void run_load(Run *r, const RunState *x) {
+    Error err;
+    r->replays = r->o.resume && r->state.base != 0;
+    if (!r->o.resume || r->replays) run_load_first(r, &x->parts[0]);
+    else if (!state_load(r->resume_from, &r->config, &r->table, x->parts, x->count, &err))
+        die("%s", err.text);
 }
 
 // ---------------------------------------------------------------------------------------------
 // During the run
 
 // Fills `rows` rows of T tokens with the sequences at `position` and after. False, with the reason
-// in err, on a token that the model does not know.
+// in err, on a token that the model does not know. Of a task (rows, 2) targets: see task_batch().
 static inline bool run_batch(const Run *r, const Loader *loader, uint64_t position, size_t rows,
                              int32_t *inputs, int32_t *targets, Error *err) {
+    if (r->task) {
+        const bool train = loader == &r->train;
+        task_batch(train ? &r->task_train : &r->task_val, r->o.seed, train, position, rows, r->T,
+                   inputs, targets);
+        return true;
+    }
     for (size_t b = 0; b < rows; b++)
         if (!loader_sequence(loader, position + b, r->config.vocab, inputs + b * r->T,
                              targets + b * r->T, err))
@@ -323,8 +433,9 @@ static inline void run_save_at_exit(void) {
         fprintf(stderr, "tide: %s\n", err.text);
 }
 
-// What to save: the state after `step` steps.
-static inline StateSave *run_save_what(Run *r, size_t step, const StatePart parts[3]) {
+// What to save: the state after `step` steps. It has a copy of .more, to which training may add
+// while it is saved.
+static inline StateSave *run_save_what(Run *r, size_t step, const RunState *what) {
     StateSave *x = &run_saver.save;
     r->state.step = step;
     r->state.seed = r->o.seed;
@@ -332,38 +443,41 @@ static inline StateSave *run_save_what(Run *r, size_t step, const StatePart part
     x->out = r->o.out;
     x->config = &r->config;
     x->table = &r->table;
-    x->parts = parts;
-    x->count = 3;
+    x->parts = what->parts;
+    x->count = what->count;
     x->keep = (int)r->o.keep;
+    train_state_free(&x->state);
     x->state = r->state;
+    if (r->state.more != NULL && (x->state.more = strdup(r->state.more)) == NULL)
+        fail("out of memory: checkpoint");
     return x;
 }
 
 // Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
 // Each is whole or not there; an error ends the run, and what was saved before stays.
-static inline void run_save(Run *r, size_t step, bool state, const StatePart parts[3]) {
+static inline void run_save(Run *r, size_t step, bool state, const RunState *x) {
     const Options *o = &r->o;
     const int eot = r->tokenizer != NULL ? tokenizer_eot(r->tokenizer) : -1;
     Error err;
     if (o->no_save) return;
     run_save_wait(NULL);
-    if (state && !state_save(run_save_what(r, step, parts), &err)) fail("%s", err.text);
-    if (!model_save(o->out, &r->config, &r->table, &parts[0], o->save_dtype == SAVE_BF16, eot,
-                    &err))
+    if (state && !state_save(run_save_what(r, step, x), &err)) fail("%s", err.text);
+    if (x->weights != NULL && !model_save(o->out, &r->config, &r->table, x->weights,
+                                          o->save_dtype == SAVE_BF16, eot, &err))
         fail("%s", err.text);
 }
 
 // The same, with the state, while training goes on: what is in host memory now is written behind
 // its back. Before a piece is updated, saver_need(&run_saver, its number) must be called. pieces:
 // all of the arena in the order of updates; bounce: bytes for copies of what would be waited for.
-// parts and pieces are the same at every call, and stay.
-static inline void run_save_background(Run *r, size_t step, const StatePart parts[3],
+// The parts and pieces are the same at every call, and stay; parts[0] are the weights.
+static inline void run_save_background(Run *r, size_t step, const RunState *x,
                                        const StatePiece *pieces, size_t count, size_t bounce) {
     Saver *s = &run_saver;
     Error err;
     run_save_wait(NULL);
     if (s->pieces == NULL) atexit(run_save_at_exit);
-    run_save_what(r, step, parts);
+    run_save_what(r, step, x);
     s->pieces = pieces;
     s->piece_count = count;
     s->bounce = bounce;
@@ -391,6 +505,26 @@ static inline void run_begin(Run *r, Log *log) {
     sigaction(SIGTERM, &action, NULL);
 }
 
+// An evaluation, after `step` steps: to the log, or, without one, printed. accuracy: of --labels.
+static inline void run_evaluated(const Run *r, Log *log, size_t step, double loss,
+                                 double accuracy) {
+    Error err;
+    if (!r->task) accuracy = -1;
+    if (log == NULL) {
+        printf("val loss %.6f", loss);
+        if (r->task) printf(", accuracy %.1f %%", 100 * accuracy);
+        printf("\n");
+    } else if (!log_eval(log, step, loss, accuracy, &err) || !log_plot(log, &err)) {
+        fail("%s", err.text);
+    }
+}
+
+// Floating-point operations of a step: forward and backward; or two forward passes per direction.
+static inline double run_step_flops(const Run *r) {
+    const double both = gpt2_flops_per_token(&r->config, r->T) * (double)r->step_tokens;
+    return r->o.optimizer == OPTIMIZER_MEZO ? both / 3 * 2 * (double)r->o.zo_queries : both;
+}
+
 // ---------------------------------------------------------------------------------------------
 // At its end
 
@@ -413,10 +547,10 @@ static inline void run_end(const Run *r, Log *log, size_t step) {
 }
 
 // --steps 0 --out: saves the model as it was loaded, which converts it.
-static inline void run_convert(Run *r, const StatePart parts[3]) {
+static inline void run_convert(Run *r, const RunState *x) {
     if (!option_given(&r->o, "out") || r->o.resume) return;
     run_save_tokenizer(r);
-    run_save(r, 0, false, parts);
+    run_save(r, 0, false, x);
 }
 
 // --dump: loss, logits (B*T, Vp) and gradients (an arena) of the first batch, all in host memory,

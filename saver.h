@@ -23,7 +23,7 @@ typedef struct {
     const GPT2Config *config;
     const GPT2Table *table;
     const StatePart *parts;  // in this order; the first are the parameters
-    int count;
+    int count;               // 0: state.base says what they are made of again
     int keep;                // then all but so many checkpoints up to this step go; 0: none
     TrainState state;
     SafeWriter file;         // state.safetensors
@@ -45,11 +45,12 @@ static inline bool state_put(StateSave *x, int k, size_t at, size_t n, const flo
     return ok;
 }
 
-// Writes everything that is in a GPU's memory, or everything that is not.
+// Writes everything that only the caller's thread reaches, in a GPU's memory or by `move`; or
+// everything else.
 static inline bool state_put_all(StateSave *x, bool gpu, Error *err) {
     float *buffer = NULL;
     bool ok = true;
-    for (int k = 0; k < x->count; k++)
+    for (int k = 0; k < x->count; k++) {
         for (int i = 0; i < x->parts[k].count; i++) {
             const StateSpan *s = &x->parts[k].spans[i];
             for (size_t at = 0; ok && s->gpu == gpu && at < s->length; at += SAVER_UNIT) {
@@ -60,6 +61,18 @@ static inline bool state_put_all(StateSave *x, bool gpu, Error *err) {
                 ok = state_put(x, k, s->at + at, n, gpu ? buffer : s->data + at, err);
             }
         }
+        for (int i = 0; gpu && x->parts[k].move != NULL && i < x->table->count; i++) {
+            const GPT2Tensor *y = &x->table->tensors[i];
+            const size_t end = y->rows * y->cols;
+            for (size_t at = 0; ok && at < end; at += SAVER_UNIT) {
+                const size_t n = min_size(SAVER_UNIT, end - at);
+                if (buffer == NULL)
+                    buffer = (float *)alloc_or_fail(SAVER_UNIT, sizeof(float), "checkpoint");
+                x->parts[k].move(x->parts[k].owner, y->offset + at, n, buffer, true);
+                ok = state_put(x, k, y->offset + at, n, buffer, err);
+            }
+        }
+    }
     free(buffer);
     return ok;
 }
@@ -77,8 +90,11 @@ static inline char *state_describe(const StateSave *x, size_t *n) {
     for (int i = 0; i < x->file.count; i++) fprintf(f, "%016" PRIx64, x->file.tensors[i].hash);
     fprintf(f, "\",\n\"config\":{\n");
     config_write_sizes(f, *x->config, 2);
-    fprintf(f, "  \"family\":%d,\"activation\":%d,\"tied\":%d},%s%s", x->config->family,
-            x->config->activation, x->config->tied, state_options_key, x->state.options);
+    fprintf(f, "  \"family\":%d,\"activation\":%d,\"tied\":%d},", x->config->family,
+            x->config->activation, x->config->tied);
+    if (x->state.base != 0) fprintf(f, "\n\"base\":\"%016" PRIx64 "\",", x->state.base);
+    if (x->state.more != NULL) fprintf(f, "%s%s,", state_more_key, x->state.more);
+    fprintf(f, "%s%s", state_options_key, x->state.options);
     fflush(f);
     fprintf(f, ",\n\"seal\":\"%016" PRIx64 "\"}\n", hash_bytes(text, *n));
     if (fclose(f) != 0) fail("out of memory: state.json");
@@ -118,6 +134,14 @@ static inline bool state_end(StateSave *x, Error *err) {
     return true;
 }
 
+static inline bool state_is_object(const char *text) {
+    Error ignored;
+    Json *root = json_parse(text, strlen(text), &ignored);
+    const bool object = root != NULL && root->type == JSON_OBJECT;
+    json_free(root);
+    return object;
+}
+
 // Begins to save what the first half of *x names: then come state_put() for each element, in any
 // order, and state_end(). On failure, also of those, and if the process dies at any point, the
 // checkpoints that were there are still there.
@@ -127,10 +151,14 @@ static inline bool state_begin(StateSave *x, Error *err) {
     size_t shape[2];
     StateEntry *entries = NULL;
     memset(&x->file, 0, sizeof x->file);
-    Json *options = json_parse(x->state.options, strlen(x->state.options), err);
-    const bool object = options != NULL && options->type == JSON_OBJECT;
-    json_free(options);
-    if (!object) return error_set(err, "the options of a checkpoint must be a JSON object");
+    if (!state_is_object(x->state.options))
+        return error_set(err, "the options of a checkpoint must be a JSON object");
+    if (x->state.more != NULL
+        && (!state_is_object(x->state.more) || strstr(x->state.more, state_options_key) != NULL))
+        return error_set(err, "what an optimizer adds to a checkpoint must be a JSON object, "
+                         "without a line that begins with \"options\":");
+    if ((x->count == 0) != (x->state.base != 0))
+        return error_set(err, "a checkpoint must have either parts or the hash of first weights");
     path_join(x->all, x->out, "checkpoints");
     if (!make_directories(x->all))
         return error_set(err, "cannot make %s: %s", x->all, strerror(errno));
@@ -211,7 +239,7 @@ static inline bool saver_model(const Saver *s, Error *err) {
         spans[i].length = s->save.table->tensors[i].size;
         spans[i].data = (float *)st.tensors[i].data;
     }
-    const StatePart part = {"param", spans, n, NULL};
+    const StatePart part = {"param", spans, n, NULL, NULL, NULL};
     const bool ok = model_save(s->save.out, s->save.config, s->save.table, &part, s->bf16, s->eot,
                                err);
     free(spans);

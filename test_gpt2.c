@@ -474,10 +474,11 @@ static void test_first_values_elsewhere(void) {
     StateSpan span;
     const StatePart parts[3] = {
         part_whole("param", &span, &r.table, (float *)((uintptr_t)there + FAR), far_copy),
-        {"m", NULL, 0, NULL}, {"v", NULL, 0, NULL}};
+        {"m", NULL, 0, NULL, NULL, NULL}, {"v", NULL, 0, NULL, NULL, NULL}};
+    const RunState state = {parts, 3, &parts[0]};
     memset(there, 0xff, n * sizeof(float));
     gpt2_init(&r.table, here, r.o.seed);
-    run_load(&r, parts);
+    run_load(&r, &state);
     CHECK(memcmp(here, there, n * sizeof(float)) == 0, "other values");
     free(here);
     free(there);

@@ -301,8 +301,10 @@ static inline bool tokenizer_connect(Tokenizer *t, TokenEntry *sorted, MergeRead
         if (t->byte_id[i] == TOKENIZER_NONE)
             return error_set(err, "vocab.json: no token for the byte 0x%02x", (unsigned)i);
     }
-    uint32_t eot = tokenizer_find(sorted, count, TOKENIZER_EOT, strlen(TOKENIZER_EOT));
-    if (eot == TOKENIZER_NONE) eot = tokenizer_find(sorted, count, "</s>", 4);
+    // OPT's vocabulary has GPT-2's token as well, and never uses it.
+    const bool opt = tokenizer_find(sorted, count, "<s>", 3) != TOKENIZER_NONE;
+    const uint32_t eot = tokenizer_find(sorted, count, opt ? "</s>" : TOKENIZER_EOT,
+                                        strlen(opt ? "</s>" : TOKENIZER_EOT));
     if (eot != TOKENIZER_NONE) t->eot = (int)eot;
     int more;
     while ((more = merge_next(&r, err)) > 0) {
@@ -539,7 +541,7 @@ static inline bool tokenizer_encode(const Tokenizer *t, const char *text, size_t
 // Largest id + 1.
 static inline size_t tokenizer_vocab(const Tokenizer *t) { return t->vocab; }
 
-// The id of <|endoftext|>, else of </s>, else -1.
+// The id of <|endoftext|>, or, in a vocabulary with <s>, of </s>; else -1.
 static inline int tokenizer_eot(const Tokenizer *t) { return t->eot; }
 
 // The bytes of one token, not NUL-terminated; *length is 0 if there is no such id. The text of a

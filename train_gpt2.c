@@ -21,6 +21,7 @@
 #include "run.h"
 #include "sample.h"
 #include "vmath.h"
+#include "zo_run.h"
 #include <math.h>
 #ifdef _OPENMP
 #include <omp.h>
@@ -433,8 +434,9 @@ typedef struct {
     bool training;              // false: no gradients, no moments, one layer's activations
     bool sampling;              // room for the key/value cache
     bool dumping;               // room for all logits
+    bool zeroth;                // zeroth-order training: params are theta, perturbed
     int32_t *inputs, *targets;                   // (B, T): a micro-batch's tokens
-    float *params, *grads, *m, *v;               // arenas of table.elements floats
+    float *params, *grads, *m, *v, *theta;       // arenas of table.elements floats
     float *x;                                    // (L+1, N, C)
     float *mid, *ln_1, *ln_2, *qkv, *atty, *fc, *act;       // (L, ...), see LayerActs
     float *mean_1, *rstd_1, *mean_2, *rstd_2, *lse;
@@ -464,7 +466,8 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     int n = 0;
     #define BUFFER(purpose, count, field) \
         list[n++] = (Buffer){purpose, (count) * sizeof *g->field, &g->field, true}
-    BUFFER("parameters", P, params);
+    if (g->zeroth) BUFFER("parameters", P, theta);
+    BUFFER(g->zeroth ? "perturbed parameters" : "parameters", P, params);
     BUFFER("activations", N, inputs);
     BUFFER("activations", N, targets);
     BUFFER("activations", (g->training ? L + 1 : 1) * N * C, x);
@@ -613,6 +616,33 @@ static double gpt2_head(GPT2 *g, const int32_t *targets, float grad_scale, bool 
     return sum / (double)N;
 }
 
+// The other head: which of a few words comes next, at one position of each sequence? where (B, 2):
+// the position, and the index of the right word. Returns the mean over the sequences of the
+// cross-entropy over these words' logits alone; MeZO's classification loss, when each label is one
+// token. Adds to *right how often the right word is the likeliest.
+static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32_t *where,
+                            size_t *right) {
+    const size_t C = g->config.channels;
+    double sum = 0;
+    for (size_t b = 0; b < g->B; b++) {
+        const float *x = g->ln_f + (b * g->T + (size_t)where[2 * b]) * C;
+        const int label = where[2 * b + 1];
+        float logit[TASK_LABELS], max = -INFINITY, total = 0;
+        int best = 0;
+        for (int k = 0; k < words; k++) {
+            const float *w = tensor(g, g->params, g->table.lm_head) + (size_t)word[k] * C;
+            logit[k] = 0;
+            for (size_t c = 0; c < C; c++) logit[k] += x[c] * w[c];
+            max = fmaxf(max, logit[k]);
+            if (logit[k] > logit[best]) best = k;
+        }
+        for (int k = 0; k < words; k++) total += expf(logit[k] - max);
+        sum += logf(total) + max - logit[label];
+        *right += best == label;
+    }
+    return sum / (double)g->B;
+}
+
 // From the head's gradient (made by gpt2_head) down to the embeddings. dx is the gradient of the
 // residual stream: every branch reads it, and adds its own part where it left the stream.
 static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
@@ -673,6 +703,36 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
         adam_update(g->params + at, g->m + at, g->v + at, g->grads + at, false, NULL, s->length,
                     step, s->decay);
     }
+}
+
+// Zeroth-order training (zo.h): params = theta + scale z, with z the direction of this query of
+// this step. scale is eps, -eps, or 0.
+static void gpt2_perturb(GPT2 *g, const ZoConfig *zo, size_t step, int query, float scale) {
+    for (int i = 0; i < g->shards.count && scale != 0; i++) {
+        const Shard *s = &g->shards.shards[i];
+        const GPT2Tensor *x = &g->table.tensors[s->tensor];
+        zo_perturb(g->params + x->offset + s->offset, g->theta + x->offset + s->offset,
+                   shard_logical(&g->table, s), zo, step, query, scale, (uint32_t)s->tensor,
+                   s->offset);
+    }
+    if (scale == 0) memcpy(g->params, g->theta, g->table.elements * sizeof(float));
+}
+
+// theta, and params with it, after the updates of the log up to this step.
+static void gpt2_replay(GPT2 *g, const ZoConfig *zo, ZoLog *log, size_t step) {
+    ZoUpdates u;
+    while (log->rounded < step) {
+        const size_t next = zo_next_store(zo, log, step);
+        zo_updates(&u, zo, log, next);
+        for (int i = 0; i < g->shards.count; i++) {
+            const Shard *s = &g->shards.shards[i];
+            const GPT2Tensor *x = &g->table.tensors[s->tensor];
+            zo_update(g->theta + x->offset + s->offset, shard_logical(&g->table, s), zo, &u,
+                      (uint32_t)s->tensor, s->decay, s->offset);
+        }
+        log->rounded = next;
+    }
+    gpt2_perturb(g, zo, step, 0, 0);
 }
 
 // =============================================================================================
@@ -787,18 +847,82 @@ static void generate(GPT2 *g, const Run *r, uint32_t number) {
 // =============================================================================================
 // 4. Evaluation and the training loop
 
-// *loss = the mean over the first --eval-batches batches of the held-out sequences (all of them if
-// there are fewer): always the same ones, in the same order.
-static bool evaluate(GPT2 *g, const Run *r, double *loss, Error *err) {
+// The loss of g->inputs: per token, or, with --labels, per sentence; `right` is then increased by
+// how many labels are the likeliest.
+static double gpt2_loss(GPT2 *g, const Run *r, size_t rows, size_t *right) {
+    gpt2_forward(g, g->inputs, rows, r->T);
+    const Task *t = run_task(r);
+    if (r->task) return gpt2_classify(g, t->word, t->labels, g->targets, right);
+    return gpt2_head(g, g->targets, 0, false, NULL);
+}
+
+// The mean loss over the first --eval-batches batches of the held-out sequences (all of them if
+// there are fewer): always the same ones, in the same order. It goes to the log; NULL: printed.
+static bool evaluate(GPT2 *g, const Run *r, Log *log, size_t step, Error *err) {
     const size_t sequences = min_size(r->val.sequences, r->o.eval_batches * r->B);
     double sum = 0;
+    size_t right = 0;
     for (size_t first = 0; first < sequences; first += r->B) {
         const size_t rows = min_size(r->B, sequences - first);
         if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, err)) return false;
-        gpt2_forward(g, g->inputs, rows, r->T);
-        sum += gpt2_head(g, g->targets, 0, false, NULL) * (double)rows;
+        sum += gpt2_loss(g, r, rows, &right) * (double)rows;
     }
-    *loss = sum / (double)sequences;
+    run_evaluated(r, log, step, sum / (double)sequences, (double)right / (double)sequences);
+    return true;
+}
+
+// The gradient of the mean loss over all tokens of the step, one micro-batch after the other; then
+// it is clipped to --clip by its global norm, and AdamW. False if a token file is damaged.
+static bool adamw_step(GPT2 *g, const Run *r, size_t step, double lr, double *loss, double *norm,
+                       Error *err) {
+    const Options *o = &r->o;
+    *loss = 0;
+    for (size_t micro = 0; micro < o->accum; micro++) {
+        const uint64_t position = ((step - 1) * o->accum + micro) * r->B;
+        if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, err)) return false;
+        gpt2_forward(g, g->inputs, r->B, r->T);
+        *loss += gpt2_head(g, g->targets, 1.0f / (float)r->step_tokens, micro > 0, NULL)
+                 / (double)o->accum;
+        gpt2_backward(g, g->inputs, micro > 0);
+    }
+    const double norm_squared = gpt2_grad_norm_squared(g);
+    *norm = sqrt(norm_squared);
+    if (!isfinite(*loss) || !isfinite(*norm))
+        fail("the loss is %g and the gradient norm %g at step %zu: stopped before the update; "
+             "try a lower --lr (what was saved in %s before is intact)", *loss, *norm, step, o->out);
+    const AdamStep adam = adam_step_prepare(lr, o->beta1, o->beta2, o->eps, o->weight_decay, step,
+                                            clip_scale(norm_squared, o->clip));
+    gpt2_update(g, &adam);
+    return true;
+}
+
+// MeZO (zo.h): two losses for each direction say how steep it is, and the weights go that much down
+// it. The update joins `log`, unless a loss is no number: then there is none, and *loss is that.
+// *loss: the mean of them all; *norm: the root mean square of the steepness.
+static bool mezo_step(GPT2 *g, const Run *r, const ZoConfig *zo, ZoLog *log, size_t step,
+                      double lr, double *loss, double *norm, Error *err) {
+    const Options *o = &r->o;
+    double steepness[256], squares = 0;
+    size_t right = 0;
+    *loss = 0;
+    for (int j = 0; j < zo->queries; j++) {
+        double side[2] = {0, 0};
+        for (int k = 0; k < 2; k++) {
+            gpt2_perturb(g, zo, step, j, k == 0 ? zo->eps : -zo->eps);
+            for (size_t micro = 0; micro < o->accum; micro++) {
+                const uint64_t position = ((step - 1) * o->accum + micro) * r->B;
+                if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, err))
+                    return false;
+                side[k] += gpt2_loss(g, r, r->B, &right) / (double)o->accum;
+            }
+        }
+        steepness[j] = (side[0] - side[1]) / (2 * (double)zo->eps);
+        squares += steepness[j] * steepness[j] / zo->queries;
+        *loss += (side[0] + side[1]) / (2 * zo->queries);
+    }
+    *norm = sqrt(squares);
+    if (zo_usable(*loss, lr, *norm)) zo_log_add(log, step, lr, o->weight_decay, steepness);
+    gpt2_replay(g, zo, log, step);
     return true;
 }
 
@@ -811,11 +935,13 @@ int main(int argc, char **argv) {
 
     // What to train, on what, and the memory for it.
     run_open(r, argc, argv, false);
+    const bool mezo = o->optimizer == OPTIMIZER_MEZO;
     memset(g, 0, sizeof *g);
     g->config = r->config;
     g->table = r->table;
     g->shards = gpt2_shards_all(&g->table);
-    g->training = r->training;
+    g->training = r->training && !mezo;
+    g->zeroth = r->training && mezo;
     g->sampling = r->sampling;
     g->dumping = o->dump != NULL;
     g->max_B = r->batches ? r->B : 1;
@@ -823,10 +949,19 @@ int main(int argc, char **argv) {
     const size_t planned = gpt2_plan(g, memory_resident(), r->only_sampling);
     gpt2_allocate(g);
     StateSpan spans[3];
-    const StatePart parts[3] = {part_whole("param", &spans[0], &g->table, g->params, NULL),
-                                part_whole("m", &spans[1], &g->table, g->m, NULL),
-                                part_whole("v", &spans[2], &g->table, g->v, NULL)};
-    run_load(r, parts);
+    const StatePart parts[3] = {
+        part_whole("param", &spans[0], &g->table, g->zeroth ? g->theta : g->params, NULL),
+        part_whole("m", &spans[1], &g->table, g->m, NULL),
+        part_whole("v", &spans[2], &g->table, g->v, NULL)};
+    const ZoConfig zo = zo_config(r, ZO_FP32);
+    const RunState state = {parts, !mezo ? 3 : r->keeps_base ? 0 : 1, &parts[0]};
+    ZoLog log_of_scalars, *scalars = &log_of_scalars;
+    run_load(r, &state);
+    zo_load(r, scalars);
+    if (g->zeroth) {
+        if (scalars->rounded == 0) zo_round_all(g->theta, g->table.elements, &zo);
+        gpt2_replay(g, &zo, scalars, r->state.step);
+    }
 
     // --dump: the first batch's loss, logits and gradients. --steps 0: sample, evaluate, convert.
     if (o->dump != NULL) {
@@ -839,74 +974,47 @@ int main(int argc, char **argv) {
         return 0;
     }
     if (o->steps == 0) {
-        double loss;
-        if (r->only_sampling) {
-            generate(g, r, 0);
-        } else if (r->batches) {
-            if (!evaluate(g, r, &loss, &err)) die("%s", err.text);
-            printf("val loss %.6f\n", loss);
-        }
-        run_convert(r, parts);
+        if (r->only_sampling) generate(g, r, 0);
+        else if (r->batches && !evaluate(g, r, NULL, 0, &err)) die("%s", err.text);
+        run_convert(r, &state);
         return 0;
     }
 
     Log log;
     run_begin(r, &log);
-    const double peak_flops = 1e9 * fma_peak_gflops(0.05);
-    const double step_flops = gpt2_flops_per_token(&g->config, r->T) * (double)r->step_tokens;
+    const double peak_flops = 1e9 * fma_peak_gflops(0.05), step_flops = run_step_flops(r);
     size_t step = r->state.step;  // steps done
     while (step < o->steps && !stop_requested) {
-        const double start = seconds_now();
+        const double start = seconds_now(), lr = schedule_lr(o, step + 1);
+        double loss, norm;
         step++;
-
-        // Gradient of the mean loss over all tokens of the step, one micro-batch after the other.
-        double loss = 0;
-        for (size_t micro = 0; micro < o->accum; micro++) {
-            const uint64_t position = ((step - 1) * o->accum + micro) * r->B;
-            if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, &err)) {
-                if (step - 1 > r->state.step) run_save(r, step - 1, true, parts);
-                die("%s", err.text);  // a damaged token file
-            }
-            gpt2_forward(g, g->inputs, r->B, r->T);
-            loss += gpt2_head(g, g->targets, 1.0f / (float)r->step_tokens, micro > 0, NULL)
-                    / (double)o->accum;
-            gpt2_backward(g, g->inputs, micro > 0);
+        if (!(mezo ? mezo_step(g, r, &zo, scalars, step, lr, &loss, &norm, &err)
+                   : adamw_step(g, r, step, lr, &loss, &norm, &err))) {
+            if (step - 1 > r->state.step) zo_save(r, step - 1, true, true, scalars, &state);
+            die("%s", err.text);  // a damaged token file
         }
-
-        // Clip to --clip by the global norm, and update.
-        const double norm_squared = gpt2_grad_norm_squared(g), norm = sqrt(norm_squared);
-        if (!isfinite(loss) || !isfinite(norm))
-            fail("the loss is %g and the gradient norm %g at step %zu: stopped before the update; "
-                 "try a lower --lr (what was saved in %s before is intact)", loss, norm, step,
-                 o->out);
-        const double lr = schedule_lr(o, step);
-        const AdamStep adam = adam_step_prepare(lr, o->beta1, o->beta2, o->eps, o->weight_decay,
-                                                step, clip_scale(norm_squared, o->clip));
-        gpt2_update(g, &adam);
-
         const double seconds = seconds_now() - start;
-        if (!log_step(&log, step, o->steps, loss, norm, lr, 1e3 * seconds,
-                      (double)r->step_tokens / seconds, 100 * step_flops / seconds / peak_flops, "",
-                      &err))
+        const bool updated = !mezo || zo_updated(r, step, loss, lr, norm);
+        if (!(updated ? log_step(&log, step, o->steps, loss, norm, lr, 1e3 * seconds,
+                                 (double)r->step_tokens / seconds,
+                                 100 * step_flops / seconds / peak_flops, "", &err)
+                      : log_skip(&log, step, o->steps, loss, &err)))
             fail("%s", err.text);
 
         const bool last = step == o->steps;
-        if (r->val.sequences > 0 && o->eval_every > 0 && (step % o->eval_every == 0 || last)) {
-            double val_loss;
-            if (!evaluate(g, r, &val_loss, &err)) die("%s", err.text);
-            if (!log_eval(&log, step, val_loss, &err) || !log_plot(&log, &err))
-                fail("%s", err.text);
-        }
+        if (r->val.sequences > 0 && o->eval_every > 0 && (step % o->eval_every == 0 || last)
+            && !evaluate(g, r, &log, step, &err)) die("%s", err.text);
         if (r->tokenizer != NULL && o->sample_every > 0 && (step % o->sample_every == 0 || last)) {
             log_clear(&log);
             printf("--- sample\n");
             generate(g, r, (uint32_t)step);
             printf("---\n");
         }
-        if (o->save_every > 0 && step % o->save_every == 0) run_save(r, step, true, parts);
+        if (o->save_every > 0 && step % o->save_every == 0)
+            zo_save(r, step, true, false, scalars, &state);
     }
     // The weights once more even if this step is saved: a kill may have come between the two.
-    if (step > 0) run_save(r, step, step != r->state.step, parts);
+    if (step > 0) zo_save(r, step, step != r->state.step, true, scalars, &state);
     run_end(r, &log, step);
     printf("memory: at most %.1f MiB, planned %.1f MiB\n", (double)memory_peak() / (1 << 20),
            (double)planned / (1 << 20));

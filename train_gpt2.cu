@@ -10,7 +10,8 @@
 // wants otherwise is explained where it is done: doc/mixed_precision.md (bf16), doc/attention.md,
 // doc/classifier.md (the head), doc/recompute.md, doc/streams.md.
 //
-// X is the type in which parameters, activations and gradients are stored: float or bf16. All
+// X is the type in which parameters, activations and gradients are stored: float or bf16; or, in
+// forward passes without a backward, for zeroth-order training (zo.cuh), f16. All
 // arithmetic is in fp32. Letters for shapes are train_gpt2.c's. Nothing is summed with atomics: the
 // same run gives the same bits. Everything is queued in streams; the host runs ahead and waits once
 // per step, for the gradient norm.
@@ -29,8 +30,11 @@
 #include "run.h"
 #include "sample.h"
 #include "timeline.cuh"
+#include "zo_plan.h"
+#include "zo_run.h"
 #include <array>
 #include <math.h>
+#include <type_traits>
 
 // =============================================================================================
 // 1. The layers
@@ -536,7 +540,8 @@ static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X
     gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, GEMM_PLAIN, nullptr, stream);
 }
 
-// The same and then GELU: pre_gelu (N, OC) is what the plain one would have returned.
+// The same and then GELU: pre_gelu (N, OC) is what the plain one would have returned; NULL, where
+// no backward pass will ask: not kept.
 template <typename X>
 static void matmul_forward_gelu(Matmul *lt, X *out, X *pre_gelu, const X *inp, const X *w,
                                 const X *b, size_t N, size_t C, size_t OC, cudaStream_t stream) {
@@ -792,6 +797,7 @@ typedef struct {
 } Staging;
 
 template <typename X> struct GPT2 {
+    static_assert(!std::is_same<X, f16>::value, "there is no backward pass in fp16");
     GPT2Config config;
     GPT2Table table;
     ShardMap shards;
@@ -1918,9 +1924,10 @@ template <typename X> static void generate(GPT2<X> *g, const Run *r, uint32_t nu
 // =============================================================================================
 // 4. Evaluation and the training loop
 
-// *loss = the mean over the first --eval-batches batches of the held-out sequences (all of them if
-// there are fewer): always the same ones, in the same order.
-template <typename X> static bool evaluate(GPT2<X> *g, const Run *r, double *loss, Error *err) {
+// The mean loss over the first --eval-batches batches of the held-out sequences (all of them if
+// there are fewer): always the same ones, in the same order. It goes to the log; NULL: printed.
+template <typename X>
+static bool evaluate(GPT2<X> *g, const Run *r, Log *log, size_t step, Error *err) {
     const size_t sequences = min_size(r->val.sequences, r->o.eval_batches * r->B);
     double sum = 0;
     for (size_t first = 0; first < sequences; first += r->B) {
@@ -1932,7 +1939,7 @@ template <typename X> static bool evaluate(GPT2<X> *g, const Run *r, double *los
         g->pass = "forward";
         sum += gpt2_loss(g) * (double)rows;
     }
-    *loss = sum / (double)sequences;
+    run_evaluated(r, log, step, sum / (double)sequences, -1);
     return true;
 }
 
@@ -1953,7 +1960,7 @@ template <typename X> static void gpt2_parts(GPT2<X> *g, StatePart parts[3]) {
     const size_t count = (size_t)g->pieces.count;
     for (int k = 0; k < 3; k++) {
         StateSpan *spans = (StateSpan *)alloc_or_fail(count, sizeof(StateSpan), "state");
-        parts[k] = StatePart{names[k], spans, 0, gpu_copy};
+        parts[k] = StatePart{names[k], spans, 0, gpu_copy, NULL, NULL};
         for (size_t i = 0; i < count; i++) {
             const Piece *p = &g->pieces.pieces[i];
             const bool resident = p->kind == PIECE_RESIDENT;
@@ -1974,12 +1981,12 @@ template <typename X> static void gpt2_parts(GPT2<X> *g, StatePart parts[3]) {
 // Saves the state after `step` steps. On the host it must be whole now, but not for long: it is
 // written behind the back of training (saver.h), with some memory to copy what would be waited for.
 template <typename X>
-static void save(GPT2<X> *g, Run *r, size_t step, const StatePart parts[3]) {
+static void save(GPT2<X> *g, Run *r, size_t step, const RunState *state) {
     enum { BOUNCE = 1 << 30 };
     static StatePiece *pieces;
     gpt2_update_wait(g);
     if (!g->offloaded) {
-        run_save(r, step, true, parts);
+        run_save(r, step, true, state);
         return;
     }
     const size_t count = (size_t)g->pieces.count;
@@ -1991,7 +1998,7 @@ static void save(GPT2<X> *g, Run *r, size_t step, const StatePart parts[3]) {
     size_t bounce = min_size(BOUNCE, memory_available() / 4);
     const size_t planned = gpt2_host_bytes(g), most = r->o.host_memory;
     if (most > 0) bounce = min_size(bounce, most > planned ? most - planned : 0);
-    run_save_background(r, step, parts, pieces, count, bounce);
+    run_save_background(r, step, state, pieces, count, bounce);
 }
 
 // Bytes of GPU memory that are free.
@@ -2021,8 +2028,10 @@ static void open_device(void) {
              device.major, device.minor);
 }
 
-// The rates of this machine: from --rates, or measured now, which takes a second or two.
-template <typename X> static void machine_rates(GPT2<X> *g, const Options *o, Rates *rates) {
+// The rates of this machine: from --rates, or measured now, which takes a second or two, with a team
+// of `threads` (0: one per core) if the queue is not open yet.
+template <typename X>
+static void machine_rates(HostQueue *host, int threads, const Options *o, Rates *rates) {
     Error err;
     if (rates->h2d > 0) return;  // known already
     if (o->rates != NULL) {
@@ -2031,8 +2040,8 @@ template <typename X> static void machine_rates(GPT2<X> *g, const Options *o, Ra
         return;
     }
     if (!has_device()) die("describe the machine that is planned for: --rates FILE");
-    if (g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
-    rates_measure(rates, &g->host, 1.5, false);
+    if (host->stream == NULL) host_queue_open(host, threads);
+    rates_measure(rates, host, 1.5, false);
     cudaStream_t stream;
     Matmul lt;
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -2091,7 +2100,7 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
         if (gpt2_fit(g, o->recompute == RECOMPUTE_AUTO ? RECOMPUTE_NONE : o->recompute, limit,
                      host_limit))
             return o->recompute;
-        machine_rates(g, o, rates);
+        machine_rates<X>(&g->host, g->host_threads, o, rates);
         OffloadSearch search;
         memset(&search, 0, sizeof search);
         search.rates = rates;
@@ -2126,12 +2135,12 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
         }
     }
     if (c->mode == OFFLOAD_INTERLEAVE && option_given(o, "stride") && c->stride == 0) {
-        machine_rates(g, o, rates);  // --stride auto: the paper's Eq. 1, used as the paper does
+        machine_rates<X>(&g->host, g->host_threads, o, rates);  // --stride auto: the paper's Eq. 1, used as the paper does
         const double k = eq1_stride(rates);
         if (isnan(k)) die("--stride auto needs h2d, d2h and host_adam in --rates");
         c->stride = k > 1 && k < 1e6 ? (size_t)(k + 0.5) : 1;
     } else if (c->mode == OFFLOAD_INTERLEAVE && c->stride == 0 && c->share < 0) {
-        machine_rates(g, o, rates);
+        machine_rates<X>(&g->host, g->host_threads, o, rates);
         const PlanRun run = plan_run(g, r);
         c->keep_grads = true;
         const UpdateBytes bytes = plan_bytes(&run, c);
@@ -2140,29 +2149,39 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
     return recompute;
 }
 
+// How much memory there is: on this machine or, with --plan, on the one that --rates and the caps
+// describe; SIZE_MAX: no limit. Dies if --trace cannot be written; opens the GPU if it is this one.
+typedef struct { bool here; size_t gpu, host; } Limits;
+
+static void settle_limits(const Options *o, Limits *x) {
+    x->here = !o->plan || (o->rates == NULL && has_device());
+    if (o->trace != NULL && !path_is_writable(o->trace))
+        die("--trace %s: %s", o->trace, strerror(errno));
+    if (x->here) open_device();
+    const size_t available = x->here ? gpu_available() : SIZE_MAX;
+    const size_t host_available = x->here ? memory_available() : SIZE_MAX;
+    // Some is left for what the driver rounds up and loads later: kernels, and the library's.
+    const size_t margin = x->here ? min_size(available, available / 100 + ((size_t)256 << 20)) : 0;
+    x->gpu = o->gpu_memory > 0 ? min_size(available, o->gpu_memory) : available - margin;
+    x->host = o->host_memory > 0 ? min_size(host_available, o->host_memory)
+            : host_available - (x->here ? host_available / 32 : 0);
+}
+
 // Settles where everything will be, on this machine or, with --plan, on the one that --rates and
 // the caps describe; prints it, and how long a step will take, if the rates are known. Returns the
 // planned bytes of GPU memory.
 template <typename X> static size_t settle(GPT2<X> *g, Run *r, Prediction *predicted) {
     const Options *o = &r->o;
-    const bool here = !o->plan || (o->rates == NULL && has_device());
-    if (o->trace != NULL && !path_is_writable(o->trace))
-        die("--trace %s: %s", o->trace, strerror(errno));
-    if (here) open_device();
-    const size_t available = here ? gpu_available() : SIZE_MAX;
-    const size_t host_available = here ? memory_available() : SIZE_MAX;
-    // Some is left for what the driver rounds up and loads later: kernels, and the library's.
-    const size_t margin = here ? min_size(available, available / 100 + ((size_t)256 << 20)) : 0;
-    const size_t limit = o->gpu_memory > 0 ? min_size(available, o->gpu_memory)
-                                           : available - margin;
-    const size_t host_limit = o->host_memory > 0 ? min_size(host_available, o->host_memory)
-                            : host_available - (here ? host_available / 32 : 0);
+    Limits limits;
+    settle_limits(o, &limits);
+    const size_t limit = limits.gpu, host_limit = limits.host;
     Rates rates;
     memset(&rates, 0, sizeof rates);
     memset(predicted, 0, sizeof *predicted);
     const int recompute = choose_offload(g, r, limit, host_limit, &rates);
     const size_t planned = gpt2_plan(g, recompute, limit, host_limit, r->only_sampling);
-    if (o->rates != NULL || (o->plan && here)) machine_rates(g, o, &rates);
+    if (o->rates != NULL || (o->plan && limits.here))
+        machine_rates<X>(&g->host, g->host_threads, o, &rates);
     if (rates.h2d > 0) {
         const PlanRun run = plan_run(g, r);
         const bool draw = o->plan && o->trace != NULL;
@@ -2263,7 +2282,8 @@ template <typename X> static int train(Run *r) {
     const size_t taken = available - gpu_available();
     StatePart parts[3];
     gpt2_parts(g, parts);
-    run_load(r, parts);
+    const RunState state = {parts, 3, &parts[0]};
+    run_load(r, &state);
     gpt2_round_params(g);
 
     // --dump: the first batch's loss, logits and gradients. --steps 0: sample, evaluate, convert.
@@ -2280,14 +2300,9 @@ template <typename X> static int train(Run *r) {
         return 0;
     }
     if (o->steps == 0) {
-        double loss;
-        if (r->only_sampling) {
-            generate(g, r, 0);
-        } else if (r->batches) {
-            if (!evaluate(g, r, &loss, &err)) die("%s", err.text);
-            printf("val loss %.6f\n", loss);
-        }
-        run_convert(r, parts);
+        if (r->only_sampling) generate(g, r, 0);
+        else if (r->batches && !evaluate(g, r, NULL, 0, &err)) die("%s", err.text);
+        run_convert(r, &state);
         return 0;
     }
 
@@ -2300,7 +2315,7 @@ template <typename X> static int train(Run *r) {
          sizeof(float), g->compute);
     const DevicePeak peak = device_peak<X>(&g->lt, g->compute);
     device_print(&peak);
-    const double step_flops = gpt2_flops_per_token(&g->config, r->T) * (double)r->step_tokens;
+    const double step_flops = run_step_flops(r);
     size_t step = r->state.step;  // steps done
     while (step < o->steps && !stop_requested) {
         const double start = seconds_now();
@@ -2318,7 +2333,7 @@ template <typename X> static int train(Run *r) {
             const bool last = micro + 1 == o->accum;
             if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, &err)) {
                 gpt2_update_wait(g);
-                if (step - 1 > r->state.step) run_save(r, step - 1, true, parts);
+                if (step - 1 > r->state.step) run_save(r, step - 1, true, &state);
                 die("%s", err.text);  // a damaged token file
             }
             gpt2_forward(g, g->inputs, r->B, r->T);
@@ -2355,24 +2370,20 @@ template <typename X> static int train(Run *r) {
             fail("%s", err.text);
 
         const bool last = step == o->steps;
-        if (r->val.sequences > 0 && o->eval_every > 0 && (step % o->eval_every == 0 || last)) {
-            double val_loss;
-            if (!evaluate(g, r, &val_loss, &err)) die("%s", err.text);
-            if (!log_eval(&log, step, val_loss, &err) || !log_plot(&log, &err))
-                fail("%s", err.text);
-        }
+        if (r->val.sequences > 0 && o->eval_every > 0 && (step % o->eval_every == 0 || last)
+            && !evaluate(g, r, &log, step, &err)) die("%s", err.text);
         if (r->tokenizer != NULL && o->sample_every > 0 && (step % o->sample_every == 0 || last)) {
             log_clear(&log);
             printf("--- sample\n");
             generate(g, r, (uint32_t)step);
             printf("---\n");
         }
-        if (o->save_every > 0 && !o->no_save && step % o->save_every == 0) save(g, r, step, parts);
+        if (o->save_every > 0 && !o->no_save && step % o->save_every == 0) save(g, r, step, &state);
         if (saver_over(&run_saver)) run_save_wait(&log);  // says so, or why it failed
     }
     gpt2_update_wait(g);
     // The weights once more even if this step is saved: a kill may have come between the two.
-    if (step > 0) run_save(r, step, step != r->state.step, parts);
+    if (step > 0) run_save(r, step, step != r->state.step, &state);
     CUDA(cudaDeviceSynchronize());
     timeline_close(&g->timeline);
     run_end(r, &log, step);
@@ -2383,6 +2394,11 @@ template <typename X> static int train(Run *r) {
     return 0;
 }
 
+// =============================================================================================
+// 5. Zeroth-order training: a model of its own, which keeps no activations and may be larger
+
+#include "zo.cuh"
+
 #ifndef TESTING
 int main(int argc, char **argv) {
     static Run run;
@@ -2391,6 +2407,10 @@ int main(int argc, char **argv) {
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     run_open(&run, argc, argv, true);
     if (run.o.calibrate) return calibrate(&run.o);
-    return run.o.precision == PRECISION_FP32 ? train<float>(&run) : train<bf16>(&run);
+    const int precision = run.o.precision;
+    if (run.o.optimizer == OPTIMIZER_MEZO)
+        return precision == PRECISION_FP32 ? zo_train<float>(&run)
+             : precision == PRECISION_BF16 ? zo_train<bf16>(&run) : zo_train<f16>(&run);
+    return precision == PRECISION_FP32 ? train<float>(&run) : train<bf16>(&run);
 }
 #endif

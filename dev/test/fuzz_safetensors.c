@@ -54,13 +54,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         char *text = (char *)malloc(n + STATE_SEAL + 1);
         check(text != NULL);
         memcpy(text, data, n);
-        state_parse(text, n, &s, &c, &hashes, &err);
+        if (state_parse(text, n, &s, &c, &hashes, &err)) train_state_free(&s);
         free(hashes);
         hashes = NULL;
         snprintf(text + n, STATE_SEAL + 1, ",\n\"seal\":\"%016" PRIx64 "\"}\n",
                  hash_bytes(text, n));
-        if (state_parse(text, n + STATE_SEAL, &s, &c, &hashes, &err))
+        if (state_parse(text, n + STATE_SEAL, &s, &c, &hashes, &err)) {
             check(c.layers > 0 && memchr(s.options, '\0', sizeof s.options) != NULL);
+            train_state_free(&s);
+        }
         free(hashes);
         free(text);
     } else {

@@ -60,9 +60,9 @@ static void limit_file_size(size_t bytes) {
 
 // An arena as a trainer passes it: in host memory, or, with `far` set, like one on a GPU: at an
 // address that the CPU cannot reach, so that only far_copy() may touch it. MIXED: cut at places
-// that have nothing to do with tensors, with every third range far.
+// that have nothing to do with tensors, with every third range far. MOVED: only moved() knows.
 #define FAR ((uintptr_t)1 << 62)
-static enum { NEAR, ALL_FAR, MIXED } far;
+static enum { NEAR, ALL_FAR, MIXED, MOVED } far;
 static size_t far_largest, far_total;  // bytes of one copy, of all
 
 static void far_copy(void *to, const void *from, size_t bytes) {
@@ -74,13 +74,37 @@ static void far_copy(void *to, const void *from, size_t bytes) {
            (const void *)((uintptr_t)from - (from_far ? FAR : 0)), bytes);
 }
 
+// What a part's move() is promised: one tensor at a time, in order; with what pads it only inwards.
+typedef struct { const GPT2Table *t; float *arena; size_t next; } Moved;
+static void moved(void *owner, size_t at, size_t n, float *w, bool out) {
+    Moved *m = (Moved *)owner;
+    int i = 0;
+    while (i + 1 < m->t->count && m->t->tensors[i + 1].offset <= at) i++;
+    const GPT2Tensor *x = &m->t->tensors[i];
+    const size_t end = x->offset + (out ? x->rows * x->cols : round_up(x->size, ALIGN_ELEMENTS));
+    CHECK(n > 0 && at + n <= end, "%zu elements at %zu of %s", n, at, x->name);
+    CHECK(at >= m->next || at == 0, "out of order: %s", x->name);
+    m->next = at + n;
+    if (n * sizeof *w > far_largest) far_largest = n * sizeof *w;
+    memcpy(out ? w : m->arena + at, out ? m->arena + at : w, n * sizeof *w);
+}
+
 // The spans stay for as long as a test may need them.
 static StatePart part_of(const char *prefix, const GPT2Table *t, float *arena) {
     static StateSpan spans[4000];
     static int used;
     static uint32_t random = 1;
+    static Moved owners[64];
+    static int owner;
+    if (far == MOVED) {
+        Moved *m = &owners[owner++ % 64];
+        m->t = t;
+        m->arena = arena;
+        m->next = 0;
+        return part_moved(prefix, m, moved);
+    }
     if (used > 3000) used = 0;
-    StatePart p = {prefix, &spans[used], 0, far_copy};
+    StatePart p = {prefix, &spans[used], 0, far_copy, NULL, NULL};
     for (size_t at = 0; at < t->elements; p.count++) {
         StateSpan *span = &spans[used++];
         random = random * 1664525 + 1013904223;
@@ -1047,7 +1071,8 @@ static void test_state_round_trip(void) {
     CHECK(memcmp(back.arena[2], r.arena[2], r.t.elements * 4) == 0, "order");
     CHECK(!state_load(dir, &back.c, &back.t, back.parts, 2, &err)
           && says("tensor v.wte is not used in this mode"), "%s", err.text);
-    const StatePart weights[PARTS] = {back.parts[0], {"m", NULL, 0, NULL}, {"v", NULL, 0, NULL}};
+    const StatePart weights[PARTS] = {back.parts[0], {"m", NULL, 0, NULL, NULL, NULL},
+                                      {"v", NULL, 0, NULL, NULL, NULL}};
     memset(back.arena[0], 0xff, back.t.elements * 4);
     CHECK(state_load(dir, &back.c, &back.t, weights, PARTS, &err), "%s", err.text);
     CHECK(back.arena[0][0] == 11, "only the weights");
@@ -1074,7 +1099,7 @@ static void test_state_round_trip(void) {
 static void test_far_arenas(void) {
     char *out = in_base("far"), *file = in_base("far/checkpoints/step_00000001/state.safetensors");
     for (int i = 0; i < 8; i++) {  // other cuts each time
-        far = i == 0 ? ALL_FAR : MIXED;
+        far = i == 0 ? ALL_FAR : i == 1 ? MOVED : MIXED;
         far_largest = 0;
         test_load_layouts();
         test_load_refuses();
@@ -1255,6 +1280,7 @@ static void damage(const char *dir, const char *path, size_t dense) {
     }
     CHECK(noticed == tried && tried > 2000, "%s: %zu of %zu bits", path, noticed, tried);
     CHECK(state_check(dir, &s, &c, &err), "%s", err.text);
+    train_state_free(&s);
     noticed = tried = 0;
     for (size_t length = n; length-- > 0; tried++) {
         if (length > dense && length + 64 < n) length -= 16;
@@ -1264,6 +1290,7 @@ static void damage(const char *dir, const char *path, size_t dense) {
     CHECK(noticed == tried && tried > 100, "%s cut: %zu of %zu", path, noticed, tried);
     CHECK(pwrite(file, good, n, 0) == (ssize_t)n, "write");
     CHECK(state_check(dir, &s, &c, &err), "%s", err.text);
+    train_state_free(&s);
     close(file);
     free(good);
 }
@@ -1305,6 +1332,84 @@ static void test_state_damage(void) {
     run_free(&r);
 }
 
+// What an optimizer adds comes back as the very text; without it there is nothing in its place.
+static void test_state_more(void) {
+    Run r = run_new(7);
+    TrainState s;
+    GPT2Config c;
+    char dir[PATH_MAX], json[PATH_MAX];
+    char *out = in_base("more");
+    char large[] = "{\"a\": [1,\n2e-3 ],\n\n\"more\":{\"options\":{}} , \"b\":\"}\"}";
+    CHECK(run_save(&r, out, 1, 0) && find(out, &s, &c, dir) && s.more == NULL && s.base == 0, "%s",
+          err.text);
+    r.s.more = large;
+    CHECK(run_save(&r, out, 2, 0) && find(out, &s, &c, dir), "%s", err.text);
+    CHECK(s.step == 2 && s.more != NULL && strcmp(s.more, large) == 0, "%s", s.more);
+    CHECK(strcmp(s.options, r.s.options) == 0, "options: %s", s.options);
+    CHECK(state_load(dir, &r.c, &r.t, r.parts, PARTS, &err), "%s", err.text);
+    train_state_free(&s);
+    train_state_free(&s);
+    path_join(json, dir, "state.json");
+    damage(dir, json, 10000);
+    const char *newer = in_base("more/checkpoints/step_00000003/state.safetensors");
+    CHECK(run_save(&r, out, 3, 0) && truncate(newer, 100) == 0, "%s", err.text);
+    CHECK(find(out, &s, &c, dir) && s.step == 2 && strcmp(s.more, large) == 0, "%s", err.text);
+    train_state_free(&s);
+    static const char *const wrong[] = {"[1]", "{", "", "{},", "{\"a\":1,\n\"options\":{}}"};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        r.s.more = (char *)wrong[i];
+        CHECK(!run_save(&r, out, 4, 0) && says("must be a JSON object, without"), "%s", err.text);
+    }
+    const size_t n = (size_t)1 << 21;  // 2 MB of records
+    r.s.more = (char *)alloc_or_fail(n + 16, 1, "text");
+    memcpy(r.s.more, "{\"r\":[0,", 8);
+    for (size_t i = 8; i < n; i++) r.s.more[i] = "17,\n"[i % 4];
+    memcpy(r.s.more + n, "1]}", 4);
+    CHECK(run_save(&r, out, 5, 0) && find(out, &s, &c, dir) && strcmp(s.more, r.s.more) == 0, "%s",
+          err.text);
+    train_state_free(&s);
+    free(r.s.more);
+    run_free(&r);
+}
+
+// A checkpoint without parts: as whole as any other, and only for who wants one.
+static void test_state_replay(void) {
+    Run r = run_new(7);
+    TrainState s;
+    SafeTensors st;
+    GPT2Config c;
+    char dir[PATH_MAX], path[PATH_MAX], text[] = "{\"records\":[[1,0.1]]}";
+    const char *out = in_base("replay");
+    r.s.step = 8;
+    CHECK(!save(out, &r, r.parts, 0, 0) && says("either parts or"), "%s", err.text);
+    r.s.base = 0xfedcba9876543210u;
+    CHECK(!save(out, &r, r.parts, 1, 0) && says("either parts or"), "%s", err.text);
+    r.s.more = text;
+    CHECK(save(out, &r, r.parts, 0, 0), "%s", err.text);
+    CHECK(find(out, &s, &c, dir) && s.step == 8 && s.base == r.s.base, "%s", err.text);
+    CHECK(said[0] == '\0' && strcmp(s.more, text) == 0, "it says: %s", said);
+    CHECK(memcmp(&c, &r.c, sizeof c) == 0, "configuration");
+    train_state_free(&s);
+    CHECK(!state_load(dir, &r.c, &r.t, r.parts, 1, &err) && says("it has no weights"), "%s",
+          err.text);
+    CHECK(state_load(dir, &r.c, &r.t, NULL, 0, &err), "%s", err.text);
+    path_join(path, dir, "state.safetensors");
+    CHECK(safetensors_open(&st, path, &err) && st.count == 0, "%s", err.text);
+    CHECK(st.map_bytes < 100, "%zu bytes", st.map_bytes);
+    safetensors_close(&st);
+    path_join(path, dir, "state.json");
+    damage(dir, path, 10000);
+    r.s.base = 1;  // leading zeros, and a newer one that is damaged
+    r.s.step = 9;
+    CHECK(save(out, &r, r.parts, 0, 0) && find(out, &s, &c, dir) && s.base == 1, "%s", err.text);
+    train_state_free(&s);
+    CHECK(truncate(in_base("replay/checkpoints/step_00000009/state.safetensors"), 39) == 0, "cut");
+    CHECK(find(out, &s, &c, dir) && s.step == 8 && strcmp(s.more, text) == 0, "%s", err.text);
+    train_state_free(&s);
+    r.s.more = NULL;
+    run_free(&r);
+}
+
 // A state whose hashes are right and whose contents are not: nothing may be believed.
 static void test_state_forged(void) {
     static const struct { const char *from, *to, *expected; } edits[] = {
@@ -1322,12 +1427,20 @@ static void test_state_forged(void) {
         {"\"context\": 3", "\"contest\": 3", "lacks a field"},
         {"\"channels\": 4", "\"channels\": 4000000000", "channels"},
         {"\"family\":0", "\"family\":7", "lacks a field"},
+        {"\n\"more\":{}", "\n\"more\":[]", "lacks a field"},
+        {"\n\"more\":{}", " \"more\":{}", "lacks a field"},
+        {"\n\"more\":{},", "\n\"base\":\"0123456789abcdef\",", "either weights or the hash"},
+        {"\n\"more\":{},", "\n\"base\":\"0123456789abcdeF\",", "lacks a field"},
+        {"\n\"more\":{},", "\n\"base\":\"0123456789abcde\",", "lacks a field"},
+        {"\n\"more\":{},", "\n\"base\":1,", "lacks a field"},
         {"\"options\":{", "\"options\":[", "JSON"}, {"\"config\":{", "\"c\":{", "lacks a field"},
     };
     Run r = run_new(7);
     TrainState s;
     GPT2Config c;
     const char *out = in_base("forged");
+    char more[] = "{}";
+    r.s.more = more;
     CHECK(run_save(&r, out, 1, 0), "%s", err.text);
     char *dir = in_base("forged/checkpoints/step_00000001"), json[PATH_MAX], changed[8192];
     path_join(json, dir, "state.json");
@@ -1377,6 +1490,8 @@ int main(void) {
     RUN(test_state_disk_full);
     RUN(test_state_trouble);
     RUN(test_state_damage);
+    RUN(test_state_more);
+    RUN(test_state_replay);
     RUN(test_state_forged);
     remove_tree(base);
     return test_summary();

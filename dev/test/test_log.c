@@ -58,7 +58,7 @@ static void lines_are_exact_json(void) {
     CHECK(open_quietly(&l, 0, false, &err), "%s", err.text);
     for (size_t i = 0; i < 6; i++)
         CHECK(log_step(&l, i + 1, 6, losses[i], 1.5, 6e-4, 250, 1000, 0, "", &err), "%s", err.text);
-    CHECK(log_eval(&l, 6, losses[1], &err), "%s", err.text);
+    CHECK(log_eval(&l, 6, losses[1], -1, &err), "%s", err.text);
     // Everything is in the file while the run goes on.
     const char *text = read_text("log.jsonl"), *first = "{\"step\":1,\"loss\":0.333333343,"
         "\"grad_norm\":1.5,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":1000}\n";
@@ -85,7 +85,7 @@ static void what_is_no_number_is_refused(void) {
     CHECK(open_quietly(&l, 0, false, &err), "%s", err.text);
     CHECK(!log_step(&l, 1, 9, NAN, 1, 1, 1, 1, 0, "", &err) && strstr(err.text, "nan"), "%s", err.text);
     CHECK(!log_step(&l, 1, 9, 1, INFINITY, 1, 1, 1, 0, "", &err) && strstr(err.text, "inf"), "-");
-    CHECK(!log_eval(&l, 1, NAN, &err), "-");
+    CHECK(!log_eval(&l, 1, NAN, -1, &err), "-");
     CHECK(log_step(&l, 1, 9, 1, 1, 1, 0, INFINITY, 0, "", &err), "no time at all: %s", err.text);
     CHECK(strstr(read_text("log.jsonl"), "nan") == NULL, "%s", read_text("log.jsonl"));
     CHECK(strstr(read_text("log.jsonl"), "inf") == NULL, "%s", read_text("log.jsonl"));
@@ -156,7 +156,7 @@ static void a_resumed_log_equals_an_uninterrupted_one(void) {
             CHECK(open_quietly(&l, from, false, &err), "%s", err.text);
             for (size_t i = from + 1; i <= (part == 0 ? 70u : 100u); i++) {
                 CHECK(log_step(&l, i, 100, 5 - (double)i / 64, 1, 1, 1, 1, 0, "", &err), "-");
-                if (i % 10 == 0) CHECK(log_eval(&l, i, 6 - (double)i / 64, &err), "%s", err.text);
+                if (i % 10 == 0) CHECK(log_eval(&l, i, 6 - (double)i / 64, -1, &err), "%s", err.text);
             }
             CHECK(log_plot(&l, &err), "%s", err.text);
             close_quietly(&l);
@@ -183,7 +183,7 @@ static void a_full_disk_is_reported(void) {
     l.file = fopen("/dev/full", "ab");
     CHECK(!log_step(&l, 1, 9, 1, 1, 1, 1, 1, 0, "", &err), "the disk is full");
     CHECK(strstr(err.text, "No space") != NULL, "%s", err.text);
-    CHECK(!log_eval(&l, 1, 1, &err) && strstr(err.text, "log.jsonl"), "%s", err.text);
+    CHECK(!log_eval(&l, 1, 1, -1, &err) && strstr(err.text, "log.jsonl"), "%s", err.text);
     close_quietly(&l);
 }
 
@@ -240,7 +240,7 @@ static void plain_lines_say_everything(void) {
     CHECK(open_quietly(&l, 0, false, &err), "%s", err.text);
     CHECK(log_step(&l, 1, 193, 3.42109, 1.234, 6e-4, 1000, 12345.4, 56.2, "", &err), "%s", err.text);
     CHECK(log_step(&l, 2, 193, 2, 1, 6e-4, 1000, 1, 0, "", &err), "%s", err.text);
-    CHECK(log_eval(&l, 2, 1.98767, &err), "%s", err.text);
+    CHECK(log_eval(&l, 2, 1.98767, -1, &err), "%s", err.text);
     fflush(l.screen);
     const char *text = read_text("screen"), *first = "step 1/193 | loss 3.4211 | norm 1.23 | "
         "lr 6.0e-04 | 12345 tok/s | 56 % of peak | 3 m 12 s left\n";
@@ -267,7 +267,7 @@ static void a_terminal_shows_progress_in_place(void) {
     for (size_t i = 1; i <= 200; i++) {
         l.last_drawn = 0;  // as if time had passed
         CHECK(log_step(&l, i, 200, 1, 1, 1e-3, 1, i == 78 ? 1e50 : 1, 0, "", &err), "%s", err.text);
-        if (i == 5) CHECK(log_eval(&l, i, 1, &err), "%s", err.text);
+        if (i == 5) CHECK(log_eval(&l, i, 1, -1, &err), "%s", err.text);
     }
     fflush(l.screen);
     const char *text = read_text("screen");

@@ -40,6 +40,39 @@ static void defaults_are_the_documented_ones(void) {
     CHECK(o.save_every == 0 && o.keep == 2 && o.threads == 0 && o.save_dtype == SAVE_FP32, "files");
     CHECK(o.optimizer == OPTIMIZER_ADAMW && !o.resume && !o.help && !o.version, "flags");
     CHECK(o.stride == 0 && o.share == AUTO_REAL && o.zen_topk == 0.1 && o.slots == 3, "GPU");
+    CHECK(o.zo_eps == 1e-3 && o.zo_queries == 1 && o.zo_write_back == 1, "zeroth order");
+    CHECK(o.zo_noise == 0 && o.zo_storage == 0 && o.zo_rounding == 0, "zeroth order");
+    CHECK(o.zo_checkpoint == CHECKPOINT_FULL && o.labels == NULL, "zeroth order");
+    CHECK(strcmp(o.template_text, " It was") == 0, "%s", o.template_text);
+    CHECK(!o.stream_blocks && o.resident_blocks == 0 && !o.zo_no_overlap, "zeroth order");
+    CHECK(!o.zo_no_slots && !o.zo_no_fused_update && o.precision == PRECISION_BF16, "flags");
+}
+
+// What suits AdamW would end a run of MeZO: its defaults are others, but what is given counts.
+static void mezo_has_defaults_of_its_own(void) {
+    Options o, run;
+    Error err;
+    char json[8192];
+    CHECK(parse(&o, "--data d --optimizer mezo", false, &err), "%s", err.text);
+    CHECK(o.optimizer == OPTIMIZER_MEZO && o.lr == 1e-6 && o.weight_decay == 0, "%g", o.lr);
+    CHECK(o.schedule == SCHEDULE_CONSTANT && o.warmup == 0 && o.min_lr == AUTO_REAL, "schedule");
+    CHECK(schedule_lr(&o, 1) == 1e-6 && schedule_lr(&o, o.steps) == 1e-6, "constant");
+    CHECK(parse(&o, "--lr 1e-4 --weight-decay 0.1 --schedule linear --warmup 5 --min-lr 1e-5 "
+                "--optimizer mezo --data d", false, &err), "%s", err.text);
+    CHECK(o.lr == 1e-4 && o.weight_decay == 0.1 && o.schedule == SCHEDULE_LINEAR, "given");
+    CHECK(o.warmup == 5 && o.min_lr == 1e-5, "given");
+    CHECK(parse(&o, "--optimizer mezo --optimizer adamw --data d", false, &err), "%s", err.text);
+    CHECK(o.lr == 6e-4 && o.weight_decay == 0.1 && o.warmup == AUTO_COUNT, "the last one counts");
+    // On --resume the checkpoint's values stand before them, whether the optimizer is named or not.
+    CHECK(parse(&run, "--data d --optimizer mezo --lr 1e-4 --weight-decay 0.5 --schedule linear "
+                "--warmup 7", false, &err) && options_to_json(&run, json, sizeof json), "-");
+    static const char *const resumes[] = {"--resume", "--resume --optimizer mezo"};
+    for (int i = 0; i < 2; i++) {
+        CHECK(parse(&o, resumes[i], false, &err) && options_resume(&o, json, &err), "%s", err.text);
+        CHECK(o.lr == 1e-4 && o.weight_decay == 0.5 && o.warmup == 7, "%g", o.lr);
+        CHECK(o.schedule == SCHEDULE_LINEAR && o.optimizer == OPTIMIZER_MEZO, "schedule");
+        options_free(&o);
+    }
 }
 
 static void every_option_is_stored_in_its_field(void) {
@@ -80,6 +113,17 @@ static void every_option_is_stored_in_its_field(void) {
           err.text);
     CHECK(o.offload == OFFLOAD_NONE && o.recompute == RECOMPUTE_BLOCK, "-");
     CHECK(o.precision == PRECISION_FP32, "%d", o.precision);
+    CHECK(parse(&o, "--data d --optimizer mezo --zo-eps 1e-2 --zo-queries 4 --zo-noise rademacher "
+                "--zo-storage bf16 --zo-rounding nearest --zo-write-back 64 --zo-checkpoint replay "
+                "--labels ~bad|~good --template ~= --precision fp16 --stream-blocks --slots 2 "
+                "--resident-blocks 5 --zo-no-overlap --zo-no-slots --zo-no-fused-update", true,
+                &err), "%s", err.text);
+    CHECK(o.zo_eps == 1e-2 && o.zo_queries == 4 && o.zo_noise == 1 && o.zo_storage == 3, "-");
+    CHECK(o.zo_rounding == 1 && o.zo_write_back == 64, "-");
+    CHECK(o.zo_checkpoint == CHECKPOINT_REPLAY && o.precision == PRECISION_FP16, "-");
+    CHECK(strcmp(o.labels, " bad| good") == 0 && strcmp(o.template_text, " =") == 0, "-");
+    CHECK(o.stream_blocks && o.slots == 2 && o.resident_blocks == 5, "-");
+    CHECK(o.zo_no_overlap && o.zo_no_slots && o.zo_no_fused_update, "-");
 }
 
 static void mistakes_are_refused_with_a_reason(void) {
@@ -147,7 +191,7 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --lr 1e-4 --min-lr 2e-4", "--min-lr 0.0002 is above --lr 0.0001"},
         {"--data d --batch 1048576 --seq 1048576", "too much for one"},
         {"--data d --dump f --resume", "leave out --resume"},
-        {"--data d --optimizer mezo", "--optimizer mezo is not implemented yet"},
+        {"--optimizer mezo", "--data is missing"},
         {"--data d --optimizer sgd", "must be one of"},
         {"--data d --offload zenflow", "--offload zenflow is not implemented yet"},
         {"--data d --offload none", "--offload is an option of the GPU builds"},
@@ -160,7 +204,26 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --plan", "--plan is an option of the GPU builds"},
         {"--data d --no-save --save-every 5", "contradict each other"},
         {"--data d --zen-topk 0.2", "--zen-topk is not implemented yet"},
-        {"--data d --zo-eps 0.2", "--zo-eps is not implemented yet"},
+        {"--data d --zo-eps 0.2", "--zo-eps needs --optimizer mezo"},
+        {"--data d --zo-checkpoint full", "--zo-checkpoint needs --optimizer mezo"},
+        {"--data d --labels a|b", "--labels needs --optimizer mezo"},
+        {"--data d --template x", "--template needs --optimizer mezo"},
+        {"--data d --optimizer mezo --zo-eps 0", "--zo-eps 0: must be"},
+        {"--data d --optimizer mezo --zo-eps 2", "--zo-eps 2: must be"},
+        {"--data d --optimizer mezo --zo-queries 0", "must be 1 to 256"},
+        {"--data d --optimizer mezo --zo-queries 257", "must be 1 to 256"},
+        {"--data d --optimizer mezo --zo-write-back 0", "must be 1 to 64"},
+        {"--data d --optimizer mezo --zo-write-back 65", "must be 1 to 64"},
+        {"--data d --optimizer mezo --zo-write-back 64 --zo-queries 5", "at most 256 directions"},
+        {"--data d --optimizer mezo --zo-noise normal", "one of gaussian|rademacher"},
+        {"--data d --optimizer mezo --zo-storage fp8", "one of auto|fp32|fp16|bf16"},
+        {"--data d --optimizer mezo --zo-rounding up", "one of stochastic|nearest"},
+        {"--data d --optimizer mezo --zo-checkpoint none", "one of full|replay"},
+        {"--data d --optimizer mezo --labels _", "not empty"},
+        {"--data d --optimizer mezo --labels a|b --sample-every 5", "running text"},
+        {"--data d --optimizer mezo --dump f", "--dump shows gradients"},
+        {"--data d --optimizer mezo --lr 1e-5 --min-lr 1e-4", "is above --lr 1e-05"},
+        {"--data d --optimizer mezo --stream-blocks", "this is the CPU trainer"},
         {"--data d --stream-blocks", "this is the CPU trainer"},
     };
     Options o;
@@ -181,6 +244,14 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --offload interleave --share 1.1", "must be 0 to 1"},
         {"--data d --offload interleave --slots 0", "must be 1 to 1000"},
         {"--offload zero", "--data is missing"},
+        {"--data d --precision fp16", "--precision fp16 has no backward pass"},
+        {"--data d --precision fp8", "must be one of bf16|fp32|fp16"},
+        {"--data d --stream-blocks", "--stream-blocks needs --optimizer mezo"},
+        {"--data d --resident-blocks 1", "--resident-blocks needs --optimizer mezo"},
+        {"--data d --zo-no-overlap", "--zo-no-overlap needs --optimizer mezo"},
+        {"--data d --optimizer mezo --resident-blocks 1001", "must be 0 to 1000"},
+        {"--data d --optimizer mezo --offload zero", "with mezo: --stream-blocks"},
+        {"--data d --optimizer mezo --offload auto", "with mezo: --stream-blocks"},
     };
     for (size_t i = 0; i < sizeof gpu / sizeof gpu[0]; i++)
         CHECK(!parse(&o, gpu[i].line, true, &err) && strstr(err.text, gpu[i].reason), "[%s] %s",
@@ -200,6 +271,9 @@ static void combinations_that_work_are_accepted(void) {
         "--data d --dump f --steps 0", "--data d --steps 10 --warmup 10", "--steps 0 --prompt _",
         "--data d --lr 1e-4 --min-lr 1e-4", "--data d --lr 0", "--steps 0 --data d --warmup 99",
         "--help", "-h", "--version", "--resume --out x", "--steps 0 --out x",
+        "--data d --optimizer mezo --zo-queries 256", "--steps 0 --optimizer mezo --prompt x",
+        "--data d --optimizer mezo --zo-write-back 64 --zo-queries 4 --zo-checkpoint replay",
+        "--data d --optimizer mezo --labels a|b", "--steps 0 --val v --optimizer mezo --labels a|b",
     };
     Options o;
     Error err;
@@ -210,6 +284,8 @@ static void combinations_that_work_are_accepted(void) {
         "--data d --offload interleave --stride auto", "--data d --offload interleave --share 0",
         "--data d --offload twinflow --resident 1", "--data d --offload zero --grad-wire fp32",
         "--data d --offload interleave --stride 3 --resident 0.2 --subgroup 4096 --slots 1",
+        "--plan --optimizer mezo --stream-blocks", "--data d --optimizer mezo --offload none",
+        "--data d --optimizer mezo --precision fp16 --zo-storage bf16 --stream-blocks --slots 1",
         "--data d --no-save", "--data d --no-grad-overlap --no-update-overlap",
     };
     for (size_t i = 0; i < sizeof gpu / sizeof gpu[0]; i++)
@@ -278,7 +354,7 @@ static void a_checkpoint_restores_what_was_not_given(void) {
         memset(again, 'z', sizeof again);
         CHECK(!options_to_json(&run, again, n) && again[n] == 'z', "%zu bytes are too few", n);
     }
-    run.optimizer = OPTIMIZER_MEZO;  // as a later version will save it
+    run.optimizer = OPTIMIZER_MEZO;
     CHECK(options_to_json(&run, again, sizeof again) && strstr(again, "\"mezo\""), "%s", again);
     run.optimizer = OPTIMIZER_ADAMW;
     CHECK(options_to_json(&run, again, strlen(json) + 1) && !strcmp(json, again), "just enough");
@@ -288,6 +364,9 @@ static void a_checkpoint_refuses_another_run(void) {
     static const char *const fixed[] = {
         "--model gpt2", "--layers 3", "--heads 3", "--channels 12", "--context 9", "--vocab 99",
         "--batch 4", "--seq 65", "--accum 2", "--seed 1", "--beta1 0.8", "--beta2 0.8", "--eps 1",
+        "--optimizer mezo", "--zo-eps 1", "--zo-queries 2", "--zo-noise rademacher",
+        "--zo-storage bf16", "--zo-rounding nearest", "--zo-write-back 2",
+        "--zo-checkpoint replay", "--labels a|b", "--template x",
     };
     static const struct { const char *json, *reason; } damaged[] = {
         {"", "damaged"}, {"{", "damaged"}, {"[]", "damaged"}, {"null", "damaged"},
@@ -296,7 +375,10 @@ static void a_checkpoint_refuses_another_run(void) {
         {"{\"batch\": null}", "--batch needs a value"}, {"{\"batch\": {}}", "--batch needs"},
         {"{\"model\": null}", "--model needs a value"}, {"{\"model\": \"\"}", "--model needs"},
         {"{\"schedule\": \"x\"}", "must be one of"}, {"{\"lr\": true}", "not a number"},
-        {"{\"optimizer\": \"mezo\"}", "not implemented yet"}, {"{}", "--data is missing"},
+        {"{\"optimizer\": \"sgd\"}", "must be one of"}, {"{}", "--data is missing"},
+        {"{\"zo-storage\": \"fp8\"}", "must be one of"}, {"{\"zo-eps\": 0}", "must be"},
+        {"{\"data\": \"d\", \"optimizer\": \"mezo\", \"zo-queries\": 9, "
+         "\"zo-write-back\": 64}", "at most 256"},
         {"{\"data\": \"d\", \"min-lr\": 1}", "--min-lr 1 is above"},
     };
     Options run, o;
@@ -339,6 +421,7 @@ static void gpu_options_are_saved_by_gpu_builds_only(void) {
     CHECK(strstr(json, "\"precision\": \"bf16\"") != NULL, "%s", json);
     CHECK(strstr(json, "\"stride\": \"auto\"") && strstr(json, "\"share\": \"auto\""), "%s", json);
     CHECK(strstr(json, "\"stream-blocks\": false") != NULL, "%s", json);
+    CHECK(strstr(json, "\"zo-no-slots\": false") && strstr(json, "\"zo-eps\": 0.001"), "%s", json);
     CHECK(strstr(json, "\"gpu-memory\"") == NULL, "belongs to one invocation");
     CHECK(parse(&cpu, "--resume", false, &err) && options_resume(&cpu, json, &err), "%s", err.text);
     options_free(&cpu);
@@ -375,6 +458,7 @@ static void the_learning_rate_follows_its_schedule(void) {
 
 int main(void) {
     RUN(defaults_are_the_documented_ones);
+    RUN(mezo_has_defaults_of_its_own);
     RUN(every_option_is_stored_in_its_field);
     RUN(mistakes_are_refused_with_a_reason);
     RUN(combinations_that_work_are_accepted);

@@ -107,3 +107,34 @@ check a_failed_sweep_is_told sh -c '! "$@"' - env TRAINER=/bin/false SWEEPS=slot
     RATES="$rates" OUT=sweep sh "$top/scripts/sweep_offload.sh"
 refuses no_such_sweep 2 'no sweep zorro' env SWEEPS=zorro RATES="$rates" OUT=sweep \
     sh "$top/scripts/sweep_offload.sh"
+# Zeroth-order training.
+# zo_compare NAME CODE PATTERN TRAINER MODES [OPTION...]
+zo_compare() {
+    name=$1 code=$2 pattern=$3 trainer=$4 modes=$5
+    shift 5
+    # shellcheck disable=SC2086
+    env TRAINER="$trainer" MODES="$modes" MODEL=nano OUT=zo STEPS=4 WARMUP=1 RATES="$rates" \
+        sh "$top/scripts/zo_compare.sh" $tiny "$@" >zo.out 2>&1
+    got=$?
+    if [ $got -eq "$code" ] && grep -q "$pattern" zo.out; then echo "ok zo_compare_$name"
+    else sed 's/^/  /' zo.out; fail "zo_compare_$name" "code $got, not $code with '$pattern'"; fi
+}
+zo_modes="memory streamed no-overlap no-slots no-fused-update slots1 resident1"
+zo_compare all_modes_agree 0 '(7) are identical' "$TRAINER" "$zo_modes"
+check zo_compare_has_every_number awk -F '\t' 'NF != 11 { exit 1 }
+    NR > 1 { for (i = 2; i <= NF; i++) if ($i == "-" && i != 5 && i != 10 && $1 != "memory") exit 1 }
+    END { exit NR != 8 }' zo/compare.tsv
+printf '#!/bin/sh\ncase "$*" in *"--slots 1"*) set -- "$@" --zo-eps 1.01e-3 ;; esac\nexec "%s" "$@"\n' \
+    "$TRAINER" >wrong
+chmod +x wrong
+zo_compare a_changed_loss_is_found 1 '^DIFFERENT: slots1 has "step":' ./wrong "memory slots1"
+zo_compare no_such_mode 2 'no mode zorro' "$TRAINER" "zorro"
+check zo_plan_has_a_line_per_model env RATES="$rates" MODELS="opt-1.3b opt-175b" \
+    sh -c 'sh "$1/scripts/zo_plan.sh" --zo-queries 2 >zo_plan.out && awk "END { exit NR != 4 }" zo_plan.out' - "$top"
+check zo_plan_says_when_the_link_is_hidden grep -q '^opt-175b .* hidden; from [0-9]' zo_plan.out
+refuses zo_plan_says_what_is_wrong 2 'unknown option --sequ' sh "$top/scripts/zo_plan.sh" --sequ 3
+printf 'sentence\tlabel\nbad\t0\ngood\t1\nfine\t1\nawful\t0\n' | tee train1000.tsv dev500.tsv >dev.tsv
+# shellcheck disable=SC2086
+check a_model_to_fine_tune "$TRAINER" --model nano --data text.txt --tokenizer bytes --steps 1 --out made $tiny
+check reviews_are_learned sh -c 'env SST2=. OUT=sst2 STEPS=3 sh "$1/scripts/zo_sst2.sh" made \
+    --tokenizer bytes --labels "-|+" --template " = " >sst2.out && tail -n 1 sst2.out | grep -q "accuracy [0-9]"' - "$top"

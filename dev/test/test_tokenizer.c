@@ -355,13 +355,14 @@ static Tokenizer *parse(const char *more, const char *merges, Error *err) {
 static void tokenizer_special(void) {
     Error err;
     Tokenizer *t = parse(", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, \"madeupword0000\": 300, "
+                         "\"<|endoftext|>\": 299, "
                          "\"\\u2581x y\": 16777215, \"ab\": 290, \"\\u0120a\": 291", "a b\n", &err);
     CHECK(t != NULL, "%s", err.text);
     if (t == NULL) return;
     CHECK(tokenizer_eot(t) == 2 && tokenizer_vocab(t) == 1 << 24, "eot %d", tokenizer_eot(t));
     static const struct { uint32_t id; const char *text; } cases[] = {
         {1, "<pad>"}, {2, "</s>"}, {300, "madeupword0000"}, {16777215, "\xe2\x96\x81x y"},
-        {290, "ab"}, {291, " a"}, {5 + ' ', " "}, {4, ""}, {299, ""}, {16777216, ""},
+        {290, "ab"}, {291, " a"}, {5 + ' ', " "}, {4, ""}, {298, ""}, {16777216, ""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         size_t n = 0;

@@ -1,0 +1,105 @@
+#!/bin/sh
+# Zeroth-order training in GPU memory, streamed from the host, and streamed without each of the
+# things that make it fast, with the same model, data and seed: what a step takes, what the GPU
+# waits for, and the memory; and that the losses of all of them are the same to the last digit that
+# log.jsonl has. Ends with 1 if they are not.
+# usage: [MODEL=opt-1.3b] [DATA=FILE] [OUT=DIR] [MODES="memory streamed"]
+#        scripts/zo_compare.sh [OPTION...]        e.g. --batch 1 --seq 2048 --zo-queries 2
+# The options go to every run; further variables are in scripts/measure.sh. Other modes: slotsN and
+# residentN, with N slots and N layers that stay. "waited": for layers, by the events between
+# streams; "plan ms" is what --plan predicts. The table is also in OUT/compare.tsv.
+set -eu
+MODEL=${MODEL:-opt-1.3b}
+# shellcheck source=scripts/measure.sh
+. "$(dirname "$0")/measure.sh"
+modes=${MODES:-memory streamed no-overlap no-slots no-fused-update slots2}
+table=$out/compare.tsv
+columns=$(printf '%s\t' steps ms tokens/s waited 'GB in' 'GB out' 'plan ms' GPU host)loss
+unknown=$(echo "$columns" | awk -F '\t' '{ while (++n < NF) printf "-\t" }')
+
+# numbers NAME: as in measure.sh.
+numbers() {
+    awk -v warmup="$warmup" -v text="$out/$1.txt" '
+        # of the step: its number, then those of "zo", which are of an earlier step
+        function field(line, name) {
+            if (!match(line, "\"" name "\":[^,}]*")) return ""
+            return substr(line, RSTART + length(name) + 3, RLENGTH - length(name) - 3)
+        }
+        function add(name, x,    i) {  # into its place
+            for (i = ++count[name]; i > 1 && v[name, i - 1] > x; i--) v[name, i] = v[name, i - 1]
+            v[name, i] = x
+        }
+        function median(name) {
+            return count[name] > 0 ? v[name, int((count[name] + 1) / 2)] : 0
+        }
+        function cell(x, decimals) { return x > 0 ? sprintf("%." decimals "f", x) : "-" }
+        /"grad_norm"/ {
+            steps++
+            loss = field($0, "loss")
+            if (field($0, "step") > warmup) {
+                add("ms", field($0, "ms") + 0)
+                add("speed", field($0, "tokens_per_s") + 0)
+            }
+            if (!(at = index($0, "\"zo\""))) next
+            zo = substr($0, at)
+            if (field(zo, "step") <= warmup) next
+            add("waited", field(zo, "waited_ms") + 0)
+            add("in", field(zo, "h2d_bytes") + 0)
+            add("out", field(zo, "d2h_bytes") + 0)
+        }
+        END {
+            while ((getline < text) > 0) {
+                if (/^GPU memory: .* total /) { sub(/.* total /, ""); gpu = $1 + 0 }
+                if (/^host memory: /) { sub(/.* total /, ""); host = $1 + 0 }
+                if (/^  step [0-9.e+-]+, of which/) plan = 1000 * $2
+            }
+            printf "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", steps, cell(median("ms"), 1),
+                   cell(median("speed"), 0), cell(median("waited"), 1),
+                   cell(1e-9 * median("in"), 2), cell(1e-9 * median("out"), 2), cell(plan, 1),
+                   cell(gpu, 0), cell(host, 0), loss == "" ? "-" : loss
+        }' "$out/$1/log.jsonl"
+}
+
+: >"$table"
+line mode "$columns"
+wrong=0 ran=''
+for mode in $modes; do
+    case $mode in
+        memory) options="--resident-blocks 1000" ;;  # or it would stream what does not fit
+        streamed) options="--stream-blocks" ;;
+        no-overlap | no-slots | no-fused-update) options="--stream-blocks --zo-$mode" ;;
+        slots[1-9]*) options="--stream-blocks --slots ${mode#slots}" ;;
+        resident[0-9]*) options="--stream-blocks --resident-blocks ${mode#resident}" ;;
+        *) refuse "no mode $mode" ;;
+    esac
+    # shellcheck disable=SC2086  # options are words
+    run "$mode" --optimizer mezo "$@" $options
+    case $ended in
+        ok) ran="$ran $mode" ;;
+        small) ;;
+        *) wrong=1 ;;
+    esac
+done
+
+# The first that ran, against the others, over the steps that both took.
+# shellcheck disable=SC2086
+set -- $ran
+[ $# -gt 1 ] || { echo "nothing to compare: $# of the modes ran" >&2; exit 1; }
+first=$1
+shift
+losses() {
+    sed -n 's/.*\("step":[0-9]*,"loss":[^,]*,"grad_norm":[^,]*\),.*/\1/p' "$out/$1/log.jsonl"
+}
+losses "$first" >"$out/first"
+for mode in "$@"; do
+    losses "$mode" | awk -v mode="$mode" -v first="$first" -v file="$out/first" '
+        (getline other < file) > 0 && ++n && $0 != other {
+            print "DIFFERENT: " mode " has " $0 ", " first " " other
+            exit wrong = 1
+        }
+        END { if (n == 0) print "DIFFERENT: " mode " has no step of " first "'"'"'s"
+              exit wrong || n == 0 }' || wrong=1
+done
+rm "$out/first"
+[ $wrong -eq 0 ] || { echo "something is wrong" >&2; exit 1; }
+echo "the losses and gradient norms of all that ran ($(($# + 1))) are identical, digit by digit"

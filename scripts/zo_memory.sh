@@ -1,0 +1,39 @@
+#!/bin/sh
+# GPU memory of AdamW, SGD, MeZO and streamed MeZO side by side, in GiB, as figure 1 of ZO-Offloading
+# (Wang et al. 2024) has it: OPT at 2048 tokens, from --plan. Needs neither GPU nor data. SGD is
+# AdamW without master weights and moments; both keep all activations.
+# usage: [TRAINER=./train_gpt2emu] scripts/zo_memory.sh [MODEL...]
+set -eu
+trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
+rates=$(dirname "$0")/rates/h200_16cores.txt  # with --rates, --plan asks for no GPU
+[ -x "$trainer" ] || {
+    echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2
+    exit 2
+}
+[ $# -ge 1 ] || set -- opt-1.3b opt-2.7b opt-6.7b opt-13b opt-30b opt-66b opt-175b
+
+plan() { "$trainer" --plan --batch 1 --seq 2048 --rates "$rates" "$@" | grep ' memory: '; }
+
+printf '%-9s %8s %8s %8s %10s %10s   %s\n' model AdamW SGD MeZO '3 slots' '2 slots' 'on the host'
+for model in "$@"; do
+    {
+        plan --model "$model" --offload none --recompute none
+        plan --model "$model" --optimizer mezo
+        plan --model "$model" --optimizer mezo --stream-blocks --slots 3
+        plan --model "$model" --optimizer mezo --stream-blocks --slots 2 | grep GPU
+    } | awk -v model="$model" '
+        # MiB behind a name in this line
+        function of(name) {
+            if (!match($0, name " [0-9.]+")) return 0
+            return substr($0, RSTART + length(name) + 1, RLENGTH - length(name) - 1)
+        }
+        /^host/ { host = of("total") }
+        /^GPU/ {
+            gib[++n] = of("total") / 1024
+            if (n == 1) sgd = gib[1] - (of("master weights") + of("AdamW moments")) / 1024
+        }
+        END {
+            printf "%-9s %8.1f %8.1f %8.1f %10.2f %10.2f   %.1f\n", model, gib[1], sgd, gib[2],
+                   gib[3], gib[4], host / 1024
+        }'
+done

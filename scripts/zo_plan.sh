@@ -1,0 +1,46 @@
+#!/bin/sh
+# Zeroth-order training of OPT, from 1.3B to 175B, on a machine of scripts/rates/: what is predicted
+# in memory and with all layers on the host, by --plan. Needs neither GPU nor data; how much memory
+# the machine has is not asked. Memory in GiB. "from": tokens per pass (batch times sequence) from
+# which the link is hidden; "with N directions" it would be hidden with the tokens that are given.
+# usage: [TRAINER=./train_gpt2emu] [RATES=FILE] [MODELS="opt-13b"] scripts/zo_plan.sh [OPTION...]
+#        e.g. RATES=scripts/rates/rtx4090_desktop.txt scripts/zo_plan.sh --batch 16 --seq 64
+# Without options, as ZO-Offloading was measured (Wang et al. 2024): one sequence of 2048 tokens.
+set -eu
+trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
+rates=${RATES:-$(dirname "$0")/rates/h200_16cores.txt}
+models=${MODELS:-opt-1.3b opt-2.7b opt-6.7b opt-13b opt-30b opt-66b opt-175b}
+[ -x "$trainer" ] || {
+    echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2
+    exit 2
+}
+
+plan() {
+    "$trainer" --plan --optimizer mezo --batch 1 --seq 2048 --gpu-memory 99T --host-memory 99T \
+        --rates "$rates" --model "$@"
+}
+
+first=${models%% *}
+plan "$first" --stream-blocks "$@" >/dev/null  # or says what is wrong
+echo "$(basename "$rates" .txt), --batch 1 --seq 2048${*:+ $*}"
+printf '%-9s %8s %9s | %8s %8s %8s %9s  %s\n' model GPU tokens/s GPU host s/step tokens/s \
+    'the link is'
+for model in $models; do
+    {
+        plan "$model" "$@"
+        plan "$model" --stream-blocks "$@"
+    } | awk -v model="$model" '
+        / memory: .* total / { sub(/.* total /, ""); gib[++n] = $1 / 1024 }
+        /^  step .* tokens/ { step = $2 + 0; sub(/.*: /, ""); speed[++runs] = $1 }
+        /^  over the link/ {
+            link = /not hidden/ ? "not hidden" : "hidden"
+            if (match($0, /hidden from [0-9]+/))
+                link = link "; from " substr($0, RSTART + 12, RLENGTH - 12)
+            if (match($0, /queries [0-9]+/))
+                link = link ", or with " substr($0, RSTART + 8, RLENGTH - 8) " directions"
+        }
+        END {
+            printf "%-9s %8.1f %9d | %8.1f %8.1f %8.2f %9d  %s\n", model, gib[1], speed[1], gib[2],
+                   gib[3], step, speed[2], link
+        }'
+done

@@ -1,0 +1,49 @@
+#!/bin/sh
+# Fine-tunes OPT to tell good film reviews from bad ones by forward passes alone, with the data and
+# settings of MeZO (Malladi et al. 2023): 1000 sentences of SST-2, prompts "... It was" that
+# " terrible" or " great" could follow, batches of 16, eps 1e-3, 20000 steps in fp16. Every 4000
+# steps, accuracy on 500 others; at the end, on the 872 of the development set. Sentences and
+# weights are fetched, unless a directory of weights is given.
+# usage: [LR=1e-6] [STEPS=20000] [OUT=DIR] [SST2=DIR] [TRAINER=./train_gpt2cu]
+#        scripts/zo_sst2.sh [opt-125m|opt-1.3b|..|opt-66b|DIRECTORY [OPTION...]]
+# e.g. LR=1e-7 scripts/zo_sst2.sh opt-13b --gpu-memory 8G: what does not fit streams from the host.
+# MeZO tries LR 1e-6 and 1e-7, and keeps what is best on the 500. A checkpoint is the list of what
+# was done to the weights, a few kilobytes; the last weights are saved in full.
+set -eu
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
+model=${1:-opt-1.3b}
+[ $# -eq 0 ] || shift
+if [ -d "$model" ]; then model=$(absolute "$model"); fi
+out=$(absolute "${OUT:-$(dirname "$0")/../out/zo_sst2_$(basename "$model")}")
+trainer=${TRAINER:+$(absolute "$TRAINER")} sst2=${SST2:+$(absolute "$SST2")}
+cd "$(dirname "$0")/.."
+if [ -z "$trainer" ]; then
+    make train_gpt2cu
+    trainer=./train_gpt2cu
+fi
+if [ ! -d "$model" ]; then
+    sh dev/data/opt.sh "$model"
+    model=data/$model
+fi
+if [ -z "$sst2" ]; then
+    sh dev/data/sst2.sh
+    sst2=data/sst2
+fi
+
+# MODEL VAL OPTION...: with the prompts
+task() {
+    weights=$1 val=$2
+    shift 2
+    "$trainer" --model "$weights" --data "$sst2/train1000.tsv" --val "$sst2/$val" \
+        --optimizer mezo --precision fp16 --batch 16 --labels ' terrible| great' \
+        --template ' It was' --eval-batches 1000000 "$@"
+}
+
+task "$model" dev500.tsv --out "$out" --steps "${STEPS:-20000}" --lr "${LR:-1e-6}" --zo-eps 1e-3 \
+    --eval-every 4000 --save-every 4000 --zo-checkpoint replay "$@"
+case " $* " in *" --plan "* | *" --no-save "*) exit ;; esac
+n=$#
+for option; do [ "$option" = --resume ] || set -- "$@" "$option"; done
+shift "$n"
+echo "on the development set:"
+task "$out" dev.tsv "$@" --steps 0 --no-save --out "$out/dev"

@@ -1,0 +1,1174 @@
+// zo.cuh: zeroth-order training on the GPU, of models that need not fit there.
+//
+//   1. Kernels
+//   2. The model: where everything is
+//   3. The pipeline: layers come, are updated, perturbed and used, and go
+//   4. The forward passes of both signs
+//   5. Evaluation, saving, and the training loop
+//
+// A part of train_gpt2.cu, whose layers it uses. Source: ZO-Offloading (Wang et al. 2024): a layer
+// is uploaded, updated by the step before, used for both signs, and offloaded, while its neighbours
+// are on their way; the embeddings and the head stay. What differs here is in doc/zo_streaming.md.
+// What happens to each element is in zo.h, and the same as on the CPU, bit for bit.
+//
+// X is the type of the arithmetic's inputs (float, bf16 or fp16), as in the layers. The stored
+// weights have a type of their own, --zo-storage.
+#ifndef TIDE_ZO_CUH
+#define TIDE_ZO_CUH
+#include "zo_plan.h"
+#include "zo_run.h"
+
+// =============================================================================================
+// 1. Kernels
+
+// Up to four tensors that lie next to each other, the unit of all that is done with weights: in a
+// layer, what is used together. Elements [at, at + n) of the group are first .. of the tensor; what
+// lies between the ranges is padding.
+typedef struct { uint64_t at, n, first; uint32_t tensor; int decay; } ZoRange;
+typedef struct { size_t length; int count; ZoRange range[4]; } ZoGroup;
+
+// N elements from stored weights, as fp32. N is 4 or 8; p a multiple of N elements.
+template <int STORAGE, int N>
+__device__ static inline void zo_load_stored(float *th, const void *p) {
+    if (STORAGE == ZO_FP32) {
+        for (int i = 0; i < N; i += 4) {
+            const Pack<float> x = load_pack((const float *)p + i);
+            for (int k = 0; k < 4; k++) th[i + k] = x.x[k];
+        }
+    } else {
+        uint16_t h[N];
+        if (N == 8) {
+            const int4 bits = *(const int4 *)p;
+            memcpy(h, &bits, sizeof h);
+        } else {
+            const int2 bits = *(const int2 *)p;
+            memcpy(h, &bits, sizeof h);
+        }
+        for (int i = 0; i < N; i++) th[i] = zo_unpack(h[i], STORAGE);
+    }
+}
+
+template <int STORAGE> __device__ static inline void zo_store8(void *p, const float *th) {
+    if (STORAGE == ZO_FP32) {
+        for (int i = 0; i < 8; i += 4) {
+            Pack<float> x;
+            for (int k = 0; k < 4; k++) x.x[k] = th[i + k];
+            store_pack((float *)p + i, x);
+        }
+    } else {
+        uint16_t h[8];
+        for (int i = 0; i < 8; i++) h[i] = zo_pack(th[i], STORAGE);
+        int4 bits;
+        memcpy(&bits, h, sizeof bits);
+        *(int4 *)p = bits;
+    }
+}
+
+// w = X(th + scale z), 8 elements, of which the last 8 - n are padding and become 0.
+template <typename X>
+__device__ static inline void zo_store_perturbed(X *w, const float *th, const float *z, float scale,
+                                                 int n) {
+    for (int i = 0; i < 8; i += Pack<X>::N) {
+        Pack<X> x;
+        for (int k = 0; k < Pack<X>::N; k++)
+            x.x[k] = from_f32<X>(i + k < n ? fmaf(scale, z[i + k], th[i + k]) : 0.0f);
+        store_pack(w + i, x);
+    }
+}
+
+// One pass over a group of stored weights: applies updates, stores the result if `store` (and if
+// these round it), and writes both perturbed copies. minus NULL: only plus. plus NULL: neither.
+// Every weight is read once, and every random number drawn once.
+template <typename X, int STORAGE>
+__global__ static void zo_weights_kernel(char *theta, X *plus, X *minus, ZoGroup group, ZoConfig c,
+                                         ZoUpdates u, bool store, uint32_t step, uint32_t query,
+                                         float scale) {
+    const size_t i = grid_thread() * 8, bytes = STORAGE == ZO_FP32 ? 4 : 2;
+    if (i >= group.length) return;
+    c.storage = STORAGE;
+    int r = 0;
+    while (r + 1 < group.count && i >= group.range[r + 1].at) r++;
+    const ZoRange x = group.range[r];
+    const uint64_t left = i < x.at + x.n ? x.at + x.n - i : 0, first = x.first + (i - x.at);
+    const int n = left < 8 ? (int)left : 8;
+    float th[8], z[8] = {0};
+    zo_load_stored<STORAGE, 8>(th, theta + i * bytes);
+    zo_apply(th, 8, &c, &u, x.tensor, x.decay, first);
+    if (store && u.round != 0) {
+        for (int k = 0; k < 8; k++)
+            if (k >= n) th[k] = 0;
+        zo_store8<STORAGE>(theta + i * bytes, th);
+    }
+    if (plus == NULL) return;
+    if (scale != 0) zo_noise(z, 8, &c, step, query, x.tensor, first);
+    zo_store_perturbed(plus + i, th, z, scale, n);
+    if (minus != NULL) zo_store_perturbed(minus + i, th, z, -scale, n);
+}
+
+// Four elements of a tensor as zo_weights_kernel() perturbs them, for kernels that need only few.
+template <typename X, int STORAGE>
+__device__ static inline void zo_perturbed4(float w[4], const char *theta, const ZoConfig *c,
+                                            const ZoUpdates *u, uint32_t tensor, uint64_t first,
+                                            uint32_t step, uint32_t query, float scale) {
+    float th[4], z[4] = {0};
+    zo_load_stored<STORAGE, 4>(th, theta + first * (STORAGE == ZO_FP32 ? 4 : 2));
+    zo_apply(th, 4, c, u, tensor, true, first);
+    if (scale != 0) zo_noise(z, 4, c, step, query, tensor, first);
+    for (int k = 0; k < 4; k++) w[k] = to_f32(from_f32<X>(fmaf(scale, z[k], th[k])));
+}
+
+// The embeddings of one sign: only the rows that tokens name are perturbed.
+template <typename X, int STORAGE>
+__global__ static void zo_encoder_kernel(X *out, const int32_t *tokens, const char *wte,
+                                         const char *wpe, ZoConfig c, ZoUpdates u, int wte_tensor,
+                                         int wpe_tensor, uint32_t step, uint32_t query, float scale,
+                                         size_t N, size_t T, size_t C) {
+    const size_t i = grid_thread() * 4;
+    if (i >= N * C) return;
+    const size_t n = i / C, channel = i % C;
+    float a[4], b[4];
+    c.storage = STORAGE;
+    zo_perturbed4<X, STORAGE>(a, wte, &c, &u, (uint32_t)wte_tensor,
+                              (size_t)tokens[n] * C + channel, step, query, scale);
+    zo_perturbed4<X, STORAGE>(b, wpe, &c, &u, (uint32_t)wpe_tensor, n % T * C + channel, step,
+                              query, scale);
+    for (int k = 0; k < 4; k++) out[i + k] = from_f32<X>(a[k] + b[k]);
+}
+
+// The loss of a vocabulary that comes in chunks (doc/classifier.md): each row's maximum and sum of
+// exponentials so far, and the target's logit, once it came by. logits (rows, width) are those of
+// tokens v0 .. v0 + valid - 1; the last chunk leaves the loss. One block per row.
+__global__ static void __launch_bounds__(1024)
+zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *target_logit,
+                       const float *logits, const int32_t *targets, size_t v0, size_t valid,
+                       size_t width, bool last) {
+    const size_t n = blockIdx.x;
+    const float *z = logits + n * width;
+    const size_t target = (size_t)targets[n];
+    float max = -FLT_MAX, sum = 0;
+    for (size_t v = threadIdx.x; v < valid; v += blockDim.x) max = fmaxf(max, z[v]);
+    max = block_max(max);
+    for (size_t v = threadIdx.x; v < valid; v += blockDim.x) sum += expf(z[v] - max);
+    sum = block_sum(sum);
+    if (threadIdx.x > 0) return;
+    if (v0 > 0) {
+        const float before = row_max[n], top = fmaxf(before, max);
+        sum = fmaf(sum, expf(max - top), row_sum[n] * expf(before - top));
+        max = top;
+    }
+    if (target >= v0 && target < v0 + valid) target_logit[n] = z[target - v0];
+    row_max[n] = max;
+    row_sum[n] = sum;
+    if (last) losses[n] = logf(sum) + max - target_logit[n];
+}
+
+typedef struct { int count; int32_t word[TASK_LABELS]; } ZoWords;
+
+// gpt2_classify() of train_gpt2.c: a block per sequence, of which x (T, C) are the normalised rows.
+template <typename X, int STORAGE>
+__global__ static void zo_classify_kernel(float *losses, float *right, const X *x,
+                                          const int32_t *where, const char *head, ZoConfig c,
+                                          ZoUpdates u, ZoWords words, int tensor, uint32_t step,
+                                          uint32_t query, float scale, size_t T, size_t C) {
+    const size_t b = blockIdx.x;
+    const int label = where[2 * b + 1];
+    x += (b * T + (size_t)where[2 * b]) * C;
+    float max = -FLT_MAX, sum = 0, wanted = 0;
+    int best = 0;
+    c.storage = STORAGE;
+    for (int k = 0; k < words.count; k++) {
+        float dot = 0;
+        for (size_t i = threadIdx.x * 4; i < C; i += blockDim.x * 4) {
+            float w[4];
+            zo_perturbed4<X, STORAGE>(w, head, &c, &u, (uint32_t)tensor,
+                                      (size_t)words.word[k] * C + i, step, query, scale);
+            for (int j = 0; j < 4; j++) dot = fmaf(to_f32(x[i + j]), w[j], dot);
+        }
+        dot = block_sum(dot);
+        if (dot > max) best = k;
+        const float top = fmaxf(max, dot);
+        sum = fmaf(sum, expf(max - top), expf(dot - top));
+        max = top;
+        if (k == label) wanted = dot;
+    }
+    if (threadIdx.x > 0) return;
+    losses[b] = logf(sum) + max - wanted;
+    right[b] = best == label;
+}
+
+// =============================================================================================
+// 2. The model
+
+enum { ZO_GROUPS = 4 };  // of a layer: attention's input, its output, the MLP's two matrices
+static const int zo_group_first[ZO_GROUPS + 1] = {LN_1_W, ATTPROJ_W, FC_W, FCPROJ_W, LAYER_TENSORS};
+
+// A micro-batch on its way to the GPU: tokens, and targets or gpt2_classify()'s `where`.
+typedef struct {
+    int32_t *host, *device;     // (2N): page-locked, and its copy
+    cudaEvent_t there, used;    // the copy is there; it is no longer needed
+    size_t B, T;
+} ZoBatch;
+
+enum { ZO_BATCHES = 3, ZO_EVALUATION = 2 };  // two of training, by turns, and one of evaluation
+
+// What a pass over the layers does. signs 2: forward with theta + scale z and theta - scale z, for
+// each query. signs 1: forward with theta. signs 0: only the updates.
+typedef struct {
+    ZoUpdates updates;          // that are not yet in the stored weights
+    bool store;                 // if they round, they are now
+    int signs, queries;
+    float scale;
+    uint32_t step;
+    const ZoBatch *batch;
+} ZoPass;
+
+template <typename X> struct ZoModel {
+    GPT2Config config;
+    GPT2Table table;
+    ZoConfig zo;
+    ZoLog log;
+    ZoWords words;              // count 0: a language model's loss
+    size_t max_B, max_T;
+    bool overlap;               // copies run beside kernels
+    bool keeps_slots;           // false: the memory of a visitor is allocated at each visit
+    bool fuse_gelu;             // the matrix product applies GELU (matmul.cuh)
+    bool fused;                 // updates join the next step's pass; false: have one of their own
+    // Where layer l is: home[l] >= 0: it is number home[l] on the host, and visits the GPU;
+    // otherwise it is number -1 - home[l] of the residents.
+    int *home, *visitor;        // visitor[i]: the layer that is number i on the host
+    size_t streamed;            // how many there are
+    size_t slots;
+    ZoGroup group[ZO_GROUPS];   // of layer 0; the others' differ in the numbers of their tensors
+    size_t group_at[ZO_GROUPS]; // elements, within a layer
+    size_t head, layer, tail;   // elements of the embeddings, of a layer, of what follows the last
+    size_t stored;              // bytes per stored weight
+    size_t chunk;               // tokens of the vocabulary whose logits are made at a time
+    size_t rows;                // and of how many rows
+    size_t scratch;             // elements of plus, and of minus
+    Matmul lt;
+    HostQueue host;
+    cudaStream_t compute;       // kernels
+    cudaStream_t fetch;         // copies to the GPU: tokens, layers
+    cudaStream_t out;           // copies to the host: updated layers
+    cudaEvent_t *there;         // (slots, ZO_GROUPS): the group has arrived
+    cudaEvent_t *stored_new;    //   its updated weights are complete
+    cudaEvent_t *used;          //   no kernel reads it any more
+    cudaEvent_t *left;          //   it is on the host again
+    size_t visits, fetched;     // of all passes: visits that have been computed, and fetched for
+    size_t step;                // steps done
+    uint64_t sent;              // micro-batches of the run that have been sent
+    cudaEvent_t over;           // the losses are on the host
+    Timeline timeline;
+    int doing;
+    size_t moved_in, moved_out, planned_host;
+    // GPU memory
+    char *resident;             // embeddings, residents, tail
+    char *slot_memory;          // (slots, layer)
+    char **slot;                // where each slot is
+    X *plus, *minus;            // (scratch): perturbed weights
+    X *x;                       // (queries, 2, N, C): the residual streams
+    X *atty, *act;              // (2, N, C), (2, N, F): of both signs
+    X *ln, *qkv;                // (N, C), (N, 3C)
+    float *mean, *rstd, *lse;   // (N), (N), (B, NH, T)
+    float *logits;              // (rows, chunk)
+    float *row_max, *row_sum, *target_logit;  // (2, N)
+    float *losses, *right;      // (N), (B)
+    double *totals;             // (2 queries + 1): losses, and how many labels were right
+    int32_t *tokens;            // (ZO_BATCHES, 2N)
+    // host memory
+    char *host_layers;          // (streamed, layer)
+    double *host_totals;
+    ZoBatch batch[ZO_BATCHES];
+};
+
+static size_t zo_stored_length(const GPT2Tensor *x) { return round_up(x->size, ALIGN_ELEMENTS); }
+
+// Tensors first .. first + count - 1 as a group.
+static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
+    ZoGroup g;
+    memset(&g, 0, sizeof g);
+    g.count = count;
+    for (int i = 0; i < count; i++) {
+        const GPT2Tensor *x = &t->tensors[first + i];
+        g.range[i] = ZoRange{x->offset - t->tensors[first].offset, x->rows * x->cols, 0,
+                             (uint32_t)(first + i), x->decay};
+        g.length = x->offset + zo_stored_length(x) - t->tensors[first].offset;
+    }
+    return g;
+}
+
+// Rows row .. row + count - 1 of a matrix as a group; those of the padding count as such.
+static ZoGroup zo_rows(const GPT2Table *t, int tensor, size_t row, size_t count) {
+    const GPT2Tensor *x = &t->tensors[tensor];
+    ZoGroup g;
+    memset(&g, 0, sizeof g);
+    g.count = 1;
+    g.length = count * x->cols;
+    g.range[0] = ZoRange{0, row < x->rows ? min_size(count, x->rows - row) * x->cols : 0,
+                         row * x->cols, (uint32_t)tensor, x->decay};
+    return g;
+}
+
+// Settles where each layer lives. streamed false: all on the GPU.
+template <typename X>
+static void zo_place(ZoModel<X> *z, bool stream, size_t residents, size_t slots) {
+    const GPT2Table *t = &z->table;
+    const size_t L = z->config.layers, C = z->config.channels;
+    const GPT2Tensor *first = &t->tensors[t->first_layer];
+    z->head = first->offset;
+    z->layer = first[LAYER_TENSORS - 1].offset + zo_stored_length(&first[LAYER_TENSORS - 1])
+             - first->offset;
+    z->tail = t->elements - z->head - L * z->layer;
+    z->stored = zo_stored_bytes(z->zo.storage);
+    z->scratch = 2 * round_up(C, ALIGN_ELEMENTS);
+    for (int k = 0; k < ZO_GROUPS; k++) {
+        const int begin = t->first_layer + zo_group_first[k];
+        z->group[k] = zo_group(t, begin, zo_group_first[k + 1] - zo_group_first[k]);
+        z->group_at[k] = t->tensors[begin].offset - first->offset;
+        if (z->group[k].length > z->scratch) z->scratch = z->group[k].length;
+    }
+    // Logits of a chunk: as many tokens as the scratch has room for, and a few hundred at least.
+    z->chunk = z->scratch / C / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
+    if (z->chunk < 512) z->chunk = 512;
+    if (z->chunk > 8192) z->chunk = 8192;
+    z->chunk = min_size(z->chunk, z->config.vocab_padded);
+    if (z->chunk * C > z->scratch) z->scratch = round_up(z->chunk * C, ALIGN_ELEMENTS);
+    z->rows = min_size(z->max_B * z->max_T, HEAD_ROWS);
+    // Residents are spread evenly: each hides some of the way of the next visitor.
+    if (!stream || residents > L) residents = L;
+    if (z->home == NULL) z->home = (int *)alloc_or_fail(L, sizeof(int), "layers");
+    if (z->visitor == NULL) z->visitor = (int *)alloc_or_fail(L, sizeof(int), "layers");
+    z->streamed = 0;
+    for (size_t l = 0; l < L; l++) {
+        const bool stays = (l + 1) * residents / L > l * residents / L;
+        z->home[l] = stays ? -1 - (int)(l - z->streamed) : (int)z->streamed;
+        if (!stays) z->visitor[z->streamed++] = (int)l;
+    }
+    z->slots = min_size(slots, z->streamed);
+}
+
+// The memory plan, as gpt2_buffers().
+template <typename X> static int zo_buffers(ZoModel<X> *z, Buffer list[MAX_BUFFERS]) {
+    const size_t C = z->config.channels, F = z->config.ffn, N = z->max_B * z->max_T;
+    const size_t Q = (size_t)z->zo.queries, X_ = sizeof(X), f32 = sizeof(float);
+    const size_t residents = z->config.layers - z->streamed;
+    if ((double)N * (double)(2 * Q + 4) * (double)(16 * C + 2 * F) * 4 > 1e18)
+        die("--batch %zu times --seq %zu is more than any machine can hold", z->max_B, z->max_T);
+    int n = 0;
+    #define BUFFER(purpose, bytes, field) \
+        list[n++] = Buffer{purpose, bytes, &z->field, false}
+    list[n++] = Buffer{"weights", (z->head + z->tail + residents * z->layer) * z->stored,
+                       &z->resident, true};
+    if (z->streamed > 0 && z->keeps_slots)
+        BUFFER("slots", z->slots * z->layer * z->stored, slot_memory);
+    BUFFER("perturbed weights", z->scratch * X_, plus);
+    BUFFER("perturbed weights", z->scratch * X_, minus);
+    BUFFER("activations", Q * 2 * N * C * X_, x);
+    BUFFER("activations", 2 * N * C * X_, atty);
+    BUFFER("activations", 2 * N * F * X_, act);
+    BUFFER("activations", N * C * X_, ln);
+    BUFFER("activations", N * 3 * C * X_, qkv);
+    BUFFER("activations", N * f32, mean);
+    BUFFER("activations", N * f32, rstd);
+    BUFFER("activations", N * z->config.heads * f32, lse);
+    BUFFER("logits", z->rows * z->chunk * f32, logits);
+    BUFFER("logits", 2 * N * f32, row_max);
+    BUFFER("logits", 2 * N * f32, row_sum);
+    BUFFER("logits", 2 * N * f32, target_logit);
+    BUFFER("logits", N * f32, losses);
+    BUFFER("logits", N * f32, right);
+    BUFFER("logits", (2 * Q + 1) * sizeof(double), totals);
+    BUFFER("tokens", ZO_BATCHES * 2 * N * sizeof(int32_t), tokens);
+    #undef BUFFER
+    return n;
+}
+
+template <typename X> static size_t zo_bytes(ZoModel<X> *z) {
+    Buffer list[MAX_BUFFERS];
+    const int n = zo_buffers(z, list);
+    size_t total = MATMUL_WORKSPACE;
+    for (int i = 0; i < n; i++) total += round_up(list[i].bytes, 256);
+    if (z->streamed > 0 && !z->keeps_slots)
+        total += z->slots * round_up(z->layer * z->stored, 256);
+    return total;
+}
+
+template <typename X> static size_t zo_host_bytes(const ZoModel<X> *z) {
+    return round_up(z->streamed * z->layer * z->stored, 4096);
+}
+
+// Settles where everything is, prints it unless `quiet`, and refuses what does not fit. Layers are
+// streamed if that was asked for, or if nothing else fits. Returns the bytes of GPU memory.
+template <typename X>
+static size_t zo_settle_memory(ZoModel<X> *z, const Options *o, size_t limit, size_t host_limit,
+                               bool quiet) {
+    Buffer list[MAX_BUFFERS];
+    bool stream = o->stream_blocks;
+    zo_place(z, stream, o->resident_blocks, o->slots);
+    if (!stream && zo_bytes(z) > limit) {
+        zo_place(z, true, o->resident_blocks, o->slots);
+        if (zo_bytes(z) <= limit && zo_host_bytes(z) <= host_limit) stream = true;
+        else zo_place(z, false, 0, 0);
+    }
+    const size_t total = zo_bytes(z), host = zo_host_bytes(z);
+    if (!quiet) {
+        plan_print("GPU memory", list, zo_buffers(z, list));
+        printf(" workspace %.1f, total %.1f", mib(MATMUL_WORKSPACE), mib(total));
+        limit_print(limit);
+        if (z->streamed > 0) {
+            printf("host memory: weights %.1f, total %.1f", mib(host), mib(host));
+            limit_print(host_limit);
+            printf("%zu of %zu layers, of %.1f MiB, live on the host and visit %zu slots%s\n",
+                   z->streamed, z->config.layers, mib(z->layer * z->stored), z->slots,
+                   stream && !o->stream_blocks ? ": they would not fit on the GPU" : "");
+        }
+    }
+    if (total > limit)
+        die("this run needs %.1f MiB of GPU memory and %.1f MiB are there (free, or --gpu-memory); "
+            "use a smaller --model, --batch or --seq%s", mib(total), mib(limit),
+            z->streamed == 0 ? ", or --stream-blocks"
+            : z->slots > 1 || o->resident_blocks > 0 ? ", or fewer --slots or --resident-blocks"
+            : "");
+    if (host > host_limit)
+        die("this run needs %.1f MiB of host memory and %.1f MiB are there (available, or "
+            "--host-memory); use a smaller --model, --zo-storage bf16 or fp16, or more "
+            "--resident-blocks", mib(host), mib(host_limit));
+    return total;
+}
+
+template <typename X> static size_t zo_events(const ZoModel<X> *z) { return z->slots * ZO_GROUPS; }
+
+template <typename X> static std::array<cudaEvent_t **, 4> zo_slot_events(ZoModel<X> *z) {
+    return {&z->there, &z->stored_new, &z->used, &z->left};
+}
+
+template <typename X> static void zo_allocate(ZoModel<X> *z) {
+    Buffer list[MAX_BUFFERS];
+    const int n = zo_buffers(z, list);
+    const size_t N = z->max_B * z->max_T, bytes = z->layer * z->stored;
+    z->doing = -1;
+    matmul_open(&z->lt);
+    z->fuse_gelu = z->config.activation == ACTIVATION_GELU
+        && matmul_can_fuse_gelu<X>(&z->lt, N, z->config.channels, z->config.ffn, false);
+    for (int i = 0; i < n; i++) {
+        void *p = gpu_alloc(list[i].bytes, list[i].purpose);
+        if (list[i].zero) CUDA(cudaMemset(p, 0, list[i].bytes));
+        buffer_set(&list[i], p);
+    }
+    z->slot = (char **)alloc_or_fail(z->slots, sizeof(char *), "slots");
+    for (size_t i = 0; i < z->slots && z->keeps_slots; i++) z->slot[i] = z->slot_memory + i * bytes;
+    if (z->streamed > 0) {
+        host_queue_open(&z->host, 0);
+        z->host_layers = (char *)host_alloc(&z->host, zo_host_bytes(z), "weights");
+    }
+    CUDA(cudaStreamCreateWithFlags(&z->compute, cudaStreamNonBlocking));
+    z->fetch = z->out = z->compute;
+    if (z->overlap) CUDA(cudaStreamCreateWithFlags(&z->fetch, cudaStreamNonBlocking));
+    if (z->overlap) CUDA(cudaStreamCreateWithFlags(&z->out, cudaStreamNonBlocking));
+    for (cudaEvent_t **events : zo_slot_events(z)) {
+        *events = (cudaEvent_t *)alloc_or_fail(zo_events(z), sizeof(cudaEvent_t), "events");
+        for (size_t i = 0; i < zo_events(z); i++) event_make(&(*events)[i]);
+    }
+    event_make(&z->over, true);
+    for (int i = 0; i < ZO_BATCHES; i++) {
+        ZoBatch *b = &z->batch[i];
+        b->host = (int32_t *)pinned_alloc(2 * N * sizeof(int32_t), "tokens");
+        b->device = z->tokens + (size_t)i * 2 * N;
+        event_make(&b->there);
+        event_make(&b->used);
+    }
+    z->host_totals = (double *)pinned_alloc((2 * (size_t)z->zo.queries + 1) * sizeof(double),
+                                            "losses");
+    CUDA(cudaDeviceSynchronize());
+}
+
+template <typename X> static void zo_free(ZoModel<X> *z) {
+    Buffer list[MAX_BUFFERS];
+    const int n = zo_buffers(z, list);
+    CUDA(cudaDeviceSynchronize());
+    for (int i = 0; i < n; i++) CUDA(cudaFree(buffer_get(&list[i])));
+    for (size_t i = 0; i < z->slots && !z->keeps_slots; i++) CUDA(cudaFree(z->slot[i]));
+    free(z->slot);
+    matmul_close(&z->lt);
+    for (cudaEvent_t **events : zo_slot_events(z)) {
+        for (size_t i = 0; i < zo_events(z); i++) CUDA(cudaEventDestroy((*events)[i]));
+        free(*events);
+    }
+    CUDA(cudaEventDestroy(z->over));
+    for (int i = 0; i < ZO_BATCHES; i++) {
+        CUDA(cudaFreeHost(z->batch[i].host));
+        CUDA(cudaEventDestroy(z->batch[i].there));
+        CUDA(cudaEventDestroy(z->batch[i].used));
+    }
+    CUDA(cudaFreeHost(z->host_totals));
+    if (z->overlap) CUDA(cudaStreamDestroy(z->fetch));
+    if (z->overlap) CUDA(cudaStreamDestroy(z->out));
+    CUDA(cudaStreamDestroy(z->compute));
+    host_free(z->host_layers);
+    if (z->host.stream != NULL) host_queue_close(&z->host);
+    zo_log_free(&z->log);
+    free(z->home);
+    free(z->visitor);
+    gpt2_table_free(&z->table);
+}
+
+// Where a resident layer, or a tensor outside the layers, is.
+template <typename X> static char *zo_resident(const ZoModel<X> *z, int number) {
+    return z->resident + (z->head + (size_t)number * z->layer) * z->stored;
+}
+
+template <typename X> static char *zo_tensor(const ZoModel<X> *z, int tensor) {
+    const size_t at = z->table.tensors[tensor].offset;
+    const size_t skipped = at < z->head ? 0 : z->streamed * z->layer;
+    return z->resident + (at - skipped) * z->stored;
+}
+
+// =============================================================================================
+// 3. The pipeline
+//
+// Layers visit in order, pass after pass; visit v takes slot v % slots. Each of a layer's groups
+// waits for its own events, so that computing begins when the first has arrived, each goes home as
+// soon as it is updated, and its room takes the next layer's while the rest is still being used.
+// The host queues all of a pass without waiting, and fetches for the next one: what is fetched does
+// not depend on the losses.
+
+// For the timeline: from here on the compute stream does this. NULL: nothing.
+template <typename X> static void zo_span(ZoModel<X> *z, const char *name, size_t number) {
+    timeline_end(&z->timeline, z->doing, z->compute);
+    z->doing = name == NULL ? -1
+             : timeline_begin(&z->timeline, ROW_COMPUTE, name, number, 0, z->compute);
+}
+
+// Queues the way in of the next visitor. Its own way home is over by then: since there are no more
+// slots than visitors, the slot has been left by one that went home later, or by itself.
+template <typename X> static void zo_fetch(ZoModel<X> *z) {
+    const size_t number = z->fetched % z->streamed, slot = z->fetched % z->slots;
+    const char *home = z->host_layers + number * z->layer * z->stored;
+    if (!z->keeps_slots) {  // --zo-no-slots
+        CUDA(cudaStreamSynchronize(z->compute));
+        CUDA(cudaStreamSynchronize(z->out));
+        CUDA(cudaFree(z->slot[slot]));
+        z->slot[slot] = (char *)gpu_alloc(z->layer * z->stored, "a visiting layer");
+    }
+    for (int k = 0; k < ZO_GROUPS; k++) {
+        const size_t event = slot * ZO_GROUPS + (size_t)k, at = z->group_at[k] * z->stored;
+        const size_t bytes = z->group[k].length * z->stored;
+        CUDA(cudaStreamWaitEvent(z->fetch, z->used[event], 0));
+        CUDA(cudaStreamWaitEvent(z->fetch, z->left[event], 0));
+        const int span = timeline_begin(&z->timeline, ROW_FETCH, "fetch",
+                                        (size_t)z->visitor[number], bytes, z->fetch);
+        CUDA(cudaMemcpyAsync(z->slot[slot] + at, home + at, bytes, cudaMemcpyHostToDevice,
+                             z->fetch));
+        timeline_end(&z->timeline, span, z->fetch);
+        CUDA(cudaEventRecord(z->there[event], z->fetch));
+        z->moved_in += bytes;
+    }
+    z->fetched++;
+}
+
+// The stored weights of layer l, which is about to be used.
+template <typename X> static char *zo_enter(ZoModel<X> *z, size_t l) {
+    if (z->home[l] < 0) return zo_resident(z, -1 - z->home[l]);
+    if (z->fetched == z->visits) zo_fetch(z);
+    return z->slot[z->visits % z->slots];
+}
+
+// Layer l has been used.
+template <typename X> static void zo_leave(ZoModel<X> *z, size_t l) {
+    if (z->home[l] < 0) return;
+    z->visits++;
+    while (z->overlap && z->fetched < z->visits + z->slots) zo_fetch(z);
+}
+
+template <typename X>
+static void zo_weights(ZoModel<X> *z, char *theta, const ZoGroup *group, const ZoUpdates *updates,
+                       bool store, const ZoPass *p, int query) {
+    const unsigned blocks = ceil_div(group->length, 8 * BLOCK_THREADS);
+    X *plus = p->signs > 0 ? z->plus : NULL, *minus = p->signs > 1 ? z->minus : NULL;
+    #define ZO_LAUNCH(storage) \
+        zo_weights_kernel<X, storage><<<blocks, BLOCK_THREADS, 0, z->compute>>>( \
+            theta, plus, minus, *group, z->zo, *updates, store, p->step, (uint32_t)query, p->scale)
+    if (z->zo.storage == ZO_FP32) ZO_LAUNCH(ZO_FP32);
+    else if (z->zo.storage == ZO_FP16) ZO_LAUNCH(ZO_FP16);
+    else ZO_LAUNCH(ZO_BF16);
+    #undef ZO_LAUNCH
+    CUDA(cudaGetLastError());
+}
+
+static const ZoUpdates zo_nothing = {};
+
+// What a pass must still apply to weights that it has come by before.
+static const ZoUpdates *zo_later(const ZoPass *p) {
+    return p->store && p->updates.round != 0 ? &zo_nothing : &p->updates;
+}
+
+// Makes the perturbed weights of group k of layer l, whose stored ones are at `theta`, for a query.
+// The first one also updates, and a visitor's updated group goes home at once.
+template <typename X>
+static void zo_perturb_group(ZoModel<X> *z, const ZoPass *p, size_t l, int k, char *theta,
+                             int query) {
+    const bool visits = z->home[l] >= 0, first = query == 0;
+    const bool last = query + 1 >= p->queries || p->signs == 0;
+    const size_t event = visits ? z->visits % z->slots * ZO_GROUPS + (size_t)k : 0;
+    const size_t at = z->group_at[k] * z->stored, bytes = z->group[k].length * z->stored;
+    if (visits && first) {
+        zo_span(z, "wait", l + 1);
+        CUDA(cudaStreamWaitEvent(z->compute, z->there[event], 0));
+    }
+    if (first) zo_span(z, p->signs == 0 ? "update" : "forward", l + 1);
+    ZoGroup group = z->group[k];
+    for (int i = 0; i < group.count; i++) group.range[i].tensor += (uint32_t)l * LAYER_TENSORS;
+    zo_weights(z, theta + at, &group, first ? &p->updates : zo_later(p), p->store && first, p,
+               query);
+    if (!visits) return;
+    if (first && p->store && p->updates.round != 0) {
+        char *home = z->host_layers + (size_t)z->home[l] * z->layer * z->stored;
+        CUDA(cudaEventRecord(z->stored_new[event], z->compute));
+        CUDA(cudaStreamWaitEvent(z->out, z->stored_new[event], 0));
+        const int span = timeline_begin(&z->timeline, ROW_FLUSH, "flush", l, bytes, z->out);
+        CUDA(cudaMemcpyAsync(home + at, theta + at, bytes, cudaMemcpyDeviceToHost, z->out));
+        timeline_end(&z->timeline, span, z->out);
+        CUDA(cudaEventRecord(z->left[event], z->out));
+        z->moved_out += bytes;
+    }
+    if (last) CUDA(cudaEventRecord(z->used[event], z->compute));
+}
+
+// =============================================================================================
+// 4. The forward passes of both signs
+
+// What follows on group k of layer l, of query j, for one sign. w: the perturbed group.
+template <typename X>
+static void zo_layer_part(ZoModel<X> *z, int k, const X *w, X *x, int sign, size_t B, size_t T) {
+    const size_t C = z->config.channels, F = z->config.ffn, NH = z->config.heads, N = B * T;
+    const size_t most = z->max_B * z->max_T;
+    X *atty = z->atty + (size_t)sign * most * C, *act = z->act + (size_t)sign * most * F;
+    cudaStream_t stream = z->compute;
+    const ZoRange *at = z->group[k].range;
+    Matmul *lt = &z->lt;
+    if (k == 0) {
+        layernorm_forward(z->ln, z->mean, z->rstd, x, w + at[0].at, w + at[1].at, N, C, stream);
+        matmul_forward(lt, z->qkv, z->ln, w + at[2].at, w + at[3].at, N, C, 3 * C, stream);
+        attention_forward(atty, z->lse, z->qkv, B, T, C, NH, stream);
+    } else if (k == 1) {
+        matmul_forward(lt, z->ln, atty, w + at[0].at, w + at[1].at, N, C, C, stream);
+        residual_layernorm_forward(x, atty, z->mean, z->rstd, x, z->ln, w + at[2].at, w + at[3].at,
+                                   N, C, stream);
+    } else if (k == 2) {
+        const X *weight = w + at[0].at, *bias = w + at[1].at;
+        if (z->fuse_gelu) {
+            matmul_forward_gelu(lt, act, (X *)NULL, atty, weight, bias, N, C, F, stream);
+        } else {
+            matmul_forward(lt, act, atty, weight, bias, N, C, F, stream);
+            activation_forward(act, act, N * F, z->config.activation, stream);
+        }
+    } else {
+        matmul_forward(lt, z->ln, act, w + at[0].at, w + at[1].at, N, F, C, stream);
+        residual_forward(x, z->ln, N * C, stream);
+    }
+}
+
+template <typename X>
+static void zo_encoder(ZoModel<X> *z, const ZoPass *p, X *x, int query, float scale) {
+    const size_t C = z->config.channels, N = p->batch->B * p->batch->T;
+    const GPT2Table *t = &z->table;
+    const unsigned blocks = ceil_div(N * C, 4 * BLOCK_THREADS);
+    #define ZO_LAUNCH(storage) \
+        zo_encoder_kernel<X, storage><<<blocks, BLOCK_THREADS, 0, z->compute>>>( \
+            x, p->batch->device, zo_tensor(z, t->wte), zo_tensor(z, t->wpe), z->zo, *zo_later(p), \
+            t->wte, t->wpe, p->step, (uint32_t)query, scale, N, p->batch->T, C)
+    if (z->zo.storage == ZO_FP32) ZO_LAUNCH(ZO_FP32);
+    else if (z->zo.storage == ZO_FP16) ZO_LAUNCH(ZO_FP16);
+    else ZO_LAUNCH(ZO_BF16);
+    #undef ZO_LAUNCH
+    CUDA(cudaGetLastError());
+}
+
+// Normalises the last layer's output, of both signs: atty = ln_f(x).
+template <typename X> static void zo_final_norm(ZoModel<X> *z, const ZoPass *p, int query) {
+    const size_t C = z->config.channels, most = z->max_B * z->max_T;
+    const ZoGroup group = zo_group(&z->table, z->table.ln_f_w, 2);
+    zo_weights(z, zo_tensor(z, z->table.ln_f_w), &group, zo_later(p), false, p, query);
+    for (int s = 0; s < p->signs; s++) {
+        const X *w = s == 0 ? z->plus : z->minus;
+        layernorm_forward(z->atty + (size_t)s * most * C, z->mean, z->rstd,
+                          z->x + ((size_t)query * 2 + (size_t)s) * most * C, w,
+                          w + group.range[1].at, p->batch->B * p->batch->T, C, z->compute);
+    }
+}
+
+// The perturbed head, for tokens v0 .. v0 + count - 1, in plus and minus.
+template <typename X>
+static void zo_head_weights(ZoModel<X> *z, const ZoPass *p, int query, size_t v0, size_t count) {
+    const ZoGroup group = zo_rows(&z->table, z->table.lm_head, v0, count);
+    zo_weights(z, zo_tensor(z, z->table.lm_head) + v0 * z->config.channels * z->stored, &group,
+               zo_later(p), false, p, query);
+}
+
+// The mean loss of a language model, of both signs. Adds `share` of it to the totals, or sets them.
+template <typename X>
+static void zo_head(ZoModel<X> *z, const ZoPass *p, int query, double share, bool accumulate) {
+    const size_t C = z->config.channels, V = z->config.vocab, Vp = z->config.vocab_padded;
+    const size_t N = p->batch->B * p->batch->T, most = z->max_B * z->max_T;
+    const int32_t *targets = p->batch->device + most;
+    for (size_t v0 = 0; v0 < Vp; v0 += z->chunk) {
+        const size_t width = min_size(z->chunk, Vp - v0);
+        const size_t valid = v0 < V ? min_size(width, V - v0) : 0;
+        const bool last = v0 + width >= V;
+        if (valid == 0) break;  // nothing but padding
+        zo_head_weights(z, p, query, v0, width);
+        for (int s = 0; s < p->signs; s++) {
+            const X *w = s == 0 ? z->plus : z->minus;
+            float *row_max = z->row_max + (size_t)s * most;
+            float *row_sum = z->row_sum + (size_t)s * most;
+            float *target_logit = z->target_logit + (size_t)s * most;
+            double *total = &z->totals[2 * query + s];
+            for (size_t first = 0; first < N; first += z->rows) {
+                const size_t rows = min_size(z->rows, N - first);
+                gemm(&z->lt, false, true, rows, width, C,
+                     z->atty + ((size_t)s * most + first) * C, C, w, C, z->logits, width, nullptr,
+                     false, GEMM_PLAIN, nullptr, z->compute);
+                zo_crossentropy_kernel<<<(unsigned)rows, BLOCK_THREADS, 0, z->compute>>>(
+                    z->losses + first, row_max + first, row_sum + first, target_logit + first,
+                    z->logits, targets + first, v0, valid, width, last);
+                CUDA(cudaGetLastError());
+            }
+            if (last) loss_accumulate(total, z->losses, N, share / (double)N, !accumulate,
+                                      z->compute);
+        }
+    }
+}
+
+// The same for labelled sentences.
+template <typename X>
+static void zo_classify(ZoModel<X> *z, const ZoPass *p, int query, double share, bool accumulate) {
+    const size_t C = z->config.channels, B = p->batch->B, most = z->max_B * z->max_T;
+    const int head = z->table.lm_head;
+    for (int s = 0; s < p->signs; s++) {
+        const float scale = s == 0 ? p->scale : -p->scale;
+        const X *x = z->atty + (size_t)s * most * C;
+        #define ZO_LAUNCH(storage) \
+            zo_classify_kernel<X, storage><<<(unsigned)B, BLOCK_THREADS, 0, z->compute>>>( \
+                z->losses, z->right, x, p->batch->device + most, zo_tensor(z, head), z->zo, \
+                *zo_later(p), z->words, head, p->step, (uint32_t)query, scale, p->batch->T, C)
+        if (z->zo.storage == ZO_FP32) ZO_LAUNCH(ZO_FP32);
+        else if (z->zo.storage == ZO_FP16) ZO_LAUNCH(ZO_FP16);
+        else ZO_LAUNCH(ZO_BF16);
+        #undef ZO_LAUNCH
+        CUDA(cudaGetLastError());
+        loss_accumulate(&z->totals[2 * query + s], z->losses, B, share / (double)B, !accumulate,
+                        z->compute);
+    }
+    loss_accumulate(&z->totals[2 * z->zo.queries], z->right, B, 1, true, z->compute);
+}
+
+// Queues a pass over all layers, and with a batch the way to the normalised output; then head or
+// classification, whose losses, times `share`, are added to the totals, or set them. logits: leave
+// the head out. Nothing here waits.
+template <typename X>
+static void zo_pass(ZoModel<X> *z, const ZoPass *p, double share, bool accumulate, bool logits) {
+    const GPT2Table *t = &z->table;
+    const size_t C = z->config.channels, most = z->max_B * z->max_T;
+    const size_t B = p->signs > 0 ? p->batch->B : 0, T = p->signs > 0 ? p->batch->T : 0;
+    const bool updates = p->store && p->updates.round != 0;
+    if (updates) {  // what stays on the GPU beside the layers
+        const ZoPass quiet = {zo_nothing, true, 0, 1, 0, p->step, NULL};
+        const ZoGroup head = zo_group(t, t->wte, 2);
+        const ZoGroup tail = zo_group(t, t->ln_f_w, t->count - t->ln_f_w);
+        zo_span(z, "update", 0);
+        zo_weights(z, zo_tensor(z, t->wte), &head, &p->updates, true, &quiet, 0);
+        zo_weights(z, zo_tensor(z, t->ln_f_w), &tail, &p->updates, true, &quiet, 0);
+    }
+    if (p->signs > 0) {
+        zo_span(z, "wait", 0);
+        CUDA(cudaStreamWaitEvent(z->compute, p->batch->there, 0));
+        zo_span(z, "forward", 0);
+        for (int j = 0; j < p->queries; j++)
+            for (int s = 0; s < p->signs; s++)
+                zo_encoder(z, p, z->x + ((size_t)j * 2 + (size_t)s) * most * C, j,
+                           s == 0 ? p->scale : -p->scale);
+    }
+    for (size_t l = 0; l < z->config.layers; l++) {
+        char *theta = zo_enter(z, l);
+        for (int j = 0; j < (p->signs > 0 ? p->queries : 1); j++)
+            for (int k = 0; k < ZO_GROUPS; k++) {
+                zo_perturb_group(z, p, l, k, theta, j);
+                for (int s = 0; s < p->signs; s++)
+                    zo_layer_part(z, k, s == 0 ? z->plus : z->minus,
+                                  z->x + ((size_t)j * 2 + (size_t)s) * most * C, s, B, T);
+            }
+        zo_leave(z, l);
+    }
+    zo_span(z, p->signs > 0 ? "forward" : NULL, z->config.layers + 1);
+    for (int j = 0; j < p->queries && p->signs > 0; j++) {
+        zo_final_norm(z, p, j);
+        if (logits) break;
+        if (z->words.count > 0) zo_classify(z, p, j, share, accumulate);
+        else zo_head(z, p, j, share, accumulate);
+    }
+    if (p->signs > 0) CUDA(cudaEventRecord(p->batch->used, z->compute));
+    zo_span(z, NULL, 0);
+}
+
+// Waits for the totals of the passes so far.
+template <typename X> static const double *zo_totals(ZoModel<X> *z) {
+    const size_t n = 2 * (size_t)z->zo.queries + 1;
+    CUDA(cudaMemcpyAsync(z->host_totals, z->totals, n * sizeof(double), cudaMemcpyDeviceToHost,
+                         z->compute));
+    CUDA(cudaEventRecord(z->over, z->compute));
+    CUDA(cudaEventSynchronize(z->over));
+    return z->host_totals;
+}
+
+// A pass of evaluation: nothing is stored, and the weights are those that the step after `step`
+// would use.
+template <typename X> static ZoPass zo_look(ZoModel<X> *z, size_t step, const ZoBatch *batch) {
+    ZoPass p = {zo_nothing, false, 1, 1, 0, (uint32_t)step, batch};
+    zo_updates(&p.updates, &z->zo, &z->log, step);
+    return p;
+}
+
+// Brings the stored weights to where the log has them after `step` steps, as far as they are
+// stored by then.
+template <typename X> static void zo_replay(ZoModel<X> *z, size_t step) {
+    while (z->log.rounded / z->zo.write_back < step / z->zo.write_back) {
+        const size_t next = zo_next_store(&z->zo, &z->log, step);
+        ZoPass p = {zo_nothing, true, 0, 1, 0, (uint32_t)next, NULL};
+        zo_updates(&p.updates, &z->zo, &z->log, next);
+        zo_pass(z, &p, 0, false, false);
+        z->log.rounded = next;
+    }
+}
+
+// Room for the next batch of set i, to be filled and then sent. Waits until it is free.
+template <typename X> static ZoBatch *zo_batch_begin(ZoModel<X> *z, int i, size_t B, size_t T) {
+    ZoBatch *b = &z->batch[i];
+    CUDA(cudaEventSynchronize(b->there));
+    b->B = B;
+    b->T = T;
+    return b;
+}
+
+template <typename X> static void zo_batch_send(ZoModel<X> *z, ZoBatch *b) {
+    const size_t most = z->max_B * z->max_T;
+    CUDA(cudaStreamWaitEvent(z->fetch, b->used, 0));
+    CUDA(cudaMemcpyAsync(b->device, b->host, 2 * most * sizeof(int32_t), cudaMemcpyHostToDevice,
+                         z->fetch));
+    CUDA(cudaEventRecord(b->there, z->fetch));
+}
+
+// =============================================================================================
+// 5. Evaluation, saving, and the training loop
+
+// gpt2_next() for streamed weights.
+template <typename X>
+static void zo_next(ZoModel<X> *z, size_t step, const int32_t *tokens, size_t count,
+                    float *logits) {
+    const size_t C = z->config.channels, V = z->config.vocab;
+    const size_t T = min_size(round_up(count, 64), z->config.context);
+    ZoBatch *b = zo_batch_begin(z, ZO_EVALUATION, 1, T);
+    memset(b->host, 0, T * sizeof(int32_t));
+    memcpy(b->host, tokens, count * sizeof(int32_t));
+    zo_batch_send(z, b);
+    const ZoPass p = zo_look(z, step, b);
+    zo_pass(z, &p, 0, false, true);
+    for (size_t v0 = 0; v0 < V; v0 += z->chunk) {
+        const size_t width = min_size(z->chunk, z->config.vocab_padded - v0);
+        zo_head_weights(z, &p, 0, v0, width);
+        gemm(&z->lt, false, true, 1, width, C, z->atty + (count - 1) * C, C, z->plus, C, z->logits,
+             width, nullptr, false, GEMM_PLAIN, nullptr, z->compute);
+        download(logits + v0, z->logits, min_size(width, V - v0), z->compute);
+    }
+}
+
+template <typename X> static void zo_generate(ZoModel<X> *z, const Run *r, size_t step) {
+    float *logits = (float *)alloc_or_fail(z->config.vocab, sizeof(float), "sampling");
+    Sample s = sample_begin(&r->o, r->tokenizer, &z->config, (uint32_t)step);
+    do zo_next(z, step, s.tokens + s.first, s.n - s.first, logits);
+    while (sample_next(&s, logits));
+    sample_end(&s);
+    free(logits);
+}
+
+// As evaluate(), with the weights after `step` steps.
+template <typename X>
+static bool zo_evaluate(ZoModel<X> *z, const Run *r, Log *log, size_t step, Error *err) {
+    const size_t sequences = min_size(r->val.sequences, r->o.eval_batches * r->B);
+    const size_t most = z->max_B * z->max_T;
+    double sum = 0, right = 0;
+    for (size_t first = 0; first < sequences; first += r->B) {
+        const size_t rows = min_size(r->B, sequences - first);
+        ZoBatch *b = zo_batch_begin(z, ZO_EVALUATION, rows, r->T);
+        if (!run_batch(r, &r->val, first, rows, b->host, b->host + most, err)) return false;
+        zo_batch_send(z, b);
+        const ZoPass p = zo_look(z, step, b);
+        zo_pass(z, &p, 1, false, false);
+        const double *totals = zo_totals(z);
+        sum += totals[0] * (double)rows;
+        right += totals[2 * z->zo.queries];
+    }
+    run_evaluated(r, log, step, sum / (double)sequences, right / (double)sequences);
+    return true;
+}
+
+// A StatePart's move: the stored weights, wherever they are. What comes in is rounded to the
+// nearest number that the storage holds.
+template <typename X>
+static void zo_move_stored(void *owner, size_t at, size_t n, float *w, bool out) {
+    enum { CHUNK = 1 << 20 };
+    static char staging[CHUNK * sizeof(float)];
+    ZoModel<X> *z = (ZoModel<X> *)owner;
+    const size_t layers_end = z->head + z->config.layers * z->layer;
+    for (size_t count; n > 0; at += count, w += count, n -= count) {
+        const bool in_layer = at >= z->head && at < layers_end;
+        const size_t l = in_layer ? (at - z->head) / z->layer : 0;
+        const bool away = in_layer && z->home[l] >= 0;
+        const size_t end = at < z->head ? z->head
+                         : in_layer ? z->head + (l + 1) * z->layer : z->table.elements;
+        const size_t inside = in_layer ? at - z->head - l * z->layer : 0;
+        char *there = away ? z->host_layers + ((size_t)z->home[l] * z->layer + inside) * z->stored
+                    : in_layer ? zo_resident(z, -1 - z->home[l]) + inside * z->stored
+                    : z->resident + (at - (at < z->head ? 0 : z->streamed * z->layer)) * z->stored;
+        count = min_size(min_size(n, CHUNK), end - at);
+        char *here = away ? there : staging;
+        const int storage = z->zo.storage;
+        if (out && !away) gpu_copy(here, there, count * z->stored);
+        #pragma omp parallel for if (count > 1 << 14)
+        for (size_t i = 0; i < count; i++) {
+            if (storage == ZO_FP32) {
+                if (out) memcpy(&w[i], here + 4 * i, 4);
+                else memcpy(here + 4 * i, &w[i], 4);
+                continue;
+            }
+            uint16_t h;
+            if (out) memcpy(&h, here + 2 * i, 2);
+            else h = zo_pack(zo_round(w[i], storage, ZO_NEAREST, 0), storage);
+            if (out) w[i] = zo_unpack(h, storage);
+            else memcpy(here + 2 * i, &h, 2);
+        }
+        if (!out && !away) gpu_copy(there, here, count * z->stored);
+    }
+}
+
+// The same for model.safetensors, with the updates of the log.
+template <typename X>
+static void zo_move_weights(void *owner, size_t at, size_t n, float *w, bool out) {
+    ZoModel<X> *z = (ZoModel<X> *)owner;
+    ZoUpdates u;
+    zo_move_stored<X>(owner, at, n, w, out);
+    zo_updates(&u, &z->zo, &z->log, z->step);
+    if (!out || u.count + (int)u.round == 0) return;
+    for (int i = 0; i < z->table.count; i++) {
+        const GPT2Tensor *x = &z->table.tensors[i];
+        const size_t from = x->offset > at ? x->offset : at;
+        const size_t to = min_size(x->offset + x->rows * x->cols, at + n);
+        if (from >= to) continue;
+        const size_t first = from - x->offset, last = to - x->offset;
+        #pragma omp parallel for if (last - first > 1 << 12)
+        for (size_t chunk = first / 64 * 64; chunk < last; chunk += 64) {
+            float th[64] = {0};
+            const size_t a = chunk > first ? chunk : first, b = min_size(chunk + 64, last);
+            float *here = w + (x->offset + a - at);
+            memcpy(th + (a - chunk), here, (b - a) * sizeof *th);
+            zo_apply(th, 64, &z->zo, &u, (uint32_t)i, x->decay, chunk);
+            memcpy(here, th + (a - chunk), (b - a) * sizeof *th);
+        }
+    }
+}
+
+// Settles where everything will be and how long a step will take, as settle(). Returns the planned
+// bytes of GPU memory.
+template <typename X> static size_t zo_settle(ZoModel<X> *z, Run *r) {
+    const Options *o = &r->o;
+    Rates rates;
+    Limits limits;
+    memset(&rates, 0, sizeof rates);
+    settle_limits(o, &limits);
+    const size_t planned = zo_settle_memory(z, o, limits.gpu, limits.host, r->only_sampling);
+    if (o->rates != NULL || (o->plan && limits.here))
+        machine_rates<X>(&z->host, (int)o->threads, o, &rates);
+    if (rates.h2d > 0 && r->training) {
+        ZoPlan plan;
+        memset(&plan, 0, sizeof plan);
+        plan.B = r->B;
+        plan.T = r->T;
+        plan.accum = o->accum;
+        plan.queries = o->zo_queries;
+        plan.stored = z->stored;
+        plan.computed = sizeof(X);
+        plan.slots = (int)z->slots;
+        plan.streamed = z->streamed;
+        plan.no_overlap = !z->overlap;
+        plan.no_slots = !z->keeps_slots;
+        plan.no_fused_update = !z->fused;
+        plan.noise = z->zo.noise;
+        plan.write_back = z->zo.write_back;
+        plan.labels = r->task;
+        plan.normals = rates.gpu_normals;
+        const ZoPrediction predicted = zo_plan_step(&rates, &z->config, &plan);
+        zo_plan_print(&z->config, &plan, &predicted);
+    } else if (o->plan) {
+        printf("for the time of a step, describe the machine: --rates FILE\n");
+    }
+    return planned;
+}
+
+// Reads micro-batch number `micro` of the run into the set whose turn it is, and sends it.
+template <typename X>
+static bool zo_send_batch(ZoModel<X> *z, const Run *r, uint64_t micro, Error *err) {
+    ZoBatch *b = zo_batch_begin(z, (int)(micro % 2), r->B, r->T);
+    if (!run_batch(r, &r->train, micro * r->B, r->B, b->host, b->host + z->max_B * z->max_T, err))
+        return false;
+    zo_batch_send(z, b);
+    return true;
+}
+
+// One step of MeZO, as mezo_step() in train_gpt2.c. All its passes are queued, and the batch after
+// each, before the host waits for the losses. False if a token file is damaged.
+template <typename X>
+static bool zo_step(ZoModel<X> *z, const Run *r, size_t step, double lr, double *loss, double *norm,
+                    Error *err) {
+    const Options *o = &r->o;
+    double steepness[256], squares = 0;
+    Error later;
+    for (size_t m = 0; m < o->accum; m++) {
+        const uint64_t micro = (step - 1) * o->accum + m;
+        ZoPass p = {zo_nothing, true, 2, z->zo.queries, z->zo.eps, (uint32_t)step,
+                    &z->batch[micro % 2]};
+        if (z->sent == micro) {
+            if (!zo_send_batch(z, r, micro, err)) return false;
+            z->sent++;
+        }
+        // The next one goes ahead of the layers that will be fetched for its pass. If it cannot be
+        // read, that is told when its turn comes.
+        if (z->sent == micro + 1 && z->sent < o->steps * o->accum
+            && zo_send_batch(z, r, z->sent, &later)) z->sent++;
+        zo_updates(&p.updates, &z->zo, &z->log, step - 1);
+        zo_pass(z, &p, 1 / (double)o->accum, m > 0, false);
+        if (p.updates.round != 0) z->log.rounded = step - 1;
+    }
+    const double *side = zo_totals(z);
+    *loss = 0;
+    for (int j = 0; j < z->zo.queries; j++) {
+        steepness[j] = (side[2 * j] - side[2 * j + 1]) / (2 * (double)z->zo.eps);
+        squares += steepness[j] * steepness[j] / z->zo.queries;
+        *loss += (side[2 * j] + side[2 * j + 1]) / (2 * z->zo.queries);
+    }
+    *norm = sqrt(squares);
+    if (zo_usable(*loss, lr, *norm))
+        zo_log_add(&z->log, step, lr, o->weight_decay, steepness);
+    if (!z->fused) zo_replay(z, step);
+    if (!r->keeps_base) zo_log_trim(&z->log);
+    z->step = step;
+    return true;
+}
+
+// The counters of a step, for log.jsonl: bytes over the link are those of this one, times those of
+// the newest step that is complete, "step".
+template <typename X> static void zo_counters(const ZoModel<X> *z, char *json, size_t n) {
+    const TimelineStep *d = &z->timeline.done;
+    json[0] = '\0';
+    if (d->step == 0) return;
+    snprintf(json, n, ",\"zo\":{\"step\":%zu,\"waited_ms\":%.6g,\"duplex_ms\":%.6g,"
+             "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu}", d->step, 1e3 * d->stalled, 1e3 * d->duplex,
+             z->moved_in, z->moved_out);
+}
+
+template <typename X> static int zo_train(Run *r) {
+    ZoModel<X> *z = (ZoModel<X> *)alloc_or_fail(1, sizeof(ZoModel<X>), "model");
+    const Options *o = &r->o;
+    Error err;
+
+    // run_open() has settled what to train, on what. Now the memory for it.
+    z->config = r->config;
+    z->table = r->table;
+    const int storage[] = {ZO_BF16, ZO_FP32, ZO_FP16};  // by PRECISION_*
+    z->zo = zo_config(r, storage[o->precision]);
+    if (r->task) z->words.count = run_task(r)->labels;
+    if (r->task) memcpy(z->words.word, run_task(r)->word, sizeof z->words.word);
+    z->overlap = !o->zo_no_overlap;
+    z->keeps_slots = !o->zo_no_slots;
+    z->fused = !o->zo_no_fused_update;
+    z->max_B = r->batches ? r->B : 1;
+    z->max_T = r->batches ? r->T : 1;
+    if (r->sampling && z->max_B * z->max_T < z->config.context) {
+        z->max_B = 1;
+        z->max_T = z->config.context;
+    }
+    const size_t planned = zo_settle(z, r);
+    if (o->plan) return 0;
+    const size_t available = gpu_available();
+    zo_allocate(z);
+    const size_t taken = available - gpu_available();
+    const StatePart stored = part_moved("param", z, zo_move_stored<X>);
+    const StatePart weights = part_moved("param", z, zo_move_weights<X>);
+    const RunState state = {&stored, r->keeps_base ? 0 : 1, &weights};
+    run_load(r, &state);
+    zo_load(r, &z->log);
+    z->step = r->state.step;
+    zo_replay(z, z->step);
+
+    // --steps 0: sample, evaluate, convert.
+    if (o->steps == 0) {
+        if (r->only_sampling) zo_generate(z, r, 0);
+        else if (r->batches && !zo_evaluate(z, r, NULL, z->step, &err)) die("%s", err.text);
+        CUDA(cudaDeviceSynchronize());
+        run_convert(r, &state);
+        zo_free(z);
+        return 0;
+    }
+
+    Log log;
+    if (z->streamed > 0 || o->trace != NULL) timeline_open(&z->timeline, o->trace);
+    run_begin(r, &log);
+    const DevicePeak peak = device_peak<X>(&z->lt, z->compute);
+    device_print(&peak);
+    const double step_flops = run_step_flops(r);
+    z->sent = z->step * o->accum;
+    while (z->step < o->steps && !stop_requested) {
+        const size_t step = z->step + 1;
+        const double start = seconds_now(), lr = schedule_lr(o, step);
+        double loss, norm;
+        timeline_step(&z->timeline, step);
+        z->moved_in = z->moved_out = 0;
+        if (!zo_step(z, r, step, lr, &loss, &norm, &err)) {
+            CUDA(cudaDeviceSynchronize());
+            if (step - 1 > r->state.step) zo_save(r, step - 1, true, true, &z->log, &state);
+            die("%s", err.text);  // a damaged token file
+        }
+        const double seconds = seconds_now() - start;
+        char counters[256];
+        zo_counters(z, counters, sizeof counters);
+        if (!(zo_updated(r, step, loss, lr, norm)
+              ? log_step(&log, step, o->steps, loss, norm, lr, 1e3 * seconds,
+                         (double)r->step_tokens / seconds,
+                         peak.flops > 0 ? 100 * step_flops / seconds / peak.flops : 0, counters,
+                         &err)
+              : log_skip(&log, step, o->steps, loss, &err)))
+            fail("%s", err.text);
+
+        const bool last = step == o->steps;
+        if (r->val.sequences > 0 && o->eval_every > 0 && (step % o->eval_every == 0 || last)
+            && !zo_evaluate(z, r, &log, step, &err)) die("%s", err.text);
+        if (r->tokenizer != NULL && o->sample_every > 0 && (step % o->sample_every == 0 || last)) {
+            log_clear(&log);
+            printf("--- sample\n");
+            zo_generate(z, r, step);
+            printf("---\n");
+        }
+        if (o->save_every > 0 && !o->no_save && step % o->save_every == 0) {
+            CUDA(cudaDeviceSynchronize());
+            zo_save(r, step, true, false, &z->log, &state);
+        }
+    }
+    CUDA(cudaDeviceSynchronize());
+    // The weights once more even if this step is saved: a kill may have come between the two.
+    if (z->step > 0) zo_save(r, z->step, z->step != r->state.step, true, &z->log, &state);
+    timeline_close(&z->timeline);
+    run_end(r, &log, z->step);
+    printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", mib(taken), mib(planned));
+    zo_free(z);
+    return 0;
+}
+
+#endif

@@ -1,0 +1,70 @@
+// zo_run.h: what a zeroth-order run needs besides its steps: its settings, and its checkpoints.
+#ifndef TIDE_ZO_RUN_H
+#define TIDE_ZO_RUN_H
+#include "run.h"
+#include "zo.h"
+
+// The settings, from the options. automatic: the storage that "auto" means. Call it before
+// run_load(): it also says whether the run's checkpoints are to be replayed from its first weights.
+static inline ZoConfig zo_config(Run *r, int automatic) {
+    Options *o = &r->o;
+    ZoConfig c;
+    memset(&c, 0, sizeof c);
+    if (o->zo_storage == ZO_STORE_AUTO) o->zo_storage = automatic;  // for the checkpoint
+    c.seed = o->seed;
+    c.eps = (float)o->zo_eps;
+    c.queries = (int)o->zo_queries;
+    c.noise = o->zo_noise;
+    c.storage = o->zo_storage;
+    c.rounding = o->zo_rounding;
+    c.write_back = o->zo_write_back;
+    r->keeps_base = o->optimizer == OPTIMIZER_MEZO && o->zo_checkpoint == CHECKPOINT_REPLAY;
+    return c;
+}
+
+// After run_load(): the log as the checkpoint has it. With a replay checkpoint it has all updates,
+// and none of them are in the weights that run_load() has given.
+static inline void zo_load(const Run *r, ZoLog *log) {
+    Error err;
+    memset(log, 0, sizeof *log);
+    log->queries = (int)r->o.zo_queries;
+    if (r->state.more != NULL && !zo_log_parse(log, r->state.more, &err))
+        die("%s: %s", r->resume_from, err.text);
+}
+
+// Saves the run after `step` steps: run_save(), with the log, if there is one. A replay checkpoint
+// is a matter of kilobytes: the weights themselves are saved only when the run ends.
+static inline void zo_save(Run *r, size_t step, bool state, bool ends, ZoLog *log,
+                           const RunState *what) {
+    const size_t rounded = log->rounded;
+    RunState small = *what;
+    if (r->o.optimizer != OPTIMIZER_MEZO) {
+        run_save(r, step, state, what);
+        return;
+    }
+    if (r->keeps_base && !ends) small.weights = NULL;
+    if (!r->keeps_base) zo_log_trim(log);
+    else log->rounded = 0;
+    free(r->state.more);
+    r->state.more = zo_log_text(log);
+    log->rounded = rounded;
+    run_save(r, step, state, &small);
+}
+
+// Can a step with this mean loss and steepness update anything? NaN and infinity would spread.
+static inline bool zo_usable(double loss, double lr, double norm) {
+    return isfinite(loss) && lr * norm < 1e30;
+}
+
+// The same, once per step: if it cannot, the run goes on without an update; but not for ever.
+static inline bool zo_updated(const Run *r, size_t step, double loss, double lr, double norm) {
+    static int skipped;
+    const bool updated = zo_usable(loss, lr, norm);
+    skipped = updated ? 0 : skipped + 1;
+    if (skipped == 10)
+        fail("the loss is %g at step %zu, and 10 steps in a row had no update: try a lower --lr "
+             "(what was saved in %s before is intact)", loss, step, r->o.out);
+    return updated;
+}
+
+#endif
