@@ -55,10 +55,14 @@ HOST_DEVICE static inline void zo_noise(float *z, int n, const ZoConfig *c, uint
     const uint64_t block = first / 128;
     const Philox4 r = philox4x32(c->seed, (uint32_t)block, (uint32_t)(block >> 32) | query << 16,
                                  tensor, step);
+    uint32_t signs = 0;
     for (int i = 0; i < n; i++) {
-        const int word = (int)((first + (uint64_t)i) / 32 % 4);
-        const uint32_t x = word == 0 ? r.x[0] : word == 1 ? r.x[1] : word == 2 ? r.x[2] : r.x[3];
-        const uint32_t bits = 0x3f800000u | x >> ((first + (uint64_t)i) % 32) << 31;
+        if (i % 32 == 0) {  // the word that has those of this element and the next ones
+            const uint64_t word = (first + (uint64_t)i) / 32;
+            const uint32_t even = word & 2 ? r.x[2] : r.x[0], odd = word & 2 ? r.x[3] : r.x[1];
+            signs = (word & 1 ? odd : even) >> first % 32;
+        }
+        const uint32_t bits = 0x3f800000u | signs >> i % 32 << 31;
         memcpy(&z[i], &bits, 4);
     }
 }
@@ -161,11 +165,11 @@ HOST_DEVICE static inline void zo_apply(float *th, int n, const ZoConfig *c, con
         }
     }
     if (u->round == 0 || c->storage == ZO_FP32) return;
+    Philox4 r;
+    r.x[0] = r.x[1] = r.x[2] = r.x[3] = 0;
     for (int i = 0; i < n; i += 4) {  // 16 of 128 bits for each of 8 elements
         const uint64_t at = (first + (uint64_t)i) / 8;
-        Philox4 r;
-        r.x[0] = r.x[1] = r.x[2] = r.x[3] = 0;
-        if (c->rounding == ZO_STOCHASTIC)
+        if (c->rounding == ZO_STOCHASTIC && i % 8 == 0)
             r = philox4x32(c->seed, (uint32_t)at,
                            (uint32_t)(at >> 32) | (uint32_t)ZO_ROUND_QUERY << 16, tensor, u->round);
         const bool upper = (first + (uint64_t)i) % 8 != 0;

@@ -9,6 +9,9 @@ weights and tokens. For each way of using bf16 it prints one line of JSON.
             parameters and fp32 moments for AdamW
   autocast  what most people do: fp32 parameters and gradients, rounded to bf16 in each product
   pure      everything in bf16, AdamW's moments too: least work, and small updates are lost
+  mezo      no backward pass, and the weights in --dtype: zeroth-order training as its authors'
+            published code does it (Malladi et al. 2023): torch.manual_seed, normal and add_ for
+            each parameter, four times a step: +eps, -2 eps, +eps, and the update. Eager, as theirs
 
 A step is the forward pass, the backward pass, the norm and the update, timed from one
 synchronisation to the next; "ms" is the median. Without a GPU (--device cpu) it only shows that it
@@ -39,6 +42,9 @@ parser.add_argument("--warmup", type=int, default=3, help="dropped before them")
 parser.add_argument("--mode", default="master,autocast", help="of the list above, with commas")
 parser.add_argument("--compile", default="auto", choices=("auto", "model", "block", "no"),
                     help="auto: the model up to 12 layers, else each block, which compiles sooner")
+parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"),
+                    help="of --mode mezo")
+parser.add_argument("--activation", default="gelu", choices=("gelu", "relu"))
 parser.add_argument("--device", default="cuda")
 args = parser.parse_args()
 
@@ -67,7 +73,9 @@ class Block(nn.Module):
 
     def forward(self, x):
         x = x + self.attention(self.ln_1(x))
-        return x + self.fcproj(F.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
+        h = self.fc(self.ln_2(x))
+        return x + self.fcproj(F.relu(h) if args.activation == "relu"
+                               else F.gelu(h, approximate="tanh"))
 
 
 class GPT2(nn.Module):
@@ -152,6 +160,33 @@ class Trainer:
         return loss
 
 
+class Mezo:
+    eps, lr = 1e-3, 1e-7
+
+    def __init__(self):
+        self.model = GPT2().to(args.device).to(getattr(torch, args.dtype))
+        self.parameters = list(self.model.parameters())
+        self.compiled, self.fused = "no", False
+
+    def perturb(self, scale):
+        torch.manual_seed(self.seed)
+        for p in self.parameters:
+            z = torch.normal(mean=0, std=1, size=p.shape, device=p.device, dtype=p.dtype)
+            p.add_(z * scale)
+
+    @torch.no_grad()
+    def step(self, tokens, targets):
+        self.seed = int(torch.randint(1 << 30, (1,), device="cpu"))
+        self.perturb(self.eps)
+        up = self.model(tokens, targets)
+        self.perturb(-2 * self.eps)
+        down = self.model(tokens, targets)
+        self.perturb(self.eps)
+        g = ((up - down) / (2 * self.eps)).item()
+        self.perturb(-self.lr * g)
+        return up
+
+
 def synchronize():
     if torch.device(args.device).type == "cuda":
         torch.cuda.synchronize()
@@ -159,7 +194,7 @@ def synchronize():
 
 def measure(mode):
     torch.manual_seed(1)
-    trainer = Trainer(mode)
+    trainer = Mezo() if mode == "mezo" else Trainer(mode)
     ms, losses = [], []
     for _ in range(args.warmup + args.steps):
         data = torch.randint(args.vocab, (args.batch, args.seq + 1), device=args.device)
@@ -178,15 +213,16 @@ def measure(mode):
         "ms": round(statistics.median(ms), 3), "ms_min": round(min(ms), 3),
         "ms_max": round(max(ms), 3), "first_loss": round(losses[0], 4),
         "compiled": trainer.compiled, "attention": "sdpa" if HAS_SDPA else "plain",
-        "adamw": "fused" if trainer.fused else "plain",
+        "adamw": "none" if mode == "mezo" else "fused" if trainer.fused else "plain",
+        "dtype": args.dtype if mode == "mezo" else "bfloat16",
         "memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2) if cuda else None,
         "torch": torch.__version__, "device": torch.cuda.get_device_name() if cuda else "cpu"}
 
 
 def main():
     for mode in args.mode.split(","):
-        if mode not in ("master", "autocast", "pure"):
-            parser.error("--mode %s: master, autocast or pure" % mode)
+        if mode not in ("master", "autocast", "pure", "mezo"):
+            parser.error("--mode %s: master, autocast, pure or mezo" % mode)
     if args.channels % args.heads != 0:
         parser.error("--channels must be a multiple of --heads")
     if hasattr(torch, "set_default_device"):
