@@ -48,6 +48,7 @@ static inline size_t zo_stored_bytes(int storage) { return storage == ZO_FP32 ? 
 HOST_DEVICE static inline void zo_noise(float *z, int n, const ZoConfig *c, uint32_t step,
                                         uint32_t query, uint32_t tensor, uint64_t first) {
     if (c->noise == ZO_GAUSSIAN) {
+        #pragma omp simd
         for (int i = 0; i < n / 4; i++)
             rng_quad(z + 4 * i, c->seed, step, query, tensor, first / 4 + (uint64_t)i);
         return;
@@ -55,15 +56,14 @@ HOST_DEVICE static inline void zo_noise(float *z, int n, const ZoConfig *c, uint
     const uint64_t block = first / 128;
     const Philox4 r = philox4x32(c->seed, (uint32_t)block, (uint32_t)(block >> 32) | query << 16,
                                  tensor, step);
-    uint32_t signs = 0;
-    for (int i = 0; i < n; i++) {
-        if (i % 32 == 0) {  // the word that has those of this element and the next ones
-            const uint64_t word = (first + (uint64_t)i) / 32;
-            const uint32_t even = word & 2 ? r.x[2] : r.x[0], odd = word & 2 ? r.x[3] : r.x[1];
-            signs = (word & 1 ? odd : even) >> first % 32;
+    for (int i = 0; i < n; i += 32) {
+        const uint64_t word = (first + (uint64_t)i) / 32;
+        const uint32_t even = word & 2 ? r.x[2] : r.x[0], odd = word & 2 ? r.x[3] : r.x[1];
+        const uint32_t signs = (word & 1 ? odd : even) >> first % 32;
+        for (int k = 0; k < 32 && i + k < n; k++) {
+            const uint32_t bits = 0x3f800000u | signs >> k << 31;
+            memcpy(&z[i + k], &bits, 4);
         }
-        const uint32_t bits = 0x3f800000u | signs >> i % 32 << 31;
-        memcpy(&z[i], &bits, 4);
     }
 }
 

@@ -1,11 +1,15 @@
 #!/bin/sh
-# Draws the pictures of doc/step_memory.md and doc/offload.md again, into doc/img/, and prints the
-# numbers of their tables: from --plan, and from runs on the emulated GPU by its virtual clock. The
-# same on every machine; needs neither GPU nor network, and a minute or two.
-# usage: [TRAINER=./train_gpt2emu] [TIMELINE=build/timeline] [IMG=doc/img] dev/draw_lessons.sh
+# Draws the pictures of doc/step_memory.md, doc/offload.md ("offload") and doc/zo_streaming.md
+# ("zo") again, into doc/img/, and prints the numbers of their tables and of one in
+# doc/rounding.md: from --plan, and from runs on the emulated GPU by its virtual clock. The same on
+# every machine; needs neither GPU nor network, and a few minutes.
+# usage: [TRAINER=./train_gpt2emu] [CPU=./train_gpt2] [TIMELINE=build/timeline] [IMG=doc/img]
+#        dev/draw_lessons.sh [offload|zo]
 set -eu
+what=${1:-offload zo}
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
 trainer=${TRAINER:+$(absolute "$TRAINER")} timeline=${TIMELINE:+$(absolute "$TIMELINE")}
+cpu=${CPU:+$(absolute "$CPU")}
 img=$(absolute "${IMG:-$(dirname "$0")/../doc/img}")
 cd "$(dirname "$0")/.."
 [ -n "$trainer" ] || { make train_gpt2emu && trainer=./train_gpt2emu; }
@@ -13,6 +17,108 @@ cd "$(dirname "$0")/.."
 mkdir -p "$img"
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
+export OMP_WAIT_POLICY=passive EMU_THREADS=1 EMU_CLOCK=virtual EMU_KERNEL_US=10 EMU_HOST_US=150
+
+case $what in *zo*)
+
+# --- zo_streaming.md: streamed layers ------------------------------------------------------------
+
+# zo NAME LINK OPTION...: eight steps over a link of so many bytes/s each way; leaves
+# $tmp/NAME.json, and prints the mean of steps 4 to 6, from the begin of their work on the GPU.
+zo() {
+    name=$1 link=$2
+    shift 2
+    rm -rf "$tmp/out"
+    EMU_MEM_MB=128 EMU_LINK=$link "$trainer" --data LICENSE --layers 8 --heads 4 --channels 64 \
+        --context 32 --batch 1 --seq 32 --steps 8 --eval-every 0 --no-save --threads 1 \
+        --gpu-memory 100M --precision bf16 --optimizer mezo --stream-blocks --lr 1e-4 \
+        --out "$tmp/out" --trace "$tmp/$name.json" "$@" >"$tmp/$name.txt" 2>&1 ||
+        { cat "$tmp/$name.txt" >&2; exit 1; }
+    loss=$(sed -n 's/.*"step":8,"loss":\([^,]*\).*/\1/p' "$tmp/out/log.jsonl")
+    spans "$tmp/$name.json" | awk -v name="$link $*" -v loss="$loss" '
+        $1 == "compute" && $2 != "wait" && !($3 in begin) { begin[$3] = $4 }
+        $3 >= 4 && $3 < 7 { sum[$1 == "compute" ? $2 : $1] += $5 / 3e3 }
+        END {
+            printf "%-46s step %.3f ms, waiting %.3f, in %.3f, out %.3f; loss %s\n", name,
+                   (begin[7] - begin[4]) / 3e3, sum["wait"], sum["fetch"], sum["flush"], loss
+        }'
+}
+
+# Of each span of a trace: its row, name, step, begin and duration in microseconds.
+spans() {
+    awk '
+        function field(name) {
+            match($0, "\"" name "\":\"?[^,}\"]*")
+            value = substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3)
+            sub(/"/, "", value)
+            return value
+        }
+        /"ph":"X"/ {
+            print field("tid") == 0 ? "compute" : field("name"), field("name"), field("step"),
+                  field("ts"), field("dur")
+        }' "$1"
+}
+
+# draw NAME MILLISECONDS TITLE: from the begin of step 5.
+draw() {
+    from=$(spans "$tmp/$1.json" | awk '$1 == "compute" && $3 == 5 { print $4 * 1e-6; exit }')
+    to=$(awk -v from="$from" -v ms="$2" 'BEGIN { print from + 1e-3 * ms }')
+    sed 's/fetch: state to/in: layers to/; s/out: state to/out: layers to/' "$tmp/$1.json" \
+        >"$tmp/cut.json"
+    "$timeline" "$tmp/cut.json" -o "$img/zo_$1.svg" --from "$from" --to "$to" --title "$3"
+    sed 's/>state in</>layers in</; s/>state out</>layers out</' "$img/zo_$1.svg" >"$tmp/cut.svg"
+    cp "$tmp/cut.svg" "$img/zo_$1.svg"
+}
+
+[ -n "$cpu" ] || { make train_gpt2 && cpu=./train_gpt2; }
+
+fast=500000000 slow=230000000
+zo streamed $fast
+zo no_overlap $fast --zo-no-overlap
+zo no_fused $fast --zo-no-fused-update
+zo no_slots $fast --zo-no-slots
+draw streamed 5.2 'streamed: the way of the layers is hidden'
+draw no_overlap 5.2 '--zo-no-overlap: one after the other'
+draw no_fused 5.2 '--zo-no-fused-update: all layers come twice'
+draw no_slots 5.2 '--zo-no-slots: memory is allocated for each layer'
+zo link $slow
+zo link_queries $slow --zo-queries 2
+draw link 5.2 'half the link: the GPU waits'
+draw link_queries 5.2 'half the link, --zo-queries 2: a second direction fits in'
+for link in $fast $slow; do
+    for slots in 1 2 3; do
+        zo table "$link" --slots $slots
+        zo table "$link" --slots $slots --zo-queries 3
+    done
+    zo table "$link" --zo-write-back 4
+    zo table "$link" --resident-blocks 4
+    zo table "$link" --resident-blocks 8
+done
+
+# --- rounding.md: g in 16 bits against g in fp32 -------------------------------------------------
+
+"$cpu" --data LICENSE --layers 4 --heads 4 --channels 128 --context 64 --batch 8 --seq 64 \
+    --steps 300 --lr 2e-3 --eval-every 0 --out "$tmp/model" >"$tmp/model.txt" 2>&1 ||
+    { cat "$tmp/model.txt" >&2; exit 1; }
+echo
+for eps in 1e-2 1e-3 1e-4; do
+    for precision in fp32 bf16 fp16; do
+        rm -rf "$tmp/out"
+        EMU_MEM_MB=256 "$trainer" --gpu-memory 250M --model "$tmp/model" --data LICENSE --batch 4 \
+            --seq 64 --optimizer mezo --zo-eps $eps --precision $precision --zo-storage fp32 \
+            --lr 1e-30 --steps 48 --eval-every 0 --zo-checkpoint replay --out "$tmp/out" \
+            >"$tmp/out.txt" 2>&1 || { cat "$tmp/out.txt" >&2; exit 1; }
+        sed -n 's/.*\[\([0-9]*\),[^,]*,[^,]*,\([-0-9.e]*\)\].*/\1 \2/p' \
+            "$tmp/out/checkpoints"/*/state.json >"$tmp/$precision.g"
+        paste -d ' ' "$tmp/fp32.g" "$tmp/$precision.g" | awk -v name="eps $eps, $precision" '
+            { a += $2 * $2; d += ($4 - $2) ^ 2 }
+            END { printf "%s: %d steps, rms of g %.3g, difference from fp32 %.3g of it\n", name, NR,
+                         sqrt(a / NR), sqrt(d / a) }'
+    done
+done
+;; esac
+
+case $what in *offload*) ;; *) exit 0 ;; esac
 
 # --- offload.md: a step of each mode, as --plan predicts it, all on one scale --------------------
 
@@ -48,8 +154,7 @@ plan share 'interleave, by share (auto: 68 %)' --offload interleave
 
 # --- runs on the emulated GPU -------------------------------------------------------------------
 
-export OMP_WAIT_POLICY=passive EMU_THREADS=1 EMU_CLOCK=virtual EMU_MEM_MB=64
-export EMU_LINK=2000000000 EMU_KERNEL_US=10 EMU_HOST_US=150
+export EMU_MEM_MB=64 EMU_LINK=2000000000
 
 # run NAME OPTION...: five steps; leaves $tmp/NAME.json and $tmp/NAME.log
 run() {

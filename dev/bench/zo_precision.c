@@ -1,0 +1,405 @@
+// zo_precision: the measured tables of doc/rounding.md, doc/zeroth_order.md and doc/noise.md.
+//     zo_precision rounding            what becomes of small updates in 16 bits: about a minute
+//     zo_precision gradient [file]     how good the estimate is, on tiny models that learn `file`
+//     zo_precision noise               what a random number costs
+// The first two print the same figures on every machine, up to the order of sums.
+#define TESTING
+#include "train_gpt2.c"
+
+static const char *const storage_name[] = {"", "fp32", "fp16", "bf16"};
+
+// The distance from x to the next number above it that the storage holds.
+static double spacing(double x, int storage) {
+    const int digits = storage == ZO_FP32 ? 24 : storage == ZO_FP16 ? 11 : 8;
+    const int e = ilogb(fabs(x));
+    return ldexp(1, (storage == ZO_FP16 && e < -14 ? -14 : e) - digits + 1);
+}
+
+// ---------------------------------------------------------------------------------------------
+// rounding
+
+enum { ELEMENTS = 1 << 18 };
+
+// Weights as they are in a model: normal, standard deviation 0.02, as the storage holds them.
+static void weights(float *w, size_t n, int storage) {
+    rng_normals(w, n, 7, RNG_INIT, 0, 0);
+    for (size_t i = 0; i < n; i++) w[i] = zo_round(0.02f * w[i], storage, ZO_NEAREST, 0);
+}
+
+static int by_value(const void *a, const void *b) {
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+static void spacings(float *w) {
+    printf("distance to the next weight, and the share of weights that a change of c leaves as it "
+           "was\n        median     10 %%       90 %%      c = 1e-7    1e-6    1e-5    1e-4\n");
+    for (int s = ZO_FP32; s <= ZO_BF16; s++) {
+        size_t kept[4] = {0};
+        weights(w, ELEMENTS, s);
+        for (size_t i = 0; i < ELEMENTS; i++)
+            for (int k = 0; k < 4; k++)
+                kept[k] += zo_round(w[i] + 1e-7f * powf(10, (float)k), s, ZO_NEAREST, 0) == w[i];
+        for (size_t i = 0; i < ELEMENTS; i++) w[i] = (float)spacing(w[i], s);
+        qsort(w, ELEMENTS, sizeof *w, by_value);
+        printf("%s  %9.2g  %9.2g  %9.2g     ", storage_name[s], w[ELEMENTS / 2], w[ELEMENTS / 10],
+               w[ELEMENTS / 10 * 9]);
+        for (int k = 0; k < 4; k++) printf("  %6.3f", (double)kept[k] / ELEMENTS);
+        printf("\n");
+    }
+}
+
+// MeZO's way: w += eps z; w -= 2 eps z; w += eps z, each operation rounded, z too.
+static void in_place(float *w, float *first) {
+    enum { STEPS = 4096 };
+    const float factor[3] = {1, -2, 1};
+    printf("\n+ eps z, - 2 eps z, + eps z in place, eps 1e-3: rms distance from the start, and the "
+           "share that moved\n           1 step           16          256         4096\n");
+    for (int s = ZO_FP32; s <= ZO_BF16; s++) {
+        const ZoConfig c = {.seed = 1, .noise = ZO_GAUSSIAN};
+        const float eps = zo_round(1e-3f, s, ZO_NEAREST, 0);
+        const size_t n = ELEMENTS / 16;
+        weights(w, n, s);
+        memcpy(first, w, n * sizeof *w);
+        printf("%s", storage_name[s]);
+        for (uint32_t step = 1; step <= STEPS; step++) {
+            #pragma omp parallel for
+            for (size_t at = 0; at < n; at += 64) {
+                float z[64];
+                zo_noise(z, 64, &c, step, 0, 0, at);
+                for (size_t i = 0; i < 64; i++) {
+                    z[i] = zo_round(z[i], s, ZO_NEAREST, 0);
+                    for (int k = 0; k < 3; k++) {
+                        const float move = zo_round(factor[k] * z[i] * eps, s, ZO_NEAREST, 0);
+                        w[at + i] = zo_round(w[at + i] + move, s, ZO_NEAREST, 0);
+                    }
+                }
+            }
+            if (step != 1 && step != 16 && step != 256 && step != STEPS) continue;
+            double squares = 0;
+            size_t moved = 0;
+            for (size_t i = 0; i < n; i++) {
+                const double d = (double)w[i] - first[i];
+                squares += d * d;
+                moved += w[i] != first[i];
+            }
+            printf("   %.2g  %.2f", sqrt(squares / (double)n), (double)moved / (double)n);
+        }
+        printf("\n");
+    }
+}
+
+// 64 updates of size lr |g| by zo_apply(), as the trainers do them. What the stored weights moved,
+// by what was intended: share = <moved, intended> / |intended|^2, and the rest, |moved - share
+// intended| / |intended|.
+static void survival(float *w) {
+    printf("\nshare of 64 updates that survives | what rounding adds, by what was intended\n"
+           "                          lr |g| = 1e-7          1e-6          1e-5          1e-4\n");
+    for (int storage = ZO_FP16; storage <= ZO_BF16; storage++) {
+        weights(w, ELEMENTS, storage);
+        for (int rounding = ZO_NEAREST; rounding >= ZO_STOCHASTIC; rounding--)
+            for (int K = 1; K <= 64; K *= 8) {
+                const ZoConfig c = {.seed = 2, .queries = 1, .noise = ZO_GAUSSIAN,
+                                    .storage = storage, .rounding = rounding,
+                                    .write_back = (size_t)K};
+                const ZoConfig exact = {.seed = 2, .queries = 1, .noise = ZO_GAUSSIAN,
+                                        .storage = ZO_FP32};
+                printf("%s  %-10s  every %2d   ", storage_name[storage],
+                       rounding == ZO_NEAREST ? "nearest" : "stochastic", K);
+                for (int k = 0; k < 4; k++) {
+                    double dot = 0, norm = 0, moved = 0;
+                    #pragma omp parallel for reduction(+ : dot, norm, moved)
+                    for (size_t at = 0; at < ELEMENTS; at += 64) {
+                        float th[64], sum[64] = {0};
+                        memcpy(th, w + at, sizeof th);
+                        for (uint32_t step = 1; step <= 64;) {
+                            ZoUpdates u = {.queries = 1};
+                            for (u.count = 0; u.count < K; u.count++) {
+                                u.step[u.count] = step++;
+                                u.scale[u.count] = 1e-7f * powf(10, (float)k);
+                            }
+                            u.round = step - 1;
+                            zo_apply(th, 64, &c, &u, 0, false, at);
+                            zo_apply(sum, 64, &exact, &u, 0, false, at);
+                        }
+                        for (size_t i = 0; i < 64; i++) {
+                            const double d = (double)th[i] - w[at + i];
+                            dot += d * sum[i];
+                            norm += (double)sum[i] * sum[i];
+                            moved += d * d;
+                        }
+                    }
+                    const double share = dot / norm;
+                    printf("  %6.3f | %4.1f", share, sqrt(moved / norm - share * share));
+                }
+                printf("\n");
+            }
+    }
+}
+
+static void losses(void) {
+    printf("\nsteps in which g can change, eps 1e-3, if a loss is stored as\n"
+           "loss       fp32       fp16       bf16\n");
+    for (int i = 0; i < 3; i++) {
+        const double loss = i == 0 ? 0.7 : i == 1 ? 3 : 10;
+        printf("%4.1f", loss);
+        for (int s = ZO_FP32; s <= ZO_BF16; s++) printf("  %9.2g", spacing(loss, s) / 2e-3);
+        printf("\n");
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// gradient
+
+static double dot(const float *a, const float *b, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += (double)a[i] * b[i];
+    return sum;
+}
+
+static double loss_of(GPT2 *g) {
+    gpt2_forward(g, g->inputs, g->max_B, g->max_T);
+    return gpt2_head(g, g->targets, 0, false, NULL);
+}
+
+// Loss at theta + h u.
+static double loss_at(GPT2 *g, const float *u, double h) {
+    for (size_t i = 0; i < g->table.elements; i++) g->params[i] = fmaf((float)h, u[i], g->theta[i]);
+    return loss_of(g);
+}
+
+static double loss_along(GPT2 *g, const ZoConfig *c, size_t step, float eps) {
+    gpt2_perturb(g, c, step, 0, eps);
+    return loss_of(g);
+}
+
+// A direction, whole; the padding stays zero.
+static void direction(float *z, const GPT2 *g, const ZoConfig *c, size_t step) {
+    memset(z, 0, g->table.elements * sizeof *z);
+    for (int i = 0; i < g->shards.count; i++) {
+        const Shard *s = &g->shards.shards[i];
+        float *part = z + g->table.tensors[s->tensor].offset;
+        zo_perturb(part, part, shard_logical(&g->table, s), c, step, 0, 1, (uint32_t)s->tensor, 0);
+    }
+}
+
+static void batch(GPT2 *g, const char *text, size_t bytes, uint32_t number) {
+    for (size_t b = 0; b < g->max_B; b++) {
+        const size_t at = philox4x32(3, number, (uint32_t)b, 0, 0).x[0] % (bytes - g->max_T);
+        for (size_t t = 0; t < g->max_T; t++) {
+            g->inputs[b * g->max_T + t] = text[at + t] & 127;
+            g->targets[b * g->max_T + t] = text[at + t + 1] & 127;
+        }
+    }
+}
+
+static void model_open(GPT2 *g, size_t layers, size_t channels, const char *text, size_t bytes,
+                       int steps) {
+    Error err;
+    memset(g, 0, sizeof *g);
+    if (!gpt2_preset(&g->config, "nano")) die("no nano");
+    g->config.layers = layers;
+    g->config.heads = 2;
+    g->config.channels = channels;
+    g->config.context = 32;
+    g->config.vocab = 128;
+    g->config.ffn = 0;
+    if (!gpt2_finish(&g->config, &err)) die("%s", err.text);
+    g->table = gpt2_table(&g->config);
+    g->shards = gpt2_shards_all(&g->table);
+    g->max_B = 8;
+    g->max_T = 32;
+    g->training = g->zeroth = true;
+    gpt2_allocate(g);
+    gpt2_init(&g->table, g->params, 1);
+    memset(g->m, 0, g->table.elements * sizeof(float));
+    memset(g->v, 0, g->table.elements * sizeof(float));
+    for (int step = 1; step <= steps + 1; step++) {  // the last one only makes the gradient
+        batch(g, text, bytes, (uint32_t)step);
+        gpt2_forward(g, g->inputs, g->max_B, g->max_T);
+        gpt2_head(g, g->targets, 1.0f / (float)(g->max_B * g->max_T), false, NULL);
+        gpt2_backward(g, g->inputs, false);
+        if (step > steps) break;
+        const double norm = gpt2_grad_norm_squared(g);
+        const AdamStep adam = adam_step_prepare(2e-3, 0.9, 0.95, 1e-8, 0, (size_t)step,
+                                                clip_scale(norm, 1));
+        gpt2_update(g, &adam);
+    }
+    memcpy(g->theta, g->params, g->table.elements * sizeof(float));
+}
+
+// Averages of g z against the gradient.
+static void cosines(GPT2 *g, size_t P) {
+    enum { MOST = 1 << 14 };
+    const size_t n = g->table.elements;
+    float *z = (float *)alloc_or_fail(n, sizeof *z, "direction");
+    double *sum[2];
+    const float e = 1e-3f;
+    printf("directions n   n / (n + P + 1)   cos^2, gaussian   cos^2, rademacher\n");
+    double cosine[2][32];
+    for (int noise = 0; noise < 2; noise++) {
+        const ZoConfig c = {.seed = 5, .eps = e, .queries = 1, .noise = noise};
+        sum[noise] = (double *)calloc(n, sizeof(double));
+        if (sum[noise] == NULL) fail("out of memory");
+        for (int k = 1, row = 0; k <= MOST; k++) {
+            const double d = (loss_along(g, &c, (size_t)k, e) - loss_along(g, &c, (size_t)k, -e))
+                             / (2 * (double)e);
+            direction(z, g, &c, (size_t)k);
+            double ab = 0, aa = 0, bb = 0;
+            for (size_t i = 0; i < n; i++) {
+                const double s = sum[noise][i] += d * z[i];
+                ab += s * g->grads[i];
+                aa += s * s;
+                bb += (double)g->grads[i] * g->grads[i];
+            }
+            if ((k & (k - 1)) == 0) cosine[noise][row++] = ab * ab / aa / bb;
+        }
+        free(sum[noise]);
+    }
+    for (int k = 1, row = 0; k <= MOST; k *= 2, row++)
+        if (row % 2 == 0)
+            printf("%12d %17.5f %17.5f %19.5f\n", k, k / (double)(k + P + 1), cosine[0][row],
+                   cosine[1][row]);
+    free(z);
+}
+
+// The error of g, by the root mean square of g itself.
+static void sizes_of_eps(GPT2 *g) {
+    enum { TRIES = 64 };
+    float *z = (float *)alloc_or_fail(g->table.elements, sizeof *z, "direction");
+    printf("\n    eps   error of g / rms of g   mean of both losses - loss\n");
+    memcpy(g->params, g->theta, g->table.elements * sizeof(float));
+    const double loss = loss_of(g);
+    for (double eps = 1e-1; eps > 5e-7; eps /= eps < 2e-2 && eps > 2e-3 ? 3.1622776601683795 : 10) {
+        const ZoConfig c = {.seed = 6, .eps = (float)eps, .queries = 1, .noise = ZO_GAUSSIAN};
+        double squares = 0, error = 0, above = 0;
+        for (size_t k = 1; k <= TRIES; k++) {
+            const double plus = loss_along(g, &c, k, c.eps), minus = loss_along(g, &c, k, -c.eps);
+            direction(z, g, &c, k);
+            const double exact = dot(g->grads, z, g->table.elements);
+            const double e = (plus - minus) / (2 * (double)c.eps) - exact;
+            squares += exact * exact;
+            error += e * e;
+            above += ((plus + minus) / 2 - loss) / TRIES;
+        }
+        printf("%7.1g %17.2g %26.2g\n", eps, sqrt(error / squares), above);
+    }
+    free(z);
+}
+
+// Curvature: what the size of a step may be. trace H = E z.Hz; along the gradient a: a.Ha / a.a.
+static void curvature(GPT2 *g, const char *name, size_t P) {
+    enum { TRIES = 512, STEPS = 256 };
+    const size_t n = g->table.elements;
+    float *u = (float *)alloc_or_fail(n, sizeof *u, "gradient");
+    const double aa = dot(g->grads, g->grads, n), eps = 1e-2, h = 2e-2;
+    const ZoConfig c = {.seed = 8, .eps = (float)eps, .queries = 1, .noise = ZO_GAUSSIAN};
+    for (size_t i = 0; i < n; i++) u[i] = (float)(g->grads[i] / sqrt(aa));
+    const double loss = loss_at(g, u, 0);
+    double trace = 0;
+    for (size_t k = 1; k <= TRIES; k++)
+        trace += (loss_along(g, &c, k, c.eps) + loss_along(g, &c, k, -c.eps) - 2 * loss)
+                 / (eps * eps) / TRIES;
+    const double along = (loss_at(g, u, h) + loss_at(g, u, -h) - 2 * loss) / (h * h);
+    // The best step of each, and what it gains by the second-order expansion; and by trying.
+    const double lr = 1 / (trace + 2 * along), sgd = loss - loss_at(g, u, -sqrt(aa) / along);
+    double gained = 0;
+    for (size_t k = TRIES + 1; k <= TRIES + STEPS; k++) {
+        const double d = (loss_along(g, &c, k, 1e-3f) - loss_along(g, &c, k, -1e-3f)) / 2e-3;
+        gained += (loss - loss_along(g, &c, k, (float)(-lr * d))) / STEPS;
+    }
+    printf("%-26s %7zu %6.2f %6.2f %9.1f %7.2f %9.0f %9.1e %9.1e  %9.1e %9.1e\n", name, P, loss,
+           sqrt(aa), trace, along, trace / along + 2, lr, aa * lr / 2, gained, sgd);
+    free(u);
+}
+
+static void gradient(const char *path) {
+    Error err;
+    size_t bytes;
+    const char *text = (const char *)file_map(path, &bytes, &err);
+    if (text == NULL) die("%s", err.text);
+    GPT2 g;
+    for (int i = 0; i < 2; i++) {
+        model_open(&g, 1, 16, text, bytes, i == 0 ? 0 : 1000);
+        size_t P = 0;
+        for (int k = 0; k < g.table.count; k++) P += g.table.tensors[k].size;
+        if (i == 0) {
+            printf("1 layer, 16 channels, %zu parameters, untrained\n", P);
+            cosines(&g, P);
+        } else {
+            printf("\nthe same after 1000 steps of AdamW\n");
+            sizes_of_eps(&g);
+        }
+        gpt2_free(&g);
+    }
+    printf("\nafter 1000 steps of AdamW; a: the gradient, H: the loss's second derivatives\n"
+           "layers x channels     P   loss   |a|   trace H   aHa/aa   slower   best lr   gain: "
+           "predicted, measured, by the gradient's best step\n");
+    for (int i = 0; i < 3; i++) {
+        const size_t layers = (size_t)1 << i, channels = 16 * layers;
+        char name[100];
+        snprintf(name, sizeof name, "%zu x %zu", layers, channels);
+        model_open(&g, layers, channels, text, bytes, 1000);
+        size_t P = 0;
+        for (int k = 0; k < g.table.count; k++) P += g.table.tensors[k].size;
+        curvature(&g, name, P);
+        gpt2_free(&g);
+    }
+    munmap((void *)text, bytes);
+}
+
+// ---------------------------------------------------------------------------------------------
+// noise
+
+static void noise_rates(void) {
+    enum { ROUNDS = 9 };
+    static const char *const name[] = {"gaussian", "rademacher"};
+    GPT2 g;
+    Error err;
+    memset(&g, 0, sizeof g);
+    if (!gpt2_preset(&g.config, "nano")) die("no nano");
+    g.config.layers = 24;
+    if (!gpt2_finish(&g.config, &err)) die("%s", err.text);
+    g.table = gpt2_table(&g.config);
+    g.shards = gpt2_shards_all(&g.table);
+    g.max_B = g.max_T = 1;
+    g.zeroth = true;
+    gpt2_allocate(&g);
+    const size_t n = g.table.elements;
+    memset(g.theta, 0, n * sizeof *g.theta);
+    printf("nanoseconds per weight, %.1f M weights, best of %d, %d threads\n", 1e-6 * (double)n,
+           ROUNDS, thread_count());
+    double best[3] = {1e30, 1e30, 1e30};
+    for (int r = 0; r < ROUNDS; r++)
+        for (int k = 0; k < 3; k++) {
+            const ZoConfig c = {.seed = 1, .eps = 1e-3f, .noise = k % 2};
+            const double start = seconds_now();
+            if (k < 2) gpt2_perturb(&g, &c, (size_t)r, 0, c.eps);
+            else
+                #pragma omp parallel for simd
+                for (size_t i = 0; i < n; i++) g.params[i] = g.theta[i] + c.eps;
+            best[k] = fmin(best[k], seconds_now() - start);
+        }
+    for (int k = 0; k < 3; k++)
+        printf("theta + %-17s %.2f\n", k < 2 ? name[k] : "a constant", 1e9 * best[k] / (double)n);
+    gpt2_free(&g);
+}
+
+int main(int argc, char **argv) {
+    const char *what = argc > 1 ? argv[1] : "";
+    if (strcmp(what, "rounding") == 0) {
+        float *w = (float *)alloc_or_fail(2 * ELEMENTS, sizeof *w, "weights");
+        spacings(w);
+        in_place(w, w + ELEMENTS);
+        survival(w);
+        losses();
+        free(w);
+    } else if (strcmp(what, "gradient") == 0) {
+        gradient(argc > 2 ? argv[2] : "LICENSE");
+    } else if (strcmp(what, "noise") == 0) {
+        noise_rates();
+    } else {
+        die("usage: zo_precision rounding | gradient [file] | noise");
+    }
+    return 0;
+}
