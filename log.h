@@ -164,11 +164,13 @@ static inline bool log_step(Log *l, size_t step, size_t steps, double loss, doub
     return log_flush(l, err);
 }
 
-// After a step without an update, because its loss is no number: both lines.
-static inline bool log_skip(Log *l, size_t step, size_t steps, double loss, Error *err) {
+// After a step without an update, because its loss or norm is no number or too large: both lines.
+static inline bool log_skip(Log *l, size_t step, size_t steps, double loss, double norm,
+                            Error *err) {
     fprintf(l->file, "{\"step\":%zu,\"skipped\":true}\n", step);
     log_clear(l);
-    fprintf(l->screen, "step %zu/%zu | skipped: its loss is %g\n", step, steps, loss);
+    fprintf(l->screen, "step %zu/%zu | skipped: loss %g, norm %g\n", step, steps, fabs(loss),
+            fabs(norm));
     return log_flush(l, err);
 }
 

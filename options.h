@@ -72,7 +72,8 @@ enum {
     O_OWN = 2,    // belongs to one invocation: neither saved nor restored
     O_GPU = 4,    // only in the GPU builds
     O_LATER = 8,  // no build has it yet; remove the flag when one does
-};                // none of these: saved, and --resume takes the saved value unless one is given
+    O_FO = 16, O_ZO = 32,  // only for first-order, only for zeroth-order training
+};                // neither fixed nor own: saved, and --resume takes the saved value unless given
 
 typedef struct {
     int type;
@@ -117,7 +118,7 @@ static const Option option_table[] = {
     COUNT("batch", batch, "8", 1, 1 << 20, O_FIXED, "sequences per micro-batch (on each GPU)"),
     COUNT("seq", seq, "0", 0, 1 << 20, O_FIXED, "tokens per sequence; 0: the model's context"),
     COUNT("accum", accum, "1", 1, 1 << 20, O_FIXED, "micro-batches per step"),
-    COUNT("seed", seed, "1337", 0, BIG, O_FIXED, "of first weights, order of data, and samples"),
+    COUNT("seed", seed, "1337", 0, BIG, O_FIXED, "of first weights, order of data, noise, samples"),
 
     TITLE("Training"),
     COUNT("steps", steps, "1000", 0, 1e12, 0, "of the whole run; 0: only evaluate, sample or save"),
@@ -128,10 +129,10 @@ static const Option option_table[] = {
     CHOICE("optimizer", optimizer, "adamw", "adamw|mezo", O_FIXED,
            "mezo: forward passes only, see below"),
     REAL("weight-decay", weight_decay, "0.1", 0, 1000, 0, "of matrices"),
-    REAL("beta1", beta1, "0.9", 0, 1, O_FIXED, "decay of the first moment, below 1"),
-    REAL("beta2", beta2, "0.95", 0, 1, O_FIXED, "decay of the second moment, below 1"),
-    REAL("eps", eps, "1e-8", 1e-30, 1, O_FIXED, "added to the root of the second moment"),
-    REAL("clip", clip, "1", 0, 1e30, 0, "largest gradient norm; 0: no clipping"),
+    REAL("beta1", beta1, "0.9", 0, 1, O_FIXED | O_FO, "decay of the first moment, below 1"),
+    REAL("beta2", beta2, "0.95", 0, 1, O_FIXED | O_FO, "decay of the second moment, below 1"),
+    REAL("eps", eps, "1e-8", 1e-30, 1, O_FIXED | O_FO, "added to the root of the second moment"),
+    REAL("clip", clip, "1", 0, 1e30, O_FO, "largest gradient norm; 0: no clipping"),
 
     TITLE("Evaluation and samples"),
     COUNT("eval-every", eval_every, "100", 0, BIG, 0, "steps; 0: never"),
@@ -157,21 +158,21 @@ static const Option option_table[] = {
     TITLE("GPU builds (train_gpt2cu, train_gpt2emu)"),
     CHOICE("precision", precision, "bf16", "bf16|fp32|fp16", O_GPU,
            "of what is stored; sums are fp32; fp16: with mezo"),
-    CHOICE("recompute", recompute, "auto", "auto|none|block", O_GPU,
+    CHOICE("recompute", recompute, "auto", "auto|none|block", O_GPU | O_FO,
            "activations in backward, to save memory"),
     CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|!zenflow", O_GPU,
            "where the optimizer's state is; auto: the fastest"),
-    REAL("resident", resident, "auto", 0, 1, O_GPU,
+    REAL("resident", resident, "auto", 0, 1, O_GPU | O_FO,
          "share of it on the GPU; auto: what fits, or 0"),
-    COUNT("stride", stride, "auto", 1, BIG, O_GPU,
+    COUNT("stride", stride, "auto", 1, BIG, O_GPU | O_FO,
           "interleave: the GPU updates every Nth sub-group"),
-    REAL("share", share, "auto", 0, 1, O_GPU, "or this share of the rest; auto: the best"),
-    COUNT("subgroup", subgroup, "auto", 1, BIG, O_GPU,
+    REAL("share", share, "auto", 0, 1, O_GPU | O_FO, "or this share of the rest; auto: the best"),
+    COUNT("subgroup", subgroup, "auto", 1, BIG, O_GPU | O_FO,
           "parameters; auto: layers, at most 100 million"),
-    COUNT("slots", slots, "3", 1, 1000, O_GPU, "rooms on the GPU for what visits it"),
-    CHOICE("grad-wire", grad_wire, "bf16", "bf16|fp32", O_GPU, "type of gradients on the link"),
-    FLAG("no-grad-overlap", no_grad_overlap, O_GPU, "backward waits until gradients have left"),
-    FLAG("no-update-overlap", no_update_overlap, O_GPU, "forward waits for the whole update"),
+    COUNT("slots", slots, "3", 1, 1000, O_GPU, "layers or sub-groups that visit at once"),
+    CHOICE("grad-wire", grad_wire, "bf16", "bf16|fp32", O_GPU | O_FO, "of gradients on the link"),
+    FLAG("no-grad-overlap", no_grad_overlap, O_GPU | O_FO, "backward waits for gradients to leave"),
+    FLAG("no-update-overlap", no_update_overlap, O_GPU | O_FO, "forward waits for all updates"),
     COUNT("zero", zero, "0", 0, 3, O_GPU | O_LATER, "ZeRO stage, on several GPUs"),
     BYTES("gpu-memory", gpu_memory, "0", 0, 1e15, O_OWN | O_GPU,
           "use at most this, like 24G; 0: all"),
@@ -190,26 +191,29 @@ static const Option option_table[] = {
     COUNT("zen-warmup", zen_warmup, "0", 0, BIG, O_LATER, "plain steps before"),
 
     TITLE("Zeroth-order training (--optimizer mezo; unless given: --lr 1e-6, constant, no decay)"),
-    REAL("zo-eps", zo_eps, "1e-3", 1e-30, 1, O_FIXED, "size of the perturbation"),
-    COUNT("zo-queries", zo_queries, "1", 1, 256, O_FIXED, "directions per step"),
-    CHOICE("zo-noise", zo_noise, "gaussian", "gaussian|rademacher", O_FIXED, "of a direction"),
-    CHOICE("zo-storage", zo_storage, "auto", "auto|fp32|fp16|bf16", O_FIXED,
-           "of weights; auto: --precision"),
-    CHOICE("zo-rounding", zo_rounding, "stochastic", "stochastic|nearest", O_FIXED,
+    REAL("zo-eps", zo_eps, "1e-3", 1e-6, 1, O_FIXED | O_ZO, "size of the perturbation"),
+    COUNT("zo-queries", zo_queries, "1", 1, 256, O_FIXED | O_ZO,
+          "directions per step; two forward passes each"),
+    CHOICE("zo-noise", zo_noise, "gaussian", "gaussian|rademacher", O_FIXED | O_ZO,
+           "directions of normal numbers, or of signs"),
+    CHOICE("zo-storage", zo_storage, "auto", "auto|fp32|fp16|bf16", O_FIXED | O_ZO,
+           "of weights; auto: --precision, or fp32"),
+    CHOICE("zo-rounding", zo_rounding, "stochastic", "stochastic|nearest", O_FIXED | O_ZO,
            "of updated weights to 16 bits"),
-    COUNT("zo-write-back", zo_write_back, "1", 1, 64, O_FIXED,
-          "updates that are added up before they are rounded"),
-    CHOICE("zo-checkpoint", zo_checkpoint, "full", "full|replay", O_FIXED,
-           "replay: no weights, only what was done to them"),
-    TEXT("labels", labels, NULL, "WORDS", O_FIXED,
-         "classify --data, a TSV, by the next token: \" bad| good\""),
-    {O_TEXT, "template", offsetof(Options, template_text), " It was", "TEXT", 0, 0, O_FIXED,
-     "what follows each sentence"},
-    FLAG("stream-blocks", stream_blocks, O_GPU, "layers live on the host, and visit --slots"),
-    COUNT("resident-blocks", resident_blocks, "0", 0, 1000, O_GPU, "of them stay on the GPU"),
-    FLAG("zo-no-overlap", zo_no_overlap, O_GPU, "copies and kernels take turns"),
-    FLAG("zo-no-slots", zo_no_slots, O_GPU, "memory of a visiting layer is allocated each time"),
-    FLAG("zo-no-fused-update", zo_no_fused_update, O_GPU, "layers visit once more to be updated"),
+    COUNT("zo-write-back", zo_write_back, "1", 1, 64, O_FIXED | O_ZO,
+          "round every Nth update only; in between, replay"),
+    CHOICE("zo-checkpoint", zo_checkpoint, "full", "full|replay", O_FIXED | O_ZO,
+           "replay: kilobytes; all updates since --model"),
+    TEXT("labels", labels, NULL, "WORDS", O_FIXED | O_ZO,
+         "classify --data, a TSV: words of 0, 1, ..: \" bad| good\""),
+    {O_TEXT, "template", offsetof(Options, template_text), " It was", "TEXT", 0, 0, O_FIXED | O_ZO,
+     "what stands between sentence and word"},
+    FLAG("stream-blocks", stream_blocks, O_GPU | O_ZO, "layers live on the host; --slots visit"),
+    COUNT("resident-blocks", resident_blocks, "0", 0, 1000, O_GPU | O_ZO,
+          "layers that stay on the GPU even so"),
+    FLAG("zo-no-overlap", zo_no_overlap, O_GPU | O_ZO, "copies and kernels take turns"),
+    FLAG("zo-no-slots", zo_no_slots, O_GPU | O_ZO, "allocate memory at each visit"),
+    FLAG("zo-no-fused-update", zo_no_fused_update, O_GPU | O_ZO, "a visit more, for the update"),
 };
 #undef TITLE
 #undef TEXT
@@ -390,10 +394,17 @@ static inline bool unknown_option(const char *arg, Error *err) {
 
 // Refuses combinations that cannot work.
 static inline bool options_check(const Options *o, Error *err) {
+    const bool mezo = o->optimizer == OPTIMIZER_MEZO;
+    for (int i = 0; i < OPTION_COUNT; i++)
+        if (o->given[i] && option_table[i].flags & (mezo ? O_FO : O_ZO))
+            return error_set(err, "--%s needs --optimizer %s", option_table[i].name,
+                             mezo ? "adamw" : "mezo");
     if (o->beta1 >= 1) return error_set(err, "--beta1 must be below 1");
     if (o->beta2 >= 1) return error_set(err, "--beta2 must be below 1");
     if (o->min_lr > o->lr)
         return error_set(err, "--min-lr %g is above --lr %g", o->min_lr, o->lr);
+    if (option_given(o, "min-lr") && o->schedule == SCHEDULE_CONSTANT)
+        return error_set(err, "--min-lr needs --schedule cosine or linear");
     if (o->steps > 0 && o->warmup != AUTO_COUNT && o->warmup > o->steps)
         return error_set(err, "--warmup %zu is longer than --steps %zu", o->warmup, o->steps);
     if ((double)o->batch * (double)(o->seq > 0 ? o->seq : 1) * (double)o->accum > 1e12)
@@ -411,15 +422,6 @@ static inline bool options_check(const Options *o, Error *err) {
         return error_set(err, "--stride and --share say the same in two ways: leave one out");
     if (o->subgroup > 0 && o->subgroup < 4096)
         return error_set(err, "--subgroup %zu: must be at least 4096 parameters", o->subgroup);
-    const bool mezo = o->optimizer == OPTIMIZER_MEZO;
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        const char *name = option_table[i].name;
-        if (!mezo && o->given[i]
-            && (strncmp(name, "zo-", 3) == 0 || strcmp(name, "labels") == 0
-                || strcmp(name, "template") == 0 || strcmp(name, "stream-blocks") == 0
-                || strcmp(name, "resident-blocks") == 0))
-            return error_set(err, "--%s needs --optimizer mezo", name);
-    }
     if (!mezo && o->precision == PRECISION_FP16)
         return error_set(err, "--precision fp16 has no backward pass: use bf16, or --optimizer "
                               "mezo");
@@ -430,6 +432,8 @@ static inline bool options_check(const Options *o, Error *err) {
     if (mezo && o->zo_write_back * o->zo_queries > 256)
         return error_set(err, "--zo-write-back %zu times --zo-queries %zu: at most 256 directions "
                               "can be replayed at once", o->zo_write_back, o->zo_queries);
+    if (option_given(o, "template") && o->labels == NULL)
+        return error_set(err, "--template needs --labels: running text has no prompts");
     if (mezo && o->labels != NULL && o->sample_every > 0)
         return error_set(err, "--sample-every needs running text, and --labels reads sentences");
     if (o->plan || o->calibrate) return true;

@@ -15,12 +15,24 @@ enum { RNG_INIT = 0xffffffff, RNG_SHUFFLE = 0xfffffffe, RNG_SAMPLE = 0xfffffffd 
 
 typedef struct { uint32_t x[4]; } Philox4;
 
+// 64 bits of a product. From plain C, nvcc 13 makes a product of 64 bits each in philox4x32(), which
+// adds a zero to every upper half: a tenth more instructions, and more registers.
+HOST_DEVICE static inline uint64_t wide_product(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+    uint64_t product;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+    return product;
+#else
+    return (uint64_t)a * b;
+#endif
+}
+
 // 128 random bits for (seed, counter). Ten rounds of two 32 x 32 -> 64 bit products.
 HOST_DEVICE static inline Philox4 philox4x32(uint64_t seed, uint32_t c0, uint32_t c1, uint32_t c2,
                                              uint32_t c3) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; round++) {
-        const uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
+        const uint64_t a = wide_product(0xD2511F53u, c0), b = wide_product(0xCD9E8D57u, c2);
         c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
         c1 = (uint32_t)b;
         c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;

@@ -184,7 +184,7 @@ static inline void run_open_data(Run *r) {
     const Options *o = &r->o;
     GPT2Config *c = &r->config;
     Error err;
-    r->task = o->labels != NULL;
+    r->task = o->labels != NULL && (o->data != NULL || o->val != NULL);
     const bool texts = o->data != NULL && !r->task;
     if (texts && !data_open(&r->data, o->data, r->tokenizer, &err))
         die("%s%s", err.text, r->tokenizer == NULL ? ": name it with --tokenizer DIR" : "");

@@ -435,8 +435,10 @@ typedef struct {
     bool sampling;              // room for the key/value cache
     bool dumping;               // room for all logits
     bool zeroth;                // zeroth-order training: params are theta, perturbed
+    bool replays;               // and theta is what is stored, with updates since (zo.h)
     int32_t *inputs, *targets;                   // (B, T): a micro-batch's tokens
-    float *params, *grads, *m, *v, *theta;       // arenas of table.elements floats
+    float *params, *grads, *m, *v;               // arenas of table.elements floats
+    float *theta, *stored;                       // stored NULL: theta is rounded in every step
     float *x;                                    // (L+1, N, C)
     float *mid, *ln_1, *ln_2, *qkv, *atty, *fc, *act;       // (L, ...), see LayerActs
     float *mean_1, *rstd_1, *mean_2, *rstd_2, *lse;
@@ -467,6 +469,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     #define BUFFER(purpose, count, field) \
         list[n++] = (Buffer){purpose, (count) * sizeof *g->field, &g->field, true}
     if (g->zeroth) BUFFER("parameters", P, theta);
+    if (g->replays) BUFFER("stored parameters", P, stored);
     BUFFER(g->zeroth ? "perturbed parameters" : "parameters", P, params);
     BUFFER("activations", N, inputs);
     BUFFER("activations", N, targets);
@@ -718,19 +721,29 @@ static void gpt2_perturb(GPT2 *g, const ZoConfig *zo, size_t step, int query, fl
     if (scale == 0) memcpy(g->params, g->theta, g->table.elements * sizeof(float));
 }
 
+// Applies updates to an arena.
+static void gpt2_apply(GPT2 *g, float *arena, const ZoConfig *zo, const ZoUpdates *u) {
+    for (int i = 0; i < g->shards.count; i++) {
+        const Shard *s = &g->shards.shards[i];
+        zo_update(arena + g->table.tensors[s->tensor].offset + s->offset,
+                  shard_logical(&g->table, s), zo, u, (uint32_t)s->tensor, s->decay, s->offset);
+    }
+}
+
 // theta, and params with it, after the updates of the log up to this step.
 static void gpt2_replay(GPT2 *g, const ZoConfig *zo, ZoLog *log, size_t step) {
     ZoUpdates u;
-    while (log->rounded < step) {
-        const size_t next = zo_next_store(zo, log, step);
+    const size_t K = zo->write_back, end = g->stored != NULL ? step / K * K : step;
+    while (log->rounded < end) {
+        const size_t next = zo_next_store(zo, log, end);
         zo_updates(&u, zo, log, next);
-        for (int i = 0; i < g->shards.count; i++) {
-            const Shard *s = &g->shards.shards[i];
-            const GPT2Tensor *x = &g->table.tensors[s->tensor];
-            zo_update(g->theta + x->offset + s->offset, shard_logical(&g->table, s), zo, &u,
-                      (uint32_t)s->tensor, s->decay, s->offset);
-        }
+        gpt2_apply(g, g->stored != NULL ? g->stored : g->theta, zo, &u);
         log->rounded = next;
+    }
+    if (g->stored != NULL) {
+        memcpy(g->theta, g->stored, g->table.elements * sizeof(float));
+        zo_updates(&u, zo, log, step);
+        gpt2_apply(g, g->theta, zo, &u);
     }
     gpt2_perturb(g, zo, step, 0, 0);
 }
@@ -941,7 +954,10 @@ int main(int argc, char **argv) {
     g->table = r->table;
     g->shards = gpt2_shards_all(&g->table);
     g->training = r->training && !mezo;
-    g->zeroth = r->training && mezo;
+    g->zeroth = mezo;
+    ZoConfig zo = zo_config(r, ZO_FP32);
+    if (zo.storage == ZO_FP32) zo.write_back = 1;  // nothing is rounded: it is the same
+    g->replays = g->zeroth && zo.write_back > 1;
     g->sampling = r->sampling;
     g->dumping = o->dump != NULL;
     g->max_B = r->batches ? r->B : 1;
@@ -950,16 +966,19 @@ int main(int argc, char **argv) {
     gpt2_allocate(g);
     StateSpan spans[3];
     const StatePart parts[3] = {
-        part_whole("param", &spans[0], &g->table, g->zeroth ? g->theta : g->params, NULL),
+        part_whole("param", &spans[0], &g->table,
+                   g->replays ? g->stored : g->zeroth ? g->theta : g->params, NULL),
         part_whole("m", &spans[1], &g->table, g->m, NULL),
         part_whole("v", &spans[2], &g->table, g->v, NULL)};
-    const ZoConfig zo = zo_config(r, ZO_FP32);
-    const RunState state = {parts, !mezo ? 3 : r->keeps_base ? 0 : 1, &parts[0]};
+    StateSpan theta;
+    const StatePart weights = part_whole("param", &theta, &g->table,
+                                         g->zeroth ? g->theta : g->params, NULL);
+    const RunState state = {parts, !mezo ? 3 : r->keeps_base ? 0 : 1, &weights};
     ZoLog log_of_scalars, *scalars = &log_of_scalars;
     run_load(r, &state);
     zo_load(r, scalars);
     if (g->zeroth) {
-        if (scalars->rounded == 0) zo_round_all(g->theta, g->table.elements, &zo);
+        if (scalars->rounded == 0) zo_round_all(parts[0].spans->data, g->table.elements, &zo);
         gpt2_replay(g, &zo, scalars, r->state.step);
     }
 
@@ -998,7 +1017,7 @@ int main(int argc, char **argv) {
         if (!(updated ? log_step(&log, step, o->steps, loss, norm, lr, 1e3 * seconds,
                                  (double)r->step_tokens / seconds,
                                  100 * step_flops / seconds / peak_flops, "", &err)
-                      : log_skip(&log, step, o->steps, loss, &err)))
+                      : log_skip(&log, step, o->steps, loss, norm, &err)))
             fail("%s", err.text);
 
         const bool last = step == o->steps;

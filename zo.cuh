@@ -28,9 +28,9 @@ typedef struct { uint64_t at, n, first; uint32_t tensor; int decay; } ZoRange;
 typedef struct { size_t length; int count; ZoRange range[4]; } ZoGroup;
 
 // N elements from stored weights, as fp32. N is 4 or 8; p a multiple of N elements.
-template <int STORAGE, int N>
+template <int STORED, int N>
 __device__ static inline void zo_load_stored(float *th, const void *p) {
-    if (STORAGE == ZO_FP32) {
+    if (STORED == ZO_FP32) {
         for (int i = 0; i < N; i += 4) {
             const Pack<float> x = load_pack((const float *)p + i);
             for (int k = 0; k < 4; k++) th[i + k] = x.x[k];
@@ -44,12 +44,12 @@ __device__ static inline void zo_load_stored(float *th, const void *p) {
             const int2 bits = *(const int2 *)p;
             memcpy(h, &bits, sizeof h);
         }
-        for (int i = 0; i < N; i++) th[i] = zo_unpack(h[i], STORAGE);
+        for (int i = 0; i < N; i++) th[i] = zo_unpack(h[i], STORED);
     }
 }
 
-template <int STORAGE> __device__ static inline void zo_store8(void *p, const float *th) {
-    if (STORAGE == ZO_FP32) {
+template <int STORED> __device__ static inline void zo_store8(void *p, const float *th) {
+    if (STORED == ZO_FP32) {
         for (int i = 0; i < 8; i += 4) {
             Pack<float> x;
             for (int k = 0; k < 4; k++) x.x[k] = th[i + k];
@@ -57,68 +57,73 @@ template <int STORAGE> __device__ static inline void zo_store8(void *p, const fl
         }
     } else {
         uint16_t h[8];
-        for (int i = 0; i < 8; i++) h[i] = zo_pack(th[i], STORAGE);
+        for (int i = 0; i < 8; i++) h[i] = zo_pack(th[i], STORED);
         int4 bits;
         memcpy(&bits, h, sizeof bits);
         *(int4 *)p = bits;
     }
 }
 
-// w = X(th + scale z), 8 elements, of which the last 8 - n are padding and become 0.
+// w = X(th + scale z), 8 elements.
 template <typename X>
-__device__ static inline void zo_store_perturbed(X *w, const float *th, const float *z, float scale,
-                                                 int n) {
+__device__ static inline void zo_store_perturbed(X *w, const float *th, const float *z,
+                                                 float scale) {
     for (int i = 0; i < 8; i += Pack<X>::N) {
         Pack<X> x;
         for (int k = 0; k < Pack<X>::N; k++)
-            x.x[k] = from_f32<X>(i + k < n ? fmaf(scale, z[i + k], th[i + k]) : 0.0f);
+            x.x[k] = from_f32<X>(fmaf(scale, z[i + k], th[i + k]));
         store_pack(w + i, x);
     }
+}
+
+// Elements n .. 7 are padding: 0. Few threads have any, so that the others skip all of this.
+__device__ static inline void zo_clear_padding(float x[8], int n) {
+    if (n < 8)
+        for (int k = 0; k < 8; k++)
+            if (k >= n) x[k] = 0;
 }
 
 // One pass over a group of stored weights: applies updates, stores the result if `store` (and if
 // these round it), and writes both perturbed copies. minus NULL: only plus. plus NULL: neither.
 // Every weight is read once, and every random number drawn once.
-template <typename X, int STORAGE>
+template <typename X, int STORED>
 __global__ static void zo_weights_kernel(char *theta, X *plus, X *minus, ZoGroup group, ZoConfig c,
                                          ZoUpdates u, bool store, uint32_t step, uint32_t query,
                                          float scale) {
-    const size_t i = grid_thread() * 8, bytes = STORAGE == ZO_FP32 ? 4 : 2;
+    const size_t i = grid_thread() * 8, bytes = STORED == ZO_FP32 ? 4 : 2;
     if (i >= group.length) return;
-    c.storage = STORAGE;
+    c.storage = STORED;
     int r = 0;
     while (r + 1 < group.count && i >= group.range[r + 1].at) r++;
     const ZoRange x = group.range[r];
     const uint64_t left = i < x.at + x.n ? x.at + x.n - i : 0, first = x.first + (i - x.at);
     const int n = left < 8 ? (int)left : 8;
     float th[8], z[8] = {0};
-    zo_load_stored<STORAGE, 8>(th, theta + i * bytes);
+    zo_load_stored<STORED, 8>(th, theta + i * bytes);
     zo_apply(th, 8, &c, &u, x.tensor, x.decay, first);
-    if (store && u.round != 0) {
-        for (int k = 0; k < 8; k++)
-            if (k >= n) th[k] = 0;
-        zo_store8<STORAGE>(theta + i * bytes, th);
-    }
+    zo_clear_padding(th, n);
+    if (store && u.round != 0) zo_store8<STORED>(theta + i * bytes, th);
     if (plus == NULL) return;
     if (scale != 0) zo_noise(z, 8, &c, step, query, x.tensor, first);
-    zo_store_perturbed(plus + i, th, z, scale, n);
-    if (minus != NULL) zo_store_perturbed(minus + i, th, z, -scale, n);
+    zo_clear_padding(z, n);
+    zo_store_perturbed(plus + i, th, z, scale);
+    if (minus != NULL) zo_store_perturbed(minus + i, th, z, -scale);
 }
 
 // Four elements of a tensor as zo_weights_kernel() perturbs them, for kernels that need only few.
-template <typename X, int STORAGE>
+template <typename X, int STORED>
 __device__ static inline void zo_perturbed4(float w[4], const char *theta, const ZoConfig *c,
                                             const ZoUpdates *u, uint32_t tensor, uint64_t first,
                                             uint32_t step, uint32_t query, float scale) {
     float th[4], z[4] = {0};
-    zo_load_stored<STORAGE, 4>(th, theta + first * (STORAGE == ZO_FP32 ? 4 : 2));
+    zo_load_stored<STORED, 4>(th, theta + first * (STORED == ZO_FP32 ? 4 : 2));
     zo_apply(th, 4, c, u, tensor, true, first);
     if (scale != 0) zo_noise(z, 4, c, step, query, tensor, first);
     for (int k = 0; k < 4; k++) w[k] = to_f32(from_f32<X>(fmaf(scale, z[k], th[k])));
 }
 
 // The embeddings of one sign: only the rows that tokens name are perturbed.
-template <typename X, int STORAGE>
+template <typename X, int STORED>
 __global__ static void zo_encoder_kernel(X *out, const int32_t *tokens, const char *wte,
                                          const char *wpe, ZoConfig c, ZoUpdates u, int wte_tensor,
                                          int wpe_tensor, uint32_t step, uint32_t query, float scale,
@@ -127,11 +132,11 @@ __global__ static void zo_encoder_kernel(X *out, const int32_t *tokens, const ch
     if (i >= N * C) return;
     const size_t n = i / C, channel = i % C;
     float a[4], b[4];
-    c.storage = STORAGE;
-    zo_perturbed4<X, STORAGE>(a, wte, &c, &u, (uint32_t)wte_tensor,
-                              (size_t)tokens[n] * C + channel, step, query, scale);
-    zo_perturbed4<X, STORAGE>(b, wpe, &c, &u, (uint32_t)wpe_tensor, n % T * C + channel, step,
-                              query, scale);
+    c.storage = STORED;
+    zo_perturbed4<X, STORED>(a, wte, &c, &u, (uint32_t)wte_tensor,
+                             (size_t)tokens[n] * C + channel, step, query, scale);
+    zo_perturbed4<X, STORED>(b, wpe, &c, &u, (uint32_t)wpe_tensor, n % T * C + channel, step,
+                             query, scale);
     for (int k = 0; k < 4; k++) out[i + k] = from_f32<X>(a[k] + b[k]);
 }
 
@@ -146,8 +151,10 @@ zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *tar
     const float *z = logits + n * width;
     const size_t target = (size_t)targets[n];
     float max = -FLT_MAX, sum = 0;
+    #pragma unroll 8  // so many loads are under way
     for (size_t v = threadIdx.x; v < valid; v += blockDim.x) max = fmaxf(max, z[v]);
     max = block_max(max);
+    #pragma unroll 8
     for (size_t v = threadIdx.x; v < valid; v += blockDim.x) sum += expf(z[v] - max);
     sum = block_sum(sum);
     if (threadIdx.x > 0) return;
@@ -165,7 +172,7 @@ zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *tar
 typedef struct { int count; int32_t word[TASK_LABELS]; } ZoWords;
 
 // gpt2_classify() of train_gpt2.c: a block per sequence, of which x (T, C) are the normalised rows.
-template <typename X, int STORAGE>
+template <typename X, int STORED>
 __global__ static void zo_classify_kernel(float *losses, float *right, const X *x,
                                           const int32_t *where, const char *head, ZoConfig c,
                                           ZoUpdates u, ZoWords words, int tensor, uint32_t step,
@@ -175,13 +182,13 @@ __global__ static void zo_classify_kernel(float *losses, float *right, const X *
     x += (b * T + (size_t)where[2 * b]) * C;
     float max = -FLT_MAX, sum = 0, wanted = 0;
     int best = 0;
-    c.storage = STORAGE;
+    c.storage = STORED;
     for (int k = 0; k < words.count; k++) {
         float dot = 0;
         for (size_t i = threadIdx.x * 4; i < C; i += blockDim.x * 4) {
             float w[4];
-            zo_perturbed4<X, STORAGE>(w, head, &c, &u, (uint32_t)tensor,
-                                      (size_t)words.word[k] * C + i, step, query, scale);
+            zo_perturbed4<X, STORED>(w, head, &c, &u, (uint32_t)tensor,
+                                     (size_t)words.word[k] * C + i, step, query, scale);
             for (int j = 0; j < 4; j++) dot = fmaf(to_f32(x[i + j]), w[j], dot);
         }
         dot = block_sum(dot);
@@ -378,6 +385,7 @@ template <typename X> static int zo_buffers(ZoModel<X> *z, Buffer list[MAX_BUFFE
     BUFFER("logits", N * f32, losses);
     BUFFER("logits", N * f32, right);
     BUFFER("logits", (2 * Q + 1) * sizeof(double), totals);
+    list[n - 1].zero = true;  // not all of them are always set, and all are copied
     BUFFER("tokens", ZO_BATCHES * 2 * N * sizeof(int32_t), tokens);
     #undef BUFFER
     return n;
@@ -398,17 +406,17 @@ template <typename X> static size_t zo_host_bytes(const ZoModel<X> *z) {
 }
 
 // Settles where everything is, prints it unless `quiet`, and refuses what does not fit. Layers are
-// streamed if that was asked for, or if nothing else fits. Returns the bytes of GPU memory.
+// streamed if that was asked for, or if nothing else fits; through fewer slots than the default, if
+// these would not fit. Returns the bytes of GPU memory.
 template <typename X>
 static size_t zo_settle_memory(ZoModel<X> *z, const Options *o, size_t limit, size_t host_limit,
                                bool quiet) {
     Buffer list[MAX_BUFFERS];
-    bool stream = o->stream_blocks;
-    zo_place(z, stream, o->resident_blocks, o->slots);
-    if (!stream && zo_bytes(z) > limit) {
-        zo_place(z, true, o->resident_blocks, o->slots);
-        if (zo_bytes(z) <= limit && zo_host_bytes(z) <= host_limit) stream = true;
-        else zo_place(z, false, 0, 0);
+    zo_place(z, o->stream_blocks, o->resident_blocks, o->slots);
+    const bool streams = zo_bytes(z) > limit && !o->stream_blocks;  // since it must
+    for (size_t n = o->slots; zo_bytes(z) > limit && n > 0; n--) {
+        zo_place(z, true, o->resident_blocks, n);
+        if (option_given(o, "slots")) break;
     }
     const size_t total = zo_bytes(z), host = zo_host_bytes(z);
     if (!quiet) {
@@ -418,17 +426,16 @@ static size_t zo_settle_memory(ZoModel<X> *z, const Options *o, size_t limit, si
         if (z->streamed > 0) {
             printf("host memory: weights %.1f, total %.1f", mib(host), mib(host));
             limit_print(host_limit);
-            printf("%zu of %zu layers, of %.1f MiB, live on the host and visit %zu slots%s\n",
+            printf("%zu of %zu layers, of %.1f MiB, live on the host and visit %zu slot%s%s\n",
                    z->streamed, z->config.layers, mib(z->layer * z->stored), z->slots,
-                   stream && !o->stream_blocks ? ": they would not fit on the GPU" : "");
+                   z->slots == 1 ? "" : "s", streams ? ": they would not fit on the GPU" : "");
         }
     }
     if (total > limit)
         die("this run needs %.1f MiB of GPU memory and %.1f MiB are there (free, or --gpu-memory); "
             "use a smaller --model, --batch or --seq%s", mib(total), mib(limit),
-            z->streamed == 0 ? ", or --stream-blocks"
-            : z->slots > 1 || o->resident_blocks > 0 ? ", or fewer --slots or --resident-blocks"
-            : "");
+            z->slots > 1 || o->resident_blocks > 0 ? ", or fewer --slots or --resident-blocks"
+            : ": layers are streamed already (--stream-blocks)");
     if (host > host_limit)
         die("this run needs %.1f MiB of host memory and %.1f MiB are there (available, or "
             "--host-memory); use a smaller --model, --zo-storage bf16 or fp16, or more "
@@ -469,7 +476,7 @@ template <typename X> static void zo_allocate(ZoModel<X> *z) {
         *events = (cudaEvent_t *)alloc_or_fail(zo_events(z), sizeof(cudaEvent_t), "events");
         for (size_t i = 0; i < zo_events(z); i++) event_make(&(*events)[i]);
     }
-    event_make(&z->over, true);
+    event_make(&z->over, z->streamed > 0);
     for (int i = 0; i < ZO_BATCHES; i++) {
         ZoBatch *b = &z->batch[i];
         b->host = (int32_t *)pinned_alloc(2 * N * sizeof(int32_t), "tokens");
@@ -820,19 +827,19 @@ template <typename X> static const double *zo_totals(ZoModel<X> *z) {
     return z->host_totals;
 }
 
-// A pass of evaluation: nothing is stored, and the weights are those that the step after `step`
-// would use.
-template <typename X> static ZoPass zo_look(ZoModel<X> *z, size_t step, const ZoBatch *batch) {
-    ZoPass p = {zo_nothing, false, 1, 1, 0, (uint32_t)step, batch};
-    zo_updates(&p.updates, &z->zo, &z->log, step);
+// A pass of evaluation: nothing is stored, and the weights are those that the next step would use.
+template <typename X> static ZoPass zo_look(ZoModel<X> *z, const ZoBatch *batch) {
+    ZoPass p = {zo_nothing, false, 1, 1, 0, (uint32_t)z->step, batch};
+    zo_updates(&p.updates, &z->zo, &z->log, z->step);
     return p;
 }
 
 // Brings the stored weights to where the log has them after `step` steps, as far as they are
 // stored by then.
 template <typename X> static void zo_replay(ZoModel<X> *z, size_t step) {
-    while (z->log.rounded / z->zo.write_back < step / z->zo.write_back) {
-        const size_t next = zo_next_store(&z->zo, &z->log, step);
+    const size_t end = step / z->zo.write_back * z->zo.write_back;
+    while (z->log.rounded < end) {
+        const size_t next = zo_next_store(&z->zo, &z->log, end);
         ZoPass p = {zo_nothing, true, 0, 1, 0, (uint32_t)next, NULL};
         zo_updates(&p.updates, &z->zo, &z->log, next);
         zo_pass(z, &p, 0, false, false);
@@ -862,15 +869,14 @@ template <typename X> static void zo_batch_send(ZoModel<X> *z, ZoBatch *b) {
 
 // gpt2_next() for streamed weights.
 template <typename X>
-static void zo_next(ZoModel<X> *z, size_t step, const int32_t *tokens, size_t count,
-                    float *logits) {
+static void zo_next(ZoModel<X> *z, const int32_t *tokens, size_t count, float *logits) {
     const size_t C = z->config.channels, V = z->config.vocab;
     const size_t T = min_size(round_up(count, 64), z->config.context);
     ZoBatch *b = zo_batch_begin(z, ZO_EVALUATION, 1, T);
     memset(b->host, 0, T * sizeof(int32_t));
     memcpy(b->host, tokens, count * sizeof(int32_t));
     zo_batch_send(z, b);
-    const ZoPass p = zo_look(z, step, b);
+    const ZoPass p = zo_look(z, b);
     zo_pass(z, &p, 0, false, true);
     for (size_t v0 = 0; v0 < V; v0 += z->chunk) {
         const size_t width = min_size(z->chunk, z->config.vocab_padded - v0);
@@ -881,18 +887,18 @@ static void zo_next(ZoModel<X> *z, size_t step, const int32_t *tokens, size_t co
     }
 }
 
-template <typename X> static void zo_generate(ZoModel<X> *z, const Run *r, size_t step) {
+template <typename X> static void zo_generate(ZoModel<X> *z, const Run *r, uint32_t number) {
     float *logits = (float *)alloc_or_fail(z->config.vocab, sizeof(float), "sampling");
-    Sample s = sample_begin(&r->o, r->tokenizer, &z->config, (uint32_t)step);
-    do zo_next(z, step, s.tokens + s.first, s.n - s.first, logits);
+    Sample s = sample_begin(&r->o, r->tokenizer, &z->config, number);
+    do zo_next(z, s.tokens + s.first, s.n - s.first, logits);
     while (sample_next(&s, logits));
     sample_end(&s);
     free(logits);
 }
 
-// As evaluate(), with the weights after `step` steps.
+// As evaluate().
 template <typename X>
-static bool zo_evaluate(ZoModel<X> *z, const Run *r, Log *log, size_t step, Error *err) {
+static bool zo_evaluate(ZoModel<X> *z, const Run *r, Log *log, Error *err) {
     const size_t sequences = min_size(r->val.sequences, r->o.eval_batches * r->B);
     const size_t most = z->max_B * z->max_T;
     double sum = 0, right = 0;
@@ -901,18 +907,18 @@ static bool zo_evaluate(ZoModel<X> *z, const Run *r, Log *log, size_t step, Erro
         ZoBatch *b = zo_batch_begin(z, ZO_EVALUATION, rows, r->T);
         if (!run_batch(r, &r->val, first, rows, b->host, b->host + most, err)) return false;
         zo_batch_send(z, b);
-        const ZoPass p = zo_look(z, step, b);
+        const ZoPass p = zo_look(z, b);
         zo_pass(z, &p, 1, false, false);
         const double *totals = zo_totals(z);
         sum += totals[0] * (double)rows;
         right += totals[2 * z->zo.queries];
     }
-    run_evaluated(r, log, step, sum / (double)sequences, right / (double)sequences);
+    run_evaluated(r, log, z->step, sum / (double)sequences, right / (double)sequences);
     return true;
 }
 
 // A StatePart's move: the stored weights, wherever they are. What comes in is rounded to the
-// nearest number that the storage holds.
+// nearest number that the storage holds. In before the first pass; out when no stream is at work.
 template <typename X>
 static void zo_move_stored(void *owner, size_t at, size_t n, float *w, bool out) {
     enum { CHUNK = 1 << 20 };
@@ -1111,7 +1117,7 @@ template <typename X> static int zo_train(Run *r) {
     // --steps 0: sample, evaluate, convert.
     if (o->steps == 0) {
         if (r->only_sampling) zo_generate(z, r, 0);
-        else if (r->batches && !zo_evaluate(z, r, NULL, z->step, &err)) die("%s", err.text);
+        else if (r->batches && !zo_evaluate(z, r, NULL, &err)) die("%s", err.text);
         CUDA(cudaDeviceSynchronize());
         run_convert(r, &state);
         zo_free(z);
@@ -1144,16 +1150,16 @@ template <typename X> static int zo_train(Run *r) {
                          (double)r->step_tokens / seconds,
                          peak.flops > 0 ? 100 * step_flops / seconds / peak.flops : 0, counters,
                          &err)
-              : log_skip(&log, step, o->steps, loss, &err)))
+              : log_skip(&log, step, o->steps, loss, norm, &err)))
             fail("%s", err.text);
 
         const bool last = step == o->steps;
         if (r->val.sequences > 0 && o->eval_every > 0 && (step % o->eval_every == 0 || last)
-            && !zo_evaluate(z, r, &log, step, &err)) die("%s", err.text);
+            && !zo_evaluate(z, r, &log, &err)) die("%s", err.text);
         if (r->tokenizer != NULL && o->sample_every > 0 && (step % o->sample_every == 0 || last)) {
             log_clear(&log);
             printf("--- sample\n");
-            zo_generate(z, r, step);
+            zo_generate(z, r, (uint32_t)step);
             printf("---\n");
         }
         if (o->save_every > 0 && !o->no_save && step % o->save_every == 0) {

@@ -165,19 +165,23 @@ HOST_DEVICE static inline void zo_apply(float *th, int n, const ZoConfig *c, con
         }
     }
     if (u->round == 0 || c->storage == ZO_FP32) return;
+    if (c->rounding == ZO_NEAREST) {  // a loop of its own: on the GPU, each would pay for both
+        for (int i = 0; i < n; i++) th[i] = zo_round(th[i], c->storage, ZO_NEAREST, 0);
+        return;
+    }
     Philox4 r;
     r.x[0] = r.x[1] = r.x[2] = r.x[3] = 0;
     for (int i = 0; i < n; i += 4) {  // 16 of 128 bits for each of 8 elements
         const uint64_t at = (first + (uint64_t)i) / 8;
-        if (c->rounding == ZO_STOCHASTIC && i % 8 == 0)
+        if (i % 8 == 0)
             r = philox4x32(c->seed, (uint32_t)at,
                            (uint32_t)(at >> 32) | (uint32_t)ZO_ROUND_QUERY << 16, tensor, u->round);
         const bool upper = (first + (uint64_t)i) % 8 != 0;
         const uint32_t a = upper ? r.x[2] : r.x[0], b = upper ? r.x[3] : r.x[1];
-        th[i] = zo_round(th[i], c->storage, c->rounding, a & 0xffffu);
-        th[i + 1] = zo_round(th[i + 1], c->storage, c->rounding, a >> 16);
-        th[i + 2] = zo_round(th[i + 2], c->storage, c->rounding, b & 0xffffu);
-        th[i + 3] = zo_round(th[i + 3], c->storage, c->rounding, b >> 16);
+        th[i] = zo_round(th[i], c->storage, ZO_STOCHASTIC, a & 0xffffu);
+        th[i + 1] = zo_round(th[i + 1], c->storage, ZO_STOCHASTIC, a >> 16);
+        th[i + 2] = zo_round(th[i + 2], c->storage, ZO_STOCHASTIC, b & 0xffffu);
+        th[i + 3] = zo_round(th[i + 3], c->storage, ZO_STOCHASTIC, b >> 16);
     }
 }
 
@@ -256,9 +260,13 @@ static inline void zo_updates(ZoUpdates *u, const ZoConfig *c, const ZoLog *log,
     }
 }
 
-// Where a replay of a long log stores next: the next multiple of K, but not beyond `step`.
+// Where a replay of a long log stores next, on its way to `step`: at the next multiple of K; in fp32,
+// where rounding changes nothing, as many of them at once as can be.
 static inline size_t zo_next_store(const ZoConfig *c, const ZoLog *log, size_t step) {
-    const size_t next = (log->rounded / c->write_back + 1) * c->write_back;
+    size_t window = ZO_SCALARS / (size_t)c->queries;
+    if (window > ZO_REPLAY) window = ZO_REPLAY;
+    window = c->storage == ZO_FP32 ? window / c->write_back * c->write_back : c->write_back;
+    const size_t next = (log->rounded / window + 1) * window;
     return next < step ? next : step;
 }
 

@@ -121,6 +121,11 @@ double cpu_model_head(CPUModel *model, const int32_t *targets, float grad_scale,
     return gpt2_head(&model->g, targets, grad_scale, accumulate, logits);
 }
 
+double cpu_model_classify(CPUModel *model, const int32_t *word, int words, const int32_t *where,
+                          size_t *right) {
+    return gpt2_classify(&model->g, word, words, where, right);
+}
+
 void cpu_model_backward(CPUModel *model, const int32_t *tokens, bool accumulate) {
     gpt2_backward(&model->g, tokens, accumulate);
 }

@@ -54,6 +54,9 @@ void cpu_model_free(CPUModel *model);
 void cpu_model_forward(CPUModel *model, const int32_t *tokens);
 double cpu_model_head(CPUModel *model, const int32_t *targets, float grad_scale, bool accumulate,
                       float *logits);
+// gpt2_classify(); words, and where (B, 2), as there.
+double cpu_model_classify(CPUModel *model, const int32_t *word, int words, const int32_t *where,
+                          size_t *right);
 void cpu_model_backward(CPUModel *model, const int32_t *tokens, bool accumulate);
 double cpu_model_grad_norm_squared(CPUModel *model);
 void cpu_model_update(CPUModel *model, const AdamStep *step);

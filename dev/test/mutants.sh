@@ -1,9 +1,10 @@
 #!/bin/sh
-# Do the tests of offloading notice a mistake? Each line below is one, in the sources of the GPU
-# trainer: an event is left out, a copy forgotten, a buffer used too early. test_placement is built
-# with all of them, runs with one at a time (MUTANT=N), and must fail: with other bits under a
-# schedule of the emulated GPU (prio:0, prio:1, lazy), in its own checks (test), or with
-# ThreadSanitizer's objection (tsan).
+# Do the tests of offloading and of zeroth-order training notice a mistake? Each line below is one,
+# in the sources of the GPU trainer: an event is left out, a copy forgotten, a buffer used too
+# early. test_placement, or test_zo_gpu for those of zo*, is built with all of them,
+# runs with one at a time (MUTANT=N), and must fail: with other bits under a schedule of the
+# emulated GPU (prio:0, prio:1, lazy), in its own checks (test), or with ThreadSanitizer's
+# objection (tsan).
 # usage: sh dev/test/mutants.sh [PATTERN]     (from the top, after make test; ALL=1: every way each
 #                                             is noticed, not only the first)
 set -u
@@ -92,6 +93,32 @@ time: nothing is fetched during backward :: train_gpt2.cu :: if (last) visitors_
 time: forward waits for all updates :: train_gpt2.cu :: weights_begin(g, 0); :: weights_begin(g, 0) :: [&] { for (size_t s = 0; s < L + 2; s++) weights_begin(g, s); }()
 time: one slot at a time :: train_gpt2.cu :: g->slot_free[slot], 0 :: g->slot_free[slot] :: g->slot_free[(visit + g->rooms - 1) % g->rooms]
 time: copies to the host wait for each other :: train_gpt2.cu :: g->landing_turn = 1 - g->landing_turn :: 1 - g->landing_turn :: 0
+wait: layer there :: zo.cuh :: CUDA(cudaStreamWaitEvent(z->compute, z->there[event]
+wait: slot used :: zo.cuh :: CUDA(cudaStreamWaitEvent(z->fetch, z->used[event]
+wait: slot left :: zo.cuh :: CUDA(cudaStreamWaitEvent(z->fetch, z->left[event]
+wait: layer updated, then home :: zo.cuh :: CUDA(cudaStreamWaitEvent(z->out, z->stored_new[event]
+wait: tokens used :: zo.cuh :: CUDA(cudaStreamWaitEvent(z->fetch, b->used
+# cudaFree() waits for both, too
+same: layer's memory used :: zo.cuh :: CUDA(cudaStreamSynchronize(z->compute))
+record: slot used after one direction :: zo.cuh :: last) CUDA(cudaEventRecord(z->used :: last :: first
+record: layer updated :: zo.cuh :: CUDA(cudaEventRecord(z->stored_new[event]
+slots: one too many fetched :: zo.cuh :: while (z->overlap && z->fetched < :: z->visits + z->slots :: z->visits + z->slots + 1
+layer: fetched from one further :: zo.cuh :: const size_t number = z->fetched % z->streamed :: z->fetched % z->streamed :: (z->fetched + 1) % z->streamed
+layer: goes home to its first group :: zo.cuh :: CUDA(cudaMemcpyAsync(home + at, theta + at :: home + at :: home
+layer: noise of the first :: zo.cuh :: group.range[i].tensor += :: (uint32_t)l :: 0u
+update: stored when not due :: zo.cuh :: if (store && u.round != 0) { :: store && u.round != 0 :: store
+update: twice with two directions :: zo.cuh :: first ? &p->updates : zo_later(p), p->store && first :: zo_later(p) :: &p->updates
+update: not for the second direction :: zo.cuh :: return p->store && p->updates.round != 0 ? &zo_nothing :: p->store && p->updates.round != 0 :: true
+update: evaluation stores :: zo.cuh :: ZoPass p = {zo_nothing, false, 1 :: false :: true
+update: embeddings are not stored :: zo.cuh :: zo_weights(z, zo_tensor(z, t->wte), &head, &p->updates
+update: with every micro-batch :: zo.cuh :: zo_updates(&p.updates, &z->zo, &z->log, step - 1) :: step - 1 :: step - 1 + m
+update: skipped steps count :: zo_run.h :: return isfinite(loss) && lr * norm < 1e30 :: lr * norm < 1e30 :: true
+update: saved weights without the newest :: zo.cuh :: if (!out || u.count + (int)u.round == 0) return :: !out :: true
+noise: minus is plus :: zo.cuh :: if (minus != NULL) zo_store_perturbed :: -scale :: scale
+noise: padding has noise :: zo.cuh :: i + k < n ? fmaf :: i + k < n :: true
+loss: second chunk alone :: zo.cuh :: sum = fmaf(sum, expf(max - top), row_sum :: row_sum[n] :: 0.0f
+update: evaluation of the step before :: zo.cuh :: zo_updates(&p.updates, &z->zo, &z->log, z->step) :: z->step :: z->step - 1
+time: a group waits for its whole layer :: zo.cuh :: CUDA(cudaStreamWaitEvent(z->compute, z->there[event] :: event :: event / ZO_GROUPS * ZO_GROUPS + 3
 END
 
 # A copy of the tree by links, in which files are replaced.
@@ -135,32 +162,36 @@ for (my $n = 1; my $line = <STDIN>; $n++) {
 for (keys %is) { unlink; open(my $f, ">", $_) or die; print $f @{$is{$_}}; }
 END
 perl mutants.pl <list || exit 1
-for program in build/emu/test_placement build/tsan/test_placement; do
+test_of() { case $1 in *" :: zo"*) echo test_zo_gpu ;; *) echo test_placement ;; esac; }
+programs=$(grep -v '^#' list | grep -F -- "${1:-}" | while read -r line; do test_of "$line"; done |
+           sort -u)
+for program in $(for p in $programs; do echo "build/emu/$p build/tsan/$p"; done); do
     make -s -o build/emu/cpu_reference.o -o build/tsan/cpu_reference.o $program >log 2>&1 ||
         { cat log; exit 1; }
 done
 
-hashes() { EMU_SCHED=$1 timeout 300 build/emu/test_placement --config all 3 2>&1; }
+# hashes PROGRAM SCHEDULE
+hashes() { EMU_SCHED=$2 timeout 300 "build/emu/$1" --config all 3 2>&1; }
 
-# Says how mutant N is noticed.
+# Says how mutant N is noticed, by a test.
 try() {
     export MUTANT="$1"
     for way in prio:0 prio:1 lazy test tsan; do
         case $way in
-            tsan) EMU_RACECHECK=0 timeout 900 build/tsan/test_placement --config all 2 ;;
-            test) timeout 900 build/emu/test_placement ;;
-            *) hashes $way >"out.$1"; cmp "out.$1" hashes ;;
+            tsan) EMU_RACECHECK=0 timeout 900 "build/tsan/$2" --config all 2 ;;
+            test) timeout 900 "build/emu/$2" ;;
+            *) hashes "$2" $way >"out.$1"; cmp "out.$1" "hashes.$2" ;;
         esac >/dev/null 2>&1 || { printf '%s ' $way; [ "${ALL:-0}" = 1 ] || return; }
     done
 }
 
-hashes eager >hashes
+for program in $programs; do hashes "$program" eager >"hashes.$program"; done
 number=0 running=0
 while read -r line; do
     number=$((number + 1)) name=${line%% :: *}
-    case $name in "#"*) continue ;; *"${1:-}"*) ;; *) continue ;; esac
+    case $line in "#"*) continue ;; *"${1:-}"*) ;; *) continue ;; esac
     (
-        ways=$(try $number)
+        ways=$(try $number "$(test_of "$line")")
         case $name$ways in
             same*" ") echo "FAIL mutant $name: noticed by ${ways% }" ;;
             same* | *" ") ways=${ways:-not noticed} && echo "ok $name: ${ways% }" ;;

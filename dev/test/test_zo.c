@@ -837,7 +837,7 @@ static void replay_is_the_run(void) {
 
 static void scalars_come_back_from_text(void) {
     static const double awkward[] = {0.1, 1.0 / 3, -0.0, 0, 5e-324, -2.2250738585072014e-308,
-                                     1.7976931348623157e308, 1e22, 1e23, 123456789012345678,
+                                     1.7976931348623157e308, 1e22, 1e23, 123456789012345680,
                                      0x1.fffffffffffffp-1, 0x1.0000000000001p0, -3e-310, 1e-5};
     enum { MANY = sizeof awkward / sizeof awkward[0] };
     ZoLog log = log_of(3);

@@ -1,0 +1,920 @@
+// test_zo_gpu.cu: zeroth-order training on the GPU. Wherever the layers live, however they travel
+// and whenever their updates are stored, every loss and every weight has the same bits; these are
+// the CPU's; runs go on anywhere; and copies hide behind kernels as they should.
+//
+// usage: test_zo_gpu                     all tests
+//        test_zo_gpu --config K|all [N]  for test_schedules.sh, as in test_model
+//        test_zo_gpu --clock K           what test_overlap runs, with EMU_CLOCK=virtual
+#include "../../gpu.cuh"
+
+// What a step must not do is counted.
+static int waits, allocations, awaited_events;
+#define cudaStreamSynchronize(...) (waits++, cudaStreamSynchronize(__VA_ARGS__))
+#define cudaDeviceSynchronize(...) (waits++, cudaDeviceSynchronize(__VA_ARGS__))
+#define cudaMemcpy(...) (waits++, cudaMemcpy(__VA_ARGS__))
+#define cudaEventSynchronize(...) (awaited_events++, cudaEventSynchronize(__VA_ARGS__))
+#define cudaMalloc(...) (allocations++, cudaMalloc(__VA_ARGS__))
+#define cudaFree(...) (allocations++, cudaFree(__VA_ARGS__))
+#define cudaMallocHost(...) (allocations++, cudaMallocHost(__VA_ARGS__))
+#define cudaEventCreateWithFlags(...) (allocations++, cudaEventCreateWithFlags(__VA_ARGS__))
+#include "model_harness.cuh"
+#include "cpu_reference.h"
+
+// ---------------------------------------------------------------------------------------------
+// The configurations
+
+// With gaps between tensors, padded rows, tied and untied heads; a loss of labels; and a
+// vocabulary of two chunks, the second one not full.
+enum { TIED, ODD, LABELS, WIDE, SHAPES };
+static const Shape shapes[SHAPES] = {
+    // name     L NH   C   F    V  ctx  B   T  act  tied recompute fuse accum head repeated
+    {"tied",    4, 2, 32, 64, 131,  8, 2,  4, GELU, 1, KEEP, 0, 1, 99, false},
+    {"odd",     5, 1, 24, 40, 257,  7, 2,  5, RELU, 0, KEEP, 0, 1, 99, false},
+    {"labels",  3, 1, 16, 32, 150,  8, 2,  6, RELU, 1, KEEP, 0, 1, 99, false},
+    {"wide",    3, 1, 16, 24, 700,  6, 2,  3, GELU, 0, KEEP, 0, 1, 99, false},
+};
+enum { F32, BF16, F16 };                        // of the arithmetic
+enum { ALL = 9, SKIPPED = 4, NOT_A_NUMBER = 3 };  // residents; steps without an update
+
+typedef struct {
+    int shape, x, storage, rounding, noise, queries;
+    size_t accum, write_back, slots, residents;
+    int overlap, keeps_slots, fused;
+    int evaluates, timed;  // an evaluation or a sample follows every step; with a timeline
+} Config;
+
+// Any two settings meet in one of the first MIXED (test_settings_meet). Then special cases.
+enum { MIXED = 21, SETTINGS = 15, STORED = ZO_STOCHASTIC, NEAR = ZO_NEAREST };
+static const Config configs[] = {
+    //                      rounding  queries  write_back   overlap    evaluates
+    // shape x    storage       | noise  | accum | slots residents | keeps fused | timed
+    {ODD,    F32,  ZO_FP16, NEAR,   0, 2, 2, 1, 3, 1,   1, 1, 1, 0, 1},
+    {LABELS, F16,  ZO_FP32, NEAR,   1, 1, 1, 5, 3, 2,   1, 1, 0, 0, 1},
+    {TIED,   BF16, ZO_FP32, NEAR,   1, 2, 2, 1, 9, 2,   1, 1, 1, 1, 1},
+    {ODD,    F32,  ZO_FP32, NEAR,   1, 1, 1, 2, 2, 0,   1, 1, 1, 0, 1},
+    {WIDE,   F32,  ZO_BF16, STORED, 0, 1, 1, 2, 3, 2,   1, 1, 0, 0, 0},
+    {WIDE,   BF16, ZO_FP16, STORED, 0, 1, 1, 1, 2, 2,   1, 1, 0, 1, 1},
+    {ODD,    F16,  ZO_FP32, NEAR,   0, 2, 1, 2, 9, 1,   1, 1, 0, 1, 0},
+    {LABELS, BF16, ZO_FP32, NEAR,   0, 2, 1, 1, 2, 1,   1, 1, 1, 1, 1},
+    {ODD,    BF16, ZO_FP32, STORED, 1, 1, 1, 5, 1, 2,   0, 0, 0, 1, 0},
+    {LABELS, F16,  ZO_BF16, NEAR,   0, 2, 2, 2, 9, 0,   0, 1, 0, 1, 0},
+    {WIDE,   F32,  ZO_FP16, STORED, 1, 1, 1, 1, 9, 0,   0, 0, 0, 1, 1},
+    {TIED,   F32,  ZO_FP16, STORED, 0, 2, 2, 5, 2, 1,   0, 0, 0, 1, 0},
+    {LABELS, BF16, ZO_FP16, STORED, 0, 1, 1, 2, 1, 1,   0, 1, 1, 0, 1},
+    {WIDE,   F16,  ZO_BF16, NEAR,   1, 2, 1, 1, 1, 1,   0, 0, 1, 0, 1},
+    {TIED,   F16,  ZO_FP16, NEAR,   1, 1, 2, 5, 1, 0,   0, 0, 0, 0, 1},
+    {TIED,   BF16, ZO_BF16, NEAR,   1, 1, 2, 2, 3, 0,   0, 1, 1, 1, 0},
+    {TIED,   F16,  ZO_BF16, STORED, 1, 1, 1, 2, 2, ALL, 1, 0, 1, 0, 1},
+    {WIDE,   BF16, ZO_FP32, NEAR,   0, 2, 2, 5, 1, ALL, 1, 1, 1, 0, 0},
+    {ODD,    F32,  ZO_BF16, STORED, 0, 2, 1, 5, 9, ALL, 1, 0, 0, 0, 0},
+    {LABELS, BF16, ZO_BF16, NEAR,   0, 1, 2, 1, 3, ALL, 0, 0, 1, 1, 0},
+    {LABELS, F32,  ZO_FP16, NEAR,   0, 1, 1, 2, 1, ALL, 0, 1, 1, 1, 1},
+    // what is used most, with fewer and more slots, and for longer
+    {TIED,   BF16, ZO_BF16, STORED, 0, 1, 1, 1, 2, 0,   1, 1, 1, 0, 0},
+    {ODD,    F32,  ZO_FP32, STORED, 1, 1, 1, 1, 1, 0,   1, 1, 1, 1, 0},
+    {ODD,    F16,  ZO_FP16, STORED, 1, 1, 1, 2, 3, 0,   1, 1, 1, 1, 0},
+    {ODD,    BF16, ZO_BF16, STORED, 1, 3, 1, 1, 9, 0,   1, 1, 1, 1, 0},
+};
+enum { CONFIGS = sizeof configs / sizeof *configs, LONGEST = 50 };
+
+// What they are compared with: everything on the GPU, an update as soon as it is known.
+static Config in_memory(const Config *c) {
+    Config r = *c;
+    r.residents = ALL;
+    r.overlap = r.keeps_slots = 1;
+    r.fused = r.timed = 0;
+    return r;
+}
+
+static void config_name(const Config *c, char name[200]) {
+    static const char *const x[] = {"fp32", "bf16", "fp16"}, *const stored[] = {"", "fp32", "fp16",
+                                                                              "bf16"};
+    snprintf(name, 200, "%s %s stored %s%s%s queries %d accum %zu write-back %zu, slots %zu "
+             "residents %zu%s%s%s%s%s", shapes[c->shape].name, x[c->x], stored[c->storage],
+             c->rounding == NEAR ? " nearest" : "", c->noise == ZO_GAUSSIAN ? "" : " signs",
+             c->queries, c->accum, c->write_back, c->slots, c->residents,
+             c->overlap ? "" : " serial", c->keeps_slots ? "" : " no slots",
+             c->fused ? "" : " unfused", c->evaluates ? " evaluating" : "",
+             c->timed ? " timed" : "");
+}
+
+static int setting(const Config *c, int i) {
+    const int all[SETTINGS] = {c->shape, c->x, c->storage, c->rounding, c->noise, c->queries,
+                               (int)c->accum, (int)c->write_back, (int)c->slots,
+                               (int)c->residents, c->overlap, c->keeps_slots, c->fused,
+                               c->evaluates, c->timed};
+    return all[i];
+}
+
+static void test_settings_meet(void) {
+    for (int a = 0; a < SETTINGS; a++)
+        for (int b = a + 1; b < SETTINGS; b++)
+            for (int i = 0; i < MIXED; i++)
+                for (int j = 0; j < MIXED; j++) {
+                    const int one = setting(&configs[i], a), other = setting(&configs[j], b);
+                    bool met = false;
+                    for (int k = 0; k < MIXED && !met; k++)
+                        met = setting(&configs[k], a) == one && setting(&configs[k], b) == other;
+                    CHECK(met, "setting %d never is %d while setting %d is %d", a, one, b, other);
+                }
+}
+
+// ---------------------------------------------------------------------------------------------
+// A run: its batches, its model, its steps
+
+enum { TOKENS = 1500, PROMPTS = 7 };
+
+// What zo_step() wants to know. Where the head has weights of its own, the last token's row of the
+// embeddings is not a number, and only step NOT_A_NUMBER meets it.
+typedef struct {
+    Run r;
+    uint16_t tokens[TOKENS];
+    TokenSegment segment;
+    TokenData data;
+    size_t first[PROMPTS + 1];
+    int32_t prompts[PROMPTS * 16];
+    int label[PROMPTS];
+} Feed;
+
+static void feed_make(Feed *f, const Config *c, size_t steps) {
+    const Shape *s = &shapes[c->shape];
+    Error err;
+    Run *r = &f->r;
+    memset(f, 0, sizeof *f);
+    r->config = shape_config(s);
+    r->B = s->B;
+    r->T = s->T;
+    r->o.accum = c->accum;
+    r->o.steps = steps;
+    r->o.weight_decay = 0.1;
+    r->step_tokens = s->B * s->T * c->accum;
+    for (size_t i = 0; i < TOKENS; i++)
+        f->tokens[i] = (uint16_t)(philox4x32(50, (uint32_t)i, 0, 0, 0).x[0] % (s->V - 1));
+    if (!s->tied) f->tokens[(NOT_A_NUMBER - 1) * c->accum * s->B * s->T + 1] = (uint16_t)(s->V - 1);
+    f->segment.name = "tokens";
+    f->segment.tokens = f->tokens;
+    f->segment.count = f->data.tokens = TOKENS;
+    f->segment.width = 2;
+    f->data.count = 1;
+    f->data.segments = &f->segment;
+    if (!loader_init(&r->train, &f->data, s->T, 3, false, &err)) die("%s", err.text);
+    r->val = r->train;
+    r->val.sequences = s->B + 1;  // a whole batch, and one of a row
+    r->task = c->shape == LABELS;
+    if (!r->task) return;
+    Task *t = &r->task_all;
+    for (size_t i = 0; i < PROMPTS; i++) {
+        f->first[i + 1] = f->first[i] + 3 + 2 * i;  // one is longer than a row
+        f->label[i] = (int)(i % 3);
+    }
+    for (size_t i = 0; i < PROMPTS * 16; i++) f->prompts[i] = f->tokens[i];
+    t->count = PROMPTS;
+    t->first = f->first;
+    t->tokens = f->prompts;
+    t->label = f->label;
+    t->labels = 3;
+    t->first_token = -1;
+    for (int k = 0; k < 3; k++) t->word[k] = 5 + 9 * k;
+    r->task_train = r->task_val = task_view(t, 0, PROMPTS);
+}
+
+static float *first_weights(const Config *c) {
+    const Shape *s = &shapes[c->shape];
+    float *w = shape_params(s, false);
+    for (size_t i = 0; i < s->C && !s->tied; i++) w[(s->V - 1) * s->C + i] = NAN;  // of wte
+    return w;
+}
+
+// The learning rate changes. In one step it is too much for any number: no update.
+static double rate_of(size_t step) {
+    return step == SKIPPED ? 1e36 : 1e-3 * (double)(1 + step % 3);
+}
+
+// A model from these stored weights, and a log as text, or NULL, of so many steps.
+template <typename X>
+static ZoModel<X> *zo_open(const Config *c, Feed *f, const float *stored, const char *log,
+                           size_t step) {
+    const Shape *s = &shapes[c->shape];
+    ZoModel<X> *z = (ZoModel<X> *)alloc_or_fail(1, sizeof(ZoModel<X>), "model");
+    Error err;
+    char name[200];
+    config_name(c, name);
+    z->config = shape_config(s);
+    z->table = gpt2_table(&z->config);
+    z->zo.seed = 11;
+    z->zo.eps = c->x == F32 ? 1e-3f : 1e-2f;
+    z->zo.queries = c->queries;
+    z->zo.noise = c->noise;
+    z->zo.storage = c->storage;
+    z->zo.rounding = c->rounding;
+    z->zo.write_back = c->write_back;
+    z->words.count = f->r.task ? f->r.task_all.labels : 0;
+    memcpy(z->words.word, f->r.task_all.word, sizeof z->words.word);
+    z->overlap = c->overlap;
+    z->keeps_slots = c->keeps_slots;
+    z->fused = c->fused;
+    z->max_B = s->B;
+    z->max_T = s->T;
+    zo_place(z, c->residents != ALL, c->residents, c->slots);
+    const size_t before = free_memory();
+    zo_allocate(z);
+    Buffer list[MAX_BUFFERS];
+    const int n = zo_buffers(z, list);
+    size_t listed = z->lt.workspace_bytes;
+    for (int i = 0; i < n; i++) listed += list[i].bytes;
+    const size_t slots = c->keeps_slots ? 0 : z->slots * round_up(z->layer * z->stored, 256);
+    CHECK(zo_bytes(z) >= listed + slots && zo_bytes(z) - listed - slots < 256 * (size_t)n,
+          "%s: planned %zu, buffers %zu", name, zo_bytes(z), listed);
+#ifdef __CUDA_EMU__
+    CHECK(before - free_memory() == listed, "%s: allocated %zu, planned %zu", name,
+          before - free_memory(), listed);
+#else
+    (void)before;
+#endif
+    for (size_t l = 0, stay = 0; l < z->config.layers; l++) {  // as many stay as were asked for
+        stay += z->home[l] < 0;
+        CHECK(z->home[l] < 0 || z->visitor[z->home[l]] == (int)l, "%s: layer %zu", name, l);
+        CHECK(l + 1 < z->config.layers || stay == min_size(c->residents, z->config.layers),
+              "%s: %zu layers stay", name, stay);
+    }
+    zo_move_stored<X>(z, 0, z->table.elements, (float *)stored, false);
+    z->log.queries = c->queries;
+    if (log != NULL && !zo_log_parse(&z->log, log, &err)) die("%s", err.text);
+    z->step = step;
+    zo_replay(z, step);
+    z->sent = step * c->accum;
+    if (c->timed) timeline_open(&z->timeline, NULL);
+    return z;
+}
+
+template <typename X> static void zo_close(ZoModel<X> *z) {
+    timeline_close(&z->timeline);
+    zo_free(z);
+    free(z);
+}
+
+// The stored weights, or, with the updates of the log, those after the last step.
+template <typename X> static float *zo_get(ZoModel<X> *z, bool stored) {
+    const size_t P = z->table.elements;
+    float *w = floats(P);
+    CUDA(cudaDeviceSynchronize());
+    if (stored) zo_move_stored<X>(z, 0, P, w, true);
+    else zo_move_weights<X>(z, 0, P, w, true);
+    return w;
+}
+
+template <typename X> static uint64_t zo_hash(ZoModel<X> *z, bool stored) {
+    float *w = zo_get(z, stored);
+    const uint64_t hash = hash_bytes(w, z->table.elements * sizeof(float));
+    free(w);
+    return hash;
+}
+
+typedef struct {
+    uint64_t losses, evaluations, stored, weights;       // after the last step
+    size_t rounded;                                      // stored: the weights after this one
+    uint64_t stored_at[LONGEST + 1], weights_at[LONGEST + 1];  // after each step
+} Hashes;
+
+// An evaluation, or a sample's next token, after this step.
+template <typename X>
+static uint64_t look(ZoModel<X> *z, Feed *f, size_t step, bool sample, uint64_t hash) {
+    Error err;
+    if (sample) {
+        float *logits = floats(z->config.vocab);
+        int32_t prompt[5];
+        for (int i = 0; i < 5; i++) prompt[i] = f->tokens[i];
+        zo_next(z, prompt, 5, logits);
+        hash = hash_with(hash, logits, z->config.vocab * sizeof(float));
+        free(logits);
+    } else {
+        FILE *out = stdout;  // it prints
+        stdout = fopen("/dev/null", "w");
+        f->r.o.eval_batches = step % 4 == 1 ? 1 : 2;
+        CHECK(zo_evaluate(z, &f->r, NULL, &err), "%s", err.text);
+        fclose(stdout);
+        stdout = out;
+        hash = hash_with(hash, z->host_totals, sizeof(double));
+        if (f->r.task) hash = hash_with(hash, z->host_totals + 2 * z->zo.queries, sizeof(double));
+    }
+    return hash;
+}
+
+// Steps first .. last. at_each: the weights are looked at after each of them, too.
+template <typename X>
+static void zo_steps(ZoModel<X> *z, const Config *c, Feed *f, size_t first, size_t last, Hashes *h,
+                     bool at_each) {
+    Error err;
+    char name[200];
+    config_name(c, name);
+    if (first == 1) {
+        memset(h, 0, sizeof *h);
+        if (at_each) h->stored_at[0] = h->weights_at[0] = zo_hash(z, true);
+    }
+    for (size_t step = first; step <= last; step++) {
+        double loss, norm;
+        timeline_step(&z->timeline, step);
+        waits = allocations = awaited_events = 0;
+        CHECK(zo_step(z, &f->r, step, rate_of(step), &loss, &norm, &err), "%s", err.text);
+        // The losses are awaited, and whether a batch's memory is free; nothing else.
+        const bool quiet = c->keeps_slots || z->streamed == 0;
+        CHECK(!quiet || (waits == 0 && awaited_events <= 2 + (int)c->accum),
+              "%s: step %zu waits %d and %d times", name, step, waits, awaited_events);
+        CHECK(!quiet || c->timed || allocations == 0, "%s: step %zu allocates %d times", name, step,
+              allocations);
+        const bool is_number = f->r.task || shapes[c->shape].tied || step != NOT_A_NUMBER;
+        CHECK(is_number ? loss > 0 && loss < 30 && norm > 0 : loss != loss, "%s: step %zu: loss %g",
+              name, step, loss);
+        const ZoRecord *newest = z->log.count > 0 ? &z->log.record[z->log.count - 1] : NULL;
+        const bool updated = is_number && step != SKIPPED;
+        CHECK(f->r.keeps_base || !c->fused ? true
+              : (newest != NULL && newest->step == step) == updated, "%s: step %zu", name, step);
+        h->losses = hash_with(h->losses, z->host_totals, 2 * (size_t)c->queries * sizeof(double));
+        if (is_number) h->losses = hash_with(h->losses, &loss, sizeof loss);
+        if (c->evaluates) h->evaluations = look(z, f, step, step % 2 == 0, h->evaluations);
+        if (!at_each) continue;
+        h->stored_at[step] = zo_hash(z, true);
+        h->weights_at[step] = zo_hash(z, false);
+    }
+    h->rounded = z->log.rounded;
+    h->stored = zo_hash(z, true);
+    h->weights = zo_hash(z, false);
+}
+
+// That every byte went over the link as often as it should have.
+template <typename X> static void check_moved(ZoModel<X> *z, const Config *c, const char *name) {
+    const size_t layer = z->layer * z->stored, pass = z->streamed * layer;
+    const size_t ahead = c->overlap ? z->slots : 0;
+    if (z->streamed == 0) return;
+    CHECK(z->visits % z->streamed == 0 && z->fetched == z->visits + ahead
+          && z->moved_in == z->fetched * layer, "%s: %zu visits, %zu bytes in", name, z->visits,
+          z->moved_in);
+    CHECK(z->moved_out == z->log.rounded / c->write_back * pass, "%s: %zu bytes out", name,
+          z->moved_out);
+}
+
+template <typename X>
+static Hashes zo_run(const Config *c, size_t steps, bool at_each) {
+    static Feed f;
+    static Hashes h;
+    char name[200];
+    config_name(c, name);
+    feed_make(&f, c, steps);
+    float *w = first_weights(c);
+    const size_t before = free_memory();
+    ZoModel<X> *z = zo_open<X>(c, &f, w, NULL, 0);
+    zo_steps(z, c, &f, 1, steps, &h, at_each);
+    check_moved(z, c, name);
+    zo_close(z);
+#ifdef __CUDA_EMU__
+    CHECK(before == free_memory(), "%s: %zu bytes are not freed", name, before - free_memory());
+#else
+    (void)before;
+#endif
+    free(w);
+    return h;
+}
+
+static Hashes run(const Config *c, size_t steps, bool at_each) {
+    return c->x == F32 ? zo_run<float>(c, steps, at_each)
+         : c->x == BF16 ? zo_run<bf16>(c, steps, at_each) : zo_run<f16>(c, steps, at_each);
+}
+
+static size_t steps_of(int k) {
+    return k == MIXED ? LONGEST : k % 9 == 2 ? 12 : configs[k].write_back == 5 ? 6 : 5;
+}
+
+static void test_same_bits(void) {
+    for (int k = 0; k < CONFIGS; k++) {
+        const Config *c = &configs[k], base = in_memory(c);
+        const size_t steps = steps_of(k);
+        char name[200];
+        config_name(c, name);
+        const Hashes want = run(&base, steps, true);
+        const bool at_each = k % 3 == 1;
+        const Hashes got = run(c, steps, at_each);
+        CHECK(got.losses == want.losses, "config %d: %s: losses", k, name);
+        CHECK(got.evaluations == want.evaluations, "config %d: %s: evaluations", k, name);
+        CHECK(got.weights == want.weights_at[steps], "config %d: %s: weights", k, name);
+        CHECK(got.stored == want.stored_at[got.rounded], "config %d: %s: stored", k, name);
+        // which ones are stored: those of the last step, or of the one before, that K divides
+        const size_t K = c->write_back, last = c->fused ? steps - 1 : steps;
+        CHECK(got.rounded == last / K * K, "config %d: %s: stored of step %zu", k, name,
+              got.rounded);
+        for (size_t step = 1; step <= steps && at_each; step++) {
+            const size_t stored = (c->fused ? step - 1 : step) / K * K;
+            CHECK(got.weights_at[step] == want.weights_at[step], "config %d: step %zu", k, step);
+            CHECK(got.stored_at[step] == want.stored_at[stored], "config %d: step %zu", k, step);
+        }
+        // and they change, but not in a step that is skipped
+        for (size_t step = 1; step <= steps; step++) {
+            const bool nan = !shapes[c->shape].tied && step == NOT_A_NUMBER;
+            const bool skipped = step == SKIPPED || nan;
+            if (skipped && step % K == 0) continue;  // earlier updates are rounded
+            CHECK((want.weights_at[step] == want.weights_at[step - 1]) == skipped,
+                  "config %d: step %zu", k, step);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Runs that stop, go on, are saved
+
+// (Not inline: a compiler takes the stream's use of it for one after its end.)
+__attribute__((noinline)) static char *scalars_of(const ZoLog *log) { return zo_log_text(log); }
+
+// As if none of its updates were in the stored weights.
+static void rounded_0(char *scalars) {
+    for (char *c = strchr(scalars, ':') + 1; *c != ','; c++) *c = c[1] == ',' ? '0' : ' ';
+}
+
+// Some steps in one place, the others in another, with what a checkpoint keeps. Then with a
+// checkpoint of first weights and scalars alone. The weights that are saved are those that are
+// evaluated.
+template <typename X> static void resume(int a, int b) {
+    static Feed f;
+    static Hashes h;
+    const Config *c = &configs[a], base = in_memory(c);
+    Config elsewhere = *c;
+    char name[200];
+    config_name(c, name);
+    const Config *to = &configs[b];
+    elsewhere.slots = to->slots;
+    elsewhere.residents = to->residents;
+    elsewhere.overlap = to->overlap;
+    elsewhere.keeps_slots = to->keeps_slots;
+    elsewhere.fused = to->fused;
+    const size_t half = c->write_back == 5 ? 7 : 5, steps = half + 3;
+    const Hashes want = run(&base, steps, true);
+    float *first = first_weights(c);
+
+    feed_make(&f, c, steps);
+    ZoModel<X> *z = zo_open<X>(c, &f, first, NULL, 0);
+    f.r.keeps_base = true;
+    zo_steps(z, c, &f, 1, half, &h, false);
+    float *stored = zo_get(z, true), *pieces = floats(z->table.elements);
+    for (size_t at = 0, n; at < z->table.elements; at += n) {  // in odd pieces, too
+        n = min_size(1777, z->table.elements - at);
+        zo_move_weights<X>(z, at, n, pieces + at, true);
+    }
+    CHECK(hash_bytes(pieces, z->table.elements * sizeof(float)) == want.weights_at[half],
+          "%s: pieces of the weights", name);
+    char *scalars = scalars_of(&z->log);
+    CHECK(z->log.count == half - 1 - !shapes[c->shape].tied, "%s: %zu records", name, z->log.count);
+    zo_close(z);
+
+    feed_make(&f, &elsewhere, steps);
+    z = zo_open<X>(&elsewhere, &f, stored, scalars, half);
+    CHECK(z->log.rounded == half / c->write_back * c->write_back, "%s: %zu", name, z->log.rounded);
+    zo_log_trim(&z->log);
+    zo_steps(z, &elsewhere, &f, half + 1, steps, &h, false);
+    CHECK(h.losses == want.losses && h.weights == want.weights_at[steps], "%s: resumed", name);
+    zo_close(z);
+
+    // first weights and all scalars: as if nothing were stored
+    rounded_0(scalars);
+    z = zo_open<X>(&elsewhere, &f, first, scalars, half);
+    CHECK(zo_hash(z, false) == want.weights_at[half], "%s: replayed from step 0", name);
+    CHECK(zo_hash(z, true) == want.stored_at[half / c->write_back * c->write_back], "%s", name);
+    const uint64_t seen = look(z, &f, half, true, look(z, &f, half, false, 0));
+    float *weights = zo_get(z, false);
+    zo_close(z);
+
+    // A model whose stored weights these are, where they can be.
+    Config plain_one = base;
+    plain_one.storage = half % c->write_back == 0 ? c->storage : ZO_FP32;
+    plain_one.write_back = 1;
+    z = zo_open<X>(&plain_one, &f, weights, NULL, 0);
+    CHECK(look(z, &f, half, true, look(z, &f, half, false, 0)) == seen,
+          "%s: not what is saved is evaluated", name);
+    zo_close(z);
+    free(first); free(stored); free(pieces); free(scalars); free(weights);
+}
+
+static void test_resume_elsewhere(void) {
+    const int pairs[][2] = {{1, 20}, {3, 11}, {5, 22}, {23, 8}};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        const int a = pairs[i][0], b = pairs[i][1], x = configs[a].x;
+        if (x == F32) resume<float>(a, b);
+        else if (x == BF16) resume<bf16>(a, b);
+        else resume<f16>(a, b);
+    }
+}
+
+// Without a learning rate nothing moves, however often weights are perturbed and stored.
+static void test_nothing_moves(void) {
+    static Feed f;
+    Error err;
+    for (int storage = ZO_FP32; storage <= ZO_BF16; storage++) {
+        Config c = configs[MIXED];
+        c.shape = LABELS;
+        c.storage = storage;
+        c.noise = storage % 2;
+        feed_make(&f, &c, 100);
+        float *w = first_weights(&c);
+        ZoModel<bf16> *z = zo_open<bf16>(&c, &f, w, NULL, 0);
+        const uint64_t before = zo_hash(z, true);
+        double loss, norm;
+        for (size_t step = 1; step <= 20; step++)
+            CHECK(zo_step(z, &f.r, step, 0, &loss, &norm, &err) && norm > 0, "step %zu", step);
+        CHECK(zo_hash(z, true) == before && zo_hash(z, false) == before, "storage %d", storage);
+        CHECK(z->log.rounded == 19, "%zu", z->log.rounded);
+        zo_close(z);
+        free(w);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The CPU's bits
+
+// x as the arithmetic's type holds it.
+static float as(int type, float x) {
+    return type == F32 ? x : type == BF16 ? bf16_to_f32(f32_to_bf16(x))
+         : zo_round(x, ZO_FP16, ZO_NEAREST, 0);
+}
+
+// theta (the arena) after the updates; and perturbed in *w.
+static void cpu_updates(const GPT2Table *t, const ZoConfig *c, const ZoUpdates *u, float *theta) {
+    for (int i = 0; i < t->count; i++) {
+        const GPT2Tensor *x = &t->tensors[i];
+        zo_update(theta + x->offset, x->rows * x->cols, c, u, (uint32_t)i, x->decay, 0);
+    }
+}
+
+static void cpu_perturbed(const GPT2Table *t, const ZoConfig *c, const float *theta, float *w,
+                          size_t step, int query, float scale, int type) {
+    memset(w, 0, t->elements * sizeof(float));
+    for (int i = 0; i < t->count; i++) {
+        const GPT2Tensor *x = &t->tensors[i];
+        zo_perturb(w + x->offset, theta + x->offset, x->rows * x->cols, c, step, query, scale,
+                   (uint32_t)i, 0);
+    }
+    for (size_t i = 0; i < t->elements; i++) w[i] = as(type, w[i]);
+}
+
+template <typename X>
+static bool same_on_gpu(ZoModel<X> *z, const X *gpu, const float *w, size_t n) {
+    float *copy = floats(n);
+    download(copy, gpu, n, z->compute);
+    const bool same = memcmp(copy, w, n * sizeof(float)) == 0;
+    free(copy);
+    return same;
+}
+
+// Every kernel that makes weights, for two signs of two queries, with three updates before them
+// that are stored now, or not yet.
+template <typename X>
+static void check_weights(int shape, int type, int storage, int rounding, int noise, bool now) {
+    static Feed f;
+    const double g[6] = {0.3, -1.7, 2, 0.01, -0.4, 0.9};
+    const Config c = {shape, type, storage, rounding, noise, 2, 1, now ? 3u : 4u, 1, ALL,
+                      1, 1, 1, 0, 0};
+    char name[200];
+    config_name(&c, name);
+    feed_make(&f, &c, 9);
+    float *first = shape_params(&shapes[shape], false);
+    ZoModel<X> *z = zo_open<X>(&c, &f, first, NULL, 0);
+    const GPT2Table *t = &z->table;
+    const size_t P = t->elements, C = z->config.channels, N = z->max_B * z->max_T;
+    for (size_t i = 1; i <= 3; i++) zo_log_add(&z->log, i, 1e-2 / (double)i, 0.2, g + 2 * (i - 1));
+    z->step = 3;
+    ZoBatch *b = zo_batch_begin(z, 0, z->max_B, z->max_T);
+    Error err;
+    CHECK(run_batch(&f.r, &f.r.train, 0, z->max_B, b->host, b->host + N, &err), "%s", err.text);
+    zo_batch_send(z, b);
+    ZoPass p = {zo_nothing, true, 2, 2, z->zo.eps, 4, b};
+    zo_updates(&p.updates, &z->zo, &z->log, 3);
+    CHECK(p.updates.count == 3 && p.updates.round == (now ? 3u : 0u), "%s", name);
+
+    const uint64_t before = zo_hash(z, true);
+    float *theta = zo_get(z, true), *saved = zo_get(z, false), *w[2] = {floats(P), floats(P)};
+    cpu_updates(t, &z->zo, &p.updates, theta);
+    CHECK(memcmp(theta, saved, P * sizeof(float)) == 0, "%s: saved weights", name);
+    for (int j = 0; j < 2; j++) {
+        for (int s = 0; s < 2; s++)
+            cpu_perturbed(t, &z->zo, theta, w[s], 4, j, s == 0 ? p.scale : -p.scale, type);
+        for (size_t l = 0; l < z->config.layers; l++)
+            for (int k = 0; k < ZO_GROUPS; k++) {
+                zo_perturb_group(z, &p, l, k, zo_resident(z, (int)l), j);
+                const size_t at = z->head + l * z->layer + z->group_at[k], n = z->group[k].length;
+                CHECK(same_on_gpu(z, z->plus, w[0] + at, n)
+                      && same_on_gpu(z, z->minus, w[1] + at, n),
+                      "%s: query %d, layer %zu, group %d", name, j, l, k);
+            }
+    }
+    ZoPass quiet = p;
+    quiet.signs = 0;
+    for (int first_one = t->wte; now; first_one = t->ln_f_w) {  // as zo_pass()
+        const int count = first_one == t->wte ? 2 : t->count - t->ln_f_w;
+        const ZoGroup group = zo_group(t, first_one, count);
+        zo_weights(z, zo_tensor(z, first_one), &group, &p.updates, true, &quiet, 0);
+        if (first_one == t->ln_f_w) break;
+    }
+    CHECK(zo_hash(z, true) == (now ? hash_bytes(theta, P * sizeof(float)) : before), "%s: stored",
+          name);
+    for (int j = 0; j < 2; j++) {
+        for (int s = 0; s < 2; s++)
+            cpu_perturbed(t, &z->zo, theta, w[s], 4, j, s == 0 ? p.scale : -p.scale, type);
+        for (size_t v0 = 0, n; v0 < z->config.vocab_padded; v0 += n) {
+            n = min_size(z->chunk, z->config.vocab_padded - v0);
+            const size_t at = t->tensors[t->lm_head].offset + v0 * C;
+            zo_head_weights(z, &p, j, v0, n);
+            CHECK(same_on_gpu(z, z->plus, w[0] + at, n * C)
+                  && same_on_gpu(z, z->minus, w[1] + at, n * C), "%s: head from %zu", name, v0);
+        }
+        for (int s = 0; s < 2; s++) {
+            float *x = floats(N * C);
+            zo_encoder(z, &p, z->x, j, s == 0 ? p.scale : -p.scale);
+            for (size_t i = 0; i < N * C; i++) {
+                const size_t token = (size_t)b->host[i / C], position = i / C % z->max_T;
+                x[i] = as(type, w[s][token * C + i % C]
+                                + w[s][t->tensors[t->wpe].offset + position * C + i % C]);
+            }
+            CHECK(same_on_gpu(z, z->x, x, N * C), "%s: embeddings, sign %d", name, s);
+            free(x);
+        }
+    }
+    zo_close(z);
+    free(first); free(theta); free(saved); free(w[0]); free(w[1]);
+}
+
+static void test_weights_are_the_cpus(void) {
+    int k = 0;
+    for (int storage = ZO_FP32; storage <= ZO_BF16; storage++)
+        for (int noise = 0; noise < 2; noise++)
+            for (int now = 0; now < 2; now++, k++) {
+                check_weights<float>(ODD, F32, storage, k / 3 % 2, noise, now);
+                check_weights<bf16>(LABELS, BF16, storage, (k + 1) % 2, noise, now);
+                check_weights<f16>(WIDE, F16, storage, k % 2, noise, now);
+            }
+}
+
+// The losses, with the CPU's model at the same weights.
+template <typename X> static void check_losses(const Config *config, double tolerance) {
+    static Feed f;
+    Config c = *config;
+    char name[200];
+    config_name(&c, name);
+    feed_make(&f, &c, 5);
+    float *first = first_weights(&c);
+    ZoModel<X> *z = zo_open<X>(&c, &f, first, NULL, 0);
+    const Run *r = &f.r;
+    CPUModel *cpu = cpu_model_new(&z->config, r->B, r->T, NULL);
+    float *params = cpu_model_tensor(cpu, "params", 0, NULL);
+    int32_t inputs[64], targets[64];
+    double worst = 0;
+    for (size_t step = 1; step <= 5; step++) {
+        float *theta = zo_get(z, false);
+        double loss, norm, mean = 0, squares = 0;
+        Error err;
+        CHECK(zo_step(z, r, step, rate_of(step), &loss, &norm, &err), "%s", err.text);
+        for (int j = 0; j < c.queries; j++) {
+            for (int s = 0; s < 2; s++) {
+                double total = 0;
+                cpu_perturbed(&z->table, &z->zo, theta, params, step, j,
+                              s == 0 ? z->zo.eps : -z->zo.eps, c.x);
+                for (size_t m = 0; m < c.accum; m++) {
+                    size_t right = 0;
+                    const uint64_t at = ((step - 1) * c.accum + m) * r->B;
+                    CHECK(run_batch(r, &r->train, at, r->B, inputs, targets, &err), "%s", err.text);
+                    cpu_model_forward(cpu, inputs);
+                    const double l = r->task
+                        ? cpu_model_classify(cpu, r->task_all.word, 3, targets, &right)
+                        : cpu_model_head(cpu, targets, 0, false, NULL);
+                    total += l / (double)c.accum;
+                }
+                const double got = z->host_totals[2 * j + s];
+                if (got == got && fabs(got - total) > worst) worst = fabs(got - total);
+                CHECK((got != got) == (total != total), "%s: %g, CPU %g", name, got, total);
+                mean += z->host_totals[2 * j + s] / (2 * c.queries);
+            }
+            const double g = (z->host_totals[2 * j] - z->host_totals[2 * j + 1])
+                             / (2 * (double)z->zo.eps);
+            squares += g * g / c.queries;
+        }
+        CHECK(loss != loss
+              || (fabs(loss - mean) < 1e-12 && fabs(norm - sqrt(squares)) < 1e-9 * norm),
+              "%s: loss %g, norm %g", name, loss, norm);
+        free(theta);
+    }
+    CHECK(worst < tolerance, "%s: a loss is off by %g", name, worst);
+    cpu_model_free(cpu);
+    zo_close(z);
+    free(first);
+}
+
+static void test_losses_are_the_cpus(void) {
+    const int some[] = {0, 3, 4, 18, 20, 7, 5, 1, 23};
+    for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
+        const Config *c = &configs[some[i]];
+        if (c->x == F32) check_losses<float>(c, 4e-6);
+        else if (c->x == BF16) check_losses<bf16>(c, 0.05);
+        else check_losses<f16>(c, 0.006);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// What happens at the same time, on the emulated GPU's virtual clock. Times in microseconds.
+
+#ifdef __CUDA_EMU__
+static const double clocks[2] = {110, 25};  // bytes per us, each way; a kernel takes 10 us
+static double link_rate;                    // the one that runs
+
+static Config timed(size_t slots, size_t residents, int queries) {
+    return {TIED, BF16, ZO_BF16, NEAR, 1, queries, 1, 1, slots, residents, 1, 1, 1, 0, 0};
+}
+
+// A step of many, the mean over `several`; and how long its copies of one direction take.
+typedef struct { double step, copies; } Times;
+
+static Times measure(const Config *c) {
+    enum { SEVERAL = 4 };
+    static Feed f;
+    Error err;
+    double loss, norm, at[3 + SEVERAL];
+    feed_make(&f, c, 100);
+    float *w = first_weights(c);
+    ZoModel<bf16> *z = zo_open<bf16>(c, &f, w, NULL, 0);
+    for (size_t step = 1; step < 3 + SEVERAL; step++) {
+        CHECK(zo_step(z, &f.r, step, rate_of(3), &loss, &norm, &err), "%s", err.text);
+        at[step] = 1e6 * emu_virtual_now();
+    }
+    const Times t = {(at[2 + SEVERAL] - at[2]) / SEVERAL,
+                     (double)(z->streamed * z->layer * z->stored) / link_rate};
+    zo_close(z);
+    free(w);
+    return t;
+}
+
+static double memory_step(const Config *c) {
+    Config base = in_memory(c);
+    base.fused = 1;
+    return measure(&base).step;
+}
+
+// zo_plan.h, for a GPU whose products take as long as all kernels here do.
+static double planned(const Config *c, double in_memory_step) {
+    GPT2Config config = shape_config(&shapes[c->shape]);
+    Rates r;
+    ZoPlan p;
+    memset(&r, 0, sizeof r);
+    memset(&p, 0, sizeof p);
+    p.B = shapes[c->shape].B;
+    p.T = shapes[c->shape].T;
+    p.accum = c->accum;
+    p.queries = (size_t)c->queries;
+    p.stored = p.computed = 2;
+    p.slots = (int)c->slots;
+    p.no_overlap = !c->overlap;
+    p.no_slots = !c->keeps_slots;
+    p.no_fused_update = !c->fused;
+    p.noise = c->noise;
+    p.write_back = c->write_back;
+    r.gpu_flops = 1;
+    r.h2d = r.d2h = 1e6 * link_rate;
+    r.gpu_flops = zo_plan_step(&r, &config, &p).step / (1e-6 * in_memory_step);
+    p.streamed = config.layers - c->residents;
+    return 1e6 * zo_plan_step(&r, &config, &p).step;
+}
+
+static bool near(double a, double b, double share) { return fabs(a - b) <= share * b; }
+
+// Where the link is fast enough a step takes as long as in memory, if copies run beside kernels.
+static void test_copies_hide(void) {
+    for (int queries = 1; queries <= 2; queries++)
+        for (size_t slots = 2; slots + (size_t)queries <= 4; slots++) {
+            const Config c = timed(slots, 0, queries);
+            const double memory = memory_step(&c);
+            const Times t = measure(&c);
+            CHECK(t.copies < 0.9 * memory && t.copies > 0.3 * memory, "in memory %.0f us, copies "
+                  "%.0f", memory, t.copies);
+            CHECK(near(t.step, memory, 0.02), "%zu slots: %.0f us, in memory %.0f", slots, t.step,
+                  memory);
+            CHECK(near(planned(&c, memory), t.step, 0.03), "%zu slots: %.0f us, planned %.0f",
+                  slots, t.step, planned(&c, memory));
+        }
+}
+
+// With a single slot, a group comes as soon as its place is free, and is used once it is there.
+static void test_one_slot(void) {
+    const Config c = timed(1, 0, 1);
+    const double memory = memory_step(&c);
+    const Times t = measure(&c);
+    CHECK(near(planned(&c, memory), t.step, 0.05), "%.0f us, planned %.0f, in memory %.0f, copies "
+          "%.0f", t.step, planned(&c, memory), memory, t.copies);
+}
+
+// One after the other, all of these add up.
+static void test_ablations(void) {
+    Config c = timed(2, 0, 1);
+    const double memory = memory_step(&c);
+    c.overlap = 0;
+    Times t = measure(&c);
+    CHECK(near(t.step, memory + 2 * t.copies, 0.02), "serial: %.0f us, in memory %.0f, copies %.0f",
+          t.step, memory, t.copies);
+    CHECK(near(planned(&c, memory), t.step, 0.06), "serial: %.0f us, planned %.0f", t.step,
+          planned(&c, memory));
+    c = timed(2, 0, 1);
+    c.keeps_slots = 0;
+    t = measure(&c);
+    CHECK(near(planned(&c, memory), t.step, 0.06), "no slots: %.0f us, planned %.0f", t.step,
+          planned(&c, memory));
+    c = timed(2, 0, 1);
+    c.fused = 0;
+    t = measure(&c);
+    CHECK(t.step > memory + 0.6 * t.copies && t.step < memory + 1.5 * t.copies, "unfused: %.0f us, "
+          "in memory %.0f, copies %.0f", t.step, memory, t.copies);
+    CHECK(near(planned(&c, memory), t.step, 0.1), "unfused: %.0f us, planned %.0f", t.step,
+          planned(&c, memory));
+}
+
+// Where it is not, a step takes as long as the copies of one direction: both are always busy.
+static void test_link_is_busy(void) {
+    for (size_t slots = 2; slots <= 3; slots++)
+        for (size_t residents = 0; residents <= 2; residents += 2) {
+            const Config c = timed(slots, residents, 1);
+            const double memory = memory_step(&c);
+            const Times t = measure(&c);
+            CHECK(t.copies > 1.3 * memory, "in memory %.0f us, copies %.0f", memory, t.copies);
+            CHECK(near(t.step, t.copies, slots > 2 ? 0.03 : 0.08), "%zu slots, %zu residents: "
+                  "%.0f us, copies %.0f, in memory %.0f", slots, residents, t.step, t.copies,
+                  memory);
+            CHECK(near(planned(&c, memory), t.step, 0.08), "%zu slots, %zu residents: %.0f us, "
+                  "planned %.0f", slots, residents, t.step, planned(&c, memory));
+        }
+    Config c = timed(3, 0, 1);
+    c.fused = 0;
+    const Times t = measure(&c);
+    CHECK(near(t.step, 2 * t.copies, 0.1), "unfused: %.0f us, copies %.0f", t.step, t.copies);
+    // more queries per visit hide it again
+    const Config many = timed(2, 0, 5);
+    const double memory = memory_step(&many), streamed = measure(&many).step;
+    CHECK(near(streamed, memory, 0.02), "5 queries: %.0f us, in memory %.0f", streamed, memory);
+    // what is not stored does not leave: half of the steps
+    Config rare = timed(3, 0, 1);
+    rare.write_back = 2;
+    rare.overlap = 0;
+    const Times half = measure(&rare);
+    CHECK(near(half.step, memory_step(&rare) + 1.5 * half.copies, 0.03), "%.0f us, copies %.0f",
+          half.step, half.copies);
+}
+#endif
+
+static void test_overlap(void) {
+#ifdef __CUDA_EMU__
+    for (int i = 0; i < 2; i++) {
+        char link[40], which[2] = {(char)('0' + i), '\0'};
+        int status;
+        snprintf(link, sizeof link, "%.0f", 1e6 * clocks[i]);
+        fflush(stdout);
+        const pid_t child = fork();
+        if (child == 0) {
+            setenv("EMU_CLOCK", "virtual", 1);
+            setenv("EMU_KERNEL_US", "10", 1);
+            setenv("EMU_LINK", link, 1);
+            unsetenv("EMU_SCHED");
+            execl("/proc/self/exe", "test_zo_gpu", "--clock", which, (char *)NULL);
+            _exit(127);
+        }
+        waitpid(child, &status, 0);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
+    }
+#else
+    SKIP("only on the virtual clock of the emulated GPU");
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------
+
+static uint64_t config_hash(int k, size_t steps, char name[200]) {
+    config_name(&configs[k], name);
+    const Hashes h = run(&configs[k], steps, false);
+    const uint64_t all[4] = {h.losses, h.evaluations, h.stored, h.weights};
+    return hash_bytes(all, sizeof all);
+}
+
+int main(int argc, char **argv) {
+    if (argc >= 3 && strcmp(argv[1], "--config") == 0)
+        return run_configs(argc, argv, CONFIGS, config_hash);
+#ifdef __CUDA_EMU__
+    if (argc == 3 && strcmp(argv[1], "--clock") == 0) {
+        link_rate = clocks[atoi(argv[2])];
+        if (link_rate == clocks[0]) {
+            RUN(test_copies_hide);
+            RUN(test_one_slot);
+            RUN(test_ablations);
+        } else {
+            RUN(test_link_is_busy);
+        }
+        return test_summary();
+    }
+#endif
+    RUN(test_overlap);  // first: it forks
+    RUN(test_settings_meet);
+    RUN(test_weights_are_the_cpus);
+    RUN(test_losses_are_the_cpus);
+    RUN(test_same_bits);
+    RUN(test_resume_elsewhere);
+    RUN(test_nothing_moves);
+    return test_summary();
+}
