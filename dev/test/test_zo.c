@@ -1144,6 +1144,7 @@ static void feed_make(Feed *f, const GPT2 *g, bool task, size_t accum) {
     }
     for (size_t i = 0; i < 5 * T; i++) f->prompts[i] = f->tokens[i];
     Task *t = &r->task_all;
+    r->o.data = "made up";
     t->count = 5;
     t->first = f->first;
     t->tokens = f->prompts;
