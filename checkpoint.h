@@ -672,7 +672,7 @@ static inline bool dump_save(const char *path, const GPT2Config *c, const GPT2Ta
 // a step_N that is there already is step_N.old meanwhile, and counts while there is no step_N.
 //
 // A checkpoint may have no parts: state.json then says of which first weights, and what has been
-// done to them (MeZO: Malladi et al. 2023, section 2.1). That takes kilobytes.
+// done to them (Malladi et al. 2023). That takes kilobytes.
 
 typedef struct {
     size_t step;             // steps done

@@ -190,10 +190,10 @@ static const Option option_table[] = {
     COUNT("zen-reselect", zen_reselect, "auto", 1, BIG, O_LATER, "steps between selections"),
     COUNT("zen-warmup", zen_warmup, "0", 0, BIG, O_LATER, "plain steps before"),
 
-    TITLE("Zeroth-order training (--optimizer mezo; unless given: --lr 1e-6, constant, no decay)"),
+    TITLE("Fine-tuning without gradients (--optimizer mezo: --lr 1e-6, constant, no decay)"),
     REAL("zo-eps", zo_eps, "1e-3", 1e-6, 1, O_FIXED | O_ZO, "size of the perturbation"),
     COUNT("zo-queries", zo_queries, "1", 1, 256, O_FIXED | O_ZO,
-          "directions per step; two forward passes each"),
+          "directions per step, each of two forward passes"),
     CHOICE("zo-noise", zo_noise, "gaussian", "gaussian|rademacher", O_FIXED | O_ZO,
            "directions of normal numbers, or of signs"),
     CHOICE("zo-storage", zo_storage, "auto", "auto|fp32|fp16|bf16", O_FIXED | O_ZO,

@@ -209,8 +209,8 @@ static inline void update_limits(const Rates *r, const UpdateBytes *b, double sh
     seconds[LIMIT_GPU] = t[5];
 }
 
-// Seconds per parameter that no schedule can beat at this share (0 to 1), but for what it does before
-// the update begins, like fetching the first visitors; 0 if no rate is known.
+// Seconds per parameter that no schedule can beat at this share (0 to 1), but for what it does
+// before the update begins, like fetching the first visitors; 0 if no rate is known.
 static inline double update_bound(const Rates *r, const UpdateBytes *b, double share) {
     double s[LIMITS];
     update_limits(r, b, share, s);

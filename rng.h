@@ -15,8 +15,8 @@ enum { RNG_INIT = 0xffffffff, RNG_SHUFFLE = 0xfffffffe, RNG_SAMPLE = 0xfffffffd 
 
 typedef struct { uint32_t x[4]; } Philox4;
 
-// 64 bits of a product. From plain C, nvcc 13 makes a product of 64 bits each in philox4x32(), which
-// adds a zero to every upper half: a tenth more instructions, and more registers.
+// All 64 bits of a product. From plain C, nvcc 13 makes a product of 64-bit numbers, which adds a
+// zero to every upper half: a tenth more instructions in philox4x32(), and more registers.
 HOST_DEVICE static inline uint64_t wide_product(uint32_t a, uint32_t b) {
 #ifdef __CUDA_ARCH__
     uint64_t product;

@@ -711,14 +711,16 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
 // Zeroth-order training (zo.h): params = theta + scale z, with z the direction of this query of
 // this step. scale is eps, -eps, or 0.
 static void gpt2_perturb(GPT2 *g, const ZoConfig *zo, size_t step, int query, float scale) {
-    for (int i = 0; i < g->shards.count && scale != 0; i++) {
-        const Shard *s = &g->shards.shards[i];
-        const GPT2Tensor *x = &g->table.tensors[s->tensor];
-        zo_perturb(g->params + x->offset + s->offset, g->theta + x->offset + s->offset,
-                   shard_logical(&g->table, s), zo, step, query, scale, (uint32_t)s->tensor,
-                   s->offset);
+    if (scale == 0) {
+        memcpy(g->params, g->theta, g->table.elements * sizeof(float));
+        return;
     }
-    if (scale == 0) memcpy(g->params, g->theta, g->table.elements * sizeof(float));
+    for (int i = 0; i < g->shards.count; i++) {
+        const Shard *s = &g->shards.shards[i];
+        const size_t at = g->table.tensors[s->tensor].offset + s->offset;
+        zo_perturb(g->params + at, g->theta + at, shard_logical(&g->table, s), zo, step, query,
+                   scale, (uint32_t)s->tensor, s->offset);
+    }
 }
 
 // Applies updates to an arena.
@@ -902,39 +904,30 @@ static bool adamw_step(GPT2 *g, const Run *r, size_t step, double lr, double *lo
     *norm = sqrt(norm_squared);
     if (!isfinite(*loss) || !isfinite(*norm))
         fail("the loss is %g and the gradient norm %g at step %zu: stopped before the update; "
-             "try a lower --lr (what was saved in %s before is intact)", *loss, *norm, step, o->out);
+             "try a lower --lr (what was saved in %s before is intact)", *loss, *norm, step,
+             o->out);
     const AdamStep adam = adam_step_prepare(lr, o->beta1, o->beta2, o->eps, o->weight_decay, step,
                                             clip_scale(norm_squared, o->clip));
     gpt2_update(g, &adam);
     return true;
 }
 
-// MeZO (zo.h): two losses for each direction say how steep it is, and the weights go that much down
-// it. The update joins `log`, unless a loss is no number: then there is none, and *loss is that.
-// *loss: the mean of them all; *norm: the root mean square of the steepness.
+// MeZO (zo.h): two losses for each direction give the projected gradient, and the weights go that
+// much down it. *loss and *norm: see zo_estimate(). False if a token file is damaged.
 static bool mezo_step(GPT2 *g, const Run *r, const ZoConfig *zo, ZoLog *log, size_t step,
                       double lr, double *loss, double *norm, Error *err) {
     const Options *o = &r->o;
-    double steepness[256], squares = 0;
+    double side[2 * ZO_SCALARS] = {0};
     size_t right = 0;
-    *loss = 0;
-    for (int j = 0; j < zo->queries; j++) {
-        double side[2] = {0, 0};
-        for (int k = 0; k < 2; k++) {
-            gpt2_perturb(g, zo, step, j, k == 0 ? zo->eps : -zo->eps);
-            for (size_t micro = 0; micro < o->accum; micro++) {
-                const uint64_t position = ((step - 1) * o->accum + micro) * r->B;
-                if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, err))
-                    return false;
-                side[k] += gpt2_loss(g, r, r->B, &right) / (double)o->accum;
-            }
+    for (int i = 0; i < 2 * zo->queries; i++) {
+        gpt2_perturb(g, zo, step, i / 2, i % 2 == 0 ? zo->eps : -zo->eps);
+        for (size_t micro = 0; micro < o->accum; micro++) {
+            const uint64_t position = ((step - 1) * o->accum + micro) * r->B;
+            if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, err)) return false;
+            side[i] += gpt2_loss(g, r, r->B, &right) / (double)o->accum;
         }
-        steepness[j] = (side[0] - side[1]) / (2 * (double)zo->eps);
-        squares += steepness[j] * steepness[j] / zo->queries;
-        *loss += (side[0] + side[1]) / (2 * zo->queries);
     }
-    *norm = sqrt(squares);
-    if (zo_usable(*loss, lr, *norm)) zo_log_add(log, step, lr, o->weight_decay, steepness);
+    zo_estimate(log, zo, step, lr, o->weight_decay, side, loss, norm);
     gpt2_replay(g, zo, log, step);
     return true;
 }
@@ -1013,7 +1006,7 @@ int main(int argc, char **argv) {
             die("%s", err.text);  // a damaged token file
         }
         const double seconds = seconds_now() - start;
-        const bool updated = !mezo || zo_updated(r, step, loss, lr, norm);
+        const bool updated = !mezo || zo_count_skips(r, step, loss, lr, norm);
         if (!(updated ? log_step(&log, step, o->steps, loss, norm, lr, 1e3 * seconds,
                                  (double)r->step_tokens / seconds,
                                  100 * step_flops / seconds / peak_flops, "", &err)

@@ -2028,8 +2028,8 @@ static void open_device(void) {
              device.major, device.minor);
 }
 
-// The rates of this machine: from --rates, or measured now, which takes a second or two, with a team
-// of `threads` (0: one per core) if the queue is not open yet.
+// The rates of this machine: from --rates, or measured now, which takes a second or two. The queue
+// is opened if it is not yet, with a team of `threads` (0: one per core).
 template <typename X>
 static void machine_rates(HostQueue *host, int threads, const Options *o, Rates *rates) {
     Error err;
@@ -2134,8 +2134,9 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
             recompute = RECOMPUTE_BLOCK;
         }
     }
+    // --stride auto: the paper's Eq. 1, used as the paper does
     if (c->mode == OFFLOAD_INTERLEAVE && option_given(o, "stride") && c->stride == 0) {
-        machine_rates<X>(&g->host, g->host_threads, o, rates);  // --stride auto: the paper's Eq. 1, used as the paper does
+        machine_rates<X>(&g->host, g->host_threads, o, rates);
         const double k = eq1_stride(rates);
         if (isnan(k)) die("--stride auto needs h2d, d2h and host_adam in --rates");
         c->stride = k > 1 && k < 1e6 ? (size_t)(k + 0.5) : 1;

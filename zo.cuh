@@ -28,9 +28,9 @@ typedef struct { uint64_t at, n, first; uint32_t tensor; int decay; } ZoRange;
 typedef struct { size_t length; int count; ZoRange range[4]; } ZoGroup;
 
 // N elements from stored weights, as fp32. N is 4 or 8; p a multiple of N elements.
-template <int STORED, int N>
-__device__ static inline void zo_load_stored(float *th, const void *p) {
-    if (STORED == ZO_FP32) {
+template <int N>
+__device__ static inline void zo_load_stored(float *th, const void *p, int storage) {
+    if (storage == ZO_FP32) {
         for (int i = 0; i < N; i += 4) {
             const Pack<float> x = load_pack((const float *)p + i);
             for (int k = 0; k < 4; k++) th[i + k] = x.x[k];
@@ -44,12 +44,12 @@ __device__ static inline void zo_load_stored(float *th, const void *p) {
             const int2 bits = *(const int2 *)p;
             memcpy(h, &bits, sizeof h);
         }
-        for (int i = 0; i < N; i++) th[i] = zo_unpack(h[i], STORED);
+        for (int i = 0; i < N; i++) th[i] = zo_unpack(h[i], storage);
     }
 }
 
-template <int STORED> __device__ static inline void zo_store8(void *p, const float *th) {
-    if (STORED == ZO_FP32) {
+__device__ static inline void zo_store8(void *p, const float *th, int storage) {
+    if (storage == ZO_FP32) {
         for (int i = 0; i < 8; i += 4) {
             Pack<float> x;
             for (int k = 0; k < 4; k++) x.x[k] = th[i + k];
@@ -57,7 +57,7 @@ template <int STORED> __device__ static inline void zo_store8(void *p, const flo
         }
     } else {
         uint16_t h[8];
-        for (int i = 0; i < 8; i++) h[i] = zo_pack(th[i], STORED);
+        for (int i = 0; i < 8; i++) h[i] = zo_pack(th[i], storage);
         int4 bits;
         memcpy(&bits, h, sizeof bits);
         *(int4 *)p = bits;
@@ -90,7 +90,7 @@ template <typename X, int STORED>
 __global__ static void zo_weights_kernel(char *theta, X *plus, X *minus, ZoGroup group, ZoConfig c,
                                          ZoUpdates u, bool store, uint32_t step, uint32_t query,
                                          float scale) {
-    const size_t i = grid_thread() * 8, bytes = STORED == ZO_FP32 ? 4 : 2;
+    const size_t i = grid_thread() * 8, bytes = zo_stored_bytes(STORED);
     if (i >= group.length) return;
     c.storage = STORED;
     int r = 0;
@@ -99,10 +99,10 @@ __global__ static void zo_weights_kernel(char *theta, X *plus, X *minus, ZoGroup
     const uint64_t left = i < x.at + x.n ? x.at + x.n - i : 0, first = x.first + (i - x.at);
     const int n = left < 8 ? (int)left : 8;
     float th[8], z[8] = {0};
-    zo_load_stored<STORED, 8>(th, theta + i * bytes);
+    zo_load_stored<8>(th, theta + i * bytes, STORED);
     zo_apply(th, 8, &c, &u, x.tensor, x.decay, first);
     zo_clear_padding(th, n);
-    if (store && u.round != 0) zo_store8<STORED>(theta + i * bytes, th);
+    if (store && u.round != 0) zo_store8(theta + i * bytes, th, STORED);
     if (plus == NULL) return;
     if (scale != 0) zo_noise(z, 8, &c, step, query, x.tensor, first);
     zo_clear_padding(z, n);
@@ -111,19 +111,19 @@ __global__ static void zo_weights_kernel(char *theta, X *plus, X *minus, ZoGroup
 }
 
 // Four elements of a tensor as zo_weights_kernel() perturbs them, for kernels that need only few.
-template <typename X, int STORED>
+template <typename X>
 __device__ static inline void zo_perturbed4(float w[4], const char *theta, const ZoConfig *c,
                                             const ZoUpdates *u, uint32_t tensor, uint64_t first,
                                             uint32_t step, uint32_t query, float scale) {
     float th[4], z[4] = {0};
-    zo_load_stored<STORED, 4>(th, theta + first * (STORED == ZO_FP32 ? 4 : 2));
+    zo_load_stored<4>(th, theta + first * zo_stored_bytes(c->storage), c->storage);
     zo_apply(th, 4, c, u, tensor, true, first);
     if (scale != 0) zo_noise(z, 4, c, step, query, tensor, first);
     for (int k = 0; k < 4; k++) w[k] = to_f32(from_f32<X>(fmaf(scale, z[k], th[k])));
 }
 
 // The embeddings of one sign: only the rows that tokens name are perturbed.
-template <typename X, int STORED>
+template <typename X>
 __global__ static void zo_encoder_kernel(X *out, const int32_t *tokens, const char *wte,
                                          const char *wpe, ZoConfig c, ZoUpdates u, int wte_tensor,
                                          int wpe_tensor, uint32_t step, uint32_t query, float scale,
@@ -132,11 +132,9 @@ __global__ static void zo_encoder_kernel(X *out, const int32_t *tokens, const ch
     if (i >= N * C) return;
     const size_t n = i / C, channel = i % C;
     float a[4], b[4];
-    c.storage = STORED;
-    zo_perturbed4<X, STORED>(a, wte, &c, &u, (uint32_t)wte_tensor,
-                             (size_t)tokens[n] * C + channel, step, query, scale);
-    zo_perturbed4<X, STORED>(b, wpe, &c, &u, (uint32_t)wpe_tensor, n % T * C + channel, step,
-                             query, scale);
+    zo_perturbed4<X>(a, wte, &c, &u, (uint32_t)wte_tensor, (size_t)tokens[n] * C + channel, step,
+                     query, scale);
+    zo_perturbed4<X>(b, wpe, &c, &u, (uint32_t)wpe_tensor, n % T * C + channel, step, query, scale);
     for (int k = 0; k < 4; k++) out[i + k] = from_f32<X>(a[k] + b[k]);
 }
 
@@ -172,7 +170,7 @@ zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *tar
 typedef struct { int count; int32_t word[TASK_LABELS]; } ZoWords;
 
 // gpt2_classify() of train_gpt2.c: a block per sequence, of which x (T, C) are the normalised rows.
-template <typename X, int STORED>
+template <typename X>
 __global__ static void zo_classify_kernel(float *losses, float *right, const X *x,
                                           const int32_t *where, const char *head, ZoConfig c,
                                           ZoUpdates u, ZoWords words, int tensor, uint32_t step,
@@ -182,13 +180,12 @@ __global__ static void zo_classify_kernel(float *losses, float *right, const X *
     x += (b * T + (size_t)where[2 * b]) * C;
     float max = -FLT_MAX, sum = 0, wanted = 0;
     int best = 0;
-    c.storage = STORED;
     for (int k = 0; k < words.count; k++) {
         float dot = 0;
         for (size_t i = threadIdx.x * 4; i < C; i += blockDim.x * 4) {
             float w[4];
-            zo_perturbed4<X, STORED>(w, head, &c, &u, (uint32_t)tensor,
-                                     (size_t)words.word[k] * C + i, step, query, scale);
+            zo_perturbed4<X>(w, head, &c, &u, (uint32_t)tensor, (size_t)words.word[k] * C + i, step,
+                             query, scale);
             for (int j = 0; j < 4; j++) dot = fmaf(to_f32(x[i + j]), w[j], dot);
         }
         dot = block_sum(dot);
@@ -267,7 +264,7 @@ template <typename X> struct ZoModel {
     cudaEvent_t over;           // the losses are on the host
     Timeline timeline;
     int doing;
-    size_t moved_in, moved_out, planned_host;
+    size_t moved_in, moved_out;  // bytes over the link, of this step
     // GPU memory
     char *resident;             // embeddings, residents, tail
     char *slot_memory;          // (slots, layer)
@@ -418,6 +415,12 @@ static size_t zo_settle_memory(ZoModel<X> *z, const Options *o, size_t limit, si
         zo_place(z, true, o->resident_blocks, n);
         if (option_given(o, "slots")) break;
     }
+    if (z->streamed == 0 && o->stream_blocks)
+        die("--resident-blocks %zu leaves none of the %zu layers to --stream-blocks",
+            o->resident_blocks, z->config.layers);
+    if (z->streamed == 0 && (option_given(o, "slots") || option_given(o, "zo-no-slots")))
+        die("--slots and --zo-no-slots are for layers that live on the host, and all fit on the "
+            "GPU: add --stream-blocks");
     const size_t total = zo_bytes(z), host = zo_host_bytes(z);
     if (!quiet) {
         plan_print("GPU memory", list, zo_buffers(z, list));
@@ -680,14 +683,9 @@ static void zo_encoder(ZoModel<X> *z, const ZoPass *p, X *x, int query, float sc
     const size_t C = z->config.channels, N = p->batch->B * p->batch->T;
     const GPT2Table *t = &z->table;
     const unsigned blocks = ceil_div(N * C, 4 * BLOCK_THREADS);
-    #define ZO_LAUNCH(storage) \
-        zo_encoder_kernel<X, storage><<<blocks, BLOCK_THREADS, 0, z->compute>>>( \
-            x, p->batch->device, zo_tensor(z, t->wte), zo_tensor(z, t->wpe), z->zo, *zo_later(p), \
-            t->wte, t->wpe, p->step, (uint32_t)query, scale, N, p->batch->T, C)
-    if (z->zo.storage == ZO_FP32) ZO_LAUNCH(ZO_FP32);
-    else if (z->zo.storage == ZO_FP16) ZO_LAUNCH(ZO_FP16);
-    else ZO_LAUNCH(ZO_BF16);
-    #undef ZO_LAUNCH
+    zo_encoder_kernel<<<blocks, BLOCK_THREADS, 0, z->compute>>>(
+        x, p->batch->device, zo_tensor(z, t->wte), zo_tensor(z, t->wpe), z->zo, *zo_later(p),
+        t->wte, t->wpe, p->step, (uint32_t)query, scale, N, p->batch->T, C);
     CUDA(cudaGetLastError());
 }
 
@@ -754,14 +752,9 @@ static void zo_classify(ZoModel<X> *z, const ZoPass *p, int query, double share,
     for (int s = 0; s < p->signs; s++) {
         const float scale = s == 0 ? p->scale : -p->scale;
         const X *x = z->atty + (size_t)s * most * C;
-        #define ZO_LAUNCH(storage) \
-            zo_classify_kernel<X, storage><<<(unsigned)B, BLOCK_THREADS, 0, z->compute>>>( \
-                z->losses, z->right, x, p->batch->device + most, zo_tensor(z, head), z->zo, \
-                *zo_later(p), z->words, head, p->step, (uint32_t)query, scale, p->batch->T, C)
-        if (z->zo.storage == ZO_FP32) ZO_LAUNCH(ZO_FP32);
-        else if (z->zo.storage == ZO_FP16) ZO_LAUNCH(ZO_FP16);
-        else ZO_LAUNCH(ZO_BF16);
-        #undef ZO_LAUNCH
+        zo_classify_kernel<<<(unsigned)B, BLOCK_THREADS, 0, z->compute>>>(
+            z->losses, z->right, x, p->batch->device + most, zo_tensor(z, head), z->zo,
+            *zo_later(p), z->words, head, p->step, (uint32_t)query, scale, p->batch->T, C);
         CUDA(cudaGetLastError());
         loss_accumulate(&z->totals[2 * query + s], z->losses, B, share / (double)B, !accumulate,
                         z->compute);
@@ -1035,7 +1028,6 @@ template <typename X>
 static bool zo_step(ZoModel<X> *z, const Run *r, size_t step, double lr, double *loss, double *norm,
                     Error *err) {
     const Options *o = &r->o;
-    double steepness[256], squares = 0;
     Error later;
     for (size_t m = 0; m < o->accum; m++) {
         const uint64_t micro = (step - 1) * o->accum + m;
@@ -1053,16 +1045,7 @@ static bool zo_step(ZoModel<X> *z, const Run *r, size_t step, double lr, double 
         zo_pass(z, &p, 1 / (double)o->accum, m > 0, false);
         if (p.updates.round != 0) z->log.rounded = step - 1;
     }
-    const double *side = zo_totals(z);
-    *loss = 0;
-    for (int j = 0; j < z->zo.queries; j++) {
-        steepness[j] = (side[2 * j] - side[2 * j + 1]) / (2 * (double)z->zo.eps);
-        squares += steepness[j] * steepness[j] / z->zo.queries;
-        *loss += (side[2 * j] + side[2 * j + 1]) / (2 * z->zo.queries);
-    }
-    *norm = sqrt(squares);
-    if (zo_usable(*loss, lr, *norm))
-        zo_log_add(&z->log, step, lr, o->weight_decay, steepness);
+    zo_estimate(&z->log, &z->zo, step, lr, o->weight_decay, zo_totals(z), loss, norm);
     if (!z->fused) zo_replay(z, step);
     if (!r->keeps_base) zo_log_trim(&z->log);
     z->step = step;
@@ -1145,7 +1128,7 @@ template <typename X> static int zo_train(Run *r) {
         const double seconds = seconds_now() - start;
         char counters[256];
         zo_counters(z, counters, sizeof counters);
-        if (!(zo_updated(r, step, loss, lr, norm)
+        if (!(zo_count_skips(r, step, loss, lr, norm)
               ? log_step(&log, step, o->steps, loss, norm, lr, 1e3 * seconds,
                          (double)r->step_tokens / seconds,
                          peak.flops > 0 ? 100 * step_flops / seconds / peak.flops : 0, counters,

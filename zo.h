@@ -5,7 +5,7 @@
 //   3. The log of scalars
 //   4. The loops of the CPU
 //
-// MeZO (Malladi et al. 2023, Algorithm 1). Per step and query j, a direction z_j of random numbers:
+// MeZO (Malladi et al. 2023, Algorithm 1). Per step, for each query j, a direction z_j:
 //     g_j = (loss(theta + eps z_j) - loss(theta - eps z_j)) / (2 eps)        about <grad, z_j>
 //     theta <- theta - lr (mean over j of g_j z_j) - lr wd theta             wd: matrices only
 // z is never stored: its element e of tensor i in step t is a function of (seed, t, j, i, e), the
@@ -41,7 +41,9 @@ typedef struct {
     size_t write_back;      // K: every K-th update is rounded and stored; see 2
 } ZoConfig;
 
-static inline size_t zo_stored_bytes(int storage) { return storage == ZO_FP32 ? 4 : 2; }
+HOST_DEVICE static inline size_t zo_stored_bytes(int storage) {
+    return storage == ZO_FP32 ? 4 : 2;
+}
 
 // Elements first .. first + n - 1 of a direction; first is a multiple of n, n a power of two from 4
 // to 64. Gaussian: standard normal numbers. Rademacher: the signs +1 and -1, one random bit each.
@@ -260,8 +262,8 @@ static inline void zo_updates(ZoUpdates *u, const ZoConfig *c, const ZoLog *log,
     }
 }
 
-// Where a replay of a long log stores next, on its way to `step`: at the next multiple of K; in fp32,
-// where rounding changes nothing, as many of them at once as can be.
+// Where a replay of a long log stores next on its way to `step`: at the next multiple of K; in
+// fp32, where rounding changes nothing, as many of them at once as can be.
 static inline size_t zo_next_store(const ZoConfig *c, const ZoLog *log, size_t step) {
     size_t window = ZO_SCALARS / (size_t)c->queries;
     if (window > ZO_REPLAY) window = ZO_REPLAY;

@@ -11,6 +11,9 @@ static inline ZoConfig zo_config(Run *r, int automatic) {
     ZoConfig c;
     memset(&c, 0, sizeof c);
     if (o->zo_storage == ZO_STORE_AUTO) o->zo_storage = automatic;  // for the checkpoint
+    if (o->zo_storage == ZO_FP32 && option_given(o, "zo-rounding"))
+        die("--zo-rounding is for weights of 16 bits, and fp32 is not rounded: add --zo-storage "
+            "bf16 or fp16");
     c.seed = o->seed;
     c.eps = (float)o->zo_eps;
     c.queries = (int)o->zo_queries;
@@ -51,13 +54,31 @@ static inline void zo_save(Run *r, size_t step, bool state, bool ends, ZoLog *lo
     run_save(r, step, state, &small);
 }
 
-// Can a step with this mean loss and steepness update anything? NaN and infinity would spread.
+// Can a step with this mean loss and norm update anything? NaN and infinity would spread.
 static inline bool zo_usable(double loss, double lr, double norm) {
     return isfinite(loss) && lr * norm < 1e30;
 }
 
-// The same, once per step: if it cannot, the run goes on without an update; but not for ever.
-static inline bool zo_updated(const Run *r, size_t step, double loss, double lr, double norm) {
+// What the losses of a step, side (queries, 2) at theta + eps z and theta - eps z, come to. *loss:
+// their mean; *norm: the root mean square of the projected gradients g_j. The update joins the log;
+// if a loss is no number there is none, and *loss is no number, either.
+static inline void zo_estimate(ZoLog *log, const ZoConfig *c, size_t step, double lr,
+                               double weight_decay, const double *side, double *loss,
+                               double *norm) {
+    double g[ZO_SCALARS], squares = 0;
+    *loss = 0;
+    for (int j = 0; j < c->queries; j++) {
+        g[j] = (side[2 * j] - side[2 * j + 1]) / (2 * (double)c->eps);
+        squares += g[j] * g[j] / c->queries;
+        *loss += (side[2 * j] + side[2 * j + 1]) / (2 * c->queries);
+    }
+    *norm = sqrt(squares);
+    if (zo_usable(*loss, lr, *norm)) zo_log_add(log, step, lr, weight_decay, g);
+}
+
+// zo_usable(), to be asked once per step: if not, the run goes on without an update, but not for
+// ever: ten in a row end it.
+static inline bool zo_count_skips(const Run *r, size_t step, double loss, double lr, double norm) {
     static int skipped;
     const bool updated = zo_usable(loss, lr, norm);
     skipped = updated ? 0 : skipped + 1;

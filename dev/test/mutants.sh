@@ -106,7 +106,7 @@ slots: one too many fetched :: zo.cuh :: while (z->overlap && z->fetched < :: z-
 layer: fetched from one further :: zo.cuh :: const size_t number = z->fetched % z->streamed :: z->fetched % z->streamed :: (z->fetched + 1) % z->streamed
 layer: goes home to its first group :: zo.cuh :: CUDA(cudaMemcpyAsync(home + at, theta + at :: home + at :: home
 layer: noise of the first :: zo.cuh :: group.range[i].tensor += :: (uint32_t)l :: 0u
-update: stored when not due :: zo.cuh :: if (store && u.round != 0) { :: store && u.round != 0 :: store
+update: stored when not due :: zo.cuh :: if (store && u.round != 0) zo_store8 :: store && u.round != 0 :: store
 update: twice with two directions :: zo.cuh :: first ? &p->updates : zo_later(p), p->store && first :: zo_later(p) :: &p->updates
 update: not for the second direction :: zo.cuh :: return p->store && p->updates.round != 0 ? &zo_nothing :: p->store && p->updates.round != 0 :: true
 update: evaluation stores :: zo.cuh :: ZoPass p = {zo_nothing, false, 1 :: false :: true
@@ -115,7 +115,7 @@ update: with every micro-batch :: zo.cuh :: zo_updates(&p.updates, &z->zo, &z->l
 update: skipped steps count :: zo_run.h :: return isfinite(loss) && lr * norm < 1e30 :: lr * norm < 1e30 :: true
 update: saved weights without the newest :: zo.cuh :: if (!out || u.count + (int)u.round == 0) return :: !out :: true
 noise: minus is plus :: zo.cuh :: if (minus != NULL) zo_store_perturbed :: -scale :: scale
-noise: padding has noise :: zo.cuh :: i + k < n ? fmaf :: i + k < n :: true
+update: padding is updated :: zo.cuh :: zo_clear_padding(th, n) :: zo_clear_padding(th, n) :: (void)n
 loss: second chunk alone :: zo.cuh :: sum = fmaf(sum, expf(max - top), row_sum :: row_sum[n] :: 0.0f
 update: evaluation of the step before :: zo.cuh :: zo_updates(&p.updates, &z->zo, &z->log, z->step) :: z->step :: z->step - 1
 time: a group waits for its whole layer :: zo.cuh :: CUDA(cudaStreamWaitEvent(z->compute, z->there[event] :: event :: event / ZO_GROUPS * ZO_GROUPS + 3

@@ -126,14 +126,22 @@ go fp32_memory $six --precision fp32
 go fp32_stream $six --precision fp32 --stream-blocks --slots 2
 go fp16_memory $six --precision fp16 --zo-noise rademacher
 go fp16_stream $six --precision fp16 --zo-noise rademacher --stream-blocks
-many="--steps 4 --save-every 2 --zo-queries 3 --accum 2 --zo-rounding nearest"
-go many_memory $many
-go many_stream $many --stream-blocks --slots 2
+many="--steps 4 --save-every 2 --zo-queries 3 --accum 2"
+go many_memory --zo-rounding nearest $many
+go many_stream --zo-rounding nearest $many --stream-blocks --slots 2
 window="$six --zo-write-back 4 --zo-queries 2 --save-every 3 --eval-every 6 --eval-batches 2"
 go window_memory $window
 go window_stream $window --stream-blocks --slots 1
 "$cpu" $tiny $six --out on_cpu >on_cpu.out
 "$cpu" $tiny $many --out many_cpu >many_cpu.out
+# --steps 0 --resume: what the run has come to, also where a checkpoint has nothing but scalars
+for how in full replay; do
+    "$cpu" $tiny --steps 3 --zo-checkpoint $how --out judged >/dev/null
+    "$cpu" --model judged --steps 0 --data text.txt --batch 2 | grep '^val' >a.txt
+    check what_is_resumed_is_evaluated_$how sh -c '"$1" --resume --out judged --steps 0 |
+        grep "^val" | diff - a.txt' - "$cpu"
+    rm -rf judged
+done
 "$cpu" $tiny $window --zo-storage bf16 --out window_cpu >window_cpu.out
 "$cpu" $tiny $six --zo-noise rademacher --out fp16_cpu >fp16_cpu.out
 arrive
@@ -480,6 +488,12 @@ refuses fp16_with_adamw 2 'fp16.*mezo' "$tide" $data --precision fp16
 refuses too_much_to_replay 2 'at most 256' "$tide" $data --optimizer mezo --zo-write-back 64 \
     --zo-queries 5
 refuses streaming_on_the_cpu 2 'GPU builds' "$cpu" $data --optimizer mezo --stream-blocks
+refuses slots_of_nothing 2 'add --stream-blocks' "$tide" $data --optimizer mezo --slots 2
+refuses no_slots_of_nothing 2 'add --stream-blocks' "$tide" $data --optimizer mezo --zo-no-slots
+refuses nothing_to_stream 2 'none of the .* layers' "$tide" $data --optimizer mezo --stream-blocks \
+    --resident-blocks 1000
+refuses rounding_of_fp32 2 'zo-rounding is for weights of 16' "$cpu" $data --optimizer mezo \
+    --zo-rounding nearest
 refuses lr_1e30 2 'must be 0 to 1000' "$cpu" $data --optimizer mezo --lr 1e30
 
 # --- what was learned in the meantime ------------------------------------------------------------
