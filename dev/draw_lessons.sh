@@ -92,7 +92,7 @@ for link in $fast $slow; do
     done
     zo table "$link" --zo-write-back 4
     zo table "$link" --resident-blocks 4
-    zo table "$link" --resident-blocks 8
+    zo table "$link" --resident-blocks 7
 done
 
 # --- rounding.md: g in 16 bits against g in fp32 -------------------------------------------------
