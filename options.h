@@ -203,14 +203,14 @@ static const Option option_table[] = {
     COUNT("zo-write-back", zo_write_back, "1", 1, 64, O_FIXED | O_ZO,
           "round every Nth update only; in between, replay"),
     CHOICE("zo-checkpoint", zo_checkpoint, "full", "full|replay", O_FIXED | O_ZO,
-           "replay: kilobytes; all updates since --model"),
+           "replay: 50 bytes a step, and the first weights"),
     TEXT("labels", labels, NULL, "WORDS", O_FIXED | O_ZO,
-         "classify --data, a TSV: words of 0, 1, ..: \" bad| good\""),
+         "of labels 0, 1, .. of --data, a TSV: \" bad| good\""),
     {O_TEXT, "template", offsetof(Options, template_text), " It was", "TEXT", 0, 0, O_FIXED | O_ZO,
      "what stands between sentence and word"},
     FLAG("stream-blocks", stream_blocks, O_GPU | O_ZO, "layers live on the host; --slots visit"),
-    COUNT("resident-blocks", resident_blocks, "0", 0, 1000, O_GPU | O_ZO,
-          "layers that stay on the GPU even so"),
+    COUNT("resident-blocks", resident_blocks, "auto", 0, 1000, O_GPU | O_ZO,
+          "that stay on the GPU; auto: 0, or what fits"),
     FLAG("zo-no-overlap", zo_no_overlap, O_GPU | O_ZO, "copies and kernels take turns"),
     FLAG("zo-no-slots", zo_no_slots, O_GPU | O_ZO, "allocate memory at each visit"),
     FLAG("zo-no-fused-update", zo_no_fused_update, O_GPU | O_ZO, "a visit more, for the update"),
@@ -396,7 +396,8 @@ static inline bool unknown_option(const char *arg, Error *err) {
 static inline bool options_check(const Options *o, Error *err) {
     const bool mezo = o->optimizer == OPTIMIZER_MEZO;
     for (int i = 0; i < OPTION_COUNT; i++)
-        if (o->given[i] && option_table[i].flags & (mezo ? O_FO : O_ZO))
+        if (o->given[i] && option_table[i].flags & (mezo ? O_FO : O_ZO)
+            && !(o->steps == 0 && option_table[i].type == O_TEXT))  // --labels: to evaluate
             return error_set(err, "--%s needs --optimizer %s", option_table[i].name,
                              mezo ? "adamw" : "mezo");
     if (o->beta1 >= 1) return error_set(err, "--beta1 must be below 1");

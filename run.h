@@ -138,9 +138,10 @@ static inline uint64_t run_data_hash(const TokenData *d) {
     return hash;
 }
 
-// Opens --data and --val as labelled sentences (task.h). --seq 0: the longest prompt.
+// Opens --data and --val as labelled sentences (task.h). --seq 0: the longest prompt;
+// --eval-batches, unless given: all.
 static inline void run_open_task(Run *r) {
-    const Options *o = &r->o;
+    Options *o = &r->o;
     const size_t V = r->config.vocab;
     Task *all = &r->task_all, *held = &r->task_val_all;
     Error err;
@@ -162,6 +163,8 @@ static inline void run_open_task(Run *r) {
     if (r->T < 2) die("--labels needs --seq 2 or more, not %zu", r->T);
     r->train.sequences = r->task_train.count;
     r->val.sequences = r->task_val.count;
+    if (!o->resume && !option_given(o, "eval-batches"))  // they are short: all of them
+        o->eval_batches = (r->val.sequences + o->batch - 1) / o->batch + 1;
 }
 
 // With --labels: the task that knows their tokens.

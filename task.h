@@ -150,6 +150,10 @@ static inline bool task_parse(Task *t, const char *name, const char *bytes, size
         task_close(t);
         return false;
     }
+    if (n >= 3 && memcmp(bytes, "\xef\xbb\xbf", 3) == 0) {  // a byte order mark
+        bytes += 3;
+        n -= 3;
+    }
     for (size_t i = 0, start = 0; i < n; i++) {
         if (i - start > longest) longest = i - start;
         if (bytes[i] == '\n') { lines++; start = i + 1; }

@@ -2409,7 +2409,7 @@ int main(int argc, char **argv) {
     run_open(&run, argc, argv, true);
     if (run.o.calibrate) return calibrate(&run.o);
     const int precision = run.o.precision;
-    if (run.o.optimizer == OPTIMIZER_MEZO)
+    if (run.o.optimizer == OPTIMIZER_MEZO || run.task)
         return precision == PRECISION_FP32 ? zo_train<float>(&run)
              : precision == PRECISION_BF16 ? zo_train<bf16>(&run) : zo_train<f16>(&run);
     return precision == PRECISION_FP32 ? train<float>(&run) : train<bf16>(&run);

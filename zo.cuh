@@ -403,21 +403,29 @@ template <typename X> static size_t zo_host_bytes(const ZoModel<X> *z) {
 }
 
 // Settles where everything is, prints it unless `quiet`, and refuses what does not fit. Layers are
-// streamed if that was asked for, or if nothing else fits; through fewer slots than the default, if
-// these would not fit. Returns the bytes of GPU memory.
+// streamed if that was asked for, or if nothing else fits: then through fewer slots than the
+// default, if these would not fit, and only those for which there is no room. Returns the bytes of GPU memory.
 template <typename X>
 static size_t zo_settle_memory(ZoModel<X> *z, const Options *o, size_t limit, size_t host_limit,
                                bool quiet) {
     Buffer list[MAX_BUFFERS];
-    zo_place(z, o->stream_blocks, o->resident_blocks, o->slots);
+    const bool automatic = o->resident_blocks == AUTO_COUNT;
+    const size_t residents = automatic ? 0 : o->resident_blocks;
+    zo_place(z, o->stream_blocks, residents, o->slots);
     const bool streams = zo_bytes(z) > limit && !o->stream_blocks;  // since it must
     for (size_t n = o->slots; zo_bytes(z) > limit && n > 0; n--) {
-        zo_place(z, true, o->resident_blocks, n);
+        zo_place(z, true, residents, n);
         if (option_given(o, "slots")) break;
     }
+    const size_t slots = z->slots;
+    if (streams && automatic && zo_bytes(z) <= limit)  // and then what fits may stay
+        for (size_t n = z->config.layers - 1; n > 0; n--) {
+            zo_place(z, true, n, slots);
+            if (zo_bytes(z) <= limit) break;
+        }
     if (z->streamed == 0 && o->stream_blocks)
         die("--resident-blocks %zu leaves none of the %zu layers to --stream-blocks",
-            o->resident_blocks, z->config.layers);
+            residents, z->config.layers);
     if (z->streamed == 0 && (option_given(o, "slots") || option_given(o, "zo-no-slots")))
         die("--slots and --zo-no-slots are for layers that live on the host, and all fit on the "
             "GPU: add --stream-blocks");
@@ -431,13 +439,14 @@ static size_t zo_settle_memory(ZoModel<X> *z, const Options *o, size_t limit, si
             limit_print(host_limit);
             printf("%zu of %zu layers, of %.1f MiB, live on the host and visit %zu slot%s%s\n",
                    z->streamed, z->config.layers, mib(z->layer * z->stored), z->slots,
-                   z->slots == 1 ? "" : "s", streams ? ": they would not fit on the GPU" : "");
+                   z->slots == 1 ? "" : "s",
+                   streams ? ": all of them would not fit on the GPU" : "");
         }
     }
     if (total > limit)
         die("this run needs %.1f MiB of GPU memory and %.1f MiB are there (free, or --gpu-memory); "
             "use a smaller --model, --batch or --seq%s", mib(total), mib(limit),
-            z->slots > 1 || o->resident_blocks > 0 ? ", or fewer --slots or --resident-blocks"
+            z->slots > 1 || residents > 0 ? ", or fewer --slots or --resident-blocks"
             : ": layers are streamed already (--stream-blocks)");
     if (host > host_limit)
         die("this run needs %.1f MiB of host memory and %.1f MiB are there (available, or "
@@ -1006,6 +1015,8 @@ template <typename X> static size_t zo_settle(ZoModel<X> *z, Run *r) {
         plan.normals = rates.gpu_normals;
         const ZoPrediction predicted = zo_plan_step(&rates, &z->config, &plan);
         zo_plan_print(&z->config, &plan, &predicted);
+        if (sizeof(X) == 4)
+            printf("(gpu_flops counts as for 16 bits: products in fp32 are slower)\n");
     } else if (o->plan) {
         printf("for the time of a step, describe the machine: --rates FILE\n");
     }

@@ -21,6 +21,10 @@ static inline ZoConfig zo_config(Run *r, int automatic) {
     c.storage = o->zo_storage;
     c.rounding = o->zo_rounding;
     c.write_back = o->zo_write_back;
+    if (o->optimizer == OPTIMIZER_MEZO && r->saved_model == NULL && !o->resume && o->steps > 0
+        && !o->plan)
+        printf("note: --model %s is a shape, with random weights; MeZO is for weights that have "
+               "learned: --model DIR\n", o->model);
     r->keeps_base = o->optimizer == OPTIMIZER_MEZO && o->zo_checkpoint == CHECKPOINT_REPLAY;
     return c;
 }
@@ -54,9 +58,10 @@ static inline void zo_save(Run *r, size_t step, bool state, bool ends, ZoLog *lo
     run_save(r, step, state, &small);
 }
 
-// Can a step with this mean loss and norm update anything? NaN and infinity would spread.
+// Can a step with this mean loss and norm update anything? NaN and infinity would spread; and where
+// all losses of a step are equal to the last bit, the run has diverged, or eps is too small.
 static inline bool zo_usable(double loss, double lr, double norm) {
-    return isfinite(loss) && lr * norm < 1e30;
+    return isfinite(loss) && norm > 0 && lr * norm < 1e30;
 }
 
 // What the losses of a step, side (queries, 2) at theta + eps z and theta - eps z, come to. *loss:
@@ -83,8 +88,9 @@ static inline bool zo_count_skips(const Run *r, size_t step, double loss, double
     const bool updated = zo_usable(loss, lr, norm);
     skipped = updated ? 0 : skipped + 1;
     if (skipped == 10)
-        fail("the loss is %g at step %zu, and 10 steps in a row had no update: try a lower --lr "
-             "(what was saved in %s before is intact)", loss, step, r->o.out);
+        fail("the loss is %g and the norm %g at step %zu, and 10 steps in a row had no update: try "
+             "a lower --lr (what was saved in %s before is intact)", fabs(loss), fabs(norm), step,
+             r->o.out);
     return updated;
 }
 

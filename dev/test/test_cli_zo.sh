@@ -401,7 +401,8 @@ deep="--layers 20 --heads 2 --channels 64 --context 16 --vocab 300 $mezo --steps
 "$tide" $deep --out deep >deep.out
 less=$(sed -n 's/^GPU memory: w.*total \([0-9]*\).*/\1/p' deep.out)
 "$tide" $deep --gpu-memory "$((1024 * less - 1024))K" --out deep_stream >deep_stream.out
-check little_memory_turns_streaming_on grep -q '20 of 20 layers.*they would not fit' deep_stream.out
+check little_memory_turns_streaming_on grep -q 'of 20 layers.*all of them would not fit' deep_stream.out
+check and_what_fits_stays sh -c '! grep -q "20 of 20 layers" deep_stream.out'
 check and_much_does_not sh -c '! grep -q "layers, of" deep.out'
 check streamed_for_want_of_memory_it_is_the_same cmp deep/model.safetensors \
     deep_stream/model.safetensors
@@ -512,6 +513,11 @@ check its_length_is_that_of_the_longest_prompt grep -q "\"seq\": $(((longest + 7
 check the_tuned_model_judges sh -c 'grep -o "accuracy.*" tuned.out | tail -n 1 >a.txt
     "$@" --model tuned --steps 0 | grep -o "accuracy.*" | sed "s/^accuracy/&/" | diff - a.txt' - \
     "$cpu" $task --labels "$labels" --template ' = '
+for program in "$cpu" "$tide --precision fp32"; do  # no --optimizer, and all of --val
+    check "evaluated_by_$(basename ${program%% *})" sh -c '"$@" | grep -o "accuracy.*" |
+        diff - a.txt' - $program --model tuned --val val.tsv --labels "$labels" --template ' = ' \
+        --steps 0
+done
 few="--model judge --batch 4 --steps 3 --eval-every 2 --eval-batches 4"
 judge "$tide" $few --out judge_memory >judge_memory.out
 judge "$tide" $few --stream-blocks --slots 1 --out judge_stream >judge_stream.out

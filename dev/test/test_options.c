@@ -44,7 +44,7 @@ static void defaults_are_the_documented_ones(void) {
     CHECK(o.zo_noise == 0 && o.zo_storage == 0 && o.zo_rounding == 0, "zeroth order");
     CHECK(o.zo_checkpoint == CHECKPOINT_FULL && o.labels == NULL, "zeroth order");
     CHECK(strcmp(o.template_text, " It was") == 0, "%s", o.template_text);
-    CHECK(!o.stream_blocks && o.resident_blocks == 0 && !o.zo_no_overlap, "zeroth order");
+    CHECK(!o.stream_blocks && o.resident_blocks == AUTO_COUNT && !o.zo_no_overlap, "zeroth order");
     CHECK(!o.zo_no_slots && !o.zo_no_fused_update && o.precision == PRECISION_BF16, "flags");
 }
 
@@ -215,6 +215,7 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --optimizer mezo --min-lr 1e-7", "--min-lr needs --schedule cosine or linear"},
         {"--data d --schedule constant --min-lr 1e-7", "--min-lr needs --schedule cosine"},
         {"--data d --optimizer mezo --template x", "--template needs --labels"},
+        {"--data d --steps 0 --zo-eps 1e-3", "--zo-eps needs --optimizer mezo"},
         {"--data d --optimizer mezo --zo-eps 0", "--zo-eps 0: must be"},
         {"--data d --optimizer mezo --zo-eps 2", "--zo-eps 2: must be"},
         {"--data d --optimizer mezo --zo-queries 0", "must be 1 to 256"},
@@ -290,6 +291,7 @@ static void combinations_that_work_are_accepted(void) {
         "--data d --optimizer mezo --zo-queries 256", "--steps 0 --optimizer mezo --prompt x",
         "--data d --optimizer mezo --zo-write-back 64 --zo-queries 4 --zo-checkpoint replay",
         "--data d --optimizer mezo --labels a|b", "--steps 0 --val v --optimizer mezo --labels a|b",
+        "--steps 0 --val v --labels a|b --template x",
     };
     Options o;
     Error err;

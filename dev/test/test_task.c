@@ -44,8 +44,9 @@ static void task_reads(void) {
     static const char *const same[] = {
         "sentence\tlabel\n  a b  \t1\nlong one\t0\n\xc3\xa9\t1\n",
         "a b\t1\nlong one\t0\n\xc3\xa9\t1",
-        "sentence\tlabel\r\na b\t1\r\nlong one \t0\r\n\v\f\xc3\xa9\t01\r\n"};
-    for (size_t i = 0; i < 3; i++) {
+        "sentence\tlabel\r\na b\t1\r\nlong one \t0\r\n\v\f\xc3\xa9\t01\r\n",
+        "\xef\xbb\xbfsentence\tlabel\na b\t1\nlong one\t0\n\xc3\xa9\t1"};
+    for (size_t i = 0; i < 4; i++) {
         Task t;
         CHECK(parse(&t, same[i]), "%s", err.text);
         CHECK(t.count == 3 && t.labels == 2 && t.word[0] == '-' && t.word[1] == '+', "shape");
