@@ -6,10 +6,13 @@
 # weights are fetched, unless a directory of weights is given.
 # usage: [LR=1e-6] [STEPS=20000] [OUT=DIR] [SST2=DIR] [TRAINER=./train_gpt2cu]
 #        scripts/zo_sst2.sh [opt-125m|opt-1.3b|..|opt-66b|DIRECTORY [OPTION...]]
-# e.g. LR=1e-7 scripts/zo_sst2.sh opt-13b --gpu-memory 8G: what does not fit streams from the host.
-# MeZO tries LR 1e-6 and 1e-7, and keeps what is best on the 500. A checkpoint is the list of what
-# was done to the weights, a few kilobytes; the last weights are saved in full.
+# e.g. LR=1e-7 scripts/zo_sst2.sh opt-13b --gpu-memory 8G: layers that do not fit stream from the
+# host. --plan fetches nothing; --resume goes on; a GPU trainer is needed, for fp16. MeZO tries LR
+# 1e-6 and 1e-7, and keeps what is best on the 500, which the log has. A checkpoint is the list of
+# what was done to the weights, at most a megabyte, and all are kept; the last weights are saved in
+# full, in fp32. To go back to step N: remove the later checkpoints, then --resume with STEPS=N.
 set -eu
+case ${1:-} in -*) sed -n '7,8s/^# //p' "$0" >&2; exit 2 ;; esac
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
 model=${1:-opt-1.3b}
 [ $# -eq 0 ] || shift
@@ -21,6 +24,10 @@ if [ -z "$trainer" ]; then
     make train_gpt2cu
     trainer=./train_gpt2cu
 fi
+case " $* " in *" --plan "*)
+    exec "$trainer" --model "$model" --optimizer mezo --precision fp16 --batch 16 --seq 64 \
+        --labels ' terrible| great' "$@" ;;  # SST-2's prompts are about as long
+esac
 if [ ! -d "$model" ]; then
     sh dev/data/opt.sh "$model"
     model=data/$model
@@ -36,14 +43,20 @@ task() {
     shift 2
     "$trainer" --model "$weights" --data "$sst2/train1000.tsv" --val "$sst2/$val" \
         --optimizer mezo --precision fp16 --batch 16 --labels ' terrible| great' \
-        --template ' It was' --eval-batches 1000000 "$@"
+        --template ' It was' "$@"
 }
 
 task "$model" dev500.tsv --out "$out" --steps "${STEPS:-20000}" --lr "${LR:-1e-6}" --zo-eps 1e-3 \
-    --eval-every 4000 --save-every 4000 --zo-checkpoint replay "$@"
-case " $* " in *" --plan "* | *" --no-save "*) exit ;; esac
+    --eval-every 4000 --save-every 4000 --keep 1000 --zo-checkpoint replay "$@"
 n=$#
-for option; do [ "$option" = --resume ] || set -- "$@" "$option"; done
-shift "$n"
+while [ $n -gt 0 ]; do  # what is not for an evaluation goes
+    n=$((n - 1)) option=$1
+    shift
+    case $option in
+        --resume) ;;
+        --save-every | --keep | --eval-every | --out) n=$((n - 1)); shift ;;
+        *) set -- "$@" "$option" ;;
+    esac
+done
 echo "on the development set:"
-task "$out" dev.tsv "$@" --steps 0 --no-save --out "$out/dev"
+task "$out" dev.tsv "$@" --steps 0
