@@ -583,6 +583,10 @@ static inline bool options_resume(Options *o, const char *saved_json, Error *err
     o->saved = json_parse(saved_json, strlen(saved_json), &inner);
     if (o->saved == NULL || o->saved->type != JSON_OBJECT)
         return error_set(err, "the checkpoint's options are damaged");
+    // The weights that a replay begins with may have moved: they are told by their hash.
+    const Json *kind = json_get(o->saved, "zo-checkpoint");
+    const bool replay = kind != NULL && kind->type == JSON_STRING
+                     && strcmp(kind->string, "replay") == 0;
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *x = &option_table[i];
         const Json *v = option_is_saved(o, x) ? json_get(o->saved, x->name) : NULL;
@@ -594,7 +598,7 @@ static inline bool options_resume(Options *o, const char *saved_json, Error *err
             return error_set(err, "in the checkpoint's options: %.400s", inner.text);
         if (!o->given[i]) { *o = old; continue; }
         char *now = option_json(o, x), *then = option_json(&old, x);
-        bool same = strcmp(now, then) == 0;
+        bool same = strcmp(now, then) == 0 || (replay && strcmp(x->name, "model") == 0);
         if (!same && (x->flags & O_FIXED))
             error_set(err, "--%s %.60s contradicts the checkpoint, which has %.60s: leave it out, "
                            "or start a new run in another --out", x->name, now, then);

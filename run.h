@@ -362,8 +362,8 @@ static inline void run_load_first(Run *r, const StatePart *part) {
         die("--zo-checkpoint replay needs the weights of --model %s as they are now, and --out %s "
             "would replace them: choose another --out", model, r->o.out);
     if (model != NULL && !model_load(model, &r->config, t, part, &err))
-        die("%s%s", err.text, !r->replays ? "" : "; the run's checkpoints build on these weights "
-            "(from a relative --model, seen from where it was begun)");
+        die("%s%s", err.text, !r->replays ? "" : "; the run's checkpoints build on these weights: "
+            "say with --model where they are");
     float *buffer = model == NULL ? part_buffer(part, 1, t) : NULL;
     for (int i = 0; model == NULL && i < t->count; i++) {
         const GPT2Tensor *x = &t->tensors[i];

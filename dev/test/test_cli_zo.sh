@@ -335,6 +335,12 @@ refuses replay_with_other_weights_on_the_gpu 2 'not those that this run began wi
 rm -r adamw
 mv gone adamw
 check replay_with_its_weights_again "$cpu" --resume --out tune --steps 4
+cp -r tune tune_moved
+mv adamw elsewhere
+check replay_with_its_weights_elsewhere "$cpu" --resume --out tune_moved --model elsewhere --steps 5
+refuses but_not_with_others 2 'not those that this run began with' "$cpu" --resume \
+    --out tune_moved --model tune_full --steps 6
+mv elsewhere adamw
 rm -r adamw/checkpoints
 refuses replay_over_its_own_weights 2 'another --out' "$cpu" $mezo --model adamw --steps 1 \
     --zo-checkpoint replay --out adamw
@@ -401,7 +407,8 @@ deep="--layers 20 --heads 2 --channels 64 --context 16 --vocab 300 $mezo --steps
 "$tide" $deep --out deep >deep.out
 less=$(sed -n 's/^GPU memory: w.*total \([0-9]*\).*/\1/p' deep.out)
 "$tide" $deep --gpu-memory "$((1024 * less - 1024))K" --out deep_stream >deep_stream.out
-check little_memory_turns_streaming_on grep -q 'of 20 layers.*all of them would not fit' deep_stream.out
+check little_memory_turns_streaming_on grep -q 'of 20 layers.*all of them would not fit' \
+    deep_stream.out
 check and_what_fits_stays sh -c '! grep -q "20 of 20 layers" deep_stream.out'
 check and_much_does_not sh -c '! grep -q "layers, of" deep.out'
 check streamed_for_want_of_memory_it_is_the_same cmp deep/model.safetensors \
@@ -410,7 +417,8 @@ refuses too_little_gpu_memory 2 'GPU memory.*--stream-blocks' "$tide" $deep --gp
     --out little
 refuses too_little_for_streaming 2 'fewer --slots' "$tide" $deep --gpu-memory 30M --slots 3 \
     --stream-blocks --out little
-one=$("$tide" $deep --plan --slots 1 --stream-blocks | sed -n 's/^GPU memory: w.*total \([0-9.]*\).*/\1/p')
+one=$("$tide" $deep --plan --slots 1 --stream-blocks |
+    sed -n 's/^GPU memory: w.*total \([0-9.]*\).*/\1/p')
 check little_memory_takes_slots sh -c '"$@" | grep -q "visit 1 slot:"' - "$tide" $deep --plan \
     --gpu-memory "$(awk "BEGIN { printf \"%d\", 1024 * $one + 1 }")K"
 refuses too_little_host_memory 2 'host memory.*--resident-blocks' "$tide" $deep --host-memory 1M \

@@ -177,7 +177,7 @@ static void test_replay_of_loaded_weights(void) {
         CHECK(refused("--resume", out, "are not those that this run began with"), "one ulp");
     }
     CHECK(rename(model, in_base("elsewhere")) == 0, "rename");
-    CHECK(refused("--resume", out, "seen from where it was begun"), "no model");
+    CHECK(refused("--resume", out, "say with --model where they are"), "no model");
     trainer_free(a);
 }
 
