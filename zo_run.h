@@ -58,10 +58,9 @@ static inline void zo_save(Run *r, size_t step, bool state, bool ends, ZoLog *lo
     run_save(r, step, state, &small);
 }
 
-// Can a step with this mean loss and norm update anything? NaN and infinity would spread; and where
-// all losses of a step are equal to the last bit, the run has diverged, or eps is too small.
+// Can a step with this mean loss and norm update anything? NaN and infinity would spread.
 static inline bool zo_usable(double loss, double lr, double norm) {
-    return isfinite(loss) && norm > 0 && lr * norm < 1e30;
+    return isfinite(loss) && lr * norm < 1e30;
 }
 
 // What the losses of a step, side (queries, 2) at theta + eps z and theta - eps z, come to. *loss:
@@ -82,13 +81,14 @@ static inline void zo_estimate(ZoLog *log, const ZoConfig *c, size_t step, doubl
 }
 
 // zo_usable(), to be asked once per step: if not, the run goes on without an update, but not for
-// ever: ten in a row end it.
+// ever: ten in a row end it. So do ten whose losses are all equal to the last bit, of which only
+// the decay is left: the run has diverged, or eps is too small.
 static inline bool zo_count_skips(const Run *r, size_t step, double loss, double lr, double norm) {
     static int skipped;
     const bool updated = zo_usable(loss, lr, norm);
-    skipped = updated ? 0 : skipped + 1;
+    skipped = updated && norm > 0 ? 0 : skipped + 1;
     if (skipped == 10)
-        fail("the loss is %g and the norm %g at step %zu, and 10 steps in a row had no update: try "
+        fail("the loss is %g and the norm %g at step %zu, and 10 steps in a row led nowhere: try "
              "a lower --lr (what was saved in %s before is intact)", fabs(loss), fabs(norm), step,
              r->o.out);
     return updated;

@@ -112,7 +112,7 @@ update: not for the second direction :: zo.cuh :: return p->store && p->updates.
 update: evaluation stores :: zo.cuh :: ZoPass p = {zo_nothing, false, 1 :: false :: true
 update: embeddings are not stored :: zo.cuh :: zo_weights(z, zo_tensor(z, t->wte), &head, &p->updates
 update: with every micro-batch :: zo.cuh :: zo_updates(&p.updates, &z->zo, &z->log, step - 1) :: step - 1 :: step - 1 + m
-update: skipped steps count :: zo_run.h :: return isfinite(loss) && norm > 0 :: lr * norm < 1e30 :: true
+update: skipped steps count :: zo_run.h :: return isfinite(loss) && lr * norm < 1e30 :: lr * norm < 1e30 :: true
 update: saved weights without the newest :: zo.cuh :: if (!out || u.count + (int)u.round == 0) return :: !out :: true
 noise: minus is plus :: zo.cuh :: if (minus != NULL) zo_store_perturbed :: -scale :: scale
 update: padding is updated :: zo.cuh :: zo_clear_padding(th, n) :: zo_clear_padding(th, n) :: (void)n

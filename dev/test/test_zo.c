@@ -1297,6 +1297,21 @@ static void step_is_its_definition(void) {
     use_threads(0);
 }
 
+// Equal losses are an update of the decay alone; losses that are no numbers are none.
+static void what_losses_come_to(void) {
+    const ZoConfig c = {1, 0.5f, 2, ZO_GAUSSIAN, ZO_FP32, ZO_NEAREST, 1};
+    ZoLog log = {.queries = 2};
+    double loss, norm;
+    zo_estimate(&log, &c, 1, 0.1, 0.2, (double[]){5, 3, 1, 4}, &loss, &norm);
+    CHECK(loss == 3.25 && norm == sqrt(6.5), "loss %g, norm %g", loss, norm);
+    CHECK(log.count == 1 && log.g[0] == 2 && log.g[1] == -3, "%zu records", log.count);
+    zo_estimate(&log, &c, 2, 0.1, 0.2, (double[]){5, NAN, 1, 4}, &loss, &norm);
+    CHECK(log.count == 1 && isnan(loss), "a record of what is no number");
+    zo_estimate(&log, &c, 3, 0.1, 0.2, (double[]){5, 5, 4, 4}, &loss, &norm);
+    CHECK(log.count == 2 && norm == 0 && log.record[1].weight_decay == 0.2, "no decay");
+    zo_log_free(&log);
+}
+
 int main(void) {
     RUN(noise_is_what_it_was);
     RUN(noise_is_independent);
@@ -1321,5 +1336,6 @@ int main(void) {
     RUN(model_is_perturbed_and_restored);
     RUN(classifying_is_its_definition);
     RUN(step_is_its_definition);
+    RUN(what_losses_come_to);
     return test_summary();
 }
