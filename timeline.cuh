@@ -14,6 +14,8 @@ typedef struct {
     cudaEvent_t begin, end;   // NULL until they are first needed
     bool host;                // timed by the host's clock
     bool ended;               // or it is no span yet
+    bool lasts;               // longer than its step, perhaps: then it is read with a later one,
+    bool began;               // and span.begin may be known before
 } TimelineSlot;
 
 typedef struct { size_t step, dropped; int count; TimelineSlot *slot; } TimelineHalf;
@@ -24,6 +26,7 @@ typedef struct { const char *what; double at; long long delta; size_t order; } T
 typedef struct Timeline {
     bool open, told;          // told: that spans were dropped
     TimelineStep done;        // counters of the newest step that was read
+    double stalled, stalled_backward;  // seconds, in all steps that were read (as in TimelineStep)
     size_t late;              // events that were not complete when they were read
     TraceFile trace;          // trace.file NULL: counters only
     TimelineHalf half[2];     // one records a step, one holds the step before
@@ -80,7 +83,7 @@ static inline int timeline_host_begin(Timeline *t, int row, const char *name, si
     const TraceSpan span = {row, name, number, bytes, 0, 0};
     x->span = span;
     x->host = true;
-    x->ended = false;
+    x->ended = x->lasts = x->began = false;
     return t->now * TIMELINE_SPANS + h->count++;
 }
 
@@ -115,6 +118,12 @@ static inline void timeline_end(Timeline *t, int span, cudaStream_t s) {
     if (span < 0) return;
     timeline_record(&timeline_slot(t, span)->end, s);
     timeline_slot(t, span)->ended = true;
+}
+
+// A span that may not be complete when its step is read: nothing waits for it, and it counts for
+// the step with which it is read then, two, four, .. steps later.
+static inline void timeline_lasts(Timeline *t, int span) {
+    if (span >= 0) timeline_slot(t, span)->lasts = true;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -181,18 +190,33 @@ static inline double timeline_seconds(Timeline *t, cudaEvent_t e) {
     return t->base_at + 1e-3 * (double)ms;
 }
 
+// Is this span still under way, and was that to be expected? Then its begin is read, if it is
+// known: later the base would be too far from it (see timeline_read()).
+static inline bool timeline_goes_on(Timeline *t, TimelineSlot *x) {
+    if (!x->lasts || cudaEventQuery(x->end) != cudaErrorNotReady) return false;
+    (void)cudaGetLastError();  // it is not a mistake
+    if (!x->began && cudaEventQuery(x->begin) == cudaSuccess) {
+        x->span.begin = timeline_seconds(t, x->begin);
+        x->began = true;
+    }
+    (void)cudaGetLastError();
+    return true;
+}
+
 static inline void timeline_read(Timeline *t, TimelineHalf *h) {
     TraceSpan *spans = (TraceSpan *)alloc_or_fail((size_t)h->count, sizeof *spans, "timeline");
     double earliest = INFINITY;  // change of memory of this step
-    TimelineSlot *first = NULL;
-    int n = 0;
+    int n = 0, kept = 0;
     for (int i = 0; i < h->count; i++) {
         TimelineSlot *x = &h->slot[i];
         if (!x->ended) fail("step %zu: the span \"%s\" never ended", h->step, x->span.name);
-        if (!x->host) {
-            x->span.begin = timeline_seconds(t, x->begin);
-            if (first == NULL) first = x;
+        if (timeline_goes_on(t, x)) {
+            const TimelineSlot later = *x;
+            *x = h->slot[kept];
+            h->slot[kept++] = later;
+            continue;
         }
+        if (!x->host && !x->began) x->span.begin = timeline_seconds(t, x->begin);
         if (x->span.row < 0) {
             timeline_change(t, x->span.name, x->span.begin, (long long)x->span.bytes);
             earliest = fmin(earliest, x->span.begin);
@@ -201,6 +225,9 @@ static inline void timeline_read(Timeline *t, TimelineHalf *h) {
         if (!x->host) x->span.end = timeline_seconds(t, x->end);
         spans[n++] = x->span;
     }
+    TimelineSlot *first = NULL;
+    for (int i = kept; i < h->count && first == NULL; i++)
+        if (!h->slot[i].host && !h->slot[i].began) first = &h->slot[i];
     if (first != NULL) {
         // CUDA gives a float of milliseconds: after some minutes from one base for ever, it would
         // no longer tell microseconds. So this step has the base of the next.
@@ -212,6 +239,8 @@ static inline void timeline_read(Timeline *t, TimelineHalf *h) {
     t->done.step = h->step;
     t->done.dropped = h->dropped;
     trace_counters(&t->done, spans, n);
+    t->stalled += t->done.stalled;
+    t->stalled_backward += t->done.stalled_backward;
     if (t->trace.file != NULL) {
         t->trace.step = h->step;
         for (int i = 0; i < n; i++)
@@ -220,7 +249,7 @@ static inline void timeline_read(Timeline *t, TimelineHalf *h) {
         timeline_write_memory(t, earliest);
     }
     free(spans);
-    h->count = 0;
+    h->count = kept;
     h->dropped = 0;
 }
 

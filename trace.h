@@ -81,11 +81,21 @@ typedef struct {
     size_t dropped;       // spans for which there was no room: then all of these are too small
     double busy[ROWS];    // at work, not waiting
     double duplex;        // both directions of the link copied: fetch or back, and flush or leave
-    double stalled;       // compute waited
+    double stalled;       // compute waited; of that,
+    double stalled_backward;  // before a part of backward
     double forward, backward;  // compute worked on these
     double first, last;   // the update: from its first "update" to the last end of its spans,
     double update_seconds;  // and the time between
 } TimelineStep;
+
+// What compute did after it waited until `end`: the name of its next span, or "".
+static inline const char *trace_after(const TraceSpan *s, int n, double end) {
+    const TraceSpan *next = NULL;
+    for (int i = 0; i < n; i++)
+        if (s[i].row == ROW_COMPUTE && s[i].begin >= end && strcmp(s[i].name, "wait") != 0
+            && (next == NULL || s[i].begin < next->begin)) next = &s[i];
+    return next != NULL ? next->name : "";
+}
 
 // Fills all of c but step and dropped from the n spans of a step.
 static inline void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
@@ -102,9 +112,12 @@ static inline void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
     c->duplex = intervals_common(x, count, y, out);
     c->first = INFINITY;
     c->last = -INFINITY;
-    c->forward = c->backward = 0;
+    c->forward = c->backward = c->stalled_backward = 0;
     for (int i = 0; i < n; i++) {
         bool counts = false;
+        if (s[i].row == ROW_COMPUTE && strcmp(s[i].name, "wait") == 0 && s[i].end > s[i].begin
+            && strcmp(trace_after(s, n, s[i].end), "backward") == 0)
+            c->stalled_backward += s[i].end - s[i].begin;
         if (strcmp(s[i].name, "forward") == 0) c->forward += s[i].end - s[i].begin;
         if (strcmp(s[i].name, "backward") == 0) c->backward += s[i].end - s[i].begin;
         for (int k = 0; k < 4; k++) counts |= strcmp(s[i].name, update[k]) == 0;

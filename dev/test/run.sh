@@ -40,6 +40,9 @@ for program in "$@"; do
         build/tsan/*) run_one "${program#build/}" env EMU_RACECHECK=1 "$program" ;;
         build/asan/emu/*)  # the emulated GPU's own memory stays
             run_one "${program#build/}" env ASAN_OPTIONS=detect_leaks=0 "$program" ;;
+        build/emu/test_timeline)
+            run_one "${program#build/}" "$program"
+            run_one "${program#build/}_lazy" env EMU_SCHED=lazy "$program" ;;
         *) run_one "${program#build/}" "$program" ;;
     esac
 done

@@ -351,6 +351,41 @@ static void late_events_are_counted(void) {
     CHECK(t.late > 0, "noticed");
 }
 
+// A span that goes on while its step is read is read with a later one, and nothing waits for it.
+static void long_spans_wait_for_their_turn(void) {
+    const char *sched = getenv("EMU_SCHED");
+    if (sched == NULL || *sched != 'l') SKIP("needs EMU_SCHED=lazy: no GPU puts work off for long");
+    timeline_open(&t, path);
+    for (size_t step = 1; step <= 6; step++) {
+        timeline_step(&t, step);
+        if (step == 3) CHECK(t.done.step == 1 && t.done.busy[ROW_HOST] == 0, "it goes on");
+        if (step == 1) {
+            copy(true, ROW_FETCH, "fetch", step, stream[0]);
+            const int span = timeline_begin(&t, ROW_HOST, "update", 77, 0, stream[2]);
+            timeline_lasts(&t, span);
+            CUDA(cudaMemcpyAsync(device[1], host[1], BYTES, cudaMemcpyHostToDevice, stream[2]));
+            timeline_end(&t, span, stream[2]);
+        }
+        copy(true, ROW_FETCH, "fetch", step, stream[0]);
+        CUDA(cudaStreamSynchronize(stream[step == 4 ? 2 : 0]));
+        CUDA(cudaStreamSynchronize(stream[0]));
+    }
+    timeline_close(&t);
+    CHECK(t.late == 0, "%zu events were waited for", t.late);
+    Json *root = trace();
+    int updates = 0, fetches = 0;
+    for (const Json *e = first(root); e != NULL; e = e->next) {
+        if (*text(e, "ph") != 'X') continue;
+        if (number(e, "tid") == ROW_HOST) {
+            updates++;
+            CHECK(number(json_get(e, "args"), "step") > 1, "with a later step");
+        }
+        fetches += number(e, "tid") == ROW_FETCH;
+    }
+    CHECK(updates == 1 && fetches == 7, "%d and %d", updates, fetches);
+    json_free(root);
+}
+
 static void closed_does_nothing(void) {
     Timeline off;
     memset(&off, 0, sizeof off);
@@ -446,6 +481,7 @@ int main(int argc, char **argv) {
     RUN(overflow_is_counted);
     RUN(memory_adds_up);
     RUN(late_events_are_counted);
+    RUN(long_spans_wait_for_their_turn);
     unlink(path);
     return test_summary();
 }

@@ -72,6 +72,7 @@ static void counters_of_a_step(void) {
     // in: 8.5-11, 12-14; out: 7-9, 10.25-12.5; "norm" copies nothing
     CHECK(c.duplex == 0.5 + 0.75 + 0.5, "%g", c.duplex);
     CHECK(c.stalled == 1, "%g", c.stalled);  // not those of other rows
+    CHECK(c.stalled_backward == 0.5, "%g", c.stalled_backward);  // 3.75-4.25, and backward follows
     CHECK(c.first == 9 && c.last == 14 && c.update_seconds == 5, "%g-%g %g", c.first, c.last,
           c.update_seconds);
     CHECK(c.forward == 3.5 && c.backward == 3, "%g %g", c.forward, c.backward);
@@ -80,6 +81,12 @@ static void counters_of_a_step(void) {
     CHECK(c.first == 0 && c.last == 0 && c.update_seconds == 0 && c.duplex == 0, "%g", c.last);
     trace_counters(&c, s, 0);
     CHECK(c.busy[0] == 0 && c.stalled == 0, "nothing");
+    // in any order of the list; a wait that nothing follows is not backward's
+    const TraceSpan waits[] = {{ROW_COMPUTE, "backward", 0, 0, 3, 4}, {ROW_COMPUTE, "wait", 0, 0, 6, 7},
+                               {ROW_COMPUTE, "forward", 0, 0, 1, 2},  {ROW_COMPUTE, "wait", 0, 0, 2, 3},
+                               {ROW_LEAVE, "backward", 0, 0, 7, 8},   {ROW_COMPUTE, "wait", 0, 0, 0, 1}};
+    trace_counters(&c, waits, sizeof waits / sizeof *waits);
+    CHECK(c.stalled == 3 && c.stalled_backward == 1, "%g %g", c.stalled, c.stalled_backward);
 }
 
 static const Json *event(const Json *root, size_t i) {
