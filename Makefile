@@ -21,7 +21,7 @@ HEADERS = $(wildcard *.h *.cuh dev/test/*.h dev/test/*.cuh)
 SANITIZE = -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 
 .PHONY: all
-all: train_gpt2 build/tokenize build/compare build/timeline build/reviews  ## build the trainer and its tools
+all: train_gpt2 build/tokenize build/compare build/columns build/timeline build/reviews  ## build the trainer and its tools
 
 train_gpt2: train_gpt2.c $(HEADERS) | compiler
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
@@ -171,7 +171,8 @@ FUZZ = $(patsubst dev/test/%.c,%,$(wildcard dev/test/fuzz_*.c))
 CLANG := $(shell command -v clang 2>/dev/null)
 TESTS = $(UNIT:%=build/test/%) build/test/test_gpt2 build/plain/test_gpt2 $(UNIT:%=build/asan/%) \
         build/asan/test_gpt2 $(FUZZ:%=build/asan/%) \
-        $(if $(CLANG),$(patsubst %,build/clang/%,test_adam test_rng test_matmul test_vmath test_zo) \
+        $(if $(CLANG),$(patsubst %,build/clang/%,test_adam test_rng test_matmul test_vmath test_zo \
+                 test_zenflow) \
             build/tsan/test_saver)
 
 # The GPU's sources: on the emulated GPU, also with sanitizers (ThreadSanitizer needs clang++), and
@@ -179,12 +180,16 @@ TESTS = $(UNIT:%=build/test/%) build/test/test_gpt2 build/plain/test_gpt2 $(UNIT
 CUDA_TESTS = test_emu test_gpt2cu test_gpt2cu_bf16 $(patsubst dev/test/%.cu,%,\
              $(filter-out dev/test/test_gpt2cu%,$(wildcard dev/test/test_*.cu)))
 TESTS += $(CUDA_TESTS:%=build/emu/%) \
-         $(patsubst %,build/asan/emu/%,test_kernels test_attention test_host) \
-         $(if $(CLANGXX),$(patsubst %,build/tsan/%,test_kernels test_attention test_host test_timeline)) \
+         $(patsubst %,build/asan/emu/%,test_kernels test_attention test_host test_columns_gpu) \
+         $(if $(CLANGXX),$(patsubst %,build/tsan/%,test_kernels test_attention test_host \
+             test_timeline test_columns_gpu)) \
          $(if $(and $(NVCC),$(GPU)),$(CUDA_TESTS:%=build/gpu/%))
-TEST_NEEDS = train_gpt2 train_gpt2emu build/tokenize build/compare build/timeline build/reviews \
-             build/emu/bugs $(patsubst %,build/asan/emu/%,bugs test_model test_placement test_zo_gpu) \
-             $(if $(CLANGXX),$(patsubst %,build/tsan/%,bugs test_model test_placement test_zo_gpu)) \
+TEST_NEEDS = train_gpt2 train_gpt2emu build/tokenize build/compare build/columns build/timeline \
+             build/reviews build/emu/bugs \
+             $(patsubst %,build/asan/emu/%,bugs test_model test_placement test_zo_gpu \
+                 test_zenflow_gpu) \
+             $(if $(CLANGXX),$(patsubst %,build/tsan/%,bugs test_model test_placement test_zo_gpu \
+                 test_zenflow_gpu)) \
              $(if $(NVCC),train_gpt2cu $(if $(GPU),,\
                  $(patsubst %,build/nvcc/%.o,$(CUDA_TESTS) bench_gpu bench_offload bench_zo)))
 

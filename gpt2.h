@@ -214,6 +214,17 @@ static inline int gpt2_find(const GPT2Table *t, const char *name) {
     return -1;
 }
 
+// Index of the tensor that holds element `at` of the arena, or the gap in which it is.
+static inline int gpt2_tensor_at(const GPT2Table *t, size_t at) {
+    int low = 0, high = t->count;  // it is in [low, high)
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (t->tensors[middle].offset <= at) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
 // First values of tensor i: rows * cols of them in p. A value depends only on the seed, the
 // tensor's index and the element's logical position: not on padding or threads.
 static inline void gpt2_init_tensor(const GPT2Table *t, int i, float *p, uint64_t seed) {

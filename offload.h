@@ -96,13 +96,7 @@ static inline size_t legal_cut(const GPT2Table *t, const ShardMap *map, size_t a
 // What a sub-group, or a part of it that a layer's boundary has cut off, becomes.
 static inline void pieces_add(Pieces *list, const GPT2Table *t, int kind, int subgroup, size_t at,
                               size_t end) {
-    int low = 0, high = t->count;  // the tensor that holds `at` is in [low, high)
-    while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (t->tensors[middle].offset <= at) low = middle;
-        else high = middle;
-    }
-    for (int i = low; at < end && i < t->count; i++) {
+    for (int i = gpt2_tensor_at(t, at); at < end && i < t->count; i++) {
         const GPT2Tensor *x = &t->tensors[i];
         const bool last = i + 1 == t->count || t->tensors[i + 1].layer != x->layer;
         const size_t segment_end = i + 1 < t->count ? t->tensors[i + 1].offset : t->elements;

@@ -51,8 +51,10 @@ typedef struct {
     bool plan, calibrate;
     const char *rates, *trace;
     // importance-aware updates
-    double zen_topk;
+    double zen_topk, zen_rest_lr;                     // zen_rest_lr may be AUTO_REAL
     size_t zen_window, zen_reselect, zen_warmup;      // zen_window 0: auto
+    size_t zen_delay;                                 // may be AUTO_COUNT
+    size_t zen_sums;                                  // 0: auto
     // zeroth-order training
     double zo_eps;
     size_t zo_queries, zo_write_back, resident_blocks;
@@ -73,6 +75,8 @@ enum {
     O_GPU = 4,    // only in the GPU builds
     O_LATER = 8,  // no build has it yet; remove the flag when one does
     O_FO = 16, O_ZO = 32,  // only for first-order, only for zeroth-order training
+    O_ZEN = 64,   // only for importance-aware updates
+    O_AUTO = 128, // a number that may be "auto", though that is not the default
 };                // neither fixed nor own: saved, and --resume takes the saved value unless given
 
 typedef struct {
@@ -160,8 +164,8 @@ static const Option option_table[] = {
            "of what is stored; sums are fp32; fp16: with mezo"),
     CHOICE("recompute", recompute, "auto", "auto|none|block", O_GPU | O_FO,
            "activations in backward, to save memory"),
-    CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|!zenflow", O_GPU,
-           "where the optimizer's state is; auto: the fastest"),
+    CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|zenflow", 0,
+           "of AdamW's state; auto: the fastest; CPU: zenflow"),
     REAL("resident", resident, "auto", 0, 1, O_GPU | O_FO,
          "share of it on the GPU; auto: what fits, or 0"),
     COUNT("stride", stride, "auto", 1, BIG, O_GPU | O_FO,
@@ -185,10 +189,20 @@ static const Option option_table[] = {
     TEXT("trace", trace, NULL, "FILE", O_OWN | O_GPU, "a timeline of all steps for Perfetto"),
 
     TITLE("Importance-aware updates (--offload zenflow)"),
-    REAL("zen-topk", zen_topk, "0.1", 0, 1, O_LATER, "share of columns kept on the GPU"),
-    COUNT("zen-window", zen_window, "auto", 1, BIG, O_LATER, "steps between updates of the rest"),
-    COUNT("zen-reselect", zen_reselect, "auto", 1, BIG, O_LATER, "steps between selections"),
-    COUNT("zen-warmup", zen_warmup, "0", 0, BIG, O_LATER, "plain steps before"),
+    REAL("zen-topk", zen_topk, "0.1", 0, 1, O_FIXED | O_FO | O_ZEN,
+         "share of columns that are updated at every step"),
+    COUNT("zen-window", zen_window, "4", 1, 1 << 20, O_FIXED | O_FO | O_ZEN | O_AUTO,
+          "steps per update of the rest; auto: 1 to 16"),
+    COUNT("zen-reselect", zen_reselect, "16", 0, BIG, O_FIXED | O_FO | O_ZEN,
+          "windows per selection; 0: only one"),
+    COUNT("zen-warmup", zen_warmup, "1", 1, BIG, O_FIXED | O_FO | O_ZEN,
+          "plain steps before the first selection"),
+    COUNT("zen-delay", zen_delay, "auto", 0, BIG, O_FIXED | O_FO | O_ZEN,
+          "steps until it shows; auto: a window; 0: at once"),
+    REAL("zen-rest-lr", zen_rest_lr, "1", 0, 1000, O_FIXED | O_FO | O_ZEN | O_AUTO,
+         "times --lr, for the rest; auto: the window's root"),
+    COUNT("zen-sums", zen_sums, "auto", 1, 2, O_GPU | O_FO | O_ZEN,
+          "on the host; 2: updates may take a whole window"),
 
     TITLE("Fine-tuning without gradients (--optimizer mezo: --lr 1e-6, constant, no decay)"),
     REAL("zo-eps", zo_eps, "1e-3", 1e-6, 1, O_FIXED | O_ZO, "size of the perturbation"),
@@ -281,10 +295,14 @@ static inline int parse_choice(const char *values, const char *text, bool *later
     return -1;
 }
 
+static inline bool option_has_auto(const Option *x) {
+    return (x->flags & O_AUTO) || (x->initial != NULL && strcmp(x->initial, "auto") == 0);
+}
+
 // Stores a value, given as text, in its field.
 static inline bool option_set(Options *o, const Option *x, const char *text, Error *err) {
     void *field = (char *)o + x->offset;
-    const bool has_auto = x->initial != NULL && strcmp(x->initial, "auto") == 0;
+    const bool has_auto = option_has_auto(x);
     const char *wrong = NULL;
     double v = x->min;
     size_t count = 0;
@@ -414,8 +432,30 @@ static inline bool options_check(const Options *o, Error *err) {
     if (option_given(o, "no-save") && option_given(o, "save-every") && o->save_every > 0)
         return error_set(err, "--no-save and --save-every contradict each other");
     const bool interleave = o->offload == OFFLOAD_INTERLEAVE;
-    if (option_given(o, "resident") && !interleave && o->offload != OFFLOAD_TWINFLOW)
-        return error_set(err, "--resident needs --offload twinflow or interleave");
+    const bool zenflow = o->offload == OFFLOAD_ZENFLOW;
+    if (!o->gpu_build && option_given(o, "offload") && o->offload > OFFLOAD_NONE && !zenflow)
+        return error_set(err, "the CPU trainer has nothing to offload; of --offload it knows none, "
+                              "and zenflow, which computes something else");
+    for (int i = 0; i < OPTION_COUNT; i++)
+        if (o->given[i] && option_table[i].flags & O_ZEN && !zenflow)
+            return error_set(err, "--%s needs --offload zenflow", option_table[i].name);
+    if (o->zen_rest_lr == 0)
+        return error_set(err, "--zen-rest-lr 0: the rest would never be updated");
+    if (zenflow && o->dump != NULL)
+        return error_set(err, "--dump shows a gradient, which --offload does not change: leave "
+                              "--offload out");
+    if (zenflow && o->zen_window == 0 && (o->zen_topk == 0 || o->zen_topk == 1))
+        return error_set(err, "--zen-window auto compares the chosen columns with the rest, and "
+                              "--zen-topk %g leaves only one of them", o->zen_topk);
+    if (option_given(o, "zen-sums") && (o->zen_window == 1 || (o->zen_sums == 2
+                                                               && o->zen_delay <= 1)))
+        return error_set(err, "--zen-sums %zu: %s", o->zen_sums,
+                         o->zen_window == 1 ? "a --zen-window of 1 has none"
+                                            : "with --zen-delay 0 or 1 there is never but one");
+    if (zenflow && (option_given(o, "subgroup") || option_given(o, "slots")))
+        return error_set(err, "--subgroup and --slots are for other modes of --offload");
+    if (option_given(o, "resident") && !interleave && !zenflow && o->offload != OFFLOAD_TWINFLOW)
+        return error_set(err, "--resident needs --offload twinflow, interleave or zenflow");
     const bool stride = option_given(o, "stride"), share = option_given(o, "share");
     if ((stride || share) && !interleave)
         return error_set(err, "--stride and --share need --offload interleave");
@@ -513,7 +553,7 @@ static inline void options_help(FILE *f, const char *program) {
                           : x->type == O_BYTES ? "SIZE" : "N";
         char left[100];
         if (x->type == O_TITLE) { fprintf(f, "\n%s\n", x->name); continue; }
-        bool or_auto = x->values == NULL && x->initial && strcmp(x->initial, "auto") == 0;
+        const bool or_auto = x->values == NULL && option_has_auto(x);
         if (x->type == O_FLAG) snprintf(left, sizeof left, "--%s", x->name);
         else snprintf(left, sizeof left, "--%s %s%s", x->name, value, or_auto ? "|auto" : "");
         fprintf(f, "  %-30s", left);
@@ -587,8 +627,12 @@ static inline bool options_resume(Options *o, const char *saved_json, Error *err
     const Json *kind = json_get(o->saved, "zo-checkpoint");
     const bool replay = kind != NULL && kind->type == JSON_STRING
                      && strcmp(kind->string, "replay") == 0;
+    const Json *mode = json_get(o->saved, "offload");  // in another, options of zenflow are idle
+    const bool zenflow = mode != NULL && mode->type == JSON_STRING
+                      && strcmp(mode->string, "zenflow") == 0;
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *x = &option_table[i];
+        const bool fixed = (x->flags & O_FIXED) && (zenflow || !(x->flags & O_ZEN));
         const Json *v = option_is_saved(o, x) ? json_get(o->saved, x->name) : NULL;
         if (v == NULL) continue;
         const char *text = v->type == JSON_TRUE ? "true" : v->type == JSON_FALSE ? "false"
@@ -599,12 +643,12 @@ static inline bool options_resume(Options *o, const char *saved_json, Error *err
         if (!o->given[i]) { *o = old; continue; }
         char *now = option_json(o, x), *then = option_json(&old, x);
         bool same = strcmp(now, then) == 0 || (replay && strcmp(x->name, "model") == 0);
-        if (!same && (x->flags & O_FIXED))
+        if (!same && fixed)
             error_set(err, "--%s %.60s contradicts the checkpoint, which has %.60s: leave it out, "
                            "or start a new run in another --out", x->name, now, then);
         free(now);
         free(then);
-        if (!same && (x->flags & O_FIXED)) return false;
+        if (!same && fixed) return false;
     }
     return options_check(o, err);
 }

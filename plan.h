@@ -184,6 +184,26 @@ static inline PlanFlops plan_flops(const GPT2Config *c, const PlanRun *run) {
     return f;
 }
 
+// Those of segment s (embeddings, L layers, tail) in forward and in backward.
+static inline double plan_forward(const PlanFlops *f, int s, int L) {
+    return s == 0 ? 0 : s <= L ? f->layer : f->head;
+}
+
+static inline double plan_backward(const PlanFlops *f, int s, int L) {
+    return s == 0 ? 0 : s > L ? 2 * f->head : 2 * f->layer + (s < L ? f->again : 0);
+}
+
+// Seconds of a step that never waits.
+static inline double plan_compute(const Rates *r, const GPT2Config *c, const PlanRun *run) {
+    const PlanFlops f = plan_flops(c, run);
+    const double L = (double)c->layers;
+    return (double)run->accum * (3 * (L * f.layer + f.head) + (L - 1) * f.again)
+         / rate_or(r->gpu_flops, PLAN_UNLIMITED);
+}
+
+// The place on the GPU in which the gradient of segment s is made: the layers take turns in two.
+static inline int plan_place(int s, int L) { return s == 0 ? 0 : s > L ? 3 : 1 + s % 2; }
+
 // Bytes of a gradient that waits on the host.
 static inline double plan_host_grad(const PlanRun *run, const OffloadChoice *c) {
     return run->accum > 1 || c->wire_f32 ? 4 : (double)run->stored;
@@ -245,7 +265,7 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
         for (int micro = 0; micro < micros; micro++) {
             const bool last = micro + 1 == micros, wait = micro == 0 && run->no_update_overlap;
             for (int s = 0; s < S; s++) {
-                const double work = s == 0 ? 0 : s <= L ? flops.layer : flops.head;
+                const double work = plan_forward(&flops, s, L);
                 const int to = micro == 0 ? updated[s] : NONE;
                 const int back = micro == 0 ? returned[s] : NONE;
                 compute = wait && s == 0
@@ -262,9 +282,8 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
                 visit++;
             }
             for (int s = S - 1; s >= 0; s--) {
-                const double work = s == 0 ? 0 : s > L ? 2 * flops.head
-                                  : 2 * flops.layer + (s < L ? flops.again : 0);
-                int *room = &place[s == 0 ? 0 : s > L ? 3 : 1 + s % 2];
+                const double work = plan_backward(&flops, s, L);
+                int *room = &place[plan_place(s, L)];
                 compute = plan_add(&p, ROW_COMPUTE, "backward", (size_t)s, work / gpu, *room, NONE,
                                    NONE);
                 *room = mark->backward[micro] = compute;
@@ -326,6 +345,21 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
 // ---------------------------------------------------------------------------------------------
 // The prediction
 
+// Draws tasks [first, end), from time `start` on.
+static inline void plan_draw(TraceFile *trace, const PlanTask *t, int first, int end,
+                             double start) {
+    double last = start;
+    for (int row = 0; row < ROWS; row++) trace_row(trace, row, trace_rows[row]);
+    for (int i = first; i < end; i++) {
+        if (t[i].row == ROW_COMPUTE && t[i].begin > last)
+            trace_span(trace, ROW_COMPUTE, "wait", TRACE_NONE, last - start, t[i].begin - start, 0);
+        if (t[i].row == ROW_COMPUTE) last = t[i].end;
+        if (t[i].end > t[i].begin)
+            trace_span(trace, t[i].row, t[i].name, t[i].number, t[i].begin - start,
+                       t[i].end - start, t[i].bytes);
+    }
+}
+
 // One step of the trainer in its steady state: `list` is what offload_pieces() made of the table
 // and *c. With a trace (open; NULL: none), an update, the step that follows it and that step's
 // update are drawn there, from time 0. Never fails.
@@ -354,10 +388,7 @@ static inline Prediction plan_step(const Rates *r, const GPT2Config *config, con
                                   - t[mark->backward[micros - 3]].end);
     for (int i = before->norm; i < before->end; i++) x.update = fmax(x.update, t[i].end - start);
 
-    const PlanFlops f = plan_flops(config, run);
-    const double L = (double)config->layers;
-    x.compute = (double)run->accum * (3 * (L * f.layer + f.head) + (L - 1) * f.again)
-              / rate_or(r->gpu_flops, PLAN_UNLIMITED);
+    x.compute = plan_compute(r, config, run);
     x.exposed = x.step - x.compute;
 
     const double part = 1 / (double)(run->ranks > 0 ? run->ranks : 1);
@@ -372,37 +403,30 @@ static inline Prediction plan_step(const Rates *r, const GPT2Config *config, con
     x.bound = away * update_bound(r, &bytes, share);
     update_limit(r, &bytes, share, x.limit);
 
-    if (trace != NULL) {
-        double last = start;
-        for (int row = 0; row < ROWS; row++) trace_row(trace, row, trace_rows[row]);
-        for (int i = before->norm + 1; i < mark->end; i++) {
-            if (t[i].row == ROW_COMPUTE && t[i].begin > last)
-                trace_span(trace, ROW_COMPUTE, "wait", TRACE_NONE, last - start,
-                           t[i].begin - start, 0);
-            if (t[i].row == ROW_COMPUTE) last = t[i].end;
-            if (t[i].end > t[i].begin)
-                trace_span(trace, t[i].row, t[i].name, t[i].number, t[i].begin - start,
-                           t[i].end - start, t[i].bytes);
-        }
-    }
+    if (trace != NULL) plan_draw(trace, t, before->norm + 1, mark->end, start);
     free(p.tasks);
     return x;
 }
 
+// The line of a step of so many seconds, that would take `compute` if it never waited.
+static inline void plan_print_speed(const Rates *r, const PlanRun *run, double step,
+                                    double compute) {
+    printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", step, step - compute,
+           (double)(run->B * run->T * run->accum) / step);
+    if (r->gpu_flops > 0) printf(" at %.0f Tflop/s\n", 1e-12 * r->gpu_flops * compute / step);
+    else printf(", as if compute took no time: gpu_flops is not known\n");
+}
+
 // For people: what a Prediction says, in lines.
 static inline void plan_print_time(const Rates *r, const PlanRun *run, const Prediction *x) {
-    const double tokens = (double)(run->B * run->T * run->accum);
     printf("predicted time of a step, in seconds: forward %.4g, backward %.4g, update %.4g\n",
            x->forward, x->backward, x->update);
     if (x->bound > 0)
         printf("  the update's bound is %.4g (%s), %.0f %% of what it takes%s\n", x->bound,
                x->limit, 100 * x->bound / x->update,
                x->bound > x->update ? ": the first visitors come before it" : "");
-    printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", x->step, x->exposed,
-           tokens / x->step);
-    if (r->gpu_flops > 0) printf(" at %.0f Tflop/s", 1e-12 * r->gpu_flops * x->compute / x->step);
-    else printf(", as if compute took no time: gpu_flops is not known");
-    printf("\n  over the link: %.2f GB to the GPU, %.2f GB to the host\n", 1e-9 * x->h2d_bytes,
+    plan_print_speed(r, run, x->step, x->compute);
+    printf("  over the link: %.2f GB to the GPU, %.2f GB to the host\n", 1e-9 * x->h2d_bytes,
            1e-9 * x->d2h_bytes);
 }
 

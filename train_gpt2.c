@@ -21,6 +21,7 @@
 #include "run.h"
 #include "sample.h"
 #include "vmath.h"
+#include "zen_run.h"
 #include "zo_run.h"
 #include <math.h>
 #ifdef _OPENMP
@@ -436,9 +437,12 @@ typedef struct {
     bool dumping;               // room for all logits
     bool zeroth;                // zeroth-order training: params are theta, perturbed
     bool replays;               // and theta is what is stored, with updates since (zo.h)
+    bool zenflow;               // params are what is shown of the newest weights (zenflow.h)
     int32_t *inputs, *targets;                   // (B, T): a micro-batch's tokens
     float *params, *grads, *m, *v;               // arenas of table.elements floats
     float *theta, *stored;                       // stored NULL: theta is rounded in every step
+    float *master, *acc;                         // of zenflow: newest weights, sums of gradients
+    ZenReference zen;
     float *x;                                    // (L+1, N, C)
     float *mid, *ln_1, *ln_2, *qkv, *atty, *fc, *act;       // (L, ...), see LayerActs
     float *mean_1, *rstd_1, *mean_2, *rstd_2, *lse;
@@ -496,6 +500,8 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         BUFFER("gradients", P, grads);
         BUFFER("AdamW moments", P, m);
         BUFFER("AdamW moments", P, v);
+        if (g->zenflow) BUFFER("newest parameters", P, master);
+        if (g->zenflow) BUFFER("sums of gradients", P, acc);
         BUFFER("backward", N * C, dx);
         BUFFER("backward", N * C, dc);
         BUFFER("backward", N * (F > 3 * C ? F : 3 * C), dwide);
@@ -540,6 +546,7 @@ static void gpt2_free(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     for (int i = 0; i < n; i++) free(buffer_get(&list[i]));
+    zen_reference_free(&g->zen);
     free(g->shards.shards);
     gpt2_table_free(&g->table);
 }
@@ -906,8 +913,14 @@ static bool adamw_step(GPT2 *g, const Run *r, size_t step, double lr, double *lo
         fail("the loss is %g and the gradient norm %g at step %zu: stopped before the update; "
              "try a lower --lr (what was saved in %s before is intact)", *loss, *norm, step,
              o->out);
+    const float scale = clip_scale(norm_squared, o->clip);
+    if (g->zenflow) {
+        const ZenRates rates = zen_rates(o, step);
+        zen_reference_step(&g->zen, g->grads, scale, &rates);
+        return true;
+    }
     const AdamStep adam = adam_step_prepare(lr, o->beta1, o->beta2, o->eps, o->weight_decay, step,
-                                            clip_scale(norm_squared, o->clip));
+                                            scale);
     gpt2_update(g, &adam);
     return true;
 }
@@ -932,6 +945,15 @@ static bool mezo_step(GPT2 *g, const Run *r, const ZoConfig *zo, ZoLog *log, siz
     return true;
 }
 
+// Saves the run after `step` steps: its weights and, with `state`, a checkpoint.
+static void save(GPT2 *g, Run *r, size_t step, bool state, bool ends, ZoLog *log,
+                 const RunState *what) {
+    const ZenReference *z = &g->zen;
+    if (g->zenflow) zen_save(r, step, state, &z->config, &z->map, &z->clock, what);
+    else if (g->zeroth) zo_save(r, step, state, ends, log, what);
+    else run_save(r, step, state, what);
+}
+
 #ifndef TESTING
 int main(int argc, char **argv) {
     Run run, *r = &run;
@@ -948,6 +970,7 @@ int main(int argc, char **argv) {
     g->shards = gpt2_shards_all(&g->table);
     g->training = r->training && !mezo;
     g->zeroth = mezo;
+    g->zenflow = g->training && o->offload == OFFLOAD_ZENFLOW;
     ZoConfig zo = zo_config(r, ZO_FP32);
     if (zo.storage == ZO_FP32) zo.write_back = 1;  // nothing is rounded: it is the same
     g->replays = g->zeroth && zo.write_back > 1;
@@ -957,20 +980,32 @@ int main(int argc, char **argv) {
     g->max_T = r->batches ? r->T : 1;
     const size_t planned = gpt2_plan(g, memory_resident(), r->only_sampling);
     gpt2_allocate(g);
-    StateSpan spans[3];
-    const StatePart parts[3] = {
-        part_whole("param", &spans[0], &g->table,
-                   g->replays ? g->stored : g->zeroth ? g->theta : g->params, NULL),
+    float *const newest = g->zeroth ? g->theta : g->zenflow ? g->master : g->params;
+    StateSpan spans[ZEN_PARTS + 1];
+    const StatePart parts[ZEN_PARTS] = {
+        part_whole("param", &spans[0], &g->table, g->replays ? g->stored : newest, NULL),
         part_whole("m", &spans[1], &g->table, g->m, NULL),
-        part_whole("v", &spans[2], &g->table, g->v, NULL)};
-    StateSpan theta;
-    const StatePart weights = part_whole("param", &theta, &g->table,
-                                         g->zeroth ? g->theta : g->params, NULL);
-    const RunState state = {parts, !mezo ? 3 : r->keeps_base ? 0 : 1, &weights};
+        part_whole("v", &spans[2], &g->table, g->v, NULL),
+        part_whole("acc", &spans[3], &g->table, g->acc, NULL),
+        part_whole("shown", &spans[4], &g->table, g->params, NULL)};
+    const StatePart weights = part_whole("param", &spans[ZEN_PARTS], &g->table, newest, NULL);
+    const RunState state = {parts, g->zenflow ? ZEN_PARTS : !mezo ? 3 : r->keeps_base ? 0 : 1,
+                            &weights};
     ZoLog log_of_scalars, *scalars = &log_of_scalars;
-    run_load(r, &state);
-    zo_load(r, scalars);
-    if (g->zeroth) {
+    if (g->zenflow) {
+        const RunState plain = {parts, 3, &weights};  // nothing is held back yet
+        run_load(r, zen_is_saved(r) ? &state : &plain);
+        if (!zen_is_saved(r))
+            memcpy(g->params, g->master, g->table.elements * sizeof(float));
+        g->zen = zen_reference(r, g->master, g->m, g->v, g->params, g->acc);
+        printf("zenflow: %.4g M parameters, ", 1e-6 * (double)g->zen.map.elements);
+        zen_describe(&g->zen.config, &g->zen.map, "", "");
+        printf("\n");
+    } else if (!mezo) {
+        zen_load_elsewhere(r, &state);
+    } else {
+        run_load(r, &state);
+        zo_load(r, scalars);
         if (scalars->rounded == 0) zo_round_all(parts[0].spans->data, g->table.elements, &zo);
         gpt2_replay(g, &zo, scalars, r->state.step);
     }
@@ -1002,7 +1037,7 @@ int main(int argc, char **argv) {
         step++;
         if (!(mezo ? mezo_step(g, r, &zo, scalars, step, lr, &loss, &norm, &err)
                    : adamw_step(g, r, step, lr, &loss, &norm, &err))) {
-            if (step - 1 > r->state.step) zo_save(r, step - 1, true, true, scalars, &state);
+            if (step - 1 > r->state.step) save(g, r, step - 1, true, true, scalars, &state);
             die("%s", err.text);  // a damaged token file
         }
         const double seconds = seconds_now() - start;
@@ -1023,10 +1058,10 @@ int main(int argc, char **argv) {
             printf("---\n");
         }
         if (o->save_every > 0 && step % o->save_every == 0)
-            zo_save(r, step, true, false, scalars, &state);
+            save(g, r, step, true, false, scalars, &state);
     }
     // The weights once more even if this step is saved: a kill may have come between the two.
-    if (step > 0) zo_save(r, step, step != r->state.step, true, scalars, &state);
+    if (step > 0) save(g, r, step, step != r->state.step, true, scalars, &state);
     run_end(r, &log, step);
     printf("memory: at most %.1f MiB, planned %.1f MiB\n", (double)memory_peak() / (1 << 20),
            (double)planned / (1 << 20));

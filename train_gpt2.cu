@@ -20,6 +20,7 @@
 #include "adam.h"
 #include "attention.cuh"
 #include "calibrate.cuh"
+#include "columns.cuh"
 #include "devices.cuh"
 #include "gpt2.h"
 #include "gpu.cuh"
@@ -30,6 +31,8 @@
 #include "run.h"
 #include "sample.h"
 #include "timeline.cuh"
+#include "zen_plan.h"
+#include "zen_run.h"
 #include "zo_plan.h"
 #include "zo_run.h"
 #include <array>
@@ -796,6 +799,8 @@ typedef struct {
     cudaEvent_t copied;
 } Staging;
 
+template <typename X> struct ZenFlow;  // zenflow.cuh
+
 template <typename X> struct GPT2 {
     static_assert(!std::is_same<X, f16>::value, "there is no backward pass in fp16");
     GPT2Config config;
@@ -837,6 +842,7 @@ template <typename X> struct GPT2 {
     cudaEvent_t *slot_free;     // per slot: the state of its last visitor is on the host again
     cudaEvent_t landing_free[2];  // the gradient in this landing has been added to the sum
     cudaEvent_t step_left;      // loss and block sums of the step are on the host
+    ZenFlow<X> *zen;            // --offload zenflow; else NULL
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
     const char *pass;           // what forward is part of: "forward", or "evaluate"
     int doing;                  // the compute stream's open span in the timeline, or -1
@@ -1027,7 +1033,8 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
         if (waiting > 0) ARENA("gradients", waiting * waiting_bytes(g), waiting);
         if (g->visit_count > 0)
             BUFFER("slots", (size_t)g->rooms * slot_floats(g) * f32, slots);
-        if (g->choice.wire_f32 && sizeof(X) < f32 && !g->accumulating && grads_host > 0)
+        if (g->zen != NULL) n = zen_buffers(g, list, n);
+        else if (g->choice.wire_f32 && sizeof(X) < f32 && !g->accumulating && grads_host > 0)
             BUFFER("gradients", WIRE_CHUNK * f32, wire);
         BUFFER("gradients", g->config.vocab_padded * C * f32, dwte);
         BUFFER("backward", N * C * X_, dx);
@@ -1047,6 +1054,7 @@ template <typename X> static int gpt2_host_buffers(GPT2<X> *g, Buffer list[MAX_B
     const size_t grads = g->pieces.grads_host, f32 = sizeof(float);
     int n = 0;
     if (!g->training || away == 0) return 0;
+    if (g->zen != NULL) return zen_host_buffers(g, list);
     list[n++] = Buffer{"master weights", away * f32, &g->host_master, true};
     list[n++] = Buffer{"AdamW moments", away * f32, &g->host_m, true};
     list[n++] = Buffer{"AdamW moments", away * f32, &g->host_v, true};
@@ -1078,16 +1086,17 @@ template <typename X> static size_t gpt2_host_bytes(GPT2<X> *g) {
 // One attempt of gpt2_fit().
 template <typename X> static void gpt2_tighten(GPT2<X> *g, int again, int tight) {
     g->recompute = again;
-    g->choice.sum_on_host = tight > 0 && g->accumulating;
+    g->choice.sum_on_host = tight > 0 && g->accumulating && g->zen == NULL;
     g->choice.keep_grads = tight < 2;
+    if (g->zen != NULL) zen_settle_sums(g, tight > 0);
     gpt2_place(g);
 }
 
 // Does the model with this choice fit into `limit` bytes of GPU and `host_limit` of host memory?
 // What only costs memory, or only costs time, is settled here. In this order: gradients that are
-// summed on the host, not on the GPU; gradients of visitors that wait on the host; and activations
-// that are made again in backward, if `recompute` is "auto". If nothing fits, it leaves the attempt
-// that needed the least of the GPU.
+// summed on the host, not on the GPU (zenflow: one sum there, not two); gradients of visitors that
+// wait on the host; and activations that are made again in backward, if `recompute` is "auto". If
+// nothing fits, it leaves the attempt that needed the least of the GPU.
 template <typename X>
 static bool gpt2_fit(GPT2<X> *g, int recompute, size_t limit, size_t host_limit) {
     const bool never = recompute == RECOMPUTE_NONE || !g->training;
@@ -1139,8 +1148,9 @@ static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_lim
             const size_t *n = g->pieces.elements, longest = g->pieces.longest_visit;
             printf("offload %s: %.4g M parameters", offload_names[g->choice.mode],
                    1e-6 * (double)g->table.elements);
-            if (n[PIECE_HOST] > 0) printf(", %.4g M updated by the CPU",
-                                           1e-6 * (double)n[PIECE_HOST]);
+            if (g->zen != NULL) zen_print(g);
+            else if (n[PIECE_HOST] > 0)
+                printf(", %.4g M updated by the CPU", 1e-6 * (double)n[PIECE_HOST]);
             if (n[PIECE_VISIT] > 0)
                 printf(", %.4g M visiting the GPU in %d slots of %.4g M",
                        1e-6 * (double)n[PIECE_VISIT], g->rooms, 1e-6 * (double)longest);
@@ -1165,12 +1175,14 @@ static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_lim
         die("this run needs %.1f MiB of GPU memory and %.1f MiB are there (free, or --gpu-memory); "
             "use a smaller --model, --batch or --seq%s%s", mib(total), mib(limit),
             g->training && !g->recompute ? ", or --recompute block" : "",
-            g->offloaded ? ", or a smaller --resident, --slots or --subgroup, or --offload auto"
+            g->zen != NULL ? ", or a smaller --resident or --zen-topk, or --offload auto"
+            : g->offloaded ? ", or a smaller --resident, --slots or --subgroup, or --offload auto"
             : g->training ? ", or --offload auto" : "");
     if (host > host_limit)
         die("this run needs %.1f MiB of host memory and %.1f MiB are there (available, or "
-            "--host-memory); use a smaller --model, or let more of the state stay on the GPU: "
-            "--offload twinflow, or --resident", mib(host), mib(host_limit));
+            "--host-memory); use a smaller --model, or let more of the state stay on the GPU: %s",
+            mib(host), mib(host_limit), g->zen != NULL ? "a larger --resident or --zen-topk; or "
+            "--zen-sums 1" : "--offload twinflow, or --resident");
     return total;
 }
 
@@ -1245,6 +1257,7 @@ template <typename X> static void gpt2_allocate(GPT2<X> *g) {
     g->host_loss = (double *)pinned_alloc(sizeof(double), "loss");
     g->host_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
     g->worker_sums = (double *)alloc_or_fail(g->blocks, sizeof(double), "gradient norm");
+    if (g->zen != NULL) zen_allocate(g);
     CUDA(cudaDeviceSynchronize());  // the zeros are there before any stream begins
 }
 
@@ -1276,6 +1289,7 @@ template <typename X> static void gpt2_free(GPT2<X> *g) {
         for (int i = 0; i < buffers; i++) host_free(buffer_get(&list[i]));
     }
     if (g->host.stream != NULL) host_queue_close(&g->host);
+    if (g->zen != NULL) zen_free(g);
     free(g->token_count);
     free(g->inputs);
     free(g->targets);
@@ -1297,6 +1311,15 @@ static void download(float *host, const X *device, size_t n, cudaStream_t stream
         CUDA(cudaMemcpy(chunk, device + i, count * sizeof(X), cudaMemcpyDeviceToHost));
         for (size_t j = 0; j < count; j++) host[i + j] = to_f32(chunk[j]);
     }
+}
+
+// For the parts of a checkpoint: copies between host and GPU memory, in either direction, after
+// everything that was queued and before everything that will be. (From pageable memory, cudaMemcpy
+// may return before the last piece has arrived, and our streams do not wait for the default one.)
+static void gpu_copy(void *to, const void *from, size_t bytes) {
+    CUDA(cudaDeviceSynchronize());
+    CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
+    CUDA(cudaDeviceSynchronize());
 }
 
 // The twelve parameters of layer l, by LN_1_W .. FCPROJ_B; and the places of their gradients.
@@ -1498,6 +1521,8 @@ static void copy_in(GPT2<X> *g, void *device, const void *host, size_t bytes, cu
     g->moved_in += bytes;
 }
 
+#include "zenflow.cuh"  // --offload zenflow does what follows in its own way
+
 // Work of the host: it adds the gradient of a piece to the step's, and takes the norm of the sum.
 typedef struct {
     float *sum;
@@ -1580,6 +1605,10 @@ static void gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool last) 
     if (s >= 1 && s <= g->config.layers)
         live(g, "activations", -layer_elements(g), sizeof(X), g->compute);
     CUDA(cudaEventRecord(g->grad_ready[s], g->compute));
+    if (g->zen != NULL) {
+        zen_gradient_complete(g, s, accumulate, last);
+        return;
+    }
     CUDA(cudaStreamWaitEvent(g->leave, g->grad_ready[s], 0));
     for (int i = x->first; i < x->first + x->pieces; i++) {
         const Piece *p = &g->pieces.pieces[i];
@@ -1720,6 +1749,7 @@ static void gpt2_backward(GPT2<X> *g, const int32_t *tokens, bool accumulate, bo
 template <typename X> static double gpt2_grad_norm_squared(GPT2<X> *g, double *loss) {
     const bool on_host = g->accumulating && g->choice.sum_on_host && g->pieces.grads_host > 0;
     if (on_host) order(g, g->host.stream, g->leave);
+    if (g->zen != NULL) zen_sums_leave(g);
     CUDA(cudaMemcpyAsync(g->host_sums, g->norm_sums, g->blocks * sizeof(double),
                          cudaMemcpyDeviceToHost, g->leave));
     CUDA(cudaMemcpyAsync(g->host_loss, g->loss, sizeof(double), cudaMemcpyDeviceToHost, g->leave));
@@ -1860,6 +1890,7 @@ template <typename X> static void gpt2_update(GPT2<X> *g, const AdamStep *step) 
 
 // Waits until nothing of an update is under way, neither weights nor state.
 template <typename X> static void gpt2_update_wait(GPT2<X> *g) {
+    if (g->zen != NULL) zen_wait(g);
     CUDA(cudaStreamSynchronize(g->update));
     CUDA(cudaStreamSynchronize(g->back));
     CUDA(cudaStreamSynchronize(g->out));
@@ -1943,15 +1974,6 @@ static bool evaluate(GPT2<X> *g, const Run *r, Log *log, size_t step, Error *err
     return true;
 }
 
-// For the parts of a checkpoint: copies between host and GPU memory, in either direction, after
-// everything that was queued and before everything that will be. (From pageable memory, cudaMemcpy
-// may return before the last piece has arrived, and our streams do not wait for the default one.)
-static void gpu_copy(void *to, const void *from, size_t bytes) {
-    CUDA(cudaDeviceSynchronize());
-    CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
-    CUDA(cudaDeviceSynchronize());
-}
-
 // The state as checkpoints see it: where each range of the masters, m and v lives.
 template <typename X> static void gpt2_parts(GPT2<X> *g, StatePart parts[3]) {
     static const char *const names[3] = {"param", "m", "v"};
@@ -1978,6 +2000,13 @@ template <typename X> static void gpt2_parts(GPT2<X> *g, StatePart parts[3]) {
     }
 }
 
+// Saves the run after `step` steps, before anything else happens. No update may be under way.
+template <typename X>
+static void save_now(GPT2<X> *g, Run *r, size_t step, bool checkpoint, const RunState *state) {
+    if (g->zen != NULL) zen_save_run(g, r, step, checkpoint);
+    else run_save(r, step, checkpoint, state);
+}
+
 // Saves the state after `step` steps. On the host it must be whole now, but not for long: it is
 // written behind the back of training (saver.h), with some memory to copy what would be waited for.
 template <typename X>
@@ -1985,8 +2014,8 @@ static void save(GPT2<X> *g, Run *r, size_t step, const RunState *state) {
     enum { BOUNCE = 1 << 30 };
     static StatePiece *pieces;
     gpt2_update_wait(g);
-    if (!g->offloaded) {
-        run_save(r, step, true, state);
+    if (!g->offloaded || g->zen != NULL) {
+        save_now(g, r, step, true, state);
         return;
     }
     const size_t count = (size_t)g->pieces.count;
@@ -2064,6 +2093,17 @@ template <typename X> static PlanRun plan_run(const GPT2<X> *g, const Run *r) {
     return run;
 }
 
+// Predicts the time of a step of --offload zenflow, prints it, and draws it if trace is not NULL.
+template <typename X>
+static void zen_predict(const GPT2<X> *g, const Rates *rates, const PlanRun *run,
+                        TraceFile *trace) {
+    const ZenFlow<X> *z = g->zen;
+    const ZenPlan plan = {*run, z->config.window, z->config.reselect, z->config.delay, z->sums,
+                          z->wire_f32};
+    const ZenPrediction x = zen_plan_step(rates, &g->config, &z->map, &plan, trace);
+    zen_plan_print(rates, &z->map, &plan, &x);
+}
+
 // OffloadNeeds of plan.h.
 template <typename X>
 static bool gpt2_needs(void *model, const OffloadChoice *c, bool recompute, size_t *gpu,
@@ -2088,7 +2128,7 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
     c->subgroup = o->subgroup;
     c->slots = (int)o->slots;
     c->wire_f32 = o->grad_wire == WIRE_FP32;
-    c->resident = o->resident >= 0 ? o->resident : 0;
+    c->resident = o->resident >= 0 && c->mode != OFFLOAD_ZENFLOW ? o->resident : 0;
     c->share = o->share;
     if (c->subgroup > 0 && g->table.elements / c->subgroup > 100000)
         die("--subgroup %zu cuts this model into %zu sub-groups; at most 100000 are sensible",
@@ -2122,6 +2162,10 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
         return RECOMPUTE_SETTLED;
     }
     int recompute = o->recompute;
+    if (c->mode == OFFLOAD_ZENFLOW) {
+        zen_choose(g, r, limit, host_limit);
+        return recompute;
+    }
     if (c->mode == OFFLOAD_TWINFLOW && o->resident < 0) {  // as much as fits, with no recomputation
         if (recompute == RECOMPUTE_AUTO) recompute = RECOMPUTE_NONE;  // that can be avoided
         for (;;) {
@@ -2189,10 +2233,13 @@ template <typename X> static size_t settle(GPT2<X> *g, Run *r, Prediction *predi
         TraceFile trace;
         Error err;
         if (draw && !trace_open(&trace, o->trace, &err)) die("%s", err.text);
-        *predicted = plan_step(&rates, &g->config, &g->pieces, &g->choice, &run,
-                               draw ? &trace : NULL);
+        if (g->zen != NULL)
+            zen_predict(g, &rates, &run, draw ? &trace : NULL);
+        else
+            *predicted = plan_step(&rates, &g->config, &g->pieces, &g->choice, &run,
+                                   draw ? &trace : NULL);
         if (draw && !trace_close(&trace, &err)) fail("%s", err.text);
-        plan_print_time(&rates, &run, predicted);
+        if (g->zen == NULL) plan_print_time(&rates, &run, predicted);
     } else if (o->plan) {
         printf("for the time of a step, describe the machine: --rates FILE\n");
     }
@@ -2240,7 +2287,9 @@ static void offload_log(const GPT2<X> *g, const Prediction *predicted, char *jso
              "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"cpu_params\":%zu,\"gpu_params\":%zu}",
              d->step, 1e3 * d->forward, 1e3 * d->backward, 1e3 * d->update_seconds,
              1e3 * d->stalled, 1e3 * d->duplex, 1e3 * predicted->bound, g->moved_in, g->moved_out,
-             of[PIECE_HOST], of[PIECE_VISIT] + of[PIECE_RESIDENT]);
+             g->zen != NULL ? g->zen->map.elements - g->zen->map.chosen_elements : of[PIECE_HOST],
+             g->zen != NULL ? g->zen->map.chosen_elements : of[PIECE_VISIT] + of[PIECE_RESIDENT]);
+    if (g->zen != NULL) zen_log(g, json + strlen(json), n - strlen(json));
 }
 
 // The same for people, of the last step, when all is over.
@@ -2251,6 +2300,7 @@ template <typename X> static void offload_end(const GPT2<X> *g, const Prediction
            "once; its update took %.1f ms, forward and backward waited %.1f ms\n",
            mib(g->moved_in), mib(g->moved_out), 1e3 * d->duplex, 1e3 * d->update_seconds,
            1e3 * d->stalled);
+    if (g->zen != NULL) zen_end(g);
     if (predicted->bound > 0 && d->update_seconds > 0)
         printf("the bound of such an update is %.1f ms here (%s), %.0f %% of what it took\n",
                1e3 * predicted->bound, predicted->limit,
@@ -2284,8 +2334,12 @@ template <typename X> static int train(Run *r) {
     StatePart parts[3];
     gpt2_parts(g, parts);
     const RunState state = {parts, 3, &parts[0]};
-    run_load(r, &state);
-    gpt2_round_params(g);
+    if (g->zen != NULL) {
+        zen_load(g, r);
+    } else {
+        zen_load_elsewhere(r, &state);
+        gpt2_round_params(g);
+    }
 
     // --dump: the first batch's loss, logits and gradients. --steps 0: sample, evaluate, convert.
     if (o->dump != NULL) {
@@ -2334,7 +2388,7 @@ template <typename X> static int train(Run *r) {
             const bool last = micro + 1 == o->accum;
             if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, &err)) {
                 gpt2_update_wait(g);
-                if (step - 1 > r->state.step) run_save(r, step - 1, true, &state);
+                if (step - 1 > r->state.step) save_now(g, r, step - 1, true, &state);
                 die("%s", err.text);  // a damaged token file
             }
             gpt2_forward(g, g->inputs, r->B, r->T);
@@ -2353,9 +2407,12 @@ template <typename X> static int train(Run *r) {
                  "try a lower --lr (what was saved in %s before is intact)", loss, norm, step,
                  o->out);
         const double lr = schedule_lr(o, step);
+        const float scale = clip_scale(norm_squared, o->clip);
         const AdamStep adam = adam_step_prepare(lr, o->beta1, o->beta2, o->eps, o->weight_decay,
-                                                step, clip_scale(norm_squared, o->clip));
-        gpt2_update(g, &adam);
+                                                step, scale);
+        const ZenRates rates = zen_rates(o, step);
+        if (g->zen != NULL) zen_update(g, scale, &rates);
+        else gpt2_update(g, &adam);
         if (o->no_update_overlap) {
             compute_span(g, "wait", 0);
             gpt2_update_wait(g);
@@ -2363,7 +2420,7 @@ template <typename X> static int train(Run *r) {
         }
 
         const double seconds = seconds_now() - start;
-        char counters[512];
+        char counters[768];
         offload_log(g, &predicted, counters, sizeof counters);
         if (!log_step(&log, step, o->steps, loss, norm, lr, 1e3 * seconds,
                       (double)r->step_tokens / seconds,
@@ -2384,7 +2441,7 @@ template <typename X> static int train(Run *r) {
     }
     gpt2_update_wait(g);
     // The weights once more even if this step is saved: a kill may have come between the two.
-    if (step > 0) run_save(r, step, step != r->state.step, &state);
+    if (step > 0) save_now(g, r, step, step != r->state.step, &state);
     CUDA(cudaDeviceSynchronize());
     timeline_close(&g->timeline);
     run_end(r, &log, step);

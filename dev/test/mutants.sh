@@ -1,10 +1,10 @@
 #!/bin/sh
-# Do the tests of offloading and of zeroth-order training notice a mistake? Each line below is one,
-# in the sources of the GPU trainer: an event is left out, a copy forgotten, a buffer used too
-# early. test_placement, or test_zo_gpu for those of zo*, is built with all of them,
-# runs with one at a time (MUTANT=N), and must fail: with other bits under a schedule of the
-# emulated GPU (prio:0, prio:1, lazy), in its own checks (test), or with ThreadSanitizer's
-# objection (tsan).
+# Do the tests of offloading, of importance-aware updates and of zeroth-order training notice a
+# mistake? Each line below is one, in the sources of the GPU trainer: an event is left out, a copy
+# forgotten, a buffer used too early. test_placement, or test_zo_gpu for those of zo*, or
+# test_zenflow_gpu for those whose name has "zen", is built with all of them, runs with one at a time
+# (MUTANT=N), and must fail: with other bits under a schedule of the emulated GPU (prio:0, prio:1,
+# lazy), in its own checks (test), or with ThreadSanitizer's objection (tsan).
 # usage: sh dev/test/mutants.sh [PATTERN]     (from the top, after make test; ALL=1: every way each
 #                                             is noticed, not only the first)
 set -u
@@ -17,6 +17,7 @@ jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
 # The names of those that cannot be noticed begin with "same", with the reason above them.
 # NAME :: FILE :: BEGIN                 leaves the statement out that begins like this
 # NAME :: FILE :: LINE :: OLD :: NEW    an expression of the line in which LINE occurs is another
+# (first) or (last) before BEGIN or LINE: of several such lines
 cat >"$work/list" <<'END'
 wait: weights, GPU's part :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->compute, g->updated[s]
 wait: weights, CPU's part :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->compute, g->returned[s]
@@ -119,6 +120,99 @@ update: padding is updated :: zo.cuh :: zo_clear_padding(th, n) :: zo_clear_padd
 loss: second chunk alone :: zo.cuh :: sum = fmaf(sum, expf(max - top), row_sum :: row_sum[n] :: 0.0f
 update: evaluation of the step before :: zo.cuh :: zo_updates(&p.updates, &z->zo, &z->log, z->step) :: z->step :: z->step - 1
 time: a group waits for its whole layer :: zo.cuh :: CUDA(cudaStreamWaitEvent(z->compute, z->there[event] :: event :: event / ZO_GROUPS * ZO_GROUPS + 3
+zen wait: gradient made, then packed :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->leave, g->grad_ready[s]
+zen wait: half of packed :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(z->pack, z->packed_free
+zen wait: room in the ring :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->out, z->ring_free
+zen wait: summed, then packed :: zenflow.cuh :: order(g, g->leave, z->pack)
+zen wait: packed, then out :: zenflow.cuh :: order(g, z->pack, g->out)
+zen wait: gradient there, then added :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->host.stream, g->grad_arrived
+zen wait: result has left :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->host.stream, z->result_free
+zen wait: computed, then back :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->back, z->computed
+zen wait: --no-grad-overlap :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->compute, g->grad_arrived
+zen wait: columns taken, then out :: zenflow.cuh :: order(g, g->update, g->out)
+zen wait: columns out, then exchanged :: zenflow.cuh :: order(g, g->out, g->host.stream)
+zen wait: columns exchanged, then back :: zenflow.cuh :: order(g, g->host.stream, g->back)
+zen wait: columns back, then put :: zenflow.cuh :: order(g, g->back, g->update)
+zen wait: columns put, then others :: zenflow.cuh :: CUDA(cudaStreamSynchronize(g->update))
+# the emulated GPU copies pageable memory before it returns; a real one may not
+same: zen wait, slots there :: zenflow.cuh :: CUDA(cudaDeviceSynchronize());  // our streams
+zen wait: state at rest, host :: zenflow.cuh :: CUDA(cudaStreamSynchronize(g->host.stream))
+zen wait: at rest before a selection :: zenflow.cuh :: (first) gpt2_update_wait(g)
+zen wait: at rest before a checkpoint :: zenflow.cuh :: (last) gpt2_update_wait(g)
+zen wait: late update at rest :: train_gpt2.cu :: if (g->zen != NULL) zen_wait(g)
+zen record: half free never :: zenflow.cuh :: CUDA(cudaEventRecord(z->packed_free
+zen record: half free before it left :: zenflow.cuh :: (z->packed_free[z->packing], g->out) :: g->out :: z->pack
+zen record: gradient arrived never :: zenflow.cuh :: CUDA(cudaEventRecord(g->grad_arrived
+zen record: gradient arrived before it did :: zenflow.cuh :: (g->grad_arrived[s], g->out) :: g->out :: z->pack
+zen record: place free never :: zenflow.cuh :: CUDA(cudaEventRecord(g->grad_left
+zen record: place free before it is packed :: zenflow.cuh :: cudaEventRecord(g->grad_left :: leaves ? z->pack : g->leave :: g->leave
+zen record: room free never, added :: zenflow.cuh ::         CUDA(cudaEventRecord(z->ring_free
+zen record: room free never, updated :: zenflow.cuh :: if (grad) CUDA(cudaEventRecord(z->ring_free
+zen record: room free before it is added :: zenflow.cuh ::         CUDA(cudaEventRecord(z->ring_free :: g->host.stream :: g->out
+zen record: room free before the update :: zenflow.cuh :: if (grad) CUDA(cudaEventRecord(z->ring_free :: g->host.stream :: g->out
+zen record: computed never :: zenflow.cuh :: CUDA(cudaEventRecord(z->computed
+zen record: computed before it is :: zenflow.cuh :: cudaEventRecord(z->computed :: g->host.stream :: g->update
+zen record: result left never :: zenflow.cuh :: CUDA(cudaEventRecord(z->result_free
+zen record: result left before it did :: zenflow.cuh :: (z->result_free[s], g->back) :: g->back :: g->update
+zen record: weights returned never :: zenflow.cuh :: CUDA(cudaEventRecord(g->returned
+zen record: weights returned before they are :: zenflow.cuh :: cudaEventRecord(g->returned :: g->back :: g->host.stream
+zen record: chosen updated never :: zenflow.cuh :: CUDA(cudaEventRecord(g->updated
+zen record: chosen updated before they are :: zenflow.cuh :: cudaEventRecord(g->updated :: g->update :: g->leave
+zen copy: weights not scattered :: zenflow.cuh :: columns_scatter_gpu(g->params
+zen copy: weights never land :: zenflow.cuh :: copy_in(g, z->landing
+zen copy: half of the segments :: zenflow.cuh :: (first) for (int s = 0; s < z->map.segments; s++) { :: z->map.segments :: z->map.segments / 2
+zen copy: result of the first segment :: zenflow.cuh :: (const void *)(z->result + part->rest_at) :: part->rest_at :: (size_t)0
+zen copy: gradient never leaves :: zenflow.cuh :: copy_out(g, (char *)z->ring
+zen copy: gradient to the first segment's place :: zenflow.cuh :: copy_out(g, (char *)z->ring :: part->rest_at * wire :: (size_t)0
+zen copy: gradient of the chosen not packed :: zenflow.cuh :: zen_pack(g, (char *)z->grad
+zen copy: both halves of packed are one :: zenflow.cuh :: (size_t)z->packing * zen_longest :: z->packing :: 0
+zen copy: landing too small :: zenflow.cuh :: Buffer{"packed", longest * sizeof(X) :: longest :: longest / 2
+zen copy: sums never leave :: train_gpt2.cu :: if (g->zen != NULL) zen_sums_leave(g)
+zen sums: not of one micro-batch :: zenflow.cuh :: columns_sums_gpu(z->column_sums, z->scratch, made
+zen sums: not of several micro-batches :: zenflow.cuh :: columns_sums_gpu(z->column_sums, z->scratch, sum
+zen sums: micro-batches never reset :: zenflow.cuh :: if (g->accumulating) accumulate_gradient(sum :: !accumulate :: false
+zen window: sums never change places :: zenflow.cuh :: if (z->sums == 2 && !one_pass) z->sum :: 1 - z->sum :: z->sum
+zen window: update of the open sum :: zenflow.cuh :: if (!grad) work.acc :: 1 - z->sum :: z->sum
+zen window: first step adds :: zenflow.cuh :: work.first = z->clock.filled == 0 :: z->clock.filled == 0 :: false
+zen window: each step is the first :: zenflow.cuh :: work.first = z->clock.filled == 0 :: z->clock.filled == 0 :: true
+zen window: last step alone :: zenflow.cuh :: else if (z->clock.filled > 0) work.acc :: z->clock.filled > 0 :: false
+zen window: last step not in one pass :: zenflow.cuh :: const bool one_pass = :: turn.drains || z->sums < 2 :: z->sums < 2
+zen window: rest of a late update forgotten :: zenflow.cuh :: zen_compute_until(g, SIZE_MAX);  // what
+zen window: update begun when it is to show :: zenflow.cuh :: zen_compute_until(g, z->due += z->share)
+zen window: update all at once :: zenflow.cuh :: z->share = map->rest / :: map->rest / (steps > 0 ? steps : 1) :: map->rest
+zen window: drained, not shown :: zenflow.cuh :: if (turn.drains) zen_show(g)
+zen window: late, not shown :: zenflow.cuh :: if (!turn.drains) zen_show(g)
+zen window: shown twice :: zenflow.cuh :: if (!turn.drains) zen_show(g) :: !turn.drains :: true
+zen window: mean of one step :: zenflow.cuh :: z->late_step = zen_rest_step( :: turn.steps :: (size_t)1
+zen window: backward's room last :: zenflow.cuh :: zen_compute(g, turn.drains ? :: turn.drains ? i : map->segments - 1 - i :: i
+zen window: forward's weights last :: zenflow.cuh :: zen_compute(g, turn.drains ? :: turn.drains ? i : map->segments - 1 - i :: map->segments - 1 - i
+zen scale: not in one pass :: zenflow.cuh :: zen_compute(g, turn.drains ? :: scale :: 1.0f
+zen scale: not added :: zenflow.cuh ::         zen_take_gradient(g, s, scale :: scale :: 1.0f
+zen bits: gradient read as bf16 :: zenflow.cuh :: w->grad_is_bf16 = wire == 2 :: wire == 2 :: sizeof(X) == 2
+zen bits: no result :: zenflow.cuh :: if (z->result != NULL) work.result
+zen selection: only p :: zenflow.cuh :: for (int k = 0; k < 3; k++) { :: 3 :: 1
+zen selection: v is m :: zenflow.cuh :: float *const state[3] = { :: z->v :: z->m
+zen selection: the host's first matrix :: zenflow.cuh :: work.state[2] = z->host_v :: t->rest_at :: (size_t)0
+zen selection: chosen slots are the rest's :: zenflow.cuh :: slots[j] = swaps[j].chosen :: swaps[j].chosen :: swaps[j].rest % (int32_t)t->chosen
+zen selection: slots of the rest are one :: zenflow.cuh :: work.slot[j] = swaps[j].rest :: swaps[j].rest :: swaps[0].rest
+zen selection: the first columns again :: zenflow.cuh :: zen_exchange_some(g, t, swaps + k :: swaps + k :: swaps
+zen selection: scores of the first matrix :: zenflow.cuh :: z->clock.scores + t->column_at :: t->column_at :: (size_t)0
+zen selection: map as it was :: zenflow.cuh :: zen_swap(&z->map, i, swaps, count)
+zen selection: the GPU's list as it was :: zenflow.cuh :: (last) CUDA(cudaMemcpy(z->column, z->map.column
+zen selection: not counted :: zenflow.cuh :: z->swapped += count
+zen checkpoint: result not made again :: zenflow.cuh :: z->result[i] = f32_to_bf16(z->host_master[i])
+zen checkpoint: update computed again :: zenflow.cuh :: z->queued = z->map.segments;
+zen checkpoint: the other sum :: zenflow.cuh :: owners[3] = ZenPart<X>{ :: z->sum :: (1 - z->sum)
+zen checkpoint: sum of a closed window :: zenflow.cuh :: const bool open = z->clock.filled > 0 :: z->clock.filled > 0 :: true
+zen checkpoint: not late :: zen_run.h :: x->late = late == 1 :: late == 1 :: false
+zen plan: two sums that are not used :: zenflow.cuh :: z->sums = z->config.window == 1 :: z->config.delay <= 1 :: z->config.delay == 0
+zen plan: never one sum :: train_gpt2.cu :: if (g->zen != NULL) zen_settle_sums(g :: tight > 0 :: false
+zen host: first gradient not clipped :: zenflow.h :: for (size_t i = at; i < end; i++) a[i] = mul_f32(scale, bf16_to_f32 :: mul_f32(scale, bf16_to_f32(half[i])) :: bf16_to_f32(half[i])
+zen host: gradient of one step not clipped :: zenflow.h :: else if (acc == NULL) sum = :: mul_f32(scale, grad_at(g, is_bf16, i)) :: grad_at(g, is_bf16, i)
+zen host: last gradient replaces the sum :: zenflow.h :: else sum = fma_f32(scale, grad_at :: acc[i] :: 0.0f
+zen columns: the rest's begin at the first :: columns.cuh :: w.column_at = z->column_at + (rest :: rest ? z->chosen : 0 :: 0
+zen columns: packed for the arena, not the segment :: columns.cuh :: w.packed_at = rest ? z->rest_at :: z->rest_at - s->rest_at :: z->rest_at
+zen columns: vectors decay :: columns.cuh :: const float decay = w.decay :: w.decay ? s.weight_decay : 0.0f :: s.weight_decay
 END
 
 # A copy of the tree by links, in which files are replaced.
@@ -152,7 +246,9 @@ for (my $n = 1; my $line = <STDIN>; $n++) {
     chomp $line;
     my ($name, $file, $place, $old, $new) = split / :: /, $line;
     lines($file);
+    my $which = $place =~ s/^\((first|last)\) // ? $1 : "";
     my @found = grep { index($was{$file}[$_], $place) >= 0 } 0 .. $#{$was{$file}};
+    @found = $found[$which eq "last" ? -1 : 0] if $which && @found > 1;
     my $from = \($is{$file}[$found[0] // 0]);
     my $changes = @found != 1 ? 0
         : defined $old ? $$from =~ s/^(.*)(?<!\w)\Q$old\E(?!\w)/$1(mutant($n) ? $new : $old)/s
@@ -162,7 +258,13 @@ for (my $n = 1; my $line = <STDIN>; $n++) {
 for (keys %is) { unlink; open(my $f, ">", $_) or die; print $f @{$is{$_}}; }
 END
 perl mutants.pl <list || exit 1
-test_of() { case $1 in *" :: zo"*) echo test_zo_gpu ;; *) echo test_placement ;; esac; }
+test_of() {
+    case $1 in
+        *" :: zo"*) echo test_zo_gpu ;;
+        *"zen "*) echo test_zenflow_gpu ;;
+        *) echo test_placement ;;
+    esac
+}
 programs=$(grep -v '^#' list | grep -F -- "${1:-}" | while read -r line; do test_of "$line"; done |
            sort -u)
 for program in $(for p in $programs; do echo "build/emu/$p build/tsan/$p"; done); do

@@ -39,7 +39,10 @@ static void defaults_are_the_documented_ones(void) {
     CHECK(o.sample_tokens == 256 && o.temperature == 0.8 && o.top_k == 0, "sample");
     CHECK(o.save_every == 0 && o.keep == 2 && o.threads == 0 && o.save_dtype == SAVE_FP32, "files");
     CHECK(o.optimizer == OPTIMIZER_ADAMW && !o.resume && !o.help && !o.version, "flags");
-    CHECK(o.stride == 0 && o.share == AUTO_REAL && o.zen_topk == 0.1 && o.slots == 3, "GPU");
+    CHECK(o.stride == 0 && o.share == AUTO_REAL && o.slots == 3, "GPU");
+    CHECK(o.zen_topk == 0.1 && o.zen_window == 4 && o.zen_reselect == 16, "importance");
+    CHECK(o.zen_warmup == 1 && o.zen_delay == AUTO_COUNT, "importance");
+    CHECK(o.zen_rest_lr == 1 && o.zen_sums == 0 && o.offload == OFFLOAD_AUTO, "importance");
     CHECK(o.zo_eps == 1e-3 && o.zo_queries == 1 && o.zo_write_back == 1, "zeroth order");
     CHECK(o.zo_noise == 0 && o.zo_storage == 0 && o.zo_rounding == 0, "zeroth order");
     CHECK(o.zo_checkpoint == CHECKPOINT_FULL && o.labels == NULL, "zeroth order");
@@ -124,6 +127,15 @@ static void every_option_is_stored_in_its_field(void) {
     CHECK(strcmp(o.labels, " bad| good") == 0 && strcmp(o.template_text, " =") == 0, "-");
     CHECK(o.stream_blocks && o.slots == 2 && o.resident_blocks == 5, "-");
     CHECK(o.zo_no_overlap && o.zo_no_slots && o.zo_no_fused_update, "-");
+    CHECK(parse(&o, "--data d --offload zenflow --zen-topk 0.25 --zen-window 7 --zen-reselect 0 "
+                "--zen-warmup 99 --zen-delay 0 --zen-rest-lr 1.5", false, &err), "%s", err.text);
+    CHECK(o.offload == OFFLOAD_ZENFLOW && o.zen_topk == 0.25 && o.zen_window == 7, "-");
+    CHECK(o.zen_reselect == 0 && o.zen_warmup == 99 && o.zen_delay == 0, "-");
+    CHECK(o.zen_rest_lr == 1.5, "%g", o.zen_rest_lr);
+    CHECK(parse(&o, "--data d --offload zenflow --zen-window auto --zen-rest-lr auto --zen-sums 2 "
+                "--resident 0.5 --zen-delay auto", true, &err), "%s", err.text);
+    CHECK(o.zen_window == 0 && o.zen_rest_lr == AUTO_REAL && o.zen_sums == 2, "auto");
+    CHECK(o.zen_delay == AUTO_COUNT, "auto");
 }
 
 static void mistakes_are_refused_with_a_reason(void) {
@@ -193,8 +205,10 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --dump f --resume", "leave out --resume"},
         {"--optimizer mezo", "--data is missing"},
         {"--data d --optimizer sgd", "must be one of"},
-        {"--data d --offload zenflow", "--offload zenflow is not implemented yet"},
-        {"--data d --offload none", "--offload is an option of the GPU builds"},
+        {"--data d --offload zero", "the CPU trainer has nothing to offload"},
+        {"--data d --offload twinflow", "the CPU trainer has nothing to offload"},
+        {"--data d --offload interleave", "the CPU trainer has nothing to offload"},
+        {"--data d --offload zen", "one of auto|none|zero|twinflow|interleave|zenflow"},
         {"--data d --precision bf16", "this is the CPU trainer"},
         {"--data d --gpu-memory 24G", "this is the CPU trainer"},
         {"--data d --gpu-memory 24X", "is not a size, like 512M or 24G"},
@@ -203,7 +217,28 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --gpu-memory 99999999T", "is not a size"},
         {"--data d --plan", "--plan is an option of the GPU builds"},
         {"--data d --no-save --save-every 5", "contradict each other"},
-        {"--data d --zen-topk 0.2", "--zen-topk is not implemented yet"},
+        {"--data d --zen-topk 0.1", "--zen-topk needs --offload zenflow"},
+        {"--data d --offload none --zen-window 2", "--zen-window needs --offload zenflow"},
+        {"--data d --offload auto --zen-reselect 2", "--zen-reselect needs --offload zenflow"},
+        {"--data d --zen-warmup 2", "--zen-warmup needs --offload zenflow"},
+        {"--data d --zen-delay 1", "--zen-delay needs --offload zenflow"},
+        {"--data d --zen-rest-lr auto", "--zen-rest-lr needs --offload zenflow"},
+        {"--data d --offload zenflow --zen-sums 1", "--zen-sums is an option of the GPU builds"},
+        {"--data d --offload zenflow --zen-topk 1.5", "--zen-topk 1.5: must be 0 to 1"},
+        {"--data d --offload zenflow --zen-topk -1", "--zen-topk -1: must be 0 to 1"},
+        {"--data d --offload zenflow --zen-topk auto", "is not a number"},
+        {"--data d --offload zenflow --zen-window 0", "--zen-window 0: must be 1 to 1048576"},
+        {"--data d --offload zenflow --zen-window 1048577", "must be 1 to 1048576"},
+        {"--data d --offload zenflow --zen-reselect -1", "is not a whole number"},
+        {"--data d --offload zenflow --zen-reselect auto", "is not a whole number"},
+        {"--data d --offload zenflow --zen-warmup 0", "--zen-warmup 0: must be 1 to"},
+        {"--data d --offload zenflow --zen-delay -1", "is not a whole number"},
+        {"--data d --offload zenflow --zen-delay window", "is not a whole number"},
+        {"--data d --offload zenflow --zen-rest-lr 1001", "must be 0 to 1000"},
+        {"--data d --offload zenflow --zen-rest-lr 0", "the rest would never be updated"},
+        {"--data d --offload zenflow --dump f", "--dump shows a gradient"},
+        {"--data d --optimizer mezo --offload zenflow", "--offload places the state of AdamW"},
+        {"--data d --optimizer mezo --offload zenflow --zen-topk 1", "needs --optimizer adamw"},
         {"--data d --zo-eps 0.2", "--zo-eps needs --optimizer mezo"},
         {"--data d --zo-checkpoint full", "--zo-checkpoint needs --optimizer mezo"},
         {"--data d --labels a|b", "--labels needs --optimizer mezo"},
@@ -244,8 +279,20 @@ static void mistakes_are_refused_with_a_reason(void) {
     }
     static const struct { const char *line, *reason; } gpu[] = {
         {"--data d --zero 1", "--zero is not implemented yet"},
-        {"--data d --offload zero --resident 0.5", "--resident needs --offload twinflow or"},
-        {"--data d --resident 0.5", "--resident needs --offload twinflow or"},
+        {"--data d --offload zero --resident 0.5", "--resident needs --offload twinflow, inter"},
+        {"--data d --resident 0.5", "--resident needs --offload twinflow, interleave or zenflow"},
+        {"--data d --zen-sums 1", "--zen-sums needs --offload zenflow"},
+        {"--data d --offload zero --zen-topk 0.1", "--zen-topk needs --offload zenflow"},
+        {"--data d --offload zenflow --zen-sums 3", "--zen-sums 3: must be 1 to 2"},
+        {"--data d --offload zenflow --subgroup 5000", "are for other modes of --offload"},
+        {"--data d --offload zenflow --slots 2", "are for other modes of --offload"},
+        {"--data d --offload zenflow --stride 2", "need --offload interleave"},
+        {"--data d --offload zenflow --share 0.5", "need --offload interleave"},
+        {"--data d --offload zenflow --dump f", "--dump shows a gradient"},
+        {"--data d --offload zenflow --zen-window 1 --zen-sums 1", "of 1 has none"},
+        {"--data d --offload zenflow --zen-delay 1 --zen-sums 2", "there is never but one"},
+        {"--data d --offload zenflow --zen-topk 1 --zen-window auto", "leaves only one of them"},
+        {"--data d --offload zenflow --zen-topk 0 --zen-window auto", "leaves only one of them"},
         {"--data d --offload twinflow --share 0.5", "need --offload interleave"},
         {"--data d --stride 2", "need --offload interleave"},
         {"--data d --offload interleave --stride 2 --share 0.5", "leave one out"},
@@ -291,7 +338,11 @@ static void combinations_that_work_are_accepted(void) {
         "--data d --optimizer mezo --zo-queries 256", "--steps 0 --optimizer mezo --prompt x",
         "--data d --optimizer mezo --zo-write-back 64 --zo-queries 4 --zo-checkpoint replay",
         "--data d --optimizer mezo --labels a|b", "--steps 0 --val v --optimizer mezo --labels a|b",
-        "--steps 0 --val v --labels a|b --template x",
+        "--steps 0 --val v --labels a|b --template x", "--data d --offload auto",
+        "--data d --offload none", "--data d --offload zenflow",
+        "--steps 0 --data d --offload zenflow",
+        "--data d --offload zenflow --zen-topk 0 --zen-window 1048576 --zen-delay 0",
+        "--data d --offload zenflow --zen-topk 0.9 --zen-window auto --zen-rest-lr 1e-3",
     };
     Options o;
     Error err;
@@ -305,6 +356,9 @@ static void combinations_that_work_are_accepted(void) {
         "--plan --optimizer mezo --stream-blocks", "--data d --optimizer mezo --offload none",
         "--data d --optimizer mezo --precision fp16 --zo-storage bf16 --stream-blocks --slots 1",
         "--data d --no-save", "--data d --no-grad-overlap --no-update-overlap",
+        "--plan --offload zenflow --resident 0.3 --zen-sums 1 --grad-wire fp32 --zen-window auto",
+        "--plan --offload zenflow --zen-sums 1 --zen-delay 0",
+        "--plan --offload zenflow --zen-sums 2 --zen-delay 2",
     };
     for (size_t i = 0; i < sizeof gpu / sizeof gpu[0]; i++)
         CHECK(parse(&o, gpu[i], true, &err), "[%s] %s", gpu[i], err.text);
@@ -429,18 +483,73 @@ static void a_checkpoint_refuses_another_run(void) {
     options_free(&o);
 }
 
+// Importance-aware updates: their settings stay while they run, and may be others after they did
+// not.
+static void settings_of_a_mode_that_is_left_may_change(void) {
+    static const char *const fixed[] = {
+        "--zen-topk 0.3", "--zen-window 3", "--zen-window 4", "--zen-reselect 3", "--zen-warmup 3",
+        "--zen-delay 1", "--zen-rest-lr 3"};
+    Options run, o;
+    Error err;
+    char json[8192], line[200];
+    CHECK(parse(&run, "--data d --offload zenflow --zen-topk 0.2 --zen-window auto "
+                "--zen-reselect 5 --zen-warmup 6 --zen-delay 0 --zen-rest-lr 0.7", false, &err)
+          && options_to_json(&run, json, sizeof json), "%s", err.text);
+    CHECK(strstr(json, "\"offload\": \"zenflow\"") && strstr(json, "\"zen-topk\": 0.2"), "%s",
+          json);
+    CHECK(strstr(json, "\"zen-window\": \"auto\"") && !strstr(json, "zen-sums"), "%s", json);
+    CHECK(parse(&o, "--resume", false, &err) && options_resume(&o, json, &err), "%s", err.text);
+    CHECK(o.offload == OFFLOAD_ZENFLOW && o.zen_topk == 0.2 && o.zen_window == 0, "restored");
+    CHECK(o.zen_reselect == 5 && o.zen_warmup == 6 && o.zen_delay == 0, "restored");
+    CHECK(o.zen_rest_lr == 0.7, "%g", o.zen_rest_lr);
+    options_free(&o);
+    CHECK(parse(&o, "--resume --zen-window auto --zen-topk 0.2", false, &err)
+          && options_resume(&o, json, &err), "the same: %s", err.text);
+    options_free(&o);
+    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
+        snprintf(line, sizeof line, "--resume %s", fixed[i]);
+        CHECK(parse(&o, line, false, &err) && !options_resume(&o, json, &err)
+              && strstr(err.text, "contradicts"), "%s: %s", line, err.text);
+        options_free(&o);
+    }
+    // Left: what they were is still known, and of no use now.
+    CHECK(parse(&run, "--resume --offload none", false, &err) && options_resume(&run, json, &err),
+          "%s", err.text);
+    CHECK(run.offload == OFFLOAD_NONE && run.zen_topk == 0.2 && run.zen_window == 0, "kept");
+    CHECK(options_to_json(&run, json, sizeof json), "fits");
+    options_free(&run);
+    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
+        snprintf(line, sizeof line, "--resume %s", fixed[i]);
+        CHECK(parse(&o, line, false, &err) && !options_resume(&o, json, &err)
+              && strstr(err.text, "needs --offload zenflow"), "%s: %s", line, err.text);
+        options_free(&o);
+        snprintf(line, sizeof line, "--resume --offload zenflow %s", fixed[i]);
+        CHECK(parse(&o, line, false, &err) && options_resume(&o, json, &err), "%s: %s", line,
+              err.text);
+        CHECK((o.zen_topk == 0.2) == (i > 0) && o.zen_window == (i == 1 ? 3 : i == 2 ? 4 : 0),
+              "what is not given is as before: %s", line);
+        options_free(&o);
+    }
+}
+
 static void gpu_options_are_saved_by_gpu_builds_only(void) {
     Options cpu, gpu;
     Error err;
     char json[8192];
     CHECK(parse(&cpu, "--data d", false, &err) && options_to_json(&cpu, json, sizeof json), "-");
     CHECK(strstr(json, "\"precision\"") == NULL, "%s", json);
+    CHECK(strstr(json, "\"offload\": \"auto\"") != NULL, "%s", json);  // zenflow is on both
     CHECK(parse(&gpu, "--data d", true, &err) && options_to_json(&gpu, json, sizeof json), "-");
     CHECK(strstr(json, "\"precision\": \"bf16\"") != NULL, "%s", json);
     CHECK(strstr(json, "\"stride\": \"auto\"") && strstr(json, "\"share\": \"auto\""), "%s", json);
     CHECK(strstr(json, "\"stream-blocks\": false") != NULL, "%s", json);
     CHECK(strstr(json, "\"zo-no-slots\": false") && strstr(json, "\"zo-eps\": 0.001"), "%s", json);
+    CHECK(strstr(json, "\"zen-sums\": \"auto\"") != NULL, "%s", json);
     CHECK(strstr(json, "\"gpu-memory\"") == NULL, "belongs to one invocation");
+    CHECK(parse(&cpu, "--resume", false, &err) && options_resume(&cpu, json, &err), "%s", err.text);
+    options_free(&cpu);
+    CHECK(parse(&gpu, "--data d --offload twinflow --resident 0.5", true, &err)
+          && options_to_json(&gpu, json, sizeof json), "%s", err.text);
     CHECK(parse(&cpu, "--resume", false, &err) && options_resume(&cpu, json, &err), "%s", err.text);
     options_free(&cpu);
 }
@@ -483,6 +592,7 @@ int main(void) {
     RUN(help_is_complete_and_narrow);
     RUN(a_checkpoint_restores_what_was_not_given);
     RUN(a_checkpoint_refuses_another_run);
+    RUN(settings_of_a_mode_that_is_left_may_change);
     RUN(gpu_options_are_saved_by_gpu_builds_only);
     RUN(the_learning_rate_follows_its_schedule);
     return test_summary();

@@ -1,0 +1,405 @@
+// columns.cuh: what importance-aware updates (zenflow.h) do to columns of matrices on the GPU.
+//
+//   1. The work, and who does it
+//   2. Packing and unpacking
+//   3. The update of the chosen columns
+//   4. Importance: sums over columns
+//   5. Slots that change places
+//
+// One launch serves a whole segment. What is computed is in zenflow.h and adam.h, bit for bit.
+//
+// All of this is bound by memory. A thread has one column, and walks down some of its rows: it
+// looks the column up once, and has many loads under way. Its neighbours have the slots beside it:
+// adjacent elements where they are packed, and nearly so in the matrix, as columns are in order at
+// first and change places rarely. (Packed rows are not aligned, and where each thread has several
+// adjacent slots, the warp's loads from the matrix are spread over as many times more memory.)
+#ifndef TIDE_COLUMNS_CUH
+#define TIDE_COLUMNS_CUH
+#include "gpu.cuh"
+#include "zenflow.h"
+
+// ---------------------------------------------------------------------------------------------
+// 1. The work
+
+// A kernel's argument, so that no memory has to be kept for it: what is done to each tensor.
+enum { COLUMNS_TENSORS = 16, COLUMNS_THREADS = 256 };
+template <typename Work> struct ColumnsBatch {
+    Work work[COLUMNS_TENSORS];
+    unsigned end[COLUMNS_TENSORS];  // blocks of this tensor and all before it
+    int count;
+};
+
+// The tensor that this block works for; *block becomes its number there.
+template <typename Work>
+__device__ static inline Work columns_find(const ColumnsBatch<Work> &batch, unsigned *block) {
+    int i = 0;
+    while (*block >= batch.end[i]) i++;
+    if (i > 0) *block -= batch.end[i - 1];
+    return batch.work[i];
+}
+
+// Adds work for so many blocks.
+template <typename Work>
+static void columns_add(ColumnsBatch<Work> *batch, const Work &work, size_t blocks) {
+    if (blocks == 0) return;
+    if (batch->count == COLUMNS_TENSORS) fail("columns: too many tensors in one segment");
+    const size_t end = blocks + (batch->count > 0 ? batch->end[batch->count - 1] : 0);
+    if (end > INT32_MAX) fail("columns: a segment is too large");
+    batch->work[batch->count] = work;
+    batch->end[batch->count++] = (unsigned)end;
+}
+
+template <typename Work> static unsigned columns_blocks(const ColumnsBatch<Work> *batch) {
+    return batch->count > 0 ? batch->end[batch->count - 1] : 0;
+}
+
+// Some columns of a matrix (rows, cols), those in `slots` slots: (rows, slots) when packed. Slots
+// are cut into strips of at most COLUMNS_THREADS, all but the last of one width; a block's threads
+// take a strip of as many rows at once as there is room for: a band.
+typedef struct {
+    size_t at;         // of the matrix, in its part of an arena
+    size_t packed_at;  // of its first packed element
+    size_t column_at;  // of the column in slot 0, in the list of columns
+    unsigned rows, cols, slots;
+    unsigned strips, width, band;
+    int decay;
+    size_t ahead, packed_ahead;  // from an element to the next band's, in the matrix and packed
+} ColumnsWork;
+
+// Blocks that take `each` bands.
+static inline void columns_add_matrix(ColumnsBatch<ColumnsWork> *batch, size_t rows, size_t cols,
+                                      size_t slots, ColumnsWork w, unsigned each) {
+    if (slots == 0) return;
+    if (rows > INT32_MAX || cols > INT32_MAX)
+        fail("columns: a matrix of %zu x %zu is too large", rows, cols);
+    w.rows = (unsigned)rows;
+    w.cols = (unsigned)cols;
+    w.slots = (unsigned)slots;
+    w.strips = ceil_div(slots, COLUMNS_THREADS);
+    w.width = ceil_div(slots, w.strips);
+    w.band = COLUMNS_THREADS / w.width;
+    w.ahead = w.band * cols;
+    w.packed_ahead = w.band * slots;
+    columns_add(batch, w, w.strips * (size_t)ceil_div(rows, w.band * each));
+}
+
+// The chosen columns of a segment's tensors, or the rest.
+static inline ColumnsBatch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool rest,
+                                                   unsigned each) {
+    const ZenSegment *s = &map->segment[segment];
+    ColumnsBatch<ColumnsWork> batch;
+    memset(&batch, 0, sizeof batch);
+    for (int i = s->first; i < s->first + s->count; i++) {
+        const ZenTensor *z = &map->tensor[i];
+        ColumnsWork w;
+        memset(&w, 0, sizeof w);
+        w.at = z->at - map->tensor[s->first].at;
+        w.packed_at = rest ? z->rest_at - s->rest_at : z->chosen_at - s->chosen_at;
+        w.column_at = z->column_at + (rest ? z->chosen : 0);
+        w.decay = z->decay;
+        columns_add_matrix(&batch, z->rows, z->cols, rest ? z->cols - z->chosen : z->chosen, w,
+                           each);
+    }
+    return batch;
+}
+
+// A thread's slot, and its rows: k bands after `row`, if that is less than `left` further. A thread
+// without a slot has none left.
+typedef struct { unsigned row, slot, left; } ColumnsThread;
+
+__device__ static inline ColumnsThread columns_thread(const ColumnsWork &w, unsigned block,
+                                                      unsigned each) {
+    const unsigned line = threadIdx.x / w.width;
+    ColumnsThread t;
+    t.slot = block % w.strips * w.width + threadIdx.x % w.width;
+    t.row = block / w.strips * (w.band * each) + line;
+    t.left = line < w.band && t.slot < w.slots && t.row < w.rows ? w.rows - t.row : 0;
+    return t;
+}
+
+// ---------------------------------------------------------------------------------------------
+// 2. Packing and unpacking
+
+enum { COLUMNS_EACH = 16 };  // elements of a thread: so many loads are under way
+
+template <typename To, typename From> __device__ static inline To columns_convert(From x) {
+    if constexpr (sizeof(To) == sizeof(From)) return x;
+    else return from_f32<To>(to_f32(x));
+}
+
+// A thread's elements, one of each band. The last few of a matrix are copied one by one.
+template <typename To, typename From>
+__device__ static inline void columns_copy(To *__restrict__ to, size_t ahead_to,
+                                           const From *__restrict__ from, size_t ahead_from,
+                                           unsigned left, unsigned band) {
+    if (left > (COLUMNS_EACH - 1) * band) {
+        From x[COLUMNS_EACH];
+        #pragma unroll
+        for (int k = 0; k < COLUMNS_EACH; k++, from += ahead_from) x[k] = *from;
+        #pragma unroll
+        for (int k = 0; k < COLUMNS_EACH; k++, to += ahead_to) *to = columns_convert<To>(x[k]);
+    } else {
+        for (unsigned row = 0; row < left; row += band, from += ahead_from, to += ahead_to)
+            *to = columns_convert<To>(*from);
+    }
+}
+
+template <typename In, typename Out>
+__global__ static void __launch_bounds__(COLUMNS_THREADS)
+columns_pack_kernel(Out *__restrict__ packed, const In *__restrict__ matrix,
+                    const int32_t *__restrict__ column, ColumnsBatch<ColumnsWork> batch) {
+    unsigned block = blockIdx.x;
+    const ColumnsWork w = columns_find(batch, &block);
+    const ColumnsThread t = columns_thread(w, block, COLUMNS_EACH);
+    if (t.left == 0) return;
+    matrix += w.at + (size_t)t.row * w.cols + (size_t)column[w.column_at + t.slot];
+    packed += w.packed_at + (size_t)t.row * w.slots + t.slot;
+    columns_copy(packed, w.packed_ahead, matrix, w.ahead, t.left, w.band);
+}
+
+// packed = the chosen columns of all tensors of a segment, or the rest. In and Out: float or bf16,
+// rounded to nearest even. packed and arena_part are the segment's: the first packed element, the
+// first of the first tensor. column: ZenMap's, on the GPU. Gaps are not written.
+template <typename In, typename Out>
+static void columns_pack_gpu(Out *packed, const In *arena_part, const ZenMap *map, int segment,
+                             bool rest, const int32_t *column, cudaStream_t stream) {
+    const ColumnsBatch<ColumnsWork> batch = columns_of(map, segment, rest, COLUMNS_EACH);
+    const unsigned blocks = columns_blocks(&batch);
+    if (blocks == 0) return;
+    columns_pack_kernel<In, Out><<<blocks, COLUMNS_THREADS, 0, stream>>>(packed, arena_part, column,
+                                                                         batch);
+    CUDA(cudaGetLastError());
+}
+
+template <typename X>
+__global__ static void __launch_bounds__(COLUMNS_THREADS)
+columns_scatter_kernel(X *__restrict__ matrix, const X *__restrict__ packed,
+                       const int32_t *__restrict__ column, ColumnsBatch<ColumnsWork> batch) {
+    unsigned block = blockIdx.x;
+    const ColumnsWork w = columns_find(batch, &block);
+    const ColumnsThread t = columns_thread(w, block, COLUMNS_EACH);
+    if (t.left == 0) return;
+    matrix += w.at + (size_t)t.row * w.cols + (size_t)column[w.column_at + t.slot];
+    packed += w.packed_at + (size_t)t.row * w.slots + t.slot;
+    columns_copy(matrix, w.ahead, packed, w.packed_ahead, t.left, w.band);
+}
+
+// The inverse: writes these columns, and no others.
+template <typename X>
+static void columns_scatter_gpu(X *arena_part, const X *packed, const ZenMap *map, int segment,
+                                bool rest, const int32_t *column, cudaStream_t stream) {
+    const ColumnsBatch<ColumnsWork> batch = columns_of(map, segment, rest, COLUMNS_EACH);
+    const unsigned blocks = columns_blocks(&batch);
+    if (blocks == 0) return;
+    columns_scatter_kernel<X><<<blocks, COLUMNS_THREADS, 0, stream>>>(arena_part, packed, column,
+                                                                      batch);
+    CUDA(cudaGetLastError());
+}
+
+// ---------------------------------------------------------------------------------------------
+// 3. The update of the chosen columns
+
+enum { COLUMNS_ADAM_EACH = 4 };
+
+template <typename X, typename G>
+__global__ static void __launch_bounds__(COLUMNS_THREADS)
+columns_adam_kernel(X *__restrict__ matrix, float *__restrict__ p, float *__restrict__ m,
+                    float *__restrict__ v, const G *__restrict__ g,
+                    const int32_t *__restrict__ column, ColumnsBatch<ColumnsWork> batch,
+                    AdamStep s) {
+    enum { EACH = COLUMNS_ADAM_EACH };
+    unsigned block = blockIdx.x;
+    const ColumnsWork w = columns_find(batch, &block);
+    const ColumnsThread t = columns_thread(w, block, EACH);
+    if (t.left == 0) return;
+    const float decay = w.decay ? s.weight_decay : 0.0f;
+    const size_t first = w.packed_at + (size_t)t.row * w.slots + t.slot;
+    size_t i = first;
+    matrix += w.at + (size_t)t.row * w.cols + (size_t)column[w.column_at + t.slot];
+    float p1[EACH], m1[EACH], v1[EACH], g1[EACH];
+    #pragma unroll
+    for (unsigned k = 0; k < EACH; k++, i += w.packed_ahead) {
+        if (k * w.band >= t.left) break;
+        p1[k] = p[i];
+        m1[k] = m[i];
+        v1[k] = v[i];
+        g1[k] = to_f32(g[i]);
+    }
+    i = first;
+    #pragma unroll
+    for (unsigned k = 0; k < EACH; k++, i += w.packed_ahead, matrix += w.ahead) {
+        if (k * w.band >= t.left) return;
+        adam_scalar(&p1[k], &m1[k], &v1[k], g1[k], &s, decay);
+        p[i] = p1[k];
+        m[i] = m1[k];
+        v[i] = v1[k];
+        *matrix = from_f32<X>(p1[k]);
+    }
+}
+
+// One AdamW step of a segment's chosen columns: adam_scalar() on p, m and v with the gradient g,
+// all packed; they point to the segment's. Each tensor decays or not. The new weights, as X, go to
+// their places in arena_part. X and G: float or bf16. *step is copied.
+template <typename X, typename G>
+static void columns_adam_gpu(X *arena_part, float *p, float *m, float *v, const G *g,
+                             const ZenMap *map, int segment, const int32_t *column,
+                             const AdamStep *step, cudaStream_t stream) {
+    const ColumnsBatch<ColumnsWork> batch = columns_of(map, segment, false, COLUMNS_ADAM_EACH);
+    const unsigned blocks = columns_blocks(&batch);
+    if (blocks == 0) return;
+    columns_adam_kernel<X, G><<<blocks, COLUMNS_THREADS, 0, stream>>>(arena_part, p, m, v, g,
+                                                                      column, batch, *step);
+    CUDA(cudaGetLastError());
+}
+
+// ---------------------------------------------------------------------------------------------
+// 4. Importance
+//
+// zen_sums(): a thread adds up one column of one block of ZEN_BLOCK rows; then another thread adds
+// up a column's blocks. A block of threads takes COLUMNS_STRIP adjacent columns.
+
+enum { COLUMNS_STRIP = 128, COLUMNS_ROWS = 16 };  // so many loads of each thread are under way
+
+typedef struct {
+    size_t at;          // of the matrix, in its part of an arena
+    size_t sums_at;     // of its columns' sums
+    size_t scratch_at;  // of its blocks' sums, (blocks, cols)
+    unsigned rows, cols, strips;
+} ColumnsSums;
+
+static inline size_t columns_sum_blocks(size_t rows) { return ceil_div(rows, ZEN_BLOCK); }
+
+// How many ZenSum of scratch memory columns_sums_gpu() needs, for any segment.
+static inline size_t columns_scratch(const ZenMap *map) {
+    size_t most = 0;
+    for (int k = 0; k < map->segments; k++) {
+        const ZenSegment *s = &map->segment[k];
+        size_t n = 0;
+        for (int i = s->first; i < s->first + s->count; i++) {
+            const ZenTensor *z = &map->tensor[i];
+            if (zen_is_mixed(z)) n += columns_sum_blocks(z->rows) * z->cols;
+        }
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+__device__ static inline void columns_sum(ZenSum *sum, double x) {
+    sum->squares += x * x;  // exact, so that it may be fused
+    sum->magnitudes += fabs(x);
+}
+
+template <typename G>
+__global__ static void __launch_bounds__(COLUMNS_STRIP)
+columns_block_sums_kernel(ZenSum *__restrict__ scratch, const G *__restrict__ grad,
+                          ColumnsBatch<ColumnsSums> batch) {
+    unsigned block = blockIdx.x;
+    const ColumnsSums w = columns_find(batch, &block);
+    const unsigned b = block / w.strips, j = block % w.strips * COLUMNS_STRIP + threadIdx.x;
+    if (j >= w.cols) return;
+    const unsigned left = w.rows - b * ZEN_BLOCK;
+    const unsigned rows = left < ZEN_BLOCK ? left : (unsigned)ZEN_BLOCK;
+    grad += w.at + (size_t)b * ZEN_BLOCK * w.cols + j;
+    ZenSum sum = {0, 0};
+    unsigned row = 0;
+    for (; row + COLUMNS_ROWS <= rows; row += COLUMNS_ROWS) {
+        G x[COLUMNS_ROWS];
+        #pragma unroll
+        for (int k = 0; k < COLUMNS_ROWS; k++, grad += w.cols) x[k] = *grad;
+        #pragma unroll
+        for (int k = 0; k < COLUMNS_ROWS; k++) columns_sum(&sum, to_f32(x[k]));
+    }
+    for (; row < rows; row++, grad += w.cols) columns_sum(&sum, to_f32(*grad));
+    scratch[w.scratch_at + (size_t)b * w.cols + j] = sum;
+}
+
+__global__ static void __launch_bounds__(COLUMNS_STRIP)
+columns_sums_kernel(ZenSum *__restrict__ sums, const ZenSum *__restrict__ scratch,
+                    ColumnsBatch<ColumnsSums> batch) {
+    enum { AHEAD = 8 };
+    unsigned strip = blockIdx.x;
+    const ColumnsSums w = columns_find(batch, &strip);
+    const unsigned j = strip * COLUMNS_STRIP + threadIdx.x;
+    const unsigned blocks = (w.rows + ZEN_BLOCK - 1) / ZEN_BLOCK;
+    if (j >= w.cols) return;
+    scratch += w.scratch_at + j;
+    ZenSum sum = {0, 0};
+    for (unsigned first = 0; first < blocks; first += AHEAD) {
+        ZenSum x[AHEAD];
+        #pragma unroll
+        for (unsigned k = 0; k < AHEAD; k++, scratch += w.cols) {
+            x[k] = {0, 0};  // to add it changes nothing
+            if (first + k < blocks) x[k] = *scratch;
+        }
+        #pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            sum.squares += x[k].squares;
+            sum.magnitudes += x[k].magnitudes;
+        }
+    }
+    sums[w.sums_at + j] = sum;
+}
+
+// zen_sums() of every matrix of a segment that has both kinds of columns, to those of its columns
+// in sums (ZenMap's columns). arena_part: gradients, float or bf16. scratch: columns_scratch().
+template <typename G>
+static void columns_sums_gpu(ZenSum *sums, ZenSum *scratch, const G *arena_part, const ZenMap *map,
+                             int segment, cudaStream_t stream) {
+    const ZenSegment *s = &map->segment[segment];
+    ColumnsBatch<ColumnsSums> blocks, strips;
+    memset(&blocks, 0, sizeof blocks);
+    memset(&strips, 0, sizeof strips);
+    size_t scratch_at = 0;
+    for (int i = s->first; i < s->first + s->count; i++) {
+        const ZenTensor *z = &map->tensor[i];
+        if (!zen_is_mixed(z)) continue;
+        const ColumnsSums w = {z->at - map->tensor[s->first].at, z->column_at, scratch_at,
+                               (unsigned)z->rows, (unsigned)z->cols,
+                               ceil_div(z->cols, COLUMNS_STRIP)};
+        columns_add(&blocks, w, columns_sum_blocks(z->rows) * w.strips);
+        columns_add(&strips, w, w.strips);
+        scratch_at += columns_sum_blocks(z->rows) * z->cols;
+    }
+    if (blocks.count == 0) return;
+    columns_block_sums_kernel<G><<<columns_blocks(&blocks), COLUMNS_STRIP, 0, stream>>>(
+        scratch, arena_part, blocks);
+    CUDA(cudaGetLastError());
+    columns_sums_kernel<<<columns_blocks(&strips), COLUMNS_STRIP, 0, stream>>>(sums, scratch,
+                                                                             strips);
+    CUDA(cudaGetLastError());
+}
+
+// ---------------------------------------------------------------------------------------------
+// 5. Slots that change places
+
+static inline ColumnsBatch<ColumnsWork> columns_of_one(size_t rows, size_t width, size_t count) {
+    ColumnsBatch<ColumnsWork> batch;
+    ColumnsWork w;
+    memset(&batch, 0, sizeof batch);
+    memset(&w, 0, sizeof w);
+    columns_add_matrix(&batch, rows, width, count, w, COLUMNS_EACH);
+    return batch;
+}
+
+// out (rows, count) = packed (rows, width)[:, slots]. slots (count): on the GPU.
+static inline void columns_take_gpu(float *out, const float *packed, size_t rows, size_t width,
+                                    const int32_t *slots, size_t count, cudaStream_t stream) {
+    const ColumnsBatch<ColumnsWork> batch = columns_of_one(rows, width, count);
+    const unsigned blocks = columns_blocks(&batch);
+    if (blocks == 0) return;
+    columns_pack_kernel<float, float><<<blocks, COLUMNS_THREADS, 0, stream>>>(out, packed, slots,
+                                                                              batch);
+    CUDA(cudaGetLastError());
+}
+
+// The inverse: packed (rows, width)[:, slots] = in (rows, count).
+static inline void columns_put_gpu(float *packed, const float *in, size_t rows, size_t width,
+                                   const int32_t *slots, size_t count, cudaStream_t stream) {
+    const ColumnsBatch<ColumnsWork> batch = columns_of_one(rows, width, count);
+    const unsigned blocks = columns_blocks(&batch);
+    if (blocks == 0) return;
+    columns_scatter_kernel<float><<<blocks, COLUMNS_THREADS, 0, stream>>>(packed, in, slots, batch);
+    CUDA(cudaGetLastError());
+}
+
+#endif

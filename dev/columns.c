@@ -1,0 +1,430 @@
+// columns.c: how unequal are the columns of a gradient? For reference dumps; --help says the rest.
+// ZenFlow (Lan et al. 2025) updates the columns with the largest gradients at once and the others
+// later: it counts on a few of them having most of it.
+#include "../checkpoint.h"
+#include "../log.h"
+#include "../zenflow.h"
+
+static const char help[] =
+    "usage: columns DUMP.safetensors ... [--svg FILE]\n"
+    "\n"
+    "Reads the gradients that train_gpt2 --dump wrote, and prints for every matrix, in percent:\n"
+    "  of all    its share of the squared norm of the whole gradient\n"
+    "  columns   the share of its own squared norm in its largest 1 % and 10 % of columns. One is\n"
+    "            an input channel of a linear layer, W[:, j] of W (OC, C); in wte, wpe and\n"
+    "            lm_head it is a channel, over all tokens or positions\n"
+    "  rows      the same for rows: output channels, tokens, positions\n"
+    "1 % and 10 % are rounded to whole columns, and are at least one; of several matrices each\n"
+    "gives its own. \"evenly spread\" is what there would be if all columns (rows) of a matrix\n"
+    "were equal. Of several dumps the squared norms are added up, and there are two columns more\n"
+    "about the largest 10 % of the columns in the first dump:\n"
+    "  held      their share of the last dump's squared norm\n"
+    "  kept      how many of them are among the largest 10 % there; evenly spread: by lot\n"
+    "\n"
+    "  --svg FILE  also draws the shares of columns, over the layers\n"
+    "\n"
+    "exit code: 0; 1 if something cannot be written; 2 for a file that cannot be read or used\n";
+
+enum { ONE, TEN, PERCENTS };
+static const size_t percents[PERCENTS] = {1, 10};
+
+typedef struct {
+    const GPT2Tensor *tensor;     // NULL: it is no matrix
+    size_t counts[2];             // of columns [0] and rows [1], here and below
+    double *now[2], *squares[2];  // squared norm of each: in this dump, in all of them together
+    double sum;                   // squared norm of the matrix
+    double top[2][PERCENTS];      // of it, what is in the largest 1 % and 10 %
+    bool *first;                  // columns that were among the largest 10 % in the first dump
+    size_t kept;                  // how many of them still are in the last one
+    double held, last;            // their squared norm in that one, and everything's
+} Matrix;
+
+typedef struct {
+    GPT2Config config;
+    GPT2Table table;
+    Matrix *matrices;  // by index into the table
+    double vectors;    // squared norm of everything else
+    double sum;        // squared norm of everything
+    int dumps;
+} Columns;
+
+// As many as are chosen with --zen-topk 0.01 or 0.1.
+static size_t top_count(size_t n, int percent) {
+    return zen_quota((double)percents[percent] / 100, n);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Reading
+
+static SafeTensor *find(const SafeTensors *st, const char *path, const char *name) {
+    char full[128];
+    snprintf(full, sizeof full, "grad.%s", name);
+    SafeTensor *x = safetensors_find(st, full);
+    if (x == NULL) die("%s: there is no %s in it", path, full);
+    return x;
+}
+
+static const SafeTensor *find_matrix(const SafeTensors *st, const char *path, const char *name) {
+    const SafeTensor *x = find(st, path, name);
+    if (x->rank != 2) die("%s: %s is no matrix", path, x->name);
+    return x;
+}
+
+// The model that a dump is of; how many heads it has cannot be seen and does not matter.
+static GPT2Config config_of(const SafeTensors *st, const char *path) {
+    GPT2Config c;
+    Error err;
+    char name[128];
+    memset(&c, 0, sizeof c);
+    const bool opt = safetensors_find(st, "grad.model.decoder.embed_tokens.weight") != NULL;
+    if (!opt && safetensors_find(st, "grad.transformer.wte.weight") == NULL)
+        die("%s: it has no gradients; train_gpt2 --dump FILE writes them", path);
+    const SafeTensor *wte = find_matrix(st, path, opt ? "model.decoder.embed_tokens.weight"
+                                                      : "transformer.wte.weight");
+    const SafeTensor *wpe = find_matrix(st, path, opt ? "model.decoder.embed_positions.weight"
+                                                      : "transformer.wpe.weight");
+    const SafeTensor *fc = find_matrix(st, path, opt ? "model.decoder.layers.0.fc1.weight"
+                                                     : "transformer.h.0.mlp.c_fc.weight");
+    c.family = opt ? FAMILY_OPT : FAMILY_GPT2;
+    c.tied = safetensors_find(st, "grad.lm_head.weight") == NULL;
+    c.heads = 1;
+    c.vocab = wte->shape[0];
+    c.channels = wte->shape[1];
+    c.context = wpe->shape[0] - (opt ? 2 : 0);
+    c.ffn = fc->shape[opt ? 0 : 1];
+    do snprintf(name, sizeof name, opt ? "grad.model.decoder.layers.%zu.fc1.weight"
+                                       : "grad.transformer.h.%zu.mlp.c_fc.weight", ++c.layers);
+    while (safetensors_find(st, name) != NULL);
+    if (!gpt2_finish(&c, &err)) die("%s: %s", path, err.text);
+    return c;
+}
+
+static bool same_model(GPT2Config a, GPT2Config b) {
+    bool same = a.family == b.family && a.tied == b.tied;
+    for (int i = 0; i < SIZES; i++) same = same && *config_size(&a, i) == *config_size(&b, i);
+    return same;
+}
+
+static void allocate(Columns *s, const GPT2Config *c) {
+    s->config = *c;
+    s->table = gpt2_table(c);
+    s->matrices = (Matrix *)alloc_or_fail((size_t)s->table.count, sizeof(Matrix), "matrices");
+    for (int i = 0; i < s->table.count; i++) {
+        const GPT2Tensor *t = &s->table.tensors[i];
+        Matrix *m = &s->matrices[i];
+        if (t->rank != 2) continue;
+        m->tensor = t;
+        m->counts[0] = t->cols;
+        m->counts[1] = t->rows;
+        m->first = (bool *)alloc_or_fail(t->cols, sizeof(bool), "columns");
+        for (int side = 0; side < 2; side++) {
+            m->now[side] = (double *)alloc_or_fail(m->counts[side], sizeof(double), "norms");
+            m->squares[side] = (double *)alloc_or_fail(m->counts[side], sizeof(double), "norms");
+        }
+    }
+}
+
+// The squared norm of x, which hf_tensor() describes; of a matrix also of its columns and rows.
+static double add_squares(const SafeTensor *x, const HfTensor *hf, Matrix *m) {
+    const size_t first = hf->first / hf->cols;  // our row that the file's first one is, for OPT
+    float *row = (float *)alloc_or_fail(hf->cols, sizeof(float), "a row");
+    double sum = 0;
+    for (size_t r = hf->skip; r < hf->rows; r++) {
+        safetensor_floats(x, r * hf->cols, hf->cols, row);
+        for (size_t c = 0; c < hf->cols; c++) {
+            const double square = (double)row[c] * (double)row[c];
+            sum += square;
+            if (m->tensor == NULL) continue;
+            m->now[0][hf->transpose ? r : c] += square;
+            m->now[1][hf->transpose ? c : first + r - hf->skip] += square;
+        }
+    }
+    free(row);
+    return sum;
+}
+
+static int compare_squares(const void *a, const void *b, void *squares) {
+    const size_t i = *(const size_t *)a, j = *(const size_t *)b;
+    const double x = ((const double *)squares)[i], y = ((const double *)squares)[j];
+    if (x != y) return x > y ? -1 : 1;
+    return (i > j) - (i < j);
+}
+
+// The indices of n squares, the largest first; of equal ones the one in front. free() them.
+static size_t *ranking(double *squares, size_t n) {
+    size_t *order = (size_t *)alloc_or_fail(n, sizeof *order, "a ranking");
+    for (size_t i = 0; i < n; i++) order[i] = i;
+    qsort_r(order, n, sizeof *order, compare_squares, squares);
+    return order;
+}
+
+// Adds a dump to what was read before. `last`: no other one follows.
+static void read_dump(Columns *s, const char *path, bool last) {
+    SafeTensors st;
+    HfTensor hf;
+    Error err;
+    char here[200], there[200];
+    size_t shape[2];
+    if (!safetensors_open(&st, path, &err)) die("%s", err.text);
+    const GPT2Config c = config_of(&st, path);
+    if (s->dumps == 0) allocate(s, &c);
+    else if (!same_model(c, s->config)) die("%s: not of the same model as the first dump", path);
+    for (int i = 0; hf_tensor(&c, &s->table, i, &hf); i++) {
+        SafeTensor *x = find(&st, path, hf.name);
+        x->seen = true;
+        shape_text(here, tensor_shape(hf.rank, hf.rows, hf.cols, shape), shape);
+        shape_text(there, x->rank, x->shape);
+        if (strcmp(here, there) != 0) die("%s: %s is %s, not %s", path, x->name, there, here);
+        if (x->dtype > ST_F64) die("%s: %s has no floats", path, x->name);
+        const double sum = add_squares(x, &hf, &s->matrices[hf.tensor]);
+        if (!isfinite(sum)) die("%s: %s is not finite", path, x->name);
+        s->sum += sum;
+        if (hf.rank != 2) s->vectors += sum;
+    }
+    for (int i = 0; i < st.count; i++)
+        if (strncmp(st.tensors[i].name, "grad.", 5) == 0 && !st.tensors[i].seen)
+            die("%s: the model has no parameter for %.100s", path, st.tensors[i].name);
+    for (Matrix *m = s->matrices; m < s->matrices + s->table.count; m++) {
+        if (m->tensor == NULL) continue;
+        size_t *order = ranking(m->now[0], m->counts[0]);
+        for (size_t k = 0; k < top_count(m->counts[0], TEN) && m->now[0][order[k]] > 0; k++) {
+            if (s->dumps == 0) m->first[order[k]] = true;
+            if (last) m->kept += m->first[order[k]];
+        }
+        for (size_t j = 0; j < m->counts[0] && last; j++) {
+            m->last += m->now[0][j];
+            if (m->first[j]) m->held += m->now[0][j];
+        }
+        free(order);
+        for (int side = 0; side < 2; side++)
+            for (size_t j = 0; j < m->counts[side]; j++) {
+                m->squares[side][j] += m->now[side][j];
+                m->now[side][j] = 0;
+            }
+    }
+    safetensors_close(&st);
+    s->dumps++;
+}
+
+static void add_up(Matrix *m, int side) {
+    size_t *order = ranking(m->squares[side], m->counts[side]);
+    m->sum = 0;
+    for (size_t k = 0; k < m->counts[side]; k++) {
+        m->sum += m->squares[side][order[k]];
+        for (int p = 0; p < PERCENTS; p++)
+            if (k < top_count(m->counts[side], p)) m->top[side][p] = m->sum;
+    }
+    free(order);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Printing
+
+static void print_share(double part, double whole) {
+    if (whole > 0) printf("  %8.1f", 100 * part / whole);
+    else printf("  %8s", "-");
+}
+
+static void print_matrix(const Columns *s, const Matrix *m, int width) {
+    char shape[200];
+    const size_t sizes[2] = {m->counts[1], m->counts[0]};
+    printf("%-*s  %-14s", width, m->tensor->name, shape_text(shape, 2, sizes));
+    print_share(m->sum, s->sum);
+    for (int i = 0; i < 4; i++) print_share(m->top[i / 2][i % 2], m->sum);
+    if (s->dumps > 1) {
+        print_share(m->held, m->last);
+        printf("  %5zu of %zu", m->kept, top_count(m->counts[0], TEN));
+    }
+    printf("\n");
+}
+
+// The same for the matrices of one kind in all layers, or for all there are (kind -1).
+static void print_total(const Columns *s, int kind, const char *name, int width) {
+    double sum = 0, top[4] = {0}, even[4] = {0}, last = 0, held = 0, even_held = 0, lot = 0;
+    size_t kept = 0, of = 0;
+    for (const Matrix *m = s->matrices; m < s->matrices + s->table.count; m++) {
+        if (m->tensor == NULL || (kind >= 0 && m->tensor->kind != kind)) continue;
+        sum += m->sum;
+        for (int i = 0; i < 4; i++) {
+            const size_t n = m->counts[i / 2];
+            top[i] += m->top[i / 2][i % 2];
+            even[i] += m->sum * (double)top_count(n, i % 2) / (double)n;
+        }
+        const size_t count = top_count(m->counts[0], TEN);
+        const double share = (double)count / (double)m->counts[0];
+        last += m->last;
+        held += m->held;
+        even_held += m->last * share;
+        kept += m->kept;
+        of += count;
+        lot += (double)count * share;
+    }
+    printf("%-*s  %-14s", width, name, "");
+    print_share(sum, s->sum);
+    for (int i = 0; i < 4; i++) print_share(top[i], sum);
+    if (s->dumps > 1) print_share(held, last);
+    if (s->dumps > 1) printf("  %5zu of %zu", kept, of);
+    printf("\n");
+    if (kind >= 0) return;
+    printf("%-*s  %-14s  %8s", width, "  evenly spread", "", "");
+    for (int i = 0; i < 4; i++) print_share(even[i], sum);
+    if (s->dumps > 1) print_share(even_held, last);
+    if (s->dumps > 1) printf("  %5.1f of %zu", lot, of);
+    printf("\n%-*s  %-14s", width, "biases and norms", "");
+    print_share(s->vectors, s->sum);
+    printf("\n");
+}
+
+static void print_all(const Columns *s) {
+    static const int kinds[] = {QKV_W, ATTPROJ_W, FC_W, FCPROJ_W};
+    const int width = 17;
+    printf("%-*s  %-14s  %8s  %18s  %18s\n", width, "", "", "", "columns: top", "rows: top");
+    printf("%-*s  %-14s  %8s  %8s  %8s  %8s  %8s%s\n", width, "matrix", "(OC, C)", "of all", "1 %",
+           "10 %", "1 %", "10 %", s->dumps > 1 ? "      held   kept" : "");
+    for (const Matrix *m = s->matrices; m < s->matrices + s->table.count; m++)
+        if (m->tensor != NULL) print_matrix(s, m, width);
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds && s->config.layers > 1; k++) {
+        char name[64];
+        const GPT2Tensor *t = &s->table.tensors[s->table.first_layer + kinds[k]];
+        snprintf(name, sizeof name, "all %s", strchr(strchr(t->name, '.') + 1, '.') + 1);
+        print_total(s, kinds[k], name, width);
+    }
+    print_total(s, -1, "all matrices", width);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Drawing
+
+// What is drawn: its kind in a layer, or -1; the name of the others, and of all in the legend.
+static const struct { int kind; const char *name, *colour; } drawn[] = {
+    {-1, "wte", "#b08549"}, {-1, "wpe", "#a8446f"}, {QKV_W, "attn.qkv.w", "#2670bf"},
+    {ATTPROJ_W, "attn.proj.w", "#d9601a"}, {FC_W, "mlp.fc.w", "#2a998b"},
+    {FCPROJ_W, "mlp.proj.w", "#8a5ec0"}, {-1, "lm_head", "#738090"}};
+enum { DRAWN = sizeof drawn / sizeof *drawn, LEGEND = 46 };
+
+static double x_of(size_t slot, size_t slots) {
+    const double w = PLOT_WIDTH - PLOT_LEFT - PLOT_RIGHT;
+    return PLOT_LEFT + w * ((double)slot + 0.5) / (double)slots;
+}
+
+static double y_of(double share, double top) {
+    const double h = PLOT_HEIGHT - PLOT_TOP - LEGEND - PLOT_BOTTOM;
+    return PLOT_TOP + LEGEND + h * (1 - share / top);
+}
+
+// From 0 to `top` percent; below, before and after the layers, what is in none of them.
+static void draw_axes(FILE *f, const Columns *s, size_t slots, double top) {
+    const double right = PLOT_WIDTH - PLOT_RIGHT, bottom = PLOT_HEIGHT - PLOT_BOTTOM;
+    const double dy = plot_tick(top, 8), dx = fmax(1, plot_tick((double)s->config.layers, 24));
+    for (int i = 0; i * dy <= top; i++)
+        fprintf(f, "<path class=\"grid\" d=\"M%d %.1fH%.0f\"/><text x=\"%d\" y=\"%.1f\" "
+                "text-anchor=\"end\">%.6g%s</text>\n", PLOT_LEFT, y_of(i * dy, top), right,
+                PLOT_LEFT - 8, y_of(i * dy, top) + 4, i * dy, i > 0 ? "" : " %");
+    for (int p = 0; p < PERCENTS; p++)
+        fprintf(f, "<path class=\"even\" d=\"M%d %.1fH%.0f\"/>\n", PLOT_LEFT,
+                y_of((double)percents[p], top), right);
+    fprintf(f, "<path class=\"axis\" d=\"M%d %.0fH%.0f\"/>\n", PLOT_LEFT, bottom, right);
+    for (size_t slot = 0; slot < slots; slot++) {
+        char layer[32];
+        snprintf(layer, sizeof layer, "%zu", slot - 1);
+        const bool inside = slot > 0 && slot <= s->config.layers;
+        if (inside && (slot - 1) % (size_t)dx != 0) continue;
+        fprintf(f, "<path class=\"axis\" d=\"M%.1f %.0fv5\"/><text x=\"%.1f\" y=\"%.0f\" "
+                "text-anchor=\"middle\">%s</text>\n", x_of(slot, slots), bottom, x_of(slot, slots),
+                bottom + 20, inside ? layer : slot == 0 ? "wte, wpe" : "lm_head");
+    }
+    fprintf(f, "<text x=\"%.0f\" y=\"%d\" text-anchor=\"middle\">layer</text>\n",
+            (PLOT_LEFT + right) / 2, PLOT_HEIGHT - 10);
+    fprintf(f, "<text transform=\"translate(16 %.0f) rotate(-90)\" text-anchor=\"middle\">share of "
+            "the squared norm</text>\n", (PLOT_TOP + LEGEND + bottom) / 2);
+}
+
+// The line of kind d over the layers, and a ring for each matrix, which is all that others have.
+static void draw_kind(FILE *f, const Columns *s, int d, int percent, size_t slots, double top) {
+    char *rings = NULL;
+    size_t n = 0;
+    FILE *r = open_memstream(&rings, &n);
+    if (r == NULL) fail("out of memory: the picture");
+    fprintf(f, "<polyline class=\"k%d%s\" points=\"", d, percent == ONE ? " one" : "");
+    for (const Matrix *m = s->matrices; m < s->matrices + s->table.count; m++) {
+        const GPT2Tensor *t = m->tensor;
+        if (t == NULL || t->kind != drawn[d].kind || !(m->sum > 0)) continue;
+        if (t->kind < 0 && strcmp(t->name, drawn[d].name) != 0) continue;
+        const double x = x_of((size_t)(t->layer + 1), slots);
+        const double y = y_of(100 * m->top[0][percent] / m->sum, top);
+        fprintf(f, " %.1f,%.1f", x, y);
+        const int radius = percent == ONE ? 2 : 3;
+        fprintf(r, "M%.1f,%.1fm-%d,0a%d,%d 0 1 0 %d,0a%d,%d 0 1 0 -%d,0", x, y, radius, radius,
+                radius, 2 * radius, radius, radius, 2 * radius);
+    }
+    if (fclose(r) != 0) fail("out of memory: the picture");
+    fprintf(f, "\"/><path class=\"k%d\" d=\"%s\"/>\n", d, rings);
+    free(rings);
+}
+
+static void draw(FILE *f, const Columns *s) {
+    const size_t slots = s->config.layers + 1 + !s->config.tied;
+    double top = 11;  // percent; what evenly spread columns have is below it
+    for (const Matrix *m = s->matrices; m < s->matrices + s->table.count; m++)
+        if (m->sum > 0) top = fmax(top, 104 * m->top[0][TEN] / m->sum);
+    fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
+            "height=\"%d\">\n<style>\n", PLOT_WIDTH, PLOT_HEIGHT, PLOT_WIDTH, PLOT_HEIGHT);
+    fprintf(f, "text{font:12px sans-serif;fill:#444} .page{fill:#fff} polyline,path{fill:none}\n"
+            "polyline,path{stroke-width:2} .axis{stroke:#888;stroke-width:1}\n"
+            ".grid{stroke:#8886;stroke-width:1} .one{stroke-dasharray:5 3}\n"
+            ".even{stroke:#888;stroke-width:1;stroke-dasharray:1 3} .line{stroke:#888}\n");
+    for (int d = 0; d < DRAWN; d++) fprintf(f, ".k%d{stroke:%s}\n", d, drawn[d].colour);
+    fprintf(f, "@media(prefers-color-scheme:dark){text{fill:#bbb} .page{fill:#161b22}}\n"
+            "</style>\n<rect class=\"page\" width=\"100%%\" height=\"100%%\"/>\n");
+    draw_axes(f, s, slots, top);
+    double x = PLOT_LEFT;
+    for (int d = 0; d < DRAWN - s->config.tied; d++) {
+        fprintf(f, "<path class=\"k%d\" d=\"M%.1f %dh16\"/><text x=\"%.1f\" y=\"%d\">%s</text>\n",
+                d, x, PLOT_TOP, x + 22, PLOT_TOP + 4, drawn[d].name);
+        x += 44 + 6.6 * (double)strlen(drawn[d].name);
+        for (int p = 0; p < PERCENTS; p++) draw_kind(f, s, d, p, slots, top);
+    }
+    fprintf(f, "<path class=\"line\" d=\"M%d %dh24\"/><text x=\"%d\" y=\"%d\">in the largest 10 %% "
+            "of columns</text>\n", PLOT_LEFT, PLOT_TOP + 20, PLOT_LEFT + 30, PLOT_TOP + 24);
+    fprintf(f, "<path class=\"line one\" d=\"M%d %dh24\"/><text x=\"%d\" y=\"%d\">in the largest "
+            "1 %%</text>\n", PLOT_LEFT + 230, PLOT_TOP + 20, PLOT_LEFT + 260, PLOT_TOP + 24);
+    fprintf(f, "<path class=\"even\" d=\"M%d %dh24\"/><text x=\"%d\" y=\"%d\">if evenly spread"
+            "</text>\n</svg>\n", PLOT_LEFT + 380, PLOT_TOP + 20, PLOT_LEFT + 410, PLOT_TOP + 24);
+}
+
+// ---------------------------------------------------------------------------------------------
+
+int main(int argc, char **argv) {
+    static Columns s;
+    const char *svg = NULL;
+    Error err;
+    int count = 0;  // of the files, whose names move to the front of argv
+    for (int i = 1; i < argc; i++) {
+        const char *arg = argv[i];
+        if (strcmp(arg, "--help") == 0) { fputs(help, stdout); return 0; }
+        if (strncmp(arg, "--", 2) != 0) { argv[count++] = argv[i]; continue; }
+        if (strcmp(arg, "--svg") != 0) die("no such option: %s (see --help)", arg);
+        if (++i == argc) die("%s wants a value", arg);
+        svg = argv[i];
+    }
+    if (count == 0) die("usage: columns DUMP.safetensors ... [--svg FILE]");
+    for (int i = 0; i < count; i++) read_dump(&s, argv[i], i + 1 == count);
+    if (!(s.sum > 0)) die("%s: all gradients are zero", argv[0]);
+    for (Matrix *m = s.matrices; m < s.matrices + s.table.count; m++)
+        for (int side = 0; side < 2 && m->tensor != NULL; side++) add_up(m, side);
+
+    FILE *f = svg != NULL ? replace_open(svg, &err) : NULL;
+    if (svg != NULL && f == NULL) die("%s", err.text);
+    if (svg != NULL) draw(f, &s);
+    if (svg != NULL && !replace_close(f, svg, &err)) fail("%s", err.text);
+    print_all(&s);
+    if (fflush(stdout) != 0 || ferror(stdout)) fail("cannot write the table: %s", strerror(errno));
+
+    for (Matrix *m = s.matrices; m < s.matrices + s.table.count; m++) {
+        free(m->first);
+        for (int side = 0; side < 2; side++) { free(m->now[side]); free(m->squares[side]); }
+    }
+    free(s.matrices);
+    gpt2_table_free(&s.table);
+    return 0;
+}

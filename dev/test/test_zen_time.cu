@@ -1,0 +1,235 @@
+// test_zen_time.cu: zenflow.cuh takes as long as zen_plan.h predicts, on the emulated GPU's virtual
+// clock, where a kernel takes 10 us, a copy its bytes, and the host's work what is said here.
+//
+// usage: test_zen_time               all tests
+//        test_zen_time --clock K     what they run, with EMU_CLOCK=virtual
+#include "../../gpu.cuh"
+#include "../../zenflow.h"
+
+static double host_bytes_per_s;  // of host memory, as zen_plan.h counts them; 0: no limit
+static void host_takes(double bytes) {
+    if (host_bytes_per_s <= 0) return;
+#ifdef __CUDA_EMU__
+    emu_virtual_seconds(bytes / host_bytes_per_s);
+#endif
+    (void)bytes;
+}
+#define zen_accumulate(acc, g, is_bf16, n, scale, first) \
+    (host_takes((double)(n) * ((is_bf16 ? 2 : 4) + ((first) ? 4 : 8))), \
+     zen_accumulate(acc, g, is_bf16, n, scale, first))
+#define zen_update_rest(p, m, v, acc, g, is_bf16, scale, out, n, step) \
+    (host_takes((double)(n) * (24 + ((acc) ? 4 : 0) + ((g) ? ((is_bf16) ? 2 : 4) : 0) \
+                               + ((out) ? 2 : 0))), \
+     zen_update_rest(p, m, v, acc, g, is_bf16, scale, out, n, step))
+
+#include "model_harness.cuh"
+
+#ifdef __CUDA_EMU__
+// Five layers that are alike, and small embeddings.
+static const Shape shape = {"time", 5, 2, 32, 128, 61, 8, 1, 8, GELU, 1, KEEP, 1, 1, 99, false};
+
+typedef struct {
+    const char *name;
+    double topk;
+    size_t window, delay, sums, accum, whole;
+    double host;        // bytes per us of the host's memory; 0: no limit
+    bool wire_f32, grads_wait, rests;
+    int bits;
+} Case;
+
+// Bytes per us of the link, each way: the first hides all copies, the second none. And how exact
+// the prediction must be: what it leaves out is that the norm's few bytes go the same way out as
+// gradients, and wait for one, or for two.
+static const struct { double rate, within; } links[2] = {{600, 0.03}, {12, 0.1}};
+static double link_rate, within;  // the one that runs
+
+enum { FULL = 99 };
+static const Case cases[] = {
+    {"free host, two sums", .1, 4, FULL, 2, 1, 0, 0, false, false, false, 16},
+    {"a host that keeps up, two sums", .1, 4, FULL, 2, 1, 0, 250, false, false, false, 16},
+    {"the same with one", .1, 4, FULL, 1, 1, 0, 250, false, false, false, 16},
+    {"the same, nothing late", .1, 4, 0, 1, 1, 0, 250, false, false, false, 16},
+    {"one step late", .1, 4, 1, 1, 1, 0, 250, false, false, false, 16},
+    {"two steps late", .1, 4, 2, 2, 1, 0, 250, false, false, false, 16},
+    {"a slow host, two sums", .1, 4, FULL, 2, 1, 0, 37, false, false, false, 16},
+    {"a slow host, one sum", .1, 4, FULL, 1, 1, 0, 37, false, false, false, 16},
+    {"a slow host, nothing late", .1, 3, 0, 1, 1, 0, 37, false, false, false, 16},
+    {"a slow host, each step, late", 0, 1, FULL, 1, 1, 0, 75, false, false, false, 16},
+    {"a slow host, each step", 0, 1, 0, 1, 1, 0, 75, false, false, false, 16},
+    {"half of it chosen", .5, 2, FULL, 2, 1, 0, 75, false, false, false, 16},
+    {"two micro-batches", .1, 3, FULL, 2, 2, 0, 75, false, false, false, 16},
+    {"three layers on the GPU", .1, 4, FULL, 1, 1, 3, 75, false, false, false, 16},
+    {"gradients in fp32", .1, 4, FULL, 2, 1, 0, 75, true, false, false, 16},
+    {"all in fp32", .1, 4, FULL, 2, 1, 0, 75, false, false, false, 32},
+    {"backward waits", .1, 4, FULL, 2, 1, 0, 75, false, true, false, 16},
+    {"forward waits", .1, 4, FULL, 2, 1, 0, 75, false, false, true, 16},
+};
+enum { CASES = sizeof cases / sizeof *cases };
+
+static void run_of(Run *r, const Case *c) {
+    Error err;
+    char *argv[] = {(char *)"test", (char *)"--data", (char *)"none", (char *)"--offload",
+                    (char *)"zenflow"};
+    memset(r, 0, sizeof *r);
+    if (!options_parse_args(&r->o, 5, argv, true, &err)) die("%s", err.text);
+    r->o.zen_topk = c->topk;
+    r->o.zen_window = c->window;
+    r->o.zen_reselect = 0;
+    r->o.zen_delay = c->delay == FULL ? AUTO_COUNT : c->delay;
+    r->o.zen_sums = c->sums;
+    r->o.resident = (double)c->whole / (double)shape.L;
+    r->o.grad_wire = c->wire_f32 ? WIRE_FP32 : WIRE_BF16;
+    r->o.accum = c->accum;
+    r->B = shape.B;
+    r->T = shape.T;
+    r->o.no_grad_overlap = c->grads_wait;
+    r->o.no_update_overlap = c->rests;
+    r->config = shape_config(&shape);
+    r->table = gpt2_table(&r->config);
+    r->training = true;
+    snprintf(r->state.options, sizeof r->state.options, "{}");
+}
+
+// Microseconds of a step, the mean over some windows, and bytes; and what was predicted.
+typedef struct { double step, in, out; ZenPrediction planned; } Times;
+
+template <typename X> static Times measure_as(const Case *c, double compute) {
+    const size_t windows = c->window > 1 ? 2 : 4;
+    Shape s = shape;
+    s.accum = c->accum;
+    Placement where;
+    memset(&where, 0, sizeof where);
+    where.choice.mode = OFFLOAD_ZENFLOW;
+    where.choice.keep_grads = true;
+    where.serial = c->grads_wait;
+    where.threads = 1;
+    Run r;
+    Times t;
+    run_of(&r, c);
+    memset(&t, 0, sizeof t);
+    host_bytes_per_s = 1e6 * c->host;
+    GPT2<X> *g = model_new<X>(&s, &where);
+    zen_choose(g, &r, SIZE_MAX, SIZE_MAX);
+    gpt2_plan(g, RECOMPUTE_NONE, SIZE_MAX, SIZE_MAX, true);
+    gpt2_allocate(g);
+    float *params = shape_params(&s, false);
+    StatePart parts[ZEN_PARTS];
+    zen_parts(g, parts);
+    g->zen->queued = g->zen->map.segments;
+    for (int i = 0; i < g->table.count; i++)
+        for (int k = 0; k < ZEN_PARTS; k += ZEN_PARTS - 1)
+            part_copy(&parts[k], g->table.tensors[i].offset, g->table.tensors[i].size,
+                      params + g->table.tensors[i].offset, false);
+    free(params);
+
+    const size_t room = s.accum * s.B * s.T, first = 1 + windows * c->window;
+    int32_t *inputs = (int32_t *)alloc_or_fail(2 * room, sizeof(int32_t), "test");
+    double begin = 0;
+    for (size_t step = 1; step <= first + windows * c->window; step++) {
+        double norm_squared;
+        shape_batch(&s, step, inputs, inputs + room);
+        gpu_gradient(g, &s, inputs, inputs + room, &norm_squared);
+        if (step == first) begin = emu_virtual_now();
+        if (step == first) g->moved_in = g->moved_out = 0;
+        t.step = 1e6 * (emu_virtual_now() - begin);
+        if (step == first + windows * c->window) break;
+        const ZenRates rates = zen_rates(&r.o, step);
+        zen_update(g, clip_scale(norm_squared, 1), &rates);
+        if (c->rests) gpt2_update_wait(g);
+    }
+    const double steps = (double)(windows * c->window);
+    t.step /= steps;
+    t.in = (double)g->moved_in / steps;
+    t.out = (double)g->moved_out / steps;
+    free(inputs);
+
+    if (compute > 0) {
+        const ZenFlow<X> *z = g->zen;
+        Rates rates;
+        memset(&rates, 0, sizeof rates);
+        const PlanRun run = plan_run(g, &r);
+        const ZenPlan plan = {run, z->config.window, z->config.reselect, z->config.delay, z->sums,
+                              z->wire_f32};
+        rates.gpu_flops = 1;
+        rates.gpu_flops = plan_compute(&rates, &g->config, &run) / (1e-6 * compute);
+        rates.h2d = rates.d2h = 1e6 * link_rate;
+        rates.cores = 1e6 * c->host / 28;
+        t.planned = zen_plan_step(&rates, &g->config, &z->map, &plan, NULL);
+    }
+    gpt2_update_wait(g);
+    CUDA(cudaDeviceSynchronize());
+    model_close(g);
+    gpt2_table_free(&r.table);
+    return t;
+}
+
+static Times measure(const Case *c, double compute) {
+    return c->bits == 16 ? measure_as<bf16>(c, compute) : measure_as<float>(c, compute);
+}
+
+static void test_predictions(void) {
+    double worst = 0, sum = 0;
+    for (int k = 0; k < CASES; k++) {
+        const Case *c = &cases[k];
+        Case all = *c;  // everything on the GPU: nothing is waited for
+        all.topk = 1;
+        all.whole = 0;
+        all.window = 1;
+        all.grads_wait = all.rests = false;
+        const double compute = measure(&all, 0).step;
+        const Times t = measure(c, compute);
+        const double planned = 1e6 * t.planned.step, off = planned / t.step - 1;
+        worst = fmax(worst, fabs(off));
+        sum += fabs(off);
+        printf("  %-32s %7.0f us, planned %7.0f: %+.1f %%; compute %.0f, forward waits %.0f, "
+               "backward %.0f (%s)\n", c->name, t.step, planned, 100 * off, compute,
+               1e6 * t.planned.stall_forward, 1e6 * t.planned.stall_backward, t.planned.limit);
+        CHECK(fabs(off) < within, "%s: %.0f us, planned %.0f", c->name, t.step, planned);
+        CHECK(fabs(t.in - t.planned.h2d_bytes) < 1 && fabs(t.out - t.planned.d2h_bytes) < 1,
+              "%s: %.0f bytes in, planned %.0f; %.0f out, planned %.0f", c->name, t.in,
+              t.planned.h2d_bytes, t.out, t.planned.d2h_bytes);
+    }
+    printf("  %.0f bytes per us: the worst is %.1f %% off, the mean %.1f %%\n", link_rate,
+           100 * worst, 100 * sum / CASES);
+}
+#endif
+
+static void test_plan_on_the_virtual_clock(void) {
+#ifdef __CUDA_EMU__
+    for (int i = 0; i < 2; i++) {
+        char link[40], which[2] = {(char)('0' + i), '\0'};
+        int status;
+        snprintf(link, sizeof link, "%.0f", 1e6 * links[i].rate);
+        fflush(stdout);
+        const pid_t child = fork();
+        if (child == 0) {
+            setenv("EMU_CLOCK", "virtual", 1);
+            setenv("EMU_KERNEL_US", "10", 1);
+            setenv("EMU_HOST_US", "0", 1);
+            setenv("EMU_LINK", link, 1);
+            unsetenv("EMU_SCHED");
+            execl("/proc/self/exe", "test_zen_time", "--clock", which, (char *)NULL);
+            _exit(127);
+        }
+        waitpid(child, &status, 0);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
+    }
+#else
+    SKIP("only on the virtual clock of the emulated GPU");
+#endif
+}
+
+int main(int argc, char **argv) {
+#ifdef __CUDA_EMU__
+    if (argc == 3 && strcmp(argv[1], "--clock") == 0) {
+        link_rate = links[atoi(argv[2])].rate;
+        within = links[atoi(argv[2])].within;
+        RUN(test_predictions);
+        return test_summary();
+    }
+#endif
+    (void)argc;
+    (void)argv;
+    RUN(test_plan_on_the_virtual_clock);
+    return test_summary();
+}

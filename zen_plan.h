@@ -1,0 +1,306 @@
+// zen_plan.h: how long a step with importance-aware updates takes, before it is taken: the copies,
+// sums, updates and waits of zenflow.cuh, run through the machine of plan.h. No CUDA here.
+// doc/zenflow.md is the lesson.
+//
+// What is queued is what zenflow.cuh queues, window after window, until one is like the other:
+//   - gradients: those of the rest leave, layer by layer, when they are complete and the host has
+//     added those of the step before to the window's sum; two layers' may wait for that, packed, on
+//     the GPU; then backward waits, too;
+//   - the host, behind the norm: the sum (in bf16, 2 + 8 bytes of host memory per element; 2 + 4 at
+//     a window's first step), and the update (24 for p, m and v, 2 for the new weight, 4 for the
+//     sum): with two sums some of it behind each step until it shows; with one, all at once, with
+//     the window's last gradient (2) in the same pass;
+//   - what shows goes to the GPU, in the order of the next forward pass.
+// Left out, as in plan.h: what packing, norms and sums of columns need of the GPU's memory; and that
+// the norm's few bytes may wait behind a gradient on its way. Nor is the exchange of columns here.
+//
+// In closed form, for R elements of the rest, windows of S steps, and W bytes/s of host memory, a
+// step takes at least as long as the longest of
+//     compute
+//     the link:     2 R bytes out, and 2 R / S in, which is (1 - k) (1 + 1 / S) of the model
+//     host memory:  (10 S + 26) R / (S W) with two sums, (10 S + 18) R / (S W) with one
+//                   and what crosses the link, once more
+#ifndef TIDE_ZEN_PLAN_H
+#define TIDE_ZEN_PLAN_H
+#include "plan.h"
+#include "zenflow.h"
+
+typedef struct {
+    PlanRun run;
+    size_t window;    // steps; 0: that follows the gradients, which are not known here
+    size_t reselect;  // windows from one selection to the next; 0: there are none
+    size_t delay;     // steps of the next window until the rest's update shows, as ZenConfig's
+    int sums;         // as in zenflow.cuh
+    bool wire_f32;    // gradients of the rest cross the link as fp32
+} ZenPlan;
+
+typedef struct {
+    double step;             // seconds, the mean over a window; of these:
+    double compute;          // what it would take if nothing ever waited
+    double stall_forward;    // before a part of forward, for new weights
+    double stall_backward;   // before a part of backward, for room
+    double stall;            // both, as a share of the step
+    double selection;        // seconds that selections add, spread over all steps
+    const char *limit;       // "compute": less than a hundredth are waits; or what would shorten
+                             // them most if it took no time: "host", "link to the host" (or "GPU"),
+                             // "update on the GPU"; "host and link": one alone would not
+    double h2d_bytes, d2h_bytes;  // per step, the mean over a window
+    size_t window;           // steps
+} ZenPrediction;
+
+enum {
+    PLAN_WINDOWS = 6,        // and as many as 32 steps make, until one is like the other
+    PLAN_COUNTED = 2,        // of these, the last; they may take turns
+    PLAN_DRAINED = 2,        // the one that a selection ends
+    PLAN_WINDOW_MOST = 64,   // steps; of a longer window, some behind or before what shows stand
+    PLAN_ALIKE = 24,         // for all others: so many
+    PLAN_AUTO_WINDOW = 4
+};
+
+// ---------------------------------------------------------------------------------------------
+// The order of work
+
+typedef struct {
+    PlanTasks tasks;
+    const ZenMap *map;
+    const ZenPlan *plan;
+    PlanFlops flops;
+    double gpu, gpu_adam;    // per second
+    double wire, made;       // bytes of a gradient on the link, of a weight on the GPU
+    int L, segments;
+    size_t steps, delay;     // of a window, as many as are queued; until its update shows
+    double part;             // of that update's work: fewer steps bring less
+    bool free[ROWS];         // what takes no time here
+    int *updated, *returned, *arrived, *ring_free, *computed, *result_free;  // (segments): tasks
+    int place[4], packed, leaving[2];  // what room waits for; the last copies out, the newest last
+    int last[ROWS];          // of each row
+    bool late;               // an update has begun that is to show
+    int queued;              // segments of it that the host has been given
+    size_t due;              // elements of it that it should have been given
+} ZenSim;
+
+static inline int zen_plan_add(ZenSim *x, int row, const char *name, int s, double work, int a,
+                               int b, int c) {
+    const double needed = x->free[row] ? 0 : work;
+    return x->last[row] = plan_add(&x->tasks, row, name, (size_t)s, needed, a, b, c);
+}
+
+// The result of the rest's last update goes to the GPU.
+static inline void zen_plan_show(ZenSim *x, int norm) {
+    for (int s = 0; s < x->segments; s++) {
+        const double n = (double)x->map->segment[s].rest;
+        if (n == 0) continue;
+        x->returned[s] = x->result_free[s] =
+            zen_plan_add(x, ROW_BACK, "back", s, n * x->made, x->computed[s], norm, PLAN_NOTHING);
+    }
+}
+
+// The host is given segments of an update whose gradients are in a sum of their own, until it has
+// had so many elements.
+static inline void zen_plan_compute(ZenSim *x, size_t due, int norm) {
+    const double bytes = x->part * (24 + 4 + (x->made < 4 ? x->made : 0));
+    for (; x->queued < x->segments && x->map->segment[x->queued].rest_at < due; x->queued++) {
+        const int s = x->queued;
+        const double n = (double)x->map->segment[s].rest;
+        if (n == 0) continue;
+        x->computed[s] = zen_plan_add(x, ROW_HOST, "update", s, n * bytes, norm,
+                                      x->result_free[s], PLAN_NOTHING);
+    }
+}
+
+// Step `step` of a window; drains: what its gradients make shows at once. Returns its norm.
+static inline int zen_plan_one(ZenSim *x, size_t step, bool drains) {
+    enum { NONE = PLAN_NOTHING };
+    const PlanRun *run = &x->plan->run;
+    const ZenSegment *part = x->map->segment;
+    const int L = x->L, S = x->segments;
+    const bool first = step == 0, last = step + 1 == x->steps;
+    const bool shows = x->late && (last || step + 1 == x->delay);
+    const double forward = (double)L * x->flops.layer + x->flops.head;
+    const double whole = 3 * forward + (double)(L - 1) * x->flops.again;
+    for (int s = 0; s < S; s++)
+        zen_plan_add(x, ROW_COMPUTE, "forward", s, plan_forward(&x->flops, s, L) / x->gpu,
+                     x->updated[s], x->returned[s], NONE);
+    for (int s = S - 1; run->accum > 1 && s >= 0; s--)  // of the first micro-batch
+        zen_plan_add(x, ROW_COMPUTE, "backward", s, plan_backward(&x->flops, s, L) / x->gpu,
+                     x->place[plan_place(s, L)], NONE, NONE);
+    if (run->accum > 1)  // up to the last's forward pass
+        zen_plan_add(x, ROW_COMPUTE, "forward", 0, ((double)(run->accum - 2) * whole + forward)
+                                                   / x->gpu, NONE, NONE, NONE);
+    for (int s = S - 1; s >= 0; s--) {
+        int *room = &x->place[plan_place(s, L)];
+        const int made = zen_plan_add(x, ROW_COMPUTE, "backward", s,
+                                      plan_backward(&x->flops, s, L) / x->gpu, *room, NONE, NONE);
+        const double n = (double)part[s].rest;
+        if (n > 0) {
+            x->packed = x->leaving[0];  // it is packed when the copy two before it has gone
+            x->leaving[0] = x->leaving[1];
+            x->leaving[1] = x->arrived[s] = zen_plan_add(x, ROW_LEAVE, "leave", s, n * x->wire,
+                                                         made, x->ring_free[s], NONE);
+        }
+        *room = n > 0 ? x->packed : NONE;
+        if (run->no_grad_overlap && n > 0)
+            zen_plan_add(x, ROW_COMPUTE, "backward", s, 0, x->arrived[s], NONE, NONE);
+    }
+    const int norm = zen_plan_add(x, ROW_COMPUTE, "norm", 0, 0, NONE, NONE, NONE);
+
+    for (int s = 0; s < S; s++)
+        x->updated[s] = zen_plan_add(x, ROW_UPDATE, "update", s,
+                                     (double)part[s].chosen / x->gpu_adam, norm, NONE, NONE);
+    const bool one_pass = last && (drains || x->plan->sums < 2);
+    for (int s = S - 1; !one_pass && s >= 0; s--)
+        if (part[s].rest > 0)
+            x->ring_free[s] = zen_plan_add(x, ROW_HOST, "accumulate", s,
+                                           (double)part[s].rest * (x->wire + (first ? 4 : 8)), norm,
+                                           x->arrived[s], NONE);
+    if (shows) zen_plan_compute(x, SIZE_MAX, norm);
+    if (shows && !drains) zen_plan_show(x, norm);
+    x->late = x->late && !shows;
+    if (last) {
+        x->late = !drains;
+        x->queued = one_pass ? S : 0;
+        x->due = 0;
+        const double bytes = 24 + x->wire + (first ? 0 : 4) + (x->made < 4 ? x->made : 0);
+        for (int s = 0; one_pass && s < S; s++)
+            if (part[s].rest > 0)
+                x->computed[s] = x->ring_free[s] =
+                    zen_plan_add(x, ROW_HOST, "update", s, (double)part[s].rest * bytes, norm,
+                                 x->arrived[s], x->result_free[s]);
+        if (drains) zen_plan_show(x, norm);
+    }
+    x->due += x->map->rest / (x->delay > 0 ? x->delay : 1) + 1;
+    zen_plan_compute(x, run->no_update_overlap ? SIZE_MAX : x->due, norm);
+    if (run->no_update_overlap)  // the GPU's own it would have to share its time with anyway
+        zen_plan_add(x, ROW_COMPUTE, "forward", 0, 0, x->last[ROW_HOST], x->last[ROW_BACK], NONE);
+    return norm;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The prediction
+
+// Some windows; drained: the number of one that a selection ends, or -1. free_row: what
+// takes no time, or -1. Returns seconds per step, adds to *x what compute waited in each, if x is
+// not NULL; *end: when all of it was over.
+static inline double zen_plan_run(const Rates *r, const GPT2Config *config, const ZenMap *map,
+                                  const ZenPlan *p, int drained, int free_row, ZenPrediction *x,
+                                  double *end, TraceFile *trace) {
+    ZenSim sim, *m = &sim;
+    memset(m, 0, sizeof *m);
+    const size_t S = p->window, n = min_size(S, PLAN_WINDOW_MOST);
+    const size_t steps = PLAN_WINDOWS * n + 32 / n * n;
+    m->map = map;
+    m->plan = p;
+    m->flops = plan_flops(config, &p->run);
+    m->gpu = rate_or(r->gpu_flops, PLAN_UNLIMITED);
+    m->gpu_adam = rate_or(r->gpu_adam, PLAN_UNLIMITED);
+    m->made = (double)p->run.stored;
+    m->wire = p->wire_f32 ? 4 : m->made;
+    m->L = (int)config->layers;
+    m->segments = map->segments;
+    m->steps = n;
+    m->queued = m->segments;
+    const size_t delay = min_size(p->delay, S);
+    const bool early = delay < n / 2;
+    m->delay = early ? delay : S - delay < n / 2 ? n - (S - delay) : n / 2;
+    m->part = early ? 1 : (double)m->delay / (double)delay;
+    const size_t alike = early ? delay + 2 : m->delay - PLAN_ALIKE - 2;
+    if (free_row >= 0) m->free[free_row] = true;
+    m->tasks.host_rate = fmin(28 * rate_or(r->cores, rate_or(r->host_adam, PLAN_UNLIMITED)),
+                              PLAN_UNLIMITED);
+    m->tasks.room = (int)(steps * (9 * (size_t)m->segments + 3));
+    m->tasks.tasks = (PlanTask *)alloc_or_fail((size_t)m->tasks.room, sizeof(PlanTask), "plan");
+    const size_t rows = (size_t)m->segments;
+    m->updated = (int *)alloc_or_fail(6 * rows, sizeof(int), "plan");
+    m->returned = m->updated + rows;
+    m->arrived = m->returned + rows;
+    m->ring_free = m->arrived + rows;
+    m->computed = m->ring_free + rows;
+    m->result_free = m->computed + rows;
+    for (size_t i = 0; i < 6 * rows; i++) m->updated[i] = PLAN_NOTHING;
+    for (int i = 0; i < 4; i++) m->place[i] = PLAN_NOTHING;
+    for (int i = 0; i < ROWS; i++) m->last[i] = PLAN_NOTHING;
+    m->packed = m->leaving[0] = m->leaving[1] = PLAN_NOTHING;
+
+    int norm[PLAN_WINDOWS * PLAN_WINDOW_MOST + 32];
+    for (size_t i = 0; i < steps; i++) {
+        const bool drains = p->delay == 0 || (int)(i / n) == drained;
+        norm[i] = zen_plan_one(m, i % n, drains && i % n + 1 == n);
+    }
+    plan_simulate(&m->tasks, r);
+
+    const PlanTask *t = m->tasks.tasks;
+    double seconds = 0;
+    for (size_t i = steps - PLAN_COUNTED * n; i < steps; i++) {
+        const bool many = i % n >= alike && i % n < alike + PLAN_ALIKE;
+        const double times = (many ? 1 + (double)(S - n) / PLAN_ALIKE : 1)
+                           / (double)(PLAN_COUNTED * S);
+        seconds += times * (t[norm[i]].end - t[norm[i - 1]].end);
+        double before = t[norm[i - 1]].end;
+        for (int k = norm[i - 1] + 1; x != NULL && k <= norm[i]; k++) {
+            if (t[k].row != ROW_COMPUTE) continue;
+            const double waited = times * (t[k].begin - before);
+            *(strcmp(t[k].name, "forward") == 0 ? &x->stall_forward : &x->stall_backward) += waited;
+            before = t[k].end;
+        }
+    }
+    const int before_last = norm[steps - n - 1];
+    if (end != NULL) *end = t[norm[steps - 1]].end;
+    if (trace != NULL)
+        plan_draw(trace, t, before_last + 1, m->tasks.count, t[before_last].end);
+    free(m->tasks.tasks);
+    free(m->updated);
+    return seconds;
+}
+
+// A step of the trainer in its steady state, of the columns of *map. With a trace (open; NULL:
+// none), a window is drawn there, from the norm before it on. Never fails.
+static inline ZenPrediction zen_plan_step(const Rates *r, const GPT2Config *config,
+                                          const ZenMap *map, const ZenPlan *plan,
+                                          TraceFile *trace) {
+    static const struct { int row; const char *name; } limits[] = {
+        {ROW_HOST, "host"}, {ROW_LEAVE, "link to the host"}, {ROW_BACK, "link to the GPU"},
+        {ROW_UPDATE, "update on the GPU"}};
+    ZenPlan p = *plan;
+    if (p.window == 0) p.window = PLAN_AUTO_WINDOW;
+    ZenPrediction x;
+    memset(&x, 0, sizeof x);
+    double end = 0, late = 0;
+    x.step = zen_plan_run(r, config, map, &p, -1, -1, &x, &end, trace);
+    x.compute = plan_compute(r, config, &p.run);
+    x.stall = (x.stall_forward + x.stall_backward) / x.step;
+    x.window = p.window;
+    x.d2h_bytes = (double)map->rest * (p.wire_f32 ? 4 : (double)p.run.stored);
+    x.h2d_bytes = (double)(map->rest * p.run.stored) / (double)p.window;
+    if (p.reselect > 0 && p.delay > 0 && map->mixed) {
+        zen_plan_run(r, config, map, &p, PLAN_DRAINED, -1, NULL, &late, NULL);
+        x.selection = (late - end) / (double)(p.reselect * p.window);
+    }
+    x.limit = x.stall < 0.01 ? "compute" : "host and link";
+    double least = x.step;
+    for (int i = 0; i < 4 && x.stall >= 0.01; i++) {
+        const double t = zen_plan_run(r, config, map, &p, -1, limits[i].row, NULL, NULL, NULL);
+        if (t >= 0.999 * least) continue;
+        least = t;
+        x.limit = limits[i].name;
+    }
+    return x;
+}
+
+// For people: what a ZenPrediction says, in lines.
+static inline void zen_plan_print(const Rates *r, const ZenMap *map, const ZenPlan *p,
+                                  const ZenPrediction *x) {
+    const double model = 2 * (double)map->elements;
+    printf("predicted time of a step, in seconds, the mean over a window of %zu: forward waits "
+           "%.4g, backward %.4g", x->window, x->stall_forward, x->stall_backward);
+    if (strcmp(x->limit, "compute") == 0) printf(": hidden\n");
+    else printf(": %.0f %%, for the %s\n", 100 * x->stall, x->limit);
+    plan_print_speed(r, &p->run, x->step, x->compute);
+    printf("  over the link: %.2f GB to the GPU, %.2f GB to the host, %.2f times the model in "
+           "bf16\n", 1e-9 * x->h2d_bytes, 1e-9 * x->d2h_bytes,
+           (x->h2d_bytes + x->d2h_bytes) / model);
+    if (x->selection > 0)
+        printf("  selections, each at the end of a window that is not hidden, add %.4g to that\n",
+               x->selection);
+}
+
+#endif

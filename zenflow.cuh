@@ -1,0 +1,689 @@
+// zenflow.cuh: importance-aware updates on the GPU (zenflow.h says what they compute, and
+// doc/zenflow.md is the lesson). Included by train_gpt2.cu.
+//
+//   1. Memory
+//   2. Gradients: packed, apart for the chosen columns and for the rest
+//   3. The end of a step
+//   4. Selection: columns change places
+//   5. Checkpoints
+//
+// A layer's gradient is packed as soon as it is complete: the chosen columns' part waits on the
+// GPU, the rest's leaves for a buffer on the host, which holds one step. Both wait for the norm: it
+// clips them. Then the GPU updates the chosen, and the host's worker adds the rest to the window's
+// sum, which frees the buffer, segment by segment, for the next step. What the worker computes at
+// the end of a window it has --zen-delay steps for; then it goes to the GPU. Compute waits, and all
+// of it is counted, when
+//   - new weights are not there: the worker or the link is too slow (forward waits);
+//   - gradients find no room: those of the step before have not been added, or the link is slower
+//     than backward (backward waits);
+//   - columns are selected: a window's update is computed and shown at once, and then columns
+//     change places (this counts as forward's).
+#ifndef TIDE_ZENFLOW_CUH
+#define TIDE_ZENFLOW_CUH
+
+// ---------------------------------------------------------------------------------------------
+// 1. Memory
+
+#ifndef ZEN_EXCHANGE  // as the tests choose it
+#define ZEN_EXCHANGE 64  // columns of a matrix that change places at a time
+#endif
+
+template <typename X> struct ZenFlow {
+    ZenConfig config;
+    ZenMap map;
+    ZenClock clock;
+    int sums;                   // of gradients on the host: 2, 1, or 0 where a window is one step
+    size_t wanted_sums;         // --zen-sums; 0: auto
+    bool wire_f32;              // gradients of the rest cross the link as fp32
+    int sum;                    // the sum that the open window is added to
+    int queued;                 // segments of the late update that the worker has been given
+    size_t share, due;          // elements of it that each step gives, and that are given by now
+    AdamStep late_step;
+    int packing;                // the half of `packed` that is used next
+    cudaStream_t pack;          // packs the gradients of the rest
+    bool closed;                // was this step the last of its window?
+    size_t swapped;             // columns that changed places in this step,
+    size_t all_swapped;         // and in all;
+    size_t windows;             // windows closed
+    // Per segment: its part of the buffer on the host is free; its late update is computed; the
+    // result of that has left the host. And, per half of `packed`: that has left.
+    cudaEvent_t *ring_free, *computed, *result_free, packed_free[2];
+    // GPU memory, in the layouts of ZenMap.
+    int32_t *column;            // (columns)
+    float *master, *m, *v;      // (chosen)
+    void *grad;                 // (chosen): X, or fp32 if micro-batches were summed
+    void *packed;               // (2, longest): the rest's gradients on their way out
+    X *landing;                 // (longest): new weights of the rest that have come in
+    ZenSum *column_sums, *scratch;
+    float *exchange;            // (3, rows, columns): p, m, v of columns that leave or come
+    int32_t *slots;             // (ZEN_EXCHANGE)
+    // Page-locked host memory.
+    float *host_master, *host_m, *host_v;  // (rest)
+    float *acc;                 // (sums, rest)
+    void *ring;                 // (rest): one step's gradients, bf16 or fp32
+    uint16_t *result;           // (rest): new weights in bf16; in fp32 the masters are that
+    ZenSum *host_sums;          // (columns)
+    float *host_exchange;
+};
+
+template <typename X> static size_t zen_longest(const ZenMap *map) {
+    size_t most = 0;
+    for (int s = 0; s < map->segments; s++)
+        if (map->segment[s].rest > most) most = map->segment[s].rest;
+    return most;
+}
+
+template <typename X> static size_t zen_wire(const ZenFlow<X> *z) {
+    return z->wire_f32 ? sizeof(float) : sizeof(X);
+}
+
+// Floats of p, m and v of as many columns as change places at a time: of any matrix at least one.
+static size_t zen_exchange(const ZenMap *map) {
+    size_t rows = 0;
+    for (int i = 0; i < map->count; i++)
+        if (map->tensor[i].rows > rows) rows = map->tensor[i].rows;
+    return map->mixed ? 3 * rows * ZEN_EXCHANGE : 0;
+}
+
+// How many sums the host keeps: as --zen-sums says, or one if memory is tight. With two, the worker
+// may take a whole window for an update; with one, it must be done with a segment when the next
+// window's first gradient of it is added.
+template <typename X> static void zen_settle_sums(GPT2<X> *g, bool tight) {
+    ZenFlow<X> *z = g->zen;
+    const size_t wanted = z->wanted_sums > 0 ? z->wanted_sums : tight ? 1 : 2;
+    z->sums = z->config.window == 1 ? 0 : z->config.delay <= 1 ? 1 : (int)wanted;
+}
+
+template <typename X> static bool gpt2_fit(GPT2<X> *, int, size_t, size_t);
+
+// Settles which columns there are: a checkpoint's, or new ones. Layers live on the GPU, whole, as
+// --resident says, or as few as make the host's part fit into host_limit.
+template <typename X>
+static void zen_choose(GPT2<X> *g, const Run *r, size_t limit, size_t host_limit) {
+    const Options *o = &r->o;
+    const size_t L = g->config.layers;
+    ZenFlow<X> *z = g->zen = (ZenFlow<X> *)alloc_or_fail(1, sizeof(ZenFlow<X>), "columns");
+    const bool given = o->resident >= 0;
+    z->config = zen_config(o);
+    z->wanted_sums = o->zen_sums;
+    z->wire_f32 = o->grad_wire == WIRE_FP32 && sizeof(X) < sizeof(float);
+    for (size_t whole = given ? (size_t)(o->resident * (double)L + 0.5) : 0;; whole++) {
+        const bool none = !given && whole > L;  // fits
+        zen_map_free(&z->map);
+        zen_clock_free(&z->clock);
+        zen_open(r, &z->map, &z->clock, none ? 0 : whole);
+        if (given && z->map.whole != whole)
+            die("--resident %g contradicts the checkpoint, in which the last %zu layers live on "
+                "the GPU: leave it out", o->resident, z->map.whole);
+        if (given || none || zen_is_saved(r)) break;
+        if (gpt2_fit(g, o->recompute, limit, host_limit)) break;
+    }
+}
+
+// Adds zenflow's lines to the memory plan of the GPU; returns how many lines there are now.
+template <typename X> static int zen_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS], int n) {
+    ZenFlow<X> *z = g->zen;
+    const ZenMap *map = &z->map;
+    const size_t f32 = sizeof(float), longest = zen_longest<X>(map);
+    list[n++] = Buffer{"master weights", map->chosen * f32, &z->master, true};
+    list[n++] = Buffer{"AdamW moments", map->chosen * f32, &z->m, true};
+    list[n++] = Buffer{"AdamW moments", map->chosen * f32, &z->v, true};
+    list[n++] = Buffer{"gradients", map->chosen * waiting_bytes(g), &z->grad, true};
+    list[n++] = Buffer{"columns", map->columns * sizeof(int32_t), &z->column, false};
+    if (map->rest > 0) {
+        list[n++] = Buffer{"packed", 2 * longest * zen_wire(z), &z->packed, true};
+        list[n++] = Buffer{"packed", longest * sizeof(X), &z->landing, true};
+    }
+    if (map->mixed) {
+        list[n++] = Buffer{"columns", map->columns * sizeof(ZenSum), &z->column_sums, true};
+        list[n++] = Buffer{"columns", columns_scratch(map) * sizeof(ZenSum), &z->scratch, false};
+        list[n++] = Buffer{"columns", zen_exchange(map) * f32, &z->exchange, false};
+        list[n++] = Buffer{"columns", ZEN_EXCHANGE * sizeof(int32_t), &z->slots, false};
+    }
+    return n;
+}
+
+// All lines of the host's.
+template <typename X> static int zen_host_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS]) {
+    ZenFlow<X> *z = g->zen;
+    const ZenMap *map = &z->map;
+    const size_t f32 = sizeof(float), rest = map->rest;
+    int n = 0;
+    if (rest > 0) {
+        list[n++] = Buffer{"master weights", rest * f32, &z->host_master, true};
+        list[n++] = Buffer{"AdamW moments", rest * f32, &z->host_m, true};
+        list[n++] = Buffer{"AdamW moments", rest * f32, &z->host_v, true};
+        list[n++] = Buffer{"gradients", rest * zen_wire(z), &z->ring, true};
+        if (z->sums > 0)
+            list[n++] = Buffer{"sums of gradients", (size_t)z->sums * rest * f32, &z->acc, true};
+        if (sizeof(X) < f32) list[n++] = Buffer{"new weights", rest * sizeof(X), &z->result, true};
+    }
+    if (map->mixed) {
+        list[n++] = Buffer{"columns", map->columns * sizeof(ZenSum), &z->host_sums, true};
+        list[n++] = Buffer{"columns", zen_exchange(map) * f32, &z->host_exchange, true};
+    }
+    return n;
+}
+
+// For the line that begins with the number of parameters: what becomes of them.
+template <typename X> static void zen_print(const GPT2<X> *g) {
+    const ZenFlow<X> *z = g->zen;
+    printf(", ");
+    zen_describe(&z->config, &z->map, " by the GPU", " by the CPU");
+    if (z->sums > 0) printf("; %d sum%s on the host", z->sums, z->sums > 1 ? "s" : "");
+    if (z->map.whole > 0) printf("; the last %zu layers live on the GPU", z->map.whole);
+}
+
+template <typename X> static std::array<cudaEvent_t **, 3> zen_events(ZenFlow<X> *z) {
+    return {&z->ring_free, &z->computed, &z->result_free};
+}
+
+// After the buffers of both lists are there.
+template <typename X> static void zen_allocate(GPT2<X> *g) {
+    ZenFlow<X> *z = g->zen;
+    const size_t segments = (size_t)z->map.segments;
+    for (cudaEvent_t **events : zen_events(z)) {
+        *events = (cudaEvent_t *)alloc_or_fail(segments, sizeof(cudaEvent_t), "events");
+        for (size_t i = 0; i < segments; i++) event_make(&(*events)[i]);
+    }
+    for (int i = 0; i < 2; i++) event_make(&z->packed_free[i]);
+    CUDA(cudaStreamCreateWithFlags(&z->pack, cudaStreamNonBlocking));
+    CUDA(cudaMemcpy(z->column, z->map.column, z->map.columns * sizeof(int32_t),
+                    cudaMemcpyHostToDevice));
+}
+
+template <typename X> static void zen_free(GPT2<X> *g) {
+    ZenFlow<X> *z = g->zen;
+    for (cudaEvent_t **events : zen_events(z)) {
+        for (int i = 0; i < z->map.segments; i++) CUDA(cudaEventDestroy((*events)[i]));
+        free(*events);
+    }
+    for (int i = 0; i < 2; i++) CUDA(cudaEventDestroy(z->packed_free[i]));
+    CUDA(cudaStreamDestroy(z->pack));
+    zen_map_free(&z->map);
+    zen_clock_free(&z->clock);
+    free(z);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 2. Gradients
+
+// columns_pack_gpu() from and to types that are known only now: X or fp32, and X or fp32.
+template <typename X>
+static void zen_pack(GPT2<X> *g, void *packed, bool packed_f32, const void *made, bool made_f32,
+                     int s, bool rest, cudaStream_t stream) {
+    const ZenFlow<X> *z = g->zen;
+    const int32_t *column = z->column;
+    if (made_f32 && packed_f32)
+        columns_pack_gpu((float *)packed, (const float *)made, &z->map, s, rest, column, stream);
+    else if (made_f32)
+        columns_pack_gpu((X *)packed, (const float *)made, &z->map, s, rest, column, stream);
+    else if (packed_f32)
+        columns_pack_gpu((float *)packed, (const X *)made, &z->map, s, rest, column, stream);
+    else
+        columns_pack_gpu((X *)packed, (const X *)made, &z->map, s, rest, column, stream);
+}
+
+// gradient_complete() of zenflow: segment s of the micro-batch's gradient is complete. Those of
+// several micro-batches are summed on the GPU, in fp32, and packed with the last one. The rest is
+// packed in a stream of its own: where that waits for room, the norm does not.
+template <typename X>
+static void zen_gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool last) {
+    ZenFlow<X> *z = g->zen;
+    const Segment *x = &g->segment[s];
+    const ZenSegment *part = &z->map.segment[s];
+    const bool f32 = g->accumulating || sizeof(X) == sizeof(float);
+    const X *made = g->grads + x->grad_at;
+    float *sum = (float *)g->waiting + x->at;
+    const void *whole = g->accumulating ? (const void *)sum : (const void *)made;
+    CUDA(cudaStreamWaitEvent(g->leave, g->grad_ready[s], 0));
+    if (g->accumulating) accumulate_gradient(sum, made, x->length, !accumulate, g->leave);
+    for (int i = x->first; last && i < x->first + x->pieces; i++) {
+        const Piece *p = &g->pieces.pieces[i];
+        const size_t at = (p->at - x->at) * (f32 ? sizeof(float) : sizeof(X));
+        norm_block_sums_gpu((const char *)whole + at, !f32, g->pieces.runs + p->first_run, p->runs,
+                            g->norm_sums + p->first_block, g->leave);
+    }
+    const bool sums = last && zen_needs_sums(&z->config, &z->map, &z->clock);
+    if (sums && g->accumulating)
+        columns_sums_gpu(z->column_sums, z->scratch, sum, &z->map, (int)s, g->leave);
+    else if (sums)
+        columns_sums_gpu(z->column_sums, z->scratch, made, &z->map, (int)s, g->leave);
+    if (last && part->chosen > 0)
+        zen_pack(g, (char *)z->grad + part->chosen_at * waiting_bytes(g),
+                 waiting_bytes(g) == sizeof(float), whole, f32, (int)s, false, g->leave);
+    const bool leaves = last && part->rest > 0;
+    if (leaves) {
+        const size_t wire = zen_wire(z), bytes = part->rest * wire;
+        char *packed = (char *)z->packed + (size_t)z->packing * zen_longest<X>(&z->map) * wire;
+        order(g, g->leave, z->pack);
+        CUDA(cudaStreamWaitEvent(z->pack, z->packed_free[z->packing], 0));
+        zen_pack(g, packed, wire == sizeof(float), whole, f32, (int)s, true, z->pack);
+        order(g, z->pack, g->out);
+        CUDA(cudaStreamWaitEvent(g->out, z->ring_free[s], 0));
+        const int leaving = timeline_begin(&g->timeline, ROW_LEAVE, "leave", s, bytes, g->out);
+        timeline_lasts(&g->timeline, leaving);
+        copy_out(g, (char *)z->ring + part->rest_at * wire, packed, bytes);
+        timeline_end(&g->timeline, leaving, g->out);
+        CUDA(cudaEventRecord(z->packed_free[z->packing], g->out));
+        CUDA(cudaEventRecord(g->grad_arrived[s], g->out));
+        z->packing = 1 - z->packing;
+    }
+    CUDA(cudaEventRecord(g->grad_left[x->place], leaves ? z->pack : g->leave));
+    live(g, "gradients", -(double)x->length, sizeof(X), leaves ? z->pack : g->leave);
+    if (g->no_grad_overlap && last) {
+        compute_span(g, "wait", s);
+        CUDA(cudaStreamWaitEvent(g->compute, g->grad_arrived[s], 0));
+        compute_span(g, NULL, 0);
+    }
+}
+
+// In stream `leave`, behind all gradients of the step: what the host must know besides the norm.
+template <typename X> static void zen_sums_leave(GPT2<X> *g) {
+    ZenFlow<X> *z = g->zen;
+    if (zen_needs_sums(&z->config, &z->map, &z->clock))
+        CUDA(cudaMemcpyAsync(z->host_sums, z->column_sums, z->map.columns * sizeof(ZenSum),
+                             cudaMemcpyDeviceToHost, g->leave));
+}
+
+// ---------------------------------------------------------------------------------------------
+// 3. The end of a step
+
+// Work of the host: it adds a segment's gradient to the window's sum (p NULL), or updates it, by
+// zen_update_rest().
+typedef struct {
+    float *p, *m, *v, *acc;
+    const void *grad;
+    int grad_is_bf16, first;
+    float scale;
+    uint16_t *result;
+    size_t n;
+    AdamStep step;
+} ZenWork;
+
+static void zen_work(const void *arg) {
+    const ZenWork *w = (const ZenWork *)arg;
+    if (w->p == NULL)
+        zen_accumulate(w->acc, w->grad, w->grad_is_bf16, w->n, w->scale, w->first);
+    else
+        zen_update_rest(w->p, w->m, w->v, w->acc, w->grad, w->grad_is_bf16, w->scale, w->result,
+                        w->n, &w->step);
+}
+
+// Where segment s is added up, in the sum of this number.
+template <typename X> static float *zen_sum(const ZenFlow<X> *z, int sum, int s) {
+    return z->acc + (size_t)sum * z->map.rest + z->map.segment[s].rest_at;
+}
+
+// This step's gradient of segment s, where it arrives on the host.
+template <typename X> static void zen_take_gradient(GPT2<X> *g, int s, float scale, ZenWork *w) {
+    const ZenFlow<X> *z = g->zen;
+    const size_t wire = zen_wire(z);
+    w->grad = (const char *)z->ring + z->map.segment[s].rest_at * wire;
+    w->grad_is_bf16 = wire == 2;
+    w->scale = scale;
+    w->n = z->map.segment[s].rest;
+    CUDA(cudaStreamWaitEvent(g->host.stream, g->grad_arrived[s], 0));
+}
+
+// Gives work on segment s to the worker, which calls it `name`.
+template <typename X>
+static void zen_submit(GPT2<X> *g, const char *name, int s, const ZenWork *work) {
+    const int span = timeline_begin(&g->timeline, ROW_HOST, name, (size_t)s, 0, g->host.stream);
+    timeline_lasts(&g->timeline, span);
+    host_queue_submit(&g->host, zen_work, work, sizeof *work);
+    timeline_end(&g->timeline, span, g->host.stream);
+}
+
+// Adds this step's gradient of the rest to the window's sum, in the order in which the segments'
+// room will be needed again: that of backward.
+template <typename X> static void zen_add(GPT2<X> *g, float scale) {
+    ZenFlow<X> *z = g->zen;
+    for (int s = z->map.segments; s-- > 0;) {
+        if (z->map.segment[s].rest == 0) continue;
+        ZenWork work;
+        memset(&work, 0, sizeof work);
+        zen_take_gradient(g, s, scale, &work);
+        work.acc = zen_sum(z, z->sum, s);
+        work.first = z->clock.filled == 0;
+        zen_submit(g, "accumulate", s, &work);
+        CUDA(cudaEventRecord(z->ring_free[s], g->host.stream));
+    }
+}
+
+// Segment s of the update that the window's end has begun. grad: with this step's gradient, in one
+// pass; else all gradients are in the sum that the window had.
+template <typename X> static void zen_compute(GPT2<X> *g, int s, bool grad, float scale) {
+    ZenFlow<X> *z = g->zen;
+    const ZenSegment *part = &z->map.segment[s];
+    const size_t at = part->rest_at;
+    ZenWork work;
+    if (part->rest == 0) return;
+    memset(&work, 0, sizeof work);
+    if (grad) zen_take_gradient(g, s, scale, &work);
+    work.n = part->rest;
+    work.p = z->host_master + at;
+    work.m = z->host_m + at;
+    work.v = z->host_v + at;
+    if (!grad) work.acc = zen_sum(z, z->sums == 2 ? 1 - z->sum : 0, s);
+    else if (z->clock.filled > 0) work.acc = zen_sum(z, z->sum, s);
+    if (z->result != NULL) work.result = z->result + at;
+    work.step = z->late_step;
+    CUDA(cudaStreamWaitEvent(g->host.stream, z->result_free[s], 0));
+    zen_submit(g, "update", s, &work);
+    if (grad) CUDA(cudaEventRecord(z->ring_free[s], g->host.stream));
+    CUDA(cudaEventRecord(z->computed[s], g->host.stream));
+}
+
+// Gives the worker the next segments of a late update that is spread over the window, until it has
+// had this many elements.
+template <typename X> static void zen_compute_until(GPT2<X> *g, size_t due) {
+    ZenFlow<X> *z = g->zen;
+    for (; z->queued < z->map.segments && z->map.segment[z->queued].rest_at < due; z->queued++)
+        zen_compute(g, z->queued, false, 0);
+}
+
+// The result of the rest's last update goes to the GPU and takes its columns' places, in the order
+// of the next forward pass, which waits for each segment's part.
+template <typename X> static void zen_show(GPT2<X> *g) {
+    ZenFlow<X> *z = g->zen;
+    for (int s = 0; s < z->map.segments; s++) {
+        const ZenSegment *part = &z->map.segment[s];
+        if (part->rest == 0) continue;
+        const void *from = z->result != NULL ? (const void *)(z->result + part->rest_at)
+                                             : (const void *)(z->host_master + part->rest_at);
+        const size_t bytes = part->rest * sizeof(X);
+        CUDA(cudaStreamWaitEvent(g->back, z->computed[s], 0));
+        const int span = timeline_begin(&g->timeline, ROW_BACK, "back", (size_t)s, bytes, g->back);
+        copy_in(g, z->landing, from, bytes, g->back);
+        timeline_end(&g->timeline, span, g->back);
+        CUDA(cudaEventRecord(z->result_free[s], g->back));
+        columns_scatter_gpu(g->params + g->segment[s].at, z->landing, &z->map, s, true, z->column,
+                            g->back);
+        CUDA(cudaEventRecord(g->returned[s], g->back));
+    }
+}
+
+template <typename X> static void zen_exchange_columns(GPT2<X> *g);
+
+// The end of a step, whose gradient has the scale that clips it: queues zen_reference_step().
+template <typename X> static void zen_update(GPT2<X> *g, float scale, const ZenRates *rates) {
+    ZenFlow<X> *z = g->zen;
+    const ZenMap *map = &z->map;
+    const ZenTurn turn = zen_turn(&z->config, map, &z->clock, z->host_sums);
+    const AdamStep now = zen_chosen_step(&z->clock, rates, scale);
+    z->closed = turn.closes;
+    z->windows += turn.closes;
+    z->swapped = 0;
+    for (int s = 0; s < map->segments; s++) {
+        const size_t at = map->segment[s].chosen_at;
+        X *params = g->params + g->segment[s].at;
+        const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", (size_t)s, 0,
+                                            g->update);
+        if (map->segment[s].chosen > 0 && g->accumulating)
+            columns_adam_gpu(params, z->master + at, z->m + at, z->v + at,
+                             (const float *)z->grad + at, map, s, z->column, &now, g->update);
+        else if (map->segment[s].chosen > 0)
+            columns_adam_gpu(params, z->master + at, z->m + at, z->v + at, (const X *)z->grad + at,
+                             map, s, z->column, &now, g->update);
+        timeline_end(&g->timeline, updating, g->update);
+        CUDA(cudaEventRecord(g->updated[s], g->update));
+    }
+
+    const bool one_pass = turn.closes && (turn.drains || z->sums < 2);
+    if (!one_pass) zen_add(g, scale);
+    if (turn.shows) {
+        zen_compute_until(g, SIZE_MAX);  // what a window that was too short has left
+        if (!turn.drains) zen_show(g);
+    }
+    if (turn.closes) {
+        const size_t window = z->config.window > 0 ? z->config.window : turn.steps;
+        const size_t steps = min_size(window, z->config.delay);
+        z->late_step = zen_rest_step(&z->config, &z->clock, rates, turn.steps);
+        z->queued = one_pass ? map->segments : 0;
+        z->due = 0;
+        z->share = map->rest / (steps > 0 ? steps : 1) + 1;
+        // First what is needed first: new weights by forward or, if late, room by backward.
+        for (int i = 0; one_pass && i < map->segments; i++)
+            zen_compute(g, turn.drains ? i : map->segments - 1 - i, true, scale);
+        if (z->sums == 2 && !one_pass) z->sum = 1 - z->sum;
+        if (turn.drains) zen_show(g);
+    }
+    zen_compute_until(g, z->due += z->share);
+    zen_turn_end(&z->config, &z->clock, &turn);
+    if (turn.selects) zen_exchange_columns(g);
+}
+
+// Waits until the state is at rest: what has been begun is computed, if not shown.
+template <typename X> static void zen_wait(GPT2<X> *g) {
+    zen_compute_until(g, SIZE_MAX);
+    CUDA(cudaStreamSynchronize(g->host.stream));
+}
+
+// Counters, for log.jsonl. Stalls are those of the step "step" of "offload": before a part of
+// forward, for new weights, and at a selection, for everything; and before a part of backward,
+// where gradients wait for the room of the last step's.
+template <typename X> static void zen_log(const GPT2<X> *g, char *json, size_t n) {
+    const ZenFlow<X> *z = g->zen;
+    const TimelineStep *d = &g->timeline.done;
+    snprintf(json, n, ",\"zenflow\":{\"closes\":%s,\"selections\":%zu,\"swapped\":%zu,"
+             "\"stall_forward_ms\":%.6g,\"stall_backward_ms\":%.6g}",
+             z->closed ? "true" : "false", z->clock.selections, z->swapped,
+             1e3 * (d->stalled - d->stalled_backward), 1e3 * d->stalled_backward);
+}
+
+// The same for people, of the whole run, when all is over.
+template <typename X> static void zen_end(const GPT2<X> *g) {
+    const ZenFlow<X> *z = g->zen;
+    const Timeline *t = &g->timeline;
+    printf("zenflow: %zu windows, %zu selections in which %zu columns changed places; forward "
+           "waited %.1f ms for updates, backward %.1f ms for room on the host\n", z->windows,
+           z->clock.selections, z->all_swapped, 1e3 * (t->stalled - t->stalled_backward),
+           1e3 * t->stalled_backward);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 4. Selection
+
+// Work of the host: columns `slot` of the rest (rows, width), in p, m and v, change places with
+// those at `other` (3, rows, count).
+typedef struct {
+    float *state[3], *other;
+    size_t rows, width, count;
+    int32_t slot[ZEN_EXCHANGE];
+} ZenExchange;
+
+static void zen_exchange_work(const void *arg) {
+    const ZenExchange *x = (const ZenExchange *)arg;
+    for (int k = 0; k < 3; k++) {
+        #pragma omp parallel for schedule(static)
+        for (size_t r = 0; r < x->rows; r++)
+            for (size_t j = 0; j < x->count; j++) {
+                float *a = x->state[k] + r * x->width + (size_t)x->slot[j];
+                float *b = x->other + ((size_t)k * x->rows + r) * x->count + j;
+                const float c = *a;
+                *a = *b;
+                *b = c;
+            }
+    }
+}
+
+// Some columns of tensor t: from the GPU to the host, and those of the host to the GPU.
+template <typename X>
+static void zen_exchange_some(GPT2<X> *g, const ZenTensor *t, const ZenSwap *swaps, size_t count) {
+    ZenFlow<X> *z = g->zen;
+    const size_t n = t->rows * count;
+    float *const state[3] = {z->master + t->chosen_at, z->m + t->chosen_at, z->v + t->chosen_at};
+    int32_t slots[ZEN_EXCHANGE];
+    ZenExchange work;
+    memset(&work, 0, sizeof work);
+    work.state[0] = z->host_master + t->rest_at;
+    work.state[1] = z->host_m + t->rest_at;
+    work.state[2] = z->host_v + t->rest_at;
+    work.other = z->host_exchange;
+    work.rows = t->rows;
+    work.width = t->cols - t->chosen;
+    work.count = count;
+    for (size_t j = 0; j < count; j++) {
+        slots[j] = swaps[j].chosen;
+        work.slot[j] = swaps[j].rest;
+    }
+    CUDA(cudaMemcpy(z->slots, slots, count * sizeof *slots, cudaMemcpyHostToDevice));
+    CUDA(cudaDeviceSynchronize());  // our streams do not wait for the default one
+    for (size_t k = 0; k < 3; k++)
+        columns_take_gpu(z->exchange + k * n, state[k], t->rows, t->chosen, z->slots, count,
+                         g->update);
+    order(g, g->update, g->out);
+    copy_out(g, z->host_exchange, z->exchange, 3 * n * sizeof(float));
+    order(g, g->out, g->host.stream);
+    host_queue_submit(&g->host, zen_exchange_work, &work, sizeof work);
+    order(g, g->host.stream, g->back);
+    copy_in(g, z->exchange, z->host_exchange, 3 * n * sizeof(float), g->back);
+    order(g, g->back, g->update);
+    for (size_t k = 0; k < 3; k++)
+        columns_put_gpu(state[k], z->exchange + k * n, t->rows, t->chosen, z->slots, count,
+                        g->update);
+    CUDA(cudaStreamSynchronize(g->update));
+}
+
+// Selects columns anew, once everything is at rest: no update is under way, and no gradient waits.
+// Those that come and go take their masters and moments with them; what forward sees stays.
+template <typename X> static void zen_exchange_columns(GPT2<X> *g) {
+    ZenFlow<X> *z = g->zen;
+    if (z->clock.late || z->clock.filled > 0)
+        fail("columns are selected while an update is under way");
+    compute_span(g, "wait", 0);  // as the host does not queue what follows
+    gpt2_update_wait(g);
+    ZenSwap *swaps = (ZenSwap *)alloc_or_fail(z->map.columns, sizeof *swaps, "columns");
+    for (int i = 0; i < z->map.count; i++) {
+        const ZenTensor *t = &z->map.tensor[i];
+        const size_t count = zen_select(&z->map, i, z->clock.scores + t->column_at, swaps);
+        for (size_t k = 0; k < count; k += ZEN_EXCHANGE)
+            zen_exchange_some(g, t, swaps + k, min_size(ZEN_EXCHANGE, count - k));
+        zen_swap(&z->map, i, swaps, count);
+        z->swapped += count;
+    }
+    z->all_swapped += z->swapped;
+    free(swaps);
+    CUDA(cudaMemcpy(z->column, z->map.column, z->map.columns * sizeof(int32_t),
+                    cudaMemcpyHostToDevice));
+    CUDA(cudaDeviceSynchronize());
+    compute_span(g, NULL, 0);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 5. Checkpoints
+
+// A part of the state in the layout of the table; see StatePart.move.
+template <typename X> struct ZenPart {
+    GPT2<X> *g;
+    float *chosen, *rest;  // its packed halves, on the GPU and on the host
+};
+
+// Columns [first, last) of a row of matrix t: out: to w, else from w. The chosen ones are in
+// `packed`, the others in `rest`, both that row's and on the host (NULL: zeros, or nothing).
+static void zen_row(const ZenMap *map, const ZenTensor *t, float *packed, float *rest, float *w,
+                    size_t first, size_t last, bool out) {
+    const int32_t *column = map->column + t->column_at;
+    for (size_t j = 0; j < t->cols; j++) {
+        const size_t c = (size_t)column[j];
+        if (c < first || c >= last) continue;
+        float *at = j < t->chosen ? (packed != NULL ? packed + j : NULL)
+                                  : (rest != NULL ? rest + (j - t->chosen) : NULL);
+        if (out) w[c - first] = at != NULL ? *at : 0.0f;
+        else if (at != NULL) *at = w[c - first];
+    }
+}
+
+template <typename X>
+static void zen_part_move(void *owner, size_t at, size_t n, float *w, bool out) {
+    const ZenPart<X> *x = (const ZenPart<X> *)owner;
+    const ZenMap *map = &x->g->zen->map;
+    const ZenTensor *t = &map->tensor[gpt2_tensor_at(&x->g->table, at)];
+    const size_t begin = at - t->at, size = t->rows * t->cols;
+    if (begin >= size) return;
+    const size_t end = min_size(begin + n, size);
+    const size_t r0 = begin / t->cols, rows = (end - 1) / t->cols + 1 - r0, width = t->chosen;
+    float *packed = NULL, *there = NULL;
+    if (x->chosen != NULL && width > 0) {
+        packed = (float *)alloc_or_fail(rows * width, sizeof(float), "checkpoint");
+        there = x->chosen + t->chosen_at + r0 * width;
+        gpu_copy(packed, there, rows * width * sizeof(float));
+    }
+    #pragma omp parallel for if (end - begin > 1 << 16)
+    for (size_t r = r0; r < r0 + rows; r++) {
+        const size_t first = r * t->cols > begin ? 0 : begin - r * t->cols;
+        const size_t last = min_size(t->cols, end - r * t->cols);
+        zen_row(map, t, packed != NULL ? packed + (r - r0) * width : NULL,
+                x->rest != NULL ? x->rest + t->rest_at + r * (t->cols - width) : NULL,
+                w + (r * t->cols + first - begin), first, last, out);
+    }
+    if (packed != NULL && !out) gpu_copy(there, packed, rows * width * sizeof(float));
+    free(packed);
+}
+
+// The weights in use.
+template <typename X>
+static void zen_shown_move(void *owner, size_t at, size_t n, float *w, bool out) {
+    GPT2<X> *g = ((const ZenPart<X> *)owner)->g;
+    if (out) {
+        download(w, g->params + at, n, g->compute);
+        return;
+    }
+    if (sizeof(X) == sizeof(float)) {
+        gpu_copy(g->params + at, w, n * sizeof(X));
+        return;
+    }
+    uint16_t *rounded = (uint16_t *)alloc_or_fail(n, sizeof *rounded, "parameters");
+    for (size_t i = 0; i < n; i++) rounded[i] = f32_to_bf16(w[i]);
+    gpu_copy(g->params + at, rounded, n * sizeof(X));
+    free(rounded);
+}
+
+// The five parts (zen_run.h). The sums are those of the open window; of one that has none, zeros.
+template <typename X> static void zen_parts(GPT2<X> *g, StatePart parts[ZEN_PARTS]) {
+    static ZenPart<X> owners[ZEN_PARTS];
+    ZenFlow<X> *z = g->zen;
+    const bool open = z->clock.filled > 0 && z->sums > 0;
+    owners[0] = ZenPart<X>{g, z->master, z->host_master};
+    owners[1] = ZenPart<X>{g, z->m, z->host_m};
+    owners[2] = ZenPart<X>{g, z->v, z->host_v};
+    owners[3] = ZenPart<X>{g, NULL, open ? z->acc + (size_t)z->sum * z->map.rest : NULL};
+    owners[4] = ZenPart<X>{g, NULL, NULL};
+    static const char *const names[ZEN_PARTS] = {"param", "m", "v", "acc", "shown"};
+    for (int k = 0; k < ZEN_PARTS; k++)
+        parts[k] = part_moved(names[k], &owners[k], k < 4 ? zen_part_move<X> : zen_shown_move<X>);
+}
+
+// Values for the first step: a checkpoint's of this mode, or of another, or those that --model
+// names. Where an update was under way, its result is made again from the newest weights.
+template <typename X> static void zen_load(GPT2<X> *g, Run *r) {
+    ZenFlow<X> *z = g->zen;
+    StatePart parts[ZEN_PARTS];
+    zen_parts(g, parts);
+    const RunState state = {parts, zen_is_saved(r) ? ZEN_PARTS : 3, &parts[0]};
+    run_load(r, &state);
+    for (int i = 0; !zen_is_saved(r) && i < g->table.count; i++) {
+        const GPT2Tensor *x = &g->table.tensors[i];
+        float *w = (float *)alloc_or_fail(x->size, sizeof(float), "parameters");
+        zen_part_move<X>(parts[0].owner, x->offset, x->size, w, true);
+        zen_shown_move<X>(parts[4].owner, x->offset, x->size, w, false);
+        free(w);
+    }
+    const size_t results = z->result != NULL ? z->map.rest : 0;
+    #pragma omp parallel for if (results > 1 << 16)
+    for (size_t i = 0; i < results; i++)
+        z->result[i] = f32_to_bf16(z->host_master[i]);
+    z->queued = z->map.segments;
+}
+
+// Saves the run after `step` steps.
+template <typename X> static void zen_save_run(GPT2<X> *g, Run *r, size_t step, bool state) {
+    const ZenFlow<X> *z = g->zen;
+    StatePart parts[ZEN_PARTS];
+    gpt2_update_wait(g);
+    zen_parts(g, parts);
+    const RunState what = {parts, ZEN_PARTS, &parts[0]};
+    zen_save(r, step, state, &z->config, &z->map, &z->clock, &what);
+}
+#endif

@@ -1,0 +1,510 @@
+// zenflow.h: importance-aware updates (ZenFlow: Lan et al. 2025).
+//
+//   1. Columns: which are chosen, and where the state of the chosen and of the rest lies
+//   2. Importance: sums over columns, and the selection
+//   3. Time: windows, what happens at the end of a step, and the two AdamW steps
+//   4. The reference: one step in plain C, everything at once
+//   5. The host's share: the same sums and updates on packed state
+//
+// In each matrix a few columns matter most. They are chosen, and updated at every step, where the
+// GPU has their state. The gradients of the rest add up on the host over a window of S steps; then
+// they make one AdamW step, which the CPU computes while the next window trains, and which shows at
+// the end of that: always one window late; or, as --zen-delay says, after fewer steps, or at once.
+//
+// Section 4 says what is computed, and the CPU trainer runs it. zenflow.cuh does the same with
+// nothing ever waiting that need not, and must leave the same bits. doc/zenflow.md is the lesson.
+#ifndef TIDE_ZENFLOW_H
+#define TIDE_ZENFLOW_H
+#include "util.h"
+#include "adam.h"
+#include "gpt2.h"
+
+typedef struct {
+    double topk;        // share of the columns of each matrix that are chosen
+    size_t window;      // S: steps until the rest is updated; 0: by their gradients, zen_votes()
+    size_t reselect;    // E: windows from one selection to the next; 0: there is only one
+    size_t warmup;      // W >= 1: plain AdamW steps, before the first selection
+    size_t delay;       // D: steps of the next window until the rest's update shows; 0: at once;
+                        // ZEN_WINDOW, or any number that is not less than S: a window
+    double rest_lr;     // of the rest, in units of the schedule's rate; 0: the root of the window
+} ZenConfig;
+
+enum { ZEN_WINDOW_MOST = 16 };  // steps of a window that follows the gradients
+#define ZEN_WINDOW SIZE_MAX
+
+// ---------------------------------------------------------------------------------------------
+// 1. Columns
+//
+// Column j of a matrix (rows, cols) is what input channel j is multiplied by (of embeddings: one
+// hidden channel of every token or position). A column is either chosen or one of the rest; how
+// many are chosen never changes. Vectors, and matrices that live on the GPU, are chosen whole.
+// The state of the chosen columns of a matrix is packed as (rows, chosen), the rest's as
+// (rows, cols - chosen): a column keeps its slot there until another one takes it.
+
+typedef struct {
+    size_t rows, cols;   // in memory: with padded rows; of a vector: 1, its length
+    size_t at;           // of its first element in an arena of the table
+    size_t chosen;       // columns, of cols; both below 2^31
+    size_t column_at;    // its first column among those of all tensors
+    size_t chosen_at;    // where its (rows, chosen) begins among what is packed of the chosen,
+    size_t rest_at;      // and its (rows, cols - chosen) among the rest: multiples of 128
+    int decay;
+} ZenTensor;
+
+// The tensors of a segment (embeddings, layer or tail), and what is packed of them.
+typedef struct { int first, count; size_t chosen_at, chosen, rest_at, rest; } ZenSegment;
+
+typedef struct {
+    int count, segments;
+    ZenTensor *tensor;       // as in the table
+    ZenSegment *segment;     // number: the table's layer + 1
+    int32_t *column;         // of each tensor: the chosen columns, then the rest, by their slots
+    size_t columns;
+    size_t chosen, rest;     // packed elements, gaps included
+    size_t elements;         // of all tensors, without gaps; of these,
+    size_t chosen_elements;  // in chosen columns
+    size_t whole;            // the last layers that are chosen whole
+    bool mixed;              // some matrix has both kinds: there is something to select
+} ZenMap;
+
+// Has it columns of both kinds? Only then is there something to select in it.
+static inline bool zen_is_mixed(const ZenTensor *z) { return z->chosen > 0 && z->chosen < z->cols; }
+
+// How many of `cols` columns a share comes to: the nearest number, but at least one of a share.
+static inline size_t zen_quota(double topk, size_t cols) {
+    const size_t n = (size_t)(topk * (double)cols + 0.5);
+    return topk > 0 && n == 0 ? 1 : n > cols ? cols : n;
+}
+
+// At first, the chosen columns are the first ones. The last `whole` layers, and what follows them,
+// are chosen whole. Free it with zen_map_free().
+static inline ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, size_t whole) {
+    ZenMap map;
+    memset(&map, 0, sizeof map);
+    map.count = t->count;
+    map.segments = (int)layers + 2;
+    map.whole = whole;
+    map.tensor = (ZenTensor *)alloc_or_fail((size_t)t->count, sizeof(ZenTensor), "columns");
+    map.segment = (ZenSegment *)alloc_or_fail(layers + 2, sizeof(ZenSegment), "columns");
+    for (int i = 0; i < t->count; i++) {
+        const GPT2Tensor *x = &t->tensors[i];
+        ZenTensor *z = &map.tensor[i];
+        ZenSegment *s = &map.segment[x->layer + 1];
+        const bool is_whole = x->rank < 2 || (whole > 0 && (size_t)(x->layer + 1) > layers - whole);
+        z->rows = x->rows_padded;
+        z->cols = x->cols;
+        z->at = x->offset;
+        z->decay = x->decay;
+        z->chosen = is_whole ? x->cols : zen_quota(topk, x->cols);
+        z->column_at = map.columns;
+        z->chosen_at = map.chosen;
+        z->rest_at = map.rest;
+        map.columns += x->cols;
+        map.chosen += round_up(z->rows * z->chosen, ALIGN_ELEMENTS);
+        map.rest += round_up(z->rows * (z->cols - z->chosen), ALIGN_ELEMENTS);
+        map.elements += z->rows * z->cols;
+        map.chosen_elements += z->rows * z->chosen;
+        map.mixed = map.mixed || zen_is_mixed(z);
+        if (s->count++ == 0) {
+            s->first = i;
+            s->chosen_at = z->chosen_at;
+            s->rest_at = z->rest_at;
+        }
+        s->chosen = map.chosen - s->chosen_at;
+        s->rest = map.rest - s->rest_at;
+    }
+    map.column = (int32_t *)alloc_or_fail(map.columns, sizeof(int32_t), "columns");
+    for (int i = 0; i < t->count; i++)
+        for (size_t j = 0; j < map.tensor[i].cols; j++)
+            map.column[map.tensor[i].column_at + j] = (int32_t)j;
+    return map;
+}
+
+static inline void zen_map_free(ZenMap *map) {
+    free(map->tensor);
+    free(map->segment);
+    free(map->column);
+    memset(map, 0, sizeof *map);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 2. Importance
+//
+// The importance of a column is the sum of the squares of its gradients over the steps of a window
+// (of the warm-up, before the first selection). The sums have one order, in C and CUDA: a column is
+// cut into blocks of 128 rows; within one, rows are added one after the other, in double; then the
+// blocks, in order. A square, too, is exact in double.
+
+enum { ZEN_BLOCK = 128 };
+
+typedef struct { double squares, magnitudes; } ZenSum;  // of one column's gradients at one step
+
+// sums (cols) of a gradient (rows, cols), fp32 or bf16.
+static inline void zen_sums(ZenSum *sums, const void *grad, int is_bf16, size_t rows, size_t cols) {
+    memset(sums, 0, cols * sizeof *sums);
+    const size_t strip = 64;  // columns of a thread's turn
+    #pragma omp parallel for schedule(static) if (rows * cols > 1 << 16)
+    for (size_t first = 0; first < cols; first += strip) {
+        const size_t last = min_size(first + strip, cols);
+        for (size_t block = 0; block < rows; block += ZEN_BLOCK) {
+            ZenSum part[64];
+            memset(part, 0, sizeof part);
+            for (size_t r = block; r < min_size(block + ZEN_BLOCK, rows); r++)
+                for (size_t j = first; j < last; j++) {
+                    const double x = grad_at(grad, is_bf16, r * cols + j);
+                    part[j - first].squares += x * x;
+                    part[j - first].magnitudes += fabs(x);
+                }
+            for (size_t j = first; j < last; j++) {
+                sums[j].squares += part[j - first].squares;
+                sums[j].magnitudes += part[j - first].magnitudes;
+            }
+        }
+    }
+}
+
+typedef struct { double score; int32_t column; } ZenRank;
+
+static inline int zen_rank_compare(const void *a, const void *b) {
+    const ZenRank *x = (const ZenRank *)a, *y = (const ZenRank *)b;
+    if (x->score != y->score) return x->score > y->score ? -1 : 1;
+    return (x->column > y->column) - (x->column < y->column);
+}
+
+// Chosen slot `chosen` and slot `rest` of the same tensor (counted from the first of the rest) are
+// to change places.
+typedef struct { int32_t chosen, rest; } ZenSwap;
+
+// Selects the columns of tensor i with the highest scores (cols), of equal ones the first. Fills
+// swaps (chosen) with the slots whose columns have to change places, and returns how many they
+// are; zen_swap() makes it so in the map. A column that stays chosen keeps its slot. Which of the
+// others gets which does not depend on the order of the rest, which no checkpoint has.
+static inline size_t zen_select(const ZenMap *map, int i, const double *scores, ZenSwap *swaps) {
+    const ZenTensor *z = &map->tensor[i];
+    const int32_t *column = map->column + z->column_at;
+    if (!zen_is_mixed(z)) return 0;
+    ZenRank *rank = (ZenRank *)alloc_or_fail(z->cols, sizeof *rank, "selection");
+    bool *wanted = (bool *)alloc_or_fail(z->cols, sizeof *wanted, "selection");
+    int32_t *slot = (int32_t *)alloc_or_fail(z->cols, sizeof *slot, "selection");
+    for (size_t j = 0; j < z->cols; j++) {
+        rank[j].score = scores[j];
+        rank[j].column = (int32_t)j;
+    }
+    qsort(rank, z->cols, sizeof *rank, zen_rank_compare);
+    for (size_t j = 0; j < z->chosen; j++) wanted[rank[j].column] = true;
+    for (size_t j = 0; j < z->cols; j++) slot[column[j]] = (int32_t)j;
+    size_t count = 0, next = 0;
+    for (size_t j = 0; j < z->chosen; j++) {
+        if (wanted[column[j]]) continue;
+        while (!wanted[next] || (size_t)slot[next] < z->chosen) next++;
+        swaps[count].chosen = (int32_t)j;
+        swaps[count++].rest = slot[next++] - (int32_t)z->chosen;
+    }
+    free(rank);
+    free(wanted);
+    free(slot);
+    return count;
+}
+
+static inline void zen_swap(ZenMap *map, int i, const ZenSwap *swaps, size_t count) {
+    const ZenTensor *z = &map->tensor[i];
+    int32_t *column = map->column + z->column_at;
+    for (size_t k = 0; k < count; k++) {
+        int32_t *a = &column[swaps[k].chosen], *b = &column[z->chosen + (size_t)swaps[k].rest];
+        const int32_t c = *a;
+        *a = *b;
+        *b = c;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// 3. Time
+
+typedef struct {
+    size_t warm;            // plain steps done
+    size_t chosen_t;        // AdamW steps that the chosen have had,
+    size_t rest_t;          // and the rest
+    size_t filled;          // steps of the open window
+    bool late;              // the update of the window before is still to show
+    size_t windows;         // since the last selection
+    size_t selections;
+    double *scores;         // (columns): since this selection's scoring began
+    double *chosen_mean;    // (tensors): sums over the window's steps of the mean magnitude of the
+    double *rest_mean;      // gradients of the chosen, and of the rest
+} ZenClock;
+
+static inline ZenClock zen_clock(const ZenMap *map) {
+    ZenClock c;
+    memset(&c, 0, sizeof c);
+    c.scores = (double *)alloc_or_fail(map->columns, sizeof(double), "scores");
+    c.chosen_mean = (double *)alloc_or_fail((size_t)map->count, sizeof(double), "scores");
+    c.rest_mean = (double *)alloc_or_fail((size_t)map->count, sizeof(double), "scores");
+    return c;
+}
+
+static inline void zen_clock_free(ZenClock *c) {
+    free(c->scores);
+    free(c->chosen_mean);
+    free(c->rest_mean);
+    memset(c, 0, sizeof *c);
+}
+
+// During the warm-up each step is a window of its own, and nothing is late: that is AdamW.
+static inline bool zen_is_warm(const ZenConfig *c, const ZenClock *x) {
+    return x->warm < c->warmup;
+}
+
+// A window has at most so many steps; and an update shows after at most so many of the next one.
+static inline size_t zen_window_most(const ZenConfig *c) {
+    return c->window > 0 ? c->window : (size_t)ZEN_WINDOW_MOST;
+}
+static inline size_t zen_delay_most(const ZenConfig *c) {
+    return min_size(c->delay, zen_window_most(c));
+}
+
+// Is the next selection made by the gradients of the coming step, among others?
+static inline bool zen_is_scoring(const ZenConfig *c, const ZenMap *map, const ZenClock *x) {
+    return map->mixed && (zen_is_warm(c, x) || x->windows + 1 == c->reselect);
+}
+
+// Does the coming step need zen_sums() of its gradients?
+static inline bool zen_needs_sums(const ZenConfig *c, const ZenMap *map, const ZenClock *x) {
+    return zen_is_scoring(c, map, x) || (map->mixed && c->window == 0 && !zen_is_warm(c, x));
+}
+
+// Has enough come together? A window that follows the gradients ends when, in 99 of 100 matrices,
+// the sum of the rest's mean magnitudes has reached the mean of those of the chosen ("Zen-auto";
+// the published code multiplies its mean by 1/(10k) at every step, and is right for k = 0.1 only).
+static inline bool zen_votes(const ZenMap *map, const ZenClock *x, size_t steps) {
+    size_t votes = 0, voters = 0;
+    for (int i = 0; i < map->count; i++) {
+        const ZenTensor *z = &map->tensor[i];
+        if (!zen_is_mixed(z)) continue;
+        voters++;
+        votes += x->rest_mean[i] * (double)steps >= x->chosen_mean[i];
+    }
+    return (double)votes >= 0.99 * (double)voters || steps >= ZEN_WINDOW_MOST;
+}
+
+// What the end of a step brings. In this order: the chosen are updated; the rest's gradients join
+// the window's sum; the update of the window before shows; if the window closes, its own is
+// computed, and if it drains, that shows, too; then columns are selected. An update shows once:
+// with D steps of the next window done, or with all of them, whichever is less. That is asserted.
+typedef struct {
+    bool shows, closes, drains, selects;
+    size_t steps;  // of the window, with this one
+} ZenTurn;
+
+// Takes the sums (columns) of the step's gradients into account, if zen_needs_sums(), and decides.
+// Call it once per step; zen_turn_end() when all of it has been done.
+static inline ZenTurn zen_turn(const ZenConfig *c, const ZenMap *map, ZenClock *x,
+                               const ZenSum *sums) {
+    const bool warm = zen_is_warm(c, x), scoring = zen_is_scoring(c, map, x);
+    const bool first = x->filled == 0 && (!warm || x->warm == 0);
+    ZenTurn turn;
+    turn.steps = x->filled + 1;
+    for (size_t j = 0; scoring && j < map->columns; j++)
+        x->scores[j] = (first ? 0 : x->scores[j]) + sums[j].squares;
+    for (int i = 0; c->window == 0 && zen_needs_sums(c, map, x) && i < map->count; i++) {
+        const ZenTensor *z = &map->tensor[i];
+        double part[2] = {0, 0};
+        bool *rest = (bool *)alloc_or_fail(z->cols, sizeof *rest, "selection");
+        for (size_t j = z->chosen; j < z->cols; j++) rest[map->column[z->column_at + j]] = true;
+        for (size_t j = 0; j < z->cols; j++)  // in the order of columns, as slots may be others
+            part[rest[j]] += sums[z->column_at + j].magnitudes;
+        free(rest);
+        const double n[2] = {(double)z->chosen, (double)(z->cols - z->chosen)};
+        x->chosen_mean[i] = (first ? 0 : x->chosen_mean[i]) + (n[0] > 0 ? part[0] / n[0] : 0);
+        x->rest_mean[i] = (first ? 0 : x->rest_mean[i]) + (n[1] > 0 ? part[1] / n[1] : 0);
+    }
+    turn.closes = warm || (c->window > 0 ? turn.steps >= c->window
+                                         : !map->mixed || zen_votes(map, x, turn.steps));
+    turn.selects = map->mixed && (warm ? x->warm + 1 == c->warmup
+                                       : turn.closes && x->windows + 1 == c->reselect);
+    turn.drains = turn.closes && (warm || c->delay == 0 || turn.selects);
+    turn.shows = x->late && (turn.closes || turn.steps == c->delay);
+    const size_t most = zen_delay_most(c);
+    const bool due = turn.closes || turn.steps == most;
+    if (x->late && (turn.steps > most || (due && !turn.shows)))
+        fail("zenflow: after %zu steps, of at most %zu, an update does not show", turn.steps, most);
+    return turn;
+}
+
+static inline void zen_turn_end(const ZenConfig *c, ZenClock *x, const ZenTurn *turn) {
+    const bool warm = zen_is_warm(c, x);
+    x->warm += warm;
+    x->chosen_t++;
+    x->rest_t += turn->closes;
+    x->filled = turn->closes ? 0 : turn->steps;
+    x->late = turn->closes ? !turn->drains : x->late && !turn->shows;
+    if (turn->closes && !warm) x->windows++;
+    if (turn->selects) {
+        x->windows = 0;
+        x->selections++;
+    }
+}
+
+// What the two parts' steps of AdamW have in common: the options.
+typedef struct { double lr, beta1, beta2, eps, weight_decay; } ZenRates;
+
+// The step of the chosen. Each part counts its own steps, for the corrections of its bias.
+static inline AdamStep zen_chosen_step(const ZenClock *x, const ZenRates *r, float scale) {
+    return adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps, r->weight_decay, x->chosen_t + 1,
+                             scale);
+}
+
+// The rest's, of the mean gradient of a window of n steps. Its rate: c->rest_lr times the
+// schedule's, or sqrt(n) times, as a batch that is n times larger wants (Malladi et al. 2022, "On
+// the SDEs and scaling rules for adaptive gradient algorithms"). The decay is that of n steps.
+static inline AdamStep zen_rest_step(const ZenConfig *c, const ZenClock *x, const ZenRates *r,
+                                     size_t n) {
+    const double factor = zen_is_warm(c, x) ? 1 : c->rest_lr > 0 ? c->rest_lr : sqrt((double)n);
+    return adam_step_prepare(factor * r->lr, r->beta1, r->beta2, r->eps,
+                             r->weight_decay * (double)n / factor, x->rest_t + 1,
+                             1 / (double)n);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 4. The reference
+
+// All arenas have the table's layout. bf16: `shown` holds numbers that bf16 has; wire_bf16: the
+// rest's gradients are rounded to it once per step.
+typedef struct {
+    ZenConfig config;
+    ZenMap map;
+    ZenClock clock;
+    ZenSum *sums;            // (columns)
+    ZenSwap *swaps;          // (columns)
+    float *master, *m, *v;   // newest weights, moments
+    float *shown;            // the weights that forward and backward use
+    float *acc;              // the rest's gradients, summed over the window so far
+    bool bf16, wire_bf16;
+} ZenReference;
+
+// Where slots [first, last) of tensor i are in an arena, row by row: BODY for each element e.
+#define ZEN_EACH(z, column, first, last, BODY) \
+    for (size_t zen_r = 0; zen_r < (z)->rows; zen_r++) \
+        for (size_t zen_j = (first); zen_j < (last); zen_j++) { \
+            const size_t e = (z)->at + zen_r * (z)->cols + (size_t)(column)[zen_j]; \
+            BODY \
+        }
+
+static inline float zen_shown(const ZenReference *x, size_t e) {
+    return x->bf16 ? bf16_to_f32(f32_to_bf16(x->master[e])) : x->master[e];
+}
+
+// One step, of which `grads` is the whole gradient and `scale` clips it. The same for any cut of
+// the work, as every element is its own.
+static inline void zen_reference_step(ZenReference *x, const float *grads, float scale,
+                                      const ZenRates *rates) {
+    const ZenConfig *c = &x->config;
+    if (zen_needs_sums(c, &x->map, &x->clock))
+        for (int i = 0; i < x->map.count; i++) {
+            const ZenTensor *z = &x->map.tensor[i];
+            zen_sums(x->sums + z->column_at, grads + z->at, 0, z->rows, z->cols);
+        }
+    const ZenTurn turn = zen_turn(c, &x->map, &x->clock, x->sums);
+    const AdamStep now = zen_chosen_step(&x->clock, rates, scale);
+    const AdamStep late = zen_rest_step(c, &x->clock, rates, turn.steps);
+    #pragma omp parallel for schedule(dynamic)
+    for (int i = 0; i < x->map.count; i++) {
+        const ZenTensor *z = &x->map.tensor[i];
+        const int32_t *column = x->map.column + z->column_at;
+        ZEN_EACH(z, column, 0, z->chosen,
+            adam_scalar(&x->master[e], &x->m[e], &x->v[e], grads[e], &now,
+                        z->decay ? now.weight_decay : 0);
+            x->shown[e] = zen_shown(x, e);
+        )
+        ZEN_EACH(z, column, z->chosen, z->cols,
+            const float g = x->wire_bf16 ? bf16_to_f32(f32_to_bf16(grads[e])) : grads[e];
+            x->acc[e] = x->clock.filled == 0 ? mul_f32(scale, g) : fma_f32(scale, g, x->acc[e]);
+        )
+        if (turn.shows)
+            ZEN_EACH(z, column, z->chosen, z->cols, x->shown[e] = zen_shown(x, e);)
+        if (!turn.closes) continue;
+        ZEN_EACH(z, column, z->chosen, z->cols,
+            adam_scalar(&x->master[e], &x->m[e], &x->v[e], x->acc[e], &late,
+                        z->decay ? late.weight_decay : 0);
+            if (turn.drains) x->shown[e] = zen_shown(x, e);
+            x->acc[e] = 0;
+        )
+    }
+    for (int i = 0; turn.selects && i < x->map.count; i++) {
+        const size_t n = zen_select(&x->map, i, x->clock.scores + x->map.tensor[i].column_at,
+                                    x->swaps);
+        zen_swap(&x->map, i, x->swaps, n);
+    }
+    zen_turn_end(c, &x->clock, &turn);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 5. The host's share
+//
+// The rest's state, packed, is one range per segment, all of which decays: no columns, no tensors.
+
+enum { ZEN_CHUNK = 16384 };  // elements of a thread's turn
+
+// acc = scale g if first, else acc + scale g: n elements of one step's gradient, fp32 or bf16.
+static inline void zen_accumulate(float *acc, const void *g, int is_bf16, size_t n, float scale,
+                                  int first) {
+    #pragma omp parallel for schedule(static) if (n > ZEN_CHUNK)
+    for (size_t at = 0; at < n; at += ZEN_CHUNK) {
+        const size_t end = min_size(at + ZEN_CHUNK, n);
+        float *__restrict__ a = acc;
+        const uint16_t *__restrict__ half = (const uint16_t *)g;
+        const float *__restrict__ full = (const float *)g;
+        if (is_bf16 && first)
+            for (size_t i = at; i < end; i++) a[i] = mul_f32(scale, bf16_to_f32(half[i]));
+        else if (is_bf16)
+            for (size_t i = at; i < end; i++) a[i] = fma_f32(scale, bf16_to_f32(half[i]), a[i]);
+        else if (first)
+            for (size_t i = at; i < end; i++) a[i] = mul_f32(scale, full[i]);
+        else
+            for (size_t i = at; i < end; i++) a[i] = fma_f32(scale, full[i], a[i]);
+    }
+}
+
+// The loop of zen_update_rest(), inlined there with all choices known.
+__attribute__((always_inline))
+static inline void zen_update_loop(float *__restrict__ p, float *__restrict__ m,
+                                   float *__restrict__ v, const float *__restrict__ acc,
+                                   const void *__restrict__ g, int is_bf16, float scale,
+                                   uint16_t *__restrict__ out, size_t first, size_t last,
+                                   const AdamStep *step) {
+    const AdamStep s = *step;
+    for (size_t i = first; i < last; i++) {
+        float sum;
+        if (g == NULL) sum = acc[i];
+        else if (acc == NULL) sum = mul_f32(scale, grad_at(g, is_bf16, i));
+        else sum = fma_f32(scale, grad_at(g, is_bf16, i), acc[i]);
+        adam_scalar(&p[i], &m[i], &v[i], sum, &s, s.weight_decay);
+        if (out != NULL) out[i] = f32_to_bf16(p[i]);
+    }
+}
+
+// One AdamW step of n packed elements by the sum of a window's gradients: acc; or, in one pass with
+// the last addition to it, acc + scale g; or, of a window of one step, scale g (acc NULL). out, if
+// not NULL, receives the new weights in bf16.
+static inline void zen_update_rest(float *p, float *m, float *v, const float *acc, const void *g,
+                                   int is_bf16, float scale, uint16_t *out, size_t n,
+                                   const AdamStep *step) {
+    #pragma omp parallel for schedule(static) if (n > ZEN_CHUNK)
+    for (size_t at = 0; at < n; at += ZEN_CHUNK) {
+        const size_t end = min_size(at + ZEN_CHUNK, n);
+        #define ZEN_LOOP(acc, g, is_bf16, out) \
+            zen_update_loop(p, m, v, acc, g, is_bf16, scale, out, at, end, step)
+        if (out != NULL && g == NULL) ZEN_LOOP(acc, NULL, 0, out);
+        else if (out != NULL && is_bf16 && acc == NULL) ZEN_LOOP(NULL, g, 1, out);
+        else if (out != NULL && is_bf16) ZEN_LOOP(acc, g, 1, out);
+        else if (out != NULL && acc == NULL) ZEN_LOOP(NULL, g, 0, out);
+        else if (out != NULL) ZEN_LOOP(acc, g, 0, out);
+        else if (g == NULL) ZEN_LOOP(acc, NULL, 0, NULL);
+        else if (is_bf16 && acc == NULL) ZEN_LOOP(NULL, g, 1, NULL);
+        else if (is_bf16) ZEN_LOOP(acc, g, 1, NULL);
+        else if (acc == NULL) ZEN_LOOP(NULL, g, 0, NULL);
+        else ZEN_LOOP(acc, g, 0, NULL);
+        #undef ZEN_LOOP
+    }
+}
+
+#endif
