@@ -14,11 +14,14 @@
 #   torch      the same shapes in PyTorch
 #   offload    a 7B model under a cap of 48 GB: 100 steps, and every mode of --offload
 #   offload_more   the update alone; a 1.5B model under caps of 24 and 48 GB; a 13B model
+#   zen        ZenFlow: builds what it needs; tests, compute-sanitizer; a 1.5B model next to
+#              ZeRO-Offload and none, 8 sequences a step
+#   zen_more   the same for 7B, and the largest model that --plan admits here
 #   zo         zeroth-order training: builds what it needs; tests, compute-sanitizer; its kernel and
 #              its step against limits and PyTorch; OPT-1.3B to 6.7B, in memory and streamed
 #   zo_more    its streams, with and without what makes them fast; OPT-13B, 30B, 66B
 #
-# The last four need most of ten minutes each, 110 GB of host memory, and no disk: nothing is saved.
+# The last six need most of ten minutes each, 110 GB of host memory, and no disk: nothing is saved.
 # So: one call for `build tests ...`, and one for each of these.
 #
 # Leaves OUTDIR/table.md and one log per part. Every part has a time limit, and a part that fails
@@ -30,7 +33,8 @@ set -u -o pipefail
 [ $# -ge 1 ] || { sed -n '2,/^set/p' "$0" | sed '/^set/d; s/^# \{0,1\}//'; exit 2; }
 out=$1
 shift
-all_parts="build tests twice curves sanitizer bench train torch offload offload_more zo zo_more"
+all_parts="build tests twice curves sanitizer bench train torch offload offload_more zen zen_more
+           zo zo_more"
 parts=${*:-$all_parts}
 for part in $parts; do
     case " $all_parts " in *" $part "*) ;; *) echo "no part $part: $all_parts"; exit 2 ;; esac
@@ -425,6 +429,36 @@ part_offload_more() {
     LIMIT=40 compare_modes gpt2-xl 120 "none interleave twinflow" $shape --gpu-memory 48G
 }
 
+zen_modes="none zero zero-accum zero-late zenflow-sync zenflow-1sum zenflow"
+
+part_zen() {
+    local way zen="--offload zenflow --zen-window 2"
+    build 240 train_gpt2cu build/gpu/test_zenflow_gpu build/gpu/test_columns_gpu
+    run_tests 90 build/gpu/test_columns_gpu build/gpu/test_zenflow_gpu
+    STEPS=40 EVALS=4 compare_modes nano 90 "$zen_modes" --batch 4
+    STEPS=32 EVALS=2 LIMIT=60 compare_modes gpt2-xl 260 "$zen_modes" --batch 8 --seq 1024 \
+        --recompute block
+    command -v compute-sanitizer >/dev/null || { bad "compute-sanitizer is not there"; return; }
+    # shellcheck disable=SC2086
+    for way in memcheck racecheck initcheck synccheck; do sanitize $way zen_bf16 $zen; done
+    # shellcheck disable=SC2086
+    sanitize memcheck zen_fp32 $zen --precision fp32 --accum 2 --zen-window auto
+}
+
+part_zen_more() {
+    local model
+    STEPS=24 LIMIT=100 compare_modes 7b 330 "zero zero-accum zenflow-sync zenflow-1sum zenflow" \
+        --batch 4 --seq 2048 --recompute block
+    for model in 20b 13b 10b; do  # the largest that fits
+        ./train_gpt2cu --plan --model $model --offload zenflow --batch 1 --rates "$work/rates.txt" \
+            >"$work/fits" 2>&1 || { note "- $model: $(tail -n 1 "$work/fits")"; continue; }
+        STEPS=12 LIMIT=120 compare_modes $model "$(left)" "zero zenflow-1sum" --batch 1 --seq 2048 \
+            --recompute block
+        return
+    done
+    note "- none of 20b, 13b, 10b fits with zenflow"
+}
+
 # zo_fits MIB: does the GPU have more memory than that?
 zo_fits() {
     local mib
@@ -607,7 +641,7 @@ for part in $all_parts; do
     note ""
     if [ "$(left)" -lt 10 ]; then
         case $part in
-            bench | train | torch | offload* | zo*) note "- left out: no time left" ;;
+            bench | train | torch | offload* | zen* | zo*) note "- left out: no time left" ;;
             *) bad "$part: no time left" ;;
         esac
         continue

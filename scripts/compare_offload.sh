@@ -1,24 +1,69 @@
 #!/bin/sh
 # Every way to place the optimizer's state, with the same model, data and seed: what an iteration
-# takes, what it is made of, and the memory; and that the losses and gradient norms of all of them
-# are the same to the last digit that log.jsonl has. Ends with 1 if they are not.
-# usage: [MODEL=7b] [DATA=FILE] [OUT=DIR] [MODES="zero twinflow"] [RESIDENT=0.2]
+# takes, what it is made of, and the memory; and that the losses and gradient norms of all that
+# compute the same are the same to the last digit that log.jsonl has. Ends with 1 if they are not.
+# usage: [MODEL=7b] [DATA=FILE] [OUT=DIR] [MODES="zero twinflow"] [RESIDENT=0.2] [WINDOW=4]
+#        [EVALS=8] [ZEN="--zen-topk 0.05"]
 #        scripts/compare_offload.sh [OPTION...]     e.g. --batch 1 --seq 2048 --gpu-memory 48G
 # The options go to every run; further variables are in scripts/measure.sh. RESIDENT: what twinflow
 # keeps on the GPU; without it, all that fits. "published" is without the overlaps, as ZeRO-Offload
 # and TwinFlow are; stride2 is the paper's choice; there are also auto, interleave-published, and
 # none-uncapped, which ignores --gpu-memory. The table is also in OUT/compare.tsv.
+#
+# The rows from zero-accum on compute something else, so that their losses differ. All see the same
+# tokens, a step's number of them at a time; times, bytes and waits are per that:
+#   zero-accum     one update by WINDOW steps' tokens, whose gradients the GPU sums
+#   zero-late      what is on the host shows one step late; vectors, which are not, at once
+#   zenflow-sync   ZenFlow, windows of WINDOW steps; their updates show at once
+#   zenflow        as they are meant to: one window late; and zenflow-1sum, with less host memory
+# ZEN: options for these three, which get no --subgroup and no --slots. With EVALS, each run is evaluated so many times, and a second table,
+# OUT/loss.tsv, has what was reached with the same tokens, and in the same time.
 set -eu
 # shellcheck source=scripts/measure.sh
 . "$(dirname "$0")/measure.sh"
-modes=${MODES:-none zero twinflow interleave stride2 zero-published twinflow-published}
+modes=${MODES:-none zero twinflow interleave stride2 zero-published twinflow-published zero-accum \
+    zero-late zenflow-sync zenflow zenflow-1sum}
 table=$out/compare.tsv
 published="--no-grad-overlap --no-update-overlap"
 twinflow="--offload twinflow ${RESIDENT:+--resident $RESIDENT}"
+window=${WINDOW:-4} evals=${EVALS:-0}
+[ "$window" -gt 1 ] || refuse "WINDOW $window: a window has at least 2 steps"
+case " $modes " in *" zenflow"* | *" zero-accum "*)  # whole windows, from the first step on
+    steps=$((steps / window * window)) warmup=$(((warmup + window - 1) / window * window))
+    [ $steps -gt $warmup ] || refuse "of $steps STEPS in windows of $window, WARMUP leaves none" ;;
+esac
+[ "$evals" -eq 0 ] || every=$((steps / evals / window * window))
+[ "$evals" -eq 0 ] || [ "$every" -ge $((2 * window)) ] ||
+    refuse "$steps STEPS in windows of $window are too few for $evals EVALS"
+zenflow="--offload zenflow --zen-window $window --zen-warmup $window ${ZEN-}"
+all_steps=$steps all_warmup=$warmup all_every=$every
+accum=1 before=''
+for option in "$@"; do
+    case $before$option in --accum=*) accum=${option#*=} ;; --accum?*) accum=$option ;; esac
+    before=$option
+done
+
+# run_whole NAME OPTION...: run, without the options that cut the state into pieces.
+run_whole() {
+    name=$1 left=$#
+    shift
+    while [ $((left -= 1)) -gt 0 ]; do
+        option=$1
+        shift
+        case $option in
+            --subgroup=* | --slots=*) ;;
+            --subgroup | --slots) [ $left -lt 2 ] || { shift; left=$((left - 1)); } ;;
+            *) set -- "$@" "$option" ;;
+        esac
+    done
+    run "$name" "$@"
+}
+
 : >"$table"
 line mode "$columns"
-wrong=0 ran='' small=0
+wrong=0 ran='' plain='' windowed='' small=0
 for mode in $modes; do
+    micro=1 period=1
     case $mode in
         none | auto | zero | interleave) options="--offload $mode" ;;
         none-uncapped) options="--offload none --gpu-memory 0" ;;
@@ -28,35 +73,106 @@ for mode in $modes; do
         twinflow-published) options="$twinflow $published" ;;
         interleave-published)
             options="--offload interleave --stride 2 --grad-wire fp32 --no-update-overlap" ;;
+        zero-accum) options="--offload zero --accum $((accum * window))" micro=$window ;;
+        zero-late) options="--offload zenflow --zen-topk 0 --zen-window 1" ;;
+        zenflow-sync) options="$zenflow --zen-delay 0" period=$window ;;
+        zenflow) options="$zenflow --zen-sums 2" period=$window ;;
+        zenflow-1sum) options="$zenflow --zen-sums 1" period=$window ;;
         *) refuse "no mode $mode" ;;
     esac
+    steps=$((all_steps / micro)) warmup=$((all_warmup / micro)) every=$((all_every / micro))
     # shellcheck disable=SC2086  # options are words
-    run "$mode" "$@" $options
+    case $options in
+        *zenflow*) run_whole "$mode" "$@" $options ;;
+        *) run "$mode" "$@" $options ;;
+    esac
     case $ended in
-        ok) ran="$ran $mode" ;;
+        ok)
+            ran="$ran $mode"
+            case $mode in
+                zenflow | zenflow-1sum) windowed="$windowed $mode" ;;
+                zero-accum | zero-late | zenflow-sync) ;;
+                *) plain="$plain $mode" ;;
+            esac ;;
         small) small=$((small + 1)) ;;
         *) wrong=1 ;;
     esac
 done
 
-# The first that ran, against the others, over the steps that both took.
-# shellcheck disable=SC2086
-set -- $ran
-[ $# -gt 1 ] || { echo "nothing to compare: $# of the modes ran" >&2; exit 1; }
-first=$1
-shift
-sed -n 's/.*\("step":[0-9]*,"loss":[^,]*,"grad_norm":[^,]*\),.*/\1/p' "$out/$first/log.jsonl" \
-    >"$out/first"
-for mode in "$@"; do
-    sed -n 's/.*\("step":[0-9]*,"loss":[^,]*,"grad_norm":[^,]*\),.*/\1/p' "$out/$mode/log.jsonl" |
-        awk -v mode="$mode" -v first="$first" -v file="$out/first" '
+losses() {
+    sed -n 's/.*\("step":[0-9]*,"loss":[^,]*,"grad_norm":[^,]*\),.*/\1/p' "$out/$1/log.jsonl"
+}
+
+# agree MODE...: the first against the others, over the steps that both took.
+agree() {
+    [ $# -gt 1 ] || return 0
+    first=$1 others=0 number=$#
+    shift
+    losses "$first" >"$out/first"
+    for mode in "$@"; do
+        losses "$mode" | awk -v mode="$mode" -v first="$first" -v file="$out/first" '
             (getline other < file) > 0 && ++n && $0 != other {
                 print "DIFFERENT: " mode " has " $0 ", " first " " other
                 exit wrong = 1
             }
             END { if (n == 0) print "DIFFERENT: " mode " has no step of " first "'"'"'s"
-                  exit wrong || n == 0 }' || wrong=1
-done
-rm "$out/first"
+                  exit wrong || n == 0 }' || others=1
+    done
+    rm "$out/first"
+    if [ $others -eq 0 ]; then same="$same${same:+, and of }$first ($number)"; else wrong=1; fi
+}
+
+# shellcheck disable=SC2086
+set -- $ran
+[ $# -gt 1 ] || { echo "nothing to compare: $# of the modes ran" >&2; exit 1; }
+same=''
+# shellcheck disable=SC2086
+agree $plain
+# shellcheck disable=SC2086
+agree $windowed
+
+# The table of losses: where each row was with the tokens that all have seen, and at the time at
+# which the fastest had seen them; in between evaluations on the straight line between two. The time
+# is the one in the table above, per step: evaluations take none.
+if [ "$evals" -gt 0 ]; then
+    for mode in "$@"; do
+        case $mode in zero-accum) micro=$window ;; *) micro=1 ;; esac
+        awk -F '\t' -v mode="$mode" '$1 == mode { print "ms", $3 }' "$table"
+        sed -n 's/.*"ms":\([^,]*\),"tokens_per_s":\([^,}]*\).*/tokens \1 \2/p' \
+            "$out/$mode/log.jsonl" | head -n 1
+        sed -n 's/.*"step":\([0-9]*\),"val_loss":\([^,}]*\).*/val \1 \2/p' \
+            "$out/$mode/log.jsonl"
+        echo "end $mode $micro"
+    done | awk '
+        $1 == "ms" { ms[n + 1] = $2 }
+        $1 == "tokens" { tokens[n + 1] = $2 * $3 / 1000 }
+        $1 == "val" { at[n + 1, ++vals[n + 1]] = $2; val[n + 1, vals[n + 1]] = $3 }
+        $1 == "end" {  # steps of so many become steps
+            mode[++n] = $2
+            for (i = 1; i <= vals[n]; i++) at[n, i] *= $3
+            tokens[n] /= $3
+            if (n == 1 || at[n, vals[n]] < seen) seen = at[n, vals[n]]
+        }
+        function loss(k, step,    i, part) {
+            for (i = 1; i <= vals[k]; i++) {
+                if (at[k, i] < step) continue
+                if (i == 1) return at[k, i] == step ? val[k, i] : "-"
+                part = (step - at[k, i - 1]) / (at[k, i] - at[k, i - 1])
+                return val[k, i - 1] + part * (val[k, i] - val[k, i - 1])
+            }
+            return "-"
+        }
+        function cell(x) { return x == "-" ? x : sprintf("%.4f", x) }
+        END {
+            for (k = 1; k <= n; k++) if (fastest == 0 || ms[k] < ms[fastest]) fastest = k
+            printf "mode\ttokens\tseconds\tval loss\tat %.3g s\n", ms[fastest] * seen / 1000
+            for (k = 1; k <= n; k++)
+                printf "%s\t%.0f\t%.3g\t%s\t%s\n", mode[k], seen * tokens[k], ms[k] * seen / 1000,
+                       cell(loss(k, seen)), cell(loss(k, ms[fastest] * seen / ms[k]))
+        }' >"$out/loss.tsv"
+    echo
+    awk -F '\t' '{ printf "%-22s %12s %10s %10s %12s\n", $1, $2, $3, $4, $5 }' "$out/loss.tsv"
+    echo "val loss with the same tokens, and when the fastest had seen them all"
+fi
 [ $wrong -eq 0 ] || { echo "something is wrong" >&2; exit 1; }
-echo "the losses and gradient norms of all that ran ($(($# + 1))) are identical, digit by digit"
+[ -z "$same" ] || echo "the losses and gradient norms of $same are identical, digit by digit"

@@ -40,57 +40,76 @@ fi
 printf '%s, %s steps after %s; in milliseconds and MiB\n' "$model" $((steps - warmup)) "$warmup"
 
 columns=$(printf '%s\t' steps ms forward backward exposed update bound% Gpar/s 'GB in' 'GB out' \
-    'plan ms' GPU host)loss
+    'plan ms' GPU host waits 'of it bw')loss
 unknown=$(echo "$columns" | awk -F '\t' '{ while (++n < NF) printf "-\t" }')
+every=0   # steps from one evaluation to the next
+micro=1   # a step of the run counts as so many: all its numbers are divided by that
+period=1  # steps that are not alike: then means over whole periods are taken, not medians
 
 # numbers NAME: those of $columns, as one line with tabs: medians over the steps that count, and
 # what the run printed. "-": not known. Exposed is what is neither forward nor backward; bound% how
-# much of the update's bound is reached. The counters of a step come with the line of a later one.
+# much of the update's bound is reached; waits what compute waited for copies and updates, of it
+# before a part of backward. The counters of a step come with the line of a later one. Behind an
+# evaluation, which hides an update that is under way, a period does not count.
 numbers() {
-    awk -v warmup="$warmup" -v text="$out/$1.txt" '
+    awk -v warmup="$warmup" -v text="$out/$1.txt" -v micro="$micro" -v period="$period" '
         function field(line, name) {  # a number of a JSON object, "" if it has none
             if (!match(line, "\"" name "\":[^,}]*")) return ""
             return substr(line, RSTART + length(name) + 3, RLENGTH - length(name) - 3)
         }
-        function add(name, line) { v[name, ++count[name]] = field(line, name) + 0 }
-        function median(name,    i, j, x) {
-            for (i = 2; i <= count[name]; i++) {
+        function add(name, line,    step) {
+            step = field(line, "step") + 0
+            if (field(line, name) == "") return
+            v[name, step] = field(line, name) / micro
+            if (step > last[name]) last[name] = step
+        }
+        function typical(name,    i, j, n, sum, sorted, x, first) {
+            for (i = 1; i <= last[name]; i++) {
+                first = i - (i - 1) % period
+                if (!((name, i) in v) || hidden[i]) continue
+                if (first <= warmup || first + period - 1 > last[name]) continue
                 x = v[name, i]
-                for (j = i; j > 1 && v[name, j - 1] > x; j--) v[name, j] = v[name, j - 1]
-                v[name, j] = x
+                sum += x
+                for (j = ++n; j > 1 && sorted[j - 1] > x; j--) sorted[j] = sorted[j - 1]
+                sorted[j] = x
             }
-            return count[name] > 0 ? v[name, int((count[name] + 1) / 2)] : 0
+            return n == 0 ? 0 : period > 1 ? sum / n : sorted[int((n + 1) / 2)]
         }
         function cell(x, decimals) { return x > 0 ? sprintf("%." decimals "f", x) : "-" }
+        /"val_loss"/ {
+            for (i = 1; i <= period; i++) hidden[field($0, "step") + i] = 1
+        }
         /"grad_norm"/ {
             steps++
             loss = field($0, "loss")
-            if (field($0, "step") > warmup) add("ms", $0)
+            add("ms", $0)
             if (!(at = index($0, "\"offload\""))) next
             $0 = substr($0, at)
-            if (field($0, "step") <= warmup) next
-            n = split("forward_ms backward_ms update_ms bound_ms h2d_bytes d2h_bytes", \
-                      names, " ")
+            n = split("forward_ms backward_ms update_ms bound_ms h2d_bytes d2h_bytes " \
+                      "exposed_ms stall_backward_ms", names, " ")
             for (i = 1; i <= n; i++) add(names[i], $0)
-            parameters = field($0, "cpu_params") + field($0, "gpu_params")
+            parameters = (field($0, "cpu_params") + field($0, "gpu_params")) / micro
         }
         END {
             while ((getline < text) > 0) {
                 if (/^GPU memory: .* total /) { sub(/.* total /, ""); gpu = $1 + 0 }
                 if (/^host memory: /) { sub(/.* total /, ""); host = $1 + 0 }
-                if (/^  step [0-9.e+-]+, of which/) plan = 1000 * $2
+                if (/^  step [0-9.e+-]+, of which/) plan = 1000 * $2 / micro
             }
-            update = median("update_ms")
-            compute = median("forward_ms") + median("backward_ms")
-            exposed = median("ms") > compute ? median("ms") - compute : 0
-            bound = update > 0 ? 100 * median("bound_ms") / update : 0
+            ms = typical("ms")
+            update = period > 1 ? 0 : typical("update_ms")  # or it is never alone
+            compute = typical("forward_ms") + typical("backward_ms")
+            exposed = ms > compute ? ms - compute : 0
+            bound = update > 0 ? 100 * typical("bound_ms") / update : 0
             speed = update > 0 ? 1e-6 * parameters / update : 0
-            printf "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", steps,
-                   cell(median("ms"), 1), cell(median("forward_ms"), 1),
-                   cell(median("backward_ms"), 1), (compute > 0 ? sprintf("%.1f", exposed) : "-"),
+            printf "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+                   steps * micro, cell(ms, 1), cell(typical("forward_ms"), 1),
+                   cell(typical("backward_ms"), 1), (compute > 0 ? sprintf("%.1f", exposed) : "-"),
                    cell(update, 1), cell(bound, 0), cell(speed, 2),
-                   cell(1e-9 * median("h2d_bytes"), 2), cell(1e-9 * median("d2h_bytes"), 2),
-                   cell(plan, 1), cell(gpu, 0), cell(host, 0), loss == "" ? "-" : loss
+                   cell(1e-9 * typical("h2d_bytes"), 2), cell(1e-9 * typical("d2h_bytes"), 2),
+                   cell(plan, 1), cell(gpu, 0), cell(host, 0),
+                   (compute > 0 ? sprintf("%.1f", typical("exposed_ms")) : "-"),
+                   cell(typical("stall_backward_ms"), 1), loss == "" ? "-" : loss
         }' "$out/$1/log.jsonl"
 }
 
@@ -112,7 +131,7 @@ run() {
     code=0
     rm -rf "${out:?}/$name"
     ${LIMIT:+timeout --foreground --preserve-status -k 60 "$LIMIT"} "$trainer" --model "$model" \
-        --data "$data" --out "$out/$name" --rates "$rates" --steps "$steps" --eval-every 0 \
+        --data "$data" --out "$out/$name" --rates "$rates" --steps "$steps" --eval-every "$every" \
         --no-save --trace "$out/$name.trace" "$@" >"$out/$name.txt" 2>&1 || code=$?
     said=$(tail -n 1 "$out/$name.txt") ended=failed
     if [ $code -eq 0 ]; then
