@@ -1,12 +1,12 @@
 #!/bin/sh
-# Draws the pictures of doc/step_memory.md, doc/offload.md ("offload") and doc/zo_streaming.md
-# ("zo") again, into doc/img/, and prints the numbers of their tables and of one in
-# doc/rounding.md: from --plan, and from runs on the emulated GPU by its virtual clock. The same on
-# every machine; needs neither GPU nor network, and a few minutes.
+# Draws the pictures of doc/step_memory.md, doc/offload.md ("offload"), doc/zo_streaming.md ("zo")
+# and doc/zenflow.md ("zen") again, into doc/img/, and prints the numbers of their tables and of one
+# in doc/rounding.md: from --plan, and from runs on the emulated GPU by its virtual clock. The same
+# on every machine; needs neither GPU nor network, and a few minutes.
 # usage: [TRAINER=./train_gpt2emu] [CPU=./train_gpt2] [TIMELINE=build/timeline] [IMG=doc/img]
-#        dev/draw_lessons.sh [offload|zo]
+#        dev/draw_lessons.sh [offload|zo|zen]
 set -eu
-what=${1:-offload zo}
+what=${1:-offload zo zen}
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
 trainer=${TRAINER:+$(absolute "$TRAINER")} timeline=${TIMELINE:+$(absolute "$TIMELINE")}
 cpu=${CPU:+$(absolute "$CPU")}
@@ -18,6 +18,57 @@ mkdir -p "$img"
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 export OMP_WAIT_POLICY=passive EMU_THREADS=1 EMU_CLOCK=virtual EMU_KERNEL_US=10 EMU_HOST_US=150
+
+# Of each span of a trace: its row, name, step, begin and duration in microseconds.
+spans() {
+    awk '
+        function field(name) {
+            match($0, "\"" name "\":\"?[^,}\"]*")
+            value = substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3)
+            sub(/"/, "", value)
+            return value
+        }
+        /"ph":"X"/ {
+            print field("tid") == 0 ? "compute" : field("name"), field("name"), field("step"),
+                  field("ts"), field("dur")
+        }' "$1"
+}
+
+# begin NAME STEP: seconds in its trace at which the GPU's work on a step begins
+begin() {
+    spans "$tmp/$1.json" | awk -v n="$2" '$1 == "compute" && $3 == n { print $4 * 1e-6; exit }'
+}
+
+case $what in *zen*)
+
+# --- zenflow.md: windows of four steps ----------------------------------------------------------
+
+# zen NAME TITLE OPTION...: fourteen steps, of which 2 to 13 are three windows; draws from the
+# second of them on, if there is a title, and prints its mean step and what compute waited in it.
+zen() {
+    name=zenflow_$1 title=$2
+    shift 2
+    rm -rf "$tmp/out"
+    EMU_HOST_US=170 EMU_MEM_MB=128 EMU_LINK=2000000000 "$trainer" --data LICENSE --layers 8 \
+        --heads 4 --channels 64 --context 32 --batch 1 --seq 32 --steps 14 --eval-every 0 --no-save \
+        --threads 1 --gpu-memory 100M --precision bf16 --lr 1e-3 --out "$tmp/out" \
+        --trace "$tmp/$name.json" "$@" >"$tmp/$name.txt" 2>&1 ||
+        { cat "$tmp/$name.txt" >&2; exit 1; }
+    from=$(begin "$name" 6) to=$(begin "$name" 10)
+    last=$(awk -v from="$from" 'BEGIN { print from + 0.018 }')
+    [ -z "$title" ] || "$timeline" "$tmp/$name.json" -o "$img/$name.svg" --from "$from" \
+        --to "$last" --title "$title"
+    spans "$tmp/$name.json" | awk -v name="$*" -v from="$from" -v to="$to" '
+        $1 == "compute" && $2 == "wait" && $4 >= 1e6 * from && $4 < 1e6 * to { wait += $5 / 4e3 }
+        END { printf "%-60s step %.2f ms, waiting %.2f\n", name, 250 * (to - from), wait }'
+}
+
+zen none '' --offload none
+zen zero 'zero: the CPU updates everything at every step' --offload zero
+zen at_once 'zenflow --zen-delay 0: the rest at the end of a window, at once' --offload zenflow \
+    --zen-delay 0 --zen-reselect 0
+zen late 'zenflow: the rest one window late, its update dealt out' --offload zenflow --zen-reselect 0
+;; esac
 
 case $what in *zo*)
 
@@ -44,24 +95,9 @@ zo() {
         }'
 }
 
-# Of each span of a trace: its row, name, step, begin and duration in microseconds.
-spans() {
-    awk '
-        function field(name) {
-            match($0, "\"" name "\":\"?[^,}\"]*")
-            value = substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3)
-            sub(/"/, "", value)
-            return value
-        }
-        /"ph":"X"/ {
-            print field("tid") == 0 ? "compute" : field("name"), field("name"), field("step"),
-                  field("ts"), field("dur")
-        }' "$1"
-}
-
 # draw NAME MILLISECONDS TITLE: from the begin of step 5.
 draw() {
-    from=$(spans "$tmp/$1.json" | awk '$1 == "compute" && $3 == 5 { print $4 * 1e-6; exit }')
+    from=$(begin "$1" 5)
     to=$(awk -v from="$from" -v ms="$2" 'BEGIN { print from + 1e-3 * ms }')
     sed 's/fetch: state to/in: layers to/; s/out: state to/out: layers to/' "$tmp/$1.json" \
         >"$tmp/cut.json"
