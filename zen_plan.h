@@ -200,8 +200,8 @@ static inline double zen_plan_run(const Rates *r, const GPT2Config *config, cons
     m->steps = n;
     m->queued = m->segments;
     const size_t delay = min_size(p->delay, S);
-    const bool early = delay < n / 2;
-    m->delay = early ? delay : S - delay < n / 2 ? n - (S - delay) : n / 2;
+    const bool early = delay == 0 || delay < n / 2;
+    m->delay = early ? delay : S - delay <= n - n / 2 ? n - (S - delay) : n / 2;
     m->part = early ? 1 : (double)m->delay / (double)delay;
     const size_t alike = early ? delay + 2 : m->delay - PLAN_ALIKE - 2;
     if (free_row >= 0) m->free[free_row] = true;

@@ -1256,7 +1256,7 @@ static void other_modes_go_on_from_it(void) {
             zen_save(&saved, step, true, &c.zen, &x.map, &x.clock, &all);
             train_state_free(&saved.state);
 
-            // to train: in the state are lr 6e-4 and decay 0.1 of the options
+            // to train; this step has the highest rate of the schedule, and no other one has it
             Moment moment[STEPS + 1];
             History h = simulate(&m, &c, step, true, moment);
             for (int k2 = 0; k2 < 3; k2++) fill(arena[k2], n, 77, 1);
@@ -1268,6 +1268,8 @@ static void other_modes_go_on_from_it(void) {
             r.o.resume = true;
             r.o.offload = OFFLOAD_NONE;
             r.o.lr = rates_of(step).lr;
+            r.o.warmup = step;
+            r.o.schedule = SCHEDULE_LINEAR;
             r.o.beta1 = 0.9;
             r.o.beta2 = 0.95;
             r.o.eps = 1e-8;
