@@ -51,8 +51,8 @@ compare() {
 }
 all="none zero twinflow interleave stride2 zero-published twinflow-published interleave-published"
 compare all_modes_agree 0 '(8) are identical' "$TRAINER" "$all" --subgroup 4096
-check compare_has_every_number awk -F '\t' 'NF != 15 { exit 1 }
-    NR > 1 { for (i = 2; i <= NF; i++) if ($i == "-" && i != 8 && i != 12 && $1 != "none") exit 1 }
+check compare_has_every_number awk -F '\t' 'NF != 17 { exit 1 }
+    NR > 1 { for (i = 2; i < 16; i++) if ($i == "-" && i != 8 && i != 12 && $1 != "none") exit 1 }
     END { exit NR != 9 }' compare/compare.tsv
 
 # Trainers that do wrong: another learning rate in one mode; one that ends; one that crashes.
@@ -85,13 +85,91 @@ X
 chmod +x canned
 compare canned_runs_agree 0 identical ./canned "none zero"
 check compare_numbers grep -qx "$(printf '%s\t' zero 6 400.0 40.0 80.0 280.0 200.0 60 0.04 2.00 3.00 \
-    250.0 100 70)5.5" compare/compare.tsv
+    250.0 100 70 1.0 -)5.5" compare/compare.tsv
 # A cap between what none and zero need: none is left out, and that is no error.
 compare for_their_sizes 0 identical "$TRAINER" "none zero" --recompute none --channels 256
 cap=$(awk "BEGIN { print int(($(sed -n '/^GPU/s/.*total \([0-9.]*\) of.*/\1/p' compare/none.txt) \
     + $(sed -n '/^GPU/s/.*total \([0-9.]*\) of.*/\1/p' compare/zero.txt)) / 2 * 1024) }")
 compare what_does_not_fit_is_left_out 0 '^none .*needs .*GPU memory' "$TRAINER" \
     "none zero twinflow" --recompute none --channels 256 --gpu-memory "${cap}K"
+
+# Rows that compute something else. zen NAME CODE PATTERN TRAINER MODES [OPTION...]
+zen() {
+    name=$1 code=$2 pattern=$3 trainer=$4 modes=$5
+    shift 5
+    # shellcheck disable=SC2086
+    env TRAINER="$trainer" MODES="$modes" MODEL=nano OUT=zen STEPS="${STEPS:-24}" WARMUP=2 \
+        EVALS="${EVALS:-3}" RATES="$rates" sh "$top/scripts/compare_offload.sh" $tiny "$@" \
+        >zen.out 2>&1
+    got=$?
+    if [ $got -eq "$code" ] && grep -q "$pattern" zen.out; then echo "ok zen_$name"
+    else sed 's/^/  /' zen.out; fail "zen_$name" "code $got, not $code with '$pattern'"; fi
+}
+late="zero-accum zero-late zenflow-sync zenflow zenflow-1sum"
+zen rows_are_compared_with_their_kind 0 'of none (2), and of zenflow (2) are identical' "$TRAINER" \
+    "none zero $late" --subgroup 4096 --slots=2
+check zen_rows_have_their_numbers awk -F '\t' 'NF != 17 { exit 1 }
+    NR > 1 && ($2 != 24 || $3 == "-" || $4 == "-" || $5 == "-" || $15 == "-") { exit 1 }
+    $1 ~ /zenflow/ && ($7 != "-" || $13 == "-" || $14 == "-" || $12 == "-") { exit 1 }
+    END { exit NR != 8 }' zen/compare.tsv
+check zen_rows_have_their_losses awk -F '\t' 'NF != 5 { exit 1 }
+    NR > 1 && ($2 != 1536 || !($4 > 1 && $4 < 6)) { exit 1 } END { exit NR != 8 }' zen/loss.tsv
+zen an_accumulated_row_is_another 0 '^zero-accum ' "$TRAINER" "none zero-accum"
+check zen_and_is_not_said_to_be_the_same sh -c '! grep identical zen.out'
+printf '#!/bin/sh\ncase "$*" in *"--zen-sums 1"*) set -- "$@" --lr 6.001e-4 ;; esac\nexec "%s" "$@"\n' \
+    "$TRAINER" >wrong
+zen a_changed_loss_is_found 1 '^DIFFERENT: zenflow-1sum has "step":' ./wrong "zero zenflow zenflow-1sum"
+STEPS=23 EVALS=2 zen whole_windows_only 0 '^zenflow  *20 ' "$TRAINER" "zero zenflow"
+EVALS=4 zen evaluations_leave_windows 2 'too few for 4 EVALS' "$TRAINER" "zero zenflow"
+refuses zen_windows_have_two_steps 2 'WINDOW 1: ' env WINDOW=1 MODEL=nano RATES="$rates" OUT=zen \
+    sh "$top/scripts/compare_offload.sh"
+# Logs whose means are known. A step of a window of four takes 100, 100, 100 and 200 ms; one that
+# accumulates four micro-batches 320. The window behind an evaluation does not count.
+cat >canned <<'X'
+#!/bin/sh
+steps='' every='' micro=1 zen=0
+while [ $# -gt 0 ]; do
+    case $1 in
+        --out) out=$2 ;; --steps) steps=$2 ;; --eval-every) every=$2 ;; --accum) micro=$2 ;;
+        zenflow) zen=1 ;;
+    esac
+    shift
+done
+mkdir -p "$out"
+echo "$steps $every $micro" >"$out/asked"
+echo 'GPU memory: parameters 60.0, workspace 32.0, total 100.4 of 999.0 MiB'
+echo '  step 0.250, of which 0.100 are not compute: 5 tokens/s'
+awk -v steps="$steps" -v every="$every" -v micro="$micro" -v zen="$zen" 'BEGIN {
+    for (i = 1; i <= steps; i++) {
+        ms = micro > 1 ? 320 : zen ? (i % 4 ? 100 : 200) : 160
+        if (i > every && (i - 1) % every < (zen ? 4 : 1)) ms = 7
+        printf "{\"step\":%d,\"loss\":5.%d,\"grad_norm\":1.5,\"lr\":1e-4,\"ms\":%d", i, i, ms
+        printf ",\"tokens_per_s\":%g", 64000 * micro / ms
+        if (i > 2) {
+            printf ",\"offload\":{\"step\":%d,\"forward_ms\":10,\"backward_ms\":20", i - 2
+            printf ",\"update_ms\":9,\"exposed_ms\":%d,\"bound_ms\":0", (i - 2) % 4 ? 4 : 12
+            printf ",\"h2d_bytes\":%.0f,\"d2h_bytes\":3000000000", i % 4 ? 0 : 8e9
+            printf ",\"cpu_params\":7,\"gpu_params\":1}"
+            if (zen) printf ",\"zenflow\":{\"stall_backward_ms\":%d}", (i - 2) % 4 ? 0 : 8
+        }
+        print "}"
+        if (i % every == 0)
+            printf "{\"step\":%d,\"val_loss\":%g}\n", i, 6 - i * micro / 16 - zen / 8
+    }
+}' >"$out/log.jsonl"
+X
+zen canned_runs_agree 0 'of zenflow (2) are identical' ./canned "zero $late"
+check zen_steps_are_as_many_tokens grep -qx '6 2 4' zen/zero-accum/asked
+check zen_means_over_windows grep -qx "$(printf '%s\t' zenflow 24 125.0 10.0 20.0 95.0 - - - 2.00 \
+    3.00 250.0 100 - 6.0 2.0)5.24" zen/compare.tsv
+check zen_steps_of_several grep -qx "$(printf '%s\t' zero-accum 24 80.0 2.5 5.0 72.5 2.2 - 0.00 - \
+    0.75 62.5 100 - 1.0 -)5.6" zen/compare.tsv
+# All tokens are seen in 24 x 80 ms. The others are between two evaluations then.
+check zen_losses_by_time awk -F '\t' 'NR == 1 && $5 != "at 1.92 s" { exit 1 }
+    $1 == "zero" && $0 != "zero\t1536\t3.84\t4.5000\t5.2500" { exit 1 }
+    $1 == "zero-accum" && $0 != "zero-accum\t1536\t1.92\t4.5000\t4.5000" { exit 1 }
+    $1 == "zenflow" && $0 != "zenflow\t1536\t3\t4.3750\t4.9150" { exit 1 }
+    END { exit NR != 7 }' zen/loss.tsv
 
 # shellcheck disable=SC2086
 sweep() { env MODEL=nano OUT=sweep STEPS=3 WARMUP=1 RATES="$rates" DRIFT_STEPS=9 "$@" \

@@ -39,8 +39,8 @@ typedef struct {
 
 // Bytes per us of the link, each way: the first hides all copies, the second none. And how exact
 // the prediction must be: what it leaves out is that the norm's few bytes go the same way out as
-// gradients, and wait for one, or for two.
-static const struct { double rate, within; } links[2] = {{600, 0.03}, {12, 0.1}};
+// gradients, and wait for one, or for two, and what packing and scattering take.
+static const struct { double rate, within; } links[2] = {{600, 0.05}, {12, 0.15}};
 static double link_rate, within;  // the one that runs
 
 enum { FULL = 99 };
