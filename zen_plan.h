@@ -161,8 +161,8 @@ static inline int zen_plan_one(ZenSim *x, size_t step, bool drains) {
         x->queued = one_pass ? S : 0;
         x->due = 0;
         const double bytes = 24 + x->wire + (first ? 0 : 4) + (x->made < 4 ? x->made : 0);
-        for (int s = 0; one_pass && s < S; s++)
-            if (part[s].rest > 0)
+        for (int i = 0, s; one_pass && i < S; i++)
+            if (part[s = drains ? i : S - 1 - i].rest > 0)
                 x->computed[s] = x->ring_free[s] =
                     zen_plan_add(x, ROW_HOST, "update", s, (double)part[s].rest * bytes, norm,
                                  x->arrived[s], x->result_free[s]);

@@ -572,7 +572,7 @@ refuses late_token 2 'late.bin' "$tide" $late interleave --share 0.5 --out late
 refuses late_token_with_none 2 'late.bin' "$tide" $late none --out late_none
 check what_was_trained_before_it_is_saved cmp late/model.safetensors late_none/model.safetensors
 
-refuses resident_alone 2 'twinflow or interleave' "$tide" $tiny --offload zero --resident 0.5
+refuses resident_alone 2 'needs --offload twinflow, interleave or zenflow' "$tide" $tiny --offload zero --resident 0.5
 refuses stride_alone 2 'interleave' "$tide" $tiny --offload twinflow --stride 2
 refuses share_alone 2 'interleave' "$tide" $tiny --share 0.5
 refuses stride_and_share 2 'leave one out' "$tide" $tiny --offload interleave --stride 2 --share 0.5
@@ -582,8 +582,7 @@ refuses stride_0 2 'must be 1' "$tide" $tiny --offload interleave --stride 0
 refuses slots_0 2 'must be 1' "$tide" $tiny --offload interleave --slots 0
 refuses subgroup_small 2 '4096' "$tide" $tiny --offload interleave --subgroup 100
 refuses offload_unknown 2 'twinflow' "$tide" $tiny --offload zeor
-refuses offload_later 2 'not implemented' "$tide" $tiny --offload zenflow
 refuses grad_wire_unknown 2 'bf16' "$tide" $tiny --grad-wire fp16
 refuses memory_without_a_unit_that_is_one 2 'size' "$tide" $tiny --gpu-memory 24GB
-refuses offload_on_the_cpu 2 'GPU' "$cpu" --data text.txt --offload zero
+refuses offload_on_the_cpu 2 'nothing to offload' "$cpu" --data text.txt --offload zero
 refuses no_save_and_save_every 2 'contradict' "$tide" $tiny --no-save --save-every 2
