@@ -16,8 +16,9 @@
 #   zero-late      what is on the host shows one step late; vectors, which are not, at once
 #   zenflow-sync   ZenFlow, windows of WINDOW steps; their updates show at once
 #   zenflow        as they are meant to: one window late; and zenflow-1sum, with less host memory
-# ZEN: options for these three, which get no --subgroup and no --slots. With EVALS, each run is evaluated so many times, and a second table,
-# OUT/loss.tsv, has what was reached with the same tokens, and in the same time.
+# ZEN: options for these three. All with zenflow get no --subgroup and no --slots. With EVALS, each
+# run is evaluated so many times, and a second table, OUT/loss.tsv, has what was reached with the
+# same tokens, and in the same time.
 set -eu
 # shellcheck source=scripts/measure.sh
 . "$(dirname "$0")/measure.sh"
