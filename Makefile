@@ -191,7 +191,8 @@ TEST_NEEDS = train_gpt2 train_gpt2emu build/tokenize build/compare build/columns
              $(if $(CLANGXX),$(patsubst %,build/tsan/%,bugs test_model test_placement test_zo_gpu \
                  test_zenflow_gpu)) \
              $(if $(NVCC),train_gpt2cu $(if $(GPU),,\
-                 $(patsubst %,build/nvcc/%.o,$(CUDA_TESTS) bench_gpu bench_offload bench_zo)))
+                 $(patsubst %,build/nvcc/%.o,$(CUDA_TESTS) bench_gpu bench_offload bench_zen \
+                     bench_zo)))
 
 build/test/%: dev/test/%.c train_gpt2.c $(HEADERS) | compiler
 	@mkdir -p $(@D)
@@ -255,7 +256,8 @@ fuzz: $(FUZZ:%=build/fuzz/%)  ## long fuzzing of every parser (clang; FUZZ_SECON
 
 .PHONY: bench
 BENCH = build/bench_matmul build/bench_adam build/bench_step \
-        $(if $(and $(NVCC),$(GPU)),build/gpu/bench_gpu build/gpu/bench_offload build/gpu/bench_zo)
+        $(if $(and $(NVCC),$(GPU)),$(patsubst %,build/gpu/%,bench_gpu bench_offload bench_zen \
+            bench_zo))
 bench: $(BENCH)  ## speed, as shares of limits measured in the same run
 	@for b in $(BENCH); do $$b || exit 1; done
 

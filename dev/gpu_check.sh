@@ -14,8 +14,8 @@
 #   torch      the same shapes in PyTorch
 #   offload    a 7B model under a cap of 48 GB: 100 steps, and every mode of --offload
 #   offload_more   the update alone; a 1.5B model under caps of 24 and 48 GB; a 13B model
-#   zen        ZenFlow: builds what it needs; tests, compute-sanitizer; a 1.5B model next to
-#              ZeRO-Offload and none, 8 sequences a step
+#   zen        ZenFlow: builds what it needs; tests, compute-sanitizer, its kernels; a 1.5B model
+#              next to ZeRO-Offload and none, 8 sequences a step
 #   zen_more   the same for 7B, and the largest model that --plan admits here
 #   zo         zeroth-order training: builds what it needs; tests, compute-sanitizer; its kernel and
 #              its step against limits and PyTorch; OPT-1.3B to 6.7B, in memory and streamed
@@ -127,7 +127,7 @@ build() {
 part_build() {
     # shellcheck disable=SC2046  # one word per target
     build 280 train_gpt2cu train_gpt2 build/compare build/timeline build/tokenize $(gpu_tests) \
-        build/gpu/bench_gpu build/gpu/bench_offload build/gpu/bench_zo
+        build/gpu/bench_gpu build/gpu/bench_offload build/gpu/bench_zen build/gpu/bench_zo
 }
 
 # run_tests LIMIT TEST...
@@ -387,7 +387,7 @@ compare_modes() {
     offload_rates || return
     MODEL=$model MODES=$modes offload_script compare_offload "$model" "$limit" "$@" || code=$?
     case $code in
-        0) good "$model: the same losses and gradient norms in every mode" ;;
+        0) good "$model: the same losses and gradient norms wherever the same is computed" ;;
         124) note "- $model: $(why 124 "$limit"); what is missing above was left out" ;;
         *) bad "$model: $(why $code "$limit")" ;;
     esac
@@ -433,11 +433,12 @@ zen_modes="none zero zero-accum zero-late zenflow-sync zenflow-1sum zenflow"
 
 part_zen() {
     local way zen="--offload zenflow --zen-window 2"
-    build 240 train_gpt2cu build/gpu/test_zenflow_gpu build/gpu/test_columns_gpu
+    build 240 train_gpt2cu build/gpu/test_zenflow_gpu build/gpu/test_columns_gpu build/gpu/bench_zen
     run_tests 90 build/gpu/test_columns_gpu build/gpu/test_zenflow_gpu
+    # shellcheck disable=SC2086  # options are words
+    bench_part bench_zen 40 ${ZEN_BENCH:-}
     STEPS=40 EVALS=4 compare_modes nano 90 "$zen_modes" --batch 4
-    STEPS=32 EVALS=2 LIMIT=60 compare_modes gpt2-xl 260 "$zen_modes" --batch 8 --seq 1024 \
-        --recompute block
+    STEPS=32 LIMIT=60 compare_modes gpt2-xl 240 "$zen_modes" --batch 8 --seq 1024 --recompute block
     command -v compute-sanitizer >/dev/null || { bad "compute-sanitizer is not there"; return; }
     # shellcheck disable=SC2086
     for way in memcheck racecheck initcheck synccheck; do sanitize $way zen_bf16 $zen; done
@@ -449,9 +450,10 @@ part_zen_more() {
     local model
     STEPS=24 LIMIT=100 compare_modes 7b 330 "zero zero-accum zenflow-sync zenflow-1sum zenflow" \
         --batch 4 --seq 2048 --recompute block
-    for model in 20b 13b 10b; do  # the largest that fits
-        ./train_gpt2cu --plan --model $model --offload zenflow --batch 1 --rates "$work/rates.txt" \
-            >"$work/fits" 2>&1 || { note "- $model: $(tail -n 1 "$work/fits")"; continue; }
+    for model in 20b 13b 10b; do  # the largest that fits here, where --rates would mean elsewhere
+        ./train_gpt2cu --plan --model $model --offload zenflow --zen-sums 1 --batch 1 --seq 2048 \
+            --recompute block >"$work/fits" 2>&1 \
+            || { note "- $model: $(tail -n 1 "$work/fits")"; continue; }
         STEPS=12 LIMIT=120 compare_modes $model "$(left)" "zero zenflow-1sum" --batch 1 --seq 2048 \
             --recompute block
         return
@@ -465,6 +467,20 @@ zo_fits() {
     mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null \
           | head -n 1 | tr -cd '0-9')
     [ "${mib:-0}" -gt "$1" ]
+}
+
+# bench_part NAME LIMIT ARGUMENT...: a benchmark, into the report.
+bench_part() {
+    local name=$1 limit=$2
+    shift 2
+    [ -x "build/gpu/$name" ] || { bad "build/gpu/$name is not there"; return; }
+    note '```'
+    limited "$limit" "build/gpu/$name" "$@" 2>&1 | tee -a "$out/bench.log" "$table"
+    case ${PIPESTATUS[0]} in
+        0) note '```' ;;
+        124) note '```'; note "- $name $*: $(why 124 "$limit"); what is missing was left out" ;;
+        *) note '```'; bad "$name $*: ended early" ;;
+    esac
 }
 
 # What ZO-Offloading's table 1 has for this: tokens/s and MB, fp16, on an A100 of 80 GB.
@@ -537,21 +553,6 @@ zo_both() {
     done
 }
 
-# bench_zo LIMIT PART...
-bench_zo() {
-    local limit=$1
-    shift
-    [ -x build/gpu/bench_zo ] || { bad "build/gpu/bench_zo is not there"; return; }
-    note '```'
-    # shellcheck disable=SC2086
-    limited "$limit" build/gpu/bench_zo ${ZO_BENCH:-} "$@" 2>&1 | tee -a "$out/bench.log" "$table"
-    case ${PIPESTATUS[0]} in
-        0) note '```' ;;
-        124) note '```'; note "- bench_zo $*: $(why 124 "$limit"); what is missing was left out" ;;
-        *) note '```'; bad "bench_zo $*: ended early" ;;
-    esac
-}
-
 zo_torch() {
     local name layers channels heads
     if ! python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
@@ -586,7 +587,8 @@ part_zo() {
                 same_run zo_memory zo_streamed "50 steps in fp16, in memory and streamed $way"
         done
     fi
-    bench_zo 150 kernel step
+    # shellcheck disable=SC2086
+    bench_part bench_zo 150 ${ZO_BENCH:-} kernel step
     make_tokens || { bad "no random tokens: python3 is needed"; return; }
     zo_fits 40000 || models=nano ZO_SHAPE="--batch 2 --seq 32"
     zo_head
@@ -603,7 +605,8 @@ part_zo() {
 
 part_zo_more() {
     build 240 train_gpt2cu build/gpu/bench_zo
-    bench_zo 270 stream queries
+    # shellcheck disable=SC2086
+    bench_part bench_zo 270 ${ZO_BENCH:-} stream queries
     make_tokens || { bad "no random tokens: python3 is needed"; return; }
     zo_head
     zo_fits 40000 || { ZO_SHAPE="--batch 2 --seq 32" zo_both nano 12 60; return; }

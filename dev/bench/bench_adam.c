@@ -1,9 +1,10 @@
-// bench_adam.c: the host AdamW step against a plain loop that moves the same bytes, out of cache,
-// and the rate of normal numbers. Runs of the two are interleaved, so that whatever else the
-// machine does hits both alike; medians are reported.
+// bench_adam.c: the host AdamW step, and ZenFlow's sums and updates, against plain loops that move
+// the same bytes, out of cache, and the rate of normal numbers. Runs of the two are interleaved, so
+// that whatever else the machine does hits both alike; medians are reported.
 //     bench_adam [millions of parameters, 64] [rounds, 11]
 #include "../../adam.h"
 #include "../../rng.h"
+#include "../../zenflow.h"
 
 static int by_value(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
@@ -34,6 +35,40 @@ static void plain_update(float *__restrict__ p, float *__restrict__ m, float *__
 static void plain_update_in_place(float *__restrict__ p, float *__restrict__ m,
                                   float *__restrict__ v, uint16_t *__restrict__ p_bf16, size_t n) {
     PLAIN_UPDATE(bf16_to_f32(p_bf16[i]))
+}
+
+// What ZenFlow's host does (zenflow.h, section 5), and the same streams with next to no arithmetic.
+typedef struct { const char *name; int grad, first, sum, update, bytes; } ZenBench;  // grad: bytes
+static const ZenBench zen_benches[] = {
+    {"zen_accumulate, the first of a window", 2, 1, 1, 0, 6},
+    {"zen_accumulate, bf16", 2, 0, 1, 0, 10},
+    {"zen_accumulate, fp32", 4, 0, 1, 0, 12},
+    {"zen_update_rest, of a sum", 0, 0, 1, 1, 30},
+    {"zen_update_rest, of a sum and a bf16 gradient", 2, 0, 1, 1, 32},
+    {"zen_update_rest, of a bf16 gradient", 2, 0, 0, 1, 28},
+};
+
+static void zen_work(const ZenBench *b, float *p, float *m, float *v, float *acc, const void *g,
+                     uint16_t *out, size_t n, const AdamStep *s) {
+    if (!b->update) zen_accumulate(acc, g, b->grad == 2, n, 0.5f, b->first);
+    else zen_update_rest(p, m, v, b->sum ? acc : NULL, b->grad > 0 ? g : NULL, b->grad == 2, 0.5f,
+                         out, n, s);
+}
+
+#define PLAIN_LOOP _Pragma("omp parallel for simd schedule(static)") \
+    for (size_t i = 0; i < n; i++)
+static void zen_plain(const ZenBench *b, float *__restrict__ p, float *__restrict__ m,
+                      float *__restrict__ v, float *__restrict__ acc, const void *__restrict__ g,
+                      uint16_t *__restrict__ out, size_t n) {
+    const uint16_t *__restrict__ half = (const uint16_t *)g;
+    const float *__restrict__ full = (const float *)g;
+    uint16_t *__restrict__ p_bf16 = out;
+    if (!b->update && b->first) PLAIN_LOOP acc[i] = bf16_to_f32(half[i]);
+    else if (!b->update && b->grad == 2) PLAIN_LOOP acc[i] += bf16_to_f32(half[i]);
+    else if (!b->update) PLAIN_LOOP acc[i] += full[i];
+    else if (b->grad == 0) PLAIN_UPDATE(acc[i])
+    else if (b->sum) PLAIN_UPDATE(acc[i] + bf16_to_f32(half[i]))
+    else PLAIN_UPDATE(bf16_to_f32(half[i]))
 }
 
 int main(int argc, char **argv) {
@@ -79,6 +114,36 @@ int main(int argc, char **argv) {
                "ratio %.1f %%\n", names[kind], (double)n / seconds * 1e-9, bytes / seconds * 1e-9,
                bytes / median(plain, rounds) * 1e-9, 100 * median(ratio, rounds));
     }
+    float *acc = (float *)alloc_or_fail(n, 4, "sums");
+    for (size_t k = 0; k < sizeof zen_benches / sizeof *zen_benches; k++) {
+        const ZenBench *b = &zen_benches[k];
+        const AdamStep s = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 9, 0.25);
+        rng_normals(p, n, 1, 0, 0, 0);
+        memset(m, 0, n * sizeof *m);
+        memset(v, 0, n * sizeof *v);
+        for (size_t r = 0; r < rounds; r++) {
+            rng_normals(acc, n, 1, 0, 1, 0);
+            rng_normals(g, n, 1, 0, 2, 0);
+            if (b->grad == 2)
+                for (size_t i = 0; i < n; i++) ((uint16_t *)g)[i] = f32_to_bf16(g[i]);
+            for (int i = 0; i < 2; i++) {
+                const double start = seconds_now();
+                if ((i + r) % 2 == 0) {
+                    zen_work(b, p, m, v, acc, g, out, n, &s);
+                    adam[r] = seconds_now() - start;
+                } else {
+                    zen_plain(b, p, m, v, acc, g, out, n);
+                    plain[r] = seconds_now() - start;
+                }
+            }
+            ratio[r] = plain[r] / adam[r];
+        }
+        const double bytes = (double)n * b->bytes;
+        printf("%s: %.1f GB/s, plain loop %.1f GB/s, median ratio %.1f %%\n", b->name,
+               bytes / median(adam, rounds) * 1e-9, bytes / median(plain, rounds) * 1e-9,
+               100 * median(ratio, rounds));
+    }
+    free(acc);
     const AdamRun whole = {0, n, 1};
     for (size_t r = 0; r < rounds; r++) {
         const double start = seconds_now();
