@@ -33,8 +33,8 @@ set -u -o pipefail
 [ $# -ge 1 ] || { sed -n '2,/^set/p' "$0" | sed '/^set/d; s/^# \{0,1\}//'; exit 2; }
 out=$1
 shift
-all_parts="build tests twice curves sanitizer bench train torch offload offload_more zen zen_more
-           zo zo_more"
+all_parts="build tests twice curves sanitizer bench train torch offload offload_more zen"
+all_parts="$all_parts zen_more zo zo_more"
 parts=${*:-$all_parts}
 for part in $parts; do
     case " $all_parts " in *" $part "*) ;; *) echo "no part $part: $all_parts"; exit 2 ;; esac
@@ -454,7 +454,7 @@ part_zen_more() {
         ./train_gpt2cu --plan --model $model --offload zenflow --zen-sums 1 --batch 1 --seq 2048 \
             --recompute block >"$work/fits" 2>&1 \
             || { note "- $model: $(tail -n 1 "$work/fits")"; continue; }
-        STEPS=12 LIMIT=120 compare_modes $model "$(left)" "zero zenflow-1sum" --batch 1 --seq 2048 \
+        STEPS=20 LIMIT=150 compare_modes $model "$(left)" "zero zenflow-1sum" --batch 1 --seq 2048 \
             --recompute block
         return
     done

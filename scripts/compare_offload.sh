@@ -19,11 +19,13 @@
 # ZEN: options for these three. All with zenflow get no --subgroup and no --slots. With EVALS, each
 # run is evaluated so many times, and a second table, OUT/loss.tsv, has what was reached with the
 # same tokens, and in the same time.
+# The first window is warm-up, the second has nothing late yet: times are of those that follow.
 set -eu
-# shellcheck source=scripts/measure.sh
-. "$(dirname "$0")/measure.sh"
 modes=${MODES:-none zero twinflow interleave stride2 zero-published twinflow-published zero-accum \
     zero-late zenflow-sync zenflow zenflow-1sum}
+case " $modes " in *" zenflow"*) STEPS=${STEPS:-$((5 * ${WINDOW:-4}))} ;; esac
+# shellcheck source=scripts/measure.sh
+. "$(dirname "$0")/measure.sh"
 table=$out/compare.tsv
 published="--no-grad-overlap --no-update-overlap"
 twinflow="--offload twinflow ${RESIDENT:+--resident $RESIDENT}"
@@ -31,7 +33,9 @@ window=${WINDOW:-4} evals=${EVALS:-0}
 [ "$window" -gt 1 ] || refuse "WINDOW $window: a window has at least 2 steps"
 case " $modes " in *" zenflow"* | *" zero-accum "*)  # whole windows, from the first step on
     steps=$((steps / window * window)) warmup=$(((warmup + window - 1) / window * window))
-    [ $steps -gt $warmup ] || refuse "of $steps STEPS in windows of $window, WARMUP leaves none" ;;
+    [ "$warmup" -ge "$window" ] || warmup=$window
+    [ $steps -gt $((warmup + window)) ] ||
+        refuse "of $steps STEPS in windows of $window, the WARMUP leaves none" ;;
 esac
 [ "$evals" -eq 0 ] || every=$((steps / evals / window * window))
 [ "$evals" -eq 0 ] || [ "$every" -ge $((2 * window)) ] ||
@@ -81,7 +85,8 @@ for mode in $modes; do
         zenflow-1sum) options="$zenflow --zen-sums 1" period=$window ;;
         *) refuse "no mode $mode" ;;
     esac
-    steps=$((all_steps / micro)) warmup=$((all_warmup / micro)) every=$((all_every / micro))
+    steps=$((all_steps / micro)) every=$((all_every / micro))
+    warmup=$((all_warmup / micro + (period > 1 ? window : 0)))
     # shellcheck disable=SC2086  # options are words
     case $options in
         *zenflow*) run_whole "$mode" "$@" $options ;;
