@@ -119,11 +119,12 @@ zen an_accumulated_row_is_another 0 '^zero-accum ' "$TRAINER" "none zero-accum"
 check zen_and_is_not_said_to_be_the_same sh -c '! grep identical zen.out'
 printf '#!/bin/sh\ncase "$*" in *"--zen-sums 1"*) set -- "$@" --lr 6.001e-4 ;; esac\nexec "%s" "$@"\n' \
     "$TRAINER" >wrong
+chmod +x wrong
 zen a_changed_loss_is_found 1 '^DIFFERENT: zenflow-1sum has "step":' ./wrong "zero zenflow zenflow-1sum"
 STEPS=23 EVALS=2 zen whole_windows_only 0 '^zenflow  *20 ' "$TRAINER" "zero zenflow"
 EVALS=4 zen evaluations_leave_windows 2 'too few for 4 EVALS' "$TRAINER" "zero zenflow"
-refuses zen_windows_have_two_steps 2 'WINDOW 1: ' env WINDOW=1 MODEL=nano RATES="$rates" OUT=zen \
-    sh "$top/scripts/compare_offload.sh"
+refuses zen_windows_have_two_steps 2 'WINDOW 1: ' env WINDOW=1 STEPS=9 MODEL=nano RATES="$rates" \
+    OUT=zen sh "$top/scripts/compare_offload.sh"
 # Logs whose means are known. A step of a window of four takes 100, 100, 100 and 200 ms; one that
 # accumulates four micro-batches 320. The window behind an evaluation does not count.
 cat >canned <<'X'
@@ -159,12 +160,16 @@ awk -v steps="$steps" -v every="$every" -v micro="$micro" -v zen="$zen" 'BEGIN {
     }
 }' >"$out/log.jsonl"
 X
+chmod +x canned
 zen canned_runs_agree 0 'of zenflow (2) are identical' ./canned "zero $late"
 check zen_steps_are_as_many_tokens grep -qx '6 2 4' zen/zero-accum/asked
 check zen_means_over_windows grep -qx "$(printf '%s\t' zenflow 24 125.0 10.0 20.0 95.0 - - - 2.00 \
     3.00 250.0 100 - 6.0 2.0)5.24" zen/compare.tsv
 check zen_steps_of_several grep -qx "$(printf '%s\t' zero-accum 24 80.0 2.5 5.0 72.5 2.2 - 0.00 - \
     0.75 62.5 100 - 1.0 -)5.6" zen/compare.tsv
+zen several_of_several 0 identical ./canned "zero $late" --accum 3
+check zen_micro_batches_are_multiplied grep -qx '6 2 12' zen/zero-accum/asked
+zen canned_again 0 identical ./canned "zero $late"
 # All tokens are seen in 24 x 80 ms. The others are between two evaluations then.
 check zen_losses_by_time awk -F '\t' 'NR == 1 && $5 != "at 1.92 s" { wrong = 1 }
     $1 == "zero" && $0 != "zero\t1536\t3.84\t4.5000\t5.2500" { wrong = 1 }
