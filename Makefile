@@ -56,10 +56,25 @@ NVFLAGS = -std=c++17 -O3 -lineinfo $(GPU_ARCH) --ftz=false --prec-div=true --pre
           -Xptxas -warn-spills -I. \
           -Xcompiler $(subst $(space),$(comma),$(strip -O3 $(ARCH) $(OPENMP) $(EXACT) $(WARN))) $(EXTRA)
 
-NVLIBS = -lcublasLt -Xlinker -rpath,$(patsubst %/bin/nvcc,%/lib64,$(realpath $(NVCC)))
+CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+NVLIBS = -lcublasLt -Xlinker -rpath,$(CUDA_HOME)/lib64
 
-train_gpt2cu: train_gpt2.cu $(HEADERS) | nvcc  ## the GPU trainer (nvcc, cuBLASLt)
-	$(NVCC) $(NVFLAGS) $< -o $@ $(NVLIBS)
+# Several GPUs need NCCL: from $NCCL_HOME if that is set, from CUDA's folder, or the system's.
+# A package may have libnccl.so.2 and no libnccl.so, so the file itself is linked.
+nccl_dirs = $(or $(NCCL_HOME),$(CUDA_HOME) /usr/local /usr)
+nccl_in = $(foreach d,$(nccl_dirs),$(sort $(wildcard $(addprefix $(d)/,$(1)))))
+nccl_header := $(firstword $(call nccl_in,include/nccl.h))
+nccl_library := $(firstword $(call nccl_in,lib64/libnccl.so* lib/libnccl.so* lib/*/libnccl.so*))
+nccl_include := $(filter-out /usr/include /usr/local/include,$(patsubst %/,%,$(dir $(nccl_header))))
+NCCL_FLAGS := $(if $(nccl_header),-DTIDE_NCCL $(addprefix -isystem ,$(nccl_include)))
+NCCL := $(if $(and $(nccl_header),$(nccl_library)),$(NCCL_FLAGS) -Xlinker $(nccl_library) \
+        -Xlinker -rpath$(comma)$(patsubst %/,%,$(dir $(nccl_library))))
+say_nccl = @[ -n "$(NCCL)" ] || echo "built without NCCL: one GPU only (nccl.h and libnccl.so" \
+    "are not in $(nccl_dirs); NCCL_HOME=folder says where they are)"
+
+train_gpt2cu: train_gpt2.cu $(HEADERS) | nvcc  ## the GPU trainer (nvcc, cuBLASLt; NCCL if there)
+	$(NVCC) $(NVFLAGS) $< -o $@ $(NVLIBS) $(NCCL)
+	$(say_nccl)
 
 .PHONY: nvcc
 nvcc:
@@ -71,7 +86,7 @@ CXX := $(if $(filter default,$(origin CXX)),$(firstword $(foreach c,g++ clang++,
 CLANGXX := $(shell command -v clang++ 2>/dev/null)
 EMU = $(wildcard dev/emu/*.cpp dev/emu/*.h dev/emu/*.pl dev/emu/emucc dev/emu/include/*.h)
 EMU_OBJECTS = $(patsubst dev/emu/%.cpp,%.o,$(wildcard dev/emu/*.cpp))
-EMU_FLAGS = -g $(ARCH) $(EXACT) $(WARN) -Wno-pass-failed -I. -D__CUDACC__ $(EXTRA)
+EMU_FLAGS = -g $(ARCH) $(EXACT) $(WARN) -Wno-pass-failed -I. -D__CUDACC__ -DTIDE_NCCL $(EXTRA)
 EMU_RUN = -std=c++17 -g $(ARCH) $(WARN) $(EXTRA)
 emu_plain = $(EMU_OBJECTS:%=build/emu/runtime/%)
 emu_tsan = $(EMU_OBJECTS:%=build/emu/runtime-tsan/%)
@@ -112,14 +127,15 @@ build/tsan/%: %.cu $(HEADERS) $(emu_tsan) build/tsan/cpu_reference.o train_gpt2.
 
 build/gpu/%: %.cu $(HEADERS) build/emu/cpu_reference.o train_gpt2.cu test_gpt2.c | nvcc
 	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) $< build/emu/cpu_reference.o -o $@ $(NVLIBS)
+	$(NVCC) $(NVFLAGS) $< build/emu/cpu_reference.o -o $@ $(NVLIBS) $(NCCL)
+	$(say_nccl)
 
 # Every CUDA source through nvcc, even where nothing can run: it keeps the emulator's headers honest.
 # Any warning is an error here.
 build/nvcc/%.o: %.cu $(HEADERS) train_gpt2.cu test_gpt2.c dev/test/device_only.sh
 	@mkdir -p $(@D)
 	$(NVCC) $(filter-out $(GPU_ARCH),$(NVFLAGS)) -Werror all-warnings -arch=sm_90 -Xptxas -O1 \
-	    -Xcompiler -O0,-fno-inline -c $< -o $@
+	    -Xcompiler -O0,-fno-inline $(NCCL_FLAGS) -c $< -o $@
 	@sh dev/test/device_only.sh $@ || { rm $@; exit 1; }
 
 build/emu/cpu_reference.o: $(cpu_reference) $(HEADERS) | compiler
@@ -177,12 +193,13 @@ TESTS = $(UNIT:%=build/test/%) build/test/test_gpt2 build/plain/test_gpt2 $(UNIT
 
 # The GPU's sources: on the emulated GPU, also with sanitizers (ThreadSanitizer needs clang++), and
 # compiled by nvcc and run on a GPU where these are.
-CUDA_TESTS = test_emu test_gpt2cu test_gpt2cu_bf16 $(patsubst dev/test/%.cu,%,\
+CUDA_TESTS = test_emu test_nccl test_gpt2cu test_gpt2cu_bf16 $(patsubst dev/test/%.cu,%,\
              $(filter-out dev/test/test_gpt2cu%,$(wildcard dev/test/test_*.cu)))
 TESTS += $(CUDA_TESTS:%=build/emu/%) \
-         $(patsubst %,build/asan/emu/%,test_kernels test_attention test_host test_columns_gpu) \
+         $(patsubst %,build/asan/emu/%,test_kernels test_attention test_host test_columns_gpu \
+             test_nccl) \
          $(if $(CLANGXX),$(patsubst %,build/tsan/%,test_kernels test_attention test_host \
-             test_timeline test_columns_gpu)) \
+             test_timeline test_columns_gpu test_nccl)) \
          $(if $(and $(NVCC),$(GPU)),$(CUDA_TESTS:%=build/gpu/%))
 TEST_NEEDS = train_gpt2 train_gpt2emu build/tokenize build/compare build/columns build/timeline \
              build/reviews build/emu/bugs \

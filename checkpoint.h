@@ -12,6 +12,7 @@
 #include "util.h"
 #include "gpt2.h"
 #include "json.h"
+#include "ranks.h"
 #include "safetensors.h"
 #include <dirent.h>
 #include <inttypes.h>
@@ -22,20 +23,23 @@
 // An arena may lie in several places, some in host memory and some in a GPU's. Where a tensor is
 // not in one piece of host memory it goes through a buffer, alone: a second whole copy would not
 // fit beside a model that is larger than the GPU.
+//
+// Of several ranks, each brings to a file what its spans cover, and loads as much from it.
 
 // Elements [at, at + length) of the arena are at data, in a GPU's memory or the host's.
 typedef struct { size_t at, length; float *data; bool gpu; } StateSpan;
 
 typedef struct {
     const char *prefix;      // "param", "m", "v", ..: what it is
-    const StateSpan *spans;  // in the arena's order, without gaps, cut at multiples of
-    int count;               // ALIGN_ELEMENTS; and how many. 0: nothing, where that is allowed
+    const StateSpan *spans;  // in the arena's order, cut at multiples of ALIGN_ELEMENTS; without
+    int count;               // gaps, but for what other ranks have; and how many. 0: nothing
     void (*copy)(void *to, const void *from, size_t bytes);  // to or from a GPU, done when it
                              // returns; NULL if no span is on one
-    // A part that is stored in another form, or made when it is asked for, has no spans but this:
-    // it brings elements [at, at + n) to w as fp32, or with out == false from w, and is done when
-    // it returns. They lie within one tensor, with its padding and the gap behind it only when they
-    // come from w, as zeros. Calls are in the arena's order, and bring each element once.
+    // A part that is stored in another form, or made when it is asked for, has this. Its spans have
+    // no data, and gpu is true: they only say what there is. It brings elements [at, at + n) to w
+    // as fp32, or with out == false from w, and is done when it returns. They lie within one
+    // tensor, with its padding and the gap behind it only when they come from w, as zeros. Calls
+    // are in the arena's order, and bring each element once.
     void (*move)(void *owner, size_t at, size_t n, float *w, bool out);
     void *owner;
 } StatePart;
@@ -51,13 +55,28 @@ static inline StatePart part_whole(const char *prefix, StateSpan *span, const GP
     return p;
 }
 
-// The part that `move` brings; and is there anything in a part?
+// The part all of which `move` brings.
 static inline StatePart part_moved(const char *prefix, void *owner,
                                    void (*move)(void *, size_t, size_t, float *, bool)) {
-    const StatePart p = {prefix, NULL, 0, NULL, move, owner};
+    static const StateSpan all = {0, SIZE_MAX, NULL, true};
+    const StatePart p = {prefix, &all, 1, NULL, move, owner};
     return p;
 }
-static inline bool part_exists(const StatePart *p) { return p->count > 0 || p->move != NULL; }
+
+// Is there anything in a part, anything of [at, at + n), everything?
+static inline bool part_exists(const StatePart *p) { return p->count > 0; }
+static inline bool part_has(const StatePart *p, size_t at, size_t n) {
+    bool any = false;
+    for (const StateSpan *s = p->spans; s < p->spans + p->count; s++)
+        any = any || (s->at < at + n && at < s->at + s->length);
+    return any;
+}
+static inline bool part_is_whole(const StatePart *p, const GPT2Table *t) {
+    size_t n = 0;
+    for (const StateSpan *s = p->spans; s < p->spans + p->count; s++)
+        n += min_size(s->length, t->elements - s->at);
+    return n == t->elements;
+}
 
 // The shape of a tensor in a file; returns the rank.
 static inline int tensor_shape(int rank, size_t rows, size_t cols, size_t shape[2]) {
@@ -75,11 +94,15 @@ static inline float *part_place(const StatePart *p, size_t at, size_t n) {
 
 // Copies elements [at, at + n) from w, or with `out` to w.
 static inline void part_copy(const StatePart *p, size_t at, size_t n, float *w, bool out) {
-    if (p->move != NULL) p->move(p->owner, at, n, w, out);
     for (const StateSpan *s = p->spans; s < p->spans + p->count; s++) {
         const size_t from = s->at > at ? s->at : at, to = min_size(at + n, s->at + s->length);
         if (from >= to) continue;
-        float *there = s->data + (from - s->at), *here = w + (from - at);
+        float *here = w + (from - at);
+        if (p->move != NULL) {
+            p->move(p->owner, from, to - from, here, out);
+            continue;
+        }
+        float *there = s->data + (from - s->at);
         if (s->gpu) p->copy(out ? here : there, out ? there : here, (to - from) * sizeof(float));
         else memcpy(out ? here : there, out ? there : here, (to - from) * sizeof(float));
     }
@@ -508,6 +531,7 @@ static inline bool model_load(const char *path, const GPT2Config *c, const GPT2T
     float *buffer = ok ? part_buffer(part, 1, t) : NULL;
     for (int i = 0; ok && hf_tensor(c, t, i, &x); i++) {
         const GPT2Tensor *ours = &t->tensors[x.tensor];
+        if (!part_has(part, ours->offset + x.first, part_extent(ours, x.first, x.n))) continue;
         float *w = part_room(part, ours, x.first, x.n, buffer);
         if (!hf_read(&x, found[i], w))
             ok = error_set(&why, "tensor %s has a NaN or an infinity: the file is damaged, or too "
@@ -897,11 +921,8 @@ static inline bool state_check(const char *dir, TrainState *s, GPT2Config *c, Er
     return ok;
 }
 
-// Finds the newest whole checkpoint of the run in `out`, reads its *s, to be freed, and *c and puts
-// its path into dir. Damaged ones are named on stderr and passed over. Returns false if none is
-// left.
-static inline bool state_find(const char *out, TrainState *s, GPT2Config *c, char dir[PATH_MAX],
-                              Error *err) {
+static inline bool state_find_here(const char *out, TrainState *s, GPT2Config *c,
+                                   char dir[PATH_MAX], Error *err) {
     char all[PATH_MAX];
     StateEntry *entries = NULL;
     Error why;
@@ -919,6 +940,53 @@ static inline bool state_find(const char *out, TrainState *s, GPT2Config *c, cha
     if (found) return true;
     return n == 0 ? error_set(err, "there is no checkpoint in %s", all)
                   : error_set(err, "no checkpoint in %s is whole", all);
+}
+
+// Have all ranks succeeded? If not, err says on each of them what the first one that failed says.
+// All ranks must call it.
+static inline bool state_agree(bool ok, Error *err) {
+    typedef struct { bool ok; Error err; } Answer;
+    if (ranks.world == 1) return ok;
+    Answer *all = (Answer *)alloc_or_fail((size_t)ranks.world + 1, sizeof *all, "answers");
+    Answer *mine = &all[ranks.world];
+    int failed = 0, first = -1;
+    mine->ok = ok;
+    if (!ok) mine->err = *err;
+    ranks_exchange(mine, sizeof *mine, all);
+    for (int i = 0; i < ranks.world; i++)
+        if (!all[i].ok && failed++ == 0) first = i;
+    if (failed == ranks.world) *err = all[0].err;  // no matter of one rank
+    else if (failed > 0) error_set(err, "%.480s (rank %d)", all[first].err.text, first);
+    free(all);
+    return failed == 0;
+}
+
+// Finds the newest whole checkpoint of the run in `out`, reads its *s, to be freed, and *c and puts
+// its path into dir. Damaged ones are named on stderr and passed over. Returns false if none is
+// left. Rank 0 decides for all ranks, which must all call it.
+static inline bool state_find(const char *out, TrainState *s, GPT2Config *c, char dir[PATH_MAX],
+                              Error *err) {
+    char path[PATH_MAX], *hashes = NULL;
+    const bool first = ranks.rank == 0, found = !first || state_find_here(out, s, c, dir, err);
+    if (ranks.world == 1) return found;
+    if (!state_agree(found, err)) return false;
+    ranks_broadcast(dir, PATH_MAX);
+    path_join(path, dir, "state.json");
+    size_t n = 0;
+    char *text = file_read(path, &n, err);
+    const uint64_t mine = text != NULL ? hash_bytes(text, n) : 0;
+    uint64_t hash = mine;
+    bool ok = text != NULL;
+    free(text);
+    ranks_broadcast(&hash, sizeof hash);
+    ok = (ok && mine == hash && (first || state_read(dir, s, c, &hashes, err)))
+        || error_set(err, "%.300s, which rank 0 has found, is not there, or another: --out must "
+                     "be in a file system that all ranks share", dir);
+    free(hashes);
+    if (!first && !ok) memset(s, 0, sizeof *s);
+    if (state_agree(ok, err)) return true;
+    train_state_free(s);
+    return false;
 }
 
 // Fills the parts' arenas from a checkpoint that state_find() has checked; padding becomes zero. It
@@ -954,16 +1022,31 @@ static inline bool state_load(const char *dir, const GPT2Config *c, const GPT2Ta
     for (int i = 0; ok && i < st.count; i += t->count)
         if (!st.tensors[i].seen)
             ok = error_set(&why, "tensor %.100s is not used in this mode", st.tensors[i].name);
-    float *buffer = ok ? part_buffer(parts, count, t) : NULL;
+    float *buffer = NULL;
+    size_t room = 0;
     for (int k = 0; ok && k < count; k++) {
-        if (!part_exists(&parts[k])) continue;
-        snprintf(name, sizeof name, "%s.%s", parts[k].prefix, t->tensors[0].name);
+        const StatePart *p = &parts[k];
+        snprintf(name, sizeof name, "%s.%s", p->prefix, t->tensors[0].name);
         const SafeTensor *stored = safetensors_find(&st, name);
-        for (int i = 0; i < t->count; i++, stored++) {
+        for (int i = 0; part_exists(p) && i < t->count; i++, stored++) {
             const GPT2Tensor *x = &t->tensors[i];
-            float *w = part_room(&parts[k], x, 0, x->rows * x->cols, buffer);
-            memcpy(w, stored->data, stored->bytes);
-            part_put(&parts[k], x, 0, x->rows * x->cols, w);
+            const size_t end = x->offset + round_up(x->size, ALIGN_ELEMENTS);
+            for (const StateSpan *s = p->spans; s < p->spans + p->count; s++) {
+                const size_t at = s->at > x->offset ? s->at : x->offset, first = at - x->offset;
+                const size_t to = min_size(s->at + s->length, end);
+                if (at >= to) continue;
+                const size_t n = to - at, real = x->rows * x->cols;  // the rest is padding
+                const size_t read = first < real ? min_size(n, real - first) : 0;
+                if (s->gpu && n > room) {
+                    free(buffer);
+                    buffer = (float *)alloc_or_fail(n, sizeof(float), "a tensor's copy");
+                    room = n;
+                }
+                float *w = s->gpu ? buffer : s->data + (at - s->at);
+                memcpy(w, stored->data + first * sizeof *w, read * sizeof *w);
+                memset(w + read, 0, (n - read) * sizeof *w);
+                if (s->gpu) part_copy(p, at, n, w, false);
+            }
             safetensor_release(stored);
         }
     }

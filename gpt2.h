@@ -246,15 +246,22 @@ static inline void gpt2_init(const GPT2Table *t, float *arena, uint64_t seed) {
 // Shard map
 
 // A range of the arena that this process owns. Optimizer, norm, offloading and checkpoints walk a
-// list of these; one process without ZeRO owns every tensor whole.
+// list of these; one process without ZeRO owns every tensor whole (with ZeRO: zero.h). What it owns
+// lies side by side, in the arena's order: that is its shard space. A gap behind a tensor goes with
+// the range before it.
 typedef struct {
     int tensor;      // index into the table
     size_t offset;   // first element within the tensor
     size_t length;   // elements (padded rows included: their gradients are zero, so they stay zero)
+    size_t at;       // of the first element in the shard space
     int decay;       // the tensor's
 } Shard;
 
-typedef struct { int count; Shard *shards; } ShardMap;
+typedef struct {
+    int count;
+    Shard *shards;
+    size_t elements;  // of the shard space, gaps included
+} ShardMap;
 
 // How many of a shard's elements are the model's, not padding; they come first.
 static inline size_t shard_logical(const GPT2Table *t, const Shard *s) {
@@ -265,11 +272,13 @@ static inline size_t shard_logical(const GPT2Table *t, const Shard *s) {
 static inline ShardMap gpt2_shards_all(const GPT2Table *t) {
     ShardMap map;
     map.count = t->count;
+    map.elements = t->elements;
     map.shards = (Shard *)alloc_or_fail((size_t)t->count, sizeof(Shard), "shard map");
     for (int i = 0; i < t->count; i++) {
         map.shards[i].tensor = i;
         map.shards[i].offset = 0;
         map.shards[i].length = t->tensors[i].size;
+        map.shards[i].at = t->tensors[i].offset;
         map.shards[i].decay = t->tensors[i].decay;
     }
     return map;

@@ -75,16 +75,19 @@ static inline void log_close(Log *l) {
 
 // Opens the log of a run in `dir`, which must exist. resume_step 0: a new run; an older log is kept
 // as log.jsonl.old. Otherwise the log is cut back to the lines of steps up to resume_step, whose
-// losses the plot will show. On failure false and the reason in err; nothing needs to be closed.
+// losses the plot will show. dir NULL: nothing is kept, as on all GPUs but the first. On failure
+// false and the reason in err; nothing needs to be closed.
 static inline bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
     char path[PATH_MAX], other[PATH_MAX];
     struct stat s;
     memset(l, 0, sizeof *l);
-    snprintf(l->dir, sizeof l->dir, "%s", dir);
     l->screen = stdout;
+    l->start = seconds_now();
+    if (dir == NULL) return (l->file = fopen("/dev/null", "w")) != NULL
+                         || error_set(err, "/dev/null: %s", strerror(errno));
+    snprintf(l->dir, sizeof l->dir, "%s", dir);
     const char *term = getenv("TERM");
     l->terminal = isatty(STDOUT_FILENO) && (term == NULL || strcmp(term, "dumb") != 0);
-    l->start = seconds_now();
     path_join(path, dir, "log.jsonl");
     bool exists = stat(path, &s) == 0 && s.st_size > 0;
     if (exists && resume_step == 0) {
@@ -300,7 +303,7 @@ static inline bool log_plot(const Log *l, Error *err) {
             r.y1 = fmax(r.y1, both[k]->points[i].loss);
         }
     }
-    if (r.y0 > r.y1) return true;  // nothing to show yet
+    if (r.y0 > r.y1 || l->dir[0] == '\0') return true;  // nothing to show yet, or nowhere
     const double margin = fmax(0.04 * (r.y1 - r.y0), 1e-3 * fmax(1, fabs(r.y1)));
     r.y0 -= margin;
     r.y1 += margin;

@@ -44,11 +44,11 @@ enum { PIECE_HOST,       // state on the host, updated by the CPU
        PIECE_RESIDENT,   // state on the GPU, updated there
        PIECE_KINDS };
 
-// A range of the arena of parameters within one segment (the embeddings, a layer, or the tail), in
-// which all is done by the same one in one go.
+// A range of the shard space within one segment (the embeddings, a layer, or the tail), in which
+// all is done by the same one in one go.
 typedef struct {
     int kind, segment, subgroup;
-    size_t at, length;       // elements of the arena, the gaps between tensors included
+    size_t at, length;       // elements of the shard space (gpt2.h), gaps between tensors included
     int first_run, runs;     // its tensors or parts of them, in Pieces.runs; at is relative to ours
     size_t first_block, blocks;  // its blocks of the gradient norm, which no cut ever divides
     size_t state_at;         // of the elements with state where ours is: its first one
@@ -57,7 +57,7 @@ typedef struct {
 
 typedef struct {
     int count, subgroups;
-    Piece *pieces;                   // in the order of the arena, which is that of the forward pass
+    Piece *pieces;                   // in the arena's order, which is that of the forward pass
     AdamRun *runs;
     size_t elements[PIECE_KINDS];    // in pieces of each kind
     size_t longest_visit;            // elements
@@ -69,41 +69,60 @@ static inline bool piece_grad_on_gpu(const OffloadChoice *c, const Piece *p) {
     return p->kind == PIECE_RESIDENT || (p->kind == PIECE_VISIT && c->keep_grads);
 }
 
-// The shards, with the gaps behind them, as half-open ranges of the arena.
-static inline size_t shard_begin(const GPT2Table *t, const ShardMap *map, int i) {
-    return i < map->count ? t->tensors[map->shards[i].tensor].offset + map->shards[i].offset
-                          : t->elements;
+// The shards, with the gaps behind them, are half-open ranges of the shard space; and the one that
+// holds element `at`.
+static inline size_t shard_begin(const ShardMap *map, int i) {
+    return i < map->count ? map->shards[i].at : map->elements;
 }
 
-// The place nearest to `at` where the arena may be cut: the begin of a shard, or a whole number of
-// norm blocks behind one. Sums of squares of one block then never come from two places.
-static inline size_t legal_cut(const GPT2Table *t, const ShardMap *map, size_t at) {
-    if (at >= t->elements) return t->elements;
-    int low = 0, high = map->count;  // the shard is in [low, high)
+static inline int shard_at(const ShardMap *map, size_t at) {
+    int low = 0, high = map->count;  // it is in [low, high)
     while (high - low > 1) {
         const int middle = (low + high) / 2;
-        if (shard_begin(t, map, middle) <= at) low = middle;
+        if (shard_begin(map, middle) <= at) low = middle;
         else high = middle;
     }
-    const size_t begin = shard_begin(t, map, low), end = shard_begin(t, map, low + 1);
+    return low;
+}
+
+static inline int shard_segment(const GPT2Table *t, const ShardMap *map, int i) {
+    return t->tensors[map->shards[i].tensor].layer + 1;
+}
+
+// What this process owns of the segment that holds element `at`: [*begin, *end). Returns the
+// segment.
+static inline int shard_segment_range(const GPT2Table *t, const ShardMap *map, size_t at,
+                                      size_t *begin, size_t *end) {
+    int first = shard_at(map, at), last = first + 1;
+    const int segment = shard_segment(t, map, first);
+    while (first > 0 && shard_segment(t, map, first - 1) == segment) first--;
+    while (last < map->count && shard_segment(t, map, last) == segment) last++;
+    *begin = shard_begin(map, first);
+    *end = shard_begin(map, last);
+    return segment;
+}
+
+// The place nearest to `at` where the shard space may be cut: the begin of a shard, or a whole
+// number of norm blocks behind one. Sums of squares of one block then never come from two places.
+static inline size_t legal_cut(const ShardMap *map, size_t at) {
+    if (at >= map->elements) return map->elements;
+    const int i = shard_at(map, at);
+    const size_t begin = shard_begin(map, i), end = shard_begin(map, i + 1);
     if (at <= begin) return begin;
     size_t below = begin + (at - begin) / NORM_BLOCK * NORM_BLOCK, above = below + NORM_BLOCK;
-    if (below >= begin + map->shards[low].length) below = begin;  // in the gap
-    if (above >= begin + map->shards[low].length) above = end;
+    if (below >= begin + map->shards[i].length) below = begin;  // in the gap
+    if (above >= begin + map->shards[i].length) above = end;
     return at - below <= above - at ? below : above;
 }
 
 // What a sub-group, or a part of it that a layer's boundary has cut off, becomes.
-static inline void pieces_add(Pieces *list, const GPT2Table *t, int kind, int subgroup, size_t at,
-                              size_t end) {
-    for (int i = gpt2_tensor_at(t, at); at < end && i < t->count; i++) {
-        const GPT2Tensor *x = &t->tensors[i];
-        const bool last = i + 1 == t->count || t->tensors[i + 1].layer != x->layer;
-        const size_t segment_end = i + 1 < t->count ? t->tensors[i + 1].offset : t->elements;
-        if (!last || segment_end <= at) continue;
+static inline void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map, int kind,
+                              int subgroup, size_t at, size_t end) {
+    while (at < end) {
+        size_t begin, segment_end;
         Piece *p = &list->pieces[list->count++];
         p->kind = kind;
-        p->segment = x->layer + 1;
+        p->segment = shard_segment_range(t, map, at, &begin, &segment_end);
         p->subgroup = subgroup;
         p->at = at;
         p->length = min_size(end, segment_end) - at;
@@ -120,31 +139,27 @@ static inline void subgroup_split(Pieces *list, const GPT2Table *t, const ShardM
     const double wanted = c->share * (double)*dealt - (double)*visiting;
     size_t visit = wanted > 0 ? (size_t)wanted : 0, cut = end;
     if (c->share >= 1 || visit >= end - at) cut = at;
-    else if (visit > 0) cut = legal_cut(t, map, end - visit);
+    else if (visit > 0) cut = legal_cut(map, end - visit);
     if (cut < at) cut = at;
     if (cut > end) cut = end;
-    pieces_add(list, t, PIECE_HOST, list->subgroups, at, cut);
-    pieces_add(list, t, PIECE_VISIT, list->subgroups, cut, end);
+    pieces_add(list, t, map, PIECE_HOST, list->subgroups, at, cut);
+    pieces_add(list, t, map, PIECE_VISIT, list->subgroups, cut, end);
     *visiting += end - cut;
 }
 
 // Where the next sub-group after one that begins at `at` begins.
 static inline size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_t size, size_t at) {
-    if (size > 0) {  // flat: at multiples of `size` from the begin of the arena
+    if (size > 0) {  // flat: at multiples of `size` from the begin of the shard space
         for (size_t next = (at / size + 1) * size;; next += size) {
-            const size_t end = legal_cut(t, map, next);
+            const size_t end = legal_cut(map, next);
             if (end > at) return end;
         }
     }
-    size_t begin = 0, end = 0;  // the segment's
-    for (int i = 0; i < t->count && end <= at; i++) {
-        if (i > 0 && t->tensors[i].layer != t->tensors[i - 1].layer) begin = t->tensors[i].offset;
-        end = i + 1 < t->count ? t->tensors[i + 1].offset : t->elements;
-        if (i + 1 < t->count && t->tensors[i + 1].layer == t->tensors[i].layer) end = 0;
-    }
+    size_t begin, end;
+    shard_segment_range(t, map, at, &begin, &end);
     const size_t parts = (end - begin + SUBGROUP_PARAMETERS - 1) / SUBGROUP_PARAMETERS;
     for (size_t i = 1; i < parts; i++) {
-        const size_t cut = legal_cut(t, map, begin + (end - begin) / parts * i);
+        const size_t cut = legal_cut(map, begin + (end - begin) / parts * i);
         if (cut > at) return cut;
     }
     return end;
@@ -161,31 +176,32 @@ static inline Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
     Pieces list;
     memset(&list, 0, sizeof list);
     const size_t least = c->subgroup > 0 ? c->subgroup : (size_t)SUBGROUP_PARAMETERS;
-    const size_t room = 4 * ((size_t)map->count + 2) + 4 * (t->elements / least + 2);
+    const size_t room = 4 * ((size_t)map->count + 2) + 4 * (map->elements / least + 2);
     list.pieces = (Piece *)alloc_or_fail(room, sizeof(Piece), "pieces");
     list.runs = (AdamRun *)alloc_or_fail(room + (size_t)map->count, sizeof(AdamRun), "pieces");
 
     const double resident = c->mode == OFFLOAD_NONE ? 1
                           : c->mode == OFFLOAD_ZERO ? 0 : c->resident;
-    size_t budget = (size_t)(resident * (double)t->elements);
-    const size_t embeddings = t->tensors[t->first_layer].offset;
-    size_t at = 0, dealt = 0, visiting = 0;
-    if (c->stride == 0 && budget >= embeddings && budget > 0 && resident < 1) {
-        pieces_add(&list, t, PIECE_RESIDENT, list.subgroups++, 0, embeddings);
+    size_t budget = (size_t)(resident * (double)map->elements);
+    size_t at = 0, dealt = 0, visiting = 0, embeddings = 0;
+    for (int i = 0; i < map->count && shard_segment(t, map, i) == 0; i++)
+        embeddings = shard_begin(map, i + 1);
+    if (c->stride == 0 && budget >= embeddings && embeddings > 0 && resident < 1) {
+        pieces_add(&list, t, map, PIECE_RESIDENT, list.subgroups++, 0, embeddings);
         at = embeddings;
         budget -= embeddings;
     }
-    const size_t stay = resident >= 1 ? at : legal_cut(t, map, t->elements - budget);
-    while (at < t->elements) {
+    const size_t stay = resident >= 1 ? at : legal_cut(map, map->elements - budget);
+    while (at < map->elements) {
         size_t end = subgroup_end(t, map, c->subgroup, at);
         if (c->stride == 0 && at < stay && end > stay) end = stay;
         if (at >= stay)
-            pieces_add(&list, t, PIECE_RESIDENT, list.subgroups, at, end);
+            pieces_add(&list, t, map, PIECE_RESIDENT, list.subgroups, at, end);
         else if (c->mode != OFFLOAD_INTERLEAVE)
-            pieces_add(&list, t, PIECE_HOST, list.subgroups, at, end);
+            pieces_add(&list, t, map, PIECE_HOST, list.subgroups, at, end);
         else if (c->stride > 0)
-            pieces_add(&list, t, ((size_t)list.subgroups + 1) % c->stride == 0 ? PIECE_VISIT
-                                                                               : PIECE_HOST,
+            pieces_add(&list, t, map,
+                       ((size_t)list.subgroups + 1) % c->stride == 0 ? PIECE_VISIT : PIECE_HOST,
                        list.subgroups, at, end);
         else
             subgroup_split(&list, t, map, c, &dealt, &visiting, at, end);
@@ -202,7 +218,7 @@ static inline Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
         p->first_run = run;
         p->first_block = block;
         while (shard < map->count) {
-            const size_t begin = shard_begin(t, map, shard);
+            const size_t begin = shard_begin(map, shard);
             const size_t last = begin + map->shards[shard].length;
             if (begin >= end) break;
             const size_t from = begin > p->at ? begin : p->at, to = min_size(last, end);

@@ -19,6 +19,7 @@ enum { RECOMPUTE_AUTO, RECOMPUTE_NONE, RECOMPUTE_BLOCK };
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE,
        OFFLOAD_ZENFLOW };
 enum { WIRE_BF16, WIRE_FP32 };
+enum { REDUCE_BF16, REDUCE_FP32 };
 enum { CHECKPOINT_FULL, CHECKPOINT_REPLAY };  // noise, storage and rounding: zo.h
 
 #define OPTION_MAX 96           // room for rows in the table
@@ -43,9 +44,10 @@ typedef struct {
     int save_dtype;
     bool resume, no_save, help, version;
     // placement, GPU builds
-    int precision, recompute, offload, grad_wire;
+    int precision, recompute, offload, grad_wire, grad_reduce;
     double resident, share;                           // may be AUTO_REAL
-    size_t stride, subgroup, slots, zero;             // stride, subgroup 0: auto
+    size_t stride, subgroup, slots;                   // stride, subgroup 0: auto
+    size_t zero, world;                               // zero may be AUTO_COUNT
     bool no_grad_overlap, no_update_overlap;
     size_t gpu_memory, host_memory;                   // bytes; 0: all there is
     bool plan, calibrate;
@@ -119,9 +121,9 @@ static const Option option_table[] = {
     TEXT("val", val, NULL, "PATH", 0, "validation data; else the last tenth of --data"),
     TEXT("tokenizer", tokenizer, NULL, "bytes|DIR", 0,
          "DIR: vocab.json, merges.txt; else the model's, or bytes"),
-    COUNT("batch", batch, "8", 1, 1 << 20, O_FIXED, "sequences per micro-batch (on each GPU)"),
+    COUNT("batch", batch, "8", 1, 1 << 20, 0, "sequences per micro-batch, on each GPU"),
     COUNT("seq", seq, "0", 0, 1 << 20, O_FIXED, "tokens per sequence; 0: the model's context"),
-    COUNT("accum", accum, "1", 1, 1 << 20, O_FIXED, "micro-batches per step"),
+    COUNT("accum", accum, "1", 1, 1 << 20, 0, "micro-batches per step, on each GPU"),
     COUNT("seed", seed, "1337", 0, BIG, O_FIXED, "of first weights, order of data, noise, samples"),
 
     TITLE("Training"),
@@ -177,7 +179,10 @@ static const Option option_table[] = {
     CHOICE("grad-wire", grad_wire, "bf16", "bf16|fp32", O_GPU | O_FO, "of gradients on the link"),
     FLAG("no-grad-overlap", no_grad_overlap, O_GPU | O_FO, "backward waits for gradients to leave"),
     FLAG("no-update-overlap", no_update_overlap, O_GPU | O_FO, "forward waits for all updates"),
-    COUNT("zero", zero, "0", 0, 3, O_GPU | O_LATER, "ZeRO stage, on several GPUs"),
+    COUNT("zero", zero, "auto", 0, 3, O_GPU | O_FO, "ZeRO stage; auto: 2 on several GPUs"),
+    CHOICE("grad-reduce", grad_reduce, "bf16", "bf16|fp32", O_GPU | O_FO,
+           "how gradients are summed over GPUs"),
+    COUNT("world", world, "1", 1, 1 << 16, O_OWN | O_GPU, "with --plan: for so many GPUs"),
     BYTES("gpu-memory", gpu_memory, "0", 0, 1e15, O_OWN | O_GPU,
           "use at most this, like 24G; 0: all"),
     BYTES("host-memory", host_memory, "0", 0, 1e15, O_OWN | O_GPU,
@@ -477,6 +482,9 @@ static inline bool options_check(const Options *o, Error *err) {
         return error_set(err, "--template needs --labels: running text has no prompts");
     if (mezo && o->labels != NULL && o->sample_every > 0)
         return error_set(err, "--sample-every needs running text, and --labels reads sentences");
+    if (option_given(o, "world") && !o->plan)
+        return error_set(err, "--world is for --plan; a run has as many GPUs as a launcher starts "
+                              "processes: scripts/launch.sh N, torchrun, mpirun or srun");
     if (o->plan || o->calibrate) return true;
     if (o->data == NULL && (o->steps > 0 || o->dump != NULL))
         return error_set(err, "--data is missing: name a text or .bin file: --data my.txt");

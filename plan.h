@@ -9,16 +9,19 @@
 //     direction, `_busy` if the cores update as well;
 //   - host memory, of `dram` bytes a second, `dram_dma` while both directions are busy, by each
 //     direction and the cores, evenly: who wants less than his part leaves the rest to the others.
-//     Where the _busy rates are known, they are what the link gets.
+//     Where the _busy rates are known, they are what the link gets;
+//   - collectives between GPUs take what rates.h says, one after the other, whatever else goes on.
 // A rate of 0 is not known, and limits nothing. Left out: the start of a kernel or a copy; what
-// norms, sums and embeddings need of the GPU's memory; and that the CPU begins with pieces of the
-// last layers while the first layers' gradients leave.
+// norms, sums, embeddings and collectives need of the GPU; that the latter cross a GPU's link to the
+// host where there is no other way; and that the CPU begins with pieces of the last layers while the
+// first layers' gradients leave. All ranks are like the one that is planned.
 #ifndef TIDE_PLAN_H
 #define TIDE_PLAN_H
 #include "gpt2.h"
 #include "offload.h"
 #include "rates.h"
 #include "trace.h"
+#include "zero.h"
 
 // What is planned, besides the model and the OffloadChoice.
 typedef struct {
@@ -27,6 +30,10 @@ typedef struct {
     size_t stored;           // bytes of a weight and a gradient on the GPU: 2 (bf16) or 4
     bool no_grad_overlap;    // backward waits until each gradient has left
     bool no_update_overlap;  // forward waits for all of the update, not layer by layer
+    size_t world;            // GPUs that train together (zero.h), each with the pieces that are
+                             // given and rates_of_rank() of a machine. 0, 1: one
+    int zero;                // the stage, with several
+    bool reduce_f32;         // gradients are summed over them in fp32
     // To describe other systems:
     size_t ranks;            // GPUs that share the state: each has 1 / ranks of it. 0: one
     double grad_rate;        // bytes/s at which a gradient leaves; 0: the link's
@@ -43,14 +50,18 @@ typedef struct {
     double bound;              // the update's by rates.h, as if nobody had come before it; 0: none
     char limit[40];            // which of the machine's limits makes the bound
     double h2d_bytes, d2h_bytes;
+    double comm;               // seconds of all collectives
+    double comm_exposed;       // by so much, the step would be shorter if they took no time
+    double reduced_bytes;      // of gradients, from each GPU to the others, to be summed there; and
+    double gathered_bytes;     // of weights (stage 0: of gradients). Some kB of the norm's come on top
 } Prediction;
 
 // ---------------------------------------------------------------------------------------------
 // The machine
 
 // An operation in a stream. Streams are the rows of the timeline, but gradients and the state of
-// visitors leave in one. `work` is seconds of the GPU's time; or bytes over the link; or, for the
-// CPU, in host memory.
+// visitors leave in one. `work` is seconds of the GPU's time, or of a collective; or bytes over the
+// link; or, for the CPU, in host memory.
 typedef struct {
     int row, waits[3];  // tasks that must be complete, besides the one before in its stream; -1
     const char *name;
@@ -81,7 +92,8 @@ static inline int plan_add(PlanTasks *p, int row, const char *name, size_t numbe
     t->name = name;
     t->number = number;
     t->work = work;
-    if (row != ROW_COMPUTE && row != ROW_UPDATE && row != ROW_HOST) t->bytes = (size_t)work;
+    if (row != ROW_COMPUTE && row != ROW_UPDATE && row != ROW_HOST && row != ROW_COMM)
+        t->bytes = (size_t)work;
     t->waits[0] = a;
     t->waits[1] = b;
     t->waits[2] = c;
@@ -122,6 +134,7 @@ static inline void plan_speeds(const PlanTasks *p, const Rates *r, const bool bu
     speed[ROW_FETCH] = speed[ROW_BACK] = copies > 0 ? want[0] / copies : 0;
     speed[ROW_LEAVE] = want[1];
     speed[ROW_HOST] = want[2];
+    speed[ROW_COMM] = 1;
 }
 
 // Fills in when each task begins and ends.
@@ -214,6 +227,123 @@ static inline UpdateBytes plan_bytes(const PlanRun *run, const OffloadChoice *c)
     return b;
 }
 
+// ---------------------------------------------------------------------------------------------
+// Several GPUs: what zero.cuh queues in its stream, in its order
+
+enum { PLAN_EMBEDDINGS, PLAN_LAYER, PLAN_TAIL, PLAN_SEGMENTS };
+
+typedef struct {
+    bool on;                           // there are several
+    int stage, L;
+    double bytes[PLAN_SEGMENTS];       // of a segment's weights, room for all shards
+    double reduce[PLAN_SEGMENTS];      // seconds in which its gradient is summed
+    double gather[PLAN_SEGMENTS];      // seconds in which its weights are gathered
+    double norm;                       // seconds in which all get the norm's block sums
+    double reduced[PLAN_SEGMENTS], gathered[PLAN_SEGMENTS];  // bytes that go to others meanwhile
+    double all_reduced;                // seconds for a whole gradient
+    const int *updated, *returned;     // per segment: tasks
+    int *ready;                        // per segment: the task that has gathered it
+    int since;                         // the host queues nothing before this task is complete
+    int used[2], tenant[2];            // stage 3: the last task that used a place; the layer in it
+    bool current[2];                   // stage 3: embeddings and tail have been gathered
+} PlanComm;
+
+static inline int plan_kind(int s, int L) {
+    return s == 0 ? PLAN_EMBEDDINGS : s <= L ? PLAN_LAYER : PLAN_TAIL;
+}
+
+static inline PlanComm plan_comm(const Rates *r, const GPT2Config *config, const PlanRun *run) {
+    PlanComm q;
+    memset(&q, 0, sizeof q);
+    q.on = run->world > 1;
+    q.stage = run->zero;
+    q.L = (int)config->layers;
+    q.since = q.used[0] = q.used[1] = PLAN_NOTHING;
+    if (!q.on) return q;
+    GPT2Table table = gpt2_table(config);
+    const double wide = run->reduce_f32 ? 4 : (double)run->stored, others = (double)run->world - 1;
+    for (int s = 0; s <= q.L + 1; s++) {
+        const int k = plan_kind(s, q.L);
+        size_t at;
+        const double cut = (double)zero_cut(zero_segment(&table, s, &at), run->world);
+        q.bytes[k] = cut * (others + 1) * (double)run->stored;
+        q.gather[k] = collective_seconds(r, run->world, q.bytes[k]);
+        q.gathered[k] = others * cut * (double)run->stored;
+        q.reduce[k] = collective_seconds(r, run->world, cut * (others + 1) * wide);
+        q.reduced[k] = others * cut * wide;
+        if (q.stage == 0) q.reduce[k] += q.gather[k];  // of the sum
+        q.all_reduced += q.reduce[k];
+    }
+    q.norm = collective_seconds(r, run->world, q.stage == 0 ? 0 : 8 * (double)table.elements
+                                                                   / NORM_BLOCK);
+    gpt2_table_free(&table);
+    return q;
+}
+
+static inline int plan_comm_add(PlanTasks *p, const PlanComm *q, const char *name, int s,
+                                double seconds, int a, int b, int c) {
+    const int task = plan_add(p, ROW_COMM, name, (size_t)s, seconds, a, b, c);
+    p->tasks[task].bytes = (size_t)q->bytes[plan_kind(s, q->L)];
+    return task;
+}
+
+// The weights of segment s go around, once they are updated and `after` is complete.
+static inline void plan_gather(PlanTasks *p, PlanComm *q, int s, int after) {
+    q->ready[s] = plan_comm_add(p, q, "gather", s, q->gather[plan_kind(s, q->L)], q->updated[s],
+                                q->returned[s], after);
+}
+
+// zero_fetch() of zero.cuh: unless they are there.
+static inline void plan_fetch(PlanTasks *p, PlanComm *q, int s) {
+    const bool layer = s >= 1 && s <= q->L;
+    if (layer ? q->tenant[s % 2] == s : q->current[s > 0]) return;
+    if (layer) q->tenant[s % 2] = s;
+    else q->current[s > 0] = true;
+    plan_gather(p, q, s, layer && q->used[s % 2] > q->since ? q->used[s % 2] : q->since);
+}
+
+// zero_weights() of zero.cuh: compute, whose last task is `last`, comes to segment s, and then to
+// s + next.
+static inline void plan_weights(PlanTasks *p, PlanComm *q, int s, int next, int last) {
+    const int before = s - next, after = s + next;
+    if (before >= 1 && before <= q->L) q->used[before % 2] = last;
+    plan_fetch(p, q, s);
+    if (after >= 0 && after <= q->L + 1) plan_fetch(p, q, after);
+}
+
+// zero_weights_changed() of zero.cuh: the update of all is queued.
+static inline void plan_weights_changed(PlanTasks *p, PlanComm *q, int last) {
+    q->since = last;
+    for (int i = 0; i < 2; i++) {
+        q->used[i] = last;
+        q->tenant[i] = 0;
+        q->current[i] = false;
+    }
+    for (int s = 0; s <= q->L + 1 && (q->stage == 1 || q->stage == 2); s++)
+        plan_gather(p, q, s, PLAN_NOTHING);
+}
+
+// All collectives of a step: seconds, and bytes that one GPU gives the others.
+static inline double plan_comm_total(const PlanComm *q, size_t accum, double *reduced,
+                                     double *gathered) {
+    // layers that backward, and forward behind a backward, find in the two places they need not get
+    const double micros = (double)accum, L = q->L, there = fmin(L, 2);
+    double seconds = q->norm;
+    *reduced = *gathered = 0;
+    for (int k = 0; q->on && k < PLAN_SEGMENTS; k++) {
+        const double n = k == PLAN_LAYER ? L : 1;
+        const double gathers = q->stage == 0 ? 0 : q->stage < 3 || k != PLAN_LAYER ? n
+                             : L + (2 * micros - 1) * (L - there);
+        seconds += micros * n * q->reduce[k] + gathers * q->gather[k];
+        *reduced += micros * n * q->reduced[k];
+        *gathered += (q->stage == 0 ? micros * n : gathers) * q->gathered[k];
+    }
+    return seconds;
+}
+
+// ---------------------------------------------------------------------------------------------
+// All of a step
+
 // Tasks that mark a step: per micro-batch the first and the last of forward, and the last of
 // backward; the norm; and the first that is not of this step.
 typedef struct { int forward[PLAN_MICRO], tail[PLAN_MICRO], backward[PLAN_MICRO], norm, end; }
@@ -235,17 +365,24 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
     const bool gpu_sums = run->accum > 1 && !c->sum_on_host;
     const double slow = run->grad_rate > 0 ? rate_or(r->d2h, PLAN_UNLIMITED) / run->grad_rate : 1;
     const PlanFlops flops = plan_flops(config, run);
+    PlanComm comm = plan_comm(r, config, run);
+    const bool offloaded = list->elements[PIECE_HOST] + list->elements[PIECE_VISIT] > 0;
+    const bool in_place = run->accum == 1 && !offloaded && comm.stage < 2;  // as in gpt2_place()
     PlanTasks p;
     memset(&p, 0, sizeof p);
     p.host_rate = fmin(cores * pass, PLAN_UNLIMITED);
     const double cast = run->separate_cast && r->host_cast > 0 && cores < PLAN_UNLIMITED
                       ? p.host_rate / r->host_cast : 0;
-    p.room = PLAN_STEPS * (micros * S * 5 + 1 + list->count * 4);
+    p.room = PLAN_STEPS * (micros * S * 5 + 2 + list->count * 4);
+    if (comm.on) p.room += PLAN_STEPS * (micros * S * 3 + S + 1);
     p.tasks = (PlanTask *)alloc_or_fail((size_t)p.room, sizeof(PlanTask), "plan");
     // per segment: elements whose gradient leaves; the tasks that end its update and its leaving
     double *leaves = (double *)alloc_or_fail((size_t)S, sizeof(double), "plan");
-    int *updated = (int *)alloc_or_fail(3 * (size_t)S, sizeof(int), "plan");
+    int *updated = (int *)alloc_or_fail(4 * (size_t)S, sizeof(int), "plan");
     int *returned = updated + S, *arrived = returned + S, visits = 0;
+    comm.updated = updated;
+    comm.returned = returned;
+    comm.ready = arrived + S;
     for (int i = 0; i < list->count; i++) {
         const Piece *x = &list->pieces[i];
         visits += x->kind == PIECE_VISIT;
@@ -256,21 +393,24 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
     int *came = slot + slots;  // per slot: its last visitor has left, its next one is there
     int place[4] = {NONE, NONE, NONE, NONE}, landing[2] = {NONE, NONE}, turn = 0;
     int flushed = NONE, sent = NONE, done = NONE;  // the last tasks of an update
-    for (int s = 0; s < 3 * S; s++) updated[s] = NONE;
+    for (int s = 0; s < 4 * S; s++) updated[s] = NONE;
     for (int i = 0; i < slots; i++) slot[i] = NONE;
 
     for (int step = 0; step < PLAN_STEPS; step++) {
         PlanStep *mark = &steps[step];
         int visit = 0, compute = NONE, summed = NONE;
         for (int micro = 0; micro < micros; micro++) {
-            const bool last = micro + 1 == micros, wait = micro == 0 && run->no_update_overlap;
+            const bool last = micro + 1 == micros;
+            if (micro == 0 && run->no_update_overlap)  // the host waits, and queues nothing
+                comm.since = compute = plan_add(&p, ROW_COMPUTE, "wait", 0, 0, flushed, sent, done);
             for (int s = 0; s < S; s++) {
                 const double work = plan_forward(&flops, s, L);
-                const int to = micro == 0 ? updated[s] : NONE;
-                const int back = micro == 0 ? returned[s] : NONE;
-                compute = wait && s == 0
-                    ? plan_add(&p, ROW_COMPUTE, "forward", 0, 0, flushed, sent, done)
-                    : plan_add(&p, ROW_COMPUTE, "forward", (size_t)s, work / gpu, to, back, NONE);
+                if (comm.on && comm.stage == 3) plan_weights(&p, &comm, s, 1, compute);
+                const bool gathers = comm.on && comm.stage > 0;
+                const int to = gathers ? comm.ready[s] : micro == 0 ? updated[s] : NONE;
+                const int back = !gathers && micro == 0 ? returned[s] : NONE;
+                compute = plan_add(&p, ROW_COMPUTE, "forward", (size_t)s, work / gpu, to, back,
+                                   NONE);
                 if (s == 0) mark->forward[micro] = compute;
             }
             mark->tail[micro] = compute;
@@ -283,26 +423,40 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
             }
             for (int s = S - 1; s >= 0; s--) {
                 const double work = plan_backward(&flops, s, L);
-                int *room = &place[plan_place(s, L)];
-                compute = plan_add(&p, ROW_COMPUTE, "backward", (size_t)s, work / gpu, *room, NONE,
-                                   NONE);
+                int *room = &place[plan_place(s, L)], weights = NONE;
+                if (comm.on && comm.stage == 3 && s >= 1 && s <= L) {
+                    plan_weights(&p, &comm, s, -1, compute);
+                    weights = comm.ready[s];
+                }
+                compute = plan_add(&p, ROW_COMPUTE, "backward", (size_t)s, work / gpu, *room,
+                                   weights, NONE);
                 *room = mark->backward[micro] = compute;
-                if (leaves[s] == 0 || (gpu_sums && !last)) continue;
-                const double bytes = leaves[s] * (host_sums ? made : grad);
-                arrived[s] = plan_add(&p, ROW_LEAVE, "leave", (size_t)s, slow * bytes, compute,
-                                      host_sums ? landing[turn] : NONE, NONE);
-                p.tasks[arrived[s]].bytes = (size_t)bytes;
-                if (!gpu_sums) *room = arrived[s];
-                if (host_sums) {
+                int complete = compute;
+                if (comm.on)
+                    complete = plan_comm_add(&p, &comm, "reduce", s,
+                                             comm.reduce[plan_kind(s, L)], compute, NONE, NONE);
+                if (!in_place) *room = complete;
+                const bool leave = leaves[s] > 0 && (!gpu_sums || last);
+                if (leave) {
+                    const double bytes = leaves[s] * (host_sums ? made : grad);
+                    arrived[s] = plan_add(&p, ROW_LEAVE, "leave", (size_t)s, slow * bytes, complete,
+                                          host_sums ? landing[turn] : NONE, NONE);
+                    p.tasks[arrived[s]].bytes = (size_t)bytes;
+                    if (!gpu_sums) *room = arrived[s];
+                }
+                if (leave && host_sums) {
                     summed = arrived[s] = plan_add(&p, ROW_HOST, "accumulate", (size_t)s,
                                                    leaves[s] * (8 + made), arrived[s], NONE, NONE);
                     landing[turn] = summed;
                     turn = 1 - turn;
                 }
-                if (run->no_grad_overlap)
-                    plan_add(&p, ROW_COMPUTE, "backward", (size_t)s, 0, arrived[s], NONE, NONE);
+                if (run->no_grad_overlap && (leave || comm.on))
+                    compute = plan_add(&p, ROW_COMPUTE, "backward", (size_t)s, 0,
+                                       leave ? arrived[s] : complete, NONE, NONE);
             }
         }
+        if (comm.on)
+            summed = plan_add(&p, ROW_COMM, "norm", 0, comm.norm, compute, summed, NONE);
         const int norm = plan_add(&p, ROW_COMPUTE, "norm", 0, 0, summed, NONE, NONE);
         mark->norm = norm;
 
@@ -334,6 +488,7 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
                                            NONE);
             visit += mine != NULL;
         }
+        if (comm.on) plan_weights_changed(&p, &comm, norm);
         mark->end = p.count;
     }
     free(leaves);
@@ -399,6 +554,14 @@ static inline Prediction plan_step(const Rates *r, const GPT2Config *config, con
                          ? (double)(run->accum * run->stored) : bytes.grad;
     x.h2d_bytes = 12 * visit + (c->keep_grads ? 0 : bytes.grad * visit) + bytes.weight * host;
     x.d2h_bytes = 12 * visit + leaving * part * (double)list->grads_host;
+    const PlanComm comm = plan_comm(r, config, run);
+    x.comm = plan_comm_total(&comm, run->accum, &x.reduced_bytes, &x.gathered_bytes);
+    if (x.comm > 0) {
+        Rates free_of_it = *r;
+        free_of_it.gpu_link = free_of_it.node_link = 0;
+        free_of_it.gpu_latency = free_of_it.node_latency = 0;
+        x.comm_exposed = fmax(0, x.step - plan_step(&free_of_it, config, list, c, run, NULL).step);
+    }
     const double share = away > 0 ? visit / away : 0;
     x.bound = away * update_bound(r, &bytes, share);
     update_limit(r, &bytes, share, x.limit);
@@ -411,10 +574,27 @@ static inline Prediction plan_step(const Rates *r, const GPT2Config *config, con
 // The line of a step of so many seconds, that would take `compute` if it never waited.
 static inline void plan_print_speed(const Rates *r, const PlanRun *run, double step,
                                     double compute) {
+    const size_t world = run->world > 1 ? run->world : 1;
     printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", step, step - compute,
-           (double)(run->B * run->T * run->accum) / step);
-    if (r->gpu_flops > 0) printf(" at %.0f Tflop/s\n", 1e-12 * r->gpu_flops * compute / step);
+           (double)(run->B * run->T * run->accum * world) / step);
+    if (r->gpu_flops > 0) printf(" at %.0f Tflop/s%s\n", 1e-12 * r->gpu_flops * compute / step,
+                                 world > 1 ? " on each GPU" : "");
     else printf(", as if compute took no time: gpu_flops is not known\n");
+}
+
+// What goes on between several GPUs, and what that costs.
+static inline void plan_print_comm(const Rates *r, const PlanRun *run, double seconds,
+                                   double exposed, double reduced, double gathered) {
+    if (run->world <= 1) return;
+    const size_t local = rates_local(r, run->world);
+    printf("  between %zu GPUs%s: %.4g, of which %.4g are not hidden; each gives %.4g GB of "
+           "gradients and %.4g GB of weights to the others\n", run->world,
+           local < run->world ? " of several nodes" : "", seconds, exposed,
+           1e-9 * (reduced + (run->zero == 0 ? gathered : 0)),
+           run->zero == 0 ? 0 : 1e-9 * gathered);
+    if (!rates_connect(r, run->world))
+        printf("  as if that took no time: %s is not known\n", local < run->world ? "node_link"
+                                                                                  : "gpu_link");
 }
 
 // For people: what a Prediction says, in lines.
@@ -428,6 +608,7 @@ static inline void plan_print_time(const Rates *r, const PlanRun *run, const Pre
     plan_print_speed(r, run, x->step, x->compute);
     printf("  over the link: %.2f GB to the GPU, %.2f GB to the host\n", 1e-9 * x->h2d_bytes,
            1e-9 * x->d2h_bytes);
+    plan_print_comm(r, run, x->comm, x->comm_exposed, x->reduced_bytes, x->gathered_bytes);
 }
 
 // ---------------------------------------------------------------------------------------------

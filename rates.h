@@ -1,7 +1,7 @@
 // rates.h: how fast a machine moves and updates optimizer state, and what follows from that: the
 // split between CPU and GPU that Deep Optimizer States computes (Maurya et al. 2024, Eq. 1), and a
-// bound that no schedule can beat. Pure functions of measured numbers (calibrate.cuh), or of those
-// in a file (scripts/rates/).
+// bound that no schedule can beat; and how long collectives between GPUs take. Pure functions of
+// measured numbers (calibrate.cuh), or of those in a file (scripts/rates/).
 #ifndef TIDE_RATES_H
 #define TIDE_RATES_H
 #include "util.h"
@@ -25,6 +25,14 @@ typedef struct {
     double gpu_bytes;   // GPU memory
     double gpu_normals; // normal numbers drawn (rng.h): the noise of zeroth-order training
     double disk;        // bytes written
+    // Several GPUs. In each node all share its memory and cores; each has its own link to them.
+    double node_gpus;   // GPUs of a node; 0: there is one node
+    double host_gpus;   // so many of a node's may have dram .. host_cast at once, each of them;
+                        // 0: one, as measured by one process
+    double gpu_link;    // within a node: bus bandwidth of collectives, as nccl-tests define it
+    double gpu_latency; // seconds, of each collective
+    double node_link;   // the same over several nodes, with all GPUs of each at work
+    double node_latency;
 } Rates;
 
 typedef struct { const char *name, *unit; size_t offset; } RateField;
@@ -38,6 +46,8 @@ static const RateField rate_fields[] = {
     RATE(host_cast, "parameters/s"), RATE(gpu_adam, "parameters/s"), RATE(gpu_cast, "bytes/s"),
     RATE(gpu_flops, "flop/s"), RATE(gpu_bytes, "bytes/s"),
     RATE(gpu_normals, "numbers/s"), RATE(disk, "bytes/s"),
+    RATE(node_gpus, "GPUs"), RATE(host_gpus, "GPUs"), RATE(gpu_link, "bytes/s"),
+    RATE(gpu_latency, "s"), RATE(node_link, "bytes/s"), RATE(node_latency, "s"),
 };
 #undef RATE
 enum { RATE_FIELDS = sizeof rate_fields / sizeof *rate_fields };
@@ -101,6 +111,10 @@ static inline bool rates_load(Rates *r, const char *path, Error *err) {
         else if (*value == '-')
             ok = error_set(err, "%.300s, line %zu: %s is negative", path, line,
                            rate_fields[i].name);
+        else if (strcmp(rate_fields[i].unit, "GPUs") == 0
+                 && number->number != floor(number->number))
+            ok = error_set(err, "%.300s, line %zu: %s is no whole number", path, line,
+                           rate_fields[i].name);
         else
             *rate_at(r, i) = number->number;
         json_free(number);
@@ -123,6 +137,45 @@ static inline void rates_write(FILE *f, const Rates *r) {
         fprintf(f, "%-12s %-22s # %s\n", rate_fields[i].name, text,
                 v > 0 ? rate_fields[i].unit : "not known");
     }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Several GPUs
+
+// How many of `world` GPUs are in one node.
+static inline size_t rates_local(const Rates *r, size_t world) {
+    return r->node_gpus > 0 && (double)world > r->node_gpus ? (size_t)r->node_gpus : world;
+}
+
+// What each of `local` GPUs of a node has when all are at work. Where more share the host than the
+// rates are for, what the link does beside all of the cores (_busy) says nothing any more.
+static inline Rates rates_of_rank(const Rates *r, size_t local) {
+    Rates x = *r;
+    const double sharing = (double)local / fmax(r->host_gpus, 1);
+    if (sharing <= 1) return x;
+    x.dram /= sharing;
+    x.dram_dma /= sharing;
+    x.host_adam /= sharing;
+    x.cores /= sharing;
+    x.host_cast /= sharing;
+    x.h2d_busy = x.d2h_busy = 0;
+    return x;
+}
+
+// Do the rates say what lies between `world` GPUs?
+static inline bool rates_connect(const Rates *r, size_t world) {
+    return world <= 1 || (rates_local(r, world) < world ? r->node_link : r->gpu_link) > 0;
+}
+
+// Seconds of an all-gather to, or a reduce-scatter of, `bytes` on each of `world` GPUs: in a ring
+// each passes on all but its own part (nccl-tests, doc/PERFORMANCE.md). A bandwidth that is not
+// known is no limit.
+static inline double collective_seconds(const Rates *r, size_t world, double bytes) {
+    const bool far = rates_local(r, world) < world;
+    const double bandwidth = far ? r->node_link : r->gpu_link, R = (double)world;
+    if (world <= 1) return 0;
+    return (bandwidth > 0 ? (R - 1) / R * bytes / bandwidth : 0)
+         + (far ? r->node_latency : r->gpu_latency);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@
 #include "gpt2.h"
 #include "log.h"
 #include "options.h"
+#include "ranks.h"
 #include "saver.h"
 #include "task.h"
 #include "tokenizer.h"
@@ -31,7 +32,9 @@ typedef struct {
     bool task;                      // files, and what of them is trained on and held out
     Loader train, val;              // .sequences (or examples) 0: there is no such data
     size_t B, T;                    // of a micro-batch
-    size_t step_tokens;             // of a step: its micro-batches together
+    size_t world, rank;             // GPUs that train together (ranks.h), and which one this is
+    size_t step_sequences;          // of a step: its micro-batches on all GPUs together,
+    size_t step_tokens;             // and their tokens
     const char *saved_model;        // --model is this file or directory; NULL: preset, or --resume
     TrainState state;               // where a resumed run stands
     char resume_from[PATH_MAX];     // its checkpoint
@@ -80,6 +83,20 @@ static inline void plan_print(const char *title, const Buffer *list, int n) {
 // ---------------------------------------------------------------------------------------------
 // Before the first step
 
+// A resumed run goes on with as many sequences per step as it began with, so that data and schedule
+// do. Unless --accum says how, it follows from --batch and the number of GPUs.
+static inline void run_resume_batch(Run *r) {
+    Options *o = &r->o;
+    const size_t each = o->batch * r->world, was = o->accum;
+    if (r->state.step == 0 || o->steps == 0) return;
+    const size_t all = (size_t)(r->state.data_position / r->state.step);
+    if (!option_given(o, "accum") && all % each == 0) o->accum = all / each;
+    if (each * o->accum != all)
+        die("this run has %zu sequences per step; --batch %zu, --accum %zu and %zu GPU%s make %zu",
+            all, o->batch, o->accum, r->world, r->world > 1 ? "s" : "", each * o->accum);
+    if (o->accum != was) printf("--accum is %zu now, for %zu sequences per step\n", o->accum, all);
+}
+
 // The model's shape: from the checkpoint to resume, from a saved model, or from a preset.
 static inline void run_choose_model(Run *r) {
     Options *o = &r->o;
@@ -88,6 +105,7 @@ static inline void run_choose_model(Run *r) {
     if (o->resume) {
         if (!state_find(o->out, &r->state, c, r->resume_from, &err)) die("%s", err.text);
         if (!options_resume(o, r->state.options, &err)) die("%s", err.text);
+        run_resume_batch(r);
         return;
     }
     if (gpt2_preset(c, o->model)) {
@@ -247,7 +265,7 @@ static inline void run_check_output(const Run *r) {
     if (o->dump != NULL && !path_is_writable(o->dump))
         die("--dump %s: %s", o->dump, strerror(errno));
     if (o->dump != NULL || (o->steps == 0 && (o->resume || !option_given(o, "out")))) return;
-    if (o->plan || o->calibrate) return;
+    if (o->plan || o->calibrate || r->rank > 0) return;
     if (!o->resume && run_state_exists(o->out))
         die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
             "another --out", o->out);
@@ -267,7 +285,7 @@ static inline void run_describe(const Run *r) {
            "%.2f M parameters\n", c->layers, c->heads, c->channels, c->context, c->vocab,
            1e-6 * (double)r->table.parameters);
     if (r->o.steps == 0 || r->o.dump != NULL || r->o.data == NULL) return;
-    const size_t sequences = r->o.accum * r->B;
+    const size_t sequences = r->step_sequences;
     const char *what = r->task ? "examples" : "tokens";
     printf("data: %zu training %s, %.2f epochs in %zu steps of %zu %s; %zu validation %s\n",
            r->task ? r->train.sequences : r->train_view.tokens, what,
@@ -287,13 +305,36 @@ static inline void run_check_shape(const Run *r) {
             "--precision fp32), not %zu and %zu; the CPU trainer takes any", C, F);
 }
 
+// Ends a run whose ranks were started with other options, or see other data.
+static inline void run_agree(const Run *r) {
+    char text[sizeof r->state.options];
+    if (r->o.steps == 0 || r->o.dump != NULL)
+        die("with %zu GPUs there is only training: leave the launcher out", r->world);
+    if (!options_to_json(&r->o, text, sizeof text)) die("the options are too long");
+    ranks_agree("options", text);
+    ranks_agree("--out", r->o.out);
+    snprintf(text, sizeof text, "data %016" PRIx64 ", %zu sequences, %zu for evaluation, from step "
+             "%zu", r->state.data_hash, r->train.sequences, r->val.sequences, r->state.step);
+    ranks_agree("data", text);
+}
+
 // Fills *r from the command line and the files that it names. Everything that can be wrong with
 // them is found here, and ends the program.
 static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     Options *o = &r->o;
     memset(r, 0, sizeof *r);
     r->program = argv[0];
+    ranks_open();
+    r->world = (size_t)ranks.world;
+    r->rank = (size_t)ranks.rank;
     options_parse(o, argc, argv, gpu_build);
+    if (!gpu_build && r->world > 1) die("the CPU trainer is one process; for several: a GPU build");
+    if (o->plan && r->world > 1) die("--plan is one process: say --world %zu", r->world);
+    if (o->plan) r->world = o->world;
+    if (o->threads == 0 && ranks.local_world > 1) {  // the node's cores are for all of them
+        const size_t cores = (size_t)sysconf(_SC_NPROCESSORS_ONLN);
+        o->threads = cores > (size_t)ranks.local_world ? cores / (size_t)ranks.local_world : 1;
+    }
 #ifdef _OPENMP
     if (o->threads > 0) omp_set_num_threads((int)o->threads);
 #endif
@@ -305,7 +346,8 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     run_open_data(r);
     o->seq = r->T;  // what "0" meant, for the checkpoint
     r->B = o->batch;
-    r->step_tokens = r->B * r->T * o->accum;
+    r->step_sequences = r->B * o->accum * r->world;
+    r->step_tokens = r->step_sequences * r->T;
     if (gpu_build) run_check_shape(r);
     r->table = gpt2_table(&r->config);
     const bool data = o->data != NULL || o->val != NULL;
@@ -322,6 +364,7 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     if (r->batches && !r->training && r->val.sequences == 0)
         die("the held-out tenth of %s is shorter than --seq %zu: name a file with --val", o->data,
             r->T);
+    if (r->world > 1 && !o->plan) run_agree(r);
     run_check_output(r);
     if (!r->only_sampling && !o->calibrate) run_describe(r);
 }
@@ -367,6 +410,7 @@ static inline void run_load_first(Run *r, const StatePart *part) {
     float *buffer = model == NULL ? part_buffer(part, 1, t) : NULL;
     for (int i = 0; model == NULL && i < t->count; i++) {
         const GPT2Tensor *x = &t->tensors[i];
+        if (!part_has(part, x->offset, part_extent(x, 0, x->rows * x->cols))) continue;
         float *w = part_room(part, x, 0, x->rows * x->cols, buffer);
         gpt2_init_tensor(t, i, w, r->o.seed);
         part_put(part, x, 0, x->rows * x->cols, w);
@@ -391,6 +435,13 @@ static inline void run_load(Run *r, const RunState *x) {
 // ---------------------------------------------------------------------------------------------
 // During the run
 
+// The first sequence of a micro-batch (the first is 0) of a step (the first is 1): all GPUs'
+// micro-batches of one number lie side by side. Which sequences a step has is then the same on any
+// number of GPUs.
+static inline uint64_t run_position(const Run *r, size_t step, size_t micro) {
+    return (((uint64_t)(step - 1) * r->o.accum + micro) * r->world + r->rank) * r->B;
+}
+
 // Fills `rows` rows of T tokens with the sequences at `position` and after. False, with the reason
 // in err, on a token that the model does not know. Of a task (rows, 2) targets: see task_batch().
 static inline bool run_batch(const Run *r, const Loader *loader, uint64_t position, size_t rows,
@@ -410,13 +461,17 @@ static inline bool run_batch(const Run *r, const Loader *loader, uint64_t positi
 
 static inline void run_save_tokenizer(const Run *r) {
     Error err;
-    if (r->tokenizer != NULL && !tokenizer_save(r->tokenizer, r->o.out, &err)) fail("%s", err.text);
+    if (r->tokenizer != NULL && r->rank == 0 && !tokenizer_save(r->tokenizer, r->o.out, &err))
+        fail("%s", err.text);
 }
 
 static Saver run_saver;  // --out's, if checkpoints are saved in the background
 
+// Of several ranks, all call the following functions, at the same steps.
+
 // Waits until the last run_save_background() has ended, prints what it took (log: the progress line
-// to clear first, or NULL), and ends the run if it failed. Returns at once if there is none.
+// to clear first, or NULL), and ends the run if it failed. Returns at once if there is none. Of
+// several ranks, rank 0 may still make model.safetensors of it: that takes until run_save_settle().
 static inline void run_save_wait(Log *log) {
     Saver *s = &run_saver;
     Error err;
@@ -428,10 +483,17 @@ static inline void run_save_wait(Log *log) {
            1e-9 * (double)s->bounced);
 }
 
-// A run that ends early still completes the checkpoint that it is saving.
+// Waits until nothing is being saved any more.
+static inline void run_save_settle(void) {
+    Error err;
+    run_save_wait(NULL);
+    if (!saver_finish(&run_saver, &err)) fail("%s", err.text);
+}
+
+// A run that ends early still completes the checkpoint that it is saving; one rank alone cannot.
 static inline void run_save_at_exit(void) {
     Error err;
-    if (run_saver.running && !pthread_equal(pthread_self(), run_saver.thread)
+    if (ranks.world == 1 && run_saver.running && !pthread_equal(pthread_self(), run_saver.thread)
         && !saver_wait(&run_saver, &err))
         fprintf(stderr, "tide: %s\n", err.text);
 }
@@ -442,7 +504,7 @@ static inline StateSave *run_save_what(Run *r, size_t step, const RunState *what
     StateSave *x = &run_saver.save;
     r->state.step = step;
     r->state.seed = r->o.seed;
-    r->state.data_position = step * r->o.accum * r->B;
+    r->state.data_position = step * r->step_sequences;
     x->out = r->o.out;
     x->config = &r->config;
     x->table = &r->table;
@@ -457,28 +519,40 @@ static inline StateSave *run_save_what(Run *r, size_t step, const RunState *what
 }
 
 // Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
-// Each is whole or not there; an error ends the run, and what was saved before stays.
+// Each is whole or not there; an error ends the run, and what was saved before stays. Where rank 0
+// has not all weights, they come from a checkpoint.
 static inline void run_save(Run *r, size_t step, bool state, const RunState *x) {
     const Options *o = &r->o;
+    const StateSave *last = &run_saver.save;
     const int eot = r->tokenizer != NULL ? tokenizer_eot(r->tokenizer) : -1;
+    const bool bf16 = o->save_dtype == SAVE_BF16;
+    bool whole = ranks.world == 1 || x->weights == NULL || part_is_whole(x->weights, &r->table);
     Error err;
     if (o->no_save) return;
-    run_save_wait(NULL);
+    run_save_settle();
+    ranks_broadcast(&whole, sizeof whole);
+    if (!whole && !state) {
+        if (last->final[0] != '\0' && last->state.step == step) return;  // they did already
+        state = true;
+    }
     if (state && !state_save(run_save_what(r, step, x), &err)) fail("%s", err.text);
-    if (x->weights != NULL && !model_save(o->out, &r->config, &r->table, x->weights,
-                                          o->save_dtype == SAVE_BF16, eot, &err))
-        fail("%s", err.text);
+    if (x->weights == NULL) return;
+    const bool ok = ranks.rank > 0
+        || (whole ? model_save(o->out, &r->config, &r->table, x->weights, bf16, eot, &err)
+                  : state_model(last, bf16, eot, &err));
+    if (!state_agree(ok, &err)) fail("%s", err.text);
 }
 
 // The same, with the state, while training goes on: what is in host memory now is written behind
 // its back. Before a piece is updated, saver_need(&run_saver, its number) must be called. pieces:
-// all of the arena in the order of updates; bounce: bytes for copies of what would be waited for.
+// all that this rank has of the arena, in the order of updates; bounce: bytes for copies of what
+// would be waited for.
 // The parts and pieces are the same at every call, and stay; parts[0] are the weights.
 static inline void run_save_background(Run *r, size_t step, const RunState *x,
                                        const StatePiece *pieces, size_t count, size_t bounce) {
     Saver *s = &run_saver;
     Error err;
-    run_save_wait(NULL);
+    run_save_settle();
     if (s->pieces == NULL) atexit(run_save_at_exit);
     run_save_what(r, step, x);
     s->pieces = pieces;
@@ -500,7 +574,7 @@ static inline void run_begin(Run *r, Log *log) {
     if (!options_to_json(&r->o, r->state.options, sizeof r->state.options))
         die("the options are too long for a checkpoint: shorten --prompt or the paths");
     if (!r->o.resume) run_save_tokenizer(r);
-    if (!log_open(log, r->o.out, r->state.step, &err)) die("%s", err.text);
+    if (!log_open(log, r->rank == 0 ? r->o.out : NULL, r->state.step, &err)) die("%s", err.text);
     memset(&action, 0, sizeof action);
     action.sa_handler = request_stop;
     action.sa_flags = (int)SA_RESETHAND;  // a second signal ends the program at once

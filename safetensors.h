@@ -276,14 +276,19 @@ static inline void safetensor_floats(const SafeTensor *t, size_t first, size_t n
 // Zero a SafeWriter, declare all tensors in file order, open, write their bytes (in this order; or
 // put them, in any), and close in any case: close tells whether everything worked. Only the header
 // is held in memory. The file replaces an older one when it is whole (util.h: replace_open).
+//
+// Several processes may put into one file. Set writers and writer, declare the same tensors, and
+// open on writer 0 before on the others; when all have flushed, add up what each has as `written`,
+// `hash` and the tensors' hashes, and close.
 
 typedef struct {
+    int writers, writer;      // how many processes put, and which of them this is
     int count, capacity;
     SafeTensor *tensors;
     FILE *file;
     char path[PATH_MAX];
     uint64_t total, written;  // bytes
-    uint64_t hash;            // of the header: hash_words()
+    uint64_t hash;            // of the header, on writer 0: hash_words()
     uint64_t sent[2], put[2]; // bytes [0] to [1] of the file: on their way to the disk; put since
     bool failed;
 } SafeWriter;
@@ -357,6 +362,19 @@ static inline bool safewriter_put(SafeWriter *w, int i, size_t first, const void
     return true;
 }
 
+// Opens the file that writer 0 has created. Only for writing: a client of NFS could else read a
+// page to change a part of it, and write it back whole, over what others have put there since.
+static inline FILE *safewriter_join(const char *path, Error *err) {
+    char temporary[PATH_MAX];
+    if (!replace_name(temporary, path, err)) return NULL;
+    const int fd = open(temporary, O_WRONLY | O_CLOEXEC);
+    FILE *f = fd >= 0 ? fdopen(fd, "wb") : NULL;
+    if (f == NULL)
+        error_set(err, "cannot open %.300s, which rank 0 has made (%s): --out must be in a file "
+                  "system that all ranks share", path, strerror(errno));
+    return f;
+}
+
 // Creates the file and writes the header, padded so that the data is aligned to 8.
 static inline bool safewriter_open(SafeWriter *w, const char *path, Error *err) {
     char *header = NULL;
@@ -383,24 +401,46 @@ static inline bool safewriter_open(SafeWriter *w, const char *path, Error *err) 
     w->total += 8 + length;
     w->hash = hash_words(0, &announced, 8) + hash_words(8, header, length);
     snprintf(w->path, sizeof w->path, "%s", path);
-    w->file = replace_open(path, err);
+    if (w->writer > 0) w->hash = 0;
+    w->file = w->writer > 0 ? safewriter_join(path, err) : replace_open(path, err);
     w->failed = w->file == NULL;
-    const bool ok = !w->failed && safewriter_write(w, &announced, 8, err)
-        && safewriter_write(w, header, length, err);
+    bool ok = !w->failed
+        && (w->writer > 0 || (safewriter_write(w, &announced, 8, err)
+                              && safewriter_write(w, header, length, err)));
     free(header);
+    // Its size from the start: a client of NFS fills a page beyond the end with zeros of its own.
+    if (ok && w->writers > 1 && w->writer == 0) {
+        w->failed = ftruncate(fileno(w->file), (off_t)w->total) != 0;
+        if (w->failed) ok = error_set(err, "cannot write %s: %s", path, strerror(errno));
+    }
     return ok;
+}
+
+// Flushes what this process has written to the disk. It must not write any more.
+static inline bool safewriter_flush(SafeWriter *w, Error *err) {
+    if (w->file == NULL) return !w->failed;
+    bool ok = w->failed || (fflush(w->file) == 0 && fsync(fileno(w->file)) == 0);
+    if (!ok) error_set(err, "cannot write %s: %s", w->path, strerror(errno));
+    if (w->writer > 0) {
+        if (fclose(w->file) != 0 && ok && !w->failed)
+            ok = error_set(err, "cannot write %s: %s", w->path, strerror(errno));
+        w->file = NULL;
+    }
+    w->failed = w->failed || !ok;
+    return !w->failed;
 }
 
 // Checks that all declared bytes were written, puts the file in its place, flushed to the disk, and
 // frees the writer. Returns false, with the first reason in err, if anything went wrong since open;
-// what was there before is still there then.
+// what was there before is still there then. Of several writers, writer 0 puts it in its place.
 static inline bool safewriter_close(SafeWriter *w, Error *err) {
     if (!w->failed && w->written != w->total) {
         w->failed = true;
         error_set(err, "%s: %llu of %llu bytes were written", w->path,
                   (unsigned long long)w->written, (unsigned long long)w->total);
     }
-    if (!w->failed) w->failed = !replace_close(w->file, w->path, err);
+    if (w->writer > 0) safewriter_flush(w, err);
+    else if (!w->failed) w->failed = !replace_close(w->file, w->path, err);
     else if (w->file != NULL) replace_discard(w->file, w->path);
     for (int i = 0; i < w->count; i++) free(w->tensors[i].name);
     free(w->tensors);

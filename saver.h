@@ -4,6 +4,10 @@
 //   2. The background: while a thread writes, training goes on
 //
 // What a checkpoint consists of, and how it is found and loaded again: checkpoint.h.
+//
+// Several ranks (ranks.h) save together, each what it has, into the file that one process would
+// write. Rank 0 makes the file, and names it when all have flushed; what fails on one rank fails on
+// all. Functions that say so must be called by all ranks, at the same point.
 #ifndef TIDE_SAVER_H
 #define TIDE_SAVER_H
 #include "checkpoint.h"
@@ -49,27 +53,25 @@ static inline bool state_put(StateSave *x, int k, size_t at, size_t n, const flo
 // everything else.
 static inline bool state_put_all(StateSave *x, bool gpu, Error *err) {
     float *buffer = NULL;
-    bool ok = true;
+    bool ok = !x->file.failed;
     for (int k = 0; k < x->count; k++) {
-        for (int i = 0; i < x->parts[k].count; i++) {
-            const StateSpan *s = &x->parts[k].spans[i];
-            for (size_t at = 0; ok && s->gpu == gpu && at < s->length; at += SAVER_UNIT) {
-                const size_t n = min_size(SAVER_UNIT, s->length - at);
+        const StatePart *p = &x->parts[k];
+        for (const StateSpan *s = p->spans; s < p->spans + p->count; s++) {
+            const size_t end = min_size(s->at + s->length, x->table->elements);
+            for (size_t at = s->at, n; ok && s->gpu == gpu && at < end; at += n) {
+                n = min_size(SAVER_UNIT, end - at);
+                if (p->move != NULL) {  // one tensor at a time, and no padding
+                    const int i = gpt2_tensor_at(x->table, at);
+                    const GPT2Tensor *y = &x->table->tensors[i];
+                    const size_t last = y->offset + y->rows * y->cols;
+                    const size_t next = y->offset + round_up(y->size, ALIGN_ELEMENTS);
+                    n = min_size(n, (at < last ? last : next) - at);
+                    if (at >= last) continue;
+                }
                 if (gpu && buffer == NULL)
                     buffer = (float *)alloc_or_fail(SAVER_UNIT, sizeof(float), "checkpoint");
-                if (gpu) x->parts[k].copy(buffer, s->data + at, n * sizeof(float));
-                ok = state_put(x, k, s->at + at, n, gpu ? buffer : s->data + at, err);
-            }
-        }
-        for (int i = 0; gpu && x->parts[k].move != NULL && i < x->table->count; i++) {
-            const GPT2Tensor *y = &x->table->tensors[i];
-            const size_t end = y->rows * y->cols;
-            for (size_t at = 0; ok && at < end; at += SAVER_UNIT) {
-                const size_t n = min_size(SAVER_UNIT, end - at);
-                if (buffer == NULL)
-                    buffer = (float *)alloc_or_fail(SAVER_UNIT, sizeof(float), "checkpoint");
-                x->parts[k].move(x->parts[k].owner, y->offset + at, n, buffer, true);
-                ok = state_put(x, k, y->offset + at, n, buffer, err);
+                if (gpu) part_copy(p, at, n, buffer, true);
+                ok = state_put(x, k, at, n, gpu ? buffer : s->data + (at - s->at), err);
             }
         }
     }
@@ -101,9 +103,31 @@ static inline char *state_describe(const StateSave *x, size_t *n) {
     return text;
 }
 
-// Completes and names a checkpoint of which everything was written, and removes older ones. If
-// something has failed since state_begin(), gives it up, returns false and leaves err as it is.
-static inline bool state_end(StateSave *x, Error *err) {
+// Adds up what each rank has written, when all is on the disk; or has x->file.failed on all of
+// them.
+static inline void state_gather(StateSave *x, Error *err) {
+    SafeWriter *w = &x->file;
+    if (ranks.world == 1) return;
+    safewriter_flush(w, err);
+    w->failed = !state_agree(!w->failed, err);
+    if (w->failed) return;
+    const size_t n = (size_t)w->count + 2, world = (size_t)ranks.world;
+    uint64_t *all = (uint64_t *)alloc_or_fail((world + 1) * n, sizeof *all, "hashes");
+    uint64_t *sums = all + world * n;
+    sums[0] = w->written;
+    sums[1] = w->hash;
+    for (int i = 0; i < w->count; i++) sums[i + 2] = w->tensors[i].hash;
+    ranks_exchange(sums, n * sizeof *sums, all);
+    memset(sums, 0, n * sizeof *sums);
+    for (size_t i = 0; i < world * n; i++) sums[i % n] += all[i];
+    w->written = sums[0];
+    w->hash = sums[1];
+    for (int i = 0; i < w->count; i++) w->tensors[i].hash = sums[i + 2];
+    free(all);
+}
+
+// Completes and names it, or removes what there is; on rank 0.
+static inline bool state_commit(StateSave *x, Error *err) {
     char path[PATH_MAX], old[PATH_MAX + 4];
     size_t n = 0;
     FILE *f = NULL;
@@ -119,9 +143,22 @@ static inline bool state_end(StateSave *x, Error *err) {
     if (ok && ((again && rename(x->final, old) != 0) || rename(x->temporary, x->final) != 0))
         ok = error_set(err, "cannot rename %s: %s", x->temporary, strerror(errno));
     if (!ok) directory_remove(x->temporary);
-    if (!ok || !directory_sync(x->all, err)) return false;
+    return ok && directory_sync(x->all, err);
+}
+
+// Completes and names a checkpoint of which everything was written. If something has failed since
+// state_begin(), gives it up, returns false and leaves err as it is. All ranks call it.
+static inline bool state_end(StateSave *x, Error *err) {
+    state_gather(x, err);
+    return state_agree(ranks.rank > 0 ? safewriter_close(&x->file, err) : state_commit(x, err),
+                       err);
+}
+
+// Removes the checkpoints that a new one leaves too many; on rank 0.
+static inline void state_prune(const StateSave *x) {
+    char path[PATH_MAX];
     StateEntry *entries = NULL;
-    const size_t entry_count = state_list(x->all, &entries, false);
+    const size_t entry_count = ranks.rank > 0 ? 0 : state_list(x->all, &entries, false);
     int kept = 0;
     for (size_t i = 0; i < entry_count; i++) {
         if (entries[i].step > x->state.step) continue;
@@ -131,7 +168,6 @@ static inline bool state_end(StateSave *x, Error *err) {
         directory_remove(path);
     }
     free(entries);
-    return true;
 }
 
 static inline bool state_is_object(const char *text) {
@@ -142,15 +178,9 @@ static inline bool state_is_object(const char *text) {
     return object;
 }
 
-// Begins to save what the first half of *x names: then come state_put() for each element, in any
-// order, and state_end(). On failure, also of those, and if the process dies at any point, the
-// checkpoints that were there are still there.
-static inline bool state_begin(StateSave *x, Error *err) {
-    char path[PATH_MAX], name[128];
-    const GPT2Table *t = x->table;
-    size_t shape[2];
+// Makes the directory of a new checkpoint, and removes stale ones; on rank 0.
+static inline bool state_make(const StateSave *x, Error *err) {
     StateEntry *entries = NULL;
-    memset(&x->file, 0, sizeof x->file);
     if (!state_is_object(x->state.options))
         return error_set(err, "the options of a checkpoint must be a JSON object");
     if (x->state.more != NULL
@@ -159,16 +189,30 @@ static inline bool state_begin(StateSave *x, Error *err) {
                          "without a line that begins with \"options\":");
     if ((x->count == 0) != (x->state.base != 0))
         return error_set(err, "a checkpoint must have either parts or the hash of first weights");
-    path_join(x->all, x->out, "checkpoints");
     if (!make_directories(x->all))
         return error_set(err, "cannot make %s: %s", x->all, strerror(errno));
+    state_list(x->all, &entries, true);
+    free(entries);
+    return mkdir(x->temporary, 0777) == 0
+        || error_set(err, "cannot make %s: %s", x->temporary, strerror(errno));
+}
+
+// Begins to save what the first half of *x names: then come state_put() for each element that this
+// rank has, in any order, and state_end(). On failure, also of those, and if the process dies at
+// any point, the checkpoints that were there are still there. All ranks call it.
+static inline bool state_begin(StateSave *x, Error *err) {
+    char path[PATH_MAX], name[128];
+    const GPT2Table *t = x->table;
+    const bool first = ranks.rank == 0;
+    size_t shape[2];
+    memset(&x->file, 0, sizeof x->file);
+    x->file.writers = ranks.world;
+    x->file.writer = ranks.rank;
+    path_join(x->all, x->out, "checkpoints");
     snprintf(name, sizeof name, "tmp_step_%08zu", x->state.step);
     path_join(x->temporary, x->all, name);
     path_join(x->final, x->all, name + 4);
-    state_list(x->all, &entries, true);
-    free(entries);
-    if (mkdir(x->temporary, 0777) != 0)
-        return error_set(err, "cannot make %s: %s", x->temporary, strerror(errno));
+    if (!state_agree(!first || state_make(x, err), err)) return false;
     for (int k = 0; k < x->count; k++)
         for (int i = 0; i < t->count; i++) {
             const GPT2Tensor *y = &t->tensors[i];
@@ -177,14 +221,61 @@ static inline bool state_begin(StateSave *x, Error *err) {
                            shape);
         }
     path_join(path, x->temporary, "state.safetensors");
-    return safewriter_open(&x->file, path, err) || state_end(x, err);
+    bool ok = state_agree(!first || safewriter_open(&x->file, path, err), err);
+    ok = ok && state_agree(first || safewriter_open(&x->file, path, err), err);
+    x->file.failed = !ok;
+    return ok || state_end(x, err);
 }
 
-// Saves a checkpoint, from state_begin() to state_end().
+// Saves a checkpoint, from state_begin() to state_end(). All ranks call it.
 static inline bool state_save(StateSave *x, Error *err) {
     if (!state_begin(x, err)) return false;
     if (state_put_all(x, true, err)) state_put_all(x, false, err);
-    return state_end(x, err);
+    if (!state_end(x, err)) return false;
+    state_prune(x);
+    return true;
+}
+
+// model.safetensors and config.json of a checkpoint that was just saved; on rank 0.
+static inline bool state_model(const StateSave *x, bool bf16, int eot, Error *err) {
+    char path[PATH_MAX];
+    SafeTensors st;
+    const int n = x->table->count;
+    path_join(path, x->final, "state.safetensors");
+    if (!safetensors_open(&st, path, err)) return false;
+    StateSpan *spans = (StateSpan *)alloc_or_fail((size_t)n, sizeof *spans, "list of tensors");
+    for (int i = 0; i < n; i++) {  // without what lies between tensors, which is not read
+        spans[i].at = x->table->tensors[i].offset;
+        spans[i].length = x->table->tensors[i].size;
+        spans[i].data = (float *)st.tensors[i].data;
+    }
+    const StatePart part = {"param", spans, n, NULL, NULL, NULL};
+    const bool ok = model_save(x->out, x->config, x->table, &part, bf16, eot, err);
+    free(spans);
+    safetensors_close(&st);
+    return ok;
+}
+
+// Is `out`, a directory that is there on rank 0, the same one on all ranks? All ranks call it.
+static inline bool state_is_shared(const char *out, Error *err) {
+    char name[64] = "", path[PATH_MAX];
+    struct timespec now;
+    if (ranks.world == 1) return true;
+    clock_gettime(CLOCK_REALTIME, &now);  // a name that nobody has looked for before
+    snprintf(name, sizeof name, ".seen-by-all-%ld-%ld-%ld", (long)getpid(), (long)now.tv_sec,
+             now.tv_nsec);
+    ranks_broadcast(name, sizeof name);
+    path_join(path, out, name);
+    const int fd = ranks.rank > 0 ? -1 : open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd >= 0) close(fd);
+    bool ok = ranks.rank > 0 || fd >= 0 || error_set(err, "--out %.300s: %s", out, strerror(errno));
+    if (!state_agree(ok, err)) return false;
+    ok = path_exists(path)
+        || error_set(err, "--out %.300s must be in a file system that all ranks share: what rank 0 "
+                     "makes there is not seen", out);
+    ok = state_agree(ok, err);
+    if (ranks.rank == 0) unlink(path);
+    return ok;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -203,7 +294,7 @@ typedef struct { int part, state; size_t at, n; float *data; } SaveUnit;
 // state may differ from one save to the next, and all of it stays until the last one is over.
 typedef struct {
     StateSave save;
-    const StatePiece *pieces;  // all of the arena, in the order of updates
+    const StatePiece *pieces;  // all of the arena that this rank has, in the order of updates
     size_t piece_count;
     size_t bounce;             // bytes of the pool
     bool bf16;                 // for model.safetensors: --save-dtype,
@@ -211,7 +302,8 @@ typedef struct {
 
     double seconds, waited;    // of the last save: until it was whole; how long saver_need() took,
     uint64_t bytes, bounced;   // the file's size, and how much of it went through the pool
-    bool running;              // saver_start() was called, and not yet saver_wait()
+    bool running;              // saver_start() was called, and not yet saver_wait();
+    bool finishing;            // of several ranks: saver_wait(), and not yet saver_finish()
 
     pthread_t thread;
     pthread_mutex_t mutex;     // guards the units' state, the pool, failed and over
@@ -226,25 +318,17 @@ typedef struct {
     Error err;
 } Saver;
 
-// model.safetensors and config.json of a checkpoint that was just saved.
-static inline bool saver_model(const Saver *s, Error *err) {
-    char path[PATH_MAX];
-    SafeTensors st;
-    const int n = s->save.table->count;
-    path_join(path, s->save.final, "state.safetensors");
-    if (!safetensors_open(&st, path, err)) return false;
-    StateSpan *spans = (StateSpan *)alloc_or_fail((size_t)n, sizeof *spans, "list of tensors");
-    for (int i = 0; i < n; i++) {  // without what lies between tensors, which is not read
-        spans[i].at = s->save.table->tensors[i].offset;
-        spans[i].length = s->save.table->tensors[i].size;
-        spans[i].data = (float *)st.tensors[i].data;
-    }
-    const StatePart part = {"param", spans, n, NULL, NULL, NULL};
-    const bool ok = model_save(s->save.out, s->save.config, s->save.table, &part, s->bf16, s->eot,
-                               err);
-    free(spans);
-    safetensors_close(&st);
-    return ok;
+// What is done for a checkpoint that is whole.
+static inline bool saver_model(Saver *s) {
+    state_prune(&s->save);
+    return state_model(&s->save, s->bf16, s->eot, &s->err);
+}
+
+static inline void *saver_run_model(void *argument) {
+    Saver *s = (Saver *)argument;
+    thread_is_awaited = true;
+    s->failed = !saver_model(s);
+    return NULL;
 }
 
 static inline void *saver_run(void *argument) {
@@ -265,9 +349,13 @@ static inline void *saver_run(void *argument) {
         pthread_cond_broadcast(&s->changed);
         pthread_mutex_unlock(&s->mutex);
     }
-    ok = state_end(&s->save, &s->err);
-    s->seconds = seconds_now() - s->start;
-    ok = ok && saver_model(s, &s->err);
+    if (ranks.world > 1) {
+        ok = safewriter_flush(&s->save.file, &s->err);  // the rest needs all ranks: saver_wait()
+    } else {
+        ok = state_end(&s->save, &s->err);
+        s->seconds = seconds_now() - s->start;
+        ok = ok && saver_model(s);
+    }
     pthread_mutex_lock(&s->mutex);
     s->failed = !ok;
     s->over = true;
@@ -296,11 +384,19 @@ static inline void saver_cut(Saver *s) {
     s->first[s->piece_count] = s->unit_count;
 }
 
+static inline void saver_thread(Saver *s, void *(*run)(void *)) {
+    sigset_t all, before;
+    sigfillset(&all);  // signals are for the trainer
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (pthread_create(&s->thread, NULL, run, s) != 0) fail("cannot start a thread");
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
 // Begins to save the state as it is now, which no update may be changing, and returns; first it
 // writes what is on a GPU, itself. From now on saver_need() must be called before a piece changes.
-// There must be no save going on. On failure false, and there is nothing to wait for.
+// There must be no save going on. On failure false, and there is nothing to wait for. All ranks
+// call it.
 static inline bool saver_start(Saver *s, Error *err) {
-    sigset_t all, before;
     s->start = seconds_now();
     s->waited = 0;
     s->bounced = 0;
@@ -326,12 +422,12 @@ static inline bool saver_start(Saver *s, Error *err) {
     }
     saver_cut(s);
     if (!state_begin(&s->save, err)) return false;
-    if (!state_put_all(&s->save, true, err)) return state_end(&s->save, err);
+    if (!state_agree(state_put_all(&s->save, true, err), err)) {
+        s->save.file.failed = true;
+        return state_end(&s->save, err);
+    }
     s->bytes = s->save.file.total;
-    sigfillset(&all);  // signals are for the trainer
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (pthread_create(&s->thread, NULL, saver_run, s) != 0) fail("cannot start a thread");
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    saver_thread(s, saver_run);
     return s->running = true;
 }
 
@@ -366,7 +462,7 @@ static inline void saver_need(Saver *s, size_t i) {
     s->waited += seconds_now() - start;
 }
 
-// Is there nothing that saver_wait() would wait for?
+// Is there nothing on this rank that saver_wait() would wait for?
 static inline bool saver_over(Saver *s) {
     if (!s->running) return true;
     pthread_mutex_lock(&s->mutex);
@@ -376,11 +472,30 @@ static inline bool saver_over(Saver *s) {
 }
 
 // Waits until the save that was started has ended. Returns false, and why in err, if it failed:
-// what was saved before is still there then.
+// what was saved before is still there then. All ranks call it; then the checkpoint is whole, but
+// for model.safetensors saver_finish() has to be called.
 static inline bool saver_wait(Saver *s, Error *err) {
     if (!s->running) return true;
     pthread_join(s->thread, NULL);
     s->running = false;
+    if (ranks.world > 1) {
+        s->failed = !state_end(&s->save, &s->err);
+        s->seconds = seconds_now() - s->start;
+    }
+    if (s->failed) {
+        *err = s->err;
+        return false;
+    }
+    s->finishing = ranks.world > 1 && ranks.rank == 0;
+    if (s->finishing) saver_thread(s, saver_run_model);
+    return true;
+}
+
+// Waits for what rank 0 still does after saver_wait(), as that does.
+static inline bool saver_finish(Saver *s, Error *err) {
+    if (!s->finishing) return true;
+    pthread_join(s->thread, NULL);
+    s->finishing = false;
     if (s->failed) *err = s->err;
     return !s->failed;
 }

@@ -8,15 +8,18 @@
 
 // One row for each stream of the trainer. The link carries fetch and back one way, leave and flush
 // the other.
-enum { ROW_COMPUTE, ROW_LEAVE, ROW_FETCH, ROW_UPDATE, ROW_FLUSH, ROW_HOST, ROW_BACK, ROWS };
+enum { ROW_COMPUTE, ROW_LEAVE, ROW_FETCH, ROW_UPDATE, ROW_FLUSH, ROW_HOST, ROW_BACK, ROW_COMM,
+       ROWS };
 
 static const char *const trace_rows[ROWS] = {
     "compute", "out: gradients to the host", "fetch: state to the GPU", "update on the GPU",
-    "out: state to the host", "host: update on the CPU", "back: weights to the GPU"};
+    "out: state to the host", "host: update on the CPU", "back: weights to the GPU",
+    "comm: between the GPUs"};
 
 // Seconds are those since the trace began. Names with a meaning: "wait" is a stall, no work;
-// "fetch", "update", "flush" and "back" are the update of the parameters. dev/timeline.c knows
-// "forward", "backward", "leave", "norm", "accumulate" and "save", too.
+// "fetch", "update", "flush" and "back" are the update of the parameters. "reduce" and "gather"
+// move gradients and weights between GPUs. dev/timeline.c knows "forward", "backward", "leave",
+// "norm", "accumulate" and "save", too.
 typedef struct {
     int row;                // ROW_COMPUTE ..
     const char *name;       // static

@@ -900,7 +900,7 @@ static bool adamw_step(GPT2 *g, const Run *r, size_t step, double lr, double *lo
     const Options *o = &r->o;
     *loss = 0;
     for (size_t micro = 0; micro < o->accum; micro++) {
-        const uint64_t position = ((step - 1) * o->accum + micro) * r->B;
+        const uint64_t position = run_position(r, step, micro);
         if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, err)) return false;
         gpt2_forward(g, g->inputs, r->B, r->T);
         *loss += gpt2_head(g, g->targets, 1.0f / (float)r->step_tokens, micro > 0, NULL)
@@ -935,7 +935,7 @@ static bool mezo_step(GPT2 *g, const Run *r, const ZoConfig *zo, ZoLog *log, siz
     for (int i = 0; i < 2 * zo->queries; i++) {
         gpt2_perturb(g, zo, step, i / 2, i % 2 == 0 ? zo->eps : -zo->eps);
         for (size_t micro = 0; micro < o->accum; micro++) {
-            const uint64_t position = ((step - 1) * o->accum + micro) * r->B;
+            const uint64_t position = run_position(r, step, micro);
             if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, err)) return false;
             side[i] += gpt2_loss(g, r, r->B, &right) / (double)o->accum;
         }

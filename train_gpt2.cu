@@ -33,6 +33,7 @@
 #include "timeline.cuh"
 #include "zen_plan.h"
 #include "zen_run.h"
+#include "zero.h"
 #include "zo_plan.h"
 #include "zo_run.h"
 #include <array>
@@ -783,9 +784,17 @@ template <typename X> struct LayerActs {
 // Gradients become complete segment by segment: first the tail (ln_f, and an untied head), then the
 // layers from the last to the first, then the embeddings. A segment is one contiguous range of the
 // arena. Its number is the table's layer + 1: 0 the embeddings, 1 .. L the layers, L + 1 the tail.
+// With ZeRO (zero.h) it is dealt out to the ranks in shards, and where it is in memory there is
+// room for as many whole ones; else the one shard is the segment.
 typedef struct {
     size_t at, length;   // elements of the arena
-    size_t grad_at;      // where backward makes its gradient, in GPT2.grads
+    size_t cut, room;    // elements of a shard (0: they differ), and of the room
+    size_t own_from;     // what this rank updates: from there in the arena,
+    size_t own_at, own;  // from there in the shard space (gpt2.h), so many elements
+    size_t param_at;     // where its weights are, in GPT2.params, and this rank's of them: with
+    size_t own_param_at; // ZeRO-3 that is another place
+    size_t grad_at;      // where backward makes its gradient, in GPT2.grads, and this rank's of it
+    size_t own_grad_at;
     int place;           // the number of that place: segments may share one, one after the other
     int first, pieces;   // its pieces (offload.h)
     size_t leaving;      // elements of its gradient that wait for the update on the host
@@ -800,12 +809,14 @@ typedef struct {
 } Staging;
 
 template <typename X> struct ZenFlow;  // zenflow.cuh
+struct Zero;                           // zero.cuh
 
 template <typename X> struct GPT2 {
     static_assert(!std::is_same<X, f16>::value, "there is no backward pass in fp16");
     GPT2Config config;
     GPT2Table table;
-    ShardMap shards;
+    ShardMap shards;            // what this process updates
+    Zero *zero;                 // --zero, with several GPUs; else NULL
     size_t max_B, max_T;        // room in the activation buffers
     size_t B, T;                // what the last forward used
     bool training;              // false: no gradients, no moments, one layer's activations
@@ -851,8 +862,8 @@ template <typename X> struct GPT2 {
     size_t blocks;              // of the gradient norm
     size_t longest_segment;     // elements, of those with a part that waits on the host
     int landing_turn;           // the landing that is used next
-    // GPU memory. Arenas have table.elements elements.
-    X *params;                                   // what forward and backward use: an arena
+    // GPU memory.
+    X *params;                                   // what forward and backward use; see Segment
     float *master, *m, *v;                       // state of residents; fp32: params is the master
     X *grads;                                    // the micro-batch's gradients; see Segment
     void *waiting;                               // gradients for the update; see grad_waiting()
@@ -894,53 +905,100 @@ enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits
 #define WIRE_CHUNK ((size_t)1 << 22)     // gradients cross the link in fp32 this many at a time
 #endif
 
-// Follows g->choice: cuts the arena into pieces and segments, and says where each segment's
-// gradient is made: at its own place if it can wait there for the update, else in a place that is
-// used again: the layers take turns in two.
+// Where the weights and gradients of segments are, each with its room: one after the other; or two
+// places that the layers take turns in, behind those of the embeddings and the tail.
+template <typename X> static size_t segment_place(const GPT2<X> *g, int i, bool turns) {
+    const int tail = g->segments - 1;
+    const Segment *s = g->segment;
+    size_t at = 0;
+    if (turns && i >= 1 && i < tail) return s[0].room + s[tail].room + (size_t)(i % 2) * s[1].room;
+    if (turns) return i == 0 ? 0 : s[0].room;
+    for (int k = 0; k < i; k++) at += s[k].room;
+    return at;
+}
+
+static int zero_stage(const Zero *);
+static void zero_place(const Zero *, int s, Segment *);
+
+// Follows g->choice: cuts what this process updates into pieces and segments, and says where each
+// segment's weights are, and where its gradient is made: at its own place if it can wait there for
+// the update, else in a place that is used again: the layers take turns in two.
 template <typename X> static void gpt2_place(GPT2<X> *g) {
     const GPT2Table *t = &g->table;
-    const size_t L = g->config.layers;
+    const int stage = zero_stage(g->zero);
     free(g->segment);
     free(g->visits);
     pieces_free(&g->pieces);
     g->pieces = offload_pieces(t, &g->shards, &g->choice);
     const Pieces *list = &g->pieces;
-    g->offloaded = list->elements[PIECE_RESIDENT] < t->elements;
-    g->in_place = !g->accumulating && !g->offloaded;
-    g->segments = (int)L + 2;
-    g->segment = (Segment *)alloc_or_fail(L + 2, sizeof(Segment), "segments");
-    g->visits = (int *)alloc_or_fail((size_t)list->count, sizeof(int), "pieces");
+    g->offloaded = list->elements[PIECE_RESIDENT] < g->shards.elements;
+    g->in_place = !g->accumulating && !g->offloaded && stage < 2;
+    g->segments = zero_segments(t);
+    g->segment = (Segment *)alloc_or_fail((size_t)g->segments, sizeof(Segment), "segments");
+    g->visits = (int *)alloc_or_fail((size_t)list->count + 1, sizeof(int), "pieces");
     g->visit_count = 0;
     g->longest_segment = 0;
+    size_t own_at = 0;
+    for (int i = 0; i < g->segments; i++) {
+        Segment *s = &g->segment[i];
+        s->length = zero_segment(t, i, &s->at);
+        s->cut = s->room = s->own = s->length;
+        s->own_from = s->at;
+        if (g->zero != NULL) zero_place(g->zero, i, s);
+        s->own_at = own_at;
+        own_at += s->own;
+    }
     for (int i = 0; i < list->count; i++) {
         const Piece *p = &list->pieces[i];
         Segment *s = &g->segment[p->segment];
-        if (s->pieces++ == 0) {
-            s->first = i;
-            s->at = p->at;
-        }
-        s->length = p->at + p->length - s->at;
+        if (s->pieces++ == 0) s->first = i;
         if (!piece_grad_on_gpu(&g->choice, p)) s->leaving += p->length;
         if (p->kind == PIECE_VISIT) g->visits[g->visit_count++] = i;
         g->blocks = p->first_block + p->blocks;
     }
     g->rooms = g->visit_count < g->choice.slots ? g->visit_count : g->choice.slots;
-    const size_t head = g->segment[0].length, ends = head + g->segment[L + 1].length;
-    for (size_t i = 0; i < L + 2; i++) {
+    const int tail = g->segments - 1;
+    size_t shards_at = g->segment[0].room + g->segment[tail].room + 2 * g->segment[1].room;
+    for (int i = 0; i < g->segments; i++) {
         Segment *s = &g->segment[i];
-        const bool layer = i >= 1 && i <= L;
-        if (s->leaving > 0 && s->length > g->longest_segment) g->longest_segment = s->length;
-        s->place = (int)(g->in_place || !layer ? i : 2 - i % 2);
-        s->grad_at = g->in_place ? s->at
-                   : layer ? ends + i % 2 * s->length
-                   : i == 0 ? 0 : head;
+        const bool layer = i >= 1 && i < tail;
+        const size_t mine = s->own_from - s->at;
+        if (s->leaving > 0 && s->own > g->longest_segment) g->longest_segment = s->own;
+        s->place = g->in_place || !layer ? i : 2 - i % 2;
+        s->grad_at = segment_place(g, i, !g->in_place);
+        s->own_grad_at = s->grad_at + mine;
+        s->param_at = segment_place(g, i, stage == 3);
+        s->own_param_at = s->param_at + mine;
+        if (stage < 3 || !layer) continue;
+        s->own_param_at = shards_at;  // behind the two places
+        shards_at += s->cut;
     }
+}
+
+// Elements of GPT2.params.
+template <typename X> static size_t parameter_elements(const GPT2<X> *g) {
+    size_t n = segment_place(g, g->segments, false);
+    if (zero_stage(g->zero) < 3) return n;
+    n = g->segment[0].room + g->segment[g->segments - 1].room + 2 * g->segment[1].room;
+    for (int i = 1; i < g->segments - 1; i++) n += g->segment[i].cut;
+    return n;
+}
+
+// Where this rank's weights of a piece are, and where backward makes its gradient.
+template <typename X> static X *piece_params(const GPT2<X> *g, const Piece *p) {
+    const Segment *s = &g->segment[p->segment];
+    return g->params + s->own_param_at + (p->at - s->own_at);
+}
+
+template <typename X> static X *piece_grad(const GPT2<X> *g, const Piece *p) {
+    const Segment *s = &g->segment[p->segment];
+    return g->grads + s->own_grad_at + (p->at - s->own_at);
 }
 
 // Elements of GPT2.grads.
 template <typename X> static size_t gradient_elements(const GPT2<X> *g) {
-    if (g->in_place) return g->table.elements;
-    return g->segment[0].length + g->segment[g->segments - 1].length + 2 * g->segment[1].length;
+    if (g->in_place) return segment_place(g, g->segments, false);
+    return g->segment[0].room + g->segment[g->segments - 1].room + 2 * g->segment[1].room;
 }
 
 // Where several micro-batches are summed on the GPU, all of them are, each at its place.
@@ -959,7 +1017,7 @@ template <typename X> static size_t host_grad_bytes(const GPT2<X> *g) {
 
 // Where the gradient of a piece waits for the update, on the GPU and on the host.
 template <typename X> static void *grad_waiting(const GPT2<X> *g, const Piece *p) {
-    if (g->in_place) return g->grads + p->at;
+    if (g->in_place) return piece_grad(g, p);
     return (char *)g->waiting + (sums_on_gpu(g) ? p->at : p->grad_at) * waiting_bytes(g);
 }
 
@@ -985,8 +1043,7 @@ template <typename X> static size_t slot_floats(const GPT2<X> *g) {
 // of the gaps between tensors. The others may hold anything: the emulated GPU fills them with NaN.
 template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
-    const size_t P = g->table.elements, wide = F > 3 * C ? F : 3 * C;
-    const size_t X_ = sizeof(X), f32 = sizeof(float);
+    const size_t wide = F > 3 * C ? F : 3 * C, X_ = sizeof(X), f32 = sizeof(float);
     // how many layers' activations are kept: without a backward pass, none but the last
     const size_t L = g->training && !g->recompute ? g->config.layers : 1;
     const size_t inputs = g->training ? g->config.layers + 1 : 1;
@@ -1000,7 +1057,7 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
         list[n++] = Buffer{purpose, bytes, &g->field, false}
     #define ARENA(purpose, bytes, field) \
         list[n++] = Buffer{purpose, bytes, &g->field, true}
-    ARENA("parameters", P * X_, params);
+    ARENA("parameters", parameter_elements(g) * X_, params);
     BUFFER("activations", inputs * N * C * X_, x);
     BUFFER("activations", L * N * C * X_, ln_1);
     BUFFER("activations", L * N * f32, mean_1);
@@ -1029,10 +1086,12 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
         if (residents > 0) ARENA("AdamW moments", residents * f32, m);
         if (residents > 0) ARENA("AdamW moments", residents * f32, v);
         ARENA("gradients", gradient_elements(g) * X_, grads);
-        const size_t waiting = sums_on_gpu(g) ? P : g->in_place ? 0 : g->pieces.grads_gpu;
+        const size_t waiting = sums_on_gpu(g) ? g->shards.elements
+                             : g->in_place ? 0 : g->pieces.grads_gpu;
         if (waiting > 0) ARENA("gradients", waiting * waiting_bytes(g), waiting);
         if (g->visit_count > 0)
             BUFFER("slots", (size_t)g->rooms * slot_floats(g) * f32, slots);
+        if (g->zero != NULL) n = zero_buffers(g, list, n);
         if (g->zen != NULL) n = zen_buffers(g, list, n);
         else if (g->choice.wire_f32 && sizeof(X) < f32 && !g->accumulating && grads_host > 0)
             BUFFER("gradients", WIRE_CHUNK * f32, wire);
@@ -1050,7 +1109,7 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
 
 // The same on the host: page-locked memory, which begins as zeros.
 template <typename X> static int gpt2_host_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS]) {
-    const size_t away = g->table.elements - g->pieces.elements[PIECE_RESIDENT];
+    const size_t away = g->shards.elements - g->pieces.elements[PIECE_RESIDENT];
     const size_t grads = g->pieces.grads_host, f32 = sizeof(float);
     int n = 0;
     if (!g->training || away == 0) return 0;
@@ -1147,7 +1206,7 @@ static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_lim
             limit_print(host_limit);
             const size_t *n = g->pieces.elements, longest = g->pieces.longest_visit;
             printf("offload %s: %.4g M parameters", offload_names[g->choice.mode],
-                   1e-6 * (double)g->table.elements);
+                   1e-6 * (double)g->shards.elements);
             if (g->zen != NULL) zen_print(g);
             else if (n[PIECE_HOST] > 0)
                 printf(", %.4g M updated by the CPU", 1e-6 * (double)n[PIECE_HOST]);
@@ -1256,7 +1315,8 @@ template <typename X> static void gpt2_allocate(GPT2<X> *g) {
     g->targets = (int32_t *)alloc_or_fail(N, sizeof(int32_t), "tokens");
     g->host_loss = (double *)pinned_alloc(sizeof(double), "loss");
     g->host_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
-    g->worker_sums = (double *)alloc_or_fail(g->blocks, sizeof(double), "gradient norm");
+    g->worker_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
+    if (g->zero != NULL) zero_allocate(g);
     if (g->zen != NULL) zen_allocate(g);
     CUDA(cudaDeviceSynchronize());  // the zeros are there before any stream begins
 }
@@ -1273,7 +1333,7 @@ template <typename X> static void gpt2_free(GPT2<X> *g) {
     }
     CUDA(cudaFreeHost(g->host_loss));
     CUDA(cudaFreeHost(g->host_sums));
-    free(g->worker_sums);
+    CUDA(cudaFreeHost(g->worker_sums));
     for (cudaEvent_t **events : gpt2_segment_events(g)) {
         for (int i = 0; i < g->segments; i++) CUDA(cudaEventDestroy((*events)[i]));
         free(*events);
@@ -1290,6 +1350,7 @@ template <typename X> static void gpt2_free(GPT2<X> *g) {
     }
     if (g->host.stream != NULL) host_queue_close(&g->host);
     if (g->zen != NULL) zen_free(g);
+    if (g->zero != NULL) zero_free(g);
     free(g->token_count);
     free(g->inputs);
     free(g->targets);
@@ -1328,15 +1389,17 @@ static void layer_tensors(const GPT2<X> *g, size_t l, X *w[LAYER_TENSORS], X **d
     const Segment *s = &g->segment[l + 1];
     for (int k = 0; k < LAYER_TENSORS; k++) {
         const int index = g->table.first_layer + (int)l * LAYER_TENSORS + k;
-        const size_t at = g->table.tensors[index].offset;
-        w[k] = g->params + at;
-        if (d != NULL) d[k] = g->grads + s->grad_at + (at - s->at);
+        const size_t at = g->table.tensors[index].offset - s->at;
+        w[k] = g->params + s->param_at + at;
+        if (d != NULL) d[k] = g->grads + s->grad_at + at;
     }
 }
 
 // A tensor outside the layers.
 template <typename X> static X *tensor(const GPT2<X> *g, int index) {
-    return g->params + g->table.tensors[index].offset;
+    const GPT2Tensor *x = &g->table.tensors[index];
+    const Segment *s = &g->segment[x->layer + 1];
+    return g->params + s->param_at + (x->offset - s->at);
 }
 
 template <typename X> static X *tensor_grad(const GPT2<X> *g, int index) {
@@ -1387,12 +1450,30 @@ template <typename X> static double layer_elements(const GPT2<X> *g) {
     return (double)(g->B * g->T * kept);
 }
 
+template <typename X> static void zero_weights(GPT2<X> *, size_t s, int next);
+static cudaEvent_t zero_gathered(const Zero *, size_t s);
+
 // The compute stream is about to use the weights of segment s: not before their update.
 template <typename X> static void weights_begin(GPT2<X> *g, size_t s) {
+    if (zero_stage(g->zero) == 3) zero_weights(g, s, 1);
     compute_span(g, "wait", s);
-    CUDA(cudaStreamWaitEvent(g->compute, g->updated[s], 0));
-    if (g->offloaded) CUDA(cudaStreamWaitEvent(g->compute, g->returned[s], 0));
+    if (zero_stage(g->zero) > 0) {
+        CUDA(cudaStreamWaitEvent(g->compute, zero_gathered(g->zero, s), 0));
+    } else {
+        CUDA(cudaStreamWaitEvent(g->compute, g->updated[s], 0));
+        if (g->offloaded) CUDA(cudaStreamWaitEvent(g->compute, g->returned[s], 0));
+    }
     compute_span(g, g->pass, s);
+}
+
+// The same in backward, which comes from the other end: the weights have changed no more, but with
+// ZeRO-3 they may be gone.
+template <typename X> static void weights_again(GPT2<X> *g, size_t s) {
+    if (zero_stage(g->zero) < 3) return;
+    zero_weights(g, s, -1);
+    compute_span(g, "wait", s);
+    CUDA(cudaStreamWaitEvent(g->compute, zero_gathered(g->zero, s), 0));
+    compute_span(g, "backward", s);
 }
 
 // What a layer computes between its two residual additions, from a.ln_1 to a.act. Forward runs it,
@@ -1521,6 +1602,7 @@ static void copy_in(GPT2<X> *g, void *device, const void *host, size_t bytes, cu
     g->moved_in += bytes;
 }
 
+#include "zero.cuh"     // --zero: what happens between several GPUs
 #include "zenflow.cuh"  // --offload zenflow does what follows in its own way
 
 // Work of the host: it adds the gradient of a piece to the step's, and takes the norm of the sum.
@@ -1559,10 +1641,10 @@ static void gradient_leave(GPT2<X> *g, size_t s, bool accumulate, bool last) {
     for (int i = x->first; i < x->first + x->pieces; i++) {
         const Piece *p = &g->pieces.pieces[i];
         if (piece_grad_on_gpu(&g->choice, p)) continue;
-        const X *made = g->grads + x->grad_at + (p->at - x->at);
+        const X *made = piece_grad(g, p);
         float *host = (float *)host_grad(g, p);
         if (lands) {
-            copy_out(g, landing + (p->at - x->at), made, p->length * sizeof(X));
+            copy_out(g, landing + (p->at - x->own_at), made, p->length * sizeof(X));
         } else if (g->accumulating) {
             copy_out(g, host, grad_waiting(g, p), p->length * sizeof(float));
         } else if (host_grad_bytes(g) > sizeof(X)) {  // --grad-wire fp32
@@ -1582,7 +1664,7 @@ static void gradient_leave(GPT2<X> *g, size_t s, bool accumulate, bool last) {
         for (int i = x->first; i < x->first + x->pieces; i++) {
             const Piece *p = &g->pieces.pieces[i];
             if (piece_grad_on_gpu(&g->choice, p)) continue;
-            const HostSum work = {(float *)host_grad(g, p), landing + (p->at - x->at),
+            const HostSum work = {(float *)host_grad(g, p), landing + (p->at - x->own_at),
                                   sizeof(X) == 2, !accumulate, p->runs,
                                   g->pieces.runs + p->first_run,
                                   last ? g->worker_sums + p->first_block : NULL};
@@ -1605,14 +1687,15 @@ static void gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool last) 
     if (s >= 1 && s <= g->config.layers)
         live(g, "activations", -layer_elements(g), sizeof(X), g->compute);
     CUDA(cudaEventRecord(g->grad_ready[s], g->compute));
+    if (g->zero != NULL) zero_reduce(g, s);  // it is complete when it is summed over the ranks
     if (g->zen != NULL) {
         zen_gradient_complete(g, s, accumulate, last);
         return;
     }
-    CUDA(cudaStreamWaitEvent(g->leave, g->grad_ready[s], 0));
+    CUDA(cudaStreamWaitEvent(g->leave, gradient_event(g, s), 0));
     for (int i = x->first; i < x->first + x->pieces; i++) {
         const Piece *p = &g->pieces.pieces[i];
-        const X *made = g->grads + x->grad_at + (p->at - x->at);
+        const X *made = piece_grad(g, p);
         const bool stays = piece_grad_on_gpu(&g->choice, p) || sums_on_gpu(g);
         if (stays && g->accumulating)
             accumulate_gradient((float *)grad_waiting(g, p), made, p->length, !accumulate,
@@ -1634,11 +1717,12 @@ static void gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool last) 
     CUDA(cudaEventRecord(g->grad_left[x->place], freed));
     if (!g->in_place) live(g, "gradients", -(double)x->length, sizeof(X), freed);
     if (!g->in_place && !accumulate)  // what waits for the update, here
-        live(g, "gradients", (double)(sums_on_gpu(g) ? x->length : x->length - x->leaving),
+        live(g, "gradients", (double)(sums_on_gpu(g) ? x->own : x->own - x->leaving),
              waiting_bytes(g), g->leave);
-    if (g->no_grad_overlap && leaves) {
+    if (g->no_grad_overlap && (leaves || g->zero != NULL)) {
         compute_span(g, "wait", s);
-        CUDA(cudaStreamWaitEvent(g->compute, g->grad_arrived[s], 0));
+        const cudaEvent_t gone = leaves ? g->grad_arrived[s] : gradient_event(g, s);
+        CUDA(cudaStreamWaitEvent(g->compute, gone, 0));
         compute_span(g, NULL, 0);
     }
 }
@@ -1703,6 +1787,7 @@ static void gpt2_backward(GPT2<X> *g, const int32_t *tokens, bool accumulate, bo
         const LayerActs<X> a = layer_acts(g, l);
         X *w[LAYER_TENSORS], *d[LAYER_TENSORS];
         layer_tensors(g, l, w, d);
+        weights_again(g, l + 1);
         if (g->recompute && l + 1 < L) {  // the last layer's activations are still there
             compute_span(g, "backward", l + 1);
             layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
@@ -1750,6 +1835,15 @@ template <typename X> static double gpt2_grad_norm_squared(GPT2<X> *g, double *l
     const bool on_host = g->accumulating && g->choice.sum_on_host && g->pieces.grads_host > 0;
     if (on_host) order(g, g->host.stream, g->leave);
     if (g->zen != NULL) zen_sums_leave(g);
+    if (g->zero != NULL) {
+        for (int i = 0; on_host && i < g->pieces.count; i++) {
+            const Piece *p = &g->pieces.pieces[i];
+            if (!piece_grad_on_gpu(&g->choice, p))
+                CUDA(cudaMemcpyAsync(g->norm_sums + p->first_block, g->worker_sums + p->first_block,
+                                     p->blocks * sizeof(double), cudaMemcpyHostToDevice, g->leave));
+        }
+        return zero_norm_squared(g, loss);
+    }
     CUDA(cudaMemcpyAsync(g->host_sums, g->norm_sums, g->blocks * sizeof(double),
                          cudaMemcpyDeviceToHost, g->leave));
     CUDA(cudaMemcpyAsync(g->host_loss, g->loss, sizeof(double), cudaMemcpyDeviceToHost, g->leave));
@@ -1797,7 +1891,7 @@ template <typename X> static void update_on_host(GPT2<X> *g, int piece, const Ad
     timeline_end(t, updating, g->host.stream);
     order(g, g->host.stream, g->back);
     const int returning = timeline_begin(t, ROW_BACK, "back", number, bytes, g->back);
-    copy_in(g, g->params + p->at, host_result(g, p), bytes, g->back);
+    copy_in(g, piece_params(g, p), host_result(g, p), bytes, g->back);
     timeline_end(t, returning, g->back);
 }
 
@@ -1824,10 +1918,10 @@ static void update_visitor(GPT2<X> *g, int visit, const AdamStep *step) {
     order(g, g->fetch, g->update);
     const int updating = timeline_begin(t, ROW_UPDATE, "update", number, 0, g->update);
     adam_update_gpu(room, m, v, grad, grad_is_bf16,
-                    sizeof(X) == 2 ? (uint16_t *)(void *)(g->params + p->at) : NULL,
+                    sizeof(X) == 2 ? (uint16_t *)(void *)piece_params(g, p) : NULL,
                     g->pieces.runs + p->first_run, p->runs, step, g->update);
     if (sizeof(X) == sizeof(float))
-        CUDA(cudaMemcpyAsync(g->params + p->at, room, bytes, cudaMemcpyDeviceToDevice, g->update));
+        CUDA(cudaMemcpyAsync(piece_params(g, p), room, bytes, cudaMemcpyDeviceToDevice, g->update));
     timeline_end(t, updating, g->update);
     order(g, g->update, g->out);
     const int flushing = timeline_begin(t, ROW_FLUSH, "flush", number, 3 * bytes, g->out);
@@ -1846,7 +1940,7 @@ static void update_resident(GPT2<X> *g, int piece, const AdamStep *step) {
     Timeline *t = &g->timeline;
     const int span = timeline_begin(t, ROW_UPDATE, "update", (size_t)piece, 0, g->update);
     const bool rounds = sizeof(X) == 2;
-    X *params = g->params + p->at;
+    X *params = piece_params(g, p);
     adam_update_gpu(rounds ? g->master + p->state_at : (float *)(void *)params,
                     g->m + p->state_at, g->v + p->state_at, grad_waiting(g, p),
                     waiting_bytes(g) == 2, rounds ? (uint16_t *)(void *)params : NULL,
@@ -1872,20 +1966,22 @@ template <typename X> static void gpt2_update(GPT2<X> *g, const AdamStep *step) 
         update_on_host(g, early, step);
         n += p->length;
     }
-    for (int i = 0; i < g->pieces.count; i++) {
-        const Piece *p = &g->pieces.pieces[i];
-        saver_need(&run_saver, (size_t)i);
-        if (p->kind == PIECE_VISIT) update_visitor(g, visit++, step);
-        else if (p->kind == PIECE_RESIDENT) update_resident(g, i, step);
-        else if (i < early) update_on_host(g, i, step);
-        if (i + 1 < g->pieces.count && p[1].segment == p->segment) continue;
-        const Segment *s = &g->segment[p->segment];
+    for (int s = 0; s < g->segments; s++) {
+        const Segment *x = &g->segment[s];
+        for (int i = x->first; i < x->first + x->pieces; i++) {
+            const Piece *p = &g->pieces.pieces[i];
+            saver_need(&run_saver, (size_t)i);
+            if (p->kind == PIECE_VISIT) update_visitor(g, visit++, step);
+            else if (p->kind == PIECE_RESIDENT) update_resident(g, i, step);
+            else if (i < early) update_on_host(g, i, step);
+        }
         const bool whole = g->in_place || sums_on_gpu(g);
-        live(g, "gradients", -(double)(whole ? s->length : s->length - s->leaving),
-             waiting_bytes(g), g->update);
-        CUDA(cudaEventRecord(g->updated[p->segment], g->update));
-        CUDA(cudaEventRecord(g->returned[p->segment], g->back));
+        live(g, "gradients", -(double)(whole ? x->own : x->own - x->leaving), waiting_bytes(g),
+             g->update);
+        CUDA(cudaEventRecord(g->updated[s], g->update));
+        CUDA(cudaEventRecord(g->returned[s], g->back));
     }
+    if (g->zero != NULL) zero_weights_changed(g);
 }
 
 // Waits until nothing of an update is under way, neither weights nor state.
@@ -1905,19 +2001,20 @@ template <typename X> static void gpt2_round_params(GPT2<X> *g) {
         const bool on_gpu = g->training && p->kind == PIECE_RESIDENT;
         if (on_gpu && sizeof(X) == sizeof(float)) continue;  // they are the same
         if (on_gpu)
-            round_gradient(g->params + p->at, g->master + p->state_at, p->length, g->compute);
+            round_gradient(piece_params(g, p), g->master + p->state_at, p->length, g->compute);
         if (on_gpu || (!g->training && sizeof(X) == sizeof(float))) continue;
         const float *from = (g->training ? g->host_master : g->master) + p->state_at;
         for (size_t at = 0; at < p->length; at += CHUNK) {
             const size_t n = min_size(CHUNK, p->length - at);
             #pragma omp parallel for if (n > 1 << 16)
             for (size_t j = 0; j < n; j++) rounded[j] = f32_to_bf16(from[at + j]);
-            CUDA(cudaMemcpy(g->params + p->at + at,
+            CUDA(cudaMemcpy(piece_params(g, p) + at,
                             sizeof(X) == 2 ? (const void *)rounded : (const void *)(from + at),
                             n * sizeof(X), cudaMemcpyHostToDevice));
         }
     }
     CUDA(cudaDeviceSynchronize());  // our streams do not wait for the default one
+    if (g->zero != NULL) zero_weights_changed(g);
 }
 
 // =============================================================================================
@@ -1957,21 +2054,39 @@ template <typename X> static void generate(GPT2<X> *g, const Run *r, uint32_t nu
 
 // The mean loss over the first --eval-batches batches of the held-out sequences (all of them if
 // there are fewer): always the same ones, in the same order. It goes to the log; NULL: printed.
+// Several ranks take turns, and one that has nothing left repeats the last batch: it may have to
+// give others its shard of the weights.
 template <typename X>
 static bool evaluate(GPT2<X> *g, const Run *r, Log *log, size_t step, Error *err) {
     const size_t sequences = min_size(r->val.sequences, r->o.eval_batches * r->B);
-    double sum = 0;
-    for (size_t first = 0; first < sequences; first += r->B) {
+    const size_t batches = (sequences + r->B - 1) / r->B, world = r->world;
+    const size_t rounds = (batches + world - 1) / world;
+    double *mine = (double *)alloc_or_fail(rounds, sizeof(double), "evaluation");
+    double *all = (double *)alloc_or_fail(rounds * world, sizeof(double), "evaluation");
+    for (size_t i = 0; i < rounds; i++) {
+        const size_t first = min_size(i * world + r->rank, batches - 1) * r->B;
         const size_t rows = min_size(r->B, sequences - first);
         if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, err)) return false;
         g->pass = "evaluate";
         gpt2_forward(g, g->inputs, rows, r->T);
         gpt2_head(g, g->targets, 0, 1, false, NULL);
         g->pass = "forward";
-        sum += gpt2_loss(g) * (double)rows;
+        mine[i] = gpt2_loss(g) * (double)rows;
     }
+    if (world > 1) zero_exchange(mine, rounds * sizeof(double), all);
+    else memcpy(all, mine, rounds * sizeof(double));
+    double sum = 0;
+    for (size_t i = 0; i < batches; i++) sum += all[i % world * rounds + i / world];
+    free(mine);
+    free(all);
     run_evaluated(r, log, step, sum / (double)sequences, -1);
     return true;
+}
+
+// Where a piece begins in the arena.
+template <typename X> static size_t arena_at(const GPT2<X> *g, const Piece *p) {
+    const Segment *s = &g->segment[p->segment];
+    return s->own_from + (p->at - s->own_at);
 }
 
 // The state as checkpoints see it: where each range of the masters, m and v lives.
@@ -1988,14 +2103,17 @@ template <typename X> static void gpt2_parts(GPT2<X> *g, StatePart parts[3]) {
             const bool resident = p->kind == PIECE_RESIDENT;
             const bool is_params = k == 0 && sizeof(X) == sizeof(float);  // see GPT2.master
             float *data = !resident ? host[k] + p->state_at
-                        : gpu[k] != NULL ? gpu[k] + (is_params ? p->at : p->state_at) : NULL;
+                        : is_params ? (float *)(void *)piece_params(g, p)
+                        : gpu[k] != NULL ? gpu[k] + p->state_at : NULL;
             if (data == NULL) break;  // no moments without training
             const bool on_gpu = resident && (g->training || is_params);
             StateSpan *last = parts[k].count > 0 ? &spans[parts[k].count - 1] : NULL;
-            if (last != NULL && last->gpu == on_gpu && last->data + last->length == data)
+            const size_t at = arena_at(g, p);
+            if (last != NULL && last->gpu == on_gpu && last->data + last->length == data
+                && last->at + last->length == at)
                 last->length += p->length;
             else
-                spans[parts[k].count++] = StateSpan{p->at, p->length, data, on_gpu};
+                spans[parts[k].count++] = StateSpan{at, p->length, data, on_gpu};
         }
     }
 }
@@ -2022,7 +2140,7 @@ static void save(GPT2<X> *g, Run *r, size_t step, const RunState *state) {
     if (pieces == NULL) {
         pieces = (StatePiece *)alloc_or_fail(count, sizeof *pieces, "pieces");
         for (size_t i = 0; i < count; i++)
-            pieces[i] = StatePiece{g->pieces.pieces[i].at, g->pieces.pieces[i].length};
+            pieces[i] = StatePiece{arena_at(g, &g->pieces.pieces[i]), g->pieces.pieces[i].length};
     }
     size_t bounce = min_size(BOUNCE, memory_available() / 4);
     const size_t planned = gpt2_host_bytes(g), most = r->o.host_memory;
@@ -2042,7 +2160,8 @@ static bool has_device(void) {
     return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
 }
 
-// Opens the first GPU (CUDA_VISIBLE_DEVICES chooses another).
+// Opens the first GPU (CUDA_VISIBLE_DEVICES chooses another); of the ranks of a node, each its own,
+// unless its launcher shows it no other.
 static void open_device(void) {
     int devices = 0;
     cudaDeviceProp device;
@@ -2050,15 +2169,19 @@ static void open_device(void) {
     if (e != cudaSuccess || devices == 0)
         fail("no CUDA device can be used (%s): ./train_gpt2 trains on the CPU",
              e != cudaSuccess ? cudaGetErrorString(e) : "there is none");
-    CUDA(cudaSetDevice(0));
-    CUDA(cudaGetDeviceProperties(&device, 0));
+    const int mine = devices == 1 ? 0 : ranks.local;
+    if (mine >= devices) fail("rank %d is number %d of its node, which has %d GPUs", ranks.rank,
+                              ranks.local, devices);
+    CUDA(cudaSetDevice(mine));
+    CUDA(cudaGetDeviceProperties(&device, mine));
     if (device.major < 8)
         fail("%s has compute capability %d.%d, and bf16 needs 8.0 (Ampere) or more", device.name,
              device.major, device.minor);
 }
 
-// The rates of this machine: from --rates, or measured now, which takes a second or two. The queue
-// is opened if it is not yet, with a team of `threads` (0: one per core).
+// The rates of this machine, or of what one of several ranks has of it: from --rates, or measured
+// now, which takes a second or two; ranks do that at once, and each finds its own part. The queue is
+// opened if it is not yet, with a team of `threads` (0: one per core).
 template <typename X>
 static void machine_rates(HostQueue *host, int threads, const Options *o, Rates *rates) {
     Error err;
@@ -2066,6 +2189,8 @@ static void machine_rates(HostQueue *host, int threads, const Options *o, Rates 
     if (o->rates != NULL) {
         if (!rates_load(rates, o->rates, &err)) die("--rates: %s", err.text);
         if (!(rates->h2d > 0 && rates->d2h > 0)) die("--rates %s: it lacks h2d or d2h", o->rates);
+        *rates = rates_of_rank(rates, o->plan ? rates_local(rates, o->world)
+                                              : (size_t)ranks.local_world);
         return;
     }
     if (!has_device()) die("describe the machine that is planned for: --rates FILE");
@@ -2078,6 +2203,7 @@ static void machine_rates(HostQueue *host, int threads, const Options *o, Rates 
     rates->gpu_flops = 0.5 * device_peak<X>(&lt, stream).flops;  // what training reaches of it
     matmul_close(&lt);
     CUDA(cudaStreamDestroy(stream));
+    if (o->plan) *rates = rates_of_rank(rates, rates_local(rates, o->world));
 }
 
 template <typename X> static PlanRun plan_run(const GPT2<X> *g, const Run *r) {
@@ -2090,6 +2216,9 @@ template <typename X> static PlanRun plan_run(const GPT2<X> *g, const Run *r) {
     run.stored = sizeof(X);
     run.no_grad_overlap = r->o.no_grad_overlap;
     run.no_update_overlap = r->o.no_update_overlap;
+    run.world = r->world;
+    run.zero = zero_stage(g->zero);
+    run.reduce_f32 = g->zero != NULL && g->zero->reduce_f32;
     return run;
 }
 
@@ -2130,9 +2259,9 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
     c->wire_f32 = o->grad_wire == WIRE_FP32;
     c->resident = o->resident >= 0 && c->mode != OFFLOAD_ZENFLOW ? o->resident : 0;
     c->share = o->share;
-    if (c->subgroup > 0 && g->table.elements / c->subgroup > 100000)
+    if (c->subgroup > 0 && g->shards.elements / c->subgroup > 100000)
         die("--subgroup %zu cuts this model into %zu sub-groups; at most 100000 are sensible",
-            c->subgroup, g->table.elements / c->subgroup);
+            c->subgroup, g->shards.elements / c->subgroup);
     g->no_grad_overlap = o->no_grad_overlap;
     g->host_threads = (int)o->threads;
     if (c->mode == OFFLOAD_AUTO) {
@@ -2204,7 +2333,8 @@ static void settle_limits(const Options *o, Limits *x) {
         die("--trace %s: %s", o->trace, strerror(errno));
     if (x->here) open_device();
     const size_t available = x->here ? gpu_available() : SIZE_MAX;
-    const size_t host_available = x->here ? memory_available() : SIZE_MAX;
+    const size_t host_available = x->here ? memory_available() / (size_t)ranks.local_world
+                                          : SIZE_MAX;
     // Some is left for what the driver rounds up and loads later: kernels, and the library's.
     const size_t margin = x->here ? min_size(available, available / 100 + ((size_t)256 << 20)) : 0;
     x->gpu = o->gpu_memory > 0 ? min_size(available, o->gpu_memory) : available - margin;
@@ -2281,7 +2411,7 @@ static void offload_log(const GPT2<X> *g, const Prediction *predicted, char *jso
     const TimelineStep *d = &g->timeline.done;
     const size_t *of = g->pieces.elements;
     json[0] = '\0';
-    if (d->step == 0) return;
+    if (d->step == 0 || (!g->offloaded && g->timeline.trace.file == NULL)) return;
     snprintf(json, n, ",\"offload\":{\"step\":%zu,\"forward_ms\":%.6g,\"backward_ms\":%.6g,"
              "\"update_ms\":%.6g,\"exposed_ms\":%.6g,\"duplex_ms\":%.6g,\"bound_ms\":%.6g,"
              "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"cpu_params\":%zu,\"gpu_params\":%zu}",
@@ -2315,8 +2445,9 @@ template <typename X> static int train(Run *r) {
     // run_open() has settled what to train, on what. Now the memory for it.
     g->config = r->config;
     g->table = r->table;
-    g->shards = gpt2_shards_all(&g->table);
     g->training = r->training;
+    g->zero = zero_open(r);
+    g->shards = g->zero != NULL ? zero_shards_of(g->zero, &g->table) : gpt2_shards_all(&g->table);
     g->accumulating = r->training && o->accum > 1 && o->dump == NULL;
     g->head_rows = HEAD_ROWS;
     g->max_B = r->batches ? r->B : 1;
@@ -2333,13 +2464,16 @@ template <typename X> static int train(Run *r) {
     const size_t taken = available - gpu_available();
     StatePart parts[3];
     gpt2_parts(g, parts);
-    const RunState state = {parts, 3, &parts[0]};
+    const RunState state = {parts, 3, &parts[0]};  // to be loaded, and to be saved
     if (g->zen != NULL) {
         zen_load(g, r);
+        if (g->zero != NULL) zero_weights_changed(g);
     } else {
         zen_load_elsewhere(r, &state);
         gpt2_round_params(g);
     }
+    if (zero_stage(g->zero) == 0 && r->rank > 0)  // rank 0 saves what all have
+        for (int k = 0; k < 3; k++) parts[k].count = 0;
 
     // --dump: the first batch's loss, logits and gradients. --steps 0: sample, evaluate, convert.
     if (o->dump != NULL) {
@@ -2362,29 +2496,34 @@ template <typename X> static int train(Run *r) {
     }
 
     Log log;
-    if (g->offloaded || o->trace != NULL) timeline_open(&g->timeline, o->trace);
+    const char *trace = r->rank == 0 ? o->trace : NULL;
+    if (g->offloaded || g->zero != NULL || trace != NULL) timeline_open(&g->timeline, trace);
     run_begin(r, &log);
     if (g->offloaded) host_describe(&g->host);
-    live(g, "weights", (double)g->table.elements, sizeof(X), g->compute);
+    live(g, "weights", (double)parameter_elements(g), sizeof(X), g->compute);
     live(g, "resident state", (sizeof(X) == 2 ? 3 : 2) * (double)g->pieces.elements[PIECE_RESIDENT],
          sizeof(float), g->compute);
-    const DevicePeak peak = device_peak<X>(&g->lt, g->compute);
-    device_print(&peak);
+    const DevicePeak device = device_peak<X>(&g->lt, g->compute);
+    const double peak = device.flops * (double)r->world;  // of all GPUs
+    device_print(&device);
     const double step_flops = run_step_flops(r);
     size_t step = r->state.step;  // steps done
-    while (step < o->steps && !stop_requested) {
+    bool stop = r->world == 1 && stop_requested;
+    while (step < o->steps && !stop) {
         const double start = seconds_now();
         step++;
         timeline_step(&g->timeline, step);
         g->moved_in = g->moved_out = 0;
+        if (g->zero != NULL) g->zero->reduced_bytes = g->zero->gathered_bytes = 0;
 
         // Queue the gradient of the mean loss over all tokens of the step, one micro-batch after
         // the other. In the compute stream: forward, which waits for each segment's update of the
         // step before; head; and backward of the tail, of layers L-1 .. 0, of the embeddings. In
         // the leave stream: what becomes of each of these segments of the gradient, as soon as its
         // event grad_ready is reached; in the out stream its way to the host, if the host updates.
+        // With --zero, zero.cuh's stream comes between them: it sums the segment over the ranks.
         for (size_t micro = 0; micro < o->accum; micro++) {
-            const uint64_t position = ((step - 1) * o->accum + micro) * r->B;
+            const uint64_t position = run_position(r, step, micro);
             const bool last = micro + 1 == o->accum;
             if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, &err)) {
                 gpt2_update_wait(g);
@@ -2392,8 +2531,8 @@ template <typename X> static int train(Run *r) {
                 die("%s", err.text);  // a damaged token file
             }
             gpt2_forward(g, g->inputs, r->B, r->T);
-            gpt2_head(g, g->targets, 1.0f / (float)r->step_tokens, 1 / (double)o->accum, micro > 0,
-                      NULL);
+            gpt2_head(g, g->targets, 1.0f / (float)r->step_tokens,
+                      1 / (double)(o->accum * r->world), micro > 0, NULL);
             gpt2_backward(g, g->inputs, micro > 0, last);
         }
 
@@ -2420,13 +2559,14 @@ template <typename X> static int train(Run *r) {
         }
 
         const double seconds = seconds_now() - start;
-        char counters[768];
+        char counters[1024];
         offload_log(g, &predicted, counters, sizeof counters);
+        if (g->zero != NULL) zero_log(g, counters, sizeof counters);
         if (!log_step(&log, step, o->steps, loss, norm, lr, 1e3 * seconds,
                       (double)r->step_tokens / seconds,
-                      peak.flops > 0 ? 100 * step_flops / seconds / peak.flops : 0, counters, &err))
+                      peak > 0 ? 100 * step_flops / seconds / peak : 0,
+                      counters, &err))
             fail("%s", err.text);
-
         const bool last = step == o->steps;
         if (r->val.sequences > 0 && o->eval_every > 0 && (step % o->eval_every == 0 || last)
             && !evaluate(g, r, &log, step, &err)) die("%s", err.text);
@@ -2437,7 +2577,10 @@ template <typename X> static int train(Run *r) {
             printf("---\n");
         }
         if (o->save_every > 0 && !o->no_save && step % o->save_every == 0) save(g, r, step, &state);
-        if (saver_over(&run_saver)) run_save_wait(&log);  // says so, or why it failed
+        // A signal, and a checkpoint that is written, count when all ranks know.
+        stop = g->zero != NULL ? zero_stops(g->zero) : stop_requested;
+        if (g->zero != NULL ? zero_saved(g->zero) : saver_over(&run_saver))
+            run_save_wait(&log);  // says so, or why it failed
     }
     gpt2_update_wait(g);
     // The weights once more even if this step is saved: a kill may have come between the two.
@@ -2446,6 +2589,7 @@ template <typename X> static int train(Run *r) {
     timeline_close(&g->timeline);
     run_end(r, &log, step);
     if (g->offloaded) offload_end(g, &predicted);
+    if (g->zero != NULL) zero_end(g);
     printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", (double)taken / (1 << 20),
            (double)planned / (1 << 20));
     gpt2_free(g);

@@ -54,13 +54,18 @@ static inline bool error_set(Error *err, const char *format, ...) {
 // the program without it.
 static __thread bool thread_is_awaited;
 
+// Where several processes are one run (ranks.h): takes the line instead, and returns when it has
+// been said, once for all of them.
+static void (*report_for_all)(int code, const char *line);
+
 static inline void report_and_exit(int code, const char *format, va_list args) {
     char line[PATH_MAX];
     fflush(stdout);  // what was printed before comes first
     vsnprintf(line, sizeof line, format, args);
     for (char *c = line; *c != '\0'; c++)  // a file's name may hold a newline: still one line
         if ((unsigned char)*c < 32 || *c == 127) *c = '?';
-    fprintf(stderr, "tide: %s\n", line);
+    if (report_for_all != NULL) report_for_all(code, line);
+    else fprintf(stderr, "tide: %s\n", line);
     if (thread_is_awaited) _exit(code);
     exit(code);
 }

@@ -10,9 +10,13 @@
 //     a window's first step), and the update (24 for p, m and v, 2 for the new weight, 4 for the
 //     sum): with two sums some of it behind each step until it shows; with one, all at once, with
 //     the window's last gradient (2) in the same pass;
-//   - what shows goes to the GPU, in the order of the next forward pass.
+//   - what shows goes to the GPU, in the order of the next forward pass;
+//   - between several GPUs, each of which has some rows of every matrix: each gradient is reduced
+//     before it leaves, and behind the update of what is chosen, and what shows, all weights are
+//     gathered.
 // Left out, as in plan.h: what packing, norms and sums of columns need of the GPU's memory; and that
-// the norm's few bytes may wait behind a gradient on its way. Nor is the exchange of columns here.
+// the norm's few bytes may wait behind a gradient on its way. Nor are the exchange of columns and of
+// their sums here.
 //
 // In closed form, for R elements of the rest, windows of S steps, and W bytes/s of host memory, a
 // step takes at least as long as the longest of
@@ -43,8 +47,10 @@ typedef struct {
     double selection;        // seconds that selections add, spread over all steps
     const char *limit;       // "compute": less than a hundredth are waits; or what would shorten
                              // them most if it took no time: "host", "link to the host" (or "GPU"),
-                             // "update on the GPU"; "host and link": one alone would not
+                             // "update on the GPU", "other GPUs"; "host and link": one alone would
+                             // not
     double h2d_bytes, d2h_bytes;  // per step, the mean over a window
+    double comm, comm_exposed, reduced_bytes, gathered_bytes;  // as in Prediction
     size_t window;           // steps
 } ZenPrediction;
 
@@ -71,7 +77,9 @@ typedef struct {
     size_t steps, delay;     // of a window, as many as are queued; until its update shows
     double part;             // of that update's work: fewer steps bring less
     bool free[ROWS];         // what takes no time here
+    PlanComm comm;
     int *updated, *returned, *arrived, *ring_free, *computed, *result_free;  // (segments): tasks
+    int reduced[4];          // what room waits for, too
     int place[4], packed, leaving[2];  // what room waits for; the last copies out, the newest last
     int last[ROWS];          // of each row
     bool late;               // an update has begun that is to show
@@ -108,6 +116,19 @@ static inline void zen_plan_compute(ZenSim *x, size_t due, int norm) {
     }
 }
 
+// Backward comes to segment s; the gradient is summed over the ranks. Returns the task that has
+// completed it.
+static inline int zen_plan_backward(ZenSim *x, int s) {
+    const int place = plan_place(s, x->L);
+    const int made = zen_plan_add(x, ROW_COMPUTE, "backward", s,
+                                  plan_backward(&x->flops, s, x->L) / x->gpu, x->place[place],
+                                  x->reduced[place], PLAN_NOTHING);
+    if (!x->comm.on) return made;
+    const double seconds = x->comm.reduce[plan_kind(s, x->L)];
+    return x->reduced[place] = zen_plan_add(x, ROW_COMM, "reduce", s, seconds, made, PLAN_NOTHING,
+                                            PLAN_NOTHING);
+}
+
 // Step `step` of a window; drains: what its gradients make shows at once. Returns its norm.
 static inline int zen_plan_one(ZenSim *x, size_t step, bool drains) {
     enum { NONE = PLAN_NOTHING };
@@ -120,17 +141,19 @@ static inline int zen_plan_one(ZenSim *x, size_t step, bool drains) {
     const double whole = 3 * forward + (double)(L - 1) * x->flops.again;
     for (int s = 0; s < S; s++)
         zen_plan_add(x, ROW_COMPUTE, "forward", s, plan_forward(&x->flops, s, L) / x->gpu,
-                     x->updated[s], x->returned[s], NONE);
+                     x->comm.on ? x->comm.ready[s] : x->updated[s],
+                     x->comm.on ? NONE : x->returned[s], NONE);
     for (int s = S - 1; run->accum > 1 && s >= 0; s--)  // of the first micro-batch
-        zen_plan_add(x, ROW_COMPUTE, "backward", s, plan_backward(&x->flops, s, L) / x->gpu,
-                     x->place[plan_place(s, L)], NONE, NONE);
+        zen_plan_backward(x, s);
     if (run->accum > 1)  // up to the last's forward pass
         zen_plan_add(x, ROW_COMPUTE, "forward", 0, ((double)(run->accum - 2) * whole + forward)
                                                    / x->gpu, NONE, NONE, NONE);
+    if (run->accum > 2 && x->comm.on)
+        zen_plan_add(x, ROW_COMM, "reduce", 0, (double)(run->accum - 2) * x->comm.all_reduced, NONE,
+                     NONE, NONE);
     for (int s = S - 1; s >= 0; s--) {
         int *room = &x->place[plan_place(s, L)];
-        const int made = zen_plan_add(x, ROW_COMPUTE, "backward", s,
-                                      plan_backward(&x->flops, s, L) / x->gpu, *room, NONE, NONE);
+        const int made = zen_plan_backward(x, s);
         const double n = (double)part[s].rest;
         if (n > 0) {
             x->packed = x->leaving[0];  // it is packed when the copy two before it has gone
@@ -142,7 +165,10 @@ static inline int zen_plan_one(ZenSim *x, size_t step, bool drains) {
         if (run->no_grad_overlap && n > 0)
             zen_plan_add(x, ROW_COMPUTE, "backward", s, 0, x->arrived[s], NONE, NONE);
     }
-    const int norm = zen_plan_add(x, ROW_COMPUTE, "norm", 0, 0, NONE, NONE, NONE);
+    const int all = x->last[ROW_COMPUTE];
+    const int exchange = x->comm.on ? zen_plan_add(x, ROW_COMM, "norm", 0, x->comm.norm, all, NONE,
+                                                   NONE) : NONE;
+    const int norm = zen_plan_add(x, ROW_COMPUTE, "norm", 0, 0, exchange, NONE, NONE);
 
     for (int s = 0; s < S; s++)
         x->updated[s] = zen_plan_add(x, ROW_UPDATE, "update", s,
@@ -170,6 +196,7 @@ static inline int zen_plan_one(ZenSim *x, size_t step, bool drains) {
     }
     x->due += x->map->rest / (x->delay > 0 ? x->delay : 1) + 1;
     zen_plan_compute(x, run->no_update_overlap ? SIZE_MAX : x->due, norm);
+    for (int s = 0; x->comm.on && s < S; s++) plan_gather(&x->tasks, &x->comm, s, norm);
     if (run->no_update_overlap)  // the GPU's own it would have to share its time with anyway
         zen_plan_add(x, ROW_COMPUTE, "forward", 0, 0, x->last[ROW_HOST], x->last[ROW_BACK], NONE);
     return norm;
@@ -205,19 +232,24 @@ static inline double zen_plan_run(const Rates *r, const GPT2Config *config, cons
     m->part = early ? 1 : (double)m->delay / (double)delay;
     const size_t alike = early ? delay + 2 : m->delay - PLAN_ALIKE - 2;
     if (free_row >= 0) m->free[free_row] = true;
+    m->comm = plan_comm(r, config, &p->run);
+    for (int k = 0; k < PLAN_SEGMENTS && free_row == ROW_COMM; k++) m->comm.gather[k] = 0;
     m->tasks.host_rate = fmin(28 * rate_or(r->cores, rate_or(r->host_adam, PLAN_UNLIMITED)),
                               PLAN_UNLIMITED);
-    m->tasks.room = (int)(steps * (9 * (size_t)m->segments + 3));
+    m->tasks.room = (int)(steps * ((m->comm.on ? 12 : 9) * (size_t)m->segments + 5));
     m->tasks.tasks = (PlanTask *)alloc_or_fail((size_t)m->tasks.room, sizeof(PlanTask), "plan");
     const size_t rows = (size_t)m->segments;
-    m->updated = (int *)alloc_or_fail(6 * rows, sizeof(int), "plan");
+    m->updated = (int *)alloc_or_fail(7 * rows, sizeof(int), "plan");
     m->returned = m->updated + rows;
     m->arrived = m->returned + rows;
     m->ring_free = m->arrived + rows;
     m->computed = m->ring_free + rows;
     m->result_free = m->computed + rows;
-    for (size_t i = 0; i < 6 * rows; i++) m->updated[i] = PLAN_NOTHING;
-    for (int i = 0; i < 4; i++) m->place[i] = PLAN_NOTHING;
+    m->comm.updated = m->updated;
+    m->comm.returned = m->returned;
+    m->comm.ready = m->result_free + rows;
+    for (size_t i = 0; i < 7 * rows; i++) m->updated[i] = PLAN_NOTHING;
+    for (int i = 0; i < 4; i++) m->place[i] = m->reduced[i] = PLAN_NOTHING;
     for (int i = 0; i < ROWS; i++) m->last[i] = PLAN_NOTHING;
     m->packed = m->leaving[0] = m->leaving[1] = PLAN_NOTHING;
 
@@ -259,7 +291,7 @@ static inline ZenPrediction zen_plan_step(const Rates *r, const GPT2Config *conf
                                           TraceFile *trace) {
     static const struct { int row; const char *name; } limits[] = {
         {ROW_HOST, "host"}, {ROW_LEAVE, "link to the host"}, {ROW_BACK, "link to the GPU"},
-        {ROW_UPDATE, "update on the GPU"}};
+        {ROW_UPDATE, "update on the GPU"}, {ROW_COMM, "other GPUs"}};
     ZenPlan p = *plan;
     if (p.window == 0) p.window = PLAN_AUTO_WINDOW;
     ZenPrediction x;
@@ -277,7 +309,12 @@ static inline ZenPrediction zen_plan_step(const Rates *r, const GPT2Config *conf
     }
     x.limit = x.stall < 0.01 ? "compute" : "host and link";
     double least = x.step;
-    for (int i = 0; i < 4 && x.stall >= 0.01; i++) {
+    const PlanComm comm = plan_comm(r, config, &p.run);
+    x.comm = plan_comm_total(&comm, p.run.accum, &x.reduced_bytes, &x.gathered_bytes);
+    if (x.comm > 0)
+        x.comm_exposed = fmax(0, x.step - zen_plan_run(r, config, map, &p, -1, ROW_COMM, NULL, NULL,
+                                                       NULL));
+    for (int i = 0; i < (comm.on ? 5 : 4) && x.stall >= 0.01; i++) {
         const double t = zen_plan_run(r, config, map, &p, -1, limits[i].row, NULL, NULL, NULL);
         if (t >= 0.999 * least) continue;
         least = t;
@@ -295,9 +332,10 @@ static inline void zen_plan_print(const Rates *r, const ZenMap *map, const ZenPl
     if (strcmp(x->limit, "compute") == 0) printf(": hidden\n");
     else printf(": %.0f %%, for the %s\n", 100 * x->stall, x->limit);
     plan_print_speed(r, &p->run, x->step, x->compute);
-    printf("  over the link: %.2f GB to the GPU, %.2f GB to the host, %.2f times the model in "
-           "bf16\n", 1e-9 * x->h2d_bytes, 1e-9 * x->d2h_bytes,
-           (x->h2d_bytes + x->d2h_bytes) / model);
+    printf("  over the link: %.2f GB to the GPU, %.2f GB to the host, %.2f times %s in bf16\n",
+           1e-9 * x->h2d_bytes, 1e-9 * x->d2h_bytes, (x->h2d_bytes + x->d2h_bytes) / model,
+           p->run.world > 1 ? "its part of the model" : "the model");
+    plan_print_comm(r, &p->run, x->comm, x->comm_exposed, x->reduced_bytes, x->gathered_bytes);
     if (x->selection > 0)
         printf("  selections, each at the end of a window that is not hidden, add %.4g to that\n",
                x->selection);

@@ -57,12 +57,14 @@ template <typename X> struct ZenFlow {
     ZenSum *column_sums, *scratch;
     float *exchange;            // (3, rows, columns): p, m, v of columns that leave or come
     int32_t *slots;             // (ZEN_EXCHANGE)
+    ZenSum *all_sums;           // (ranks, columns)
     // Page-locked host memory.
     float *host_master, *host_m, *host_v;  // (rest)
     float *acc;                 // (sums, rest)
     void *ring;                 // (rest): one step's gradients, bf16 or fp32
     uint16_t *result;           // (rest): new weights in bf16; in fp32 the masters are that
     ZenSum *host_sums;          // (columns)
+    ZenSum *host_all_sums;      // (ranks, columns)
     float *host_exchange;
 };
 
@@ -112,12 +114,25 @@ static void zen_choose(GPT2<X> *g, const Run *r, size_t limit, size_t host_limit
         zen_map_free(&z->map);
         zen_clock_free(&z->clock);
         zen_open(r, &z->map, &z->clock, none ? 0 : whole);
+        if (g->zero != NULL) zen_map_own(&z->map, &g->shards);
         if (given && z->map.whole != whole)
             die("--resident %g contradicts the checkpoint, in which the last %zu layers live on "
                 "the GPU: leave it out", o->resident, z->map.whole);
         if (given || none || zen_is_saved(r)) break;
         if (gpt2_fit(g, o->recompute, limit, host_limit)) break;
     }
+    if (g->zero == NULL || given || zen_is_saved(r) || o->plan) return;
+    // The columns to choose from are the same on all ranks: as many layers as the one needs that
+    // has the least memory.
+    size_t *all = (size_t *)alloc_or_fail(r->world, sizeof *all, "columns"), most = 0;
+    zero_exchange(&z->map.whole, sizeof *all, all);
+    for (size_t i = 0; i < r->world; i++)
+        if (all[i] > most) most = all[i];
+    free(all);
+    zen_map_free(&z->map);
+    zen_clock_free(&z->clock);
+    zen_open(r, &z->map, &z->clock, most);
+    zen_map_own(&z->map, &g->shards);
 }
 
 // Adds zenflow's lines to the memory plan of the GPU; returns how many lines there are now.
@@ -136,6 +151,9 @@ template <typename X> static int zen_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS
     }
     if (map->mixed) {
         list[n++] = Buffer{"columns", map->columns * sizeof(ZenSum), &z->column_sums, true};
+        if (g->zero != NULL)
+            list[n++] = Buffer{"columns", g->zero->world * map->columns * sizeof(ZenSum),
+                               &z->all_sums, false};
         list[n++] = Buffer{"columns", columns_scratch(map) * sizeof(ZenSum), &z->scratch, false};
         list[n++] = Buffer{"columns", zen_exchange(map) * f32, &z->exchange, false};
         list[n++] = Buffer{"columns", ZEN_EXCHANGE * sizeof(int32_t), &z->slots, false};
@@ -160,6 +178,9 @@ template <typename X> static int zen_host_buffers(GPT2<X> *g, Buffer list[MAX_BU
     }
     if (map->mixed) {
         list[n++] = Buffer{"columns", map->columns * sizeof(ZenSum), &z->host_sums, true};
+        if (g->zero != NULL)
+            list[n++] = Buffer{"columns", g->zero->world * map->columns * sizeof(ZenSum),
+                               &z->host_all_sums, true};
         list[n++] = Buffer{"columns", zen_exchange(map) * f32, &z->host_exchange, true};
     }
     return n;
@@ -233,14 +254,15 @@ static void zen_gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool la
     const Segment *x = &g->segment[s];
     const ZenSegment *part = &z->map.segment[s];
     const bool f32 = g->accumulating || sizeof(X) == sizeof(float);
-    const X *made = g->grads + x->grad_at;
-    float *sum = (float *)g->waiting + x->at;
+    const X *made = g->grads + x->own_grad_at;
+    float *sum = (float *)g->waiting + x->own_at;
     const void *whole = g->accumulating ? (const void *)sum : (const void *)made;
-    CUDA(cudaStreamWaitEvent(g->leave, g->grad_ready[s], 0));
-    if (g->accumulating) accumulate_gradient(sum, made, x->length, !accumulate, g->leave);
+    CUDA(cudaStreamWaitEvent(g->leave, gradient_event(g, s), 0));
+    if (g->accumulating && x->own > 0)
+        accumulate_gradient(sum, made, x->own, !accumulate, g->leave);
     for (int i = x->first; last && i < x->first + x->pieces; i++) {
         const Piece *p = &g->pieces.pieces[i];
-        const size_t at = (p->at - x->at) * (f32 ? sizeof(float) : sizeof(X));
+        const size_t at = (p->at - x->own_at) * (f32 ? sizeof(float) : sizeof(X));
         norm_block_sums_gpu((const char *)whole + at, !f32, g->pieces.runs + p->first_run, p->runs,
                             g->norm_sums + p->first_block, g->leave);
     }
@@ -278,12 +300,34 @@ static void zen_gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool la
     }
 }
 
-// In stream `leave`, behind all gradients of the step: what the host must know besides the norm.
+// In stream `leave`, behind all gradients of the step: what the host must know besides the norm. Of
+// several ranks each has the sums over its own rows; all get all of them.
 template <typename X> static void zen_sums_leave(GPT2<X> *g) {
     ZenFlow<X> *z = g->zen;
-    if (zen_needs_sums(&z->config, &z->map, &z->clock))
-        CUDA(cudaMemcpyAsync(z->host_sums, z->column_sums, z->map.columns * sizeof(ZenSum),
-                             cudaMemcpyDeviceToHost, g->leave));
+    const size_t bytes = z->map.columns * sizeof(ZenSum);
+    if (!zen_needs_sums(&z->config, &z->map, &z->clock)) return;
+    if (g->zero == NULL) {
+        CUDA(cudaMemcpyAsync(z->host_sums, z->column_sums, bytes, cudaMemcpyDeviceToHost,
+                             g->leave));
+        return;
+    }
+    order(g, g->leave, g->zero->stream);
+    all_gather(g->zero, (double *)z->all_sums, (const double *)z->column_sums, bytes / 8);
+    CUDA(cudaMemcpyAsync(z->host_all_sums, z->all_sums, g->zero->world * bytes,
+                         cudaMemcpyDeviceToHost, g->zero->stream));
+}
+
+// They are there: adds them up, in the order of the ranks.
+template <typename X> static void zen_sums_arrive(GPT2<X> *g) {
+    ZenFlow<X> *z = g->zen;
+    const size_t n = z->map.columns;
+    if (g->zero == NULL || !zen_needs_sums(&z->config, &z->map, &z->clock)) return;
+    memcpy(z->host_sums, z->host_all_sums, n * sizeof(ZenSum));
+    for (size_t r = 1; r < g->zero->world; r++)
+        for (size_t j = 0; j < n; j++) {
+            z->host_sums[j].squares += z->host_all_sums[r * n + j].squares;
+            z->host_sums[j].magnitudes += z->host_all_sums[r * n + j].magnitudes;
+        }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -398,8 +442,8 @@ template <typename X> static void zen_show(GPT2<X> *g) {
         copy_in(g, z->landing, from, bytes, g->back);
         timeline_end(&g->timeline, span, g->back);
         CUDA(cudaEventRecord(z->result_free[s], g->back));
-        columns_scatter_gpu(g->params + g->segment[s].at, z->landing, &z->map, s, true, z->column,
-                            g->back);
+        columns_scatter_gpu(g->params + g->segment[s].own_param_at, z->landing, &z->map, s, true,
+                            z->column, g->back);
         CUDA(cudaEventRecord(g->returned[s], g->back));
     }
 }
@@ -410,6 +454,7 @@ template <typename X> static void zen_exchange_columns(GPT2<X> *g);
 template <typename X> static void zen_update(GPT2<X> *g, float scale, const ZenRates *rates) {
     ZenFlow<X> *z = g->zen;
     const ZenMap *map = &z->map;
+    zen_sums_arrive(g);
     const ZenTurn turn = zen_turn(&z->config, map, &z->clock, z->host_sums);
     const AdamStep now = zen_chosen_step(&z->clock, rates, scale);
     z->closed = turn.closes;
@@ -417,7 +462,7 @@ template <typename X> static void zen_update(GPT2<X> *g, float scale, const ZenR
     z->swapped = 0;
     for (int s = 0; s < map->segments; s++) {
         const size_t at = map->segment[s].chosen_at;
-        X *params = g->params + g->segment[s].at;
+        X *params = g->params + g->segment[s].own_param_at;
         const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", (size_t)s, 0,
                                             g->update);
         if (map->segment[s].chosen > 0 && g->accumulating)
@@ -451,6 +496,7 @@ template <typename X> static void zen_update(GPT2<X> *g, float scale, const ZenR
     }
     zen_compute_until(g, z->due += z->share);
     zen_turn_end(&z->config, &z->clock, &turn);
+    if (g->zero != NULL) zero_weights_changed(g);
     if (turn.selects) zen_exchange_columns(g);
 }
 
@@ -558,7 +604,7 @@ template <typename X> static void zen_exchange_columns(GPT2<X> *g) {
     for (int i = 0; i < z->map.count; i++) {
         const ZenTensor *t = &z->map.tensor[i];
         const size_t count = zen_select(&z->map, i, z->clock.scores + t->column_at, swaps);
-        for (size_t k = 0; k < count; k += ZEN_EXCHANGE)
+        for (size_t k = 0; t->rows > 0 && k < count; k += ZEN_EXCHANGE)
             zen_exchange_some(g, t, swaps + k, min_size(ZEN_EXCHANGE, count - k));
         zen_swap(&z->map, i, swaps, count);
         z->swapped += count;
@@ -598,11 +644,16 @@ static void zen_row(const ZenMap *map, const ZenTensor *t, float *packed, float 
 template <typename X>
 static void zen_part_move(void *owner, size_t at, size_t n, float *w, bool out) {
     const ZenPart<X> *x = (const ZenPart<X> *)owner;
+    const GPT2Table *table = &x->g->table;
     const ZenMap *map = &x->g->zen->map;
-    const ZenTensor *t = &map->tensor[gpt2_tensor_at(&x->g->table, at)];
-    const size_t begin = at - t->at, size = t->rows * t->cols;
-    if (begin >= size) return;
-    const size_t end = min_size(begin + n, size);
+    const int tensor = gpt2_tensor_at(table, at);
+    const ZenTensor *t = &map->tensor[tensor];
+    // What of it is ours: elements [begin, end) of our rows.
+    const size_t own = table->tensors[tensor].offset + t->row * t->cols;
+    const size_t begin = at > own ? at - own : 0;
+    const size_t end = at + n > own ? min_size(at + n - own, t->rows * t->cols) : 0;
+    if (begin >= end) return;
+    w += own + begin - at;
     const size_t r0 = begin / t->cols, rows = (end - 1) / t->cols + 1 - r0, width = t->chosen;
     float *packed = NULL, *there = NULL;
     if (x->chosen != NULL && width > 0) {
@@ -651,8 +702,15 @@ template <typename X> static void zen_parts(GPT2<X> *g, StatePart parts[ZEN_PART
     owners[3] = ZenPart<X>{g, NULL, open ? z->acc + (size_t)z->sum * z->map.rest : NULL};
     owners[4] = ZenPart<X>{g, NULL, NULL};
     static const char *const names[ZEN_PARTS] = {"param", "m", "v", "acc", "shown"};
-    for (int k = 0; k < ZEN_PARTS; k++)
+    static StateSpan *own;  // of several ranks: what of the arena is this one's
+    if (own == NULL) own = (StateSpan *)alloc_or_fail((size_t)g->segments, sizeof *own, "state");
+    for (int s = 0; s < g->segments; s++)
+        own[s] = StateSpan{g->segment[s].own_from, g->segment[s].own, NULL, true};
+    for (int k = 0; k < ZEN_PARTS; k++) {
         parts[k] = part_moved(names[k], &owners[k], k < 4 ? zen_part_move<X> : zen_shown_move<X>);
+        parts[k].spans = own;
+        parts[k].count = g->segments;
+    }
 }
 
 // Values for the first step: a checkpoint's of this mode, or of another, or those that --model

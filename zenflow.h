@@ -43,7 +43,8 @@ enum { ZEN_WINDOW_MOST = 16 };  // steps of a window that follows the gradients
 
 typedef struct {
     size_t rows, cols;   // in memory: with padded rows; of a vector: 1, its length
-    size_t at;           // of its first element in an arena of the table
+    size_t row;          // of several ranks: the first that this one has
+    size_t at;           // of its first element in an arena of the table; or in the shard space
     size_t chosen;       // columns, of cols; both below 2^31
     size_t column_at;    // its first column among those of all tensors
     size_t chosen_at;    // where its (rows, chosen) begins among what is packed of the chosen,
@@ -118,6 +119,35 @@ static inline ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, siz
         for (size_t j = 0; j < map.tensor[i].cols; j++)
             map.column[map.tensor[i].column_at + j] = (int32_t)j;
     return map;
+}
+
+// Leaves in a new map what one of several ranks owns: rows of each matrix, perhaps none, and
+// vectors whole or not at all (zero.h). Columns, and which are chosen, remain those of all ranks.
+static inline void zen_map_own(ZenMap *map, const ShardMap *own) {
+    int next = 0;
+    map->chosen = map->rest = map->elements = map->chosen_elements = 0;
+    for (int i = 0; i < map->count; i++) {
+        ZenTensor *z = &map->tensor[i];
+        const bool mine = next < own->count && own->shards[next].tensor == i;
+        z->row = mine ? own->shards[next].offset / z->cols : 0;
+        z->rows = mine ? own->shards[next].length / z->cols : 0;
+        z->at = next < own->count ? own->shards[next].at : own->elements;
+        z->chosen_at = map->chosen;
+        z->rest_at = map->rest;
+        map->chosen += round_up(z->rows * z->chosen, ALIGN_ELEMENTS);
+        map->rest += round_up(z->rows * (z->cols - z->chosen), ALIGN_ELEMENTS);
+        map->elements += z->rows * z->cols;
+        map->chosen_elements += z->rows * z->chosen;
+        next += mine;
+    }
+    for (int k = 0; k < map->segments; k++) {
+        ZenSegment *s = &map->segment[k];
+        const int last = s->first + s->count;
+        s->chosen_at = map->tensor[s->first].chosen_at;
+        s->rest_at = map->tensor[s->first].rest_at;
+        s->chosen = (last < map->count ? map->tensor[last].chosen_at : map->chosen) - s->chosen_at;
+        s->rest = (last < map->count ? map->tensor[last].rest_at : map->rest) - s->rest_at;
+    }
 }
 
 static inline void zen_map_free(ZenMap *map) {

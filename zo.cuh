@@ -233,6 +233,7 @@ template <typename X> struct ZoModel {
     ZoLog log;
     ZoWords words;              // count 0: a language model's loss
     size_t max_B, max_T;
+    size_t accum;               // micro-batches of a step, on this rank
     bool overlap;               // copies run beside kernels
     bool keeps_slots;           // false: the memory of a visitor is allocated at each visit
     bool fuse_gelu;             // the matrix product applies GELU (matmul.cuh)
@@ -262,6 +263,9 @@ template <typename X> struct ZoModel {
     size_t step;                // steps done
     uint64_t sent;              // micro-batches of the run that have been sent
     cudaEvent_t over;           // the losses are on the host
+    int stop;                   // the signal that ends the run on all ranks, or 0
+    size_t exchanged;           // bytes that this rank has sent to the others for this step
+    double exchange;            // seconds until it had theirs
     Timeline timeline;
     int doing;
     size_t moved_in, moved_out;  // bytes over the link, of this step
@@ -277,13 +281,23 @@ template <typename X> struct ZoModel {
     float *logits;              // (rows, chunk)
     float *row_max, *row_sum, *target_logit;  // (2, N)
     float *losses, *right;      // (N), (B)
-    double *totals;             // (2 queries + 1): losses, and how many labels were right
+    double *totals;             // (accum, queries, 2): losses; and how many labels were right
     int32_t *tokens;            // (ZO_BATCHES, 2N)
     // host memory
     char *host_layers;          // (streamed, layer)
     double *host_totals;
+    double *side;               // (queries, 2): the means of all micro-batches and ranks
+    double *all;                // (world, zo_news()): what each rank has said of this step
     ZoBatch batch[ZO_BATCHES];
 };
+
+// How many losses a rank makes in a step; and the numbers that it sends to the others: the losses,
+// and ZO_SAYS more.
+enum { ZO_SIGNAL, ZO_DAMAGED, ZO_SAYS };  // a signal has come, or 0; its data cannot be read
+template <typename X> static size_t zo_losses(const ZoModel<X> *z) {
+    return z->accum * 2 * (size_t)z->zo.queries;
+}
+template <typename X> static size_t zo_news(const ZoModel<X> *z) { return zo_losses(z) + ZO_SAYS; }
 
 static size_t zo_stored_length(const GPT2Tensor *x) { return round_up(x->size, ALIGN_ELEMENTS); }
 
@@ -381,7 +395,7 @@ template <typename X> static int zo_buffers(ZoModel<X> *z, Buffer list[MAX_BUFFE
     BUFFER("logits", 2 * N * f32, target_logit);
     BUFFER("logits", N * f32, losses);
     BUFFER("logits", N * f32, right);
-    BUFFER("logits", (2 * Q + 1) * sizeof(double), totals);
+    BUFFER("logits", (zo_losses(z) + 1) * sizeof(double), totals);
     list[n - 1].zero = true;  // not all of them are always set, and all are copied
     BUFFER("tokens", ZO_BATCHES * 2 * N * sizeof(int32_t), tokens);
     #undef BUFFER
@@ -496,8 +510,10 @@ template <typename X> static void zo_allocate(ZoModel<X> *z) {
         event_make(&b->there);
         event_make(&b->used);
     }
-    z->host_totals = (double *)pinned_alloc((2 * (size_t)z->zo.queries + 1) * sizeof(double),
-                                            "losses");
+    z->host_totals = (double *)pinned_alloc((zo_losses(z) + 1) * sizeof(double), "losses");
+    z->side = (double *)alloc_or_fail(2 * (size_t)z->zo.queries, sizeof(double), "losses");
+    z->all = (double *)alloc_or_fail((1 + (size_t)ranks.world) * zo_news(z), sizeof(double),
+                                     "losses of all ranks");
     CUDA(cudaDeviceSynchronize());
 }
 
@@ -520,6 +536,8 @@ template <typename X> static void zo_free(ZoModel<X> *z) {
         CUDA(cudaEventDestroy(z->batch[i].used));
     }
     CUDA(cudaFreeHost(z->host_totals));
+    free(z->side);
+    free(z->all);
     if (z->overlap) CUDA(cudaStreamDestroy(z->fetch));
     if (z->overlap) CUDA(cudaStreamDestroy(z->out));
     CUDA(cudaStreamDestroy(z->compute));
@@ -719,9 +737,9 @@ static void zo_head_weights(ZoModel<X> *z, const ZoPass *p, int query, size_t v0
                zo_later(p), false, p, query);
 }
 
-// The mean loss of a language model, of both signs. Adds `share` of it to the totals, or sets them.
+// The mean loss of a language model, of both signs, to totals[0] and totals[1].
 template <typename X>
-static void zo_head(ZoModel<X> *z, const ZoPass *p, int query, double share, bool accumulate) {
+static void zo_head(ZoModel<X> *z, const ZoPass *p, int query, double *totals) {
     const size_t C = z->config.channels, V = z->config.vocab, Vp = z->config.vocab_padded;
     const size_t N = p->batch->B * p->batch->T, most = z->max_B * z->max_T;
     const int32_t *targets = p->batch->device + most;
@@ -736,7 +754,6 @@ static void zo_head(ZoModel<X> *z, const ZoPass *p, int query, double share, boo
             float *row_max = z->row_max + (size_t)s * most;
             float *row_sum = z->row_sum + (size_t)s * most;
             float *target_logit = z->target_logit + (size_t)s * most;
-            double *total = &z->totals[2 * query + s];
             for (size_t first = 0; first < N; first += z->rows) {
                 const size_t rows = min_size(z->rows, N - first);
                 gemm(&z->lt, false, true, rows, width, C,
@@ -747,15 +764,14 @@ static void zo_head(ZoModel<X> *z, const ZoPass *p, int query, double share, boo
                     z->logits, targets + first, v0, valid, width, last);
                 CUDA(cudaGetLastError());
             }
-            if (last) loss_accumulate(total, z->losses, N, share / (double)N, !accumulate,
-                                      z->compute);
+            if (last) loss_accumulate(totals + s, z->losses, N, 1 / (double)N, true, z->compute);
         }
     }
 }
 
 // The same for labelled sentences.
 template <typename X>
-static void zo_classify(ZoModel<X> *z, const ZoPass *p, int query, double share, bool accumulate) {
+static void zo_classify(ZoModel<X> *z, const ZoPass *p, int query, double *totals) {
     const size_t C = z->config.channels, B = p->batch->B, most = z->max_B * z->max_T;
     const int head = z->table.lm_head;
     for (int s = 0; s < p->signs; s++) {
@@ -765,17 +781,16 @@ static void zo_classify(ZoModel<X> *z, const ZoPass *p, int query, double share,
             z->losses, z->right, x, p->batch->device + most, zo_tensor(z, head), z->zo,
             *zo_later(p), z->words, head, p->step, (uint32_t)query, scale, p->batch->T, C);
         CUDA(cudaGetLastError());
-        loss_accumulate(&z->totals[2 * query + s], z->losses, B, share / (double)B, !accumulate,
-                        z->compute);
+        loss_accumulate(totals + s, z->losses, B, 1 / (double)B, true, z->compute);
     }
-    loss_accumulate(&z->totals[2 * z->zo.queries], z->right, B, 1, true, z->compute);
+    loss_accumulate(&z->totals[zo_losses(z)], z->right, B, 1, true, z->compute);
 }
 
 // Queues a pass over all layers, and with a batch the way to the normalised output; then head or
-// classification, whose losses, times `share`, are added to the totals, or set them. logits: leave
-// the head out. Nothing here waits.
+// classification, whose losses become those of this micro-batch in the totals. logits: leave the
+// head out. Nothing here waits.
 template <typename X>
-static void zo_pass(ZoModel<X> *z, const ZoPass *p, double share, bool accumulate, bool logits) {
+static void zo_pass(ZoModel<X> *z, const ZoPass *p, size_t micro, bool logits) {
     const GPT2Table *t = &z->table;
     const size_t C = z->config.channels, most = z->max_B * z->max_T;
     const size_t B = p->signs > 0 ? p->batch->B : 0, T = p->signs > 0 ? p->batch->T : 0;
@@ -812,8 +827,9 @@ static void zo_pass(ZoModel<X> *z, const ZoPass *p, double share, bool accumulat
     for (int j = 0; j < p->queries && p->signs > 0; j++) {
         zo_final_norm(z, p, j);
         if (logits) break;
-        if (z->words.count > 0) zo_classify(z, p, j, share, accumulate);
-        else zo_head(z, p, j, share, accumulate);
+        double *totals = z->totals + 2 * (micro * (size_t)z->zo.queries + (size_t)j);
+        if (z->words.count > 0) zo_classify(z, p, j, totals);
+        else zo_head(z, p, j, totals);
     }
     if (p->signs > 0) CUDA(cudaEventRecord(p->batch->used, z->compute));
     zo_span(z, NULL, 0);
@@ -821,9 +837,8 @@ static void zo_pass(ZoModel<X> *z, const ZoPass *p, double share, bool accumulat
 
 // Waits for the totals of the passes so far.
 template <typename X> static const double *zo_totals(ZoModel<X> *z) {
-    const size_t n = 2 * (size_t)z->zo.queries + 1;
-    CUDA(cudaMemcpyAsync(z->host_totals, z->totals, n * sizeof(double), cudaMemcpyDeviceToHost,
-                         z->compute));
+    CUDA(cudaMemcpyAsync(z->host_totals, z->totals, (zo_losses(z) + 1) * sizeof(double),
+                         cudaMemcpyDeviceToHost, z->compute));
     CUDA(cudaEventRecord(z->over, z->compute));
     CUDA(cudaEventSynchronize(z->over));
     return z->host_totals;
@@ -844,7 +859,7 @@ template <typename X> static void zo_replay(ZoModel<X> *z, size_t step) {
         const size_t next = zo_next_store(&z->zo, &z->log, end);
         ZoPass p = {zo_nothing, true, 0, 1, 0, (uint32_t)next, NULL};
         zo_updates(&p.updates, &z->zo, &z->log, next);
-        zo_pass(z, &p, 0, false, false);
+        zo_pass(z, &p, 0, false);
         z->log.rounded = next;
     }
 }
@@ -879,7 +894,7 @@ static void zo_next(ZoModel<X> *z, const int32_t *tokens, size_t count, float *l
     memcpy(b->host, tokens, count * sizeof(int32_t));
     zo_batch_send(z, b);
     const ZoPass p = zo_look(z, b);
-    zo_pass(z, &p, 0, false, true);
+    zo_pass(z, &p, 0, true);
     for (size_t v0 = 0; v0 < V; v0 += z->chunk) {
         const size_t width = min_size(z->chunk, z->config.vocab_padded - v0);
         zo_head_weights(z, &p, 0, v0, width);
@@ -898,23 +913,34 @@ template <typename X> static void zo_generate(ZoModel<X> *z, const Run *r, uint3
     free(logits);
 }
 
-// As evaluate().
+// As evaluate(). Of R ranks each takes every R-th batch, and they are added in their order.
 template <typename X>
 static bool zo_evaluate(ZoModel<X> *z, const Run *r, Log *log, Error *err) {
     const size_t sequences = min_size(r->val.sequences, r->o.eval_batches * r->B);
-    const size_t most = z->max_B * z->max_T;
-    double sum = 0, right = 0;
-    for (size_t first = 0; first < sequences; first += r->B) {
-        const size_t rows = min_size(r->B, sequences - first);
+    const size_t R = (size_t)ranks.world, batches = (sequences + r->B - 1) / r->B;
+    const size_t most = z->max_B * z->max_T, own = 2 * ((batches + R - 1) / R);
+    double *mine = (double *)alloc_or_fail(own * (1 + R), sizeof(double), "losses");
+    double *all = mine + own, sum = 0, right = 0;
+    for (size_t i = (size_t)ranks.rank; i < batches; i += R) {
+        const size_t first = i * r->B, rows = min_size(r->B, sequences - first);
         ZoBatch *b = zo_batch_begin(z, ZO_EVALUATION, rows, r->T);
-        if (!run_batch(r, &r->val, first, rows, b->host, b->host + most, err)) return false;
+        if (!run_batch(r, &r->val, first, rows, b->host, b->host + most, err)) {
+            free(mine);
+            return false;
+        }
         zo_batch_send(z, b);
         const ZoPass p = zo_look(z, b);
-        zo_pass(z, &p, 1, false, false);
+        zo_pass(z, &p, 0, false);
         const double *totals = zo_totals(z);
-        sum += totals[0] * (double)rows;
-        right += totals[2 * z->zo.queries];
+        mine[2 * (i / R)] = totals[0] * (double)rows;
+        mine[2 * (i / R) + 1] = totals[zo_losses(z)];
     }
+    ranks_exchange(mine, own * sizeof(double), all);
+    for (size_t i = 0; i < batches; i++) {
+        sum += all[i % R * own + 2 * (i / R)];
+        right += all[i % R * own + 2 * (i / R) + 1];
+    }
+    free(mine);
     run_evaluated(r, log, z->step, sum / (double)sequences, right / (double)sequences);
     return true;
 }
@@ -993,6 +1019,9 @@ template <typename X> static size_t zo_settle(ZoModel<X> *z, Run *r) {
     memset(&rates, 0, sizeof rates);
     settle_limits(o, &limits);
     const size_t planned = zo_settle_memory(z, o, limits.gpu, limits.host, r->only_sampling);
+    if (r->world > 1)
+        printf("%zu GPUs: each holds all weights, and needs the memory above for itself; per step, "
+               "each sends %zu bytes to the others\n", r->world, zo_news(z) * sizeof(double));
     if (o->rates != NULL || (o->plan && limits.here))
         machine_rates<X>(&z->host, (int)o->threads, o, &rates);
     if (rates.h2d > 0 && r->training) {
@@ -1012,6 +1041,7 @@ template <typename X> static size_t zo_settle(ZoModel<X> *z, Run *r) {
         plan.noise = z->zo.noise;
         plan.write_back = z->zo.write_back;
         plan.labels = r->task;
+        plan.world = r->world;
         plan.normals = rates.gpu_normals;
         const ZoPrediction predicted = zo_plan_step(&rates, &z->config, &plan);
         zo_plan_print(&z->config, &plan, &predicted);
@@ -1023,25 +1053,24 @@ template <typename X> static size_t zo_settle(ZoModel<X> *z, Run *r) {
     return planned;
 }
 
-// Reads micro-batch number `micro` of the run into the set whose turn it is, and sends it.
+// Reads this rank's micro-batch number `micro` of the run into the set whose turn it is, and sends
+// it.
 template <typename X>
 static bool zo_send_batch(ZoModel<X> *z, const Run *r, uint64_t micro, Error *err) {
     ZoBatch *b = zo_batch_begin(z, (int)(micro % 2), r->B, r->T);
-    if (!run_batch(r, &r->train, micro * r->B, r->B, b->host, b->host + z->max_B * z->max_T, err))
+    const uint64_t position = run_position(r, micro / z->accum + 1, micro % z->accum);
+    if (!run_batch(r, &r->train, position, r->B, b->host, b->host + z->max_B * z->max_T, err))
         return false;
     zo_batch_send(z, b);
     return true;
 }
 
-// One step of MeZO, as mezo_step() in train_gpt2.c. All its passes are queued, and the batch after
-// each, before the host waits for the losses. False if a token file is damaged.
+// Queues the passes of a step, and the batch after each. False if a token file is damaged.
 template <typename X>
-static bool zo_step(ZoModel<X> *z, const Run *r, size_t step, double lr, double *loss, double *norm,
-                    Error *err) {
-    const Options *o = &r->o;
+static bool zo_forward(ZoModel<X> *z, const Run *r, size_t step, Error *err) {
     Error later;
-    for (size_t m = 0; m < o->accum; m++) {
-        const uint64_t micro = (step - 1) * o->accum + m;
+    for (size_t m = 0; m < z->accum; m++) {
+        const uint64_t micro = (step - 1) * z->accum + m;
         ZoPass p = {zo_nothing, true, 2, z->zo.queries, z->zo.eps, (uint32_t)step,
                     &z->batch[micro % 2]};
         if (z->sent == micro) {
@@ -1050,13 +1079,45 @@ static bool zo_step(ZoModel<X> *z, const Run *r, size_t step, double lr, double 
         }
         // The next one goes ahead of the layers that will be fetched for its pass. If it cannot be
         // read, that is told when its turn comes.
-        if (z->sent == micro + 1 && z->sent < o->steps * o->accum
+        if (z->sent == micro + 1 && z->sent < r->o.steps * z->accum
             && zo_send_batch(z, r, z->sent, &later)) z->sent++;
         zo_updates(&p.updates, &z->zo, &z->log, step - 1);
-        zo_pass(z, &p, 1 / (double)o->accum, m > 0, false);
+        zo_pass(z, &p, m, false);
         if (p.updates.round != 0) z->log.rounded = step - 1;
     }
-    zo_estimate(&z->log, &z->zo, step, lr, o->weight_decay, zo_totals(z), loss, norm);
+    return true;
+}
+
+// One step of MeZO, as mezo_step() in train_gpt2.c. All its passes are queued before the host waits
+// for the losses. Ranks then tell each other theirs, and all of them go on with the same numbers,
+// to the last bit: they take the same update, or skip it, and stop after the same step. False, on
+// all of them, if a token file is damaged; err says why on the ranks that found it.
+template <typename X>
+static bool zo_step(ZoModel<X> *z, const Run *r, size_t step, double lr, double *loss, double *norm,
+                    Error *err) {
+    const size_t n = zo_losses(z), news = zo_news(z), bytes = news * sizeof(double);
+    double *mine = z->all + (size_t)ranks.world * news, damaged = 0;
+    err->text[0] = '\0';
+    const bool whole = zo_forward(z, r, step, err);
+    memcpy(mine, zo_totals(z), n * sizeof(double));
+    mine[n + ZO_SIGNAL] = stop_requested;
+    mine[n + ZO_DAMAGED] = !whole;
+    const double start = seconds_now();
+    ranks_exchange(mine, bytes, z->all);
+    z->exchange = seconds_now() - start;
+    z->exchanged = ranks.world > 1 ? bytes : 0;
+    z->stop = 0;
+    for (size_t k = 0; k < (size_t)ranks.world; k++) {
+        const double *said = z->all + k * news + n;
+        if (z->stop == 0) z->stop = (int)said[ZO_SIGNAL];
+        damaged += said[ZO_DAMAGED];
+    }
+    if (damaged > 0) {
+        zo_replay(z, step - 1);  // some have stored that update already, and some have not
+        return false;
+    }
+    zo_mean(z->side, z->all, news, ranks.world, z->accum, z->zo.queries);
+    zo_estimate(&z->log, &z->zo, step, lr, r->o.weight_decay, z->side, loss, norm);
     if (!z->fused) zo_replay(z, step);
     if (!r->keeps_base) zo_log_trim(&z->log);
     z->step = step;
@@ -1064,14 +1125,64 @@ static bool zo_step(ZoModel<X> *z, const Run *r, size_t step, double lr, double 
 }
 
 // The counters of a step, for log.jsonl: bytes over the link are those of this one, times those of
-// the newest step that is complete, "step".
+// the newest step that is complete, "step". With several ranks: what this one has sent to the
+// others, and how long it waited for what they have sent.
 template <typename X> static void zo_counters(const ZoModel<X> *z, char *json, size_t n) {
     const TimelineStep *d = &z->timeline.done;
+    char link[160] = "", exchange[96] = "";
+    if (d->step > 0)
+        snprintf(link, sizeof link, ",\"step\":%zu,\"waited_ms\":%.6g,\"duplex_ms\":%.6g,"
+                 "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu", d->step, 1e3 * d->stalled,
+                 1e3 * d->duplex, z->moved_in, z->moved_out);
+    if (z->exchanged > 0)
+        snprintf(exchange, sizeof exchange, ",\"ranks\":%d,\"exchanged_bytes\":%zu,"
+                 "\"exchange_ms\":%.6g", ranks.world, z->exchanged, 1e3 * z->exchange);
     json[0] = '\0';
-    if (d->step == 0) return;
-    snprintf(json, n, ",\"zo\":{\"step\":%zu,\"waited_ms\":%.6g,\"duplex_ms\":%.6g,"
-             "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu}", d->step, 1e3 * d->stalled, 1e3 * d->duplex,
-             z->moved_in, z->moved_out);
+    if (link[0] + exchange[0] != 0)
+        snprintf(json, n, ",\"zo\":{%s%s}", (link[0] != 0 ? link : exchange) + 1,
+                 link[0] != 0 ? exchange : "");
+}
+
+// The first rank whose weights are not those of rank 0, or 0: by hashes of what is stored and of
+// the updates that are not in it yet; or of the updates alone. When no stream is at work.
+template <typename X> static int zo_odd_rank(ZoModel<X> *z, bool updates_alone) {
+    enum { CHUNK = 1 << 20, PARTS = 4 };
+    const StatePart stored = part_moved("param", z, zo_move_stored<X>);
+    RunBase base = {&stored, 0};
+    int odd = 0;
+    if (ranks.world == 1) return odd;
+    float *buffer = (float *)alloc_or_fail(CHUNK, sizeof(float), "comparison of weights");
+    for (int i = 0; i < z->table.count && !updates_alone; i++) {
+        const GPT2Tensor *x = &z->table.tensors[i];
+        for (size_t at = 0, end = x->rows * x->cols, n; at < end; at += n) {
+            n = min_size(CHUNK, end - at);
+            run_base_move(&base, x->offset + at, n, buffer, true);
+        }
+    }
+    free(buffer);
+    const ZoLog *log = &z->log;
+    const size_t scalars = log->count * (size_t)log->queries;
+    const uint64_t mine[PARTS] = {base.hash, log->rounded,
+                                  hash_bytes(log->record, log->count * sizeof *log->record),
+                                  hash_bytes(log->g, scalars * sizeof *log->g)};
+    uint64_t *all = (uint64_t *)alloc_or_fail((size_t)ranks.world, sizeof mine, "hashes");
+    ranks_exchange(mine, sizeof mine, all);
+    for (int k = ranks.world - 1; k > 0; k--)
+        if (memcmp(all, all + (size_t)k * PARTS, sizeof mine) != 0) odd = k;
+    free(all);
+    return odd;
+}
+
+// Saves the run after `step` steps: all ranks together.
+template <typename X>
+static void zo_save_all(ZoModel<X> *z, Run *r, size_t step, bool state, bool ends,
+                        const RunState *what) {
+    CUDA(cudaDeviceSynchronize());
+    const int odd = zo_odd_rank(z, r->keeps_base && !ends);  // such checkpoints have no weights
+    if (odd > 0)
+        fail("after step %zu the weights of rank %d are not those of rank 0, as they must be: what "
+             "was saved before is intact", step, odd);
+    zo_save(r, step, state, ends, &z->log, what);
 }
 
 template <typename X> static int zo_train(Run *r) {
@@ -1089,6 +1200,7 @@ template <typename X> static int zo_train(Run *r) {
     z->overlap = !o->zo_no_overlap;
     z->keeps_slots = !o->zo_no_slots;
     z->fused = !o->zo_no_fused_update;
+    z->accum = o->accum;
     z->max_B = r->batches ? r->B : 1;
     z->max_T = r->batches ? r->T : 1;
     if (r->sampling && z->max_B * z->max_T < z->config.context) {
@@ -1102,10 +1214,16 @@ template <typename X> static int zo_train(Run *r) {
     const size_t taken = available - gpu_available();
     const StatePart stored = part_moved("param", z, zo_move_stored<X>);
     const StatePart weights = part_moved("param", z, zo_move_weights<X>);
+    const StatePart nothing = {"param", NULL, 0, NULL, NULL, NULL};
     const RunState state = {&stored, r->keeps_base ? 0 : 1, &weights};
+    // of replicas, all load, and rank 0 alone has something to save
+    const RunState saved = {r->rank == 0 ? &stored : &nothing, state.count, &weights};
     run_load(r, &state);
     zo_load(r, &z->log);
     z->step = r->state.step;
+    const int odd = zo_odd_rank(z, false);
+    if (odd > 0) die("the weights of rank %d are not those of rank 0: is %s the same on all "
+                     "machines?", odd, o->resume ? o->out : o->model);
     zo_replay(z, z->step);
 
     // --steps 0: sample, evaluate, convert.
@@ -1119,22 +1237,25 @@ template <typename X> static int zo_train(Run *r) {
     }
 
     Log log;
-    if (z->streamed > 0 || o->trace != NULL) timeline_open(&z->timeline, o->trace);
+    if (z->streamed > 0 || o->trace != NULL)
+        timeline_open(&z->timeline, r->rank == 0 ? o->trace : NULL);
     run_begin(r, &log);
     const DevicePeak peak = device_peak<X>(&z->lt, z->compute);
     device_print(&peak);
-    const double step_flops = run_step_flops(r);
+    const double step_flops = run_step_flops(r) / (double)r->world;  // of this GPU
     z->sent = z->step * o->accum;
-    while (z->step < o->steps && !stop_requested) {
+    // Alone, it stops at once. Of several, one that has got a signal says so with its next losses.
+    while (z->step < o->steps && !(ranks.world > 1 ? z->stop : stop_requested)) {
         const size_t step = z->step + 1;
         const double start = seconds_now(), lr = schedule_lr(o, step);
         double loss, norm;
         timeline_step(&z->timeline, step);
         z->moved_in = z->moved_out = 0;
         if (!zo_step(z, r, step, lr, &loss, &norm, &err)) {
-            CUDA(cudaDeviceSynchronize());
-            if (step - 1 > r->state.step) zo_save(r, step - 1, true, true, &z->log, &state);
-            die("%s", err.text);  // a damaged token file
+            if (step - 1 > r->state.step) zo_save_all(z, r, step - 1, true, true, &saved);
+            ranks_barrier();  // it is saved
+            if (err.text[0] != '\0') die("%s", err.text);  // a damaged token file
+            ranks_barrier();  // the one that knows why ends all
         }
         const double seconds = seconds_now() - start;
         char counters[256];
@@ -1156,14 +1277,12 @@ template <typename X> static int zo_train(Run *r) {
             zo_generate(z, r, (uint32_t)step);
             printf("---\n");
         }
-        if (o->save_every > 0 && !o->no_save && step % o->save_every == 0) {
-            CUDA(cudaDeviceSynchronize());
-            zo_save(r, step, true, false, &z->log, &state);
-        }
+        if (o->save_every > 0 && !o->no_save && step % o->save_every == 0)
+            zo_save_all(z, r, step, true, false, &saved);
     }
-    CUDA(cudaDeviceSynchronize());
+    if (z->stop != 0) stop_requested = z->stop;  // for the last words; another rank may have got it
     // The weights once more even if this step is saved: a kill may have come between the two.
-    if (z->step > 0) zo_save(r, z->step, z->step != r->state.step, true, &z->log, &state);
+    if (z->step > 0) zo_save_all(z, r, z->step, z->step != r->state.step, true, &saved);
     timeline_close(&z->timeline);
     run_end(r, &log, z->step);
     printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", mib(taken), mib(planned));

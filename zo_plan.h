@@ -29,6 +29,8 @@ typedef struct {
     bool no_fused_update;         // all layers visit once more, to be updated, after the losses
     int noise;                    // ZO_GAUSSIAN; or ZO_RADEMACHER, which costs nothing here
     size_t write_back;            // of so many updates, one is stored; until then, all are replayed
+    size_t world;                 // GPUs with a replica each; 0: one. The few numbers that they
+                                  // exchange take no time here
     bool labels;                  // the head has a few rows: its cost is left out
     double normals;               // normal numbers per second that the GPU draws; 0: not known
     double allocate;              // seconds to free and allocate a layer's place; 0: not known
@@ -45,8 +47,8 @@ typedef struct {
     bool hidden;             // less than a hundredth is exposed
     const char *limit;       // "compute"; or "upload", "offload", "link" (both), "host memory",
                              // "slots" (more would help), "allocation", "one stream"
-    double tokens_per_s;     // each token counts once per step, as in training
-    double flops;            // per second of the step; 0: not known
+    double tokens_per_s;     // of all GPUs; each token counts once per step, as in training
+    double flops;            // per second of the step, on one GPU; 0: not known
     double hidden_from;      // tokens per pass from which the link is hidden; INFINITY: never
     size_t hidden_queries;   // directions that would hide it with these tokens; 0: more than 256
 } ZoPrediction;
@@ -210,6 +212,7 @@ static inline ZoPrediction zo_plan_step(const Rates *r, const GPT2Config *c, con
     if (p.slots < 1) p.slots = 1;
     if ((size_t)p.slots > p.streamed) p.slots = (int)(p.streamed > 0 ? p.streamed : 1);
     if (p.write_back < 1) p.write_back = 1;
+    if (p.world < 1) p.world = 1;
     const size_t L = c->layers, micros = min_size(p.accum, PLAN_ZO_MICRO), K = p.write_back;
     const size_t places = (size_t)p.slots * PLAN_GROUPS;
     ZoSim s;
@@ -271,7 +274,7 @@ static inline ZoPrediction zo_plan_step(const Rates *r, const GPT2Config *c, con
     x.step = fmax(x.step, fmax(sums[PLAN_FETCH] / rate_or(r->h2d, PLAN_UNLIMITED),
                                sums[PLAN_FLUSH] / rate_or(r->d2h, PLAN_UNLIMITED)));
     x.exposed = x.step - x.compute - x.perturb;
-    x.tokens_per_s = (double)(p.B * p.T * p.accum) / x.step;
+    x.tokens_per_s = (double)(p.B * p.T * p.accum * p.world) / x.step;
     x.flops = r->gpu_flops * x.compute / x.step;
     x.hidden = x.exposed < 0.01 * x.step;
     x.hidden_from = zo_hidden_from(r, c, &p);

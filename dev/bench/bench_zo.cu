@@ -198,6 +198,7 @@ static ZoModel<X> *zo_model(const char *name, const GPT2Config *c, size_t B, boo
     z->overlap = z->keeps_slots = z->fused = true;
     z->max_B = B;
     z->max_T = c->context;
+    z->accum = 1;
     zo_place(z, stream, 0, SLOTS);
     const size_t planned = zo_bytes(z), host = zo_host_bytes(z), there = gpu_available();
     const char *where = stream ? "streamed" : "in memory";
@@ -537,6 +538,7 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < count; i++)
         tokens[i] = (uint16_t)((uint32_t)i * 2654435761u % 4294967291u % vocab);
     bench.tokens = TokenSegment{"random tokens", tokens, count, 0, 2, NULL, 0};
+    bench.run.world = 1;
     bench.run.data.count = 1;
     bench.run.data.segments = &bench.tokens;
     bench.run.data.tokens = count;

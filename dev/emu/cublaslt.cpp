@@ -96,22 +96,6 @@ static size_t panels(size_t rows, size_t height) { return (rows + height - 1) / 
 // Small products cost less than starting the threads for them.
 static bool worth_threads(size_t operations) { return operations > 100000; }
 
-// A product runs in its stream's context. What it reads and writes for the program is declared by
-// emu::touch(); its own buffers, which all streams use in turn, are none of ThreadSanitizer's
-// business, and yet it sees every memset and memcpy that the compiler makes of a loop.
-extern "C" {
-__attribute__((weak)) void AnnotateIgnoreReadsBegin(const char *file, int line);
-__attribute__((weak)) void AnnotateIgnoreReadsEnd(const char *file, int line);
-__attribute__((weak)) void AnnotateIgnoreWritesBegin(const char *file, int line);
-__attribute__((weak)) void AnnotateIgnoreWritesEnd(const char *file, int line);
-}
-
-static void hide_accesses(bool hide) {
-    if (!emu::has_tsan()) return;
-    (hide ? AnnotateIgnoreReadsBegin : AnnotateIgnoreReadsEnd)(__FILE__, __LINE__);
-    (hide ? AnnotateIgnoreWritesBegin : AnnotateIgnoreWritesEnd)(__FILE__, __LINE__);
-}
-
 // Memory for the panels that lasts from one product to the next. It comes from mmap because
 // ThreadSanitizer would take a free() of what another stream had allocated for a race.
 static float *scratch(size_t floats) {
@@ -304,9 +288,9 @@ static void compute_product(const Product &p) {
 static void run_product(const Product &p) {
     touch_operands(p);
     clobber_workspace(p);
-    hide_accesses(true);
+    emu::hide_accesses(true);
     compute_product(p);
-    hide_accesses(false);
+    emu::hide_accesses(false);
 }
 
 // ---------------------------------------------------------------------------------------------

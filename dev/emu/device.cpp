@@ -45,7 +45,10 @@ static void read_clock() {
     options.link = (double)setting("EMU_LINK", 1000000000);
     options.kernel_seconds = 1e-6 * (double)setting("EMU_KERNEL_US", 10);
     options.host_seconds = 1e-6 * (double)setting("EMU_HOST_US", 10);
+    options.nccl_link = (double)setting("EMU_NCCL_LINK", 1000000000);
+    options.nccl_seconds = 1e-6 * (double)setting("EMU_NCCL_US", 10);
     if (options.link == 0) emu_fail("EMU_LINK=0: expected bytes per second");
+    if (options.nccl_link == 0) emu_fail("EMU_NCCL_LINK=0: expected bytes per second");
 }
 
 static void read_order() {
@@ -81,6 +84,7 @@ __attribute__((constructor(101))) static void read_options() {
     options.devices = (int)setting("EMU_DEVICES", 1);
     options.stack_bytes = setting("EMU_STACK_KB", sanitizer ? 256 : 64) * KiB;
     options.memory_bytes = setting("EMU_MEM_MB", 16384) * KiB * KiB;
+    options.peer_seconds = (double)setting("EMU_PEER_SECONDS", 600);
     if (!has_asan()) catch_faults();
 }
 
@@ -126,10 +130,20 @@ static std::atomic_flag locked = ATOMIC_FLAG_INIT;
 
 char thread_token;
 
-void lock_runtime(const char *who) {
-    static thread_local bool known;  // streams will run here, on this thread's own variables
+// Streams will run here, on this thread's own variables.
+static void introduce_thread() {
+    static thread_local bool known;
     if (has_tsan() && !known) __tsan_release(&thread_token);
     known = true;
+}
+
+bool try_lock_runtime() {
+    introduce_thread();
+    return !locked.test_and_set(std::memory_order_acquire);
+}
+
+void lock_runtime(const char *who) {
+    introduce_thread();
     if (in_operation)
         emu_fail("%s in a kernel or a host function, where CUDA may not be called", who);
     for (int tries = 0; locked.test_and_set(std::memory_order_acquire); tries++)

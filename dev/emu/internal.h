@@ -5,6 +5,7 @@
 #include "include/cuda_runtime.h"
 #include "sanitizer.h"
 #include <functional>
+#include <memory>
 
 // The caller's code address: ThreadSanitizer shows it as where an operation was enqueued.
 #define EMU_PC __builtin_return_address(0)
@@ -17,6 +18,26 @@ namespace emu {
 void enqueue(const char *name, cudaStream_t stream, std::function<void()> fn, const void *pc);
 void touch(const void *p, size_t n, bool write, const char *who);
 
+// One recording of an event, or the end of an operation. Waits refer to the recording that was the
+// latest when they were enqueued, so no operation ever waits for a later one: streams cannot
+// deadlock.
+struct Recording {
+    CUstream_st *stream;
+    bool done;
+    double time;
+    char token;  // what ThreadSanitizer's acquire and release refer to: an address
+};
+
+// enqueue_in_turn(): as enqueue(), and not before the operation that was last enqueued with the
+// same `turn` is done, in whatever stream that is. This order is the emulator's own: it is none
+// that ThreadSanitizer gets to know.
+void enqueue_in_turn(const char *name, cudaStream_t stream, std::function<void()> fn,
+                     std::shared_ptr<Recording> *turn, const void *pc);
+
+// When the operation that runs now began on the virtual clock, and what it takes. fn may change it.
+struct Period { double begin, seconds; };
+extern Period running;
+
 // --- device.cpp: settings from the environment (README.md), errors
 
 struct Options {
@@ -27,6 +48,8 @@ struct Options {
     int trace, threads, multiprocessors, capability, devices;
     size_t stack_bytes, memory_bytes;
     double link, kernel_seconds, host_seconds;  // virtual clock: bytes/s; of one kernel, function
+    double nccl_link, nccl_seconds;             // and between ranks: bytes/s; of a collective
+    double peer_seconds;                        // how long one waits for a peer that lives
 };
 extern Options options;
 
@@ -44,6 +67,7 @@ void report_header();
 // would take for an ordering that the program itself does not have.
 void lock_runtime(const char *who);  // fails inside an operation: CUDA calls are not allowed there
 void unlock_runtime();
+bool try_lock_runtime();
 extern char thread_token;  // what host threads release in their first call: that they started
 struct Lock {
     explicit Lock(const char *who) { lock_runtime(who); }
@@ -84,6 +108,8 @@ void give_fault_stack();
 
 // With the lock held.
 void synchronize_device();  // until every stream is empty
+// Until reached(); those first that `wanted` needs.
+void run_operations(const std::function<bool()> &reached, cudaStream_t wanted);
 void refuse_while_copied(const Allocation *a, const char *who);  // if a queued copy uses it
 
 }  // namespace emu

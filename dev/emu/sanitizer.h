@@ -18,6 +18,8 @@ EMU_HOOK void __tsan_acquire(void *token);
 EMU_HOOK void __tsan_release(void *token);
 EMU_HOOK void __tsan_func_entry(void *pc);
 EMU_HOOK void __tsan_func_exit();
+EMU_HOOK void AnnotateIgnoreReadsBegin(const char *file, int line);
+EMU_HOOK void AnnotateIgnoreReadsEnd(const char *file, int line);
 EMU_HOOK void AnnotateIgnoreWritesBegin(const char *file, int line);
 EMU_HOOK void AnnotateIgnoreWritesEnd(const char *file, int line);
 EMU_HOOK void __tsan_read_range(void *p, unsigned long n);
@@ -41,6 +43,15 @@ struct Unseen {
     Unseen() { if (has_tsan()) AnnotateIgnoreWritesBegin(__FILE__, __LINE__); }
     ~Unseen() { if (has_tsan()) AnnotateIgnoreWritesEnd(__FILE__, __LINE__); }
 };
+
+// Around a library's work in its own buffers, which all streams use in turn. What it reads and
+// writes for the program is declared by touch(); but ThreadSanitizer sees every memset and memcpy
+// that the compiler makes of a loop.
+static inline void hide_accesses(bool hide) {
+    if (!has_tsan()) return;
+    (hide ? AnnotateIgnoreReadsBegin : AnnotateIgnoreReadsEnd)(__FILE__, __LINE__);
+    (hide ? AnnotateIgnoreWritesBegin : AnnotateIgnoreWritesEnd)(__FILE__, __LINE__);
+}
 
 // The emulator's own stores, of poison and canaries, which no sanitizer shall take for the
 // program's: plain memset and memcpy are intercepted even here.

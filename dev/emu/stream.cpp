@@ -23,22 +23,14 @@
 #include <vector>
 
 namespace emu {
-// One recording of an event. Waits refer to the recording that was the latest when they were
-// enqueued, so no operation ever waits for a later one: streams cannot deadlock.
-struct Recording {
-    CUstream_st *stream;
-    bool done;
-    double time;
-    char token;  // what ThreadSanitizer's acquire and release refer to: an address
-};
-
 struct Operation {
     enum Kind { RUN, HOST, RECORD, WAIT } kind;
     const char *name;
     const void *pc;
     uint64_t number;  // in the order of enqueuing
     std::function<void()> fn;
-    std::shared_ptr<Recording> recording;
+    std::shared_ptr<Recording> recording;  // RECORD, WAIT: of that event; of a turn: its own end
+    std::shared_ptr<Recording> before;     // of a turn: the end of the one before it, or null
     const char *side[2];  // of a copy: what it writes and reads, `bytes` each
     size_t bytes[2];
     // on the virtual clock
@@ -153,10 +145,15 @@ static void host_waits_until(double t) {
     host_latest = std::max(host_latest, host_time);
 }
 
+// What must be done in another stream before this operation may run, or null.
+static const Recording *dependence(const Operation *o) {
+    return o->kind == Operation::WAIT ? o->recording.get() : o->before.get();
+}
+
 // When all that an operation depends on is done, without its copy engine.
 static double ready_time(const CUstream_st *s, const Operation *o) {
     double t = std::max(s->end, o->enqueued);
-    if (o->kind == Operation::WAIT) t = std::max(t, o->recording->time);
+    if (dependence(o) != nullptr) t = std::max(t, dependence(o)->time);
     for (const CUstream_st *other : streams)    // as order_with_default
         if (other != s && s->blocking && other->blocking
             && (s == default_stream || other == default_stream))
@@ -213,7 +210,7 @@ static bool is_ready(const CUstream_st *s) {
     } else if (s->blocking && comes_before(default_stream, o)) {
         return false;
     }
-    return o->kind != Operation::WAIT || o->recording->done;
+    return dependence(o) == nullptr || dependence(o)->done;
 }
 
 // The stream whose first operation can start first; of several for one copy engine, the one that
@@ -240,8 +237,8 @@ static CUstream_st *choose_stream(CUstream_st *wanted) {
     if (options.schedule == Options::LAZY)
         for (CUstream_st *s = wanted; s != nullptr && !s->queue.empty();) {
             if (is_ready(s)) return s;
-            const Operation *o = s->queue.front().get();
-            s = o->kind == Operation::WAIT && !o->recording->done ? o->recording->stream : nullptr;
+            const Recording *r = dependence(s->queue.front().get());
+            s = r != nullptr && !r->done ? r->stream : nullptr;
         }
     if (options.schedule == Options::RANDOM && next_random(&random_state) % 16 == 0)
         for (CUstream_st *s : streams) s->priority = next_random(&random_state);
@@ -273,6 +270,7 @@ static struct PrintProfile {
 } print_profile;
 
 thread_local bool in_operation;
+Period running;
 
 // A host function may take its time, and wait for other host threads: they get the lock.
 static void run_host_function(Operation *o) {
@@ -307,12 +305,16 @@ static void run_next(CUstream_st *s) {
         __tsan_acquire(&thread_token);
         if (o->kind == Operation::WAIT) __tsan_acquire(&o->recording->token);
     }
+    double end = begin + o->seconds;
     if (o->kind == Operation::RUN) {
+        running = {begin, o->seconds};
         in_operation = true;
         o->fn();
         in_operation = false;
+        end = running.begin + running.seconds;
     } else if (o->kind == Operation::HOST) {
         run_host_function(o);
+        end = begin + o->seconds;
     } else if (o->kind == Operation::RECORD && has_tsan()) {
         __tsan_release(&o->recording->token);
     }
@@ -323,9 +325,9 @@ static void run_next(CUstream_st *s) {
         host_identity = outer_identity;
     }
     if (o->kind == Operation::RUN) check_canaries(o->name, false);
-    s->end = begin + o->seconds;
+    s->end = end;
     if (o->engine >= 0) engine_free[o->engine] = s->end;
-    if (o->kind == Operation::RECORD) {
+    if (o->kind != Operation::WAIT && o->recording != nullptr) {
         o->recording->done = true;
         o->recording->time = options.virtual_clock ? s->end : seconds_now();
     }
@@ -371,6 +373,10 @@ static void synchronize(CUstream_st *s) {
     if (has_tsan()) order_after(s, nullptr);
 }
 
+void run_operations(const std::function<bool()> &reached, cudaStream_t wanted) {
+    run_until(reached, wanted);
+}
+
 void synchronize_device() {
     run_until([] {
         for (const CUstream_st *s : streams)
@@ -409,16 +415,26 @@ static void push(CUstream_st *s, Operation *o) {
 }
 
 static void push(CUstream_st *s, Operation::Kind kind, const char *name,
-                 std::function<void()> fn, std::shared_ptr<Recording> recording, const void *pc) {
+                 std::function<void()> fn, std::shared_ptr<Recording> recording, const void *pc,
+                 std::shared_ptr<Recording> before = nullptr) {
     const double seconds = kind == Operation::RUN ? options.kernel_seconds
                          : kind == Operation::HOST ? options.host_seconds : 0;
-    push(s, new Operation{kind, name, pc, 0, std::move(fn), std::move(recording), {}, {}, 0,
-                          seconds, -1});
+    push(s, new Operation{kind, name, pc, 0, std::move(fn), std::move(recording),
+                          std::move(before), {}, {}, 0, seconds, -1});
 }
 
 void enqueue(const char *name, cudaStream_t stream, std::function<void()> fn, const void *pc) {
     Lock lock(name);
     push(resolve(stream), Operation::RUN, name, std::move(fn), nullptr, pc);
+}
+
+void enqueue_in_turn(const char *name, cudaStream_t stream, std::function<void()> fn,
+                     std::shared_ptr<Recording> *turn, const void *pc) {
+    Lock lock(name);
+    CUstream_st *s = resolve(stream);
+    const std::shared_ptr<Recording> before = *turn;
+    *turn = std::make_shared<Recording>(Recording{s, false, 0, 0});
+    push(s, Operation::RUN, name, std::move(fn), *turn, pc, before);
 }
 
 void launch(const Launch &l, const void *pc) {
@@ -511,7 +527,7 @@ static cudaError_t copy(void *to, size_t to_pitch, const void *from, size_t from
     const bool out = is_on_device(to), in = is_on_device(from);
     const double seconds = out == in ? options.kernel_seconds
                                      : (double)(width * height) / options.link;
-    push(s, new Operation{Operation::RUN, NAMES[kind], pc, 0, rows, nullptr,
+    push(s, new Operation{Operation::RUN, NAMES[kind], pc, 0, rows, nullptr, nullptr,
                           {(const char *)to, staged ? nullptr : (const char *)from},
                           {to_bytes, staged ? 0 : from_bytes}, 0, seconds,
                           out == in ? -1 : in ? 1 : 0});

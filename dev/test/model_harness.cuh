@@ -113,10 +113,9 @@ template <typename X> static void model_forget(GPT2<X> *g) {
     free(g);
 }
 
-// One that trains, from params. model_close() frees it.
+// Makes of it one that trains, from params. model_close() frees it.
 template <typename X>
-static GPT2<X> *model_open(const Shape *s, const float *params, const Placement *where = NULL) {
-    GPT2<X> *g = model_new<X>(s, where);
+static void model_begin(GPT2<X> *g, const Shape *s, const float *params, const Placement *where) {
     g->recompute = s->recompute == AGAIN;
     g->choice.sum_on_host = where != NULL && where->tight > 0 && g->accumulating;
     g->choice.keep_grads = where == NULL || where->tight < 2;
@@ -131,6 +130,12 @@ static GPT2<X> *model_open(const Shape *s, const float *params, const Placement 
     }
     gpt2_round_params(g);
     for (int k = 0; k < 3; k++) free((void *)parts[k].spans);
+}
+
+template <typename X>
+static GPT2<X> *model_open(const Shape *s, const float *params, const Placement *where = NULL) {
+    GPT2<X> *g = model_new<X>(s, where);
+    model_begin(g, s, params, where);
     return g;
 }
 

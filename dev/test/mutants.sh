@@ -119,6 +119,15 @@ noise: minus is plus :: zo.cuh :: if (minus != NULL) zo_store_perturbed :: -scal
 update: padding is updated :: zo.cuh :: zo_clear_padding(th, n) :: zo_clear_padding(th, n) :: (void)n
 loss: second chunk alone :: zo.cuh :: sum = fmaf(sum, expf(max - top), row_sum :: row_sum[n] :: 0.0f
 update: evaluation of the step before :: zo.cuh :: zo_updates(&p.updates, &z->zo, &z->log, z->step) :: z->step :: z->step - 1
+ranks: losses of the third dropped :: zo.h :: sum += all[r * stride + m * n + i] :: all[r * stride + m * n + i] :: (r > 1 ? 0.0 : all[r * stride + m * n + i])
+ranks: losses added from the last rank on :: zo.h :: sum += all[r * stride + m * n + i] :: r :: (size_t)world - 1 - r
+ranks: losses of rank 0 alone :: zo.h :: sum += all[r * stride + m * n + i] :: r :: (size_t)0
+ranks: losses are not exchanged :: zo.cuh :: ranks_exchange(mine, bytes, z->all)
+ranks: a signal to another one :: zo.cuh :: if (z->stop == 0) z->stop = :: said[ZO_SIGNAL] :: mine[n + ZO_SIGNAL]
+ranks: damaged data of another one :: zo.cuh :: damaged += said[ZO_DAMAGED] :: said[ZO_DAMAGED] :: mine[n + ZO_DAMAGED]
+ranks: ended with unlike weights :: zo.cuh :: zo_replay(z, step - 1);  // some
+ranks: all evaluate the first batches :: zo.cuh :: for (size_t i = (size_t)ranks.rank; :: ranks.rank :: 0
+ranks: evaluation of rank 0 alone :: zo.cuh :: sum += all[i % R * own + 2 * (i / R)] :: i % R :: (size_t)0
 time: a group waits for its whole layer :: zo.cuh :: CUDA(cudaStreamWaitEvent(z->compute, z->there[event] :: event :: event / ZO_GROUPS * ZO_GROUPS + 3
 zen wait: gradient made, then packed :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->leave, g->grad_ready[s]
 zen wait: half of packed :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(z->pack, z->packed_free

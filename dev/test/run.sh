@@ -36,7 +36,7 @@ else echo "ok nvcc_compiles"; fi | tee -a "$all"  # or make would have stopped
 
 for program in "$@"; do
     case $program in
-        build/tsan/test_timeline) run_one "${program#build/}" "$program" ;;  # of streams
+        build/tsan/test_timeline | build/tsan/test_nccl) run_one "${program#build/}" "$program" ;;  # of streams
         build/tsan/*) run_one "${program#build/}" env EMU_RACECHECK=1 "$program" ;;
         build/asan/emu/*)  # the emulated GPU's own memory stays
             run_one "${program#build/}" env ASAN_OPTIONS=detect_leaks=0 "$program" ;;

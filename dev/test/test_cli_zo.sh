@@ -1,7 +1,7 @@
 #!/bin/sh
 # Zeroth-order training as a user meets it: the same bits wherever the layers are and however often
-# a run is stopped, checkpoints of a few scalars, a task that is learned without a network, plans
-# that are below what others have published, and mistakes in one line.
+# a run is stopped and on however many GPUs, checkpoints of a few scalars, a task that is learned
+# without a network, plans that are below what others have published, and mistakes in one line.
 # With models of a few thousand parameters, in a temporary directory.
 # usage: sh dev/test/test_cli_zo.sh      (from the top of the repository, after make,
 #        make train_gpt2emu build/timeline build/tokenize build/reviews;
@@ -13,6 +13,7 @@ cpu=$(absolute "${TIDE_CPU:-train_gpt2}")
 timeline=$(absolute "${TIMELINE:-build/timeline}")
 tokenize=$(absolute "${TOKENIZE:-build/tokenize}")
 reviews=$(absolute "${REVIEWS:-build/reviews}")
+launch=$(absolute scripts/launch.sh)
 for program in "$tide" "$cpu" "$timeline" "$tokenize" "$reviews"; do
     [ -x "$program" ] || { echo "skip cli_zo: $program is missing"; exit 0; }
 done
@@ -377,6 +378,130 @@ check some_steps_were_before_it test "$until_then" -gt 2
 check what_was_trained_before_it_is_saved cmp late/model.safetensors early/model.safetensors
 check and_so_it_is_when_streaming cmp late_stream/model.safetensors early/model.safetensors
 check a_skipped_step_leaves_no_scalars test "$(records wild_memory 9 | grep -c '\[\]')" -eq 1
+
+# --- several GPUs: replicas that exchange their losses -------------------------------------------
+
+# on N PROGRAM ARGUMENT...: N ranks of it; of K of them: on2, as a program of one word
+on() {
+    n=$1
+    shift
+    sh "$launch" "$n" "$@"
+}
+on2() { on 2 "$tide" "$@"; }
+on3() { on 3 "$tide" "$@"; }
+# ranked N RUN OPTION...: a run of N ranks, of which each has 6/N micro-batches per step
+ranked() {
+    n=$1 run=$2
+    shift 2
+    if [ "$n" -eq 1 ]; then "$tide" $tiny --accum 6 "$@" --out "$run"
+    else on "$n" "$tide" $tiny --accum $((6 / n)) "$@" --out "$run"
+    fi >"$run.out" 2>"$run.err" || fail "${run}_ends_well" "$(cat "$run.err")"
+}
+several_gpus() {
+    looks="--save-every 2 --eval-every 2 --eval-batches 3"
+    ranked 1 alone --steps 4 $looks
+    ranked 2 two --steps 4 $looks --stream-blocks
+    ranked 3 three --steps 4 $looks --sample-every 4 --sample-tokens 9
+    same two_ranks_have_the_bits_of_one two alone
+    same three_ranks_have_the_bits_of_one three alone
+    more="--steps 3 --save-every 1 --keep 9 --zo-queries 3 --zo-noise rademacher"
+    ranked 1 signs_alone $more --precision fp32
+    ranked 3 signs_three $more --precision fp32 --stream-blocks --slots 2
+    same signs_and_queries_in_fp32_do signs_three signs_alone
+    more="--steps 5 --save-every 1 --keep 9 --zo-write-back 2 --precision fp16"
+    ranked 1 window_alone $more
+    ranked 2 window_two $more --zo-no-fused-update
+    ranked 3 replay_three $more --zo-checkpoint replay --stream-blocks
+    like a_window_in_fp16_does window_two window_alone
+    check replay_on_three_does cmp replay_three/model.safetensors window_alone/model.safetensors
+    check a_replay_of_three_is_small test \
+        "$(cat replay_three/checkpoints/step_00000005/* | wc -c)" -lt 4096
+    check only_one_of_them_speaks sh -c 'for w in done: model: "step 3/4" "--- sample"; do
+        [ "$(grep -c -e "^$w" three.out)" -eq 1 ] || exit 1; done; ! [ -s three.err ]'
+    check only_one_of_them_writes_a_log test "$(grep -c '"loss"' three/log.jsonl)" -eq 4
+    check it_says_how_many_they_are grep -q '^3 GPUs: each holds all weights' three.out
+    is what_two_exchange_is_counted two 4 exchanged_bytes $((8 * (2 * 3 + 2)))
+    is and_what_three_do signs_three 3 exchanged_bytes $((8 * (2 * 3 * 2 + 2)))
+    is it_is_known_how_many two 4 ranks 2
+    check one_exchanges_nothing sh -c '! grep -q "exchange\|ranks" alone/log.jsonl'
+
+    # more or fewer of them go on
+    at "$tide" two two_to_one 2 4
+    same two_to_one two_to_one alone
+    check accum_follows grep -q '^--accum is 6 now' two_to_one.out
+    at on3 alone one_to_three 2 4 --stream-blocks
+    same one_to_three one_to_three alone
+    at on2 three three_to_two 2 4 --zo-no-overlap
+    same three_to_two three_to_two alone
+    at on2 replay_three replay_two 3 5
+    check replay_three_to_two cmp replay_two/model.safetensors window_alone/model.safetensors
+    refuses another_batch 2 'has 12 sequences per step' on2 --resume --out two --steps 5 --batch 4 \
+        --accum 3
+
+    # stopped: a signal that only one of them gets; a kill
+    cat >numbered.sh <<'END'
+echo $$ >"pid.$RANK"
+exec "$@"
+END
+    long="--steps 24 --save-every 1 --keep 99 --zo-write-back 4 --accum 1"
+    ranked 1 whole_of_two $long --accum 2
+    signalled() {  # SIGNAL RANK OPTION...: the run "halted" is begun or resumed, and then stopped
+        signal=$1 who=$2
+        shift 2
+        if [ -d halted ]; then set -- --resume "$@"; else set -- $tiny $long "$@"; fi
+        seen=$(saved halted)
+        on 2 sh numbered.sh "$tide" "$@" --out halted >halted.out 2>halted.err &
+        pid=$!
+        until [ "$(saved halted)" -gt "$seen" ] || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
+        kill "-$signal" "$(cat "pid.$who")"
+        wait $pid 2>/dev/null
+    }
+    signalled TERM 1
+    check a_signal_to_one_ends_all_well test $? -eq 0
+    check it_is_said_by_rank_0 grep -q '^stopped by signal 15 after step.*--resume' halted.out
+    check and_without_a_complaint test ! -s halted.err
+    signalled KILL 1 --stream-blocks --slots 2
+    check a_kill_ends_all test $? -ne 0
+    check a_kill_is_one_line test "$(grep -c '^tide:' halted.err)" -eq 1
+    check a_kill_is_said grep -q '^tide: rank 1' halted.err
+    check nobody_is_left sh -c '! kill -0 "$(cat pid.0)" && ! kill -0 "$(cat pid.1)"'
+    signalled KILL 0
+    check a_kill_of_rank_0_ends_all test $? -ne 0
+    check a_kill_of_rank_0_is_one_line test "$(grep -c '^tide: rank 0' halted.err)" -eq 1
+    check they_were_stopped_before_the_end test ! -d halted/checkpoints/step_00000024
+    on2 --resume --out halted >halted.out 2>halted.err
+    same what_was_killed_has_the_bits_of_one halted whole_of_two
+
+    # what only one of them meets
+    refuses a_late_token_of_one_rank 2 'rank [01].*bad.bin' on2 $late --accum 1 --data bad.bin \
+        --steps 99 --out late_two
+    check what_two_trained_before_it_is_saved cmp late_two/model.safetensors early/model.safetensors
+    refuses two_that_diverge_end 1 '10 steps in a row' on2 $tiny $wild --zo-eps 1 --out wild_two
+    check they_say_what_they_skip grep -q '^step .*skipped' refuses.out
+    check and_log_it grep -q '"skipped":true}' wild_two/log.jsonl
+    cat >elsewhere.sh <<'END'
+cd "rank$RANK" && exec "$@"
+END
+    mkdir -p rank0 rank1
+    cp -r adamw_mezo rank0/base
+    cp -r tune_full rank1/base
+    set -- --data "$work/text.txt" --model base --optimizer mezo --eval-every 0 --batch 2 --steps 2
+    refuses other_weights_on_one_rank 2 'weights of rank 1 are not those of rank 0' \
+        on 2 sh elsewhere.sh "$tide" "$@" --out "$work/unlike"
+    refuses zero_with_mezo 2 'zero needs --optimizer adamw' "$tide" $tiny --zero 2
+    "$tide" $tiny --plan --rates rtx4090_desktop.txt >plan.out
+    one=$(sed -n 's/.*: \([0-9]*\) tokens.s.*/\1/p' plan.out)
+    "$tide" $tiny --plan --rates rtx4090_desktop.txt --world 4 >plan.out
+    four=$(sed -n 's/.*: \([0-9]*\) tokens.s.*/\1/p' plan.out)
+    check a_plan_for_four true_that "0$one > 0 && $four > 3.9 * $one && $four < 4.1 * $one"
+    check a_plan_says_that_all_have_all grep -q '^4 GPUs: each holds all weights' plan.out
+}
+# (without an emulated GPU: a GPU each)
+case $tide in
+    *emu) several_gpus ;;
+    *) if [ "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')" -ge 3 ]; then several_gpus
+       else echo "skip several_gpus: fewer than three on this machine"; fi ;;
+esac
 
 # --- evaluation, samples, conversion, and memory -------------------------------------------------
 

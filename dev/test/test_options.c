@@ -278,7 +278,9 @@ static void mistakes_are_refused_with_a_reason(void) {
         CHECK(strchr(err.text, '\n') == NULL, "one line");
     }
     static const struct { const char *line, *reason; } gpu[] = {
-        {"--data d --zero 1", "--zero is not implemented yet"},
+        {"--data d --world 2", "--world is for --plan"},
+        {"--data d --zero 4", "--zero 4: must be 0 to 3"},
+        {"--data d --grad-reduce fp16", "--grad-reduce fp16: must be one of bf16|fp32"},
         {"--data d --offload zero --resident 0.5", "--resident needs --offload twinflow, inter"},
         {"--data d --resident 0.5", "--resident needs --offload twinflow, interleave or zenflow"},
         {"--data d --zen-sums 1", "--zen-sums needs --offload zenflow"},
@@ -435,7 +437,7 @@ static void a_checkpoint_restores_what_was_not_given(void) {
 static void a_checkpoint_refuses_another_run(void) {
     static const char *const fixed[] = {
         "--model gpt2", "--layers 3", "--heads 3", "--channels 12", "--context 9", "--vocab 99",
-        "--batch 4", "--seq 65", "--accum 2", "--seed 1", "--beta1 0.8", "--beta2 0.8", "--eps 1",
+        "--seq 65", "--seed 1", "--beta1 0.8", "--beta2 0.8", "--eps 1",
         "--optimizer mezo", "--zo-eps 1", "--zo-queries 2", "--zo-noise rademacher",
         "--zo-storage bf16", "--zo-rounding nearest", "--zo-write-back 2",
         "--zo-checkpoint replay", "--labels a|b", "--template x",

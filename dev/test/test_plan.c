@@ -148,6 +148,21 @@ static Prediction predict(const Rates *r, const Model *m, const OffloadChoice *c
     return x;
 }
 
+// What one of run->world GPUs has to update.
+static ShardMap rank_map(const Model *m, const PlanRun *run) {
+    return zero_shards(&m->table, run->world, run->zero == 0 ? ZERO_ALL : 0, false);
+}
+
+static Prediction predict_rank(const Rates *r, const Model *m, const OffloadChoice *c,
+                               const PlanRun *run) {
+    ShardMap map = rank_map(m, run);
+    Pieces list = offload_pieces(&m->table, &map, c);
+    const Prediction x = plan_step(r, &m->config, &list, c, run, NULL);
+    pieces_free(&list);
+    free(map.shards);
+    return x;
+}
+
 static OffloadChoice choice_of(int mode, double resident, double share) {
     OffloadChoice c;
     memset(&c, 0, sizeof c);
@@ -301,19 +316,87 @@ static int before(const PlanTasks *p, int i, int row, const char *name, size_t n
     CHECK((j) < 0 || p.tasks[i].begin >= p.tasks[j].end - 1e-12, "choice %d, task %d: begins at " \
           "%g, before %s ends at %g", k, i, p.tasks[i].begin, what, p.tasks[j].end)
 
+// Stage 0 and 1: so many layers' gradients were made while a place they shared would be taken.
+static int own_places[2];
+
+// Of task i: what it has to wait for because there are several GPUs. A layer's weights (ZeRO-3) and
+// gradients take a place that the layer two before it in this pass, or two behind it in the pass
+// before, has used.
+static void after_the_others(const PlanTasks *tasks, int k, int i, const PlanRun *run,
+                             const Pieces *list, size_t L, bool in_place) {
+    const PlanTasks p = *tasks;
+    const PlanTask *t = &p.tasks[i];
+    const size_t s = t->number;
+    const bool layer = s >= 1 && s <= L, backward = strcmp(t->name, "backward") == 0;
+    if (strcmp(t->name, "reduce") == 0)
+        AFTER(i, before(&p, i, ROW_COMPUTE, "backward", s), "backward");
+    if (t->row == ROW_LEAVE) {
+        const int reduced = before(&p, i, ROW_COMM, "reduce", s);
+        CHECK(reduced > before(&p, i, ROW_COMPUTE, "backward", s), "choice %d: not reduced", k);
+        AFTER(i, reduced, "its gradient's reduction");
+    }
+    if (t->row == ROW_COMPUTE && strcmp(t->name, "norm") == 0) {
+        AFTER(i, before(&p, i, ROW_COMM, "reduce", 0), "the last reduction");
+        AFTER(i, before(&p, i, ROW_COMM, "norm", 0), "the exchange");
+    }
+    if (backward && run->no_grad_overlap && i > 0 && s > 0 && p.tasks[i].work > 0)
+        AFTER(i, before(&p, i, ROW_COMM, "reduce", TRACE_NONE), "the reduction before");
+    if (backward && layer && p.tasks[i].work > 0) {
+        const int freed = before(&p, i, ROW_COMM, "reduce", s + 2 <= L ? s + 2 : 2 - s % 2);
+        if (!in_place) AFTER(i, freed, "its place is free");
+        else own_places[run->zero] += freed >= 0 && p.tasks[freed].end > t->begin;
+    }
+    if (run->zero == 0) return;
+    const int gathered = before(&p, i, ROW_COMM, "gather", s);
+    if (t->row == ROW_COMPUTE && (strcmp(t->name, "forward") == 0 || (backward && layer)))
+        AFTER(i, gathered, "its weights are gathered");
+    if (strcmp(t->name, "gather") != 0) return;
+    for (int n = 0; n < list->count; n++)
+        if (list->pieces[n].segment == (int)s) {
+            AFTER(i, before(&p, i, ROW_UPDATE, "update", (size_t)n), "its update");
+            AFTER(i, before(&p, i, ROW_BACK, "back", (size_t)n), "its new weights");
+        }
+    if (run->zero < 3) return;
+    for (size_t other = s % 2; layer && other <= L; other += 2) {  // they share the place
+        if (other == s || other == 0) continue;
+        const int gather = before(&p, i, ROW_COMM, "gather", other);
+        const int used = before(&p, i, ROW_COMPUTE, "forward", other);
+        const int again = before(&p, i, ROW_COMPUTE, "backward", other);
+        if (gather > 0 && used > gather) AFTER(i, used, "another layer's forward");
+        if (gather > 0 && again > gather) AFTER(i, again, "another layer's backward");
+    }
+}
+
+// The same, on some GPUs: of every stage.
+static OffloadChoice some_ranks(int i, PlanRun *run) {
+    const OffloadChoice c = some_choice(i, run);
+    run->zero = i / 4 % 4;
+    run->world = (size_t)(2 + i % 7);
+    run->reduce_f32 = i / 16 % 2;
+    return c;
+}
+
 // What must not begin before something else has ended, over choices on machines where it would.
 static void nothing_begins_too_early(void) {
     Model m = model_make("gpt2");
-    for (int k = 0; k < 300; k++) {
+    for (int k = 0; k < 600; k++) {
         PlanRun run;
-        OffloadChoice c = some_choice(k, &run);
+        OffloadChoice c = k < 300 ? some_choice(k, &run) : some_ranks(k, &run);
+        const bool ranks = k >= 300, gathers = ranks && run.zero > 0;
+        const size_t L = m.config.layers;
         Rates r = server();
         r.h2d = r.h2d_duplex = 50e9 / (1 + k % 9);
         r.d2h = r.d2h_duplex = 50e9 / (1 + k % 7);
         r.gpu_flops = 4e14 / (1 + k % 3);
         r.gpu_adam = 100e9 / (1 + k % 23);
+        r.gpu_link = 100e9 / (1 + k % 37);
+        r.gpu_latency = 1e-5;
         c.subgroup = k % 2 ? 0 : 10000000;
-        Pieces list = offload_pieces(&m.table, &m.map, &c);
+        ShardMap map = ranks ? rank_map(&m, &run) : gpt2_shards_all(&m.table);
+        Pieces list = offload_pieces(&m.table, &map, &c);
+        const bool in_place = run.accum == 1 && run.zero < 2
+                           && list.elements[PIECE_RESIDENT] == map.elements;
+        free(map.shards);
         PlanStep steps[PLAN_STEPS];
         PlanTasks p = plan_tasks(&r, &m.config, &list, &c, &run, steps);
         plan_simulate(&p, &r);
@@ -325,12 +408,13 @@ static void nothing_begins_too_early(void) {
         for (int i = 0; i < p.count; i++) {
             const PlanTask *t = &p.tasks[i];
             const int norm = before(&p, i, ROW_COMPUTE, "norm", TRACE_NONE);
-            const bool piece = t->row != ROW_COMPUTE && t->row != ROW_LEAVE
+            const bool piece = t->row != ROW_COMPUTE && t->row != ROW_LEAVE && t->row != ROW_COMM
                             && strcmp(t->name, "accumulate") != 0;
             const size_t s = piece ? (size_t)list.pieces[t->number].segment : t->number;
             const int left = before(&p, i, ROW_LEAVE, "leave", s);
             const bool host_sums = c.sum_on_host && run.accum > 1;
             const int arrived = host_sums ? before(&p, i, ROW_HOST, "accumulate", s) : left;
+            if (ranks) after_the_others(&p, k, i, &run, &list, L, in_place);
             if (strcmp(t->name, "norm") == 0) {
                 AFTER(i, before(&p, i, ROW_COMPUTE, "backward", 0), "backward");
                 if (host_sums) AFTER(i, before(&p, i, ROW_HOST, "accumulate", TRACE_NONE), "a sum");
@@ -354,7 +438,7 @@ static void nothing_begins_too_early(void) {
                 flushed[slot_of[t->number]] = i;
             }
             if (t->row == ROW_BACK) AFTER(i, i - 1, "its update");
-            if (strcmp(t->name, "forward") == 0)
+            if (strcmp(t->name, "forward") == 0 && !gathers)
                 for (int n = 0; n < list.count; n++)
                     if (list.pieces[n].segment == (int)s) {
                         AFTER(i, before(&p, i, ROW_UPDATE, "update", (size_t)n), "its update");
@@ -363,6 +447,209 @@ static void nothing_begins_too_early(void) {
         }
         free(p.tasks);
         pieces_free(&list);
+    }
+    CHECK(own_places[0] > 0 && own_places[1] > 0, "%d %d", own_places[0], own_places[1]);
+    model_free(&m);
+}
+
+// Four layers on several GPUs, all state on them, and an update that takes no time: a step is what
+// its collectives and its compute leave of each other. Of a layer, forward takes f, a collective g;
+// of the head h (its tail goes around in t, less than f); of the embeddings e; the norm x. Hidden:
+// g < f. Exposed: g > 2 f, so that nothing but the first layer's forward and the last one's backward
+// pass goes on while the others have nothing to do. Between the two backward hides reductions, but
+// not what ZeRO-3 gathers besides.
+static void collectives_are_as_by_hand(void) {
+    static const double speed[3] = {0.5, 1.5, 3};  // g / f
+    Model m = model_make("d4");
+    const double tokens = 1024, C = 256, flop = tokens * (24 * C * C + 2 * C * 1024);
+    const size_t sizes[3] = {(50304 + 1024) * 256, 12 * 256 * 256 + 13 * 256, 2 * 256};
+    CHECK(m.table.elements == sizes[0] + 4 * sizes[1] + sizes[2], "%zu", m.table.elements);
+    for (int i = 0; i < 3 * 4 * 2 * 2; i++) {
+        const int regime = i % 3;
+        PlanRun run = run_of(1);
+        run.zero = i / 3 % 4;
+        run.world = i / 12 % 2 ? 3 : 4;
+        run.reduce_f32 = i / 24;
+        const double R = (double)run.world, wide = run.reduce_f32 ? 4 : 2;
+        if (run.reduce_f32 && regime == 1) continue;  // a reduction takes twice what a gather does
+        double room[3], reduced[3], c[3];
+        for (int k = 0; k < 3; k++)  // padded, so that all shards are as long
+            room[k] = R * 128 * ceil(ceil((double)sizes[k] / R) / 128);
+        Rates r;
+        memset(&r, 0, sizeof r);
+        r.gpu_flops = 1e13;
+        r.gpu_adam = 1e30;
+        r.gpu_latency = 1e-6;
+        const double f = flop / 1e13, h = tokens * 2 * 50257 * C / 1e13;
+        r.gpu_link = (R - 1) / R * room[1] * 2 / (speed[regime] * f - 1e-6);
+        for (int k = 0; k < 3; k++) {
+            c[k] = (R - 1) / R * room[k] * 2 / r.gpu_link + 1e-6;
+            reduced[k] = (R - 1) / R * room[k] * wide / r.gpu_link + 1e-6;
+            if (run.zero == 0) reduced[k] += c[k];  // and the sum is gathered
+        }
+        const double e = c[0], g = c[1], x = run.zero == 0 ? 1e-6
+                   : (R - 1) / R * 8 * (double)m.table.elements / 4096 / r.gpu_link + 1e-6;
+        const double er = reduced[0], gr = reduced[1];
+        CHECK(c[2] < f && reduced[2] < 2 * f, "the tail is too long");
+        const OffloadChoice choice = choice_of(OFFLOAD_NONE, 0, 0);
+        const Prediction y = predict_rank(&r, &m, &choice, &run);
+        const double forward = run.zero == 0 ? 4 * f + h
+                             : regime == 0 ? e + g + 4 * f + h : e + 4 * g + f + h;
+        double backward = 2 * h + 8 * f + gr;  // each reduction but the last is hidden
+        if (gr > 2 * f) backward = 2 * h + 2 * f + 4 * gr;
+        if (run.zero == 3 && regime == 1) backward = 2 * h + 4 * f + 5 * g;
+        if (run.zero == 3 && regime == 2) backward = 2 * h + 2 * f + 4 * gr + 2 * g;
+        IS(y.step, forward + backward + er + x);
+        IS(y.compute, 3 * (4 * f + h));
+        IS(y.comm_exposed, y.step - y.compute);
+        const double passes = run.zero == 0 ? 0 : 1;
+        IS(y.comm, er + 4 * gr + reduced[2] + x + passes * (e + c[2])
+                   + (run.zero == 3 ? 6 : 4 * passes) * g);
+        IS(y.reduced_bytes, (R - 1) / R * wide * (room[0] + 4 * room[1] + room[2]));
+        IS(y.gathered_bytes, (R - 1) / R * 2 * (room[0] + (run.zero == 3 ? 6 : 4) * room[1]
+                                                + room[2]));
+        // the same over several nodes
+        r.node_gpus = 2;
+        r.node_link = r.gpu_link;
+        r.node_latency = r.gpu_latency;
+        r.gpu_link *= 100;
+        r.gpu_latency = 0;
+        IS(predict_rank(&r, &m, &choice, &run).step, y.step);
+    }
+    model_free(&m);
+}
+
+// One layer on two GPUs (ZeRO-2), the CPU updates: backward, reduction, way to the host, update, way
+// back, gathering, forward, each behind the one before it.
+static void an_offloaded_shard_is_as_by_hand(void) {
+    Model m = model_make("d1");
+    Rates r;
+    memset(&r, 0, sizeof r);
+    r.h2d = 3e9;
+    r.d2h = 2e9;
+    r.cores = 1e9;
+    r.gpu_flops = 1e13;
+    r.gpu_link = 1.5e9;
+    r.gpu_latency = 1e-5;
+    PlanRun run = run_of(1);
+    run.world = 2;
+    run.zero = 2;
+    const double f1 = 1024.0 * (2 * (12 * 64 * 64) + 2 * 64 * 1024) / 1e13;
+    const double f2 = 1024.0 * 2 * 50257 * 64 / 1e13;
+    const double n[3] = {(50304.0 + 1024) * 64, 12 * 64 * 64 + 6 * 128 + 2 * 256, 256};
+    double own[3], go[3], left[3], gone = 0, sent = 0, cpu = 0, returned = 0, come[3];
+    const double made[3] = {2 * f2 + 2 * f1, 2 * f2 + 2 * f1, 2 * f2};  // from backward's begin
+    for (int k = 0; k < 3; k++) {
+        own[k] = 128 * ceil(n[k] / 2 / 128);
+        go[k] = 2 * own[k] * 2 / 2 / 1.5e9 + 1e-5;
+    }
+    for (int k = 2; k >= 0; k--) {
+        gone = fmax(gone, made[k]) + go[k];
+        sent = left[k] = fmax(sent, gone) + own[k] * 2 / 2e9;
+    }
+    const double norm = gone + 0.5 * 8 * (double)m.table.elements / 4096 / 1.5e9 + 1e-5;
+    double free_at = norm;
+    for (int k = 0; k < 3; k++) {
+        cpu = fmax(fmax(cpu, norm), left[k]) + own[k] / 1e9;
+        returned = fmax(returned, cpu) + own[k] * 2 / 3e9;
+        free_at = come[k] = fmax(free_at, returned) + go[k];
+    }
+    const OffloadChoice c = choice_of(OFFLOAD_ZERO, 0, 0);
+    Prediction x = predict_rank(&r, &m, &c, &run);
+    IS(x.step, fmax(fmax(come[0], come[1]) + f1, come[2]) + f2);
+    IS(x.update, come[2] - norm);
+    run.no_update_overlap = true;
+    x = predict_rank(&r, &m, &c, &run);
+    IS(x.step, fmax(fmax(fmax(come[0], come[1]), returned) + f1, come[2]) + f2);
+    run.zero = 3;  // then nothing is gathered before the host has waited
+    x = predict_rank(&r, &m, &c, &run);
+    const double at0 = returned + go[0], at1 = at0 + go[1], at2 = at1 + go[2];
+    IS(x.step, fmax(at1 + f1, at2) + f2);
+    model_free(&m);
+}
+
+// If nothing else takes any time, a step is its collectives, also of many micro-batches.
+static void collectives_alone_fill_a_step(void) {
+    static const size_t accum[] = {1, 2, 3, 4, 5, 9, 64};
+    static const char *const models[] = {"d1", "d2", "d3", "gpt2"};
+    Rates r;
+    memset(&r, 0, sizeof r);
+    r.gpu_flops = 1e30;
+    r.gpu_link = 1e6;
+    r.gpu_latency = 1e-4;
+    for (int k = 0; k < 4 * 4 * 7 * 2; k++) {
+        Model m = model_make(models[k / 28 % 4]);
+        PlanRun run = run_of(accum[k / 4 % 7]);
+        run.zero = k % 4;
+        run.world = 5;
+        OffloadChoice c = choice_of(k / 112 ? OFFLOAD_INTERLEAVE : OFFLOAD_NONE, 0.3, 0.5);
+        const Prediction x = predict_rank(&r, &m, &c, &run);
+        IS(x.step, x.comm);
+        IS(x.comm_exposed, x.comm);
+        model_free(&m);
+    }
+}
+
+// A link that takes no time changes nothing; a faster one is not slower; the stages in their order:
+// each has the waits of the one before it, and more.
+static void links_and_stages_are_in_order(void) {
+    Model m = model_make("gpt2-xl");
+    for (int i = 0; i < 200; i++) {
+        PlanRun run;
+        OffloadChoice c = some_ranks(i, &run);
+        Rates r = server();
+        r.gpu_link = 5e9 * (1 + i % 41);
+        r.gpu_latency = 1e-5 * (i % 3);
+        const Prediction x = predict_rank(&r, &m, &c, &run);
+        Rates faster = r;
+        faster.gpu_link *= 1.5;
+        CHECK(predict_rank(&faster, &m, &c, &run).step <= x.step * 1.005, "choice %d", i);
+        faster.gpu_latency = 0;
+        CHECK(predict_rank(&faster, &m, &c, &run).step <= x.step * 1.005, "choice %d", i);
+        CHECK(x.step >= x.comm * 0.9999 && x.comm_exposed <= x.comm * 1.1, "choice %d: %g of %g", i,
+              x.comm_exposed, x.comm);
+        faster.gpu_link = 0;  // not known
+        const Prediction y = predict_rank(&faster, &m, &c, &run);
+        CHECK(y.comm == 0 && y.comm_exposed == 0, "choice %d: %g", i, y.comm);
+        IS(x.step - x.comm_exposed, fmin(x.step, y.step));
+        if (run.zero > 0) {
+            ShardMap map = rank_map(&m, &run);
+            Pieces list = offload_pieces(&m.table, &map, &c);
+            PlanRun alone = run;
+            alone.world = 1;
+            IS(y.step, plan_step(&r, &m.config, &list, &c, &alone, NULL).step);
+            pieces_free(&list);
+            free(map.shards);
+        }
+        double last = 0;
+        for (run.zero = 1; run.zero <= 3; run.zero++) {
+            const double t = predict_rank(&r, &m, &c, &run).step;
+            CHECK(t >= last * 0.995, "choice %d: stage %d takes %g, the one before %g", i, run.zero,
+                  t, last);
+            last = t;
+        }
+    }
+    model_free(&m);
+}
+
+// On one GPU nothing that is said of several counts: the same bits.
+static void one_gpu_has_no_others(void) {
+    Model m = model_make("gpt2");
+    for (int i = 0; i < 200; i++) {
+        PlanRun run;
+        OffloadChoice c = some_choice(i, &run);
+        Rates r = server();
+        r.gpu_link = r.node_link = r.gpu_latency = r.node_latency = r.node_gpus = 0;
+        const Prediction x = predict(&r, &m, &c, &run);
+        run.world = (size_t)i % 2;
+        run.zero = i / 2 % 4;
+        run.reduce_f32 = true;
+        r.gpu_link = r.node_link = 1;
+        r.gpu_latency = r.node_latency = 1000;
+        r.node_gpus = 1;
+        r.host_gpus = i % 3;
+        const Prediction y = predict(&r, &m, &c, &run);
+        CHECK(memcmp(&x, &y, sizeof x) == 0, "choice %d: %g %g", i, x.step, y.step);
     }
     model_free(&m);
 }
@@ -415,6 +702,7 @@ static void a_faster_machine_is_not_slower(void) {
             Rates faster = r;
             *rate_at(&faster, k) *= 1.25;
             const Prediction y = predict(&faster, &m, &c, &run);
+            if (k >= RATE_FIELDS - 6) continue;  // of several GPUs
             // a faster link takes more of the memory, at moments when the cores needed it; and what
             // is ready earlier may share with something else
             const double worse = strstr(rate_fields[k].name, "2") != NULL ? 1.04 : 1.005;
@@ -527,7 +815,9 @@ static void a_step_can_be_drawn(void) {
         if (strcmp(json_get(e, "name")->string, "wait") == 0) waits += 1e-6 * dur->number;
         else row[(int)tid->number] += 1e-6 * dur->number;
     }
-    for (int i = 0; i < ROWS; i++) CHECK(row[i] > 0, "row %d is empty", i);
+    for (int i = 0; i < ROWS; i++)
+        CHECK(row[i] > 0 || i == ROW_COMM, "row %d is empty", i);
+    CHECK(row[ROW_COMM] == 0, "alone, and yet %g s between the GPUs", row[ROW_COMM]);
     CHECK(row[ROW_COMPUTE] + waits >= x.step * 0.999, "%g of %g", row[ROW_COMPUTE] + waits, x.step);
     CHECK(bytes > 1.4 * (x.h2d_bytes + x.d2h_bytes) && bytes < 2 * (x.h2d_bytes + x.d2h_bytes),
           "%g of %g bytes", bytes, x.h2d_bytes + x.d2h_bytes);
@@ -549,7 +839,7 @@ static bool memory_needs(void *arg, const OffloadChoice *c, bool recompute, size
     Memory *m = (Memory *)arg;
     const size_t P = m->model->table.elements;
     Pieces list = offload_pieces(&m->model->table, &m->model->map, c);
-    const size_t away = P - list.elements[PIECE_RESIDENT];
+    const size_t away = m->model->map.elements - list.elements[PIECE_RESIDENT];
     *gpu = 2 * P + (size_t)(m->activations / (recompute ? 8 : 1))
          + 12 * list.elements[PIECE_RESIDENT] + 2 * list.grads_gpu
          + (size_t)c->slots * 12 * list.longest_visit;
@@ -672,6 +962,30 @@ static void the_search_finds_what_a_grid_finds(void) {
         PlanRun run = q.run;
         IS(predict(&r, &m, &q.choice, &run).step, q.predicted.step);
     }
+    model_free(&m);
+}
+
+// One of several GPUs is planned for with its part of the state and its waits for the others.
+static void a_rank_is_searched_for_with_its_waits(void) {
+    Model m = model_make("7b"), one = m;
+    Rates r = server();
+    r.gpu_link = 100e9;
+    Memory memory = {&one, 2e9, 0};
+    PlanRun run = run_of(1);
+    run.world = 8;
+    run.zero = 3;
+    one.map = rank_map(&m, &run);
+    double last = 0;
+    for (int i = 0; i < 3; i++) {  // on ever slower links
+        OffloadSearch q = search_for(&r, &one, &memory, 20e9, 20e9);
+        q.run = run;
+        CHECK(offload_search(&q) && q.choice.mode != OFFLOAD_NONE, "%s", q.reason);
+        IS(predict_rank(&r, &m, &q.choice, &q.run).step, q.predicted.step);
+        CHECK(q.predicted.step > last && q.predicted.comm_exposed > 0, "%s", q.reason);
+        last = q.predicted.step;
+        r.gpu_link /= 4;
+    }
+    free(one.map.shards);
     model_free(&m);
 }
 
@@ -994,6 +1308,11 @@ int main(int argc, char **argv) {
     RUN(host_memory_is_shared_evenly);
     RUN(a_step_of_three_pieces_is_as_by_hand);
     RUN(nothing_begins_too_early);
+    RUN(collectives_are_as_by_hand);
+    RUN(an_offloaded_shard_is_as_by_hand);
+    RUN(collectives_alone_fill_a_step);
+    RUN(links_and_stages_are_in_order);
+    RUN(one_gpu_has_no_others);
     RUN(updates_reach_their_bound);
     RUN(a_faster_machine_is_not_slower);
     RUN(bytes_are_those_of_arithmetic);
@@ -1003,6 +1322,7 @@ int main(int argc, char **argv) {
     RUN(the_faster_side_gets_the_work);
     RUN(no_room_is_said);
     RUN(the_search_finds_what_a_grid_finds);
+    RUN(a_rank_is_searched_for_with_its_waits);
     RUN(the_lesson_has_this_table);
     return test_summary();
 }

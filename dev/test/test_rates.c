@@ -284,6 +284,58 @@ static void test_limit_names(void) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// Several GPUs
+
+// A node of 8 GPUs, whose host one process measured: two of them share it evenly. A host that was
+// measured with two at work (or near one of two sockets) has that much for two.
+static void test_sharing(void) {
+    Rates r;
+    memset(&r, 0, sizeof r);
+    for (int i = 0; i < RATE_FIELDS; i++) *rate_at(&r, i) = 1000 + i;
+    for (int given = 0; given <= 4; given++)
+        for (size_t local = 1; local <= 9; local++) {
+            r.host_gpus = given;
+            const Rates x = rates_of_rank(&r, local);
+            const double for_all = given > 0 ? given : 1, part = fmin(1, for_all / (double)local);
+            for (int i = 0; i < RATE_FIELDS; i++) {
+                const char *name = rate_fields[i].name;
+                const bool host = strncmp(name, "dram", 4) == 0 || strcmp(name, "host_adam") == 0
+                               || strcmp(name, "cores") == 0 || strcmp(name, "host_cast") == 0;
+                const double got = *rate_at(&x, i), was = *rate_at(&r, i);
+                const double want = part < 1 && strstr(name, "_busy") != NULL ? 0
+                                  : host ? part * was : was;
+                CHECK(fabs(got - want) <= 1e-12 * was, "%s for %zu of %d: %g, not %g", name, local,
+                      given, got, want);
+            }
+        }
+}
+
+static void test_nodes(void) {
+    static const struct { double node_gpus; size_t world, local; } want[] = {
+        {0, 1, 1}, {0, 64, 64}, {8, 1, 1}, {8, 7, 7}, {8, 8, 8}, {8, 9, 8}, {1, 2, 1}};
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        Rates r = machine(0, 0, 0);
+        r.node_gpus = want[i].node_gpus;
+        const size_t world = want[i].world, local = rates_local(&r, world);
+        CHECK(local == want[i].local, "case %zu: %zu", i, local);
+        CHECK(rates_connect(&r, world) == (world == 1), "case %zu", i);
+        r.gpu_link = 100;
+        CHECK(rates_connect(&r, world) == (world == local), "case %zu", i);
+        r.gpu_latency = 3;
+        r.node_latency = 7;
+        const double latency = world == 1 ? 0 : world == local ? 3 : 7;
+        const double known = world == local ? (double)(world - 1) / (double)world * 500 / 100 : 0;
+        CHECK(fabs(collective_seconds(&r, world, 500) - latency - known) < 1e-12, "case %zu: %g", i,
+              collective_seconds(&r, world, 500));
+        r.node_link = 10;
+        CHECK(rates_connect(&r, world), "case %zu", i);
+        const double far = world > local ? (double)(world - 1) / (double)world * 50 : known;
+        CHECK(fabs(collective_seconds(&r, world, 500) - latency - far) < 1e-12, "case %zu: %g", i,
+              collective_seconds(&r, world, 500));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
 // The file
 
 static char path[] = "/tmp/tide_rates_XXXXXX";
@@ -314,6 +366,8 @@ static void test_file_refused(void) {
         {"h2d 5GB", "line 1: h2d \"5GB\" is not a number", 0},
         {"h2d \"5\"", "is not a number", 0},
         {"h2d 1 2", "line 1: more than a name and a number", 0},
+        {"h2d 1\nnode_gpus 1.5", "line 2: node_gpus is no whole number", 0},
+        {"host_gpus 1e-3", "line 1: host_gpus is no whole number", 0},
         {"\rwarp 1", "line 1: unknown rate \"warp\"", 0},
         {"h2d: 1", "unknown rate \"h2d:\"", 0},
         {"h2d 1\nd2h 1\0\n", "line 2: a NUL byte", 13},
@@ -353,6 +407,7 @@ static void test_file_round_trip(void) {
         for (int j = 0; j < RATE_FIELDS; j++) {
             CHECK(rate_fields[j].offset == (size_t)j * sizeof(double), "%s", rate_fields[j].name);
             *rate_at(&r, j) = i % 7 == j % 7 ? 0 : exp(uniform(-20, 50));
+            if (strcmp(rate_fields[j].unit, "GPUs") == 0) *rate_at(&r, j) = i * j % 11;
         }
         FILE *f = fopen(path, "wb");
         CHECK(f != NULL, "%s", path);
@@ -377,6 +432,8 @@ int main(void) {
     RUN(test_against_search);
     RUN(test_two_dram_rates);
     RUN(test_limit_names);
+    RUN(test_sharing);
+    RUN(test_nodes);
     RUN(test_file_refused);
     RUN(test_file_accepted);
     RUN(test_file_round_trip);

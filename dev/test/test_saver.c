@@ -1,11 +1,13 @@
-// Checkpoints that are written in the background: the same bytes as at once, whatever is updated
-// meanwhile and however slow, full or dead the disk is.
+// Checkpoints that are written in the background, and by several ranks: the same bytes as at once
+// by one process, whatever is updated meanwhile and however slow, full or dead the disk is.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <netinet/in.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <pthread.h>
@@ -37,6 +39,7 @@ static ssize_t test_pwrite(int fd, const void *bytes, size_t n, off_t at) {
 static int test_rename(const char *from, const char *to) {
     return trouble() != 0 ? -1 : rename(from, to);
 }
+static int test_ftruncate(int fd, off_t n) { return trouble() != 0 ? -1 : ftruncate(fd, n); }
 static int test_fsync(int fd) { return fd < 0 ? -1 : trouble(); }  // no power is cut here
 static int test_sync(int fd, off_t at, off_t n, unsigned flags) {
     static struct { int fd; off_t at, n; } started[2];  // the last, and the one before
@@ -56,12 +59,14 @@ static int test_sync(int fd, off_t at, off_t n, unsigned flags) {
 #define pwrite test_pwrite
 #define rename test_rename
 #define fsync test_fsync
+#define ftruncate test_ftruncate
 #define sync_file_range test_sync
 #define SAVER_UNIT ((size_t)256)
-#include "../../saver.h"
+#include "../../run.h"
 #undef pwrite
 #undef rename
 #undef fsync
+#undef ftruncate
 #undef sync_file_range
 #include "files.h"
 
@@ -82,7 +87,7 @@ static size_t random_below(size_t n) {
 
 // ---------------------------------------------------------------------------------------------
 // A model's state in many places: every piece of it has memory of its own, some on a "GPU", at an
-// address that only far_copy() reaches.
+// address that only far_copy() reaches. Of several ranks, each has some of the pieces.
 
 enum { PARTS = 3, MAX_PIECES = 400 };
 #define FAR ((uintptr_t)1 << 62)
@@ -92,7 +97,7 @@ typedef struct {
     GPT2Table t;
     TrainState state;
     StatePart parts[PARTS], plain[PARTS];  // plain: with spans
-    StateSpan spans[PARTS][MAX_PIECES];
+    StateSpan spans[PARTS][MAX_PIECES], own[MAX_PIECES];
     StatePiece pieces[MAX_PIECES];  // in the order of updates
     int count;
 } Model;
@@ -105,12 +110,15 @@ static void far_copy(void *to, const void *from, size_t bytes) {
            (const void *)((uintptr_t)from - (from_far ? FAR : 0)), bytes);
 }
 
+static int moving;  // bit k: nobody but move() knows where part k of the next model is
+static bool replicated;  // rank 0 has everything, the others nothing
+
 static void move(void *owner, size_t at, size_t n, float *w, bool out) {
     CHECK(pthread_equal(pthread_self(), main_thread), "a copy by another thread");
-    CHECK(!out || n <= SAVER_UNIT, "%zu elements at a time", n);
+    CHECK(!out || replicated || n <= SAVER_UNIT, "%zu elements at a time", n);
+    CHECK(ranks.world == 1 || part_has((const StatePart *)owner, at, n), "not this rank's");
     part_copy((const StatePart *)owner, at, n, w, out);
 }
-static int moving;  // bit k: nobody but move() knows where part k of the next model is
 
 static float *span_memory(const StateSpan *s) {
     return (float *)((uintptr_t)s->data - (s->gpu ? FAR : 0));
@@ -126,10 +134,12 @@ static Model *model_new(size_t far_share, bool whole) {
     gpt2_finish(&g->c, &err);
     g->t = gpt2_table(&g->c);
     snprintf(g->state.options, sizeof g->state.options, "{\"lr\":0.1}");
-    for (size_t at = 0; at < g->t.elements; g->count++) {
-        const size_t n = whole ? g->t.elements : min_size(g->t.elements - at, ALIGN_ELEMENTS
-                                                          * (1 + random_below(12)));
+    for (size_t at = 0, n; at < g->t.elements; at += n) {
+        n = whole ? g->t.elements : min_size(g->t.elements - at, ALIGN_ELEMENTS
+                                             * (1 + random_below(12)));
         const bool far = random_below(100) < far_share;
+        const size_t owner = ranks.world == 1 || replicated ? 0 : random_below((size_t)ranks.world);
+        if (owner != (size_t)ranks.rank) continue;
         for (int k = 0; k < PARTS; k++) {
             StateSpan *s = &g->spans[k][g->count];
             float *data = (float *)alloc_or_fail(n, sizeof(float), "piece");
@@ -138,9 +148,10 @@ static Model *model_new(size_t far_share, bool whole) {
             s->gpu = far;
             s->data = far ? (float *)((uintptr_t)data + FAR) : data;
         }
+        const StateSpan own = {at, n, NULL, true};
+        g->own[g->count] = own;
         g->pieces[g->count].at = at;
-        g->pieces[g->count].length = n;
-        at += n;
+        g->pieces[g->count++].length = n;
     }
     for (int i = g->count; i-- > 1;) {  // any order
         const size_t j = random_below((size_t)i + 1);
@@ -152,6 +163,10 @@ static Model *model_new(size_t far_share, bool whole) {
         const StatePart p = {names[k], g->spans[k], g->count, far_copy, NULL, NULL};
         g->plain[k] = p;
         g->parts[k] = moving >> k & 1 ? part_moved(names[k], &g->plain[k], move) : p;
+        if (ranks.world > 1 && g->parts[k].move != NULL) {
+            g->parts[k].spans = g->own;
+            g->parts[k].count = g->count;
+        }
     }
     return g;
 }
@@ -505,6 +520,424 @@ static void test_trouble(void) {
     model_free(g);
 }
 
+// ---------------------------------------------------------------------------------------------
+// Several ranks: processes of this program
+
+enum { MAX_WORLD = 4 };
+static int codes[MAX_WORLD];  // of the last ones: exit codes, or minus the signal
+static uint32_t ranks_seed;   // of what each of them has
+
+// Runs body() on so many ranks, with the same random numbers. Returns the code that all of them
+// end with, or -1.
+static int on_ranks(int world, int (*body)(void)) {
+    static const char *const logs[MAX_WORLD] = {"rank0", "rank1", "rank2", "rank3"};
+    size_t size;
+    struct sockaddr_in address;
+    socklen_t length = sizeof address;
+    pid_t children[MAX_WORLD];
+    char number[16];
+    memset(&address, 0, sizeof address);
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const int s = socket(AF_INET, SOCK_STREAM, 0);  // finds a free port
+    if (bind(s, (struct sockaddr *)&address, length) != 0
+        || getsockname(s, (struct sockaddr *)&address, &length) != 0) fail("no port");
+    close(s);
+    snprintf(number, sizeof number, "%d", ntohs(address.sin_port));
+    setenv("MASTER_PORT", number, 1);
+    snprintf(number, sizeof number, "%d", world);
+    setenv("WORLD_SIZE", number, 1);
+    setenv("LOCAL_WORLD_SIZE", number, 1);
+    random_state = ranks_seed;
+    fflush(stdout);
+    for (int i = 0; i < world; i++) {
+        snprintf(number, sizeof number, "%d", i);
+        setenv("RANK", number, 1);
+        setenv("LOCAL_RANK", number, 1);
+        if ((children[i] = fork()) != 0) continue;
+        alarm(60);  // instead of hanging
+        ranks_open();
+        if (freopen(in_base(logs[i]), "w", stdout) == NULL) fail("%s", logs[i]);
+        dup2(1, 2);
+        test_failures_here = 0;
+        int code = body();
+        fflush(stdout);
+        if (test_failures_here > 0) code = 99;
+        ranks_close();
+        _exit(code);
+    }
+    int same = 0;
+    for (int i = 0, status; i < world; i++) {
+        waitpid(children[i], &status, 0);
+        codes[i] = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+        CHECK(codes[i] != 99 && codes[i] != -SIGALRM, "rank %d of %d: %d", i, world, codes[i]);
+        char *said = codes[i] == 99 ? file_read(in_base(logs[i]), &size, &err) : NULL;
+        if (said != NULL) printf("%.*s", (int)size, said);
+        free(said);
+        if (codes[i] != codes[0]) same = -1;
+    }
+    return same == 0 ? codes[0] : same;
+}
+
+static Run *ranks_run(const Model *g, const char *out) {
+    static Run r;
+    memset(&r, 0, sizeof r);
+    r.o.out = out;
+    r.config = g->c;
+    r.table = g->t;
+    r.step_sequences = 6;
+    r.state = g->state;
+    return &r;
+}
+
+// What is stored is there, and zeros where it is padded.
+static void check_loaded(const Model *g, int parts, float seed) {
+    CHECK(holds(g, seed), "other values");
+    for (int k = 0; k < parts; k++)
+        for (int p = 0; p < g->count; p++) {
+            const StateSpan *s = &g->spans[k][p];
+            for (size_t j = 0; j < s->length; j++) {
+                const GPT2Tensor *x = &g->t.tensors[gpt2_tensor_at(&g->t, s->at + j)];
+                CHECK(s->at + j < x->offset + x->rows * x->cols || span_memory(s)[j] == 0,
+                      "padding at %zu", s->at + j);
+            }
+        }
+}
+
+static struct {
+    const char *out;
+    size_t bounce, far_share;
+    int slow, moving;
+    bool replicated;
+} job;
+
+static Model *job_model(void) {
+    replicated = job.replicated;
+    moving = job.moving;
+    Model *g = model_new(job.far_share, false);
+    static char more[] = "{\"a\":1}";
+    g->state.more = more;
+    return g;
+}
+
+// Three steps: saved at once; in the background; in the background when the run ends.
+static int save_three(void) {
+    Model *g = job_model();
+    Run *r = ranks_run(g, job.out);
+    const RunState x = {g->parts, PARTS, &g->parts[0]};
+    slow = ranks.rank == 1 ? job.slow : 0;
+    fill_all(g, 1);
+    run_save(r, 1, true, &x);
+    for (size_t step = 2; step <= 3; step++) {
+        fill_all(g, (float)step);
+        run_save_background(r, step, &x, g->pieces, (size_t)g->count, job.bounce);
+        CHECK(ranks.world == 1 || newest(job.out) == step - 1, "named before all have written");
+        update_all(&run_saver, g, -100);
+        if (step == 3) break;
+        for (int i = 0; i < 3000 && !saver_over(&run_saver); i++) usleep(1000);
+        CHECK(saver_over(&run_saver) && run_saver.running, "it does not end");
+        run_save_wait(NULL);
+        CHECK(newest(job.out) == step && !run_saver.running, "waited for no end");
+    }
+    fill_all(g, ranks.world == 1 || replicated ? 3 : 50);  // 50: nobody saves this
+    run_save(r, 3, false, &x);
+    CHECK(!run_saver.finishing && !run_saver.running, "something is still going on");
+    CHECK(newest(job.out) == 3, "%s", err.text);
+    return 0;
+}
+
+// A run that is resumed after its last step, and leaves its weights.
+static int load_and_save(void) {
+    Model *g = job_model();
+    Run *r = ranks_run(g, job.out);
+    const RunState x = {g->parts, PARTS, &g->parts[0]};
+    r->o.resume = true;
+    r->state.more = NULL;
+    fill_all(g, -1);
+    CHECK(state_find(ranks.rank == 0 ? job.out : "no/such", &r->state, &r->config, r->resume_from,
+                     &err), "%s", err.text);
+    CHECK(r->state.step == 3 && r->state.data_position == 18 && r->state.more != NULL
+          && strcmp(r->state.options, g->state.options) == 0, "step %zu", r->state.step);
+    run_load(r, &x);
+    check_loaded(g, PARTS, 3);
+    run_save(r, 3, false, &x);
+    fill_all(g, -1);
+    CHECK(model_load(job.out, &g->c, &g->t, &g->parts[0], &err), "%s", err.text);
+    for (int k = 1; k < PARTS; k++) fill(g, k, 0, g->t.elements, 3);
+    check_loaded(g, 1, 3);
+    return 0;
+}
+
+static void check_same_files(const char *a, const char *b, size_t last) {
+    char from[PATH_MAX], to[PATH_MAX], name[80];
+    for (size_t i = 0; i < 2 * last + 2; i++) {
+        if (i >= 2 * last) snprintf(name, sizeof name, i % 2 ? "config.json" : "model.safetensors");
+        else snprintf(name, sizeof name, "checkpoints/step_%08zu/state.%s", i / 2 + 1,
+                      i % 2 ? "json" : "safetensors");
+        path_join(from, a, name);
+        path_join(to, b, name);
+        CHECK(same_file(from, to), "%s differs", to);
+    }
+    path_join(to, b, "checkpoints");
+    CHECK(entries_in(b) == 3 && entries_in(to) == (int)last, "something else is there");
+}
+
+// Whatever each of so many ranks has, they write what one process writes, and any other number of
+// them reads it.
+static void test_ranks_same_bytes(void) {
+    static const struct { size_t bounce, far_share; int slow, moving; bool replicated; } cases[] = {
+        {0, 0, 100, 0, false}, {4000, 30, 0, 2, false}, {1 << 22, 100, 0, 7, false},
+        {4000, 30, 0, 1, true}};
+    char *one = in_base("one"), *many = in_base("many");
+    for (int i = 0; i < 4; i++)
+        for (int world = 1; world <= MAX_WORLD; world++) {
+            if (i > 0 && world == 1) continue;
+            job.out = world == 1 ? one : many;
+            ranks_seed++;
+            job.bounce = cases[i].bounce;
+            job.far_share = cases[i].far_share;
+            job.slow = cases[i].slow;
+            job.moving = cases[i].moving;
+            job.replicated = cases[i].replicated;
+            remove_tree(job.out);
+            CHECK(on_ranks(world, save_three) == 0, "%d ranks, case %d", world, i);
+            check_same_files(one, job.out, 3);
+            job.replicated = false;
+            job.moving = job.moving * 2 % 7;
+            ranks_seed++;
+            CHECK(on_ranks(1 + (world + i) % MAX_WORLD, load_and_save) == 0, "%d ranks", world);
+            check_same_files(one, job.out, 3);
+        }
+    Model *g = model_new(0, false);  // and that is right
+    TrainState state;
+    GPT2Config c;
+    char dir[PATH_MAX];
+    CHECK(state_find(one, &state, &c, dir, &err)
+          && state_load(dir, &g->c, &g->t, g->parts, PARTS, &err), "%s", err.text);
+    check_loaded(g, PARTS, 3);
+    train_state_free(&state);
+    model_free(g);
+}
+
+// First values: the same as of one process; and a checkpoint that has no parts.
+static int load_first(void) {
+    Model *g = job_model();
+    Run *r = ranks_run(g, job.out);
+    float *whole = (float *)alloc_or_fail(g->t.elements, sizeof(float), "model");
+    const RunState x = {g->parts, 1, &g->parts[0]}, small = {g->parts, 0, NULL};
+    r->o.seed = 5;
+    gpt2_init(&g->t, whole, 5);
+    fill_all(g, -1);
+    run_load(r, &x);
+    for (int i = 0; i < g->count; i++) {
+        const StateSpan *s = &g->spans[0][i];
+        CHECK(memcmp(span_memory(s), whole + s->at, s->length * sizeof(float)) == 0, "%zu", s->at);
+    }
+    r->state.base = 77;
+    run_save(r, 4, true, &small);
+    CHECK(newest(job.out) == 4, "%s", err.text);
+    return 0;
+}
+
+static void test_ranks_first_values(void) {
+    job.replicated = false;
+    for (int world = 1; world <= MAX_WORLD; world++) {
+        ranks_seed++;
+        job.moving = world % 2;
+        job.far_share = 30;
+        job.out = in_base(world == 1 ? "small" : "smalls");
+        remove_tree(job.out);
+        CHECK(on_ranks(world, load_first) == 0, "%d ranks", world);
+        CHECK(same_file(in_base("small/checkpoints/step_00000004/state.json"),
+                        world == 1 ? in_base("small/checkpoints/step_00000004/state.json")
+                                   : in_base("smalls/checkpoints/step_00000004/state.json")),
+              "%d ranks", world);
+    }
+}
+
+// Step 2, in the background or not, while one rank is in trouble. Every rank comes to the same end:
+// 7: there was no trouble, 1: saved anyhow, 0: the reason is said, 2: it is not.
+static struct { int rank, kind, at; bool background; size_t limit; } victim;
+static int *points;  // shared: how many there are on the victim
+
+static int save_in_trouble(void) {
+    Model *g = job_model();
+    static Saver s;
+    char by[32];
+    const bool here = ranks.rank == victim.rank;
+    saver_new(&s, g, job.out, 5000, 1);
+    fill_all(g, 2);
+    writes = 0;
+    trouble_kind = victim.kind;
+    trouble_at = here ? victim.at : 0;
+    trouble_count = 0;
+    if (here && victim.limit > 0) limit_file_size(victim.limit);
+    bool ok;
+    if (victim.background) {
+        ok = start(&s, g, 2);
+        if (ok) update_all(&s, g, 9);
+        ok = ok && saver_wait(&s, &err) && state_agree(saver_finish(&s, &err), &err);
+    } else {
+        s.save.state = g->state;
+        s.save.state.step = 2;
+        ok = state_save(&s.save, &err)
+            && state_agree(ranks.rank > 0 || state_model(&s.save, false, 50, &err), &err);
+    }
+    limit_file_size(0);
+    bool none = victim.limit == 0, all[MAX_WORLD];
+    if (here) {
+        *points = trouble_count;
+        none = none && trouble_count < trouble_at;
+    }
+    ranks_exchange(&none, sizeof none, all);
+    snprintf(by, sizeof by, "(rank %d)", victim.rank);
+    return all[victim.rank] ? 7 : ok ? 1
+        : strstr(err.text, victim.limit > 0 ? "File too large" : "Input/output error") != NULL
+          && strstr(err.text, by) != NULL ? 0 : 2;
+}
+
+static char *before_trouble(Model *g) {
+    char *out = in_base("in_trouble");
+    remove_tree(out);
+    fill_all(g, 1);
+    CHECK(save_at_once(g, out, 1, 1), "%s", err.text);
+    memset(&job, 0, sizeof job);
+    job.far_share = 20;
+    return out;
+}
+
+// There is a whole checkpoint, nothing that looks like one and is not, and the next save works.
+static void after_trouble(Model *g, bool killed) {
+    char *out = in_base("in_trouble"), *all = in_base("in_trouble/checkpoints");
+    const size_t found = newest(out);
+    CHECK(found == 1 || found == 2, "step %zu", found);
+    CHECK((found == 2) == path_exists(in_base("in_trouble/checkpoints/step_00000002")), "damaged");
+    CHECK(killed || !path_exists(in_base("in_trouble/checkpoints/tmp_step_00000002")), "left over");
+    CHECK(save_at_once(g, out, 3, 1) && newest(out) == 3 && entries_in(all) == 1, "the next save");
+}
+
+// Each rank in turn has a write, flush or rename that fails, or is killed there.
+static void test_ranks_trouble(void) {
+    Model *g = model_new(0, false);
+    int tried = 0, saved = 0;
+    points = (int *)mmap(NULL, sizeof *points, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                         -1, 0);
+    memset(&victim, 0, sizeof victim);
+    for (int i = 0; i < 8; i++) {
+        const int world = 2 + i % 4 / 2;
+        victim.rank = i % 2 * (world - 1);
+        victim.background = i >= 4;
+        victim.at = INT_MAX;
+        ranks_seed++;
+        job.out = before_trouble(g);
+        CHECK(on_ranks(world, save_in_trouble) == 7, "no trouble");
+        const int count = *points, last = victim.rank == 0 ? 18 : 3;
+        CHECK(count > 40, "only %d", count);
+        for (int at = 1; at <= count; at += at >= count - last ? 1 : (count - last) / 3) {
+            victim.kind = (count - at + i / 2) % 2 == 0 ? FAILS : KILLS;  // the other, at 3 ranks
+            victim.at = at;
+            job.out = before_trouble(g);
+            const int code = on_ranks(world, save_in_trouble);
+            tried++;
+            saved += newest(job.out) == 2;
+            if (victim.kind == FAILS) CHECK(code == 0, "%d of %d: %d", at, count, code);
+            else CHECK(codes[victim.rank] == -SIGKILL, "not killed: %d", codes[victim.rank]);
+            after_trouble(g, victim.kind == KILLS);
+        }
+    }
+    CHECK(tried > 100 && saved > 20, "%d points, %d saved", tried, saved);
+    victim.at = 0;
+    model_free(g);
+}
+
+// The disk is full for one of them.
+static void test_ranks_disk_full(void) {
+    static const size_t limits[3] = {1, 5000, 1 << 22};
+    Model *g = model_new(0, false);
+    signal(SIGXFSZ, SIG_IGN);
+    for (int i = 0; i < 12; i++) {
+        victim.rank = i / 3 % 2 * 2;
+        victim.limit = limits[i % 3];
+        victim.background = i >= 6;
+        job.out = before_trouble(g);
+        const int code = on_ranks(3, save_in_trouble);
+        CHECK(code == (i % 3 == 2), "limit %zu on rank %d: %d", victim.limit, victim.rank, code);
+        CHECK(newest(job.out) == (i % 3 == 2 ? 2 : 1), "%d", i);
+        after_trouble(g, false);
+    }
+    victim.limit = 0;
+    model_free(g);
+}
+
+// What nobody has is missed.
+static int save_less(void) {
+    Model *g = job_model();
+    static StateSave x;
+    x.out = job.out;
+    x.config = &g->c;
+    x.table = &g->t;
+    x.parts = g->parts;
+    x.count = PARTS;
+    x.state = g->state;
+    if (ranks.rank == 1) g->parts[1].count--;
+    fill_all(g, 2);
+    CHECK(!state_save(&x, &err) && strstr(err.text, "bytes were written") != NULL
+          && strstr(err.text, "(rank") == NULL, "%s", err.text);
+    CHECK(newest(job.out) == 0, "half a checkpoint");
+    return 0;
+}
+
+// Two nodes, each with a directory of its own.
+static int save_apart(void) {
+    Model *g = job_model();
+    static StateSave x;
+    char dir[PATH_MAX];
+    TrainState s;
+    GPT2Config c;
+    CHECK(chdir(in_base(ranks.rank == 0 ? "node0" : "node1")) == 0, "chdir");
+    CHECK(state_is_shared(base, &err), "%s", err.text);
+    CHECK(!state_is_shared("out", &err) && strstr(err.text, "--out out must be in a file system "
+          "that all ranks share: what rank 0 makes there is not seen (rank 1)"), "%s", err.text);
+    CHECK(!state_is_shared("no/such", &err) && strstr(err.text, "No such file"), "%s", err.text);
+    CHECK(entries_in("out") == 1, "something is left");
+    x.out = "out";
+    x.config = &g->c;
+    x.table = &g->t;
+    x.parts = g->parts;
+    x.count = PARTS;
+    x.state = g->state;
+    x.state.step = 9;
+    CHECK(!state_save(&x, &err) && strstr(err.text, "state.safetensors, which rank 0 has made") &&
+          strstr(err.text, "share (rank 1)"), "%s", err.text);
+    CHECK(entries_in("out/checkpoints") == 1, "something is left");
+    CHECK(!state_find("out", &s, &c, dir, &err) && s.more == NULL
+          && strstr(err.text, "which rank 0 has found, is not there, or another"), "%s", err.text);
+    return 0;
+}
+
+static void test_ranks_apart(void) {
+    memset(&job, 0, sizeof job);
+    Model *g = model_new(0, false);
+    char *out[2] = {in_base("node0/out"), in_base("node1/out")};
+    for (int i = 0; i < 2; i++) {
+        fill_all(g, (float)i);
+        CHECK(save_at_once(g, out[i], 3, 1), "%s", err.text);
+        for (int k = 0; k < 2; k++) {
+            char name[PATH_MAX];
+            path_join(name, out[i], k == 0 ? "model.safetensors" : "config.json");
+            unlink(name);
+        }
+    }
+    CHECK(on_ranks(2, save_apart) == 0, "other checkpoints");
+    remove_tree(in_base("node1/out/checkpoints/step_00000003"));
+    make_directories(in_base("node1/out/checkpoints/step_00000003"));
+    CHECK(on_ranks(2, save_apart) == 0, "no checkpoint");
+    job.out = in_base("less");
+    CHECK(on_ranks(3, save_less) == 0, "a part is missing");
+    model_free(g);
+}
+
+
 int main(void) {
     main_thread = pthread_self();
     snprintf(base, sizeof base, "/tmp/tide_saver_XXXXXX");
@@ -515,6 +948,11 @@ int main(void) {
     RUN(test_damage);
     RUN(test_failing);
     RUN(test_trouble);
+    RUN(test_ranks_same_bytes);
+    RUN(test_ranks_first_values);
+    RUN(test_ranks_trouble);
+    RUN(test_ranks_disk_full);
+    RUN(test_ranks_apart);
     remove_tree(base);
     return test_summary();
 }

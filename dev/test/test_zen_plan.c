@@ -589,6 +589,63 @@ static void nothing_good_does_harm(void) {
     model_free(&m);
 }
 
+// Several GPUs. Where host and link take no time, a step is one of plan.h with all state on the GPU.
+// If collectives take none, there might be one GPU; a faster link between them does no harm.
+static void several_gpus_wait_for_each_other(void) {
+    Model m = model_make("d6", 0.1, 0);
+    ShardMap own = gpt2_shards_all(&m.table);
+    OffloadChoice none;
+    memset(&none, 0, sizeof none);
+    none.mode = OFFLOAD_NONE;
+    Pieces list = offload_pieces(&m.table, &own, &none);
+    int waits = 0, limited = 0;
+    for (int i = 0; i < 300; i++) {
+        ZenPlan p = plan_of(1 + draw(5), draw_delay(), 1 + (int)draw(2));
+        p.run.accum = 1 + (draw(3) == 0) * draw(6);
+        p.run.world = 2 + draw(8);
+        p.run.zero = 1 + (int)draw(2);
+        p.run.reduce_f32 = draw(2) == 0;
+        p.run.no_grad_overlap = draw(8) == 0;
+        Rates r = unlimited();
+        r.gpu_flops = 1e13;
+        r.gpu_adam = 1e30;
+        const double compute = plan_compute(&r, &m.config, &p.run), R = (double)m.map.rest;
+        r.gpu_link = 4 * R / compute * log_draw(0.3, 10);
+        r.gpu_latency = 1e-6 * (double)draw(3);
+        ZenPrediction x = predict(&r, &m, &p);
+        PlanRun run = p.run;
+        run.zero = 2;  // as ZenFlow, it has places for two layers' gradients
+        const Prediction y = plan_step(&r, &m.config, &list, &none, &run, NULL);
+        IS(x.comm, y.comm);
+        IS(x.reduced_bytes + x.gathered_bytes, y.reduced_bytes + y.gathered_bytes);
+        if (!p.run.no_grad_overlap)  // which waits for what leaves, here
+            ABOUT(x.step, y.step, p.run.accum <= 2 ? 1e-7 : 0.05);
+        CHECK(x.step >= x.comm * (1 - 1e-9), "%d: %g of %g", i, x.step, x.comm);
+        waits += x.comm_exposed > 0.1 * x.step;
+        if (x.stall >= 0.01) CHECK(strcmp(x.limit, "other GPUs") == 0, "%d: %s", i, x.limit);
+
+        r.d2h = 2 * R / compute * log_draw(0.3, 10);
+        r.h2d = 2 * R / compute * log_draw(0.1, 5);
+        r.cores = R / compute * log_draw(0.1, 5);
+        x = predict(&r, &m, &p);
+        limited += strcmp(x.limit, "other GPUs") == 0;
+        Rates faster = r;
+        faster.gpu_link *= 1.5;
+        CHECK(predict(&faster, &m, &p).step <= x.step * 1.005, "%d: a faster link", i);
+        faster.gpu_link = faster.gpu_latency = 0;  // not known
+        const ZenPrediction free_of_it = predict(&faster, &m, &p);
+        IS(x.step - x.comm_exposed, fmin(x.step, free_of_it.step));
+        p.run.world = 1;
+        const ZenPrediction alone = predict(&r, &m, &p);
+        IS(free_of_it.step, alone.step);
+        CHECK(alone.comm == 0 && alone.comm_exposed == 0, "%g", alone.comm);
+    }
+    CHECK(waits > 50 && waits < 300 && limited > 20, "%d %d", waits, limited);
+    pieces_free(&list);
+    free(own.shards);
+    model_free(&m);
+}
+
 // The window that is drawn has its spans, from time 0, and its waits.
 static void a_window_is_drawn(void) {
     Model m = model_make("d4", 0.1, 0);
@@ -694,6 +751,7 @@ int main(int argc, char **argv) {
     RUN(selections_cost_a_hidden_update);
     RUN(auto_windows_have_four_steps);
     RUN(nothing_good_does_harm);
+    RUN(several_gpus_wait_for_each_other);
     RUN(a_window_is_drawn);
     return test_summary();
 }

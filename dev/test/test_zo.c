@@ -1124,6 +1124,7 @@ static void feed_make(Feed *f, const GPT2 *g, bool task, size_t accum) {
     r->B = B;
     r->T = T;
     r->o.accum = accum;
+    r->world = 1;
     r->o.seed = 3;
     r->o.weight_decay = 0.1;
     r->step_tokens = B * T * accum;

@@ -1,9 +1,11 @@
 // test_zo_gpu.cu: zeroth-order training on the GPU. Wherever the layers live, however they travel
 // and whenever their updates are stored, every loss and every weight has the same bits; these are
-// the CPU's; runs go on anywhere; and copies hide behind kernels as they should.
+// the CPU's; runs go on anywhere; several processes have the bits of one; and copies hide behind
+// kernels as they should.
 //
 // usage: test_zo_gpu                     all tests
 //        test_zo_gpu --config K|all [N]  for test_schedules.sh, as in test_model
+//        test_zo_gpu --rank              what test_ranks runs: one process of several
 //        test_zo_gpu --clock K           what test_overlap runs, with EMU_CLOCK=virtual
 #include "../../gpu.cuh"
 
@@ -19,6 +21,9 @@ static int waits, allocations, awaited_events;
 #define cudaEventCreateWithFlags(...) (allocations++, cudaEventCreateWithFlags(__VA_ARGS__))
 #include "model_harness.cuh"
 #include "cpu_reference.h"
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 // ---------------------------------------------------------------------------------------------
 // The configurations
@@ -122,7 +127,7 @@ static void test_settings_meet(void) {
 // ---------------------------------------------------------------------------------------------
 // A run: its batches, its model, its steps
 
-enum { TOKENS = 1500, PROMPTS = 7 };
+enum { TOKENS = 1500, PROMPTS = 7, SHARED = 6 };  // SHARED: micro-batches of test_ranks
 
 // What zo_step() wants to know. Where the head has weights of its own, the last token's row of the
 // embeddings is not a number, and only step NOT_A_NUMBER meets it.
@@ -144,13 +149,17 @@ static void feed_make(Feed *f, const Config *c, size_t steps) {
     r->config = shape_config(s);
     r->B = s->B;
     r->T = s->T;
+    r->world = (size_t)ranks.world;
+    r->rank = (size_t)ranks.rank;
     r->o.accum = c->accum;
     r->o.steps = steps;
     r->o.weight_decay = 0.1;
-    r->step_tokens = s->B * s->T * c->accum;
+    const size_t micros = r->world * c->accum;
     for (size_t i = 0; i < TOKENS; i++)
         f->tokens[i] = (uint16_t)(philox4x32(50, (uint32_t)i, 0, 0, 0).x[0] % (s->V - 1));
-    if (!s->tied) f->tokens[(NOT_A_NUMBER - 1) * c->accum * s->B * s->T + 1] = (uint16_t)(s->V - 1);
+    // in the second micro-batch, if there are several ranks' (test_ranks): not that of rank 0
+    const size_t bad = (NOT_A_NUMBER - 1) * micros + (micros >= SHARED ? 1 : 0);
+    if (!s->tied) f->tokens[bad * s->B * s->T + 1] = (uint16_t)(s->V - 1);
     f->segment.name = "tokens";
     f->segment.tokens = f->tokens;
     f->segment.count = f->data.tokens = TOKENS;
@@ -215,6 +224,7 @@ static ZoModel<X> *zo_open(const Config *c, Feed *f, const float *stored, const 
     z->fused = c->fused;
     z->max_B = s->B;
     z->max_T = s->T;
+    z->accum = c->accum;
     zo_place(z, c->residents != ALL, c->residents, c->slots);
     const size_t before = free_memory();
     zo_allocate(z);
@@ -288,14 +298,22 @@ static uint64_t look(ZoModel<X> *z, Feed *f, size_t step, bool sample, uint64_t 
         hash = hash_with(hash, logits, z->config.vocab * sizeof(float));
         free(logits);
     } else {
-        FILE *out = stdout;  // it prints
-        stdout = fopen("/dev/null", "w");
+        Log log;
+        char *text = NULL;
+        size_t n;
+        memset(&log, 0, sizeof log);
+        log.file = open_memstream(&text, &n);
+        log.screen = fopen("/dev/null", "w");
+        FILE *screen = log.screen;
         f->r.o.eval_batches = step % 4 == 1 ? 1 : 2;
-        CHECK(zo_evaluate(z, &f->r, NULL, &err), "%s", err.text);
-        fclose(stdout);
-        stdout = out;
-        hash = hash_with(hash, z->host_totals, sizeof(double));
-        if (f->r.task) hash = hash_with(hash, z->host_totals + 2 * z->zo.queries, sizeof(double));
+        CHECK(zo_evaluate(z, &f->r, &log, &err), "%s", err.text);
+        hash = hash_with(hash, &log.val.points[0].loss, sizeof(double));
+        log_close(&log);
+        fclose(screen);
+        const char *accuracy = strstr(text, "\"val_accuracy\":");
+        CHECK((accuracy != NULL) == f->r.task, "%s", text);
+        if (accuracy != NULL) hash = hash_with(hash, accuracy, strlen(accuracy));
+        free(text);
     }
     return hash;
 }
@@ -329,7 +347,7 @@ static void zo_steps(ZoModel<X> *z, const Config *c, Feed *f, size_t first, size
         const bool updated = is_number && step != SKIPPED;
         CHECK(f->r.keeps_base || !c->fused ? true
               : (newest != NULL && newest->step == step) == updated, "%s: step %zu", name, step);
-        h->losses = hash_with(h->losses, z->host_totals, 2 * (size_t)c->queries * sizeof(double));
+        h->losses = hash_with(h->losses, z->side, 2 * (size_t)c->queries * sizeof(double));
         if (is_number) h->losses = hash_with(h->losses, &loss, sizeof loss);
         if (c->evaluates) h->evaluations = look(z, f, step, step % 2 == 0, h->evaluations);
         if (!at_each) continue;
@@ -683,13 +701,12 @@ template <typename X> static void check_losses(const Config *config, double tole
                         : cpu_model_head(cpu, targets, 0, false, NULL);
                     total += l / (double)c.accum;
                 }
-                const double got = z->host_totals[2 * j + s];
+                const double got = z->side[2 * j + s];
                 if (got == got && fabs(got - total) > worst) worst = fabs(got - total);
                 CHECK((got != got) == (total != total), "%s: %g, CPU %g", name, got, total);
-                mean += z->host_totals[2 * j + s] / (2 * c.queries);
+                mean += z->side[2 * j + s] / (2 * c.queries);
             }
-            const double g = (z->host_totals[2 * j] - z->host_totals[2 * j + 1])
-                             / (2 * (double)z->zo.eps);
+            const double g = (z->side[2 * j] - z->side[2 * j + 1]) / (2 * (double)z->zo.eps);
             squares += g * g / c.queries;
         }
         CHECK(loss != loss
@@ -710,6 +727,143 @@ static void test_losses_are_the_cpus(void) {
         if (c->x == F32) check_losses<float>(c, 4e-6);
         else if (c->x == BF16) check_losses<bf16>(c, 0.05);
         else check_losses<f16>(c, 0.006);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Several processes, one per GPU
+
+static Config in_shared_config(int k) {
+    static const Config shared[] = {
+        //                      rounding  queries  write_back   overlap    evaluates
+        // shape x    storage       | noise  | accum | slots residents | keeps fused | timed
+        {TIED,   BF16, ZO_BF16, STORED, 0, 1, 6, 1, 3, ALL, 1, 1, 1, 1, 0},
+        {ODD,    F32,  ZO_FP32, STORED, 1, 3, 6, 1, 2, 0,   1, 1, 1, 1, 0},
+        {WIDE,   F16,  ZO_FP16, STORED, 0, 3, 6, 2, 3, 1,   1, 1, 1, 1, 0},
+        {LABELS, BF16, ZO_BF16, NEAR,   1, 1, 6, 1, 1, 0,   1, 1, 1, 1, 0},
+        {LABELS, F32,  ZO_FP32, STORED, 0, 3, 6, 1, 9, ALL, 1, 1, 0, 1, 0},
+        {ODD,    F16,  ZO_FP32, STORED, 0, 1, 6, 3, 2, 0,   0, 0, 0, 1, 0},
+        {TIED,   F32,  ZO_BF16, NEAR,   1, 1, 6, 1, 1, 2,   1, 1, 1, 0, 0},
+    };
+    if (k < 0) return Config{(int)(sizeof shared / sizeof *shared), 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                             0, 0, 0, 0, 0};
+    Config c = shared[k];
+    c.accum /= (size_t)ranks.world;
+    return c;
+}
+
+// A step of which rank `who` cannot read its micro-batch number `micro`: all stop, and have the
+// same weights and scalars, though only some have come to store the update before it. Of a signal
+// that one of them gets, all know after the same step.
+static void check_rank_fails(int who, size_t micro) {
+    static Feed f;
+    const Config c = in_shared_config(0);
+    Error err;
+    double loss, norm;
+    feed_make(&f, &c, 9);
+    float *first = first_weights(&c);
+    ZoModel<bf16> *z = zo_open<bf16>(&c, &f, first, NULL, 0);
+    if (ranks.rank == who) f.tokens[run_position(&f.r, 3, micro) * f.r.T + 1] = 60000;
+    for (size_t step = 1; step <= 2; step++) {
+        stop_requested = ranks.rank == who && step == 2 ? SIGTERM : 0;
+        CHECK(zo_step(z, &f.r, step, rate_of(step), &loss, &norm, &err), "%s", err.text);
+        CHECK(z->stop == (step == 2 ? SIGTERM : 0), "step %zu: stop %d", step, z->stop);
+    }
+    stop_requested = 0;
+    CHECK(!zo_step(z, &f.r, 3, rate_of(3), &loss, &norm, &err), "rank %d", ranks.rank);
+    CHECK((err.text[0] != '\0') == (ranks.rank == who), "rank %d: %s", ranks.rank, err.text);
+    CHECK(z->step == 2 && z->log.rounded == 2, "step %zu, %zu", z->step, z->log.rounded);
+    CUDA(cudaDeviceSynchronize());
+    const int odd = zo_odd_rank(z, false);
+    CHECK(odd == 0, "rank %d", odd);
+    zo_close(z);
+    free(first);
+}
+
+// In each of the processes. Says on stdout, which is rank 0's, what came out.
+static int one_rank(void) {
+    ranks_open();
+    for (int k = 0; k < in_shared_config(-1).shape; k++) {
+        const Config c = in_shared_config(k);
+        char name[200];
+        config_name(&c, name);
+        const Hashes h = run(&c, 5, true);
+        uint64_t *all = (uint64_t *)alloc_or_fail((size_t)ranks.world, sizeof h, "hashes");
+        ranks_exchange(&h, sizeof h, all);
+        for (int r = 0; r < ranks.world; r++)
+            CHECK(memcmp(all + (size_t)r * (sizeof h / 8), &h, sizeof h) == 0,
+                  "rank %d has other bits than rank %d: %s", r, ranks.rank, name);
+        free(all);
+        printf("%d %016llx %016llx %016llx %016llx\n", k, (unsigned long long)h.losses,
+               (unsigned long long)h.evaluations, (unsigned long long)h.stored,
+               (unsigned long long)h.weights);
+    }
+    for (int who = 0; who < ranks.world; who++)
+        for (size_t micro = 0; micro < 2; micro++) check_rank_fails(who, micro);
+    if (test_failures_here > 0) printf("rank %d: %d checks\n", ranks.rank, test_failures_here);
+    fflush(stdout);
+    ranks_barrier();
+    ranks_close();
+    return test_failures_here > 0;
+}
+
+static int free_port(void) {
+    struct sockaddr_in a;
+    socklen_t n = sizeof a;
+    const int s = socket(AF_INET, SOCK_STREAM, 0);
+    memset(&a, 0, sizeof a);
+    a.sin_family = AF_INET;
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (bind(s, (struct sockaddr *)&a, sizeof a) != 0
+        || getsockname(s, (struct sockaddr *)&a, &n) != 0) die("no port: %s", strerror(errno));
+    close(s);
+    return ntohs(a.sin_port);
+}
+
+// Runs one_rank() in `world` processes. Returns whether all have ended well.
+static bool run_ranks(int world, char *said, size_t room) {
+    const char *const names[] = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+                                 "MASTER_PORT"};
+    const int port = free_port();
+    int ends[2], status;
+    size_t n = 0;
+    bool ok = true;
+    if (pipe(ends) != 0) die("pipe: %s", strerror(errno));
+    fflush(stdout);
+    for (int rank = 0; rank < world; rank++) {
+        const int values[] = {rank, rank, world, world, port};
+        if (fork() != 0) continue;
+        for (int i = 0; i < 5; i++) {
+            char text[16];
+            snprintf(text, sizeof text, "%d", values[i]);
+            setenv(names[i], text, 1);
+        }
+        setenv("MASTER_ADDR", "127.0.0.1", 1);
+        dup2(ends[1], STDOUT_FILENO);
+        close(ends[0]);
+        close(ends[1]);
+        execl("/proc/self/exe", "test_zo_gpu", "--rank", (char *)NULL);
+        _exit(127);
+    }
+    close(ends[1]);
+    for (ssize_t got; (got = read(ends[0], said + n, room - 1 - n)) > 0;) n += (size_t)got;
+    close(ends[0]);
+    said[n] = '\0';
+    for (int rank = 0; rank < world; rank++) {
+        wait(&status);
+        ok = ok && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    }
+    return ok;
+}
+
+// R processes of 6 / R micro-batches have the bits of one process of 6.
+static void test_ranks(void) {
+    static char one[8192], several[8192];
+    CHECK(run_ranks(1, one, sizeof one), "alone: %s", one);
+    CHECK(strlen(one) > 60 * (size_t)in_shared_config(-1).shape, "alone: %s", one);
+    for (int world = 2; world <= 3; world++) {
+        CHECK(run_ranks(world, several, sizeof several), "%d ranks: %s", world, several);
+        CHECK(strcmp(one, several) == 0, "%d ranks:\n%sone:\n%s", world, several, one);
     }
 }
 
@@ -896,6 +1050,7 @@ static uint64_t config_hash(int k, size_t steps, char name[200]) {
 int main(int argc, char **argv) {
     if (argc >= 3 && strcmp(argv[1], "--config") == 0)
         return run_configs(argc, argv, CONFIGS, config_hash);
+    if (argc == 2 && strcmp(argv[1], "--rank") == 0) return one_rank();
 #ifdef __CUDA_EMU__
     if (argc == 3 && strcmp(argv[1], "--clock") == 0) {
         link_rate = clocks[atoi(argv[2])];
@@ -909,7 +1064,8 @@ int main(int argc, char **argv) {
         return test_summary();
     }
 #endif
-    RUN(test_overlap);  // first: it forks
+    RUN(test_overlap);  // first: it forks,
+    RUN(test_ranks);    // and so does this
     RUN(test_settings_meet);
     RUN(test_weights_are_the_cpus);
     RUN(test_losses_are_the_cpus);

@@ -96,6 +96,11 @@ static void in_memory_nothing_waits(void) {
     IS(x.tokens_per_s, N / x.step);
     CHECK(x.hidden && x.hidden_from == 0 && x.upload == 0 && x.offload == 0
           && strcmp(x.limit, "compute") == 0, "%g %s", x.upload, x.limit);
+    // on four GPUs, each with a replica and a batch
+    p.world = 4;
+    CHECK(zo_plan_step(&r, &c, &p).step == x.step, "%g", x.step);
+    IS(zo_plan_step(&r, &c, &p).tokens_per_s, 4 * N / x.step);
+    p.world = 0;
     // of four directions, one kernel stores; and without rounding, fp32 takes twice the bytes
     p.queries = 4;
     p.stored = p.computed = 4;

@@ -10,10 +10,15 @@
 #include <cublasLt.h>
 #include <cuda_pipeline.h>
 #include <cuda_runtime.h>
+#include <nccl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static void must(int error, const char *call, int line) {
     if (error == 0) return;
@@ -607,6 +612,117 @@ static bool never_registered(bool bug) {    // a copy that is not asynchronous a
     return release(a) && right;
 }
 
+// ---------------------------------------------------------------------------------------------
+// Bugs of rank 0 around collectives. Rank 1, a process of its own, runs the same without the bug.
+
+static ncclComm_t ranks;
+static int rank_here;
+
+static void sum_over_ranks(float *to, const float *from, cudaStream_t on) {
+    OK(ncclAllReduce(from, to, N, ncclFloat32, ncclSum, ranks, on));
+}
+
+static bool collective_before_its_data(bool bug) {  // it does not wait for the kernel
+    float *a = device_filled(1), *b = device_filled(0);
+    cudaEvent_t made = new_event();
+    fill(a, 3, s);
+    OK(cudaEventRecord(made, s));
+    if (!bug) OK(cudaStreamWaitEvent(q, made, 0));
+    sum_over_ranks(b, a, q);
+    const bool right = result(b) == 6;
+    return release(a, b) && right;
+}
+
+static bool kernel_before_the_collective(bool bug) {    // it does not wait for the sum
+    float *a = device_filled(2), *b = device_filled(0);
+    cudaEvent_t summed = new_event();
+    sum_over_ranks(a, a, q);
+    OK(cudaEventRecord(summed, q));
+    if (!bug) OK(cudaStreamWaitEvent(s, summed, 0));
+    add(b, a, s);
+    const bool right = result(b) == 4;
+    return release(a, b) && right;
+}
+
+static bool overwritten_while_sent(bool bug) {  // the next data come while these are being sent
+    float *a = device_filled(2), *b = device_filled(0);
+    cudaEvent_t sent = new_event();
+    OK(ncclReduceScatter(a, b, N / 2, ncclFloat32, ncclSum, ranks, q));
+    OK(cudaEventRecord(sent, q));
+    if (!bug) OK(cudaStreamWaitEvent(s, sent, 0));
+    fill(a, 9, s);
+    const bool right = result(b) == 4;
+    return release(a, b) && right;
+}
+
+static bool gathered_over_what_is_read(bool bug) {  // a kernel still reads what is gathered anew
+    float *a = device_filled(1), *b = device_filled(0), *c = device_filled(5);
+    cudaEvent_t read = new_event();
+    add(b, a, s);
+    OK(cudaEventRecord(read, s));
+    if (!bug) OK(cudaStreamWaitEvent(q, read, 0));
+    OK(ncclAllGather(c, a, N / 2, ncclFloat32, ranks, q));
+    const bool right = result(b) == 1;
+    return release(a, b, c) && right;
+}
+
+static bool host_reads_sum_early(bool bug) {    // it waits for the kernel, not for the collective
+    float *a = device_filled(2), *h = pinned_filled(0);
+    cudaEvent_t copied = new_event();
+    sum_over_ranks(a, a, q);
+    OK(cudaMemcpyAsync(h, a, N * sizeof(float), cudaMemcpyDeviceToHost, q));
+    OK(cudaEventRecord(copied, q));
+    if (!bug) OK(cudaEventSynchronize(copied));
+    else OK(cudaStreamSynchronize(s));
+    const bool right = h[0] == 4;
+    OK(cudaDeviceSynchronize());
+    OK(cudaFreeHost(h));
+    return release(a) && right;
+}
+
+static bool two_streams_one_communicator(bool bug) {    // NCCL keeps the order, but promises none
+    float *a = device_filled(2), *b = device_filled(0);
+    cudaEvent_t summed = new_event();
+    sum_over_ranks(a, a, s);
+    OK(cudaEventRecord(summed, s));
+    if (!bug) OK(cudaStreamWaitEvent(q, summed, 0));
+    sum_over_ranks(b, a, q);
+    const bool right = result(b) == 8;
+    return release(a, b) && right;
+}
+
+static bool group_that_depends(bool bug) {  // on itself: the calls of a group have no order
+    float *a = device_filled(2), *b = device_filled(0), *c = device_filled(0);
+    if (bug) OK(ncclGroupStart());
+    OK(ncclReduceScatter(a, b, N / 2, ncclFloat32, ncclSum, ranks, q));
+    OK(ncclAllGather(b, c, N / 2, ncclFloat32, ranks, q));
+    if (bug) OK(ncclGroupEnd());
+    const bool right = result(c) == 4;
+    return release(a, b, c) && right;
+}
+
+static bool almost_in_place(bool bug) {     // rank 0's part is the first one
+    float *a = device_filled(2);
+    float *part = a + (bug ? N / 4 : rank_here * (N / 2));
+    OK(ncclReduceScatter(a, part, N / 2, ncclFloat32, ncclSum, ranks, q));
+    const bool right = result(part) == 4;
+    return release(a) && right;
+}
+
+static bool gathered_too_much(bool bug) {   // the count is what each rank sends, not the sum
+    float *a = device_filled(2), *b = device_filled(0);
+    OK(ncclAllGather(a, b, bug ? N : N / 2, ncclFloat32, ranks, q));
+    const bool right = result(b) == 2;
+    return release(a, b) && right;
+}
+
+static bool one_rank_counts_otherwise(bool bug) {
+    float *a = device_filled(2);
+    OK(ncclAllReduce(a, a, bug ? N - 1 : N, ncclFloat32, ncclSum, ranks, q));
+    const bool right = result(a) == 4;
+    return release(a) && right;
+}
+
 #define BUG(name) {#name, name}
 static const struct { const char *name; bool (*run)(bool bug); } bugs[] = {
     BUG(missing_event), BUG(wait_before_record), BUG(event_too_early), BUG(write_after_read),
@@ -620,29 +736,60 @@ static const struct { const char *name; bool (*run)(bool bug); } bugs[] = {
     BUG(shared_workspace), BUG(product_overrun), BUG(host_update_before_copy),
     BUG(copy_before_host_update), BUG(copy_into_host_update), BUG(unregistered_too_early),
     BUG(never_registered)};
+static const struct { const char *name; bool (*run)(bool bug); } rank_bugs[] = {
+    BUG(collective_before_its_data), BUG(kernel_before_the_collective),
+    BUG(overwritten_while_sent), BUG(gathered_over_what_is_read), BUG(host_reads_sum_early),
+    BUG(two_streams_one_communicator), BUG(group_that_depends), BUG(almost_in_place),
+    BUG(gathered_too_much), BUG(one_rank_counts_otherwise)};
+
+// The other rank prints no results, and ends with this one.
+static pid_t start_ranks(void) {
+    ncclUniqueId id;
+    OK(ncclGetUniqueId(&id));
+    const pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        OK(freopen("/dev/null", "w", stdout) == NULL);
+        rank_here = 1;
+    }
+    OK(ncclCommInitRank(&ranks, 2, id, rank_here));
+    return pid;
+}
 
 int main(int argc, char **argv) {
     const char *only = argc > 1 ? argv[1] : NULL;
     const bool bug = argc > 2 && strcmp(argv[2], "bug") == 0;
     int wrong = 0, runs = 0;
+    bool with_ranks = only == NULL;
     pthread_t thread;
+    for (const auto &b : rank_bugs) with_ranks |= only != NULL && strcmp(only, b.name) == 0;
+    const pid_t other = with_ranks ? start_ranks() : 0;
     OK(pthread_create(&thread, NULL, worker_main, NULL));
     OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
     OK(cudaStreamCreateWithFlags(&q, cudaStreamNonBlocking));
-    for (const auto &b : bugs) {
-        if (only != NULL && strcmp(only, b.name) != 0) continue;
-        fprintf(stderr, "bugs: %s\n", b.name);      // before what the sanitizers may print
-        const bool right = b.run(bug);
+    const auto run = [&](const auto &b) {
+        if (only != NULL && strcmp(only, b.name) != 0) return;
+        if (rank_here == 0) fprintf(stderr, "bugs: %s\n", b.name);  // before the sanitizers' words
+        const bool right = b.run(bug && rank_here == 0);
         printf("%s %s\n", right ? "right" : "wrong", b.name);
         wrong += !right;
         runs++;
-    }
+    };
+    for (const auto &b : rank_bugs) run(b);
+    if (with_ranks) OK(ncclCommDestroy(ranks));
+    if (rank_here == 1) _exit(wrong > 0);
+    for (const auto &b : bugs) run(b);
     OK(cudaDeviceSynchronize());
     pthread_mutex_lock(&worker.lock);
     worker.end = true;
     pthread_cond_broadcast(&worker.change);
     pthread_mutex_unlock(&worker.lock);
     OK(pthread_join(thread, NULL));
+    if (with_ranks) {
+        int status = 0;
+        OK(waitpid(other, &status, 0) != other);
+        if (!bug && status != 0) printf("wrong on the other rank\n"), wrong++;
+    }
     if (runs == 0) printf("bugs: no such bug: %s\n", only);
     return wrong > 0 ? 3 : runs > 0 ? 0 : 2;
 }

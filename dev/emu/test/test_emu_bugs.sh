@@ -51,6 +51,16 @@ copy_before_host_update     prio=wrong  tsan=report  scale_on_host
 copy_into_host_update       prio=wrong  tsan=report  copy_into_host_update
 unregistered_too_early      plain=stop tsan=report   cudaHostUnregister.while.a.copy\|free
 never_registered            strict=stop              its host memory is pageable
+collective_before_its_data  prio=wrong  tsan=report  fill_kernel
+kernel_before_the_collective prio=wrong tsan=report  add_kernel
+overwritten_while_sent      prio=wrong  tsan=report  fill_kernel
+gathered_over_what_is_read  prio=wrong  tsan=report  add_kernel
+host_reads_sum_early        plain=wrong tsan=report  host_reads_sum_early
+two_streams_one_communicator tsan=report             sum_over_ranks
+group_that_depends          plain=stop asan=stop     ncclReduceScatter.and.ncclAllGather.of.one
+almost_in_place             plain=stop asan=stop     ncclReduceScatter:.the.buffers.overlap
+gathered_too_much           plain=stop asan=stop     ncclAllGather:.8192.bytes.*past.the.end
+one_rank_counts_otherwise   plain=stop asan=stop     count.1023,.*rank.0,.*count.1024,.*rank.1
 '
 
 # run MODE ARGUMENTS...: leaves what was printed in $work/out, and in $saw what that means

@@ -1,0 +1,852 @@
+// test_zero_gpu.cu: several GPUs, each a process: whatever the stage, wherever the state lives, and
+// in which order events let the streams run, training leaves the bits of stage 0 with everything on
+// the GPU; what a rank takes and gives away is what the formulas say; and moving it costs no time
+// that something else can hide.
+//
+// usage: test_zero_gpu                     all tests
+//        test_zero_gpu --config K|all [N]  for test_schedules.sh, as in test_model
+//        test_zero_gpu --clock -           what test_overlap runs, with EMU_CLOCK=virtual
+#define WIRE_CHUNK ((size_t)3000)  // several for a piece
+#include "model_harness.cuh"
+#include <sys/mman.h>
+
+enum { MOST_RANKS = 4, MOST_STEPS = 20 };
+
+// ---------------------------------------------------------------------------------------------
+// The configurations
+
+// With gaps between tensors, padded rows, tied and untied heads. Of "odd" and "five layers" the
+// tail is too short for four ranks.
+enum { TIED, ODD, ONE, FIVE, SHAPES };
+static const Shape shapes[SHAPES] = {
+    // name          L NH   C    F    V  ctx  B   T  act  tied recompute fuse accum head repeated
+    {"tied",         2, 2,  32,  64, 131, 20, 3, 15, GELU, 1, KEEP, 1, 1, 99, false},
+    {"odd",          3, 3,  24,  40, 257, 17, 2,  9, RELU, 1, KEEP, 0, 1,  5, false},
+    {"one layer",    1, 2,  48,  72, 131, 17, 1, 17, GELU, 0, KEEP, 1, 1, 99, false},
+    {"five layers",  5, 1,  16,  32, 131,  9, 2,  8, RELU, 1, KEEP, 0, 1, 99, false},
+};
+
+typedef struct {
+    int shape;
+    size_t world;
+    int stage, bits;            // bits: of the stored numbers: 16 or 32
+    size_t accum;
+    int reduce;                 // bits in which gradients are summed over the ranks
+    int recompute;
+    double clip;                // 0.05: every step is clipped; 1e6: none
+    int sizes, evaluate;        // every second step has a smaller batch; an evaluation follows each
+    int mode;
+    double resident;
+    size_t stride;
+    double share;
+    size_t subgroup;
+    int slots, wire, tight, threads, serial;  // see Placement; wire: bits of gradients
+} Config;
+
+enum { NONE = OFFLOAD_NONE, ZERO = OFFLOAD_ZERO, TWIN = OFFLOAD_TWINFLOW,
+       INTER = OFFLOAD_INTERLEAVE, ALONE = -1 };  // ALONE, for a stage: without --zero
+
+// Any two settings meet in one of the first MIXED (test_settings_meet). Then special cases.
+enum { MIXED = 30 };
+static const Config configs[] = {
+    //     stage   reduce     clip  sizes  mode   resident   share slots tight serial
+    // world |bits accum recompute |  |  evaluate |   |  stride | subgroup| wire | threads
+    {ODD,  1, 0, 16, 3, 32, AGAIN,  1e6, 0, 0, TWIN,   .4, 0,   0,    0, 2, 32, 2, 1, 1},
+    {FIVE, 1, 0, 32, 1, 16, KEEP,   1e6, 1, 1, ZERO,    0, 0,   0,    0, 1, 16, 0, 2, 1},
+    {ONE,  1, 1, 32, 3, 32, AGAIN,  .05, 0, 0, NONE,    1, 0,   0,    0, 2, 32, 0, 1, 0},
+    {TIED, 1, 2, 16, 1, 16, AGAIN,  .05, 0, 0, INTER,  .3, 2,   0,    0, 2, 32, 1, 2, 1},
+    {FIVE, 1, 2, 32, 1, 16, AGAIN,  .05, 0, 0, INTER,  .3, 0,   1,    0, 1, 32, 1, 1, 0},
+    {FIVE, 1, 3, 32, 3, 16, AGAIN,  .05, 0, 1, INTER,   0, 0,  .5, 4096, 2, 16, 1, 2, 0},
+    {TIED, 2, 0, 32, 1, 16, AGAIN,  .05, 1, 1, NONE,    1, 0,   0,    0, 2, 16, 0, 1, 0},
+    {ONE,  2, 0, 16, 1, 32, KEEP,   .05, 0, 0, INTER,  .3, 2,   0, 4096, 2, 16, 1, 1, 0},
+    {FIVE, 2, 1, 16, 3, 32, KEEP,   .05, 1, 1, INTER,  .3, 0,   1,    0, 2, 16, 2, 2, 1},
+    {TIED, 2, 2, 32, 3, 16, KEEP,   1e6, 1, 0, INTER,   0, 0,  .5,    0, 2, 32, 0, 2, 0},
+    {TIED, 2, 3, 32, 3, 32, AGAIN,  .05, 1, 0, ZERO,    0, 0,   0,    0, 1, 16, 2, 1, 0},
+    {ODD,  2, 3, 32, 1, 16, KEEP,   .05, 1, 0, TWIN,   .4, 0,   0, 4096, 1, 16, 1, 1, 0},
+    {ONE,  3, 0, 16, 3, 32, KEEP,   .05, 1, 1, INTER,   0, 0,  .5, 4096, 1, 16, 2, 1, 1},
+    {TIED, 3, 1, 16, 1, 16, AGAIN,  1e6, 0, 0, INTER,  .3, 2,   0,    0, 1, 16, 0, 2, 0},
+    {TIED, 3, 2, 16, 1, 32, AGAIN,  1e6, 0, 1, NONE,    1, 0,   0,    0, 1, 32, 1, 2, 1},
+    {ONE,  3, 2, 16, 3, 32, KEEP,   .05, 0, 1, ZERO,    0, 0,   0, 4096, 2, 16, 1, 2, 0},
+    {FIVE, 3, 2, 32, 1, 16, KEEP,   1e6, 1, 1, TWIN,   .4, 0,   0,    0, 2, 32, 2, 2, 1},
+    {ODD,  3, 3, 32, 1, 32, KEEP,   .05, 1, 1, NONE,    1, 0,   0,    0, 1, 32, 2, 2, 1},
+    {ONE,  3, 3, 16, 1, 16, AGAIN,  1e6, 0, 0, INTER,  .3, 0,   1, 4096, 1, 16, 0, 2, 1},
+    {TIED, 4, 0, 32, 3, 16, KEEP,   .05, 0, 0, INTER,  .3, 2,   0, 4096, 1, 32, 2, 2, 0},
+    {ODD,  4, 0, 32, 3, 16, AGAIN,  .05, 0, 1, INTER,  .3, 0,   1, 4096, 2, 16, 2, 1, 1},
+    {ODD,  4, 1, 16, 3, 32, AGAIN,  .05, 1, 0, ZERO,    0, 0,   0,    0, 2, 32, 2, 2, 1},
+    {ONE,  4, 1, 32, 3, 16, KEEP,   1e6, 0, 0, TWIN,   .4, 0,   0, 4096, 1, 16, 0, 2, 0},
+    {FIVE, 4, 1, 32, 1, 16, KEEP,   .05, 1, 1, NONE,    1, 0,   0, 4096, 1, 16, 1, 1, 0},
+    {FIVE, 4, 1, 32, 3, 32, KEEP,   .05, 1, 0, INTER,   0, 0,  .5, 4096, 1, 32, 0, 2, 0},
+    {TIED, 4, 2, 16, 1, 32, KEEP,   .05, 1, 0, TWIN,   .4, 0,   0, 4096, 1, 16, 2, 2, 1},
+    {ODD,  4, 2, 16, 1, 16, KEEP,   1e6, 0, 1, INTER,   0, 0,  .5,    0, 1, 32, 0, 2, 0},
+    {FIVE, 4, 2, 16, 3, 32, AGAIN,  1e6, 0, 1, INTER,  .3, 2,   0,    0, 2, 16, 2, 2, 1},
+    {TIED, 4, 3, 32, 1, 32, AGAIN,  .05, 1, 0, INTER,  .3, 0,   1,    0, 2, 32, 0, 2, 1},
+    {ODD,  4, 3, 32, 1, 32, AGAIN,  .05, 1, 1, INTER,  .3, 2,   0,    0, 2, 32, 1, 1, 1},
+    // as they are used most
+    {FIVE, 2, 2, 16, 1, 16, KEEP,   .05, 0, 1, NONE,    1, 0,   0,    0, 1, 16, 0, 1, 0},
+    {FIVE, 2, 3, 16, 1, 16, KEEP,   .05, 0, 1, NONE,    1, 0,   0,    0, 1, 16, 0, 1, 0},
+    {FIVE, 2, 3, 16, 3, 32, KEEP,   .05, 0, 0, INTER,   0, 0,  .5,    0, 2, 16, 0, 1, 0},
+    {ODD,  2, 1, 16, 1, 16, KEEP,   .05, 0, 0, INTER,   0, 2,   0, 4096, 2, 16, 0, 1, 0},
+    {ONE,  2, 3, 16, 3, 16, KEEP,   .05, 0, 1, NONE,    1, 0,   0,    0, 1, 16, 0, 1, 0},
+};
+enum { CONFIGS = sizeof configs / sizeof *configs };
+
+static Shape config_shape(const Config *c) {
+    Shape s = shapes[c->shape];
+    s.accum = c->accum;
+    s.recompute = c->recompute;
+    return s;
+}
+
+static Placement config_placement(const Config *c) {
+    Placement p;
+    memset(&p, 0, sizeof p);
+    p.choice.mode = c->mode;
+    p.choice.resident = c->resident;
+    p.choice.stride = c->stride;
+    p.choice.share = c->share;
+    p.choice.subgroup = c->subgroup;
+    p.choice.slots = c->slots;
+    p.choice.wire_f32 = c->wire == 32;
+    p.tight = c->tight;
+    p.threads = c->threads;
+    p.serial = c->serial != 0;
+    return p;
+}
+
+static void config_name(const Config *c, char name[300]) {
+    static const char *const tight[] = {"", ", summed on host", ", gradients on host"};
+    snprintf(name, 300, "%zu ranks, stage %d, %s %s%d accum %zu reduce %d%s clip %g%s%s, %s "
+             "resident %g stride %zu share %g subgroup %zu slots %d wire %d%s threads %d%s",
+             c->world, c->stage, shapes[c->shape].name, c->bits == 16 ? "bf" : "fp", c->bits,
+             c->accum, c->reduce, c->recompute == AGAIN ? " again" : "", c->clip,
+             c->sizes ? " two sizes" : "", c->evaluate ? " evaluating" : "",
+             offload_names[c->mode], c->resident, c->stride, c->share, c->subgroup, c->slots,
+             c->wire, tight[c->tight], c->threads, c->serial ? " serial" : "");
+}
+
+enum { SETTINGS = 17 };
+static const double *settings(const Config *c) {
+    static double list[CONFIGS][SETTINGS];
+    double *x = list[c - configs];
+    const double all[SETTINGS] = {
+        c->mode == INTER ? 100 * (double)c->stride + c->share : -c->mode, (double)c->world,
+        (double)c->stage, (double)c->shape, (double)c->bits, (double)c->accum, (double)c->reduce,
+        (double)c->recompute, c->clip, (double)c->sizes, (double)c->evaluate, (double)c->subgroup,
+        (double)c->slots, (double)c->wire, (double)c->tight, (double)c->threads, (double)c->serial};
+    memcpy(x, all, sizeof all);
+    return x;
+}
+
+static void test_settings_meet(void) {
+    for (int a = 0; a < SETTINGS; a++)
+        for (int b = a + 1; b < SETTINGS; b++)
+            for (int i = 0; i < MIXED; i++)
+                for (int j = 0; j < MIXED; j++) {
+                    const double one = settings(&configs[i])[a], other = settings(&configs[j])[b];
+                    bool met = false;
+                    for (int k = 0; k < MIXED && !met; k++) {
+                        const double *x = settings(&configs[k]);
+                        met = x[a] == one && x[b] == other;
+                    }
+                    CHECK(met, "setting %d never is %g while setting %d is %g", a, one, b, other);
+                }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Ranks: processes that are forked here, and leave what they have to say in shared memory
+
+typedef struct { double forward, backward, next; } Times;
+
+typedef struct {
+    uint64_t numbers, evaluations, weights;  // hashes: of losses and norms, .., of all weights
+    double loss[MOST_STEPS], norm[MOST_STEPS];
+    size_t elements[3];                      // of the state, by part
+    int failures;
+    Times times;
+} Report;
+
+// Arenas of fp32 masters, m, v, and the weights that forward uses: each rank brings what it owns.
+typedef struct {
+    Report rank[MOST_RANKS];
+    size_t P;
+    float arena[4];  // (4, P)
+} Shared;
+
+static float *arena(Shared *x, int k) { return x->arena + (size_t)k * x->P; }
+
+static size_t shared_bytes(size_t P) { return sizeof(Shared) + 4 * P * sizeof(float); }
+
+static Shared *shared_open(const Config *c) {
+    const Shape s = config_shape(c);
+    const GPT2Config config = shape_config(&s);
+    GPT2Table t = gpt2_table(&config);
+    const size_t P = t.elements;
+    gpt2_table_free(&t);
+    void *p = mmap(NULL, shared_bytes(P), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+                   0);
+    if (p == MAP_FAILED) die("mmap: %s", strerror(errno));
+    Shared *x = (Shared *)p;
+    x->P = P;
+    memset(x->arena, 0xff, 4 * P * sizeof(float));  // NaNs, for what nobody brings
+    return x;
+}
+
+static void shared_close(Shared *x) { munmap(x, shared_bytes(x->P)); }
+
+// A port that is free now.
+static int free_port(void) {
+    struct sockaddr_in a;
+    socklen_t n = sizeof a;
+    const int s = socket(AF_INET, SOCK_STREAM, 0);
+    memset(&a, 0, sizeof a);
+    a.sin_family = AF_INET;
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (s < 0 || bind(s, (struct sockaddr *)&a, n) != 0
+        || getsockname(s, (struct sockaddr *)&a, &n) != 0)
+        die("no free port: %s", strerror(errno));
+    close(s);
+    return ntohs(a.sin_port);
+}
+
+// The environment that a launcher gives to a rank.
+static void launched_as(size_t rank, size_t world, int port) {
+    const char *const names[5] = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+                                  "MASTER_PORT"};
+    const size_t values[5] = {rank, rank, world, world, (size_t)port};
+    for (int i = 0; i < 5; i++) {
+        char text[24];
+        snprintf(text, sizeof text, "%zu", values[i]);
+        setenv(names[i], text, 1);
+    }
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+}
+
+// Runs rank_main() as so many ranks, and counts what each of them checked in vain.
+static void run_ranks(const Config *c, Shared *x, const char *name,
+                      void (*rank_main)(const Config *, Shared *)) {
+    pid_t child[MOST_RANKS];
+    const int port = free_port();
+    fflush(stdout);
+    for (size_t r = 0; r < c->world; r++) {
+        child[r] = fork();
+        if (child[r] < 0) die("fork: %s", strerror(errno));
+        if (child[r] > 0) continue;
+        const int out = dup(STDOUT_FILENO);  // what a rank finds is said, whichever it is
+        test_failures_here = 0;
+        alarm(500);
+#ifdef _OPENMP
+        omp_set_num_threads(1);
+#endif
+        if (c->world > 1) launched_as(r, c->world, port);
+        ranks_open();
+        dup2(out, STDOUT_FILENO);
+        rank_main(c, x);
+        x->rank[r].failures = test_failures_here;
+        fflush(stdout);
+        ranks_close();
+        _exit(0);
+    }
+    for (size_t r = 0; r < c->world; r++) {
+        int status;
+        waitpid(child[r], &status, 0);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "rank %zu: status %d: %s", r, status,
+              name);
+        CHECK(x->rank[r].failures == 0, "rank %zu found %d: %s", r, x->rank[r].failures, name);
+    }
+}
+
+// How many ranks can be run: NCCL wants a GPU for each. The first caller forks.
+static size_t ranks_at_most(void) {
+#ifdef __CUDA_EMU__
+    return MOST_RANKS;
+#else
+    static int devices;
+    if (devices > 0) return min_size((size_t)devices, MOST_RANKS);
+    const pid_t child = fork();
+    if (child == 0) _exit(cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0);
+    int status;
+    waitpid(child, &status, 0);
+    devices = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+    return min_size((size_t)devices, MOST_RANKS);
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------
+// What a rank does
+
+// A model of one rank of several, of which nothing is settled.
+template <typename X> static GPT2<X> *rank_new(const Config *c, const Shape *s,
+                                               const Placement *where) {
+    GPT2<X> *g = model_new<X>(s, where);
+    Run r;
+    if (c->stage == ALONE) return g;
+    memset(&r, 0, sizeof r);
+    r.training = true;
+    r.world = c->world;
+    r.rank = (size_t)ranks.rank;
+    r.table = g->table;
+    r.o.zero = (size_t)c->stage;
+    r.o.given[option_find("zero", 4)] = true;
+    r.o.grad_reduce = c->reduce == 32 ? REDUCE_FP32 : REDUCE_BF16;
+    r.o.precision = c->bits == 32 ? PRECISION_FP32 : PRECISION_BF16;
+    g->zero = zero_open(&r);
+    free(g->shards.shards);
+    g->shards = zero_shards_of(g->zero, &g->table);
+    return g;
+}
+
+// Elements of each rank's part of n, and of a rank's part: by other means than zero.h.
+static size_t part_of(size_t n, size_t world) {
+    return (n + 128 * world - 1) / (128 * world) * 128;
+}
+
+static size_t owned(size_t n, size_t world, size_t rank) {
+    const size_t part = part_of(n, world), from = part * rank;
+    return from >= n ? 0 : n - from < part ? n - from : part;
+}
+
+// Elements of the embeddings, a layer, and the tail.
+typedef struct { size_t n[3], L; } Lengths;
+
+static Lengths lengths_of(const Shape *s) {
+    const GPT2Config c = shape_config(s);
+    GPT2Table t = gpt2_table(&c);
+    Lengths x;
+    const size_t layers = t.tensors[t.first_layer].offset, tail = t.tensors[t.ln_f_w].offset;
+    x.L = s->L;
+    x.n[0] = layers;
+    x.n[1] = (tail - layers) / s->L;
+    x.n[2] = t.elements - tail;
+    gpt2_table_free(&t);
+    return x;
+}
+
+static size_t purpose_bytes(const Buffer *list, int n, const char *purpose) {
+    size_t sum = 0;
+    for (int i = 0; i < n; i++)
+        if (strcmp(list[i].purpose, purpose) == 0) sum += list[i].bytes;
+    return sum;
+}
+
+// Memory per rank: weights, gradients and state by the table in zero.h, on GPU and host together.
+// What it leaves out: shards are whole 128s, gradients pass through two layers' places, and the
+// head's wait in fp32.
+template <typename X> static void check_formulas(GPT2<X> *g, const Config *c, const char *name) {
+    const Shape s = config_shape(c);
+    const Lengths x = lengths_of(&s);
+    const size_t R = c->world, rank = (size_t)ranks.rank, X_ = sizeof(X);
+    size_t own = 0, rooms = 0, parts = 0, longest = 0, all = 0;
+    for (int k = 0; k < 3; k++) {
+        const size_t times = k == 1 ? x.L : 1, room = R * part_of(x.n[k], R);
+        own += times * owned(x.n[k], R, rank);
+        parts += times * part_of(x.n[k], R);
+        rooms += times * room;
+        all += times * x.n[k];
+        if (room > longest) longest = room;
+    }
+    const size_t ends = R * (part_of(x.n[0], R) + part_of(x.n[2], R));
+    const size_t places = ends + 2 * R * part_of(x.n[1], R);
+    const size_t updated = c->stage == 0 ? all : own;
+    const bool sums = c->accum > 1, away = c->mode != NONE;
+
+    Buffer gpu[MAX_BUFFERS], host[MAX_BUFFERS];
+    const int n = gpt2_buffers(g, gpu), m = gpt2_host_buffers(g, host);
+    const size_t weights = purpose_bytes(gpu, n, "parameters");
+    const size_t masters = purpose_bytes(gpu, n, "master weights")
+                         + purpose_bytes(host, m, "master weights");
+    const size_t moments = purpose_bytes(gpu, n, "AdamW moments")
+                         + purpose_bytes(host, m, "AdamW moments");
+    const size_t layer_parts = parts - part_of(x.n[0], R) - part_of(x.n[2], R);
+    CHECK(weights == X_ * (c->stage < 3 ? rooms : places + layer_parts), "rank %zu: %zu bytes of "
+          "weights: %s", rank, weights, name);
+    CHECK(moments == 8 * updated, "rank %zu: %zu bytes of moments: %s", rank, moments, name);
+    // in fp32 the GPU's weights are the masters; on the host they are others
+    const size_t residents = g->pieces.elements[PIECE_RESIDENT];
+    CHECK(masters == 4 * (X_ == 2 ? updated : updated - residents), "rank %zu: %zu bytes of "
+          "masters: %s", rank, masters, name);
+    if (!away) {
+        size_t wanted = X_ * (sums || c->stage >= 2 ? places : rooms);
+        if (sums) wanted += 4 * updated;
+        else if (c->stage >= 2) wanted += X_ * updated;
+        wanted += (size_t)128 * ((s.V + 127) / 128) * s.C * 4;
+        if (X_ == 2 && c->reduce == 32) wanted += 4 * longest;
+        const size_t grads = purpose_bytes(gpu, n, "gradients");
+        CHECK(grads == wanted, "rank %zu: %zu bytes of gradients, not %zu: %s", rank, grads, wanted,
+              name);
+    }
+}
+
+// How often layers' weights come in training: each pass uses the layers one after the other, and a
+// layer finds its weights only if no other has come to its place since, of which there are two.
+typedef struct { size_t place[2], count; } Visits;
+
+static void layers_pass(Visits *v, size_t L, bool back) {
+    for (size_t i = 1; i <= L; i++) {
+        const size_t l = back ? L + 1 - i : i;
+        v->count += v->place[l % 2] != l;
+        v->place[l % 2] = l;
+    }
+}
+
+// The bytes that this rank has given away since it began.
+template <typename X>
+static void check_given(const GPT2<X> *g, const Config *c, size_t steps, const char *name) {
+    const Shape s = config_shape(c);
+    const Lengths x = lengths_of(&s);
+    const size_t R = c->world, L = x.L, wide = c->reduce == 32 ? 4 : sizeof(X);
+    const size_t ends = part_of(x.n[0], R) + part_of(x.n[2], R), layer = part_of(x.n[1], R);
+    size_t blocks = 0, numbers = 0;
+    for (size_t r = 0; r < R && c->stage > 0; r++) {
+        ShardMap map = zero_shards(&g->table, R, r, false);
+        size_t sum = 0;
+        for (int i = 0; i < map.count; i++) sum += (map.shards[i].length + 4095) / 4096;
+        if (sum > blocks) blocks = sum;
+        free(map.shards);
+    }
+    numbers = steps * (3 + blocks) * 8;  // loss and flags, and sums of squares
+    Visits v = {{0, 0}, 0};
+    size_t whole = 0;  // all segments' gradients or weights; then: embeddings and tail
+    if (c->stage == 0) whole = steps * c->accum;
+    if (c->stage == 1 || c->stage == 2) whole = 1 + steps;
+    for (size_t step = 1; step <= steps && c->stage == 3; step++) {
+        for (size_t micro = 0; micro < c->accum; micro++) {
+            layers_pass(&v, L, false);
+            layers_pass(&v, L, true);
+        }
+        v.place[0] = v.place[1] = 0;  // updated
+        if (c->evaluate) layers_pass(&v, L, false);
+    }
+    size_t weights = whole * (ends + L * layer);
+    if (c->stage == 3) weights = v.count * layer + (steps + (c->evaluate ? 1 : 0)) * ends;
+    CHECK(g->zero->reduced_bytes == (R - 1) * steps * c->accum * (ends + L * layer) * wide,
+          "%zu bytes reduced: %s", g->zero->reduced_bytes, name);
+    CHECK(g->zero->gathered_bytes == (R - 1) * (weights * sizeof(X) + numbers),
+          "%zu bytes gathered, not %zu: %s", g->zero->gathered_bytes,
+          (R - 1) * (weights * sizeof(X) + numbers), name);
+}
+
+// Brings everything that training leaves to where the other ranks' is. In stage 1 and 2 all weights
+// are on every rank, too: their hash is the report's.
+template <typename X> static void bring(GPT2<X> *g, const Config *c, Shared *to, const char *name) {
+    Report *report = &to->rank[ranks.rank];
+    StatePart parts[3];
+    gpt2_update_wait(g);
+    CUDA(cudaDeviceSynchronize());
+    gpt2_parts(g, parts);
+    const bool brings = c->stage > 0 || ranks.rank == 0;
+    float *same = floats(to->P);
+    for (int k = 0; k < 3; k++) {
+        for (int i = 0; i < parts[k].count; i++) {
+            const StateSpan *s = &parts[k].spans[i];
+            report->elements[k] += s->length;
+            part_copy(&parts[k], s->at, s->length, (brings ? arena(to, k) : same) + s->at, true);
+        }
+        if (!brings)  // stage 0: rank 0 brings the same
+            report->numbers = hash_with(report->numbers, same, to->P * sizeof(float));
+        else if (c->stage == 0)
+            report->numbers = hash_with(report->numbers, arena(to, k), to->P * sizeof(float));
+        free((void *)parts[k].spans);
+    }
+    free(same);
+    for (int i = 0; i < g->pieces.count; i++) {  // as they are stored: masters, rounded
+        const Piece *p = &g->pieces.pieces[i];
+        const size_t at = arena_at(g, p);
+        float *w = floats(p->length);
+        download(w, piece_params(g, p), p->length, g->compute);
+        size_t wrong = 0;
+        for (size_t j = 0; j < p->length && brings; j++) {
+            const float master = arena(to, 0)[at + j];
+            wrong += w[j] != (sizeof(X) == 2 ? bf16_to_f32(f32_to_bf16(master)) : master);
+        }
+        CHECK(wrong == 0, "rank %d: %zu weights of piece %d are not the masters: %s", ranks.rank,
+              wrong, i, name);
+        if (brings) memcpy(arena(to, 3) + at, w, p->length * sizeof(float));
+        free(w);
+    }
+    if (c->stage == 3) return;
+    float *whole = floats(to->P);
+    for (int i = 0; i < g->segments; i++)
+        download(whole + g->segment[i].at, g->params + g->segment[i].param_at,
+                 g->segment[i].length, g->compute);
+    report->weights = hash_bytes(whole, to->P * sizeof(float));
+    free(whole);
+}
+
+static size_t steps_here;     // how many rank_train() makes
+static double eps_here = 1e-8;
+
+// Trains as train() does, and brings what it leaves.
+template <typename X> static void rank_train(const Config *c, Shared *to) {
+    const Shape s = config_shape(c);
+    const Placement where = config_placement(c);
+    const Recipe recipe = {1e-2, eps_here, c->clip, 0.1, c->sizes != 0};
+    const size_t R = c->world, rank = (size_t)ranks.rank;
+    Report *report = &to->rank[rank];
+    char name[300];
+    config_name(c, name);
+    float *params = shape_params(&s, false);
+    GPT2<X> *g = rank_new<X>(c, &s, &where);
+    const size_t before = free_memory();
+    model_begin(g, &s, params, &where);
+    const size_t allocated = before - free_memory();
+    check_memory(g, name, allocated);
+    if (g->zero != NULL) check_formulas(g, c, name);
+
+    Shape all = s, less;  // all ranks' micro-batches: those of one number lie side by side
+    all.accum *= R;
+    less = all;
+    less.B = s.B > 1 ? s.B - 1 : 1;
+    less.T = s.T - 4;
+    const size_t room = all.accum * s.B * s.T;
+    int32_t *inputs = (int32_t *)alloc_or_fail(2 * room, sizeof(int32_t), "test");
+    int32_t *targets = inputs + room;
+    for (size_t step = 1; step <= steps_here; step++) {
+        const Shape *now = c->sizes && step % 2 == 0 ? &less : &all;
+        const size_t N = now->B * now->T;
+        double loss;
+        shape_batch(now, step, inputs, targets);
+        for (size_t micro = 0; micro < c->accum; micro++) {
+            const size_t at = (micro * R + rank) * N;
+            gpt2_forward(g, inputs + at, now->B, now->T);
+            gpt2_head(g, targets + at, 1.0f / (float)(N * all.accum), 1 / (double)all.accum,
+                      micro > 0, NULL);
+            gpt2_backward(g, inputs + at, micro > 0, micro + 1 == c->accum);
+        }
+        if (step == 2 && rank == R - 1) {  // of which all ranks learn
+            stop_requested = 15;
+            run_saver.running = true;
+        }
+        const double norm_squared = gpt2_grad_norm_squared(g, &loss);
+        if (g->zero != NULL)
+            CHECK(zero_stops(g->zero) == (step >= 2) && stop_requested == (step >= 2 ? 15 : 0)
+                  && zero_saved(g->zero) == (step != 2), "rank %zu, step %zu: signal %d, saved %d: "
+                  "%s", rank, step, stop_requested, zero_saved(g->zero), name);
+        run_saver.running = false;
+        const AdamStep adam = recipe_step(&recipe, step, norm_squared);
+        gpt2_update(g, &adam);
+        if (step <= MOST_STEPS) report->loss[step - 1] = loss;
+        if (step <= MOST_STEPS) report->norm[step - 1] = sqrt(norm_squared);
+        const double numbers[2] = {loss, norm_squared};
+        report->numbers = hash_with(report->numbers, numbers, sizeof numbers);
+        if (!c->evaluate) continue;
+        g->pass = "evaluate";
+        gpt2_forward(g, targets, (s.B + 1) / 2, s.T);
+        gpt2_head(g, inputs, 0, 1, false, NULL);
+        g->pass = "forward";
+        const double value = gpt2_loss(g);
+        report->evaluations = hash_with(report->evaluations, &value, sizeof value);
+    }
+    if (g->zero != NULL) check_given(g, c, steps_here, name);
+    bring(g, c, to, name);
+#ifdef __CUDA_EMU__
+    CHECK(before - free_memory() == allocated, "%s: training allocates", name);
+#endif
+    model_close(g);
+#ifdef __CUDA_EMU__
+    CHECK(before == free_memory(), "%s: %zu bytes are not freed", name, before - free_memory());
+#endif
+    free(inputs);
+    free(params);
+}
+
+static void rank_main(const Config *c, Shared *to) {
+    if (c->bits == 16) rank_train<bf16>(c, to);
+    else rank_train<float>(c, to);
+}
+
+// ---------------------------------------------------------------------------------------------
+// What all ranks together have made
+
+typedef struct { uint64_t training, evaluations; } Hashes;
+
+// Runs a configuration. If kept is not NULL, it becomes what the ranks have left.
+static Hashes run(const Config *c, size_t steps, Shared **kept = NULL) {
+    char name[300];
+    config_name(c, name);
+    Shared *x = shared_open(c);
+    steps_here = steps;
+    run_ranks(c, x, name, rank_main);
+    Hashes h = {0, x->rank[0].evaluations};
+    for (int k = 0; k < 3; k++) {
+        size_t elements = 0, nobodys = 0;
+        for (size_t r = 0; r < c->world; r++) elements += x->rank[r].elements[k];
+        if (c->stage == 0) elements /= c->world;
+        for (size_t i = 0; i < x->P; i++) nobodys += isnan(arena(x, k)[i]);
+        CHECK(elements == x->P && nobodys == 0, "part %d: %zu elements of %zu, %zu are nobody's: "
+              "%s", k, elements, x->P, nobodys, name);
+    }
+    const uint64_t weights = hash_bytes(arena(x, 3), x->P * sizeof(float));
+    for (size_t r = 0; r < c->world; r++) {
+        CHECK(x->rank[r].numbers == x->rank[0].numbers, "losses, norms: rank %zu: %s", r, name);
+        CHECK(x->rank[r].evaluations == h.evaluations, "evaluations: rank %zu: %s", r, name);
+        CHECK(c->stage == 3 || x->rank[r].weights == weights, "weights: rank %zu: %s", r, name);
+    }
+    for (size_t i = 0; i < steps; i++) {
+        const double numbers[2] = {x->rank[0].loss[i], x->rank[0].norm[i]};
+        h.training = hash_with(h.training, numbers, sizeof numbers);
+    }
+    for (int k = 0; k < 4; k++)
+        h.training = hash_with(h.training, arena(x, k), x->P * sizeof(float));
+    if (kept != NULL) *kept = x;
+    else shared_close(x);
+    return h;
+}
+
+// The same with everything on the GPU, in stage 0; a single one does without zero.cuh.
+static Config reference(const Config *c) {
+    Config r = *c;
+    r.stage = c->world == 1 ? ALONE : 0;
+    r.mode = NONE;
+    r.resident = 1;
+    r.recompute = KEEP;
+    r.subgroup = r.stride = 0;
+    r.share = 0;
+    r.slots = 1;
+    r.tight = r.serial = 0;
+    r.wire = 16;
+    return r;
+}
+
+static void test_same_bits(void) {
+    size_t done = 0;
+    for (int k = 0; k < CONFIGS; k++) {
+        const Config *c = &configs[k], plain = reference(c);
+        char name[300];
+        if (c->world > ranks_at_most()) continue;
+        config_name(c, name);
+        const Hashes wanted = run(&plain, 3), h = run(c, 3);
+        CHECK(h.training == wanted.training, "config %d: %s", k, name);
+        CHECK(h.evaluations == wanted.evaluations, "config %d: %s", k, name);
+        done++;
+    }
+    if (done == 0) SKIP("no GPU");
+}
+
+#ifdef __CUDA_EMU__
+// Runs this program again, with other settings of the emulated GPU; returns how it ended.
+static int run_again(const char *const *settings, const char *option, const char *which) {
+    int status;
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        for (int i = 0; settings[i] != NULL; i += 2) setenv(settings[i], settings[i + 1], 1);
+        const bool quiet = strcmp(option, "--config") == 0;
+        if (quiet && freopen("/dev/null", "w", stdout) == NULL) _exit(126);
+        execl("/proc/self/exe", "test_zero_gpu", option, which, "3", (char *)NULL);
+        _exit(127);
+    }
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+#endif
+
+// No rank's host reads the GPU's memory, or writes it.
+static void test_host_keeps_off(void) {
+#ifdef __CUDA_EMU__
+    const char *const settings[] = {"EMU_PROTECT", "1", NULL};
+    for (int k = CONFIGS - 4; k < CONFIGS - 1; k++) {
+        char which[12];
+        snprintf(which, sizeof which, "%d", k);
+        const int code = run_again(settings, "--config", which);
+        CHECK(code == 0, "configuration %d: code %d", k, code);
+    }
+#else
+    SKIP("only the emulated GPU can close its memory");
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------
+// Other numbers of ranks
+
+// The same micro-batches dealt out to more or fewer ranks: the same training, to rounding. With a
+// large epsilon: else AdamW makes of a gradient that is nothing but rounding a whole step.
+typedef struct { double losses, norms, weights; } Apart;
+
+static Apart apart(const Config *c, size_t world, size_t steps) {
+    Config other = *c;
+    other.world = world;
+    other.accum = c->accum * c->world / world;
+    if (world == 1) other.stage = ALONE;
+    Shared *a, *b;
+    Apart x = {0, 0, 0};
+    run(c, steps, &a);
+    run(&other, steps, &b);
+    for (size_t i = 0; i < steps; i++) {
+        const Report *p = &a->rank[0], *q = &b->rank[0];
+        x.losses = fmax(x.losses, fabs(p->loss[i] / q->loss[i] - 1));
+        x.norms = fmax(x.norms, fabs(p->norm[i] / q->norm[i] - 1));
+    }
+    double difference = 0, length = 0;
+    for (size_t i = 0; i < a->P; i++) {
+        difference += pow(arena(a, 0)[i] - arena(b, 0)[i], 2);
+        length += pow(arena(b, 0)[i], 2);
+    }
+    x.weights = sqrt(difference / length);
+    shared_close(a);
+    shared_close(b);
+    return x;
+}
+
+static Config spread(int shape, size_t world, int stage, int bits, int reduce) {
+    return {shape, world, stage, bits, 12 / world, reduce, KEEP, 0.5, 0, 0, NONE, 1, 0, 0, 0, 1, 16,
+            0, 1, 0};
+}
+
+static void test_other_worlds(void) {
+    if (ranks_at_most() < 2) SKIP("one GPU");
+    eps_here = 1e-2;
+    for (size_t world = 2; world <= ranks_at_most(); world++)
+        for (int stage = 1; stage <= 3; stage += 2) {
+            const Config c = spread(world % 2 ? ODD : FIVE, world, stage, 32, 16);
+            const Apart x = apart(&c, 1, 3);
+            CHECK(x.losses < 1e-6 && x.norms < 1e-5 && x.weights < 1e-5, "fp32, %zu ranks, stage "
+                  "%d: losses %g, norms %g, weights %g", world, stage, x.losses, x.norms,
+                  x.weights);
+        }
+    const size_t world = ranks_at_most();
+    const Config rounded = spread(TIED, world, 2, 16, 16), exact = spread(TIED, world, 2, 16, 32);
+    const Apart x = apart(&rounded, 1, 3), y = apart(&exact, 1, 3);
+    CHECK(x.losses < 2e-4 && x.weights < 1e-3, "bf16: losses %g, norms %g, weights %g", x.losses,
+          x.norms, x.weights);
+    CHECK(y.weights < x.weights, "summed in fp32: weights %g; in bf16: %g", y.weights, x.weights);
+}
+
+// ---------------------------------------------------------------------------------------------
+// What happens at the same time, on the emulated GPU's virtual clock. Times in microseconds.
+
+#ifdef __CUDA_EMU__
+// How long a kernel and a collective take at least; bytes per us between the ranks. A layer's
+// collective then takes 112, its forward pass 200, its backward pass 400.
+enum { KERNEL = 20, LATENCY = 10, PEER = 30 };
+
+// Of a second step, and of the forward pass after it.
+template <typename X> static void rank_measure(const Config *c, Shared *to) {
+    const Shape s = config_shape(c);
+    const Placement where = config_placement(c);
+    float *params = shape_params(&s, false);
+    GPT2<X> *g = rank_new<X>(c, &s, &where);
+    model_begin(g, &s, params, &where);
+    int32_t *inputs = (int32_t *)alloc_or_fail(2 * s.B * s.T, sizeof(int32_t), "test");
+    int32_t *targets = inputs + s.B * s.T;
+    shape_batch(&s, 1, inputs, targets);
+    double norm_squared, loss, at[5] = {0};
+    for (size_t step = 1; step <= 2; step++) {
+        CUDA(cudaDeviceSynchronize());
+        at[0] = 1e6 * emu_virtual_now();
+        gpt2_forward(g, inputs, s.B, s.T);
+        gpt2_head(g, targets, 1.0f / (float)(s.B * s.T), 1, false, NULL);
+        CUDA(cudaStreamSynchronize(g->compute));
+        at[1] = 1e6 * emu_virtual_now();
+        gpt2_backward(g, inputs, false, true);
+        norm_squared = gpt2_grad_norm_squared(g, &loss);
+        at[2] = 1e6 * emu_virtual_now();
+        const AdamStep adam = recipe_step(&plain, step, norm_squared);
+        gpt2_update(g, &adam);
+    }
+    at[3] = 1e6 * emu_virtual_now();
+    gpt2_forward(g, inputs, s.B, s.T);
+    CUDA(cudaStreamSynchronize(g->compute));
+    at[4] = 1e6 * emu_virtual_now();
+    to->rank[ranks.rank].times = {at[1] - at[0], at[2] - at[1], at[4] - at[3]};
+    free(inputs);
+    free(params);
+    model_close(g);
+}
+
+static Times measure(int stage, bool serial) {
+    static Times known[4][2];
+    if (known[stage][serial].forward > 0) return known[stage][serial];
+    const Config c = {FIVE, 2, stage, 16, 1, 16, KEEP, 0, 0, 0, NONE, 1, 0, 0, 0, 1, 16, 0, 1,
+                      serial};
+    Shared *x = shared_open(&c);
+    run_ranks(&c, x, "virtual clock", rank_measure<bf16>);
+    const Times t = known[stage][serial] = x->rank[0].times;
+    shared_close(x);
+    return t;
+}
+
+// What a collective takes with the weights or gradients of the embeddings, a layer, or the tail.
+static double moving(int which) {
+    const Lengths x = lengths_of(&shapes[FIVE]);
+    return LATENCY + (double)part_of(x.n[which], 2) * sizeof(bf16) / PEER;
+}
+
+// Gradients are summed while backward goes on. Only the last segment's is waited for.
+static void test_reduce_hides(void) {
+    const double hidden = 5 * moving(1) + moving(2);
+    for (int stage = 1; stage <= 3; stage++) {
+        const double together = measure(stage, false).backward;
+        const double serial = measure(stage, true).backward;
+        CHECK(serial - together > 0.9 * hidden, "stage %d: %.0f us, one after the other %.0f; "
+              "%.0f can hide", stage, together, serial, hidden);
+    }
+}
+
+// In stage 1 and 2 the next forward pass begins when the first weights are there.
+static void test_gather_hides(void) {
+    for (int stage = 1; stage <= 2; stage++) {
+        const Times t = measure(stage, false), none = measure(0, false);
+        CHECK(t.next < none.next + moving(0) + moving(1) + 0.3 * moving(1), "stage %d: %.0f us, "
+              "without gathering %.0f", stage, t.next, none.next);
+    }
+}
+
+// In stage 3 each layer's weights come while the one before is used, in both directions.
+static void test_prefetch(void) {
+    const Times t = measure(3, false), all = measure(2, false), none = measure(0, false);
+    CHECK(t.next < none.next + moving(0) + moving(1) + 0.3 * moving(1), "forward: %.0f us, without "
+          "gathering %.0f", t.next, none.next);
+    CHECK(t.backward < all.backward + 0.3 * moving(1), "backward: %.0f us, without gathering %.0f",
+          t.backward, all.backward);
+}
+#endif
+
+static void test_overlap(void) {
+#ifdef __CUDA_EMU__
+    char kernel[12], latency[12], peer[24];
+    snprintf(kernel, sizeof kernel, "%d", KERNEL);
+    snprintf(latency, sizeof latency, "%d", LATENCY);
+    snprintf(peer, sizeof peer, "%d000000", PEER);
+    const char *const settings[] = {"EMU_CLOCK", "virtual", "EMU_SCHED", "", "EMU_KERNEL_US",
+                                    kernel, "EMU_NCCL_US", latency, "EMU_NCCL_LINK", peer, NULL};
+    const int code = run_again(settings, "--clock", "-");
+    CHECK(code == 0, "code %d", code);
+#else
+    SKIP("only on the virtual clock of the emulated GPU");
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------
+
+static uint64_t config_hash(int k, size_t steps, char name[200]) {
+    char whole[300];
+    config_name(&configs[k], whole);
+    snprintf(name, 200, "%.199s", whole);
+    const Hashes h = run(&configs[k], steps);
+    return hash_bytes(&h, sizeof h);
+}
+
+int main(int argc, char **argv) {
+    if (argc >= 3 && strcmp(argv[1], "--config") == 0)
+        return run_configs(argc, argv, CONFIGS, config_hash);
+#ifdef __CUDA_EMU__
+    if (argc >= 3 && strcmp(argv[1], "--clock") == 0) {
+        RUN(test_reduce_hides);
+        RUN(test_gather_hides);
+        RUN(test_prefetch);
+        return test_summary();
+    }
+    if (getenv("EMU_PROTECT") == NULL) {  // it takes time; and the cores are for the ranks
+        setenv("EMU_PROTECT", "0", 1);
+        setenv("EMU_THREADS", "1", 0);
+        execv("/proc/self/exe", argv);
+        die("/proc/self/exe: %s", strerror(errno));
+    }
+#endif
+    RUN(test_settings_meet);
+    RUN(test_same_bits);
+    RUN(test_host_keeps_off);
+    RUN(test_other_worlds);
+    RUN(test_overlap);
+    return test_summary();
+}

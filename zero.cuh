@@ -1,0 +1,386 @@
+// zero.cuh: ZeRO on the GPU: what moves between the ranks, and when (zero.h says who owns what, and
+// doc/zero.md is the lesson). Included by train_gpt2.cu.
+//
+// All of it is queued in one stream, in an order that is the same on all ranks: NCCL asks for that.
+// Of each micro-batch, while backward runs, segment after segment from the last to the first: the
+// gradient is summed over the ranks, and each keeps its shard of the sum (reduce-scatter; stage 0
+// gathers the sum again). Of each step: loss and block sums of the gradient's squares go around.
+// Behind each segment's update, in the order of forward: its weights are gathered; in stage 3 only
+// shortly before forward and backward use a layer's, into one of two places, of which one is used
+// while the other is filled.
+#ifndef TIDE_ZERO_CUH
+#define TIDE_ZERO_CUH
+#ifdef TIDE_NCCL
+#include <nccl.h>
+#endif
+
+// ---------------------------------------------------------------------------------------------
+// 1. NCCL
+
+#ifdef TIDE_NCCL
+#define NCCL(call) nccl_check((call), #call, __FILE__, __LINE__)
+
+static void nccl_check(ncclResult_t e, const char *call, const char *file, int line) {
+    if (e != ncclSuccess)
+        fail("NCCL: %s (%s): %s (%s:%d)", ncclGetErrorString(e), ncclGetLastError(NULL), call, file,
+             line);
+}
+
+static ncclDataType_t nccl_type(const float *) { return ncclFloat32; }
+static ncclDataType_t nccl_type(const bf16 *) { return ncclBfloat16; }
+static ncclDataType_t nccl_type(const double *) { return ncclFloat64; }
+#else
+typedef void *ncclComm_t;
+#endif
+
+struct Zero {
+    int stage;
+    size_t world, rank;
+    bool reduce_f32;            // gradients are summed in fp32
+    bool rows;                  // shards are cut between rows (zero.h)
+    size_t *begin;              // (segments, world + 1): where shards begin, zero_begin()
+    ncclComm_t comm;
+    cudaStream_t stream;        // all that this file queues
+    cudaEvent_t *reduced;       // per segment: its gradient is summed over the ranks
+    cudaEvent_t *gathered;      // per segment: its weights are whole
+    cudaEvent_t place_free[2];  // stage 3: the layer in this place is used no more
+    int tenant[2];              // stage 3: the segment whose weights are there; 0: none
+    bool current[2];            // stage 3: the embeddings' and the tail's weights are gathered
+    int segments;
+    size_t *blocks, most;       // of the norm: zero_blocks()
+    size_t reduced_bytes, gathered_bytes;  // that this rank gave away in this step
+    double stop;                // the signal that some rank was sent by now, or 0
+    bool saved;                 // all ranks' part of the checkpoint is written
+    // GPU memory.
+    double *mine, *all;         // (ZERO_HEAD + most), (world, ZERO_HEAD + most)
+    float *sum;                 // (longest room): a gradient in fp32, if it is summed so
+    // Page-locked host memory.
+    double *host_mine;          // (ZERO_HEAD)
+    double *host_all;           // as `all`
+    double *ordered;            // (all blocks)
+};
+
+enum { ZERO_LOSS, ZERO_STOP, ZERO_SAVED, ZERO_HEAD };  // what stands before a rank's block sums
+
+static int zero_stage(const Zero *z) { return z == NULL ? 0 : z->stage; }
+static cudaEvent_t zero_gathered(const Zero *z, size_t s) { return z->gathered[s]; }
+static bool zero_stops(const Zero *z) { return z->stop != 0; }
+static bool zero_saved(const Zero *z) { return z->saved; }
+
+// Where rank r's shard of segment s begins, or with r == world, the last one ends.
+static size_t shard_begin_of(const Zero *z, size_t s, size_t r) {
+    return z->begin[s * (z->world + 1) + r];
+}
+
+// Each rank has data of its own for all of segment s. Its shard becomes the sum over all ranks, in
+// place; the rest is lost. cut: elements of a shard, with what is behind the last one.
+template <typename T> static void reduce_scatter(Zero *z, T *data, size_t s, size_t cut) {
+#ifdef TIDE_NCCL
+    if (!z->rows) {
+        NCCL(ncclReduceScatter(data, data + z->rank * cut, cut, nccl_type(data), ncclSum, z->comm,
+                               z->stream));
+    } else {
+        NCCL(ncclGroupStart());
+        for (size_t r = 0; r < z->world; r++) {
+            T *shard = data + shard_begin_of(z, s, r);
+            const size_t n = shard_begin_of(z, s, r + 1) - shard_begin_of(z, s, r);
+            NCCL(ncclReduce(shard, shard, n, nccl_type(data), ncclSum, (int)r, z->comm, z->stream));
+        }
+        NCCL(ncclGroupEnd());
+    }
+#endif
+    const size_t own = shard_begin_of(z, s, z->rank + 1) - shard_begin_of(z, s, z->rank);
+    z->reduced_bytes += (z->rows ? shard_begin_of(z, s, z->world) - own : (z->world - 1) * cut)
+                      * sizeof *data;
+}
+
+// Each rank gives `cut` elements at `mine`, and gets those of all, in their order, at data; mine
+// may be its place there.
+template <typename T> static void all_gather(Zero *z, T *data, const T *mine, size_t cut) {
+#ifdef TIDE_NCCL
+    NCCL(ncclAllGather(mine, data, cut, nccl_type(data), z->comm, z->stream));
+#endif
+    z->gathered_bytes += (z->world - 1) * cut * sizeof *data;
+}
+
+// The same with the shards of segment s, where they are cut between rows, in place.
+template <typename T> static void all_gather_rows(Zero *z, T *data, size_t s) {
+    const size_t own = shard_begin_of(z, s, z->rank + 1) - shard_begin_of(z, s, z->rank);
+#ifdef TIDE_NCCL
+    NCCL(ncclGroupStart());
+    for (size_t r = 0; r < z->world; r++) {
+        T *shard = data + shard_begin_of(z, s, r);
+        const size_t n = shard_begin_of(z, s, r + 1) - shard_begin_of(z, s, r);
+        NCCL(ncclBroadcast(shard, shard, n, nccl_type(data), (int)r, z->comm, z->stream));
+    }
+    NCCL(ncclGroupEnd());
+#endif
+    z->gathered_bytes += (z->world - 1) * own * sizeof *data;
+}
+
+// ---------------------------------------------------------------------------------------------
+// 2. Memory
+
+static void open_device(void);
+
+// With several GPUs, or if --zero asks for it: what it takes, connected unless this is only a plan.
+// Else NULL.
+static Zero *zero_open(const Run *r) {
+    const Options *o = &r->o;
+    if (!r->training || o->dump != NULL || (r->world == 1 && !option_given(o, "zero"))) return NULL;
+    Zero *z = (Zero *)alloc_or_fail(1, sizeof(Zero), "ranks");
+    z->stage = o->zero == AUTO_COUNT ? 2 : (int)o->zero;
+    z->world = r->world;
+    z->rank = r->rank;
+    z->reduce_f32 = o->grad_reduce == REDUCE_FP32 && o->precision != PRECISION_FP32;
+    z->rows = o->offload == OFFLOAD_ZENFLOW;
+    if (z->rows && (z->stage == 0 || z->stage == 3))
+        die("--offload zenflow works with --zero 1 or 2, not %d", z->stage);
+    const GPT2Table *t = &r->table;
+    const size_t segments = (size_t)zero_segments(t);
+    z->begin = (size_t *)alloc_or_fail(segments * (z->world + 1), sizeof(size_t), "shards");
+    for (size_t s = 0; s < segments; s++)
+        for (size_t i = 0; i <= z->world; i++)
+            z->begin[s * (z->world + 1) + i] = zero_begin(t, (int)s, z->world, i, z->rows);
+    if (o->plan) return z;
+#ifdef TIDE_NCCL
+    ncclUniqueId id;
+    memset(&id, 0, sizeof id);
+    open_device();
+    if (z->rank == 0) NCCL(ncclGetUniqueId(&id));
+    ranks_broadcast(&id, sizeof id);
+    NCCL(ncclCommInitRank(&z->comm, (int)z->world, id, (int)z->rank));
+#else
+    die("%s: this program was built without NCCL (make train_gpt2cu says how to get it)",
+        z->world > 1 ? "several GPUs" : "--zero");
+#endif
+    return z;
+}
+
+// What this rank updates: in stage 0 everything, cut like the shards.
+static ShardMap zero_shards_of(const Zero *z, const GPT2Table *t) {
+    return zero_shards(t, z->world, z->stage == 0 ? ZERO_ALL : z->rank, z->rows);
+}
+
+// Says how segment s is dealt out.
+static void zero_place(const Zero *z, int s, Segment *x) {
+    const size_t begin = shard_begin_of(z, (size_t)s, z->rank);
+    x->cut = z->rows ? 0 : zero_cut(x->length, z->world);
+    x->room = z->rows ? x->length : x->cut * z->world;
+    if (z->stage == 0) return;
+    x->own = shard_begin_of(z, (size_t)s, z->rank + 1) - begin;
+    // where an empty shard would be counts, too: NCCL wants it there to work in place
+    x->own_from = x->at + (z->rows ? begin : z->rank * x->cut);
+}
+
+static size_t zero_exchanged(const Zero *z) { return ZERO_HEAD + z->most; }
+
+// Adds the lines of this file to the memory plan of the GPU; returns how many there are now.
+template <typename X> static int zero_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS], int n) {
+    Zero *z = g->zero;
+    size_t longest = 0;
+    if (z->blocks == NULL) {
+        z->segments = g->segments;
+        z->blocks = (size_t *)alloc_or_fail((size_t)g->segments * z->world, sizeof(size_t),
+                                            "gradient norm");
+        z->most = zero_blocks(&g->table, z->world, z->rows, z->blocks);
+        if (z->stage == 0) z->most = 0;  // every rank has all of them
+    }
+    for (int i = 0; i < g->segments; i++)
+        if (g->segment[i].room > longest) longest = g->segment[i].room;
+    list[n++] = Buffer{"backward", zero_exchanged(z) * sizeof(double), &z->mine, true};
+    list[n++] = Buffer{"backward", z->world * zero_exchanged(z) * sizeof(double), &z->all, true};
+    if (z->reduce_f32) list[n++] = Buffer{"gradients", longest * sizeof(float), &z->sum, true};
+    return n;
+}
+
+// After the buffers are there.
+template <typename X> static void zero_allocate(GPT2<X> *g) {
+    Zero *z = g->zero;
+    CUDA(cudaStreamCreateWithFlags(&z->stream, cudaStreamNonBlocking));
+    for (cudaEvent_t **events : {&z->reduced, &z->gathered}) {
+        *events = (cudaEvent_t *)alloc_or_fail((size_t)g->segments, sizeof(cudaEvent_t), "events");
+        for (int i = 0; i < g->segments; i++) event_make(&(*events)[i]);
+    }
+    for (int i = 0; i < 2; i++) event_make(&z->place_free[i]);
+    const size_t bytes = z->world * zero_exchanged(z) * sizeof(double);
+    z->host_mine = (double *)pinned_alloc(ZERO_HEAD * sizeof(double), "gradient norm");
+    z->host_all = (double *)pinned_alloc(bytes, "gradient norm");
+    z->ordered = (double *)alloc_or_fail(z->world * z->most, sizeof(double), "gradient norm");
+}
+
+template <typename X> static void zero_free(GPT2<X> *g) {
+    Zero *z = g->zero;
+#ifdef TIDE_NCCL
+    if (z->comm != NULL) NCCL(ncclCommDestroy(z->comm));
+#endif
+    for (cudaEvent_t **events : {&z->reduced, &z->gathered}) {
+        for (int i = 0; i < z->segments; i++) CUDA(cudaEventDestroy((*events)[i]));
+        free(*events);
+    }
+    for (int i = 0; i < 2; i++) CUDA(cudaEventDestroy(z->place_free[i]));
+    CUDA(cudaStreamDestroy(z->stream));
+    CUDA(cudaFreeHost(z->host_mine));
+    CUDA(cudaFreeHost(z->host_all));
+    free(z->ordered);
+    free(z->blocks);
+    free(z->begin);
+    free(z);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 3. Gradients
+
+// Segment s of this rank's gradient is complete: it is summed over the ranks, in the type in which
+// it is stored or in fp32, and in the end rounded to the former. Every rank keeps its shard of the
+// sum, where that part of its own gradient was; in stage 0 all of it.
+template <typename X> static void zero_reduce(GPT2<X> *g, size_t s) {
+    Zero *z = g->zero;
+    const Segment *x = &g->segment[s];
+    const size_t begin = shard_begin_of(z, s, z->rank);
+    const size_t own = shard_begin_of(z, s, z->rank + 1) - begin;
+    X *grad = g->grads + x->grad_at;
+    CUDA(cudaStreamWaitEvent(z->stream, g->grad_ready[s], 0));
+    const int span = timeline_begin(&g->timeline, ROW_COMM, "reduce", s, x->room * sizeof(X),
+                                    z->stream);
+    if (z->reduce_f32) {
+        accumulate_gradient(z->sum, grad, x->room, true, z->stream);
+        reduce_scatter(z, z->sum, s, x->cut);
+        if (own > 0) round_gradient(grad + begin, z->sum + begin, own, z->stream);
+    } else {
+        reduce_scatter(z, grad, s, x->cut);
+    }
+    if (z->stage == 0) all_gather(z, grad, grad + z->rank * x->cut, x->cut);
+    timeline_end(&g->timeline, span, z->stream);
+    CUDA(cudaEventRecord(z->reduced[s], z->stream));
+}
+
+// What tells that segment s of the gradient is what the update is made from.
+template <typename X> static cudaEvent_t gradient_event(const GPT2<X> *g, size_t s) {
+    return g->zero != NULL ? g->zero->reduced[s] : g->grad_ready[s];
+}
+
+// gpt2_grad_norm_squared() of several ranks: behind what the leave stream has been given, each
+// rank's part of the loss and its block sums go to all others, which add them up in one order. So
+// does what a rank wants the others to know.
+template <typename X> static double zero_norm_squared(GPT2<X> *g, double *loss) {
+    Zero *z = g->zero;
+    const size_t n = zero_exchanged(z), own = z->stage == 0 ? 0 : g->blocks;
+    z->host_mine[ZERO_STOP] = (double)stop_requested;
+    z->host_mine[ZERO_SAVED] = saver_over(&run_saver);
+    CUDA(cudaMemcpyAsync(z->mine, z->host_mine, ZERO_HEAD * sizeof(double), cudaMemcpyHostToDevice,
+                         g->leave));
+    CUDA(cudaMemcpyAsync(z->mine + ZERO_LOSS, g->loss, sizeof(double), cudaMemcpyDeviceToDevice,
+                         g->leave));
+    CUDA(cudaMemcpyAsync(z->mine + ZERO_HEAD, g->norm_sums, own * sizeof(double),
+                         cudaMemcpyDeviceToDevice, g->leave));
+    if (z->stage == 0)
+        CUDA(cudaMemcpyAsync(g->host_sums, g->norm_sums, g->blocks * sizeof(double),
+                             cudaMemcpyDeviceToHost, g->leave));
+    order(g, g->leave, z->stream);
+    all_gather(z, z->all, z->mine, n);
+    CUDA(cudaMemcpyAsync(z->host_all, z->all, z->world * n * sizeof(double), cudaMemcpyDeviceToHost,
+                         z->stream));
+    CUDA(cudaEventRecord(g->step_left, z->stream));
+    CUDA(cudaEventSynchronize(g->step_left));
+    *loss = z->stop = 0;
+    z->saved = true;
+    for (size_t r = 0; r < z->world; r++) {
+        const double *theirs = z->host_all + r * n;
+        *loss += theirs[ZERO_LOSS];
+        z->stop = fmax(z->stop, theirs[ZERO_STOP]);
+        z->saved = z->saved && theirs[ZERO_SAVED] != 0;
+    }
+    if (z->stop != 0) stop_requested = (int)z->stop;
+    if (z->stage == 0) return norm_total(g->host_sums, g->blocks);
+    const size_t blocks = zero_order(z->ordered, z->host_all + ZERO_HEAD, n, z->blocks, g->segments,
+                                     z->world);
+    return norm_total(z->ordered, blocks);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 4. Weights
+
+// The shards of segment s's weights go from every rank to all others, once they are updated.
+template <typename X> static void zero_gather(GPT2<X> *g, size_t s) {
+    Zero *z = g->zero;
+    const Segment *x = &g->segment[s];
+    CUDA(cudaStreamWaitEvent(z->stream, g->updated[s], 0));
+    CUDA(cudaStreamWaitEvent(z->stream, g->returned[s], 0));
+    const int span = timeline_begin(&g->timeline, ROW_COMM, "gather", s, x->room * sizeof(X),
+                                    z->stream);
+    timeline_lasts(&g->timeline, span);
+    if (z->rows) all_gather_rows(z, g->params + x->param_at, s);
+    else all_gather(z, g->params + x->param_at, g->params + x->own_param_at, x->cut);
+    timeline_end(&g->timeline, span, z->stream);
+    CUDA(cudaEventRecord(z->gathered[s], z->stream));
+}
+
+// Stage 3: segment s's weights come, unless they are there. A layer's go where the layer two before
+// was, once that is used no more.
+template <typename X> static void zero_fetch(GPT2<X> *g, size_t s) {
+    Zero *z = g->zero;
+    const bool layer = s >= 1 && s <= g->config.layers;
+    if (layer && z->tenant[s % 2] == (int)s) return;
+    if (!layer && z->current[s > 0]) return;
+    if (layer) CUDA(cudaStreamWaitEvent(z->stream, z->place_free[s % 2], 0));
+    if (layer) z->tenant[s % 2] = (int)s;
+    else z->current[s > 0] = true;
+    zero_gather(g, s);
+}
+
+// Stage 3: compute comes to segment s, and from there to s + next (1 or -1). The weights of s must
+// be on their way, those of s - next are done with, and those of s + next come meanwhile.
+template <typename X> static void zero_weights(GPT2<X> *g, size_t s, int next) {
+    Zero *z = g->zero;
+    const size_t before = s - (size_t)next, after = s + (size_t)next;  // may wrap: no layer then
+    if (before >= 1 && before <= g->config.layers)
+        CUDA(cudaEventRecord(z->place_free[before % 2], g->compute));
+    zero_fetch(g, s);
+    if (after <= g->config.layers + 1) zero_fetch(g, after);
+}
+
+// An update is queued (or new weights have been loaded): what was gathered is old. Stage 1 and 2
+// gather everything anew, each segment as soon as it is updated; stage 3 when it is used.
+template <typename X> static void zero_weights_changed(GPT2<X> *g) {
+    Zero *z = g->zero;
+    for (int i = 0; i < 2; i++) {
+        CUDA(cudaEventRecord(z->place_free[i], g->compute));
+        z->tenant[i] = 0;
+        z->current[i] = false;
+    }
+    for (int s = 0; s < g->segments && (z->stage == 1 || z->stage == 2); s++)
+        zero_gather(g, (size_t)s);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 5. The host
+
+// ranks_exchange(): the same bytes from every rank to all. What is queued must be done first: a
+// rank that waits here would not do its part of a collective on the emulated GPU.
+static void zero_exchange(const void *mine, size_t bytes, void *all) {
+    CUDA(cudaDeviceSynchronize());
+    ranks_exchange(mine, bytes, all);
+}
+
+// Adds the counters to those for log.jsonl: bytes that this rank gave to others in this step; and
+// how long forward and backward waited, for other ranks or an update, in the newest step that is
+// complete (see offload_log()).
+template <typename X> static void zero_log(const GPT2<X> *g, char *json, size_t n) {
+    const Zero *z = g->zero;
+    const TimelineStep *d = &g->timeline.done;
+    const size_t used = strlen(json);
+    snprintf(json + used, n - used, ",\"zero\":{\"stage\":%d,\"world\":%zu,\"reduced_bytes\":%zu,"
+             "\"gathered_bytes\":%zu,\"stalled_ms\":%.6g}", z->stage, z->world, z->reduced_bytes,
+             z->gathered_bytes, 1e3 * d->stalled);
+}
+
+// The same for people, of the last step, when all is over.
+template <typename X> static void zero_end(const GPT2<X> *g) {
+    const Zero *z = g->zero;
+    printf("ZeRO-%d on %zu GPU%s: in the last step each gave %.1f MiB of gradients and %.1f MiB of "
+           "weights to the others; forward and backward waited %.1f ms\n", z->stage, z->world,
+           z->world > 1 ? "s" : "", mib(z->reduced_bytes), mib(z->gathered_bytes),
+           1e3 * g->timeline.done.stalled);
+}
+#endif

@@ -1,0 +1,138 @@
+// zero.h: ZeRO (Rajbhandari et al. 2020): which rank owns which part of the model.
+//
+// The arena of parameters is a row of segments: the embeddings, each layer, the tail (gpt2.h). A
+// segment of n elements is dealt out to the R ranks in equal parts, its shards:
+//
+//     cut = ceil(n / R), rounded up to 128;  rank r owns [r cut, (r + 1) cut), if there is as much
+//
+// Equal, because reduce-scatter and all-gather move equal parts; by segments, so that a layer's
+// gradient can be reduced as soon as it is complete, and its weights gathered when they are needed.
+// The last ranks own less where n is no multiple, or nothing of a short segment. Only ZenFlow, which
+// updates columns, wants whole rows of matrices: then ("rows") a shard begins with a row or a
+// vector, as near below r n / R as there is one.
+//
+//   stage   on every rank, whole         a rank's shard alone      per parameter, R ranks, bf16
+//   0       weights, gradients, state    -                         2 + 2 + 12          bytes
+//   1       weights, gradients           state                     2 + 2 + 12 / R
+//   2       weights                      gradients, state          2 + (2 + 12) / R
+//   3       (two layers' weights)        everything                (2 + 2 + 12) / R
+//
+// State is AdamW's: the fp32 master weights, m and v. In every stage each gradient is summed over
+// the ranks by the same reduce-scatter: all stages compute the same bits. What the GPU does with
+// this is in zero.cuh; the lesson is doc/zero.md.
+#ifndef TIDE_ZERO_H
+#define TIDE_ZERO_H
+#include "util.h"
+#include "adam.h"
+#include "gpt2.h"
+
+#define ZERO_ALL SIZE_MAX  // in the place of a rank: all of them
+
+// Elements of a shard of a segment of n.
+static inline size_t zero_cut(size_t n, size_t world) {
+    return round_up((n + world - 1) / world, ALIGN_ELEMENTS);
+}
+
+static inline int zero_segments(const GPT2Table *t) { return t->tensors[t->count - 1].layer + 2; }
+
+// Segment s of the arena: [*at, *at + the result).
+static inline size_t zero_segment(const GPT2Table *t, int s, size_t *at) {
+    int first = 0;
+    while (t->tensors[first].layer + 1 < s) first++;
+    int last = first;
+    while (last < t->count && t->tensors[last].layer + 1 == s) last++;
+    *at = t->tensors[first].offset;
+    return (last < t->count ? t->tensors[last].offset : t->elements) - *at;
+}
+
+// Where in segment s (0: at its begin) the shard of a rank begins; of rank `world`: where the last
+// one ends. A rank's shard ends where the next one's begins.
+static inline size_t zero_begin(const GPT2Table *t, int s, size_t world, size_t rank, bool rows) {
+    size_t at;
+    const size_t n = zero_segment(t, s, &at);
+    if (rank >= world) return n;
+    if (!rows) return min_size(rank * zero_cut(n, world), n);
+    const size_t target = at + n / world * rank + n % world * rank / world;
+    const GPT2Tensor *x = &t->tensors[gpt2_tensor_at(t, target)];
+    const size_t row = x->rank < 2 ? 0 : (target - x->offset) / x->cols;
+    const size_t begin = row < x->rows_padded ? row * x->cols : round_up(x->size, ALIGN_ELEMENTS);
+    return x->offset + begin - at;  // the latter: it is in the gap behind x
+}
+
+// Adds to the map what there is of elements [begin, end) of a segment; `first` is its first tensor.
+static inline void zero_add(ShardMap *map, const GPT2Table *t, int first, size_t begin,
+                            size_t end) {
+    const int layer = t->tensors[first].layer;
+    for (int i = first; i < t->count && t->tensors[i].layer == layer; i++) {
+        const GPT2Tensor *x = &t->tensors[i];
+        const size_t from = x->offset > begin ? x->offset : begin;
+        const size_t to = min_size(x->offset + x->size, end);
+        if (from >= to) continue;
+        Shard *shard = &map->shards[map->count++];
+        shard->tensor = i;
+        shard->offset = from - x->offset;
+        shard->length = to - from;
+        shard->at = map->elements + (from - begin);
+        shard->decay = x->decay;
+    }
+    map->elements += end - begin;
+}
+
+// What a rank owns; or, with ZERO_ALL, the whole arena, cut where a shard of one rank ends and
+// another's begins: blocks of the gradient norm, which no cut divides, are then the same ones in
+// every stage. Each shard of a segment begins with an element of a tensor, since gaps are shorter
+// than ALIGN_ELEMENTS. Free map.shards.
+static inline ShardMap zero_shards(const GPT2Table *t, size_t world, size_t rank, bool rows) {
+    ShardMap map = {0, NULL, 0};
+    const size_t parts = (size_t)zero_segments(t) * (rank == ZERO_ALL ? world : 1);
+    map.shards = (Shard *)alloc_or_fail((size_t)t->count + parts, sizeof(Shard), "shard map");
+    for (int first = 0; first < t->count; first++) {
+        const int s = t->tensors[first].layer + 1;
+        const size_t at = t->tensors[first].offset;
+        if (first > 0 && t->tensors[first - 1].layer + 1 == s) continue;
+        for (size_t r = 0; r < world; r++) {
+            if (rank != r && rank != ZERO_ALL) continue;
+            const size_t begin = zero_begin(t, s, world, r, rows);
+            const size_t end = zero_begin(t, s, world, r + 1, rows);
+            if (begin < end) zero_add(&map, t, first, at + begin, at + end);
+        }
+    }
+    return map;
+}
+
+// Blocks of the gradient norm in each rank's part of each segment: counts (segments, world).
+// Returns the most that a rank has in all.
+static inline size_t zero_blocks(const GPT2Table *t, size_t world, bool rows, size_t *counts) {
+    size_t most = 0;
+    for (size_t r = 0; r < world; r++) {
+        ShardMap map = zero_shards(t, world, r, rows);
+        size_t blocks = 0;
+        for (int s = 0; s < zero_segments(t); s++) counts[(size_t)s * world + r] = 0;
+        for (int i = 0; i < map.count; i++) {
+            const size_t n = norm_blocks(map.shards[i].length);
+            counts[(size_t)(t->tensors[map.shards[i].tensor].layer + 1) * world + r] += n;
+            blocks += n;
+        }
+        if (blocks > most) most = blocks;
+        free(map.shards);
+    }
+    return most;
+}
+
+// Brings the block sums of all ranks, (world, stride), into the arena's order, in which every stage
+// adds them up; counts are zero_blocks(). Returns how many there are.
+static inline size_t zero_order(double *ordered, const double *all, size_t stride,
+                                const size_t *counts, int segments, size_t world) {
+    size_t *taken = (size_t *)alloc_or_fail(world, sizeof(size_t), "gradient norm"), n = 0;
+    for (int s = 0; s < segments; s++)
+        for (size_t r = 0; r < world; r++) {
+            const size_t blocks = counts[(size_t)s * world + r];
+            memcpy(ordered + n, all + r * stride + taken[r], blocks * sizeof(double));
+            taken[r] += blocks;
+            n += blocks;
+        }
+    free(taken);
+    return n;
+}
+
+#endif
