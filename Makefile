@@ -189,7 +189,7 @@ TESTS = $(UNIT:%=build/test/%) build/test/test_gpt2 build/plain/test_gpt2 $(UNIT
         build/asan/test_gpt2 $(FUZZ:%=build/asan/%) \
         $(if $(CLANG),$(patsubst %,build/clang/%,test_adam test_rng test_matmul test_vmath test_zo \
                  test_zenflow) \
-            build/tsan/test_saver)
+            build/tsan/test_saver build/tsan/test_ranks)
 
 # The GPU's sources: on the emulated GPU, also with sanitizers (ThreadSanitizer needs clang++), and
 # compiled by nvcc and run on a GPU where these are.
@@ -204,9 +204,9 @@ TESTS += $(CUDA_TESTS:%=build/emu/%) \
 TEST_NEEDS = train_gpt2 train_gpt2emu build/tokenize build/compare build/columns build/timeline \
              build/reviews build/emu/bugs \
              $(patsubst %,build/asan/emu/%,bugs test_model test_placement test_zo_gpu \
-                 test_zenflow_gpu) \
+                 test_zenflow_gpu test_zero_gpu) \
              $(if $(CLANGXX),$(patsubst %,build/tsan/%,bugs test_model test_placement test_zo_gpu \
-                 test_zenflow_gpu)) \
+                 test_zenflow_gpu test_zero_gpu)) \
              $(if $(NVCC),train_gpt2cu $(if $(GPU),,\
                  $(patsubst %,build/nvcc/%.o,$(CUDA_TESTS) bench_gpu bench_offload bench_zen \
                      bench_zo)))

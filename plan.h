@@ -12,9 +12,9 @@
 //     Where the _busy rates are known, they are what the link gets;
 //   - collectives between GPUs take what rates.h says, one after the other, whatever else goes on.
 // A rate of 0 is not known, and limits nothing. Left out: the start of a kernel or a copy; what
-// norms, sums, embeddings and collectives need of the GPU; that the latter cross a GPU's link to the
-// host where there is no other way; and that the CPU begins with pieces of the last layers while the
-// first layers' gradients leave. All ranks are like the one that is planned.
+// norms, sums, embeddings and collectives need of the GPU; that the latter cross a GPU's link to
+// the host where there is no other way; and that the CPU begins with pieces of the last layers
+// while the first layers' gradients leave. All ranks are like the one that is planned.
 #ifndef TIDE_PLAN_H
 #define TIDE_PLAN_H
 #include "gpt2.h"
@@ -53,7 +53,7 @@ typedef struct {
     double comm;               // seconds of all collectives
     double comm_exposed;       // by so much, the step would be shorter if they took no time
     double reduced_bytes;      // of gradients, from each GPU to the others, to be summed there; and
-    double gathered_bytes;     // of weights (stage 0: of gradients). Some kB of the norm's come on top
+    double gathered_bytes;     // of weights (stage 0: of gradients); the norm's few are not counted
 } Prediction;
 
 // ---------------------------------------------------------------------------------------------

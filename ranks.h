@@ -435,7 +435,7 @@ static inline void ranks_end(RanksWatch *w, int who, const RanksFailure *f) {
     w->ended = true;
     w->ended_by = who;
     for (int p = 0; p < ranks.world; p++) ranks_over(w, w->peers[p].pipe.fd);
-    if (ranks.rank == 0 && w->phase == RANKS_GATHER) {  // some may be on their way
+    if (w->phase == RANKS_GATHER && ranks.rank == 0 && w->listener >= 0) {  // some are on their way
         const double late = seconds_now() + RANKS_LATE, limit = w->start + w->limit;
         const double until = late < limit ? late : limit;
         for (bool all = false; !all && seconds_now() < until; usleep(10000)) {
@@ -461,38 +461,36 @@ static inline void ranks_obey(RanksWatch *w, int fd, const RanksMessage *m) {
 // ---------------------------------------------------------------------------------------------
 // Meeting
 
-// The socket on which `port` of all this machine's addresses is listened to, or -1; *port 0: a free
-// one, which is then there.
+// The socket that listens on `port` of all this machine's addresses, or -1 with errno set; *port 0:
+// a free one, which is then there.
 static inline int ranks_listen(int *port, int backlog) {
-    const int one = 1, zero = 0;
+    const int on = 1, off = 0;
     struct sockaddr_in6 six;
     struct sockaddr_in four;
-    struct sockaddr_storage got;
     memset(&six, 0, sizeof six);
     memset(&four, 0, sizeof four);
     six.sin6_family = AF_INET6;
     four.sin_family = AF_INET;
     six.sin6_port = four.sin_port = htons((uint16_t)*port);
-    int fd = socket(AF_INET6, SOCK_STREAM, 0);
-    const bool is_six = fd >= 0;  // and takes IPv4 too
-    if (!is_six) fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (fd < 0) return -1;
-    ranks_tune(fd, false);
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (is_six) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
-    socklen_t n = sizeof got;
-    if (bind(fd, is_six ? (struct sockaddr *)&six : (struct sockaddr *)&four,
-             is_six ? (socklen_t)sizeof six : (socklen_t)sizeof four) != 0
-        || listen(fd, backlog) != 0 || getsockname(fd, (struct sockaddr *)&got, &n) != 0) {
+    for (int version = 6; version >= 4; version -= 2) {  // 6 takes 4 too
+        struct sockaddr *a = version == 6 ? (struct sockaddr *)&six : (struct sockaddr *)&four;
+        socklen_t n = version == 6 ? (socklen_t)sizeof six : (socklen_t)sizeof four;
+        const int fd = socket(a->sa_family, SOCK_STREAM, 0);
+        if (fd < 0) continue;
+        ranks_tune(fd, false);
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        if (version == 6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+        if (bind(fd, a, n) == 0 && listen(fd, backlog) == 0 && getsockname(fd, a, &n) == 0) {
+            fcntl(fd, F_SETFL, O_NONBLOCK);
+            *port = ntohs(version == 6 ? six.sin6_port : four.sin_port);
+            return fd;
+        }
         const int error = errno;
         close(fd);
         errno = error;
-        return -1;
+        if (error == EADDRINUSE || error == EACCES) break;
     }
-    fcntl(fd, F_SETFL, O_NONBLOCK);
-    *port = ntohs(is_six ? ((struct sockaddr_in6 *)&got)->sin6_port
-                         : ((struct sockaddr_in *)&got)->sin_port);
-    return fd;
+    return -1;
 }
 
 // A connection to one address, or -1 with the reason in errno; `until`: the latest time.
@@ -643,7 +641,7 @@ static inline void ranks_invite(RanksWatch *w) {
     struct addrinfo hints, *list = NULL;
     w->port = ranks.port;
     // a moment's patience: a connection that met itself, in ranks_dial(), may hold the port
-    do w->listener = ranks_listen(&w->port, 128);
+    do w->listener = ranks_listen(&w->port, 1024);
     while (w->listener < 0 && errno == EADDRINUSE && seconds_now() < w->start + 1
            && usleep(50000) == 0);
     if (w->listener < 0) {
@@ -658,6 +656,7 @@ static inline void ranks_invite(RanksWatch *w) {
     if (unknown == 0) freeaddrinfo(list);
     if (unknown == EAI_NONAME)
         ranks_fails(w, 2, false, "MASTER_ADDR %s: %s", ranks.address, gai_strerror(unknown));
+    w->start = seconds_now();  // to ask for a name may take long
 }
 
 // Rank 0, when all have come: tells each who is where.
@@ -736,7 +735,7 @@ static inline void ranks_reach(RanksWatch *w) {
     bool stranger;
     if (ranks.rank < RANKS_DEPUTIES && ranks.rank < ranks.world - 1) {
         w->port = 0;
-        w->listener = ranks_listen(&w->port, 128);
+        w->listener = ranks_listen(&w->port, 1024);
         if (w->listener < 0) w->port = -1;
     }
     for (;; usleep(50000)) {
@@ -884,7 +883,6 @@ static inline void ranks_gather(RanksWatch *w, double now) {
         RanksMessage m;
         ranks_message(w, &m, RANKS_GO);
         for (int p = 1; p < ranks.world; p++) ranks_send(w->peers[p].pipe.fd, &m);
-        ranks_hang_up(&w->listener);
         ranks_go(w);
     }
 }
@@ -902,7 +900,7 @@ static inline void ranks_judge(RanksWatch *w) {
     if (posted) w->own = w->shared.posted;
     pthread_mutex_unlock(&ranks_mutex);
 
-    if (ranks.rank == 0 && w->phase != RANKS_RUN) ranks_gather(w, now);
+    if (ranks.rank == 0 && w->phase != RANKS_RUN && w->since == 0) ranks_gather(w, now);
     if (needed >= 0) {
         const RanksPeer *p = &w->peers[needed];
         if (w->needed_since == 0) w->needed_since = now;
@@ -979,6 +977,12 @@ static inline void ranks_turn(RanksWatch *w) {
     if (poll(p, (nfds_t)n, soon ? 20 : -1) < 0) usleep(1000);
     while (read(w->shared.wake[0], bytes, sizeof bytes) > 0) {}
     ranks_welcome(w);
+    if (w->listener >= 0 && w->phase == RANKS_RUN) {
+        bool all = true;
+        for (int i = ranks.rank + 1; i < ranks.world; i++)
+            all &= w->peers[i].state != RANKS_ABSENT;
+        if (all) ranks_hang_up(&w->listener);
+    }
     for (int i = 0; i < ranks.world && !w->done; i++) ranks_listen_to(w, i);
     if (!w->done) ranks_judge(w);
 }
@@ -1015,8 +1019,15 @@ static void ranks_stop_at_exit(void) {  // other threads may still use what ther
 // Starts the watcher; the mutex is held. False, with errno set, if there is no room for it.
 static inline bool ranks_start(double limit) {
     RanksWatch *w = (RanksWatch *)calloc(1, sizeof *w);
+    const rlim_t files = 2 * (rlim_t)ranks.world + 1024;  // rank 0's sockets, and others
+    struct rlimit limits;
     sigset_t all, before;
     ranks_begun = true;
+    if (getrlimit(RLIMIT_NOFILE, &limits) == 0 && limits.rlim_cur < files
+        && limits.rlim_cur < limits.rlim_max) {
+        limits.rlim_cur = limits.rlim_max < files ? limits.rlim_max : files;
+        setrlimit(RLIMIT_NOFILE, &limits);
+    }
     if (w == NULL) return false;
     w->peers = (RanksPeer *)calloc((size_t)ranks.world, sizeof *w->peers);
     w->guests = (RanksGuest *)calloc(RANKS_GUESTS, sizeof *w->guests);

@@ -366,6 +366,8 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
             r->T);
     if (r->world > 1 && !o->plan) run_agree(r);
     run_check_output(r);
+    Error err;
+    if (ranks.world > 1 && !o->no_save && !state_is_shared(o->out, &err)) die("%s", err.text);
     if (!r->only_sampling && !o->calibrate) run_describe(r);
 }
 

@@ -53,7 +53,7 @@ static inline bool state_put(StateSave *x, int k, size_t at, size_t n, const flo
 // everything else.
 static inline bool state_put_all(StateSave *x, bool gpu, Error *err) {
     float *buffer = NULL;
-    bool ok = !x->file.failed;
+    bool ok = true;
     for (int k = 0; k < x->count; k++) {
         const StatePart *p = &x->parts[k];
         for (const StateSpan *s = p->spans; s < p->spans + p->count; s++) {
@@ -103,14 +103,12 @@ static inline char *state_describe(const StateSave *x, size_t *n) {
     return text;
 }
 
-// Adds up what each rank has written, when all is on the disk; or has x->file.failed on all of
-// them.
+// Adds up what all ranks have written, when it is on the disk. If one has failed, all have then.
 static inline void state_gather(StateSave *x, Error *err) {
     SafeWriter *w = &x->file;
     if (ranks.world == 1) return;
     safewriter_flush(w, err);
     w->failed = !state_agree(!w->failed, err);
-    if (w->failed) return;
     const size_t n = (size_t)w->count + 2, world = (size_t)ranks.world;
     uint64_t *all = (uint64_t *)alloc_or_fail((world + 1) * n, sizeof *all, "hashes");
     uint64_t *sums = all + world * n;

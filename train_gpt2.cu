@@ -2527,7 +2527,8 @@ template <typename X> static int train(Run *r) {
             const bool last = micro + 1 == o->accum;
             if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, &err)) {
                 gpt2_update_wait(g);
-                if (step - 1 > r->state.step) save_now(g, r, step - 1, true, &state);
+                if (step - 1 > r->state.step && r->world == 1)  // other ranks are in the step
+                    save_now(g, r, step - 1, true, &state);
                 die("%s", err.text);  // a damaged token file
             }
             gpt2_forward(g, g->inputs, r->B, r->T);
@@ -2541,7 +2542,9 @@ template <typename X> static int train(Run *r) {
         // next step is queued behind it: the time of this update is part of that step's.
         double loss;
         const double norm_squared = gpt2_grad_norm_squared(g, &loss), norm = sqrt(norm_squared);
-        if (!isfinite(loss) || !isfinite(norm))
+        const bool finite = isfinite(loss) && isfinite(norm);
+        if (!finite) run_save_settle();  // what all ranks have begun to save, none saves alone
+        if (!finite)
             fail("the loss is %g and the gradient norm %g at step %zu: stopped before the update; "
                  "try a lower --lr (what was saved in %s before is intact)", loss, norm, step,
                  o->out);
@@ -2610,9 +2613,13 @@ int main(int argc, char **argv) {
     run_open(&run, argc, argv, true);
     if (run.o.calibrate) return calibrate(&run.o);
     const int precision = run.o.precision;
+    int code;
     if (run.o.optimizer == OPTIMIZER_MEZO || run.task)
-        return precision == PRECISION_FP32 ? zo_train<float>(&run)
+        code = precision == PRECISION_FP32 ? zo_train<float>(&run)
              : precision == PRECISION_BF16 ? zo_train<bf16>(&run) : zo_train<f16>(&run);
-    return precision == PRECISION_FP32 ? train<float>(&run) : train<bf16>(&run);
+    else
+        code = precision == PRECISION_FP32 ? train<float>(&run) : train<bf16>(&run);
+    ranks_close();
+    return code;
 }
 #endif

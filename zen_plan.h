@@ -14,9 +14,9 @@
 //   - between several GPUs, each of which has some rows of every matrix: each gradient is reduced
 //     before it leaves, and behind the update of what is chosen, and what shows, all weights are
 //     gathered.
-// Left out, as in plan.h: what packing, norms and sums of columns need of the GPU's memory; and that
-// the norm's few bytes may wait behind a gradient on its way. Nor are the exchange of columns and of
-// their sums here.
+// Left out, as in plan.h: what packing, norms and sums of columns need of the GPU's memory; and
+// that the norm's few bytes may wait behind a gradient on its way. Nor are the exchange of columns
+// and of their sums here.
 //
 // In closed form, for R elements of the rest, windows of S steps, and W bytes/s of host memory, a
 // step takes at least as long as the longest of

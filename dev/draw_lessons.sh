@@ -1,12 +1,12 @@
 #!/bin/sh
-# Draws the pictures of doc/step_memory.md, doc/offload.md ("offload"), doc/zo_streaming.md ("zo")
-# and doc/zenflow.md ("zen") again, into doc/img/, and prints the numbers of their tables and of one
-# in doc/rounding.md: from --plan, and from runs on the emulated GPU by its virtual clock. The same
-# on every machine; needs neither GPU nor network, and a few minutes.
+# Draws the pictures of doc/step_memory.md, doc/offload.md ("offload"), doc/zo_streaming.md ("zo"),
+# doc/zenflow.md ("zen") and doc/zero.md ("zero") again, into doc/img/, and prints the numbers of
+# their tables and of one in doc/rounding.md: from --plan, and from runs on the emulated GPU by its
+# virtual clock. The same on every machine; needs neither GPU nor network, and a few minutes.
 # usage: [TRAINER=./train_gpt2emu] [CPU=./train_gpt2] [TIMELINE=build/timeline] [IMG=doc/img]
-#        dev/draw_lessons.sh [offload|zo|zen]
+#        dev/draw_lessons.sh [offload|zo|zen|zero]
 set -eu
-what=${1:-offload zo zen}
+what=${1:-offload zo zen zero}
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
 trainer=${TRAINER:+$(absolute "$TRAINER")} timeline=${TIMELINE:+$(absolute "$TIMELINE")}
 cpu=${CPU:+$(absolute "$CPU")}
@@ -151,6 +151,49 @@ for eps in 1e-2 1e-3 1e-4; do
             END { printf "%s: %d steps, rms of g %.3g, difference from fp32 %.3g of it\n", name, NR,
                          sqrt(a / NR), sqrt(d / a) }'
     done
+done
+;; esac
+
+case $what in *zero*)
+
+# --- zero.md: four ranks -------------------------------------------------------------------------
+
+# zero NAME TITLE OPTION...: five steps; draws the third, if there is a title, and prints what the
+# first rank gave the others in the last, per parameter.
+zero() {
+    name=zero_$1 title=$2
+    shift 2
+    rm -rf "$tmp/out"
+    EMU_HOST_US=60 EMU_MEM_MB=64 EMU_LINK=1000000000 EMU_NCCL_LINK=600000000 sh scripts/launch.sh 4 \
+        "$trainer" --data LICENSE --layers 6 --heads 4 --channels 64 --context 32 --batch 1 \
+        --seq 32 --steps 5 --eval-every 0 --no-save --threads 1 --gpu-memory 60M \
+        --out "$tmp/out" --trace "$tmp/$name.json" "$@" >"$tmp/$name.txt" 2>&1 ||
+        { cat "$tmp/$name.txt" >&2; exit 1; }
+    [ -z "$title" ] || "$timeline" "$tmp/$name.json" -o "$img/$name.svg" --step 3 --title "$title"
+    awk -v name="$*" '
+        function field(name) {
+            match($0, "\"" name "\":[^,}]*")
+            return substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3)
+        }
+        /M parameters$/ { parameters = 1e6 * $(NF - 2) }
+        /"step":5,/ {
+            printf "%-34s reduced %.3f, gathered %.3f bytes per parameter\n", name,
+                   field("reduced_bytes") / parameters, field("gathered_bytes") / parameters
+        }' "$tmp/$name.txt" "$tmp/out/log.jsonl"
+}
+
+zero 0 '' --zero 0
+zero 1 '' --zero 1
+zero 2 'ZeRO-2 on four ranks' --zero 2
+zero 3 'ZeRO-3 on four ranks' --zero 3
+zero 3_interleave 'ZeRO-3, --offload interleave --share 0.5' --zero 3 --offload interleave --share 0.5
+zero 0_accum '' --zero 0 --accum 4
+zero 2_accum '' --zero 2 --accum 4
+zero 3_accum '' --zero 3 --accum 4
+for stage in 0 1 2 3; do
+    "$trainer" --plan --world 8 --zero $stage --model 7b --batch 1 --seq 2048 --recompute block \
+        --offload none --gpu-memory 999G --rates scripts/rates/h200_16cores.txt |
+        sed -n "s/^GPU memory:/ZeRO-$stage, 7b on 8 GPUs:/p"
 done
 ;; esac
 

@@ -14,6 +14,8 @@
 #   torch      the same shapes in PyTorch
 #   offload    a 7B model under a cap of 48 GB: 100 steps, and every mode of --offload
 #   offload_more   the update alone; a 1.5B model under caps of 24 and 48 GB; a 13B model
+#   zero       ZeRO over NCCL: one rank, every stage, against none; and one rank per GPU, if there
+#              are several
 #   zen        ZenFlow: builds what it needs; tests, compute-sanitizer, its kernels; a 1.5B model
 #              next to ZeRO-Offload and none, 8 sequences a step
 #   zen_more   the same for 7B, and the largest model that --plan admits here
@@ -21,8 +23,8 @@
 #              its step against limits and PyTorch; OPT-1.3B to 6.7B, in memory and streamed
 #   zo_more    its streams, with and without what makes them fast; OPT-13B, 30B, 66B
 #
-# The last six need most of ten minutes each, 110 GB of host memory, and no disk: nothing is saved.
-# So: one call for `build tests ...`, and one for each of these.
+# offload, zen and zo, and what is more of each, need most of ten minutes, 110 GB of host memory, and
+# no disk: nothing is saved. So: one call for `build tests ...`, and one for each of these.
 #
 # Leaves OUTDIR/table.md and one log per part. Every part has a time limit, and a part that fails
 # does not stop the ones after it. Ends with 1 if anything is wrong: a test that failed, bits that
@@ -33,7 +35,7 @@ set -u -o pipefail
 [ $# -ge 1 ] || { sed -n '2,/^set/p' "$0" | sed '/^set/d; s/^# \{0,1\}//'; exit 2; }
 out=$1
 shift
-all_parts="build tests twice curves sanitizer bench train torch offload offload_more zen"
+all_parts="build tests twice curves sanitizer bench train torch offload offload_more zero zen"
 all_parts="$all_parts zen_more zo zo_more"
 parts=${*:-$all_parts}
 for part in $parts; do
@@ -429,6 +431,49 @@ part_offload_more() {
     LIMIT=40 compare_modes gpt2-xl 120 "none interleave twinflow" $shape --gpu-memory 48G
 }
 
+# Several ranks on one GPU are refused by NCCL: with one GPU, one rank goes through all of it.
+part_zero() {
+    local log=$out/runs.log name gpus ms
+    local options="--model nano --batch 4 --seq 250 --accum 2 --steps 50"
+    local some="--model gpt2 --vocab 50257 --batch 4 --seq 1024 --steps 20"
+    build 240 train_gpt2cu
+    ldd ./train_gpt2cu | grep -q libnccl || { bad "train_gpt2cu was built without NCCL"; return; }
+    # shellcheck disable=SC2086  # options are words
+    train none 40 "$log" ./train_gpt2cu $options || return
+    for name in 0 1 2 3; do
+        # shellcheck disable=SC2086
+        train "stage_$name" 40 "$log" ./train_gpt2cu $options --zero $name &&
+        same_run none "stage_$name" "one rank, stage $name, next to none"
+    done
+    # shellcheck disable=SC2086
+    train interleave 40 "$log" ./train_gpt2cu $options --zero 3 --offload interleave --share 0.5 \
+        --subgroup 8192 && same_run none interleave "one rank, stage 3, interleaved, next to none"
+    # shellcheck disable=SC2086
+    train zen 40 "$log" ./train_gpt2cu $options --offload zenflow &&
+    train zen_2 40 "$log" ./train_gpt2cu $options --offload zenflow --zero 2 &&
+    same_run zen zen_2 "one rank, stage 2, ZenFlow, next to it without ZeRO"
+    for name in none 0 2 3; do
+        # shellcheck disable=SC2046,SC2086  # no option, or two words
+        train "ms_$name" 60 "$log" ./train_gpt2cu $some --no-save \
+            $([ $name = none ] || echo --zero $name) || continue
+        ms=$(field ms "$work/ms_$name/log.jsonl" | tail -n 10 | median)
+        note "- 124M, 4 x 1024 tokens, one rank, ZeRO $name: $ms ms a step"
+    done
+    gpus=$(nvidia-smi -L | grep -c '^GPU ')
+    [ "$gpus" -ge 2 ] || { note "- one GPU: several ranks were not tried"; return; }
+    printf '#!/bin/sh\nexec sh scripts/launch.sh %d ./train_gpt2cu "$@"\n' "$gpus" >"$work/ranks"
+    chmod +x "$work/ranks"
+    for name in 0 1 2 3; do
+        # shellcheck disable=SC2086
+        train "ranks_$name" 60 "$log" "$work/ranks" $options --zero $name || continue
+        [ $name = 0 ] || same_run ranks_0 "ranks_$name" "$gpus ranks, stage $name next to 0"
+        # shellcheck disable=SC2086
+        train "ranks_ms_$name" 60 "$log" "$work/ranks" $some --no-save --zero $name || continue
+        ms=$(field ms "$work/ranks_ms_$name/log.jsonl" | tail -n 10 | median)
+        note "- 124M, 4 x 1024 tokens on each of $gpus GPUs, ZeRO $name: $ms ms a step"
+    done
+}
+
 zen_modes="none zero zero-accum zero-late zenflow-sync zenflow-1sum zenflow"
 
 part_zen() {
@@ -644,7 +689,7 @@ for part in $all_parts; do
     note ""
     if [ "$(left)" -lt 10 ]; then
         case $part in
-            bench | train | torch | offload* | zen* | zo*) note "- left out: no time left" ;;
+            bench | train | torch | offload* | zero | zen* | zo*) note "- left out: no time left" ;;
             *) bad "$part: no time left" ;;
         esac
         continue

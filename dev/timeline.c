@@ -33,6 +33,8 @@ static const struct { const char *name, *legend, *fill, *text; } kinds[] = {
     {"back", "weights back", "#dcac3d", "#3d2c00"},
     {"save", "saving", "#738090", "#fff"},
     {"wait", "waiting", "#9aa4ae55", "#848e98"},
+    {"reduce", "gradients summed over GPUs", "#c0563f", "#fff"},
+    {"gather", "weights gathered", "#4f9fb8", "#10263d"},
     {"", "other", "#a9b4c0", "#111"}};
 enum { KINDS = sizeof kinds / sizeof *kinds, KIND_UPDATE = 6, KIND_HOST = 7 };
 

@@ -1,11 +1,13 @@
 #!/bin/sh
 # Trains a model that is larger than the GPU, in bf16, its optimizer's state where --offload auto
 # finds that it should be: the body of run_*.sh, which say what each needs.
-# usage: [DATA=FILES] [VAL=FILES] [OUT=DIR] [STEPS=1000] [TRAINER=./train_gpt2cu]
+# usage: [DATA=FILES] [VAL=FILES] [OUT=DIR] [STEPS=1000] [TRAINER=./train_gpt2cu] [LAUNCH=WORDS]
 #        scripts/train_offload.sh NAME OPTION...
+# LAUNCH: on several GPUs, the words that start as many processes, as seen from the top of the
+# repository, like "sh scripts/launch.sh 4" or "torchrun --nproc-per-node 4 --no-python".
 # Without DATA, 100M tokens of FineWeb and as many to evaluate are fetched (0.4 GB). OUT is out/NAME
 # otherwise. Only the end is saved, unless --save-every says more. --plan only prints what it would
-# do, --no-save leaves only the log.
+# do (on several GPUs: with --world), --no-save leaves only the log.
 set -eu
 [ $# -ge 1 ] || { sed -n '4,5s/^# //p' "$0" >&2; exit 2; }
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
@@ -24,5 +26,7 @@ if [ -z "$data" ]; then
     sh dev/data/fineweb10B.sh 1
     data='data/fineweb10B/fineweb_train_*.bin' val='data/fineweb10B/fineweb_val_*.bin'
 fi
-exec "$trainer" --data "$data" ${val:+--val "$val"} --out "$out" --steps "${STEPS:-1000}" \
-    --lr 1.2e-4 --weight-decay 0.1 --offload auto --eval-every 250 --eval-batches 50 "$@"
+# shellcheck disable=SC2086  # LAUNCH is words
+exec ${LAUNCH-} "$trainer" --data "$data" ${val:+--val "$val"} --out "$out" \
+    --steps "${STEPS:-1000}" --lr 1.2e-4 --weight-decay 0.1 --offload auto --eval-every 250 \
+    --eval-batches 50 "$@"

@@ -328,7 +328,7 @@ static void bench_step_of(const char *name, const GPT2Config *c, GPT2<bf16> *g) 
             zo_updates(&p.updates, &z->zo, &z->log, z->step);
             for (int i = 0; i < bench.rounds; i++) {
                 TIMED(&weights, all_weights(z, &p));
-                TIMED(&head, zo_head(z, &p, 0, 1, false));
+                TIMED(&head, zo_head(z, &p, 0, z->totals));
                 TIMED(&head_weights, for (size_t v0 = 0; v0 < c->vocab; v0 += z->chunk)
                     zo_head_weights(z, &p, 0, v0, min_size(z->chunk, c->vocab_padded - v0)));
                 TIMED(&plain_head, gpt2_head(g, tokens, 0, 1, false, NULL));

@@ -36,6 +36,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>
+#include <string>
 #include <vector>
 
 namespace emu {
@@ -128,14 +129,12 @@ static void fail_together(ncclComm *c, const char *format, ...) {
     die_after_report();
 }
 
-static void describe_call(char *text, size_t size, const Call &c) {
+static std::string text_of(const Call &c) {
     const bool has_op = c.kind != BROADCAST && c.kind != ALL_GATHER;
     const bool has_root = c.kind == REDUCE || c.kind == BROADCAST;
-    int n = snprintf(text, size, "%s(count %llu, %s", KINDS[c.kind], (unsigned long long)c.count,
-                     TYPES[c.type]);
-    if (has_op) n += snprintf(text + n, size - (size_t)n, ", %s", OPS[c.op]);
-    if (has_root) n += snprintf(text + n, size - (size_t)n, ", root %d", c.root);
-    snprintf(text + n, size - (size_t)n, ")");
+    return std::string(KINDS[c.kind]) + "(count " + std::to_string(c.count) + ", " + TYPES[c.type]
+           + (has_op ? std::string(", ") + OPS[c.op] : "")
+           + (has_root ? ", root " + std::to_string(c.root) : "") + ")";
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -176,10 +175,10 @@ static void let_others_run(int tries) {
 const double GRACE = 1.5;
 const double HELP_AFTER = 0.25;
 
-// Waits until every rank is where it has to be: is_there(member). `what` is what this rank does
-// meanwhile. Ends the program when one will not come. False: aborted.
+// Waits until every rank is where it has to be: is_there(member). `call` is what this rank is in,
+// or null while ranks meet. Ends the program when one will not come. False: aborted.
 template <typename F>
-static bool wait_for_all(ncclComm *c, const char *what, double limit, F is_there) {
+static bool wait_for_all(ncclComm *c, const Call *call, double limit, F is_there) {
     double begin = 0, gone_since = 0;
     for (int tries = 0;; tries++) {
         int missing = 0;
@@ -199,14 +198,18 @@ static bool wait_for_all(ncclComm *c, const char *what, double limit, F is_there
             how = how_gone(c, r);
             if (how != nullptr) missing = r;
         }
-        if (how == nullptr && now - begin > limit)
-            fail_together(c, "rank %d has waited in %s for rank %d for %.0f seconds",
-                          c->rank, what, missing, now - begin);
         if (how == nullptr) gone_since = 0;
         else if (gone_since == 0) gone_since = now;
-        else if (now - gone_since > GRACE)
-            fail_together(c, "rank %d waits in %s for rank %d (process %d), which %s",
-                          c->rank, what, missing, c->segment->member[missing].pid.load(), how);
+        const bool gone = how != nullptr && now - gone_since > GRACE;
+        if (!gone && now - begin < limit) continue;
+        const std::string where = call == nullptr ? "ncclCommInitRank"
+                                : "collective " + std::to_string(call->number) + ", "
+                                  + text_of(*call);
+        if (gone)
+            fail_together(c, "rank %d waits in %s, for rank %d (process %d), which %s", c->rank,
+                          where.c_str(), missing, c->segment->member[missing].pid.load(), how);
+        fail_together(c, "rank %d has waited in %s, for rank %d for %.0f seconds", c->rank,
+                      where.c_str(), missing, now - begin);
     }
 }
 
@@ -222,11 +225,9 @@ static void compare_calls(ncclComm *c, uint64_t step) {
     for (int r = 1; r < c->ranks; r++) {
         const Call &other = c->segment->member[r].call[step % 2];
         if (memcmp(&first, &other, sizeof first) == 0) continue;
-        char a[128], b[128];
-        describe_call(a, sizeof a, first);
-        describe_call(b, sizeof b, other);
         fail_together(c, "collective %llu is %s on rank 0, but %s on rank %d",
-                      (unsigned long long)first.number, a, b, r);
+                      (unsigned long long)first.number, text_of(first).c_str(),
+                      text_of(other).c_str(), r);
     }
 }
 
@@ -241,7 +242,7 @@ static bool post_and_wait(ncclComm *c, const Call &call) {
     const auto posted = [step](const Member &m) {
         return m.step.load(std::memory_order_acquire) > step;
     };
-    if (!wait_for_all(c, KINDS[call.kind], options.peer_seconds, posted)) return false;
+    if (!wait_for_all(c, &call, options.peer_seconds, posted)) return false;
     compare_calls(c, step);
     for (int r = 0; r < c->ranks; r++)
         running.begin = std::max(running.begin, c->segment->member[r].ready[step % 2]);
@@ -463,8 +464,8 @@ static void issue(Collective o) {
     enqueue_in_turn(KINDS[o.call.kind], o.stream, [o] { run_collective(o); }, &o.comm->turn, o.pc);
 }
 
-static bool is_device_memory(const void *p) {
-    Lock lock("NCCL");
+static bool is_device_memory(const void *p, const char *who) {
+    Lock lock(who);
     const Allocation *a = find_allocation(p);
     return a != nullptr && !a->freed && a->type == cudaMemoryTypeDevice;
 }
@@ -507,9 +508,9 @@ static ncclResult_t check(const Collective &o) {
     if (o.call.op != ncclSum && o.call.op != ncclMax && o.call.op != ncclMin)
         return refuse(ncclInvalidArgument, "%s: reduction %d is unknown, or not emulated", name,
                       o.call.op);
-    if (in_bytes(o) > 0 && !is_device_memory(o.in))
+    if (in_bytes(o) > 0 && !is_device_memory(o.in, name))
         return refuse(ncclInvalidArgument, "%s: the send buffer is not device memory", name);
-    if (out_bytes(o) > 0 && !is_device_memory(o.out))
+    if (out_bytes(o) > 0 && !is_device_memory(o.out, name))
         return refuse(ncclInvalidArgument, "%s: the receive buffer is not device memory", name);
     check_overlap(o);
     return ncclSuccess;
@@ -577,7 +578,7 @@ static ncclResult_t meet(ncclComm *c) {
     me->ranks = c->ranks;
     me->state.store(PRESENT, std::memory_order_release);
     const double limit = std::min(MEETING_SECONDS, options.peer_seconds);
-    wait_for_all(c, "ncclCommInitRank", limit, [](const Member &m) {
+    wait_for_all(c, nullptr, limit, [](const Member &m) {
         return m.state.load(std::memory_order_acquire) != ABSENT;
     });
     for (int r = 0; r < c->ranks; r++)

@@ -455,9 +455,9 @@ static void nothing_begins_too_early(void) {
 // Four layers on several GPUs, all state on them, and an update that takes no time: a step is what
 // its collectives and its compute leave of each other. Of a layer, forward takes f, a collective g;
 // of the head h (its tail goes around in t, less than f); of the embeddings e; the norm x. Hidden:
-// g < f. Exposed: g > 2 f, so that nothing but the first layer's forward and the last one's backward
-// pass goes on while the others have nothing to do. Between the two backward hides reductions, but
-// not what ZeRO-3 gathers besides.
+// g < f. Exposed: g > 2 f, so that collectives follow each other, but for the last layer's forward
+// and backward pass. Between the two, backward hides reductions, but not what ZeRO-3 gathers
+// besides.
 static void collectives_are_as_by_hand(void) {
     static const double speed[3] = {0.5, 1.5, 3};  // g / f
     Model m = model_make("d4");
@@ -519,8 +519,8 @@ static void collectives_are_as_by_hand(void) {
     model_free(&m);
 }
 
-// One layer on two GPUs (ZeRO-2), the CPU updates: backward, reduction, way to the host, update, way
-// back, gathering, forward, each behind the one before it.
+// One layer on two GPUs (ZeRO-2), the CPU updates: backward, reduction, way to the host, update,
+// way back, gathering, forward, each behind the one before it.
 static void an_offloaded_shard_is_as_by_hand(void) {
     Model m = model_make("d1");
     Rates r;
@@ -1002,6 +1002,7 @@ typedef struct {
     const char *model;
     System system;
     size_t stride, batch, ranks, subgroup;
+    bool collectives;        // of ZeRO-3 between the ranks; else they take no time
     int slots;
     double resident, share;  // share: if stride is 0
 } Case;
@@ -1042,6 +1043,9 @@ static Prediction case_run(Case x) {
     run.T = 2048;
     run.recompute = true;
     run.ranks = x.ranks;
+    run.world = x.collectives ? x.ranks : 1;
+    run.zero = 3;
+    x.rates.node_gpus = 0;  // as if all were on one node
     run.no_update_overlap = x.system != TIDE;
     run.separate_cast = x.system != TIDE;
     run.blocking_back = cpu_only;
@@ -1171,6 +1175,14 @@ static void table_scaling(void) {
     }
     row("| 20B, 1, 2, 4, 8 GPUs: faster than ZeRO-3 | 4.4 with few, 2.5 with many | %.2f, %.2f, "
         "%.2f, %.2f | 11 |", at[0], at[1], at[2], at[3]);
+    zero.collectives = deep.collectives = true;
+    for (int i = 0; i < 4; i++) {
+        zero.ranks = deep.ranks = (size_t)1 << i;
+        at[i] = faster(zero, deep);
+    }
+    row("| the same with collectives, all at 133 GB/s | | %.2f, %.2f, %.2f, %.2f | 11 |", at[0],
+        at[1], at[2], at[3]);
+    zero.collectives = false;
     zero.ranks = 4;
     Case large = zero;
     large.subgroup = 1000000000;

@@ -2,11 +2,11 @@
 # The GPU trainer under every order of events. On a GPU the order of what no event orders is open,
 # and changes from one day to the next; on the emulated one it is chosen. So small models of some
 # twenty configurations (test_model.cu), of all places for the optimizer's state
-# (test_placement.cu), with importance-aware updates that are late (test_zenflow_gpu.cu), and with
-# zeroth-order steps and layers that come and go (test_zo_gpu.cu), train for a few steps while one
-# stream or another runs as far ahead as events allow, and thread blocks run forwards, backwards and
-# shuffled: the losses, the norms, the parameters and the moments must have the same bits every time.
-# Then the sanitizers.
+# (test_placement.cu), with importance-aware updates that are late (test_zenflow_gpu.cu), with
+# zeroth-order steps and layers that come and go (test_zo_gpu.cu), and on several GPUs
+# (test_zero_gpu.cu), train for a few steps while one stream or another runs as far ahead as events
+# allow, and thread blocks run forwards, backwards and shuffled: the losses, the norms, the
+# parameters and the moments must have the same bits every time. Then the sanitizers.
 # usage: sh dev/test/test_schedules.sh      (from the top of the repository; LONG=1: more of all)
 set -u
 work=$(mktemp -d) || exit 1
@@ -23,20 +23,23 @@ placed="eager,forward lazy,forward prio:0,forward prio:1,forward prio:2,forward 
         prio:4,random random:1,reverse"
 late="eager,forward lazy,forward prio:0,forward prio:1,forward prio:2,random random:1,reverse"
 visiting="eager,forward lazy,forward prio:0,forward prio:1,forward prio:2,random random:1,reverse"
+ranks="eager,forward lazy,forward prio:0,forward prio:1,forward prio:2,random random:1,reverse"
 steps=4
 model="1 5 7 14 16 17 20" model_kernels="20"              # configurations for the sanitizers
 placement="0 4 10 14 16 19 24 28 30 31 33" placement_kernels="33"
 zenflow="3 8 9 13 16 21 25 27 29 30 31 32 33 35" zenflow_kernels="25 29"
 zo="0 2 5 8 13 15 18 20 21 22 23 24" zo_kernels="5 20"
+zero="8 11 15 16 18 26 27 28 30 31 32 33" zero_kernels="18"
 if [ "${LONG:-0}" = 1 ]; then
     steps=20 model=$(seq 0 21) model_kernels="16 17 20"
     placement=$(seq 0 34) placement_kernels="16 24 33" zo=$(seq 0 24) zo_kernels="1 5 8 20"
-    zenflow=$(seq 0 36) zenflow_kernels="21 25 29 34"
+    zenflow=$(seq 0 36) zenflow_kernels="21 25 29 34" zero=$(seq 0 34) zero_kernels="6 13 18 28"
     for seed in $(seq 5 24); do
         schedules="$schedules prio:$seed,random random:$seed,reverse"
         placed="$placed prio:$seed,random random:$seed,reverse"
         late="$late prio:$seed,random random:$seed,reverse"
         visiting="$visiting prio:$seed,random random:$seed,reverse"
+        ranks="$ranks prio:$seed,random random:$seed,reverse"
     done
 fi
 
@@ -98,17 +101,21 @@ same_bits test_model "$schedules"
 same_bits test_placement "$placed"
 same_bits test_zenflow_gpu "$late"
 same_bits test_zo_gpu "$visiting"
+(export EMU_PROTECT=0; same_bits test_zero_gpu "$ranks")  # or it takes three times as long
 # A write and a read that no event orders are reported even where the result is right.
 sanitize streams_in_thread_sanitizer build/tsan/test_model "$model" EMU_RACECHECK=0
 sanitize streams_in_thread_sanitizer build/tsan/test_placement "$placement" EMU_RACECHECK=0
 sanitize streams_in_thread_sanitizer build/tsan/test_zenflow_gpu "$zenflow" EMU_RACECHECK=0
 sanitize streams_in_thread_sanitizer build/tsan/test_zo_gpu "$zo" EMU_RACECHECK=0
+sanitize streams_in_thread_sanitizer build/tsan/test_zero_gpu "$zero" EMU_RACECHECK=0
 # The same between the threads of a kernel that no barrier orders.
 sanitize kernels_in_thread_sanitizer build/tsan/test_model "$model_kernels" EMU_RACECHECK=1
 sanitize kernels_in_thread_sanitizer build/tsan/test_placement "$placement_kernels" EMU_RACECHECK=1
 sanitize kernels_in_thread_sanitizer build/tsan/test_zenflow_gpu "$zenflow_kernels" EMU_RACECHECK=1
 sanitize kernels_in_thread_sanitizer build/tsan/test_zo_gpu "$zo_kernels" EMU_RACECHECK=1
+sanitize kernels_in_thread_sanitizer build/tsan/test_zero_gpu "$zero_kernels" EMU_RACECHECK=1
 sanitize address_sanitizer build/asan/emu/test_model "$model" EMU_RACECHECK=0
 sanitize address_sanitizer build/asan/emu/test_placement "$placement" EMU_RACECHECK=0
 sanitize address_sanitizer build/asan/emu/test_zenflow_gpu "$zenflow" EMU_RACECHECK=0
 sanitize address_sanitizer build/asan/emu/test_zo_gpu "$zo" EMU_RACECHECK=0
+sanitize address_sanitizer build/asan/emu/test_zero_gpu "$zero" EMU_RACECHECK=0

@@ -1,6 +1,7 @@
 #!/bin/sh
 # The scripts of scripts/ from end to end, on the emulated GPU with tiny models; and that the tables
-# at the head of the run_*.sh are what the plan says today (UPDATE=1 writes them anew).
+# at the head of the run_*.sh and zero_node.sh are what the plan says today (UPDATE=1 writes them
+# anew).
 # usage: sh dev/test/test_scripts.sh      (from the top of the repository, after make train_gpt2emu)
 set -u
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
@@ -16,10 +17,20 @@ export DATA="$work/text.txt"
 
 cd "$work" || exit 1
 
-for f in "$top"/scripts/run_*.sh; do
+# scaling RATES GPU_MEMORY WORLDS: without its first line
+scaling() {
+    echo "$1, ${2%G} GiB of each GPU:"
+    RATES="$top/scripts/rates/$1.txt" WORLDS=$3 sh "$top/scripts/plan_scaling.sh" --offload auto \
+        --recompute auto --gpu-memory "$2" | sed 1d
+}
+
+for f in "$top"/scripts/run_*.sh "$top/scripts/zero_node.sh"; do
     options=$(sed -n 's/^exec .*train_offload.sh" [^ ]* \(.*\) "\$@"$/\1/p' "$f")
     # shellcheck disable=SC2086  # options are words
-    sh "$top/scripts/plan_offload.sh" $options | sed 's/^/#   /' >table
+    case $f in
+        */run_*) sh "$top/scripts/plan_offload.sh" $options ;;
+        *) scaling paper_h100 79G "2 4"; scaling h200_16cores 139G 8 ;;
+    esac | sed 's/^/#   /' >table
     if [ "${UPDATE:-0}" = 1 ]; then
         awk '!/^#   / { print; next }
              !done { while ((getline line < "table") > 0) print line; done = 1 }' "$f" >new
@@ -193,6 +204,137 @@ check a_failed_sweep_is_told sh -c '! "$@"' - env TRAINER=/bin/false SWEEPS=slot
     RATES="$rates" OUT=sweep sh "$top/scripts/sweep_offload.sh"
 refuses no_such_sweep 2 'no sweep zorro' env SWEEPS=zorro RATES="$rates" OUT=sweep \
     sh "$top/scripts/sweep_offload.sh"
+# Several GPUs: of one node; and started by stand-ins for other launchers, who say what those say to
+# the two that they start, and write down what they were asked for.
+cat >launcher <<'X'
+#!/bin/sh
+case ${1-} in --version) echo "$FLAVOUR"; exit ;; esac
+echo "${MASTER_ADDR-}:${MASTER_PORT-} $*" >"$STARTED"
+while :; do
+    case $1 in
+        --host | -hosts | -n | -np | --bind-to | -bind-to) shift 2 ;;
+        -*) shift ;;
+        *) break ;;
+    esac
+done
+for i in 0 1; do
+    case $FLAVOUR in
+        srun) env SLURM_PROCID=$i SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=$i SLURM_NODEID=0 \
+                  SLURM_STEP_TASKS_PER_NODE=2 "$@" & ;;
+        *Open*) env OMPI_COMM_WORLD_RANK=$i OMPI_COMM_WORLD_SIZE=2 \
+                    OMPI_COMM_WORLD_LOCAL_RANK=$i OMPI_COMM_WORLD_LOCAL_SIZE=2 "$@" & ;;
+        *) env PMI_RANK=$i PMI_SIZE=2 MPI_LOCALRANKID=$i MPI_LOCALNRANKS=2 "$@" & ;;
+    esac
+done
+wait
+X
+chmod +x launcher
+mkdir -p slurm
+ln -sf ../launcher slurm/srun
+printf '#!/bin/sh\necho localhost\necho node2\n' >slurm/scontrol
+chmod +x slurm/scontrol
+STARTED=$PWD/started
+export STARTED
+# ranked NAME ASKED COMMAND...: two ranks train, as the log says; the launcher was asked for ASKED
+ranked() {
+    who=$1 asked=$2
+    shift 2
+    rm -rf ranked started
+    # shellcheck disable=SC2086
+    check "$who" env OUT=ranked STEPS=3 DATA=text.txt "$@" $tiny --offload zero
+    check "${who}_on_two" grep -q '"step":3,.*"world":2' ranked/log.jsonl
+    [ "$asked" = - ] || check "${who}_in_its_words" grep -q -e "$asked" started
+}
+ranked a_node_trains - sh "$top/scripts/zero_node.sh" 2 13b
+asked='MASTER_ADDR=localhost MASTER_PORT=29311 NCCL_DEBUG=WARN /'
+ranked open_mpi_trains "^:29311 --host localhost:2 --bind-to none -np 2 env $asked" \
+    env MPIRUN="$PWD/launcher" FLAVOUR='mpirun (Open MPI) 4.1.4' MASTER_PORT=29311 NCCL_DEBUG=WARN \
+    sh "$top/scripts/zero_mpirun.sh" localhost:2 7b
+asked='env MASTER_ADDR=localhost MASTER_PORT=29312 /'
+ranked mpich_trains "^:29312 -hosts localhost:1,127.0.0.1:1 -bind-to none -n 2 $asked" \
+    env MPIRUN="$PWD/launcher" FLAVOUR='HYDRA build details:' MASTER_PORT=29312 \
+    sh "$top/scripts/zero_mpirun.sh" localhost:1,127.0.0.1:1 20b
+cp "$top/scripts/zero_slurm.sh" slurm_script  # SLURM runs a copy, in whatever folder
+ranked slurm_trains '^localhost:20007 --kill-on-bad-exit=1 --cpu-bind=none /' \
+    env PATH="$PWD/slurm:$PATH" FLAVOUR=srun SLURM_JOB_ID=7 SLURM_SUBMIT_DIR="$top" \
+    SLURM_JOB_NODELIST='localhost,node2' OUT="$PWD/ranked" DATA="$PWD/text.txt" \
+    sh ./slurm_script 8.3b
+refuses slurm_wants_a_job 2 'submit this with sbatch' sh "$top/scripts/zero_slurm.sh" 7b
+refuses slurm_wants_its_folder 2 'from the top of the repository' env SLURM_JOB_ID=7 \
+    SLURM_SUBMIT_DIR="$work" sh ./slurm_script 7b
+for wrong in "" "2" "2 6b" "0 7b" "x 7b" "2: 7b"; do
+    # shellcheck disable=SC2086
+    refuses "no_such_node_$wrong" 2 'usage: scripts/zero_node.sh GPUS SIZE' \
+        sh "$top/scripts/zero_node.sh" $wrong
+done
+for wrong in "" "a:8" "a:8 6b" "a 7b" "a:8,b 7b" "a:8,b:0 7b"; do
+    # shellcheck disable=SC2086
+    refuses "no_such_hosts_$wrong" 2 'usage: .*zero_mpirun.sh HOST:GPUS' \
+        sh "$top/scripts/zero_mpirun.sh" $wrong
+done
+check a_node_is_planned sh -c 'sh "$1/scripts/zero_node.sh" 8 7b --plan --gpu-memory 79G \
+    --rates "$2" >plan && grep -q "^  between 8 GPUs of several nodes: " plan' - "$top" "$rates"
+check nodes_are_planned sh -c 'sh "$1/scripts/zero_mpirun.sh" a:2,b:1 7b --plan --gpu-memory 79G \
+    --rates "$2" | grep -q "^  between 3 GPUs of several nodes: "' - "$top" "$rates"
+
+# scaled NAME PATTERN VARIABLE=VALUE [OPTION...]: plan_scaling.sh prints a line like this
+scaled() {
+    name=$1 pattern=$2 variable=$3
+    shift 3
+    env WORLDS=16 MODELS=7b "$variable" sh "$top/scripts/plan_scaling.sh" "$@" >scaled 2>&1
+    check "scaling_$name" grep -q "$pattern" scaled
+}
+scaled has_a_line '^7b  *16  *0\.[0-9]* .*  interleave$' MODELS=7b
+scaled says_what_is_not_known '^7b  *16 .* ?  *? ' "RATES=$top/scripts/rates/paper_h100.txt"
+scaled takes_another_link '^7b  *16  *[3-9][0-9]\.[0-9]* .*  none$' 'RATE=node_link 1e9' --offload none
+scaled says_what_does_not_fit '^7b  *16 does not fit' MODELS=7b --gpu-memory 1G
+scaled takes_another_rate '^7b  *16  *5[0-9]\.' 'RATE=gpu_flops 2e12'
+refuses scaling_says_what_is_wrong 2 'must be 0 to 3' sh "$top/scripts/plan_scaling.sh" --zero 4
+# The numbers of the lesson.
+lesson() {
+    env WORLDS="1 2 4 8 16 32" "$@" sh "$top/scripts/plan_scaling.sh" | sed 1,2d >table
+    sed 's/^    //' "$top/doc/zero.md" | awk 'NR == FNR { line[$0] = 1; next } !($0 in line)' - table
+}
+for stage in 0 1 2 3; do
+    "$TRAINER" --plan --world 8 --zero $stage --model 7b --batch 1 --seq 2048 --recompute block \
+        --offload none --gpu-memory 999G --rates "$rates" | awk -v stage=$stage '
+        function mib(what) {
+            match($0, " " what " [0-9.]+")
+            return substr($0, RSTART + length(what) + 2, RLENGTH - length(what) - 2) + 0
+        }
+        /^GPU memory/ {
+            state = mib("master weights") + mib("AdamW moments")
+            rest = mib("total") - mib("parameters") - mib("gradients") - state
+            printf "| %d | %.0f | %.0f | %.0f | %.0f | %.0f |\n", stage, mib("parameters"),
+                   mib("gradients"), state, rest, mib("total")
+        }' >row
+    check "lesson_has_stage_$stage" grep -q -x -F -f row "$top/doc/zero.md"
+done
+check lesson_has_the_plan test -z "$(lesson MODELS="7b 20b")" -a -s table
+check lesson_has_the_shared_host test -z "$(lesson MODELS=7b RATE="host_gpus 1")" -a -s table
+check lesson_has_the_network test -z "$(lesson MODELS=7b WORLDS="16 32" \
+    RATE="node_link 12e9")" -a -s table
+# What the plan says that each gives the others is what the ranks count. (All but the norm.)
+for stage in 0 2 3; do
+    rm -rf ranked
+    options="--layers 5 --heads 2 --channels 64 --context 32 --vocab 300 --batch 1 --seq 32"
+    options="$options --zero $stage"
+    # shellcheck disable=SC2086
+    env OUT=ranked STEPS=3 DATA=text.txt sh "$top/scripts/zero_node.sh" 3 7b $options --accum 2 \
+        --offload none --eval-every 0 --no-save >ranked.out 2>&1
+    # shellcheck disable=SC2086
+    sh "$top/scripts/zero_node.sh" 3 7b --plan --rates "$rates" $options --accum 2 --offload none |
+        sed -n 's/.*each gives \([0-9.e+-]*\) GB of gradients and \([0-9.e+-]*\) GB.*/\1 \2/p' >plan
+    sed -n 's/.*"step":3,.*"reduced_bytes":\([0-9]*\),"gathered_bytes":\([0-9]*\).*/\1 \2/p' \
+        ranked/log.jsonl >counted
+    check "stage_${stage}_moves_what_is_planned" awk -v stage=$stage '
+        NR == FNR { gradients = 1e9 * $1; weights = 1e9 * $2; next }
+        { counted = stage == 0 ? $1 + $2 : $1; gathered = stage == 0 ? 0 : $2 }
+        function near(a, b) { return a - b < 5e-3 * a + 1 && b - a < 5e-3 * a + 1 }
+        END { exit !(gradients > 0 && near(counted, gradients) && near(gathered, weights)) }' plan \
+        counted
+done
+
 # Zeroth-order training.
 # zo_compare NAME CODE PATTERN TRAINER MODES [OPTION...]
 zo_compare() {

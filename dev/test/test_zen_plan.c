@@ -589,8 +589,8 @@ static void nothing_good_does_harm(void) {
     model_free(&m);
 }
 
-// Several GPUs. Where host and link take no time, a step is one of plan.h with all state on the GPU.
-// If collectives take none, there might be one GPU; a faster link between them does no harm.
+// Several GPUs. Where host and link take no time, a step is one of plan.h with all state on the
+// GPU. If collectives take none, there might be one GPU; a faster link between them does no harm.
 static void several_gpus_wait_for_each_other(void) {
     Model m = model_make("d6", 0.1, 0);
     ShardMap own = gpt2_shards_all(&m.table);

@@ -1,0 +1,480 @@
+#!/bin/sh
+# Several GPUs as a user meets them: ranks that scripts/launch.sh starts train the same weights in
+# every stage of ZeRO and with the state anywhere, as one process does; a run goes on with more or
+# fewer ranks; a rank that dies, a signal and a mistake on one of them end all, with one line.
+# With models of a few thousand parameters, in a temporary directory.
+# usage: sh dev/test/test_cli_zero.sh      (from the top of the repository, after make,
+#        make train_gpt2emu build/tokenize; TIDE_GPU=./train_gpt2cu where there are four GPUs)
+set -u
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
+tide=$(absolute "${TIDE_GPU:-train_gpt2emu}")
+cpu=$(absolute "${TIDE_CPU:-train_gpt2}")
+launch=$(absolute "${LAUNCH:-scripts/launch.sh}")
+tokenize=$(absolute "${TOKENIZE:-build/tokenize}")
+for program in "$tide" "$cpu" "$launch" "$tokenize"; do
+    [ -x "$program" ] || { echo "skip cli_zero: $program is missing"; exit 0; }
+done
+cores=$(nproc 2>/dev/null || echo 2)  # (before the next line: nproc minds it)
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_THREADS=1
+work=$(mktemp -d) || exit 1
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
+. dev/test/cli.sh
+cat LICENSE LICENSE LICENSE >"$work/text.txt"
+cp scripts/rates/rtx4090_desktop.txt "$work/rates.txt"
+cd "$work" || exit 1
+
+# With the gaps between tensors and the padding of the vocabulary: 12800 elements of embeddings,
+# 13312 of each of three layers, 256 of the tail.
+small="--layers 3 --heads 2 --channels 32 --context 16 --vocab 300"
+tiny="--data text.txt $small --batch 1 --lr 3e-3"
+fine="--subgroup 4096"
+steps="--steps 4 --save-every 2 --eval-every 2 --eval-batches 3"
+
+# go RANKS NAME OPTION...: a run in the background, half as many ranks too many at a time as there
+# are cores. With 0 ranks, without a launcher.
+going=0
+go() {
+    ranks=$1 name=$2
+    shift 2
+    if [ "$ranks" = 0 ]; then "$tide" $tiny "$@" --out "$name" >"$name.out" 2>"$name.err" &
+    else "$launch" "$ranks" "$tide" $tiny "$@" --out "$name" >"$name.out" 2>"$name.err" &
+    fi
+    going=$((going + 1))
+    [ $((going % cores)) -ne 0 ] || wait
+}
+
+true_that() { awk "BEGIN { exit !($1) }"; }
+# What a step in a run's log says; RUN STEP MEMBER. And all losses and norms, with all digits.
+field() { grep "\"step\":$2,\"loss\"" "$1/log.jsonl" | sed -n "s/.*\"$3\":\([-0-9.e+]*\).*/\1/p"; }
+losses() { sed -n 's/\("norm":[^,]*\|"grad_norm":[^,]*\|"val_loss":[^}]*\).*/\1/p' "$1/log.jsonl"; }
+# same NAME RUN REFERENCE: losses, weights and, of every checkpoint in both, parameters and moments
+same() {
+    losses "$2" >a.txt 2>a.err
+    losses "$3" >b.txt 2>b.err
+    why=
+    cmp -s a.txt b.txt && [ -s a.txt ] || why="losses: $(diff a.txt b.txt | tr '\n' ' ')"
+    cmp -s "$2/model.safetensors" "$3/model.safetensors" || why="$why weights"
+    states=0
+    for s in $(cd "$3" 2>/dev/null && ls checkpoints 2>/dev/null); do
+        [ -d "$2/checkpoints/$s" ] || continue
+        states=$((states + 1))
+        cmp -s "$2/checkpoints/$s/state.safetensors" "$3/checkpoints/$s/state.safetensors" ||
+            why="$why $s"
+        for r in "$2" "$3"; do grep '"hashes"' "$r/checkpoints/$s/state.json" >"hash_$r.txt"; done
+        cmp -s "hash_$2.txt" "hash_$3.txt" || why="$why hashes of $s"
+    done
+    [ $states -gt 0 ] || why="$why no state"
+    if [ -z "$why" ]; then echo "ok $1"; else fail "$1" "differs: $why $(head -n 3 "$2.err")"; fi
+}
+# near NAME RUN REFERENCE LIMIT: all losses, relative; same steps
+near() {
+    sed -n 's/.*"\(val_\|\)loss":\([^,}]*\).*/\2/p' "$2/log.jsonl" >a.txt
+    sed -n 's/.*"\(val_\|\)loss":\([^,}]*\).*/\2/p' "$3/log.jsonl" >b.txt
+    far=$(paste a.txt b.txt | awk -v limit="$4" '{ d = $1 / $2 - 1; if (d < 0) d = -d }
+        NF != 2 || d > limit { print NR ": " $0 }')
+    if [ -s a.txt ] && [ -z "$far" ]; then echo "ok $1"
+    else fail "$1" "$far $(head -n 3 "$2.err")"; fi
+}
+# is NAME RUN STEP MEMBER NUMBER
+is() {
+    got=$(field "$2" "$3" "$4")
+    if [ "$got" = "$5" ]; then echo "ok $1"; else fail "$1" "$4 is $got, not $5"; fi
+}
+
+# --- every stage and placement gives the same numbers and files ---------------------------------
+
+start=$(date +%s)
+export EMU_PEER_SECONDS=60
+go 2 s0 $steps --zero 0 --offload none
+export EMU_PROTECT=0  # that no host reads GPU memory was seen; it takes time
+go 2 s1 $steps --zero 1 --offload none --recompute none
+go 2 s2 $steps --offload none --recompute block
+go 2 s3 $steps --zero 3 --offload none --no-grad-overlap
+go 2 s0_share $steps --zero 0 --offload interleave --share 0.5 $fine
+go 2 s1_zero $steps --zero 1 --offload zero
+go 2 s2_wire $steps --zero 2 --offload zero --grad-wire fp32
+go 2 s3_twinflow $steps --zero 3 --offload twinflow --resident 0.4 --recompute block
+go 2 s1_share $steps --zero 1 --offload interleave --share 0.5 --resident 0.2
+go 2 s2_stride $steps --zero 2 --offload interleave --stride 2 $fine --slots 1
+go 2 s3_share $steps --zero 3 --offload interleave --share 1 $fine --slots 2 --no-update-overlap
+go 2 accum_s0 $steps --accum 3 --zero 0 --offload none --grad-reduce fp32
+go 2 accum_s2 $steps --accum 3 --zero 2 --offload zero --grad-reduce fp32
+go 2 accum_s3 $steps --accum 3 --zero 3 --offload interleave --share 0.5 --grad-reduce fp32
+go 2 fp32_s0 $steps --precision fp32 --zero 0 --offload none
+go 2 fp32_s1 $steps --precision fp32 --zero 1 --offload interleave --share 0.5 --grad-reduce fp32
+go 2 fp32_s3 $steps --precision fp32 --zero 3 --offload zero
+go 3 three_s0 $steps --zero 0 --offload none
+go 3 three_s1 $steps --zero 1 --offload twinflow --resident 0.3
+go 3 three_s3 $steps --zero 3 --offload interleave --share 0.4 --recompute block
+go 4 four_s0 $steps --accum 3 --zero 0 --offload none
+go 4 four_s2 $steps --accum 3 --zero 2 --offload interleave --stride 2 $fine
+go 4 four_s3 $steps --accum 3 --zero 3 --offload none
+go 0 alone $steps --accum 2 --offload none
+go 0 alone_s3 $steps --accum 2 --zero 3 --offload interleave --share 0.5
+go 1 alone_s1 $steps --accum 2 --zero 1 --offload zero
+wait
+for run in s1 s2 s3 s0_share s1_zero s2_wire s3_twinflow s1_share s2_stride s3_share; do
+    same ${run}_on_two_ranks_has_the_bits_of_stage_0 $run s0
+done
+for run in s2 s3; do
+    same accumulating_${run}_has_the_bits_of_stage_0 accum_$run accum_s0
+    same ${run}_on_four_ranks_has_the_bits_of_stage_0 four_$run four_s0
+done
+for run in s1 s3; do
+    same ${run}_in_fp32_has_the_bits_of_stage_0 fp32_$run fp32_s0
+    same ${run}_on_three_ranks_has_the_bits_of_stage_0 three_$run three_s0
+    same ${run}_alone_has_the_bits_of_no_zero alone_$run alone
+done
+check stages_are_as_told sh -c 'for s in 1:s1 2:s2 3:s3_twinflow 0:s0_share; do
+    grep -q "\"stage\":${s%:*},\"world\":2," ${s#*:}/log.jsonl || exit 1; done'
+check each_step_is_logged_once test "$(grep -c '"loss"' s3/log.jsonl)" -eq 4
+check only_one_rank_speaks test "$(grep -c '^step 4/4\|^model: \|^ZeRO-3 on 2' s3.out)" -eq 3
+check the_others_are_silent test ! -s s3.err
+for f in config.json loss.svg vocab.json merges.txt; do check ranks_leave_$f test -s s3/$f; done
+check ranks_leave_no_rubbish sh -c '! ls s3/checkpoints | grep -q tmp'
+check more_ranks_are_other_numbers sh -c '! cmp -s s0/model.safetensors three_s0/model.safetensors'
+
+# --- the bytes that ranks exchange ---------------------------------------------------------------
+
+# A shard of the embeddings, three layers and the tail: with two ranks 6400 + 3 * 6656 + 128, with
+# three 4352 + 3 * 4480 + 128, with four 3200 + 3 * 3328 + 128; and some dozens of doubles per step.
+two=26496 three=17920 four=13312
+# exchanged NAME RUN RANKS REDUCED GATHERED: bytes of a third step to each of the others
+exchanged() {
+    is "$1_sums_so_much" "$2" 3 reduced_bytes $((($3 - 1) * $4))
+    got=$(field "$2" 3 gathered_bytes)
+    check "$1_gathers_so_much" test "$got" -ge $((($3 - 1) * $5)) -a \
+        "$got" -le $((($3 - 1) * ($5 + 512)))
+}
+exchanged stage_0 s0 2 $((2 * two)) $((2 * two))
+exchanged stage_1 s1_zero 2 $((2 * two)) $((2 * two))
+exchanged stage_2 s2_wire 2 $((2 * two)) $((2 * two))
+exchanged stage_2_in_fp32 fp32_s1 2 $((4 * two)) $((4 * two))
+exchanged three_ranks three_s1 3 $((2 * three)) $((2 * three))
+exchanged sums_in_fp32 accum_s2 2 $((3 * 4 * two)) $((2 * two))
+exchanged four_ranks four_s2 4 $((3 * 2 * four)) $((2 * four))
+# Stage 3: after the evaluation of step 2 embeddings, tail and the last two layers are there; forward
+# finds layer 2, and lacks 1 and 3; backward lacks 1. Each later micro-batch finds what is in place.
+exchanged stage_3 s3 2 $((2 * two)) $((2 * 3 * 6656))
+exchanged stage_3_on_four_ranks four_s3 4 $((3 * 2 * four)) $((2 * (3 + 2 + 2) * 3328))
+
+# --- what crosses the link is the rank's own -----------------------------------------------------
+
+# Of rank 0, half of all: 26496 elements.
+is each_rank_updates_its_own s1_zero 3 cpu_params $two
+is each_rank_moves_its_own s1_zero 3 h2d_bytes $((2 * two))
+is stage_0_updates_everything_everywhere s0_share 3 h2d_bytes \
+    "$(field s0_share 3 d2h_bytes)"
+check stage_0_updates_all true_that \
+    "$(field s0_share 3 cpu_params) + $(field s0_share 3 gpu_params) == 52992"
+
+# --- as many sequences per step on other numbers of ranks ----------------------------------------
+
+batch="--steps 5 --no-save --eval-every 2 --eval-batches 3"
+go 0 one_fp32 $batch --precision fp32 --accum 12
+go 2 two_fp32 $batch --precision fp32 --accum 6 --zero 1
+go 3 three_fp32 $batch --precision fp32 --accum 4 --zero 2
+go 4 four_fp32 $batch --precision fp32 --accum 3 --zero 3
+go 0 one_bf16 $batch --accum 12
+go 4 four_bf16 $batch --accum 3
+go 4 four_reduce $batch --accum 3 --grad-reduce fp32
+wait
+for run in two three four; do near ${run}_ranks_train_as_one_in_fp32 ${run}_fp32 one_fp32 1e-6; done
+near four_ranks_train_as_one_in_bf16 four_bf16 one_bf16 2e-3
+near four_ranks_train_as_one_in_bf16_summed_in_fp32 four_reduce one_bf16 2e-3
+check grad_reduce_changes_bits sh -c '! cmp -s four_bf16/log.jsonl four_reduce/log.jsonl'
+
+# --- orders of events ----------------------------------------------------------------------------
+
+reference=s0
+for schedule in lazy prio:0 prio:1 prio:2 prio:3 random:1; do
+    export EMU_SCHED=$schedule EMU_ORDER=random
+    name=$(echo "$schedule" | tr -d :)
+    stage=$((${#name} % 3 + 1))
+    go 2 "$name" $steps --zero $stage --offload interleave --share 0.5 --resident 0.2 $fine
+    go 2 "${name}_3" $steps --zero 3 --offload none
+done
+wait
+unset EMU_SCHED EMU_ORDER
+for name in lazy prio0 prio1 prio2 prio3 random1; do
+    same ${name}_keeps_the_bits $name s0
+    same ${name}_keeps_the_bits_of_stage_3 ${name}_3 s0
+done
+
+# --- memory --------------------------------------------------------------------------------------
+
+# A model of 4 x 12 x 256^2 parameters and some; its weights in bf16 are 6.5 MiB.
+big="--data text.txt --layers 4 --heads 4 --channels 256 --context 16 --vocab 300 --batch 1"
+big="$big --eval-every 0 --steps 1 --no-save"
+# memory NAME RANKS STAGE OPTION...: a run, and what it says of GPU memory
+memory() {
+    name=$1 ranks=$2 stage=$3
+    shift 3
+    "$launch" "$ranks" "$tide" $big --zero "$stage" "$@" --out "$name" >"$name.out" 2>"$name.err" &
+    going=$((going + 1))
+    [ $((going % cores)) -ne 0 ] || wait
+}
+# mib NAME PLACE PURPOSE: MiB of a line of the plan of GPU or host
+mib() { sed -n "s/^$2 memory:.* $3 \([0-9.]*\),.*/\1/p" "$1.out" | head -n 1; }
+for s in 0 1 2 3; do memory mem_2_$s 2 $s --offload none; done
+memory mem_4_1 4 1 --offload none
+memory mem_4_3 4 3 --offload none
+memory mem_3_3 3 3 --offload zero
+memory mem_2_2_accum 2 2 --offload none --accum 2
+wait
+# Per parameter, by the table in zero.h. Beyond it: of the layers' weights (stage 3) and gradients
+# (stage 2 and 3, or accumulating) two pass at a time, with all of the embeddings; and the head's
+# gradient is in fp32. Of 0.05 MiB each number is rounded, and shards to 128 elements.
+layer=$(((12 * 256 + 13) * 256)) ends=$(((384 + 16 + 2) * 256)) head=$((384 * 256))
+all=$((4 * layer + ends))
+# fills NAME WHAT MIB BYTES
+fills() {
+    check "$1_of_$2" true_that "$3 * 1048576 > $4 - 53000 && $3 * 1048576 < $4 + 60000"
+}
+for run in 2_0 2_1 2_2 2_3 4_1 4_3; do
+    x=mem_$run R=${run%_*} s=${run#*_}
+    weights=$((2 * all)) grads=$((2 * all)) state=$all places=$((2 * layer + ends))
+    [ "$s" -ge 1 ] && state=$((all / R))
+    [ "$s" -ge 2 ] && grads=$((2 * (all / R + places)))
+    [ "$s" -eq 3 ] && weights=$((2 * (4 * layer / R + places)))
+    fills $x weights "$(mib $x GPU parameters)" $weights
+    fills $x gradients "$(mib $x GPU gradients)" $((grads + 4 * head))
+    fills $x masters "$(mib $x GPU 'master weights')" $((4 * state))
+    fills $x moments "$(mib $x GPU 'AdamW moments')" $((8 * state))
+done
+fills mem_2_2_accum gradients "$(mib mem_2_2_accum GPU gradients)" \
+    $((4 * all / 2 + 2 * (2 * layer + ends) + 4 * head))
+fills mem_3_3 masters_on_the_host "$(mib mem_3_3 host 'master weights')" $((4 * all / 3))
+fills mem_3_3 moments_on_the_host "$(mib mem_3_3 host 'AdamW moments')" $((8 * all / 3))
+for run in 2_0 2_1 2_2 2_3 4_1 4_3 3_3 2_2_accum; do
+    set -- $(sed -n 's/^GPU memory: \([0-9.]*\) MiB taken, planned \([0-9.]*\) MiB$/\1 \2/p' \
+        mem_$run.out)
+    check mem_${run}_is_taken_as_planned true_that "${1:-0} > ${2:-1} - 0.15 && $1 < $2 + 0.15"
+done
+# The plan for so many ranks says what they then take.
+said() { sed -n '/^GPU memory: p\|^host memory:/{s/\(total [0-9.]*\).*/\1/;p;}
+    /^offload \|^recomputing\|^gradients of/p' "$1"; }
+for run in "2_0 --offload none" "2_3 --offload none" "4_3 --offload none" "3_3 --offload zero"; do
+    x=${run%% *} R=${run%%_*}
+    EMU_DEVICES=0 "$tide" $big --plan --world "$R" --zero "$(echo "$x" | cut -c3)" ${run#* } \
+        --rates rates.txt --out planned >plan.out 2>plan.err
+    said plan.out >a.txt
+    said "mem_$x.out" >b.txt
+    check plan_says_what_${x}_says sh -c 'test -s a.txt && diff a.txt b.txt'
+done
+check plan_leaves_nothing test ! -e planned
+EMU_DEVICES=0 "$tide" --plan --model 7b --batch 1 --world 8 --rates rates.txt >plan.out 2>plan.err
+check plan_takes_a_large_model grep -q '^GPU memory: parameters' plan.out
+
+# auto offloads where the state of a rank does not fit, each rank its own
+EMU_DEVICES=0 "$tide" $tiny --plan --world 2 --zero 3 --offload zero --recompute none \
+    --rates rates.txt >plan.out 2>&1
+cap=$(sed -n 's/^GPU memory:.*total \([0-9.]*\) .*/\1/p' plan.out | awk '{ print 1024 * ($1 + 0.1) }')
+go 2 auto $steps --zero 3 --gpu-memory "${cap%.*}K" --rates rates.txt
+wait
+same auto_has_the_bits_of_stage_0 auto s0
+check auto_offloads grep -q '^offload auto: .*predicted' auto.out
+
+# --- going on ------------------------------------------------------------------------------------
+
+stay="--warmup 0 --schedule constant --save-every 1 --keep 99 --eval-every 0"
+go 4 whole $stay --steps 7 --accum 3 --zero 0 --offload none
+go 4 moved $stay --steps 2 --accum 3 --zero 3 --offload interleave --share 0.5
+go 4 whole_fp32 $stay --steps 7 --accum 3 --precision fp32 --zero 0 --offload none
+go 4 other_fp32 $stay --steps 2 --accum 3 --precision fp32 --zero 3 --offload zero
+go 0 one $stay --steps 3 --accum 3
+wait
+# resume RANKS NAME OPTION...
+resume() {
+    ranks=$1 name=$2
+    shift 2
+    "$launch" "$ranks" "$tide" --resume --out "$name" "$@" >"$name.out" 2>"$name.err"
+}
+resume 4 moved --steps 4 --zero 1 --offload twinflow --resident 0.5
+resume 4 moved --steps 5 --zero 2 --offload none
+resume 4 moved --steps 7 --zero 0 --offload zero
+same resumed_in_every_stage_it_has_the_bits_of_one moved whole
+resume 2 other_fp32 --steps 4 --zero 2 --offload none
+check fewer_ranks_accumulate_more grep -q 'accum is 6 now, for 12 sequences' other_fp32.out
+resume 1 other_fp32 --steps 5 --offload interleave --share 0.5
+resume 3 other_fp32 --steps 6 --zero 1 --offload zero
+resume 4 other_fp32 --steps 7 --batch 3 --zero 3
+near from_four_to_two_to_one_to_three_ranks other_fp32 whole_fp32 1e-6
+"$launch" 3 "$tide" --resume --out one --steps 5 --offload none >one.out 2>one.err
+check one_goes_on_as_three test "$(tail -n 1 one/log.jsonl | grep -c '"step":')" -eq 1 -a \
+    -d one/checkpoints/step_00000005
+check one_goes_on_with_one_micro_batch_each grep -q 'accum is 1 now, for 3 sequences' one.out
+refuses other_number_of_sequences 2 '12 sequences per step; --batch 1, --accum 3 and 2 GPUs make 6' \
+    "$launch" 2 "$tide" --resume --out moved --steps 8 --accum 3
+refuses no_number_of_sequences 2 '3 sequences per step; --batch 1, --accum 1 and 2 GPUs make 2' \
+    "$launch" 2 "$tide" --resume --out one --steps 6
+
+# --- ZenFlow on several ranks --------------------------------------------------------------------
+
+# Stages 1 and 2 alike; without columns it is AdamW; fewer or more ranks select the same columns.
+zen="--offload zenflow --zen-window 3 --zen-reselect 1 --steps 8 --save-every 4 --keep 9"
+zen="$zen --eval-every 3"
+go 2 zen_1 $zen --zero 1 --accum 3
+go 2 zen_2 $zen --zero 2 --accum 3 --recompute block
+go 3 zen_late $zen --zen-delay 1 --zen-topk 0.3
+go 3 zen_late_1 $zen --zen-delay 1 --zen-topk 0.3 --zero 1 --grad-wire fp32
+go 2 zen_auto $zen --zen-window auto --grad-reduce fp32
+go 2 zen_auto_1 $zen --zen-window auto --grad-reduce fp32 --zero 1 --no-grad-overlap
+go 3 zen_plain $steps --offload zenflow --zen-topk 0 --zen-window 1 --zen-delay 0
+zen32="$zen --precision fp32"
+go 0 zen_one $zen32 --accum 12
+go 2 zen_two $zen32 --accum 6 --zero 1
+go 3 zen_three $zen32 --accum 4
+go 4 zen_four $zen32 --accum 3 --zero 1
+for schedule in lazy prio:0 prio:2; do
+    export EMU_SCHED=$schedule EMU_ORDER=random
+    go 2 "zen_$(echo $schedule | tr -d :)" $zen --accum 3
+done
+wait
+unset EMU_SCHED EMU_ORDER
+same zenflow_in_stage_1_has_the_bits_of_stage_2 zen_1 zen_2
+same zenflow_late_in_stage_1_has_the_bits_of_stage_2 zen_late_1 zen_late
+same zenflow_by_its_gradients_in_stage_1_has_the_bits_of_stage_2 zen_auto_1 zen_auto
+for name in lazy prio0 prio2; do same zenflow_under_${name}_has_these_bits zen_$name zen_2; done
+losses zen_plain >a.txt
+losses three_s0 >b.txt
+check zenflow_without_columns_is_adamw cmp a.txt b.txt
+# chosen RUN: the columns of its last checkpoint
+chosen() { sed -n '/"columns":/,/\]\]/p' "$1"/checkpoints/step_00000008/state.json; }
+chosen zen_one >one.txt
+check columns_were_selected test "$(tr -dc , <one.txt | wc -c)" -ge 20
+for run in two three four; do
+    near zenflow_on_${run}_ranks_trains_as_on_one zen_$run zen_one 1e-6
+    chosen zen_$run >some.txt
+    check ${run}_ranks_select_the_columns_of_one cmp some.txt one.txt
+done
+check first_columns_are_not_selected sh -c '! grep -q "\[0,1,2\]" one.txt'
+# goes_on RANKS NAME OPTION...: zen_two from its fourth step on, in NAME
+goes_on() {
+    ranks=$1 name=$2
+    shift 2
+    mkdir -p "$name/checkpoints"
+    cp -r zen_two/checkpoints/step_00000004 "$name/checkpoints"
+    for f in zen_two/*; do [ -d "$f" ] || cp "$f" "$name"; done
+    resume "$ranks" "$name" "$@"
+    check "${name}_goes_on" test -d "$name/checkpoints/step_00000008"
+}
+goes_on 2 zen_again --zero 2
+same zenflow_goes_on_with_the_same_bits zen_again zen_two
+goes_on 1 zen_alone
+near zenflow_goes_on_alone zen_alone zen_two 1e-6
+goes_on 3 zen_more
+near zenflow_goes_on_with_more_ranks zen_more zen_two 1e-6
+chosen zen_more >some.txt
+check more_ranks_go_on_with_the_same_columns cmp some.txt one.txt
+goes_on 2 zen_left --offload zero --zero 3
+check another_mode_applies_what_was_held_back grep -q 'that it held back are applied' zen_left.out
+for stage in 0 3; do
+    refuses zenflow_in_stage_$stage 2 'works with --zero 1 or 2' "$launch" 2 "$tide" $tiny \
+        --offload zenflow --zero $stage --out mistake
+done
+
+# --- ends ----------------------------------------------------------------------------------------
+
+long="--steps 40 --save-every 2 --keep 99 --eval-every 10 --eval-batches 3"
+# Each rank leaves its process's number: NAME.RANK.pid
+with_pid='echo $$ >$RUN.$RANK.pid; exec "$0" "$@"'
+# begin RANKS NAME OPTION...: in the background; $! is the launcher
+begin() {
+    ranks=$1
+    export RUN=$2
+    shift 2
+    rm -f "$RUN".*.pid
+    "$launch" "$ranks" sh -c "$with_pid" "$tide" "$@" --out "$RUN" >"$RUN.out" 2>"$RUN.err" &
+}
+# until_saved NAME NUMBER: so many checkpoints are there
+until_saved() {
+    tries=0
+    until [ "$(ls "$1/checkpoints" 2>/dev/null | grep -c '^step_[0-9]*$')" -ge "$2" ] ||
+        [ $tries -ge 1000 ]; do sleep 0.01; tries=$((tries + 1)); done
+}
+go 2 long $long --zero 2 --offload zero
+wait
+n=0
+for victim in 1 0 1; do
+    n=$((n + 1))
+    if [ $n -eq 1 ]; then begin 2 killed $tiny $long --zero 3 --offload zero
+    else begin 2 killed --resume --zero $n --offload $([ $n = 2 ] && echo none || echo twinflow); fi
+    launcher=$!
+    until_saved killed $((5 * n))
+    sleep 0.0$((n * 37 % 10))
+    kill -9 "$(cat killed.$victim.pid)"
+    before=$(date +%s)
+    wait $launcher
+    code=$?
+    took=$(($(date +%s) - before))
+    check kill_${n}_of_rank_${victim}_ends_the_run test $code -ne 0 -a $code -ne 127
+    check kill_${n}_ends_it_within_seconds test $took -le 5
+    check kill_${n}_is_one_line test "$(wc -l <killed.err)" -eq 1
+    check kill_${n}_is_said grep -q "^tide: rank $victim .* is gone" killed.err
+    check kill_${n}_leaves_no_process sh -c '! kill -0 $(cat killed.0.pid) 2>/dev/null &&
+        ! kill -0 $(cat killed.1.pid) 2>/dev/null'
+done
+resume 2 killed --zero 1 --offload interleave --share 0.5
+same a_killed_run_has_the_bits_of_another killed long
+check a_killed_run_leaves_no_rubbish sh -c '! ls killed/checkpoints | grep -q tmp'
+
+# A signal to one rank, not the one that writes.
+begin 2 term $tiny $long --zero 2 --offload zero
+launcher=$!
+until_saved term 4
+kill -TERM "$(cat term.1.pid)"
+wait $launcher
+check sigterm_to_one_rank_ends_well test $? -eq 0
+check sigterm_is_no_error test ! -s term.err
+stopped=$(grep -c '"loss"' term/log.jsonl)
+check sigterm_stops_early test "$stopped" -lt 40
+check sigterm_saves test -d "term/checkpoints/$(printf 'step_%08d' "$stopped")"
+check sigterm_says_how_to_go_on grep -q "signal 15 after step $stopped; continue with" term.out
+begin 2 term --resume --zero 3
+launcher=$!
+until_saved term 8
+kill -TERM $launcher  # which passes it on
+wait $launcher
+check sigterm_to_the_launcher_ends_well test $? -eq 0 -a ! -s term.err
+resume 2 term --zero 1 --offload zero
+same after_signals_it_has_the_bits_of_another term long
+
+# --- mistakes: one line from all ranks -----------------------------------------------------------
+
+# on_rank_1 COMMAND...: with --lr 1e-3 for rank 1; in_its_own COMMAND...: in a directory of the rank
+other='[ $RANK = 0 ] || set -- "$@" --lr 1e-3; exec "$0" "$@"'
+refuses other_options 2 'lr' "$launch" 2 sh -c "$other" "$tide" $tiny --out mistake
+mkdir -p own.0 own.1
+cp text.txt own.0
+head -c 3000 text.txt >own.1/text.txt
+refuses other_data 2 'data' "$launch" 2 sh -c 'cd own.$RANK; exec "$0" "$@"' "$tide" $tiny \
+    --steps 2 --out "$work/mistake"
+refuses other_out 2 'out' "$launch" 2 sh -c 'exec "$0" "$@" --out mistake.$RANK' "$tide" $tiny
+refuses no_such_data 2 'nowhere' "$launch" 3 "$tide" --data nowhere --out mistake
+refuses no_option_that_is_one 2 'zerro' "$launch" 2 "$tide" $tiny --zerro 2 --out mistake
+refuses stage_4 2 'must be 0 to 3' "$launch" 2 "$tide" $tiny --zero 4 --out mistake
+refuses zero_with_mezo 2 'zero' "$launch" 2 "$tide" $tiny --optimizer mezo --zero 2 --out mistake
+refuses no_steps_on_several 2 'leave the launcher out' "$launch" 2 "$tide" $tiny --steps 0 \
+    --out mistake
+refuses no_dump_on_several 2 'leave the launcher out' "$launch" 2 "$tide" $tiny --dump mistake
+refuses cpu_on_several 2 'one process' "$launch" 2 "$cpu" --data text.txt --out mistake
+refuses plan_on_several 2 'say --world 2' "$launch" 2 "$tide" $tiny --plan
+refuses world_without_plan 2 'launcher' "$tide" $tiny --world 2 --out mistake
+refuses zero_on_the_cpu 2 'zero' "$cpu" --data text.txt --zero 1 --out mistake
+refuses too_little_memory 2 'GPU memory' "$launch" 2 "$tide" $tiny --gpu-memory 1M --offload zero \
+    --out mistake
+check mistakes_leave_nothing sh -c '! ls -d mistake* 2>/dev/null | grep .'
+refuses loss_not_finite 1 'stopped before the update' "$launch" 2 "$tide" $tiny --lr 900 --clip 0 \
+    --warmup 0 --schedule constant --steps 300 --save-every 1 --zero 2 --out wild
+check what_was_saved_before_is_whole "$tide" --model wild --steps 0 --out wild_copy
+# One rank comes to a damaged place of the data, and the others wait for it.
+"$tokenize" --tokenizer bytes --out tok text.txt >/dev/null 2>&1
+(head -c 3024 tok_train_000000.bin; printf '\377\377'; tail -c +3027 tok_train_000000.bin) >late.bin
+for s in 2 3; do
+    refuses late_token_in_stage_$s 2 'late.bin' "$launch" 2 "$tide" $small --batch 1 --lr 3e-3 \
+        --data late.bin --tokenizer bytes --steps 300 --save-every 1 --zero $s --out late_$s
+    check late_token_in_stage_${s}_leaves_what_was_saved "$tide" --model late_$s --steps 0 \
+        --out late_copy
+done
+echo "took $(($(date +%s) - start)) s"

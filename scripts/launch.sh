@@ -1,0 +1,85 @@
+#!/bin/sh
+# Starts a command N times on this machine, as the N ranks of one run, one for each GPU:
+#
+#     scripts/launch.sh 4 ./train_gpt2cu --data text.txt --model gpt2 --zero 2
+#
+# Each is told its number as torchrun would do it: RANK and LOCAL_RANK, WORLD_SIZE and
+# LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (a free port, unless it is set). Each gets its share
+# of the cores as OMP_NUM_THREADS, unless that is set. None of them has a standard input.
+#
+# SIGINT (Ctrl-C), SIGTERM and SIGHUP are passed on, and each is one signal for a rank: it saves and
+# ends. If a rank fails, the others have 15 seconds to end too. The exit code is that of the first
+# that failed. Nothing that they started is left running.
+# On several machines: torchrun, mpirun or srun instead (scripts/README.md).
+set -u
+usage() { echo "tide: usage: scripts/launch.sh N COMMAND [ARGUMENT...]" >&2; exit 2; }
+[ $# -ge 2 ] || usage
+ranks=$1
+shift
+case $ranks in '' | *[!0-9]* | ?????*) usage ;; esac
+[ "$ranks" -ge 1 ] || usage
+command -v "$1" >/dev/null || { echo "tide: launch.sh: $1: no such command" >&2; exit 2; }
+
+# A port that nobody uses, below those that the kernel gives to connections.
+free_port() {
+    taken=$(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | awk '{ sub(/.*:/, "", $2); print $2 }')
+    while :; do
+        port=$((20000 + $(od -An -N2 -tu2 /dev/urandom) % 12000))
+        echo "$taken" | grep -q "^$(printf '%04X' $port)\$" || break
+    done
+    echo "$port"
+}
+
+cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+share=$((cores / ranks))
+[ $share -gt 0 ] || share=1
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$share}"
+export MASTER_ADDR=127.0.0.1 WORLD_SIZE="$ranks" LOCAL_WORLD_SIZE="$ranks"
+export MASTER_PORT="${MASTER_PORT:-$(free_port)}"
+export TIDE_JOB="$$-$MASTER_PORT"  # ranks of another run, at the same port, are strangers
+unset TORCHELASTIC_RUN_ID
+
+# Ranks have sessions of their own: Ctrl-C reaches this script alone, which passes it on, and with a
+# rank goes all that it started. A shell starts what is in the background with SIGINT ignored.
+session='' group='' signals=''
+command -v setsid >/dev/null && session=setsid group=-
+env --default-signal=INT,QUIT true 2>/dev/null && signals=--default-signal=INT,QUIT
+
+all='' alive=''
+send() { for p in $2; do kill -s "$1" -- "$group$p" 2>/dev/null; done; }
+trap 'send INT "$alive"' INT
+trap 'send TERM "$alive"' TERM
+trap 'send HUP "$alive"' HUP
+trap 'send KILL "$all"' EXIT
+
+exec 3>&2 2>/dev/null  # from here on only the ranks speak: bash would tell of each that is killed
+rank=0
+while [ $rank -lt "$ranks" ]; do
+    # shellcheck disable=SC2086  # two words, or none
+    $session env $signals RANK=$rank LOCAL_RANK=$rank "$@" </dev/null 2>&3 3>&- &
+    all="$all $!" alive="$alive $!"
+    rank=$((rank + 1))
+done
+
+# Looks at them every now and then: often at first, and after a failure.
+code=0 looks=0 failed=0
+while [ -n "$alive" ]; do
+    looks=$((looks + 1))
+    if [ $looks -lt 100 ]; then sleep 0.05; else sleep 0.5; fi
+    left='' first=$code
+    for p in $alive; do
+        if kill -0 "$p" 2>/dev/null; then left="$left $p"; continue; fi
+        wait "$p"
+        ended=$?
+        # Of those that ended since the last look any may have been the first: whoever only follows
+        # another ends with 1, and that has the larger code (2, or 128 + a signal).
+        if [ $first -eq 0 ] && [ $ended -gt $code ]; then code=$ended; fi
+    done
+    alive=$left
+    [ $code -ne 0 ] || continue
+    [ $failed -ne 0 ] || looks=0
+    failed=$((failed + 1))
+    if [ $looks -eq 100 ]; then send TERM "$alive"; fi      # after 5 s
+    if [ $looks -eq 120 ]; then send KILL "$alive"; fi      # and 10 s more
+done
+exit $code

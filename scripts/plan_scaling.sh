@@ -1,0 +1,76 @@
+#!/bin/sh
+# Weak scaling, as figure 17 of Deep Optimizer States: the models of its table 2 on ever more GPUs,
+# each of which has the same micro-batch; what --plan predicts. Needs neither GPU nor data; how much
+# memory the machine has is not asked. Seconds of a step; of these, those in which a GPU does not
+# compute ("waits"); by how much it would be shorter if collectives took no time ("shown"), and what
+# they take ("comm"). "tok/s" is that of each GPU; "x zero", how often faster than without
+# interleaving and overlaps, as ZeRO-Offload is described. Memory of each GPU and of the host for
+# each, in GiB. "?": the rates do not say. RATE: one rate, instead of the file's.
+# usage: [TRAINER=./train_gpt2emu] [RATES=FILE] [RATE="node_link 12e9"] [MODELS="7b 20b"]
+#        [WORLDS="1 8"] scripts/plan_scaling.sh [OPTION...]     e.g. --zero 2, --offload auto
+# Without options, as in the paper: ZeRO-3, one sequence of 2048 tokens, recomputing, no state that
+# stays on the GPU.
+set -eu
+trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
+rates=${RATES:-$(dirname "$0")/rates/h200_16cores.txt}
+models=${MODELS:-7b 8.3b 10b 13b 20b} worlds=${WORLDS:-1 2 4 8 16 32}
+[ -x "$trainer" ] || {
+    echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2
+    exit 2
+}
+
+name=$(basename "$rates" .txt)${RATE:+, $RATE}
+if [ -n "${RATE-}" ]; then
+    other=$(mktemp)
+    trap 'rm -f "$other"' EXIT
+    sed "/^${RATE%% *} /d" "$rates" >"$other"
+    echo "$RATE" >>"$other"
+    rates=$other
+fi
+
+plan() {
+    "$trainer" --plan --zero 3 --batch 1 --seq 2048 --recompute block --offload interleave \
+        --gpu-memory 99T --host-memory 99T --rates "$rates" "$@"
+}
+
+# Or says what is wrong.
+plan --model "${models%% *}" "$@" --gpu-memory 99T --host-memory 99T >/dev/null
+echo "$name, --zero 3 --batch 1 --seq 2048 --recompute block${*:+ $*}"
+printf '%-6s %5s %7s %7s %7s %7s %7s %7s %7s %7s  %s\n' model GPUs step waits shown comm tok/s \
+    'x zero' GPU host offload
+for model in $models; do
+    for world in $worlds; do
+        {
+            plan --model "$model" --world "$world" "$@" || echo 'does not fit'
+            plan --model "$model" --world "$world" "$@" --offload zero --no-grad-overlap \
+                --no-update-overlap | sed 's/^/zero: /' || true
+        } 2>/dev/null | awk -v model="$model" -v world="$world" '
+            /^zero:   step / { zero = $3 }
+            /^zero: / { next }
+            /^does not fit/ { none = 1 }
+            /^GPU memory: .* total / { sub(/.* total /, ""); gpu = $1 / 1024 }
+            /^host memory: .* total / { sub(/.* total /, ""); host = $1 / 1024 }
+            /^offload [a-z]*:/ && !/^offload auto/ || /^offload none/ { sub(/:/, ""); mode = $2 }
+            /^  step .* tokens/ {
+                step = $2
+                waits = $5
+                sub(/.*: /, "")
+                speed = $1 / world
+            }
+            /^  between / {
+                sub(/.*GPUs[a-z ]*: /, "")
+                comm = $1 + 0
+                shown = $4
+            }
+            /^  as if that took no time/ { shown = comm = "?" }
+            function seconds(x) { return x == "?" ? x : sprintf("%.3f", x) }
+            END {
+                printf "%-6s %5d ", model, world
+                if (none) print "does not fit"
+                else
+                    printf "%7.3f %7.3f %7s %7s %7d %7s %7.1f %7.1f  %s\n", step, waits,
+                           seconds(shown), seconds(comm), speed,
+                           zero == "" ? "-" : sprintf("%.2f", zero / step), gpu, host, mode
+            }'
+    done
+done

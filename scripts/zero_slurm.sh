@@ -1,0 +1,36 @@
+#!/bin/sh
+#SBATCH --job-name=tide
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --signal=TERM@120
+# The models of Deep Optimizer States (table 2) on the GPUs of several nodes of a SLURM cluster, one
+# task per GPU: ZeRO-3, micro-batches of 1 x 2048 on each, the optimizer's state where --offload
+# auto finds that it should be. From the top of the repository, which all nodes must see, as they do
+# DATA and OUT; build and fetch first. Two minutes before its time is over the run saves and ends;
+# submit it again with --resume.
+# usage: sbatch [SBATCH OPTION...] scripts/zero_slurm.sh SIZE [OPTION...]
+#        e.g. sbatch --nodes=4 --time=8:00:00 scripts/zero_slurm.sh 20b --save-every 100
+#        (train_offload.sh says what else can be set; SIZE is 7b, 8.3b, 10b, 13b or 20b)
+set -eu
+case ${1-} in 7b|8.3b|10b|13b|20b) ;; *) sed -n '15s/^# //p' "$0" >&2; exit 2 ;; esac
+[ -n "${SLURM_JOB_ID-}" ] || {
+    echo "not in a job: submit this with sbatch" >&2
+    exit 2
+}
+cd "$SLURM_SUBMIT_DIR"  # SLURM runs a copy of this file, from elsewhere
+[ -r scripts/train_offload.sh ] || {
+    echo "submit this from the top of the repository, not from $SLURM_SUBMIT_DIR" >&2
+    exit 2
+}
+size=$1
+shift
+# srun tells each task its rank; who rank 0 is, it does not.
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+LAUNCH="srun --kill-on-bad-exit=1 --cpu-bind=none"
+export MASTER_ADDR MASTER_PORT LAUNCH
+exec sh scripts/train_offload.sh "zero_${size}_slurm" --model "$size" --batch 1 --seq 2048 \
+    --zero 3 "$@"
