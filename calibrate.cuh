@@ -430,10 +430,19 @@ static void calibrate_close(Calibration *c) {
     host_free(c->state.p);
 }
 
-// Measures all rates but the disk's, in about `seconds` (some tenths more go into page-locked
-// memory). The queue must have nothing to do. With `table` also what the paper's table 1 has, host
-// AdamW by threads, and gpu_flops, which takes a few times as long, and prints the first two. Takes
-// at most an eighth of the host's free memory and half of the GPU's, and gives them back.
+// So many of this machine's GPUs can have at once what was measured with one: as many as there are
+// NUMA nodes with as many GPUs, if the host's threads are those of one node.
+static double calibrate_apart(const HostQueue *q, int gpus) {
+    int near = 0;
+    for (int i = 0; i < gpus; i++) near += gpu_node(i) == q->node;
+    return q->node < 0 || near == 0 ? 1 : fmax(1, floor((double)gpus / near));
+}
+
+// Measures all rates but the disk's and those between GPUs, in about `seconds` (some tenths more go
+// into page-locked memory). The queue must have nothing to do. With `table` also what the paper's
+// table 1 has, host AdamW by threads, and gpu_flops, which takes a few times as long, and prints the
+// first two. Takes at most an eighth of the host's free memory and half of the GPU's, and gives them
+// back.
 //   dram      28 bytes per parameter of the host's update: 14 are read, 14 written
 //   dram_dma  the same of the update that runs while both directions of the link are busy, plus
 //             what these two move: each of their bytes is one of host memory, too
@@ -475,6 +484,10 @@ static void rates_measure(Rates *r, HostQueue *q, double seconds, bool table) {
     r->gpu_normals = calibrate_rate(&c, WORK_GPU_NORMALS);
     if (table) calibrate_table(&c, r);
     calibrate_close(&c);
+    int gpus = 1;
+    CUDA(cudaGetDeviceCount(&gpus));
+    r->node_gpus = gpus;
+    r->host_gpus = calibrate_apart(q, gpus);
 }
 
 // One number of a table, in units of `unit`; "-" if it is not known.

@@ -56,19 +56,28 @@ static inline void cpu_list_print(const cpu_set_t *set) {
     }
 }
 
-// The cores near the GPU that this process may use (all of them where Linux does not say which are
-// near), and from each core only one of its hardware threads: they share its path to memory.
-static inline void host_cores_find(HostQueue *q, cpu_set_t *all, cpu_set_t *one_each) {
+// The NUMA node of a GPU; -1: Linux does not say.
+static inline int gpu_node(int device) {
     char bus[32] = "", path[128];
-    int device;
-    cpu_set_t set;
-    CUDA(cudaGetDevice(&device));
+    int node = -1;
     CUDA(cudaDeviceGetPCIBusId(bus, sizeof bus, device));
     for (char *c = bus; *c != '\0'; c++) *c = (char)tolower(*c);
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", bus);
     FILE *f = fopen(path, "r");
-    if (f == NULL || fscanf(f, "%d", &q->node) != 1) q->node = -1;
-    if (f != NULL) fclose(f);
+    if (f == NULL) return -1;
+    if (fscanf(f, "%d", &node) != 1) node = -1;
+    fclose(f);
+    return node;
+}
+
+// The cores near the GPU that this process may use (all of them where Linux does not say which are
+// near), and from each core only one of its hardware threads: they share its path to memory.
+static inline void host_cores_find(HostQueue *q, cpu_set_t *all, cpu_set_t *one_each) {
+    char path[128];
+    int device;
+    cpu_set_t set;
+    CUDA(cudaGetDevice(&device));
+    q->node = gpu_node(device);
     CPU_ZERO(all);
     sched_getaffinity(0, sizeof *all, all);
 #ifdef _OPENMP  // with OMP_PROC_BIND this thread has been put on the first of the places

@@ -2180,8 +2180,8 @@ static void open_device(void) {
 }
 
 // The rates of this machine, or of what one of several ranks has of it: from --rates, or measured
-// now, which takes a second or two; ranks do that at once, and each finds its own part. The queue is
-// opened if it is not yet, with a team of `threads` (0: one per core).
+// now, which takes a second or two; ranks do that at once, and each finds its own part. The queue
+// is opened if it is not yet, with a team of `threads` (0: one per core).
 template <typename X>
 static void machine_rates(HostQueue *host, int threads, const Options *o, Rates *rates) {
     Error err;
@@ -2196,6 +2196,7 @@ static void machine_rates(HostQueue *host, int threads, const Options *o, Rates 
     if (!has_device()) die("describe the machine that is planned for: --rates FILE");
     if (host->stream == NULL) host_queue_open(host, threads);
     rates_measure(rates, host, 1.5, false);
+    if (ranks.local_world > 1) rates->node_gpus = rates->host_gpus = ranks.local_world;
     cudaStream_t stream;
     Matmul lt;
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -2335,6 +2336,7 @@ static void settle_limits(const Options *o, Limits *x) {
     const size_t available = x->here ? gpu_available() : SIZE_MAX;
     const size_t host_available = x->here ? memory_available() / (size_t)ranks.local_world
                                           : SIZE_MAX;
+    ranks_barrier();  // none takes anything before all have looked
     // Some is left for what the driver rounds up and loads later: kernels, and the library's.
     const size_t margin = x->here ? min_size(available, available / 100 + ((size_t)256 << 20)) : 0;
     x->gpu = o->gpu_memory > 0 ? min_size(available, o->gpu_memory) : available - margin;
@@ -2388,6 +2390,9 @@ static int calibrate(const Options *o) {
     host_queue_open(&queue, (int)o->threads);
     host_describe(&queue);
     rates_measure(&rates, &queue, 3, true);
+    // All ranks of a node have measured at once.
+    if (ranks.local_world > 1) rates.node_gpus = rates.host_gpus = ranks.local_world;
+    if (ranks.rank > 0) return 0;
     calibrate_print(stdout, &rates);
     host_queue_close(&queue);
     Error err;
@@ -2611,10 +2616,11 @@ int main(int argc, char **argv) {
     // for the CPU. (CUDA C++ Programming Guide, environment variables; read at the first call.)
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     run_open(&run, argc, argv, true);
-    if (run.o.calibrate) return calibrate(&run.o);
     const int precision = run.o.precision;
     int code;
-    if (run.o.optimizer == OPTIMIZER_MEZO || run.task)
+    if (run.o.calibrate)
+        code = calibrate(&run.o);
+    else if (run.o.optimizer == OPTIMIZER_MEZO || run.task)
         code = precision == PRECISION_FP32 ? zo_train<float>(&run)
              : precision == PRECISION_BF16 ? zo_train<bf16>(&run) : zo_train<f16>(&run);
     else

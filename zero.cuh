@@ -378,8 +378,8 @@ template <typename X> static void zero_log(const GPT2<X> *g, char *json, size_t 
 // The same for people, of the last step, when all is over.
 template <typename X> static void zero_end(const GPT2<X> *g) {
     const Zero *z = g->zero;
-    printf("ZeRO-%d on %zu GPU%s: in the last step each gave %.1f MiB of gradients and %.1f MiB of "
-           "weights to the others; forward and backward waited %.1f ms\n", z->stage, z->world,
+    printf("ZeRO-%d on %zu GPU%s: in the last step each gave the others %.1f MiB to sum and %.1f "
+           "MiB to gather; forward and backward waited %.1f ms\n", z->stage, z->world,
            z->world > 1 ? "s" : "", mib(z->reduced_bytes), mib(z->gathered_bytes),
            1e3 * g->timeline.done.stalled);
 }

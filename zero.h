@@ -7,8 +7,8 @@
 //
 // Equal, because reduce-scatter and all-gather move equal parts; by segments, so that a layer's
 // gradient can be reduced as soon as it is complete, and its weights gathered when they are needed.
-// The last ranks own less where n is no multiple, or nothing of a short segment. Only ZenFlow, which
-// updates columns, wants whole rows of matrices: then ("rows") a shard begins with a row or a
+// The last ranks own less where n is no multiple, or nothing of a short segment. Only ZenFlow,
+// which updates columns, wants whole rows of matrices: then ("rows") a shard begins with a row or a
 // vector, as near below r n / R as there is one.
 //
 //   stage   on every rank, whole         a rank's shard alone      per parameter, R ranks, bf16

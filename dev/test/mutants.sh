@@ -1,17 +1,18 @@
 #!/bin/sh
-# Do the tests of offloading, of importance-aware updates and of zeroth-order training notice a
-# mistake? Each line below is one, in the sources of the GPU trainer: an event is left out, a copy
-# forgotten, a buffer used too early. test_placement, or test_zo_gpu for those of zo*, or
-# test_zenflow_gpu for those whose name has "zen", is built with all of them, runs with one at a time
-# (MUTANT=N), and must fail: with other bits under a schedule of the emulated GPU (prio:0, prio:1,
-# lazy), in its own checks (test), or with ThreadSanitizer's objection (tsan).
+# Do the tests of offloading, of importance-aware updates, of zeroth-order training and of several
+# GPUs notice a mistake? Each line below is one, in the sources of the GPU trainer: an event is left
+# out, a copy forgotten, a buffer used too early. test_placement, or test_zo_gpu for those of zo*,
+# test_zenflow_gpu for those whose name has "zen", test_zero_gpu for "zero", is built with all of
+# them, runs with one at a time (MUTANT=N), and must fail: with other bits under a schedule of the
+# emulated GPU (prio:0, prio:1, lazy), in its own checks (test), or with ThreadSanitizer's objection
+# (tsan). Those of "zero run" are in the trainer's loop, and must fail test_cli_zero.sh (cli).
 # usage: sh dev/test/mutants.sh [PATTERN]     (from the top, after make test; ALL=1: every way each
 #                                             is noticed, not only the first)
 set -u
 here=$PWD
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
-export EMU_THREADS=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_MEM_MB=2000
+export EMU_THREADS=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_MEM_MB=2000 EMU_PEER_SECONDS=20
 jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
 
 # The names of those that cannot be noticed begin with "same", with the reason above them.
@@ -27,9 +28,9 @@ wait: weights of the others :: train_gpt2.cu :: weights_begin(g, l + 2)
 wait: place of a gradient :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->compute, g->grad_left
 wait: landing :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->out, g->landing_free
 wait: gradient landed, then summed :: train_gpt2.cu :: order(g, g->out, g->host.stream)
-wait: gradient made, then leaves :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->leave, g->grad_ready
+wait: gradient made, then leaves :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->leave, gradient_event
 wait: leave, then out :: train_gpt2.cu :: order(g, g->leave, g->out)
-wait: --no-grad-overlap :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->compute, g->grad_arrived
+wait: --no-grad-overlap :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->compute, gone
 wait: slot :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->fetch, g->slot_free
 wait: sums of the host, then the norm :: train_gpt2.cu :: order(g, g->host.stream, g->leave)
 wait: step's norm :: train_gpt2.cu :: CUDA(cudaEventSynchronize(g->step_left))
@@ -51,8 +52,8 @@ same: gradient arrived before sum :: train_gpt2.cu :: lands ? g->host.stream : g
 record: place free before it left :: train_gpt2.cu :: freed = leaves :: leaves && !sums_on_gpu(g) ? g->out : g->leave :: g->leave
 record: GPU updated never :: train_gpt2.cu :: CUDA(cudaEventRecord(g->updated
 record: weights returned never :: train_gpt2.cu :: CUDA(cudaEventRecord(g->returned
-record: weights returned before copy :: train_gpt2.cu :: (g->returned[p->segment], g->back) :: g->back :: g->host.stream
-record: GPU updated before it is :: train_gpt2.cu :: (g->updated[p->segment], g->update) :: g->update :: g->fetch
+record: weights returned before copy :: train_gpt2.cu :: (g->returned[s], g->back) :: g->back :: g->host.stream
+record: GPU updated before it is :: train_gpt2.cu :: (g->updated[s], g->update) :: g->update :: g->fetch
 state: p never flushed :: train_gpt2.cu :: copy_out(g, g->host_master
 state: m never flushed :: train_gpt2.cu :: copy_out(g, g->host_m +
 state: v never flushed :: train_gpt2.cu :: copy_out(g, g->host_v
@@ -64,8 +65,8 @@ state: fetched in step 1 only :: train_gpt2.cu :: g->fetched = 0
 state: all in one slot :: train_gpt2.cu :: const int slot = visit :: visit % g->rooms :: 0
 state: places overlap :: offload.h :: *at_home += p->length :: p->length :: p->length - 128
 state: no room for a visitor's gradient :: train_gpt2.cu :: const size_t grad = g->choice :: g->choice.keep_grads ? 0 : host_grad_bytes(g) :: (size_t)0
-weights: CPU's not returned :: train_gpt2.cu :: copy_in(g, g->params + p->at
-weights: visitor's fp32 not copied :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(g->params + p->at, room
+weights: CPU's not returned :: train_gpt2.cu :: copy_in(g, piece_params(g, p)
+weights: visitor's fp32 not copied :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(piece_params(g, p), room
 bits: fp16 for bf16 :: adam.h :: if (has_bf16) p_bf16[i] = :: f32_to_bf16(p[i]) :: f32_to_fp16(p[i])
 bits: gradient read as bf16 :: train_gpt2.cu :: host_grad(g, p), host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(X) == 2
 bits: visitor's gradient read as bf16 :: train_gpt2.cu :: grad_is_bf16 = host_grad_bytes(g) == 2; :: host_grad_bytes(g) == 2 :: sizeof(X) == 2
@@ -78,7 +79,7 @@ gradient: wire's chunks overlap on the host :: train_gpt2.cu :: copy_out(g, host
 gradient: wire's chunks begin too late :: train_gpt2.cu :: at < p->length; at += WIRE_CHUNK :: WIRE_CHUNK :: WIRE_CHUNK + 8
 gradient: wire's last chunk is too short :: train_gpt2.cu :: min_size(WIRE_CHUNK, p->length - at) :: p->length - at :: p->length - at - 8
 gradient: places on the host overlap :: offload.h :: *grads += p->length :: p->length :: p->length - 128
-norm: the host's blocks not merged :: train_gpt2.cu :: for (int i = 0; on_host && i < :: on_host && i < g->pieces.count :: false
+norm: the host's blocks not merged :: train_gpt2.cu :: (last) for (int i = 0; on_host && i < :: on_host && i < g->pieces.count :: false
 norm: the host's blocks of one micro-batch :: train_gpt2.cu :: last ? g->worker_sums :: last :: !accumulate
 norm: two pieces share a block :: offload.h :: block += norm_blocks(to - from) :: norm_blocks(to - from) :: norm_blocks(to - from) - (to - from > 9000)
 order: a piece is updated twice :: train_gpt2.cu :: else if (i < early) :: early :: early + 1
@@ -129,7 +130,7 @@ ranks: ended with unlike weights :: zo.cuh :: zo_replay(z, step - 1);  // some
 ranks: all evaluate the first batches :: zo.cuh :: for (size_t i = (size_t)ranks.rank; :: ranks.rank :: 0
 ranks: evaluation of rank 0 alone :: zo.cuh :: sum += all[i % R * own + 2 * (i / R)] :: i % R :: (size_t)0
 time: a group waits for its whole layer :: zo.cuh :: CUDA(cudaStreamWaitEvent(z->compute, z->there[event] :: event :: event / ZO_GROUPS * ZO_GROUPS + 3
-zen wait: gradient made, then packed :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->leave, g->grad_ready[s]
+zen wait: gradient made, then packed :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->leave, gradient_event
 zen wait: half of packed :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(z->pack, z->packed_free
 zen wait: room in the ring :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->out, z->ring_free
 zen wait: summed, then packed :: zenflow.cuh :: order(g, g->leave, z->pack)
@@ -179,7 +180,7 @@ zen copy: landing too small :: zenflow.cuh :: Buffer{"packed", longest * sizeof(
 zen copy: sums never leave :: train_gpt2.cu :: if (g->zen != NULL) zen_sums_leave(g)
 zen sums: not of one micro-batch :: zenflow.cuh :: columns_sums_gpu(z->column_sums, z->scratch, made
 zen sums: not of several micro-batches :: zenflow.cuh :: columns_sums_gpu(z->column_sums, z->scratch, sum
-zen sums: micro-batches never reset :: zenflow.cuh :: if (g->accumulating) accumulate_gradient(sum :: !accumulate :: false
+zen sums: micro-batches never reset :: zenflow.cuh :: accumulate_gradient(sum :: !accumulate :: false
 zen window: sums never change places :: zenflow.cuh :: if (z->sums == 2 && !one_pass) z->sum :: 1 - z->sum :: z->sum
 zen window: update of the open sum :: zenflow.cuh :: if (!grad) work.acc :: 1 - z->sum :: z->sum
 zen window: first step adds :: zenflow.cuh :: work.first = z->clock.filled == 0 :: z->clock.filled == 0 :: false
@@ -222,6 +223,77 @@ zen host: last gradient replaces the sum :: zenflow.h :: else sum = fma_f32(scal
 zen columns: the rest's begin at the first :: columns.cuh :: w.column_at = z->column_at + (rest :: rest ? z->chosen : 0 :: 0
 zen columns: packed for the arena, not the segment :: columns.cuh :: w.packed_at = rest ? z->rest_at :: z->rest_at - s->rest_at :: z->rest_at
 zen columns: vectors decay :: columns.cuh :: const float decay = w.decay :: w.decay ? s.weight_decay : 0.0f :: s.weight_decay
+zero wait: gradient made, then summed :: zero.cuh :: CUDA(cudaStreamWaitEvent(z->stream, g->grad_ready[s]
+zero wait: gradient summed, then used :: zero.cuh :: return g->zero != NULL ? g->zero->reduced[s] :: g->zero != NULL :: false
+zero wait: updated by the GPU, then gathered :: zero.cuh :: CUDA(cudaStreamWaitEvent(z->stream, g->updated[s]
+zero wait: back from the CPU, then gathered :: zero.cuh :: CUDA(cudaStreamWaitEvent(z->stream, g->returned[s]
+zero wait: place :: zero.cuh :: if (layer) CUDA(cudaStreamWaitEvent(z->stream, z->place_free
+zero wait: gathered, then forward :: train_gpt2.cu :: (first) CUDA(cudaStreamWaitEvent(g->compute, zero_gathered
+zero wait: gathered, then backward :: train_gpt2.cu :: (last) CUDA(cudaStreamWaitEvent(g->compute, zero_gathered
+zero wait: sums of squares, then around :: zero.cuh :: order(g, g->leave, z->stream)
+zero wait: numbers of all ranks :: zero.cuh :: CUDA(cudaEventSynchronize(g->step_left))
+zero wait: --no-grad-overlap :: train_gpt2.cu :: if (g->no_grad_overlap && (leaves :: g->zero != NULL :: false
+zero record: summed never :: zero.cuh :: CUDA(cudaEventRecord(z->reduced[s]
+zero record: gathered never :: zero.cuh :: CUDA(cudaEventRecord(z->gathered[s]
+zero record: place free never :: zero.cuh ::         CUDA(cudaEventRecord(z->place_free[before
+zero record: place free before it is used :: zero.cuh ::         CUDA(cudaEventRecord(z->place_free[before :: g->compute :: z->stream
+zero record: numbers before they come :: zero.cuh :: CUDA(cudaEventRecord(g->step_left :: z->stream :: g->leave
+zero place: waits for the other :: zero.cuh :: if (layer) CUDA(cudaStreamWaitEvent(z->stream, z->place_free :: s % 2 :: (s + 1) % 2
+zero place: frees the other :: zero.cuh ::         CUDA(cudaEventRecord(z->place_free[before :: before % 2 :: (before + 1) % 2
+zero place: in the other :: zero.cuh :: if (layer) z->tenant[s % 2] = (int)s :: s % 2 :: (s + 1) % 2
+zero place: one for all layers :: train_gpt2.cu :: if (turns && i >= 1 && i < tail) return :: i % 2 :: 0
+zero place: layers of the step before :: zero.cuh :: z->tenant[i] = 0
+zero place: embeddings and tail of the step before :: zero.cuh :: z->current[i] = false
+zero place: layers come though they are there :: zero.cuh :: if (layer && z->tenant[s % 2] == (int)s) return
+zero place: tail comes with every use :: zero.cuh :: if (!layer && z->current[s > 0]) return
+zero gather: not in stage 1 :: zero.cuh :: s < g->segments && (z->stage == 1 :: z->stage == 1 :: false
+zero gather: not in stage 2 :: zero.cuh :: s < g->segments && (z->stage == 1 :: z->stage == 2 :: false
+zero gather: layer's shard where the layer comes :: zero.cuh :: else all_gather(z, g->params + x->param_at :: x->own_param_at :: (x->param_at + z->rank * x->cut)
+zero gather: what is loaded stays :: train_gpt2.cu :: (last) if (g->zero != NULL) zero_weights_changed(g)
+zero gather: what is updated stays :: train_gpt2.cu :: (first) if (g->zero != NULL) zero_weights_changed(g)
+zero shard: gradient at the segment's begin :: train_gpt2.cu :: s->own_grad_at = s->grad_at + mine :: s->grad_at + mine :: s->grad_at
+zero shard: weights at the segment's begin :: train_gpt2.cu :: s->own_param_at = s->param_at + mine :: s->param_at + mine :: s->param_at
+zero shard: state at the segment's begin :: zero.cuh :: x->own_from = x->at + :: z->rank * x->cut :: (size_t)0
+zero shard: sum of the first rank's :: zero.cuh :: round_gradient(grad + begin, z->sum + begin :: z->sum + begin :: z->sum
+zero shard: landing of a whole segment :: train_gpt2.cu :: const HostSum work = :: p->at - x->own_at :: p->at % x->length
+zero shard: cut at 64 :: zero.h :: return round_up((n + world - 1) / world, ALIGN_ELEMENTS) :: ALIGN_ELEMENTS :: (size_t)64
+zero shard: stage 0 is not cut :: zero.cuh :: return zero_shards(t, z->world, z->stage == 0 ? :: z->world :: (z->stage == 0 ? (size_t)1 : z->world)
+zero sum: not in fp32 :: zero.cuh :: z->reduce_f32 = o->grad_reduce :: o->grad_reduce == REDUCE_FP32 :: false
+zero sum: second half alone :: zero.cuh :: accumulate_gradient(z->sum, grad, x->room, true :: x->room :: x->room / 2
+zero sum: stage 0 keeps its shard :: zero.cuh :: if (z->stage == 0) all_gather(z, grad
+zero sum: stage 0 gets the first shard of all :: zero.cuh :: if (z->stage == 0) all_gather(z, grad :: z->rank * x->cut :: 0
+zero norm: the host's blocks not merged :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(g->norm_sums + p->first_block, g->worker_sums
+zero norm: ranks in the other order :: zero.h :: memcpy(ordered + n, all + r * stride :: r * stride :: (world - 1 - r) * stride
+zero norm: a rank's first blocks again :: zero.h :: taken[r] += blocks
+zero norm: of as many as this rank has :: zero.cuh :: return norm_total(z->ordered, blocks) :: blocks :: g->blocks
+zero norm: sums of all, one short :: zero.cuh :: CUDA(cudaMemcpyAsync(z->mine + ZERO_HEAD, g->norm_sums :: own * sizeof(double) :: (own > 0 ? own - 1 : 0) * sizeof(double)
+zero loss: of rank 0 :: zero.cuh :: *loss += theirs[ZERO_LOSS] :: theirs[ZERO_LOSS] :: z->host_all[ZERO_LOSS]
+zero flag: signal of rank 0 alone :: zero.cuh :: z->stop = fmax(z->stop, theirs[ZERO_STOP]) :: theirs[ZERO_STOP] :: z->host_all[ZERO_STOP]
+zero flag: signal not handed on :: zero.cuh :: if (z->stop != 0) stop_requested
+zero flag: one rank has saved :: zero.cuh :: z->saved = z->saved && theirs[ZERO_SAVED] != 0 :: z->saved && theirs[ZERO_SAVED] != 0 :: z->saved || theirs[ZERO_SAVED] != 0
+zero counter: reduced :: zero.cuh :: z->reduced_bytes +=
+zero counter: gathered :: zero.cuh :: (first) z->gathered_bytes +=
+zero memory: one place in stage 3 :: train_gpt2.cu :: n = g->segment[0].room + g->segment[g->segments - 1].room :: 2 * g->segment[1].room :: g->segment[1].room
+zero memory: whole layers in stage 3 :: train_gpt2.cu :: n += g->segment[i].cut :: g->segment[i].cut :: g->segment[i].room
+zero memory: gradients of all wait :: train_gpt2.cu :: g->in_place = !g->accumulating :: stage < 2 :: true
+zero memory: fp32 for the first segment :: zero.cuh :: if (g->segment[i].room > longest) longest = g->segment[i].room :: g->segment[i].room > longest :: i == 0
+zero time: next layer comes when it is used :: zero.cuh :: if (after <= g->config.layers + 1) zero_fetch(g, after)
+zero time: weights come from the last on :: zero.cuh :: zero_gather(g, (size_t)s) :: (size_t)s :: (size_t)(g->segments - 1 - s)
+zero time: backward waits for every sum :: train_gpt2.cu :: if (g->no_grad_overlap && (leaves :: g->no_grad_overlap :: (g->no_grad_overlap || g->zero != NULL)
+zero run: loss of one rank's share :: train_gpt2.cu :: 1 / (double)(o->accum * r->world) :: r->world :: 1
+zero run: gradient of one rank's share :: run.h :: r->step_tokens = :: r->step_sequences :: (r->step_sequences / r->world)
+zero run: all ranks read the same :: run.h :: * r->world + r->rank) * r->B :: r->rank :: 0
+zero run: ranks read what others read later :: run.h :: * r->world + r->rank) * r->B :: r->world :: 1
+zero run: all evaluate the same :: train_gpt2.cu :: min_size(i * world + r->rank, batches - 1) :: r->rank :: 0
+zero run: evaluations of rank 0 :: train_gpt2.cu :: sum += all[i % world * rounds :: i % world :: 0
+zero run: signal of this rank :: train_gpt2.cu :: stop = g->zero != NULL ? zero_stops :: g->zero != NULL :: false
+zero run: state of stage 0 by all ranks :: train_gpt2.cu :: if (zero_stage(g->zero) == 0 && r->rank > 0) :: r->rank > 0 :: false
+zero run: every rank logs :: run.h :: log_open(log, r->rank == 0 ? :: r->rank == 0 :: true
+zero run: resumed with one rank's sequences :: run.h :: const size_t each = o->batch * r->world :: r->world :: 1
+zero run: damaged data of one rank are saved :: train_gpt2.cu :: if (step - 1 > r->state.step && r->world == 1) :: r->world == 1 :: true
+zero run: options are not compared :: run.h :: ranks_agree("options", text)
+zero run: data are not compared :: run.h :: ranks_agree("data", text)
+zero run: --out is not compared :: run.h :: ranks_agree("--out"
 END
 
 # A copy of the tree by links, in which files are replaced.
@@ -261,7 +333,7 @@ for (my $n = 1; my $line = <STDIN>; $n++) {
     my $from = \($is{$file}[$found[0] // 0]);
     my $changes = @found != 1 ? 0
         : defined $old ? $$from =~ s/^(.*)(?<!\w)\Q$old\E(?!\w)/$1(mutant($n) ? $new : $old)/s
-        : $$from =~ s/(?=\Q$place\E)/if (!mutant($n)) /;
+        : $$from =~ s/(?=\Q$place\E)/if (mutant($n)) {} else /;
     print "FAIL mutant $name: not in $file\n" if !$changes;
 }
 for (keys %is) { unlink; open(my $f, ">", $_) or die; print $f @{$is{$_}}; }
@@ -269,6 +341,8 @@ END
 perl mutants.pl <list || exit 1
 test_of() {
     case $1 in
+        "zero run"*) echo train_gpt2 ;;
+        zero*) echo test_zero_gpu ;;
         *" :: zo"*) echo test_zo_gpu ;;
         *"zen "*) echo test_zenflow_gpu ;;
         *) echo test_placement ;;
@@ -276,27 +350,59 @@ test_of() {
 }
 programs=$(grep -v '^#' list | grep -F -- "${1:-}" | while read -r line; do test_of "$line"; done |
            sort -u)
-for program in $(for p in $programs; do echo "build/emu/$p build/tsan/$p"; done); do
+for program in $(for p in $programs; do
+        echo "build/emu/$p"
+        [ "$p" = train_gpt2 ] || echo "build/tsan/$p"
+    done); do
     make -s -o build/emu/cpu_reference.o -o build/tsan/cpu_reference.o $program >log 2>&1 ||
         { cat log; exit 1; }
 done
 
+# Configurations of test_zero_gpu, each of which is several processes; of the others all.
+configs_of() {
+    if [ "$1" = test_zero_gpu ]; then echo 8 13 16 18 26 27 30 31 32; else echo all; fi
+}
+
 # hashes PROGRAM SCHEDULE
-hashes() { EMU_SCHED=$2 timeout 300 "build/emu/$1" --config all 3 2>&1; }
+hashes() {
+    for k in $(configs_of "$1"); do
+        [ "$k" = all ] || export EMU_PROTECT=0  # it takes three times as long
+        EMU_SCHED=$2 timeout 300 "build/emu/$1" --config "$k" 3 2>&1
+    done
+}
+
+# sanitize PROGRAM
+sanitize() {
+    for k in $(configs_of "$1"); do
+        EMU_RACECHECK=0 timeout 900 "build/tsan/$1" --config "$k" 2 || return
+    done
+}
+
+# cli PROGRAM: with the command line's test
+cli() {
+    (cd "$here" && TIDE_GPU="$work/build/emu/$1" timeout 600 sh dev/test/test_cli_zero.sh) \
+        >"cli.$MUTANT"
+    grep -q '^ok' "cli.$MUTANT" && ! grep -q '^FAIL' "cli.$MUTANT"
+}
 
 # Says how mutant N is noticed, by a test.
 try() {
     export MUTANT="$1"
-    for way in prio:0 prio:1 lazy test tsan; do
+    ways="prio:0 prio:1 lazy test tsan"
+    [ "$2" != train_gpt2 ] || ways=cli
+    for way in $ways; do
         case $way in
-            tsan) EMU_RACECHECK=0 timeout 900 "build/tsan/$2" --config all 2 ;;
+            cli) cli "$2" ;;
+            tsan) sanitize "$2" ;;
             test) timeout 900 "build/emu/$2" ;;
             *) hashes "$2" $way >"out.$1"; cmp "out.$1" "hashes.$2" ;;
         esac >/dev/null 2>&1 || { printf '%s ' $way; [ "${ALL:-0}" = 1 ] || return; }
     done
 }
 
-for program in $programs; do hashes "$program" eager >"hashes.$program"; done
+for program in $programs; do
+    [ "$program" = train_gpt2 ] || hashes "$program" eager >"hashes.$program"
+done
 number=0 running=0
 while read -r line; do
     number=$((number + 1)) name=${line%% :: *}

@@ -178,7 +178,7 @@ static void check_rates(const Rates *r, bool table) {
     for (int i = 0; i < RATE_FIELDS; i++) {
         const double x = *rate_at(r, i), *at = rate_at(r, i);
         const bool more = at == &r->h2d_pageable || at == &r->d2h_pageable || at == &r->gpu_flops;
-        if (at == &r->disk || (more && !table)) CHECK(x == 0, "%s: %g", rate_fields[i].name, x);
+        if (at == &r->disk || at >= &r->gpu_link || (more && !table)) CHECK(x == 0, "%s: %g", rate_fields[i].name, x);
         else CHECK(x > 0 && isfinite(x), "%s: %g", rate_fields[i].name, x);
     }
     CHECK(near(r->dram, 28 * r->host_adam), "%g, %g", r->dram, r->host_adam);

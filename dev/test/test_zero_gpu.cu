@@ -9,6 +9,7 @@
 #define WIRE_CHUNK ((size_t)3000)  // several for a piece
 #include "model_harness.cuh"
 #include <sys/mman.h>
+#include <sys/prctl.h>
 
 enum { MOST_RANKS = 4, MOST_STEPS = 20 };
 
@@ -234,6 +235,7 @@ static void run_ranks(const Config *c, Shared *x, const char *name,
         const int out = dup(STDOUT_FILENO);  // what a rank finds is said, whichever it is
         test_failures_here = 0;
         alarm(500);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
 #ifdef _OPENMP
         omp_set_num_threads(1);
 #endif
