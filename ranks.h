@@ -37,7 +37,7 @@
 
 enum {
     RANKS_DEPUTIES = 16,  // rank 0 is one: a run survives the death of so many with one line
-    RANKS_GUESTS = 64,    // connections that have not said who they are
+    RANKS_GUESTS = 64,    // connections at a time that have not said who they are
     RANKS_MAX = 1 << 20
 };
 
@@ -613,20 +613,18 @@ static inline void ranks_seat(RanksWatch *w, RanksGuest *g) {
     ranks_hang_up(&fd);
 }
 
-// Takes new connections, and what they say.
+// Takes new connections, as long as there is room for guests, and what they say.
 static inline void ranks_welcome(RanksWatch *w) {
     int error;
-    for (int fd; w->listener >= 0 && (fd = accept(w->listener, NULL, NULL)) >= 0;) {
-        RanksGuest *g = &w->guests[0];
-        for (int i = 1; i < RANKS_GUESTS && g->pipe.fd >= 0; i++)
-            if (w->guests[i].pipe.fd < 0 || w->guests[i].since < g->since) g = &w->guests[i];
-        ranks_hang_up(&g->pipe.fd);
-        fcntl(fd, F_SETFL, 0);
-        ranks_tune(fd, false);
-        g->pipe.fd = fd;
+    for (RanksGuest *g = w->guests; g < w->guests + RANKS_GUESTS && w->listener >= 0; g++) {
+        if (g->pipe.fd >= 0) continue;
+        g->pipe.fd = accept(w->listener, NULL, NULL);
+        if (g->pipe.fd < 0) break;
+        fcntl(g->pipe.fd, F_SETFL, 0);
+        ranks_tune(g->pipe.fd, false);
         g->pipe.got = 0;
         g->since = seconds_now();
-        ranks_address(fd, g->address);
+        ranks_address(g->pipe.fd, g->address);
     }
     for (RanksGuest *g = w->guests; g < w->guests + RANKS_GUESTS; g++) {
         if (g->pipe.fd < 0) continue;

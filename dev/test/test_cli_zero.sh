@@ -374,6 +374,41 @@ for stage in 0 3; do
         --offload zenflow --zero $stage --out mistake
 done
 
+# --- importance-aware updates, with shards of whole rows -----------------------------------------
+
+zen="--offload zenflow --zen-topk 0.2 --zen-window 2 --zen-reselect 2 --zen-warmup 1 --steps 8"
+zen="$zen --save-every 1 --keep 99 --eval-every 4 --eval-batches 3"
+go 2 zen_2_1 $zen --zero 1
+go 2 zen_2_2 $zen --zero 2 --zen-sums 1 --no-grad-overlap --recompute block
+go 3 zen_3_1 $zen --zero 1 --grad-reduce fp32 --accum 2
+go 3 zen_3_2 $zen --zero 2 --grad-reduce fp32 --accum 2 --no-update-overlap --grad-wire fp32
+go 0 zen_fp32 $zen --precision fp32 --accum 6
+go 2 zen_2_fp32 $zen --precision fp32 --accum 3 --zero 1
+go 3 zen_3_fp32 $zen --precision fp32 --accum 2 --zero 2
+export EMU_SCHED=prio:0
+go 2 zen_prio0 $zen --zero 2
+export EMU_SCHED=prio:1
+go 2 zen_prio1 $zen --zero 1
+wait
+unset EMU_SCHED
+same zenflow_in_stage_2_has_the_bits_of_stage_1 zen_2_2 zen_2_1
+same zenflow_on_three_ranks_has_them_too zen_3_2 zen_3_1
+for run in zen_prio0 zen_prio1; do same ${run}_keeps_the_bits $run zen_2_1; done
+near zenflow_on_two_ranks_trains_as_one zen_2_fp32 zen_fp32 1e-6
+near zenflow_on_three_ranks_trains_as_one zen_3_fp32 zen_fp32 1e-6
+check zenflow_chooses sh -c 'grep -q "\"swapped\":[1-9]" zen_2_1/log.jsonl'
+# Cut off within a window, and resumed in the other stage, and with other ranks.
+for run in 3_2 2_fp32; do
+    cp -r zen_$run cut_$run
+    rm -rf cut_$run/checkpoints/step_0000000[4-8] cut_$run/model.safetensors
+done
+resume 3 cut_3_2 --zero 1
+same zenflow_resumed_in_another_stage_keeps_the_bits cut_3_2 zen_3_1
+resume 3 cut_2_fp32 --zero 2
+near zenflow_resumed_on_more_ranks cut_2_fp32 zen_fp32 1e-6
+refuses zenflow_in_stage_3 2 'zero 1 or 2' "$launch" 2 "$tide" $tiny $zen --zero 3 --out zen_3
+refuses zenflow_in_stage_0 2 'zero 1 or 2' "$launch" 2 "$tide" $tiny $zen --zero 0 --out zen_0
+
 # --- ends ----------------------------------------------------------------------------------------
 
 long="--steps 40 --save-every 2 --keep 99 --eval-every 10 --eval-batches 3"

@@ -151,6 +151,11 @@ static void succeeds(int line) {
 
 static void hang(void) { for (;;) pause(); }
 
+static void await_line(void) {  // of anybody, but not for ever
+    struct stat s;
+    for (int i = 0; i < 40000 && fstat(job.err_file, &s) == 0 && s.st_size == 0; i++) usleep(1000);
+}
+
 // ---------------------------------------------------------------------------------------------
 // All goes well
 
@@ -244,7 +249,7 @@ static void test_late(void) {
 
 static void scene_exits(int rank) {
     ranks_open();
-    usleep(50000 * (unsigned)(victim == 0 ? rank : job.world - rank));
+    usleep(250000 * (unsigned)(victim == 0 ? rank : job.world - rank));
 }
 static void test_all_exit(void) {
     for (victim = 0; victim < 2; victim++) {
@@ -415,6 +420,24 @@ static void test_cause_and_effect(void) {
     ENDS(") is gone: it was killed, or crashed\n", 2, 128 + SIGKILL, 1);
 }
 
+// Threads that fail at the same time: one of them is heard.
+static void *fails_too(void *arg) { fail("on thread %d", *(const int *)arg); }
+static void scene_threads(int rank) {
+    static int numbers[5] = {0, 1, 2, 3, 4};
+    pthread_t thread;
+    ranks_open();
+    ranks_barrier();
+    for (int i = 0; i < 5 && rank == victim; i++)
+        pthread_create(&thread, NULL, fails_too, &numbers[i]);
+    hang();
+}
+static void test_threads_fail(void) {
+    for (victim = 0; victim < 2; victim++) {
+        play(2, scene_threads);
+        ENDS(": on thread ", -1, 0, 1);
+    }
+}
+
 // Anything at any time.
 static unsigned storm;
 static void scene_storm(int rank) {
@@ -565,7 +588,7 @@ static void test_zero_is_stopped(void) {
     while (!__atomic_load_n(&common->ready[0], __ATOMIC_SEQ_CST)) usleep(100);
     kill(job.processes[0], SIGSTOP);
     __atomic_store_n(&common->count, 1, __ATOMIC_SEQ_CST);
-    sleep((unsigned)RANKS_PATIENCE + 2);
+    await_line();
     kill(job.processes[0], SIGCONT);
     finish();
     ENDS("tide: rank 2: no room\n", -1, 0, 1);
@@ -712,6 +735,18 @@ static void test_while_waiting(void) {
         ENDS(line, victim, 128 + SIGKILL, 1);
         CHECK(strstr(job.text, ") is gone: it was killed, or crashed\n") != NULL, "%s", job.text);
     }
+}
+
+// Who comes when it is over is told so.
+static void scene_comes_late(int rank) {
+    if (rank == 0) die("bad");
+    await_line();
+    scene_hangs(rank);
+}
+static void test_too_late(void) {
+    play(3, scene_comes_late);
+    ENDS("tide: rank 0: bad\n", 0, 2, 1);
+    CHECK(job.seconds < 20, "%g s", job.seconds);  // else they wait for 30
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -955,6 +990,7 @@ int main(int argc, char **argv) {
     RUN(test_all_fail);
     RUN(test_some_are_killed);
     RUN(test_cause_and_effect);
+    RUN(test_threads_fail);
     RUN(test_storm);
     RUN(test_closed);
     RUN(test_closed_early);
@@ -969,6 +1005,7 @@ int main(int argc, char **argv) {
     RUN(test_no_address);
     RUN(test_wrong_numbers);
     RUN(test_while_waiting);
+    RUN(test_too_late);
     RUN(test_strangers);
     return test_summary();
 }
