@@ -957,21 +957,19 @@ static inline void ranks_turn(RanksWatch *w) {
     struct pollfd *p = w->polled;
     char bytes[64];
     bool soon = w->phase != RANKS_RUN || w->since != 0 || w->needed_since != 0;
-    int n = 0;
-    p[n].fd = w->shared.wake[0];
-    p[n++].events = POLLIN;
-    p[n].fd = w->listener;
-    p[n++].events = POLLIN;
+    int n = 2;
+    p[0].fd = w->shared.wake[0];
+    p[1].fd = -1;
     for (int i = 0; i < RANKS_GUESTS; i++) {
-        p[n].fd = w->guests[i].pipe.fd;
-        soon |= p[n].fd >= 0;
-        p[n++].events = POLLIN;
+        p[n++].fd = w->guests[i].pipe.fd;
+        if (w->guests[i].pipe.fd >= 0) soon = true;
+        else p[1].fd = w->listener;  // there is room
     }
     for (int i = 0; i < ranks.world; i++) {
-        p[n].fd = w->peers[i].pipe.fd;
+        p[n++].fd = w->peers[i].pipe.fd;
         soon |= w->peers[i].state == RANKS_LEFT_EARLY;
-        p[n++].events = POLLIN;
     }
+    for (int i = 0; i < n; i++) p[i].events = POLLIN;
     if (poll(p, (nfds_t)n, soon ? 20 : -1) < 0) usleep(1000);
     while (read(w->shared.wake[0], bytes, sizeof bytes) > 0) {}
     ranks_welcome(w);

@@ -249,7 +249,6 @@ zero place: tail comes with every use :: zero.cuh :: if (!layer && z->current[s 
 zero gather: not in stage 1 :: zero.cuh :: s < g->segments && (z->stage == 1 :: z->stage == 1 :: false
 zero gather: not in stage 2 :: zero.cuh :: s < g->segments && (z->stage == 1 :: z->stage == 2 :: false
 zero gather: layer's shard where the layer comes :: zero.cuh :: else all_gather(z, g->params + x->param_at :: x->own_param_at :: (x->param_at + z->rank * x->cut)
-zero gather: what is loaded stays :: train_gpt2.cu :: (last) if (g->zero != NULL) zero_weights_changed(g)
 zero gather: what is updated stays :: train_gpt2.cu :: (first) if (g->zero != NULL) zero_weights_changed(g)
 zero shard: gradient at the segment's begin :: train_gpt2.cu :: s->own_grad_at = s->grad_at + mine :: s->grad_at + mine :: s->grad_at
 zero shard: weights at the segment's begin :: train_gpt2.cu :: s->own_param_at = s->param_at + mine :: s->param_at + mine :: s->param_at
@@ -288,6 +287,10 @@ zero run: all evaluate the same :: train_gpt2.cu :: min_size(i * world + r->rank
 zero run: evaluations of rank 0 :: train_gpt2.cu :: sum += all[i % world * rounds :: i % world :: 0
 zero run: signal of this rank :: train_gpt2.cu :: stop = g->zero != NULL ? zero_stops :: g->zero != NULL :: false
 zero run: state of stage 0 by all ranks :: train_gpt2.cu :: if (zero_stage(g->zero) == 0 && r->rank > 0) :: r->rank > 0 :: false
+zero run: what zenflow has loaded stays :: train_gpt2.cu ::         if (g->zero != NULL) zero_weights_changed(g)
+zero run: sums of rows by rank 0 :: zero.cuh :: NCCL(ncclReduce(shard :: r :: 0
+zero run: rows of rank 0 :: zero.cuh :: NCCL(ncclBroadcast(shard :: r :: 0
+zero run: rows not counted :: zero.cuh :: (last) z->gathered_bytes +=
 zero run: every rank logs :: run.h :: log_open(log, r->rank == 0 ? :: r->rank == 0 :: true
 zero run: resumed with one rank's sequences :: run.h :: const size_t each = o->batch * r->world :: r->world :: 1
 zero run: damaged data of one rank are saved :: train_gpt2.cu :: if (step - 1 > r->state.step && r->world == 1) :: r->world == 1 :: true
