@@ -238,7 +238,7 @@ static inline void run_open_data(Run *r) {
         r->val.sequences = 0;
     }
     const uint64_t hash = r->task ? run_task_hash(&r->task_all) : run_data_hash(&r->data);
-    if (o->resume && o->data != NULL && hash != r->state.data_hash)
+    if (o->resume && o->data != NULL && hash != r->state.data_hash && r->rank == 0)
         fprintf(stderr, "tide: the data is not what this run began with: it goes on, but not with "
                         "the same bits\n");
     r->state.data_hash = hash;

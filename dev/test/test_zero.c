@@ -280,6 +280,7 @@ static void check_order(const GPT2Config *c, const GPT2Table *t, size_t world, b
     if (t->elements > (size_t)2e9) return;  // blocks enough
     const int segments = zero_segments(t);
     size_t *counts = (size_t *)alloc_or_fail((size_t)segments * world, sizeof(size_t), "counts");
+    memset(counts, 0xff, (size_t)segments * world * sizeof *counts);
     const size_t most = zero_blocks(t, world, rows, counts), stride = HEAD + most;
     double *all = (double *)alloc_or_fail(stride * world, sizeof(double), "sums");
     double *ordered = (double *)alloc_or_fail(2 * most * world, sizeof(double), "sums");
@@ -382,6 +383,18 @@ static void check_pieces(const GPT2Table *t, const ShardMap *map, const OffloadC
         CHECK(list.elements[k] == kinds[k], "%s: kind %d: %s", what, k, mode_text(c));
     CHECK(list.grads_host == grads[0] && list.grads_gpu == grads[1]
           && list.longest_visit == longest, "%s: %s", what, mode_text(c));
+    for (int i = 0, first = 0; i < list.count; i++) {
+        if (list.pieces[i].subgroup != list.pieces[first].subgroup) first = i;
+        const size_t n = list.pieces[i].at + list.pieces[i].length - list.pieces[first].at;
+        const bool whole = list.pieces[i].kind == PIECE_RESIDENT && list.pieces[i].segment == 0;
+        CHECK(c->subgroup > 0 || whole || n <= SUBGROUP_PARAMETERS + NORM_BLOCK,
+              "%s: a sub-group of %zu: %s", what, n, mode_text(c));
+    }
+    if (c->mode >= OFFLOAD_TWINFLOW && c->stride == 0) {
+        const double wanted = c->resident * (double)at, got = (double)kinds[PIECE_RESIDENT];
+        CHECK(got - wanted < NORM_BLOCK && wanted - got < NORM_BLOCK, "%s: %g stay, not %g: %s",
+              what, got, wanted, mode_text(c));
+    }
     if (c->mode == OFFLOAD_NONE) CHECK(kinds[PIECE_RESIDENT] == at, "%s", what);
     if (c->mode == OFFLOAD_ZERO) CHECK(kinds[PIECE_HOST] == at, "%s", what);
     if (c->mode == OFFLOAD_INTERLEAVE && c->stride == 0 && c->resident == 0) {
@@ -395,7 +408,11 @@ static void check_pieces(const GPT2Table *t, const ShardMap *map, const OffloadC
 static void every_choice_covers_every_shard(void) {
     static const double parts[] = {0, 1e-9, 0.01, 0.3, 0.5, 0.97, 1};
     for (int trial = 0; trial < 3000; trial++) {
-        const GPT2Config config = random_config(trial);
+        GPT2Config config = random_config(trial);
+        Error err;
+        const bool large = trial % 20 == 0;  // a segment is several sub-groups
+        if (large) gpt2_preset(&config, (trial / 20) % 2 ? "20b" : "opt-66b");
+        if (large) gpt2_finish(&config, &err);
         GPT2Table t = gpt2_table(&config);
         const size_t world = worlds[random_below(WORLDS)];
         // often the last rank, which may own nothing of a short segment, or nothing at all
@@ -415,6 +432,7 @@ static void every_choice_covers_every_shard(void) {
         }
         c.subgroup = random_below(3) == 0 ? 0 : 4096 + random_below(2 * map.elements + 1);
         if (random_below(4) == 0) c.subgroup = 4096;
+        if (large) c.subgroup = 0;
         c.keep_grads = random_below(2);
         check_pieces(&t, &map, &c, what);
         free(map.shards);
