@@ -45,6 +45,7 @@ template <typename X> struct ZenFlow {
     size_t swapped;             // columns that changed places in this step,
     size_t all_swapped;         // and in all;
     size_t windows;             // windows closed
+    StateSpan *own;             // of a checkpoint: what of the arena is this rank's
     // Per segment: its part of the buffer on the host is free; its late update is computed; the
     // result of that has left the host. And, per half of `packed`: that has left.
     cudaEvent_t *ring_free, *computed, *result_free, packed_free[2];
@@ -223,6 +224,7 @@ template <typename X> static void zen_free(GPT2<X> *g) {
     CUDA(cudaStreamDestroy(z->pack));
     zen_map_free(&z->map);
     zen_clock_free(&z->clock);
+    free(z->own);
     free(z);
 }
 
@@ -702,13 +704,13 @@ template <typename X> static void zen_parts(GPT2<X> *g, StatePart parts[ZEN_PART
     owners[3] = ZenPart<X>{g, NULL, open ? z->acc + (size_t)z->sum * z->map.rest : NULL};
     owners[4] = ZenPart<X>{g, NULL, NULL};
     static const char *const names[ZEN_PARTS] = {"param", "m", "v", "acc", "shown"};
-    static StateSpan *own;  // of several ranks: what of the arena is this one's
-    if (own == NULL) own = (StateSpan *)alloc_or_fail((size_t)g->segments, sizeof *own, "state");
+    if (z->own == NULL)
+        z->own = (StateSpan *)alloc_or_fail((size_t)g->segments, sizeof *z->own, "state");
     for (int s = 0; s < g->segments; s++)
-        own[s] = StateSpan{g->segment[s].own_from, g->segment[s].own, NULL, true};
+        z->own[s] = StateSpan{g->segment[s].own_from, g->segment[s].own, NULL, true};
     for (int k = 0; k < ZEN_PARTS; k++) {
         parts[k] = part_moved(names[k], &owners[k], k < 4 ? zen_part_move<X> : zen_shown_move<X>);
-        parts[k].spans = own;
+        parts[k].spans = z->own;
         parts[k].count = g->segments;
     }
 }
