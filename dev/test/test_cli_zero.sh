@@ -16,6 +16,11 @@ timeline=$(absolute "${TIMELINE:-build/timeline}")
 for program in "$tide" "$cpu" "$launch" "$tokenize" "$timeline"; do
     [ -x "$program" ] || { echo "skip cli_zero: $program is missing"; exit 0; }
 done
+case $tide in
+    */build/emu/* | *emu) ;;
+    *) [ "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')" -ge 4 ] ||
+        { echo "skip cli_zero: fewer than four GPUs"; exit 0; } ;;
+esac
 cores=$(nproc 2>/dev/null || echo 2)  # (before the next line: nproc minds it)
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_THREADS=1
 work=$(mktemp -d) || exit 1
@@ -254,10 +259,13 @@ fills mem_2_2_accum gradients "$(mib mem_2_2_accum GPU gradients)" \
     $((4 * all / 2 + 2 * (2 * layer + ends) + 4 * head))
 fills mem_3_3 masters_on_the_host "$(mib mem_3_3 host 'master weights')" $((4 * all / 3))
 fills mem_3_3 moments_on_the_host "$(mib mem_3_3 host 'AdamW moments')" $((8 * all / 3))
+rounding=100  # a driver gives out pages of 2 MiB
+if grep -q '^device: Emulated' mem_2_0.out; then rounding=0.15; fi
 for run in 2_0 2_1 2_2 2_3 4_1 4_3 3_3 2_2_accum; do
     set -- $(sed -n 's/^GPU memory: \([0-9.]*\) MiB taken, planned \([0-9.]*\) MiB$/\1 \2/p' \
         mem_$run.out)
-    check mem_${run}_is_taken_as_planned true_that "${1:-0} > ${2:-1} - 0.15 && $1 < $2 + 0.15"
+    check mem_${run}_is_taken_as_planned true_that \
+        "${1:-0} > ${2:-1} - 0.15 && $1 < $2 + $rounding"
 done
 # The plan for so many ranks says what they then take.
 said() { sed -n '/^GPU memory: p\|^host memory:/{s/\(total [0-9.]*\).*/\1/;p;}
@@ -403,6 +411,12 @@ until_saved() {
     until [ "$(ls "$1/checkpoints" 2>/dev/null | grep -c '^step_[0-9]*$')" -ge "$2" ] ||
         [ $tries -ge 1000 ]; do sleep 0.01; tries=$((tries + 1)); done
 }
+# signal NAME RANK SIGNAL: to a rank of a run that begin() has begun
+signal() {
+    tries=0
+    until [ -s "$1.$2.pid" ] || [ $tries -ge 1000 ]; do sleep 0.01; tries=$((tries + 1)); done
+    kill -s "$3" "$(cat "$1.$2.pid")"
+}
 go 2 long $long --zero 2 --offload zero
 wait
 n=0
@@ -412,14 +426,14 @@ for victim in 1 0 1; do
     else begin 2 killed --resume --zero $n --offload $([ $n = 2 ] && echo none || echo twinflow); fi
     launcher=$!
     until_saved killed $((5 * n))
-    sleep 0.0$((n * 37 % 10))
-    kill -9 "$(cat killed.$victim.pid)"
+    sleep "0.$(od -An -N2 -tu2 /dev/urandom | awk '{ printf "%03d", $1 % 300 }')"
+    signal killed $victim KILL
     before=$(date +%s)
     wait $launcher
     code=$?
     took=$(($(date +%s) - before))
     check kill_${n}_of_rank_${victim}_ends_the_run test $code -ne 0 -a $code -ne 127
-    check kill_${n}_ends_it_within_seconds test $took -le 5
+    check kill_${n}_ends_it_within_seconds test $took -le 8
     check kill_${n}_is_one_line test "$(wc -l <killed.err)" -eq 1
     check kill_${n}_is_said grep -q "^tide: rank $victim .* is gone" killed.err
     check kill_${n}_leaves_no_process sh -c '! kill -0 $(cat killed.0.pid) 2>/dev/null &&
@@ -433,7 +447,7 @@ check a_killed_run_leaves_no_rubbish sh -c '! ls killed/checkpoints | grep -q tm
 begin 2 term $tiny $long --zero 2 --offload zero
 launcher=$!
 until_saved term 4
-kill -TERM "$(cat term.1.pid)"
+signal term 1 TERM
 wait $launcher
 check sigterm_to_one_rank_ends_well test $? -eq 0
 check sigterm_is_no_error test ! -s term.err
