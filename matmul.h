@@ -31,9 +31,15 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#if defined __AVX512F__ || defined __FMA__
+#include <immintrin.h>
+#elif defined __ARM_NEON && defined __ARM_FEATURE_FMA
+#include <arm_neon.h>
+#endif
 
 // ---------------------------------------------------------------------------------------------
-// Vectors: as wide as the compiler's target has registers. GNU C vector extensions, no intrinsics.
+// Vectors: as wide as the compiler's target has registers. GNU C vector extensions, and one
+// intrinsic function, the fused multiply-add, which they lack.
 
 #if defined __AVX512F__
 #define VEC_LANES 16
@@ -58,20 +64,34 @@ typedef int32_t Lanes4 __attribute__((vector_size(16)));
 // Arrays of vectors become registers only if every index is a constant early on: unroll, always.
 #define UNROLL _Pragma("GCC unroll 24")
 
-// a * b + c. Both compilers turn the loop into one instruction. Contraction of a * b + c is off in
-// this project (it would make bits depend on the compiler), so the fused form is spelled out;
-// without hardware for it fmaf would be a slow library call, and the plain form stands in.
+// a * b + c. Contraction of a * b + c is off in this project (it would make bits depend on the
+// compiler), so the fused form is spelled out, and as the instruction: of a loop of fmaf, gcc makes
+// 16 scalar ones wherever it prefers vectors of 256 bits, as it does on Intel's AVX-512. Without
+// hardware for it, fma_f32() would be twenty instructions, and the plain form stands in.
 static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
-#if defined __FMA__ || defined __ARM_FEATURE_FMA
-    for (int i = 0; i < VEC_LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
-    return c;
+#if defined __AVX512F__
+    return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined __FMA__
+    return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined __ARM_NEON && defined __ARM_FEATURE_FMA
+    return (Vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     return a * b + c;
 #endif
 }
 
+// For ARM, gcc orders instructions before it hands out registers. It would read a number of all six
+// rows first, and then has too few left for the sums. An empty volatile asm is where it stops.
+#if defined __aarch64__ && !defined __clang__
+#define ROW_ENDS __asm__ volatile("")
+#else
+#define ROW_ENDS (void)0
+#endif
+
 #define GEMM_MR ((size_t)6)         // rows of a tile: 6 x 4 (or 6 x 2) sums, and room for operands
-#if defined __AVX512F__ || defined __aarch64__
+#if defined __clang__ && __clang_major__ < 12
+#define GEMM_NV ((size_t)2)         // it keeps 24 sums in memory
+#elif defined __AVX512F__ || defined __aarch64__
 #define GEMM_NV ((size_t)4)         // 32 vector registers
 #else
 #define GEMM_NV ((size_t)2)         // 16
@@ -175,11 +195,13 @@ static __attribute__((noinline)) void gemm_tile(size_t kc, const float *const a[
         UNROLL for (size_t v = 0; v < GEMM_NV; v++) sum[r][v] = zero;
     UNROLL for (size_t r = 0; r < GEMM_MR; r++)
         UNROLL for (size_t v = 0; v < GEMM_NR; v += 16) __builtin_prefetch(out + r * ldo + v, 1);
+    _Pragma("GCC unroll 1")  // clang would, for some processors, and run out of registers
     for (size_t k = 0; k < kc; k++) {
         const Vec *b = (const Vec *)(packed_b + k * GEMM_NR);
         UNROLL for (size_t r = 0; r < GEMM_MR; r++) {
             const Vec x = a[r][k * a_step] - zero;  // one number in all lanes
             UNROLL for (size_t v = 0; v < GEMM_NV; v++) sum[r][v] = vec_fma(x, b[v], sum[r][v]);
+            ROW_ENDS;
         }
     }
     UNROLL for (size_t r = 0; r < GEMM_MR; r++)
