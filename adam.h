@@ -14,16 +14,15 @@
 
 // ---------------------------------------------------------------------------------------------
 // Single operations, each rounded once to nearest even. nvcc would otherwise fuse a product with
-// the sum that follows it, and may be told to approximate division and square root.
+// the sum that follows it, and may be told to approximate division and square root. fma_f32() is in
+// util.h: random numbers need it, too.
 
 #ifdef __CUDA_ARCH__
 __device__ static inline float mul_f32(float a, float b) { return __fmul_rn(a, b); }
-__device__ static inline float fma_f32(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ static inline float div_f32(float a, float b) { return __fdiv_rn(a, b); }
 __device__ static inline float sqrt_f32(float a) { return __fsqrt_rn(a); }
 #else
 HOST_DEVICE static inline float mul_f32(float a, float b) { return a * b; }
-HOST_DEVICE static inline float fma_f32(float a, float b, float c) { return fmaf(a, b, c); }
 HOST_DEVICE static inline float div_f32(float a, float b) { return a / b; }
 HOST_DEVICE static inline float sqrt_f32(float a) { return sqrtf(a); }
 #endif

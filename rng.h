@@ -54,7 +54,7 @@ HOST_DEVICE static inline float rng_uniform(Philox4 r, int lane) {
 // Every operation is an explicit fma, a lone product or an IEEE square root, so that no compiler
 // may fuse or reorder anything: the bits are the same everywhere. Error below 2 ulp.
 HOST_DEVICE static inline float rng_radius(uint32_t x) {
-    const float u = fmaf((float)x, 0x1p-32f, 0x1p-33f);
+    const float u = fma_f32((float)x, 0x1p-32f, 0x1p-33f);
     uint32_t bits;
     memcpy(&bits, &u, 4);
     // u = 2^e (1 + f), 1 + f in [sqrt(1/2), sqrt(2)); 0x3f3504f3 is sqrt(1/2)
@@ -65,16 +65,16 @@ HOST_DEVICE static inline float rng_radius(uint32_t x) {
     f = f - 1.0f;
     // log(1 + f) = f + f^2 q(f); q is a minimax fit of the relative error (2^-27)
     float q = -0.0762171149f;
-    q = fmaf(q, f, 0.129043773f);
-    q = fmaf(q, f, -0.132429853f);
-    q = fmaf(q, f, 0.14181833f);
-    q = fmaf(q, f, -0.166090846f);
-    q = fmaf(q, f, 0.200019732f);
-    q = fmaf(q, f, -0.250015825f);
-    q = fmaf(q, f, 0.333333254f);
-    q = fmaf(q, f, -0.499999881f);
-    const float log_m = fmaf(f * f, q, f);
-    const float y = fmaf((float)e, -1.38629436f, -2.0f * log_m);  // -2 log u, never negative
+    q = fma_f32(q, f, 0.129043773f);
+    q = fma_f32(q, f, -0.132429853f);
+    q = fma_f32(q, f, 0.14181833f);
+    q = fma_f32(q, f, -0.166090846f);
+    q = fma_f32(q, f, 0.200019732f);
+    q = fma_f32(q, f, -0.250015825f);
+    q = fma_f32(q, f, 0.333333254f);
+    q = fma_f32(q, f, -0.499999881f);
+    const float log_m = fma_f32(f * f, q, f);
+    const float y = fma_f32((float)e, -1.38629436f, -2.0f * log_m);  // -2 log u, never negative
 #ifdef __CUDA_ARCH__
     return __fsqrt_rn(y);
 #else
@@ -88,21 +88,21 @@ HOST_DEVICE static inline void rng_circle(uint32_t x, float *c, float *s) {
     const float t = (float)(int32_t)(x - (quadrant << 30)) * 0x1p-31f;  // [-1/4, 1/4), angle / pi
     const float tt = t * t;
     float a = -0.599535704f;  // sin(pi t) / t
-    a = fmaf(a, tt, 2.55077696f);
-    a = fmaf(a, tt, -5.16773272f);
-    a = fmaf(a, tt, 3.14159274f) * t;
+    a = fma_f32(a, tt, 2.55077696f);
+    a = fma_f32(a, tt, -5.16773272f);
+    a = fma_f32(a, tt, 3.14159274f) * t;
     float b = 0.228988513f;   // cos(pi t)
-    b = fmaf(b, tt, -1.33475816f);
-    b = fmaf(b, tt, 4.05869675f);
-    b = fmaf(b, tt, -4.93480206f);
-    b = fmaf(b, tt, 1.0f);
-    const bool swap = quadrant & 1;
-    const float p = swap ? a : b, q = swap ? b : a;
+    b = fma_f32(b, tt, -1.33475816f);
+    b = fma_f32(b, tt, 4.05869675f);
+    b = fma_f32(b, tt, -4.93480206f);
+    b = fma_f32(b, tt, 1.0f);
     uint32_t cos_bits, sin_bits;
-    memcpy(&cos_bits, &p, 4);
-    memcpy(&sin_bits, &q, 4);
-    cos_bits ^= ((quadrant + 1) & 2) << 30;
-    sin_bits ^= (quadrant & 2) << 30;
+    memcpy(&cos_bits, &b, 4);
+    memcpy(&sin_bits, &a, 4);
+    // Odd quadrants swap them. (Not by ?: on that bit: gcc 14 makes no vectors of it.)
+    const uint32_t swap = (cos_bits ^ sin_bits) & (0u - (quadrant & 1));
+    cos_bits ^= swap ^ ((quadrant + 1) & 2) << 30;
+    sin_bits ^= swap ^ (quadrant & 2) << 30;
     memcpy(c, &cos_bits, 4);
     memcpy(s, &sin_bits, 4);
 }

@@ -120,6 +120,7 @@ static void layernorm_backward(float *dinp, float *dw, float *db, const float *d
         float sum_w[SLICE] = {0}, sum_b[SLICE] = {0};
         for (size_t n = 0; n < N; n++) {
             const float *x = inp + n * C + first, *d = dout + n * C + first;
+            #pragma omp simd
             for (size_t c = 0; c < width; c++) {
                 sum_w[c] += d[c] * ((x[c] - mean[n]) * rstd[n]);
                 sum_b[c] += d[c];
@@ -150,6 +151,7 @@ static void matmul_backward(float *dinp, float *dw, float *db, const float *dout
         const size_t width = min_size(SLICE, OC - first);
         float sum[SLICE] = {0};
         for (size_t n = 0; n < N; n++)
+            #pragma omp simd
             for (size_t o = 0; o < width; o++) sum[o] += dout[n * OC + first + o];
         for (size_t o = 0; o < width; o++)
             db[first + o] = accumulate ? db[first + o] + sum[o] : sum[o];
@@ -271,9 +273,8 @@ static void attention_forward(float *out,        // (B, T, C)
         for (size_t r = 0; r < rows; r++) {
             float *s = p + r * keys;
             const size_t visible = first + r + 1;
-            float max = -INFINITY, sum = 0;
-            #pragma omp simd reduction(max : max)
-            for (size_t u = 0; u < visible; u++) max = s[u] > max ? s[u] : max;
+            const float max = max_f32(s, visible);
+            float sum = 0;
             #pragma omp simd reduction(+ : sum)
             for (size_t u = 0; u < visible; u++) sum += s[u] = exp_f32((s[u] - max) * scale);
             const float inverse = 1.0f / sum;
@@ -394,10 +395,8 @@ static void crossentropy(float *losses, float *logits, const int32_t *targets, f
     #pragma omp parallel for
     for (size_t n = 0; n < N; n++) {
         float *z = logits + n * Vp;
-        float max = -INFINITY, sum = 0;
-        #pragma omp simd reduction(max : max)
-        for (size_t v = 0; v < V; v++) max = z[v] > max ? z[v] : max;
-        const float target = z[targets[n]];
+        const float max = max_f32(z, V), target = z[targets[n]];
+        float sum = 0;
         if (grad_scale == 0) {
             #pragma omp simd reduction(+ : sum)
             for (size_t v = 0; v < V; v++) sum += exp_f32(z[v] - max);

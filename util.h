@@ -34,6 +34,38 @@
 #define HOST_DEVICE __attribute__((always_inline))
 #endif
 
+// a * b + c, rounded once, in double: a * b is exact, and the sum is rounded to odd, after which
+// rounding to fp32 is as if nothing had been rounded before (Boldo and Melquiond, "Emulation of FMA
+// and correctly rounded sums", 2008).
+HOST_DEVICE static inline float fma_in_double(float a, float b, float c) {
+    const double product = (double)a * b, sum = product + c;
+    const double part = sum - product, lost = (product - (sum - part)) + (c - part);
+    const double outwards = sum > 0 ? lost : -lost;
+    uint64_t bits;
+    memcpy(&bits, &sum, 8);
+    const uint64_t even = ~bits & 1;  // then one unit towards what was lost, if something was
+    bits += outwards > 0 ? even : 0;
+    bits -= outwards < 0 ? even : 0;
+    double odd;
+    memcpy(&odd, &bits, 8);
+    return (float)odd;
+}
+
+// The same bits everywhere. Where there is no instruction, fmaf() is a slow call, and the loop around
+// it remains scalar.
+#if defined __x86_64__ && !defined __FMA__
+#define FMA_IN_DOUBLE
+#endif
+HOST_DEVICE static inline float fma_f32(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+    return __fmaf_rn(a, b, c);
+#elif defined FMA_IN_DOUBLE
+    return fma_in_double(a, b, c);
+#else
+    return __builtin_fmaf(a, b, c);
+#endif
+}
+
 #define TIDE_VERSION "0.1.0"
 
 // One sentence that says what is wrong with a file or an option, and where.

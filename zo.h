@@ -152,6 +152,15 @@ typedef struct {
     float scale[ZO_SCALARS];    // (count, queries): lr g / queries
 } ZoUpdates;
 
+// n numbers become the nearest ones that the storage holds. A loop for each kind: gcc makes no
+// vectors of one that decides it for every number.
+HOST_DEVICE static inline void zo_round_nearest(float *th, int n, int storage) {
+    if (storage == ZO_FP16)
+        for (int i = 0; i < n; i++) th[i] = zo_round(th[i], ZO_FP16, ZO_NEAREST, 0);
+    if (storage == ZO_BF16)
+        for (int i = 0; i < n; i++) th[i] = zo_round(th[i], ZO_BF16, ZO_NEAREST, 0);
+}
+
 // Applies updates to elements first .. first + n - 1 of a tensor, which are th. n and first as in
 // zo_noise(); n at most 64.
 HOST_DEVICE static inline void zo_apply(float *th, int n, const ZoConfig *c, const ZoUpdates *u,
@@ -159,16 +168,16 @@ HOST_DEVICE static inline void zo_apply(float *th, int n, const ZoConfig *c, con
     float z[64];
     for (int k = 0; k < u->count; k++) {
         if (decay)
-            for (int i = 0; i < n; i++) th[i] = fmaf(-u->shrink[k], th[i], th[i]);
+            for (int i = 0; i < n; i++) th[i] = fma_f32(-u->shrink[k], th[i], th[i]);
         for (int j = 0; j < u->queries; j++) {
             const float scale = -u->scale[k * u->queries + j];
             zo_noise(z, n, c, u->step[k], (uint32_t)j, tensor, first);
-            for (int i = 0; i < n; i++) th[i] = fmaf(scale, z[i], th[i]);
+            for (int i = 0; i < n; i++) th[i] = fma_f32(scale, z[i], th[i]);
         }
     }
     if (u->round == 0 || c->storage == ZO_FP32) return;
     if (c->rounding == ZO_NEAREST) {  // a loop of its own: on the GPU, each would pay for both
-        for (int i = 0; i < n; i++) th[i] = zo_round(th[i], c->storage, ZO_NEAREST, 0);
+        zo_round_nearest(th, n, c->storage);
         return;
     }
     Philox4 r;
@@ -348,7 +357,7 @@ static inline void zo_perturb(float *w, const float *theta, size_t n, const ZoCo
         float z[64];
         const size_t rows = n - at < 64 ? n - at : 64;
         zo_noise(z, 64, c, (uint32_t)step, (uint32_t)query, tensor, first + at);
-        for (size_t i = 0; i < rows; i++) w[at + i] = fmaf(scale, z[i], theta[at + i]);
+        for (size_t i = 0; i < rows; i++) w[at + i] = fma_f32(scale, z[i], theta[at + i]);
     }
 }
 
@@ -367,8 +376,10 @@ static inline void zo_update(float *theta, size_t n, const ZoConfig *c, const Zo
 
 // Weights as they were loaded or first made become numbers that the storage holds.
 static inline void zo_round_all(float *theta, size_t n, const ZoConfig *c) {
+    const int storage = c->storage;
     #pragma omp parallel for if (n > 1 << 16)
-    for (size_t i = 0; i < n; i++) theta[i] = zo_round(theta[i], c->storage, ZO_NEAREST, 0);
+    for (size_t at = 0; at < n; at += 64)
+        zo_round_nearest(theta + at, n - at < 64 ? (int)(n - at) : 64, storage);
 }
 
 #endif
