@@ -102,16 +102,17 @@ HOST_DEVICE static inline float grad_at(const void *grad, int is_bf16, size_t i)
 }
 
 // The loop of adam_range(); inlined there five times, each with the choices known, because neither
-// compiler makes one vector loop of all. No gradient: it is in p_bf16, and overwritten there.
+// compiler makes one vector loop of all. in_place: the gradient is in p_bf16, overwritten there. (A
+// flag: where a loop asks whether a pointer is NULL, gcc sees it read from NULL, and gives up.)
 __attribute__((always_inline))
 static inline void adam_loop(float *__restrict__ p, float *__restrict__ m, float *__restrict__ v,
-                             const void *__restrict__ grad, int grad_is_bf16,
+                             const void *__restrict__ grad, int grad_is_bf16, int in_place,
                              uint16_t *__restrict__ p_bf16, int has_bf16, size_t first,
                              size_t last, const AdamStep *step, int decay) {
     const AdamStep s = *step;  // a copy, which the stores below cannot change
     const float d = decay ? s.weight_decay : 0.0f;
     for (size_t i = first; i < last; i++) {
-        const float g = grad == NULL ? bf16_to_f32(p_bf16[i]) : grad_at(grad, grad_is_bf16, i);
+        const float g = in_place ? bf16_to_f32(p_bf16[i]) : grad_at(grad, grad_is_bf16, i);
         adam_scalar(&p[i], &m[i], &v[i], g, &s, d);
         if (has_bf16) p_bf16[i] = f32_to_bf16(p[i]);
     }
@@ -124,11 +125,14 @@ static inline void adam_loop(float *__restrict__ p, float *__restrict__ m, float
 static inline void adam_range(float *p, float *m, float *v, const void *grad, int grad_is_bf16,
                               uint16_t *p_bf16, size_t first, size_t last, const AdamStep *s,
                               int decay) {
-    if (p_bf16 && p_bf16 == grad) adam_loop(p, m, v, NULL, 1, p_bf16, 1, first, last, s, decay);
-    else if (grad_is_bf16 && p_bf16) adam_loop(p, m, v, grad, 1, p_bf16, 1, first, last, s, decay);
-    else if (grad_is_bf16) adam_loop(p, m, v, grad, 1, NULL, 0, first, last, s, decay);
-    else if (p_bf16) adam_loop(p, m, v, grad, 0, p_bf16, 1, first, last, s, decay);
-    else adam_loop(p, m, v, grad, 0, NULL, 0, first, last, s, decay);
+    #define ADAM_LOOP(grad_is_bf16, in_place, has_bf16) \
+        adam_loop(p, m, v, grad, grad_is_bf16, in_place, p_bf16, has_bf16, first, last, s, decay)
+    if (p_bf16 && p_bf16 == grad) ADAM_LOOP(1, 1, 1);
+    else if (grad_is_bf16 && p_bf16) ADAM_LOOP(1, 0, 1);
+    else if (grad_is_bf16) ADAM_LOOP(1, 0, 0);
+    else if (p_bf16) ADAM_LOOP(0, 0, 1);
+    else ADAM_LOOP(0, 0, 0);
+    #undef ADAM_LOOP
 }
 
 // A range of the arenas of parameters, moments and gradients: a tensor, or a shard of one.
@@ -193,6 +197,7 @@ static inline double norm_block_sum(const void *grad, int is_bf16, size_t first,
     double lane[NORM_LANES] = {0};
     const size_t whole = n / NORM_LANES * NORM_LANES;
     for (size_t i = 0; i < whole; i += NORM_LANES) {
+        #pragma omp simd  // or gcc unrolls it first, and not every version makes vectors after that
         for (size_t j = 0; j < NORM_LANES; j++) {
             const double x = grad_at(grad, is_bf16, first + i + j);
             lane[j] += x * x;

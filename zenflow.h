@@ -165,29 +165,29 @@ static inline void zen_map_free(ZenMap *map) {
 // cut into blocks of 128 rows; within one, rows are added one after the other, in double; then the
 // blocks, in order. A square, too, is exact in double.
 
-enum { ZEN_BLOCK = 128 };
+enum { ZEN_BLOCK = 128, ZEN_STRIP = 64 };  // ZEN_STRIP: columns of a thread's turn on the CPU
 
 typedef struct { double squares, magnitudes; } ZenSum;  // of one column's gradients at one step
 
 // sums (cols) of a gradient (rows, cols), fp32 or bf16.
 static inline void zen_sums(ZenSum *sums, const void *grad, int is_bf16, size_t rows, size_t cols) {
     memset(sums, 0, cols * sizeof *sums);
-    const size_t strip = 64;  // columns of a thread's turn
     #pragma omp parallel for schedule(static) if (rows * cols > 1 << 16)
-    for (size_t first = 0; first < cols; first += strip) {
-        const size_t last = min_size(first + strip, cols);
+    for (size_t first = 0; first < cols; first += ZEN_STRIP) {
+        const size_t width = min_size(ZEN_STRIP, cols - first);
         for (size_t block = 0; block < rows; block += ZEN_BLOCK) {
-            ZenSum part[64];
-            memset(part, 0, sizeof part);
-            for (size_t r = block; r < min_size(block + ZEN_BLOCK, rows); r++)
-                for (size_t j = first; j < last; j++) {
-                    const double x = grad_at(grad, is_bf16, r * cols + j);
-                    part[j - first].squares += x * x;
-                    part[j - first].magnitudes += fabs(x);
+            double squares[ZEN_STRIP] = {0}, magnitudes[ZEN_STRIP] = {0};
+            for (size_t r = block; r < min_size(block + ZEN_BLOCK, rows); r++) {
+                #pragma omp simd
+                for (size_t j = 0; j < width; j++) {
+                    const double x = grad_at(grad, is_bf16, r * cols + first + j);
+                    squares[j] += x * x;
+                    magnitudes[j] += fabs(x);
                 }
-            for (size_t j = first; j < last; j++) {
-                sums[j].squares += part[j - first].squares;
-                sums[j].magnitudes += part[j - first].magnitudes;
+            }
+            for (size_t j = 0; j < width; j++) {
+                sums[first + j].squares += squares[j];
+                sums[first + j].magnitudes += magnitudes[j];
             }
         }
     }
@@ -494,21 +494,21 @@ static inline void zen_accumulate(float *acc, const void *g, int is_bf16, size_t
     }
 }
 
-// The loop of zen_update_rest(), inlined there with all choices known.
+// The loop of zen_update_rest(), inlined there with all choices known (flags: see adam_loop()).
 __attribute__((always_inline))
 static inline void zen_update_loop(float *__restrict__ p, float *__restrict__ m,
                                    float *__restrict__ v, const float *__restrict__ acc,
-                                   const void *__restrict__ g, int is_bf16, float scale,
-                                   uint16_t *__restrict__ out, size_t first, size_t last,
-                                   const AdamStep *step) {
+                                   int has_acc, const void *__restrict__ g, int has_g, int is_bf16,
+                                   float scale, uint16_t *__restrict__ out, int has_out,
+                                   size_t first, size_t last, const AdamStep *step) {
     const AdamStep s = *step;
     for (size_t i = first; i < last; i++) {
         float sum;
-        if (g == NULL) sum = acc[i];
-        else if (acc == NULL) sum = mul_f32(scale, grad_at(g, is_bf16, i));
+        if (!has_g) sum = acc[i];
+        else if (!has_acc) sum = mul_f32(scale, grad_at(g, is_bf16, i));
         else sum = fma_f32(scale, grad_at(g, is_bf16, i), acc[i]);
         adam_scalar(&p[i], &m[i], &v[i], sum, &s, s.weight_decay);
-        if (out != NULL) out[i] = f32_to_bf16(p[i]);
+        if (has_out) out[i] = f32_to_bf16(p[i]);
     }
 }
 
@@ -521,18 +521,19 @@ static inline void zen_update_rest(float *p, float *m, float *v, const float *ac
     #pragma omp parallel for schedule(static) if (n > ZEN_CHUNK)
     for (size_t at = 0; at < n; at += ZEN_CHUNK) {
         const size_t end = min_size(at + ZEN_CHUNK, n);
-        #define ZEN_LOOP(acc, g, is_bf16, out) \
-            zen_update_loop(p, m, v, acc, g, is_bf16, scale, out, at, end, step)
-        if (out != NULL && g == NULL) ZEN_LOOP(acc, NULL, 0, out);
-        else if (out != NULL && is_bf16 && acc == NULL) ZEN_LOOP(NULL, g, 1, out);
-        else if (out != NULL && is_bf16) ZEN_LOOP(acc, g, 1, out);
-        else if (out != NULL && acc == NULL) ZEN_LOOP(NULL, g, 0, out);
-        else if (out != NULL) ZEN_LOOP(acc, g, 0, out);
-        else if (g == NULL) ZEN_LOOP(acc, NULL, 0, NULL);
-        else if (is_bf16 && acc == NULL) ZEN_LOOP(NULL, g, 1, NULL);
-        else if (is_bf16) ZEN_LOOP(acc, g, 1, NULL);
-        else if (acc == NULL) ZEN_LOOP(NULL, g, 0, NULL);
-        else ZEN_LOOP(acc, g, 0, NULL);
+        #define ZEN_LOOP(has_acc, has_g, is_bf16, has_out) \
+            zen_update_loop(p, m, v, acc, has_acc, g, has_g, is_bf16, scale, out, has_out, at, \
+                            end, step)
+        if (out != NULL && g == NULL) ZEN_LOOP(1, 0, 0, 1);
+        else if (out != NULL && is_bf16 && acc == NULL) ZEN_LOOP(0, 1, 1, 1);
+        else if (out != NULL && is_bf16) ZEN_LOOP(1, 1, 1, 1);
+        else if (out != NULL && acc == NULL) ZEN_LOOP(0, 1, 0, 1);
+        else if (out != NULL) ZEN_LOOP(1, 1, 0, 1);
+        else if (g == NULL) ZEN_LOOP(1, 0, 0, 0);
+        else if (is_bf16 && acc == NULL) ZEN_LOOP(0, 1, 1, 0);
+        else if (is_bf16) ZEN_LOOP(1, 1, 1, 0);
+        else if (acc == NULL) ZEN_LOOP(0, 1, 0, 0);
+        else ZEN_LOOP(1, 1, 0, 0);
         #undef ZEN_LOOP
     }
 }

@@ -218,7 +218,7 @@ zen checkpoint: not late :: zen_run.h :: x->late = late == 1 :: late == 1 :: fal
 zen plan: two sums that are not used :: zenflow.cuh :: z->sums = z->config.window == 1 :: z->config.delay <= 1 :: z->config.delay == 0
 zen plan: never one sum :: train_gpt2.cu :: if (g->zen != NULL) zen_settle_sums(g :: tight > 0 :: false
 zen host: first gradient not clipped :: zenflow.h :: for (size_t i = at; i < end; i++) a[i] = mul_f32(scale, bf16_to_f32 :: mul_f32(scale, bf16_to_f32(half[i])) :: bf16_to_f32(half[i])
-zen host: gradient of one step not clipped :: zenflow.h :: else if (acc == NULL) sum = :: mul_f32(scale, grad_at(g, is_bf16, i)) :: grad_at(g, is_bf16, i)
+zen host: gradient of one step not clipped :: zenflow.h :: else if (!has_acc) sum = :: mul_f32(scale, grad_at(g, is_bf16, i)) :: grad_at(g, is_bf16, i)
 zen host: last gradient replaces the sum :: zenflow.h :: else sum = fma_f32(scale, grad_at :: acc[i] :: 0.0f
 zen columns: the rest's begin at the first :: columns.cuh :: w.column_at = z->column_at + (rest :: rest ? z->chosen : 0 :: 0
 zen columns: packed for the arena, not the segment :: columns.cuh :: w.packed_at = rest ? z->rest_at :: z->rest_at - s->rest_at :: z->rest_at
