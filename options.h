@@ -8,6 +8,7 @@
 #include "util.h"
 #include <assert.h>
 #include <math.h>
+#include "cpu.h"
 #include "json.h"
 
 // Values of the choice options, in the order in which the table lists their names.
@@ -581,7 +582,8 @@ static inline void options_parse(Options *o, int argc, char **argv, bool gpu_bui
     if (!o->help && !o->version) return;
     const char *slash = strrchr(argv[0], '/');
     if (o->help) options_help(stdout, slash != NULL ? slash + 1 : argv[0]);
-    else printf("tide.c %s (%s)\n", TIDE_VERSION, gpu_build ? "GPU" : "CPU");
+    else printf("tide.c %s (%s, %s)\n", TIDE_VERSION, gpu_build ? "GPU" : "CPU",
+                cpu_instructions());
     exit(fflush(stdout) == 0 ? 0 : 1);
 }
 

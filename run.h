@@ -5,6 +5,7 @@
 #define TIDE_RUN_H
 #include "util.h"
 #include "checkpoint.h"
+#include "cpu.h"
 #include "data.h"
 #include "gpt2.h"
 #include "log.h"
@@ -278,7 +279,7 @@ static inline void run_check_output(const Run *r) {
     if (!path_is_writable(file)) die("--out %s: %s", o->out, strerror(errno));
 }
 
-// Says what is going to be trained on what.
+// Says what is going to be trained on what, and what a training run computes with.
 static inline void run_describe(const Run *r) {
     const GPT2Config *c = &r->config;
     printf("model: %zu layers, %zu heads, %zu channels, context %zu, vocabulary %zu: "
@@ -292,6 +293,7 @@ static inline void run_describe(const Run *r) {
            (double)r->o.steps * (double)sequences / (double)r->train.sequences, r->o.steps,
            r->task ? sequences : r->step_tokens, what,
            r->task ? r->val.sequences : r->val.sequences > 0 ? r->val.data->tokens : 0, what);
+    if (!r->o.plan) cpu_describe();
 }
 
 // Refuses shapes that the GPU's kernels do not take: they work on whole packs of 16 bytes, and hold

@@ -43,6 +43,41 @@ for run in memory memory_resumed memory_loaded; do
         "BEGIN { exit !(${1:-0} > 0.9 * ${2:-1} && ${1:-0} < 1.1 * ${2:-1}) }"
 done
 
+# --- what it computes with: cpu.h, on a CPU that has nothing, and on one that has everything ----
+
+check version_says_instructions sh -c "'$tide' --version | grep -Eq '\(CPU, [A-Z0-9-]+\)'"
+check run_says_its_cpu sh -c "'$tide' $steps --out cpu | grep -Eq '^cpu: .+, [0-9]+ threads?, [A-Z0-9-]+$'"
+
+cat >cpu.c <<'END'
+#include "cpu.h"
+int main(void) { cpu_describe(); return 0; }
+END
+on_cpu() {  # what the CPU has of x; then what the build uses
+    has=$1
+    shift
+    ${CC:-cc} -std=gnu11 -D"__builtin_cpu_supports(x)=($has)" "$@" -I"$top" cpu.c -o cpu_program
+}
+says() {  # name, what is used, number of lines
+    ./cpu_program >cpu.out
+    check "$1_is_used" grep -q "^cpu: .*, $2\$" cpu.out
+    check "$1_on_cpu_with_avx512" test "$(grep -c '^cpu: it has AVX-512, which .* not use' cpu.out)" -eq $(($3 - 1))
+    check "$1_lines" test "$(wc -l <cpu.out)" -eq "$3"
+}
+if [ "$(uname -m)" != x86_64 ]; then echo "skip other_cpus: the test knows those of x86-64"
+else
+    avx2="-D__AVX__ -D__AVX2__ -D__FMA__"
+    on_cpu 1 && says sse2 SSE2 2
+    on_cpu 1 -D__AVX__ && says avx AVX 2
+    on_cpu 1 $avx2 && says avx2 AVX2 2
+    on_cpu 1 $avx2 -D__AVX512F__ && says avx512 AVX-512 1
+    on_cpu 0 && says plain SSE2 1
+    on_cpu 0 $avx2
+    refuses build_for_another_cpu 2 'built for a CPU with avx, which' ./cpu_program
+    on_cpu '!__builtin_strstr(x,"512")' $avx2 && says haswell AVX2 1
+    on_cpu '!__builtin_strstr(x,"512")' $avx2 -D__AVX512F__ -D__AVX512VL__
+    refuses build_for_wider_registers 2 'built for a CPU with avx512f, which' ./cpu_program
+fi
+
 # --- same bits ---------------------------------------------------------------------------------
 
 same() { cmp -s "$1/model.safetensors" "$2/model.safetensors"; }
