@@ -34,7 +34,7 @@ build/%: dev/%.c $(HEADERS) | compiler
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 
-build/%: dev/bench/%.c train_gpt2.c $(HEADERS) | compiler
+build/%: dev/bench/%.c dev/bench/machine.h train_gpt2.c $(HEADERS) | compiler
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
 

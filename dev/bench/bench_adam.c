@@ -5,6 +5,7 @@
 #include "../../adam.h"
 #include "../../rng.h"
 #include "../../zenflow.h"
+#include "machine.h"
 
 static int by_value(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
@@ -75,6 +76,7 @@ int main(int argc, char **argv) {
     const size_t n = (argc > 1 ? (size_t)atoi(argv[1]) : 64) << 20;
     const size_t rounds = argc > 2 ? (size_t)atoi(argv[2]) : 11;
     if (n == 0 || rounds == 0) die("usage: bench_adam [millions of parameters] [rounds]");
+    machine_describe();
     float *p = (float *)alloc_or_fail(n, 4, "p"), *m = (float *)alloc_or_fail(n, 4, "m");
     float *v = (float *)alloc_or_fail(n, 4, "v"), *g = (float *)alloc_or_fail(n, 4, "g");
     uint16_t *out = (uint16_t *)alloc_or_fail(n, 2, "bf16 copy");

@@ -1,6 +1,7 @@
 // bench_matmul: GFLOP/s of the matrix product, and the share of the machine's multiply-add peak
 // measured in turn with each shape. Usage: bench_matmul [repeats] [name part]
 #include "../../matmul.h"
+#include "machine.h"
 
 static int compare_doubles(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
@@ -70,6 +71,7 @@ static void bench(const char *name, bool ta, bool tb, size_t M, size_t N, size_t
 int main(int argc, char **argv) {
     const int repeats = argc > 1 && atoi(argv[1]) > 0 && atoi(argv[1]) <= 101 ? atoi(argv[1]) : 7;
     const char *only = argc > 2 ? argv[2] : "";
+    machine_describe();
     static const struct { const char *name; size_t OC, C; } layers[] = {
         {"qkv", 2304, 768}, {"attproj", 768, 768}, {"fc", 3072, 768}, {"fcproj", 768, 3072},
         {"head", 50304, 768}};

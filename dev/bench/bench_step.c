@@ -2,6 +2,7 @@
 // FMA peak measured in the same run, in turn with the steps.
 #define TESTING
 #include "train_gpt2.c"
+#include "machine.h"
 
 enum { REPEATS = 5 };
 
@@ -86,6 +87,7 @@ static void bench(const char *model, size_t B, size_t T) {
 }
 
 int main(int argc, char **argv) {
+    machine_describe();
     if (argc == 3) {  // only this shape: bench_step B T
         bench("gpt2", (size_t)atoi(argv[1]), (size_t)atoi(argv[2]));
         return 0;

@@ -3,11 +3,14 @@
 # llm.c's train_gpt2.c, in turn: GPT-2 124M, fp32, 4 sequences of 64 tokens, random weights and
 # tokens.
 #
-# LLMC_DIR is a clone of llm.c. What it needs is copied and built by its own Makefile; the clone
-# stays as it is. Each round starts both programs, drops their first steps and keeps the times that
-# they print of the next STEPS ones. Needs Python 3 and 1.5 GB in $TMPDIR.
+# LLMC_DIR is a clone of llm.c. What is needed of it and of this project is copied and built, each
+# by its own Makefile and with the same compiler; both folders stay as they are. Each round starts
+# both programs, drops their first steps and keeps the times that they print of the next STEPS
+# ones. Needs Python 3 and 1.5 GB in $TMPDIR.
 #     THREADS=n     threads of both programs (all CPUs)
-#     TRAINER=path  our trainer (train_gpt2, built by make)
+#     CC=compiler   of both (gcc)
+#     ARCH=flag     of both, in place of -march=native: ARCH=-march=haswell compares AVX2 with AVX2
+#     TRAINER=path  our trainer, not to be built
 set -eu
 fail() { echo "versus_llmc.sh: $*" >&2; exit 1; }
 
@@ -20,22 +23,30 @@ case $rounds$steps in *[!0-9]*) fail "ROUNDS and STEPS are whole numbers" ;; esa
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 root=$here/../..
 threads=${THREADS:-$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)}
-if [ -z "${TRAINER:-}" ]; then
-    TRAINER=$root/train_gpt2
-    make -C "$root" train_gpt2 || fail "tide.c does not build"
-fi
-case $TRAINER in /*) ;; *) TRAINER=$PWD/$TRAINER ;; esac
-[ -x "$TRAINER" ] || fail "$TRAINER is not there"
-export OMP_NUM_THREADS="$threads"
+CC=${CC:-$(command -v gcc || command -v clang || command -v cc)} || fail "there is no C compiler"
+export CC OMP_NUM_THREADS="$threads"
 
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 trap 'exit 1' HUP INT TERM
 
-mkdir "$tmp/llmc"
+mkdir -p "$tmp/llmc" "$tmp/tide/dev"
 cp -R "$llmc/Makefile" "$llmc/train_gpt2.c" "$llmc/llmc" "$tmp/llmc/"
-rm -f "$tmp/llmc/train_gpt2"
-make -C "$tmp/llmc" train_gpt2 || fail "llm.c does not build"
+cp "$root"/Makefile "$root"/*.c "$root"/*.h "$tmp/tide/"
+cp -R "$root/dev/bench" "$tmp/tide/dev/"
+build() {  # program, folder, target, the name of its Makefile's variable for -march
+    make -C "$2" "$3" ${ARCH:+"$4=$ARCH"} >"$tmp/make" 2>&1 \
+        || { cat "$tmp/make" >&2; fail "$1 does not build"; }
+    grep -e '-march\|-mcpu\|-O' "$tmp/make" || :  # the compiler and its flags
+}
+build llm.c "$tmp/llmc" train_gpt2 CFLAGS_COND
+build tide.c "$tmp/tide" build/machine ARCH >/dev/null
+if [ -z "${TRAINER:-}" ]; then
+    build tide.c "$tmp/tide" train_gpt2 ARCH
+    TRAINER=$tmp/tide/train_gpt2
+fi
+case $TRAINER in /*) ;; *) TRAINER=$PWD/$TRAINER ;; esac
+[ -x "$TRAINER" ] || fail "$TRAINER is not there"
 python3 "$here/make_llmc_inputs.py" "$tmp/llmc"
 tokens=$tmp/llmc/dev/data/tinyshakespeare/tiny_shakespeare_train.bin
 
@@ -70,6 +81,7 @@ keep() {
                                     END { print line, "ms" }' "$tmp/kept"
 }
 
+"$tmp/tide/build/machine"
 echo "GPT-2 124M, B=4 T=64, $threads threads, $rounds rounds of $steps steps (and $warmup dropped)"
 round=1
 while [ $round -le "$rounds" ]; do  # who goes first changes with the round
