@@ -1,6 +1,7 @@
 // cpu.h: which vector instructions this build uses, and which this CPU has.
 //   cpu_instructions()  of this build, in one word: for --version and the benchmarks
 //   cpu_describe()      the line at the start of a run; one more if the CPU has wider ones
+//   cpu_wait_briefly()  first in main(): threads that wait sleep before long
 // A build for instructions that the CPU does not have ends before main(), with one line.
 #ifndef TIDE_CPU_H
 #define TIDE_CPU_H
@@ -72,6 +73,24 @@ static inline void cpu_describe(void) {
     if (cpu_level_present() > cpu_level_built())
         printf("cpu: it has %s, which this build does not use: `make clean`, then build it here\n",
                cpu_levels[cpu_level_present()]);
+}
+
+// OpenMP's threads meet after every loop, and who comes first waits in a loop of its own: with gcc's
+// library 300,000 times round, with LLVM's for 200 ms, before it sleeps. Where another process
+// wants the core, or the host of a virtual machine takes it, that is time taken from the one waited
+// for: up to 15 times slower (doc/SPEED.md). 1000 times round, some 30 to 60 us, are enough for the
+// waits of an idle machine. The libraries read this from the environment before main(), so the
+// program starts once more with it; whatever the user has set stays.
+static inline void cpu_wait_briefly(char **argv) {
+#ifdef _OPENMP
+    static const char *const settings[] = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"};
+    for (int i = 0; i < 3; i++)
+        if (getenv(settings[i]) != NULL) return;
+    setenv("GOMP_SPINCOUNT", "1000", 1);
+    setenv("KMP_BLOCKTIME", "0", 1);
+    execv("/proc/self/exe", argv);  // where there is no /proc all goes on as it was
+#endif
+    (void)argv;
 }
 
 // ---------------------------------------------------------------------------------------------

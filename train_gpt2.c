@@ -961,6 +961,7 @@ int main(int argc, char **argv) {
     Error err;
 
     // What to train, on what, and the memory for it.
+    cpu_wait_briefly(argv);
     run_open(r, argc, argv, false);
     const bool mezo = o->optimizer == OPTIMIZER_MEZO;
     memset(g, 0, sizeof *g);

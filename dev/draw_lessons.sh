@@ -17,7 +17,7 @@ cd "$(dirname "$0")/.."
 mkdir -p "$img"
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-export OMP_WAIT_POLICY=passive EMU_THREADS=1 EMU_CLOCK=virtual EMU_KERNEL_US=10 EMU_HOST_US=150
+export EMU_THREADS=1 EMU_CLOCK=virtual EMU_KERNEL_US=10 EMU_HOST_US=150
 
 # Of each span of a trace: its row, name, step, begin and duration in microseconds.
 spans() {

@@ -1,5 +1,6 @@
 // device.cpp: settings from the environment, errors, what a launch may ask for, device properties.
 #include "internal.h"
+#include "../../cpu.h"
 #include <stdarg.h>
 #include <unistd.h>
 #include <atomic>
@@ -61,7 +62,11 @@ static void read_order() {
 }
 
 // Before any other constructor: a program may use the GPU from its own.
-__attribute__((constructor(101))) static void read_options() {
+__attribute__((constructor(101))) static void read_options(int, char **argv) {
+#ifdef __GLIBC__  // which passes them
+    cpu_wait_briefly(argv);
+#endif
+    (void)argv;
     const bool sanitizer = has_asan() || has_tsan();
     read_clock();
     read_schedule();

@@ -24,6 +24,20 @@ static const char *test_skip_reason;
 // Ends the running test and counts it as skipped, with its reason.
 #define SKIP(reason) do { test_skip_reason = (reason); return; } while (0)
 
+// Is everything to be tested (make test-all), or what covers all there is (make test)?
+static inline int test_whole(void) {
+    const char *all = getenv("ALL");
+    return all != NULL && all[0] == '1';
+}
+
+#if defined __GLIBC__ && !defined __CUDACC__  // the emulated GPU does it for its programs
+#include "../../cpu.h"
+__attribute__((constructor)) static void test_waits_briefly(int argc, char **argv) {
+    (void)argc;
+    cpu_wait_briefly(argv);
+}
+#endif
+
 #define RUN(function) test_run(#function, function)
 
 static inline void test_run(const char *name, void (*function)(void)) {
