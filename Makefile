@@ -91,12 +91,12 @@ EMU_RUN = -std=c++17 -g $(ARCH) $(WARN) $(EXTRA)
 emu_plain = $(EMU_OBJECTS:%=build/emu/runtime/%)
 emu_tsan = $(EMU_OBJECTS:%=build/emu/runtime-tsan/%)
 
-build/emu/runtime/%.o: dev/emu/%.cpp $(EMU) | cxx
+build/emu/runtime/%.o: dev/emu/%.cpp $(EMU) cpu.h util.h | cxx
 	@mkdir -p $(@D)
 	$(CXX) $(EMU_RUN) -O3 $(OPENMP) -c $< -o $@
 
 # The runtime of the ThreadSanitizer flavour is not instrumented itself: only the program is.
-build/emu/runtime-tsan/%.o: dev/emu/%.cpp $(EMU)
+build/emu/runtime-tsan/%.o: dev/emu/%.cpp $(EMU) cpu.h util.h
 	@mkdir -p $(@D)
 	$(CLANGXX) $(EMU_RUN) -O2 -c $< -o $@
 
@@ -113,26 +113,35 @@ build/emu/train_gpt2: train_gpt2.cu $(HEADERS) $(emu_plain)
 
 vpath %.cu . dev/test dev/emu/test dev/bench
 cpu_reference = dev/test/cpu_reference.c dev/test/cpu_reference.h train_gpt2.c test_gpt2.c
+CUDA_SOURCES = train_gpt2.cu test_gpt2.c $(wildcard dev/test/*.cu)
 
-build/emu/%: %.cu $(HEADERS) $(emu_plain) build/emu/cpu_reference.o train_gpt2.cu test_gpt2.c
-	$(call emucc,$(CXX),runtime) -O2 $(OPENMP) $(EMU_FLAGS) $< build/emu/cpu_reference.o -o $@
+build/emu/%: %.cu $(HEADERS) $(emu_plain) build/emu/cpu_reference.o $(CUDA_SOURCES)
+	$(call emucc,$(CXX),runtime) -O1 $(OPENMP) $(EMU_FLAGS) $< build/emu/cpu_reference.o -o $@
 
-build/asan/emu/%: %.cu $(HEADERS) $(emu_plain) build/asan/emu/cpu_reference.o train_gpt2.cu
+build/asan/emu/%: %.cu $(HEADERS) $(emu_plain) build/asan/emu/cpu_reference.o $(CUDA_SOURCES)
 	$(call emucc,$(CXX),runtime) $(SANITIZE) $(OPENMP) $(EMU_FLAGS) $< \
 	    build/asan/emu/cpu_reference.o -o $@
 
-build/tsan/%: %.cu $(HEADERS) $(emu_tsan) build/tsan/cpu_reference.o train_gpt2.cu
+build/tsan/%: %.cu $(HEADERS) $(emu_tsan) build/tsan/cpu_reference.o $(CUDA_SOURCES)
 	$(call emucc,$(CLANGXX),runtime-tsan) -O1 -fsanitize=thread $(EMU_FLAGS) $< \
 	    build/tsan/cpu_reference.o -o $@
 
-build/gpu/%: %.cu $(HEADERS) build/emu/cpu_reference.o train_gpt2.cu test_gpt2.c | nvcc
+build/gpu/%: %.cu $(HEADERS) build/emu/cpu_reference.o $(CUDA_SOURCES) | nvcc
 	@mkdir -p $(@D)
 	$(NVCC) $(NVFLAGS) $< build/emu/cpu_reference.o -o $@ $(NVLIBS) $(NCCL)
 	$(say_nccl)
 
+# All tests of the GPU sources are one program, gpu_tests, which is called by the name of one.
+GPU_TESTS = $(filter-out gpu_tests,$(patsubst dev/test/%.cu,%,$(wildcard dev/test/test_*.cu)))
+define gpu_test_names
+$(GPU_TESTS:%=build/$(1)/%): build/$(1)/gpu_tests
+	@ln -sf gpu_tests $$@
+endef
+$(foreach flavour,emu asan/emu tsan gpu,$(eval $(call gpu_test_names,$(flavour))))
+
 # Every CUDA source through nvcc, even where nothing can run: it keeps the emulator's headers honest.
 # Any warning is an error here.
-build/nvcc/%.o: %.cu $(HEADERS) train_gpt2.cu test_gpt2.c dev/test/device_only.sh
+build/nvcc/%.o: %.cu $(HEADERS) $(CUDA_SOURCES) dev/test/device_only.sh
 	@mkdir -p $(@D)
 	$(NVCC) $(filter-out $(GPU_ARCH),$(NVFLAGS)) -Werror all-warnings -arch=sm_90 -Xptxas -O1 \
 	    -Xcompiler -O0,-fno-inline $(NCCL_FLAGS) -c $< -o $@
@@ -184,34 +193,42 @@ run: $(TRAINER) $(DATA)  ## train a small GPT for a few minutes (DATA=file.txt: 
 
 # --- test ------------------------------------------------------------------------------------
 
+# `make test` covers everything once, `make test-all` does what takes long: dev/test/README.md.
+# What computes runs as it is shipped in the one and with AddressSanitizer in the other; what reads
+# and writes the other way around.
 UNIT = $(patsubst dev/test/%.c,%,$(wildcard dev/test/test_*.c))
 FUZZ = $(patsubst dev/test/%.c,%,$(wildcard dev/test/fuzz_*.c))
+COMPUTES = test_adam test_matmul test_offload test_plan test_rates test_rng test_vmath \
+           test_zen_plan test_zenflow test_zero test_zo test_zo_plan
+READS = $(filter-out $(COMPUTES),$(UNIT))
 CLANG := $(shell command -v clang 2>/dev/null)
-TESTS = $(UNIT:%=build/test/%) build/test/test_gpt2 build/plain/test_gpt2 $(UNIT:%=build/asan/%) \
-        build/asan/test_gpt2 $(FUZZ:%=build/asan/%) \
-        $(if $(CLANG),$(patsubst %,build/clang/%,test_adam test_rng test_matmul test_vmath test_zo \
-                 test_zenflow) \
-            build/tsan/test_saver build/tsan/test_ranks)
+SCRIPTS = $(wildcard dev/test/test_*.sh dev/emu/test/test_*.sh)
 
-# The GPU's sources: on the emulated GPU, also with sanitizers (ThreadSanitizer needs clang++), and
-# compiled by nvcc and run on a GPU where these are.
-CUDA_TESTS = test_emu test_nccl test_gpt2cu test_gpt2cu_bf16 $(patsubst dev/test/%.cu,%,\
-             $(filter-out dev/test/test_gpt2cu%,$(wildcard dev/test/test_*.cu)))
-TESTS += $(CUDA_TESTS:%=build/emu/%) \
-         $(patsubst %,build/asan/emu/%,test_kernels test_attention test_host test_columns_gpu \
-             test_nccl) \
-         $(if $(CLANGXX),$(patsubst %,build/tsan/%,test_kernels test_attention test_host \
-             test_timeline test_columns_gpu test_nccl)) \
-         $(if $(and $(NVCC),$(GPU)),$(CUDA_TESTS:%=build/gpu/%))
-TEST_NEEDS = train_gpt2 train_gpt2emu build/tokenize build/compare build/columns build/timeline \
-             build/reviews build/emu/bugs \
-             $(patsubst %,build/asan/emu/%,bugs test_model test_placement test_zo_gpu \
-                 test_zenflow_gpu test_zero_gpu) \
-             $(if $(CLANGXX),$(patsubst %,build/tsan/%,bugs test_model test_placement test_zo_gpu \
-                 test_zenflow_gpu test_zero_gpu)) \
-             $(if $(NVCC),train_gpt2cu $(if $(GPU),,\
-                 $(patsubst %,build/nvcc/%.o,$(CUDA_TESTS) bench_gpu bench_offload bench_zen \
-                     bench_zo)))
+TOOLS = train_gpt2 build/tokenize build/compare build/columns build/timeline build/reviews
+TESTS = $(COMPUTES:%=build/test/%) build/test/test_gpt2 $(READS:%=build/asan/%) \
+        $(FUZZ:%=build/asan/%) \
+        $(patsubst %,build/emu/%,test_emu test_nccl $(GPU_TESTS)) \
+        $(if $(and $(NVCC),$(GPU)),$(patsubst %,build/gpu/%,test_emu test_nccl $(GPU_TESTS)))
+TEST_NEEDS = build/emu/gpu_tests train_gpt2emu \
+             $(if $(NVCC),$(if $(GPU),train_gpt2cu build/gpu/gpu_tests,build/nvcc/gpu_tests.o)) \
+             $(TOOLS) build/test/test_ranks build/emu/bugs
+
+# What one flavour's program has of the GPU's tests; the others train, and are for test_schedules.sh.
+KERNELS = test_kernels test_attention test_host test_columns_gpu
+TRAINS = test_model test_placement test_zo_gpu test_zenflow_gpu test_zero_gpu
+TESTS_ALL = $(READS:%=build/test/%) $(COMPUTES:%=build/asan/%) build/asan/test_gpt2 \
+            build/plain/test_gpt2 \
+            $(if $(CLANG),$(patsubst %,build/clang/%,test_adam test_rng test_matmul test_vmath \
+                test_zo test_zenflow) build/tsan/test_saver build/tsan/test_ranks) \
+            $(patsubst %,build/asan/emu/%,test_nccl $(KERNELS)) \
+            $(if $(CLANGXX),$(patsubst %,build/tsan/%,test_nccl test_timeline $(KERNELS))) \
+            $(patsubst %,build/emu/%,test_nccl test_timeline test_zen_time $(TRAINS))
+TEST_ALL_NEEDS = build/asan/emu/gpu_tests $(if $(CLANGXX),build/tsan/gpu_tests) \
+                 $(if $(NVCC),train_gpt2cu) build/emu/gpu_tests train_gpt2emu $(TOOLS) \
+                 build/emu/bugs build/asan/emu/bugs $(if $(CLANGXX),build/tsan/bugs) \
+                 $(TRAINS:%=build/asan/emu/%) $(if $(CLANGXX),$(TRAINS:%=build/tsan/%)) \
+                 $(if $(NVCC),$(if $(GPU),,$(patsubst %,build/nvcc/%.o,gpu_tests test_emu \
+                     test_nccl bench_gpu bench_offload bench_zen bench_zo)))
 
 build/test/%: dev/test/%.c train_gpt2.c $(HEADERS) | compiler
 	@mkdir -p $(@D)
@@ -254,15 +271,17 @@ build/fuzz/%: dev/test/%.c $(HEADERS)
 	@mkdir -p $(@D)
 	clang $(filter-out -fopenmp,$(CFLAGS)) $(SANITIZE) -fsanitize=fuzzer $< -o $@ $(LDLIBS)
 
+# One after the other, so that there is one count of what is done.
+machine = CLANG="$(CLANG)" CLANGXX="$(CLANGXX)" NVCC="$(NVCC)" GPU="$(GPU)"
 .PHONY: test
-test: $(TEST_NEEDS) $(TESTS)  ## all tests
-	@CLANG="$(CLANG)" CLANGXX="$(CLANGXX)" NVCC="$(NVCC)" GPU="$(GPU)" \
-	    sh dev/test/run.sh $(TESTS)
+test:  ## all features once, in minutes
+	@sh dev/test/build.sh $(MAKE) $(TEST_NEEDS) $(TESTS)
+	@$(machine) sh dev/test/run.sh $(SCRIPTS) $(TESTS)
 
-.PHONY: test-long
-test-long: $(TEST_NEEDS) $(TESTS)  ## all tests, and more schedules of the emulated GPU
-	@CLANG="$(CLANG)" CLANGXX="$(CLANGXX)" NVCC="$(NVCC)" GPU="$(GPU)" LONG=1 \
-	    sh dev/test/run.sh $(TESTS)
+.PHONY: test-all
+test-all:  ## what `make test` leaves out: sanitizers, all schedules, other compilers
+	@sh dev/test/build.sh $(MAKE) $(TEST_ALL_NEEDS) $(TESTS_ALL)
+	@$(machine) ALL=1 sh dev/test/run.sh $(SCRIPTS) $(TESTS_ALL)
 
 .PHONY: fuzz
 FUZZ_SECONDS ?= 600

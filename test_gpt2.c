@@ -5,11 +5,11 @@
 //
 // It includes the trainer's source, so that it tests the very functions that train: the CPU's, or
 // (from dev/test/test_gpt2cu.cu, on a GPU real or emulated) the GPU's, with STORAGE float or bf16.
-#define TESTING
 #ifdef STORAGE
-#include "train_gpt2.cu"
+#include "dev/test/model_harness.cuh"
 typedef GPT2<STORAGE> Model;
 #else
+#define TESTING
 #include "train_gpt2.c"
 typedef GPT2 Model;
 #endif

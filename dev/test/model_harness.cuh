@@ -2,6 +2,45 @@
 // where the state of their optimizer lives, and a hash of all that training leaves.
 #ifndef TIDE_MODEL_HARNESS_CUH
 #define TIDE_MODEL_HARNESS_CUH
+#include "../../gpu.cuh"
+#include "../../zenflow.h"
+
+// What a step must not do is counted: the trainer below is compiled with these.
+static struct { int waits, allocations, events; } counted;  // events: those waited for
+#define cudaStreamSynchronize(...) (counted.waits++, cudaStreamSynchronize(__VA_ARGS__))
+#define cudaDeviceSynchronize(...) (counted.waits++, cudaDeviceSynchronize(__VA_ARGS__))
+#define cudaMemcpy(...) (counted.waits++, cudaMemcpy(__VA_ARGS__))
+#define cudaEventSynchronize(...) (counted.events++, cudaEventSynchronize(__VA_ARGS__))
+#define cudaMalloc(...) (counted.allocations++, cudaMalloc(__VA_ARGS__))
+#define cudaFree(...) (counted.allocations++, cudaFree(__VA_ARGS__))
+#define cudaMallocHost(...) (counted.allocations++, cudaMallocHost(__VA_ARGS__))
+#define cudaHostRegister(...) (counted.allocations++, cudaHostRegister(__VA_ARGS__))
+#define cudaEventCreateWithFlags(...) (counted.allocations++, cudaEventCreateWithFlags(__VA_ARGS__))
+
+// On the virtual clock, the host's work for ZenFlow takes as long as a test says: so many seconds
+// an element, or its traffic at so many bytes per second; 0: no time.
+static double add_seconds, update_seconds, host_bytes_per_s;
+static void host_takes(double seconds, double bytes) {
+    if (host_bytes_per_s > 0) seconds += bytes / host_bytes_per_s;
+#ifdef __CUDA_EMU__
+    if (seconds > 0) emu_virtual_seconds(seconds);
+#endif
+    (void)seconds;
+}
+#define zen_accumulate(acc, g, is_bf16, n, scale, first) \
+    (host_takes(add_seconds * (double)(n), (double)(n) * ((is_bf16 ? 2 : 4) + ((first) ? 4 : 8))), \
+     zen_accumulate(acc, g, is_bf16, n, scale, first))
+#define zen_update_rest(p, m, v, acc, g, is_bf16, scale, out, n, step) \
+    (host_takes(update_seconds * (double)(n), \
+                (double)(n) * (24 + ((acc) ? 4 : 0) + ((g) ? ((is_bf16) ? 2 : 4) : 0) \
+                               + ((out) ? 2 : 0))), \
+     zen_update_rest(p, m, v, acc, g, is_bf16, scale, out, n, step))
+
+// Small enough for several turns with small models.
+static size_t wire_chunk = (size_t)1 << 22;
+#define WIRE_CHUNK wire_chunk
+#define ZEN_EXCHANGE 5
+
 #define TESTING
 #include "../../train_gpt2.cu"
 #include "test.h"
@@ -244,14 +283,23 @@ static uint64_t train_hash(const Shape *s, size_t steps, uint64_t *evaluations,
     return hash_bytes(both, sizeof both);
 }
 
-// For test_schedules.sh: "--config K|all [STEPS]" prints the hash of configuration K, or of all.
-static int run_configs(int argc, char **argv, int count,
+// Of a test's configurations, `some` cover what there is: they are enough for `make test`.
+template <int SOME> static bool config_is_tested(const int (&some)[SOME], int k) {
+    for (int i = 0; i < SOME; i++)
+        if (some[i] == k) return true;
+    return test_whole();
+}
+
+// For test_schedules.sh: "--config all|some|K [STEPS]" prints the hash of each configuration.
+template <int SOME>
+static int run_configs(int argc, char **argv, int count, const int (&some)[SOME],
                        uint64_t (*config_hash)(int k, size_t steps, char name[200])) {
-    const bool all = strcmp(argv[2], "all") == 0;
-    const int only = atoi(argv[2]);
-    if (!all && (only < 0 || only >= count)) die("there are %d configurations", count);
-    for (int k = all ? 0 : only; k < (all ? count : only + 1); k++) {
+    const bool all = strcmp(argv[2], "all") == 0, these = strcmp(argv[2], "some") == 0;
+    const int only = atoi(argv[2]), n = all ? count : these ? SOME : 1;
+    if (only < 0 || only >= count) die("there are %d configurations", count);
+    for (int i = 0; i < n; i++) {
         char name[200];
+        const int k = all ? i : these ? some[i] : only;
         const uint64_t hash = config_hash(k, argc > 3 ? (size_t)atoi(argv[3]) : 4, name);
         printf("%016llx config %d: %s\n", (unsigned long long)hash, k, name);
         fflush(stdout);

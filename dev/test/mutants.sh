@@ -12,7 +12,7 @@ set -u
 here=$PWD
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
-export EMU_THREADS=1 OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_MEM_MB=2000 EMU_PEER_SECONDS=20
+export EMU_THREADS=1 OMP_NUM_THREADS=1 EMU_MEM_MB=2000 EMU_PEER_SECONDS=20
 jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
 
 # The names of those that cannot be noticed begin with "same", with the reason above them.

@@ -3,16 +3,16 @@
 # was skipped, and counts: the last line is "N passed, N failed, N skipped". A test prints
 # "ok NAME", "FAIL NAME: why" or "skip NAME: why" on a line of its own; a program that crashes or
 # ends without a result counts as one failure.
-# usage: dev/test/run.sh PROGRAM...     (from the top of the repository; scripts are added below)
+# usage: dev/test/run.sh PROGRAM|SCRIPT...     (from the top of the repository)
+#        ALL=1: the covering sets, schedules and plans that `make test` samples, whole
 set -u
-export OMP_WAIT_POLICY=passive  # the emulated GPU's threads and ours share few cores
 
 run_one() {  # name, command...: its results go to $RESULTS, and what is worth reading to stdout
     name=$1
     log=$RESULTS/$(echo "$name" | tr / _)
     shift
     start=$(date +%s)
-    "$@" >"$log" 2>&1
+    "$@" >"$log" 2>&1 </dev/null
     code=$?
     {
         if [ $code -ne 0 ] && ! grep -q '^FAIL ' "$log"; then
@@ -22,8 +22,10 @@ run_one() {  # name, command...: its results go to $RESULTS, and what is worth r
             echo "FAIL $name: printed no result" >>"$log"
         fi
         grep -q '^FAIL ' "$log" && cat "$log" || grep '^skip ' "$log"
-        echo "$name: $(grep -c '^ok ' "$log") passed, $(grep -c '^FAIL ' "$log") failed," \
-             "$(grep -c '^skip ' "$log") skipped ($(($(date +%s) - start)) s)"
+        echo x >>"$RESULTS.done"
+        echo "[$(wc -l <"$RESULTS.done")/$TESTS] $name: $(grep -c '^ok ' "$log") passed," \
+             "$(grep -c '^FAIL ' "$log") failed, $(grep -c '^skip ' "$log") skipped" \
+             "($(($(date +%s) - start)) s)"
     } >"$log.said"
     cat "$log.said"  # at once: others print, too
     rm "$log.said"
@@ -37,9 +39,9 @@ run() {  # a program or a script
         build/tsan/*) run_one "${program#build/}" env EMU_RACECHECK=1 "$program" ;;
         build/asan/emu/*)  # the emulated GPU's own memory stays
             run_one "${program#build/}" env ASAN_OPTIONS=detect_leaks=0 "$program" ;;
-        build/emu/test_timeline)
-            run_one "${program#build/}" "$program"
-            run_one "${program#build/}_lazy" env EMU_SCHED=lazy "$program" ;;
+        build/emu/test_timeline)  # its own order; the other extreme where there is time
+            [ "${ALL:-0}" = 1 ] && export EMU_SCHED=lazy
+            run_one "${program#build/}" "$program" ;;
         *.sh) run_one "$(basename "$program")" sh "$program" ;;
         *) run_one "${program#build/}" "$program" ;;
     esac
@@ -50,8 +52,10 @@ if [ -n "${RESULTS-}" ]; then  # one of those that are started below
     exit 0
 fi
 RESULTS=$(mktemp -d) || exit 1
-export RESULTS
-trap 'rm -rf "$RESULTS"' EXIT
+TESTS=$#
+export RESULTS TESTS
+export TSAN_OPTIONS="${TSAN_OPTIONS:-atexit_sleep_ms=0}"  # or each program sleeps for a second
+trap 'rm -rf "$RESULTS" "$RESULTS.done"' EXIT
 
 if [ -z "${CLANG-}" ]; then
     echo "skip bits_of_clang: no clang on this machine" | tee -a "$RESULTS/machine"
@@ -63,9 +67,17 @@ else echo "ok nvcc_compiles"; fi | tee -a "$RESULTS/machine"  # or make would ha
 [ -n "${NVCC-}" ] && [ -n "${GPU-}" ] || echo "skip tests_on_gpu: no GPU on this machine" \
     | tee -a "$RESULTS/machine"
 
-# The scripts take longest: they come first.
-printf '%s\n' dev/test/test_schedules.sh dev/test/test_*.sh dev/emu/test/test_*.sh "$@" \
-    | awk '!seen[$0]++' | xargs -P "$(nproc)" -n 1 sh dev/test/run.sh
+# Those that wait more than they compute run beside the others, which take turns on the cores. What
+# takes longest comes first.
+waits='test_ranks|test_launch|test_saver|test_checkpoint'
+first='test_schedules|test_cli_zo\.|test_cli_zero|test_cli_gpu|test_cli_zen|test_cli_offload'
+take_turns() { xargs -P "$1" -n 1 sh dev/test/run.sh; }
+printf '%s\n' "$@" | grep -E "$waits" | take_turns 2 &
+{
+    printf '%s\n' "$@" | grep -E "$first"
+    printf '%s\n' "$@" | grep -vE "$first|$waits"
+} | take_turns "$(nproc 2>/dev/null || echo 2)"
+wait
 
 passed=$(cat "$RESULTS"/* | grep -c '^ok ')
 failed=$(cat "$RESULTS"/* | grep -c '^FAIL ')

@@ -7,8 +7,7 @@
 // not pass. Where one operation makes the result, and for the optimizer and the norm, bits must be
 // equal. Every case runs twice and must leave the same bits. Each tensor is an allocation of its
 // own, and what a kernel has to write is NaN before.
-#define TESTING
-#include "../../train_gpt2.cu"
+#include "model_harness.cuh"
 #include "cpu_reference.h"
 #include "test.h"
 

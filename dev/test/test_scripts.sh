@@ -7,7 +7,7 @@ set -u
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
 TRAINER=$(absolute "${TIDE_GPU:-train_gpt2emu}")
 [ -x "$TRAINER" ] || { echo "skip scripts: $TRAINER is missing"; exit 0; }
-export TRAINER OMP_WAIT_POLICY=passive EMU_THREADS=1 OMP_NUM_THREADS=1
+export TRAINER EMU_THREADS=1 OMP_NUM_THREADS=1
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 top=$(pwd)
