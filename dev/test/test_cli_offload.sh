@@ -3,7 +3,8 @@
 # then taken, checkpoints in the background survive whatever happens, and mistakes are one line.
 # With models of a few thousand parameters, in a temporary directory.
 # usage: sh dev/test/test_cli_offload.sh      (from the top of the repository, after make,
-#        make train_gpt2emu build/timeline; TIDE_GPU=./train_gpt2cu for a real GPU)
+#        make train_gpt2emu build/timeline; TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: with more
+#        placements, models and kills)
 set -u
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
 tide=$(absolute "${TIDE_GPU:-train_gpt2emu}")
@@ -15,7 +16,7 @@ for program in "$tide" "$cpu" "$compare" "$timeline" "$tokenize"; do
     [ -x "$program" ] || { echo "skip cli_offload: $program is missing"; exit 0; }
 done
 cores=$(nproc 2>/dev/null || echo 2)  # (before the next line: nproc minds it)
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_THREADS=1
+export OMP_NUM_THREADS=1 EMU_THREADS=1
 work=$(mktemp -d) || exit 1
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
 . dev/test/cli.sh
@@ -75,7 +76,7 @@ between="$steps --eval-every 2 --eval-batches 2 --sample-every 1 --sample-tokens
 go none $steps --offload none --trace none.json
 go zero $steps --offload zero
 go twinflow $steps --offload twinflow --resident 0.3
-export EMU_PROTECT=0  # that the host reads no GPU memory was seen; it takes time
+without_measuring  # that the host reads no GPU memory was seen
 go share $steps --offload interleave --share 0.5 $fine
 go ring $steps --offload interleave --share 1 --slots 1 $fine
 go two_slots $steps --offload interleave --share 1 --slots 2 $fine
@@ -84,31 +85,36 @@ go resident $steps --offload interleave --share 0.5 --resident 0.4 $fine
 go stride_auto $steps --offload interleave --stride auto --rates paper_v100.txt $fine
 go share_auto $steps --offload interleave --rates $desktop $fine
 go wire $steps --offload zero --grad-wire fp32
-go wire_share $steps --offload interleave --share 0.5 --grad-wire fp32
 go no_grad_overlap $steps --offload zero --no-grad-overlap
-go no_update_overlap $steps --offload interleave --share 0.5 --no-update-overlap
 go threads $steps --offload zero --threads $((cores + 1))
 go one_thread $steps --offload interleave --share 0.3 --threads 1
 go block $steps --offload twinflow --resident 0.5 --recompute block
 go between_none $between --offload none
 go between_zero $between --offload zero
-go between_share $between --offload interleave --share 0.5
 go accum_none $steps --accum 3 --offload none
 go accum_zero $steps --accum 3 --offload zero
 go accum_share $steps --accum 3 --offload interleave --share 0.5 --grad-wire fp32
 go fp32_none $steps --precision fp32 --offload none
 go fp32_zero $steps --precision fp32 --offload zero
 go fp32_share $steps --precision fp32 --offload interleave --share 0.5
-go fp32_twinflow $steps --precision fp32 --offload twinflow --resident 0.4
+as_none="zero twinflow share ring two_slots stride resident stride_auto share_auto wire"
+as_none="$as_none no_grad_overlap threads one_thread block"
+if whole; then
+    go wire_share $steps --offload interleave --share 0.5 --grad-wire fp32
+    go no_update_overlap $steps --offload interleave --share 0.5 --no-update-overlap
+    go between_share $between --offload interleave --share 0.5
+    go fp32_twinflow $steps --precision fp32 --offload twinflow --resident 0.4
+    as_none="$as_none wire_share no_update_overlap"
+fi
 wait
-for run in zero twinflow share ring two_slots stride resident stride_auto share_auto wire \
-    wire_share no_grad_overlap no_update_overlap threads one_thread block; do
-    same ${run}_gives_the_bits_of_none $run none
-done
+for run in $as_none; do same ${run}_gives_the_bits_of_none $run none; done
 check evaluations_between_keep_the_bits cmp between_none/model.safetensors none/model.safetensors
-same twinflow_in_fp32 fp32_twinflow fp32_none
+if whole; then
+    same twinflow_in_fp32 fp32_twinflow fp32_none
+    same share_with_evaluations_between between_share between_none
+fi
+same zero_with_evaluations_between between_zero between_none
 for run in zero share; do
-    same ${run}_with_evaluations_between between_$run between_none
     same ${run}_in_fp32 fp32_$run fp32_none
     same ${run}_with_several_micro_batches accum_$run accum_none
 done
@@ -196,6 +202,7 @@ if grep -q '^device: Emulated' none.out; then emulated=yes; fi
 if [ -z "$emulated" ]; then
     echo "skip cli_offload_times: for the emulated GPU's virtual clock"
 else
+    unset EMU_SCHED
     export EMU_CLOCK=virtual EMU_LINK=1000000 EMU_KERNEL_US=10000 EMU_HOST_US=10000
     go time_zero --steps 5 --offload zero
     go time_apart --steps 5 --offload zero --no-update-overlap
@@ -205,6 +212,7 @@ else
     go time_share --steps 5 --offload interleave --share 0.5 $fine
     wait
     unset EMU_CLOCK EMU_LINK EMU_KERNEL_US EMU_HOST_US
+    without_measuring
     for run in zero apart held ring one_slot share; do
         check ${run}_has_forward_and_backward true_that "$(field time_$run forward_ms) > 50 && \
             $(field time_$run backward_ms) > $(field time_$run forward_ms)"
@@ -261,16 +269,19 @@ check disk_full_while_tracing_is_said grep -q 'cannot write full.json: .*ends wi
 
 # plan OPTION...: without a GPU, for the machine of a file
 plan() { EMU_DEVICES=0 CUDA_VISIBLE_DEVICES= "$tide" --plan --out planned "$@"; }
-for model in nano gpt2 gpt2-medium gpt2-large gpt2-xl 7b 8.3b 10b 13b 20b opt-125m opt-1.3b \
-    opt-2.7b opt-6.7b opt-13b opt-30b opt-66b opt-175b d48; do
+models="gpt2 gpt2-xl 20b opt-125m opt-13b"
+whole && models="nano gpt2 gpt2-medium gpt2-large gpt2-xl 7b 8.3b 10b 13b 20b opt-125m opt-1.3b
+    opt-2.7b opt-6.7b opt-13b opt-30b opt-66b opt-175b d48"
+for model in $models; do
     why= files='*_*.txt'
     case $model in opt-66b|opt-175b) files=$desktop ;; esac  # these take longer
+    whole || [ $model = gpt2 ] || files=$desktop
     for rates in $files; do
         start=$(date +%s%N)
         plan --model $model --batch 1 --rates "$rates" --gpu-memory 400G --host-memory 4000G \
             >plan.out 2>plan.err || why="$why $rates: $(cat plan.err)"
         took=$((($(date +%s%N) - start) / 1000000))
-        [ $took -lt 3000 ] || why="$why $rates took $took ms"
+        [ $took -lt 60000 ] || why="$why $rates took $took ms"
         grep -q '^GPU memory: parameters .* total ' plan.out || why="$why $rates: no memory"
         grep -q '^predicted' plan.out || why="$why $rates: no time"
     done
@@ -381,10 +392,14 @@ go each_none $each --offload none
 export LD_PRELOAD="$preload" SLOW_US=2000
 go slow_zero $each --offload zero
 go slow_share $each --offload interleave --share 0.5 --resident 0.3
-go slow_wire $each --offload interleave --share 0.5 --grad-wire fp32 --no-update-overlap
+slow="zero share"
+if whole; then
+    go slow_wire $each --offload interleave --share 0.5 --grad-wire fp32 --no-update-overlap
+    slow="$slow wire"
+fi
 wait
 unset LD_PRELOAD
-for run in zero share wire; do
+for run in $slow; do
     same slow_checkpoints_of_${run}_are_those_of_none slow_$run each_none
     check slow_${run}_saved_every_step test "$(ls slow_$run/checkpoints | wc -l)" -eq 5
     check slow_${run}_said_so test "$(grep -c '^checkpoint step .* GB in .* update waited' \
@@ -395,57 +410,69 @@ done
 begin_or_resume() {
     name=$1
     shift
-    if ls "$name/checkpoints" 2>/dev/null | grep -q '^step_[0-9]*$'; then set -- --resume "$@"
+    if [ -d "$(newest "$name")" ]; then set -- --resume "$@"
     else rm -rf "$name"; set -- $tiny $each "$@"; fi
     LD_PRELOAD=$preload "$tide" "$@" --out "$name" >"$name.out" 2>"$name.err" &
     pid=$!
 }
+is_saving() { ls "$1/checkpoints" | grep -q tmp; }
 # wait_for_saving DIRECTORY: until one more checkpoint is whole, and the next is being written
 wait_for_saving() {
-    seen=$(ls "$1/checkpoints" 2>/dev/null | grep -c '^step')
-    until [ "$(ls "$1/checkpoints" 2>/dev/null | grep -c '^step')" -gt "$seen" ] ||
-        ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
-    until ls "$1/checkpoints" 2>/dev/null | grep -q tmp || ! kill -0 $pid 2>/dev/null; do
-        sleep 0.01; done
+    until_saved $pid "$1"
+    await $pid is_saving "$1"
 }
 
-# Killed while a checkpoint is being written, and resumed under another placement, over and over.
-kills=0 torn=0
-for how in "--offload zero" "--offload interleave --share 0.5 $fine" "--offload none" \
-    "--offload twinflow --resident 0.5" "--offload interleave --stride 2 $fine --slots 1"; do
-    begin_or_resume killed $how
-    wait_for_saving killed
-    sleep 0.0$((kills * 3 % 8))
-    kill -9 $pid 2>/dev/null && kills=$((kills + 1))
-    wait $pid 2>/dev/null
-    ls killed/checkpoints 2>/dev/null | grep -q tmp && torn=$((torn + 1))
-    [ -d killed/checkpoints/step_00000004 ] && break
-done
+# Killed while a checkpoint is being written, and resumed under another placement, over and over. On
+# a busy machine a disk has to be slower, for a checkpoint to be seen while it is written.
+kill_saving() {
+    export SLOW_US=$((2000 * times))
+    rm -rf killed
+    kills=0 torn=0
+    for how in "--offload zero" "--offload interleave --share 0.5 $fine" "--offload none" \
+        "--offload twinflow --resident 0.5" "--offload interleave --stride 2 $fine --slots 1"; do
+        begin_or_resume killed $how
+        wait_for_saving killed
+        sleep 0.0$((kills * 3 % 8))
+        kill -9 $pid 2>/dev/null && kills=$((kills + 1))
+        wait $pid 2>/dev/null
+        is_saving killed && torn=$((torn + 1))
+        [ -d killed/checkpoints/step_00000004 ] && break
+        whole || [ $kills -lt 3 ] || break
+    done
+    [ $kills -ge 3 ] && [ $torn -ge 2 ]
+}
+check was_killed_several_times_while_saving longer kill_saving
 "$tide" --resume --out killed --offload zero >killed.out 2>killed.err
-check was_killed_several_times test $kills -ge 3
-check was_killed_while_saving test $torn -ge 2
 same killed_run_has_the_bits_of_none killed each_none
 check killed_run_leaves_no_rubbish sh -c '! ls killed/checkpoints | grep -q tmp'
 
 # SIGTERM while saving: the step and the checkpoint are finished. A second one ends it at once.
-export SLOW_US=4000
-begin_or_resume term --offload zero
-wait_for_saving term
-kill -TERM $pid
-wait $pid 2>/dev/null
-check sigterm_exits_cleanly test $? -eq 0
-stopped=$(grep -c '"loss"' term/log.jsonl)
-check sigterm_stops_early test "$stopped" -lt 5
-check sigterm_saves test -d "term/checkpoints/step_0000000$stopped"
-check sigterm_says_how_to_go_on grep -q "after step $stopped; continue with --resume" term.out
-begin_or_resume term --offload interleave --share 0.5
-wait_for_saving term
-kill -TERM $pid
-sleep 0.1
-kill -TERM $pid
-wait $pid 2>/dev/null
-check a_second_sigterm_ends_it test $? -eq 143
-check the_checkpoint_before_is_whole test -d "term/checkpoints/step_0000000$((stopped + 1))"
+stop_saving() {
+    export SLOW_US=$((4000 * times))
+    rm -rf term
+    begin_or_resume term --offload zero
+    wait_for_saving term
+    kill -TERM $pid
+    wait $pid 2>/dev/null
+    first=$?
+    cp term.out first.out
+    stopped=$(grep -c '"loss"' term/log.jsonl)
+    saved=$(newest term)
+    begin_or_resume term --offload interleave --share 0.5
+    wait_for_saving term
+    whole_one=$(newest term)
+    # (another, and another: two that come before the first is seen are one)
+    while kill -TERM $pid 2>/dev/null; do sleep 0.1; done
+    wait $pid 2>/dev/null
+    second=$?
+    [ "$stopped" -lt 5 ] && [ $second -eq 143 ]
+}
+check sigterm_stops_early_and_a_second_one_at_once longer stop_saving
+check sigterm_exits_cleanly test $first -eq 0
+check sigterm_saves test "$saved" = "term/checkpoints/step_0000000$stopped"
+check sigterm_says_how_to_go_on grep -q "after step $stopped; continue with --resume" first.out
+check the_checkpoint_before_is_whole test "$whole_one" = \
+    "term/checkpoints/step_0000000$((stopped + 1))" -a -d "$whole_one"
 "$tide" --resume --out term --offload twinflow --resident 0.6 >term.out 2>term.err
 same after_signals_it_has_the_bits_of_none term each_none
 unset SLOW_US
@@ -498,15 +525,20 @@ export EMU_CLOCK=virtual EMU_KERNEL_US=10000  # or measuring the device takes so
 peaks big_none --offload none
 peaks big_zero --offload zero
 peaks big_share --offload interleave --share 0.5 --resident 0.2
-peaks big_accum --offload zero --accum 2
+big_runs="none zero share"
+if whole; then
+    peaks big_accum --offload zero --accum 2
+    big_runs="$big_runs accum"
+fi
 wait
 unset EMU_CLOCK EMU_KERNEL_US
+without_measuring
 host_needs() {  # RUN: the process's peak in MiB without what it planned for GPU and host
     taken=0 host=$(planned host "$1.out")
     [ -n "$emulated" ] && taken=$(planned GPU "$1.out")
     awk -v taken="$taken" -v host="${host:-0}" '{ print $1 / 1024 - taken - host }' "$1.peak"
 }
-for run in none zero share accum; do
+for run in $big_runs; do
     set -- $(sed -n 's/^GPU memory: \([0-9.]*\) MiB taken, planned \([0-9.]*\) MiB$/\1 \2/p' \
         big_$run.out)
     check gpu_memory_of_${run}_is_as_planned true_that \
@@ -519,7 +551,7 @@ done
 
 # --- rates ---------------------------------------------------------------------------------------
 
-"$tide" --calibrate --rates measured.txt --out calibrated >calibrate.out 2>calibrate.err &
+env EMU_CLOCK=real "$tide" --calibrate --rates measured.txt --out calibrated >calibrate.out 2>calibrate.err &
 calibrating=$!
 echo 'h2d 25e9' >few.txt
 : >empty.txt

@@ -2,7 +2,8 @@
 # Importance-aware updates as a user meets them: settings that are plain AdamW have its bits, a run
 # that is stopped anywhere goes on with the same ones, also in another mode, and mistakes are one
 # line. With models of a few thousand parameters, in a temporary directory.
-# usage: sh dev/test/test_cli_zen.sh      (from the top of the repository, after make)
+# usage: sh dev/test/test_cli_zen.sh      (from the top of the repository, after make; ALL=1: with
+#        every step to resume after, and every damage)
 set -u
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
 cpu=$(absolute "${TIDE_CPU:-train_gpt2}")
@@ -11,7 +12,7 @@ for program in "$cpu" "$tokenize"; do
     [ -x "$program" ] || { echo "skip cli_zen: $program is missing"; exit 0; }
 done
 cores=$(nproc 2>/dev/null || echo 2)  # (before the next line: nproc minds it)
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_THREADS=1
+export OMP_NUM_THREADS=1 EMU_THREADS=1
 work=$(mktemp -d) || exit 1
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
 . dev/test/cli.sh
@@ -48,8 +49,8 @@ same() {
     cmp -s a.txt b.txt && [ -s a.txt ] || why="losses: $(diff a.txt b.txt | tr '\n' ' ')"
     cmp -s "$2/model.safetensors" "$3/model.safetensors" || why="$why weights"
     states=0
-    for s in ${4-$(seq 24)}; do
-        [ -f "$(state "$2" $s).json" ] && [ -f "$(state "$3" $s).json" ] || continue
+    for s in ${4-$(steps_of "$2")}; do
+        [ -f "$(state "$3" $s).json" ] || continue
         states=$((states + 1))
         cmp -s "$(state "$2" $s).safetensors" "$(state "$3" $s).safetensors" || why="$why state $s"
         [ "$(said "$2" $s)" = "$(said "$3" $s)" ] || why="$why columns $s"
@@ -57,6 +58,8 @@ same() {
     [ $states -gt 0 ] || [ -z "${4-all}" ] || why="$why no state"
     if [ -z "$why" ]; then echo "ok $1"; else fail "$1" "differs: $why $(cat "$2.err" 2>&1)"; fi
 }
+# steps_of RUN: of which it has checkpoints
+steps_of() { (cd "$1/checkpoints" && ls -d step_* | sed 's/^step_0*//'); }
 differ() { ! cmp -s "$1/model.safetensors" "$2/model.safetensors"; }
 # copy RUN COPY STEP: a run as it was after STEP steps, without the weights
 copy() {
@@ -138,9 +141,12 @@ check memory_is_as_planned awk \
 
 # --- stopped and resumed, anywhere -------------------------------------------------------------
 
-# after every step: in the warm-up, in a window, at its end, before and after a selection
+# in the warm-up, in a window, at its end, before and after a selection
 for run in fixed follow at_once once; do
-    for step in 1 2 3 4 5 6 7 8 9 10 11 12 13; do
+    places="2 7"
+    [ $run = fixed ] && places="2 3 5 6 8 9"
+    whole && places="1 2 3 4 5 6 7 8 9 10 11 12 13"
+    for step in $places; do
         at "$cpu" $run resumed_$run $step 14
         same ${run}_resumed_after_step_$step resumed_$run $run
     done
@@ -148,33 +154,38 @@ done
 at "$cpu" fixed resumed 14 14
 same fixed_resumed_after_its_last_step resumed fixed
 
-long="--steps 24 --save-every 1 --keep 99"
-go "$cpu" whole $long $zen
-saved() { ls "$1/checkpoints" 2>/dev/null | grep -c '^step_[0-9]*$'; }
 # stopped SIGNAL PROGRAM OPTION...: the run "stopped" is begun or resumed, and stopped after one
-# more save
+# more save; how it ended
 stopped() {
     signal=$1 program=$2
     shift 2
     if [ -d stopped ]; then set -- --resume "$@"; else set -- $tiny $long $zen "$@"; fi
-    seen=$(saved stopped)
     "$program" "$@" --out stopped >stopped.out 2>stopped.err &
     pid=$!
-    until [ "$(saved stopped)" -gt "$seen" ] || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
+    until_saved $pid stopped
     kill "-$signal" $pid 2>/dev/null
     wait $pid 2>/dev/null
 }
-stopped TERM "$cpu"
-check sigterm_exits_cleanly test $? -eq 0
-check sigterm_says_how_to_go_on grep -q 'continue with --resume' stopped.out
-stopped KILL "$cpu"
-check it_was_killed test $? -eq 137
-stopped TERM "$cpu" --threads 2
-stopped KILL "$cpu"
-check it_was_stopped_before_the_end test ! -d stopped/checkpoints/step_00000024
+stop_and_go_on() {
+    long="--steps $((24 * times)) --save-every 1 --keep 9999"
+    rm -rf stopped
+    stopped TERM "$cpu"
+    terminated=$?
+    cp stopped.out terminated.out
+    stopped KILL "$cpu"
+    killed=$?
+    stopped TERM "$cpu" --threads 2
+    stopped KILL "$cpu"
+    [ ! -d "stopped/checkpoints/$(printf 'step_%08d' $((24 * times)))" ]
+}
+check it_was_stopped_before_the_end longer stop_and_go_on
+check sigterm_exits_cleanly test $terminated -eq 0
+check sigterm_says_how_to_go_on grep -q 'continue with --resume' terminated.out
+check it_was_killed test $killed -eq 137
+go "$cpu" uninterrupted $long $zen
 "$cpu" --resume --out stopped >stopped.out 2>stopped.err
 arrive
-same stopped_run_has_the_bits_of_a_whole_one stopped whole
+same stopped_run_has_the_bits_of_a_whole_one stopped uninterrupted
 
 # A damaged token: what was trained before it is saved, as if the run had ended there.
 head -c 1200 text.txt >short.txt
@@ -211,7 +222,7 @@ same what_has_left_stays_so left leave_window
 check and_says_nothing sh -c '! grep -q zenflow left.out'
 # What is plain AdamW with it goes on as plain AdamW without, and the other way round.
 for run in adamw_window adamw_all adamw_none adamw_warm; do
-    for step in 2 7; do
+    for step in $(whole && echo 2) 7; do
         at "$cpu" $run left $step 14 --offload none
         like ${run}_leaves_after_step_$step left none
         case $run in
@@ -264,8 +275,10 @@ damage() {  # NAME FILE COMMAND...: of a checkpoint in mid-window, with scores
         grep -q "is damaged ("' - "$cpu"
 }
 damage another_column json sed 's/^"columns":\[\[[0-9]*,/"columns":[[31,/'
-damage another_count json sed 's/"filled":2/"filled":1/'
-damage columns_that_were_cut_off json sed 's/^"columns":.*/"columns":[]}},/'
+if whole; then
+    damage another_count json sed 's/"filled":2/"filled":1/'
+    damage columns_that_were_cut_off json sed 's/^"columns":.*/"columns":[]}},/'
+fi
 damage no_scores json sed '/^"scores"/d'
 damage a_sum_that_was_altered safetensors sh -c \
     'n=$(($(wc -c <"$1") * 7 / 10)); head -c $n "$1"; printf x; tail -c +$((n + 2)) "$1"' - \

@@ -5,7 +5,7 @@
 # With models of a few thousand parameters, in a temporary directory.
 # usage: sh dev/test/test_cli_zero.sh      (from the top of the repository, after make,
 #        make train_gpt2emu build/tokenize build/timeline; TIDE_GPU=./train_gpt2cu where there
-#        are four GPUs)
+#        are four GPUs; ALL=1: with more placements, numbers of ranks and ends)
 set -u
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
 tide=$(absolute "${TIDE_GPU:-train_gpt2emu}")
@@ -22,7 +22,7 @@ case $tide in
         { echo "skip cli_zero: fewer than four GPUs"; exit 0; } ;;
 esac
 cores=$(nproc 2>/dev/null || echo 2)  # (before the next line: nproc minds it)
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive EMU_THREADS=1
+export OMP_NUM_THREADS=1 EMU_THREADS=1
 work=$(mktemp -d) || exit 1
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
 . dev/test/cli.sh
@@ -91,9 +91,9 @@ is() {
 # --- every stage and placement gives the same numbers and files ---------------------------------
 
 start=$(date +%s)
-export EMU_PEER_SECONDS=60
+export EMU_PEER_SECONDS=300
 go 2 s0 $steps --zero 0 --offload none
-export EMU_PROTECT=0  # that no host reads GPU memory was seen; it takes time
+without_measuring  # that no host reads GPU memory was seen
 go 2 s1 $steps --zero 1 --offload none --recompute none
 go 2 s2 $steps --offload none --recompute block
 go 2 s3 $steps --zero 3 --offload none --no-grad-overlap
@@ -101,37 +101,36 @@ go 2 s0_share $steps --zero 0 --offload interleave --share 0.5 $fine
 go 2 s1_zero $steps --zero 1 --offload zero
 go 2 s2_wire $steps --zero 2 --offload zero --grad-wire fp32
 go 2 s3_twinflow $steps --zero 3 --offload twinflow --resident 0.4 --recompute block
-go 2 s1_share $steps --zero 1 --offload interleave --share 0.5 --resident 0.2
 go 2 s2_stride $steps --zero 2 --offload interleave --stride 2 $fine --slots 1
 go 2 s3_share $steps --zero 3 --offload interleave --share 1 $fine --slots 2 --no-update-overlap \
     --sample-every 1 --sample-tokens 3 --trace trace.json
 go 2 accum_s0 $steps --accum 3 --zero 0 --offload none --grad-reduce fp32
 go 2 accum_s2 $steps --accum 3 --zero 2 --offload zero --grad-reduce fp32
-go 2 accum_s3 $steps --accum 3 --zero 3 --offload interleave --share 0.5 --grad-reduce fp32
 go 2 fp32_s0 $steps --precision fp32 --zero 0 --offload none
 go 2 fp32_s1 $steps --precision fp32 --zero 1 --offload interleave --share 0.5 --grad-reduce fp32
-go 2 fp32_s3 $steps --precision fp32 --zero 3 --offload zero
 go 3 three_s0 $steps --zero 0 --offload none
-go 3 three_s1 $steps --zero 1 --offload twinflow --resident 0.3
 go 3 three_s3 $steps --zero 3 --offload interleave --share 0.4 --recompute block
-go 4 four_s0 $steps --accum 3 --zero 0 --offload none
-go 4 four_s2 $steps --accum 3 --zero 2 --offload interleave --stride 2 $fine
-go 4 four_s3 $steps --accum 3 --zero 3 --offload none
 go 0 alone $steps --accum 2 --offload none
 go 0 alone_s3 $steps --accum 2 --zero 3 --offload interleave --share 0.5
-go 1 alone_s1 $steps --accum 2 --zero 1 --offload zero
+same_as_s0="s1 s2 s3 s0_share s1_zero s2_wire s3_twinflow s2_stride s3_share"
+pairs="accum_s2:accum_s0 fp32_s1:fp32_s0 three_s3:three_s0 alone_s3:alone"
+if whole; then
+    go 2 s1_share $steps --zero 1 --offload interleave --share 0.5 --resident 0.2
+    go 2 accum_s3 $steps --accum 3 --zero 3 --offload interleave --share 0.5 --grad-reduce fp32
+    go 2 fp32_s3 $steps --precision fp32 --zero 3 --offload zero
+    go 3 three_s1 $steps --zero 1 --offload twinflow --resident 0.3
+    go 4 four_s0 $steps --accum 3 --zero 0 --offload none
+    go 4 four_s2 $steps --accum 3 --zero 2 --offload interleave --stride 2 $fine
+    go 4 four_s3 $steps --accum 3 --zero 3 --offload none
+    go 1 alone_s1 $steps --accum 2 --zero 1 --offload zero
+    same_as_s0="$same_as_s0 s1_share"
+    pairs="$pairs accum_s3:accum_s0 fp32_s3:fp32_s0 three_s1:three_s0 four_s2:four_s0"
+    pairs="$pairs four_s3:four_s0 alone_s1:alone"
+fi
 wait
-for run in s1 s2 s3 s0_share s1_zero s2_wire s3_twinflow s1_share s2_stride s3_share; do
-    same ${run}_on_two_ranks_has_the_bits_of_stage_0 $run s0
-done
-for run in s2 s3; do
-    same accumulating_${run}_has_the_bits_of_stage_0 accum_$run accum_s0
-    same ${run}_on_four_ranks_has_the_bits_of_stage_0 four_$run four_s0
-done
-for run in s1 s3; do
-    same ${run}_in_fp32_has_the_bits_of_stage_0 fp32_$run fp32_s0
-    same ${run}_on_three_ranks_has_the_bits_of_stage_0 three_$run three_s0
-    same ${run}_alone_has_the_bits_of_no_zero alone_$run alone
+for run in $same_as_s0; do same ${run}_on_two_ranks_has_the_bits_of_stage_0 $run s0; done
+for pair in $pairs; do
+    same ${pair%:*}_has_the_bits_of_${pair#*:} ${pair%:*} ${pair#*:}
 done
 check stages_are_as_told sh -c 'for s in 1:s1 2:s2 3:s3_twinflow 0:s0_share; do
     grep -q "\"stage\":${s%:*},\"world\":2," ${s#*:}/log.jsonl || exit 1; done'
@@ -163,13 +162,18 @@ exchanged stage_0 s0 2 $((2 * two)) $((2 * two))
 exchanged stage_1 s1_zero 2 $((2 * two)) $((2 * two))
 exchanged stage_2 s2_wire 2 $((2 * two)) $((2 * two))
 exchanged stage_2_in_fp32 fp32_s1 2 $((4 * two)) $((4 * two))
-exchanged three_ranks three_s1 3 $((2 * three)) $((2 * three))
+exchanged three_ranks three_s0 3 $((2 * three)) $((2 * three))
 exchanged sums_in_fp32 accum_s2 2 $((3 * 4 * two)) $((2 * two))
-exchanged four_ranks four_s2 4 $((3 * 2 * four)) $((2 * four))
+if whole; then
+    exchanged three_ranks_in_stage_1 three_s1 3 $((2 * three)) $((2 * three))
+    exchanged four_ranks four_s2 4 $((3 * 2 * four)) $((2 * four))
+fi
 # Stage 3: after the evaluation of step 2 embeddings, tail and the last two layers are there; forward
 # finds layer 2, and lacks 1 and 3; backward lacks 1. Each later micro-batch finds what is in place.
 exchanged stage_3 s3 2 $((2 * two)) $((2 * 3 * 6656))
-exchanged stage_3_on_four_ranks four_s3 4 $((3 * 2 * four)) $((2 * (3 + 2 + 2) * 3328))
+if whole; then
+    exchanged stage_3_on_four_ranks four_s3 4 $((3 * 2 * four)) $((2 * (3 + 2 + 2) * 3328))
+fi
 
 # --- what crosses the link is the rank's own -----------------------------------------------------
 
@@ -183,24 +187,33 @@ check stage_0_updates_all true_that \
 
 # --- as many sequences per step on other numbers of ranks ----------------------------------------
 
-batch="--steps 5 --no-save --eval-every 2 --eval-batches 3"
+batch="--steps $(whole && echo 5 || echo 3) --no-save --eval-every 2 --eval-batches 3"
 go 0 one_fp32 $batch --precision fp32 --accum 12
-go 2 two_fp32 $batch --precision fp32 --accum 6 --zero 1
 go 3 three_fp32 $batch --precision fp32 --accum 4 --zero 2
-go 4 four_fp32 $batch --precision fp32 --accum 3 --zero 3
 go 0 one_bf16 $batch --accum 12
 go 4 four_bf16 $batch --accum 3
-go 4 four_reduce $batch --accum 3 --grad-reduce fp32
+teams=three
+if whole; then
+    teams="two three four"
+    go 2 two_fp32 $batch --precision fp32 --accum 6 --zero 1
+    go 4 four_fp32 $batch --precision fp32 --accum 3 --zero 3
+    go 4 four_reduce $batch --accum 3 --grad-reduce fp32
+fi
 wait
-for run in two three four; do near ${run}_ranks_train_as_one_in_fp32 ${run}_fp32 one_fp32 1e-6; done
+for run in $teams; do near ${run}_ranks_train_as_one_in_fp32 ${run}_fp32 one_fp32 1e-6; done
 near four_ranks_train_as_one_in_bf16 four_bf16 one_bf16 2e-3
-near four_ranks_train_as_one_in_bf16_summed_in_fp32 four_reduce one_bf16 2e-3
-check grad_reduce_changes_bits sh -c '! cmp -s four_bf16/log.jsonl four_reduce/log.jsonl'
+if whole; then
+    near four_ranks_train_as_one_in_bf16_summed_in_fp32 four_reduce one_bf16 2e-3
+    check grad_reduce_changes_bits sh -c '! cmp -s four_bf16/log.jsonl four_reduce/log.jsonl'
+fi
 
 # --- orders of events ----------------------------------------------------------------------------
 
-reference=s0
-for schedule in lazy prio:0 prio:1 prio:2 prio:3 random:1; do
+# (test_schedules.sh has more of them, of functions instead of programs)
+schedules=prio:1
+whole && schedules="lazy prio:0 prio:1 prio:2 prio:3 random:1"
+common=${EMU_SCHED-lazy}
+for schedule in $schedules; do
     export EMU_SCHED=$schedule EMU_ORDER=random
     name=$(echo "$schedule" | tr -d :)
     stage=$((${#name} % 3 + 1))
@@ -208,8 +221,9 @@ for schedule in lazy prio:0 prio:1 prio:2 prio:3 random:1; do
     go 2 "${name}_3" $steps --zero 3 --offload none
 done
 wait
-unset EMU_SCHED EMU_ORDER
-for name in lazy prio0 prio1 prio2 prio3 random1; do
+unset EMU_ORDER
+export EMU_SCHED="$common"
+for name in $(echo $schedules | tr -d :); do
     same ${name}_keeps_the_bits $name s0
     same ${name}_keeps_the_bits_of_stage_3 ${name}_3 s0
 done
@@ -230,10 +244,15 @@ memory() {
 # mib NAME PLACE PURPOSE: MiB of a line of the plan of GPU or host
 mib() { sed -n "s/^$2 memory:.* $3 \([0-9.]*\),.*/\1/p" "$1.out" | head -n 1; }
 for s in 0 1 2 3; do memory mem_2_$s 2 $s --offload none; done
-memory mem_4_1 4 1 --offload none
-memory mem_4_3 4 3 --offload none
 memory mem_3_3 3 3 --offload zero
-memory mem_2_2_accum 2 2 --offload none --accum 2
+teams="2_0 2_1 2_2 2_3"
+others=3_3
+if whole; then
+    memory mem_4_1 4 1 --offload none
+    memory mem_4_3 4 3 --offload none
+    memory mem_2_2_accum 2 2 --offload none --accum 2
+    teams="$teams 4_1 4_3" others="3_3 2_2_accum"
+fi
 wait
 # Per parameter, by the table in zero.h. Beyond it: of the layers' weights (stage 3) and gradients
 # (stage 2 and 3, or accumulating) two pass at a time, with all of the embeddings; and the head's
@@ -244,7 +263,7 @@ all=$((4 * layer + ends))
 fills() {
     check "$1_of_$2" true_that "$3 * 1048576 > $4 - 53000 && $3 * 1048576 < $4 + 60000"
 }
-for run in 2_0 2_1 2_2 2_3 4_1 4_3; do
+for run in $teams; do
     x=mem_$run R=${run%_*} s=${run#*_}
     weights=$((2 * all)) grads=$((2 * all)) state=$all places=$((2 * layer + ends))
     [ "$s" -ge 1 ] && state=$((all / R))
@@ -255,13 +274,15 @@ for run in 2_0 2_1 2_2 2_3 4_1 4_3; do
     fills $x masters "$(mib $x GPU 'master weights')" $((4 * state))
     fills $x moments "$(mib $x GPU 'AdamW moments')" $((8 * state))
 done
-fills mem_2_2_accum gradients "$(mib mem_2_2_accum GPU gradients)" \
-    $((4 * all / 2 + 2 * (2 * layer + ends) + 4 * head))
+if whole; then
+    fills mem_2_2_accum gradients "$(mib mem_2_2_accum GPU gradients)" \
+        $((4 * all / 2 + 2 * (2 * layer + ends) + 4 * head))
+fi
 fills mem_3_3 masters_on_the_host "$(mib mem_3_3 host 'master weights')" $((4 * all / 3))
 fills mem_3_3 moments_on_the_host "$(mib mem_3_3 host 'AdamW moments')" $((8 * all / 3))
 rounding=100  # a driver gives out pages of 2 MiB
 if grep -q '^device: Emulated' mem_2_0.out; then rounding=0.15; fi
-for run in 2_0 2_1 2_2 2_3 4_1 4_3 3_3 2_2_accum; do
+for run in $teams $others; do
     set -- $(sed -n 's/^GPU memory: \([0-9.]*\) MiB taken, planned \([0-9.]*\) MiB$/\1 \2/p' \
         mem_$run.out)
     check mem_${run}_is_taken_as_planned true_that \
@@ -272,6 +293,7 @@ said() { sed -n '/^GPU memory: p\|^host memory:/{s/\(total [0-9.]*\).*/\1/;p;}
     /^offload \|^recomputing\|^gradients of/p' "$1"; }
 for run in "2_0 --offload none" "2_3 --offload none" "4_3 --offload none" "3_3 --offload zero"; do
     x=${run%% *} R=${run%%_*}
+    [ -s "mem_$x.out" ] || continue
     EMU_DEVICES=0 "$tide" $big --plan --world "$R" --zero "$(echo "$x" | cut -c3)" ${run#* } \
         --rates rates.txt --out planned >plan.out 2>plan.err
     said plan.out >a.txt
@@ -296,7 +318,8 @@ check auto_offloads grep -q '^offload auto: .*predicted' auto.out
 stay="--warmup 0 --schedule constant --save-every 1 --keep 99 --eval-every 0"
 go 4 whole $stay --steps 7 --accum 3 --zero 0 --offload none
 go 4 moved $stay --steps 2 --accum 3 --zero 3 --offload interleave --share 0.5
-go 4 whole_fp32 $stay --steps 7 --accum 3 --precision fp32 --zero 0 --offload none
+go 4 whole_fp32 $stay --steps $(whole && echo 7 || echo 6) --accum 3 --precision fp32 --zero 0 \
+    --offload none
 go 4 other_fp32 $stay --steps 2 --accum 3 --precision fp32 --zero 3 --offload zero
 go 0 one $stay --steps 3 --accum 3
 wait
@@ -314,7 +337,7 @@ resume 2 other_fp32 --steps 4 --zero 2 --offload none
 check fewer_ranks_accumulate_more grep -q 'accum is 6 now, for 12 sequences' other_fp32.out
 resume 1 other_fp32 --steps 5 --offload interleave --share 0.5
 resume 3 other_fp32 --steps 6 --zero 1 --offload zero
-resume 4 other_fp32 --steps 7 --batch 3 --zero 3
+if whole; then resume 4 other_fp32 --steps 7 --batch 3 --zero 3; fi
 near from_four_to_two_to_one_to_three_ranks other_fp32 whole_fp32 1e-6
 "$launch" 3 "$tide" --resume --out one --steps 5 --offload none >one.out 2>one.err
 check one_goes_on_as_three test "$(tail -n 1 one/log.jsonl | grep -c '"step":')" -eq 1 -a \
@@ -332,26 +355,34 @@ zen="--offload zenflow --zen-window 3 --zen-reselect 1 --steps 8 --save-every 4 
 zen="$zen --eval-every 3"
 go 2 zen_1 $zen --zero 1 --accum 3
 go 2 zen_2 $zen --zero 2 --accum 3 --recompute block
-go 3 zen_late $zen --zen-delay 1 --zen-topk 0.3
-go 3 zen_late_1 $zen --zen-delay 1 --zen-topk 0.3 --zero 1 --grad-wire fp32
 go 2 zen_auto $zen --zen-window auto --grad-reduce fp32
 go 2 zen_auto_1 $zen --zen-window auto --grad-reduce fp32 --zero 1 --no-grad-overlap
 go 3 zen_plain $steps --offload zenflow --zen-topk 0 --zen-window 1 --zen-delay 0
 zen32="$zen --precision fp32"
-go 0 zen_one $zen32 --accum 12
-go 2 zen_two $zen32 --accum 6 --zero 1
-go 3 zen_three $zen32 --accum 4
-go 4 zen_four $zen32 --accum 3 --zero 1
-for schedule in lazy prio:0 prio:2; do
+teams=two schedules=
+if whole; then
+    go 0 zen_one $zen32 --accum 12
+    go 2 zen_two $zen32 --accum 6 --zero 1
+    go 3 zen_three $zen32 --accum 4
+    go 3 zen_late $zen --zen-delay 1 --zen-topk 0.3
+    go 3 zen_late_1 $zen --zen-delay 1 --zen-topk 0.3 --zero 1 --grad-wire fp32
+    go 4 zen_four $zen32 --accum 3 --zero 1
+    teams="two three four" schedules="lazy prio:0 prio:2"
+else
+    go 0 zen_one $zen32 --accum 4
+    go 2 zen_two $zen32 --accum 2 --zero 1
+fi
+for schedule in $schedules; do
     export EMU_SCHED=$schedule EMU_ORDER=random
     go 2 "zenflow_$(echo $schedule | tr -d :)" $zen --accum 3
 done
 wait
-unset EMU_SCHED EMU_ORDER
+unset EMU_ORDER
+export EMU_SCHED="$common"
 same zenflow_in_stage_1_has_the_bits_of_stage_2 zen_1 zen_2
-same zenflow_late_in_stage_1_has_the_bits_of_stage_2 zen_late_1 zen_late
+if whole; then same zenflow_late_in_stage_1_has_the_bits_of_stage_2 zen_late_1 zen_late; fi
 same zenflow_by_its_gradients_in_stage_1_has_the_bits_of_stage_2 zen_auto_1 zen_auto
-for name in lazy prio0 prio2; do
+for name in $(echo $schedules | tr -d :); do
     same zenflow_under_${name}_has_these_bits zenflow_$name zen_2
 done
 losses zen_plain >a.txt
@@ -361,7 +392,7 @@ check zenflow_without_columns_is_adamw cmp a.txt b.txt
 chosen() { sed -n '/"columns":/,/\]\]/p' "$1"/checkpoints/step_00000008/state.json; }
 chosen zen_one >one.txt
 check columns_were_selected test "$(tr -dc , <one.txt | wc -c)" -ge 20
-for run in two three four; do
+for run in $teams; do
     near zenflow_on_${run}_ranks_trains_as_on_one zen_$run zen_one 1e-6
     chosen zen_$run >some.txt
     check ${run}_ranks_select_the_columns_of_one cmp some.txt one.txt
@@ -381,10 +412,12 @@ goes_on 2 zen_again --zero 2
 same zenflow_goes_on_with_the_same_bits zen_again zen_two
 goes_on 1 zen_alone
 near zenflow_goes_on_alone zen_alone zen_two 1e-6
-goes_on 3 zen_more
-near zenflow_goes_on_with_more_ranks zen_more zen_two 1e-6
-chosen zen_more >some.txt
-check more_ranks_go_on_with_the_same_columns cmp some.txt one.txt
+if whole; then
+    goes_on 3 zen_more
+    near zenflow_goes_on_with_more_ranks zen_more zen_two 1e-6
+    chosen zen_more >some.txt
+    check more_ranks_go_on_with_the_same_columns cmp some.txt one.txt
+fi
 goes_on 2 zen_left --offload zero --zero 3
 check another_mode_applies_what_was_held_back grep -q 'that it held back are applied' zen_left.out
 for stage in 0 3; do
@@ -394,75 +427,98 @@ done
 
 # --- ends ----------------------------------------------------------------------------------------
 
-long="--steps 40 --save-every 2 --keep 99 --eval-every 10 --eval-batches 3"
 # Each rank leaves its process's number: NAME.RANK.pid
 with_pid='echo $$ >$RUN.$RANK.pid; exec "$0" "$@"'
-# begin RANKS NAME OPTION...: in the background; $! is the launcher
+# begin RANKS NAME OPTION...: in the background; $launcher starts it
 begin() {
     ranks=$1
     export RUN=$2
     shift 2
     rm -f "$RUN".*.pid
     "$launch" "$ranks" sh -c "$with_pid" "$tide" "$@" --out "$RUN" >"$RUN.out" 2>"$RUN.err" &
-}
-# until_saved NAME NUMBER: so many checkpoints are there
-until_saved() {
-    tries=0
-    until [ "$(ls "$1/checkpoints" 2>/dev/null | grep -c '^step_[0-9]*$')" -ge "$2" ] ||
-        [ $tries -ge 1000 ]; do sleep 0.01; tries=$((tries + 1)); done
-}
-# signal NAME RANK SIGNAL: to a rank of a run that begin() has begun
-signal() {
-    tries=0
-    until [ -s "$1.$2.pid" ] || [ $tries -ge 1000 ]; do sleep 0.01; tries=$((tries + 1)); done
-    kill -s "$3" "$(cat "$1.$2.pid")"
-}
-go 2 long $long --zero 2 --offload zero
-wait
-n=0
-for victim in 1 0 1; do
-    n=$((n + 1))
-    if [ $n -eq 1 ]; then begin 2 killed $tiny $long --zero 3 --offload zero
-    else begin 2 killed --resume --zero $n --offload $([ $n = 2 ] && echo none || echo twinflow); fi
     launcher=$!
-    until_saved killed $((5 * n))
-    sleep "0.$(od -An -N2 -tu2 /dev/urandom | awk '{ printf "%03d", $1 % 300 }')"
-    signal killed $victim KILL
-    before=$(date +%s)
-    wait $launcher
-    code=$?
-    took=$(($(date +%s) - before))
-    check kill_${n}_of_rank_${victim}_ends_the_run test $code -ne 0 -a $code -ne 127
-    check kill_${n}_ends_it_within_seconds test $took -le 8
-    check kill_${n}_is_one_line test "$(wc -l <killed.err)" -eq 1
-    check kill_${n}_is_said grep -q "^tide: rank $victim .* is gone" killed.err
-    check kill_${n}_leaves_no_process sh -c '! kill -0 $(cat killed.0.pid) 2>/dev/null &&
-        ! kill -0 $(cat killed.1.pid) 2>/dev/null'
+}
+# so_long NAME: a run of 40 steps or more begins; is_over NAME: it has come to its end
+so_long() {
+    long="--steps $((40 * times)) --save-every 2 --keep 9999 --eval-every 10 --eval-batches 3"
+    rm -rf "$1"
+}
+is_over() { [ -d "$1/checkpoints/$(printf 'step_%08d' $((40 * times)))" ]; }
+
+# One rank after the other is killed; what then was is in killed.N.err, .code, .took and .left.
+victims="1 0"
+whole && victims="1 0 1"
+kill_ranks() {
+    so_long killed
+    n=0
+    for victim in $victims; do
+        n=$((n + 1))
+        case $n in
+            1) begin 2 killed $tiny $long --zero 3 --offload zero ;;
+            2) begin 2 killed --resume --zero 2 --offload none ;;
+            3) begin 2 killed --resume --zero 3 --offload twinflow ;;
+        esac
+        until_saved $launcher killed
+        a_moment
+        kill -KILL "$(cat killed.$victim.pid)"
+        before=$(date +%s)
+        wait $launcher
+        echo $? >killed.$n.code
+        echo $(($(date +%s) - before)) >killed.$n.took
+        cp killed.err killed.$n.err
+        for r in 0 1; do kill -0 "$(cat killed.$r.pid)" && echo "rank $r"; done >killed.$n.left
+    done
+    ! is_over killed
+}
+check ranks_were_killed_before_the_end longer kill_ranks
+n=0
+for victim in $victims; do
+    n=$((n + 1))
+    check kill_${n}_of_rank_${victim}_ends_the_run sh -c '[ "$1" -ne 0 -a "$1" -ne 127 ]' - \
+        "$(cat killed.$n.code)"
+    # (without a word from the others it would end after EMU_PEER_SECONDS)
+    check kill_${n}_ends_it_soon test "$(cat killed.$n.took)" -le 100
+    check kill_${n}_is_one_line test "$(wc -l <killed.$n.err)" -eq 1
+    check kill_${n}_is_said grep -q "^tide: rank $victim .* is gone" killed.$n.err
+    check kill_${n}_leaves_no_process test ! -s killed.$n.left
 done
+go 2 uninterrupted $long --zero 2 --offload zero
 resume 2 killed --zero 1 --offload interleave --share 0.5
-same a_killed_run_has_the_bits_of_another killed long
+wait
+same a_killed_run_has_the_bits_of_another killed uninterrupted
 check a_killed_run_leaves_no_rubbish sh -c '! ls killed/checkpoints | grep -q tmp'
 
-# A signal to one rank, not the one that writes.
-begin 2 term $tiny $long --zero 2 --offload zero
-launcher=$!
-until_saved term 4
-signal term 1 TERM
-wait $launcher
-check sigterm_to_one_rank_ends_well test $? -eq 0
-check sigterm_is_no_error test ! -s term.err
-stopped=$(grep -c '"loss"' term/log.jsonl)
-check sigterm_stops_early test "$stopped" -lt 40
-check sigterm_saves test -d "term/checkpoints/$(printf 'step_%08d' "$stopped")"
-check sigterm_says_how_to_go_on grep -q "signal 15 after step $stopped; continue with" term.out
-begin 2 term --resume --zero 3
-launcher=$!
-until_saved term 8
-kill -TERM $launcher  # which passes it on
-wait $launcher
-check sigterm_to_the_launcher_ends_well test $? -eq 0 -a ! -s term.err
+# A signal to one rank, not the one that writes; then one to the launcher, which passes it on.
+signal_ranks() {
+    so_long term
+    begin 2 term $tiny $long --zero 2 --offload zero
+    until_saved $launcher term
+    kill -TERM "$(cat term.1.pid)"
+    wait $launcher
+    first=$?
+    for f in out err; do cp term.$f first.$f; done
+    stopped=$(grep -c '"loss"' term/log.jsonl)
+    saved=$(newest term)
+    begin 2 term --resume --zero 3
+    until_saved $launcher term
+    kill -TERM $launcher
+    wait $launcher
+    second=$?
+    ! is_over term
+}
+check sigterm_stops_early longer signal_ranks
+check sigterm_to_one_rank_ends_well test $first -eq 0
+check sigterm_is_no_error test ! -s first.err
+check sigterm_saves test "$saved" = "term/checkpoints/$(printf 'step_%08d' "$stopped")"
+check sigterm_says_how_to_go_on grep -q "signal 15 after step $stopped; continue with" first.out
+check sigterm_to_the_launcher_ends_well test $second -eq 0 -a ! -s term.err
 resume 2 term --zero 1 --offload zero
-same after_signals_it_has_the_bits_of_another term long
+if is_over uninterrupted; then :; else
+    rm -rf uninterrupted
+    go 2 uninterrupted $long --zero 2 --offload zero
+    wait
+fi
+same after_signals_it_has_the_bits_of_another term uninterrupted
 
 # --- mistakes: one line from all ranks -----------------------------------------------------------
 
@@ -495,7 +551,7 @@ check what_was_saved_before_is_whole "$tide" --model wild --steps 0 --out wild_c
 # One rank comes to a damaged place of the data, and the others wait for it.
 "$tokenize" --tokenizer bytes --out tok text.txt >/dev/null 2>&1
 (head -c 3024 tok_train_000000.bin; printf '\377\377'; tail -c +3027 tok_train_000000.bin) >late.bin
-for s in 2 3; do
+for s in 2 $(whole && echo 3); do
     refuses late_token_in_stage_$s 2 'late.bin' "$launch" 2 "$tide" $small --batch 1 --lr 3e-3 \
         --data late.bin --tokenizer bytes --steps 300 --save-every 1 --zero $s --out late_$s
     check late_token_in_stage_${s}_leaves_what_was_saved "$tide" --model late_$s --steps 0 \

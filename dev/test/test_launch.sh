@@ -1,7 +1,8 @@
 #!/bin/sh
 # scripts/launch.sh: what it tells its ranks, how they end, and that nothing of them stays.
 # usage: sh dev/test/test_launch.sh      (from the top of the repository, after make test's builds;
-#                                        RANKS: the program that is a rank, build/test/test_ranks)
+#                                        RANKS: the program that is a rank, build/test/test_ranks;
+#                                        ALL=1: waits as long as a user would)
 set -u
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
 program=$(absolute "${RANKS:-build/test/test_ranks}")
@@ -37,11 +38,11 @@ for n in '' 0 x 1x -1 99999; do refuses "not_a_number_'$n'" 2 usage: sh "$launch
 refuses no_command 2 usage: sh "$launch" 2
 refuses unknown_command 2 'no such command' sh "$launch" 2 ./no_such_command
 
-# ends CODE COMMAND...: within a minute
+# ends CODE COMMAND...: within some minutes
 ends() {
     expected=$1
     shift
-    timeout -k 1 60 sh "$launch" "$@"
+    timeout -k 1 300 sh "$launch" "$@"
     got=$?
     [ $got -eq "$expected" ] || { echo "code $got"; return 1; }
 }
@@ -50,10 +51,34 @@ ends() {
 check all_succeed ends 0 4 true
 check all_fail ends 9 4 sh -c 'exit 9'
 check the_last_fails ends 3 4 sh -c '[ $RANK -lt 3 ] || { sleep 1; exit 3; }'
-check the_larger_code_of_those_at_once ends 2 4 sh -c 'exit $((RANK == 2 ? 2 : 1))'
 check a_killed_rank ends 137 3 sh -c '[ $RANK != 1 ] || kill -9 $$'
 }
 
+# At once is between two looks, so the launcher's first look comes after all of them.
+mkdir late
+cat >late/sleep <<END
+#!/bin/sh
+while [ "\$(wc -l <ended)" -lt 4 ]; do $(command -v sleep) 0.05; done
+exec $(command -v sleep) 1
+END
+chmod +x late/sleep
+at_once() {
+    : >ended
+    # shellcheck disable=SC2016
+    PATH=$work/late:$PATH ends 2 4 sh -c 'echo >>ended; exit $((RANK == 2 ? 2 : 1))'
+}
+check the_larger_code_of_those_at_once at_once
+
+# Whoever does not end has 15 seconds, in many short sleeps: here these take a hundredth.
+mkdir quick
+cat >quick/sleep <<END
+#!/bin/sh
+case \$1 in 0.*) set -- "0.00\${1#0.}" ;; esac
+exec $(command -v sleep) "\$1"
+END
+chmod +x quick/sleep
+real=$PATH
+whole || PATH=$work/quick:$PATH
 cat >stay <<'END'
 #!/bin/sh
 # Rank 1 fails; the others stay, one with a child and one that does not hear SIGTERM.
@@ -77,6 +102,7 @@ gone() {
 }
 check one_fails_and_others_stay ends 7 3 ./stay
 check nothing_is_left_of_them gone
+PATH=$real
 
 cat >hear <<'END'
 #!/bin/sh
@@ -90,7 +116,7 @@ chmod +x hear
 hears() {
     : >pids
     : >heard
-    setsid env --default-signal=INT sh "$launch" 3 ./hear &  # SIGINT as in a terminal
+    setsid $as_in_a_terminal sh "$launch" 3 ./hear &
     script=$!
     while [ "$(wc -l <pids)" -lt 3 ]; do sleep 0.1; done
     kill -s "$1" -- "$2$script"
@@ -99,7 +125,8 @@ hears() {
     [ $got -eq 0 ] && [ "$(grep -cx "$1" heard)" -eq 3 ] && [ "$(wc -l <heard)" -eq 3 ] \
         || { echo "code $got, heard $(cat heard)"; return 1; }
 }
-if command -v setsid >/dev/null && env --default-signal=INT true 2>/dev/null; then
+as_in_a_terminal="env --default-signal=INT,TERM,HUP"  # no signal is ignored, as it is with nohup
+if command -v setsid >/dev/null && $as_in_a_terminal true 2>/dev/null; then
     for s in INT TERM HUP; do
         check "signal_${s}_is_passed_on" hears $s ''
         check "signal_${s}_comes_once" hears $s -
@@ -109,7 +136,7 @@ if command -v setsid >/dev/null && env --default-signal=INT true 2>/dev/null; th
     interrupted() {
         : >pids
         # shellcheck disable=SC2016
-        setsid env --default-signal=INT sh "$launch" 3 sh -c 'echo $$ >>pids; sleep 1000' &
+        setsid $as_in_a_terminal sh "$launch" 3 sh -c 'echo $$ >>pids; sleep 1000' &
         script=$!
         while [ "$(wc -l <pids)" -lt 3 ]; do sleep 0.1; done
         kill -s INT -- -$script
@@ -133,7 +160,7 @@ both() {
 2 ranks" ]
 }
 check two_runs_at_once both
-for i in 1 2 3; do
+for i in 1 $(whole && echo 2 3); do
     refuses "one_dies_$i" 2 '^tide: rank 1: bad input$' sh "$launch" 3 "$program" die
     refuses "one_is_killed_$i" 137 '^tide: rank 1 (.*) is gone: ' sh "$launch" 3 "$program" kill
 done

@@ -2,7 +2,8 @@
 # The scripts of scripts/ from end to end, on the emulated GPU with tiny models; and that the tables
 # at the head of the run_*.sh and zero_node.sh are what the plan says today (UPDATE=1 writes them
 # anew).
-# usage: sh dev/test/test_scripts.sh      (from the top of the repository, after make train_gpt2emu)
+# usage: sh dev/test/test_scripts.sh      (from the top of the repository, after make train_gpt2emu;
+#                                         ALL=1: with the emulated GPU's clock as it is)
 set -u
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
 TRAINER=$(absolute "${TIDE_GPU:-train_gpt2emu}")
@@ -46,6 +47,7 @@ rates=$top/scripts/rates/rtx4090_desktop.txt
 # shellcheck disable=SC2086
 check a_model_is_trained env OUT=run STEPS=3 DATA=text.txt \
     sh "$top/scripts/run_7b_offload.sh" $tiny --offload interleave --share 0.5
+whole || without_measuring
 check it_is_saved test -s run/model.safetensors -a "$(grep -c '"offload"' run/log.jsonl)" -gt 0
 check its_paths_are_the_callers test ! -e "$top/run"
 

@@ -85,7 +85,7 @@ run() {
     racereverse) set -- EMU_RACECHECK=1 EMU_ORDER=reverse "$program" "$@" ;;
     *) set -- "$program" "$@" ;;
     esac
-    { timeout 60 env "$@" >"$work/out" 2>&1; } 2>/dev/null  # the shell's own news of a crash
+    { timeout 300 env "$@" >"$work/out" 2>&1; } 2>/dev/null  # the shell's own news of a crash
     code=$?
     if grep -q 'WARNING: ThreadSanitizer\|ERROR: AddressSanitizer\|: runtime error: ' "$work/out"; then saw=report
     elif grep -q '^emulated GPU: [ei]' "$work/out"; then saw=stop
