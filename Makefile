@@ -283,6 +283,10 @@ test-all:  ## what `make test` leaves out: sanitizers, all schedules, other comp
 	@sh dev/test/build.sh $(MAKE) $(TEST_ALL_NEEDS) $(TESTS_ALL)
 	@$(machine) ALL=1 sh dev/test/run.sh $(SCRIPTS) $(TESTS_ALL)
 
+.PHONY: codegen-flags
+codegen-flags:  # of dev/test/test_codegen.sh
+	@echo '$(CFLAGS)'
+
 .PHONY: fuzz
 FUZZ_SECONDS ?= 600
 fuzz: $(FUZZ:%=build/fuzz/%)  ## long fuzzing of every parser (clang; FUZZ_SECONDS=600 each)

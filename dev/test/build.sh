@@ -9,21 +9,23 @@ case " ${MAKEFLAGS-} " in *" -j"*) jobs= ;; *) jobs=-j$(nproc 2>/dev/null || ech
 "$make" -s compiler cxx || exit
 [ -z "${V-}" ] || exec "$make" $jobs "$@"
 
-# Of what make says: how many compilers it calls (total=0), or one line for each.
+# Of what make says: how many compilers it calls (total=0), or one line for each. (Not by awk: some
+# of them wait for more to read.)
 progress() {
-    awk -v total="$1" '
-        { line = line $0 }
-        sub(/\\$/, "", line) { next }
-        line ~ /^([^ ]*\/)?(CXX=|gcc|g\+\+|cc|c\+\+|clang|nvcc)/ && line ~ / -o / {
-            match(line, / -o [^ ]+/)
-            n++
-            if (total) printf "[%d/%d] %s\n", n, total, substr(line, RSTART + 4, RLENGTH - 4)
-            fflush()
-            line = ""
-        }
-        line != "" && total && line !~ /^(mkdir|ln|cp|make)/ { print line; fflush() }
-        { line = "" }
-        END { if (!total) print n + 0 }'
+    total=$1 n=0 line=
+    while IFS= read -r part; do
+        case $part in *\\) line=$line${part%\\}; continue ;; esac
+        line=$line$part
+        case ${line%% *}:$line in
+            CXX=*' -o '* | *gcc:*' -o '* | *g++:*' -o '* | *cc:*' -o '* | *clang*:*' -o '*)
+                n=$((n + 1)) name=${line##* -o }
+                [ "$total" = 0 ] || echo "[$n/$total] ${name%% *}" ;;
+            mkdir:* | ln:* | cp:* | make*:*) ;;
+            *) [ "$total" = 0 ] || echo "$part" ;;
+        esac
+        line=
+    done
+    [ "$total" != 0 ] || echo $n
 }
 total=$("$make" -n "$@" | progress 0)
 [ "$total" -gt 0 ] || exec "$make" -s "$@"

@@ -1,0 +1,105 @@
+// codegen.c: the hot loops, for test_codegen.sh, which compiles this file to assembly and reads it.
+// It is never linked. What a function chooses by its arguments has been chosen here, so that each
+// such loop stands in a function of its own; the others come as they are. As C++, the language of a
+// GPU build's host code, it has what that has.
+#define TESTING
+#ifndef __cplusplus
+#include "../../train_gpt2.c"
+#else
+#include "../../matmul.h"
+#include "../../zenflow.h"
+#include "../../zo.h"
+extern "C" {
+#endif
+
+// A function with all that it calls inside.
+#define HOT __attribute__((noinline, flatten)) void
+
+#define ADAM(name, grad, is_bf16, out) \
+    HOT hot_adam_##name(float *p, float *m, float *v, const void *g, uint16_t *p_bf16, size_t n, \
+                        const AdamStep *s) { \
+        (void)g, (void)p_bf16; \
+        adam_range(p, m, v, grad, is_bf16, out, 0, n, s, 1); \
+    }
+ADAM(fp32, g, 0, NULL)
+ADAM(bf16, g, 1, NULL)
+ADAM(fp32_out, g, 0, p_bf16)
+ADAM(bf16_out, g, 1, p_bf16)
+ADAM(in_place, p_bf16, 1, p_bf16)
+
+HOT hot_accumulate_fp32(float *acc, const void *g, size_t n) { accumulate_loop(acc, g, 0, 0, n); }
+HOT hot_accumulate_bf16(float *acc, const void *g, size_t n) { accumulate_loop(acc, g, 1, 0, n); }
+HOT hot_accumulate_first(float *acc, const void *g, size_t n) { accumulate_loop(acc, g, 1, 1, n); }
+HOT hot_norm_fp32(double *sum, const void *g, size_t n) { *sum = norm_block_sum(g, 0, 0, n); }
+HOT hot_norm_bf16(double *sum, const void *g, size_t n) { *sum = norm_block_sum(g, 1, 0, n); }
+
+HOT hot_to_bf16(uint16_t *__restrict__ to, const float *__restrict__ x, size_t n) {
+    for (size_t i = 0; i < n; i++) to[i] = f32_to_bf16(x[i]);
+}
+HOT hot_from_bf16(float *__restrict__ to, const uint16_t *__restrict__ x, size_t n) {
+    for (size_t i = 0; i < n; i++) to[i] = bf16_to_f32(x[i]);
+}
+
+#define ZEN(name, has_acc, has_g, is_bf16, has_out) \
+    HOT hot_zen_##name(float *p, float *m, float *v, const float *acc, const void *g, float scale, \
+                       uint16_t *out, size_t n, const AdamStep *s) { \
+        zen_update_loop(p, m, v, acc, has_acc, g, has_g, is_bf16, scale, out, has_out, 0, n, s); \
+    }
+ZEN(sum, 1, 0, 0, 0)
+ZEN(sum_bf16, 1, 1, 1, 0)
+ZEN(sum_fp32, 1, 1, 0, 0)
+ZEN(bf16, 0, 1, 1, 0)
+ZEN(fp32, 0, 1, 0, 0)
+ZEN(sum_out, 1, 0, 0, 1)
+ZEN(sum_bf16_out, 1, 1, 1, 1)
+ZEN(sum_fp32_out, 1, 1, 0, 1)
+ZEN(bf16_out, 0, 1, 1, 1)
+ZEN(fp32_out, 0, 1, 0, 1)
+
+#define ZO_ROUND(name, storage, rounding) \
+    HOT hot_zo_round_##name(float *__restrict__ x, size_t n) { \
+        for (size_t i = 0; i < n; i++) \
+            x[i] = zo_round(x[i], storage, rounding, (uint32_t)i * 0x9E3779B9u >> 16); \
+    }
+ZO_ROUND(fp16, ZO_FP16, ZO_NEAREST)
+ZO_ROUND(bf16, ZO_BF16, ZO_NEAREST)
+ZO_ROUND(fp16_stochastic, ZO_FP16, ZO_STOCHASTIC)
+ZO_ROUND(bf16_stochastic, ZO_BF16, ZO_STOCHASTIC)
+HOT hot_zo_pack_fp16(uint16_t *__restrict__ to, const float *__restrict__ x, size_t n) {
+    for (size_t i = 0; i < n; i++) to[i] = zo_pack(x[i], ZO_FP16);
+}
+HOT hot_zo_pack_bf16(uint16_t *__restrict__ to, const float *__restrict__ x, size_t n) {
+    for (size_t i = 0; i < n; i++) to[i] = zo_pack(x[i], ZO_BF16);
+}
+HOT hot_zo_unpack_fp16(float *__restrict__ to, const uint16_t *__restrict__ x, size_t n) {
+    for (size_t i = 0; i < n; i++) to[i] = zo_unpack(x[i], ZO_FP16);
+}
+
+#ifndef __cplusplus
+HOT hot_exp(float *x, size_t n) {
+    #pragma omp simd
+    for (size_t i = 0; i < n; i++) x[i] = exp_f32(x[i]);
+}
+HOT hot_tanh(float *x, size_t n) {
+    #pragma omp simd
+    for (size_t i = 0; i < n; i++) x[i] = tanh_f32(x[i]);
+}
+HOT hot_max(float *max, const float *x, size_t n) { *max = max_f32(x, n); }
+#endif
+
+// What is used is compiled.
+typedef void Function(void);
+Function *hot_functions[] = {
+    (Function *)gemm, (Function *)fma_chains, (Function *)adam_range, (Function *)accumulate_runs,
+    (Function *)rng_normals, (Function *)zen_accumulate, (Function *)zen_sums,
+    (Function *)zo_perturb, (Function *)zo_update, (Function *)zo_round_all,
+#ifndef __cplusplus
+    (Function *)encoder_forward, (Function *)encoder_backward, (Function *)layernorm_forward,
+    (Function *)layernorm_backward, (Function *)matmul_backward, (Function *)attention_forward,
+    (Function *)attention_backward, (Function *)activation_forward, (Function *)activation_backward,
+    (Function *)residual_forward, (Function *)crossentropy, (Function *)matvec,
+#endif
+};
+#ifdef __cplusplus
+}
+#endif
