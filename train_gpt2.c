@@ -126,6 +126,7 @@ static void layernorm_backward(float *dinp, float *dw, float *db, const float *d
                 sum_b[c] += d[c];
             }
         }
+        #pragma omp simd
         for (size_t c = 0; c < width; c++) {
             dw[first + c] = accumulate ? dw[first + c] + sum_w[c] : sum_w[c];
             db[first + c] = accumulate ? db[first + c] + sum_b[c] : sum_b[c];
@@ -153,6 +154,7 @@ static void matmul_backward(float *dinp, float *dw, float *db, const float *dout
         for (size_t n = 0; n < N; n++)
             #pragma omp simd
             for (size_t o = 0; o < width; o++) sum[o] += dout[n * OC + first + o];
+        #pragma omp simd
         for (size_t o = 0; o < width; o++)
             db[first + o] = accumulate ? db[first + o] + sum[o] : sum[o];
     }
@@ -373,7 +375,10 @@ static void activation_forward(float *out, const float *inp, size_t n, int activ
 static void activation_backward(float *d, const float *inp, size_t n, int activation) {
     if (activation == ACTIVATION_RELU) {
         #pragma omp parallel for simd
-        for (size_t i = 0; i < n; i++) d[i] = inp[i] > 0 ? d[i] : 0;
+        for (size_t i = 0; i < n; i++) {
+            const float dout = d[i];  // read for all: a loop that reads some is no vector code
+            d[i] = inp[i] > 0 ? dout : 0;
+        }
         return;
     }
     #pragma omp parallel for simd

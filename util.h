@@ -53,13 +53,10 @@ HOST_DEVICE static inline float fma_in_double(float a, float b, float c) {
 
 // The same bits everywhere. Where there is no instruction, fmaf() is a slow call, and the loop around
 // it remains scalar.
-#if defined __x86_64__ && !defined __FMA__
-#define FMA_IN_DOUBLE
-#endif
 HOST_DEVICE static inline float fma_f32(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
     return __fmaf_rn(a, b, c);
-#elif defined FMA_IN_DOUBLE
+#elif defined __x86_64__ && !defined __FMA__
     return fma_in_double(a, b, c);
 #else
     return __builtin_fmaf(a, b, c);

@@ -1,8 +1,9 @@
 // vmath.h: exp, tanh and a maximum that vectorise. libm's functions are calls, one number at a
 // time; softmax and GELU need millions per step. These are straight-line code without tables or
 // branches, so a compiler turns a `#pragma omp simd` loop over them into vector instructions. Every
-// rounding is spelled out (fma_f32), so the bits are the same vectorised or not, whatever the
-// compiler contracts.
+// rounding is spelled out (fmaf), so the bits are the same vectorised or not, whatever the
+// compiler contracts. (Not fma_f32(), which would make vectors also without the instruction:
+// softmax adds up what exp returns, and the order of such sums is not to change.)
 //
 // Method: x = n ln 2 + r with |r| <= ln 2 / 2; e^r - 1 by a polynomial, interpolated at Chebyshev
 // nodes (relative error below 2e-9, then rounded); 2^n by writing the exponent bits. Keeping
@@ -13,7 +14,7 @@
 #include "util.h"
 #include <math.h>
 
-// A call would keep the loop around it scalar.
+// A call of these would keep the loop around it scalar.
 #define VECTORISED __attribute__((always_inline)) static inline
 
 static inline uint32_t float_bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
@@ -23,31 +24,26 @@ static inline float bits_float(uint32_t u) { float x; memcpy(&x, &u, 4); return 
 VECTORISED float expm1_reduced(float x, int32_t *n) {
     // Adding 1.5 * 2^23 rounds to an integer, which then sits in the low bits of the sum.
     const float shift = 12582912.0f;
-    const float shifted = fma_f32(x, 0x1.715476p+0f, shift);  // x / ln 2
+    const float shifted = __builtin_fmaf(x, 0x1.715476p+0f, shift);  // x / ln 2
     const float whole = shifted - shift;
     *n = (int32_t)(float_bits(shifted) - float_bits(shift));
-    float r = fma_f32(whole, -0x1.62e43p-1f, x);    // ln 2 in two parts, so that the
-    r = fma_f32(whole, 0x1.05c61p-29f, r);          // second puts back what the first lost
+    float r = __builtin_fmaf(whole, -0x1.62e43p-1f, x);    // ln 2 in two parts, so that the
+    r = __builtin_fmaf(whole, 0x1.05c61p-29f, r);          // second puts back what the first lost
     float p = 0x1.a1256cp-13f;
-    p = fma_f32(p, r, 0x1.6d43bp-10f);
-    p = fma_f32(p, r, 0x1.1110ep-7f);
-    p = fma_f32(p, r, 0x1.5554e8p-5f);
-    p = fma_f32(p, r, 0x1.555556p-3f);
-    p = fma_f32(p, r, 0.5f);
-    return fma_f32(r * r, p, r);
+    p = __builtin_fmaf(p, r, 0x1.6d43bp-10f);
+    p = __builtin_fmaf(p, r, 0x1.1110ep-7f);
+    p = __builtin_fmaf(p, r, 0x1.5554e8p-5f);
+    p = __builtin_fmaf(p, r, 0x1.555556p-3f);
+    p = __builtin_fmaf(p, r, 0.5f);
+    return __builtin_fmaf(r * r, p, r);
 }
 
 // 2^n for -127 < n < 128.
 static inline float exp2_int(int32_t n) { return bits_float(((uint32_t)n + 127u) << 23); }
 
 // e^x. Overflows to infinity above 88.72; results below FLT_MIN are rounded to subnormals, and to 0
-// below -103.98; exp(-infinity) = 0; NaN stays NaN. (On processors without fused multiply-add it is
-// a call all the same: softmax adds up what it returns, and there always did so in order.)
-#ifdef FMA_IN_DOUBLE
-static __attribute__((noinline)) float exp_f32(float x) {
-#else
+// below -103.98; exp(-infinity) = 0; NaN stays NaN.
 VECTORISED float exp_f32(float x) {
-#endif
     x = x > 89.0f ? 89.0f : x;      // written so that a NaN passes
     x = x < -104.0f ? -104.0f : x;
     int32_t n;
@@ -64,7 +60,7 @@ VECTORISED float tanh_f32(float x) {
     y = y > 10.0f ? 10.0f : y;
     int32_t n;
     const float m = expm1_reduced(y + y, &n), scale = exp2_int(n);
-    const float numerator = fma_f32(m, scale, scale - 1.0f);
+    const float numerator = __builtin_fmaf(m, scale, scale - 1.0f);
     return bits_float(float_bits(numerator / (numerator + 2.0f)) | sign);
 }
 
