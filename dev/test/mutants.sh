@@ -357,7 +357,7 @@ for program in $(for p in $programs; do
         echo "build/emu/$p"
         [ "$p" = train_gpt2 ] || echo "build/tsan/$p"
     done); do
-    make -s -o build/emu/cpu_reference.o -o build/tsan/cpu_reference.o $program >log 2>&1 ||
+    make -s -o util.h -o build/emu/cpu_reference.o -o build/tsan/cpu_reference.o $program >log 2>&1 ||
         { cat log; exit 1; }
 done
 
