@@ -51,8 +51,8 @@ HOST_DEVICE static inline float fma_in_double(float a, float b, float c) {
     return (float)odd;
 }
 
-// The same bits everywhere. Where there is no instruction, fmaf() is a slow call, and the loop around
-// it remains scalar.
+// The same bits everywhere. Where there is no instruction, fmaf() is a slow call, and the loop
+// around it remains scalar.
 HOST_DEVICE static inline float fma_f32(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
     return __fmaf_rn(a, b, c);

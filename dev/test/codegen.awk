@@ -9,9 +9,9 @@
 #
 # A loop is natural: a jump back to a block through which everything in the loop is reached; it is
 # innermost if no other is in it. It is vector code if it has twice as much packed arithmetic, in
-# lanes, as scalar, and never both in one block: short loops and remainders are unrolled into the one
-# around them, but a sum whose order is kept is scalar next to packed products. A scalar loop is a
-# remainder, and right, if the function has packed arithmetic from one of its source lines; of
+# lanes, as scalar, and never both in one block: short loops and remainders are unrolled into the
+# one around them, but a sum whose order is kept is scalar next to packed products. A scalar loop is
+# a remainder, and right, if the function has packed arithmetic from one of its source lines; of
 # a layer only its own lines count, not those of what is inlined in several of its loops.
 # What a compiler has cut out of a function (.constprop, ._omp_fn) counts as the function; clang's
 # .omp_outlined as the one that refers to it.
@@ -239,8 +239,8 @@ function judge(l, f,   n, k, line, own, matched, is_vector) {
     if (show)
         print "  " f ": " (is_vector ? "vector" : "scalar") ", " loop_bits[l] " bits, packed " \
             loop_packed[l] ", fused " loop_fma[l] ", integers and logic " loop_whole[l] \
-            ", scalar " loop_scalar[l] ", mixed " loop_mixed[l] + 0 ", calls " loop_calls[l] ", stack " loop_spills[l] ":" \
-            loop_lines[l]
+            ", scalar " loop_scalar[l] ", mixed " loop_mixed[l] + 0 ", calls " loop_calls[l] \
+            ", stack " loop_spills[l] ":" loop_lines[l]
     if (kind[f] ~ /product/ && is_vector && loop_packed[l] > 0) {
         if (loop_bits[l] < widest) print f ": " loop_bits[l] " bits, not " widest
         if (loop_spills[l]) print f ": sums are kept in memory"

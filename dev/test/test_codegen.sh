@@ -14,8 +14,8 @@ trap 'rm -rf "$work"' EXIT
 #   product: the widest registers, no sums in memory;
 #   tail: what is left over has lines of its own, or a copy of the outer loop for no columns at all.
 #   fused: only with a fused multiply-add; without one, exp and tanh call fmaf().
-# 0: loops of at most 64 elements, which some compilers unroll into the one around them. That they are
-# not scalar is seen all the same: no loop may be whose source lines have no packed arithmetic.
+# 0: loops of at most 64 elements, which some compilers unroll into the one around them. That they
+# are not scalar is seen all the same: there, too, each line needs packed arithmetic somewhere.
 table='
 gemm_tile 1 product
 gemm_tile_narrow 1 product
@@ -66,7 +66,7 @@ encoder_backward 1
 layernorm_forward 3
 layernorm_backward 2
 matmul_backward 0
-attention_forward 2 fused
+attention_forward 3 fused
 attention_backward 2 fused
 activation_forward 2 fused
 activation_backward 2 fused
@@ -79,8 +79,8 @@ echo "$table$c_table" >"$work/c.table"
 intel='native x86-64-v2 x86-64-v3 icelake-server'
 arm='armv8-a'
 if [ "${ALL:-0}" = 1 ]; then
-    intel="$intel x86-64-v4 znver3 nehalem sandybridge haswell skylake-avx512 cascadelake sapphirerapids
-        graniterapids sierraforest znver1 znver4 znver5"
+    intel="$intel x86-64-v4 nehalem sandybridge haswell skylake-avx512 cascadelake sapphirerapids
+        graniterapids sierraforest znver1 znver3 znver4 znver5"
     arm="$arm neoverse-n1 neoverse-v1 neoverse-v2 apple-m1"
 fi
 flags=$(make -s --no-print-directory codegen-flags ARCH= OPENMP=) || exit 1
