@@ -237,12 +237,6 @@ static size_t attention_scratch_floats(size_t T) {
     return 2 * STRIP * round_up(T, 16) + round_up(gemm_scratch_floats(), 16);
 }
 
-// A row of scores is computed to the end of its last vector, of `keys` at most, and what is not
-// visible is cleared after that: the last few one by one would take as long as all others.
-static size_t whole_vectors(size_t visible, size_t keys) {
-    return min_size(round_up(visible, 16), keys);
-}
-
 static int thread_number(void) {
 #ifdef _OPENMP
     return omp_get_thread_num();
@@ -280,15 +274,13 @@ static void attention_forward(float *out,        // (B, T, C)
                     product_scratch);
         for (size_t r = 0; r < rows; r++) {
             float *s = p + r * keys;
-            const size_t visible = first + r + 1, whole = whole_vectors(visible, keys);
+            const size_t visible = first + r + 1;
             const float max = max_f32(s, visible);
             float sum = 0;
-            #pragma omp simd
-            for (size_t u = 0; u < whole; u++) s[u] = exp_f32((s[u] - max) * scale);
             #pragma omp simd reduction(+ : sum)
-            for (size_t u = 0; u < visible; u++) sum += s[u];
+            for (size_t u = 0; u < visible; u++) sum += s[u] = exp_f32((s[u] - max) * scale);
             const float inverse = 1.0f / sum;
-            for (size_t u = 0; u < whole; u++) s[u] *= inverse;
+            for (size_t u = 0; u < visible; u++) s[u] *= inverse;
             for (size_t u = visible; u < keys; u++) s[u] = 0;
             lse[(b * NH + h) * T + first + r] = max * scale + logf(sum);
         }
@@ -328,7 +320,10 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
             gemm_serial(false, true, rows, keys, HS, d, C, v, 3 * C, ds, keys, NULL, false,
                         product_scratch);  // dp, for now
             for (size_t r = 0; r < rows; r++) {
-                const size_t visible = first + r + 1, whole = whole_vectors(visible, keys);
+                const size_t visible = first + r + 1;
+                // To the end of the last vector, and what is not visible is cleared after that: the
+                // last few one by one would take as long as all others.
+                const size_t whole = min_size(round_up(visible, 16), keys);
                 const float l = lse[(b * NH + h) * T + first + r];
                 float *pr = p + r * keys, *dr = ds + r * keys;
                 float d_dot_o = 0;

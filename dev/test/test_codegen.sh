@@ -66,7 +66,7 @@ encoder_backward 1
 layernorm_forward 3
 layernorm_backward 2
 matmul_backward 0
-attention_forward 3 fused
+attention_forward 2 fused
 attention_backward 2 fused
 activation_forward 2 fused
 activation_backward 2 fused
