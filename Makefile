@@ -222,7 +222,8 @@ TESTS_ALL = $(READS:%=build/test/%) $(COMPUTES:%=build/asan/%) build/asan/test_g
                 test_zo test_zenflow) build/tsan/test_saver build/tsan/test_ranks) \
             $(patsubst %,build/asan/emu/%,test_nccl $(KERNELS)) \
             $(if $(CLANGXX),$(patsubst %,build/tsan/%,test_nccl test_timeline $(KERNELS))) \
-            $(patsubst %,build/emu/%,test_nccl test_timeline test_zen_time $(TRAINS))
+            $(patsubst %,build/emu/%,test_nccl test_timeline test_zen_time $(TRAINS)) \
+            $(if $(and $(NVCC),$(GPU)),$(TRAINS:%=build/gpu/%))
 TEST_ALL_NEEDS = build/asan/emu/gpu_tests $(if $(CLANGXX),build/tsan/gpu_tests) \
                  $(if $(NVCC),train_gpt2cu) build/emu/gpu_tests train_gpt2emu $(TOOLS) \
                  build/emu/bugs build/asan/emu/bugs $(if $(CLANGXX),build/tsan/bugs) \
@@ -271,7 +272,6 @@ build/fuzz/%: dev/test/%.c $(HEADERS)
 	@mkdir -p $(@D)
 	clang $(filter-out -fopenmp,$(CFLAGS)) $(SANITIZE) -fsanitize=fuzzer $< -o $@ $(LDLIBS)
 
-# One after the other, so that there is one count of what is done.
 machine = CLANG="$(CLANG)" CLANGXX="$(CLANGXX)" NVCC="$(NVCC)" GPU="$(GPU)"
 .PHONY: test
 test:  ## all features once, in minutes
