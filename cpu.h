@@ -79,7 +79,7 @@ static inline void cpu_describe(void) {
 // library 300,000 times round, with LLVM's for 200 ms, before it sleeps. Where another process
 // wants the core, or the host of a virtual machine takes it, that is time taken from the one waited
 // for: up to 15 times slower (doc/SPEED.md). 1000 times round, some 30 to 60 us, are enough for the
-// waits of an idle machine. The libraries read this from the environment before main(), so the
+// waits of an idle machine; LLVM's, which yields in its loop, takes whole ms: one. The libraries read this from the environment before main(), so the
 // program starts once more with it; whatever the user has set stays.
 static inline void cpu_wait_briefly(char **argv) {
 #ifdef _OPENMP
@@ -87,7 +87,7 @@ static inline void cpu_wait_briefly(char **argv) {
     for (int i = 0; i < 3; i++)
         if (getenv(settings[i]) != NULL) return;
     setenv("GOMP_SPINCOUNT", "1000", 1);
-    setenv("KMP_BLOCKTIME", "0", 1);
+    setenv("KMP_BLOCKTIME", "1", 1);
     execv("/proc/self/exe", argv);  // where there is no /proc all goes on as it was
 #endif
     (void)argv;
