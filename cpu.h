@@ -75,12 +75,13 @@ static inline void cpu_describe(void) {
                cpu_levels[cpu_level_present()]);
 }
 
-// OpenMP's threads meet after every loop, and who comes first waits in a loop of its own: with gcc's
+// OpenMP's threads meet after every loop, and who comes first waits in a loop: with gcc's
 // library 300,000 times round, with LLVM's for 200 ms, before it sleeps. Where another process
-// wants the core, or the host of a virtual machine takes it, that is time taken from the one waited
-// for: up to 15 times slower (doc/SPEED.md). 1000 times round, some 30 to 60 us, are enough for the
-// waits of an idle machine; LLVM's, which yields in its loop, takes whole ms: one. The libraries read this from the environment before main(), so the
-// program starts once more with it; whatever the user has set stays.
+// wants the core, or the host of a virtual machine takes it, that is time taken from the one that
+// is waited for: up to 15 times slower (doc/SPEED.md). 1000 times round, some 30 to 60 us, are
+// enough for the waits of an idle machine; LLVM's library, which yields in its loop, counts in ms:
+// one. The libraries read this from the environment before main(), so the program starts once more
+// with it; whatever the user has set stays.
 static inline void cpu_wait_briefly(char **argv) {
 #ifdef _OPENMP
     static const char *const settings[] = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"};
