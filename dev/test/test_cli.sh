@@ -43,8 +43,27 @@ for run in memory memory_resumed memory_loaded; do
         "BEGIN { exit !(${1:-0} > 0.9 * ${2:-1} && ${1:-0} < 1.1 * ${2:-1}) }"
 done
 
-# --- what it computes with: cpu.h, on a CPU that has nothing, and on one that has everything ----
+# --- what it computes with, and how it waits: cpu.h ----------------------------------------------
 
+# waits NAME VARIABLE VALUE [SETTING]: what a run has in its environment, once it trains
+waits() {
+    env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT -u KMP_BLOCKTIME ${4-} "$tide" $small \
+        --steps 1000000 --eval-every 0 --out waits >/dev/null 2>&1 &
+    await $! test -s waits/log.jsonl
+    check "$1" test "$(tr '\0' '\n' <"/proc/$!/environ" | sed -n "s/^$2=//p")" = "$3"
+    kill -9 $!
+    wait $! 2>/dev/null
+    rm -rf waits
+}
+if [ -r /proc/self/environ ] && ldd "$tide" | grep -Eq 'lib(g|i)?omp'; then
+    waits threads_sleep_soon GOMP_SPINCOUNT 1000
+    waits threads_sleep_soon_with_llvm KMP_BLOCKTIME 1
+    waits what_the_user_set_stays GOMP_SPINCOUNT "" OMP_WAIT_POLICY=passive
+else
+    echo "skip threads_sleep_soon: no /proc, or built without OpenMP"
+fi
+
+# On a CPU that has nothing, and on one that has everything.
 check version_says_instructions sh -c "'$tide' --version | grep -Eq '\(CPU, [A-Z0-9-]+\)'"
 check run_says_its_cpu sh -c "'$tide' $steps --out cpu | grep -Eq '^cpu: .+, [0-9]+ threads?, [A-Z0-9-]+$'"
 
