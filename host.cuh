@@ -4,10 +4,17 @@
 // Work for the host is an operation in a stream: an event recorded after it orders what follows,
 // as after a kernel or a copy. The main thread never waits, and shares nothing with the worker
 // but what the streams' order gives it.
+//
+// No thread of the driver is held while the host computes: where one is, the work of other streams
+// may stand still too. Two counters go up by one with each work. A host function that takes
+// microseconds says "the stream has come to work n", and the stream waits, by itself, until the
+// worker says "work n is done" (cuStreamWaitValue32). Where a device cannot wait for a word, a host
+// function does, and holds the driver's thread; TIDE_HOST_WAIT=function asks for that.
 #ifndef TIDE_HOST_CUH
 #define TIDE_HOST_CUH
 #include "gpu.cuh"
 #include <ctype.h>
+#include <cuda.h>  // types only: the driver is not linked to
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -15,25 +22,39 @@
 #include <omp.h>
 #endif
 
-struct HostJob;
+// What was submitted; its argument lies behind it.
+typedef struct HostJob {
+    struct HostQueue *queue;
+    void (*work)(const void *arg);
+} HostJob;
+
+// Of one queue, in page-locked memory, each in a cache line of its own. They wrap around.
 typedef struct {
+    uint32_t reached;  // the number of the last work that the stream has come to
+    char apart[60];
+    uint32_t done;     // of the last one that the worker has done
+} HostCounters;
+
+// So that every run sees them wrap.
+#define HOST_FIRST_WORK 0xfffffffcu
+
+// cuStreamWaitValue32
+typedef CUresult (*StreamWaitValue)(CUstream, CUdeviceptr word, cuuint32_t value, unsigned flags);
+
+typedef struct HostQueue {
     cudaStream_t stream;
     int threads;      // of the team
     bool bound;       // one thread per core
     int node;         // the GPU's NUMA node, -1 if that is not known
     cpu_set_t cores;  // where the threads run
     pthread_t worker;
-    pthread_mutex_t mutex;  // of the next two, between the stream and the worker
+    HostCounters *counters;
+    uint32_t submitted, waited;  // numbers: of the last work, of the last wait by host function
+    StreamWaitValue wait_value;  // NULL: host functions wait
+    HostJob *job;            // that the stream has come to
+    pthread_mutex_t mutex;   // for those who sleep until a counter has changed
     pthread_cond_t changed;
-    struct HostJob *job;    // under way; NULL: none
-    bool closing;
 } HostQueue;
-
-// What was submitted; its argument lies behind it.
-typedef struct HostJob {
-    HostQueue *queue;
-    void (*work)(const void *arg);
-} HostJob;
 
 // Linux writes sets of cores like 0-3,8.
 static inline bool cpu_list_read(const char *path, cpu_set_t *set) {
@@ -122,33 +143,57 @@ static void host_team_start(const void *arg) {
     }
 }
 
-static void *host_worker(void *arg) {
-    HostQueue *q = (HostQueue *)arg;
-    thread_is_awaited = true;  // by host_job_run()
+static inline bool host_count_is_before(uint32_t a, uint32_t b) { return (int32_t)(a - b) < 0; }
+
+static void host_count(HostQueue *q, uint32_t *counter, uint32_t number) {
     pthread_mutex_lock(&q->mutex);
-    for (;;) {
-        while (q->job == NULL && !q->closing) pthread_cond_wait(&q->changed, &q->mutex);
-        if (q->job == NULL) break;
-        pthread_mutex_unlock(&q->mutex);
-        q->job->work(q->job + 1);
-        pthread_mutex_lock(&q->mutex);
-        q->job = NULL;
-        pthread_cond_broadcast(&q->changed);
-    }
+    __atomic_store_n(counter, number, __ATOMIC_RELEASE);  // after all that was written
+    pthread_cond_broadcast(&q->changed);
     pthread_mutex_unlock(&q->mutex);
-    return NULL;
+#ifdef __CUDA_EMU__
+    emu_wait_value(counter, number);  // others may go on before this thread does
+#endif
 }
 
-// The stream's operation: hands the work to the worker and waits for it.
-static void host_job_run(void *data) {
+static void host_await(HostQueue *q, const uint32_t *counter, uint32_t number) {
+#ifdef __CUDA_EMU__
+    (void)q;
+    emu_wait_value(counter, number);  // this thread goes on when it is chosen, like a stream
+#else
+    pthread_mutex_lock(&q->mutex);
+    while (host_count_is_before(__atomic_load_n(counter, __ATOMIC_ACQUIRE), number))
+        pthread_cond_wait(&q->changed, &q->mutex);
+    pthread_mutex_unlock(&q->mutex);
+#endif
+}
+
+static void host_end(const void *) {}
+
+static void *host_worker(void *arg) {
+    HostQueue *q = (HostQueue *)arg;
+    thread_is_awaited = true;  // by the stream
+    for (uint32_t n = HOST_FIRST_WORK;; n++) {
+        host_await(q, &q->counters->reached, n);
+        HostJob *job = q->job;
+        const bool last = job->work == host_end;
+        job->work(job + 1);
+        free(job);
+        host_count(q, &q->counters->done, n);
+        if (last) return NULL;
+    }
+}
+
+// Host functions. The stream has come to this job, after the one before it was done.
+static void host_job_reached(void *data) {
     HostJob *job = (HostJob *)data;
     HostQueue *q = job->queue;
-    pthread_mutex_lock(&q->mutex);
     q->job = job;
-    pthread_cond_broadcast(&q->changed);
-    while (q->job != NULL) pthread_cond_wait(&q->changed, &q->mutex);
-    pthread_mutex_unlock(&q->mutex);
-    free(job);
+    host_count(q, &q->counters->reached, q->counters->reached + 1);
+}
+
+static void host_job_await(void *data) {
+    HostQueue *q = (HostQueue *)data;
+    host_await(q, &q->counters->done, ++q->waited);
 }
 
 // Queues work(arg) as one operation of q->stream; the worker runs it, and the parallel regions in
@@ -160,7 +205,39 @@ static inline void host_queue_submit(HostQueue *q, void (*work)(const void *arg)
     job->queue = q;
     job->work = work;
     memcpy(job + 1, arg, bytes);
-    CUDA(cudaLaunchHostFunc(q->stream, host_job_run, job));
+    q->submitted++;
+    CUDA(cudaLaunchHostFunc(q->stream, host_job_reached, job));
+    if (q->wait_value == NULL) {
+        CUDA(cudaLaunchHostFunc(q->stream, host_job_await, q));
+        return;
+    }
+    const CUresult e = q->wait_value(q->stream, (CUdeviceptr)(uintptr_t)&q->counters->done,
+                                     q->submitted, CU_STREAM_WAIT_VALUE_GEQ);
+    if (e != CUDA_SUCCESS) fail("CUDA error %d: a stream cannot wait for the host", (int)e);
+}
+
+// The driver's function, if this device can: it is asked to wait for what is there. NULL: it cannot.
+static inline StreamWaitValue host_wait_value_find(const HostQueue *q) {
+    const char *way = getenv("TIDE_HOST_WAIT");
+    if (way != NULL && strcmp(way, "function") == 0) return NULL;
+    if (way != NULL && *way != '\0' && strcmp(way, "value") != 0)
+        die("TIDE_HOST_WAIT=%s: expected function or value", way);
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    CUDA(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &function, 12000,
+                                          cudaEnableDefault, &found));
+#else
+    CUDA(cudaGetDriverEntryPoint("cuStreamWaitValue32", &function, cudaEnableDefault, &found));
+#endif
+    const StreamWaitValue wait = (StreamWaitValue)function;
+    if (found != cudaDriverEntryPointSuccess || wait == NULL
+        || wait(q->stream, (CUdeviceptr)(uintptr_t)&q->counters->done, q->submitted,
+                CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS) {
+        if (way != NULL && *way != '\0') fail("TIDE_HOST_WAIT=value: this device cannot");
+        return NULL;
+    }
+    return wait;
 }
 
 // Cores' worth of time that a container may use, from a file like cgroup 2's cpu.max ("QUOTA
@@ -192,29 +269,30 @@ static inline void host_queue_open(HostQueue *q, int threads) {
     q->cores = q->bound ? one_each : all;
     pthread_mutex_init(&q->mutex, NULL);
     pthread_cond_init(&q->changed, NULL);
-    const int error = pthread_create(&q->worker, NULL, host_worker, q);
-    if (error != 0) fail("cannot start the host's worker thread: %s", strerror(error));
     // A thread that waits for the GPU sleeps: else it would share a core with one of the team.
     CUDA(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));
     CUDA(cudaStreamCreateWithFlags(&q->stream, cudaStreamNonBlocking));
 #ifdef __CUDA_EMU__
     emu_name_stream(q->stream, "host");
 #endif
+    q->counters = (HostCounters *)pinned_alloc(sizeof *q->counters, "the host's counters");
+    q->counters->reached = q->counters->done = q->submitted = q->waited = HOST_FIRST_WORK - 1;
+    q->wait_value = host_wait_value_find(q);
+    const int error = pthread_create(&q->worker, NULL, host_worker, q);
+    if (error != 0) fail("cannot start the host's worker thread: %s", strerror(error));
     host_queue_submit(q, host_team_start, &q, sizeof q);
     CUDA(cudaStreamSynchronize(q->stream));
 }
 
 // Waits until all that was submitted is done, and ends the worker.
 static inline void host_queue_close(HostQueue *q) {
+    host_queue_submit(q, host_end, "", 0);
     CUDA(cudaStreamSynchronize(q->stream));
-    pthread_mutex_lock(&q->mutex);
-    q->closing = true;
-    pthread_cond_broadcast(&q->changed);
-    pthread_mutex_unlock(&q->mutex);
     pthread_join(q->worker, NULL);
     pthread_mutex_destroy(&q->mutex);
     pthread_cond_destroy(&q->changed);
     CUDA(cudaStreamDestroy(q->stream));
+    CUDA(cudaFreeHost(q->counters));
 }
 
 // Prints one line, like "host: 16 threads bound to cores 0-15 (NUMA node 0)".

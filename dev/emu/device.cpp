@@ -78,6 +78,7 @@ __attribute__((constructor(101))) static void read_options(int, char **argv) {
     options.racecheck = setting("EMU_RACECHECK", 0) != 0;
     if (options.racecheck && !has_tsan())
         emu_fail("EMU_RACECHECK needs a ThreadSanitizer build");
+    options.wait_value = setting("EMU_WAIT_VALUE", 1) != 0;
     options.trace = (int)setting("EMU_TRACE", 0);
     // Chosen orders are there to be repeated, so they use one host thread.
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);

@@ -44,7 +44,7 @@ struct Options {
     enum { EAGER, LAZY, PRIORITY, RANDOM, EARLIEST } schedule;
     enum { FORWARD, REVERSE, SHUFFLED } order;
     uint64_t seed;
-    bool strict, protect, racecheck, virtual_clock;
+    bool strict, protect, racecheck, virtual_clock, wait_value;
     int trace, threads, multiprocessors, capability, devices;
     size_t stack_bytes, memory_bytes;
     double link, kernel_seconds, host_seconds;  // virtual clock: bytes/s; of one kernel, function
@@ -110,7 +110,7 @@ void give_fault_stack();
 void synchronize_device();  // until every stream is empty
 // Until reached(); those first that `wanted` needs.
 void run_operations(const std::function<bool()> &reached, cudaStream_t wanted);
-void refuse_while_copied(const Allocation *a, const char *who);  // if a queued copy uses it
+void refuse_while_used(const Allocation *a, const char *who);  // if something queued uses it
 
 }  // namespace emu
 #endif

@@ -197,7 +197,7 @@ static cudaError_t release(void *p, cudaMemoryType type, const char *who) {
         || it->second.registered)
         return set_error(cudaErrorInvalidValue);
     Allocation *a = &it->second;
-    if (type == cudaMemoryTypeHost) refuse_while_copied(a, who);
+    if (type == cudaMemoryTypeHost) refuse_while_used(a, who);
     synchronize_device();
     if (type == cudaMemoryTypeDevice) bytes_in_use -= a->bytes;
     if (a->map == nullptr) {
@@ -339,7 +339,7 @@ cudaError_t cudaHostUnregister(void *p) {
     auto it = allocations.find((uintptr_t)p);
     if (it == allocations.end() || !it->second.registered)
         return set_error(cudaErrorHostMemoryNotRegistered);
-    refuse_while_copied(&it->second, "cudaHostUnregister");
+    refuse_while_used(&it->second, "cudaHostUnregister");
     allocations.erase(it);
     return cudaSuccess;
 }

@@ -12,7 +12,13 @@
 //
 // With ThreadSanitizer, every stream is one of its fibers, and it is told only what orders
 // operations in CUDA: same stream, event record and wait, synchronisation, the launch itself.
+//
+// A host thread that waits for a word (emu_wait_value()) is one more stream, whose operations are
+// such a wait and the thread's turn, by turns. So a program's worker has the adversary's orders too.
 #include "internal.h"
+#include "include/cuda.h"
+#include <linux/futex.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include <algorithm>
 #include <atomic>
@@ -24,7 +30,7 @@
 
 namespace emu {
 struct Operation {
-    enum Kind { RUN, HOST, RECORD, WAIT } kind;
+    enum Kind { RUN, HOST, RECORD, WAIT, WORD } kind;
     const char *name;
     const void *pc;
     uint64_t number;  // in the order of enqueuing
@@ -36,6 +42,8 @@ struct Operation {
     // on the virtual clock
     double enqueued, seconds;
     int engine;  // of a copy: 0 host to device, 1 device to host, else -1
+    const unsigned *word = nullptr;  // WORD: waits until it has come to `value`
+    unsigned value = 0;
 };
 }  // namespace emu
 using namespace emu;
@@ -54,6 +62,8 @@ struct CUstream_st {
     char order_token, sync_token;
     uint64_t default_seen;     // number of the last default-stream operation ordered before
     double end;                // of its last operation, on the virtual clock
+    bool is_thread;            // a host thread's
+    std::atomic<int> turns;    // of a thread: odd while it runs
 };
 struct CUevent_st {
     std::shared_ptr<Recording> latest;
@@ -78,7 +88,7 @@ static thread_local void *host_identity;
 static int identities_left = 230;  // ThreadSanitizer has 255; EMU_RACECHECK needs 192 of them
 
 static void make_identities(CUstream_st *s) {
-    const int count = options.racecheck ? 1 : std::max(1, std::min(24, identities_left));
+    const int count = options.racecheck || s->is_thread ? 1 : std::max(1, std::min(24, identities_left));
     identities_left -= count;
     for (int i = 0; i < count; i++) s->tsan.push_back(__tsan_create_fiber(0));
 }
@@ -128,6 +138,35 @@ static void order_with_default(CUstream_st *s, const Operation *o) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// Words of page-locked memory that someone waits for. Who writes one does not say so: what changed
+// is looked for when a host function, or a thread's turn, is over.
+
+struct Word { const unsigned *at; unsigned value; double time; };  // when it got this value
+static Word words[64];  // at null: free
+
+static unsigned word_now(const unsigned *at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
+
+static bool word_has_come(const unsigned *at, unsigned value) {
+    return (int)(word_now(at) - value) >= 0;
+}
+
+static double word_time(const unsigned *at) {
+    Word *unused = nullptr;
+    for (Word &w : words) {
+        if (w.at == at) return w.time;
+        if (w.at == nullptr) unused = &w;
+    }
+    if (unused == nullptr) emu_fail("streams and threads wait for more than 64 words");
+    *unused = {at, word_now(at), 0};
+    return 0;
+}
+
+static void look_at_words(double time) {
+    for (Word &w : words)
+        if (w.at != nullptr && w.value != word_now(w.at)) w.value = word_now(w.at), w.time = time;
+}
+
+// ---------------------------------------------------------------------------------------------
 // The virtual clock (EMU_CLOCK=virtual): seconds that follow from the order of operations alone.
 // An operation starts when its stream has come to it, the events it waits for are there, the host
 // has enqueued it, and its copy engine is free. The host's time stands still until it waits.
@@ -154,6 +193,7 @@ static const Recording *dependence(const Operation *o) {
 static double ready_time(const CUstream_st *s, const Operation *o) {
     double t = std::max(s->end, o->enqueued);
     if (dependence(o) != nullptr) t = std::max(t, dependence(o)->time);
+    if (o->kind == Operation::WORD) t = std::max(t, word_time(o->word));
     for (const CUstream_st *other : streams)    // as order_with_default
         if (other != s && s->blocking && other->blocking
             && (s == default_stream || other == default_stream))
@@ -169,14 +209,15 @@ static double start_time(const CUstream_st *s, const Operation *o) {
 // ---------------------------------------------------------------------------------------------
 // The scheduler; all of it with the lock held
 
-static CUstream_st *make_stream(bool blocking) {
+static CUstream_st *make_stream(bool blocking, bool is_thread = false) {
     if (random_state == 0) random_state = options.seed * 0x9e3779b97f4a7c15ull | 1;
     CUstream_st *s = new CUstream_st();
     s->id = streams_made++;
     const auto has_pool = [s](const CUstream_st *t) { return t->pool == s->pool; };
     while (std::any_of(streams.begin(), streams.end(), has_pool)) s->pool++;
     s->blocking = blocking;
-    s->name = default_stream == nullptr ? "default" : std::to_string(s->id);
+    s->is_thread = is_thread;
+    s->name = is_thread ? "thread" : default_stream == nullptr ? "default" : std::to_string(s->id);
     s->priority = (uint64_t)s->id;
     if (options.schedule == Options::PRIORITY && options.seed == 1) s->priority = ~s->priority;
     if (options.schedule == Options::RANDOM
@@ -197,6 +238,13 @@ static CUstream_st *resolve(CUstream_st *s) {
     return s;
 }
 
+// The structure stays, so that a use after this can be named.
+static void forget(CUstream_st *s) {
+    for (void *fiber : s->tsan) __tsan_destroy_fiber(fiber);
+    identities_left += (int)s->tsan.size();
+    streams.erase(std::find(streams.begin(), streams.end(), s));
+}
+
 static bool comes_before(const CUstream_st *s, const Operation *o) {
     return !s->queue.empty() && s->queue.front()->number < o->number;
 }
@@ -210,7 +258,14 @@ static bool is_ready(const CUstream_st *s) {
     } else if (s->blocking && comes_before(default_stream, o)) {
         return false;
     }
+    if (o->kind == Operation::WORD) return word_has_come(o->word, o->value);
     return dependence(o) == nullptr || dependence(o)->done;
+}
+
+static CUstream_st *ready_thread() {
+    for (CUstream_st *s : streams)
+        if (s->is_thread && is_ready(s)) return s;
+    return nullptr;
 }
 
 // The stream whose first operation can start first; of several for one copy engine, the one that
@@ -237,7 +292,9 @@ static CUstream_st *choose_stream(CUstream_st *wanted) {
     if (options.schedule == Options::LAZY)
         for (CUstream_st *s = wanted; s != nullptr && !s->queue.empty();) {
             if (is_ready(s)) return s;
-            const Recording *r = dependence(s->queue.front().get());
+            const Operation *o = s->queue.front().get();
+            const Recording *r = dependence(o);
+            if (o->kind == Operation::WORD && ready_thread() != nullptr) return ready_thread();
             s = r != nullptr && !r->done ? r->stream : nullptr;
         }
     if (options.schedule == Options::RANDOM && next_random(&random_state) % 16 == 0)
@@ -271,11 +328,13 @@ static struct PrintProfile {
 
 thread_local bool in_operation;
 Period running;
+static double held_until;  // the host function that runs, by a word that it waits for
 
 // A host function may take its time, and wait for other host threads: they get the lock.
 static void run_host_function(Operation *o) {
     open_device_memory(false);
     host_functions++;
+    held_until = 0;
     unlock_runtime();
     in_operation = true;
     o->fn();
@@ -304,6 +363,7 @@ static void run_next(CUstream_st *s) {
         __tsan_acquire(o);  // the host enqueued it before
         __tsan_acquire(&thread_token);
         if (o->kind == Operation::WAIT) __tsan_acquire(&o->recording->token);
+        if (o->kind == Operation::WORD) __tsan_acquire((void *)o->word);
     }
     double end = begin + o->seconds;
     if (o->kind == Operation::RUN) {
@@ -314,7 +374,8 @@ static void run_next(CUstream_st *s) {
         end = running.begin + running.seconds;
     } else if (o->kind == Operation::HOST) {
         run_host_function(o);
-        end = begin + o->seconds;
+        end = std::max(begin + o->seconds, held_until);
+        look_at_words(end);
     } else if (o->kind == Operation::RECORD && has_tsan()) {
         __tsan_release(&o->recording->token);
     }
@@ -336,6 +397,7 @@ static void run_next(CUstream_st *s) {
     operations_run++;
     Unseen unseen;
     s->queue.pop_front();
+    if (s->is_thread && s->destroyed) forget(s);
 }
 
 [[noreturn]] static void nothing_can_run() {
@@ -347,28 +409,37 @@ static void run_next(CUstream_st *s) {
     die_after_report();
 }
 
+// When nothing can run: waits a little for a host thread, unless none can be expected to help, or
+// a word has not come since `idle` began.
+static void wait_for_host_threads(double *idle) {
+    bool busy = false, word = false;
+    for (const CUstream_st *t : streams) {
+        busy |= t->busy;
+        word |= !t->is_thread && !t->queue.empty()
+                && t->queue.front()->kind == Operation::WORD;
+    }
+    if (*idle == 0) *idle = seconds_now();
+    if (!busy && (!word || seconds_now() > *idle + 10)) nothing_can_run();
+    unlock_runtime();
+    usleep(20);
+    lock_runtime("waiting for a host thread");
+}
+
 // Runs operations until reached().
 template <typename Goal> static void run_until(Goal reached, CUstream_st *wanted) {
     if (reached()) return;
     open_device_memory(true);
-    while (!reached()) {
+    for (double idle = 0; !reached();) {
         CUstream_st *s = choose_stream(wanted);
-        if (s != nullptr) {
-            run_next(s);
-            continue;
-        }
-        bool waits = false;  // for a host function that another host thread runs?
-        for (const CUstream_st *t : streams) waits |= t->busy;
-        if (!waits) nothing_can_run();
-        unlock_runtime();
-        usleep(20);
-        lock_runtime("waiting for a host function");
+        if (s == nullptr) wait_for_host_threads(&idle);
+        else run_next(s), idle = 0;
     }
     open_device_memory(false);
 }
 
 static void synchronize(CUstream_st *s) {
     run_until([s] { return s->queue.empty(); }, s);
+    run_until([] { return ready_thread() == nullptr; }, ready_thread());  // one may have to end
     host_waits_until(s->end);
     if (has_tsan()) order_after(s, nullptr);
 }
@@ -378,9 +449,9 @@ void run_operations(const std::function<bool()> &reached, cudaStream_t wanted) {
 }
 
 void synchronize_device() {
-    run_until([] {
+    run_until([] {  // threads wait for ever
         for (const CUstream_st *s : streams)
-            if (!s->queue.empty()) return false;
+            if (!s->queue.empty() && !s->is_thread) return false;
         return true;
     }, nullptr);
     for (CUstream_st *s : streams) {
@@ -421,6 +492,14 @@ static void push(CUstream_st *s, Operation::Kind kind, const char *name,
                          : kind == Operation::HOST ? options.host_seconds : 0;
     push(s, new Operation{kind, name, pc, 0, std::move(fn), std::move(recording),
                           std::move(before), {}, {}, 0, seconds, -1});
+}
+
+static Operation *word_wait(const unsigned *word, unsigned value, const void *pc) {
+    Unseen unseen;
+    Operation *o = new Operation{Operation::WORD, "wait for a word", pc, 0, nullptr, nullptr,
+                                 nullptr, {}, {}, 0, 0, -1};
+    o->word = word, o->value = value;
+    return o;
 }
 
 void enqueue(const char *name, cudaStream_t stream, std::function<void()> fn, const void *pc) {
@@ -469,18 +548,25 @@ static void check_copy_side(const void *p, size_t bytes, bool is_device, const c
 
 static bool is_pageable(const void *p) { return find_allocation(p) == nullptr; }
 
-// Page-locked memory may not go while a copy still needs it.
-void refuse_while_copied(const Allocation *a, const char *who) {
+// Page-locked memory may not go while a copy still needs it, or someone waits for a word of it.
+void refuse_while_used(const Allocation *a, const char *who) {
+    const auto inside = [a](const void *p) {
+        return (const char *)p >= a->data && (const char *)p < a->data + a->bytes;
+    };
     for (const CUstream_st *s : streams)
         for (const auto &o : s->queue)
             for (int k = 0; k < 2; k++) {
-                if (o->side[k] >= a->data + a->bytes || o->side[k] + o->bytes[k] <= a->data)
+                const bool waits = k == 1 && o->kind == Operation::WORD && inside(o->word);
+                if (!waits && (o->side[k] >= a->data + a->bytes
+                               || o->side[k] + o->bytes[k] <= a->data))
                     continue;
                 char text[512];
                 describe_allocation(text, sizeof text, a);
                 emu_fail("%s while a %s in stream %s has yet to %s\n    %s", who, o->name,
                          s->name.c_str(), k == 0 ? "write to" : "read from", text);
             }
+    for (Word &w : words)
+        if (inside(w.at)) w.at = nullptr;
 }
 
 static bool is_on_device(const void *p) {
@@ -582,16 +668,13 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
     return cudaStreamCreateWithFlags(stream, flags);
 }
 
-// The structure stays, so that a use after this can be named.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     Lock lock("cudaStreamDestroy");
     if (stream == nullptr) return set_error(cudaErrorInvalidResourceHandle);
     CUstream_st *s = resolve(stream);
     synchronize(s);
     s->destroyed = true;
-    for (void *fiber : s->tsan) __tsan_destroy_fiber(fiber);
-    identities_left += (int)s->tsan.size();
-    streams.erase(std::find(streams.begin(), streams.end(), s));
+    forget(s);
     return cudaSuccess;
 }
 
@@ -625,6 +708,94 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
     push(resolve(stream), Operation::HOST, "host function", [=] { function(data); }, nullptr,
          EMU_PC);
     return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Waiting for words
+
+CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr word, cuuint32_t value, unsigned flags) {
+    Lock lock("cuStreamWaitValue32");
+    if (!options.wait_value) return CUDA_ERROR_NOT_SUPPORTED;
+    const Allocation *a = find_allocation((const void *)word);
+    if (a == nullptr || a->freed || a->type != cudaMemoryTypeHost || word % 4 != 0
+        || flags != CU_STREAM_WAIT_VALUE_GEQ)
+        return CUDA_ERROR_INVALID_VALUE;
+    word_time((const unsigned *)word);
+    push(resolve(stream), word_wait((const unsigned *)word, value, EMU_PC));
+    return CUDA_SUCCESS;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult *result) {
+    const bool known = !strcmp(symbol, "cuStreamWaitValue32");
+    *function = known ? (void *)cuStreamWaitValue32 : nullptr;
+    *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+
+// ThreadSanitizer knows mutexes, and would take ours for the program's: these are none.
+static void sleep_while(std::atomic<int> *turns, int odd) {
+    for (int now; (now = turns->load()) % 2 == odd;)
+        syscall(SYS_futex, turns, FUTEX_WAIT_PRIVATE, now, nullptr, nullptr, 0);
+}
+static void next_turn(std::atomic<int> *turns) {
+    ++*turns;
+    syscall(SYS_futex, turns, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+}
+
+// A thread's stream, while the thread lives.
+static thread_local struct Turns {
+    CUstream_st *stream = nullptr;
+    ~Turns() {
+        if (stream == nullptr) return;
+        stream->destroyed = true;  // run_next() sees it
+        next_turn(&stream->turns);
+    }
+} turns;
+
+// Host functions wait themselves, with their stream: only threads go on meanwhile.
+static void wait_in_host_function(const unsigned *word, unsigned value) {
+    in_operation = false;
+    lock_runtime("emu_wait_value");
+    open_device_memory(true);
+    for (double idle = 0; !word_has_come(word, value);) {
+        CUstream_st *s = ready_thread();
+        if (s == nullptr) wait_for_host_threads(&idle);
+        else run_next(s), idle = 0;
+    }
+    held_until = word_time(word);
+    open_device_memory(false);
+    unlock_runtime();
+    in_operation = true;
+}
+
+void emu_wait_value(const unsigned *word, unsigned value) {
+    if (in_operation) {
+        wait_in_host_function(word, value);
+    } else {
+        lock_runtime("emu_wait_value");
+        CUstream_st *s = turns.stream;
+        const bool first = s == nullptr;
+        if (first) s = turns.stream = make_stream(false, true);
+        word_time(word);
+        const auto turn = [s] {
+            next_turn(&s->turns);
+            sleep_while(&s->turns, 1);
+        };
+        {
+            Unseen unseen;
+            s->queue.emplace_back(word_wait(word, value, EMU_PC));
+            s->queue.back()->number = ++operations_enqueued;
+            s->queue.emplace_back(new Operation{Operation::HOST, "thread's turn", EMU_PC,
+                                                ++operations_enqueued, turn, nullptr, nullptr, {},
+                                                {}, 0, 0, -1});
+        }
+        if (!first) next_turn(&s->turns);
+        unlock_runtime();
+        sleep_while(&s->turns, 0);
+    }
+    if (has_tsan()) __tsan_acquire((void *)word);
 }
 
 void emu_virtual_seconds(double seconds) {

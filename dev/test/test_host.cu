@@ -3,7 +3,8 @@
 //
 //   test_host             all tests; on the emulated GPU it starts itself with what follows
 //   test_host chain N     a small training loop in four streams, without its N-th wait for an
-//                         event (0: with all of them). Exit code 3: a result was wrong
+//                         event (0: with all of them); from 5 on: with a mistake about the counters
+//                         that order stream and worker. Exit code 3: a result was wrong
 //   test_host fail | huge         work that fails; more memory than there is
 #include "../../adam.h"
 #include "../../host.cuh"
@@ -15,7 +16,7 @@ static const char *program;
 // ---------------------------------------------------------------------------------------------
 // The chain: gradients from the weights on the GPU, down, AdamW on the host, up, and again
 
-enum { LAYERS = 3, STEPS = 6, LENGTH = 3000, WAITS = 4 };
+enum { LAYERS = 3, STEPS = 6, LENGTH = 3000, WAITS = 4, NO_WAIT = 5, STALE_WAIT, DONE_EARLY };
 
 HOST_DEVICE static inline uint16_t gradient_of(uint16_t w, int step, size_t i) {
     return f32_to_bf16(fma_f32(0.5f, bf16_to_f32(w), (float)((i * 7 + (size_t)step) % 11) - 5));
@@ -37,6 +38,22 @@ static void update(const void *arg) {  // gradients come by the wire, and the we
 
 static void nothing(const void *) {}
 
+static HostQueue *chain_queue;
+static StreamWaitValue wait_value;
+
+static CUresult no_wait(CUstream, CUdeviceptr, cuuint32_t, unsigned) { return CUDA_SUCCESS; }
+
+// What the same layer's work left, a step ago.
+static CUresult stale_wait(CUstream s, CUdeviceptr word, cuuint32_t value, unsigned flags) {
+    return wait_value(s, word, value - LAYERS, flags);
+}
+
+static void update_done_early(const void *arg) {
+    const uint32_t number = chain_queue->counters->done + 1;
+    host_count(chain_queue, &chain_queue->counters->done, number);  // as the worker will, again
+    update(arg);
+}
+
 // One definition of the start, of the GPU's layer and of the reference.
 static void start(Update *u) {
     for (size_t i = 0; i < LENGTH; i++) {
@@ -50,6 +67,11 @@ static void start(Update *u) {
 static size_t chain(int without) {
     HostQueue q;
     host_queue_open(&q, 0);
+    chain_queue = &q;
+    wait_value = q.wait_value;
+    if (without == NO_WAIT) q.wait_value = no_wait;
+    if (without == STALE_WAIT) q.wait_value = stale_wait;
+    void (*const work)(const void *) = without == DONE_EARLY ? update_done_early : update;
     cudaStream_t compute, leave, back;
     cudaEvent_t made[LAYERS], left[LAYERS], updated[LAYERS], came[LAYERS];
     cudaStream_t *const streams[] = {&compute, &leave, &back};
@@ -80,7 +102,7 @@ static size_t chain(int without) {
             CUDA(cudaEventRecord(left[l], leave));
             if (without != 3) CUDA(cudaStreamWaitEvent(q.stream, left[l], 0));
             u[l].t = t;
-            host_queue_submit(&q, update, &u[l], sizeof u[l]);
+            host_queue_submit(&q, work, &u[l], sizeof u[l]);
             u[l].t = -1;  // the argument was copied
             CUDA(cudaEventRecord(updated[l], q.stream));
         }
@@ -120,6 +142,13 @@ static void chain_is_a_plain_loop(void) {
     CHECK(wrong == 0, "%zu wrong", wrong);
 }
 
+// Each queue begins shortly before its counters wrap, so `chain` has them wrap on both sides.
+static void counters_wrap_around(void) {
+    CHECK(host_count_is_before(0xfffffffe, 1) && !host_count_is_before(1, 0xfffffffe), "wrapped");
+    CHECK(host_count_is_before(6, 7) && !host_count_is_before(7, 7), "as they are");
+    CHECK((uint32_t)(HOST_FIRST_WORK + LAYERS * STEPS) < HOST_FIRST_WORK, "%u", HOST_FIRST_WORK);
+}
+
 // Starts this program again; what it printed goes to `text`. Returns its exit code, -1 if a signal
 // ended it.
 static int again(const char *environment, const char *arguments, char *text, size_t size) {
@@ -137,7 +166,8 @@ static int again(const char *environment, const char *arguments, char *text, siz
 
 static const char *const schedules[] = {
     "EMU_SCHED=eager", "EMU_SCHED=lazy", "EMU_SCHED=prio:0", "EMU_SCHED=prio:1",
-    "EMU_SCHED=random:3", "EMU_SCHED=lazy EMU_STRICT=1 OMP_NUM_THREADS=3"};
+    "EMU_SCHED=random:3", "EMU_SCHED=lazy EMU_STRICT=1 OMP_NUM_THREADS=3",
+    "EMU_SCHED=lazy TIDE_HOST_WAIT=function", "EMU_SCHED=prio:1 EMU_WAIT_VALUE=0"};
 enum { SCHEDULES = sizeof schedules / sizeof *schedules };
 
 static void chain_under_every_schedule(void) {
@@ -159,24 +189,30 @@ static void chain_under_every_schedule(void) {
 #endif
 
 // Without an event ThreadSanitizer reports a race under any schedule, and results are wrong where
-// one stream runs as far ahead as it can.
-static void missing_events_are_seen(void) {
+// one stream runs as far ahead as it can. So with a mistake about the counters, but that a schedule
+// is needed in which the stream goes on before the work is done; and without a wait all may break.
+static void mistakes_are_seen(void) {
 #ifndef __CUDA_EMU__
     SKIP("a GPU chooses its own order");
 #else
-    char text[4096], arguments[32];
-    for (int bug = 1; bug <= WAITS; bug++) {
+    char text[4096], arguments[32], environment[32];
+    (void)environment;
+    for (int bug = 1; bug <= DONE_EARLY; bug++) {
         snprintf(arguments, sizeof arguments, "chain %d", bug);
 #ifdef THREAD_SANITIZER
-        for (int i = 0; i < 2; i++) {
+        for (int i = bug > WAITS; i < 3; i++) {
             const int code = again(schedules[i], arguments, text, sizeof text);
             CHECK(code == 66 && strstr(text, "data race") != NULL, "wait %d, %s: code %d\n%s", bug,
                   schedules[i], code, text);
         }
 #else
-        CHECK(again("EMU_SCHED=prio:0", arguments, text, sizeof text) == 3
-                  || again("EMU_SCHED=prio:1", arguments, text, sizeof text) == 3,
-              "wait %d is not missed: %s", bug, text);
+        static const char *const adversaries[] = {"prio:0", "prio:1", "prio:2"};
+        int codes[3];
+        for (int i = 0; i < 3; i++) {
+            snprintf(environment, sizeof environment, "EMU_SCHED=%s", adversaries[i]);
+            codes[i] = again(environment, arguments, text, sizeof text);
+        }
+        CHECK(codes[0] != 0 || codes[1] != 0 || codes[2] != 0, "mistake %d is not missed", bug);
 #endif
     }
 #endif
@@ -370,7 +406,8 @@ int main(int argc, char **argv) {
     RUN(memory_is_zeroed_locked_and_aligned);
     RUN(chain_is_a_plain_loop);
     RUN(chain_under_every_schedule);
-    RUN(missing_events_are_seen);
+    RUN(counters_wrap_around);
+    RUN(mistakes_are_seen);
     RUN(all_cores_are_used_if_openmp_has_bound_us);
     RUN(failures_are_one_line);
     return test_summary();

@@ -59,6 +59,11 @@ enum { cudaDeviceScheduleAuto = 0, cudaDeviceScheduleBlockingSync = 4 };
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
 enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
 enum { cudaEventRecordDefault = 0, cudaEventWaitDefault = 0 };
+enum { cudaEnableDefault = 0 };
+enum cudaDriverEntryPointQueryResult {
+    cudaDriverEntryPointSuccess = 0,
+    cudaDriverEntryPointSymbolNotFound = 1,
+};
 enum {
     cudaHostAllocDefault = 0,
     cudaHostAllocPortable = 1,
@@ -173,6 +178,10 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data);
+// Only of cuStreamWaitValue32 (cuda.h).
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
+                                             unsigned long long flags,
+                                             cudaDriverEntryPointQueryResult *result);
 cudaError_t cudaEventCreate(cudaEvent_t *event, unsigned flags = cudaEventDefault);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
@@ -186,6 +195,10 @@ void emu_name_stream(cudaStream_t stream, const char *name);
 // takes `seconds` longer. Otherwise: this host thread has computed for so long.
 void emu_virtual_seconds(double seconds);
 double emu_virtual_now();  // this host thread's time: moved by that, and by waiting
+// Not CUDA's: waits, in a host thread, until a word has come to `value`, as cuStreamWaitValue32
+// does. The thread is like one more stream then: it goes on when EMU_SCHED chooses it, and nothing
+// else runs until it waits again, or ends. In a host function: lets such threads go on until then.
+void emu_wait_value(const unsigned *word, unsigned value);
 
 template <typename... P>
 static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute attribute,

@@ -3,6 +3,7 @@
 // the other. Kernels are launched on streams of their own, as the conventions ask.
 #include "../../test/test.h"
 #include <cublasLt.h>
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_pipeline.h>
@@ -789,6 +790,34 @@ static void host_functions(void) {
     CHECK(w.calls == 3 && w.seen == 6, "%d calls, saw %g", w.calls, w.seen);
     CHECK(host_array(a, 2)[1] == 61, "what the function wrote was copied");
     OK(cudaFreeHost(pinned)), OK(cudaFree(a));
+}
+
+static void say_one(void *word) { __atomic_store_n((unsigned *)word, 1u, __ATOMIC_RELEASE); }
+
+// The counter wraps: 1 comes after what it is at first.
+static void words_order_streams(void) {
+    CUresult (*wait)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+    cudaDriverEntryPointQueryResult found;
+    OK(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", (void **)&wait, 12000,
+                                        cudaEnableDefault, &found));
+    unsigned *word;
+    float *a = zeros(256), *b = zeros(256);
+    OK(cudaMallocHost(&word, 2 * sizeof *word));
+    word[0] = 0xfffffffe, word[1] = 0;
+    CHECK(wait(other, (CUdeviceptr)word, 1, 0) == CUDA_SUCCESS, "page-locked");
+    OK(cudaMemcpyAsync(b, a, 256 * sizeof(float), cudaMemcpyDeviceToDevice, other));
+    fill_kernel<<<1, 256, 0, stream>>>(a, 7, 256);
+    OK(cudaLaunchHostFunc(stream, say_one, word));
+    OK(cudaStreamSynchronize(other));
+    CHECK(host_array(b, 256)[255] == 7, "the copy came before the word");
+#ifdef __CUDA_EMU__
+    unsigned on_the_stack = 1;
+    CHECK(wait(other, (CUdeviceptr)(word + 1), 0, 1) == CUDA_ERROR_INVALID_VALUE
+              && wait(other, (CUdeviceptr)&on_the_stack, 1, 0) == CUDA_ERROR_INVALID_VALUE
+              && wait(other, (CUdeviceptr)a, 0, 0) == CUDA_ERROR_INVALID_VALUE,
+          "only a word of page-locked memory, and only reached or passed");
+#endif
+    OK(cudaFreeHost(word)), OK(cudaFree(a)), OK(cudaFree(b));
 }
 
 // Memory of our own, page-locked later, is as good as any for asynchronous copies.
@@ -1721,6 +1750,7 @@ int main(int argc, char **argv) {
     RUN(copies_from_pinned_memory);
     RUN(copies_from_pageable_memory);
     RUN(host_functions);
+    RUN(words_order_streams);
     RUN(registered_memory);
     RUN(memory_runs_out);
     RUN(errors_have_names);
