@@ -44,6 +44,7 @@ wait: state at rest, back :: train_gpt2.cu :: CUDA(cudaStreamSynchronize(g->back
 wait: state at rest, out :: train_gpt2.cu :: CUDA(cudaStreamSynchronize(g->out))
 # a visitor's state and its slot depend on slot_free alone; the link is to be left to forward
 same: backward, then first visitors :: train_gpt2.cu :: order(g, g->compute, g->fetch)
+wait: the worker's counter, of the work before :: host.cuh :: q->submitted, CU_STREAM_WAIT_VALUE_GEQ); :: q->submitted :: q->submitted - 1
 record: slot free never :: train_gpt2.cu :: CUDA(cudaEventRecord(g->slot_free
 record: slot free before flush :: train_gpt2.cu :: (g->slot_free[visit % :: g->out :: g->update
 record: landing free before sum :: train_gpt2.cu :: (g->landing_free[g->landing_turn], g->host.stream) :: g->host.stream :: g->out
