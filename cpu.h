@@ -1,7 +1,8 @@
 // cpu.h: which vector instructions this build uses, and which this CPU has.
-//   cpu_instructions()  of this build, in one word: for --version and the benchmarks
-//   cpu_describe()      the line at the start of a run; one more if the CPU has wider ones
-//   cpu_wait_briefly()  first in main(): threads that wait sleep before long
+//   cpu_instructions()    of this build, in one word: for --version and the benchmarks
+//   cpu_describe()        the line at the start of a run; one more if the CPU has wider ones
+//   cpu_wait_briefly()    first in main(): threads that wait sleep before long
+//   cpu_threads_wanted()  what the user says of their number
 // A build for instructions that the CPU does not have ends before main(), with one line.
 #ifndef TIDE_CPU_H
 #define TIDE_CPU_H
@@ -92,6 +93,13 @@ static inline void cpu_wait_briefly(char **argv) {
     execv("/proc/self/exe", argv);  // where there is no /proc all goes on as it was
 #endif
     (void)argv;
+}
+
+// OMP_NUM_THREADS; 0: not set. torchrun sets 1 for several ranks whose user has set nothing.
+static inline int cpu_threads_wanted(void) {
+    const char *text = getenv("OMP_NUM_THREADS");
+    const int n = text != NULL ? atoi(text) : 0;
+    return n < 1 || (n == 1 && getenv("TORCHELASTIC_RUN_ID") != NULL) ? 0 : n;
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -12,15 +12,14 @@
 // function does, and holds the driver's thread; TIDE_HOST_WAIT=function asks for that.
 #ifndef TIDE_HOST_CUH
 #define TIDE_HOST_CUH
+#include "cores.h"
+#include "cpu.h"
 #include "gpu.cuh"
+#include "ranks.h"
 #include <ctype.h>
 #include <cuda.h>  // types only: the driver is not linked to
 #include <pthread.h>
-#include <sched.h>
 #include <sys/mman.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 // What was submitted; its argument lies behind it.
 typedef struct HostJob {
@@ -46,6 +45,7 @@ typedef struct HostQueue {
     int threads;      // of the team
     bool bound;       // one thread per core
     int node;         // the GPU's NUMA node, -1 if that is not known
+    int near;         // ranks that divide this node's cores
     cpu_set_t cores;  // where the threads run
     pthread_t worker;
     HostCounters *counters;
@@ -56,27 +56,6 @@ typedef struct HostQueue {
     pthread_cond_t changed;
 } HostQueue;
 
-// Linux writes sets of cores like 0-3,8.
-static inline bool cpu_list_read(const char *path, cpu_set_t *set) {
-    CPU_ZERO(set);
-    FILE *f = fopen(path, "r");
-    if (f == NULL) return false;
-    for (int first, last, n; (n = fscanf(f, "%d-%d", &first, &last)) >= 1; fgetc(f))
-        for (int c = first; c <= (n == 2 ? last : first); c++) CPU_SET((size_t)c, set);
-    fclose(f);
-    return true;
-}
-
-static inline void cpu_list_print(const cpu_set_t *set) {
-    const char *comma = "";
-    for (size_t c = 0, last; c < CPU_SETSIZE; c = last + 1) {
-        for (last = c; CPU_ISSET(c, set) && CPU_ISSET(last + 1, set);) last++;
-        if (!CPU_ISSET(c, set)) continue;
-        printf(last > c ? "%s%zu-%zu" : "%s%zu", comma, c, last);
-        comma = ",";
-    }
-}
-
 // The NUMA node of a GPU; -1: Linux does not say.
 static inline int gpu_node(int device) {
     char bus[32] = "", path[128];
@@ -84,42 +63,45 @@ static inline int gpu_node(int device) {
     CUDA(cudaDeviceGetPCIBusId(bus, sizeof bus, device));
     for (char *c = bus; *c != '\0'; c++) *c = (char)tolower(*c);
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", bus);
-    FILE *f = fopen(path, "r");
+    FILE *f = machine_open(path);
     if (f == NULL) return -1;
     if (fscanf(f, "%d", &node) != 1) node = -1;
     fclose(f);
     return node;
 }
 
-// The cores near the GPU that this process may use (all of them where Linux does not say which are
-// near), and from each core only one of its hardware threads: they share its path to memory.
-static inline void host_cores_find(HostQueue *q, cpu_set_t *all, cpu_set_t *one_each) {
-    char path[128];
+// This machine, as this rank's main thread found it before it was moved to its own part.
+static inline CoresMachine *host_machine(void) {
+    static CoresMachine m;
+    static CoresRank self;
     int device;
-    cpu_set_t set;
+    if (m.ranks == NULL) {
+        char name[128] = "";
+        cores_read(&m);
+        FILE *f = machine_open("/proc/sys/kernel/random/boot_id");  // names alone may be the same
+        if (f != NULL && fscanf(f, "%63s", name) != 1) name[0] = '\0';
+        if (f != NULL) fclose(f);
+        gethostname(name + strlen(name), 64);
+        self.machine = cores_hash(0, name, strlen(name));
+        self.allowed = cores_hash(0, &m.allowed, sizeof m.allowed);
+        m.world = 1;
+        m.ranks = &self;
+    }
     CUDA(cudaGetDevice(&device));
-    q->node = gpu_node(device);
-    CPU_ZERO(all);
-    sched_getaffinity(0, sizeof *all, all);
-#ifdef _OPENMP  // with OMP_PROC_BIND this thread has been put on the first of the places
-    for (int i = 0, ids[CPU_SETSIZE]; i < omp_get_num_places(); i++) {
-        if (omp_get_place_num_procs(i) > CPU_SETSIZE) continue;
-        omp_get_place_proc_ids(i, ids);
-        for (int j = 0; j < omp_get_place_num_procs(i); j++) CPU_SET((size_t)ids[j], all);
-    }
-#endif
-    snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", q->node);
-    if (cpu_list_read(path, &set)) (void)CPU_AND(&set, &set, all);
-    if (CPU_COUNT(&set) > 0) *all = set;
-    else q->node = -1;
-    *one_each = *all;
-    for (size_t c = 0; c < CPU_SETSIZE; c++) {
-        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/topology/thread_siblings_list",
-                 c);
-        if (!CPU_ISSET(c, one_each) || !cpu_list_read(path, &set)) continue;
-        for (size_t other = c + 1; other < CPU_SETSIZE; other++)
-            if (CPU_ISSET(other, &set)) CPU_CLR(other, one_each);
-    }
+    self.node = gpu_node(device);
+    return &m;
+}
+
+// Called by all ranks at once, each with its GPU: what cores_deal() knows of them. A barrier, too.
+static inline void host_meet(void) {
+    if (ranks.world == 1) return;
+    CoresMachine *m = host_machine();
+    const CoresRank self = m->ranks[m->rank];
+    CoresRank *all = (CoresRank *)alloc_or_fail((size_t)ranks.world, sizeof *all, "ranks");
+    ranks_exchange(&self, sizeof self, all);
+    m->ranks = all;
+    m->world = ranks.world;
+    m->rank = ranks.rank;
 }
 
 // In the worker, before all else: the team, each thread on its core if there is one for each.
@@ -240,33 +222,21 @@ static inline StreamWaitValue host_wait_value_find(const HostQueue *q) {
     return wait;
 }
 
-// Cores' worth of time that a container may use, from a file like cgroup 2's cpu.max ("QUOTA
-// PERIOD" or "max PERIOD", in microseconds); INT_MAX if nothing limits it. More threads than that
-// would all be stopped together for a part of each period, and with them who waits for them.
-static inline int host_quota(const char *path) {
-    double quota = 0, period = 0;
-    FILE *f = fopen(path, "r");
-    const bool limited = f != NULL && fscanf(f, "%lf %lf", &quota, &period) == 2 && period > 0;
-    if (f != NULL) fclose(f);
-    if (!limited || quota / period > 1e6) return INT_MAX;
-    return quota >= 2 * period ? (int)(quota / period) : 1;
-}
-
-// Starts the worker. threads: of its team; 0: one per core near the GPU, or as many as
-// OMP_NUM_THREADS or the container's quota says, if that is less. *q must stay where it is.
+// Starts the worker. threads: of its team; 0: as cores_deal() finds. *q must stay where it is.
 static inline void host_queue_open(HostQueue *q, int threads) {
-    cpu_set_t all, one_each;
     memset(q, 0, sizeof *q);
-    host_cores_find(q, &all, &one_each);
-    const int cores = CPU_COUNT(&one_each), quota = host_quota("/sys/fs/cgroup/cpu.max");
-    q->threads = threads > 0 ? threads : cores < quota ? cores : quota;
-#ifdef _OPENMP
-    if (threads == 0 && omp_get_max_threads() < q->threads) q->threads = omp_get_max_threads();
-#else
-    q->threads = 1;
+#ifndef _OPENMP
+    threads = 1;
 #endif
-    q->bound = q->threads == cores;
-    q->cores = q->bound ? one_each : all;
+    const Cores cores = cores_deal(host_machine(), threads, cpu_threads_wanted());
+    q->threads = cores.threads;
+    q->bound = cores.bound;
+    q->node = cores.node;
+    q->near = cores.near;
+    q->cores = cores.team;
+    // What this thread starts later, like its own team, inherits where it may run: all of its
+    // rank's part, in which the scheduler finds what the worker's team leaves.
+    if (cores.divided) sched_setaffinity(0, sizeof cores.share, &cores.share);
     pthread_mutex_init(&q->mutex, NULL);
     pthread_cond_init(&q->changed, NULL);
     // A thread that waits for the GPU sleeps: else it would share a core with one of the team.
@@ -295,17 +265,22 @@ static inline void host_queue_close(HostQueue *q) {
     CUDA(cudaFreeHost(q->counters));
 }
 
-// Prints one line, like "host: 16 threads bound to cores 0-15 (NUMA node 0)".
+// Prints one line, like "host: 11 threads bound to cores 13-23 (NUMA node 0), for 1 of 4 ranks".
 static inline void host_describe(const HostQueue *q) {
     printf("host: %d thread%s %s core%s ", q->threads, q->threads > 1 ? "s" : "",
            q->bound ? "bound to" : "on", CPU_COUNT(&q->cores) > 1 ? "s" : "");
     cpu_list_print(&q->cores);
     if (q->node >= 0) printf(" (NUMA node %d)", q->node);
+    if (q->near > 1) printf(", for 1 of %d ranks", q->near);
     printf("\n");
 }
 
 // ---------------------------------------------------------------------------------------------
 // Memory
+
+// The user says that there is more than Linux says (--host-memory): a virtual machine may start
+// with little, and get more as that is used.
+static bool host_memory_grows;
 
 // Stands before the memory, in a page of its own.
 typedef struct { void *map; size_t map_bytes; } HostMemory;
@@ -324,7 +299,8 @@ static void host_touch(const void *arg) {
 // `what` names it in the error. Nothing is touched if there is not enough: Linux gives out memory
 // that it does not have, and kills the program when that is used.
 static inline void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
-    const size_t page = 4096, huge = (size_t)2 << 20, available = memory_available();
+    const size_t page = 4096, huge = (size_t)2 << 20;
+    const size_t available = host_memory_grows ? memory_container() : memory_available();
     const double mib = (double)bytes / (1 << 20);
     void *map = MAP_FAILED;
     if (bytes <= available - available / 64)  // the rest: page tables, and the driver's own lists
@@ -332,14 +308,23 @@ static inline void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (map == MAP_FAILED)
         fail("out of host memory: %s needs %.1f MiB, %.1f MiB are free; use a smaller --model, or "
-             "set --host-memory to what may be used", what, mib, (double)available / (1 << 20));
+             "set --host-memory to what may be used", what, mib,
+             (double)memory_available() / (1 << 20));
     HostRange range = {(char *)(((uintptr_t)map + page + huge - 1) / huge * huge), bytes};
     if (bytes == 0) range.bytes = 1;
     const HostMemory memory = {map, bytes + 2 * huge};
     memcpy(range.p - sizeof memory, &memory, sizeof memory);
     madvise(range.p, range.bytes, MADV_HUGEPAGE);
-    host_queue_submit(q, host_touch, &range, sizeof range);
-    CUDA(cudaStreamSynchronize(q->stream));
+    // Memory that grows has some time for each GiB.
+    const size_t piece = host_memory_grows ? (size_t)1 << 30 : range.bytes;
+    for (size_t at = 0; at < range.bytes; at += piece) {
+        const size_t left = range.bytes - at;
+        HostRange part = {range.p + at, left < piece ? left : piece};
+        for (int i = 0; i < 10 && host_memory_grows && memory_available() < 2 * part.bytes; i++)
+            usleep(10000);
+        host_queue_submit(q, host_touch, &part, sizeof part);
+        CUDA(cudaStreamSynchronize(q->stream));
+    }
     const cudaError_t e = cudaHostRegister(range.p, range.bytes, cudaHostRegisterDefault);
     if (e == cudaErrorMemoryAllocation)
         fail("out of page-locked host memory: %s needs %.1f MiB; use a smaller --model, or set "

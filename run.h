@@ -333,12 +333,14 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     if (!gpu_build && r->world > 1) die("the CPU trainer is one process; for several: a GPU build");
     if (o->plan && r->world > 1) die("--plan is one process: say --world %zu", r->world);
     if (o->plan) r->world = o->world;
-    if (o->threads == 0 && ranks.local_world > 1) {  // the node's cores are for all of them
-        const size_t cores = (size_t)sysconf(_SC_NPROCESSORS_ONLN);
-        o->threads = cores > (size_t)ranks.local_world ? cores / (size_t)ranks.local_world : 1;
-    }
 #ifdef _OPENMP
-    if (o->threads > 0) omp_set_num_threads((int)o->threads);
+    int threads = (int)o->threads;  // of the loops of this thread; host.cuh has others
+    if (threads == 0 && ranks.local_world > 1) {  // the node's cores are for all of them
+        const int share = (int)sysconf(_SC_NPROCESSORS_ONLN) / ranks.local_world;
+        threads = cpu_threads_wanted();
+        if (threads == 0 || threads > share) threads = share > 1 ? share : 1;
+    }
+    if (threads > 0) omp_set_num_threads(threads);
 #endif
     run_choose_model(r);
     r->T = o->seq > 0 ? o->seq : r->config.context;

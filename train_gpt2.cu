@@ -2334,14 +2334,21 @@ static void settle_limits(const Options *o, Limits *x) {
         die("--trace %s: %s", o->trace, strerror(errno));
     if (x->here) open_device();
     const size_t available = x->here ? gpu_available() : SIZE_MAX;
-    const size_t host_available = x->here ? memory_available() / (size_t)ranks.local_world
-                                          : SIZE_MAX;
-    ranks_barrier();  // none takes anything before all have looked
+    const size_t sharers = (size_t)ranks.local_world, asked = o->host_memory;
+    const size_t host_available = x->here ? memory_available() / sharers : SIZE_MAX;
+    const size_t container = x->here ? memory_container() / sharers : SIZE_MAX;
+    host_meet();  // none takes anything before all have looked
     // Some is left for what the driver rounds up and loads later: kernels, and the library's.
     const size_t margin = x->here ? min_size(available, available / 100 + ((size_t)256 << 20)) : 0;
     x->gpu = o->gpu_memory > 0 ? min_size(available, o->gpu_memory) : available - margin;
-    x->host = o->host_memory > 0 ? min_size(host_available, o->host_memory)
-            : host_available - (x->here ? host_available / 32 : 0);
+    x->host = asked > 0 ? asked : host_available - (x->here ? host_available / 32 : 0);
+    if (asked <= host_available) return;
+    // The user's word counts more than Linux's, but who exceeds a container's limit is killed.
+    x->host = min_size(asked, container - container / 32);
+    host_memory_grows = container > host_available;
+    printf("--host-memory: %.1f GiB are more than the %.1f GiB that are available now: %s\n",
+           mib(asked) / 1024, mib(host_available) / 1024, x->host == asked ? "taken as said"
+               : "no more is used than the container's limit leaves");
 }
 
 // Settles where everything will be, on this machine or, with --plan, on the one that --rates and
@@ -2387,6 +2394,7 @@ static int calibrate(const Options *o) {
     if (o->rates != NULL && !path_is_writable(o->rates))
         die("--rates %s: %s", o->rates, strerror(errno));
     open_device();
+    host_meet();
     host_queue_open(&queue, (int)o->threads);
     host_describe(&queue);
     rates_measure(&rates, &queue, 3, true);

@@ -140,29 +140,47 @@ static inline double seconds_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// Bytes that this process could still allocate without pushing the machine into swap: what Linux
-// calls available, and what is left of the container's limit. SIZE_MAX where neither is known.
-static inline size_t memory_available(void) {
-    size_t available = SIZE_MAX, kib, limit, used, file;
+// Tests name a folder with made-up files of /proc and /sys. They describe another machine.
+static inline bool machine_is_made_up(void) { return getenv("TIDE_MACHINE") != NULL; }
+
+// One of these files, to be read; NULL if it is not there.
+static inline FILE *machine_open(const char *path) {
+    char made_up[PATH_MAX];
+    if (!machine_is_made_up()) return fopen(path, "r");
+    const int n = snprintf(made_up, sizeof made_up, "%s%s", getenv("TIDE_MACHINE"), path);
+    return n < PATH_MAX ? fopen(made_up, "r") : NULL;
+}
+
+// Bytes that the container's limit leaves; SIZE_MAX: there is none.
+static inline size_t memory_container(void) {
+    size_t left = SIZE_MAX, limit, used, file;
     char line[256];
-    FILE *f = fopen("/proc/meminfo", "r");
-    while (f != NULL && fgets(line, sizeof line, f) != NULL)
-        if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) available = kib * 1024;
-    if (f != NULL) fclose(f);
-    FILE *max = fopen("/sys/fs/cgroup/memory.max", "r");
-    FILE *current = fopen("/sys/fs/cgroup/memory.current", "r");
-    FILE *stat = fopen("/sys/fs/cgroup/memory.stat", "r");
+    FILE *max = machine_open("/sys/fs/cgroup/memory.max");
+    FILE *current = machine_open("/sys/fs/cgroup/memory.current");
+    FILE *stat = machine_open("/sys/fs/cgroup/memory.stat");
     if (max != NULL && current != NULL && fscanf(max, "%zu", &limit) == 1
         && fscanf(current, "%zu", &used) == 1) {
         // files that were read or written count as used, but make room when it is needed
         while (stat != NULL && fgets(line, sizeof line, stat) != NULL)
             if (sscanf(line, "inactive_file %zu", &file) == 1) used -= file < used ? file : used;
-        if (used > limit) used = limit;
-        if (limit - used < available) available = limit - used;
+        left = used < limit ? limit - used : 0;
     }
     if (max != NULL) fclose(max);
     if (current != NULL) fclose(current);
     if (stat != NULL) fclose(stat);
+    return left;
+}
+
+// Bytes that this process could still allocate without pushing the machine into swap: what Linux
+// calls available, at most what the container's limit leaves. SIZE_MAX where neither is known.
+static inline size_t memory_available(void) {
+    size_t available = memory_container(), kib;
+    char line[256];
+    FILE *f = machine_open("/proc/meminfo");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL)
+        if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1 && kib < available / 1024)
+            available = kib * 1024;
+    if (f != NULL) fclose(f);
     return available;
 }
 
