@@ -166,7 +166,7 @@ static inline Cores cores_deal(const CoresMachine *m, int asked, int most) {
         for (size_t c = 0; c < CPU_SETSIZE; c++)
             if (CPU_ISSET(c, &m->allowed) && m->core[c] == m->core[list[i]]) CPU_SET(c, &x.share);
 
-    const int quota = m->quota / here < 1 ? 1 : (int)(m->quota / here), cpus = CPU_COUNT(&x.share);
+    const int quota = (int)(m->quota / here), cpus = CPU_COUNT(&x.share);
     const bool second = cpus > cores && quota > cores;  // hardware threads, and time for them
     const int room = quota < cores ? quota : cores, left = !second && room > 4;
     x.threads = asked > 0 ? asked : !enough || room == 0 ? 1 : room - left;

@@ -187,7 +187,7 @@ static const Option option_table[] = {
     BYTES("gpu-memory", gpu_memory, "0", 0, 1e15, O_OWN | O_GPU,
           "use at most this, like 24G; 0: all"),
     BYTES("host-memory", host_memory, "0", 0, 1e15, O_OWN | O_GPU,
-          "the same; or more than is free now, if it will be"),
+          "use at most this, even if less is free now; 0: all"),
     FLAG("plan", plan, O_OWN | O_GPU, "print memory and predicted time; exit"),
     TEXT("rates", rates, NULL, "FILE", O_OWN | O_GPU,
          "what a machine can do; else it is measured when needed"),

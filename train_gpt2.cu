@@ -2346,9 +2346,10 @@ static void settle_limits(const Options *o, Limits *x) {
     // The user's word counts more than Linux's, but who exceeds a container's limit is killed.
     x->host = min_size(asked, container - container / 32);
     host_memory_grows = container > host_available;
-    printf("--host-memory: %.1f GiB are more than the %.1f GiB that are available now: %s\n",
-           mib(asked) / 1024, mib(host_available) / 1024, x->host == asked ? "taken as said"
+    printf("--host-memory: %.1f MiB are more than the %.1f MiB that are available now: %s\n",
+           mib(asked), mib(host_available), x->host == asked ? "taken as said"
                : "no more is used than the container's limit leaves");
+    fflush(stdout);  // if the memory does not come, Linux kills the program
 }
 
 // Settles where everything will be, on this machine or, with --plan, on the one that --rates and

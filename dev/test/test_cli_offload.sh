@@ -350,8 +350,24 @@ refuses little_host_memory 2 'host memory' "$tide" $tiny --gpu-memory "${cap}K" 
     --rates $desktop --out little
 refuses little_for_zero 2 'host memory' "$tide" $tiny --offload zero --host-memory 1K --out little
 check a_refused_run_leaves_nothing test ! -e little
+# What a machine says of its memory may grow, but what a container may use does not.
+mkdir -p small/proc small/sys/fs/cgroup
+echo 'MemAvailable: 100 kB' >small/proc/meminfo
+TIDE_MACHINE=$PWD/small
+export TIDE_MACHINE
+refuses memory_is_short 2 'host memory and 0\.1' "$tide" $tiny --offload zero --out little
+go said $steps --offload zero --host-memory 10M
+wait
+echo 100000 >small/sys/fs/cgroup/memory.max
+echo 1000 >small/sys/fs/cgroup/memory.current
+refuses a_container_is_limited 2 'host memory and 0\.1' "$tide" $tiny --offload zero \
+    --host-memory 10M --out little
+unset TIDE_MACHINE
 wait
 same auto_has_the_bits_of_none auto none
+same memory_as_said_has_the_same_bits said none
+check memory_as_said_is_told grep -qx -e '--host-memory: 10.0 MiB are more than the 0.1 MiB that are \
+available now: taken as said' said.out
 check auto_offloads_where_it_must grep -q '^offload auto: .*predicted' auto.out
 check auto_offloads test -n "$(field auto h2d_bytes)"
 check auto_does_not_elsewhere grep -q '^offload none: ' auto_none.out

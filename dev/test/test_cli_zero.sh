@@ -98,7 +98,12 @@ go 2 s1 $steps --zero 1 --offload none --recompute none
 go 2 s2 $steps --offload none --recompute block
 go 2 s3 $steps --zero 3 --offload none --no-grad-overlap
 go 2 s0_share $steps --zero 0 --offload interleave --share 0.5 $fine
+mkdir -p sixteen/sys/devices/system/cpu  # cores of a machine
+echo 0-15 >sixteen/sys/devices/system/cpu/online
+export TIDE_MACHINE="$PWD/sixteen" OMP_NUM_THREADS=9
 go 2 s1_zero $steps --zero 1 --offload zero
+unset TIDE_MACHINE
+export OMP_NUM_THREADS=1
 go 2 s2_wire $steps --zero 2 --offload zero --grad-wire fp32
 go 2 s3_twinflow $steps --zero 3 --offload twinflow --resident 0.4 --recompute block
 go 2 s2_stride $steps --zero 2 --offload interleave --stride 2 $fine --slots 1
@@ -137,6 +142,10 @@ check stages_are_as_told sh -c 'for s in 1:s1 2:s2 3:s3_twinflow 0:s0_share; do
 check each_step_is_logged_once test "$(grep -c '"loss"' s3/log.jsonl)" -eq 4
 check only_one_rank_speaks test "$(grep -c '^step 4/4\|^model: \|^ZeRO-3 on 2' s3.out)" -eq 3
 check the_others_are_silent test ! -s s3.err
+case $(ldd "$tide" 2>/dev/null) in *gomp* | *libomp*)
+    check cores_are_dealt_out grep -qx 'host: 7 threads bound to cores 1-7, for 1 of 2 ranks' \
+        s1_zero.out ;;
+esac
 check samples_are_said_once test "$(grep -c '^--- sample' s3_share.out)" -eq 4
 check trace_is_json "$timeline" trace.json -o trace.svg
 for name in reduce gather; do

@@ -6,6 +6,7 @@
 //                         event (0: with all of them); from 5 on: with a mistake about the counters
 //                         that order stream and worker. Exit code 3: a result was wrong
 //   test_host fail | huge         work that fails; more memory than there is
+//   test_host cores | share       what the queue says of its cores; of two ranks, what it leaves
 #include "../../adam.h"
 #include "../../host.cuh"
 #include "test.h"
@@ -290,52 +291,93 @@ static void team_is_what_was_asked_for(void) {
     }
 #ifdef _OPENMP
     HostQueue q;
-    const int most = omp_get_max_threads();
-    omp_set_num_threads(1);
+    const char *set = getenv("OMP_NUM_THREADS");
+    char *const before_that = set != NULL ? strdup(set) : NULL;
+    setenv("OMP_NUM_THREADS", "1", 1);
     host_queue_open(&q, 0);
     CHECK(q.threads == 1, "%d threads, where OMP_NUM_THREADS is 1", q.threads);
     host_queue_close(&q);
-    omp_set_num_threads(most);
+    if (before_that != NULL) setenv("OMP_NUM_THREADS", before_that, 1);
+    else unsetenv("OMP_NUM_THREADS");
+    free(before_that);
 #endif
     sched_getaffinity(0, sizeof after, &after);
     CHECK(CPU_EQUAL(&before, &after), "the main thread stays where it was");
 }
 
-static void cores_are_read(void) {
-    char path[64];
-    snprintf(path, sizeof path, "/tmp/test_host.%d", (int)getpid());
-    FILE *f = fopen(path, "w");
-    CHECK(f != NULL && fputs("0-3,8,10-11\n", f) >= 0 && fclose(f) == 0, "%s", path);
+static void make_file(const char *path, const char *text) {
+    char dir[PATH_MAX];
+    snprintf(dir, sizeof dir, "%s", path);
+    *strrchr(dir, '/') = '\0';
+    FILE *f = make_directories(dir) ? fopen(path, "w") : NULL;
+    if (f == NULL || fputs(text, f) < 0 || fclose(f) != 0) die("%s", path);
+}
+
+// One of two ranks that may use the same cores: its main thread stays with its part of them.
+static void share(void) {
+    CoresMachine *m = host_machine();
+    const CoresRank two[2] = {m->ranks[0], m->ranks[0]};
+    HostQueue q;
     cpu_set_t set;
-    CHECK(cpu_list_read(path, &set) && CPU_COUNT(&set) == 7, "%d", CPU_COUNT(&set));
-    for (size_t c = 0; c < 20; c++)
-        CHECK(!CPU_ISSET(c, &set) == !(c < 4 || c == 8 || c == 10 || c == 11), "%zu", c);
-    fflush(stdout);
-    unlink(path);
-    CHECK(!cpu_list_read(path, &set) && CPU_COUNT(&set) == 0, "no file");
+    m->ranks = two;
+    m->world = 2;
+    host_queue_open(&q, 0);
+    sched_getaffinity(0, sizeof set, &set);
+    cpu_list_print(&set);
+    host_queue_close(&q);
+}
+
+static void a_rank_keeps_to_its_part(void) {
+    char root[64], path[PATH_MAX], environment[128], text[4096];
+    cpu_set_t set;
+    sched_getaffinity(0, sizeof set, &set);
+    if (!CPU_ISSET(0, &set) || CPU_COUNT(&set) == 1) SKIP("it has one core, or not the first");
+    snprintf(root, sizeof root, "/tmp/test_host.%d", (int)getpid());
+    snprintf(path, sizeof path, "%s/sys/devices/system/cpu/online", root);
+    make_file(path, "0,1001-1003\n");
+    snprintf(environment, sizeof environment, "TIDE_MACHINE=%s", root);
+    const int code = again(environment, "share", text, sizeof text);
+    CHECK(code == 0 && strcmp(text, "0") == 0, "code %d: %s", code, text);
+    snprintf(path, sizeof path, "rm -r %s", root);
+    CHECK(system(path) == 0, "%s", path);
+}
+
+// A machine of two nodes with 8 cores each, and the GPU on the second.
+static void the_cores_near_the_gpu_are_taken(void) {
+#ifdef _OPENMP
+    char root[64], bus[32] = "", path[PATH_MAX], environment[128], text[4096], line[128];
+    snprintf(root, sizeof root, "/tmp/test_host.%d", (int)getpid());
+    CUDA(cudaDeviceGetPCIBusId(bus, sizeof bus, 0));
+    for (char *c = bus; *c != '\0'; c++) *c = (char)tolower(*c);
+    const char *const files[][2] = {
+        {"cpu/online", "0-15"}, {"node/online", "0-1"}, {"node/node0/cpulist", "0-7"},
+        {"node/node1/cpulist", "8-15"}};
+    for (int i = 0; i < 4; i++) {
+        snprintf(path, sizeof path, "%s/sys/devices/system/%s", root, files[i][0]);
+        make_file(path, files[i][1]);
+    }
+    snprintf(path, sizeof path, "%s/sys/bus/pci/devices/%s/numa_node", root, bus);
+    for (int node = -1; node <= 1; node++) {
+        snprintf(line, sizeof line, "%d\n", node);
+        make_file(path, line);
+        snprintf(environment, sizeof environment, "env -u OMP_NUM_THREADS TIDE_MACHINE=%s", root);
+        const int code = again(environment, "cores", text, sizeof text);
+        snprintf(line, sizeof line, "host: %d threads bound to cores %d-%d", node < 0 ? 15 : 7,
+                 node < 1 ? 1 : 9, node == 0 ? 7 : 15);
+        if (node >= 0) snprintf(line + strlen(line), 32, " (NUMA node %d)", node);
+        snprintf(line + strlen(line), 2, "\n");
+        CHECK(code == 0 && strcmp(text, line) == 0, "node %d: code %d, %snot %s", node, code, text,
+              line);
+    }
+    snprintf(path, sizeof path, "rm -r %s", root);
+    CHECK(system(path) == 0, "%s", path);
+#else
+    SKIP("without OpenMP there is one thread");
+#endif
 }
 
 // ---------------------------------------------------------------------------------------------
 // Memory
-
-static void a_quota_is_read(void) {
-    static const struct { const char *text; int cores; } files[] = {
-        {"max 100000\n", INT_MAX}, {"1600000 100000\n", 16}, {"250000 100000\n", 2},
-        {"50000 100000\n", 1}, {"", INT_MAX}, {"7 0\n", INT_MAX}, {"100000 100000\n", 1},
-    };
-    char path[64];
-    snprintf(path, sizeof path, "/tmp/test_host.%d", (int)getpid());
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        FILE *f = fopen(path, "w");
-        if (f == NULL) die("%s", path);
-        fputs(files[i].text, f);
-        fclose(f);
-        const int cores = host_quota(path);
-        CHECK(cores == files[i].cores, "\"%s\": %d cores", files[i].text, cores);
-    }
-    unlink(path);
-    CHECK(host_quota(path) == INT_MAX, "no such file");
-}
 
 static void memory_is_zeroed_locked_and_aligned(void) {
     HostQueue q;
@@ -388,6 +430,10 @@ int main(int argc, char **argv) {
     program = argv[0];
     HostQueue q;
     if (argc == 3 && strcmp(argv[1], "chain") == 0) return chain(atoi(argv[2])) == 0 ? 0 : 3;
+    if (argc == 2 && strcmp(argv[1], "share") == 0) {
+        share();
+        return 0;
+    }
     if (argc == 2) host_queue_open(&q, 0);
     if (argc == 2 && strcmp(argv[1], "cores") == 0) {
         host_describe(&q);
@@ -399,8 +445,8 @@ int main(int argc, char **argv) {
         host_alloc(&q, (size_t)1 << 44, "moments");
     }
     if (argc == 2) return 0;
-    RUN(cores_are_read);
-    RUN(a_quota_is_read);
+    RUN(the_cores_near_the_gpu_are_taken);
+    RUN(a_rank_keeps_to_its_part);
     RUN(team_is_what_was_asked_for);
     RUN(operations_run_in_order);
     RUN(memory_is_zeroed_locked_and_aligned);

@@ -231,6 +231,8 @@ static void quotas(void) {
     cores_read(&m);
     Cores x = alone(&m, 0, 0, 0);
     CHECK(x.threads == 1 && !x.bound && is(&x.team, "0-31"), "%d", x.threads);
+    m.quota = 0.5;
+    CHECK(alone(&m, 0, 0, 0).threads == 1, "half a CPU");
     m.quota = 8;
     x = alone(&m, 0, 0, 0);
     CHECK(x.threads == 7 && !x.bound, "one is left of the time: %d", x.threads);
@@ -284,6 +286,7 @@ static void none_is_given_twice(void) {
                 continue;
             }
             bound++;
+            CHECK(near == 1 || cores >= 2 * near, "%d: %d of %d", i, cores, near);
             CPU_AND(&both, &taken, &x.share);
             CHECK(CPU_COUNT(&both) == 0, "%d: rank %d shares", i, m.rank);
             CPU_OR(&taken, &taken, &x.share);
