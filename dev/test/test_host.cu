@@ -437,6 +437,7 @@ int main(int argc, char **argv) {
     if (argc == 2) host_queue_open(&q, 0);
     if (argc == 2 && strcmp(argv[1], "cores") == 0) {
         host_describe(&q);
+        host_queue_close(&q);
     } else if (argc == 2 && strcmp(argv[1], "fail") == 0) {
         atexit(at_exit);
         host_queue_submit(&q, work_that_fails, "", 0);
