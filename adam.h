@@ -185,10 +185,20 @@ static inline void adam_update(float *p, float *m, float *v, const void *grad, i
 //
 // Each tensor is cut into blocks of 4096 elements from its own start. Within a block, lane j of
 // 32 adds up the squares of elements j, j + 32, ... in double; the lanes are folded 16, 8, 4, 2,
-// 1; the blocks' sums are added in table order. 32 lanes fill the vector registers of a CPU and
-// are one warp of a GPU, and nothing depends on who computed which block.
+// 1. The blocks' sums are added in two levels: of each run of 1024 blocks that follow each other in
+// table order, in the same way as the elements of a block; and then the runs', one after the other.
+// 32 lanes fill the vector registers of a CPU and are one warp of a GPU, which can do both levels in
+// microseconds; and nothing depends on who computed what.
 
-enum { NORM_LANES = 32 };
+enum { NORM_LANES = 32, NORM_RUN = 1024 };
+static inline size_t norm_runs(size_t blocks) { return (blocks + NORM_RUN - 1) / NORM_RUN; }
+
+__attribute__((always_inline))
+static inline double norm_fold(double lane[NORM_LANES]) {
+    for (size_t half = NORM_LANES / 2; half > 0; half /= 2)
+        for (size_t j = 0; j < half; j++) lane[j] += lane[j + half];
+    return lane[0];
+}
 
 // Sum of squares of n <= NORM_BLOCK elements. A square of an fp32 number is exact in double, so
 // that fused or not the sum has the same bits.
@@ -207,9 +217,7 @@ static inline double norm_block_sum(const void *grad, int is_bf16, size_t first,
         const double x = grad_at(grad, is_bf16, first + whole + j);
         lane[j] += x * x;
     }
-    for (size_t half = NORM_LANES / 2; half > 0; half /= 2)
-        for (size_t j = 0; j < half; j++) lane[j] += lane[j + half];
-    return lane[0];
+    return norm_fold(lane);
 }
 
 static inline void norm_sums(const void *grad, int is_bf16, size_t n, double *sums) {
@@ -262,8 +270,14 @@ static inline void accumulate_runs(float *acc, const void *g, int g_is_bf16, con
 
 // The square of the global norm from the block sums of all tensors, in table order.
 static inline double norm_total(const double *sums, size_t count) {
+    const size_t full = NORM_RUN;
     double total = 0;
-    for (size_t i = 0; i < count; i++) total += sums[i];
+    for (size_t first = 0; first < count; first += full) {
+        const size_t n = count - first < full ? count - first : full;
+        double lane[NORM_LANES] = {0};
+        for (size_t i = 0; i < n; i++) lane[i % NORM_LANES] += sums[first + i];
+        total += norm_fold(lane);
+    }
     return total;
 }
 
@@ -417,6 +431,48 @@ static inline void norm_block_sums_gpu(const void *grad, bool is_bf16, const Ada
         CUDA(cudaGetLastError());
         sums += units;
     }
+}
+
+// One warp adds up one run of NORM_RUN sums, all of whose loads are under way at once. Their order
+// is that of their numbers in `order`, or if that is NULL, of the array.
+__global__ static void norm_runs_kernel(double *runs, const double *sums, const uint32_t *order,
+                                        size_t count) {
+    const size_t run = blockIdx.x * (size_t)NORM_WARPS + threadIdx.x / 32;
+    const size_t first = run * NORM_RUN + threadIdx.x % 32;
+    if (run * NORM_RUN >= count) return;  // the whole warp
+    double x[NORM_RUN / NORM_LANES], sum = 0;
+    #pragma unroll
+    for (int k = 0; k < NORM_RUN / NORM_LANES; k++) {
+        const size_t i = first + (size_t)k * NORM_LANES;
+        x[k] = i >= count ? 0 : sums[order == NULL ? i : order[i]];
+    }
+    #pragma unroll
+    for (int k = 0; k < NORM_RUN / NORM_LANES; k++) sum += x[k];
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) runs[run] = sum;
+}
+
+// One warp: it loads 32 runs at a time, and each of its lanes adds all of them.
+__global__ static void norm_total_kernel(double *total, const double *runs, size_t count) {
+    double sum = 0;
+    for (size_t first = 0; first < count; first += 32) {
+        const double x = first + threadIdx.x < count ? runs[first + threadIdx.x] : 0;
+        for (int j = 0; j < 32; j++) sum += __shfl_sync(0xffffffffu, x, j);
+    }
+    if (threadIdx.x == 0) *total = sum;
+}
+
+// norm_total(), the same bits: *total from `count` sums. order, if not NULL: which ones they are, as
+// numbers of sums. runs: scratch (norm_runs(count)). All of it is device memory.
+static inline void norm_total_gpu(double *total, double *runs, const double *sums,
+                                  const uint32_t *order, size_t count, cudaStream_t stream) {
+    const size_t all = norm_runs(count);
+    if (all > 0)
+        norm_runs_kernel<<<ceil_div(all, NORM_WARPS), 32 * NORM_WARPS, 0, stream>>>(runs, sums,
+                                                                                    order, count);
+    CUDA(cudaGetLastError());
+    norm_total_kernel<<<1, 32, 0, stream>>>(total, runs, all);
+    CUDA(cudaGetLastError());
 }
 #endif  // __CUDACC__
 

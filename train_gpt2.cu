@@ -852,7 +852,7 @@ template <typename X> struct GPT2 {
     cudaEvent_t *returned;      // per segment: the weights that the host updated are back
     cudaEvent_t *slot_free;     // per slot: the state of its last visitor is on the host again
     cudaEvent_t landing_free[2];  // the gradient in this landing has been added to the sum
-    cudaEvent_t step_left;      // loss and block sums of the step are on the host
+    cudaEvent_t step_left;      // loss and norm of the step are on the host
     ZenFlow<X> *zen;            // --offload zenflow; else NULL
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
     const char *pass;           // what forward is part of: "forward", or "evaluate"
@@ -877,12 +877,12 @@ template <typename X> struct GPT2 {
     float *mean_f, *rstd_f;                      // (N), (N)
     X *logits;                                   // (head_rows, Vp)
     float *losses;                               // (N)
-    double *loss;                                // [1]: mean over the step so far
+    double *loss;                                // [2]: mean over the step so far; norm^2
     X *branch;                                   // (N, C): what a layer's branch adds to the stream
     X *dx, *dwide;                               // backward: (N, C), (N, max(F, 3C))
     float *delta;                                // backward: (B, NH, T)
     float *scratch;                              // partial sums of weight gradients over rows
-    double *norm_sums;                           // (blocks)
+    double *norm_sums, *run_sums;                // (blocks), and of runs of them
     int32_t *tokens;                             // (4N + 1): a Staging
     // Page-locked host memory.
     float *host_master, *host_m, *host_v;        // state of the pieces that are not resident
@@ -894,9 +894,8 @@ template <typename X> struct GPT2 {
     // Ordinary host memory.
     int32_t *token_count;                        // (V + 1), for token_order()
     int32_t *inputs, *targets;                   // (N): the batch, as it was read
-    double *host_sums;                           // (blocks)
     double *worker_sums;                         // (blocks): those that the host has computed
-    double *host_loss;                           // [1]
+    double *host_loss;                           // [2], as `loss`
 };
 
 enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits with GPT-2's tokens
@@ -918,6 +917,7 @@ template <typename X> static size_t segment_place(const GPT2<X> *g, int i, bool 
 }
 
 static int zero_stage(const Zero *);
+static size_t zero_all_blocks(const Zero *);
 static void zero_place(const Zero *, int s, Segment *);
 
 // Follows g->choice: cuts what this process updates into pieces and segments, and says where each
@@ -1077,7 +1077,7 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
     BUFFER("activations", N * C * X_, branch);
     BUFFER("logits", min_size(g->head_rows, N) * g->config.vocab_padded * X_, logits);
     BUFFER("logits", N * f32, losses);
-    BUFFER("logits", sizeof(double), loss);
+    BUFFER("logits", 2 * sizeof(double), loss);
     BUFFER("tokens", (4 * N + 1) * sizeof(int32_t), tokens);
     if (g->training) {
         const size_t residents = g->pieces.elements[PIECE_RESIDENT];
@@ -1101,6 +1101,8 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
         BUFFER("backward", N * g->config.heads * f32, delta);
         BUFFER("backward", sum_scratch * f32, scratch);
         BUFFER("backward", g->blocks * sizeof(double), norm_sums);
+        BUFFER("backward", norm_runs(g->zero != NULL ? zero_all_blocks(g->zero) : g->blocks)
+                               * sizeof(double), run_sums);
     }
     #undef BUFFER
     #undef ARENA
@@ -1313,8 +1315,7 @@ template <typename X> static void gpt2_allocate(GPT2<X> *g) {
     g->token_count = (int32_t *)alloc_or_fail(g->config.vocab + 1, sizeof(int32_t), "tokens");
     g->inputs = (int32_t *)alloc_or_fail(N, sizeof(int32_t), "tokens");
     g->targets = (int32_t *)alloc_or_fail(N, sizeof(int32_t), "tokens");
-    g->host_loss = (double *)pinned_alloc(sizeof(double), "loss");
-    g->host_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
+    g->host_loss = (double *)pinned_alloc(2 * sizeof(double), "loss");
     g->worker_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
     if (g->zero != NULL) zero_allocate(g);
     if (g->zen != NULL) zen_allocate(g);
@@ -1332,7 +1333,6 @@ template <typename X> static void gpt2_free(GPT2<X> *g) {
         CUDA(cudaEventDestroy(g->staging[i].copied));
     }
     CUDA(cudaFreeHost(g->host_loss));
-    CUDA(cudaFreeHost(g->host_sums));
     CUDA(cudaFreeHost(g->worker_sums));
     for (cudaEvent_t **events : gpt2_segment_events(g)) {
         for (int i = 0; i < g->segments; i++) CUDA(cudaEventDestroy((*events)[i]));
@@ -1830,33 +1830,28 @@ static void gpt2_backward(GPT2<X> *g, const int32_t *tokens, bool accumulate, bo
 }
 
 // The sum of the squares of all gradients, in the blocks and the order that adam.h defines; and, in
-// *loss, the mean loss of the step. The one place of a step where the host waits for the GPU.
+// *loss, the mean loss of the step. The one place of a step where the host waits for the GPU: for
+// these two numbers. The GPU adds up all sums, those that the host has made, too.
 template <typename X> static double gpt2_grad_norm_squared(GPT2<X> *g, double *loss) {
     const bool on_host = g->accumulating && g->choice.sum_on_host && g->pieces.grads_host > 0;
     if (on_host) order(g, g->host.stream, g->leave);
     if (g->zen != NULL) zen_sums_leave(g);
-    if (g->zero != NULL) {
-        for (int i = 0; on_host && i < g->pieces.count; i++) {
-            const Piece *p = &g->pieces.pieces[i];
-            if (!piece_grad_on_gpu(&g->choice, p))
-                CUDA(cudaMemcpyAsync(g->norm_sums + p->first_block, g->worker_sums + p->first_block,
-                                     p->blocks * sizeof(double), cudaMemcpyHostToDevice, g->leave));
-        }
-        return zero_norm_squared(g, loss);
+    for (int i = 0, end; on_host && i < g->pieces.count; i = end + 1) {
+        const Piece *p = g->pieces.pieces;  // those from i on in one copy
+        for (end = i; end < g->pieces.count && !piece_grad_on_gpu(&g->choice, &p[end]);) end++;
+        if (end == i) continue;
+        const size_t first = p[i].first_block, last = p[end - 1].first_block + p[end - 1].blocks;
+        CUDA(cudaMemcpyAsync(g->norm_sums + first, g->worker_sums + first,
+                             (last - first) * sizeof(double), cudaMemcpyHostToDevice, g->leave));
     }
-    CUDA(cudaMemcpyAsync(g->host_sums, g->norm_sums, g->blocks * sizeof(double),
-                         cudaMemcpyDeviceToHost, g->leave));
-    CUDA(cudaMemcpyAsync(g->host_loss, g->loss, sizeof(double), cudaMemcpyDeviceToHost, g->leave));
+    if (g->zero != NULL) return zero_norm_squared(g, loss);
+    norm_total_gpu(g->loss + 1, g->run_sums, g->norm_sums, NULL, g->blocks, g->leave);
+    CUDA(cudaMemcpyAsync(g->host_loss, g->loss, 2 * sizeof(double), cudaMemcpyDeviceToHost,
+                         g->leave));
     CUDA(cudaEventRecord(g->step_left, g->leave));
     CUDA(cudaEventSynchronize(g->step_left));
-    for (int i = 0; on_host && i < g->pieces.count; i++) {
-        const Piece *p = &g->pieces.pieces[i];
-        if (!piece_grad_on_gpu(&g->choice, p))
-            memcpy(g->host_sums + p->first_block, g->worker_sums + p->first_block,
-                   p->blocks * sizeof(double));
-    }
-    *loss = *g->host_loss;
-    return norm_total(g->host_sums, g->blocks);
+    *loss = g->host_loss[0];
+    return g->host_loss[1];
 }
 
 // Work of the host: one AdamW step of a piece.

@@ -47,17 +47,18 @@ struct Zero {
     int tenant[2];              // stage 3: the segment whose weights are there; 0: none
     bool current[2];            // stage 3: the embeddings' and the tail's weights are gathered
     int segments;
-    size_t *blocks, most;       // of the norm: zero_blocks()
+    size_t *blocks, most;       // of the norm: zero_blocks(),
+    size_t all_blocks;          // and their sum
     size_t reduced_bytes, gathered_bytes;  // that this rank gave away in this step
     double stop;                // the signal that some rank was sent by now, or 0
     bool saved;                 // all ranks' part of the checkpoint is written
     // GPU memory.
     double *mine, *all;         // (ZERO_HEAD + most), (world, ZERO_HEAD + most)
+    uint32_t *order;            // (all_blocks): zero_order(); stage 0 has none
     float *sum;                 // (longest room): a gradient in fp32, if it is summed so
     // Page-locked host memory.
     double *host_mine;          // (ZERO_HEAD)
-    double *host_all;           // as `all`
-    double *ordered;            // (all blocks)
+    double *host_all;           // (world, ZERO_HEAD)
 };
 
 enum { ZERO_LOSS, ZERO_STOP, ZERO_SAVED, ZERO_HEAD };  // what stands before a rank's block sums
@@ -174,6 +175,7 @@ static void zero_place(const Zero *z, int s, Segment *x) {
 }
 
 static size_t zero_exchanged(const Zero *z) { return ZERO_HEAD + z->most; }
+static size_t zero_all_blocks(const Zero *z) { return z->all_blocks; }
 
 // Adds the lines of this file to the memory plan of the GPU; returns how many there are now.
 template <typename X> static int zero_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS], int n) {
@@ -184,12 +186,15 @@ template <typename X> static int zero_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
         z->blocks = (size_t *)alloc_or_fail((size_t)g->segments * z->world, sizeof(size_t),
                                             "gradient norm");
         z->most = zero_blocks(&g->table, z->world, z->rows, z->blocks);
+        for (size_t i = 0; i < (size_t)g->segments * z->world; i++) z->all_blocks += z->blocks[i];
         if (z->stage == 0) z->most = 0;  // every rank has all of them
     }
     for (int i = 0; i < g->segments; i++)
         if (g->segment[i].room > longest) longest = g->segment[i].room;
     list[n++] = Buffer{"backward", zero_exchanged(z) * sizeof(double), &z->mine, true};
     list[n++] = Buffer{"backward", z->world * zero_exchanged(z) * sizeof(double), &z->all, true};
+    if (z->stage > 0)
+        list[n++] = Buffer{"backward", z->all_blocks * sizeof(uint32_t), &z->order, false};
     if (z->reduce_f32) list[n++] = Buffer{"gradients", longest * sizeof(float), &z->sum, true};
     return n;
 }
@@ -203,10 +208,14 @@ template <typename X> static void zero_allocate(GPT2<X> *g) {
         for (int i = 0; i < g->segments; i++) event_make(&(*events)[i]);
     }
     for (int i = 0; i < 2; i++) event_make(&z->place_free[i]);
-    const size_t bytes = z->world * zero_exchanged(z) * sizeof(double);
-    z->host_mine = (double *)pinned_alloc(ZERO_HEAD * sizeof(double), "gradient norm");
-    z->host_all = (double *)pinned_alloc(bytes, "gradient norm");
-    z->ordered = (double *)alloc_or_fail(z->world * z->most, sizeof(double), "gradient norm");
+    const size_t head = ZERO_HEAD * sizeof(double);
+    z->host_mine = (double *)pinned_alloc(head, "gradient norm");
+    z->host_all = (double *)pinned_alloc(z->world * head, "gradient norm");
+    if (z->stage == 0) return;
+    uint32_t *order = (uint32_t *)alloc_or_fail(z->all_blocks, sizeof(uint32_t), "gradient norm");
+    zero_order(order, zero_exchanged(z), z->blocks, g->segments, z->world);
+    gpu_copy(z->order, order, z->all_blocks * sizeof(uint32_t));
+    free(order);
 }
 
 template <typename X> static void zero_free(GPT2<X> *g) {
@@ -222,7 +231,6 @@ template <typename X> static void zero_free(GPT2<X> *g) {
     CUDA(cudaStreamDestroy(z->stream));
     CUDA(cudaFreeHost(z->host_mine));
     CUDA(cudaFreeHost(z->host_all));
-    free(z->ordered);
     free(z->blocks);
     free(z->begin);
     free(z);
@@ -261,8 +269,9 @@ template <typename X> static cudaEvent_t gradient_event(const GPT2<X> *g, size_t
 }
 
 // gpt2_grad_norm_squared() of several ranks: behind what the leave stream has been given, each
-// rank's part of the loss and its block sums go to all others, which add them up in one order. So
-// does what a rank wants the others to know.
+// rank's part of the loss and its block sums go to all others, and each rank's GPU adds up all of
+// them in one order. (Sums of runs would be fewer, but shards cut runs.) What a rank wants the
+// others to know goes with them.
 template <typename X> static double zero_norm_squared(GPT2<X> *g, double *loss) {
     Zero *z = g->zero;
     const size_t n = zero_exchanged(z), own = z->stage == 0 ? 0 : g->blocks;
@@ -274,28 +283,27 @@ template <typename X> static double zero_norm_squared(GPT2<X> *g, double *loss) 
                          g->leave));
     CUDA(cudaMemcpyAsync(z->mine + ZERO_HEAD, g->norm_sums, own * sizeof(double),
                          cudaMemcpyDeviceToDevice, g->leave));
-    if (z->stage == 0)
-        CUDA(cudaMemcpyAsync(g->host_sums, g->norm_sums, g->blocks * sizeof(double),
-                             cudaMemcpyDeviceToHost, g->leave));
     order(g, g->leave, z->stream);
     all_gather(z, z->all, z->mine, n);
-    CUDA(cudaMemcpyAsync(z->host_all, z->all, z->world * n * sizeof(double), cudaMemcpyDeviceToHost,
+    norm_total_gpu(g->loss + 1, g->run_sums, z->stage == 0 ? g->norm_sums : z->all + ZERO_HEAD,
+                   z->order, z->all_blocks, z->stream);
+    CUDA(cudaMemcpyAsync(g->host_loss + 1, g->loss + 1, sizeof(double), cudaMemcpyDeviceToHost,
                          z->stream));
+    CUDA(cudaMemcpy2DAsync(z->host_all, ZERO_HEAD * sizeof(double), z->all, n * sizeof(double),
+                           ZERO_HEAD * sizeof(double), z->world, cudaMemcpyDeviceToHost,
+                           z->stream));
     CUDA(cudaEventRecord(g->step_left, z->stream));
     CUDA(cudaEventSynchronize(g->step_left));
     *loss = z->stop = 0;
     z->saved = true;
     for (size_t r = 0; r < z->world; r++) {
-        const double *theirs = z->host_all + r * n;
+        const double *theirs = z->host_all + r * ZERO_HEAD;
         *loss += theirs[ZERO_LOSS];
         z->stop = fmax(z->stop, theirs[ZERO_STOP]);
         z->saved = z->saved && theirs[ZERO_SAVED] != 0;
     }
     if (z->stop != 0) stop_requested = (int)z->stop;
-    if (z->stage == 0) return norm_total(g->host_sums, g->blocks);
-    const size_t blocks = zero_order(z->ordered, z->host_all + ZERO_HEAD, n, z->blocks, g->segments,
-                                     z->world);
-    return norm_total(z->ordered, blocks);
+    return g->host_loss[1];
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -119,18 +119,15 @@ static inline size_t zero_blocks(const GPT2Table *t, size_t world, bool rows, si
     return most;
 }
 
-// Brings the block sums of all ranks, (world, stride), into the arena's order, in which every stage
-// adds them up; counts are zero_blocks(). Returns how many there are.
-static inline size_t zero_order(double *ordered, const double *all, size_t stride,
-                                const size_t *counts, int segments, size_t world) {
+// The order in which every stage adds up the block sums of all ranks, (world, stride): the arena's.
+// order: their numbers in that array; counts are zero_blocks(). Returns how many there are.
+static inline size_t zero_order(uint32_t *order, size_t stride, const size_t *counts, int segments,
+                                size_t world) {
     size_t *taken = (size_t *)alloc_or_fail(world, sizeof(size_t), "gradient norm"), n = 0;
     for (int s = 0; s < segments; s++)
-        for (size_t r = 0; r < world; r++) {
-            const size_t blocks = counts[(size_t)s * world + r];
-            memcpy(ordered + n, all + r * stride + taken[r], blocks * sizeof(double));
-            taken[r] += blocks;
-            n += blocks;
-        }
+        for (size_t r = 0; r < world; r++)
+            for (size_t i = 0; i < counts[(size_t)s * world + r]; i++)
+                order[n++] = (uint32_t)(r * stride + taken[r]++);
     free(taken);
     return n;
 }

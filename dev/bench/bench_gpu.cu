@@ -191,13 +191,17 @@ template <typename X> static void bench_shape(const Shape *s) {
     const AdamStep step = adam_step_prepare(1e-4, 0.9, 0.95, 1e-8, 0.1, 1, 1);
     uint16_t *rounded = E == 2 ? (uint16_t *)(void *)wte : NULL;
     BENCH("gradient norm", 0, n * E, norm_block_sums_gpu(wte, E == 2, &run, 1, sums, stream));
+    double *total = (double *)gpu_alloc((1 + norm_runs(norm_blocks(n))) * sizeof *total,
+                                        "a benchmark");
+    BENCH("gradient norm, total", 0, norm_blocks(n) * sizeof *sums,
+          norm_total_gpu(total, total + 1, sums, NULL, norm_blocks(n), stream));
     BENCH("AdamW", 0, n * (24 + E + (E == 2 ? 2 : 0)),
           adam_update_gpu(p, m, v, wte, E == 2, rounded, &run, 1, &step, stream));
 
     CUDA(cudaStreamSynchronize(stream));
     void *const blocks[] = {x, x2, x3, qkv, dqkv, fc, act, w, dw, bias, dbias, wte, wpe, logits,
                             mean, rstd, losses, lse, delta, dwte, scratch, tokens, order_rows,
-                            order_first, p, m, v, sums};
+                            order_first, p, m, v, sums, total};
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) CUDA(cudaFree(blocks[i]));
     free(host);
 }

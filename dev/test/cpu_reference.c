@@ -88,6 +88,7 @@ void cpu_adam_update(float *p, float *m, float *v, const void *grad, bool grad_i
 void cpu_norm_sums(const void *grad, bool is_bf16, size_t n, double *sums) {
     norm_sums(grad, is_bf16, n, sums);
 }
+double cpu_norm_total(const double *sums, size_t count) { return norm_total(sums, count); }
 
 // --- the model -------------------------------------------------------------------------------
 

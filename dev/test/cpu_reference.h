@@ -40,6 +40,7 @@ void cpu_crossentropy(float *losses, float *logits, const int32_t *targets, floa
 void cpu_adam_update(float *p, float *m, float *v, const void *grad, bool grad_is_bf16,
                      uint16_t *p_bf16, size_t n, const AdamStep *step, bool decay);
 void cpu_norm_sums(const void *grad, bool is_bf16, size_t n, double *sums);
+double cpu_norm_total(const double *sums, size_t count);
 
 // --- the model -------------------------------------------------------------------------------
 

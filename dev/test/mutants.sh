@@ -80,7 +80,9 @@ gradient: wire's chunks overlap on the host :: train_gpt2.cu :: copy_out(g, host
 gradient: wire's chunks begin too late :: train_gpt2.cu :: at < p->length; at += WIRE_CHUNK :: WIRE_CHUNK :: WIRE_CHUNK + 8
 gradient: wire's last chunk is too short :: train_gpt2.cu :: min_size(WIRE_CHUNK, p->length - at) :: p->length - at :: p->length - at - 8
 gradient: places on the host overlap :: offload.h :: *grads += p->length :: p->length :: p->length - 128
-norm: the host's blocks not merged :: train_gpt2.cu :: (last) for (int i = 0; on_host && i < :: on_host && i < g->pieces.count :: false
+norm: the host's blocks not merged :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(g->norm_sums + first, g->worker_sums + first
+norm: the host's first block alone :: train_gpt2.cu :: (last - first) * sizeof(double), cudaMemcpyHostToDevice :: (last - first) * sizeof(double) :: sizeof(double)
+norm: one block short :: train_gpt2.cu :: norm_total_gpu(g->loss + 1, g->run_sums :: g->blocks :: g->blocks - 1
 norm: the host's blocks of one micro-batch :: train_gpt2.cu :: last ? g->worker_sums :: last :: !accumulate
 norm: two pieces share a block :: offload.h :: block += norm_blocks(to - from) :: norm_blocks(to - from) :: norm_blocks(to - from) - (to - from > 9000)
 order: a piece is updated twice :: train_gpt2.cu :: else if (i < early) :: early :: early + 1
@@ -262,10 +264,10 @@ zero sum: not in fp32 :: zero.cuh :: z->reduce_f32 = o->grad_reduce :: o->grad_r
 zero sum: second half alone :: zero.cuh :: accumulate_gradient(z->sum, grad, x->room, true :: x->room :: x->room / 2
 zero sum: stage 0 keeps its shard :: zero.cuh :: if (z->stage == 0) all_gather(z, grad
 zero sum: stage 0 gets the first shard of all :: zero.cuh :: if (z->stage == 0) all_gather(z, grad :: z->rank * x->cut :: 0
-zero norm: the host's blocks not merged :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(g->norm_sums + p->first_block, g->worker_sums
-zero norm: ranks in the other order :: zero.h :: memcpy(ordered + n, all + r * stride :: r * stride :: (world - 1 - r) * stride
-zero norm: a rank's first blocks again :: zero.h :: taken[r] += blocks
-zero norm: of as many as this rank has :: zero.cuh :: return norm_total(z->ordered, blocks) :: blocks :: g->blocks
+zero norm: the host's blocks not merged :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(g->norm_sums + first, g->worker_sums + first
+zero norm: ranks in the other order :: zero.h :: order[n++] = (uint32_t)(r * stride :: r * stride :: (world - 1 - r) * stride
+zero norm: a rank's first blocks again :: zero.h :: order[n++] = (uint32_t)(r * stride :: taken[r]++ :: i
+zero norm: of as many as this rank has :: zero.cuh :: z->order, z->all_blocks, z->stream :: z->all_blocks :: g->blocks
 zero norm: sums of all, one short :: zero.cuh :: CUDA(cudaMemcpyAsync(z->mine + ZERO_HEAD, g->norm_sums :: own * sizeof(double) :: (own > 0 ? own - 1 : 0) * sizeof(double)
 zero loss: of rank 0 :: zero.cuh :: *loss += theirs[ZERO_LOSS] :: theirs[ZERO_LOSS] :: z->host_all[ZERO_LOSS]
 zero flag: signal of rank 0 alone :: zero.cuh :: z->stop = fmax(z->stop, theirs[ZERO_STOP]) :: theirs[ZERO_STOP] :: z->host_all[ZERO_STOP]

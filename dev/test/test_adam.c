@@ -406,9 +406,6 @@ static void norm_is_its_definition(void) {
                   (double)exact);
         }
     use_threads(0);
-    const double in_order[3] = {1, 0x1p-53, 0x1p-53}, other[3] = {0x1p-53, 0x1p-53, 1};
-    CHECK(norm_total(in_order, 3) == 1, "the order of the blocks is the order of the sum");
-    CHECK(norm_total(other, 3) == 1 + 0x1p-52, "the order of the blocks is the order of the sum");
     CHECK(norm_total(sums, 0) == 0, "nothing");
     // squares of the largest and the smallest numbers are representable
     g[0] = FLT_MAX; g[1] = from_bits(1);
@@ -419,6 +416,50 @@ static void norm_is_its_definition(void) {
     free(g);
     free(g16);
     free(wide);
+}
+
+// Of the blocks' sums: each run of 1024 in 32 lanes, which are folded, and the runs in order. The
+// sums are such that another order would be another number.
+static void total_is_its_definition(void) {
+    static const size_t counts[] = {1, 2, 31, 32, 33, 64, 65, 1023, 1024, 1025, 1057, 2048, 3072,
+                                    5000, 40 * 1024 + 7};
+    enum { MOST = 40 * 1024 + 7 };
+    double *sums = (double *)alloc_or_fail(MOST, sizeof(double), "sums");
+    float *x = (float *)alloc_or_fail(MOST, sizeof(float), "sums");
+    rng_normals(x, MOST, 8, 0, 0, 0);
+    for (size_t i = 0; i < MOST; i++) sums[i] = exp(3 * (double)x[i]);
+    for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
+        const size_t n = counts[k];
+        double total = 0, plain = 0;
+        for (size_t first = 0; first < n; first += 1024) {
+            double lane[32];
+            for (size_t j = 0; j < 32; j++) {
+                lane[j] = 0;
+                for (size_t i = j; i < 1024 && first + i < n; i += 32) lane[j] += sums[first + i];
+            }
+            for (size_t half = 16; half >= 1; half /= 2)
+                for (size_t j = 0; j < half; j++) lane[j] += lane[j + half];
+            total += lane[0];
+        }
+        for (size_t i = 0; i < n; i++) plain += sums[i];
+        const double got = norm_total(sums, n);
+        CHECK(got == total, "%zu blocks: %.17g, not %.17g", n, got, total);
+        CHECK(n <= 1025 || got != plain, "%zu blocks: another order would not be noticed", n);
+        CHECK(fabs(got - plain) <= 1e-12 * plain, "%zu blocks: %.17g %.17g", n, got, plain);
+    }
+    // one lane, one run: in order; two lanes, two runs: the big number swallows what comes alone
+    double *at = sums;
+    memset(sums, 0, MOST * sizeof *sums);
+    at[0] = 1; at[32] = at[64] = 0x1p-53;
+    CHECK(norm_total(sums, MOST) == 1, "a lane adds in order");
+    at[32] = at[64] = 0; at[17] = at[33] = 0x1p-53;
+    CHECK(norm_total(sums, MOST) == 1 + 0x1p-52, "lane 17 and lane 1 meet before lane 0");
+    at[17] = at[33] = 0; at[1024] = at[1025] = 0x1p-53;
+    CHECK(norm_total(sums, MOST) == 1 + 0x1p-52, "a run is added up before it is added");
+    at[1025] = 0; at[2048] = 0x1p-53;
+    CHECK(norm_total(sums, MOST) == 1, "runs are added in order");
+    free(sums);
+    free(x);
 }
 
 static bool same_double(double a, double b) {
@@ -497,6 +538,7 @@ int main(void) {
     RUN(first_step_is_known);
     RUN(tiny_moments_become_zero);
     RUN(norm_is_its_definition);
+    RUN(total_is_its_definition);
     RUN(accumulation_is_its_definition);
     RUN(clip_scale_cases);
     return test_summary();

@@ -674,6 +674,45 @@ static void norm_case(bool is_bf16, bool wild, int count) {
     free(g); free(g16);
 }
 
+// The sum of the blocks' sums, which are such that another order would give another number; also
+// where they are not in order, as those of several ranks.
+static void total_case(size_t count, bool shuffled) {
+    set_shape("%zu blocks, shuffled %d", count, shuffled);
+    const size_t room = count + 3;
+    double *sums = (double *)alloc_or_fail(2 * room, sizeof(double), "test"), *given = sums + room;
+    uint32_t *order = (uint32_t *)alloc_or_fail(room, sizeof(uint32_t), "test");
+    float *x = normals<float>(room, 8, 0, 3);
+    for (size_t i = 0; i < room; i++) sums[i] = given[i] = exp((double)x[i]);
+    for (size_t i = 0; i < count; i++) {
+        order[i] = (uint32_t)((i * 7919 + 2) % room);  // prime, and no divisor of any room here
+        if (shuffled) given[order[i]] = sums[i];
+    }
+    const double want = cpu_norm_total(sums, count);
+    double plain = 0, got;
+    for (size_t i = 0; i < count; i++) plain += sums[i];
+    CHECK(count < 1000 || plain != want, "another order would not be noticed");
+    TWICE {
+        double *total = (double *)device_bytes(NULL, sizeof(double));
+        norm_total_gpu(total, (double *)device_bytes(NULL, norm_runs(count) * sizeof(double)),
+                       (double *)device_bytes(given, room * sizeof(double)),
+                       shuffled ? (uint32_t *)device_bytes(order, room * sizeof(uint32_t)) : NULL,
+                       count, stream);
+        host_bytes(&got, total, sizeof got);
+        CHECK(memcmp(&got, &want, 8) == 0, "%.17g, not %.17g", got, want);
+        hash_device(total, sizeof(double));
+    }
+    free(sums); free(order); free(x);
+}
+
+static void total_is_the_cpu_s_bit_for_bit(void) {
+    static const size_t counts[] = {0, 1, 2, 31, 32, 33, 1023, 1024, 1025, 8 * 1024, 8 * 1024 + 1,
+                                    32 * 1024, 33 * 1024, 40 * 1024 + 7, 67 * 1024 + 1000};
+    for (size_t count : counts) {
+        total_case(count, false);
+        total_case(count, true);
+    }
+}
+
 static void norm_is_the_cpu_s_bit_for_bit(void) {
     for (int mode = 0; mode < 4; mode++) {
         norm_case(mode & 1, mode >> 1, RUNS);
@@ -725,6 +764,7 @@ int main(void) {
     RUN(gradients<bf16>);
     RUN(adam_is_the_cpu_s_bit_for_bit);
     RUN(norm_is_the_cpu_s_bit_for_bit);
+    RUN(total_is_the_cpu_s_bit_for_bit);
     CUDA(cudaStreamDestroy(stream));
     return test_summary();
 }
