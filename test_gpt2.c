@@ -74,9 +74,9 @@ static void gpt2_load(Model *g, const char *dir, size_t B, size_t T, size_t accu
 // Forward and backward of one of a step's `accum` micro-batches.
 static void micro_batch(Model *g, const int32_t *inputs, const int32_t *targets, size_t B, size_t T,
                         size_t micro, size_t accum, float *logits) {
-    gpt2_forward(g, inputs, B, T);
-    gpt2_head(g, targets, 1.0f / (float)(B * T * accum), 1 / (double)accum, micro > 0, logits);
-    gpt2_backward(g, inputs, micro > 0, micro + 1 == accum);
+    gpt2_forward(g, inputs, targets, B, T);
+    gpt2_head(g, 1.0f / (float)(B * T * accum), 1 / (double)accum, micro > 0, logits);
+    gpt2_backward(g, micro > 0, micro + 1 == accum);
 }
 
 // The square of the gradient's norm, and the loss, of the step.

@@ -800,11 +800,10 @@ typedef struct {
     size_t leaving;      // elements of its gradient that wait for the update on the host
 } Segment;
 
-// Tokens on their way to the GPU: page-locked host memory, in two sets, so that the host may fill
-// one while the copy of the other still waits in the stream.
+// What a micro-batch needs of the host, on its way to the GPU in one copy: page-locked memory, in two
+// sets, so that the host may fill one while the copy of the other still waits in the stream.
 typedef struct {
-    int32_t *inputs, *targets;   // (N), (N)
-    int32_t *rows, *first;       // TokenOrder of the inputs: (N), (N + 1)
+    int32_t *tokens;             // inputs (N), targets (N), TokenOrder's rows (N), first (N + 1)
     cudaEvent_t copied;
 } Staging;
 
@@ -883,7 +882,7 @@ template <typename X> struct GPT2 {
     float *delta;                                // backward: (B, NH, T)
     float *scratch;                              // partial sums of weight gradients over rows
     double *norm_sums, *run_sums;                // (blocks), and of runs of them
-    int32_t *tokens;                             // (4N + 1): a Staging
+    int32_t *tokens;                             // (4N + 1), as in Staging, with this batch's N
     // Page-locked host memory.
     float *host_master, *host_m, *host_v;        // state of the pieces that are not resident
     void *host_grads;                            // gradients for the update; see host_grad()
@@ -891,6 +890,7 @@ template <typename X> struct GPT2 {
     X *landing;                                  // (2, longest segment), if the host sums gradients
     Staging staging[2];
     int turn;                                    // the staging in use
+    TokenOrder by_token;                         // of the inputs, on the GPU
     // Ordinary host memory.
     int32_t *token_count;                        // (V + 1), for token_order()
     int32_t *inputs, *targets;                   // (N): the batch, as it was read
@@ -1306,10 +1306,7 @@ template <typename X> static void gpt2_allocate(GPT2<X> *g) {
     event_make(&g->step_left, g->offloaded);
     for (int i = 0; i < 2; i++) {
         Staging *s = &g->staging[i];
-        s->inputs = (int32_t *)pinned_alloc((4 * N + 1) * sizeof(int32_t), "tokens");
-        s->targets = s->inputs + N;
-        s->rows = s->inputs + 2 * N;
-        s->first = s->inputs + 3 * N;
+        s->tokens = (int32_t *)pinned_alloc((4 * N + 1) * sizeof(int32_t), "tokens");
         event_make(&s->copied, g->offloaded);
     }
     g->token_count = (int32_t *)alloc_or_fail(g->config.vocab + 1, sizeof(int32_t), "tokens");
@@ -1329,7 +1326,7 @@ template <typename X> static void gpt2_free(GPT2<X> *g) {
     for (int i = 0; i < n; i++) CUDA(cudaFree(buffer_get(&list[i])));
     matmul_close(&g->lt);
     for (int i = 0; i < 2; i++) {
-        CUDA(cudaFreeHost(g->staging[i].inputs));
+        CUDA(cudaFreeHost(g->staging[i].tokens));
         CUDA(cudaEventDestroy(g->staging[i].copied));
     }
     CUDA(cudaFreeHost(g->host_loss));
@@ -1419,14 +1416,28 @@ template <typename X> static LayerActs<X> layer_acts(const GPT2<X> *g, size_t l)
         g->fc + l * N * F, g->act + l * N * F};
 }
 
-// Copies `count` integers of the staging in use to their place on the GPU, and returns that place.
-template <typename X> static int32_t *upload(GPT2<X> *g, const int32_t *host, size_t count) {
+// Everything that a micro-batch of N tokens needs of the host goes to the GPU in one copy: a short one
+// waits for long ones that other streams have begun, and should do so once. targets may be NULL.
+template <typename X>
+static void upload(GPT2<X> *g, const int32_t *inputs, const int32_t *targets, size_t N) {
+    g->turn = 1 - g->turn;
     Staging *s = &g->staging[g->turn];
-    int32_t *device = g->tokens + (host - s->inputs);
-    CUDA(cudaMemcpyAsync(device, host, count * sizeof(int32_t), cudaMemcpyHostToDevice,
+    int32_t *host = s->tokens, *rows = host + 2 * N, *first = host + 3 * N;
+    size_t count = N;
+    CUDA(cudaEventSynchronize(s->copied));  // of two forwards ago
+    memcpy(host, inputs, N * sizeof(int32_t));
+    if (targets != NULL) {
+        memcpy(host + N, targets, N * sizeof(int32_t));
+        count = 2 * N;
+    }
+    if (targets != NULL && g->training) {  // for backward
+        g->by_token = TokenOrder{g->tokens + 2 * N, g->tokens + 3 * N, 0};
+        g->by_token.groups = token_order(rows, first, g->token_count, inputs, N, g->config.vocab);
+        count = 3 * N + g->by_token.groups + 1;
+    }
+    CUDA(cudaMemcpyAsync(g->tokens, host, count * sizeof(int32_t), cudaMemcpyHostToDevice,
                          g->compute));
     CUDA(cudaEventRecord(s->copied, g->compute));
-    return device;
 }
 
 // For the timeline: from here on the compute stream works on segment s; NULL: on nothing.
@@ -1497,21 +1508,19 @@ template <typename X> static void layer_forward(GPT2<X> *g, size_t l, const Laye
     }
 }
 
-// From tokens (B, T), on the host, to the normalised output of the last layer, g->ln_f (N, C).
+// From inputs (B, T), on the host, to the normalised output of the last layer, g->ln_f (N, C). The
+// targets (B, T) go to the GPU with them, for gpt2_head(); NULL, where that will not be called.
 // Queues the work and returns.
 template <typename X>
-static void gpt2_forward(GPT2<X> *g, const int32_t *tokens, size_t B, size_t T) {
+static void gpt2_forward(GPT2<X> *g, const int32_t *inputs, const int32_t *targets, size_t B,
+                         size_t T) {
     const size_t C = g->config.channels, F = g->config.ffn, N = B * T, L = g->config.layers;
     cudaStream_t stream = g->compute;
     g->B = B;
     g->T = T;
-    g->turn = 1 - g->turn;
-    Staging *staging = &g->staging[g->turn];
-    CUDA(cudaEventSynchronize(staging->copied));  // of two forwards ago
-    memcpy(staging->inputs, tokens, N * sizeof(int32_t));
-    const int32_t *inputs = upload(g, staging->inputs, N);
+    upload(g, inputs, targets, N);
     weights_begin(g, 0);
-    encoder_forward(g->x, inputs, tensor(g, g->table.wte), tensor(g, g->table.wpe), B, T, C,
+    encoder_forward(g->x, g->tokens, tensor(g, g->table.wte), tensor(g, g->table.wpe), B, T, C,
                     stream);
     LayerActs<X> a = layer_acts(g, 0);
     X *w[LAYER_TENSORS], *next[LAYER_TENSORS];
@@ -1547,21 +1556,19 @@ static void gpt2_forward(GPT2<X> *g, const int32_t *tokens, size_t B, size_t T) 
 // branch = dln_f, and the head's weight gradient in dwte, summed in fp32. With 0 it only evaluates.
 // all_logits (N, Vp), if not NULL, is host memory and receives the logits.
 template <typename X>
-static void gpt2_head(GPT2<X> *g, const int32_t *targets, float grad_scale, double share,
-                      bool accumulate, float *all_logits) {
+static void gpt2_head(GPT2<X> *g, float grad_scale, double share, bool accumulate,
+                      float *all_logits) {
     const size_t C = g->config.channels, V = g->config.vocab, Vp = g->config.vocab_padded;
     const size_t N = g->B * g->T;
     const X *w = tensor(g, g->table.lm_head);
-    Staging *staging = &g->staging[g->turn];
-    memcpy(staging->targets, targets, N * sizeof(int32_t));
-    const int32_t *wanted = upload(g, staging->targets, N);
+    const int32_t *targets = g->tokens + N;
     for (size_t first = 0; first < N; first += g->head_rows) {
         const size_t rows = min_size(g->head_rows, N - first);
         const X *inp = g->ln_f + first * C;
         gemm(&g->lt, false, true, rows, Vp, C, inp, C, w, C, g->logits, Vp, nullptr,
              false, GEMM_PLAIN, nullptr, g->compute);
         if (all_logits != NULL) download(all_logits + first * Vp, g->logits, rows * Vp, g->compute);
-        crossentropy(g->losses + first, g->logits, wanted + first, grad_scale, rows, V, Vp,
+        crossentropy(g->losses + first, g->logits, targets + first, grad_scale, rows, V, Vp,
                      g->compute);
         if (grad_scale == 0) continue;
         gemm(&g->lt, false, false, rows, C, Vp, g->logits, Vp, w, C, g->branch + first * C, C,
@@ -1761,7 +1768,7 @@ template <typename X> static void visitors_begin(GPT2<X> *g) {
 // residual stream: every branch reads it, and adds its own part where it left the stream.
 // `accumulate`: not the step's first micro-batch; `last`: its last.
 template <typename X>
-static void gpt2_backward(GPT2<X> *g, const int32_t *tokens, bool accumulate, bool last) {
+static void gpt2_backward(GPT2<X> *g, bool accumulate, bool last) {
     const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads;
     const size_t B = g->B, T = g->T, N = B * T, L = g->config.layers;
     const GPT2Table *t = &g->table;
@@ -1816,13 +1823,7 @@ static void gpt2_backward(GPT2<X> *g, const int32_t *tokens, bool accumulate, bo
 
     // A tied head has left its part in dwte; the embeddings add theirs, and the sum is rounded.
     gradient_begin(g, 0);
-    Staging *staging = &g->staging[g->turn];
-    TokenOrder order;
-    order.groups = token_order(staging->rows, staging->first, g->token_count, tokens, N,
-                               g->config.vocab);
-    order.rows = upload(g, staging->rows, N);
-    order.first = upload(g, staging->first, order.groups + 1);
-    encoder_backward(g->dwte, tensor_grad(g, t->wpe), dx, g->tokens, order, B, T, C, stream);
+    encoder_backward(g->dwte, tensor_grad(g, t->wpe), dx, g->tokens, g->by_token, B, T, C, stream);
     round_gradient(tensor_grad(g, t->wte), g->dwte, t->tensors[t->wte].size, stream);
     const size_t unused = (g->config.context - T) * C * sizeof(X);  // positions without a gradient
     CUDA(cudaMemsetAsync(tensor_grad(g, t->wpe) + T * C, 0, unused, stream));
@@ -2025,7 +2026,7 @@ static void gpt2_next(GPT2<X> *g, const int32_t *tokens, size_t count, float *lo
     const size_t T = min_size(round_up(count, 64), g->config.context);
     memset(g->inputs, 0, T * sizeof(int32_t));
     memcpy(g->inputs, tokens, count * sizeof(int32_t));
-    gpt2_forward(g, g->inputs, 1, T);
+    gpt2_forward(g, g->inputs, NULL, 1, T);
     gemm(&g->lt, false, true, 1, Vp, C, g->ln_f + (count - 1) * C, C, tensor(g, g->table.lm_head),
          C, g->logits, Vp, nullptr, false, GEMM_PLAIN, nullptr, g->compute);
     compute_span(g, NULL, 0);
@@ -2063,8 +2064,8 @@ static bool evaluate(GPT2<X> *g, const Run *r, Log *log, size_t step, Error *err
         const size_t rows = min_size(r->B, sequences - first);
         if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, err)) return false;
         g->pass = "evaluate";
-        gpt2_forward(g, g->inputs, rows, r->T);
-        gpt2_head(g, g->targets, 0, 1, false, NULL);
+        gpt2_forward(g, g->inputs, g->targets, rows, r->T);
+        gpt2_head(g, 0, 1, false, NULL);
         g->pass = "forward";
         mine[i] = gpt2_loss(g) * (double)rows;
     }
@@ -2490,9 +2491,9 @@ template <typename X> static int train(Run *r) {
         float *logits = (float *)alloc_or_fail(N * g->config.vocab_padded, sizeof(float), "logits");
         float *grads = (float *)alloc_or_fail(P, sizeof(float), "gradients");
         if (!run_batch(r, &r->train, 0, r->B, g->inputs, g->targets, &err)) die("%s", err.text);
-        gpt2_forward(g, g->inputs, r->B, r->T);
-        gpt2_head(g, g->targets, 1.0f / (float)N, 1, false, logits);
-        gpt2_backward(g, g->inputs, false, true);
+        gpt2_forward(g, g->inputs, g->targets, r->B, r->T);
+        gpt2_head(g, 1.0f / (float)N, 1, false, logits);
+        gpt2_backward(g, false, true);
         download(grads, g->grads, P, g->compute);
         run_dump(r, g->inputs, g->targets, gpt2_loss(g), logits, grads);
         return 0;
@@ -2540,10 +2541,10 @@ template <typename X> static int train(Run *r) {
                     save_now(g, r, step - 1, true, &state);
                 die("%s", err.text);  // a damaged token file
             }
-            gpt2_forward(g, g->inputs, r->B, r->T);
-            gpt2_head(g, g->targets, 1.0f / (float)r->step_tokens,
-                      1 / (double)(o->accum * r->world), micro > 0, NULL);
-            gpt2_backward(g, g->inputs, micro > 0, last);
+            gpt2_forward(g, g->inputs, g->targets, r->B, r->T);
+            gpt2_head(g, 1.0f / (float)r->step_tokens, 1 / (double)(o->accum * r->world), micro > 0,
+                      NULL);
+            gpt2_backward(g, micro > 0, last);
         }
 
         // Wait for the loss and the norm; clip to --clip by it, and queue the update, in streams of

@@ -6,10 +6,17 @@
 #include "../../zenflow.h"
 
 // What a step must not do is counted: the trainer below is compiled with these.
-static struct { int waits, allocations, events; } counted;  // events: those waited for
+static struct {
+    int waits, allocations, events;  // events: those waited for
+    int copies[8];                   // asynchronous ones, by their direction,
+    size_t bytes[8];                 // and theirs
+} counted;
 #define cudaStreamSynchronize(...) (counted.waits++, cudaStreamSynchronize(__VA_ARGS__))
 #define cudaDeviceSynchronize(...) (counted.waits++, cudaDeviceSynchronize(__VA_ARGS__))
 #define cudaMemcpy(...) (counted.waits++, cudaMemcpy(__VA_ARGS__))
+#define cudaMemcpyAsync(to, from, size, kind, stream) \
+    (counted.copies[kind]++, counted.bytes[kind] += (size), \
+     cudaMemcpyAsync(to, from, size, kind, stream))
 #define cudaEventSynchronize(...) (counted.events++, cudaEventSynchronize(__VA_ARGS__))
 #define cudaMalloc(...) (counted.allocations++, cudaMalloc(__VA_ARGS__))
 #define cudaFree(...) (counted.allocations++, cudaFree(__VA_ARGS__))
@@ -195,10 +202,9 @@ static double gpu_gradient(GPT2<X> *g, const Shape *s, const int32_t *inputs,
     const size_t N = s->B * s->T;
     double loss;
     for (size_t micro = 0; micro < s->accum; micro++) {
-        gpt2_forward(g, inputs + micro * N, s->B, s->T);
-        gpt2_head(g, targets + micro * N, 1.0f / (float)(N * s->accum), 1 / (double)s->accum,
-                  micro > 0, NULL);
-        gpt2_backward(g, inputs + micro * N, micro > 0, micro + 1 == s->accum);
+        gpt2_forward(g, inputs + micro * N, targets + micro * N, s->B, s->T);
+        gpt2_head(g, 1.0f / (float)(N * s->accum), 1 / (double)s->accum, micro > 0, NULL);
+        gpt2_backward(g, micro > 0, micro + 1 == s->accum);
     }
     *norm_squared = gpt2_grad_norm_squared(g, &loss);
     return loss;
@@ -260,8 +266,8 @@ static uint64_t train_steps(GPT2<X> *g, const Shape *s, const Recipe *r, size_t 
         numbers[0] = gpu_step(g, now, r, step, inputs, targets, &numbers[1]);
         hash = hash_with(hash, numbers, sizeof numbers);
         if (evaluations == NULL) continue;
-        gpt2_forward(g, targets, (s->B + 1) / 2, s->T);
-        gpt2_head(g, inputs, 0, 1, false, NULL);
+        gpt2_forward(g, targets, inputs, (s->B + 1) / 2, s->T);
+        gpt2_head(g, 0, 1, false, NULL);
         const double loss = gpt2_loss(g);
         CHECK(loss > 0 && loss < 20, "%s: evaluation gives %g", s->name, loss);
         *evaluations = hash_with(step == 1 ? 0 : *evaluations, &loss, sizeof loss);

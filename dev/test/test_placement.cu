@@ -410,11 +410,11 @@ static Times measure(const Placement *where, bool apart) {
     double norm_squared, loss, at[5] = {0};
     for (size_t step = 1; step <= 2; step++) {
         at[0] = emu_virtual_now();
-        gpt2_forward(g, inputs, s.B, s.T);
-        gpt2_head(g, targets, 1.0f / (float)(s.B * s.T), 1, false, NULL);
+        gpt2_forward(g, inputs, targets, s.B, s.T);
+        gpt2_head(g, 1.0f / (float)(s.B * s.T), 1, false, NULL);
         CUDA(cudaStreamSynchronize(g->compute));
         at[1] = emu_virtual_now();
-        gpt2_backward(g, inputs, false, true);
+        gpt2_backward(g, false, true);
         if (where->serial) CUDA(cudaStreamSynchronize(g->compute));
         norm_squared = gpt2_grad_norm_squared(g, &loss);
         CUDA(cudaStreamSynchronize(g->out));
@@ -425,7 +425,7 @@ static Times measure(const Placement *where, bool apart) {
         if (apart || step == 1) gpt2_update_wait(g);
         at[3] = emu_virtual_now();
     }
-    gpt2_forward(g, inputs, s.B, s.T);
+    gpt2_forward(g, inputs, NULL, s.B, s.T);
     CUDA(cudaStreamSynchronize(g->compute));
     at[4] = emu_virtual_now();
     free(params);

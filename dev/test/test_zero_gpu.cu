@@ -509,10 +509,9 @@ template <typename X> static void rank_train(const Config *c, Shared *to) {
         shape_batch(now, step, inputs, targets);
         for (size_t micro = 0; micro < c->accum; micro++) {
             const size_t at = (micro * R + rank) * N;
-            gpt2_forward(g, inputs + at, now->B, now->T);
-            gpt2_head(g, targets + at, 1.0f / (float)(N * all.accum), 1 / (double)all.accum,
-                      micro > 0, NULL);
-            gpt2_backward(g, inputs + at, micro > 0, micro + 1 == c->accum);
+            gpt2_forward(g, inputs + at, targets + at, now->B, now->T);
+            gpt2_head(g, 1.0f / (float)(N * all.accum), 1 / (double)all.accum, micro > 0, NULL);
+            gpt2_backward(g, micro > 0, micro + 1 == c->accum);
         }
         if (step == 2 && rank == R - 1) {  // of which all ranks learn
             stop_requested = 15;
@@ -532,8 +531,8 @@ template <typename X> static void rank_train(const Config *c, Shared *to) {
         report->numbers = hash_with(report->numbers, numbers, sizeof numbers);
         if (!c->evaluate) continue;
         g->pass = "evaluate";
-        gpt2_forward(g, targets, (s.B + 1) / 2, s.T);
-        gpt2_head(g, inputs, 0, 1, false, NULL);
+        gpt2_forward(g, targets, inputs, (s.B + 1) / 2, s.T);
+        gpt2_head(g, 0, 1, false, NULL);
         g->pass = "forward";
         const double value = gpt2_loss(g);
         report->evaluations = hash_with(report->evaluations, &value, sizeof value);
@@ -737,18 +736,18 @@ template <typename X> static void rank_measure(const Config *c, Shared *to) {
     for (size_t step = 1; step <= 2; step++) {
         CUDA(cudaDeviceSynchronize());
         at[0] = 1e6 * emu_virtual_now();
-        gpt2_forward(g, inputs, s.B, s.T);
-        gpt2_head(g, targets, 1.0f / (float)(s.B * s.T), 1, false, NULL);
+        gpt2_forward(g, inputs, targets, s.B, s.T);
+        gpt2_head(g, 1.0f / (float)(s.B * s.T), 1, false, NULL);
         CUDA(cudaStreamSynchronize(g->compute));
         at[1] = 1e6 * emu_virtual_now();
-        gpt2_backward(g, inputs, false, true);
+        gpt2_backward(g, false, true);
         norm_squared = gpt2_grad_norm_squared(g, &loss);
         at[2] = 1e6 * emu_virtual_now();
         const AdamStep adam = recipe_step(&plain, step, norm_squared);
         gpt2_update(g, &adam);
     }
     at[3] = 1e6 * emu_virtual_now();
-    gpt2_forward(g, inputs, s.B, s.T);
+    gpt2_forward(g, inputs, NULL, s.B, s.T);
     CUDA(cudaStreamSynchronize(g->compute));
     at[4] = 1e6 * emu_virtual_now();
     to->rank[ranks.rank].times = {at[1] - at[0], at[2] - at[1], at[4] - at[3]};
