@@ -139,7 +139,9 @@ static inline void adam_range(float *p, float *m, float *v, const void *grad, in
 typedef struct { size_t at, length; int decay; } AdamRun;
 
 // A team's work on many runs is cut into chunks: each run from its own start, so that whole norm
-// blocks (below) lie in one chunk.
+// blocks (below) lie in one chunk. Each thread takes the next chunk when it is done with one: a
+// thread whose core does something else for a while then delays the others by one chunk at most,
+// some 20 us of work. (In equal shares, all would wait for the slowest.)
 enum { NORM_BLOCK = 4096, ADAM_CHUNK = 4 * NORM_BLOCK };
 static inline size_t norm_blocks(size_t n) { return (n + NORM_BLOCK - 1) / NORM_BLOCK; }
 
@@ -160,12 +162,12 @@ static inline AdamRun adam_chunk(const AdamRun *runs, size_t c, size_t *block) {
     return chunk;
 }
 
-// adam_range() for every run with all threads: each takes one contiguous share of the chunks.
+// adam_range() for every run with all threads.
 static inline void adam_update_runs(float *p, float *m, float *v, const void *grad,
                                     int grad_is_bf16, uint16_t *p_bf16, const AdamRun *runs,
                                     int count, const AdamStep *step) {
     const size_t chunks = adam_chunks(runs, count);
-    #pragma omp parallel for schedule(static) if (chunks > 1)
+    #pragma omp parallel for schedule(dynamic) if (chunks > 1)
     for (size_t c = 0; c < chunks; c++) {
         size_t block;
         const AdamRun r = adam_chunk(runs, c, &block);
@@ -222,7 +224,7 @@ static inline double norm_block_sum(const void *grad, int is_bf16, size_t first,
 
 static inline void norm_sums(const void *grad, int is_bf16, size_t n, double *sums) {
     const size_t blocks = norm_blocks(n), full = NORM_BLOCK;
-    #pragma omp parallel for schedule(static) if (blocks > 4)
+    #pragma omp parallel for schedule(dynamic, 4) if (blocks > 4)
     for (size_t b = 0; b < blocks; b++) {
         const size_t first = b * full, length = n - first < full ? n - first : full;
         sums[b] = is_bf16 ? norm_block_sum(grad, 1, first, length)
@@ -251,7 +253,7 @@ static inline void accumulate_loop(float *__restrict__ acc, const void *__restri
 static inline void accumulate_runs(float *acc, const void *g, int g_is_bf16, const AdamRun *runs,
                                    int count, int first, double *sums) {
     const size_t chunks = adam_chunks(runs, count), full = NORM_BLOCK;
-    #pragma omp parallel for schedule(static) if (chunks > 1)
+    #pragma omp parallel for schedule(dynamic) if (chunks > 1)
     for (size_t c = 0; c < chunks; c++) {
         size_t block;
         const AdamRun r = adam_chunk(runs, c, &block);

@@ -472,12 +472,12 @@ static inline void zen_reference_step(ZenReference *x, const float *grads, float
 //
 // The rest's state, packed, is one range per segment, all of which decays: no columns, no tensors.
 
-enum { ZEN_CHUNK = 16384 };  // elements of a thread's turn
+enum { ZEN_CHUNK = 16384 };  // elements of a thread's turn, as ADAM_CHUNK
 
 // acc = scale g if first, else acc + scale g: n elements of one step's gradient, fp32 or bf16.
 static inline void zen_accumulate(float *acc, const void *g, int is_bf16, size_t n, float scale,
                                   int first) {
-    #pragma omp parallel for schedule(static) if (n > ZEN_CHUNK)
+    #pragma omp parallel for schedule(dynamic) if (n > ZEN_CHUNK)
     for (size_t at = 0; at < n; at += ZEN_CHUNK) {
         const size_t end = min_size(at + ZEN_CHUNK, n);
         float *__restrict__ a = acc;
@@ -518,7 +518,7 @@ static inline void zen_update_loop(float *__restrict__ p, float *__restrict__ m,
 static inline void zen_update_rest(float *p, float *m, float *v, const float *acc, const void *g,
                                    int is_bf16, float scale, uint16_t *out, size_t n,
                                    const AdamStep *step) {
-    #pragma omp parallel for schedule(static) if (n > ZEN_CHUNK)
+    #pragma omp parallel for schedule(dynamic) if (n > ZEN_CHUNK)
     for (size_t at = 0; at < n; at += ZEN_CHUNK) {
         const size_t end = min_size(at + ZEN_CHUNK, n);
         #define ZEN_LOOP(has_acc, has_g, is_bf16, has_out) \
