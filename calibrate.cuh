@@ -412,8 +412,8 @@ static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double second
     c->host_in = (char *)p + 14 * n;
     c->host_out = c->host_in + c->chunk;
     c->gpu = (char *)gpu_alloc(2 * c->chunk, "measuring the GPU");
-    CUDA(cudaStreamCreateWithFlags(&c->in, cudaStreamNonBlocking));
-    CUDA(cudaStreamCreateWithFlags(&c->out, cudaStreamNonBlocking));
+    c->in = stream_make("in", false);
+    c->out = stream_make("out", false);
     CUDA(cudaEventCreate(&c->start));
     CUDA(cudaEventCreateWithFlags(&c->end, cudaEventBlockingSync));  // see host_queue_open()
     memset(c->state.grad, 0x3c, 2 * n);  // 0.0115: zeros may be faster to divide

@@ -51,6 +51,21 @@ static inline void *pinned_alloc(size_t bytes, const char *what) {
     return p;
 }
 
+// A stream; cudaStreamDestroy() frees it. urgent: where kernels of several streams wait for room on
+// the GPU, its blocks are the next ones (copies and host functions know no such order). It is for
+// short kernels that others wait for. name: in reports of the emulated GPU.
+static inline cudaStream_t stream_make(const char *name, bool urgent) {
+    int lowest, highest;
+    cudaStream_t stream;
+    CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? highest : lowest));
+#ifdef __CUDA_EMU__
+    emu_name_stream(stream, name);
+#endif
+    (void)name;
+    return stream;
+}
+
 // ---------------------------------------------------------------------------------------------
 // Storage types: X is float, bf16 or f16 in every kernel here; arithmetic is in fp32. f16 is for
 // forward passes: gradients would need a scale to stay in its range (doc/mixed_precision.md).

@@ -43,14 +43,13 @@ typedef struct Timeline {
 // cannot be written. Waits for an empty stream, to set the GPU's clock by the host's.
 static inline void timeline_open(Timeline *t, const char *file) {
     Error err;
-    cudaStream_t s;
     memset(t, 0, sizeof *t);
     if (file != NULL && !trace_open(&t->trace, file, &err)) die("%s", err.text);
     for (int row = 0; file != NULL && row < ROWS; row++) trace_row(&t->trace, row, trace_rows[row]);
     for (int k = 0; k < 2; k++)
         t->half[k].slot = (TimelineSlot *)alloc_or_fail(TIMELINE_SPANS, sizeof(TimelineSlot),
                                                         "timeline");
-    CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    cudaStream_t s = stream_make("clock", false);
     CUDA(cudaEventCreate(&t->base));
     CUDA(cudaEventRecord(t->base, s));
     CUDA(cudaEventSynchronize(t->base));

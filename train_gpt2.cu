@@ -1261,8 +1261,13 @@ static bool event_is_over(cudaEvent_t event) {
     return e == cudaSuccess;
 }
 
-template <typename X> static std::array<cudaStream_t *, 6> gpt2_streams(GPT2<X> *g) {
-    return {&g->compute, &g->leave, &g->out, &g->fetch, &g->back, &g->update};
+typedef struct { cudaStream_t *stream; const char *name; bool urgent; } StreamPlace;
+
+// The sums in `leave` make room for the next gradients, the updates in `update` make the weights
+// that forward waits for: beside the products, whose blocks fill the GPU, they are short.
+template <typename X> static std::array<StreamPlace, 6> gpt2_streams(GPT2<X> *g) {
+    return {{{&g->compute, "compute", false}, {&g->leave, "leave", true}, {&g->out, "out", false},
+             {&g->fetch, "fetch", false}, {&g->back, "back", false}, {&g->update, "update", true}}};
 }
 
 template <typename X> static std::array<cudaEvent_t **, 5> gpt2_segment_events(GPT2<X> *g) {
@@ -1292,8 +1297,7 @@ template <typename X> static void gpt2_allocate(GPT2<X> *g) {
         g->master = (float *)alloc_or_fail(g->table.elements, sizeof(float), "parameters");
     g->fuse_gelu = g->config.activation == ACTIVATION_GELU
         && matmul_can_fuse_gelu<X>(&g->lt, N, g->config.channels, g->config.ffn);
-    for (cudaStream_t *stream : gpt2_streams(g))
-        CUDA(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
+    for (const StreamPlace &s : gpt2_streams(g)) *s.stream = stream_make(s.name, s.urgent);
     for (cudaEvent_t **events : gpt2_segment_events(g)) {
         *events = (cudaEvent_t *)alloc_or_fail((size_t)g->segments, sizeof(cudaEvent_t), "events");
         for (int i = 0; i < g->segments; i++) event_make(&(*events)[i]);
@@ -1340,7 +1344,7 @@ template <typename X> static void gpt2_free(GPT2<X> *g) {
     for (int i = 0; i < 2; i++) CUDA(cudaEventDestroy(g->landing_free[i]));
     CUDA(cudaEventDestroy(g->handover));
     CUDA(cudaEventDestroy(g->step_left));
-    for (cudaStream_t *stream : gpt2_streams(g)) CUDA(cudaStreamDestroy(*stream));
+    for (const StreamPlace &s : gpt2_streams(g)) CUDA(cudaStreamDestroy(*s.stream));
     if (g->offloaded) {
         const int buffers = gpt2_host_buffers(g, list);
         for (int i = 0; i < buffers; i++) host_free(buffer_get(&list[i]));
@@ -2193,9 +2197,8 @@ static void machine_rates(HostQueue *host, int threads, const Options *o, Rates 
     if (host->stream == NULL) host_queue_open(host, threads);
     rates_measure(rates, host, 1.5, false);
     if (ranks.local_world > 1) rates->node_gpus = rates->host_gpus = ranks.local_world;
-    cudaStream_t stream;
+    cudaStream_t stream = stream_make("rates", false);
     Matmul lt;
-    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     matmul_open(&lt);
     rates->gpu_flops = 0.5 * device_peak<X>(&lt, stream).flops;  // what training reaches of it
     matmul_close(&lt);

@@ -209,7 +209,7 @@ template <typename X> static void zen_allocate(GPT2<X> *g) {
         for (size_t i = 0; i < segments; i++) event_make(&(*events)[i]);
     }
     for (int i = 0; i < 2; i++) event_make(&z->packed_free[i]);
-    CUDA(cudaStreamCreateWithFlags(&z->pack, cudaStreamNonBlocking));
+    z->pack = stream_make("pack", true);
     CUDA(cudaMemcpy(z->column, z->map.column, z->map.columns * sizeof(int32_t),
                     cudaMemcpyHostToDevice));
 }

@@ -494,10 +494,9 @@ template <typename X> static void zo_allocate(ZoModel<X> *z) {
         host_queue_open(&z->host, 0);
         z->host_layers = (char *)host_alloc(&z->host, zo_host_bytes(z), "weights");
     }
-    CUDA(cudaStreamCreateWithFlags(&z->compute, cudaStreamNonBlocking));
-    z->fetch = z->out = z->compute;
-    if (z->overlap) CUDA(cudaStreamCreateWithFlags(&z->fetch, cudaStreamNonBlocking));
-    if (z->overlap) CUDA(cudaStreamCreateWithFlags(&z->out, cudaStreamNonBlocking));
+    z->compute = z->fetch = z->out = stream_make("compute", false);
+    if (z->overlap) z->fetch = stream_make("fetch", false);
+    if (z->overlap) z->out = stream_make("out", false);
     for (cudaEvent_t **events : zo_slot_events(z)) {
         *events = (cudaEvent_t *)alloc_or_fail(zo_events(z), sizeof(cudaEvent_t), "events");
         for (size_t i = 0; i < zo_events(z); i++) event_make(&(*events)[i]);

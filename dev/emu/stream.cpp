@@ -54,7 +54,8 @@ struct CUstream_st {
     bool blocking;   // is ordered with the default stream
     bool busy;       // its first operation is running
     bool destroyed;
-    uint64_t priority;
+    uint64_t priority;  // of the schedules; the one that the program asks for changes nothing:
+    int asked;
     std::string name;
     std::deque<std::unique_ptr<Operation>> queue;
     std::vector<void *> tsan;  // identities, used in turn
@@ -664,8 +665,17 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
 cudaError_t cudaStreamCreate(cudaStream_t *stream) {
     return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
 }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
-    return cudaStreamCreateWithFlags(stream, flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
+    int lowest, highest;
+    cudaStreamCreateWithFlags(stream, flags);
+    cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+    (*stream)->asked = std::min(std::max(priority, highest), lowest);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
+    Lock lock("cudaStreamGetPriority");
+    *priority = resolve(stream)->asked;
+    return cudaSuccess;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {

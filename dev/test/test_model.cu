@@ -594,6 +594,22 @@ template <typename X> static void check_allocation(const Shape *s) {
     free(inputs);
 }
 
+// Short kernels that others wait for come first; the products, and streams of copies, do not.
+static void test_short_work_is_urgent(void) {
+    float *params = shape_params(&small, false);
+    GPT2<bf16> *g = model_open<bf16>(&small, params);
+    int lowest, highest, priority;
+    CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    CHECK(highest < lowest, "%d is not before %d", highest, lowest);
+    for (const StreamPlace &s : gpt2_streams(g)) {
+        const bool urgent = *s.stream == g->leave || *s.stream == g->update;
+        CUDA(cudaStreamGetPriority(*s.stream, &priority));
+        CHECK(priority == (urgent ? highest : lowest), "%s: %d", s.name, priority);
+    }
+    free(params);
+    model_close(g);
+}
+
 static void test_allocates_what_was_planned(void) {
     check_allocation<float>(&small);
     check_allocation<bf16>(&small);
@@ -654,6 +670,7 @@ int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--errors") == 0) setenv("TEST_ERRORS", "1", 1);
     RUN(test_plan_and_recompute_auto);  // first: it forks
     RUN(test_allocates_what_was_planned);
+    RUN(test_short_work_is_urgent);
     RUN(test_every_tensor_fp32);
     RUN(test_every_tensor_bf16);
     RUN(test_ten_steps);

@@ -1707,6 +1707,21 @@ static void products_check_their_arguments(void) {
     OK(cublasLtMatmulDescDestroy(op));
 }
 
+// A stream has the priority that was asked for, or the nearest that there is.
+static void streams_have_priorities(void) {
+    int lowest, highest, got;
+    OK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    for (int asked : {lowest, highest, highest - 100}) {
+        cudaStream_t s;
+        OK(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, asked));
+        OK(cudaStreamGetPriority(s, &got));
+        CHECK(got == (asked < highest ? highest : asked), "asked for %d, got %d", asked, got);
+        OK(cudaStreamDestroy(s));
+    }
+    OK(cudaStreamGetPriority(stream, &got));
+    CHECK(got == 0, "without a priority: %d", got);
+}
+
 int main(int argc, char **argv) {
     (void)argc, (void)argv;
     int devices = 0;
@@ -1745,6 +1760,7 @@ int main(int argc, char **argv) {
     RUN(vector_loads);
     RUN(a_stream_keeps_its_order);
     RUN(events_order_streams);
+    RUN(streams_have_priorities);
     RUN(a_wait_is_for_the_record_before_it);
     RUN(events_query_and_time);
     RUN(copies_from_pinned_memory);
