@@ -241,10 +241,7 @@ static inline void host_queue_open(HostQueue *q, int threads) {
     pthread_cond_init(&q->changed, NULL);
     // A thread that waits for the GPU sleeps: else it would share a core with one of the team.
     CUDA(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));
-    CUDA(cudaStreamCreateWithFlags(&q->stream, cudaStreamNonBlocking));
-#ifdef __CUDA_EMU__
-    emu_name_stream(q->stream, "host");
-#endif
+    q->stream = stream_make("host", false);
     q->counters = (HostCounters *)pinned_alloc(sizeof *q->counters, "the host's counters");
     q->counters->reached = q->counters->done = q->submitted = q->waited = HOST_FIRST_WORK - 1;
     q->wait_value = host_wait_value_find(q);
