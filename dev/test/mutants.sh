@@ -66,8 +66,7 @@ state: fetched in step 1 only :: train_gpt2.cu :: g->fetched = 0
 state: all in one slot :: train_gpt2.cu :: const int slot = visit :: visit % g->rooms :: 0
 state: places overlap :: offload.h :: *at_home += p->length :: p->length :: p->length - 128
 state: no room for a visitor's gradient :: train_gpt2.cu :: const size_t grad = g->choice :: g->choice.keep_grads ? 0 : host_grad_bytes(g) :: (size_t)0
-tokens: not those of the targets :: train_gpt2.cu :: count = 2 * N; :: 2 * N :: N
-tokens: the last of the order is missing :: train_gpt2.cu :: count = 3 * N + g->by_token.groups + 1 :: groups + 1 :: groups
+tokens: the last of the order is missing :: train_gpt2.cu :: count = 3 * N + g->by_token :: g->by_token.groups + 1 :: g->by_token.groups
 wait: tokens copied two forwards ago :: train_gpt2.cu :: CUDA(cudaEventSynchronize(s->copied))
 weights: CPU's not returned :: train_gpt2.cu :: copy_in(g, piece_params(g, p)
 weights: visitor's fp32 not copied :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(piece_params(g, p), room
