@@ -191,24 +191,26 @@ __global__ static void attention_backward_dkdv_plain_kernel(X *dqkv, const float
 // delta[b,h,t] = dout[b,t,h] . out[b,t,h]. Eight lanes take one row of one head.
 template <typename X>
 __global__ static void attention_delta_kernel(float *delta, const X *dout, const X *out,
-                                              size_t B, size_t T, size_t C, size_t NH) {
-    const size_t HS = C / NH, N = HS % Pack<X>::N == 0 ? Pack<X>::N : 1;
-    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / 8;  // of (B, T, NH)
-    const size_t h = i % NH, t = i / NH % T, b = i / NH / T;
+                                              unsigned rows, unsigned T, unsigned NH,
+                                              unsigned HS) {
+    const unsigned N = HS % Pack<X>::N == 0 ? Pack<X>::N : 1;
+    const unsigned i = (blockIdx.x * blockDim.x + threadIdx.x) / 8;  // of (B, T, NH)
+    const unsigned n = i / NH, h = i % NH, b = n / T, t = n % T;
     float sum = 0;
-    if (i < B * T * NH)
-        for (size_t c = threadIdx.x % 8 * N; c < HS; c += 8 * N)
-            sum += head_dot(dout + i * HS + c, out + i * HS + c, N);
+    if (i < rows)
+        for (unsigned c = threadIdx.x % 8 * N; c < HS; c += 8 * N)
+            sum += head_dot(dout + (size_t)i * HS + c, out + (size_t)i * HS + c, N);
     for (int distance = 4; distance > 0; distance /= 2)
         sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    if (i < B * T * NH && threadIdx.x % 8 == 0) delta[(b * NH + h) * T + t] = sum;
+    if (i < rows && threadIdx.x % 8 == 0) delta[(size_t)(b * NH + h) * T + t] = sum;
 }
 
 template <typename X>
 static void attention_delta(float *delta, const X *dout, const X *out, size_t B, size_t T, size_t C,
                             size_t NH, cudaStream_t stream) {
-    attention_delta_kernel<X><<<ceil_div(B * T * NH * 8, 256), 256, 0, stream>>>(
-        delta, dout, out, B, T, C, NH);
+    const unsigned rows = index_32(B * T * NH * 8) / 8;
+    attention_delta_kernel<X><<<ceil_div(rows, 32), 256, 0, stream>>>(
+        delta, dout, out, rows, (unsigned)T, (unsigned)NH, (unsigned)(C / NH));
     CUDA(cudaGetLastError());
 }
 

@@ -140,15 +140,16 @@ __global__ static void partial_sum_kernel(X *out, X *rest, const float *partial,
 
 template <typename X>
 __global__ static void encoder_forward_kernel(X *out, const int32_t *tokens, const X *wte,
-                                              const X *wpe, size_t N, size_t T, size_t C) {
-    const size_t packs = C / Pack<X>::N, i = grid_thread();
-    if (i >= N * packs) return;
-    const size_t n = i / packs, c = i % packs * Pack<X>::N;
+                                              const X *wpe, unsigned n_packs, unsigned T,
+                                              size_t C) {
+    const unsigned packs = (unsigned)C / Pack<X>::N, i = (unsigned)grid_thread();
+    if (i >= n_packs) return;  // n_packs: of out
+    const unsigned n = i / packs, c = i % packs * Pack<X>::N;
     Pack<X> x = load_pack(wte + (size_t)tokens[n] * C + c);
     const Pack<X> position = load_pack(wpe + n % T * C + c);
     for (int j = 0; j < Pack<X>::N; j++)
         x.x[j] = from_f32<X>(to_f32(x.x[j]) + to_f32(position.x[j]));
-    store_pack(out + n * C + c, x);
+    store_pack(out + (size_t)i * Pack<X>::N, x);
 }
 
 template <typename X>
@@ -158,7 +159,7 @@ static void encoder_forward(X *out,                 // (B, T, C)
                             const X *wpe,           // (context, C)
                             size_t B, size_t T, size_t C, cudaStream_t stream) {
     encoder_forward_kernel<X><<<pack_blocks<X>(B * T * C), BLOCK_THREADS, 0, stream>>>(
-        out, tokens, wte, wpe, B * T, T, C);
+        out, tokens, wte, wpe, index_32(B * T * (C / Pack<X>::N)), (unsigned)T, C);
     CUDA(cudaGetLastError());
 }
 
@@ -350,16 +351,19 @@ static void residual_layernorm_forward(X *residual, X *out, float *mean, float *
     layernorm_launch<X>(residual, out, mean, rstd, a, b, w, bias, N, C, stream);
 }
 
-// Each block takes a run of rows, and its teams take turns. What a thread has summed of dw and db
-// lies in shared memory, where nobody else touches it until the rows are done: `sums` is
-// (teams, 2, C), and within a row of C the first halves of all packs come before the second
-// halves, so that neighbouring threads access neighbouring 16 bytes.
-template <typename X> struct LayernormBackward {
-    enum { MAX_THREADS = sizeof(X) == 4 ? 768 : 512 };  // what the registers are enough for
+// Each block takes a run of rows, and its teams take turns. A thread has the same columns in every
+// row: its sums of dw and db stay in registers, if HELD, and come to shared memory in the end. Very
+// wide rows need blocks so large that there are no registers left: then they lie there all the time,
+// where nobody else touches them. `sums` is (teams, 2, C), and within a row of C the first halves of
+// all packs come before the second halves, so that neighbouring threads access neighbouring 16
+// bytes.
+enum { HELD_THREADS = 256 };
+template <typename X, bool HELD> struct LayernormBackward {
+    enum { MAX_THREADS = HELD ? HELD_THREADS : sizeof(X) == 4 ? 768 : 512 };  // by their registers
 };
 
-template <typename X>
-__global__ static void __launch_bounds__(LayernormBackward<X>::MAX_THREADS)
+template <typename X, bool HELD>
+__global__ static void __launch_bounds__(LayernormBackward<X, HELD>::MAX_THREADS)
 layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 2, C) */, const X *dout, const X *inp,
                           const X *w, const float *mean, const float *rstd, size_t N, size_t C,
                           size_t rows, unsigned team) {
@@ -369,28 +373,52 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 2, C) */, const X 
     const unsigned packs = (unsigned)(C / Pack<X>::N), teams = blockDim.x / team;
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const unsigned mine = threadIdx.x / team, i = threadIdx.x % team;
-    float *sum_w = sums + mine * 2 * C, *sum_b = sum_w + C;
-    for (unsigned p = i; p < packs; p += team)
+    Pack<float> held[HELD ? ROW_PACKS * QUADS : 1][2];
+    const auto shared_sums = [&](int k, int q) {  // of quad q of this thread's k-th pack: dw's
+        return (Pack<float> *)(sums + mine * 2 * C) + q * packs + i + k * team;
+    };
+    const auto sum_w = [&](int k, int q) {
+        return HELD ? &held[k * QUADS + q][0] : shared_sums(k, q);
+    };
+    const auto sum_b = [&](int k, int q) {
+        return HELD ? &held[k * QUADS + q][1] : shared_sums(k, q) + C / 4;
+    };
+    #pragma unroll
+    for (int k = 0; k < ROW_PACKS; k++)
         for (int q = 0; q < QUADS; q++)
-            for (int j = 0; j < 4; j++) {
-                sum_w[(q * packs + p) * 4 + j] = 0;
-                sum_b[(q * packs + p) * 4 + j] = 0;
-            }
+            for (int j = 0; j < 4; j++)
+                if (i + k * team < packs) sum_w(k, q)->x[j] = sum_b(k, q)->x[j] = 0;
     const size_t begin = blockIdx.x * rows, last = begin + rows < N ? begin + rows : N;
+    int4 next_d[ROW_PACKS], next_x[ROW_PACKS], next_dx[ROW_PACKS];
+    float next_mu, next_r;
+    const auto load_row = [&](size_t n) {
+        if (n >= last) return;
+        next_mu = mean[n];
+        next_r = rstd[n];
+        #pragma unroll
+        for (int k = 0; k < ROW_PACKS; k++)
+            if (i + k * team < packs) {
+                const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
+                next_d[k] = load_bits(dout + at);
+                next_x[k] = load_bits(inp + at);
+                next_dx[k] = load_bits(dinp + at);
+            }
+    };
     unsigned parity = 0;
+    if (HELD) load_row(begin + mine);
     for (size_t first = begin; first < last; first += teams) {
         const size_t n = first + mine;
         const bool active = n < last;  // else: only here for the barrier
-        const float mu = active ? mean[n] : 0.0f, r = active ? rstd[n] : 0.0f;
+        if (!HELD) load_row(n);
         int4 bits_d[ROW_PACKS], bits_x[ROW_PACKS], bits_dx[ROW_PACKS];
         #pragma unroll
-        for (int k = 0; k < ROW_PACKS; k++)
-            if (active && i + k * team < packs) {
-                const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
-                bits_d[k] = load_bits(dout + at);
-                bits_x[k] = load_bits(inp + at);
-                bits_dx[k] = load_bits(dinp + at);
-            }
+        for (int k = 0; k < ROW_PACKS; k++) {
+            bits_d[k] = next_d[k];
+            bits_x[k] = next_x[k];
+            bits_dx[k] = next_dx[k];
+        }
+        const float mu = next_mu, r = next_r;
+        if (HELD) load_row(n + teams);  // it is on its way while this one is worked on
         float d_mean = 0, d_dot = 0;  // means over c of dnorm, and of dnorm * norm
         #pragma unroll
         for (int k = 0; k < ROW_PACKS; k++)
@@ -434,17 +462,21 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 2, C) */, const X 
                                           + (dnorm - d_mean - norm[j] * d_dot) * r);
                 }
                 store_pack(dinp + n * C + (size_t)p * Pack<X>::N, dx);
-                for (int q = 0; q < QUADS; q++) {
-                    const unsigned at = (q * packs + p) * 4;
-                    Pack<float> sw = load_pack(sum_w + at), sb = load_pack(sum_b + at);
+                for (int q = 0; q < QUADS; q++)
                     for (int j = 0; j < 4; j++) {
-                        sw.x[j] += to_f32(d.x[4 * q + j]) * norm[4 * q + j];
-                        sb.x[j] += to_f32(d.x[4 * q + j]);
+                        sum_w(k, q)->x[j] += to_f32(d.x[4 * q + j]) * norm[4 * q + j];
+                        sum_b(k, q)->x[j] += to_f32(d.x[4 * q + j]);
                     }
-                    store_pack(sum_w + at, sw);
-                    store_pack(sum_b + at, sb);
-                }
             }
+    }
+    if (HELD) {
+        #pragma unroll
+        for (int k = 0; k < ROW_PACKS; k++)
+            for (int q = 0; q < QUADS; q++)
+                if (i + k * team < packs) {
+                    shared_sums(k, q)[0] = *sum_w(k, q);
+                    shared_sums(k, q)[C / 4] = *sum_b(k, q);
+                }
     }
     __syncthreads();
     for (unsigned at = threadIdx.x; at < 2 * C; at += blockDim.x) {  // add up the teams
@@ -477,13 +509,15 @@ static void layernorm_backward(X *dinp, X *dw, X *db, float *scratch, const X *d
     const unsigned team = layernorm_team<X>(C);
     const unsigned teams = team < BLOCK_THREADS ? BLOCK_THREADS / team : 1;
     const size_t shared = teams * 2 * C * sizeof(float), rows = layernorm_backward_rows(N);
-    if (team > LayernormBackward<X>::MAX_THREADS)
+    const bool held = teams * team <= HELD_THREADS;
+    const auto kernel = held ? layernorm_backward_kernel<X, true>
+                             : layernorm_backward_kernel<X, false>;
+    if (team > LayernormBackward<X, false>::MAX_THREADS)
         fail("backward of layer normalisation: %zu channels are too many", C);
     if (shared > 47 << 10)  // a kernel has 48 KiB without asking, its static part included
-        CUDA(cudaFuncSetAttribute(layernorm_backward_kernel<X>,
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
+        CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)shared + 1024));
-    layernorm_backward_kernel<X><<<ceil_div(N, rows), teams * team, shared, stream>>>(
+    kernel<<<ceil_div(N, rows), teams * team, shared, stream>>>(
         dinp, scratch, dout, inp, w, mean, rstd, N, C, rows, team);
     CUDA(cudaGetLastError());
     partial_sum_kernel<X><<<ceil_div(2 * C, 32), 1024, 0, stream>>>(
@@ -658,36 +692,38 @@ static void residual_forward(X *out, const X *inp, size_t n, cudaStream_t stream
 // to Vp, which no other step looks at before, by 0.
 
 // A block takes one row: once for the maximum and the sum, which each thread rescales whenever its
-// maximum grows, and a second time to write the gradient.
+// maximum grows, and a second time to write the gradient. exp(x - max) is 2^(x LOG2_E - bias): one
+// multiply-add and one instruction (attention.cuh).
 template <typename X>
 __global__ static void __launch_bounds__(1024)
 crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
-                    float grad_scale, size_t V, size_t Vp) {
-    X *z = logits + blockIdx.x * Vp;
-    const size_t target = (size_t)targets[blockIdx.x], stride = blockDim.x * (size_t)Pack<X>::N;
+                    float grad_scale, unsigned V, unsigned Vp) {
+    X *z = logits + (size_t)blockIdx.x * Vp;
+    const unsigned target = (unsigned)targets[blockIdx.x], stride = blockDim.x * Pack<X>::N;
     const float target_logit = to_f32(z[target]);  // read by all before the first barrier
-    float max = -FLT_MAX, sum = 0;                 // not -infinity: infinity - infinity is NaN
+    float max = -1e38f, sum = 0;  // finite, also times LOG2_E: infinity - infinity is NaN
     #pragma unroll 4
-    for (size_t v = threadIdx.x * Pack<X>::N; v < V; v += stride) {
+    for (unsigned v = threadIdx.x * Pack<X>::N; v < V; v += stride) {
         const Pack<X> pack = load_pack(z + v);
         float x[Pack<X>::N], top = max;
         for (int j = 0; j < Pack<X>::N; j++) x[j] = to_f32(pack.x[j]);
         if (v + Pack<X>::N > V)  // the last pack of the row holds columns that do not count
             for (int j = 0; j < Pack<X>::N; j++) x[j] = v + j < V ? x[j] : -INFINITY;
         for (int j = 0; j < Pack<X>::N; j++) top = fmaxf(top, x[j]);
-        sum *= expf(max - top);
+        sum *= exp2_fast((max - top) * LOG2_E);
         max = top;
-        for (int j = 0; j < Pack<X>::N; j++) sum += expf(x[j] - max);
+        const float bias = max * LOG2_E;
+        for (int j = 0; j < Pack<X>::N; j++) sum += exp2_fast(fmaf(x[j], LOG2_E, -bias));
     }
-    const float row_max = block_max(max);
-    const float row_sum = block_sum(sum * expf(max - row_max));
+    const float row_max = block_max(max), row_bias = row_max * LOG2_E;
+    const float row_sum = block_sum(sum * exp2_fast((max - row_max) * LOG2_E));
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(row_sum) + row_max - target_logit;
     if (grad_scale == 0) return;
     const float scale = grad_scale / row_sum;
-    for (size_t v = threadIdx.x * Pack<X>::N; v < Vp; v += stride) {
+    for (unsigned v = threadIdx.x * Pack<X>::N; v < Vp; v += stride) {
         Pack<X> pack = load_pack(z + v);
         for (int j = 0; j < Pack<X>::N; j++) {
-            float d = expf(to_f32(pack.x[j]) - row_max) * scale;
+            float d = exp2_fast(fmaf(to_f32(pack.x[j]), LOG2_E, -row_bias)) * scale;
             if (v + j == target) d -= grad_scale;
             pack.x[j] = from_f32<X>(v + j < V ? d : 0.0f);
         }
@@ -701,7 +737,7 @@ static void crossentropy(float *losses, X *logits, const int32_t *targets, float
                          size_t N, size_t V, size_t Vp, cudaStream_t stream) {
     const size_t threads = (size_t)ceil_div(Vp / Pack<X>::N, 32) * 32;
     crossentropy_kernel<X><<<(unsigned)N, (unsigned)min_size(threads, 1024), 0, stream>>>(
-        losses, logits, targets, grad_scale, V, Vp);
+        losses, logits, targets, grad_scale, index_32(V), index_32(Vp));
     CUDA(cudaGetLastError());
 }
 

@@ -60,7 +60,7 @@ __device__ static inline void zo_store8(void *p, const float *th, int storage) {
         for (int i = 0; i < 8; i++) h[i] = zo_pack(th[i], storage);
         int4 bits;
         memcpy(&bits, h, sizeof bits);
-        *(int4 *)p = bits;
+        store_bits(p, bits);
     }
 }
 
