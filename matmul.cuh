@@ -55,6 +55,7 @@ typedef struct {
 // The library's description of a shape, and the algorithm for it.
 typedef struct {
     MatmulShape shape;
+    bool none;                // there is no algorithm, and nothing to free
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, out;
     cublasLtMatmulAlgo_t algo;
@@ -70,6 +71,7 @@ typedef struct {
     size_t workspace_bytes;
     uint32_t alignment;       // bytes: addresses count as multiples of at most this
     size_t searches;          // how often the heuristic was asked
+    size_t unfused;           // how often there was no algorithm for an epilogue
     size_t made;              // plans so far; the newest MATMUL_PLANS of them are kept
     MatmulPlan plans[MATMUL_PLANS];
 } Matmul;
@@ -92,6 +94,7 @@ static inline void matmul_open(Matmul *lt, size_t workspace_bytes = MATMUL_WORKS
 }
 
 static inline void matmul_plan_free(MatmulPlan *p) {
+    if (p->none) return;
     LT(cublasLtMatmulDescDestroy(p->op));
     LT(cublasLtMatrixLayoutDestroy(p->a));
     LT(cublasLtMatrixLayoutDestroy(p->b));
@@ -138,6 +141,7 @@ static inline cublasStatus_t matmul_plan(Matmul *lt, const MatmulShape *s, Matmu
         : s->epilogue == GEMM_DGELU         ? CUBLASLT_EPILOGUE_DGELU
         : s->bias                           ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     p->shape = *s;
+    p->none = false;
     // Swapped, as the top of this file says: the library's A is our b.
     LT(cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     matmul_set(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b);
@@ -172,23 +176,28 @@ static inline cublasStatus_t matmul_plan(Matmul *lt, const MatmulShape *s, Matmu
     if (status == CUBLAS_STATUS_SUCCESS && count < 1) status = CUBLAS_STATUS_NOT_SUPPORTED;
     if (status == CUBLAS_STATUS_SUCCESS) status = found.state;
     p->algo = found.algo;
-    if (status != CUBLAS_STATUS_SUCCESS) matmul_plan_free(p);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        matmul_plan_free(p);
+        p->none = true;
+    }
     return status;
 }
 
-// The plan for a shape: from the table, or made now and kept. A training run has some twenty
-// shapes, so that after its first step nothing is searched or created any more.
+// The plan for a shape: from the table, or made now and kept, as is the knowledge that an epilogue
+// has no algorithm. A training run has some twenty shapes, so that after its first step nothing is
+// searched or created any more.
 static inline MatmulPlan *matmul_find(Matmul *lt, const MatmulShape *s) {
     for (size_t i = 0; i < lt->made && i < MATMUL_PLANS; i++)
         if (memcmp(&lt->plans[i].shape, s, sizeof *s) == 0) return &lt->plans[i];
     MatmulPlan *p = &lt->plans[lt->made % MATMUL_PLANS];
     if (lt->made >= MATMUL_PLANS) matmul_plan_free(p);  // full: the oldest goes
     const cublasStatus_t status = matmul_plan(lt, s, p);
-    if (status != CUBLAS_STATUS_SUCCESS)
+    if (status != CUBLAS_STATUS_SUCCESS && s->epilogue != GEMM_PLAIN) lt->unfused++;
+    else if (status != CUBLAS_STATUS_SUCCESS)
         fail("cuBLASLt has no algorithm for M=%zu N=%zu K=%zu, pitches %zu %zu %zu, transposed %d "
-             "%d, types %d to %d, epilogue %d: %s (%d)", s->M, s->N, s->K, s->lda, s->ldb, s->ldo,
-             s->trans_a, s->trans_b, s->type, s->out_type, s->epilogue,
-             cublasLtGetStatusString(status), (int)status);
+             "%d, types %d to %d: %s (%d)", s->M, s->N, s->K, s->lda, s->ldb, s->ldo,
+             s->trans_a, s->trans_b, s->type, s->out_type, cublasLtGetStatusString(status),
+             (int)status);
     lt->made++;
     return p;
 }
@@ -198,11 +207,12 @@ static inline MatmulPlan *matmul_find(Matmul *lt, const MatmulShape *s) {
 // row-major, lda, ldb, ldo elements from row to row. bias (N) goes to every row; nullptr: none; it
 // is ignored with accumulate. The epilogue (GEMM_*) comes last; aux (M, N) has the pitch of out;
 // for GEMM_GELU it may be nullptr: then the value before it is not kept. An epilogue does not go
-// with accumulate. O is X, or float for sums that are not to be rounded. Sizes are at least 1; rows
+// with accumulate; returns false, having done nothing, where the library has no algorithm for it:
+// NVIDIA lists which types have one, not for which shapes. O is X, or float for sums that are not to be rounded. Sizes are at least 1; rows
 // of 16-bit types should begin at multiples of 16 bytes (else it is slow, or there is no algorithm,
 // and the program ends saying so). out must overlap neither A nor B.
 template <typename X, typename O>
-static void gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
+static bool gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                  const X *a, size_t lda, const X *b, size_t ldb, O *out, size_t ldo,
                  const typename MatmulType<X>::type *bias, bool accumulate, int epilogue,
                  typename MatmulType<X>::type *aux, cudaStream_t stream) {
@@ -223,45 +233,13 @@ static void gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, siz
     if (s.bias) s.align_bias = matmul_alignment(lt, bias);
     if (aux != nullptr) s.align_aux = matmul_alignment(lt, aux);
     MatmulPlan *p = matmul_find(lt, &s);
+    if (p->none) return false;
     if (s.bias) matmul_set(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
     if (aux != nullptr)
         matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux);
     const float alpha = 1.0f, beta = accumulate ? 1.0f : 0.0f;
     LT(cublasLtMatmul(lt->handle, p->op, &alpha, b, p->b, a, p->a, &beta, out, p->out, out, p->out,
                       &p->algo, lt->workspace, lt->workspace_bytes, stream));
-}
-
-// Is there a fused form of the MLP's GELU, forward and backward, for N rows, C channels and F
-// columns, and does it pay? To be asked once, before training: without it, activation_forward() and
-// activation_backward() do the same in a pass of their own. Without `training` the question is
-// about the forward pass alone, which then passes no aux.
-// Not in fp32, which is there for checking, as the library's tanh may be an approximation; only
-// on Hopper and the data centre's Blackwell. Before Hopper, llm.c's users found the fused form
-// slower (its option -ge says so), and users of an RTX 5090 did, too (sglang, pull request 34350).
-template <typename X>
-static bool matmul_can_fuse_gelu(Matmul *lt, size_t N, size_t C, size_t F,
-                                 bool training = true) {
-    if (sizeof(X) == sizeof(float)) return false;
-    int device = 0;
-    cudaDeviceProp properties;
-    CUDA(cudaGetDevice(&device));
-    CUDA(cudaGetDeviceProperties(&properties, device));
-    if (properties.major != 9 && properties.major != 10) return false;
-    MatmulShape s;
-    memset(&s, 0, sizeof s);
-    s.type = s.out_type = MatmulType<X>::CUDA;
-    s.align_a = s.align_b = s.align_out = s.align_bias = lt->alignment;
-    if (training) s.align_aux = lt->alignment;
-    s.M = N; s.N = F; s.K = C; s.lda = C; s.ldo = F;
-    const int last = training ? GEMM_DGELU : GEMM_GELU;
-    for (int epilogue = GEMM_GELU; epilogue <= last; epilogue++) {
-        MatmulPlan p;
-        s.epilogue = epilogue;
-        s.bias = s.trans_b = epilogue == GEMM_GELU;  // (F, C) weights, and (C, F) going back
-        s.ldb = epilogue == GEMM_GELU ? C : F;
-        if (matmul_plan(lt, &s, &p) != CUBLAS_STATUS_SUCCESS) return false;
-        matmul_plan_free(&p);
-    }
     return true;
 }
 

@@ -218,7 +218,7 @@ static int compare_tensors(const char *label, const SafeTensors *ours, const Saf
         if (key_bias != NULL) *key_bias = 'v';
         const double scale = largest(find(reference, sibling));
         const double error = tensor_error(safetensors_find(ours, b->name + strip), b, scale);
-        CHECK(error <= tolerance, "%s %s: error %.2e, allowed %.0e", label, b->name, error,
+        CHECK(test_within(error, tolerance), "%s %s: error %.2e, allowed %.0e", label, b->name, error,
               tolerance);
         compared++;
     }
@@ -248,8 +248,8 @@ static void test_reference_gradients(void) {
         norm_and_loss(&g, &loss);
         float *grads = gradients(&g);
         const double wanted = number(&reference, "loss", 0);
-        CHECK(fabs(loss - wanted) <= TOLERANCE(LOSS) * wanted, "%s: loss %.9f, reference %.9f",
-              cases[i], loss, wanted);
+        CHECK(test_within(fabs(loss - wanted), TOLERANCE(LOSS) * wanted),
+              "%s: loss %.9f, reference %.9f", cases[i], loss, wanted);
         if (!dump_save(path, &g.config, &g.table, B, T, inputs, targets, loss, logits, grads, &err))
             die("%s", err.text);
         SafeTensors ours = open_file(work_dir, "dump.safetensors");
@@ -305,11 +305,12 @@ static void test_reference_training(void) {
                 lr, json_real(j, "beta1"), json_real(j, "beta2"), json_real(j, "eps"),
                 json_real(j, "weight_decay"), step, clip_scale(norm_squared, json_real(j, "clip")));
             gpt2_update(&g, &adam);
-            CHECK(fabs(loss - number(&reference, "losses", step - 1)) <= TOLERANCE(LOSS) * loss,
+            CHECK(test_within(fabs(loss - number(&reference, "losses", step - 1)),
+                              TOLERANCE(LOSS) * loss),
                   "%s step %zu: loss %.9f, reference %.9f", cases[i], step, loss,
                   number(&reference, "losses", step - 1));
             const double wanted = number(&reference, "grad_norm", step - 1);
-            CHECK(fabs(norm - wanted) <= TOLERANCE(NORM) * norm,
+            CHECK(test_within(fabs(norm - wanted), TOLERANCE(NORM) * norm),
                   "%s step %zu: norm %.9f, reference %.9f", cases[i], step, norm,
                   number(&reference, "grad_norm", step - 1));
             CHECK(fabs(lr - number(&reference, "lr", step - 1)) <= 1e-12 * lr,
@@ -388,7 +389,7 @@ static void test_finite_differences(void) {
             memcpy(p, kept, x->size * sizeof(float));
             free(kept);
             const double slope = (loss[1] - loss[0]) / (2 * h);
-            CHECK(fabs(slope - length) <= 0.02 * length + 2e-4,
+            CHECK(test_within(fabs(slope - length), 0.02 * length + 2e-4),
                   "variant %d %s: gradient %.6f, slope %.6f", variant, x->name, length, slope);
         }
         gpt2_free(&g);
@@ -407,8 +408,9 @@ static void test_gelu(void) {
         const double y = inp, t = tanh(k * (y + 0.044715 * y * y * y));
         const double value = 0.5 * y * (1 + t);
         const double slope = 0.5 * (1 + t) + 0.5 * y * (1 - t * t) * k * (1 + 3 * 0.044715 * y * y);
-        CHECK(fabs(out - value) < 4e-7 * (1 + fabs(y)), "gelu(%g) = %.9f, not %.9f", y, out, value);
-        CHECK(fabs(d - slope) < 4e-6, "gelu'(%g) = %.9f, not %.9f", y, d, slope);
+        CHECK(test_within(fabs(out - value), 4e-7 * (1 + fabs(y))), "gelu(%g) = %.9f, not %.9f", y,
+              out, value);
+        CHECK(test_within(fabs(d - slope), 4e-6), "gelu'(%g) = %.9f, not %.9f", y, d, slope);
     }
 }
 
@@ -517,10 +519,11 @@ static void test_attention_is_its_definition(void) {
         attention_forward(out, lse, qkv, scratch, B, T, C, NH);
         attention_backward_plain(dqkv_plain, dout, out_plain, lse_plain, qkv, B, T, C, NH);
         attention_backward(dqkv, dout, out, lse, qkv, scratch, B, T, C, NH);
-        CHECK(relative_difference(out, out_plain, n) < 2e-6, "output, shape %zu", i);
-        CHECK(relative_difference(lse, lse_plain, B * NH * T) < 2e-6, "lse, shape %zu", i);
-        CHECK(relative_difference(dqkv, dqkv_plain, 3 * n) < 4e-6, "gradient, shape %zu: %g", i,
-              relative_difference(dqkv, dqkv_plain, 3 * n));
+        CHECK(test_within(relative_difference(out, out_plain, n), 2e-6), "output, shape %zu", i);
+        CHECK(test_within(relative_difference(lse, lse_plain, B * NH * T), 2e-6), "lse, shape %zu",
+              i);
+        CHECK(test_within(relative_difference(dqkv, dqkv_plain, 3 * n), 4e-6),
+              "gradient, shape %zu: %g", i, relative_difference(dqkv, dqkv_plain, 3 * n));
         free(qkv);
         free(dout);
         free(buffers);
@@ -587,8 +590,8 @@ static void test_accumulation(void) {
         sum += gpt2_head(&g, tokens + b * T + 1, 1.0f / (B * T), b > 0, NULL) / B;
         gpt2_backward(&g, tokens + b * T, b > 0);
     }
-    CHECK(fabs(sum - loss) < 1e-6, "loss %.9f and %.9f", sum, loss);
-    CHECK(relative_difference(g.grads, whole, n) < 2e-6, "%g",
+    CHECK(test_within(fabs(sum - loss), 1e-6), "loss %.9f and %.9f", sum, loss);
+    CHECK(test_within(relative_difference(g.grads, whole, n), 2e-6), "%g",
           relative_difference(g.grads, whole, n));
     free(whole);
     gpt2_free(&g);
@@ -611,7 +614,7 @@ static void test_cached_decoding(void) {
             decode(&d, tokens[t]);
             const double error = relative_difference(d.logits, logits + t * g.config.vocab_padded,
                                                      g.config.vocab);
-            CHECK(error < 5e-6, "variant %d, position %zu: %g", variant, t, error);
+            CHECK(test_within(error, 5e-6), "variant %d, position %zu: %g", variant, t, error);
         }
         decoder_close(&d);
         free(logits);

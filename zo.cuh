@@ -236,7 +236,7 @@ template <typename X> struct ZoModel {
     size_t accum;               // micro-batches of a step, on this rank
     bool overlap;               // copies run beside kernels
     bool keeps_slots;           // false: the memory of a visitor is allocated at each visit
-    bool fuse_gelu;             // the matrix product applies GELU (matmul.cuh)
+    int fuse_gelu;              // FUSE_*: the product applies GELU, where the library can
     bool fused;                 // updates join the next step's pass; false: have one of their own
     // Where layer l is: home[l] >= 0: it is number home[l] on the host, and visits the GPU;
     // otherwise it is number -1 - home[l] of the residents.
@@ -481,8 +481,6 @@ template <typename X> static void zo_allocate(ZoModel<X> *z) {
     const size_t N = z->max_B * z->max_T, bytes = z->layer * z->stored;
     z->doing = -1;
     matmul_open(&z->lt);
-    z->fuse_gelu = z->config.activation == ACTIVATION_GELU
-        && matmul_can_fuse_gelu<X>(&z->lt, N, z->config.channels, z->config.ffn, false);
     for (int i = 0; i < n; i++) {
         void *p = gpu_alloc(list[i].bytes, list[i].purpose);
         if (list[i].zero) CUDA(cudaMemset(p, 0, list[i].bytes));
@@ -691,13 +689,8 @@ static void zo_layer_part(ZoModel<X> *z, int k, const X *w, X *x, int sign, size
         residual_layernorm_forward(x, atty, z->mean, z->rstd, x, z->ln, w + at[2].at, w + at[3].at,
                                    N, C, stream);
     } else if (k == 2) {
-        const X *weight = w + at[0].at, *bias = w + at[1].at;
-        if (z->fuse_gelu) {
-            matmul_forward_gelu(lt, act, (X *)NULL, atty, weight, bias, N, C, F, stream);
-        } else {
-            matmul_forward(lt, act, atty, weight, bias, N, C, F, stream);
-            activation_forward(act, act, N * F, z->config.activation, stream);
-        }
+        matmul_forward_activation(lt, act, act, atty, w + at[0].at, w + at[1].at, N, C, F,
+                                  z->config.activation, z->fuse_gelu >= FUSE_FORWARD, stream);
     } else {
         matmul_forward(lt, z->ln, act, w + at[0].at, w + at[1].at, N, F, C, stream);
         residual_forward(x, z->ln, N * C, stream);
@@ -1196,6 +1189,7 @@ template <typename X> static int zo_train(Run *r) {
     z->zo = zo_config(r, storage[o->precision]);
     if (r->task) z->words.count = run_task(r)->labels;
     if (r->task) memcpy(z->words.word, run_task(r)->word, sizeof z->words.word);
+    z->fuse_gelu = fuse_gelu_settled<X>(o->fuse_gelu, &z->config);
     z->overlap = !o->zo_no_overlap;
     z->keeps_slots = !o->zo_no_slots;
     z->fused = !o->zo_no_fused_update;

@@ -145,10 +145,13 @@ template <typename X> static void bench_shape(const Shape *s) {
     bench_linear("attproj", x2, x, w, bias, dw, N, C, C);
     bench_linear("fc", fc, x, w, bias, dw, N, C, F);
     bench_linear("fcproj", x, act, w, bias, dw, N, F, C);
-    if (matmul_can_fuse_gelu<X>(lt, N, C, F)) {
+    if (gemm(lt, false, true, N, F, C, x, C, w, C, act, F, bias, false, GEMM_GELU, fc, stream)
+        && gemm(lt, false, false, N, F, C, x, C, w, F, act, F, nullptr, false, GEMM_DGELU, fc,
+                stream)) {  // there are algorithms
         const double flops = 2.0 * (double)N * (double)C * (double)F;
         BENCH("fc with GELU", flops, (N * C + C * F + 2 * N * F) * E,
-              matmul_forward_gelu(lt, act, fc, x, w, bias, N, C, F, stream));
+              gemm(lt, false, true, N, F, C, x, C, w, C, act, F, bias, false, GEMM_GELU, fc,
+                   stream));
         BENCH("  gradient of fcproj's input", flops, (N * C + C * F + 2 * N * F) * E,
               gemm(lt, false, false, N, F, C, x, C, w, F, act, F, nullptr, false, GEMM_DGELU, fc,
                    stream));

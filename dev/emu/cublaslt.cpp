@@ -392,6 +392,10 @@ static cublasStatus_t set_attribute(void *field, size_t expected, const void *va
 // ---------------------------------------------------------------------------------------------
 // The calls
 
+static uint32_t without;  // epilogues with one of these bits have no algorithm
+
+void emu_lt_without(uint32_t epilogues) { without = epilogues; }
+
 extern "C" {
 
 size_t cublasLtGetVersion(void) { return 120000; }
@@ -521,6 +525,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     Product p = {*desc, *A, *B, *C, *D, NULL, NULL, NULL, NULL, NULL, 1, 0, 0, 0, 0, 0};
     const cublasStatus_t status = check_product(p);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (p.op.epilogue & without) return CUBLAS_STATUS_NOT_SUPPORTED;
     const emu_lt_layout *layouts[4] = {A, B, C, D};
     for (int i = 0; i < 4; i++)
         if (preference->alignment[i] % type_bytes(layouts[i]->type) != 0

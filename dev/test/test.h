@@ -1,13 +1,16 @@
 // test.h: the smallest test harness that says what it did. A test program runs its tests with RUN()
 // and ends with `return test_summary();`. Each test prints one line, "ok NAME", "FAIL NAME" or
-// "skip NAME: reason"; dev/test/run.sh adds those lines up over all programs.
+// "skip NAME: reason", and how much of its tolerances was used; dev/test/run.sh adds those lines up
+// over all programs.
 #ifndef TIDE_TEST_H
 #define TIDE_TEST_H
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 static int test_failures_here, test_failures, test_count;
 static const char *test_skip_reason;
+static double test_part;  // the largest error / allowance of the running test; -1: it has none
 
 // Fails the running test with a message if the condition does not hold; the test goes on.
 #define CHECK(condition, ...)                                                        \
@@ -20,6 +23,14 @@ static const char *test_skip_reason;
             }                                                                        \
         }                                                                            \
     } while (0)
+
+// Is the error within what is allowed? A NaN is not. The largest part of an allowance that the test
+// has used is printed with its result.
+static inline int test_within(double error, double allowed) {
+    const double part = error == 0 ? 0 : error / allowed;
+    if (!(part <= test_part)) test_part = part == part ? part : INFINITY;
+    return error <= allowed;
+}
 
 // Ends the running test and counts it as skipped, with its reason.
 #define SKIP(reason) do { test_skip_reason = (reason); return; } while (0)
@@ -43,11 +54,14 @@ __attribute__((constructor)) static void test_waits_briefly(int argc, char **arg
 static inline void test_run(const char *name, void (*function)(void)) {
     test_failures_here = 0;
     test_skip_reason = NULL;
+    test_part = -1;
     function();
     test_count++;
-    if (test_failures_here > 0) { test_failures++; printf("FAIL %s\n", name); }
-    else if (test_skip_reason != NULL) printf("skip %s: %s\n", name, test_skip_reason);
-    else printf("ok %s\n", name);
+    if (test_failures_here > 0) { test_failures++; printf("FAIL %s", name); }
+    else if (test_skip_reason != NULL) printf("skip %s: %s", name, test_skip_reason);
+    else printf("ok %s", name);
+    if (test_part >= 0) printf(": error / allowance %.2g", test_part);
+    printf("\n");
     fflush(stdout);
 }
 

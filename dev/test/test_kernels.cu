@@ -142,11 +142,11 @@ static void check_near(const char *what, const float *got, const float *want, si
     size_t bad = 0, worst = 0;
     double most = 0;
     for (size_t i = 0; i < n; i++) {
-        const double excess = fabs((double)got[i] - (double)want[i])
-                            - relative * fabs((double)want[i]) - absolute;
-        if (excess <= 0) continue;
+        const double error = fabs((double)got[i] - (double)want[i]);
+        const double allowed = relative * fabs((double)want[i]) + absolute;
+        if (test_within(error, allowed)) continue;
         bad++;
-        if (!(excess <= most)) { most = excess; worst = i; }
+        if (!(error - allowed <= most)) { most = error - allowed; worst = i; }
     }
     CHECK(bad == 0, "%s, %s: %zu of %zu outside; [%zu] is %.9g, not %.9g", what, shape, bad, n,
           worst, got[worst], want[worst]);
@@ -324,7 +324,7 @@ template <typename X> static void layernorm(void) {
                       24, stream);
     const double variance = 0.0625 * 0.0625 * 23 / (24 * 24);
     got = host(rstd, 1);
-    CHECK(fabs(got[0] * sqrt(variance + 1e-5) - 1) < 1e-6, "rstd %.9g", got[0]);
+    CHECK(test_within(fabs(got[0] * sqrt(variance + 1e-5) - 1), 1e-6), "rstd %.9g", got[0]);
     free(got);
     release_device();
 }
@@ -423,7 +423,7 @@ template <typename X> static void activation(void) {
                 const double z = x[j], u = sqrt(2 / 3.14159265358979324) * (z + 0.044715 * z*z*z);
                 const double want = z / (1 + exp(-2 * u));
                 const double band = (1e-5 + rounding<X>()) * fabs(want) + 1e-37 + tiny<X>();
-                CHECK(fabs(got[j] - want) <= band, "gelu(%g) is %.9g, not %.9g", z, got[j], want);
+                CHECK(test_within(fabs(got[j] - want), band), "gelu(%g) is %.9g, not %.9g", z, got[j], want);
             }
             free(got); free(slope);
         }
@@ -515,11 +515,11 @@ static void loss_total(void) {
             const float *d_losses = device<float>(losses, N);
             loss_accumulate(total, d_losses, N, 0.5, true, stream);
             host_bytes(&got, total, sizeof got);
-            CHECK(fabs(got - 0.5 * want) <= 1e-13 * want, "N %zu: %.17g, not %.17g", N, got,
+            CHECK(test_within(fabs(got - 0.5 * want), 1e-13 * want), "N %zu: %.17g, not %.17g", N, got,
                   0.5 * want);
             loss_accumulate(total, d_losses, N, 2, false, stream);
             host_bytes(&got, total, sizeof got);
-            CHECK(fabs(got - 2.5 * want) <= 1e-13 * want, "N %zu: %.17g, not %.17g", N, got,
+            CHECK(test_within(fabs(got - 2.5 * want), 1e-13 * want), "N %zu: %.17g, not %.17g", N, got,
                   2.5 * want);
             hash_device(total, sizeof(double));
         }

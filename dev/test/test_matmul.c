@@ -162,7 +162,7 @@ static void test_accuracy(void) {
             }
             worst = fmax(worst, fabs((double)out[m * N + n] - sum) / size);
         }
-    CHECK(worst < 4e-7, "relative to the sum of magnitudes: %g", worst);
+    CHECK(test_within(worst, 4e-7), "relative to the sum of magnitudes: %g", worst);
 }
 
 // Same bits on 1, 2, 3 and 7 threads, and for a row wherever it stands in the matrix.

@@ -444,7 +444,6 @@ static GPT2<X> *zen_model(const Config *c, Run *r, const float *params) {
     zen_choose(g, r, SIZE_MAX, SIZE_MAX);
     gpt2_plan(g, c->recompute, SIZE_MAX, SIZE_MAX, true);
     gpt2_allocate(g);
-    if (!s.fuse) g->fuse_gelu = false;
     if (params == NULL) {
         zen_load(g, r);
     } else {

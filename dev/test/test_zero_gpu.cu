@@ -702,14 +702,14 @@ static void test_other_worlds(void) {
             if (!test_whole() && (world + (size_t)stage / 2) % 2) continue;
             const Config c = spread(world % 2 ? ODD : FIVE, world, stage, 32, 16);
             const Apart x = apart(&c, 1, 3);
-            CHECK(x.losses < 1e-6 && x.norms < 1e-5 && x.weights < 1e-5, "fp32, %zu ranks, stage "
-                  "%d: losses %g, norms %g, weights %g", world, stage, x.losses, x.norms,
-                  x.weights);
+            CHECK(test_within(x.losses, 1e-6) & test_within(x.norms, 1e-5)
+                  & test_within(x.weights, 1e-5), "fp32, %zu ranks, stage %d: losses %g, norms %g, "
+                  "weights %g", world, stage, x.losses, x.norms, x.weights);
         }
     const size_t world = ranks_at_most();
     const Config rounded = spread(TIED, world, 2, 16, 16), exact = spread(TIED, world, 2, 16, 32);
     const Apart x = apart(&rounded, 1, 3), y = apart(&exact, 1, 3);
-    CHECK(x.losses < 2e-4 && x.weights < 1e-3, "bf16: losses %g, norms %g, weights %g", x.losses,
+    CHECK(test_within(x.losses, 2e-4) & test_within(x.weights, 1e-3), "bf16: losses %g, norms %g, weights %g", x.losses,
           x.norms, x.weights);
     CHECK(y.weights < x.weights, "summed in fp32: weights %g; in bf16: %g", y.weights, x.weights);
 }

@@ -383,7 +383,7 @@ static void update_is_its_definition(void) {
             double w = before;
             w -= 0.3 * z[0][0][i] - 0.7 * z[0][1][i] + 0.01 * w;
             w -= 1e-3 * z[1][0][i] + 11.0 * z[1][1][i] + 0.003 * w;
-            CHECK(fabs(w - th[i]) < 2e-5, "element %d is %g, not %g", i, (double)th[i], w);
+            CHECK(test_within(fabs(w - th[i]), 2e-5), "element %d is %g, not %g", i, (double)th[i], w);
         }
     }
 }
@@ -1011,8 +1011,8 @@ static void difference_is_the_gradient(void) {
         printf("  noise %d, tied %d: |grad| %.3f, rms of <grad, z> %.3f; largest error %.1e of "
                "|grad|, %.1e of <grad, z>; one-sided %.1e\n", mode & 1, mode >> 1, norm,
                sqrt(sum / n), worst, relative, one_sided);
-        CHECK(worst < 3e-3, "mode %d: %g", mode, worst);
-        CHECK(relative < 1e-2 && counted > 9, "mode %d: %g of %d", mode, relative, counted);
+        CHECK(test_within(worst, 3e-3), "mode %d: %g", mode, worst);
+        CHECK(test_within(relative, 1e-2) && counted > 9, "mode %d: %g of %d", mode, relative, counted);
         CHECK(one_sided > 4 * worst, "mode %d: the loss is not curved, %g", mode, one_sided);
         CHECK(sqrt(sum / n) > 0.6 * norm && sqrt(sum / n) < 1.4 * norm, "%g", sqrt(sum / n));
         gpt2_free(&g);
@@ -1199,8 +1199,8 @@ static void classifying_is_its_definition(void) {
             size_t right = 100, want_right = 100;
             const double loss = gpt2_classify(&g, word, words, where, &right);
             const double want = classify_by_definition(&g, word, words, where, &want_right);
-            CHECK(fabs(loss - want) < 2e-6 * (1 + want), "%d words: %.9g, not %.9g", words, loss,
-                  want);
+            CHECK(test_within(fabs(loss - want), 2e-6 * (1 + want)), "%d words: %.9g, not %.9g",
+                  words, loss, want);
             CHECK(right == want_right, "%d words: %zu right, not %zu", words, right, want_right);
             all_right += right - 100;
         }
@@ -1257,13 +1257,14 @@ static void step_is_its_definition(void) {
                   mode, step, log.count);
             for (int j = 0; j < queries; j++) {
                 const double got = log.g[(step - 1) * (size_t)queries + (size_t)j];
-                CHECK(fabs(got - want[j]) < (task ? 1e-3 : 1e-9), "mode %d: g %.9g, not %.9g", mode,
-                      got, want[j]);
+                CHECK(test_within(fabs(got - want[j]), task ? 1e-3 : 1e-9),
+                      "mode %d: g %.9g, not %.9g", mode, got, want[j]);
                 CHECK(task || fabs(got - slope[j]) < 3e-3 * length, "mode %d: g %g, slope %g",
                       mode, got, slope[j]);
                 norm += got * got / queries;
             }
-            CHECK(fabs(loss - mean) < 1e-5, "mode %d: loss %.9g, not %.9g", mode, loss, mean);
+            CHECK(test_within(fabs(loss - mean), 1e-5), "mode %d: loss %.9g, not %.9g", mode, loss,
+                  mean);
             CHECK(fabs(steepness - sqrt(norm)) < 1e-12 * steepness, "mode %d: %g", mode, steepness);
             memcpy(want_theta, theta, n * sizeof *theta);
             replay_by_definition(&g, &c, &log, want_theta);
