@@ -52,8 +52,8 @@ space := $(subst ,, )
 comma := ,
 # Exactness on the GPU: IEEE division and square root, no flush to zero (doc/adamw.md). The host's
 # half is compiled as train_gpt2.c is.
-NVFLAGS = -std=c++17 -O3 -lineinfo $(GPU_ARCH) --ftz=false --prec-div=true --prec-sqrt=true \
-          -Xptxas -warn-spills -I. \
+NVDEVICE = -std=c++17 -O3 -lineinfo --ftz=false --prec-div=true --prec-sqrt=true -I.
+NVFLAGS = $(NVDEVICE) $(GPU_ARCH) -Xptxas -warn-spills \
           -Xcompiler $(subst $(space),$(comma),$(strip -O3 $(ARCH) $(OPENMP) $(EXACT) $(WARN))) $(EXTRA)
 
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
@@ -286,6 +286,10 @@ test-all:  ## what `make test` leaves out: sanitizers, all schedules, other comp
 .PHONY: codegen-flags
 codegen-flags:  # of dev/test/test_codegen.sh
 	@echo '$(CFLAGS)'
+
+.PHONY: sass-flags
+sass-flags:  # of dev/test/test_sass.sh
+	@echo '$(NVDEVICE)'
 
 .PHONY: fuzz
 FUZZ_SECONDS ?= 600
