@@ -578,9 +578,8 @@ static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X
     gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, GEMM_PLAIN, nullptr, stream);
 }
 
-// Overwrites all three gradients. With GEMM_DGELU the layer's input was gelu(pre), and dinp becomes
-// the gradient of pre (N, C); returns false, with dinp that of the input, where there is no such
-// product.
+// Overwrites all three gradients. With `pre` (N, C), the layer's input was gelu(pre): returns true if
+// dinp has become the gradient of pre, false where the library has no such product.
 template <typename X>
 static bool matmul_backward(Matmul *lt, X *dinp, X *dw, X *db, float *scratch, const X *dout,
                             const X *inp, const X *w, size_t N, size_t C, size_t OC, X *pre,
