@@ -196,6 +196,16 @@ template <typename X> static void model_close(GPT2<X> *g) {
     free(g);
 }
 
+// Has the stream the highest priority? Otherwise it must have the lowest.
+static bool is_urgent(cudaStream_t stream) {
+    int lowest, highest, priority;
+    CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    CUDA(cudaStreamGetPriority(stream, &priority));
+    CHECK(highest < lowest && (priority == lowest || priority == highest), "%d is neither %d nor "
+          "%d", priority, lowest, highest);
+    return priority == highest;
+}
+
 static AdamStep recipe_step(const Recipe *r, size_t step, double norm_squared) {
     return adam_step_prepare(r->lr, 0.9, 0.95, r->eps, r->decay, step,
                              clip_scale(norm_squared, r->clip));

@@ -481,6 +481,7 @@ template <typename X> static uint64_t hash_engine(GPT2<X> *g) {
 template <typename X>
 static void engine_steps(GPT2<X> *g, const Config *c, size_t first, size_t last, bool watched,
                          Record *r) {
+    CHECK(is_urgent(g->zen->pack), "packing waits for products");
     for (size_t step = first; step <= last; step++) {
         timeline_step(&g->timeline, step);
         counted = {};

@@ -493,6 +493,7 @@ template <typename X> static void rank_train(const Config *c, Shared *to) {
     const size_t allocated = before - free_memory();
     check_memory(g, name, allocated);
     if (g->zero != NULL) check_formulas(g, c, name);
+    CHECK(g->zero == NULL || is_urgent(g->zero->stream), "collectives wait for products");
 
     Shape all = s, less;  // all ranks' micro-batches: those of one number lie side by side
     all.accum *= R;
