@@ -189,7 +189,7 @@ static inline void adam_update(float *p, float *m, float *v, const void *grad, i
 // 32 adds up the squares of elements j, j + 32, ... in double; the lanes are folded 16, 8, 4, 2,
 // 1. The blocks' sums are added in two levels: of each run of 1024 blocks that follow each other in
 // table order, in the same way as the elements of a block; and then the runs', one after the other.
-// 32 lanes fill the vector registers of a CPU and are one warp of a GPU, which can do both levels in
+// 32 lanes fill the vector registers of a CPU and are one warp of a GPU, which does both levels in
 // microseconds; and nothing depends on who computed what.
 
 enum { NORM_LANES = 32, NORM_RUN = 1024 };
@@ -464,8 +464,8 @@ __global__ static void norm_total_kernel(double *total, const double *runs, size
     if (threadIdx.x == 0) *total = sum;
 }
 
-// norm_total(), the same bits: *total from `count` sums. order, if not NULL: which ones they are, as
-// numbers of sums. runs: scratch (norm_runs(count)). All of it is device memory.
+// norm_total(), the same bits: *total from `count` sums. order, if not NULL: which ones they are,
+// as numbers of sums. runs: scratch (norm_runs(count)). All of it is device memory.
 static inline void norm_total_gpu(double *total, double *runs, const double *sums,
                                   const uint32_t *order, size_t count, cudaStream_t stream) {
     const size_t all = norm_runs(count);

@@ -858,8 +858,8 @@ typedef struct {
     size_t leaving;      // elements of its gradient that wait for the update on the host
 } Segment;
 
-// What a micro-batch needs of the host, on its way to the GPU in one copy: page-locked memory, in two
-// sets, so that the host may fill one while the copy of the other still waits in the stream.
+// What a micro-batch needs of the host, on its way to the GPU in one copy: page-locked memory, in
+// two sets, so that the host may fill one while the copy of the other still waits in the stream.
 typedef struct {
     int32_t *tokens;             // inputs (N), targets (N), TokenOrder's rows (N), first (N + 1)
     cudaEvent_t copied;
@@ -1476,8 +1476,9 @@ template <typename X> static LayerActs<X> layer_acts(const GPT2<X> *g, size_t l)
         g->fc + l * N * F, g->act + l * N * F};
 }
 
-// Everything that a micro-batch of N tokens needs of the host goes to the GPU in one copy: a short one
-// waits for long ones that other streams have begun, and should do so once. targets may be NULL.
+// Everything that a micro-batch of N tokens needs of the host goes to the GPU in one copy: a short
+// one waits for long ones that other streams have begun, and should do so once. targets may be
+// NULL.
 template <typename X>
 static void upload(GPT2<X> *g, const int32_t *inputs, const int32_t *targets, size_t N) {
     g->turn = 1 - g->turn;

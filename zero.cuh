@@ -202,7 +202,7 @@ template <typename X> static int zero_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
 // After the buffers are there.
 template <typename X> static void zero_allocate(GPT2<X> *g) {
     Zero *z = g->zero;
-    z->stream = stream_make("ranks", true);  // a collective that begins late keeps all ranks waiting
+    z->stream = stream_make("ranks", true);  // where a collective begins late, all ranks wait
     for (cudaEvent_t **events : {&z->reduced, &z->gathered}) {
         *events = (cudaEvent_t *)alloc_or_fail((size_t)g->segments, sizeof(cudaEvent_t), "events");
         for (int i = 0; i < g->segments; i++) event_make(&(*events)[i]);
