@@ -93,8 +93,8 @@ template <typename X> __device__ static inline Pack<X> load_pack(const X *p) {
     return r;
 }
 
-// One store of 16 bytes to global memory. From C++ the compiler makes four of 4 bytes of it wherever
-// the pack was computed element by element: four times the instructions and write requests.
+// One store of 16 bytes to global memory. From C++ the compiler makes four of 4 bytes of it
+// wherever the pack was computed element by element: four times the instructions and requests.
 __device__ static inline void store_bits(void *p, int4 bits) {
 #ifdef __CUDA_ARCH__
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
@@ -151,8 +151,8 @@ __device__ static inline float block_max(float x) {
 
 static inline unsigned ceil_div(size_t a, size_t b) { return (unsigned)((a + b - 1) / b); }
 
-// n, for kernels that number n things in 32 bits, one or more threads to each: a division of 64 bits
-// takes them longer than what they compute.
+// n, for kernels that number n threads or packs in 32 bits: a division of 64 bits takes them longer
+// than what they compute.
 static inline unsigned index_32(size_t n) {
     if (n > 1u << 31) fail("%zu are too many for a kernel that counts in 32 bits", n);
     return (unsigned)n;

@@ -208,9 +208,10 @@ static inline MatmulPlan *matmul_find(Matmul *lt, const MatmulShape *s) {
 // is ignored with accumulate. The epilogue (GEMM_*) comes last; aux (M, N) has the pitch of out;
 // for GEMM_GELU it may be nullptr: then the value before it is not kept. An epilogue does not go
 // with accumulate; returns false, having done nothing, where the library has no algorithm for it:
-// NVIDIA lists which types have one, not for which shapes. O is X, or float for sums that are not to be rounded. Sizes are at least 1; rows
-// of 16-bit types should begin at multiples of 16 bytes (else it is slow, or there is no algorithm,
-// and the program ends saying so). out must overlap neither A nor B.
+// NVIDIA lists which types have one, not which shapes. O is X, or float for sums that are not to be
+// rounded. Sizes are at least 1; rows of 16-bit types should begin at multiples of 16 bytes (else
+// it is slow, or there is no algorithm, and the program ends saying so). out must overlap neither A
+// nor B.
 template <typename X, typename O>
 static bool gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                  const X *a, size_t lda, const X *b, size_t ldb, O *out, size_t ldo,

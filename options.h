@@ -476,7 +476,7 @@ static inline bool options_check(const Options *o, Error *err) {
         return error_set(err, "--precision fp16 has no backward pass: use bf16, or --optimizer "
                               "mezo");
     if (o->precision == PRECISION_FP32 && option_given(o, "fuse-gelu") && o->fuse_gelu > FUSE_NONE)
-        return error_set(err, "--fuse-gelu: not with --precision fp32, which is there for checking");
+        return error_set(err, "--fuse-gelu needs --precision bf16 or fp16: fp32 is for checking");
     if (mezo && o->dump != NULL)
         return error_set(err, "--dump shows gradients, and --optimizer mezo has none");
     if (mezo && option_given(o, "offload") && o->offload != OFFLOAD_NONE)

@@ -218,8 +218,8 @@ static int compare_tensors(const char *label, const SafeTensors *ours, const Saf
         if (key_bias != NULL) *key_bias = 'v';
         const double scale = largest(find(reference, sibling));
         const double error = tensor_error(safetensors_find(ours, b->name + strip), b, scale);
-        CHECK(test_within(error, tolerance), "%s %s: error %.2e, allowed %.0e", label, b->name, error,
-              tolerance);
+        CHECK(test_within(error, tolerance), "%s %s: error %.2e, allowed %.0e", label, b->name,
+              error, tolerance);
         compared++;
     }
     return compared;

@@ -353,10 +353,10 @@ static void residual_layernorm_forward(X *residual, X *out, float *mean, float *
 
 // Each block takes a run of rows, and its teams take turns. A thread has the same columns in every
 // row: its sums of dw and db stay in registers, if HELD, and come to shared memory in the end. Very
-// wide rows need blocks so large that there are no registers left: then they lie there all the time,
-// where nobody else touches them. `sums` is (teams, 2, C), and within a row of C the first halves of
-// all packs come before the second halves, so that neighbouring threads access neighbouring 16
-// bytes.
+// wide rows need blocks so large that there are no registers left: then the sums are in shared
+// memory all the time, where nobody else touches them. `sums` is (teams, 2, C), and within a row of
+// C the first halves of all packs come before the second halves, so that neighbouring threads
+// access neighbouring 16 bytes.
 enum { HELD_THREADS = 256 };
 template <typename X, bool HELD> struct LayernormBackward {
     enum { MAX_THREADS = HELD ? HELD_THREADS : sizeof(X) == 4 ? 768 : 512 };  // by their registers
@@ -578,8 +578,8 @@ static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X
     gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, GEMM_PLAIN, nullptr, stream);
 }
 
-// Overwrites all three gradients. With `pre` (N, C), the layer's input was gelu(pre): returns true if
-// dinp has become the gradient of pre, false where the library has no such product.
+// Overwrites all three gradients. With `pre` (N, C), the layer's input was gelu(pre): returns true
+// if dinp has become the gradient of pre, false where the library has no such product.
 template <typename X>
 static bool matmul_backward(Matmul *lt, X *dinp, X *dw, X *db, float *scratch, const X *dout,
                             const X *inp, const X *w, size_t N, size_t C, size_t OC, X *pre,
@@ -664,9 +664,9 @@ static void activation_backward(X *d, const X *inp, size_t n, int activation,
 // --- GELU in the product that makes its argument, and in the one that makes its gradient -------
 //
 // It saves passes of 2 F and 3 F columns, 1.5 % of a step of 7B on an H100 by arithmetic, and costs
-// more than that where the library's fastest kernels do not have the epilogue and a slower one runs.
-// Nothing here measures which it is, and a choice by the clock would change bits: so it is the
-// user's (--fuse-gelu). Not in fp32, which is there for checking: the library's tanh may be an
+// more where the library's fastest kernels do not have the epilogue and a slower one runs. Nothing
+// here measures which it is, and a choice by the clock would change bits: so it is the user's
+// (--fuse-gelu). Not in fp32, which is there for checking: the library's tanh may be an
 // approximation.
 
 // What --fuse-gelu means for a model: FUSE_NONE, FUSE_FORWARD or FUSE_BOTH.
@@ -675,8 +675,8 @@ template <typename X> static int fuse_gelu_settled(int option, const GPT2Config 
     return c->activation == ACTIVATION_GELU ? option : FUSE_NONE;
 }
 
-// act (N, F) = the activation of fc (N, F) = inp (N, C) . w (F, C)^T + b. fc == act: fc is not kept.
-// fuse: in one, if it is GELU and there is an algorithm for this shape.
+// act (N, F) = the activation of fc (N, F) = inp (N, C) . w (F, C)^T + b. fc == act: fc is not
+// kept. fuse: in one, if there is an algorithm for this shape; for GELU only.
 template <typename X>
 static void matmul_forward_activation(Matmul *lt, X *act, X *fc, const X *inp, const X *w,
                                       const X *b, size_t N, size_t C, size_t F, int activation,

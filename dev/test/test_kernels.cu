@@ -423,7 +423,8 @@ template <typename X> static void activation(void) {
                 const double z = x[j], u = sqrt(2 / 3.14159265358979324) * (z + 0.044715 * z*z*z);
                 const double want = z / (1 + exp(-2 * u));
                 const double band = (1e-5 + rounding<X>()) * fabs(want) + 1e-37 + tiny<X>();
-                CHECK(test_within(fabs(got[j] - want), band), "gelu(%g) is %.9g, not %.9g", z, got[j], want);
+                CHECK(test_within(fabs(got[j] - want), band), "gelu(%g) is %.9g, not %.9g", z,
+                      got[j], want);
             }
             free(got); free(slope);
         }
@@ -515,12 +516,12 @@ static void loss_total(void) {
             const float *d_losses = device<float>(losses, N);
             loss_accumulate(total, d_losses, N, 0.5, true, stream);
             host_bytes(&got, total, sizeof got);
-            CHECK(test_within(fabs(got - 0.5 * want), 1e-13 * want), "N %zu: %.17g, not %.17g", N, got,
-                  0.5 * want);
+            CHECK(test_within(fabs(got - 0.5 * want), 1e-13 * want),
+                  "N %zu: %.17g, not %.17g", N, got, 0.5 * want);
             loss_accumulate(total, d_losses, N, 2, false, stream);
             host_bytes(&got, total, sizeof got);
-            CHECK(test_within(fabs(got - 2.5 * want), 1e-13 * want), "N %zu: %.17g, not %.17g", N, got,
-                  2.5 * want);
+            CHECK(test_within(fabs(got - 2.5 * want), 1e-13 * want),
+                  "N %zu: %.17g, not %.17g", N, got, 2.5 * want);
             hash_device(total, sizeof(double));
         }
         free(losses);
@@ -737,7 +738,26 @@ static void scratch_is_enough(void) {
             }
 }
 
+// Kernels that count in 32 bits refuse more. Needs no GPU: it is the first test, as it forks.
+static void sizes_are_refused(void) {
+    for (int i = 0; i < 4; i++) {
+        const size_t B = ((size_t)1 << 17) + (size_t)(i % 2), T = 2048, C = 64;
+        char line[1024];  // these are 2^31 packs, and more
+        int status;
+        if (in_child(line, &status)) {
+            if (i < 2) index_32(B * T * C / Pack<bf16>::N);
+            else if (i == 2) encoder_forward<bf16>(NULL, NULL, NULL, NULL, B + 1, T, C, NULL);
+            else attention_delta<bf16>(NULL, NULL, NULL, B, T, C, 1, NULL);
+            _exit(0);
+        }
+        CHECK(i == 0 ? status == 0 : WIFEXITED(status) && WEXITSTATUS(status) != 0
+                                     && strstr(line, "32 bits") != NULL, "%d: %d, %s", i, status,
+              line);
+    }
+}
+
 int main(void) {
+    RUN(sizes_are_refused);
     RUN(scratch_is_enough);
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     RUN(encoder<float>);

@@ -109,7 +109,8 @@ static void compare(const char *shape, bool is_bf16, const char *kind, size_t la
               "%s bf16 %s (layer %zu): error %.4f, rms %.4f", shape, kind, layer, max, rms);
     } else {
         band->seen_fp32 = larger(band->seen_fp32, max);
-        CHECK(test_within(max, band->fp32), "%s fp32 %s (layer %zu): error %.2e", shape, kind, layer, max);
+        CHECK(test_within(max, band->fp32), "%s fp32 %s (layer %zu): error %.2e", shape, kind,
+              layer, max);
     }
 }
 
@@ -384,7 +385,7 @@ static void test_fused_gelu(void) {
 #ifdef __CUDA_EMU__
     s.fuse = 1;
     emu_lt_without(CUBLASLT_EPILOGUE_GELU | CUBLASLT_EPILOGUE_DGELU);
-    CHECK(train_hash<bf16>(&s, 2, NULL) == half[0], "without both: other bits than --fuse-gelu none");
+    CHECK(train_hash<bf16>(&s, 2, NULL) == half[0], "without both: other bits than none");
     emu_lt_without(CUBLASLT_EPILOGUE_DGELU & ~CUBLASLT_EPILOGUE_GELU_AUX);
     CHECK(train_hash<bf16>(&s, 2, NULL) == half[2], "without DGELU: other bits than forward");
     emu_lt_without(0);

@@ -317,7 +317,7 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --optimizer mezo --stride 2", "--stride needs --optimizer adamw"},
         {"--data d --optimizer mezo --share 0.5", "--share needs --optimizer adamw"},
         {"--data d --optimizer mezo --subgroup 5000", "--subgroup needs --optimizer adamw"},
-        {"--data d --fuse-gelu both --precision fp32", "not with --precision fp32"},
+        {"--data d --fuse-gelu both --precision fp32", "needs --precision bf16 or fp16"},
         {"--data d --optimizer mezo --grad-wire fp32", "--grad-wire needs --optimizer adamw"},
         {"--data d --optimizer mezo --no-grad-overlap", "overlap needs --optimizer adamw"},
         {"--data d --optimizer mezo --no-update-overlap", "overlap needs --optimizer adamw"},

@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_sass.sh: what nvcc makes of the kernels. Registers, shared memory and stores of each kernel of
-# train_gpt2.cu are those of the table (sass.table), which is keyed by nvcc's release and the GPU.
+# test_sass.sh: what nvcc makes of the kernels. Registers, shared memory and stores of each kernel
+# of train_gpt2.cu are those of the table (sass.table), keyed by nvcc's release and the GPU.
 # Under another release kernels may take a quarter and 8 registers more than under the newest one in
 # the table, and store twice as much in less than 16 bytes. Under any: nothing is spilled, and a
 # kernel that stores packs does so with instructions of 16 bytes. Stores are counted in PTX, where a
@@ -43,7 +43,10 @@ function short(name,   n, base, args, types, out) {  # _Z6kernelI6__halfLi64EEvP
     return base "<" substr(out, 2) ">"
 }
 FNR == 1 { file++ }
-file == 1 && /Compiling entry function/ { split($0, part, "'"); k = short(part[2]); list[++kernels] = k }
+file == 1 && /Compiling entry function/ {
+    split($0, part, "'")
+    list[++kernels] = k = short(part[2])
+}
 file == 1 && /spill stores/ { spills[k] = $1 + $5 + $9 }  # a stack frame is local memory, too
 file == 1 && /Used [0-9]+ registers/ {
     match($0, /Used [0-9]+/)
@@ -84,8 +87,9 @@ FNR == NR {
         if (!($1 in exact)) print $1 ": not in the table; --write"
         else if (exact[$1] != now) {
             split(exact[$1], was)
-            print $1 ": registers " $2 ", shared memory " $3 ", stores of 16 bytes " $4 ", others " \
-                $5 "; in the table " was[2] ", " was[3] ", " was[4] ", " was[5] "; --write, if meant"
+            print $1 ": registers " $2 ", shared memory " $3 ", stores of 16 bytes " $4 \
+                ", others " $5 "; in the table " was[2] ", " was[3] ", " was[4] ", " was[5] \
+                "; --write, if meant"
         }
     } else if ($1 in other) {
         split(other[$1], was)
@@ -101,8 +105,8 @@ AWK
 
 compile() {  # ARCH: leaves ptxas, ptx, code and lines in $work
     # shellcheck disable=SC2046  # options
-    if ! "$nvcc" $(make -s sass-flags) -arch="$1" -Xptxas -v -cubin --keep --keep-dir "$work" \
-        train_gpt2.cu -o "$work/cubin" >"$work/ptxas" 2>&1; then
+    if ! "$nvcc" $(make -s --no-print-directory sass-flags) -arch="$1" -Xptxas -v -cubin \
+        --keep --keep-dir "$work" train_gpt2.cu -o "$work/cubin" >"$work/ptxas" 2>&1; then
         grep -v '^ptxas info' "$work/ptxas" | head -n 5
         return 1
     fi

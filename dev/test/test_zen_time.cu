@@ -168,7 +168,8 @@ static void test_predictions(void) {
         printf("  %-32s %7.0f us, planned %7.0f: %+.1f %%; compute %.0f, forward waits %.0f, "
                "backward %.0f (%s)\n", c->name, t.step, planned, 100 * off, compute,
                1e6 * t.planned.stall_forward, 1e6 * t.planned.stall_backward, t.planned.limit);
-        CHECK(test_within(fabs(off), within), "%s: %.0f us, planned %.0f", c->name, t.step, planned);
+        CHECK(test_within(fabs(off), within), "%s: %.0f us, planned %.0f", c->name, t.step,
+              planned);
         CHECK(fabs(t.in - t.planned.h2d_bytes) < 1 && fabs(t.out - t.planned.d2h_bytes) < 1,
               "%s: %.0f bytes in, planned %.0f; %.0f out, planned %.0f", c->name, t.in,
               t.planned.h2d_bytes, t.out, t.planned.d2h_bytes);

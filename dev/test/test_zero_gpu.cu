@@ -710,8 +710,8 @@ static void test_other_worlds(void) {
     const size_t world = ranks_at_most();
     const Config rounded = spread(TIED, world, 2, 16, 16), exact = spread(TIED, world, 2, 16, 32);
     const Apart x = apart(&rounded, 1, 3), y = apart(&exact, 1, 3);
-    CHECK(test_within(x.losses, 2e-4) & test_within(x.weights, 1e-3), "bf16: losses %g, norms %g, weights %g", x.losses,
-          x.norms, x.weights);
+    CHECK(test_within(x.losses, 2e-4) & test_within(x.weights, 1e-3),
+          "bf16: losses %g, norms %g, weights %g", x.losses, x.norms, x.weights);
     CHECK(y.weights < x.weights, "summed in fp32: weights %g; in bf16: %g", y.weights, x.weights);
 }
 

@@ -383,7 +383,8 @@ static void update_is_its_definition(void) {
             double w = before;
             w -= 0.3 * z[0][0][i] - 0.7 * z[0][1][i] + 0.01 * w;
             w -= 1e-3 * z[1][0][i] + 11.0 * z[1][1][i] + 0.003 * w;
-            CHECK(test_within(fabs(w - th[i]), 2e-5), "element %d is %g, not %g", i, (double)th[i], w);
+            CHECK(test_within(fabs(w - th[i]), 2e-5), "element %d is %g, not %g", i,
+                  (double)th[i], w);
         }
     }
 }
@@ -1012,7 +1013,8 @@ static void difference_is_the_gradient(void) {
                "|grad|, %.1e of <grad, z>; one-sided %.1e\n", mode & 1, mode >> 1, norm,
                sqrt(sum / n), worst, relative, one_sided);
         CHECK(test_within(worst, 3e-3), "mode %d: %g", mode, worst);
-        CHECK(test_within(relative, 1e-2) && counted > 9, "mode %d: %g of %d", mode, relative, counted);
+        CHECK(test_within(relative, 1e-2) && counted > 9, "mode %d: %g of %d", mode, relative,
+              counted);
         CHECK(one_sided > 4 * worst, "mode %d: the loss is not curved, %g", mode, one_sided);
         CHECK(sqrt(sum / n) > 0.6 * norm && sqrt(sum / n) < 1.4 * norm, "%g", sqrt(sum / n));
         gpt2_free(&g);

@@ -150,8 +150,8 @@ cublasStatus_t cublasLtMatmul(
     size_t workspace_bytes, cudaStream_t stream);
 #ifdef __cplusplus
 }
-// For tests: from now on no algorithm is found for epilogues with any of these bits (0: for all), as
-// a real library may have none for a shape.
+// For tests: from now on no algorithm is found for epilogues with any of these bits, as a real
+// library may have none for a shape; 0 ends that.
 void emu_lt_without(uint32_t epilogues);
 #endif
 #endif
