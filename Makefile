@@ -42,7 +42,8 @@ build/%: dev/bench/%.c dev/bench/machine.h train_gpt2.c $(HEADERS) | compiler
 
 # nvcc compiles for the GPU that is present, or for Ampere, Hopper and the newest that it knows.
 NVCC := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
-GPU := $(shell nvidia-smi -L 2>/dev/null | grep '^GPU ' | head -n 1)
+# (A driver that is mounted into a container may lie where no PATH leads.)
+GPU := $(shell PATH="$$PATH:/usr/local/nvidia/bin" nvidia-smi -L 2>/dev/null | grep '^GPU ' | head -n 1)
 newest = $(shell $(NVCC) --list-gpu-code 2>/dev/null | sed 's/sm_//' | sort -n | tail -n 1)
 gencode = -gencode arch=compute_$(1),code=sm_$(1)
 # Hopper's also as PTX, which the driver translates for GPUs that came after it.
@@ -60,8 +61,12 @@ CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 NVLIBS = -lcublasLt -Xlinker -rpath,$(CUDA_HOME)/lib64
 
 # Several GPUs need NCCL: from $NCCL_HOME if that is set, from CUDA's folder, or the system's.
-# A package may have libnccl.so.2 and no libnccl.so, so the file itself is linked.
-nccl_dirs = $(or $(NCCL_HOME),$(CUDA_HOME) /usr/local /usr)
+# A package may have libnccl.so.2 and no libnccl.so, so the file itself is linked. Where there is
+# none of these, that of a Python package: PyTorch brings it along.
+nccl_usual := $(CUDA_HOME) /usr/local /usr
+nccl_python := $(if $(NVCC),$(if $(NCCL_HOME)$(wildcard $(nccl_usual:%=%/include/nccl.h)),,\
+    $(shell python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0])' 2>/dev/null)))
+nccl_dirs = $(or $(NCCL_HOME),$(nccl_usual) $(nccl_python))
 nccl_in = $(foreach d,$(nccl_dirs),$(sort $(wildcard $(addprefix $(d)/,$(1)))))
 nccl_header := $(firstword $(call nccl_in,include/nccl.h))
 nccl_library := $(firstword $(call nccl_in,lib64/libnccl.so* lib/libnccl.so* lib/*/libnccl.so*))
@@ -114,6 +119,8 @@ build/emu/train_gpt2: train_gpt2.cu $(HEADERS) $(emu_plain)
 vpath %.cu . dev/test dev/emu/test dev/bench
 cpu_reference = dev/test/cpu_reference.c dev/test/cpu_reference.h train_gpt2.c test_gpt2.c
 CUDA_SOURCES = train_gpt2.cu test_gpt2.c $(wildcard dev/test/*.cu)
+GPU_BENCHES = $(patsubst dev/bench/%.cu,%,$(wildcard dev/bench/*.cu))
+$(foreach flavour,emu gpu,$(GPU_BENCHES:%=build/$(flavour)/%)): dev/bench/timed.cuh
 
 build/emu/%: %.cu $(HEADERS) $(emu_plain) build/emu/cpu_reference.o $(CUDA_SOURCES)
 	$(call emucc,$(CXX),runtime) -O1 $(OPENMP) $(EMU_FLAGS) $< build/emu/cpu_reference.o -o $@
@@ -229,7 +236,7 @@ TEST_ALL_NEEDS = build/asan/emu/gpu_tests $(if $(CLANGXX),build/tsan/gpu_tests) 
                  build/emu/bugs build/asan/emu/bugs $(if $(CLANGXX),build/tsan/bugs) \
                  $(TRAINS:%=build/asan/emu/%) $(if $(CLANGXX),$(TRAINS:%=build/tsan/%)) \
                  $(if $(NVCC),$(if $(GPU),,$(patsubst %,build/nvcc/%.o,gpu_tests test_emu \
-                     test_nccl bench_gpu bench_offload bench_zen bench_zo)))
+                     test_nccl $(GPU_BENCHES))))
 
 build/test/%: dev/test/%.c train_gpt2.c $(HEADERS) | compiler
 	@mkdir -p $(@D)
@@ -302,8 +309,7 @@ fuzz: $(FUZZ:%=build/fuzz/%)  ## long fuzzing of every parser (clang; FUZZ_SECON
 
 .PHONY: bench
 BENCH = build/bench_matmul build/bench_adam build/bench_step \
-        $(if $(and $(NVCC),$(GPU)),$(patsubst %,build/gpu/%,bench_gpu bench_offload bench_zen \
-            bench_zo))
+        $(if $(and $(NVCC),$(GPU)),$(GPU_BENCHES:%=build/gpu/%))
 bench: $(BENCH)  ## speed, as shares of limits measured in the same run
 	@for b in $(BENCH); do $$b || exit 1; done
 

@@ -13,6 +13,13 @@
 typedef __nv_bfloat16 bf16;
 typedef __half f16;
 
+// By default all streams share 8 connections to the device, and one whose connection holds another
+// that waits would wait with it. CUDA reads this at its first call (CUDA C++ Programming Guide,
+// environment variables), so it is said before main(), for every program; what the user set stays.
+__attribute__((constructor)) static void gpu_connections(void) {
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
+
 // ---------------------------------------------------------------------------------------------
 // Errors and memory
 

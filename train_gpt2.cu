@@ -2674,9 +2674,6 @@ template <typename X> static int train(Run *r) {
 int main(int argc, char **argv) {
     static Run run;
     cpu_wait_briefly(argv);
-    // By default all streams share 8 queues, and one whose queue holds the host's stream would wait
-    // for the CPU. (CUDA C++ Programming Guide, environment variables; read at the first call.)
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     run_open(&run, argc, argv, true);
     const int precision = run.o.precision;
     int code;

@@ -2,45 +2,34 @@
 //
 //   build/gpu/bench_gpu [--fp32] [--align N] [--tiny] [SHAPE]
 //
-// For the shapes of GPT-2 124M, 1.5B and a 7B model, with 8192 rows: the median time of 21 runs,
-// the bytes that must move and the operations that must be done, GB/s and TFLOP/s reached, and how
-// much of the limit that is: the time that the slower of the two would take at the device's peak
-// (devices.cuh), divided by the time that it took. Between runs the cache is overwritten, so that
-// small tensors come from memory; in a training step some of them are still in the cache.
+// For the shapes of GPT-2 124M, 1.5B and a 7B model, with the rows of a training step that fills the
+// GPU: the time of one run among many in a row (timed.cuh; the median of 5 rounds), the bytes that
+// must move and the operations that must be done, GB/s and TFLOP/s reached, and how much of the
+// limit that is: the time that the slower of the two would take at the device's peak (devices.cuh),
+// divided by the time that it took. What moves little does so from memory here; in a training step
+// some of it is still in the cache.
 // --align: the alignment in bytes that the matrix product's heuristic is told of (matmul.cuh), to
 // see whether more than the trainer's 16 would be faster. --tiny: runs in a second anywhere.
 #define TESTING
 #include "../../train_gpt2.cu"
+#include "timed.cuh"
 
 typedef struct { const char *name; size_t C, NH, T, N, V; } Shape;
 
 static const Shape shapes[] = {
-    {"124M", 768, 12, 1024, 8192, 50257},
-    {"1.5B", 1600, 25, 1024, 8192, 50257},
-    {"7B", 4096, 32, 2048, 8192, 50257},
+    {"124M", 768, 12, 1024, 32768, 50257},
+    {"1.5B", 1600, 25, 1024, 16384, 50257},
+    {"7B", 4096, 32, 2048, 16384, 50257},
     {"tiny", 64, 2, 32, 64, 300},
 };
 
-enum { RUNS_MAX = 21 };
-
 static struct {
     Matmul lt;
-    cudaStream_t stream;
-    cudaEvent_t start, end;
+    Timed timed;
     DevicePeak peak;
-    char *flush;           // a buffer larger than the cache
-    size_t flush_bytes;
-    int runs;
 } bench;
 
-static int compare_doubles(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static void report(const char *name, double *seconds, double flops, double bytes) {
-    qsort(seconds, (size_t)bench.runs, sizeof *seconds, compare_doubles);
-    const double t = seconds[bench.runs / 2];
+static void report(const char *name, double t, double flops, double bytes) {
     const double arithmetic = flops / bench.peak.flops;
     const double memory = bytes / bench.peak.bytes_per_second;
     const bool by_memory = memory > arithmetic;
@@ -52,25 +41,15 @@ static void report(const char *name, double *seconds, double flops, double bytes
     fflush(stdout);
 }
 
-// Times `call`: two runs to warm up, then the rest. flops and bytes are what it cannot do without.
-#define BENCH(name, flops, bytes, call)                                               \
-    do {                                                                              \
-        double bench_s[RUNS_MAX];                                                     \
-        for (int bench_i = -2; bench_i < bench.runs; bench_i++) {                     \
-            CUDA(cudaMemsetAsync(bench.flush, 0, bench.flush_bytes, bench.stream));   \
-            CUDA(cudaEventRecord(bench.start, bench.stream));                         \
-            call;                                                                     \
-            CUDA(cudaEventRecord(bench.end, bench.stream));                           \
-            const double bench_t = device_seconds(bench.start, bench.end);            \
-            if (bench_i >= 0) bench_s[bench_i] = bench_t;                             \
-        }                                                                             \
-        report(name, bench_s, (double)(flops), (double)(bytes));                      \
-    } while (0)
+// Times `call`. flops and bytes are what it cannot do without.
+#define BENCH(name, flops, bytes, call)                                                          \
+    report(name, timed(&bench.timed, (double)(bytes), [&] { call; }), (double)(flops),           \
+           (double)(bytes))
 
 // n elements on the device, in [-1, 1).
 template <typename X> static X *tensor_of(size_t n) {
     X *x = (X *)gpu_alloc(n * sizeof(X), "a benchmark");
-    device_fill_kernel<<<ceil_div(n, 256), 256, 0, bench.stream>>>(x, n);
+    device_fill_kernel<<<ceil_div(n, 256), 256, 0, bench.timed.stream>>>(x, n);
     CUDA(cudaGetLastError());
     return x;
 }
@@ -91,20 +70,20 @@ static void bench_linear(const char *name, X *out, X *inp, X *w, X *bias, X *dw,
     const size_t bytes = (N * C + C * OC + N * OC) * sizeof(X);
     char line[64];
     snprintf(line, sizeof line, "%s (%zu, %zu)", name, C, OC);
-    BENCH(line, flops, bytes, matmul_forward(lt, out, inp, w, bias, N, C, OC, bench.stream));
+    BENCH(line, flops, bytes, matmul_forward(lt, out, inp, w, bias, N, C, OC, bench.timed.stream));
     snprintf(line, sizeof line, "  gradient of the input");
     BENCH(line, flops, bytes, gemm(lt, false, false, N, C, OC, out, OC, w, C, inp, C, nullptr,
-                                   false, GEMM_PLAIN, nullptr, bench.stream));
+                                   false, GEMM_PLAIN, nullptr, bench.timed.stream));
     snprintf(line, sizeof line, "  gradient of the weight");
     BENCH(line, flops, bytes, gemm(lt, true, false, OC, C, N, out, OC, inp, C, dw, C, nullptr,
-                                   false, GEMM_PLAIN, nullptr, bench.stream));
+                                   false, GEMM_PLAIN, nullptr, bench.timed.stream));
 }
 
 template <typename X> static void bench_shape(const Shape *s) {
     const size_t C = s->C, F = 4 * C, NH = s->NH, T = s->T, N = s->N, B = N / T, V = s->V;
     const size_t Vp = round_up(V, ALIGN_ELEMENTS), rows = min_size(N, HEAD_ROWS), E = sizeof(X);
     Matmul *lt = &bench.lt;
-    cudaStream_t stream = bench.stream;
+    cudaStream_t stream = bench.timed.stream;
     printf("\n%s: C=%zu NH=%zu T=%zu, %zu rows, %s\n%-34s %10s %10s %9s %8s %9s %s\n", s->name, C,
            NH, T, N, E == 2 ? "bf16" : "fp32", "", "us", "MB", "GFLOP", "GB/s", "TFLOP/s",
            "of the limit");
@@ -220,20 +199,16 @@ int main(int argc, char **argv) {
             alignment = (uint32_t)atoi(argv[++i]);
         else only = argv[i];
     }
+    if (only != NULL && *only == '-') die("usage: bench_gpu [--fp32] [--align N] [--tiny] [SHAPE]");
     if (alignment < 1 || alignment > 256 || (alignment & (alignment - 1)) != 0)
         die("--align: a power of two, at most 256");
     if (tiny) only = "tiny";
-    bench.runs = tiny ? 3 : RUNS_MAX;
-    bench.flush_bytes = tiny ? 4096 : (size_t)256 << 20;
-    bench.flush = (char *)gpu_alloc(bench.flush_bytes, "a benchmark");
-    CUDA(cudaStreamCreateWithFlags(&bench.stream, cudaStreamNonBlocking));
-    CUDA(cudaEventCreate(&bench.start));
-    CUDA(cudaEventCreate(&bench.end));
+    timed_open(&bench.timed, tiny);
     matmul_open(&bench.lt, MATMUL_WORKSPACE);
     bench.lt.alignment = alignment;
     CUDA(cudaDeviceSynchronize());
-    bench.peak = fp32 ? device_peak<float>(&bench.lt, bench.stream)
-                      : device_peak<bf16>(&bench.lt, bench.stream);
+    bench.peak = fp32 ? device_peak<float>(&bench.lt, bench.timed.stream)
+                      : device_peak<bf16>(&bench.lt, bench.timed.stream);
     device_print(&bench.peak);
     bool any = false;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
@@ -246,9 +221,6 @@ int main(int argc, char **argv) {
     }
     if (!any) die("no shape %s: 124M, 1.5B, 7B or tiny", only);
     matmul_close(&bench.lt);
-    CUDA(cudaFree(bench.flush));
-    CUDA(cudaEventDestroy(bench.start));
-    CUDA(cudaEventDestroy(bench.end));
-    CUDA(cudaStreamDestroy(bench.stream));
+    timed_close(&bench.timed);
     return 0;
 }

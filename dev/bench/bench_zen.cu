@@ -5,61 +5,40 @@
 // On the gradient of a layer of the 1.5B and the 7B shape, in bf16: packing the chosen columns and
 // the rest, sums over columns, AdamW of the chosen, and scattering the rest's new weights. Bytes:
 // what each cannot do without; chosen columns lie alone among others, so that more has to move. The
-// columns are chosen by scores drawn at random. Between runs the cache is overwritten. Medians of
-// 21, and the range of the middle half. (The host's part is in bench_adam.) --tiny: runs in a second
-// anywhere, and says nothing about speed, as nothing does on the emulated GPU.
+// columns are chosen by scores drawn at random. Many runs in a row, the cache overwritten in between
+// (timed.cuh), then as many copies: medians of 5 rounds, and their range. (The host's part is in
+// bench_adam.) --tiny: runs in a second anywhere, and says nothing about speed, as nothing does on
+// the emulated GPU.
 #define TESTING
 #include "../../train_gpt2.cu"
-
-enum { RUNS_MAX = 21 };
+#include "timed.cuh"
 
 static struct {
-    cudaStream_t stream;
-    cudaEvent_t start, end;
-    char *flush, *from, *to;  // larger than the cache; a copy's
-    size_t flush_bytes;
-    int runs;
+    Timed timed;
+    char *from, *to;  // a copy's
 } bench;
 
-static int compare_doubles(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-// Seconds of what `call` queues in bench.stream.
-#define TIMED(seconds, call)                                                          \
-    do {                                                                              \
-        CUDA(cudaMemsetAsync(bench.flush, 0, bench.flush_bytes, bench.stream));       \
-        CUDA(cudaEventRecord(bench.start, bench.stream));                             \
-        call;                                                                         \
-        CUDA(cudaEventRecord(bench.end, bench.stream));                               \
-        seconds = device_seconds(bench.start, bench.end);                             \
-    } while (0)
-
 // Times `call` and a copy that reads half of these bytes and writes the other half, in turn.
-#define BENCH(name, bytes, call)                                                      \
-    do {                                                                              \
-        const size_t bench_half = ((size_t)(bytes) / 2 + 15) / 16 * 16;               \
-        double bench_s[RUNS_MAX], bench_part[RUNS_MAX], bench_kernel, bench_copy;     \
-        for (int bench_i = -2; bench_i < bench.runs; bench_i++) {                     \
-            TIMED(bench_kernel, call);                                                \
-            TIMED(bench_copy, CUDA(cudaMemcpyAsync(bench.to, bench.from, bench_half,  \
-                                                   cudaMemcpyDeviceToDevice,          \
-                                                   bench.stream)));                   \
-            if (bench_i < 0) continue;                                                \
-            bench_s[bench_i] = bench_kernel;                                          \
-            bench_part[bench_i] = bench_copy / bench_kernel;                          \
-        }                                                                             \
-        report(name, (double)(bytes), bench_s, bench_part);                           \
+#define BENCH(name, bytes, call)                                                                 \
+    do {                                                                                         \
+        const size_t bench_half = ((size_t)(bytes) / 2 + 15) / 16 * 16;                          \
+        double bench_s[TIMED_ROUNDS], bench_copy[TIMED_ROUNDS];                                  \
+        timed_turns(&bench.timed, (double)(bytes), [&] { call; }, bench_s,                       \
+                    [&] { CUDA(cudaMemcpyAsync(bench.to, bench.from, bench_half,                 \
+                                               cudaMemcpyDeviceToDevice, stream)); },            \
+                    bench_copy);                                                                 \
+        report(name, (double)(bytes), bench_s, bench_copy);                                      \
     } while (0)
 
-static void report(const char *name, double bytes, double *seconds, double *part) {
-    const int n = bench.runs;
-    qsort(seconds, (size_t)n, sizeof *seconds, compare_doubles);
-    qsort(part, (size_t)n, sizeof *part, compare_doubles);
-    printf("  %-30s %9.1f %9.1f %8.0f %8.1f   %.1f to %.1f\n", name, 1e6 * seconds[n / 2],
-           1e-6 * bytes, 1e-9 * bytes / seconds[n / 2], 100 * part[n / 2], 100 * part[n / 4],
-           100 * part[n - 1 - n / 4]);
+static void report(const char *name, double bytes, double *seconds, double *copy) {
+    const int n = bench.timed.rounds;
+    double part[TIMED_ROUNDS];
+    for (int i = 0; i < n; i++) part[i] = copy[i] / seconds[i];
+    qsort(seconds, (size_t)n, sizeof *seconds, timed_compare);
+    qsort(part, (size_t)n, sizeof *part, timed_compare);
+    printf("  %-32s %9.1f %9.1f %8.0f %8.1f   %.1f to %.1f\n", name, 1e6 * seconds[n / 2],
+           1e-6 * bytes, 1e-9 * bytes / seconds[n / 2], 100 * part[n / 2], 100 * part[0],
+           100 * part[n - 1]);
     fflush(stdout);
 }
 
@@ -110,7 +89,7 @@ static void bench_layer(const char *name, size_t channels, double topk) {
     const AdamStep step = adam_step_prepare(1e-4, 0.9, 0.95, 1e-8, 0.1, 9, 1);
     printf("%s, %.3g of the columns: %.1f M parameters, %.1f M in chosen columns\n", name, topk,
            1e-6 * (double)(end - first), 1e-6 * (double)chosen);
-    cudaStream_t stream = bench.stream;
+    cudaStream_t stream = bench.timed.stream;
     BENCH("pack the rest", 4 * rest,
           columns_pack_gpu(packed, matrix, &map, 1, true, column, stream));
     BENCH("pack the chosen", 4 * chosen,
@@ -145,17 +124,12 @@ int main(int argc, char **argv) {
     }
     if (count == 0) count = 3;
     open_device();
-    bench.runs = tiny ? 3 : RUNS_MAX;
-    bench.flush_bytes = tiny ? 1 << 12 : (size_t)256 << 20;
-    bench.flush = tensor_of<char>(bench.flush_bytes);
-    CUDA(cudaStreamCreateWithFlags(&bench.stream, cudaStreamNonBlocking));
-    CUDA(cudaEventCreate(&bench.start));
-    CUDA(cudaEventCreate(&bench.end));
+    timed_open(&bench.timed, tiny);
     CUDA(cudaDeviceSynchronize());
 #ifdef __CUDA_EMU__
     printf("on the emulated GPU: the times below say nothing about speed\n");
 #endif
-    printf("%-32s %9s %9s %8s %8s   %s\n", "", "us", "MB", "GB/s", "of copy%", "half of the runs");
+    printf("%-34s %9s %9s %8s %8s   %s\n", "", "us", "MB", "GB/s", "of copy%", "range of the rounds");
     for (int k = 0; k < count; k++) {
         if (!tiny) bench_layer("1.5B", 1600, shares[k]);
         bench_layer(tiny ? "tiny" : "7B", tiny ? 64 : 4096, shares[k]);

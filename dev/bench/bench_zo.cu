@@ -11,12 +11,13 @@
 //            next to the factors that the paper has for its own (ZO-Offloading, table 2)
 //   queries  streamed, with 1 to 8 directions per step: where the link is the limit they are free
 //
-// Everything that is compared runs in turn in this run; times are medians, by the host's clock, and
-// weights and tokens are random. A model that does not fit is left out, and said to be. "plan" is
+// Everything that is compared runs in turn in this run; times are medians: of the kernel as timed.cuh
+// takes them, of steps by the host's clock; weights and tokens are random. A model that does not fit is left out, and said to be. "plan" is
 // zo_plan.h's prediction from the link's rates of this run and the in-memory step. --tiny: runs in
 // seconds anywhere, and says nothing about speed, as nothing does on the emulated GPU.
 #define TESTING
 #include "../../train_gpt2.cu"
+#include "timed.cuh"
 
 enum { BATCH = 4, SLOTS = 3, TIMES = 64 };
 
@@ -26,6 +27,7 @@ static struct {
     Run run;           // what zo_step() wants of one: options, and random tokens
     TokenSegment tokens;
     Rates rates;
+    Timed timed;       // of the kernel alone
 } bench;
 
 static int compare_doubles(const void *a, const void *b) {
@@ -69,6 +71,7 @@ static void bench_kernel(const char *name, size_t n, double copy_rate) {
     static const char *const noises[] = {"gaussian", "rademacher"};
     static const int pending[] = {0, 1, 8};
     CUDA(cudaMemset(theta, 0x3c, n * bytes));  // 0.0115 or so; 1.06 in fp16
+    CUDA(cudaDeviceSynchronize());
     for (int noise = 0; noise < 2; noise++)
         for (size_t k = 0; k < sizeof pending / sizeof *pending; k++) {
             const int updates = pending[k];
@@ -79,16 +82,15 @@ static void bench_kernel(const char *name, size_t n, double copy_rate) {
             u.queries = 1;
             u.round = updates > 0 ? 9 : 0;
             for (int i = 0; i < updates; i++) u.step[i] = (uint32_t)i + 1, u.scale[i] = 1e-9f;
-            Times t = {0, {0}};
-            for (int i = -2; i < 3 * bench.rounds; i++) {
-                Times one = {0, {0}};
-                TIMED(&one, (zo_weights_kernel<X, STORAGE><<<ceil_div(n, 8 * BLOCK_THREADS),
-                             BLOCK_THREADS>>>(theta, plus, minus, group, c, u, true, 10, 0, c.eps)));
+            const double all = (double)n;
+            const double moved = all * (double)(bytes * (updates > 0 ? 2 : 1) + 2 * sizeof(X));
+            const double s = timed(&bench.timed, moved, [&] {
+                zo_weights_kernel<X, STORAGE><<<ceil_div(n, 8 * BLOCK_THREADS), BLOCK_THREADS, 0,
+                                                bench.timed.stream>>>(theta, plus, minus, group, c,
+                                                                      u, true, 10, 0, c.eps);
                 CUDA(cudaGetLastError());
-                if (i >= 0) times_add(&t, one.seconds[0]);
-            }
-            const double s = median(&t), all = (double)n;
-            const double rate = all * (double)(bytes * (updates > 0 ? 2 : 1) + 2 * sizeof(X)) / s;
+            });
+            const double rate = moved / s;
             printf("%-12s %-11s %8d %10.1f %8.0f %8.1f", name, noises[noise], updates, 1e6 * s,
                    1e-9 * rate, 100 * rate / copy_rate);
             if (noise == ZO_GAUSSIAN) printf(" %12.1f", 1e-9 * all * (updates + 1) / s);
@@ -102,15 +104,13 @@ static void bench_kernel(const char *name, size_t n, double copy_rate) {
 static void part_kernel(void) {
     const size_t n = bench.tiny ? 1 << 12 : (size_t)1 << 30;  // ms
     char *a = (char *)gpu_alloc(4 * n, "a benchmark");
-    Times t = {0, {0}};
+    timed_open(&bench.timed, bench.tiny);
     CUDA(cudaMemset(a, 0x3c, 4 * n));
-    for (int i = -2; i < 3 * bench.rounds; i++) {
-        Times one = {0, {0}};
-        TIMED(&one, CUDA(cudaMemcpyAsync(a + 2 * n, a, 2 * n, cudaMemcpyDeviceToDevice)));
-        if (i >= 0) times_add(&t, one.seconds[0]);
-    }
+    CUDA(cudaDeviceSynchronize());
+    const double copy_rate = 4 * (double)n / timed(&bench.timed, 4 * (double)n, [&] {
+        CUDA(cudaMemcpyAsync(a + 2 * n, a, 2 * n, cudaMemcpyDeviceToDevice, bench.timed.stream));
+    });
     CUDA(cudaFree(a));
-    const double copy_rate = 4 * (double)n / median(&t);
     printf("\n== kernel: %zu weights; a plain copy moves %.0f GB/s (read and written)\n", n,
            1e-9 * copy_rate);
     printf("%-12s %-11s %8s %10s %8s %8s %12s\n", "stored/used", "noise", "updates", "us", "GB/s",
@@ -119,6 +119,7 @@ static void part_kernel(void) {
     bench_kernel<f16, ZO_FP16>("fp16/fp16", n, copy_rate);
     bench_kernel<bf16, ZO_FP32>("fp32/bf16", n, copy_rate);
     bench_kernel<float, ZO_FP32>("fp32/fp32", n, copy_rate);
+    timed_close(&bench.timed);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -530,7 +531,6 @@ int main(int argc, char **argv) {
         }
         if (!known) die("usage: bench_zo [--tiny] [kernel] [step] [stream] [queries]");
     }
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);  // as in main() of the trainer
     open_device();
     bench.rounds = bench.tiny ? 1 : 3;
     const size_t count = (size_t)1 << 18, vocab = bench.tiny ? 300 : 50272;

@@ -426,6 +426,15 @@ static void failures_are_one_line(void) {
           "code %d: %s", code, text);
 }
 
+// gpu.cuh says so before main(), for tests and benchmarks as for the trainer; a user's wish stays.
+static void connections_are_set(void) {
+    char text[64];
+    again("env -u CUDA_DEVICE_MAX_CONNECTIONS", "connections", text, sizeof text);
+    CHECK(strcmp(text, "32\n") == 0, "%s", text);
+    again("CUDA_DEVICE_MAX_CONNECTIONS=7", "connections", text, sizeof text);
+    CHECK(strcmp(text, "7\n") == 0, "%s", text);
+}
+
 int main(int argc, char **argv) {
     program = argv[0];
     HostQueue q;
@@ -434,6 +443,8 @@ int main(int argc, char **argv) {
         share();
         return 0;
     }
+    if (argc == 2 && strcmp(argv[1], "connections") == 0)
+        return puts(getenv("CUDA_DEVICE_MAX_CONNECTIONS")) < 0;
     if (argc == 2) host_queue_open(&q, 0);
     if (argc == 2 && strcmp(argv[1], "cores") == 0) {
         host_describe(&q);
@@ -448,6 +459,7 @@ int main(int argc, char **argv) {
     if (argc == 2) return 0;
     RUN(the_cores_near_the_gpu_are_taken);
     RUN(a_rank_keeps_to_its_part);
+    RUN(connections_are_set);
     RUN(team_is_what_was_asked_for);
     RUN(operations_run_in_order);
     RUN(memory_is_zeroed_locked_and_aligned);
