@@ -1,6 +1,7 @@
 // bench_probe: what has to be known of a device before its speed can be understood, in seconds.
 //
-//   build/gpu/bench_probe [--tiny] [host] [copies] [products [SHAPE]]     all parts, if none is named
+//   build/gpu/bench_probe [--tiny] [host] [copies] [products [SHAPE]] [touch MIB]
+//                                         host, copies and products, if nothing is named
 //
 //   host      does a host function that lasts stop kernels and copies of other streams? Does queueing
 //             many of them block the thread that does it? What does handing over to one cost?
@@ -10,6 +11,8 @@
 //   products  every product of a training step: the algorithm that the heuristic names first, which
 //             is what matmul.cuh takes, against the best of its first sixteen; all of them give the
 //             same bits in every run. With epilogues, too: the pass that those save is in bench_gpu
+//   touch     writes to so much host memory by all threads, as the first to do so: how fast that is,
+//             and whether a machine gives what it has, or grows as it is used
 //
 // Each row: what, a number, its unit. --tiny: runs in a second anywhere, and says nothing about
 // speed, as nothing does on the emulated GPU. (No trainer is in this: it compiles in no time.)
@@ -193,6 +196,7 @@ enum { ALGORITHMS = 16, HEAD_CHUNK = 4096 };  // rows of the head at once, as in
 static struct {
     Timed timed;
     Matmul lt;
+    DevicePeak peak;
     bf16 *a, *b, *bias, *aux;
     void *out;
     double first, best;  // seconds of a layer's products, summed
@@ -256,8 +260,9 @@ static void product(const char *shape, const char *name, bool trans_a, bool tran
         if (t < least) best = i, least = t;
     }
     const double flops = 2.0 * (double)M * (double)N * (double)K;
-    printf("%-40s %9.1f us %7.1f TFLOP/s  best of %2d: %2d %9.1f us %+6.1f %%\n", what, 1e6 * first,
-           1e-12 * flops / first, count, best, 1e6 * least, 100 * (first / least - 1));
+    printf("%-40s %9.1f us %7.1f TFLOP/s %5.1f %%  best of %2d: %2d %9.1f us %+6.1f %%\n", what,
+           1e6 * first, 1e-12 * flops / first, 100 * flops / first / products.peak.flops, count,
+           best, 1e6 * least, 100 * (first / least - 1));
     fflush(stdout);
     if (counts) products.first += first, products.best += least;
     matmul_plan_free(&p);
@@ -316,6 +321,8 @@ static void products_of(const ProductShape *s) {
 static void part_products(const char *only) {
     timed_open(&products.timed, tiny);
     matmul_open(&products.lt);
+    products.peak = device_peak<bf16>(&products.lt, products.timed.stream);
+    device_print(&products.peak);
     if (tiny) only = "tiny";
     bool any = false;
     for (const ProductShape &s : shapes) {
@@ -328,7 +335,32 @@ static void part_products(const char *only) {
     timed_close(&products.timed);
 }
 
+// ---------------------------------------------------------------------------------------------
+// Host memory
+
+static void part_touch(size_t mib) {
+    FILE *f = fopen("/proc/self/oom_score_adj", "w");
+    if (f != NULL) fprintf(f, "1000"), fclose(f);  // if there is too little, this is what ends
+    const size_t bytes = mib << 20, step = bytes / 8 / 4096 * 4096 + 4096;
+    char *p = (char *)mmap(NULL, 9 * step, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) fail("cannot map %zu MiB", mib);
+    madvise(p, 9 * step, MADV_HUGEPAGE);
+    const double begin = seconds_now();
+    for (int part = 0; part < 8; part++) {
+        #pragma omp parallel for schedule(static)
+        for (size_t i = 0; i < step; i += 4096) p[(size_t)part * step + i] = 1;
+        char what[64];
+        snprintf(what, sizeof what, "host memory touched after %.2f s", seconds_now() - begin);
+        row(what, (double)((size_t)(part + 1) * step) / (1 << 30), "GiB");
+    }
+    row("host memory touched for the first time", 8e-9 * (double)step / (seconds_now() - begin),
+        "GB/s");
+    munmap(p, 9 * step);
+}
+
 int main(int argc, char **argv) {
+    size_t touch = 0;
     bool host = false, copies = false, multiply = false;
     const char *shape = NULL;
     for (int i = 1; i < argc; i++) {
@@ -336,13 +368,17 @@ int main(int argc, char **argv) {
         else if (strcmp(argv[i], "host") == 0) host = true;
         else if (strcmp(argv[i], "copies") == 0) copies = true;
         else if (strcmp(argv[i], "products") == 0) multiply = true;
+        else if (strcmp(argv[i], "touch") == 0 && i + 1 < argc && atoi(argv[i + 1]) > 0)
+            touch = (size_t)atoi(argv[++i]);
         else if (multiply && shape == NULL && *argv[i] != '-') shape = argv[i];
-        else die("usage: bench_probe [--tiny] [host] [copies] [products [SHAPE]]");
+        else die("usage: bench_probe [--tiny] [host] [copies] [products [SHAPE]] "
+                 "[touch MIB]");
     }
-    const bool all = !host && !copies && !multiply;
+    const bool all = !host && !copies && !multiply && touch == 0;
 #ifdef __CUDA_EMU__
     printf("on the emulated GPU: the times below say nothing about speed\n");
 #endif
+    if (touch > 0) part_touch(touch);
     if (all || host) part_host();
     if (all || copies) part_copies();
     if (all || multiply) part_products(shape);

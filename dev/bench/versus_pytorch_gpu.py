@@ -12,6 +12,8 @@ weights and tokens. For each way of using bf16 it prints one line of JSON.
   mezo      no backward pass, and the weights in --dtype: zeroth-order training as its authors'
             published code does it (Malladi et al. 2023): torch.manual_seed, normal and add_ for
             each parameter, four times a step: +eps, -2 eps, +eps, and the update. Eager, as theirs
+  sdpa      attention alone, forward and backward: many in a row between two events; of a causal
+            product's operations half count, and backward has five products to forward's two
 
 A step is the forward pass, the backward pass, the norm and the update, timed from one
 synchronisation to the next; "ms" is the median. Without a GPU (--device cpu) it only shows that it
@@ -187,6 +189,37 @@ class Mezo:
         return up
 
 
+def attention():
+    """Seconds of attention's two passes, and what they are in TFLOP/s."""
+    shape = args.batch, args.heads, args.seq, args.channels // args.heads
+    q, k, v = (torch.randn(shape, device=args.device, dtype=torch.bfloat16, requires_grad=True)
+               for _ in range(3))
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    dy = torch.randn_like(y)
+    product = args.batch * args.seq * args.seq * args.channels  # 2 operations, half of them masked
+    for name, products, call in (
+            ("forward", 2, lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
+            ("backward", 5, lambda: torch.autograd.grad(y, (q, k, v), dy, retain_graph=True))):
+        seconds = []
+        for runs in (args.warmup, *(10 * args.steps,) * 3):
+            if torch.device(args.device).type == "cuda":
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                for _ in range(runs):
+                    call()
+                end.record()
+                end.synchronize()
+                seconds.append(1e-3 * start.elapsed_time(end) / runs)
+            else:
+                begin = time.perf_counter()
+                call()
+                seconds.append(time.perf_counter() - begin)
+        t = statistics.median(seconds[1:])
+        print(json.dumps({"what": "PyTorch", "mode": "sdpa " + name, "us": round(1e6 * t, 1),
+                          "tflops": round(1e-12 * products * product / t, 1), "shape": shape,
+                          "torch": torch.__version__}), flush=True)
+
+
 def synchronize():
     if torch.device(args.device).type == "cuda":
         torch.cuda.synchronize()
@@ -221,8 +254,8 @@ def measure(mode):
 
 def main():
     for mode in args.mode.split(","):
-        if mode not in ("master", "autocast", "pure", "mezo"):
-            parser.error("--mode %s: master, autocast, pure or mezo" % mode)
+        if mode not in ("master", "autocast", "pure", "mezo", "sdpa"):
+            parser.error("--mode %s: master, autocast, pure, mezo or sdpa" % mode)
     if args.channels % args.heads != 0:
         parser.error("--channels must be a multiple of --heads")
     if hasattr(torch, "set_default_device"):
@@ -230,7 +263,10 @@ def main():
     failed = False
     for mode in args.mode.split(","):
         try:
-            print(json.dumps(measure(mode)), flush=True)
+            if mode == "sdpa":
+                attention()
+            else:
+                print(json.dumps(measure(mode)), flush=True)
         except RuntimeError as e:  # out of memory, mostly: the other mode may fit
             failed = True
             print(json.dumps({"what": "PyTorch", "mode": mode, "error": str(e)[:300]}), flush=True)
