@@ -89,15 +89,18 @@ static void part_host(void) {
     CUDA(cudaDeviceSynchronize());
     for (int i = 0; i < 3; i++) alone = fmin(alone, beside(&p, 0, -1, &worst));
     row("kernels and copies alone", 1e3 * alone, "ms");
-    row("  longest call", 1e3 * worst, "ms");
+    row("  longest call, alone", 1e3 * worst, "ms");
     for (int at = 0; at <= KERNELS / 5; at += KERNELS / 5) {
+        const char *const when = at == 0 ? "queued first" : "in between";
         const double begin = seconds_now(), t = beside(&p, host_us, at, &worst);
-        row(at == 0 ? "beside a host function, queued first" : "beside a host function, in between",
-            1e3 * t, "ms");
-        row(at == 0 ? "  of alone, queued first" : "  of alone, in between", t / alone, "x");
-        row("  longest call", 1e3 * worst, "ms");
+        char what[64];
+        snprintf(what, sizeof what, "kernels beside a host function, %s", when);
+        row(what, t / alone, "x of alone");
+        snprintf(what, sizeof what, "  longest call, host function %s", when);
+        row(what, 1e3 * worst, "ms");
         CUDA(cudaStreamSynchronize(p.stream[0]));
-        row("  the host function", 1e3 * (seconds_now() - begin), "ms");
+        snprintf(what, sizeof what, "  until the host function was over, %s", when);
+        row(what, 1e3 * (seconds_now() - begin), "ms");
     }
     int when = 0;
     worst = 0;
