@@ -235,6 +235,7 @@ TEST_ALL_NEEDS = build/asan/emu/gpu_tests $(if $(CLANGXX),build/tsan/gpu_tests) 
                  $(if $(NVCC),train_gpt2cu) build/emu/gpu_tests train_gpt2emu $(TOOLS) \
                  build/emu/bugs build/asan/emu/bugs $(if $(CLANGXX),build/tsan/bugs) \
                  $(TRAINS:%=build/asan/emu/%) $(if $(CLANGXX),$(TRAINS:%=build/tsan/%)) \
+                 build/emu/test_emu $(GPU_BENCHES:%=build/emu/%) \
                  $(if $(NVCC),$(if $(GPU),,$(patsubst %,build/nvcc/%.o,gpu_tests test_emu \
                      test_nccl $(GPU_BENCHES))))
 

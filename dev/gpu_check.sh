@@ -14,8 +14,8 @@
 # Each part (gpu_parts.sh) has a budget of its own (calls(), below; BUDGETS="bench=60 zo=0" changes
 # it), and is killed and marked when it exceeds it; the table is whole after each. It is printed
 # last: what was measured, its share of the device's limit, and what was expected
-# (gpu_expected.txt), with a mark where it is not that. OUT gets at most eight files: table.md, which
-# is a section for doc/gpu_results.md; rows.tsv, all rows; h200_measured.txt from `offload`, for
+# (gpu_expected.txt), with a mark where it is not that. OUT gets at most eight files: table.md, a
+# section for doc/gpu_results.md; rows.tsv, all rows; h200_measured.txt from `offload`, for
 # scripts/rates/; logs.
 # Programs come from the folder PACK (build/pack) if that is of these sources and they start here;
 # what does not is built meanwhile, and its parts wait. RATES=FILE: the rates of an earlier call.
@@ -254,7 +254,11 @@ run_part() {  # NAME SECONDS
 
 finish() {
     trap - EXIT TERM INT HUP
-    [ -z "$running" ] || { kill_session "$running"; cut_off "$part" "the call was ended"; }
+    if [ -n "$running" ]; then
+        kill_session "$running"
+        wait "$running" 2>/dev/null
+        cut_off "$part" "the call was ended"
+    fi
     [ -z "$builder" ] || kill_session "$builder"
     table
     rm -rf "$work"

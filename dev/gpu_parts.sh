@@ -429,10 +429,9 @@ part_kernels() {
     for shape in "$@"; do
         rm -rf "${work:?}/ncu" "$csv"
         layers=${shape#* } layers=${layers%% *}
-        limited 40 ncu --clock-control none --metrics gpu__time_duration.sum --print-units base \
-            --csv --log-file "$csv" ./train_gpt2cu $(shape_options ${shape#* }) --out "$work/ncu" \
-            --eval-every 0 --steps 1 >"$work/ncu.log" 2>&1 \
-            || { bad "${shape%% *}" "ncu: $(why $?): $(tail -n 1 "$work/ncu.log")"; continue; }
+        measure 40 bench "$work/ncu.log" ncu --clock-control none --print-units base --csv \
+            --metrics gpu__time_duration.sum --log-file "$csv" ./train_gpt2cu $(shape_options ${shape#* }) --out "$work/ncu" \
+            --eval-every 0 --steps 1 || continue
         gzip -c "$csv" >>"$out/kernels.csv.gz"
         python3 - "$csv" <<'PY' >"$work/kernels"
 import csv, re, sys
@@ -513,7 +512,7 @@ offload_script() {
 # modes NAME MODEL LIMIT MODES OPTION...: the same losses from all, memory as planned, and for each
 # how long an iteration takes next to the plan.
 modes() {
-    local name=$1 model=$2 limit=$3 modes=$4 code way ms bound speed plan goal value
+    local name=$1 model=$2 limit=$3 modes=$4 code way ms bound speed plan goal value level
     shift 4
     rates && make_tokens || return
     MODEL=$model MODES=$modes offload_script compare_offload "$name" "$limit" "$@"
@@ -533,10 +532,11 @@ modes() {
         goal = $6 + 0 > 0 && $8 + 0 > 0 ? sprintf("%.0f", $4 + $5 + $7 * $8 / 80) : "-"
         print $1, $3, $8, $9, $12, goal }' "$work/$name/compare.tsv" \
         | while read -r way ms bound speed plan goal; do
-        value=$ms
+        value=$ms level=0
+        [ "$model" = nano ] && level=1
         [ "$part" = whole ] || value=$(awk "BEGIN { if ($plan + 0 > 0) print $ms / $plan }")
-        row 0 "$way" "$ms ms, plan $plan, goal $goal; $speed G parameters/s" \
-            "$bound % of the bound" "$value"
+        [ "$bound" = - ] && bound='' || bound="$bound % of the bound"
+        row $level "$way" "$ms ms, plan $plan, goal $goal; $speed G parameters/s" "$bound" "$value"
     done
 }
 
