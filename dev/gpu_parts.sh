@@ -618,17 +618,18 @@ part_nccl() {
 }
 
 zen_modes="none zero zenflow zenflow-1sum zero-accum zero-late zenflow-sync"
+zen_size="$medium_size"
+[ "$tiny" = 1 ] || zen_size="--batch 8 --seq 1024 --recompute block"
 part_zen() {
     needs train_gpt2cu build/gpu/bench_zen || return
     bench_log bench_zen 20
-    [ "$tiny" = 1 ] && zen_modes="none zero zenflow"
-    STEPS=16 LIMIT=25 modes zen $medium "$(($(left) - 15))" "$zen_modes" $medium_size \
-        $([ "$tiny" = 1 ] || echo --batch 8 --recompute block)
+    STEPS=16 LIMIT=25 modes zen $medium "$(($(left) - 20))" "none zero zenflow" $zen_size
     [ "$tiny" = 1 ] || STEPS=40 EVALS=4 modes zen_nano nano "$(left)" "$zen_modes" --batch 4
 }
 part_zen_more() {
     local model size="--seq 2048 --recompute block --batch"
     needs train_gpt2cu && rates || return
+    STEPS=32 LIMIT=60 modes zen $medium 240 "$zen_modes" $zen_size
     STEPS=24 LIMIT=100 modes zen_7b 7b 330 "zero zero-accum zenflow-sync zenflow-1sum zenflow" \
         $size 4
     for model in 13b 10b; do  # the largest that fits here, where --rates would mean elsewhere
