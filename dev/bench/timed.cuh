@@ -19,7 +19,7 @@ typedef struct {
 static inline void timed_open(Timed *t, bool tiny) {
     t->rounds = tiny ? 1 : TIMED_ROUNDS;
     t->seconds = tiny ? 0 : 10e-3;
-    t->flush_bytes = tiny ? 4096 : (size_t)256 << 20;
+    t->flush_bytes = tiny ? (size_t)1 << 20 : (size_t)256 << 20;
     t->flush = (char *)gpu_alloc(t->flush_bytes, "a benchmark");
     CUDA(cudaStreamCreateWithFlags(&t->stream, cudaStreamNonBlocking));
     CUDA(cudaEventCreate(&t->start));

@@ -44,6 +44,7 @@ tool make <<'EOF'
 #!/bin/sh
 echo "make $*" >>"$SAID"
 [ "${1-}" = -C ] && { cd "$2" || exit; shift 2; }
+sleep "${MAKE_TAKES:-0}"
 for target in "$@"; do
     case $target in -* | *=* | *.o) continue ;; esac
     [ "$target" != "${CANNOT_BUILD-}" ] || { echo "nvcc error: no $target" >&2; exit 2; }
@@ -219,16 +220,18 @@ check rest_ran_all ran rest "facts train nccl zen zo tests_all twice sanitize_al
 check stages_have_the_same_bits measured rest 'stage 3, next to none' 'the same bits'
 check streamed_has_the_same_bits measured rest 'streamed --zo-no-slots' 'the same bits'
 
-# A test that fails, what cannot be built, and a call that is cut short.
+# A part waits for what is being built. A test that fails, what cannot be built, and a call that is cut short.
 cat >"$work/made/test_emu" <<'EOF'
 #!/bin/sh
 echo "ok something"
 echo "FAIL gelu: 3 of 5"
 EOF
 xz -c "$work/made/test_emu" >build/pack/build+gpu+test_emu.xz
-check part call 1 tests "part tests" CANNOT_BUILD=build/gpu/bench_gpu BUDGETS=facts=0
+check a_part_alone call 1 tests "part tests" BUDGETS=facts=0
 check test_that_fails measured tests test_emu '1 failed, 1 ok, .*: FAIL gelu: 3 of 5'
-check part call 1 bench "part bench" CANNOT_BUILD=build/gpu/bench_gpu BUDGETS=facts=0
+check waits call 0 bench "part bench" MAKE_TAKES=3 BUDGETS=facts=0
+check it_has_waited measured bench '^tiny AdamW' '^10000.0 us'
+check without_a_program call 1 bench "part bench" CANNOT_BUILD=build/gpu/bench_gpu BUDGETS=facts=0
 check what_cannot_be_built measured bench build/gpu/bench_gpu "was not built: nvcc error: no "
 
 check kernels call 0 kernels "part kernels" BUDGETS=facts=0
