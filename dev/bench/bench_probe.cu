@@ -3,8 +3,9 @@
 //   build/gpu/bench_probe [--tiny] [host] [copies] [products [SHAPE]] [touch MIB]
 //                                         host, copies and products, if nothing is named
 //
-//   host      does a host function that lasts stop kernels and copies of other streams? Does queueing
-//             many of them block the thread that does it? What does handing over to one cost?
+//   host      does the CPU's work in a stream stop kernels and copies of other streams? Does queueing
+//             much of it block the thread that does it? What does handing over cost? Once as the
+//             stream waits for the worker's word, once as host functions wait (host.cuh)
 //   copies    page-locked memory, once as CUDA allocates it and once as the trainer does (host.cuh):
 //             how long it takes to get it, and copies each way; and how long a small copy waits
 //             behind large ones of another stream
@@ -27,12 +28,12 @@ static void row(const char *what, double value, const char *unit) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Host functions
+// The CPU's work
 
-enum { STREAMS = 5, KERNELS = 100 };  // stream 0 is the one of the host functions
+enum { STREAMS = 4, KERNELS = 100 };
 
-static void host_sleep(void *us) { usleep((useconds_t)(uintptr_t)us); }
-static void host_nothing(void *nothing) { (void)nothing; }
+static void host_sleep(const void *us) { usleep(*(const useconds_t *)us); }
+static void host_nothing(const void *) {}
 
 // Multiplications that depend on each other: some 4 clock cycles each.
 __global__ static void probe_busy_kernel(float *x, int n) {
@@ -42,6 +43,7 @@ __global__ static void probe_busy_kernel(float *x, int n) {
 }
 
 typedef struct {
+    HostQueue *queue;
     cudaStream_t stream[STREAMS];
     cudaEvent_t event[KERNELS];
     float *device;
@@ -51,29 +53,72 @@ typedef struct {
 enum { PIECE = 1 << 20 };
 
 // Kernels in a row, and behind each of them a copy out, in another stream, and beside them copies in.
-// Seconds until kernels and copies are over; *worst: of the longest call. A host function of
-// `host_us` is queued before kernel number `at`.
-static double beside(const Probe *p, int host_us, int at, double *worst) {
+// Seconds until kernels and copies are over; *worst: of the longest call. Work of `host_us` is
+// queued before kernel number `at`.
+static double beside(const Probe *p, useconds_t host_us, int at, double *worst) {
     const double begin = seconds_now();
     *worst = 0;
     for (int k = 0; k < KERNELS; k++) {
         const double call = seconds_now();
-        if (k == at)
-            CUDA(cudaLaunchHostFunc(p->stream[0], host_sleep, (void *)(uintptr_t)host_us));
-        probe_busy_kernel<<<1, 32, 0, p->stream[1]>>>(p->device, tiny ? 10 : 40000);
+        if (k == at) host_queue_submit(p->queue, host_sleep, &host_us, sizeof host_us);
+        probe_busy_kernel<<<1, 32, 0, p->stream[0]>>>(p->device, tiny ? 10 : 40000);
         CUDA(cudaGetLastError());
-        CUDA(cudaEventRecord(p->event[k], p->stream[1]));
-        CUDA(cudaStreamWaitEvent(p->stream[2], p->event[k], 0));
-        CUDA(cudaMemcpyAsync(p->host, p->from, PIECE, cudaMemcpyDeviceToHost, p->stream[2]));
-        CUDA(cudaMemcpyAsync(p->to, p->host + PIECE, PIECE, cudaMemcpyHostToDevice, p->stream[3]));
+        CUDA(cudaEventRecord(p->event[k], p->stream[0]));
+        CUDA(cudaStreamWaitEvent(p->stream[1], p->event[k], 0));
+        CUDA(cudaMemcpyAsync(p->host, p->from, PIECE, cudaMemcpyDeviceToHost, p->stream[1]));
+        CUDA(cudaMemcpyAsync(p->to, p->host + PIECE, PIECE, cudaMemcpyHostToDevice, p->stream[2]));
         *worst = fmax(*worst, seconds_now() - call);
     }
-    for (int i = 1; i < STREAMS; i++) CUDA(cudaStreamSynchronize(p->stream[i]));
+    for (int i = 0; i < STREAMS; i++) CUDA(cudaStreamSynchronize(p->stream[i]));
     return seconds_now() - begin;
 }
 
+static void work_beside(Probe *p, const char *way, double alone) {
+    const useconds_t lasts = tiny ? 2000 : 200000, brief = 200;
+    const int many = tiny ? 20 : 1000;
+    double worst;
+    char what[80];
+    HostQueue q;
+    setenv("TIDE_HOST_WAIT", way, 1);
+    host_queue_open(&q, 1);
+    p->queue = &q;
+    for (int at = 0; at <= KERNELS / 5; at += KERNELS / 5) {
+        const char *const when = at == 0 ? "queued first" : "in between";
+        const double begin = seconds_now(), t = beside(p, lasts, at, &worst);
+        snprintf(what, sizeof what, "%s: kernels beside work, %s", way, when);
+        row(what, t / alone, "x of alone");
+        snprintf(what, sizeof what, "%s:   longest call, work %s", way, when);
+        row(what, 1e3 * worst, "ms");
+        CUDA(cudaStreamSynchronize(q.stream));
+        snprintf(what, sizeof what, "%s:   until the work was over, %s", way, when);
+        row(what, 1e3 * (seconds_now() - begin), "ms");
+    }
+    int when = 0;
+    worst = 0;
+    for (int i = 0; i < many; i++) {
+        const double call = seconds_now();
+        host_queue_submit(&q, host_sleep, &brief, sizeof brief);
+        CUDA(cudaEventRecord(p->event[i % KERNELS], q.stream));
+        CUDA(cudaStreamWaitEvent(p->stream[3], p->event[i % KERNELS], 0));
+        const double took = seconds_now() - call;
+        if (took > 1e-3 && when == 0) when = i;
+        worst = fmax(worst, took);
+    }
+    CUDA(cudaDeviceSynchronize());
+    snprintf(what, sizeof what, "%s: work queued, longest call", way);
+    row(what, 1e3 * worst, "ms");
+    snprintf(what, sizeof what, "%s: work queued before a call takes 1 ms (0: all)", way);
+    row(what, when, "");
+    const double begin = seconds_now();
+    for (int i = 0; i < many; i++) host_queue_submit(&q, host_nothing, "", 0);
+    CUDA(cudaStreamSynchronize(q.stream));
+    snprintf(what, sizeof what, "%s: handing over to the worker and back", way);
+    row(what, 1e6 * (seconds_now() - begin) / many, "us");
+    host_queue_close(&q);
+    unsetenv("TIDE_HOST_WAIT");
+}
+
 static void part_host(void) {
-    const int host_us = tiny ? 2000 : 200000, many = tiny ? 20 : 1000;
     Probe p;
     double worst, alone = INFINITY;
     for (int i = 0; i < STREAMS; i++)
@@ -90,38 +135,13 @@ static void part_host(void) {
     for (int i = 0; i < 3; i++) alone = fmin(alone, beside(&p, 0, -1, &worst));
     row("kernels and copies alone", 1e3 * alone, "ms");
     row("  longest call, alone", 1e3 * worst, "ms");
-    for (int at = 0; at <= KERNELS / 5; at += KERNELS / 5) {
-        const char *const when = at == 0 ? "queued first" : "in between";
-        const double begin = seconds_now(), t = beside(&p, host_us, at, &worst);
-        char what[64];
-        snprintf(what, sizeof what, "kernels beside a host function, %s", when);
-        row(what, t / alone, "x of alone");
-        snprintf(what, sizeof what, "  longest call, host function %s", when);
-        row(what, 1e3 * worst, "ms");
-        CUDA(cudaStreamSynchronize(p.stream[0]));
-        snprintf(what, sizeof what, "  until the host function was over, %s", when);
-        row(what, 1e3 * (seconds_now() - begin), "ms");
-    }
-    int when = 0;
-    worst = 0;
-    for (int i = 0; i < many; i++) {
-        const double call = seconds_now();
-        CUDA(cudaLaunchHostFunc(p.stream[0], host_sleep, (void *)(uintptr_t)200));
-        CUDA(cudaEventRecord(p.event[i % KERNELS], p.stream[0]));
-        CUDA(cudaStreamWaitEvent(p.stream[4], p.event[i % KERNELS], 0));
-        const double took = seconds_now() - call;
-        if (took > 1e-3 && when == 0) when = i;
-        worst = fmax(worst, took);
-    }
-    CUDA(cudaDeviceSynchronize());
-    row("host functions queued: longest call", 1e3 * worst, "ms");
-    row("host functions queued before a call takes 1 ms (0: all)", when, "");
-    Timed t;
-    timed_open(&t, tiny);
-    row("handing over to an empty host function",
-        1e6 * timed(&t, INFINITY, [&] { CUDA(cudaLaunchHostFunc(t.stream, host_nothing, NULL)); }),
-        "us");
-    timed_close(&t);
+    HostQueue q;
+    host_queue_open(&q, 1);
+    const bool can = q.wait_value != NULL;
+    host_queue_close(&q);
+    row("streams can wait for a word (1: yes)", can, "");
+    if (can) work_beside(&p, "value", alone);
+    work_beside(&p, "function", alone);
     for (int i = 0; i < STREAMS; i++) CUDA(cudaStreamDestroy(p.stream[i]));
     for (int i = 0; i < KERNELS; i++) CUDA(cudaEventDestroy(p.event[i]));
     CUDA(cudaFree(p.device));
