@@ -148,7 +148,7 @@ probe_rows() {
         what = substr($0, 1, 56); gsub(/^ +| +$/, "", what)
         split(substr($0, 57), x, " ")
         print what "\t" x[1] "\t" x[2] }' "$1" | while IFS=$'\t' read -r what value unit; do
-        case $what in *after*s | *call* | *alone*) level=2 ;; *) level=1 ;; esac
+        case $what in *after*s | *"  "* | *"a call "* | *alone*) level=2 ;; *) level=1 ;; esac
         row $level "$what" "$value $unit" "" "$value"
     done
 }
