@@ -186,7 +186,8 @@ zero 0 '' --zero 0
 zero 1 '' --zero 1
 zero 2 'ZeRO-2 on four ranks' --zero 2
 zero 3 'ZeRO-3 on four ranks' --zero 3
-zero 3_interleave 'ZeRO-3, --offload interleave --share 0.5' --zero 3 --offload interleave --share 0.5
+zero 3_interleave 'ZeRO-3, --offload interleave --share 0.5' --zero 3 --offload interleave --share 0.5 \
+    --slots 3
 zero 0_accum '' --zero 0 --accum 4
 zero 2_accum '' --zero 2 --accum 4
 zero 3_accum '' --zero 3 --accum 4
@@ -207,7 +208,7 @@ plan() {
     name=$1 title=$2
     shift 2
     "$trainer" --plan --model 7b --batch 1 --seq 2048 --rates scripts/rates/paper_h100.txt \
-        --gpu-memory 200G --host-memory 200G --trace "$tmp/plan.json" "$@" >"$tmp/plan.txt"
+        --gpu-memory 80G --host-memory 200G --trace "$tmp/plan.json" "$@" >"$tmp/plan.txt"
     step=$(sed -n 's/^  step \([0-9.]*\),.*/\1/p' "$tmp/plan.txt")
     awk -v end="$step" '
         /"ph":"X"/ && /"name":"(update|fetch|flush|back)"/ {
@@ -223,13 +224,13 @@ plan() {
 }
 
 published="--no-grad-overlap --no-update-overlap"
-plan none 'none, on a GPU with 109 GiB free' --offload none
+plan none 'none, on a GPU with 109 GiB free' --offload none --gpu-memory 200G
 # shellcheck disable=SC2086  # options are words
 plan zero_published 'zero, without the overlaps' --offload zero $published
 plan zero 'zero' --offload zero
 plan twinflow 'twinflow, 20 % resident' --offload twinflow --resident 0.2
-plan stride 'interleave, every second sub-group' --offload interleave --stride 2
-plan share 'interleave, by share (auto: 68 %)' --offload interleave
+plan stride 'interleave, every second sub-group' --offload interleave --stride 2 --slots 3
+plan share 'interleave, by share (auto: 68 %)' --offload interleave --slots 3
 
 # --- runs on the emulated GPU -------------------------------------------------------------------
 
@@ -260,7 +261,7 @@ classes() {
 for mode in none interleave; do
     for recompute in none block; do
         name=step_$mode$([ $recompute = none ] || echo _block)
-        share=$([ $mode = none ] || echo '--share 0.5')
+        share=$([ $mode = none ] || echo '--share 0.5 --slots 3')
         # shellcheck disable=SC2086
         run "$name" --offload $mode --recompute $recompute $share
         classes "$name" >"$tmp/cut.json"
