@@ -33,11 +33,26 @@ typedef struct {
     size_t stride;       // every stride-th sub-group visits the GPU; 0: as `share` says
     double share;        // of the bytes that are not resident: what visits the GPU
     size_t subgroup;     // elements; 0: layers, in equal parts of at most SUBGROUP_PARAMETERS
-    int slots;           // rooms on the GPU for visiting state
+    int slots;           // rooms on the GPU for visiting state; 0: auto, LEAST_SLOTS until settled
+    int places;          // on the GPU, in which the layers' gradients are made in turns, where they
+                         // do not wait for the update; 0: auto, LEAST_PLACES until settled
     bool keep_grads;     // gradients of visiting pieces wait on the GPU, not on the host
     bool sum_on_host;    // of several micro-batches, the gradients of pieces on the host
     bool wire_f32;       // gradients cross the link as fp32
 } OffloadChoice;
+
+enum { LEAST_SLOTS = 3, LEAST_PLACES = 2 };
+
+// How many there are where so many (0: auto) are chosen: never more than are of use.
+static inline int slots_of(int chosen, int visits) {
+    const int n = chosen > 0 ? chosen : LEAST_SLOTS;
+    return n < visits ? n : visits;
+}
+
+static inline int places_of(int chosen, int layers) {
+    const int n = chosen > LEAST_PLACES ? chosen : LEAST_PLACES;
+    return n < layers ? n : layers;
+}
 
 enum { PIECE_HOST,       // state on the host, updated by the CPU
        PIECE_VISIT,      // state on the host, updated on the GPU
@@ -245,6 +260,18 @@ static inline Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
             list.longest_visit = p->length;
     }
     return list;
+}
+
+// The first segments' gradients leave last. While `missing` elements are still on their way over
+// the link, in about a fifth of the time in which the CPU updates as many parameters, it begins at
+// the other end: with its pieces from the result's on, the last one first.
+static inline int pieces_early(const Pieces *list, size_t missing) {
+    int early = list->count;
+    for (size_t n = 0; n < missing / 5 && early > 0;) {
+        const Piece *p = &list->pieces[--early];
+        if (p->kind == PIECE_HOST) n += p->length;
+    }
+    return early;
 }
 
 static inline void pieces_free(Pieces *list) {

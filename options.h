@@ -48,7 +48,7 @@ typedef struct {
     // placement, GPU builds
     int precision, recompute, fuse_gelu, offload, grad_wire, grad_reduce;
     double resident, share;                           // may be AUTO_REAL
-    size_t stride, subgroup, slots;                   // stride, subgroup 0: auto
+    size_t stride, subgroup, slots;                   // 0: auto
     size_t zero, world;                               // zero may be AUTO_COUNT
     bool no_grad_overlap, no_update_overlap;
     size_t gpu_memory, host_memory;                   // bytes; 0: all there is
@@ -179,7 +179,8 @@ static const Option option_table[] = {
     REAL("share", share, "auto", 0, 1, O_GPU | O_FO, "or this share of the rest; auto: the best"),
     COUNT("subgroup", subgroup, "auto", 1, BIG, O_GPU | O_FO,
           "parameters; auto: layers, at most 100 million"),
-    COUNT("slots", slots, "3", 1, 1000, O_GPU, "layers or sub-groups that visit at once"),
+    COUNT("slots", slots, "auto", 1, 1000, O_GPU,
+          "layers or sub-groups that visit at once; auto: what fits"),
     CHOICE("grad-wire", grad_wire, "bf16", "bf16|fp32", O_GPU | O_FO, "of gradients on the link"),
     FLAG("no-grad-overlap", no_grad_overlap, O_GPU | O_FO, "backward waits for gradients to leave"),
     FLAG("no-update-overlap", no_update_overlap, O_GPU | O_FO, "forward waits for all updates"),

@@ -13,8 +13,7 @@
 //   - collectives between GPUs take what rates.h says, one after the other, whatever else goes on.
 // A rate of 0 is not known, and limits nothing. Left out: the start of a kernel or a copy; what
 // norms, sums, embeddings and collectives need of the GPU; that the latter cross a GPU's link to
-// the host where there is no other way; and that the CPU begins with pieces of the last layers
-// while the first layers' gradients leave. All ranks are like the one that is planned.
+// the host where there is no other way. All ranks are like the one that is planned.
 #ifndef TIDE_PLAN_H
 #define TIDE_PLAN_H
 #include "gpt2.h"
@@ -37,7 +36,8 @@ typedef struct {
     // To describe other systems:
     size_t ranks;            // GPUs that share the state: each has 1 / ranks of it. 0: one
     double grad_rate;        // bytes/s at which a gradient leaves; 0: the link's
-    bool separate_cast;      // the new weights are rounded in a pass of its own, at `host_cast`
+    bool separate_cast;      // the new weights are rounded in a pass of its own, at `host_cast`;
+                             // and the CPU updates from the first piece to the last
     bool blocking_back;      // the CPU waits until they are on the GPU
 } PlanRun;
 
@@ -214,8 +214,10 @@ static inline double plan_compute(const Rates *r, const GPT2Config *c, const Pla
          / rate_or(r->gpu_flops, PLAN_UNLIMITED);
 }
 
-// The place on the GPU in which the gradient of segment s is made: the layers take turns in two.
-static inline int plan_place(int s, int L) { return s == 0 ? 0 : s > L ? 3 : 1 + s % 2; }
+// The place on the GPU in which the gradient of segment s is made: the layers take turns in some.
+static inline int plan_place(int s, int L, int places) {
+    return s == 0 || s > L ? s : 1 + s % places;
+}
 
 // Bytes of a gradient that waits on the host.
 static inline double plan_host_grad(const PlanRun *run, const OffloadChoice *c) {
@@ -349,6 +351,18 @@ static inline double plan_comm_total(const PlanComm *q, size_t accum, double *re
 typedef struct { int forward[PLAN_MICRO], tail[PLAN_MICRO], backward[PLAN_MICRO], norm, end; }
     PlanStep;
 
+// Elements whose gradients are still on their way when the norm is known: of segment s, which
+// `arrived[s]` ends, leaves[s]. What is queued is simulated, up to there.
+static inline size_t plan_missing(PlanTasks *p, const Rates *r, int norm, const int *arrived,
+                                  const double *leaves, int segments) {
+    double missing = 0;
+    plan_simulate(p, r);
+    for (int s = 0; s < segments; s++)
+        if (arrived[s] >= 0 && p->tasks[arrived[s]].end > p->tasks[norm].end) missing += leaves[s];
+    for (int i = 0; i < p->count; i++) p->tasks[i].begin = p->tasks[i].end = -1;
+    return (size_t)missing;
+}
+
 // Queues PLAN_STEPS steps, of at most PLAN_MICRO micro-batches each. The caller frees p->tasks.
 static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, const Pieces *list,
                                    const OffloadChoice *c, const PlanRun *run,
@@ -378,22 +392,23 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
     p.tasks = (PlanTask *)alloc_or_fail((size_t)p.room, sizeof(PlanTask), "plan");
     // per segment: elements whose gradient leaves; the tasks that end its update and its leaving
     double *leaves = (double *)alloc_or_fail((size_t)S, sizeof(double), "plan");
-    int *updated = (int *)alloc_or_fail(4 * (size_t)S, sizeof(int), "plan");
+    int *updated = (int *)alloc_or_fail(5 * (size_t)S, sizeof(int), "plan");
     int *returned = updated + S, *arrived = returned + S, visits = 0;
     comm.updated = updated;
     comm.returned = returned;
     comm.ready = arrived + S;
+    int *place = comm.ready + S;  // the task that must be complete before a place is used again
     for (int i = 0; i < list->count; i++) {
         const Piece *x = &list->pieces[i];
         visits += x->kind == PIECE_VISIT;
         if (!piece_grad_on_gpu(c, x)) leaves[x->segment] += part * (double)x->length;
     }
-    const int slots = c->slots < visits ? c->slots : visits;
+    const int slots = slots_of(c->slots, visits), places = places_of(c->places, L);
     int *slot = (int *)alloc_or_fail(2 * (size_t)slots + 1, sizeof(int), "plan");
     int *came = slot + slots;  // per slot: its last visitor has left, its next one is there
-    int place[4] = {NONE, NONE, NONE, NONE}, landing[2] = {NONE, NONE}, turn = 0;
+    int landing[2] = {NONE, NONE}, turn = 0, early = list->count;
     int flushed = NONE, sent = NONE, done = NONE;  // the last tasks of an update
-    for (int s = 0; s < 4 * S; s++) updated[s] = NONE;
+    for (int s = 0; s < 5 * S; s++) updated[s] = NONE;
     for (int i = 0; i < slots; i++) slot[i] = NONE;
 
     for (int step = 0; step < PLAN_STEPS; step++) {
@@ -423,7 +438,7 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
             }
             for (int s = S - 1; s >= 0; s--) {
                 const double work = plan_backward(&flops, s, L);
-                int *room = &place[plan_place(s, L)], weights = NONE;
+                int *room = &place[plan_place(s, L, places)], weights = NONE;
                 if (comm.on && comm.stage == 3 && s >= 1 && s <= L) {
                     plan_weights(&p, &comm, s, -1, compute);
                     weights = comm.ready[s];
@@ -459,32 +474,37 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
             summed = plan_add(&p, ROW_COMM, "norm", 0, comm.norm, compute, summed, NONE);
         const int norm = plan_add(&p, ROW_COMPUTE, "norm", 0, 0, summed, NONE, NONE);
         mark->norm = norm;
+        if (step == 0 && offloaded && !run->separate_cast)  // then all steps are alike
+            early = pieces_early(list, plan_missing(&p, r, norm, arrived, leaves, S));
 
-        const int early = visit;  // visitors that came during backward
+        const int came_early = visit, last_ones = list->count - early;
         visit = 0;
-        for (int i = 0; i < list->count; i++) {
+        for (int n = 0; n < last_ones + list->count; n++) {
+            const int i = n < last_ones ? list->count - 1 - n : n - last_ones;
             const Piece *x = &list->pieces[i];
+            if (n < last_ones ? x->kind != PIECE_HOST : x->kind == PIECE_HOST && i >= early)
+                continue;
             const int s = x->segment;
-            const size_t n = (size_t)i;
+            const size_t number = (size_t)i;
             const double length = part * (double)x->length;
             if (x->kind == PIECE_HOST) {
-                const int new_weights = plan_add(&p, ROW_HOST, "update", n, length * (pass + cast),
-                    norm, arrived[s], run->blocking_back ? sent : NONE);
-                sent = returned[s] = plan_add(&p, ROW_BACK, "back", n, length * made, new_weights,
-                                              NONE, NONE);
+                const int new_weights = plan_add(&p, ROW_HOST, "update", number,
+                    length * (pass + cast), norm, arrived[s], run->blocking_back ? sent : NONE);
+                sent = returned[s] = plan_add(&p, ROW_BACK, "back", number, length * made,
+                                              new_weights, NONE, NONE);
                 continue;
             }
             int *const mine = x->kind == PIECE_VISIT ? &slot[visit % slots] : NULL;
             int fetched = mine != NULL ? came[visit % slots] : NONE;
-            if (mine != NULL && (visit >= early || !c->keep_grads)) {
-                const double bytes = (visit < early ? 0 : 12) + (c->keep_grads ? 0 : grad);
-                fetched = came[visit % slots] = plan_add(&p, ROW_FETCH, "fetch", n, length * bytes,
-                    norm, *mine, c->keep_grads ? NONE : arrived[s]);
+            if (mine != NULL && (visit >= came_early || !c->keep_grads)) {
+                const double bytes = (visit < came_early ? 0 : 12) + (c->keep_grads ? 0 : grad);
+                fetched = came[visit % slots] = plan_add(&p, ROW_FETCH, "fetch", number,
+                    length * bytes, norm, *mine, c->keep_grads ? NONE : arrived[s]);
             }
-            done = updated[s] = plan_add(&p, ROW_UPDATE, "update", n, length / gpu_adam, norm,
+            done = updated[s] = plan_add(&p, ROW_UPDATE, "update", number, length / gpu_adam, norm,
                                          fetched, NONE);
             if (mine != NULL)
-                flushed = *mine = plan_add(&p, ROW_FLUSH, "flush", n, 12 * length, done, NONE,
+                flushed = *mine = plan_add(&p, ROW_FLUSH, "flush", number, 12 * length, done, NONE,
                                            NONE);
             visit += mine != NULL;
         }
@@ -629,8 +649,9 @@ typedef struct {
     size_t gpu, host;        // bytes that are there
     OffloadNeeds needs;
     void *model;             // for needs()
-    // The result. In `choice`, subgroup, slots and wire_f32 are given.
+    // The result. In `choice`, subgroup and wire_f32 are given; slots and places if they are not 0.
     OffloadChoice choice;
+    int visits;              // pieces that visit
     Prediction predicted;
     char reason[320];        // one sentence
 } OffloadSearch;
@@ -643,9 +664,32 @@ static inline const char *plan_size(char text[32], size_t bytes) {
     return text;
 }
 
-// Takes this choice if it fits and is faster than the one so far: clearly, because what was tried
-// before is simpler.
-static inline bool search_try(OffloadSearch *q, const OffloadChoice *c, bool recompute) {
+// The most of *n, a number in *c, from what it is up to `most`, with which *c fits on the GPU.
+static inline void choice_grow(OffloadNeeds needs, void *model, OffloadChoice *c, bool recompute,
+                               size_t limit, int *n, int most) {
+    int low = *n, high = most;  // low fits
+    while (low < high) {
+        size_t gpu = 0, host = 0;
+        *n = high - (high - low) / 2;
+        if (needs(model, c, recompute, &gpu, &host) && gpu <= limit) low = *n;
+        else high = *n - 1;
+    }
+    *n = low;
+}
+
+// Uses what *c leaves of the GPU's memory: for up to so many places, and then slots; 0: they are
+// given. Places first: a byte of them spares backward a wait that some slots' bytes only shorten.
+static inline void choice_fill(OffloadNeeds needs, void *model, OffloadChoice *c, bool recompute,
+                               size_t limit, int places, int slots) {
+    if (places > 0) c->places = places_of(c->places, places);
+    if (places > 0) choice_grow(needs, model, c, recompute, limit, &c->places, places);
+    if (slots > 0) c->slots = slots_of(c->slots, slots);
+    if (slots > 0) choice_grow(needs, model, c, recompute, limit, &c->slots, slots);
+}
+
+// Takes this choice if it fits and its step takes less than `times` that of the one so far.
+static inline bool search_try_times(OffloadSearch *q, const OffloadChoice *c, bool recompute,
+                                    double times) {
     size_t gpu = 0, host = 0;
     if (!q->needs(q->model, c, recompute, &gpu, &host) || gpu > q->gpu || host > q->host)
         return false;
@@ -653,12 +697,20 @@ static inline bool search_try(OffloadSearch *q, const OffloadChoice *c, bool rec
     run.recompute = recompute;
     Pieces list = offload_pieces(q->table, q->shards, c);
     const Prediction x = plan_step(q->rates, q->config, &list, c, &run, NULL);
+    int visits = 0;
+    for (int i = 0; i < list.count; i++) visits += list.pieces[i].kind == PIECE_VISIT;
     pieces_free(&list);
-    if (q->predicted.step >= 0 && x.step > 0.995 * q->predicted.step) return true;
+    if (q->predicted.step >= 0 && x.step > times * q->predicted.step) return true;
     q->choice = *c;
     q->run.recompute = recompute;
     q->predicted = x;
+    q->visits = visits;
     return true;
+}
+
+// The same if it is clearly faster, because what was tried before is simpler.
+static inline bool search_try(OffloadSearch *q, const OffloadChoice *c, bool recompute) {
+    return search_try_times(q, c, recompute, 0.995);
 }
 
 // The largest share of residents, to a hundredth, with which this fits on the GPU; -1 if none does.
@@ -673,14 +725,77 @@ static inline double search_resident(OffloadSearch *q, OffloadChoice c, bool rec
     return low;
 }
 
-// --offload auto. `none` if that fits; else what plan_step() finds fastest among none with
-// recomputation, zero, twinflow, and interleave at shares around the best of rates.h, each with as
-// many residents as fit. Fills in q->choice, q->run.recompute, q->predicted and q->reason; false if
-// nothing fits, with the reason.
-static inline bool offload_search(OffloadSearch *q) {
-    static const double around[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};
+// Tries *c with as many residents as fit.
+static inline void search_with(OffloadSearch *q, OffloadChoice c, bool recompute) {
+    if (c.mode == OFFLOAD_ZERO) c.mode = OFFLOAD_TWINFLOW;
+    c.resident = search_resident(q, c, recompute);
+    if (c.mode == OFFLOAD_TWINFLOW && c.resident == 0) c.mode = OFFLOAD_ZERO;
+    if (c.resident >= 0) search_try(q, &c, recompute);
+}
+
+static const double search_shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // times one so far
+enum { SEARCH_SHARES = sizeof search_shares / sizeof *search_shares };
+
+// Tries every way to offload, with the slots and places of *c.
+static inline void search_ways(OffloadSearch *q, OffloadChoice c) {
     const bool may_keep = q->recompute != RECOMPUTE_BLOCK;
     const bool may_again = q->recompute != RECOMPUTE_NONE;
+    for (int again = !may_keep; again <= may_again; again++)
+        for (int sum = 0; sum <= (q->run.accum > 1); sum++)
+            for (int keep = 1; keep >= 0; keep--) {
+                c.sum_on_host = sum;
+                c.keep_grads = keep;
+                c.share = 0;
+                c.mode = OFFLOAD_TWINFLOW;
+                if (keep) search_with(q, c, again);  // else it is the same: nobody visits
+                c.mode = OFFLOAD_INTERLEAVE;
+                const UpdateBytes bytes = plan_bytes(&q->run, &c);
+                const double best = fmax(best_share(q->rates, &bytes), 0.05);
+                for (int i = 0; i < SEARCH_SHARES; i++) {
+                    c.share = fmin(best * search_shares[i], 1);
+                    search_with(q, c, again);
+                }
+            }
+}
+
+// Do the gradients of layers keep backward waiting for the link? Not if the step's sum is made on
+// the GPU, out of the way.
+static inline bool search_leaves(const OffloadSearch *q) {
+    return q->choice.mode != OFFLOAD_NONE && (q->run.accum == 1 || q->choice.sum_on_host);
+}
+
+// What was found, with more places or other slots (if they may be chosen), for which residents
+// leave, and then with other shares.
+static inline void search_memory(OffloadSearch *q, bool places, bool slots) {
+    const int L = (int)q->config->layers;
+    for (int n = 2 * LEAST_PLACES; places && search_leaves(q) && n < 2 * L; n *= 2) {
+        OffloadChoice c = q->choice;
+        c.places = n < L ? n : L;
+        search_with(q, c, q->run.recompute);
+    }
+    for (int n = 1; slots && q->choice.mode == OFFLOAD_INTERLEAVE; n += (n + 1) / 2) {
+        OffloadChoice c = q->choice;
+        c.slots = n < q->visits ? n : q->visits;
+        if (q->visits > 0) search_with(q, c, q->run.recompute);
+        if (n >= q->visits) break;
+    }
+    const double share = q->choice.share;
+    for (int i = 1; q->choice.mode == OFFLOAD_INTERLEAVE && i < SEARCH_SHARES; i++) {
+        OffloadChoice c = q->choice;
+        c.share = fmin(share * search_shares[i], 1);
+        search_with(q, c, q->run.recompute);
+    }
+}
+
+// --offload auto. `none` if that fits; else what plan_step() finds fastest among none with
+// recomputation, zero, twinflow, and interleave at shares around the best of rates.h. The GPU's
+// memory is for residents, as many as fit, for places of gradients or for slots, whichever makes
+// the step shorter; what is then left, for places and slots. Fills in q->choice, q->run.recompute,
+// q->predicted and q->reason; false if nothing fits, with the reason.
+static inline bool offload_search(OffloadSearch *q) {
+    const bool may_keep = q->recompute != RECOMPUTE_BLOCK;
+    const bool may_again = q->recompute != RECOMPUTE_NONE;
+    const bool places = q->choice.places == 0, slots = q->choice.slots == 0;
     OffloadChoice c = q->choice;
     size_t gpu = 0, host = 0;
     char need[32], room[32], host_need[32], host_room[32];
@@ -698,27 +813,22 @@ static inline bool offload_search(OffloadSearch *q) {
     const bool none_fits = may_again && search_try(q, &c, true);
     q->needs(q->model, &c, may_again, &gpu, &host);
     const size_t none = gpu;
-    for (int again = !may_keep; again <= may_again; again++)
-        for (int sum = 0; sum <= (q->run.accum > 1); sum++)
-            for (int keep = 1; keep >= 0; keep--) {
-                c.sum_on_host = sum;
-                c.keep_grads = keep;
-                c.share = 0;
-                c.mode = OFFLOAD_TWINFLOW;
-                c.resident = keep ? search_resident(q, c, again) : -1;  // nobody visits
-                if (c.resident == 0) c.mode = OFFLOAD_ZERO;
-                if (c.resident >= 0) search_try(q, &c, again);
-                c.mode = OFFLOAD_INTERLEAVE;
-                const UpdateBytes bytes = plan_bytes(&q->run, &c);
-                const double best = fmax(best_share(q->rates, &bytes), 0.05);
-                for (size_t i = 0; i < sizeof around / sizeof *around; i++) {
-                    c.share = fmin(best * around[i], 1);
-                    c.resident = search_resident(q, c, again);
-                    if (c.resident >= 0) search_try(q, &c, again);
-                }
-            }
+    search_ways(q, c);
+    for (c.slots = LEAST_SLOTS - 1; slots && q->predicted.step < 0 && c.slots > 0; c.slots--)
+        search_ways(q, c);
+    c.slots = q->choice.slots;
+    const bool offloads = q->predicted.step >= 0 && q->choice.mode != OFFLOAD_NONE;
+    for (int round = 0; round < 2 && offloads; round++) search_memory(q, places, slots);
+    if (offloads) {
+        OffloadChoice full = q->choice;
+        choice_fill(q->needs, q->model, &full, q->run.recompute, q->gpu,
+                    places && search_leaves(q) ? (int)q->config->layers : 0,
+                    slots ? q->visits : 0);
+        search_try_times(q, &full, q->run.recompute, 1);
+    }
     if (q->predicted.step < 0) {
         c.mode = OFFLOAD_TWINFLOW;
+        c.sum_on_host = q->run.accum > 1;
         c.share = 0;
         c.resident = fmax(search_resident(q, c, may_again), 0);  // so the host needs the least
         q->needs(q->model, &c, may_again, &gpu, &host);

@@ -887,7 +887,7 @@ template <typename X> struct GPT2 {
     Pieces pieces;
     int *visits;                // the visiting ones among them, in order
     int visit_count, fetched;   // of these, and how many have their way in queued for this step
-    int rooms;                  // slots: as many as were chosen, or as there are visitors
+    int rooms, places;          // slots for visitors; of layers' gradients, unless in_place
     bool offloaded;             // some state lives on the host
     bool in_place;              // gradients wait for the update where backward makes them
     bool no_grad_overlap;       // backward waits until each gradient has left
@@ -908,6 +908,7 @@ template <typename X> struct GPT2 {
     cudaEvent_t *updated;       // per segment: the GPU has updated its part
     cudaEvent_t *returned;      // per segment: the weights that the host updated are back
     cudaEvent_t *slot_free;     // per slot: the state of its last visitor is on the host again
+    cudaEvent_t *slot_full;     // per slot: all that its next one needs has come
     cudaEvent_t landing_free[2];  // the gradient in this landing has been added to the sum
     cudaEvent_t step_left;      // loss and norm of the step are on the host
     ZenFlow<X> *zen;            // --offload zenflow; else NULL
@@ -962,16 +963,24 @@ enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits
 #define WIRE_CHUNK ((size_t)1 << 22)     // gradients cross the link in fp32 this many at a time
 #endif
 
-// Where the weights and gradients of segments are, each with its room: one after the other; or two
-// places that the layers take turns in, behind those of the embeddings and the tail.
-template <typename X> static size_t segment_place(const GPT2<X> *g, int i, bool turns) {
+// Where the weights and gradients of segments are, each with its room: one after the other; or so
+// many places that the layers take turns in, behind those of the embeddings and the tail.
+template <typename X> static size_t segment_place(const GPT2<X> *g, int i, int turns) {
     const int tail = g->segments - 1;
     const Segment *s = g->segment;
     size_t at = 0;
-    if (turns && i >= 1 && i < tail) return s[0].room + s[tail].room + (size_t)(i % 2) * s[1].room;
-    if (turns) return i == 0 ? 0 : s[0].room;
+    if (turns > 0 && i >= 1 && i < tail)
+        return s[0].room + s[tail].room + (size_t)(i % turns) * s[1].room;
+    if (turns > 0) return i == 0 ? 0 : s[0].room;
     for (int k = 0; k < i; k++) at += s[k].room;
     return at;
+}
+
+// Elements from the first place to behind the last one.
+template <typename X> static size_t segment_room(const GPT2<X> *g, int turns) {
+    if (turns == 0) return segment_place(g, g->segments, 0);
+    return g->segment[0].room + g->segment[g->segments - 1].room
+         + (size_t)turns * g->segment[1].room;
 }
 
 static int zero_stage(const Zero *);
@@ -980,7 +989,7 @@ static void zero_place(const Zero *, int s, Segment *);
 
 // Follows g->choice: cuts what this process updates into pieces and segments, and says where each
 // segment's weights are, and where its gradient is made: at its own place if it can wait there for
-// the update, else in a place that is used again: the layers take turns in two.
+// the update, else in one of `places` that the layers take turns in.
 template <typename X> static void gpt2_place(GPT2<X> *g) {
     const GPT2Table *t = &g->table;
     const int stage = zero_stage(g->zero);
@@ -1014,30 +1023,30 @@ template <typename X> static void gpt2_place(GPT2<X> *g) {
         if (p->kind == PIECE_VISIT) g->visits[g->visit_count++] = i;
         g->blocks = p->first_block + p->blocks;
     }
-    g->rooms = g->visit_count < g->choice.slots ? g->visit_count : g->choice.slots;
-    const int tail = g->segments - 1;
-    size_t shards_at = g->segment[0].room + g->segment[tail].room + 2 * g->segment[1].room;
+    g->rooms = slots_of(g->choice.slots, g->visit_count);
+    g->places = places_of(g->choice.places, (int)g->config.layers);
+    const int tail = g->segments - 1, weights = stage == 3 ? 2 : 0;  // places of layers' weights
+    size_t shards_at = segment_room(g, weights);
     for (int i = 0; i < g->segments; i++) {
         Segment *s = &g->segment[i];
         const bool layer = i >= 1 && i < tail;
         const size_t mine = s->own_from - s->at;
         if (s->leaving > 0 && s->own > g->longest_segment) g->longest_segment = s->own;
-        s->place = g->in_place || !layer ? i : 2 - i % 2;
-        s->grad_at = segment_place(g, i, !g->in_place);
+        s->place = g->in_place || !layer ? i : 1 + i % g->places;
+        s->grad_at = segment_place(g, i, g->in_place ? 0 : g->places);
         s->own_grad_at = s->grad_at + mine;
-        s->param_at = segment_place(g, i, stage == 3);
+        s->param_at = segment_place(g, i, weights);
         s->own_param_at = s->param_at + mine;
         if (stage < 3 || !layer) continue;
-        s->own_param_at = shards_at;  // behind the two places
+        s->own_param_at = shards_at;  // behind the places
         shards_at += s->cut;
     }
 }
 
 // Elements of GPT2.params.
 template <typename X> static size_t parameter_elements(const GPT2<X> *g) {
-    size_t n = segment_place(g, g->segments, false);
-    if (zero_stage(g->zero) < 3) return n;
-    n = g->segment[0].room + g->segment[g->segments - 1].room + 2 * g->segment[1].room;
+    if (zero_stage(g->zero) < 3) return segment_room(g, 0);
+    size_t n = segment_room(g, 2);
     for (int i = 1; i < g->segments - 1; i++) n += g->segment[i].cut;
     return n;
 }
@@ -1055,8 +1064,7 @@ template <typename X> static X *piece_grad(const GPT2<X> *g, const Piece *p) {
 
 // Elements of GPT2.grads.
 template <typename X> static size_t gradient_elements(const GPT2<X> *g) {
-    if (g->in_place) return segment_place(g, g->segments, false);
-    return g->segment[0].room + g->segment[g->segments - 1].room + 2 * g->segment[1].room;
+    return segment_room(g, g->in_place ? 0 : g->places);
 }
 
 // Where several micro-batches are summed on the GPU, all of them are, each at its place.
@@ -1233,8 +1241,27 @@ static bool gpt2_fit(GPT2<X> *g, int recompute, size_t limit, size_t host_limit)
             }
             if (!g->offloaded) break;
         }
+    if (g->choice.slots == 0 && g->visit_count > 0) {  // fewer, if that is what it takes
+        for (g->choice.slots = LEAST_SLOTS - 1; g->choice.slots > 0; g->choice.slots--)
+            if (gpt2_fit(g, recompute, limit, host_limit)) return true;
+        g->choice.slots = 1;
+    }
     gpt2_tighten(g, best[0], best[1]);
     return false;
+}
+
+template <typename X>
+static bool gpt2_needs(void *model, const OffloadChoice *, bool recompute, size_t *, size_t *);
+
+// Uses what is left of the GPU's memory. (--offload auto has weighed that against residents.)
+template <typename X> static void gpt2_fill(GPT2<X> *g, size_t limit) {
+    OffloadChoice c = g->choice;
+    const bool leave = g->offloaded && (g->zen != NULL || !sums_on_gpu(g));
+    choice_fill(gpt2_needs<X>, g, &c, g->recompute, limit,
+                c.places == 0 && leave ? (int)g->config.layers : 0,
+                c.slots == 0 ? g->visit_count : 0);
+    g->choice = c;
+    gpt2_place(g);
 }
 
 enum { RECOMPUTE_SETTLED = -1 };
@@ -1255,6 +1282,7 @@ static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_lim
     if (g->choice.mode == OFFLOAD_AUTO || !g->training) g->choice.mode = OFFLOAD_NONE;
     if (recompute == RECOMPUTE_SETTLED) gpt2_place(g);
     const bool fits = recompute == RECOMPUTE_SETTLED || gpt2_fit(g, recompute, limit, host_limit);
+    if (recompute != RECOMPUTE_SETTLED && fits) gpt2_fill(g, limit);
     const size_t total = gpt2_bytes(g), host = gpt2_host_bytes(g);
     if (!quiet) {
         plan_print("GPU memory", list, gpt2_buffers(g, list));
@@ -1271,14 +1299,17 @@ static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_lim
             else if (n[PIECE_HOST] > 0)
                 printf(", %.4g M updated by the CPU", 1e-6 * (double)n[PIECE_HOST]);
             if (n[PIECE_VISIT] > 0)
-                printf(", %.4g M visiting the GPU in %d slots of %.4g M",
-                       1e-6 * (double)n[PIECE_VISIT], g->rooms, 1e-6 * (double)longest);
+                printf(", %.4g M visiting the GPU, at most %.4g M in a slot",
+                       1e-6 * (double)n[PIECE_VISIT], 1e-6 * (double)longest);
             if (n[PIECE_RESIDENT] > 0)
                 printf(", %.4g M resident", 1e-6 * (double)n[PIECE_RESIDENT]);
             if (g->choice.mode == OFFLOAD_INTERLEAVE && g->choice.stride > 0)
                 printf(" (stride %zu)", g->choice.stride);
             else if (g->choice.mode == OFFLOAD_INTERLEAVE)
                 printf(" (share %.3g)", g->choice.share);
+            printf("\ngradients leave through %d place%s", g->places, g->places == 1 ? "" : "s");
+            if (g->visit_count > 0)
+                printf(", visitors have %d slot%s", g->rooms, g->rooms == 1 ? "" : "s");
             printf("\n");
         } else if (g->training) {
             printf("offload none: the state of all parameters stays on the GPU\n");
@@ -1332,6 +1363,10 @@ template <typename X> static std::array<cudaEvent_t **, 5> gpt2_segment_events(G
     return {&g->grad_ready, &g->grad_left, &g->grad_arrived, &g->updated, &g->returned};
 }
 
+template <typename X> static std::array<cudaEvent_t **, 2> gpt2_slot_events(GPT2<X> *g) {
+    return {&g->slot_free, &g->slot_full};
+}
+
 template <typename X> static void gpt2_allocate(GPT2<X> *g) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
@@ -1359,8 +1394,10 @@ template <typename X> static void gpt2_allocate(GPT2<X> *g) {
         for (int i = 0; i < g->segments; i++) event_make(&(*events)[i]);
     }
     const size_t slots = (size_t)g->rooms;
-    g->slot_free = (cudaEvent_t *)alloc_or_fail(slots, sizeof(cudaEvent_t), "events");
-    for (size_t i = 0; i < slots; i++) event_make(&g->slot_free[i]);
+    for (cudaEvent_t **events : gpt2_slot_events(g)) {
+        *events = (cudaEvent_t *)alloc_or_fail(slots, sizeof(cudaEvent_t), "events");
+        for (size_t i = 0; i < slots; i++) event_make(&(*events)[i]);
+    }
     for (int i = 0; i < 2; i++) event_make(&g->landing_free[i]);
     event_make(&g->handover);
     event_make(&g->step_left, g->offloaded);
@@ -1395,8 +1432,10 @@ template <typename X> static void gpt2_free(GPT2<X> *g) {
         for (int i = 0; i < g->segments; i++) CUDA(cudaEventDestroy((*events)[i]));
         free(*events);
     }
-    for (int i = 0; i < g->rooms; i++) CUDA(cudaEventDestroy(g->slot_free[i]));
-    free(g->slot_free);
+    for (cudaEvent_t **events : gpt2_slot_events(g)) {
+        for (int i = 0; i < g->rooms; i++) CUDA(cudaEventDestroy((*events)[i]));
+        free(*events);
+    }
     for (int i = 0; i < 2; i++) CUDA(cudaEventDestroy(g->landing_free[i]));
     CUDA(cudaEventDestroy(g->handover));
     CUDA(cudaEventDestroy(g->step_left));
@@ -1809,6 +1848,7 @@ template <typename X> static float *visitor_fetch(GPT2<X> *g, int visit) {
     copy_in(g, room + longest, g->host_m + p->state_at, bytes, g->fetch);
     copy_in(g, room + 2 * longest, g->host_v + p->state_at, bytes, g->fetch);
     timeline_end(t, span, g->fetch);
+    CUDA(cudaEventRecord(g->slot_full[slot], g->fetch));
     return room;
 }
 
@@ -1953,6 +1993,7 @@ template <typename X>
 static void update_visitor(GPT2<X> *g, int visit, const AdamStep *step) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
     const size_t number = (size_t)g->visits[visit];
+    const int slot = visit % g->rooms;
     Timeline *t = &g->timeline;
     const size_t longest = g->pieces.longest_visit, bytes = p->length * sizeof(float);
     float *room = visitor_fetch(g, visit), *m = room + longest, *v = m + longest;
@@ -1966,8 +2007,9 @@ static void update_visitor(GPT2<X> *g, int visit, const AdamStep *step) {
         const int span = timeline_begin(t, ROW_FETCH, "fetch", number, grad_bytes, g->fetch);
         copy_in(g, grad, host_grad(g, p), grad_bytes, g->fetch);
         timeline_end(t, span, g->fetch);
+        CUDA(cudaEventRecord(g->slot_full[slot], g->fetch));
     }
-    order(g, g->fetch, g->update);
+    CUDA(cudaStreamWaitEvent(g->update, g->slot_full[slot], 0));  // not for who comes behind it
     const int updating = timeline_begin(t, ROW_UPDATE, "update", number, 0, g->update);
     adam_update_gpu(room, m, v, grad, grad_is_bf16,
                     sizeof(X) == 2 ? (uint16_t *)(void *)piece_params(g, p) : NULL,
@@ -1982,7 +2024,7 @@ static void update_visitor(GPT2<X> *g, int visit, const AdamStep *step) {
     copy_out(g, g->host_v + p->state_at, v, bytes);
     timeline_end(t, flushing, g->out);
     live(g, "visiting state", -3 * (double)p->length, sizeof(float), g->out);
-    CUDA(cudaEventRecord(g->slot_free[visit % g->rooms], g->out));
+    CUDA(cudaEventRecord(g->slot_free[slot], g->out));
 }
 
 // A piece that lives on the GPU.
@@ -2004,19 +2046,16 @@ static void update_resident(GPT2<X> *g, int piece, const AdamStep *step) {
 // next forward pass needs it. That pass waits for each segment (weights_begin), not for them all.
 // Call it after gpt2_grad_norm_squared(), which has waited for backward.
 template <typename X> static void gpt2_update(GPT2<X> *g, const AdamStep *step) {
-    int visit = 0, early = g->pieces.count;
-    // The first segments' gradients leave last. While they cross the link, in about a fifth of the
-    // time in which the CPU updates as many parameters, it begins at the other end.
+    int visit = 0;
     size_t missing = 0;
     for (int i = 0; i < g->segments; i++)
         if (g->segment[i].leaving > 0 && !event_is_over(g->grad_arrived[i]))
             missing += g->segment[i].leaving;
-    for (size_t n = 0; n < missing / 5 && early > 0;) {
-        const Piece *p = &g->pieces.pieces[--early];
-        if (p->kind != PIECE_HOST) continue;
-        saver_need(&run_saver, (size_t)early);  // a checkpoint may have to be written from it
-        update_on_host(g, early, step);
-        n += p->length;
+    const int early = pieces_early(&g->pieces, missing);
+    for (int i = g->pieces.count; --i >= early;) {
+        if (g->pieces.pieces[i].kind != PIECE_HOST) continue;
+        saver_need(&run_saver, (size_t)i);  // a checkpoint may have to be written from it
+        update_on_host(g, i, step);
     }
     for (int s = 0; s < g->segments; s++) {
         const Segment *x = &g->segment[s];
@@ -2280,7 +2319,7 @@ static void zen_predict(const GPT2<X> *g, const Rates *rates, const PlanRun *run
                         TraceFile *trace) {
     const ZenFlow<X> *z = g->zen;
     const ZenPlan plan = {*run, z->config.window, z->config.reselect, z->config.delay, z->sums,
-                          z->wire_f32};
+                          z->wire_f32, g->places};
     const ZenPrediction x = zen_plan_step(rates, &g->config, &z->map, &plan, trace);
     zen_plan_print(rates, &z->map, &plan, &x);
 }

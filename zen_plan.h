@@ -36,6 +36,7 @@ typedef struct {
     size_t delay;     // steps of the next window until the rest's update shows, as ZenConfig's
     int sums;         // as in zenflow.cuh
     bool wire_f32;    // gradients of the rest cross the link as fp32
+    int places;       // in which the layers' gradients are made, in turns, at least LEAST_PLACES
 } ZenPlan;
 
 typedef struct {
@@ -73,14 +74,14 @@ typedef struct {
     PlanFlops flops;
     double gpu, gpu_adam;    // per second
     double wire, made;       // bytes of a gradient on the link, of a weight on the GPU
-    int L, segments;
+    int L, segments, places;
     size_t steps, delay;     // of a window, as many as are queued; until its update shows
     double part;             // of that update's work: fewer steps bring less
     bool free[ROWS];         // what takes no time here
     PlanComm comm;
     int *updated, *returned, *arrived, *ring_free, *computed, *result_free;  // (segments): tasks
-    int reduced[4];          // what room waits for, too
-    int place[4], packed, leaving[2];  // what room waits for; the last copies out, the newest last
+    int *place, *reduced;    // (segments): what a place waits for, and for what else
+    int packed, leaving[2];  // the last copies out, the newest last
     int last[ROWS];          // of each row
     bool late;               // an update has begun that is to show
     int queued;              // segments of it that the host has been given
@@ -119,7 +120,7 @@ static inline void zen_plan_compute(ZenSim *x, size_t due, int norm) {
 // Backward comes to segment s; the gradient is summed over the ranks. Returns the task that has
 // completed it.
 static inline int zen_plan_backward(ZenSim *x, int s) {
-    const int place = plan_place(s, x->L);
+    const int place = plan_place(s, x->L, x->places);
     const int made = zen_plan_add(x, ROW_COMPUTE, "backward", s,
                                   plan_backward(&x->flops, s, x->L) / x->gpu, x->place[place],
                                   x->reduced[place], PLAN_NOTHING);
@@ -152,7 +153,7 @@ static inline int zen_plan_one(ZenSim *x, size_t step, bool drains) {
         zen_plan_add(x, ROW_COMM, "reduce", 0, (double)(run->accum - 2) * x->comm.all_reduced, NONE,
                      NONE, NONE);
     for (int s = S - 1; s >= 0; s--) {
-        int *room = &x->place[plan_place(s, L)];
+        int *room = &x->place[plan_place(s, L, x->places)];
         const int made = zen_plan_backward(x, s);
         const double n = (double)part[s].rest;
         if (n > 0) {
@@ -223,6 +224,7 @@ static inline double zen_plan_run(const Rates *r, const GPT2Config *config, cons
     m->made = (double)p->run.stored;
     m->wire = p->wire_f32 ? 4 : m->made;
     m->L = (int)config->layers;
+    m->places = places_of(p->places, m->L);
     m->segments = map->segments;
     m->steps = n;
     m->queued = m->segments;
@@ -239,7 +241,7 @@ static inline double zen_plan_run(const Rates *r, const GPT2Config *config, cons
     m->tasks.room = (int)(steps * ((m->comm.on ? 12 : 9) * (size_t)m->segments + 5));
     m->tasks.tasks = (PlanTask *)alloc_or_fail((size_t)m->tasks.room, sizeof(PlanTask), "plan");
     const size_t rows = (size_t)m->segments;
-    m->updated = (int *)alloc_or_fail(7 * rows, sizeof(int), "plan");
+    m->updated = (int *)alloc_or_fail(9 * rows, sizeof(int), "plan");
     m->returned = m->updated + rows;
     m->arrived = m->returned + rows;
     m->ring_free = m->arrived + rows;
@@ -248,8 +250,9 @@ static inline double zen_plan_run(const Rates *r, const GPT2Config *config, cons
     m->comm.updated = m->updated;
     m->comm.returned = m->returned;
     m->comm.ready = m->result_free + rows;
-    for (size_t i = 0; i < 7 * rows; i++) m->updated[i] = PLAN_NOTHING;
-    for (int i = 0; i < 4; i++) m->place[i] = m->reduced[i] = PLAN_NOTHING;
+    m->place = m->comm.ready + rows;
+    m->reduced = m->place + rows;
+    for (size_t i = 0; i < 9 * rows; i++) m->updated[i] = PLAN_NOTHING;
     for (int i = 0; i < ROWS; i++) m->last[i] = PLAN_NOTHING;
     m->packed = m->leaving[0] = m->leaving[1] = PLAN_NOTHING;
 

@@ -425,9 +425,10 @@ static size_t zo_settle_memory(ZoModel<X> *z, const Options *o, size_t limit, si
     Buffer list[MAX_BUFFERS];
     const bool automatic = o->resident_blocks == AUTO_COUNT;
     const size_t residents = automatic ? 0 : o->resident_blocks;
-    zo_place(z, o->stream_blocks, residents, o->slots);
+    const size_t wanted = o->slots > 0 ? o->slots : (size_t)LEAST_SLOTS;
+    zo_place(z, o->stream_blocks, residents, wanted);
     const bool streams = zo_bytes(z) > limit && !o->stream_blocks;  // since it must
-    for (size_t n = o->slots; zo_bytes(z) > limit && n > 0; n--) {
+    for (size_t n = wanted; zo_bytes(z) > limit && n > 0; n--) {
         zo_place(z, true, residents, n);
         if (option_given(o, "slots")) break;
     }

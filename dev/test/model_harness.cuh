@@ -25,7 +25,7 @@ static struct {
 #define cudaEventCreateWithFlags(...) (counted.allocations++, cudaEventCreateWithFlags(__VA_ARGS__))
 
 // On the virtual clock, the host's work for ZenFlow takes as long as a test says: so many seconds
-// an element, or its traffic at so many bytes per second; 0: no time.
+// an element, or its traffic at so many bytes per second; 0: no time. So does AdamW, the latter.
 static double add_seconds, update_seconds, host_bytes_per_s;
 static void host_takes(double seconds, double bytes) {
     if (host_bytes_per_s > 0) seconds += bytes / host_bytes_per_s;
@@ -34,6 +34,12 @@ static void host_takes(double seconds, double bytes) {
 #endif
     (void)seconds;
 }
+static double runs_elements(const AdamRun *run, int runs) {  // gaps between tensors included
+    return (double)round_up(run[runs - 1].at + run[runs - 1].length, ALIGN_ELEMENTS);
+}
+#define adam_update_runs(p, m, v, g, is_bf16, out, run, runs, step) \
+    (host_takes(0, runs_elements(run, runs) * (24 + ((is_bf16) ? 2 : 4) + ((out) ? 2 : 0))), \
+     adam_update_runs(p, m, v, g, is_bf16, out, run, runs, step))
 #define zen_accumulate(acc, g, is_bf16, n, scale, first) \
     (host_takes(add_seconds * (double)(n), (double)(n) * ((is_bf16 ? 2 : 4) + ((first) ? 4 : 8))), \
      zen_accumulate(acc, g, is_bf16, n, scale, first))

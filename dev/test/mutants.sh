@@ -37,7 +37,7 @@ wait: step's norm :: train_gpt2.cu :: CUDA(cudaEventSynchronize(g->step_left))
 wait: gradient there, then CPU update :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->host.stream, g->grad_arrived
 wait: CPU update, then back :: train_gpt2.cu :: order(g, g->host.stream, g->back)
 wait: gradient there, then fetched :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->fetch, g->grad_arrived
-wait: fetch, then update :: train_gpt2.cu :: order(g, g->fetch, g->update)
+wait: fetch, then update :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->update, g->slot_full
 wait: update, then flush :: train_gpt2.cu :: order(g, g->update, g->out)
 wait: state at rest, update :: train_gpt2.cu :: CUDA(cudaStreamSynchronize(g->update))
 wait: state at rest, back :: train_gpt2.cu :: CUDA(cudaStreamSynchronize(g->back))
@@ -46,7 +46,12 @@ wait: state at rest, out :: train_gpt2.cu :: CUDA(cudaStreamSynchronize(g->out))
 same: backward, then first visitors :: train_gpt2.cu :: order(g, g->compute, g->fetch)
 wait: the worker's counter, of the work before :: host.cuh :: q->submitted, CU_STREAM_WAIT_VALUE_GEQ); :: q->submitted :: q->submitted - 1
 record: slot free never :: train_gpt2.cu :: CUDA(cudaEventRecord(g->slot_free
-record: slot free before flush :: train_gpt2.cu :: (g->slot_free[visit % :: g->out :: g->update
+record: slot free before flush :: train_gpt2.cu :: (g->slot_free[slot], g->out :: g->out :: g->update
+record: slot full before state came :: train_gpt2.cu :: (first)     CUDA(cudaEventRecord(g->slot_full[slot], g->fetch :: g->fetch :: g->back
+record: slot full before gradient came :: train_gpt2.cu ::         CUDA(cudaEventRecord(g->slot_full
+place: gradients of others overlap :: train_gpt2.cu :: + (size_t)(i % turns) * s[1].room :: i % turns :: i % turns / 2
+place: waits for another :: train_gpt2.cu :: s->place = g->in_place :: i % g->places :: (i + 1) % (g->places + 1)
+place: next to it waits :: train_gpt2.cu :: g->grad_left[g->segment[s].place], 0 :: g->segment[s].place :: g->segment[s > 1 ? s - 1 : s].place
 record: landing free before sum :: train_gpt2.cu :: (g->landing_free[g->landing_turn], g->host.stream) :: g->host.stream :: g->out
 # the host has waited for all sums before it queues an update (gpt2_grad_norm_squared)
 same: gradient arrived before sum :: train_gpt2.cu :: lands ? g->host.stream : g->out :: lands ? g->host.stream : g->out :: g->out
@@ -246,7 +251,7 @@ zero record: numbers before they come :: zero.cuh :: CUDA(cudaEventRecord(g->ste
 zero place: waits for the other :: zero.cuh :: if (layer) CUDA(cudaStreamWaitEvent(z->stream, z->place_free :: s % 2 :: (s + 1) % 2
 zero place: frees the other :: zero.cuh ::         CUDA(cudaEventRecord(z->place_free[before :: before % 2 :: (before + 1) % 2
 zero place: in the other :: zero.cuh :: if (layer) z->tenant[s % 2] = (int)s :: s % 2 :: (s + 1) % 2
-zero place: one for all layers :: train_gpt2.cu :: if (turns && i >= 1 && i < tail) return :: i % 2 :: 0
+zero place: one for all layers :: train_gpt2.cu :: + (size_t)(i % turns) * s[1].room :: i % turns :: 0
 zero place: layers of the step before :: zero.cuh :: z->tenant[i] = 0
 zero place: embeddings and tail of the step before :: zero.cuh :: z->current[i] = false
 zero place: layers come though they are there :: zero.cuh :: if (layer && z->tenant[s % 2] == (int)s) return
@@ -277,7 +282,7 @@ zero flag: signal not handed on :: zero.cuh :: if (z->stop != 0) stop_requested
 zero flag: one rank has saved :: zero.cuh :: z->saved = z->saved && theirs[ZERO_SAVED] != 0 :: z->saved && theirs[ZERO_SAVED] != 0 :: z->saved || theirs[ZERO_SAVED] != 0
 zero counter: reduced :: zero.cuh :: z->reduced_bytes +=
 zero counter: gathered :: zero.cuh :: (first) z->gathered_bytes +=
-zero memory: one place in stage 3 :: train_gpt2.cu :: n = g->segment[0].room + g->segment[g->segments - 1].room :: 2 * g->segment[1].room :: g->segment[1].room
+zero memory: one place in stage 3 :: train_gpt2.cu :: size_t n = segment_room(g, 2) :: 2 :: 1
 zero memory: whole layers in stage 3 :: train_gpt2.cu :: n += g->segment[i].cut :: g->segment[i].cut :: g->segment[i].room
 zero memory: gradients of all wait :: train_gpt2.cu :: g->in_place = !g->accumulating :: stage < 2 :: true
 zero memory: fp32 for the first segment :: zero.cuh :: if (g->segment[i].room > longest) longest = g->segment[i].room :: g->segment[i].room > longest :: i == 0

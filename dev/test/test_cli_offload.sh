@@ -157,7 +157,7 @@ check resident_is_a_share true_that "$(field twinflow gpu_params) > 0.25 * $P &&
     $(field twinflow gpu_params) < 0.35 * $P"
 # Eq. 1 with the rates of its section 5.4: (3/3 + 1/35) / (1/2 + 1/8.7 - 1/6) = 2.3.
 check stride_auto_is_stride_2 test "$(field stride_auto cpu_params)" = "$(field stride cpu_params)"
-check slots_are_as_told sh -c 'grep -q "in 1 slot" ring.out && grep -q "in 2 slots" two_slots.out'
+check slots_are_as_told sh -c 'grep -q "have 1 slot$" ring.out && grep -q "have 2 slots" two_slots.out'
 check threads_are_as_told grep -q "^host: $((cores + 1)) threads" threads.out
 check one_thread_is_as_told grep -q '^host: 1 thread ' one_thread.out
 check recomputes_as_told grep -q '^recomputing' block.out
@@ -207,7 +207,7 @@ else
     go time_zero --steps 5 --offload zero
     go time_apart --steps 5 --offload zero --no-update-overlap
     go time_held --steps 5 --offload zero --no-grad-overlap
-    go time_ring --steps 5 --offload interleave --share 1 $fine
+    go time_ring --steps 5 --offload interleave --share 1 --slots 3 $fine
     go time_one_slot --steps 5 --offload interleave --share 1 --slots 1 $fine
     go time_share --steps 5 --offload interleave --share 0.5 $fine
     wait
@@ -289,7 +289,7 @@ for model in $models; do
 done
 # What a plan and a run with the same options say about memory, and what was taken.
 said() { sed -n '/^GPU memory: p\|^host memory:/{s/\(total [0-9.]*\).*/\1/;p;}
-    /^offload \|^recomputing\|^gradients of/p' "$1"; }
+    /^offload \|^recomputing\|^gradients /p' "$1"; }
 for run in "zero $steps --offload zero" "share $steps --offload interleave --share 0.5 $fine" \
     "twinflow $steps --offload twinflow --resident 0.3" \
     "fp32_zero --precision fp32 --offload zero" \
@@ -326,6 +326,20 @@ plan --model gpt2-large --batch 1 --offload twinflow --gpu-memory 6144M \
 check twinflow_keeps_as_much_as_fits true_that "$(planned GPU plan.out) > 0.98 * 6144 && \
     $(planned host plan.out) <= 6500"
 check without_rates_it_asks_for_them grep -q 'rates FILE' plan.out
+# Places and slots: as many as fit, as there are layers or visitors, or as are asked for.
+gives() {
+    name=$1 line=$2
+    shift 2
+    plan $large --recompute none --offload "$@" >plan.out 2>&1
+    check "memory_gives_$name" grep -qx "gradients leave through $line" plan.out
+}
+gives least_places '2 places' zero --gpu-memory 3550M
+gives some_places '17 places' zero --gpu-memory 4G
+gives all_places '36 places' zero --gpu-memory 20G
+gives zenflow_all_places '36 places' zenflow --gpu-memory 20G
+gives one_slot '2 places, visitors have 1 slot' interleave --gpu-memory 4100M
+gives many_slots '36 places, visitors have 30 slots' interleave --gpu-memory 20G
+gives slots_as_told '36 places, visitors have 5 slots' interleave --gpu-memory 20G --slots 5
 refuses plan_without_gpu_or_rates 2 'rates FILE' plan --offload interleave
 refuses auto_without_gpu_or_rates 2 'rates FILE' plan --gpu-memory 50M
 refuses nothing_fits_the_gpu 2 'GPU memory' plan $large --gpu-memory 2000M

@@ -194,8 +194,8 @@ static void every_choice_covers_every_preset(void) {
                         const size_t stride = k < 8 ? 0 : k - 7;  // 1 .. 4, or a share
                         if (mode == OFFLOAD_INTERLEAVE && (r + z + k + i) % 4 != 0) continue;
                         const OffloadChoice c = {mode, residents[r], stride,
-                            stride > 0 ? 0 : shares[k % 8], sizes[z], 3, ++number % 2 == 0, false,
-                            false};
+                            stride > 0 ? 0 : shares[k % 8], sizes[z], 3, 0, ++number % 2 == 0,
+                            false, false};
                         check_choice(&t, &c);
                     }
         gpt2_table_free(&t);
@@ -257,7 +257,8 @@ static void no_cut_changes_the_norm(void) {
     }
     for (int k = 0; k < 60; k++) {
         const OffloadChoice c = {OFFLOAD_INTERLEAVE, 0.01 * (k % 7), (size_t)(k % 3), 0.013 * k,
-                                 k % 2 ? 0 : 4096 + 1013 * (size_t)k, 2, true, false, false};
+                                 k % 2 ? 0 : 4096 + 1013 * (size_t)k, 2, 0, true, false,
+                                 false};
         Pieces list = offload_pieces(&t, &map, &c);
         memset(cut, 0, blocks * sizeof(double));
         for (int i = 0; i < list.count; i++) {
@@ -316,10 +317,38 @@ static void a_known_model_is_dealt_as_by_hand(void) {
     gpt2_table_free(&t);
 }
 
+// Of a fifth of what is missing, the CPU's pieces from the end; others among them do not count.
+static void the_last_pieces_come_first_while_gradients_leave(void) {
+    Piece p[5];
+    Pieces list;
+    memset(p, 0, sizeof p);
+    memset(&list, 0, sizeof list);
+    list.pieces = p;
+    list.count = 5;
+    for (int i = 0; i < 5; i++) {
+        p[i].kind = i == 3 ? PIECE_VISIT : PIECE_HOST;
+        p[i].length = 10;
+    }
+    const size_t missing[] = {0, 4, 5, 50, 55, 100, 105, 150, 155, 1000};
+    const int first[] = {5, 5, 4, 4, 2, 2, 1, 1, 0, 0};
+    for (int i = 0; i < 10; i++)
+        CHECK(pieces_early(&list, missing[i]) == first[i], "%zu missing: %d", missing[i],
+              pieces_early(&list, missing[i]));
+}
+
+static void slots_and_places_are_as_many_as_are_of_use(void) {
+    CHECK(slots_of(0, 9) == 3 && slots_of(0, 2) == 2 && slots_of(7, 9) == 7 && slots_of(7, 0) == 0,
+          "slots");
+    CHECK(places_of(0, 9) == 2 && places_of(1, 9) == 2 && places_of(5, 9) == 5
+          && places_of(12, 9) == 9 && places_of(2, 1) == 1, "places");
+}
+
 int main(void) {
     RUN(every_choice_covers_every_preset);
     RUN(every_choice_covers_random_models);
     RUN(no_cut_changes_the_norm);
     RUN(a_known_model_is_dealt_as_by_hand);
+    RUN(the_last_pieces_come_first_while_gradients_leave);
+    RUN(slots_and_places_are_as_many_as_are_of_use);
     return test_summary();
 }

@@ -31,7 +31,7 @@ typedef struct {
     size_t stride;
     double share;
     size_t subgroup;
-    int slots, wire, tight, threads, serial;  // see Placement; wire: bits of gradients
+    int slots, places, wire, tight, threads, serial;  // see Placement; wire: bits of gradients
 } Config;
 
 enum { ZERO = OFFLOAD_ZERO, TWIN = OFFLOAD_TWINFLOW, INTER = OFFLOAD_INTERLEAVE };
@@ -39,45 +39,45 @@ enum { ZERO = OFFLOAD_ZERO, TWIN = OFFLOAD_TWINFLOW, INTER = OFFLOAD_INTERLEAVE 
 // Any two settings meet in one of the first MIXED (test_settings_meet). Then special cases.
 enum { MIXED = 30 };
 static const Config configs[] = {
-    //                         clip  sizes   mode   resident   share  slots tight serial
-    // shape bits accum recompute  | |  evaluate  |  |  stride | subgroup | wire | threads
-    {FIVE, 16, 4, AGAIN, 1e6, 1, 1, ZERO,   0, 0,  0,     0, 3, 32, 1, 2, 0},
-    {ONE,  32, 1,  KEEP,   0, 1, 0, ZERO,   0, 0,  0,  4096, 3, 16, 0, 1, 0},
-    {ODD,  32, 1,  KEEP, .05, 0, 0, ZERO,   0, 0,  0,  8192, 1, 32, 2, 1, 1},
-    {TIED, 32, 4, AGAIN,   0, 1, 1, ZERO,   0, 0,  0, 20000, 2, 32, 2, 1, 1},
-    {FIVE, 16, 4,  KEEP,   0, 1, 1, TWIN,  .3, 0,  0, 20000, 2, 16, 2, 1, 1},
-    {ODD,  16, 1, AGAIN, .05, 0, 1, TWIN,  .9, 0,  0,     0, 3, 16, 0, 2, 0},
-    {TIED, 32, 1, AGAIN,   0, 0, 0, TWIN,  .9, 0,  0,  4096, 1, 16, 1, 2, 0},
-    {ONE,  32, 1, AGAIN, 1e6, 1, 1, TWIN,  .9, 0,  0,  8192, 3, 32, 2, 2, 1},
-    {ODD,  32, 4,  KEEP, .05, 0, 1, INTER, .3, 1,  0,     0, 3, 32, 1, 1, 0},
-    {FIVE, 32, 1,  KEEP, 1e6, 0, 0, INTER, .9, 1,  0,  4096, 1, 32, 2, 2, 0},
-    {TIED, 16, 4,  KEEP, 1e6, 1, 0, INTER, .9, 1,  0,  8192, 2, 16, 0, 1, 0},
-    {ONE,  32, 4, AGAIN, 1e6, 1, 0, INTER,  0, 1,  0,  4096, 1, 16, 1, 1, 0},
-    {TIED, 32, 1, AGAIN,   0, 0, 1, INTER,  0, 1,  0, 20000, 1, 32, 0, 2, 1},
-    {ONE,  32, 4,  KEEP,   0, 1, 0, INTER, .3, 2,  0,     0, 1, 32, 0, 2, 0},
-    {FIVE, 16, 1, AGAIN, .05, 0, 1, INTER, .3, 2,  0,  4096, 2, 16, 1, 1, 1},
-    {ODD,  32, 1,  KEEP, 1e6, 1, 0, INTER, .9, 2,  0,  8192, 1, 16, 2, 2, 1},
-    {TIED, 32, 4,  KEEP, 1e6, 1, 0, INTER,  0, 2,  0, 20000, 3, 32, 2, 2, 1},
-    {TIED, 32, 1, AGAIN, 1e6, 0, 0, INTER, .3, 0, .3, 20000, 1, 16, 0, 2, 1},
-    {FIVE, 32, 1, AGAIN,   0, 1, 0, INTER, .9, 0, .3,     0, 1, 16, 2, 2, 1},
-    {ONE,  16, 4,  KEEP, 1e6, 0, 0, INTER, .9, 0, .3,  4096, 3, 16, 2, 1, 0},
-    {ODD,  32, 4,  KEEP, .05, 1, 1, INTER,  0, 0, .3,  8192, 2, 32, 1, 2, 0},
-    {TIED, 32, 4,  KEEP, .05, 0, 0, INTER, .3, 0, .5,     0, 2, 32, 0, 2, 0},
-    {FIVE, 32, 1,  KEEP,   0, 0, 1, INTER, .3, 0, .5,  8192, 1, 32, 2, 1, 1},
-    {ONE,  16, 1, AGAIN, .05, 1, 1, INTER, .9, 0, .5, 20000, 3, 16, 1, 1, 1},
-    {ODD,  16, 1, AGAIN, 1e6, 0, 1, INTER,  0, 0, .5,  4096, 2, 32, 0, 1, 0},
-    {ODD,  32, 1, AGAIN, 1e6, 1, 1, INTER, .3, 0,  1,  4096, 3, 32, 0, 2, 0},
-    {FIVE, 16, 1,  KEEP, 1e6, 0, 0, INTER, .3, 0,  1,  8192, 1, 32, 0, 2, 0},
-    {ONE,  16, 1,  KEEP, .05, 0, 0, INTER, .9, 0,  1,     0, 2, 32, 2, 1, 1},
-    {TIED, 32, 4, AGAIN,   0, 1, 1, INTER, .9, 0,  1,  4096, 2, 32, 2, 1, 1},
-    {ODD,  16, 4,  KEEP,   0, 1, 0, INTER,  0, 0,  1, 20000, 1, 16, 1, 1, 0},
+    //                         clip  sizes   mode   resident   share  slots wire threads
+    // shape bits accum recompute  | |  evaluate  |  |  stride | subgroup | places | tight | serial
+    {FIVE, 16, 4, AGAIN, 1e6, 1, 1, ZERO,   0, 0,  0,     0, 3, 2, 32, 1, 2, 0},
+    {ONE,  32, 1,  KEEP,   0, 1, 0, ZERO,   0, 0,  0,  4096, 3, 9, 16, 0, 1, 0},
+    {ODD,  32, 1,  KEEP, .05, 0, 0, ZERO,   0, 0,  0,  8192, 1, 2, 32, 2, 1, 1},
+    {TIED, 32, 4, AGAIN,   0, 1, 1, ZERO,   0, 0,  0, 20000, 2, 3, 32, 2, 1, 1},
+    {FIVE, 16, 4,  KEEP,   0, 1, 1, TWIN,  .3, 0,  0, 20000, 2, 2, 16, 2, 1, 1},
+    {ODD,  16, 1, AGAIN, .05, 0, 1, TWIN,  .9, 0,  0,     0, 3, 3, 16, 0, 2, 0},
+    {TIED, 32, 1, AGAIN,   0, 0, 0, TWIN,  .9, 0,  0,  4096, 1, 3, 16, 1, 2, 0},
+    {ONE,  32, 1, AGAIN, 1e6, 1, 1, TWIN,  .9, 0,  0,  8192, 3, 9, 32, 2, 2, 1},
+    {ODD,  32, 4,  KEEP, .05, 0, 1, INTER, .3, 1,  0,     0, 3, 9, 32, 1, 1, 0},
+    {FIVE, 32, 1,  KEEP, 1e6, 0, 0, INTER, .9, 1,  0,  4096, 1, 3, 32, 2, 2, 0},
+    {TIED, 16, 4,  KEEP, 1e6, 1, 0, INTER, .9, 1,  0,  8192, 2, 2, 16, 0, 1, 0},
+    {ONE,  32, 4, AGAIN, 1e6, 1, 0, INTER,  0, 1,  0,  4096, 1, 2, 16, 1, 1, 0},
+    {TIED, 32, 1, AGAIN,   0, 0, 1, INTER,  0, 1,  0, 20000, 1, 3, 32, 0, 2, 1},
+    {ONE,  32, 4,  KEEP,   0, 1, 0, INTER, .3, 2,  0,     0, 1, 2, 32, 0, 2, 0},
+    {FIVE, 16, 1, AGAIN, .05, 0, 1, INTER, .3, 2,  0,  4096, 2, 3, 16, 1, 1, 1},
+    {ODD,  32, 1,  KEEP, 1e6, 1, 0, INTER, .9, 2,  0,  8192, 1, 9, 16, 2, 2, 1},
+    {TIED, 32, 4,  KEEP, 1e6, 1, 0, INTER,  0, 2,  0, 20000, 3, 9, 32, 2, 2, 1},
+    {TIED, 32, 1, AGAIN, 1e6, 0, 0, INTER, .3, 0, .3, 20000, 1, 2, 16, 0, 2, 1},
+    {FIVE, 32, 1, AGAIN,   0, 1, 0, INTER, .9, 0, .3,     0, 1, 9, 16, 2, 2, 1},
+    {ONE,  16, 4,  KEEP, 1e6, 0, 0, INTER, .9, 0, .3,  4096, 3, 3, 16, 2, 1, 0},
+    {ODD,  32, 4,  KEEP, .05, 1, 1, INTER,  0, 0, .3,  8192, 2, 3, 32, 1, 2, 0},
+    {TIED, 32, 4,  KEEP, .05, 0, 0, INTER, .3, 0, .5,     0, 2, 9, 32, 0, 2, 0},
+    {FIVE, 32, 1,  KEEP,   0, 0, 1, INTER, .3, 0, .5,  8192, 1, 2, 32, 2, 1, 1},
+    {ONE,  16, 1, AGAIN, .05, 1, 1, INTER, .9, 0, .5, 20000, 3, 3, 16, 1, 1, 1},
+    {ODD,  16, 1, AGAIN, 1e6, 0, 1, INTER,  0, 0, .5,  4096, 2, 2, 32, 0, 1, 0},
+    {ODD,  32, 1, AGAIN, 1e6, 1, 1, INTER, .3, 0,  1,  4096, 3, 3, 32, 0, 2, 0},
+    {FIVE, 16, 1,  KEEP, 1e6, 0, 0, INTER, .3, 0,  1,  8192, 1, 2, 32, 0, 2, 0},
+    {ONE,  16, 1,  KEEP, .05, 0, 0, INTER, .9, 0,  1,     0, 2, 2, 32, 2, 1, 1},
+    {TIED, 32, 4, AGAIN,   0, 1, 1, INTER, .9, 0,  1,  4096, 2, 3, 32, 2, 1, 1},
+    {ODD,  16, 4,  KEEP,   0, 1, 0, INTER,  0, 0,  1, 20000, 1, 9, 16, 1, 1, 0},
     // one layer: two segments that leave in different ways, one after the other
-    {ONE,  16, 4,  KEEP,   0, 0, 0, INTER,  0, 2,  0,     0, 2, 16, 1, 1, 0},
-    {ONE,  32, 4,  KEEP,   0, 0, 0, INTER,  0, 2,  0,     0, 2, 32, 2, 1, 0},
+    {ONE,  16, 4,  KEEP,   0, 0, 0, INTER,  0, 2,  0,     0, 2, 2, 16, 1, 1, 0},
+    {ONE,  32, 4,  KEEP,   0, 0, 0, INTER,  0, 2,  0,     0, 2, 3, 32, 2, 1, 0},
     // every third visits; a share of nothing; slots for more than there is
-    {FIVE, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 3,  0,  4096, 2, 16, 0, 1, 0},
-    {TIED, 16, 4, AGAIN, .05, 0, 1, INTER, .3, 0,  0,  8192, 2, 16, 1, 2, 0},
-    {TIED, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 0,  1,     0, 9, 16, 2, 1, 0},
+    {FIVE, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 3,  0,  4096, 2, 9, 16, 0, 1, 0},
+    {TIED, 16, 4, AGAIN, .05, 0, 1, INTER, .3, 0,  0,  8192, 2, 3, 16, 1, 2, 0},
+    {TIED, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 0,  1,     0, 9, 2, 16, 2, 1, 0},
 };
 enum { CONFIGS = sizeof configs / sizeof *configs };
 static const int some[] = {0, 4, 10, 14, 16, 19, 24, 28, 30, 31, 33};  // cover what there is
@@ -100,6 +100,7 @@ static Placement config_placement(const Config *c) {
     p.choice.share = c->share;
     p.choice.subgroup = c->subgroup;
     p.choice.slots = c->slots;
+    p.choice.places = c->places;
     p.choice.wire_f32 = c->wire == 32;
     p.tight = c->tight;
     p.threads = c->threads;
@@ -110,11 +111,11 @@ static Placement config_placement(const Config *c) {
 static void config_name(const Config *c, char name[200]) {
     static const char *const tight[] = {"", ", summed on host", ", gradients on host"};
     snprintf(name, 200, "%s %s%d accum %zu%s clip %g%s%s, %s resident %g stride %zu share %g "
-             "subgroup %zu slots %d wire %d%s threads %d%s", shapes[c->shape].name,
+             "subgroup %zu slots %d places %d wire %d%s threads %d%s", shapes[c->shape].name,
              c->bits == 16 ? "bf" : "fp", c->bits, c->accum, c->recompute == AGAIN ? " again" : "",
              c->clip, c->sizes ? " two sizes" : "", c->evaluate ? " evaluating" : "",
              offload_names[c->mode], c->resident, c->stride, c->share, c->subgroup, c->slots,
-             c->wire, tight[c->tight], c->threads, c->serial ? " serial" : "");
+             c->places, c->wire, tight[c->tight], c->threads, c->serial ? " serial" : "");
 }
 
 // Two hashes: of training, and of the evaluations in between.
@@ -130,21 +131,23 @@ static Hashes reference(const Config *c, size_t steps) {
     return h;
 }
 
+enum { SETTINGS = 16 };
 static const double *settings(const Config *c) {
-    static double list[CONFIGS][15];
+    static double list[CONFIGS][SETTINGS];
     double *x = list[c - configs];
-    const double all[15] = {
+    const double all[SETTINGS] = {
         c->mode == INTER ? 100 * (double)c->stride + c->share : -c->mode, c->resident,
         (double)c->shape, (double)c->bits, (double)c->accum, (double)c->recompute, c->clip,
         (double)c->sizes, (double)c->evaluate, (double)c->subgroup, (double)c->slots,
-        (double)c->wire, (double)c->tight, (double)c->threads, (double)c->serial};
+        (double)c->wire, (double)c->tight, (double)c->threads, (double)c->serial,
+        (double)c->places};
     memcpy(x, all, sizeof all);
     return x;
 }
 
 static void test_settings_meet(void) {
-    for (int a = 0; a < 15; a++)
-        for (int b = a + 1; b < 15; b++)
+    for (int a = 0; a < SETTINGS; a++)
+        for (int b = a + 1; b < SETTINGS; b++)
             for (int i = 0; i < MIXED; i++)
                 for (int j = 0; j < MIXED; j++) {
                     const double one = settings(&configs[i])[a], other = settings(&configs[j])[b];
@@ -184,6 +187,29 @@ static void check_pieces(const GPT2<X> *g, const Config *c, const char *name) {
     CHECK((c->stride > 0 && (double)n[PIECE_RESIDENT] <= c->resident * P + NORM_BLOCK)
           || distance((double)n[PIECE_RESIDENT], c->resident * P) <= NORM_BLOCK,
           "%s: of %g, %zu stay", name, P, n[PIECE_RESIDENT]);
+}
+
+// The gradients of so many layers in a row, and of embeddings and tail, have places of their own;
+// the next layer's is where the first one's was, and there is room for no more.
+template <typename X> static void check_places(const GPT2<X> *g, const Config *c,
+                                               const char *name) {
+    const int L = g->segments - 2, P = c->places < L && !g->in_place ? c->places : L;
+    size_t end = 0, all = 0;
+    for (int i = 0; i < g->segments; i++) {
+        const Segment *a = &g->segment[i];
+        end = a->grad_at + a->length > end ? a->grad_at + a->length : end;
+        if (i < 1 + P || i > L) all += a->length;
+        for (int k = 0; k < i; k++) {
+            const Segment *b = &g->segment[k];
+            const bool shares = k > 0 && i <= L && (i - k) % P == 0;
+            const bool apart = a->grad_at >= b->grad_at + b->length
+                            || b->grad_at >= a->grad_at + a->length;
+            CHECK(shares ? a->grad_at == b->grad_at && a->place == b->place
+                         : apart && a->place != b->place, "%s: segments %d and %d", name, k, i);
+        }
+    }
+    CHECK(end == all && gradient_elements(g) == all, "%s: %zu elements of gradients, places of %zu",
+          name, gradient_elements(g), all);
 }
 
 // The bytes that crossed the link in each direction in `steps` steps.
@@ -249,6 +275,7 @@ template <typename X> static Hashes run(const Config *c, size_t steps) {
     const size_t allocated = before - free_memory();
     Hashes h = {0, 0};
     check_pieces(g, c, name);
+    check_places(g, c, name);
     check_memory(g, name, allocated);
     check_host_memory(g, c, name);
     h.training = train_steps(g, &s, &r, 1, steps, 0, c->evaluate ? &h.evaluations : NULL);
@@ -336,7 +363,7 @@ static void test_resume_elsewhere(void) {
 static void test_fit(void) {
     Shape s = shapes[TIED];
     s.accum = 4;
-    const Config c = {TIED, 16, 4, KEEP, 0, 0, 0, INTER, .3, 0, .5, 4096, 1, 16, 0, 1, 0};
+    const Config c = {TIED, 16, 4, KEEP, 0, 0, 0, INTER, .3, 0, .5, 4096, 1, 2, 16, 0, 1, 0};
     const Placement where = config_placement(&c);
     struct { size_t gpu, host; } bytes[6];  // by how tight; the last three recompute
     for (int i = 0; i < 6; i++) {
@@ -393,7 +420,7 @@ static void test_fit(void) {
 
 #ifdef __CUDA_EMU__
 enum { KERNEL, HOST, LINK };  // how long one takes; bytes per us, each way
-static const double clocks[2][3] = {{20, 150, 200}, {1, 150, 20}};
+static const double clocks[3][3] = {{20, 150, 200}, {1, 150, 20}, {20, 0, 7.5}};
 static const double *now;     // the one that runs
 
 typedef struct { double forward, backward, update, next; } Times;
@@ -436,7 +463,7 @@ static Times measure(const Placement *where, bool apart) {
 }
 
 static Placement placement(int mode, size_t stride, double share, int slots) {
-    const Config c = {FIVE, 16, 1, KEEP, 0, 0, 0, mode, 0, stride, share, 0, slots, 16, 0, 1, 0};
+    const Config c = {FIVE, 16, 1, KEEP, 0, 0, 0, mode, 0, stride, share, 0, slots, 2, 16, 0, 1, 0};
     return config_placement(&c);
 }
 
@@ -504,11 +531,101 @@ static void test_landings(void) {
     const double took = measure(&p, true).backward, leave = 2 * elements(FIVE) / now[LINK];
     CHECK(took < leave + 2 * now[HOST], "%.0f us, of which the link needs %.0f", took, leave);
 }
+
+// A step of 7B's proportions, by scripts/rates/h200_16cores.txt: 32 layers, embeddings as large as
+// one; a layer's forward takes half of its backward, its gradient over the link 2.3 times that, its
+// update by the CPU 11.7 times. From norm to norm; and what plan.h says.
+static const Shape shape_7b = {"7B", 32, 2, 16, 64, 131, 8, 1, 8, GELU, 1, KEEP, 1, 1, 99, false};
+
+typedef struct { double backward, step; Prediction planned; } Step;
+
+static Step measure_7b(const Placement *where, const Step *none) {
+    enum { FIRST = 2, LAST = 4 };
+    const Shape *s = &shape_7b;
+    float *params = shape_params(s, false);
+    GPT2<bf16> *g = model_open<bf16>(s, params, where);
+    int32_t *inputs = (int32_t *)alloc_or_fail(2 * s->B * s->T, sizeof(int32_t), "test");
+    int32_t *targets = inputs + s->B * s->T;
+    double norm_squared, loss, backward = 0, at[3] = {0};
+    shape_batch(s, 1, inputs, targets);
+    for (size_t step = 1; step <= LAST; step++) {
+        gpt2_forward(g, inputs, s->B, s->T);
+        gpt2_head(g, targets, 1.0f / (float)(s->B * s->T), 1, false, NULL);
+        CUDA(cudaStreamSynchronize(g->compute));
+        at[1] = emu_virtual_now();
+        gpt2_backward(g, inputs, false, true);
+        CUDA(cudaStreamSynchronize(g->compute));
+        if (step > FIRST) backward += emu_virtual_now() - at[1];
+        norm_squared = gpt2_grad_norm_squared(g, &loss);
+        at[2] = emu_virtual_now();
+        if (step == FIRST) at[0] = at[2];
+        const AdamStep adam = recipe_step(&plain, step, norm_squared);
+        gpt2_update(g, &adam);
+    }
+    Step t;
+    memset(&t, 0, sizeof t);
+    t.backward = 1e6 * backward / (LAST - FIRST);
+    t.step = 1e6 * (at[2] - at[0]) / (LAST - FIRST);
+    if (none != NULL) {
+        PlanRun run;
+        Rates r;
+        memset(&r, 0, sizeof r);
+        memset(&run, 0, sizeof run);
+        run.B = s->B;
+        run.T = s->T;
+        run.accum = 1;
+        run.stored = 2;
+        r.gpu_flops = 1;
+        r.gpu_flops = plan_compute(&r, &g->config, &run) / (1e-6 * none->step);
+        r.h2d = r.d2h = 1e6 * now[LINK];
+        r.cores = host_bytes_per_s / 28;
+        t.planned = plan_step(&r, &g->config, &g->pieces, &g->choice, &run, NULL);
+    }
+    free(params);
+    free(inputs);
+    model_close(g);
+    return t;
+}
+
+// In two places, backward takes as long as the link; in as many as there are layers, as long as if
+// nothing left. Then the CPU begins earlier, too.
+static void test_places_free_backward(void) {
+    const Shape *s = &shape_7b;
+    const GPT2Config config = shape_config(s);
+    GPT2Table table = gpt2_table(&config);
+    size_t at;
+    const double layer = (double)zero_segment(&table, 1, &at);
+    gpt2_table_free(&table);
+    Placement p = placement(OFFLOAD_NONE, 0, 0, 2);
+    const Step none = measure_7b(&p, NULL);
+    const double back = none.backward / s->L, link = 2 * layer / now[LINK];
+    host_bytes_per_s = 1e6 * 28 * layer / (11.7 * back);
+    printf("  all on the GPU: backward %.0f us, step %.0f us; of a layer %.0f, on the link %.0f\n",
+           none.backward, none.step, back, link);
+    CHECK(link > 2.1 * back && link < 2.5 * back, "not 7B's proportions");
+    Step t[6];
+    for (int k = 0; k < 6; k++) {
+        p = k < 3 ? placement(ZERO, 0, 0, 3) : placement(INTER, 0, 0.6, k == 5 ? 24 : 3);
+        p.choice.places = k % 3 == 0 ? 2 : k == 1 ? 8 : 32;
+        t[k] = measure_7b(&p, &none);
+        printf("  %s, %2d places, %2d slots: backward %.0f us, step %.0f us, planned %.0f\n",
+               k < 3 ? "zero" : "interleave", p.choice.places, p.choice.slots, t[k].backward,
+               t[k].step, 1e6 * t[k].planned.step);
+        const double off = 1e6 * t[k].planned.step / t[k].step - 1;
+        CHECK(fabs(off) < 0.05, "planned %.1f %% from it", 100 * off);
+    }
+    host_bytes_per_s = 0;
+    CHECK(t[0].backward > 0.9 * (double)s->L * link && t[0].backward > 1.8 * none.backward
+          && t[1].backward < t[0].backward && t[2].backward < t[1].backward, "it does not wait");
+    CHECK(t[2].backward < 1.01 * none.backward, "backward waits for the link");
+    CHECK(t[2].step < t[0].step - 0.5 * (t[0].backward - t[2].backward), "the step gains nothing");
+    CHECK(t[5].step < 0.97 * t[4].step, "slots gain nothing");
+}
 #endif
 
 static void test_overlap(void) {
 #ifdef __CUDA_EMU__
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         char link[40], kernel[40], host[40], which[2] = {(char)('0' + i), '\0'};
         int status;
         snprintf(kernel, sizeof kernel, "%.0f", clocks[i][KERNEL]);
@@ -554,8 +671,10 @@ int main(int argc, char **argv) {
             RUN(test_both_processors);
             RUN(test_update_hides);
             RUN(test_gradients_leave_at_once);
-        } else {
+        } else if (now == clocks[1]) {
             RUN(test_landings);
+        } else {
+            RUN(test_places_free_backward);
         }
         return test_summary();
     }

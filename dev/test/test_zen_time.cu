@@ -15,7 +15,7 @@ typedef struct {
     size_t window, delay, sums, accum, whole;
     double host;        // bytes per us of the host's memory; 0: no limit
     bool wire_f32, grads_wait, rests;
-    int bits;
+    int bits, places;   // of stored numbers; for the layers' gradients
 } Case;
 
 // Bytes per us of the link, each way: the first hides all copies, the second none. And how exact
@@ -26,24 +26,24 @@ static double link_rate, within;  // the one that runs
 
 enum { FULL = 99 };
 static const Case cases[] = {
-    {"free host, two sums", .1, 4, FULL, 2, 1, 0, 0, false, false, false, 16},
-    {"a host that keeps up, two sums", .1, 4, FULL, 2, 1, 0, 250, false, false, false, 16},
-    {"the same with one", .1, 4, FULL, 1, 1, 0, 250, false, false, false, 16},
-    {"the same, nothing late", .1, 4, 0, 1, 1, 0, 250, false, false, false, 16},
-    {"one step late", .1, 4, 1, 1, 1, 0, 250, false, false, false, 16},
-    {"two steps late", .1, 4, 2, 2, 1, 0, 250, false, false, false, 16},
-    {"a slow host, two sums", .1, 4, FULL, 2, 1, 0, 37, false, false, false, 16},
-    {"a slow host, one sum", .1, 4, FULL, 1, 1, 0, 37, false, false, false, 16},
-    {"a slow host, nothing late", .1, 3, 0, 1, 1, 0, 37, false, false, false, 16},
-    {"a slow host, each step, late", 0, 1, FULL, 1, 1, 0, 75, false, false, false, 16},
-    {"a slow host, each step", 0, 1, 0, 1, 1, 0, 75, false, false, false, 16},
-    {"half of it chosen", .5, 2, FULL, 2, 1, 0, 75, false, false, false, 16},
-    {"two micro-batches", .1, 3, FULL, 2, 2, 0, 75, false, false, false, 16},
-    {"three layers on the GPU", .1, 4, FULL, 1, 1, 3, 75, false, false, false, 16},
-    {"gradients in fp32", .1, 4, FULL, 2, 1, 0, 75, true, false, false, 16},
-    {"all in fp32", .1, 4, FULL, 2, 1, 0, 75, false, false, false, 32},
-    {"backward waits", .1, 4, FULL, 2, 1, 0, 75, false, true, false, 16},
-    {"forward waits", .1, 4, FULL, 2, 1, 0, 75, false, false, true, 16},
+    {"free host, two sums", .1, 4, FULL, 2, 1, 0, 0, false, false, false, 16, 9},
+    {"a host that keeps up, two sums", .1, 4, FULL, 2, 1, 0, 250, false, false, false, 16, 2},
+    {"the same with one", .1, 4, FULL, 1, 1, 0, 250, false, false, false, 16, 9},
+    {"the same, nothing late", .1, 4, 0, 1, 1, 0, 250, false, false, false, 16, 2},
+    {"one step late", .1, 4, 1, 1, 1, 0, 250, false, false, false, 16, 9},
+    {"two steps late", .1, 4, 2, 2, 1, 0, 250, false, false, false, 16, 2},
+    {"a slow host, two sums", .1, 4, FULL, 2, 1, 0, 37, false, false, false, 16, 9},
+    {"a slow host, one sum", .1, 4, FULL, 1, 1, 0, 37, false, false, false, 16, 2},
+    {"a slow host, nothing late", .1, 3, 0, 1, 1, 0, 37, false, false, false, 16, 9},
+    {"a slow host, each step, late", 0, 1, FULL, 1, 1, 0, 75, false, false, false, 16, 2},
+    {"a slow host, each step", 0, 1, 0, 1, 1, 0, 75, false, false, false, 16, 9},
+    {"half of it chosen", .5, 2, FULL, 2, 1, 0, 75, false, false, false, 16, 2},
+    {"two micro-batches", .1, 3, FULL, 2, 2, 0, 75, false, false, false, 16, 9},
+    {"three layers on the GPU", .1, 4, FULL, 1, 1, 3, 75, false, false, false, 16, 2},
+    {"gradients in fp32", .1, 4, FULL, 2, 1, 0, 75, true, false, false, 16, 9},
+    {"all in fp32", .1, 4, FULL, 2, 1, 0, 75, false, false, false, 32, 2},
+    {"backward waits", .1, 4, FULL, 2, 1, 0, 75, false, true, false, 16, 9},
+    {"forward waits", .1, 4, FULL, 2, 1, 0, 75, false, false, true, 16, 2},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -82,6 +82,7 @@ template <typename X> static Times measure_as(const Case *c, double compute) {
     memset(&where, 0, sizeof where);
     where.choice.mode = OFFLOAD_ZENFLOW;
     where.choice.keep_grads = true;
+    where.choice.places = c->places;
     where.serial = c->grads_wait;
     where.threads = 1;
     Run r;
@@ -130,7 +131,7 @@ template <typename X> static Times measure_as(const Case *c, double compute) {
         memset(&rates, 0, sizeof rates);
         const PlanRun run = plan_run(g, &r);
         const ZenPlan plan = {run, z->config.window, z->config.reselect, z->config.delay, z->sums,
-                              z->wire_f32};
+                              z->wire_f32, g->places};
         rates.gpu_flops = 1;
         rates.gpu_flops = plan_compute(&rates, &g->config, &run) / (1e-6 * compute);
         rates.h2d = rates.d2h = 1e6 * link_rate;

@@ -37,52 +37,54 @@ typedef struct {
     size_t sums, whole;
     int threads, serial, rests;      // rests: --no-update-overlap
     int evaluates, sizes, timed;     // an evaluation follows every step; every second step is
-} Config;                            // smaller; with a timeline
+                                     // smaller; with a timeline
+    int places;                      // of gradients
+} Config;
 
 // Any two settings meet in one of the first MIXED (test_settings_meet). Then what is used most, for
 // longer.
-enum { MIXED = 29, SETTINGS = 20 };
+enum { MIXED = 29, SETTINGS = 21 };
 static const Config configs[] = {
     //        wire   recompute topk  reselect rest_lr threads rests
-    // shape bits | accum | clip | window | warmup  | sums | serial | evaluates
+    // shape bits | accum | clip | window | warmup  | sums | serial | evaluates places
     //    |   |   |  |    |   |    |    |  |  | delay |  whole |  |  | sizes, timed
-    {TIED, 16, 16, 1, AGAIN, .05,   0,    1, 1, 1, FULL, 0, 2,   0, 1, 0, 0, 0, 1, 0},
-    { ONE, 16, 32, 1,  KEEP,   0, .05,    1, 3, 5,    1, 2, 1, ALL, 3, 0, 0, 0, 1, 0},
-    { ONE, 16, 32, 1,  KEEP,   0,  .3,    1, 1, 2,    0, 2, 1,   0, 1, 0, 1, 0, 0, 1},
-    {WIDE, 16, 32, 2, AGAIN, .05,  .5,    1, 1, 2,    2, 2, 2, ALL, 3, 0, 1, 0, 0, 0},
-    { ONE, 32, 16, 1,  KEEP,   0,  .5,    1, 0, 1, FULL, 2, 1,   0, 2, 1, 0, 1, 1, 1},
-    { ODD, 16, 16, 1,  KEEP, .05,   1,    1, 2, 1,    1, 0, 2,   1, 3, 0, 1, 0, 1, 0},
-    { ONE, 16, 16, 2, AGAIN,   0,   0,    2, 1, 5,    1, 0, 2,   0, 2, 1, 0, 0, 0, 0},
-    {TIED, 32, 32, 1,  KEEP,   0, .05,    2, 0, 1,    2, 0, 2, ALL, 3, 0, 0, 0, 0, 1},
-    {WIDE, 32, 32, 1, AGAIN, .05,  .3,    2, 2, 1, FULL, 2, 2,   0, 2, 0, 1, 1, 0, 0},
-    { ODD, 16, 16, 2,  KEEP,   0,  .5,    2, 1, 2,    2, 0, 1,   1, 1, 0, 0, 0, 1, 1},
-    { ONE, 16, 32, 1, AGAIN,   0,  .5,    2, 2, 2,    0, 0, 1,   0, 3, 0, 0, 0, 1, 1},
-    {WIDE, 16, 32, 1, AGAIN, .05,   1,    2, 3, 2, FULL, 0, 1,   1, 1, 0, 0, 0, 0, 0},
-    { ODD, 32, 32, 1, AGAIN,   0,   0,    3, 0, 2,    0, 2, 2,   1, 1, 0, 0, 0, 0, 0},
-    {WIDE, 16, 16, 1,  KEEP, .05,   0,    3, 3, 1,    1, 0, 1,   0, 2, 1, 1, 0, 1, 1},
-    { ODD, 32, 16, 1, AGAIN,   0, .05,    3, 2, 1,    0, 0, 1, ALL, 1, 1, 0, 0, 1, 0},
-    { ONE, 16, 16, 1,  KEEP, .05,  .3,    3, 1, 5,    2, 0, 1,   0, 3, 1, 0, 0, 0, 0},
-    {TIED, 16, 32, 1,  KEEP, .05,  .5,    3, 2, 5, FULL, 2, 1,   1, 2, 0, 0, 0, 0, 1},
-    { ONE, 16, 16, 2,  KEEP,   0,   1,    3, 3, 1,    2, 0, 1,   0, 1, 0, 0, 1, 0, 0},
-    { ONE, 16, 32, 1, AGAIN,   0,   0,    4, 2, 1,    2, 0, 2,   0, 1, 0, 0, 0, 1, 1},
-    {WIDE, 32, 32, 1,  KEEP,   0, .05,    4, 1, 5,    0, 2, 2,   0, 2, 1, 0, 1, 0, 1},
-    { ODD, 16, 16, 1,  KEEP,   0,  .3,    4, 2, 5, FULL, 0, 1,   0, 1, 0, 0, 0, 1, 1},
-    {TIED, 32, 32, 2, AGAIN, .05,  .3,    4, 3, 2,    1, 0, 2,   1, 1, 0, 0, 1, 0, 0},
-    { ONE, 16, 16, 1, AGAIN,   0,  .5,    4, 2, 1,    1, 0, 1,   0, 1, 0, 0, 0, 1, 0},
-    {TIED, 32, 16, 2, AGAIN, .05,   1,    4, 0, 5,    0, 0, 2, ALL, 3, 1, 1, 0, 0, 1},
-    {TIED, 16, 16, 1, AGAIN,   0,   0, AUTO, 0, 5, FULL, 2, 1, ALL, 3, 0, 0, 1, 1, 0},
-    { ONE, 16, 16, 2, AGAIN, .05, .05, AUTO, 2, 2, FULL, 0, 2,   1, 1, 1, 1, 0, 1, 0},
-    {WIDE, 16, 16, 1, AGAIN,   0,  .3, AUTO, 0, 1,    1, 0, 1, ALL, 2, 0, 0, 0, 1, 0},
-    { ODD, 16, 32, 1, AGAIN,   0,  .5, AUTO, 3, 2,    0, 0, 2,   0, 2, 0, 0, 1, 0, 1},
-    {TIED, 32, 32, 1,  KEEP,   0,   1, AUTO, 1, 1,    2, 2, 1,   0, 2, 0, 0, 0, 0, 1},
-    {TIED, 16, 16, 1,  KEEP, .05,  .1,    4, 3, 1, FULL, 0, 2,   0, 2, 0, 0, 0, 0, 1},
-    {TIED, 16, 16, 1,  KEEP, .05,  .1,    4, 3, 1, FULL, 0, 1,   1, 2, 0, 0, 0, 0, 0},
-    {TIED, 16, 16, 1,  KEEP, .05,  .3,    4, 4, 1,    2, 0, 2,   0, 2, 0, 0, 0, 0, 1},
-    { ODD, 16, 16, 2,  KEEP, .05,  .3,    3, 3, 2, FULL, 0, 2,   1, 2, 0, 0, 1, 1, 0},
-    {TIED, 32, 32, 1,  KEEP, .05,  .3,    2, 4, 1, FULL, 0, 2,   0, 2, 0, 0, 0, 0, 0},
-    {WIDE, 16, 16, 2, AGAIN, .05,  .1, AUTO, 0, 1, FULL, 0, 2,   0, 1, 0, 0, 0, 0, 1},
-    {TIED, 16, 16, 1,  KEEP, .05,  .3,    1, 3, 1, FULL, 0, 2,   0, 2, 0, 0, 0, 0, 0},
-    {TIED, 16, 16, 1,  KEEP, .05,  .3,    3, 2, 1,    0, 0, 2,   0, 2, 0, 0, 0, 0, 0},
+    {TIED, 16, 16, 1, AGAIN, .05,   0,    1, 1, 1, FULL, 0, 2,   0, 1, 0, 0, 0, 1, 0, 2},
+    { ONE, 16, 32, 1,  KEEP,   0, .05,    1, 3, 5,    1, 2, 1, ALL, 3, 0, 0, 0, 1, 0, 2},
+    { ONE, 16, 32, 1,  KEEP,   0,  .3,    1, 1, 2,    0, 2, 1,   0, 1, 0, 1, 0, 0, 1, 9},
+    {WIDE, 16, 32, 2, AGAIN, .05,  .5,    1, 1, 2,    2, 2, 2, ALL, 3, 0, 1, 0, 0, 0, 9},
+    { ONE, 32, 16, 1,  KEEP,   0,  .5,    1, 0, 1, FULL, 2, 1,   0, 2, 1, 0, 1, 1, 1, 2},
+    { ODD, 16, 16, 1,  KEEP, .05,   1,    1, 2, 1,    1, 0, 2,   1, 3, 0, 1, 0, 1, 0, 2},
+    { ONE, 16, 16, 2, AGAIN,   0,   0,    2, 1, 5,    1, 0, 2,   0, 2, 1, 0, 0, 0, 0, 9},
+    {TIED, 32, 32, 1,  KEEP,   0, .05,    2, 0, 1,    2, 0, 2, ALL, 3, 0, 0, 0, 0, 1, 9},
+    {WIDE, 32, 32, 1, AGAIN, .05,  .3,    2, 2, 1, FULL, 2, 2,   0, 2, 0, 1, 1, 0, 0, 2},
+    { ODD, 16, 16, 2,  KEEP,   0,  .5,    2, 1, 2,    2, 0, 1,   1, 1, 0, 0, 0, 1, 1, 2},
+    { ONE, 16, 32, 1, AGAIN,   0,  .5,    2, 2, 2,    0, 0, 1,   0, 3, 0, 0, 0, 1, 1, 9},
+    {WIDE, 16, 32, 1, AGAIN, .05,   1,    2, 3, 2, FULL, 0, 1,   1, 1, 0, 0, 0, 0, 0, 9},
+    { ODD, 32, 32, 1, AGAIN,   0,   0,    3, 0, 2,    0, 2, 2,   1, 1, 0, 0, 0, 0, 0, 9},
+    {WIDE, 16, 16, 1,  KEEP, .05,   0,    3, 3, 1,    1, 0, 1,   0, 2, 1, 1, 0, 1, 1, 9},
+    { ODD, 32, 16, 1, AGAIN,   0, .05,    3, 2, 1,    0, 0, 1, ALL, 1, 1, 0, 0, 1, 0, 2},
+    { ONE, 16, 16, 1,  KEEP, .05,  .3,    3, 1, 5,    2, 0, 1,   0, 3, 1, 0, 0, 0, 0, 2},
+    {TIED, 16, 32, 1,  KEEP, .05,  .5,    3, 2, 5, FULL, 2, 1,   1, 2, 0, 0, 0, 0, 1, 9},
+    { ONE, 16, 16, 2,  KEEP,   0,   1,    3, 3, 1,    2, 0, 1,   0, 1, 0, 0, 1, 0, 0, 2},
+    { ONE, 16, 32, 1, AGAIN,   0,   0,    4, 2, 1,    2, 0, 2,   0, 1, 0, 0, 0, 1, 1, 2},
+    {WIDE, 32, 32, 1,  KEEP,   0, .05,    4, 1, 5,    0, 2, 2,   0, 2, 1, 0, 1, 0, 1, 2},
+    { ODD, 16, 16, 1,  KEEP,   0,  .3,    4, 2, 5, FULL, 0, 1,   0, 1, 0, 0, 0, 1, 1, 9},
+    {TIED, 32, 32, 2, AGAIN, .05,  .3,    4, 3, 2,    1, 0, 2,   1, 1, 0, 0, 1, 0, 0, 2},
+    { ONE, 16, 16, 1, AGAIN,   0,  .5,    4, 2, 1,    1, 0, 1,   0, 1, 0, 0, 0, 1, 0, 2},
+    {TIED, 32, 16, 2, AGAIN, .05,   1,    4, 0, 5,    0, 0, 2, ALL, 3, 1, 1, 0, 0, 1, 9},
+    {TIED, 16, 16, 1, AGAIN,   0,   0, AUTO, 0, 5, FULL, 2, 1, ALL, 3, 0, 0, 1, 1, 0, 9},
+    { ONE, 16, 16, 2, AGAIN, .05, .05, AUTO, 2, 2, FULL, 0, 2,   1, 1, 1, 1, 0, 1, 0, 2},
+    {WIDE, 16, 16, 1, AGAIN,   0,  .3, AUTO, 0, 1,    1, 0, 1, ALL, 2, 0, 0, 0, 1, 0, 9},
+    { ODD, 16, 32, 1, AGAIN,   0,  .5, AUTO, 3, 2,    0, 0, 2,   0, 2, 0, 0, 1, 0, 1, 9},
+    {TIED, 32, 32, 1,  KEEP,   0,   1, AUTO, 1, 1,    2, 2, 1,   0, 2, 0, 0, 0, 0, 1, 9},
+    {TIED, 16, 16, 1,  KEEP, .05,  .1,    4, 3, 1, FULL, 0, 2,   0, 2, 0, 0, 0, 0, 1, 2},
+    {TIED, 16, 16, 1,  KEEP, .05,  .1,    4, 3, 1, FULL, 0, 1,   1, 2, 0, 0, 0, 0, 0, 9},
+    {TIED, 16, 16, 1,  KEEP, .05,  .3,    4, 4, 1,    2, 0, 2,   0, 2, 0, 0, 0, 0, 1, 2},
+    { ODD, 16, 16, 2,  KEEP, .05,  .3,    3, 3, 2, FULL, 0, 2,   1, 2, 0, 0, 1, 1, 0, 9},
+    {TIED, 32, 32, 1,  KEEP, .05,  .3,    2, 4, 1, FULL, 0, 2,   0, 2, 0, 0, 0, 0, 0, 2},
+    {WIDE, 16, 16, 2, AGAIN, .05,  .1, AUTO, 0, 1, FULL, 0, 2,   0, 1, 0, 0, 0, 0, 1, 9},
+    {TIED, 16, 16, 1,  KEEP, .05,  .3,    1, 3, 1, FULL, 0, 2,   0, 2, 0, 0, 0, 0, 0, 2},
+    {TIED, 16, 16, 1,  KEEP, .05,  .3,    3, 2, 1,    0, 0, 2,   0, 2, 0, 0, 0, 0, 0, 9},
 };
 enum { CONFIGS = sizeof configs / sizeof *configs, LONGEST = 100 };
 // Those that cover what there is.
@@ -100,6 +102,7 @@ static Placement config_placement(const Config *c) {
     memset(&p, 0, sizeof p);
     p.choice.mode = OFFLOAD_ZENFLOW;
     p.choice.keep_grads = true;
+    p.choice.places = c->places;
     p.threads = c->threads;
     p.serial = c->serial != 0;
     return p;
@@ -115,11 +118,11 @@ static size_t whole_layers(const Config *c) { return min_size(c->whole, shapes[c
 
 static void config_name(const Config *c, char name[200]) {
     snprintf(name, 200, "%s %s%d wire %d accum %zu%s clip %g topk %g window %zu reselect %zu "
-             "warm-up %zu delay %zu rest-lr %g sums %zu whole %zu threads %d%s%s%s%s%s",
+             "warm-up %zu delay %zu rest-lr %g sums %zu whole %zu threads %d places %d%s%s%s%s%s",
              shapes[c->shape].name, c->bits == 16 ? "bf" : "fp", c->bits, c->wire, c->accum,
              c->recompute == AGAIN ? " again" : "", c->clip, c->topk, c->window, c->reselect,
              c->warmup, c->delay, c->rest_lr, c->sums, c->whole, c->threads,
-             c->serial ? " serial" : "", c->rests ? " resting" : "",
+             c->places, c->serial ? " serial" : "", c->rests ? " resting" : "",
              c->evaluates ? " evaluating" : "", c->sizes ? " two sizes" : "",
              c->timed ? " timed" : "");
 }
@@ -130,7 +133,7 @@ static double setting(const Config *c, int i) {
         (double)c->recompute, c->clip, c->topk, (double)c->window, (double)c->reselect,
         (double)c->warmup, (double)c->delay, c->rest_lr, (double)c->sums, (double)c->whole,
         (double)c->threads, (double)c->serial, (double)c->rests, (double)c->evaluates,
-        (double)c->sizes, (double)c->timed};
+        (double)c->sizes, (double)c->timed, (double)c->places};
     return all[i];
 }
 
@@ -683,7 +686,7 @@ template <typename X> static uint64_t zen_hash(const Config *c, size_t steps) {
 
 template <typename X> static void check_plain(int shape, size_t accum) {
     const int bits = 8 * (int)sizeof(X);
-    Config c = {shape, bits, 32, accum, KEEP, 0, 0, 1, 0, 1, 0, 0, 2, 0, 2, 0, 0, 0, 0, 0};
+    Config c = {shape, bits, 32, accum, KEEP, 0, 0, 1, 0, 1, 0, 0, 2, 0, 2, 0, 0, 0, 0, 0, 2};
     Shape s = config_shape(&c);
     Placement zero;
     memset(&zero, 0, sizeof zero);
@@ -828,11 +831,11 @@ template <typename X> static void check_resume(const Config *c, size_t phase) {
 
 static void test_resume(void) {
     const Config cases[] = {
-        {TIED, 16, 16, 1, KEEP, .05,  .3,    4, 2, 1, FULL, 0, 2,   0, 2, 0, 0, 0, 0, 0},
-        {TIED, 32, 16, 1, KEEP, .05,  .1,    3, 3, 1, FULL, 2, 1,   1, 2, 0, 0, 0, 0, 0},
-        { ODD, 16, 32, 2, KEEP,   0,  .3,    4, 1, 3,    2, 0, 2,   0, 1, 0, 0, 0, 0, 0},
-        { ONE, 32, 32, 1, KEEP, .05,  .5, AUTO, 2, 2, FULL, 0, 1,   0, 3, 0, 0, 0, 0, 1},
-        {TIED, 16, 16, 1, KEEP, .05,  .3,    1, 2, 4,    1, 0, 2, ALL, 2, 0, 0, 0, 0, 0}};
+        {TIED, 16, 16, 1, KEEP, .05,  .3,    4, 2, 1, FULL, 0, 2,   0, 2, 0, 0, 0, 0, 0, 9},
+        {TIED, 32, 16, 1, KEEP, .05,  .1,    3, 3, 1, FULL, 2, 1,   1, 2, 0, 0, 0, 0, 0, 9},
+        { ODD, 16, 32, 2, KEEP,   0,  .3,    4, 1, 3,    2, 0, 2,   0, 1, 0, 0, 0, 0, 0, 2},
+        { ONE, 32, 32, 1, KEEP, .05,  .5, AUTO, 2, 2, FULL, 0, 1,   0, 3, 0, 0, 0, 0, 1, 2},
+        {TIED, 16, 16, 1, KEEP, .05,  .3,    1, 2, 4,    1, 0, 2, ALL, 2, 0, 0, 0, 0, 0, 9}};
     check_resume<bf16>(&cases[0], 3);
     check_resume<float>(&cases[1], 2);
     check_resume<bf16>(&cases[2], 5);
@@ -846,7 +849,7 @@ static void test_resume(void) {
 // One sum instead of two, and then layers that live on the GPU whole: as far as the host's memory
 // demands it, and no further.
 static void test_fit(void) {
-    Config c = {TIED, 16, 16, 1, KEEP, 0, .1, 4, 2, 1, FULL, 0, 0, 0, 2, 0, 0, 0, 0, 0};
+    Config c = {TIED, 16, 16, 1, KEEP, 0, .1, 4, 2, 1, FULL, 0, 0, 0, 2, 0, 0, 0, 0, 0, 2};
     const Placement where = config_placement(&c);
     Shape s = config_shape(&c);
     size_t gpu[6][2], host[6][2];  // by whole layers (the last: none), and by sums
@@ -899,7 +902,7 @@ static void check_traffic(int wire, size_t window, size_t reselect, size_t delay
     enum { WINDOWS = 7, C = 64 };
     static Record r;
     const Config c = {EVEN, 16, wire, 1, KEEP, 0, .25, window, reselect, 1, delay, 0, 2, 0, 2, 0, 0,
-                      0, 0, 0};
+                      0, 0, 0, 2};
     const Shape s = config_shape(&c);
     const size_t matrices = s.V * C + s.context * C + s.L * (4 * C * C + 2 * C * s.F);
     const size_t rest = matrices / 4 * 3;
@@ -957,7 +960,7 @@ enum { KERNEL_US = 10, LINK_RATE = 500, SLOW_RATE = 200 };  // bytes per us, eac
 typedef struct { double step, forward, backward, longest; } Times;
 
 static Config timed_config(size_t window, size_t delay, size_t sums) {
-    return {DEEP, 16, 16, 1, KEEP, .05, .25, window, 0, 1, delay, 0, sums, 0, 1, 0, 0, 0, 0, 1};
+    return {DEEP, 16, 16, 1, KEEP, .05, .25, window, 0, 1, delay, 0, sums, 0, 1, 0, 0, 0, 0, 1, 2};
 }
 
 // add, update: what the host takes for all of the rest, in us. c NULL: everything on the GPU.
@@ -1059,6 +1062,8 @@ static void test_update_is_exposed(void) {
     check_exposed(&c, 2.5, true, 2.2, 2.6, "at once");
     c = timed_config(4, FULL, 1);
     check_exposed(&c, 2.5, false, 0.8, 1.6, "one sum");
+    c.places = 9;  // for all layers: a whole pass need not wait
+    check_exposed(&c, 2.5, false, 0.1, 0.4, "one sum, places for all layers");
     c = timed_config(4, 2, 2);
     check_exposed(&c, 2.5, true, 0.4, 0.8, "two steps late");
     if (!test_whole()) return;

@@ -40,7 +40,7 @@ typedef struct {
     size_t stride;
     double share;
     size_t subgroup;
-    int slots, wire, tight, threads, serial;  // see Placement; wire: bits of gradients
+    int slots, places, wire, tight, threads, serial;  // see Placement; wire: bits of gradients
 } Config;
 
 enum { NONE = OFFLOAD_NONE, ZERO = OFFLOAD_ZERO, TWIN = OFFLOAD_TWINFLOW,
@@ -49,44 +49,44 @@ enum { NONE = OFFLOAD_NONE, ZERO = OFFLOAD_ZERO, TWIN = OFFLOAD_TWINFLOW,
 // Any two settings meet in one of the first MIXED (test_settings_meet). Then special cases.
 enum { MIXED = 30 };
 static const Config configs[] = {
-    //     stage   reduce     clip  sizes  mode   resident   share slots tight serial
-    // world |bits accum recompute |  |  evaluate |   |  stride | subgroup| wire | threads
-    {ODD,  1, 0, 16, 3, 32, AGAIN,  1e6, 0, 0, TWIN,   .4, 0,   0,    0, 2, 32, 2, 1, 1},
-    {FIVE, 1, 0, 32, 1, 16, KEEP,   1e6, 1, 1, ZERO,    0, 0,   0,    0, 1, 16, 0, 2, 1},
-    {ONE,  1, 1, 32, 3, 32, AGAIN,  .05, 0, 0, NONE,    1, 0,   0,    0, 2, 32, 0, 1, 0},
-    {TIED, 1, 2, 16, 1, 16, AGAIN,  .05, 0, 0, INTER,  .3, 2,   0,    0, 2, 32, 1, 2, 1},
-    {FIVE, 1, 2, 32, 1, 16, AGAIN,  .05, 0, 0, INTER,  .3, 0,   1,    0, 1, 32, 1, 1, 0},
-    {FIVE, 1, 3, 32, 3, 16, AGAIN,  .05, 0, 1, INTER,   0, 0,  .5, 4096, 2, 16, 1, 2, 0},
-    {TIED, 2, 0, 32, 1, 16, AGAIN,  .05, 1, 1, NONE,    1, 0,   0,    0, 2, 16, 0, 1, 0},
-    {ONE,  2, 0, 16, 1, 32, KEEP,   .05, 0, 0, INTER,  .3, 2,   0, 4096, 2, 16, 1, 1, 0},
-    {FIVE, 2, 1, 16, 3, 32, KEEP,   .05, 1, 1, INTER,  .3, 0,   1,    0, 2, 16, 2, 2, 1},
-    {TIED, 2, 2, 32, 3, 16, KEEP,   1e6, 1, 0, INTER,   0, 0,  .5,    0, 2, 32, 0, 2, 0},
-    {TIED, 2, 3, 32, 3, 32, AGAIN,  .05, 1, 0, ZERO,    0, 0,   0,    0, 1, 16, 2, 1, 0},
-    {ODD,  2, 3, 32, 1, 16, KEEP,   .05, 1, 0, TWIN,   .4, 0,   0, 4096, 1, 16, 1, 1, 0},
-    {ONE,  3, 0, 16, 3, 32, KEEP,   .05, 1, 1, INTER,   0, 0,  .5, 4096, 1, 16, 2, 1, 1},
-    {TIED, 3, 1, 16, 1, 16, AGAIN,  1e6, 0, 0, INTER,  .3, 2,   0,    0, 1, 16, 0, 2, 0},
-    {TIED, 3, 2, 16, 1, 32, AGAIN,  1e6, 0, 1, NONE,    1, 0,   0,    0, 1, 32, 1, 2, 1},
-    {ONE,  3, 2, 16, 3, 32, KEEP,   .05, 0, 1, ZERO,    0, 0,   0, 4096, 2, 16, 1, 2, 0},
-    {FIVE, 3, 2, 32, 1, 16, KEEP,   1e6, 1, 1, TWIN,   .4, 0,   0,    0, 2, 32, 2, 2, 1},
-    {ODD,  3, 3, 32, 1, 32, KEEP,   .05, 1, 1, NONE,    1, 0,   0,    0, 1, 32, 2, 2, 1},
-    {ONE,  3, 3, 16, 1, 16, AGAIN,  1e6, 0, 0, INTER,  .3, 0,   1, 4096, 1, 16, 0, 2, 1},
-    {TIED, 4, 0, 32, 3, 16, KEEP,   .05, 0, 0, INTER,  .3, 2,   0, 4096, 1, 32, 2, 2, 0},
-    {ODD,  4, 0, 32, 3, 16, AGAIN,  .05, 0, 1, INTER,  .3, 0,   1, 4096, 2, 16, 2, 1, 1},
-    {ODD,  4, 1, 16, 3, 32, AGAIN,  .05, 1, 0, ZERO,    0, 0,   0,    0, 2, 32, 2, 2, 1},
-    {ONE,  4, 1, 32, 3, 16, KEEP,   1e6, 0, 0, TWIN,   .4, 0,   0, 4096, 1, 16, 0, 2, 0},
-    {FIVE, 4, 1, 32, 1, 16, KEEP,   .05, 1, 1, NONE,    1, 0,   0, 4096, 1, 16, 1, 1, 0},
-    {FIVE, 4, 1, 32, 3, 32, KEEP,   .05, 1, 0, INTER,   0, 0,  .5, 4096, 1, 32, 0, 2, 0},
-    {TIED, 4, 2, 16, 1, 32, KEEP,   .05, 1, 0, TWIN,   .4, 0,   0, 4096, 1, 16, 2, 2, 1},
-    {ODD,  4, 2, 16, 1, 16, KEEP,   1e6, 0, 1, INTER,   0, 0,  .5,    0, 1, 32, 0, 2, 0},
-    {FIVE, 4, 2, 16, 3, 32, AGAIN,  1e6, 0, 1, INTER,  .3, 2,   0,    0, 2, 16, 2, 2, 1},
-    {TIED, 4, 3, 32, 1, 32, AGAIN,  .05, 1, 0, INTER,  .3, 0,   1,    0, 2, 32, 0, 2, 1},
-    {ODD,  4, 3, 32, 1, 32, AGAIN,  .05, 1, 1, INTER,  .3, 2,   0,    0, 2, 32, 1, 1, 1},
+    //     stage   reduce     clip  sizes  mode   resident   share slots wire threads
+    // world |bits accum recompute |  |  evaluate |   |  stride | subgroup| places | tight | serial
+    {ODD,  1, 0, 16, 3, 32, AGAIN,  1e6, 0, 0, TWIN,   .4, 0,   0,    0, 2, 2, 32, 2, 1, 1},
+    {FIVE, 1, 0, 32, 1, 16, KEEP,   1e6, 1, 1, ZERO,    0, 0,   0,    0, 1, 9, 16, 0, 2, 1},
+    {ONE,  1, 1, 32, 3, 32, AGAIN,  .05, 0, 0, NONE,    1, 0,   0,    0, 2, 2, 32, 0, 1, 0},
+    {TIED, 1, 2, 16, 1, 16, AGAIN,  .05, 0, 0, INTER,  .3, 2,   0,    0, 2, 2, 32, 1, 2, 1},
+    {FIVE, 1, 2, 32, 1, 16, AGAIN,  .05, 0, 0, INTER,  .3, 0,   1,    0, 1, 2, 32, 1, 1, 0},
+    {FIVE, 1, 3, 32, 3, 16, AGAIN,  .05, 0, 1, INTER,   0, 0,  .5, 4096, 2, 3, 16, 1, 2, 0},
+    {TIED, 2, 0, 32, 1, 16, AGAIN,  .05, 1, 1, NONE,    1, 0,   0,    0, 2, 3, 16, 0, 1, 0},
+    {ONE,  2, 0, 16, 1, 32, KEEP,   .05, 0, 0, INTER,  .3, 2,   0, 4096, 2, 3, 16, 1, 1, 0},
+    {FIVE, 2, 1, 16, 3, 32, KEEP,   .05, 1, 1, INTER,  .3, 0,   1,    0, 2, 9, 16, 2, 2, 1},
+    {TIED, 2, 2, 32, 3, 16, KEEP,   1e6, 1, 0, INTER,   0, 0,  .5,    0, 2, 9, 32, 0, 2, 0},
+    {TIED, 2, 3, 32, 3, 32, AGAIN,  .05, 1, 0, ZERO,    0, 0,   0,    0, 1, 9, 16, 2, 1, 0},
+    {ODD,  2, 3, 32, 1, 16, KEEP,   .05, 1, 0, TWIN,   .4, 0,   0, 4096, 1, 2, 16, 1, 1, 0},
+    {ONE,  3, 0, 16, 3, 32, KEEP,   .05, 1, 1, INTER,   0, 0,  .5, 4096, 1, 3, 16, 2, 1, 1},
+    {TIED, 3, 1, 16, 1, 16, AGAIN,  1e6, 0, 0, INTER,  .3, 2,   0,    0, 1, 9, 16, 0, 2, 0},
+    {TIED, 3, 2, 16, 1, 32, AGAIN,  1e6, 0, 1, NONE,    1, 0,   0,    0, 1, 3, 32, 1, 2, 1},
+    {ONE,  3, 2, 16, 3, 32, KEEP,   .05, 0, 1, ZERO,    0, 0,   0, 4096, 2, 3, 16, 1, 2, 0},
+    {FIVE, 3, 2, 32, 1, 16, KEEP,   1e6, 1, 1, TWIN,   .4, 0,   0,    0, 2, 9, 32, 2, 2, 1},
+    {ODD,  3, 3, 32, 1, 32, KEEP,   .05, 1, 1, NONE,    1, 0,   0,    0, 1, 2, 32, 2, 2, 1},
+    {ONE,  3, 3, 16, 1, 16, AGAIN,  1e6, 0, 0, INTER,  .3, 0,   1, 4096, 1, 9, 16, 0, 2, 1},
+    {TIED, 4, 0, 32, 3, 16, KEEP,   .05, 0, 0, INTER,  .3, 2,   0, 4096, 1, 3, 32, 2, 2, 0},
+    {ODD,  4, 0, 32, 3, 16, AGAIN,  .05, 0, 1, INTER,  .3, 0,   1, 4096, 2, 3, 16, 2, 1, 1},
+    {ODD,  4, 1, 16, 3, 32, AGAIN,  .05, 1, 0, ZERO,    0, 0,   0,    0, 2, 2, 32, 2, 2, 1},
+    {ONE,  4, 1, 32, 3, 16, KEEP,   1e6, 0, 0, TWIN,   .4, 0,   0, 4096, 1, 9, 16, 0, 2, 0},
+    {FIVE, 4, 1, 32, 1, 16, KEEP,   .05, 1, 1, NONE,    1, 0,   0, 4096, 1, 9, 16, 1, 1, 0},
+    {FIVE, 4, 1, 32, 3, 32, KEEP,   .05, 1, 0, INTER,   0, 0,  .5, 4096, 1, 3, 32, 0, 2, 0},
+    {TIED, 4, 2, 16, 1, 32, KEEP,   .05, 1, 0, TWIN,   .4, 0,   0, 4096, 1, 3, 16, 2, 2, 1},
+    {ODD,  4, 2, 16, 1, 16, KEEP,   1e6, 0, 1, INTER,   0, 0,  .5,    0, 1, 2, 32, 0, 2, 0},
+    {FIVE, 4, 2, 16, 3, 32, AGAIN,  1e6, 0, 1, INTER,  .3, 2,   0,    0, 2, 2, 16, 2, 2, 1},
+    {TIED, 4, 3, 32, 1, 32, AGAIN,  .05, 1, 0, INTER,  .3, 0,   1,    0, 2, 3, 32, 0, 2, 1},
+    {ODD,  4, 3, 32, 1, 32, AGAIN,  .05, 1, 1, INTER,  .3, 2,   0,    0, 2, 9, 32, 1, 1, 1},
     // as they are used most
-    {FIVE, 2, 2, 16, 1, 16, KEEP,   .05, 0, 1, NONE,    1, 0,   0,    0, 1, 16, 0, 1, 0},
-    {FIVE, 2, 3, 16, 1, 16, KEEP,   .05, 0, 1, NONE,    1, 0,   0,    0, 1, 16, 0, 1, 0},
-    {FIVE, 2, 3, 16, 3, 32, KEEP,   .05, 0, 0, INTER,   0, 0,  .5,    0, 2, 16, 0, 1, 0},
-    {ODD,  2, 1, 16, 1, 16, KEEP,   .05, 0, 0, INTER,   0, 2,   0, 4096, 2, 16, 0, 1, 0},
-    {ONE,  2, 3, 16, 3, 16, KEEP,   .05, 0, 1, NONE,    1, 0,   0,    0, 1, 16, 0, 1, 0},
+    {FIVE, 2, 2, 16, 1, 16, KEEP,   .05, 0, 1, NONE,    1, 0,   0,    0, 1, 2, 16, 0, 1, 0},
+    {FIVE, 2, 3, 16, 1, 16, KEEP,   .05, 0, 1, NONE,    1, 0,   0,    0, 1, 3, 16, 0, 1, 0},
+    {FIVE, 2, 3, 16, 3, 32, KEEP,   .05, 0, 0, INTER,   0, 0,  .5,    0, 2, 9, 16, 0, 1, 0},
+    {ODD,  2, 1, 16, 1, 16, KEEP,   .05, 0, 0, INTER,   0, 2,   0, 4096, 2, 3, 16, 0, 1, 0},
+    {ONE,  2, 3, 16, 3, 16, KEEP,   .05, 0, 1, NONE,    1, 0,   0,    0, 1, 2, 16, 0, 1, 0},
 };
 enum { CONFIGS = sizeof configs / sizeof *configs };
 static const int some[] = {8, 11, 15, 16, 18, 26, 27, 28, 30, 31, 32, 33};  // cover what there is
@@ -107,6 +107,7 @@ static Placement config_placement(const Config *c) {
     p.choice.share = c->share;
     p.choice.subgroup = c->subgroup;
     p.choice.slots = c->slots;
+    p.choice.places = c->places;
     p.choice.wire_f32 = c->wire == 32;
     p.tight = c->tight;
     p.threads = c->threads;
@@ -117,15 +118,16 @@ static Placement config_placement(const Config *c) {
 static void config_name(const Config *c, char name[300]) {
     static const char *const tight[] = {"", ", summed on host", ", gradients on host"};
     snprintf(name, 300, "%zu ranks, stage %d, %s %s%d accum %zu reduce %d%s clip %g%s%s, %s "
-             "resident %g stride %zu share %g subgroup %zu slots %d wire %d%s threads %d%s",
+             "resident %g stride %zu share %g subgroup %zu slots %d places %d wire %d%s "
+             "threads %d%s",
              c->world, c->stage, shapes[c->shape].name, c->bits == 16 ? "bf" : "fp", c->bits,
              c->accum, c->reduce, c->recompute == AGAIN ? " again" : "", c->clip,
              c->sizes ? " two sizes" : "", c->evaluate ? " evaluating" : "",
              offload_names[c->mode], c->resident, c->stride, c->share, c->subgroup, c->slots,
-             c->wire, tight[c->tight], c->threads, c->serial ? " serial" : "");
+             c->places, c->wire, tight[c->tight], c->threads, c->serial ? " serial" : "");
 }
 
-enum { SETTINGS = 17 };
+enum { SETTINGS = 18 };
 static const double *settings(const Config *c) {
     static double list[CONFIGS][SETTINGS];
     double *x = list[c - configs];
@@ -133,7 +135,8 @@ static const double *settings(const Config *c) {
         c->mode == INTER ? 100 * (double)c->stride + c->share : -c->mode, (double)c->world,
         (double)c->stage, (double)c->shape, (double)c->bits, (double)c->accum, (double)c->reduce,
         (double)c->recompute, c->clip, (double)c->sizes, (double)c->evaluate, (double)c->subgroup,
-        (double)c->slots, (double)c->wire, (double)c->tight, (double)c->threads, (double)c->serial};
+        (double)c->slots, (double)c->wire, (double)c->tight, (double)c->threads, (double)c->serial,
+        (double)c->places};
     memcpy(x, all, sizeof all);
     return x;
 }
@@ -331,8 +334,8 @@ static size_t purpose_bytes(const Buffer *list, int n, const char *purpose) {
 }
 
 // Memory per rank: weights, gradients and state by the table in zero.h, on GPU and host together.
-// What it leaves out: shards are whole 128s, gradients pass through two layers' places, and the
-// head's wait in fp32.
+// What it leaves out: shards are whole 128s, gradients pass through some layers' places, weights of
+// stage 3 through two, and the head's wait in fp32.
 template <typename X> static void check_formulas(GPT2<X> *g, const Config *c, const char *name) {
     const Shape s = config_shape(c);
     const Lengths x = lengths_of(&s);
@@ -348,6 +351,7 @@ template <typename X> static void check_formulas(GPT2<X> *g, const Config *c, co
     }
     const size_t ends = R * (part_of(x.n[0], R) + part_of(x.n[2], R));
     const size_t places = ends + 2 * R * part_of(x.n[1], R);
+    const size_t turns = min_size((size_t)c->places, x.L);  // of gradients
     const size_t updated = c->stage == 0 ? all : own;
     const bool sums = c->accum > 1, away = c->mode != NONE;
 
@@ -367,7 +371,8 @@ template <typename X> static void check_formulas(GPT2<X> *g, const Config *c, co
     CHECK(masters == 4 * (X_ == 2 ? updated : updated - residents), "rank %zu: %zu bytes of "
           "masters: %s", rank, masters, name);
     if (!away) {
-        size_t wanted = X_ * (sums || c->stage >= 2 ? places : rooms);
+        const size_t passing = ends + turns * R * part_of(x.n[1], R);
+        size_t wanted = X_ * (sums || c->stage >= 2 ? passing : rooms);
         if (sums) wanted += 4 * updated;
         else if (c->stage >= 2) wanted += X_ * updated;
         wanted += (size_t)128 * ((s.V + 127) / 128) * s.C * 4;
@@ -604,6 +609,7 @@ static Config reference(const Config *c) {
     r.subgroup = r.stride = 0;
     r.share = 0;
     r.slots = 1;
+    r.places = 2;
     r.tight = r.serial = 0;
     r.wire = 16;
     return r;
@@ -691,8 +697,8 @@ static Apart apart(const Config *c, size_t world, size_t steps) {
 }
 
 static Config spread(int shape, size_t world, int stage, int bits, int reduce) {
-    return {shape, world, stage, bits, 12 / world, reduce, KEEP, 0.5, 0, 0, NONE, 1, 0, 0, 0, 1, 16,
-            0, 1, 0};
+    return {shape, world, stage, bits, 12 / world, reduce, KEEP, 0.5, 0, 0, NONE, 1, 0, 0, 0, 1, 2,
+            16, 0, 1, 0};
 }
 
 static void test_other_worlds(void) {
@@ -760,7 +766,7 @@ template <typename X> static void rank_measure(const Config *c, Shared *to) {
 static Times measure(int stage, bool serial) {
     static Times known[4][2];
     if (known[stage][serial].forward > 0) return known[stage][serial];
-    const Config c = {FIVE, 2, stage, 16, 1, 16, KEEP, 0, 0, 0, NONE, 1, 0, 0, 0, 1, 16, 0, 1,
+    const Config c = {FIVE, 2, stage, 16, 1, 16, KEEP, 0, 0, 0, NONE, 1, 0, 0, 0, 1, 2, 16, 0, 1,
                       serial};
     Shared *x = shared_open(&c);
     run_ranks(&c, x, "virtual clock", rank_measure<bf16>);
