@@ -476,6 +476,18 @@ static inline void norm_total_gpu(double *total, double *runs, const double *sum
     norm_total_kernel<<<1, 32, 0, stream>>>(total, runs, all);
     CUDA(cudaGetLastError());
 }
+
+__global__ static void tell_host_kernel(double *host, const double *from, size_t stride) {
+    host[blockIdx.x * blockDim.x + threadIdx.x] = from[blockIdx.x * stride + threadIdx.x];
+}
+
+// A few numbers, `rows` times `n` that are `stride` apart, to page-locked memory of the host. A copy
+// would wait for the copies of gradients that other streams have given to the same engine.
+static inline void tell_host(double *host, const double *from, unsigned rows, size_t stride,
+                             unsigned n, cudaStream_t stream) {
+    tell_host_kernel<<<rows, n, 0, stream>>>(host, from, stride);
+    CUDA(cudaGetLastError());
+}
 #endif  // __CUDACC__
 
 #endif

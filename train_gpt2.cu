@@ -1943,8 +1943,7 @@ template <typename X> static double gpt2_grad_norm_squared(GPT2<X> *g, double *l
     }
     if (g->zero != NULL) return zero_norm_squared(g, loss);
     norm_total_gpu(g->loss + 1, g->run_sums, g->norm_sums, NULL, g->blocks, g->leave);
-    CUDA(cudaMemcpyAsync(g->host_loss, g->loss, 2 * sizeof(double), cudaMemcpyDeviceToHost,
-                         g->leave));
+    tell_host(g->host_loss, g->loss, 1, 0, 2, g->leave);
     CUDA(cudaEventRecord(g->step_left, g->leave));
     CUDA(cudaEventSynchronize(g->step_left));
     *loss = g->host_loss[0];

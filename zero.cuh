@@ -287,11 +287,8 @@ template <typename X> static double zero_norm_squared(GPT2<X> *g, double *loss) 
     all_gather(z, z->all, z->mine, n);
     norm_total_gpu(g->loss + 1, g->run_sums, z->stage == 0 ? g->norm_sums : z->all + ZERO_HEAD,
                    z->order, z->all_blocks, z->stream);
-    CUDA(cudaMemcpyAsync(g->host_loss + 1, g->loss + 1, sizeof(double), cudaMemcpyDeviceToHost,
-                         z->stream));
-    CUDA(cudaMemcpy2DAsync(z->host_all, ZERO_HEAD * sizeof(double), z->all, n * sizeof(double),
-                           ZERO_HEAD * sizeof(double), z->world, cudaMemcpyDeviceToHost,
-                           z->stream));
+    tell_host(g->host_loss + 1, g->loss + 1, 1, 0, 1, z->stream);
+    tell_host(z->host_all, z->all, (unsigned)z->world, n, ZERO_HEAD, z->stream);
     CUDA(cudaEventRecord(g->step_left, z->stream));
     CUDA(cudaEventSynchronize(g->step_left));
     *loss = z->stop = 0;

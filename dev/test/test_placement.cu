@@ -549,11 +549,11 @@ static Step measure_7b(const Placement *where, const Step *none) {
     double norm_squared, loss, backward = 0, at[3] = {0};
     shape_batch(s, 1, inputs, targets);
     for (size_t step = 1; step <= LAST; step++) {
-        gpt2_forward(g, inputs, s->B, s->T);
-        gpt2_head(g, targets, 1.0f / (float)(s->B * s->T), 1, false, NULL);
+        gpt2_forward(g, inputs, targets, s->B, s->T);
+        gpt2_head(g, 1.0f / (float)(s->B * s->T), 1, false, NULL);
         CUDA(cudaStreamSynchronize(g->compute));
         at[1] = emu_virtual_now();
-        gpt2_backward(g, inputs, false, true);
+        gpt2_backward(g, false, true);
         CUDA(cudaStreamSynchronize(g->compute));
         if (step > FIRST) backward += emu_virtual_now() - at[1];
         norm_squared = gpt2_grad_norm_squared(g, &loss);
