@@ -2435,6 +2435,7 @@ static void settle_limits(const Options *o, Limits *x) {
     // The user's word counts more than Linux's, but who exceeds a container's limit is killed.
     x->host = min_size(asked, container - container / 32);
     host_memory_grows = container > host_available;
+    if (o->plan) return;
     printf("--host-memory: %.1f MiB are more than the %.1f MiB that are available now: %s\n",
            mib(asked), mib(host_available), x->host == asked ? "taken as said"
                : "no more is used than the container's limit leaves");

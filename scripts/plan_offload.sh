@@ -22,7 +22,7 @@ plan() {
 
 {
     plan 99T "$@" --offload none --recompute none | sed 's/^/none /'
-    plan 99T "$@" --offload zero --recompute block | sed 's/^/zero /'
+    plan 1M "$@" --offload zero --recompute block | sed 's/^/zero /'
 } | awk '
     /^none model:/ { sub(/.*: /, ""); millions = $1 }
     / memory: .* total / { total = $0; sub(/.* total /, "", total); gib[$1 $2] = total / 1024 }

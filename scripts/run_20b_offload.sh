@@ -8,7 +8,7 @@
 #   883 GB while --save-every replaces one of --keep 2. GPU memory: at least 46.5 GiB, and
 #   then 287.7 GiB of host memory; from 348.5 GiB on nothing is offloaded.
 #   machine            GPU   host  s/step tokens/s  plan
-#   h200_16cores     138.6  196.8    2.75      745  interleave: 30 % visits, 27 % stays, recomputing
+#   h200_16cores     138.6  196.8    2.74      746  interleave: 30 % visits, 27 % stays, recomputing
 #   paper_h100        78.8  274.3    5.35      383  interleave: 62 % visits, 5 % stays
 #   rtx4090_desktop     23      -       -        -  does not fit
 #   rtx3090_desktop     23      -       -        -  does not fit
