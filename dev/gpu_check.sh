@@ -18,7 +18,8 @@
 # section for doc/gpu_results.md; rows.tsv, all rows; h200_measured.txt from `offload`, for
 # scripts/rates/; logs.
 # Programs come from the folder PACK (build/pack) if that is of these sources and they start here;
-# what does not is built meanwhile, and its parts wait. RATES=FILE: the rates of an earlier call.
+# what does not is built meanwhile, and its parts wait; BUILD=1: all, if the folder is of others.
+# RATES=FILE: the rates of an earlier call.
 # Ends with 1 if anything is wrong: a test that failed, bits that differ, a part that did not end.
 # Slow is not wrong. TINY=1: models of a few thousand parameters, to try the script itself.
 set -u -o pipefail
@@ -26,9 +27,9 @@ export LC_ALL=C
 
 calls() {  # CALL: its seconds, then its parts with theirs, what is most worth knowing first
     case $1 in
-        first) echo 560 facts=30 probe=25 tests=115 train=115 products=45 curves=40 bench=35 \
-                    kernels=55 attention=45 sanitize=55 ;;
-        offload) echo 520 facts=10 calibrate=40 slice=190 placement=60 whole=160 drift=60 ;;
+        first) echo 560 facts=30 probe=25 tests=110 train=115 products=60 curves=40 bench=35 \
+                    kernels=50 attention=45 sanitize=50 ;;
+        offload) echo 520 facts=25 calibrate=40 slice=190 placement=60 whole=160 drift=45 ;;
         rest) echo 450 facts=10 train=95 nccl=45 zen=75 zo=95 tests_all=60 twice=20 \
                    sanitize_all=50 ;;
         part) echo "${LIMIT:-570}" facts=10 "$2=${LIMIT:-570}" ;;
@@ -127,7 +128,7 @@ make_pack() {
     mkdir -p "$dir" || exit
     {
         echo "commit $(commit)$(git diff --quiet HEAD 2>/dev/null || echo +)"
-        echo "sources $(sources)"
+        echo "sources $(cd "$tree" && sources)"
         echo "for$arch, ${ARCH:--march=x86-64-v3}; made $(date -u +%Y-%m-%d)"
         for name in $programs; do
             strip -o "$dir/one" "$tree/$name" || exit
@@ -189,6 +190,8 @@ bring() {
         # shellcheck disable=SC2086  # make would take it for up to date
         rm -f $missing
     else
+        [ ! -e "$pack/manifest" ] || [ "${BUILD:-0}" = 1 ] \
+            || die "$pack is of other sources: dev/gpu_check.sh pack; or BUILD=1, to build here"
         missing=$programs  # make knows which of them are there already
         row 1 "programs" "built here: no pack of these sources in $pack"
     fi
@@ -214,10 +217,12 @@ build() {  # what is missing, as many at once as there are cores; each is marked
 
 # --- a call --------------------------------------------------------------------------------------
 
-# kill_session ID: all that a part has started, whatever process group it is in.
+# kill_session ID: all that a part has started, whatever process group it is in. False if something
+# will not end: a driver that hangs keeps a process for ever.
 kill_session() {
-    local stat line again=1
+    local stat line again=1 last=$(($(now) + 15))
     while [ $again = 1 ]; do
+        [ "$(now)" -lt "$last" ] || return 1
         again=0
         for stat in /proc/[0-9]*/stat; do
             { read -r line <"$stat"; } 2>/dev/null || continue
@@ -225,6 +230,7 @@ kill_session() {
             set -- "$1" ${line##*) }
             [ "$5" = "$1" ] && [ "$2" != Z ] && kill -KILL "${line%% *}" 2>/dev/null && again=1
         done
+        [ $again = 0 ] || sleep 0.1
     done
 }
 
@@ -238,8 +244,8 @@ run_part() {  # NAME SECONDS
     running=$!
     while kill -0 $running 2>/dev/null && [ "$(now)" -lt $((began + limit)) ]; do sleep 0.2; done
     if kill -0 $running 2>/dev/null; then
-        kill_session $running
-        wait $running 2>/dev/null
+        if kill_session $running; then wait $running 2>/dev/null
+        else bad "$1" "something in it cannot be killed"; fi
         cut_off "$1" "killed after its $limit s"
     else
         wait $running
@@ -253,10 +259,11 @@ run_part() {  # NAME SECONDS
 }
 
 finish() {
+    local code=$?
     trap - EXIT TERM INT HUP
+    [ $code -ne 2 ] || { rm -rf "$work"; exit 2; }  # die() has said why
     if [ -n "$running" ]; then
-        kill_session "$running"
-        wait "$running" 2>/dev/null
+        kill_session "$running" && wait "$running" 2>/dev/null
         cut_off "$part" "the call was ended"
     fi
     [ -z "$builder" ] || kill_session "$builder"
@@ -294,12 +301,14 @@ main() {  # CALL OUT, or part NAME OUT
         budget=$(tr ' ' '\n' <<<"${BUDGETS-}" | sed -n "s/^${spec%=*}=//p")
         [ "${budget:=${spec#*=}}" = 0 ] || run_part "${spec%=*}" "$budget"
     done
-    exit
+    exit 0
 }
 
 cd "${self%/*}/.." || exit
 export PATH="$PATH:/usr/local/cuda/bin:/usr/local/nvidia/bin"
+for dir in /opt/nvidia/nsight-compute/*/; do PATH=$PATH:${dir%/}; done
 export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_MODULE_LOADING=LAZY
+export LIBRARIES=${LIBRARIES-${LD_LIBRARY_PATH-}}  # of the machine, for others than our programs
 case ${1-}:$# in
     pack:[12]) make_pack "${2-}" ;;
     first:2 | offload:2 | rest:2) main "$@" ;;

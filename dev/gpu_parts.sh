@@ -72,7 +72,7 @@ train() {
 # sampled QUERY COMMAND...: with nvidia-smi's numbers every 0.2 s beside it, in $work/samples.
 sampled() {
     local sampler code
-    nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits -lms 200 \
+    stdbuf -oL nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits -lms 200 \
         >"$work/samples" 2>/dev/null &
     sampler=$!
     "${@:2}"
@@ -169,10 +169,11 @@ part_facts() {
     row 1 "software" "$(uname -sr); CUDA $(nvcc --version 2>/dev/null \
         | sed -n 's/.*release \([^,]*\).*/\1/p'); may lock $(ulimit -l) KiB; PyTorch $(
         limited 20 python3 -c 'import torch; print(torch.__version__)' 2>/dev/null || echo none)"
-    [ "$call" = first ] || return 0
+    # Some machines show little memory at first, and grow as it is used.
+    [ "$call" = first ] || { [ "$call" = offload ] && [ "$(awk '/MemTotal/ {
+        print ($2 < 110 * 1048576) }' /proc/meminfo)" = 1 ]; } || return 0
     row 1 "host memory before" "$(memory MemTotal) GiB, available $(memory MemAvailable)"
     needs build/gpu/bench_probe || return
-    # some machines show little at first, and grow as it is used
     mib=$(awk '/MemTotal/ { m = $2 / 1024 * 0.8; printf "%d", (m > 102400 ? m : 102400) }' \
         /proc/meminfo)
     [ "$tiny" = 1 ] && mib=20
@@ -429,9 +430,10 @@ part_kernels() {
     for shape in "$@"; do
         rm -rf "${work:?}/ncu" "$csv"
         layers=${shape#* } layers=${layers%% *}
-        measure 40 bench "$work/ncu.log" ncu --clock-control none --print-units base --csv \
-            --metrics gpu__time_duration.sum --log-file "$csv" ./train_gpt2cu $(shape_options ${shape#* }) --out "$work/ncu" \
-            --eval-every 0 --steps 1 || continue
+        measure 40 bench "$work/ncu.log" ncu --clock-control none --cache-control none \
+            --print-units base --csv --metrics gpu__time_duration.sum --log-file "$csv" \
+            ./train_gpt2cu $(shape_options ${shape#* }) --out "$work/ncu" --eval-every 0 \
+            --steps 1 || continue
         gzip -c "$csv" >>"$out/kernels.csv.gz"
         python3 - "$csv" <<'PY' >"$work/kernels"
 import csv, re, sys
@@ -440,7 +442,8 @@ name, value = rows[0].index("Kernel Name"), rows[0].index("Metric Value")
 times = {}
 for r in rows[1:]:
     kernel = re.sub(r"^(void|static) |\(anonymous namespace\)::", "", r[name])
-    us = 1e-3 * float(r[value].replace(",", ""))
+    try: us = 1e-3 * float(r[value].replace(",", ""))
+    except ValueError: continue  # "n/a"
     times.setdefault(re.split("[<(]", kernel)[0], []).append(us)
 total = sum(map(sum, times.values()))
 for k, t in sorted(times.items(), key=lambda x: -sum(x[1]))[:14]:
@@ -457,11 +460,13 @@ PY
 pytorch() {
     local name=$1 one=$work/torch.log mode a b compiled
     shift
-    if ! python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+    [ -e "$work/torch" ] || env LD_LIBRARY_PATH="$LIBRARIES" python3 -c \
+        'import torch; print(int(torch.cuda.is_available()))' >"$work/torch" 2>/dev/null
+    if ! grep -q 1 "$work/torch"; then
         good "PyTorch" "skipped: none that sees the GPU"
         return
     fi
-    measure "$(left)" train "$one" env -u LD_LIBRARY_PATH \
+    measure "$(left)" train "$one" env LD_LIBRARY_PATH="$LIBRARIES" \
         python3 dev/bench/versus_pytorch_gpu.py "$@"
     sed -n 's/.*"mode": "\([a-z]*\)".*"tokens_per_s": \([0-9.]*\).*"ms": \([0-9.]*\).*'\
 '"compiled": "\([a-z]*\)".*/\1 \2 \3 \4/p; s/.*"mode": "sdpa \([a-z]*\)".*"us": \([0-9.]*\).*'\

@@ -108,7 +108,7 @@ tool python3 <<'EOF'
 #!/bin/sh
 case "$*" in
     *torch.__version__*) echo 2.11.0 ;;
-    *"import torch"*) ;;
+    *"import torch"*) echo 1 ;;
     *"--mode sdpa"*)
         echo '{"what": "PyTorch", "mode": "sdpa forward", "us": 186.0, "tflops": 288.7}'
         echo '{"what": "PyTorch", "mode": "sdpa backward", "us": 500.0, "tflops": 250.1}' ;;
@@ -247,3 +247,7 @@ cut_short() {
         && is_gone
 }
 check a_call_that_is_cut_short cut_short
+sed -i 's/^sources .*/sources 1/' build/pack/manifest
+check a_pack_of_other_sources call 2 other "part bench"
+check says_so grep -qx "gpu_check: build/pack is of other sources: .*; or BUILD=1, to build here" \
+    other.said
