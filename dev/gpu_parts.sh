@@ -548,8 +548,8 @@ modes() {
 part_slice() {
     needs train_gpt2cu || return
     STEPS=$(few 10) WARMUP=2 LIMIT=40 RESIDENT=0.3 modes slice $large "$(left)" "zero interleave \
-        none-uncapped twinflow stride2 zero-published twinflow-published auto" --layers 10 \
-        $large_size --gpu-memory 24G
+        none-uncapped twinflow zero-held stride2 zero-published twinflow-published auto" \
+        --layers 10 $large_size --gpu-memory 24G
 }
 part_whole() {
     local trace

@@ -7,8 +7,9 @@
 #        scripts/compare_offload.sh [OPTION...]     e.g. --batch 1 --seq 2048 --gpu-memory 48G
 # The options go to every run; further variables are in scripts/measure.sh. RESIDENT: what twinflow
 # keeps on the GPU; without it, all that fits. "published" is without the overlaps, as ZeRO-Offload
-# and TwinFlow are; stride2 is the paper's choice; there are also auto, interleave-published, and
-# none-uncapped, which ignores --gpu-memory. The table is also in OUT/compare.tsv.
+# and TwinFlow are; stride2 is the paper's choice; there are also auto, interleave-published,
+# none-uncapped, which ignores --gpu-memory, and zero-held, in which the CPU's work holds a thread of
+# the driver (doc/offload.md). The table is also in OUT/compare.tsv.
 #
 # The rows from zero-accum on compute something else, so that their losses differ. All see the same
 # tokens, a step's number of them at a time; times, bytes and waits are per that:
@@ -66,11 +67,13 @@ run_whole() {
 
 : >"$table"
 line mode "$columns"
-wrong=0 ran='' plain='' windowed='' small=0
+wrong=0 ran='' plain='' windowed='' small=0 host_wait=${TIDE_HOST_WAIT-}
+export TIDE_HOST_WAIT
 for mode in $modes; do
-    micro=1 period=1
+    micro=1 period=1 TIDE_HOST_WAIT=$host_wait
     case $mode in
         none | auto | zero | interleave) options="--offload $mode" ;;
+        zero-held) options="--offload zero" TIDE_HOST_WAIT=function ;;
         none-uncapped) options="--offload none --gpu-memory 0" ;;
         twinflow) options=$twinflow ;;
         stride2) options="--offload interleave --stride 2" ;;

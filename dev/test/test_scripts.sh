@@ -63,10 +63,14 @@ compare() {
     else sed 's/^/  /' compare.out; fail "compare_$name" "code $got, not $code with '$pattern'"; fi
 }
 all="none zero twinflow interleave stride2 zero-published twinflow-published interleave-published"
-compare all_modes_agree 0 '(8) are identical' "$TRAINER" "$all" --subgroup 4096
+compare all_modes_agree 0 '(9) are identical' "$TRAINER" "$all zero-held" --subgroup 4096
 check compare_has_every_number awk -F '\t' 'NF != 17 { exit 1 }
     NR > 1 { for (i = 2; i < 16; i++) if ($i == "-" && i != 8 && i != 12 && $1 != "none") exit 1 }
-    END { exit NR != 9 }' compare/compare.tsv
+    END { exit NR != 10 }' compare/compare.tsv
+printf '#!/bin/sh\ncase "$*:$TIDE_HOST_WAIT" in *zero*:function | *none*:) exec "%s" "$@" ;; esac\n' \
+    "$TRAINER" >held
+chmod +x held
+compare a_thread_is_held 0 identical ./held "zero-held none"
 
 # Trainers that do wrong: another learning rate in one mode; one that ends; one that crashes.
 wrong() { printf '#!/bin/sh\ncase "$*" in *"offload zero"*) %s ;; esac\nexec "%s" "$@"\n' \
