@@ -68,7 +68,7 @@ state: m never fetched :: train_gpt2.cu :: copy_in(g, room + longest, g->host_m
 state: v never fetched :: train_gpt2.cu :: copy_in(g, room + 2
 state: the first visitor's is fetched :: train_gpt2.cu :: copy_in(g, room + longest, g->host_m :: p->state_at :: g->pieces.pieces[g->visits[0]].state_at
 state: fetched in step 1 only :: train_gpt2.cu :: g->fetched = 0
-state: all in one slot :: train_gpt2.cu :: const int slot = visit :: visit % g->rooms :: 0
+state: all in one slot :: train_gpt2.cu :: (first) const int slot = visit :: visit % g->rooms :: 0
 state: places overlap :: offload.h :: *at_home += p->length :: p->length :: p->length - 128
 state: no room for a visitor's gradient :: train_gpt2.cu :: const size_t grad = g->choice :: g->choice.keep_grads ? 0 : host_grad_bytes(g) :: (size_t)0
 tokens: the last of the order is missing :: train_gpt2.cu :: count = 3 * N + g->by_token :: g->by_token.groups + 1 :: g->by_token.groups
