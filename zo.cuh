@@ -1242,7 +1242,7 @@ template <typename X> static int zo_train(Run *r) {
     while (z->step < o->steps && !(ranks.world > 1 ? z->stop : stop_requested)) {
         const size_t step = z->step + 1;
         const double start = seconds_now(), lr = schedule_lr(o, step);
-        double loss, norm;
+        double loss = 0, norm = 0;
         timeline_step(&z->timeline, step);
         z->moved_in = z->moved_out = 0;
         if (!zo_step(z, r, step, lr, &loss, &norm, &err)) {
