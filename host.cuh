@@ -198,7 +198,8 @@ static inline void host_queue_submit(HostQueue *q, void (*work)(const void *arg)
     if (e != CUDA_SUCCESS) fail("CUDA error %d: a stream cannot wait for the host", (int)e);
 }
 
-// The driver's function, if this device can: it is asked to wait for what is there. NULL: it cannot.
+// The driver's function, if this device can: it is asked to wait for what is there. NULL: it
+// cannot.
 static inline StreamWaitValue host_wait_value_find(const HostQueue *q) {
     const char *way = getenv("TIDE_HOST_WAIT");
     if (way != NULL && strcmp(way, "function") == 0) return NULL;
@@ -262,14 +263,15 @@ static inline void host_queue_close(HostQueue *q) {
     CUDA(cudaFreeHost(q->counters));
 }
 
-// Prints one line, like "host: 11 threads bound to cores 13-23 (NUMA node 0), for 1 of 4 ranks".
+// Prints one line, like "host: 11 threads bound to cores 13-23 (NUMA node 0), for 1 of 4 ranks",
+// which ends with the way of waiting, where that is not by a word.
 static inline void host_describe(const HostQueue *q) {
     printf("host: %d thread%s %s core%s ", q->threads, q->threads > 1 ? "s" : "",
            q->bound ? "bound to" : "on", CPU_COUNT(&q->cores) > 1 ? "s" : "");
     cpu_list_print(&q->cores);
     if (q->node >= 0) printf(" (NUMA node %d)", q->node);
     if (q->near > 1) printf(", for 1 of %d ranks", q->near);
-    printf("\n");
+    printf("%s\n", q->wait_value != NULL ? "" : "; the driver's thread waits for them");
 }
 
 // ---------------------------------------------------------------------------------------------

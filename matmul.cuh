@@ -192,8 +192,11 @@ static inline MatmulPlan *matmul_find(Matmul *lt, const MatmulShape *s) {
     MatmulPlan *p = &lt->plans[lt->made % MATMUL_PLANS];
     if (lt->made >= MATMUL_PLANS) matmul_plan_free(p);  // full: the oldest goes
     const cublasStatus_t status = matmul_plan(lt, s, p);
-    if (status != CUBLAS_STATUS_SUCCESS && s->epilogue != GEMM_PLAIN) lt->unfused++;
-    else if (status != CUBLAS_STATUS_SUCCESS)
+    if (status != CUBLAS_STATUS_SUCCESS && s->epilogue != GEMM_PLAIN) {
+        lt->unfused++;
+        printf("cuBLASLt has no algorithm with GELU for M=%zu N=%zu K=%zu: GELU is a pass of its "
+               "own\n", s->M, s->N, s->K);
+    } else if (status != CUBLAS_STATUS_SUCCESS)
         fail("cuBLASLt has no algorithm for M=%zu N=%zu K=%zu, pitches %zu %zu %zu, transposed %d "
              "%d, types %d to %d: %s (%d)", s->M, s->N, s->K, s->lda, s->ldb, s->ldo,
              s->trans_a, s->trans_b, s->type, s->out_type, cublasLtGetStatusString(status),

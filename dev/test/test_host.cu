@@ -165,6 +165,18 @@ static int again(const char *environment, const char *arguments, char *text, siz
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+// What is asked of the device shows in the line about the host, and in nothing else.
+static void the_way_of_waiting_is_said(void) {
+    char text[4096];
+    CHECK(again("TIDE_HOST_WAIT=function", "cores", text, sizeof text) == 0
+              && strstr(text, "; the driver's thread waits for them\n") != NULL, "%s", text);
+#ifdef __CUDA_EMU__
+    CHECK(again("EMU_WAIT_VALUE=0", "cores", text, sizeof text) == 0
+              && strstr(text, "; the driver's thread waits for them\n") != NULL, "%s", text);
+    CHECK(again("", "cores", text, sizeof text) == 0 && strstr(text, "driver") == NULL, "%s", text);
+#endif
+}
+
 static const char *const schedules[] = {
     "EMU_SCHED=eager", "EMU_SCHED=lazy", "EMU_SCHED=prio:0", "EMU_SCHED=prio:1",
     "EMU_SCHED=random:3", "EMU_SCHED=lazy EMU_STRICT=1 OMP_NUM_THREADS=3",
@@ -469,6 +481,7 @@ int main(int argc, char **argv) {
     RUN(chain_is_a_plain_loop);
     RUN(chain_under_every_schedule);
     RUN(counters_wrap_around);
+    RUN(the_way_of_waiting_is_said);
     RUN(mistakes_are_seen);
     RUN(all_cores_are_used_if_openmp_has_bound_us);
     RUN(failures_are_one_line);
