@@ -24,6 +24,9 @@ typedef struct {
     double last_drawn;       // when, in seconds
     double start;            // when the step before this session's first one ended
     size_t first;            // this session's first step
+    double peak;             // FLOP/s of all that computes, to be set; 0: unknown
+    off_t whole;             // bytes of the file that are complete lines
+    bool failing;            // the last line could not be written
     LogSeries train, val;
 } Log;
 
@@ -105,15 +108,25 @@ static inline bool log_open(Log *l, const char *dir, size_t resume_step, Error *
         if (!replace_close(kept, path, err)) { log_close(l); return false; }
     }
     l->file = fopen(path, "ab");
-    if (l->file != NULL) return true;
+    if (l->file != NULL && fseeko(l->file, 0, SEEK_END) == 0) {
+        l->whole = ftello(l->file);
+        return true;
+    }
     error_set(err, "%.400s: %s", path, strerror(errno));
     log_close(l);
     return false;
 }
 
-static inline bool log_flush(Log *l, Error *err) {
-    if (fflush(l->file) == 0 && !ferror(l->file)) return true;
-    return error_set(err, "%.400s/log.jsonl cannot be written: %s", l->dir, strerror(errno));
+// After the line of a step was printed into the file. A full disk costs lines of the log, not the
+// run: what is there of such a line is removed, and the first one is named.
+static inline void log_flush(Log *l, size_t step) {
+    const bool ok = fflush(l->file) == 0 && !ferror(l->file);
+    if (ok) l->whole = ftello(l->file);
+    else if (!l->failing)
+        fprintf(stderr, "tide: warning: %s/log.jsonl cannot be written (%s): it lacks step %zu, and "
+                "what comes until it can\n", l->dir, strerror(errno), step);
+    l->failing = !ok;
+    if (!ok && ftruncate(fileno(l->file), l->whole) == 0) clearerr(l->file);
 }
 
 // "41 s", "3 m 12 s", "2 h 05 m", "4 d 03 h"
@@ -128,8 +141,8 @@ static inline void log_duration(char *out, size_t n, double seconds) {
 // After a step (the first is 1) of `steps`: writes both lines. ms: milliseconds that it took; more:
 // further members of the JSON object, each after a comma, or "". percent_of_peak: of the machine's
 // floating-point peak, 0 if unknown. In a terminal the human line is redrawn in place with a bar,
-// and stays for about 20 steps of the run. False and the reason in err if the log cannot be written
-// or if the loss or norm is no number.
+// and stays for about 20 steps of the run. False and the reason in err if the loss or norm is no
+// number.
 static inline bool log_step(Log *l, size_t step, size_t steps, double loss, double grad_norm,
                             double lr, double ms, double tokens_per_s, double percent_of_peak,
                             const char *more, Error *err) {
@@ -164,17 +177,17 @@ static inline bool log_step(Log *l, size_t step, size_t steps, double loss, doub
         l->last_drawn = now;
     }
     fflush(l->screen);
-    return log_flush(l, err);
+    log_flush(l, step);
+    return true;
 }
 
 // After a step without an update, because its loss or norm is no number or too large: both lines.
-static inline bool log_skip(Log *l, size_t step, size_t steps, double loss, double norm,
-                            Error *err) {
+static inline void log_skip(Log *l, size_t step, size_t steps, double loss, double norm) {
     fprintf(l->file, "{\"step\":%zu,\"skipped\":true}\n", step);
     log_clear(l);
     fprintf(l->screen, "step %zu/%zu | skipped: loss %g, norm %g\n", step, steps, fabs(loss),
             fabs(norm));
-    return log_flush(l, err);
+    log_flush(l, step);
 }
 
 // After an evaluation at `step`: both lines. accuracy: the share that is right, or -1.
@@ -190,7 +203,8 @@ static inline bool log_eval(Log *l, size_t step, double val_loss, double accurac
     if (accuracy >= 0) fprintf(l->screen, " | accuracy %.1f %%", 100 * accuracy);
     fprintf(l->screen, "\n");
     fflush(l->screen);
-    return log_flush(l, err);
+    log_flush(l, step);
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ typedef struct {
     double temperature;
     const char *prompt;                               // NULL: not given
     const char *out, *dump;
-    size_t save_every, keep, threads;                 // threads 0: all
+    size_t save_every, keep, threads;                 // AUTO_COUNT: by time; threads 0: all
     int save_dtype;
     bool resume, no_save, help, version;
     // placement, GPU builds
@@ -154,7 +154,8 @@ static const Option option_table[] = {
     TITLE("Files and the machine"),
     TEXT("out", out, "out", "DIR", O_OWN, "the run's log, weights and checkpoints"),
     FLAG("resume", resume, O_OWN, "continue the newest checkpoint in --out, with its options"),
-    COUNT("save-every", save_every, "0", 0, BIG, 0, "steps; 0: only at the end"),
+    COUNT("save-every", save_every, "auto", 0, BIG, 0,
+          "steps; auto: 10 minutes, or 5 % of the time; 0: at the end"),
     COUNT("keep", keep, "2", 1, BIG, 0, "checkpoints; older ones are deleted"),
     FLAG("no-save", no_save, O_OWN, "leave only the log: for measurements"),
     CHOICE("save-dtype", save_dtype, "fp32", "fp32|bf16", 0, "of model.safetensors"),

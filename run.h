@@ -15,6 +15,8 @@
 #include "task.h"
 #include "tokenizer.h"
 #include <signal.h>
+#include <sys/file.h>
+#include <sys/statvfs.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -37,8 +39,9 @@ typedef struct {
     size_t step_sequences;          // of a step: its micro-batches on all GPUs together,
     size_t step_tokens;             // and their tokens
     const char *saved_model;        // --model is this file or directory; NULL: preset, or --resume
-    TrainState state;               // where a resumed run stands
-    char resume_from[PATH_MAX];     // its checkpoint
+    TrainState state;               // of the newest whole checkpoint; step 0: there is none
+    char resume_from[PATH_MAX];     // the one that a resumed run began with
+    bool ends;                      // what is saved now is the last: then it must not fail
     bool keeps_base;                // checkpoints have no weights: set it before run_load(), and
     bool replays;                   // if it then sets this, do to the weights what .state.more says
     bool training;                  // gradients are needed: for steps, or for --dump
@@ -256,7 +259,38 @@ static inline bool run_state_exists(const char *out) {
 
 // A run that is refused later (no memory, no GPU) leaves no empty --out behind.
 static const char *run_made;
-static inline void run_unmake(void) { (void)rmdir(run_made); }  // does nothing if there is a file
+static inline void run_unmake(void) {
+    char path[PATH_MAX], log[PATH_MAX];
+    path_join(path, run_made, ".lock");
+    path_join(log, run_made, "log.jsonl");
+    if (!path_exists(log) && unlink(path) == 0) (void)rmdir(run_made);  // not if there is a file
+}
+
+// One run owns --out: as long as one of its processes lives, it holds a lock (flock) on the file
+// .lock there, which the system takes back however a process ends. Rank 0 takes the lock alone,
+// and later (share) passes it on to all ranks.
+static inline void run_lock(const Run *r, bool share) {
+    static int fd = -1;
+    char path[PATH_MAX], owner[256] = "", host[128] = "";
+    path_join(path, r->o.out, ".lock");
+    if (fd >= 0 && !share) return;  // by --resume
+    if (fd < 0) fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0 && errno == ENOENT) return;  // no such directory: nothing to lose, or not shared
+    if (fd >= 0 && flock(fd, (share ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) {
+        gethostname(host, sizeof host - 1);
+        if (!share && ftruncate(fd, 0) == 0) dprintf(fd, "process %d on %s\n", (int)getpid(), host);
+        return;
+    }
+    if (fd < 0 || errno != EWOULDBLOCK) {
+        fprintf(stderr, "tide: warning: %s cannot be locked (%s): nothing keeps a second run from "
+                "writing there\n", path, strerror(errno));
+        return;
+    }
+    const ssize_t n = pread(fd, owner, sizeof owner - 1, 0);
+    owner[strcspn(owner, "\n")] = '\0';
+    die("--out %s belongs to a run that is still at work (%s): choose another --out", r->o.out,
+        n > 0 ? owner : "nobody knows which");
+}
 
 // Refuses an --out or a --dump that cannot be written, and an --out that holds another run, before
 // anything is computed.
@@ -267,16 +301,18 @@ static inline void run_check_output(const Run *r) {
         die("--dump %s: %s", o->dump, strerror(errno));
     if (o->dump != NULL || (o->steps == 0 && (o->resume || !option_given(o, "out")))) return;
     if (o->plan || o->calibrate || r->rank > 0) return;
-    if (!o->resume && run_state_exists(o->out))
-        die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
-            "another --out", o->out);
-    if (!path_exists(o->out)) {
-        run_made = o->out;
-        atexit(run_unmake);
-    }
+    const bool is_new = !path_exists(o->out);
     if (!make_directories(o->out)) die("--out %s: %s", o->out, strerror(errno));
     path_join(file, o->out, "log.jsonl");
     if (!path_is_writable(file)) die("--out %s: %s", o->out, strerror(errno));
+    run_lock(r, false);
+    if (is_new) {
+        run_made = o->out;
+        atexit(run_unmake);
+    }
+    if (!o->resume && run_state_exists(o->out))
+        die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
+            "another --out", o->out);
 }
 
 // Says what is going to be trained on what, and what a training run computes with.
@@ -342,6 +378,7 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     }
     if (threads > 0) omp_set_num_threads(threads);
 #endif
+    if (o->resume && o->steps > 0 && !o->plan && r->rank == 0) run_lock(r, false);
     run_choose_model(r);
     r->T = o->seq > 0 ? o->seq : r->config.context;
     if (r->T > r->config.context)
@@ -372,6 +409,9 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     run_check_output(r);
     Error err;
     if (ranks.world > 1 && !o->no_save && !state_is_shared(o->out, &err)) die("%s", err.text);
+    if (ranks.world > 1 && r->rank == 0) run_lock(r, true);
+    if (ranks.world > 1) ranks_barrier();
+    if (ranks.world > 1 && r->rank > 0) run_lock(r, true);
     if (!r->only_sampling && !o->calibrate) run_describe(r);
 }
 
@@ -473,27 +513,56 @@ static inline void run_save_tokenizer(const Run *r) {
 
 static Saver run_saver;  // --out's, if checkpoints are saved in the background
 
+// --save-every auto: when the next checkpoint is due, by seconds_now(). Saving may take 5 % of the
+// time: after one that took d seconds, the next one begins 19 d seconds later, or after 10 minutes.
+static double run_save_due;
+
+static inline double run_save_pause(void) {
+    const char *seconds = getenv("TIDE_SAVE_SECONDS");  // tests are in a hurry
+    return seconds != NULL ? strtod(seconds, NULL) : 600;
+}
+
+static inline void run_saved(Run *r, size_t step, double seconds) {
+    r->state.step = step;
+    run_save_due = seconds_now() + fmax(run_save_pause(), 19 * seconds);
+}
+
+// A checkpoint that cannot be saved, because the disk is full, ends the run only if there is no
+// earlier one, or no later chance.
+static inline void run_save_failed(Run *r, const Error *err, bool last) {
+    if (last || r->state.step == 0) fail("%s", err->text);
+    if (r->rank == 0)
+        fprintf(stderr, "tide: warning: %s; the run goes on, and the checkpoint of step %zu is "
+                "whole\n", err->text, r->state.step);
+    run_saved(r, r->state.step, 0);
+}
+
 // Of several ranks, all call the following functions, at the same steps.
 
-// Waits until the last run_save_background() has ended, prints what it took (log: the progress line
-// to clear first, or NULL), and ends the run if it failed. Returns at once if there is none. Of
-// several ranks, rank 0 may still make model.safetensors of it: that takes until run_save_settle().
-static inline void run_save_wait(Log *log) {
+// Waits until the last run_save_background() has ended, and prints what it took (log: the progress
+// line to clear first, or NULL), or that it failed. Returns at once if there is none. Of several
+// ranks, rank 0 may still make model.safetensors of it: that takes until run_save_settle().
+static inline void run_save_wait(Run *r, Log *log) {
     Saver *s = &run_saver;
     Error err;
     if (!s->running) return;
-    if (!saver_wait(s, &err)) fail("%s", err.text);
+    const bool ok = saver_wait(s, &err);
     if (log != NULL) log_clear(log);
+    if (!ok) {
+        run_save_failed(r, &err, false);
+        return;
+    }
+    run_saved(r, s->save.state.step, s->seconds);
     printf("checkpoint step %zu: %.2f GB in %.1f s, update waited %.2f s, %.2f GB copied\n",
            s->save.state.step, 1e-9 * (double)s->bytes, s->seconds, s->waited,
            1e-9 * (double)s->bounced);
 }
 
 // Waits until nothing is being saved any more.
-static inline void run_save_settle(void) {
+static inline void run_save_settle(Run *r) {
     Error err;
-    run_save_wait(NULL);
-    if (!saver_finish(&run_saver, &err)) fail("%s", err.text);
+    run_save_wait(r, NULL);
+    if (!state_agree(saver_finish(&run_saver, &err), &err)) run_save_failed(r, &err, false);
 }
 
 // A run that ends early still completes the checkpoint that it is saving; one rank alone cannot.
@@ -508,9 +577,6 @@ static inline void run_save_at_exit(void) {
 // while it is saved.
 static inline StateSave *run_save_what(Run *r, size_t step, const RunState *what) {
     StateSave *x = &run_saver.save;
-    r->state.step = step;
-    r->state.seed = r->o.seed;
-    r->state.data_position = step * r->step_sequences;
     x->out = r->o.out;
     x->config = &r->config;
     x->table = &r->table;
@@ -519,14 +585,17 @@ static inline StateSave *run_save_what(Run *r, size_t step, const RunState *what
     x->keep = (int)r->o.keep;
     train_state_free(&x->state);
     x->state = r->state;
+    x->state.step = step;
+    x->state.seed = r->o.seed;
+    x->state.data_position = step * r->step_sequences;
     if (r->state.more != NULL && (x->state.more = strdup(r->state.more)) == NULL)
         fail("out of memory: checkpoint");
     return x;
 }
 
-// Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
-// Each is whole or not there; an error ends the run, and what was saved before stays. Where rank 0
-// has not all weights, they come from a checkpoint.
+// Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from,
+// unless there is one of this step. Each is whole or not there; what was saved before stays if they
+// fail. Where rank 0 has not all weights, they come from a checkpoint.
 static inline void run_save(Run *r, size_t step, bool state, const RunState *x) {
     const Options *o = &r->o;
     const StateSave *last = &run_saver.save;
@@ -535,18 +604,23 @@ static inline void run_save(Run *r, size_t step, bool state, const RunState *x) 
     bool whole = ranks.world == 1 || x->weights == NULL || part_is_whole(x->weights, &r->table);
     Error err;
     if (o->no_save) return;
-    run_save_settle();
+    run_save_settle(r);
+    const double start = seconds_now();
+    state = state && step != r->state.step;
     ranks_broadcast(&whole, sizeof whole);
     if (!whole && !state) {
         if (last->final[0] != '\0' && last->state.step == step) return;  // they did already
         state = true;
     }
-    if (state && !state_save(run_save_what(r, step, x), &err)) fail("%s", err.text);
-    if (x->weights == NULL) return;
-    const bool ok = ranks.rank > 0
+    if (state && !state_save(run_save_what(r, step, x), &err)) {
+        run_save_failed(r, &err, r->ends);
+        return;
+    }
+    const bool ok = ranks.rank > 0 || x->weights == NULL
         || (whole ? model_save(o->out, &r->config, &r->table, x->weights, bf16, eot, &err)
                   : state_model(last, bf16, eot, &err));
-    if (!state_agree(ok, &err)) fail("%s", err.text);
+    if (state) run_saved(r, step, seconds_now() - start);
+    if (!state_agree(ok, &err)) run_save_failed(r, &err, r->ends);
 }
 
 // The same, with the state, while training goes on: what is in host memory now is written behind
@@ -558,7 +632,7 @@ static inline void run_save_background(Run *r, size_t step, const RunState *x,
                                        const StatePiece *pieces, size_t count, size_t bounce) {
     Saver *s = &run_saver;
     Error err;
-    run_save_settle();
+    run_save_settle(r);
     if (s->pieces == NULL) atexit(run_save_at_exit);
     run_save_what(r, step, x);
     s->pieces = pieces;
@@ -566,26 +640,138 @@ static inline void run_save_background(Run *r, size_t step, const RunState *x,
     s->bounce = bounce;
     s->bf16 = r->o.save_dtype == SAVE_BF16;
     s->eot = r->tokenizer != NULL ? tokenizer_eot(r->tokenizer) : -1;
-    if (!saver_start(s, &err)) fail("%s", err.text);
+    if (!saver_start(s, &err)) run_save_failed(r, &err, false);
+    else run_save_due = INFINITY;  // not while this goes on
 }
 
-static volatile sig_atomic_t stop_requested;  // SIGINT or SIGTERM came: finish the step, save, exit
+static volatile sig_atomic_t stop_requested;  // a signal that came: finish the step, save, exit
+static volatile double stop_time;             // when, by seconds_now()
 
-static inline void request_stop(int signal_number) { stop_requested = signal_number; }
+// The terminal, make and launchers pass a signal on that came to the whole group: only one that
+// comes a second later is meant to end the program at once.
+static inline void request_stop(int signal_number) {
+    if (stop_requested == 0) {
+        stop_time = seconds_now();
+        stop_requested = signal_number;
+    } else if (seconds_now() - stop_time > 1) {
+        signal(signal_number, SIG_DFL);
+        raise(signal_number);
+    }
+}
+
+// What ranks tell each other at every step, with their losses: whether a signal came (its number),
+// whether a checkpoint is still being saved, and whether the next one is due. All then know, by
+// the largest of each, the same, and do the same after this step.
+enum { NEWS_SIGNAL, NEWS_SAVING, NEWS_DUE, NEWS };
+static double run_news[NEWS];
+
+static inline void run_tell(double *mine) {
+    mine[NEWS_SIGNAL] = stop_requested;
+    mine[NEWS_SAVING] = !saver_over(&run_saver);
+    mine[NEWS_DUE] = seconds_now() >= run_save_due;
+}
+
+// said: of rank k, what run_tell() said, at said[k * stride].
+static inline void run_hear(const double *said, size_t stride) {
+    memset(run_news, 0, sizeof run_news);
+    for (size_t k = 0; k < (size_t)ranks.world; k++)
+        for (int i = 0; i < NEWS; i++) run_news[i] = fmax(run_news[i], said[k * stride + (size_t)i]);
+    if (run_news[NEWS_SIGNAL] != 0) stop_requested = (int)run_news[NEWS_SIGNAL];
+}
+
+static inline bool run_hears(int news) {
+    if (ranks.world == 1) run_tell(run_news);
+    return run_news[news] != 0;
+}
+
+// Floating-point operations of a step: forward and backward; or two forward passes per direction.
+static inline double run_step_flops(const Run *r) {
+    const double both = gpt2_flops_per_token(&r->config, r->T) * (double)r->step_tokens;
+    return r->o.optimizer == OPTIMIZER_MEZO ? both / 3 * 2 * (double)r->o.zo_queries : both;
+}
+
+// Logs a step that took so many seconds; updated: or, if not, that nothing was. more: see log_step().
+static inline void run_stepped(const Run *r, Log *log, size_t step, double loss, double norm,
+                               double lr, double seconds, bool updated, const char *more) {
+    const double peak = log->peak > 0 ? 100 * run_step_flops(r) / seconds / log->peak : 0;
+    Error err;
+    if (!updated) log_skip(log, step, r->o.steps, loss, norm);
+    else if (!log_step(log, step, r->o.steps, loss, norm, lr, 1e3 * seconds,
+                       (double)r->step_tokens / seconds, peak, more, &err))
+        fail("%s", err.text);
+}
+
+// After `step` steps: is it time to evaluate, for a sample, for a checkpoint?
+static inline bool run_is_every(const Run *r, size_t step, size_t every) {
+    return every > 0 && (step % every == 0 || step == r->o.steps);
+}
+static inline bool run_evaluates(const Run *r, size_t step) {
+    return r->val.sequences > 0 && run_is_every(r, step, r->o.eval_every);
+}
+static inline bool run_samples(const Run *r, size_t step) {
+    return r->tokenizer != NULL && run_is_every(r, step, r->o.sample_every);
+}
+static inline bool run_saves(const Run *r, size_t step) {
+    const size_t every = r->o.save_every;
+    if (every == 0 || r->o.no_save || step == r->o.steps) return false;  // the end saves anyway
+    return every == AUTO_COUNT ? run_hears(NEWS_DUE) : step % every == 0;
+}
+
+// "1.5 GB"
+static inline const char *run_bytes(char text[32], double bytes) {
+    const int unit = bytes < 1e9 ? 6 : bytes < 1e12 ? 9 : 12;
+    snprintf(text, 32, "%.3g %s", bytes / pow(10, unit), unit == 6 ? "MB" : unit == 9 ? "GB" : "TB");
+    return text;
+}
+
+// Says when the run saves what, and what disk that takes: a new checkpoint is written before an old
+// one goes, and so are the weights. Refuses a disk without room for one of each.
+static inline void run_check_disk(const Run *r, const RunState *x) {
+    const Options *o = &r->o;
+    const double weights = (double)r->table.parameters * (o->save_dtype == SAVE_BF16 ? 2 : 4);
+    const double state = 4.0 * x->count * (double)r->table.parameters;
+    const double most = ((double)o->keep + 1) * state + 2 * weights;
+    char dir[PATH_MAX], each[32], all[32], left[32], when[64] = "only at the end";
+    struct statvfs disk;
+    StateEntry *entries = NULL;
+    path_join(dir, o->out, "checkpoints");
+    const double there = (double)state_list(dir, &entries, true) * state;
+    free(entries);
+    if (o->no_save || statvfs(o->out, &disk) != 0) return;
+    const double room = (double)disk.f_bavail * (double)disk.f_frsize;
+    run_bytes(left, room);
+    if (room < state + weights)
+        die("--out %s: a checkpoint and the weights take %s, and only %s are free there: make "
+            "room, name another disk, or save nothing (--no-save)", o->out,
+            run_bytes(all, state + weights), left);
+    if (o->save_every == AUTO_COUNT)
+        snprintf(when, sizeof when, "every %.3g minutes, in at most 5 %% of the time",
+                 run_save_pause() / 60);
+    else if (o->save_every > 0) snprintf(when, sizeof when, "every %zu steps", o->save_every);
+    printf("checkpoints: %s, of %s; with --keep %zu and the weights up to %s, and %s are free%s\n",
+           when, run_bytes(each, state), o->keep, run_bytes(all, most), left,
+           room + there < most ? ": NOT ENOUGH" : "");
+}
 
 // Before the first step of training: what is in --out from the start, and signals end the run well.
-static inline void run_begin(Run *r, Log *log) {
-    struct sigaction action;
+static inline void run_begin(Run *r, Log *log, const RunState *x) {
+    const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction action, before;
     Error err;
     if (!options_to_json(&r->o, r->state.options, sizeof r->state.options))
         die("the options are too long for a checkpoint: shorten --prompt or the paths");
+    if (r->rank == 0) run_check_disk(r, x);
     if (!r->o.resume) run_save_tokenizer(r);
     if (!log_open(log, r->rank == 0 ? r->o.out : NULL, r->state.step, &err)) die("%s", err.text);
     memset(&action, 0, sizeof action);
+    sigfillset(&action.sa_mask);
     action.sa_handler = request_stop;
-    action.sa_flags = (int)SA_RESETHAND;  // a second signal ends the program at once
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
+        sigaction(signals[i], &action, &before);
+        if (signals[i] == SIGHUP && before.sa_handler == SIG_IGN)  // nohup
+            sigaction(SIGHUP, &before, NULL);
+    }
+    run_saved(r, r->state.step, 0);
 }
 
 // An evaluation, after `step` steps: to the log, or, without one, printed. accuracy: of --labels.
@@ -597,22 +783,19 @@ static inline void run_evaluated(const Run *r, Log *log, size_t step, double los
         printf("val loss %.6f", loss);
         if (r->task) printf(", accuracy %.1f %%", 100 * accuracy);
         printf("\n");
-    } else if (!log_eval(log, step, loss, accuracy, &err) || !log_plot(log, &err)) {
+    } else if (!log_eval(log, step, loss, accuracy, &err)) {
         fail("%s", err.text);
+    } else if (!log_plot(log, &err)) {
+        fprintf(stderr, "tide: warning: %s\n", err.text);
     }
-}
-
-// Floating-point operations of a step: forward and backward; or two forward passes per direction.
-static inline double run_step_flops(const Run *r) {
-    const double both = gpt2_flops_per_token(&r->config, r->T) * (double)r->step_tokens;
-    return r->o.optimizer == OPTIMIZER_MEZO ? both / 3 * 2 * (double)r->o.zo_queries : both;
 }
 
 // ---------------------------------------------------------------------------------------------
 // At its end
 
-// After `step` steps, and after what they made was saved: the plot, and the last words.
-static inline void run_end(const Run *r, Log *log, size_t step) {
+// After `step` steps, and after what they made was saved: the plot, and the last words. Returns the
+// program's exit code: of a run that a signal has stopped, the one that a shell gives it.
+static inline int run_end(const Run *r, Log *log, size_t step) {
     const char *out = r->o.out;
     Error err;
     if (!log_plot(log, &err)) fail("%s", err.text);
@@ -627,6 +810,7 @@ static inline void run_end(const Run *r, Log *log, size_t step) {
         printf("done: %zu steps; model.safetensors, log.jsonl and loss.svg are in %s\n"
                "try it: %s --model %s --steps 0 --prompt \"...\"\n",
                step, out, r->program, out);
+    return step < r->o.steps ? 128 + (int)stop_requested : 0;
 }
 
 // --steps 0 --out: saves the model as it was loaded, which converts it.

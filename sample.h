@@ -83,6 +83,7 @@ static inline Sample sample_begin(const Options *o, const Tokenizer *tokenizer,
         if ((size_t)s.tokens[i] >= s.V)
             die("the prompt has token %d, the model knows 0 to %zu", s.tokens[i], s.V - 1);
     s.first = s.n > s.context ? s.n - s.context : 0;
+    if (number > 0) printf("--- sample\n");  // while training
     fputs(prompt, stdout);
     return s;
 }
@@ -105,7 +106,7 @@ static inline bool sample_next(Sample *s, float *logits) {
 }
 
 static inline void sample_end(Sample *s) {
-    printf("\n");
+    printf("\n%s", s->number > 0 ? "---\n" : "");
     free(s->tokens);
     memset(s, 0, sizeof *s);
 }

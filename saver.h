@@ -310,7 +310,8 @@ typedef struct {
     size_t unit_count;
     size_t *first;             // of each piece's units, and the end
     float *pool, **slots;      // room for copies of units; those of them that are free,
-    size_t slot_count;         // and how many these are
+    size_t slot_count;         // how many these are,
+    size_t slot_room, slot_size;  // of how many, of so many elements
     bool failed, over;         // nothing is written any more; the thread ends
     double start;
     Error err;
@@ -410,15 +411,17 @@ static inline bool saver_start(Saver *s, Error *err) {
         size_t most = 1;
         for (size_t i = 0; i < s->unit_count; i++)
             if (s->units[i].n > most) most = s->units[i].n;
-        s->slot_count = min_size(s->bounce / (most * sizeof(float)), s->unit_count);
-        s->pool = (float *)malloc(s->slot_count * most * sizeof(float) + 1);  // touched if needed
+        s->slot_size = most;
+        s->slot_room = min_size(s->bounce / (most * sizeof(float)), s->unit_count);
+        s->pool = (float *)malloc(s->slot_room * most * sizeof(float) + 1);  // touched if needed
         if (s->pool == NULL) fail("out of memory: save pool");
-        s->slots = (float **)alloc_or_fail(s->slot_count, sizeof *s->slots, "list of slots");
-        for (size_t i = 0; i < s->slot_count; i++) s->slots[i] = s->pool + i * most;
+        s->slots = (float **)alloc_or_fail(s->slot_room, sizeof *s->slots, "list of slots");
         pthread_mutex_init(&s->mutex, NULL);
         pthread_cond_init(&s->changed, NULL);
     }
     saver_cut(s);
+    for (size_t i = 0; i < s->slot_room; i++) s->slots[i] = s->pool + i * s->slot_size;
+    s->slot_count = s->slot_room;
     if (!state_begin(&s->save, err)) return false;
     if (!state_agree(state_put_all(&s->save, true, err), err)) {
         s->save.file.failed = true;

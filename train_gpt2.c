@@ -952,13 +952,12 @@ static bool mezo_step(GPT2 *g, const Run *r, const ZoConfig *zo, ZoLog *log, siz
     return true;
 }
 
-// Saves the run after `step` steps: its weights and, with `state`, a checkpoint.
-static void save(GPT2 *g, Run *r, size_t step, bool state, bool ends, ZoLog *log,
-                 const RunState *what) {
+// Saves the run after `step` steps: its weights and a checkpoint.
+static void save(GPT2 *g, Run *r, size_t step, ZoLog *log, const RunState *what) {
     const ZenReference *z = &g->zen;
-    if (g->zenflow) zen_save(r, step, state, &z->config, &z->map, &z->clock, what);
-    else if (g->zeroth) zo_save(r, step, state, ends, log, what);
-    else run_save(r, step, state, what);
+    if (g->zenflow) zen_save(r, step, &z->config, &z->map, &z->clock, what);
+    else if (g->zeroth) zo_save(r, step, log, what);
+    else run_save(r, step, true, what);
 }
 
 #ifndef TESTING
@@ -1036,8 +1035,8 @@ int main(int argc, char **argv) {
     }
 
     Log log;
-    run_begin(r, &log);
-    const double peak_flops = 1e9 * fma_peak_gflops(0.05), step_flops = run_step_flops(r);
+    run_begin(r, &log, &state);
+    log.peak = 1e9 * fma_peak_gflops(0.05);
     size_t step = r->state.step;  // steps done
     while (step < o->steps && !stop_requested) {
         const double start = seconds_now(), lr = schedule_lr(o, step + 1);
@@ -1045,34 +1044,26 @@ int main(int argc, char **argv) {
         step++;
         if (!(mezo ? mezo_step(g, r, &zo, scalars, step, lr, &loss, &norm, &err)
                    : adamw_step(g, r, step, lr, &loss, &norm, &err))) {
-            if (step - 1 > r->state.step) save(g, r, step - 1, true, true, scalars, &state);
+            r->ends = true;
+            if (step > 1) save(g, r, step - 1, scalars, &state);
             die("%s", err.text);  // a damaged token file
         }
         const double seconds = seconds_now() - start;
         const bool updated = !mezo || zo_count_skips(r, step, loss, lr, norm);
-        if (!(updated ? log_step(&log, step, o->steps, loss, norm, lr, 1e3 * seconds,
-                                 (double)r->step_tokens / seconds,
-                                 100 * step_flops / seconds / peak_flops, "", &err)
-                      : log_skip(&log, step, o->steps, loss, norm, &err)))
-            fail("%s", err.text);
-
-        const bool last = step == o->steps;
-        if (r->val.sequences > 0 && o->eval_every > 0 && (step % o->eval_every == 0 || last)
-            && !evaluate(g, r, &log, step, &err)) die("%s", err.text);
-        if (r->tokenizer != NULL && o->sample_every > 0 && (step % o->sample_every == 0 || last)) {
+        run_stepped(r, &log, step, loss, norm, lr, seconds, updated, "");
+        if (run_evaluates(r, step) && !evaluate(g, r, &log, step, &err)) die("%s", err.text);
+        if (run_samples(r, step)) {
             log_clear(&log);
-            printf("--- sample\n");
             generate(g, r, (uint32_t)step);
-            printf("---\n");
         }
-        if (o->save_every > 0 && step % o->save_every == 0)
-            save(g, r, step, true, false, scalars, &state);
+        if (run_saves(r, step)) save(g, r, step, scalars, &state);
     }
     // The weights once more even if this step is saved: a kill may have come between the two.
-    if (step > 0) save(g, r, step, step != r->state.step, true, scalars, &state);
-    run_end(r, &log, step);
+    r->ends = true;
+    if (step > 0) save(g, r, step, scalars, &state);
+    const int code = run_end(r, &log, step);
     printf("memory: at most %.1f MiB, planned %.1f MiB\n", (double)memory_peak() / (1 << 20),
            (double)planned / (1 << 20));
-    return 0;
+    return code;
 }
 #endif

@@ -2210,9 +2210,9 @@ template <typename X> static void gpt2_parts(GPT2<X> *g, StatePart parts[3]) {
 
 // Saves the run after `step` steps, before anything else happens. No update may be under way.
 template <typename X>
-static void save_now(GPT2<X> *g, Run *r, size_t step, bool checkpoint, const RunState *state) {
-    if (g->zen != NULL) zen_save_run(g, r, step, checkpoint);
-    else run_save(r, step, checkpoint, state);
+static void save_now(GPT2<X> *g, Run *r, size_t step, const RunState *state) {
+    if (g->zen != NULL) zen_save_run(g, r, step);
+    else run_save(r, step, true, state);
 }
 
 // Saves the state after `step` steps. On the host it must be whole now, but not for long: it is
@@ -2223,7 +2223,7 @@ static void save(GPT2<X> *g, Run *r, size_t step, const RunState *state) {
     static StatePiece *pieces;
     gpt2_update_wait(g);
     if (!g->offloaded || g->zen != NULL) {
-        save_now(g, r, step, true, state);
+        save_now(g, r, step, state);
         return;
     }
     const size_t count = (size_t)g->pieces.count;
@@ -2603,18 +2603,16 @@ template <typename X> static int train(Run *r) {
     Log log;
     const char *trace = r->rank == 0 ? o->trace : NULL;
     if (g->offloaded || g->zero != NULL || trace != NULL) timeline_open(&g->timeline, trace);
-    run_begin(r, &log);
+    run_begin(r, &log, &state);
     if (g->offloaded) host_describe(&g->host);
     live(g, "weights", (double)parameter_elements(g), sizeof(X), g->compute);
     live(g, "resident state", (sizeof(X) == 2 ? 3 : 2) * (double)g->pieces.elements[PIECE_RESIDENT],
          sizeof(float), g->compute);
     const DevicePeak device = device_peak<X>(&g->lt, g->compute);
-    const double peak = device.flops * (double)r->world;  // of all GPUs
+    log.peak = device.flops * (double)r->world;
     device_print(&device);
-    const double step_flops = run_step_flops(r);
     size_t step = r->state.step;  // steps done
-    bool stop = r->world == 1 && stop_requested;
-    while (step < o->steps && !stop) {
+    while (step < o->steps && !run_hears(NEWS_SIGNAL)) {
         const double start = seconds_now();
         step++;
         timeline_step(&g->timeline, step);
@@ -2632,8 +2630,9 @@ template <typename X> static int train(Run *r) {
             const bool last = micro + 1 == o->accum;
             if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, &err)) {
                 gpt2_update_wait(g);
-                if (step - 1 > r->state.step && r->world == 1)  // other ranks are in the step
-                    save_now(g, r, step - 1, true, &state);
+                r->ends = true;
+                if (step > 1 && r->world == 1)  // other ranks are in the step
+                    save_now(g, r, step - 1, &state);
                 die("%s", err.text);  // a damaged token file
             }
             gpt2_forward(g, g->inputs, g->targets, r->B, r->T);
@@ -2648,7 +2647,7 @@ template <typename X> static int train(Run *r) {
         double loss;
         const double norm_squared = gpt2_grad_norm_squared(g, &loss), norm = sqrt(norm_squared);
         const bool finite = isfinite(loss) && isfinite(norm);
-        if (!finite) run_save_settle();  // what all ranks have begun to save, none saves alone
+        if (!finite) run_save_settle(r);  // what all ranks have begun to save, none saves alone
         if (!finite)
             fail("the loss is %g and the gradient norm %g at step %zu: stopped before the update; "
                  "try a lower --lr (what was saved in %s before is intact)", loss, norm, step,
@@ -2670,38 +2669,28 @@ template <typename X> static int train(Run *r) {
         char counters[1024];
         offload_log(g, &predicted, counters, sizeof counters);
         if (g->zero != NULL) zero_log(g, counters, sizeof counters);
-        if (!log_step(&log, step, o->steps, loss, norm, lr, 1e3 * seconds,
-                      (double)r->step_tokens / seconds,
-                      peak > 0 ? 100 * step_flops / seconds / peak : 0,
-                      counters, &err))
-            fail("%s", err.text);
-        const bool last = step == o->steps;
-        if (r->val.sequences > 0 && o->eval_every > 0 && (step % o->eval_every == 0 || last)
-            && !evaluate(g, r, &log, step, &err)) die("%s", err.text);
-        if (r->tokenizer != NULL && o->sample_every > 0 && (step % o->sample_every == 0 || last)) {
+        run_stepped(r, &log, step, loss, norm, lr, seconds, true, counters);
+        if (run_evaluates(r, step) && !evaluate(g, r, &log, step, &err)) die("%s", err.text);
+        if (run_samples(r, step)) {
             log_clear(&log);
-            printf("--- sample\n");
             generate(g, r, (uint32_t)step);
-            printf("---\n");
         }
-        if (o->save_every > 0 && !o->no_save && step % o->save_every == 0) save(g, r, step, &state);
-        // A signal, and a checkpoint that is written, count when all ranks know.
-        stop = g->zero != NULL ? zero_stops(g->zero) : stop_requested;
-        if (g->zero != NULL ? zero_saved(g->zero) : saver_over(&run_saver))
-            run_save_wait(&log);  // says so, or why it failed
+        if (run_saves(r, step)) save(g, r, step, &state);
+        if (!run_hears(NEWS_SAVING)) run_save_wait(r, &log);  // says so, or why it failed
     }
     gpt2_update_wait(g);
     // The weights once more even if this step is saved: a kill may have come between the two.
-    if (step > 0) save_now(g, r, step, step != r->state.step, &state);
+    r->ends = true;
+    if (step > 0) save_now(g, r, step, &state);
     CUDA(cudaDeviceSynchronize());
     timeline_close(&g->timeline);
-    run_end(r, &log, step);
+    const int code = run_end(r, &log, step);
     if (g->offloaded) offload_end(g, &predicted);
     if (g->zero != NULL) zero_end(g);
     printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", (double)taken / (1 << 20),
            (double)planned / (1 << 20));
     gpt2_free(g);
-    return 0;
+    return code;
 }
 
 // =============================================================================================

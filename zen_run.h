@@ -190,11 +190,11 @@ static inline void zen_open(const Run *r, ZenMap *map, ZenClock *x, size_t whole
 }
 
 // Saves the run after `step` steps; what: its five parts, and weights.
-static inline void zen_save(Run *r, size_t step, bool state, const ZenConfig *c, const ZenMap *map,
+static inline void zen_save(Run *r, size_t step, const ZenConfig *c, const ZenMap *map,
                             const ZenClock *x, const RunState *what) {
     free(r->state.more);
     r->state.more = zen_text(c, map, x);
-    run_save(r, step, state, what);
+    run_save(r, step, true, what);
 }
 
 // The reference for a run whose arenas these are (zenflow.h, section 4).

@@ -738,12 +738,12 @@ template <typename X> static void zen_load(GPT2<X> *g, Run *r) {
 }
 
 // Saves the run after `step` steps.
-template <typename X> static void zen_save_run(GPT2<X> *g, Run *r, size_t step, bool state) {
+template <typename X> static void zen_save_run(GPT2<X> *g, Run *r, size_t step) {
     const ZenFlow<X> *z = g->zen;
     StatePart parts[ZEN_PARTS];
     gpt2_update_wait(g);
     zen_parts(g, parts);
     const RunState what = {parts, ZEN_PARTS, &parts[0]};
-    zen_save(r, step, state, &z->config, &z->map, &z->clock, &what);
+    zen_save(r, step, &z->config, &z->map, &z->clock, &what);
 }
 #endif

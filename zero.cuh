@@ -50,8 +50,6 @@ struct Zero {
     size_t *blocks, most;       // of the norm: zero_blocks(),
     size_t all_blocks;          // and their sum
     size_t reduced_bytes, gathered_bytes;  // that this rank gave away in this step
-    double stop;                // the signal that some rank was sent by now, or 0
-    bool saved;                 // all ranks' part of the checkpoint is written
     // GPU memory.
     double *mine, *all;         // (ZERO_HEAD + most), (world, ZERO_HEAD + most)
     uint32_t *order;            // (all_blocks): zero_order(); stage 0 has none
@@ -61,12 +59,10 @@ struct Zero {
     double *host_all;           // (world, ZERO_HEAD)
 };
 
-enum { ZERO_LOSS, ZERO_STOP, ZERO_SAVED, ZERO_HEAD };  // what stands before a rank's block sums
+enum { ZERO_LOSS, ZERO_NEWS, ZERO_HEAD = ZERO_NEWS + NEWS };  // before a rank's block sums
 
 static int zero_stage(const Zero *z) { return z == NULL ? 0 : z->stage; }
 static cudaEvent_t zero_gathered(const Zero *z, size_t s) { return z->gathered[s]; }
-static bool zero_stops(const Zero *z) { return z->stop != 0; }
-static bool zero_saved(const Zero *z) { return z->saved; }
 
 // Where rank r's shard of segment s begins, or with r == world, the last one ends.
 static size_t shard_begin_of(const Zero *z, size_t s, size_t r) {
@@ -275,8 +271,7 @@ template <typename X> static cudaEvent_t gradient_event(const GPT2<X> *g, size_t
 template <typename X> static double zero_norm_squared(GPT2<X> *g, double *loss) {
     Zero *z = g->zero;
     const size_t n = zero_exchanged(z), own = z->stage == 0 ? 0 : g->blocks;
-    z->host_mine[ZERO_STOP] = (double)stop_requested;
-    z->host_mine[ZERO_SAVED] = saver_over(&run_saver);
+    run_tell(z->host_mine + ZERO_NEWS);
     CUDA(cudaMemcpyAsync(z->mine, z->host_mine, ZERO_HEAD * sizeof(double), cudaMemcpyHostToDevice,
                          g->leave));
     CUDA(cudaMemcpyAsync(z->mine + ZERO_LOSS, g->loss, sizeof(double), cudaMemcpyDeviceToDevice,
@@ -291,15 +286,9 @@ template <typename X> static double zero_norm_squared(GPT2<X> *g, double *loss) 
     tell_host(z->host_all, z->all, (unsigned)z->world, n, ZERO_HEAD, z->stream);
     CUDA(cudaEventRecord(g->step_left, z->stream));
     CUDA(cudaEventSynchronize(g->step_left));
-    *loss = z->stop = 0;
-    z->saved = true;
-    for (size_t r = 0; r < z->world; r++) {
-        const double *theirs = z->host_all + r * ZERO_HEAD;
-        *loss += theirs[ZERO_LOSS];
-        z->stop = fmax(z->stop, theirs[ZERO_STOP]);
-        z->saved = z->saved && theirs[ZERO_SAVED] != 0;
-    }
-    if (z->stop != 0) stop_requested = (int)z->stop;
+    *loss = 0;
+    for (size_t r = 0; r < z->world; r++) *loss += z->host_all[r * ZERO_HEAD + ZERO_LOSS];
+    run_hear(z->host_all + ZERO_NEWS, ZERO_HEAD);
     return g->host_loss[1];
 }
 

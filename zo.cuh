@@ -263,7 +263,6 @@ template <typename X> struct ZoModel {
     size_t step;                // steps done
     uint64_t sent;              // micro-batches of the run that have been sent
     cudaEvent_t over;           // the losses are on the host
-    int stop;                   // the signal that ends the run on all ranks, or 0
     size_t exchanged;           // bytes that this rank has sent to the others for this step
     double exchange;            // seconds until it had theirs
     Timeline timeline;
@@ -293,7 +292,7 @@ template <typename X> struct ZoModel {
 
 // How many losses a rank makes in a step; and the numbers that it sends to the others: the losses,
 // and ZO_SAYS more.
-enum { ZO_SIGNAL, ZO_DAMAGED, ZO_SAYS };  // a signal has come, or 0; its data cannot be read
+enum { ZO_NEWS, ZO_DAMAGED = NEWS, ZO_SAYS };  // run_tell(); its data cannot be read
 template <typename X> static size_t zo_losses(const ZoModel<X> *z) {
     return z->accum * 2 * (size_t)z->zo.queries;
 }
@@ -1093,18 +1092,14 @@ static bool zo_step(ZoModel<X> *z, const Run *r, size_t step, double lr, double 
     err->text[0] = '\0';
     const bool whole = zo_forward(z, r, step, err);
     memcpy(mine, zo_totals(z), n * sizeof(double));
-    mine[n + ZO_SIGNAL] = stop_requested;
+    run_tell(mine + n + ZO_NEWS);
     mine[n + ZO_DAMAGED] = !whole;
     const double start = seconds_now();
     ranks_exchange(mine, bytes, z->all);
     z->exchange = seconds_now() - start;
     z->exchanged = ranks.world > 1 ? bytes : 0;
-    z->stop = 0;
-    for (size_t k = 0; k < (size_t)ranks.world; k++) {
-        const double *said = z->all + k * news + n;
-        if (z->stop == 0) z->stop = (int)said[ZO_SIGNAL];
-        damaged += said[ZO_DAMAGED];
-    }
+    run_hear(z->all + n + ZO_NEWS, news);
+    for (size_t k = 0; k < (size_t)ranks.world; k++) damaged += z->all[k * news + n + ZO_DAMAGED];
     if (damaged > 0) {
         zo_replay(z, step - 1);  // some have stored that update already, and some have not
         return false;
@@ -1168,14 +1163,13 @@ template <typename X> static int zo_odd_rank(ZoModel<X> *z, bool updates_alone) 
 
 // Saves the run after `step` steps: all ranks together.
 template <typename X>
-static void zo_save_all(ZoModel<X> *z, Run *r, size_t step, bool state, bool ends,
-                        const RunState *what) {
+static void zo_save_all(ZoModel<X> *z, Run *r, size_t step, const RunState *what) {
     CUDA(cudaDeviceSynchronize());
-    const int odd = zo_odd_rank(z, r->keeps_base && !ends);  // such checkpoints have no weights
+    const int odd = zo_odd_rank(z, r->keeps_base && !r->ends);  // such checkpoints have no weights
     if (odd > 0)
         fail("after step %zu the weights of rank %d are not those of rank 0, as they must be: what "
              "was saved before is intact", step, odd);
-    zo_save(r, step, state, ends, &z->log, what);
+    zo_save(r, step, &z->log, what);
 }
 
 template <typename X> static int zo_train(Run *r) {
@@ -1233,20 +1227,20 @@ template <typename X> static int zo_train(Run *r) {
     Log log;
     if (z->streamed > 0 || o->trace != NULL)
         timeline_open(&z->timeline, r->rank == 0 ? o->trace : NULL);
-    run_begin(r, &log);
+    run_begin(r, &log, &saved);
     const DevicePeak peak = device_peak<X>(&z->lt, z->compute);
     device_print(&peak);
-    const double step_flops = run_step_flops(r) / (double)r->world;  // of this GPU
+    log.peak = peak.flops * (double)r->world;
     z->sent = z->step * o->accum;
-    // Alone, it stops at once. Of several, one that has got a signal says so with its next losses.
-    while (z->step < o->steps && !(ranks.world > 1 ? z->stop : stop_requested)) {
+    while (z->step < o->steps && !run_hears(NEWS_SIGNAL)) {
         const size_t step = z->step + 1;
         const double start = seconds_now(), lr = schedule_lr(o, step);
         double loss = 0, norm = 0;
         timeline_step(&z->timeline, step);
         z->moved_in = z->moved_out = 0;
         if (!zo_step(z, r, step, lr, &loss, &norm, &err)) {
-            if (step - 1 > r->state.step) zo_save_all(z, r, step - 1, true, true, &saved);
+            r->ends = true;
+            if (step > 1) zo_save_all(z, r, step - 1, &saved);
             ranks_barrier();  // it is saved
             if (err.text[0] != '\0') die("%s", err.text);  // a damaged token file
             ranks_barrier();  // the one that knows why ends all
@@ -1254,34 +1248,23 @@ template <typename X> static int zo_train(Run *r) {
         const double seconds = seconds_now() - start;
         char counters[256];
         zo_counters(z, counters, sizeof counters);
-        if (!(zo_count_skips(r, step, loss, lr, norm)
-              ? log_step(&log, step, o->steps, loss, norm, lr, 1e3 * seconds,
-                         (double)r->step_tokens / seconds,
-                         peak.flops > 0 ? 100 * step_flops / seconds / peak.flops : 0, counters,
-                         &err)
-              : log_skip(&log, step, o->steps, loss, norm, &err)))
-            fail("%s", err.text);
-
-        const bool last = step == o->steps;
-        if (r->val.sequences > 0 && o->eval_every > 0 && (step % o->eval_every == 0 || last)
-            && !zo_evaluate(z, r, &log, &err)) die("%s", err.text);
-        if (r->tokenizer != NULL && o->sample_every > 0 && (step % o->sample_every == 0 || last)) {
+        run_stepped(r, &log, step, loss, norm, lr, seconds,
+                    zo_count_skips(r, step, loss, lr, norm), counters);
+        if (run_evaluates(r, step) && !zo_evaluate(z, r, &log, &err)) die("%s", err.text);
+        if (run_samples(r, step)) {
             log_clear(&log);
-            printf("--- sample\n");
             zo_generate(z, r, (uint32_t)step);
-            printf("---\n");
         }
-        if (o->save_every > 0 && !o->no_save && step % o->save_every == 0)
-            zo_save_all(z, r, step, true, false, &saved);
+        if (run_saves(r, step)) zo_save_all(z, r, step, &saved);
     }
-    if (z->stop != 0) stop_requested = z->stop;  // for the last words; another rank may have got it
     // The weights once more even if this step is saved: a kill may have come between the two.
-    if (z->step > 0) zo_save_all(z, r, z->step, z->step != r->state.step, true, &saved);
+    r->ends = true;
+    if (z->step > 0) zo_save_all(z, r, z->step, &saved);
     timeline_close(&z->timeline);
-    run_end(r, &log, z->step);
+    const int code = run_end(r, &log, z->step);
     printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", mib(taken), mib(planned));
     zo_free(z);
-    return 0;
+    return code;
 }
 
 #endif

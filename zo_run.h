@@ -39,23 +39,18 @@ static inline void zo_load(const Run *r, ZoLog *log) {
         die("%s: %s", r->resume_from, err.text);
 }
 
-// Saves the run after `step` steps: run_save(), with the log, if there is one. A replay checkpoint
+// Saves the run after `step` steps: run_save(), with the log. A replay checkpoint
 // is a matter of kilobytes: the weights themselves are saved only when the run ends.
-static inline void zo_save(Run *r, size_t step, bool state, bool ends, ZoLog *log,
-                           const RunState *what) {
+static inline void zo_save(Run *r, size_t step, ZoLog *log, const RunState *what) {
     const size_t rounded = log->rounded;
     RunState small = *what;
-    if (r->o.optimizer != OPTIMIZER_MEZO) {
-        run_save(r, step, state, what);
-        return;
-    }
-    if (r->keeps_base && !ends) small.weights = NULL;
+    if (r->keeps_base && !r->ends) small.weights = NULL;
     if (!r->keeps_base) zo_log_trim(log);
     else log->rounded = 0;
     free(r->state.more);
     r->state.more = zo_log_text(log);
     log->rounded = rounded;
-    run_save(r, step, state, &small);
+    run_save(r, step, true, &small);
 }
 
 // Can a step with this mean loss and norm update anything? NaN and infinity would spread.

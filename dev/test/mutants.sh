@@ -278,7 +278,7 @@ zero norm: of as many as this rank has :: zero.cuh :: z->order, z->all_blocks, z
 zero norm: sums of all, one short :: zero.cuh :: CUDA(cudaMemcpyAsync(z->mine + ZERO_HEAD, g->norm_sums :: own * sizeof(double) :: (own > 0 ? own - 1 : 0) * sizeof(double)
 zero loss: of rank 0 :: zero.cuh :: *loss += theirs[ZERO_LOSS] :: theirs[ZERO_LOSS] :: z->host_all[ZERO_LOSS]
 zero flag: signal of rank 0 alone :: zero.cuh :: z->stop = fmax(z->stop, theirs[ZERO_STOP]) :: theirs[ZERO_STOP] :: z->host_all[ZERO_STOP]
-zero flag: signal not handed on :: zero.cuh :: if (z->stop != 0) stop_requested
+zero flag: signal not handed on :: run.h :: if (run_news[NEWS_SIGNAL] != 0) stop_requested
 zero flag: one rank has saved :: zero.cuh :: z->saved = z->saved && theirs[ZERO_SAVED] != 0 :: z->saved && theirs[ZERO_SAVED] != 0 :: z->saved || theirs[ZERO_SAVED] != 0
 zero counter: reduced :: zero.cuh :: z->reduced_bytes +=
 zero counter: gathered :: zero.cuh :: (first) z->gathered_bytes +=

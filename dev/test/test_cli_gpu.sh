@@ -133,7 +133,7 @@ pid=$!
 await $pid grep -qs '"step":3,' term/log.jsonl
 kill -TERM $pid
 wait $pid
-check sigterm_exits_cleanly test $? -eq 0
+check sigterm_exits_with_143 test $? -eq 143
 stopped=$(grep -c '"loss"' term/log.jsonl)
 check sigterm_stops_early test "$stopped" -lt 1000000
 check sigterm_saves test -d "term/checkpoints/step_$(printf %08d "$stopped")"

@@ -179,7 +179,7 @@ stop_and_go_on() {
     [ ! -d "stopped/checkpoints/$(printf 'step_%08d' $((24 * times)))" ]
 }
 check it_was_stopped_before_the_end longer stop_and_go_on
-check sigterm_exits_cleanly test $terminated -eq 0
+check sigterm_exits_with_143 test $terminated -eq 143
 check sigterm_says_how_to_go_on grep -q 'continue with --resume' terminated.out
 check it_was_killed test $killed -eq 137
 go "$cpu" uninterrupted $long $zen

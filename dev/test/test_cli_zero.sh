@@ -516,11 +516,11 @@ signal_ranks() {
     ! is_over term
 }
 check sigterm_stops_early longer signal_ranks
-check sigterm_to_one_rank_ends_well test $first -eq 0
+check sigterm_to_one_rank_ends_well test $first -eq 143
 check sigterm_is_no_error test ! -s first.err
 check sigterm_saves test "$saved" = "term/checkpoints/$(printf 'step_%08d' "$stopped")"
 check sigterm_says_how_to_go_on grep -q "signal 15 after step $stopped; continue with" first.out
-check sigterm_to_the_launcher_ends_well test $second -eq 0 -a ! -s term.err
+check sigterm_to_the_launcher_ends_well test $second -eq 143 -a ! -s term.err
 resume 2 term --zero 1 --offload zero
 if is_over uninterrupted; then :; else
     rm -rf uninterrupted

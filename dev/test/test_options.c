@@ -37,7 +37,7 @@ static void defaults_are_the_documented_ones(void) {
     CHECK(o.eps == 1e-8 && o.clip == 1 && o.schedule == SCHEDULE_COSINE, "adam");
     CHECK(o.eval_every == 100 && o.eval_batches == 20 && o.sample_every == 0, "eval");
     CHECK(o.sample_tokens == 256 && o.temperature == 0.8 && o.top_k == 0, "sample");
-    CHECK(o.save_every == 0 && o.keep == 2 && o.threads == 0 && o.save_dtype == SAVE_FP32, "files");
+    CHECK(o.save_every == AUTO_COUNT && o.keep == 2 && o.threads == 0 && o.save_dtype == SAVE_FP32, "files");
     CHECK(o.optimizer == OPTIMIZER_ADAMW && !o.resume && !o.help && !o.version, "flags");
     CHECK(o.stride == 0 && o.share == AUTO_REAL && o.slots == 0, "GPU");
     CHECK(o.zen_topk == 0.1 && o.zen_window == 4 && o.zen_reselect == 16, "importance");

@@ -651,7 +651,7 @@ static int save_three(void) {
         if (step == 3) break;
         for (int i = 0; i < 3000 && !saver_over(&run_saver); i++) usleep(1000);
         CHECK(saver_over(&run_saver) && run_saver.running, "it does not end");
-        run_save_wait(NULL);
+        run_save_wait(r, NULL);
         CHECK(newest(job.out) == step && !run_saver.running, "waited for no end");
     }
     fill_all(g, ranks.world == 1 || replicated ? 3 : 50);  // 50: nobody saves this

@@ -1253,7 +1253,7 @@ static void other_modes_go_on_from_it(void) {
                 part_whole("acc", &spans[3], &m.table, x.acc, NULL),
                 part_whole("shown", &spans[4], &m.table, x.shown, NULL)};
             const RunState all = {parts, ZEN_PARTS, NULL};
-            zen_save(&saved, step, true, &c.zen, &x.map, &x.clock, &all);
+            zen_save(&saved, step, &c.zen, &x.map, &x.clock, &all);
             train_state_free(&saved.state);
 
             // to train; this step has the highest rate of the schedule, and no other one has it

@@ -742,7 +742,7 @@ static void save_reference(const ZenReference *x, const GPT2Table *t, size_t ste
         run_of(&run, p->c, saved_in("c", step));
         reference_parts(x, &run.table, spans, parts);
         const RunState all = {parts, ZEN_PARTS, NULL};
-        zen_save(&run, step, true, &x->config, &x->map, &x->clock, &all);
+        zen_save(&run, step, &x->config, &x->map, &x->clock, &all);
         train_state_free(&run_saver.save.state);
         run_free(&run);
     }
@@ -802,7 +802,7 @@ template <typename X> static void check_resume(const Config *c, size_t phase) {
         engine_steps(g, c, i > 0 ? p.at[i - 1] + 1 : 1, i < SAVES ? p.at[i] : last, false, &r);
         if (i == SAVES) break;
         run.o.out = saved_in("g", p.at[i]);
-        zen_save_run(g, &run, p.at[i], true);
+        zen_save_run(g, &run, p.at[i]);
         train_state_free(&run_saver.save.state);
     }
     r.state[last - 1] = hash_engine(g);

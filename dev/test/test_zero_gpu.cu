@@ -525,9 +525,10 @@ template <typename X> static void rank_train(const Config *c, Shared *to) {
         }
         const double norm_squared = gpt2_grad_norm_squared(g, &loss);
         if (g->zero != NULL)
-            CHECK(zero_stops(g->zero) == (step >= 2) && stop_requested == (step >= 2 ? 15 : 0)
-                  && zero_saved(g->zero) == (step != 2), "rank %zu, step %zu: signal %d, saved %d: "
-                  "%s", rank, step, stop_requested, zero_saved(g->zero), name);
+            CHECK(run_news[NEWS_SIGNAL] == (step >= 2 ? 15 : 0)
+                  && stop_requested == (int)run_news[NEWS_SIGNAL]
+                  && run_news[NEWS_SAVING] == (step == 2), "rank %zu, step %zu: signal %d, saving "
+                  "%g: %s", rank, step, stop_requested, run_news[NEWS_SAVING], name);
         run_saver.running = false;
         const AdamStep adam = recipe_step(&recipe, step, norm_squared);
         gpt2_update(g, &adam);

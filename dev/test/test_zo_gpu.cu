@@ -758,7 +758,8 @@ static void check_rank_fails(int who, size_t micro) {
     for (size_t step = 1; step <= 2; step++) {
         stop_requested = ranks.rank == who && step == 2 ? SIGTERM : 0;
         CHECK(zo_step(z, &f.r, step, rate_of(step), &loss, &norm, &err), "%s", err.text);
-        CHECK(z->stop == (step == 2 ? SIGTERM : 0), "step %zu: stop %d", step, z->stop);
+        CHECK(run_news[NEWS_SIGNAL] == (step == 2 ? SIGTERM : 0), "step %zu: stop %g", step,
+              run_news[NEWS_SIGNAL]);
     }
     stop_requested = 0;
     CHECK(!zo_step(z, &f.r, 3, rate_of(3), &loss, &norm, &err), "rank %d", ranks.rank);

@@ -1,0 +1,240 @@
+#!/bin/sh
+# Whatever ends or disturbs a run costs at most what its checkpoints' interval says: kill -9, signals
+# to it and to all that was started with it, a second run in its folder, a disk that is full for a
+# while. At random moments, on one process and on several; then it has the bits of a run that nobody
+# disturbed.
+# usage: sh dev/test/test_lost.sh      (from the top of the repository, after make, make
+#        train_gpt2emu; ALL=1: 100 times, not 12)
+set -u
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
+# A disk that can be filled needs a name space of its own, to be mounted in.
+if [ -z "${SMALL_DISK-}" ]; then
+    for enter in "unshare -m" "unshare -Urm"; do
+        # shellcheck disable=SC2086  # two words
+        $enter mount -t tmpfs none /mnt 2>/dev/null && SMALL_DISK=yes exec $enter sh "$0"
+    done
+fi
+cpu=$(absolute "${TIDE_CPU:-train_gpt2}")
+gpu=$(absolute "${TIDE_GPU:-train_gpt2emu}")
+launch=$(absolute "${LAUNCH:-scripts/launch.sh}")
+for program in "$cpu" "$gpu"; do
+    [ -x "$program" ] || { echo "skip lost: $program is missing"; exit 0; }
+done
+export OMP_NUM_THREADS=1 EMU_THREADS=1
+work=$(mktemp -d) || exit 1
+trap 'kill -9 $(jobs -p) 2>/dev/null; umount "$work/disk" 2>/dev/null; rm -rf "$work"' EXIT
+. dev/test/cli.sh
+cat LICENSE LICENSE LICENSE >"$work/text.txt"
+cd "$work" || exit 1
+without_measuring
+mkdir disk
+if [ -n "${SMALL_DISK-}" ]; then mount -t tmpfs -o size=2m none disk || exit 1
+else echo "skip lost_disk_full: no disk can be mounted here"; fi
+tiny="--data text.txt --layers 2 --heads 2 --channels 32 --context 16 --batch 1 --eval-every 0"
+tiny="$tiny --warmup 0 --schedule constant"
+endless="$tiny --steps 1000000"
+
+# The last step that was logged, and the last that was saved, or 0.
+logged() { tail -n 1 "$1/log.jsonl" | sed 's/{"step":\([0-9]*\),.*/\1/'; }
+saved() { ls "$1/checkpoints" 2>/dev/null | sed -n 's/^step_0*//p' | grep . | sort -n | tail -n 1 | grep . || echo 0; }
+
+# --- one run owns --out -----------------------------------------------------------------------------
+
+"$cpu" $endless --save-every 20 --out own >own.out 2>own.err &
+owner=$!
+until_saved $owner own
+inode=$(ls -i own/log.jsonl)
+refuses a_second_run_is_refused 2 "own belongs to a run.*(process $owner on " "$cpu" --resume --out own
+refuses a_new_run_too 2 'belongs to a run' "$cpu" $endless --out own
+refuses on_the_gpu_too 2 "process $owner" "$gpu" --resume --out own
+refuses what_only_writes_the_model_too 2 'belongs to a run' "$cpu" --data text.txt --steps 0 --out own
+check who_only_reads_is_not "$cpu" --model own --steps 0 --prompt x --sample-tokens 3
+check and_may_evaluate "$cpu" --resume --out own --steps 0
+check it_keeps_its_log test "$inode" = "$(ls -i own/log.jsonl)"
+seen=$(logged own)
+await $owner sh -c "[ \$(grep -c loss own/log.jsonl) -gt $((seen + 2)) ]"
+check it_is_still_at_work kill -0 $owner
+kill -9 $owner
+wait $owner 2>/dev/null
+check after_a_kill_the_lock_is_free "$cpu" --resume --out own --steps $(($(saved own) + 1))
+refuses a_run_that_is_refused_leaves_no_folder 2 'channels' "$gpu" $tiny --channels 34 --out refused
+check nor_a_lock test ! -e refused
+
+# All ranks own it: as long as one of them lives, even without the others.
+cat >ranked <<'END'
+echo $$ >pid.$RANK
+exec "$@"
+END
+"$launch" 2 sh ranked "$gpu" $endless --save-every 5 --out ranks >ranks.out 2>ranks.err &
+launcher=$!
+until_saved $launcher ranks
+refuses ranks_own_it 2 'ranks belongs to a run' "$gpu" --resume --out ranks
+kill -STOP "$(cat pid.1)"
+kill -9 "$(cat pid.0)"
+refuses one_of_them_is_enough 2 'ranks belongs to a run' "$gpu" --resume --out ranks
+kill -CONT "$(cat pid.1)"
+wait $launcher
+check then_it_is_free "$gpu" --resume --out ranks --steps $(($(saved ranks) + 1))
+
+# --- signals ----------------------------------------------------------------------------------------
+
+# As `make run` in a terminal: make passes a signal on that the trainer has got, too.
+printf 'run:\n\t%s %s --save-every 0 --out $(OUT) >$(OUT).out\n' "$cpu" \
+    "$endless" >makefile
+group() {  # group OUT SIGNAL: to the process group of make
+    setsid make -s run OUT="$1" >"$1.make" 2>&1 &
+    leader=$!
+    await $leader grep -qs '"step":3,' "$1/log.jsonl"
+    kill -s "$2" -- "-$leader"
+    wait $leader 2>/dev/null
+    flock "$1/.lock" true  # (a shell between make and the trainer may not wait for it)
+    check "a_${2}_to_the_group_saves" test "$(logged "$1")" -eq "$(saved "$1")"
+    check "and_says_$2" grep -q '^stopped by signal' "$1.out"
+}
+group term TERM
+group hup HUP
+group int INT
+timeout -s TERM 1 make -s run OUT=timeout >timeout.make 2>&1
+flock timeout/.lock true
+check a_timeout_saves test -s timeout/model.safetensors -a "$(saved timeout)" = "$(logged timeout)"
+for signal in 1:HUP 2:INT 15:TERM; do
+    "$cpu" $endless --out ends >ends.out 2>ends.err &
+    await $! grep -qs '"step":3,' ends/log.jsonl
+    kill "-${signal#*:}" $!
+    wait $!
+    check "the_exit_code_tells_of_${signal#*:}" test $? -eq $((128 + ${signal%:*}))
+    rm -rf ends
+done
+nohup "$cpu" $endless --out ends >ends.out 2>ends.err &
+await $! grep -qs '"step":3,' ends/log.jsonl
+kill -HUP $!
+seen=$(logged ends)
+await $! sh -c "[ \$(grep -c loss ends/log.jsonl) -gt $((seen + 9)) ]"
+check nohup_is_minded kill -TERM $!
+wait $!
+rm -rf ends
+# What does not come to an end (an evaluation here) is ended by a second signal, a second later.
+"$cpu" $endless --eval-every 5 --eval-batches 100000 --val "$cpu" --out ends >ends.out 2>ends.err &
+await $! grep -qs '"step":5,' ends/log.jsonl
+kill -INT $!
+sleep 0.2
+kill -INT $!
+sleep 1
+check a_second_signal_at_once_is_the_same kill -INT $!
+wait $!
+check one_that_comes_later_is_not test $? -eq 130 -a ! -d ends/checkpoints
+
+# --- when checkpoints are saved -----------------------------------------------------------------------
+
+often="env TIDE_SAVE_SECONDS=0.05"
+"$cpu" $tiny --steps 1 --out auto >auto.out
+check by_default_it_saves_by_time grep -q '^checkpoints: every 10 minutes' auto.out
+by_time() {  # by_time NAME COMMAND...: at least three, before the end
+    name=$1
+    shift
+    rm -rf "$name"
+    "$@" --keep 99 --out "$name" >"$name.out" 2>&1 && [ "$(ls "$name/checkpoints" | wc -l)" -ge 4 ]
+}
+one() { by_time one $often "$cpu" $tiny --steps $((400 * times)); }
+two() { by_time two $often "$launch" 2 "$gpu" $tiny --zero 2 --offload zero --steps $((60 * times)); }
+zo() { by_time zo $often "$launch" 2 "$gpu" $tiny --optimizer mezo --steps $((60 * times)); }
+check it_is_often_time longer one
+check and_for_two_ranks longer two
+check and_for_zeroth_order longer zo
+
+# --- a disk that is full --------------------------------------------------------------------------------
+
+fill() { cat /dev/zero >disk/fill 2>/dev/null; }
+if [ -n "${SMALL_DISK-}" ]; then
+    refuses a_disk_that_is_too_small 2 'take 6.* MB, and only 2.* MB are free' "$cpu" $tiny --channels 128 \
+        --out disk/no
+    check and_leaves_nothing test ! -e disk/no
+    "$cpu" $tiny --steps 9 --save-every 3 --keep 9 --out disk/much >much.out
+    check too_small_for_all_is_said grep -q '^checkpoints: .*NOT ENOUGH' much.out
+    rm -r disk/much
+    # Full from its first checkpoint on to the end: nothing was whole, or what was stays.
+    "$cpu" $endless --save-every 3000 --out disk/first >first.out 2>first.err &
+    await $! grep -qs 'step.:5,' disk/first/log.jsonl
+    fill
+    wait $!
+    check without_an_earlier_one_it_ends test $? -eq 1
+    check and_says_why sh -c "tail -n 1 first.err | grep -q '^tide: cannot.*No space left'"
+    rm -r disk/*
+fi
+
+# --- at random moments ----------------------------------------------------------------------------------
+
+kill_it() { kill -s KILL -- -$pid; }
+kill_a_rank() { kill -9 "$(cat "pid.$(below 2)")"; }  # (which have sessions of their own)
+below() { echo $(($(od -An -N2 -tu2 /dev/urandom) % $1)); }
+# disturb RUN INTERVAL COMMAND...: begins or resumes RUN, and disturbs it once. Says what was lost.
+disturb() {
+    run=$1 interval=$2
+    shift 2
+    if [ -d "$(newest "$run")" ]; then set -- "$@" --resume; else set -- "$@" $endless; fi
+    before=$(saved "$run")
+    setsid "$@" --save-every "$interval" --out "$run" >run.out 2>run.err &
+    pid=$!
+    seen=$(newest "$run")
+    await $pid has_another "$run"
+    a_moment
+    how=$(below 5)
+    slack=$((2 * interval))  # one that is being written does not count
+    case $how in
+        0) $kill ;;
+        1) kill -s TERM -- -$pid; kill -TERM $pid ;;
+        2) kill -HUP $pid ;;
+        3)
+            "$program" --resume --out "$run" >second.out 2>second.err
+            grep -q 'belongs to a run' second.err || echo "the second run: $(cat second.err)"
+            $kill ;;
+        4)
+            [ -z "${SMALL_DISK-}" ] || {
+                fill
+                sleep 0.2
+                rm -f disk/fill
+                slack=999999
+                kill -0 $pid || echo "a full disk has ended it: $(cat run.err)"
+                seen=$(newest "$run")
+                await $pid has_another "$run"
+            }
+            $kill ;;
+    esac
+    wait $pid 2>/dev/null
+    code=$?
+    after=$(saved "$run") there=$(logged "$run")
+    case $how in
+        1 | 2) [ "$after" = "$there" ] && [ $code -gt 128 ] || [ $code = 1 ] ||
+            echo "$how ended with $code after step $there, and $after is saved: $(cat run.err)" ;;
+        *) [ "$after" -ge "$before" ] && [ $((there - after)) -le $slack ] ||
+            echo "$how lost steps $after to $there, with checkpoints every $interval" ;;
+    esac
+}
+# disturbed NAME TIMES INTERVAL COMMAND...: then it ends as if nothing had been
+disturbed() {
+    name=$1 count=$2 interval=$3
+    shift 3
+    : >"$name.said"
+    i=0
+    while [ $i -lt "$count" ]; do
+        disturb "disk/$name" "$interval" "$@" >>"$name.said" 2>&1
+        i=$((i + 1))
+    done
+    last=$(($(saved "disk/$name") + 2))
+    check "${name}_${count}_times_nothing_is_lost" sh -c "cat $name.said; ! grep -q . $name.said"
+    check "${name}_goes_on" "$@" --resume --steps $last --out "disk/$name"
+    "$@" $tiny --steps $last --save-every 0 --out "whole_$name" >whole.out 2>&1
+    check "${name}_has_the_bits_of_an_undisturbed_run" cmp "whole_$name/model.safetensors" \
+        "disk/$name/model.safetensors"
+    check "${name}_log_is_whole" test "$(logged "disk/$name")" -eq $last
+    check "${name}_leaves_no_rubbish" sh -c "! ls disk/$name/checkpoints | grep tmp"
+    rm -rf "disk/$name"
+}
+few=1
+whole && few=10
+kill=kill_it program=$cpu
+disturbed one $((4 * few + 2)) 20 "$cpu"
+program=$gpu
+disturbed offloaded $((2 * few)) 5 "$gpu" --offload zero
+kill=kill_a_rank
+disturbed two_ranks $((4 * few - 2)) 5 "$launch" 2 sh ranked "$gpu" --zero 2 --offload zero
