@@ -1,7 +1,7 @@
 // tokenize.c: text to token files in the llm.c format, and a look into such files. See usage().
 // Text is mapped and encoded in blocks, JSON lines are read one at a time; what is held in memory
 // are the tokens of the shard that is being filled.
-#include "../../data.h"
+#include "tokens.h"
 #include "../../json.h"
 
 static const char *const usage_text =

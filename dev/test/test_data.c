@@ -1,6 +1,6 @@
 // test_data.c: data.h. Token files and what can be wrong with them, text, splitting, and the order
 // in which the loader hands out sequences.
-#include "../../data.h"
+#include "../data/tokens.h"
 #include "test.h"
 #include <math.h>
 #include <signal.h>
