@@ -77,7 +77,6 @@ enum {
     O_FIXED = 1,  // defines the run: saved, and --resume refuses another value
     O_OWN = 2,    // belongs to one invocation: neither saved nor restored
     O_GPU = 4,    // only in the GPU builds
-    O_LATER = 8,  // no build has it yet; remove the flag when one does
     O_FO = 16, O_ZO = 32,  // only for first-order, only for zeroth-order training
     O_ZEN = 64,   // only for importance-aware updates
     O_AUTO = 128, // a number that may be "auto", though that is not the default
@@ -88,7 +87,7 @@ typedef struct {
     const char *name;     // without the two dashes; of a title row: the title
     size_t offset;        // of the field in Options
     const char *initial;  // default, as it would be written on the command line; NULL: none
-    const char *values;   // choices, "a|b|!c" (! is not implemented yet); of a text: what it is
+    const char *values;   // choices, "a|b|c"; of a text: what it is
     double min, max;      // of numbers, both included; of a text: the shortest length
     int flags;
     const char *help;
@@ -171,6 +170,8 @@ static const Option option_table[] = {
            "activations in backward, to save memory"),
     CHOICE("fuse-gelu", fuse_gelu, "auto", "auto|none|forward|both", O_GPU,
            "into the products of 16 bits; auto: none"),
+
+    TITLE("GPU builds: where the state of AdamW is, and who updates it"),
     CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|zenflow", 0,
            "of AdamW's state; auto: the fastest; CPU: zenflow"),
     REAL("resident", resident, "auto", 0, 1, O_GPU | O_FO,
@@ -185,12 +186,14 @@ static const Option option_table[] = {
     CHOICE("grad-wire", grad_wire, "bf16", "bf16|fp32", O_GPU | O_FO, "of gradients on the link"),
     FLAG("no-grad-overlap", no_grad_overlap, O_GPU | O_FO, "backward waits for gradients to leave"),
     FLAG("no-update-overlap", no_update_overlap, O_GPU | O_FO, "forward waits for all updates"),
+
+    TITLE("GPU builds: several GPUs, limits of memory, plans, measurements"),
     COUNT("zero", zero, "auto", 0, 3, O_GPU | O_FO, "ZeRO stage; auto: 2 on several GPUs"),
     CHOICE("grad-reduce", grad_reduce, "bf16", "bf16|fp32", O_GPU | O_FO,
            "how gradients are summed over GPUs"),
     COUNT("world", world, "1", 1, 1 << 16, O_OWN | O_GPU, "with --plan: for so many GPUs"),
     BYTES("gpu-memory", gpu_memory, "0", 0, 1e15, O_OWN | O_GPU,
-          "use at most this, like 24G; 0: all"),
+          "use at most this: 24G, 24GB or 24GiB, of 1024^3 bytes; 0: all"),
     BYTES("host-memory", host_memory, "0", 0, 1e15, O_OWN | O_GPU,
           "use at most this, even if less is free now; 0: all"),
     FLAG("plan", plan, O_OWN | O_GPU, "print memory and predicted time; exit"),
@@ -268,9 +271,10 @@ static inline bool option_given(const Options *o, const char *name) {
 // ---------------------------------------------------------------------------------------------
 // Values
 
-// Whole non-negative numbers: digits, and for O_BYTES one of K, M, G, T (powers of 1024).
+// Whole non-negative numbers: digits, and for O_BYTES a power of 1024: K, KB or KiB, M, G, T, or
+// the same in small letters.
 static inline bool parse_count(const char *text, bool suffix, size_t *out) {
-    static const char units[] = "KMGT";
+    static const char units[] = "KkMmGgTt";
     size_t v = 0, i = 0;
     for (; text[i] >= '0' && text[i] <= '9'; i++)
         if (__builtin_mul_overflow(v, (size_t)10, &v)
@@ -278,8 +282,10 @@ static inline bool parse_count(const char *text, bool suffix, size_t *out) {
     if (i == 0) return false;
     const char *unit = suffix && text[i] != '\0' ? strchr(units, text[i]) : NULL;
     if (unit != NULL) {
-        if (__builtin_mul_overflow(v, (size_t)1 << (10 * (unit - units + 1)), &v)) return false;
+        if (__builtin_mul_overflow(v, (size_t)1 << (10 * ((unit - units) / 2 + 1)), &v))
+            return false;
         i++;
+        if (strcasecmp(text + i, "B") == 0 || strcasecmp(text + i, "iB") == 0) i = strlen(text);
     }
     *out = v;
     return text[i] == '\0';
@@ -292,16 +298,12 @@ static inline bool parse_real(const char *text, double *out) {
     return *end == '\0' && end != text && isfinite(*out);
 }
 
-// Index of `text` in "a|b|!c", or -1; *later: it is marked with !.
-static inline int parse_choice(const char *values, const char *text, bool *later) {
-    size_t n = strlen(text);
-    for (int i = 0; values != NULL; i++) {
-        const char *bar = strchr(values, '|');
-        *later = *values == '!';
-        values += *later;
-        size_t length = bar != NULL ? (size_t)(bar - values) : strlen(values);
+// Index of `text` in "a|b|c", or -1.
+static inline int parse_choice(const char *values, const char *text) {
+    size_t n = strlen(text), length;
+    for (int i = 0; *values != '\0'; i++, values += length + (values[length] == '|')) {
+        length = strcspn(values, "|");
         if (length == n && memcmp(values, text, n) == 0) return i;
-        values = bar != NULL ? bar + 1 : NULL;
     }
     return -1;
 }
@@ -325,12 +327,9 @@ static inline bool option_set(Options *o, const Option *x, const char *text, Err
     } else if (x->type == O_TEXT) {
         *(const char **)field = text;
     } else if (x->type == O_CHOICE) {
-        bool later = false;
-        int i = parse_choice(x->values, text, &later);
+        int i = parse_choice(x->values, text);
         if (i < 0)
-            return error_set(err, "--%s %.60s: must be one of %s%s", x->name, text, x->values,
-                             strchr(x->values, '!') != NULL ? " (! not implemented yet)" : "");
-        if (later) return error_set(err, "--%s %s is not implemented yet", x->name, text);
+            return error_set(err, "--%s %.60s: must be one of %s", x->name, text, x->values);
         *(int *)field = i;
     } else if (x->type == O_REAL) {
         if (has_auto && strcmp(text, "auto") == 0) *(double *)field = x->min - 1;
@@ -341,6 +340,9 @@ static inline bool option_set(Options *o, const Option *x, const char *text, Err
         if (has_auto && strcmp(text, "auto") == 0) *(size_t *)field = (size_t)x->min - 1;
         else if (!parse_count(text, bytes, &count))
             wrong = bytes ? "is not a size, like 512M or 24G" : "is not a whole number";
+        else if (bytes && count > 0 && count < 1 << 20)
+            return error_set(err, "--%s %.60s is less than a megabyte: did you mean %.*sG?",
+                             x->name, text, (int)strspn(text, "0123456789"), text);
         else v = (double)(*(size_t *)field = count);
     }
     if (wrong != NULL) return error_set(err, "--%s: \"%.60s\" %s", x->name, text, wrong);
@@ -375,7 +377,6 @@ static inline void option_write(FILE *f, const Options *o, const Option *x) {
         } else {
             s = x->values;
             for (int i = *(const int *)field; i > 0; i--) s = strchr(s, '|') + 1;
-            s += *s == '!';
             n = strcspn(s, "|");
         }
         if (s == NULL) fputs("null", f);
@@ -386,7 +387,17 @@ static inline void option_write(FILE *f, const Options *o, const Option *x) {
 // ---------------------------------------------------------------------------------------------
 // The command line
 
-// Changes to turn a into b (Levenshtein 1966), looking at no more than 32 bytes of each.
+// What other programs call an option, and its name here.
+static const char *const option_synonyms[][2] = {
+    {"learning-rate", "lr"}, {"lr-scheduler", "schedule"}, {"batch-size", "batch"},
+    {"gradient-accumulation-steps", "accum"}, {"warmup-steps", "warmup"}, {"max-steps", "steps"},
+    {"num-train-epochs", "steps"}, {"epochs", "steps"}, {"block-size", "seq"},
+    {"seq-length", "seq"}, {"n-layer", "layers"}, {"n-head", "heads"}, {"n-embd", "channels"},
+    {"output-dir", "out"}, {"max-grad-norm", "clip"}, {"max-new-tokens", "sample-tokens"},
+};
+enum { SYNONYM_COUNT = sizeof option_synonyms / sizeof option_synonyms[0] };
+
+// Changes to turn a into b (Levenshtein 1966), looking at no more than 32 bytes of each; _ is -.
 static inline size_t edit_distance(const char *a, size_t na, const char *b) {
     size_t row[33], nb = strlen(b);
     if (na > 32) na = 32;
@@ -396,7 +407,7 @@ static inline size_t edit_distance(const char *a, size_t na, const char *b) {
         size_t diagonal = row[0];
         row[0] = i;
         for (size_t j = 1; j <= nb; j++) {
-            size_t best = diagonal + (a[i - 1] != b[j - 1]);
+            size_t best = diagonal + ((a[i - 1] == '_' ? '-' : a[i - 1]) != b[j - 1]);
             if (row[j] + 1 < best) best = row[j] + 1;
             if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
             diagonal = row[j];
@@ -410,11 +421,13 @@ static inline size_t edit_distance(const char *a, size_t na, const char *b) {
 static inline bool unknown_option(const char *arg, Error *err) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
     size_t n = strcspn(name, "="), best = (n < 32 ? n : 32) / 3 + 2;  // else: none
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        if (option_table[i].type == O_TITLE) continue;
-        size_t d = edit_distance(name, n, option_table[i].name);
-        if (d > 2 && n >= 3 && strncmp(option_table[i].name, name, n) == 0) d = 2;  // --temp
-        if (d < best) { best = d; nearest = option_table[i].name; }
+    for (int i = 0; i < OPTION_COUNT + SYNONYM_COUNT; i++) {
+        const char *const *synonym = i < OPTION_COUNT ? NULL : option_synonyms[i - OPTION_COUNT];
+        if (synonym == NULL && option_table[i].type == O_TITLE) continue;
+        const char *known = synonym != NULL ? synonym[0] : option_table[i].name;
+        size_t d = edit_distance(name, n, known);
+        if (d > 2 && n >= 3 && strncmp(known, name, n) == 0) d = 2;  // --temp
+        if (d < best) { best = d; nearest = synonym != NULL ? synonym[1] : known; }
     }
     int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
     if (nearest == NULL) return error_set(err, "unknown option %.*s; see --help", shown, arg);
@@ -538,10 +551,12 @@ static inline bool options_parse_args(Options *o, int argc, char **argv, bool gp
         if ((x->flags & O_GPU) && !gpu_build)
             return error_set(err, "--%s is an option of the GPU builds; this is the CPU trainer",
                              x->name);
-        if (x->flags & O_LATER) return error_set(err, "--%s is not implemented yet", x->name);
         o->given[row] = true;
         if (o->help || o->version) return true;
     }
+    if (o->data == NULL && o->val == NULL && o->prompt != NULL && option_given(o, "model")
+        && !option_given(o, "steps") && !option_given(o, "out") && o->dump == NULL && !o->plan)
+        o->steps = 0;  // to sample needs no more
     if (o->optimizer == OPTIMIZER_MEZO) {  // what suits AdamW would end it
         if (!option_given(o, "lr")) o->lr = 1e-6;
         if (!option_given(o, "schedule")) o->schedule = SCHEDULE_CONSTANT;
@@ -557,12 +572,14 @@ static inline bool options_parse_args(Options *o, int argc, char **argv, bool gp
 
 static inline void options_help(FILE *f, const char *program) {
     fprintf(f, "usage: %s --data FILE [options]\n\n"
-               "Trains a GPT; --data FILE alone trains a small one on the bytes of a text.\n"
+               "  %s --data my.txt                  trains a small GPT on the bytes of a text\n"
+               "  %s --resume --steps 5000          goes on with it\n"
+               "  %s --model out --prompt \"Once \"   shows what it has learned\n\n"
                "[default]   = fixed by the checkpoint on --resume; all others may change there\n"
-               "            ! not implemented yet\n"
                "Models: nano, gpt2, gpt2-medium, gpt2-large, gpt2-xl, 7b, 8.3b, 10b, 13b, 20b,\n"
                "        opt-125m .. opt-175b, dN (N layers, shaped like GPT-2), and weights in\n"
-               "        Hugging Face naming: a directory or a .safetensors file\n", program);
+               "        Hugging Face naming: a directory or a .safetensors file\n",
+            program, program, program, program);
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *x = &option_table[i];
         const char *value = x->values != NULL ? x->values : x->type == O_REAL ? "F"
@@ -574,8 +591,7 @@ static inline void options_help(FILE *f, const char *program) {
         else snprintf(left, sizeof left, "--%s %s%s", x->name, value, or_auto ? "|auto" : "");
         fprintf(f, "  %-30s", left);
         if (strlen(left) > 29) fprintf(f, "\n  %-30s", "");
-        fprintf(f, "%c%c %s", x->flags & O_FIXED ? '=' : ' ', x->flags & O_LATER ? '!' : ' ',
-                x->help);
+        fprintf(f, "%c %s", x->flags & O_FIXED ? '=' : ' ', x->help);
         if (x->initial != NULL) fprintf(f, "%s[%s]", x->help[0] ? " " : "", x->initial);
         fputc('\n', f);
     }
@@ -587,8 +603,7 @@ static inline void options_parse(Options *o, int argc, char **argv, bool gpu_bui
     Error err;
     if (!options_parse_args(o, argc, argv, gpu_build, &err)) die("%s", err.text);
     if (!o->help && !o->version) return;
-    const char *slash = strrchr(argv[0], '/');
-    if (o->help) options_help(stdout, slash != NULL ? slash + 1 : argv[0]);
+    if (o->help) options_help(stdout, argv[0]);
     else printf("tide.c %s (%s, %s)\n", TIDE_VERSION, gpu_build ? "GPU" : "CPU",
                 cpu_instructions());
     exit(fflush(stdout) == 0 ? 0 : 1);

@@ -55,10 +55,25 @@ typedef struct {
     size_t drawn;
     size_t V;           // tokens that may be drawn: 0 .. V-1
     size_t context;
+    bool terminal;      // stdout is one
+    unsigned char last; // byte of the text
     uint32_t number;    // tells the samples of a run apart: same seed and number, same text
     const Options *o;
     const Tokenizer *tokenizer;
 } Sample;
+
+// Prints a part of the text; on a terminal with '?' for control characters, which could do anything
+// to it, but not for newline and tab. Those beyond ASCII are C2 80 to C2 9F in UTF-8.
+static inline void sample_print(Sample *s, const char *text, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const unsigned char c = (unsigned char)text[i];
+        const bool control = c < 32 ? c != '\n' && c != '\t'
+                                    : c == 127 || (s->last == 0xC2 && c >= 0x80 && c < 0xA0);
+        putchar(s->terminal && control ? '?' : c);
+        s->last = c;
+    }
+    fflush(stdout);
+}
 
 // Prints --prompt, of which the model sees the end if it is longer than the context. A prompt
 // without tokens becomes the one that ends a text. Ends the program if the model does not know one.
@@ -72,6 +87,7 @@ static inline Sample sample_begin(const Options *o, const Tokenizer *tokenizer,
     s.o = o;
     s.tokenizer = tokenizer;
     s.number = number;
+    s.terminal = isatty(STDOUT_FILENO);
     s.context = c->context;
     s.V = min_size(c->vocab, tokenizer_vocab(tokenizer));
     s.tokens = (int32_t *)alloc_or_fail(bytes + o->sample_tokens + 1, sizeof(int32_t), "prompt");
@@ -84,7 +100,7 @@ static inline Sample sample_begin(const Options *o, const Tokenizer *tokenizer,
             die("the prompt has token %d, the model knows 0 to %zu", s.tokens[i], s.V - 1);
     s.first = s.n > s.context ? s.n - s.context : 0;
     if (number > 0) printf("--- sample\n");  // while training
-    fputs(prompt, stdout);
+    sample_print(&s, prompt, bytes);
     return s;
 }
 
@@ -98,8 +114,7 @@ static inline bool sample_next(Sample *s, float *logits) {
     if (next == tokenizer_eot(s->tokenizer)) return false;
     size_t length;
     const char *text = tokenizer_token(s->tokenizer, (uint32_t)next, &length);
-    fwrite(text, 1, length, stdout);
-    fflush(stdout);
+    sample_print(s, text, length);
     s->tokens[s->n++] = next;
     if (s->n - s->first > s->context) s->first = s->n - (s->context + 1) / 2;
     return ++s->drawn < s->o->sample_tokens;

@@ -380,7 +380,8 @@ static inline Tokenizer *tokenizer_load(const char *dir, Error *err) {
     Tokenizer *t = NULL;
     if (ok) {
         t = tokenizer_parse(text[0], length[0], text[1], length[1], &inner);
-        if (t == NULL) error_set(err, "%.200s: %.300s", dir, inner.text);
+        if (t == NULL) error_set(err, "%.200s: %.280s%s", dir, inner.text,
+                                 text[0] == NULL ? "; there is no vocab.json" : "");
     }
     free(text[0]);
     free(text[1]);

@@ -360,9 +360,9 @@ cap=$(EMU_DEVICES=0 least --offload twinflow --resident 0.3 --recompute none)
 go auto $steps --gpu-memory "${cap}K" --rates $desktop
 go auto_none --steps 2 --no-save
 refuses little_gpu_memory 2 'GPU memory' "$tide" $tiny --gpu-memory 1M --rates $desktop --out little
-refuses little_host_memory 2 'host memory' "$tide" $tiny --gpu-memory "${cap}K" --host-memory 1K \
+refuses little_host_memory 2 'host memory' "$tide" $tiny --gpu-memory "${cap}K" --host-memory 1M \
     --rates $desktop --out little
-refuses little_for_zero 2 'host memory' "$tide" $tiny --offload zero --host-memory 1K --out little
+refuses little_for_zero 2 'host memory' "$tide" $tiny --offload zero --host-memory 1M --out little
 check a_refused_run_leaves_nothing test ! -e little
 # What a machine says of its memory may grow, but what a container may use does not.
 mkdir -p small/proc small/sys/fs/cgroup
@@ -644,6 +644,6 @@ refuses slots_0 2 'must be 1' "$tide" $tiny --offload interleave --slots 0
 refuses subgroup_small 2 '4096' "$tide" $tiny --offload interleave --subgroup 100
 refuses offload_unknown 2 'twinflow' "$tide" $tiny --offload zeor
 refuses grad_wire_unknown 2 'bf16' "$tide" $tiny --grad-wire fp16
-refuses memory_without_a_unit_that_is_one 2 'size' "$tide" $tiny --gpu-memory 24GB
+refuses memory_without_a_unit_that_is_one 2 'size' "$tide" $tiny --gpu-memory 24GX
 refuses offload_on_the_cpu 2 'nothing to offload' "$cpu" --data text.txt --offload zero
 refuses no_save_and_save_every 2 'contradict' "$tide" $tiny --no-save --save-every 2

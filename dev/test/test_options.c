@@ -107,11 +107,19 @@ static void every_option_is_stored_in_its_field(void) {
     CHECK(parse(&o, "--data d --prompt=--x", false, &err) && !strcmp(o.prompt, "--x"), "dashes");
     CHECK(parse(&o, "--data d --gpu-memory 24G", true, &err), "%s", err.text);
     CHECK(o.gpu_memory == (size_t)24 << 30, "%zu", o.gpu_memory);
-    // Sizes are stored even though the GPU builds do not take the option yet.
-    parse(&o, "--host-memory 512M", true, &err);
-    CHECK(o.host_memory == (size_t)512 << 20, "%zu", o.host_memory);
-    parse(&o, "--host-memory 3K", true, &err);
-    CHECK(o.host_memory == 3072, "%zu", o.host_memory);
+    static const struct { const char *text; size_t bytes; } sizes[] = {
+        {"512M", 512 << 20}, {"3000K", 3000 << 10}, {"24GB", (size_t)24 << 30}, {"0", 0},
+        {"24GiB", (size_t)24 << 30}, {"24g", (size_t)24 << 30}, {"24gb", (size_t)24 << 30},
+        {"1t", (size_t)1 << 40}, {"2mib", 2 << 20}, {"1048576", 1 << 20}, {"0G", 0}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        char line[80];
+        snprintf(line, sizeof line, "--data d --host-memory %s", sizes[i].text);
+        CHECK(parse(&o, line, true, &err) && o.host_memory == sizes[i].bytes, "%s: %zu %s", line,
+              o.host_memory, err.text);
+    }
+    // Where there is something to sample with, and nothing else to do, it is sampled.
+    CHECK(parse(&o, "--model m --prompt x", false, &err) && o.steps == 0, "%s", err.text);
+    CHECK(parse(&o, "--plan --model m --prompt x", true, &err) && o.steps == 1000, "a plan");
     CHECK(parse(&o, "--data d --offload none --recompute block --precision fp32", true, &err), "%s",
           err.text);
     CHECK(o.offload == OFFLOAD_NONE && o.recompute == RECOMPUTE_BLOCK, "-");
@@ -157,6 +165,22 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --sead=3", "unknown option --sead; did you mean --seed?"},
         {"--data d -steps 3", "unknown option -steps; did you mean --steps?"},
         {"--data d --temp 3", "did you mean --temperature?"},
+        {"--data d --learning-rate 1", "unknown option --learning-rate; did you mean --lr?"},
+        {"--data d --learning_rate=1", "did you mean --lr?"},
+        {"--data d --batch-size 1", "did you mean --batch?"},
+        {"--data d --max_steps 1", "did you mean --steps?"},
+        {"--data d --num_train_epochs 1", "did you mean --steps?"},
+        {"--data d --warmup_steps 1", "did you mean --warmup?"},
+        {"--data d --seq-len 1", "did you mean --seq?"},
+        {"--data d --block_size 1", "did you mean --seq?"},
+        {"--data d --n_layer 1", "did you mean --layers?"},
+        {"--data d --lr_scheduler_type 1", "did you mean --schedule?"},
+        {"--data d --gradient_accumulation_steps 1", "did you mean --accum?"},
+        {"--data d --output_dir 1", "did you mean --out?"},
+        {"--prompt x", "--data is missing"},
+        {"--model m --prompt x --out o", "--data is missing"},
+        {"--model m --prompt x --val v", "--data is missing"},
+        {"--model m --prompt x --steps 5", "--data is missing"},
         {"--data d --xyzzyx 3", "unknown option --xyzzyx; see --help"},
         {"--data d --", "unknown option --;"},
         {"--data d -", "unknown option -;"},
@@ -216,7 +240,6 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --gpu-memory 24G", "this is the CPU trainer"},
         {"--data d --gpu-memory 24X", "is not a size, like 512M or 24G"},
         {"--data d --gpu-memory G", "is not a size"},
-        {"--data d --gpu-memory 24GB", "is not a size"},
         {"--data d --gpu-memory 99999999T", "is not a size"},
         {"--data d --plan", "--plan is an option of the GPU builds"},
         {"--data d --no-save --save-every 5", "contradict each other"},
@@ -281,6 +304,13 @@ static void mistakes_are_refused_with_a_reason(void) {
         CHECK(strchr(err.text, '\n') == NULL, "one line");
     }
     static const struct { const char *line, *reason; } gpu[] = {
+        {"--data d --gpu-memory 24", "--gpu-memory 24 is less than a megabyte: did you mean 24G?"},
+        {"--data d --host-memory 1023K", "1023K is less than a megabyte"},
+        {"--data d --gpu-memory 24B", "\"24B\" is not a size, like 512M or 24G"},
+        {"--data d --gpu-memory 24Gi", "is not a size"},
+        {"--data d --gpu-memory 24GBs", "is not a size"},
+        {"--data d --gpu-memory 24~GB", "is not a size"},
+        {"--data d --gpu-memory 99999999TB", "is not a size"},
         {"--data d --world 2", "--world is for --plan"},
         {"--data d --zero 4", "--zero 4: must be 0 to 3"},
         {"--data d --grad-reduce fp16", "--grad-reduce fp16: must be one of bf16|fp32"},
@@ -390,7 +420,15 @@ static void help_is_complete_and_narrow(void) {
         snprintf(find, sizeof find, "[%s]", x->initial != NULL ? x->initial : "");
         CHECK(x->initial == NULL || strstr(entry, find) != NULL, "no default: %s", entry);
         CHECK((strstr(entry, " = ") != NULL) == ((x->flags & O_FIXED) != 0), "mark: %s", entry);
-        CHECK((strstr(entry, " ! ") != NULL) == ((x->flags & O_LATER) != 0), "mark: %s", entry);
+    }
+    // What the head explains is there, and nothing else; three examples; no long group.
+    CHECK(strstr(text, "not implemented") == NULL, "a mark that nothing has");
+    int examples = 0, group = 0;
+    for (const char *at = text; (at = strstr(at, "\n  train_gpt2 --")) != NULL; at++) examples++;
+    CHECK(examples == 3, "%d examples", examples);
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        group = option_table[i].type == O_TITLE ? 0 : group + 1;
+        CHECK(group <= 14, "too many options in the group of --%s", option_table[i].name);
     }
     for (const char *line = text; *line;) {
         size_t length = strcspn(line, "\n");

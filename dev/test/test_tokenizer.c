@@ -493,6 +493,15 @@ static void tokenizer_bad_directories(void) {
     write_file("vocab.json", "", 0);
     CHECK(tokenizer_load(scratch, &err) == NULL && strstr(err.text, "vocab.json") != NULL, "%s",
           err.text);
+    CHECK(strstr(err.text, "no vocab.json") == NULL, "%s", err.text);
+    Tokenizer *bytes = tokenizer_bytes();  // its merges.txt is empty: all is in vocab.json
+    CHECK(tokenizer_save(bytes, scratch, &err), "%s", err.text);
+    tokenizer_free(bytes);
+    path_join(path, scratch, "vocab.json");
+    CHECK(unlink(path) == 0 && tokenizer_load(scratch, &err) == NULL
+          && strstr(err.text, "there is no vocab.json") != NULL, "%s", err.text);
+    write_file("vocab.json", "", 0);
+    write_file("merges.txt", "a b\n", 4);
     path_join(path, scratch, "vocab.json");
     CHECK(truncate(path, (off_t)1 << 40) == 0, "a huge file with holes");
     CHECK(tokenizer_load(scratch, &err) == NULL && strstr(err.text, "too large") != NULL, "%s",
