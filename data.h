@@ -187,6 +187,33 @@ static inline bool data_encode(TokenData *d, const char *name, const Tokenizer *
     return true;
 }
 
+// What is not text: how it begins (JSON also by its name; "": a NUL byte anywhere), and the remedy.
+static const char *const not_text[][3] = {
+    {"gzip", "\x1f\x8b", "gunzip it first"}, {"zstd", "\x28\xb5\x2f\xfd", "unzstd it first"},
+    {"xz", "\xfd\x37zXZ", "unxz it first"}, {"bzip2", "BZh91AY&SY", "bunzip2 it first"},
+    {"zip", "PK\3\4", "unzip it first"}, {"PDF", "%PDF-", "pdftotext makes text of it"},
+    {"Parquet", "PAR1", "write its texts to a file first"},
+    {"UTF-16", "\xff\xfe", "iconv -f UTF-16 -t UTF-8 makes text of it"},
+    {"UTF-16", "\xfe\xff", "iconv -f UTF-16 -t UTF-8 makes text of it"},
+    {"JSON", "{", "build/tokenize takes the texts out of .jsonl"},
+    {"JSON", "[", "take its texts out first"},
+    {"binary (it has NUL bytes)", "", "if there is text in it, take that out first"},
+};
+static bool data_is_quiet;  // of several ranks, the first one warns
+
+static inline void data_warn(const char *name, const void *bytes, size_t n) {
+    const char *dot = strrchr(name, '.');
+    const bool json = dot != NULL && strncasecmp(dot, ".json", 5) == 0;
+    for (size_t i = 0; !data_is_quiet && i < sizeof not_text / sizeof not_text[0]; i++) {
+        const size_t m = strlen(not_text[i][1]);
+        if (n < m || memcmp(bytes, not_text[i][1], m) != 0 || (m == 1 && !json)
+            || (m == 0 && memchr(bytes, 0, n) == NULL)) continue;
+        fprintf(stderr, "tide: warning: %s is %s, and its bytes are taken as text: %s\n", name,
+                not_text[i][0], not_text[i][2]);
+        return;
+    }
+}
+
 // Opens a file, or every file that matches a glob pattern, in order of name: token files, told by
 // their magic, or text, which is encoded with `tok` (NULL: text is an error). Close with
 // data_close(). Mapped files must not be cut short while they are in use.
@@ -233,6 +260,7 @@ static inline bool data_open(TokenData *d, const char *pattern, const Tokenizer 
             ok = error_set(err, "%s is text, but other files of %s hold tokens", s->name, pattern);
         if (ok && !is_binary && tok == NULL)
             ok = error_set(err, "%s is text, and there is no tokenizer to encode it", s->name);
+        if (ok && !is_binary) data_warn(s->name, s->map, s->map_bytes);
     }
     if (ok && binary == 0) ok = data_encode(d, pattern, tok, err);
     if (!ok) { data_close(d); return false; }

@@ -134,6 +134,7 @@ static inline void run_choose_tokenizer(Run *r) {
     const Options *o = &r->o;
     const char *saved = o->resume ? o->out : r->saved_model;
     char home[PATH_MAX], merges[PATH_MAX] = "";
+    struct stat list;
     const char *file;
     Error err;
     if (saved != NULL && !model_path(saved, home, &file, &err)) die("%s", err.text);
@@ -145,6 +146,10 @@ static inline void run_choose_tokenizer(Run *r) {
         r->tokenizer = tokenizer_bytes();
     }
     // else: a saved model with tokens that nobody explained; token files will do for it
+    if (saved != NULL && strcmp(dir, "bytes") == 0 && o->tokenizer != NULL  // whose merges are none
+        && (stat(merges, &list) == 0 ? list.st_size > 16 : r->config.vocab >= 50257))
+        die("--tokenizer bytes: the model in %s knows %zu other tokens: leave it out, or name the "
+            "directory of theirs", home, r->config.vocab);
 }
 
 // Tells one training text from another without reading all of it: by sizes and both ends of files.
@@ -329,6 +334,9 @@ static inline void run_describe(const Run *r) {
            (double)r->o.steps * (double)sequences / (double)r->train.sequences, r->o.steps,
            r->task ? sequences : r->step_tokens, what,
            r->task ? r->val.sequences : r->val.sequences > 0 ? r->val.data->tokens : 0, what);
+    if (r->val.sequences == 0 && r->o.eval_every > 0)
+        printf("data: nothing will be evaluated: the held-out tenth %s; name a file with --val\n",
+               r->task ? "has no example" : "is shorter than --seq");
     if (!r->o.plan) cpu_describe();
 }
 
@@ -356,6 +364,26 @@ static inline void run_agree(const Run *r) {
     ranks_agree("data", text);
 }
 
+// A run that has done its --steps ends here, and everything stays as it is: unless it was killed
+// between its last checkpoint and the weights for others, which it then still has to write.
+static inline void run_end_early(const Run *r) {
+    const Options *o = &r->o;
+    char model[PATH_MAX];
+    struct stat x, last;
+    if (!o->resume || o->steps == 0 || o->plan || r->state.step < o->steps) return;
+    path_join(model, o->out, "model.safetensors");
+    bool over = r->state.step > o->steps
+        || (stat(model, &x) == 0 && stat(r->resume_from, &last) == 0
+            && 1e9 * difftime(x.st_mtime, last.st_mtime)
+               + (double)(x.st_mtim.tv_nsec - last.st_mtim.tv_nsec) > 0);
+    ranks_broadcast(&over, sizeof over);
+    if (!over) return;
+    printf("nothing to do: the run in %s is at step %zu, and --steps is %zu: raise it to go on\n",
+           o->out, r->state.step, o->steps);
+    ranks_close();
+    exit(fflush(stdout) == 0 ? 0 : 1);
+}
+
 // Fills *r from the command line and the files that it names. Everything that can be wrong with
 // them is found here, and ends the program.
 static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
@@ -365,6 +393,7 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     ranks_open();
     r->world = (size_t)ranks.world;
     r->rank = (size_t)ranks.rank;
+    data_is_quiet = r->rank > 0;
     options_parse(o, argc, argv, gpu_build);
     if (!gpu_build && r->world > 1) die("the CPU trainer is one process; for several: a GPU build");
     if (o->plan && r->world > 1) die("--plan is one process: say --world %zu", r->world);
@@ -406,6 +435,7 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
         die("the held-out tenth of %s is shorter than --seq %zu: name a file with --val", o->data,
             r->T);
     if (r->world > 1 && !o->plan) run_agree(r);
+    run_end_early(r);
     run_check_output(r);
     Error err;
     if (ranks.world > 1 && !o->no_save && !state_is_shared(o->out, &err)) die("%s", err.text);

@@ -163,8 +163,23 @@ check sample_starts_with_the_prompt grep -q 'The ' a.txt
 "$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 5 >a.txt
 "$tide" --model whole --steps 0 --prompt 'The ' --sample-tokens 60 --seed 6 >b.txt
 check seeds_give_other_samples sh -c '! cmp -s a.txt b.txt'
+"$tide" --model whole --prompt 'The ' --sample-tokens 60 --seed 6 >a.txt
+check a_prompt_without_data_samples cmp a.txt b.txt
 "$tide" --model whole --steps 0 --prompt x --sample-tokens 100 --temperature 1000 >a.txt
 check every_token_is_drawn_anew test "$(od -An -v -tx1 -w1 a.txt | sort -u | wc -l)" -gt 40
+# A terminal gets no control characters: of ESC and the like, C2 80 to C2 9F, only '?'.
+wild="--model whole --prompt $(printf 'x\302') --temperature 1000 --sample-tokens 2000"
+if ! script -qec true /dev/null >/dev/null 2>&1 </dev/null; then
+    echo "skip controls_on_a_terminal: no script(1)"
+else
+    controls='[[:cntrl:]]|\xc2[\x80-\x9f]'
+    "$tide" $wild | tr '\n\t' '  ' >a.txt
+    script -qec "$tide $wild" /dev/null </dev/null | tr -d '\r' | tr '\n\t' '  ' >b.txt
+    check controls_in_a_pipe sh -c "LC_ALL=C grep -Pq '$controls' a.txt"
+    check controls_on_a_terminal sh -c "! LC_ALL=C grep -Paq '$controls' b.txt"
+    LC_ALL=C tr '[:cntrl:]' '?' <a.txt | tr -d '?\200-\237' >c.txt
+    check the_rest_is_the_same sh -c "tr -d '?\200-\237' <b.txt | cmp - c.txt"
+fi
 check samples_beyond_the_context "$tide" --model whole --steps 0 --sample-tokens 100 \
     --prompt "$(head -c 300 text.txt)"
 
@@ -208,6 +223,34 @@ check conversion_keeps_the_bits same whole copy
 check bf16_is_half_as_long test "$(wc -c <bf16/model.safetensors)" -lt "$(($(wc -c <whole/model.safetensors) * 6 / 10))"
 check bf16_weights_load "$tide" --model bf16 --steps 0 --prompt x --sample-tokens 5
 check fine_tuning "$tide" --model whole --data text.txt --steps 3 --batch 2 --out tuned
+little="--layers 1 --heads 2 --channels 8 --context 32 --batch 2 --steps 1"
+(printf '\037\213' && cat text.txt) >text.gz
+"$tide" $little --data text.gz --val text.gz --out packed >a.txt 2>b.txt
+check data_that_is_not_text test "$(grep -c '^tide: warning: text.gz is gzip.*gunzip' b.txt)" -eq 2
+check an_evaluation_is_not_called_missing sh -c '! grep -q "nothing will be evaluated" a.txt'
+head -c 200 text.txt >little.txt
+"$tide" $little --data little.txt --out little >a.txt
+check nothing_to_evaluate_is_said grep -q '^data: nothing will be evaluated: .*--val$' a.txt
+"$tide" $little --data little.txt --eval-every 0 --out little_quiet >a.txt
+check nobody_asked_for_it sh -c '! grep -q "nothing will be evaluated" a.txt'
+
+# A run that is where it should be, or further, stays as it is; but if it was killed before it wrote
+# its weights for others, it does that.
+cp -r whole finished
+touch finished/model.safetensors
+sleep 0.02
+touch stamp
+sleep 0.02
+for n in 7 12; do
+    "$tide" --resume --out finished --steps $n >a.txt
+    check "nothing_to_do_is_no_error $n" test $? -eq 0
+    check "nothing_to_do_is_said $n" grep -q "^nothing to do: .* at step 12, and --steps is $n:" a.txt
+done
+check nothing_to_do_is_one_line test "$(wc -l <a.txt)" -eq 1
+check nothing_is_touched test -z "$(find finished -newer stamp)"
+rm finished/model.safetensors
+check weights_are_still_to_do "$tide" --resume --out finished --steps 12
+check they_are_written same whole finished
 "$tide" $small --dump d1.safetensors --threads 1 >dump.out
 check dump_is_of_the_first_batch grep -q "^loss $(printf '%.4f' "$first" | cut -c1-5)" dump.out
 "$tide" $small --dump d2.safetensors --threads 2 >/dev/null
@@ -259,6 +302,13 @@ refuses larger_tokenizer 2 tokens "$tide" $small --tokenizer bytes --vocab 100
 "$tide" $small --vocab 300 --steps 1 --out wide >/dev/null
 rm wide/merges.txt
 refuses tokens_without_a_tokenizer 2 'tokenizer' "$tide" --model wide --data text.txt --steps 1 --out wide2
+"$tide" $small --tokenizer "$top/dev/test/fixtures/tokenizer" --steps 1 --eval-every 0 --out bpe >/dev/null
+refuses bytes_for_a_model_with_others 2 'other tokens' "$tide" --model bpe --tokenizer bytes --data text.txt
+refuses bytes_for_a_run_with_others 2 'other tokens' "$tide" --resume --out bpe --tokenizer bytes --steps 2
+"$tide" $little --steps 0 --vocab 50257 --out gpt2_size >/dev/null
+check bytes_in_a_large_vocabulary "$tide" --model gpt2_size --tokenizer bytes --prompt x --sample-tokens 1
+rm gpt2_size/merges.txt
+refuses bytes_for_a_model_of_gpt2s_size 2 '50257 other tokens' "$tide" --model gpt2_size --tokenizer bytes --prompt x
 refuses nothing_to_evaluate 2 'val' "$tide" --model whole --steps 0 --data short.txt --seq 2
 refuses conversion_onto_a_run 2 'resume' "$tide" --steps 0 --data text.txt --out whole
 refuses name_with_a_newline 2 'such' "$tide" --data "$(printf 'no\nsuch')"

@@ -240,6 +240,70 @@ static void test_shards(void) {
     clean();
 }
 
+// What is said of a file that is taken as text.
+static const char *warned(const char *name, const void *bytes, size_t n, const Tokenizer *tok) {
+    static char said[1024];
+    write_bytes(name, bytes, n);
+    TokenData d;
+    fflush(stderr);
+    const int before = dup(2), file = open(path_of("said"), O_RDWR | O_CREAT | O_TRUNC, 0666);
+    dup2(file, 2);
+    CHECK(data_open(&d, path_of(name), tok, &err), "%s", err.text);
+    dup2(before, 2);
+    close(before);
+    const ssize_t length = pread(file, said, sizeof said - 1, 0);
+    said[length > 0 ? length : 0] = '\0';
+    close(file);
+    data_close(&d);
+    return said;
+}
+
+static void test_what_is_not_text(void) {
+    static const struct { const char *name, *bytes; size_t n; const char *words[2]; } files[] = {
+        {"a", "\x1f\x8b\x08x", 4, {"gzip", "gunzip"}},
+        {"a", "\x28\xb5\x2f\xfd", 4, {"zstd", "unzstd"}},
+        {"a", "\xfd" "7zXZ\0", 6, {"xz", "unxz"}},
+        {"a", "BZh91AY&SY", 10, {"bzip2", "bunzip2"}},
+        {"a", "PK\3\4\x14\0", 6, {"zip", "unzip"}},
+        {"a", "PAR1\x15\0", 6, {"Parquet", "texts"}},
+        {"a", "%PDF-1.4", 8, {"PDF", "pdftotext"}},
+        {"a", "\xff\xfeh\0i\0", 6, {"UTF-16", "iconv"}},
+        {"a", "\xfe\xff\0h\0i", 6, {"UTF-16", "iconv"}},
+        {"a.jsonl", "{\"text\": 1}", 11, {"JSON", "tokenize"}},
+        {"a.JSON", "[1]", 3, {"JSON", "texts"}},
+        {"a", "some text\0", 10, {"NUL", "text"}},
+    };
+    static const struct { const char *name, *bytes; } texts[] = {
+        {"a.json", "no JSON"}, {"a.txt", "{\"text\": 1}"}, {"a", "BZh is not compressed"},
+        {"a", "\x1f"}, {"a.jsonl.txt", "[1]"}, {"a", "\xef\xbb\xbfmarked"}};
+    Tokenizer *tok = tokenizer_bytes();
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        const char *said = warned(files[i].name, files[i].bytes, files[i].n, tok);
+        const char *end = strchr(said, '\n');
+        CHECK(strncmp(said, "tide: warning: ", 15) == 0 && strstr(said, path_of(files[i].name))
+              && strstr(said, files[i].words[0]) && strstr(said, files[i].words[1])
+              && end != NULL && end[1] == '\0', "%zu: %s", i, said);
+        clean();
+    }
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        const char *said = warned(texts[i].name, texts[i].bytes, strlen(texts[i].bytes), tok);
+        CHECK(*said == '\0', "%zu: %s", i, said);
+        clean();
+    }
+    data_is_quiet = true;
+    CHECK(*warned("a", "\0", 1, tok) == '\0', "said by another rank, too");
+    data_is_quiet = false;
+    static const uint32_t tokens[] = {0, 1};  // token files are not text, and say so
+    CHECK(tokens_write(path_of("t.bin"), tokens, 2, 2, &err), "%s", err.text);
+    FILE *f = fopen(path_of("t.bin"), "rb");
+    char bytes[BIN_HEADER + 4];
+    CHECK(f != NULL && fread(bytes, 1, sizeof bytes, f) == sizeof bytes, "t.bin");
+    if (f != NULL) fclose(f);
+    CHECK(*warned("u.bin", bytes, sizeof bytes, tok) == '\0', "a token file");
+    tokenizer_free(tok);
+    clean();
+}
+
 static void test_text(void) {
     Tokenizer *tok = tokenizer_bytes();
     TokenData d;
@@ -648,6 +712,7 @@ int main(void) {
     RUN(test_write_errors);
     RUN(test_bad_files);
     RUN(test_shards);
+    RUN(test_what_is_not_text);
     RUN(test_text);
     RUN(test_documents);
     RUN(test_text_blocks);
