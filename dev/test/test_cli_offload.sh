@@ -360,9 +360,10 @@ cap=$(EMU_DEVICES=0 least --offload twinflow --resident 0.3 --recompute none)
 go auto $steps --gpu-memory "${cap}K" --rates $desktop
 go auto_none --steps 2 --no-save
 refuses little_gpu_memory 2 'GPU memory' "$tide" $tiny --gpu-memory 1M --rates $desktop --out little
-refuses little_host_memory 2 'host memory' "$tide" $tiny --gpu-memory "${cap}K" --host-memory 1M \
+refuses little_host_memory 2 'host memory' "$tide" $tiny --channels 256 --gpu-memory 48M --host-memory 1M \
     --rates $desktop --out little
-refuses little_for_zero 2 'host memory' "$tide" $tiny --offload zero --host-memory 1M --out little
+refuses little_for_zero 2 'host memory' "$tide" $tiny --channels 256 --offload zero --host-memory 1M \
+    --out little
 check a_refused_run_leaves_nothing test ! -e little
 # What a machine says of its memory may grow, but what a container may use does not.
 mkdir -p small/proc small/sys/fs/cgroup
