@@ -133,21 +133,24 @@ static inline void run_choose_model(Run *r) {
 static inline void run_choose_tokenizer(Run *r) {
     const Options *o = &r->o;
     const char *saved = o->resume ? o->out : r->saved_model;
-    char home[PATH_MAX], merges[PATH_MAX] = "";
-    struct stat list;
+    char home[PATH_MAX], list[PATH_MAX] = "";
+    struct stat merges;
     const char *file;
     Error err;
     if (saved != NULL && !model_path(saved, home, &file, &err)) die("%s", err.text);
-    if (saved != NULL) path_join(merges, home, "merges.txt");
-    const char *dir = o->tokenizer != NULL ? o->tokenizer : path_exists(merges) ? home : "bytes";
+    if (saved != NULL) path_join(list, home, "merges.txt");
+    const char *dir = o->tokenizer != NULL ? o->tokenizer : path_exists(list) ? home : "bytes";
     if (strcmp(dir, "bytes") != 0) {
         if ((r->tokenizer = tokenizer_load(dir, &err)) == NULL) die("%s", err.text);
+        path_join(list, dir, "vocab.json");
+        if (r->config.family == FAMILY_OPT && !path_exists(list))
+            die("there is no %s, and merges.txt alone gives GPT-2's tokens, not OPT's", list);
     } else if (o->tokenizer != NULL || saved == NULL || r->config.vocab == 256) {
         r->tokenizer = tokenizer_bytes();
     }
     // else: a saved model with tokens that nobody explained; token files will do for it
     if (saved != NULL && strcmp(dir, "bytes") == 0 && o->tokenizer != NULL  // whose merges are none
-        && (stat(merges, &list) == 0 ? list.st_size > 16 : r->config.vocab >= 50257))
+        && (stat(list, &merges) == 0 ? merges.st_size > 16 : r->config.vocab >= 50257))
         die("--tokenizer bytes: the model in %s knows %zu other tokens: leave it out, or name the "
             "directory of theirs", home, r->config.vocab);
 }

@@ -55,7 +55,6 @@ typedef struct {
     size_t drawn;
     size_t V;           // tokens that may be drawn: 0 .. V-1
     size_t context;
-    bool terminal;      // stdout is one
     unsigned char last; // byte of the text
     uint32_t number;    // tells the samples of a run apart: same seed and number, same text
     const Options *o;
@@ -65,11 +64,12 @@ typedef struct {
 // Prints a part of the text; on a terminal with '?' for control characters, which could do anything
 // to it, but not for newline and tab. Those beyond ASCII are C2 80 to C2 9F in UTF-8.
 static inline void sample_print(Sample *s, const char *text, size_t n) {
+    const bool terminal = isatty(STDOUT_FILENO);
     for (size_t i = 0; i < n; i++) {
         const unsigned char c = (unsigned char)text[i];
         const bool control = c < 32 ? c != '\n' && c != '\t'
                                     : c == 127 || (s->last == 0xC2 && c >= 0x80 && c < 0xA0);
-        putchar(s->terminal && control ? '?' : c);
+        putchar(terminal && control ? '?' : c);
         s->last = c;
     }
     fflush(stdout);
@@ -87,7 +87,6 @@ static inline Sample sample_begin(const Options *o, const Tokenizer *tokenizer,
     s.o = o;
     s.tokenizer = tokenizer;
     s.number = number;
-    s.terminal = isatty(STDOUT_FILENO);
     s.context = c->context;
     s.V = min_size(c->vocab, tokenizer_vocab(tokenizer));
     s.tokens = (int32_t *)alloc_or_fail(bytes + o->sample_tokens + 1, sizeof(int32_t), "prompt");
