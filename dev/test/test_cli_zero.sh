@@ -342,6 +342,11 @@ resume 4 moved --steps 4 --zero 1 --offload twinflow --resident 0.5
 resume 4 moved --steps 5 --zero 2 --offload none
 resume 4 moved --steps 7 --zero 0 --offload zero
 same resumed_in_every_stage_it_has_the_bits_of_one moved whole
+(printf 'x\000' && cat text.txt) >nul.txt  # said once, as all that follows
+resume 2 moved --steps 3 --data nul.txt
+check ranks_with_nothing_to_do_end test $? -eq 0
+check they_say_so_once test "$(grep -c '^nothing to do: .* at step 7' moved.out)" -eq 1
+check what_is_not_text_is_said_once test "$(grep -c '^tide: warning: nul.txt is binary' moved.err)" -eq 1
 resume 2 other_fp32 --steps 4 --zero 2 --offload none
 check fewer_ranks_accumulate_more grep -q 'accum is 6 now, for 12 sequences' other_fp32.out
 resume 1 other_fp32 --steps 5 --offload interleave --share 0.5
