@@ -187,7 +187,7 @@ static inline bool data_encode(TokenData *d, const char *name, const Tokenizer *
     return true;
 }
 
-// What is not text: how it begins (JSON also by its name; "": a NUL byte anywhere), and the remedy.
+// What is not text: how it begins (JSON also by its name; "": a NUL byte in the first MiB), and the remedy.
 static const char *const not_text[][3] = {
     {"gzip", "\x1f\x8b", "gunzip it first"}, {"zstd", "\x28\xb5\x2f\xfd", "unzstd it first"},
     {"xz", "\xfd\x37zXZ", "unxz it first"}, {"bzip2", "BZh91AY&SY", "bunzip2 it first"},
@@ -207,7 +207,7 @@ static inline void data_warn(const char *name, const void *bytes, size_t n) {
     for (size_t i = 0; !data_is_quiet && i < sizeof not_text / sizeof not_text[0]; i++) {
         const size_t m = strlen(not_text[i][1]);
         if (n < m || memcmp(bytes, not_text[i][1], m) != 0 || (m == 1 && !json)
-            || (m == 0 && memchr(bytes, 0, n) == NULL)) continue;
+            || (m == 0 && memchr(bytes, 0, n < 1 << 20 ? n : 1 << 20) == NULL)) continue;
         fprintf(stderr, "tide: warning: %s is %s, and its bytes are taken as text: %s\n", name,
                 not_text[i][0], not_text[i][2]);
         return;

@@ -24,6 +24,7 @@ typedef struct {
     double last_drawn;       // when, in seconds
     double start;            // when the step before this session's first one ended
     size_t first;            // this session's first step
+    size_t resumed;          // steps before this session
     double peak;             // FLOP/s of all that computes, to be set; 0: unknown
     off_t whole;             // bytes of the file that are complete lines
     bool failing;            // the last line could not be written
@@ -86,6 +87,7 @@ static inline bool log_open(Log *l, const char *dir, size_t resume_step, Error *
     memset(l, 0, sizeof *l);
     l->screen = stdout;
     l->start = seconds_now();
+    l->resumed = resume_step;
     if (dir == NULL) return (l->file = fopen("/dev/null", "w")) != NULL
                          || error_set(err, "/dev/null: %s", strerror(errno));
     snprintf(l->dir, sizeof l->dir, "%s", dir);

@@ -367,26 +367,6 @@ static inline void run_agree(const Run *r) {
     ranks_agree("data", text);
 }
 
-// A run that has done its --steps ends here, and everything stays as it is: unless it was killed
-// between its last checkpoint and the weights for others, which it then still has to write.
-static inline void run_end_early(const Run *r) {
-    const Options *o = &r->o;
-    char model[PATH_MAX];
-    struct stat x, last;
-    if (!o->resume || o->steps == 0 || o->plan || r->state.step < o->steps) return;
-    path_join(model, o->out, "model.safetensors");
-    bool over = r->state.step > o->steps
-        || (stat(model, &x) == 0 && stat(r->resume_from, &last) == 0
-            && 1e9 * difftime(x.st_mtime, last.st_mtime)
-               + (double)(x.st_mtim.tv_nsec - last.st_mtim.tv_nsec) > 0);
-    ranks_broadcast(&over, sizeof over);
-    if (!over) return;
-    printf("nothing to do: the run in %s is at step %zu, and --steps is %zu: raise it to go on\n",
-           o->out, r->state.step, o->steps);
-    ranks_close();
-    exit(fflush(stdout) == 0 ? 0 : 1);
-}
-
 // Fills *r from the command line and the files that it names. Everything that can be wrong with
 // them is found here, and ends the program.
 static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
@@ -438,7 +418,6 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
         die("the held-out tenth of %s is shorter than --seq %zu: name a file with --val", o->data,
             r->T);
     if (r->world > 1 && !o->plan) run_agree(r);
-    run_end_early(r);
     run_check_output(r);
     Error err;
     if (ranks.world > 1 && !o->no_save && !state_is_shared(o->out, &err)) die("%s", err.text);
@@ -830,10 +809,14 @@ static inline void run_evaluated(const Run *r, Log *log, size_t step, double los
 // program's exit code: of a run that a signal has stopped, the one that a shell gives it.
 static inline int run_end(const Run *r, Log *log, size_t step) {
     const char *out = r->o.out;
+    const bool idle = step == log->resumed;
     Error err;
     if (!log_plot(log, &err)) fail("%s", err.text);
     log_close(log);
-    if (r->o.no_save)
+    if (idle && step >= r->o.steps)
+        printf("nothing to do: the run in %s is at step %zu, and --steps is %zu: raise it to go on\n",
+               out, step, r->o.steps);
+    else if (r->o.no_save)
         printf("%zu of %zu steps; log.jsonl and loss.svg are in %s, and nothing else (--no-save)\n",
                step, r->o.steps, out);
     else if (step < r->o.steps)
