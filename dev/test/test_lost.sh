@@ -28,7 +28,7 @@ cat LICENSE LICENSE LICENSE >"$work/text.txt"
 cd "$work" || exit 1
 without_measuring
 mkdir disk
-if [ -n "${SMALL_DISK-}" ]; then mount -t tmpfs -o size=3m none disk || exit 1
+if [ -n "${SMALL_DISK-}" ]; then mount -t tmpfs -o size=8m none disk || exit 1
 else echo "skip lost_disk_full: no disk can be mounted here"; fi
 tiny="--data text.txt --layers 2 --heads 2 --channels 32 --context 16 --batch 1 --eval-every 0"
 tiny="$tiny --warmup 0 --schedule constant"
@@ -132,10 +132,11 @@ check by_default_it_saves_by_time grep -q '^checkpoints: every 10 minutes' auto.
 by_time() {  # by_time NAME COMMAND...: at least three, before the end
     name=$1
     shift
-    rm -rf "$name"
-    "$@" --keep 99 --out "$name" >"$name.out" 2>&1 && [ "$(ls "$name/checkpoints" | wc -l)" -ge 4 ]
+    rm -rf disk/*
+    "$@" --keep 9 --out "disk/$name" >"$name.out" 2>&1 &&
+        [ "$(ls "disk/$name/checkpoints" | wc -l)" -ge 4 ]
 }
-one() { by_time one $often "$cpu" $tiny --steps $((400 * times)); }
+one() { by_time one $often "$cpu" $tiny --steps $((1000 * times)); }
 two() { by_time two $often "$launch" 2 "$gpu" $tiny --zero 2 --offload zero --steps $((60 * times)); }
 zo() { by_time zo $often "$launch" 2 "$gpu" $tiny --optimizer mezo --steps $((60 * times)); }
 check it_is_often_time longer one
@@ -145,11 +146,12 @@ check and_for_zeroth_order longer zo
 # --- a disk that is full --------------------------------------------------------------------------------
 
 fill() { cat /dev/zero >disk/fill 2>/dev/null; }
+rm -rf disk/*
 if [ -n "${SMALL_DISK-}" ]; then
-    refuses a_disk_that_is_too_small 2 'take 6.* MB, and only 3.* MB are free' "$cpu" $tiny --channels 128 \
+    refuses a_disk_that_is_too_small 2 'take 1.* MB, and only 8.* MB are free' "$cpu" $tiny --channels 192 \
         --out disk/no
     check and_leaves_nothing test ! -e disk/no
-    "$cpu" $tiny --steps 9 --save-every 3 --keep 9 --out disk/much >much.out
+    "$cpu" $tiny --steps 9 --save-every 3 --keep 99 --out disk/much >much.out
     check too_small_for_all_is_said grep -q '^checkpoints: .*NOT ENOUGH' much.out
     rm -r disk/much
     # Full from its first checkpoint on to the end: nothing was whole, or what was stays.
