@@ -363,6 +363,12 @@ static double calibrate_flops(Calibration *c) {
     return rate;
 }
 
+// x to three digits: the next measurement has others after them.
+static inline double three_digits(double x) {
+    const double last = pow(10, floor(log10(x)) - 2);
+    return last * round(x / last);
+}
+
 static void calibrate_table(Calibration *c, Rates *r) {
     printf("host AdamW by threads, G parameters/s:");
     for (int threads = 1; threads < c->q->threads; threads *= 2) {
@@ -381,13 +387,14 @@ static void calibrate_table(Calibration *c, Rates *r) {
     free(plain);
     r->gpu_flops = calibrate_flops(c);
     printf("G: GPU, H: host, 32 and 16 bits      GB/s   Deep Optimizer States, table 1 (H100)\n");
-    printf("G32 <-> G16 (of fp32)            %8.4g   1200\n", 1e-9 * 4 / 6 * r->gpu_cast);
-    printf("H32 <-> H16 (of fp32)            %8.4g   62\n", 1e-9 * 4 * r->host_cast);
-    printf("H16 <-> G16, page-locked         %8.4g   52\n", 1e-9 * fmin(r->h2d, r->d2h));
-    printf("H16 -> G16, pageable             %8.4g   9 (section 5.1)\n", 1e-9 * r->h2d_pageable);
-    printf("G16 -> H16, pageable             %8.4g   16 (section 5.1)\n", 1e-9 * r->d2h_pageable);
-    printf("H32 -> G16, not fused            %8.4g   8\n", 1e-9 * calibrate_unfused(c, n, false));
-    printf("G16 -> H32, not fused            %8.4g   4\n", 1e-9 * calibrate_unfused(c, n, true));
+    printf("G32 <-> G16 (of fp32)            %8.6g   1200\n",
+           three_digits(1e-9 * 4 / 6 * r->gpu_cast));
+    printf("H32 <-> H16 (of fp32)            %8.3g   62\n", 1e-9 * 4 * r->host_cast);
+    printf("H16 <-> G16, page-locked         %8.3g   52\n", 1e-9 * fmin(r->h2d, r->d2h));
+    printf("H16 -> G16, pageable             %8.3g   9 (section 5.1)\n", 1e-9 * r->h2d_pageable);
+    printf("G16 -> H16, pageable             %8.3g   16 (section 5.1)\n", 1e-9 * r->d2h_pageable);
+    printf("H32 -> G16, not fused            %8.3g   8\n", 1e-9 * calibrate_unfused(c, n, false));
+    printf("G16 -> H32, not fused            %8.3g   4\n", 1e-9 * calibrate_unfused(c, n, true));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -492,7 +499,7 @@ static void rates_measure(Rates *r, HostQueue *q, double seconds, bool table) {
 
 // One number of a table, in units of `unit`; "-" if it is not known.
 static inline void calibrate_cell(FILE *f, double x, double unit) {
-    if (x > 0) fprintf(f, " %8.4g", x / unit);
+    if (x > 0) fprintf(f, " %8.6g", three_digits(x / unit));
     else fprintf(f, " %8s", "-");
 }
 

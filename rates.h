@@ -125,16 +125,11 @@ static inline bool rates_load(Rates *r, const char *path, Error *err) {
     return ok && found == 0 ? error_set(err, "%.300s: names no rate", path) : ok;
 }
 
-// What rates_load() reads back to the same bits.
+// What rates_load() reads back, to three digits: the next measurement has others after them.
 static inline void rates_write(FILE *f, const Rates *r) {
     for (int i = 0; i < RATE_FIELDS; i++) {
         const double v = *rate_at(r, i);
-        char text[32];
-        for (int digits = 4; digits <= 17; digits++) {  // the shortest that is exact
-            snprintf(text, sizeof text, "%.*g", digits, v);
-            if (strtod(text, NULL) == v) break;
-        }
-        fprintf(f, "%-12s %-22s # %s\n", rate_fields[i].name, text,
+        fprintf(f, "%-12s %-8.3g # %s\n", rate_fields[i].name, v,
                 v > 0 ? rate_fields[i].unit : "not known");
     }
 }

@@ -1,5 +1,5 @@
 // Any bytes as a file of rates: no crash, one sentence for what is refused, and what is accepted
-// comes back from what rates_write() makes of it, to the bit.
+// comes back from what rates_write() makes of it, to three digits.
 #include "../../rates.h"
 #include <sys/mman.h>
 
@@ -31,7 +31,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     check(f != NULL);
     rates_write(f, &first);
     fclose(f);
-    check(load(&second, text, length, &err) && memcmp(&first, &second, sizeof first) == 0);
+    for (int i = 0; i < RATE_FIELDS; i++)
+        if (*rate_at(&first, i) > 1e308) { free(text); return 0; }  // rounded, it is infinite
+    check(load(&second, text, length, &err));
+    for (int i = 0; i < RATE_FIELDS; i++)
+        check(fabs(*rate_at(&second, i) - *rate_at(&first, i)) <= 5.001e-3 * *rate_at(&first, i)
+              || *rate_at(&first, i) < 1e-300);
     free(text);
     return 0;
 }

@@ -253,8 +253,8 @@ static void test_print(void) {
     static const char *const lines[] = {
         "host memory: cores alone, cores and link        62       66  GB/s\n",
         "Eq. 1: k = 1.06; on the GPU 1/(k+1) = 49 % as derived, 1/k = 95 % as in Algorithm 1\n",
-        "all on the CPU                0.0 %    1.768    2.067   DRAM\n",
-        "all on the GPU              100.0 %    1.948     1.75   link\n",
+        "all on the CPU                0.0 %     1.77     2.07   DRAM\n",
+        "all on the GPU              100.0 %     1.95     1.75   link\n",
         "Eq. 1: the link or the host is not known\n",
         "GPU products                                     -           TFLOP/s\n"};
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
