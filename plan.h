@@ -626,8 +626,9 @@ static inline void plan_print_time(const Rates *r, const PlanRun *run, const Pre
                x->limit, 100 * x->bound / x->update,
                x->bound > x->update ? ": the first visitors come before it" : "");
     plan_print_speed(r, run, x->step, x->compute);
-    printf("  over the link: %.2f GB to the GPU, %.2f GB to the host\n", 1e-9 * x->h2d_bytes,
-           1e-9 * x->d2h_bytes);
+    if (x->h2d_bytes + x->d2h_bytes > 0)
+        printf("  over the link: %.2f GB to the GPU, %.2f GB to the host\n", 1e-9 * x->h2d_bytes,
+               1e-9 * x->d2h_bytes);
     plan_print_comm(r, run, x->comm, x->comm_exposed, x->reduced_bytes, x->gathered_bytes);
 }
 

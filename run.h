@@ -60,7 +60,7 @@ typedef struct {
 // One line of a trainer's memory plan: what it is for, how large it is, where its address goes (a
 // pointer of any type); and whether it begins as zeros. One list is printed, allocated and freed.
 typedef struct { const char *purpose; size_t bytes; void *pointer; bool zero; } Buffer;
-enum { MAX_BUFFERS = 48 };
+enum { MAX_BUFFERS = 64 };
 
 static inline void buffer_set(const Buffer *b, void *p) { memcpy(b->pointer, &p, sizeof p); }
 static inline void *buffer_get(const Buffer *b) {
@@ -69,19 +69,41 @@ static inline void *buffer_get(const Buffer *b) {
     return p;
 }
 
-// Prints "TITLE: parameters 474.7, ..," with the sum of each purpose in MiB; no end of line.
-static inline void plan_print(const char *title, const Buffer *list, int n) {
-    printf("%s:", title);
-    for (int i = 0; i < n; i++) {
-        size_t bytes = 0;
+// Prints what each of `world` ranks plans for a place ("GPU", "host") as a table: a line for each
+// purpose, like "GPU gradients 12.55", and "GPU total 40.10 of 79.00 GiB"; in MiB, if that is less
+// than 1 GiB. What is too small for a line, and padding, is "other". limit SIZE_MAX: there is none.
+static inline void plan_print(const char *place, const Buffer *list, int n, size_t total,
+                              size_t limit, size_t world) {
+    const bool large = total >> 30 > 0;
+    const double unit = large ? 1 << 30 : 1 << 20, least = large ? 0.005 : 0.05;
+    const int digits = large ? 2 : 1;
+    const char *name = large ? "GiB" : "MiB";
+    double rest = (double)total / unit;
+    printf("%s memory%s, in %s\n", place, world > 1 ? " per rank" : "", name);
+    for (int i = 0; i <= n; i++) {
+        const char *purpose = i < n ? list[i].purpose : "other";
+        double size = i < n ? 0 : rest;
         bool seen = false;
         for (int j = 0; j < n; j++) {
-            if (strcmp(list[i].purpose, list[j].purpose) != 0) continue;
+            if (strcmp(purpose, list[j].purpose) != 0) continue;
             if (j < i) seen = true;
-            bytes += list[j].bytes;
+            size += (double)list[j].bytes / unit;
         }
-        if (!seen) printf(" %s %.1f,", list[i].purpose, (double)bytes / (1 << 20));
+        if (seen || size < least) continue;
+        rest -= size;
+        printf("%-4s %-20s %8.*f\n", place, purpose, digits, size);
     }
+    printf("%-4s %-20s %8.*f", place, "total", digits, (double)total / unit);
+    if (limit != SIZE_MAX) printf(" of %.*f", digits, (double)limit / unit);
+    printf(" %s\n", name);
+}
+
+// A number of parameters for people: "0.42 M", "12.85 G".
+typedef struct { char text[24]; } Count;
+static inline Count count_text(double n) {
+    Count c;
+    snprintf(c.text, sizeof c.text, "%.4g %c", n * (n < 1e9 ? 1e-6 : 1e-9), n < 1e9 ? 'M' : 'G');
+    return c;
 }
 
 // ---------------------------------------------------------------------------------------------

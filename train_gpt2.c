@@ -527,14 +527,11 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
 // memory cannot hold. `other` counts bytes that are not the model's: the program, a text's tokens.
 static size_t gpt2_plan(GPT2 *g, size_t other, bool quiet) {
     Buffer list[MAX_BUFFERS];
-    const int n = gpt2_buffers(g, list);
-    size_t total = other;
+    int n = gpt2_buffers(g, list);
+    list[n++] = (Buffer){"data and program", other, NULL, false};
+    size_t total = 0;
     for (int i = 0; i < n; i++) total += list[i].bytes;
-    if (!quiet) {
-        plan_print("memory", list, n);
-        printf(" data and program %.1f, total %.1f MiB\n", (double)other / (1 << 20),
-               (double)total / (1 << 20));
-    }
+    if (!quiet) plan_print("CPU", list, n, total, SIZE_MAX, 1);
     const size_t free_bytes = memory_available();
     if (total - other > free_bytes)
         die("this run needs %.1f MiB of memory and %.1f MiB are free; use a smaller --model, "
@@ -1005,7 +1002,7 @@ int main(int argc, char **argv) {
         if (!zen_is_saved(r))
             memcpy(g->params, g->master, g->table.elements * sizeof(float));
         g->zen = zen_reference(r, g->master, g->m, g->v, g->params, g->acc);
-        printf("zenflow: %.4g M parameters, ", 1e-6 * (double)g->zen.map.elements);
+        printf("zenflow: %s parameters, ", count_text((double)g->zen.map.elements).text);
         zen_describe(&g->zen.config, &g->zen.map, "", "");
         printf("\n");
     } else if (!mezo) {

@@ -1268,12 +1268,6 @@ enum { RECOMPUTE_SETTLED = -1 };
 
 static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
 
-// " of N MiB", the end of a plan's line.
-static void limit_print(size_t limit) {
-    if (limit == SIZE_MAX) printf(" MiB; no limit was given\n");
-    else printf(" of %.1f MiB\n", mib(limit));
-}
-
 // Settles where everything is, prints it unless `quiet`, and refuses what does not fit. recompute:
 // the option, or RECOMPUTE_SETTLED if all has been chosen. Returns the bytes of GPU memory.
 template <typename X>
@@ -1285,24 +1279,23 @@ static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_lim
     if (recompute != RECOMPUTE_SETTLED && fits) gpt2_fill(g, limit);
     const size_t total = gpt2_bytes(g), host = gpt2_host_bytes(g);
     if (!quiet) {
-        plan_print("GPU memory", list, gpt2_buffers(g, list));
-        printf(" workspace %.1f, total %.1f", mib(MATMUL_WORKSPACE), mib(total));
-        limit_print(limit);
+        const size_t world = g->zero != NULL ? g->zero->world : 1;
+        int lines = gpt2_buffers(g, list);
+        list[lines++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, false};
+        plan_print("GPU", list, lines, total, limit, world);
         if (g->offloaded) {
-            plan_print("host memory", list, gpt2_host_buffers(g, list));
-            printf(" total %.1f", mib(host));
-            limit_print(host_limit);
+            plan_print("host", list, gpt2_host_buffers(g, list), host, host_limit, world);
             const size_t *n = g->pieces.elements, longest = g->pieces.longest_visit;
-            printf("offload %s: %.4g M parameters", offload_names[g->choice.mode],
-                   1e-6 * (double)g->shards.elements);
+            printf("offload %s: %s parameters", offload_names[g->choice.mode],
+                   count_text((double)g->shards.elements).text);
             if (g->zen != NULL) zen_print(g);
             else if (n[PIECE_HOST] > 0)
-                printf(", %.4g M updated by the CPU", 1e-6 * (double)n[PIECE_HOST]);
+                printf(", %s updated by the CPU", count_text((double)n[PIECE_HOST]).text);
             if (n[PIECE_VISIT] > 0)
-                printf(", %.4g M visiting the GPU, at most %.4g M in a slot",
-                       1e-6 * (double)n[PIECE_VISIT], 1e-6 * (double)longest);
+                printf(", %s visiting the GPU, at most %s in a slot",
+                       count_text((double)n[PIECE_VISIT]).text, count_text((double)longest).text);
             if (n[PIECE_RESIDENT] > 0)
-                printf(", %.4g M resident", 1e-6 * (double)n[PIECE_RESIDENT]);
+                printf(", %s resident", count_text((double)n[PIECE_RESIDENT]).text);
             if (g->choice.mode == OFFLOAD_INTERLEAVE && g->choice.stride > 0)
                 printf(" (stride %zu)", g->choice.stride);
             else if (g->choice.mode == OFFLOAD_INTERLEAVE)

@@ -26,6 +26,8 @@
 #include <time.h>
 #include <unistd.h>
 
+static inline const char *plural(size_t n) { return n == 1 ? "" : "s"; }
+
 // Functions that the GPU runs too, and always as a part of the loop that calls them.
 #ifdef __CUDACC__
 #include <cuda_runtime.h>

@@ -25,9 +25,9 @@ static inline ZenRates zen_rates(const Options *o, size_t step) {
 // every step, ..": no end of line.
 static inline void zen_describe(const ZenConfig *c, const ZenMap *map, const char *gpu,
                                 const char *cpu) {
-    const double all = 1e-6 * (double)map->elements, chosen = 1e-6 * (double)map->chosen_elements;
-    printf("%.4g M in chosen columns updated%s at every step, %.4g M%s ", chosen, gpu, all - chosen,
-           cpu);
+    const double all = (double)map->elements, chosen = (double)map->chosen_elements;
+    printf("%s in chosen columns updated%s at every step, %s%s ", count_text(chosen).text, gpu,
+           count_text(all - chosen).text, cpu);
     if (c->window == 0) printf("as their gradients ask for it");
     else if (c->window == 1) printf("at every step");
     else printf("every %zu steps", c->window);
@@ -286,8 +286,8 @@ static inline void zen_load_elsewhere(Run *r, const RunState *what) {
     const RunState all = {parts, ZEN_PARTS, what->weights};
     run_load(r, &all);
     if (r->training)
-        printf("from here on without zenflow: %zu steps of gradients that it held back are "
-               "applied\n", clock.filled);
+        printf("from here on without zenflow: %zu step%s of gradients that it held back "
+               "are applied\n", clock.filled, plural(clock.filled));
     free(x.chosen);
     zen_map_free(&x.map);
     zen_clock_free(&clock);

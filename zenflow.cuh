@@ -193,7 +193,8 @@ template <typename X> static void zen_print(const GPT2<X> *g) {
     printf(", ");
     zen_describe(&z->config, &z->map, " by the GPU", " by the CPU");
     if (z->sums > 0) printf("; %d sum%s on the host", z->sums, z->sums > 1 ? "s" : "");
-    if (z->map.whole > 0) printf("; the last %zu layers live on the GPU", z->map.whole);
+    const size_t whole = z->map.whole;
+    if (whole > 0) printf("; on the GPU for good: the last %zu layer%s", whole, plural(whole));
 }
 
 template <typename X> static std::array<cudaEvent_t **, 3> zen_events(ZenFlow<X> *z) {
@@ -524,9 +525,10 @@ template <typename X> static void zen_log(const GPT2<X> *g, char *json, size_t n
 template <typename X> static void zen_end(const GPT2<X> *g) {
     const ZenFlow<X> *z = g->zen;
     const Timeline *t = &g->timeline;
-    printf("zenflow: %zu windows, %zu selections in which %zu columns changed places; forward "
+    printf("zenflow: %zu window%s, %zu selection%s in which %zu column%s changed places; forward "
            "waited %.1f ms for updates, backward %.1f ms for room on the host\n", z->windows,
-           z->clock.selections, z->all_swapped, 1e3 * (t->stalled - t->stalled_backward),
+           plural(z->windows), z->clock.selections, plural(z->clock.selections), z->all_swapped,
+           plural(z->all_swapped), 1e3 * (t->stalled - t->stalled_backward),
            1e3 * t->stalled_backward);
 }
 

@@ -415,12 +415,12 @@ template <typename X> static size_t zo_host_bytes(const ZoModel<X> *z) {
     return round_up(z->streamed * z->layer * z->stored, 4096);
 }
 
-// Settles where everything is, prints it unless `quiet`, and refuses what does not fit. Layers are
+// Settles where everything is, prints it, and refuses what does not fit. Layers are
 // streamed if that was asked for, or if nothing else fits: then through fewer slots than the
 // default, if these would not fit, and only those for which there is no room. Returns the bytes of GPU memory.
 template <typename X>
-static size_t zo_settle_memory(ZoModel<X> *z, const Options *o, size_t limit, size_t host_limit,
-                               bool quiet) {
+static size_t zo_settle_memory(ZoModel<X> *z, const Run *r, size_t limit, size_t host_limit) {
+    const Options *o = &r->o;
     Buffer list[MAX_BUFFERS];
     const bool automatic = o->resident_blocks == AUTO_COUNT;
     const size_t residents = automatic ? 0 : o->resident_blocks;
@@ -444,16 +444,16 @@ static size_t zo_settle_memory(ZoModel<X> *z, const Options *o, size_t limit, si
         die("--slots and --zo-no-slots are for layers that live on the host, and all fit on the "
             "GPU: add --stream-blocks");
     const size_t total = zo_bytes(z), host = zo_host_bytes(z);
-    if (!quiet) {
-        plan_print("GPU memory", list, zo_buffers(z, list));
-        printf(" workspace %.1f, total %.1f", mib(MATMUL_WORKSPACE), mib(total));
-        limit_print(limit);
+    if (!r->only_sampling) {
+        int n = zo_buffers(z, list);
+        list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, false};
+        plan_print("GPU", list, n, total, limit, r->world);
         if (z->streamed > 0) {
-            printf("host memory: weights %.1f, total %.1f", mib(host), mib(host));
-            limit_print(host_limit);
-            printf("%zu of %zu layers, of %.1f MiB, live on the host and visit %zu slot%s%s\n",
-                   z->streamed, z->config.layers, mib(z->layer * z->stored), z->slots,
-                   z->slots == 1 ? "" : "s",
+            const Buffer weights = {"weights", host, NULL, false};
+            plan_print("host", &weights, 1, host, host_limit, r->world);
+            printf("%zu of %zu layer%s, of %.1f MiB, live on the host and visit %zu slot%s%s\n",
+                   z->streamed, z->config.layers, plural(z->config.layers),
+                   mib(z->layer * z->stored), z->slots, plural(z->slots),
                    streams ? ": all of them would not fit on the GPU" : "");
         }
     }
@@ -1009,11 +1009,11 @@ template <typename X> static size_t zo_settle(ZoModel<X> *z, Run *r) {
     Rates rates;
     Limits limits;
     memset(&rates, 0, sizeof rates);
-    settle_limits(o, &limits);
-    const size_t planned = zo_settle_memory(z, o, limits.gpu, limits.host, r->only_sampling);
     if (r->world > 1)
-        printf("%zu GPUs: each holds all weights, and needs the memory above for itself; per step, "
-               "each sends %zu bytes to the others\n", r->world, zo_news(z) * sizeof(double));
+        printf("ranks: %zu, each with all weights; per step each sends %zu bytes to the others\n",
+               r->world, zo_news(z) * sizeof(double));
+    settle_limits(o, &limits);
+    const size_t planned = zo_settle_memory(z, r, limits.gpu, limits.host);
     if (o->rates != NULL || (o->plan && limits.here))
         machine_rates<X>(&z->host, (int)o->threads, o, &rates);
     if (rates.h2d > 0 && r->training) {

@@ -301,8 +301,8 @@ static inline void zo_plan_print(const GPT2Config *c, const ZoPlan *p, const ZoP
     if (x->flops > 0) printf(" at %.0f Tflop/s\n", 1e-12 * x->flops);
     else printf(", as if products took no time: gpu_flops is not known\n");
     if (p->streamed == 0) return;
-    printf("  over the link, in seconds: %.4g to the GPU, %.4g to the host; %zu of %zu layers; ",
-           x->upload, x->offload, p->streamed, c->layers);
+    printf("  over the link, in seconds: %.4g to the GPU, %.4g to the host; %zu of %zu layer%s; ",
+           x->upload, x->offload, p->streamed, c->layers, plural(c->layers));
     if (x->hidden) printf("hidden");
     else printf("not hidden: %.4g are waits (%s)", x->exposed, x->limit);
     if (x->hidden_from < INFINITY)

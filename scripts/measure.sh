@@ -37,7 +37,7 @@ if [ -z "$rates" ]; then
     "$trainer" --calibrate --rates "$rates" >"$out/calibrate.txt" || exit
 fi
 [ -r "$rates" ] || refuse "$rates: no such file"
-printf '%s, %s steps after %s; in milliseconds and MiB\n' "$model" $((steps - warmup)) "$warmup"
+printf '%s, %s steps after %s; in milliseconds and GiB\n' "$model" $((steps - warmup)) "$warmup"
 
 columns=$(printf '%s\t' steps ms forward backward exposed update bound% Gpar/s 'GB in' 'GB out' \
     'plan ms' GPU host waits 'of it bw')loss
@@ -92,8 +92,7 @@ numbers() {
         }
         END {
             while ((getline < text) > 0) {
-                if (/^GPU memory: .* total /) { sub(/.* total /, ""); gpu = $1 + 0 }
-                if (/^host memory: /) { sub(/.* total /, ""); host = $1 + 0 }
+                if (/^(GPU|host) +total /) gib[$1] = $3 / (/GiB/ ? 1 : 1024)
                 if (/^  step [0-9.e+-]+, of which/) plan = 1000 * $2 / micro
             }
             ms = typical("ms")
@@ -107,7 +106,7 @@ numbers() {
                    cell(typical("backward_ms"), 1), (compute > 0 ? sprintf("%.1f", exposed) : "-"),
                    cell(update, 1), cell(bound, 0), cell(speed, 2),
                    cell(1e-9 * typical("h2d_bytes"), 2), cell(1e-9 * typical("d2h_bytes"), 2),
-                   cell(plan, 1), cell(gpu, 0), cell(host, 0),
+                   cell(plan, 1), cell(gib["GPU"], 2), cell(gib["host"], 2),
                    (compute > 0 ? sprintf("%.1f", typical("exposed_ms")) : "-"),
                    cell(typical("stall_backward_ms"), 1), loss == "" ? "-" : loss
         }' "$out/$1/log.jsonl"

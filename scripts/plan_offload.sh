@@ -25,7 +25,7 @@ plan() {
     plan 1M "$@" --offload zero --recompute block | sed 's/^/zero /'
 } | awk '
     /^none model:/ { sub(/.*: /, ""); millions = $1 }
-    / memory: .* total / { total = $0; sub(/.* total /, "", total); gib[$1 $2] = total / 1024 }
+    / total .*iB$/ { gib[$1 $2] = $4 / (/GiB/ ? 1 : 1024) }
     END {
         printf "%.2f G parameters. Disk: %.0f GB at the end, for a checkpoint of %.0f and",
                millions / 1000, 16e-3 * millions, 12e-3 * millions
@@ -46,7 +46,7 @@ for machine in h200_16cores:139 paper_h100:79 rtx4090_desktop:23 rtx3090_desktop
             sub(/, predicted.*/, "", plan)
             gsub(/ (the GPU|there|on the GPU)/, "", plan)
         }
-        / memory: .* total / { total = $0; sub(/.* total /, "", total); gib[$1] = total / 1024 }
+        / total .*iB$/ { gib[$1] = $3 / (/GiB/ ? 1 : 1024) }
         /^  step .* tokens/ { step = $2; sub(/.*: /, ""); speed = $1 }
         END {
             if (step == "")

@@ -48,8 +48,7 @@ for model in $models; do
             /^zero:   step / { zero = $3 }
             /^zero: / { next }
             /^does not fit/ { none = 1 }
-            /^GPU memory: .* total / { sub(/.* total /, ""); gpu = $1 / 1024 }
-            /^host memory: .* total / { sub(/.* total /, ""); host = $1 / 1024 }
+            / total .*iB$/ { gib[$1] = $3 / (/GiB/ ? 1 : 1024) }
             /^offload [a-z]*:/ && !/^offload auto/ || /^offload none/ { sub(/:/, ""); mode = $2 }
             /^  step .* tokens/ {
                 step = $2
@@ -70,7 +69,8 @@ for model in $models; do
                 else
                     printf "%7.3f %7.3f %7s %7s %7d %7s %7.1f %7.1f  %s\n", step, waits,
                            seconds(shown), seconds(comm), speed,
-                           zero == "" ? "-" : sprintf("%.2f", zero / step), gpu, host, mode
+                           zero == "" ? "-" : sprintf("%.2f", zero / step), gib["GPU"],
+                           gib["host"], mode
             }'
     done
 done

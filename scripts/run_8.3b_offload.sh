@@ -6,7 +6,7 @@
 #
 #   8.32 G parameters. Disk: 133 GB at the end, for a checkpoint of 100 and model.safetensors;
 #   333 GB while --save-every replaces one of --keep 2. GPU memory: at least 18.1 GiB, and
-#   then 108.4 GiB of host memory; from 138.4 GiB on nothing is offloaded.
+#   then 108.5 GiB of host memory; from 138.4 GiB on nothing is offloaded.
 #   machine            GPU   host  s/step tokens/s  plan
 #   h200_16cores     138.4    0.0    0.25     8092  none: all of it fits
 #   paper_h100        78.9   65.8    1.63     1259  interleave: 46 % visits, 33 % stays

@@ -18,7 +18,7 @@
 #   13b        2   1.614   0.256   0.004   0.283    1269    3.04    78.6    53.7  interleave
 #   13b        4   1.493   0.135   0.007   0.425    1371    2.17    65.0     0.0  none
 #   20b        2   3.221   0.901   0.009   0.489     635    2.61    78.9   114.7  interleave
-#   20b        4   2.488   0.168   0.007   0.733     823    2.23    78.9    57.8  interleave
+#   20b        4   2.488   0.168   0.007   0.733     823    2.23    79.0    57.8  interleave
 #   h200_16cores, 139 GiB of each GPU:
 #   model   GPUs    step   waits   shown    comm   tok/s  x zero     GPU    host  offload
 #   7b         8   0.162   0.008   0.002   0.099   12607    2.39    23.8     0.0  none

@@ -49,14 +49,13 @@ numbers() {
         }
         END {
             while ((getline < text) > 0) {
-                if (/^GPU memory: .* total /) { sub(/.* total /, ""); gpu = $1 + 0 }
-                if (/^host memory: /) { sub(/.* total /, ""); host = $1 + 0 }
+                if (/^(GPU|host) +total /) gib[$1] = $3 / (/GiB/ ? 1 : 1024)
                 if (/^  step [0-9.e+-]+, of which/) plan = 1000 * $2
             }
             printf "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", steps, cell(median("ms"), 1),
                    cell(median("speed"), 0), cell(median("waited"), 1),
                    cell(1e-9 * median("in"), 2), cell(1e-9 * median("out"), 2), cell(plan, 1),
-                   cell(gpu, 0), cell(host, 0), loss == "" ? "-" : loss
+                   cell(gib["GPU"], 2), cell(gib["host"], 2), loss == "" ? "-" : loss
         }' "$out/$1/log.jsonl"
 }
 

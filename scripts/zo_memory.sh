@@ -16,7 +16,7 @@ case $trainer in */*) ;; *) trainer=./$trainer ;; esac
 for model in "$@"; do  # or it says what is wrong
     "$trainer" --plan --optimizer mezo --model "$model" --seq 2048 --rates "$rates" >/dev/null
 done
-plan() { "$trainer" --plan --batch 1 --seq 2048 --rates "$rates" "$@" | grep ' memory: '; }
+plan() { "$trainer" --plan --batch 1 --seq 2048 --rates "$rates" "$@"; }
 
 printf '%-9s %8s %8s %8s %10s %10s   %s\n' model AdamW SGD MeZO '3 slots' '2 slots' 'on the host'
 for model in "$@"; do
@@ -24,20 +24,16 @@ for model in "$@"; do
         plan --model "$model" --offload none --recompute none
         plan --model "$model" --optimizer mezo
         plan --model "$model" --optimizer mezo --stream-blocks --slots 3
-        plan --model "$model" --optimizer mezo --stream-blocks --slots 2 | grep GPU
+        plan --model "$model" --optimizer mezo --stream-blocks --slots 2
     } | awk -v model="$model" '
-        # MiB behind a name in this line
-        function of(name) {
-            if (!match($0, name " [0-9.]+")) return 0
-            return substr($0, RSTART + length(name) + 1, RLENGTH - length(name) - 1)
-        }
-        /^host/ { host = of("total") }
-        /^GPU/ {
-            gib[++n] = of("total") / 1024
-            if (n == 1) sgd = gib[1] - (of("master weights") + of("AdamW moments")) / 1024
+        /^GPU +(master weights|AdamW moments) / { state += $4 }
+        /^host +total / { host = $3 / (/GiB/ ? 1 : 1024) }
+        /^GPU +total / {
+            gib[++n] = $3 / (/GiB/ ? 1 : 1024)
+            if (n == 1) sgd = gib[1] - state / (/GiB/ ? 1 : 1024)
         }
         END {
             printf "%-9s %8.1f %8.1f %8.1f %10.2f %10.2f   %.1f\n", model, gib[1], sgd, gib[2],
-                   gib[3], gib[4], host / 1024
+                   gib[3], gib[4], host
         }'
 done

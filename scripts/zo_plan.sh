@@ -30,7 +30,7 @@ for model in $models; do
         plan "$model" "$@"
         plan "$model" --stream-blocks "$@"
     } | awk -v model="$model" '
-        / memory: .* total / { sub(/.* total /, ""); gib[++n] = $1 / 1024 }
+        / total .*iB$/ { gib[++n] = $3 / (/GiB/ ? 1 : 1024) }
         /^  step .* tokens/ { step = $2 + 0; sub(/.*: /, ""); speed[++runs] = $1 }
         /^  over the link/ {
             link = /not hidden/ ? "not hidden" : "hidden"

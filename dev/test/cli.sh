@@ -42,6 +42,13 @@ refuses() {
     else echo "ok $name"; fi
 }
 
+# planned PLACE FILE: the total of a memory plan, in MiB
+planned() {
+    awk -v place="$1" '$1 == place && $2 == "total" { print $3 * (/GiB/ ? 1024 : 1) }' "$2"
+}
+# plan_of FILE: its memory plan, without what there is
+plan_of() { sed -n '/^GPU memory:/d; /^\(GPU\|host\) /{s/ of .*//;s/ [MG]iB$//;p;}' "$1"; }
+
 # A run is stopped at some moment between its begin and its end, and a busy machine chooses that
 # moment as well: a test begins anew, with a longer run, where the run was over first.
 

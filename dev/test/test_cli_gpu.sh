@@ -40,10 +40,13 @@ check log_has_evaluations test "$(grep -c '"val_loss"' whole/log.jsonl)" -eq 2
 check keeps_checkpoints test "$(ls whole/checkpoints | wc -l)" -eq 4
 check loss_falls awk "BEGIN { exit !($(loss whole 8) < $(loss whole 1) - 0.3) }"
 "$tide" $small --steps 1 --out words >words.out
-check says_what_memory_is_for grep -q '^GPU memory: parameters .*workspace .*total ' words.out
+check says_what_memory_is_for awk '/^GPU memory, in MiB$/ { table = 1; next }
+    /^GPU +total .* of .* MiB$/ { ok = table && sum > 32 && $3 - sum < 0.5 && sum - $3 < 0.5 }
+    table { sum += $NF }
+    table && /^GPU .* 0\.0$/ { bad = 1 }
+    END { exit bad || !ok }' words.out
 check says_which_device grep -q '^device: .*TFLOP/s' words.out
 whole || without_measuring
-planned() { sed -n 's/.*total \([0-9.]*\) of .*/\1/p' "$1"; }
 
 # --- precision -----------------------------------------------------------------------------------
 
@@ -198,8 +201,8 @@ refuses too_little_gpu_memory 2 'GPU memory' env EMU_CLOCK=real "$tide" $small -
 "$tide" $small --batch 64 --recompute none --dump d.safetensors >large.out
 "$tide" $small --batch 64 --recompute block --dump d.safetensors >less.out
 check recomputation_takes_less awk \
-    "BEGIN { exit !($(planned less.out) < $(planned large.out) - 1) }"
-between=$(awk "BEGIN { print int(($(planned large.out) + $(planned less.out)) / 2 * 1024) }")
+    "BEGIN { exit !($(planned GPU less.out) < $(planned GPU large.out) - 1) }"
+between=$(awk "BEGIN { print int(($(planned GPU large.out) + $(planned GPU less.out)) / 2 * 1024) }")
 "$tide" $small --batch 64 --dump d.safetensors --gpu-memory "${between}K" >chosen.out
 check recomputation_is_chosen_where_it_must grep -q 'recomputing.*would not fit' chosen.out
 check recomputation_is_not_chosen_elsewhere sh -c "! grep -q recomputing large.out"

@@ -67,7 +67,6 @@ is() {
     if [ "$got" = "$4" ]; then echo "ok $1"; else fail "$1" "$3 is $got, not $4"; fi
 }
 true_that() { awk "BEGIN { exit !($1) }"; }
-planned() { sed -n "s/^$1 memory:.*total \([0-9.]*\) .*/\1/p" "$2"; }
 
 # --- every placement gives the same numbers, and its counters say that it ran --------------------
 
@@ -282,14 +281,15 @@ for model in $models; do
             >plan.out 2>plan.err || why="$why $rates: $(cat plan.err)"
         took=$((($(date +%s%N) - start) / 1000000))
         [ $took -lt 60000 ] || why="$why $rates took $took ms"
-        grep -q '^GPU memory: parameters .* total ' plan.out || why="$why $rates: no memory"
+        grep -q '^GPU  *total ' plan.out || why="$why $rates: no memory"
         grep -q '^predicted' plan.out || why="$why $rates: no time"
     done
     if [ -z "$why" ]; then echo "ok plan_of_$model"; else fail plan_of_$model "$why"; fi
 done
+plan --model 20b --batch 1 --offload zero --gpu-memory 99T >plan.out
+check parameters_are_plain_numbers grep -q '^offload zero: 22.07 G parameters, 22.07 G up' plan.out
 # What a plan and a run with the same options say about memory, and what was taken.
-said() { sed -n '/^GPU memory: p\|^host memory:/{s/\(total [0-9.]*\).*/\1/;p;}
-    /^offload \|^recomputing\|^gradients /p' "$1"; }
+said() { plan_of "$1"; grep '^offload \|^recomputing\|^gradients ' "$1"; }
 for run in "zero $steps --offload zero" "share $steps --offload interleave --share 0.5 $fine" \
     "twinflow $steps --offload twinflow --resident 0.3" \
     "fp32_zero --precision fp32 --offload zero" \
@@ -307,12 +307,13 @@ chooses() {
     shift 3
     plan $large --gpu-memory "$memory" "$@" >plan.out 2>&1
     check "auto_chooses_$name" grep -q "^offload $mode[:,]\|^offload auto: $mode" plan.out
-    check "its_plan_fits_$name" true_that "$(planned GPU plan.out) <= ${memory%M} && \
+    check "its_plan_fits_$name" true_that "$(planned GPU plan.out) <= ${memory%M} + 5 && \
         $(planned GPU plan.out) > 0.9 * ${memory%M}"
 }
 plan $large --gpu-memory 24G >plan.out
 check auto_chooses_none_where_it_fits grep -q '^offload none: ' plan.out
-check and_recomputes_nothing_there sh -c '! grep -q "^host memory\|recomputing" plan.out'
+check and_nothing_crosses_the_link_there sh -c '! grep -q "over the link" plan.out'
+check and_recomputes_nothing_there sh -c '! grep -q "^host \|recomputing" plan.out'
 chooses none_with_recomputation none 14336M --batch 4
 chooses twinflow twinflow 12200M
 chooses interleave interleave 8000M
@@ -320,11 +321,11 @@ chooses interleave_without_recomputation interleave 8000M --recompute none
 chooses zero zero 2280M
 check auto_says_why grep -q '^offload auto: .*zero.*; none needs 1[0-9.]* GiB' plan.out
 chooses twinflow_for_little_host_memory twinflow 6144M --host-memory 6500M
-check and_that_fits true_that "$(planned host plan.out) <= 6500"
+check and_that_fits true_that "$(planned host plan.out) <= 6505"
 plan --model gpt2-large --batch 1 --offload twinflow --gpu-memory 6144M \
     --host-memory 6500M >plan.out
 check twinflow_keeps_as_much_as_fits true_that "$(planned GPU plan.out) > 0.98 * 6144 && \
-    $(planned host plan.out) <= 6500"
+    $(planned host plan.out) <= 6505"
 check without_rates_it_asks_for_them grep -q 'rates FILE' plan.out
 # Places and slots: as many as fit, as there are layers or visitors, or as are asked for.
 gives() {
@@ -600,6 +601,7 @@ wait $calibrating
 check calibrate_ends test $? -eq 0
 check calibrate_leaves_rates grep -q '^h2d *[0-9]' measured.txt
 check calibrate_prints_the_table grep -q '^Eq. 1: k = ' calibrate.out
+check in_three_digits awk 'sprintf("%.3g", $2) + 0 != $2 { exit 1 }' measured.txt
 check calibrate_leaves_nothing_else test ! -e calibrated
 check its_rates_are_taken "$tide" $tiny --steps 3 --offload interleave --rates measured.txt \
     --out rated

@@ -141,6 +141,7 @@ check stages_are_as_told sh -c 'for s in 1:s1 2:s2 3:s3_twinflow 0:s0_share; do
     grep -q "\"stage\":${s%:*},\"world\":2," ${s#*:}/log.jsonl || exit 1; done'
 check each_step_is_logged_once test "$(grep -c '"loss"' s3/log.jsonl)" -eq 4
 check only_one_rank_speaks test "$(grep -c '^step 4/4\|^model: \|^ZeRO-3 on 2' s3.out)" -eq 3
+check how_many_they_are_is_said_first sh -c 'head -n 5 s3.out | grep -qx "ranks: 2, ZeRO-3"'
 check the_others_are_silent test ! -s s3.err
 case $(ldd "$tide" 2>/dev/null) in *gomp* | *libomp*)
     check cores_are_dealt_out grep -qx 'host: 7 threads bound to cores 1-7, for 1 of 2 ranks' \
@@ -251,7 +252,7 @@ memory() {
     [ $((going % cores)) -ne 0 ] || wait
 }
 # mib NAME PLACE PURPOSE: MiB of a line of the plan of GPU or host
-mib() { sed -n "s/^$2 memory:.* $3 \([0-9.]*\),.*/\1/p" "$1.out" | head -n 1; }
+mib() { sed -n "s/^$2  *$3  *\([0-9.]*\)$/\1/p" "$1.out"; }
 for s in 0 1 2 3; do memory mem_2_$s 2 $s --offload none; done
 memory mem_3_3 3 3 --offload zero
 teams="2_0 2_1 2_2 2_3"
@@ -298,8 +299,7 @@ for run in $teams $others; do
         "${1:-0} > ${2:-1} - 0.15 && $1 < $2 + $rounding"
 done
 # The plan for so many ranks says what they then take.
-said() { sed -n '/^GPU memory: p\|^host memory:/{s/\(total [0-9.]*\).*/\1/;p;}
-    /^offload \|^recomputing\|^gradients of/p' "$1"; }
+said() { plan_of "$1"; grep '^offload \|^recomputing\|^gradients of' "$1"; }
 for run in "2_0 --offload none" "2_3 --offload none" "4_3 --offload none" "3_3 --offload zero"; do
     x=${run%% *} R=${run%%_*}
     [ -s "mem_$x.out" ] || continue
@@ -311,12 +311,14 @@ for run in "2_0 --offload none" "2_3 --offload none" "4_3 --offload none" "3_3 -
 done
 check plan_leaves_nothing test ! -e planned
 EMU_DEVICES=0 "$tide" --plan --model 7b --batch 1 --world 8 --rates rates.txt >plan.out 2>plan.err
-check plan_takes_a_large_model grep -q '^GPU memory: parameters' plan.out
+check plan_takes_a_large_model grep -q '^GPU  *parameters' plan.out
+check its_memory_is_of_each_rank grep -qx 'GPU memory per rank, in GiB' plan.out
+check it_says_how_many_ranks grep -qx 'ranks: 8, ZeRO-2' plan.out
 
 # auto offloads where the state of a rank does not fit, each rank its own
 EMU_DEVICES=0 "$tide" $tiny --plan --world 2 --zero 3 --offload zero --recompute none \
     --rates rates.txt >plan.out 2>&1
-cap=$(sed -n 's/^GPU memory:.*total \([0-9.]*\) .*/\1/p' plan.out | awk '{ print 1024 * ($1 + 0.1) }')
+cap=$(awk "BEGIN { print 1024 * ($(planned GPU plan.out) + 0.1) }")
 go 2 auto $steps --zero 3 --gpu-memory "${cap%.*}K" --rates rates.txt
 wait
 same auto_has_the_bits_of_stage_0 auto s0

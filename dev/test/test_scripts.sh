@@ -89,8 +89,8 @@ cat >canned <<'X'
 #!/bin/sh
 while [ $# -gt 0 ]; do [ "$1" = --out ] && out=$2; shift; done
 mkdir -p "$out"
-echo 'GPU memory: parameters 60.0, workspace 32.0, total 100.4 of 999.0 MiB'
-echo 'host memory: gradients 60.0, total 70.2 of 999.0 MiB'
+echo 'GPU  total                   100.4 of 999.0 MiB'
+echo 'host total                   70.20 of 999.0 GiB'
 echo '  step 0.250, of which 0.100 are not compute: 5 tokens/s'
 for i in 6 2 1 4 3 5; do
     printf '{"step":%d,"loss":5.%d,"grad_norm":1.5,"lr":1e-4,"ms":%d00,"tokens_per_s":1' $i $i $i
@@ -102,11 +102,11 @@ X
 chmod +x canned
 compare canned_runs_agree 0 identical ./canned "none zero"
 check compare_numbers grep -qx "$(printf '%s\t' zero 6 400.0 40.0 80.0 280.0 200.0 60 0.04 2.00 3.00 \
-    250.0 100 70 1.0 -)5.5" compare/compare.tsv
+    250.0 0.10 70.20 1.0 -)5.5" compare/compare.tsv
 # A cap between what none and zero need: none is left out, and that is no error.
 compare for_their_sizes 0 identical "$TRAINER" "none zero" --recompute none --channels 256
-cap=$(awk "BEGIN { print int(($(sed -n '/^GPU/s/.*total \([0-9.]*\) of.*/\1/p' compare/none.txt) \
-    + $(sed -n '/^GPU/s/.*total \([0-9.]*\) of.*/\1/p' compare/zero.txt)) / 2 * 1024) }")
+cap=$(awk "BEGIN { print int(($(planned GPU compare/none.txt) \
+    + $(planned GPU compare/zero.txt)) / 2 * 1024) }")
 compare what_does_not_fit_is_left_out 0 '^none .*needs .*GPU memory' "$TRAINER" \
     "none zero twinflow" --recompute none --channels 256 --gpu-memory "${cap}K"
 
@@ -157,7 +157,7 @@ while [ $# -gt 0 ]; do
 done
 mkdir -p "$out"
 echo "$steps $every $micro" >"$out/asked"
-echo 'GPU memory: parameters 60.0, workspace 32.0, total 100.4 of 999.0 MiB'
+echo 'GPU  total                   100.4 of 999.0 MiB'
 echo '  step 0.250, of which 0.100 are not compute: 5 tokens/s'
 awk -v steps="$steps" -v every="$every" -v micro="$micro" -v zen="$zen" 'BEGIN {
     for (i = 1; i <= steps; i++) {
@@ -183,9 +183,9 @@ chmod +x canned
 zen canned_runs_agree 0 'of zenflow (2) are identical' ./canned "zero $late"
 check zen_steps_are_as_many_tokens grep -qx '6 2 4' zen/zero-accum/asked
 check zen_means_over_windows grep -qx "$(printf '%s\t' zenflow 24 125.0 10.0 20.0 95.0 - - - 2.00 \
-    3.00 250.0 100 - 6.0 2.0)5.24" zen/compare.tsv
+    3.00 250.0 0.10 - 6.0 2.0)5.24" zen/compare.tsv
 check zen_steps_of_several grep -qx "$(printf '%s\t' zero-accum 24 80.0 2.5 5.0 72.5 2.2 - 0.00 - \
-    0.75 62.5 100 - 1.0 -)5.6" zen/compare.tsv
+    0.75 62.5 0.10 - 1.0 -)5.6" zen/compare.tsv
 zen several_of_several 0 identical ./canned "zero $late" --accum 3
 check zen_micro_batches_are_multiplied grep -qx '6 2 12' zen/zero-accum/asked
 zen canned_again 0 identical ./canned "zero $late"
@@ -304,15 +304,12 @@ lesson() {
 for stage in 0 1 2 3; do
     "$TRAINER" --plan --world 8 --zero $stage --model 7b --batch 1 --seq 2048 --recompute block \
         --offload none --gpu-memory 999G --rates "$rates" | awk -v stage=$stage '
-        function mib(what) {
-            match($0, " " what " [0-9.]+")
-            return substr($0, RSTART + length(what) + 2, RLENGTH - length(what) - 2) + 0
-        }
-        /^GPU memory/ {
-            state = mib("master weights") + mib("AdamW moments")
-            rest = mib("total") - mib("parameters") - mib("gradients") - state
-            printf "| %d | %.0f | %.0f | %.0f | %.0f | %.0f |\n", stage, mib("parameters"),
-                   mib("gradients"), state, rest, mib("total")
+        /^GPU  *(parameters|gradients) / { gib[$2] = $3 }
+        /^GPU  *(master weights|AdamW moments) / { state += $4 }
+        /^GPU  *total / {
+            rest = $3 - gib["parameters"] - gib["gradients"] - state
+            printf "| %d | %.2f | %.2f | %.2f | %.2f | %.2f |\n", stage, gib["parameters"],
+                   gib["gradients"], state, rest, $3
         }' >row
     check "lesson_has_stage_$stage" grep -q -x -F -f row "$top/doc/zero.md"
 done
