@@ -345,24 +345,36 @@ static inline void run_check_output(const Run *r) {
             "another --out", o->out);
 }
 
-// Says what is going to be trained on what, and what a training run computes with.
+// Says what is going to be trained on what, and what a training run computes with. A preset is a
+// shape, with random weights: who samples it, evaluates it or tunes it with MeZO is told.
 static inline void run_describe(const Run *r) {
     const GPT2Config *c = &r->config;
-    printf("model: %zu layers, %zu heads, %zu channels, context %zu, vocabulary %zu: "
-           "%.2f M parameters\n", c->layers, c->heads, c->channels, c->context, c->vocab,
+    const Options *o = &r->o;
+    const bool fresh = !o->resume && r->saved_model == NULL, mezo = o->optimizer == OPTIMIZER_MEZO;
+    if (fresh && !o->plan && (r->only_sampling || (r->training ? mezo : r->batches)))
+        fprintf(r->only_sampling ? stderr : stdout, "note: these weights are random; for trained "
+                "ones --model DIR, a run's --out or what dev/data/gpt2.sh and opt.sh fetch\n");
+    if (r->only_sampling) return;
+    printf("model: %zu layer%s, %zu head%s, %zu channel%s, context %zu, vocabulary %zu: "
+           "%.2f M parameters; ", c->layers, plural(c->layers), c->heads, plural(c->heads),
+           c->channels, plural(c->channels), c->context, c->vocab,
            1e-6 * (double)r->table.parameters);
-    if (r->o.steps == 0 || r->o.dump != NULL || r->o.data == NULL) return;
-    const size_t sequences = r->step_sequences;
-    const char *what = r->task ? "examples" : "tokens";
-    printf("data: %zu training %s, %.2f epochs in %zu steps of %zu %s; %zu validation %s\n",
-           r->task ? r->train.sequences : r->train_view.tokens, what,
-           (double)r->o.steps * (double)sequences / (double)r->train.sequences, r->o.steps,
-           r->task ? sequences : r->step_tokens, what,
-           r->task ? r->val.sequences : r->val.sequences > 0 ? r->val.data->tokens : 0, what);
-    if (r->val.sequences == 0 && r->o.eval_every > 0)
+    if (fresh) printf("new, random weights\n");
+    else if (!o->resume) printf("weights from %s\n", r->saved_model);
+    else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);
+    if (o->steps == 0 || o->dump != NULL || o->data == NULL) return;
+    const size_t train = r->task ? r->train.sequences : r->train_view.tokens;
+    const size_t step = r->task ? r->step_sequences : r->step_tokens;
+    const size_t held = r->val.sequences, val = r->task || held == 0 ? held : r->val.data->tokens;
+    const char *what = r->task ? "example" : "token";
+    printf("data: %zu training %s%s, %.2f epochs in %zu step%s of %zu %s%s; %zu validation %s%s\n",
+           train, what, plural(train),
+           (double)o->steps * (double)r->step_sequences / (double)r->train.sequences, o->steps,
+           plural(o->steps), step, what, plural(step), val, what, plural(val));
+    if (held == 0 && o->eval_every > 0)
         printf("data: nothing will be evaluated: the held-out tenth %s; name a file with --val\n",
                r->task ? "has no example" : "is shorter than --seq");
-    if (!r->o.plan) cpu_describe();
+    if (!o->plan) cpu_describe();
 }
 
 // Refuses shapes that the GPU's kernels do not take: they work on whole packs of 16 bytes, and hold
@@ -446,7 +458,7 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     if (ranks.world > 1 && r->rank == 0) run_lock(r, true);
     if (ranks.world > 1) ranks_barrier();
     if (ranks.world > 1 && r->rank > 0) run_lock(r, true);
-    if (!r->only_sampling && !o->calibrate) run_describe(r);
+    if (!o->calibrate) run_describe(r);
 }
 
 // First weights on their way to a part, and a hash of them: what each adds depends on it and its

@@ -21,10 +21,6 @@ static inline ZoConfig zo_config(Run *r, int automatic) {
     c.storage = o->zo_storage;
     c.rounding = o->zo_rounding;
     c.write_back = o->zo_write_back;
-    if (o->optimizer == OPTIMIZER_MEZO && r->saved_model == NULL && !o->resume && o->steps > 0
-        && !o->plan)
-        printf("note: --model %s is a shape, with random weights; MeZO is for weights that have "
-               "learned: --model DIR\n", o->model);
     r->keeps_base = o->optimizer == OPTIMIZER_MEZO && o->zo_checkpoint == CHECKPOINT_REPLAY;
     return c;
 }

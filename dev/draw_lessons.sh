@@ -175,7 +175,7 @@ zero() {
             match($0, "\"" name "\":[^,}]*")
             return substr($0, RSTART + length(name) + 3, RLENGTH - length(name) - 3)
         }
-        /M parameters$/ { parameters = 1e6 * $(NF - 2) }
+        /^model: / { sub(/ M parameters.*/, ""); parameters = 1e6 * $NF }
         /"step":5,/ {
             printf "%-34s reduced %.3f, gathered %.3f bytes per parameter\n", name,
                    field("reduced_bytes") / parameters, field("gathered_bytes") / parameters
@@ -194,7 +194,7 @@ zero 3_accum '' --zero 3 --accum 4
 for stage in 0 1 2 3; do
     "$trainer" --plan --world 8 --zero $stage --model 7b --batch 1 --seq 2048 --recompute block \
         --offload none --gpu-memory 999G --rates scripts/rates/h200_16cores.txt |
-        sed -n "s/^GPU memory:/ZeRO-$stage, 7b on 8 GPUs:/p"
+        sed -n "s/^GPU  *\(.*[0-9]\)/ZeRO-$stage, 7b on 8 GPUs: \1/p"
 done
 ;; esac
 
@@ -220,7 +220,7 @@ plan() {
     "$timeline" "$tmp/cut.json" -o "$img/mode_$name.svg" --from 0 --to 4.5 \
         --title "$title: $step s from one gradient norm to the next"
     printf '%-15s %s s; GPU and host memory: %s\n' "$name" "$step" \
-        "$(sed -n 's/^.* memory:.* total \([0-9.]*\) .*/\1/p' "$tmp/plan.txt" | tr '\n' ' ')MiB"
+        "$(sed -n 's/^[A-Za-z]*  *total  *\([0-9.]*\) .*/\1/p' "$tmp/plan.txt" | tr '\n' ' ')GiB"
 }
 
 published="--no-grad-overlap --no-update-overlap"
@@ -293,7 +293,7 @@ bytes() {
                    field("duplex_ms")
         }' "$tmp/bytes.log"
     sed -n 's/^gradients of/    gradients of/p
-            s/^GPU memory: .*\(gradients [0-9.]*\).*\(total [0-9.]*\).*/    GPU: \1, \2 MiB/p' \
+            s/^GPU  *\(gradients\|total\) /    GPU \1 /p' \
         "$tmp/bytes.txt"
 }
 

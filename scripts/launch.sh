@@ -1,7 +1,7 @@
 #!/bin/sh
 # Starts a command N times on this machine, as the N ranks of one run, one for each GPU:
 #
-#     scripts/launch.sh 4 ./train_gpt2cu --data text.txt --model gpt2 --zero 2
+#     scripts/launch.sh 4 ./train_gpt2cu --data text.txt --model d12 --zero 2
 #
 # Each is told its number as torchrun would do it: RANK and LOCAL_RANK, WORLD_SIZE and
 # LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (a free port, unless it is set). Each gets its share

@@ -42,6 +42,21 @@ for run in memory memory_resumed memory_loaded; do
     check ${run}_is_as_planned awk \
         "BEGIN { exit !(${1:-0} > 0.9 * ${2:-1} && ${1:-0} < 1.1 * ${2:-1}) }"
 done
+check the_plan_is_a_table test "$(planned CPU memory_loaded.out)" = "$2"
+
+# What the weights are: a preset's are random, whatever its name.
+check new_weights_are_said grep -q '^model: 4 layers, 4 heads, .*; new, random weights$' memory.out
+check saved_weights_are_said grep -q '^model: .*; weights from memory$' memory_loaded.out
+check resumed_weights_are_said grep -q \
+    '^model: .*; weights of step 2 from memory/checkpoints/step_00000002$' memory_resumed.out
+"$tide" --model d1 --data text.txt --seq 32 --steps 0 >new.out
+check random_weights_are_evaluated_with_a_note grep -q '^note: .* random; .*--model DIR' new.out
+check one_is_not_several grep -q '^model: 1 layer, 1 head, ' new.out
+"$tide" --model d1 --context 32 --steps 0 --prompt x --sample-tokens 2 >new.out 2>new.err
+check and_sampled_with_one grep -q '^note: .* random; .*--model DIR' new.err
+check the_sample_is_alone test "$(grep -c 'note\|model:' new.out)" -eq 0
+"$tide" --model memory --data text.txt --steps 0 >new.out 2>new.err
+check weights_that_have_learned_have_no_note sh -c '! grep note new.out memory.out new.err'
 
 # --- what it computes with, and how it waits: cpu.h ----------------------------------------------
 
