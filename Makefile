@@ -226,7 +226,7 @@ TRAINS = test_model test_placement test_zo_gpu test_zenflow_gpu test_zero_gpu
 TESTS_ALL = $(READS:%=build/test/%) $(COMPUTES:%=build/asan/%) build/asan/test_gpt2 \
             build/plain/test_gpt2 \
             $(if $(CLANG),$(patsubst %,build/clang/%,test_adam test_rng test_matmul test_vmath \
-                test_zo test_zenflow) build/tsan/test_saver build/tsan/test_ranks) \
+                test_zo test_zenflow) build/tsan/test_ranks) \
             $(patsubst %,build/asan/emu/%,test_nccl $(KERNELS)) \
             $(if $(CLANGXX),$(patsubst %,build/tsan/%,test_nccl test_timeline $(KERNELS))) \
             $(patsubst %,build/emu/%,test_nccl test_timeline test_zen_time $(TRAINS)) \

@@ -41,6 +41,7 @@ typedef struct {
     const char *saved_model;        // --model is this file or directory; NULL: preset, or --resume
     TrainState state;               // of the newest whole checkpoint; step 0: there is none
     char resume_from[PATH_MAX];     // the one that a resumed run began with
+    StateSave last;                 // the last one that this process has saved
     bool ends;                      // what is saved now is the last: then it must not fail
     bool keeps_base;                // checkpoints have no weights: set it before run_load(), and
     bool replays;                   // if it then sets this, do to the weights what .state.more says
@@ -557,8 +558,6 @@ static inline void run_save_tokenizer(const Run *r) {
         fail("%s", err.text);
 }
 
-static Saver run_saver;  // --out's, if checkpoints are saved in the background
-
 // --save-every auto: when the next checkpoint is due, by seconds_now(). Saving may take 5 % of the
 // time: after one that took d seconds, the next one begins 19 d seconds later, or after 10 minutes.
 static double run_save_due;
@@ -585,57 +584,19 @@ static inline void run_save_failed(Run *r, const Error *err, bool last) {
 
 // Of several ranks, all call the following functions, at the same steps.
 
-// Waits until the last run_save_background() has ended, and prints what it took (log: the progress
-// line to clear first, or NULL), or that it failed. Returns at once if there is none. Of several
-// ranks, rank 0 may still make model.safetensors of it: that takes until run_save_settle().
-static inline void run_save_wait(Run *r, Log *log) {
-    Saver *s = &run_saver;
-    Error err;
-    if (!s->running) return;
-    const bool ok = saver_wait(s, &err);
-    if (log != NULL) log_clear(log);
-    if (!ok) {
-        run_save_failed(r, &err, false);
-        return;
-    }
-    run_saved(r, s->save.state.step, s->seconds);
-    printf("checkpoint step %zu: %.2f GB in %.1f s, update waited %.2f s, %.2f GB copied\n",
-           s->save.state.step, 1e-9 * (double)s->bytes, s->seconds, s->waited,
-           1e-9 * (double)s->bounced);
-}
-
-// Waits until nothing is being saved any more.
-static inline void run_save_settle(Run *r) {
-    Error err;
-    run_save_wait(r, NULL);
-    if (!state_agree(saver_finish(&run_saver, &err), &err)) run_save_failed(r, &err, false);
-}
-
-// A run that ends early still completes the checkpoint that it is saving; one rank alone cannot.
-static inline void run_save_at_exit(void) {
-    Error err;
-    if (ranks.world == 1 && run_saver.running && !pthread_equal(pthread_self(), run_saver.thread)
-        && !saver_wait(&run_saver, &err))
-        fprintf(stderr, "tide: %s\n", err.text);
-}
-
-// What to save: the state after `step` steps. It has a copy of .more, to which training may add
-// while it is saved.
+// What to save: the state after `step` steps.
 static inline StateSave *run_save_what(Run *r, size_t step, const RunState *what) {
-    StateSave *x = &run_saver.save;
+    StateSave *x = &r->last;
     x->out = r->o.out;
     x->config = &r->config;
     x->table = &r->table;
     x->parts = what->parts;
     x->count = what->count;
     x->keep = (int)r->o.keep;
-    train_state_free(&x->state);
     x->state = r->state;
     x->state.step = step;
     x->state.seed = r->o.seed;
     x->state.data_position = step * r->step_sequences;
-    if (r->state.more != NULL && (x->state.more = strdup(r->state.more)) == NULL)
-        fail("out of memory: checkpoint");
     return x;
 }
 
@@ -644,13 +605,12 @@ static inline StateSave *run_save_what(Run *r, size_t step, const RunState *what
 // fail. Where rank 0 has not all weights, they come from a checkpoint.
 static inline void run_save(Run *r, size_t step, bool state, const RunState *x) {
     const Options *o = &r->o;
-    const StateSave *last = &run_saver.save;
+    const StateSave *last = &r->last;
     const int eot = r->tokenizer != NULL ? tokenizer_eot(r->tokenizer) : -1;
     const bool bf16 = o->save_dtype == SAVE_BF16;
     bool whole = ranks.world == 1 || x->weights == NULL || part_is_whole(x->weights, &r->table);
     Error err;
     if (o->no_save) return;
-    run_save_settle(r);
     const double start = seconds_now();
     state = state && step != r->state.step;
     ranks_broadcast(&whole, sizeof whole);
@@ -669,27 +629,6 @@ static inline void run_save(Run *r, size_t step, bool state, const RunState *x) 
     if (!state_agree(ok, &err)) run_save_failed(r, &err, r->ends);
 }
 
-// The same, with the state, while training goes on: what is in host memory now is written behind
-// its back. Before a piece is updated, saver_need(&run_saver, its number) must be called. pieces:
-// all that this rank has of the arena, in the order of updates; bounce: bytes for copies of what
-// would be waited for.
-// The parts and pieces are the same at every call, and stay; parts[0] are the weights.
-static inline void run_save_background(Run *r, size_t step, const RunState *x,
-                                       const StatePiece *pieces, size_t count, size_t bounce) {
-    Saver *s = &run_saver;
-    Error err;
-    run_save_settle(r);
-    if (s->pieces == NULL) atexit(run_save_at_exit);
-    run_save_what(r, step, x);
-    s->pieces = pieces;
-    s->piece_count = count;
-    s->bounce = bounce;
-    s->bf16 = r->o.save_dtype == SAVE_BF16;
-    s->eot = r->tokenizer != NULL ? tokenizer_eot(r->tokenizer) : -1;
-    if (!saver_start(s, &err)) run_save_failed(r, &err, false);
-    else run_save_due = INFINITY;  // not while this goes on
-}
-
 static volatile sig_atomic_t stop_requested;  // a signal that came: finish the step, save, exit
 static volatile double stop_time;             // when, by seconds_now()
 
@@ -706,14 +645,13 @@ static inline void request_stop(int signal_number) {
 }
 
 // What ranks tell each other at every step, with their losses: whether a signal came (its number),
-// whether a checkpoint is still being saved, and whether the next one is due. All then know, by
-// the largest of each, the same, and do the same after this step.
-enum { NEWS_SIGNAL, NEWS_SAVING, NEWS_DUE, NEWS };
+// and whether a checkpoint is due. All then know, by the largest of each, the same, and do the same
+// after this step.
+enum { NEWS_SIGNAL, NEWS_DUE, NEWS };
 static double run_news[NEWS];
 
 static inline void run_tell(double *mine) {
     mine[NEWS_SIGNAL] = stop_requested;
-    mine[NEWS_SAVING] = !saver_over(&run_saver);
     mine[NEWS_DUE] = seconds_now() >= run_save_due;
 }
 

@@ -1,7 +1,4 @@
-// saver.h: saving training state, at once or in the background.
-//
-//   1. A checkpoint that is being saved
-//   2. The background: while a thread writes, training goes on
+// saver.h: saving training state.
 //
 // What a checkpoint consists of, and how it is found and loaded again: checkpoint.h.
 //
@@ -11,13 +8,8 @@
 #ifndef TIDE_SAVER_H
 #define TIDE_SAVER_H
 #include "checkpoint.h"
-#include <pthread.h>
-#include <signal.h>
 
-// ---------------------------------------------------------------------------------------------
-// 1. A checkpoint that is being saved
-
-// Elements that are written, or copied out of the way, at a time: a multiple of ALIGN_ELEMENTS.
+// Elements that are written at a time: a multiple of ALIGN_ELEMENTS.
 #ifndef SAVER_UNIT
 #define SAVER_UNIT ((size_t)1 << 21)
 #endif
@@ -49,16 +41,15 @@ static inline bool state_put(StateSave *x, int k, size_t at, size_t n, const flo
     return ok;
 }
 
-// Writes everything that only the caller's thread reaches, in a GPU's memory or by `move`; or
-// everything else.
-static inline bool state_put_all(StateSave *x, bool gpu, Error *err) {
+// Writes everything that this rank has.
+static inline bool state_put_all(StateSave *x, Error *err) {
     float *buffer = NULL;
     bool ok = true;
     for (int k = 0; k < x->count; k++) {
         const StatePart *p = &x->parts[k];
         for (const StateSpan *s = p->spans; s < p->spans + p->count; s++) {
             const size_t end = min_size(s->at + s->length, x->table->elements);
-            for (size_t at = s->at, n; ok && s->gpu == gpu && at < end; at += n) {
+            for (size_t at = s->at, n; ok && at < end; at += n) {
                 n = min_size(SAVER_UNIT, end - at);
                 if (p->move != NULL) {  // one tensor at a time, and no padding
                     const int i = gpt2_tensor_at(x->table, at);
@@ -68,10 +59,10 @@ static inline bool state_put_all(StateSave *x, bool gpu, Error *err) {
                     n = min_size(n, (at < last ? last : next) - at);
                     if (at >= last) continue;
                 }
-                if (gpu && buffer == NULL)
+                if (s->gpu && buffer == NULL)
                     buffer = (float *)alloc_or_fail(SAVER_UNIT, sizeof(float), "checkpoint");
-                if (gpu) part_copy(p, at, n, buffer, true);
-                ok = state_put(x, k, at, n, gpu ? buffer : s->data + (at - s->at), err);
+                if (s->gpu) part_copy(p, at, n, buffer, true);
+                ok = state_put(x, k, at, n, s->gpu ? buffer : s->data + (at - s->at), err);
             }
         }
     }
@@ -228,7 +219,7 @@ static inline bool state_begin(StateSave *x, Error *err) {
 // Saves a checkpoint, from state_begin() to state_end(). All ranks call it.
 static inline bool state_save(StateSave *x, Error *err) {
     if (!state_begin(x, err)) return false;
-    if (state_put_all(x, true, err)) state_put_all(x, false, err);
+    state_put_all(x, err);
     if (!state_end(x, err)) return false;
     state_prune(x);
     return true;
@@ -274,231 +265,6 @@ static inline bool state_is_shared(const char *out, Error *err) {
     ok = state_agree(ok, err);
     if (ranks.rank == 0) unlink(path);
     return ok;
-}
-
-// ---------------------------------------------------------------------------------------------
-// 2. The background
-//
-// State in host memory is too large to copy and too slow to wait for: a thread writes it, piece by
-// piece in the order in which the next step updates the pieces, and an update waits only where it
-// has caught up. There it may first copy what is left of its piece into a bounded pool.
-
-typedef struct { size_t at, length; } StatePiece;  // elements of the arena, of every part
-
-enum { UNIT_WAITS, UNIT_WRITES, UNIT_COPIES, UNIT_COPIED, UNIT_WRITTEN };
-typedef struct { int part, state; size_t at, n; float *data; } SaveUnit;
-
-// Zero it, and before a save set what comes first, with the first half of `save`. Only keep and
-// state may differ from one save to the next, and all of it stays until the last one is over.
-typedef struct {
-    StateSave save;
-    const StatePiece *pieces;  // all of the arena that this rank has, in the order of updates
-    size_t piece_count;
-    size_t bounce;             // bytes of the pool
-    bool bf16;                 // for model.safetensors: --save-dtype,
-    int eot;                   // and config.json
-
-    double seconds, waited;    // of the last save: until it was whole; how long saver_need() took,
-    uint64_t bytes, bounced;   // the file's size, and how much of it went through the pool
-    bool running;              // saver_start() was called, and not yet saver_wait();
-    bool finishing;            // of several ranks: saver_wait(), and not yet saver_finish()
-
-    pthread_t thread;
-    pthread_mutex_t mutex;     // guards the units' state, the pool, failed and over
-    pthread_cond_t changed;
-    SaveUnit *units;           // in the order in which they are written
-    size_t unit_count;
-    size_t *first;             // of each piece's units, and the end
-    float *pool, **slots;      // room for copies of units; those of them that are free,
-    size_t slot_count;         // how many these are,
-    size_t slot_room, slot_size;  // of how many, of so many elements
-    bool failed, over;         // nothing is written any more; the thread ends
-    double start;
-    Error err;
-} Saver;
-
-// What is done for a checkpoint that is whole.
-static inline bool saver_model(Saver *s) {
-    state_prune(&s->save);
-    return state_model(&s->save, s->bf16, s->eot, &s->err);
-}
-
-static inline void *saver_run_model(void *argument) {
-    Saver *s = (Saver *)argument;
-    thread_is_awaited = true;
-    s->failed = !saver_model(s);
-    return NULL;
-}
-
-static inline void *saver_run(void *argument) {
-    Saver *s = (Saver *)argument;
-    thread_is_awaited = true;  // at the end of the run
-    bool ok = true;
-    for (SaveUnit *u = s->units; ok && u < s->units + s->unit_count; u++) {
-        pthread_mutex_lock(&s->mutex);
-        while (u->state == UNIT_COPIES) pthread_cond_wait(&s->changed, &s->mutex);
-        const bool copied = u->state == UNIT_COPIED;
-        if (!copied) u->state = UNIT_WRITES;
-        pthread_mutex_unlock(&s->mutex);
-        ok = state_put(&s->save, u->part, u->at, u->n, u->data, &s->err);
-        pthread_mutex_lock(&s->mutex);
-        if (copied) s->slots[s->slot_count++] = u->data;
-        u->state = UNIT_WRITTEN;
-        s->failed = !ok;
-        pthread_cond_broadcast(&s->changed);
-        pthread_mutex_unlock(&s->mutex);
-    }
-    if (ranks.world > 1) {
-        ok = safewriter_flush(&s->save.file, &s->err);  // the rest needs all ranks: saver_wait()
-    } else {
-        ok = state_end(&s->save, &s->err);
-        s->seconds = seconds_now() - s->start;
-        ok = ok && saver_model(s);
-    }
-    pthread_mutex_lock(&s->mutex);
-    s->failed = !ok;
-    s->over = true;
-    pthread_mutex_unlock(&s->mutex);
-    return NULL;
-}
-
-// The work for the thread: what is in host memory, cut into units.
-static inline void saver_cut(Saver *s) {
-    s->unit_count = 0;
-    for (size_t p = 0; p < s->piece_count; p++) {
-        s->first[p] = s->unit_count;
-        for (int k = 0; k < s->save.count; k++)
-            for (int i = 0; i < s->save.parts[k].count; i++) {
-                const StateSpan *span = &s->save.parts[k].spans[i];
-                const size_t end = min_size(s->pieces[p].at + s->pieces[p].length,
-                                            span->at + span->length);
-                size_t at = span->at > s->pieces[p].at ? span->at : s->pieces[p].at;
-                for (; !span->gpu && at < end; at += SAVER_UNIT) {
-                    const SaveUnit u = {k, UNIT_WAITS, at, min_size(SAVER_UNIT, end - at),
-                                        span->data + (at - span->at)};
-                    s->units[s->unit_count++] = u;
-                }
-            }
-    }
-    s->first[s->piece_count] = s->unit_count;
-}
-
-static inline void saver_thread(Saver *s, void *(*run)(void *)) {
-    sigset_t all, before;
-    sigfillset(&all);  // signals are for the trainer
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (pthread_create(&s->thread, NULL, run, s) != 0) fail("cannot start a thread");
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-}
-
-// Begins to save the state as it is now, which no update may be changing, and returns; first it
-// writes what is on a GPU, itself. From now on saver_need() must be called before a piece changes.
-// There must be no save going on. On failure false, and there is nothing to wait for. All ranks
-// call it.
-static inline bool saver_start(Saver *s, Error *err) {
-    s->start = seconds_now();
-    s->waited = 0;
-    s->bounced = 0;
-    s->failed = s->over = false;
-    if (s->units == NULL) {  // the first one
-        size_t room = 1;  // a unit ends where it is full, or a piece or a span does
-        for (int k = 0; k < s->save.count; k++)
-            room += s->save.table->elements / SAVER_UNIT + s->piece_count
-                  + (size_t)s->save.parts[k].count;
-        s->units = (SaveUnit *)alloc_or_fail(room, sizeof *s->units, "list of units");
-        s->first = (size_t *)alloc_or_fail(s->piece_count + 1, sizeof *s->first, "list of pieces");
-        saver_cut(s);
-        size_t most = 1;
-        for (size_t i = 0; i < s->unit_count; i++)
-            if (s->units[i].n > most) most = s->units[i].n;
-        s->slot_size = most;
-        s->slot_room = min_size(s->bounce / (most * sizeof(float)), s->unit_count);
-        s->pool = (float *)malloc(s->slot_room * most * sizeof(float) + 1);  // touched if needed
-        if (s->pool == NULL) fail("out of memory: save pool");
-        s->slots = (float **)alloc_or_fail(s->slot_room, sizeof *s->slots, "list of slots");
-        pthread_mutex_init(&s->mutex, NULL);
-        pthread_cond_init(&s->changed, NULL);
-    }
-    saver_cut(s);
-    for (size_t i = 0; i < s->slot_room; i++) s->slots[i] = s->pool + i * s->slot_size;
-    s->slot_count = s->slot_room;
-    if (!state_begin(&s->save, err)) return false;
-    if (!state_agree(state_put_all(&s->save, true, err), err)) {
-        s->save.file.failed = true;
-        return state_end(&s->save, err);
-    }
-    s->bytes = s->save.file.total;
-    saver_thread(s, saver_run);
-    return s->running = true;
-}
-
-// Returns when piece i may change: it is written, or copied. Nothing to do while nothing is saved.
-static inline void saver_need(Saver *s, size_t i) {
-    if (!s->running) return;
-    const double start = seconds_now();
-    pthread_mutex_lock(&s->mutex);
-    while (!s->failed) {
-        SaveUnit *u = NULL;  // the last one that can be copied: the thread comes from the front
-        bool ready = true;
-        for (size_t j = s->first[i]; j < s->first[i + 1]; j++) {
-            if (s->units[j].state == UNIT_WAITS) u = &s->units[j];
-            ready = ready && s->units[j].state >= UNIT_COPIED;
-        }
-        if (ready) break;
-        if (u == NULL || s->slot_count == 0) {
-            pthread_cond_wait(&s->changed, &s->mutex);
-            continue;
-        }
-        float *slot = s->slots[--s->slot_count];
-        u->state = UNIT_COPIES;
-        pthread_mutex_unlock(&s->mutex);
-        memcpy(slot, u->data, u->n * sizeof(float));
-        s->bounced += u->n * sizeof(float);
-        pthread_mutex_lock(&s->mutex);
-        u->data = slot;
-        u->state = UNIT_COPIED;
-        pthread_cond_broadcast(&s->changed);
-    }
-    pthread_mutex_unlock(&s->mutex);
-    s->waited += seconds_now() - start;
-}
-
-// Is there nothing on this rank that saver_wait() would wait for?
-static inline bool saver_over(Saver *s) {
-    if (!s->running) return true;
-    pthread_mutex_lock(&s->mutex);
-    const bool over = s->over;
-    pthread_mutex_unlock(&s->mutex);
-    return over;
-}
-
-// Waits until the save that was started has ended. Returns false, and why in err, if it failed:
-// what was saved before is still there then. All ranks call it; then the checkpoint is whole, but
-// for model.safetensors saver_finish() has to be called.
-static inline bool saver_wait(Saver *s, Error *err) {
-    if (!s->running) return true;
-    pthread_join(s->thread, NULL);
-    s->running = false;
-    if (ranks.world > 1) {
-        s->failed = !state_end(&s->save, &s->err);
-        s->seconds = seconds_now() - s->start;
-    }
-    if (s->failed) {
-        *err = s->err;
-        return false;
-    }
-    s->finishing = ranks.world > 1 && ranks.rank == 0;
-    if (s->finishing) saver_thread(s, saver_run_model);
-    return true;
-}
-
-// Waits for what rank 0 still does after saver_wait(), as that does.
-static inline bool saver_finish(Saver *s, Error *err) {
-    if (!s->finishing) return true;
-    pthread_join(s->thread, NULL);
-    s->finishing = false;
-    if (s->failed) *err = s->err;
-    return !s->failed;
 }
 
 #endif

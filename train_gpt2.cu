@@ -2044,16 +2044,12 @@ template <typename X> static void gpt2_update(GPT2<X> *g, const AdamStep *step) 
         if (g->segment[i].leaving > 0 && !event_is_over(g->grad_arrived[i]))
             missing += g->segment[i].leaving;
     const int early = pieces_early(&g->pieces, missing);
-    for (int i = g->pieces.count; --i >= early;) {
-        if (g->pieces.pieces[i].kind != PIECE_HOST) continue;
-        saver_need(&run_saver, (size_t)i);  // a checkpoint may have to be written from it
-        update_on_host(g, i, step);
-    }
+    for (int i = g->pieces.count; --i >= early;)
+        if (g->pieces.pieces[i].kind == PIECE_HOST) update_on_host(g, i, step);
     for (int s = 0; s < g->segments; s++) {
         const Segment *x = &g->segment[s];
         for (int i = x->first; i < x->first + x->pieces; i++) {
             const Piece *p = &g->pieces.pieces[i];
-            saver_need(&run_saver, (size_t)i);
             if (p->kind == PIECE_VISIT) update_visitor(g, visit++, step);
             else if (p->kind == PIECE_RESIDENT) update_resident(g, i, step);
             else if (i < early) update_on_host(g, i, step);
@@ -2201,34 +2197,12 @@ template <typename X> static void gpt2_parts(GPT2<X> *g, StatePart parts[3]) {
     }
 }
 
-// Saves the run after `step` steps, before anything else happens. No update may be under way.
-template <typename X>
-static void save_now(GPT2<X> *g, Run *r, size_t step, const RunState *state) {
-    if (g->zen != NULL) zen_save_run(g, r, step);
-    else run_save(r, step, true, state);
-}
-
-// Saves the state after `step` steps. On the host it must be whole now, but not for long: it is
-// written behind the back of training (saver.h), with some memory to copy what would be waited for.
+// Saves the run after `step` steps.
 template <typename X>
 static void save(GPT2<X> *g, Run *r, size_t step, const RunState *state) {
-    enum { BOUNCE = 1 << 30 };
-    static StatePiece *pieces;
     gpt2_update_wait(g);
-    if (!g->offloaded || g->zen != NULL) {
-        save_now(g, r, step, state);
-        return;
-    }
-    const size_t count = (size_t)g->pieces.count;
-    if (pieces == NULL) {
-        pieces = (StatePiece *)alloc_or_fail(count, sizeof *pieces, "pieces");
-        for (size_t i = 0; i < count; i++)
-            pieces[i] = StatePiece{arena_at(g, &g->pieces.pieces[i]), g->pieces.pieces[i].length};
-    }
-    size_t bounce = min_size(BOUNCE, memory_available() / 4);
-    const size_t planned = gpt2_host_bytes(g), most = r->o.host_memory;
-    if (most > 0) bounce = min_size(bounce, most > planned ? most - planned : 0);
-    run_save_background(r, step, state, pieces, count, bounce);
+    if (g->zen != NULL) zen_save_run(g, r, step);
+    else run_save(r, step, true, state);
 }
 
 // Bytes of GPU memory that are free.
@@ -2622,10 +2596,9 @@ template <typename X> static int train(Run *r) {
             const uint64_t position = run_position(r, step, micro);
             const bool last = micro + 1 == o->accum;
             if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, &err)) {
-                gpt2_update_wait(g);
                 r->ends = true;
                 if (step > 1 && r->world == 1)  // other ranks are in the step
-                    save_now(g, r, step - 1, &state);
+                    save(g, r, step - 1, &state);
                 die("%s", err.text);  // a damaged token file
             }
             gpt2_forward(g, g->inputs, g->targets, r->B, r->T);
@@ -2640,7 +2613,6 @@ template <typename X> static int train(Run *r) {
         double loss;
         const double norm_squared = gpt2_grad_norm_squared(g, &loss), norm = sqrt(norm_squared);
         const bool finite = isfinite(loss) && isfinite(norm);
-        if (!finite) run_save_settle(r);  // what all ranks have begun to save, none saves alone
         if (!finite)
             fail("the loss is %g and the gradient norm %g at step %zu: stopped before the update; "
                  "try a lower --lr (what was saved in %s before is intact)", loss, norm, step,
@@ -2669,12 +2641,10 @@ template <typename X> static int train(Run *r) {
             generate(g, r, (uint32_t)step);
         }
         if (run_saves(r, step)) save(g, r, step, &state);
-        if (!run_hears(NEWS_SAVING)) run_save_wait(r, &log);  // says so, or why it failed
     }
-    gpt2_update_wait(g);
     // The weights once more even if this step is saved: a kill may have come between the two.
     r->ends = true;
-    if (step > 0) save_now(g, r, step, &state);
+    if (step > 0) save(g, r, step, &state);
     CUDA(cudaDeviceSynchronize());
     timeline_close(&g->timeline);
     const int code = run_end(r, &log, step);

@@ -439,9 +439,9 @@ several_gpus() {
         [ "$(grep -c -e "^$w" three.out)" -eq 1 ] || exit 1; done; ! [ -s three.err ]'
     check only_one_of_them_writes_a_log test "$(grep -c '"loss"' three/log.jsonl)" -eq 4
     check it_says_how_many_they_are grep -q '^ranks: 3, each with all weights' three.out
-    is what_two_exchange_is_counted two 4 exchanged_bytes $((8 * (2 * 3 + 4)))
+    is what_two_exchange_is_counted two 4 exchanged_bytes $((8 * (2 * 3 + 3)))
     is and_what_three_do signs_three 3 exchanged_bytes \
-        $((8 * (2 * $(whole && echo 3 || echo 2) * 2 + 4)))
+        $((8 * (2 * $(whole && echo 3 || echo 2) * 2 + 3)))
     is it_is_known_how_many two 4 ranks 2
     check one_exchanges_nothing sh -c '! grep -q "exchange\|ranks" alone/log.jsonl'
 

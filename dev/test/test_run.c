@@ -116,7 +116,6 @@ static void test_replay_of_fresh_weights(void) {
     CHECK(bytes_in(model) > a->run.table.parameters * 4, "no model");
     CHECK(bytes_in(json) > 100 && bytes_in(json) < 8192, "%zu bytes", bytes_in(json));
     CHECK(bytes_in(in_base("fresh/checkpoints/step_00000002/state.safetensors")) < 100, "large");
-    CHECK(run_saver.save.state.more != a->run.state.more, "a save needs a text of its own");
     unlink(model);
     a->state.weights = NULL;
     run_save(&a->run, 3, true, &a->state);

@@ -1309,7 +1309,6 @@ static void other_modes_go_on_from_it(void) {
         reference_free(&x);
         gpt2_table_free(&m.table);
     }
-    train_state_free(&run_saver.save.state);
     remove_tree(base);
 }
 

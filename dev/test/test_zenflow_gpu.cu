@@ -743,7 +743,6 @@ static void save_reference(const ZenReference *x, const GPT2Table *t, size_t ste
         reference_parts(x, &run.table, spans, parts);
         const RunState all = {parts, ZEN_PARTS, NULL};
         zen_save(&run, step, &x->config, &x->map, &x->clock, &all);
-        train_state_free(&run_saver.save.state);
         run_free(&run);
     }
 }
@@ -803,7 +802,6 @@ template <typename X> static void check_resume(const Config *c, size_t phase) {
         if (i == SAVES) break;
         run.o.out = saved_in("g", p.at[i]);
         zen_save_run(g, &run, p.at[i]);
-        train_state_free(&run_saver.save.state);
     }
     r.state[last - 1] = hash_engine(g);
     check_same(&wanted, &r, 1, last, name);

@@ -519,17 +519,14 @@ template <typename X> static void rank_train(const Config *c, Shared *to) {
             gpt2_head(g, 1.0f / (float)(N * all.accum), 1 / (double)all.accum, micro > 0, NULL);
             gpt2_backward(g, micro > 0, micro + 1 == c->accum);
         }
-        if (step == 2 && rank == R - 1) {  // of which all ranks learn
-            stop_requested = 15;
-            run_saver.running = true;
-        }
+        if (step == 2 && rank == R - 1) stop_requested = 15;  // of which all ranks learn
+        run_save_due = step == 2 && rank == 0 ? 0 : INFINITY;
         const double norm_squared = gpt2_grad_norm_squared(g, &loss);
         if (g->zero != NULL)
             CHECK(run_news[NEWS_SIGNAL] == (step >= 2 ? 15 : 0)
                   && stop_requested == (int)run_news[NEWS_SIGNAL]
-                  && run_news[NEWS_SAVING] == (step == 2), "rank %zu, step %zu: signal %d, saving "
-                  "%g: %s", rank, step, stop_requested, run_news[NEWS_SAVING], name);
-        run_saver.running = false;
+                  && run_news[NEWS_DUE] == (step == 2), "rank %zu, step %zu: signal %d, due %g: %s",
+                  rank, step, stop_requested, run_news[NEWS_DUE], name);
         const AdamStep adam = recipe_step(&recipe, step, norm_squared);
         gpt2_update(g, &adam);
         if (step <= MOST_STEPS) report->loss[step - 1] = loss;
