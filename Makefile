@@ -22,6 +22,7 @@ SANITIZE = -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno
 
 .PHONY: all
 all: train_gpt2 build/tokenize build/compare build/columns build/timeline build/reviews  ## build the trainer and its tools
+	@echo "./train_gpt2 is there. Next: make run trains a small GPT; ./train_gpt2 --help; make help"
 
 train_gpt2: train_gpt2.c $(HEADERS) | compiler
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
@@ -55,7 +56,8 @@ comma := ,
 # half is compiled as train_gpt2.c is.
 NVDEVICE = -std=c++17 -O3 -lineinfo --ftz=false --prec-div=true --prec-sqrt=true -I.
 NVFLAGS = $(NVDEVICE) $(GPU_ARCH) -Xptxas -warn-spills \
-          -Xcompiler $(subst $(space),$(comma),$(strip -O3 $(ARCH) $(OPENMP) $(EXACT) $(WARN))) $(EXTRA)
+          -Xcompiler $(subst $(space),$(comma),$(strip -O3 $(ARCH) $(OPENMP) $(EXACT) $(WARN) \
+              $(subst $(comma),\\$(comma),$(EXTRA))))
 
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 NVLIBS = -lcublasLt -Xlinker -rpath,$(CUDA_HOME)/lib64
@@ -189,14 +191,26 @@ build/self.txt: $(wildcard *.c *.h *.cu *.cuh *.md Makefile doc/*.md dev/*/*.c d
 # On the GPU, if there is one and nvcc to compile for it.
 TRAINER := $(if $(and $(NVCC),$(GPU)),train_gpt2cu,train_gpt2)
 
+# What a shell must take for one word.
+quoted_data = '$(subst ','\'',$(DATA))'
+quoted_out = '$(subst ','\'',$(patsubst %/,%,$(OUT)))'
+
 # Done in six minutes where two threads reach 40 GFLOP/s, little for a CPU with AVX2. In that time a
 # short context learns most (doc/SPEED.md).
 .PHONY: run
-run: $(TRAINER) $(DATA)  ## train a small GPT for a few minutes (DATA=file.txt: on your text)
-	@if [ -e $(OUT) ]; then mv $(OUT) $(OUT)-$$(date -r $(OUT) +%Y%m%d-%H%M%S) && \
-	    echo "the earlier $(OUT) was renamed"; fi
-	./$(TRAINER) --data $(DATA) --out $(OUT) --model nano --context 64 --batch 16 --steps 1200 \
-	    --lr 4e-3 --eval-every 100 --save-every 300 --sample-every 400 --sample-tokens 400 $(ARGS)
+run: $(TRAINER) $(filter build/self.txt,$(DATA))  ## train a small GPT (DATA=file.txt: on your text)
+	@IFS=; data=$(quoted_data); set -- $$data; [ -e "$$1" ] || \
+	    { echo "tide: DATA=$$1: no such file" >&2; exit 2; }
+	@out=$(quoted_out); lock=$$out/.lock; \
+	if [ -e "$$lock" ] && command -v flock >/dev/null && ! flock -n "$$lock" true; then \
+	    echo "tide: $$out is in use by a run that is still at work: OUT=... for another" >&2; exit 2; \
+	elif [ -e "$$out/log.jsonl" ]; then \
+	    rm -rf "$$out-before" && mv "$$out" "$$out-before" && \
+	    echo "the earlier $$out is $$out-before now"; \
+	fi
+	./$(TRAINER) --data $(quoted_data) --out $(quoted_out) --model nano --context 64 --batch 16 \
+	    --steps 1200 --lr 4e-3 --eval-every 100 --save-every 300 --sample-every 400 \
+	    --sample-tokens 400 $(ARGS)
 
 # --- test ------------------------------------------------------------------------------------
 
