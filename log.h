@@ -212,7 +212,7 @@ static inline bool log_eval(Log *l, size_t step, double val_loss, double accurac
 // ---------------------------------------------------------------------------------------------
 // The plot
 
-enum { PLOT_WIDTH = 800, PLOT_HEIGHT = 450, PLOT_LEFT = 60, PLOT_RIGHT = 30, PLOT_TOP = 20,
+enum { PLOT_WIDTH = 800, PLOT_HEIGHT = 450, PLOT_LEFT = 60, PLOT_RIGHT = 30, PLOT_TOP = 30,
        PLOT_BOTTOM = 50, PLOT_BUCKETS = 400 };
 
 typedef struct { double x1, y0, y1; } PlotRange;  // steps 0 .. x1, losses y0 .. y1
@@ -264,8 +264,18 @@ static inline void plot_end(FILE *f, const PlotRange *r, const char *name, LogPo
     fprintf(f, "m-3,0a3,3 0 1 0 6,0a3,3 0 1 0 -6,0\"/>\n");
 }
 
+// The mean of a 25th of the run around its loss i: of less at its begin, of those before at its end.
+static inline LogPoint plot_mean(const LogSeries *s, size_t i) {
+    const size_t n = s->count, back = i < n / 50 ? i : n / 50;
+    const size_t ahead = back < n - 1 - i ? back : n - 1 - i;
+    LogPoint mean = {s->points[i].step, 0};
+    for (size_t k = i - back; k <= i + ahead; k++) mean.loss += s->points[k].loss;
+    mean.loss /= (double)(back + ahead + 1);
+    return mean;
+}
+
 // The training loss: thin, lowest and highest of every bucket of steps (no spike is lost), and over
-// it the mean of a 25th of the run around every bucket's end, less near the ends of the run.
+// it the mean around every bucket's end.
 static inline void plot_train(FILE *f, const PlotRange *r, const LogSeries *s) {
     const LogPoint *p = s->points;
     const size_t n = s->count, buckets = n < PLOT_BUCKETS ? n : (size_t)PLOT_BUCKETS;
@@ -282,15 +292,10 @@ static inline void plot_train(FILE *f, const PlotRange *r, const LogSeries *s) {
     }
     fprintf(f, "\"/>\n<polyline class=\"train\" points=\"");
     for (size_t b = 0; b < buckets; b++) {
-        size_t center = (b + 1) * n / buckets - 1, reach = n / 50;
-        if (b == 0) center = 0;
-        if (reach > center) reach = center;
-        if (reach > n - 1 - center) reach = n - 1 - center;
-        double sum = 0;
-        for (size_t i = center - reach; i <= center + reach; i++) sum += p[i].loss;
-        plot_point(f, r, (double)p[center].step, sum / (double)(2 * reach + 1));
+        const LogPoint mean = plot_mean(s, b == 0 ? 0 : (b + 1) * n / buckets - 1);
+        plot_point(f, r, (double)mean.step, mean.loss);
     }
-    plot_end(f, r, "train", p[n - 1]);
+    plot_end(f, r, "train", plot_mean(s, n - 1));
 }
 
 static inline void plot_val(FILE *f, const PlotRange *r, const LogSeries *s) {
@@ -301,22 +306,26 @@ static inline void plot_val(FILE *f, const PlotRange *r, const LogSeries *s) {
     plot_end(f, r, "val", s->points[s->count - 1]);
 }
 
-static inline void plot_legend(FILE *f, int row, const char *name, const LogSeries *s) {
-    if (s->count == 0) return;
-    fprintf(f, "<path class=\"%s\" d=\"M640 %dh24\"/><text x=\"672\" y=\"%d\">%s %.4g</text>\n",
-            name, PLOT_TOP + 20 * row, PLOT_TOP + 20 * row + 4, name, s->points[s->count - 1].loss);
+static inline void plot_legend(FILE *f, int row, const char *name, double loss, const char *what) {
+    const int y = PLOT_TOP + 10 + 20 * row;
+    fprintf(f, "<path class=\"%s\" d=\"M620 %dh24\"/><text x=\"652\" y=\"%d\">%s %.4g%s</text>\n",
+            name, y, y + 4, name, loss, what);
 }
 
-// Draws both losses over the steps to DIR/loss.svg, replacing it whole.
+// Draws both losses over the steps to DIR/loss.svg, replacing it whole. What is higher than all
+// after the first twentieth of the steps is cut off: it would take most of the height.
 static inline bool log_plot(const Log *l, Error *err) {
     char path[PATH_MAX];
     PlotRange r = {1, INFINITY, -INFINITY};
     const LogSeries *both[2] = {&l->train, &l->val};
+    for (int k = 0; k < 2; k++)
+        for (size_t i = 0; i < both[k]->count; i++)
+            r.x1 = fmax(r.x1, (double)both[k]->points[i].step);
     for (int k = 0; k < 2; k++) {
         for (size_t i = 0; i < both[k]->count; i++) {
-            r.x1 = fmax(r.x1, (double)both[k]->points[i].step);
-            r.y0 = fmin(r.y0, both[k]->points[i].loss);
-            r.y1 = fmax(r.y1, both[k]->points[i].loss);
+            const LogPoint p = both[k]->points[i];
+            r.y0 = fmin(r.y0, p.loss);
+            if ((double)p.step > r.x1 / 20 || i + 1 == both[k]->count) r.y1 = fmax(r.y1, p.loss);
         }
     }
     if (r.y0 > r.y1 || l->dir[0] == '\0') return true;  // nothing to show yet, or nowhere
@@ -335,11 +344,21 @@ static inline bool log_plot(const Log *l, Error *err) {
             ".grid{stroke:#30363d} .raw{stroke:#2b4f78} .train{stroke:#58a6ff} "
             ".val{stroke:#f0883e}}\n</style>\n<rect class=\"page\" width=\"100%%\" "
             "height=\"100%%\"/>\n");
+    const LogSeries *train = &l->train, *val = &l->val;
+    if (train->count > 0)
+        fprintf(f, "<text x=\"%d\" y=\"18\">loss over %.0f steps, from %.4g at step %zu</text>\n",
+                PLOT_LEFT, r.x1, train->points[0].loss, train->points[0].step);
     plot_axes(f, &r);
-    if (l->train.count > 0) plot_train(f, &r, &l->train);
-    if (l->val.count > 0) plot_val(f, &r, &l->val);
-    plot_legend(f, 0, "train", &l->train);
-    plot_legend(f, l->train.count > 0 ? 1 : 0, "val", &l->val);
+    fprintf(f, "<clipPath id=\"in\"><path d=\"M%d %dH%dV%dH%dz\"/></clipPath>\n"
+            "<g clip-path=\"url(#in)\">\n", PLOT_LEFT - 4, PLOT_TOP, PLOT_WIDTH - PLOT_RIGHT + 4,
+            PLOT_HEIGHT - PLOT_BOTTOM, PLOT_LEFT - 4);
+    if (train->count > 0) plot_train(f, &r, train);
+    if (val->count > 0) plot_val(f, &r, val);
+    fprintf(f, "</g>\n");
+    if (train->count > 0)
+        plot_legend(f, 0, "train", plot_mean(train, train->count - 1).loss, " (mean)");
+    if (val->count > 0)
+        plot_legend(f, train->count > 0, "val", val->points[val->count - 1].loss, "");
     fprintf(f, "</svg>\n");
     return replace_close(f, path, err);
 }
