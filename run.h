@@ -777,6 +777,30 @@ static inline void run_evaluated(const Run *r, Log *log, size_t step, double los
 // ---------------------------------------------------------------------------------------------
 // At its end
 
+// What a word must be between for a shell.
+static inline const char *shell_quote(const char *word) {
+    return word[strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                             "_./-+:,@%=")] == '\0' ? "" : "'";
+}
+
+// How to sample from what a run has saved, where it has a tokenizer: with the run's precision and,
+// if one GPU may be too small for the model, with layers that stream.
+static inline void run_hint(const Run *r) {
+    const Options *o = &r->o;
+    const char *program = shell_quote(r->program), *out = shell_quote(o->out);
+    const bool ask = r->task && strpbrk(o->template_text, "\"$`\\!") == NULL;
+    const bool stream = o->optimizer == OPTIMIZER_MEZO || (r->world > 1 && o->zero == 3);
+    char merges[PATH_MAX];
+    path_join(merges, o->out, "merges.txt");
+    if (!path_exists(merges) || strchr(r->program, '\'') || strchr(o->out, '\'')) return;
+    printf("try it: %s%s%s --model %s%s%s%s%s --steps 0 --prompt \"...%s\"%s\n", program,
+           r->program, program, out, o->out, out,
+           !o->gpu_build || o->precision == PRECISION_BF16 ? "" :
+           o->precision == PRECISION_FP32 ? " --precision fp32" : " --precision fp16",
+           o->gpu_build && stream ? " --optimizer mezo" : "", ask ? o->template_text : "",
+           r->task ? " --sample-tokens 1" : "");
+}
+
 // After `step` steps, and after what they made was saved: the plot, and the last words. Returns the
 // program's exit code: of a run that a signal has stopped, the one that a shell gives it.
 static inline int run_end(const Run *r, Log *log, size_t step) {
@@ -794,10 +818,10 @@ static inline int run_end(const Run *r, Log *log, size_t step) {
     else if (step < r->o.steps)
         printf("stopped by signal %d after step %zu; continue with --resume --out %s\n",
                (int)stop_requested, step, out);
-    else
-        printf("done: %zu steps; model.safetensors, log.jsonl and loss.svg are in %s\n"
-               "try it: %s --model %s --steps 0 --prompt \"...\"\n",
-               step, out, r->program, out);
+    else {
+        printf("done: %zu steps; model.safetensors, log.jsonl and loss.svg are in %s\n", step, out);
+        run_hint(r);
+    }
     return step < r->o.steps ? 128 + (int)stop_requested : 0;
 }
 
