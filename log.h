@@ -264,7 +264,7 @@ static inline void plot_end(FILE *f, const PlotRange *r, const char *name, LogPo
     fprintf(f, "m-3,0a3,3 0 1 0 6,0a3,3 0 1 0 -6,0\"/>\n");
 }
 
-// The mean of a 25th of the run around its loss i: of less at its begin, of those before at its end.
+// The mean of a 25th of the run around loss i; less at its begin, and those before at its end.
 static inline LogPoint plot_mean(const LogSeries *s, size_t i) {
     const size_t n = s->count, back = i < n / 50 ? i : n / 50;
     const size_t ahead = back < n - 1 - i ? back : n - 1 - i;
