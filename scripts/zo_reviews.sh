@@ -6,23 +6,27 @@
 # part, e.g. --zo-noise rademacher; with TRAINER=./train_gpt2emu (slow) also --stream-blocks
 set -eu
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
-trainer=$(absolute "${TRAINER:-$(dirname "$0")/../train_gpt2}")
-out=$(absolute "${OUT:-$(dirname "$0")/../out/zo_reviews}")
+trainer=${TRAINER:+$(absolute "$TRAINER")} out=${OUT:+$(absolute "$OUT")} top=$PWD
 cd "$(dirname "$0")/.."
+if [ "$top" = "$PWD" ]; then top=''; else top=$PWD/; fi  # what is printed works where we were called
+trainer=${trainer:-${top:-./}train_gpt2} out=${out:-${top}out/zo_reviews}
 make train_gpt2 build/reviews
 mkdir -p "$out"
 build/reviews 20000 1 --text >"$out/text.txt"
 build/reviews 1000 2 >"$out/train.tsv"
 build/reviews 400 3 >"$out/val.tsv"
 rm -rf "$out/read" "$out/tuned"
+echo "a small model reads made-up reviews:"
 ./train_gpt2 --data "$out/text.txt" --layers 2 --heads 2 --channels 64 --context 64 --batch 8 \
-    --steps 2000 --lr 3e-3 --eval-every 1000 --out "$out/read" | tail -n 3
+    --steps 2000 --lr 3e-3 --eval-every 1000 --out "$out/read"
 
 task() {
     "$trainer" --data "$out/train.tsv" --val "$out/val.tsv" --tokenizer bytes --labels '-|+' \
         --template ' = ' "$@"
 }
-echo "before:"
+echo "how it judges others, without having been taught to:"
 task --model "$out/read" --steps 0
 task --model "$out/read" --optimizer mezo --lr 1e-4 --zo-eps 1e-2 --batch 16 --steps 250 \
     --eval-every 50 --out "$out/tuned" "$@"
+echo "what it makes of a review: $trainer --model \"$out/tuned\" --steps 0 \\
+    --prompt \"i love the plot = \" --sample-tokens 1"
