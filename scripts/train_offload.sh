@@ -23,6 +23,7 @@ case " $* " in *" --plan "*)  # needs no data
     exec "$trainer" --offload auto "$@" ;;
 esac
 if [ -z "$data" ]; then
+    case ${LAUNCH-} in '' | *launch.sh*) sh scripts/try_trainer.sh "$trainer" ;; esac
     sh dev/data/fineweb10B.sh 1
     data='data/fineweb10B/fineweb_train_*.bin' val='data/fineweb10B/fineweb_val_*.bin'
 fi

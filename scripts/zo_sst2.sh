@@ -28,7 +28,8 @@ case " $* " in *" --plan "*)
     exec "$trainer" --model "$model" --optimizer mezo --precision fp16 --batch 16 --seq 64 \
         --labels ' terrible| great' "$@" ;;  # SST-2's prompts are about as long
 esac
-if [ ! -d "$model" ]; then
+if [ ! -d "$model" ]; then  # many GB
+    sh scripts/try_trainer.sh "$trainer" --optimizer mezo --precision fp16
     sh dev/data/opt.sh "$model"
     model=data/$model
 fi
