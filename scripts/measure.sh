@@ -1,5 +1,5 @@
-# measure.sh: what compare_offload.sh and sweep_offload.sh share: runs of the trainer, and the
-# numbers that they leave. To be sourced; goes to the top of the repository. From the environment:
+# measure.sh: what compare_offload.sh, zo_compare.sh and sweep_offload.sh share: runs of the trainer,
+# the numbers that they leave, and whether their losses agree. To be sourced; goes to the top of the repository. From the environment:
 #   TRAINER   default ./train_gpt2cu; ./train_gpt2emu tries a script where there is no GPU
 #   MODEL     default 7b
 #   DATA      default tinyshakespeare, which is fetched
@@ -40,16 +40,17 @@ fi
 printf '%s, %s steps after %s; in milliseconds and GiB\n' "$model" $((steps - warmup)) "$warmup"
 
 columns=$(printf '%s\t' steps ms forward backward exposed update bound% Gpar/s 'GB in' 'GB out' \
-    'plan ms' GPU host waits 'of it bw')loss
+    'plan ms' GPU host waits 'in bwd')loss
 unknown=$(echo "$columns" | awk -F '\t' '{ while (++n < NF) printf "-\t" }')
 every=0   # steps from one evaluation to the next
 micro=1   # a step of the run counts as so many: all its numbers are divided by that
+same=''   # what agree() has found
 period=1  # steps that are not alike: then means over whole periods are taken, not medians
 
 # numbers NAME: those of $columns, as one line with tabs: medians over the steps that count, and
 # what the run printed. "-": not known. Exposed is what is neither forward nor backward; bound% how
-# much of the update's bound is reached; waits what compute waited for copies and updates, of it
-# before a part of backward. The counters of a step come with the line of a later one. Behind an
+# much of the update's bound is reached; waits what compute waited for copies and updates, in bwd
+# those of them before a part of backward. The counters of a step come with the line of a later one. Behind an
 # evaluation, which hides an update that is under way, a period does not count.
 numbers() {
     awk -v warmup="$warmup" -v text="$out/$1.txt" -v micro="$micro" -v period="$period" '
@@ -143,4 +144,34 @@ run() {
     else
         line "${name##*/}" "${unknown}code $code: $said"
     fi
+}
+
+losses() {  # of a run, with its gradient norms
+    sed -n 's/.*\("step":[0-9]*,"loss":[^,]*,"grad_norm":[^,]*\),.*/\1/p' "$out/$1/log.jsonl"
+}
+
+# agree MODE...: the first against the others, over the steps that both took. Sets $wrong, adds to
+# $same.
+agree() {
+    [ $# -gt 1 ] || return 0
+    first=$1 others=0 number=$#
+    shift
+    losses "$first" >"$out/first"
+    for mode in "$@"; do
+        losses "$mode" | awk -v mode="$mode" -v first="$first" -v file="$out/first" '
+            (getline other < file) > 0 && ++n && $0 != other {
+                print "DIFFERENT: " mode " has " $0 ", " first " " other
+                exit wrong = 1
+            }
+            END { if (n == 0) print "DIFFERENT: " mode " has no step of " first "'"'"'s"
+                  exit wrong || n == 0 }' || others=1
+    done
+    rm "$out/first"
+    if [ $others -eq 0 ]; then same="$same${same:+, and of }$first ($number)"; else wrong=1; fi
+}
+
+# agreed: the last words, after all agree().
+agreed() {
+    [ "$wrong" -eq 0 ] || { echo "something is wrong" >&2; exit 1; }
+    [ -z "$same" ] || echo "the losses and gradient norms of $same are identical, digit by digit"
 }

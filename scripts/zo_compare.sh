@@ -80,25 +80,8 @@ for mode in $modes; do
     esac
 done
 
-# The first that ran, against the others, over the steps that both took.
 # shellcheck disable=SC2086
 set -- $ran
 [ $# -gt 1 ] || { echo "nothing to compare: $# of the modes ran" >&2; exit 1; }
-first=$1
-shift
-losses() {
-    sed -n 's/.*\("step":[0-9]*,"loss":[^,]*,"grad_norm":[^,]*\),.*/\1/p' "$out/$1/log.jsonl"
-}
-losses "$first" >"$out/first"
-for mode in "$@"; do
-    losses "$mode" | awk -v mode="$mode" -v first="$first" -v file="$out/first" '
-        (getline other < file) > 0 && ++n && $0 != other {
-            print "DIFFERENT: " mode " has " $0 ", " first " " other
-            exit wrong = 1
-        }
-        END { if (n == 0) print "DIFFERENT: " mode " has no step of " first "'"'"'s"
-              exit wrong || n == 0 }' || wrong=1
-done
-rm "$out/first"
-[ $wrong -eq 0 ] || { echo "something is wrong" >&2; exit 1; }
-echo "the losses and gradient norms of all that ran ($(($# + 1))) are identical, digit by digit"
+agree "$@"
+agreed
