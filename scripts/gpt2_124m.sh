@@ -21,7 +21,7 @@ case $batch in
 esac
 make train_gpt2cu
 if [ -z "$data" ]; then
-    sh scripts/try_trainer.sh ./train_gpt2cu
+    sh dev/data/try_trainer.sh ./train_gpt2cu
     sh dev/data/fineweb10B.sh 103
     data='data/fineweb10B/fineweb_train_*.bin' val='data/fineweb10B/fineweb_val_*.bin'
 fi

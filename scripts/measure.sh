@@ -1,5 +1,6 @@
-# measure.sh: what compare_offload.sh, zo_compare.sh and sweep_offload.sh share: runs of the trainer,
-# the numbers that they leave, and whether their losses agree. To be sourced; goes to the top of the repository. From the environment:
+# measure.sh: what compare_offload.sh, zo_compare.sh and sweep_offload.sh share: runs of the
+# trainer, the numbers that they leave, and whether losses agree. To be sourced; goes to the top of
+# the repository. From the environment:
 #   TRAINER   default ./train_gpt2cu; ./train_gpt2emu tries a script where there is no GPU
 #   MODEL     default 7b
 #   DATA      default tinyshakespeare, which is fetched
@@ -22,10 +23,8 @@ model=${MODEL:-7b} steps=${STEPS:-12} warmup=${WARMUP:-3}
 [ "$steps" -ge $((warmup + 3)) ] ||
     echo "of $steps STEPS, $warmup of WARMUP: times come two steps late, so some stay empty" >&2
 [ -z "${LIMIT-}" ] || command -v timeout >/dev/null || refuse "LIMIT needs the program timeout"
-if [ -z "$trainer" ]; then
-    make train_gpt2cu
-    trainer=./train_gpt2cu
-fi
+[ -n "$trainer" ] || make train_gpt2cu
+trainer=${trainer:-./train_gpt2cu}
 [ -x "$trainer" ] || refuse "$trainer is no program: make train_gpt2cu, or train_gpt2emu"
 if [ -z "$data" ]; then
     sh dev/data/tinyshakespeare.sh
@@ -44,39 +43,49 @@ columns=$(printf '%s\t' steps ms forward backward exposed update bound% Gpar/s '
 unknown=$(echo "$columns" | awk -F '\t' '{ while (++n < NF) printf "-\t" }')
 every=0   # steps from one evaluation to the next
 micro=1   # a step of the run counts as so many: all its numbers are divided by that
-same=''   # what agree() has found
 period=1  # steps that are not alike: then means over whole periods are taken, not medians
+same=''   # what agree() has found
+
+# What both numbers() read with (awk): numbers of a log's lines, the median, or the mean over whole
+# periods, of one over the steps that count, and what the run printed.
+reader='
+    function field(line, name) {  # a number of a JSON object, "" if it has none
+        if (!match(line, "\"" name "\":[^,}]*")) return ""
+        return substr(line, RSTART + length(name) + 3, RLENGTH - length(name) - 3)
+    }
+    function add(name, line,    step) {
+        step = field(line, "step") + 0
+        if (field(line, name) == "") return
+        v[name, step] = field(line, name) / micro
+        if (step > last[name]) last[name] = step
+    }
+    function typical(name,    i, j, n, sum, sorted, x, first) {
+        for (i = 1; i <= last[name]; i++) {
+            first = i - (i - 1) % period
+            if (!((name, i) in v) || hidden[i]) continue
+            if (first <= warmup || first + period - 1 > last[name]) continue
+            x = v[name, i]
+            sum += x
+            for (j = ++n; j > 1 && sorted[j - 1] > x; j--) sorted[j] = sorted[j - 1]
+            sorted[j] = x
+        }
+        return n == 0 ? 0 : period > 1 ? sum / n : sorted[int((n + 1) / 2)]
+    }
+    function cell(x, decimals) { return x > 0 ? sprintf("%." decimals "f", x) : "-" }
+    function read_text() {
+        while ((getline < text) > 0) {
+            if (/^(GPU|host) +total /) gib[$1] = $3 / (/GiB/ ? 1 : 1024)
+            if (/^  step [0-9.e+-]+, of which/) plan = 1000 * $2 / micro
+        }
+    }'
 
 # numbers NAME: those of $columns, as one line with tabs: medians over the steps that count, and
 # what the run printed. "-": not known. Exposed is what is neither forward nor backward; bound% how
-# much of the update's bound is reached; waits what compute waited for copies and updates, in bwd
-# those of them before a part of backward. The counters of a step come with the line of a later one. Behind an
+# much of the update's bound is reached; waits what compute waited for copies and updates, in bwd of
+# it before a part of backward. The counters of a step come with the line of a later one. Behind an
 # evaluation, which hides an update that is under way, a period does not count.
 numbers() {
-    awk -v warmup="$warmup" -v text="$out/$1.txt" -v micro="$micro" -v period="$period" '
-        function field(line, name) {  # a number of a JSON object, "" if it has none
-            if (!match(line, "\"" name "\":[^,}]*")) return ""
-            return substr(line, RSTART + length(name) + 3, RLENGTH - length(name) - 3)
-        }
-        function add(name, line,    step) {
-            step = field(line, "step") + 0
-            if (field(line, name) == "") return
-            v[name, step] = field(line, name) / micro
-            if (step > last[name]) last[name] = step
-        }
-        function typical(name,    i, j, n, sum, sorted, x, first) {
-            for (i = 1; i <= last[name]; i++) {
-                first = i - (i - 1) % period
-                if (!((name, i) in v) || hidden[i]) continue
-                if (first <= warmup || first + period - 1 > last[name]) continue
-                x = v[name, i]
-                sum += x
-                for (j = ++n; j > 1 && sorted[j - 1] > x; j--) sorted[j] = sorted[j - 1]
-                sorted[j] = x
-            }
-            return n == 0 ? 0 : period > 1 ? sum / n : sorted[int((n + 1) / 2)]
-        }
-        function cell(x, decimals) { return x > 0 ? sprintf("%." decimals "f", x) : "-" }
+    awk -v warmup="$warmup" -v text="$out/$1.txt" -v micro="$micro" -v period="$period" "$reader"'
         /"val_loss"/ {
             for (i = 1; i <= period; i++) hidden[field($0, "step") + i] = 1
         }
@@ -92,10 +101,7 @@ numbers() {
             parameters = (field($0, "cpu_params") + field($0, "gpu_params")) / micro
         }
         END {
-            while ((getline < text) > 0) {
-                if (/^(GPU|host) +total /) gib[$1] = $3 / (/GiB/ ? 1 : 1024)
-                if (/^  step [0-9.e+-]+, of which/) plan = 1000 * $2 / micro
-            }
+            read_text()
             ms = typical("ms")
             update = period > 1 ? 0 : typical("update_ms")  # or it is never alone
             compute = typical("forward_ms") + typical("backward_ms")

@@ -7,10 +7,8 @@ set -eu
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=$(dirname "$0")/rates
 [ $# -ge 1 ] || { sed -n '5s/^# //p' "$0" >&2; exit 2; }
-[ -x "$trainer" ] || {
-    echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2
-    exit 2
-}
+[ -x "$trainer" ] ||
+    { echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2; exit 2; }
 "$trainer" --plan "$@" --rates "$rates/h200_16cores.txt" >/dev/null  # or says what is wrong
 
 # plan GPU_MEMORY OPTION...: what --plan says, or why it cannot be

@@ -14,10 +14,8 @@ set -eu
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=${RATES:-$(dirname "$0")/rates/h200_16cores.txt}
 models=${MODELS:-7b 8.3b 10b 13b 20b} worlds=${WORLDS:-1 2 4 8 16 32}
-[ -x "$trainer" ] || {
-    echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2
-    exit 2
-}
+[ -x "$trainer" ] ||
+    { echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2; exit 2; }
 
 name=$(basename "$rates" .txt)${RATE:+, $RATE}
 if [ -n "${RATE-}" ]; then

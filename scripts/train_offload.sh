@@ -15,15 +15,13 @@ out=$(absolute "${OUT:-$(dirname "$0")/../out/$1}") trainer=${TRAINER:+$(absolut
 data=${DATA:+$(absolute "$DATA")} val=${VAL:+$(absolute "$VAL")}
 shift
 cd "$(dirname "$0")/.."
-if [ -z "$trainer" ]; then
-    make train_gpt2cu
-    trainer=./train_gpt2cu
-fi
+[ -n "$trainer" ] || make train_gpt2cu
+trainer=${trainer:-./train_gpt2cu}
 case " $* " in *" --plan "*)  # needs no data
     exec "$trainer" --offload auto "$@" ;;
 esac
 if [ -z "$data" ]; then
-    case ${LAUNCH-} in '' | *launch.sh*) sh scripts/try_trainer.sh "$trainer" ;; esac
+    case ${LAUNCH-} in '' | *launch.sh*) sh dev/data/try_trainer.sh "$trainer" ;; esac
     sh dev/data/fineweb10B.sh 1
     data='data/fineweb10B/fineweb_train_*.bin' val='data/fineweb10B/fineweb_val_*.bin'
 fi

@@ -19,43 +19,25 @@ unknown=$(echo "$columns" | awk -F '\t' '{ while (++n < NF) printf "-\t" }')
 
 # numbers NAME: as in measure.sh.
 numbers() {
-    awk -v warmup="$warmup" -v text="$out/$1.txt" '
-        # of the step: its number, then those of "zo", which are of an earlier step
-        function field(line, name) {
-            if (!match(line, "\"" name "\":[^,}]*")) return ""
-            return substr(line, RSTART + length(name) + 3, RLENGTH - length(name) - 3)
-        }
-        function add(name, x,    i) {  # into its place
-            for (i = ++count[name]; i > 1 && v[name, i - 1] > x; i--) v[name, i] = v[name, i - 1]
-            v[name, i] = x
-        }
-        function median(name) {
-            return count[name] > 0 ? v[name, int((count[name] + 1) / 2)] : 0
-        }
-        function cell(x, decimals) { return x > 0 ? sprintf("%." decimals "f", x) : "-" }
+    awk -v warmup="$warmup" -v text="$out/$1.txt" -v micro=1 -v period=1 "$reader"'
         /"grad_norm"/ {
             steps++
             loss = field($0, "loss")
-            if (field($0, "step") > warmup) {
-                add("ms", field($0, "ms") + 0)
-                add("speed", field($0, "tokens_per_s") + 0)
-            }
-            if (!(at = index($0, "\"zo\""))) next
-            zo = substr($0, at)
-            if (field(zo, "step") <= warmup) next
-            add("waited", field(zo, "waited_ms") + 0)
-            add("in", field(zo, "h2d_bytes") + 0)
-            add("out", field(zo, "d2h_bytes") + 0)
+            add("ms", $0)
+            add("tokens_per_s", $0)
+            if (!(at = index($0, "\"zo\""))) next  # of an earlier step
+            $0 = substr($0, at)
+            add("waited_ms", $0)
+            add("h2d_bytes", $0)
+            add("d2h_bytes", $0)
         }
         END {
-            while ((getline < text) > 0) {
-                if (/^(GPU|host) +total /) gib[$1] = $3 / (/GiB/ ? 1 : 1024)
-                if (/^  step [0-9.e+-]+, of which/) plan = 1000 * $2
-            }
-            printf "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", steps, cell(median("ms"), 1),
-                   cell(median("speed"), 0), cell(median("waited"), 1),
-                   cell(1e-9 * median("in"), 2), cell(1e-9 * median("out"), 2), cell(plan, 1),
-                   cell(gib["GPU"], 2), cell(gib["host"], 2), loss == "" ? "-" : loss
+            read_text()
+            printf "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", steps, cell(typical("ms"), 1),
+                   cell(typical("tokens_per_s"), 0), cell(typical("waited_ms"), 1),
+                   cell(1e-9 * typical("h2d_bytes"), 2), cell(1e-9 * typical("d2h_bytes"), 2),
+                   cell(plan, 1), cell(gib["GPU"], 2), cell(gib["host"], 2),
+                   loss == "" ? "-" : loss
         }' "$out/$1/log.jsonl"
 }
 

@@ -7,10 +7,8 @@ set -eu
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=$(dirname "$0")/rates/h200_16cores.txt  # with --rates, --plan asks for no GPU
 case $trainer in */*) ;; *) trainer=./$trainer ;; esac
-[ -x "$trainer" ] || {
-    echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2
-    exit 2
-}
+[ -x "$trainer" ] ||
+    { echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2; exit 2; }
 [ $# -ge 1 ] || set -- opt-1.3b opt-2.7b opt-6.7b opt-13b opt-30b opt-66b opt-175b
 
 for model in "$@"; do  # or it says what is wrong

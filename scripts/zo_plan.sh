@@ -10,10 +10,8 @@ set -eu
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=${RATES:-$(dirname "$0")/rates/h200_16cores.txt}
 models=${MODELS:-opt-1.3b opt-2.7b opt-6.7b opt-13b opt-30b opt-66b opt-175b}
-[ -x "$trainer" ] || {
-    echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2
-    exit 2
-}
+[ -x "$trainer" ] ||
+    { echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2; exit 2; }
 
 plan() {
     "$trainer" --plan --optimizer mezo --batch 1 --seq 2048 --gpu-memory 99T --host-memory 99T \

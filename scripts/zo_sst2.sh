@@ -20,16 +20,14 @@ if [ -d "$model" ]; then model=$(absolute "$model"); fi
 out=$(absolute "${OUT:-$(dirname "$0")/../out/zo_sst2_$(basename "$model")}")
 trainer=${TRAINER:+$(absolute "$TRAINER")} sst2=${SST2:+$(absolute "$SST2")}
 cd "$(dirname "$0")/.."
-if [ -z "$trainer" ]; then
-    make train_gpt2cu
-    trainer=./train_gpt2cu
-fi
+[ -n "$trainer" ] || make train_gpt2cu
+trainer=${trainer:-./train_gpt2cu}
 case " $* " in *" --plan "*)
     exec "$trainer" --model "$model" --optimizer mezo --precision fp16 --batch 16 --seq 64 \
         --labels ' terrible| great' "$@" ;;  # SST-2's prompts are about as long
 esac
 if [ ! -d "$model" ]; then  # many GB
-    sh scripts/try_trainer.sh "$trainer" --optimizer mezo --precision fp16
+    sh dev/data/try_trainer.sh "$trainer" --optimizer mezo --precision fp16
     sh dev/data/opt.sh "$model"
     model=data/$model
 fi
