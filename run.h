@@ -777,24 +777,20 @@ static inline void run_evaluated(const Run *r, Log *log, size_t step, double los
 // ---------------------------------------------------------------------------------------------
 // At its end
 
-// What a word must be between for a shell.
-static inline const char *shell_quote(const char *word) {
-    return word[strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-                             "_./-+:,@%=")] == '\0' ? "" : "'";
-}
-
 // How to sample from what a run has saved, where it has a tokenizer: with the run's precision and,
-// if one GPU may be too small for the model, with layers that stream.
+// if one GPU may be too small for the model, with layers that stream. In quotes, if a shell would
+// not take a path as it is.
 static inline void run_hint(const Run *r) {
     const Options *o = &r->o;
-    const char *program = shell_quote(r->program), *out = shell_quote(o->out);
+    const char *special = " \t\n\"$`\\*?[]{}()<>|;&#~!'", *out = o->out;
+    const char *q = strpbrk(r->program, special) || strpbrk(out, special) ? "'" : "";
     const bool ask = r->task && strpbrk(o->template_text, "\"$`\\!") == NULL;
     const bool stream = o->optimizer == OPTIMIZER_MEZO || (r->world > 1 && o->zero == 3);
     char merges[PATH_MAX];
-    path_join(merges, o->out, "merges.txt");
-    if (!path_exists(merges) || strchr(r->program, '\'') || strchr(o->out, '\'')) return;
-    printf("try it: %s%s%s --model %s%s%s%s%s --steps 0 --prompt \"...%s\"%s\n", program,
-           r->program, program, out, o->out, out,
+    path_join(merges, out, "merges.txt");
+    if (!path_exists(merges) || strchr(r->program, '\'') || strchr(out, '\'')) return;
+    printf("try it: %s%s%s --model %s%s%s%s%s --steps 0 --prompt \"...%s\"%s\n", q, r->program, q,
+           q, out, q,
            !o->gpu_build || o->precision == PRECISION_BF16 ? "" :
            o->precision == PRECISION_FP32 ? " --precision fp32" : " --precision fp16",
            o->gpu_build && stream ? " --optimizer mezo" : "", ask ? o->template_text : "",

@@ -8,7 +8,7 @@
 #   RATES     the machine's rates, from --calibrate; default: measured, once for all runs
 #   STEPS     of each run, default 12; the first WARMUP of them, default 3, do not count
 #   LIMIT     seconds for each run: it then ends with the step that it is in (needs timeout(1))
-# shellcheck shell=sh disable=SC2034,SC2154  # the scripts use $columns, $ended, and set $table
+# shellcheck shell=sh disable=SC2016,SC2034,SC2154  # the scripts use $columns, $ended, and set $table
 
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
 refuse() { echo "scripts/$script.sh: $*" >&2; exit 2; }

@@ -1,8 +1,7 @@
 #!/bin/sh
 # 20B as in Deep Optimizer States (table 2): 48 layers, 6144 channels, micro-batches of 1 x 2048.
 # usage: scripts/run_20b_offload.sh [OPTION...]     (train_offload.sh says what else can be set)
-# What it needs, and what is predicted for the machines of rates/, if their host memory suffices
-# (plan_offload.sh); GPU and host memory in GiB:
+# What it needs, and what plan_offload.sh predicts for the machines of rates/; memory in GiB:
 #
 #   22.07 G parameters. Disk: 353 GB at the end, for a checkpoint of 265 and model.safetensors;
 #   883 GB while --save-every replaces one of --keep 2. GPU memory: at least 46.5 GiB, and

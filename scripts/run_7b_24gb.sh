@@ -3,8 +3,7 @@
 # are not enough: 80 GiB must be free even with --batch 1. Six sequences a micro-batch, because the
 # update takes as long for one.
 # usage: scripts/run_7b_24gb.sh [OPTION...]     (train_offload.sh says what else can be set)
-# What it needs, and what is predicted for the machines of rates/, if their host memory suffices
-# (plan_offload.sh); GPU and host memory in GiB:
+# What it needs, and what plan_offload.sh predicts for the machines of rates/; memory in GiB:
 #
 #   6.66 G parameters. Disk: 107 GB at the end, for a checkpoint of 80 and model.safetensors;
 #   266 GB while --save-every replaces one of --keep 2. GPU memory: at least 19.9 GiB, and

@@ -56,24 +56,20 @@ for sweep in ${SWEEPS:-subgroup resident share stride batch threads slots drift}
             run drift --offload interleave "$@"
             steps=${STEPS:-12}
             if [ "$ended" = ok ]; then
-                sed -n 's/.*"grad_norm".*"ms":\([^,]*\),.*/\1/p' "$out/drift/log.jsonl" |
-                    awk -v warmup="$warmup" '
-                    function median(from, to,    i, j, x) {  # sorts them
-                        for (i = from + 1; i <= to; i++) {
-                            x = ms[i]
-                            for (j = i; j > from && ms[j - 1] > x; j--) ms[j] = ms[j - 1]
-                            ms[j] = x
-                        }
-                        return ms[int((from + to) / 2)]
-                    }
-                    NR > warmup { ms[++n] = $1 }
+                awk -v warmup="$warmup" -v micro=1 -v period=1 "$reader"'
+                    /"grad_norm"/ { add("ms", $0) }
                     END {
+                        steps = last["ms"]
+                        n = steps - warmup
                         if (n < 4) { print "too few steps to tell"; exit }
-                        first = median(1, int(n / 4)); last = median(n - int(n / 4) + 1, n)
+                        last["ms"] = warmup + int(n / 4)
+                        begin = typical("ms")
+                        last["ms"] = steps
+                        warmup = steps - int(n / 4)
                         printf "drift: %.1f ms in the first quarter of %d steps, %.1f in the last:",
-                               first, n, last
-                        printf " %+.1f %%\n", 100 * (last / first - 1)
-                    }' | tee -a "$table"
+                               begin, n, typical("ms")
+                        printf " %+.1f %%\n", 100 * (typical("ms") / begin - 1)
+                    }' "$out/drift/log.jsonl" | tee -a "$table"
             else wrong=1; fi ;;
         *) refuse "no sweep $sweep" ;;
     esac
