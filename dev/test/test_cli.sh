@@ -21,6 +21,9 @@ steps="$small --steps 12 --eval-every 5 --eval-batches 2 --save-every 3 --keep 3
 # --- a run leaves what it promises -----------------------------------------------------------
 
 check run_ends "$tide" $steps --out whole
+hint=$(sed -n 's/^try it: //p' check.out)
+check hint_is_said expr "$hint" : '.* --model whole --steps 0 --prompt "..."$'
+check hint_works sh -c "$hint --sample-tokens 3"
 for f in model.safetensors config.json log.jsonl loss.svg vocab.json merges.txt; do
     check "run_leaves_$f" test -s whole/$f
 done
@@ -237,6 +240,10 @@ check conversion_keeps_the_bits same whole copy
 "$tide" --model whole --steps 0 --out bf16 --save-dtype bf16 >/dev/null
 check bf16_is_half_as_long test "$(wc -c <bf16/model.safetensors)" -lt "$(($(wc -c <whole/model.safetensors) * 6 / 10))"
 check bf16_weights_load "$tide" --model bf16 --steps 0 --prompt x --sample-tokens 5
+"$tide" --model whole --steps 1 --data text.txt --batch 2 --out 'my run' >hint.out
+check hint_is_quoted sh -c "$(sed -n 's/^try it: //p' hint.out) --sample-tokens 3"
+"$tide" $small --data tok_train_000000.bin --steps 1 --out "it's tokens" >hint.out
+check hint_not_without_a_tokenizer sh -c 'grep -q ^done: hint.out && ! grep "^try it" hint.out'
 check fine_tuning "$tide" --model whole --data text.txt --steps 3 --batch 2 --out tuned
 little="--layers 1 --heads 2 --channels 8 --context 32 --batch 2 --steps 1"
 (printf '\037\213' && cat text.txt) >text.gz
@@ -265,6 +272,23 @@ check they_are_written same whole finished
 check dump_is_of_the_first_batch grep -q "^loss $(printf '%.4f' "$first" | cut -c1-5)" dump.out
 "$tide" $small --dump d2.safetensors --threads 2 >/dev/null
 check dumps_agree "$compare" d1.safetensors d2.safetensors --rtol 0
+
+# doc/backward.md: the same step in PyTorch, and what it says when a term is wrong.
+torch=$(for python in python3 /usr/bin/python3; do
+    "$python" -c 'import torch' 2>/dev/null && echo "$python" && break; done)
+if [ -n "$torch" ]; then
+    awk '/^    import json/ { on = 1 } on && /^[^ ]/ { exit } on { sub(/^    /, ""); print }' \
+        "$top/doc/backward.md" >check.py
+    sed 's/ \*\* 0.5//' check.py >wrong.py
+    "$tide" --model whole --data text.txt --batch 2 --dump d4.safetensors >/dev/null
+    "$torch" check.py whole d4.safetensors >torch.out
+    check dump_is_what_pytorch_says awk '!($1 < 2e-5) || NF != 2 { wrong = 1; print }
+        END { exit wrong || NR != 30 }' torch.out
+    "$torch" wrong.py whole d4.safetensors >torch.out
+    check pytorch_finds_a_wrong_term awk '$1 > 2e-5 { n++ } END { exit n < 20 }' torch.out
+else
+    echo "skip dump_in_pytorch: no torch"
+fi
 
 mkdir nano && echo rubbish >nano/config.json
 check a_directory_does_not_hide_a_preset "$tide" $small --model nano --steps 1 --out preset
@@ -370,3 +394,29 @@ check after_disk_full_it_goes_on "$tide" --resume --out full_disk --steps 14
 
 # A loss that is not finite stops the run before it spoils the weights.
 refuses loss_not_finite 1 'loss is' "$tide" $steps --out nan --lr 900 --clip 0 --warmup 0 --steps 300
+
+# --- the Makefile --------------------------------------------------------------------------------
+
+# made OPTION...: `make run`, for two steps
+made() {
+    make -s -C "$top" run TRAINER=train_gpt2 OUT="$work/made by me/" \
+        ARGS="--steps 2 --layers 1 --channels 32 --eval-every 0 --sample-every 0" "$@"
+}
+cp text.txt "it's my book.txt"
+for try in 1 2 3; do
+    check "make_run_$try" made DATA="$work/it's my book.txt"
+    [ $try != 1 ] || touch "made by me/first"
+done
+check make_run_keeps_one_before test -d "made by me-before" -a "$(ls -d made* | wc -l)" -eq 2 \
+    -a ! -e "made by me-before/first"
+made DATA=absent.txt >make.out 2>&1
+check make_run_says_what_is_not_there grep -qx 'tide: DATA=absent.txt: no such file' make.out
+if command -v flock >/dev/null; then
+    touch "made by me/at work"
+    flock "made by me/.lock" make -s -C "$top" run TRAINER=train_gpt2 OUT="$work/made by me" >make.out 2>&1
+    check make_run_keeps_off_a_run_at_work grep -q 'made by me is in use by a run' make.out
+    check and_leaves_it_there test -e "made by me/at work"
+fi
+check make_says_what_is_next sh -c 'make -s -C "$1" | tail -n 1 | grep -q "make run"' - "$top"
+make -n -B -C "$top" train_gpt2cu NVCC=/bin/true EXTRA='-fx -DA=1,2' >make.out 2>&1
+check make_hands_extra_to_the_host_compiler grep -q 'unknown-pragmas,-fx,-DA=1\\\\,2 ' make.out

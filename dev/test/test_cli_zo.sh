@@ -13,7 +13,7 @@ cpu=$(absolute "${TIDE_CPU:-train_gpt2}")
 timeline=$(absolute "${TIMELINE:-build/timeline}")
 tokenize=$(absolute "${TOKENIZE:-build/tokenize}")
 reviews=$(absolute "${REVIEWS:-build/reviews}")
-launch=$(absolute scripts/launch.sh)
+launch=$(absolute scripts/launch.sh) top=$(pwd)
 for program in "$tide" "$cpu" "$timeline" "$tokenize" "$reviews"; do
     [ -x "$program" ] || { echo "skip cli_zo: $program is missing"; exit 0; }
 done
@@ -164,6 +164,7 @@ done
 near fp32_has_the_losses_of_the_cpu fp32_memory on_cpu 1e-4
 near bf16_is_near_the_cpu memory on_cpu 0.02
 near fp16_is_near_the_cpu fp16_memory fp16_cpu 0.01
+check the_hint_works sh -c "$(sed -n 's/^try it: //p' fp16_memory.out) --sample-tokens 3"
 near queries_and_micro_batches_are_those_of_the_cpu many_memory many_cpu 0.02
 near a_window_is_near_the_cpu window_memory window_cpu 0.02
 for pair in "memory fp32_memory" "memory many_memory" "memory window_memory" \
@@ -690,11 +691,27 @@ check its_length_is_that_of_the_longest_prompt grep -q "\"seq\": $(((longest + 7
 check the_tuned_model_judges sh -c 'grep -o "accuracy.*" tuned.out | tail -n 1 >a.txt
     "$@" --model tuned --steps 0 | grep -o "accuracy.*" | sed "s/^accuracy/&/" | diff - a.txt' - \
     "$cpu" $task --labels "$labels" --template ' = '
+hint=$(sed -n 's/^try it: //p' tuned.out)
+check the_hint_asks_for_a_label expr "$(sh -c "$(echo "$hint" | sed 's/"[.]* = "/"i love it = "/')")" \
+    : 'i love it = [-+]$'
 for program in "$cpu" "$tide --precision fp32"; do  # no --optimizer, and all of --val
     check "evaluated_by_$(basename ${program%% *})" sh -c '"$@" | grep -o "accuracy.*" |
         diff - a.txt' - $program --model tuned --val val.tsv --labels "$labels" --template ' = ' \
         --steps 0
 done
+# The script that does the same, in a folder of its own and in few steps.
+mkdir -p made/scripts made/build
+cp "$top/scripts/zo_reviews.sh" made/scripts
+ln -s "$reviews" made/build/reviews
+echo 'train_gpt2 build/reviews:' >made/Makefile
+printf '#!/bin/sh\ncase "$*" in *"--steps 0"*) ;; *) set -- "$@" --steps 3 ;; esac\nexec "%s" "$@"\n' \
+    "$cpu" >made/train_gpt2
+chmod +x made/train_gpt2
+(cd made && sh scripts/zo_reviews.sh >../made.out 2>&1)
+check reviews_show_their_first_steps sh -c 'grep "^step" made.out | head -n 1 | grep "^step 1/3 "'
+check reviews_have_clean_paths grep -q ' are in out/zo_reviews/tuned$' made.out
+check reviews_can_be_asked_for_one sh -c 'cd made && sh -c "$(sed -n "/^what it makes/,\$s/^what[^:]*://p;
+    /^    --prompt/p" ../made.out)" | grep -a "^i love the plot = "'
 few="--model judge --batch 4 --steps 3 --eval-every 2 --eval-batches 4"
 judge "$tide" $few --out judge_memory >judge_memory.out
 judge "$tide" $few --stream-blocks --slots 1 --out judge_stream >judge_stream.out

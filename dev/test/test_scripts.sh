@@ -48,6 +48,19 @@ rates=$top/scripts/rates/rtx4090_desktop.txt
 check a_model_is_trained env OUT=run STEPS=3 DATA=text.txt \
     sh "$top/scripts/run_7b_offload.sh" $tiny --offload interleave --share 0.5
 whole || without_measuring
+# Where the trainer cannot run, nothing is fetched.
+mkdir -p web
+printf '#!/bin/sh\ntouch "%s/fetched"\nexit 1\n' "$work" | tee web/curl >web/wget
+printf '#!/bin/sh\necho "tide: no CUDA device can be used" >&2\nexit 1\n' >no_gpu
+chmod +x web/* no_gpu
+for script in "zo_sst2.sh opt-125m" run_7b_offload.sh "zero_node.sh 2 7b"; do
+    # shellcheck disable=SC2086
+    refuses "${script%%.*}_looks_for_a_gpu_first" 1 'no CUDA device' env -u DATA PATH="$PWD/web:$PATH" \
+        TRAINER=./no_gpu OUT=none sh "$top/scripts/"$script
+done
+check and_nothing_was_fetched test ! -e fetched
+check the_emulated_gpu_will_do sh -c 'cd "$1" && sh dev/data/try_trainer.sh "$TRAINER" \
+    --optimizer mezo --precision fp16' - "$top"
 check it_is_saved test -s run/model.safetensors -a "$(grep -c '"offload"' run/log.jsonl)" -gt 0
 check its_paths_are_the_callers test ! -e "$top/run"
 
@@ -64,6 +77,7 @@ compare() {
 }
 all="none zero twinflow interleave stride2 zero-published twinflow-published interleave-published"
 compare all_modes_agree 0 '(9) are identical' "$TRAINER" "$all zero-held" --subgroup 4096
+check compare_heads_are_apart grep -q '  waits   in bwd  loss$' compare.out
 check compare_has_every_number awk -F '\t' 'NF != 17 { exit 1 }
     NR > 1 { for (i = 2; i < 16; i++) if ($i == "-" && i != 8 && i != 12 && $1 != "none") exit 1 }
     END { exit NR != 10 }' compare/compare.tsv
