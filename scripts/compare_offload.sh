@@ -67,7 +67,7 @@ run_whole() {
 
 : >"$table"
 line mode "$columns"
-wrong=0 ran='' plain='' windowed='' small=0 host_wait=${TIDE_HOST_WAIT-}
+wrong=0 same='' ran='' plain='' windowed='' small=0 host_wait=${TIDE_HOST_WAIT-}
 export TIDE_HOST_WAIT
 for mode in $modes; do
     micro=1 period=1 TIDE_HOST_WAIT=$host_wait

@@ -44,7 +44,6 @@ unknown=$(echo "$columns" | awk -F '\t' '{ while (++n < NF) printf "-\t" }')
 every=0   # steps from one evaluation to the next
 micro=1   # a step of the run counts as so many: all its numbers are divided by that
 period=1  # steps that are not alike: then means over whole periods are taken, not medians
-same=''   # what agree() has found
 
 # What both numbers() read with (awk): numbers of a log's lines, the median, or the mean over whole
 # periods, of one over the steps that count, and what the run printed.
@@ -156,8 +155,7 @@ losses() {  # of a run, with its gradient norms
     sed -n 's/.*\("step":[0-9]*,"loss":[^,]*,"grad_norm":[^,]*\),.*/\1/p' "$out/$1/log.jsonl"
 }
 
-# agree MODE...: the first against the others, over the steps that both took. Sets $wrong, adds to
-# $same.
+# agree MODE...: the first against the others, over the steps that both took: to $wrong and $same
 agree() {
     [ $# -gt 1 ] || return 0
     first=$1 others=0 number=$#

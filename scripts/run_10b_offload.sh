@@ -11,5 +11,4 @@
 #   paper_h100        78.6   95.5    2.12      968  interleave: 54 % visits, 21 % stays
 #   rtx4090_desktop   22.8  134.1    6.02      340  zero, recomputing
 #   rtx3090_desktop   22.8  134.1   10.95      187  zero, recomputing
-#
 exec sh "$(dirname "$0")/train_offload.sh" 10b_offload --model 10b --batch 1 --seq 2048 "$@"

@@ -11,5 +11,4 @@
 #   paper_h100        78.8  130.0    2.80      732  interleave: 58 % visits, 14 % stays
 #   rtx4090_desktop     23      -       -        -  does not fit
 #   rtx3090_desktop     23      -       -        -  does not fit
-#
 exec sh "$(dirname "$0")/train_offload.sh" 13b_offload --model 13b --batch 1 --seq 2048 "$@"

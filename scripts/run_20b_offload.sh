@@ -11,5 +11,4 @@
 #   paper_h100        78.8  274.3    5.35      383  interleave: 62 % visits, 5 % stays
 #   rtx4090_desktop     23      -       -        -  does not fit
 #   rtx3090_desktop     23      -       -        -  does not fit
-#
 exec sh "$(dirname "$0")/train_offload.sh" 20b_offload --model 20b --batch 1 --seq 2048 "$@"

@@ -13,5 +13,4 @@
 #   paper_h100        78.8   73.5    4.46     2753  interleave: 64 % visits, 6 % stays
 #   rtx4090_desktop   22.7   85.5    6.86     1790  interleave: 51 % visits, 2 % stays, recomputing
 #   rtx3090_desktop   22.7   86.8   13.85      887  interleave: 99 % visits, 0 % stays, recomputing
-#
 exec sh "$(dirname "$0")/train_offload.sh" 7b_24gb --model 7b --batch 6 --seq 2048 "$@"

@@ -11,5 +11,4 @@
 #   paper_h100        78.8   33.4    1.17     1757  interleave: 26 % visits, 58 % stays
 #   rtx4090_desktop   22.9   80.7    3.32      617  interleave: 48 % visits, 7 % stays, recomputing
 #   rtx3090_desktop   22.8   82.1    5.94      345  interleave: 93 % visits, 5 % stays, recomputing
-#
 exec sh "$(dirname "$0")/train_offload.sh" 7b_offload --model 7b --batch 1 --seq 2048 "$@"

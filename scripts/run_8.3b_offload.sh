@@ -11,5 +11,4 @@
 #   paper_h100        78.9   65.8    1.63     1259  interleave: 46 % visits, 33 % stays
 #   rtx4090_desktop   22.9  105.1    4.28      478  interleave: 50 % visits, 3 % stays, recomputing
 #   rtx3090_desktop   22.9  105.9    7.65      268  interleave: 96 % visits, 2 % stays, recomputing
-#
 exec sh "$(dirname "$0")/train_offload.sh" 8.3b_offload --model 8.3b --batch 1 --seq 2048 "$@"

@@ -43,7 +43,7 @@ numbers() {
 
 : >"$table"
 line mode "$columns"
-wrong=0 ran=''
+wrong=0 same='' ran=''
 for mode in $modes; do
     case $mode in
         memory) options="--resident-blocks 1000" ;;  # or it would stream what does not fit
