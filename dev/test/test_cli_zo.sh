@@ -164,6 +164,7 @@ done
 near fp32_has_the_losses_of_the_cpu fp32_memory on_cpu 1e-4
 near bf16_is_near_the_cpu memory on_cpu 0.02
 near fp16_is_near_the_cpu fp16_memory fp16_cpu 0.01
+check the_hint_says_how grep -q '^try it: .* --precision fp16 --optimizer mezo --steps 0 ' fp16_memory.out
 check the_hint_works sh -c "$(sed -n 's/^try it: //p' fp16_memory.out) --sample-tokens 3"
 near queries_and_micro_batches_are_those_of_the_cpu many_memory many_cpu 0.02
 near a_window_is_near_the_cpu window_memory window_cpu 0.02
