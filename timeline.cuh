@@ -16,6 +16,7 @@ typedef struct {
     bool ended;               // or it is no span yet
     bool lasts;               // longer than its step, perhaps: then it is read with a later one,
     bool began;               // and span.begin may be known before
+    bool between;             // of no step
 } TimelineSlot;
 
 typedef struct { size_t step, dropped; int count; TimelineSlot *slot; } TimelineHalf;
@@ -25,6 +26,8 @@ typedef struct { const char *what; double at; long long delta; size_t order; } T
 // one thread.
 typedef struct Timeline {
     bool open, told;          // told: that spans were dropped
+    bool between;             // spans that begin now are of an evaluation or a sample: they are
+                              // traced, but not counted
     TimelineStep done;        // counters of the newest step that was read
     double stalled, stalled_backward;  // seconds, in all steps that were read (as in TimelineStep)
     size_t late;              // events that were not complete when they were read
@@ -83,6 +86,7 @@ static inline int timeline_host_begin(Timeline *t, int row, const char *name, si
     x->span = span;
     x->host = true;
     x->ended = x->lasts = x->began = false;
+    x->between = t->between;
     return t->now * TIMELINE_SPANS + h->count++;
 }
 
@@ -205,7 +209,7 @@ static inline bool timeline_goes_on(Timeline *t, TimelineSlot *x) {
 static inline void timeline_read(Timeline *t, TimelineHalf *h) {
     TraceSpan *spans = (TraceSpan *)alloc_or_fail((size_t)h->count, sizeof *spans, "timeline");
     double earliest = INFINITY;  // change of memory of this step
-    int n = 0, kept = 0;
+    int n = 0, kept = 0, apart = h->count;  // from there on: spans of no step
     for (int i = 0; i < h->count; i++) {
         TimelineSlot *x = &h->slot[i];
         if (!x->ended) fail("step %zu: the span \"%s\" never ended", h->step, x->span.name);
@@ -222,7 +226,7 @@ static inline void timeline_read(Timeline *t, TimelineHalf *h) {
             continue;
         }
         if (!x->host) x->span.end = timeline_seconds(t, x->end);
-        spans[n++] = x->span;
+        spans[x->between ? --apart : n++] = x->span;
     }
     TimelineSlot *first = NULL;
     for (int i = kept; i < h->count && first == NULL; i++)
@@ -242,9 +246,10 @@ static inline void timeline_read(Timeline *t, TimelineHalf *h) {
     t->stalled_backward += t->done.stalled_backward;
     if (t->trace.file != NULL) {
         t->trace.step = h->step;
-        for (int i = 0; i < n; i++)
-            trace_span(&t->trace, spans[i].row, spans[i].name, spans[i].number, spans[i].begin,
-                       spans[i].end, spans[i].bytes);
+        for (int i = 0; i < h->count; i++)
+            if (i < n || i >= apart)
+                trace_span(&t->trace, spans[i].row, spans[i].name, spans[i].number, spans[i].begin,
+                           spans[i].end, spans[i].bytes);
         timeline_write_memory(t, earliest);
     }
     free(spans);

@@ -913,7 +913,6 @@ template <typename X> struct GPT2 {
     cudaEvent_t step_left;      // loss and norm of the step are on the host
     ZenFlow<X> *zen;            // --offload zenflow; else NULL
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
-    const char *pass;           // what forward is part of: "forward", or "evaluate"
     int doing;                  // the compute stream's open span in the timeline, or -1
     int segments;
     Segment *segment;
@@ -1364,7 +1363,6 @@ template <typename X> static void gpt2_allocate(GPT2<X> *g) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     const size_t N = g->max_B * g->max_T;
-    g->pass = "forward";
     g->doing = -1;
     matmul_open(&g->lt);
     for (int i = 0; i < n; i++) {
@@ -1567,7 +1565,7 @@ template <typename X> static void weights_begin(GPT2<X> *g, size_t s) {
         CUDA(cudaStreamWaitEvent(g->compute, g->updated[s], 0));
         if (g->offloaded) CUDA(cudaStreamWaitEvent(g->compute, g->returned[s], 0));
     }
-    compute_span(g, g->pass, s);
+    compute_span(g, g->timeline.between ? "evaluate" : "forward", s);
 }
 
 // The same in backward, which comes from the other end: the weights have changed no more, but with
@@ -1621,7 +1619,7 @@ static void gpt2_forward(GPT2<X> *g, const int32_t *inputs, const int32_t *targe
         layer_tensors(g, l, w);
         layer_forward(g, l, a);
         matmul_forward(&g->lt, g->branch, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C, stream);
-        if (strcmp(g->pass, "forward") == 0)
+        if (!g->timeline.between)
             live(g, "activations", layer_elements(g), sizeof(X), stream);
         // The addition that ends this layer and the normalisation that begins the next.
         X *x = g->training ? a.x + g->max_B * g->max_T * C : a.x;
@@ -2120,10 +2118,11 @@ static void gpt2_next(GPT2<X> *g, const int32_t *tokens, size_t count, float *lo
 template <typename X> static void generate(GPT2<X> *g, const Run *r, uint32_t number) {
     float *logits = (float *)alloc_or_fail(g->config.vocab, sizeof(float), "sampling");
     Sample s = sample_begin(&r->o, r->tokenizer, &g->config, number);
-    g->pass = "evaluate";
+    gpt2_update_wait(g);
+    g->timeline.between = true;
     do gpt2_next(g, s.tokens + s.first, s.n - s.first, logits);
     while (sample_next(&s, logits));
-    g->pass = "forward";
+    g->timeline.between = false;
     sample_end(&s);
     free(logits);
 }
@@ -2146,15 +2145,15 @@ static bool evaluate(GPT2<X> *g, const Run *r, Log *log, size_t step, Error *err
         const size_t first = min_size(i * world + r->rank, batches - 1) * r->B;
         const size_t rows = min_size(r->B, sequences - first);
         if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, err)) return false;
-        g->pass = "evaluate";
         gpt2_forward(g, g->inputs, g->targets, rows, r->T);
         gpt2_head(g, 0, 1, false, NULL);
-        g->pass = "forward";
         mine[i] = gpt2_loss(g) * (double)rows;
     }
     if (world > 1) zero_exchange(mine, rounds * sizeof(double), all);
     else memcpy(all, mine, rounds * sizeof(double));
     double sum = 0;
+    gpt2_update_wait(g);  // so that neither is in the other's time
+    g->timeline.between = true;
     for (size_t i = 0; i < batches; i++) sum += all[i % world * rounds + i / world];
     free(mine);
     free(all);
@@ -2167,6 +2166,7 @@ template <typename X> static size_t arena_at(const GPT2<X> *g, const Piece *p) {
     const Segment *s = &g->segment[p->segment];
     return s->own_from + (p->at - s->own_at);
 }
+    g->timeline.between = false;
 
 // The state as checkpoints see it: where each range of the masters, m and v lives.
 template <typename X> static void gpt2_parts(GPT2<X> *g, StatePart parts[3]) {

@@ -792,6 +792,7 @@ static void zo_pass(ZoModel<X> *z, const ZoPass *p, size_t micro, bool logits) {
         const ZoGroup head = zo_group(t, t->wte, 2);
         const ZoGroup tail = zo_group(t, t->ln_f_w, t->count - t->ln_f_w);
         zo_span(z, "update", 0);
+    z->timeline.between = !p->store;
         zo_weights(z, zo_tensor(z, t->wte), &head, &p->updates, true, &quiet, 0);
         zo_weights(z, zo_tensor(z, t->ln_f_w), &tail, &p->updates, true, &quiet, 0);
     }

@@ -207,6 +207,11 @@ else
     go time_ring --steps 5 --offload interleave --share 1 --slots 3 $fine
     go time_one_slot --steps 5 --offload interleave --share 1 --slots 1 $fine
     go time_share --steps 5 --offload interleave --share 0.5 $fine
+    for mode in zenflow interleave; do
+        go time_$mode --steps 5 --offload $mode --rates $desktop --no-save
+        go time_evaluated_$mode --steps 5 --offload $mode --rates $desktop --no-save --eval-every 1 \
+            --sample-every 1 --sample-tokens 3
+    done
     wait
     unset EMU_CLOCK EMU_LINK EMU_KERNEL_US EMU_HOST_US
     without_measuring
@@ -231,6 +236,15 @@ else
     check one_slot_does_not true_that "$(field time_one_slot duplex_ms) < 5"
     check three_slots_are_faster true_that \
         "$(field time_ring update_ms) < 0.8 * $(field time_one_slot update_ms)"
+    for mode in zenflow interleave; do
+        for run in time time_evaluated; do
+            sed -n 's/.*its update took \([0-9.]* ms\).*/\1/p' ${run}_$mode.out >$run.ms
+        done
+        check the_update_of_${mode}_is_said test -s time.ms
+        check the_update_of_${mode}_has_no_evaluation_in_it cmp time.ms time_evaluated.ms
+        check what_${mode}_waits_for_has_none_either true_that \
+            "$(field time_evaluated_$mode exposed_ms) <= $(field time_$mode exposed_ms)"
+    done
     check half_a_share_is_faster true_that \
         "$(field time_share update_ms) < 0.8 * $(field time_ring update_ms)"
 fi

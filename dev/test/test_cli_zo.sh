@@ -178,6 +178,15 @@ for f in config.json loss.svg vocab.json merges.txt; do
     check stream_leaves_$f test -s stream/$f
 done
 
+if grep -q '^device: Emulated' memory.out; then  # with a clock that says the same each time
+    for every in 0 1; do
+        env -u EMU_SCHED EMU_CLOCK=virtual EMU_LINK=1000000 EMU_KERNEL_US=1000 "$tide" $tiny \
+            --steps 4 --no-save --stream-blocks --eval-every $every --out timed_$every >timed_$every.out 2>&1
+    done
+    check evaluations_are_not_in_the_time_of_steps test "$(field timed_0 3 waited_ms)" = \
+        "$(field timed_1 3 waited_ms)" -a -n "$(field timed_0 3 waited_ms)"
+fi
+
 # Bytes over the link. A layer comes once per micro-batch, and goes home once per write-back.
 check memory_moves_nothing test "$(field memory 5 h2d_bytes)" = 0
 check without_a_trace_memory_has_no_counters sh -c '! grep -q zo between_memory/log.jsonl'

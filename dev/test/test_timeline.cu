@@ -386,6 +386,35 @@ static void long_spans_wait_for_their_turn(void) {
     json_free(root);
 }
 
+// What an evaluation does is in the trace, and in no step's counters; what lasts into it is.
+static void evaluations_are_no_steps(void) {
+    timeline_open(&t, path);
+    timeline_step(&t, 1);
+    copy(true, ROW_FETCH, "fetch", 1, stream[0]);
+    timeline_end(&t, timeline_begin(&t, ROW_UPDATE, "update", 1, 0, stream[0]), stream[0]);
+    const int begun = timeline_begin(&t, ROW_COMPUTE, "forward", 1, 0, stream[0]);
+    t.between = true;
+    timeline_end(&t, begun, stream[0]);
+    const int wait = timeline_begin(&t, ROW_COMPUTE, "wait", 2, 0, stream[0]);
+    for (int i = 0; i < 4; i++) copy(true, ROW_FETCH, "fetch", 2, stream[0]);
+    timeline_end(&t, wait, stream[0]);
+    t.between = false;
+    copy(false, ROW_LEAVE, "leave", 1, stream[0]);
+    CUDA(cudaStreamSynchronize(stream[0]));
+    timeline_close(&t);
+    CHECK(t.done.stalled == 0 && t.done.forward >= 0, "it waited %g s", t.done.stalled);
+    if (virtual_clock() && getenv("EMU_LINK") == NULL)
+        CHECK(fabs(t.done.busy[ROW_FETCH] - 1e-9 * BYTES) < 1e-6 && t.done.update_seconds < 1e-4,
+              "fetch %g s, update %g s", t.done.busy[ROW_FETCH], t.done.update_seconds);
+    CHECK(t.done.busy[ROW_LEAVE] > 0, "what comes after it counts");
+    Json *root = trace();
+    int spans[3] = {0};
+    for (const Json *e = first(root); e != NULL; e = e->next)
+        if (*text(e, "ph") == 'X') spans[(int)number(json_get(e, "args"), "number")]++;
+    CHECK(spans[1] == 4 && spans[2] == 5, "%d and %d in the trace", spans[1], spans[2]);
+    json_free(root);
+}
+
 static void closed_does_nothing(void) {
     Timeline off;
     memset(&off, 0, sizeof off);
@@ -482,6 +511,7 @@ int main(int argc, char **argv) {
     RUN(memory_adds_up);
     RUN(late_events_are_counted);
     RUN(long_spans_wait_for_their_turn);
+    RUN(evaluations_are_no_steps);
     unlink(path);
     return test_summary();
 }

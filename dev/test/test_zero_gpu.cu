@@ -534,10 +534,10 @@ template <typename X> static void rank_train(const Config *c, Shared *to) {
         const double numbers[2] = {loss, norm_squared};
         report->numbers = hash_with(report->numbers, numbers, sizeof numbers);
         if (!c->evaluate) continue;
-        g->pass = "evaluate";
+        g->timeline.between = true;
         gpt2_forward(g, targets, inputs, (s.B + 1) / 2, s.T);
         gpt2_head(g, 0, 1, false, NULL);
-        g->pass = "forward";
+        g->timeline.between = false;
         const double value = gpt2_loss(g);
         report->evaluations = hash_with(report->evaluations, &value, sizeof value);
     }
