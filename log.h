@@ -25,7 +25,7 @@ typedef struct {
     double start;            // when the step before this session's first one ended
     size_t first;            // this session's first step
     size_t resumed;          // steps before this session
-    double peak;             // FLOP/s of all that computes, to be set; 0: unknown
+    double peak;             // FLOP/s of all that computes, 0: unknown; a faster step raises it
     off_t whole;             // bytes of the file that are complete lines
     bool failing;            // the last line could not be written
     LogSeries train, val;
@@ -141,17 +141,18 @@ static inline void log_duration(char *out, size_t n, double seconds) {
 }
 
 // After a step (the first is 1) of `steps`: writes both lines. ms: milliseconds that it took; more:
-// further members of the JSON object, each after a comma, or "". percent_of_peak: of the machine's
-// floating-point peak, 0 if unknown. In a terminal the human line is redrawn in place with a bar,
+// further members of the JSON object, each after a comma, or "". flops: per second, of
+// the step, which l->peak makes a percentage. In a terminal the human line is redrawn in place with a bar,
 // and stays for about 20 steps of the run. False and the reason in err if the loss or norm is no
 // number.
 static inline bool log_step(Log *l, size_t step, size_t steps, double loss, double grad_norm,
-                            double lr, double ms, double tokens_per_s, double percent_of_peak,
+                            double lr, double ms, double tokens_per_s, double flops,
                             const char *more, Error *err) {
     if (!isfinite(loss) || !isfinite(grad_norm))
         return error_set(err, "step %zu: the loss is %g and the gradient norm %g", step, loss,
                          grad_norm);
     if (!isfinite(tokens_per_s)) tokens_per_s = 0;
+    if (!isfinite(flops)) flops = 0;
     log_add(&l->train, step, loss);
     fprintf(l->file, "{\"step\":%zu,\"loss\":%.9g,\"grad_norm\":%.9g,\"lr\":%.9g,\"ms\":%.6g,"
             "\"tokens_per_s\":%.6g%s}\n", step, loss, grad_norm, lr, ms, tokens_per_s, more);
@@ -161,7 +162,8 @@ static inline bool log_step(Log *l, size_t step, size_t steps, double loss, doub
     const double per_step = (now - l->start) / (double)(step - l->first + 1);
     const size_t ahead = steps > step ? steps - step : 0;
     char peak[32] = "", left[32], line[256], bar[21] = "....................";
-    if (percent_of_peak > 0) snprintf(peak, sizeof peak, " | %.0f %% of peak", percent_of_peak);
+    if (l->peak > 0) l->peak = fmax(l->peak, flops);
+    if (l->peak > 0) snprintf(peak, sizeof peak, " | %.0f %% of peak", 100 * flops / l->peak);
     log_duration(left, sizeof left, per_step * (double)ahead);
     if (!l->terminal || step % (steps / 20 + 1) == 0 || ahead == 0) {
         log_clear(l);

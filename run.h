@@ -677,11 +677,10 @@ static inline double run_step_flops(const Run *r) {
 // Logs a step that took so many seconds; updated: or, if not, that nothing was. more: see log_step().
 static inline void run_stepped(const Run *r, Log *log, size_t step, double loss, double norm,
                                double lr, double seconds, bool updated, const char *more) {
-    const double peak = log->peak > 0 ? 100 * run_step_flops(r) / seconds / log->peak : 0;
     Error err;
     if (!updated) log_skip(log, step, r->o.steps, loss, norm);
     else if (!log_step(log, step, r->o.steps, loss, norm, lr, 1e3 * seconds,
-                       (double)r->step_tokens / seconds, peak, more, &err))
+                       (double)r->step_tokens / seconds, run_step_flops(r) / seconds, more, &err))
         fail("%s", err.text);
 }
 

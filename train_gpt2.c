@@ -1046,6 +1046,8 @@ int main(int argc, char **argv) {
             die("%s", err.text);  // a damaged token file
         }
         const double seconds = seconds_now() - start;
+        if (step % 64 == 1 && run_step_flops(r) / seconds > 0.9 * log.peak)  // was something else on?
+            log.peak = fmax(log.peak, 1e9 * fma_peak_gflops(0.005));
         const bool updated = !mezo || zo_count_skips(r, step, loss, lr, norm);
         run_stepped(r, &log, step, loss, norm, lr, seconds, updated, "");
         if (run_evaluates(r, step) && !evaluate(g, r, &log, step, &err)) die("%s", err.text);

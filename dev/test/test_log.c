@@ -257,7 +257,10 @@ static void plain_lines_say_everything(void) {
     Error err;
     start_over();
     CHECK(open_quietly(&l, 0, false, &err), "%s", err.text);
-    CHECK(log_step(&l, 1, 193, 3.42109, 1.234, 6e-4, 1000, 12345.4, 56.2, "", &err), "%s", err.text);
+    l.peak = 1e9;
+    CHECK(log_step(&l, 1, 193, 3.42109, 1.234, 6e-4, 1000, 12345.4, 56.2e7, "", &err), "%s",
+          err.text);
+    l.peak = 0;
     CHECK(log_step(&l, 2, 193, 2, 1, 6e-4, 1000, 1, 0, "", &err), "%s", err.text);
     CHECK(log_eval(&l, 2, 1.98767, -1, &err), "%s", err.text);
     fflush(l.screen);
@@ -266,6 +269,14 @@ static void plain_lines_say_everything(void) {
     CHECK(strncmp(text, first, strlen(first)) == 0, "%s", text);
     CHECK(strstr(text, "\nstep 2/193 | loss 2.0000 | norm 1.00 | lr 6.0e-04 | 1 tok/s | 1 m"), "-");
     CHECK(strstr(text, " left\nstep 2 | val loss 1.9877\n") != NULL, "%s", text);
+    l.peak = 1e9;  // measured while others were at work: the step that shows it is the peak
+    CHECK(log_step(&l, 3, 193, 2, 1, 6e-4, 1000, 1, 1.66e9, "", &err), "%s", err.text);
+    CHECK(log_step(&l, 4, 193, 2, 1, 6e-4, 1000, 1, 0.83e9, "", &err), "%s", err.text);
+    CHECK(log_step(&l, 5, 193, 2, 1, 6e-4, 0, INFINITY, INFINITY, "", &err), "%s", err.text);
+    fflush(l.screen);
+    const char *more = strstr(read_text("screen"), "step 3/");
+    CHECK(strstr(more, "| 100 % of peak") != NULL && strstr(more, "| 50 % of peak") != NULL
+          && l.peak == 1.66e9, "%s", more);
     CHECK(strchr(text, '\r') == NULL && strchr(text, '\033') == NULL, "plain");
     close_quietly(&l);
     static const struct { double seconds; const char *text; } durations[] = {
