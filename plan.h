@@ -792,14 +792,14 @@ static inline void search_memory(OffloadSearch *q, bool places, bool slots) {
 // recomputation, zero, twinflow, and interleave at shares around the best of rates.h. The GPU's
 // memory is for residents, as many as fit, for places of gradients or for slots, whichever makes
 // the step shorter; what is then left, for places and slots. Fills in q->choice, q->run.recompute,
-// q->predicted and q->reason; false if nothing fits, with the reason.
+// q->predicted and q->reason; false if nothing fits.
 static inline bool offload_search(OffloadSearch *q) {
     const bool may_keep = q->recompute != RECOMPUTE_BLOCK;
     const bool may_again = q->recompute != RECOMPUTE_NONE;
     const bool places = q->choice.places == 0, slots = q->choice.slots == 0;
     OffloadChoice c = q->choice;
     size_t gpu = 0, host = 0;
-    char need[32], room[32], host_need[32], host_room[32];
+    char need[32], room[32];
     c.stride = 0;
     c.share = c.resident = 0;
     c.keep_grads = true;
@@ -827,19 +827,7 @@ static inline bool offload_search(OffloadSearch *q) {
                     slots ? q->visits : 0);
         search_try_times(q, &full, q->run.recompute, 1);
     }
-    if (q->predicted.step < 0) {
-        c.mode = OFFLOAD_TWINFLOW;
-        c.sum_on_host = q->run.accum > 1;
-        c.share = 0;
-        c.resident = fmax(search_resident(q, c, may_again), 0);  // so the host needs the least
-        q->needs(q->model, &c, may_again, &gpu, &host);
-        snprintf(q->reason, sizeof q->reason, "even with %.0f %% of the state on the GPU and the "
-                 "rest on the host%s, this run needs %s of GPU memory (there: %s) and %s of host "
-                 "memory (there: %s); use a smaller --model, --batch or --seq", 100 * c.resident,
-                 may_again ? ", recomputing" : "", plan_size(need, gpu), plan_size(room, q->gpu),
-                 plan_size(host_need, host), plan_size(host_room, q->host));
-        return false;
-    }
+    if (q->predicted.step < 0) return false;
     const OffloadChoice *x = &q->choice;
     char who[96] = "";
     if (x->mode == OFFLOAD_INTERLEAVE)

@@ -1249,8 +1249,18 @@ static bool gpt2_fit(GPT2<X> *g, int recompute, size_t limit, size_t host_limit)
     return false;
 }
 
+// OffloadNeeds of plan.h.
 template <typename X>
-static bool gpt2_needs(void *model, const OffloadChoice *, bool recompute, size_t *, size_t *);
+static bool gpt2_needs(void *model, const OffloadChoice *c, bool recompute, size_t *gpu,
+                       size_t *host) {
+    GPT2<X> *g = (GPT2<X> *)model;
+    g->choice = *c;
+    g->recompute = recompute;
+    gpt2_place(g);
+    *gpu = gpt2_bytes(g);
+    *host = gpt2_host_bytes(g);
+    return true;
+}
 
 // Uses what is left of the GPU's memory. (--offload auto has weighed that against residents.)
 template <typename X> static void gpt2_fill(GPT2<X> *g, size_t limit) {
@@ -1267,10 +1277,15 @@ enum { RECOMPUTE_SETTLED = -1 };
 
 static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
 
-// Settles where everything is, prints it unless `quiet`, and refuses what does not fit. recompute:
-// the option, or RECOMPUTE_SETTLED if all has been chosen. Returns the bytes of GPU memory.
 template <typename X>
-static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_limit, bool quiet) {
+static void advice(GPT2<X> *, const Run *, size_t, size_t, char text[256]);
+
+// Settles where everything is, prints it unless `quiet`, and refuses what does not fit. recompute:
+// the option, or RECOMPUTE_SETTLED if all has been chosen; r: for advice then, or NULL. Returns the
+// bytes of GPU memory.
+template <typename X>
+static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_limit, bool quiet,
+                        const Run *r = NULL) {
     Buffer list[MAX_BUFFERS];
     if (g->choice.mode == OFFLOAD_AUTO || !g->training) g->choice.mode = OFFLOAD_NONE;
     if (recompute == RECOMPUTE_SETTLED) gpt2_place(g);
@@ -1304,7 +1319,9 @@ static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_lim
                 printf(", visitors have %d slot%s", g->rooms, g->rooms == 1 ? "" : "s");
             printf("\n");
         } else if (g->training) {
-            printf("offload none: the state of all parameters stays on the GPU\n");
+            printf("offload %s: the state of all parameters stays on the GPU%s\n",
+                   offload_names[g->choice.mode], g->choice.mode == OFFLOAD_NONE ? ""
+                   : r != NULL && r->o.resident >= 0 ? ", as --resident says" : ", where it fits");
         }
         if (g->recompute && fits)
             printf("recomputing activations in backward%s\n",
@@ -1313,19 +1330,13 @@ static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_lim
             printf("gradients of the micro-batches are summed on the %s, in fp32\n",
                    g->choice.sum_on_host ? "host" : "GPU");
     }
-    if (total > limit)
-        die("this run needs %.1f MiB of GPU memory and %.1f MiB are there (free, or --gpu-memory); "
-            "use a smaller --model, --batch or --seq%s%s", mib(total), mib(limit),
-            g->training && !g->recompute ? ", or --recompute block" : "",
-            g->zen != NULL ? ", or a smaller --resident or --zen-topk, or --offload auto"
-            : g->offloaded ? ", or a smaller --resident, --slots or --subgroup, or --offload auto"
-            : g->training ? ", or --offload auto" : "");
-    if (host > host_limit)
-        die("this run needs %.1f MiB of host memory and %.1f MiB are there (available, or "
-            "--host-memory); use a smaller --model, or let more of the state stay on the GPU: %s",
-            mib(host), mib(host_limit), g->zen != NULL ? "a larger --resident or --zen-topk; or "
-            "--zen-sums 1" : "--offload twinflow, or --resident");
-    return total;
+    if (total <= limit && host <= host_limit) return total;
+    const bool gpu = total > limit;
+    char text[256] = "use a smaller --model, --batch or --seq";
+    if (r != NULL) advice(g, r, limit, host_limit, text);
+    die("this run needs %.1f MiB of %s memory and %.1f MiB are there (%s); %s",
+        mib(gpu ? total : host), gpu ? "GPU" : "host", mib(gpu ? limit : host_limit),
+        gpu ? "free, or --gpu-memory" : "available, or --host-memory", text);
 }
 
 // sleeps: who waits for it leaves its core to others (host.cuh), and wakes some 50 us late.
@@ -2141,6 +2152,8 @@ static bool evaluate(GPT2<X> *g, const Run *r, Log *log, size_t step, Error *err
     const size_t rounds = (batches + world - 1) / world;
     double *mine = (double *)alloc_or_fail(rounds, sizeof(double), "evaluation");
     double *all = (double *)alloc_or_fail(rounds * world, sizeof(double), "evaluation");
+    gpt2_update_wait(g);  // so that neither is in the other's time
+    g->timeline.between = true;
     for (size_t i = 0; i < rounds; i++) {
         const size_t first = min_size(i * world + r->rank, batches - 1) * r->B;
         const size_t rows = min_size(r->B, sequences - first);
@@ -2151,9 +2164,8 @@ static bool evaluate(GPT2<X> *g, const Run *r, Log *log, size_t step, Error *err
     }
     if (world > 1) zero_exchange(mine, rounds * sizeof(double), all);
     else memcpy(all, mine, rounds * sizeof(double));
+    g->timeline.between = false;
     double sum = 0;
-    gpt2_update_wait(g);  // so that neither is in the other's time
-    g->timeline.between = true;
     for (size_t i = 0; i < batches; i++) sum += all[i % world * rounds + i / world];
     free(mine);
     free(all);
@@ -2166,7 +2178,6 @@ template <typename X> static size_t arena_at(const GPT2<X> *g, const Piece *p) {
     const Segment *s = &g->segment[p->segment];
     return s->own_from + (p->at - s->own_at);
 }
-    g->timeline.between = false;
 
 // The state as checkpoints see it: where each range of the masters, m and v lives.
 template <typename X> static void gpt2_parts(GPT2<X> *g, StatePart parts[3]) {
@@ -2253,6 +2264,9 @@ static void machine_rates(HostQueue *host, int threads, const Options *o, Rates 
     if (!has_device()) die("describe the machine that is planned for: --rates FILE");
     if (host->stream == NULL) host_queue_open(host, threads);
     rates_measure(rates, host, 1.5, false);
+#ifdef __CUDA_EMU__
+    printf("rates: measured on an emulated GPU; what is predicted from them means nothing\n");
+#endif
     if (ranks.local_world > 1) rates->node_gpus = rates->host_gpus = ranks.local_world;
     cudaStream_t stream = stream_make("rates", false);
     Matmul lt;
@@ -2290,19 +2304,6 @@ static void zen_predict(const GPT2<X> *g, const Rates *rates, const PlanRun *run
     zen_plan_print(rates, &z->map, &plan, &x);
 }
 
-// OffloadNeeds of plan.h.
-template <typename X>
-static bool gpt2_needs(void *model, const OffloadChoice *c, bool recompute, size_t *gpu,
-                       size_t *host) {
-    GPT2<X> *g = (GPT2<X> *)model;
-    g->choice = *c;
-    g->recompute = recompute;
-    gpt2_place(g);
-    *gpu = gpt2_bytes(g);
-    *host = gpt2_host_bytes(g);
-    return true;
-}
-
 // Where the optimizer's state is to live, from the options and, for what is "auto" there, from the
 // machine's rates. Returns what gpt2_plan() is to make of --recompute.
 template <typename X>
@@ -2327,25 +2328,16 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
                      host_limit))
             return o->recompute;
         machine_rates<X>(&g->host, g->host_threads, o, rates);
-        OffloadSearch search;
-        memset(&search, 0, sizeof search);
-        search.rates = rates;
-        search.config = &g->config;
-        search.table = &g->table;
-        search.shards = &g->shards;
-        search.run = plan_run(g, r);
-        search.recompute = o->recompute;
-        search.gpu = limit;
-        search.host = host_limit;
-        search.needs = gpt2_needs<X>;
-        search.model = g;
-        search.choice = *c;
+        OffloadSearch search = {rates, &g->config, &g->table, &g->shards, plan_run(g, r),
+                                o->recompute, limit, host_limit, gpt2_needs<X>, g, *c, 0, {}, {}};
         const bool found = offload_search(&search);
-        if (!found) die("%s", search.reason);
-        printf("offload auto: %s\n", search.reason);
         *c = search.choice;
         g->recompute = search.run.recompute;
-        return RECOMPUTE_SETTLED;
+        if (found) {
+            printf("offload auto: %s\n", search.reason);
+            return RECOMPUTE_SETTLED;
+        }
+        c->mode = OFFLOAD_TWINFLOW;  // needs the least, for gpt2_plan() to say how much
     }
     int recompute = o->recompute;
     if (c->mode == OFFLOAD_ZENFLOW) {
@@ -2380,8 +2372,63 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
     return recompute;
 }
 
-// How much memory there is: on this machine or, with --plan, on the one that --rates and the caps
-// describe; SIZE_MAX: no limit. Dies if --trace cannot be written; opens the GPU if it is this one.
+template <typename X> static bool zo_fits(const Run *r, size_t limit, size_t host_limit);
+
+// For the end of an error, of a model that is not needed any more: what would fit. All that is said
+// has been tried: the largest --batch with all that "auto" may do (if nothing else, that finds the
+// largest share of residents); unless it is the one that was asked for, more GPUs, or mezo.
+template <typename X>
+static void advice(GPT2<X> *g, const Run *r, size_t limit, size_t host_limit, char text[256]) {
+    const bool updates = r->training && r->o.dump == NULL;
+    const size_t most_B = g->max_B;
+    size_t n = 0, found = 0, B = r->B;
+    for (size_t world = r->world; world == r->world || (updates && world <= 64);) {
+        Run x = *r;
+        Rates unknown = {};
+        x.o.plan = true;
+        x.o.offload = OFFLOAD_TWINFLOW;
+        x.o.resident = -1;
+        if (x.o.recompute == RECOMPUTE_NONE) x.o.recompute = RECOMPUTE_AUTO;
+        const size_t host = host_limit / (x.o.host_memory > 0 ? 1 : world / r->world);  // shared
+        x.world = world;
+        x.o.zero = 3;
+        if (world > 1 && updates) {
+            g->zero = zero_open(&x);
+            g->shards = zero_shards_of(g->zero, &g->table);
+        }
+        g->zen = NULL;
+        g->max_B = min_size(B, most_B);
+        const int recompute = choose_offload(g, &x, limit, host, &unknown);
+        const bool fits = gpt2_fit(g, recompute, limit, host);
+        if (fits) {
+            char gpus[40] = "";
+            if (world > 1)
+                snprintf(gpus, sizeof gpus, r->o.plan ? " --zero 3 --world %zu"
+                         : " --zero 3 on %zu GPUs", world);
+            n += (size_t)snprintf(text + n, 256 - n, "%s%s%s --batch %zu%s",
+                                  found++ > 0 ? ", or with" : "it fits with",
+                                  x.o.recompute != r->o.recompute ? " --recompute auto" : "",
+                                  r->o.offload != OFFLOAD_AUTO ? " --offload auto" : "", B, gpus);
+            if (world > r->world) break;
+            if (B == r->B) return;
+        }
+        if (!fits && world == r->world && B > 1) {
+            B /= 2;
+        } else {
+            world *= 2;
+            B = r->B;
+        }
+    }
+    if (found < 2 && !r->o.resume && r->o.dump == NULL && zo_fits<X>(r, limit, host_limit))
+        snprintf(text + n, 256 - n, "%s --optimizer mezo", n > 0 ? ", or with" : "it fits with");
+    else if (found == 0)
+        snprintf(text, 256, "no smaller --batch%s fits: use a smaller --model or --seq",
+                 updates ? ", nor --zero 3 on up to 64 GPUs, nor --optimizer mezo," : "");
+}
+
+// How much memory there is: on this machine or, with --plan, what --gpu-memory and --host-memory
+// say, or with --rates no limit, SIZE_MAX. Dies if --trace cannot be written; opens the GPU, if
+// there is one here that is meant.
 typedef struct { bool here; size_t gpu, host; } Limits;
 
 static void settle_limits(const Options *o, Limits *x) {
@@ -2396,13 +2443,18 @@ static void settle_limits(const Options *o, Limits *x) {
     host_meet();  // none takes anything before all have looked
     // Some is left for what the driver rounds up and loads later: kernels, and the library's.
     const size_t margin = x->here ? min_size(available, available / 100 + ((size_t)256 << 20)) : 0;
-    x->gpu = o->gpu_memory > 0 ? min_size(available, o->gpu_memory) : available - margin;
+    x->gpu = o->gpu_memory == 0 ? available - margin
+           : o->plan ? o->gpu_memory : min_size(available, o->gpu_memory);
     x->host = asked > 0 ? asked : host_available - (x->here ? host_available / 32 : 0);
-    if (asked <= host_available) return;
+    if (o->plan && x->here)
+        printf("planned for %.1f GiB of GPU memory, as %s, and %.1f GiB of host memory, as %s; "
+               "free on this machine: %.1f and %.1f\n",
+               mib(x->gpu) / 1024, o->gpu_memory > 0 ? "said" : "here", mib(x->host) / 1024,
+               asked > 0 ? "said" : "here", mib(available) / 1024, mib(host_available) / 1024);
+    if (o->plan || asked <= host_available) return;
     // The user's word counts more than Linux's, but who exceeds a container's limit is killed.
     x->host = min_size(asked, container - container / 32);
     host_memory_grows = container > host_available;
-    if (o->plan) return;
     printf("--host-memory: %.1f MiB are more than the %.1f MiB that are available now: %s\n",
            mib(asked), mib(host_available), x->host == asked ? "taken as said"
                : "no more is used than the container's limit leaves");
@@ -2421,7 +2473,7 @@ template <typename X> static size_t settle(GPT2<X> *g, Run *r, Prediction *predi
     memset(&rates, 0, sizeof rates);
     memset(predicted, 0, sizeof *predicted);
     const int recompute = choose_offload(g, r, limit, host_limit, &rates);
-    const size_t planned = gpt2_plan(g, recompute, limit, host_limit, r->only_sampling);
+    const size_t planned = gpt2_plan(g, recompute, limit, host_limit, r->only_sampling, r);
     if (o->rates != NULL || (o->plan && limits.here))
         machine_rates<X>(&g->host, g->host_threads, o, &rates);
     if (rates.h2d > 0) {

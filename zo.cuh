@@ -457,11 +457,16 @@ static size_t zo_settle_memory(ZoModel<X> *z, const Run *r, size_t limit, size_t
                    streams ? ": all of them would not fit on the GPU" : "");
         }
     }
-    if (total > limit)
+    char way[100] = "not even --batch 1 fits, with all layers in --slots 1 (--stream-blocks)";
+    if (total > limit) {
+        zo_place(z, true, 0, 1);
+        for (; zo_bytes(z) > limit && z->max_B > 0; zo_place(z, true, 0, 1)) z->max_B /= 2;
+        if (z->max_B > 0)
+            snprintf(way, sizeof way, "it fits with --batch %zu --slots 1 --resident-blocks 0 "
+                     "--stream-blocks", z->max_B);
         die("this run needs %.1f MiB of GPU memory and %.1f MiB are there (free, or --gpu-memory); "
-            "use a smaller --model, --batch or --seq%s", mib(total), mib(limit),
-            z->slots > 1 || residents > 0 ? ", or fewer --slots or --resident-blocks"
-            : ": layers are streamed already (--stream-blocks)");
+            "%s", mib(total), mib(limit), way);
+    }
     if (host > host_limit)
         die("this run needs %.1f MiB of host memory and %.1f MiB are there (available, or "
             "--host-memory); use a smaller --model, --zo-storage bf16 or fp16, or more "
@@ -787,12 +792,12 @@ static void zo_pass(ZoModel<X> *z, const ZoPass *p, size_t micro, bool logits) {
     const size_t C = z->config.channels, most = z->max_B * z->max_T;
     const size_t B = p->signs > 0 ? p->batch->B : 0, T = p->signs > 0 ? p->batch->T : 0;
     const bool updates = p->store && p->updates.round != 0;
+    z->timeline.between = !p->store;
     if (updates) {  // what stays on the GPU beside the layers
         const ZoPass quiet = {zo_nothing, true, 0, 1, 0, p->step, NULL};
         const ZoGroup head = zo_group(t, t->wte, 2);
         const ZoGroup tail = zo_group(t, t->ln_f_w, t->count - t->ln_f_w);
         zo_span(z, "update", 0);
-    z->timeline.between = !p->store;
         zo_weights(z, zo_tensor(z, t->wte), &head, &p->updates, true, &quiet, 0);
         zo_weights(z, zo_tensor(z, t->ln_f_w), &tail, &p->updates, true, &quiet, 0);
     }
@@ -1001,6 +1006,21 @@ static void zo_move_weights(void *owner, size_t at, size_t n, float *w, bool out
             memcpy(here, th + (a - chunk), (b - a) * sizeof *th);
         }
     }
+}
+
+// Would the run fit with --optimizer mezo? Then all layers may have to visit one slot.
+template <typename X> static bool zo_fits(const Run *r, size_t limit, size_t host_limit) {
+    ZoModel<X> *z = (ZoModel<X> *)alloc_or_fail(1, sizeof(ZoModel<X>), "model");
+    z->config = r->config;
+    z->table = r->table;
+    z->zo.storage = sizeof(X) == sizeof(float) ? ZO_FP32 : ZO_BF16;
+    z->zo.queries = (int)r->o.zo_queries;
+    z->keeps_slots = true;
+    z->accum = r->o.accum;
+    z->max_B = r->B;
+    z->max_T = r->T;
+    zo_place(z, true, 0, 1);
+    return zo_bytes(z) <= limit && zo_host_bytes(z) <= host_limit;
 }
 
 // Settles where everything will be and how long a step will take, as settle(). Returns the planned

@@ -358,6 +358,41 @@ refuses auto_without_gpu_or_rates 2 'rates FILE' plan --gpu-memory 50M
 refuses nothing_fits_the_gpu 2 'GPU memory' plan $large --gpu-memory 2000M
 refuses nothing_fits_the_host 2 'host memory' plan $large --gpu-memory 6G --host-memory 4G
 refuses zero_does_not_fit_the_host 2 'host memory' plan $large --offload zero --host-memory 4G
+# advises NAME ADVICE OPTION...: of what does not fit; and every way that it names fits
+advises() {
+    name=$1 advice=$2
+    shift 2
+    refuses "${name}_is_advised" 2 "; it fits with $advice$" plan $large "$@"
+    sed 's/.*; it fits with//; s/, or with/\n/g' refuses.err >ways.txt
+    while read -r way; do
+        drop=
+        case $way in *mezo*) drop='s/--offload [a-z]*\|--recompute [a-z]*//g' ;; esac
+        # shellcheck disable=SC2046
+        plan $large $(echo "$*" | sed "$drop") $way >plan.out 2>&1 || fail "$name: $way" "$(cat plan.out)"
+    done <ways.txt
+}
+advises offload '--offload auto --batch 1' --offload none --gpu-memory 6G
+advises everything '--recompute auto --offload auto --batch 8' --offload none --recompute none \
+    --gpu-memory 8G --batch 8
+advises less '--batch 16, or with --batch 32 --zero 3 --world 4' --gpu-memory 6G --batch 32
+advises gpus '--batch 1 --zero 3 --world 2, or with --optimizer mezo' --gpu-memory 2200M
+advises mezo '--optimizer mezo' --gpu-memory 600M
+refuses nothing_fits_at_all 2 'no smaller --batch, nor .* fits: use a smaller' plan $large \
+    --gpu-memory 100M
+plan $large --offload twinflow --gpu-memory 24G >plan.out
+check twinflow_without_need_says_so grep -q '^offload twinflow: .* stays on the GPU, where it fits$' \
+    plan.out
+plan $large --offload twinflow --resident 1 >plan.out
+check twinflow_says_who_wants_it grep -q '^offload twinflow: .*, as --resident says$' plan.out
+if [ -n "$emulated" ]; then  # sizes as said, on a machine that has less; and rates of no machine
+    EMU_CLOCK=real EMU_MEM_MB=1000 "$tide" $tiny --plan --gpu-memory 80G --host-memory 900G >plan.out
+    check a_plan_is_for_what_is_said grep -q \
+        '^planned for 80.0 GiB of GPU memory, as said, .* 900.0 .*, as said; free .*: 1.0 and' plan.out
+    check a_plan_takes_what_is_said true_that "$(sed -n 's/^GPU.* of \([0-9]*\).*/\1/p' plan.out) > 80000"
+    check rates_of_an_emulated_gpu_mean_nothing grep -q '^rates: .* emulated GPU.*nothing' plan.out
+    EMU_CLOCK=real EMU_MEM_MB=1000 "$tide" $tiny --plan >plan.out
+    check a_plan_says_what_is_here grep -q '^planned for 0.7 GiB of GPU memory, as here, and' plan.out
+fi
 plan $large --gpu-memory 8G --trace plan.json >plan.out
 check trace_of_a_plan_is_json "$timeline" plan.json -o plan.svg
 check trace_of_a_plan_has_the_update sh -c 'for n in fetch update flush back leave forward; do

@@ -594,9 +594,12 @@ check streamed_for_want_of_memory_it_is_the_same cmp deep/model.safetensors \
     deep_stream/model.safetensors
 refuses too_little_gpu_memory 2 'GPU memory.*--stream-blocks' "$tide" $deep --gpu-memory 30M \
     --out little
-refuses too_little_for_streaming 2 'fewer --slots' "$tide" $deep --gpu-memory 30M --slots 3 \
+refuses too_little_for_streaming 2 'not even --batch 1 fits' "$tide" $deep --gpu-memory 30M --slots 3 \
     --stream-blocks --out little
 rated="--plan --rates rtx4090_desktop.txt"
+refuses less_is_advised 2 'it fits with --batch [1-9][0-9]* --slots 1 --res.* --stream-blocks$' "$tide" \
+    $deep $rated --batch 1000 --gpu-memory 40M
+check and_that_fits "$tide" $deep $rated $(sed 's/.*fits with//' refuses.err) --gpu-memory 40M
 "$tide" $deep $rated --slots 1 --stream-blocks >plan.out
 one=$(planned GPU plan.out)
 check little_memory_takes_slots sh -c '"$@" | grep -q "visit 1 slot:"' - "$tide" $deep $rated \
