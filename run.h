@@ -567,19 +567,17 @@ static inline double run_save_pause(void) {
     return seconds != NULL ? strtod(seconds, NULL) : 600;
 }
 
-static inline void run_saved(Run *r, size_t step, double seconds) {
-    r->state.step = step;
+static inline void run_save_next(double seconds) {
     run_save_due = seconds_now() + fmax(run_save_pause(), 19 * seconds);
 }
 
 // A checkpoint that cannot be saved, because the disk is full, ends the run only if there is no
 // earlier one, or no later chance.
-static inline void run_save_failed(Run *r, const Error *err, bool last) {
-    if (last || r->state.step == 0) fail("%s", err->text);
+static inline void run_save_failed(const Run *r, const Error *err) {
+    if (r->ends || r->state.step == 0) fail("%s", err->text);
     if (r->rank == 0)
         fprintf(stderr, "tide: warning: %s; the run goes on, and the checkpoint of step %zu is "
                 "whole\n", err->text, r->state.step);
-    run_saved(r, r->state.step, 0);
 }
 
 // Of several ranks, all call the following functions, at the same steps.
@@ -618,15 +616,14 @@ static inline void run_save(Run *r, size_t step, bool state, const RunState *x) 
         if (last->final[0] != '\0' && last->state.step == step) return;  // they did already
         state = true;
     }
-    if (state && !state_save(run_save_what(r, step, x), &err)) {
-        run_save_failed(r, &err, r->ends);
-        return;
-    }
-    const bool ok = ranks.rank > 0 || x->weights == NULL
-        || (whole ? model_save(o->out, &r->config, &r->table, x->weights, bf16, eot, &err)
-                  : state_model(last, bf16, eot, &err));
-    if (state) run_saved(r, step, seconds_now() - start);
-    if (!state_agree(ok, &err)) run_save_failed(r, &err, r->ends);
+    bool ok = !state || state_save(run_save_what(r, step, x), &err);
+    if (state && ok) r->state.step = step;
+    if (ok && x->weights != NULL)
+        ok = state_agree(ranks.rank > 0 ||
+                         (whole ? model_save(o->out, &r->config, &r->table, x->weights, bf16, eot,
+                                             &err) : state_model(last, bf16, eot, &err)), &err);
+    if (!ok) run_save_failed(r, &err);
+    run_save_next(seconds_now() - start);
 }
 
 static volatile sig_atomic_t stop_requested;  // a signal that came: finish the step, save, exit
@@ -754,7 +751,7 @@ static inline void run_begin(Run *r, Log *log, const RunState *x) {
         if (signals[i] == SIGHUP && before.sa_handler == SIG_IGN)  // nohup
             sigaction(SIGHUP, &before, NULL);
     }
-    run_saved(r, r->state.step, 0);
+    run_save_next(0);
 }
 
 // An evaluation, after `step` steps: to the log, or, without one, printed. accuracy: of --labels.

@@ -6,7 +6,7 @@
 # LAUNCH: on several GPUs, the words that start as many processes, as seen from the top of the
 # repository, like "sh scripts/launch.sh 4" or "torchrun --nproc-per-node 4 --no-python".
 # Without DATA, 100M tokens of FineWeb and as many to evaluate are fetched (0.4 GB). OUT is out/NAME
-# otherwise. Only the end is saved, unless --save-every says more. --plan only prints what it would
+# otherwise. Checkpoints come by time, unless --save-every says otherwise. --plan only prints what it would
 # do (on several GPUs: with --world), --no-save leaves only the log.
 set -eu
 [ $# -ge 1 ] || { sed -n '4,5s/^# //p' "$0" >&2; exit 2; }
