@@ -2571,6 +2571,7 @@ template <typename X> static int train(Run *r) {
     g->training = r->training;
     g->fuse_gelu = fuse_gelu_settled<X>(o->fuse_gelu, &g->config);
     g->zero = zero_open(r);
+    if (r->world > 1) printf("ranks: %zu, ZeRO-%d\n", r->world, g->zero->stage);
     g->shards = g->zero != NULL ? zero_shards_of(g->zero, &g->table) : gpt2_shards_all(&g->table);
     g->accumulating = r->training && o->accum > 1 && o->dump == NULL;
     g->head_rows = HEAD_ROWS;

@@ -133,7 +133,6 @@ static Zero *zero_open(const Run *r) {
     z->rows = o->offload == OFFLOAD_ZENFLOW;
     if (z->rows && (z->stage == 0 || z->stage == 3))
         die("--offload zenflow works with --zero 1 or 2, not %d", z->stage);
-    if (z->world > 1) printf("ranks: %zu, ZeRO-%d\n", z->world, z->stage);
     const GPT2Table *t = &r->table;
     const size_t segments = (size_t)zero_segments(t);
     z->begin = (size_t *)alloc_or_fail(segments * (z->world + 1), sizeof(size_t), "shards");

@@ -134,8 +134,8 @@ ranks: losses of the third dropped :: zo.h :: sum += all[r * stride + m * n + i]
 ranks: losses added from the last rank on :: zo.h :: sum += all[r * stride + m * n + i] :: r :: (size_t)world - 1 - r
 ranks: losses of rank 0 alone :: zo.h :: sum += all[r * stride + m * n + i] :: r :: (size_t)0
 ranks: losses are not exchanged :: zo.cuh :: ranks_exchange(mine, bytes, z->all)
-ranks: a signal to another one :: zo.cuh :: if (z->stop == 0) z->stop = :: said[ZO_SIGNAL] :: mine[n + ZO_SIGNAL]
-ranks: damaged data of another one :: zo.cuh :: damaged += said[ZO_DAMAGED] :: said[ZO_DAMAGED] :: mine[n + ZO_DAMAGED]
+ranks: a signal to another one :: run.h :: run_news[i] = fmax(run_news[i] :: said[k * stride + (size_t)i] :: said[i]
+ranks: damaged data of another one :: zo.cuh :: damaged += z->all[k * news :: k * news :: 0 * k
 ranks: ended with unlike weights :: zo.cuh :: zo_replay(z, step - 1);  // some
 ranks: all evaluate the first batches :: zo.cuh :: for (size_t i = (size_t)ranks.rank; :: ranks.rank :: 0
 ranks: evaluation of rank 0 alone :: zo.cuh :: sum += all[i % R * own + 2 * (i / R)] :: i % R :: (size_t)0
@@ -276,10 +276,10 @@ zero norm: ranks in the other order :: zero.h :: order[n++] = (uint32_t)(r * str
 zero norm: a rank's first blocks again :: zero.h :: order[n++] = (uint32_t)(r * stride :: taken[r]++ :: i
 zero norm: of as many as this rank has :: zero.cuh :: z->order, z->all_blocks, z->stream :: z->all_blocks :: g->blocks
 zero norm: sums of all, one short :: zero.cuh :: CUDA(cudaMemcpyAsync(z->mine + ZERO_HEAD, g->norm_sums :: own * sizeof(double) :: (own > 0 ? own - 1 : 0) * sizeof(double)
-zero loss: of rank 0 :: zero.cuh :: *loss += theirs[ZERO_LOSS] :: theirs[ZERO_LOSS] :: z->host_all[ZERO_LOSS]
-zero flag: signal of rank 0 alone :: zero.cuh :: z->stop = fmax(z->stop, theirs[ZERO_STOP]) :: theirs[ZERO_STOP] :: z->host_all[ZERO_STOP]
+zero loss: of rank 0 :: zero.cuh :: *loss += z->host_all[r * ZERO_HEAD :: r * ZERO_HEAD :: 0 * r
+zero flag: signal of rank 0 alone :: run.h :: run_news[i] = fmax(run_news[i] :: said[k * stride + (size_t)i] :: said[i]
 zero flag: signal not handed on :: run.h :: if (run_news[NEWS_SIGNAL] != 0) stop_requested
-zero flag: one rank has saved :: zero.cuh :: z->saved = z->saved && theirs[ZERO_SAVED] != 0 :: z->saved && theirs[ZERO_SAVED] != 0 :: z->saved || theirs[ZERO_SAVED] != 0
+zero flag: no checkpoint is due :: run.h :: mine[NEWS_DUE] =
 zero counter: reduced :: zero.cuh :: z->reduced_bytes +=
 zero counter: gathered :: zero.cuh :: (first) z->gathered_bytes +=
 zero memory: one place in stage 3 :: train_gpt2.cu :: size_t n = segment_room(g, 2) :: 2 :: 1
@@ -295,7 +295,7 @@ zero run: all ranks read the same :: run.h :: * r->world + r->rank) * r->B :: r-
 zero run: ranks read what others read later :: run.h :: * r->world + r->rank) * r->B :: r->world :: 1
 zero run: all evaluate the same :: train_gpt2.cu :: min_size(i * world + r->rank, batches - 1) :: r->rank :: 0
 zero run: evaluations of rank 0 :: train_gpt2.cu :: sum += all[i % world * rounds :: i % world :: 0
-zero run: signal of this rank :: train_gpt2.cu :: stop = g->zero != NULL ? zero_stops :: g->zero != NULL :: false
+zero run: signal of this rank :: run.h :: if (ranks.world == 1) run_tell :: ranks.world == 1 :: true
 zero run: state of stage 0 by all ranks :: train_gpt2.cu :: if (zero_stage(g->zero) == 0 && r->rank > 0) :: r->rank > 0 :: false
 zero run: what zenflow has loaded stays :: train_gpt2.cu ::         if (g->zero != NULL) zero_weights_changed(g)
 zero run: sums of rows by rank 0 :: zero.cuh :: NCCL(ncclReduce(shard :: r :: 0
@@ -303,7 +303,7 @@ zero run: rows of rank 0 :: zero.cuh :: NCCL(ncclBroadcast(shard :: r :: 0
 zero run: rows not counted :: zero.cuh :: (last) z->gathered_bytes +=
 zero run: every rank logs :: run.h :: log_open(log, r->rank == 0 ? :: r->rank == 0 :: true
 zero run: resumed with one rank's sequences :: run.h :: const size_t each = o->batch * r->world :: r->world :: 1
-zero run: damaged data of one rank are saved :: train_gpt2.cu :: if (step - 1 > r->state.step && r->world == 1) :: r->world == 1 :: true
+zero run: damaged data of one rank are saved :: train_gpt2.cu :: if (step > 1 && r->world == 1) :: r->world == 1 :: true
 zero run: options are not compared :: run.h :: ranks_agree("options", text)
 zero run: data are not compared :: run.h :: ranks_agree("data", text)
 zero run: --out is not compared :: run.h :: ranks_agree("--out"
