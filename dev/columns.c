@@ -300,7 +300,7 @@ static const struct { int kind; const char *name, *colour; } drawn[] = {
     {-1, "wte", "#b08549"}, {-1, "wpe", "#a8446f"}, {QKV_W, "attn.qkv.w", "#2670bf"},
     {ATTPROJ_W, "attn.proj.w", "#d9601a"}, {FC_W, "mlp.fc.w", "#2a998b"},
     {FCPROJ_W, "mlp.proj.w", "#8a5ec0"}, {-1, "lm_head", "#738090"}};
-enum { DRAWN = sizeof drawn / sizeof *drawn, LEGEND = 46 };
+enum { DRAWN = sizeof drawn / sizeof *drawn, TOP = 20, LEGEND = 46 };
 
 static double x_of(size_t slot, size_t slots) {
     const double w = PLOT_WIDTH - PLOT_LEFT - PLOT_RIGHT;
@@ -308,8 +308,8 @@ static double x_of(size_t slot, size_t slots) {
 }
 
 static double y_of(double share, double top) {
-    const double h = PLOT_HEIGHT - PLOT_TOP - LEGEND - PLOT_BOTTOM;
-    return PLOT_TOP + LEGEND + h * (1 - share / top);
+    const double h = PLOT_HEIGHT - TOP - LEGEND - PLOT_BOTTOM;
+    return TOP + LEGEND + h * (1 - share / top);
 }
 
 // From 0 to `top` percent; below, before and after the layers, what is in none of them.
@@ -336,7 +336,7 @@ static void draw_axes(FILE *f, const Columns *s, size_t slots, double top) {
     fprintf(f, "<text x=\"%.0f\" y=\"%d\" text-anchor=\"middle\">layer</text>\n",
             (PLOT_LEFT + right) / 2, PLOT_HEIGHT - 10);
     fprintf(f, "<text transform=\"translate(16 %.0f) rotate(-90)\" text-anchor=\"middle\">share of "
-            "the squared norm</text>\n", (PLOT_TOP + LEGEND + bottom) / 2);
+            "the squared norm</text>\n", (TOP + LEGEND + bottom) / 2);
 }
 
 // The line of kind d over the layers, and a ring for each matrix, which is all that others have.
@@ -380,16 +380,16 @@ static void draw(FILE *f, const Columns *s) {
     double x = PLOT_LEFT;
     for (int d = 0; d < DRAWN - s->config.tied; d++) {
         fprintf(f, "<path class=\"k%d\" d=\"M%.1f %dh16\"/><text x=\"%.1f\" y=\"%d\">%s</text>\n",
-                d, x, PLOT_TOP, x + 22, PLOT_TOP + 4, drawn[d].name);
+                d, x, TOP, x + 22, TOP + 4, drawn[d].name);
         x += 44 + 6.6 * (double)strlen(drawn[d].name);
         for (int p = 0; p < PERCENTS; p++) draw_kind(f, s, d, p, slots, top);
     }
     fprintf(f, "<path class=\"line\" d=\"M%d %dh24\"/><text x=\"%d\" y=\"%d\">in the largest 10 %% "
-            "of columns</text>\n", PLOT_LEFT, PLOT_TOP + 20, PLOT_LEFT + 30, PLOT_TOP + 24);
+            "of columns</text>\n", PLOT_LEFT, TOP + 20, PLOT_LEFT + 30, TOP + 24);
     fprintf(f, "<path class=\"line one\" d=\"M%d %dh24\"/><text x=\"%d\" y=\"%d\">in the largest "
-            "1 %%</text>\n", PLOT_LEFT + 230, PLOT_TOP + 20, PLOT_LEFT + 260, PLOT_TOP + 24);
+            "1 %%</text>\n", PLOT_LEFT + 230, TOP + 20, PLOT_LEFT + 260, TOP + 24);
     fprintf(f, "<path class=\"even\" d=\"M%d %dh24\"/><text x=\"%d\" y=\"%d\">if evenly spread"
-            "</text>\n</svg>\n", PLOT_LEFT + 380, PLOT_TOP + 20, PLOT_LEFT + 410, PLOT_TOP + 24);
+            "</text>\n</svg>\n", PLOT_LEFT + 380, TOP + 20, PLOT_LEFT + 410, TOP + 24);
 }
 
 // ---------------------------------------------------------------------------------------------
