@@ -195,22 +195,30 @@ TRAINER := $(if $(and $(NVCC),$(GPU)),train_gpt2cu,train_gpt2)
 quoted_data = '$(subst ','\'',$(DATA))'
 quoted_out = '$(subst ','\'',$(patsubst %/,%,$(OUT)))'
 
+run_model = --model nano --context 64 --batch 16 --lr 4e-3
+
 # Done in six minutes where two threads reach 40 GFLOP/s, little for a CPU with AVX2. In that time a
 # short context learns most (doc/SPEED.md).
 .PHONY: run
 run: $(TRAINER) $(filter build/self.txt,$(DATA))  ## train a small GPT (DATA=file.txt: on your text)
 	@IFS=; data=$(quoted_data); set -- $$data; [ -e "$$1" ] || \
 	    { echo "tide: DATA=$$1: no such file" >&2; exit 2; }
-	@out=$(quoted_out); lock=$$out/.lock; \
-	if [ -e "$$lock" ] && command -v flock >/dev/null && ! flock -n "$$lock" true; then \
-	    echo "tide: $$out is in use by a run that is still at work: OUT=... for another" >&2; exit 2; \
-	elif [ -e "$$out/log.jsonl" ]; then \
+	@said=$$(./$(TRAINER) --data $(quoted_data) $(run_model) $(ARGS) --steps 0 --eval-batches 1 \
+	    2>&1 >/dev/null) || { echo "$$said" >&2; exit 2; }
+	@out=$(quoted_out); \
+	for lock in "$$out/.lock" "$$out-before/.lock"; do \
+	    if [ -e "$$lock" ] && command -v flock >/dev/null && ! flock -n "$$lock" true; then \
+	        echo "tide: $${lock%/.lock} is in use by a run that is still at work: OUT=... for another" >&2; \
+	        exit 2; \
+	    fi; \
+	done; \
+	if [ -e "$$out/log.jsonl" ]; then \
+	    [ ! -e "$$out-before" ] || echo "the run in $$out-before is removed"; \
 	    rm -rf "$$out-before" && mv "$$out" "$$out-before" && \
 	    echo "the earlier $$out is $$out-before now"; \
 	fi
-	./$(TRAINER) --data $(quoted_data) --out $(quoted_out) --model nano --context 64 --batch 16 \
-	    --steps 1200 --lr 4e-3 --eval-every 100 --save-every 300 --sample-every 400 \
-	    --sample-tokens 400 $(ARGS)
+	./$(TRAINER) --data $(quoted_data) --out $(quoted_out) $(run_model) --steps 1200 \
+	    --eval-every 100 --save-every 300 --sample-every 400 --sample-tokens 400 $(ARGS)
 
 # --- test ------------------------------------------------------------------------------------
 

@@ -341,8 +341,8 @@ static inline bool option_set(Options *o, const Option *x, const char *text, Err
         else if (!parse_count(text, bytes, &count))
             wrong = bytes ? "is not a size, like 512M or 24G" : "is not a whole number";
         else if (bytes && count > 0 && count < 1 << 20)
-            return error_set(err, "--%s %.60s is less than a megabyte: did you mean %.*sG?",
-                             x->name, text, (int)strspn(text, "0123456789"), text);
+            return error_set(err, "--%s %.60s is less than a megabyte%s", x->name, text,
+                             count < 1024 ? ": did you mean gigabytes, like 24G?" : "");
         else v = (double)(*(size_t *)field = count);
     }
     if (wrong != NULL) return error_set(err, "--%s: \"%.60s\" %s", x->name, text, wrong);
@@ -394,6 +394,7 @@ static const char *const option_synonyms[][2] = {
     {"num-train-epochs", "steps"}, {"epochs", "steps"}, {"block-size", "seq"},
     {"seq-length", "seq"}, {"n-layer", "layers"}, {"n-head", "heads"}, {"n-embd", "channels"},
     {"output-dir", "out"}, {"max-grad-norm", "clip"}, {"max-new-tokens", "sample-tokens"},
+    {"max-tokens", "sample-tokens"},
 };
 enum { SYNONYM_COUNT = sizeof option_synonyms / sizeof option_synonyms[0] };
 
@@ -575,7 +576,7 @@ static inline void options_help(FILE *f, const char *program) {
                "  %s --data my.txt                  trains a small GPT on the bytes of a text\n"
                "  %s --resume --steps 5000          goes on with it\n"
                "  %s --model out --prompt \"Once \"   shows what it has learned\n\n"
-               "[default]   = fixed by the checkpoint on --resume; all others may change there\n"
+               "[x]: x is the default. =: fixed by the checkpoint; all others may change on --resume.\n"
                "Models: nano, gpt2, gpt2-medium, gpt2-large, gpt2-xl, 7b, 8.3b, 10b, 13b, 20b,\n"
                "        opt-125m .. opt-175b, dN (N layers, shaped like GPT-2), and weights in\n"
                "        Hugging Face naming: a directory or a .safetensors file\n",

@@ -306,7 +306,7 @@ static inline void run_lock(const Run *r, bool share) {
     path_join(path, r->o.out, ".lock");
     if (fd >= 0 && !share) return;  // by --resume
     if (fd < 0) fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0 && errno == ENOENT) return;  // no such directory: nothing to lose, or not shared
+    if (fd < 0 && (errno == ENOENT || errno == ENOTDIR)) return;  // nothing to lose, or not shared
     if (fd >= 0 && flock(fd, (share ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) {
         gethostname(host, sizeof host - 1);
         if (!share && ftruncate(fd, 0) == 0) dprintf(fd, "process %d on %s\n", (int)getpid(), host);
@@ -425,7 +425,8 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     }
     if (threads > 0) omp_set_num_threads(threads);
 #endif
-    if (o->resume && o->steps > 0 && !o->plan && r->rank == 0) run_lock(r, false);
+    if (o->resume && o->steps > 0 && !o->plan && r->rank == 0 && run_state_exists(o->out))
+        run_lock(r, false);
     run_choose_model(r);
     r->T = o->seq > 0 ? o->seq : r->config.context;
     if (r->T > r->config.context)
@@ -574,7 +575,8 @@ static inline void run_save_next(double seconds) {
 // A checkpoint that cannot be saved, because the disk is full, ends the run only if there is no
 // earlier one, or no later chance.
 static inline void run_save_failed(const Run *r, const Error *err) {
-    if (r->ends || r->state.step == 0) fail("%s", err->text);
+    if (r->state.step == 0) fail("%s", err->text);
+    if (r->ends) fail("%s; the checkpoint of step %zu is whole", err->text, r->state.step);
     if (r->rank == 0)
         fprintf(stderr, "tide: warning: %s; the run goes on, and the checkpoint of step %zu is "
                 "whole\n", err->text, r->state.step);
@@ -603,7 +605,7 @@ static inline StateSave *run_save_what(Run *r, size_t step, const RunState *what
 // fail. Where rank 0 has not all weights, they come from a checkpoint.
 static inline void run_save(Run *r, size_t step, bool state, const RunState *x) {
     const Options *o = &r->o;
-    const StateSave *last = &r->last;
+    StateSave *last = &r->last;
     const int eot = r->tokenizer != NULL ? tokenizer_eot(r->tokenizer) : -1;
     const bool bf16 = o->save_dtype == SAVE_BF16;
     bool whole = ranks.world == 1 || x->weights == NULL || part_is_whole(x->weights, &r->table);
@@ -612,11 +614,14 @@ static inline void run_save(Run *r, size_t step, bool state, const RunState *x) 
     const double start = seconds_now();
     state = state && step != r->state.step;
     ranks_broadcast(&whole, sizeof whole);
-    if (!whole && !state) {
-        if (last->final[0] != '\0' && last->state.step == step) return;  // they did already
-        state = true;
-    }
+    if (!whole && (last->final[0] == '\0' || last->state.step != step)) state = true;
     bool ok = !state || state_save(run_save_what(r, step, x), &err);
+    if (!ok && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
+        last->keep = 1;  // room is worth more than the checkpoints before the newest
+        last->state.step = r->state.step;
+        state_prune(last);
+        ok = state_save(run_save_what(r, step, x), &err);
+    }
     if (state && ok) r->state.step = step;
     if (ok && x->weights != NULL)
         ok = state_agree(ranks.rank > 0 ||
@@ -630,12 +635,13 @@ static volatile sig_atomic_t stop_requested;  // a signal that came: finish the 
 static volatile double stop_time;             // when, by seconds_now()
 
 // The terminal, make and launchers pass a signal on that came to the whole group: only one that
-// comes a second later is meant to end the program at once.
+// comes a second later is meant to end the program at once. (Not SIGPIPE, which is each line for a
+// `tee` that Ctrl-C has ended.)
 static inline void request_stop(int signal_number) {
     if (stop_requested == 0) {
         stop_time = seconds_now();
         stop_requested = signal_number;
-    } else if (seconds_now() - stop_time > 1) {
+    } else if (signal_number != SIGPIPE && seconds_now() - stop_time > 1) {
         signal(signal_number, SIG_DFL);
         raise(signal_number);
     }
@@ -657,7 +663,8 @@ static inline void run_hear(const double *said, size_t stride) {
     memset(run_news, 0, sizeof run_news);
     for (size_t k = 0; k < (size_t)ranks.world; k++)
         for (int i = 0; i < NEWS; i++) run_news[i] = fmax(run_news[i], said[k * stride + (size_t)i]);
-    if (run_news[NEWS_SIGNAL] != 0) stop_requested = (int)run_news[NEWS_SIGNAL];
+    if (run_news[NEWS_SIGNAL] != 0 && stop_requested == 0)
+        request_stop((int)run_news[NEWS_SIGNAL]);
 }
 
 static inline bool run_hears(int news) {
@@ -699,8 +706,9 @@ static inline bool run_saves(const Run *r, size_t step) {
 
 // "1.5 GB"
 static inline const char *run_bytes(char text[32], double bytes) {
-    const int unit = bytes < 1e9 ? 6 : bytes < 1e12 ? 9 : 12;
-    snprintf(text, 32, "%.3g %s", bytes / pow(10, unit), unit == 6 ? "MB" : unit == 9 ? "GB" : "TB");
+    const double unit = bytes < 1e9 ? 1e6 : bytes < 1e12 ? 1e9 : 1e12;
+    snprintf(text, 32, "%.*f %s", bytes < 10 * unit, bytes / unit,
+             unit < 1e9 ? "MB" : unit < 1e12 ? "GB" : "TB");
     return text;
 }
 
@@ -711,7 +719,7 @@ static inline void run_check_disk(const Run *r, const RunState *x) {
     const double weights = (double)r->table.parameters * (o->save_dtype == SAVE_BF16 ? 2 : 4);
     const double state = 4.0 * x->count * (double)r->table.parameters;
     const double most = ((double)o->keep + 1) * state + 2 * weights;
-    char dir[PATH_MAX], each[32], all[32], left[32], when[64] = "only at the end";
+    char dir[PATH_MAX], each[32], all[32], left[32], when[80] = "only at the end";
     struct statvfs disk;
     StateEntry *entries = NULL;
     path_join(dir, o->out, "checkpoints");
@@ -720,22 +728,22 @@ static inline void run_check_disk(const Run *r, const RunState *x) {
     if (o->no_save || statvfs(o->out, &disk) != 0) return;
     const double room = (double)disk.f_bavail * (double)disk.f_frsize;
     run_bytes(left, room);
-    if (room < state + weights)
+    if (room + fmax(there - state, 0) < state + weights)  // all but the newest may go
         die("--out %s: a checkpoint and the weights take %s, and only %s are free there: make "
             "room, name another disk, or save nothing (--no-save)", o->out,
             run_bytes(all, state + weights), left);
     if (o->save_every == AUTO_COUNT)
-        snprintf(when, sizeof when, "every %.3g minutes, in at most 5 %% of the time",
+        snprintf(when, sizeof when, "every %.3g minutes, or less often, to take 5 %% of the time",
                  run_save_pause() / 60);
     else if (o->save_every > 0) snprintf(when, sizeof when, "every %zu steps", o->save_every);
-    printf("checkpoints: %s, of %s; with --keep %zu and the weights up to %s, and %s are free%s\n",
-           when, run_bytes(each, state), o->keep, run_bytes(all, most), left,
-           room + there < most ? ": NOT ENOUGH" : "");
+    printf("checkpoints: %s, %s; on disk, with --keep %zu and the weights, up to %s; free: %s%s\n",
+           run_bytes(each, state), when, o->keep, run_bytes(all, most), left,
+           room + there < most ? ", NOT ENOUGH for so many: older ones go when it is full" : "");
 }
 
 // Before the first step of training: what is in --out from the start, and signals end the run well.
 static inline void run_begin(Run *r, Log *log, const RunState *x) {
-    const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
     struct sigaction action, before;
     Error err;
     if (!options_to_json(&r->o, r->state.options, sizeof r->state.options))
@@ -805,8 +813,10 @@ static inline int run_end(const Run *r, Log *log, size_t step) {
         printf("nothing to do: the run in %s is at step %zu, and --steps is %zu: raise it to go on\n",
                out, step, r->o.steps);
     else if (r->o.no_save)
-        printf("%zu of %zu steps; log.jsonl and loss.svg are in %s, and nothing else (--no-save)\n",
+        printf("%zu of %zu steps; log.jsonl and loss.svg are in %s, nothing was saved (--no-save)\n",
                step, r->o.steps, out);
+    else if (step == 0)
+        printf("stopped by signal %d before the first step\n", (int)stop_requested);
     else if (step < r->o.steps)
         printf("stopped by signal %d after step %zu; continue with --resume --out %s\n",
                (int)stop_requested, step, out);

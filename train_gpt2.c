@@ -1050,7 +1050,11 @@ int main(int argc, char **argv) {
             log.peak = fmax(log.peak, 1e9 * fma_peak_gflops(0.005));
         const bool updated = !mezo || zo_count_skips(r, step, loss, lr, norm);
         run_stepped(r, &log, step, loss, norm, lr, seconds, updated, "");
-        if (run_evaluates(r, step) && !evaluate(g, r, &log, step, &err)) die("%s", err.text);
+        if (run_evaluates(r, step) && !evaluate(g, r, &log, step, &err)) {
+            r->ends = true;
+            save(g, r, step, scalars, &state);
+            die("%s", err.text);
+        }
         if (run_samples(r, step)) {
             log_clear(&log);
             generate(g, r, (uint32_t)step);

@@ -2688,7 +2688,11 @@ template <typename X> static int train(Run *r) {
         offload_log(g, &predicted, counters, sizeof counters);
         if (g->zero != NULL) zero_log(g, counters, sizeof counters);
         run_stepped(r, &log, step, loss, norm, lr, seconds, true, counters);
-        if (run_evaluates(r, step) && !evaluate(g, r, &log, step, &err)) die("%s", err.text);
+        if (run_evaluates(r, step) && !evaluate(g, r, &log, step, &err)) {
+            r->ends = true;
+            if (r->world == 1) save(g, r, step, &state);
+            die("%s", err.text);
+        }
         if (run_samples(r, step)) {
             log_clear(&log);
             generate(g, r, (uint32_t)step);

@@ -1271,7 +1271,11 @@ template <typename X> static int zo_train(Run *r) {
         zo_counters(z, counters, sizeof counters);
         run_stepped(r, &log, step, loss, norm, lr, seconds,
                     zo_count_skips(r, step, loss, lr, norm), counters);
-        if (run_evaluates(r, step) && !zo_evaluate(z, r, &log, &err)) die("%s", err.text);
+        if (run_evaluates(r, step) && !zo_evaluate(z, r, &log, &err)) {
+            r->ends = true;
+            if (r->world == 1) zo_save_all(z, r, step, &saved);
+            die("%s", err.text);
+        }
         if (run_samples(r, step)) {
             log_clear(&log);
             zo_generate(z, r, (uint32_t)step);

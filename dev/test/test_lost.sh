@@ -40,14 +40,15 @@ saved() { ls "$1/checkpoints" 2>/dev/null | sed -n 's/^step_0*//p' | grep . | so
 
 # --- one run owns --out -----------------------------------------------------------------------------
 
+brief="timeout 60"  # who is not refused would go on
 "$cpu" $endless --save-every 20 --out own >own.out 2>own.err &
 owner=$!
 until_saved $owner own
 inode=$(ls -i own/log.jsonl)
-refuses a_second_run_is_refused 2 "own belongs to a run.*(process $owner on " "$cpu" --resume --out own
-refuses a_new_run_too 2 'belongs to a run' "$cpu" $endless --out own
-refuses on_the_gpu_too 2 "process $owner" "$gpu" --resume --out own
-refuses what_only_writes_the_model_too 2 'belongs to a run' "$cpu" --data text.txt --steps 0 --out own
+refuses a_second_run_is_refused 2 "own belongs to a run.*(process $owner on " $brief "$cpu" --resume --out own
+refuses a_new_run_too 2 'belongs to a run' $brief "$cpu" $endless --out own
+refuses on_the_gpu_too 2 "process $owner" $brief "$gpu" --resume --out own
+refuses what_only_writes_the_model_too 2 'belongs to a run' $brief "$cpu" --data text.txt --steps 0 --out own
 check who_only_reads_is_not "$cpu" --model own --steps 0 --prompt x --sample-tokens 3
 check and_may_evaluate "$cpu" --resume --out own --steps 0
 check it_keeps_its_log test "$inode" = "$(ls -i own/log.jsonl)"
@@ -57,7 +58,7 @@ check it_is_still_at_work kill -0 $owner
 kill -9 $owner
 wait $owner 2>/dev/null
 check after_a_kill_the_lock_is_free "$cpu" --resume --out own --steps $(($(saved own) + 1))
-refuses a_run_that_is_refused_leaves_no_folder 2 'channels' "$gpu" $tiny --channels 34 --out refused
+refuses a_run_that_is_refused_leaves_no_folder 2 'channels' $brief "$gpu" $tiny --channels 34 --out refused
 check nor_a_lock test ! -e refused
 
 # All ranks own it: as long as one of them lives, even without the others.
@@ -68,12 +69,23 @@ END
 "$launch" 2 sh ranked "$gpu" $endless --save-every 5 --out ranks >ranks.out 2>ranks.err &
 launcher=$!
 until_saved $launcher ranks
-refuses ranks_own_it 2 'ranks belongs to a run' "$gpu" --resume --out ranks
+refuses ranks_own_it 2 'ranks belongs to a run' $brief "$gpu" --resume --out ranks
 kill -STOP "$(cat pid.1)"
 kill -9 "$(cat pid.0)"
-refuses one_of_them_is_enough 2 'ranks belongs to a run' "$gpu" --resume --out ranks
+refuses one_of_them_is_enough 2 'ranks belongs to a run' $brief "$gpu" --resume --out ranks
 kill -CONT "$(cat pid.1)"
 wait $launcher
+# Signals to several ranks, one after the other: who has heard of the first has got one.
+"$launch" 2 sh ranked "$gpu" $endless --layers 4 --channels 128 --batch 4 --save-every 0 --out apart \
+    >apart.out 2>apart.err &
+await $! grep -qs '"step":2,' apart/log.jsonl
+kill -TERM "$(cat pid.0)"
+for k in 1 2 3 4 5 6 7 8; do
+    sleep 0.05
+    kill -TERM "$(cat pid.1)" 2>/dev/null
+done
+wait $!
+check signals_one_after_the_other_save test $? -eq 143 -a "$(logged apart)" = "$(saved apart)"
 check then_it_is_free "$gpu" --resume --out ranks --steps $(($(saved ranks) + 1))
 
 # --- signals ----------------------------------------------------------------------------------------
@@ -105,6 +117,11 @@ for signal in 1:HUP 2:INT 15:TERM; do
     check "the_exit_code_tells_of_${signal#*:}" test $? -eq $((128 + ${signal%:*}))
     rm -rf ends
 done
+# Where tee dies of the Ctrl-C that the trainer has got, too, its lines go nowhere; and a reader that
+# has enough ends a run, which saves.
+("$cpu" $endless --out ends 2>ends.err; echo $? >code) | head -n 9 >ends.out
+check a_reader_that_goes_is_a_signal test "$(cat code)" -eq 141 -a "$(logged ends)" = "$(saved ends)"
+rm -rf ends
 nohup "$cpu" $endless --out ends >ends.out 2>ends.err &
 await $! grep -qs '"step":3,' ends/log.jsonl
 kill -HUP $!
@@ -128,7 +145,7 @@ check one_that_comes_later_is_not test $? -eq 130 -a ! -d ends/checkpoints
 
 often="env TIDE_SAVE_SECONDS=0.05"
 "$cpu" $tiny --steps 1 --out auto >auto.out
-check by_default_it_saves_by_time grep -q '^checkpoints: every 10 minutes' auto.out
+check by_default_it_saves_by_time grep -q '^checkpoints: .* every 10 minutes' auto.out
 by_time() {  # by_time NAME COMMAND...: at least three, before the end
     name=$1
     shift
@@ -154,6 +171,14 @@ if [ -n "${SMALL_DISK-}" ]; then
     "$cpu" $tiny --steps 9 --save-every 3 --keep 99 --out disk/much >much.out
     check too_small_for_all_is_said grep -q '^checkpoints: .*NOT ENOUGH' much.out
     rm -r disk/much
+    # Full, but for one checkpoint: an older one makes room, so that the end is saved.
+    "$cpu" $tiny --steps 6 --save-every 3 --out disk/end >/dev/null
+    head -c 300000 /dev/zero >disk/little
+    fill
+    rm disk/little
+    check an_old_checkpoint_makes_room "$cpu" --resume --out disk/end --steps 8
+    check so_the_end_is_saved test "$(saved disk/end)" -eq 8 -a ! -d disk/end/checkpoints/step_00000003 -a -s disk/end/model.safetensors
+    rm -r disk/*
     # Full from its first checkpoint on to the end: nothing was whole, or what was stays.
     "$cpu" $endless --save-every 3000 --out disk/first >first.out 2>first.err &
     await $! grep -qs 'step.:5,' disk/first/log.jsonl

@@ -304,7 +304,7 @@ static void mistakes_are_refused_with_a_reason(void) {
         CHECK(strchr(err.text, '\n') == NULL, "one line");
     }
     static const struct { const char *line, *reason; } gpu[] = {
-        {"--data d --gpu-memory 24", "--gpu-memory 24 is less than a megabyte: did you mean 24G?"},
+        {"--data d --gpu-memory 24", "--gpu-memory 24 is less than a megabyte: did you mean gigabytes"},
         {"--data d --host-memory 1023K", "1023K is less than a megabyte"},
         {"--data d --gpu-memory 24B", "\"24B\" is not a size, like 512M or 24G"},
         {"--data d --gpu-memory 24Gi", "is not a size"},
