@@ -134,7 +134,7 @@ ranks: losses of the third dropped :: zo.h :: sum += all[r * stride + m * n + i]
 ranks: losses added from the last rank on :: zo.h :: sum += all[r * stride + m * n + i] :: r :: (size_t)world - 1 - r
 ranks: losses of rank 0 alone :: zo.h :: sum += all[r * stride + m * n + i] :: r :: (size_t)0
 ranks: losses are not exchanged :: zo.cuh :: ranks_exchange(mine, bytes, z->all)
-ranks: a signal to another one :: run.h :: run_news[i] = fmax(run_news[i] :: said[k * stride + (size_t)i] :: said[i]
+ranks: a signal to another one :: run.h :: run_news[i] = fmax(run_news[i] :: said[k * stride + (size_t)i] :: said[(size_t)(ranks.world - 1) * stride + (size_t)i]
 ranks: damaged data of another one :: zo.cuh :: damaged += z->all[k * news :: k * news :: 0 * k
 ranks: ended with unlike weights :: zo.cuh :: zo_replay(z, step - 1);  // some
 ranks: all evaluate the first batches :: zo.cuh :: for (size_t i = (size_t)ranks.rank; :: ranks.rank :: 0

@@ -76,14 +76,12 @@ refuses one_of_them_is_enough 2 'ranks belongs to a run' $brief "$gpu" --resume 
 kill -CONT "$(cat pid.1)"
 wait $launcher
 # Signals to several ranks, one after the other: who has heard of the first has got one.
-"$launch" 2 sh ranked "$gpu" $endless --layers 4 --channels 128 --batch 4 --save-every 0 --out apart \
+"$launch" 2 sh ranked "$gpu" $endless --layers 6 --channels 256 --save-every 0 --out apart \
     >apart.out 2>apart.err &
 await $! grep -qs '"step":2,' apart/log.jsonl
 kill -TERM "$(cat pid.0)"
-for k in 1 2 3 4 5 6 7 8; do
-    sleep 0.05
-    kill -TERM "$(cat pid.1)" 2>/dev/null
-done
+await $! sh -c 'ls apart/checkpoints 2>/dev/null | grep -q .'  # it is being saved
+kill -TERM "$(cat pid.1)" 2>/dev/null
 wait $!
 check signals_one_after_the_other_save test $? -eq 143 -a "$(logged apart)" = "$(saved apart)"
 check then_it_is_free "$gpu" --resume --out ranks --steps $(($(saved ranks) + 1))
