@@ -134,7 +134,6 @@ ranks: losses of the third dropped :: zo.h :: sum += all[r * stride + m * n + i]
 ranks: losses added from the last rank on :: zo.h :: sum += all[r * stride + m * n + i] :: r :: (size_t)world - 1 - r
 ranks: losses of rank 0 alone :: zo.h :: sum += all[r * stride + m * n + i] :: r :: (size_t)0
 ranks: losses are not exchanged :: zo.cuh :: ranks_exchange(mine, bytes, z->all)
-ranks: a signal to another one :: run.h :: run_news[i] = fmax(run_news[i] :: said[k * stride + (size_t)i] :: said[(size_t)(ranks.world - 1) * stride + (size_t)i]
 ranks: damaged data of another one :: zo.cuh :: damaged += z->all[k * news :: k * news :: 0 * k
 ranks: ended with unlike weights :: zo.cuh :: zo_replay(z, step - 1);  // some
 ranks: all evaluate the first batches :: zo.cuh :: for (size_t i = (size_t)ranks.rank; :: ranks.rank :: 0
@@ -278,7 +277,7 @@ zero norm: of as many as this rank has :: zero.cuh :: z->order, z->all_blocks, z
 zero norm: sums of all, one short :: zero.cuh :: CUDA(cudaMemcpyAsync(z->mine + ZERO_HEAD, g->norm_sums :: own * sizeof(double) :: (own > 0 ? own - 1 : 0) * sizeof(double)
 zero loss: of rank 0 :: zero.cuh :: *loss += z->host_all[r * ZERO_HEAD :: r * ZERO_HEAD :: 0 * r
 zero flag: signal of rank 0 alone :: run.h :: run_news[i] = fmax(run_news[i] :: said[k * stride + (size_t)i] :: said[i]
-zero flag: signal not handed on :: run.h :: if (run_news[NEWS_SIGNAL] != 0) stop_requested
+zero flag: signal not handed on :: run.h :: if (run_news[NEWS_SIGNAL] != 0 && :: run_news[NEWS_SIGNAL] != 0 :: false
 zero flag: no checkpoint is due :: run.h :: mine[NEWS_DUE] =
 zero counter: reduced :: zero.cuh :: z->reduced_bytes +=
 zero counter: gathered :: zero.cuh :: (first) z->gathered_bytes +=
