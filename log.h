@@ -125,8 +125,8 @@ static inline void log_flush(Log *l, size_t step) {
     const bool ok = fflush(l->file) == 0 && !ferror(l->file);
     if (ok) l->whole = ftello(l->file);
     else if (!l->failing)
-        fprintf(stderr, "tide: warning: %s/log.jsonl cannot be written (%s): it lacks step %zu, and "
-                "what comes until it can\n", l->dir, strerror(errno), step);
+        fprintf(stderr, "tide: warning: %s/log.jsonl cannot be written (%s): it lacks step %zu, "
+                "and what comes until it can\n", l->dir, strerror(errno), step);
     l->failing = !ok;
     if (!ok && ftruncate(fileno(l->file), l->whole) == 0) clearerr(l->file);
 }
@@ -142,8 +142,9 @@ static inline void log_duration(char *out, size_t n, double seconds) {
 
 // After a step (the first is 1) of `steps`: writes both lines. ms: milliseconds that it took; more:
 // further members of the JSON object, each after a comma, or "". flops: of the step, per second,
-// which l->peak makes a percentage. In a terminal the human line is redrawn in place with a bar, and
-// stays for about 20 steps of the run. False and the reason in err if the loss or norm is no number.
+// which l->peak makes a percentage. In a terminal the human line is redrawn in place with a bar,
+// and stays for about 20 steps of the run. False and the reason in err if the loss or norm is no
+// number.
 static inline bool log_step(Log *l, size_t step, size_t steps, double loss, double grad_norm,
                             double lr, double ms, double tokens_per_s, double flops,
                             const char *more, Error *err) {

@@ -576,7 +576,7 @@ static inline void options_help(FILE *f, const char *program) {
                "  %s --data my.txt                  trains a small GPT on the bytes of a text\n"
                "  %s --resume --steps 5000          goes on with it\n"
                "  %s --model out --prompt \"Once \"   shows what it has learned\n\n"
-               "[x]: x is the default. =: fixed by the checkpoint; all others may change on --resume.\n"
+               "[x]: the default. =: fixed by the checkpoint; all others may change on --resume.\n"
                "Models: nano, gpt2, gpt2-medium, gpt2-large, gpt2-xl, 7b, 8.3b, 10b, 13b, 20b,\n"
                "        opt-125m .. opt-175b, dN (N layers, shaped like GPT-2), and weights in\n"
                "        Hugging Face naming: a directory or a .safetensors file\n",

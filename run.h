@@ -662,7 +662,8 @@ static inline void run_tell(double *mine) {
 static inline void run_hear(const double *said, size_t stride) {
     memset(run_news, 0, sizeof run_news);
     for (size_t k = 0; k < (size_t)ranks.world; k++)
-        for (int i = 0; i < NEWS; i++) run_news[i] = fmax(run_news[i], said[k * stride + (size_t)i]);
+        for (int i = 0; i < NEWS; i++)
+            run_news[i] = fmax(run_news[i], said[k * stride + (size_t)i]);
     if (run_news[NEWS_SIGNAL] != 0 && stop_requested == 0)
         request_stop((int)run_news[NEWS_SIGNAL]);
 }
@@ -678,7 +679,7 @@ static inline double run_step_flops(const Run *r) {
     return r->o.optimizer == OPTIMIZER_MEZO ? both / 3 * 2 * (double)r->o.zo_queries : both;
 }
 
-// Logs a step that took so many seconds; updated: or, if not, that nothing was. more: see log_step().
+// Logs a step that took so many seconds, or that nothing was updated. more: see log_step().
 static inline void run_stepped(const Run *r, Log *log, size_t step, double loss, double norm,
                                double lr, double seconds, bool updated, const char *more) {
     Error err;
@@ -810,11 +811,11 @@ static inline int run_end(const Run *r, Log *log, size_t step) {
     if (!log_plot(log, &err)) fail("%s", err.text);
     log_close(log);
     if (idle && step >= r->o.steps)
-        printf("nothing to do: the run in %s is at step %zu, and --steps is %zu: raise it to go on\n",
-               out, step, r->o.steps);
+        printf("nothing to do: the run in %s is at step %zu, and --steps is %zu: raise it to go "
+               "on\n", out, step, r->o.steps);
     else if (r->o.no_save)
-        printf("%zu of %zu steps; log.jsonl and loss.svg are in %s, nothing was saved (--no-save)\n",
-               step, r->o.steps, out);
+        printf("%zu of %zu steps; log.jsonl and loss.svg are in %s, nothing was saved "
+               "(--no-save)\n", step, r->o.steps, out);
     else if (step == 0)
         printf("stopped by signal %d before the first step\n", (int)stop_requested);
     else if (step < r->o.steps)
