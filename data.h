@@ -187,7 +187,8 @@ static inline bool data_encode(TokenData *d, const char *name, const Tokenizer *
     return true;
 }
 
-// What is not text: how it begins (JSON also by its name; "": a NUL byte in the first MiB), and the remedy.
+// What is not text: how it begins (JSON also by its name; "": a NUL byte in the first MiB), and the
+// remedy.
 static const char *const not_text[][3] = {
     {"gzip", "\x1f\x8b", "gunzip it first"}, {"zstd", "\x28\xb5\x2f\xfd", "unzstd it first"},
     {"xz", "\xfd\x37zXZ", "unxz it first"}, {"bzip2", "BZh91AY&SY", "bunzip2 it first"},

@@ -1046,7 +1046,7 @@ int main(int argc, char **argv) {
             die("%s", err.text);  // a damaged token file
         }
         const double seconds = seconds_now() - start;
-        if (step % 64 == 1 && run_step_flops(r) / seconds > 0.9 * log.peak)  // was something else on?
+        if (step % 64 == 1 && run_step_flops(r) / seconds > 0.9 * log.peak)  // it may be more
             log.peak = fmax(log.peak, 1e9 * fma_peak_gflops(0.005));
         const bool updated = !mezo || zo_count_skips(r, step, loss, lr, norm);
         run_stepped(r, &log, step, loss, norm, lr, seconds, updated, "");

@@ -415,9 +415,9 @@ template <typename X> static size_t zo_host_bytes(const ZoModel<X> *z) {
     return round_up(z->streamed * z->layer * z->stored, 4096);
 }
 
-// Settles where everything is, prints it, and refuses what does not fit. Layers are
-// streamed if that was asked for, or if nothing else fits: then through fewer slots than the
-// default, if these would not fit, and only those for which there is no room. Returns the bytes of GPU memory.
+// Settles where everything is, prints it, and refuses what does not fit. Layers are streamed if that
+// was asked for, or if nothing else fits: then through fewer slots than the default, if these would
+// not fit, and only those for which there is no room. Returns the bytes of GPU memory.
 template <typename X>
 static size_t zo_settle_memory(ZoModel<X> *z, const Run *r, size_t limit, size_t host_limit) {
     const Options *o = &r->o;
