@@ -734,7 +734,7 @@ static inline void run_check_disk(const Run *r, const RunState *x) {
             "room, name another disk, or save nothing (--no-save)", o->out,
             run_bytes(all, state + weights), left);
     if (o->save_every == AUTO_COUNT)
-        snprintf(when, sizeof when, "every %.3g minutes, or less often, to take 5 %% of the time",
+        snprintf(when, sizeof when, "every %.3g minutes, or less often: at most 5 %% of the time",
                  run_save_pause() / 60);
     else if (o->save_every > 0) snprintf(when, sizeof when, "every %zu steps", o->save_every);
     printf("checkpoints: %s, %s; on disk, with --keep %zu and the weights, up to %s; free: %s%s\n",

@@ -357,6 +357,9 @@ refuses dump_nowhere 2 'dump' "$tide" $small --dump nowhere/d.safetensors
 refuses late_token_outside_the_vocabulary 2 'late.bin' "$tide" $small --data late.bin \
     --tokenizer bytes --batch 1 --steps 4000 --eval-every 0 --out late
 check late_token_loses_nothing test -s late/model.safetensors
+refuses late_token_of_the_validation_data 2 'late.bin' "$tide" $small --val late.bin --tokenizer bytes \
+    --batch 1 --steps 9 --eval-every 3 --eval-batches 100000 --out late_val
+check it_loses_nothing_either test -d late_val/checkpoints/step_00000003 -a -s late_val/model.safetensors
 refuses resume_nothing 2 checkpoint "$tide" --resume --out nowhere
 refuses other_run_in_the_way 2 'resume' "$tide" $steps --out whole
 refuses out_is_a_file 2 text.txt "$tide" $steps --out text.txt
