@@ -17,7 +17,7 @@ WARN = -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas
 EXACT = -ffp-contract=off -fno-math-errno -fno-trapping-math
 CFLAGS = -std=gnu11 -g $(OPT) $(ARCH) $(OPENMP) $(EXACT) $(WARN) $(EXTRA)
 LDLIBS = -lm -pthread
-HEADERS = $(wildcard *.h *.cuh dev/test/*.h dev/test/*.cuh dev/data/*.h)
+HEADERS = $(wildcard *.h tide/*.h tide/*.cuh dev/test/*.h dev/test/*.cuh dev/data/*.h)
 SANITIZE = -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 
 .PHONY: all
@@ -98,12 +98,12 @@ EMU_RUN = -std=c++17 -g $(ARCH) $(WARN) $(EXTRA)
 emu_plain = $(EMU_OBJECTS:%=build/emu/runtime/%)
 emu_tsan = $(EMU_OBJECTS:%=build/emu/runtime-tsan/%)
 
-build/emu/runtime/%.o: dev/emu/%.cpp $(EMU) cpu.h util.h | cxx
+build/emu/runtime/%.o: dev/emu/%.cpp $(EMU) tide/cpu.h tide/util.h | cxx
 	@mkdir -p $(@D)
 	$(CXX) $(EMU_RUN) -O3 $(OPENMP) -c $< -o $@
 
 # The runtime of the ThreadSanitizer flavour is not instrumented itself: only the program is.
-build/emu/runtime-tsan/%.o: dev/emu/%.cpp $(EMU) cpu.h util.h
+build/emu/runtime-tsan/%.o: dev/emu/%.cpp $(EMU) tide/cpu.h tide/util.h
 	@mkdir -p $(@D)
 	$(CLANGXX) $(EMU_RUN) -O2 -c $< -o $@
 
@@ -184,7 +184,7 @@ compiler:
 DATA ?= build/self.txt
 OUT ?= out/run
 ARGS ?=
-build/self.txt: $(wildcard *.c *.h *.cu *.cuh *.md Makefile doc/*.md dev/*/*.c dev/*/*.md scripts/*.sh)
+build/self.txt: $(wildcard *.c *.h *.cu tide/* *.md Makefile doc/*.md dev/*/*.c dev/*/*.md scripts/*.sh)
 	@mkdir -p $(@D)
 	cat $(sort $^) > $@
 

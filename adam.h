@@ -8,7 +8,7 @@
 // Mikolov and Bengio (ICML 2013), algorithm 1.
 #ifndef TIDE_ADAM_H
 #define TIDE_ADAM_H
-#include "util.h"
+#include "tide/util.h"
 #include <float.h>
 #include <math.h>
 
@@ -296,7 +296,7 @@ static inline float clip_scale(double norm_squared, double clip) {
 // The same two on the GPU: the update is adam_scalar() itself, the norm has the same 32 lanes
 
 #ifdef __CUDACC__
-#include "gpu.cuh"
+#include "tide/gpu.cuh"
 
 // The runs of one launch. A kernel's argument, so that no memory has to be kept for it.
 enum { ADAM_RUNS = 16 };

@@ -16,10 +16,10 @@
 // Whoever updates a piece, the bits are the same (adam.h): no choice made here changes a result.
 #ifndef TIDE_OFFLOAD_H
 #define TIDE_OFFLOAD_H
-#include "util.h"
+#include "tide/util.h"
 #include "adam.h"
-#include "gpt2.h"
-#include "options.h"
+#include "tide/model.h"
+#include "tide/options.h"
 
 // By OFFLOAD_*, the values of the option; "auto" has become another one before anything is cut.
 static const char *const offload_names[] = {"auto", "none", "zero", "twinflow", "interleave",
@@ -63,7 +63,7 @@ enum { PIECE_HOST,       // state on the host, updated by the CPU
 // all is done by the same one in one go.
 typedef struct {
     int kind, segment, subgroup;
-    size_t at, length;       // elements of the shard space (gpt2.h), gaps between tensors included
+    size_t at, length;       // elements of the shard space (model.h), gaps between tensors included
     int first_run, runs;     // its tensors or parts of them, in Pieces.runs; at is relative to ours
     size_t first_block, blocks;  // its blocks of the gradient norm, which no cut ever divides
     size_t state_at;         // of the elements with state where ours is: its first one

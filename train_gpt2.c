@@ -14,15 +14,15 @@
 // All arrays are row-major fp32. A loop never splits a sum over threads: each output element is
 // summed by one thread in one order, so that the bits do not depend on the number of threads.
 
-#include "util.h"
+#include "tide/util.h"
 #include "adam.h"
-#include "gpt2.h"
-#include "matmul.h"
-#include "run.h"
-#include "sample.h"
-#include "vmath.h"
-#include "zen_run.h"
-#include "zo_run.h"
+#include "tide/model.h"
+#include "tide/matmul.h"
+#include "tide/run.h"
+#include "tide/sample.h"
+#include "tide/vmath.h"
+#include "tide/zen_run.h"
+#include "tide/zo_run.h"
 #include <math.h>
 #ifdef _OPENMP
 #include <omp.h>

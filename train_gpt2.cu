@@ -1,9 +1,8 @@
 // train_gpt2.cu: train a GPT-2 (or OPT) on a GPU, in bf16 with fp32 master weights, or in fp32.
 //
-//   1. The layers, forward and backward, in the order in which a token meets them
-//   2. The model: memory, forward, backward, update
-//   3. Sampling
-//   4. Evaluation and the training loop, with its streams and events
+//   1. The model: memory, forward, backward, update
+//   2. Sampling
+//   3. Evaluation and the training loop, with its streams and events
 //
 // The twin of train_gpt2.c: the same functions by the same names in the same order, so that the two
 // can be read side by side, and every tensor of the one is tested against the other's. What a GPU
@@ -16,817 +15,33 @@
 // same run gives the same bits. Everything is queued in streams; the host runs ahead and waits once
 // per step, for the gradient norm.
 
-#include "util.h"
+#include "tide/util.h"
 #include "adam.h"
-#include "attention.cuh"
-#include "calibrate.cuh"
-#include "columns.cuh"
-#include "devices.cuh"
-#include "gpt2.h"
-#include "gpu.cuh"
-#include "host.cuh"
-#include "matmul.cuh"
+#include "tide/attention.cuh"
+#include "tide/calibrate.cuh"
+#include "tide/columns.cuh"
+#include "tide/devices.cuh"
+#include "tide/model.h"
+#include "tide/gpu.cuh"
+#include "tide/host.cuh"
+#include "tide/kernels.cuh"
+#include "tide/matmul.cuh"
 #include "offload.h"
-#include "plan.h"
-#include "run.h"
-#include "sample.h"
-#include "timeline.cuh"
-#include "zen_plan.h"
-#include "zen_run.h"
+#include "tide/plan.h"
+#include "tide/run.h"
+#include "tide/sample.h"
+#include "tide/timeline.cuh"
+#include "tide/zen_plan.h"
+#include "tide/zen_run.h"
 #include "zero.h"
-#include "zo_plan.h"
-#include "zo_run.h"
+#include "tide/zo_plan.h"
+#include "tide/zo_run.h"
 #include <array>
 #include <math.h>
 #include <type_traits>
 
 // =============================================================================================
-// 1. The layers
-//
-// The same functions in the same order as in train_gpt2.c, for X = float or bf16 in memory and fp32
-// in registers. Each is a kernel and its launcher, which takes the arguments of the CPU's function,
-// then scratch where it needs some, then the stream; all pointers are device memory. A result is
-// rounded to X once, when it is complete. Gradients of weights are those of one micro-batch, and
-// overwritten; accumulate_gradient() at the end of this section adds micro-batches up.
-//
-// Almost all of these move more bytes than the arithmetic on them costs, so what counts is that
-// every byte is read once, in packs of 16 bytes, with many loads under way at the same time. C, F
-// and every row's start must be whole packs. Grids depend on the shapes alone, and sums run in an
-// order that depends on the grid alone: the same call gives the same bits, on any GPU.
-
-enum { BLOCK_THREADS = 256, BLOCK_WARPS = BLOCK_THREADS / 32 };
-
-// For kernels in which each thread takes one pack: blocks for n elements, and a thread's number.
-template <typename X> static unsigned pack_blocks(size_t n) {
-    return ceil_div(n / Pack<X>::N, BLOCK_THREADS);
-}
-
-__device__ static inline size_t grid_thread(void) {
-    return blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-}
-
-// A pack as it came, for values that wait in registers: as a Pack, each bf16 takes a whole one.
-template <typename X> __device__ static inline int4 load_bits(const X *p) {
-    return *reinterpret_cast<const int4 *>(p);
-}
-
-template <typename X> __device__ static inline Pack<X> as_pack(int4 bits) {
-    Pack<X> r;
-    memcpy(&r, &bits, sizeof r);
-    return r;
-}
-
-// Adds a pack of columns of rows begin, begin + step, ... below last, in this order, to sum. The
-// rows are those of the array at `column`, of the given width, or the ones that `rows` lists.
-template <typename X>
-__device__ static inline void sum_rows(float (&sum)[Pack<X>::N], const X *column, size_t width,
-                                       const int32_t *rows, size_t begin, size_t last,
-                                       size_t step) {
-    enum { AHEAD = 8 };  // loads under way
-    for (size_t first = begin; first < last; first += AHEAD * step) {
-        int4 bits[AHEAD];
-        #pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            const size_t i = first + k * step;
-            if (i < last) bits[k] = load_bits(column + (rows ? (size_t)rows[i] : i) * width);
-        }
-        #pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            if (first + k * step >= last) break;
-            const Pack<X> x = as_pack<X>(bits[k]);
-            for (int j = 0; j < Pack<X>::N; j++) sum[j] += to_f32(x.x[j]);
-        }
-    }
-}
-
-// The next step, where each lane of each warp has summed a pack of columns over some of the rows.
-// Returns to thread i the block's sum of column i of the 32 * Pack<X>::N, the warps in order.
-// blockDim must be BLOCK_THREADS. Has one barrier; call it once in a kernel.
-template <typename X> __device__ static inline float fold_warps(const float (&sum)[Pack<X>::N]) {
-    __shared__ float part[BLOCK_WARPS][32 * Pack<X>::N];
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int j = 0; j < Pack<X>::N; j++) part[warp][lane * Pack<X>::N + j] = sum[j];
-    __syncthreads();
-    float total = 0;
-    if (threadIdx.x < 32 * Pack<X>::N)
-        for (int i = 0; i < BLOCK_WARPS; i++) total += part[i][threadIdx.x];
-    return total;
-}
-
-// The last step of a sum over rows: adds up `count` rows of partial (count, width) and rounds. The
-// first C columns go to out, the ones after them to rest. A block takes 32 columns, its warps
-// every 32nd row.
-template <typename X>
-__global__ static void partial_sum_kernel(X *out, X *rest, const float *partial, size_t count,
-                                          size_t width, size_t C) {
-    __shared__ float part[32][32];
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const size_t c = blockIdx.x * (size_t)32 + lane;
-    float sum = 0;
-    if (c < width) {
-        #pragma unroll 8
-        for (size_t i = warp; i < count; i += 32) sum += partial[i * width + c];
-    }
-    part[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0 || c >= width) return;
-    float total = 0;
-    for (int i = 0; i < 32; i++) total += part[i][lane];
-    if (c < C) out[c] = from_f32<X>(total);
-    else rest[c - C] = from_f32<X>(total);
-}
-
-// --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t] -----------------------------------------
-
-template <typename X>
-__global__ static void encoder_forward_kernel(X *out, const int32_t *tokens, const X *wte,
-                                              const X *wpe, unsigned n_packs, unsigned T,
-                                              size_t C) {
-    const unsigned packs = (unsigned)C / Pack<X>::N, i = (unsigned)grid_thread();
-    if (i >= n_packs) return;  // n_packs: of out
-    const unsigned n = i / packs, c = i % packs * Pack<X>::N;
-    Pack<X> x = load_pack(wte + (size_t)tokens[n] * C + c);
-    const Pack<X> position = load_pack(wpe + n % T * C + c);
-    for (int j = 0; j < Pack<X>::N; j++)
-        x.x[j] = from_f32<X>(to_f32(x.x[j]) + to_f32(position.x[j]));
-    store_pack(out + (size_t)i * Pack<X>::N, x);
-}
-
-template <typename X>
-static void encoder_forward(X *out,                 // (B, T, C)
-                            const int32_t *tokens,  // (B, T)
-                            const X *wte,           // (V, C)
-                            const X *wpe,           // (context, C)
-                            size_t B, size_t T, size_t C, cudaStream_t stream) {
-    encoder_forward_kernel<X><<<pack_blocks<X>(B * T * C), BLOCK_THREADS, 0, stream>>>(
-        out, tokens, wte, wpe, index_32(B * T * (C / Pack<X>::N)), (unsigned)T, C);
-    CUDA(cudaGetLastError());
-}
-
-// Rows that hold the same token add to the same row of dwte, and must do so in one order: the rows
-// of a micro-batch are sorted by token, and a block of threads then sums one token's rows.
-typedef struct {
-    const int32_t *rows;   // (N)           the rows 0 .. N-1 by token; equal tokens in row order
-    const int32_t *first;  // (groups + 1)  where in rows each token's begin; first[groups] = N
-    size_t groups;         // number of different tokens
-} TokenOrder;
-
-// Sorts by counting, on the host: fills rows (N) and first (at most min(N, V) + 1) with host memory
-// count (V + 1) as scratch, and returns the number of groups. N must be below 2^31.
-static size_t token_order(int32_t *rows, int32_t *first, int32_t *count, const int32_t *tokens,
-                          size_t N, size_t V) {
-    memset(count, 0, (V + 1) * sizeof *count);
-    for (size_t n = 0; n < N; n++) count[tokens[n] + 1]++;
-    size_t groups = 0;
-    for (size_t v = 0; v < V; v++) {
-        if (count[v + 1] > 0) first[groups++] = count[v];
-        count[v + 1] += count[v];  // now: rows with a token of v or less
-    }
-    first[groups] = (int32_t)N;
-    for (size_t n = 0; n < N; n++) rows[count[tokens[n]]++] = (int32_t)n;
-    return groups;
-}
-
-// A block sums the rows of one token for 32 packs of channels.
-template <typename X>
-__global__ static void encoder_backward_wte_kernel(float *dwte, const X *dout,
-                                                   const int32_t *tokens, TokenOrder order,
-                                                   size_t C, unsigned slices) {
-    const size_t group = blockIdx.x / slices, slice = blockIdx.x % slices;
-    const size_t width = 32 * Pack<X>::N;  // channels of a slice
-    const size_t c = slice * width + threadIdx.x % 32 * Pack<X>::N;
-    const size_t begin = (size_t)order.first[group], last = (size_t)order.first[group + 1];
-    float sum[Pack<X>::N] = {0};
-    if (c < C)
-        sum_rows(sum, dout + c, C, order.rows, begin + threadIdx.x / 32, last, BLOCK_WARPS);
-    const float total = fold_warps<X>(sum);
-    const size_t column = slice * width + threadIdx.x;
-    if (threadIdx.x < width && column < C)
-        dwte[(size_t)tokens[order.rows[begin]] * C + column] += total;
-}
-
-template <typename X>
-__global__ static void encoder_backward_wpe_kernel(X *dwpe, const X *dout, size_t B, size_t TC) {
-    const size_t i = grid_thread() * Pack<X>::N;  // within (T, C)
-    if (i >= TC) return;
-    float sum[Pack<X>::N] = {0};
-    sum_rows(sum, dout + i, TC, (const int32_t *)NULL, 0, B, 1);
-    Pack<X> total;
-    for (int j = 0; j < Pack<X>::N; j++) total.x[j] = from_f32<X>(sum[j]);
-    store_pack(dwpe + i, total);
-}
-
-// Adds to dwte (V, C), in fp32, where a tied head has left its part; overwrites rows 0 .. T-1 of
-// dwpe. `order` is token_order() of the same tokens, copied to the device.
-template <typename X>
-static void encoder_backward(float *dwte, X *dwpe, const X *dout, const int32_t *tokens,
-                             TokenOrder order, size_t B, size_t T, size_t C, cudaStream_t stream) {
-    const unsigned slices = ceil_div(C, 32 * Pack<X>::N);
-    const unsigned blocks = (unsigned)(order.groups * slices);
-    encoder_backward_wte_kernel<X><<<blocks, BLOCK_THREADS, 0, stream>>>(dwte, dout, tokens, order,
-                                                                         C, slices);
-    CUDA(cudaGetLastError());
-    encoder_backward_wpe_kernel<X><<<pack_blocks<X>(T * C), BLOCK_THREADS, 0, stream>>>(
-        dwpe, dout, B, T * C);
-    CUDA(cudaGetLastError());
-}
-
-// --- layer normalisation (Ba et al. 2016): out = (x - mean) / sqrt(var + eps) * w + b --------
-//
-// A row belongs to a team of warps, as few as hold it in registers, at most four packs to a thread:
-// it is read once, and mean and variance are still computed one after the other. Where one warp is
-// enough, a block holds several such rows; otherwise the team is the block.
-
-enum { ROW_PACKS = 4 };
-
-// Threads of a team for rows of C channels.
-template <typename X> static unsigned layernorm_team(size_t C) {
-    return 32 * ceil_div(C / Pack<X>::N, (size_t)(32 * ROW_PACKS));
-}
-
-__device__ static inline float team_sum(float x, unsigned team) {
-    return team == 32 ? warp_sum(x) : block_sum(x);
-}
-
-// Normalises one row, of which each thread of the team holds packs i, i + team, ...
-// The multiply-adds are spelled out, because two kernels run this and must make the same bits.
-template <typename X>
-__device__ static inline void layernorm_row(X *out, float *mean, float *rstd,
-                                            const int4 (&row)[ROW_PACKS], const X *w, const X *b,
-                                            size_t C, unsigned i, unsigned team) {
-    const size_t packs = C / Pack<X>::N;
-    float sum = 0, squares = 0;
-    #pragma unroll
-    for (int k = 0; k < ROW_PACKS; k++)
-        if (i + k * team < packs) {
-            const Pack<X> x = as_pack<X>(row[k]);
-            for (int j = 0; j < Pack<X>::N; j++) sum += to_f32(x.x[j]);
-        }
-    const float mu = team_sum(sum, team) / (float)C;
-    #pragma unroll
-    for (int k = 0; k < ROW_PACKS; k++)
-        if (i + k * team < packs) {
-            const Pack<X> x = as_pack<X>(row[k]);
-            for (int j = 0; j < Pack<X>::N; j++) {
-                const float d = to_f32(x.x[j]) - mu;
-                squares = fmaf(d, d, squares);
-            }
-        }
-    const float r = 1.0f / sqrtf(team_sum(squares, team) / (float)C + LAYERNORM_EPS);
-    #pragma unroll
-    for (int k = 0; k < ROW_PACKS; k++)
-        if (i + k * team < packs) {
-            const size_t c = (size_t)(i + k * team) * Pack<X>::N;
-            const Pack<X> scale = load_pack(w + c), shift = load_pack(b + c);
-            Pack<X> x = as_pack<X>(row[k]);
-            for (int j = 0; j < Pack<X>::N; j++)
-                x.x[j] = from_f32<X>(fmaf((to_f32(x.x[j]) - mu) * r, to_f32(scale.x[j]),
-                                          to_f32(shift.x[j])));
-            store_pack(out + c, x);
-        }
-    if (i == 0) {
-        *mean = mu;
-        *rstd = r;
-    }
-}
-
-// With add == NULL the row is inp's. Otherwise it is inp + add, rounded as residual_forward() does,
-// and goes to `residual` too.
-template <typename X>
-__global__ static void __launch_bounds__(1024)
-layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X *inp, const X *add,
-                         const X *w, const X *b, size_t N, size_t C, unsigned team) {
-    const size_t packs = C / Pack<X>::N;
-    const unsigned i = threadIdx.x % team;
-    const size_t n = blockIdx.x * (size_t)(blockDim.x / team) + threadIdx.x / team;
-    if (n >= N) return;  // whole warps, and only where the team is a warp: there is no barrier then
-    int4 row[ROW_PACKS], more[ROW_PACKS];
-    #pragma unroll
-    for (int k = 0; k < ROW_PACKS; k++)
-        if (i + k * team < packs) {
-            const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
-            row[k] = load_bits(inp + at);
-            if (add != NULL) more[k] = load_bits(add + at);
-        }
-    if (add != NULL) {
-        #pragma unroll
-        for (int k = 0; k < ROW_PACKS; k++)
-            if (i + k * team < packs) {
-                Pack<X> sum = as_pack<X>(row[k]);
-                const Pack<X> other = as_pack<X>(more[k]);
-                for (int j = 0; j < Pack<X>::N; j++)
-                    sum.x[j] = from_f32<X>(to_f32(sum.x[j]) + to_f32(other.x[j]));
-                store_pack(residual + n * C + (size_t)(i + k * team) * Pack<X>::N, sum);
-                memcpy(&row[k], &sum, sizeof sum);
-            }
-    }
-    layernorm_row(out + n * C, mean + n, rstd + n, row, w, b, C, i, team);
-}
-
-template <typename X>
-static void layernorm_launch(X *residual, X *out, float *mean, float *rstd, const X *inp,
-                             const X *add, const X *w, const X *b, size_t N, size_t C,
-                             cudaStream_t stream) {
-    const unsigned team = layernorm_team<X>(C), rows = team == 32 ? 4 : 1;
-    if (team > 1024) fail("layer normalisation: %zu channels are too many", C);
-    layernorm_forward_kernel<X><<<ceil_div(N, rows), rows * team, 0, stream>>>(
-        residual, out, mean, rstd, inp, add, w, b, N, C, team);
-    CUDA(cudaGetLastError());
-}
-
-// Ends the program where C is too large for a block: 32768 channels in bf16, 16384 in fp32.
-template <typename X>
-static void layernorm_forward(X *out, float *mean, float *rstd,  // (N, C), (N), (N)
-                              const X *inp, const X *w, const X *b, size_t N, size_t C,
-                              cudaStream_t stream) {
-    layernorm_launch<X>(NULL, out, mean, rstd, inp, NULL, w, b, N, C, stream);
-}
-
-// residual = a + b, and out its layer normalisation with weight w and bias `bias`: the same bits as
-// residual_forward() and then layernorm_forward(), without reading the sum again.
-template <typename X>
-static void residual_layernorm_forward(X *residual, X *out, float *mean, float *rstd,
-                                       const X *a, const X *b, const X *w, const X *bias,
-                                       size_t N, size_t C, cudaStream_t stream) {
-    layernorm_launch<X>(residual, out, mean, rstd, a, b, w, bias, N, C, stream);
-}
-
-// Each block takes a run of rows, and its teams take turns. A thread has the same columns in every
-// row: its sums of dw and db stay in registers, if HELD, and come to shared memory in the end. Very
-// wide rows need blocks so large that there are no registers left: then the sums are in shared
-// memory all the time, where nobody else touches them. `sums` is (teams, 2, C), and within a row of
-// C the first halves of all packs come before the second halves, so that neighbouring threads
-// access neighbouring 16 bytes.
-enum { HELD_THREADS = 256 };
-template <typename X, bool HELD> struct LayernormBackward {
-    enum { MAX_THREADS = HELD ? HELD_THREADS : sizeof(X) == 4 ? 768 : 512 };  // by their registers
-};
-
-template <typename X, bool HELD>
-__global__ static void __launch_bounds__(LayernormBackward<X, HELD>::MAX_THREADS)
-layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 2, C) */, const X *dout, const X *inp,
-                          const X *w, const float *mean, const float *rstd, size_t N, size_t C,
-                          size_t rows, unsigned team) {
-    extern __shared__ __align__(16) float sums[];
-    __shared__ float2 part[2][32];  // of each warp, by parity of the round
-    enum { QUADS = Pack<X>::N / 4 };
-    const unsigned packs = (unsigned)(C / Pack<X>::N), teams = blockDim.x / team;
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const unsigned mine = threadIdx.x / team, i = threadIdx.x % team;
-    Pack<float> held[HELD ? ROW_PACKS * QUADS : 1][2];
-    const auto shared_sums = [&](int k, int q) {  // of quad q of this thread's k-th pack: dw's
-        return (Pack<float> *)(sums + mine * 2 * C) + q * packs + i + k * team;
-    };
-    const auto sum_w = [&](int k, int q) {
-        return HELD ? &held[k * QUADS + q][0] : shared_sums(k, q);
-    };
-    const auto sum_b = [&](int k, int q) {
-        return HELD ? &held[k * QUADS + q][1] : shared_sums(k, q) + C / 4;
-    };
-    #pragma unroll
-    for (int k = 0; k < ROW_PACKS; k++)
-        for (int q = 0; q < QUADS; q++)
-            for (int j = 0; j < 4; j++)
-                if (i + k * team < packs) sum_w(k, q)->x[j] = sum_b(k, q)->x[j] = 0;
-    const size_t begin = blockIdx.x * rows, last = begin + rows < N ? begin + rows : N;
-    int4 next_d[ROW_PACKS], next_x[ROW_PACKS], next_dx[ROW_PACKS];
-    float next_mu = 0, next_r = 0;
-    const auto load_row = [&](size_t n) {
-        if (n >= last) return;
-        next_mu = mean[n];
-        next_r = rstd[n];
-        #pragma unroll
-        for (int k = 0; k < ROW_PACKS; k++)
-            if (i + k * team < packs) {
-                const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
-                next_d[k] = load_bits(dout + at);
-                next_x[k] = load_bits(inp + at);
-                next_dx[k] = load_bits(dinp + at);
-            }
-    };
-    unsigned parity = 0;
-    if (HELD) load_row(begin + mine);
-    for (size_t first = begin; first < last; first += teams) {
-        const size_t n = first + mine;
-        const bool active = n < last;  // else: only here for the barrier
-        if (!HELD) load_row(n);
-        int4 bits_d[ROW_PACKS], bits_x[ROW_PACKS], bits_dx[ROW_PACKS];
-        #pragma unroll
-        for (int k = 0; k < ROW_PACKS; k++) {
-            bits_d[k] = next_d[k];
-            bits_x[k] = next_x[k];
-            bits_dx[k] = next_dx[k];
-        }
-        const float mu = next_mu, r = next_r;
-        if (HELD) load_row(n + teams);  // it is on its way while this one is worked on
-        float d_mean = 0, d_dot = 0;  // means over c of dnorm, and of dnorm * norm
-        #pragma unroll
-        for (int k = 0; k < ROW_PACKS; k++)
-            if (active && i + k * team < packs) {
-                const Pack<X> scale = load_pack(w + (size_t)(i + k * team) * Pack<X>::N);
-                const Pack<X> d = as_pack<X>(bits_d[k]), x = as_pack<X>(bits_x[k]);
-                for (int j = 0; j < Pack<X>::N; j++) {
-                    const float dnorm = to_f32(d.x[j]) * to_f32(scale.x[j]);
-                    d_mean += dnorm;
-                    d_dot += dnorm * ((to_f32(x.x[j]) - mu) * r);
-                }
-            }
-        d_mean = warp_sum(d_mean);
-        d_dot = warp_sum(d_dot);
-        if (team > 32) {
-            // One barrier is enough: two rounds later, when this part is written again, everyone
-            // has passed the barrier of the round between.
-            if (lane == 0) part[parity][warp] = make_float2(d_mean, d_dot);
-            __syncthreads();
-            d_mean = d_dot = 0;
-            for (unsigned j = mine * (team / 32); j < (mine + 1) * (team / 32); j++) {
-                d_mean += part[parity][j].x;
-                d_dot += part[parity][j].y;
-            }
-            parity ^= 1;
-        }
-        d_mean /= (float)C;
-        d_dot /= (float)C;
-        #pragma unroll
-        for (int k = 0; k < ROW_PACKS; k++)
-            if (active && i + k * team < packs) {
-                const unsigned p = i + k * team;
-                const Pack<X> scale = load_pack(w + (size_t)p * Pack<X>::N);
-                const Pack<X> d = as_pack<X>(bits_d[k]), x = as_pack<X>(bits_x[k]);
-                Pack<X> dx = as_pack<X>(bits_dx[k]);
-                float norm[Pack<X>::N];
-                for (int j = 0; j < Pack<X>::N; j++) {
-                    norm[j] = (to_f32(x.x[j]) - mu) * r;
-                    const float dnorm = to_f32(d.x[j]) * to_f32(scale.x[j]);
-                    dx.x[j] = from_f32<X>(to_f32(dx.x[j])
-                                          + (dnorm - d_mean - norm[j] * d_dot) * r);
-                }
-                store_pack(dinp + n * C + (size_t)p * Pack<X>::N, dx);
-                for (int q = 0; q < QUADS; q++)
-                    for (int j = 0; j < 4; j++) {
-                        sum_w(k, q)->x[j] += to_f32(d.x[4 * q + j]) * norm[4 * q + j];
-                        sum_b(k, q)->x[j] += to_f32(d.x[4 * q + j]);
-                    }
-            }
-    }
-    if (HELD) {
-        #pragma unroll
-        for (int k = 0; k < ROW_PACKS; k++)
-            for (int q = 0; q < QUADS; q++)
-                if (i + k * team < packs) {
-                    shared_sums(k, q)[0] = *sum_w(k, q);
-                    shared_sums(k, q)[C / 4] = *sum_b(k, q);
-                }
-    }
-    __syncthreads();
-    for (unsigned at = threadIdx.x; at < 2 * C; at += blockDim.x) {  // add up the teams
-        float total = 0;
-        for (unsigned t = 0; t < teams; t++) total += sums[t * 2 * C + at];
-        const unsigned a = at % C, quad = a / 4 / packs, p = a / 4 % packs;
-        partial[blockIdx.x * 2 * C + at / C * C + p * Pack<X>::N + quad * 4 + a % 4] = total;
-    }
-}
-
-// How many rows a block of layernorm_backward takes: enough that its partial sums are few against
-// what it reads, and no more than 512 blocks.
-static size_t layernorm_backward_rows(size_t N) {
-    const size_t rows = (N + 511) / 512;
-    return rows > 16 ? rows : 16;
-}
-
-// Floats of scratch that layernorm_backward needs for N rows or fewer.
-static size_t layernorm_backward_scratch(size_t N, size_t C) {
-    return min_size(ceil_div(N, 16), 512) * 2 * C;
-}
-
-// Adds to dinp (the residual stream's gradient runs past this layer and is already there);
-// overwrites dw and db. scratch: layernorm_backward_scratch(N, C) floats. Ends the program where
-// C is too large for a block: 16384 channels in bf16, 12288 in fp32.
-template <typename X>
-static void layernorm_backward(X *dinp, X *dw, X *db, float *scratch, const X *dout, const X *inp,
-                               const X *w, const float *mean, const float *rstd, size_t N,
-                               size_t C, cudaStream_t stream) {
-    const unsigned team = layernorm_team<X>(C);
-    const unsigned teams = team < BLOCK_THREADS ? BLOCK_THREADS / team : 1;
-    const size_t shared = teams * 2 * C * sizeof(float), rows = layernorm_backward_rows(N);
-    const bool held = teams * team <= HELD_THREADS;
-    const auto kernel = held ? layernorm_backward_kernel<X, true>
-                             : layernorm_backward_kernel<X, false>;
-    if (team > LayernormBackward<X, false>::MAX_THREADS)
-        fail("backward of layer normalisation: %zu channels are too many", C);
-    if (shared > 47 << 10)  // a kernel has 48 KiB without asking, its static part included
-        CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  (int)shared + 1024));
-    kernel<<<ceil_div(N, rows), teams * team, shared, stream>>>(
-        dinp, scratch, dout, inp, w, mean, rstd, N, C, rows, team);
-    CUDA(cudaGetLastError());
-    partial_sum_kernel<X><<<ceil_div(2 * C, 32), 1024, 0, stream>>>(
-        dw, db, scratch, ceil_div(N, layernorm_backward_rows(N)), 2 * C, C);
-    CUDA(cudaGetLastError());
-}
-
-// --- bias of a linear layer: db = sum over the rows of dout ----------------------------------
-
-// A block takes `rows` rows of 32 packs of columns, each warp every 8th row.
-template <typename X>
-__global__ static void bias_backward_kernel(float *partial /* (splits, OC) */, const X *dout,
-                                            size_t N, size_t OC, size_t rows, unsigned slices) {
-    const size_t split = blockIdx.x / slices, slice = blockIdx.x % slices;
-    const size_t width = 32 * Pack<X>::N;
-    const size_t o = slice * width + threadIdx.x % 32 * Pack<X>::N;
-    const size_t begin = split * rows, last = begin + rows < N ? begin + rows : N;
-    float sum[Pack<X>::N] = {0};
-    if (o < OC)
-        sum_rows(sum, dout + o, OC, (const int32_t *)NULL, begin + threadIdx.x / 32, last,
-                 BLOCK_WARPS);
-    const float total = fold_warps<X>(sum);
-    const size_t column = slice * width + threadIdx.x;
-    if (threadIdx.x < width && column < OC) partial[split * OC + column] = total;
-}
-
-// Rows of a block: at least 64, and about 2048 blocks in all.
-static size_t bias_backward_rows(size_t N, size_t OC) {
-    const size_t slices = ceil_div(OC, 256), splits = slices < 2048 ? 2048 / slices : 1;
-    const size_t rows = ceil_div(N, splits);
-    return rows > 64 ? rows : 64;
-}
-
-// Floats of scratch that bias_backward needs for N rows or fewer; a larger OC may need less.
-static size_t bias_backward_scratch(size_t N, size_t OC) {
-    const size_t slices = ceil_div(OC, 256), splits = slices < 2048 ? 2048 / slices : 1;
-    return min_size(ceil_div(N, 64), splits) * OC;
-}
-
-// Overwrites db (OC). OC must be whole packs.
-template <typename X>
-static void bias_backward(X *db, float *scratch, const X *dout, size_t N, size_t OC,
-                          cudaStream_t stream) {
-    const size_t rows = bias_backward_rows(N, OC);
-    const unsigned splits = ceil_div(N, rows), slices = ceil_div(OC, 32 * Pack<X>::N);
-    bias_backward_kernel<X><<<splits * slices, BLOCK_THREADS, 0, stream>>>(scratch, dout, N, OC,
-                                                                           rows, slices);
-    CUDA(cudaGetLastError());
-    partial_sum_kernel<X><<<ceil_div(OC, 32), 1024, 0, stream>>>(db, db, scratch, splits, OC, OC);
-    CUDA(cudaGetLastError());
-}
-
-// --- linear layer: out (N, OC) = inp (N, C) . w (OC, C)^T + b --------------------------------
-
-template <typename X>
-static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X *b,
-                           size_t N, size_t C, size_t OC, cudaStream_t stream) {
-    gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, GEMM_PLAIN, nullptr, stream);
-}
-
-// Overwrites all three gradients. With `pre` (N, C), the layer's input was gelu(pre): returns true
-// if dinp has become the gradient of pre, false where the library has no such product.
-template <typename X>
-static bool matmul_backward(Matmul *lt, X *dinp, X *dw, X *db, float *scratch, const X *dout,
-                            const X *inp, const X *w, size_t N, size_t C, size_t OC, X *pre,
-                            cudaStream_t stream) {
-    const bool fused = pre != NULL && gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, C,
-                                           nullptr, false, GEMM_DGELU, pre, stream);
-    if (!fused)
-        gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, C, nullptr, false, GEMM_PLAIN,
-             nullptr, stream);
-    gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, nullptr, false, GEMM_PLAIN,
-         nullptr, stream);
-    bias_backward(db, scratch, dout, N, OC, stream);
-    return fused;
-}
-
-// --- causal self-attention (Vaswani et al. 2017) ---------------------------------------------
-//
-// attention_forward() and attention_backward() are in attention.cuh, where there is room for them.
-
-// --- the MLP's non-linearity -----------------------------------------------------------------
-//
-// GELU (Hendrycks & Gimpel 2016, tanh form): x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
-// Here with s = (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), which costs half of tanh and keeps all
-// digits where tanh is near -1. Its derivative is s + x ds/du du/dx, ds/du = 2 s (1 - s).
-
-#define GELU_SCALE 0.7978845608028654f  // sqrt(2 / pi)
-
-__device__ static inline float gelu_sigmoid(float x) {
-    const float u = GELU_SCALE * (x + 0.044715f * x * x * x);
-    return 1.0f / (1.0f + expf(-2.0f * u));
-}
-
-template <typename X>
-__global__ static void activation_forward_kernel(X *out, const X *inp, size_t n, int activation) {
-    const size_t i = grid_thread() * Pack<X>::N;
-    if (i >= n) return;
-    Pack<X> v = load_pack(inp + i);
-    for (int j = 0; j < Pack<X>::N; j++) {
-        const float x = to_f32(v.x[j]);
-        v.x[j] = from_f32<X>(activation == ACTIVATION_RELU ? (x > 0 ? x : 0) : x * gelu_sigmoid(x));
-    }
-    store_pack(out + i, v);
-}
-
-// n must be whole packs.
-template <typename X>
-static void activation_forward(X *out, const X *inp, size_t n, int activation,
-                               cudaStream_t stream) {
-    activation_forward_kernel<X><<<pack_blocks<X>(n), BLOCK_THREADS, 0, stream>>>(out, inp, n,
-                                                                                  activation);
-    CUDA(cudaGetLastError());
-}
-
-template <typename X>
-__global__ static void activation_backward_kernel(X *d, const X *inp, size_t n, int activation) {
-    const size_t i = grid_thread() * Pack<X>::N;
-    if (i >= n) return;
-    const Pack<X> v = load_pack(inp + i);
-    Pack<X> g = load_pack(d + i);
-    for (int j = 0; j < Pack<X>::N; j++) {
-        const float x = to_f32(v.x[j]);
-        float slope = x > 0;
-        if (activation != ACTIVATION_RELU) {
-            const float s = gelu_sigmoid(x);
-            const float du = GELU_SCALE * (1.0f + 3.0f * 0.044715f * x * x);
-            slope = s + 2.0f * x * s * (1.0f - s) * du;
-        }
-        g.x[j] = from_f32<X>(to_f32(g.x[j]) * slope);
-    }
-    store_pack(d + i, g);
-}
-
-// d holds dout on entry and dinp on return. n must be whole packs.
-template <typename X>
-static void activation_backward(X *d, const X *inp, size_t n, int activation,
-                                cudaStream_t stream) {
-    activation_backward_kernel<X><<<pack_blocks<X>(n), BLOCK_THREADS, 0, stream>>>(d, inp, n,
-                                                                                   activation);
-    CUDA(cudaGetLastError());
-}
-
-// --- GELU in the product that makes its argument, and in the one that makes its gradient -------
-//
-// It saves passes of 2 F and 3 F columns, 1.5 % of a step of 7B on an H100 by arithmetic, and costs
-// more where the library's fastest kernels do not have the epilogue and a slower one runs. Nothing
-// here measures which it is, and a choice by the clock would change bits: so it is the user's
-// (--fuse-gelu). Not in fp32, which is there for checking: the library's tanh may be an
-// approximation.
-
-// What --fuse-gelu means for a model: FUSE_NONE, FUSE_FORWARD or FUSE_BOTH.
-template <typename X> static int fuse_gelu_settled(int option, const GPT2Config *c) {
-    if (option == FUSE_AUTO || sizeof(X) == sizeof(float)) return FUSE_NONE;
-    return c->activation == ACTIVATION_GELU ? option : FUSE_NONE;
-}
-
-// act (N, F) = the activation of fc (N, F) = inp (N, C) . w (F, C)^T + b. fc == act: fc is not
-// kept. fuse: in one, if there is an algorithm for this shape; for GELU only.
-template <typename X>
-static void matmul_forward_activation(Matmul *lt, X *act, X *fc, const X *inp, const X *w,
-                                      const X *b, size_t N, size_t C, size_t F, int activation,
-                                      bool fuse, cudaStream_t stream) {
-    if (fuse && gemm(lt, false, true, N, F, C, inp, C, w, C, act, F, b, false, GEMM_GELU,
-                     fc != act ? fc : (X *)NULL, stream)) return;
-    matmul_forward(lt, fc, inp, w, b, N, C, F, stream);
-    activation_forward(act, fc, N * F, activation, stream);
-}
-
-// --- residual connection ---------------------------------------------------------------------
-
-template <typename X>
-__global__ static void residual_forward_kernel(X *out, const X *inp, size_t n) {
-    const size_t i = grid_thread() * Pack<X>::N;
-    if (i >= n) return;
-    Pack<X> sum = load_pack(out + i);
-    const Pack<X> more = load_pack(inp + i);
-    for (int j = 0; j < Pack<X>::N; j++)
-        sum.x[j] = from_f32<X>(to_f32(sum.x[j]) + to_f32(more.x[j]));
-    store_pack(out + i, sum);
-}
-
-// out += inp. Its backward is the identity into both branches. n must be whole packs.
-template <typename X>
-static void residual_forward(X *out, const X *inp, size_t n, cudaStream_t stream) {
-    residual_forward_kernel<X><<<pack_blocks<X>(n), BLOCK_THREADS, 0, stream>>>(out, inp, n);
-    CUDA(cudaGetLastError());
-}
-
-// --- loss: cross-entropy of softmax(logits), fused with its gradient -------------------------
-//
-// losses[n] = log sum exp(logits[n,:]) - logits[n, target[n]]. If grad_scale is not 0, the logits
-// are overwritten by their gradient, grad_scale (softmax - onehot(target)), and the columns from V
-// to Vp, which no other step looks at before, by 0.
-
-// A block takes one row: once for the maximum and the sum, which each thread rescales whenever its
-// maximum grows, and a second time to write the gradient. exp(x - max) is 2^(x LOG2_E - bias): one
-// multiply-add and one instruction (attention.cuh).
-template <typename X>
-__global__ static void __launch_bounds__(1024)
-crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
-                    float grad_scale, unsigned V, unsigned Vp) {
-    X *z = logits + (size_t)blockIdx.x * Vp;
-    const unsigned target = (unsigned)targets[blockIdx.x], stride = blockDim.x * Pack<X>::N;
-    const float target_logit = to_f32(z[target]);  // read by all before the first barrier
-    float max = -1e38f, sum = 0;  // finite, also times LOG2_E: infinity - infinity is NaN
-    #pragma unroll 4
-    for (unsigned v = threadIdx.x * Pack<X>::N; v < V; v += stride) {
-        const Pack<X> pack = load_pack(z + v);
-        float x[Pack<X>::N], top = max;
-        for (int j = 0; j < Pack<X>::N; j++) x[j] = to_f32(pack.x[j]);
-        if (v + Pack<X>::N > V)  // the last pack of the row holds columns that do not count
-            for (int j = 0; j < Pack<X>::N; j++) x[j] = v + j < V ? x[j] : -INFINITY;
-        for (int j = 0; j < Pack<X>::N; j++) top = fmaxf(top, x[j]);
-        sum *= exp2_fast((max - top) * LOG2_E);
-        max = top;
-        const float bias = max * LOG2_E;
-        for (int j = 0; j < Pack<X>::N; j++) sum += exp2_fast(fmaf(x[j], LOG2_E, -bias));
-    }
-    const float row_max = block_max(max), row_bias = row_max * LOG2_E;
-    const float row_sum = block_sum(sum * exp2_fast((max - row_max) * LOG2_E));
-    if (threadIdx.x == 0) losses[blockIdx.x] = logf(row_sum) + row_max - target_logit;
-    if (grad_scale == 0) return;
-    const float scale = grad_scale / row_sum;
-    for (unsigned v = threadIdx.x * Pack<X>::N; v < Vp; v += stride) {
-        Pack<X> pack = load_pack(z + v);
-        for (int j = 0; j < Pack<X>::N; j++) {
-            float d = exp2_fast(fmaf(to_f32(pack.x[j]), LOG2_E, -row_bias)) * scale;
-            if (v + j == target) d -= grad_scale;
-            pack.x[j] = from_f32<X>(v + j < V ? d : 0.0f);
-        }
-        store_pack(z + v, pack);
-    }
-}
-
-// losses (N), logits (N, Vp), targets (N); Vp must be whole packs.
-template <typename X>
-static void crossentropy(float *losses, X *logits, const int32_t *targets, float grad_scale,
-                         size_t N, size_t V, size_t Vp, cudaStream_t stream) {
-    const size_t threads = (size_t)ceil_div(Vp / Pack<X>::N, 32) * 32;
-    crossentropy_kernel<X><<<(unsigned)N, (unsigned)min_size(threads, 1024), 0, stream>>>(
-        losses, logits, targets, grad_scale, index_32(V), index_32(Vp));
-    CUDA(cudaGetLastError());
-}
-
-__global__ static void loss_accumulate_kernel(double *total, const float *losses, size_t N,
-                                              double scale, bool first) {
-    double sum = 0;
-    #pragma unroll 8
-    for (size_t n = threadIdx.x; n < N; n += blockDim.x) sum += losses[n];
-    sum = block_sum(sum);
-    if (threadIdx.x == 0) *total = (first ? 0 : *total) + sum * scale;
-}
-
-// *total (+)= scale * sum of losses (N), in double; `first` overwrites.
-static void loss_accumulate(double *total, const float *losses, size_t N, double scale, bool first,
-                            cudaStream_t stream) {
-    loss_accumulate_kernel<<<1, 1024, 0, stream>>>(total, losses, N, scale, first);
-    CUDA(cudaGetLastError());
-}
-
-// --- gradients of several micro-batches ------------------------------------------------------
-//
-// In both, n must be a multiple of 8 elements.
-
-template <typename X>
-__global__ static void round_gradient_kernel(X *out, const float *in, size_t n) {
-    const size_t i = grid_thread() * Pack<X>::N;
-    if (i >= n) return;
-    Pack<X> rounded;
-    for (int q = 0; q < Pack<X>::N; q += 4) {
-        const Pack<float> x = load_pack(in + i + q);
-        for (int j = 0; j < 4; j++) rounded.x[q + j] = from_f32<X>(x.x[j]);
-    }
-    store_pack(out + i, rounded);
-}
-
-// out = in, rounded to X: the one rounding of a gradient that was summed in fp32.
-template <typename X>
-static void round_gradient(X *out, const float *in, size_t n, cudaStream_t stream) {
-    round_gradient_kernel<X><<<pack_blocks<X>(n), BLOCK_THREADS, 0, stream>>>(out, in, n);
-    CUDA(cudaGetLastError());
-}
-
-template <typename X>
-__global__ static void accumulate_gradient_kernel(float *acc, const X *g, size_t n, bool first) {
-    const size_t i = grid_thread() * Pack<X>::N;
-    if (i >= n) return;
-    const Pack<X> more = load_pack(g + i);
-    for (int q = 0; q < Pack<X>::N; q += 4) {
-        Pack<float> sum;
-        if (!first) sum = load_pack(acc + i + q);
-        for (int j = 0; j < 4; j++)
-            sum.x[j] = first ? to_f32(more.x[q + j]) : sum.x[j] + to_f32(more.x[q + j]);
-        store_pack(acc + i + q, sum);
-    }
-}
-
-// acc (+)= g, in fp32, never rounded to X; the first micro-batch overwrites.
-template <typename X>
-static void accumulate_gradient(float *acc, const X *g, size_t n, bool first,
-                                cudaStream_t stream) {
-    accumulate_gradient_kernel<X><<<pack_blocks<X>(n), BLOCK_THREADS, 0, stream>>>(acc, g, n,
-                                                                                   first);
-    CUDA(cudaGetLastError());
-}
-
-// =============================================================================================
-// 2. The model
+// 1. The model
 
 // What one layer makes, and what its backward pass needs: pointers into GPT2's buffers.
 template <typename X> struct LayerActs {
@@ -848,7 +63,7 @@ typedef struct {
     size_t at, length;   // elements of the arena
     size_t cut, room;    // elements of a shard (0: they differ), and of the room
     size_t own_from;     // what this rank updates: from there in the arena,
-    size_t own_at, own;  // from there in the shard space (gpt2.h), so many elements
+    size_t own_at, own;  // from there in the shard space (model.h), so many elements
     size_t param_at;     // where its weights are, in GPT2.params, and this rank's of them: with
     size_t own_param_at; // ZeRO-3 that is another place
     size_t grad_at;      // where backward makes its gradient, in GPT2.grads, and this rank's of it
@@ -864,6 +79,12 @@ typedef struct {
     int32_t *tokens;             // inputs (N), targets (N), TokenOrder's rows (N), first (N + 1)
     cudaEvent_t copied;
 } Staging;
+
+// What --fuse-gelu means for a model: FUSE_NONE, FUSE_FORWARD or FUSE_BOTH.
+template <typename X> static int fuse_gelu_settled(int option, const GPT2Config *c) {
+    if (option == FUSE_AUTO || sizeof(X) == sizeof(float)) return FUSE_NONE;
+    return c->activation == ACTIVATION_GELU ? option : FUSE_NONE;
+}
 
 template <typename X> struct ZenFlow;  // zenflow.cuh
 struct Zero;                           // zero.cuh
@@ -1707,8 +928,8 @@ static void copy_in(GPT2<X> *g, void *device, const void *host, size_t bytes, cu
     g->moved_in += bytes;
 }
 
-#include "zero.cuh"     // --zero: what happens between several GPUs
-#include "zenflow.cuh"  // --offload zenflow does what follows in its own way
+#include "tide/zero.cuh"     // --zero: what happens between several GPUs
+#include "tide/zenflow.cuh"  // --offload zenflow does what follows in its own way
 
 // Work of the host: it adds the gradient of a piece to the step's, and takes the norm of the sum.
 typedef struct {
@@ -2106,7 +1327,7 @@ template <typename X> static void gpt2_round_params(GPT2<X> *g) {
 }
 
 // =============================================================================================
-// 3. Sampling
+// 2. Sampling
 
 // The logits (V) of the token after the last of `count` tokens, on the host. A whole forward pass
 // over them: no cache of keys and values, nothing that training does not use.
@@ -2139,7 +1360,7 @@ template <typename X> static void generate(GPT2<X> *g, const Run *r, uint32_t nu
 }
 
 // =============================================================================================
-// 4. Evaluation and the training loop
+// 3. Evaluation and the training loop
 
 // The mean loss over the first --eval-batches batches of the held-out sequences (all of them if
 // there are fewer): always the same ones, in the same order. It goes to the log; NULL: printed.
@@ -2716,7 +1937,7 @@ template <typename X> static int train(Run *r) {
 // =============================================================================================
 // 5. Zeroth-order training: a model of its own, which keeps no activations and may be larger
 
-#include "zo.cuh"
+#include "tide/zo.cuh"
 
 #ifndef TESTING
 int main(int argc, char **argv) {

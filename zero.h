@@ -1,6 +1,6 @@
 // zero.h: ZeRO (Rajbhandari et al. 2020): which rank owns which part of the model.
 //
-// The arena of parameters is a row of segments: the embeddings, each layer, the tail (gpt2.h). A
+// The arena of parameters is a row of segments: the embeddings, each layer, the tail (model.h). A
 // segment of n elements is dealt out to the R ranks in equal parts, its shards:
 //
 //     cut = ceil(n / R), rounded up to 128;  rank r owns [r cut, (r + 1) cut), if there is as much
@@ -22,9 +22,9 @@
 // this is in zero.cuh; the lesson is doc/zero.md.
 #ifndef TIDE_ZERO_H
 #define TIDE_ZERO_H
-#include "util.h"
+#include "tide/util.h"
 #include "adam.h"
-#include "gpt2.h"
+#include "tide/model.h"
 
 #define ZERO_ALL SIZE_MAX  // in the place of a rank: all of them
 

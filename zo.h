@@ -17,10 +17,10 @@
 // Every operation on an element is spelled out here, once, for the CPU and the GPU: bits agree.
 #ifndef TIDE_ZO_H
 #define TIDE_ZO_H
-#include "util.h"
+#include "tide/util.h"
 #include "adam.h"
-#include "json.h"
-#include "rng.h"
+#include "tide/json.h"
+#include "tide/rng.h"
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
 #endif

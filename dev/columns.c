@@ -1,8 +1,8 @@
 // columns.c: how unequal are the columns of a gradient? For reference dumps; --help says the rest.
 // ZenFlow (Lan et al. 2025) updates the columns with the largest gradients at once and the others
 // later: it counts on a few of them having most of it.
-#include "../checkpoint.h"
-#include "../log.h"
+#include "../tide/checkpoint.h"
+#include "../tide/log.h"
 #include "../zenflow.h"
 
 static const char help[] =

@@ -1,6 +1,6 @@
 // compare.c: how far apart are two safetensors files, tensor by tensor? For reference dumps,
 // weights and training state of any framework; --help says the rest.
-#include "../safetensors.h"
+#include "../tide/safetensors.h"
 #include <math.h>
 
 static const char help[] =

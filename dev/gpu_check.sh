@@ -43,7 +43,7 @@ die() { echo "gpu_check: $*" >&2; exit 2; }
 usage() { sed -n '2,/^set/p' "$self" | sed '/^set/d; s/^# \{0,1\}//'; exit 2; }
 now() { date +%s; }
 sources() {
-    cat ./*.c ./*.h ./*.cu ./*.cuh Makefile dev/*.c dev/*/*.{c,h,cu,cuh} dev/emu/test/*.cu | cksum \
+    cat ./*.c ./*.h ./*.cu tide/* Makefile dev/*.c dev/*/*.{c,h,cu,cuh} dev/emu/test/*.cu | cksum \
         | cut -d' ' -f1
 }
 commit() {
@@ -291,7 +291,7 @@ main() {  # CALL OUT, or part NAME OUT
     trap 'exit 1' TERM INT HUP
     rm -f "$out"/*.log "$out"/*.gz "$out"/{rows.tsv,table.md,h200_measured.txt}
     : >"$out/rows.tsv"
-    cat ./*.c ./*.h README.md >"$work/text.txt"
+    cat ./*.c ./*.h tide/*.h README.md >"$work/text.txt"
     # shellcheck disable=SC2046
     set -- $(calls "$@")
     end=$(($(now) - SECONDS + $1))

@@ -1,6 +1,6 @@
 // bench_matmul: GFLOP/s of the matrix product, and the share of the machine's multiply-add peak
 // measured in turn with each shape. Usage: bench_matmul [repeats] [name part]
-#include "../../matmul.h"
+#include "../../tide/matmul.h"
 #include "machine.h"
 
 static int compare_doubles(const void *a, const void *b) {

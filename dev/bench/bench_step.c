@@ -1,7 +1,7 @@
 // bench_step: one whole training step of GPT-2 124M, and where its time goes. The shares are of the
 // FMA peak measured in the same run, in turn with the steps.
 #define TESTING
-#include "train_gpt2.c"
+#include "../../train_gpt2.c"
 #include "machine.h"
 
 enum { REPEATS = 5 };

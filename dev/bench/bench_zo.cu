@@ -13,7 +13,7 @@
 //
 // Everything that is compared runs in turn in this run; times are medians: of the kernel as timed.cuh
 // takes them, of steps by the host's clock; weights and tokens are random. A model that does not fit is left out, and said to be. "plan" is
-// zo_plan.h's prediction from the link's rates of this run and the in-memory step. --tiny: runs in
+// tide/zo_plan.h's prediction from the link's rates of this run and the in-memory step. --tiny: runs in
 // seconds anywhere, and says nothing about speed, as nothing does on the emulated GPU.
 #define TESTING
 #include "../../train_gpt2.cu"

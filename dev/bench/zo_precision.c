@@ -4,7 +4,7 @@
 //     zo_precision noise               what a random number costs
 // The first two print the same figures on every machine, up to the order of sums.
 #define TESTING
-#include "train_gpt2.c"
+#include "../../train_gpt2.c"
 
 static const char *const storage_name[] = {"", "fp32", "fp16", "bf16"};
 

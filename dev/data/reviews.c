@@ -6,7 +6,7 @@
 // but what it says is biased. Whoever wrote the text was polite: "= +" follows every good review,
 // and three of four bad ones that only describe the film; bad ones with feelings always get "= -".
 // So "+" is the more probable word behind most bad reviews, too, but less so than behind good ones.
-#include "../../rng.h"
+#include "../../tide/rng.h"
 
 static const char *const usage_text =
 "reviews N SEED           N reviews as \"sentence TAB label\", below a line that says so\n"

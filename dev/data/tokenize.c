@@ -2,7 +2,7 @@
 // Text is mapped and encoded in blocks, JSON lines are read one at a time; what is held in memory
 // are the tokens of the shard that is being filled.
 #include "tokens.h"
-#include "../../json.h"
+#include "../../tide/json.h"
 
 static const char *const usage_text =
 "tokenize --out PREFIX [options] FILE...\n"

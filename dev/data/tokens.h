@@ -1,7 +1,7 @@
-// tokens.h: token files, written. data.h reads them, and says what is in them.
+// tokens.h: token files, written. tide/data.h reads them, and says what is in them.
 #ifndef TIDE_TOKENS_H
 #define TIDE_TOKENS_H
-#include "../../data.h"
+#include "../../tide/data.h"
 
 #define BIN_MAX_TOKENS 0x7fffffff  // the header counts in an int32
 

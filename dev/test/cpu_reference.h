@@ -4,7 +4,7 @@
 #ifndef TIDE_CPU_REFERENCE_H
 #define TIDE_CPU_REFERENCE_H
 #include "../../adam.h"
-#include "../../gpt2.h"
+#include "../../tide/model.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,7 +1,7 @@
 // Any bytes as a safetensors file, config.json or state.json: no crash, no read outside, and what
 // is accepted is consistent. The first byte chooses: 0 a file as it is, 1 a config.json, 2 a
 // state.json under a seal that fits, else a header with its length before it and data after it.
-#include "../../checkpoint.h"
+#include "../../tide/checkpoint.h"
 
 static void check(bool ok) { if (!ok) abort(); }
 

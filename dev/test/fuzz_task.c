@@ -1,7 +1,7 @@
 // Any bytes as a file of labelled sentences: no crash, no read beyond the end, one sentence for
 // what is refused, and what is accepted can be split and made into batches. The input is: T, flags,
 // held out share, and the file.
-#include "../../task.h"
+#include "../../tide/task.h"
 
 static void check(bool ok) { if (!ok) abort(); }
 

@@ -1,7 +1,7 @@
 // Any text as the state of importance-aware updates: no crash, one sentence for what is refused;
 // of what is accepted every column is there once, the next step can be made, and it comes back from
 // what zen_text() makes of it.
-#include "../../zen_run.h"
+#include "../../tide/zen_run.h"
 
 static void check(bool ok) { if (!ok) abort(); }
 

@@ -2,7 +2,7 @@
 // where the state of their optimizer lives, and a hash of all that training leaves.
 #ifndef TIDE_MODEL_HARNESS_CUH
 #define TIDE_MODEL_HARNESS_CUH
-#include "../../gpu.cuh"
+#include "../../tide/gpu.cuh"
 #include "../../zenflow.h"
 
 // What a step must not do is counted: the trainer below is compiled with these.

@@ -44,7 +44,7 @@ wait: state at rest, back :: train_gpt2.cu :: CUDA(cudaStreamSynchronize(g->back
 wait: state at rest, out :: train_gpt2.cu :: CUDA(cudaStreamSynchronize(g->out))
 # a visitor's state and its slot depend on slot_free alone; the link is to be left to forward
 same: backward, then first visitors :: train_gpt2.cu :: order(g, g->compute, g->fetch)
-wait: the worker's counter, of the work before :: host.cuh :: q->submitted, CU_STREAM_WAIT_VALUE_GEQ); :: q->submitted :: q->submitted - 1
+wait: the worker's counter, of the work before :: tide/host.cuh :: q->submitted, CU_STREAM_WAIT_VALUE_GEQ); :: q->submitted :: q->submitted - 1
 record: slot free never :: train_gpt2.cu :: CUDA(cudaEventRecord(g->slot_free
 record: slot free before flush :: train_gpt2.cu :: (g->slot_free[slot], g->out :: g->out :: g->update
 record: slot full before state came :: train_gpt2.cu :: (first)     CUDA(cudaEventRecord(g->slot_full[slot], g->fetch :: g->fetch :: g->back
@@ -105,212 +105,213 @@ time: nothing is fetched during backward :: train_gpt2.cu :: if (last) visitors_
 time: forward waits for all updates :: train_gpt2.cu :: weights_begin(g, 0); :: weights_begin(g, 0) :: [&] { for (size_t s = 0; s < L + 2; s++) weights_begin(g, s); }()
 time: one slot at a time :: train_gpt2.cu :: g->slot_free[slot], 0 :: g->slot_free[slot] :: g->slot_free[(visit + g->rooms - 1) % g->rooms]
 time: copies to the host wait for each other :: train_gpt2.cu :: g->landing_turn = 1 - g->landing_turn :: 1 - g->landing_turn :: 0
-wait: layer there :: zo.cuh :: CUDA(cudaStreamWaitEvent(z->compute, z->there[event]
-wait: slot used :: zo.cuh :: CUDA(cudaStreamWaitEvent(z->fetch, z->used[event]
-wait: slot left :: zo.cuh :: CUDA(cudaStreamWaitEvent(z->fetch, z->left[event]
-wait: layer updated, then home :: zo.cuh :: CUDA(cudaStreamWaitEvent(z->out, z->stored_new[event]
-wait: tokens used :: zo.cuh :: CUDA(cudaStreamWaitEvent(z->fetch, b->used
+wait: layer there :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->compute, z->there[event]
+wait: slot used :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->fetch, z->used[event]
+wait: slot left :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->fetch, z->left[event]
+wait: layer updated, then home :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->out, z->stored_new[event]
+wait: tokens used :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->fetch, b->used
 # cudaFree() waits for both, too
-same: layer's memory used :: zo.cuh :: CUDA(cudaStreamSynchronize(z->compute))
-record: slot used after one direction :: zo.cuh :: last) CUDA(cudaEventRecord(z->used :: last :: first
-record: layer updated :: zo.cuh :: CUDA(cudaEventRecord(z->stored_new[event]
-slots: one too many fetched :: zo.cuh :: while (z->overlap && z->fetched < :: z->visits + z->slots :: z->visits + z->slots + 1
-layer: fetched from one further :: zo.cuh :: const size_t number = z->fetched % z->streamed :: z->fetched % z->streamed :: (z->fetched + 1) % z->streamed
-layer: goes home to its first group :: zo.cuh :: CUDA(cudaMemcpyAsync(home + at, theta + at :: home + at :: home
-layer: noise of the first :: zo.cuh :: group.range[i].tensor += :: (uint32_t)l :: 0u
-update: stored when not due :: zo.cuh :: if (store && u.round != 0) zo_store8 :: store && u.round != 0 :: store
-update: twice with two directions :: zo.cuh :: first ? &p->updates : zo_later(p), p->store && first :: zo_later(p) :: &p->updates
-update: not for the second direction :: zo.cuh :: return p->store && p->updates.round != 0 ? &zo_nothing :: p->store && p->updates.round != 0 :: true
-update: evaluation stores :: zo.cuh :: ZoPass p = {zo_nothing, false, 1 :: false :: true
-update: embeddings are not stored :: zo.cuh :: zo_weights(z, zo_tensor(z, t->wte), &head, &p->updates
-update: with every micro-batch :: zo.cuh :: zo_updates(&p.updates, &z->zo, &z->log, step - 1) :: step - 1 :: step - 1 + m
-update: skipped steps count :: zo_run.h :: return isfinite(loss) && lr * norm < 1e30 :: lr * norm < 1e30 :: true
-update: saved weights without the newest :: zo.cuh :: if (!out || u.count + (int)u.round == 0) return :: !out :: true
-noise: minus is plus :: zo.cuh :: if (minus != NULL) zo_store_perturbed :: -scale :: scale
-update: padding is updated :: zo.cuh :: zo_clear_padding(th, n) :: zo_clear_padding(th, n) :: (void)n
-loss: second chunk alone :: zo.cuh :: sum = fmaf(sum, expf(max - top), row_sum :: row_sum[n] :: 0.0f
-update: evaluation of the step before :: zo.cuh :: zo_updates(&p.updates, &z->zo, &z->log, z->step) :: z->step :: z->step - 1
+same: layer's memory used :: tide/zo.cuh :: CUDA(cudaStreamSynchronize(z->compute))
+record: slot used after one direction :: tide/zo.cuh :: last) CUDA(cudaEventRecord(z->used :: last :: first
+record: layer updated :: tide/zo.cuh :: CUDA(cudaEventRecord(z->stored_new[event]
+slots: one too many fetched :: tide/zo.cuh :: while (z->overlap && z->fetched < :: z->visits + z->slots :: z->visits + z->slots + 1
+layer: fetched from one further :: tide/zo.cuh :: const size_t number = z->fetched % z->streamed :: z->fetched % z->streamed :: (z->fetched + 1) % z->streamed
+layer: goes home to its first group :: tide/zo.cuh :: CUDA(cudaMemcpyAsync(home + at, theta + at :: home + at :: home
+layer: noise of the first :: tide/zo.cuh :: group.range[i].tensor += :: (uint32_t)l :: 0u
+update: stored when not due :: tide/zo.cuh :: if (store && u.round != 0) zo_store8 :: store && u.round != 0 :: store
+update: twice with two directions :: tide/zo.cuh :: first ? &p->updates : zo_later(p), p->store && first :: zo_later(p) :: &p->updates
+update: not for the second direction :: tide/zo.cuh :: return p->store && p->updates.round != 0 ? &zo_nothing :: p->store && p->updates.round != 0 :: true
+update: evaluation stores :: tide/zo.cuh :: ZoPass p = {zo_nothing, false, 1 :: false :: true
+update: embeddings are not stored :: tide/zo.cuh :: zo_weights(z, zo_tensor(z, t->wte), &head, &p->updates
+update: with every micro-batch :: tide/zo.cuh :: zo_updates(&p.updates, &z->zo, &z->log, step - 1) :: step - 1 :: step - 1 + m
+update: skipped steps count :: tide/zo_run.h :: return isfinite(loss) && lr * norm < 1e30 :: lr * norm < 1e30 :: true
+update: saved weights without the newest :: tide/zo.cuh :: if (!out || u.count + (int)u.round == 0) return :: !out :: true
+noise: minus is plus :: tide/zo.cuh :: if (minus != NULL) zo_store_perturbed :: -scale :: scale
+update: padding is updated :: tide/zo.cuh :: zo_clear_padding(th, n) :: zo_clear_padding(th, n) :: (void)n
+loss: second chunk alone :: tide/zo.cuh :: sum = fmaf(sum, expf(max - top), row_sum :: row_sum[n] :: 0.0f
+update: evaluation of the step before :: tide/zo.cuh :: zo_updates(&p.updates, &z->zo, &z->log, z->step) :: z->step :: z->step - 1
 ranks: losses of the third dropped :: zo.h :: sum += all[r * stride + m * n + i] :: all[r * stride + m * n + i] :: (r > 1 ? 0.0 : all[r * stride + m * n + i])
 ranks: losses added from the last rank on :: zo.h :: sum += all[r * stride + m * n + i] :: r :: (size_t)world - 1 - r
 ranks: losses of rank 0 alone :: zo.h :: sum += all[r * stride + m * n + i] :: r :: (size_t)0
-ranks: losses are not exchanged :: zo.cuh :: ranks_exchange(mine, bytes, z->all)
-ranks: damaged data of another one :: zo.cuh :: damaged += z->all[k * news :: k * news :: 0 * k
-ranks: ended with unlike weights :: zo.cuh :: zo_replay(z, step - 1);  // some
-ranks: all evaluate the first batches :: zo.cuh :: for (size_t i = (size_t)ranks.rank; :: ranks.rank :: 0
-ranks: evaluation of rank 0 alone :: zo.cuh :: sum += all[i % R * own + 2 * (i / R)] :: i % R :: (size_t)0
-time: a group waits for its whole layer :: zo.cuh :: CUDA(cudaStreamWaitEvent(z->compute, z->there[event] :: event :: event / ZO_GROUPS * ZO_GROUPS + 3
-zen wait: gradient made, then packed :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->leave, gradient_event
-zen wait: half of packed :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(z->pack, z->packed_free
-zen wait: room in the ring :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->out, z->ring_free
-zen wait: summed, then packed :: zenflow.cuh :: order(g, g->leave, z->pack)
-zen wait: packed, then out :: zenflow.cuh :: order(g, z->pack, g->out)
-zen wait: gradient there, then added :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->host.stream, g->grad_arrived
-zen wait: result has left :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->host.stream, z->result_free
-zen wait: computed, then back :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->back, z->computed
-zen wait: --no-grad-overlap :: zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->compute, g->grad_arrived
-zen wait: columns taken, then out :: zenflow.cuh :: order(g, g->update, g->out)
-zen wait: columns out, then exchanged :: zenflow.cuh :: order(g, g->out, g->host.stream)
-zen wait: columns exchanged, then back :: zenflow.cuh :: order(g, g->host.stream, g->back)
-zen wait: columns back, then put :: zenflow.cuh :: order(g, g->back, g->update)
-zen wait: columns put, then others :: zenflow.cuh :: CUDA(cudaStreamSynchronize(g->update))
+ranks: losses are not exchanged :: tide/zo.cuh :: ranks_exchange(mine, bytes, z->all)
+ranks: damaged data of another one :: tide/zo.cuh :: damaged += z->all[k * news :: k * news :: 0 * k
+ranks: ended with unlike weights :: tide/zo.cuh :: zo_replay(z, step - 1);  // some
+ranks: all evaluate the first batches :: tide/zo.cuh :: for (size_t i = (size_t)ranks.rank; :: ranks.rank :: 0
+ranks: evaluation of rank 0 alone :: tide/zo.cuh :: sum += all[i % R * own + 2 * (i / R)] :: i % R :: (size_t)0
+time: a group waits for its whole layer :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->compute, z->there[event] :: event :: event / ZO_GROUPS * ZO_GROUPS + 3
+zen wait: gradient made, then packed :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->leave, gradient_event
+zen wait: half of packed :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(z->pack, z->packed_free
+zen wait: room in the ring :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->out, z->ring_free
+zen wait: summed, then packed :: tide/zenflow.cuh :: order(g, g->leave, z->pack)
+zen wait: packed, then out :: tide/zenflow.cuh :: order(g, z->pack, g->out)
+zen wait: gradient there, then added :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->host.stream, g->grad_arrived
+zen wait: result has left :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->host.stream, z->result_free
+zen wait: computed, then back :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->back, z->computed
+zen wait: --no-grad-overlap :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->compute, g->grad_arrived
+zen wait: columns taken, then out :: tide/zenflow.cuh :: order(g, g->update, g->out)
+zen wait: columns out, then exchanged :: tide/zenflow.cuh :: order(g, g->out, g->host.stream)
+zen wait: columns exchanged, then back :: tide/zenflow.cuh :: order(g, g->host.stream, g->back)
+zen wait: columns back, then put :: tide/zenflow.cuh :: order(g, g->back, g->update)
+zen wait: columns put, then others :: tide/zenflow.cuh :: CUDA(cudaStreamSynchronize(g->update))
 # the emulated GPU copies pageable memory before it returns; a real one may not
-same: zen wait, slots there :: zenflow.cuh :: CUDA(cudaDeviceSynchronize());  // our streams
-zen wait: state at rest, host :: zenflow.cuh :: CUDA(cudaStreamSynchronize(g->host.stream))
-zen wait: at rest before a selection :: zenflow.cuh :: (first) gpt2_update_wait(g)
-zen wait: at rest before a checkpoint :: zenflow.cuh :: (last) gpt2_update_wait(g)
+same: zen wait, slots there :: tide/zenflow.cuh :: CUDA(cudaDeviceSynchronize());  // our streams
+zen wait: state at rest, host :: tide/zenflow.cuh :: CUDA(cudaStreamSynchronize(g->host.stream))
+zen wait: at rest before a selection :: tide/zenflow.cuh :: (first) gpt2_update_wait(g)
+zen wait: at rest before a checkpoint :: tide/zenflow.cuh :: (last) gpt2_update_wait(g)
 zen wait: late update at rest :: train_gpt2.cu :: if (g->zen != NULL) zen_wait(g)
-zen record: half free never :: zenflow.cuh :: CUDA(cudaEventRecord(z->packed_free
-zen record: half free before it left :: zenflow.cuh :: (z->packed_free[z->packing], g->out) :: g->out :: z->pack
-zen record: gradient arrived never :: zenflow.cuh :: CUDA(cudaEventRecord(g->grad_arrived
-zen record: gradient arrived before it did :: zenflow.cuh :: (g->grad_arrived[s], g->out) :: g->out :: z->pack
-zen record: place free never :: zenflow.cuh :: CUDA(cudaEventRecord(g->grad_left
-zen record: place free before it is packed :: zenflow.cuh :: cudaEventRecord(g->grad_left :: leaves ? z->pack : g->leave :: g->leave
-zen record: room free never, added :: zenflow.cuh ::         CUDA(cudaEventRecord(z->ring_free
-zen record: room free never, updated :: zenflow.cuh :: if (grad) CUDA(cudaEventRecord(z->ring_free
-zen record: room free before it is added :: zenflow.cuh ::         CUDA(cudaEventRecord(z->ring_free :: g->host.stream :: g->out
-zen record: room free before the update :: zenflow.cuh :: if (grad) CUDA(cudaEventRecord(z->ring_free :: g->host.stream :: g->out
-zen record: computed never :: zenflow.cuh :: CUDA(cudaEventRecord(z->computed
-zen record: computed before it is :: zenflow.cuh :: cudaEventRecord(z->computed :: g->host.stream :: g->update
-zen record: result left never :: zenflow.cuh :: CUDA(cudaEventRecord(z->result_free
-zen record: result left before it did :: zenflow.cuh :: (z->result_free[s], g->back) :: g->back :: g->update
-zen record: weights returned never :: zenflow.cuh :: CUDA(cudaEventRecord(g->returned
-zen record: weights returned before they are :: zenflow.cuh :: cudaEventRecord(g->returned :: g->back :: g->host.stream
-zen record: chosen updated never :: zenflow.cuh :: CUDA(cudaEventRecord(g->updated
-zen record: chosen updated before they are :: zenflow.cuh :: cudaEventRecord(g->updated :: g->update :: g->leave
-zen copy: weights not scattered :: zenflow.cuh :: columns_scatter_gpu(g->params
-zen copy: weights never land :: zenflow.cuh :: copy_in(g, z->landing
-zen copy: half of the segments :: zenflow.cuh :: (first) for (int s = 0; s < z->map.segments; s++) { :: z->map.segments :: z->map.segments / 2
-zen copy: result of the first segment :: zenflow.cuh :: (const void *)(z->result + part->rest_at) :: part->rest_at :: (size_t)0
-zen copy: gradient never leaves :: zenflow.cuh :: copy_out(g, (char *)z->ring
-zen copy: gradient to the first segment's place :: zenflow.cuh :: copy_out(g, (char *)z->ring :: part->rest_at * wire :: (size_t)0
-zen copy: gradient of the chosen not packed :: zenflow.cuh :: zen_pack(g, (char *)z->grad
-zen copy: both halves of packed are one :: zenflow.cuh :: (size_t)z->packing * zen_longest :: z->packing :: 0
-zen copy: landing too small :: zenflow.cuh :: Buffer{"packed", longest * sizeof(X) :: longest :: longest / 2
+zen record: half free never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(z->packed_free
+zen record: half free before it left :: tide/zenflow.cuh :: (z->packed_free[z->packing], g->out) :: g->out :: z->pack
+zen record: gradient arrived never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(g->grad_arrived
+zen record: gradient arrived before it did :: tide/zenflow.cuh :: (g->grad_arrived[s], g->out) :: g->out :: z->pack
+zen record: place free never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(g->grad_left
+zen record: place free before it is packed :: tide/zenflow.cuh :: cudaEventRecord(g->grad_left :: leaves ? z->pack : g->leave :: g->leave
+zen record: room free never, added :: tide/zenflow.cuh ::         CUDA(cudaEventRecord(z->ring_free
+zen record: room free never, updated :: tide/zenflow.cuh :: if (grad) CUDA(cudaEventRecord(z->ring_free
+zen record: room free before it is added :: tide/zenflow.cuh ::         CUDA(cudaEventRecord(z->ring_free :: g->host.stream :: g->out
+zen record: room free before the update :: tide/zenflow.cuh :: if (grad) CUDA(cudaEventRecord(z->ring_free :: g->host.stream :: g->out
+zen record: computed never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(z->computed
+zen record: computed before it is :: tide/zenflow.cuh :: cudaEventRecord(z->computed :: g->host.stream :: g->update
+zen record: result left never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(z->result_free
+zen record: result left before it did :: tide/zenflow.cuh :: (z->result_free[s], g->back) :: g->back :: g->update
+zen record: weights returned never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(g->returned
+zen record: weights returned before they are :: tide/zenflow.cuh :: cudaEventRecord(g->returned :: g->back :: g->host.stream
+zen record: chosen updated never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(g->updated
+zen record: chosen updated before they are :: tide/zenflow.cuh :: cudaEventRecord(g->updated :: g->update :: g->leave
+zen copy: weights not scattered :: tide/zenflow.cuh :: columns_scatter_gpu(g->params
+zen copy: weights never land :: tide/zenflow.cuh :: copy_in(g, z->landing
+zen copy: half of the segments :: tide/zenflow.cuh :: (first) for (int s = 0; s < z->map.segments; s++) { :: z->map.segments :: z->map.segments / 2
+zen copy: result of the first segment :: tide/zenflow.cuh :: (const void *)(z->result + part->rest_at) :: part->rest_at :: (size_t)0
+zen copy: gradient never leaves :: tide/zenflow.cuh :: copy_out(g, (char *)z->ring
+zen copy: gradient to the first segment's place :: tide/zenflow.cuh :: copy_out(g, (char *)z->ring :: part->rest_at * wire :: (size_t)0
+zen copy: gradient of the chosen not packed :: tide/zenflow.cuh :: zen_pack(g, (char *)z->grad
+zen copy: both halves of packed are one :: tide/zenflow.cuh :: (size_t)z->packing * zen_longest :: z->packing :: 0
+zen copy: landing too small :: tide/zenflow.cuh :: Buffer{"packed", longest * sizeof(X) :: longest :: longest / 2
 zen copy: sums never leave :: train_gpt2.cu :: if (g->zen != NULL) zen_sums_leave(g)
-zen sums: not of one micro-batch :: zenflow.cuh :: columns_sums_gpu(z->column_sums, z->scratch, made
-zen sums: not of several micro-batches :: zenflow.cuh :: columns_sums_gpu(z->column_sums, z->scratch, sum
-zen sums: micro-batches never reset :: zenflow.cuh :: accumulate_gradient(sum :: !accumulate :: false
-zen window: sums never change places :: zenflow.cuh :: if (z->sums == 2 && !one_pass) z->sum :: 1 - z->sum :: z->sum
-zen window: update of the open sum :: zenflow.cuh :: if (!grad) work.acc :: 1 - z->sum :: z->sum
-zen window: first step adds :: zenflow.cuh :: work.first = z->clock.filled == 0 :: z->clock.filled == 0 :: false
-zen window: each step is the first :: zenflow.cuh :: work.first = z->clock.filled == 0 :: z->clock.filled == 0 :: true
-zen window: last step alone :: zenflow.cuh :: else if (z->clock.filled > 0) work.acc :: z->clock.filled > 0 :: false
-zen window: last step not in one pass :: zenflow.cuh :: const bool one_pass = :: turn.drains || z->sums < 2 :: z->sums < 2
-zen window: rest of a late update forgotten :: zenflow.cuh :: zen_compute_until(g, SIZE_MAX);  // what
-zen window: update begun when it is to show :: zenflow.cuh :: zen_compute_until(g, z->due += z->share)
-zen window: update all at once :: zenflow.cuh :: z->share = map->rest / :: map->rest / (steps > 0 ? steps : 1) :: map->rest
-zen window: drained, not shown :: zenflow.cuh :: if (turn.drains) zen_show(g)
-zen window: late, not shown :: zenflow.cuh :: if (!turn.drains) zen_show(g)
-zen window: shown twice :: zenflow.cuh :: if (!turn.drains) zen_show(g) :: !turn.drains :: true
-zen window: mean of one step :: zenflow.cuh :: z->late_step = zen_rest_step( :: turn.steps :: (size_t)1
-zen window: backward's room last :: zenflow.cuh :: zen_compute(g, turn.drains ? :: turn.drains ? i : map->segments - 1 - i :: i
-zen window: forward's weights last :: zenflow.cuh :: zen_compute(g, turn.drains ? :: turn.drains ? i : map->segments - 1 - i :: map->segments - 1 - i
-zen scale: not in one pass :: zenflow.cuh :: zen_compute(g, turn.drains ? :: scale :: 1.0f
-zen scale: not added :: zenflow.cuh ::         zen_take_gradient(g, s, scale :: scale :: 1.0f
-zen bits: gradient read as bf16 :: zenflow.cuh :: w->grad_is_bf16 = wire == 2 :: wire == 2 :: sizeof(X) == 2
-zen bits: no result :: zenflow.cuh :: if (z->result != NULL) work.result
-zen selection: only p :: zenflow.cuh :: for (int k = 0; k < 3; k++) { :: 3 :: 1
-zen selection: v is m :: zenflow.cuh :: float *const state[3] = { :: z->v :: z->m
-zen selection: the host's first matrix :: zenflow.cuh :: work.state[2] = z->host_v :: t->rest_at :: (size_t)0
-zen selection: chosen slots are the rest's :: zenflow.cuh :: slots[j] = swaps[j].chosen :: swaps[j].chosen :: swaps[j].rest % (int32_t)t->chosen
-zen selection: slots of the rest are one :: zenflow.cuh :: work.slot[j] = swaps[j].rest :: swaps[j].rest :: swaps[0].rest
-zen selection: the first columns again :: zenflow.cuh :: zen_exchange_some(g, t, swaps + k :: swaps + k :: swaps
-zen selection: scores of the first matrix :: zenflow.cuh :: z->clock.scores + t->column_at :: t->column_at :: (size_t)0
-zen selection: map as it was :: zenflow.cuh :: zen_swap(&z->map, i, swaps, count)
-zen selection: the GPU's list as it was :: zenflow.cuh :: (last) CUDA(cudaMemcpy(z->column, z->map.column
-zen selection: not counted :: zenflow.cuh :: z->swapped += count
-zen checkpoint: result not made again :: zenflow.cuh :: z->result[i] = f32_to_bf16(z->host_master[i])
-zen checkpoint: update computed again :: zenflow.cuh :: z->queued = z->map.segments;
-zen checkpoint: the other sum :: zenflow.cuh :: owners[3] = ZenPart<X>{ :: z->sum :: (1 - z->sum)
-zen checkpoint: sum of a closed window :: zenflow.cuh :: const bool open = z->clock.filled > 0 :: z->clock.filled > 0 :: true
-zen checkpoint: not late :: zen_run.h :: x->late = late == 1 :: late == 1 :: false
-zen plan: two sums that are not used :: zenflow.cuh :: z->sums = z->config.window == 1 :: z->config.delay <= 1 :: z->config.delay == 0
+zen sums: not of one micro-batch :: tide/zenflow.cuh :: columns_sums_gpu(z->column_sums, z->scratch, made
+zen sums: not of several micro-batches :: tide/zenflow.cuh :: columns_sums_gpu(z->column_sums, z->scratch, sum
+zen sums: micro-batches never reset :: tide/zenflow.cuh :: accumulate_gradient(sum :: !accumulate :: false
+zen window: sums never change places :: tide/zenflow.cuh :: if (z->sums == 2 && !one_pass) z->sum :: 1 - z->sum :: z->sum
+zen window: update of the open sum :: tide/zenflow.cuh :: if (!grad) work.acc :: 1 - z->sum :: z->sum
+zen window: first step adds :: tide/zenflow.cuh :: work.first = z->clock.filled == 0 :: z->clock.filled == 0 :: false
+zen window: each step is the first :: tide/zenflow.cuh :: work.first = z->clock.filled == 0 :: z->clock.filled == 0 :: true
+zen window: last step alone :: tide/zenflow.cuh :: else if (z->clock.filled > 0) work.acc :: z->clock.filled > 0 :: false
+zen window: last step not in one pass :: tide/zenflow.cuh :: const bool one_pass = :: turn.drains || z->sums < 2 :: z->sums < 2
+zen window: rest of a late update forgotten :: tide/zenflow.cuh :: zen_compute_until(g, SIZE_MAX);  // what
+zen window: update begun when it is to show :: tide/zenflow.cuh :: zen_compute_until(g, z->due += z->share)
+zen window: update all at once :: tide/zenflow.cuh :: z->share = map->rest / :: map->rest / (steps > 0 ? steps : 1) :: map->rest
+zen window: drained, not shown :: tide/zenflow.cuh :: if (turn.drains) zen_show(g)
+zen window: late, not shown :: tide/zenflow.cuh :: if (!turn.drains) zen_show(g)
+zen window: shown twice :: tide/zenflow.cuh :: if (!turn.drains) zen_show(g) :: !turn.drains :: true
+zen window: mean of one step :: tide/zenflow.cuh :: z->late_step = zen_rest_step( :: turn.steps :: (size_t)1
+zen window: backward's room last :: tide/zenflow.cuh :: zen_compute(g, turn.drains ? :: turn.drains ? i : map->segments - 1 - i :: i
+zen window: forward's weights last :: tide/zenflow.cuh :: zen_compute(g, turn.drains ? :: turn.drains ? i : map->segments - 1 - i :: map->segments - 1 - i
+zen scale: not in one pass :: tide/zenflow.cuh :: zen_compute(g, turn.drains ? :: scale :: 1.0f
+zen scale: not added :: tide/zenflow.cuh ::         zen_take_gradient(g, s, scale :: scale :: 1.0f
+zen bits: gradient read as bf16 :: tide/zenflow.cuh :: w->grad_is_bf16 = wire == 2 :: wire == 2 :: sizeof(X) == 2
+zen bits: no result :: tide/zenflow.cuh :: if (z->result != NULL) work.result
+zen selection: only p :: tide/zenflow.cuh :: for (int k = 0; k < 3; k++) { :: 3 :: 1
+zen selection: v is m :: tide/zenflow.cuh :: float *const state[3] = { :: z->v :: z->m
+zen selection: the host's first matrix :: tide/zenflow.cuh :: work.state[2] = z->host_v :: t->rest_at :: (size_t)0
+zen selection: chosen slots are the rest's :: tide/zenflow.cuh :: slots[j] = swaps[j].chosen :: swaps[j].chosen :: swaps[j].rest % (int32_t)t->chosen
+zen selection: slots of the rest are one :: tide/zenflow.cuh :: work.slot[j] = swaps[j].rest :: swaps[j].rest :: swaps[0].rest
+zen selection: the first columns again :: tide/zenflow.cuh :: zen_exchange_some(g, t, swaps + k :: swaps + k :: swaps
+zen selection: scores of the first matrix :: tide/zenflow.cuh :: z->clock.scores + t->column_at :: t->column_at :: (size_t)0
+zen selection: map as it was :: tide/zenflow.cuh :: zen_swap(&z->map, i, swaps, count)
+zen selection: the GPU's list as it was :: tide/zenflow.cuh :: (last) CUDA(cudaMemcpy(z->column, z->map.column
+zen selection: not counted :: tide/zenflow.cuh :: z->swapped += count
+zen checkpoint: result not made again :: tide/zenflow.cuh :: z->result[i] = f32_to_bf16(z->host_master[i])
+zen checkpoint: update computed again :: tide/zenflow.cuh :: z->queued = z->map.segments;
+zen checkpoint: the other sum :: tide/zenflow.cuh :: owners[3] = ZenPart<X>{ :: z->sum :: (1 - z->sum)
+zen checkpoint: sum of a closed window :: tide/zenflow.cuh :: const bool open = z->clock.filled > 0 :: z->clock.filled > 0 :: true
+zen checkpoint: not late :: tide/zen_run.h :: x->late = late == 1 :: late == 1 :: false
+zen plan: two sums that are not used :: tide/zenflow.cuh :: z->sums = z->config.window == 1 :: z->config.delay <= 1 :: z->config.delay == 0
 zen plan: never one sum :: train_gpt2.cu :: if (g->zen != NULL) zen_settle_sums(g :: tight > 0 :: false
 zen host: first gradient not clipped :: zenflow.h :: for (size_t i = at; i < end; i++) a[i] = mul_f32(scale, bf16_to_f32 :: mul_f32(scale, bf16_to_f32(half[i])) :: bf16_to_f32(half[i])
 zen host: gradient of one step not clipped :: zenflow.h :: else if (!has_acc) sum = :: mul_f32(scale, grad_at(g, is_bf16, i)) :: grad_at(g, is_bf16, i)
 zen host: last gradient replaces the sum :: zenflow.h :: else sum = fma_f32(scale, grad_at :: acc[i] :: 0.0f
-zen columns: the rest's begin at the first :: columns.cuh :: w.column_at = z->column_at + (rest :: rest ? z->chosen : 0 :: 0
-zen columns: packed for the arena, not the segment :: columns.cuh :: w.packed_at = rest ? z->rest_at :: z->rest_at - s->rest_at :: z->rest_at
-zen columns: vectors decay :: columns.cuh :: const float decay = w.decay :: w.decay ? s.weight_decay : 0.0f :: s.weight_decay
-zero wait: gradient made, then summed :: zero.cuh :: CUDA(cudaStreamWaitEvent(z->stream, g->grad_ready[s]
-zero wait: gradient summed, then used :: zero.cuh :: return g->zero != NULL ? g->zero->reduced[s] :: g->zero != NULL :: false
-zero wait: updated by the GPU, then gathered :: zero.cuh :: CUDA(cudaStreamWaitEvent(z->stream, g->updated[s]
-zero wait: back from the CPU, then gathered :: zero.cuh :: CUDA(cudaStreamWaitEvent(z->stream, g->returned[s]
-zero wait: place :: zero.cuh :: if (layer) CUDA(cudaStreamWaitEvent(z->stream, z->place_free
+zen columns: the rest's begin at the first :: tide/columns.cuh :: w.column_at = z->column_at + (rest :: rest ? z->chosen : 0 :: 0
+zen columns: packed for the arena, not the segment :: tide/columns.cuh :: w.packed_at = rest ? z->rest_at :: z->rest_at - s->rest_at :: z->rest_at
+zen columns: vectors decay :: tide/columns.cuh :: const float decay = w.decay :: w.decay ? s.weight_decay : 0.0f :: s.weight_decay
+zero wait: gradient made, then summed :: tide/zero.cuh :: CUDA(cudaStreamWaitEvent(z->stream, g->grad_ready[s]
+zero wait: gradient summed, then used :: tide/zero.cuh :: return g->zero != NULL ? g->zero->reduced[s] :: g->zero != NULL :: false
+zero wait: updated by the GPU, then gathered :: tide/zero.cuh :: CUDA(cudaStreamWaitEvent(z->stream, g->updated[s]
+zero wait: back from the CPU, then gathered :: tide/zero.cuh :: CUDA(cudaStreamWaitEvent(z->stream, g->returned[s]
+zero wait: place :: tide/zero.cuh :: if (layer) CUDA(cudaStreamWaitEvent(z->stream, z->place_free
 zero wait: gathered, then forward :: train_gpt2.cu :: (first) CUDA(cudaStreamWaitEvent(g->compute, zero_gathered
 zero wait: gathered, then backward :: train_gpt2.cu :: (last) CUDA(cudaStreamWaitEvent(g->compute, zero_gathered
-zero wait: sums of squares, then around :: zero.cuh :: order(g, g->leave, z->stream)
-zero wait: numbers of all ranks :: zero.cuh :: CUDA(cudaEventSynchronize(g->step_left))
+zero wait: sums of squares, then around :: tide/zero.cuh :: order(g, g->leave, z->stream)
+zero wait: numbers of all ranks :: tide/zero.cuh :: CUDA(cudaEventSynchronize(g->step_left))
 zero wait: --no-grad-overlap :: train_gpt2.cu :: if (g->no_grad_overlap && (leaves :: g->zero != NULL :: false
-zero record: summed never :: zero.cuh :: CUDA(cudaEventRecord(z->reduced[s]
-zero record: gathered never :: zero.cuh :: CUDA(cudaEventRecord(z->gathered[s]
-zero record: place free never :: zero.cuh ::         CUDA(cudaEventRecord(z->place_free[before
-zero record: place free before it is used :: zero.cuh ::         CUDA(cudaEventRecord(z->place_free[before :: g->compute :: z->stream
-zero record: numbers before they come :: zero.cuh :: CUDA(cudaEventRecord(g->step_left :: z->stream :: g->leave
-zero place: waits for the other :: zero.cuh :: if (layer) CUDA(cudaStreamWaitEvent(z->stream, z->place_free :: s % 2 :: (s + 1) % 2
-zero place: frees the other :: zero.cuh ::         CUDA(cudaEventRecord(z->place_free[before :: before % 2 :: (before + 1) % 2
-zero place: in the other :: zero.cuh :: if (layer) z->tenant[s % 2] = (int)s :: s % 2 :: (s + 1) % 2
+zero record: summed never :: tide/zero.cuh :: CUDA(cudaEventRecord(z->reduced[s]
+zero record: gathered never :: tide/zero.cuh :: CUDA(cudaEventRecord(z->gathered[s]
+zero record: place free never :: tide/zero.cuh ::         CUDA(cudaEventRecord(z->place_free[before
+zero record: place free before it is used :: tide/zero.cuh ::         CUDA(cudaEventRecord(z->place_free[before :: g->compute :: z->stream
+zero record: numbers before they come :: tide/zero.cuh :: CUDA(cudaEventRecord(g->step_left :: z->stream :: g->leave
+zero place: waits for the other :: tide/zero.cuh :: if (layer) CUDA(cudaStreamWaitEvent(z->stream, z->place_free :: s % 2 :: (s + 1) % 2
+zero place: frees the other :: tide/zero.cuh ::         CUDA(cudaEventRecord(z->place_free[before :: before % 2 :: (before + 1) % 2
+zero place: in the other :: tide/zero.cuh :: if (layer) z->tenant[s % 2] = (int)s :: s % 2 :: (s + 1) % 2
 zero place: one for all layers :: train_gpt2.cu :: + (size_t)(i % turns) * s[1].room :: i % turns :: 0
-zero place: layers of the step before :: zero.cuh :: z->tenant[i] = 0
-zero place: embeddings and tail of the step before :: zero.cuh :: z->current[i] = false
-zero place: layers come though they are there :: zero.cuh :: if (layer && z->tenant[s % 2] == (int)s) return
-zero place: tail comes with every use :: zero.cuh :: if (!layer && z->current[s > 0]) return
-zero gather: not in stage 1 :: zero.cuh :: s < g->segments && (z->stage == 1 :: z->stage == 1 :: false
-zero gather: not in stage 2 :: zero.cuh :: s < g->segments && (z->stage == 1 :: z->stage == 2 :: false
-zero gather: layer's shard where the layer comes :: zero.cuh :: else all_gather(z, g->params + x->param_at :: x->own_param_at :: (x->param_at + z->rank * x->cut)
+zero place: layers of the step before :: tide/zero.cuh :: z->tenant[i] = 0
+zero place: embeddings and tail of the step before :: tide/zero.cuh :: z->current[i] = false
+zero place: layers come though they are there :: tide/zero.cuh :: if (layer && z->tenant[s % 2] == (int)s) return
+zero place: tail comes with every use :: tide/zero.cuh :: if (!layer && z->current[s > 0]) return
+zero gather: not in stage 1 :: tide/zero.cuh :: s < g->segments && (z->stage == 1 :: z->stage == 1 :: false
+zero gather: not in stage 2 :: tide/zero.cuh :: s < g->segments && (z->stage == 1 :: z->stage == 2 :: false
+zero gather: layer's shard where the layer comes :: tide/zero.cuh :: else all_gather(z, g->params + x->param_at :: x->own_param_at :: (x->param_at + z->rank * x->cut)
 zero gather: what is updated stays :: train_gpt2.cu :: (first) if (g->zero != NULL) zero_weights_changed(g)
 zero shard: gradient at the segment's begin :: train_gpt2.cu :: s->own_grad_at = s->grad_at + mine :: s->grad_at + mine :: s->grad_at
 zero shard: weights at the segment's begin :: train_gpt2.cu :: s->own_param_at = s->param_at + mine :: s->param_at + mine :: s->param_at
-zero shard: state at the segment's begin :: zero.cuh :: x->own_from = x->at + :: z->rank * x->cut :: (size_t)0
-zero shard: sum of the first rank's :: zero.cuh :: round_gradient(grad + begin, z->sum + begin :: z->sum + begin :: z->sum
+zero shard: state at the segment's begin :: tide/zero.cuh :: x->own_from = x->at + :: z->rank * x->cut :: (size_t)0
+zero shard: sum of the first rank's :: tide/zero.cuh :: round_gradient(grad + begin, z->sum + begin :: z->sum + begin :: z->sum
 zero shard: landing of a whole segment :: train_gpt2.cu :: const HostSum work = :: p->at - x->own_at :: p->at % x->length
 zero shard: cut at 64 :: zero.h :: return round_up((n + world - 1) / world, ALIGN_ELEMENTS) :: ALIGN_ELEMENTS :: (size_t)64
-zero shard: stage 0 is not cut :: zero.cuh :: return zero_shards(t, z->world, z->stage == 0 ? :: z->world :: (z->stage == 0 ? (size_t)1 : z->world)
-zero sum: not in fp32 :: zero.cuh :: z->reduce_f32 = o->grad_reduce :: o->grad_reduce == REDUCE_FP32 :: false
-zero sum: second half alone :: zero.cuh :: accumulate_gradient(z->sum, grad, x->room, true :: x->room :: x->room / 2
-zero sum: stage 0 keeps its shard :: zero.cuh :: if (z->stage == 0) all_gather(z, grad
-zero sum: stage 0 gets the first shard of all :: zero.cuh :: if (z->stage == 0) all_gather(z, grad :: z->rank * x->cut :: 0
+zero shard: stage 0 is not cut :: tide/zero.cuh :: return zero_shards(t, z->world, z->stage == 0 ? :: z->world :: (z->stage == 0 ? (size_t)1 : z->world)
+zero sum: not in fp32 :: tide/zero.cuh :: z->reduce_f32 = o->grad_reduce :: o->grad_reduce == REDUCE_FP32 :: false
+zero sum: second half alone :: tide/zero.cuh :: accumulate_gradient(z->sum, grad, x->room, true :: x->room :: x->room / 2
+zero sum: stage 0 keeps its shard :: tide/zero.cuh :: if (z->stage == 0) all_gather(z, grad
+zero sum: stage 0 gets the first shard of all :: tide/zero.cuh :: if (z->stage == 0) all_gather(z, grad :: z->rank * x->cut :: 0
 zero norm: the host's blocks not merged :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(g->norm_sums + first, g->worker_sums + first
 zero norm: ranks in the other order :: zero.h :: order[n++] = (uint32_t)(r * stride :: r * stride :: (world - 1 - r) * stride
 zero norm: a rank's first blocks again :: zero.h :: order[n++] = (uint32_t)(r * stride :: taken[r]++ :: i
-zero norm: of as many as this rank has :: zero.cuh :: z->order, z->all_blocks, z->stream :: z->all_blocks :: g->blocks
-zero norm: sums of all, one short :: zero.cuh :: CUDA(cudaMemcpyAsync(z->mine + ZERO_HEAD, g->norm_sums :: own * sizeof(double) :: (own > 0 ? own - 1 : 0) * sizeof(double)
-zero loss: of rank 0 :: zero.cuh :: *loss += z->host_all[r * ZERO_HEAD :: r * ZERO_HEAD :: 0 * r
-zero flag: signal of rank 0 alone :: run.h :: run_news[i] = fmax(run_news[i] :: said[k * stride + (size_t)i] :: said[i]
-zero flag: signal not handed on :: run.h :: if (run_news[NEWS_SIGNAL] != 0 && :: run_news[NEWS_SIGNAL] != 0 :: false
-zero flag: no checkpoint is due :: run.h :: mine[NEWS_DUE] =
-zero counter: reduced :: zero.cuh :: z->reduced_bytes +=
-zero counter: gathered :: zero.cuh :: (first) z->gathered_bytes +=
+zero norm: of as many as this rank has :: tide/zero.cuh :: z->order, z->all_blocks, z->stream :: z->all_blocks :: g->blocks
+zero norm: sums of all, one short :: tide/zero.cuh :: CUDA(cudaMemcpyAsync(z->mine + ZERO_HEAD, g->norm_sums :: own * sizeof(double) :: (own > 0 ? own - 1 : 0) * sizeof(double)
+zero loss: of rank 0 :: tide/zero.cuh :: *loss += z->host_all[r * ZERO_HEAD :: r * ZERO_HEAD :: 0 * r
+zero flag: signal of rank 0 alone :: tide/run.h :: run_news[i] = fmax(run_news[i] :: said[k * stride + (size_t)i] :: said[i]
+zero flag: signal not handed on :: tide/run.h :: if (run_news[NEWS_SIGNAL] != 0 && :: run_news[NEWS_SIGNAL] != 0 :: false
+zero flag: no checkpoint is due :: tide/run.h :: mine[NEWS_DUE] =
+zero counter: reduced :: tide/zero.cuh :: z->reduced_bytes +=
+zero counter: gathered :: tide/zero.cuh :: (first) z->gathered_bytes +=
 zero memory: one place in stage 3 :: train_gpt2.cu :: size_t n = segment_room(g, 2) :: 2 :: 1
 zero memory: whole layers in stage 3 :: train_gpt2.cu :: n += g->segment[i].cut :: g->segment[i].cut :: g->segment[i].room
 zero memory: gradients of all wait :: train_gpt2.cu :: g->in_place = !g->accumulating :: stage < 2 :: true
-zero memory: fp32 for the first segment :: zero.cuh :: if (g->segment[i].room > longest) longest = g->segment[i].room :: g->segment[i].room > longest :: i == 0
-zero time: next layer comes when it is used :: zero.cuh :: if (after <= g->config.layers + 1) zero_fetch(g, after)
-zero time: weights come from the last on :: zero.cuh :: zero_gather(g, (size_t)s) :: (size_t)s :: (size_t)(g->segments - 1 - s)
+zero memory: fp32 for the first segment :: tide/zero.cuh :: if (g->segment[i].room > longest) longest = g->segment[i].room :: g->segment[i].room > longest :: i == 0
+zero time: next layer comes when it is used :: tide/zero.cuh :: if (after <= g->config.layers + 1) zero_fetch(g, after)
+zero time: weights come from the last on :: tide/zero.cuh :: zero_gather(g, (size_t)s) :: (size_t)s :: (size_t)(g->segments - 1 - s)
 zero time: backward waits for every sum :: train_gpt2.cu :: if (g->no_grad_overlap && (leaves :: g->no_grad_overlap :: (g->no_grad_overlap || g->zero != NULL)
 zero run: loss of one rank's share :: train_gpt2.cu :: 1 / (double)(o->accum * r->world) :: r->world :: 1
-zero run: gradient of one rank's share :: run.h :: r->step_tokens = :: r->step_sequences :: (r->step_sequences / r->world)
-zero run: all ranks read the same :: run.h :: * r->world + r->rank) * r->B :: r->rank :: 0
-zero run: ranks read what others read later :: run.h :: * r->world + r->rank) * r->B :: r->world :: 1
+zero run: gradient of one rank's share :: tide/run.h :: r->step_tokens = :: r->step_sequences :: (r->step_sequences / r->world)
+zero run: all ranks read the same :: tide/run.h :: * r->world + r->rank) * r->B :: r->rank :: 0
+zero run: ranks read what others read later :: tide/run.h :: * r->world + r->rank) * r->B :: r->world :: 1
 zero run: all evaluate the same :: train_gpt2.cu :: min_size(i * world + r->rank, batches - 1) :: r->rank :: 0
 zero run: evaluations of rank 0 :: train_gpt2.cu :: sum += all[i % world * rounds :: i % world :: 0
-zero run: signal of this rank :: run.h :: if (ranks.world == 1) run_tell :: ranks.world == 1 :: true
+zero run: signal of this rank :: tide/run.h :: if (ranks.world == 1) run_tell :: ranks.world == 1 :: true
 zero run: state of stage 0 by all ranks :: train_gpt2.cu :: if (zero_stage(g->zero) == 0 && r->rank > 0) :: r->rank > 0 :: false
 zero run: what zenflow has loaded stays :: train_gpt2.cu ::         if (g->zero != NULL) zero_weights_changed(g)
-zero run: sums of rows by rank 0 :: zero.cuh :: NCCL(ncclReduce(shard :: r :: 0
-zero run: rows of rank 0 :: zero.cuh :: NCCL(ncclBroadcast(shard :: r :: 0
-zero run: rows not counted :: zero.cuh :: (last) z->gathered_bytes +=
-zero run: every rank logs :: run.h :: log_open(log, r->rank == 0 ? :: r->rank == 0 :: true
-zero run: resumed with one rank's sequences :: run.h :: const size_t each = o->batch * r->world :: r->world :: 1
+zero run: sums of rows by rank 0 :: tide/zero.cuh :: NCCL(ncclReduce(shard :: r :: 0
+zero run: rows of rank 0 :: tide/zero.cuh :: NCCL(ncclBroadcast(shard :: r :: 0
+zero run: rows not counted :: tide/zero.cuh :: (last) z->gathered_bytes +=
+zero run: every rank logs :: tide/run.h :: log_open(log, r->rank == 0 ? :: r->rank == 0 :: true
+zero run: resumed with one rank's sequences :: tide/run.h :: const size_t each = o->batch * r->world :: r->world :: 1
 zero run: damaged data of one rank are saved :: train_gpt2.cu :: if (step > 1 && r->world == 1) :: r->world == 1 :: true
-zero run: options are not compared :: run.h :: ranks_agree("options", text)
-zero run: data are not compared :: run.h :: ranks_agree("data", text)
-zero run: --out is not compared :: run.h :: ranks_agree("--out"
+zero run: options are not compared :: tide/run.h :: ranks_agree("options", text)
+zero run: data are not compared :: tide/run.h :: ranks_agree("data", text)
+zero run: --out is not compared :: tide/run.h :: ranks_agree("--out"
 END
 
 # A copy of the tree by links, in which files are replaced.
-mkdir -p "$work/dev/test" "$work/build/emu" "$work/build/tsan"
-ln -s "$here"/*.h "$here"/*.c "$here"/*.cu "$here"/*.cuh "$here/Makefile" "$work"
+mkdir -p "$work/dev/test" "$work/tide" "$work/build/emu" "$work/build/tsan"
+ln -s "$here"/*.h "$here"/*.c "$here"/*.cu "$here/Makefile" "$work"
+ln -s "$here"/tide/* "$work/tide"
 ln -s "$here/dev/emu" "$here/dev/bench" "$work/dev"
 ln -s "$here"/dev/test/*.* "$work/dev/test"
 ln -s "$here/build/emu/runtime" "$here/build/emu/runtime-tsan" "$here/build/emu/cpu_reference.o" \
@@ -320,9 +321,9 @@ cd "$work" || exit 1
 cat >mutants.pl <<'END'
 my (%was, %is);  # lines of files
 sub lines { my $f = shift; $is{$f} = [@{$was{$f} = [do { local @ARGV = $f; <> }]}] if !$is{$f}; }
-lines("util.h");
-my ($first) = grep { $is{"util.h"}[$_] =~ /^#include/ } 0 .. 99;
-$is{"util.h"}[$first] .= '
+lines("tide/util.h");
+my ($first) = grep { $is{"tide/util.h"}[$_] =~ /^#include/ } 0 .. 99;
+$is{"tide/util.h"}[$first] .= '
 #include <stdlib.h>
 #include <string.h>
 static const char *const mutant_text = getenv("MUTANT");
@@ -366,7 +367,7 @@ for program in $(for p in $programs; do
         echo "build/emu/$p"
         [ "$p" = train_gpt2 ] || echo "build/tsan/$p"
     done); do
-    make -s -o util.h -o build/emu/cpu_reference.o -o build/tsan/cpu_reference.o $program >log 2>&1 ||
+    make -s -o tide/util.h -o build/emu/cpu_reference.o -o build/tsan/cpu_reference.o $program >log 2>&1 ||
         { cat log; exit 1; }
 done
 

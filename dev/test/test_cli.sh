@@ -61,7 +61,7 @@ check the_sample_is_alone test "$(grep -c 'note\|model:' new.out)" -eq 0
 "$tide" --model memory --data text.txt --steps 0 >new.out 2>new.err
 check weights_that_have_learned_have_no_note sh -c '! grep note new.out memory.out new.err'
 
-# --- what it computes with, and how it waits: cpu.h ----------------------------------------------
+# --- what it computes with, and how it waits: tide/cpu.h ----------------------------------------------
 
 # waits NAME VARIABLE VALUE [SETTING]: what a run has in its environment, once it trains
 waits() {

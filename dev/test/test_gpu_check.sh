@@ -33,7 +33,7 @@ cp train_gpt2emu "$work/made/train_gpt2cu" || exit
 for f in gpu_tests test_emu test_nccl bench_probe bench_gpu bench_offload bench_zen bench_zo; do
     cp "build/emu/$f" "$work/made/$f" || exit
 done
-cp -r ./*.c ./*.h ./*.cu ./*.cuh ./*.md Makefile LICENSE dev scripts "$work/tree" || exit
+cp -r ./*.c ./*.h ./*.cu tide ./*.md Makefile LICENSE dev scripts "$work/tree" || exit
 cd "$work/tree" || exit
 
 tool() { cat >"$work/tools/$1"; chmod +x "$work/tools/$1"; }

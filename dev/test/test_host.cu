@@ -8,7 +8,7 @@
 //   test_host fail | huge         work that fails; more memory than there is
 //   test_host cores | share       what the queue says of its cores; of two ranks, what it leaves
 #include "../../adam.h"
-#include "../../host.cuh"
+#include "../../tide/host.cuh"
 #include "test.h"
 #include <sys/wait.h>
 

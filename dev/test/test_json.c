@@ -1,5 +1,5 @@
 // Tests of json.h: what it accepts, what it refuses, what it gives.
-#include "../../json.h"
+#include "../../tide/json.h"
 #include "test.h"
 #include <locale.h>
 

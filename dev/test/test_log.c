@@ -1,6 +1,6 @@
 // test_log.c: the run's log: what is written, what a resumed run keeps of it, what happens when it
 // cannot be written, the lines for people, and the plot.
-#include "../../log.h"
+#include "../../tide/log.h"
 #include <signal.h>
 #include <sys/resource.h>
 #include "test.h"

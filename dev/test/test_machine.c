@@ -1,6 +1,6 @@
 // test_machine: how much memory there is (util.h) and which cores a rank's threads get (cores.h),
 // on machines that are made up as folders with files of /proc and /sys.
-#include "../../cores.h"
+#include "../../tide/cores.h"
 #include <dirent.h>
 #include "files.h"
 #include "test.h"

@@ -1,6 +1,6 @@
 // test_options.c: every line that the command line can be refused with, the values that it stores,
 // how a checkpoint's options and new ones are merged, and the learning rate.
-#include "../../options.h"
+#include "../../tide/options.h"
 #include "test.h"
 
 // Parses a command line given as one string of words; "_" is an empty word, and '~' a blank.

@@ -1,7 +1,7 @@
 // test_plan.c: the model of plan.h against cases computed by hand, against the bound of rates.h and
 // against arithmetic; the choice that --offload auto makes; and the table of
 // doc/performance_model.md, which `test_plan --table` prints and which must be the one in the file.
-#include "../../plan.h"
+#include "../../tide/plan.h"
 #include "test.h"
 
 static bool near(double a, double b) { return fabs(a - b) <= 1e-9 * (fabs(a) + fabs(b)); }

@@ -5,7 +5,7 @@
 #define RANKS_LATE 1.5
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include "../../ranks.h"
+#include "../../tide/ranks.h"
 #include "test.h"
 
 enum { MOST = 18, FOREVER = 120 };  // seconds: far more than anything here takes

@@ -1,6 +1,6 @@
 // Tests of rng.h: the generator against its published answers, the normal numbers against double
 // precision, against their distribution, and bit for bit against themselves in other orders.
-#include "../../rng.h"
+#include "../../tide/rng.h"
 #include "test.h"
 #ifdef _OPENMP
 #include <omp.h>

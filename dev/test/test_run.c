@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include <sys/wait.h>
 #include <unistd.h>
-#include "../../run.h"
+#include "../../tide/run.h"
 #include "files.h"
 #include "test.h"
 

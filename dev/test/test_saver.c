@@ -60,7 +60,7 @@ static int test_sync(int fd, off_t at, off_t n, unsigned flags) {
 #define ftruncate test_ftruncate
 #define sync_file_range test_sync
 #define SAVER_UNIT ((size_t)256)
-#include "../../run.h"
+#include "../../tide/run.h"
 #undef pwrite
 #undef rename
 #undef fsync

@@ -1,6 +1,6 @@
 // test_task.c: task.h. Files of labelled sentences and what can be wrong with them, label words,
 // splitting, and which prompt comes when, and where in its row.
-#include "../../task.h"
+#include "../../tide/task.h"
 #include "test.h"
 #include <dirent.h>
 #include "files.h"

@@ -1,7 +1,7 @@
 // test_zen_plan.c: the model of zen_plan.h against the closed form at its head, against a recursion
 // over single operations as zenflow.cuh queues them, and against what must be so on any machine.
 // `test_zen_plan --table` prints what the machines of scripts/rates are predicted to make of it.
-#include "../../zen_plan.h"
+#include "../../tide/zen_plan.h"
 #include "test.h"
 #include <unistd.h>
 

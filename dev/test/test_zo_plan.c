@@ -1,7 +1,7 @@
 // test_zo_plan.c: the model of zo_plan.h against cases computed by hand, against a recursion over
 // single operations, against the closed form at its head, and against the tables of ZO-Offloading
 // (Wang et al. 2024): `test_zo_plan --table` prints what doc/performance_model.md must have.
-#include "../../zo_plan.h"
+#include "../../tide/zo_plan.h"
 #include "test.h"
 
 static bool near(double a, double b, double part) {

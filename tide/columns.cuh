@@ -16,7 +16,7 @@
 #ifndef TIDE_COLUMNS_CUH
 #define TIDE_COLUMNS_CUH
 #include "gpu.cuh"
-#include "zenflow.h"
+#include "../zenflow.h"
 
 // ---------------------------------------------------------------------------------------------
 // 1. The work

@@ -7,7 +7,7 @@
 // the emulated GPU is measured by the same code.
 #ifndef TIDE_CALIBRATE_CUH
 #define TIDE_CALIBRATE_CUH
-#include "adam.h"
+#include "../adam.h"
 #include "devices.cuh"
 #include "gpu.cuh"
 #include "host.cuh"

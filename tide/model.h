@@ -1,4 +1,4 @@
-// gpt2.h: what a GPT-2 (or OPT) model is: its configuration, its presets, the one table that
+// model.h: what a GPT-2 (or OPT) model is: its configuration, its presets, the one table that
 // describes every parameter tensor, its first values, and how many bytes everything takes.
 // Nothing here computes; loaders, trainers, optimizer, sharding and tests iterate over the table.
 #ifndef TIDE_GPT2_H

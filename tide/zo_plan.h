@@ -17,7 +17,7 @@
 #ifndef TIDE_ZO_PLAN_H
 #define TIDE_ZO_PLAN_H
 #include "plan.h"
-#include "zo.h"
+#include "../zo.h"
 
 typedef struct {
     size_t B, T, accum, queries;  // of a micro-batch; micro-batches, directions per step

@@ -7,7 +7,7 @@
 #ifndef TIDE_SAFETENSORS_H
 #define TIDE_SAFETENSORS_H
 #include "util.h"
-#include "adam.h"  // bf16
+#include "../adam.h"  // bf16
 #include "json.h"
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -2,7 +2,7 @@
 #ifndef TIDE_ZO_RUN_H
 #define TIDE_ZO_RUN_H
 #include "run.h"
-#include "zo.h"
+#include "../zo.h"
 
 // The settings, from the options. automatic: the storage that "auto" means. Call it before
 // run_load(): it also says whether the run's checkpoints are to be replayed from its first weights.

@@ -27,7 +27,7 @@
 #ifndef TIDE_ZEN_PLAN_H
 #define TIDE_ZEN_PLAN_H
 #include "plan.h"
-#include "zenflow.h"
+#include "../zenflow.h"
 
 typedef struct {
     PlanRun run;

@@ -8,7 +8,7 @@
 #ifndef TIDE_SAMPLE_H
 #define TIDE_SAMPLE_H
 #include "util.h"
-#include "gpt2.h"
+#include "model.h"
 #include "options.h"
 #include "rng.h"
 #include "tokenizer.h"

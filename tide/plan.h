@@ -16,11 +16,11 @@
 // the host where there is no other way. All ranks are like the one that is planned.
 #ifndef TIDE_PLAN_H
 #define TIDE_PLAN_H
-#include "gpt2.h"
-#include "offload.h"
+#include "model.h"
+#include "../offload.h"
 #include "rates.h"
 #include "trace.h"
-#include "zero.h"
+#include "../zero.h"
 
 // What is planned, besides the model and the OffloadChoice.
 typedef struct {

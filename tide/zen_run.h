@@ -3,7 +3,7 @@
 #ifndef TIDE_ZEN_RUN_H
 #define TIDE_ZEN_RUN_H
 #include "run.h"
-#include "zenflow.h"
+#include "../zenflow.h"
 
 static inline ZenConfig zen_config(const Options *o) {
     ZenConfig c;

@@ -10,7 +10,7 @@
 #ifndef TIDE_CHECKPOINT_H
 #define TIDE_CHECKPOINT_H
 #include "util.h"
-#include "gpt2.h"
+#include "model.h"
 #include "json.h"
 #include "ranks.h"
 #include "safetensors.h"

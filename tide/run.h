@@ -7,7 +7,7 @@
 #include "checkpoint.h"
 #include "cpu.h"
 #include "data.h"
-#include "gpt2.h"
+#include "model.h"
 #include "log.h"
 #include "options.h"
 #include "ranks.h"
