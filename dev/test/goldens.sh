@@ -1,7 +1,6 @@
 #!/bin/sh
 # What the trainers compute, as one line per run: hashes of the losses and norms, and of the weights
-# that are saved, on the CPU and on the emulated GPU in every mode; texts of --plan; times on the
-# virtual clock. Made before sources are moved or rewritten, and compared after each commit:
+# that are saved, on the CPU and on the emulated GPU in every mode; and of the texts of --plan. Made before sources are moved or rewritten, and compared after each commit:
 #     sh dev/test/goldens.sh >before; ...; sh dev/test/goldens.sh | diff before -
 # usage: sh dev/test/goldens.sh [PATTERN]    (from the top, after make train_gpt2 train_gpt2emu;
 #                                             the runs whose line matches)
@@ -39,15 +38,6 @@ plan() {
     ./train_gpt2emu --plan --data "$work/text" --rates scripts/rates/rtx4090_desktop.txt "$@" \
         >"$work/said" 2>&1
     echo "plan $*: $(sed '/^GPU memory:/d' "$work/said" | hash)"
-}
-# times OPTIONS: milliseconds of the last step, on the virtual clock
-virtual() {
-    echo "virtual $*" | grep -q -- "$pattern" || return 0
-    rm -rf "$work/out"
-    # shellcheck disable=SC2086
-    ./train_gpt2emu --data "$work/text" --out "$work/out" $tiny --steps 6 --eval-every 0 "$@" \
-        --rates scripts/rates/rtx4090_desktop.txt >"$work/said" 2>&1
-    echo "virtual $*: $(sed -n 's/.*"step":6,.*"ms":\([^,}]*\).*/\1/p' "$work/out/log.jsonl") ms"
 }
 pattern=${1-.}
 
@@ -110,8 +100,3 @@ for m in gpt2 gpt2-xl 7b 20b; do
 done
 plan --model opt-13b --optimizer mezo --precision fp16 --stream-blocks
 plan --model 7b --seq 2048 --batch 1 --offload interleave --stride 3 --gpu-memory 40G
-virtual --offload zero
-virtual --offload interleave --share 0.5
-virtual --offload interleave --share 0.5 --accum 2
-virtual --offload zenflow --zen-window 2
-virtual --optimizer mezo --stream-blocks
