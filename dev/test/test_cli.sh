@@ -86,7 +86,7 @@ check version_says_instructions sh -c "'$tide' --version | grep -Eq '\(CPU, [A-Z
 check run_says_its_cpu sh -c "'$tide' $steps --out cpu | grep -Eq '^cpu: .+, [0-9]+ threads?, [A-Z0-9-]+$'"
 
 cat >cpu.c <<'END'
-#include "cpu.h"
+#include "tide/cpu.h"
 int main(void) { cpu_describe(); return 0; }
 END
 on_cpu() {  # what the CPU has of x; then what the build uses

@@ -1,0 +1,85 @@
+#!/bin/sh
+# The shape of the sources: each file compiles alone, files include only what lies below them, lines
+# have at most 100 columns, and README.md's table of files has the lines that there are, within a
+# tenth. --graph draws what includes what, files above what they include, and needs dot (graphviz);
+# --write puts today's lines into the table.
+# usage: sh dev/test/test_house.sh [--graph >graph.svg | --write]   (from the top of the repository)
+set -u
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+CC=${CC:-gcc} CXX=${CXX:-g++}
+ideas="adam.h offload.h zenflow.h zo.h zero.h"
+files="$ideas $(echo tide/*.h tide/*.cuh)"
+
+lines_of() { for f in "$@"; do [ -e "$f" ] && cat "$f" || cat "tide/$f"; done | wc -l; }
+
+# a file and one that it includes, a line each
+for f in train_gpt2.c train_gpt2.cu $files; do
+    sed -n 's/^ *#include "\(.*\)"$/\1/p' "$f" | while read -r to; do
+        echo "$f $(realpath -m --relative-to=. "$(dirname "$f")/$to")"
+    done
+done >"$work/includes"
+if [ "${1-}" = --graph ]; then
+    sed 's/\(.*\) \(.*\)/"\1" -> "\2"/; 1s/^/digraph { /; $s/$/ }/' "$work/includes" | tred | dot -Tsvg
+    exit
+fi
+
+if [ "${1-}" = --write ]; then
+    while IFS= read -r line; do
+        names=$(echo "$line" | sed -n 's/^| *\(`[^|]*`\) *| *[0-9,]* *|.*/\1/p' | tr -d '`,')
+        # shellcheck disable=SC2086
+        [ -z "$names" ] || line=$(echo "$line" | sed "s/| *[0-9,]* *|/| $(lines_of $names |
+            sed 's/\(.\)\(...\)$/\1,\2/') |/")
+        printf '%s\n' "$line"
+    done <README.md >"$work/README.md" && cat "$work/README.md" >README.md
+    exit
+fi
+
+if tsort "$work/includes" >"$work/order" 2>"$work/loops"; then echo "ok includes_point_downwards"
+else echo "FAIL includes_point_downwards: $(tr '\n' ' ' <"$work/loops")"
+fi
+up=$(grep ' train_gpt2' "$work/includes")
+[ -z "$up" ] && echo "ok nothing_includes_a_trainer" || echo "FAIL nothing_includes_a_trainer: $up"
+
+# The three that are pasted into train_gpt2.cu wait for its structs to have a file of their own.
+pasted="tide/zero.cuh tide/zenflow.cuh tide/zo.cuh"
+flags="-Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas -Werror -fopenmp -I."
+compiles() {  # by itself: as C and as C++, or as CUDA C
+    case $1 in
+        *.h)
+            echo "#include \"$1\"" >"$work/alone.c"
+            $CC -std=gnu11 $flags -fsyntax-only "$work/alone.c" &&
+                $CXX -std=gnu++17 $flags -fsyntax-only -x c++ "$work/alone.c" ;;
+        *.cuh)
+            $CXX -E -x c++ -std=c++17 -D__CUDACC__ -Idev/emu/include -include cuda_runtime.h "$1" |
+                perl dev/emu/rewrite.pl >"$work/alone.ii" &&
+                $CXX -std=c++17 $flags -fsyntax-only -x c++-cpp-output "$work/alone.ii" ;;
+    esac 2>"$work/err"
+}
+alone=0
+for f in $files; do
+    case " $pasted " in *" $f "*) continue ;; esac
+    if compiles "$f"; then alone=$((alone + 1))
+    else echo "FAIL compiles_alone: $f: $(grep -m 1 error "$work/err")"
+    fi
+done
+[ $alone -gt 0 ] && echo "ok compiles_alone: $alone files"
+
+long=$(LC_ALL=C.UTF-8 grep -nE '^.{101}' ./*.c ./*.h ./*.cu tide/* | cut -d: -f1,2 | head -n 3)
+[ -z "$long" ] && echo "ok lines_of_100_columns" || echo "FAIL lines_of_100_columns: $long"
+
+# README.md: | `FILE` `FILE` | LINES | ... of each row all files together; those of tide/ by their names
+sed -n 's/^| *\(`[^|]*`\) *| *\([0-9,]*\) *|.*/\2 \1/p' README.md | tr -d '`,' >"$work/rows"
+[ -s "$work/rows" ] || echo "FAIL readme_has_lines_per_file: no table"
+while read -r said names; do
+    # shellcheck disable=SC2086
+    is=$(lines_of $names)
+    if [ $((is * 10)) -gt $((said * 11)) ] || [ $((is * 11)) -lt $((said * 10)) ]; then
+        echo "FAIL readme_has_lines_per_file: $names: $is lines, not $said"
+    else echo "ok readme_has_lines_per_file: $names: $is"
+    fi
+done <"$work/rows"
+listed=$(cut -d' ' -f2- "$work/rows" | tr ' ' '\n')
+for f in train_gpt2.c train_gpt2.cu test_gpt2.c $files; do
+    echo "$listed" | grep -qx "${f#tide/}" || echo "FAIL readme_has_lines_per_file: $f is not in the table"
+done
