@@ -111,7 +111,7 @@ template <typename X> struct GPT2 {
     int rooms, places;          // slots for visitors; of layers' gradients, unless in_place
     bool offloaded;             // some state lives on the host
     bool in_place;              // gradients wait for the update where backward makes them
-    bool no_grad_overlap;       // backward waits until each gradient has left
+    bool no_overlap;            // backward waits until each gradient has left
     int host_threads;           // 0: one per core
     size_t moved_in, moved_out; // bytes over the link since the caller set them to 0
     // Work is queued in streams, one for the CPU among them; only events order one against another.
@@ -1045,7 +1045,7 @@ static void gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool last) 
     if (!g->in_place && !accumulate)  // what waits for the update, here
         live(g, "gradients", (double)(sums_on_gpu(g) ? x->own : x->own - x->leaving),
              waiting_bytes(g), g->leave);
-    if (g->no_grad_overlap && (leaves || g->zero != NULL)) {
+    if (g->no_overlap && (leaves || g->zero != NULL)) {
         compute_span(g, "wait", s);
         const cudaEvent_t gone = leaves ? g->grad_arrived[s] : gradient_event(g, s);
         CUDA(cudaStreamWaitEvent(g->compute, gone, 0));
@@ -1506,8 +1506,7 @@ template <typename X> static PlanRun plan_run(const GPT2<X> *g, const Run *r) {
     run.accum = r->o.accum;
     run.recompute = g->recompute;
     run.stored = sizeof(X);
-    run.no_grad_overlap = r->o.no_grad_overlap;
-    run.no_update_overlap = r->o.no_update_overlap;
+    run.no_overlap = r->o.no_overlap;
     run.world = r->world;
     run.zero = zero_stage(g->zero);
     run.reduce_f32 = g->zero != NULL && g->zero->reduce_f32;
@@ -1541,7 +1540,7 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
     if (c->subgroup > 0 && g->shards.elements / c->subgroup > 100000)
         die("--subgroup %zu cuts this model into %zu sub-groups; at most 100000 are sensible",
             c->subgroup, g->shards.elements / c->subgroup);
-    g->no_grad_overlap = o->no_grad_overlap;
+    g->no_overlap = o->no_overlap;
     g->host_threads = (int)o->threads;
     if (c->mode == OFFLOAD_AUTO) {
         c->mode = OFFLOAD_NONE;
@@ -1898,7 +1897,7 @@ template <typename X> static int train(Run *r) {
         const ZenRates rates = zen_rates(o, step);
         if (g->zen != NULL) zen_update(g, scale, &rates);
         else gpt2_update(g, &adam);
-        if (o->no_update_overlap) {
+        if (o->no_overlap) {
             compute_span(g, "wait", 0);
             gpt2_update_wait(g);
             compute_span(g, NULL, 0);

@@ -110,11 +110,11 @@ draw() {
 
 fast=500000000 slow=230000000
 zo streamed $fast
-zo no_overlap $fast --zo-no-overlap
+zo no_overlap $fast --no-overlap
 zo no_fused $fast --zo-no-fused-update
 zo no_slots $fast --zo-no-slots
 draw streamed 5.2 'streamed: the way of the layers is hidden'
-draw no_overlap 5.2 '--zo-no-overlap: one after the other'
+draw no_overlap 5.2 '--no-overlap: one after the other'
 draw no_fused 5.2 '--zo-no-fused-update: all layers come twice'
 draw no_slots 5.2 '--zo-no-slots: memory is allocated for each layer'
 zo link $slow
@@ -223,7 +223,7 @@ plan() {
         "$(sed -n 's/^[A-Za-z]*  *total  *\([0-9.]*\) .*/\1/p' "$tmp/plan.txt" | tr '\n' ' ')GiB"
 }
 
-published="--no-grad-overlap --no-update-overlap"
+published="--no-overlap"
 plan none 'none, on a GPU with 109 GiB free' --offload none --gpu-memory 200G
 # shellcheck disable=SC2086  # options are words
 plan zero_published 'zero, without the overlaps' --offload zero $published
@@ -309,5 +309,5 @@ bytes '--offload interleave --share 0.5' 2 0
 bytes '--offload interleave --share 0.5 --gpu-memory 35500K' 2 0
 bytes '--offload interleave --share 1' 2 0
 for slots in 1 2 3 4; do
-    bytes "--offload interleave --share 1 --slots $slots --no-update-overlap" 2 0
+    bytes "--offload interleave --share 1 --slots $slots --no-overlap" 2 0
 done

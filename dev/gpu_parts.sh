@@ -686,7 +686,7 @@ part_zo() {
     local way model run="$nano --steps $steps --optimizer mezo --lr 1e-4 --precision fp16 --accum 1"
     needs train_gpt2cu build/gpu/bench_zo && make_tokens || return
     if train zo_memory 30 ./train_gpt2cu $run; then
-        for way in "--slots 2" "--slots 3" "--resident-blocks 1" --zo-no-overlap --zo-no-slots \
+        for way in "--slots 2" "--slots 3" "--resident-blocks 1" --no-overlap --zo-no-slots \
             --zo-no-fused-update; do
             train zo_streamed 30 ./train_gpt2cu $run --stream-blocks $way \
                 && same_run zo_memory zo_streamed "$steps steps in fp16, streamed $way"

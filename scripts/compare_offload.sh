@@ -28,7 +28,7 @@ case " $modes " in *" zenflow"*) STEPS=${STEPS:-$((5 * ${WINDOW:-4}))} ;; esac
 # shellcheck source=scripts/measure.sh
 . "$(dirname "$0")/measure.sh"
 table=$out/compare.tsv
-published="--no-grad-overlap --no-update-overlap"
+published="--no-overlap"
 twinflow="--offload twinflow ${RESIDENT:+--resident $RESIDENT}"
 window=${WINDOW:-4} evals=${EVALS:-0}
 [ "$window" -gt 1 ] || refuse "WINDOW $window: a window has at least 2 steps"
@@ -80,7 +80,7 @@ for mode in $modes; do
         zero-published) options="--offload zero $published" ;;
         twinflow-published) options="$twinflow $published" ;;
         interleave-published)
-            options="--offload interleave --stride 2 --grad-wire fp32 --no-update-overlap" ;;
+            options="--offload interleave --stride 2 --grad-wire fp32" ;;
         zero-accum) options="--offload zero --accum $((accum * window))" micro=$window ;;
         zero-late) options="--offload zenflow --zen-topk 0 --zen-window 1" ;;
         zenflow-sync) options="$zenflow --zen-delay 0" period=$window ;;

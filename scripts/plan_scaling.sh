@@ -40,8 +40,8 @@ for model in $models; do
     for world in $worlds; do
         {
             plan --model "$model" --world "$world" "$@" || echo 'does not fit'
-            plan --model "$model" --world "$world" "$@" --offload zero --no-grad-overlap \
-                --no-update-overlap | sed 's/^/zero: /' || true
+            plan --model "$model" --world "$world" "$@" --offload zero --no-overlap \
+                | sed 's/^/zero: /' || true
         } 2>/dev/null | awk -v model="$model" -v world="$world" '
             /^zero:   step / { zero = $3 }
             /^zero: / { next }

@@ -50,7 +50,7 @@ typedef struct {
     double resident, share;                           // may be AUTO_REAL
     size_t stride, subgroup, slots;                   // 0: auto
     size_t zero, world;                               // zero may be AUTO_COUNT
-    bool no_grad_overlap, no_update_overlap;
+    bool no_overlap;
     size_t gpu_memory, host_memory;                   // bytes; 0: all there is
     bool plan, calibrate;
     const char *rates, *trace;
@@ -64,7 +64,7 @@ typedef struct {
     size_t zo_queries, zo_write_back, resident_blocks;
     int zo_noise, zo_storage, zo_rounding, zo_checkpoint;
     const char *labels, *template_text;               // NULL: the loss of a language model
-    bool stream_blocks, zo_no_overlap, zo_no_slots, zo_no_fused_update;
+    bool stream_blocks, zo_no_slots, zo_no_fused_update;
     // bookkeeping
     bool gpu_build;
     bool given[OPTION_MAX];  // by row of the table: it was on the command line
@@ -184,8 +184,7 @@ static const Option option_table[] = {
     COUNT("slots", slots, "auto", 1, 1000, O_GPU,
           "layers or sub-groups that visit at once; auto: what fits"),
     CHOICE("grad-wire", grad_wire, "bf16", "bf16|fp32", O_GPU | O_FO, "of gradients on the link"),
-    FLAG("no-grad-overlap", no_grad_overlap, O_GPU | O_FO, "backward waits for gradients to leave"),
-    FLAG("no-update-overlap", no_update_overlap, O_GPU | O_FO, "forward waits for all updates"),
+    FLAG("no-overlap", no_overlap, O_GPU, "compute, link and CPU take turns"),
 
     TITLE("GPU builds: several GPUs, limits of memory, plans, measurements"),
     COUNT("zero", zero, "auto", 0, 3, O_GPU | O_FO, "ZeRO stage; auto: 2 on several GPUs"),
@@ -239,7 +238,6 @@ static const Option option_table[] = {
     FLAG("stream-blocks", stream_blocks, O_GPU | O_ZO, "layers live on the host; --slots visit"),
     COUNT("resident-blocks", resident_blocks, "auto", 0, 1000, O_GPU | O_ZO,
           "that stay on the GPU; auto: 0, or what fits"),
-    FLAG("zo-no-overlap", zo_no_overlap, O_GPU | O_ZO, "copies and kernels take turns"),
     FLAG("zo-no-slots", zo_no_slots, O_GPU | O_ZO, "allocate memory at each visit"),
     FLAG("zo-no-fused-update", zo_no_fused_update, O_GPU | O_ZO, "a visit more, for the update"),
 };

@@ -27,8 +27,8 @@ typedef struct {
     size_t B, T, accum;      // of one micro-batch; micro-batches per step
     bool recompute;          // backward repeats most of each layer's forward pass
     size_t stored;           // bytes of a weight and a gradient on the GPU: 2 (bf16) or 4
-    bool no_grad_overlap;    // backward waits until each gradient has left
-    bool no_update_overlap;  // forward waits for all of the update, not layer by layer
+    bool no_overlap;         // --no-overlap: backward waits until each gradient has left, and
+                             // forward for all of the update, not layer by layer
     size_t world;            // GPUs that train together (zero.h), each with the pieces that are
                              // given and rates_of_rank() of a machine. 0, 1: one
     int zero;                // the stage, with several
@@ -416,7 +416,7 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
         int visit = 0, compute = NONE, summed = NONE;
         for (int micro = 0; micro < micros; micro++) {
             const bool last = micro + 1 == micros;
-            if (micro == 0 && run->no_update_overlap)  // the host waits, and queues nothing
+            if (micro == 0 && run->no_overlap)  // the host waits, and queues nothing
                 comm.since = compute = plan_add(&p, ROW_COMPUTE, "wait", 0, 0, flushed, sent, done);
             for (int s = 0; s < S; s++) {
                 const double work = plan_forward(&flops, s, L);
@@ -465,7 +465,7 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
                     landing[turn] = summed;
                     turn = 1 - turn;
                 }
-                if (run->no_grad_overlap && (leave || comm.on))
+                if (run->no_overlap && (leave || comm.on))
                     compute = plan_add(&p, ROW_COMPUTE, "backward", (size_t)s, 0,
                                        leave ? arrived[s] : complete, NONE, NONE);
             }

@@ -163,7 +163,7 @@ static inline int zen_plan_one(ZenSim *x, size_t step, bool drains) {
                                                          made, x->ring_free[s], NONE);
         }
         *room = n > 0 ? x->packed : NONE;
-        if (run->no_grad_overlap && n > 0)
+        if (run->no_overlap && n > 0)
             zen_plan_add(x, ROW_COMPUTE, "backward", s, 0, x->arrived[s], NONE, NONE);
     }
     const int all = x->last[ROW_COMPUTE];
@@ -196,9 +196,9 @@ static inline int zen_plan_one(ZenSim *x, size_t step, bool drains) {
         if (drains) zen_plan_show(x, norm);
     }
     x->due += x->map->rest / (x->delay > 0 ? x->delay : 1) + 1;
-    zen_plan_compute(x, run->no_update_overlap ? SIZE_MAX : x->due, norm);
+    zen_plan_compute(x, run->no_overlap ? SIZE_MAX : x->due, norm);
     for (int s = 0; x->comm.on && s < S; s++) plan_gather(&x->tasks, &x->comm, s, norm);
-    if (run->no_update_overlap)  // the GPU's own it would have to share its time with anyway
+    if (run->no_overlap)  // the GPU's own it would have to share its time with anyway
         zen_plan_add(x, ROW_COMPUTE, "forward", 0, 0, x->last[ROW_HOST], x->last[ROW_BACK], NONE);
     return norm;
 }

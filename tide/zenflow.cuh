@@ -296,7 +296,7 @@ static void zen_gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool la
     }
     CUDA(cudaEventRecord(g->grad_left[x->place], leaves ? z->pack : g->leave));
     live(g, "gradients", -(double)x->length, sizeof(X), leaves ? z->pack : g->leave);
-    if (g->no_grad_overlap && last) {
+    if (g->no_overlap && last) {
         compute_span(g, "wait", s);
         CUDA(cudaStreamWaitEvent(g->compute, g->grad_arrived[s], 0));
         compute_span(g, NULL, 0);

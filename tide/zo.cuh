@@ -1206,7 +1206,7 @@ template <typename X> static int zo_train(Run *r) {
     if (r->task) z->words.count = run_task(r)->labels;
     if (r->task) memcpy(z->words.word, run_task(r)->word, sizeof z->words.word);
     z->fuse_gelu = fuse_gelu_settled<X>(o->fuse_gelu, &z->config);
-    z->overlap = !o->zo_no_overlap;
+    z->overlap = !o->no_overlap;
     z->keeps_slots = !o->zo_no_slots;
     z->fused = !o->zo_no_fused_update;
     z->accum = o->accum;

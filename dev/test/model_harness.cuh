@@ -76,7 +76,7 @@ typedef struct {
     OffloadChoice choice;
     int tight;       // 1: gradients are summed on the host; 2: and visitors' wait there
     int threads;     // of the host; 0: one per core
-    bool serial;     // --no-grad-overlap
+    bool serial;     // --no-overlap
 } Placement;
 
 typedef struct {
@@ -158,7 +158,7 @@ template <typename X> static GPT2<X> *model_new(const Shape *s, const Placement 
     g->fuse_gelu = shape_fuse<X>(s);
     if (where == NULL) return g;
     g->choice = where->choice;
-    g->no_grad_overlap = where->serial;
+    g->no_overlap = where->serial;
     g->host_threads = where->threads;
     return g;
 }

@@ -30,7 +30,7 @@ wait: landing :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->out, g->landing_fr
 wait: gradient landed, then summed :: train_gpt2.cu :: order(g, g->out, g->host.stream)
 wait: gradient made, then leaves :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->leave, gradient_event
 wait: leave, then out :: train_gpt2.cu :: order(g, g->leave, g->out)
-wait: --no-grad-overlap :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->compute, gone
+wait: --no-overlap :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->compute, gone
 wait: slot :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->fetch, g->slot_free
 wait: sums of the host, then the norm :: train_gpt2.cu :: order(g, g->host.stream, g->leave)
 wait: step's norm :: train_gpt2.cu :: CUDA(cudaEventSynchronize(g->step_left))
@@ -147,7 +147,7 @@ zen wait: packed, then out :: tide/zenflow.cuh :: order(g, z->pack, g->out)
 zen wait: gradient there, then added :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->host.stream, g->grad_arrived
 zen wait: result has left :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->host.stream, z->result_free
 zen wait: computed, then back :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->back, z->computed
-zen wait: --no-grad-overlap :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->compute, g->grad_arrived
+zen wait: --no-overlap :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->compute, g->grad_arrived
 zen wait: columns taken, then out :: tide/zenflow.cuh :: order(g, g->update, g->out)
 zen wait: columns out, then exchanged :: tide/zenflow.cuh :: order(g, g->out, g->host.stream)
 zen wait: columns exchanged, then back :: tide/zenflow.cuh :: order(g, g->host.stream, g->back)
@@ -241,7 +241,7 @@ zero wait: gathered, then forward :: train_gpt2.cu :: (first) CUDA(cudaStreamWai
 zero wait: gathered, then backward :: train_gpt2.cu :: (last) CUDA(cudaStreamWaitEvent(g->compute, zero_gathered
 zero wait: sums of squares, then around :: tide/zero.cuh :: order(g, g->leave, z->stream)
 zero wait: numbers of all ranks :: tide/zero.cuh :: CUDA(cudaEventSynchronize(g->step_left))
-zero wait: --no-grad-overlap :: train_gpt2.cu :: if (g->no_grad_overlap && (leaves :: g->zero != NULL :: false
+zero wait: --no-overlap :: train_gpt2.cu :: if (g->no_overlap && (leaves :: g->zero != NULL :: false
 zero record: summed never :: tide/zero.cuh :: CUDA(cudaEventRecord(z->reduced[s]
 zero record: gathered never :: tide/zero.cuh :: CUDA(cudaEventRecord(z->gathered[s]
 zero record: place free never :: tide/zero.cuh ::         CUDA(cudaEventRecord(z->place_free[before
@@ -287,7 +287,7 @@ zero memory: gradients of all wait :: train_gpt2.cu :: g->in_place = !g->accumul
 zero memory: fp32 for the first segment :: tide/zero.cuh :: if (g->segment[i].room > longest) longest = g->segment[i].room :: g->segment[i].room > longest :: i == 0
 zero time: next layer comes when it is used :: tide/zero.cuh :: if (after <= g->config.layers + 1) zero_fetch(g, after)
 zero time: weights come from the last on :: tide/zero.cuh :: zero_gather(g, (size_t)s) :: (size_t)s :: (size_t)(g->segments - 1 - s)
-zero time: backward waits for every sum :: train_gpt2.cu :: if (g->no_grad_overlap && (leaves :: g->no_grad_overlap :: (g->no_grad_overlap || g->zero != NULL)
+zero time: backward waits for every sum :: train_gpt2.cu :: if (g->no_overlap && (leaves :: g->no_overlap :: (g->no_overlap || g->zero != NULL)
 zero run: loss of one rank's share :: train_gpt2.cu :: 1 / (double)(o->accum * r->world) :: r->world :: 1
 zero run: gradient of one rank's share :: tide/run.h :: r->step_tokens = :: r->step_sequences :: (r->step_sequences / r->world)
 zero run: all ranks read the same :: tide/run.h :: * r->world + r->rank) * r->B :: r->rank :: 0

@@ -96,7 +96,7 @@ go 2 s0 $steps --zero 0 --offload none
 without_measuring  # that no host reads GPU memory was seen
 go 2 s1 $steps --zero 1 --offload none --recompute none
 go 2 s2 $steps --offload none --recompute block
-go 2 s3 $steps --zero 3 --offload none --no-grad-overlap
+go 2 s3 $steps --zero 3 --offload none --no-overlap
 go 2 s0_share $steps --zero 0 --offload interleave --share 0.5 $fine
 mkdir -p sixteen/sys/devices/system/cpu  # cores of a machine
 echo 0-15 >sixteen/sys/devices/system/cpu/online
@@ -107,7 +107,7 @@ export OMP_NUM_THREADS=1
 go 2 s2_wire $steps --zero 2 --offload zero --grad-wire fp32
 go 2 s3_twinflow $steps --zero 3 --offload twinflow --resident 0.4 --recompute block
 go 2 s2_stride $steps --zero 2 --offload interleave --stride 2 $fine --slots 1
-go 2 s3_share $steps --zero 3 --offload interleave --share 1 $fine --slots 2 --no-update-overlap \
+go 2 s3_share $steps --zero 3 --offload interleave --share 1 $fine --slots 2 --no-overlap \
     --sample-every 1 --sample-tokens 3 --trace trace.json
 go 2 accum_s0 $steps --accum 3 --zero 0 --offload none --grad-reduce fp32
 go 2 accum_s2 $steps --accum 3 --zero 2 --offload zero --grad-reduce fp32
@@ -372,7 +372,7 @@ zen="$zen --eval-every 3"
 go 2 zen_1 $zen --zero 1 --accum 3
 go 2 zen_2 $zen --zero 2 --accum 3 --recompute block
 go 2 zen_auto $zen --zen-window auto --grad-reduce fp32
-go 2 zen_auto_1 $zen --zen-window auto --grad-reduce fp32 --zero 1 --no-grad-overlap
+go 2 zen_auto_1 $zen --zen-window auto --grad-reduce fp32 --zero 1 --no-overlap
 go 3 zen_plain $steps --offload zenflow --zen-topk 0 --zen-window 1 --zen-delay 0
 zen32="$zen --precision fp32"
 teams=two schedules=

@@ -118,7 +118,7 @@ go one_slot $six --stream-blocks --slots 1
 go two_slots $six --stream-blocks --slots 2 --resident-blocks 1
 go no_slots $six --stream-blocks --zo-no-slots
 go no_fused $six --stream-blocks --zo-no-fused-update
-go nothing $six --stream-blocks --zo-no-overlap --zo-no-slots --zo-no-fused-update --threads 2
+go nothing $six --stream-blocks --no-overlap --zo-no-slots --zo-no-fused-update --threads 2
 between="--steps 4 --save-every 2 --eval-every 2 --eval-batches 2 --sample-every 1"
 between="$between --sample-tokens 9"
 go between_memory $between
@@ -132,7 +132,7 @@ go many_memory --zo-rounding nearest $many
 go many_stream --zo-rounding nearest $many --stream-blocks --slots 2
 window="$six --zo-write-back 4 --zo-queries 2 --save-every 3 --eval-every 6 --eval-batches 2"
 if whole; then
-    go no_overlap $six --stream-blocks --zo-no-overlap
+    go no_overlap $six --stream-blocks --no-overlap
     go plain_memory $six --zo-no-fused-update
 fi
 go window_memory $window
@@ -236,7 +236,7 @@ stop_and_go_on() {
     killed=$?
     if whole; then
         stopped TERM --slots 1 --resident-blocks 2
-        stopped KILL --slots 3 --resident-blocks 0 --zo-no-overlap --zo-no-slots
+        stopped KILL --slots 3 --resident-blocks 0 --no-overlap --zo-no-slots
     fi
     [ ! -d "stopped/checkpoints/$(printf 'step_%08d' $((24 * times)))" ]
 }
@@ -463,7 +463,7 @@ several_gpus() {
     at on3 alone one_to_three 2 4 --stream-blocks
     same one_to_three one_to_three alone
     if whole; then
-        at on2 three three_to_two 2 4 --zo-no-overlap
+        at on2 three three_to_two 2 4 --no-overlap
         same three_to_two three_to_two alone
     fi
     at on2 replay_three replay_two 3 5

@@ -47,7 +47,7 @@ static void defaults_are_the_documented_ones(void) {
     CHECK(o.zo_noise == 0 && o.zo_storage == 0 && o.zo_rounding == 0, "zeroth order");
     CHECK(o.zo_checkpoint == CHECKPOINT_FULL && o.labels == NULL, "zeroth order");
     CHECK(strcmp(o.template_text, " It was") == 0, "%s", o.template_text);
-    CHECK(!o.stream_blocks && o.resident_blocks == AUTO_COUNT && !o.zo_no_overlap, "zeroth order");
+    CHECK(!o.stream_blocks && o.resident_blocks == AUTO_COUNT && !o.no_overlap, "zeroth order");
     CHECK(!o.zo_no_slots && !o.zo_no_fused_update && o.precision == PRECISION_BF16, "flags");
 }
 
@@ -130,14 +130,14 @@ static void every_option_is_stored_in_its_field(void) {
     CHECK(parse(&o, "--data d --optimizer mezo --zo-eps 1e-2 --zo-queries 4 --zo-noise rademacher "
                 "--zo-storage bf16 --zo-rounding nearest --zo-write-back 64 --zo-checkpoint replay "
                 "--labels ~bad|~good --template ~= --precision fp16 --stream-blocks --slots 2 "
-                "--resident-blocks 5 --zo-no-overlap --zo-no-slots --zo-no-fused-update", true,
+                "--resident-blocks 5 --no-overlap --zo-no-slots --zo-no-fused-update", true,
                 &err), "%s", err.text);
     CHECK(o.zo_eps == 1e-2 && o.zo_queries == 4 && o.zo_noise == 1 && o.zo_storage == 3, "-");
     CHECK(o.zo_rounding == 1 && o.zo_write_back == 64, "-");
     CHECK(o.zo_checkpoint == CHECKPOINT_REPLAY && o.precision == PRECISION_FP16, "-");
     CHECK(strcmp(o.labels, " bad| good") == 0 && strcmp(o.template_text, " =") == 0, "-");
     CHECK(o.stream_blocks && o.slots == 2 && o.resident_blocks == 5, "-");
-    CHECK(o.zo_no_overlap && o.zo_no_slots && o.zo_no_fused_update, "-");
+    CHECK(o.no_overlap && o.zo_no_slots && o.zo_no_fused_update, "-");
     CHECK(parse(&o, "--data d --offload zenflow --zen-topk 0.25 --zen-window 7 --zen-reselect 0 "
                 "--zen-warmup 99 --zen-delay 0 --zen-rest-lr 1.5", false, &err), "%s", err.text);
     CHECK(o.offload == OFFLOAD_ZENFLOW && o.zen_topk == 0.25 && o.zen_window == 7, "-");
@@ -339,7 +339,6 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --precision fp8", "must be one of bf16|fp32|fp16"},
         {"--data d --stream-blocks", "--stream-blocks needs --optimizer mezo"},
         {"--data d --resident-blocks 1", "--resident-blocks needs --optimizer mezo"},
-        {"--data d --zo-no-overlap", "--zo-no-overlap needs --optimizer mezo"},
         {"--data d --optimizer mezo --resident-blocks 1001", "must be 0 to 1000"},
         {"--data d --optimizer mezo --offload zero", "with mezo: --stream-blocks"},
         {"--data d --optimizer mezo --recompute block", "--recompute needs --optimizer adamw"},
@@ -349,8 +348,6 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --optimizer mezo --subgroup 5000", "--subgroup needs --optimizer adamw"},
         {"--data d --fuse-gelu both --precision fp32", "needs --precision bf16 or fp16"},
         {"--data d --optimizer mezo --grad-wire fp32", "--grad-wire needs --optimizer adamw"},
-        {"--data d --optimizer mezo --no-grad-overlap", "overlap needs --optimizer adamw"},
-        {"--data d --optimizer mezo --no-update-overlap", "overlap needs --optimizer adamw"},
         {"--data d --optimizer mezo --offload auto", "with mezo: --stream-blocks"},
     };
     for (size_t i = 0; i < sizeof gpu / sizeof gpu[0]; i++)
@@ -391,7 +388,7 @@ static void combinations_that_work_are_accepted(void) {
         "--data d --offload interleave --stride 3 --resident 0.2 --subgroup 4096 --slots 1",
         "--plan --optimizer mezo --stream-blocks", "--data d --optimizer mezo --offload none",
         "--data d --optimizer mezo --precision fp16 --zo-storage bf16 --stream-blocks --slots 1",
-        "--data d --no-save", "--data d --no-grad-overlap --no-update-overlap",
+        "--data d --no-save", "--data d --no-overlap",
         "--plan --offload zenflow --resident 0.3 --zen-sums 1 --grad-wire fp32 --zen-window auto",
         "--plan --offload zenflow --zen-sums 1 --zen-delay 0",
         "--plan --offload zenflow --zen-sums 2 --zen-delay 2",

@@ -232,15 +232,12 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     IS(x.step, back0 + f1 + f2);
     IS(x.forward, f1 + f2);
     IS(x.exposed, x.step - x.compute);
-    run.no_update_overlap = true;
-    x = predict(&r, &m, &c, &run);
-    IS(x.step, back0 + f1 + f2);
-    run.no_grad_overlap = true;  // then nothing is on its way, and it begins at the front
+    run.no_overlap = true;  // then nothing is on its way, and it begins at the front
     x = predict(&r, &m, &c, &run);
     const double blocked = 2 * f2 + e2 * 2 / 2e9 + 2 * f1 + (e1 + e0) * 2 / 2e9;
     IS(x.backward, blocked);
     IS(x.step, blocked + f1 + f2 + e0 / 1e9 + e0 * 2 / 3e9 + (e1 + e2) * 2 / 3e9);
-    run.no_grad_overlap = run.no_update_overlap = false;
+    run.no_overlap = false;
 
     // of a single layer, backward repeats nothing: it is the last
     run.recompute = true;
@@ -248,7 +245,7 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     IS(predict(&r, &m, &c, &run).compute, 3 * (f1 + f2));
     // as other systems do it: two ranks, gradients that leave slowly, in fp32, two passes on the
     // CPU, which waits for each copy
-    run.no_grad_overlap = run.no_update_overlap = run.separate_cast = run.blocking_back = true;
+    run.no_overlap = run.separate_cast = run.blocking_back = true;
     run.ranks = 2;
     run.grad_rate = 1e9;
     r.host_cast = 4e9;
@@ -281,7 +278,7 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
 
     // all of it on the GPU: its update waits for nothing, the next forward pass for it
     c = choice_of(OFFLOAD_NONE, 0, 0);
-    run.no_update_overlap = true;
+    run.no_overlap = true;
     x = predict(&r, &m, &c, &run);
     IS(x.update, (e0 + e1 + e2) / 5e9);
     IS(x.step, x.update + x.compute);
@@ -293,8 +290,7 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
 static OffloadChoice some_choice(int i, PlanRun *run) {
     const unsigned n = (unsigned)i * 2654435761u >> 4;
     *run = run_of(i % 5 == 4 ? 3 : 1);
-    run->no_grad_overlap = n % 7 == 6;
-    run->no_update_overlap = n % 3 == 2;
+    run->no_overlap = n % 3 == 2;
     run->recompute = n % 2;
     run->stored = n % 11 == 10 ? 4 : 2;
     OffloadChoice c = choice_of(OFFLOAD_NONE + i % 4, 0.1 * (n / 3 % 6), 0.15 * (n / 5 % 8));
@@ -348,7 +344,7 @@ static void after_the_others(const PlanTasks *tasks, int k, int i, const PlanRun
         AFTER(i, before(&p, i, ROW_COMM, "reduce", 0), "the last reduction");
         AFTER(i, before(&p, i, ROW_COMM, "norm", 0), "the exchange");
     }
-    if (backward && run->no_grad_overlap && i > 0 && s > 0 && p.tasks[i].work > 0)
+    if (backward && run->no_overlap && i > 0 && s > 0 && p.tasks[i].work > 0)
         AFTER(i, before(&p, i, ROW_COMM, "reduce", TRACE_NONE), "the reduction before");
     if (backward && layer && p.tasks[i].work > 0) {
         const int freed = before(&p, i, ROW_COMM, "reduce", tenant_before(s, places, L));
@@ -432,7 +428,7 @@ static void nothing_begins_too_early(void) {
                 waited += freed >= 0 && p.tasks[freed].end == t->begin;
                 // and for no other layer's
                 const int other = before(&p, i, ROW_LEAVE, "leave", s + places - 1);
-                if (s + places <= L + 1 && !run.no_grad_overlap)
+                if (s + places <= L + 1 && !run.no_overlap)
                     ahead += other >= 0 && p.tasks[other].end > t->begin;
             }
             if (strcmp(t->name, "norm") == 0) {
@@ -580,7 +576,7 @@ static void an_offloaded_shard_is_as_by_hand(void) {
     Prediction x = predict_rank(&r, &m, &c, &run);
     IS(x.step, fmax(fmax(come[0], come[1]) + f1, come[2]) + f2);
     IS(x.update, come[2] - norm);
-    run.no_update_overlap = true;
+    run.no_overlap = true;
     x = predict_rank(&r, &m, &c, &run);
     IS(x.step, fmax(fmax(fmax(come[0], come[1]), returned) + f1, come[2]) + f2);
     run.zero = 3;  // then nothing is gathered before the host has waited
@@ -683,7 +679,7 @@ static void updates_reach_their_bound(void) {
     static const double cores[] = {2e9, 6e9, 100e9}, shares[] = {0, 0.1, 0.4, 0.6, 0.8, 1};
     Model m = model_make("20b");
     PlanRun run = run_of(1);
-    run.no_update_overlap = true;
+    run.no_overlap = true;
     double worst = 1;
     for (int i = 0; i < 3; i++)
         for (int j = 0; j < 3; j++)
@@ -732,7 +728,7 @@ static void a_faster_machine_is_not_slower(void) {
                   y.step, x.step);
         }
         PlanRun apart = run;
-        apart.no_grad_overlap = apart.no_update_overlap = true;
+        apart.no_overlap = true;
         const Prediction y = predict(&r, &m, &c, &apart);
         CHECK(y.step >= x.step * 0.999, "choice %d: %g overlapped, %g not", i, x.step, y.step);
         IS(y.step, y.update + y.forward + y.backward);
@@ -1152,10 +1148,9 @@ static Prediction case_run(Case x) {
     run.world = x.collectives ? x.ranks : 1;
     run.zero = 3;
     x.rates.node_gpus = 0;  // as if all were on one node
-    run.no_update_overlap = x.system != TIDE;
     run.separate_cast = x.system != TIDE;
     run.blocking_back = cpu_only;
-    run.no_grad_overlap = x.system == DEEPSPEED;
+    run.no_overlap = x.system == DEEPSPEED;
     run.grad_rate = x.system == DEEPSPEED ? 2.5e9 : 0;
     c.stride = cpu_only ? 0 : x.stride;
     c.wire_f32 = x.system == OVERLAPPED || x.system == DEEP;

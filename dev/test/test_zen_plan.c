@@ -327,7 +327,7 @@ static Mean recursion(const Rates *r, const Model *m, const ZenPlan *p, size_t w
                     packed[turn] = arrived[s] = out;
                     turn = 1 - turn;
                 }
-                if (last && n > 0 && p->run.no_grad_overlap) {
+                if (last && n > 0 && p->run.no_overlap) {
                     waited[1] += later(compute, arrived[s]) - compute;
                     compute = later(compute, arrived[s]);
                 }
@@ -345,7 +345,7 @@ static Mean recursion(const Rates *r, const Model *m, const ZenPlan *p, size_t w
         for (int turns = shows || closes ? 0 : 1; turns < 2; turns++) {  // window's end; this step
             if (turns == 1) due += m->map.rest / spread + 1;
             for (; queued < G && (part[queued].rest_at < due || turns == 0
-                                  || p->run.no_update_overlap); queued++)
+                                  || p->run.no_overlap); queued++)
                 if (part[queued].rest > 0)
                     computed[queued] = host = later(later(host, norm), result[queued])
                         + (double)part[queued].rest * (28 + result_bytes) / host_rate;
@@ -369,7 +369,7 @@ static Mean recursion(const Rates *r, const Model *m, const ZenPlan *p, size_t w
             queued = one_pass ? G : 0;
             due = 0;
         }
-        if (p->run.no_update_overlap) {
+        if (p->run.no_overlap) {
             waited[0] += later(later(host, back), compute) - compute;
             compute = later(later(host, back), compute);
         }
@@ -398,8 +398,7 @@ static void every_operation_waits_for_its_turn(void) {
         p.run.recompute = draw(3) == 0;
         p.run.stored = draw(4) ? 2 : 4;
         p.wire_f32 = p.run.stored == 4 || draw(4) == 0;
-        p.run.no_grad_overlap = draw(8) == 0;
-        p.run.no_update_overlap = draw(8) == 0;
+        p.run.no_overlap = draw(8) == 0;
         Rates r = unlimited();
         r.gpu_flops = 1e13;
         // the others around what compute takes, or much faster
@@ -413,9 +412,8 @@ static void every_operation_waits_for_its_turn(void) {
         worst = later(worst, part);
         exact += part < 1e-6;
         CHECK(part < 0.04, "%d: %.6g, not %.6g: %s, S %zu, delay %zu, sums %d, accum %zu, whole %zu"
-              "%s%s", i, x.step, want.step, name, p.window, p.delay, p.sums, p.run.accum,
-              m.map.whole, p.run.no_grad_overlap ? ", grads held" : "",
-              p.run.no_update_overlap ? ", update held" : "");
+              "%s", i, x.step, want.step, name, p.window, p.delay, p.sums, p.run.accum,
+              m.map.whole, p.run.no_overlap ? ", no overlap" : "");
         if (part < 1e-6) {
             CHECK(fabs(x.stall_forward - want.forward) < 1e-6 * x.step, "%d: forward waits %g, not "
                   "%g", i, x.stall_forward, want.forward);
@@ -605,7 +603,7 @@ static void several_gpus_wait_for_each_other(void) {
         p.run.world = 2 + draw(8);
         p.run.zero = 1 + (int)draw(2);
         p.run.reduce_f32 = draw(2) == 0;
-        p.run.no_grad_overlap = draw(8) == 0;
+        p.run.no_overlap = draw(8) == 0;
         Rates r = unlimited();
         r.gpu_flops = 1e13;
         r.gpu_adam = 1e30;
@@ -618,7 +616,7 @@ static void several_gpus_wait_for_each_other(void) {
         const Prediction y = plan_step(&r, &m.config, &list, &none, &run, NULL);
         IS(x.comm, y.comm);
         IS(x.reduced_bytes + x.gathered_bytes, y.reduced_bytes + y.gathered_bytes);
-        if (!p.run.no_grad_overlap)  // which waits for what leaves, here
+        if (!p.run.no_overlap)  // which waits for what leaves, here
             ABOUT(x.step, y.step, p.run.accum <= 2 ? 1e-7 : 0.05);
         CHECK(x.step >= x.comm * (1 - 1e-9), "%d: %g of %g", i, x.step, x.comm);
         waits += x.comm_exposed > 0.1 * x.step;

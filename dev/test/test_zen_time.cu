@@ -14,7 +14,7 @@ typedef struct {
     double topk;
     size_t window, delay, sums, accum, whole;
     double host;        // bytes per us of the host's memory; 0: no limit
-    bool wire_f32, grads_wait, rests;
+    bool wire_f32, no_overlap;
     int bits, places;   // of stored numbers; for the layers' gradients
 } Case;
 
@@ -26,24 +26,23 @@ static double link_rate, within;  // the one that runs
 
 enum { FULL = 99 };
 static const Case cases[] = {
-    {"free host, two sums", .1, 4, FULL, 2, 1, 0, 0, false, false, false, 16, 9},
-    {"a host that keeps up, two sums", .1, 4, FULL, 2, 1, 0, 250, false, false, false, 16, 2},
-    {"the same with one", .1, 4, FULL, 1, 1, 0, 250, false, false, false, 16, 9},
-    {"the same, nothing late", .1, 4, 0, 1, 1, 0, 250, false, false, false, 16, 2},
-    {"one step late", .1, 4, 1, 1, 1, 0, 250, false, false, false, 16, 9},
-    {"two steps late", .1, 4, 2, 2, 1, 0, 250, false, false, false, 16, 2},
-    {"a slow host, two sums", .1, 4, FULL, 2, 1, 0, 37, false, false, false, 16, 9},
-    {"a slow host, one sum", .1, 4, FULL, 1, 1, 0, 37, false, false, false, 16, 2},
-    {"a slow host, nothing late", .1, 3, 0, 1, 1, 0, 37, false, false, false, 16, 9},
-    {"a slow host, each step, late", 0, 1, FULL, 1, 1, 0, 75, false, false, false, 16, 2},
-    {"a slow host, each step", 0, 1, 0, 1, 1, 0, 75, false, false, false, 16, 9},
-    {"half of it chosen", .5, 2, FULL, 2, 1, 0, 75, false, false, false, 16, 2},
-    {"two micro-batches", .1, 3, FULL, 2, 2, 0, 75, false, false, false, 16, 9},
-    {"three layers on the GPU", .1, 4, FULL, 1, 1, 3, 75, false, false, false, 16, 2},
-    {"gradients in fp32", .1, 4, FULL, 2, 1, 0, 75, true, false, false, 16, 9},
-    {"all in fp32", .1, 4, FULL, 2, 1, 0, 75, false, false, false, 32, 2},
-    {"backward waits", .1, 4, FULL, 2, 1, 0, 75, false, true, false, 16, 9},
-    {"forward waits", .1, 4, FULL, 2, 1, 0, 75, false, false, true, 16, 2},
+    {"free host, two sums", .1, 4, FULL, 2, 1, 0, 0, false, false, 16, 9},
+    {"a host that keeps up, two sums", .1, 4, FULL, 2, 1, 0, 250, false, false, 16, 2},
+    {"the same with one", .1, 4, FULL, 1, 1, 0, 250, false, false, 16, 9},
+    {"the same, nothing late", .1, 4, 0, 1, 1, 0, 250, false, false, 16, 2},
+    {"one step late", .1, 4, 1, 1, 1, 0, 250, false, false, 16, 9},
+    {"two steps late", .1, 4, 2, 2, 1, 0, 250, false, false, 16, 2},
+    {"a slow host, two sums", .1, 4, FULL, 2, 1, 0, 37, false, false, 16, 9},
+    {"a slow host, one sum", .1, 4, FULL, 1, 1, 0, 37, false, false, 16, 2},
+    {"a slow host, nothing late", .1, 3, 0, 1, 1, 0, 37, false, false, 16, 9},
+    {"a slow host, each step, late", 0, 1, FULL, 1, 1, 0, 75, false, false, 16, 2},
+    {"a slow host, each step", 0, 1, 0, 1, 1, 0, 75, false, false, 16, 9},
+    {"half of it chosen", .5, 2, FULL, 2, 1, 0, 75, false, false, 16, 2},
+    {"two micro-batches", .1, 3, FULL, 2, 2, 0, 75, false, false, 16, 9},
+    {"three layers on the GPU", .1, 4, FULL, 1, 1, 3, 75, false, false, 16, 2},
+    {"gradients in fp32", .1, 4, FULL, 2, 1, 0, 75, true, false, 16, 9},
+    {"all in fp32", .1, 4, FULL, 2, 1, 0, 75, false, false, 32, 2},
+    {"no overlap", .1, 4, FULL, 2, 1, 0, 75, false, true, 16, 9},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -63,8 +62,7 @@ static void run_of(Run *r, const Case *c) {
     r->o.accum = c->accum;
     r->B = shape.B;
     r->T = shape.T;
-    r->o.no_grad_overlap = c->grads_wait;
-    r->o.no_update_overlap = c->rests;
+    r->o.no_overlap = c->no_overlap;
     r->config = shape_config(&shape);
     r->table = gpt2_table(&r->config);
     r->training = true;
@@ -83,7 +81,7 @@ template <typename X> static Times measure_as(const Case *c, double compute) {
     where.choice.mode = OFFLOAD_ZENFLOW;
     where.choice.keep_grads = true;
     where.choice.places = c->places;
-    where.serial = c->grads_wait;
+    where.serial = c->no_overlap;
     where.threads = 1;
     Run r;
     Times t;
@@ -117,7 +115,7 @@ template <typename X> static Times measure_as(const Case *c, double compute) {
         if (step == first + windows * c->window) break;
         const ZenRates rates = zen_rates(&r.o, step);
         zen_update(g, clip_scale(norm_squared, 1), &rates);
-        if (c->rests) gpt2_update_wait(g);
+        if (c->no_overlap) gpt2_update_wait(g);
     }
     const double steps = (double)(windows * c->window);
     t.step /= steps;
@@ -159,7 +157,7 @@ static void test_predictions(void) {
         all.topk = 1;
         all.whole = 0;
         all.window = 1;
-        all.grads_wait = all.rests = false;
+        all.no_overlap = false;
         const double compute = measure(&all, 0).step;
         const Times t = measure(c, compute);
         const double planned = 1e6 * t.planned.step, off = planned / t.step - 1;

@@ -35,7 +35,7 @@ typedef struct {
     size_t window, reselect, warmup, delay;
     double rest_lr;                  // 0: auto
     size_t sums, whole;
-    int threads, serial, rests;      // rests: --no-update-overlap
+    int threads, serial, rests;      // rests: --no-overlap
     int evaluates, sizes, timed;     // an evaluation follows every step; every second step is
                                      // smaller; with a timeline
     int places;                      // of gradients
