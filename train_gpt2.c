@@ -22,7 +22,7 @@
 #include "tide/sample.h"
 #include "tide/vmath.h"
 #include "tide/zen_run.h"
-#include "tide/zo_run.h"
+#include "zo.h"
 #include <math.h>
 #ifdef _OPENMP
 #include <omp.h>
@@ -443,11 +443,10 @@ typedef struct {
     bool sampling;              // room for the key/value cache
     bool dumping;               // room for all logits
     bool zeroth;                // zeroth-order training: params are theta, perturbed
-    bool replays;               // and theta is what is stored, with updates since (zo.h)
     bool zenflow;               // params are what is shown of the newest weights (zenflow.h)
     int32_t *inputs, *targets;                   // (B, T): a micro-batch's tokens
     float *params, *grads, *m, *v;               // arenas of table.elements floats
-    float *theta, *stored;                       // stored NULL: theta is rounded in every step
+    float *theta;                                // of zeroth-order training: not perturbed
     float *master, *acc;                         // of zenflow: newest weights, sums of gradients
     ZenReference zen;
     float *x;                                    // (L+1, N, C)
@@ -480,7 +479,6 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     #define BUFFER(purpose, count, field) \
         list[n++] = (Buffer){purpose, (count) * sizeof *g->field, &g->field, true}
     if (g->zeroth) BUFFER("parameters", P, theta);
-    if (g->replays) BUFFER("stored parameters", P, stored);
     BUFFER(g->zeroth ? "perturbed parameters" : "parameters", P, params);
     BUFFER("activations", N, inputs);
     BUFFER("activations", N, targets);
@@ -734,31 +732,14 @@ static void gpt2_perturb(GPT2 *g, const ZoConfig *zo, size_t step, int query, fl
     }
 }
 
-// Applies updates to an arena.
-static void gpt2_apply(GPT2 *g, float *arena, const ZoConfig *zo, const ZoUpdates *u) {
+// theta, and params with it, after an update.
+static void gpt2_zo_update(GPT2 *g, const ZoConfig *zo, const ZoUpdate *u) {
     for (int i = 0; i < g->shards.count; i++) {
         const Shard *s = &g->shards.shards[i];
-        zo_update(arena + g->table.tensors[s->tensor].offset + s->offset,
+        zo_update(g->theta + g->table.tensors[s->tensor].offset + s->offset,
                   shard_logical(&g->table, s), zo, u, (uint32_t)s->tensor, s->decay, s->offset);
     }
-}
-
-// theta, and params with it, after the updates of the log up to this step.
-static void gpt2_replay(GPT2 *g, const ZoConfig *zo, ZoLog *log, size_t step) {
-    ZoUpdates u;
-    const size_t K = zo->write_back, end = g->stored != NULL ? step / K * K : step;
-    while (log->rounded < end) {
-        const size_t next = zo_next_store(zo, log, end);
-        zo_updates(&u, zo, log, next);
-        gpt2_apply(g, g->stored != NULL ? g->stored : g->theta, zo, &u);
-        log->rounded = next;
-    }
-    if (g->stored != NULL) {
-        memcpy(g->theta, g->stored, g->table.elements * sizeof(float));
-        zo_updates(&u, zo, log, step);
-        gpt2_apply(g, g->theta, zo, &u);
-    }
-    gpt2_perturb(g, zo, step, 0, 0);
+    gpt2_perturb(g, zo, 0, 0, 0);
 }
 
 // =============================================================================================
@@ -931,10 +912,11 @@ static bool adamw_step(GPT2 *g, const Run *r, size_t step, double lr, double *lo
 
 // MeZO (zo.h): two losses for each direction give the projected gradient, and the weights go that
 // much down it. *loss and *norm: see zo_estimate(). False if a token file is damaged.
-static bool mezo_step(GPT2 *g, const Run *r, const ZoConfig *zo, ZoLog *log, size_t step,
-                      double lr, double *loss, double *norm, Error *err) {
+static bool mezo_step(GPT2 *g, const Run *r, const ZoConfig *zo, size_t step, double lr,
+                      double *loss, double *norm, Error *err) {
     const Options *o = &r->o;
-    double side[2 * ZO_SCALARS] = {0};
+    double side[2 * ZO_QUERIES] = {0};
+    ZoUpdate update;
     size_t right = 0;
     for (int i = 0; i < 2 * zo->queries; i++) {
         gpt2_perturb(g, zo, step, i / 2, i % 2 == 0 ? zo->eps : -zo->eps);
@@ -944,16 +926,15 @@ static bool mezo_step(GPT2 *g, const Run *r, const ZoConfig *zo, ZoLog *log, siz
             side[i] += gpt2_loss(g, r, r->B, &right) / (double)o->accum;
         }
     }
-    zo_estimate(log, zo, step, lr, o->weight_decay, side, loss, norm);
-    gpt2_replay(g, zo, log, step);
+    zo_estimate(&update, zo, step, lr, o->weight_decay, side, loss, norm);
+    gpt2_zo_update(g, zo, &update);
     return true;
 }
 
 // Saves the run after `step` steps: its weights and a checkpoint.
-static void save(GPT2 *g, Run *r, size_t step, ZoLog *log, const RunState *what) {
+static void save(GPT2 *g, Run *r, size_t step, const RunState *what) {
     const ZenReference *z = &g->zen;
     if (g->zenflow) zen_save(r, step, &z->config, &z->map, &z->clock, what);
-    else if (g->zeroth) zo_save(r, step, log, what);
     else run_save(r, step, true, what);
 }
 
@@ -975,9 +956,7 @@ int main(int argc, char **argv) {
     g->training = r->training && !mezo;
     g->zeroth = mezo;
     g->zenflow = g->training && o->offload == OFFLOAD_ZENFLOW;
-    ZoConfig zo = zo_config(r, ZO_FP32);
-    if (zo.storage == ZO_FP32) zo.write_back = 1;  // nothing is rounded: it is the same
-    g->replays = g->zeroth && zo.write_back > 1;
+    const ZoConfig zo = {o->seed, (float)o->zo_eps, (int)o->zo_queries, o->zo_noise, ZO_FP32};
     g->sampling = r->sampling;
     g->dumping = o->dump != NULL;
     g->max_B = r->batches ? r->B : 1;
@@ -987,15 +966,13 @@ int main(int argc, char **argv) {
     float *const newest = g->zeroth ? g->theta : g->zenflow ? g->master : g->params;
     StateSpan spans[ZEN_PARTS + 1];
     const StatePart parts[ZEN_PARTS] = {
-        part_whole("param", &spans[0], &g->table, g->replays ? g->stored : newest, NULL),
+        part_whole("param", &spans[0], &g->table, newest, NULL),
         part_whole("m", &spans[1], &g->table, g->m, NULL),
         part_whole("v", &spans[2], &g->table, g->v, NULL),
         part_whole("acc", &spans[3], &g->table, g->acc, NULL),
         part_whole("shown", &spans[4], &g->table, g->params, NULL)};
     const StatePart weights = part_whole("param", &spans[ZEN_PARTS], &g->table, newest, NULL);
-    const RunState state = {parts, g->zenflow ? ZEN_PARTS : !mezo ? 3 : r->keeps_base ? 0 : 1,
-                            &weights};
-    ZoLog log_of_scalars, *scalars = &log_of_scalars;
+    const RunState state = {parts, g->zenflow ? ZEN_PARTS : mezo ? 1 : 3, &weights};
     if (g->zenflow) {
         const RunState plain = {parts, 3, &weights};  // nothing is held back yet
         run_load(r, zen_is_saved(r) ? &state : &plain);
@@ -1009,9 +986,7 @@ int main(int argc, char **argv) {
         zen_load_elsewhere(r, &state);
     } else {
         run_load(r, &state);
-        zo_load(r, scalars);
-        if (scalars->rounded == 0) zo_round_all(parts[0].spans->data, g->table.elements, &zo);
-        gpt2_replay(g, &zo, scalars, r->state.step);
+        gpt2_perturb(g, &zo, 0, 0, 0);
     }
 
     // --dump: the first batch's loss, logits and gradients. --steps 0: sample, evaluate, convert.
@@ -1039,31 +1014,31 @@ int main(int argc, char **argv) {
         const double start = seconds_now(), lr = schedule_lr(o, step + 1);
         double loss, norm;
         step++;
-        if (!(mezo ? mezo_step(g, r, &zo, scalars, step, lr, &loss, &norm, &err)
+        if (!(mezo ? mezo_step(g, r, &zo, step, lr, &loss, &norm, &err)
                    : adamw_step(g, r, step, lr, &loss, &norm, &err))) {
             r->ends = true;
-            if (step > 1) save(g, r, step - 1, scalars, &state);
+            if (step > 1) save(g, r, step - 1, &state);
             die("%s", err.text);  // a damaged token file
         }
         const double seconds = seconds_now() - start;
         if (step % 64 == 1 && run_step_flops(r) / seconds > 0.9 * log.peak)  // it may be more
             log.peak = fmax(log.peak, 1e9 * fma_peak_gflops(0.005));
-        const bool updated = !mezo || zo_count_skips(r, step, loss, lr, norm);
+        const bool updated = !mezo || zo_usable(loss, lr, norm);
         run_stepped(r, &log, step, loss, norm, lr, seconds, updated, "");
         if (run_evaluates(r, step) && !evaluate(g, r, &log, step, &err)) {
             r->ends = true;
-            save(g, r, step, scalars, &state);
+            save(g, r, step, &state);
             die("%s", err.text);
         }
         if (run_samples(r, step)) {
             log_clear(&log);
             generate(g, r, (uint32_t)step);
         }
-        if (run_saves(r, step)) save(g, r, step, scalars, &state);
+        if (run_saves(r, step)) save(g, r, step, &state);
     }
     // The weights once more even if this step is saved: a kill may have come between the two.
     r->ends = true;
-    if (step > 0) save(g, r, step, scalars, &state);
+    if (step > 0) save(g, r, step, &state);
     const int code = run_end(r, &log, step);
     printf("memory: at most %.1f MiB, planned %.1f MiB\n", (double)memory_peak() / (1 << 20),
            (double)planned / (1 << 20));

@@ -35,7 +35,6 @@
 #include "tide/zen_run.h"
 #include "zero.h"
 #include "tide/zo_plan.h"
-#include "tide/zo_run.h"
 #include <array>
 #include <math.h>
 #include <type_traits>

@@ -694,16 +694,12 @@ static inline bool dump_save(const char *path, const GPT2Config *c, const GPT2Ta
 // v, and every tensor in our naming and layout, without padding) and state.json (everything else,
 // hashes of the first, and one of itself). Written as OUT/checkpoints/tmp_step_N and renamed;
 // a step_N that is there already is step_N.old meanwhile, and counts while there is no step_N.
-//
-// A checkpoint may have no parts: state.json then says of which first weights, and what has been
-// done to them (Malladi et al. 2023). That takes kilobytes.
 
 typedef struct {
     size_t step;             // steps done
     uint64_t seed;
     uint64_t data_position;  // the next sequence's
     uint64_t data_hash;      // of the training data, as the trainer defines it
-    uint64_t base;           // a hash of the first weights, if there are no parts; else 0
     char *more;              // the optimizer's own: the text of a JSON object, or NULL; malloc'ed
     char options[4096];      // the run's options: the text of a JSON object
 } TrainState;
@@ -838,15 +834,11 @@ static inline bool state_parse(const char *text, size_t n, TrainState *s, GPT2Co
     ok = ok && value != NULL && value->type == JSON_OBJECT && length < sizeof s->options
         && digits != NULL && digits->type == JSON_STRING;
     if (ok) memcpy(s->options, options, length);
-    // And what may be in front of them: ,\n"base":"16 digits",\n"more":{..},\n"options":
-    const Json *base = json_get(root, "base");
+    // And what may be in front of them: ,\n"more":{..},\n"options":
     const char *more = key == NULL ? NULL : (const char *)memmem(text, (size_t)(key - text),
                                                 state_more_key, strlen(state_more_key));
     value = json_get(root, "more");
-    ok = ok && (more == NULL ? value == NULL : value != NULL && value->type == JSON_OBJECT)
-        && (base == NULL || (base->type == JSON_STRING && base->length == 16
-                             && strspn(base->string, "0123456789abcdef") == 16));
-    if (ok && base != NULL) s->base = strtoull(base->string, NULL, 16);
+    ok = ok && (more == NULL ? value == NULL : value != NULL && value->type == JSON_OBJECT);
     if (more != NULL) more += strlen(state_more_key);
     if (ok && current && more != NULL) {
         s->more = strndup(more, (size_t)(key - more) - 1);
@@ -911,8 +903,6 @@ static inline bool state_check(const char *dir, TrainState *s, GPT2Config *c, Er
     if (ok && (ok = safetensors_open(&st, path, err))) {
         GPT2Table t = gpt2_table(c);
         ok = state_hashes(&st, hashes, err) && state_shapes(&st, &t, err);
-        if (ok && (st.count == 0) != (s->base != 0))
-            ok = error_set(err, "it must have either weights or the hash of the first ones");
         gpt2_table_free(&t);
         safetensors_close(&st);
     }
@@ -1010,8 +1000,6 @@ static inline bool state_load(const char *dir, const GPT2Config *c, const GPT2Ta
     path_join(path, dir, "state.safetensors");
     if (!safetensors_open(&st, path, err)) return false;
     bool ok = state_shapes(&st, t, &why);
-    if (ok && st.count == 0 && count > 0)
-        ok = error_set(&why, "it has no weights, only what was done to the first ones");
     // The order is known now: a part is t->count tensors, of which its name is in the first.
     for (int k = 0; ok && k < count; k++) {
         snprintf(name, sizeof name, "%s.%s", parts[k].prefix, t->tensors[0].name);

@@ -82,10 +82,10 @@ HOST_DEVICE static inline float to_f32(bf16 x) { return __bfloat162float(x); }
 HOST_DEVICE static inline float to_f32(f16 x) { return __half2float(x); }
 
 // Rounds to nearest even; in f16, 65520 and more is infinity.
-template <typename X> __device__ static inline X from_f32(float x);
-template <> __device__ inline float from_f32<float>(float x) { return x; }
-template <> __device__ inline bf16 from_f32<bf16>(float x) { return __float2bfloat16_rn(x); }
-template <> __device__ inline f16 from_f32<f16>(float x) { return __float2half_rn(x); }
+template <typename X> HOST_DEVICE static inline X from_f32(float x);
+template <> HOST_DEVICE inline float from_f32<float>(float x) { return x; }
+template <> HOST_DEVICE inline bf16 from_f32<bf16>(float x) { return __float2bfloat16_rn(x); }
+template <> HOST_DEVICE inline f16 from_f32<f16>(float x) { return __float2half_rn(x); }
 
 // 16 bytes of X: what one thread loads or stores at once. Addresses must be multiples of 16 bytes.
 template <typename X> struct alignas(16) Pack {

@@ -61,8 +61,8 @@ typedef struct {
     size_t zen_sums;                                  // 0: auto
     // zeroth-order training
     double zo_eps;
-    size_t zo_queries, zo_write_back, resident_blocks;
-    int zo_noise, zo_storage, zo_rounding, zo_checkpoint;
+    size_t zo_queries, resident_blocks;
+    int zo_noise;
     const char *labels, *template_text;               // NULL: the loss of a language model
     bool stream_blocks, zo_no_slots, zo_no_fused_update;
     // bookkeeping
@@ -223,14 +223,6 @@ static const Option option_table[] = {
           "directions per step, each of two forward passes"),
     CHOICE("zo-noise", zo_noise, "gaussian", "gaussian|rademacher", O_FIXED | O_ZO,
            "directions of normal numbers, or of signs"),
-    CHOICE("zo-storage", zo_storage, "auto", "auto|fp32|fp16|bf16", O_FIXED | O_ZO,
-           "of weights; auto: --precision, or fp32"),
-    CHOICE("zo-rounding", zo_rounding, "stochastic", "stochastic|nearest", O_FIXED | O_ZO,
-           "of updated weights to 16 bits"),
-    COUNT("zo-write-back", zo_write_back, "1", 1, 64, O_FIXED | O_ZO,
-          "round every Nth update only; in between, replay"),
-    CHOICE("zo-checkpoint", zo_checkpoint, "full", "full|replay", O_FIXED | O_ZO,
-           "replay: 50 bytes a step, and the first weights"),
     TEXT("labels", labels, NULL, "WORDS", O_FIXED | O_ZO,
          "of labels 0, 1, .. of --data, a TSV: \" bad| good\""),
     {O_TEXT, "template", offsetof(Options, template_text), " It was", "TEXT", 0, 0, O_FIXED | O_ZO,
@@ -495,9 +487,6 @@ static inline bool options_check(const Options *o, Error *err) {
         return error_set(err, "--dump shows gradients, and --optimizer mezo has none");
     if (mezo && option_given(o, "offload") && o->offload != OFFLOAD_NONE)
         return error_set(err, "--offload places the state of AdamW; with mezo: --stream-blocks");
-    if (mezo && o->zo_write_back * o->zo_queries > 256)
-        return error_set(err, "--zo-write-back %zu times --zo-queries %zu: at most 256 directions "
-                              "can be replayed at once", o->zo_write_back, o->zo_queries);
     if (option_given(o, "template") && o->labels == NULL)
         return error_set(err, "--template needs --labels: running text has no prompts");
     if (mezo && o->labels != NULL && o->sample_every > 0)
@@ -654,10 +643,6 @@ static inline bool options_resume(Options *o, const char *saved_json, Error *err
     o->saved = json_parse(saved_json, strlen(saved_json), &inner);
     if (o->saved == NULL || o->saved->type != JSON_OBJECT)
         return error_set(err, "the checkpoint's options are damaged");
-    // The weights that a replay begins with may have moved: they are told by their hash.
-    const Json *kind = json_get(o->saved, "zo-checkpoint");
-    const bool replay = kind != NULL && kind->type == JSON_STRING
-                     && strcmp(kind->string, "replay") == 0;
     const Json *mode = json_get(o->saved, "offload");  // in another, options of zenflow are idle
     const bool zenflow = mode != NULL && mode->type == JSON_STRING
                       && strcmp(mode->string, "zenflow") == 0;
@@ -673,7 +658,7 @@ static inline bool options_resume(Options *o, const char *saved_json, Error *err
             return error_set(err, "in the checkpoint's options: %.400s", inner.text);
         if (!o->given[i]) { *o = old; continue; }
         char *now = option_json(o, x), *then = option_json(&old, x);
-        bool same = strcmp(now, then) == 0 || (replay && strcmp(x->name, "model") == 0);
+        const bool same = strcmp(now, then) == 0;
         if (!same && fixed)
             error_set(err, "--%s %.60s contradicts the checkpoint, which has %.60s: leave it out, "
                            "or start a new run in another --out", x->name, now, then);

@@ -43,18 +43,17 @@ typedef struct {
     char resume_from[PATH_MAX];     // the one that a resumed run began with
     StateSave last;                 // the last one that this process has saved
     bool ends;                      // what is saved now is the last: then it must not fail
-    bool keeps_base;                // checkpoints have no weights: set it before run_load(), and
-    bool replays;                   // if it then sets this, do to the weights what .state.more says
+    int skipped;                    // steps in a row that led nowhere
     bool training;                  // gradients are needed: for steps, or for --dump
     bool only_sampling;             // --steps 0 --prompt: nothing but the sample is printed
     bool batches;                   // batches of B x T are read: to train on, or to evaluate
     bool sampling;                  // samples are drawn: as the only thing, or while training
 } Run;
 
-// What a run saves. The first values go to parts[0], even if checkpoints have no parts.
+// What a run saves. The first values go to parts[0].
 typedef struct {
-    const StatePart *parts;
-    int count;                 // of a checkpoint; 0: first weights and .state.more are enough
+    const StatePart *parts;    // of a checkpoint
+    int count;
     const StatePart *weights;  // of model.safetensors; NULL: not now
 } RunState;
 
@@ -463,44 +462,12 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     if (!o->calibrate) run_describe(r);
 }
 
-// First weights on their way to a part, and a hash of them: what each adds depends on it and its
-// place, so that the order does not matter.
-typedef struct { const StatePart *part; uint64_t hash; } RunBase;
-
-static inline void run_base_move(void *owner, size_t at, size_t n, float *w, bool out) {
-    RunBase *x = (RunBase *)owner;
-    uint64_t sum = 0;
-    part_copy(x->part, at, n, w, out);
-    #pragma omp parallel for reduction(+ : sum) if (n > 1 << 16)
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, w + i, 4);
-        sum += hash_word(at + i, bits);
-    }
-    x->hash += sum;
-}
-
-// The weights that --model names, a file's or a preset's fresh ones. A run whose checkpoints have
-// no weights needs the same ones again on --resume.
+// The weights that --model names, a file's or a preset's fresh ones.
 static inline void run_load_first(Run *r, const StatePart *part) {
     const GPT2Table *t = &r->table;
-    RunBase base = {part, 0};
-    const StatePart hashed = part_moved(part->prefix, &base, run_base_move);
-    const char *model = r->saved_model, *file;
-    char dir[PATH_MAX];
-    struct stat in, out;
-    GPT2Config preset;
+    const char *model = r->saved_model;
     Error err;
-    if (r->keeps_base || r->replays) part = &hashed;
-    if (r->replays && !gpt2_preset(&preset, r->o.model)) model = r->o.model;
-    if (model != NULL && r->keeps_base && r->training && !r->o.no_save
-        && model_path(model, dir, &file, &err) && stat(dir, &in) == 0 && stat(r->o.out, &out) == 0
-        && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
-        die("--zo-checkpoint replay needs the weights of --model %s as they are now, and --out %s "
-            "would replace them: choose another --out", model, r->o.out);
-    if (model != NULL && !model_load(model, &r->config, t, part, &err))
-        die("%s%s", err.text, !r->replays ? "" : "; the run's checkpoints build on these weights: "
-            "say with --model where they are");
+    if (model != NULL && !model_load(model, &r->config, t, part, &err)) die("%s", err.text);
     float *buffer = model == NULL ? part_buffer(part, 1, t) : NULL;
     for (int i = 0; model == NULL && i < t->count; i++) {
         const GPT2Tensor *x = &t->tensors[i];
@@ -510,18 +477,13 @@ static inline void run_load_first(Run *r, const StatePart *part) {
         part_put(part, x, 0, x->rows * x->cols, w);
     }
     free(buffer);
-    if (r->replays && base.hash != r->state.base)
-        die("the weights of --model %s are not those that this run began with: its checkpoints say "
-            "only what was done to them", r->o.model);
-    r->state.base = r->keeps_base ? base.hash : 0;
 }
 
 // Values for the first step: the checkpoint's, or those that --model names. Parts that are not
 // there (AdamW's moments "m" and "v" without training) are passed over.
 static inline void run_load(Run *r, const RunState *x) {
     Error err;
-    r->replays = r->o.resume && r->state.base != 0;
-    if (!r->o.resume || r->replays) run_load_first(r, &x->parts[0]);
+    if (!r->o.resume) run_load_first(r, &x->parts[0]);
     else if (!state_load(r->resume_from, &r->config, &r->table, x->parts, x->count, &err))
         die("%s", err.text);
 }
@@ -679,10 +641,17 @@ static inline double run_step_flops(const Run *r) {
     return r->o.optimizer == OPTIMIZER_MEZO ? both / 3 * 2 * (double)r->o.zo_queries : both;
 }
 
-// Logs a step that took so many seconds, or that nothing was updated. more: see log_step().
-static inline void run_stepped(const Run *r, Log *log, size_t step, double loss, double norm,
-                               double lr, double seconds, bool updated, const char *more) {
+// Logs a step that took so many seconds, or that nothing was updated. more: see log_step(). A run
+// may go on without an update, but not for ever: ten in a row end it. So do ten whose losses are
+// all equal to the last bit, of which only the decay is left.
+static inline void run_stepped(Run *r, Log *log, size_t step, double loss, double norm, double lr,
+                               double seconds, bool updated, const char *more) {
     Error err;
+    r->skipped = updated && norm > 0 ? 0 : r->skipped + 1;
+    if (r->skipped == 10)
+        fail("the loss is %g and the norm %g at step %zu, and 10 steps in a row led nowhere: try "
+             "a lower --lr (what was saved in %s before is intact)", fabs(loss), fabs(norm), step,
+             r->o.out);
     if (!updated) log_skip(log, step, r->o.steps, loss, norm);
     else if (!log_step(log, step, r->o.steps, loss, norm, lr, 1e3 * seconds,
                        (double)r->step_tokens / seconds, run_step_flops(r) / seconds, more, &err))

@@ -19,7 +19,7 @@ typedef struct {
     const GPT2Config *config;
     const GPT2Table *table;
     const StatePart *parts;  // in this order; the first are the parameters
-    int count;               // 0: state.base says what they are made of again
+    int count;
     int keep;                // then all but so many checkpoints up to this step go; 0: none
     TrainState state;
     SafeWriter file;         // state.safetensors
@@ -85,7 +85,6 @@ static inline char *state_describe(const StateSave *x, size_t *n) {
     config_write_sizes(f, *x->config, 2);
     fprintf(f, "  \"family\":%d,\"activation\":%d,\"tied\":%d},", x->config->family,
             x->config->activation, x->config->tied);
-    if (x->state.base != 0) fprintf(f, "\n\"base\":\"%016" PRIx64 "\",", x->state.base);
     if (x->state.more != NULL) fprintf(f, "%s%s,", state_more_key, x->state.more);
     fprintf(f, "%s%s", state_options_key, x->state.options);
     fflush(f);
@@ -176,8 +175,6 @@ static inline bool state_make(const StateSave *x, Error *err) {
         && (!state_is_object(x->state.more) || strstr(x->state.more, state_options_key) != NULL))
         return error_set(err, "what an optimizer adds to a checkpoint must be a JSON object, "
                          "without a line that begins with \"options\":");
-    if ((x->count == 0) != (x->state.base != 0))
-        return error_set(err, "a checkpoint must have either parts or the hash of first weights");
     if (!make_directories(x->all))
         return error_set(err, "cannot make %s: %s", x->all, strerror(errno));
     state_list(x->all, &entries, true);

@@ -11,12 +11,13 @@
 // are on their way; the embeddings and the head stay. What differs here is in doc/zo_streaming.md.
 // What happens to each element is in zo.h, and the same as on the CPU, bit for bit.
 //
-// X is the type of the arithmetic's inputs (float, bf16 or fp16), as in the layers. The stored
-// weights have a type of their own, --zo-storage.
+// X is the type of the weights and of the arithmetic's inputs (float, bf16 or fp16), as in the
+// layers.
 #ifndef TIDE_ZO_CUH
 #define TIDE_ZO_CUH
 #include "zo_plan.h"
-#include "zo_run.h"
+#include "run.h"
+#include "../zo.h"
 
 // =============================================================================================
 // 1. Kernels
@@ -27,52 +28,16 @@
 typedef struct { uint64_t at, n, first; uint32_t tensor; int decay; } ZoRange;
 typedef struct { size_t length; int count; ZoRange range[4]; } ZoGroup;
 
-// N elements from stored weights, as fp32. N is 4 or 8; p a multiple of N elements.
-template <int N>
-__device__ static inline void zo_load_stored(float *th, const void *p, int storage) {
-    if (storage == ZO_FP32) {
-        for (int i = 0; i < N; i += 4) {
-            const Pack<float> x = load_pack((const float *)p + i);
-            for (int k = 0; k < 4; k++) th[i + k] = x.x[k];
-        }
-    } else {
-        uint16_t h[N];
-        if (N == 8) {
-            const int4 bits = *(const int4 *)p;
-            memcpy(h, &bits, sizeof h);
-        } else {
-            const int2 bits = *(const int2 *)p;
-            memcpy(h, &bits, sizeof h);
-        }
-        for (int i = 0; i < N; i++) th[i] = zo_unpack(h[i], storage);
-    }
-}
+// What theta is stored as.
+template <typename X> struct ZoStorage { enum { TYPE = ZO_FP32 }; };
+template <> struct ZoStorage<bf16> { enum { TYPE = ZO_BF16 }; };
+template <> struct ZoStorage<f16> { enum { TYPE = ZO_FP16 }; };
 
-__device__ static inline void zo_store8(void *p, const float *th, int storage) {
-    if (storage == ZO_FP32) {
-        for (int i = 0; i < 8; i += 4) {
-            Pack<float> x;
-            for (int k = 0; k < 4; k++) x.x[k] = th[i + k];
-            store_pack((float *)p + i, x);
-        }
-    } else {
-        uint16_t h[8];
-        for (int i = 0; i < 8; i++) h[i] = zo_pack(th[i], storage);
-        int4 bits;
-        memcpy(&bits, h, sizeof bits);
-        store_bits(p, bits);
-    }
-}
-
-// w = X(th + scale z), 8 elements.
-template <typename X>
-__device__ static inline void zo_store_perturbed(X *w, const float *th, const float *z,
-                                                 float scale) {
+template <typename X> __device__ static inline void zo_store8(X *p, const float w[8]) {
     for (int i = 0; i < 8; i += Pack<X>::N) {
         Pack<X> x;
-        for (int k = 0; k < Pack<X>::N; k++)
-            x.x[k] = from_f32<X>(fmaf(scale, z[i + k], th[i + k]));
-        store_pack(w + i, x);
+        for (int k = 0; k < Pack<X>::N; k++) x.x[k] = from_f32<X>(w[i + k]);
+        store_pack(p + i, x);
     }
 }
 
@@ -83,58 +48,61 @@ __device__ static inline void zo_clear_padding(float x[8], int n) {
             if (k >= n) x[k] = 0;
 }
 
-// One pass over a group of stored weights: applies updates, stores the result if `store` (and if
-// these round it), and writes both perturbed copies. minus NULL: only plus. plus NULL: neither.
-// Every weight is read once, and every random number drawn once.
-template <typename X, int STORED>
-__global__ static void zo_weights_kernel(char *theta, X *plus, X *minus, ZoGroup group, ZoConfig c,
-                                         ZoUpdates u, bool store, uint32_t step, uint32_t query,
-                                         float scale) {
-    const size_t i = grid_thread() * 8, bytes = zo_stored_bytes(STORED);
+// One pass over a group of weights: applies an update and stores the result, and writes both
+// perturbed copies. minus NULL: only plus. plus NULL: neither. Every weight is read once, and every
+// random number drawn once.
+template <typename X>
+__global__ static void zo_weights_kernel(X *theta, X *plus, X *minus, ZoGroup group, ZoConfig c,
+                                         ZoUpdate u, uint32_t step, uint32_t query, float scale) {
+    const size_t i = grid_thread() * 8;
     if (i >= group.length) return;
-    c.storage = STORED;
+    c.storage = ZoStorage<X>::TYPE;
     int r = 0;
     while (r + 1 < group.count && i >= group.range[r + 1].at) r++;
     const ZoRange x = group.range[r];
     const uint64_t left = i < x.at + x.n ? x.at + x.n - i : 0, first = x.first + (i - x.at);
     const int n = left < 8 ? (int)left : 8;
-    float th[8], z[8] = {0};
-    zo_load_stored<8>(th, theta + i * bytes, STORED);
+    float th[8], z[8] = {0}, w[8];
+    for (int k = 0; k < 8; k += Pack<X>::N) {
+        const Pack<X> v = load_pack(theta + i + k);
+        for (int j = 0; j < Pack<X>::N; j++) th[k + j] = to_f32(v.x[j]);
+    }
     zo_apply(th, 8, &c, &u, x.tensor, x.decay, first);
     zo_clear_padding(th, n);
-    if (store && u.round != 0) zo_store8(theta + i * bytes, th, STORED);
+    if (u.step != 0) zo_store8(theta + i, th);
     if (plus == NULL) return;
     if (scale != 0) zo_noise(z, 8, &c, step, query, x.tensor, first);
     zo_clear_padding(z, n);
-    zo_store_perturbed(plus + i, th, z, scale);
-    if (minus != NULL) zo_store_perturbed(minus + i, th, z, -scale);
+    for (int k = 0; k < 8; k++) w[k] = fmaf(scale, z[k], th[k]);
+    zo_store8(plus + i, w);
+    if (minus == NULL) return;
+    for (int k = 0; k < 8; k++) w[k] = fmaf(-scale, z[k], th[k]);
+    zo_store8(minus + i, w);
 }
 
 // Four elements of a tensor as zo_weights_kernel() perturbs them, for kernels that need only few.
 template <typename X>
-__device__ static inline void zo_perturbed4(float w[4], const char *theta, const ZoConfig *c,
-                                            const ZoUpdates *u, uint32_t tensor, uint64_t first,
-                                            uint32_t step, uint32_t query, float scale) {
-    float th[4], z[4] = {0};
-    zo_load_stored<4>(th, theta + first * zo_stored_bytes(c->storage), c->storage);
-    zo_apply(th, 4, c, u, tensor, true, first);
-    if (scale != 0) zo_noise(z, 4, c, step, query, tensor, first);
-    for (int k = 0; k < 4; k++) w[k] = to_f32(from_f32<X>(fmaf(scale, z[k], th[k])));
+__device__ static inline void zo_perturbed4(float w[4], const X *theta, const ZoConfig *c,
+                                            int tensor, uint64_t first, uint32_t step,
+                                            uint32_t query, float scale) {
+    float z[4] = {0};
+    if (scale != 0) zo_noise(z, 4, c, step, query, (uint32_t)tensor, first);
+    for (int k = 0; k < 4; k++)
+        w[k] = to_f32(from_f32<X>(fmaf(scale, z[k], to_f32(theta[first + k]))));
 }
 
 // The embeddings of one sign: only the rows that tokens name are perturbed.
 template <typename X>
-__global__ static void zo_encoder_kernel(X *out, const int32_t *tokens, const char *wte,
-                                         const char *wpe, ZoConfig c, ZoUpdates u, int wte_tensor,
-                                         int wpe_tensor, uint32_t step, uint32_t query, float scale,
-                                         size_t N, size_t T, size_t C) {
+__global__ static void zo_encoder_kernel(X *out, const int32_t *tokens, const X *wte, const X *wpe,
+                                         ZoConfig c, int wte_tensor, int wpe_tensor, uint32_t step,
+                                         uint32_t query, float scale, size_t N, size_t T,
+                                         size_t C) {
     const size_t i = grid_thread() * 4;
     if (i >= N * C) return;
     const size_t n = i / C, channel = i % C;
     float a[4], b[4];
-    zo_perturbed4<X>(a, wte, &c, &u, (uint32_t)wte_tensor, (size_t)tokens[n] * C + channel, step,
-                     query, scale);
-    zo_perturbed4<X>(b, wpe, &c, &u, (uint32_t)wpe_tensor, n % T * C + channel, step, query, scale);
+    zo_perturbed4(a, wte, &c, wte_tensor, (size_t)tokens[n] * C + channel, step, query, scale);
+    zo_perturbed4(b, wpe, &c, wpe_tensor, n % T * C + channel, step, query, scale);
     for (int k = 0; k < 4; k++) out[i + k] = from_f32<X>(a[k] + b[k]);
 }
 
@@ -172,9 +140,9 @@ typedef struct { int count; int32_t word[TASK_LABELS]; } ZoWords;
 // gpt2_classify() of train_gpt2.c: a block per sequence, of which x (T, C) are the normalised rows.
 template <typename X>
 __global__ static void zo_classify_kernel(float *losses, float *right, const X *x,
-                                          const int32_t *where, const char *head, ZoConfig c,
-                                          ZoUpdates u, ZoWords words, int tensor, uint32_t step,
-                                          uint32_t query, float scale, size_t T, size_t C) {
+                                          const int32_t *where, const X *head, ZoConfig c,
+                                          ZoWords words, int tensor, uint32_t step, uint32_t query,
+                                          float scale, size_t T, size_t C) {
     const size_t b = blockIdx.x;
     const int label = where[2 * b + 1];
     x += (b * T + (size_t)where[2 * b]) * C;
@@ -184,8 +152,7 @@ __global__ static void zo_classify_kernel(float *losses, float *right, const X *
         float dot = 0;
         for (size_t i = threadIdx.x * 4; i < C; i += blockDim.x * 4) {
             float w[4];
-            zo_perturbed4<X>(w, head, &c, &u, (uint32_t)tensor, (size_t)words.word[k] * C + i, step,
-                             query, scale);
+            zo_perturbed4(w, head, &c, tensor, (size_t)words.word[k] * C + i, step, query, scale);
             for (int j = 0; j < 4; j++) dot = fmaf(to_f32(x[i + j]), w[j], dot);
         }
         dot = block_sum(dot);
@@ -216,10 +183,9 @@ typedef struct {
 enum { ZO_BATCHES = 3, ZO_EVALUATION = 2 };  // two of training, by turns, and one of evaluation
 
 // What a pass over the layers does. signs 2: forward with theta + scale z and theta - scale z, for
-// each query. signs 1: forward with theta. signs 0: only the updates.
+// each query. signs 1: forward with theta. signs 0: only the update.
 typedef struct {
-    ZoUpdates updates;          // that are not yet in the stored weights
-    bool store;                 // if they round, they are now
+    ZoUpdate update;            // that is not yet in the weights: it is put there
     int signs, queries;
     float scale;
     uint32_t step;
@@ -230,7 +196,7 @@ template <typename X> struct ZoModel {
     GPT2Config config;
     GPT2Table table;
     ZoConfig zo;
-    ZoLog log;
+    ZoUpdate pending;           // that the next pass is to put into the weights
     ZoWords words;              // count 0: a language model's loss
     size_t max_B, max_T;
     size_t accum;               // micro-batches of a step, on this rank
@@ -246,7 +212,6 @@ template <typename X> struct ZoModel {
     ZoGroup group[ZO_GROUPS];   // of layer 0; the others' differ in the numbers of their tensors
     size_t group_at[ZO_GROUPS]; // elements, within a layer
     size_t head, layer, tail;   // elements of the embeddings, of a layer, of what follows the last
-    size_t stored;              // bytes per stored weight
     size_t chunk;               // tokens of the vocabulary whose logits are made at a time
     size_t rows;                // and of how many rows
     size_t scratch;             // elements of plus, and of minus
@@ -256,7 +221,7 @@ template <typename X> struct ZoModel {
     cudaStream_t fetch;         // copies to the GPU: tokens, layers
     cudaStream_t out;           // copies to the host: updated layers
     cudaEvent_t *there;         // (slots, ZO_GROUPS): the group has arrived
-    cudaEvent_t *stored_new;    //   its updated weights are complete
+    cudaEvent_t *updated;       //   its updated weights are complete
     cudaEvent_t *used;          //   no kernel reads it any more
     cudaEvent_t *left;          //   it is on the host again
     size_t visits, fetched;     // of all passes: visits that have been computed, and fetched for
@@ -269,9 +234,9 @@ template <typename X> struct ZoModel {
     int doing;
     size_t moved_in, moved_out;  // bytes over the link, of this step
     // GPU memory
-    char *resident;             // embeddings, residents, tail
-    char *slot_memory;          // (slots, layer)
-    char **slot;                // where each slot is
+    X *resident;                // embeddings, residents, tail
+    X *slot_memory;             // (slots, layer)
+    X **slot;                   // where each slot is
     X *plus, *minus;            // (scratch): perturbed weights
     X *x;                       // (queries, 2, N, C): the residual streams
     X *atty, *act;              // (2, N, C), (2, N, F): of both signs
@@ -283,7 +248,7 @@ template <typename X> struct ZoModel {
     double *totals;             // (accum, queries, 2): losses; and how many labels were right
     int32_t *tokens;            // (ZO_BATCHES, 2N)
     // host memory
-    char *host_layers;          // (streamed, layer)
+    X *host_layers;             // (streamed, layer)
     double *host_totals;
     double *side;               // (queries, 2): the means of all micro-batches and ranks
     double *all;                // (world, zo_news()): what each rank has said of this step
@@ -336,7 +301,6 @@ static void zo_place(ZoModel<X> *z, bool stream, size_t residents, size_t slots)
     z->layer = first[LAYER_TENSORS - 1].offset + zo_stored_length(&first[LAYER_TENSORS - 1])
              - first->offset;
     z->tail = t->elements - z->head - L * z->layer;
-    z->stored = zo_stored_bytes(z->zo.storage);
     z->scratch = 2 * round_up(C, ALIGN_ELEMENTS);
     for (int k = 0; k < ZO_GROUPS; k++) {
         const int begin = t->first_layer + zo_group_first[k];
@@ -374,10 +338,10 @@ template <typename X> static int zo_buffers(ZoModel<X> *z, Buffer list[MAX_BUFFE
     int n = 0;
     #define BUFFER(purpose, bytes, field) \
         list[n++] = Buffer{purpose, bytes, &z->field, false}
-    list[n++] = Buffer{"weights", (z->head + z->tail + residents * z->layer) * z->stored,
+    list[n++] = Buffer{"weights", (z->head + z->tail + residents * z->layer) * X_,
                        &z->resident, true};
     if (z->streamed > 0 && z->keeps_slots)
-        BUFFER("slots", z->slots * z->layer * z->stored, slot_memory);
+        BUFFER("slots", z->slots * z->layer * X_, slot_memory);
     BUFFER("perturbed weights", z->scratch * X_, plus);
     BUFFER("perturbed weights", z->scratch * X_, minus);
     BUFFER("activations", Q * 2 * N * C * X_, x);
@@ -407,12 +371,12 @@ template <typename X> static size_t zo_bytes(ZoModel<X> *z) {
     size_t total = MATMUL_WORKSPACE;
     for (int i = 0; i < n; i++) total += round_up(list[i].bytes, 256);
     if (z->streamed > 0 && !z->keeps_slots)
-        total += z->slots * round_up(z->layer * z->stored, 256);
+        total += z->slots * round_up(z->layer * sizeof(X), 256);
     return total;
 }
 
 template <typename X> static size_t zo_host_bytes(const ZoModel<X> *z) {
-    return round_up(z->streamed * z->layer * z->stored, 4096);
+    return round_up(z->streamed * z->layer * sizeof(X), 4096);
 }
 
 // Settles where everything is, prints it, and refuses what does not fit. Layers are streamed if that
@@ -453,7 +417,7 @@ static size_t zo_settle_memory(ZoModel<X> *z, const Run *r, size_t limit, size_t
             plan_print("host", &weights, 1, host, host_limit, r->world);
             printf("%zu of %zu layer%s, of %.1f MiB, live on the host and visit %zu slot%s%s\n",
                    z->streamed, z->config.layers, plural(z->config.layers),
-                   mib(z->layer * z->stored), z->slots, plural(z->slots),
+                   mib(z->layer * sizeof(X)), z->slots, plural(z->slots),
                    streams ? ": all of them would not fit on the GPU" : "");
         }
     }
@@ -469,7 +433,7 @@ static size_t zo_settle_memory(ZoModel<X> *z, const Run *r, size_t limit, size_t
     }
     if (host > host_limit)
         die("this run needs %.1f MiB of host memory and %.1f MiB are there (available, or "
-            "--host-memory); use a smaller --model, --zo-storage bf16 or fp16, or more "
+            "--host-memory); use a smaller --model, --precision bf16 or fp16, or more "
             "--resident-blocks", mib(host), mib(host_limit));
     return total;
 }
@@ -477,13 +441,13 @@ static size_t zo_settle_memory(ZoModel<X> *z, const Run *r, size_t limit, size_t
 template <typename X> static size_t zo_events(const ZoModel<X> *z) { return z->slots * ZO_GROUPS; }
 
 template <typename X> static std::array<cudaEvent_t **, 4> zo_slot_events(ZoModel<X> *z) {
-    return {&z->there, &z->stored_new, &z->used, &z->left};
+    return {&z->there, &z->updated, &z->used, &z->left};
 }
 
 template <typename X> static void zo_allocate(ZoModel<X> *z) {
     Buffer list[MAX_BUFFERS];
     const int n = zo_buffers(z, list);
-    const size_t N = z->max_B * z->max_T, bytes = z->layer * z->stored;
+    const size_t N = z->max_B * z->max_T;
     z->doing = -1;
     matmul_open(&z->lt);
     for (int i = 0; i < n; i++) {
@@ -491,11 +455,12 @@ template <typename X> static void zo_allocate(ZoModel<X> *z) {
         if (list[i].zero) CUDA(cudaMemset(p, 0, list[i].bytes));
         buffer_set(&list[i], p);
     }
-    z->slot = (char **)alloc_or_fail(z->slots, sizeof(char *), "slots");
-    for (size_t i = 0; i < z->slots && z->keeps_slots; i++) z->slot[i] = z->slot_memory + i * bytes;
+    z->slot = (X **)alloc_or_fail(z->slots, sizeof(X *), "slots");
+    if (z->keeps_slots)
+        for (size_t i = 0; i < z->slots; i++) z->slot[i] = z->slot_memory + i * z->layer;
     if (z->streamed > 0) {
         host_queue_open(&z->host, 0);
-        z->host_layers = (char *)host_alloc(&z->host, zo_host_bytes(z), "weights");
+        z->host_layers = (X *)host_alloc(&z->host, zo_host_bytes(z), "weights");
     }
     z->compute = z->fetch = z->out = stream_make("compute", false);
     if (z->overlap) z->fetch = stream_make("fetch", false);
@@ -545,21 +510,19 @@ template <typename X> static void zo_free(ZoModel<X> *z) {
     CUDA(cudaStreamDestroy(z->compute));
     host_free(z->host_layers);
     if (z->host.stream != NULL) host_queue_close(&z->host);
-    zo_log_free(&z->log);
     free(z->home);
     free(z->visitor);
     gpt2_table_free(&z->table);
 }
 
 // Where a resident layer, or a tensor outside the layers, is.
-template <typename X> static char *zo_resident(const ZoModel<X> *z, int number) {
-    return z->resident + (z->head + (size_t)number * z->layer) * z->stored;
+template <typename X> static X *zo_resident(const ZoModel<X> *z, int number) {
+    return z->resident + z->head + (size_t)number * z->layer;
 }
 
-template <typename X> static char *zo_tensor(const ZoModel<X> *z, int tensor) {
+template <typename X> static X *zo_tensor(const ZoModel<X> *z, int tensor) {
     const size_t at = z->table.tensors[tensor].offset;
-    const size_t skipped = at < z->head ? 0 : z->streamed * z->layer;
-    return z->resident + (at - skipped) * z->stored;
+    return z->resident + at - (at < z->head ? 0 : z->streamed * z->layer);
 }
 
 // =============================================================================================
@@ -582,16 +545,16 @@ template <typename X> static void zo_span(ZoModel<X> *z, const char *name, size_
 // slots than visitors, the slot has been left by one that went home later, or by itself.
 template <typename X> static void zo_fetch(ZoModel<X> *z) {
     const size_t number = z->fetched % z->streamed, slot = z->fetched % z->slots;
-    const char *home = z->host_layers + number * z->layer * z->stored;
+    const X *home = z->host_layers + number * z->layer;
     if (!z->keeps_slots) {  // --zo-no-slots
         CUDA(cudaStreamSynchronize(z->compute));
         CUDA(cudaStreamSynchronize(z->out));
         CUDA(cudaFree(z->slot[slot]));
-        z->slot[slot] = (char *)gpu_alloc(z->layer * z->stored, "a visiting layer");
+        z->slot[slot] = (X *)gpu_alloc(z->layer * sizeof(X), "a visiting layer");
     }
     for (int k = 0; k < ZO_GROUPS; k++) {
-        const size_t event = slot * ZO_GROUPS + (size_t)k, at = z->group_at[k] * z->stored;
-        const size_t bytes = z->group[k].length * z->stored;
+        const size_t event = slot * ZO_GROUPS + (size_t)k, at = z->group_at[k];
+        const size_t bytes = z->group[k].length * sizeof(X);
         CUDA(cudaStreamWaitEvent(z->fetch, z->used[event], 0));
         CUDA(cudaStreamWaitEvent(z->fetch, z->left[event], 0));
         const int span = timeline_begin(&z->timeline, ROW_FETCH, "fetch",
@@ -605,8 +568,8 @@ template <typename X> static void zo_fetch(ZoModel<X> *z) {
     z->fetched++;
 }
 
-// The stored weights of layer l, which is about to be used.
-template <typename X> static char *zo_enter(ZoModel<X> *z, size_t l) {
+// The weights of layer l, which is about to be used.
+template <typename X> static X *zo_enter(ZoModel<X> *z, size_t l) {
     if (z->home[l] < 0) return zo_resident(z, -1 - z->home[l]);
     if (z->fetched == z->visits) zo_fetch(z);
     return z->slot[z->visits % z->slots];
@@ -620,36 +583,26 @@ template <typename X> static void zo_leave(ZoModel<X> *z, size_t l) {
 }
 
 template <typename X>
-static void zo_weights(ZoModel<X> *z, char *theta, const ZoGroup *group, const ZoUpdates *updates,
-                       bool store, const ZoPass *p, int query) {
+static void zo_weights(ZoModel<X> *z, X *theta, const ZoGroup *group, const ZoUpdate *update,
+                       const ZoPass *p, int query) {
     const unsigned blocks = ceil_div(group->length, 8 * BLOCK_THREADS);
     X *plus = p->signs > 0 ? z->plus : NULL, *minus = p->signs > 1 ? z->minus : NULL;
-    #define ZO_LAUNCH(storage) \
-        zo_weights_kernel<X, storage><<<blocks, BLOCK_THREADS, 0, z->compute>>>( \
-            theta, plus, minus, *group, z->zo, *updates, store, p->step, (uint32_t)query, p->scale)
-    if (z->zo.storage == ZO_FP32) ZO_LAUNCH(ZO_FP32);
-    else if (z->zo.storage == ZO_FP16) ZO_LAUNCH(ZO_FP16);
-    else ZO_LAUNCH(ZO_BF16);
-    #undef ZO_LAUNCH
+    zo_weights_kernel<<<blocks, BLOCK_THREADS, 0, z->compute>>>(
+        theta, plus, minus, *group, z->zo, *update, p->step, (uint32_t)query, p->scale);
     CUDA(cudaGetLastError());
 }
 
-static const ZoUpdates zo_nothing = {};
+static const ZoUpdate zo_nothing = {};
 
-// What a pass must still apply to weights that it has come by before.
-static const ZoUpdates *zo_later(const ZoPass *p) {
-    return p->store && p->updates.round != 0 ? &zo_nothing : &p->updates;
-}
-
-// Makes the perturbed weights of group k of layer l, whose stored ones are at `theta`, for a query.
-// The first one also updates, and a visitor's updated group goes home at once.
+// Makes the perturbed weights of group k of layer l, whose weights are at `theta`, for a query. The
+// first one also updates, and a visitor's updated group goes home at once.
 template <typename X>
-static void zo_perturb_group(ZoModel<X> *z, const ZoPass *p, size_t l, int k, char *theta,
+static void zo_perturb_group(ZoModel<X> *z, const ZoPass *p, size_t l, int k, X *theta,
                              int query) {
     const bool visits = z->home[l] >= 0, first = query == 0;
     const bool last = query + 1 >= p->queries || p->signs == 0;
     const size_t event = visits ? z->visits % z->slots * ZO_GROUPS + (size_t)k : 0;
-    const size_t at = z->group_at[k] * z->stored, bytes = z->group[k].length * z->stored;
+    const size_t at = z->group_at[k], bytes = z->group[k].length * sizeof(X);
     if (visits && first) {
         zo_span(z, "wait", l + 1);
         CUDA(cudaStreamWaitEvent(z->compute, z->there[event], 0));
@@ -657,13 +610,12 @@ static void zo_perturb_group(ZoModel<X> *z, const ZoPass *p, size_t l, int k, ch
     if (first) zo_span(z, p->signs == 0 ? "update" : "forward", l + 1);
     ZoGroup group = z->group[k];
     for (int i = 0; i < group.count; i++) group.range[i].tensor += (uint32_t)l * LAYER_TENSORS;
-    zo_weights(z, theta + at, &group, first ? &p->updates : zo_later(p), p->store && first, p,
-               query);
+    zo_weights(z, theta + at, &group, first ? &p->update : &zo_nothing, p, query);
     if (!visits) return;
-    if (first && p->store && p->updates.round != 0) {
-        char *home = z->host_layers + (size_t)z->home[l] * z->layer * z->stored;
-        CUDA(cudaEventRecord(z->stored_new[event], z->compute));
-        CUDA(cudaStreamWaitEvent(z->out, z->stored_new[event], 0));
+    if (first && p->update.step != 0) {
+        X *home = z->host_layers + (size_t)z->home[l] * z->layer;
+        CUDA(cudaEventRecord(z->updated[event], z->compute));
+        CUDA(cudaStreamWaitEvent(z->out, z->updated[event], 0));
         const int span = timeline_begin(&z->timeline, ROW_FLUSH, "flush", l, bytes, z->out);
         CUDA(cudaMemcpyAsync(home + at, theta + at, bytes, cudaMemcpyDeviceToHost, z->out));
         timeline_end(&z->timeline, span, z->out);
@@ -708,8 +660,8 @@ static void zo_encoder(ZoModel<X> *z, const ZoPass *p, X *x, int query, float sc
     const GPT2Table *t = &z->table;
     const unsigned blocks = ceil_div(N * C, 4 * BLOCK_THREADS);
     zo_encoder_kernel<<<blocks, BLOCK_THREADS, 0, z->compute>>>(
-        x, p->batch->device, zo_tensor(z, t->wte), zo_tensor(z, t->wpe), z->zo, *zo_later(p),
-        t->wte, t->wpe, p->step, (uint32_t)query, scale, N, p->batch->T, C);
+        x, p->batch->device, zo_tensor(z, t->wte), zo_tensor(z, t->wpe), z->zo, t->wte, t->wpe,
+        p->step, (uint32_t)query, scale, N, p->batch->T, C);
     CUDA(cudaGetLastError());
 }
 
@@ -717,7 +669,7 @@ static void zo_encoder(ZoModel<X> *z, const ZoPass *p, X *x, int query, float sc
 template <typename X> static void zo_final_norm(ZoModel<X> *z, const ZoPass *p, int query) {
     const size_t C = z->config.channels, most = z->max_B * z->max_T;
     const ZoGroup group = zo_group(&z->table, z->table.ln_f_w, 2);
-    zo_weights(z, zo_tensor(z, z->table.ln_f_w), &group, zo_later(p), false, p, query);
+    zo_weights(z, zo_tensor(z, z->table.ln_f_w), &group, &zo_nothing, p, query);
     for (int s = 0; s < p->signs; s++) {
         const X *w = s == 0 ? z->plus : z->minus;
         layernorm_forward(z->atty + (size_t)s * most * C, z->mean, z->rstd,
@@ -730,8 +682,8 @@ template <typename X> static void zo_final_norm(ZoModel<X> *z, const ZoPass *p, 
 template <typename X>
 static void zo_head_weights(ZoModel<X> *z, const ZoPass *p, int query, size_t v0, size_t count) {
     const ZoGroup group = zo_rows(&z->table, z->table.lm_head, v0, count);
-    zo_weights(z, zo_tensor(z, z->table.lm_head) + v0 * z->config.channels * z->stored, &group,
-               zo_later(p), false, p, query);
+    zo_weights(z, zo_tensor(z, z->table.lm_head) + v0 * z->config.channels, &group, &zo_nothing, p,
+               query);
 }
 
 // The mean loss of a language model, of both signs, to totals[0] and totals[1].
@@ -775,8 +727,8 @@ static void zo_classify(ZoModel<X> *z, const ZoPass *p, int query, double *total
         const float scale = s == 0 ? p->scale : -p->scale;
         const X *x = z->atty + (size_t)s * most * C;
         zo_classify_kernel<<<(unsigned)B, BLOCK_THREADS, 0, z->compute>>>(
-            z->losses, z->right, x, p->batch->device + most, zo_tensor(z, head), z->zo,
-            *zo_later(p), z->words, head, p->step, (uint32_t)query, scale, p->batch->T, C);
+            z->losses, z->right, x, p->batch->device + most, zo_tensor(z, head), z->zo, z->words,
+            head, p->step, (uint32_t)query, scale, p->batch->T, C);
         CUDA(cudaGetLastError());
         loss_accumulate(totals + s, z->losses, B, 1 / (double)B, true, z->compute);
     }
@@ -791,15 +743,14 @@ static void zo_pass(ZoModel<X> *z, const ZoPass *p, size_t micro, bool logits) {
     const GPT2Table *t = &z->table;
     const size_t C = z->config.channels, most = z->max_B * z->max_T;
     const size_t B = p->signs > 0 ? p->batch->B : 0, T = p->signs > 0 ? p->batch->T : 0;
-    const bool updates = p->store && p->updates.round != 0;
-    z->timeline.between = !p->store;
-    if (updates) {  // what stays on the GPU beside the layers
-        const ZoPass quiet = {zo_nothing, true, 0, 1, 0, p->step, NULL};
+    z->timeline.between = p->signs == 1 || (p->signs == 0 && z->fused);
+    if (p->update.step != 0) {  // what stays on the GPU beside the layers
+        const ZoPass quiet = {zo_nothing, 0, 1, 0, p->step, NULL};
         const ZoGroup head = zo_group(t, t->wte, 2);
         const ZoGroup tail = zo_group(t, t->ln_f_w, t->count - t->ln_f_w);
         zo_span(z, "update", 0);
-        zo_weights(z, zo_tensor(z, t->wte), &head, &p->updates, true, &quiet, 0);
-        zo_weights(z, zo_tensor(z, t->ln_f_w), &tail, &p->updates, true, &quiet, 0);
+        zo_weights(z, zo_tensor(z, t->wte), &head, &p->update, &quiet, 0);
+        zo_weights(z, zo_tensor(z, t->ln_f_w), &tail, &p->update, &quiet, 0);
     }
     if (p->signs > 0) {
         zo_span(z, "wait", 0);
@@ -811,7 +762,7 @@ static void zo_pass(ZoModel<X> *z, const ZoPass *p, size_t micro, bool logits) {
                            s == 0 ? p->scale : -p->scale);
     }
     for (size_t l = 0; l < z->config.layers; l++) {
-        char *theta = zo_enter(z, l);
+        X *theta = zo_enter(z, l);
         for (int j = 0; j < (p->signs > 0 ? p->queries : 1); j++)
             for (int k = 0; k < ZO_GROUPS; k++) {
                 zo_perturb_group(z, p, l, k, theta, j);
@@ -842,24 +793,17 @@ template <typename X> static const double *zo_totals(ZoModel<X> *z) {
     return z->host_totals;
 }
 
-// A pass of evaluation: nothing is stored, and the weights are those that the next step would use.
-template <typename X> static ZoPass zo_look(ZoModel<X> *z, const ZoBatch *batch) {
-    ZoPass p = {zo_nothing, false, 1, 1, 0, (uint32_t)z->step, batch};
-    zo_updates(&p.updates, &z->zo, &z->log, z->step);
-    return p;
+// Puts the last step's update into the weights, now. With --zo-no-fused-update always; else, before
+// they are looked at: the next step's pass would do it.
+template <typename X> static void zo_update_weights(ZoModel<X> *z) {
+    const ZoPass p = {z->pending, 0, 1, 0, z->pending.step, NULL};
+    if (z->pending.step != 0) zo_pass(z, &p, 0, false);
+    z->pending = zo_nothing;
 }
 
-// Brings the stored weights to where the log has them after `step` steps, as far as they are
-// stored by then.
-template <typename X> static void zo_replay(ZoModel<X> *z, size_t step) {
-    const size_t end = step / z->zo.write_back * z->zo.write_back;
-    while (z->log.rounded < end) {
-        const size_t next = zo_next_store(&z->zo, &z->log, end);
-        ZoPass p = {zo_nothing, true, 0, 1, 0, (uint32_t)next, NULL};
-        zo_updates(&p.updates, &z->zo, &z->log, next);
-        zo_pass(z, &p, 0, false);
-        z->log.rounded = next;
-    }
+// A pass of evaluation: forward with the weights as they are.
+template <typename X> static ZoPass zo_look(const ZoModel<X> *z, const ZoBatch *batch) {
+    return ZoPass{zo_nothing, 1, 1, 0, (uint32_t)z->step, batch};
 }
 
 // Room for the next batch of set i, to be filled and then sent. Waits until it is free.
@@ -904,6 +848,7 @@ static void zo_next(ZoModel<X> *z, const int32_t *tokens, size_t count, float *l
 
 template <typename X> static void zo_generate(ZoModel<X> *z, const Run *r, uint32_t number) {
     float *logits = (float *)alloc_or_fail(z->config.vocab, sizeof(float), "sampling");
+    zo_update_weights(z);
     Sample s = sample_begin(&r->o, r->tokenizer, &z->config, number);
     do zo_next(z, s.tokens + s.first, s.n - s.first, logits);
     while (sample_next(&s, logits));
@@ -919,6 +864,7 @@ static bool zo_evaluate(ZoModel<X> *z, const Run *r, Log *log, Error *err) {
     const size_t most = z->max_B * z->max_T, own = 2 * ((batches + R - 1) / R);
     double *mine = (double *)alloc_or_fail(own * (1 + R), sizeof(double), "losses");
     double *all = mine + own, sum = 0, right = 0;
+    zo_update_weights(z);
     for (size_t i = (size_t)ranks.rank; i < batches; i += R) {
         const size_t first = i * r->B, rows = min_size(r->B, sequences - first);
         ZoBatch *b = zo_batch_begin(z, ZO_EVALUATION, rows, r->T);
@@ -943,69 +889,39 @@ static bool zo_evaluate(ZoModel<X> *z, const Run *r, Log *log, Error *err) {
     return true;
 }
 
-// A StatePart's move: the stored weights, wherever they are. What comes in is rounded to the
-// nearest number that the storage holds. In before the first pass; out when no stream is at work.
+// A StatePart's move: the weights, wherever they are, when no update is pending and no stream at
+// work. What comes in is rounded to the nearest X.
 template <typename X>
-static void zo_move_stored(void *owner, size_t at, size_t n, float *w, bool out) {
+static void zo_move(void *owner, size_t at, size_t n, float *w, bool out) {
     enum { CHUNK = 1 << 20 };
-    static char staging[CHUNK * sizeof(float)];
     ZoModel<X> *z = (ZoModel<X> *)owner;
     const size_t layers_end = z->head + z->config.layers * z->layer;
+    X *staging = (X *)alloc_or_fail(min_size(n, CHUNK), sizeof(X), "weights on their way");
     for (size_t count; n > 0; at += count, w += count, n -= count) {
-        const bool in_layer = at >= z->head && at < layers_end;
-        const size_t l = in_layer ? (at - z->head) / z->layer : 0;
-        const bool away = in_layer && z->home[l] >= 0;
-        const size_t end = at < z->head ? z->head
-                         : in_layer ? z->head + (l + 1) * z->layer : z->table.elements;
-        const size_t inside = in_layer ? at - z->head - l * z->layer : 0;
-        char *there = away ? z->host_layers + ((size_t)z->home[l] * z->layer + inside) * z->stored
-                    : in_layer ? zo_resident(z, -1 - z->home[l]) + inside * z->stored
-                    : z->resident + (at - (at < z->head ? 0 : z->streamed * z->layer)) * z->stored;
+        size_t end = z->head;
+        X *here = z->resident + at;
+        bool away = false;
+        if (at >= layers_end) {
+            end = z->table.elements;
+            here -= z->streamed * z->layer;
+        } else if (at >= z->head) {
+            const size_t l = (at - z->head) / z->layer, inside = (at - z->head) % z->layer;
+            end = at - inside + z->layer;
+            away = z->home[l] >= 0;
+            if (away) here = z->host_layers + (size_t)z->home[l] * z->layer + inside;
+            else here = zo_resident(z, -1 - z->home[l]) + inside;
+        }
         count = min_size(min_size(n, CHUNK), end - at);
-        char *here = away ? there : staging;
-        const int storage = z->zo.storage;
-        if (out && !away) gpu_copy(here, there, count * z->stored);
+        X *x = away ? here : staging;
+        if (out && !away) gpu_copy(x, here, count * sizeof(X));
         #pragma omp parallel for if (count > 1 << 14)
         for (size_t i = 0; i < count; i++) {
-            if (storage == ZO_FP32) {
-                if (out) memcpy(&w[i], here + 4 * i, 4);
-                else memcpy(here + 4 * i, &w[i], 4);
-                continue;
-            }
-            uint16_t h;
-            if (out) memcpy(&h, here + 2 * i, 2);
-            else h = zo_pack(zo_round(w[i], storage, ZO_NEAREST, 0), storage);
-            if (out) w[i] = zo_unpack(h, storage);
-            else memcpy(here + 2 * i, &h, 2);
+            if (out) w[i] = to_f32(x[i]);
+            else x[i] = from_f32<X>(w[i]);
         }
-        if (!out && !away) gpu_copy(there, here, count * z->stored);
+        if (!out && !away) gpu_copy(here, x, count * sizeof(X));
     }
-}
-
-// The same for model.safetensors, with the updates of the log.
-template <typename X>
-static void zo_move_weights(void *owner, size_t at, size_t n, float *w, bool out) {
-    ZoModel<X> *z = (ZoModel<X> *)owner;
-    ZoUpdates u;
-    zo_move_stored<X>(owner, at, n, w, out);
-    zo_updates(&u, &z->zo, &z->log, z->step);
-    if (!out || u.count + (int)u.round == 0) return;
-    for (int i = 0; i < z->table.count; i++) {
-        const GPT2Tensor *x = &z->table.tensors[i];
-        const size_t from = x->offset > at ? x->offset : at;
-        const size_t to = min_size(x->offset + x->rows * x->cols, at + n);
-        if (from >= to) continue;
-        const size_t first = from - x->offset, last = to - x->offset;
-        #pragma omp parallel for if (last - first > 1 << 12)
-        for (size_t chunk = first / 64 * 64; chunk < last; chunk += 64) {
-            float th[64] = {0};
-            const size_t a = chunk > first ? chunk : first, b = min_size(chunk + 64, last);
-            float *here = w + (x->offset + a - at);
-            memcpy(th + (a - chunk), here, (b - a) * sizeof *th);
-            zo_apply(th, 64, &z->zo, &u, (uint32_t)i, x->decay, chunk);
-            memcpy(here, th + (a - chunk), (b - a) * sizeof *th);
-        }
-    }
+    free(staging);
 }
 
 // Would the run fit with --optimizer mezo? Then all layers may have to visit one slot.
@@ -1013,7 +929,6 @@ template <typename X> static bool zo_fits(const Run *r, size_t limit, size_t hos
     ZoModel<X> *z = (ZoModel<X> *)alloc_or_fail(1, sizeof(ZoModel<X>), "model");
     z->config = r->config;
     z->table = r->table;
-    z->zo.storage = sizeof(X) == sizeof(float) ? ZO_FP32 : ZO_BF16;
     z->zo.queries = (int)r->o.zo_queries;
     z->keeps_slots = true;
     z->accum = r->o.accum;
@@ -1044,15 +959,13 @@ template <typename X> static size_t zo_settle(ZoModel<X> *z, Run *r) {
         plan.T = r->T;
         plan.accum = o->accum;
         plan.queries = o->zo_queries;
-        plan.stored = z->stored;
-        plan.computed = sizeof(X);
+        plan.weight = sizeof(X);
         plan.slots = (int)z->slots;
         plan.streamed = z->streamed;
         plan.no_overlap = !z->overlap;
         plan.no_slots = !z->keeps_slots;
         plan.no_fused_update = !z->fused;
         plan.noise = z->zo.noise;
-        plan.write_back = z->zo.write_back;
         plan.labels = r->task;
         plan.world = r->world;
         plan.normals = rates.gpu_normals;
@@ -1084,8 +997,8 @@ static bool zo_forward(ZoModel<X> *z, const Run *r, size_t step, Error *err) {
     Error later;
     for (size_t m = 0; m < z->accum; m++) {
         const uint64_t micro = (step - 1) * z->accum + m;
-        ZoPass p = {zo_nothing, true, 2, z->zo.queries, z->zo.eps, (uint32_t)step,
-                    &z->batch[micro % 2]};
+        const ZoPass p = {z->pending, 2, z->zo.queries, z->zo.eps, (uint32_t)step,
+                          &z->batch[micro % 2]};
         if (z->sent == micro) {
             if (!zo_send_batch(z, r, micro, err)) return false;
             z->sent++;
@@ -1094,9 +1007,8 @@ static bool zo_forward(ZoModel<X> *z, const Run *r, size_t step, Error *err) {
         // read, that is told when its turn comes.
         if (z->sent == micro + 1 && z->sent < r->o.steps * z->accum
             && zo_send_batch(z, r, z->sent, &later)) z->sent++;
-        zo_updates(&p.updates, &z->zo, &z->log, step - 1);
         zo_pass(z, &p, m, false);
-        if (p.updates.round != 0) z->log.rounded = step - 1;
+        z->pending = zo_nothing;
     }
     return true;
 }
@@ -1121,14 +1033,10 @@ static bool zo_step(ZoModel<X> *z, const Run *r, size_t step, double lr, double 
     z->exchanged = ranks.world > 1 ? bytes : 0;
     run_hear(z->all + n + ZO_NEWS, news);
     for (size_t k = 0; k < (size_t)ranks.world; k++) damaged += z->all[k * news + n + ZO_DAMAGED];
-    if (damaged > 0) {
-        zo_replay(z, step - 1);  // some have stored that update already, and some have not
-        return false;
-    }
+    if (damaged > 0) return false;
     zo_mean(z->side, z->all, news, ranks.world, z->accum, z->zo.queries);
-    zo_estimate(&z->log, &z->zo, step, lr, r->o.weight_decay, z->side, loss, norm);
-    if (!z->fused) zo_replay(z, step);
-    if (!r->keeps_base) zo_log_trim(&z->log);
+    zo_estimate(&z->pending, &z->zo, step, lr, r->o.weight_decay, z->side, loss, norm);
+    if (!z->fused) zo_update_weights(z);
     z->step = step;
     return true;
 }
@@ -1152,45 +1060,34 @@ template <typename X> static void zo_counters(const ZoModel<X> *z, char *json, s
                  link[0] != 0 ? exchange : "");
 }
 
-// The first rank whose weights are not those of rank 0, or 0: by hashes of what is stored and of
-// the updates that are not in it yet; or of the updates alone. When no stream is at work.
-template <typename X> static int zo_odd_rank(ZoModel<X> *z, bool updates_alone) {
-    enum { CHUNK = 1 << 20, PARTS = 4 };
-    const StatePart stored = part_moved("param", z, zo_move_stored<X>);
-    RunBase base = {&stored, 0};
-    int odd = 0;
-    if (ranks.world == 1) return odd;
+// Ends a run whose ranks have loaded different weights: each would train something else.
+template <typename X> static void zo_agree(ZoModel<X> *z) {
+    enum { CHUNK = 1 << 20 };
+    uint64_t hash = 0;
+    char text[40];
+    if (ranks.world == 1) return;
     float *buffer = (float *)alloc_or_fail(CHUNK, sizeof(float), "comparison of weights");
-    for (int i = 0; i < z->table.count && !updates_alone; i++) {
-        const GPT2Tensor *x = &z->table.tensors[i];
-        for (size_t at = 0, end = x->rows * x->cols, n; at < end; at += n) {
-            n = min_size(CHUNK, end - at);
-            run_base_move(&base, x->offset + at, n, buffer, true);
+    for (size_t at = 0, n; at < z->table.elements; at += n) {
+        n = min_size(CHUNK, z->table.elements - at);
+        zo_move<X>(z, at, n, buffer, true);
+        #pragma omp parallel for reduction(+ : hash)
+        for (size_t i = 0; i < n; i++) {
+            uint32_t bits;
+            memcpy(&bits, buffer + i, 4);
+            hash += hash_word(at + i, bits);
         }
     }
     free(buffer);
-    const ZoLog *log = &z->log;
-    const size_t scalars = log->count * (size_t)log->queries;
-    const uint64_t mine[PARTS] = {base.hash, log->rounded,
-                                  hash_bytes(log->record, log->count * sizeof *log->record),
-                                  hash_bytes(log->g, scalars * sizeof *log->g)};
-    uint64_t *all = (uint64_t *)alloc_or_fail((size_t)ranks.world, sizeof mine, "hashes");
-    ranks_exchange(mine, sizeof mine, all);
-    for (int k = ranks.world - 1; k > 0; k--)
-        if (memcmp(all, all + (size_t)k * PARTS, sizeof mine) != 0) odd = k;
-    free(all);
-    return odd;
+    snprintf(text, sizeof text, "%016" PRIx64, hash);
+    ranks_agree("weights", text);
 }
 
 // Saves the run after `step` steps: all ranks together.
 template <typename X>
-static void zo_save_all(ZoModel<X> *z, Run *r, size_t step, const RunState *what) {
+static void zo_save(ZoModel<X> *z, Run *r, size_t step, const RunState *what) {
+    zo_update_weights(z);
     CUDA(cudaDeviceSynchronize());
-    const int odd = zo_odd_rank(z, r->keeps_base && !r->ends);  // such checkpoints have no weights
-    if (odd > 0)
-        fail("after step %zu the weights of rank %d are not those of rank 0, as they must be: what "
-             "was saved before is intact", step, odd);
-    zo_save(r, step, &z->log, what);
+    run_save(r, step, true, what);
 }
 
 template <typename X> static int zo_train(Run *r) {
@@ -1201,8 +1098,8 @@ template <typename X> static int zo_train(Run *r) {
     // run_open() has settled what to train, on what. Now the memory for it.
     z->config = r->config;
     z->table = r->table;
-    const int storage[] = {ZO_BF16, ZO_FP32, ZO_FP16};  // by PRECISION_*
-    z->zo = zo_config(r, storage[o->precision]);
+    z->zo = ZoConfig{o->seed, (float)o->zo_eps, (int)o->zo_queries, o->zo_noise,
+                     ZoStorage<X>::TYPE};
     if (r->task) z->words.count = run_task(r)->labels;
     if (r->task) memcpy(z->words.word, run_task(r)->word, sizeof z->words.word);
     z->fuse_gelu = fuse_gelu_settled<X>(o->fuse_gelu, &z->config);
@@ -1221,19 +1118,14 @@ template <typename X> static int zo_train(Run *r) {
     const size_t available = gpu_available();
     zo_allocate(z);
     const size_t taken = available - gpu_available();
-    const StatePart stored = part_moved("param", z, zo_move_stored<X>);
-    const StatePart weights = part_moved("param", z, zo_move_weights<X>);
+    const StatePart weights = part_moved("param", z, zo_move<X>);
     const StatePart nothing = {"param", NULL, 0, NULL, NULL, NULL};
-    const RunState state = {&stored, r->keeps_base ? 0 : 1, &weights};
+    const RunState state = {&weights, 1, &weights};
     // of replicas, all load, and rank 0 alone has something to save
-    const RunState saved = {r->rank == 0 ? &stored : &nothing, state.count, &weights};
+    const RunState saved = {r->rank == 0 ? &weights : &nothing, 1, &weights};
     run_load(r, &state);
-    zo_load(r, &z->log);
     z->step = r->state.step;
-    const int odd = zo_odd_rank(z, false);
-    if (odd > 0) die("the weights of rank %d are not those of rank 0: is %s the same on all "
-                     "machines?", odd, o->resume ? o->out : o->model);
-    zo_replay(z, z->step);
+    zo_agree(z);
 
     // --steps 0: sample, evaluate, convert.
     if (o->steps == 0) {
@@ -1261,7 +1153,7 @@ template <typename X> static int zo_train(Run *r) {
         z->moved_in = z->moved_out = 0;
         if (!zo_step(z, r, step, lr, &loss, &norm, &err)) {
             r->ends = true;
-            if (step > 1) zo_save_all(z, r, step - 1, &saved);
+            if (step > 1) zo_save(z, r, step - 1, &saved);
             ranks_barrier();  // it is saved
             if (err.text[0] != '\0') die("%s", err.text);  // a damaged token file
             ranks_barrier();  // the one that knows why ends all
@@ -1270,21 +1162,21 @@ template <typename X> static int zo_train(Run *r) {
         char counters[256];
         zo_counters(z, counters, sizeof counters);
         run_stepped(r, &log, step, loss, norm, lr, seconds,
-                    zo_count_skips(r, step, loss, lr, norm), counters);
+                    zo_usable(loss, lr, norm), counters);
         if (run_evaluates(r, step) && !zo_evaluate(z, r, &log, &err)) {
             r->ends = true;
-            if (r->world == 1) zo_save_all(z, r, step, &saved);
+            if (r->world == 1) zo_save(z, r, step, &saved);
             die("%s", err.text);
         }
         if (run_samples(r, step)) {
             log_clear(&log);
             zo_generate(z, r, (uint32_t)step);
         }
-        if (run_saves(r, step)) zo_save_all(z, r, step, &saved);
+        if (run_saves(r, step)) zo_save(z, r, step, &saved);
     }
     // The weights once more even if this step is saved: a kill may have come between the two.
     r->ends = true;
-    if (z->step > 0) zo_save_all(z, r, z->step, &saved);
+    if (z->step > 0) zo_save(z, r, z->step, &saved);
     timeline_close(&z->timeline);
     const int code = run_end(r, &log, z->step);
     printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", mib(taken), mib(planned));

@@ -21,14 +21,13 @@
 
 typedef struct {
     size_t B, T, accum, queries;  // of a micro-batch; micro-batches, directions per step
-    size_t stored, computed;      // bytes of a weight: at home and on the link; in products
+    size_t weight;                // bytes of one
     int slots;                    // streamed layers that have room on the GPU, at least 1
     size_t streamed;              // layers that live on the host, spread evenly; 0: none
     bool no_overlap;              // copies and kernels are in one stream
     bool no_slots;                // a layer's place is freed and allocated at each visit
     bool no_fused_update;         // all layers visit once more, to be updated, after the losses
     int noise;                    // ZO_GAUSSIAN; or ZO_RADEMACHER, which costs nothing here
-    size_t write_back;            // of so many updates, one is stored; until then, all are replayed
     size_t world;                 // GPUs with a replica each; 0: one. The few numbers that they
                                   // exchange take no time here
     bool labels;                  // the head has a few rows: its cost is left out
@@ -38,7 +37,7 @@ typedef struct {
 } ZoPlan;
 
 typedef struct {
-    double step;             // seconds, the mean over write_back steps; of these:
+    double step;             // seconds; of these:
     double compute;          // products, attention, head
     double perturb;          // kernels that update and perturb
     double upload, offload;  // what the copies of each way would take, both ways busy
@@ -72,8 +71,7 @@ static inline void zo_plan_groups(const GPT2Config *c, const ZoPlan *p, double w
 // Seconds of a kernel over n weights: what its bytes take, or its noise, if that takes longer.
 static inline double zo_plan_kernel(const Rates *r, const ZoPlan *p, double n, bool store,
                                     bool perturb, double draws) {
-    const double stored = (double)p->stored, computed = (double)p->computed;
-    const double bytes = stored * (store ? 2 : 1) + (perturb ? 2 * computed : 0);
+    const double bytes = (double)p->weight * (1 + store + (perturb ? 2 : 0));
     const double noise = p->noise == ZO_GAUSSIAN ? draws / rate_or(p->normals, PLAN_UNLIMITED) : 0;
     return n * fmax(bytes / rate_or(r->gpu_bytes, PLAN_UNLIMITED), noise);
 }
@@ -100,10 +98,10 @@ static inline double zo_hidden_from(const Rates *r, const GPT2Config *c, const Z
         P += weights[g];
         f += flops[g];
     }
-    const double q = (double)p->queries, K = (double)p->write_back;
+    const double q = (double)p->queries;
     const double part = (double)p->streamed / (double)c->layers;
-    const double link = part * P * (double)p->stored / fmin(in, out);
-    const double gpu = zo_plan_kernel(r, p, P, true, true, 1 + q * K)
+    const double link = part * P * (double)p->weight / fmin(in, out);
+    const double gpu = zo_plan_kernel(r, p, P, true, true, 1 + q)
                      + (q - 1) * zo_plan_kernel(r, p, P, false, true, 1);
     if (p->streamed == 0) return 0;
     if (p->no_overlap || p->no_slots || p->no_fused_update) return INFINITY;
@@ -141,24 +139,23 @@ static inline void zo_plan_fetch(ZoSim *s, int after) {
     if (p->no_slots)  // to free memory, CUDA waits for all that was queued
         after = zo_plan_add(s, PLAN_ALLOCATE, p->allocate, s->fetch, s->flush, after);
     for (size_t i = slot; i < slot + PLAN_GROUPS; i++) {
-        s->there[i] = zo_plan_add(s, PLAN_FETCH, s->weights[i - slot] * (double)p->stored,
+        s->there[i] = zo_plan_add(s, PLAN_FETCH, s->weights[i - slot] * (double)p->weight,
                                   s->used[i], s->left[i], after);
         after = PLAN_NOTHING;
     }
 }
 
 // One pass over all layers. With perturb: forward with both signs of all directions, up to the
-// losses; without: only an update. With store, what is updated goes home. draws: noise per weight
-// for the updates that are not in it yet.
-static inline void zo_plan_pass(ZoSim *s, bool perturb, bool store, double draws) {
+// losses; without: only an update. With store, it updates, and what is updated goes home.
+static inline void zo_plan_pass(ZoSim *s, bool perturb, bool store) {
     enum { NONE = PLAN_NOTHING };
     const ZoPlan *p = s->plan;
     const GPT2Config *c = s->config;
     const Rates *r = s->rates;
     const size_t L = c->layers, stay = L - p->streamed, queries = perturb ? p->queries : 1;
     const size_t end = s->visits + p->streamed, ahead = (size_t)p->slots;
-    const double again = 1 + (store ? 0 : draws);  // noise for a direction behind the first
     const double C = (double)c->channels, V = (double)c->vocab_padded, q = (double)p->queries;
+    const double draws = store ? q : 0;  // noise per weight for the update
     const double embeddings = V * C * (c->tied ? 1 : 2) + (double)c->context * C;
     if (store)
         zo_plan_add(s, PLAN_KERNEL, zo_plan_kernel(r, p, embeddings, true, false, draws), NONE,
@@ -173,7 +170,7 @@ static inline void zo_plan_pass(ZoSim *s, bool perturb, bool store, double draws
             const double times = middle ? (double)(queries - 2) : 1;
             for (size_t g = 0; g < PLAN_GROUPS; g++) {
                 const double seconds = zo_plan_kernel(r, p, s->weights[g], store && j == 0, perturb,
-                                                      j == 0 ? draws + perturb : again);
+                                                      j == 0 ? draws + perturb : 1);
                 const int kernel = zo_plan_add(s, PLAN_KERNEL, times * seconds,
                                                away ? s->there[slot + g] : NONE, NONE, NONE);
                 if (perturb)
@@ -182,7 +179,7 @@ static inline void zo_plan_pass(ZoSim *s, bool perturb, bool store, double draws
                 s->used[slot + g] = kernel;
                 if (store && j == 0)
                     s->left[slot + g] = zo_plan_add(s, PLAN_FLUSH, s->weights[g]
-                        * (double)p->stored, kernel, NONE, NONE);
+                        * (double)p->weight, kernel, NONE, NONE);
             }
         }
         s->visits += away;
@@ -194,7 +191,7 @@ static inline void zo_plan_pass(ZoSim *s, bool perturb, bool store, double draws
     // the head, in chunks of the vocabulary: its perturbed copies; products; logits in fp32, which
     // are written once and read once
     const double rows = p->labels ? 0 : V, tokens = (double)(p->B * p->T);
-    zo_plan_add(s, PLAN_KERNEL, q * zo_plan_kernel(r, p, rows * C, false, true, again), NONE, NONE,
+    zo_plan_add(s, PLAN_KERNEL, q * zo_plan_kernel(r, p, rows * C, false, true, 1), NONE, NONE,
                 NONE);
     s->tail = zo_plan_add(s, PLAN_HEAD, 2 * q * tokens * rows
         * (2 * C / rate_or(r->gpu_flops, PLAN_UNLIMITED) + 8 / rate_or(r->gpu_bytes,
@@ -211,9 +208,8 @@ static inline ZoPrediction zo_plan_step(const Rates *r, const GPT2Config *c, con
     if (p.streamed > c->layers) p.streamed = c->layers;
     if (p.slots < 1) p.slots = 1;
     if ((size_t)p.slots > p.streamed) p.slots = (int)(p.streamed > 0 ? p.streamed : 1);
-    if (p.write_back < 1) p.write_back = 1;
     if (p.world < 1) p.world = 1;
-    const size_t L = c->layers, micros = min_size(p.accum, PLAN_ZO_MICRO), K = p.write_back;
+    const size_t L = c->layers, micros = min_size(p.accum, PLAN_ZO_MICRO);
     const size_t places = (size_t)p.slots * PLAN_GROUPS;
     ZoSim s;
     memset(&s, 0, sizeof s);
@@ -232,20 +228,15 @@ static inline ZoPrediction zo_plan_step(const Rates *r, const GPT2Config *c, con
     s.left = s.used + places;
     for (size_t i = 0; i < 3 * places; i++) s.there[i] = PLAN_NOTHING;
 
-    // Of K steps, one stores. The last three here count: one that stores, one after it, and one
-    // that stands for the other K - 2. (K = 1: all are alike.) Of four micro-batches, of which the
-    // first updates, the third stands for all those that are left out.
+    // The last three steps count. Of four micro-batches, of which the first updates, the third stands
+    // for all those that are left out.
     int end[PLAN_ZO_STEPS][PLAN_ZO_MICRO];
-    for (int step = 0; step < PLAN_ZO_STEPS; step++) {
-        const bool store = K == 1 || step % 3 == 0;
-        const double draws = (double)p.queries * (double)K * (store ? 1 : 0.5);
+    for (int step = 0; step < PLAN_ZO_STEPS; step++)
         for (size_t m = 0; m < micros; m++) {
-            const bool now = store && m == 0 && !p.no_fused_update;
-            zo_plan_pass(&s, true, now, now || !store ? draws : 0);
-            if (m + 1 == micros && store && p.no_fused_update) zo_plan_pass(&s, false, true, draws);
+            zo_plan_pass(&s, true, m == 0 && !p.no_fused_update);
+            if (m + 1 == micros && p.no_fused_update) zo_plan_pass(&s, false, true);
             end[step][m] = s.tail;
         }
-    }
     plan_simulate(&s.tasks, r);
 
     ZoPrediction x;
@@ -255,9 +246,7 @@ static inline ZoPrediction zo_plan_step(const Rates *r, const GPT2Config *c, con
     int before = end[PLAN_ZO_STEPS - 4][micros - 1];
     for (int step = PLAN_ZO_STEPS - 3; step < PLAN_ZO_STEPS; step++)
         for (size_t m = 0; m < micros; m++) {
-            const double steps = K == 1 ? 1.0 / 3 : step + 1 == PLAN_ZO_STEPS ? (double)K - 2 : 1;
-            const double times = steps / (double)K
-                               * (m == 2 ? 1 + (double)(p.accum - micros) : 1);
+            const double times = (m == 2 ? 1 + (double)(p.accum - micros) : 1) / 3;
             x.step += times * (t[end[step][m]].end - t[before].end);
             for (int i = before + 1; i <= end[step][m]; i++) sums[t[i].number] += times * t[i].work;
             before = end[step][m];
