@@ -7,6 +7,9 @@
 #        train_gpt2emu; ALL=1: 100 times, not 12)
 set -u
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
+# What began under nohup ignores SIGHUP, and so would all that it starts.
+[ $((0x0$(sed -n 's/^SigIgn:[^0-9a-f]*//p' /proc/self/status) & 1)) = 0 ] ||
+    exec env --default-signal=HUP sh "$0"
 # A disk that can be filled needs a name space of its own, to be mounted in.
 if [ -z "${SMALL_DISK-}" ]; then
     for enter in "unshare -m" "unshare -Urm"; do
