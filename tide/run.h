@@ -163,7 +163,7 @@ static inline void run_choose_tokenizer(Run *r) {
     if (saved != NULL) path_join(list, home, "merges.txt");
     const char *dir = o->tokenizer != NULL ? o->tokenizer : path_exists(list) ? home : "bytes";
     if (strcmp(dir, "bytes") != 0) {
-        if ((r->tokenizer = tokenizer_load(dir, &err)) == NULL) die("%s", err.text);
+        r->tokenizer = tokenizer_load(dir);
         path_join(list, dir, "vocab.json");
         if (r->config.family == FAMILY_OPT && !path_exists(list))
             die("there is no %s, and merges.txt alone gives GPT-2's tokens, not OPT's", list);
@@ -196,16 +196,14 @@ static inline void run_open_task(Run *r) {
     Options *o = &r->o;
     const size_t V = r->config.vocab;
     Task *all = &r->task_all, *held = &r->task_val_all;
-    Error err;
     if (r->tokenizer == NULL) die("--labels needs --tokenizer: the model came without one");
     // OPT has seen every text begin with </s>
     const bool opt = r->config.family == FAMILY_OPT && tokenizer_vocab(r->tokenizer) != 256;
     const int32_t first = opt ? 2 : -1;
-    if ((o->data != NULL && !task_open(all, o->data, o->labels, o->template_text, r->tokenizer,
-                                       first, V, &err))
-        || (o->val != NULL && !task_open(held, o->val, o->labels, o->template_text, r->tokenizer,
-                                         first, V, &err)))
-        die("%s", err.text);
+    if (o->data != NULL)
+        *all = task_open(o->data, o->labels, o->template_text, r->tokenizer, first, V);
+    if (o->val != NULL)
+        *held = task_open(o->val, o->labels, o->template_text, r->tokenizer, first, V);
     if (o->data != NULL) task_split(all, o->val == NULL ? 0.1 : 0, &r->task_train, &r->task_val);
     if (o->val != NULL) r->task_val = task_view(held, 0, held->count);
     if (o->seq == 0) {
@@ -241,10 +239,8 @@ static inline void run_open_data(Run *r) {
     Error err;
     r->task = o->labels != NULL && (o->data != NULL || o->val != NULL);
     const bool texts = o->data != NULL && !r->task;
-    if (texts && !data_open(&r->data, o->data, r->tokenizer, &err))
-        die("%s%s", err.text, r->tokenizer == NULL ? ": name it with --tokenizer DIR" : "");
-    const bool token_files = texts && r->data.segments[0].map_bytes > 0;
-    if (token_files && o->tokenizer == NULL && r->tokenizer != NULL
+    if (texts) r->data = data_open(o->data, r->tokenizer);
+    if (texts && !r->data.text && o->tokenizer == NULL && r->tokenizer != NULL
         && tokenizer_vocab(r->tokenizer) == 256) {
         tokenizer_free(r->tokenizer);  // it was a guess: token files are GPT-2's unless told
         r->tokenizer = NULL;
@@ -259,17 +255,16 @@ static inline void run_open_data(Run *r) {
     if (r->tokenizer != NULL && needed > c->vocab)
         die("the tokenizer has %zu tokens and the model only %zu", needed, c->vocab);
     if (r->task) run_open_task(r);
-    if (o->val != NULL && !r->task && !data_open(&r->val_data, o->val, r->tokenizer, &err))
-        die("%s", err.text);
+    if (o->val != NULL && !r->task) r->val_data = data_open(o->val, r->tokenizer);
     if (texts) {
         data_split(&r->data, o->val == NULL ? 0.1 : 0, &r->train_view, &r->val_view);
-        if (!loader_init(&r->train, &r->train_view, r->T, o->seed, true, &err)) die("%s", err.text);
+        r->train = loader_make(&r->train_view, r->T, o->seed, true);
+        loader_check(&r->train);
     }
-    const TokenData *val = o->val != NULL ? &r->val_data : &r->val_view;
-    if (!r->task && (val->count == 0
-                     || !loader_init(&r->val, val, r->T, o->seed, false, &err))) {
-        if (o->val != NULL) die("%s", err.text);
-        r->val.sequences = 0;
+    if (!r->task) {
+        const TokenData *val = o->val != NULL ? &r->val_data : &r->val_view;
+        r->val = loader_make(val, r->T, o->seed, false);
+        if (o->val != NULL) loader_check(&r->val);
     }
     const uint64_t hash = r->task ? run_task_hash(&r->task_all) : run_data_hash(&r->data);
     if (o->resume && o->data != NULL && hash != r->state.data_hash && r->rank == 0)
@@ -516,9 +511,7 @@ static inline bool run_batch(const Run *r, const Loader *loader, uint64_t positi
 }
 
 static inline void run_save_tokenizer(const Run *r) {
-    Error err;
-    if (r->tokenizer != NULL && r->rank == 0 && !tokenizer_save(r->tokenizer, r->o.out, &err))
-        fail("%s", err.text);
+    if (r->tokenizer != NULL && r->rank == 0) tokenizer_save(r->tokenizer, r->o.out);
 }
 
 // --save-every auto: when the next checkpoint is due, by seconds_now(). Saving may take 5 % of the

@@ -82,7 +82,6 @@ static inline Sample sample_begin(const Options *o, const Tokenizer *tokenizer,
     const char *prompt = o->prompt != NULL ? o->prompt : "";
     const size_t bytes = strlen(prompt);
     Sample s;
-    Error err;
     memset(&s, 0, sizeof s);
     s.o = o;
     s.tokenizer = tokenizer;
@@ -90,8 +89,7 @@ static inline Sample sample_begin(const Options *o, const Tokenizer *tokenizer,
     s.context = c->context;
     s.V = min_size(c->vocab, tokenizer_vocab(tokenizer));
     s.tokens = (int32_t *)alloc_or_fail(bytes + o->sample_tokens + 1, sizeof(int32_t), "prompt");
-    if (!tokenizer_encode(tokenizer, prompt, bytes, (uint32_t *)s.tokens, &s.n, &err))
-        die("%s", err.text);
+    s.n = tokenizer_encode(tokenizer, prompt, bytes, (uint32_t *)s.tokens);
     const int eot = tokenizer_eot(tokenizer);
     if (s.n == 0) s.tokens[s.n++] = eot >= 0 ? eot : '\n';
     for (size_t i = 0; i < s.n; i++)

@@ -1,5 +1,12 @@
 // tokenizer.h: text to tokens and back, as GPT-2 does it: byte-level byte-pair encoding.
 //
+//     tokenizer_bytes()    a byte is a token
+//     tokenizer_load()     of a directory; tokenizer_parse(): of the texts of its files
+//     tokenizer_save()     into another one
+//     tokenizer_encode()   text to tokens
+//     tokenizer_token()    the text of one token
+//     tokenizer_vocab(), tokenizer_eot(), tokenizer_free()
+//
 // 1. The text is cut into words by the expression of GPT-2's encoder.py, here a small scanner:
 //        's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //    A byte that is not part of valid UTF-8 counts as one code point that is no letter, no number
@@ -11,7 +18,8 @@
 // them.
 //
 // In vocab.json and merges.txt every byte is written as one printable code point: itself if it is
-// printable Latin-1, else the next free one from U+0100 on (a space is U+0120).
+// printable Latin-1, else the next free one from U+0100 on (a space is U+0120). What is wrong with
+// these files ends the program with one line.
 // Sources: Radford et al. 2019 (section 2.2), Sennrich et al. 2016 (byte-pair encoding).
 #ifndef TIDE_TOKENIZER_H
 #define TIDE_TOKENIZER_H
@@ -21,140 +29,58 @@
 
 #define TOKENIZER_EOT "<|endoftext|>"
 #define TOKENIZER_NONE UINT32_MAX          // no such token, no such merge
-#define TOKENIZER_MAX_FILE ((size_t)64 << 20)
 enum {
     TOKENIZER_MAX_IDS = 1 << 24,
-    TOKENIZER_SHORT = 64,                  // words up to here are merged by the plain loop
-    TOKENIZER_MAX_PROBES = 1000            // more is no hash table, but a file made to be slow
+    TOKENIZER_SHORT = 64                   // words up to here are merged by the plain loop
 };
 
-typedef struct {
-    uint32_t start, length;                // in Tokenizer.bytes; length 0: no such id
-    bool raw;                              // its text in vocab.json is not in byte characters
-} TokenText;
-
+typedef struct { size_t start, length; } TokenText;  // in Tokenizer.bytes; length 0: no such id
 typedef struct { uint32_t left, right, result; } TokenMerge;
 
 typedef struct Tokenizer {
     size_t vocab;                          // largest id + 1
-    int eot;
+    int eot;                               // -1: none
     uint32_t byte_id[256];
     TokenText *tokens;                     // [vocab]
     char *bytes;                           // of all tokens
-    size_t used;                           // of bytes
     TokenMerge *merges;                    // [merge_count], the first comes first
     size_t merge_count;
     uint32_t *table;                       // hash of (left, right) -> index of the merge + 1
     size_t table_mask;
+    char *files[2];                        // the texts of vocab.json and merges.txt
 } Tokenizer;
 
 // ---------------------------------------------------------------------------------------------
 // Bytes as printable characters
 
-static inline uint32_t tokenizer_byte_to_char(int byte) {
+static uint32_t tokenizer_byte_to_char(int byte) {
     if (byte <= 32) return 256 + (uint32_t)byte;
     if (byte >= 127 && byte <= 160) return 289 + (uint32_t)(byte - 127);
     return byte == 173 ? 323 : (uint32_t)byte;
 }
 
 // The byte that a code point stands for, or -1.
-static inline int tokenizer_char_to_byte(uint32_t c) {
+static int tokenizer_char_to_byte(uint32_t c) {
     int byte = c < 256 ? (int)c : c < 289 ? (int)c - 256 : c < 323 ? (int)c - 162 : 173;
     return c <= 323 && tokenizer_byte_to_char(byte) == c ? byte : -1;
 }
 
-// Appends the bytes that a text stands for to t->bytes. False if the text is not made of such
-// characters; then nothing was appended. There must be room for n bytes.
-static inline bool tokenizer_append(Tokenizer *t, const char *text, size_t n) {
-    size_t used = t->used;
+// Writes the bytes that a text of n bytes stands for and returns how many; if it is not made of
+// such characters, as <pad> in other alphabets, it stands for itself.
+static size_t tokenizer_decode(const char *text, size_t n, char *out) {
+    size_t used = 0;
     for (size_t i = 0; i < n;) {
         uint32_t c = 0;
-        size_t step = utf8_decode(text + i, n - i, &c);
-        int byte = step == 0 ? -1 : tokenizer_char_to_byte(c);
-        if (byte < 0) return false;
-        t->bytes[used++] = (char)byte;
+        const size_t step = utf8_decode(text + i, n - i, &c);
+        const int byte = step == 0 ? -1 : tokenizer_char_to_byte(c);
+        if (byte < 0) {
+            memcpy(out, text, n);
+            return n;
+        }
+        out[used++] = (char)byte;
         i += step;
     }
-    t->used = used;
-    return true;
-}
-
-// ---------------------------------------------------------------------------------------------
-// Building a tokenizer
-
-static inline void tokenizer_free(Tokenizer *t) {
-    if (t == NULL) return;
-    free(t->tokens);
-    free(t->bytes);
-    free(t->merges);
-    free(t->table);
-    free(t);
-}
-
-// Room for ids below `vocab`, `bytes` bytes of tokens and `merges` merges. NULL: out of memory.
-static inline Tokenizer *tokenizer_new(size_t vocab, size_t bytes, size_t merges) {
-    Tokenizer *t = (Tokenizer *)calloc(1, sizeof *t);
-    if (t == NULL) return NULL;
-    size_t slots = 4;
-    while (slots < 2 * merges + 2) slots *= 2;  // at most half full
-    t->vocab = vocab;
-    t->eot = -1;
-    t->table_mask = slots - 1;
-    t->tokens = (TokenText *)calloc(vocab, sizeof *t->tokens);
-    t->bytes = (char *)malloc(bytes + 1);
-    t->merges = (TokenMerge *)malloc((merges + 1) * sizeof *t->merges);
-    t->table = (uint32_t *)calloc(slots, sizeof *t->table);
-    if (t->tokens != NULL && t->bytes != NULL && t->merges != NULL && t->table != NULL) return t;
-    tokenizer_free(t);
-    return NULL;
-}
-
-static inline size_t tokenizer_slot(const Tokenizer *t, uint32_t left, uint32_t right) {
-    uint64_t h = ((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15u;
-    return (size_t)(h >> 29) & t->table_mask;
-}
-
-// The place of the merge of two tokens in the list, or TOKENIZER_NONE.
-static inline uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_t right) {
-    for (size_t slot = tokenizer_slot(t, left, right);; slot = (slot + 1) & t->table_mask) {
-        uint32_t entry = t->table[slot];
-        if (entry == 0) return TOKENIZER_NONE;
-        if (t->merges[entry - 1].left == left && t->merges[entry - 1].right == right)
-            return entry - 1;
-    }
-}
-
-// Adds the next merge. Returns NULL, or what is wrong with it.
-static inline const char *tokenizer_add_merge(Tokenizer *t, TokenMerge merge) {
-    if (tokenizer_rank(t, merge.left, merge.right) != TOKENIZER_NONE) return "occurs twice";
-    size_t slot = tokenizer_slot(t, merge.left, merge.right);
-    int probes = 0;
-    while (t->table[slot] != 0) {
-        slot = (slot + 1) & t->table_mask;
-        if (++probes > TOKENIZER_MAX_PROBES) return "collides with too many others";
-    }
-    t->merges[t->merge_count++] = merge;
-    t->table[slot] = (uint32_t)t->merge_count;
-    return NULL;
-}
-
-// Closes the token whose bytes were appended since `start`.
-static inline void tokenizer_set(Tokenizer *t, size_t id, size_t start, bool raw) {
-    t->tokens[id].start = (uint32_t)start;
-    t->tokens[id].length = (uint32_t)(t->used - start);
-    t->tokens[id].raw = raw;
-}
-
-// 256 tokens, no merges, id = value of the byte. Ends the program if there is no memory.
-static inline Tokenizer *tokenizer_bytes(void) {
-    Tokenizer *t = tokenizer_new(256, 256, 0);
-    if (t == NULL) fail("out of memory: the byte tokenizer");
-    for (size_t i = 0; i < 256; i++) {
-        t->bytes[t->used++] = (char)i;
-        tokenizer_set(t, i, i, false);
-        t->byte_id[i] = (uint32_t)i;
-    }
-    return t;
+    return used;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -162,237 +88,209 @@ static inline Tokenizer *tokenizer_bytes(void) {
 
 // One pass over merges.txt.
 typedef struct {
-    const char *at, *end;
+    const char *dir, *at;
     size_t line;
-    const char *left, *right;              // of the current merge
-    size_t left_length, right_length;
+    char *both;                            // the two tokens of the current merge, joined
+    size_t left, length;                   // bytes of the first one, and of both
 } MergeReader;
 
-// Goes to the next merge. Returns 1, 0 at the end, or -1 with the reason in err.
-static inline int merge_next(MergeReader *r, Error *err) {
-    while (r->at < r->end) {
+static MergeReader merge_reader(const char *dir, const char *merges) {
+    MergeReader r = {dir, merges, 0, ALLOC(char, strlen(merges) + 1, "merges"), 0, 0};
+    return r;
+}
+
+// Goes to the next merge; false at the end.
+static bool merge_next(MergeReader *r) {
+    while (*r->at != '\0') {
         const char *s = r->at;
-        const char *newline = (const char *)memchr(s, '\n', (size_t)(r->end - s));
-        size_t n = (size_t)((newline == NULL ? r->end : newline) - s);
-        r->at = newline == NULL ? r->end : newline + 1;
+        size_t n = strcspn(s, "\n");
+        r->at += n + (s[n] == '\n');
         r->line++;
         if (n > 0 && s[n - 1] == '\r') n--;
-        if (n == 0 || (r->line == 1 && n >= 8 && memcmp(s, "#version", 8) == 0)) continue;
+        if (n == 0 || (r->line == 1 && strncmp(s, "#version", 8) == 0)) continue;
         const char *space = (const char *)memchr(s, ' ', n);
-        r->left = s;
-        r->left_length = space == NULL ? 0 : (size_t)(space - s);
-        r->right = s + r->left_length + 1;
-        r->right_length = space == NULL ? 0 : n - r->left_length - 1;
-        if (r->left_length > 0 && r->right_length > 0
-            && memchr(r->right, ' ', r->right_length) == NULL) return 1;
-        error_set(err, "merges.txt, line %zu: not two tokens with a space between", r->line);
-        return -1;
+        r->left = space == NULL ? 0 : (size_t)(space - s);
+        r->length = n - 1;
+        if (r->left == 0 || r->left == r->length
+            || memchr(space + 1, ' ', r->length - r->left) != NULL)
+            die("%s/merges.txt, line %zu: not two tokens with a space between", r->dir, r->line);
+        memcpy(r->both, s, r->left);
+        memcpy(r->both + r->left, space + 1, r->length - r->left);
+        return true;
     }
-    return 0;
+    free(r->both);
+    return false;
 }
 
-// All tokens from a parsed vocab.json; `bytes` and `merges` are the room to make.
-static inline Tokenizer *tokenizer_from_vocab(const Json *json, size_t bytes, size_t merges,
-                                              Error *err) {
-    Tokenizer *t = NULL;
-    size_t vocab = 0, id = 0;
-    if (json->type != JSON_OBJECT) { error_set(err, "vocab.json: not an object"); return NULL; }
-    for (const Json *token = json->child; token != NULL; token = token->next) {
-        if (!json_size(token, &id) || id >= TOKENIZER_MAX_IDS) {
-            error_set(err, "vocab.json: the id of \"%.100s\" is not a number below 2^24",
-                      token->key);
-            return NULL;
-        }
-        if (id >= vocab) vocab = id + 1;
+// The vocab.json that belongs to merges.txt by GPT-2's rule: the bytes in the order of their
+// characters, the results of the merges in the order of the file, <|endoftext|>. Without merges
+// (NULL), every byte is its own id, and nothing ends a text.
+static char *tokenizer_vocabulary(const char *dir, const char *merges) {
+    char *text = NULL, utf8[4];
+    size_t length = 0, id = 0;
+    FILE *f = open_memstream(&text, &length);
+    if (f == NULL) fail("out of memory: a vocabulary");
+    for (int i = 0; i <= 323; i++) {
+        if (merges == NULL ? i > 255 : tokenizer_char_to_byte((uint32_t)i) < 0) continue;
+        const uint32_t c = merges == NULL ? tokenizer_byte_to_char(i) : (uint32_t)i;
+        fprintf(f, id == 0 ? "{" : ", ");
+        json_write_string(f, utf8, utf8_encode(c, utf8));
+        fprintf(f, ": %zu", id++);
     }
-    t = tokenizer_new(vocab, bytes, merges);
-    if (t == NULL) { error_set(err, "vocab.json: not enough memory"); return NULL; }
-    for (const Json *token = json->child; token != NULL; token = token->next) {
-        json_size(token, &id);
-        const char *problem = token->key_length == 0 ? "is empty"
-                            : t->tokens[id].length > 0 ? "has the id of another" : NULL;
-        if (problem != NULL) {
-            error_set(err, "vocab.json: token %zu, \"%.100s\", %s", id, token->key, problem);
-            tokenizer_free(t);
-            return NULL;
+    if (merges != NULL) {
+        MergeReader r = merge_reader(dir, merges);
+        while (merge_next(&r)) {
+            fprintf(f, ", ");
+            json_write_string(f, r.both, r.length);
+            fprintf(f, ": %zu", id++);
         }
-        size_t start = t->used;
-        bool raw = !tokenizer_append(t, token->key, token->key_length);
-        if (raw) {
-            memcpy(t->bytes + start, token->key, token->key_length);
-            t->used += token->key_length;
-        }
-        tokenizer_set(t, id, start, raw);
+        if (id == 256) die("%s: no merges in merges.txt, and there is no vocab.json", dir);
+        fprintf(f, ", \"" TOKENIZER_EOT "\": %zu", id);
     }
-    return t;
+    fprintf(f, "}\n");
+    if (fclose(f) != 0) fail("out of memory: a vocabulary");
+    return text;
 }
 
-// All tokens from merges.txt alone, by GPT-2's rule: the bytes in the order of their characters,
-// the results of the merges in the order of the file, <|endoftext|>.
-static inline Tokenizer *tokenizer_from_merges(MergeReader r, size_t bytes, size_t merges,
-                                               Error *err) {
-    if (256 + merges + 1 > TOKENIZER_MAX_IDS) {
-        error_set(err, "merges.txt: more than 2^24 lines");
-        return NULL;
-    }
-    Tokenizer *t = tokenizer_new(256 + merges + 1, bytes, merges);
-    if (t == NULL) { error_set(err, "merges.txt: not enough memory"); return NULL; }
+// The id of the token that is written like this, or TOKENIZER_NONE.
+static uint32_t tokenizer_find(Json **sorted, size_t count, const char *key, size_t length) {
+    Json token, *wanted = &token;
     size_t id = 0;
-    for (uint32_t c = 0; c <= 323; c++) {
-        int byte = tokenizer_char_to_byte(c);
-        if (byte < 0) continue;
-        t->bytes[t->used++] = (char)byte;
-        tokenizer_set(t, id++, t->used - 1, false);
-    }
-    int more;
-    while ((more = merge_next(&r, err)) > 0) {
-        size_t start = t->used;
-        if (!tokenizer_append(t, r.left, r.left_length)
-            || !tokenizer_append(t, r.right, r.right_length)) {
-            error_set(err, "merges.txt, line %zu: not in byte characters", r.line);
-            more = -1;
-            break;
-        }
-        tokenizer_set(t, id++, start, false);
-    }
-    if (more == 0 && id == 256) { error_set(err, "merges.txt: no merges"); more = -1; }
-    if (more < 0) { tokenizer_free(t); return NULL; }
-    memcpy(t->bytes + t->used, TOKENIZER_EOT, strlen(TOKENIZER_EOT));
-    t->used += strlen(TOKENIZER_EOT);
-    tokenizer_set(t, id, t->used - strlen(TOKENIZER_EOT), false);
-    t->vocab = id + 1;
-    return t;
+    memset(&token, 0, sizeof token);
+    token.key = key;
+    token.key_length = length;
+    Json **found = (Json **)bsearch(&wanted, sorted, count, sizeof *sorted, json_compare_keys);
+    return found != NULL && json_size(*found, &id) ? (uint32_t)id : TOKENIZER_NONE;
 }
 
-// Token texts in order, to find an id while loading: unlike hashing, no file can make this slow.
-typedef struct { const char *bytes; uint32_t length, id; } TokenEntry;
-
-static inline int tokenizer_compare(const void *a, const void *b) {
-    const TokenEntry *x = (const TokenEntry *)a, *y = (const TokenEntry *)b;
-    int order = memcmp(x->bytes, y->bytes, x->length < y->length ? x->length : y->length);
-    return order != 0 ? order : (x->length > y->length) - (x->length < y->length);
-}
-
-static inline uint32_t tokenizer_find(const TokenEntry *sorted, size_t count, const char *bytes,
-                                      size_t length) {
-    TokenEntry key = {bytes, (uint32_t)length, 0};
-    const TokenEntry *found = (const TokenEntry *)bsearch(&key, sorted, count, sizeof key,
-                                                          tokenizer_compare);
-    return found == NULL ? TOKENIZER_NONE : found->id;
-}
-
-// Finds the 256 bytes, the end of text, and the three tokens of every merge.
-static inline bool tokenizer_connect(Tokenizer *t, TokenEntry *sorted, MergeReader r, Error *err) {
-    size_t count = 0;
-    for (size_t id = 0; id < t->vocab; id++) {
-        TokenText text = t->tokens[id];
-        if (text.length == 0 || text.raw) continue;
-        TokenEntry entry = {t->bytes + text.start, text.length, (uint32_t)id};
-        sorted[count++] = entry;
+// The entry of a merge in the hash table: its place in the list + 1, or 0 where it would be.
+static uint32_t *tokenizer_entry(const Tokenizer *t, uint32_t left, uint32_t right) {
+    const uint64_t h = ((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15u;
+    for (size_t slot = (size_t)(h >> 29);; slot++) {
+        uint32_t *entry = &t->table[slot & t->table_mask];
+        if (*entry == 0) return entry;
+        const TokenMerge *m = &t->merges[*entry - 1];
+        if (m->left == left && m->right == right) return entry;
     }
-    qsort(sorted, count, sizeof *sorted, tokenizer_compare);
-    for (size_t i = 1; i < count; i++)  // cannot be in a vocab.json, whose keys differ
-        if (tokenizer_compare(&sorted[i - 1], &sorted[i]) == 0)
-            return error_set(err, "merges.txt: two merges give the same token, so vocab.json is "
-                             "needed, too");
+}
+
+// The place of the merge of two tokens in the list, or TOKENIZER_NONE.
+static uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_t right) {
+    return *tokenizer_entry(t, left, right) - 1;
+}
+
+// Reads the list of merges, whose tokens are in `sorted`.
+static void tokenizer_read_merges(Tokenizer *t, Json **sorted, size_t count, MergeReader r) {
+    size_t lines = 1, slots = 4;
+    for (const char *c = r.at; *c != '\0'; c++) lines += *c == '\n';
+    while (slots < 2 * lines + 2) slots *= 2;  // at most half full
+    t->table_mask = slots - 1;
+    t->table = ALLOC(uint32_t, slots, "merges");
+    t->merges = ALLOC(TokenMerge, lines, "merges");
+    while (merge_next(&r)) {
+        TokenMerge m = {tokenizer_find(sorted, count, r.both, r.left),
+                        tokenizer_find(sorted, count, r.both + r.left, r.length - r.left),
+                        tokenizer_find(sorted, count, r.both, r.length)};
+        if (m.left == TOKENIZER_NONE || m.right == TOKENIZER_NONE || m.result == TOKENIZER_NONE)
+            die("%s/merges.txt, line %zu: %s a token that is not in the vocabulary", r.dir, r.line,
+                m.left == TOKENIZER_NONE || m.right == TOKENIZER_NONE ? "merges" : "gives");
+        uint32_t *entry = tokenizer_entry(t, m.left, m.right);
+        if (*entry != 0) die("%s/merges.txt, line %zu: occurs twice", r.dir, r.line);
+        t->merges[t->merge_count++] = m;
+        *entry = (uint32_t)t->merge_count;
+    }
+}
+
+// A tokenizer from the texts of vocab.json and merges.txt; without the first (NULL) see
+// tokenizer_vocabulary(). `dir` is for messages.
+static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char *merges) {
+    Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
+    size_t id = 0, used = 0, count = 0;
+    Error err;
+    if (*merges == '\0') die("%s/merges.txt: empty", dir);
+    t->files[0] = vocab != NULL ? strdup(vocab) : tokenizer_vocabulary(dir, merges);
+    t->files[1] = strdup(merges);
+    Json *json = json_parse(t->files[0], strlen(t->files[0]), &err);
+    if (json == NULL) die("%s/vocab.json: %s", dir, err.text);
+    if (json->type != JSON_OBJECT) die("%s/vocab.json: not an object", dir);
+    for (const Json *token = json->child; token != NULL; token = token->next) {
+        if (!json_size(token, &id) || id >= TOKENIZER_MAX_IDS)
+            die("%s/vocab.json: the id of \"%.100s\" is not a number below 2^24", dir, token->key);
+        if (id >= t->vocab) t->vocab = id + 1;
+    }
+    Json **sorted = ALLOC(Json *, json->count, "vocabulary");
+    t->tokens = ALLOC(TokenText, t->vocab, "vocabulary");
+    t->bytes = ALLOC(char, strlen(t->files[0]), "vocabulary");
+    for (Json *token = json->child; token != NULL; token = token->next) {
+        json_size(token, &id);
+        if (token->key_length == 0 || t->tokens[id].length > 0)
+            die("%s/vocab.json: token %zu, \"%.100s\", %s", dir, id, token->key,
+                token->key_length == 0 ? "is empty" : "has the id of another");
+        t->tokens[id].start = used;
+        t->tokens[id].length = tokenizer_decode(token->key, token->key_length, t->bytes + used);
+        used += t->tokens[id].length;
+        sorted[count++] = token;
+    }
+    qsort(sorted, count, sizeof *sorted, json_compare_keys);
     for (int i = 0; i < 256; i++) {
-        char byte = (char)i;
-        t->byte_id[i] = tokenizer_find(sorted, count, &byte, 1);
+        char utf8[4];
+        const size_t n = utf8_encode(tokenizer_byte_to_char(i), utf8);
+        t->byte_id[i] = tokenizer_find(sorted, count, utf8, n);
         if (t->byte_id[i] == TOKENIZER_NONE)
-            return error_set(err, "vocab.json: no token for the byte 0x%02x", (unsigned)i);
+            die("%s/vocab.json: no token for the byte 0x%02x", dir, (unsigned)i);
     }
     // OPT's vocabulary has GPT-2's token as well, and never uses it.
     const bool opt = tokenizer_find(sorted, count, "<s>", 3) != TOKENIZER_NONE;
-    const uint32_t eot = tokenizer_find(sorted, count, opt ? "</s>" : TOKENIZER_EOT,
-                                        strlen(opt ? "</s>" : TOKENIZER_EOT));
-    if (eot != TOKENIZER_NONE) t->eot = (int)eot;
-    int more;
-    while ((more = merge_next(&r, err)) > 0) {
-        // the two texts, behind each other, after the last token; they are not kept
-        size_t start = t->used;
-        const char *problem = "is not in byte characters", *text = t->bytes + start;
-        if (tokenizer_append(t, r.left, r.left_length)) {
-            size_t middle = t->used;
-            if (tokenizer_append(t, r.right, r.right_length)) {
-                TokenMerge m = {tokenizer_find(sorted, count, text, middle - start),
-                                tokenizer_find(sorted, count, t->bytes + middle, t->used - middle),
-                                tokenizer_find(sorted, count, text, t->used - start)};
-                problem = m.left == TOKENIZER_NONE || m.right == TOKENIZER_NONE
-                        ? "merges a token that is not in the vocabulary"
-                        : m.result == TOKENIZER_NONE ? "gives a token that is not in the vocabulary"
-                        : tokenizer_add_merge(t, m);
-            }
-        }
-        t->used = start;
-        if (problem != NULL) return error_set(err, "merges.txt, line %zu: %s", r.line, problem);
-    }
-    return more == 0;
+    const char *eot = opt ? "</s>" : TOKENIZER_EOT;
+    t->eot = (int)tokenizer_find(sorted, count, eot, strlen(eot));  // TOKENIZER_NONE is -1
+    tokenizer_read_merges(t, sorted, count, merge_reader(dir, merges));
+    free(sorted);
+    json_free(json);
+    return t;
 }
 
-// A tokenizer from the text of merges.txt and of vocab.json (NULL: merges alone, see
-// tokenizer_from_merges). NULL, and the reason in err, if anything in them is not as it should be.
-static inline Tokenizer *tokenizer_parse(const char *vocab, size_t vocab_length, const char *merges,
-                                         size_t merges_length, Error *err) {
-    Tokenizer *t = NULL;
-    if (merges_length == 0) { error_set(err, "merges.txt: empty"); return NULL; }
-    if (vocab_length > TOKENIZER_MAX_FILE || merges_length > TOKENIZER_MAX_FILE) {
-        error_set(err, "vocab.json or merges.txt: too large");
-        return NULL;
-    }
-    MergeReader r = {merges, merges + merges_length, 0, NULL, NULL, 0, 0};
-    size_t lines = 1;
-    for (size_t i = 0; i < merges_length; i++) lines += merges[i] == '\n';
-    if (vocab != NULL) {
-        Error inner;
-        Json *json = json_parse(vocab, vocab_length, &inner);
-        if (json == NULL) { error_set(err, "vocab.json: %.400s", inner.text); return NULL; }
-        t = tokenizer_from_vocab(json, vocab_length + merges_length, lines, err);
-        json_free(json);
-    } else {
-        t = tokenizer_from_merges(r, 2 * merges_length + 512, lines, err);
-    }
-    if (t == NULL) return NULL;
-    TokenEntry *sorted = (TokenEntry *)malloc((t->vocab + 1) * sizeof *sorted);
-    bool ok = sorted != NULL ? tokenizer_connect(t, sorted, r, err)
-                             : error_set(err, "not enough memory for a vocabulary");
-    free(sorted);
-    if (ok) return t;
-    tokenizer_free(t);
-    return NULL;
+// 256 tokens, no merges, id = value of the byte.
+static Tokenizer *tokenizer_bytes(void) {
+    char *vocab = tokenizer_vocabulary("bytes", NULL);
+    Tokenizer *t = tokenizer_parse("bytes", vocab, "#version: 0.2\n");
+    free(vocab);
+    return t;
 }
 
 // Reads dir/vocab.json and dir/merges.txt, or merges.txt alone if there is no vocab.json.
-static inline Tokenizer *tokenizer_load(const char *dir, Error *err) {
+static Tokenizer *tokenizer_load(const char *dir) {
     static const char *const names[2] = {"vocab.json", "merges.txt"};
     char path[PATH_MAX], *text[2] = {NULL, NULL};
-    size_t length[2] = {0, 0};
-    bool ok = true;
-    for (int i = 0; i < 2 && ok; i++) {
-        struct stat s;
+    for (int i = 0; i < 2; i++) {
+        Error err;
+        size_t n = 0;
         path_join(path, dir, names[i]);
-        bool there = stat(path, &s) == 0;
-        if (i == 0 && !there) continue;
-        if (there && (uint64_t)s.st_size > TOKENIZER_MAX_FILE)
-            ok = error_set(err, "%s: too large for a vocabulary", path);
-        else ok = (text[i] = file_read(path, &length[i], err)) != NULL;
+        if (i == 0 && !path_exists(path)) continue;
+        if ((text[i] = file_read(path, &n, &err)) == NULL) die("%s", err.text);
+        if (strlen(text[i]) != n) die("%s: a NUL byte: this is no text", path);
     }
-    Error inner;
-    Tokenizer *t = NULL;
-    if (ok) {
-        t = tokenizer_parse(text[0], length[0], text[1], length[1], &inner);
-        if (t == NULL) error_set(err, "%.200s: %.280s%s", dir, inner.text,
-                                 text[0] == NULL ? "; there is no vocab.json" : "");
-    }
+    Tokenizer *t = tokenizer_parse(dir, text[0], text[1]);
     free(text[0]);
     free(text[1]);
     return t;
+}
+
+static void tokenizer_free(Tokenizer *t) {
+    if (t == NULL) return;
+    free(t->tokens);
+    free(t->bytes);
+    free(t->merges);
+    free(t->table);
+    free(t->files[0]);
+    free(t->files[1]);
+    free(t);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Text to tokens
 
 // The class of the code point at s and its length; a byte that is not UTF-8 stands for itself.
-static inline int tokenizer_class(const char *s, size_t n, size_t *length) {
+static int tokenizer_class(const char *s, size_t n, size_t *length) {
     uint32_t c = 0;
     unsigned char first = (unsigned char)*s;
     *length = 1;
@@ -408,7 +306,7 @@ static inline int tokenizer_class(const char *s, size_t n, size_t *length) {
 }
 
 // The length of the first word of a text of n > 0 bytes.
-static inline size_t tokenizer_word(const char *s, size_t n) {
+static size_t tokenizer_word(const char *s, size_t n) {
     if (s[0] == '\'') {
         if (n >= 2 && (s[1] == 's' || s[1] == 't' || s[1] == 'm' || s[1] == 'd')) return 2;
         if (n >= 3 && (memcmp(s + 1, "re", 2) == 0 || memcmp(s + 1, "ve", 2) == 0
@@ -430,7 +328,7 @@ static inline size_t tokenizer_word(const char *s, size_t n) {
 
 // Merges the n <= TOKENIZER_SHORT tokens of a word in place and returns how many are left. This is
 // the definition; it is quadratic, but for words of the usual length nothing is faster.
-static inline size_t tokenizer_merge_short(const Tokenizer *t, uint32_t *ids, size_t n) {
+static size_t tokenizer_merge_short(const Tokenizer *t, uint32_t *ids, size_t n) {
     uint32_t rank[TOKENIZER_SHORT + 1];  // of the pair that starts at i
     for (size_t i = 0; i + 1 < n; i++) rank[i] = tokenizer_rank(t, ids[i], ids[i + 1]);
     while (n > 1) {
@@ -447,16 +345,20 @@ static inline size_t tokenizer_merge_short(const Tokenizer *t, uint32_t *ids, si
     return n;
 }
 
-// A binary heap of pairs, smallest first: rank << 32 | position, so that equal ranks go leftmost
-// first.
-static inline void tokenizer_heap_push(uint64_t *heap, size_t *count, uint64_t item) {
+// Adds a pair to a binary heap, smallest first: rank << 32 | position, so that equal ranks go
+// leftmost first. A pair that nothing merges is left out.
+static void tokenizer_heap_push(const Tokenizer *t, uint64_t *heap, size_t *count,
+                                const uint32_t *ids, size_t left, size_t right) {
+    const uint32_t rank = tokenizer_rank(t, ids[left], ids[right]);
+    const uint64_t item = (uint64_t)rank << 32 | left;
+    if (rank == TOKENIZER_NONE) return;
     size_t i = (*count)++;
     for (; i > 0 && heap[(i - 1) / 2] > item; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
     heap[i] = item;
 }
 
-static inline uint64_t tokenizer_heap_pop(uint64_t *heap, size_t *count) {
-    uint64_t top = heap[0], item = heap[--*count];
+static uint64_t tokenizer_heap_pop(uint64_t *heap, size_t *count) {
+    const uint64_t top = heap[0], item = heap[--*count];
     size_t i = 0;
     for (size_t child; (child = 2 * i + 1) < *count; i = child) {
         if (child + 1 < *count && heap[child + 1] < heap[child]) child++;
@@ -469,151 +371,97 @@ static inline uint64_t tokenizer_heap_pop(uint64_t *heap, size_t *count) {
 
 // The same in O(n log n), for a "word" of any length: the tokens are a linked list, the pairs a
 // heap. A pair that has changed since it was pushed is recognised by its rank, and dropped. Each
-// merge pops one and pushes at most two, so 2n places are enough. Returns false without memory.
-static inline bool tokenizer_merge_long(const Tokenizer *t, uint32_t *ids, size_t *length) {
-    size_t n = *length, count = 0;
-    if (n >= UINT32_MAX) return false;
-    uint64_t *heap = (uint64_t *)malloc(2 * n * sizeof *heap);
-    uint32_t *next = (uint32_t *)malloc(2 * n * sizeof *next), *previous = next + n;
-    if (heap == NULL || next == NULL) { free(heap); free(next); return false; }
+// merge pops one and pushes at most two, so 2n places are enough.
+static size_t tokenizer_merge_long(const Tokenizer *t, uint32_t *ids, size_t n) {
+    uint64_t *heap = ALLOC(uint64_t, 2 * n, "a long word");
+    uint32_t *next = ALLOC(uint32_t, 2 * n, "a long word"), *previous = next + n;
+    size_t count = 0, left = 0;
+    if (n >= UINT32_MAX) die("a word of %zu bytes is too long", n);
     for (size_t i = 0; i < n; i++) {
         next[i] = (uint32_t)i + 1;
         previous[i] = (uint32_t)i - 1;
-        uint32_t rank = i + 1 < n ? tokenizer_rank(t, ids[i], ids[i + 1]) : TOKENIZER_NONE;
-        if (rank != TOKENIZER_NONE) tokenizer_heap_push(heap, &count, (uint64_t)rank << 32 | i);
+        if (i + 1 < n) tokenizer_heap_push(t, heap, &count, ids, i, i + 1);
     }
     while (count > 0) {
-        uint64_t top = tokenizer_heap_pop(heap, &count);
-        uint32_t rank = (uint32_t)(top >> 32), i = (uint32_t)top, j = next[i];
+        const uint64_t top = tokenizer_heap_pop(heap, &count);
+        const uint32_t rank = (uint32_t)(top >> 32), i = (uint32_t)top, j = next[i];
         if (ids[i] == TOKENIZER_NONE || j >= n || tokenizer_rank(t, ids[i], ids[j]) != rank)
             continue;
         ids[i] = t->merges[rank].result;
         ids[j] = TOKENIZER_NONE;
         next[i] = next[j];
-        if (next[i] < n) {
-            previous[next[i]] = i;
-            rank = tokenizer_rank(t, ids[i], ids[next[i]]);
-            if (rank != TOKENIZER_NONE)
-                tokenizer_heap_push(heap, &count, (uint64_t)rank << 32 | i);
-        }
-        if (i > 0) {
-            rank = tokenizer_rank(t, ids[previous[i]], ids[i]);
-            if (rank != TOKENIZER_NONE)
-                tokenizer_heap_push(heap, &count, (uint64_t)rank << 32 | previous[i]);
-        }
+        if (next[i] < n) previous[next[i]] = i;
+        if (next[i] < n) tokenizer_heap_push(t, heap, &count, ids, i, next[i]);
+        if (i > 0) tokenizer_heap_push(t, heap, &count, ids, previous[i], i);
     }
-    *length = 0;
-    for (size_t i = 0; i < n; i = next[i]) ids[(*length)++] = ids[i];
+    for (size_t i = 0; i < n; i = next[i]) ids[left++] = ids[i];
     free(heap);
     free(next);
-    return true;
+    return left;
 }
 
-// Encodes n bytes. `out` has room for n ids; *count is how many were written. Memory beyond that is
-// 24 bytes per byte of the longest word; false only if that is not there.
-static inline bool tokenizer_encode(const Tokenizer *t, const char *text, size_t n, uint32_t *out,
-                                    size_t *count, Error *err) {
+// Encodes n bytes. `out` has room for n ids; returns how many were written. Memory beyond that is
+// 24 bytes per byte of the longest word.
+static size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, uint32_t *out) {
+    const TokenText none = {0, 0}, eot = t->eot >= 0 ? t->tokens[t->eot] : none;
     size_t used = 0, at = 0;
-    TokenText none = {0, 0, false}, eot = t->eot >= 0 ? t->tokens[t->eot] : none;
     while (at < n) {
         const char *hit = NULL;
         if (eot.length > 0)
             hit = (const char *)memmem(text + at, n - at, t->bytes + eot.start, eot.length);
-        size_t stop = hit == NULL ? n : (size_t)(hit - text);
+        const size_t stop = hit == NULL ? n : (size_t)(hit - text);
         while (at < stop) {
-            size_t length = tokenizer_word(text + at, stop - at), left = length;
+            const size_t length = tokenizer_word(text + at, stop - at);
             uint32_t *ids = out + used;  // used <= at, so the word fits
             for (size_t i = 0; i < length; i++) ids[i] = t->byte_id[(unsigned char)text[at + i]];
-            if (length <= TOKENIZER_SHORT) left = tokenizer_merge_short(t, ids, length);
-            else if (!tokenizer_merge_long(t, ids, &left))
-                return error_set(err, "not enough memory to encode a word of %zu bytes", length);
-            used += left;
+            used += length <= TOKENIZER_SHORT ? tokenizer_merge_short(t, ids, length)
+                                              : tokenizer_merge_long(t, ids, length);
             at += length;
         }
-        if (hit != NULL) { out[used++] = (uint32_t)t->eot; at += eot.length; }
+        if (hit == NULL) continue;
+        out[used++] = (uint32_t)t->eot;
+        at += eot.length;
     }
-    *count = used;
-    return true;
+    return used;
 }
 
 // ---------------------------------------------------------------------------------------------
 // Tokens to text
 
 // Largest id + 1.
-static inline size_t tokenizer_vocab(const Tokenizer *t) { return t->vocab; }
+static size_t tokenizer_vocab(const Tokenizer *t) { return t->vocab; }
 
 // The id of <|endoftext|>, or, in a vocabulary with <s>, of </s>; else -1.
-static inline int tokenizer_eot(const Tokenizer *t) { return t->eot; }
+static int tokenizer_eot(const Tokenizer *t) { return t->eot; }
 
 // The bytes of one token, not NUL-terminated; *length is 0 if there is no such id. The text of a
 // sequence is the bytes of its tokens behind each other.
-static inline const char *tokenizer_token(const Tokenizer *t, uint32_t id, size_t *length) {
+static const char *tokenizer_token(const Tokenizer *t, uint32_t id, size_t *length) {
     *length = id < t->vocab ? t->tokens[id].length : 0;
     return *length > 0 ? t->bytes + t->tokens[id].start : "";
-}
-
-// Writes the bytes of a token as characters.
-static inline void tokenizer_write(const Tokenizer *t, uint32_t id, bool json, FILE *f) {
-    char utf8[4];
-    for (size_t i = 0; i < t->tokens[id].length; i++) {
-        uint32_t c = tokenizer_byte_to_char((unsigned char)t->bytes[t->tokens[id].start + i]);
-        if (json && (c == '"' || c == '\\')) fputc('\\', f);
-        fwrite(utf8, 1, utf8_encode(c, utf8), f);
-    }
 }
 
 // Writes vocab.json, merges.txt and tokenizer_config.json into an existing directory, as the
 // transformers library's GPT2Tokenizer reads them; tokenizer_load() gives the same tokenizer again.
 // Each file is replaced at once; merges.txt comes last, so that it never is without the others.
-static inline bool tokenizer_save(const Tokenizer *t, const char *dir, Error *err) {
-    char path[PATH_MAX];
-    FILE *f;
-    path_join(path, dir, "vocab.json");
-    if ((f = replace_open(path, err)) == NULL) return false;
-    const char *separator = "{";
-    for (uint32_t id = 0; id < t->vocab; id++) {
-        TokenText text = t->tokens[id];
-        if (text.length == 0) continue;
-        fprintf(f, "%s", separator);
-        separator = ", ";
-        if (text.raw) {
-            json_write_string(f, t->bytes + text.start, text.length);
-        } else {
-            fputc('"', f);
-            tokenizer_write(t, id, true, f);
-            fputc('"', f);
-        }
-        fprintf(f, ": %u", (unsigned)id);
-    }
-    fprintf(f, "}\n");
-    if (!replace_close(f, path, err)) return false;
-
+static void tokenizer_save(const Tokenizer *t, const char *dir) {
+    static const char *const names[3] = {"vocab.json", "tokenizer_config.json", "merges.txt"};
+    char eos[64] = "null", config[512], path[PATH_MAX];
+    size_t n;
+    const char *eot = t->eot >= 0 ? tokenizer_token(t, (uint32_t)t->eot, &n) : NULL;
+    if (eot != NULL) snprintf(eos, sizeof eos, "\"%.*s\"", (int)n, eot);
     // null, not absent: without an entry transformers adds its own <|endoftext|> to the vocabulary
-    static const char *const names[3] = {"bos_token", "eos_token", "unk_token"};
-    path_join(path, dir, "tokenizer_config.json");
-    if ((f = replace_open(path, err)) == NULL) return false;
-    fprintf(f, "{\"tokenizer_class\": \"GPT2Tokenizer\", \"add_prefix_space\": false, "
-            "\"clean_up_tokenization_spaces\": false");
+    snprintf(config, sizeof config, "{\"tokenizer_class\": \"GPT2Tokenizer\", "
+             "\"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, "
+             "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s}\n", eos, eos, eos);
+    const char *const texts[3] = {t->files[0], config, t->files[1]};
     for (int i = 0; i < 3; i++) {
-        size_t n = 0;
-        const char *eot = t->eot < 0 ? NULL : tokenizer_token(t, (uint32_t)t->eot, &n);
-        fprintf(f, ", \"%s\": ", names[i]);
-        if (eot == NULL) fprintf(f, "null");
-        else json_write_string(f, eot, n);
+        Error err;
+        path_join(path, dir, names[i]);
+        FILE *f = replace_open(path, &err);
+        if (f != NULL) fputs(texts[i], f);
+        if (f == NULL || !replace_close(f, path, &err)) fail("%s", err.text);
     }
-    fprintf(f, "}\n");
-    if (!replace_close(f, path, err)) return false;
-
-    path_join(path, dir, "merges.txt");
-    if ((f = replace_open(path, err)) == NULL) return false;
-    fprintf(f, "#version: 0.2\n");
-    for (size_t i = 0; i < t->merge_count; i++) {
-        tokenizer_write(t, t->merges[i].left, false, f);
-        fputc(' ', f);
-        tokenizer_write(t, t->merges[i].right, false, f);
-        fputc('\n', f);
-    }
-    return replace_close(f, path, err);
 }
 
 #endif

@@ -86,7 +86,7 @@ static inline bool error_set(Error *err, const char *format, ...) {
 static __thread bool thread_is_awaited;
 
 // Where several processes are one run (ranks.h): takes the line instead, and returns when it has
-// been said, once for all of them.
+// been said, once for all of them. Tests take it, too, and go on (dev/test/dies.h).
 static void (*report_for_all)(int code, const char *line);
 
 static inline void report_and_exit(int code, const char *format, va_list args) {
@@ -134,6 +134,7 @@ static inline void *alloc_or_fail(size_t count, size_t size, const char *what) {
     memset(p, 0, bytes);
     return p;
 }
+#define ALLOC(type, count, what) ((type *)alloc_or_fail(count, sizeof(type), what))
 
 // Seconds on a clock that never jumps.
 static inline double seconds_now(void) {

@@ -170,13 +170,12 @@ static GPT2Config bench_config(const char *name) {
 // The tokens of a pass: B sequences of the model's length.
 static void bench_batch(const GPT2Config *c, size_t B) {
     Run *r = &bench.run;
-    Error err;
     r->config = *c;
     r->B = B;
     r->T = c->context;
     r->o.accum = 1;
     r->o.steps = SIZE_MAX;
-    if (!loader_init(&r->train, &r->data, r->T, 1, true, &err)) die("%s", err.text);
+    r->train = loader_make(&r->data, r->T, 1, true);
 }
 
 template <typename X> static int storage_of(void) {

@@ -314,10 +314,8 @@ static void curvature(GPT2 *g, const char *name, size_t P) {
 }
 
 static void gradient(const char *path) {
-    Error err;
     size_t bytes;
-    const char *text = (const char *)file_map(path, &bytes, &err);
-    if (text == NULL) die("%s", err.text);
+    const char *text = (const char *)file_map(path, &bytes);
     GPT2 g;
     for (int i = 0; i < 2; i++) {
         model_open(&g, 1, 16, text, bytes, i == 0 ? 0 : 1000);

@@ -84,50 +84,45 @@ static void output_tokens(Output *o, const uint32_t *tokens, size_t n) {
     }
 }
 
-static void output_document(Output *o, const char *text, size_t n, const char *where) {
-    Error err;
+static void output_document(Output *o, const char *text, size_t n) {
     const int eot = tokenizer_eot(tok);
     if (n == 0) return;
     if (eot >= 0) {
         const uint32_t token = (uint32_t)eot;
         output_tokens(o, &token, 1);
     }
-    for (size_t at = 0, m, count = 0; at < n; at += m) {
+    for (size_t at = 0, m; at < n; at += m) {
         m = text_block(text + at, n - at, 1 << 20);
         if (m > ids_room) {
             free(ids);
             ids = (uint32_t *)malloc((ids_room = m) * sizeof *ids);
             if (ids == NULL) fail("out of memory to encode %zu bytes", m);
         }
-        if (!tokenizer_encode(tok, text + at, m, ids, &count, &err)) die("%s: %s", where, err.text);
-        output_tokens(o, ids, count);
+        output_tokens(o, ids, tokenizer_encode(tok, text + at, m, ids));
     }
     o->documents++;
 }
 
 static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-static void split_document(Output *o, const char *text, size_t n, const char *split_at,
-                           const char *where) {
+static void split_document(Output *o, const char *text, size_t n, const char *split_at) {
     const size_t length = split_at != NULL ? strlen(split_at) : 0;
-    if (length == 0) { output_document(o, text, n, where); return; }
+    if (length == 0) { output_document(o, text, n); return; }
     for (size_t at = 0; at < n;) {
         const char *hit = (const char *)memmem(text + at, n - at, split_at, length);
         size_t end = hit != NULL ? (size_t)(hit - text) : n;
         const size_t next = hit != NULL ? end + length : n;
         while (at < end && is_space(text[at])) at++;
         while (end > at && is_space(text[end - 1])) end--;
-        output_document(o, text + at, end - at, where);
+        output_document(o, text + at, end - at);
         at = next;
     }
 }
 
 static void tokenize_text(const char *path, double share, const char *split_at, Output *train,
                           Output *val) {
-    Error err;
     size_t n = 0;
-    const char *text = (const char *)file_map(path, &n, &err);
-    if (text == NULL) die("%s", err.text);
+    const char *text = (const char *)file_map(path, &n);
     if (bin_width(text, n) > 0) die("%s is a token file already (see --show)", path);
     size_t cut = share > 0 ? (size_t)((double)n * (1 - share)) : n;
     if (cut > 0 && cut < n) {  // a document, else a line, else a character goes whole to one side
@@ -138,8 +133,8 @@ static void tokenize_text(const char *path, double share, const char *split_at, 
         if (hit != NULL && hit + strlen(end) < text + n) cut = (size_t)(hit - text) + strlen(end);
         while (cut < n && (text[cut] & 0xc0) == 0x80) cut++;
     }
-    split_document(train, text, cut, split_at, path);
-    split_document(val, text + cut, n - cut, split_at, path);
+    split_document(train, text, cut, split_at);
+    split_document(val, text + cut, n - cut, split_at);
     munmap((void *)text, n);
 }
 
@@ -167,7 +162,7 @@ static void tokenize_jsonl(const char *path, double share, const char *field, Ou
         const double i = (double)(train->documents + val->documents);
         const bool held_out = (uint64_t)(i * share) < (uint64_t)((i + 1) * share);
         Output *o = held_out ? val : train;
-        output_document(o, text->string, text->length, where);
+        output_document(o, text->string, text->length);
         if (tokenizer_eot(tok) < 0) {
             const uint32_t newline = '\n';
             output_tokens(o, &newline, 1);
@@ -180,11 +175,9 @@ static void tokenize_jsonl(const char *path, double share, const char *field, Ou
 }
 
 static void show(const char *path, size_t tokens) {
-    Error err;
-    TokenSegment s;
     size_t n = 0;
-    void *bytes = file_map(path, &n, &err);
-    if (bytes == NULL || !segment_parse(&s, path, bytes, n, &err)) die("%s", err.text);
+    const void *bytes = file_map(path, &n);
+    const TokenSegment s = segment_parse(path, bytes, n);
     uint32_t largest = 0;
     for (size_t i = 0; i < s.count; i++)
         if (segment_token(&s, i) > largest) largest = segment_token(&s, i);
@@ -200,7 +193,6 @@ static void show(const char *path, size_t tokens) {
         else printf(tok != NULL ? "[%u]" : "%u ", token);
     }
     printf("\n");
-    munmap(bytes, n);
 }
 
 static double number(const char *option, const char *text, double low, double high) {
@@ -236,12 +228,9 @@ int main(int argc, char **argv) {
         else if (strcmp(a, "--tokens") == 0) tokens = number(a, value, 0, BIN_MAX_TOKENS);
         else shard_tokens = number(a, value, 1, BIN_MAX_TOKENS);
     }
-    Error err;
     const bool bytes = tokenizer == NULL || strcmp(tokenizer, "bytes") == 0;
-    if (shown == NULL || tokenizer != NULL) {
-        tok = bytes ? tokenizer_bytes() : tokenizer_load(tokenizer, &err);
-        if (tok == NULL) die("%s", err.text);
-    }
+    if (shown == NULL || tokenizer != NULL)
+        tok = bytes ? tokenizer_bytes() : tokenizer_load(tokenizer);
     if (shown != NULL) {
         if (files > 0 || out != NULL) die("--show FILE.bin stands alone (see tokenize --help)");
         show(shown, (size_t)tokens);

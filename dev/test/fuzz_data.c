@@ -2,6 +2,7 @@
 // and loaded. The input is: T, flags, vocabulary (16 bits), and the file, of which (unless flag 2
 // is set) only the first 12 bytes of the header are given.
 #include "../../tide/data.h"
+#include "dies.h"
 
 static void check(bool ok) { if (!ok) abort(); }
 
@@ -12,10 +13,10 @@ static void check_loader(const TokenData *d, size_t T, size_t vocab, uint64_t se
     size_t longest = 0;
     for (size_t i = 0; i < d->count; i++)
         if (d->segments[i].count > longest) longest = d->segments[i].count;
-    err.text[0] = '\0';
-    bool ok = loader_init(&l, d, T, seed, shuffle, &err);
-    check(ok == (T > 0 && longest > T) && ok == (err.text[0] == '\0'));
-    if (!ok) return;
+    l = loader_make(d, T, seed, shuffle);
+    check((l.sequences > 0) == (longest > T));
+    check((DIES(loader_check(&l)) == NULL) == (longest > T));
+    if (l.sequences == 0) return;
     for (uint64_t i = 0; i < 4; i++) {
         const uint64_t position = i < 2 ? i * (l.sequences - 1) : i * seed * 0x9e3779b97f4a7c15u;
         if (!loader_sequence(&l, position, vocab, inputs, targets, &err)) continue;
@@ -29,7 +30,7 @@ static void check_loader(const TokenData *d, size_t T, size_t vocab, uint64_t se
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     if (n < 4) return 0;
-    const size_t T = data[0], vocab = data[2] | (size_t)data[3] << 8;
+    const size_t T = data[0] > 0 ? data[0] : 1, vocab = data[2] | (size_t)data[3] << 8;
     const int flags = data[1];
     data += 4;
     n -= 4;
@@ -43,10 +44,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     unsigned char *exact = (unsigned char *)realloc(file, n + gap > 0 ? n + gap : 1);
     check(exact != NULL);
     TokenSegment s;
-    Error err;
-    err.text[0] = '\0';
-    if (segment_parse(&s, "fuzz", exact, n + gap, &err)) {
-        check(s.count > 0 && BIN_HEADER + s.count * (size_t)s.width == n + gap);
+    if (DIES(s = segment_parse("fuzz", exact, n + gap)) == NULL) {
+        check(BIN_HEADER + s.count * (size_t)s.width == n + gap);
         TokenData all, train, val;
         memset(&all, 0, sizeof all);
         all.segments = &s;
@@ -57,10 +56,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         check_loader(&all, T, vocab, (uint64_t)flags, flags & 1);
         check_loader(&train, T, vocab, (uint64_t)flags, flags & 1);
         check_loader(&val, T, vocab, (uint64_t)flags, flags & 1);
-        data_close(&train);
-        data_close(&val);
-    } else {
-        check(err.text[0] != '\0');
+        free(train.segments);
+        free(val.segments);
     }
     free(exact);
     return 0;

@@ -2,6 +2,7 @@
 // what is refused, and what is accepted can be split and made into batches. The input is: T, flags,
 // held out share, and the file.
 #include "../../tide/task.h"
+#include "dies.h"
 
 static void check(bool ok) { if (!ok) abort(); }
 
@@ -27,23 +28,21 @@ static void check_batches(const Task *t, size_t T, size_t vocab, bool shuffle) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     static Tokenizer *tok[2];
     static const char merges[] = "\xc4\xa0 g\no o\n\xc4\xa0g oo\n\xc4\xa0goo d\n";
-    Error err;
     if (tok[0] == NULL) {
         tok[0] = tokenizer_bytes();
-        tok[1] = tokenizer_parse(NULL, 0, merges, strlen(merges), &err);
-        check(tok[1] != NULL);
+        tok[1] = tokenizer_parse("fuzz", NULL, merges);
     }
     if (n < 3) return 0;
     const size_t T = (size_t)data[0] + 1, vocab = data[1] & 4 ? 128 : 300;
     const int flags = data[1];
     const double held_out = (double)data[2] / 255;
-    char *file = (char *)malloc(n > 3 ? n - 3 : 1);  // of exactly this size
+    char *file = (char *)malloc(n - 2);  // of exactly this size
     check(file != NULL);
     memcpy(file, data + 3, n - 3);
+    file[n - 3] = '\0';
     Task all, train, val;
-    err.text[0] = '\0';
-    if (task_parse(&all, "fuzz", file, n - 3, flags & 8 ? "-|+|0" : "-|+", flags & 16 ? "" : " It",
-                   tok[flags & 1], flags & 2 ? 2 : -1, vocab, &err)) {
+    if (DIES(all = task_parse("fuzz", file, flags & 8 ? "-|+|0" : "-|+", flags & 16 ? "" : " It",
+                              tok[flags & 1], flags & 2 ? 2 : -1, vocab)) == NULL) {
         check(all.count > 0 && all.first[0] == 0 && all.labels == 2 + (flags & 8) / 8);
         for (size_t i = 0; i < all.count; i++) {
             const size_t length = all.first[i + 1] - all.first[i];
@@ -54,11 +53,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         check_batches(&all, T, vocab, false);
         check_batches(&train, T, vocab, true);
         check_batches(&val, T, vocab, true);
-        task_close(&train);
-        task_close(&val);
-        task_close(&all);
-    } else {
-        check(err.text[0] != '\0' && strchr(err.text, '\n') == NULL && all.tokens == NULL);
+        free(all.first);
+        free(all.label);
+        free(all.tokens);
     }
     free(file);
     return 0;

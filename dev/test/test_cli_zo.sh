@@ -663,10 +663,10 @@ done
 printf 'sentence\tlabel\ngood film\t1\nbad film\t2\n' >three.tsv
 printf 'good film\t1\nno tab here\n' >no_tab.tsv
 printf 'sentence\tlabel\n' >none.tsv
-refuses a_label_without_a_word 2 "three.tsv, line 3: the label is '2'" judge "$cpu" --data three.tsv
-refuses a_line_without_a_tab 2 'no_tab.tsv, line 2: no TAB' judge "$cpu" --data no_tab.tsv
+refuses a_label_without_a_word 2 'three.tsv, line 3: not a sentence, a TAB and the number of its label, 0 to 1' judge "$cpu" --data three.tsv
+refuses a_line_without_a_tab 2 'no_tab.tsv, line 2: not a sentence' judge "$cpu" --data no_tab.tsv
 refuses no_examples 2 'none.tsv: no examples' judge "$cpu" --data none.tsv
-refuses text_for_a_task 2 'line 1: no TAB' judge "$cpu" --data text.txt
+refuses text_for_a_task 2 'line 1: not a sentence' judge "$cpu" --data text.txt
 refuses a_label_of_several_tokens 2 'bad.* is 3 tokens' judge "$cpu" --labels 'bad|good'
 refuses one_label 2 'at least two' judge "$cpu" --labels '+'
 refuses samples_of_a_task 2 'running text' judge "$cpu" --sample-every 2

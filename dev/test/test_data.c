@@ -1,6 +1,7 @@
 // test_data.c: data.h. Token files and what can be wrong with them, text, splitting, and the order
 // in which the loader hands out sequences.
 #include "../data/tokens.h"
+#include "dies.h"
 #include "test.h"
 #include <math.h>
 #include <signal.h>
@@ -38,16 +39,8 @@ static void clean(void) {
     globfree(&found);
 }
 
-// True if opening fails, with all the given words in the sentence.
-static bool refused(const char *pattern, const Tokenizer *tok, const char *word,
-                    const char *word2) {
-    TokenData d;
-    memset(&err, 0, sizeof err);
-    if (data_open(&d, pattern, tok, &err)) { data_close(&d); return false; }
-    const bool good = strstr(err.text, word) != NULL && strstr(err.text, word2) != NULL
-                      && d.segments == NULL && strchr(err.text, '\n') == NULL;
-    if (!good) printf("  said: %s\n", err.text);
-    return good;
+static bool refused(const char *pattern, const Tokenizer *tok, const char *words) {
+    return DIES_WITH(words, data_open(pattern, tok));
 }
 
 // A data set in memory, without files: `count` segments, whose token i has the value
@@ -60,13 +53,17 @@ static TokenData numbered(const size_t *counts, size_t count) {
         uint32_t *tokens = (uint32_t *)malloc((counts[s] + 1) * sizeof *tokens);
         for (size_t i = 0; i < counts[s]; i++) tokens[i] = (uint32_t)(1000 * s + i + 1);
         d.segments[s].name = strdup("numbered");
-        d.segments[s].tokens = d.segments[s].map = tokens;
+        d.segments[s].tokens = tokens;
         d.segments[s].count = counts[s];
         d.segments[s].width = 4;
         d.tokens += counts[s];
         d.count++;
     }
     return d;
+}
+
+static void write_tokens(const char *name, const uint32_t *tokens, size_t n, int width) {
+    CHECK(tokens_write(path_of(name), tokens, n, width, &err), "%s", err.text);
 }
 
 static void test_round_trip(void) {
@@ -76,31 +73,25 @@ static void test_round_trip(void) {
         for (size_t i = 0; i < N; i++)
             tokens[i] = (uint32_t)(i * 2654435761u) >> (width == 2 ? 16 : 8);
         tokens[7] = width == 2 ? 0xffff : 0xffffffff;
-        CHECK(tokens_write(path_of("a.bin"), tokens, N, width, &err), "%s", err.text);
-        struct stat st;
-        CHECK(stat(path_of("a.bin"), &st) == 0 && st.st_size == 1024 + N * width, "size");
+        write_tokens("a.bin", tokens, N, width);
         CHECK(!path_exists(path_of("a.bin.tmp")), "temporary file left");
-        TokenData d;
-        CHECK(data_open(&d, path_of("a.bin"), NULL, &err), "%s", err.text);
-        CHECK(d.count == 1 && d.tokens == N && d.segments[0].width == width, "shape");
+        const TokenData d = data_open(path_of("a.bin"), NULL);
+        CHECK(d.count == 1 && d.tokens == N && d.segments[0].width == width && !d.text, "shape");
         size_t wrong = 0;
-        for (size_t i = 0; d.count == 1 && i < N; i++)
-            wrong += segment_token(&d.segments[0], i) != tokens[i];
+        for (size_t i = 0; i < N; i++) wrong += segment_token(&d.segments[0], i) != tokens[i];
         CHECK(wrong == 0, "%zu tokens changed, width %d", wrong, width);
-        data_close(&d);
     }
     // the header, byte by byte, as llm.c writes it
     const uint32_t three[3] = {1, 2, 50256};
-    unsigned char bytes[1024 + 6], expected[1024 + 6] = {0x88, 0xd8, 0x34, 0x01, 1, 0, 0, 0, 3};
+    unsigned char expected[1024 + 6] = {0x88, 0xd8, 0x34, 0x01, 1, 0, 0, 0, 3};
     expected[1024] = 1;
     expected[1026] = 2;
     expected[1028] = 0x50;
     expected[1029] = 0xc4;
-    CHECK(tokens_write(path_of("b.bin"), three, 3, 2, &err), "%s", err.text);
-    FILE *f = fopen(path_of("b.bin"), "rb");
-    CHECK(f != NULL && fread(bytes, 1, sizeof bytes, f) == sizeof bytes && fgetc(f) == EOF, "read");
-    if (f != NULL) fclose(f);
-    CHECK(memcmp(bytes, expected, sizeof bytes) == 0, "not llm.c's bytes");
+    write_tokens("b.bin", three, 3, 2);
+    size_t n;
+    const void *bytes = file_map(path_of("b.bin"), &n);
+    CHECK(n == sizeof expected && memcmp(bytes, expected, n) == 0, "not llm.c's bytes");
     clean();
 }
 
@@ -118,7 +109,7 @@ static void test_write_errors(void) {
     CHECK(!path_exists(path_of("taken.bin.tmp")), "temporary file left");
     // a full disk: a limit on the size of files makes the same calls fail
     const uint32_t old = 42;
-    CHECK(tokens_write(path_of("full.bin"), &old, 1, 4, &err), "%s", err.text);
+    write_tokens("full.bin", &old, 1, 4);
     struct rlimit before, small;
     getrlimit(RLIMIT_FSIZE, &before);
     small = before;
@@ -135,10 +126,8 @@ static void test_write_errors(void) {
     setrlimit(RLIMIT_FSIZE, &before);
     signal(SIGXFSZ, SIG_DFL);
     CHECK(!path_exists(path_of("full.bin.tmp")), "temporary file left");
-    TokenData d;
-    CHECK(data_open(&d, path_of("full.bin"), NULL, &err) && segment_token(d.segments, 0) == 42,
+    CHECK(segment_token(data_open(path_of("full.bin"), NULL).segments, 0) == 42,
           "the file that was there before is gone");
-    data_close(&d);
     clean();
 }
 
@@ -155,64 +144,53 @@ static void write_bin(const char *name, int32_t magic, int32_t version, int32_t 
 static void test_bad_files(void) {
     Tokenizer *tok = tokenizer_bytes();
     const size_t good = 1024 + 2 * 10;
-    TokenData d;
+    static const struct { int32_t magic, version, count; size_t n; const char *words; } bad[] = {
+        {BIN_MAGIC_16, 1, 10, 1024 + 19, "x.bin: truncated"},
+        {BIN_MAGIC_16, 1, 10, 1024 + 21, "truncated or damaged: 1045 bytes"},
+        {BIN_MAGIC_16, 1, 10, 1023, "header"},
+        {BIN_MAGIC_16, 1, 10, 4, "header"},
+        {BIN_MAGIC_16, 1, 10, 3, "not a token file"},
+        {BIN_MAGIC_16, 1, 0, 1026, "0 tokens"},
+        {BIN_MAGIC_16, 1, -1, 1024 + 20, "-1 tokens"},
+        {BIN_MAGIC_16, 1, INT32_MIN, 1024 + 20, "damaged"},
+        {BIN_MAGIC_16, 1, INT32_MAX, 1024 + 20, "truncated"},
+        {BIN_MAGIC_16, 7, 10, 1024 + 20, "version 7, expected 1"},
+        {BIN_MAGIC_32, 1, 10, 1024 + 40, "version 1, expected 7"},
+        {BIN_MAGIC_32, 7, 10, 1024 + 20, "truncated"},
+        {20240522, 1, 10, 1024 + 20, "not a token file"},  // llm.c's evaluation files
+        {0, 0, 0, 0, "x.bin is empty"}};
     write_bin("good.bin", BIN_MAGIC_16, 1, 10, good);
-    CHECK(data_open(&d, path_of("good.bin"), NULL, &err), "%s", err.text);
-    data_close(&d);
-    write_bin("x.bin", BIN_MAGIC_16, 1, 10, good - 1);
-    CHECK(refused(path_of("x.bin"), tok, "x.bin", "truncated"), "one byte short");
-    write_bin("x.bin", BIN_MAGIC_16, 1, 10, good + 1);
-    CHECK(refused(path_of("x.bin"), tok, "x.bin", "trailing"), "one byte more");
-    write_bin("x.bin", BIN_MAGIC_16, 1, 10, 1023);
-    CHECK(refused(path_of("x.bin"), tok, "x.bin", "header"), "a short header");
-    write_bin("x.bin", BIN_MAGIC_16, 1, 10, 4);
-    CHECK(refused(path_of("x.bin"), tok, "x.bin", "header"), "only the magic");
-    write_bin("x.bin", BIN_MAGIC_16, 1, 10, 3);
-    CHECK(refused(path_of("x.bin"), tok, "x.bin", "not a token file"), "three bytes");
-    write_bin("x.bin", BIN_MAGIC_16, 1, 0, 1024);
-    CHECK(refused(path_of("x.bin"), tok, "x.bin", "no tokens"), "zero tokens");
-    write_bin("x.bin", BIN_MAGIC_16, 1, -1, good);
-    CHECK(refused(path_of("x.bin"), tok, "x.bin", "-1"), "minus one token");
-    write_bin("x.bin", BIN_MAGIC_16, 1, INT32_MIN, good);
-    CHECK(refused(path_of("x.bin"), tok, "x.bin", "damaged"), "as few tokens as can be");
-    write_bin("x.bin", BIN_MAGIC_16, 1, INT32_MAX, good);
-    CHECK(refused(path_of("x.bin"), tok, "x.bin", "truncated"), "as many tokens as can be");
-    write_bin("x.bin", BIN_MAGIC_16, 7, 10, good);
-    CHECK(refused(path_of("x.bin"), tok, "x.bin", "version 7, expected 1"), "the other's version");
-    write_bin("x.bin", BIN_MAGIC_32, 1, 10, 1024 + 40);
-    CHECK(refused(path_of("x.bin"), tok, "x.bin", "version 1, expected 7"), "the other's version");
-    write_bin("x.bin", BIN_MAGIC_32, 7, 10, good);
-    CHECK(refused(path_of("x.bin"), tok, "x.bin", "truncated"), "uint16 tokens, magic of uint32");
-    write_bin("x.bin", 20240522, 1, 10, good);  // llm.c's evaluation files
-    CHECK(refused(path_of("x.bin"), tok, "x.bin", "not a token file"), "another magic");
-    write_bin("x.bin", 0, 0, 0, 0);
-    CHECK(refused(path_of("x.bin"), tok, "x.bin", "empty"), "an empty file");
-    // one bad shard among good ones, in every place
-    for (int bad = 0; bad < 3; bad++) {
-        for (int i = 0; i < 3; i++) {
-            char name[32];
-            snprintf(name, sizeof name, "shard_%d.bin", i);
-            write_bin(name, BIN_MAGIC_16, 1, i == bad ? 11 : 10, good);
-        }
-        char name[32];
-        snprintf(name, sizeof name, "shard_%d.bin", bad);
-        CHECK(refused(path_of("shard_*.bin"), tok, name, "truncated"), "shard %d", bad);
+    CHECK(data_open(path_of("good.bin"), NULL).tokens == 10, "a good one");
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        write_bin("x.bin", bad[i].magic, bad[i].version, bad[i].count, bad[i].n);
+        CHECK(refused(path_of("x.bin"), tok, bad[i].words), "file %zu", i);
+        unlink(path_of("x.bin"));  // it may still be mapped
     }
-    CHECK(refused(path_of("none.bin"), tok, "none.bin", "no file"), "a missing file");
-    CHECK(refused(path_of("*.none"), tok, "*.none", "no file"), "a pattern without a match");
-    CHECK(refused("", tok, "no file", ""), "an empty name");
-    CHECK(refused(dir, tok, dir, "directory"), "a directory");
+    // one bad shard among good ones, in every place
+    for (int wrong = 0; wrong < 3; wrong++) {
+        char name[64];
+        for (int i = 0; i < 3; i++) {
+            snprintf(name, sizeof name, "shard_%d.bin", i);
+            unlink(path_of(name));
+            write_bin(name, BIN_MAGIC_16, 1, i == wrong ? 11 : 10, good);
+        }
+        snprintf(name, sizeof name, "shard_%d.bin: truncated", wrong);
+        CHECK(refused(path_of("shard_*.bin"), tok, name), "shard %d", wrong);
+    }
+    CHECK(refused(path_of("none.bin"), tok, "no file"), "a missing file");
+    CHECK(refused(path_of("*.none"), tok, "*.none"), "a pattern without a match");
+    CHECK(refused("", tok, "no file"), "an empty name");
+    CHECK(refused(dir, tok, "is a directory"), "a directory");
     CHECK(mkdir(path_of("d.bin"), 0777) == 0, "mkdir");
-    CHECK(refused(path_of("?.bin"), tok, "d.bin", "directory"), "a directory in a pattern");
+    CHECK(refused(path_of("?.bin"), tok, "d.bin is a directory"), "a directory in a pattern");
     CHECK(symlink("l.bin", path_of("l.bin")) == 0, "symlink");
-    CHECK(refused(path_of("l*.bin"), tok, "l.bin", "cannot open"), "a link to itself");
+    CHECK(refused(path_of("l*.bin"), tok, "cannot open"), "a link to itself");
     CHECK(mkfifo(path_of("pipe"), 0666) == 0, "mkfifo");
-    CHECK(refused(path_of("pipe"), tok, "pipe", "regular"), "a pipe");
+    CHECK(refused(path_of("pipe"), tok, "regular"), "a pipe");
     if (geteuid() != 0) {  // root may read anything
         CHECK(chmod(path_of("good.bin"), 0) == 0, "chmod");
-        CHECK(refused(path_of("good.bin"), tok, "good.bin", "cannot open"), "an unreadable file");
+        CHECK(refused(path_of("good.bin"), tok, "cannot open"), "an unreadable file");
     }
-    tokenizer_free(tok);
     clean();
 }
 
@@ -222,21 +200,16 @@ static void test_shards(void) {
     for (int i = 0; i < 4; i++) {
         uint32_t tokens[5];
         for (int j = 0; j < 5; j++) tokens[j] = values[i] * 10 + (uint32_t)j;
-        CHECK(tokens_write(path_of(names[i]), tokens, 5, i == 3 ? 4 : 2, &err), "%s", err.text);
+        write_tokens(names[i], tokens, 5, i == 3 ? 4 : 2);
     }
-    TokenData d;
-    CHECK(data_open(&d, path_of("s_*.bin"), NULL, &err), "%s", err.text);
+    const TokenData d = data_open(path_of("s_*.bin"), NULL);
     CHECK(d.count == 4 && d.tokens == 20, "%zu files, %zu tokens", d.count, d.tokens);
     for (size_t s = 0; s < d.count; s++)
         for (size_t i = 0; i < d.segments[s].count; i++)
             CHECK(segment_token(&d.segments[s], i) == (s + 1) * 10 + i, "file %zu", s);
-    data_close(&d);
-    // a file whose name looks like a pattern
     const uint32_t one = 7;
-    CHECK(tokens_write(path_of("s[0].bin"), &one, 1, 2, &err), "%s", err.text);
-    CHECK(data_open(&d, path_of("s[0].bin"), NULL, &err) && d.tokens == 1, "%s", err.text);
-    data_close(&d);
-    data_close(&d);  // closing twice is harmless
+    write_tokens("s[0].bin", &one, 1, 2);  // a file whose name looks like a pattern
+    CHECK(data_open(path_of("s[0].bin"), NULL).tokens == 1, "s[0]");
     clean();
 }
 
@@ -244,163 +217,122 @@ static void test_shards(void) {
 static const char *warned(const char *name, const void *bytes, size_t n, const Tokenizer *tok) {
     static char said[1024];
     write_bytes(name, bytes, n);
-    TokenData d;
     fflush(stderr);
     const int before = dup(2), file = open(path_of("said"), O_RDWR | O_CREAT | O_TRUNC, 0666);
     dup2(file, 2);
-    CHECK(data_open(&d, path_of(name), tok, &err), "%s", err.text);
+    data_open(path_of(name), tok);
     dup2(before, 2);
     close(before);
     const ssize_t length = pread(file, said, sizeof said - 1, 0);
     said[length > 0 ? length : 0] = '\0';
     close(file);
-    data_close(&d);
+    clean();
     return said;
 }
 
 static void test_what_is_not_text(void) {
-    static const struct { const char *name, *bytes; size_t n; const char *words[2]; } files[] = {
-        {"a", "\x1f\x8b\x08x", 4, {"gzip", "gunzip"}},
-        {"a", "\x28\xb5\x2f\xfd", 4, {"zstd", "unzstd"}},
-        {"a", "\xfd" "7zXZ\0", 6, {"xz", "unxz"}},
-        {"a", "BZh91AY&SY", 10, {"bzip2", "bunzip2"}},
-        {"a", "PK\3\4\x14\0", 6, {"zip", "unzip"}},
-        {"a", "PAR1\x15\0", 6, {"Parquet", "texts"}},
-        {"a", "%PDF-1.4", 8, {"PDF", "pdftotext"}},
-        {"a", "\xff\xfeh\0i\0", 6, {"UTF-16", "iconv"}},
-        {"a", "\xfe\xff\0h\0i", 6, {"UTF-16", "iconv"}},
-        {"a.jsonl", "{\"text\": 1}", 11, {"JSON", "tokenize"}},
-        {"a.JSON", "[1]", 3, {"JSON", "texts"}},
-        {"a", "some text\0", 10, {"NUL", "text"}},
-    };
+    static const struct { const char *name, *bytes; size_t n; const char *words; } files[] = {
+        {"a", "\xff\xfeh\0i\0", 6, "a is binary (it has NUL bytes)"},
+        {"a", "some text\0", 10, "NUL"},
+        {"a.jsonl", "{\"text\": 1}", 11, "a.jsonl is JSON, and its bytes are taken as text"},
+        {"a.JSON", "[1]", 3, "build/tokenize"}};
     static const struct { const char *name, *bytes; } texts[] = {
-        {"a.json", "no JSON"}, {"a.txt", "{\"text\": 1}"}, {"a", "BZh is not compressed"},
-        {"a", "\x1f"}, {"a.jsonl.txt", "[1]"}, {"a", "\xef\xbb\xbfmarked"}};
+        {"a.json", "no JSON"}, {"a.txt", "{\"text\": 1}"}, {"a.jsonl.txt", "[1]"},
+        {"a", "\xef\xbb\xbfmarked"}};
     Tokenizer *tok = tokenizer_bytes();
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         const char *said = warned(files[i].name, files[i].bytes, files[i].n, tok);
         const char *end = strchr(said, '\n');
-        CHECK(strncmp(said, "tide: warning: ", 15) == 0 && strstr(said, path_of(files[i].name))
-              && strstr(said, files[i].words[0]) && strstr(said, files[i].words[1])
+        CHECK(strncmp(said, "tide: warning: ", 15) == 0 && strstr(said, files[i].words)
               && end != NULL && end[1] == '\0', "%zu: %s", i, said);
-        clean();
     }
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         const char *said = warned(texts[i].name, texts[i].bytes, strlen(texts[i].bytes), tok);
         CHECK(*said == '\0', "%zu: %s", i, said);
-        clean();
     }
     data_is_quiet = true;
     CHECK(*warned("a", "\0", 1, tok) == '\0', "said by another rank, too");
     data_is_quiet = false;
-    static const uint32_t tokens[] = {0, 1};  // token files are not text, and say so
-    CHECK(tokens_write(path_of("t.bin"), tokens, 2, 2, &err), "%s", err.text);
-    FILE *f = fopen(path_of("t.bin"), "rb");
-    char bytes[BIN_HEADER + 4];
-    CHECK(f != NULL && fread(bytes, 1, sizeof bytes, f) == sizeof bytes, "t.bin");
-    if (f != NULL) fclose(f);
-    CHECK(*warned("u.bin", bytes, sizeof bytes, tok) == '\0', "a token file");
-    tokenizer_free(tok);
-    clean();
+    static const int32_t tokens[256 + 1] = {BIN_MAGIC_16, 1, 2};
+    CHECK(*warned("u.bin", tokens, sizeof tokens, tok) == '\0', "a token file");
 }
 
 static void test_text(void) {
     Tokenizer *tok = tokenizer_bytes();
-    TokenData d;
     write_text("b.txt", "two\xff");
-    write_bytes("a.txt", "one\0", 4);
+    write_text("a.txt", "one ");
     write_text("c.txt", "3");
-    CHECK(data_open(&d, path_of("?.txt"), tok, &err), "%s", err.text);
-    const char *const joined = "one\0two\xff" "3";
-    CHECK(d.count == 1 && d.tokens == 9 && d.segments[0].count == 9 && d.segments[0].width == 2,
+    TokenData d = data_open(path_of("?.txt"), tok);
+    const char *const joined = "one two\xff" "3";
+    CHECK(d.count == 1 && d.tokens == 9 && d.segments[0].width == 2 && d.text,
           "%zu tokens in %zu segments", d.tokens, d.count);
-    for (size_t i = 0; i < 9 && d.count == 1; i++)
+    for (size_t i = 0; i < 9 && i < d.tokens; i++)
         CHECK(segment_token(d.segments, i) == (unsigned char)joined[i], "byte %zu", i);
-    data_close(&d);
-    CHECK(refused(path_of("a.txt"), NULL, "a.txt", "tokenizer"), "no tokenizer");
+    CHECK(refused(path_of("a.txt"), NULL, "name it with --tokenizer DIR"), "no tokenizer");
     write_text("d.txt", "");
-    CHECK(refused(path_of("?.txt"), tok, "d.txt", "empty"), "empty text");
+    CHECK(refused(path_of("?.txt"), tok, "d.txt is empty"), "empty text");
     const uint32_t one = 7;
-    CHECK(tokens_write(path_of("e.txt"), &one, 1, 2, &err), "%s", err.text);
-    CHECK(data_open(&d, path_of("e.txt"), NULL, &err) && d.tokens == 1, "magic, not name");
-    data_close(&d);
-    CHECK(refused(path_of("[ae].txt"), tok, "a.txt is text", ""), "text and tokens");
+    write_tokens("e.txt", &one, 1, 2);
+    CHECK(data_open(path_of("e.txt"), NULL).tokens == 1, "magic, not name");
+    CHECK(refused(path_of("[ae].txt"), tok, "a.txt is text, but other files"), "text and tokens");
     write_text("raw.bin", "this was raw.bin");  // no header, as nanoGPT writes it
-    CHECK(refused(path_of("raw.bin"), tok, "raw.bin", "not a token file"), ".bin without header");
+    CHECK(refused(path_of("raw.bin"), tok, "not a token file"), ".bin without header");
 
     // long text is encoded in blocks; nothing is lost where they meet
     enum { LONG = (5 << 20) / 2 };
     char *text = (char *)malloc(LONG);
     for (size_t i = 0; i < LONG; i++) text[i] = (char)("etaoin\nshr "[i * i % 11] ^ (i % 7 == 0));
     write_bytes("long.txt", text, LONG);
-    CHECK(data_open(&d, path_of("long.txt"), tok, &err) && d.tokens == LONG, "%s", err.text);
-    size_t wrong = 0;
-    for (size_t i = 0; i < d.tokens; i++)
-        wrong += segment_token(d.segments, i) != (unsigned char)text[i];
-    CHECK(wrong == 0, "%zu bytes changed", wrong);
-    data_close(&d);
-    free(text);
-    tokenizer_free(tok);
+    d = data_open(path_of("long.txt"), tok);
+    size_t wrong = d.tokens != LONG;
+    for (size_t i = 0; i < LONG && wrong == 0; i++)
+        wrong = segment_token(d.segments, i) != (unsigned char)text[i];
+    CHECK(wrong == 0, "%zu tokens, or other ones", d.tokens);
     clean();
 }
 
 // Three merges, so that words and white space form tokens, and an end-of-text token (id 259).
 static Tokenizer *small_tokenizer(void) {
-    static const char merges[] = "#version: 0.2\nh e\n\xc4\xa0 t\n\xc4\x8a \xc4\x8a\n";
-    Tokenizer *tok = tokenizer_parse(NULL, 0, merges, sizeof merges - 1, &err);
-    CHECK(tok != NULL, "%s", err.text);
-    return tok;
+    return tokenizer_parse("small", NULL, "#version: 0.2\nh e\n\xc4\xa0 t\n\xc4\x8a \xc4\x8a\n");
 }
 
 static void test_documents(void) {
     Tokenizer *tok = small_tokenizer();
-    if (tok == NULL) return;
-    const uint32_t eot = (uint32_t)tokenizer_eot(tok);
-    const uint32_t expected[5] = {256, eot, 257, eot, 256};
+    const uint32_t eot = (uint32_t)tokenizer_eot(tok), expected[5] = {256, eot, 257, eot, 256};
     CHECK(eot == 259, "%u", eot);
-    TokenData d;
     for (int wide = 0; wide < 2; wide++) {
         write_text("1.txt", "he");
         write_text("2.txt", " t");
         write_text("3.txt", "he");
         if (wide) tok->vocab = 65537;  // as if there were more ids than 16 bits can hold
-        CHECK(data_open(&d, path_of("*.txt"), tok, &err), "%s", err.text);
+        const TokenData d = data_open(path_of("*.txt"), tok);
         CHECK(d.count == 1 && d.tokens == 5 && d.segments[0].width == 2 + 2 * wide,
-              "%zu tokens of %d bytes", d.tokens, d.count == 1 ? d.segments[0].width : 0);
+              "%zu tokens of %d bytes", d.tokens, d.segments[0].width);
         for (size_t i = 0; i < d.tokens && i < 5; i++)
             CHECK(segment_token(d.segments, i) == expected[i], "token %zu", i);
-        data_close(&d);
-        CHECK(data_open(&d, path_of("1.txt"), tok, &err) && d.tokens == 1, "one file, no end");
-        data_close(&d);
+        CHECK(data_open(path_of("1.txt"), tok).tokens == 1, "one file, no end");
     }
     clean();
     tok->vocab = 260;
     write_text("1.txt", "ab");  // no merges: as many tokens as bytes, and the separator
     write_text("2.txt", "xyz");
-    CHECK(data_open(&d, path_of("*.txt"), tok, &err) && d.tokens == 6, "%s", err.text);
-    data_close(&d);
+    CHECK(data_open(path_of("*.txt"), tok).tokens == 6, "full");
     enum { LONG = 5 << 19 };  // several blocks, one document
     char *text = (char *)malloc(LONG);
     for (size_t i = 0; i < LONG; i++) text[i] = i % 6 == 5 ? ' ' : 'x';
     write_bytes("3.txt", text, LONG);
-    free(text);
-    CHECK(data_open(&d, path_of("*.txt"), tok, &err) && d.tokens == 7 + LONG, "%s", err.text);
+    TokenData d = data_open(path_of("*.txt"), tok);
     size_t separators = 0;
     for (size_t i = 0; i < d.tokens; i++) separators += segment_token(d.segments, i) == eot;
-    CHECK(separators == 2, "%zu separators between three documents", separators);
-    data_close(&d);
-    tokenizer_free(tok);
+    CHECK(d.tokens == 7 + LONG && separators == 2, "%zu separators between three", separators);
     tok = tokenizer_bytes();
     tok->vocab = 70001;
     tok->byte_id['x'] = 70000;
     write_text("x.txt", "wxyz");
-    CHECK(data_open(&d, path_of("x.txt"), tok, &err), "%s", err.text);
+    d = data_open(path_of("x.txt"), tok);
     CHECK(d.tokens == 4 && segment_token(d.segments, 1) == 70000, "%zu", d.tokens);
-    data_close(&d);
     tok->vocab = 65536;
-    CHECK(data_open(&d, path_of("x.txt"), tok, &err) && d.segments[0].width == 2, "fits exactly");
-    data_close(&d);
-    tokenizer_free(tok);
+    CHECK(data_open(path_of("x.txt"), tok).segments[0].width == 2, "fits exactly");
     clean();
 }
 
@@ -409,27 +341,24 @@ static void test_blocks_keep_tokens(void) {
     static const char *const pieces[12] = {"he", "t", " ", "\n", "\n\n", " t", "  ", "\xc2\xa0",
                                            "\xe3\x80\x80", "he's", "\xff", "\t"};
     Tokenizer *tok = small_tokenizer();
-    if (tok == NULL) return;
     char text[2000];
     uint32_t whole[2000], blocks[2000];
-    size_t n = 0, count = 0, cuts = 0;
+    size_t n = 0, cuts = 0;
     for (uint32_t i = 0; n + 8 < sizeof text; i++) {
         const char *piece = pieces[philox4x32(1, i, 0, 0, 0).x[0] % 12];
         memcpy(text + n, piece, strlen(piece));
         n += strlen(piece);
     }
-    CHECK(tokenizer_encode(tok, text, n, whole, &count, &err), "%s", err.text);
+    const size_t count = tokenizer_encode(tok, text, n, whole);
     for (size_t limit = 1; limit < 200; limit++) {
-        size_t used = 0, k = 0;
+        size_t used = 0;
         for (size_t at = 0, m; at < n; at += m, cuts++) {
             m = text_block(text + at, n - at, limit);
-            CHECK(tokenizer_encode(tok, text + at, m, blocks + used, &k, &err), "%s", err.text);
-            used += k;
+            used += tokenizer_encode(tok, text + at, m, blocks + used);
         }
         CHECK(used == count && memcmp(whole, blocks, count * 4) == 0, "limit %zu", limit);
     }
     CHECK(cuts > 2000, "only %zu blocks", cuts);
-    tokenizer_free(tok);
 }
 
 static void test_text_blocks(void) {
@@ -448,10 +377,9 @@ static void test_text_blocks(void) {
 static void test_split(void) {
     const size_t counts[4] = {10, 1, 7, 2};
     TokenData all = numbered(counts, 4), train, val;
-    for (int percent = -10; percent <= 110; percent++) {
+    for (int percent = 0; percent <= 100; percent++) {
         data_split(&all, percent / 100.0, &train, &val);
-        const int clamped = percent < 0 ? 0 : percent > 100 ? 100 : percent;
-        CHECK(val.tokens == (size_t)(20 * (clamped / 100.0)), "%d%%: %zu", percent, val.tokens);
+        CHECK(val.tokens == (size_t)(20 * (percent / 100.0)), "%d%%: %zu", percent, val.tokens);
         CHECK(train.tokens + val.tokens == 20, "%d%%", percent);
         // train, then val: every token once, in order, with its place in the file
         size_t seg = 0, i = 0;
@@ -460,7 +388,7 @@ static void test_split(void) {
             size_t tokens = 0;
             for (size_t s = 0; s < d->count; s++) {
                 const TokenSegment *t = &d->segments[s];
-                CHECK(t->count > 0 && t->map == NULL, "an empty or owning view");
+                CHECK(t->count > 0, "an empty view");
                 tokens += t->count;
                 for (size_t j = 0; j < t->count; j++) {
                     CHECK(segment_token(t, j) == 1000 * seg + i + 1, "%d%%", percent);
@@ -471,14 +399,7 @@ static void test_split(void) {
             CHECK(tokens == d->tokens, "%d%%", percent);
         }
         CHECK(seg == 4, "%d%%: %zu", percent, seg);
-        data_close(&train);
-        data_close(&val);
     }
-    data_split(&all, NAN, &train, &val);
-    CHECK(val.tokens == 0 && train.tokens == 20, "NaN");
-    data_close(&train);
-    data_close(&val);
-    data_close(&all);
 }
 
 // Where a sequence of `numbered` data comes from: *segment and *at. Checks all of it.
@@ -516,10 +437,7 @@ static void test_coverage(void) {
                 const size_t n = shapes[shape][s];
                 if (n > T) expected += shuffle && n >= 2 * T ? (n - T) / T : (n - 1) / T;
             }
-            Loader l;
-            bool ok = loader_init(&l, &d, T, 5, shuffle, &err);
-            CHECK(ok == (expected > 0), "T %zu: %s", T, err.text);
-            if (!ok) continue;
+            const Loader l = loader_make(&d, T, 5, shuffle);
             CHECK(l.sequences == expected, "T %zu: %zu, not %zu", T, l.sequences, expected);
             for (uint64_t epoch = 0; epoch < 5; epoch++) {
                 static int seen[4][1000];
@@ -545,7 +463,6 @@ static void test_coverage(void) {
                               "T %zu: a hole before %zu", T, at);
             }
         }
-        data_close(&d);
     }
 }
 
@@ -553,8 +470,7 @@ static void test_phase(void) {
     const size_t one = 997;
     const size_t T = 16;
     TokenData d = numbered(&one, 1);
-    Loader l;
-    CHECK(loader_init(&l, &d, T, 11, true, &err), "%s", err.text);
+    const Loader l = loader_make(&d, T, 11, true);
     size_t count[16] = {0};
     for (uint64_t epoch = 0; epoch < 1600; epoch++) {
         size_t s, at;
@@ -564,16 +480,13 @@ static void test_phase(void) {
     double chi2 = 0;
     for (size_t i = 0; i < T; i++) chi2 += (count[i] - 100.0) * (count[i] - 100.0) / 100.0;
     CHECK(chi2 < 40, "phases are not uniform: %f (15 degrees of freedom)", chi2);
-    data_close(&d);
 }
 
 static void test_stateless(void) {
     const size_t counts[2] = {800, 555};
     TokenData d = numbered(counts, 2);
-    Loader a, b, c;
-    CHECK(loader_init(&a, &d, 8, 1, true, &err), "%s", err.text);
-    CHECK(loader_init(&b, &d, 8, 1, true, &err), "%s", err.text);
-    CHECK(loader_init(&c, &d, 8, 2, true, &err), "%s", err.text);
+    const Loader a = loader_make(&d, 8, 1, true), b = loader_make(&d, 8, 1, true);
+    const Loader c = loader_make(&d, 8, 2, true);
     size_t seg[600], at[600], s, x, same_seed = 0, same_epoch = 0;
     for (uint64_t p = 0; p < 600; p++) where(&a, p, &seg[p], &at[p]);
     for (uint64_t p = 600; p-- > 0;) {  // backwards, with another loader: nothing is remembered
@@ -596,7 +509,6 @@ static void test_stateless(void) {
         equal += s == seg[p] && x == at[p];
     }
     CHECK(equal < 12, "epoch 2^32 repeats epoch 0: %zu", equal);
-    data_close(&d);
 }
 
 static void test_permutation_is_bijection(void) {
@@ -670,38 +582,36 @@ static void test_loader_errors(void) {
     memset(&empty, 0, sizeof empty);
     const size_t counts[3] = {5, 9, 7};
     TokenData d = numbered(counts, 3);
-    Loader l;
-    CHECK(!loader_init(&l, &empty, 4, 1, true, &err) && strstr(err.text, "0 tokens"), "empty");
-    CHECK(!loader_init(&l, &d, 0, 1, true, &err), "T = 0");
-    CHECK(!loader_init(&l, &d, SIZE_MAX, 1, true, &err), "T = SIZE_MAX");
-    CHECK(!loader_init(&l, &d, SIZE_MAX / 2 + 1, 1, true, &err), "2 T = 0");
-    CHECK(!loader_init(&l, &d, 9, 1, true, &err) && strstr(err.text, "21 tokens")
-          && strstr(err.text, "--seq 8 or less"), "%s", err.text);
-    CHECK(loader_init(&l, &d, 8, 1, true, &err) && l.sequences == 1, "what it said does not work");
-    data_close(&d);
+    Loader l = loader_make(&empty, 4, 1, true);
+    CHECK(DIES_WITH("0 tokens", loader_check(&l)), "empty");
+    l = loader_make(&d, SIZE_MAX, 1, true);
+    CHECK(l.sequences == 0, "T = SIZE_MAX");
+    l = loader_make(&d, SIZE_MAX / 2 + 1, 1, true);
+    CHECK(l.sequences == 0, "2 T = 0");
+    l = loader_make(&d, 9, 1, true);
+    CHECK(DIES_WITH("21 tokens", loader_check(&l)), "too few");
+    CHECK(DIES_WITH("--seq 8 or less", loader_check(&l)), "too few");
+    l = loader_make(&d, 8, 1, true);
+    CHECK(DIES(loader_check(&l)) == NULL && l.sequences == 1, "what it said does not work");
 }
 
 static void test_vocabulary(void) {
     const size_t counts[2] = {33, 40};
     TokenData d = numbered(counts, 2), train, val;  // tokens 1 .. 33 and 1001 .. 1040
     int32_t inputs[64], targets[64];
-    Loader l;
-    CHECK(loader_init(&l, &d, 16, 1, false, &err), "%s", err.text);
+    Loader l = loader_make(&d, 16, 1, false);
     CHECK(loader_sequence(&l, 1, 34, inputs, targets, &err), "largest is vocab - 1: %s", err.text);
     CHECK(!loader_sequence(&l, 1, 33, inputs, targets, &err)
           && strstr(err.text, "numbered: token 32 is 33"), "the last target: %s", err.text);
     CHECK(!loader_sequence(&l, 2, 1001, inputs, targets, &err)
           && strstr(err.text, "token 0 is 1001"), "%s", err.text);
     data_split(&d, 0.5, &train, &val);  // val: from token 4 of the second segment
-    CHECK(loader_init(&l, &val, 16, 1, false, &err), "%s", err.text);
+    l = loader_make(&val, 16, 1, false);
     CHECK(!loader_sequence(&l, 0, 1010, inputs, targets, &err)
           && strstr(err.text, "token 9 is 1010"), "its place in the file: %s", err.text);
-    ((uint32_t *)d.segments[0].map)[3] = 0xffffffff;
-    CHECK(loader_init(&l, &d, 16, 1, false, &err), "%s", err.text);
+    ((uint32_t *)d.segments[0].tokens)[3] = 0xffffffff;
+    l = loader_make(&d, 16, 1, false);
     CHECK(!loader_sequence(&l, 0, SIZE_MAX, inputs, targets, &err), "does not fit an int32");
-    data_close(&train);
-    data_close(&val);
-    data_close(&d);
 }
 
 int main(void) {

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "../../tide/run.h"
+#include "dies.h"
 #include "files.h"
 #include "test.h"
 
@@ -26,12 +27,6 @@ static Trainer *trainer_new(int argc, const char **argv, bool keeps_base) {
 static void trainer_free(Trainer *x) {
     Run *r = &x->run;
     tokenizer_free(r->tokenizer);
-    data_close(&r->train_view);
-    data_close(&r->val_view);
-    data_close(&r->data);
-    data_close(&r->val_data);
-    task_close(&r->task_all);
-    task_close(&r->task_val_all);
     gpt2_table_free(&r->table);
     options_free(&r->o);
     train_state_free(&r->state);

@@ -2,6 +2,7 @@
 // implementations (see make_fixture.py there). With TIDE_GPT2_TOKENIZER=DIR in the environment,
 // DIR holding GPT-2's vocab.json and merges.txt, the whole vocabulary is tested as well.
 #include "../../tide/tokenizer.h"
+#include "dies.h"
 #include "test.h"
 
 static char fixture[PATH_MAX];  // the directory
@@ -18,19 +19,18 @@ static uint32_t random_below(uint32_t n) {  // xorshift64
 
 static uint64_t hash_add(uint64_t h, uint32_t value) { return (h ^ value) * 0x100000001b3u; }
 
-static Tokenizer *load(const char *dir) {
-    Error err;
-    Tokenizer *t = tokenizer_load(dir, &err);
-    if (t == NULL) { printf("  %s\n", err.text); exit(1); }
-    return t;
+static size_t encode(const Tokenizer *t, const char *text, size_t n, uint32_t **ids) {
+    *ids = (uint32_t *)malloc((n > 0 ? n : 1) * sizeof **ids);
+    return tokenizer_encode(t, text, n, *ids);
 }
 
-static size_t encode(const Tokenizer *t, const char *text, size_t n, uint32_t **ids) {
+static char *read_file(const char *dir, const char *name, size_t *n) {
+    char path[PATH_MAX];
     Error err;
-    size_t count = SIZE_MAX;
-    *ids = (uint32_t *)malloc((n > 0 ? n : 1) * sizeof **ids);
-    CHECK(tokenizer_encode(t, text, n, *ids, &count, &err), "%s", err.text);
-    return count;
+    path_join(path, dir, name);
+    char *text = file_read(path, n, &err);
+    if (text == NULL) die("%s", err.text);
+    return text;
 }
 
 // decode(encode(text)) == text, with text in a block of exactly n bytes.
@@ -54,12 +54,8 @@ typedef void (*ExpectedCheck)(const Tokenizer *t, const char *text, size_t n, co
                               size_t count);
 
 static size_t for_expected(const Tokenizer *t, ExpectedCheck check) {
-    char path[PATH_MAX];
-    Error err;
     size_t n = 0, strings = 0;
-    path_join(path, fixture, "expected.txt");
-    char *file = file_read(path, &n, &err), *s = file;
-    if (file == NULL) { printf("  %s\n", err.text); exit(1); }
+    char *file = read_file(fixture, "expected.txt", &n), *s = file;
     char *text = (char *)malloc(n);
     uint32_t *ids = (uint32_t *)malloc(n * sizeof *ids);
     while (*s != '\0') {
@@ -96,14 +92,10 @@ static void check_ids(const Tokenizer *t, const char *text, size_t n, const uint
 }
 
 static void tokenizer_expected(void) {
-    Tokenizer *t = load(fixture);
+    Tokenizer *t = tokenizer_load(fixture);
     size_t strings = for_expected(t, check_ids);
     CHECK(strings > 300, "only %zu strings", strings);
-    uint32_t id;
-    size_t count = 77;
-    Error err;
-    CHECK(tokenizer_encode(t, "", 0, &id, &count, &err) && count == 0, "the empty text");
-    tokenizer_free(t);
+    CHECK(tokenizer_encode(t, "", 0, NULL) == 0, "the empty text");
 }
 
 // The same classes as those of an independent database (unicodedata2 16.0.0, White_Space).
@@ -140,16 +132,12 @@ static void remove_files(void) {
 
 // merges.txt, from the fixture or another directory, alone in the scratch directory.
 static Tokenizer *load_merges_alone(const char *dir) {
-    char path[PATH_MAX];
-    Error err;
     size_t n = 0;
-    path_join(path, dir, "merges.txt");
-    char *merges = file_read(path, &n, &err);
-    if (merges == NULL) { printf("  %s\n", err.text); exit(1); }
+    char *merges = read_file(dir, "merges.txt", &n);
     remove_files();
     write_file("merges.txt", merges, n);
     free(merges);
-    Tokenizer *t = load(scratch);
+    Tokenizer *t = tokenizer_load(scratch);
     remove_files();
     return t;
 }
@@ -171,7 +159,7 @@ static void check_same_pieces(const Tokenizer *t, const char *text, size_t n, co
 }
 
 static void tokenizer_merges_alone(void) {
-    Tokenizer *t = load_merges_alone(fixture), *whole = load(fixture);
+    Tokenizer *t = load_merges_alone(fixture), *whole = tokenizer_load(fixture);
     with_vocabulary = whole;
     for_expected(t, check_same_pieces);
     CHECK(t->vocab == whole->vocab && t->merge_count + 257 == t->vocab, "%zu ids", t->vocab);
@@ -184,8 +172,6 @@ static void tokenizer_merges_alone(void) {
         CHECK(t->byte_id[order[i][1]] == (uint32_t)order[i][0], "byte %d", order[i][1]);
     for (size_t i = 0; i < t->merge_count; i++)
         CHECK(t->merges[i].result == 256 + i, "merge %zu gives %u", i, t->merges[i].result);
-    tokenizer_free(t);
-    tokenizer_free(whole);
 }
 
 static void tokenizer_raw_bytes(void) {
@@ -199,12 +185,10 @@ static void tokenizer_raw_bytes(void) {
     CHECK(strcmp(tokenizer_token(t, 256, &length), "") == 0 && length == 0, "id 256");
     CHECK(strcmp(tokenizer_token(t, UINT32_MAX, &length), "") == 0 && length == 0, "id 2^32-1");
     CHECK(round_trip(t, "<|endoftext|>", 13), "a text without a token for it");
-    free(ids);
-    tokenizer_free(t);
 }
 
 static void tokenizer_round_trips(void) {
-    Tokenizer *tokenizers[3] = {load(fixture), load_merges_alone(fixture), tokenizer_bytes()};
+    Tokenizer *tokenizers[3] = {tokenizer_load(fixture), load_merges_alone(fixture), tokenizer_bytes()};
     char text[400];
     for (int run = 0; run < 20000; run++) {
         size_t n = 0, length = random_below(300);
@@ -218,7 +202,6 @@ static void tokenizer_round_trips(void) {
         }
         for (int i = 0; i < 3; i++) CHECK(round_trip(tokenizers[i], text, n), "run %d", run);
     }
-    for (int i = 0; i < 3; i++) tokenizer_free(tokenizers[i]);
 }
 
 // A tokenizer with 60 merges of strings of a and b, each of two that were there before, at random.
@@ -240,11 +223,7 @@ static Tokenizer *random_merges(void) {
         fprintf(f, "%s %s\n", left, right);
     }
     fclose(f);
-    Error err;
-    Tokenizer *t = tokenizer_parse(NULL, 0, merges, n, &err);
-    if (t == NULL) { printf("  %s\n", err.text); exit(1); }
-    free(merges);
-    return t;
+    return tokenizer_parse("random", NULL, merges);
 }
 
 // The heap gives what the plain loop gives.
@@ -253,22 +232,20 @@ static void tokenizer_long_words(void) {
         static Tokenizer *t;
         if (run % 200 == 0) { tokenizer_free(t); t = random_merges(); }
         uint32_t a[TOKENIZER_SHORT], b[TOKENIZER_SHORT];
-        size_t n = 1 + random_below(TOKENIZER_SHORT), many = n;
+        size_t n = 1 + random_below(TOKENIZER_SHORT);
         uint32_t share = 2 + random_below(9);
         for (size_t i = 0; i < n; i++) {
             a[i] = t->byte_id[random_below(40) == 0 ? 'c' : random_below(share) ? 'a' : 'b'];
             b[i] = a[i];
         }
-        size_t few = tokenizer_merge_short(t, a, n);
-        CHECK(tokenizer_merge_long(t, b, &many), "memory");
+        const size_t few = tokenizer_merge_short(t, a, n), many = tokenizer_merge_long(t, b, n);
         CHECK(few == many && memcmp(a, b, few * sizeof *a) == 0, "run %d", run);
-        if (run == 19999) tokenizer_free(t);
     }
 }
 
 // One "word" of a megabyte. Quadratic would take minutes.
 static void tokenizer_megabyte_words(void) {
-    Tokenizer *t = load(fixture);
+    Tokenizer *t = tokenizer_load(fixture);
     size_t n = 1 << 20;
     char *text = (char *)malloc(n);
     double start = seconds_now();
@@ -280,7 +257,6 @@ static void tokenizer_megabyte_words(void) {
     }
     CHECK(seconds_now() - start < 30, "%.1f seconds", seconds_now() - start);
     free(text);
-    tokenizer_free(t);
 }
 
 static bool same(const Tokenizer *a, const Tokenizer *b) {
@@ -288,77 +264,61 @@ static bool same(const Tokenizer *a, const Tokenizer *b) {
     for (uint32_t id = 0; id < a->vocab; id++) {
         size_t n, m;
         const char *x = tokenizer_token(a, id, &n), *y = tokenizer_token(b, id, &m);
-        if (n != m || memcmp(x, y, n) != 0 || a->tokens[id].raw != b->tokens[id].raw) return false;
+        if (n != m || memcmp(x, y, n) != 0) return false;
     }
     return memcmp(a->byte_id, b->byte_id, sizeof a->byte_id) == 0
         && memcmp(a->merges, b->merges, a->merge_count * sizeof *a->merges) == 0;
 }
 
 static void tokenizer_saves(void) {
-    Error err;
-    Tokenizer *tokenizers[3] = {load(fixture), load_merges_alone(fixture), tokenizer_bytes()};
+    Tokenizer *tokenizers[3] = {tokenizer_load(fixture), load_merges_alone(fixture),
+                                tokenizer_bytes()};
     for (int i = 0; i < 3; i++) {
-        CHECK(tokenizer_save(tokenizers[i], scratch, &err), "%s", err.text);
-        Tokenizer *again = load(scratch);
-        CHECK(same(tokenizers[i], again), "tokenizer %d is another after saving", i);
-        char path[PATH_MAX];
-        path_join(path, scratch, "tokenizer_config.json");
-        Json *config = json_read(path, &err);
-        const Json *eos = json_get(config, "eos_token");
-        CHECK(eos != NULL && eos->type == (i == 2 ? JSON_NULL : JSON_STRING), "eos_token of %d", i);
-        json_free(config);
+        size_t n = 0;
+        tokenizer_save(tokenizers[i], scratch);
+        CHECK(same(tokenizers[i], tokenizer_load(scratch)), "%d is another after saving", i);
+        const char *config = read_file(scratch, "tokenizer_config.json", &n);
+        CHECK(strstr(config, i == 2 ? "\"eos_token\": null" : "\"eos_token\": \"<|endoftext|>\""),
+              "%s", config);
         remove_files();
-        tokenizer_free(again);
     }
-    CHECK(!tokenizer_save(tokenizers[0], "/nonexistent", &err) && strlen(err.text) > 0, "no error");
+    CHECK(DIES_WITH("/nonexistent/", tokenizer_save(tokenizers[0], "/nonexistent")), "no error");
     static const char *const names[] = {"vocab.json", "merges.txt", "tokenizer_config.json"};
     for (int i = 0; i < 3; i++) {  // a full disk
         char name[64], path[PATH_MAX];
         snprintf(name, sizeof name, "%s.tmp", names[i]);  // what a new file is called at first
         path_join(path, scratch, name);
         CHECK(symlink("/dev/full", path) == 0, "symlink");
-        CHECK(!tokenizer_save(tokenizers[0], scratch, &err) && strstr(err.text, names[i]) != NULL,
-              "%s", err.text);
+        CHECK(DIES_WITH(names[i], tokenizer_save(tokenizers[0], scratch)), "no error");
         remove_files();
     }
-    for (int i = 0; i < 3; i++) tokenizer_free(tokenizers[i]);
 }
 
 // vocab.json with all 256 bytes (but `missing`), id = value + `first`, and `more` at the end.
-static char *byte_vocabulary(int missing, unsigned first, const char *more, size_t *n) {
-    Tokenizer *t = tokenizer_bytes();
-    char *text = NULL;
-    FILE *f = open_memstream(&text, n);
-    const char *separator = "{\"";
-    for (uint32_t i = 0; i < 256; i++) {
-        if ((int)i == missing) continue;
-        fprintf(f, "%s", separator);
-        tokenizer_write(t, i, true, f);
-        fprintf(f, "\": %u", i + first);
-        separator = ", \"";
+static char *byte_vocabulary(int missing, unsigned first, const char *more) {
+    char *text = NULL, utf8[4];
+    size_t n;
+    FILE *f = open_memstream(&text, &n);
+    for (int i = 0; i < 256; i++) {
+        if (i == missing) continue;
+        fprintf(f, i == (missing == 0) ? "{" : ", ");
+        json_write_string(f, utf8, utf8_encode(tokenizer_byte_to_char(i), utf8));
+        fprintf(f, ": %u", (unsigned)i + first);
     }
     fprintf(f, "%s}", more);
     fclose(f);
-    tokenizer_free(t);
     return text;
 }
 
-static Tokenizer *parse(const char *more, const char *merges, Error *err) {
-    size_t n = 0;
-    char *vocab = byte_vocabulary(-1, 5, more, &n);
-    Tokenizer *t = tokenizer_parse(vocab, n, merges, strlen(merges), err);
-    free(vocab);
-    return t;
+static Tokenizer *parse(const char *more, const char *merges) {
+    return tokenizer_parse("test", byte_vocabulary(-1, 5, more), merges);
 }
 
 // An OPT-like vocabulary: </s>, ids with holes, tokens that are no byte characters.
 static void tokenizer_special(void) {
-    Error err;
     Tokenizer *t = parse(", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, \"madeupword0000\": 300, "
                          "\"<|endoftext|>\": 299, "
-                         "\"\\u2581x y\": 16777215, \"ab\": 290, \"\\u0120a\": 291", "a b\n", &err);
-    CHECK(t != NULL, "%s", err.text);
-    if (t == NULL) return;
+                         "\"\\u2581x y\": 16777215, \"ab\": 290, \"\\u0120a\": 291", "a b\n");
     CHECK(tokenizer_eot(t) == 2 && tokenizer_vocab(t) == 1 << 24, "eot %d", tokenizer_eot(t));
     static const struct { uint32_t id; const char *text; } cases[] = {
         {1, "<pad>"}, {2, "</s>"}, {300, "madeupword0000"}, {16777215, "\xe2\x96\x81x y"},
@@ -372,53 +332,37 @@ static void tokenizer_special(void) {
     }
     static const uint32_t expected[] = {290, 2, 5 + '<', 5 + 'p', 5 + 'a', 5 + 'd', 5 + '>'};
     check_ids(t, "ab</s><pad>", 11, expected, 7);
-    CHECK(tokenizer_save(t, scratch, &err), "%s", err.text);
-    Tokenizer *again = load(scratch);
-    CHECK(same(t, again), "another after saving");
+    tokenizer_save(t, scratch);
+    CHECK(same(t, tokenizer_load(scratch)), "another after saving");
     remove_files();
-    tokenizer_free(again);
-    tokenizer_free(t);
 }
 
 static void tokenizer_merge_files(void) {
-    Error err;
     static const char *const good[] = {"#version: 0.2\na b\nab c\n", "a b\nab c\n", "a b\nab c",
                                        "#version: 0.2\r\na b\r\nab c\r\n", "a b\n\nab c\n\n",
                                        "#version\na b\nab c\r\n"};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
-        Tokenizer *a = parse(", \"ab\": 400, \"abc\": 1", good[i], &err);
-        CHECK(a != NULL && a->merge_count == 2, "%s: %s", good[i], err.text);
-        Tokenizer *b = tokenizer_parse(NULL, 0, good[i], strlen(good[i]), &err);
-        CHECK(b != NULL && b->merge_count == 2 && b->vocab == 259, "%s: %s", good[i], err.text);
-        uint32_t id = 1;
-        if (a != NULL) check_ids(a, "abc", 3, &id, 1);
-        id = 257;
-        if (b != NULL) check_ids(b, "abc", 3, &id, 1);
-        tokenizer_free(a);
-        tokenizer_free(b);
+        const Tokenizer *a = parse(", \"ab\": 400, \"abc\": 1", good[i]);
+        const Tokenizer *b = tokenizer_parse("test", NULL, good[i]);
+        CHECK(a->merge_count == 2 && b->merge_count == 2 && b->vocab == 259, "%s", good[i]);
+        const uint32_t ids[2] = {1, 257};
+        check_ids(a, "abc", 3, &ids[0], 1);
+        check_ids(b, "abc", 3, &ids[1], 1);
     }
     // two ways to one token are fine with a vocabulary, ambiguous without
     static const char twice[] = "a b\nb c\nab c\na bc\n";
-    Tokenizer *t = parse(", \"ab\": 400, \"bc\": 1, \"abc\": 2", twice, &err);
-    CHECK(t != NULL && t->merge_count == 4, "%s", err.text);
-    tokenizer_free(t);
-    t = tokenizer_parse(NULL, 0, twice, strlen(twice), &err);
-    CHECK(t == NULL && strstr(err.text, "same token") != NULL, "%s", err.text);
+    CHECK(parse(", \"ab\": 400, \"bc\": 1, \"abc\": 2", twice)->merge_count == 4, "twice");
+    CHECK(DIES_WITH("\"abc\" occurs twice", tokenizer_parse("test", NULL, twice)), "ambiguous");
 }
 
-static void expect_error(const char *vocab, size_t n, const char *merges, const char *words) {
-    Error err;
-    err.text[0] = '\0';
-    Tokenizer *t = tokenizer_parse(vocab, n, merges, strlen(merges), &err);
-    CHECK(t == NULL && strstr(err.text, words) != NULL, "'%s' should say '%s'",
-          t == NULL ? err.text : "no error", words);
-    tokenizer_free(t);
+static void expect_error(const char *vocab, const char *merges, const char *words) {
+    CHECK(DIES_WITH(words, tokenizer_parse("test", vocab, merges)), "%s", words);
 }
 
 static void tokenizer_bad_files(void) {
     static const struct { const char *more, *merges, *words; } cases[] = {
-        {"", "", "merges.txt: empty"},
-        {"", "a b\n", "line 1: gives a token that is not"},
+        {"", "", "test/merges.txt: empty"},
+        {"", "a b\n", "test/merges.txt, line 1: gives a token that is not"},
         {", \"abc\": 1", "#version\nab c\n", "line 2: merges a token that is not"},
         {", \"abc\": 1", "c ab\n", "merges a token that is not"},
         {", \"ab\": 1", "a b\na b\n", "line 2: occurs twice"},
@@ -429,86 +373,58 @@ static void tokenizer_bad_files(void) {
         {", \"ab\": 1", "ab \n", "not two tokens"},
         {", \"ab\": 1", "a b c\n", "not two tokens"},
         {", \"ab\": 1", "a\tb\n", "not two tokens"},
-        {", \"ab\": 1", "a \xe2\x82\xac\n", "not in byte characters"},
-        {", \"ab\": 1", "\xff b\n", "not in byte characters"},
+        {", \"ab\": 1", "\xff b\n", "merges a token that is not"},
         {", \"ab\": 5", "a b\n", "has the id of another"},
         {", \"ab\": 1, \"ac\": 1", "a b\n", "has the id of another"},
         {", \"ab\": 16777216", "a b\n", "below 2^24"},
         {", \"ab\": -1", "a b\n", "below 2^24"},
-        {", \"ab\": 1.5", "a b\n", "below 2^24"},
         {", \"ab\": \"1\"", "a b\n", "below 2^24"},
         {", \"\": 1", "#version\n", "is empty"},
         {", \"ab\": 1, \"ab\": 2", "a b\n", "occurs twice"},
         {", \"ab\": 1]", "a b\n", "JSON"},
     };
-    size_t n = 0;
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        char *vocab = byte_vocabulary(-1, 5, cases[i].more, &n);
-        expect_error(vocab, n, cases[i].merges, cases[i].words);
-        free(vocab);
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        expect_error(byte_vocabulary(-1, 5, cases[i].more), cases[i].merges, cases[i].words);
     for (int missing = 0; missing < 256; missing++) {
-        char *vocab = byte_vocabulary(missing, 0, "", &n), words[40];
+        char words[40];
         snprintf(words, sizeof words, "no token for the byte 0x%02x", (unsigned)missing);
-        expect_error(vocab, n, "#version\n", words);
-        free(vocab);
+        expect_error(byte_vocabulary(missing, 0, ""), "#version\n", words);
     }
-    char *vocab = byte_vocabulary(-1, 0, ", \"ab\": 256", &n);
-    for (size_t i = 0; i < n; i++) {
-        char *part = (char *)malloc(i > 0 ? i : 1);
-        memcpy(part, vocab, i);
-        expect_error(part, i, "a b\n", "JSON");
-        free(part);
-    }
-    free(vocab);
+    const char *vocab = byte_vocabulary(-1, 0, ", \"ab\": 256");
+    for (size_t i = 0; i < strlen(vocab); i++) expect_error(strndup(vocab, i), "a b\n", "JSON");
     // one long token and a merge as long: both need their room (for the address sanitizer)
     char more[5100], merge[5100];
     snprintf(more, sizeof more, ", \"%05000d\": 300", 0);
     snprintf(merge, sizeof merge, "%02500d %02500d\n", 0, 0);
-    vocab = byte_vocabulary(-1, 0, more, &n);
-    expect_error(vocab, n, merge, "merges a token that is not");
-    expect_error(NULL, 0, merge, "merges a token that is not");
-    free(vocab);
-    expect_error("[]", 2, "a b\n", "not an object");
-    expect_error("{}", 2, "a b\n", "no token for the byte");
-    expect_error(NULL, 0, "#version: 0.2\n", "no merges");
-    expect_error(NULL, 0, "\n\n", "no merges");
-    expect_error(NULL, 0, "a b\na b\n", "same token");
-    expect_error(NULL, 0, "ab c\n", "merges a token that is not");
-    expect_error(NULL, 0, "a b\na \xc3\n", "line 2: not in byte characters");
+    expect_error(byte_vocabulary(-1, 0, more), merge, "merges a token that is not");
+    expect_error(NULL, merge, "merges a token that is not");
+    expect_error("[]", "a b\n", "not an object");
+    expect_error("{}", "a b\n", "no token for the byte");
+    expect_error(NULL, "#version: 0.2\n", "no merges");
+    expect_error(NULL, "\n\n", "no merges");
+    expect_error(NULL, "a b\na b\n", "occurs twice");
+    expect_error(NULL, "ab c\n", "merges a token that is not");
+    expect_error(NULL, "a b\na \xc3\n", "line 2: merges a token that is not");
 }
 
 static void tokenizer_bad_directories(void) {
-    Error err;
     char path[PATH_MAX];
-    CHECK(tokenizer_load("/nonexistent", &err) == NULL && strstr(err.text, "merges.txt") != NULL,
-          "%s", err.text);
+    CHECK(DIES_WITH("/nonexistent/merges.txt", tokenizer_load("/nonexistent")), "none");
     remove_files();
     write_file("vocab.json", "{}", 2);
-    CHECK(tokenizer_load(scratch, &err) == NULL && strstr(err.text, "merges.txt") != NULL, "%s",
-          err.text);
+    CHECK(DIES_WITH("merges.txt", tokenizer_load(scratch)), "no merges.txt");
     write_file("merges.txt", "a b\n", 4);
-    CHECK(tokenizer_load(scratch, &err) == NULL && strstr(err.text, scratch) != NULL, "%s",
-          err.text);
+    CHECK(DIES_WITH(scratch, tokenizer_load(scratch)), "an empty vocabulary");
     write_file("vocab.json", "", 0);
-    CHECK(tokenizer_load(scratch, &err) == NULL && strstr(err.text, "vocab.json") != NULL, "%s",
-          err.text);
-    CHECK(strstr(err.text, "no vocab.json") == NULL, "%s", err.text);
-    Tokenizer *bytes = tokenizer_bytes();  // its merges.txt is empty: all is in vocab.json
-    CHECK(tokenizer_save(bytes, scratch, &err), "%s", err.text);
-    tokenizer_free(bytes);
+    CHECK(DIES_WITH("vocab.json", tokenizer_load(scratch)), "an empty file");
+    write_file("vocab.json", "{}\0", 3);
+    CHECK(DIES_WITH("NUL", tokenizer_load(scratch)), "a NUL");
+    tokenizer_save(tokenizer_bytes(), scratch);  // its merges.txt has none: all is in vocab.json
     path_join(path, scratch, "vocab.json");
-    CHECK(unlink(path) == 0 && tokenizer_load(scratch, &err) == NULL
-          && strstr(err.text, "there is no vocab.json") != NULL, "%s", err.text);
-    write_file("vocab.json", "", 0);
-    write_file("merges.txt", "a b\n", 4);
-    path_join(path, scratch, "vocab.json");
-    CHECK(truncate(path, (off_t)1 << 40) == 0, "a huge file with holes");
-    CHECK(tokenizer_load(scratch, &err) == NULL && strstr(err.text, "too large") != NULL, "%s",
-          err.text);
-    unlink(path);
-    CHECK(mkdir(path, 0777) == 0 && tokenizer_load(scratch, &err) == NULL
-          && strstr(err.text, "vocab.json") != NULL, "%s", err.text);
+    CHECK(unlink(path) == 0, "unlink");
+    CHECK(DIES_WITH("there is no vocab.json", tokenizer_load(scratch)), "no vocab.json");
+    CHECK(mkdir(path, 0777) == 0, "mkdir");
+    CHECK(DIES_WITH("vocab.json: not a regular file", tokenizer_load(scratch)), "a directory");
     rmdir(path);
     remove_files();
 }
@@ -531,7 +447,7 @@ static void hash_ids(const Tokenizer *t, const char *text, size_t n, const uint3
 static void tokenizer_gpt2(void) {
     const char *dir = getenv("TIDE_GPT2_TOKENIZER");
     if (dir == NULL) SKIP("TIDE_GPT2_TOKENIZER does not name GPT-2's vocabulary");
-    Tokenizer *tokenizers[2] = {load(dir), load_merges_alone(dir)};
+    Tokenizer *tokenizers[2] = {tokenizer_load(dir), load_merges_alone(dir)};
     CHECK(same(tokenizers[0], tokenizers[1]), "vocab.json is not what merges.txt gives");
     for (int i = 0; i < 2; i++) {
         const Tokenizer *t = tokenizers[i];
@@ -546,22 +462,18 @@ static void tokenizer_gpt2(void) {
     }
     // a text of the same kind: tinyshakespeare.txt beside the vocabulary, if it is there
     char path[PATH_MAX];
-    Error err;
-    size_t n = 0;
     path_join(path, dir, "tinyshakespeare.txt");
-    if (path_exists(path)) {
-        char *text = file_read(path, &n, &err);
-        for (int i = 0; i < 2 && text != NULL; i++) {
-            uint32_t *ids;
-            uint64_t h = 0xcbf29ce484222325u;
-            size_t count = encode(tokenizers[i], text, n, &ids);
-            for (size_t j = 0; j < count; j++) h = hash_add(h, ids[j]);
-            CHECK(count == 338025 && h == 0xb547ad363c19676eu, "%zu tokens", count);
-            free(ids);
-        }
-        free(text);
+    if (!path_exists(path)) return;
+    size_t n = 0;
+    const char *text = read_file(dir, "tinyshakespeare.txt", &n);
+    for (int i = 0; i < 2; i++) {
+        uint32_t *ids;
+        uint64_t h = 0xcbf29ce484222325u;
+        const size_t count = encode(tokenizers[i], text, n, &ids);
+        for (size_t j = 0; j < count; j++) h = hash_add(h, ids[j]);
+        CHECK(count == 338025 && h == 0xb547ad363c19676eu, "%zu tokens", count);
+        free(ids);
     }
-    for (int i = 0; i < 2; i++) tokenizer_free(tokenizers[i]);
 }
 
 int main(void) {

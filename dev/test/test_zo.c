@@ -1119,7 +1119,6 @@ typedef struct {
 } Feed;
 
 static void feed_make(Feed *f, const GPT2 *g, bool task, size_t accum) {
-    Error err;
     Run *r = &f->r;
     memset(f, 0, sizeof *f);
     r->config = g->config;
@@ -1138,7 +1137,7 @@ static void feed_make(Feed *f, const GPT2 *g, bool task, size_t accum) {
     f->segment.width = 2;
     f->data.count = 1;
     f->data.segments = &f->segment;
-    if (!loader_init(&r->train, &f->data, T, 3, true, &err)) die("%s", err.text);
+    r->train = loader_make(&f->data, T, 3, true);
     r->task = task;
     if (!task) return;
     for (size_t i = 0; i < 5; i++) {

@@ -125,7 +125,6 @@ typedef struct {
 
 static void feed_make(Feed *f, const Config *c, size_t steps) {
     const Shape *s = &shapes[c->shape];
-    Error err;
     Run *r = &f->r;
     memset(f, 0, sizeof *f);
     r->config = shape_config(s);
@@ -148,7 +147,7 @@ static void feed_make(Feed *f, const Config *c, size_t steps) {
     f->segment.width = 2;
     f->data.count = 1;
     f->data.segments = &f->segment;
-    if (!loader_init(&r->train, &f->data, s->T, 3, false, &err)) die("%s", err.text);
+    r->train = loader_make(&f->data, s->T, 3, false);
     r->val = r->train;
     r->val.sequences = s->B + 1;  // a whole batch, and one of a row
     r->task = c->shape == LABELS;

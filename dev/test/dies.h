@@ -1,0 +1,37 @@
+// dies.h: for tests and fuzzers of what ends the program on bad input.
+//     const char *said = DIES(data_open("none", NULL));  // NULL: it went on
+// Memory and files that were open then stay so: there is no search for leaks. What a test's
+// variables had before stays, what the call gave them does not.
+#ifndef TIDE_DIES_H
+#define TIDE_DIES_H
+#include "../../tide/util.h"
+#include <setjmp.h>
+#pragma GCC diagnostic ignored "-Wclobbered"
+
+static jmp_buf dies_back;
+static char dies_line[PATH_MAX];
+
+static void dies_report(int code, const char *line) {
+    snprintf(dies_line, sizeof dies_line, "%s", line);
+    longjmp(dies_back, code);
+}
+
+#define DIES(call) ({ \
+    void (*before_)(int, const char *) = report_for_all; \
+    const char *volatile said_ = NULL; \
+    report_for_all = dies_report; \
+    if (setjmp(dies_back) == 0) call; \
+    else said_ = dies_line; \
+    report_for_all = before_; \
+    said_; })
+
+// Does the call end the program with a line that has these words?
+#define DIES_WITH(words, call) ({ \
+    const char *line_ = DIES(call); \
+    const bool good_ = line_ != NULL && strstr(line_, words) != NULL; \
+    if (!good_) printf("  '%s' should say '%s'\n", line_ != NULL ? line_ : "nothing", words); \
+    good_; })
+
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) { return "detect_leaks=0"; }
+#endif
