@@ -145,23 +145,6 @@ static inline void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *
     }
 }
 
-// Cuts sub-group [at, end) in two, such that the share of all that has been dealt out so far and
-// goes to visitors is as near to c->share as can be; the CPU takes the front.
-static inline void subgroup_split(Pieces *list, const GPT2Table *t, const ShardMap *map,
-                                  const OffloadChoice *c, size_t *dealt, size_t *visiting,
-                                  size_t at, size_t end) {
-    *dealt += end - at;
-    const double wanted = c->share * (double)*dealt - (double)*visiting;
-    size_t visit = wanted > 0 ? (size_t)wanted : 0, cut = end;
-    if (c->share >= 1 || visit >= end - at) cut = at;
-    else if (visit > 0) cut = legal_cut(map, end - visit);
-    if (cut < at) cut = at;
-    if (cut > end) cut = end;
-    pieces_add(list, t, map, PIECE_HOST, list->subgroups, at, cut);
-    pieces_add(list, t, map, PIECE_VISIT, list->subgroups, cut, end);
-    *visiting += end - cut;
-}
-
 // Where the next sub-group after one that begins at `at` begins.
 static inline size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_t size, size_t at) {
     if (size > 0) {  // flat: at multiples of `size` from the begin of the shard space
@@ -184,8 +167,10 @@ static inline size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_
 // when they are updated needs the time); but if there is room for the embeddings, whose gradient
 // comes last and which the next forward pass needs first, they come before all others. With a
 // stride, the paper's Algorithm 1 to the letter: residents are whole sub-groups at the end, and of
-// the others, counted from 0, sub-group i visits if (i + 1) % stride == 0. Free it with
-// pieces_free().
+// the others, counted from 0, sub-group i visits if (i + 1) % stride == 0. With a share, the same
+// by elements: it visits as soon as all visitors are no more than that share of what has been dealt
+// out; with sub-groups of one size and a share of 1 / k these are those of a stride of k. Free it
+// with pieces_free().
 static inline Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
                                     const OffloadChoice *c) {
     Pieces list;
@@ -210,17 +195,15 @@ static inline Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
     while (at < map->elements) {
         size_t end = subgroup_end(t, map, c->subgroup, at);
         if (c->stride == 0 && at < stay && end > stay) end = stay;
-        if (at >= stay)
-            pieces_add(&list, t, map, PIECE_RESIDENT, list.subgroups, at, end);
-        else if (c->mode != OFFLOAD_INTERLEAVE)
-            pieces_add(&list, t, map, PIECE_HOST, list.subgroups, at, end);
-        else if (c->stride > 0)
-            pieces_add(&list, t, map,
-                       ((size_t)list.subgroups + 1) % c->stride == 0 ? PIECE_VISIT : PIECE_HOST,
-                       list.subgroups, at, end);
-        else
-            subgroup_split(&list, t, map, c, &dealt, &visiting, at, end);
-        list.subgroups++;
+        const size_t number = (size_t)list.subgroups++, visitors = visiting + (end - at);
+        dealt += end - at;
+        bool visits = c->share * (double)dealt + 0.5 >= (double)visitors;
+        if (c->stride > 0) visits = (number + 1) % c->stride == 0;
+        int kind = PIECE_HOST;
+        if (at >= stay) kind = PIECE_RESIDENT;
+        else if (visits && c->mode == OFFLOAD_INTERLEAVE) kind = PIECE_VISIT;
+        if (kind == PIECE_VISIT) visiting = visitors;
+        pieces_add(&list, t, map, kind, (int)number, at, end);
         at = end;
     }
 
@@ -260,18 +243,6 @@ static inline Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
             list.longest_visit = p->length;
     }
     return list;
-}
-
-// The first segments' gradients leave last. While `missing` elements are still on their way over
-// the link, in about a fifth of the time in which the CPU updates as many parameters, it begins at
-// the other end: with its pieces from the result's on, the last one first.
-static inline int pieces_early(const Pieces *list, size_t missing) {
-    int early = list->count;
-    for (size_t n = 0; n < missing / 5 && early > 0;) {
-        const Piece *p = &list->pieces[--early];
-        if (p->kind == PIECE_HOST) n += p->length;
-    }
-    return early;
 }
 
 static inline void pieces_free(Pieces *list) {

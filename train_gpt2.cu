@@ -79,12 +79,6 @@ typedef struct {
     cudaEvent_t copied;
 } Staging;
 
-// What --fuse-gelu means for a model: FUSE_NONE, FUSE_FORWARD or FUSE_BOTH.
-template <typename X> static int fuse_gelu_settled(int option, const GPT2Config *c) {
-    if (option == FUSE_AUTO || sizeof(X) == sizeof(float)) return FUSE_NONE;
-    return c->activation == ACTIVATION_GELU ? option : FUSE_NONE;
-}
-
 template <typename X> struct ZenFlow;  // zenflow.cuh
 struct Zero;                           // zero.cuh
 
@@ -99,7 +93,6 @@ template <typename X> struct GPT2 {
     bool training;              // false: no gradients, no moments, one layer's activations
     bool recompute;             // keep only the layers' inputs; backward makes the rest again
     bool accumulating;          // a step has several micro-batches: they are summed, in fp32
-    int fuse_gelu;              // FUSE_*: products apply GELU, where the library can
     size_t head_rows;           // the head's logits are in memory for this many rows at a time
     Matmul lt;
     // Where the optimizer's state lives and who updates it (offload.h, doc/offload.md).
@@ -497,9 +490,6 @@ enum { RECOMPUTE_SETTLED = -1 };
 
 static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
 
-template <typename X>
-static void advice(GPT2<X> *, const Run *, size_t, size_t, char text[256]);
-
 // Settles where everything is, prints it unless `quiet`, and refuses what does not fit. recompute:
 // the option, or RECOMPUTE_SETTLED if all has been chosen; r: for advice then, or NULL. Returns the
 // bytes of GPU memory.
@@ -552,25 +542,16 @@ static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_lim
     }
     if (total <= limit && host <= host_limit) return total;
     const bool gpu = total > limit;
-    char text[256] = "use a smaller --model, --batch or --seq";
-    if (r != NULL) advice(g, r, limit, host_limit, text);
-    die("this run needs %.1f MiB of %s memory and %.1f MiB are there (%s); %s",
+    die("this run needs %.1f MiB of %s memory and %.1f MiB are there (%s); less is enough for a "
+        "smaller --batch or --seq, --offload and --recompute auto, --optimizer mezo, or more GPUs",
         mib(gpu ? total : host), gpu ? "GPU" : "host", mib(gpu ? limit : host_limit),
-        gpu ? "free, or --gpu-memory" : "available, or --host-memory", text);
+        gpu ? "free, or --gpu-memory" : "available, or --host-memory");
 }
 
 // sleeps: who waits for it leaves its core to others (host.cuh), and wakes some 50 us late.
 static void event_make(cudaEvent_t *event, bool sleeps = false) {
     CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming
                                              | (sleeps ? cudaEventBlockingSync : 0)));
-}
-
-// Has all been done that the event's latest record waits for?
-static bool event_is_over(cudaEvent_t event) {
-    const cudaError_t e = cudaEventQuery(event);
-    if (e != cudaErrorNotReady) CUDA(e);
-    else (void)cudaGetLastError();  // it is not a mistake
-    return e == cudaSuccess;
 }
 
 typedef struct { cudaStream_t *stream; const char *name; bool urgent; } StreamPlace;
@@ -822,8 +803,8 @@ template <typename X> static void layer_forward(GPT2<X> *g, size_t l, const Laye
     matmul_forward(&g->lt, g->branch, a.atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C, stream);
     residual_layernorm_forward(a.mid, a.ln_2, a.mean_2, a.rstd_2, a.x, g->branch, w[LN_2_W],
                                w[LN_2_B], N, C, stream);
-    matmul_forward_activation(&g->lt, a.act, a.fc, a.ln_2, w[FC_W], w[FC_B], N, C, F,
-                              g->config.activation, g->fuse_gelu >= FUSE_FORWARD, stream);
+    matmul_forward(&g->lt, a.fc, a.ln_2, w[FC_W], w[FC_B], N, C, F, stream);
+    activation_forward(a.act, a.fc, N * F, g->config.activation, stream);
 }
 
 // From inputs (B, T), on the host, to the normalised output of the last layer, g->ln_f (N, C). The
@@ -1121,19 +1102,18 @@ static void gpt2_backward(GPT2<X> *g, bool accumulate, bool last) {
         }
         gradient_begin(g, l + 1);
         // MLP branch: dx -> dact -> dfc -> dln_2 -> dx
-        if (!matmul_backward(lt, dwide, d[FCPROJ_W], d[FCPROJ_B], sum, dx, a.act, w[FCPROJ_W], N,
-                             F, C, g->fuse_gelu == FUSE_BOTH ? a.fc : (X *)NULL, stream))
-            activation_backward(dwide, a.fc, N * F, g->config.activation, stream);
-        matmul_backward(lt, dc, d[FC_W], d[FC_B], sum, dwide, a.ln_2, w[FC_W], N, C, F, (X *)NULL,
+        matmul_backward(lt, dwide, d[FCPROJ_W], d[FCPROJ_B], sum, dx, a.act, w[FCPROJ_W], N, F, C,
                         stream);
+        activation_backward(dwide, a.fc, N * F, g->config.activation, stream);
+        matmul_backward(lt, dc, d[FC_W], d[FC_B], sum, dwide, a.ln_2, w[FC_W], N, C, F, stream);
         layernorm_backward(dx, d[LN_2_W], d[LN_2_B], sum, dc, a.mid, w[LN_2_W], a.mean_2,
                            a.rstd_2, N, C, stream);
         // attention branch: dx -> datty -> dqkv -> dln_1 -> dx
         matmul_backward(lt, dc, d[ATTPROJ_W], d[ATTPROJ_B], sum, dx, a.atty, w[ATTPROJ_W], N, C, C,
-                        (X *)NULL, stream);
+                        stream);
         attention_backward(dwide, g->delta, dc, a.atty, a.lse, a.qkv, B, T, C, NH, stream);
         matmul_backward(lt, dc, d[QKV_W], d[QKV_B], sum, dwide, a.ln_1, w[QKV_W], N, C, 3 * C,
-                        (X *)NULL, stream);
+                        stream);
         layernorm_backward(dx, d[LN_1_W], d[LN_1_B], sum, dc, a.x, w[LN_1_W], a.mean_1,
                            a.rstd_1, N, C, stream);
         gradient_complete(g, l + 1, accumulate, last);
@@ -1268,20 +1248,13 @@ static void update_resident(GPT2<X> *g, int piece, const AdamStep *step) {
 // Call it after gpt2_grad_norm_squared(), which has waited for backward.
 template <typename X> static void gpt2_update(GPT2<X> *g, const AdamStep *step) {
     int visit = 0;
-    size_t missing = 0;
-    for (int i = 0; i < g->segments; i++)
-        if (g->segment[i].leaving > 0 && !event_is_over(g->grad_arrived[i]))
-            missing += g->segment[i].leaving;
-    const int early = pieces_early(&g->pieces, missing);
-    for (int i = g->pieces.count; --i >= early;)
-        if (g->pieces.pieces[i].kind == PIECE_HOST) update_on_host(g, i, step);
     for (int s = 0; s < g->segments; s++) {
         const Segment *x = &g->segment[s];
         for (int i = x->first; i < x->first + x->pieces; i++) {
             const Piece *p = &g->pieces.pieces[i];
             if (p->kind == PIECE_VISIT) update_visitor(g, visit++, step);
             else if (p->kind == PIECE_RESIDENT) update_resident(g, i, step);
-            else if (i < early) update_on_host(g, i, step);
+            else update_on_host(g, i, step);
         }
         const bool whole = g->in_place || sums_on_gpu(g);
         live(g, "gradients", -(double)(whole ? x->own : x->own - x->leaving), waiting_bytes(g),
@@ -1591,60 +1564,6 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
     return recompute;
 }
 
-template <typename X> static bool zo_fits(const Run *r, size_t limit, size_t host_limit);
-
-// For the end of an error, of a model that is not needed any more: what would fit. All that is said
-// has been tried: the largest --batch with all that "auto" may do (if nothing else, that finds the
-// largest share of residents); unless it is the one that was asked for, more GPUs, or mezo.
-template <typename X>
-static void advice(GPT2<X> *g, const Run *r, size_t limit, size_t host_limit, char text[256]) {
-    const bool updates = r->training && r->o.dump == NULL;
-    const size_t most_B = g->max_B;
-    size_t n = 0, found = 0, B = r->B;
-    for (size_t world = r->world; world == r->world || (updates && world <= 64);) {
-        Run x = *r;
-        Rates unknown = {};
-        x.o.plan = true;
-        x.o.offload = OFFLOAD_TWINFLOW;
-        x.o.resident = -1;
-        if (x.o.recompute == RECOMPUTE_NONE) x.o.recompute = RECOMPUTE_AUTO;
-        const size_t host = host_limit / (x.o.host_memory > 0 ? 1 : world / r->world);  // shared
-        x.world = world;
-        x.o.zero = 3;
-        if (world > 1 && updates) {
-            g->zero = zero_open(&x);
-            g->shards = zero_shards_of(g->zero, &g->table);
-        }
-        g->zen = NULL;
-        g->max_B = min_size(B, most_B);
-        const int recompute = choose_offload(g, &x, limit, host, &unknown);
-        const bool fits = gpt2_fit(g, recompute, limit, host);
-        if (fits) {
-            char gpus[40] = "";
-            if (world > 1)
-                snprintf(gpus, sizeof gpus, r->o.plan ? " --zero 3 --world %zu"
-                         : " --zero 3 on %zu GPUs", world);
-            n += (size_t)snprintf(text + n, 256 - n, "%s%s%s --batch %zu%s",
-                                  found++ > 0 ? ", or with" : "it fits with",
-                                  x.o.recompute != r->o.recompute ? " --recompute auto" : "",
-                                  r->o.offload != OFFLOAD_AUTO ? " --offload auto" : "", B, gpus);
-            if (world > r->world) break;
-            if (B == r->B) return;
-        }
-        if (!fits && world == r->world && B > 1) {
-            B /= 2;
-        } else {
-            world *= 2;
-            B = r->B;
-        }
-    }
-    if (found < 2 && !r->o.resume && r->o.dump == NULL && zo_fits<X>(r, limit, host_limit))
-        snprintf(text + n, 256 - n, "%s --optimizer mezo", n > 0 ? ", or with" : "it fits with");
-    else if (found == 0)
-        snprintf(text, 256, "no smaller --batch%s fits: use a smaller --model or --seq",
-                 updates ? ", nor --zero 3 on up to 64 GPUs, nor --optimizer mezo," : "");
-}
-
 // How much memory there is: on this machine or, with --plan, what --gpu-memory and --host-memory
 // say, or with --rates no limit, SIZE_MAX. Dies if --trace cannot be written; opens the GPU, if
 // there is one here that is meant.
@@ -1788,7 +1707,6 @@ template <typename X> static int train(Run *r) {
     g->config = r->config;
     g->table = r->table;
     g->training = r->training;
-    g->fuse_gelu = fuse_gelu_settled<X>(o->fuse_gelu, &g->config);
     g->zero = zero_open(r);
     if (r->world > 1) printf("ranks: %zu, ZeRO-%d\n", r->world, g->zero->stage);
     g->shards = g->zero != NULL ? zero_shards_of(g->zero, &g->table) : gpt2_shards_all(&g->table);

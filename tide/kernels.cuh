@@ -4,7 +4,7 @@
 //   encoder_forward, encoder_backward, token_order     tokens and positions
 //   layernorm_forward, residual_layernorm_forward, layernorm_backward
 //   matmul_forward, matmul_backward, bias_backward     linear layers (products: matmul.cuh)
-//   activation_forward, activation_backward, matmul_forward_activation
+//   activation_forward, activation_backward
 //   residual_forward                                   (attention: attention.cuh)
 //   crossentropy, loss_accumulate                      loss, fused with its gradient
 //   accumulate_gradient, round_gradient                gradients of several micro-batches
@@ -549,21 +549,16 @@ static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X
     gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, GEMM_PLAIN, nullptr, stream);
 }
 
-// Overwrites all three gradients. With `pre` (N, C), the layer's input was gelu(pre): returns true
-// if dinp has become the gradient of pre, false where the library has no such product.
+// Overwrites all three gradients.
 template <typename X>
-static bool matmul_backward(Matmul *lt, X *dinp, X *dw, X *db, float *scratch, const X *dout,
-                            const X *inp, const X *w, size_t N, size_t C, size_t OC, X *pre,
+static void matmul_backward(Matmul *lt, X *dinp, X *dw, X *db, float *scratch, const X *dout,
+                            const X *inp, const X *w, size_t N, size_t C, size_t OC,
                             cudaStream_t stream) {
-    const bool fused = pre != NULL && gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, C,
-                                           nullptr, false, GEMM_DGELU, pre, stream);
-    if (!fused)
-        gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, C, nullptr, false, GEMM_PLAIN,
-             nullptr, stream);
+    gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, C, nullptr, false, GEMM_PLAIN,
+         nullptr, stream);
     gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, nullptr, false, GEMM_PLAIN,
          nullptr, stream);
     bias_backward(db, scratch, dout, N, OC, stream);
-    return fused;
 }
 
 // --- causal self-attention (Vaswani et al. 2017) ---------------------------------------------
@@ -630,26 +625,6 @@ static void activation_backward(X *d, const X *inp, size_t n, int activation,
     activation_backward_kernel<X><<<pack_blocks<X>(n), BLOCK_THREADS, 0, stream>>>(d, inp, n,
                                                                                    activation);
     CUDA(cudaGetLastError());
-}
-
-// --- GELU in the product that makes its argument, and in the one that makes its gradient -------
-//
-// It saves passes of 2 F and 3 F columns, 1.5 % of a step of 7B on an H100 by arithmetic, and costs
-// more where the library's fastest kernels do not have the epilogue and a slower one runs. Nothing
-// here measures which it is, and a choice by the clock would change bits: so it is the user's
-// (--fuse-gelu). Not in fp32, which is there for checking: the library's tanh may be an
-// approximation.
-
-// act (N, F) = the activation of fc (N, F) = inp (N, C) . w (F, C)^T + b. fc == act: fc is not
-// kept. fuse: in one, if there is an algorithm for this shape; for GELU only.
-template <typename X>
-static void matmul_forward_activation(Matmul *lt, X *act, X *fc, const X *inp, const X *w,
-                                      const X *b, size_t N, size_t C, size_t F, int activation,
-                                      bool fuse, cudaStream_t stream) {
-    if (fuse && gemm(lt, false, true, N, F, C, inp, C, w, C, act, F, b, false, GEMM_GELU,
-                     fc != act ? fc : (X *)NULL, stream)) return;
-    matmul_forward(lt, fc, inp, w, b, N, C, F, stream);
-    activation_forward(act, fc, N * F, activation, stream);
 }
 
 // --- residual connection ---------------------------------------------------------------------

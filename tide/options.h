@@ -17,7 +17,6 @@ enum { SAVE_FP32, SAVE_BF16 };
 enum { OPTIMIZER_ADAMW, OPTIMIZER_MEZO };
 enum { PRECISION_BF16, PRECISION_FP32, PRECISION_FP16 };
 enum { RECOMPUTE_AUTO, RECOMPUTE_NONE, RECOMPUTE_BLOCK };
-enum { FUSE_AUTO, FUSE_NONE, FUSE_FORWARD, FUSE_BOTH };
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE,
        OFFLOAD_ZENFLOW };
 enum { WIRE_BF16, WIRE_FP32 };
@@ -46,7 +45,7 @@ typedef struct {
     int save_dtype;
     bool resume, no_save, help, version;
     // placement, GPU builds
-    int precision, recompute, fuse_gelu, offload, grad_wire, grad_reduce;
+    int precision, recompute, offload, grad_wire, grad_reduce;
     double resident, share;                           // may be AUTO_REAL
     size_t stride, subgroup, slots;                   // 0: auto
     size_t zero, world;                               // zero may be AUTO_COUNT
@@ -168,8 +167,6 @@ static const Option option_table[] = {
            "of what is stored; sums are fp32; fp16: with mezo"),
     CHOICE("recompute", recompute, "auto", "auto|none|block", O_GPU | O_FO,
            "activations in backward, to save memory"),
-    CHOICE("fuse-gelu", fuse_gelu, "auto", "auto|none|forward|both", O_GPU,
-           "into the products of 16 bits; auto: none"),
 
     TITLE("GPU builds: where the state of AdamW is, and who updates it"),
     CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|zenflow", 0,
@@ -481,8 +478,6 @@ static inline bool options_check(const Options *o, Error *err) {
     if (!mezo && o->precision == PRECISION_FP16)
         return error_set(err, "--precision fp16 has no backward pass: use bf16, or --optimizer "
                               "mezo");
-    if (o->precision == PRECISION_FP32 && option_given(o, "fuse-gelu") && o->fuse_gelu > FUSE_NONE)
-        return error_set(err, "--fuse-gelu needs --precision bf16 or fp16: fp32 is for checking");
     if (mezo && o->dump != NULL)
         return error_set(err, "--dump shows gradients, and --optimizer mezo has none");
     if (mezo && option_given(o, "offload") && o->offload != OFFLOAD_NONE)

@@ -33,12 +33,6 @@ typedef struct {
                              // given and rates_of_rank() of a machine. 0, 1: one
     int zero;                // the stage, with several
     bool reduce_f32;         // gradients are summed over them in fp32
-    // To describe other systems:
-    size_t ranks;            // GPUs that share the state: each has 1 / ranks of it. 0: one
-    double grad_rate;        // bytes/s at which a gradient leaves; 0: the link's
-    bool separate_cast;      // the new weights are rounded in a pass of its own, at `host_cast`;
-                             // and the CPU updates from the first piece to the last
-    bool blocking_back;      // the CPU waits until they are on the GPU
 } PlanRun;
 
 typedef struct {
@@ -351,18 +345,6 @@ static inline double plan_comm_total(const PlanComm *q, size_t accum, double *re
 typedef struct { int forward[PLAN_MICRO], tail[PLAN_MICRO], backward[PLAN_MICRO], norm, end; }
     PlanStep;
 
-// Elements whose gradients are still on their way when the norm is known: of segment s, which
-// `arrived[s]` ends, leaves[s]. What is queued is simulated, up to there.
-static inline size_t plan_missing(PlanTasks *p, const Rates *r, int norm, const int *arrived,
-                                  const double *leaves, int segments) {
-    double missing = 0;
-    plan_simulate(p, r);
-    for (int s = 0; s < segments; s++)
-        if (arrived[s] >= 0 && p->tasks[arrived[s]].end > p->tasks[norm].end) missing += leaves[s];
-    for (int i = 0; i < p->count; i++) p->tasks[i].begin = p->tasks[i].end = -1;
-    return (size_t)missing;
-}
-
 // Queues PLAN_STEPS steps, of at most PLAN_MICRO micro-batches each. The caller frees p->tasks.
 static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, const Pieces *list,
                                    const OffloadChoice *c, const PlanRun *run,
@@ -372,12 +354,10 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
     const double gpu = rate_or(r->gpu_flops, PLAN_UNLIMITED);
     const double gpu_adam = rate_or(r->gpu_adam, PLAN_UNLIMITED);
     const double cores = rate_or(r->cores, rate_or(r->host_adam, PLAN_UNLIMITED));
-    const double part = 1 / (double)(run->ranks > 0 ? run->ranks : 1);
     const double grad = plan_host_grad(run, c), made = (double)run->stored;
     const double pass = 24 + grad + (made < 4 ? made : 0);  // bytes of the CPU per element
     const bool host_sums = run->accum > 1 && c->sum_on_host;
     const bool gpu_sums = run->accum > 1 && !c->sum_on_host;
-    const double slow = run->grad_rate > 0 ? rate_or(r->d2h, PLAN_UNLIMITED) / run->grad_rate : 1;
     const PlanFlops flops = plan_flops(config, run);
     PlanComm comm = plan_comm(r, config, run);
     const bool offloaded = list->elements[PIECE_HOST] + list->elements[PIECE_VISIT] > 0;
@@ -385,8 +365,6 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
     PlanTasks p;
     memset(&p, 0, sizeof p);
     p.host_rate = fmin(cores * pass, PLAN_UNLIMITED);
-    const double cast = run->separate_cast && r->host_cast > 0 && cores < PLAN_UNLIMITED
-                      ? p.host_rate / r->host_cast : 0;
     p.room = PLAN_STEPS * (micros * S * 5 + 2 + list->count * 4);
     if (comm.on) p.room += PLAN_STEPS * (micros * S * 3 + S + 1);
     p.tasks = (PlanTask *)alloc_or_fail((size_t)p.room, sizeof(PlanTask), "plan");
@@ -401,12 +379,12 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
     for (int i = 0; i < list->count; i++) {
         const Piece *x = &list->pieces[i];
         visits += x->kind == PIECE_VISIT;
-        if (!piece_grad_on_gpu(c, x)) leaves[x->segment] += part * (double)x->length;
+        if (!piece_grad_on_gpu(c, x)) leaves[x->segment] += (double)x->length;
     }
     const int slots = slots_of(c->slots, visits), places = places_of(c->places, L);
     int *slot = (int *)alloc_or_fail(2 * (size_t)slots + 1, sizeof(int), "plan");
     int *came = slot + slots;  // per slot: its last visitor has left, its next one is there
-    int landing[2] = {NONE, NONE}, turn = 0, early = list->count;
+    int landing[2] = {NONE, NONE}, turn = 0;
     int flushed = NONE, sent = NONE, done = NONE;  // the last tasks of an update
     for (int s = 0; s < 5 * S; s++) updated[s] = NONE;
     for (int i = 0; i < slots; i++) slot[i] = NONE;
@@ -433,7 +411,7 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
                 const Piece *x = &list->pieces[i];
                 if (x->kind != PIECE_VISIT) continue;
                 came[visit] = plan_add(&p, ROW_FETCH, "fetch", (size_t)i,
-                                       12 * part * (double)x->length, compute, slot[visit], NONE);
+                                       12 * (double)x->length, compute, slot[visit], NONE);
                 visit++;
             }
             for (int s = S - 1; s >= 0; s--) {
@@ -454,7 +432,7 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
                 const bool leave = leaves[s] > 0 && (!gpu_sums || last);
                 if (leave) {
                     const double bytes = leaves[s] * (host_sums ? made : grad);
-                    arrived[s] = plan_add(&p, ROW_LEAVE, "leave", (size_t)s, slow * bytes, complete,
+                    arrived[s] = plan_add(&p, ROW_LEAVE, "leave", (size_t)s, bytes, complete,
                                           host_sums ? landing[turn] : NONE, NONE);
                     p.tasks[arrived[s]].bytes = (size_t)bytes;
                     if (!gpu_sums) *room = arrived[s];
@@ -474,22 +452,16 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
             summed = plan_add(&p, ROW_COMM, "norm", 0, comm.norm, compute, summed, NONE);
         const int norm = plan_add(&p, ROW_COMPUTE, "norm", 0, 0, summed, NONE, NONE);
         mark->norm = norm;
-        if (step == 0 && offloaded && !run->separate_cast)  // then all steps are alike
-            early = pieces_early(list, plan_missing(&p, r, norm, arrived, leaves, S));
-
-        const int came_early = visit, last_ones = list->count - early;
+        const int came_early = visit;
         visit = 0;
-        for (int n = 0; n < last_ones + list->count; n++) {
-            const int i = n < last_ones ? list->count - 1 - n : n - last_ones;
+        for (int i = 0; i < list->count; i++) {
             const Piece *x = &list->pieces[i];
-            if (n < last_ones ? x->kind != PIECE_HOST : x->kind == PIECE_HOST && i >= early)
-                continue;
             const int s = x->segment;
             const size_t number = (size_t)i;
-            const double length = part * (double)x->length;
+            const double length = (double)x->length;
             if (x->kind == PIECE_HOST) {
-                const int new_weights = plan_add(&p, ROW_HOST, "update", number,
-                    length * (pass + cast), norm, arrived[s], run->blocking_back ? sent : NONE);
+                const int new_weights = plan_add(&p, ROW_HOST, "update", number, length * pass,
+                                                 norm, arrived[s], NONE);
                 sent = returned[s] = plan_add(&p, ROW_BACK, "back", number, length * made,
                                               new_weights, NONE, NONE);
                 continue;
@@ -566,14 +538,13 @@ static inline Prediction plan_step(const Rates *r, const GPT2Config *config, con
     x.compute = plan_compute(r, config, run);
     x.exposed = x.step - x.compute;
 
-    const double part = 1 / (double)(run->ranks > 0 ? run->ranks : 1);
-    const double host = part * (double)list->elements[PIECE_HOST];
-    const double visit = part * (double)list->elements[PIECE_VISIT], away = host + visit;
+    const double host = (double)list->elements[PIECE_HOST];
+    const double visit = (double)list->elements[PIECE_VISIT], away = host + visit;
     const UpdateBytes bytes = plan_bytes(run, c);
     const double leaving = run->accum > 1 && c->sum_on_host
                          ? (double)(run->accum * run->stored) : bytes.grad;
     x.h2d_bytes = 12 * visit + (c->keep_grads ? 0 : bytes.grad * visit) + bytes.weight * host;
-    x.d2h_bytes = 12 * visit + leaving * part * (double)list->grads_host;
+    x.d2h_bytes = 12 * visit + leaving * (double)list->grads_host;
     const PlanComm comm = plan_comm(r, config, run);
     x.comm = plan_comm_total(&comm, run->accum, &x.reduced_bytes, &x.gathered_bytes);
     if (x.comm > 0) {

@@ -202,7 +202,6 @@ template <typename X> struct ZoModel {
     size_t accum;               // micro-batches of a step, on this rank
     bool overlap;               // copies run beside kernels
     bool keeps_slots;           // false: the memory of a visitor is allocated at each visit
-    int fuse_gelu;              // FUSE_*: the product applies GELU, where the library can
     bool fused;                 // updates join the next step's pass; false: have one of their own
     // Where layer l is: home[l] >= 0: it is number home[l] on the host, and visits the GPU;
     // otherwise it is number -1 - home[l] of the residents.
@@ -646,8 +645,8 @@ static void zo_layer_part(ZoModel<X> *z, int k, const X *w, X *x, int sign, size
         residual_layernorm_forward(x, atty, z->mean, z->rstd, x, z->ln, w + at[2].at, w + at[3].at,
                                    N, C, stream);
     } else if (k == 2) {
-        matmul_forward_activation(lt, act, act, atty, w + at[0].at, w + at[1].at, N, C, F,
-                                  z->config.activation, z->fuse_gelu >= FUSE_FORWARD, stream);
+        matmul_forward(lt, act, atty, w + at[0].at, w + at[1].at, N, C, F, stream);
+        activation_forward(act, act, N * F, z->config.activation, stream);
     } else {
         matmul_forward(lt, z->ln, act, w + at[0].at, w + at[1].at, N, F, C, stream);
         residual_forward(x, z->ln, N * C, stream);
@@ -924,20 +923,6 @@ static void zo_move(void *owner, size_t at, size_t n, float *w, bool out) {
     free(staging);
 }
 
-// Would the run fit with --optimizer mezo? Then all layers may have to visit one slot.
-template <typename X> static bool zo_fits(const Run *r, size_t limit, size_t host_limit) {
-    ZoModel<X> *z = (ZoModel<X> *)alloc_or_fail(1, sizeof(ZoModel<X>), "model");
-    z->config = r->config;
-    z->table = r->table;
-    z->zo.queries = (int)r->o.zo_queries;
-    z->keeps_slots = true;
-    z->accum = r->o.accum;
-    z->max_B = r->B;
-    z->max_T = r->T;
-    zo_place(z, true, 0, 1);
-    return zo_bytes(z) <= limit && zo_host_bytes(z) <= host_limit;
-}
-
 // Settles where everything will be and how long a step will take, as settle(). Returns the planned
 // bytes of GPU memory.
 template <typename X> static size_t zo_settle(ZoModel<X> *z, Run *r) {
@@ -1102,7 +1087,6 @@ template <typename X> static int zo_train(Run *r) {
                      ZoStorage<X>::TYPE};
     if (r->task) z->words.count = run_task(r)->labels;
     if (r->task) memcpy(z->words.word, run_task(r)->word, sizeof z->words.word);
-    z->fuse_gelu = fuse_gelu_settled<X>(o->fuse_gelu, &z->config);
     z->overlap = !o->no_overlap;
     z->keeps_slots = !o->zo_no_slots;
     z->fused = !o->zo_no_fused_update;

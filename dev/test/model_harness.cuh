@@ -63,7 +63,7 @@ static size_t wire_chunk = (size_t)1 << 22;
 typedef struct {
     const char *name;
     size_t L, NH, C, F, V, context, B, T;
-    int activation, tied, recompute, fuse;  // fuse GELU: 0 nowhere, 1 in both passes, 2 forward
+    int activation, tied, recompute;
     size_t accum, head_rows;
     bool repeated;                          // nearly all tokens are the same one
 } Shape;
@@ -138,12 +138,6 @@ static void shape_batch(const Shape *s, size_t step, int32_t *inputs, int32_t *t
     }
 }
 
-template <typename X> static int shape_fuse(const Shape *s) {
-    const int fuse[] = {FUSE_NONE, FUSE_BOTH, FUSE_FORWARD};
-    const GPT2Config c = shape_config(s);
-    return fuse_gelu_settled<X>(fuse[s->fuse], &c);
-}
-
 // A model of which nothing is settled; model_forget() frees it. where: NULL for all on the GPU.
 template <typename X> static GPT2<X> *model_new(const Shape *s, const Placement *where) {
     GPT2<X> *g = (GPT2<X> *)alloc_or_fail(1, sizeof(GPT2<X>), "model");
@@ -155,7 +149,6 @@ template <typename X> static GPT2<X> *model_new(const Shape *s, const Placement 
     g->head_rows = s->head_rows;
     g->max_B = s->B;
     g->max_T = s->T;
-    g->fuse_gelu = shape_fuse<X>(s);
     if (where == NULL) return g;
     g->choice = where->choice;
     g->no_overlap = where->serial;

@@ -92,9 +92,8 @@ norm: the host's first block alone :: train_gpt2.cu :: (last - first) * sizeof(d
 norm: one block short :: train_gpt2.cu :: norm_total_gpu(g->loss + 1, g->run_sums :: g->blocks :: g->blocks - 1
 norm: the host's blocks of one micro-batch :: train_gpt2.cu :: last ? g->worker_sums :: last :: !accumulate
 norm: two pieces share a block :: offload.h :: block += norm_blocks(to - from) :: norm_blocks(to - from) :: norm_blocks(to - from) - (to - from > 9000)
-order: a piece is updated twice :: train_gpt2.cu :: else if (i < early) :: early :: early + 1
-order: a piece is never updated :: train_gpt2.cu :: else if (i < early) :: early :: early - 1
-choice: stride counted from 0 :: offload.h :: list.subgroups + 1) % c->stride :: list.subgroups + 1 :: list.subgroups
+order: a piece is never updated :: train_gpt2.cu :: else update_on_host(g, i, step); :: else :: else if (i > 0)
+choice: stride counted from 0 :: offload.h :: (number + 1) % c->stride :: number + 1 :: number
 choice: visitors' gradients on the host too early :: train_gpt2.cu :: keep_grads = tight < 2 :: tight < 2 :: tight < 1
 choice: sums on the GPU for too long :: train_gpt2.cu :: sum_on_host = tight > 0 :: tight > 0 :: tight > 1
 choice: one byte is left :: train_gpt2.cu :: gpt2_host_bytes(g) <= host_limit) return :: gpt2_host_bytes(g) <= host_limit :: gpt2_host_bytes(g) < host_limit

@@ -15,18 +15,18 @@
 
 // Odd sizes, head sizes from 8 to 128 and all switches occur, and meet each other.
 static const Shape shapes[] = {
-    // name             L NH   C    F    V  ctx  B   T  act  tied recompute fuse accum head repeated
-    {"head 8",          1, 3,  24,  40, 257, 17, 1, 17, RELU, 0, KEEP,  0, 4,   5, false},
-    {"head 16",         2, 2,  32, 128, 131, 40, 3, 33, GELU, 1, KEEP,  1, 1,  64, false},
-    {"head 24",         3, 2,  48,  72, 131, 23, 2, 21, GELU, 0, AGAIN, 2, 4,  16, false},
-    {"head 40",         1, 1,  40, 160, 257,  7, 3,  7, GELU, 1, AGAIN, 0, 1,   4, false},
-    {"head 64",         2, 2, 128, 256, 131, 66, 1, 65, RELU, 1, AGAIN, 0, 4,  99, false},
-    {"head 80",         2, 2, 160,  64, 300, 70, 1, 70, GELU, 0, KEEP,  0, 1,  99, false},
-    {"head 128",        1, 1, 128, 136, 131, 80, 2, 67, GELU, 1, KEEP,  1, 1, 100, false},
-    {"repeated token",  2, 4,  64,  64, 131, 41, 5, 37, GELU, 1, AGAIN, 1, 4,  99, true},
-    {"untied, again",   3, 1,  16,  64, 129, 12, 3,  9, RELU, 0, AGAIN, 0, 1,   7, false},
-    {"one position",    2, 2,  32, 128, 131, 40, 5,  1, GELU, 1, AGAIN, 1, 4,  99, false},
-    {"one token",       1, 2,  16,  64, 128,  1, 1,  1, GELU, 0, KEEP,  0, 1,   1, false},
+    // name             L NH   C    F    V  ctx  B   T  act  tied recompute accum head repeated
+    {"head 8",          1, 3,  24,  40, 257, 17, 1, 17, RELU, 0, KEEP, 4,   5, false},
+    {"head 16",         2, 2,  32, 128, 131, 40, 3, 33, GELU, 1, KEEP, 1,  64, false},
+    {"head 24",         3, 2,  48,  72, 131, 23, 2, 21, GELU, 0, AGAIN, 4,  16, false},
+    {"head 40",         1, 1,  40, 160, 257,  7, 3,  7, GELU, 1, AGAIN, 1,   4, false},
+    {"head 64",         2, 2, 128, 256, 131, 66, 1, 65, RELU, 1, AGAIN, 4,  99, false},
+    {"head 80",         2, 2, 160,  64, 300, 70, 1, 70, GELU, 0, KEEP, 1,  99, false},
+    {"head 128",        1, 1, 128, 136, 131, 80, 2, 67, GELU, 1, KEEP, 1, 100, false},
+    {"repeated token",  2, 4,  64,  64, 131, 41, 5, 37, GELU, 1, AGAIN, 4,  99, true},
+    {"untied, again",   3, 1,  16,  64, 129, 12, 3,  9, RELU, 0, AGAIN, 1,   7, false},
+    {"one position",    2, 2,  32, 128, 131, 40, 5,  1, GELU, 1, AGAIN, 4,  99, false},
+    {"one token",       1, 2,  16,  64, 128,  1, 1,  1, GELU, 0, KEEP, 1,   1, false},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes, MAX_ACCUM = 4, STEPS = 10 };
 
@@ -254,9 +254,9 @@ static void test_every_tensor_bf16(void) {
 // ---------------------------------------------------------------------------------------------
 // Training against the CPU
 
-static const Shape small = {"small", 2, 2, 32, 64, 131, 20, 3, 15, GELU, 1, KEEP, 1, 1, 99, false};
+static const Shape small = {"small", 2, 2, 32, 64, 131, 20, 3, 15, GELU, 1, KEEP, 1, 99, false};
 static const Shape small_accum = {"small, accumulating", 2, 2, 32, 64, 131, 20, 3, 15, RELU, 0,
-                                  AGAIN, 0, 4, 16, false};
+                                  AGAIN, 4, 16, false};
 
 // Ten steps. What is compared is how far the parameters have come. eps is far above the rounding of
 // gradients that ought to be zero (the keys' bias): AdamW would make whole steps of it.
@@ -312,7 +312,7 @@ static void test_ten_steps(void) {
 // losses in a row, in nats: fp32 first, then bf16.
 static void test_loss_curves(void) {
     static const char text[] = "the tide comes in and the tide goes out; the sand keeps it all. ";
-    const Shape s = {"curve", 2, 2, 32, 64, 128, 16, 4, 16, GELU, 1, KEEP, 1, 1, 99, false};
+    const Shape s = {"curve", 2, 2, 32, 64, 128, 16, 4, 16, GELU, 1, KEEP, 1, 99, false};
     const Recipe r = {3e-3, 1e-8, 1, 0.1, false};
     enum { CURVE = 100, SMOOTH = 10, N = 64 };
     double curve[3][CURVE] = {{0}}, norm;
@@ -369,27 +369,6 @@ template <typename X> static void check_equal_bits(Shape s) {
     CHECK(train_hash<X>(&s, 3, NULL) == first, "%s: --recompute block has other bits", s.name);
     CHECK(train_hash<X>(&s, 3, &again) == first, "%s: an evaluation changes bits", s.name);
     CHECK(kept == again, "%s: evaluations differ", s.name);
-}
-
-// --fuse-gelu changes bits, but none in fp32; and where the library has no algorithm, the bits are
-// those of the choice that asks for none.
-static void test_fused_gelu(void) {
-    Shape s = small;
-    uint64_t half[3], single[3];
-    for (s.fuse = 0; s.fuse < 3; s.fuse++) {  // none, both, forward
-        half[s.fuse] = train_hash<bf16>(&s, 2, NULL);
-        single[s.fuse] = train_hash<float>(&s, 2, NULL);
-    }
-    CHECK(half[0] != half[1] && half[0] != half[2] && half[1] != half[2], "nothing was fused");
-    CHECK(single[0] == single[1] && single[0] == single[2], "fused in fp32");
-#ifdef __CUDA_EMU__
-    s.fuse = 1;
-    emu_lt_without(CUBLASLT_EPILOGUE_GELU | CUBLASLT_EPILOGUE_DGELU);
-    CHECK(train_hash<bf16>(&s, 2, NULL) == half[0], "without both: other bits than none");
-    emu_lt_without(CUBLASLT_EPILOGUE_DGELU & ~CUBLASLT_EPILOGUE_GELU_AUX);
-    CHECK(train_hash<bf16>(&s, 2, NULL) == half[2], "without DGELU: other bits than forward");
-    emu_lt_without(0);
-#endif
 }
 
 static void test_equal_bits(void) {
@@ -646,7 +625,7 @@ static bool parity(unsigned bits) { return __builtin_popcount(bits) % 2 == 1; }
 
 static uint64_t config_hash(int k, size_t steps, char name[200]) {
     const unsigned b = (unsigned)k;
-    Shape s = {"config", 2, 2, 32, 64, 131, 17, 2, 17, GELU, 1, KEEP, 1, 1, 99, false};
+    Shape s = {"config", 2, 2, 32, 64, 131, 17, 2, 17, GELU, 1, KEEP, 1, 99, false};
     bool is_bf16 = parity(b & 1), evaluate = parity(b & 3);
     if (k < SWITCHED) {
         s.accum = parity(b & 2) ? 3 : 1;
@@ -656,22 +635,20 @@ static uint64_t config_hash(int k, size_t steps, char name[200]) {
         s.head_rows = parity(b & 11) ? 16 : 99;
         s.L = parity(b & 13) ? 3 : 2;
         if (parity(b & 14)) s.B = 3, s.T = 7, s.NH = 4, s.F = 72;
-        s.fuse = parity(b & 6);
     } else {
         const Shape more[CONFIGS - SWITCHED] = {
-            {"one layer", 1, 2, 32, 64, 131, 17, 2, 17, GELU, 1, AGAIN, 1, 3, 99, false},
-            {"many micro-batches", 2, 2, 16, 32, 131, 9, 1, 9, RELU, 0, KEEP, 0, 7, 99, false},
-            {"repeated token", 2, 2, 32, 64, 257, 17, 3, 17, GELU, 1, KEEP, 1, 2, 99, true},
-            {"two tiles", 1, 1, 64, 64, 131, 70, 1, 70, GELU, 1, KEEP, 2, 2, 32, false},
-            {"one row at a time", 2, 1, 24, 40, 131, 9, 1, 9, GELU, 0, AGAIN, 0, 2, 1, false},
-            {"five layers", 5, 1, 16, 32, 131, 8, 2, 8, RELU, 1, AGAIN, 0, 2, 99, false}};
+            {"one layer", 1, 2, 32, 64, 131, 17, 2, 17, GELU, 1, AGAIN, 3, 99, false},
+            {"many micro-batches", 2, 2, 16, 32, 131, 9, 1, 9, RELU, 0, KEEP, 7, 99, false},
+            {"repeated token", 2, 2, 32, 64, 257, 17, 3, 17, GELU, 1, KEEP, 2, 99, true},
+            {"two tiles", 1, 1, 64, 64, 131, 70, 1, 70, GELU, 1, KEEP, 2, 32, false},
+            {"one row at a time", 2, 1, 24, 40, 131, 9, 1, 9, GELU, 0, AGAIN, 2, 1, false},
+            {"five layers", 5, 1, 16, 32, 131, 8, 2, 8, RELU, 1, AGAIN, 2, 99, false}};
         s = more[k - SWITCHED];
         is_bf16 = k != SWITCHED + 4;
     }
-    snprintf(name, 200, "%s L%zu NH%zu C%zu F%zu V%zu B%zu T%zu%s%s%s%s accum %zu, "
+    snprintf(name, 200, "%s L%zu NH%zu C%zu F%zu V%zu B%zu T%zu%s%s%s accum %zu, "
              "head rows %zu%s%s", is_bf16 ? "bf16" : "fp32", s.L, s.NH, s.C, s.F, s.V, s.B, s.T,
              s.activation == RELU ? " relu" : " gelu",
-             s.fuse == 1 ? " fused" : s.fuse == 2 ? " fused forward" : "",
              s.tied ? " tied" : " untied", s.recompute == AGAIN ? " recompute" : "", s.accum,
              s.head_rows, s.repeated ? ", repeated token" : "", evaluate ? ", evaluating" : "");
     uint64_t hashes[2] = {0, 0}, *evaluations = evaluate ? &hashes[1] : NULL;
@@ -691,7 +668,6 @@ int main(int argc, char **argv) {
     RUN(test_every_tensor_bf16);
     RUN(test_ten_steps);
     RUN(test_loss_curves);
-    RUN(test_fused_gelu);
     RUN(test_equal_bits);
     RUN(test_smaller_batch);
     RUN(test_sum_norm_and_update_by_definition);

@@ -123,10 +123,7 @@ static void every_option_is_stored_in_its_field(void) {
     CHECK(parse(&o, "--data d --offload none --recompute block --precision fp32", true, &err), "%s",
           err.text);
     CHECK(o.offload == OFFLOAD_NONE && o.recompute == RECOMPUTE_BLOCK, "-");
-    CHECK(o.precision == PRECISION_FP32 && o.fuse_gelu == FUSE_AUTO, "-");
-    CHECK(parse(&o, "--data d --fuse-gelu forward", true, &err), "%s", err.text);
-    CHECK(o.fuse_gelu == FUSE_FORWARD, "%d", o.fuse_gelu);
-    CHECK(parse(&o, "--data d --fuse-gelu none --precision fp32", true, &err), "%s", err.text);
+    CHECK(o.precision == PRECISION_FP32, "-");
     CHECK(parse(&o, "--data d --optimizer mezo --zo-eps 1e-2 --zo-queries 4 --zo-noise rademacher "
                 "--zo-storage bf16 --zo-rounding nearest --zo-write-back 64 --zo-checkpoint replay "
                 "--labels ~bad|~good --template ~= --precision fp16 --stream-blocks --slots 2 "
@@ -346,7 +343,6 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --optimizer mezo --stride 2", "--stride needs --optimizer adamw"},
         {"--data d --optimizer mezo --share 0.5", "--share needs --optimizer adamw"},
         {"--data d --optimizer mezo --subgroup 5000", "--subgroup needs --optimizer adamw"},
-        {"--data d --fuse-gelu both --precision fp32", "needs --precision bf16 or fp16"},
         {"--data d --optimizer mezo --grad-wire fp32", "--grad-wire needs --optimizer adamw"},
         {"--data d --optimizer mezo --offload auto", "with mezo: --stream-blocks"},
     };

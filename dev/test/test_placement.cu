@@ -13,11 +13,11 @@
 // With gaps between tensors, padded rows, tied and untied heads.
 enum { TIED, ODD, ONE, FIVE, SHAPES };
 static const Shape shapes[SHAPES] = {
-    // name          L NH   C    F    V  ctx  B   T  act  tied recompute fuse accum head repeated
-    {"tied",         2, 2,  32,  64, 131, 20, 3, 15, GELU, 1, KEEP, 1, 1, 99, false},
-    {"odd",          3, 3,  24,  40, 257, 17, 2,  9, RELU, 0, KEEP, 0, 1,  5, false},
-    {"one layer",    1, 2,  48,  72, 131, 17, 1, 17, GELU, 0, KEEP, 1, 1, 99, false},
-    {"five layers",  5, 1,  16,  32, 131,  9, 2,  8, RELU, 1, KEEP, 0, 1, 99, false},
+    // name          L NH   C    F    V  ctx  B   T  act  tied recompute accum head repeated
+    {"tied",         2, 2,  32,  64, 131, 20, 3, 15, GELU, 1, KEEP, 1, 99, false},
+    {"odd",          3, 3,  24,  40, 257, 17, 2,  9, RELU, 0, KEEP, 1,  5, false},
+    {"one layer",    1, 2,  48,  72, 131, 17, 1, 17, GELU, 0, KEEP, 1, 99, false},
+    {"five layers",  5, 1,  16,  32, 131,  9, 2,  8, RELU, 1, KEEP, 1, 99, false},
 };
 
 typedef struct {
@@ -535,7 +535,7 @@ static void test_landings(void) {
 // A step of 7B's proportions, by scripts/rates/h200_16cores.txt: 32 layers, embeddings as large as
 // one; a layer's forward takes half of its backward, its gradient over the link 2.3 times that, its
 // update by the CPU 11.7 times. From norm to norm; and what plan.h says.
-static const Shape shape_7b = {"7B", 32, 2, 16, 64, 131, 8, 1, 8, GELU, 1, KEEP, 1, 1, 99, false};
+static const Shape shape_7b = {"7B", 32, 2, 16, 64, 131, 8, 1, 8, GELU, 1, KEEP, 1, 99, false};
 
 typedef struct { double backward, step; Prediction planned; } Step;
 

@@ -215,24 +215,22 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     CHECK(m.table.elements == (size_t)(e0 + e1 + e2), "%zu elements", m.table.elements);
 
     // zero: backward of the tail, layer and embeddings (no work) at once leaves their gradients.
-    // When it ends, all but the tail's are on their way: the CPU begins at the end with all of them
+    // The CPU begins with the embeddings, whose gradient comes last.
     OffloadChoice c = choice_of(OFFLOAD_ZERO, 0, 0);
     Prediction x = predict(&r, &m, &c, &run);
     const double norm = 2 * f2 + 2 * f1;  // from the begin of backward
     double left = 2 * f2 + e2 * 2 / 2e9;
     left = fmax(left, norm) + e1 * 2 / 2e9;
-    const double cpu2 = norm + e2 / 1e9, cpu1 = fmax(cpu2, left) + e1 / 1e9;
     left += e0 * 2 / 2e9;
-    const double cpu0 = fmax(cpu1, left) + e0 / 1e9;
-    const double back2 = cpu2 + e2 * 2 / 3e9, back1 = fmax(cpu1, back2) + e1 * 2 / 3e9;
-    const double back0 = fmax(cpu0, back1) + e0 * 2 / 3e9;
-    IS(x.update, back0 - norm);
+    const double back0 = left + e0 / 1e9 + e0 * 2 / 3e9, back1 = back0 + e1 * 2 / 3e9;
+    const double back2 = back1 + e2 * 2 / 3e9, tail = fmax(back1 + f1, back2);
+    IS(x.update, back2 - norm);
     IS(x.compute, 3 * (f1 + f2));
     IS(x.backward, norm);
-    IS(x.step, back0 + f1 + f2);
-    IS(x.forward, f1 + f2);
+    IS(x.step, tail + f2);
+    IS(x.forward, tail + f2 - back0);
     IS(x.exposed, x.step - x.compute);
-    run.no_overlap = true;  // then nothing is on its way, and it begins at the front
+    run.no_overlap = true;
     x = predict(&r, &m, &c, &run);
     const double blocked = 2 * f2 + e2 * 2 / 2e9 + 2 * f1 + (e1 + e0) * 2 / 2e9;
     IS(x.backward, blocked);
@@ -243,19 +241,6 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     run.recompute = true;
     IS(predict(&r, &m, &c, &run).backward, norm);
     IS(predict(&r, &m, &c, &run).compute, 3 * (f1 + f2));
-    // as other systems do it: two ranks, gradients that leave slowly, in fp32, two passes on the
-    // CPU, which waits for each copy
-    run.no_overlap = run.separate_cast = run.blocking_back = true;
-    run.ranks = 2;
-    run.grad_rate = 1e9;
-    r.host_cast = 4e9;
-    c.wire_f32 = true;
-    x = predict(&r, &m, &c, &run);
-    const double P = (e0 + e1 + e2) / 2;
-    IS(x.backward, norm + P * 4 / 1e9);
-    IS(x.update, P / 1e9 + P / 4e9 + P * 2 / 3e9);
-    IS(x.step, x.update + x.backward + f1 + f2);
-    c.wire_f32 = false;
     run = run_of(1);
 
     // everything visits, in one slot; its gradient stays. The first one comes during backward,
@@ -554,35 +539,39 @@ static void an_offloaded_shard_is_as_by_hand(void) {
     const double f1 = 1024.0 * (2 * (12 * 64 * 64) + 2 * 64 * 1024) / 1e13;
     const double f2 = 1024.0 * 2 * 50257 * 64 / 1e13;
     const double n[3] = {(50304.0 + 1024) * 64, 12 * 64 * 64 + 6 * 128 + 2 * 256, 256};
-    double own[3], go[3], left[3], gone = 0, sent = 0, cpu = 0, returned = 0, back[3], come[3];
-    const double made[3] = {2 * f2 + 2 * f1, 2 * f2 + 2 * f1, 2 * f2};  // from backward's begin
+    const double work[3] = {0, 2 * f1, 2 * f2};  // of backward
+    double own[3], go[3], left[3], back[3], come[3];
     for (int k = 0; k < 3; k++) {
         own[k] = 128 * ceil(n[k] / 2 / 128);
         go[k] = 2 * own[k] * 2 / 2 / 1.5e9 + 1e-5;
     }
-    for (int k = 2; k >= 0; k--) {
-        gone = fmax(gone, made[k]) + go[k];
-        sent = left[k] = fmax(sent, gone) + own[k] * 2 / 2e9;
-    }
-    const double norm = gone + 0.5 * 8 * (double)m.table.elements / 4096 / 1.5e9 + 1e-5;
-    double free_at = norm;
-    CHECK(left[0] > norm && left[1] < norm && own[0] / 5 > own[1] + own[2], "order");
-    for (int k = 2; k >= 0; k--) {  // all are done before the fifth of what is missing is reached
-        cpu = fmax(fmax(cpu, norm), left[k]) + own[k] / 1e9;
-        returned = back[k] = fmax(returned, cpu) + own[k] * 2 / 3e9;
-    }
-    for (int k = 0; k < 3; k++) free_at = come[k] = fmax(free_at, back[k]) + go[k];
     const OffloadChoice c = choice_of(OFFLOAD_ZERO, 0, 0);
-    Prediction x = predict_rank(&r, &m, &c, &run);
-    IS(x.step, fmax(fmax(come[0], come[1]) + f1, come[2]) + f2);
-    IS(x.update, come[2] - norm);
-    run.no_overlap = true;
-    x = predict_rank(&r, &m, &c, &run);
-    IS(x.step, fmax(fmax(fmax(come[0], come[1]), returned) + f1, come[2]) + f2);
-    run.zero = 3;  // then nothing is gathered before the host has waited
-    x = predict_rank(&r, &m, &c, &run);
-    const double at0 = returned + go[0], at1 = at0 + go[1], at2 = at1 + go[2];
-    IS(x.step, fmax(at1 + f1, at2) + f2);
+    for (int apart = 0; apart < 2; apart++) {  // times are from backward's begin
+        double made = 0, gone = 0, sent = 0, cpu = 0, returned = 0;
+        for (int k = 2; k >= 0; k--) {
+            made += work[k];
+            gone = fmax(gone, made) + go[k];
+            sent = left[k] = fmax(sent, gone) + own[k] * 2 / 2e9;
+            if (apart) made = sent;
+        }
+        const double norm = fmax(gone, made)
+                          + 0.5 * 8 * (double)m.table.elements / 4096 / 1.5e9 + 1e-5;
+        double free_at = norm;
+        for (int k = 0; k < 3; k++) {
+            cpu = fmax(fmax(cpu, norm), left[k]) + own[k] / 1e9;
+            returned = back[k] = fmax(returned, cpu) + own[k] * 2 / 3e9;
+        }
+        for (int k = 0; k < 3; k++) free_at = come[k] = fmax(free_at, back[k]) + go[k];
+        run.no_overlap = apart;
+        const Prediction x = predict_rank(&r, &m, &c, &run);
+        const double first = apart ? fmax(returned, fmax(come[0], come[1])) : fmax(come[0], come[1]);
+        IS(x.step, fmax(first + f1, come[2]) + f2);
+        if (!apart) IS(x.update, come[2] - norm);
+        if (!apart) continue;
+        run.zero = 3;  // then nothing is gathered before the host has waited
+        const double at0 = returned + go[0], at1 = at0 + go[1], at2 = at1 + go[2];
+        IS(predict_rank(&r, &m, &c, &run).step, fmax(at1 + f1, at2) + f2);
+    }
     model_free(&m);
 }
 
@@ -1138,32 +1127,52 @@ static size_t case_visits, case_host, case_elements;  // of the last one that wa
 static Prediction case_run(Case x) {
     Model m = model_make(x.model);
     PlanRun run = run_of(1);
+    Prediction seen;
+    memset(&seen, 0, sizeof seen);
     const bool cpu_only = x.system <= OVERLAPPED;
     OffloadChoice c = choice_of(cpu_only ? OFFLOAD_TWINFLOW : OFFLOAD_INTERLEAVE, x.resident,
                                 x.share);
     run.B = x.batch;
     run.T = 2048;
     run.recompute = true;
-    run.ranks = x.ranks;
     run.world = x.collectives ? x.ranks : 1;
     run.zero = 3;
     x.rates.node_gpus = 0;  // as if all were on one node
-    run.separate_cast = x.system != TIDE;
-    run.blocking_back = cpu_only;
-    run.no_overlap = x.system == DEEPSPEED;
-    run.grad_rate = x.system == DEEPSPEED ? 2.5e9 : 0;
+    run.no_overlap = x.system != TIDE;
     c.stride = cpu_only ? 0 : x.stride;
     c.wire_f32 = x.system == OVERLAPPED || x.system == DEEP;
     c.slots = x.slots;
     c.subgroup = x.system == TIDE ? 0 : x.subgroup * x.ranks;
     Pieces list = offload_pieces(&m.table, &m.map, &c);
-    const Prediction p = plan_step(&x.rates, &m.config, &list, &c, &run, NULL);
+    PlanStep steps[PLAN_STEPS];
+    PlanTasks p = plan_tasks(&x.rates, &m.config, &list, &c, &run, steps);
+    const double cores = rate_or(x.rates.cores, x.rates.host_adam);
+    for (int i = 0, back = PLAN_NOTHING; i < p.count; i++) {
+        PlanTask *t = &p.tasks[i];
+        const bool shared = t->row != ROW_COMPUTE && t->row != ROW_COMM;
+        if (shared) t->work /= (double)x.ranks;
+        if (t->row == ROW_LEAVE && x.system == DEEPSPEED) t->work *= x.rates.d2h / 2.5e9;
+        if (t->row == ROW_HOST && x.system != TIDE) t->work *= 1 + cores / x.rates.host_cast;
+        if (t->row == ROW_HOST && cpu_only) t->waits[2] = back;
+        if (t->row == ROW_BACK) back = i;
+        if (t->row == ROW_COMPUTE && t->work == 0 && t->waits[0] >= 0 && x.system != DEEPSPEED
+            && p.tasks[t->waits[0]].row == ROW_LEAVE)
+            t->waits[0] = PLAN_NOTHING;  // only DeepSpeed's backward waits for what leaves
+    }
+    plan_simulate(&p, &x.rates);
+    const PlanStep *before = &steps[PLAN_STEPS - 2];
+    const double start = p.tasks[before->norm].end;
+    for (int i = before->norm; i < before->end; i++)
+        seen.update = fmax(seen.update, p.tasks[i].end - start);
+    seen.step = p.tasks[steps[PLAN_STEPS - 1].norm].end - start;
+    seen.compute = plan_compute(&x.rates, &m.config, &run);
+    free(p.tasks);
     case_visits = list.elements[PIECE_VISIT];
     case_host = list.elements[PIECE_HOST];
     case_elements = m.table.elements;
     pieces_free(&list);
     model_free(&m);
-    return p;
+    return seen;
 }
 
 // The node's update throughput, in G parameters/s.

@@ -7,7 +7,7 @@
 
 #ifdef __CUDA_EMU__
 // Five layers that are alike, and small embeddings.
-static const Shape shape = {"time", 5, 2, 32, 128, 61, 8, 1, 8, GELU, 1, KEEP, 1, 1, 99, false};
+static const Shape shape = {"time", 5, 2, 32, 128, 61, 8, 1, 8, GELU, 1, KEEP, 1, 99, false};
 
 typedef struct {
     const char *name;

@@ -16,13 +16,13 @@
 // than one block of rows. And one in which all is even.
 enum { TIED, ODD, WIDE, ONE, DEEP, EVEN, SHAPES };
 static const Shape shapes[SHAPES] = {
-    // name          L NH   C    F    V  ctx  B  T  act  tied recompute fuse accum head repeated
-    {"tied",         3, 1,  32,  64, 131,  9, 1, 8, GELU, 1, KEEP, 1, 1, 99, false},
-    {"odd",          3, 1,  24,  40, 257,  7, 2, 5, RELU, 0, KEEP, 0, 1,  4, false},
-    {"wide",         2, 3,  72, 104, 131,  8, 1, 7, GELU, 1, KEEP, 1, 1, 99, false},
-    {"one layer",    1, 2,  48, 136, 131,  7, 2, 7, GELU, 0, KEEP, 1, 1, 99, false},
-    {"deep",         6, 1,  32,  64, 131,  8, 1, 8, GELU, 1, KEEP, 0, 1, 99, false},
-    {"even",         2, 2,  64, 128, 256, 16, 2, 4, GELU, 1, KEEP, 1, 1, 99, false},
+    // name          L NH   C    F    V  ctx  B  T  act  tied recompute accum head repeated
+    {"tied",         3, 1,  32,  64, 131,  9, 1, 8, GELU, 1, KEEP, 1, 99, false},
+    {"odd",          3, 1,  24,  40, 257,  7, 2, 5, RELU, 0, KEEP, 1,  4, false},
+    {"wide",         2, 3,  72, 104, 131,  8, 1, 7, GELU, 1, KEEP, 1, 99, false},
+    {"one layer",    1, 2,  48, 136, 131,  7, 2, 7, GELU, 0, KEEP, 1, 99, false},
+    {"deep",         6, 1,  32,  64, 131,  8, 1, 8, GELU, 1, KEEP, 1, 99, false},
+    {"even",         2, 2,  64, 128, 256, 16, 2, 4, GELU, 1, KEEP, 1, 99, false},
 };
 enum { AUTO = 0, ALL = 9, FULL = 99 };  // of windows, layers, delays
 

@@ -19,11 +19,11 @@ enum { MOST_RANKS = 4, MOST_STEPS = 20 };
 // tail is too short for four ranks.
 enum { TIED, ODD, ONE, FIVE, SHAPES };
 static const Shape shapes[SHAPES] = {
-    // name          L NH   C    F    V  ctx  B   T  act  tied recompute fuse accum head repeated
-    {"tied",         2, 2,  32,  64, 131, 20, 3, 15, GELU, 1, KEEP, 1, 1, 99, false},
-    {"odd",          3, 3,  24,  40, 257, 17, 2,  9, RELU, 1, KEEP, 0, 1,  5, false},
-    {"one layer",    1, 2,  48,  72, 131, 17, 1, 17, GELU, 0, KEEP, 1, 1, 99, false},
-    {"five layers",  5, 1,  16,  32, 131,  9, 2,  8, RELU, 1, KEEP, 0, 1, 99, false},
+    // name          L NH   C    F    V  ctx  B   T  act  tied recompute accum head repeated
+    {"tied",         2, 2,  32,  64, 131, 20, 3, 15, GELU, 1, KEEP, 1, 99, false},
+    {"odd",          3, 3,  24,  40, 257, 17, 2,  9, RELU, 1, KEEP, 1,  5, false},
+    {"one layer",    1, 2,  48,  72, 131, 17, 1, 17, GELU, 0, KEEP, 1, 99, false},
+    {"five layers",  5, 1,  16,  32, 131,  9, 2,  8, RELU, 1, KEEP, 1, 99, false},
 };
 
 typedef struct {

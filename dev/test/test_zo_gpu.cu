@@ -19,11 +19,11 @@
 // vocabulary of two chunks, the second one not full.
 enum { TIED, ODD, LABELS, WIDE, SHAPES };
 static const Shape shapes[SHAPES] = {
-    // name     L NH   C   F    V  ctx  B   T  act  tied recompute fuse accum head repeated
-    {"tied",    4, 2, 32, 64, 131,  8, 2,  4, GELU, 1, KEEP, 2, 1, 99, false},
-    {"odd",     5, 1, 24, 40, 257,  7, 2,  5, RELU, 0, KEEP, 0, 1, 99, false},
-    {"labels",  3, 1, 16, 32, 150,  8, 2,  6, RELU, 1, KEEP, 0, 1, 99, false},
-    {"wide",    3, 1, 16, 24, 700,  6, 2,  3, GELU, 0, KEEP, 0, 1, 99, false},
+    // name     L NH   C   F    V  ctx  B   T  act  tied recompute accum head repeated
+    {"tied",    4, 2, 32, 64, 131,  8, 2,  4, GELU, 1, KEEP, 1, 99, false},
+    {"odd",     5, 1, 24, 40, 257,  7, 2,  5, RELU, 0, KEEP, 1, 99, false},
+    {"labels",  3, 1, 16, 32, 150,  8, 2,  6, RELU, 1, KEEP, 1, 99, false},
+    {"wide",    3, 1, 16, 24, 700,  6, 2,  3, GELU, 0, KEEP, 1, 99, false},
 };
 enum { F32, BF16, F16 };                        // of weights and arithmetic
 enum { ALL = 9, SKIPPED = 4, NOT_A_NUMBER = 3 };  // residents; steps without an update
@@ -199,7 +199,6 @@ static ZoModel<X> *zo_open(const Config *c, Feed *f, const float *weights, size_
     z->overlap = c->overlap;
     z->keeps_slots = c->keeps_slots;
     z->fused = c->fused;
-    z->fuse_gelu = shape_fuse<X>(s);
     z->max_B = s->B;
     z->max_T = s->T;
     z->accum = c->accum;
