@@ -1,8 +1,14 @@
 // model.h: what a GPT-2 (or OPT) model is: its configuration, its presets, the one table that
 // describes every parameter tensor, its first values, and how many bytes everything takes.
 // Nothing here computes; loaders, trainers, optimizer, sharding and tests iterate over the table.
-#ifndef TIDE_GPT2_H
-#define TIDE_GPT2_H
+//
+//     gpt2_preset()        a configuration by its name; gpt2_finish() after any change of one
+//     gpt2_table()         all parameter tensors; gpt2_tensor_at(): the one at an element
+//     gpt2_init()          first values; gpt2_init_tensor(): of one tensor
+//     gpt2_shards_all()    the ranges that a process without ZeRO owns
+//     gpt2_flops_per_token()
+#ifndef TIDE_MODEL_H
+#define TIDE_MODEL_H
 #include "util.h"
 #include "rng.h"
 
@@ -28,14 +34,14 @@ typedef struct {
 #define LAYERNORM_EPS 1e-5f
 #define ALIGN_ELEMENTS 128  // every tensor starts at a multiple of this, and Vp is one
 
-static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
-static inline size_t round_up(size_t n, size_t multiple) {
+static size_t round_up(size_t n, size_t multiple) {
     return (n + multiple - 1) / multiple * multiple;
 }
 
 // Fills the derived fields and refuses what is not a model. Call it after any change.
-static inline bool gpt2_finish(GPT2Config *c, Error *err) {
+static bool gpt2_finish(GPT2Config *c, Error *err) {
     if (c->layers < 1 || c->layers > 1000) return error_set(err, "layers must be 1 to 1000");
     if (c->channels < 1 || c->channels > 1 << 16)
         return error_set(err, "channels must be 1 to %d", 1 << 16);
@@ -51,64 +57,50 @@ static inline bool gpt2_finish(GPT2Config *c, Error *err) {
     return true;
 }
 
-// name, layers, heads, channels, context, vocab, family, activation, tied.
 // GPT-2: Radford et al. 2019, table 2. OPT: Zhang et al. 2022, table 1 (350M is a post-LN model
 // and is left out). 7b to 20b: Deep Optimizer States, table 2, with the GPT-2 vocabulary.
-typedef struct {
-    const char *name;
-    int layers, heads, channels, context, vocab, family, activation, tied;
-} GPT2Preset;
-
-static const GPT2Preset gpt2_presets[] = {
-    {"nano",         4,  4,   128,  256,   256, FAMILY_GPT2, ACTIVATION_GELU, 1},
-    {"gpt2",        12, 12,   768, 1024, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
-    {"gpt2-medium", 24, 16,  1024, 1024, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
-    {"gpt2-large",  36, 20,  1280, 1024, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
-    {"gpt2-xl",     48, 25,  1600, 1024, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
-    {"7b",          32, 32,  4096, 2048, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
-    {"8.3b",        72, 24,  3072, 2048, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
-    {"10b",         50, 32,  4096, 2048, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
-    {"13b",         40, 40,  5120, 2048, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
-    {"20b",         48, 64,  6144, 2048, 50257, FAMILY_GPT2, ACTIVATION_GELU, 1},
-    {"opt-125m",    12, 12,   768, 2048, 50272, FAMILY_OPT,  ACTIVATION_RELU, 1},
-    {"opt-1.3b",    24, 32,  2048, 2048, 50272, FAMILY_OPT,  ACTIVATION_RELU, 1},
-    {"opt-2.7b",    32, 32,  2560, 2048, 50272, FAMILY_OPT,  ACTIVATION_RELU, 1},
-    {"opt-6.7b",    32, 32,  4096, 2048, 50272, FAMILY_OPT,  ACTIVATION_RELU, 1},
-    {"opt-13b",     40, 40,  5120, 2048, 50272, FAMILY_OPT,  ACTIVATION_RELU, 1},
-    {"opt-30b",     48, 56,  7168, 2048, 50272, FAMILY_OPT,  ACTIVATION_RELU, 1},
-    {"opt-66b",     64, 72,  9216, 2048, 50272, FAMILY_OPT,  ACTIVATION_RELU, 1},
-    {"opt-175b",    96, 96, 12288, 2048, 50272, FAMILY_OPT,  ACTIVATION_RELU, 1},
+#define GPT2(L, NH, C, T, V) {L, NH, C, 0, T, V, 0, FAMILY_GPT2, ACTIVATION_GELU, 1}
+#define OPT(L, NH, C, T, V) {L, NH, C, 0, T, V, 0, FAMILY_OPT, ACTIVATION_RELU, 1}
+static const struct { const char *name; GPT2Config config; } gpt2_presets[] = {
+    {"nano",        GPT2( 4,  4,   128,  256,   256)},
+    {"gpt2",        GPT2(12, 12,   768, 1024, 50257)},
+    {"gpt2-medium", GPT2(24, 16,  1024, 1024, 50257)},
+    {"gpt2-large",  GPT2(36, 20,  1280, 1024, 50257)},
+    {"gpt2-xl",     GPT2(48, 25,  1600, 1024, 50257)},
+    {"7b",          GPT2(32, 32,  4096, 2048, 50257)},
+    {"8.3b",        GPT2(72, 24,  3072, 2048, 50257)},
+    {"10b",         GPT2(50, 32,  4096, 2048, 50257)},
+    {"13b",         GPT2(40, 40,  5120, 2048, 50257)},
+    {"20b",         GPT2(48, 64,  6144, 2048, 50257)},
+    {"opt-125m",    OPT( 12, 12,   768, 2048, 50272)},
+    {"opt-1.3b",    OPT( 24, 32,  2048, 2048, 50272)},
+    {"opt-2.7b",    OPT( 32, 32,  2560, 2048, 50272)},
+    {"opt-6.7b",    OPT( 32, 32,  4096, 2048, 50272)},
+    {"opt-13b",     OPT( 40, 40,  5120, 2048, 50272)},
+    {"opt-30b",     OPT( 48, 56,  7168, 2048, 50272)},
+    {"opt-66b",     OPT( 64, 72,  9216, 2048, 50272)},
+    {"opt-175b",    OPT( 96, 96, 12288, 2048, 50272)},
 };
 
 // Fills *c from a preset's name, or from "dN": depth N at GPT-2's proportions, 64 channels per
 // layer and 64 per head, so that d12 is GPT-2 124M. Returns false if there is no such name.
-static inline bool gpt2_preset(GPT2Config *c, const char *name) {
+static bool gpt2_preset(GPT2Config *c, const char *name) {
     memset(c, 0, sizeof *c);
     for (size_t i = 0; i < sizeof gpt2_presets / sizeof gpt2_presets[0]; i++) {
-        const GPT2Preset *p = &gpt2_presets[i];
-        if (strcmp(p->name, name) != 0) continue;
-        c->layers = (size_t)p->layers;
-        c->heads = (size_t)p->heads;
-        c->channels = (size_t)p->channels;
-        c->context = (size_t)p->context;
-        c->vocab = (size_t)p->vocab;
-        c->family = p->family;
-        c->activation = p->activation;
-        c->tied = p->tied;
+        if (strcmp(gpt2_presets[i].name, name) != 0) continue;
+        *c = gpt2_presets[i].config;
         return true;
     }
     char *end;
     if (name[0] != 'd' || name[1] < '1' || name[1] > '9') return false;
-    long depth = strtol(name + 1, &end, 10);
+    const size_t depth = strtoul(name + 1, &end, 10);
     if (*end != '\0' || depth > 1000) return false;
-    c->layers = (size_t)depth;
-    c->heads = (size_t)depth;
-    c->channels = 64 * (size_t)depth;
-    c->context = 1024;
-    c->vocab = 50257;
-    c->tied = 1;
+    const GPT2Config d = GPT2(depth, depth, 64 * depth, 1024, 50257);
+    *c = d;
     return true;
 }
+#undef GPT2
+#undef OPT
 
 // ---------------------------------------------------------------------------------------------
 // The parameter table
@@ -140,8 +132,8 @@ typedef struct {
     size_t parameters;    // what one calls the model's size: logical elements only
 } GPT2Table;
 
-static inline GPT2Tensor *table_add(GPT2Table *t, const char *name, int layer, int kind,
-                                    size_t rows, size_t cols, int rank, float std, float value) {
+static GPT2Tensor *table_add(GPT2Table *t, const char *name, int layer, int kind, size_t rows,
+                             size_t cols, int rank, float std, float value) {
     GPT2Tensor *x = &t->tensors[t->count++];
     snprintf(x->name, sizeof x->name, "%s", name);
     x->layer = layer;
@@ -159,7 +151,7 @@ static inline GPT2Tensor *table_add(GPT2Table *t, const char *name, int layer, i
 // contiguous range. The caller frees it with gpt2_table_free().
 // First values as in GPT-2: normal(0, 0.02), and 0.02 / sqrt(2 L) for the two projections that
 // write into the residual stream, because 2 L of them add up there.
-static inline GPT2Table gpt2_table(const GPT2Config *c) {
+static GPT2Table gpt2_table(const GPT2Config *c) {
     static const char *const names[LAYER_TENSORS] = {
         "ln_1.w", "ln_1.b", "attn.qkv.w", "attn.qkv.b", "attn.proj.w", "attn.proj.b",
         "ln_2.w", "ln_2.b", "mlp.fc.w", "mlp.fc.b", "mlp.proj.w", "mlp.proj.b"};
@@ -167,7 +159,7 @@ static inline GPT2Table gpt2_table(const GPT2Config *c) {
     const float std = 0.02f, residual_std = (float)(0.02 / __builtin_sqrt(2.0 * (double)L));
     GPT2Table t;
     memset(&t, 0, sizeof t);
-    t.tensors = (GPT2Tensor *)alloc_or_fail(L * LAYER_TENSORS + 5, sizeof(GPT2Tensor), "table");
+    t.tensors = ALLOC(GPT2Tensor, L * LAYER_TENSORS + 5, "table");
     t.wte = t.count;
     table_add(&t, "wte", -1, -1, c->vocab, C, 2, std, 0)->rows_padded = c->vocab_padded;
     t.wpe = t.count;
@@ -205,17 +197,10 @@ static inline GPT2Table gpt2_table(const GPT2Config *c) {
     return t;
 }
 
-static inline void gpt2_table_free(GPT2Table *t) { free(t->tensors); memset(t, 0, sizeof *t); }
-
-// Index of the tensor with this native name, or -1.
-static inline int gpt2_find(const GPT2Table *t, const char *name) {
-    for (int i = 0; i < t->count; i++)
-        if (strcmp(t->tensors[i].name, name) == 0) return i;
-    return -1;
-}
+static void gpt2_table_free(GPT2Table *t) { free(t->tensors); memset(t, 0, sizeof *t); }
 
 // Index of the tensor that holds element `at` of the arena, or the gap in which it is.
-static inline int gpt2_tensor_at(const GPT2Table *t, size_t at) {
+static int gpt2_tensor_at(const GPT2Table *t, size_t at) {
     int low = 0, high = t->count;  // it is in [low, high)
     while (high - low > 1) {
         const int middle = (low + high) / 2;
@@ -227,7 +212,7 @@ static inline int gpt2_tensor_at(const GPT2Table *t, size_t at) {
 
 // First values of tensor i: rows * cols of them in p. A value depends only on the seed, the
 // tensor's index and the element's logical position: not on padding or threads.
-static inline void gpt2_init_tensor(const GPT2Table *t, int i, float *p, uint64_t seed) {
+static void gpt2_init_tensor(const GPT2Table *t, int i, float *p, uint64_t seed) {
     const GPT2Tensor *x = &t->tensors[i];
     const size_t n = x->rows * x->cols;
     if (x->init_std != 0) rng_normals(p, n, seed, RNG_INIT, (uint32_t)i, 0);
@@ -236,7 +221,7 @@ static inline void gpt2_init_tensor(const GPT2Table *t, int i, float *p, uint64_
 }
 
 // First values for every parameter in `arena` (t->elements floats); what lies between is zero.
-static inline void gpt2_init(const GPT2Table *t, float *arena, uint64_t seed) {
+static void gpt2_init(const GPT2Table *t, float *arena, uint64_t seed) {
     memset(arena, 0, t->elements * sizeof(float));
     for (int i = 0; i < t->count; i++)
         gpt2_init_tensor(t, i, arena + t->tensors[i].offset, seed);
@@ -264,22 +249,20 @@ typedef struct {
 } ShardMap;
 
 // How many of a shard's elements are the model's, not padding; they come first.
-static inline size_t shard_logical(const GPT2Table *t, const Shard *s) {
+static size_t shard_logical(const GPT2Table *t, const Shard *s) {
     const size_t n = t->tensors[s->tensor].rows * t->tensors[s->tensor].cols;
     return n <= s->offset ? 0 : min_size(s->length, n - s->offset);
 }
 
-static inline ShardMap gpt2_shards_all(const GPT2Table *t) {
+static ShardMap gpt2_shards_all(const GPT2Table *t) {
     ShardMap map;
     map.count = t->count;
     map.elements = t->elements;
-    map.shards = (Shard *)alloc_or_fail((size_t)t->count, sizeof(Shard), "shard map");
+    map.shards = ALLOC(Shard, (size_t)t->count, "shard map");
     for (int i = 0; i < t->count; i++) {
-        map.shards[i].tensor = i;
-        map.shards[i].offset = 0;
-        map.shards[i].length = t->tensors[i].size;
-        map.shards[i].at = t->tensors[i].offset;
-        map.shards[i].decay = t->tensors[i].decay;
+        const GPT2Tensor *x = &t->tensors[i];
+        const Shard whole = {i, 0, x->size, x->offset, x->decay};
+        map.shards[i] = whole;
     }
     return map;
 }
@@ -290,7 +273,7 @@ static inline ShardMap gpt2_shards_all(const GPT2Table *t) {
 // Floating-point operations of one forward and backward per token at sequence length T: 6 for
 // every weight that enters a matrix product (the embedding lookups do none, the head does), and
 // 6 T C per layer for the two attention products over T/2 keys on average.
-static inline double gpt2_flops_per_token(const GPT2Config *c, size_t T) {
+static double gpt2_flops_per_token(const GPT2Config *c, size_t T) {
     const double C = (double)c->channels, F = (double)c->ffn, L = (double)c->layers;
     const double weights = L * (4 * C * C + 2 * C * F) + (double)c->vocab * C;
     return 6 * weights + 6 * L * C * (double)T;

@@ -366,7 +366,7 @@ static inline bool safewriter_put(SafeWriter *w, int i, size_t first, const void
 // page to change a part of it, and write it back whole, over what others have put there since.
 static inline FILE *safewriter_join(const char *path, Error *err) {
     char temporary[PATH_MAX];
-    if (!replace_name(temporary, path, err)) return NULL;
+    replace_name(temporary, path);
     const int fd = open(temporary, O_WRONLY | O_CLOEXEC);
     FILE *f = fd >= 0 ? fdopen(fd, "wb") : NULL;
     if (f == NULL)

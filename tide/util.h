@@ -4,8 +4,13 @@
 // Two ways to end, and one convention:
 //   die()   bad input: an impossible option, a missing or damaged file. One line, exit code 2.
 //   fail()  the machine gave out while running: no memory, disk full. One line, exit code 1.
-//   Functions that parse files do neither: they return false (or NULL) and leave one sentence in
-//   `err`, so that the tests and the fuzzers can call them; the trainer then calls die(err).
+//   Where the program may go on (with the checkpoint before a damaged one) or saves first, a
+//   function returns false (or NULL) and leaves one sentence in `err`: error_set().
+//
+//     alloc_or_fail(), ALLOC()                     memory
+//     memory_available(), memory_resident(), ..    how much of it there is, and is used
+//     replace_open(), replace_close()              a file that is the old one or the new one, whole
+//     path_join(), path_exists(), ..               names of files
 #ifndef TIDE_UTIL_H
 #define TIDE_UTIL_H
 
@@ -26,7 +31,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static inline const char *plural(size_t n) { return n == 1 ? "" : "s"; }
+static const char *plural(size_t n) { return n == 1 ? "" : "s"; }
 
 // Functions that the GPU runs too, and always as a part of the loop that calls them.
 #ifdef __CUDACC__
@@ -73,7 +78,7 @@ typedef struct { char text[ERR_MAX]; } Error;
 
 // Writes the sentence and returns false, so that a parser can `return error_set(err, ...)`.
 __attribute__((format(printf, 2, 3)))
-static inline bool error_set(Error *err, const char *format, ...) {
+static bool error_set(Error *err, const char *format, ...) {
     va_list args;
     va_start(args, format);
     vsnprintf(err->text, sizeof err->text, format, args);
@@ -89,7 +94,7 @@ static __thread bool thread_is_awaited;
 // been said, once for all of them. Tests take it, too, and go on (dev/test/dies.h).
 static void (*report_for_all)(int code, const char *line);
 
-static inline void report_and_exit(int code, const char *format, va_list args) {
+static void report_and_exit(int code, const char *format, va_list args) {
     char line[PATH_MAX];
     fflush(stdout);  // what was printed before comes first
     vsnprintf(line, sizeof line, format, args);
@@ -103,7 +108,7 @@ static inline void report_and_exit(int code, const char *format, va_list args) {
 
 // Bad input. Prints one line to stderr and exits with 2.
 __attribute__((format(printf, 1, 2), noreturn))
-static inline void die(const char *format, ...) {
+static void die(const char *format, ...) {
     va_list args;
     va_start(args, format);
     report_and_exit(2, format, args);
@@ -113,7 +118,7 @@ static inline void die(const char *format, ...) {
 
 // A failure while running. Prints one line to stderr and exits with 1.
 __attribute__((format(printf, 1, 2), noreturn))
-static inline void fail(const char *format, ...) {
+static void fail(const char *format, ...) {
     va_list args;
     va_start(args, format);
     report_and_exit(1, format, args);
@@ -123,7 +128,7 @@ static inline void fail(const char *format, ...) {
 
 // Zeroed memory at a 64-byte boundary (a cache line, and the widest vector register); free() frees
 // it. `what` names the buffer in the error line.
-static inline void *alloc_or_fail(size_t count, size_t size, const char *what) {
+static void *alloc_or_fail(size_t count, size_t size, const char *what) {
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX - 64)
         fail("out of memory: %s would need more than this machine can address", what);
@@ -137,58 +142,56 @@ static inline void *alloc_or_fail(size_t count, size_t size, const char *what) {
 #define ALLOC(type, count, what) ((type *)alloc_or_fail(count, sizeof(type), what))
 
 // Seconds on a clock that never jumps.
-static inline double seconds_now(void) {
+static double seconds_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 // Tests name a folder with made-up files of /proc and /sys. They describe another machine.
-static inline bool machine_is_made_up(void) { return getenv("TIDE_MACHINE") != NULL; }
+static bool machine_is_made_up(void) { return getenv("TIDE_MACHINE") != NULL; }
 
 // One of these files, to be read; NULL if it is not there.
-static inline FILE *machine_open(const char *path) {
+static FILE *machine_open(const char *path) {
     char made_up[PATH_MAX];
     if (!machine_is_made_up()) return fopen(path, "r");
     const int n = snprintf(made_up, sizeof made_up, "%s%s", getenv("TIDE_MACHINE"), path);
     return n < PATH_MAX ? fopen(made_up, "r") : NULL;
 }
 
-// Bytes that the container's limit leaves; SIZE_MAX: there is none.
-static inline size_t memory_container(void) {
-    size_t left = SIZE_MAX, limit, used, file;
+// The number behind `key` at the start of a line of such a file; SIZE_MAX if there is none.
+static size_t machine_number(const char *path, const char *key) {
+    size_t number = SIZE_MAX;
     char line[256];
-    FILE *max = machine_open("/sys/fs/cgroup/memory.max");
-    FILE *current = machine_open("/sys/fs/cgroup/memory.current");
-    FILE *stat = machine_open("/sys/fs/cgroup/memory.stat");
-    if (max != NULL && current != NULL && fscanf(max, "%zu", &limit) == 1
-        && fscanf(current, "%zu", &used) == 1) {
-        // files that were read or written count as used, but make room when it is needed
-        while (stat != NULL && fgets(line, sizeof line, stat) != NULL)
-            if (sscanf(line, "inactive_file %zu", &file) == 1) used -= file < used ? file : used;
-        left = used < limit ? limit - used : 0;
-    }
-    if (max != NULL) fclose(max);
-    if (current != NULL) fclose(current);
-    if (stat != NULL) fclose(stat);
-    return left;
+    FILE *f = machine_open(path);
+    if (f == NULL) return SIZE_MAX;
+    while (number == SIZE_MAX && fgets(line, sizeof line, f) != NULL)
+        if (strncmp(line, key, strlen(key)) == 0) sscanf(line + strlen(key), "%zu", &number);
+    fclose(f);
+    return number;
+}
+
+// Bytes that the container's limit leaves; SIZE_MAX: there is none.
+static size_t memory_container(void) {
+    const size_t limit = machine_number("/sys/fs/cgroup/memory.max", "");
+    const size_t all = machine_number("/sys/fs/cgroup/memory.current", "");
+    const size_t file = machine_number("/sys/fs/cgroup/memory.stat", "inactive_file ");
+    if (limit == SIZE_MAX || all == SIZE_MAX) return SIZE_MAX;
+    // files that were read or written count as used, but make room when it is needed
+    const size_t used = file == SIZE_MAX ? all : all > file ? all - file : 0;
+    return used < limit ? limit - used : 0;
 }
 
 // Bytes that this process could still allocate without pushing the machine into swap: what Linux
 // calls available, at most what the container's limit leaves. SIZE_MAX where neither is known.
-static inline size_t memory_available(void) {
-    size_t available = memory_container(), kib;
-    char line[256];
-    FILE *f = machine_open("/proc/meminfo");
-    while (f != NULL && fgets(line, sizeof line, f) != NULL)
-        if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1 && kib < available / 1024)
-            available = kib * 1024;
-    if (f != NULL) fclose(f);
-    return available;
+static size_t memory_available(void) {
+    const size_t container = memory_container();
+    const size_t kib = machine_number("/proc/meminfo", "MemAvailable:");
+    return kib < container / 1024 ? kib * 1024 : container;
 }
 
 // Bytes of memory that this process holds now; 0 where that is not known.
-static inline size_t memory_resident(void) {
+static size_t memory_resident(void) {
     size_t pages = 0;
     FILE *f = fopen("/proc/self/statm", "r");
     if (f != NULL && fscanf(f, "%*s %zu", &pages) != 1) pages = 0;
@@ -197,18 +200,14 @@ static inline size_t memory_resident(void) {
 }
 
 // The most that it ever held, in bytes.
-static inline size_t memory_peak(void) {
+static size_t memory_peak(void) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-#ifdef __APPLE__
-    return (size_t)usage.ru_maxrss;
-#else
     return (size_t)usage.ru_maxrss * 1024;
-#endif
 }
 
 // dir + "/" + name in out; dies if that does not fit.
-static inline void path_join(char out[PATH_MAX], const char *dir, const char *name) {
+static void path_join(char out[PATH_MAX], const char *dir, const char *name) {
     if (snprintf(out, PATH_MAX, "%s/%s", dir, name) >= PATH_MAX)
         die("path too long: %s/%s", dir, name);
 }
@@ -216,22 +215,21 @@ static inline void path_join(char out[PATH_MAX], const char *dir, const char *na
 // Replacing a file: what is written goes to PATH.tmp, is flushed to the disk, and then renamed, so
 // that at every moment PATH is the old file or the new one, whole. replace_open() gives the FILE to
 // write to; replace_close() finishes, and on any failure since then leaves the old file alone.
-static inline bool replace_name(char out[PATH_MAX], const char *path, Error *err) {
-    return snprintf(out, PATH_MAX, "%s.tmp", path) < PATH_MAX
-        || error_set(err, "%.100s...: path too long", path);
+static void replace_name(char out[PATH_MAX], const char *path) {
+    if (snprintf(out, PATH_MAX, "%s.tmp", path) >= PATH_MAX) die("path too long: %s", path);
 }
 
-static inline FILE *replace_open(const char *path, Error *err) {
+static FILE *replace_open(const char *path, Error *err) {
     char temporary[PATH_MAX];
-    if (!replace_name(temporary, path, err)) return NULL;
+    replace_name(temporary, path);
     FILE *f = fopen(temporary, "wb");
     if (f == NULL) error_set(err, "cannot write %.400s: %s", path, strerror(errno));
     return f;
 }
 
-static inline bool replace_close(FILE *f, const char *path, Error *err) {
+static bool replace_close(FILE *f, const char *path, Error *err) {
     char temporary[PATH_MAX];
-    if (!replace_name(temporary, path, err)) return false;  // not after replace_open()
+    replace_name(temporary, path);
     bool ok = fflush(f) == 0 && !ferror(f) && fsync(fileno(f)) == 0;
     int reason = errno;  // of the first call that failed: fclose may succeed and hide it
     if (fclose(f) != 0 && ok) { ok = false; reason = errno; }
@@ -242,20 +240,20 @@ static inline bool replace_close(FILE *f, const char *path, Error *err) {
 }
 
 // Gives up a file that replace_open() opened: the old one stays.
-static inline void replace_discard(FILE *f, const char *path) {
+static void replace_discard(FILE *f, const char *path) {
     char temporary[PATH_MAX];
-    Error ignored;
     fclose(f);
-    if (replace_name(temporary, path, &ignored)) unlink(temporary);
+    replace_name(temporary, path);
+    unlink(temporary);
 }
 
-static inline bool path_is_directory(const char *path) {
+static bool path_is_directory(const char *path) {
     struct stat s;
     return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
 }
 
 // Could a file of this name be written? Its directory must be there. errno says why not.
-static inline bool path_is_writable(const char *path) {
+static bool path_is_writable(const char *path) {
     char dir[PATH_MAX];
     errno = ENAMETOOLONG;
     if (snprintf(dir, sizeof dir, "%s", path) >= (int)sizeof dir) return false;
@@ -266,13 +264,13 @@ static inline bool path_is_writable(const char *path) {
     return !path_is_directory(path) && access(dir, W_OK | X_OK) == 0;
 }
 
-static inline bool path_exists(const char *path) {
+static bool path_exists(const char *path) {
     struct stat s;
     return stat(path, &s) == 0;
 }
 
 // mkdir -p. Returns false with errno set if a part of the path cannot be made.
-static inline bool make_directories(const char *path) {
+static bool make_directories(const char *path) {
     char part[PATH_MAX];
     size_t n = strlen(path);
     if (n == 0 || n >= sizeof part) { errno = ENAMETOOLONG; return false; }
