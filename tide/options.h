@@ -2,7 +2,13 @@
 //
 // One table says everything about an option: its name, its field in Options, type, default, range,
 // which builds have it, and what --resume does with it. Parsing, --help, the options saved in a
-// checkpoint and their merging on --resume all iterate over that table.
+// checkpoint and their merging on --resume all iterate over that table. A mistake ends the program
+// with one line.
+//
+//     options_parse()     the command line; option_given(): was an option on it?
+//     options_to_json()   what a checkpoint keeps of them
+//     options_resume()    merges what a checkpoint has kept
+//     schedule_lr()       the learning rate of a step
 #ifndef TIDE_OPTIONS_H
 #define TIDE_OPTIONS_H
 #include "util.h"
@@ -78,6 +84,7 @@ enum {
     O_GPU = 4,    // only in the GPU builds
     O_FO = 16, O_ZO = 32,  // only for first-order, only for zeroth-order training
     O_ZEN = 64,   // only for importance-aware updates
+    O_SPLIT = 8,  // only for the interleaved update
     O_AUTO = 128, // a number that may be "auto", though that is not the default
 };                // neither fixed nor own: saved, and --resume takes the saved value unless given
 
@@ -135,8 +142,8 @@ static const Option option_table[] = {
     CHOICE("optimizer", optimizer, "adamw", "adamw|mezo", O_FIXED,
            "mezo: forward passes only, see below"),
     REAL("weight-decay", weight_decay, "0.1", 0, 1000, 0, "of matrices"),
-    REAL("beta1", beta1, "0.9", 0, 1, O_FIXED | O_FO, "decay of the first moment, below 1"),
-    REAL("beta2", beta2, "0.95", 0, 1, O_FIXED | O_FO, "decay of the second moment, below 1"),
+    REAL("beta1", beta1, "0.9", 0, 1 - 1e-9, O_FIXED | O_FO, "decay of the first moment"),
+    REAL("beta2", beta2, "0.95", 0, 1 - 1e-9, O_FIXED | O_FO, "decay of the second moment"),
     REAL("eps", eps, "1e-8", 1e-30, 1, O_FIXED | O_FO, "added to the root of the second moment"),
     REAL("clip", clip, "1", 0, 1e30, O_FO, "largest gradient norm; 0: no clipping"),
 
@@ -173,9 +180,10 @@ static const Option option_table[] = {
            "of AdamW's state; auto: the fastest; CPU: zenflow"),
     REAL("resident", resident, "auto", 0, 1, O_GPU | O_FO,
          "share of it on the GPU; auto: what fits, or 0"),
-    COUNT("stride", stride, "auto", 1, BIG, O_GPU | O_FO,
+    COUNT("stride", stride, "auto", 1, BIG, O_GPU | O_FO | O_SPLIT,
           "interleave: the GPU updates every Nth sub-group"),
-    REAL("share", share, "auto", 0, 1, O_GPU | O_FO, "or this share of the rest; auto: the best"),
+    REAL("share", share, "auto", 0, 1, O_GPU | O_FO | O_SPLIT,
+         "or this share of the rest; auto: the best"),
     COUNT("subgroup", subgroup, "auto", 1, BIG, O_GPU | O_FO,
           "parameters; auto: layers, at most 100 million"),
     COUNT("slots", slots, "auto", 1, 1000, O_GPU,
@@ -242,7 +250,7 @@ enum { OPTION_COUNT = sizeof option_table / sizeof option_table[0] };
 static_assert(OPTION_COUNT <= OPTION_MAX, "make OPTION_MAX larger");
 
 // Row of the option with this name of n bytes, or -1.
-static inline int option_find(const char *name, size_t n) {
+static int option_find(const char *name, size_t n) {
     for (int i = 0; i < OPTION_COUNT; i++)
         if (option_table[i].type != O_TITLE && strlen(option_table[i].name) == n
             && memcmp(option_table[i].name, name, n) == 0) return i;
@@ -250,7 +258,7 @@ static inline int option_find(const char *name, size_t n) {
 }
 
 // Was --name on the command line?
-static inline bool option_given(const Options *o, const char *name) {
+static bool option_given(const Options *o, const char *name) {
     int row = option_find(name, strlen(name));
     return row >= 0 && o->given[row];
 }
@@ -258,27 +266,22 @@ static inline bool option_given(const Options *o, const char *name) {
 // ---------------------------------------------------------------------------------------------
 // Values
 
-// Whole non-negative numbers: digits, and for O_BYTES a power of 1024: K, KB or KiB, M, G, T, or
-// the same in small letters.
-static inline bool parse_count(const char *text, bool suffix, size_t *out) {
+// Whole non-negative numbers; of sizes, also times a power of 1024: K, KB or KiB, M, G, T, or the
+// same in small letters.
+static bool parse_count(const char *text, bool is_size, size_t *out) {
     static const char units[] = "KkMmGgTt";
-    size_t v = 0, i = 0;
-    for (; text[i] >= '0' && text[i] <= '9'; i++)
-        if (__builtin_mul_overflow(v, (size_t)10, &v)
-            || __builtin_add_overflow(v, (size_t)(text[i] - '0'), &v)) return false;
-    if (i == 0) return false;
-    const char *unit = suffix && text[i] != '\0' ? strchr(units, text[i]) : NULL;
-    if (unit != NULL) {
-        if (__builtin_mul_overflow(v, (size_t)1 << (10 * ((unit - units) / 2 + 1)), &v))
-            return false;
-        i++;
-        if (strcasecmp(text + i, "B") == 0 || strcasecmp(text + i, "iB") == 0) i = strlen(text);
-    }
-    *out = v;
-    return text[i] == '\0';
+    char *end;
+    if (*text < '0' || *text > '9') return false;
+    errno = 0;
+    *out = strtoull(text, &end, 10);
+    const char *unit = is_size && *end != '\0' ? strchr(units, *end) : NULL;
+    const int bits = unit != NULL ? 10 * (int)((unit - units) / 2 + 1) : 0;
+    if (errno != 0 || __builtin_mul_overflow(*out, (size_t)1 << bits, out)) return false;
+    if (unit != NULL) end++;
+    return *end == '\0' || (unit != NULL && (!strcasecmp(end, "B") || !strcasecmp(end, "iB")));
 }
 
-static inline bool parse_real(const char *text, double *out) {
+static bool parse_real(const char *text, double *out) {
     char *end = NULL;
     if (text[strspn(text, "+-.eE0123456789")] != '\0') return false;  // no nan, hex, blanks
     *out = strtod(text, &end);
@@ -286,7 +289,7 @@ static inline bool parse_real(const char *text, double *out) {
 }
 
 // Index of `text` in "a|b|c", or -1.
-static inline int parse_choice(const char *values, const char *text) {
+static int parse_choice(const char *values, const char *text) {
     size_t n = strlen(text), length;
     for (int i = 0; *values != '\0'; i++, values += length + (values[length] == '|')) {
         length = strcspn(values, "|");
@@ -295,79 +298,67 @@ static inline int parse_choice(const char *values, const char *text) {
     return -1;
 }
 
-static inline bool option_has_auto(const Option *x) {
+static bool option_has_auto(const Option *x) {
     return (x->flags & O_AUTO) || (x->initial != NULL && strcmp(x->initial, "auto") == 0);
 }
 
 // Stores a value, given as text, in its field.
-static inline bool option_set(Options *o, const Option *x, const char *text, Error *err) {
+static void option_set(Options *o, const Option *x, const char *text) {
     void *field = (char *)o + x->offset;
-    const bool has_auto = option_has_auto(x);
-    const char *wrong = NULL;
-    double v = x->min;
-    size_t count = 0;
+    double v = x->min;  // what must be in the range; "auto" is below it
+    const bool is_auto = text != NULL && option_has_auto(x) && strcmp(text, "auto") == 0;
     if (text == NULL ? x->type != O_TEXT || x->initial != NULL
                      : x->type == O_TEXT && strlen(text) < (size_t)x->min)
-        return error_set(err, "--%s needs a value that is not empty", x->name);
+        die("--%s needs a value that is not empty", x->name);
     if (x->type == O_FLAG) {
         *(bool *)field = strcmp(text, "true") == 0;
     } else if (x->type == O_TEXT) {
         *(const char **)field = text;
     } else if (x->type == O_CHOICE) {
-        int i = parse_choice(x->values, text);
-        if (i < 0)
-            return error_set(err, "--%s %.60s: must be one of %s", x->name, text, x->values);
-        *(int *)field = i;
+        *(int *)field = parse_choice(x->values, text);
+        if (*(int *)field < 0) die("--%s %.60s: must be one of %s", x->name, text, x->values);
     } else if (x->type == O_REAL) {
-        if (has_auto && strcmp(text, "auto") == 0) *(double *)field = x->min - 1;
-        else if (!parse_real(text, &v)) wrong = "is not a number";
-        else *(double *)field = v;
+        if (!is_auto && !parse_real(text, &v)) die("--%s: \"%.60s\" is not a number", x->name, text);
+        *(double *)field = is_auto ? x->min - 1 : v;
     } else {
-        const bool bytes = x->type == O_BYTES;
-        if (has_auto && strcmp(text, "auto") == 0) *(size_t *)field = (size_t)x->min - 1;
-        else if (!parse_count(text, bytes, &count))
-            wrong = bytes ? "is not a size, like 512M or 24G" : "is not a whole number";
-        else if (bytes && count > 0 && count < 1 << 20)
-            return error_set(err, "--%s %.60s is less than a megabyte%s", x->name, text,
-                             count < 1024 ? ": did you mean gigabytes, like 24G?" : "");
-        else v = (double)(*(size_t *)field = count);
+        size_t count = (size_t)x->min - 1;
+        if (!is_auto && !parse_count(text, x->type == O_BYTES, &count))
+            die("--%s: \"%.60s\" is not a %s", x->name, text,
+                x->type == O_BYTES ? "size, like 512M or 24G" : "whole number");
+        if (x->type == O_BYTES && count > 0 && count < 1 << 20)
+            die("--%s %.60s is less than a megabyte: did you mean gigabytes, like 24G?", x->name,
+                text);
+        *(size_t *)field = count;
+        if (!is_auto) v = (double)count;
     }
-    if (wrong != NULL) return error_set(err, "--%s: \"%.60s\" %s", x->name, text, wrong);
     if (v < x->min || (v > x->max && x->max > 0))
-        return error_set(err, "--%s %.60s: must be %.10g to %.16g", x->name, text, x->min, x->max);
-    return true;
+        die("--%s %.60s: must be %.10g to %.16g", x->name, text, x->min, x->max);
 }
 
 // Writes a field as JSON.
-static inline void option_write(FILE *f, const Options *o, const Option *x) {
+static void option_write(FILE *f, const Options *o, const Option *x) {
     const void *field = (const char *)o + x->offset;
+    const char *text = NULL;
     if (x->type == O_FLAG) {
         fputs(*(const bool *)field ? "true" : "false", f);
     } else if (x->type == O_REAL) {
-        double v = *(const double *)field;
-        char text[32];
-        for (int digits = 6; digits <= 17; digits++) {  // the shortest that is exact
-            snprintf(text, sizeof text, "%.*g", digits, v);
-            if (strtod(text, NULL) == v) break;
-        }
-        fputs(v < x->min ? "\"auto\"" : text, f);
+        const double v = *(const double *)field;
+        char exact[32] = "x";
+        for (int digits = 6; digits <= 17 && strtod(exact, NULL) != v; digits++)
+            snprintf(exact, sizeof exact, "%.*g", digits, v);
+        fputs(v < x->min ? "\"auto\"" : exact, f);
     } else if (x->type == O_COUNT || x->type == O_BYTES) {
-        size_t v = *(const size_t *)field;
+        const size_t v = *(const size_t *)field;
         if (v == (size_t)x->min - 1) fputs("\"auto\"", f);
         else fprintf(f, "%zu", v);
+    } else if (x->type == O_CHOICE) {
+        text = x->values;
+        for (int i = *(const int *)field; i > 0; i--) text = strchr(text, '|') + 1;
+        json_write_string(f, text, strcspn(text, "|"));
+    } else if ((text = *(const char *const *)field) != NULL) {
+        json_write_string(f, text, strlen(text));
     } else {
-        const char *s = NULL;
-        size_t n = 0;
-        if (x->type == O_TEXT) {
-            s = *(const char *const *)field;
-            if (s != NULL) n = strlen(s);
-        } else {
-            s = x->values;
-            for (int i = *(const int *)field; i > 0; i--) s = strchr(s, '|') + 1;
-            n = strcspn(s, "|");
-        }
-        if (s == NULL) fputs("null", f);
-        else json_write_string(f, s, n);
+        fputs("null", f);
     }
 }
 
@@ -386,7 +377,7 @@ static const char *const option_synonyms[][2] = {
 enum { SYNONYM_COUNT = sizeof option_synonyms / sizeof option_synonyms[0] };
 
 // Changes to turn a into b (Levenshtein 1966), looking at no more than 32 bytes of each; _ is -.
-static inline size_t edit_distance(const char *a, size_t na, const char *b) {
+static size_t edit_distance(const char *a, size_t na, const char *b) {
     size_t row[33], nb = strlen(b);
     if (na > 32) na = 32;
     if (nb > 32) nb = 32;
@@ -406,7 +397,7 @@ static inline size_t edit_distance(const char *a, size_t na, const char *b) {
 }
 
 // `arg` as on the command line, with one or two dashes and perhaps "=value".
-static inline bool unknown_option(const char *arg, Error *err) {
+static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
     size_t n = strcspn(name, "="), best = (n < 32 ? n : 32) / 3 + 2;  // else: none
     for (int i = 0; i < OPTION_COUNT + SYNONYM_COUNT; i++) {
@@ -418,142 +409,70 @@ static inline bool unknown_option(const char *arg, Error *err) {
         if (d < best) { best = d; nearest = synonym != NULL ? synonym[1] : known; }
     }
     int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
-    if (nearest == NULL) return error_set(err, "unknown option %.*s; see --help", shown, arg);
-    return error_set(err, "unknown option %.*s; did you mean --%s?", shown, arg, nearest);
+    if (nearest == NULL) die("unknown option %.*s; see --help", shown, arg);
+    die("unknown option %.*s; did you mean --%s?", shown, arg, nearest);
 }
 
 // Refuses combinations that cannot work.
-static inline bool options_check(const Options *o, Error *err) {
+static void options_check(const Options *o) {
     const bool mezo = o->optimizer == OPTIMIZER_MEZO;
-    for (int i = 0; i < OPTION_COUNT; i++)
-        if (o->given[i] && option_table[i].flags & (mezo ? O_FO : O_ZO)
-            && !(o->steps == 0 && option_table[i].type == O_TEXT))  // --labels: to evaluate
-            return error_set(err, "--%s needs --optimizer %s", option_table[i].name,
-                             mezo ? "adamw" : "mezo");
-    if (o->beta1 >= 1) return error_set(err, "--beta1 must be below 1");
-    if (o->beta2 >= 1) return error_set(err, "--beta2 must be below 1");
-    if (o->min_lr > o->lr)
-        return error_set(err, "--min-lr %g is above --lr %g", o->min_lr, o->lr);
-    if (option_given(o, "min-lr") && o->schedule == SCHEDULE_CONSTANT)
-        return error_set(err, "--min-lr needs --schedule cosine or linear");
-    if (o->steps > 0 && o->warmup != AUTO_COUNT && o->warmup > o->steps)
-        return error_set(err, "--warmup %zu is longer than --steps %zu", o->warmup, o->steps);
-    if ((double)o->batch * (double)(o->seq > 0 ? o->seq : 1) * (double)o->accum > 1e12)
-        return error_set(err, "--batch %zu times --seq %zu times --accum %zu is too much for one",
-                         o->batch, o->seq, o->accum);
-    if (option_given(o, "no-save") && option_given(o, "save-every") && o->save_every > 0)
-        return error_set(err, "--no-save and --save-every contradict each other");
     const bool interleave = o->offload == OFFLOAD_INTERLEAVE;
     const bool zenflow = o->offload == OFFLOAD_ZENFLOW;
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const Option *x = &option_table[i];
+        if (!o->given[i]) continue;
+        if (x->flags & (mezo ? O_FO : O_ZO)
+            && !(o->steps == 0 && x->type == O_TEXT))  // --labels: to evaluate
+            die("--%s needs --optimizer %s", x->name, mezo ? "adamw" : "mezo");
+        if (x->flags & O_ZEN && !zenflow) die("--%s needs --offload zenflow", x->name);
+        if (x->flags & O_SPLIT && !interleave) die("--%s needs --offload interleave", x->name);
+    }
+    if (o->min_lr > o->lr) die("--min-lr %g is above --lr %g", o->min_lr, o->lr);
+    if (o->steps > 0 && o->warmup != AUTO_COUNT && o->warmup > o->steps)
+        die("--warmup %zu is longer than --steps %zu", o->warmup, o->steps);
+    if ((double)o->batch * (double)(o->seq > 0 ? o->seq : 1) * (double)o->accum > 1e12)
+        die("--batch %zu times --seq %zu times --accum %zu is too much for one", o->batch, o->seq,
+            o->accum);
     if (!o->gpu_build && option_given(o, "offload") && o->offload > OFFLOAD_NONE && !zenflow)
-        return error_set(err, "the CPU trainer has nothing to offload; of --offload it knows none, "
-                              "and zenflow, which computes something else");
-    for (int i = 0; i < OPTION_COUNT; i++)
-        if (o->given[i] && option_table[i].flags & O_ZEN && !zenflow)
-            return error_set(err, "--%s needs --offload zenflow", option_table[i].name);
-    if (o->zen_rest_lr == 0)
-        return error_set(err, "--zen-rest-lr 0: the rest would never be updated");
-    if (zenflow && o->dump != NULL)
-        return error_set(err, "--dump shows a gradient, which --offload does not change: leave "
-                              "--offload out");
-    if (zenflow && o->zen_window == 0 && (o->zen_topk == 0 || o->zen_topk == 1))
-        return error_set(err, "--zen-window auto compares the chosen columns with the rest, and "
-                              "--zen-topk %g leaves only one of them", o->zen_topk);
-    if (option_given(o, "zen-sums") && (o->zen_window == 1 || (o->zen_sums == 2
-                                                               && o->zen_delay <= 1)))
-        return error_set(err, "--zen-sums %zu: %s", o->zen_sums,
-                         o->zen_window == 1 ? "a --zen-window of 1 has none"
-                                            : "with --zen-delay 0 or 1 there is never but one");
-    if (zenflow && (option_given(o, "subgroup") || option_given(o, "slots")))
-        return error_set(err, "--subgroup and --slots are for other modes of --offload");
-    if (option_given(o, "resident") && !interleave && !zenflow && o->offload != OFFLOAD_TWINFLOW)
-        return error_set(err, "--resident needs --offload twinflow, interleave or zenflow");
-    const bool stride = option_given(o, "stride"), share = option_given(o, "share");
-    if ((stride || share) && !interleave)
-        return error_set(err, "--stride and --share need --offload interleave");
-    if (stride && share)
-        return error_set(err, "--stride and --share say the same in two ways: leave one out");
-    if (o->subgroup > 0 && o->subgroup < 4096)
-        return error_set(err, "--subgroup %zu: must be at least 4096 parameters", o->subgroup);
-    if (!mezo && o->precision == PRECISION_FP16)
-        return error_set(err, "--precision fp16 has no backward pass: use bf16, or --optimizer "
-                              "mezo");
-    if (mezo && o->dump != NULL)
-        return error_set(err, "--dump shows gradients, and --optimizer mezo has none");
+        die("the CPU trainer has nothing to offload; of --offload it knows none, and zenflow, "
+            "which computes something else");
     if (mezo && option_given(o, "offload") && o->offload != OFFLOAD_NONE)
-        return error_set(err, "--offload places the state of AdamW; with mezo: --stream-blocks");
-    if (option_given(o, "template") && o->labels == NULL)
-        return error_set(err, "--template needs --labels: running text has no prompts");
+        die("--offload places the state of AdamW; with mezo: --stream-blocks");
+    if ((mezo || zenflow) && o->dump != NULL)
+        die("--dump shows the gradient of plain training: leave --optimizer and --offload out");
+    if (zenflow && o->zen_window == 0 && (o->zen_topk == 0 || o->zen_topk == 1))
+        die("--zen-window auto compares the chosen columns with the rest, and --zen-topk %g leaves "
+            "only one of them", o->zen_topk);
+    if (o->zen_rest_lr == 0) die("--zen-rest-lr 0: the rest would never be updated");
+    if (option_given(o, "zen-sums")
+        && (o->zen_window == 1 || (o->zen_sums == 2 && o->zen_delay <= 1)))
+        die("--zen-sums %zu: %s", o->zen_sums,
+            o->zen_window == 1 ? "a --zen-window of 1 has none"
+                               : "with --zen-delay 0 or 1 there is never but one");
+    if (zenflow && (option_given(o, "subgroup") || option_given(o, "slots")))
+        die("--subgroup and --slots are for other modes of --offload");
+    if (option_given(o, "resident") && !interleave && !zenflow && o->offload != OFFLOAD_TWINFLOW)
+        die("--resident needs --offload twinflow, interleave or zenflow");
+    if (option_given(o, "stride") && option_given(o, "share"))
+        die("--stride and --share say the same in two ways: leave one out");
+    if (o->subgroup > 0 && o->subgroup < 4096)
+        die("--subgroup %zu: must be at least 4096 parameters", o->subgroup);
+    if (!mezo && o->precision == PRECISION_FP16)
+        die("--precision fp16 has no backward pass: use bf16, or --optimizer mezo");
     if (mezo && o->labels != NULL && o->sample_every > 0)
-        return error_set(err, "--sample-every needs running text, and --labels reads sentences");
+        die("--sample-every needs running text, and --labels reads sentences");
     if (option_given(o, "world") && !o->plan)
-        return error_set(err, "--world is for --plan; a run has as many GPUs as a launcher starts "
-                              "processes: scripts/launch.sh N, torchrun, mpirun or srun");
-    if (o->plan || o->calibrate) return true;
+        die("--world is for --plan; a run has as many GPUs as a launcher starts processes: "
+            "scripts/launch.sh N, torchrun, mpirun or srun");
+    if (o->plan || o->calibrate) return;
     if (o->data == NULL && (o->steps > 0 || o->dump != NULL))
-        return error_set(err, "--data is missing: name a text or .bin file: --data my.txt");
+        die("--data is missing: name a text or .bin file: --data my.txt");
     if (o->data == NULL && o->val == NULL && o->prompt == NULL && !option_given(o, "out"))
-        return error_set(err, "--steps 0 needs --data or --val to evaluate, --prompt to sample, or "
-                              "--out to save the model");
-    return true;
+        die("--steps 0 needs --data or --val to evaluate, --prompt to sample, or --out to save the "
+            "model");
 }
 
-// Fills *o with the defaults and then from the command line; the last of repeated options counts.
-// Stops at --help and --version, for the caller to act on. With --resume the combinations are
-// checked later, by options_resume(). On a mistake: false, and one sentence in err.
-static inline bool options_parse_args(Options *o, int argc, char **argv, bool gpu_build,
-                                      Error *err) {
-    memset(o, 0, sizeof *o);
-    o->gpu_build = gpu_build;
-    for (int i = 0; i < OPTION_COUNT; i++)
-        if (option_table[i].initial != NULL
-            && !option_set(o, &option_table[i], option_table[i].initial, err)) return false;
-    for (int i = 1; i < argc; i++) {
-        const char *arg = argv[i];
-        if (strcmp(arg, "-h") == 0) arg = "--help";
-        if (arg[0] != '-')
-            return error_set(err, "unexpected argument \"%.60s\": every value follows the name of "
-                                  "an option, as in --data FILE", arg);
-        if (arg[1] != '-') return unknown_option(arg, err);
-        const char *name = arg + 2, *equals = strchr(name, '='), *value = "true";
-        size_t n = equals != NULL ? (size_t)(equals - name) : strlen(name);
-        int row = option_find(name, n);
-        if (row < 0) return unknown_option(arg, err);
-        const Option *x = &option_table[row];
-        if (x->type == O_FLAG) {
-            if (equals != NULL) return error_set(err, "--%s takes no value", x->name);
-        } else if (equals != NULL) {
-            value = equals + 1;
-        } else {
-            if (i + 1 == argc || strncmp(argv[i + 1], "--", 2) == 0)
-                return error_set(err, "--%s needs a value%s", x->name, i + 1 < argc ?
-                                 "; write --NAME=VALUE if it starts with --" : "");
-            value = argv[++i];
-        }
-        if (!option_set(o, x, value, err)) return false;
-        if ((x->flags & O_GPU) && !gpu_build)
-            return error_set(err, "--%s is an option of the GPU builds; this is the CPU trainer",
-                             x->name);
-        o->given[row] = true;
-        if (o->help || o->version) return true;
-    }
-    if (o->data == NULL && o->val == NULL && o->prompt != NULL && option_given(o, "model")
-        && !option_given(o, "steps") && !option_given(o, "out") && o->dump == NULL && !o->plan)
-        o->steps = 0;  // to sample needs no more
-    if (o->optimizer == OPTIMIZER_MEZO) {  // what suits AdamW would end it
-        if (!option_given(o, "lr")) o->lr = 1e-6;
-        if (!option_given(o, "schedule")) o->schedule = SCHEDULE_CONSTANT;
-        if (!option_given(o, "weight-decay")) o->weight_decay = 0;
-        if (!option_given(o, "warmup")) o->warmup = 0;
-        if (!option_given(o, "min-lr") && o->min_lr > o->lr) o->min_lr = AUTO_REAL;
-    }
-    if (o->dump != NULL && o->resume)
-        return error_set(err, "--dump shows the first step of a run: leave out --resume, or load "
-                              "the weights with --model DIR");
-    return o->resume || options_check(o, err);
-}
-
-static inline void options_help(FILE *f, const char *program) {
+static void options_help(FILE *f, const char *program) {
     fprintf(f, "usage: %s --data FILE [options]\n\n"
                "  %s --data my.txt                  trains a small GPT on the bytes of a text\n"
                "  %s --resume --steps 5000          goes on with it\n"
@@ -580,91 +499,124 @@ static inline void options_help(FILE *f, const char *program) {
     }
 }
 
-// options_parse_args() for main(): --help and --version print and exit with 0, a mistake ends with
-// one line and exit code 2, before anything is allocated.
-static inline void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
-    Error err;
-    if (!options_parse_args(o, argc, argv, gpu_build, &err)) die("%s", err.text);
-    if (!o->help && !o->version) return;
+// Fills *o with the defaults and then from the command line; the last of repeated options counts.
+// With --resume the combinations are checked later, by options_resume(). --help and --version print
+// and exit with 0, a mistake ends with one line and exit code 2, before anything is allocated.
+static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
+    memset(o, 0, sizeof *o);
+    o->gpu_build = gpu_build;
+    for (int i = 0; i < OPTION_COUNT; i++)
+        if (option_table[i].initial != NULL) option_set(o, &option_table[i], option_table[i].initial);
+    for (int i = 1; i < argc && !o->help && !o->version; i++) {
+        const char *arg = strcmp(argv[i], "-h") == 0 ? "--help" : argv[i];
+        if (arg[0] != '-')
+            die("unexpected argument \"%.60s\": every value follows the name of an option, as in "
+                "--data FILE", arg);
+        const char *name = arg + 2, *value = arg[1] == '-' ? strchr(name, '=') : NULL;
+        const int row = arg[1] == '-' ? option_find(name, strcspn(name, "=")) : -1;
+        if (row < 0) unknown_option(arg);
+        const Option *x = &option_table[row];
+        if (x->type == O_FLAG && value != NULL) die("--%s takes no value", x->name);
+        if (x->type == O_FLAG) {
+            value = "true";
+        } else if (value != NULL) {
+            value++;
+        } else {
+            value = argv[++i];  // the list ends with NULL
+            if (value == NULL || strncmp(value, "--", 2) == 0)
+                die("--%s needs a value%s", x->name,
+                    value != NULL ? "; write --NAME=VALUE if it starts with --" : "");
+        }
+        option_set(o, x, value);
+        if ((x->flags & O_GPU) && !gpu_build)
+            die("--%s is an option of the GPU builds; this is the CPU trainer", x->name);
+        o->given[row] = true;
+    }
     if (o->help) options_help(stdout, argv[0]);
-    else printf("tide.c %s (%s, %s)\n", TIDE_VERSION, gpu_build ? "GPU" : "CPU",
-                cpu_instructions());
-    exit(fflush(stdout) == 0 ? 0 : 1);
+    else if (o->version) printf("tide.c %s (%s, %s)\n", TIDE_VERSION, gpu_build ? "GPU" : "CPU",
+                                cpu_instructions());
+    if (o->help || o->version) exit(fflush(stdout) == 0 ? 0 : 1);
+    if (o->data == NULL && o->val == NULL && o->prompt != NULL && option_given(o, "model")
+        && !option_given(o, "steps") && !option_given(o, "out") && o->dump == NULL && !o->plan)
+        o->steps = 0;  // to sample needs no more
+    if (o->optimizer == OPTIMIZER_MEZO) {  // what suits AdamW would end it
+        if (!option_given(o, "lr")) o->lr = 1e-6;
+        if (!option_given(o, "schedule")) o->schedule = SCHEDULE_CONSTANT;
+        if (!option_given(o, "weight-decay")) o->weight_decay = 0;
+        if (!option_given(o, "warmup")) o->warmup = 0;
+        if (!option_given(o, "min-lr") && o->min_lr > o->lr) o->min_lr = AUTO_REAL;
+    }
+    if (o->dump != NULL && o->resume)
+        die("--dump shows the first step of a run: leave out --resume, or load the weights with "
+            "--model DIR");
+    if (!o->resume) options_check(o);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Options in a checkpoint
 
-static inline bool option_is_saved(const Options *o, const Option *x) {
+static bool option_is_saved(const Options *o, const Option *x) {
     return x->type != O_TITLE && !(x->flags & O_OWN) && (o->gpu_build || !(x->flags & O_GPU));
 }
 
-// A field as JSON, to be freed.
-static inline char *option_json(const Options *o, const Option *x) {
-    char *text = NULL;
-    size_t length = 0;
-    FILE *f = open_memstream(&text, &length);
+// The options that describe the run, as one JSON object of less than n bytes in buf. A trainer
+// first stores what it found for `seq` 0 and the like.
+static void options_to_json(const Options *o, char *buf, size_t n) {
+    FILE *f = fmemopen(buf, n, "w");
     if (f == NULL) fail("out of memory: options");
-    option_write(f, o, x);
-    if (fclose(f) != 0) fail("out of memory: options");
-    return text;
-}
-
-// The options that describe the run, as one JSON object of less than n bytes in buf; false if it
-// does not fit. A trainer first stores what it found for `seq` 0 and the like.
-static inline bool options_to_json(const Options *o, char *buf, size_t n) {
-    size_t at = 0;
+    const char *separator = "{";
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *x = &option_table[i];
         if (!option_is_saved(o, x)) continue;
-        char *value = option_json(o, x);
-        int used = snprintf(buf + at, n - at, "%s\"%s\": %s", at > 0 ? ", " : "{", x->name, value);
-        free(value);
-        if (used < 0 || (size_t)used >= n - at) return false;
-        at += (size_t)used;
+        fprintf(f, "%s\"%s\": ", separator, x->name);
+        option_write(f, o, x);
+        separator = ", ";
     }
-    if (n - at < 2) return false;
-    memcpy(buf + at, "}", 2);
-    return true;
+    fputc('}', f);
+    const bool fits = (size_t)ftell(f) < n && fflush(f) == 0;
+    if (fclose(f) != 0 || !fits) die("the options are too long: shorten --prompt or the paths");
+}
+
+static bool option_same(const Options *a, const Options *b, const Option *x) {
+    const void *p = (const char *)a + x->offset, *q = (const char *)b + x->offset;
+    if (x->type == O_TEXT) {
+        const char *s = *(const char *const *)p, *t = *(const char *const *)q;
+        return s != NULL && t != NULL ? strcmp(s, t) == 0 : s == t;
+    }
+    return memcmp(p, q, x->type == O_FLAG ? sizeof(bool) : x->type == O_CHOICE ? sizeof(int)
+                                                                               : 8) == 0;
 }
 
 // Merges the options of the checkpoint (written by options_to_json) into those of a command line
 // with --resume: what was not given is taken from the checkpoint; what was given is used, unless
 // it contradicts an option that defines the run. Then checks the combinations. Members that this
 // build does not know are skipped: another build or version may have written them.
-static inline bool options_resume(Options *o, const char *saved_json, Error *err) {
-    Error inner;
-    json_free(o->saved);
-    o->saved = json_parse(saved_json, strlen(saved_json), &inner);
+static void options_resume(Options *o, const char *saved_json) {
+    Error err;
+    o->saved = json_parse(saved_json, strlen(saved_json), &err);
     if (o->saved == NULL || o->saved->type != JSON_OBJECT)
-        return error_set(err, "the checkpoint's options are damaged");
+        die("the checkpoint's options are damaged");
     const Json *mode = json_get(o->saved, "offload");  // in another, options of zenflow are idle
     const bool zenflow = mode != NULL && mode->type == JSON_STRING
                       && strcmp(mode->string, "zenflow") == 0;
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *x = &option_table[i];
-        const bool fixed = (x->flags & O_FIXED) && (zenflow || !(x->flags & O_ZEN));
         const Json *v = option_is_saved(o, x) ? json_get(o->saved, x->name) : NULL;
         if (v == NULL) continue;
         const char *text = v->type == JSON_TRUE ? "true" : v->type == JSON_FALSE ? "false"
                          : v->string;  // NULL: null
         Options old = *o;  // one field of it gets the saved value
-        if (!option_set(&old, x, text, &inner))
-            return error_set(err, "in the checkpoint's options: %.400s", inner.text);
-        if (!o->given[i]) { *o = old; continue; }
-        char *now = option_json(o, x), *then = option_json(&old, x);
-        const bool same = strcmp(now, then) == 0;
-        if (!same && fixed)
-            error_set(err, "--%s %.60s contradicts the checkpoint, which has %.60s: leave it out, "
-                           "or start a new run in another --out", x->name, now, then);
-        free(now);
-        free(then);
-        if (!same && fixed) return false;
+        option_set(&old, x, text);
+        if (!o->given[i]) *o = old;
+        else if ((x->flags & O_FIXED) && (zenflow || !(x->flags & O_ZEN))
+                 && !option_same(o, &old, x))
+            die("--%s contradicts the checkpoint, which has %.60s: leave it out, or start a new "
+                "run in another --out", x->name, text != NULL ? text : "none");
     }
-    return options_check(o, err);
+    options_check(o);
 }
 
-static inline void options_free(Options *o) { json_free(o->saved); o->saved = NULL; }
+static void options_free(Options *o) { json_free(o->saved); o->saved = NULL; }
 
 // ---------------------------------------------------------------------------------------------
 // The learning rate
@@ -672,7 +624,7 @@ static inline void options_free(Options *o) { json_free(o->saved); o->saved = NU
 // Learning rate of a step (the first one is 1): a straight line from lr / warmup up to lr, then
 // down to min_lr at the last step, along half a cosine (Loshchilov and Hutter 2017, eq. 5) or a
 // line; a constant schedule stays at lr.
-static inline double schedule_lr(const Options *o, size_t step) {
+static double schedule_lr(const Options *o, size_t step) {
     const size_t warmup = o->warmup == AUTO_COUNT ? o->steps / 20 : o->warmup;
     const double low = o->min_lr < 0 ? o->lr / 10 : o->min_lr;
     if (step < warmup) return o->lr * (double)step / (double)warmup;

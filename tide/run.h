@@ -130,7 +130,7 @@ static inline void run_choose_model(Run *r) {
     Error err;
     if (o->resume) {
         if (!state_find(o->out, &r->state, c, r->resume_from, &err)) die("%s", err.text);
-        if (!options_resume(o, r->state.options, &err)) die("%s", err.text);
+        options_resume(o, r->state.options);
         run_resume_batch(r);
         return;
     }
@@ -388,7 +388,7 @@ static inline void run_agree(const Run *r) {
     char text[sizeof r->state.options];
     if (r->o.steps == 0 || r->o.dump != NULL)
         die("with %zu GPUs there is only training: leave the launcher out", r->world);
-    if (!options_to_json(&r->o, text, sizeof text)) die("the options are too long");
+    options_to_json(&r->o, text, sizeof text);
     ranks_agree("options", text);
     ranks_agree("--out", r->o.out);
     snprintf(text, sizeof text, "data %016" PRIx64 ", %zu sequences, %zu for evaluation, from step "
@@ -709,8 +709,7 @@ static inline void run_begin(Run *r, Log *log, const RunState *x) {
     const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
     struct sigaction action, before;
     Error err;
-    if (!options_to_json(&r->o, r->state.options, sizeof r->state.options))
-        die("the options are too long for a checkpoint: shorten --prompt or the paths");
+    options_to_json(&r->o, r->state.options, sizeof r->state.options);
     if (r->rank == 0) run_check_disk(r, x);
     if (!r->o.resume) run_save_tokenizer(r);
     if (!log_open(log, r->rank == 0 ? r->o.out : NULL, r->state.step, &err)) die("%s", err.text);

@@ -1,91 +1,89 @@
 // test_options.c: every line that the command line can be refused with, the values that it stores,
 // how a checkpoint's options and new ones are merged, and the learning rate.
 #include "../../tide/options.h"
+#include "dies.h"
 #include "test.h"
 
 // Parses a command line given as one string of words; "_" is an empty word, and '~' a blank.
-static bool parse(Options *o, const char *line, bool gpu, Error *err) {
-    static char words[8][4096];  // Options points into them; a few sets, so that two can live
-    static int set;
-    char *argv[64], *at = words[set++ % 8], *save = NULL;
+static Options parse(const char *line, bool gpu) {
+    char *argv[64], *save = NULL;  // Options points into the words: they stay
     int argc = 1;
-    static char program[] = "train_gpt2";
-    argv[0] = program;
-    snprintf(at, sizeof words[0], "%s", line);
-    for (char *w = strtok_r(at, " ", &save); w != NULL; w = strtok_r(NULL, " ", &save)) {
+    Options o;
+    argv[0] = strdup("train_gpt2");
+    for (char *w = strtok_r(strdup(line), " ", &save); w != NULL; w = strtok_r(NULL, " ", &save)) {
         if (strcmp(w, "_") == 0) *w = '\0';
         for (char *c = w; *c; c++) if (*c == '~') *c = ' ';
         argv[argc++] = w;
     }
-    err->text[0] = '\0';
-    return options_parse_args(o, argc, argv, gpu, err);
+    argv[argc] = NULL;
+    options_parse(&o, argc, argv, gpu);
+    return o;
+}
+
+static Options cpu(const char *line) { return parse(line, false); }
+
+// The command line of a run that goes on, and what its checkpoint has.
+static Options resume(const char *line, const char *json, bool gpu) {
+    Options o = parse(line, gpu);
+    options_resume(&o, json);
+    return o;
+}
+
+static char json[8192];
+static const char *saved(const Options *o) {
+    options_to_json(o, json, sizeof json);
+    return json;
 }
 
 static bool close_to(double a, double b) { return fabs(a - b) <= 1e-15 * fabs(b); }
 
 static void defaults_are_the_documented_ones(void) {
-    Options o;
-    Error err;
-    CHECK(parse(&o, "--data a.txt", false, &err), "%s", err.text);
-    CHECK(strcmp(o.model, "nano") == 0 && strcmp(o.out, "out") == 0, "%s %s", o.model, o.out);
-    CHECK(strcmp(o.data, "a.txt") == 0 && o.val == NULL && o.tokenizer == NULL, "data");
-    CHECK(o.prompt == NULL && o.dump == NULL && o.saved == NULL, "not given");
-    CHECK(o.layers == 0 && o.heads == 0 && o.channels == 0 && o.context == 0 && o.vocab == 0, "0");
-    CHECK(o.batch == 8 && o.seq == 0 && o.accum == 1 && o.seed == 1337 && o.steps == 1000, "sizes");
-    CHECK(o.warmup == AUTO_COUNT && o.min_lr == AUTO_REAL, "%zu %g", o.warmup, o.min_lr);
-    CHECK(o.lr == 6e-4 && o.weight_decay == 0.1 && o.beta1 == 0.9 && o.beta2 == 0.95, "adam");
-    CHECK(o.eps == 1e-8 && o.clip == 1 && o.schedule == SCHEDULE_COSINE, "adam");
-    CHECK(o.eval_every == 100 && o.eval_batches == 20 && o.sample_every == 0, "eval");
-    CHECK(o.sample_tokens == 256 && o.temperature == 0.8 && o.top_k == 0, "sample");
-    CHECK(o.save_every == AUTO_COUNT && o.keep == 2 && o.threads == 0 && o.save_dtype == SAVE_FP32, "files");
-    CHECK(o.optimizer == OPTIMIZER_ADAMW && !o.resume && !o.help && !o.version, "flags");
-    CHECK(o.stride == 0 && o.share == AUTO_REAL && o.slots == 0, "GPU");
-    CHECK(o.zen_topk == 0.1 && o.zen_window == 4 && o.zen_reselect == 16, "importance");
-    CHECK(o.zen_warmup == 1 && o.zen_delay == AUTO_COUNT, "importance");
-    CHECK(o.zen_rest_lr == 1 && o.zen_sums == 0 && o.offload == OFFLOAD_AUTO, "importance");
-    CHECK(o.zo_eps == 1e-3 && o.zo_queries == 1 && o.zo_write_back == 1, "zeroth order");
-    CHECK(o.zo_noise == 0 && o.zo_storage == 0 && o.zo_rounding == 0, "zeroth order");
-    CHECK(o.zo_checkpoint == CHECKPOINT_FULL && o.labels == NULL, "zeroth order");
-    CHECK(strcmp(o.template_text, " It was") == 0, "%s", o.template_text);
-    CHECK(!o.stream_blocks && o.resident_blocks == AUTO_COUNT && !o.no_overlap, "zeroth order");
-    CHECK(!o.zo_no_slots && !o.zo_no_fused_update && o.precision == PRECISION_BF16, "flags");
+    const Options o = parse("--data a.txt", true);
+    CHECK(o.val == NULL && o.tokenizer == NULL && o.prompt == NULL && o.dump == NULL, "not given");
+    CHECK(o.layers == 0 && o.seq == 0 && o.threads == 0 && strcmp(o.out, "out") == 0, "auto");
+    CHECK(o.warmup == AUTO_COUNT && o.min_lr == AUTO_REAL && o.save_every == AUTO_COUNT, "auto");
+    CHECK(o.stride == 0 && o.share == AUTO_REAL && o.resident_blocks == AUTO_COUNT, "auto");
+    for (int i = 0; i < OPTION_COUNT; i++) {  // what --help shows is what a run has
+        const Option *x = &option_table[i];
+        char find[300];
+        if (!option_is_saved(&o, x) || x->initial == NULL) continue;
+        const bool quoted = x->type == O_TEXT || x->type == O_CHOICE || !strcmp(x->initial, "auto");
+        snprintf(find, sizeof find, quoted ? "\"%s\": \"%s\"" : "\"%s\": %s", x->name, x->initial);
+        if (x->type != O_REAL || quoted) CHECK(strstr(saved(&o), find), "%s", find);
+        for (int k = 0; k < i; k++)
+            CHECK(option_table[k].offset != x->offset || option_table[k].type == O_TITLE,
+                  "--%s and --%s are one", x->name, option_table[k].name);
+    }
 }
 
 // What suits AdamW would end a run of MeZO: its defaults are others, but what is given counts.
 static void mezo_has_defaults_of_its_own(void) {
-    Options o, run;
-    Error err;
-    char json[8192];
-    CHECK(parse(&o, "--data d --optimizer mezo", false, &err), "%s", err.text);
+    Options o = cpu("--data d --optimizer mezo");
     CHECK(o.optimizer == OPTIMIZER_MEZO && o.lr == 1e-6 && o.weight_decay == 0, "%g", o.lr);
     CHECK(o.schedule == SCHEDULE_CONSTANT && o.warmup == 0 && o.min_lr == AUTO_REAL, "schedule");
     CHECK(schedule_lr(&o, 1) == 1e-6 && schedule_lr(&o, o.steps) == 1e-6, "constant");
-    CHECK(parse(&o, "--lr 1e-4 --weight-decay 0.1 --schedule linear --warmup 5 --min-lr 1e-5 "
-                "--optimizer mezo --data d", false, &err), "%s", err.text);
+    o = cpu("--lr 1e-4 --weight-decay 0.1 --schedule linear --warmup 5 --min-lr 1e-5 "
+            "--optimizer mezo --data d");
     CHECK(o.lr == 1e-4 && o.weight_decay == 0.1 && o.schedule == SCHEDULE_LINEAR, "given");
     CHECK(o.warmup == 5 && o.min_lr == 1e-5, "given");
-    CHECK(parse(&o, "--optimizer mezo --optimizer adamw --data d", false, &err), "%s", err.text);
+    o = cpu("--optimizer mezo --optimizer adamw --data d");
     CHECK(o.lr == 6e-4 && o.weight_decay == 0.1 && o.warmup == AUTO_COUNT, "the last one counts");
     // On --resume the checkpoint's values stand before them, whether the optimizer is named or not.
-    CHECK(parse(&run, "--data d --optimizer mezo --lr 1e-4 --weight-decay 0.5 --schedule linear "
-                "--warmup 7", false, &err) && options_to_json(&run, json, sizeof json), "-");
+    const Options run = cpu("--data d --optimizer mezo --lr 1e-4 --weight-decay 0.5 "
+                            "--schedule linear --warmup 7");
     static const char *const resumes[] = {"--resume", "--resume --optimizer mezo"};
     for (int i = 0; i < 2; i++) {
-        CHECK(parse(&o, resumes[i], false, &err) && options_resume(&o, json, &err), "%s", err.text);
+        o = resume(resumes[i], saved(&run), false);
         CHECK(o.lr == 1e-4 && o.weight_decay == 0.5 && o.warmup == 7, "%g", o.lr);
         CHECK(o.schedule == SCHEDULE_LINEAR && o.optimizer == OPTIMIZER_MEZO, "schedule");
-        options_free(&o);
     }
 }
 
-static void every_option_is_stored_in_its_field(void) {
-    Options o;
-    Error err;
-    CHECK(parse(&o, "--model=gpt2-xl --layers 1 --heads 2 --channels 3 --context 4 --vocab 5 "
-                "--data a=b --val v --tokenizer bytes --batch 6 --seq 7 --accum 8 --seed 9 "
-                "--steps 100 --lr 1e-2 --warmup 10 --schedule linear --min-lr=.5e-3 "
-                "--optimizer adamw --weight-decay 0 --beta1 .5 --beta2 0.999 --eps 1e-6 --clip 0 ",
-                false, &err), "%s", err.text);
+static void options_are_stored_in_their_fields(void) {
+    Options o = cpu("--model=gpt2-xl --layers 1 --heads 2 --channels 3 --context 4 --vocab 5 "
+                    "--data a=b --val v --tokenizer bytes --batch 6 --seq 7 --accum 8 --seed 9 "
+                    "--steps 100 --lr 1e-2 --warmup 10 --schedule linear --min-lr=.5e-3 "
+                    "--weight-decay 0 --beta1 .5 --beta2 0.999 --eps 1e-6 --clip 0 ");
     CHECK(strcmp(o.model, "gpt2-xl") == 0 && strcmp(o.data, "a=b") == 0, "%s", o.data);
     CHECK(strcmp(o.val, "v") == 0 && strcmp(o.tokenizer, "bytes") == 0, "text");
     CHECK(o.layers == 1 && o.heads == 2 && o.channels == 3 && o.context == 4 && o.vocab == 5, "-");
@@ -93,20 +91,16 @@ static void every_option_is_stored_in_its_field(void) {
     CHECK(o.lr == 0.01 && o.warmup == 10 && o.schedule == SCHEDULE_LINEAR && o.min_lr == 5e-4, "-");
     CHECK(o.weight_decay == 0 && o.beta1 == 0.5 && o.beta2 == 0.999 && o.eps == 1e-6, "-");
     CHECK(o.clip == 0, "-");
-    CHECK(parse(&o, "--data d --eval-every 1 --eval-batches 2 --sample-every 3 --sample-tokens 4 "
-                "--prompt _ --temperature 0 --top-k 5 --out o --save-every 6 --keep 7 "
-                "--save-dtype bf16 --threads 8 --dump f --warmup auto --schedule constant "
-                "--seed 9007199254740991", false, &err), "%s", err.text);
+    o = cpu("--data d --eval-every 1 --eval-batches 2 --sample-every 3 --sample-tokens 4 "
+            "--prompt _ --temperature 0 --top-k 5 --out o --save-every 6 --keep 7 "
+            "--save-dtype bf16 --threads 8 --dump f --warmup auto --seed 9007199254740991");
     CHECK(o.eval_every == 1 && o.eval_batches == 2 && o.sample_every == 3, "-");
     CHECK(o.sample_tokens == 4 && o.prompt != NULL && *o.prompt == '\0' && o.temperature == 0, "-");
     CHECK(o.top_k == 5 && strcmp(o.out, "o") == 0 && o.save_every == 6 && o.keep == 7, "-");
     CHECK(o.save_dtype == SAVE_BF16 && o.threads == 8 && strcmp(o.dump, "f") == 0, "-");
-    CHECK(o.warmup == AUTO_COUNT && o.schedule == SCHEDULE_CONSTANT, "-");
-    CHECK(o.seed == 9007199254740991, "%zu", o.seed);
-    CHECK(parse(&o, "--data d --lr 1 --lr 2", false, &err) && o.lr == 2, "the last one counts");
-    CHECK(parse(&o, "--data d --prompt=--x", false, &err) && !strcmp(o.prompt, "--x"), "dashes");
-    CHECK(parse(&o, "--data d --gpu-memory 24G", true, &err), "%s", err.text);
-    CHECK(o.gpu_memory == (size_t)24 << 30, "%zu", o.gpu_memory);
+    CHECK(o.warmup == AUTO_COUNT && o.seed == 9007199254740991, "%zu", o.seed);
+    CHECK(cpu("--data d --lr 1 --lr 2").lr == 2, "the last one counts");
+    CHECK(strcmp(cpu("--data d --prompt=--x").prompt, "--x") == 0, "dashes");
     static const struct { const char *text; size_t bytes; } sizes[] = {
         {"512M", 512 << 20}, {"3000K", 3000 << 10}, {"24GB", (size_t)24 << 30}, {"0", 0},
         {"24GiB", (size_t)24 << 30}, {"24g", (size_t)24 << 30}, {"24gb", (size_t)24 << 30},
@@ -114,36 +108,23 @@ static void every_option_is_stored_in_its_field(void) {
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         char line[80];
         snprintf(line, sizeof line, "--data d --host-memory %s", sizes[i].text);
-        CHECK(parse(&o, line, true, &err) && o.host_memory == sizes[i].bytes, "%s: %zu %s", line,
-              o.host_memory, err.text);
+        CHECK(parse(line, true).host_memory == sizes[i].bytes, "%s", line);
     }
     // Where there is something to sample with, and nothing else to do, it is sampled.
-    CHECK(parse(&o, "--model m --prompt x", false, &err) && o.steps == 0, "%s", err.text);
-    CHECK(parse(&o, "--plan --model m --prompt x", true, &err) && o.steps == 1000, "a plan");
-    CHECK(parse(&o, "--data d --offload none --recompute block --precision fp32", true, &err), "%s",
-          err.text);
-    CHECK(o.offload == OFFLOAD_NONE && o.recompute == RECOMPUTE_BLOCK, "-");
-    CHECK(o.precision == PRECISION_FP32, "-");
-    CHECK(parse(&o, "--data d --optimizer mezo --zo-eps 1e-2 --zo-queries 4 --zo-noise rademacher "
-                "--zo-storage bf16 --zo-rounding nearest --zo-write-back 64 --zo-checkpoint replay "
-                "--labels ~bad|~good --template ~= --precision fp16 --stream-blocks --slots 2 "
-                "--resident-blocks 5 --no-overlap --zo-no-slots --zo-no-fused-update", true,
-                &err), "%s", err.text);
-    CHECK(o.zo_eps == 1e-2 && o.zo_queries == 4 && o.zo_noise == 1 && o.zo_storage == 3, "-");
-    CHECK(o.zo_rounding == 1 && o.zo_write_back == 64, "-");
-    CHECK(o.zo_checkpoint == CHECKPOINT_REPLAY && o.precision == PRECISION_FP16, "-");
-    CHECK(strcmp(o.labels, " bad| good") == 0 && strcmp(o.template_text, " =") == 0, "-");
+    CHECK(cpu("--model m --prompt x").steps == 0, "a sample");
+    CHECK(parse("--plan --model m --prompt x", true).steps == 1000, "a plan");
+    o = parse("--data d --optimizer mezo --zo-eps 1e-2 --zo-queries 4 --zo-noise rademacher "
+              "--labels ~bad|~good --template ~= --precision fp16 --stream-blocks --slots 2 "
+              "--resident-blocks 5 --no-overlap --zo-no-slots --zo-no-fused-update", true);
+    CHECK(o.zo_eps == 1e-2 && o.zo_queries == 4 && o.zo_noise == 1 && o.no_overlap, "-");
+    CHECK(o.precision == PRECISION_FP16 && strcmp(o.labels, " bad| good") == 0, "-");
     CHECK(o.stream_blocks && o.slots == 2 && o.resident_blocks == 5, "-");
-    CHECK(o.no_overlap && o.zo_no_slots && o.zo_no_fused_update, "-");
-    CHECK(parse(&o, "--data d --offload zenflow --zen-topk 0.25 --zen-window 7 --zen-reselect 0 "
-                "--zen-warmup 99 --zen-delay 0 --zen-rest-lr 1.5", false, &err), "%s", err.text);
+    CHECK(o.zo_no_slots && o.zo_no_fused_update && strcmp(o.template_text, " =") == 0, "-");
+    o = cpu("--data d --offload zenflow --zen-topk 0.25 --zen-window 7 --zen-reselect 0 "
+            "--zen-warmup 99");
     CHECK(o.offload == OFFLOAD_ZENFLOW && o.zen_topk == 0.25 && o.zen_window == 7, "-");
-    CHECK(o.zen_reselect == 0 && o.zen_warmup == 99 && o.zen_delay == 0, "-");
-    CHECK(o.zen_rest_lr == 1.5, "%g", o.zen_rest_lr);
-    CHECK(parse(&o, "--data d --offload zenflow --zen-window auto --zen-rest-lr auto --zen-sums 2 "
-                "--resident 0.5 --zen-delay auto", true, &err), "%s", err.text);
-    CHECK(o.zen_window == 0 && o.zen_rest_lr == AUTO_REAL && o.zen_sums == 2, "auto");
-    CHECK(o.zen_delay == AUTO_COUNT, "auto");
+    CHECK(o.zen_reselect == 0 && o.zen_warmup == 99, "-");
+    CHECK(cpu("--data d --offload zenflow --zen-window auto").zen_window == 0, "auto");
 }
 
 static void mistakes_are_refused_with_a_reason(void) {
@@ -163,20 +144,10 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d -steps 3", "unknown option -steps; did you mean --steps?"},
         {"--data d --temp 3", "did you mean --temperature?"},
         {"--data d --learning-rate 1", "unknown option --learning-rate; did you mean --lr?"},
-        {"--data d --learning_rate=1", "did you mean --lr?"},
         {"--data d --batch-size 1", "did you mean --batch?"},
-        {"--data d --max_steps 1", "did you mean --steps?"},
-        {"--data d --num_train_epochs 1", "did you mean --steps?"},
-        {"--data d --warmup_steps 1", "did you mean --warmup?"},
         {"--data d --seq-len 1", "did you mean --seq?"},
-        {"--data d --block_size 1", "did you mean --seq?"},
-        {"--data d --n_layer 1", "did you mean --layers?"},
-        {"--data d --lr_scheduler_type 1", "did you mean --schedule?"},
-        {"--data d --gradient_accumulation_steps 1", "did you mean --accum?"},
-        {"--data d --output_dir 1", "did you mean --out?"},
         {"--prompt x", "--data is missing"},
         {"--model m --prompt x --out o", "--data is missing"},
-        {"--model m --prompt x --val v", "--data is missing"},
         {"--model m --prompt x --steps 5", "--data is missing"},
         {"--data d --xyzzyx 3", "unknown option --xyzzyx; see --help"},
         {"--data d --", "unknown option --;"},
@@ -185,44 +156,24 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --resume=1", "--resume takes no value"},
         {"--data d --steps 1.5", "--steps: \"1.5\" is not a whole number"},
         {"--data d --steps -1", "is not a whole number"},
-        {"--data d --steps +1", "is not a whole number"},
         {"--data d --steps _", "is not a whole number"},
-        {"--data d --steps ~1", "is not a whole number"},
         {"--data d --steps 1k", "is not a whole number"},
         {"--data d --steps auto", "is not a whole number"},
-        {"--data d --steps 99999999999999999999", "is not a whole number"},
         {"--data d --steps 18446744073709551616", "is not a whole number"},
         {"--data d --steps 1000000000001", "must be 0 to"},
         {"--data d --seed 9007199254740992", "must be 0 to 9007199254740991"},
         {"--data d --batch 0", "--batch 0: must be 1 to 1048576"},
-        {"--data d --batch 1048577", "must be 1 to 1048576"},
         {"--data d --layers 0", "--layers 0: must be 1 to 1000"},
-        {"--data d --keep 0", "must be 1 to"},
-        {"--data d --eval-batches 0", "must be 1 to"},
-        {"--data d --sample-tokens 0", "must be 1 to"},
         {"--data d --lr x", "--lr: \"x\" is not a number"},
         {"--data d --lr nan", "is not a number"},
         {"--data d --lr inf", "is not a number"},
-        {"--data d --lr 1e999", "is not a number"},
-        {"--data d --lr 0x1p-3", "is not a number"},
-        {"--data d --lr 1e-3x", "is not a number"},
-        {"--data d --lr ~1", "is not a number"},
         {"--data d --lr _", "is not a number"},
-        {"--data d --lr 1,5", "is not a number"},
         {"--data d --lr auto", "is not a number"},
         {"--data d --lr -1", "must be 0 to"},
-        {"--data d --min-lr -1", "--min-lr -1: must be 0 to"},
-        {"--data d --temperature -0.1", "must be 0 to"},
         {"--data d --eps 0", "--eps 0: must be"},
-        {"--data d --weight-decay -1", "must be 0 to"},
-        {"--data d --beta1 1", "--beta1 must be below 1"},
-        {"--data d --beta2 1", "--beta2 must be below 1"},
-        {"--data d --beta2 1.5", "--beta2 1.5: must be 0 to 1"},
-        {"--data d --beta1 -0.1", "must be 0 to 1"},
+        {"--data d --beta2 1", "--beta2 1: must be 0 to 0.999999999"},
         {"--data d --schedule cos", "must be one of cosine|linear|constant"},
-        {"--data d --schedule !mezo", "must be one of"},
         {"--data d --schedule _", "must be one of"},
-        {"--data d --schedule cosine|linear", "must be one of"},
         {"--data d --steps 10 --warmup 11", "--warmup 11 is longer than --steps 10"},
         {"--data d --lr 1e-4 --min-lr 2e-4", "--min-lr 0.0002 is above --lr 0.0001"},
         {"--data d --batch 1048576 --seq 1048576", "too much for one"},
@@ -239,7 +190,6 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --gpu-memory G", "is not a size"},
         {"--data d --gpu-memory 99999999T", "is not a size"},
         {"--data d --plan", "--plan is an option of the GPU builds"},
-        {"--data d --no-save --save-every 5", "contradict each other"},
         {"--data d --zen-topk 0.1", "--zen-topk needs --offload zenflow"},
         {"--data d --offload none --zen-window 2", "--zen-window needs --offload zenflow"},
         {"--data d --offload auto --zen-reselect 2", "--zen-reselect needs --offload zenflow"},
@@ -251,55 +201,31 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --offload zenflow --zen-topk -1", "--zen-topk -1: must be 0 to 1"},
         {"--data d --offload zenflow --zen-topk auto", "is not a number"},
         {"--data d --offload zenflow --zen-window 0", "--zen-window 0: must be 1 to 1048576"},
-        {"--data d --offload zenflow --zen-window 1048577", "must be 1 to 1048576"},
         {"--data d --offload zenflow --zen-reselect -1", "is not a whole number"},
         {"--data d --offload zenflow --zen-reselect auto", "is not a whole number"},
         {"--data d --offload zenflow --zen-warmup 0", "--zen-warmup 0: must be 1 to"},
         {"--data d --offload zenflow --zen-delay -1", "is not a whole number"},
-        {"--data d --offload zenflow --zen-delay window", "is not a whole number"},
-        {"--data d --offload zenflow --zen-rest-lr 1001", "must be 0 to 1000"},
         {"--data d --offload zenflow --zen-rest-lr 0", "the rest would never be updated"},
-        {"--data d --offload zenflow --dump f", "--dump shows a gradient"},
+        {"--data d --offload zenflow --dump f", "--dump shows the gradient of plain"},
         {"--data d --optimizer mezo --offload zenflow", "--offload places the state of AdamW"},
-        {"--data d --optimizer mezo --offload zenflow --zen-topk 1", "needs --optimizer adamw"},
         {"--data d --zo-eps 0.2", "--zo-eps needs --optimizer mezo"},
-        {"--data d --zo-checkpoint full", "--zo-checkpoint needs --optimizer mezo"},
         {"--data d --labels a|b", "--labels needs --optimizer mezo"},
         {"--data d --template x", "--template needs --optimizer mezo"},
         {"--data d --optimizer mezo --beta1 0.8", "--beta1 needs --optimizer adamw"},
-        {"--data d --optimizer mezo --beta2 0.8", "--beta2 needs --optimizer adamw"},
-        {"--data d --optimizer mezo --eps 1e-3", "--eps needs --optimizer adamw"},
-        {"--data d --optimizer mezo --clip 0", "--clip needs --optimizer adamw"},
-        {"--data d --optimizer mezo --min-lr 1e-7", "--min-lr needs --schedule cosine or linear"},
-        {"--data d --schedule constant --min-lr 1e-7", "--min-lr needs --schedule cosine"},
-        {"--data d --optimizer mezo --template x", "--template needs --labels"},
         {"--data d --steps 0 --zo-eps 1e-3", "--zo-eps needs --optimizer mezo"},
         {"--data d --optimizer mezo --zo-eps 0", "--zo-eps 0: must be"},
         {"--data d --optimizer mezo --zo-eps 2", "--zo-eps 2: must be"},
         {"--data d --optimizer mezo --zo-queries 0", "must be 1 to 256"},
         {"--data d --optimizer mezo --zo-queries 257", "must be 1 to 256"},
-        {"--data d --optimizer mezo --zo-write-back 0", "must be 1 to 64"},
-        {"--data d --optimizer mezo --zo-write-back 65", "must be 1 to 64"},
-        {"--data d --optimizer mezo --zo-write-back 64 --zo-queries 5", "at most 256 directions"},
         {"--data d --optimizer mezo --zo-noise normal", "one of gaussian|rademacher"},
-        {"--data d --optimizer mezo --zo-storage fp8", "one of auto|fp32|fp16|bf16"},
-        {"--data d --optimizer mezo --zo-rounding up", "one of stochastic|nearest"},
-        {"--data d --optimizer mezo --zo-checkpoint none", "one of full|replay"},
         {"--data d --optimizer mezo --labels _", "not empty"},
         {"--data d --optimizer mezo --labels a|b --sample-every 5", "running text"},
-        {"--data d --optimizer mezo --dump f", "--dump shows gradients"},
+        {"--data d --optimizer mezo --dump f", "--dump shows the gradient of plain"},
         {"--data d --optimizer mezo --schedule linear --lr 1e-5 --min-lr 1e-4",
          "is above --lr 1e-05"},
         {"--data d --optimizer mezo --stream-blocks", "this is the CPU trainer"},
         {"--data d --stream-blocks", "this is the CPU trainer"},
     };
-    Options o;
-    Error err;
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        bool ok = parse(&o, cases[i].line, false, &err);
-        CHECK(!ok && strstr(err.text, cases[i].reason), "[%s] %s", cases[i].line, err.text);
-        CHECK(strchr(err.text, '\n') == NULL, "one line");
-    }
     static const struct { const char *line, *reason; } gpu[] = {
         {"--data d --gpu-memory 24", "--gpu-memory 24 is less than a megabyte: did you mean gigabytes"},
         {"--data d --host-memory 1023K", "1023K is less than a megabyte"},
@@ -318,15 +244,15 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --offload zenflow --zen-sums 3", "--zen-sums 3: must be 1 to 2"},
         {"--data d --offload zenflow --subgroup 5000", "are for other modes of --offload"},
         {"--data d --offload zenflow --slots 2", "are for other modes of --offload"},
-        {"--data d --offload zenflow --stride 2", "need --offload interleave"},
-        {"--data d --offload zenflow --share 0.5", "need --offload interleave"},
-        {"--data d --offload zenflow --dump f", "--dump shows a gradient"},
+        {"--data d --offload zenflow --stride 2", "needs --offload interleave"},
+        {"--data d --offload zenflow --share 0.5", "needs --offload interleave"},
+        {"--data d --offload zenflow --dump f", "--dump shows the gradient of plain"},
         {"--data d --offload zenflow --zen-window 1 --zen-sums 1", "of 1 has none"},
         {"--data d --offload zenflow --zen-delay 1 --zen-sums 2", "there is never but one"},
         {"--data d --offload zenflow --zen-topk 1 --zen-window auto", "leaves only one of them"},
         {"--data d --offload zenflow --zen-topk 0 --zen-window auto", "leaves only one of them"},
-        {"--data d --offload twinflow --share 0.5", "need --offload interleave"},
-        {"--data d --stride 2", "need --offload interleave"},
+        {"--data d --offload twinflow --share 0.5", "needs --offload interleave"},
+        {"--data d --stride 2", "needs --offload interleave"},
         {"--data d --offload interleave --stride 2 --share 0.5", "leave one out"},
         {"--data d --offload interleave --subgroup 100", "must be at least 4096"},
         {"--data d --offload interleave --share 1.1", "must be 0 to 1"},
@@ -346,51 +272,40 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --optimizer mezo --grad-wire fp32", "--grad-wire needs --optimizer adamw"},
         {"--data d --optimizer mezo --offload auto", "with mezo: --stream-blocks"},
     };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        CHECK(DIES_WITH(cases[i].reason, cpu(cases[i].line)), "[%s]", cases[i].line);
     for (size_t i = 0; i < sizeof gpu / sizeof gpu[0]; i++)
-        CHECK(!parse(&o, gpu[i].line, true, &err) && strstr(err.text, gpu[i].reason), "[%s] %s",
-              gpu[i].line, err.text);
-    char *argv[2], big[5000];  // a long word must neither overflow nor hide what is wrong
-    memset(big, '-', sizeof big);
+        CHECK(DIES_WITH(gpu[i].reason, parse(gpu[i].line, true)), "[%s]", gpu[i].line);
+    char big[5000];  // a long word must neither overflow nor hide what is wrong
+    memset(big, 'x', sizeof big);
+    big[0] = big[1] = '-';
     big[sizeof big - 1] = '\0';
-    argv[0] = argv[1] = big;
-    CHECK(!options_parse_args(&o, 2, argv, false, &err), "long");
-    memset(big + 2, 'x', sizeof big - 3);
-    CHECK(!options_parse_args(&o, 2, argv, false, &err) && strstr(err.text, "see --help"), "long");
+    CHECK(DIES_WITH("see --help", cpu(big)), "long");
 }
 
 static void combinations_that_work_are_accepted(void) {
-    static const char *const lines[] = {
-        "--steps 0 --prompt hello", "--steps 0 --val v", "--steps 0 --data d", "--resume",
-        "--data d --dump f --steps 0", "--data d --steps 10 --warmup 10", "--steps 0 --prompt _",
-        "--data d --lr 1e-4 --min-lr 1e-4", "--data d --lr 0", "--steps 0 --data d --warmup 99",
-        "--help", "-h", "--version", "--resume --out x", "--steps 0 --out x",
-        "--data d --optimizer mezo --zo-queries 256", "--steps 0 --optimizer mezo --prompt x",
-        "--data d --optimizer mezo --zo-write-back 64 --zo-queries 4 --zo-checkpoint replay",
-        "--data d --optimizer mezo --labels a|b", "--steps 0 --val v --optimizer mezo --labels a|b",
-        "--steps 0 --val v --labels a|b --template x", "--data d --offload auto",
-        "--data d --offload none", "--data d --offload zenflow",
-        "--steps 0 --data d --offload zenflow",
-        "--data d --offload zenflow --zen-topk 0 --zen-window 1048576 --zen-delay 0",
-        "--data d --offload zenflow --zen-topk 0.9 --zen-window auto --zen-rest-lr 1e-3",
+    static const struct { bool gpu; const char *line; } lines[] = {
+        {0, "--steps 0 --prompt hello"}, {0, "--steps 0 --val v"}, {0, "--steps 0 --data d"},
+        {0, "--resume"}, {0, "--data d --dump f --steps 0"}, {0, "--data d --steps 10 --warmup 10"},
+        {0, "--steps 0 --prompt _"}, {0, "--data d --lr 1e-4 --min-lr 1e-4"}, {0, "--data d --lr 0"},
+        {0, "--steps 0 --data d --warmup 99"}, {0, "--resume --out x"}, {0, "--steps 0 --out x"},
+        {0, "--steps 0 --optimizer mezo --prompt x"}, {0, "--data d --optimizer mezo --labels a|b"},
+        {0, "--steps 0 --val v --labels a|b --template x"}, {0, "--data d --offload auto"},
+        {0, "--data d --offload none"}, {0, "--steps 0 --data d --offload zenflow"},
+        {0, "--data d --offload zenflow --zen-topk 0 --zen-window 1048576"},
+        {0, "--data d --offload zenflow --zen-topk 0.9 --zen-window auto"},
+        {1, "--plan"}, {1, "--calibrate --rates f"}, {1, "--plan --model 7b --rates f --trace t"},
+        {1, "--data d --offload interleave --stride auto --resident 0.2 --subgroup 4096 --slots 1"},
+        {1, "--data d --offload interleave --share 0"}, {1, "--data d --offload twinflow --resident 1"},
+        {1, "--plan --optimizer mezo --stream-blocks"}, {1, "--data d --optimizer mezo --offload none"},
+        {1, "--data d --optimizer mezo --precision fp16 --stream-blocks --slots 1"},
+        {1, "--data d --no-save --no-overlap"},
+        {1, "--plan --offload zenflow --resident 0.3 --grad-wire fp32 --zen-window auto"},
     };
-    Options o;
-    Error err;
-    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
-        CHECK(parse(&o, lines[i], false, &err), "[%s] %s", lines[i], err.text);
-    static const char *const gpu[] = {
-        "--plan", "--calibrate", "--calibrate --rates f", "--plan --model 7b --rates f --trace t",
-        "--data d --offload interleave --stride auto", "--data d --offload interleave --share 0",
-        "--data d --offload twinflow --resident 1", "--data d --offload zero --grad-wire fp32",
-        "--data d --offload interleave --stride 3 --resident 0.2 --subgroup 4096 --slots 1",
-        "--plan --optimizer mezo --stream-blocks", "--data d --optimizer mezo --offload none",
-        "--data d --optimizer mezo --precision fp16 --zo-storage bf16 --stream-blocks --slots 1",
-        "--data d --no-save", "--data d --no-overlap",
-        "--plan --offload zenflow --resident 0.3 --zen-sums 1 --grad-wire fp32 --zen-window auto",
-        "--plan --offload zenflow --zen-sums 1 --zen-delay 0",
-        "--plan --offload zenflow --zen-sums 2 --zen-delay 2",
-    };
-    for (size_t i = 0; i < sizeof gpu / sizeof gpu[0]; i++)
-        CHECK(parse(&o, gpu[i], true, &err), "[%s] %s", gpu[i], err.text);
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        const char *said = DIES(parse(lines[i].line, lines[i].gpu));
+        CHECK(said == NULL, "[%s] %s", lines[i].line, said);
+    }
 }
 
 static void help_is_complete_and_narrow(void) {
@@ -432,169 +347,113 @@ static void help_is_complete_and_narrow(void) {
 }
 
 static void a_checkpoint_restores_what_was_not_given(void) {
-    Options run, o;
-    Error err;
-    char json[8192], again[8192];
-    CHECK(parse(&run, "--data a\"b\\.txt --model d12 --batch 3 --seq 64 --lr 0.1234567890123456 "
-                "--warmup 7 --schedule linear --clip 0.30000000000000004 --seed 9007199254740991 "
-                "--prompt a~\x01 --keep 9 --threads 3 --out o --eps 1e-9 --steps 500", false,
-                &err), "-");
-    CHECK(options_to_json(&run, json, sizeof json), "fits");
-    CHECK(parse(&o, "--resume", false, &err) && options_resume(&o, json, &err), "%s", err.text);
+    const Options run = cpu("--data a\"b\\.txt --model d12 --batch 3 --seq 64 --warmup 7 "
+                            "--lr 0.1234567890123456 --schedule linear --clip 0.30000000000000004 "
+                            "--seed 9007199254740991 --prompt a~\x01 --keep 9 --threads 3 --out o "
+                            "--eps 1e-9 --steps 500");
+    char *first = strdup(saved(&run));
+    Options o = resume("--resume", first, false);
     CHECK(strcmp(o.data, "a\"b\\.txt") == 0 && strcmp(o.model, "d12") == 0, "%s", o.data);
     CHECK(o.batch == 3 && o.seq == 64 && o.lr == run.lr && o.warmup == 7, "-");
-    CHECK(o.clip == run.clip, "all digits: %.17g", o.clip);
-    CHECK(o.schedule == SCHEDULE_LINEAR && o.seed == run.seed, "-");
-    CHECK(strcmp(o.prompt, "a \x01") == 0, "%s", o.prompt);
+    CHECK(o.clip == run.clip && o.seed == run.seed, "all digits: %.17g", o.clip);
+    CHECK(o.schedule == SCHEDULE_LINEAR && strcmp(o.prompt, "a \x01") == 0, "%s", o.prompt);
     CHECK(o.keep == 9 && o.eps == 1e-9 && o.min_lr == AUTO_REAL && o.val == NULL, "-");
     CHECK(o.threads == 0 && strcmp(o.out, "out") == 0, "threads and out are not restored");
-    CHECK(options_to_json(&o, again, sizeof again) && strcmp(json, again) == 0, "%s", again);
+    CHECK(strcmp(first, saved(&o)) == 0, "%s", json);
     options_free(&o);
     // Given and allowed to change; given and equal; the auto values.
-    CHECK(parse(&o, "--resume --steps 900 --lr 1 --schedule cosine --warmup auto --data other "
-                "--batch 3 --seq 64 --keep 1 --min-lr 0.5 --eval-every 0 --save-dtype bf16 --val v",
-                false, &err) && options_resume(&o, json, &err), "%s", err.text);
+    o = resume("--resume --steps 900 --lr 1 --schedule cosine --warmup auto --data other --batch 3 "
+               "--seq 64 --keep 1 --min-lr 0.5 --eval-every 0 --save-dtype bf16 --val v", first, false);
     CHECK(o.steps == 900 && o.lr == 1 && o.schedule == SCHEDULE_COSINE && o.keep == 1, "new");
     CHECK(o.warmup == AUTO_COUNT && o.min_lr == 0.5 && strcmp(o.data, "other") == 0, "new values");
     CHECK(o.eval_every == 0 && o.save_dtype == SAVE_BF16 && strcmp(o.val, "v") == 0, "new values");
     CHECK(o.batch == 3 && o.seq == 64 && o.seed == run.seed, "old values");
-    options_free(&o);
-    for (size_t n = 0; n <= strlen(json); n++) {
-        memset(again, 'z', sizeof again);
-        CHECK(!options_to_json(&run, again, n) && again[n] == 'z', "%zu bytes are too few", n);
+    for (size_t n = 1; n <= strlen(first) + 1; n += 1 + 37 * (n < strlen(first) - 40)) {
+        char *exact = (char *)malloc(n);
+        const bool fits = DIES(options_to_json(&run, exact, n)) == NULL;
+        CHECK(fits == (n > strlen(first)) && (!fits || strcmp(exact, first) == 0), "%zu bytes", n);
+        free(exact);
     }
-    run.optimizer = OPTIMIZER_MEZO;
-    CHECK(options_to_json(&run, again, sizeof again) && strstr(again, "\"mezo\""), "%s", again);
-    run.optimizer = OPTIMIZER_ADAMW;
-    CHECK(options_to_json(&run, again, strlen(json) + 1) && !strcmp(json, again), "just enough");
 }
 
 static void a_checkpoint_refuses_another_run(void) {
     static const char *const fixed[] = {
         "--model gpt2", "--layers 3", "--heads 3", "--channels 12", "--context 9", "--vocab 99",
-        "--seq 65", "--seed 1", "--beta1 0.8", "--beta2 0.8", "--eps 1",
-        "--optimizer mezo", "--zo-eps 1", "--zo-queries 2", "--zo-noise rademacher",
-        "--zo-storage bf16", "--zo-rounding nearest", "--zo-write-back 2",
-        "--zo-checkpoint replay", "--labels a|b", "--template x",
-    };
+        "--seq 65", "--seed 1", "--beta1 0.8", "--beta2 0.8", "--eps 1", "--optimizer mezo",
+        "--zo-eps 1", "--zo-queries 2", "--zo-noise rademacher", "--labels a|b", "--template x"};
     static const struct { const char *json, *reason; } damaged[] = {
         {"", "damaged"}, {"{", "damaged"}, {"[]", "damaged"}, {"null", "damaged"},
-        {"{\"batch\": 0}", "--batch 0: must be"}, {"{\"batch\": -1}", "not a whole number"},
-        {"{\"batch\": 1e3}", "not a whole number"}, {"{\"batch\": \"x\"}", "not a whole number"},
+        {"{\"batch\": 0}", "--batch 0: must be"}, {"{\"batch\": 1e3}", "not a whole number"},
         {"{\"batch\": null}", "--batch needs a value"}, {"{\"batch\": {}}", "--batch needs"},
-        {"{\"model\": null}", "--model needs a value"}, {"{\"model\": \"\"}", "--model needs"},
-        {"{\"schedule\": \"x\"}", "must be one of"}, {"{\"lr\": true}", "not a number"},
-        {"{\"optimizer\": \"sgd\"}", "must be one of"}, {"{}", "--data is missing"},
-        {"{\"zo-storage\": \"fp8\"}", "must be one of"}, {"{\"zo-eps\": 0}", "must be"},
-        {"{\"data\": \"d\", \"optimizer\": \"mezo\", \"zo-queries\": 9, "
-         "\"zo-write-back\": 64}", "at most 256"},
-        {"{\"data\": \"d\", \"min-lr\": 1}", "--min-lr 1 is above"},
-    };
-    Options run, o;
-    Error err;
-    char json[8192], line[200];
-    CHECK(parse(&run, "--data d --model d12 --batch 3 --seq 64", false, &err), "%s", err.text);
-    CHECK(options_to_json(&run, json, sizeof json), "fits");
+        {"{\"model\": \"\"}", "--model needs"}, {"{\"schedule\": \"x\"}", "must be one of"},
+        {"{\"lr\": true}", "not a number"}, {"{}", "--data is missing"},
+        {"{\"data\": \"d\", \"min-lr\": 1}", "--min-lr 1 is above"}};
+    const Options run = cpu("--data d --model d12 --batch 3 --seq 64");
+    saved(&run);
     for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
+        char line[200];
         snprintf(line, sizeof line, "--resume %s", fixed[i]);
-        CHECK(parse(&o, line, false, &err), "%s", err.text);
-        CHECK(!options_resume(&o, json, &err) && strstr(err.text, "contradicts"), "%s", fixed[i]);
-        options_free(&o);
+        CHECK(DIES_WITH("contradicts the checkpoint", resume(line, json, false)), "%s", fixed[i]);
     }
-    CHECK(parse(&o, "--resume --seq 65", false, &err) && !options_resume(&o, json, &err)
-          && strstr(err.text, "--seq 65") && strstr(err.text, "has 64"), "%s", err.text);
-    options_free(&o);
-    CHECK(parse(&o, "--resume --steps 10 --warmup 11", false, &err), "checked after the merge");
-    CHECK(!options_resume(&o, json, &err) && strstr(err.text, "longer"), "%s", err.text);
-    options_free(&o);
-    for (size_t i = 0; i < sizeof damaged / sizeof damaged[0]; i++) {
-        CHECK(parse(&o, "--resume", false, &err), "%s", err.text);
-        bool ok = options_resume(&o, damaged[i].json, &err);
-        CHECK(!ok && strstr(err.text, damaged[i].reason), "[%s] %s", damaged[i].json, err.text);
-        options_free(&o);
-    }
+    CHECK(DIES_WITH("--seq contradicts the checkpoint, which has 64",
+                    resume("--resume --seq 65", json, false)), "seq");
+    CHECK(DIES_WITH("longer", resume("--resume --steps 10 --warmup 11", json, false)),
+          "checked after the merge");
+    for (size_t i = 0; i < sizeof damaged / sizeof damaged[0]; i++)
+        CHECK(DIES_WITH(damaged[i].reason, resume("--resume", damaged[i].json, false)), "[%s]",
+              damaged[i].json);
     // What this build does not have is skipped, so that CPU and GPU load each other's checkpoints.
-    CHECK(parse(&o, "--resume", false, &err) && options_resume(&o,
-          "{\"data\": \"d\", \"precision\": \"int4\", \"news\": 1, \"threads\": 0.5}", &err),
-          "%s", err.text);
-    options_free(&o);
+    const Options o = resume("--resume", "{\"data\": \"d\", \"precision\": \"int4\", \"news\": 1, "
+                                         "\"threads\": 0.5}", false);
+    CHECK(strcmp(o.data, "d") == 0 && o.threads == 0, "%s", o.data);
 }
 
 // Importance-aware updates: their settings stay while they run, and may be others after they did
 // not.
 static void settings_of_a_mode_that_is_left_may_change(void) {
     static const char *const fixed[] = {
-        "--zen-topk 0.3", "--zen-window 3", "--zen-window 4", "--zen-reselect 3", "--zen-warmup 3",
-        "--zen-delay 1", "--zen-rest-lr 3"};
-    Options run, o;
-    Error err;
-    char json[8192], line[200];
-    CHECK(parse(&run, "--data d --offload zenflow --zen-topk 0.2 --zen-window auto "
-                "--zen-reselect 5 --zen-warmup 6 --zen-delay 0 --zen-rest-lr 0.7", false, &err)
-          && options_to_json(&run, json, sizeof json), "%s", err.text);
-    CHECK(strstr(json, "\"offload\": \"zenflow\"") && strstr(json, "\"zen-topk\": 0.2"), "%s",
-          json);
-    CHECK(strstr(json, "\"zen-window\": \"auto\"") && !strstr(json, "zen-sums"), "%s", json);
-    CHECK(parse(&o, "--resume", false, &err) && options_resume(&o, json, &err), "%s", err.text);
+        "--zen-topk 0.3", "--zen-window 3", "--zen-window 4", "--zen-reselect 3", "--zen-warmup 3"};
+    const Options run = cpu("--data d --offload zenflow --zen-topk 0.2 --zen-window auto "
+                            "--zen-reselect 5 --zen-warmup 6");
+    char line[200], *first = strdup(saved(&run));
+    CHECK(strstr(first, "\"offload\": \"zenflow\"") && strstr(first, "\"zen-topk\": 0.2")
+          && strstr(first, "\"zen-window\": \"auto\""), "%s", first);
+    Options o = resume("--resume", first, false);
     CHECK(o.offload == OFFLOAD_ZENFLOW && o.zen_topk == 0.2 && o.zen_window == 0, "restored");
-    CHECK(o.zen_reselect == 5 && o.zen_warmup == 6 && o.zen_delay == 0, "restored");
-    CHECK(o.zen_rest_lr == 0.7, "%g", o.zen_rest_lr);
-    options_free(&o);
-    CHECK(parse(&o, "--resume --zen-window auto --zen-topk 0.2", false, &err)
-          && options_resume(&o, json, &err), "the same: %s", err.text);
-    options_free(&o);
+    CHECK(o.zen_reselect == 5 && o.zen_warmup == 6, "restored");
+    resume("--resume --zen-window auto --zen-topk 0.2", first, false);  // the same
     for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
         snprintf(line, sizeof line, "--resume %s", fixed[i]);
-        CHECK(parse(&o, line, false, &err) && !options_resume(&o, json, &err)
-              && strstr(err.text, "contradicts"), "%s: %s", line, err.text);
-        options_free(&o);
+        CHECK(DIES_WITH("contradicts", resume(line, first, false)), "%s", line);
     }
     // Left: what they were is still known, and of no use now.
-    CHECK(parse(&run, "--resume --offload none", false, &err) && options_resume(&run, json, &err),
-          "%s", err.text);
-    CHECK(run.offload == OFFLOAD_NONE && run.zen_topk == 0.2 && run.zen_window == 0, "kept");
-    CHECK(options_to_json(&run, json, sizeof json), "fits");
-    options_free(&run);
+    o = resume("--resume --offload none", first, false);
+    CHECK(o.offload == OFFLOAD_NONE && o.zen_topk == 0.2 && o.zen_window == 0, "kept");
+    char *left = strdup(saved(&o));
     for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
         snprintf(line, sizeof line, "--resume %s", fixed[i]);
-        CHECK(parse(&o, line, false, &err) && !options_resume(&o, json, &err)
-              && strstr(err.text, "needs --offload zenflow"), "%s: %s", line, err.text);
-        options_free(&o);
+        CHECK(DIES_WITH("needs --offload zenflow", resume(line, left, false)), "%s", line);
         snprintf(line, sizeof line, "--resume --offload zenflow %s", fixed[i]);
-        CHECK(parse(&o, line, false, &err) && options_resume(&o, json, &err), "%s: %s", line,
-              err.text);
+        o = resume(line, left, false);
         CHECK((o.zen_topk == 0.2) == (i > 0) && o.zen_window == (i == 1 ? 3 : i == 2 ? 4 : 0),
               "what is not given is as before: %s", line);
-        options_free(&o);
     }
 }
 
 static void gpu_options_are_saved_by_gpu_builds_only(void) {
-    Options cpu, gpu;
-    Error err;
-    char json[8192];
-    CHECK(parse(&cpu, "--data d", false, &err) && options_to_json(&cpu, json, sizeof json), "-");
-    CHECK(strstr(json, "\"precision\"") == NULL, "%s", json);
+    Options o = cpu("--data d");
+    CHECK(strstr(saved(&o), "\"precision\"") == NULL, "%s", json);
     CHECK(strstr(json, "\"offload\": \"auto\"") != NULL, "%s", json);  // zenflow is on both
-    CHECK(parse(&gpu, "--data d", true, &err) && options_to_json(&gpu, json, sizeof json), "-");
-    CHECK(strstr(json, "\"precision\": \"bf16\"") != NULL, "%s", json);
-    CHECK(strstr(json, "\"stride\": \"auto\"") && strstr(json, "\"share\": \"auto\""), "%s", json);
-    CHECK(strstr(json, "\"stream-blocks\": false") != NULL, "%s", json);
-    CHECK(strstr(json, "\"zo-no-slots\": false") && strstr(json, "\"zo-eps\": 0.001"), "%s", json);
-    CHECK(strstr(json, "\"zen-sums\": \"auto\"") != NULL, "%s", json);
-    CHECK(strstr(json, "\"gpu-memory\"") == NULL, "belongs to one invocation");
-    CHECK(parse(&cpu, "--resume", false, &err) && options_resume(&cpu, json, &err), "%s", err.text);
-    options_free(&cpu);
-    CHECK(parse(&gpu, "--data d --offload twinflow --resident 0.5", true, &err)
-          && options_to_json(&gpu, json, sizeof json), "%s", err.text);
-    CHECK(parse(&cpu, "--resume", false, &err) && options_resume(&cpu, json, &err), "%s", err.text);
-    options_free(&cpu);
+    o = parse("--data d --offload twinflow --resident 0.5", true);
+    CHECK(strstr(saved(&o), "\"precision\": \"bf16\"") && strstr(json, "\"stride\": \"auto\"")
+          && strstr(json, "\"stream-blocks\": false") && !strstr(json, "\"gpu-memory\""), "%s", json);
+    o = resume("--resume", json, false);
+    CHECK(strcmp(o.data, "d") == 0 && o.offload == OFFLOAD_TWINFLOW, "CPU and GPU");
 }
 
 static void the_learning_rate_follows_its_schedule(void) {
     Options o;
-    Error err;
-    CHECK(parse(&o, "--data d --steps 110 --warmup 10 --lr 1 --min-lr 0.2", false, &err), "-");
+    o = cpu("--data d --steps 110 --warmup 10 --lr 1 --min-lr 0.2");
     CHECK(close_to(schedule_lr(&o, 1), 0.1), "%.17g", schedule_lr(&o, 1));
     CHECK(close_to(schedule_lr(&o, 9), 0.9), "%.17g", schedule_lr(&o, 9));
     CHECK(schedule_lr(&o, 10) == 1, "%.17g", schedule_lr(&o, 10));
@@ -609,21 +468,21 @@ static void the_learning_rate_follows_its_schedule(void) {
     o.schedule = SCHEDULE_CONSTANT;
     CHECK(close_to(schedule_lr(&o, 5), 0.5) && schedule_lr(&o, 11) == 1, "constant");
     CHECK(schedule_lr(&o, 110) == 1, "constant");
-    CHECK(parse(&o, "--data d --steps 100 --lr 1", false, &err), "-");  // auto: 5 steps, lr / 10
+    o = cpu("--data d --steps 100 --lr 1");  // auto: 5 steps, lr / 10
     CHECK(close_to(schedule_lr(&o, 4), 0.8) && schedule_lr(&o, 5) == 1, "auto warm-up");
     CHECK(schedule_lr(&o, 100) == 0.1, "auto end: %.17g", schedule_lr(&o, 100));
-    CHECK(parse(&o, "--data d --steps 1 --lr 1", false, &err), "-");
+    o = cpu("--data d --steps 1 --lr 1");
     CHECK(schedule_lr(&o, 1) == 0.1, "one step is the last: %g", schedule_lr(&o, 1));
-    CHECK(parse(&o, "--data d --steps 5 --warmup 5 --lr 1", false, &err), "-");
+    o = cpu("--data d --steps 5 --warmup 5 --lr 1");
     CHECK(schedule_lr(&o, 5) == 1, "warm-up to the end: %g", schedule_lr(&o, 5));
-    CHECK(parse(&o, "--data d --steps 5 --warmup 0 --lr 1", false, &err), "-");
+    o = cpu("--data d --steps 5 --warmup 0 --lr 1");
     CHECK(schedule_lr(&o, 1) < 1 && schedule_lr(&o, 1) > 0.9, "no warm-up");
 }
 
 int main(void) {
     RUN(defaults_are_the_documented_ones);
     RUN(mezo_has_defaults_of_its_own);
-    RUN(every_option_is_stored_in_its_field);
+    RUN(options_are_stored_in_their_fields);
     RUN(mistakes_are_refused_with_a_reason);
     RUN(combinations_that_work_are_accepted);
     RUN(help_is_complete_and_narrow);

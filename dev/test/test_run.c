@@ -20,7 +20,7 @@ static Trainer *trainer_new(int argc, const char **argv, bool keeps_base) {
     x->state = state;
     r->keeps_base = keeps_base;
     run_load(r, &x->state);
-    CHECK(options_to_json(&r->o, r->state.options, sizeof r->state.options), "options");
+    options_to_json(&r->o, r->state.options, sizeof r->state.options);
     return x;
 }
 

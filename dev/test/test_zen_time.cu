@@ -51,7 +51,7 @@ static void run_of(Run *r, const Case *c) {
     char *argv[] = {(char *)"test", (char *)"--data", (char *)"none", (char *)"--offload",
                     (char *)"zenflow"};
     memset(r, 0, sizeof *r);
-    if (!options_parse_args(&r->o, 5, argv, true, &err)) die("%s", err.text);
+    options_parse(&r->o, 5, argv, true);
     r->o.zen_topk = c->topk;
     r->o.zen_window = c->window;
     r->o.zen_reselect = 0;

@@ -1208,7 +1208,7 @@ static void run_of(Run *r, const Model *m, const Case *c, const char *out) {
     char *argv[] = {(char *)"test", (char *)"--data", (char *)"none", (char *)"--offload",
                     (char *)"zenflow"};
     memset(r, 0, sizeof *r);
-    if (!options_parse_args(&r->o, 5, argv, false, &err)) die("%s", err.text);
+    options_parse(&r->o, 5, argv, false);
     r->o.zen_topk = c->zen.topk;
     r->o.zen_window = c->zen.window;
     r->o.zen_reselect = c->zen.reselect;
