@@ -54,7 +54,8 @@ space := $(subst ,, )
 comma := ,
 # Exactness on the GPU: IEEE division and square root, no flush to zero (doc/adamw.md). The host's
 # half is compiled as train_gpt2.c is.
-NVDEVICE = -std=c++17 -O3 -lineinfo --ftz=false --prec-div=true --prec-sqrt=true -I.
+NVDEVICE = -std=c++17 -O3 -lineinfo --ftz=false --prec-div=true --prec-sqrt=true -I. \
+           -diag-suppress 177  # functions that a source does not use
 NVFLAGS = $(NVDEVICE) $(GPU_ARCH) -Xptxas -warn-spills \
           -Xcompiler $(subst $(space),$(comma),$(strip -O3 $(ARCH) $(OPENMP) $(EXACT) $(WARN) \
               $(subst $(comma),\\$(comma),$(EXTRA))))

@@ -675,4 +675,3 @@ refuses offload_unknown 2 'twinflow' "$tide" $tiny --offload zeor
 refuses grad_wire_unknown 2 'bf16' "$tide" $tiny --grad-wire fp16
 refuses memory_without_a_unit_that_is_one 2 'size' "$tide" $tiny --gpu-memory 24GX
 refuses offload_on_the_cpu 2 'nothing to offload' "$cpu" --data text.txt --offload zero
-refuses no_save_and_save_every 2 'contradict' "$tide" $tiny --no-save --save-every 2

@@ -295,7 +295,7 @@ for given in "--zo-eps 1e-2" "--zo-queries 2" "--zo-noise rademacher" "--zo-stor
         "$tide" --resume --out memory --steps 7 $given
 done
 "$cpu" --data text.txt $shape --batch 2 --steps 1 --eval-every 0 --out adamw >/dev/null
-refuses a_run_of_adamw_goes_on_with_it 2 'contradicts.*"adamw"' "$cpu" --resume --out adamw \
+refuses a_run_of_adamw_goes_on_with_it 2 'contradicts.*adamw' "$cpu" --resume --out adamw \
     --steps 2 --optimizer mezo
 check a_run_of_adamw_is_fine_tuned "$cpu" --model adamw $mezo --steps 2 --out adamw_mezo
 check what_mezo_left_is_trained "$cpu" --model adamw_mezo --data text.txt --batch 2 --steps 1 \
@@ -674,7 +674,7 @@ refuses labels_with_adamw 2 'labels needs --optimizer mezo' "$cpu" --data three.
 data="--data text.txt"
 refuses eps_with_adamw 2 'zo-eps needs --optimizer mezo' "$cpu" $data --zo-eps 1e-2
 refuses streaming_with_adamw 2 'stream-blocks needs --optimizer mezo' "$tide" $data --stream-blocks
-refuses dump_with_mezo 2 'gradients' "$cpu" $data --optimizer mezo --dump x
+refuses dump_with_mezo 2 'gradient' "$cpu" $data --optimizer mezo --dump x
 refuses offload_with_mezo 2 'stream-blocks' "$tide" $data --optimizer mezo --offload zero
 refuses fp16_with_adamw 2 'fp16.*mezo' "$tide" $data --precision fp16
 refuses too_much_to_replay 2 'at most 256' "$tide" $data --optimizer mezo --zo-write-back 64 \

@@ -47,7 +47,6 @@ static const Case cases[] = {
 enum { CASES = sizeof cases / sizeof *cases };
 
 static void run_of(Run *r, const Case *c) {
-    Error err;
     char *argv[] = {(char *)"test", (char *)"--data", (char *)"none", (char *)"--offload",
                     (char *)"zenflow"};
     memset(r, 0, sizeof *r);
