@@ -343,9 +343,11 @@ static void option_write(FILE *f, const Options *o, const Option *x) {
         fputs(*(const bool *)field ? "true" : "false", f);
     } else if (x->type == O_REAL) {
         const double v = *(const double *)field;
-        char exact[32] = "x";
-        for (int digits = 6; digits <= 17 && strtod(exact, NULL) != v; digits++)
+        char exact[32];
+        for (int digits = 6; digits <= 17; digits++) {  // the shortest that is exact
             snprintf(exact, sizeof exact, "%.*g", digits, v);
+            if (strtod(exact, NULL) == v) break;
+        }
         fputs(v < x->min ? "\"auto\"" : exact, f);
     } else if (x->type == O_COUNT || x->type == O_BYTES) {
         const size_t v = *(const size_t *)field;

@@ -350,7 +350,7 @@ static void a_checkpoint_restores_what_was_not_given(void) {
     const Options run = cpu("--data a\"b\\.txt --model d12 --batch 3 --seq 64 --warmup 7 "
                             "--lr 0.1234567890123456 --schedule linear --clip 0.30000000000000004 "
                             "--seed 9007199254740991 --prompt a~\x01 --keep 9 --threads 3 --out o "
-                            "--eps 1e-9 --steps 500");
+                            "--eps 1e-9 --steps 500 --weight-decay 0");
     char *first = strdup(saved(&run));
     Options o = resume("--resume", first, false);
     CHECK(strcmp(o.data, "a\"b\\.txt") == 0 && strcmp(o.model, "d12") == 0, "%s", o.data);
