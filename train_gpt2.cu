@@ -1481,7 +1481,6 @@ template <typename X> static PlanRun plan_run(const GPT2<X> *g, const Run *r) {
     run.no_overlap = r->o.no_overlap;
     run.world = r->world;
     run.zero = zero_stage(g->zero);
-    run.reduce_f32 = g->zero != NULL && g->zero->reduce_f32;
     return run;
 }
 
@@ -1734,8 +1733,6 @@ template <typename X> static int train(Run *r) {
         zen_load_elsewhere(r, &state);
         gpt2_round_params(g);
     }
-    if (zero_stage(g->zero) == 0 && r->rank > 0)  // rank 0 saves what all have
-        for (int k = 0; k < 3; k++) parts[k].count = 0;
 
     // --dump: the first batch's loss, logits and gradients. --steps 0: sample, evaluate, convert.
     if (o->dump != NULL) {

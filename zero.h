@@ -12,8 +12,7 @@
 // vector, as near below r n / R as there is one.
 //
 //   stage   on every rank, whole         a rank's shard alone      per parameter, R ranks, bf16
-//   0       weights, gradients, state    -                         2 + 2 + 12          bytes
-//   1       weights, gradients           state                     2 + 2 + 12 / R
+//   1       weights, gradients           state                     2 + 2 + 12 / R      bytes
 //   2       weights                      gradients, state          2 + (2 + 12) / R
 //   3       (two layers' weights)        everything                (2 + 2 + 12) / R
 //
@@ -25,8 +24,6 @@
 #include "tide/util.h"
 #include "adam.h"
 #include "tide/model.h"
-
-#define ZERO_ALL SIZE_MAX  // in the place of a rank: all of them
 
 // Elements of a shard of a segment of n.
 static inline size_t zero_cut(size_t n, size_t world) {
@@ -78,24 +75,18 @@ static inline void zero_add(ShardMap *map, const GPT2Table *t, int first, size_t
     map->elements += end - begin;
 }
 
-// What a rank owns; or, with ZERO_ALL, the whole arena, cut where a shard of one rank ends and
-// another's begins: blocks of the gradient norm, which no cut divides, are then the same ones in
-// every stage. Each shard of a segment begins with an element of a tensor, since gaps are shorter
-// than ALIGN_ELEMENTS. Free map.shards.
+// What a rank owns. Each shard of a segment begins with an element of a tensor, since gaps are
+// shorter than ALIGN_ELEMENTS. Free map.shards.
 static inline ShardMap zero_shards(const GPT2Table *t, size_t world, size_t rank, bool rows) {
     ShardMap map = {0, NULL, 0};
-    const size_t parts = (size_t)zero_segments(t) * (rank == ZERO_ALL ? world : 1);
-    map.shards = (Shard *)alloc_or_fail((size_t)t->count + parts, sizeof(Shard), "shard map");
+    map.shards = (Shard *)alloc_or_fail((size_t)t->count, sizeof(Shard), "shard map");
     for (int first = 0; first < t->count; first++) {
         const int s = t->tensors[first].layer + 1;
         const size_t at = t->tensors[first].offset;
         if (first > 0 && t->tensors[first - 1].layer + 1 == s) continue;
-        for (size_t r = 0; r < world; r++) {
-            if (rank != r && rank != ZERO_ALL) continue;
-            const size_t begin = zero_begin(t, s, world, r, rows);
-            const size_t end = zero_begin(t, s, world, r + 1, rows);
-            if (begin < end) zero_add(&map, t, first, at + begin, at + end);
-        }
+        const size_t begin = zero_begin(t, s, world, rank, rows);
+        const size_t end = zero_begin(t, s, world, rank + 1, rows);
+        if (begin < end) zero_add(&map, t, first, at + begin, at + end);
     }
     return map;
 }

@@ -182,16 +182,14 @@ zero() {
         }' "$tmp/$name.txt" "$tmp/out/log.jsonl"
 }
 
-zero 0 '' --zero 0
 zero 1 '' --zero 1
 zero 2 'ZeRO-2 on four ranks' --zero 2
 zero 3 'ZeRO-3 on four ranks' --zero 3
 zero 3_interleave 'ZeRO-3, --offload interleave --share 0.5' --zero 3 --offload interleave --share 0.5 \
     --slots 3
-zero 0_accum '' --zero 0 --accum 4
 zero 2_accum '' --zero 2 --accum 4
 zero 3_accum '' --zero 3 --accum 4
-for stage in 0 1 2 3; do
+for stage in 1 2 3; do
     "$trainer" --plan --world 8 --zero $stage --model 7b --batch 1 --seq 2048 --recompute block \
         --offload none --gpu-memory 999G --rates scripts/rates/h200_16cores.txt |
         sed -n "s/^GPU  *\(.*[0-9]\)/ZeRO-$stage, 7b on 8 GPUs: \1/p"

@@ -595,7 +595,7 @@ part_nccl() {
     needs train_gpt2cu && make_tokens || return
     ldd ./train_gpt2cu | grep -q libnccl || [ "$tiny" = 1 ] || bad "NCCL" "built without"
     train none 40 ./train_gpt2cu $options || return
-    for name in 0 1 2 3; do
+    for name in 1 2 3; do
         train stage_$name 40 ./train_gpt2cu $options --zero $name \
             && same_run none stage_$name "one rank, stage $name, next to none"
     done
@@ -604,7 +604,7 @@ part_nccl() {
     train zen 40 ./train_gpt2cu $options --offload zenflow \
         && train zen_2 40 ./train_gpt2cu $options --offload zenflow --zero 2 \
         && same_run zen zen_2 "one rank, stage 2, ZenFlow, next to it without ZeRO"
-    for name in none 0 2 3; do
+    for name in none 1 2 3; do
         set -- --zero $name
         [ $name = none ] && set --
         train ms_$name 60 ./train_gpt2cu $some "$@" || continue
@@ -614,9 +614,9 @@ part_nccl() {
     done
     gpus=$(nvidia-smi -L | grep -c '^GPU ')
     [ "$gpus" -ge 2 ] || return 0
-    for name in 0 1 2 3; do
+    for name in 1 2 3; do
         train ranks_$name 60 sh scripts/launch.sh "$gpus" ./train_gpt2cu $options --zero $name \
-            && same_run ranks_0 ranks_$name "$gpus ranks, stage $name next to 0"
+            && same_run ranks_1 ranks_$name "$gpus ranks, stage $name next to 1"
         train ranks_ms_$name 60 sh scripts/launch.sh "$gpus" ./train_gpt2cu $some --zero $name \
             && row 1 "124M on each of $gpus GPUs, stage $name" "$(late ms ranks_ms_$name) ms"
     done

@@ -26,7 +26,6 @@ enum { RECOMPUTE_AUTO, RECOMPUTE_NONE, RECOMPUTE_BLOCK };
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE,
        OFFLOAD_ZENFLOW };
 enum { WIRE_BF16, WIRE_FP32 };
-enum { REDUCE_BF16, REDUCE_FP32 };
 enum { CHECKPOINT_FULL, CHECKPOINT_REPLAY };  // noise, storage and rounding: zo.h
 
 #define OPTION_MAX 96           // room for rows in the table
@@ -51,7 +50,7 @@ typedef struct {
     int save_dtype;
     bool resume, no_save, help, version;
     // placement, GPU builds
-    int precision, recompute, offload, grad_wire, grad_reduce;
+    int precision, recompute, offload, grad_wire;
     double resident, share;                           // may be AUTO_REAL
     size_t stride, subgroup, slots;                   // 0: auto
     size_t zero, world;                               // zero may be AUTO_COUNT
@@ -192,9 +191,7 @@ static const Option option_table[] = {
     FLAG("no-overlap", no_overlap, O_GPU, "compute, link and CPU take turns"),
 
     TITLE("GPU builds: several GPUs, limits of memory, plans, measurements"),
-    COUNT("zero", zero, "auto", 0, 3, O_GPU | O_FO, "ZeRO stage; auto: 2 on several GPUs"),
-    CHOICE("grad-reduce", grad_reduce, "bf16", "bf16|fp32", O_GPU | O_FO,
-           "how gradients are summed over GPUs"),
+    COUNT("zero", zero, "auto", 1, 3, O_GPU | O_FO, "ZeRO stage; auto: 2 on several GPUs"),
     COUNT("world", world, "1", 1, 1 << 16, O_OWN | O_GPU, "with --plan: for so many GPUs"),
     BYTES("gpu-memory", gpu_memory, "0", 0, 1e15, O_OWN | O_GPU,
           "use at most this: 24G, 24GB or 24GiB, of 1024^3 bytes; 0: all"),

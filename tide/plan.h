@@ -32,7 +32,6 @@ typedef struct {
     size_t world;            // GPUs that train together (zero.h), each with the pieces that are
                              // given and rates_of_rank() of a machine. 0, 1: one
     int zero;                // the stage, with several
-    bool reduce_f32;         // gradients are summed over them in fp32
 } PlanRun;
 
 typedef struct {
@@ -47,7 +46,7 @@ typedef struct {
     double comm;               // seconds of all collectives
     double comm_exposed;       // by so much, the step would be shorter if they took no time
     double reduced_bytes;      // of gradients, from each GPU to the others, to be summed there; and
-    double gathered_bytes;     // of weights (stage 0: of gradients); the norm's few are not counted
+    double gathered_bytes;     // of weights; the norm's few are not counted
 } Prediction;
 
 // ---------------------------------------------------------------------------------------------
@@ -232,10 +231,9 @@ typedef struct {
     bool on;                           // there are several
     int stage, L;
     double bytes[PLAN_SEGMENTS];       // of a segment's weights, room for all shards
-    double reduce[PLAN_SEGMENTS];      // seconds in which its gradient is summed
-    double gather[PLAN_SEGMENTS];      // seconds in which its weights are gathered
+    double gather[PLAN_SEGMENTS];      // seconds: its weights are gathered, or its gradient summed
     double norm;                       // seconds in which all get the norm's block sums
-    double reduced[PLAN_SEGMENTS], gathered[PLAN_SEGMENTS];  // bytes that go to others meanwhile
+    double given[PLAN_SEGMENTS];       // bytes that go to others meanwhile
     double all_reduced;                // seconds for a whole gradient
     const int *updated, *returned;     // per segment: tasks
     int *ready;                        // per segment: the task that has gathered it
@@ -257,21 +255,17 @@ static inline PlanComm plan_comm(const Rates *r, const GPT2Config *config, const
     q.since = q.used[0] = q.used[1] = PLAN_NOTHING;
     if (!q.on) return q;
     GPT2Table table = gpt2_table(config);
-    const double wide = run->reduce_f32 ? 4 : (double)run->stored, others = (double)run->world - 1;
+    const double others = (double)run->world - 1;
     for (int s = 0; s <= q.L + 1; s++) {
         const int k = plan_kind(s, q.L);
         size_t at;
         const double cut = (double)zero_cut(zero_segment(&table, s, &at), run->world);
         q.bytes[k] = cut * (others + 1) * (double)run->stored;
         q.gather[k] = collective_seconds(r, run->world, q.bytes[k]);
-        q.gathered[k] = others * cut * (double)run->stored;
-        q.reduce[k] = collective_seconds(r, run->world, cut * (others + 1) * wide);
-        q.reduced[k] = others * cut * wide;
-        if (q.stage == 0) q.reduce[k] += q.gather[k];  // of the sum
-        q.all_reduced += q.reduce[k];
+        q.given[k] = others * cut * (double)run->stored;
+        q.all_reduced += q.gather[k];
     }
-    q.norm = collective_seconds(r, run->world, q.stage == 0 ? 0 : 8 * (double)table.elements
-                                                                   / NORM_BLOCK);
+    q.norm = collective_seconds(r, run->world, 8 * (double)table.elements / NORM_BLOCK);
     gpt2_table_free(&table);
     return q;
 }
@@ -315,8 +309,8 @@ static inline void plan_weights_changed(PlanTasks *p, PlanComm *q, int last) {
         q->tenant[i] = 0;
         q->current[i] = false;
     }
-    for (int s = 0; s <= q->L + 1 && (q->stage == 1 || q->stage == 2); s++)
-        plan_gather(p, q, s, PLAN_NOTHING);
+    if (q->stage == 3) return;
+    for (int s = 0; s <= q->L + 1; s++) plan_gather(p, q, s, PLAN_NOTHING);
 }
 
 // All collectives of a step: seconds, and bytes that one GPU gives the others.
@@ -328,11 +322,11 @@ static inline double plan_comm_total(const PlanComm *q, size_t accum, double *re
     *reduced = *gathered = 0;
     for (int k = 0; q->on && k < PLAN_SEGMENTS; k++) {
         const double n = k == PLAN_LAYER ? L : 1;
-        const double gathers = q->stage == 0 ? 0 : q->stage < 3 || k != PLAN_LAYER ? n
-                             : L + (2 * micros - 1) * (L - there);
-        seconds += micros * n * q->reduce[k] + gathers * q->gather[k];
-        *reduced += micros * n * q->reduced[k];
-        *gathered += (q->stage == 0 ? micros * n : gathers) * q->gathered[k];
+        const double gathers = q->stage < 3 || k != PLAN_LAYER
+                             ? n : L + (2 * micros - 1) * (L - there);
+        seconds += (micros * n + gathers) * q->gather[k];
+        *reduced += micros * n * q->given[k];
+        *gathered += gathers * q->given[k];
     }
     return seconds;
 }
@@ -399,9 +393,8 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
             for (int s = 0; s < S; s++) {
                 const double work = plan_forward(&flops, s, L);
                 if (comm.on && comm.stage == 3) plan_weights(&p, &comm, s, 1, compute);
-                const bool gathers = comm.on && comm.stage > 0;
-                const int to = gathers ? comm.ready[s] : micro == 0 ? updated[s] : NONE;
-                const int back = !gathers && micro == 0 ? returned[s] : NONE;
+                const int to = comm.on ? comm.ready[s] : micro == 0 ? updated[s] : NONE;
+                const int back = !comm.on && micro == 0 ? returned[s] : NONE;
                 compute = plan_add(&p, ROW_COMPUTE, "forward", (size_t)s, work / gpu, to, back,
                                    NONE);
                 if (s == 0) mark->forward[micro] = compute;
@@ -427,7 +420,7 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
                 int complete = compute;
                 if (comm.on)
                     complete = plan_comm_add(&p, &comm, "reduce", s,
-                                             comm.reduce[plan_kind(s, L)], compute, NONE, NONE);
+                                             comm.gather[plan_kind(s, L)], compute, NONE, NONE);
                 if (!in_place) *room = complete;
                 const bool leave = leaves[s] > 0 && (!gpu_sums || last);
                 if (leave) {
@@ -581,8 +574,7 @@ static inline void plan_print_comm(const Rates *r, const PlanRun *run, double se
     printf("  between %zu GPUs%s: %.4g, of which %.4g are not hidden; each gives %.4g GB of "
            "gradients and %.4g GB of weights to the others\n", run->world,
            local < run->world ? " of several nodes" : "", seconds, exposed,
-           1e-9 * (reduced + (run->zero == 0 ? gathered : 0)),
-           run->zero == 0 ? 0 : 1e-9 * gathered);
+           1e-9 * reduced, 1e-9 * gathered);
     if (!rates_connect(r, run->world))
         printf("  as if that took no time: %s is not known\n", local < run->world ? "node_link"
                                                                                   : "gpu_link");

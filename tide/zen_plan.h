@@ -125,7 +125,7 @@ static inline int zen_plan_backward(ZenSim *x, int s) {
                                   plan_backward(&x->flops, s, x->L) / x->gpu, x->place[place],
                                   x->reduced[place], PLAN_NOTHING);
     if (!x->comm.on) return made;
-    const double seconds = x->comm.reduce[plan_kind(s, x->L)];
+    const double seconds = x->comm.gather[plan_kind(s, x->L)];
     return x->reduced[place] = zen_plan_add(x, ROW_COMM, "reduce", s, seconds, made, PLAN_NOTHING,
                                             PLAN_NOTHING);
 }

@@ -3,8 +3,8 @@
 //
 // All of it is queued in one stream, in an order that is the same on all ranks: NCCL asks for that.
 // Of each micro-batch, while backward runs, segment after segment from the last to the first: the
-// gradient is summed over the ranks, and each keeps its shard of the sum (reduce-scatter; stage 0
-// gathers the sum again). Of each step: loss and block sums of the gradient's squares go around.
+// gradient is summed over the ranks, and each keeps its shard of the sum (reduce-scatter). Of each
+// step: loss and block sums of the gradient's squares go around.
 // Behind each segment's update, in the order of forward: its weights are gathered; in stage 3 only
 // shortly before forward and backward use a layer's, into one of two places, of which one is used
 // while the other is filled.
@@ -36,7 +36,6 @@ typedef void *ncclComm_t;
 struct Zero {
     int stage;
     size_t world, rank;
-    bool reduce_f32;            // gradients are summed in fp32
     bool rows;                  // shards are cut between rows (zero.h)
     size_t *begin;              // (segments, world + 1): where shards begin, zero_begin()
     ncclComm_t comm;
@@ -52,8 +51,7 @@ struct Zero {
     size_t reduced_bytes, gathered_bytes;  // that this rank gave away in this step
     // GPU memory.
     double *mine, *all;         // (ZERO_HEAD + most), (world, ZERO_HEAD + most)
-    uint32_t *order;            // (all_blocks): zero_order(); stage 0 has none
-    float *sum;                 // (longest room): a gradient in fp32, if it is summed so
+    uint32_t *order;            // (all_blocks): zero_order()
     // Page-locked host memory.
     double *host_mine;          // (ZERO_HEAD)
     double *host_all;           // (world, ZERO_HEAD)
@@ -129,10 +127,8 @@ static Zero *zero_open(const Run *r) {
     z->stage = o->zero == AUTO_COUNT ? 2 : (int)o->zero;
     z->world = r->world;
     z->rank = r->rank;
-    z->reduce_f32 = o->grad_reduce == REDUCE_FP32 && o->precision != PRECISION_FP32;
     z->rows = o->offload == OFFLOAD_ZENFLOW;
-    if (z->rows && (z->stage == 0 || z->stage == 3))
-        die("--offload zenflow works with --zero 1 or 2, not %d", z->stage);
+    if (z->rows && z->stage == 3) die("--offload zenflow works with --zero 1 or 2, not 3");
     const GPT2Table *t = &r->table;
     const size_t segments = (size_t)zero_segments(t);
     z->begin = (size_t *)alloc_or_fail(segments * (z->world + 1), sizeof(size_t), "shards");
@@ -154,9 +150,9 @@ static Zero *zero_open(const Run *r) {
     return z;
 }
 
-// What this rank updates: in stage 0 everything, cut like the shards.
+// What this rank updates.
 static ShardMap zero_shards_of(const Zero *z, const GPT2Table *t) {
-    return zero_shards(t, z->world, z->stage == 0 ? ZERO_ALL : z->rank, z->rows);
+    return zero_shards(t, z->world, z->rank, z->rows);
 }
 
 // Says how segment s is dealt out.
@@ -164,7 +160,6 @@ static void zero_place(const Zero *z, int s, Segment *x) {
     const size_t begin = shard_begin_of(z, (size_t)s, z->rank);
     x->cut = z->rows ? 0 : zero_cut(x->length, z->world);
     x->room = z->rows ? x->length : x->cut * z->world;
-    if (z->stage == 0) return;
     x->own = shard_begin_of(z, (size_t)s, z->rank + 1) - begin;
     // where an empty shard would be counts, too: NCCL wants it there to work in place
     x->own_from = x->at + (z->rows ? begin : z->rank * x->cut);
@@ -176,22 +171,16 @@ static size_t zero_all_blocks(const Zero *z) { return z->all_blocks; }
 // Adds the lines of this file to the memory plan of the GPU; returns how many there are now.
 template <typename X> static int zero_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS], int n) {
     Zero *z = g->zero;
-    size_t longest = 0;
     if (z->blocks == NULL) {
         z->segments = g->segments;
         z->blocks = (size_t *)alloc_or_fail((size_t)g->segments * z->world, sizeof(size_t),
                                             "gradient norm");
         z->most = zero_blocks(&g->table, z->world, z->rows, z->blocks);
         for (size_t i = 0; i < (size_t)g->segments * z->world; i++) z->all_blocks += z->blocks[i];
-        if (z->stage == 0) z->most = 0;  // every rank has all of them
     }
-    for (int i = 0; i < g->segments; i++)
-        if (g->segment[i].room > longest) longest = g->segment[i].room;
     list[n++] = Buffer{"backward", zero_exchanged(z) * sizeof(double), &z->mine, true};
     list[n++] = Buffer{"backward", z->world * zero_exchanged(z) * sizeof(double), &z->all, true};
-    if (z->stage > 0)
-        list[n++] = Buffer{"backward", z->all_blocks * sizeof(uint32_t), &z->order, false};
-    if (z->reduce_f32) list[n++] = Buffer{"gradients", longest * sizeof(float), &z->sum, true};
+    list[n++] = Buffer{"backward", z->all_blocks * sizeof(uint32_t), &z->order, false};
     return n;
 }
 
@@ -207,7 +196,6 @@ template <typename X> static void zero_allocate(GPT2<X> *g) {
     const size_t head = ZERO_HEAD * sizeof(double);
     z->host_mine = (double *)pinned_alloc(head, "gradient norm");
     z->host_all = (double *)pinned_alloc(z->world * head, "gradient norm");
-    if (z->stage == 0) return;
     uint32_t *order = (uint32_t *)alloc_or_fail(z->all_blocks, sizeof(uint32_t), "gradient norm");
     zero_order(order, zero_exchanged(z), z->blocks, g->segments, z->world);
     gpu_copy(z->order, order, z->all_blocks * sizeof(uint32_t));
@@ -236,25 +224,14 @@ template <typename X> static void zero_free(GPT2<X> *g) {
 // 3. Gradients
 
 // Segment s of this rank's gradient is complete: it is summed over the ranks, in the type in which
-// it is stored or in fp32, and in the end rounded to the former. Every rank keeps its shard of the
-// sum, where that part of its own gradient was; in stage 0 all of it.
+// it is stored. Every rank keeps its shard of the sum, where that part of its own gradient was.
 template <typename X> static void zero_reduce(GPT2<X> *g, size_t s) {
     Zero *z = g->zero;
     const Segment *x = &g->segment[s];
-    const size_t begin = shard_begin_of(z, s, z->rank);
-    const size_t own = shard_begin_of(z, s, z->rank + 1) - begin;
-    X *grad = g->grads + x->grad_at;
     CUDA(cudaStreamWaitEvent(z->stream, g->grad_ready[s], 0));
     const int span = timeline_begin(&g->timeline, ROW_COMM, "reduce", s, x->room * sizeof(X),
                                     z->stream);
-    if (z->reduce_f32) {
-        accumulate_gradient(z->sum, grad, x->room, true, z->stream);
-        reduce_scatter(z, z->sum, s, x->cut);
-        if (own > 0) round_gradient(grad + begin, z->sum + begin, own, z->stream);
-    } else {
-        reduce_scatter(z, grad, s, x->cut);
-    }
-    if (z->stage == 0) all_gather(z, grad, grad + z->rank * x->cut, x->cut);
+    reduce_scatter(z, g->grads + x->grad_at, s, x->cut);
     timeline_end(&g->timeline, span, z->stream);
     CUDA(cudaEventRecord(z->reduced[s], z->stream));
 }
@@ -270,18 +247,18 @@ template <typename X> static cudaEvent_t gradient_event(const GPT2<X> *g, size_t
 // others to know goes with them.
 template <typename X> static double zero_norm_squared(GPT2<X> *g, double *loss) {
     Zero *z = g->zero;
-    const size_t n = zero_exchanged(z), own = z->stage == 0 ? 0 : g->blocks;
+    const size_t n = zero_exchanged(z);
     run_tell(z->host_mine + ZERO_NEWS);
     CUDA(cudaMemcpyAsync(z->mine, z->host_mine, ZERO_HEAD * sizeof(double), cudaMemcpyHostToDevice,
                          g->leave));
     CUDA(cudaMemcpyAsync(z->mine + ZERO_LOSS, g->loss, sizeof(double), cudaMemcpyDeviceToDevice,
                          g->leave));
-    CUDA(cudaMemcpyAsync(z->mine + ZERO_HEAD, g->norm_sums, own * sizeof(double),
+    CUDA(cudaMemcpyAsync(z->mine + ZERO_HEAD, g->norm_sums, g->blocks * sizeof(double),
                          cudaMemcpyDeviceToDevice, g->leave));
     order(g, g->leave, z->stream);
     all_gather(z, z->all, z->mine, n);
-    norm_total_gpu(g->loss + 1, g->run_sums, z->stage == 0 ? g->norm_sums : z->all + ZERO_HEAD,
-                   z->order, z->all_blocks, z->stream);
+    norm_total_gpu(g->loss + 1, g->run_sums, z->all + ZERO_HEAD, z->order, z->all_blocks,
+                   z->stream);
     tell_host(g->host_loss + 1, g->loss + 1, 1, 0, 1, z->stream);
     tell_host(z->host_all, z->all, (unsigned)z->world, n, ZERO_HEAD, z->stream);
     CUDA(cudaEventRecord(g->step_left, z->stream));
@@ -343,8 +320,8 @@ template <typename X> static void zero_weights_changed(GPT2<X> *g) {
         z->tenant[i] = 0;
         z->current[i] = false;
     }
-    for (int s = 0; s < g->segments && (z->stage == 1 || z->stage == 2); s++)
-        zero_gather(g, (size_t)s);
+    if (z->stage == 3) return;
+    for (int s = 0; s < g->segments; s++) zero_gather(g, (size_t)s);
 }
 
 // ---------------------------------------------------------------------------------------------

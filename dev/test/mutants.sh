@@ -254,26 +254,19 @@ zero place: layers of the step before :: tide/zero.cuh :: z->tenant[i] = 0
 zero place: embeddings and tail of the step before :: tide/zero.cuh :: z->current[i] = false
 zero place: layers come though they are there :: tide/zero.cuh :: if (layer && z->tenant[s % 2] == (int)s) return
 zero place: tail comes with every use :: tide/zero.cuh :: if (!layer && z->current[s > 0]) return
-zero gather: not in stage 1 :: tide/zero.cuh :: s < g->segments && (z->stage == 1 :: z->stage == 1 :: false
-zero gather: not in stage 2 :: tide/zero.cuh :: s < g->segments && (z->stage == 1 :: z->stage == 2 :: false
+zero gather: not in stage 1 and 2 :: tide/zero.cuh :: if (z->stage == 3) return; :: z->stage == 3 :: true
 zero gather: layer's shard where the layer comes :: tide/zero.cuh :: else all_gather(z, g->params + x->param_at :: x->own_param_at :: (x->param_at + z->rank * x->cut)
 zero gather: what is updated stays :: train_gpt2.cu :: (first) if (g->zero != NULL) zero_weights_changed(g)
 zero shard: gradient at the segment's begin :: train_gpt2.cu :: s->own_grad_at = s->grad_at + mine :: s->grad_at + mine :: s->grad_at
 zero shard: weights at the segment's begin :: train_gpt2.cu :: s->own_param_at = s->param_at + mine :: s->param_at + mine :: s->param_at
 zero shard: state at the segment's begin :: tide/zero.cuh :: x->own_from = x->at + :: z->rank * x->cut :: (size_t)0
-zero shard: sum of the first rank's :: tide/zero.cuh :: round_gradient(grad + begin, z->sum + begin :: z->sum + begin :: z->sum
 zero shard: landing of a whole segment :: train_gpt2.cu :: const HostSum work = :: p->at - x->own_at :: p->at % x->length
 zero shard: cut at 64 :: zero.h :: return round_up((n + world - 1) / world, ALIGN_ELEMENTS) :: ALIGN_ELEMENTS :: (size_t)64
-zero shard: stage 0 is not cut :: tide/zero.cuh :: return zero_shards(t, z->world, z->stage == 0 ? :: z->world :: (z->stage == 0 ? (size_t)1 : z->world)
-zero sum: not in fp32 :: tide/zero.cuh :: z->reduce_f32 = o->grad_reduce :: o->grad_reduce == REDUCE_FP32 :: false
-zero sum: second half alone :: tide/zero.cuh :: accumulate_gradient(z->sum, grad, x->room, true :: x->room :: x->room / 2
-zero sum: stage 0 keeps its shard :: tide/zero.cuh :: if (z->stage == 0) all_gather(z, grad
-zero sum: stage 0 gets the first shard of all :: tide/zero.cuh :: if (z->stage == 0) all_gather(z, grad :: z->rank * x->cut :: 0
 zero norm: the host's blocks not merged :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(g->norm_sums + first, g->worker_sums + first
 zero norm: ranks in the other order :: zero.h :: order[n++] = (uint32_t)(r * stride :: r * stride :: (world - 1 - r) * stride
 zero norm: a rank's first blocks again :: zero.h :: order[n++] = (uint32_t)(r * stride :: taken[r]++ :: i
-zero norm: of as many as this rank has :: tide/zero.cuh :: z->order, z->all_blocks, z->stream :: z->all_blocks :: g->blocks
-zero norm: sums of all, one short :: tide/zero.cuh :: CUDA(cudaMemcpyAsync(z->mine + ZERO_HEAD, g->norm_sums :: own * sizeof(double) :: (own > 0 ? own - 1 : 0) * sizeof(double)
+zero norm: of as many as this rank has :: tide/zero.cuh :: z->all + ZERO_HEAD, z->order, z->all_blocks :: z->all_blocks :: g->blocks
+zero norm: sums of all, one short :: tide/zero.cuh :: CUDA(cudaMemcpyAsync(z->mine + ZERO_HEAD, g->norm_sums :: g->blocks * :: (g->blocks > 0 ? g->blocks - 1 : 0) *
 zero loss: of rank 0 :: tide/zero.cuh :: *loss += z->host_all[r * ZERO_HEAD :: r * ZERO_HEAD :: 0 * r
 zero flag: signal of rank 0 alone :: tide/run.h :: run_news[i] = fmax(run_news[i] :: said[k * stride + (size_t)i] :: said[i]
 zero flag: signal not handed on :: tide/run.h :: if (run_news[NEWS_SIGNAL] != 0 && :: run_news[NEWS_SIGNAL] != 0 :: false
@@ -283,7 +276,6 @@ zero counter: gathered :: tide/zero.cuh :: (first) z->gathered_bytes +=
 zero memory: one place in stage 3 :: train_gpt2.cu :: size_t n = segment_room(g, 2) :: 2 :: 1
 zero memory: whole layers in stage 3 :: train_gpt2.cu :: n += g->segment[i].cut :: g->segment[i].cut :: g->segment[i].room
 zero memory: gradients of all wait :: train_gpt2.cu :: g->in_place = !g->accumulating :: stage < 2 :: true
-zero memory: fp32 for the first segment :: tide/zero.cuh :: if (g->segment[i].room > longest) longest = g->segment[i].room :: g->segment[i].room > longest :: i == 0
 zero time: next layer comes when it is used :: tide/zero.cuh :: if (after <= g->config.layers + 1) zero_fetch(g, after)
 zero time: weights come from the last on :: tide/zero.cuh :: zero_gather(g, (size_t)s) :: (size_t)s :: (size_t)(g->segments - 1 - s)
 zero time: backward waits for every sum :: train_gpt2.cu :: if (g->no_overlap && (leaves :: g->no_overlap :: (g->no_overlap || g->zero != NULL)
@@ -294,7 +286,6 @@ zero run: ranks read what others read later :: tide/run.h :: * r->world + r->ran
 zero run: all evaluate the same :: train_gpt2.cu :: min_size(i * world + r->rank, batches - 1) :: r->rank :: 0
 zero run: evaluations of rank 0 :: train_gpt2.cu :: sum += all[i % world * rounds :: i % world :: 0
 zero run: signal of this rank :: tide/run.h :: if (ranks.world == 1) run_tell :: ranks.world == 1 :: true
-zero run: state of stage 0 by all ranks :: train_gpt2.cu :: if (zero_stage(g->zero) == 0 && r->rank > 0) :: r->rank > 0 :: false
 zero run: what zenflow has loaded stays :: train_gpt2.cu ::         if (g->zero != NULL) zero_weights_changed(g)
 zero run: sums of rows by rank 0 :: tide/zero.cuh :: NCCL(ncclReduce(shard :: r :: 0
 zero run: rows of rank 0 :: tide/zero.cuh :: NCCL(ncclBroadcast(shard :: r :: 0

@@ -92,12 +92,10 @@ is() {
 
 start=$(date +%s)
 export EMU_PEER_SECONDS=300
-go 2 s0 $steps --zero 0 --offload none
-without_measuring  # that no host reads GPU memory was seen
 go 2 s1 $steps --zero 1 --offload none --recompute none
+without_measuring  # that no host reads GPU memory was seen
 go 2 s2 $steps --offload none --recompute block
 go 2 s3 $steps --zero 3 --offload none --no-overlap
-go 2 s0_share $steps --zero 0 --offload interleave --share 0.5 $fine
 mkdir -p sixteen/sys/devices/system/cpu  # cores of a machine
 echo 0-15 >sixteen/sys/devices/system/cpu/online
 export TIDE_MACHINE="$PWD/sixteen" OMP_NUM_THREADS=9
@@ -109,35 +107,34 @@ go 2 s3_twinflow $steps --zero 3 --offload twinflow --resident 0.4 --recompute b
 go 2 s2_stride $steps --zero 2 --offload interleave --stride 2 $fine --slots 1
 go 2 s3_share $steps --zero 3 --offload interleave --share 1 $fine --slots 2 --no-overlap \
     --sample-every 1 --sample-tokens 3 --trace trace.json
-go 2 accum_s0 $steps --accum 3 --zero 0 --offload none --grad-reduce fp32
-go 2 accum_s2 $steps --accum 3 --zero 2 --offload zero --grad-reduce fp32
-go 2 fp32_s0 $steps --precision fp32 --zero 0 --offload none
-go 2 fp32_s1 $steps --precision fp32 --zero 1 --offload interleave --share 0.5 --grad-reduce fp32
-go 3 three_s0 $steps --zero 0 --offload none
+go 2 accum_s1 $steps --accum 3 --zero 1 --offload none
+go 2 accum_s2 $steps --accum 3 --zero 2 --offload zero
+go 2 fp32_s2 $steps --precision fp32 --zero 2 --offload none
+go 2 fp32_s1 $steps --precision fp32 --zero 1 --offload interleave --share 0.5
+go 3 three_s2 $steps --zero 2 --offload none
 go 3 three_s3 $steps --zero 3 --offload interleave --share 0.4 --recompute block
 go 0 alone $steps --accum 2 --offload none
 go 0 alone_s3 $steps --accum 2 --zero 3 --offload interleave --share 0.5
-same_as_s0="s1 s2 s3 s0_share s1_zero s2_wire s3_twinflow s2_stride s3_share"
-pairs="accum_s2:accum_s0 fp32_s1:fp32_s0 three_s3:three_s0 alone_s3:alone"
+same_as_s1="s2 s3 s1_zero s2_wire s3_twinflow s2_stride s3_share"
+pairs="accum_s2:accum_s1 fp32_s1:fp32_s2 three_s3:three_s2 alone_s3:alone"
 if whole; then
     go 2 s1_share $steps --zero 1 --offload interleave --share 0.5 --resident 0.2
-    go 2 accum_s3 $steps --accum 3 --zero 3 --offload interleave --share 0.5 --grad-reduce fp32
+    go 2 accum_s3 $steps --accum 3 --zero 3 --offload interleave --share 0.5
     go 2 fp32_s3 $steps --precision fp32 --zero 3 --offload zero
     go 3 three_s1 $steps --zero 1 --offload twinflow --resident 0.3
-    go 4 four_s0 $steps --accum 3 --zero 0 --offload none
     go 4 four_s2 $steps --accum 3 --zero 2 --offload interleave --stride 2 $fine
     go 4 four_s3 $steps --accum 3 --zero 3 --offload none
     go 1 alone_s1 $steps --accum 2 --zero 1 --offload zero
-    same_as_s0="$same_as_s0 s1_share"
-    pairs="$pairs accum_s3:accum_s0 fp32_s3:fp32_s0 three_s1:three_s0 four_s2:four_s0"
-    pairs="$pairs four_s3:four_s0 alone_s1:alone"
+    same_as_s1="$same_as_s1 s1_share"
+    pairs="$pairs accum_s3:accum_s1 fp32_s3:fp32_s2 three_s1:three_s2 four_s3:four_s2"
+    pairs="$pairs alone_s1:alone"
 fi
 wait
-for run in $same_as_s0; do same ${run}_on_two_ranks_has_the_bits_of_stage_0 $run s0; done
+for run in $same_as_s1; do same ${run}_on_two_ranks_has_the_bits_of_stage_1 $run s1; done
 for pair in $pairs; do
     same ${pair%:*}_has_the_bits_of_${pair#*:} ${pair%:*} ${pair#*:}
 done
-check stages_are_as_told sh -c 'for s in 1:s1 2:s2 3:s3_twinflow 0:s0_share; do
+check stages_are_as_told sh -c 'for s in 1:s1 2:s2 3:s3_twinflow; do
     grep -q "\"stage\":${s%:*},\"world\":2," ${s#*:}/log.jsonl || exit 1; done'
 check each_step_is_logged_once test "$(grep -c '"loss"' s3/log.jsonl)" -eq 4
 check only_one_rank_speaks test "$(grep -c '^step 4/4\|^model: \|^ZeRO-3 on 2' s3.out)" -eq 3
@@ -154,7 +151,7 @@ for name in reduce gather; do
 done
 for f in config.json loss.svg vocab.json merges.txt; do check ranks_leave_$f test -s s3/$f; done
 check ranks_leave_no_rubbish sh -c '! ls s3/checkpoints | grep -q tmp'
-check more_ranks_are_other_numbers sh -c '! cmp -s s0/model.safetensors three_s0/model.safetensors'
+check more_ranks_are_other_numbers sh -c '! cmp -s s1/model.safetensors three_s2/model.safetensors'
 
 # --- the bytes that ranks exchange ---------------------------------------------------------------
 
@@ -168,12 +165,11 @@ exchanged() {
     check "$1_gathers_so_much" test "$got" -ge $((($3 - 1) * $5)) -a \
         "$got" -le $((($3 - 1) * ($5 + 512)))
 }
-exchanged stage_0 s0 2 $((2 * two)) $((2 * two))
 exchanged stage_1 s1_zero 2 $((2 * two)) $((2 * two))
 exchanged stage_2 s2_wire 2 $((2 * two)) $((2 * two))
 exchanged stage_2_in_fp32 fp32_s1 2 $((4 * two)) $((4 * two))
-exchanged three_ranks three_s0 3 $((2 * three)) $((2 * three))
-exchanged sums_in_fp32 accum_s2 2 $((3 * 4 * two)) $((2 * two))
+exchanged three_ranks three_s2 3 $((2 * three)) $((2 * three))
+exchanged three_micro_batches accum_s2 2 $((3 * 2 * two)) $((2 * two))
 if whole; then
     exchanged three_ranks_in_stage_1 three_s1 3 $((2 * three)) $((2 * three))
     exchanged four_ranks four_s2 4 $((3 * 2 * four)) $((2 * four))
@@ -190,10 +186,6 @@ fi
 # Of rank 0, half of all: 26496 elements.
 is each_rank_updates_its_own s1_zero 3 cpu_params $two
 is each_rank_moves_its_own s1_zero 3 h2d_bytes $((2 * two))
-is stage_0_updates_everything_everywhere s0_share 3 h2d_bytes \
-    "$(field s0_share 3 d2h_bytes)"
-check stage_0_updates_all true_that \
-    "$(field s0_share 3 cpu_params) + $(field s0_share 3 gpu_params) == 52992"
 
 # --- as many sequences per step on other numbers of ranks ----------------------------------------
 
@@ -207,15 +199,10 @@ if whole; then
     teams="two three four"
     go 2 two_fp32 $batch --precision fp32 --accum 6 --zero 1
     go 4 four_fp32 $batch --precision fp32 --accum 3 --zero 3
-    go 4 four_reduce $batch --accum 3 --grad-reduce fp32
 fi
 wait
 for run in $teams; do near ${run}_ranks_train_as_one_in_fp32 ${run}_fp32 one_fp32 1e-6; done
 near four_ranks_train_as_one_in_bf16 four_bf16 one_bf16 2e-3
-if whole; then
-    near four_ranks_train_as_one_in_bf16_summed_in_fp32 four_reduce one_bf16 2e-3
-    check grad_reduce_changes_bits sh -c '! cmp -s four_bf16/log.jsonl four_reduce/log.jsonl'
-fi
 
 # --- orders of events ----------------------------------------------------------------------------
 
@@ -234,8 +221,8 @@ wait
 unset EMU_ORDER
 export EMU_SCHED="$common"
 for name in $(echo $schedules | tr -d :); do
-    same ${name}_keeps_the_bits $name s0
-    same ${name}_keeps_the_bits_of_stage_3 ${name}_3 s0
+    same ${name}_keeps_the_bits $name s1
+    same ${name}_keeps_the_bits_of_stage_3 ${name}_3 s1
 done
 
 # --- memory --------------------------------------------------------------------------------------
@@ -253,9 +240,9 @@ memory() {
 }
 # mib NAME PLACE PURPOSE: MiB of a line of the plan of GPU or host
 mib() { sed -n "s/^$2  *$3  *\([0-9.]*\)$/\1/p" "$1.out"; }
-for s in 0 1 2 3; do memory mem_2_$s 2 $s --offload none; done
+for s in 1 2 3; do memory mem_2_$s 2 $s --offload none; done
 memory mem_3_3 3 3 --offload zero
-teams="2_0 2_1 2_2 2_3"
+teams="2_1 2_2 2_3"
 others=3_3
 if whole; then
     memory mem_4_1 4 1 --offload none
@@ -275,8 +262,7 @@ fills() {
 }
 for run in $teams; do
     x=mem_$run R=${run%_*} s=${run#*_}
-    weights=$((2 * all)) grads=$((2 * all)) state=$all places=$((2 * layer + ends))
-    [ "$s" -ge 1 ] && state=$((all / R))
+    weights=$((2 * all)) grads=$((2 * all)) state=$((all / R)) places=$((2 * layer + ends))
     [ "$s" -ge 2 ] && grads=$((2 * (all / R + places)))
     [ "$s" -eq 3 ] && weights=$((2 * (4 * layer / R + places)))
     fills $x weights "$(mib $x GPU parameters)" $weights
@@ -291,7 +277,7 @@ fi
 fills mem_3_3 masters_on_the_host "$(mib mem_3_3 host 'master weights')" $((4 * all / 3))
 fills mem_3_3 moments_on_the_host "$(mib mem_3_3 host 'AdamW moments')" $((8 * all / 3))
 rounding=100  # a driver gives out pages of 2 MiB
-if grep -q '^device: Emulated' mem_2_0.out; then rounding=0.15; fi
+if grep -q '^device: Emulated' mem_2_1.out; then rounding=0.15; fi
 for run in $teams $others; do
     set -- $(sed -n 's/^GPU memory: \([0-9.]*\) MiB taken, planned \([0-9.]*\) MiB$/\1 \2/p' \
         mem_$run.out)
@@ -300,7 +286,7 @@ for run in $teams $others; do
 done
 # The plan for so many ranks says what they then take.
 said() { plan_of "$1"; grep '^offload \|^recomputing\|^gradients of' "$1"; }
-for run in "2_0 --offload none" "2_3 --offload none" "4_3 --offload none" "3_3 --offload zero"; do
+for run in "2_1 --offload none" "2_3 --offload none" "4_3 --offload none" "3_3 --offload zero"; do
     x=${run%% *} R=${run%%_*}
     [ -s "mem_$x.out" ] || continue
     EMU_DEVICES=0 "$tide" $big --plan --world "$R" --zero "$(echo "$x" | cut -c3)" ${run#* } \
@@ -321,15 +307,15 @@ EMU_DEVICES=0 "$tide" $tiny --plan --world 2 --zero 3 --offload zero --recompute
 cap=$(awk "BEGIN { print 1024 * ($(planned GPU plan.out) + 0.1) }")
 go 2 auto $steps --zero 3 --gpu-memory "${cap%.*}K" --rates rates.txt
 wait
-same auto_has_the_bits_of_stage_0 auto s0
+same auto_has_the_bits_of_stage_1 auto s1
 check auto_offloads grep -q '^offload auto: .*predicted' auto.out
 
 # --- going on ------------------------------------------------------------------------------------
 
 stay="--warmup 0 --schedule constant --save-every 1 --keep 99 --eval-every 0"
-go 4 whole $stay --steps 7 --accum 3 --zero 0 --offload none
+go 4 whole $stay --steps 7 --accum 3 --zero 1 --offload none
 go 4 moved $stay --steps 2 --accum 3 --zero 3 --offload interleave --share 0.5
-go 4 whole_fp32 $stay --steps $(whole && echo 7 || echo 6) --accum 3 --precision fp32 --zero 0 \
+go 4 whole_fp32 $stay --steps $(whole && echo 7 || echo 6) --accum 3 --precision fp32 --zero 2 \
     --offload none
 go 4 other_fp32 $stay --steps 2 --accum 3 --precision fp32 --zero 3 --offload zero
 go 0 one $stay --steps 3 --accum 3
@@ -342,7 +328,7 @@ resume() {
 }
 resume 4 moved --steps 4 --zero 1 --offload twinflow --resident 0.5
 resume 4 moved --steps 5 --zero 2 --offload none
-resume 4 moved --steps 7 --zero 0 --offload zero
+resume 4 moved --steps 7 --zero 3 --offload zero
 same resumed_in_every_stage_it_has_the_bits_of_one moved whole
 (printf 'x\000' && cat text.txt) >nul.txt  # said once, as all that follows
 resume 2 moved --steps 3 --data nul.txt
@@ -371,8 +357,8 @@ zen="--offload zenflow --zen-window 3 --zen-reselect 1 --steps 8 --save-every 4 
 zen="$zen --eval-every 3"
 go 2 zen_1 $zen --zero 1 --accum 3
 go 2 zen_2 $zen --zero 2 --accum 3 --recompute block
-go 2 zen_auto $zen --zen-window auto --grad-reduce fp32
-go 2 zen_auto_1 $zen --zen-window auto --grad-reduce fp32 --zero 1 --no-overlap
+go 2 zen_auto $zen --zen-window auto
+go 2 zen_auto_1 $zen --zen-window auto --zero 1 --no-overlap
 go 3 zen_plain $steps --offload zenflow --zen-topk 0 --zen-window 1 --zen-delay 0
 zen32="$zen --precision fp32"
 teams=two schedules=
@@ -402,7 +388,7 @@ for name in $(echo $schedules | tr -d :); do
     same zenflow_under_${name}_has_these_bits zenflow_$name zen_2
 done
 losses zen_plain >a.txt
-losses three_s0 >b.txt
+losses three_s2 >b.txt
 check zenflow_without_columns_is_adamw cmp a.txt b.txt
 # chosen RUN: the columns of its last checkpoint
 chosen() { sed -n '/"columns":/,/\]\]/p' "$1"/checkpoints/step_00000008/state.json; }
@@ -436,10 +422,8 @@ if whole; then
 fi
 goes_on 2 zen_left --offload zero --zero 3
 check another_mode_applies_what_was_held_back grep -q 'that it held back are applied' zen_left.out
-for stage in 0 3; do
-    refuses zenflow_in_stage_$stage 2 'works with --zero 1 or 2' "$launch" 2 "$tide" $tiny \
-        --offload zenflow --zero $stage --out mistake
-done
+refuses zenflow_in_stage_3 2 'works with --zero 1 or 2' "$launch" 2 "$tide" $tiny \
+    --offload zenflow --zero 3 --out mistake
 
 # --- ends ----------------------------------------------------------------------------------------
 
@@ -549,7 +533,7 @@ refuses other_data 2 'data' "$launch" 2 sh -c 'cd own.$RANK; exec "$0" "$@"' "$t
 refuses other_out 2 'out' "$launch" 2 sh -c 'exec "$0" "$@" --out mistake.$RANK' "$tide" $tiny
 refuses no_such_data 2 'nowhere' "$launch" 3 "$tide" --data nowhere --out mistake
 refuses no_option_that_is_one 2 'zerro' "$launch" 2 "$tide" $tiny --zerro 2 --out mistake
-refuses stage_4 2 'must be 0 to 3' "$launch" 2 "$tide" $tiny --zero 4 --out mistake
+refuses stage_4 2 'must be 1 to 3' "$launch" 2 "$tide" $tiny --zero 4 --out mistake
 refuses zero_with_mezo 2 'zero' "$launch" 2 "$tide" $tiny --optimizer mezo --zero 2 --out mistake
 refuses no_steps_on_several 2 'leave the launcher out' "$launch" 2 "$tide" $tiny --steps 0 \
     --out mistake

@@ -150,7 +150,7 @@ static Prediction predict(const Rates *r, const Model *m, const OffloadChoice *c
 
 // What one of run->world GPUs has to update.
 static ShardMap rank_map(const Model *m, const PlanRun *run) {
-    return zero_shards(&m->table, run->world, run->zero == 0 ? ZERO_ALL : 0, false);
+    return zero_shards(&m->table, run->world, 0, false);
 }
 
 static Prediction predict_rank(const Rates *r, const Model *m, const OffloadChoice *c,
@@ -300,8 +300,8 @@ static int before(const PlanTasks *p, int i, int row, const char *name, size_t n
     CHECK((j) < 0 || p.tasks[i].begin >= p.tasks[j].end - 1e-12, "choice %d, task %d: begins at " \
           "%g, before %s ends at %g", k, i, p.tasks[i].begin, what, p.tasks[j].end)
 
-// Stage 0 and 1: so many layers' gradients were made while a place they shared would be taken.
-static int own_places[2];
+// Stage 1: so many layers' gradients were made while a place they shared would be taken.
+static int own_places;
 
 // The layer that had the place of layer s's gradient before: the one so many places behind it in
 // this pass, or the first of those that share it, in the pass before.
@@ -334,9 +334,8 @@ static void after_the_others(const PlanTasks *tasks, int k, int i, const PlanRun
     if (backward && layer && p.tasks[i].work > 0) {
         const int freed = before(&p, i, ROW_COMM, "reduce", tenant_before(s, places, L));
         if (!in_place) AFTER(i, freed, "its place is free");
-        else own_places[run->zero] += freed >= 0 && p.tasks[freed].end > t->begin;
+        else own_places += freed >= 0 && p.tasks[freed].end > t->begin;
     }
-    if (run->zero == 0) return;
     const int gathered = before(&p, i, ROW_COMM, "gather", s);
     if (t->row == ROW_COMPUTE && (strcmp(t->name, "forward") == 0 || (backward && layer)))
         AFTER(i, gathered, "its weights are gathered");
@@ -360,9 +359,8 @@ static void after_the_others(const PlanTasks *tasks, int k, int i, const PlanRun
 // The same, on some GPUs: of every stage.
 static OffloadChoice some_ranks(int i, PlanRun *run) {
     const OffloadChoice c = some_choice(i, run);
-    run->zero = i / 4 % 4;
+    run->zero = 1 + i / 4 % 3;
     run->world = (size_t)(2 + i % 7);
-    run->reduce_f32 = i / 16 % 2;
     return c;
 }
 
@@ -373,7 +371,7 @@ static void nothing_begins_too_early(void) {
     for (int k = 0; k < 600; k++) {
         PlanRun run;
         OffloadChoice c = k < 300 ? some_choice(k, &run) : some_ranks(k, &run);
-        const bool ranks = k >= 300, gathers = ranks && run.zero > 0;
+        const bool ranks = k >= 300;
         const size_t L = m.config.layers, places = (size_t)places_of(c.places, (int)L);
         Rates r = server();
         r.h2d = r.h2d_duplex = 50e9 / (1 + k % 9);
@@ -439,7 +437,7 @@ static void nothing_begins_too_early(void) {
                 flushed[slot_of[t->number]] = i;
             }
             if (t->row == ROW_BACK) AFTER(i, i - 1, "its update");
-            if (strcmp(t->name, "forward") == 0 && !gathers)
+            if (strcmp(t->name, "forward") == 0 && !ranks)
                 for (int n = 0; n < list.count; n++)
                     if (list.pieces[n].segment == (int)s) {
                         AFTER(i, before(&p, i, ROW_UPDATE, "update", (size_t)n), "its update");
@@ -449,7 +447,7 @@ static void nothing_begins_too_early(void) {
         free(p.tasks);
         pieces_free(&list);
     }
-    CHECK(own_places[0] > 0 && own_places[1] > 0, "%d %d", own_places[0], own_places[1]);
+    CHECK(own_places > 0, "%d", own_places);
     CHECK(waited > 100 && ahead > 100, "%d wait for a place, %d for none", waited, ahead);
     model_free(&m);
 }
@@ -466,15 +464,13 @@ static void collectives_are_as_by_hand(void) {
     const double tokens = 1024, C = 256, flop = tokens * (24 * C * C + 2 * C * 1024);
     const size_t sizes[3] = {(50304 + 1024) * 256, 12 * 256 * 256 + 13 * 256, 2 * 256};
     CHECK(m.table.elements == sizes[0] + 4 * sizes[1] + sizes[2], "%zu", m.table.elements);
-    for (int i = 0; i < 3 * 4 * 2 * 2; i++) {
+    for (int i = 0; i < 3 * 3 * 2; i++) {
         const int regime = i % 3;
         PlanRun run = run_of(1);
-        run.zero = i / 3 % 4;
-        run.world = i / 12 % 2 ? 3 : 4;
-        run.reduce_f32 = i / 24;
-        const double R = (double)run.world, wide = run.reduce_f32 ? 4 : 2;
-        if (run.reduce_f32 && regime == 1) continue;  // a reduction takes twice what a gather does
-        double room[3], reduced[3], c[3];
+        run.zero = 1 + i / 3 % 3;
+        run.world = i / 9 ? 3 : 4;
+        const double R = (double)run.world;
+        double room[3], c[3];
         for (int k = 0; k < 3; k++)  // padded, so that all shards are as long
             room[k] = R * 128 * ceil(ceil((double)sizes[k] / R) / 128);
         Rates r;
@@ -484,30 +480,22 @@ static void collectives_are_as_by_hand(void) {
         r.gpu_latency = 1e-6;
         const double f = flop / 1e13, h = tokens * 2 * 50257 * C / 1e13;
         r.gpu_link = (R - 1) / R * room[1] * 2 / (speed[regime] * f - 1e-6);
-        for (int k = 0; k < 3; k++) {
-            c[k] = (R - 1) / R * room[k] * 2 / r.gpu_link + 1e-6;
-            reduced[k] = (R - 1) / R * room[k] * wide / r.gpu_link + 1e-6;
-            if (run.zero == 0) reduced[k] += c[k];  // and the sum is gathered
-        }
-        const double e = c[0], g = c[1], x = run.zero == 0 ? 1e-6
-                   : (R - 1) / R * 8 * (double)m.table.elements / 4096 / r.gpu_link + 1e-6;
-        const double er = reduced[0], gr = reduced[1];
-        CHECK(c[2] < f && reduced[2] < 2 * f, "the tail is too long");
+        for (int k = 0; k < 3; k++) c[k] = (R - 1) / R * room[k] * 2 / r.gpu_link + 1e-6;
+        const double e = c[0], g = c[1];
+        const double x = (R - 1) / R * 8 * (double)m.table.elements / 4096 / r.gpu_link + 1e-6;
+        CHECK(c[2] < f, "the tail is too long");
         const OffloadChoice choice = choice_of(OFFLOAD_NONE, 0, 0);
         const Prediction y = predict_rank(&r, &m, &choice, &run);
-        const double forward = run.zero == 0 ? 4 * f + h
-                             : regime == 0 ? e + g + 4 * f + h : e + 4 * g + f + h;
-        double backward = 2 * h + 8 * f + gr;  // each reduction but the last is hidden
-        if (gr > 2 * f) backward = 2 * h + 2 * f + 4 * gr;
+        const double forward = regime == 0 ? e + g + 4 * f + h : e + 4 * g + f + h;
+        double backward = 2 * h + 8 * f + g;  // each reduction but the last is hidden
+        if (g > 2 * f) backward = 2 * h + 2 * f + 4 * g;
         if (run.zero == 3 && regime == 1) backward = 2 * h + 4 * f + 5 * g;
-        if (run.zero == 3 && regime == 2) backward = 2 * h + 2 * f + 4 * gr + 2 * g;
-        IS(y.step, forward + backward + er + x);
+        if (run.zero == 3 && regime == 2) backward = 2 * h + 2 * f + 6 * g;
+        IS(y.step, forward + backward + e + x);
         IS(y.compute, 3 * (4 * f + h));
         IS(y.comm_exposed, y.step - y.compute);
-        const double passes = run.zero == 0 ? 0 : 1;
-        IS(y.comm, er + 4 * gr + reduced[2] + x + passes * (e + c[2])
-                   + (run.zero == 3 ? 6 : 4 * passes) * g);
-        IS(y.reduced_bytes, (R - 1) / R * wide * (room[0] + 4 * room[1] + room[2]));
+        IS(y.comm, 2 * e + 4 * g + 2 * c[2] + x + (run.zero == 3 ? 6 : 4) * g);
+        IS(y.reduced_bytes, (R - 1) / R * 2 * (room[0] + 4 * room[1] + room[2]));
         IS(y.gathered_bytes, (R - 1) / R * 2 * (room[0] + (run.zero == 3 ? 6 : 4) * room[1]
                                                 + room[2]));
         // the same over several nodes
@@ -650,7 +638,6 @@ static void one_gpu_has_no_others(void) {
         const Prediction x = predict(&r, &m, &c, &run);
         run.world = (size_t)i % 2;
         run.zero = i / 2 % 4;
-        run.reduce_f32 = true;
         r.gpu_link = r.node_link = 1;
         r.gpu_latency = r.node_latency = 1000;
         r.node_gpus = 1;

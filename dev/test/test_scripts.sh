@@ -309,13 +309,13 @@ scaled says_what_is_not_known '^7b  *16 .* ?  *? ' "RATES=$top/scripts/rates/pap
 scaled takes_another_link '^7b  *16  *[3-9][0-9]\.[0-9]* .*  none$' 'RATE=node_link 1e9' --offload none
 scaled says_what_does_not_fit '^7b  *16 does not fit' MODELS=7b --gpu-memory 1G
 scaled takes_another_rate '^7b  *16  *5[0-9]\.' 'RATE=gpu_flops 2e12'
-refuses scaling_says_what_is_wrong 2 'must be 0 to 3' sh "$top/scripts/plan_scaling.sh" --zero 4
+refuses scaling_says_what_is_wrong 2 'must be 1 to 3' sh "$top/scripts/plan_scaling.sh" --zero 4
 # The numbers of the lesson.
 lesson() {
     env WORLDS="1 2 4 8 16 32" "$@" sh "$top/scripts/plan_scaling.sh" | sed 1,2d >table
     sed 's/^    //' "$top/doc/zero.md" | awk 'NR == FNR { line[$0] = 1; next } !($0 in line)' - table
 }
-for stage in 0 1 2 3; do
+for stage in 1 2 3; do
     "$TRAINER" --plan --world 8 --zero $stage --model 7b --batch 1 --seq 2048 --recompute block \
         --offload none --gpu-memory 999G --rates "$rates" | awk -v stage=$stage '
         /^GPU  *(parameters|gradients) / { gib[$2] = $3 }
@@ -332,7 +332,7 @@ check lesson_has_the_shared_host test -z "$(lesson MODELS=7b RATE="host_gpus 1")
 check lesson_has_the_network test -z "$(lesson MODELS=7b WORLDS="16 32" \
     RATE="node_link 12e9")" -a -s table
 # What the plan says that each gives the others is what the ranks count. (All but the norm.)
-for stage in 0 2 3; do
+for stage in 2 3; do
     rm -rf ranked
     options="--layers 5 --heads 2 --channels 64 --context 32 --vocab 300 --batch 1 --seq 32"
     options="$options --zero $stage"
@@ -344,9 +344,9 @@ for stage in 0 2 3; do
         sed -n 's/.*each gives \([0-9.e+-]*\) GB of gradients and \([0-9.e+-]*\) GB.*/\1 \2/p' >plan
     sed -n 's/.*"step":3,.*"reduced_bytes":\([0-9]*\),"gathered_bytes":\([0-9]*\).*/\1 \2/p' \
         ranked/log.jsonl >counted
-    check "stage_${stage}_moves_what_is_planned" awk -v stage=$stage '
+    check "stage_${stage}_moves_what_is_planned" awk '
         NR == FNR { gradients = 1e9 * $1; weights = 1e9 * $2; next }
-        { counted = stage == 0 ? $1 + $2 : $1; gathered = stage == 0 ? 0 : $2 }
+        { counted = $1; gathered = $2 }
         function near(a, b) { return a - b < 5e-3 * a + 1 && b - a < 5e-3 * a + 1 }
         END { exit !(gradients > 0 && near(counted, gradients) && near(gathered, weights)) }' plan \
         counted

@@ -602,7 +602,6 @@ static void several_gpus_wait_for_each_other(void) {
         p.run.accum = 1 + (draw(3) == 0) * draw(6);
         p.run.world = 2 + draw(8);
         p.run.zero = 1 + (int)draw(2);
-        p.run.reduce_f32 = draw(2) == 0;
         p.run.no_overlap = draw(8) == 0;
         Rates r = unlimited();
         r.gpu_flops = 1e13;
