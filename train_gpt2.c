@@ -934,7 +934,7 @@ static bool mezo_step(GPT2 *g, const Run *r, const ZoConfig *zo, size_t step, do
 // Saves the run after `step` steps: its weights and a checkpoint.
 static void save(GPT2 *g, Run *r, size_t step, const RunState *what) {
     const ZenReference *z = &g->zen;
-    if (g->zenflow) zen_save(r, step, &z->config, &z->map, &z->clock, what);
+    if (g->zenflow) zen_save(r, step, &z->map, &z->clock, what);
     else run_save(r, step, true, what);
 }
 
@@ -969,12 +969,11 @@ int main(int argc, char **argv) {
         part_whole("param", &spans[0], &g->table, newest, NULL),
         part_whole("m", &spans[1], &g->table, g->m, NULL),
         part_whole("v", &spans[2], &g->table, g->v, NULL),
-        part_whole("acc", &spans[3], &g->table, g->acc, NULL),
-        part_whole("shown", &spans[4], &g->table, g->params, NULL)};
+        part_whole("shown", &spans[3], &g->table, g->params, NULL)};
     const StatePart weights = part_whole("param", &spans[ZEN_PARTS], &g->table, newest, NULL);
     const RunState state = {parts, g->zenflow ? ZEN_PARTS : mezo ? 1 : 3, &weights};
     if (g->zenflow) {
-        const RunState plain = {parts, 3, &weights};  // nothing is held back yet
+        const RunState plain = {parts, 3, &weights};  // nothing is late yet
         run_load(r, zen_is_saved(r) ? &state : &plain);
         if (!zen_is_saved(r))
             memcpy(g->params, g->master, g->table.elements * sizeof(float));
@@ -983,7 +982,7 @@ int main(int argc, char **argv) {
         zen_describe(&g->zen.config, &g->zen.map, "", "");
         printf("\n");
     } else if (!mezo) {
-        zen_load_elsewhere(r, &state);
+        run_load(r, &state);
     } else {
         run_load(r, &state);
         gpt2_perturb(g, &zo, 0, 0, 0);
@@ -1010,7 +1009,7 @@ int main(int argc, char **argv) {
     run_begin(r, &log, &state);
     log.peak = 1e9 * fma_peak_gflops(0.05);
     size_t step = r->state.step;  // steps done
-    while (step < o->steps && !stop_requested) {
+    while (step < o->steps && !run_stops(r)) {
         const double start = seconds_now(), lr = schedule_lr(o, step + 1);
         double loss, norm;
         step++;
@@ -1020,6 +1019,7 @@ int main(int argc, char **argv) {
             if (step > 1) save(g, r, step - 1, &state);
             die("%s", err.text);  // a damaged token file
         }
+        if (g->zenflow) r->open = zen_is_open(&g->zen.config, &g->zen.clock);
         const double seconds = seconds_now() - start;
         if (step % 64 == 1 && run_step_flops(r) / seconds > 0.9 * log.peak)  // it may be more
             log.peak = fmax(log.peak, 1e9 * fma_peak_gflops(0.005));

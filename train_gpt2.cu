@@ -427,7 +427,7 @@ template <typename X> static void gpt2_tighten(GPT2<X> *g, int again, int tight)
     g->recompute = again;
     g->choice.sum_on_host = tight > 0 && g->accumulating && g->zen == NULL;
     g->choice.keep_grads = tight < 2;
-    if (g->zen != NULL) zen_settle_sums(g, tight > 0);
+    if (g->zen != NULL) zen_settle_sums(g->zen, tight > 0);
     gpt2_place(g);
 }
 
@@ -1489,8 +1489,7 @@ template <typename X>
 static void zen_predict(const GPT2<X> *g, const Rates *rates, const PlanRun *run,
                         TraceFile *trace) {
     const ZenFlow<X> *z = g->zen;
-    const ZenPlan plan = {*run, z->config.window, z->config.reselect, z->config.delay, z->sums,
-                          z->wire_f32, g->places};
+    const ZenPlan plan = {*run, z->config.window, z->config.overlap, z->sums, g->places};
     const ZenPrediction x = zen_plan_step(rates, &g->config, &z->map, &plan, trace);
     zen_plan_print(rates, &z->map, &plan, &x);
 }
@@ -1730,7 +1729,7 @@ template <typename X> static int train(Run *r) {
         zen_load(g, r);
         if (g->zero != NULL) zero_weights_changed(g);
     } else {
-        zen_load_elsewhere(r, &state);
+        run_load(r, &state);
         gpt2_round_params(g);
     }
 
@@ -1766,7 +1765,7 @@ template <typename X> static int train(Run *r) {
     log.peak = device.flops * (double)r->world;
     device_print(&device);
     size_t step = r->state.step;  // steps done
-    while (step < o->steps && !run_hears(NEWS_SIGNAL)) {
+    while (step < o->steps && !run_stops(r)) {
         const double start = seconds_now();
         step++;
         timeline_step(&g->timeline, step);
@@ -1811,6 +1810,7 @@ template <typename X> static int train(Run *r) {
         const ZenRates rates = zen_rates(o, step);
         if (g->zen != NULL) zen_update(g, scale, &rates);
         else gpt2_update(g, &adam);
+        if (g->zen != NULL) r->open = zen_is_open(&g->zen->config, &g->zen->clock);
         if (o->no_overlap) {
             compute_span(g, "wait", 0);
             gpt2_update_wait(g);

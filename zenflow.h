@@ -9,7 +9,7 @@
 // In each matrix a few columns matter most. They are chosen, and updated at every step, where the
 // GPU has their state. The gradients of the rest add up on the host over a window of S steps; then
 // they make one AdamW step, which the CPU computes while the next window trains, and which shows at
-// the end of that: always one window late; or, as --zen-delay says, after fewer steps, or at once.
+// the end of that: always one window late; or at once, with --zen-overlap off.
 //
 // Section 4 says what is computed, and the CPU trainer runs it. zenflow.cuh does the same with
 // nothing ever waiting that need not, and must leave the same bits. doc/zenflow.md is the lesson.
@@ -24,13 +24,10 @@ typedef struct {
     size_t window;      // S: steps until the rest is updated; 0: by their gradients, zen_votes()
     size_t reselect;    // E: windows from one selection to the next; 0: there is only one
     size_t warmup;      // W >= 1: plain AdamW steps, before the first selection
-    size_t delay;       // D: steps of the next window until the rest's update shows; 0: at once;
-                        // ZEN_WINDOW, or any number that is not less than S: a window
-    double rest_lr;     // of the rest, in units of the schedule's rate; 0: the root of the window
+    bool overlap;       // the rest's update shows one window late; false: at once
 } ZenConfig;
 
 enum { ZEN_WINDOW_MOST = 16 };  // steps of a window that follows the gradients
-#define ZEN_WINDOW SIZE_MAX
 
 // ---------------------------------------------------------------------------------------------
 // 1. Columns
@@ -69,17 +66,38 @@ typedef struct {
 } ZenMap;
 
 // Has it columns of both kinds? Only then is there something to select in it.
-static inline bool zen_is_mixed(const ZenTensor *z) { return z->chosen > 0 && z->chosen < z->cols; }
+static bool zen_is_mixed(const ZenTensor *z) { return z->chosen > 0 && z->chosen < z->cols; }
 
 // How many of `cols` columns a share comes to: the nearest number, but at least one of a share.
-static inline size_t zen_quota(double topk, size_t cols) {
+static size_t zen_quota(double topk, size_t cols) {
     const size_t n = (size_t)(topk * (double)cols + 0.5);
     return topk > 0 && n == 0 ? 1 : n > cols ? cols : n;
 }
 
+// Lays out what is packed, in the order of the table: segments, and where each tensor's part is.
+static void zen_map_pack(ZenMap *map) {
+    map->chosen = map->rest = map->elements = map->chosen_elements = 0;
+    for (int k = 0; k < map->segments; k++) {
+        ZenSegment *s = &map->segment[k];
+        s->chosen_at = map->chosen;
+        s->rest_at = map->rest;
+        for (int i = s->first; i < s->first + s->count; i++) {
+            ZenTensor *z = &map->tensor[i];
+            z->chosen_at = map->chosen;
+            z->rest_at = map->rest;
+            map->chosen += round_up(z->rows * z->chosen, ALIGN_ELEMENTS);
+            map->rest += round_up(z->rows * (z->cols - z->chosen), ALIGN_ELEMENTS);
+            map->elements += z->rows * z->cols;
+            map->chosen_elements += z->rows * z->chosen;
+        }
+        s->chosen = map->chosen - s->chosen_at;
+        s->rest = map->rest - s->rest_at;
+    }
+}
+
 // At first, the chosen columns are the first ones. The last `whole` layers, and what follows them,
 // are chosen whole. Free it with zen_map_free().
-static inline ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, size_t whole) {
+static ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, size_t whole) {
     ZenMap map;
     memset(&map, 0, sizeof map);
     map.count = t->count;
@@ -98,22 +116,11 @@ static inline ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, siz
         z->decay = x->decay;
         z->chosen = is_whole ? x->cols : zen_quota(topk, x->cols);
         z->column_at = map.columns;
-        z->chosen_at = map.chosen;
-        z->rest_at = map.rest;
         map.columns += x->cols;
-        map.chosen += round_up(z->rows * z->chosen, ALIGN_ELEMENTS);
-        map.rest += round_up(z->rows * (z->cols - z->chosen), ALIGN_ELEMENTS);
-        map.elements += z->rows * z->cols;
-        map.chosen_elements += z->rows * z->chosen;
         map.mixed = map.mixed || zen_is_mixed(z);
-        if (s->count++ == 0) {
-            s->first = i;
-            s->chosen_at = z->chosen_at;
-            s->rest_at = z->rest_at;
-        }
-        s->chosen = map.chosen - s->chosen_at;
-        s->rest = map.rest - s->rest_at;
+        if (s->count++ == 0) s->first = i;
     }
+    zen_map_pack(&map);
     map.column = (int32_t *)alloc_or_fail(map.columns, sizeof(int32_t), "columns");
     for (int i = 0; i < t->count; i++)
         for (size_t j = 0; j < map.tensor[i].cols; j++)
@@ -123,34 +130,20 @@ static inline ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, siz
 
 // Leaves in a new map what one of several ranks owns: rows of each matrix, perhaps none, and
 // vectors whole or not at all (zero.h). Columns, and which are chosen, remain those of all ranks.
-static inline void zen_map_own(ZenMap *map, const ShardMap *own) {
+static void zen_map_own(ZenMap *map, const ShardMap *own) {
     int next = 0;
-    map->chosen = map->rest = map->elements = map->chosen_elements = 0;
     for (int i = 0; i < map->count; i++) {
         ZenTensor *z = &map->tensor[i];
         const bool mine = next < own->count && own->shards[next].tensor == i;
         z->row = mine ? own->shards[next].offset / z->cols : 0;
         z->rows = mine ? own->shards[next].length / z->cols : 0;
         z->at = next < own->count ? own->shards[next].at : own->elements;
-        z->chosen_at = map->chosen;
-        z->rest_at = map->rest;
-        map->chosen += round_up(z->rows * z->chosen, ALIGN_ELEMENTS);
-        map->rest += round_up(z->rows * (z->cols - z->chosen), ALIGN_ELEMENTS);
-        map->elements += z->rows * z->cols;
-        map->chosen_elements += z->rows * z->chosen;
         next += mine;
     }
-    for (int k = 0; k < map->segments; k++) {
-        ZenSegment *s = &map->segment[k];
-        const int last = s->first + s->count;
-        s->chosen_at = map->tensor[s->first].chosen_at;
-        s->rest_at = map->tensor[s->first].rest_at;
-        s->chosen = (last < map->count ? map->tensor[last].chosen_at : map->chosen) - s->chosen_at;
-        s->rest = (last < map->count ? map->tensor[last].rest_at : map->rest) - s->rest_at;
-    }
+    zen_map_pack(map);
 }
 
-static inline void zen_map_free(ZenMap *map) {
+static void zen_map_free(ZenMap *map) {
     free(map->tensor);
     free(map->segment);
     free(map->column);
@@ -170,7 +163,7 @@ enum { ZEN_BLOCK = 128, ZEN_STRIP = 64 };  // ZEN_STRIP: columns of a thread's t
 typedef struct { double squares, magnitudes; } ZenSum;  // of one column's gradients at one step
 
 // sums (cols) of a gradient (rows, cols), fp32 or bf16.
-static inline void zen_sums(ZenSum *sums, const void *grad, int is_bf16, size_t rows, size_t cols) {
+static void zen_sums(ZenSum *sums, const void *grad, int is_bf16, size_t rows, size_t cols) {
     memset(sums, 0, cols * sizeof *sums);
     #pragma omp parallel for schedule(static) if (rows * cols > 1 << 16)
     for (size_t first = 0; first < cols; first += ZEN_STRIP) {
@@ -195,7 +188,7 @@ static inline void zen_sums(ZenSum *sums, const void *grad, int is_bf16, size_t 
 
 typedef struct { double score; int32_t column; } ZenRank;
 
-static inline int zen_rank_compare(const void *a, const void *b) {
+static int zen_rank_compare(const void *a, const void *b) {
     const ZenRank *x = (const ZenRank *)a, *y = (const ZenRank *)b;
     if (x->score != y->score) return x->score > y->score ? -1 : 1;
     return (x->column > y->column) - (x->column < y->column);
@@ -209,7 +202,7 @@ typedef struct { int32_t chosen, rest; } ZenSwap;
 // swaps (chosen) with the slots whose columns have to change places, and returns how many they
 // are; zen_swap() makes it so in the map. A column that stays chosen keeps its slot. Which of the
 // others gets which does not depend on the order of the rest, which no checkpoint has.
-static inline size_t zen_select(const ZenMap *map, int i, const double *scores, ZenSwap *swaps) {
+static size_t zen_select(const ZenMap *map, int i, const double *scores, ZenSwap *swaps) {
     const ZenTensor *z = &map->tensor[i];
     const int32_t *column = map->column + z->column_at;
     if (!zen_is_mixed(z)) return 0;
@@ -236,7 +229,7 @@ static inline size_t zen_select(const ZenMap *map, int i, const double *scores, 
     return count;
 }
 
-static inline void zen_swap(ZenMap *map, int i, const ZenSwap *swaps, size_t count) {
+static void zen_swap(ZenMap *map, int i, const ZenSwap *swaps, size_t count) {
     const ZenTensor *z = &map->tensor[i];
     int32_t *column = map->column + z->column_at;
     for (size_t k = 0; k < count; k++) {
@@ -255,7 +248,6 @@ typedef struct {
     size_t chosen_t;        // AdamW steps that the chosen have had,
     size_t rest_t;          // and the rest
     size_t filled;          // steps of the open window
-    bool late;              // the update of the window before is still to show
     size_t windows;         // since the last selection
     size_t selections;
     double *scores;         // (columns): since this selection's scoring began
@@ -263,7 +255,7 @@ typedef struct {
     double *rest_mean;      // gradients of the chosen, and of the rest
 } ZenClock;
 
-static inline ZenClock zen_clock(const ZenMap *map) {
+static ZenClock zen_clock(const ZenMap *map) {
     ZenClock c;
     memset(&c, 0, sizeof c);
     c.scores = (double *)alloc_or_fail(map->columns, sizeof(double), "scores");
@@ -272,7 +264,7 @@ static inline ZenClock zen_clock(const ZenMap *map) {
     return c;
 }
 
-static inline void zen_clock_free(ZenClock *c) {
+static void zen_clock_free(ZenClock *c) {
     free(c->scores);
     free(c->chosen_mean);
     free(c->rest_mean);
@@ -280,32 +272,35 @@ static inline void zen_clock_free(ZenClock *c) {
 }
 
 // During the warm-up each step is a window of its own, and nothing is late: that is AdamW.
-static inline bool zen_is_warm(const ZenConfig *c, const ZenClock *x) {
+static bool zen_is_warm(const ZenConfig *c, const ZenClock *x) {
     return x->warm < c->warmup;
 }
 
-// A window has at most so many steps; and an update shows after at most so many of the next one.
-static inline size_t zen_window_most(const ZenConfig *c) {
-    return c->window > 0 ? c->window : (size_t)ZEN_WINDOW_MOST;
+// Is the update of the window before still to show? (A selection finds, and leaves, nothing late.)
+static bool zen_is_late(const ZenConfig *c, const ZenClock *x) {
+    return c->overlap && x->windows > 0;
 }
-static inline size_t zen_delay_most(const ZenConfig *c) {
-    return min_size(c->delay, zen_window_most(c));
+
+// Would a checkpoint lack something now: gradients that a window has summed so far, or the scores
+// of a warm-up?
+static bool zen_is_open(const ZenConfig *c, const ZenClock *x) {
+    return x->filled > 0 || (x->warm > 0 && zen_is_warm(c, x));
 }
 
 // Is the next selection made by the gradients of the coming step, among others?
-static inline bool zen_is_scoring(const ZenConfig *c, const ZenMap *map, const ZenClock *x) {
+static bool zen_is_scoring(const ZenConfig *c, const ZenMap *map, const ZenClock *x) {
     return map->mixed && (zen_is_warm(c, x) || x->windows + 1 == c->reselect);
 }
 
 // Does the coming step need zen_sums() of its gradients?
-static inline bool zen_needs_sums(const ZenConfig *c, const ZenMap *map, const ZenClock *x) {
+static bool zen_needs_sums(const ZenConfig *c, const ZenMap *map, const ZenClock *x) {
     return zen_is_scoring(c, map, x) || (map->mixed && c->window == 0 && !zen_is_warm(c, x));
 }
 
 // Has enough come together? A window that follows the gradients ends when, in 99 of 100 matrices,
 // the sum of the rest's mean magnitudes has reached the mean of those of the chosen ("Zen-auto";
 // the published code multiplies its mean by 1/(10k) at every step, and is right for k = 0.1 only).
-static inline bool zen_votes(const ZenMap *map, const ZenClock *x, size_t steps) {
+static bool zen_votes(const ZenMap *map, const ZenClock *x, size_t steps) {
     size_t votes = 0, voters = 0;
     for (int i = 0; i < map->count; i++) {
         const ZenTensor *z = &map->tensor[i];
@@ -316,57 +311,55 @@ static inline bool zen_votes(const ZenMap *map, const ZenClock *x, size_t steps)
     return (double)votes >= 0.99 * (double)voters || steps >= ZEN_WINDOW_MOST;
 }
 
-// What the end of a step brings. In this order: the chosen are updated; the rest's gradients join
-// the window's sum; the update of the window before shows; if the window closes, its own is
-// computed, and if it drains, that shows, too; then columns are selected. An update shows once:
-// with D steps of the next window done, or with all of them, whichever is less. That is asserted.
-typedef struct {
-    bool shows, closes, drains, selects;
-    size_t steps;  // of the window, with this one
-} ZenTurn;
-
-// Takes the sums (columns) of the step's gradients into account, if zen_needs_sums(), and decides.
-// Call it once per step; zen_turn_end() when all of it has been done.
-static inline ZenTurn zen_turn(const ZenConfig *c, const ZenMap *map, ZenClock *x,
-                               const ZenSum *sums) {
-    const bool warm = zen_is_warm(c, x), scoring = zen_is_scoring(c, map, x);
-    const bool first = x->filled == 0 && (!warm || x->warm == 0);
-    ZenTurn turn;
-    turn.steps = x->filled + 1;
-    for (size_t j = 0; scoring && j < map->columns; j++)
-        x->scores[j] = (first ? 0 : x->scores[j]) + sums[j].squares;
-    for (int i = 0; c->window == 0 && zen_needs_sums(c, map, x) && i < map->count; i++) {
+// Adds a step's mean magnitudes of the chosen and of the rest of each matrix to the window's.
+static void zen_add_means(const ZenMap *map, ZenClock *x, const ZenSum *sums, bool first) {
+    for (int i = 0; i < map->count; i++) {
         const ZenTensor *z = &map->tensor[i];
+        if (!zen_is_mixed(z)) continue;
         double part[2] = {0, 0};
         bool *rest = (bool *)alloc_or_fail(z->cols, sizeof *rest, "selection");
         for (size_t j = z->chosen; j < z->cols; j++) rest[map->column[z->column_at + j]] = true;
         for (size_t j = 0; j < z->cols; j++)  // in the order of columns, as slots may be others
             part[rest[j]] += sums[z->column_at + j].magnitudes;
         free(rest);
-        const double n[2] = {(double)z->chosen, (double)(z->cols - z->chosen)};
-        x->chosen_mean[i] = (first ? 0 : x->chosen_mean[i]) + (n[0] > 0 ? part[0] / n[0] : 0);
-        x->rest_mean[i] = (first ? 0 : x->rest_mean[i]) + (n[1] > 0 ? part[1] / n[1] : 0);
+        x->chosen_mean[i] = (first ? 0 : x->chosen_mean[i]) + part[0] / (double)z->chosen;
+        x->rest_mean[i] = (first ? 0 : x->rest_mean[i]) + part[1] / (double)(z->cols - z->chosen);
     }
+}
+
+// What the end of a step brings. In this order: the chosen are updated; the rest's gradients join
+// the window's sum; if the window closes, the update of the one before shows, if it is late, and
+// its own is computed; if it drains, that shows, too; then columns are selected.
+typedef struct {
+    bool closes, drains, selects;
+    size_t steps;  // of the window, with this one
+} ZenTurn;
+
+// Takes the sums (columns) of the step's gradients into account, if zen_needs_sums(), and decides.
+// Call it once per step; zen_turn_end() when all of it has been done.
+static ZenTurn zen_turn(const ZenConfig *c, const ZenMap *map, ZenClock *x, const ZenSum *sums) {
+    const bool warm = zen_is_warm(c, x);
+    const bool first = x->filled == 0 && (!warm || x->warm == 0);
+    ZenTurn turn;
+    turn.steps = x->filled + 1;
+    if (zen_is_scoring(c, map, x))
+        for (size_t j = 0; j < map->columns; j++)
+            x->scores[j] = (first ? 0 : x->scores[j]) + sums[j].squares;
+    if (c->window == 0 && zen_needs_sums(c, map, x)) zen_add_means(map, x, sums, first);
     turn.closes = warm || (c->window > 0 ? turn.steps >= c->window
                                          : !map->mixed || zen_votes(map, x, turn.steps));
     turn.selects = map->mixed && (warm ? x->warm + 1 == c->warmup
                                        : turn.closes && x->windows + 1 == c->reselect);
-    turn.drains = turn.closes && (warm || c->delay == 0 || turn.selects);
-    turn.shows = x->late && (turn.closes || turn.steps == c->delay);
-    const size_t most = zen_delay_most(c);
-    const bool due = turn.closes || turn.steps == most;
-    if (x->late && (turn.steps > most || (due && !turn.shows)))
-        fail("zenflow: after %zu steps, of at most %zu, an update does not show", turn.steps, most);
+    turn.drains = turn.closes && (warm || !c->overlap || turn.selects);
     return turn;
 }
 
-static inline void zen_turn_end(const ZenConfig *c, ZenClock *x, const ZenTurn *turn) {
+static void zen_turn_end(const ZenConfig *c, ZenClock *x, const ZenTurn *turn) {
     const bool warm = zen_is_warm(c, x);
     x->warm += warm;
     x->chosen_t++;
     x->rest_t += turn->closes;
     x->filled = turn->closes ? 0 : turn->steps;
-    x->late = turn->closes ? !turn->drains : x->late && !turn->shows;
     if (turn->closes && !warm) x->windows++;
     if (turn->selects) {
         x->windows = 0;
@@ -378,27 +371,22 @@ static inline void zen_turn_end(const ZenConfig *c, ZenClock *x, const ZenTurn *
 typedef struct { double lr, beta1, beta2, eps, weight_decay; } ZenRates;
 
 // The step of the chosen. Each part counts its own steps, for the corrections of its bias.
-static inline AdamStep zen_chosen_step(const ZenClock *x, const ZenRates *r, float scale) {
+static AdamStep zen_chosen_step(const ZenClock *x, const ZenRates *r, float scale) {
     return adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps, r->weight_decay, x->chosen_t + 1,
                              scale);
 }
 
-// The rest's, of the mean gradient of a window of n steps. Its rate: c->rest_lr times the
-// schedule's, or sqrt(n) times, as a batch that is n times larger wants (Malladi et al. 2022, "On
-// the SDEs and scaling rules for adaptive gradient algorithms"). The decay is that of n steps.
-static inline AdamStep zen_rest_step(const ZenConfig *c, const ZenClock *x, const ZenRates *r,
-                                     size_t n) {
-    const double factor = zen_is_warm(c, x) ? 1 : c->rest_lr > 0 ? c->rest_lr : sqrt((double)n);
-    return adam_step_prepare(factor * r->lr, r->beta1, r->beta2, r->eps,
-                             r->weight_decay * (double)n / factor, x->rest_t + 1,
-                             1 / (double)n);
+// The rest's, of the mean gradient of a window of n steps. The decay is that of n steps.
+static AdamStep zen_rest_step(const ZenClock *x, const ZenRates *r, size_t n) {
+    return adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps, r->weight_decay * (double)n,
+                             x->rest_t + 1, 1 / (double)n);
 }
 
 // ---------------------------------------------------------------------------------------------
 // 4. The reference
 
-// All arenas have the table's layout. bf16: `shown` holds numbers that bf16 has; wire_bf16: the
-// rest's gradients are rounded to it once per step.
+// All arenas have the table's layout. bf16: `shown` holds numbers that bf16 has, and the rest's
+// gradients are rounded to it once per step.
 typedef struct {
     ZenConfig config;
     ZenMap map;
@@ -408,7 +396,7 @@ typedef struct {
     float *master, *m, *v;   // newest weights, moments
     float *shown;            // the weights that forward and backward use
     float *acc;              // the rest's gradients, summed over the window so far
-    bool bf16, wire_bf16;
+    bool bf16;
 } ZenReference;
 
 // Where slots [first, last) of tensor i are in an arena, row by row: BODY for each element e.
@@ -419,13 +407,13 @@ typedef struct {
             BODY \
         }
 
-static inline float zen_shown(const ZenReference *x, size_t e) {
-    return x->bf16 ? bf16_to_f32(f32_to_bf16(x->master[e])) : x->master[e];
+static float zen_round(const ZenReference *x, float w) {
+    return x->bf16 ? bf16_to_f32(f32_to_bf16(w)) : w;
 }
 
 // One step, of which `grads` is the whole gradient and `scale` clips it. The same for any cut of
 // the work, as every element is its own.
-static inline void zen_reference_step(ZenReference *x, const float *grads, float scale,
+static void zen_reference_step(ZenReference *x, const float *grads, float scale,
                                       const ZenRates *rates) {
     const ZenConfig *c = &x->config;
     if (zen_needs_sums(c, &x->map, &x->clock))
@@ -435,7 +423,7 @@ static inline void zen_reference_step(ZenReference *x, const float *grads, float
         }
     const ZenTurn turn = zen_turn(c, &x->map, &x->clock, x->sums);
     const AdamStep now = zen_chosen_step(&x->clock, rates, scale);
-    const AdamStep late = zen_rest_step(c, &x->clock, rates, turn.steps);
+    const AdamStep late = zen_rest_step(&x->clock, rates, turn.steps);
     #pragma omp parallel for schedule(dynamic)
     for (int i = 0; i < x->map.count; i++) {
         const ZenTensor *z = &x->map.tensor[i];
@@ -443,20 +431,18 @@ static inline void zen_reference_step(ZenReference *x, const float *grads, float
         ZEN_EACH(z, column, 0, z->chosen,
             adam_scalar(&x->master[e], &x->m[e], &x->v[e], grads[e], &now,
                         z->decay ? now.weight_decay : 0);
-            x->shown[e] = zen_shown(x, e);
+            x->shown[e] = zen_round(x, x->master[e]);
         )
         ZEN_EACH(z, column, z->chosen, z->cols,
-            const float g = x->wire_bf16 ? bf16_to_f32(f32_to_bf16(grads[e])) : grads[e];
+            const float g = zen_round(x, grads[e]);
             x->acc[e] = x->clock.filled == 0 ? mul_f32(scale, g) : fma_f32(scale, g, x->acc[e]);
         )
-        if (turn.shows)
-            ZEN_EACH(z, column, z->chosen, z->cols, x->shown[e] = zen_shown(x, e);)
         if (!turn.closes) continue;
         ZEN_EACH(z, column, z->chosen, z->cols,
+            x->shown[e] = zen_round(x, x->master[e]);  // what the window before has made
             adam_scalar(&x->master[e], &x->m[e], &x->v[e], x->acc[e], &late,
                         z->decay ? late.weight_decay : 0);
-            if (turn.drains) x->shown[e] = zen_shown(x, e);
-            x->acc[e] = 0;
+            if (turn.drains) x->shown[e] = zen_round(x, x->master[e]);
         )
     }
     for (int i = 0; turn.selects && i < x->map.count; i++) {
@@ -475,7 +461,7 @@ static inline void zen_reference_step(ZenReference *x, const float *grads, float
 enum { ZEN_CHUNK = 16384 };  // elements of a thread's turn, as ADAM_CHUNK
 
 // acc = scale g if first, else acc + scale g: n elements of one step's gradient, fp32 or bf16.
-static inline void zen_accumulate(float *acc, const void *g, int is_bf16, size_t n, float scale,
+static void zen_accumulate(float *acc, const void *g, int is_bf16, size_t n, float scale,
                                   int first) {
     #pragma omp parallel for schedule(dynamic) if (n > ZEN_CHUNK)
     for (size_t at = 0; at < n; at += ZEN_CHUNK) {
@@ -498,8 +484,8 @@ static inline void zen_accumulate(float *acc, const void *g, int is_bf16, size_t
 __attribute__((always_inline))
 static inline void zen_update_loop(float *__restrict__ p, float *__restrict__ m,
                                    float *__restrict__ v, const float *__restrict__ acc,
-                                   int has_acc, const void *__restrict__ g, int has_g, int is_bf16,
-                                   float scale, uint16_t *__restrict__ out, int has_out,
+                                   int has_acc, const void *__restrict__ g, int has_g,
+                                   float scale, uint16_t *__restrict__ out, int is_bf16,
                                    size_t first, size_t last, const AdamStep *step) {
     const AdamStep s = *step;
     for (size_t i = first; i < last; i++) {
@@ -508,32 +494,26 @@ static inline void zen_update_loop(float *__restrict__ p, float *__restrict__ m,
         else if (!has_acc) sum = mul_f32(scale, grad_at(g, is_bf16, i));
         else sum = fma_f32(scale, grad_at(g, is_bf16, i), acc[i]);
         adam_scalar(&p[i], &m[i], &v[i], sum, &s, s.weight_decay);
-        if (has_out) out[i] = f32_to_bf16(p[i]);
+        if (is_bf16) out[i] = f32_to_bf16(p[i]);
     }
 }
 
 // One AdamW step of n packed elements by the sum of a window's gradients: acc; or, in one pass with
-// the last addition to it, acc + scale g; or, of a window of one step, scale g (acc NULL). out, if
-// not NULL, receives the new weights in bf16.
-static inline void zen_update_rest(float *p, float *m, float *v, const float *acc, const void *g,
-                                   int is_bf16, float scale, uint16_t *out, size_t n,
-                                   const AdamStep *step) {
+// the last addition to it, acc + scale g; or, of a window of one step, scale g (acc NULL). In bf16,
+// which g is then, too, out receives the new weights; NULL: all is fp32.
+static void zen_update_rest(float *p, float *m, float *v, const float *acc, const void *g,
+                            float scale, uint16_t *out, size_t n, const AdamStep *step) {
     #pragma omp parallel for schedule(dynamic) if (n > ZEN_CHUNK)
     for (size_t at = 0; at < n; at += ZEN_CHUNK) {
         const size_t end = min_size(at + ZEN_CHUNK, n);
-        #define ZEN_LOOP(has_acc, has_g, is_bf16, has_out) \
-            zen_update_loop(p, m, v, acc, has_acc, g, has_g, is_bf16, scale, out, has_out, at, \
-                            end, step)
-        if (out != NULL && g == NULL) ZEN_LOOP(1, 0, 0, 1);
-        else if (out != NULL && is_bf16 && acc == NULL) ZEN_LOOP(0, 1, 1, 1);
-        else if (out != NULL && is_bf16) ZEN_LOOP(1, 1, 1, 1);
-        else if (out != NULL && acc == NULL) ZEN_LOOP(0, 1, 0, 1);
-        else if (out != NULL) ZEN_LOOP(1, 1, 0, 1);
-        else if (g == NULL) ZEN_LOOP(1, 0, 0, 0);
-        else if (is_bf16 && acc == NULL) ZEN_LOOP(0, 1, 1, 0);
-        else if (is_bf16) ZEN_LOOP(1, 1, 1, 0);
-        else if (acc == NULL) ZEN_LOOP(0, 1, 0, 0);
-        else ZEN_LOOP(1, 1, 0, 0);
+        #define ZEN_LOOP(has_acc, has_g, is_bf16) \
+            zen_update_loop(p, m, v, acc, has_acc, g, has_g, scale, out, is_bf16, at, end, step)
+        if (out != NULL && g == NULL) ZEN_LOOP(1, 0, 1);
+        else if (out != NULL && acc == NULL) ZEN_LOOP(0, 1, 1);
+        else if (out != NULL) ZEN_LOOP(1, 1, 1);
+        else if (g == NULL) ZEN_LOOP(1, 0, 0);
+        else if (acc == NULL) ZEN_LOOP(0, 1, 0);
+        else ZEN_LOOP(1, 1, 0);
         #undef ZEN_LOOP
     }
 }

@@ -980,7 +980,7 @@ static inline bool state_find(const char *out, TrainState *s, GPT2Config *c, cha
 }
 
 // Fills the parts' arenas from a checkpoint that state_find() has checked; padding becomes zero. It
-// must hold exactly these parts, of this model. A part with nothing in it is known but not loaded.
+// must hold these parts, of this model. Others, and parts with nothing in them, are not loaded.
 static inline bool state_load(const char *dir, const GPT2Config *c, const GPT2Table *t,
                               const StatePart *parts, int count, Error *err) {
     char path[PATH_MAX], name[128];
@@ -1005,11 +1005,7 @@ static inline bool state_load(const char *dir, const GPT2Config *c, const GPT2Ta
         snprintf(name, sizeof name, "%s.%s", parts[k].prefix, t->tensors[0].name);
         SafeTensor *first = safetensors_find(&st, name);
         if (first == NULL) ok = error_set(&why, "tensor %s is missing", name);
-        else first->seen = true;
     }
-    for (int i = 0; ok && i < st.count; i += t->count)
-        if (!st.tensors[i].seen)
-            ok = error_set(&why, "tensor %.100s is not used in this mode", st.tensors[i].name);
     float *buffer = NULL;
     size_t room = 0;
     for (int k = 0; ok && k < count; k++) {

@@ -23,6 +23,7 @@ enum { SAVE_FP32, SAVE_BF16 };
 enum { OPTIMIZER_ADAMW, OPTIMIZER_MEZO };
 enum { PRECISION_BF16, PRECISION_FP32, PRECISION_FP16 };
 enum { RECOMPUTE_AUTO, RECOMPUTE_NONE, RECOMPUTE_BLOCK };
+enum { OVERLAP_ON, OVERLAP_OFF };
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE,
        OFFLOAD_ZENFLOW };
 enum { WIRE_BF16, WIRE_FP32 };
@@ -59,10 +60,9 @@ typedef struct {
     bool plan, calibrate;
     const char *rates, *trace;
     // importance-aware updates
-    double zen_topk, zen_rest_lr;                     // zen_rest_lr may be AUTO_REAL
+    double zen_topk;
     size_t zen_window, zen_reselect, zen_warmup;      // zen_window 0: auto
-    size_t zen_delay;                                 // may be AUTO_COUNT
-    size_t zen_sums;                                  // 0: auto
+    int zen_overlap;
     // zeroth-order training
     double zo_eps;
     size_t zo_queries, resident_blocks;
@@ -207,17 +207,13 @@ static const Option option_table[] = {
     REAL("zen-topk", zen_topk, "0.1", 0, 1, O_FIXED | O_FO | O_ZEN,
          "share of columns that are updated at every step"),
     COUNT("zen-window", zen_window, "4", 1, 1 << 20, O_FIXED | O_FO | O_ZEN | O_AUTO,
-          "steps per update of the rest; auto: 1 to 16"),
+          "steps per update of the rest; a save waits for its end"),
     COUNT("zen-reselect", zen_reselect, "16", 0, BIG, O_FIXED | O_FO | O_ZEN,
           "windows per selection; 0: only one"),
     COUNT("zen-warmup", zen_warmup, "1", 1, BIG, O_FIXED | O_FO | O_ZEN,
           "plain steps before the first selection"),
-    COUNT("zen-delay", zen_delay, "auto", 0, BIG, O_FIXED | O_FO | O_ZEN,
-          "steps until it shows; auto: a window; 0: at once"),
-    REAL("zen-rest-lr", zen_rest_lr, "1", 0, 1000, O_FIXED | O_FO | O_ZEN | O_AUTO,
-         "times --lr, for the rest; auto: the window's root"),
-    COUNT("zen-sums", zen_sums, "auto", 1, 2, O_GPU | O_FO | O_ZEN,
-          "on the host; 2: updates may take a whole window"),
+    CHOICE("zen-overlap", zen_overlap, "on", "on|off", O_FIXED | O_FO | O_ZEN,
+           "updates of the rest show a window late; off: at once"),
 
     TITLE("Fine-tuning without gradients (--optimizer mezo: --lr 1e-6, constant, no decay)"),
     REAL("zo-eps", zo_eps, "1e-3", 1e-6, 1, O_FIXED | O_ZO, "size of the perturbation"),
@@ -442,14 +438,9 @@ static void options_check(const Options *o) {
     if (zenflow && o->zen_window == 0 && (o->zen_topk == 0 || o->zen_topk == 1))
         die("--zen-window auto compares the chosen columns with the rest, and --zen-topk %g leaves "
             "only one of them", o->zen_topk);
-    if (o->zen_rest_lr == 0) die("--zen-rest-lr 0: the rest would never be updated");
-    if (option_given(o, "zen-sums")
-        && (o->zen_window == 1 || (o->zen_sums == 2 && o->zen_delay <= 1)))
-        die("--zen-sums %zu: %s", o->zen_sums,
-            o->zen_window == 1 ? "a --zen-window of 1 has none"
-                               : "with --zen-delay 0 or 1 there is never but one");
-    if (zenflow && (option_given(o, "subgroup") || option_given(o, "slots")))
-        die("--subgroup and --slots are for other modes of --offload");
+    if (zenflow && (option_given(o, "subgroup") || option_given(o, "slots")
+                    || option_given(o, "grad-wire")))
+        die("--subgroup, --slots and --grad-wire are for other modes of --offload");
     if (option_given(o, "resident") && !interleave && !zenflow && o->offload != OFFLOAD_TWINFLOW)
         die("--resident needs --offload twinflow, interleave or zenflow");
     if (option_given(o, "stride") && option_given(o, "share"))

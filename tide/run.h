@@ -43,6 +43,8 @@ typedef struct {
     char resume_from[PATH_MAX];     // the one that a resumed run began with
     StateSave last;                 // the last one that this process has saved
     bool ends;                      // what is saved now is the last: then it must not fail
+    bool open;                      // a save would lack something now: it waits (ZenFlow's window)
+    bool save_due;                  // one does
     int skipped;                    // steps in a row that led nowhere
     bool training;                  // gradients are needed: for steps, or for --dump
     bool only_sampling;             // --steps 0 --prompt: nothing but the sample is printed
@@ -481,6 +483,8 @@ static inline void run_load(Run *r, const RunState *x) {
     if (!r->o.resume) run_load_first(r, &x->parts[0]);
     else if (!state_load(r->resume_from, &r->config, &r->table, x->parts, x->count, &err))
         die("%s", err.text);
+    if (r->o.optimizer == OPTIMIZER_ADAMW && r->o.offload != OFFLOAD_ZENFLOW)
+        train_state_free(&r->state);  // zenflow's, from here on without it
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -661,11 +665,17 @@ static inline bool run_evaluates(const Run *r, size_t step) {
 static inline bool run_samples(const Run *r, size_t step) {
     return r->tokenizer != NULL && run_is_every(r, step, r->o.sample_every);
 }
-static inline bool run_saves(const Run *r, size_t step) {
+static inline bool run_saves(Run *r, size_t step) {
     const size_t every = r->o.save_every;
     if (every == 0 || r->o.no_save || step == r->o.steps) return false;  // the end saves anyway
-    return every == AUTO_COUNT ? run_hears(NEWS_DUE) : step % every == 0;
+    if (every == AUTO_COUNT ? run_hears(NEWS_DUE) : step % every == 0) r->save_due = true;
+    if (!r->save_due || r->open) return false;
+    r->save_due = false;
+    return true;
 }
+
+// Has a signal come that ends the run, now that it can be saved?
+static inline bool run_stops(const Run *r) { return run_hears(NEWS_SIGNAL) && !r->open; }
 
 // "1.5 GB"
 static inline const char *run_bytes(char text[32], double bytes) {

@@ -2,6 +2,9 @@
 // sums, updates and waits of zenflow.cuh, run through the machine of plan.h. No CUDA here.
 // doc/zenflow.md is the lesson.
 //
+//   zen_plan_step    predicts a step
+//   zen_plan_print   says it
+//
 // What is queued is what zenflow.cuh queues, window after window, until one is like the other:
 //   - gradients: those of the rest leave, layer by layer, when they are complete and the host has
 //     added those of the step before to the window's sum; two layers' may wait for that, packed, on
@@ -15,8 +18,8 @@
 //     before it leaves, and behind the update of what is chosen, and what shows, all weights are
 //     gathered.
 // Left out, as in plan.h: what packing, norms and sums of columns need of the GPU's memory; and
-// that the norm's few bytes may wait behind a gradient on its way. Nor are the exchange of columns
-// and of their sums here.
+// that the norm's few bytes may wait behind a gradient on its way. Nor are selections here, which
+// end a window that is not hidden.
 //
 // In closed form, for R elements of the rest, windows of S steps, and W bytes/s of host memory, a
 // step takes at least as long as the longest of
@@ -32,10 +35,8 @@
 typedef struct {
     PlanRun run;
     size_t window;    // steps; 0: that follows the gradients, which are not known here
-    size_t reselect;  // windows from one selection to the next; 0: there are none
-    size_t delay;     // steps of the next window until the rest's update shows, as ZenConfig's
+    bool overlap;     // the rest's update shows one window late
     int sums;         // as in zenflow.cuh
-    bool wire_f32;    // gradients of the rest cross the link as fp32
     int places;       // in which the layers' gradients are made, in turns, at least LEAST_PLACES
 } ZenPlan;
 
@@ -44,12 +45,6 @@ typedef struct {
     double compute;          // what it would take if nothing ever waited
     double stall_forward;    // before a part of forward, for new weights
     double stall_backward;   // before a part of backward, for room
-    double stall;            // both, as a share of the step
-    double selection;        // seconds that selections add, spread over all steps
-    const char *limit;       // "compute": less than a hundredth are waits; or what would shorten
-                             // them most if it took no time: "host", "link to the host" (or "GPU"),
-                             // "update on the GPU", "other GPUs"; "host and link": one alone would
-                             // not
     double h2d_bytes, d2h_bytes;  // per step, the mean over a window
     double comm, comm_exposed, reduced_bytes, gathered_bytes;  // as in Prediction
     size_t window;           // steps
@@ -58,9 +53,7 @@ typedef struct {
 enum {
     PLAN_WINDOWS = 6,        // and as many as 32 steps make, until one is like the other
     PLAN_COUNTED = 2,        // of these, the last; they may take turns
-    PLAN_DRAINED = 2,        // the one that a selection ends
-    PLAN_WINDOW_MOST = 64,   // steps; of a longer window, some behind or before what shows stand
-    PLAN_ALIKE = 24,         // for all others: so many
+    PLAN_WINDOW_MOST = 64,   // steps: a longer window is as one of so many, but for its bytes
     PLAN_AUTO_WINDOW = 4
 };
 
@@ -73,11 +66,9 @@ typedef struct {
     const ZenPlan *plan;
     PlanFlops flops;
     double gpu, gpu_adam;    // per second
-    double wire, made;       // bytes of a gradient on the link, of a weight on the GPU
+    double made;             // bytes of a gradient and of a weight, on the GPU and on the link
     int L, segments, places;
-    size_t steps, delay;     // of a window, as many as are queued; until its update shows
-    double part;             // of that update's work: fewer steps bring less
-    bool free[ROWS];         // what takes no time here
+    size_t steps;            // of a window
     PlanComm comm;
     int *updated, *returned, *arrived, *ring_free, *computed, *result_free;  // (segments): tasks
     int *place, *reduced;    // (segments): what a place waits for, and for what else
@@ -88,14 +79,13 @@ typedef struct {
     size_t due;              // elements of it that it should have been given
 } ZenSim;
 
-static inline int zen_plan_add(ZenSim *x, int row, const char *name, int s, double work, int a,
-                               int b, int c) {
-    const double needed = x->free[row] ? 0 : work;
-    return x->last[row] = plan_add(&x->tasks, row, name, (size_t)s, needed, a, b, c);
+static int zen_plan_add(ZenSim *x, int row, const char *name, int s, double work, int a, int b,
+                        int c) {
+    return x->last[row] = plan_add(&x->tasks, row, name, (size_t)s, work, a, b, c);
 }
 
 // The result of the rest's last update goes to the GPU.
-static inline void zen_plan_show(ZenSim *x, int norm) {
+static void zen_plan_show(ZenSim *x, int norm) {
     for (int s = 0; s < x->segments; s++) {
         const double n = (double)x->map->segment[s].rest;
         if (n == 0) continue;
@@ -106,8 +96,8 @@ static inline void zen_plan_show(ZenSim *x, int norm) {
 
 // The host is given segments of an update whose gradients are in a sum of their own, until it has
 // had so many elements.
-static inline void zen_plan_compute(ZenSim *x, size_t due, int norm) {
-    const double bytes = x->part * (24 + 4 + (x->made < 4 ? x->made : 0));
+static void zen_plan_compute(ZenSim *x, size_t due, int norm) {
+    const double bytes = 24 + 4 + (x->made < 4 ? x->made : 0);
     for (; x->queued < x->segments && x->map->segment[x->queued].rest_at < due; x->queued++) {
         const int s = x->queued;
         const double n = (double)x->map->segment[s].rest;
@@ -119,7 +109,7 @@ static inline void zen_plan_compute(ZenSim *x, size_t due, int norm) {
 
 // Backward comes to segment s; the gradient is summed over the ranks. Returns the task that has
 // completed it.
-static inline int zen_plan_backward(ZenSim *x, int s) {
+static int zen_plan_backward(ZenSim *x, int s) {
     const int place = plan_place(s, x->L, x->places);
     const int made = zen_plan_add(x, ROW_COMPUTE, "backward", s,
                                   plan_backward(&x->flops, s, x->L) / x->gpu, x->place[place],
@@ -130,14 +120,14 @@ static inline int zen_plan_backward(ZenSim *x, int s) {
                                             PLAN_NOTHING);
 }
 
-// Step `step` of a window; drains: what its gradients make shows at once. Returns its norm.
-static inline int zen_plan_one(ZenSim *x, size_t step, bool drains) {
+// Step `step` of a window. Returns its norm.
+static int zen_plan_one(ZenSim *x, size_t step) {
     enum { NONE = PLAN_NOTHING };
     const PlanRun *run = &x->plan->run;
     const ZenSegment *part = x->map->segment;
     const int L = x->L, S = x->segments;
     const bool first = step == 0, last = step + 1 == x->steps;
-    const bool shows = x->late && (last || step + 1 == x->delay);
+    const bool drains = last && !x->plan->overlap;
     const double forward = (double)L * x->flops.layer + x->flops.head;
     const double whole = 3 * forward + (double)(L - 1) * x->flops.again;
     for (int s = 0; s < S; s++)
@@ -159,7 +149,7 @@ static inline int zen_plan_one(ZenSim *x, size_t step, bool drains) {
         if (n > 0) {
             x->packed = x->leaving[0];  // it is packed when the copy two before it has gone
             x->leaving[0] = x->leaving[1];
-            x->leaving[1] = x->arrived[s] = zen_plan_add(x, ROW_LEAVE, "leave", s, n * x->wire,
+            x->leaving[1] = x->arrived[s] = zen_plan_add(x, ROW_LEAVE, "leave", s, n * x->made,
                                                          made, x->ring_free[s], NONE);
         }
         *room = n > 0 ? x->packed : NONE;
@@ -178,16 +168,17 @@ static inline int zen_plan_one(ZenSim *x, size_t step, bool drains) {
     for (int s = S - 1; !one_pass && s >= 0; s--)
         if (part[s].rest > 0)
             x->ring_free[s] = zen_plan_add(x, ROW_HOST, "accumulate", s,
-                                           (double)part[s].rest * (x->wire + (first ? 4 : 8)), norm,
+                                           (double)part[s].rest * (x->made + (first ? 4 : 8)), norm,
                                            x->arrived[s], NONE);
-    if (shows) zen_plan_compute(x, SIZE_MAX, norm);
-    if (shows && !drains) zen_plan_show(x, norm);
-    x->late = x->late && !shows;
+    if (last && x->late) {
+        zen_plan_compute(x, SIZE_MAX, norm);
+        zen_plan_show(x, norm);
+    }
     if (last) {
         x->late = !drains;
         x->queued = one_pass ? S : 0;
         x->due = 0;
-        const double bytes = 24 + x->wire + (first ? 0 : 4) + (x->made < 4 ? x->made : 0);
+        const double bytes = 24 + x->made + (first ? 0 : 4) + (x->made < 4 ? x->made : 0);
         for (int i = 0, s; one_pass && i < S; i++)
             if (part[s = drains ? i : S - 1 - i].rest > 0)
                 x->computed[s] = x->ring_free[s] =
@@ -195,7 +186,7 @@ static inline int zen_plan_one(ZenSim *x, size_t step, bool drains) {
                                  x->arrived[s], x->result_free[s]);
         if (drains) zen_plan_show(x, norm);
     }
-    x->due += x->map->rest / (x->delay > 0 ? x->delay : 1) + 1;
+    x->due += x->map->rest / x->steps + 1;
     zen_plan_compute(x, run->no_overlap ? SIZE_MAX : x->due, norm);
     for (int s = 0; x->comm.on && s < S; s++) plan_gather(&x->tasks, &x->comm, s, norm);
     if (run->no_overlap)  // the GPU's own it would have to share its time with anyway
@@ -206,142 +197,91 @@ static inline int zen_plan_one(ZenSim *x, size_t step, bool drains) {
 // ---------------------------------------------------------------------------------------------
 // The prediction
 
-// Some windows; drained: the number of one that a selection ends, or -1. free_row: what
-// takes no time, or -1. Returns seconds per step, adds to *x what compute waited in each, if x is
-// not NULL; *end: when all of it was over.
-static inline double zen_plan_run(const Rates *r, const GPT2Config *config, const ZenMap *map,
-                                  const ZenPlan *p, int drained, int free_row, ZenPrediction *x,
-                                  double *end, TraceFile *trace) {
+// A step of the trainer in its steady state, of the columns of *map. With a trace (open; NULL:
+// none), a window is drawn there, from the norm before it on. Never fails.
+static ZenPrediction zen_plan_step(const Rates *r, const GPT2Config *config, const ZenMap *map,
+                                   const ZenPlan *p, TraceFile *trace) {
+    ZenPrediction x;
     ZenSim sim, *m = &sim;
+    memset(&x, 0, sizeof x);
     memset(m, 0, sizeof *m);
-    const size_t S = p->window, n = min_size(S, PLAN_WINDOW_MOST);
-    const size_t steps = PLAN_WINDOWS * n + 32 / n * n;
+    x.window = p->window > 0 ? p->window : (size_t)PLAN_AUTO_WINDOW;
+    const size_t n = min_size(x.window, PLAN_WINDOW_MOST), steps = PLAN_WINDOWS * n + 32 / n * n;
     m->map = map;
     m->plan = p;
     m->flops = plan_flops(config, &p->run);
     m->gpu = rate_or(r->gpu_flops, PLAN_UNLIMITED);
     m->gpu_adam = rate_or(r->gpu_adam, PLAN_UNLIMITED);
     m->made = (double)p->run.stored;
-    m->wire = p->wire_f32 ? 4 : m->made;
     m->L = (int)config->layers;
     m->places = places_of(p->places, m->L);
     m->segments = map->segments;
     m->steps = n;
     m->queued = m->segments;
-    const size_t delay = min_size(p->delay, S);
-    const bool early = delay == 0 || delay < n / 2;
-    m->delay = early ? delay : S - delay <= n - n / 2 ? n - (S - delay) : n / 2;
-    m->part = early ? 1 : (double)m->delay / (double)delay;
-    const size_t alike = early ? delay + 2 : m->delay - PLAN_ALIKE - 2;
-    if (free_row >= 0) m->free[free_row] = true;
     m->comm = plan_comm(r, config, &p->run);
-    for (int k = 0; k < PLAN_SEGMENTS && free_row == ROW_COMM; k++) m->comm.gather[k] = 0;
     m->tasks.host_rate = fmin(28 * rate_or(r->cores, rate_or(r->host_adam, PLAN_UNLIMITED)),
                               PLAN_UNLIMITED);
     m->tasks.room = (int)(steps * ((m->comm.on ? 12 : 9) * (size_t)m->segments + 5));
     m->tasks.tasks = (PlanTask *)alloc_or_fail((size_t)m->tasks.room, sizeof(PlanTask), "plan");
+    int **const each[] = {&m->updated, &m->returned, &m->arrived, &m->ring_free, &m->computed,
+                          &m->result_free, &m->comm.ready, &m->place, &m->reduced};
+    enum { EACH = sizeof each / sizeof *each };
     const size_t rows = (size_t)m->segments;
-    m->updated = (int *)alloc_or_fail(9 * rows, sizeof(int), "plan");
-    m->returned = m->updated + rows;
-    m->arrived = m->returned + rows;
-    m->ring_free = m->arrived + rows;
-    m->computed = m->ring_free + rows;
-    m->result_free = m->computed + rows;
+    int *marks = (int *)alloc_or_fail(EACH * rows, sizeof(int), "plan");
+    for (size_t i = 0; i < EACH * rows; i++) marks[i] = PLAN_NOTHING;
+    for (size_t i = 0; i < EACH; i++) *each[i] = marks + i * rows;
     m->comm.updated = m->updated;
     m->comm.returned = m->returned;
-    m->comm.ready = m->result_free + rows;
-    m->place = m->comm.ready + rows;
-    m->reduced = m->place + rows;
-    for (size_t i = 0; i < 9 * rows; i++) m->updated[i] = PLAN_NOTHING;
     for (int i = 0; i < ROWS; i++) m->last[i] = PLAN_NOTHING;
     m->packed = m->leaving[0] = m->leaving[1] = PLAN_NOTHING;
 
     int norm[PLAN_WINDOWS * PLAN_WINDOW_MOST + 32];
-    for (size_t i = 0; i < steps; i++) {
-        const bool drains = p->delay == 0 || (int)(i / n) == drained;
-        norm[i] = zen_plan_one(m, i % n, drains && i % n + 1 == n);
-    }
+    for (size_t i = 0; i < steps; i++) norm[i] = zen_plan_one(m, i % n);
     plan_simulate(&m->tasks, r);
 
     const PlanTask *t = m->tasks.tasks;
-    double seconds = 0;
-    for (size_t i = steps - PLAN_COUNTED * n; i < steps; i++) {
-        const bool many = i % n >= alike && i % n < alike + PLAN_ALIKE;
-        const double times = (many ? 1 + (double)(S - n) / PLAN_ALIKE : 1)
-                           / (double)(PLAN_COUNTED * S);
-        seconds += times * (t[norm[i]].end - t[norm[i - 1]].end);
-        double before = t[norm[i - 1]].end;
-        for (int k = norm[i - 1] + 1; x != NULL && k <= norm[i]; k++) {
-            if (t[k].row != ROW_COMPUTE) continue;
-            const double waited = times * (t[k].begin - before);
-            *(strcmp(t[k].name, "forward") == 0 ? &x->stall_forward : &x->stall_backward) += waited;
-            before = t[k].end;
-        }
+    const double counted = (double)(PLAN_COUNTED * n);
+    const int begin = norm[steps - PLAN_COUNTED * n - 1], end = norm[steps - 1];
+    x.step = (t[end].end - t[begin].end) / counted;
+    double before = t[begin].end;
+    for (int k = begin + 1; k <= end; k++) {
+        if (t[k].row != ROW_COMPUTE) continue;
+        const double waited = (t[k].begin - before) / counted;
+        if (strcmp(t[k].name, "forward") == 0) x.stall_forward += waited;
+        else x.stall_backward += waited;
+        before = t[k].end;
     }
-    const int before_last = norm[steps - n - 1];
-    if (end != NULL) *end = t[norm[steps - 1]].end;
-    if (trace != NULL)
-        plan_draw(trace, t, before_last + 1, m->tasks.count, t[before_last].end);
+    const int last = norm[steps - n - 1];
+    if (trace != NULL) plan_draw(trace, t, last + 1, m->tasks.count, t[last].end);
+    x.compute = plan_compute(r, config, &p->run);
+    x.d2h_bytes = (double)(map->rest * p->run.stored);
+    x.h2d_bytes = x.d2h_bytes / (double)x.window;
+    x.comm = plan_comm_total(&m->comm, p->run.accum, &x.reduced_bytes, &x.gathered_bytes);
+    if (x.comm > 0) {
+        Rates free_of_it = *r;
+        free_of_it.gpu_link = free_of_it.node_link = 0;
+        free_of_it.gpu_latency = free_of_it.node_latency = 0;
+        x.comm_exposed = fmax(0, x.step - zen_plan_step(&free_of_it, config, map, p, NULL).step);
+    }
     free(m->tasks.tasks);
-    free(m->updated);
-    return seconds;
-}
-
-// A step of the trainer in its steady state, of the columns of *map. With a trace (open; NULL:
-// none), a window is drawn there, from the norm before it on. Never fails.
-static inline ZenPrediction zen_plan_step(const Rates *r, const GPT2Config *config,
-                                          const ZenMap *map, const ZenPlan *plan,
-                                          TraceFile *trace) {
-    static const struct { int row; const char *name; } limits[] = {
-        {ROW_HOST, "host"}, {ROW_LEAVE, "link to the host"}, {ROW_BACK, "link to the GPU"},
-        {ROW_UPDATE, "update on the GPU"}, {ROW_COMM, "other GPUs"}};
-    ZenPlan p = *plan;
-    if (p.window == 0) p.window = PLAN_AUTO_WINDOW;
-    ZenPrediction x;
-    memset(&x, 0, sizeof x);
-    double end = 0, late = 0;
-    x.step = zen_plan_run(r, config, map, &p, -1, -1, &x, &end, trace);
-    x.compute = plan_compute(r, config, &p.run);
-    x.stall = (x.stall_forward + x.stall_backward) / x.step;
-    x.window = p.window;
-    x.d2h_bytes = (double)map->rest * (p.wire_f32 ? 4 : (double)p.run.stored);
-    x.h2d_bytes = (double)(map->rest * p.run.stored) / (double)p.window;
-    if (p.reselect > 0 && p.delay > 0 && map->mixed) {
-        zen_plan_run(r, config, map, &p, PLAN_DRAINED, -1, NULL, &late, NULL);
-        x.selection = (late - end) / (double)(p.reselect * p.window);
-    }
-    x.limit = x.stall < 0.01 ? "compute" : "host and link";
-    double least = x.step;
-    const PlanComm comm = plan_comm(r, config, &p.run);
-    x.comm = plan_comm_total(&comm, p.run.accum, &x.reduced_bytes, &x.gathered_bytes);
-    if (x.comm > 0)
-        x.comm_exposed = fmax(0, x.step - zen_plan_run(r, config, map, &p, -1, ROW_COMM, NULL, NULL,
-                                                       NULL));
-    for (int i = 0; i < (comm.on ? 5 : 4) && x.stall >= 0.01; i++) {
-        const double t = zen_plan_run(r, config, map, &p, -1, limits[i].row, NULL, NULL, NULL);
-        if (t >= 0.999 * least) continue;
-        least = t;
-        x.limit = limits[i].name;
-    }
+    free(marks);
     return x;
 }
 
 // For people: what a ZenPrediction says, in lines.
-static inline void zen_plan_print(const Rates *r, const ZenMap *map, const ZenPlan *p,
-                                  const ZenPrediction *x) {
+static void zen_plan_print(const Rates *r, const ZenMap *map, const ZenPlan *p,
+                           const ZenPrediction *x) {
     const double model = 2 * (double)map->elements;
+    const double stall = (x->stall_forward + x->stall_backward) / x->step;
     printf("predicted time of a step, in seconds, the mean over a window of %zu: forward waits "
            "%.4g, backward %.4g", x->window, x->stall_forward, x->stall_backward);
-    if (strcmp(x->limit, "compute") == 0) printf(": hidden\n");
-    else printf(": %.0f %%, for the %s\n", 100 * x->stall, x->limit);
+    if (stall < 0.01) printf(": hidden\n");
+    else printf(": %.0f %%\n", 100 * stall);
     plan_print_speed(r, &p->run, x->step, x->compute);
     printf("  over the link: %.2f GB to the GPU, %.2f GB to the host, %.2f times %s in bf16\n",
            1e-9 * x->h2d_bytes, 1e-9 * x->d2h_bytes, (x->h2d_bytes + x->d2h_bytes) / model,
            p->run.world > 1 ? "its part of the model" : "the model");
     plan_print_comm(r, &p->run, x->comm, x->comm_exposed, x->reduced_bytes, x->gathered_bytes);
-    if (x->selection > 0)
-        printf("  selections, each at the end of a window that is not hidden, add %.4g to that\n",
-               x->selection);
 }
 
 #endif

@@ -11,8 +11,8 @@
 // GPU, the rest's leaves for a buffer on the host, which holds one step. Both wait for the norm: it
 // clips them. Then the GPU updates the chosen, and the host's worker adds the rest to the window's
 // sum, which frees the buffer, segment by segment, for the next step. What the worker computes at
-// the end of a window it has --zen-delay steps for; then it goes to the GPU. Compute waits, and all
-// of it is counted, when
+// the end of a window it has the next one's steps for; then it goes to the GPU. Compute waits, and
+// all of it is counted, when
 //   - new weights are not there: the worker or the link is too slow (forward waits);
 //   - gradients find no room: those of the step before have not been added, or the link is slower
 //     than backward (backward waits);
@@ -33,8 +33,6 @@ template <typename X> struct ZenFlow {
     ZenMap map;
     ZenClock clock;
     int sums;                   // of gradients on the host: 2, 1, or 0 where a window is one step
-    size_t wanted_sums;         // --zen-sums; 0: auto
-    bool wire_f32;              // gradients of the rest cross the link as fp32
     int sum;                    // the sum that the open window is added to
     int queued;                 // segments of the late update that the worker has been given
     size_t share, due;          // elements of it that each step gives, and that are given by now
@@ -53,7 +51,7 @@ template <typename X> struct ZenFlow {
     int32_t *column;            // (columns)
     float *master, *m, *v;      // (chosen)
     void *grad;                 // (chosen): X, or fp32 if micro-batches were summed
-    void *packed;               // (2, longest): the rest's gradients on their way out
+    X *packed;                  // (2, longest): the rest's gradients on their way out
     X *landing;                 // (longest): new weights of the rest that have come in
     ZenSum *column_sums, *scratch;
     float *exchange;            // (3, rows, columns): p, m, v of columns that leave or come
@@ -62,7 +60,7 @@ template <typename X> struct ZenFlow {
     // Page-locked host memory.
     float *host_master, *host_m, *host_v;  // (rest)
     float *acc;                 // (sums, rest)
-    void *ring;                 // (rest): one step's gradients, bf16 or fp32
+    X *ring;                    // (rest): one step's gradients
     uint16_t *result;           // (rest): new weights in bf16; in fp32 the masters are that
     ZenSum *host_sums;          // (columns)
     ZenSum *host_all_sums;      // (ranks, columns)
@@ -76,10 +74,6 @@ template <typename X> static size_t zen_longest(const ZenMap *map) {
     return most;
 }
 
-template <typename X> static size_t zen_wire(const ZenFlow<X> *z) {
-    return z->wire_f32 ? sizeof(float) : sizeof(X);
-}
-
 // Floats of p, m and v of as many columns as change places at a time: of any matrix at least one.
 static size_t zen_exchange(const ZenMap *map) {
     size_t rows = 0;
@@ -88,13 +82,12 @@ static size_t zen_exchange(const ZenMap *map) {
     return map->mixed ? 3 * rows * ZEN_EXCHANGE : 0;
 }
 
-// How many sums the host keeps: as --zen-sums says, or one if memory is tight. With two, the worker
-// may take a whole window for an update; with one, it must be done with a segment when the next
-// window's first gradient of it is added.
-template <typename X> static void zen_settle_sums(GPT2<X> *g, bool tight) {
-    ZenFlow<X> *z = g->zen;
-    const size_t wanted = z->wanted_sums > 0 ? z->wanted_sums : tight ? 1 : 2;
-    z->sums = z->config.window == 1 ? 0 : z->config.delay <= 1 ? 1 : (int)wanted;
+// How many sums the host keeps. With two, the worker may take a whole window for an update; with
+// one, if memory is tight, it must be done with a segment when the next window's first gradient of
+// it is added.
+template <typename X> static void zen_settle_sums(ZenFlow<X> *z, bool tight) {
+    if (z->config.window == 1) z->sums = 0;
+    else z->sums = z->config.overlap && !tight ? 2 : 1;
 }
 
 template <typename X> static bool gpt2_fit(GPT2<X> *, int, size_t, size_t);
@@ -108,8 +101,6 @@ static void zen_choose(GPT2<X> *g, const Run *r, size_t limit, size_t host_limit
     ZenFlow<X> *z = g->zen = (ZenFlow<X> *)alloc_or_fail(1, sizeof(ZenFlow<X>), "columns");
     const bool given = o->resident >= 0;
     z->config = zen_config(o);
-    z->wanted_sums = o->zen_sums;
-    z->wire_f32 = o->grad_wire == WIRE_FP32 && sizeof(X) < sizeof(float);
     for (size_t whole = given ? (size_t)(o->resident * (double)L + 0.5) : 0;; whole++) {
         const bool none = !given && whole > L;  // fits
         zen_map_free(&z->map);
@@ -147,7 +138,7 @@ template <typename X> static int zen_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS
     list[n++] = Buffer{"gradients", map->chosen * waiting_bytes(g), &z->grad, true};
     list[n++] = Buffer{"columns", map->columns * sizeof(int32_t), &z->column, false};
     if (map->rest > 0) {
-        list[n++] = Buffer{"packed", 2 * longest * zen_wire(z), &z->packed, true};
+        list[n++] = Buffer{"packed", 2 * longest * sizeof(X), &z->packed, true};
         list[n++] = Buffer{"packed", longest * sizeof(X), &z->landing, true};
     }
     if (map->mixed) {
@@ -172,7 +163,7 @@ template <typename X> static int zen_host_buffers(GPT2<X> *g, Buffer list[MAX_BU
         list[n++] = Buffer{"master weights", rest * f32, &z->host_master, true};
         list[n++] = Buffer{"AdamW moments", rest * f32, &z->host_m, true};
         list[n++] = Buffer{"AdamW moments", rest * f32, &z->host_v, true};
-        list[n++] = Buffer{"gradients", rest * zen_wire(z), &z->ring, true};
+        list[n++] = Buffer{"gradients", rest * sizeof(X), &z->ring, true};
         if (z->sums > 0)
             list[n++] = Buffer{"sums of gradients", (size_t)z->sums * rest * f32, &z->acc, true};
         if (sizeof(X) < f32) list[n++] = Buffer{"new weights", rest * sizeof(X), &z->result, true};
@@ -232,20 +223,18 @@ template <typename X> static void zen_free(GPT2<X> *g) {
 // ---------------------------------------------------------------------------------------------
 // 2. Gradients
 
-// columns_pack_gpu() from and to types that are known only now: X or fp32, and X or fp32.
+// Packs segment s of the whole gradient: the chosen columns' part, as it waits, or the rest's, as it
+// crosses the link.
 template <typename X>
-static void zen_pack(GPT2<X> *g, void *packed, bool packed_f32, const void *made, bool made_f32,
-                     int s, bool rest, cudaStream_t stream) {
+static void zen_pack(GPT2<X> *g, void *packed, int s, bool rest, cudaStream_t stream) {
     const ZenFlow<X> *z = g->zen;
-    const int32_t *column = z->column;
-    if (made_f32 && packed_f32)
-        columns_pack_gpu((float *)packed, (const float *)made, &z->map, s, rest, column, stream);
-    else if (made_f32)
-        columns_pack_gpu((X *)packed, (const float *)made, &z->map, s, rest, column, stream);
-    else if (packed_f32)
-        columns_pack_gpu((float *)packed, (const X *)made, &z->map, s, rest, column, stream);
-    else
-        columns_pack_gpu((X *)packed, (const X *)made, &z->map, s, rest, column, stream);
+    const Segment *x = &g->segment[s];
+    const float *sum = (const float *)g->waiting + x->own_at;
+    if (!g->accumulating)
+        columns_pack_gpu((X *)packed, g->grads + x->own_grad_at, &z->map, s, rest, z->column,
+                         stream);
+    else if (rest) columns_pack_gpu((X *)packed, sum, &z->map, s, rest, z->column, stream);
+    else columns_pack_gpu((float *)packed, sum, &z->map, s, rest, z->column, stream);
 }
 
 // gradient_complete() of zenflow: segment s of the micro-batch's gradient is complete. Those of
@@ -275,20 +264,19 @@ static void zen_gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool la
     else if (sums)
         columns_sums_gpu(z->column_sums, z->scratch, made, &z->map, (int)s, g->leave);
     if (last && part->chosen > 0)
-        zen_pack(g, (char *)z->grad + part->chosen_at * waiting_bytes(g),
-                 waiting_bytes(g) == sizeof(float), whole, f32, (int)s, false, g->leave);
+        zen_pack(g, (char *)z->grad + part->chosen_at * waiting_bytes(g), (int)s, false, g->leave);
     const bool leaves = last && part->rest > 0;
     if (leaves) {
-        const size_t wire = zen_wire(z), bytes = part->rest * wire;
-        char *packed = (char *)z->packed + (size_t)z->packing * zen_longest<X>(&z->map) * wire;
+        const size_t bytes = part->rest * sizeof(X);
+        X *packed = z->packed + (size_t)z->packing * zen_longest<X>(&z->map);
         order(g, g->leave, z->pack);
         CUDA(cudaStreamWaitEvent(z->pack, z->packed_free[z->packing], 0));
-        zen_pack(g, packed, wire == sizeof(float), whole, f32, (int)s, true, z->pack);
+        zen_pack(g, packed, (int)s, true, z->pack);
         order(g, z->pack, g->out);
         CUDA(cudaStreamWaitEvent(g->out, z->ring_free[s], 0));
         const int leaving = timeline_begin(&g->timeline, ROW_LEAVE, "leave", s, bytes, g->out);
         timeline_lasts(&g->timeline, leaving);
-        copy_out(g, (char *)z->ring + part->rest_at * wire, packed, bytes);
+        copy_out(g, z->ring + part->rest_at, packed, bytes);
         timeline_end(&g->timeline, leaving, g->out);
         CUDA(cudaEventRecord(z->packed_free[z->packing], g->out));
         CUDA(cudaEventRecord(g->grad_arrived[s], g->out));
@@ -341,7 +329,7 @@ template <typename X> static void zen_sums_arrive(GPT2<X> *g) {
 typedef struct {
     float *p, *m, *v, *acc;
     const void *grad;
-    int grad_is_bf16, first;
+    bool is_bf16, first;
     float scale;
     uint16_t *result;
     size_t n;
@@ -350,76 +338,47 @@ typedef struct {
 
 static void zen_work(const void *arg) {
     const ZenWork *w = (const ZenWork *)arg;
-    if (w->p == NULL)
-        zen_accumulate(w->acc, w->grad, w->grad_is_bf16, w->n, w->scale, w->first);
-    else
-        zen_update_rest(w->p, w->m, w->v, w->acc, w->grad, w->grad_is_bf16, w->scale, w->result,
-                        w->n, &w->step);
+    if (w->p == NULL) zen_accumulate(w->acc, w->grad, w->is_bf16, w->n, w->scale, w->first);
+    else zen_update_rest(w->p, w->m, w->v, w->first ? NULL : w->acc, w->grad, w->scale, w->result,
+                         w->n, &w->step);
 }
 
-// Where segment s is added up, in the sum of this number.
-template <typename X> static float *zen_sum(const ZenFlow<X> *z, int sum, int s) {
-    return z->acc + (size_t)sum * z->map.rest + z->map.segment[s].rest_at;
-}
-
-// This step's gradient of segment s, where it arrives on the host.
-template <typename X> static void zen_take_gradient(GPT2<X> *g, int s, float scale, ZenWork *w) {
-    const ZenFlow<X> *z = g->zen;
-    const size_t wire = zen_wire(z);
-    w->grad = (const char *)z->ring + z->map.segment[s].rest_at * wire;
-    w->grad_is_bf16 = wire == 2;
-    w->scale = scale;
-    w->n = z->map.segment[s].rest;
-    CUDA(cudaStreamWaitEvent(g->host.stream, g->grad_arrived[s], 0));
-}
-
-// Gives work on segment s to the worker, which calls it `name`.
+// Gives the worker segment s: to add this step's gradient to the window's sum (update false), to
+// make the update that the window's end has begun from the other sum, which is complete (gradient
+// false), or to do both in one pass.
 template <typename X>
-static void zen_submit(GPT2<X> *g, const char *name, int s, const ZenWork *work) {
-    const int span = timeline_begin(&g->timeline, ROW_HOST, name, (size_t)s, 0, g->host.stream);
-    timeline_lasts(&g->timeline, span);
-    host_queue_submit(&g->host, zen_work, work, sizeof *work);
-    timeline_end(&g->timeline, span, g->host.stream);
-}
-
-// Adds this step's gradient of the rest to the window's sum, in the order in which the segments'
-// room will be needed again: that of backward.
-template <typename X> static void zen_add(GPT2<X> *g, float scale) {
-    ZenFlow<X> *z = g->zen;
-    for (int s = z->map.segments; s-- > 0;) {
-        if (z->map.segment[s].rest == 0) continue;
-        ZenWork work;
-        memset(&work, 0, sizeof work);
-        zen_take_gradient(g, s, scale, &work);
-        work.acc = zen_sum(z, z->sum, s);
-        work.first = z->clock.filled == 0;
-        zen_submit(g, "accumulate", s, &work);
-        CUDA(cudaEventRecord(z->ring_free[s], g->host.stream));
-    }
-}
-
-// Segment s of the update that the window's end has begun. grad: with this step's gradient, in one
-// pass; else all gradients are in the sum that the window had.
-template <typename X> static void zen_compute(GPT2<X> *g, int s, bool grad, float scale) {
+static void zen_on_host(GPT2<X> *g, int s, bool gradient, bool update, float scale) {
     ZenFlow<X> *z = g->zen;
     const ZenSegment *part = &z->map.segment[s];
     const size_t at = part->rest_at;
     ZenWork work;
     if (part->rest == 0) return;
     memset(&work, 0, sizeof work);
-    if (grad) zen_take_gradient(g, s, scale, &work);
     work.n = part->rest;
-    work.p = z->host_master + at;
-    work.m = z->host_m + at;
-    work.v = z->host_v + at;
-    if (!grad) work.acc = zen_sum(z, z->sums == 2 ? 1 - z->sum : 0, s);
-    else if (z->clock.filled > 0) work.acc = zen_sum(z, z->sum, s);
-    if (z->result != NULL) work.result = z->result + at;
-    work.step = z->late_step;
-    CUDA(cudaStreamWaitEvent(g->host.stream, z->result_free[s], 0));
-    zen_submit(g, "update", s, &work);
-    if (grad) CUDA(cudaEventRecord(z->ring_free[s], g->host.stream));
-    CUDA(cudaEventRecord(z->computed[s], g->host.stream));
+    work.is_bf16 = sizeof(X) == 2;
+    work.scale = scale;
+    work.first = gradient && z->clock.filled == 0;
+    if (z->sums > 0)
+        work.acc = z->acc + (size_t)(gradient ? z->sum : 1 - z->sum) * z->map.rest + at;
+    if (gradient) {
+        work.grad = z->ring + at;
+        CUDA(cudaStreamWaitEvent(g->host.stream, g->grad_arrived[s], 0));
+    }
+    if (update) {
+        work.p = z->host_master + at;
+        work.m = z->host_m + at;
+        work.v = z->host_v + at;
+        if (z->result != NULL) work.result = z->result + at;
+        work.step = z->late_step;
+        CUDA(cudaStreamWaitEvent(g->host.stream, z->result_free[s], 0));
+    }
+    const int span = timeline_begin(&g->timeline, ROW_HOST, update ? "update" : "accumulate",
+                                    (size_t)s, 0, g->host.stream);
+    timeline_lasts(&g->timeline, span);
+    host_queue_submit(&g->host, zen_work, &work, sizeof work);
+    timeline_end(&g->timeline, span, g->host.stream);
+    if (gradient) CUDA(cudaEventRecord(z->ring_free[s], g->host.stream));
+    if (update) CUDA(cudaEventRecord(z->computed[s], g->host.stream));
 }
 
 // Gives the worker the next segments of a late update that is spread over the window, until it has
@@ -427,7 +386,7 @@ template <typename X> static void zen_compute(GPT2<X> *g, int s, bool grad, floa
 template <typename X> static void zen_compute_until(GPT2<X> *g, size_t due) {
     ZenFlow<X> *z = g->zen;
     for (; z->queued < z->map.segments && z->map.segment[z->queued].rest_at < due; z->queued++)
-        zen_compute(g, z->queued, false, 0);
+        zen_on_host(g, z->queued, false, true, 0);
 }
 
 // The result of the rest's last update goes to the GPU and takes its columns' places, in the order
@@ -478,22 +437,22 @@ template <typename X> static void zen_update(GPT2<X> *g, float scale, const ZenR
         CUDA(cudaEventRecord(g->updated[s], g->update));
     }
 
+    // Of what the worker does, first comes what is needed first: new weights, by forward; or room,
+    // by backward.
     const bool one_pass = turn.closes && (turn.drains || z->sums < 2);
-    if (!one_pass) zen_add(g, scale);
-    if (turn.shows) {
+    for (int s = map->segments - 1; !one_pass && s >= 0; s--)
+        zen_on_host(g, s, true, false, scale);
+    if (turn.closes && zen_is_late(&z->config, &z->clock)) {
         zen_compute_until(g, SIZE_MAX);  // what a window that was too short has left
         if (!turn.drains) zen_show(g);
     }
     if (turn.closes) {
-        const size_t window = z->config.window > 0 ? z->config.window : turn.steps;
-        const size_t steps = min_size(window, z->config.delay);
-        z->late_step = zen_rest_step(&z->config, &z->clock, rates, turn.steps);
+        z->late_step = zen_rest_step(&z->clock, rates, turn.steps);
         z->queued = one_pass ? map->segments : 0;
         z->due = 0;
-        z->share = map->rest / (steps > 0 ? steps : 1) + 1;
-        // First what is needed first: new weights by forward or, if late, room by backward.
+        z->share = map->rest / (z->config.window > 0 ? z->config.window : turn.steps) + 1;
         for (int i = 0; one_pass && i < map->segments; i++)
-            zen_compute(g, turn.drains ? i : map->segments - 1 - i, true, scale);
+            zen_on_host(g, turn.drains ? i : map->segments - 1 - i, true, true, scale);
         if (z->sums == 2 && !one_pass) z->sum = 1 - z->sum;
         if (turn.drains) zen_show(g);
     }
@@ -535,72 +494,44 @@ template <typename X> static void zen_end(const GPT2<X> *g) {
 // ---------------------------------------------------------------------------------------------
 // 4. Selection
 
-// Work of the host: columns `slot` of the rest (rows, width), in p, m and v, change places with
-// those at `other` (3, rows, count).
-typedef struct {
-    float *state[3], *other;
-    size_t rows, width, count;
-    int32_t slot[ZEN_EXCHANGE];
-} ZenExchange;
-
-static void zen_exchange_work(const void *arg) {
-    const ZenExchange *x = (const ZenExchange *)arg;
-    for (int k = 0; k < 3; k++) {
+// Some columns of tensor t change places: p, m and v, from the GPU to the host and back.
+template <typename X>
+static void zen_exchange_some(GPT2<X> *g, const ZenTensor *t, const ZenSwap *swaps, size_t count) {
+    ZenFlow<X> *z = g->zen;
+    const size_t n = t->rows * count, width = t->cols - t->chosen;
+    float *const state[3] = {z->master + t->chosen_at, z->m + t->chosen_at, z->v + t->chosen_at};
+    float *const host[3] = {z->host_master + t->rest_at, z->host_m + t->rest_at,
+                            z->host_v + t->rest_at};
+    int32_t slots[ZEN_EXCHANGE];
+    for (size_t j = 0; j < count; j++) slots[j] = swaps[j].chosen;
+    gpu_copy(z->slots, slots, count * sizeof *slots);
+    for (size_t k = 0; k < 3; k++)
+        columns_take_gpu(z->exchange + k * n, state[k], t->rows, t->chosen, z->slots, count,
+                         g->out);
+    copy_out(g, z->host_exchange, z->exchange, 3 * n * sizeof(float));
+    CUDA(cudaStreamSynchronize(g->out));
+    for (size_t k = 0; k < 3; k++)
         #pragma omp parallel for schedule(static)
-        for (size_t r = 0; r < x->rows; r++)
-            for (size_t j = 0; j < x->count; j++) {
-                float *a = x->state[k] + r * x->width + (size_t)x->slot[j];
-                float *b = x->other + ((size_t)k * x->rows + r) * x->count + j;
+        for (size_t r = 0; r < t->rows; r++)
+            for (size_t j = 0; j < count; j++) {
+                float *a = host[k] + r * width + (size_t)swaps[j].rest;
+                float *b = z->host_exchange + k * n + r * count + j;
                 const float c = *a;
                 *a = *b;
                 *b = c;
             }
-    }
-}
-
-// Some columns of tensor t: from the GPU to the host, and those of the host to the GPU.
-template <typename X>
-static void zen_exchange_some(GPT2<X> *g, const ZenTensor *t, const ZenSwap *swaps, size_t count) {
-    ZenFlow<X> *z = g->zen;
-    const size_t n = t->rows * count;
-    float *const state[3] = {z->master + t->chosen_at, z->m + t->chosen_at, z->v + t->chosen_at};
-    int32_t slots[ZEN_EXCHANGE];
-    ZenExchange work;
-    memset(&work, 0, sizeof work);
-    work.state[0] = z->host_master + t->rest_at;
-    work.state[1] = z->host_m + t->rest_at;
-    work.state[2] = z->host_v + t->rest_at;
-    work.other = z->host_exchange;
-    work.rows = t->rows;
-    work.width = t->cols - t->chosen;
-    work.count = count;
-    for (size_t j = 0; j < count; j++) {
-        slots[j] = swaps[j].chosen;
-        work.slot[j] = swaps[j].rest;
-    }
-    CUDA(cudaMemcpy(z->slots, slots, count * sizeof *slots, cudaMemcpyHostToDevice));
-    CUDA(cudaDeviceSynchronize());  // our streams do not wait for the default one
-    for (size_t k = 0; k < 3; k++)
-        columns_take_gpu(z->exchange + k * n, state[k], t->rows, t->chosen, z->slots, count,
-                         g->update);
-    order(g, g->update, g->out);
-    copy_out(g, z->host_exchange, z->exchange, 3 * n * sizeof(float));
-    order(g, g->out, g->host.stream);
-    host_queue_submit(&g->host, zen_exchange_work, &work, sizeof work);
-    order(g, g->host.stream, g->back);
     copy_in(g, z->exchange, z->host_exchange, 3 * n * sizeof(float), g->back);
-    order(g, g->back, g->update);
     for (size_t k = 0; k < 3; k++)
         columns_put_gpu(state[k], z->exchange + k * n, t->rows, t->chosen, z->slots, count,
-                        g->update);
-    CUDA(cudaStreamSynchronize(g->update));
+                        g->back);
+    CUDA(cudaStreamSynchronize(g->back));
 }
 
 // Selects columns anew, once everything is at rest: no update is under way, and no gradient waits.
 // Those that come and go take their masters and moments with them; what forward sees stays.
 template <typename X> static void zen_exchange_columns(GPT2<X> *g) {
     ZenFlow<X> *z = g->zen;
-    if (z->clock.late || z->clock.filled > 0)
+    if (zen_is_late(&z->config, &z->clock) || z->clock.filled > 0)
         fail("columns are selected while an update is under way");
     compute_span(g, "wait", 0);  // as the host does not queue what follows
     gpt2_update_wait(g);
@@ -615,9 +546,7 @@ template <typename X> static void zen_exchange_columns(GPT2<X> *g) {
     }
     z->all_swapped += z->swapped;
     free(swaps);
-    CUDA(cudaMemcpy(z->column, z->map.column, z->map.columns * sizeof(int32_t),
-                    cudaMemcpyHostToDevice));
-    CUDA(cudaDeviceSynchronize());
+    gpu_copy(z->column, z->map.column, z->map.columns * sizeof(int32_t));
     compute_span(g, NULL, 0);
 }
 
@@ -630,21 +559,6 @@ template <typename X> struct ZenPart {
     float *chosen, *rest;  // its packed halves, on the GPU and on the host
 };
 
-// Columns [first, last) of a row of matrix t: out: to w, else from w. The chosen ones are in
-// `packed`, the others in `rest`, both that row's and on the host (NULL: zeros, or nothing).
-static void zen_row(const ZenMap *map, const ZenTensor *t, float *packed, float *rest, float *w,
-                    size_t first, size_t last, bool out) {
-    const int32_t *column = map->column + t->column_at;
-    for (size_t j = 0; j < t->cols; j++) {
-        const size_t c = (size_t)column[j];
-        if (c < first || c >= last) continue;
-        float *at = j < t->chosen ? (packed != NULL ? packed + j : NULL)
-                                  : (rest != NULL ? rest + (j - t->chosen) : NULL);
-        if (out) w[c - first] = at != NULL ? *at : 0.0f;
-        else if (at != NULL) *at = w[c - first];
-    }
-}
-
 template <typename X>
 static void zen_part_move(void *owner, size_t at, size_t n, float *w, bool out) {
     const ZenPart<X> *x = (const ZenPart<X> *)owner;
@@ -652,6 +566,7 @@ static void zen_part_move(void *owner, size_t at, size_t n, float *w, bool out) 
     const ZenMap *map = &x->g->zen->map;
     const int tensor = gpt2_tensor_at(table, at);
     const ZenTensor *t = &map->tensor[tensor];
+    const int32_t *column = map->column + t->column_at;
     // What of it is ours: elements [begin, end) of our rows.
     const size_t own = table->tensors[tensor].offset + t->row * t->cols;
     const size_t begin = at > own ? at - own : 0;
@@ -659,21 +574,21 @@ static void zen_part_move(void *owner, size_t at, size_t n, float *w, bool out) 
     if (begin >= end) return;
     w += own + begin - at;
     const size_t r0 = begin / t->cols, rows = (end - 1) / t->cols + 1 - r0, width = t->chosen;
-    float *packed = NULL, *there = NULL;
-    if (x->chosen != NULL && width > 0) {
-        packed = (float *)alloc_or_fail(rows * width, sizeof(float), "checkpoint");
-        there = x->chosen + t->chosen_at + r0 * width;
-        gpu_copy(packed, there, rows * width * sizeof(float));
-    }
+    float *packed = (float *)alloc_or_fail(rows * width + 1, sizeof(float), "checkpoint");
+    float *there = x->chosen + t->chosen_at + r0 * width;
+    if (width > 0) gpu_copy(packed, there, rows * width * sizeof(float));
     #pragma omp parallel for if (end - begin > 1 << 16)
-    for (size_t r = r0; r < r0 + rows; r++) {
-        const size_t first = r * t->cols > begin ? 0 : begin - r * t->cols;
-        const size_t last = min_size(t->cols, end - r * t->cols);
-        zen_row(map, t, packed != NULL ? packed + (r - r0) * width : NULL,
-                x->rest != NULL ? x->rest + t->rest_at + r * (t->cols - width) : NULL,
-                w + (r * t->cols + first - begin), first, last, out);
+    for (size_t r = 0; r < rows; r++) {
+        float *rest = x->rest + t->rest_at + (r0 + r) * (t->cols - width);
+        for (size_t j = 0; j < t->cols; j++) {
+            const size_t e = (r0 + r) * t->cols + (size_t)column[j];
+            if (e < begin || e >= end) continue;
+            float *state = j < width ? &packed[r * width + j] : &rest[j - width];
+            if (out) w[e - begin] = *state;
+            else *state = w[e - begin];
+        }
     }
-    if (packed != NULL && !out) gpu_copy(there, packed, rows * width * sizeof(float));
+    if (width > 0 && !out) gpu_copy(there, packed, rows * width * sizeof(float));
     free(packed);
 }
 
@@ -685,33 +600,27 @@ static void zen_shown_move(void *owner, size_t at, size_t n, float *w, bool out)
         download(w, g->params + at, n, g->compute);
         return;
     }
-    if (sizeof(X) == sizeof(float)) {
-        gpu_copy(g->params + at, w, n * sizeof(X));
-        return;
-    }
-    uint16_t *rounded = (uint16_t *)alloc_or_fail(n, sizeof *rounded, "parameters");
-    for (size_t i = 0; i < n; i++) rounded[i] = f32_to_bf16(w[i]);
+    X *rounded = (X *)alloc_or_fail(n, sizeof(X), "parameters");
+    for (size_t i = 0; i < n; i++) rounded[i] = from_f32<X>(w[i]);
     gpu_copy(g->params + at, rounded, n * sizeof(X));
     free(rounded);
 }
 
-// The five parts (zen_run.h). The sums are those of the open window; of one that has none, zeros.
+// The four parts (zen_run.h).
 template <typename X> static void zen_parts(GPT2<X> *g, StatePart parts[ZEN_PARTS]) {
     static ZenPart<X> owners[ZEN_PARTS];
     ZenFlow<X> *z = g->zen;
-    const bool open = z->clock.filled > 0 && z->sums > 0;
     owners[0] = ZenPart<X>{g, z->master, z->host_master};
     owners[1] = ZenPart<X>{g, z->m, z->host_m};
     owners[2] = ZenPart<X>{g, z->v, z->host_v};
-    owners[3] = ZenPart<X>{g, NULL, open ? z->acc + (size_t)z->sum * z->map.rest : NULL};
-    owners[4] = ZenPart<X>{g, NULL, NULL};
-    static const char *const names[ZEN_PARTS] = {"param", "m", "v", "acc", "shown"};
+    owners[3] = ZenPart<X>{g, NULL, NULL};
+    static const char *const names[ZEN_PARTS] = {"param", "m", "v", "shown"};
     if (z->own == NULL)
         z->own = (StateSpan *)alloc_or_fail((size_t)g->segments, sizeof *z->own, "state");
     for (int s = 0; s < g->segments; s++)
         z->own[s] = StateSpan{g->segment[s].own_from, g->segment[s].own, NULL, true};
     for (int k = 0; k < ZEN_PARTS; k++) {
-        parts[k] = part_moved(names[k], &owners[k], k < 4 ? zen_part_move<X> : zen_shown_move<X>);
+        parts[k] = part_moved(names[k], &owners[k], k < 3 ? zen_part_move<X> : zen_shown_move<X>);
         parts[k].spans = z->own;
         parts[k].count = g->segments;
     }
@@ -729,7 +638,7 @@ template <typename X> static void zen_load(GPT2<X> *g, Run *r) {
         const GPT2Tensor *x = &g->table.tensors[i];
         float *w = (float *)alloc_or_fail(x->size, sizeof(float), "parameters");
         zen_part_move<X>(parts[0].owner, x->offset, x->size, w, true);
-        zen_shown_move<X>(parts[4].owner, x->offset, x->size, w, false);
+        zen_shown_move<X>(parts[3].owner, x->offset, x->size, w, false);
         free(w);
     }
     const size_t results = z->result != NULL ? z->map.rest : 0;
@@ -746,6 +655,6 @@ template <typename X> static void zen_save_run(GPT2<X> *g, Run *r, size_t step) 
     gpt2_update_wait(g);
     zen_parts(g, parts);
     const RunState what = {parts, ZEN_PARTS, &parts[0]};
-    zen_save(r, step, &z->config, &z->map, &z->clock, &what);
+    zen_save(r, step, &z->map, &z->clock, &what);
 }
 #endif

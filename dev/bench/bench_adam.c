@@ -52,8 +52,7 @@ static const ZenBench zen_benches[] = {
 static void zen_work(const ZenBench *b, float *p, float *m, float *v, float *acc, const void *g,
                      uint16_t *out, size_t n, const AdamStep *s) {
     if (!b->update) zen_accumulate(acc, g, b->grad == 2, n, 0.5f, b->first);
-    else zen_update_rest(p, m, v, b->sum ? acc : NULL, b->grad > 0 ? g : NULL, b->grad == 2, 0.5f,
-                         out, n, s);
+    else zen_update_rest(p, m, v, b->sum ? acc : NULL, b->grad > 0 ? g : NULL, 0.5f, out, n, s);
 }
 
 #define PLAIN_LOOP _Pragma("omp parallel for simd schedule(static)") \

@@ -43,11 +43,11 @@ static double runs_elements(const AdamRun *run, int runs) {  // gaps between ten
 #define zen_accumulate(acc, g, is_bf16, n, scale, first) \
     (host_takes(add_seconds * (double)(n), (double)(n) * ((is_bf16 ? 2 : 4) + ((first) ? 4 : 8))), \
      zen_accumulate(acc, g, is_bf16, n, scale, first))
-#define zen_update_rest(p, m, v, acc, g, is_bf16, scale, out, n, step) \
+#define zen_update_rest(p, m, v, acc, g, scale, out, n, step) \
     (host_takes(update_seconds * (double)(n), \
-                (double)(n) * (24 + ((acc) ? 4 : 0) + ((g) ? ((is_bf16) ? 2 : 4) : 0) \
+                (double)(n) * (24 + ((acc) ? 4 : 0) + ((g) ? ((out) ? 2 : 4) : 0) \
                                + ((out) ? 2 : 0))), \
-     zen_update_rest(p, m, v, acc, g, is_bf16, scale, out, n, step))
+     zen_update_rest(p, m, v, acc, g, scale, out, n, step))
 
 // Small enough for several turns with small models.
 static size_t wire_chunk = (size_t)1 << 22;

@@ -147,13 +147,8 @@ zen wait: gradient there, then added :: tide/zenflow.cuh :: CUDA(cudaStreamWaitE
 zen wait: result has left :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->host.stream, z->result_free
 zen wait: computed, then back :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->back, z->computed
 zen wait: --no-overlap :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->compute, g->grad_arrived
-zen wait: columns taken, then out :: tide/zenflow.cuh :: order(g, g->update, g->out)
-zen wait: columns out, then exchanged :: tide/zenflow.cuh :: order(g, g->out, g->host.stream)
-zen wait: columns exchanged, then back :: tide/zenflow.cuh :: order(g, g->host.stream, g->back)
-zen wait: columns back, then put :: tide/zenflow.cuh :: order(g, g->back, g->update)
-zen wait: columns put, then others :: tide/zenflow.cuh :: CUDA(cudaStreamSynchronize(g->update))
-# the emulated GPU copies pageable memory before it returns; a real one may not
-same: zen wait, slots there :: tide/zenflow.cuh :: CUDA(cudaDeviceSynchronize());  // our streams
+zen wait: columns put, then others :: tide/zenflow.cuh :: CUDA(cudaStreamSynchronize(g->back))
+zen wait: columns out, then exchanged :: tide/zenflow.cuh :: CUDA(cudaStreamSynchronize(g->out))
 zen wait: state at rest, host :: tide/zenflow.cuh :: CUDA(cudaStreamSynchronize(g->host.stream))
 zen wait: at rest before a selection :: tide/zenflow.cuh :: (first) gpt2_update_wait(g)
 zen wait: at rest before a checkpoint :: tide/zenflow.cuh :: (last) gpt2_update_wait(g)
@@ -164,10 +159,8 @@ zen record: gradient arrived never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(g
 zen record: gradient arrived before it did :: tide/zenflow.cuh :: (g->grad_arrived[s], g->out) :: g->out :: z->pack
 zen record: place free never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(g->grad_left
 zen record: place free before it is packed :: tide/zenflow.cuh :: cudaEventRecord(g->grad_left :: leaves ? z->pack : g->leave :: g->leave
-zen record: room free never, added :: tide/zenflow.cuh ::         CUDA(cudaEventRecord(z->ring_free
-zen record: room free never, updated :: tide/zenflow.cuh :: if (grad) CUDA(cudaEventRecord(z->ring_free
-zen record: room free before it is added :: tide/zenflow.cuh ::         CUDA(cudaEventRecord(z->ring_free :: g->host.stream :: g->out
-zen record: room free before the update :: tide/zenflow.cuh :: if (grad) CUDA(cudaEventRecord(z->ring_free :: g->host.stream :: g->out
+zen record: room free never :: tide/zenflow.cuh :: if (gradient) CUDA(cudaEventRecord(z->ring_free
+zen record: room free before it is added :: tide/zenflow.cuh :: if (gradient) CUDA(cudaEventRecord(z->ring_free :: g->host.stream :: g->out
 zen record: computed never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(z->computed
 zen record: computed before it is :: tide/zenflow.cuh :: cudaEventRecord(z->computed :: g->host.stream :: g->update
 zen record: result left never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(z->result_free
@@ -180,8 +173,8 @@ zen copy: weights not scattered :: tide/zenflow.cuh :: columns_scatter_gpu(g->pa
 zen copy: weights never land :: tide/zenflow.cuh :: copy_in(g, z->landing
 zen copy: half of the segments :: tide/zenflow.cuh :: (first) for (int s = 0; s < z->map.segments; s++) { :: z->map.segments :: z->map.segments / 2
 zen copy: result of the first segment :: tide/zenflow.cuh :: (const void *)(z->result + part->rest_at) :: part->rest_at :: (size_t)0
-zen copy: gradient never leaves :: tide/zenflow.cuh :: copy_out(g, (char *)z->ring
-zen copy: gradient to the first segment's place :: tide/zenflow.cuh :: copy_out(g, (char *)z->ring :: part->rest_at * wire :: (size_t)0
+zen copy: gradient never leaves :: tide/zenflow.cuh :: copy_out(g, z->ring
+zen copy: gradient to the first segment's place :: tide/zenflow.cuh :: copy_out(g, z->ring :: part->rest_at :: 0
 zen copy: gradient of the chosen not packed :: tide/zenflow.cuh :: zen_pack(g, (char *)z->grad
 zen copy: both halves of packed are one :: tide/zenflow.cuh :: (size_t)z->packing * zen_longest :: z->packing :: 0
 zen copy: landing too small :: tide/zenflow.cuh :: Buffer{"packed", longest * sizeof(X) :: longest :: longest / 2
@@ -190,41 +183,36 @@ zen sums: not of one micro-batch :: tide/zenflow.cuh :: columns_sums_gpu(z->colu
 zen sums: not of several micro-batches :: tide/zenflow.cuh :: columns_sums_gpu(z->column_sums, z->scratch, sum
 zen sums: micro-batches never reset :: tide/zenflow.cuh :: accumulate_gradient(sum :: !accumulate :: false
 zen window: sums never change places :: tide/zenflow.cuh :: if (z->sums == 2 && !one_pass) z->sum :: 1 - z->sum :: z->sum
-zen window: update of the open sum :: tide/zenflow.cuh :: if (!grad) work.acc :: 1 - z->sum :: z->sum
-zen window: first step adds :: tide/zenflow.cuh :: work.first = z->clock.filled == 0 :: z->clock.filled == 0 :: false
-zen window: each step is the first :: tide/zenflow.cuh :: work.first = z->clock.filled == 0 :: z->clock.filled == 0 :: true
-zen window: last step alone :: tide/zenflow.cuh :: else if (z->clock.filled > 0) work.acc :: z->clock.filled > 0 :: false
 zen window: last step not in one pass :: tide/zenflow.cuh :: const bool one_pass = :: turn.drains || z->sums < 2 :: z->sums < 2
 zen window: rest of a late update forgotten :: tide/zenflow.cuh :: zen_compute_until(g, SIZE_MAX);  // what
 zen window: update begun when it is to show :: tide/zenflow.cuh :: zen_compute_until(g, z->due += z->share)
-zen window: update all at once :: tide/zenflow.cuh :: z->share = map->rest / :: map->rest / (steps > 0 ? steps : 1) :: map->rest
+zen window: update all at once :: tide/zenflow.cuh :: z->share = map->rest / :: map->rest / (z->config.window > 0 ? z->config.window : turn.steps) :: map->rest
 zen window: drained, not shown :: tide/zenflow.cuh :: if (turn.drains) zen_show(g)
 zen window: late, not shown :: tide/zenflow.cuh :: if (!turn.drains) zen_show(g)
 zen window: shown twice :: tide/zenflow.cuh :: if (!turn.drains) zen_show(g) :: !turn.drains :: true
 zen window: mean of one step :: tide/zenflow.cuh :: z->late_step = zen_rest_step( :: turn.steps :: (size_t)1
-zen window: backward's room last :: tide/zenflow.cuh :: zen_compute(g, turn.drains ? :: turn.drains ? i : map->segments - 1 - i :: i
-zen window: forward's weights last :: tide/zenflow.cuh :: zen_compute(g, turn.drains ? :: turn.drains ? i : map->segments - 1 - i :: map->segments - 1 - i
-zen scale: not in one pass :: tide/zenflow.cuh :: zen_compute(g, turn.drains ? :: scale :: 1.0f
-zen scale: not added :: tide/zenflow.cuh ::         zen_take_gradient(g, s, scale :: scale :: 1.0f
-zen bits: gradient read as bf16 :: tide/zenflow.cuh :: w->grad_is_bf16 = wire == 2 :: wire == 2 :: sizeof(X) == 2
+zen window: backward's room last :: tide/zenflow.cuh :: zen_on_host(g, turn.drains ? :: turn.drains ? i : map->segments - 1 - i :: i
+zen window: forward's weights last :: tide/zenflow.cuh :: zen_on_host(g, turn.drains ? :: turn.drains ? i : map->segments - 1 - i :: map->segments - 1 - i
+zen scale: not in one pass :: tide/zenflow.cuh :: zen_on_host(g, turn.drains ? :: scale :: 1.0f
+zen scale: not added :: tide/zenflow.cuh :: zen_on_host(g, s, true, false, scale) :: scale :: 1.0f
+zen window: first step adds :: tide/zenflow.cuh :: work.first = gradient && z->clock.filled == 0 :: z->clock.filled == 0 :: false
+zen window: each step is the first :: tide/zenflow.cuh :: work.first = gradient && z->clock.filled == 0 :: z->clock.filled == 0 :: true
+zen window: update of the open sum :: tide/zenflow.cuh :: work.acc = z->acc + (size_t)(gradient :: 1 - z->sum :: z->sum
 zen bits: no result :: tide/zenflow.cuh :: if (z->result != NULL) work.result
-zen selection: only p :: tide/zenflow.cuh :: for (int k = 0; k < 3; k++) { :: 3 :: 1
+zen selection: only p :: tide/zenflow.cuh :: (last) for (size_t k = 0; k < 3; k++) :: 3 :: 1
 zen selection: v is m :: tide/zenflow.cuh :: float *const state[3] = { :: z->v :: z->m
-zen selection: the host's first matrix :: tide/zenflow.cuh :: work.state[2] = z->host_v :: t->rest_at :: (size_t)0
+zen selection: the host's first matrix :: tide/zenflow.cuh :: float *const host[3] = { :: t->rest_at :: 0
 zen selection: chosen slots are the rest's :: tide/zenflow.cuh :: slots[j] = swaps[j].chosen :: swaps[j].chosen :: swaps[j].rest % (int32_t)t->chosen
-zen selection: slots of the rest are one :: tide/zenflow.cuh :: work.slot[j] = swaps[j].rest :: swaps[j].rest :: swaps[0].rest
+zen selection: slots of the rest are one :: tide/zenflow.cuh :: float *a = host[k] + r * width :: swaps[j].rest :: swaps[0].rest
 zen selection: the first columns again :: tide/zenflow.cuh :: zen_exchange_some(g, t, swaps + k :: swaps + k :: swaps
 zen selection: scores of the first matrix :: tide/zenflow.cuh :: z->clock.scores + t->column_at :: t->column_at :: (size_t)0
 zen selection: map as it was :: tide/zenflow.cuh :: zen_swap(&z->map, i, swaps, count)
-zen selection: the GPU's list as it was :: tide/zenflow.cuh :: (last) CUDA(cudaMemcpy(z->column, z->map.column
+zen selection: the GPU's list as it was :: tide/zenflow.cuh :: gpu_copy(z->column, z->map.column
 zen selection: not counted :: tide/zenflow.cuh :: z->swapped += count
 zen checkpoint: result not made again :: tide/zenflow.cuh :: z->result[i] = f32_to_bf16(z->host_master[i])
 zen checkpoint: update computed again :: tide/zenflow.cuh :: z->queued = z->map.segments;
-zen checkpoint: the other sum :: tide/zenflow.cuh :: owners[3] = ZenPart<X>{ :: z->sum :: (1 - z->sum)
-zen checkpoint: sum of a closed window :: tide/zenflow.cuh :: const bool open = z->clock.filled > 0 :: z->clock.filled > 0 :: true
-zen checkpoint: not late :: tide/zen_run.h :: x->late = late == 1 :: late == 1 :: false
-zen plan: two sums that are not used :: tide/zenflow.cuh :: z->sums = z->config.window == 1 :: z->config.delay <= 1 :: z->config.delay == 0
-zen plan: never one sum :: train_gpt2.cu :: if (g->zen != NULL) zen_settle_sums(g :: tight > 0 :: false
+zen plan: two sums that are not used :: tide/zenflow.cuh :: else z->sums = z->config.overlap :: z->config.overlap && !tight :: !tight
+zen plan: never one sum :: train_gpt2.cu :: if (g->zen != NULL) zen_settle_sums(g->zen :: tight > 0 :: false
 zen host: first gradient not clipped :: zenflow.h :: for (size_t i = at; i < end; i++) a[i] = mul_f32(scale, bf16_to_f32 :: mul_f32(scale, bf16_to_f32(half[i])) :: bf16_to_f32(half[i])
 zen host: gradient of one step not clipped :: zenflow.h :: else if (!has_acc) sum = :: mul_f32(scale, grad_at(g, is_bf16, i)) :: grad_at(g, is_bf16, i)
 zen host: last gradient replaces the sum :: zenflow.h :: else sum = fma_f32(scale, grad_at :: acc[i] :: 0.0f

@@ -359,15 +359,15 @@ go 2 zen_1 $zen --zero 1 --accum 3
 go 2 zen_2 $zen --zero 2 --accum 3 --recompute block
 go 2 zen_auto $zen --zen-window auto
 go 2 zen_auto_1 $zen --zen-window auto --zero 1 --no-overlap
-go 3 zen_plain $steps --offload zenflow --zen-topk 0 --zen-window 1 --zen-delay 0
+go 3 zen_plain $steps --offload zenflow --zen-topk 0 --zen-window 1 --zen-overlap off
 zen32="$zen --precision fp32"
 teams=two schedules=
 if whole; then
     go 0 zen_one $zen32 --accum 12
     go 2 zen_two $zen32 --accum 6 --zero 1
     go 3 zen_three $zen32 --accum 4
-    go 3 zen_late $zen --zen-delay 1 --zen-topk 0.3
-    go 3 zen_late_1 $zen --zen-delay 1 --zen-topk 0.3 --zero 1 --grad-wire fp32
+    go 3 zen_late $zen --zen-topk 0.3
+    go 3 zen_late_1 $zen --zen-topk 0.3 --zero 1
     go 4 zen_four $zen32 --accum 3 --zero 1
     teams="two three four" schedules="lazy prio:0 prio:2"
 else

@@ -121,9 +121,9 @@ static void options_are_stored_in_their_fields(void) {
     CHECK(o.stream_blocks && o.slots == 2 && o.resident_blocks == 5, "-");
     CHECK(o.zo_no_slots && o.zo_no_fused_update && strcmp(o.template_text, " =") == 0, "-");
     o = cpu("--data d --offload zenflow --zen-topk 0.25 --zen-window 7 --zen-reselect 0 "
-            "--zen-warmup 99");
+            "--zen-warmup 99 --zen-overlap off");
     CHECK(o.offload == OFFLOAD_ZENFLOW && o.zen_topk == 0.25 && o.zen_window == 7, "-");
-    CHECK(o.zen_reselect == 0 && o.zen_warmup == 99, "-");
+    CHECK(o.zen_reselect == 0 && o.zen_warmup == 99 && o.zen_overlap == OVERLAP_OFF, "-");
     CHECK(cpu("--data d --offload zenflow --zen-window auto").zen_window == 0, "auto");
 }
 
@@ -194,9 +194,7 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --offload none --zen-window 2", "--zen-window needs --offload zenflow"},
         {"--data d --offload auto --zen-reselect 2", "--zen-reselect needs --offload zenflow"},
         {"--data d --zen-warmup 2", "--zen-warmup needs --offload zenflow"},
-        {"--data d --zen-delay 1", "--zen-delay needs --offload zenflow"},
-        {"--data d --zen-rest-lr auto", "--zen-rest-lr needs --offload zenflow"},
-        {"--data d --offload zenflow --zen-sums 1", "--zen-sums is an option of the GPU builds"},
+        {"--data d --zen-overlap off", "--zen-overlap needs --offload zenflow"},
         {"--data d --offload zenflow --zen-topk 1.5", "--zen-topk 1.5: must be 0 to 1"},
         {"--data d --offload zenflow --zen-topk -1", "--zen-topk -1: must be 0 to 1"},
         {"--data d --offload zenflow --zen-topk auto", "is not a number"},
@@ -204,8 +202,6 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --offload zenflow --zen-reselect -1", "is not a whole number"},
         {"--data d --offload zenflow --zen-reselect auto", "is not a whole number"},
         {"--data d --offload zenflow --zen-warmup 0", "--zen-warmup 0: must be 1 to"},
-        {"--data d --offload zenflow --zen-delay -1", "is not a whole number"},
-        {"--data d --offload zenflow --zen-rest-lr 0", "the rest would never be updated"},
         {"--data d --offload zenflow --dump f", "--dump shows the gradient of plain"},
         {"--data d --optimizer mezo --offload zenflow", "--offload places the state of AdamW"},
         {"--data d --zo-eps 0.2", "--zo-eps needs --optimizer mezo"},
@@ -239,16 +235,13 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --zero 0", "--zero 0: must be 1 to 3"},
         {"--data d --offload zero --resident 0.5", "--resident needs --offload twinflow, inter"},
         {"--data d --resident 0.5", "--resident needs --offload twinflow, interleave or zenflow"},
-        {"--data d --zen-sums 1", "--zen-sums needs --offload zenflow"},
         {"--data d --offload zero --zen-topk 0.1", "--zen-topk needs --offload zenflow"},
-        {"--data d --offload zenflow --zen-sums 3", "--zen-sums 3: must be 1 to 2"},
         {"--data d --offload zenflow --subgroup 5000", "are for other modes of --offload"},
         {"--data d --offload zenflow --slots 2", "are for other modes of --offload"},
+        {"--data d --offload zenflow --grad-wire fp32", "are for other modes of --offload"},
         {"--data d --offload zenflow --stride 2", "needs --offload interleave"},
         {"--data d --offload zenflow --share 0.5", "needs --offload interleave"},
         {"--data d --offload zenflow --dump f", "--dump shows the gradient of plain"},
-        {"--data d --offload zenflow --zen-window 1 --zen-sums 1", "of 1 has none"},
-        {"--data d --offload zenflow --zen-delay 1 --zen-sums 2", "there is never but one"},
         {"--data d --offload zenflow --zen-topk 1 --zen-window auto", "leaves only one of them"},
         {"--data d --offload zenflow --zen-topk 0 --zen-window auto", "leaves only one of them"},
         {"--data d --offload twinflow --share 0.5", "needs --offload interleave"},
@@ -300,7 +293,7 @@ static void combinations_that_work_are_accepted(void) {
         {1, "--plan --optimizer mezo --stream-blocks"}, {1, "--data d --optimizer mezo --offload none"},
         {1, "--data d --optimizer mezo --precision fp16 --stream-blocks --slots 1"},
         {1, "--data d --no-save --no-overlap"},
-        {1, "--plan --offload zenflow --resident 0.3 --grad-wire fp32 --zen-window auto"},
+        {1, "--plan --offload zenflow --resident 0.3 --zen-window auto"},
     };
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
         const char *said = DIES(parse(lines[i].line, lines[i].gpu));
