@@ -144,17 +144,11 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
 
 static bool data_is_quiet;  // of several ranks, the first one warns
 
-// Whatever is not a token file is taken as text. Of what is none, most has a NUL byte early.
+// Whatever is not a token file is taken as text. What is compressed, or no UTF-8, has a NUL byte.
 static void data_warn(const char *name, const char *bytes, size_t n) {
-    const char *dot = strrchr(name, '.');
-    const bool json = dot != NULL && strncasecmp(dot, ".json", 5) == 0
-                   && (bytes[0] == '{' || bytes[0] == '[');
-    const bool binary = memchr(bytes, 0, n < 1 << 20 ? n : 1 << 20) != NULL;
-    if (data_is_quiet || (!json && !binary)) return;
-    fprintf(stderr, "tide: warning: %s is %s, and its bytes are taken as text: %s\n", name,
-            json ? "JSON" : "binary (it has NUL bytes)",
-            json ? "build/tokenize takes the texts out of .jsonl"
-                 : "unpack it, or write it as UTF-8 first");
+    if (data_is_quiet || memchr(bytes, 0, n < 1 << 20 ? n : 1 << 20) == NULL) return;
+    fprintf(stderr, "tide: warning: %s is binary (it has NUL bytes), and its bytes are taken as "
+            "text: unpack it, or write it as UTF-8 first\n", name);
 }
 
 // Opens a file, or every file that matches a glob pattern, in order of name: token files, told by
@@ -164,7 +158,7 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
     glob_t found;
     TokenData d;
     char *single = (char *)pattern, **paths = &single;
-    size_t binary = 0, bytes = 0;
+    size_t bytes = 0;
     memset(&d, 0, sizeof d);
     memset(&found, 0, sizeof found);
     d.count = 1;
@@ -180,35 +174,27 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
         s->tokens = file_map(s->name, &s->count);  // bytes, for now
         bytes += s->count;
         const size_t length = strlen(s->name);
-        const bool is_binary = bin_width(s->tokens, s->count) > 0;
-        if (is_binary || (length > 4 && strcmp(s->name + length - 4, ".bin") == 0)) {
-            *s = segment_parse(s->name, s->tokens, s->count);
-            binary++;
-        } else {
-            data_warn(s->name, (const char *)s->tokens, s->count);
-        }
-        d.tokens += s->count;
-    }
-    for (size_t i = 0; i < d.count; i++) {
-        const TokenSegment *s = &d.segments[i];
-        if (s->width == 0 && binary > 0)
-            die("%s is text, but other files of %s hold tokens", s->name, pattern);
-        if (s->width == 0 && tok == NULL)
+        const bool named_bin = length > 4 && strcmp(s->name + length - 4, ".bin") == 0;
+        const bool text = !named_bin && bin_width(s->tokens, s->count) == 0;
+        if (i > 0 && text != d.text) die("%s: some of these files are text, some tokens", pattern);
+        if (text && tok == NULL)
             die("%s is text, and nobody said how to encode it: name it with --tokenizer DIR",
                 s->name);
+        if (text) data_warn(s->name, (const char *)s->tokens, s->count);
+        else *s = segment_parse(s->name, s->tokens, s->count);
+        d.text = text;
+        d.tokens += s->count;
     }
     // Windows come in random order. What fits in memory is soon all there, so reading ahead helps;
     // of what does not fit, reading ahead would throw most away.
     const double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGE_SIZE);
-    if (binary > 0 && (double)bytes > memory / 2)
-        for (size_t i = 0; i < d.count; i++)
-            madvise((char *)d.segments[i].tokens - BIN_HEADER,
-                    BIN_HEADER + d.segments[i].count * (size_t)d.segments[i].width, MADV_RANDOM);
-    if (binary > 0) return d;
+    for (size_t i = 0; i < d.count && !d.text && (double)bytes > memory / 2; i++)
+        madvise((char *)d.segments[i].tokens - BIN_HEADER,
+                BIN_HEADER + d.segments[i].count * (size_t)d.segments[i].width, MADV_RANDOM);
+    if (!d.text) return d;
     d.segments[0] = data_encode(&d, pattern, tok);
     d.count = 1;
     d.tokens = d.segments[0].count;
-    d.text = true;
     return d;
 }
 

@@ -34,12 +34,6 @@ typedef struct {
 #define LAYERNORM_EPS 1e-5f
 #define ALIGN_ELEMENTS 128  // every tensor starts at a multiple of this, and Vp is one
 
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
-
-static size_t round_up(size_t n, size_t multiple) {
-    return (n + multiple - 1) / multiple * multiple;
-}
-
 // Fills the derived fields and refuses what is not a model. Call it after any change.
 static bool gpt2_finish(GPT2Config *c, Error *err) {
     if (c->layers < 1 || c->layers > 1000) return error_set(err, "layers must be 1 to 1000");

@@ -23,7 +23,7 @@ typedef struct {
     size_t *first;             // (count + 1): prompt i is tokens first[i] .. first[i+1] - 1
     int32_t *tokens;
     int *label;                // (count), 0 .. labels - 1
-    size_t longest;            // tokens of the longest prompt
+    size_t longest;            // tokens of the longest prompt of the file
     int labels;
     int32_t word[TASK_LABELS]; // the token of each label
     int32_t first_token;       // with which every prompt begins, or -1
@@ -135,9 +135,6 @@ static Task task_view(const Task *all, size_t from, size_t to) {
     v.count = to - from;
     v.first += from;  // whose entries count from the start of all->tokens, which stays
     v.label += from;
-    v.longest = 0;
-    for (size_t i = 0; i < v.count; i++)
-        if (v.first[i + 1] - v.first[i] > v.longest) v.longest = v.first[i + 1] - v.first[i];
     return v;
 }
 

@@ -126,16 +126,19 @@ static void fail(const char *format, ...) {
     abort();  // not reached
 }
 
+static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+
+static size_t round_up(size_t n, size_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
+
 // Zeroed memory at a 64-byte boundary (a cache line, and the widest vector register); free() frees
 // it. `what` names the buffer in the error line.
 static void *alloc_or_fail(size_t count, size_t size, const char *what) {
-    size_t bytes;
-    if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX - 64)
-        fail("out of memory: %s would need more than this machine can address", what);
-    bytes = (bytes + 63) / 64 * 64;
-    if (bytes == 0) bytes = 64;
-    void *p = aligned_alloc(64, bytes);
-    if (p == NULL) fail("out of memory: %s needs %.1f MiB", what, (double)bytes / (1 << 20));
+    const double mib = (double)count * (double)size / (1 << 20);
+    const size_t bytes = count * size > 0 ? round_up(count * size, 64) : 64;
+    void *p = mib < 1e12 ? aligned_alloc(64, bytes) : NULL;
+    if (p == NULL) fail("out of memory: %s needs %.1f MiB", what, mib);
     memset(p, 0, bytes);
     return p;
 }

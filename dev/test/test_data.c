@@ -234,11 +234,7 @@ static void test_what_is_not_text(void) {
     static const struct { const char *name, *bytes; size_t n; const char *words; } files[] = {
         {"a", "\xff\xfeh\0i\0", 6, "a is binary (it has NUL bytes)"},
         {"a", "some text\0", 10, "NUL"},
-        {"a.jsonl", "{\"text\": 1}", 11, "a.jsonl is JSON, and its bytes are taken as text"},
-        {"a.JSON", "[1]", 3, "build/tokenize"}};
-    static const struct { const char *name, *bytes; } texts[] = {
-        {"a.json", "no JSON"}, {"a.txt", "{\"text\": 1}"}, {"a.jsonl.txt", "[1]"},
-        {"a", "\xef\xbb\xbfmarked"}};
+        {"a", "\x1f\x8b\x08\0", 4, "unpack it"}};
     Tokenizer *tok = tokenizer_bytes();
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         const char *said = warned(files[i].name, files[i].bytes, files[i].n, tok);
@@ -246,10 +242,7 @@ static void test_what_is_not_text(void) {
         CHECK(strncmp(said, "tide: warning: ", 15) == 0 && strstr(said, files[i].words)
               && end != NULL && end[1] == '\0', "%zu: %s", i, said);
     }
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-        const char *said = warned(texts[i].name, texts[i].bytes, strlen(texts[i].bytes), tok);
-        CHECK(*said == '\0', "%zu: %s", i, said);
-    }
+    CHECK(*warned("a", "some text", 9, tok) == '\0', "text");
     data_is_quiet = true;
     CHECK(*warned("a", "\0", 1, tok) == '\0', "said by another rank, too");
     data_is_quiet = false;
@@ -274,7 +267,7 @@ static void test_text(void) {
     const uint32_t one = 7;
     write_tokens("e.txt", &one, 1, 2);
     CHECK(data_open(path_of("e.txt"), NULL).tokens == 1, "magic, not name");
-    CHECK(refused(path_of("[ae].txt"), tok, "a.txt is text, but other files"), "text and tokens");
+    CHECK(refused(path_of("[ae].txt"), tok, "some of these files are text, some tokens"), "text and tokens");
     write_text("raw.bin", "this was raw.bin");  // no header, as nanoGPT writes it
     CHECK(refused(path_of("raw.bin"), tok, "not a token file"), ".bin without header");
 
