@@ -490,6 +490,17 @@ enum { RECOMPUTE_SETTLED = -1 };
 
 static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
 
+// Ends a run that needs more memory than there is. ways: to need less, besides smaller batches.
+static void check_memory(size_t total, size_t host, size_t limit, size_t host_limit,
+                         const char *ways) {
+    const bool gpu = total > limit;
+    if (gpu || host > host_limit)
+        die("this run needs %.1f MiB of %s memory and %.1f MiB are there (%s); less is enough for "
+            "a smaller --batch or --seq, %s", mib(gpu ? total : host), gpu ? "GPU" : "host",
+            mib(gpu ? limit : host_limit),
+            gpu ? "free, or --gpu-memory" : "available, or --host-memory", ways);
+}
+
 // Settles where everything is, prints it unless `quiet`, and refuses what does not fit. recompute:
 // the option, or RECOMPUTE_SETTLED if all has been chosen; r: for advice then, or NULL. Returns the
 // bytes of GPU memory.
@@ -540,12 +551,9 @@ static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_lim
             printf("gradients of the micro-batches are summed on the %s, in fp32\n",
                    g->choice.sum_on_host ? "host" : "GPU");
     }
-    if (total <= limit && host <= host_limit) return total;
-    const bool gpu = total > limit;
-    die("this run needs %.1f MiB of %s memory and %.1f MiB are there (%s); less is enough for a "
-        "smaller --batch or --seq, --offload and --recompute auto, --optimizer mezo, or more GPUs",
-        mib(gpu ? total : host), gpu ? "GPU" : "host", mib(gpu ? limit : host_limit),
-        gpu ? "free, or --gpu-memory" : "available, or --host-memory");
+    check_memory(total, host, limit, host_limit,
+                 "--offload and --recompute auto, --optimizer mezo, or more GPUs");
+    return total;
 }
 
 // sleeps: who waits for it leaves its core to others (host.cuh), and wakes some 50 us late.

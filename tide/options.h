@@ -27,7 +27,6 @@ enum { OVERLAP_ON, OVERLAP_OFF };
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE,
        OFFLOAD_ZENFLOW };
 enum { WIRE_BF16, WIRE_FP32 };
-enum { CHECKPOINT_FULL, CHECKPOINT_REPLAY };  // noise, storage and rounding: zo.h
 
 #define OPTION_MAX 96           // room for rows in the table
 #define AUTO_COUNT SIZE_MAX     // "auto", for a count whose range begins at 0
@@ -68,7 +67,7 @@ typedef struct {
     size_t zo_queries, resident_blocks;
     int zo_noise;
     const char *labels, *template_text;               // NULL: the loss of a language model
-    bool stream_blocks, zo_no_slots, zo_no_fused_update;
+    bool zo_no_slots, zo_no_fused_update;
     // bookkeeping
     bool gpu_build;
     bool given[OPTION_MAX];  // by row of the table: it was on the command line
@@ -225,9 +224,8 @@ static const Option option_table[] = {
          "of labels 0, 1, .. of --data, a TSV: \" bad| good\""),
     {O_TEXT, "template", offsetof(Options, template_text), " It was", "TEXT", 0, 0, O_FIXED | O_ZO,
      "what stands between sentence and word"},
-    FLAG("stream-blocks", stream_blocks, O_GPU | O_ZO, "layers live on the host; --slots visit"),
     COUNT("resident-blocks", resident_blocks, "auto", 0, 1000, O_GPU | O_ZO,
-          "that stay on the GPU; auto: 0, or what fits"),
+          "layers that stay on the GPU; the rest visit it, in --slots"),
     FLAG("zo-no-slots", zo_no_slots, O_GPU | O_ZO, "allocate memory at each visit"),
     FLAG("zo-no-fused-update", zo_no_fused_update, O_GPU | O_ZO, "a visit more, for the update"),
 };
@@ -432,7 +430,7 @@ static void options_check(const Options *o) {
         die("the CPU trainer has nothing to offload; of --offload it knows none, and zenflow, "
             "which computes something else");
     if (mezo && option_given(o, "offload") && o->offload != OFFLOAD_NONE)
-        die("--offload places the state of AdamW; with mezo: --stream-blocks");
+        die("--offload places the state of AdamW; with mezo: --resident-blocks");
     if ((mezo || zenflow) && o->dump != NULL)
         die("--dump shows the gradient of plain training: leave --optimizer and --offload out");
     if (zenflow && o->zen_window == 0 && (o->zen_topk == 0 || o->zen_topk == 1))

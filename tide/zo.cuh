@@ -290,9 +290,8 @@ static ZoGroup zo_rows(const GPT2Table *t, int tensor, size_t row, size_t count)
     return g;
 }
 
-// Settles where each layer lives. streamed false: all on the GPU.
-template <typename X>
-static void zo_place(ZoModel<X> *z, bool stream, size_t residents, size_t slots) {
+// Settles where each layer lives: `residents` on the GPU, the others on the host.
+template <typename X> static void zo_place(ZoModel<X> *z, size_t residents, size_t slots) {
     const GPT2Table *t = &z->table;
     const size_t L = z->config.layers, C = z->config.channels;
     const GPT2Tensor *first = &t->tensors[t->first_layer];
@@ -315,7 +314,7 @@ static void zo_place(ZoModel<X> *z, bool stream, size_t residents, size_t slots)
     if (z->chunk * C > z->scratch) z->scratch = round_up(z->chunk * C, ALIGN_ELEMENTS);
     z->rows = min_size(z->max_B * z->max_T, HEAD_ROWS);
     // Residents are spread evenly: each hides some of the way of the next visitor.
-    if (!stream || residents > L) residents = L;
+    if (residents > L) residents = L;
     if (z->home == NULL) z->home = (int *)alloc_or_fail(L, sizeof(int), "layers");
     if (z->visitor == NULL) z->visitor = (int *)alloc_or_fail(L, sizeof(int), "layers");
     z->streamed = 0;
@@ -378,34 +377,23 @@ template <typename X> static size_t zo_host_bytes(const ZoModel<X> *z) {
     return round_up(z->streamed * z->layer * sizeof(X), 4096);
 }
 
-// Settles where everything is, prints it, and refuses what does not fit. Layers are streamed if that
-// was asked for, or if nothing else fits: then through fewer slots than the default, if these would
-// not fit, and only those for which there is no room. Returns the bytes of GPU memory.
+// Settles where everything is: of --resident-blocks (auto: of all) layers, those for which there is
+// room, with fewer slots than the default for the others, if these would not fit. Prints it, and
+// refuses what does not fit. Returns the bytes of GPU memory.
 template <typename X>
 static size_t zo_settle_memory(ZoModel<X> *z, const Run *r, size_t limit, size_t host_limit) {
     const Options *o = &r->o;
     Buffer list[MAX_BUFFERS];
     const bool automatic = o->resident_blocks == AUTO_COUNT;
-    const size_t residents = automatic ? 0 : o->resident_blocks;
+    const size_t most = automatic ? z->config.layers : o->resident_blocks;
+    const size_t least = automatic ? 0 : most, fewest = o->slots > 0 ? o->slots : 1;
     const size_t wanted = o->slots > 0 ? o->slots : (size_t)LEAST_SLOTS;
-    zo_place(z, o->stream_blocks, residents, wanted);
-    const bool streams = zo_bytes(z) > limit && !o->stream_blocks;  // since it must
-    for (size_t n = wanted; zo_bytes(z) > limit && n > 0; n--) {
-        zo_place(z, true, residents, n);
-        if (option_given(o, "slots")) break;
-    }
-    const size_t slots = z->slots;
-    if (streams && automatic && zo_bytes(z) <= limit)  // and then what fits may stay
-        for (size_t n = z->config.layers - 1; n > 0; n--) {
-            zo_place(z, true, n, slots);
-            if (zo_bytes(z) <= limit) break;
+    bool fits = false;
+    for (size_t n = wanted; n >= fewest && !fits; n--)
+        for (size_t stay = most + 1; stay-- > least && !fits;) {
+            zo_place(z, stay, n);
+            fits = zo_bytes(z) <= limit;
         }
-    if (z->streamed == 0 && o->stream_blocks)
-        die("--resident-blocks %zu leaves none of the %zu layers to --stream-blocks",
-            residents, z->config.layers);
-    if (z->streamed == 0 && (option_given(o, "slots") || option_given(o, "zo-no-slots")))
-        die("--slots and --zo-no-slots are for layers that live on the host, and all fit on the "
-            "GPU: add --stream-blocks");
     const size_t total = zo_bytes(z), host = zo_host_bytes(z);
     if (!r->only_sampling) {
         int n = zo_buffers(z, list);
@@ -417,23 +405,10 @@ static size_t zo_settle_memory(ZoModel<X> *z, const Run *r, size_t limit, size_t
             printf("%zu of %zu layer%s, of %.1f MiB, live on the host and visit %zu slot%s%s\n",
                    z->streamed, z->config.layers, plural(z->config.layers),
                    mib(z->layer * sizeof(X)), z->slots, plural(z->slots),
-                   streams ? ": all of them would not fit on the GPU" : "");
+                   automatic ? ": all of them would not fit on the GPU" : "");
         }
     }
-    char way[100] = "not even --batch 1 fits, with all layers in --slots 1 (--stream-blocks)";
-    if (total > limit) {
-        zo_place(z, true, 0, 1);
-        for (; zo_bytes(z) > limit && z->max_B > 0; zo_place(z, true, 0, 1)) z->max_B /= 2;
-        if (z->max_B > 0)
-            snprintf(way, sizeof way, "it fits with --batch %zu --slots 1 --resident-blocks 0 "
-                     "--stream-blocks", z->max_B);
-        die("this run needs %.1f MiB of GPU memory and %.1f MiB are there (free, or --gpu-memory); "
-            "%s", mib(total), mib(limit), way);
-    }
-    if (host > host_limit)
-        die("this run needs %.1f MiB of host memory and %.1f MiB are there (available, or "
-            "--host-memory); use a smaller --model, --precision bf16 or fp16, or more "
-            "--resident-blocks", mib(host), mib(host_limit));
+    check_memory(total, host, limit, host_limit, "fewer --slots and --resident-blocks");
     return total;
 }
 
@@ -800,8 +775,9 @@ template <typename X> static void zo_update_weights(ZoModel<X> *z) {
     z->pending = zo_nothing;
 }
 
-// A pass of evaluation: forward with the weights as they are.
-template <typename X> static ZoPass zo_look(const ZoModel<X> *z, const ZoBatch *batch) {
+// A pass of evaluation: forward with the newest weights.
+template <typename X> static ZoPass zo_look(ZoModel<X> *z, const ZoBatch *batch) {
+    zo_update_weights(z);  // the next step would come too late
     return ZoPass{zo_nothing, 1, 1, 0, (uint32_t)z->step, batch};
 }
 
@@ -847,7 +823,6 @@ static void zo_next(ZoModel<X> *z, const int32_t *tokens, size_t count, float *l
 
 template <typename X> static void zo_generate(ZoModel<X> *z, const Run *r, uint32_t number) {
     float *logits = (float *)alloc_or_fail(z->config.vocab, sizeof(float), "sampling");
-    zo_update_weights(z);
     Sample s = sample_begin(&r->o, r->tokenizer, &z->config, number);
     do zo_next(z, s.tokens + s.first, s.n - s.first, logits);
     while (sample_next(&s, logits));
@@ -863,7 +838,6 @@ static bool zo_evaluate(ZoModel<X> *z, const Run *r, Log *log, Error *err) {
     const size_t most = z->max_B * z->max_T, own = 2 * ((batches + R - 1) / R);
     double *mine = (double *)alloc_or_fail(own * (1 + R), sizeof(double), "losses");
     double *all = mine + own, sum = 0, right = 0;
-    zo_update_weights(z);
     for (size_t i = (size_t)ranks.rank; i < batches; i += R) {
         const size_t first = i * r->B, rows = min_size(r->B, sequences - first);
         ZoBatch *b = zo_batch_begin(z, ZO_EVALUATION, rows, r->T);
@@ -993,7 +967,7 @@ static bool zo_forward(ZoModel<X> *z, const Run *r, size_t step, Error *err) {
         if (z->sent == micro + 1 && z->sent < r->o.steps * z->accum
             && zo_send_batch(z, r, z->sent, &later)) z->sent++;
         zo_pass(z, &p, m, false);
-        z->pending = zo_nothing;
+        z->pending = zo_nothing;  // it is in the weights now
     }
     return true;
 }

@@ -56,24 +56,13 @@ ZEN(sum_fp32_out, 1, 1, 0, 1)
 ZEN(bf16_out, 0, 1, 1, 1)
 ZEN(fp32_out, 0, 1, 0, 1)
 
-#define ZO_ROUND(name, storage, rounding) \
+#define ZO_ROUND(name, storage) \
     HOT hot_zo_round_##name(float *__restrict__ x, size_t n) { \
         for (size_t i = 0; i < n; i++) \
-            x[i] = zo_round(x[i], storage, rounding, (uint32_t)i * 0x9E3779B9u >> 16); \
+            x[i] = zo_round(x[i], storage, (uint32_t)i * 0x9E3779B9u >> 16); \
     }
-ZO_ROUND(fp16, ZO_FP16, ZO_NEAREST)
-ZO_ROUND(bf16, ZO_BF16, ZO_NEAREST)
-ZO_ROUND(fp16_stochastic, ZO_FP16, ZO_STOCHASTIC)
-ZO_ROUND(bf16_stochastic, ZO_BF16, ZO_STOCHASTIC)
-HOT hot_zo_pack_fp16(uint16_t *__restrict__ to, const float *__restrict__ x, size_t n) {
-    for (size_t i = 0; i < n; i++) to[i] = zo_pack(x[i], ZO_FP16);
-}
-HOT hot_zo_pack_bf16(uint16_t *__restrict__ to, const float *__restrict__ x, size_t n) {
-    for (size_t i = 0; i < n; i++) to[i] = zo_pack(x[i], ZO_BF16);
-}
-HOT hot_zo_unpack_fp16(float *__restrict__ to, const uint16_t *__restrict__ x, size_t n) {
-    for (size_t i = 0; i < n; i++) to[i] = zo_unpack(x[i], ZO_FP16);
-}
+ZO_ROUND(fp16, ZO_FP16)
+ZO_ROUND(bf16, ZO_BF16)
 
 #ifndef __cplusplus
 HOT hot_exp(float *x, size_t n) {
@@ -92,7 +81,7 @@ typedef void Function(void);
 Function *hot_functions[] = {
     (Function *)gemm, (Function *)fma_chains, (Function *)adam_range, (Function *)accumulate_runs,
     (Function *)rng_normals, (Function *)zen_accumulate, (Function *)zen_sums,
-    (Function *)zo_perturb, (Function *)zo_update, (Function *)zo_round_all,
+    (Function *)zo_perturb, (Function *)zo_update,
 #ifndef __cplusplus
     (Function *)encoder_forward, (Function *)encoder_backward, (Function *)layernorm_forward,
     (Function *)layernorm_backward, (Function *)matmul_backward, (Function *)attention_forward,

@@ -65,12 +65,12 @@ for precision in bf16 fp32; do
     run train_gpt2emu 9 $p --offload zenflow --zen-window 2 --zen-reselect 0 --resident 0.3 --accum 2
     run train_gpt2emu 9 $p --offload zenflow --zen-window 2 --zen-reselect 1 --zen-warmup 2 --zen-topk 0.5
     run train_gpt2emu 4 $p --optimizer mezo --lr 1e-3
-    run train_gpt2emu 4 $p --optimizer mezo --lr 1e-3 --stream-blocks --resident-blocks 1
+    run train_gpt2emu 4 $p --optimizer mezo --lr 1e-3 --resident-blocks 1
     run train_gpt2emu 4 $p --optimizer mezo --lr 1e-3 --zo-noise rademacher --zo-queries 2 --accum 2
-    run train_gpt2emu 4 $p --optimizer mezo --lr 1e-3 --stream-blocks --zo-no-slots --zo-no-fused-update
+    run train_gpt2emu 4 $p --optimizer mezo --lr 1e-3 --resident-blocks 0 --zo-no-slots --zo-no-fused-update
 done
 run train_gpt2emu 4 --precision fp16 --optimizer mezo --lr 1e-3
-run train_gpt2emu 4 --precision fp16 --optimizer mezo --lr 1e-3 --stream-blocks
+run train_gpt2emu 4 --precision fp16 --optimizer mezo --lr 1e-3 --resident-blocks 0
 # ranks: one line per number of processes and stage
 ranks() {
     world=$1
@@ -96,7 +96,7 @@ for m in gpt2 gpt2-xl 7b 20b; do
     for o in none zero twinflow interleave zenflow; do plan --model $m --seq 1024 --batch 1 --offload $o; done
     plan --model $m --seq 1024 --batch 2 --accum 4
     plan --model $m --seq 1024 --batch 2 --zero 3 --world 8
-    plan --model $m --optimizer mezo --stream-blocks --seq 1024
+    plan --model $m --optimizer mezo --resident-blocks 0 --seq 1024
 done
-plan --model opt-13b --optimizer mezo --precision fp16 --stream-blocks
+plan --model opt-13b --optimizer mezo --precision fp16 --resident-blocks 0
 plan --model 7b --seq 2048 --batch 1 --offload interleave --stride 3 --gpu-memory 40G

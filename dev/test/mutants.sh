@@ -107,34 +107,30 @@ time: copies to the host wait for each other :: train_gpt2.cu :: g->landing_turn
 wait: layer there :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->compute, z->there[event]
 wait: slot used :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->fetch, z->used[event]
 wait: slot left :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->fetch, z->left[event]
-wait: layer updated, then home :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->out, z->stored_new[event]
+wait: layer updated, then home :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->out, z->updated[event]
 wait: tokens used :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->fetch, b->used
 # cudaFree() waits for both, too
 same: layer's memory used :: tide/zo.cuh :: CUDA(cudaStreamSynchronize(z->compute))
 record: slot used after one direction :: tide/zo.cuh :: last) CUDA(cudaEventRecord(z->used :: last :: first
-record: layer updated :: tide/zo.cuh :: CUDA(cudaEventRecord(z->stored_new[event]
+record: layer updated :: tide/zo.cuh :: CUDA(cudaEventRecord(z->updated[event]
 slots: one too many fetched :: tide/zo.cuh :: while (z->overlap && z->fetched < :: z->visits + z->slots :: z->visits + z->slots + 1
 layer: fetched from one further :: tide/zo.cuh :: const size_t number = z->fetched % z->streamed :: z->fetched % z->streamed :: (z->fetched + 1) % z->streamed
 layer: goes home to its first group :: tide/zo.cuh :: CUDA(cudaMemcpyAsync(home + at, theta + at :: home + at :: home
 layer: noise of the first :: tide/zo.cuh :: group.range[i].tensor += :: (uint32_t)l :: 0u
-update: stored when not due :: tide/zo.cuh :: if (store && u.round != 0) zo_store8 :: store && u.round != 0 :: store
-update: twice with two directions :: tide/zo.cuh :: first ? &p->updates : zo_later(p), p->store && first :: zo_later(p) :: &p->updates
-update: not for the second direction :: tide/zo.cuh :: return p->store && p->updates.round != 0 ? &zo_nothing :: p->store && p->updates.round != 0 :: true
-update: evaluation stores :: tide/zo.cuh :: ZoPass p = {zo_nothing, false, 1 :: false :: true
-update: embeddings are not stored :: tide/zo.cuh :: zo_weights(z, zo_tensor(z, t->wte), &head, &p->updates
-update: with every micro-batch :: tide/zo.cuh :: zo_updates(&p.updates, &z->zo, &z->log, step - 1) :: step - 1 :: step - 1 + m
-update: skipped steps count :: tide/zo_run.h :: return isfinite(loss) && lr * norm < 1e30 :: lr * norm < 1e30 :: true
-update: saved weights without the newest :: tide/zo.cuh :: if (!out || u.count + (int)u.round == 0) return :: !out :: true
-noise: minus is plus :: tide/zo.cuh :: if (minus != NULL) zo_store_perturbed :: -scale :: scale
+update: not stored :: tide/zo.cuh :: if (u.step != 0) zo_store8
+update: twice with two directions :: tide/zo.cuh :: first ? &p->update : &zo_nothing :: &zo_nothing :: &p->update
+update: embeddings are not stored :: tide/zo.cuh :: zo_weights(z, zo_tensor(z, t->wte), &head, &p->update
+update: with every micro-batch :: tide/zo.cuh :: z->pending = zo_nothing;  // it is
+update: skipped steps count :: zo.h :: return isfinite(loss) && lr * norm < 1e30 :: lr * norm < 1e30 :: true
+update: the newest weights are not evaluated :: tide/zo.cuh :: zo_update_weights(z);  // the next
+noise: minus is plus :: tide/zo.cuh :: w[k] = fmaf(-scale, z[k], th[k]) :: -scale :: scale
 update: padding is updated :: tide/zo.cuh :: zo_clear_padding(th, n) :: zo_clear_padding(th, n) :: (void)n
 loss: second chunk alone :: tide/zo.cuh :: sum = fmaf(sum, expf(max - top), row_sum :: row_sum[n] :: 0.0f
-update: evaluation of the step before :: tide/zo.cuh :: zo_updates(&p.updates, &z->zo, &z->log, z->step) :: z->step :: z->step - 1
 ranks: losses of the third dropped :: zo.h :: sum += all[r * stride + m * n + i] :: all[r * stride + m * n + i] :: (r > 1 ? 0.0 : all[r * stride + m * n + i])
 ranks: losses added from the last rank on :: zo.h :: sum += all[r * stride + m * n + i] :: r :: (size_t)world - 1 - r
 ranks: losses of rank 0 alone :: zo.h :: sum += all[r * stride + m * n + i] :: r :: (size_t)0
 ranks: losses are not exchanged :: tide/zo.cuh :: ranks_exchange(mine, bytes, z->all)
 ranks: damaged data of another one :: tide/zo.cuh :: damaged += z->all[k * news :: k * news :: 0 * k
-ranks: ended with unlike weights :: tide/zo.cuh :: zo_replay(z, step - 1);  // some
 ranks: all evaluate the first batches :: tide/zo.cuh :: for (size_t i = (size_t)ranks.rank; :: ranks.rank :: 0
 ranks: evaluation of rank 0 alone :: tide/zo.cuh :: sum += all[i % R * own + 2 * (i / R)] :: i % R :: (size_t)0
 time: a group waits for its whole layer :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->compute, z->there[event] :: event :: event / ZO_GROUPS * ZO_GROUPS + 3

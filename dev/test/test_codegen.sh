@@ -49,14 +49,8 @@ hot_zen_bf16_out 1
 hot_zen_fp32_out 1
 zo_perturb 0
 zo_update 1
-zo_round_all 0
 hot_zo_round_fp16 1
-hot_zo_round_bf16 1
-hot_zo_round_fp16_stochastic 1
-hot_zo_round_bf16_stochastic 1
-hot_zo_pack_fp16 1
-hot_zo_pack_bf16 1
-hot_zo_unpack_fp16 1'
+hot_zo_round_bf16 1'
 c_table='
 hot_exp 1 fused
 hot_tanh 1 fused

@@ -114,11 +114,11 @@ static void options_are_stored_in_their_fields(void) {
     CHECK(cpu("--model m --prompt x").steps == 0, "a sample");
     CHECK(parse("--plan --model m --prompt x", true).steps == 1000, "a plan");
     o = parse("--data d --optimizer mezo --zo-eps 1e-2 --zo-queries 4 --zo-noise rademacher "
-              "--labels ~bad|~good --template ~= --precision fp16 --stream-blocks --slots 2 "
+              "--labels ~bad|~good --template ~= --precision fp16 --slots 2 "
               "--resident-blocks 5 --no-overlap --zo-no-slots --zo-no-fused-update", true);
     CHECK(o.zo_eps == 1e-2 && o.zo_queries == 4 && o.zo_noise == 1 && o.no_overlap, "-");
     CHECK(o.precision == PRECISION_FP16 && strcmp(o.labels, " bad| good") == 0, "-");
-    CHECK(o.stream_blocks && o.slots == 2 && o.resident_blocks == 5, "-");
+    CHECK(o.slots == 2 && o.resident_blocks == 5, "-");
     CHECK(o.zo_no_slots && o.zo_no_fused_update && strcmp(o.template_text, " =") == 0, "-");
     o = cpu("--data d --offload zenflow --zen-topk 0.25 --zen-window 7 --zen-reselect 0 "
             "--zen-warmup 99 --zen-overlap off");
@@ -219,8 +219,7 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --optimizer mezo --dump f", "--dump shows the gradient of plain"},
         {"--data d --optimizer mezo --schedule linear --lr 1e-5 --min-lr 1e-4",
          "is above --lr 1e-05"},
-        {"--data d --optimizer mezo --stream-blocks", "this is the CPU trainer"},
-        {"--data d --stream-blocks", "this is the CPU trainer"},
+        {"--data d --optimizer mezo --resident-blocks 0", "this is the CPU trainer"},
     };
     static const struct { const char *line, *reason; } gpu[] = {
         {"--data d --gpu-memory 24", "--gpu-memory 24 is less than a megabyte: did you mean gigabytes"},
@@ -253,17 +252,16 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--offload zero", "--data is missing"},
         {"--data d --precision fp16", "--precision fp16 has no backward pass"},
         {"--data d --precision fp8", "must be one of bf16|fp32|fp16"},
-        {"--data d --stream-blocks", "--stream-blocks needs --optimizer mezo"},
         {"--data d --resident-blocks 1", "--resident-blocks needs --optimizer mezo"},
         {"--data d --optimizer mezo --resident-blocks 1001", "must be 0 to 1000"},
-        {"--data d --optimizer mezo --offload zero", "with mezo: --stream-blocks"},
+        {"--data d --optimizer mezo --offload zero", "with mezo: --resident-blocks"},
         {"--data d --optimizer mezo --recompute block", "--recompute needs --optimizer adamw"},
         {"--data d --optimizer mezo --resident 0.5", "--resident needs --optimizer adamw"},
         {"--data d --optimizer mezo --stride 2", "--stride needs --optimizer adamw"},
         {"--data d --optimizer mezo --share 0.5", "--share needs --optimizer adamw"},
         {"--data d --optimizer mezo --subgroup 5000", "--subgroup needs --optimizer adamw"},
         {"--data d --optimizer mezo --grad-wire fp32", "--grad-wire needs --optimizer adamw"},
-        {"--data d --optimizer mezo --offload auto", "with mezo: --stream-blocks"},
+        {"--data d --optimizer mezo --offload auto", "with mezo: --resident-blocks"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         CHECK(DIES_WITH(cases[i].reason, cpu(cases[i].line)), "[%s]", cases[i].line);
@@ -290,8 +288,8 @@ static void combinations_that_work_are_accepted(void) {
         {1, "--plan"}, {1, "--calibrate --rates f"}, {1, "--plan --model 7b --rates f --trace t"},
         {1, "--data d --offload interleave --stride auto --resident 0.2 --subgroup 4096 --slots 1"},
         {1, "--data d --offload interleave --share 0"}, {1, "--data d --offload twinflow --resident 1"},
-        {1, "--plan --optimizer mezo --stream-blocks"}, {1, "--data d --optimizer mezo --offload none"},
-        {1, "--data d --optimizer mezo --precision fp16 --stream-blocks --slots 1"},
+        {1, "--plan --optimizer mezo --slots 2"}, {1, "--data d --optimizer mezo --offload none"},
+        {1, "--data d --optimizer mezo --precision fp16 --slots 1"},
         {1, "--data d --no-save --no-overlap"},
         {1, "--plan --offload zenflow --resident 0.3 --zen-window auto"},
     };
@@ -439,7 +437,7 @@ static void gpu_options_are_saved_by_gpu_builds_only(void) {
     CHECK(strstr(json, "\"offload\": \"auto\"") != NULL, "%s", json);  // zenflow is on both
     o = parse("--data d --offload twinflow --resident 0.5", true);
     CHECK(strstr(saved(&o), "\"precision\": \"bf16\"") && strstr(json, "\"stride\": \"auto\"")
-          && strstr(json, "\"stream-blocks\": false") && !strstr(json, "\"gpu-memory\""), "%s", json);
+          && strstr(json, "\"zo-no-slots\": false") && !strstr(json, "\"gpu-memory\""), "%s", json);
     o = resume("--resume", json, false);
     CHECK(strcmp(o.data, "d") == 0 && o.offload == OFFLOAD_TWINFLOW, "CPU and GPU");
 }

@@ -202,7 +202,7 @@ static ZoModel<X> *zo_open(const Config *c, Feed *f, const float *weights, size_
     z->max_B = s->B;
     z->max_T = s->T;
     z->accum = c->accum;
-    zo_place(z, c->residents != ALL, c->residents, c->slots);
+    zo_place(z, c->residents, c->slots);
     const size_t before = free_memory();
     zo_allocate(z);
     Buffer list[MAX_BUFFERS];
