@@ -71,8 +71,8 @@ while [ -n "$alive" ]; do
         if kill -0 "$p" 2>/dev/null; then left="$left $p"; continue; fi
         wait "$p"
         ended=$?
-        # Of those that ended since the last look any may have been the first: whoever only follows
-        # another ends with 1, and that has the larger code (2, or 128 + a signal).
+        # Of those that ended since the last look any may have been the first: whoever follows one
+        # that was killed ends with 1, and that has the larger code (128 + a signal).
         if [ $first -eq 0 ] && [ $ended -gt $code ]; then code=$ended; fi
     done
     alive=$left
