@@ -53,7 +53,7 @@ typedef struct {
     int precision, recompute, offload, grad_wire;
     double resident, share;                           // may be AUTO_REAL
     size_t stride, subgroup, slots;                   // 0: auto
-    size_t zero, world;                               // zero may be AUTO_COUNT
+    size_t zero, world;                               // zero 0: auto
     bool no_overlap;
     size_t gpu_memory, host_memory;                   // bytes; 0: all there is
     bool plan, calibrate;

@@ -124,7 +124,7 @@ static Zero *zero_open(const Run *r) {
     const Options *o = &r->o;
     if (!r->training || o->dump != NULL || (r->world == 1 && !option_given(o, "zero"))) return NULL;
     Zero *z = (Zero *)alloc_or_fail(1, sizeof(Zero), "ranks");
-    z->stage = o->zero == AUTO_COUNT ? 2 : (int)o->zero;
+    z->stage = o->zero == 0 ? 2 : (int)o->zero;
     z->world = r->world;
     z->rank = r->rank;
     z->rows = o->offload == OFFLOAD_ZENFLOW;

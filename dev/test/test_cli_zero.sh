@@ -204,27 +204,6 @@ wait
 for run in $teams; do near ${run}_ranks_train_as_one_in_fp32 ${run}_fp32 one_fp32 1e-6; done
 near four_ranks_train_as_one_in_bf16 four_bf16 one_bf16 2e-3
 
-# --- orders of events ----------------------------------------------------------------------------
-
-# (test_schedules.sh has more of them, of functions instead of programs)
-schedules=prio:1
-whole && schedules="lazy prio:0 prio:1 prio:2 prio:3 random:1"
-common=${EMU_SCHED-lazy}
-for schedule in $schedules; do
-    export EMU_SCHED=$schedule EMU_ORDER=random
-    name=$(echo "$schedule" | tr -d :)
-    stage=$((${#name} % 3 + 1))
-    go 2 "$name" $steps --zero $stage --offload interleave --share 0.5 --resident 0.2 $fine
-    go 2 "${name}_3" $steps --zero 3 --offload none
-done
-wait
-unset EMU_ORDER
-export EMU_SCHED="$common"
-for name in $(echo $schedules | tr -d :); do
-    same ${name}_keeps_the_bits $name s1
-    same ${name}_keeps_the_bits_of_stage_3 ${name}_3 s1
-done
-
 # --- memory --------------------------------------------------------------------------------------
 
 # A model of 4 x 12 x 256^2 parameters and some; its weights in bf16 are 6.5 MiB.
@@ -238,47 +217,17 @@ memory() {
     going=$((going + 1))
     [ $((going % cores)) -ne 0 ] || wait
 }
-# mib NAME PLACE PURPOSE: MiB of a line of the plan of GPU or host
-mib() { sed -n "s/^$2  *$3  *\([0-9.]*\)$/\1/p" "$1.out"; }
 for s in 1 2 3; do memory mem_2_$s 2 $s --offload none; done
 memory mem_3_3 3 3 --offload zero
-teams="2_1 2_2 2_3"
-others=3_3
+teams="2_1 2_2 2_3 3_3"
 if whole; then
-    memory mem_4_1 4 1 --offload none
     memory mem_4_3 4 3 --offload none
-    memory mem_2_2_accum 2 2 --offload none --accum 2
-    teams="$teams 4_1 4_3" others="3_3 2_2_accum"
+    teams="$teams 4_3"
 fi
 wait
-# Per parameter, by the table in zero.h. Beyond it: of the layers' weights (stage 3) and gradients
-# (stage 2 and 3, or accumulating) two pass at a time, with all of the embeddings; and the head's
-# gradient is in fp32. Of 0.05 MiB each number is rounded, and shards to 128 elements.
-layer=$(((12 * 256 + 13) * 256)) ends=$(((384 + 16 + 2) * 256)) head=$((384 * 256))
-all=$((4 * layer + ends))
-# fills NAME WHAT MIB BYTES
-fills() {
-    check "$1_of_$2" true_that "$3 * 1048576 > $4 - 53000 && $3 * 1048576 < $4 + 60000"
-}
-for run in $teams; do
-    x=mem_$run R=${run%_*} s=${run#*_}
-    weights=$((2 * all)) grads=$((2 * all)) state=$((all / R)) places=$((2 * layer + ends))
-    [ "$s" -ge 2 ] && grads=$((2 * (all / R + places)))
-    [ "$s" -eq 3 ] && weights=$((2 * (4 * layer / R + places)))
-    fills $x weights "$(mib $x GPU parameters)" $weights
-    fills $x gradients "$(mib $x GPU gradients)" $((grads + 4 * head))
-    fills $x masters "$(mib $x GPU 'master weights')" $((4 * state))
-    fills $x moments "$(mib $x GPU 'AdamW moments')" $((8 * state))
-done
-if whole; then
-    fills mem_2_2_accum gradients "$(mib mem_2_2_accum GPU gradients)" \
-        $((4 * all / 2 + 2 * (2 * layer + ends) + 4 * head))
-fi
-fills mem_3_3 masters_on_the_host "$(mib mem_3_3 host 'master weights')" $((4 * all / 3))
-fills mem_3_3 moments_on_the_host "$(mib mem_3_3 host 'AdamW moments')" $((8 * all / 3))
 rounding=100  # a driver gives out pages of 2 MiB
 if grep -q '^device: Emulated' mem_2_1.out; then rounding=0.15; fi
-for run in $teams $others; do
+for run in $teams; do
     set -- $(sed -n 's/^GPU memory: \([0-9.]*\) MiB taken, planned \([0-9.]*\) MiB$/\1 \2/p' \
         mem_$run.out)
     check mem_${run}_is_taken_as_planned true_that \
@@ -361,7 +310,7 @@ go 2 zen_auto $zen --zen-window auto
 go 2 zen_auto_1 $zen --zen-window auto --zero 1 --no-overlap
 go 3 zen_plain $steps --offload zenflow --zen-topk 0 --zen-window 1 --zen-overlap off
 zen32="$zen --precision fp32"
-teams=two schedules=
+teams=two
 if whole; then
     go 0 zen_one $zen32 --accum 12
     go 2 zen_two $zen32 --accum 6 --zero 1
@@ -369,24 +318,15 @@ if whole; then
     go 3 zen_late $zen --zen-topk 0.3
     go 3 zen_late_1 $zen --zen-topk 0.3 --zero 1
     go 4 zen_four $zen32 --accum 3 --zero 1
-    teams="two three four" schedules="lazy prio:0 prio:2"
+    teams="two three four"
 else
     go 0 zen_one $zen32 --accum 4
     go 2 zen_two $zen32 --accum 2 --zero 1
 fi
-for schedule in $schedules; do
-    export EMU_SCHED=$schedule EMU_ORDER=random
-    go 2 "zenflow_$(echo $schedule | tr -d :)" $zen --accum 3
-done
 wait
-unset EMU_ORDER
-export EMU_SCHED="$common"
 same zenflow_in_stage_1_has_the_bits_of_stage_2 zen_1 zen_2
 if whole; then same zenflow_late_in_stage_1_has_the_bits_of_stage_2 zen_late_1 zen_late; fi
 same zenflow_by_its_gradients_in_stage_1_has_the_bits_of_stage_2 zen_auto_1 zen_auto
-for name in $(echo $schedules | tr -d :); do
-    same zenflow_under_${name}_has_these_bits zenflow_$name zen_2
-done
 losses zen_plain >a.txt
 losses three_s2 >b.txt
 check zenflow_without_columns_is_adamw cmp a.txt b.txt
