@@ -1,6 +1,8 @@
 // trace.h: what happened when, on the GPU's streams and on the host: the file that Perfetto
 // (ui.perfetto.dev) and chrome://tracing open, and how long each row was busy. No CUDA here:
 // timeline.cuh brings what was measured, plan.h what is predicted, and both look the same.
+//   trace_open(), trace_row(), trace_span(), trace_counter(), trace_flush(), trace_close()  the file
+//   trace_counters()                                                         what a step did
 #ifndef TIDE_TRACE_H
 #define TIDE_TRACE_H
 #include "json.h"
@@ -35,13 +37,13 @@ typedef struct {
 
 typedef struct { double begin, end; } Interval;
 
-static inline int interval_compare(const void *a, const void *b) {
+static int interval_compare(const void *a, const void *b) {
     const Interval *x = (const Interval *)a, *y = (const Interval *)b;
     return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
 // Sorts n intervals and joins those that overlap or touch. Returns how many are left.
-static inline int intervals_join(Interval *x, int n) {
+static int intervals_join(Interval *x, int n) {
     int joined = 0;
     qsort(x, (size_t)n, sizeof *x, interval_compare);
     for (int i = 0; i < n; i++) {
@@ -52,7 +54,7 @@ static inline int intervals_join(Interval *x, int n) {
 }
 
 // Length of what two joined lists have in common; of a list with itself: its own length.
-static inline double intervals_common(const Interval *a, int na, const Interval *b, int nb) {
+static double intervals_common(const Interval *a, int na, const Interval *b, int nb) {
     double length = 0;
     for (int i = 0, j = 0; i < na && j < nb;) {
         length += fmax(0, fmin(a[i].end, b[j].end) - fmax(a[i].begin, b[j].begin));
@@ -65,7 +67,7 @@ static inline double intervals_common(const Interval *a, int na, const Interval 
 typedef enum { SPANS_WORK, SPANS_WAIT, SPANS_COPY } TraceKind;  // copy: work with bytes
 
 // The spans of the rows whose bits are set, joined; x must have room for n.
-static inline int trace_select(Interval *x, const TraceSpan *s, int n, unsigned rows,
+static int trace_select(Interval *x, const TraceSpan *s, int n, unsigned rows,
                                TraceKind kind) {
     int count = 0;
     for (int i = 0; i < n; i++) {
@@ -92,7 +94,7 @@ typedef struct {
 } TimelineStep;
 
 // What compute did after it waited until `end`: the name of its next span, or "".
-static inline const char *trace_after(const TraceSpan *s, int n, double end) {
+static const char *trace_after(const TraceSpan *s, int n, double end) {
     const TraceSpan *next = NULL;
     for (int i = 0; i < n; i++)
         if (s[i].row == ROW_COMPUTE && s[i].begin >= end && strcmp(s[i].name, "wait") != 0
@@ -101,7 +103,7 @@ static inline const char *trace_after(const TraceSpan *s, int n, double end) {
 }
 
 // Fills all of c but step and dropped from the n spans of a step.
-static inline void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
+static void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
     static const char *const update[4] = {"fetch", "update", "flush", "back"};
     Interval *x = (Interval *)alloc_or_fail(2 * (size_t)n, sizeof *x, "intervals"), *y = x + n;
     for (int row = 0; row < ROWS; row++) {
@@ -144,15 +146,15 @@ typedef struct {
 } TraceFile;
 
 // Whole nanoseconds, so that what touches still touches after rounding.
-static inline double trace_microseconds(double seconds) { return round(1e9 * seconds) / 1e3; }
+static double trace_microseconds(double seconds) { return round(1e9 * seconds) / 1e3; }
 
-static inline bool trace_error(const TraceFile *t, Error *err) {
+static bool trace_error(const TraceFile *t, Error *err) {
     return error_set(err, "cannot write %.400s: %s", t->path, strerror(errno != 0 ? errno : EIO));
 }
 
 // Starts a trace at `path`, which must stay valid; an older file is replaced. On failure false and
 // the reason in err.
-static inline bool trace_open(TraceFile *t, const char *path, Error *err) {
+static bool trace_open(TraceFile *t, const char *path, Error *err) {
     memset(t, 0, sizeof *t);
     t->path = path;
     t->file = fopen(path, "wb");
@@ -162,13 +164,13 @@ static inline bool trace_open(TraceFile *t, const char *path, Error *err) {
     return true;
 }
 
-static inline void trace_event(TraceFile *t, char phase, const char *name) {
+static void trace_event(TraceFile *t, char phase, const char *name) {
     fprintf(t->file, ",\n{\"ph\":\"%c\",\"pid\":0,\"name\":", phase);
     json_write_string(t->file, name, strlen(name));
 }
 
 // Names a row; rows are shown in the order of their numbers.
-static inline void trace_row(TraceFile *t, int row, const char *name) {
+static void trace_row(TraceFile *t, int row, const char *name) {
     trace_event(t, 'M', "thread_name");
     fprintf(t->file, ",\"tid\":%d,\"args\":{\"name\":", row);
     json_write_string(t->file, name, strlen(name));
@@ -178,8 +180,8 @@ static inline void trace_row(TraceFile *t, int row, const char *name) {
 }
 
 // number: TRACE_NONE for none; begin, end: seconds; bytes: 0 for no copy.
-static inline void trace_span(TraceFile *t, int row, const char *name, size_t number, double begin,
-                              double end, size_t bytes) {
+static void trace_span(TraceFile *t, int row, const char *name, size_t number, double begin,
+                       double end, size_t bytes) {
     const double us = trace_microseconds(begin), duration = trace_microseconds(end) - us;
     trace_event(t, 'X', name);
     fprintf(t->file, ",\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"step\":%zu", row, us,
@@ -192,7 +194,7 @@ static inline void trace_span(TraceFile *t, int row, const char *name, size_t nu
 }
 
 // From `seconds` on, class `what` of counter `name` has this value.
-static inline void trace_counter(TraceFile *t, const char *name, const char *what, double seconds,
+static void trace_counter(TraceFile *t, const char *name, const char *what, double seconds,
                                  double value) {
     trace_event(t, 'C', name);
     fprintf(t->file, ",\"ts\":%.3f,\"args\":{", trace_microseconds(seconds));
@@ -202,7 +204,7 @@ static inline void trace_counter(TraceFile *t, const char *name, const char *wha
 
 // Brings all of it into the file, which is whole until the next event is written (in a pipe: only
 // when it is closed). False and the reason in err if the disk does not take it.
-static inline bool trace_flush(TraceFile *t, Error *err) {
+static bool trace_flush(TraceFile *t, Error *err) {
     const long end = ftell(t->file);
     errno = 0;
     if (end >= 0) fputs("\n]}\n", t->file);
@@ -212,7 +214,7 @@ static inline bool trace_flush(TraceFile *t, Error *err) {
 }
 
 // Ends the file. On failure false and the reason in err; it is closed in any case.
-static inline bool trace_close(TraceFile *t, Error *err) {
+static bool trace_close(TraceFile *t, Error *err) {
     errno = 0;
     fputs("\n]}\n", t->file);
     const bool torn = ferror(t->file) != 0, closed = fclose(t->file) == 0;

@@ -1,8 +1,7 @@
-// test_timeline: spans on streams and on host threads, read a step later without waiting; their
+// test_timeline: spans on streams, read a step later without waiting; their
 // counters; the trace; what happens when there is no room, no file, no disk. Runs on the emulated
 // GPU, there with a clock of its own if EMU_CLOCK=virtual is known, and on a real one.
 #include "../../tide/timeline.cuh"
-#include <pthread.h>
 #include <sys/wait.h>
 #include "test.h"
 
@@ -164,90 +163,6 @@ static void stalls_are_seen(void) {
     CUDA(cudaEventDestroy(ready));
 }
 
-// A host thread, woken by a stream, fills spans that the main thread reserved.
-typedef struct { pthread_mutex_t lock; pthread_cond_t changed; int todo, done, span[3]; } Worker;
-static Worker worker = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, {0, 0, 0}};
-static double worked[3][2];
-
-static void *work(void *unused) {
-    pthread_mutex_lock(&worker.lock);
-    while (worker.done < 3) {
-        while (worker.todo == worker.done) pthread_cond_wait(&worker.changed, &worker.lock);
-        const int i = worker.done;
-        pthread_mutex_unlock(&worker.lock);
-        worked[i][0] = seconds_now();
-        usleep(3000);
-        worked[i][1] = seconds_now();
-        timeline_host_span(&t, worker.span[i], worked[i][0], worked[i][1]);
-        pthread_mutex_lock(&worker.lock);
-        worker.done++;
-        pthread_cond_broadcast(&worker.changed);
-    }
-    pthread_mutex_unlock(&worker.lock);
-    return unused;
-}
-
-static void hand_over(void *unused) {
-    (void)unused;
-    pthread_mutex_lock(&worker.lock);
-    const int mine = worker.todo++;
-    pthread_cond_broadcast(&worker.changed);
-    while (worker.done <= mine) pthread_cond_wait(&worker.changed, &worker.lock);
-    pthread_mutex_unlock(&worker.lock);
-}
-
-static void host_threads_have_spans(void) {
-    pthread_t thread;
-    double around[3][2];
-    int outer[3];
-    if (pthread_create(&thread, NULL, work, NULL) != 0) abort();
-    timeline_open(&t, path);
-    const double opened = t.opened;
-    for (size_t step = 1; step <= 3; step++) {
-        const int i = (int)step - 1;
-        timeline_step(&t, step);
-        worker.span[i] = timeline_host_begin(&t, ROW_HOST, "update", step, 0);
-        outer[i] = timeline_begin(&t, ROW_UPDATE, "update", step, 0, stream[2]);
-        around[i][0] = seconds_now();
-        CUDA(cudaLaunchHostFunc(stream[2], hand_over, NULL));
-        timeline_end(&t, outer[i], stream[2]);
-        CUDA(cudaStreamSynchronize(stream[2]));
-        around[i][1] = seconds_now();
-        timeline_host_span(&t, timeline_host_begin(&t, ROW_COMPUTE, "wait", step, 0), around[i][0],
-                           around[i][1]);
-    }
-    pthread_join(thread, NULL);
-    timeline_close(&t);
-    CHECK(fabs(t.done.busy[ROW_HOST] - (worked[2][1] - worked[2][0])) < 1e-7, "%g s",
-          t.done.busy[ROW_HOST]);
-    CHECK(fabs(t.done.stalled - (around[2][1] - around[2][0])) < 1e-7, "%g s", t.done.stalled);
-    Json *root = trace();
-    int seen = 0;
-    double events[3][2], clock[3][2];
-    for (const Json *e = first(root); e != NULL; e = e->next) {
-        if (*text(e, "ph") != 'X' || number(e, "tid") == ROW_COMPUTE) continue;
-        const int i = (int)number(json_get(e, "args"), "step") - 1;
-        double *to = number(e, "tid") == ROW_HOST ? clock[i] : events[i];
-        to[0] = number(e, "ts") * 1e-6;
-        to[1] = to[0] + number(e, "dur") * 1e-6;
-        seen++;
-    }
-    json_free(root);
-    CHECK(seen == 6, "%d spans", seen);
-    for (int i = 0; i < 3 && seen == 6; i++) {
-        CHECK(fabs(clock[i][0] - (worked[i][0] - opened)) < 1e-6, "step %d", i);
-        CHECK(fabs(clock[i][1] - (worked[i][1] - opened)) < 1e-6, "step %d", i);
-        if (virtual_clock()) continue;  // the host has another one
-        // One clock for both, within the time that a GPU takes to say that an event happened.
-        CHECK(events[i][0] < clock[i][0] + 2e-4 && events[i][1] > clock[i][1] - 2e-4,
-              "step %d: stream %g-%g, thread %g-%g", i, events[i][0], events[i][1], clock[i][0],
-              clock[i][1]);
-        CHECK(events[i][0] > around[i][0] - opened - 2e-4
-              && events[i][1] < around[i][1] - opened + 2e-4, "step %d: stream %g-%g in %g-%g", i,
-              events[i][0], events[i][1], around[i][0] - opened, around[i][1] - opened);
-    }
-}
-
 // More spans than there is room for: said once, counted, and the next step is whole again.
 static void overflow_is_counted(void) {
     char line[512] = "";
@@ -266,7 +181,6 @@ static void overflow_is_counted(void) {
         }
         CHECK(none == (step < 3 ? 5 : 0), "step %zu: %d", step, none);
         if (step == 1) timeline_memory(&t, "weights", 64, stream[0]);  // no room, but must count
-        timeline_host_span(&t, -1, 0, 1);
         CUDA(cudaStreamSynchronize(stream[0]));
         CHECK(t.done.dropped == (step == 3 ? 6 : step == 4 ? 5 : 0), "%zu: %zu", step,
               t.done.dropped);
@@ -284,7 +198,7 @@ static void overflow_is_counted(void) {
     fclose(f);
 }
 
-// Changes of memory on two streams, one later than the next step's first: by time, sums right.
+// Changes of memory on two streams: by time, sums right.
 static void change(int s, const char *what, long long bytes) {
     CUDA(cudaMemsetAsync(device[0], 0, BYTES, stream[s]));  // takes its time
     timeline_memory(&t, what, bytes, stream[s]);
@@ -299,13 +213,9 @@ static void memory_adds_up(void) {
     timeline_step(&t, 1);
     change(0, "state", 50);
     change(1, "state", -30);
-    TimelineSlot *late = timeline_slot(&t, t.now * TIMELINE_SPANS + t.half[t.now].count);
-    timeline_memory(&t, "state", -50, stream[1]);  // of step 1, but happens after step 2's first
     timeline_step(&t, 2);
     change(0, "state", 50);
-    CUDA(cudaMemsetAsync(device[1], 0, BYTES, stream[1]));
-    timeline_record(&late->begin, stream[1]);
-    CUDA(cudaStreamSynchronize(stream[1]));
+    change(1, "state", -50);
     timeline_step(&t, 3);
     change(0, "state", -20);
     timeline_step(&t, 4);
@@ -335,8 +245,6 @@ static void memory_adds_up(void) {
 static void late_events_are_counted(void) {
     timeline_open(&t, NULL);
     timeline_step(&t, 1);
-    const int span = timeline_host_begin(&t, ROW_COMPUTE, "wait", 0, 0);
-    timeline_host_span(&t, span, 1, 2);
     for (int i = 0; i < 20; i++) copy(true, ROW_FETCH, "fetch", 0, stream[0]);
     timeline_close(&t);
     CHECK(t.done.busy[ROW_FETCH] > 0, "read");
@@ -420,7 +328,7 @@ static void closed_does_nothing(void) {
     memset(&off, 0, sizeof off);
     timeline_step(&off, 1);
     const int span = timeline_begin(&off, ROW_COMPUTE, "forward", 0, 0, stream[0]);
-    CHECK(span == -1 && timeline_host_begin(&off, ROW_HOST, "update", 0, 0) == -1, "no spans");
+    CHECK(span == -1, "no spans");
     timeline_end(&off, span, stream[0]);
     timeline_memory(&off, "weights", 1, stream[0]);
     timeline_close(&off);
@@ -506,7 +414,6 @@ int main(int argc, char **argv) {
     RUN(time_stays_exact);
     RUN(overlap_is_seen);
     RUN(stalls_are_seen);
-    RUN(host_threads_have_spans);
     RUN(overflow_is_counted);
     RUN(memory_adds_up);
     RUN(late_events_are_counted);

@@ -11,20 +11,6 @@
 
 static char path[] = "/tmp/test_trace_XXXXXX";
 
-static void intervals_join_and_meet(void) {
-    Interval a[6] = {{4, 6}, {0, 1}, {5, 5.5}, {1, 2}, {5, 7}, {9, 9}};
-    Interval b[3] = {{1.5, 4.5}, {6.5, 8}, {8.5, 10}};
-    int n = intervals_join(a, 6);
-    CHECK(n == 3, "%d", n);  // 0-2, 4-7, 9-9
-    CHECK(a[0].begin == 0 && a[0].end == 2 && a[1].begin == 4 && a[1].end == 7, "joined");
-    CHECK(a[2].begin == 9 && a[2].end == 9, "empty interval");
-    CHECK(intervals_common(a, n, a, n) == 5, "%g", intervals_common(a, n, a, n));
-    CHECK(intervals_join(b, 3) == 3, "apart");
-    CHECK(intervals_common(a, n, b, 3) == 0.5 + 0.5 + 0.5, "%g", intervals_common(a, n, b, 3));
-    CHECK(intervals_common(b, 3, a, n) == 1.5, "%g", intervals_common(b, 3, a, n));
-    CHECK(intervals_join(a, 0) == 0 && intervals_common(a, 0, b, 3) == 0, "nothing");
-}
-
 // Against a clock of small ticks, for random lists.
 static void intervals_agree_with_ticks(void) {
     enum { TICKS = 64, N = 12 };
@@ -332,20 +318,6 @@ static void order_does_not_matter(void) {
           "%s", picture);
 }
 
-static void legend_has_lines(void) {
-    TraceFile t;
-    begin_trace(&t);
-    for (int k = 0; k < KINDS; k++) trace_span(&t, ROW_COMPUTE, kinds[k].name, 0, k, k + 1, 0);
-    end_trace(&t);
-    CHECK(timeline(path, NULL) == 0 && well_formed(), "%s", said);
-    CHECK(has("d=\"M196.0 14h12v") && has("d=\"M196.0 32h12v"), "%s", picture);
-    for (int k = 0; k < KINDS; k++) {
-        char entry[64];
-        snprintf(entry, sizeof entry, "\">%s</text>", kinds[k].legend);
-        CHECK(has(entry), "%s", entry);
-    }
-}
-
 static void titles_are_escaped(void) {
     TraceFile t;
     char svg[PATH_MAX];
@@ -515,7 +487,6 @@ int main(void) {
     const int fd = mkstemp(path);
     if (fd < 0) return 1;
     close(fd);
-    RUN(intervals_join_and_meet);
     RUN(intervals_agree_with_ticks);
     RUN(counters_of_a_step);
     RUN(file_says_what_happened);
@@ -523,7 +494,6 @@ int main(void) {
     RUN(pipe_gets_one_end);
     RUN(picture_is_to_scale);
     RUN(order_does_not_matter);
-    RUN(legend_has_lines);
     RUN(titles_are_escaped);
     RUN(narrow_spans_are_joined);
     RUN(memory_is_stacked);
