@@ -20,24 +20,34 @@ LDLIBS = -lm -pthread
 HEADERS = $(wildcard *.h tide/*.h tide/*.cuh dev/test/*.h dev/test/*.cuh dev/data/*.h)
 SANITIZE = -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 
-.PHONY: all
-all: train_gpt2 build/tokenize build/compare build/columns build/timeline build/reviews  ## build the trainer and its tools
+.PHONY: all nvcc cxx compiler run test test-all fuzz bench reference clean help
+TOOLS = train_gpt2 build/tokenize build/compare build/columns build/timeline build/reviews
+all: $(TOOLS)  ## build the trainer and its tools
 	@echo "./train_gpt2 is there. Next: make run trains a small GPT; ./train_gpt2 --help; make help"
 
 train_gpt2: train_gpt2.c $(HEADERS) | compiler
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-build/%: dev/data/%.c $(HEADERS) | compiler
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
-
-build/%: dev/%.c $(HEADERS) | compiler
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
-
-build/%: dev/bench/%.c dev/bench/machine.h train_gpt2.c $(HEADERS) | compiler
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -I. $< -o $@ $(LDLIBS)
+# A program from its .c, in flavours:    build/NAME, build/test/NAME  as it is shipped
+#   build/asan/NAME   AddressSanitizer; a fuzzer with a mutator of its own, so any compiler will do
+#   build/tsan/NAME   ThreadSanitizer     build/fuzz/NAME   clang's fuzzer
+#   build/clang/NAME  the same bits from the other compiler
+#   build/plain/NAME  from a build for the oldest machine, with one thread
+vpath %.c . dev dev/data dev/bench dev/test
+CLANG := $(shell command -v clang 2>/dev/null)
+alone = $(filter-out -fopenmp,$(CFLAGS))
+define program
+build/$(1)%: %.c train_gpt2.c dev/timeline.c dev/bench/machine.h $(HEADERS) | compiler
+	@mkdir -p $$(@D)
+	$(2) -I. $$< -o $$@ $(LDLIBS)
+endef
+$(eval $(call program,,$$(CC) $$(CFLAGS)))
+$(eval $(call program,test/,$$(CC) $$(CFLAGS)))
+$(eval $(call program,asan/,$$(CC) $$(CFLAGS) $(SANITIZE) -DFUZZ_MAIN))
+$(eval $(call program,tsan/,$(CLANG) $$(alone) -O1 -fsanitize=thread))
+$(eval $(call program,fuzz/,$(CLANG) $$(alone) $(SANITIZE) -fsanitize=fuzzer))
+$(eval $(call program,clang/,$(CLANG) $$(alone) -fopenmp-simd -Wno-pass-failed))
+$(eval $(call program,plain/,$$(CC) $$(filter-out $$(ARCH),$$(alone))))
 
 # --- the GPU trainer, on a GPU and on the emulated one ------------------------------------------
 
@@ -84,7 +94,6 @@ train_gpt2cu: train_gpt2.cu $(HEADERS) | nvcc  ## the GPU trainer (nvcc, cuBLASL
 	$(NVCC) $(NVFLAGS) $< -o $@ $(NVLIBS) $(NCCL)
 	$(say_nccl)
 
-.PHONY: nvcc
 nvcc:
 	@[ -n "$(NVCC)" ] || { echo "tide: no nvcc found: install the CUDA Toolkit (12.0 or newer), or" \
 	    "use ./train_gpt2 (make) or the emulated GPU (make train_gpt2emu)" >&2; exit 2; }
@@ -99,42 +108,39 @@ EMU_RUN = -std=c++17 -g $(ARCH) $(WARN) $(EXTRA)
 emu_plain = $(EMU_OBJECTS:%=build/emu/runtime/%)
 emu_tsan = $(EMU_OBJECTS:%=build/emu/runtime-tsan/%)
 
+# The runtime of the ThreadSanitizer flavour is not instrumented itself: only the program is.
 build/emu/runtime/%.o: dev/emu/%.cpp $(EMU) tide/cpu.h tide/util.h | cxx
 	@mkdir -p $(@D)
 	$(CXX) $(EMU_RUN) -O3 $(OPENMP) -c $< -o $@
 
-# The runtime of the ThreadSanitizer flavour is not instrumented itself: only the program is.
 build/emu/runtime-tsan/%.o: dev/emu/%.cpp $(EMU) tide/cpu.h tide/util.h
 	@mkdir -p $(@D)
 	$(CLANGXX) $(EMU_RUN) -O2 -c $< -o $@
 
-emucc = CXX=$(1) EMU_RUNTIME=build/emu/$(2) dev/emu/emucc
-
-train_gpt2emu: build/emu/train_gpt2  ## the same sources on an emulated GPU
-	cp $< $@
+train_gpt2emu: train_gpt2.cu $(HEADERS) $(emu_plain)  ## the same sources on an emulated GPU
+	CXX=$(CXX) EMU_RUNTIME=build/emu/runtime dev/emu/emucc -O2 $(OPENMP) $(EMU_FLAGS) $< \
+	    -o build/emu/train_gpt2
+	mv build/emu/train_gpt2 $@
 
 # A program NAME from its .cu, and with it the CPU trainer to be held against:
 #   build/emu/NAME   on the emulated GPU        build/asan/emu/NAME   and AddressSanitizer
 #   build/tsan/NAME  and ThreadSanitizer        build/gpu/NAME        on a real GPU
-build/emu/train_gpt2: train_gpt2.cu $(HEADERS) $(emu_plain)
-	$(call emucc,$(CXX),runtime) -O2 $(OPENMP) $(EMU_FLAGS) $< -o $@
-
 vpath %.cu . dev/test dev/emu/test dev/bench
 cpu_reference = dev/test/cpu_reference.c dev/test/cpu_reference.h train_gpt2.c test_gpt2.c
-CUDA_SOURCES = train_gpt2.cu test_gpt2.c $(wildcard dev/test/*.cu)
+CUDA_SOURCES = train_gpt2.cu test_gpt2.c $(wildcard dev/test/*.cu) dev/bench/timed.cuh
 GPU_BENCHES = $(patsubst dev/bench/%.cu,%,$(wildcard dev/bench/*.cu))
-$(foreach flavour,emu gpu,$(GPU_BENCHES:%=build/$(flavour)/%)): dev/bench/timed.cuh
+define emulated
+build/$(1)/%: %.cu $(HEADERS) $(2) build/$(1)/cpu_reference.o $(CUDA_SOURCES)
+	CXX=$(3) EMU_RUNTIME=$(dir $(firstword $(2))) dev/emu/emucc $(4) $$(EMU_FLAGS) $$< \
+	    build/$(1)/cpu_reference.o -o $$@
 
-build/emu/%: %.cu $(HEADERS) $(emu_plain) build/emu/cpu_reference.o $(CUDA_SOURCES)
-	$(call emucc,$(CXX),runtime) -O1 $(OPENMP) $(EMU_FLAGS) $< build/emu/cpu_reference.o -o $@
-
-build/asan/emu/%: %.cu $(HEADERS) $(emu_plain) build/asan/emu/cpu_reference.o $(CUDA_SOURCES)
-	$(call emucc,$(CXX),runtime) $(SANITIZE) $(OPENMP) $(EMU_FLAGS) $< \
-	    build/asan/emu/cpu_reference.o -o $@
-
-build/tsan/%: %.cu $(HEADERS) $(emu_tsan) build/tsan/cpu_reference.o $(CUDA_SOURCES)
-	$(call emucc,$(CLANGXX),runtime-tsan) -O1 -fsanitize=thread $(EMU_FLAGS) $< \
-	    build/tsan/cpu_reference.o -o $@
+build/$(1)/cpu_reference.o: $(cpu_reference) $(HEADERS) | compiler
+	@mkdir -p $$(@D)
+	$$(CC) $(5) -c $$< -o $$@
+endef
+$(eval $(call emulated,emu,$(emu_plain),$$(CXX),-O1 $$(OPENMP),$$(CFLAGS)))
+$(eval $(call emulated,asan/emu,$(emu_plain),$$(CXX),$(SANITIZE) $$(OPENMP),$$(CFLAGS) $(SANITIZE)))
+$(eval $(call emulated,tsan,$(emu_tsan),$(CLANGXX),-O1 -fsanitize=thread,$$(alone)))
 
 build/gpu/%: %.cu $(HEADERS) build/emu/cpu_reference.o $(CUDA_SOURCES) | nvcc
 	@mkdir -p $(@D)
@@ -157,25 +163,11 @@ build/nvcc/%.o: %.cu $(HEADERS) $(CUDA_SOURCES) dev/test/device_only.sh
 	    -Xcompiler -O0,-fno-inline $(NCCL_FLAGS) -c $< -o $@
 	@sh dev/test/device_only.sh $@ || { rm $@; exit 1; }
 
-build/emu/cpu_reference.o: $(cpu_reference) $(HEADERS) | compiler
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -c $< -o $@
-
-build/asan/emu/cpu_reference.o: $(cpu_reference) $(HEADERS) | compiler
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(SANITIZE) -c $< -o $@
-
-build/tsan/cpu_reference.o: $(cpu_reference) $(HEADERS) | compiler
-	@mkdir -p $(@D)
-	$(CC) $(filter-out -fopenmp,$(CFLAGS)) -c $< -o $@
-
 .SECONDARY: $(emu_plain) $(emu_tsan)
-.PHONY: cxx
 cxx: compiler  # one after the other: both may have to install something
 	@command -v $(CXX) >/dev/null 2>&1 || sh dev/install_compiler.sh
 
 # A fresh Debian or Ubuntu has no compiler: install one. Anywhere else, say what is missing.
-.PHONY: compiler
 compiler:
 	@command -v $(CC) >/dev/null 2>&1 || sh dev/install_compiler.sh
 
@@ -183,8 +175,6 @@ compiler:
 
 # The embedded default: the project's own sources and documentation are the text.
 DATA ?= build/self.txt
-OUT ?= out/run
-ARGS ?=
 build/self.txt: $(wildcard *.c *.h *.cu tide/* *.md Makefile doc/*.md dev/*/*.c dev/*/*.md scripts/*.sh)
 	@mkdir -p $(@D)
 	cat $(sort $^) > $@
@@ -192,34 +182,9 @@ build/self.txt: $(wildcard *.c *.h *.cu tide/* *.md Makefile doc/*.md dev/*/*.c 
 # On the GPU, if there is one and nvcc to compile for it.
 TRAINER := $(if $(and $(NVCC),$(GPU)),train_gpt2cu,train_gpt2)
 
-# What a shell must take for one word.
-quoted_data = '$(subst ','\'',$(DATA))'
-quoted_out = '$(subst ','\'',$(patsubst %/,%,$(OUT)))'
-
-run_model = --model nano --context 64 --batch 16 --lr 4e-3
-
-# Done in six minutes where two threads reach 40 GFLOP/s, little for a CPU with AVX2. In that time a
-# short context learns most (doc/SPEED.md).
-.PHONY: run
+# Done in six minutes where two threads reach 40 GFLOP/s, little for a CPU with AVX2.
 run: $(TRAINER) $(filter build/self.txt,$(DATA))  ## train a small GPT (DATA=file.txt: on your text)
-	@IFS=; data=$(quoted_data); set -- $$data; [ -e "$$1" ] || \
-	    { echo "tide: DATA=$$1: no such file" >&2; exit 2; }
-	@said=$$(./$(TRAINER) --data $(quoted_data) $(run_model) $(ARGS) --steps 0 --eval-batches 1 \
-	    2>&1 >/dev/null) || { echo "$$said" >&2; exit 2; }
-	@out=$(quoted_out); \
-	for lock in "$$out/.lock" "$$out-before/.lock"; do \
-	    if [ -e "$$lock" ] && command -v flock >/dev/null && ! flock -n "$$lock" true; then \
-	        echo "tide: $${lock%/.lock} is in use by a run that is still at work: OUT=... for another" >&2; \
-	        exit 2; \
-	    fi; \
-	done; \
-	if [ -e "$$out/log.jsonl" ]; then \
-	    [ ! -e "$$out-before" ] || echo "the run in $$out-before is removed"; \
-	    rm -rf "$$out-before" && mv "$$out" "$$out-before" && \
-	    echo "the earlier $$out is $$out-before now"; \
-	fi
-	./$(TRAINER) --data $(quoted_data) --out $(quoted_out) $(run_model) --steps 1200 \
-	    --eval-every 100 --save-every 300 --sample-every 400 --sample-tokens 400 $(ARGS)
+	@exec sh scripts/run.sh ./$(TRAINER) $(ARGS)
 
 # --- test ------------------------------------------------------------------------------------
 
@@ -231,10 +196,8 @@ FUZZ = $(patsubst dev/test/%.c,%,$(wildcard dev/test/fuzz_*.c))
 COMPUTES = test_adam test_matmul test_offload test_plan test_rates test_rng test_vmath \
            test_zen_plan test_zenflow test_zero test_zo test_zo_plan
 READS = $(filter-out $(COMPUTES),$(UNIT))
-CLANG := $(shell command -v clang 2>/dev/null)
 SCRIPTS = $(wildcard dev/test/test_*.sh dev/emu/test/test_*.sh)
 
-TOOLS = train_gpt2 build/tokenize build/compare build/columns build/timeline build/reviews
 TESTS = $(COMPUTES:%=build/test/%) build/test/test_gpt2 $(READS:%=build/asan/%) \
         $(FUZZ:%=build/asan/%) \
         $(patsubst %,build/emu/%,test_emu test_nccl $(GPU_TESTS)) \
@@ -262,67 +225,18 @@ TEST_ALL_NEEDS = build/asan/emu/gpu_tests $(if $(CLANGXX),build/tsan/gpu_tests) 
                  $(if $(NVCC),$(if $(GPU),,$(patsubst %,build/nvcc/%.o,gpu_tests test_emu \
                      test_nccl $(GPU_BENCHES))))
 
-build/test/%: dev/test/%.c train_gpt2.c $(HEADERS) | compiler
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
-
-build/test/test_trace build/asan/test_trace: dev/timeline.c
-
-build/test/test_gpt2: test_gpt2.c train_gpt2.c $(HEADERS) | compiler
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
-
-build/asan/%: dev/test/%.c train_gpt2.c $(HEADERS) | compiler
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(SANITIZE) $< -o $@ $(LDLIBS)
-
-build/tsan/%: dev/test/%.c $(HEADERS)
-	@mkdir -p $(@D)
-	$(CLANG) $(filter-out -fopenmp,$(CFLAGS)) -O1 -fsanitize=thread $< -o $@ $(LDLIBS)
-
-build/asan/test_gpt2: test_gpt2.c train_gpt2.c $(HEADERS) | compiler
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(SANITIZE) $< -o $@ $(LDLIBS)
-
-# The same bits from the other compiler, and from a build for the oldest machine with one thread.
-build/clang/%: dev/test/%.c train_gpt2.c $(HEADERS)
-	@mkdir -p $(@D)
-	clang $(CFLAGS) -Wno-pass-failed $< -o $@ $(LDLIBS) || \
-	    clang $(filter-out -fopenmp,$(CFLAGS)) -Wno-pass-failed $< -o $@ $(LDLIBS)
-
-build/plain/test_gpt2: test_gpt2.c train_gpt2.c $(HEADERS) | compiler
-	@mkdir -p $(@D)
-	$(CC) $(filter-out -fopenmp $(ARCH),$(CFLAGS)) $< -o $@ $(LDLIBS)
-
-# The fuzzers' short run: a built-in mutator, so that any compiler will do.
-build/asan/fuzz_%: dev/test/fuzz_%.c $(HEADERS) | compiler
-	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(SANITIZE) -DFUZZ_MAIN $< -o $@ $(LDLIBS)
-
-build/fuzz/%: dev/test/%.c $(HEADERS)
-	@mkdir -p $(@D)
-	clang $(filter-out -fopenmp,$(CFLAGS)) $(SANITIZE) -fsanitize=fuzzer $< -o $@ $(LDLIBS)
-
 machine = CLANG="$(CLANG)" CLANGXX="$(CLANGXX)" NVCC="$(NVCC)" GPU="$(GPU)"
-.PHONY: test
 test:  ## all features once, in minutes
 	@sh dev/test/build.sh $(MAKE) $(TEST_NEEDS) $(TESTS)
 	@$(machine) sh dev/test/run.sh $(SCRIPTS) $(TESTS)
 
-.PHONY: test-all
 test-all:  ## what `make test` leaves out: sanitizers, all schedules, other compilers
 	@sh dev/test/build.sh $(MAKE) $(TEST_ALL_NEEDS) $(TESTS_ALL)
 	@$(machine) ALL=1 sh dev/test/run.sh $(SCRIPTS) $(TESTS_ALL)
 
-.PHONY: codegen-flags
-codegen-flags:  # of dev/test/test_codegen.sh
-	@echo '$(CFLAGS)'
+print-%:  # a variable, for scripts
+	@echo '$($*)'
 
-.PHONY: sass-flags
-sass-flags:  # of dev/test/test_sass.sh
-	@echo '$(NVDEVICE)'
-
-.PHONY: fuzz
 FUZZ_SECONDS ?= 600
 fuzz: $(FUZZ:%=build/fuzz/%)  ## long fuzzing of every parser (clang; FUZZ_SECONDS=600 each)
 	@for f in $(FUZZ); do mkdir -p build/corpus/$$f; echo "== $$f"; \
@@ -331,20 +245,16 @@ fuzz: $(FUZZ:%=build/fuzz/%)  ## long fuzzing of every parser (clang; FUZZ_SECON
 
 # --- the rest --------------------------------------------------------------------------------
 
-.PHONY: bench
 BENCH = build/bench_matmul build/bench_adam build/bench_step \
         $(if $(and $(NVCC),$(GPU)),$(GPU_BENCHES:%=build/gpu/%))
 bench: $(BENCH)  ## speed, as shares of limits measured in the same run
 	@for b in $(BENCH); do $$b || exit 1; done
 
-.PHONY: reference
 reference:  ## recompute the reference fixtures and compare (needs python3-torch)
 	python3 dev/reference/reference.py --check
 
-.PHONY: clean
 clean:  ## remove what was built (not what was trained)
 	rm -rf build train_gpt2 train_gpt2cu train_gpt2emu
 
-.PHONY: help
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9_-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile

@@ -77,7 +77,7 @@ if [ "${ALL:-0}" = 1 ]; then
         graniterapids sierraforest znver1 znver3 znver4 znver5"
     arm="$arm neoverse-n1 neoverse-v1 neoverse-v2 apple-m1"
 fi
-flags=$(make -s --no-print-directory codegen-flags ARCH= OPENMP=) || exit 1
+flags=$(make -s --no-print-directory print-CFLAGS ARCH= OPENMP=) || exit 1
 cxx_flags=$(echo "$flags" | sed 's/-std=[a-z0-9+]*/-std=c++17 -x c++/')
 
 # check COMPILER PROCESSOR LANGUAGE

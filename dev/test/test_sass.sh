@@ -105,7 +105,7 @@ AWK
 
 compile() {  # ARCH: leaves ptxas, ptx, code and lines in $work
     # shellcheck disable=SC2046  # options
-    if ! "$nvcc" $(make -s --no-print-directory sass-flags) -arch="$1" -Xptxas -v -cubin \
+    if ! "$nvcc" $(make -s --no-print-directory print-NVDEVICE) -arch="$1" -Xptxas -v -cubin \
         --keep --keep-dir "$work" train_gpt2.cu -o "$work/cubin" >"$work/ptxas" 2>&1; then
         grep -v '^ptxas info' "$work/ptxas" | head -n 5
         return 1
