@@ -222,6 +222,7 @@ static inline double norm_block_sum(const void *grad, int is_bf16, size_t first,
     return norm_fold(lane);
 }
 
+// Sums of squares of one tensor's n gradients, block by block, into sums[norm_blocks(n)].
 static inline void norm_sums(const void *grad, int is_bf16, size_t n, double *sums) {
     const size_t blocks = norm_blocks(n), full = NORM_BLOCK;
     #pragma omp parallel for schedule(dynamic, 4) if (blocks > 4)
@@ -230,14 +231,6 @@ static inline void norm_sums(const void *grad, int is_bf16, size_t n, double *su
         sums[b] = is_bf16 ? norm_block_sum(grad, 1, first, length)
                           : norm_block_sum(grad, 0, first, length);
     }
-}
-
-// Sums of squares of one tensor's n gradients, block by block, into sums[norm_blocks(n)].
-static inline void norm_block_sums(const float *g, size_t n, double *sums) {
-    norm_sums(g, 0, n, sums);
-}
-static inline void norm_block_sums_bf16(const uint16_t *g, size_t n, double *sums) {
-    norm_sums(g, 1, n, sums);
 }
 
 __attribute__((always_inline))
@@ -313,6 +306,20 @@ __device__ static inline AdamRun adam_batch_find(const AdamBatch &batch, unsigne
     return batch.run[i];
 }
 
+// Fills in ADAM_RUNS runs from number `first` on; units_of(run): its units. Returns all units.
+static unsigned adam_batch(AdamBatch *b, const AdamRun *runs, int first, int count,
+                           unsigned (*units_of)(const AdamRun *)) {
+    unsigned units = 0;
+    for (int i = 0; i < ADAM_RUNS; i++) {
+        if (first + i < count) {
+            b->run[i] = runs[first + i];
+            units += units_of(&b->run[i]);
+        }
+        b->end[i] = units;
+    }
+    return units;
+}
+
 // One thread takes four elements that start at a multiple of four. At the ends of a run that starts
 // or ends elsewhere, or in arenas that are not aligned, it takes those of its four that belong to
 // the run one by one. The unit of work is one block of threads.
@@ -352,6 +359,11 @@ __global__ static void adam_update_kernel(float *p, float *m, float *v, const vo
     }
 }
 
+static unsigned adam_blocks(const AdamRun *run) {
+    const size_t fours = (run->at + run->length + 3) / 4 - run->at / 4;
+    return run->length > 0 ? ceil_div(fours, ADAM_THREADS) : 0;
+}
+
 // adam_update() for elements at .. at + length - 1 of each run: the same bits. The pointers are the
 // starts of arenas in device memory; p_bf16, if not NULL, receives the new parameters in bf16.
 // *step is copied. Fastest where the arenas are 16-byte aligned.
@@ -362,15 +374,7 @@ static inline void adam_update_gpu(float *p, float *m, float *v, const void *gra
                               | (uintptr_t)p_bf16;
     for (int first = 0; first < count; first += ADAM_RUNS) {
         AdamBatch batch;
-        unsigned blocks = 0;
-        for (int i = 0; i < ADAM_RUNS; i++) {
-            if (first + i < count) {
-                const AdamRun run = batch.run[i] = runs[first + i];
-                const size_t fours = (run.at + run.length + 3) / 4 - run.at / 4;
-                if (run.length > 0) blocks += ceil_div(fours, ADAM_THREADS);
-            }
-            batch.end[i] = blocks;
-        }
+        const unsigned blocks = adam_batch(&batch, runs, first, count, adam_blocks);
         if (blocks == 0) continue;
         adam_update_kernel<<<blocks, ADAM_THREADS, 0, stream>>>(
             p, m, v, grad, grad_is_bf16, p_bf16, addresses % 16 == 0, batch, *step);
@@ -408,20 +412,15 @@ __global__ static void norm_block_sums_kernel(const void *grad, double *sums, un
     if (lane == 0) sums[unit] = sum;
 }
 
+static unsigned adam_norm_blocks(const AdamRun *run) { return (unsigned)norm_blocks(run->length); }
+
 // norm_sums() of every run, one after the other: the same bits. `grad` is the start of an arena in
 // device memory, sums (sum over the runs of norm_blocks(length)) is device memory too.
 static inline void norm_block_sums_gpu(const void *grad, bool is_bf16, const AdamRun *runs,
                                        int count, double *sums, cudaStream_t stream) {
     for (int first = 0; first < count; first += ADAM_RUNS) {
         AdamBatch batch;
-        unsigned units = 0;
-        for (int i = 0; i < ADAM_RUNS; i++) {
-            if (first + i < count) {
-                batch.run[i] = runs[first + i];
-                units += (unsigned)norm_blocks(runs[first + i].length);
-            }
-            batch.end[i] = units;
-        }
+        const unsigned units = adam_batch(&batch, runs, first, count, adam_norm_blocks);
         if (units == 0) continue;
         const unsigned blocks = ceil_div(units, NORM_WARPS);
         if (is_bf16)

@@ -104,7 +104,7 @@ template <typename X> struct GPT2 {
     bool offloaded;             // some state lives on the host
     bool in_place;              // gradients wait for the update where backward makes them
     bool no_overlap;            // backward waits until each gradient has left
-    int host_threads;           // 0: one per core
+    int host_threads;           // 0: as host_queue_open() finds
     size_t moved_in, moved_out; // bytes over the link since the caller set them to 0
     // Work is queued in streams, one for the CPU among them; only events order one against another.
     cudaStream_t compute;       // forward and backward
@@ -1451,7 +1451,6 @@ static void open_device(void) {
 // The rates of this machine, or of what one of several ranks has of it: from --rates, or measured
 // now, which takes a second or two; ranks do that at once, and each finds its own part. The queue
 // is opened if it is not yet, with a team of `threads` (0: one per core).
-template <typename X>
 static void machine_rates(HostQueue *host, int threads, const Options *o, Rates *rates) {
     Error err;
     if (rates->h2d > 0) return;  // known already
@@ -1464,17 +1463,11 @@ static void machine_rates(HostQueue *host, int threads, const Options *o, Rates 
     }
     if (!has_device()) die("describe the machine that is planned for: --rates FILE");
     if (host->stream == NULL) host_queue_open(host, threads);
-    rates_measure(rates, host, 1.5, false);
+    rates_measure(rates, host, 1.5);
 #ifdef __CUDA_EMU__
     printf("rates: measured on an emulated GPU; what is predicted from them means nothing\n");
 #endif
     if (ranks.local_world > 1) rates->node_gpus = rates->host_gpus = ranks.local_world;
-    cudaStream_t stream = stream_make("rates", false);
-    Matmul lt;
-    matmul_open(&lt);
-    rates->gpu_flops = 0.5 * device_peak<X>(&lt, stream).flops;  // what training reaches of it
-    matmul_close(&lt);
-    CUDA(cudaStreamDestroy(stream));
     if (o->plan) *rates = rates_of_rank(rates, rates_local(rates, o->world));
 }
 
@@ -1525,7 +1518,7 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
         if (gpt2_fit(g, o->recompute == RECOMPUTE_AUTO ? RECOMPUTE_NONE : o->recompute, limit,
                      host_limit))
             return o->recompute;
-        machine_rates<X>(&g->host, g->host_threads, o, rates);
+        machine_rates(&g->host, g->host_threads, o, rates);
         OffloadSearch search = {rates, &g->config, &g->table, &g->shards, plan_run(g, r),
                                 o->recompute, limit, host_limit, gpt2_needs<X>, g, *c, 0, {}, {}};
         const bool found = offload_search(&search);
@@ -1556,12 +1549,12 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
     }
     // --stride auto: the paper's Eq. 1, used as the paper does
     if (c->mode == OFFLOAD_INTERLEAVE && option_given(o, "stride") && c->stride == 0) {
-        machine_rates<X>(&g->host, g->host_threads, o, rates);
+        machine_rates(&g->host, g->host_threads, o, rates);
         const double k = eq1_stride(rates);
         if (isnan(k)) die("--stride auto needs h2d, d2h and host_adam in --rates");
         c->stride = k > 1 && k < 1e6 ? (size_t)(k + 0.5) : 1;
     } else if (c->mode == OFFLOAD_INTERLEAVE && c->stride == 0 && c->share < 0) {
-        machine_rates<X>(&g->host, g->host_threads, o, rates);
+        machine_rates(&g->host, g->host_threads, o, rates);
         const PlanRun run = plan_run(g, r);
         c->keep_grads = true;
         const UpdateBytes bytes = plan_bytes(&run, c);
@@ -1584,7 +1577,7 @@ static void settle_limits(const Options *o, Limits *x) {
     const size_t sharers = (size_t)ranks.local_world, asked = o->host_memory;
     const size_t host_available = x->here ? memory_available() / sharers : SIZE_MAX;
     const size_t container = x->here ? memory_container() / sharers : SIZE_MAX;
-    host_meet();  // none takes anything before all have looked
+    ranks_barrier();  // none takes anything before all have looked
     // Some is left for what the driver rounds up and loads later: kernels, and the library's.
     const size_t margin = x->here ? min_size(available, available / 100 + ((size_t)256 << 20)) : 0;
     x->gpu = o->gpu_memory == 0 ? available - margin
@@ -1619,7 +1612,7 @@ template <typename X> static size_t settle(GPT2<X> *g, Run *r, Prediction *predi
     const int recompute = choose_offload(g, r, limit, host_limit, &rates);
     const size_t planned = gpt2_plan(g, recompute, limit, host_limit, r->only_sampling, r);
     if (o->rates != NULL || (o->plan && limits.here))
-        machine_rates<X>(&g->host, g->host_threads, o, &rates);
+        machine_rates(&g->host, g->host_threads, o, &rates);
     if (rates.h2d > 0) {
         const PlanRun run = plan_run(g, r);
         const bool draw = o->plan && o->trace != NULL;
@@ -1639,7 +1632,7 @@ template <typename X> static size_t settle(GPT2<X> *g, Run *r, Prediction *predi
     return planned;
 }
 
-// --calibrate: the rates as a table, and into the file --rates.
+// --calibrate: the rates, what follows from them, and the rates into the file --rates.
 static int calibrate(const Options *o) {
     Rates rates;
     HostQueue queue;
@@ -1648,22 +1641,19 @@ static int calibrate(const Options *o) {
     if (o->rates != NULL && !path_is_writable(o->rates))
         die("--rates %s: %s", o->rates, strerror(errno));
     open_device();
-    host_meet();
+    ranks_barrier();
     host_queue_open(&queue, (int)o->threads);
     host_describe(&queue);
-    rates_measure(&rates, &queue, 3, true);
+    rates_measure(&rates, &queue, 3);
     // All ranks of a node have measured at once.
     if (ranks.local_world > 1) rates.node_gpus = rates.host_gpus = ranks.local_world;
     if (ranks.rank > 0) return 0;
+    rates_write(stdout, &rates);
     calibrate_print(stdout, &rates);
     host_queue_close(&queue);
+    if (o->rates == NULL) return 0;
     Error err;
-    FILE *f = o->rates != NULL ? replace_open(o->rates, &err) : NULL;
-    if (o->rates == NULL) {
-        printf("\n");
-        rates_write(stdout, &rates);
-        return 0;
-    }
+    FILE *f = replace_open(o->rates, &err);
     if (f == NULL) die("%s", err.text);
     rates_write(f, &rates);
     if (!replace_close(f, o->rates, &err)) fail("%s", err.text);
@@ -1769,7 +1759,7 @@ template <typename X> static int train(Run *r) {
     live(g, "weights", (double)parameter_elements(g), sizeof(X), g->compute);
     live(g, "resident state", (sizeof(X) == 2 ? 3 : 2) * (double)g->pieces.elements[PIECE_RESIDENT],
          sizeof(float), g->compute);
-    const DevicePeak device = device_peak<X>(&g->lt, g->compute);
+    const DevicePeak device = device_peak(sizeof(X) == sizeof(float));
     log.peak = device.flops * (double)r->world;
     device_print(&device);
     size_t step = r->state.step;  // steps done

@@ -217,7 +217,6 @@ part_calibrate() {
         esac
         row 1 "$name" "$value $unit" "" "$value"
     done
-    row 1 "host AdamW" "$(sed -n 's/^host AdamW //p' "$work/calibrate")"
 }
 
 # --- correctness ---------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 // calibrate.cuh: measures the rates of rates.h on the machine at hand, in a second or two: what the
-// link, host memory, the cores and the GPU do alone, and what is left when all work at once; and
-// prints what Eq. 1 and the bound make of them.
+// link, host memory, the cores and the GPU do alone, and what is left when all work at once.
+//   rates_measure()    all that one process can measure
+//   calibrate_print()  what Eq. 1 and the bound make of them
 //
 // Every rate is the median of several runs, between two events of the stream that does the work.
 // Nothing knows how fast the machine is: work grows fourfold until it takes long enough, so that
@@ -9,8 +10,8 @@
 #define TIDE_CALIBRATE_CUH
 #include "../adam.h"
 #include "devices.cuh"
-#include "gpu.cuh"
 #include "host.cuh"
+#include "matmul.cuh"
 #include "rates.h"
 #include "rng.h"
 
@@ -21,18 +22,17 @@ typedef struct {
     float *p, *m, *v;  // n elements each
     uint16_t *grad;
     size_t n;
-    int passes;
 } HostState;
 
 typedef struct {
     HostQueue *q;
-    cudaStream_t in, out;              // one per direction of the link
+    cudaStream_t in, out;       // one per direction of the link
     cudaEvent_t start, end;
-    HostState state;                   // larger than the caches
-    char *host_in, *host_out, *plain;  // `chunk` bytes each; plain: not page-locked
-    char *gpu;                         // two chunks: where copies go, where they come from
+    HostState state;            // larger than the caches
+    char *host_in, *host_out;   // `chunk` bytes each
+    char *gpu;                  // two chunks: where copies go, where they come from
     size_t chunk;
-    double seconds;                    // for one measurement
+    double seconds;             // for one measurement
 } Calibration;
 
 static int calibrate_compare(const void *a, const void *b) {
@@ -53,60 +53,7 @@ static void calibrate_adam(const void *arg) {
     const HostState *s = (const HostState *)arg;
     const AdamRun run = {0, s->n, 1};
     const AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1);
-    for (int i = 0; i < s->passes; i++)
-        adam_update_runs(s->p, s->m, s->v, s->grad, 1, s->grad, &run, 1, &step);
-}
-
-// The same where no core leaves its own cache: 16384 parameters, 224 KiB, over and over. n counts
-// what is updated.
-enum { CORE_PARAMETERS = 16384 };
-static void calibrate_cores(const void *arg) {
-    const HostState *s = (const HostState *)arg;
-    const AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1);
-    #pragma omp parallel
-    {
-        size_t thread = 0, threads = 1;
-#ifdef _OPENMP
-        thread = (size_t)omp_get_thread_num();
-        threads = (size_t)omp_get_num_threads();
-#endif
-        for (size_t left = s->n / threads; left > 0;) {
-            const size_t n = left < CORE_PARAMETERS ? left : (size_t)CORE_PARAMETERS;
-            const size_t at = thread * (s->n / threads);
-            adam_range(s->p, s->m, s->v, s->grad, 1, s->grad, at, at + n, &step, 1);
-            left -= n;
-        }
-    }
-}
-
-// A pass from fp32 to bf16, or back.
-static void calibrate_narrow(const void *arg) {
-    const HostState *s = (const HostState *)arg;
-    const float *p = s->p;
-    uint16_t *to = s->grad;
-    #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < s->n; i++) to[i] = f32_to_bf16(p[i]);
-}
-
-static void calibrate_widen(const void *arg) {
-    const HostState *s = (const HostState *)arg;
-    const uint16_t *from = s->grad;
-    float *to = s->m;
-    #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < s->n; i++) to[i] = bf16_to_f32(from[i]);
-}
-
-// One thread converts eight elements.
-template <typename From, typename To>
-__global__ static void calibrate_cast_kernel(const From *from, To *to, size_t n) {
-    const size_t i = 8 * (blockIdx.x * (size_t)blockDim.x + threadIdx.x);
-    if (i >= n) return;
-    enum { FROM = Pack<From>::N, TO = Pack<To>::N };
-    Pack<From> a[8 / FROM];
-    Pack<To> b[8 / TO];
-    for (int j = 0; j < 8 / FROM; j++) a[j] = load_pack(from + i + (size_t)j * FROM);
-    for (int j = 0; j < 8; j++) b[j / TO].x[j % TO] = from_f32<To>(to_f32(a[j / FROM].x[j % FROM]));
-    for (int j = 0; j < 8 / TO; j++) store_pack(to + i + (size_t)j * TO, b[j]);
+    adam_update_runs(s->p, s->m, s->v, s->grad, 1, s->grad, &run, 1, &step);
 }
 
 // One thread draws eight normal numbers; writing them takes less than drawing.
@@ -120,27 +67,23 @@ __global__ static void calibrate_normals_kernel(bf16 *to, size_t n) {
     store_pack(to + i, x);
 }
 
-enum { WORK_H2D, WORK_D2H, WORK_GPU_COPY,                 // n bytes
-       WORK_GPU_ADAM, WORK_GPU_NARROW, WORK_GPU_WIDEN,    // n parameters, from here on
-       WORK_GPU_NORMALS,
-       WORK_HOST_ADAM, WORK_CORES, WORK_HOST_CAST };
+enum { WORK_H2D, WORK_D2H, WORK_GPU_COPY,                  // n bytes
+       WORK_GPU_ADAM, WORK_GPU_NORMALS, WORK_HOST_ADAM };  // n parameters
 
 static cudaStream_t calibrate_stream(const Calibration *c, int work) {
-    return work >= WORK_HOST_ADAM ? c->q->stream : work == WORK_D2H ? c->out : c->in;
+    return work == WORK_HOST_ADAM ? c->q->stream : work == WORK_D2H ? c->out : c->in;
 }
 
 // The most that there is room for.
 static size_t calibrate_limit(const Calibration *c, int work) {
-    return work >= WORK_HOST_ADAM ? c->state.n
-         : work == WORK_GPU_ADAM ? c->chunk / 8 : work >= WORK_GPU_NARROW ? c->chunk / 4 : c->chunk;
+    return work == WORK_HOST_ADAM ? c->state.n : work == WORK_GPU_ADAM ? c->chunk / 8
+         : work == WORK_GPU_NORMALS ? c->chunk / 4 : c->chunk;
 }
 
 // Queues one run of work of size n, a multiple of 8, without waiting for it.
 static void calibrate_submit(const Calibration *c, int work, size_t n) {
     const cudaStream_t s = calibrate_stream(c, work);
     char *to = c->gpu, *from = c->gpu + c->chunk;
-    HostState state = c->state;
-    state.n = n;
     if (work == WORK_H2D) {
         CUDA(cudaMemcpyAsync(to, c->host_in, n, cudaMemcpyHostToDevice, s));
     } else if (work == WORK_D2H) {
@@ -153,21 +96,13 @@ static void calibrate_submit(const Calibration *c, int work, size_t n) {
         const AdamRun run = {0, n, 1};
         const AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1);
         adam_update_gpu(p, m, v, grad, true, weight, &run, 1, &step, s);
-    } else if (work == WORK_GPU_NARROW) {
-        calibrate_cast_kernel<float, bf16><<<ceil_div(n, 8 * 256), 256, 0, s>>>(
-            (const float *)c->gpu, (bf16 *)(c->gpu + 4 * n), n);
-        CUDA(cudaGetLastError());
-    } else if (work == WORK_GPU_WIDEN) {
-        calibrate_cast_kernel<bf16, float><<<ceil_div(n, 8 * 256), 256, 0, s>>>(
-            (const bf16 *)(c->gpu + 4 * n), (float *)c->gpu, n);
-        CUDA(cudaGetLastError());
     } else if (work == WORK_GPU_NORMALS) {
         calibrate_normals_kernel<<<ceil_div(n, 8 * 256), 256, 0, s>>>((bf16 *)c->gpu, n);
         CUDA(cudaGetLastError());
     } else {
-        host_queue_submit(c->q, work == WORK_HOST_ADAM ? calibrate_adam
-                                : work == WORK_CORES   ? calibrate_cores : calibrate_narrow,
-                          &state, sizeof state);
+        HostState state = c->state;
+        state.n = n;
+        host_queue_submit(c->q, calibrate_adam, &state, sizeof state);
     }
 }
 
@@ -297,53 +232,19 @@ static void calibrate_together(Calibration *c, double host_seconds, double *in, 
     }
 }
 
-// ---------------------------------------------------------------------------------------------
-// The rest of the paper's table 1, and what a forward pass reaches
-
-// Copies of memory that is not page-locked: the driver carries it through a buffer of its own.
-static double calibrate_pageable(const Calibration *c, char *plain, size_t n, bool back) {
-    double t[3];
-    for (int i = 0; i < 3; i++) {
-        const double begin = seconds_now();
-        if (back) CUDA(cudaMemcpy(plain, c->gpu, n, cudaMemcpyDeviceToHost));
-        else CUDA(cudaMemcpy(c->gpu, plain, n, cudaMemcpyHostToDevice));
-        t[i] = seconds_now() - begin;
-    }
-    return (double)n / calibrate_median(t, 3);
-}
-
-// What Deep Optimizer States (section 4.1, figure 6) measured of the usual way to copy and convert:
-// a new buffer for the 16-bit numbers on the host, and one thing after the other. Bytes per second
-// of the 16-bit numbers: H32 -> G16, or back, G16 -> H32.
-static double calibrate_unfused(const Calibration *c, size_t n, bool back) {
-    double t[3];
-    for (int i = 0; i < 3; i++) {
-        HostState s = c->state;
-        s.n = n;
-        const double begin = seconds_now();
-        s.grad = (uint16_t *)malloc(2 * n);
-        if (s.grad == NULL) fail("out of memory: measuring needs %.1f MiB", 2e-6 * (double)n);
-        if (back) CUDA(cudaMemcpy(s.grad, c->gpu, 2 * n, cudaMemcpyDeviceToHost));
-        host_queue_submit(c->q, back ? calibrate_widen : calibrate_narrow, &s, sizeof s);
-        CUDA(cudaStreamSynchronize(c->q->stream));
-        if (!back) CUDA(cudaMemcpy(c->gpu, s.grad, 2 * n, cudaMemcpyHostToDevice));
-        free(s.grad);
-        t[i] = seconds_now() - begin;
-    }
-    return 2 * (double)n / calibrate_median(t, 3);
-}
-
 // A layer's product in bf16: (n/2, n) times (n, n), with n up to 4096. What surrounds the products
 // of a model makes it somewhat slower than this.
 static double calibrate_flops(Calibration *c) {
     enum { RUNS = 5, PRODUCTS = 4 };
     size_t free_bytes, total;
     Matmul lt;
+    const double begin = seconds_now();  // the device may have a clock of its own (dev/emu)
     double t[RUNS], rate = 0, last = 0;
     CUDA(cudaMemGetInfo(&free_bytes, &total));
     free_bytes = free_bytes / 1024 * 256;  // a quarter
     matmul_open(&lt, free_bytes < MATMUL_WORKSPACE ? free_bytes : MATMUL_WORKSPACE);
-    for (size_t n = 256; n <= 4096 && 2 * n * n <= c->chunk && last < c->seconds / 8; n *= 2) {
+    for (size_t n = 256; n <= 4096 && 2 * n * n <= c->chunk; n *= 2) {
+        if (last > c->seconds / 8 || seconds_now() - begin > c->seconds) break;
         bf16 *a = (bf16 *)c->gpu, *weight = a + n / 2 * n, *to = weight + n * n;
         device_fill_kernel<<<ceil_div(2 * n * n, 256), 256, 0, c->in>>>(a, 2 * n * n);
         CUDA(cudaGetLastError());
@@ -361,40 +262,6 @@ static double calibrate_flops(Calibration *c) {
     }
     matmul_close(&lt);
     return rate;
-}
-
-// x to three digits: the next measurement has others after them.
-static inline double three_digits(double x) {
-    const double last = pow(10, floor(log10(x)) - 2);
-    return last * round(x / last);
-}
-
-static void calibrate_table(Calibration *c, Rates *r) {
-    printf("host AdamW by threads, G parameters/s:");
-    for (int threads = 1; threads < c->q->threads; threads *= 2) {
-        HostQueue few;
-        Calibration with_few = *c;
-        host_queue_open(&few, threads);
-        with_few.q = &few;
-        printf(" %d: %.3g,", threads, 1e-9 * calibrate_rate(&with_few, WORK_HOST_ADAM));
-        host_queue_close(&few);
-    }
-    printf(" %d: %.3g\n", c->q->threads, 1e-9 * r->host_adam);
-    const size_t n = (c->chunk < 2 * c->state.n ? c->chunk / 2 : c->state.n) / 4096 * 4096;
-    char *plain = (char *)alloc_or_fail(c->chunk, 1, "measuring copies");
-    r->h2d_pageable = calibrate_pageable(c, plain, c->chunk, false);
-    r->d2h_pageable = calibrate_pageable(c, plain, c->chunk, true);
-    free(plain);
-    r->gpu_flops = calibrate_flops(c);
-    printf("G: GPU, H: host, 32 and 16 bits      GB/s   Deep Optimizer States, table 1 (H100)\n");
-    printf("G32 <-> G16 (of fp32)            %8.6g   1200\n",
-           three_digits(1e-9 * 4 / 6 * r->gpu_cast));
-    printf("H32 <-> H16 (of fp32)            %8.3g   62\n", 1e-9 * 4 * r->host_cast);
-    printf("H16 <-> G16, page-locked         %8.3g   52\n", 1e-9 * fmin(r->h2d, r->d2h));
-    printf("H16 -> G16, pageable             %8.3g   9 (section 5.1)\n", 1e-9 * r->h2d_pageable);
-    printf("G16 -> H16, pageable             %8.3g   16 (section 5.1)\n", 1e-9 * r->d2h_pageable);
-    printf("H32 -> G16, not fused            %8.3g   8\n", 1e-9 * calibrate_unfused(c, n, false));
-    printf("G16 -> H32, not fused            %8.3g   4\n", 1e-9 * calibrate_unfused(c, n, true));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -415,7 +282,6 @@ static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double second
     c->state.v = p + 2 * n;
     c->state.grad = (uint16_t *)(p + 3 * n);
     c->state.n = n;
-    c->state.passes = 1;
     c->host_in = (char *)p + 14 * n;
     c->host_out = c->host_in + c->chunk;
     c->gpu = (char *)gpu_alloc(2 * c->chunk, "measuring the GPU");
@@ -437,23 +303,13 @@ static void calibrate_close(Calibration *c) {
     host_free(c->state.p);
 }
 
-// So many of this machine's GPUs can have at once what was measured with one: as many as there are
-// NUMA nodes with as many GPUs, if the host's threads are those of one node.
-static double calibrate_apart(const HostQueue *q, int gpus) {
-    int near = 0;
-    for (int i = 0; i < gpus; i++) near += gpu_node(i) == q->node;
-    return q->node < 0 || near == 0 ? 1 : fmax(1, floor((double)gpus / near));
-}
-
-// Measures all rates but the disk's and those between GPUs, in about `seconds` (some tenths more go
-// into page-locked memory). The queue must have nothing to do. With `table` also what the paper's
-// table 1 has, host AdamW by threads, and gpu_flops, which takes a few times as long, and prints the
-// first two. Takes at most an eighth of the host's free memory and half of the GPU's, and gives them
-// back.
+// Measures all rates but host_cast and those between GPUs, in about `seconds` (some tenths more go
+// into page-locked memory). The queue must have nothing to do. Takes at most an eighth of the host's
+// free memory and half of the GPU's, and gives them back.
 //   dram      28 bytes per parameter of the host's update: 14 are read, 14 written
 //   dram_dma  the same of the update that runs while both directions of the link are busy, plus
 //             what these two move: each of their bytes is one of host memory, too
-static void rates_measure(Rates *r, HostQueue *q, double seconds, bool table) {
+static void rates_measure(Rates *r, HostQueue *q, double seconds) {
     Calibration c;
     memset(r, 0, sizeof *r);
     // A first look: how much is out of the caches, if they are large, and not too slow?
@@ -482,71 +338,38 @@ static void rates_measure(Rates *r, HostQueue *q, double seconds, bool table) {
     r->dram = 28 * r->host_adam;
     calibrate_together(&c, (double)n / r->host_adam, &r->h2d_busy, &r->d2h_busy, &busy);
     r->dram_dma = 28 * busy + r->h2d_busy + r->d2h_busy;
-    r->cores = fmax(calibrate_rate(&c, WORK_CORES), r->host_adam);
-    r->host_cast = calibrate_rate(&c, WORK_HOST_CAST);
     r->gpu_adam = calibrate_rate(&c, WORK_GPU_ADAM);
-    r->gpu_cast = 12 / (1 / calibrate_rate(&c, WORK_GPU_NARROW)   // 6 bytes each way
-                        + 1 / calibrate_rate(&c, WORK_GPU_WIDEN));
     r->gpu_bytes = 2 * calibrate_rate(&c, WORK_GPU_COPY);
     r->gpu_normals = calibrate_rate(&c, WORK_GPU_NORMALS);
-    if (table) calibrate_table(&c, r);
+    r->gpu_flops = calibrate_flops(&c);
     calibrate_close(&c);
     int gpus = 1;
     CUDA(cudaGetDeviceCount(&gpus));
     r->node_gpus = gpus;
-    r->host_gpus = calibrate_apart(q, gpus);
+    r->host_gpus = 1;
 }
 
-// One number of a table, in units of `unit`; "-" if it is not known.
-static inline void calibrate_cell(FILE *f, double x, double unit) {
-    if (x > 0) fprintf(f, " %8.6g", three_digits(x / unit));
-    else fprintf(f, " %8s", "-");
-}
-
-// The rates, and the speed of an update that follows from them: bf16 on the wire, gradients of
-// GPU-updated parameters on the GPU, the others' gone to the host during the backward pass.
-static inline void calibrate_print(FILE *f, const Rates *r) {
+// What follows from the rates: the speed of an update with bf16 on the wire, gradients of GPU-updated
+// parameters on the GPU, the others' gone to the host during the backward pass.
+static void calibrate_print(FILE *f, const Rates *r) {
     const UpdateBytes bytes = {2, 2, true, false};
-    const struct { const char *name, *unit; double scale, a, b; } rows[] = {
-        {"link: to the GPU, back, alone", "GB/s", 1e9, r->h2d, r->d2h},
-        {"      both at once", "GB/s", 1e9, r->h2d_duplex, r->d2h_duplex},
-        {"      both while the host updates", "GB/s", 1e9, r->h2d_busy, r->d2h_busy},
-        {"      alone, not page-locked", "GB/s", 1e9, r->h2d_pageable, r->d2h_pageable},
-        {"host memory: cores alone, cores and link", "GB/s", 1e9, r->dram, r->dram_dma},
-        {"host AdamW: from memory, from the caches", "G parameters/s", 1e9, r->host_adam, r->cores},
-        {"host, fp32 to bf16 in a pass of its own", "G parameters/s", 1e9, r->host_cast, -1},
-        {"GPU AdamW", "G parameters/s", 1e9, r->gpu_adam, -1},
-        {"GPU memory, casts", "GB/s", 1e9, r->gpu_bytes, r->gpu_cast},
-        {"GPU, normal numbers drawn", "G/s", 1e9, r->gpu_normals, -1},
-        {"GPU products", "TFLOP/s", 1e12, r->gpu_flops, -1},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        fprintf(f, "%-41s", rows[i].name);
-        calibrate_cell(f, rows[i].a, rows[i].scale);
-        if (rows[i].b >= 0) calibrate_cell(f, rows[i].b, rows[i].scale);
-        else fprintf(f, " %8s", "");
-        fprintf(f, "  %s\n", rows[i].unit);
-    }
-    const double k = eq1_stride(r), best = best_share(r, &bytes);
+    const double k = eq1_stride(r);
     if (isfinite(k))
         fprintf(f, "Eq. 1: k = %.2f; on the GPU 1/(k+1) = %.0f %% as derived, 1/k = %.0f %% as in "
                 "Algorithm 1\n", k, 100 / (k + 1), 100 / fmax(k, 1));
     else
         fprintf(f, "Eq. 1: %s\n", isnan(k) ? "the link or the host is not known"
                                            : "the CPU is faster than the link: nothing to the GPU");
-    fprintf(f, "%-25s %9s %9s %9s   %s\n", "update, G parameters/s", "GPU share", "Eq. 1", "bound",
-            "bound by");
     const struct { const char *name; double share; } splits[] = {
         {"all on the CPU", 0}, {"all on the GPU", 1},
-        {"Eq. 1's split", isnan(k) ? -1 : 1 / (1 + k)}, {"the best split", best}};
+        {"Eq. 1's split", isnan(k) ? -1 : 1 / (1 + k)}, {"the best split", best_share(r, &bytes)}};
     for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {
-        const double share = splits[i].share, model = eq1_seconds(r, share);
+        const double share = splits[i].share, bound = update_bound(r, &bytes, share);
         char limit[40];
-        if (share < 0 || !(update_bound(r, &bytes, share) > 0)) continue;
-        fprintf(f, "%-25s %7.1f %%", splits[i].name, 100 * share);
-        calibrate_cell(f, 1 / model, 1e9);
-        calibrate_cell(f, 1 / update_bound(r, &bytes, share), 1e9);
-        fprintf(f, "   %s\n", update_limit(r, &bytes, share, limit));
+        if (share < 0 || !(bound > 0)) continue;
+        fprintf(f, "%-15s %5.1f %% on the GPU: at most %.3g G parameters/s, bound by %s; by Eq. 1 "
+                "%.3g\n", splits[i].name, 100 * share, 1e-9 / bound,
+                update_limit(r, &bytes, share, limit), 1e-9 / eq1_seconds(r, share));
     }
 }
 

@@ -1,10 +1,11 @@
-// devices.cuh: what a GPU can do at most: arithmetic and memory bandwidth. The log's "% of peak"
-// and the benchmarks are shares of these. Known devices have a row in a table, copied from the
-// vendor's data sheets; any other is measured, and said to be.
+// devices.cuh: what a GPU can do at most: arithmetic and memory bandwidth, from the vendor's data
+// sheets. The log's "% of peak" and the benchmarks are shares of these; for a GPU that is not in the
+// table there is no percentage.
+//   device_peak(), device_print()           the current GPU's row
+//   device_fill_kernel, device_seconds()    for measurements
 #ifndef TIDE_DEVICES_CUH
 #define TIDE_DEVICES_CUH
 #include "gpu.cuh"
-#include "matmul.cuh"
 
 // Dense peak rates (data sheets often print the double, "with sparsity") at the boost clock of the
 // sheet, in TFLOP/s: bf16 on tensor cores with sums in fp32, and plain fp32; memory in GB/s.
@@ -60,7 +61,7 @@ static const Device device_table[] = {
 };
 
 // Does `text` contain `word`, between spaces or the ends?
-static inline bool device_has_word(const char *text, const char *word) {
+static bool device_has_word(const char *text, const char *word) {
     const size_t n = strlen(word);
     for (const char *at = strstr(text, word); at != NULL; at = strstr(at + 1, word))
         if ((at == text || at[-1] == ' ') && (at[n] == ' ' || at[n] == '\0')) return true;
@@ -70,7 +71,7 @@ static inline bool device_has_word(const char *text, const char *word) {
 // The row whose name the device's name contains as whole words; NULL if there is none. "L40S" is no
 // L40, and a device whose name also says one of `other`, where the row's does not, is another chip
 // under the same number, or a slice of it.
-static inline const Device *device_find(const char *name) {
+static const Device *device_find(const char *name) {
     static const char *const other[] = {"Laptop", "Mobile", "Max-Q", "MIG", "Ti", "SUPER", "D",
                                         "PCIe", "NVL"};
     for (size_t i = 0; i < sizeof device_table / sizeof *device_table; i++) {
@@ -84,8 +85,7 @@ static inline const Device *device_find(const char *name) {
 }
 
 typedef struct {
-    double flops, bytes_per_second;  // arithmetic in the run's precision, and memory
-    bool measured;                   // true: no data sheet, see device_measure()
+    double flops, bytes_per_second;  // arithmetic in the run's precision, and memory; 0: not known
     char name[256];
 } DevicePeak;
 
@@ -96,67 +96,15 @@ template <typename X> __global__ static void device_fill_kernel(X *x, size_t n) 
 }
 
 // Seconds that the device took between two events, both recorded on `stream`.
-static inline double device_seconds(cudaEvent_t start, cudaEvent_t end) {
+static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
     float ms = 0;
     CUDA(cudaEventSynchronize(end));
     CUDA(cudaEventElapsedTime(&ms, start, end));
     return 1e-3 * (double)ms;
 }
 
-// The best that was seen: square products, and copies from memory to memory (which read and write),
-// doubled in size until one takes long enough for the clock, or takes a quarter of what is free.
-// What a data sheet would say is more.
-template <typename X>
-static void device_measure(DevicePeak *peak, Matmul *lt, cudaStream_t stream) {
-    enum { TRIES = 3 };
-    cudaEvent_t start, end;
-    size_t free_bytes = 0, total = 0;
-    CUDA(cudaEventCreate(&start));
-    CUDA(cudaEventCreate(&end));
-    CUDA(cudaMemGetInfo(&free_bytes, &total));
-    double seconds = 0;
-    peak->flops = 0;
-    const double begun = seconds_now();  // the device may have a clock of its own (dev/emu)
-    for (size_t n = 256; n <= 8192 && seconds < 0.01 && seconds_now() - begun < 0.3; n *= 2) {
-        if (3 * n * n * sizeof(X) > free_bytes / 4) break;
-        X *a = (X *)gpu_alloc(3 * n * n * sizeof(X), "measuring the device"), *b = a + n * n;
-        device_fill_kernel<<<ceil_div(2 * n * n, 256), 256, 0, stream>>>(a, 2 * n * n);
-        CUDA(cudaGetLastError());
-        // The first one loads the kernel. Where one takes long, one more is enough.
-        for (int i = 0; i <= TRIES && (i < 2 || seconds < 0.02); i++) {
-            CUDA(cudaEventRecord(start, stream));
-            gemm(lt, false, true, n, n, n, a, n, b, n, b + n * n, n, nullptr, false, GEMM_PLAIN,
-                 nullptr, stream);
-            CUDA(cudaEventRecord(end, stream));
-            seconds = device_seconds(start, end);
-            const double flops = 2 * (double)n * (double)n * (double)n / seconds;
-            if (i > 0 && flops > peak->flops) peak->flops = flops;
-        }
-        CUDA(cudaFree(a));
-    }
-    seconds = 0;
-    for (size_t n = (size_t)1 << 20; n <= (size_t)512 << 20 && seconds < 1e-3; n *= 2) {
-        if (2 * n > free_bytes / 4 || seconds_now() - begun > 1) break;
-        char *a = (char *)gpu_alloc(2 * n, "measuring the device");
-        peak->bytes_per_second = 0;  // of the largest size alone: small ones stay in the cache
-        for (int i = 0; i <= TRIES; i++) {
-            CUDA(cudaEventRecord(start, stream));
-            CUDA(cudaMemcpyAsync(a + n, a, n, cudaMemcpyDeviceToDevice, stream));
-            CUDA(cudaEventRecord(end, stream));
-            seconds = device_seconds(start, end);
-            if (2 * (double)n / seconds > peak->bytes_per_second)
-                peak->bytes_per_second = 2 * (double)n / seconds;
-        }
-        CUDA(cudaFree(a));
-    }
-    CUDA(cudaEventDestroy(start));
-    CUDA(cudaEventDestroy(end));
-    peak->measured = true;
-}
-
-// The current device's peak for training in X (float or bf16). Takes no time where the table knows
-// the device, and some tenths of a second and a quarter of the free memory where it does not.
-template <typename X> static DevicePeak device_peak(Matmul *lt, cudaStream_t stream) {
+// The current device's peak for training in fp32, or in 16 bits.
+static DevicePeak device_peak(bool fp32) {
     DevicePeak peak;
     cudaDeviceProp properties;
     int device = 0;
@@ -165,25 +113,19 @@ template <typename X> static DevicePeak device_peak(Matmul *lt, cudaStream_t str
     CUDA(cudaGetDeviceProperties(&properties, device));
     snprintf(peak.name, sizeof peak.name, "%s", properties.name);
     const Device *known = device_find(peak.name);
-    if (known == NULL) {
-        device_measure<X>(&peak, lt, stream);
-        return peak;
-    }
-    peak.flops = 1e12 * (sizeof(X) == sizeof(float) ? known->fp32 : known->bf16);
+    if (known == NULL) return peak;
+    peak.flops = 1e12 * (fp32 ? known->fp32 : known->bf16);
     peak.bytes_per_second = 1e9 * known->bandwidth;
     return peak;
 }
 
 // One line: "device: NAME, 989.4 TFLOP/s and 3350 GB/s (data sheet)".
-static inline void device_print(const DevicePeak *peak) {
-    if (!(peak->flops > 0)) {
-        printf("device: %s, not in the table of devices, and without free memory to measure it\n",
-               peak->name);
-        return;
-    }
-    printf("device: %s, %.4g TFLOP/s and %.4g GB/s (%s)\n", peak->name, 1e-12 * peak->flops,
-           1e-9 * peak->bytes_per_second,
-           peak->measured ? "measured; not in the table of devices" : "data sheet");
+static void device_print(const DevicePeak *peak) {
+    if (peak->flops > 0)
+        printf("device: %s, %.4g TFLOP/s and %.4g GB/s (data sheet)\n", peak->name,
+               1e-12 * peak->flops, 1e-9 * peak->bytes_per_second);
+    else
+        printf("device: %s, not in the table of devices: no %% of peak\n", peak->name);
 }
 
 #endif

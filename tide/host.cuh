@@ -1,5 +1,8 @@
 // host.cuh: the host's share of offloading: one worker thread, which owns the only team of OpenMP
-// threads while training, and page-locked memory near the GPU that this team touched first.
+// threads while training, and page-locked memory that this team touched first.
+//   host_queue_open(), host_queue_submit(), host_queue_close()  work for the host
+//   host_describe()                                             one line about the team
+//   host_alloc(), host_free()                                   memory
 //
 // Work for the host is an operation in a stream: an event recorded after it orders what follows,
 // as after a kernel or a copy. The main thread never waits, and shares nothing with the worker
@@ -12,11 +15,9 @@
 // function does, and holds the driver's thread; TIDE_HOST_WAIT=function asks for that.
 #ifndef TIDE_HOST_CUH
 #define TIDE_HOST_CUH
-#include "cores.h"
 #include "cpu.h"
 #include "gpu.cuh"
 #include "ranks.h"
-#include <ctype.h>
 #include <cuda.h>  // types only: the driver is not linked to
 #include <pthread.h>
 #include <sys/mman.h>
@@ -43,10 +44,6 @@ typedef CUresult (*StreamWaitValue)(CUstream, CUdeviceptr word, cuuint32_t value
 typedef struct HostQueue {
     cudaStream_t stream;
     int threads;      // of the team
-    bool bound;       // one thread per core
-    int node;         // the GPU's NUMA node, -1 if that is not known
-    int near;         // ranks that divide this node's cores
-    cpu_set_t cores;  // where the threads run
     pthread_t worker;
     HostCounters *counters;
     uint32_t submitted, waited;  // numbers: of the last work, of the last wait by host function
@@ -56,76 +53,18 @@ typedef struct HostQueue {
     pthread_cond_t changed;
 } HostQueue;
 
-// The NUMA node of a GPU; -1: Linux does not say.
-static inline int gpu_node(int device) {
-    char bus[32] = "", path[128];
-    int node = -1;
-    CUDA(cudaDeviceGetPCIBusId(bus, sizeof bus, device));
-    for (char *c = bus; *c != '\0'; c++) *c = (char)tolower(*c);
-    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", bus);
-    FILE *f = machine_open(path);
-    if (f == NULL) return -1;
-    if (fscanf(f, "%d", &node) != 1) node = -1;
-    fclose(f);
-    return node;
-}
-
-// This machine, as this rank's main thread found it before it was moved to its own part.
-static inline CoresMachine *host_machine(void) {
-    static CoresMachine m;
-    static CoresRank self;
-    int device;
-    if (m.ranks == NULL) {
-        char name[128] = "";
-        cores_read(&m);
-        FILE *f = machine_open("/proc/sys/kernel/random/boot_id");  // names alone may be the same
-        if (f != NULL && fscanf(f, "%63s", name) != 1) name[0] = '\0';
-        if (f != NULL) fclose(f);
-        gethostname(name + strlen(name), 64);
-        self.machine = cores_hash(0, name, strlen(name));
-        self.allowed = cores_hash(0, &m.allowed, sizeof m.allowed);
-        m.world = 1;
-        m.ranks = &self;
-    }
-    CUDA(cudaGetDevice(&device));
-    self.node = gpu_node(device);
-    return &m;
-}
-
-// Called by all ranks at once, each with its GPU: what cores_deal() knows of them. A barrier, too.
-static inline void host_meet(void) {
-    if (ranks.world == 1) return;
-    CoresMachine *m = host_machine();
-    const CoresRank self = m->ranks[m->rank];
-    CoresRank *all = (CoresRank *)alloc_or_fail((size_t)ranks.world, sizeof *all, "ranks");
-    ranks_exchange(&self, sizeof self, all);
-    m->ranks = all;
-    m->world = ranks.world;
-    m->rank = ranks.rank;
-}
-
-// In the worker, before all else: the team, each thread on its core if there is one for each.
-// Fewer or more stay free to move, as programs that share the machine would else meet on one core.
+// In the worker, before all else: the team.
 static void host_team_start(const void *arg) {
     HostQueue *q = *(HostQueue *const *)arg;
 #ifdef _OPENMP
     omp_set_num_threads(q->threads);
-#endif
     #pragma omp parallel
-    {
-        int thread = 0;
-#ifdef _OPENMP
-        thread = omp_get_thread_num();
-        if (thread == 0) q->threads = omp_get_num_threads();
+    #pragma omp master
+    q->threads = omp_get_num_threads();
 #endif
-        cpu_set_t cores = q->cores;
-        for (size_t c = 0; q->bound && c < CPU_SETSIZE; c++)
-            if (CPU_ISSET(c, &q->cores) && thread-- != 0) CPU_CLR(c, &cores);
-        sched_setaffinity(0, sizeof cores, &cores);  // a wish: without it all is slower, not wrong
-    }
 }
 
-static inline bool host_count_is_before(uint32_t a, uint32_t b) { return (int32_t)(a - b) < 0; }
+static bool host_count_is_before(uint32_t a, uint32_t b) { return (int32_t)(a - b) < 0; }
 
 static void host_count(HostQueue *q, uint32_t *counter, uint32_t number) {
     pthread_mutex_lock(&q->mutex);
@@ -181,7 +120,7 @@ static void host_job_await(void *data) {
 // Queues work(arg) as one operation of q->stream; the worker runs it, and the parallel regions in
 // it have q->threads threads. The `bytes` at arg are copied now, to an address that is a multiple
 // of 16. Work may not call CUDA; if it fails it ends the program (fail()).
-static inline void host_queue_submit(HostQueue *q, void (*work)(const void *arg), const void *arg,
+static void host_queue_submit(HostQueue *q, void (*work)(const void *arg), const void *arg,
                                      size_t bytes) {
     HostJob *job = (HostJob *)alloc_or_fail(1, sizeof(HostJob) + bytes, "work for the host");
     job->queue = q;
@@ -200,7 +139,7 @@ static inline void host_queue_submit(HostQueue *q, void (*work)(const void *arg)
 
 // The driver's function, if this device can: it is asked to wait for what is there. NULL: it
 // cannot.
-static inline StreamWaitValue host_wait_value_find(const HostQueue *q) {
+static StreamWaitValue host_wait_value_find(const HostQueue *q) {
     const char *way = getenv("TIDE_HOST_WAIT");
     if (way != NULL && strcmp(way, "function") == 0) return NULL;
     if (way != NULL && *way != '\0' && strcmp(way, "value") != 0)
@@ -223,21 +162,13 @@ static inline StreamWaitValue host_wait_value_find(const HostQueue *q) {
     return wait;
 }
 
-// Starts the worker. threads: of its team; 0: as cores_deal() finds. *q must stay where it is.
-static inline void host_queue_open(HostQueue *q, int threads) {
+// Starts the worker. threads: of its team; 0: this rank's share of the machine, of which one is left
+// for the thread that launches the GPU's work, if there are more than four: of few cores one is a
+// large part of the speed, for a thread that works for some ms of a step. *q must stay where it is.
+static void host_queue_open(HostQueue *q, int threads) {
     memset(q, 0, sizeof *q);
-#ifndef _OPENMP
-    threads = 1;
-#endif
-    const Cores cores = cores_deal(host_machine(), threads, cpu_threads_wanted());
-    q->threads = cores.threads;
-    q->bound = cores.bound;
-    q->node = cores.node;
-    q->near = cores.near;
-    q->cores = cores.team;
-    // What this thread starts later, like its own team, inherits where it may run: all of its
-    // rank's part, in which the scheduler finds what the worker's team leaves.
-    if (cores.divided) sched_setaffinity(0, sizeof cores.share, &cores.share);
+    q->threads = cpu_threads((size_t)threads, ranks.local_world);
+    if (threads == 0 && q->threads > 4) q->threads--;
     pthread_mutex_init(&q->mutex, NULL);
     pthread_cond_init(&q->changed, NULL);
     // A thread that waits for the GPU sleeps: else it would share a core with one of the team.
@@ -253,7 +184,7 @@ static inline void host_queue_open(HostQueue *q, int threads) {
 }
 
 // Waits until all that was submitted is done, and ends the worker.
-static inline void host_queue_close(HostQueue *q) {
+static void host_queue_close(HostQueue *q) {
     host_queue_submit(q, host_end, "", 0);
     CUDA(cudaStreamSynchronize(q->stream));
     pthread_join(q->worker, NULL);
@@ -263,15 +194,10 @@ static inline void host_queue_close(HostQueue *q) {
     CUDA(cudaFreeHost(q->counters));
 }
 
-// Prints one line, like "host: 11 threads bound to cores 13-23 (NUMA node 0), for 1 of 4 ranks",
-// which ends with the way of waiting, where that is not by a word.
-static inline void host_describe(const HostQueue *q) {
-    printf("host: %d thread%s %s core%s ", q->threads, q->threads > 1 ? "s" : "",
-           q->bound ? "bound to" : "on", CPU_COUNT(&q->cores) > 1 ? "s" : "");
-    cpu_list_print(&q->cores);
-    if (q->node >= 0) printf(" (NUMA node %d)", q->node);
-    if (q->near > 1) printf(", for 1 of %d ranks", q->near);
-    printf("%s\n", q->wait_value != NULL ? "" : "; the driver's thread waits for them");
+// Prints one line, which says how the stream waits where that is not by a word.
+static void host_describe(const HostQueue *q) {
+    printf("host: %d thread%s%s\n", q->threads, q->threads > 1 ? "s" : "",
+           q->wait_value != NULL ? "" : "; the driver's thread waits for them");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -293,11 +219,11 @@ static void host_touch(const void *arg) {
     for (size_t i = 0; i < range->bytes; i += page) range->p[i] = 0;
 }
 
-// Zeroed page-locked memory near the GPU, at a multiple of 2 MiB and in huge pages where Linux has
+// Zeroed page-locked memory, at a multiple of 2 MiB and in huge pages where Linux has
 // them; the queue's team touches it, so this waits for what is in the queue. host_free() frees it.
 // `what` names it in the error. Nothing is touched if there is not enough: Linux gives out memory
 // that it does not have, and kills the program when that is used.
-static inline void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
+static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
     const size_t page = 4096, huge = (size_t)2 << 20;
     const size_t available = host_memory_grows ? memory_container() : memory_available();
     const double mib = (double)bytes / (1 << 20);
@@ -314,16 +240,8 @@ static inline void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
     const HostMemory memory = {map, bytes + 2 * huge};
     memcpy(range.p - sizeof memory, &memory, sizeof memory);
     madvise(range.p, range.bytes, MADV_HUGEPAGE);
-    // Memory that grows has some time for each GiB.
-    const size_t piece = host_memory_grows ? (size_t)1 << 30 : range.bytes;
-    for (size_t at = 0; at < range.bytes; at += piece) {
-        const size_t left = range.bytes - at;
-        HostRange part = {range.p + at, left < piece ? left : piece};
-        for (int i = 0; i < 10 && host_memory_grows && memory_available() < 2 * part.bytes; i++)
-            usleep(10000);
-        host_queue_submit(q, host_touch, &part, sizeof part);
-        CUDA(cudaStreamSynchronize(q->stream));
-    }
+    host_queue_submit(q, host_touch, &range, sizeof range);
+    CUDA(cudaStreamSynchronize(q->stream));
     const cudaError_t e = cudaHostRegister(range.p, range.bytes, cudaHostRegisterDefault);
     if (e == cudaErrorMemoryAllocation)
         fail("out of page-locked host memory: %s needs %.1f MiB; use a smaller --model, or set "
@@ -336,7 +254,7 @@ static inline void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
 }
 
 // p: from host_alloc(), or NULL. No stream may use it any more.
-static inline void host_free(void *p) {
+static void host_free(void *p) {
     if (p == NULL) return;
     HostMemory memory;
     memcpy(&memory, (char *)p - sizeof memory, sizeof memory);

@@ -67,7 +67,7 @@ typedef int32_t Lanes4 __attribute__((vector_size(16)));
 // a * b + c. Contraction of a * b + c is off in this project (it would make bits depend on the
 // compiler), so the fused form is spelled out, and as the instruction: of a loop of fmaf, gcc makes
 // 16 scalar ones wherever it prefers vectors of 256 bits, as it does on Intel's AVX-512. Without
-// hardware for it, fma_f32() would be twenty instructions, and the plain form stands in.
+// hardware for it, fma_f32() would be a slow call, and the plain form stands in.
 static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
 #if defined __AVX512F__
     return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -89,9 +89,7 @@ static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
 #endif
 
 #define GEMM_MR ((size_t)6)         // rows of a tile: 6 x 4 (or 6 x 2) sums, and room for operands
-#if defined __clang__ && __clang_major__ < 12
-#define GEMM_NV ((size_t)2)         // it keeps 24 sums in memory
-#elif defined __AVX512F__ || defined __aarch64__
+#if defined __AVX512F__ || defined __aarch64__
 #define GEMM_NV ((size_t)4)         // 32 vector registers
 #else
 #define GEMM_NV ((size_t)2)         // 16
@@ -107,7 +105,7 @@ static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
 // A is stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all
 // row-major, lda, ldb, ldo elements from row to row. bias (N) goes to every row; NULL: none; it is
 // ignored with accumulate. Any size may be 0; out must overlap neither A nor B.
-static inline void gemm_plain(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
+static void gemm_plain(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                               const float *a, size_t lda, const float *b, size_t ldb,
                               float *out, size_t ldo, const float *bias, bool accumulate) {
     for (size_t m = 0; m < M; m++)
@@ -123,7 +121,7 @@ static inline void gemm_plain(bool trans_a, bool trans_b, size_t M, size_t N, si
 // ---------------------------------------------------------------------------------------------
 // The fast product
 
-static inline size_t gemm_min(size_t a, size_t b) { return a < b ? a : b; }
+static size_t gemm_min(size_t a, size_t b) { return a < b ? a : b; }
 
 // Where the tiles find A: tile t's row r begins at base + t * tile + r * row, and its elements
 // along k are `k` apart.
@@ -131,7 +129,7 @@ typedef struct { const float *base; size_t tile, row, k; } GemmA;
 
 // Packs rows [0, rows) and kc columns of op(A). Along k: a plain copy, KC floats per row. Across
 // (trans_a): [tile][k][MR], eight tiles at a time so that whole cache lines are read.
-static inline void gemm_pack_a(bool trans_a, size_t rows, size_t kc, const float *a, size_t lda,
+static void gemm_pack_a(bool trans_a, size_t rows, size_t kc, const float *a, size_t lda,
                                float *pack) {
     if (!trans_a) {
         for (size_t r = 0; r < rows; r++) memcpy(pack + r * GEMM_KC, a + r * lda, kc * sizeof *a);
@@ -149,7 +147,7 @@ static inline void gemm_pack_a(bool trans_a, size_t rows, size_t kc, const float
 
 // Packs kc rows and `cols` <= NR columns of op(B) as [k][NR]. Columns beyond keep what was there:
 // a tile computes them like the others, and nobody stores the result.
-static inline void gemm_pack_b(bool trans_b, size_t kc, size_t cols, const float *b, size_t ldb,
+static void gemm_pack_b(bool trans_b, size_t kc, size_t cols, const float *b, size_t ldb,
                                float *pack) {
     if (!trans_b) {
         for (size_t k = 0; k < kc; k++) {
@@ -217,7 +215,7 @@ GEMM_TILE(gemm_tile_narrow, GEMM_NV / 2)  // half of them: for heads of 32 chann
 
 // Rows [0, rows) of one panel of the result: packs B once, then goes down the rows of A.
 // `fresh`: this is the first block of k and out is overwritten, from bias or from zero.
-static inline void gemm_panel(size_t rows, size_t cols, size_t kc, GemmA a, bool trans_b,
+static void gemm_panel(size_t rows, size_t cols, size_t kc, GemmA a, bool trans_b,
                               const float *b, size_t ldb, float *out, size_t ldo,
                               const float *bias, bool fresh, float *pack) {
     float first[GEMM_NR] = {0}, edge[GEMM_MR * GEMM_NR];
@@ -245,11 +243,11 @@ static inline void gemm_panel(size_t rows, size_t cols, size_t kc, GemmA a, bool
 }
 
 // Floats of scratch that gemm_serial() needs, at a 64-byte boundary.
-static inline size_t gemm_scratch_floats(void) { return GEMM_KC * GEMM_NR; }
+static size_t gemm_scratch_floats(void) { return GEMM_KC * GEMM_NR; }
 
 // As gemm_plain(), on the calling thread: for many small products that run side by side inside a
 // parallel region. A is used where it lies; packing it would not pay for one tile of attention.
-static inline void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
+static void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                                const float *a, size_t lda, const float *b, size_t ldb,
                                float *out, size_t ldo, const float *bias, bool accumulate,
                                float *scratch) {
@@ -268,7 +266,7 @@ static inline void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, s
 
 // As gemm_plain(), on all threads. Not to be called from inside a parallel region, nor by two
 // threads at once: the packing buffers are allocated once and kept (2.3 MiB, 96 KiB per thread).
-static inline void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
+static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                         const float *a, size_t lda, const float *b, size_t ldb,
                         float *out, size_t ldo, const float *bias, bool accumulate) {
     const size_t chunk = 8 * GEMM_MR;  // rows packed at a time
@@ -352,7 +350,7 @@ static __attribute__((noinline)) float fma_chains(int rounds, float factor_value
 // GFLOP/s of all threads doing nothing but multiply-adds on registers for about `seconds`: the
 // limit that a product is measured against (two operations per lane). The best of several runs,
 // because the clock and the neighbours vary.
-static inline double fma_peak_gflops(double seconds) {
+static double fma_peak_gflops(double seconds) {
     const int rounds = 400000;
     const double end = seconds_now() + seconds;
     double best = 0.0;

@@ -73,8 +73,6 @@ static const double PLAN_UNLIMITED = 1e18;
 
 static inline int plan_stream(int row) { return row == ROW_FLUSH ? ROW_LEAVE : row; }
 
-static inline double rate_or(double rate, double otherwise) { return rate > 0 ? rate : otherwise; }
-
 // Appends a task, and returns its number.
 static inline int plan_add(PlanTasks *p, int row, const char *name, size_t number, double work,
                            int a, int b, int c) {
@@ -347,7 +345,7 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
     const int L = (int)config->layers, S = L + 2, micros = (int)min_size(run->accum, PLAN_MICRO);
     const double gpu = rate_or(r->gpu_flops, PLAN_UNLIMITED);
     const double gpu_adam = rate_or(r->gpu_adam, PLAN_UNLIMITED);
-    const double cores = rate_or(r->cores, rate_or(r->host_adam, PLAN_UNLIMITED));
+    const double cores = rate_or(r->host_adam, PLAN_UNLIMITED);
     const double grad = plan_host_grad(run, c), made = (double)run->stored;
     const double pass = 24 + grad + (made < 4 ? made : 0);  // bytes of the CPU per element
     const bool host_sums = run->accum > 1 && c->sum_on_host;

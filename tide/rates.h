@@ -1,10 +1,12 @@
-// rates.h: how fast a machine moves and updates optimizer state, and what follows from that: the
-// split between CPU and GPU that Deep Optimizer States computes (Maurya et al. 2024, Eq. 1), and a
-// bound that no schedule can beat; and how long collectives between GPUs take. Pure functions of
-// measured numbers (calibrate.cuh), or of those in a file (scripts/rates/).
+// rates.h: how fast a machine moves and updates optimizer state, and what follows from that. Pure
+// functions of measured numbers (calibrate.cuh), or of those in a file (scripts/rates/).
+//   rates_load(), rates_write()            the file
+//   rates_local() .. collective_seconds()  several GPUs: what each has, how long collectives take
+//   eq1_stride(), eq1_seconds()            the split that Deep Optimizer States computes (Maurya et
+//                                          al. 2024, Eq. 1)
+//   update_bound(), best_share(), update_limit()  what no schedule can beat, and the split for it
 #ifndef TIDE_RATES_H
 #define TIDE_RATES_H
-#include "util.h"
 #include "json.h"
 #include <math.h>
 
@@ -13,18 +15,15 @@ typedef struct {
     double h2d, d2h;                // one direction alone, page-locked memory
     double h2d_duplex, d2h_duplex;  // both directions at once
     double h2d_busy, d2h_busy;      // both while the host updates
-    double h2d_pageable, d2h_pageable;
-    double dram;        // of the host's AdamW, the cores alone: 28 bytes per parameter
+    double dram;        // that the cores alone reach in AdamW: 28 bytes per parameter
     double dram_dma;    // of the cores and both directions of the link together
     double host_adam;   // parameters: fused AdamW out of cache, all threads (the paper's Uc)
-    double cores;       // parameters: the same within the caches, where memory is no limit
-    double host_cast;   // parameters: a pass of its own from fp32 to 16 bits (the paper's Dc)
+    double host_cast;   // parameters: a pass of its own from fp32 to 16 bits (the paper's Dc). This
+                        // trainer has no such pass and does not measure it
     double gpu_adam;    // parameters (the paper's Ug)
-    double gpu_cast;    // bytes read and written, fp32 <-> 16 bits
     double gpu_flops;   // that forward and backward reach, not the peak
     double gpu_bytes;   // GPU memory
     double gpu_normals; // normal numbers drawn (rng.h): the noise of zeroth-order training
-    double disk;        // bytes written
     // Several GPUs. In each node all share its memory and cores; each has its own link to them.
     double node_gpus;   // GPUs of a node; 0: there is one node
     double host_gpus;   // so many of a node's may have dram .. host_cast at once, each of them;
@@ -35,98 +34,71 @@ typedef struct {
     double node_latency;
 } Rates;
 
-typedef struct { const char *name, *unit; size_t offset; } RateField;
+typedef struct { const char *name, *unit; } RateField;
 
-#define RATE(name, unit) {#name, unit, offsetof(Rates, name)}
+// In the order of the struct.
 static const RateField rate_fields[] = {
-    RATE(h2d, "bytes/s"), RATE(d2h, "bytes/s"), RATE(h2d_duplex, "bytes/s"),
-    RATE(d2h_duplex, "bytes/s"), RATE(h2d_busy, "bytes/s"), RATE(d2h_busy, "bytes/s"),
-    RATE(h2d_pageable, "bytes/s"), RATE(d2h_pageable, "bytes/s"), RATE(dram, "bytes/s"),
-    RATE(dram_dma, "bytes/s"), RATE(host_adam, "parameters/s"), RATE(cores, "parameters/s"),
-    RATE(host_cast, "parameters/s"), RATE(gpu_adam, "parameters/s"), RATE(gpu_cast, "bytes/s"),
-    RATE(gpu_flops, "flop/s"), RATE(gpu_bytes, "bytes/s"),
-    RATE(gpu_normals, "numbers/s"), RATE(disk, "bytes/s"),
-    RATE(node_gpus, "GPUs"), RATE(host_gpus, "GPUs"), RATE(gpu_link, "bytes/s"),
-    RATE(gpu_latency, "s"), RATE(node_link, "bytes/s"), RATE(node_latency, "s"),
+    {"h2d", "bytes/s"}, {"d2h", "bytes/s"}, {"h2d_duplex", "bytes/s"}, {"d2h_duplex", "bytes/s"},
+    {"h2d_busy", "bytes/s"}, {"d2h_busy", "bytes/s"}, {"dram", "bytes/s"}, {"dram_dma", "bytes/s"},
+    {"host_adam", "parameters/s"}, {"host_cast", "parameters/s"}, {"gpu_adam", "parameters/s"},
+    {"gpu_flops", "flop/s"}, {"gpu_bytes", "bytes/s"}, {"gpu_normals", "numbers/s"},
+    {"node_gpus", "GPUs"}, {"host_gpus", "GPUs"}, {"gpu_link", "bytes/s"}, {"gpu_latency", "s"},
+    {"node_link", "bytes/s"}, {"node_latency", "s"},
 };
-#undef RATE
 enum { RATE_FIELDS = sizeof rate_fields / sizeof *rate_fields };
 
-static inline double *rate_at(const Rates *r, int field) {
-    return (double *)((char *)r + rate_fields[field].offset);
-}
+static double rate_or(double rate, double otherwise) { return rate > 0 ? rate : otherwise; }
+
+static double *rate_at(const Rates *r, int field) { return (double *)r + field; }
 
 // ---------------------------------------------------------------------------------------------
-// The file: "name value  # comment" per line; names and units as above, numbers as in JSON
-
-// The word at *at, not past `end` and no comment; its length, 0: none. *at moves behind it.
-static inline size_t rates_word(const char **at, const char *end, const char **word) {
-    while (*at < end && (**at == ' ' || **at == '\t' || **at == '\r')) ++*at;
-    *word = *at;
-    while (*at < end && strchr(" \t\r#", **at) == NULL) ++*at;
-    return (size_t)(*at - *word);
-}
+// The file: "name value  # comment" per line; names and units as above
 
 // Rates that the file does not name are 0. false, and a sentence with file and line in err, for
 // anything that is not such a line, for a name that is not known or comes twice, and for no name.
-static inline bool rates_load(Rates *r, const char *path, Error *err) {
+static bool rates_load(Rates *r, const char *path, Error *err) {
     size_t n = 0, line = 0;
-    bool seen[RATE_FIELDS] = {false}, ok = true;
+    bool seen[RATE_FIELDS] = {false};
     int found = 0;
-    char *text = file_read(path, &n, err);
+    char *text = file_read(path, &n, err), *next;
     if (text == NULL) return false;
     memset(r, 0, sizeof *r);
-    for (const char *at = text; ok && at < text + n;) {
-        const char *end = (const char *)memchr(at, '\n', (size_t)(text + n - at)), *name, *value;
-        const char *next = end != NULL ? end + 1 : text + n, *rest;
-        if (end == NULL) end = next;
+    const char *wrong = NULL;
+    char name[64] = "", value[64] = "", more;
+    for (char *at = text; wrong == NULL && at < text + n; at = next) {
+        const size_t length = strcspn(at, "\n");
+        next = at + length + 1;
+        if (next <= text + n && at[length] == '\0') wrong = "a NUL byte";
+        at[length] = '\0';
+        at[strcspn(at, "#")] = '\0';
         line++;
-        if (memchr(at, '\0', (size_t)(end - at)) != NULL) {
-            ok = error_set(err, "%.300s, line %zu: a NUL byte", path, line);
-            break;
-        }
-        const size_t name_length = rates_word(&at, end, &name);
-        const size_t length = rates_word(&at, end, &value);
-        const size_t more = rates_word(&at, end, &rest);
-        at = next;
-        if (name_length == 0) continue;  // blank, or a comment
+        const int words = sscanf(at, "%63s %63s %c", name, value, &more);
+        if (words < 1) continue;  // blank, or a comment
         int i = 0;
-        while (i < RATE_FIELDS && (strlen(rate_fields[i].name) != name_length
-                                   || memcmp(rate_fields[i].name, name, name_length) != 0)) i++;
-        if (i == RATE_FIELDS)
-            ok = error_set(err, "%.300s, line %zu: unknown rate \"%.*s\"", path, line,
-                           (int)(name_length < 60 ? name_length : 60), name);
-        else if (seen[i])
-            ok = error_set(err, "%.300s, line %zu: a second %s", path, line,
-                           rate_fields[i].name);
-        else if (more > 0)
-            ok = error_set(err, "%.300s, line %zu: more than a name and a number; a comment "
-                           "begins with #", path, line);
-        if (!ok) break;
-        Error ignored;
-        Json *number = json_parse(value, length, &ignored);
-        if (number == NULL || number->type != JSON_NUMBER)
-            ok = error_set(err, "%.300s, line %zu: %s \"%.*s\" is not a number", path, line,
-                           rate_fields[i].name, (int)(length < 60 ? length : 60), value);
-        else if (*value == '-')
-            ok = error_set(err, "%.300s, line %zu: %s is negative", path, line,
-                           rate_fields[i].name);
-        else if (strcmp(rate_fields[i].unit, "GPUs") == 0
-                 && number->number != floor(number->number))
-            ok = error_set(err, "%.300s, line %zu: %s is no whole number", path, line,
-                           rate_fields[i].name);
-        else
-            *rate_at(r, i) = number->number;
-        json_free(number);
-        seen[i] = true;
-        found++;
+        while (i < RATE_FIELDS && strcmp(rate_fields[i].name, name) != 0) i++;
+        char *end = value;
+        const double number = words < 2 ? 0 : strtod(value, &end);
+        if (i == RATE_FIELDS) wrong = "no such rate";
+        else if (seen[i]) wrong = "it comes twice";
+        else if (words > 2) wrong = "more than a name and a number; a comment begins with #";
+        else if (words < 2 || *end != '\0' || !isfinite(number) || strpbrk(value, "xXpP") != NULL)
+            wrong = "its value is not a number";
+        else if (signbit(number)) wrong = "it is negative";
+        else if (strcmp(rate_fields[i].unit, "GPUs") == 0 && number != floor(number))
+            wrong = "it is no whole number";
+        else {
+            *rate_at(r, i) = number;
+            seen[i] = true;
+            found++;
+        }
     }
     free(text);
-    return ok && found == 0 ? error_set(err, "%.300s: names no rate", path) : ok;
+    if (wrong != NULL) return error_set(err, "%.300s, line %zu: %s: %s", path, line, name, wrong);
+    return found > 0 || error_set(err, "%.300s: names no rate", path);
 }
 
 // What rates_load() reads back, to three digits: the next measurement has others after them.
-static inline void rates_write(FILE *f, const Rates *r) {
+static void rates_write(FILE *f, const Rates *r) {
     for (int i = 0; i < RATE_FIELDS; i++) {
         const double v = *rate_at(r, i);
         fprintf(f, "%-12s %-8.3g # %s\n", rate_fields[i].name, v,
@@ -138,34 +110,33 @@ static inline void rates_write(FILE *f, const Rates *r) {
 // Several GPUs
 
 // How many of `world` GPUs are in one node.
-static inline size_t rates_local(const Rates *r, size_t world) {
+static size_t rates_local(const Rates *r, size_t world) {
     return r->node_gpus > 0 && (double)world > r->node_gpus ? (size_t)r->node_gpus : world;
 }
 
 // What each of `local` GPUs of a node has when all are at work. Where more share the host than the
 // rates are for, what the link does beside all of the cores (_busy) says nothing any more.
-static inline Rates rates_of_rank(const Rates *r, size_t local) {
+static Rates rates_of_rank(const Rates *r, size_t local) {
     Rates x = *r;
     const double sharing = (double)local / fmax(r->host_gpus, 1);
     if (sharing <= 1) return x;
     x.dram /= sharing;
     x.dram_dma /= sharing;
     x.host_adam /= sharing;
-    x.cores /= sharing;
     x.host_cast /= sharing;
     x.h2d_busy = x.d2h_busy = 0;
     return x;
 }
 
 // Do the rates say what lies between `world` GPUs?
-static inline bool rates_connect(const Rates *r, size_t world) {
+static bool rates_connect(const Rates *r, size_t world) {
     return world <= 1 || (rates_local(r, world) < world ? r->node_link : r->gpu_link) > 0;
 }
 
 // Seconds of an all-gather to, or a reduce-scatter of, `bytes` on each of `world` GPUs: in a ring
 // each passes on all but its own part (nccl-tests, doc/PERFORMANCE.md). A bandwidth that is not
 // known is no limit.
-static inline double collective_seconds(const Rates *r, size_t world, double bytes) {
+static double collective_seconds(const Rates *r, size_t world, double bytes) {
     const bool far = rates_local(r, world) < world;
     const double bandwidth = far ? r->node_link : r->gpu_link, R = (double)world;
     if (world <= 1) return 0;
@@ -184,7 +155,7 @@ static inline double collective_seconds(const Rates *r, size_t world, double byt
 // As published, k has two meanings. Section 4.2 derives k : 1, a share of 1 / (k + 1) on the GPU.
 // Algorithm 1 tests (i + 1) % k == 0, a share of 1 / k; so does section 5.3, "k = 2, i.e., every
 // alternate subgroup". Here it is what the equation says.
-static inline double eq1_stride(const Rates *r) {
+static double eq1_stride(const Rates *r) {
     if (!(r->h2d > 0 && r->host_adam > 0)) return NAN;
     const double B = r->h2d / 4, ug = r->gpu_adam > 0 ? 1 / r->gpu_adam : 0;
     const double cpu = 1 / r->host_adam + (r->host_cast > 0 ? 1 / r->host_cast : 0);
@@ -192,7 +163,7 @@ static inline double eq1_stride(const Rates *r) {
 }
 
 // Seconds per parameter at any share on the GPU: the larger of what Eq. 1 equates; NAN likewise.
-static inline double eq1_seconds(const Rates *r, double share) {
+static double eq1_seconds(const Rates *r, double share) {
     if (!(r->h2d > 0 && r->host_adam > 0)) return NAN;
     const double B = r->h2d / 4, ug = r->gpu_adam > 0 ? 1 / r->gpu_adam : 0;
     const double cpu = 1 / r->host_adam + (r->host_cast > 0 ? 1 / r->host_cast : 0);
@@ -213,7 +184,7 @@ typedef struct {
 // Bytes per parameter if the GPU updates `share` of the state that lives on the host: each way over
 // the link, and read or written in host memory, where each byte of the link is one, too. The cores
 // read p, m, v and the gradient and write p, m, v and the weight that goes back.
-static inline void update_traffic(const UpdateBytes *b, double share, double *h2d, double *d2h,
+static void update_traffic(const UpdateBytes *b, double share, double *h2d, double *d2h,
                                   double *dram) {
     const double cpu = 1 - share, visitors_grads = b->keep_grads ? 0 : share * b->grad;
     *h2d = 12 * share + visitors_grads + cpu * b->weight;
@@ -225,49 +196,46 @@ enum { LIMIT_LINK, LIMIT_DRAM, LIMIT_CORES, LIMIT_GPU, LIMITS, UPDATE_LINES = 6 
 
 // Seconds per parameter at this share, as linear functions of it: H2D, D2H, host memory (two, see
 // update_limits()), cores, GPU. Of what is not known, 0.
-static inline void update_lines(const Rates *r, const UpdateBytes *b, double share,
-                                double t[UPDATE_LINES]) {
+static void update_lines(const Rates *r, const UpdateBytes *b, double share,
+                         double t[UPDATE_LINES]) {
     double h2d, d2h, bytes;
     update_traffic(b, share, &h2d, &d2h, &bytes);
-    const double in = r->h2d_duplex > 0 ? r->h2d_duplex : r->h2d;
-    const double out = r->d2h_duplex > 0 ? r->d2h_duplex : r->d2h;
-    const double dma = r->dram_dma > 0 ? r->dram_dma : r->dram;
-    const double alone = r->dram > 0 ? r->dram : dma;
-    const double cores = r->cores > 0 ? r->cores : r->host_adam;
+    const double in = rate_or(r->h2d_duplex, r->h2d), out = rate_or(r->d2h_duplex, r->d2h);
+    const double dma = rate_or(r->dram_dma, r->dram), alone = rate_or(r->dram, dma);
     t[0] = in > 0 ? h2d / in : 0;
     t[1] = out > 0 ? d2h / out : 0;
     for (int i = 0; i < 2; i++)
         t[2 + i] = alone > 0 ? (bytes - (dma - alone) * t[i]) / alone : 0;
-    t[4] = cores > 0 ? (1 - share) / cores : 0;
+    t[4] = r->host_adam > 0 ? (1 - share) / r->host_adam : 0;
     t[5] = r->gpu_adam > 0 ? share / r->gpu_adam : 0;
 }
 
-// Seconds per parameter that each limit asks for. Host memory gives `dram_dma` while both
-// directions of the link are busy, which is as long as the one with less to do takes, and `dram`
-// for the rest of the step's time T:  bytes = dram_dma t + dram (T - t).
+// Seconds per parameter that each limit asks for, and the most of them: what no schedule can beat at
+// this share (0 to 1), but for what it does before the update begins, like fetching the first
+// visitors; 0 if no rate is known. Host memory gives `dram_dma` while both directions of the link
+// are busy, which is as long as the one with less to do takes, and `dram` for the rest of the step's
+// time T:  bytes = dram_dma t + dram (T - t).
 // With one rate W for both, one rate B each way, bf16 on the wire and gradients that stay:
 //   T >= max{(2 + 10 f) / B, 12 f / B, (30 - 6 f) / W, (1 - f) / Uc}
-static inline void update_limits(const Rates *r, const UpdateBytes *b, double share,
-                                 double seconds[LIMITS]) {
+static double update_limits(const Rates *r, const UpdateBytes *b, double share,
+                            double seconds[LIMITS]) {
     double t[UPDATE_LINES];
     update_lines(r, b, share, t);
     seconds[LIMIT_LINK] = fmax(t[0], t[1]);
     seconds[LIMIT_DRAM] = t[0] < t[1] ? t[2] : t[3];
     seconds[LIMIT_CORES] = t[4];
     seconds[LIMIT_GPU] = t[5];
+    return fmax(fmax(seconds[0], seconds[1]), fmax(seconds[2], seconds[3]));
 }
 
-// Seconds per parameter that no schedule can beat at this share (0 to 1), but for what it does
-// before the update begins, like fetching the first visitors; 0 if no rate is known.
-static inline double update_bound(const Rates *r, const UpdateBytes *b, double share) {
-    double s[LIMITS];
-    update_limits(r, b, share, s);
-    return fmax(fmax(s[LIMIT_LINK], s[LIMIT_DRAM]), fmax(s[LIMIT_CORES], s[LIMIT_GPU]));
+static double update_bound(const Rates *r, const UpdateBytes *b, double share) {
+    double seconds[LIMITS];
+    return update_limits(r, b, share, seconds);
 }
 
 // The share with the least bound. Between two crossings of its lines the bound is linear, so that
 // it is least at a crossing, or at 0 or 1. 0 if no rate is known.
-static inline double best_share(const Rates *r, const UpdateBytes *b) {
+static double best_share(const Rates *r, const UpdateBytes *b) {
     double at0[UPDATE_LINES], at1[UPDATE_LINES], best = 0, least = update_bound(r, b, 0);
     update_lines(r, b, 0, at0);
     update_lines(r, b, 1, at1);
@@ -287,12 +255,11 @@ static inline double best_share(const Rates *r, const UpdateBytes *b) {
 
 // Which limit binds, for people: "link", "DRAM", "cores", "GPU", or two of them where they meet,
 // as at most best shares: "link and DRAM". "nothing" if no rate is known. Returns text.
-static inline const char *update_limit(const Rates *r, const UpdateBytes *b, double share,
+static const char *update_limit(const Rates *r, const UpdateBytes *b, double share,
                                        char text[40]) {
     static const char *const names[LIMITS] = {"link", "DRAM", "cores", "GPU"};
-    const double bound = update_bound(r, b, share);
     double s[LIMITS];
-    update_limits(r, b, share, s);
+    const double bound = update_limits(r, b, share, s);
     snprintf(text, 40, "nothing");
     size_t n = 0;
     for (int i = 0; i < LIMITS; i++)

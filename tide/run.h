@@ -413,13 +413,7 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     if (o->plan && r->world > 1) die("--plan is one process: say --world %zu", r->world);
     if (o->plan) r->world = o->world;
 #ifdef _OPENMP
-    int threads = (int)o->threads;  // of the loops of this thread; host.cuh has others
-    if (threads == 0 && ranks.local_world > 1) {  // the node's cores are for all of them
-        const int share = (int)sysconf(_SC_NPROCESSORS_ONLN) / ranks.local_world;
-        threads = cpu_threads_wanted();
-        if (threads == 0 || threads > share) threads = share > 1 ? share : 1;
-    }
-    if (threads > 0) omp_set_num_threads(threads);
+    omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));  // of this thread's loops
 #endif
     if (o->resume && o->steps > 0 && !o->plan && r->rank == 0 && run_state_exists(o->out))
         run_lock(r, false);

@@ -219,8 +219,7 @@ static ZenPrediction zen_plan_step(const Rates *r, const GPT2Config *config, con
     m->steps = n;
     m->queued = m->segments;
     m->comm = plan_comm(r, config, &p->run);
-    m->tasks.host_rate = fmin(28 * rate_or(r->cores, rate_or(r->host_adam, PLAN_UNLIMITED)),
-                              PLAN_UNLIMITED);
+    m->tasks.host_rate = fmin(28 * rate_or(r->host_adam, PLAN_UNLIMITED), PLAN_UNLIMITED);
     m->tasks.room = (int)(steps * ((m->comm.on ? 12 : 9) * (size_t)m->segments + 5));
     m->tasks.tasks = (PlanTask *)alloc_or_fail((size_t)m->tasks.room, sizeof(PlanTask), "plan");
     int **const each[] = {&m->updated, &m->returned, &m->arrived, &m->ring_free, &m->computed,

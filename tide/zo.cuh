@@ -910,7 +910,7 @@ template <typename X> static size_t zo_settle(ZoModel<X> *z, Run *r) {
     settle_limits(o, &limits);
     const size_t planned = zo_settle_memory(z, r, limits.gpu, limits.host);
     if (o->rates != NULL || (o->plan && limits.here))
-        machine_rates<X>(&z->host, (int)o->threads, o, &rates);
+        machine_rates(&z->host, (int)o->threads, o, &rates);
     if (rates.h2d > 0 && r->training) {
         ZoPlan plan;
         memset(&plan, 0, sizeof plan);
@@ -1099,7 +1099,7 @@ template <typename X> static int zo_train(Run *r) {
     if (z->streamed > 0 || o->trace != NULL)
         timeline_open(&z->timeline, r->rank == 0 ? o->trace : NULL);
     run_begin(r, &log, &saved);
-    const DevicePeak peak = device_peak<X>(&z->lt, z->compute);
+    const DevicePeak peak = device_peak(sizeof(X) == sizeof(float));
     device_print(&peak);
     log.peak = peak.flops * (double)r->world;
     z->sent = z->step * o->accum;

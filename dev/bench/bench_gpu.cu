@@ -207,9 +207,9 @@ int main(int argc, char **argv) {
     matmul_open(&bench.lt, MATMUL_WORKSPACE);
     bench.lt.alignment = alignment;
     CUDA(cudaDeviceSynchronize());
-    bench.peak = fp32 ? device_peak<float>(&bench.lt, bench.timed.stream)
-                      : device_peak<bf16>(&bench.lt, bench.timed.stream);
+    bench.peak = device_peak(fp32);
     device_print(&bench.peak);
+    if (!(bench.peak.flops > 0)) bench.peak.flops = bench.peak.bytes_per_second = INFINITY;
     bool any = false;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const bool wanted = only != NULL ? strcmp(only, shapes[i].name) == 0

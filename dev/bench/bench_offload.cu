@@ -117,8 +117,9 @@ int main(int argc, char **argv) {
 #endif
     host_queue_open(&queue, 0);
     host_describe(&queue);
-    rates_measure(&rates, &queue, tiny ? 0.2 : 3, false);
+    rates_measure(&rates, &queue, tiny ? 0.2 : 3);
     host_queue_close(&queue);
+    rates_write(stdout, &rates);
     calibrate_print(stdout, &rates);
 
     printf("\n%zu layers of %zu channels\n%-28s %6s %6s %8s %8s %8s %8s %6s  %-14s %6s %6s\n",

@@ -159,32 +159,6 @@ static void loop_equals_scalar_at_any_length_and_offset(void) {
     arrays_free(&b);
 }
 
-static void loop_equals_scalar_with_any_threads(void) {
-    enum { N = 150001 };
-    Arrays a = arrays_make(N), b = arrays_make(N);
-    arrays_fill(&a, N, 2);
-    const AdamStep s = adam_step_prepare(3e-4, 0.9, 0.999, 1e-8, 0.1, 10, 0.5);
-    for (int threads = 1; threads <= 4; threads++)
-        for (int mode = 0; mode < 4; mode++) {
-            use_threads(threads);
-            copy_inputs(&b, &a, N);
-            const int is_bf16 = mode & 1, has_out = mode >> 1;
-            adam_update(b.p, b.m, b.v, is_bf16 ? (const void *)a.g16 : (const void *)a.g, is_bf16,
-                        has_out ? b.out : NULL, N, &s, 1);
-            check_against_scalar(&a, &b, 0, N, is_bf16, has_out, &s, 1);
-        }
-    // and cut by hand, as a team of its own would
-    copy_inputs(&b, &a, N);
-    for (size_t first = 0, step = 1; first < N; first += step, step = step * 3 % 9973) {
-        const size_t last = first + step < N ? first + step : N;
-        adam_range(b.p, b.m, b.v, a.g16, 1, b.out, first, last, &s, 1);
-    }
-    check_against_scalar(&a, &b, 0, N, 1, 1, &s, 1);
-    use_threads(0);
-    arrays_free(&a);
-    arrays_free(&b);
-}
-
 // Runs of all kinds in an arena of RUNS_END elements: many that are shorter than a chunk and start
 // anywhere, empty ones, whole chunks, several chunks and a bit, with and without gaps.
 enum { RUNS = 66, RUNS_END = 170000 };
@@ -391,8 +365,8 @@ static void norm_is_its_definition(void) {
             const size_t n = lengths[k], blocks = norm_blocks(n);
             CHECK(blocks == n / 4096 + (n % 4096 != 0), "%zu blocks for %zu", blocks, n);
             sums[blocks] = sums16[blocks] = -7;
-            norm_block_sums(g, n, sums);
-            norm_block_sums_bf16(g16, n, sums16);
+            norm_sums(g, 0, n, sums);
+            norm_sums(g16, 1, n, sums16);
             CHECK(sums[blocks] == -7 && sums16[blocks] == -7, "wrote past the last block");
             for (size_t b = 0; b < blocks; b++) {
                 const size_t at = b * 4096, length = n - at < 4096 ? n - at : 4096;
@@ -409,9 +383,9 @@ static void norm_is_its_definition(void) {
     CHECK(norm_total(sums, 0) == 0, "nothing");
     // squares of the largest and the smallest numbers are representable
     g[0] = FLT_MAX; g[1] = from_bits(1);
-    norm_block_sums(g, 1, sums);
+    norm_sums(g, 0, 1, sums);
     CHECK(sums[0] == (double)FLT_MAX * FLT_MAX, "%g", sums[0]);
-    norm_block_sums(g + 1, 1, sums);
+    norm_sums(g + 1, 0, 1, sums);
     CHECK(sums[0] == 0x1p-298, "%g", sums[0]);
     free(g);
     free(g16);
@@ -531,7 +505,6 @@ static void clip_scale_cases(void) {
 int main(void) {
     RUN(bf16_rounds_to_nearest_even);
     RUN(loop_equals_scalar_at_any_length_and_offset);
-    RUN(loop_equals_scalar_with_any_threads);
     RUN(runs_equal_scalar_with_any_threads);
     RUN(bits_are_the_same_everywhere);
     RUN(definition_is_adamw);

@@ -94,23 +94,21 @@ on_cpu() {  # what the CPU has of x; then what the build uses
     shift
     ${CC:-cc} -std=gnu11 -D"__builtin_cpu_supports(x)=($has)" "$@" -I"$top" cpu.c -o cpu_program
 }
-says() {  # name, what is used, number of lines
+says() {  # name, what is used
     ./cpu_program >cpu.out
     check "$1_is_used" grep -q "^cpu: .*, $2\$" cpu.out
-    check "$1_on_cpu_with_avx512" test "$(grep -c '^cpu: it has AVX-512, which .* not use' cpu.out)" -eq $(($3 - 1))
-    check "$1_lines" test "$(wc -l <cpu.out)" -eq "$3"
 }
 if [ "$(uname -m)" != x86_64 ]; then echo "skip other_cpus: the test knows those of x86-64"
 else
     avx2="-D__AVX__ -D__AVX2__ -D__FMA__"
-    on_cpu 1 && says sse2 SSE2 2
-    on_cpu 1 -D__AVX__ && says avx AVX 2
-    on_cpu 1 $avx2 && says avx2 AVX2 2
-    on_cpu 1 $avx2 -D__AVX512F__ && says avx512 AVX-512 1
-    on_cpu 0 && says plain SSE2 1
+    on_cpu 1 && says sse2 SSE2
+    on_cpu 1 -D__AVX__ && says avx AVX
+    on_cpu 1 $avx2 && says avx2 AVX2
+    on_cpu 1 $avx2 -D__AVX512F__ && says avx512 AVX-512
+    on_cpu 0 && says plain SSE2
     on_cpu 0 $avx2
     refuses build_for_another_cpu 2 'built for a CPU with avx, which' ./cpu_program
-    on_cpu '!__builtin_strstr(x,"512")' $avx2 && says haswell AVX2 1
+    on_cpu '!__builtin_strstr(x,"512")' $avx2 && says haswell AVX2
     on_cpu '!__builtin_strstr(x,"512")' $avx2 -D__AVX512F__ -D__AVX512VL__
     refuses build_for_wider_registers 2 'built for a CPU with avx512f, which' ./cpu_program
 fi

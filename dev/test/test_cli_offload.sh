@@ -626,7 +626,7 @@ refuses calibrate_nowhere 2 'nowhere' "$tide" --calibrate --rates nowhere/rates.
 wait $calibrating
 check calibrate_ends test $? -eq 0
 check calibrate_leaves_rates grep -q '^h2d *[0-9]' measured.txt
-check calibrate_prints_the_table grep -q '^Eq. 1: k = ' calibrate.out
+check calibrate_says_what_follows grep -q '^Eq. 1: k = ' calibrate.out
 check in_three_digits awk 'sprintf("%.3g", $2) + 0 != $2 { exit 1 }' measured.txt
 check calibrate_leaves_nothing_else test ! -e calibrated
 check its_rates_are_taken "$tide" $tiny --steps 3 --offload interleave --rates measured.txt \

@@ -96,12 +96,7 @@ go 2 s1 $steps --zero 1 --offload none --recompute none
 without_measuring  # that no host reads GPU memory was seen
 go 2 s2 $steps --offload none --recompute block
 go 2 s3 $steps --zero 3 --offload none --no-overlap
-mkdir -p sixteen/sys/devices/system/cpu  # cores of a machine
-echo 0-15 >sixteen/sys/devices/system/cpu/online
-export TIDE_MACHINE="$PWD/sixteen" OMP_NUM_THREADS=9
 go 2 s1_zero $steps --zero 1 --offload zero
-unset TIDE_MACHINE
-export OMP_NUM_THREADS=1
 go 2 s2_wire $steps --zero 2 --offload zero --grad-wire fp32
 go 2 s3_twinflow $steps --zero 3 --offload twinflow --resident 0.4 --recompute block
 go 2 s2_stride $steps --zero 2 --offload interleave --stride 2 $fine --slots 1

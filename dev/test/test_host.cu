@@ -5,8 +5,7 @@
 //   test_host chain N     a small training loop in four streams, without its N-th wait for an
 //                         event (0: with all of them); from 5 on: with a mistake about the counters
 //                         that order stream and worker. Exit code 3: a result was wrong
-//   test_host fail | huge         work that fails; more memory than there is
-//   test_host cores | share       what the queue says of its cores; of two ranks, what it leaves
+//   test_host fail | huge | way   work that fails; more memory than there is; how streams wait
 #include "../../adam.h"
 #include "../../tide/host.cuh"
 #include "test.h"
@@ -168,12 +167,12 @@ static int again(const char *environment, const char *arguments, char *text, siz
 // What is asked of the device shows in the line about the host, and in nothing else.
 static void the_way_of_waiting_is_said(void) {
     char text[4096];
-    CHECK(again("TIDE_HOST_WAIT=function", "cores", text, sizeof text) == 0
+    CHECK(again("TIDE_HOST_WAIT=function", "way", text, sizeof text) == 0
               && strstr(text, "; the driver's thread waits for them\n") != NULL, "%s", text);
 #ifdef __CUDA_EMU__
-    CHECK(again("EMU_WAIT_VALUE=0", "cores", text, sizeof text) == 0
+    CHECK(again("EMU_WAIT_VALUE=0", "way", text, sizeof text) == 0
               && strstr(text, "; the driver's thread waits for them\n") != NULL, "%s", text);
-    CHECK(again("", "cores", text, sizeof text) == 0 && strstr(text, "driver") == NULL, "%s", text);
+    CHECK(again("", "way", text, sizeof text) == 0 && strstr(text, "driver") == NULL, "%s", text);
 #endif
 }
 
@@ -257,31 +256,20 @@ static void operations_run_in_order(void) {
     free(log);
 }
 
-typedef struct { int threads, cores[64]; pthread_t of; } Team;
+typedef struct { int threads; pthread_t of; } Team;
 
 static void look_at_team(const void *arg) {
     Team *team = *(Team *const *)arg;
     team->of = pthread_self();
     team->threads = 1;
-    #pragma omp parallel
-    {
-        int thread = 0;
 #ifdef _OPENMP
-        thread = omp_get_thread_num();
-        if (thread == 0) team->threads = omp_get_num_threads();
+    #pragma omp parallel
+    #pragma omp master
+    team->threads = omp_get_num_threads();
 #endif
-        cpu_set_t set;
-        sched_getaffinity(0, sizeof set, &set);
-        if (thread < 64) team->cores[thread] = CPU_COUNT(&set);
-        if (thread < 64 && CPU_COUNT(&set) == 1)  // which one
-            for (size_t c = 0; c < CPU_SETSIZE; c++)
-                if (CPU_ISSET(c, &set)) team->cores[thread] = -(int)c;
-    }
 }
 
 static void team_is_what_was_asked_for(void) {
-    cpu_set_t before, after;
-    sched_getaffinity(0, sizeof before, &before);
     for (int threads = 0; threads <= 3; threads++) {
         HostQueue q;
         Team team, *to = &team;
@@ -294,101 +282,8 @@ static void team_is_what_was_asked_for(void) {
 #ifdef _OPENMP
         CHECK(threads == 0 || q.threads == threads, "%d, not %d", q.threads, threads);
 #endif
-        const int cores = CPU_COUNT(&q.cores);
-        CHECK(!q.bound || q.threads == cores, "%d threads on %d", q.threads, cores);
-        for (int i = 0; i < team.threads && i < 64; i++) {
-            for (int j = 0; j < i; j++)
-                CHECK(!q.bound || team.cores[i] != team.cores[j], "two on %d", -team.cores[i]);
-            CHECK(cores == 1 || (q.bound ? team.cores[i] <= 0 : team.cores[i] == cores),
-                  "thread %d may use %d of %d", i, team.cores[i], cores);
-        }
         host_queue_close(&q);
     }
-#ifdef _OPENMP
-    HostQueue q;
-    const char *set = getenv("OMP_NUM_THREADS");
-    char *const before_that = set != NULL ? strdup(set) : NULL;
-    setenv("OMP_NUM_THREADS", "1", 1);
-    host_queue_open(&q, 0);
-    CHECK(q.threads == 1, "%d threads, where OMP_NUM_THREADS is 1", q.threads);
-    host_queue_close(&q);
-    if (before_that != NULL) setenv("OMP_NUM_THREADS", before_that, 1);
-    else unsetenv("OMP_NUM_THREADS");
-    free(before_that);
-#endif
-    sched_getaffinity(0, sizeof after, &after);
-    CHECK(CPU_EQUAL(&before, &after), "the main thread stays where it was");
-}
-
-static void make_file(const char *path, const char *text) {
-    char dir[PATH_MAX];
-    snprintf(dir, sizeof dir, "%s", path);
-    *strrchr(dir, '/') = '\0';
-    FILE *f = make_directories(dir) ? fopen(path, "w") : NULL;
-    if (f == NULL || fputs(text, f) < 0 || fclose(f) != 0) die("%s", path);
-}
-
-// One of two ranks that may use the same cores: its main thread stays with its part of them.
-static void share(void) {
-    CoresMachine *m = host_machine();
-    const CoresRank two[2] = {m->ranks[0], m->ranks[0]};
-    HostQueue q;
-    cpu_set_t set;
-    m->ranks = two;
-    m->world = 2;
-    host_queue_open(&q, 0);
-    sched_getaffinity(0, sizeof set, &set);
-    cpu_list_print(&set);
-    host_queue_close(&q);
-}
-
-static void a_rank_keeps_to_its_part(void) {
-    char root[64], path[PATH_MAX], environment[128], text[4096];
-    cpu_set_t set;
-    sched_getaffinity(0, sizeof set, &set);
-    if (!CPU_ISSET(0, &set) || CPU_COUNT(&set) == 1) SKIP("it has one core, or not the first");
-    snprintf(root, sizeof root, "/tmp/test_host.%d", (int)getpid());
-    snprintf(path, sizeof path, "%s/sys/devices/system/cpu/online", root);
-    make_file(path, "0,1001-1003\n");
-    snprintf(environment, sizeof environment, "TIDE_MACHINE=%s", root);
-    const int code = again(environment, "share", text, sizeof text);
-    CHECK(code == 0 && strcmp(text, "0") == 0, "code %d: %s", code, text);
-    snprintf(path, sizeof path, "rm -r %s", root);
-    CHECK(system(path) == 0, "%s", path);
-}
-
-// A machine of two nodes with 8 cores each, and the GPU on the second.
-static void the_cores_near_the_gpu_are_taken(void) {
-#ifdef _OPENMP
-    char root[64], bus[32] = "", path[PATH_MAX], environment[128], text[4096], line[128];
-    snprintf(root, sizeof root, "/tmp/test_host.%d", (int)getpid());
-    CUDA(cudaDeviceGetPCIBusId(bus, sizeof bus, 0));
-    for (char *c = bus; *c != '\0'; c++) *c = (char)tolower(*c);
-    const char *const files[][2] = {
-        {"cpu/online", "0-15"}, {"node/online", "0-1"}, {"node/node0/cpulist", "0-7"},
-        {"node/node1/cpulist", "8-15"}};
-    for (int i = 0; i < 4; i++) {
-        snprintf(path, sizeof path, "%s/sys/devices/system/%s", root, files[i][0]);
-        make_file(path, files[i][1]);
-    }
-    snprintf(path, sizeof path, "%s/sys/bus/pci/devices/%s/numa_node", root, bus);
-    for (int node = -1; node <= 1; node++) {
-        snprintf(line, sizeof line, "%d\n", node);
-        make_file(path, line);
-        snprintf(environment, sizeof environment, "env -u OMP_NUM_THREADS TIDE_MACHINE=%s", root);
-        const int code = again(environment, "cores", text, sizeof text);
-        snprintf(line, sizeof line, "host: %d threads bound to cores %d-%d", node < 0 ? 15 : 7,
-                 node < 1 ? 1 : 9, node == 0 ? 7 : 15);
-        if (node >= 0) snprintf(line + strlen(line), 32, " (NUMA node %d)", node);
-        snprintf(line + strlen(line), 2, "\n");
-        CHECK(code == 0 && strcmp(text, line) == 0, "node %d: code %d, %snot %s", node, code, text,
-              line);
-    }
-    snprintf(path, sizeof path, "rm -r %s", root);
-    CHECK(system(path) == 0, "%s", path);
-#else
-    SKIP("without OpenMP there is one thread");
-#endif
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -424,13 +319,6 @@ static void memory_is_zeroed_locked_and_aligned(void) {
 static void work_that_fails(const void *) { fail("the disk is full"); }
 static void at_exit(void) { fprintf(stderr, "CUDA's handler would wait for the work\n"); }
 
-static void all_cores_are_used_if_openmp_has_bound_us(void) {
-    char text[4096], bound[4096];
-    CHECK(again("", "cores", text, sizeof text) == 0
-              && again("OMP_PROC_BIND=true", "cores", bound, sizeof bound) == 0
-              && strcmp(text, bound) == 0, "%s%s", text, bound);
-}
-
 static void failures_are_one_line(void) {
     char text[4096];
     int code = again("", "fail", text, sizeof text);
@@ -454,14 +342,10 @@ int main(int argc, char **argv) {
     program = argv[0];
     HostQueue q;
     if (argc == 3 && strcmp(argv[1], "chain") == 0) return chain(atoi(argv[2])) == 0 ? 0 : 3;
-    if (argc == 2 && strcmp(argv[1], "share") == 0) {
-        share();
-        return 0;
-    }
     if (argc == 2 && strcmp(argv[1], "connections") == 0)
         return puts(getenv("CUDA_DEVICE_MAX_CONNECTIONS")) < 0;
     if (argc == 2) host_queue_open(&q, 0);
-    if (argc == 2 && strcmp(argv[1], "cores") == 0) {
+    if (argc == 2 && strcmp(argv[1], "way") == 0) {
         host_describe(&q);
         host_queue_close(&q);
     } else if (argc == 2 && strcmp(argv[1], "fail") == 0) {
@@ -472,8 +356,6 @@ int main(int argc, char **argv) {
         host_alloc(&q, (size_t)1 << 44, "moments");
     }
     if (argc == 2) return 0;
-    RUN(the_cores_near_the_gpu_are_taken);
-    RUN(a_rank_keeps_to_its_part);
     RUN(connections_are_set);
     RUN(team_is_what_was_asked_for);
     RUN(operations_run_in_order);
@@ -483,7 +365,6 @@ int main(int argc, char **argv) {
     RUN(counters_wrap_around);
     RUN(the_way_of_waiting_is_said);
     RUN(mistakes_are_seen);
-    RUN(all_cores_are_used_if_openmp_has_bound_us);
     RUN(failures_are_one_line);
     return test_summary();
 }

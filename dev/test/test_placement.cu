@@ -578,7 +578,7 @@ static Step measure_7b(const Placement *where, const Step *none) {
         r.gpu_flops = 1;
         r.gpu_flops = plan_compute(&r, &g->config, &run) / (1e-6 * none->step);
         r.h2d = r.d2h = 1e6 * now[LINK];
-        r.cores = host_bytes_per_s / 28;
+        r.host_adam = host_bytes_per_s / 28;
         t.planned = plan_step(&r, &g->config, &g->pieces, &g->choice, &run, NULL);
     }
     free(params);

@@ -190,7 +190,7 @@ static Rates server(void) {
     memset(&r, 0, sizeof r);
     r.h2d = r.d2h = r.h2d_duplex = r.d2h_duplex = 50e9;
     r.dram = r.dram_dma = 200e9;
-    r.cores = 12e9;
+    r.host_adam = 12e9;
     r.host_cast = 30e9;  // of use only to other systems
     r.gpu_adam = 100e9;
     r.gpu_flops = 4e14;
@@ -204,7 +204,7 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     memset(&r, 0, sizeof r);
     r.h2d = 3e9;
     r.d2h = 2e9;
-    r.cores = 1e9;
+    r.host_adam = 1e9;
     r.gpu_adam = 5e9;
     r.gpu_flops = 1e13;
     PlanRun run = run_of(1);
@@ -517,7 +517,7 @@ static void an_offloaded_shard_is_as_by_hand(void) {
     memset(&r, 0, sizeof r);
     r.h2d = 3e9;
     r.d2h = 2e9;
-    r.cores = 1e9;
+    r.host_adam = 1e9;
     r.gpu_flops = 1e13;
     r.gpu_link = 1.5e9;
     r.gpu_latency = 1e-5;
@@ -663,7 +663,7 @@ static void updates_reach_their_bound(void) {
                 Rates r = server();
                 r.dram = dram[i];
                 r.dram_dma = dma[i];
-                r.cores = cores[j];
+                r.host_adam = cores[j];
                 OffloadChoice c = choice_of(OFFLOAD_INTERLEAVE, 0, shares[k]);
                 c.subgroup = 50000000;
                 const Prediction x = predict(&r, &m, &c, &run);
@@ -688,7 +688,7 @@ static void a_faster_machine_is_not_slower(void) {
         r.dram_dma = r.dram * (0.9 + 0.01 * (i % 30));
         r.h2d_duplex = r.d2h_duplex = 44e9;
         r.h2d_busy = r.d2h_busy = 36e9 - 2e9 * (i % 9);
-        r.cores = 0.5e9 * (1 + i % 16);
+        r.host_adam = 0.5e9 * (1 + i % 16);
         const Prediction x = predict(&r, &m, &c, &run);
         CHECK(x.step >= x.compute * 0.9999 && x.forward + x.backward <= x.step * 1.0001,
               "choice %d: %g %g", i, x.step, x.compute);
@@ -897,7 +897,7 @@ static void the_faster_side_gets_the_work(void) {
     Memory memory = {&m, 2e9, 0};
     // cores and memory that outrun a slow link: no visits, and as many residents as there is room
     r.dram = r.dram_dma = 500e9;
-    r.cores = 40e9;
+    r.host_adam = 40e9;
     r.h2d = r.d2h = r.h2d_duplex = r.d2h_duplex = 25e9;
     OffloadSearch q = search_for(&r, &m, &memory, 40e9, 200e9);
     CHECK(offload_search(&q) && q.choice.mode == OFFLOAD_TWINFLOW, "%s", q.reason);
@@ -909,7 +909,7 @@ static void the_faster_side_gets_the_work(void) {
     CHECK(offload_search(&q) && q.choice.mode == OFFLOAD_ZERO, "%s", q.reason);
     // slow cores: most of it visits the GPU
     r = server();
-    r.cores = 1.5e9;
+    r.host_adam = 1.5e9;
     q = search_for(&r, &m, &memory, 40e9, 200e9);
     CHECK(offload_search(&q) && q.choice.mode == OFFLOAD_INTERLEAVE, "%s", q.reason);
     CHECK(q.choice.share > 0.6 && q.choice.share < 0.95, "%s", q.reason);
@@ -937,7 +937,7 @@ static void the_search_finds_what_a_grid_finds(void) {
     for (int i = 0; i < 12; i++) {
         Rates r = server();
         r.dram = r.dram_dma = 60e9 * (1 + i % 4);
-        r.cores = 1.5e9 * (1 + i % 3) * (1 + i % 3);
+        r.host_adam = 1.5e9 * (1 + i % 3) * (1 + i % 3);
         r.h2d_busy = r.d2h_busy = 30e9 + 5e9 * (i % 5);
         Memory memory = {&m, 3e9, 0};
         OffloadSearch q = search_for(&r, &m, &memory, 6e9 + 1.5e9 * i, 200e9);
@@ -974,7 +974,7 @@ static void memory_goes_where_it_gains(void) {
     for (int i = 0; i < 9; i++) {
         Rates r = server();
         r.dram = r.dram_dma = i % 3 == 0 ? 100e9 : 300e9;
-        r.cores = i % 3 == 2 ? 1.5e9 : 12e9;
+        r.host_adam = i % 3 == 2 ? 1.5e9 : 12e9;
         r.d2h = r.d2h_duplex = i % 2 ? 15e9 : 50e9;
         Memory memory = {&m, 1e9, 0};
         const double gpu = 17e9 + 8e9 * (i / 3), host = i % 2 ? 200e9 : 95e9;
@@ -1133,7 +1133,7 @@ static Prediction case_run(Case x) {
     Pieces list = offload_pieces(&m.table, &m.map, &c);
     PlanStep steps[PLAN_STEPS];
     PlanTasks p = plan_tasks(&x.rates, &m.config, &list, &c, &run, steps);
-    const double cores = rate_or(x.rates.cores, x.rates.host_adam);
+    const double cores = x.rates.host_adam;
     for (int i = 0, back = PLAN_NOTHING; i < p.count; i++) {
         PlanTask *t = &p.tasks[i];
         const bool shared = t->row != ROW_COMPUTE && t->row != ROW_COMM;

@@ -115,7 +115,7 @@ static void free_hosts_leave_compute(void) {
     TAKES(x.compute, seconds);
     model_free(&m);
     m = model_make("gpt2", 1, 0);  // all columns
-    r.h2d = r.d2h = r.cores = 1;
+    r.h2d = r.d2h = r.host_adam = 1;
     const ZenPrediction all = predict(&r, &m, &p);
     TAKES(all.step, seconds + (double)m.map.chosen / 1e9);
     CHECK(all.d2h_bytes == 0 && all.h2d_bytes == 0, "%g", all.d2h_bytes);
@@ -139,15 +139,12 @@ static void the_slowest_decides(void) {
             r.h2d = r.h2d_duplex = 1e9;
             ABOUT(predict(&r, &m, &p).step, 2 * R / 1e9, S < 3 ? 1 : 0.3);
             r = unlimited();
-            r.cores = 1e9 / 28;  // 1e9 bytes/s, of which the link needs none
+            r.host_adam = 1e9 / 28;  // 1e9 bytes/s, of which the link needs none
             x = predict(&r, &m, &p);
             const double bytes = S == 1 ? 28 : sums == 2 ? 10 * (double)S + 26
                                : 10 * (double)S + 18;
             TAKES(x.step, bytes * R / (double)S / 1e9);
             CHECK(stall_of(&x) > 0.999, "%g", stall_of(&x));
-            r.host_adam = r.cores;  // where the cores' own speed is not known
-            r.cores = 0;
-            TAKES(predict(&r, &m, &p).step, x.step);
             r = unlimited();
             r.dram = 1e9;  // what crosses the link crosses it, too
             r.h2d = r.d2h = 1e12;
@@ -163,7 +160,7 @@ static void the_slowest_decides(void) {
     Rates r = unlimited();
     ZenPlan p = plan_of(4, true, 2);
     p.run.stored = 4;
-    r.cores = 1e9 / 28;
+    r.host_adam = 1e9 / 28;
     TAKES(predict(&r, &m, &p).step, (3 * 12 + 8 + 28) * R / 4 / 1e9);
     p.sums = 1;
     TAKES(predict(&r, &m, &p).step, (2 * 12 + 8 + 24 + 4 + 4) * R / 4 / 1e9);
@@ -185,7 +182,7 @@ static void two_sums_spread_what_one_does_at_once(void) {
     r.gpu_flops = 1e14;
     ZenPlan p = plan_of(4, true, 2);
     const double compute = predict(&r, &m, &p).compute;
-    r.cores = 66 * R / (0.8 * 4 * compute) / 28;  // the host is at work 4/5 of the time
+    r.host_adam = 66 * R / (0.8 * 4 * compute) / 28;  // the host is at work 4/5 of the time
     ZenPrediction x = predict(&r, &m, &p);
     CHECK(stall_of(&x) < 1e-6, "%g", stall_of(&x));
     TAKES(x.step, compute);
@@ -197,10 +194,10 @@ static void two_sums_spread_what_one_does_at_once(void) {
     const ZenPrediction now = predict(&r, &m, &p);
     CHECK(now.stall_forward > 0.05 * compute && now.step > x.step, "%g", now.stall_forward);
     // where the host has no time to spare, one sum, 8 bytes less, may be faster
-    r.cores /= 4;
+    r.host_adam /= 4;
     p = plan_of(4, true, 2);
     x = predict(&r, &m, &p);
-    TAKES(x.step, 66 * R / 4 / (28 * r.cores));
+    TAKES(x.step, 66 * R / 4 / (28 * r.host_adam));
     p.sums = 1;
     CHECK(predict(&r, &m, &p).step < 0.95 * x.step, "%g", predict(&r, &m, &p).step / x.step);
     model_free(&m);
@@ -213,7 +210,7 @@ static void without_delay_parts_add_up(void) {
     Rates r = unlimited();
     r.h2d = 3e9;
     r.d2h = 2e9;
-    r.cores = 1e9;
+    r.host_adam = 1e9;
     r.gpu_flops = 1e13;
     const double f1 = 1024.0 * (2 * (12 * 64 * 64) + 2 * 64 * 1024) / 1e13;
     const double f2 = 1024.0 * 2 * 50257 * 64 / 1e13;
@@ -250,7 +247,7 @@ static void auto_windows_have_four_steps(void) {
     Rates r = unlimited();
     r.gpu_flops = 1e13;
     r.d2h = r.h2d = 1e9;
-    r.cores = 1e8;
+    r.host_adam = 1e8;
     ZenPlan p = plan_of(4, true, 2);
     const ZenPrediction four = predict(&r, &m, &p);
     p.window = 0;
@@ -269,10 +266,10 @@ static void nothing_good_does_harm(void) {
         const double compute = plan_compute(&r, &m.config, &p.run), R = (double)m.map.rest;
         r.d2h = 2 * R / compute * log_draw(0.3, 10);
         r.h2d = 2 * R / compute * log_draw(0.1, 5);
-        r.cores = R / compute * log_draw(0.1, 5);
+        r.host_adam = R / compute * log_draw(0.1, 5);
         const double before = predict(&r, &m, &p).step;
         Rates better = r;
-        *(draw(3) == 0 ? &better.d2h : draw(2) ? &better.h2d : &better.cores) *= 1.5;
+        *(draw(3) == 0 ? &better.d2h : draw(2) ? &better.h2d : &better.host_adam) *= 1.5;
         const double after = predict(&better, &m, &p).step;
         CHECK(after <= before * (1 + 1e-6), "%d: %g after %g: S %zu, overlap %d, sums %d", i,
               after, before, p.window, p.overlap, p.sums);
@@ -319,7 +316,7 @@ static void several_gpus_wait_for_each_other(void) {
 
         r.d2h = 2 * R / compute * log_draw(0.3, 10);
         r.h2d = 2 * R / compute * log_draw(0.1, 5);
-        r.cores = R / compute * log_draw(0.1, 5);
+        r.host_adam = R / compute * log_draw(0.1, 5);
         x = predict(&r, &m, &p);
         Rates faster = r;
         faster.gpu_link *= 1.5;
@@ -344,7 +341,7 @@ static void a_window_is_drawn(void) {
     Rates r = unlimited();
     r.gpu_flops = 1e13;
     r.d2h = r.h2d = 1e8;
-    r.cores = 1e8;
+    r.host_adam = 1e8;
     r.gpu_adam = 1e9;
     const ZenPlan p = plan_of(3, true, 2);
     char path[] = "/tmp/tide_zen_plan_XXXXXX";

@@ -129,7 +129,7 @@ template <typename X> static Times measure_as(const Case *c, double compute) {
         rates.gpu_flops = 1;
         rates.gpu_flops = plan_compute(&rates, &g->config, &run) / (1e-6 * compute);
         rates.h2d = rates.d2h = 1e6 * link_rate;
-        rates.cores = 1e6 * c->host / 28;
+        rates.host_adam = 1e6 * c->host / 28;
         t.planned = zen_plan_step(&rates, &g->config, &z->map, &plan, NULL);
     }
     gpt2_update_wait(g);
