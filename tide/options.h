@@ -71,7 +71,7 @@ typedef struct {
     // bookkeeping
     bool gpu_build;
     bool given[OPTION_MAX];  // by row of the table: it was on the command line
-    Json *saved;             // owns the strings that came from a checkpoint; options_free()
+    Json *saved;             // owns the strings that came from a checkpoint
 } Options;
 
 enum { O_TITLE, O_TEXT, O_COUNT, O_BYTES, O_REAL, O_CHOICE, O_FLAG };
@@ -80,9 +80,9 @@ enum {
     O_FIXED = 1,  // defines the run: saved, and --resume refuses another value
     O_OWN = 2,    // belongs to one invocation: neither saved nor restored
     O_GPU = 4,    // only in the GPU builds
+    O_SPLIT = 8,  // only for the interleaved update
     O_FO = 16, O_ZO = 32,  // only for first-order, only for zeroth-order training
     O_ZEN = 64,   // only for importance-aware updates
-    O_SPLIT = 8,  // only for the interleaved update
     O_AUTO = 128, // a number that may be "auto", though that is not the default
 };                // neither fixed nor own: saved, and --resume takes the saved value unless given
 
@@ -603,8 +603,6 @@ static void options_resume(Options *o, const char *saved_json) {
     }
     options_check(o);
 }
-
-static void options_free(Options *o) { json_free(o->saved); o->saved = NULL; }
 
 // ---------------------------------------------------------------------------------------------
 // The learning rate

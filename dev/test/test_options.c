@@ -351,7 +351,6 @@ static void a_checkpoint_restores_what_was_not_given(void) {
     CHECK(o.keep == 9 && o.eps == 1e-9 && o.min_lr == AUTO_REAL && o.val == NULL, "-");
     CHECK(o.threads == 0 && strcmp(o.out, "out") == 0, "threads and out are not restored");
     CHECK(strcmp(first, saved(&o)) == 0, "%s", json);
-    options_free(&o);
     // Given and allowed to change; given and equal; the auto values.
     o = resume("--resume --steps 900 --lr 1 --schedule cosine --warmup auto --data other --batch 3 "
                "--seq 64 --keep 1 --min-lr 0.5 --eval-every 0 --save-dtype bf16 --val v", first, false);

@@ -27,7 +27,6 @@ static void trainer_free(Trainer *x) {
     Run *r = &x->run;
     tokenizer_free(r->tokenizer);
     gpt2_table_free(&r->table);
-    options_free(&r->o);
     train_state_free(&r->state);
     free(x->arena);
     free(x);
