@@ -309,7 +309,8 @@ static void option_set(Options *o, const Option *x, const char *text) {
         *(int *)field = parse_choice(x->values, text);
         if (*(int *)field < 0) die("--%s %.60s: must be one of %s", x->name, text, x->values);
     } else if (x->type == O_REAL) {
-        if (!is_auto && !parse_real(text, &v)) die("--%s: \"%.60s\" is not a number", x->name, text);
+        if (!is_auto && !parse_real(text, &v))
+            die("--%s: \"%.60s\" is not a number", x->name, text);
         *(double *)field = is_auto ? x->min - 1 : v;
     } else {
         size_t count = (size_t)x->min - 1;
@@ -493,8 +494,8 @@ static void options_help(FILE *f, const char *program) {
 static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
     memset(o, 0, sizeof *o);
     o->gpu_build = gpu_build;
-    for (int i = 0; i < OPTION_COUNT; i++)
-        if (option_table[i].initial != NULL) option_set(o, &option_table[i], option_table[i].initial);
+    for (const Option *x = option_table; x < option_table + OPTION_COUNT; x++)
+        if (x->initial != NULL) option_set(o, x, x->initial);
     for (int i = 1; i < argc && !o->help && !o->version; i++) {
         const char *arg = strcmp(argv[i], "-h") == 0 ? "--help" : argv[i];
         if (arg[0] != '-')

@@ -29,8 +29,8 @@ typedef struct {
     int32_t first_token;       // with which every prompt begins, or -1
 } Task;
 
-// Encodes a + b into `out`, which has room for a token per byte; returns how many. All must be known
-// to the model.
+// Encodes a + b into `out`, which has room for a token per byte; returns how many. The model must
+// know all of them.
 static size_t task_encode(const char *where, const char *a, const char *b, const Tokenizer *tok,
                           size_t vocab, int32_t *out) {
     char *text = ALLOC(char, strlen(a) + strlen(b) + 1, "a prompt");

@@ -222,7 +222,7 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --optimizer mezo --resident-blocks 0", "this is the CPU trainer"},
     };
     static const struct { const char *line, *reason; } gpu[] = {
-        {"--data d --gpu-memory 24", "--gpu-memory 24 is less than a megabyte: did you mean gigabytes"},
+        {"--data d --gpu-memory 24", "24 is less than a megabyte: did you mean gigabytes"},
         {"--data d --host-memory 1023K", "1023K is less than a megabyte"},
         {"--data d --gpu-memory 24B", "\"24B\" is not a size, like 512M or 24G"},
         {"--data d --gpu-memory 24Gi", "is not a size"},
@@ -278,7 +278,8 @@ static void combinations_that_work_are_accepted(void) {
     static const struct { bool gpu; const char *line; } lines[] = {
         {0, "--steps 0 --prompt hello"}, {0, "--steps 0 --val v"}, {0, "--steps 0 --data d"},
         {0, "--resume"}, {0, "--data d --dump f --steps 0"}, {0, "--data d --steps 10 --warmup 10"},
-        {0, "--steps 0 --prompt _"}, {0, "--data d --lr 1e-4 --min-lr 1e-4"}, {0, "--data d --lr 0"},
+        {0, "--steps 0 --prompt _"}, {0, "--data d --lr 1e-4 --min-lr 1e-4"},
+        {0, "--data d --lr 0"},
         {0, "--steps 0 --data d --warmup 99"}, {0, "--resume --out x"}, {0, "--steps 0 --out x"},
         {0, "--steps 0 --optimizer mezo --prompt x"}, {0, "--data d --optimizer mezo --labels a|b"},
         {0, "--steps 0 --val v --labels a|b --template x"}, {0, "--data d --offload auto"},
@@ -287,7 +288,8 @@ static void combinations_that_work_are_accepted(void) {
         {0, "--data d --offload zenflow --zen-topk 0.9 --zen-window auto"},
         {1, "--plan"}, {1, "--calibrate --rates f"}, {1, "--plan --model 7b --rates f --trace t"},
         {1, "--data d --offload interleave --stride auto --resident 0.2 --subgroup 4096 --slots 1"},
-        {1, "--data d --offload interleave --share 0"}, {1, "--data d --offload twinflow --resident 1"},
+        {1, "--data d --offload interleave --share 0"},
+        {1, "--data d --offload twinflow --resident 1"},
         {1, "--plan --optimizer mezo --slots 2"}, {1, "--data d --optimizer mezo --offload none"},
         {1, "--data d --optimizer mezo --precision fp16 --slots 1"},
         {1, "--data d --no-save --no-overlap"},

@@ -188,7 +188,8 @@ static void tokenizer_raw_bytes(void) {
 }
 
 static void tokenizer_round_trips(void) {
-    Tokenizer *tokenizers[3] = {tokenizer_load(fixture), load_merges_alone(fixture), tokenizer_bytes()};
+    Tokenizer *tokenizers[3] = {tokenizer_load(fixture), load_merges_alone(fixture),
+                                tokenizer_bytes()};
     char text[400];
     for (int run = 0; run < 20000; run++) {
         size_t n = 0, length = random_below(300);
