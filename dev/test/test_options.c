@@ -355,7 +355,8 @@ static void a_checkpoint_restores_what_was_not_given(void) {
     CHECK(strcmp(first, saved(&o)) == 0, "%s", json);
     // Given and allowed to change; given and equal; the auto values.
     o = resume("--resume --steps 900 --lr 1 --schedule cosine --warmup auto --data other --batch 3 "
-               "--seq 64 --keep 1 --min-lr 0.5 --eval-every 0 --save-dtype bf16 --val v", first, false);
+               "--seq 64 --keep 1 --min-lr 0.5 --eval-every 0 --save-dtype bf16 --val v",
+               first, false);
     CHECK(o.steps == 900 && o.lr == 1 && o.schedule == SCHEDULE_COSINE && o.keep == 1, "new");
     CHECK(o.warmup == AUTO_COUNT && o.min_lr == 0.5 && strcmp(o.data, "other") == 0, "new values");
     CHECK(o.eval_every == 0 && o.save_dtype == SAVE_BF16 && strcmp(o.val, "v") == 0, "new values");
