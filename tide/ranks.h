@@ -16,7 +16,6 @@
 //   - A process that disappears closes its connections; if its whole machine does, TCP notices
 //     after about 25 seconds. Rank 0 then says so; if it is rank 0, each of the others does.
 //   - The watcher ends its process by _exit(), as the main thread may hang.
-// A process that is only stopped (by a debugger) is waited for.
 #ifndef TIDE_RANKS_H
 #define TIDE_RANKS_H
 #include "util.h"
@@ -294,6 +293,7 @@ static void ranks_agree(const char *what, const char *text) {
     memcpy(zero, text, ranks.rank == 0 ? length : 0);
     ranks_broadcast(zero, length);
     for (size_t i = 0; i < length && text[i] == zero[i]; i++) if (text[i] == ',') at = i + 1;
+    at += text[at] == ' ' && zero[at] == ' ';
     if (strcmp(text, zero) != 0)
         die("the %s of all ranks must be the same: here %.*s, on rank 0 %.*s", what,
             (int)strcspn(text + at, ","), text + at, (int)strcspn(zero + at, ","), zero + at);
