@@ -422,71 +422,43 @@ template <typename X> static size_t gpt2_host_bytes(GPT2<X> *g) {
     return total;
 }
 
-// One attempt of gpt2_fit().
-template <typename X> static void gpt2_tighten(GPT2<X> *g, int again, int tight) {
-    g->recompute = again;
-    g->choice.sum_on_host = tight > 0 && g->accumulating && g->zen == NULL;
-    g->choice.keep_grads = tight < 2;
-    if (g->zen != NULL) zen_settle_sums(g->zen, tight > 0);
-    gpt2_place(g);
-}
-
-// Does the model with this choice fit into `limit` bytes of GPU and `host_limit` of host memory?
-// What only costs memory, or only costs time, is settled here. In this order: gradients that are
-// summed on the host, not on the GPU (zenflow: one sum there, not two); gradients of visitors that
-// wait on the host; and activations that are made again in backward, if `recompute` is "auto". If
-// nothing fits, it leaves the attempt that needed the least of the GPU.
+// Follows this choice, as far as memory goes.
 template <typename X>
-static bool gpt2_fit(GPT2<X> *g, int recompute, size_t limit, size_t host_limit) {
-    const bool never = recompute == RECOMPUTE_NONE || !g->training;
-    size_t least = SIZE_MAX;
-    int best[2] = {0, 0};
-    for (int again = !never && recompute == RECOMPUTE_BLOCK; again <= !never; again++)
-        for (int tight = 0; tight < 3; tight++) {
-            gpt2_tighten(g, again, tight);
-            const size_t bytes = gpt2_bytes(g);
-            if (bytes <= limit && gpt2_host_bytes(g) <= host_limit) return true;
-            if (bytes < least) {
-                least = bytes;
-                best[0] = again;
-                best[1] = tight;
-            }
-            if (!g->offloaded) break;
-        }
-    if (g->choice.slots == 0 && g->visit_count > 0) {  // fewer, if that is what it takes
-        for (g->choice.slots = LEAST_SLOTS - 1; g->choice.slots > 0; g->choice.slots--)
-            if (gpt2_fit(g, recompute, limit, host_limit)) return true;
-        g->choice.slots = 1;
+static void gpt2_take(GPT2<X> *g, const OffloadChoice *c, bool recompute) {
+    g->choice = *c;
+    g->recompute = recompute;
+    if (g->zen != NULL) {  // sums on the host: of two, one
+        zen_settle_sums(g->zen, c->sum_on_host);
+        g->choice.sum_on_host = false;
     }
-    gpt2_tighten(g, best[0], best[1]);
-    return false;
+    gpt2_place(g);
 }
 
 // OffloadNeeds of plan.h.
 template <typename X>
-static bool gpt2_needs(void *model, const OffloadChoice *c, bool recompute, size_t *gpu,
+static void gpt2_needs(void *model, const OffloadChoice *c, bool recompute, size_t *gpu,
                        size_t *host) {
     GPT2<X> *g = (GPT2<X> *)model;
-    g->choice = *c;
-    g->recompute = recompute;
-    gpt2_place(g);
+    gpt2_take(g, c, recompute);
     *gpu = gpt2_bytes(g);
     *host = gpt2_host_bytes(g);
-    return true;
 }
 
-// Uses what is left of the GPU's memory. (--offload auto has weighed that against residents.)
-template <typename X> static void gpt2_fill(GPT2<X> *g, size_t limit) {
+template <typename X>
+static OffloadMemory gpt2_memory(GPT2<X> *g, int recompute, size_t gpu, size_t host) {
+    const OffloadMemory m = {gpt2_needs<X>, g, gpu, host, g->training ? recompute : RECOMPUTE_NONE,
+                             g->accumulating || g->zen != NULL};
+    return m;
+}
+
+// Settles what is "auto" in g->choice, whose mode is given.
+template <typename X> static bool gpt2_settle(GPT2<X> *g, const OffloadMemory *m) {
     OffloadChoice c = g->choice;
-    const bool leave = g->offloaded && (g->zen != NULL || !sums_on_gpu(g));
-    choice_fill(gpt2_needs<X>, g, &c, g->recompute, limit,
-                c.places == 0 && leave ? (int)g->config.layers : 0,
-                c.slots == 0 ? g->visit_count : 0);
-    g->choice = c;
-    gpt2_place(g);
+    bool recompute = false;
+    const bool fits = choice_settle(m, &c, &recompute);
+    gpt2_take(g, &c, recompute);
+    return fits;
 }
-
-enum { RECOMPUTE_SETTLED = -1 };
 
 static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
 
@@ -501,56 +473,39 @@ static void check_memory(size_t total, size_t host, size_t limit, size_t host_li
             gpu ? "free, or --gpu-memory" : "available, or --host-memory", ways);
 }
 
-// Settles where everything is, prints it unless `quiet`, and refuses what does not fit. recompute:
-// the option, or RECOMPUTE_SETTLED if all has been chosen; r: for advice then, or NULL. Returns the
-// bytes of GPU memory.
-template <typename X>
-static size_t gpt2_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_limit, bool quiet,
-                        const Run *r = NULL) {
+// For people: where everything is.
+template <typename X> static void gpt2_print(GPT2<X> *g, size_t limit, size_t host_limit) {
     Buffer list[MAX_BUFFERS];
-    if (g->choice.mode == OFFLOAD_AUTO || !g->training) g->choice.mode = OFFLOAD_NONE;
-    if (recompute == RECOMPUTE_SETTLED) gpt2_place(g);
-    const bool fits = recompute == RECOMPUTE_SETTLED || gpt2_fit(g, recompute, limit, host_limit);
-    if (recompute != RECOMPUTE_SETTLED && fits) gpt2_fill(g, limit);
+    const size_t world = g->zero != NULL ? g->zero->world : 1, *n = g->pieces.elements;
+    int lines = gpt2_buffers(g, list);
+    list[lines++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, false};
+    plan_print("GPU", list, lines, gpt2_bytes(g), limit, world);
+    if (!g->training) return;
+    if (g->offloaded)
+        plan_print("host", list, gpt2_host_buffers(g, list), gpt2_host_bytes(g), host_limit, world);
+    printf("offload %s: %s parameters", offload_names[g->choice.mode],
+           count_text((double)g->shards.elements).text);
+    if (g->zen != NULL) zen_print(g);
+    else if (n[PIECE_HOST] > 0)
+        printf(", %s updated by the CPU", count_text((double)n[PIECE_HOST]).text);
+    if (n[PIECE_VISIT] > 0)
+        printf(", %s visiting the GPU, at most %s in a slot", count_text((double)n[PIECE_VISIT]).text,
+               count_text((double)g->pieces.longest_visit).text);
+    if (n[PIECE_RESIDENT] > 0)
+        printf(", %s resident", count_text((double)n[PIECE_RESIDENT]).text);
+    printf("\n");
+    if (g->offloaded)
+        printf("gradients leave through %d place%s, visitors have %d slot%s\n", g->places,
+               plural((size_t)g->places), g->rooms, plural((size_t)g->rooms));
+    if (g->recompute) printf("recomputing activations in backward\n");
+    if (g->accumulating && g->offloaded)
+        printf("gradients of the micro-batches are summed on the %s, in fp32\n",
+               g->choice.sum_on_host ? "host" : "GPU");
+}
+
+// Refuses what does not fit. Returns the planned bytes of GPU memory.
+template <typename X> static size_t gpt2_check(GPT2<X> *g, size_t limit, size_t host_limit) {
     const size_t total = gpt2_bytes(g), host = gpt2_host_bytes(g);
-    if (!quiet) {
-        const size_t world = g->zero != NULL ? g->zero->world : 1;
-        int lines = gpt2_buffers(g, list);
-        list[lines++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, false};
-        plan_print("GPU", list, lines, total, limit, world);
-        if (g->offloaded) {
-            plan_print("host", list, gpt2_host_buffers(g, list), host, host_limit, world);
-            const size_t *n = g->pieces.elements, longest = g->pieces.longest_visit;
-            printf("offload %s: %s parameters", offload_names[g->choice.mode],
-                   count_text((double)g->shards.elements).text);
-            if (g->zen != NULL) zen_print(g);
-            else if (n[PIECE_HOST] > 0)
-                printf(", %s updated by the CPU", count_text((double)n[PIECE_HOST]).text);
-            if (n[PIECE_VISIT] > 0)
-                printf(", %s visiting the GPU, at most %s in a slot",
-                       count_text((double)n[PIECE_VISIT]).text, count_text((double)longest).text);
-            if (n[PIECE_RESIDENT] > 0)
-                printf(", %s resident", count_text((double)n[PIECE_RESIDENT]).text);
-            if (g->choice.mode == OFFLOAD_INTERLEAVE && g->choice.stride > 0)
-                printf(" (stride %zu)", g->choice.stride);
-            else if (g->choice.mode == OFFLOAD_INTERLEAVE)
-                printf(" (share %.3g)", g->choice.share);
-            printf("\ngradients leave through %d place%s", g->places, g->places == 1 ? "" : "s");
-            if (g->visit_count > 0)
-                printf(", visitors have %d slot%s", g->rooms, g->rooms == 1 ? "" : "s");
-            printf("\n");
-        } else if (g->training) {
-            printf("offload %s: the state of all parameters stays on the GPU%s\n",
-                   offload_names[g->choice.mode], g->choice.mode == OFFLOAD_NONE ? ""
-                   : r != NULL && r->o.resident >= 0 ? ", as --resident says" : ", where it fits");
-        }
-        if (g->recompute && fits)
-            printf("recomputing activations in backward%s\n",
-                   recompute == RECOMPUTE_AUTO ? ": keeping them all would not fit" : "");
-        if (fits && g->accumulating && g->offloaded)
-            printf("gradients of the micro-batches are summed on the %s, in fp32\n",
-                   g->choice.sum_on_host ? "host" : "GPU");
-    }
     check_memory(total, host, limit, host_limit,
                  "--offload and --recompute auto, --optimizer mezo, or more GPUs");
     return total;
@@ -563,20 +518,25 @@ static void event_make(cudaEvent_t *event, bool sleeps = false) {
 }
 
 typedef struct { cudaStream_t *stream; const char *name; bool urgent; } StreamPlace;
+typedef struct { cudaEvent_t **events; int count; } EventList;
+enum { STREAMS = 6, EVENT_LISTS = 7 };
 
 // The sums in `leave` make room for the next gradients, the updates in `update` make the weights
 // that forward waits for: beside the products, whose blocks fill the GPU, they are short.
-template <typename X> static std::array<StreamPlace, 6> gpt2_streams(GPT2<X> *g) {
-    return {{{&g->compute, "compute", false}, {&g->leave, "leave", true}, {&g->out, "out", false},
-             {&g->fetch, "fetch", false}, {&g->back, "back", false}, {&g->update, "update", true}}};
+template <typename X> static void gpt2_streams(GPT2<X> *g, StreamPlace list[STREAMS]) {
+    const StreamPlace all[STREAMS] = {
+        {&g->compute, "compute", false}, {&g->leave, "leave", true}, {&g->out, "out", false},
+        {&g->fetch, "fetch", false}, {&g->back, "back", false}, {&g->update, "update", true}};
+    memcpy(list, all, sizeof all);
 }
 
-template <typename X> static std::array<cudaEvent_t **, 5> gpt2_segment_events(GPT2<X> *g) {
-    return {&g->grad_ready, &g->grad_left, &g->grad_arrived, &g->updated, &g->returned};
-}
-
-template <typename X> static std::array<cudaEvent_t **, 2> gpt2_slot_events(GPT2<X> *g) {
-    return {&g->slot_free, &g->slot_full};
+// Per segment, and per slot.
+template <typename X> static void gpt2_events(GPT2<X> *g, EventList list[EVENT_LISTS]) {
+    const EventList all[EVENT_LISTS] = {
+        {&g->grad_ready, g->segments}, {&g->grad_left, g->segments}, {&g->grad_arrived, g->segments},
+        {&g->updated, g->segments}, {&g->returned, g->segments}, {&g->slot_free, g->rooms},
+        {&g->slot_full, g->rooms}};
+    memcpy(list, all, sizeof all);
 }
 
 template <typename X> static void gpt2_allocate(GPT2<X> *g) {
@@ -599,15 +559,17 @@ template <typename X> static void gpt2_allocate(GPT2<X> *g) {
     if (sizeof(X) == sizeof(float)) g->master = (float *)g->params;
     else if (!g->training)  // only to load from, and to save: not worth GPU memory
         g->master = (float *)alloc_or_fail(g->table.elements, sizeof(float), "parameters");
-    for (const StreamPlace &s : gpt2_streams(g)) *s.stream = stream_make(s.name, s.urgent);
-    for (cudaEvent_t **events : gpt2_segment_events(g)) {
-        *events = (cudaEvent_t *)alloc_or_fail((size_t)g->segments, sizeof(cudaEvent_t), "events");
-        for (int i = 0; i < g->segments; i++) event_make(&(*events)[i]);
-    }
-    const size_t slots = (size_t)g->rooms;
-    for (cudaEvent_t **events : gpt2_slot_events(g)) {
-        *events = (cudaEvent_t *)alloc_or_fail(slots, sizeof(cudaEvent_t), "events");
-        for (size_t i = 0; i < slots; i++) event_make(&(*events)[i]);
+    StreamPlace streams[STREAMS];
+    EventList events[EVENT_LISTS];
+    gpt2_streams(g, streams);
+    gpt2_events(g, events);
+    for (int i = 0; i < STREAMS; i++)
+        *streams[i].stream = stream_make(streams[i].name, streams[i].urgent);
+    for (int k = 0; k < EVENT_LISTS; k++) {
+        cudaEvent_t *made = (cudaEvent_t *)alloc_or_fail((size_t)events[k].count,
+                                                         sizeof(cudaEvent_t), "events");
+        for (int i = 0; i < events[k].count; i++) event_make(&made[i]);
+        *events[k].events = made;
     }
     for (int i = 0; i < 2; i++) event_make(&g->landing_free[i]);
     event_make(&g->handover);
@@ -639,18 +601,18 @@ template <typename X> static void gpt2_free(GPT2<X> *g) {
     }
     CUDA(cudaFreeHost(g->host_loss));
     CUDA(cudaFreeHost(g->worker_sums));
-    for (cudaEvent_t **events : gpt2_segment_events(g)) {
-        for (int i = 0; i < g->segments; i++) CUDA(cudaEventDestroy((*events)[i]));
-        free(*events);
-    }
-    for (cudaEvent_t **events : gpt2_slot_events(g)) {
-        for (int i = 0; i < g->rooms; i++) CUDA(cudaEventDestroy((*events)[i]));
-        free(*events);
+    StreamPlace streams[STREAMS];
+    EventList events[EVENT_LISTS];
+    gpt2_streams(g, streams);
+    gpt2_events(g, events);
+    for (int k = 0; k < EVENT_LISTS; k++) {
+        for (int i = 0; i < events[k].count; i++) CUDA(cudaEventDestroy((*events[k].events)[i]));
+        free(*events[k].events);
     }
     for (int i = 0; i < 2; i++) CUDA(cudaEventDestroy(g->landing_free[i]));
     CUDA(cudaEventDestroy(g->handover));
     CUDA(cudaEventDestroy(g->step_left));
-    for (const StreamPlace &s : gpt2_streams(g)) CUDA(cudaStreamDestroy(*s.stream));
+    for (int i = 0; i < STREAMS; i++) CUDA(cudaStreamDestroy(*streams[i].stream));
     if (g->offloaded) {
         const int buffers = gpt2_host_buffers(g, list);
         for (int i = 0; i < buffers; i++) host_free(buffer_get(&list[i]));
@@ -1496,9 +1458,9 @@ static void zen_predict(const GPT2<X> *g, const Rates *rates, const PlanRun *run
 }
 
 // Where the optimizer's state is to live, from the options and, for what is "auto" there, from the
-// machine's rates. Returns what gpt2_plan() is to make of --recompute.
+// machine's rates.
 template <typename X>
-static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
+static void choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     const Options *o = &r->o;
     OffloadChoice *c = &g->choice;
     c->mode = g->training && o->dump == NULL ? o->offload : OFFLOAD_NONE;
@@ -1513,40 +1475,29 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
             c->subgroup, g->shards.elements / c->subgroup);
     g->no_overlap = o->no_overlap;
     g->host_threads = (int)o->threads;
+    OffloadMemory memory = gpt2_memory(g, o->recompute, limit, host_limit);
     if (c->mode == OFFLOAD_AUTO) {
+        OffloadMemory kept = memory;  // activations are kept, if that may be
+        if (kept.recompute == RECOMPUTE_AUTO) kept.recompute = RECOMPUTE_NONE;
         c->mode = OFFLOAD_NONE;
-        if (gpt2_fit(g, o->recompute == RECOMPUTE_AUTO ? RECOMPUTE_NONE : o->recompute, limit,
-                     host_limit))
-            return o->recompute;
+        const OffloadChoice asked = *c;
+        if (gpt2_settle(g, &kept)) return;
         machine_rates(&g->host, g->host_threads, o, rates);
-        OffloadSearch search = {rates, &g->config, &g->table, &g->shards, plan_run(g, r),
-                                o->recompute, limit, host_limit, gpt2_needs<X>, g, *c, 0, {}, {}};
-        const bool found = offload_search(&search);
-        *c = search.choice;
-        g->recompute = search.run.recompute;
-        if (found) {
-            printf("offload auto: %s\n", search.reason);
-            return RECOMPUTE_SETTLED;
+        OffloadSearch search = {rates, &g->config, &g->table, &g->shards, memory, plan_run(g, r),
+                                asked, {}, 0};
+        if (offload_search(&search)) {
+            search_print(&search);
+            gpt2_take(g, &search.choice, search.run.recompute);
+            return;
         }
-        c->mode = OFFLOAD_TWINFLOW;  // needs the least, for gpt2_plan() to say how much
+        *c = asked;
+        c->mode = OFFLOAD_ZERO;  // needs the least, for gpt2_check() to say how much
     }
-    int recompute = o->recompute;
     if (c->mode == OFFLOAD_ZENFLOW) {
         zen_choose(g, r, limit, host_limit);
-        return recompute;
+        memory.sums = true;
     }
-    if (c->mode == OFFLOAD_TWINFLOW && o->resident < 0) {  // as much as fits, with no recomputation
-        if (recompute == RECOMPUTE_AUTO) recompute = RECOMPUTE_NONE;  // that can be avoided
-        for (;;) {
-            double low = 0, high = 1;
-            for (c->resident = 1; high - low > 0.005; c->resident = (low + high) / 2)
-                *(gpt2_fit(g, recompute, limit, SIZE_MAX) ? &low : &high) = c->resident;
-            c->resident = low;
-            if (recompute == o->recompute || recompute == RECOMPUTE_BLOCK
-                || gpt2_fit(g, recompute, limit, host_limit)) break;
-            recompute = RECOMPUTE_BLOCK;
-        }
-    }
+    if (c->mode == OFFLOAD_TWINFLOW && o->resident < 0) c->resident = -1;  // as much as fits
     // --stride auto: the paper's Eq. 1, used as the paper does
     if (c->mode == OFFLOAD_INTERLEAVE && option_given(o, "stride") && c->stride == 0) {
         machine_rates(&g->host, g->host_threads, o, rates);
@@ -1560,7 +1511,7 @@ static int choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, R
         const UpdateBytes bytes = plan_bytes(&run, c);
         c->share = best_share(rates, &bytes);
     }
-    return recompute;
+    gpt2_settle(g, &memory);
 }
 
 // How much memory there is: on this machine or, with --plan, what --gpu-memory and --host-memory
@@ -1609,8 +1560,9 @@ template <typename X> static size_t settle(GPT2<X> *g, Run *r, Prediction *predi
     Rates rates;
     memset(&rates, 0, sizeof rates);
     memset(predicted, 0, sizeof *predicted);
-    const int recompute = choose_offload(g, r, limit, host_limit, &rates);
-    const size_t planned = gpt2_plan(g, recompute, limit, host_limit, r->only_sampling, r);
+    choose_offload(g, r, limit, host_limit, &rates);
+    if (!r->only_sampling) gpt2_print(g, limit, host_limit);
+    const size_t planned = gpt2_check(g, limit, host_limit);
     if (o->rates != NULL || (o->plan && limits.here))
         machine_rates(&g->host, g->host_threads, o, &rates);
     if (rates.h2d > 0) {

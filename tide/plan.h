@@ -597,216 +597,158 @@ static inline void plan_print_time(const Rates *r, const PlanRun *run, const Pre
 // The choice
 
 // Bytes of GPU and host memory that the trainer would take with this choice: its own memory plan.
-// False: it cannot do that at all.
-typedef bool (*OffloadNeeds)(void *model, const OffloadChoice *c, bool recompute, size_t *gpu,
+typedef void (*OffloadNeeds)(void *model, const OffloadChoice *c, bool recompute, size_t *gpu,
                              size_t *host);
+
+// What a choice has to fit into.
+typedef struct {
+    OffloadNeeds needs;
+    void *model;             // for needs()
+    size_t gpu, host;        // bytes that are there
+    int recompute;           // RECOMPUTE_AUTO, or the one that it must be
+    bool sums;               // gradients are summed, on the GPU or, if that is too small, the host
+} OffloadMemory;
+
+static bool choice_fits(const OffloadMemory *m, const OffloadChoice *c, bool recompute) {
+    size_t gpu = 0, host = 0;
+    m->needs(m->model, c, recompute, &gpu, &host);
+    return gpu <= m->gpu && host <= m->host;
+}
+
+// The largest share of residents, to a hundredth, with which *c fits on the GPU; -1: none does.
+static double choice_residents(const OffloadMemory *m, OffloadChoice c, bool recompute) {
+    OffloadMemory gpu = *m;
+    gpu.host = SIZE_MAX;
+    c.resident = 0;
+    if (!choice_fits(&gpu, &c, recompute)) return -1;
+    double low = 0, high = 1;
+    for (c.resident = 1; high - low > 0.005; c.resident = (low + high) / 2) {
+        if (choice_fits(&gpu, &c, recompute)) low = c.resident;
+        else high = c.resident;
+    }
+    return low;
+}
+
+// The most of *n, a number in *c, from what it is on, with which *c fits.
+static void choice_grow(const OffloadMemory *m, OffloadChoice *c, bool recompute, int *n) {
+    int low = *n, high = 1000;
+    while (low < high) {
+        *n = high - (high - low) / 2;
+        if (choice_fits(m, c, recompute)) low = *n;
+        else high = *n - 1;
+    }
+    *n = low;
+}
+
+// Uses what *c leaves of the GPU's memory: for places, and then for slots, if they are "auto". A
+// byte of places spares backward a wait that some bytes of slots only shorten; but there is no such
+// wait where gradients are summed on the GPU.
+static void choice_fill(const OffloadMemory *m, OffloadChoice *c, bool recompute) {
+    const bool leaves = c->mode == OFFLOAD_ZENFLOW || !m->sums || c->sum_on_host;
+    if (c->places == 0 && c->mode != OFFLOAD_NONE && leaves) {
+        c->places = LEAST_PLACES;
+        choice_grow(m, c, recompute, &c->places);
+    }
+    if (c->slots == 0 && c->mode == OFFLOAD_INTERLEAVE) {
+        c->slots = LEAST_SLOTS;
+        choice_grow(m, c, recompute, &c->slots);
+    }
+}
+
+// Settles what only costs memory, or only costs time, of a choice whose mode is given: residents,
+// if they are below 0; and, as far as it takes to fit, in this order: sums on the host, visitors'
+// gradients that wait there, and recomputation. Then fills what is left. False: nothing fits, and
+// what is in *c needs the least.
+static bool choice_settle(const OffloadMemory *m, OffloadChoice *c, bool *recompute) {
+    const bool any = c->resident < 0;
+    for (int again = m->recompute == RECOMPUTE_BLOCK; again <= (m->recompute != RECOMPUTE_NONE);
+         again++)
+        for (int tight = 0; tight < 3; tight++) {
+            *recompute = again;
+            c->sum_on_host = tight > 0 && m->sums;
+            c->keep_grads = tight < 2;
+            if (any) c->resident = fmax(choice_residents(m, *c, again), 0);
+            if (!choice_fits(m, c, again)) continue;
+            choice_fill(m, c, again);
+            return true;
+        }
+    return false;
+}
 
 typedef struct {
     const Rates *rates;
     const GPT2Config *config;
     const GPT2Table *table;
     const ShardMap *shards;
-    PlanRun run;             // .recompute is settled here:
-    int recompute;           // RECOMPUTE_AUTO, or the one that it must be
-    size_t gpu, host;        // bytes that are there
-    OffloadNeeds needs;
-    void *model;             // for needs()
-    // The result. In `choice`, subgroup and wire_f32 are given; slots and places if they are not 0.
-    OffloadChoice choice;
-    int visits;              // pieces that visit
+    OffloadMemory memory;
+    PlanRun run;             // .recompute is settled here
+    OffloadChoice choice;    // .subgroup and .wire_f32 are given; .slots and .places if not 0
     Prediction predicted;
-    char reason[320];        // one sentence
+    double none;             // seconds of a step with nothing offloaded; INFINITY: that does not fit
 } OffloadSearch;
 
-// "1.5 GiB", "12.3 MiB"; SIZE_MAX: no limit. Returns text.
-static inline const char *plan_size(char text[32], size_t bytes) {
-    if (bytes == SIZE_MAX) snprintf(text, 32, "no limit");
-    else if (bytes >> 30 > 0) snprintf(text, 32, "%.1f GiB", (double)bytes / (1 << 30));
-    else snprintf(text, 32, "%.1f MiB", (double)bytes / (1 << 20));
-    return text;
-}
-
-// The most of *n, a number in *c, from what it is up to `most`, with which *c fits on the GPU.
-static inline void choice_grow(OffloadNeeds needs, void *model, OffloadChoice *c, bool recompute,
-                               size_t limit, int *n, int most) {
-    int low = *n, high = most;  // low fits
-    while (low < high) {
-        size_t gpu = 0, host = 0;
-        *n = high - (high - low) / 2;
-        if (needs(model, c, recompute, &gpu, &host) && gpu <= limit) low = *n;
-        else high = *n - 1;
-    }
-    *n = low;
-}
-
-// Uses what *c leaves of the GPU's memory: for up to so many places, and then slots; 0: they are
-// given. Places first: a byte of them spares backward a wait that some slots' bytes only shorten.
-static inline void choice_fill(OffloadNeeds needs, void *model, OffloadChoice *c, bool recompute,
-                               size_t limit, int places, int slots) {
-    if (places > 0) c->places = places_of(c->places, places);
-    if (places > 0) choice_grow(needs, model, c, recompute, limit, &c->places, places);
-    if (slots > 0) c->slots = slots_of(c->slots, slots);
-    if (slots > 0) choice_grow(needs, model, c, recompute, limit, &c->slots, slots);
-}
-
-// Takes this choice if it fits and its step takes less than `times` that of the one so far.
-static inline bool search_try_times(OffloadSearch *q, const OffloadChoice *c, bool recompute,
-                                    double times) {
-    size_t gpu = 0, host = 0;
-    if (!q->needs(q->model, c, recompute, &gpu, &host) || gpu > q->gpu || host > q->host)
-        return false;
+// Takes this choice, with as many residents as fit or none, and then as many places and slots, if
+// its step is clearly shorter: what was tried before is simpler.
+static void search_try(OffloadSearch *q, OffloadChoice c, bool recompute, bool residents) {
+    if (residents) c.resident = choice_residents(&q->memory, c, recompute);
+    if (c.mode == OFFLOAD_TWINFLOW && c.resident == 0) c.mode = OFFLOAD_ZERO;
+    if (c.resident < 0 || !choice_fits(&q->memory, &c, recompute)) return;
+    choice_fill(&q->memory, &c, recompute);
     PlanRun run = q->run;
     run.recompute = recompute;
-    Pieces list = offload_pieces(q->table, q->shards, c);
-    const Prediction x = plan_step(q->rates, q->config, &list, c, &run, NULL);
-    int visits = 0;
-    for (int i = 0; i < list.count; i++) visits += list.pieces[i].kind == PIECE_VISIT;
+    Pieces list = offload_pieces(q->table, q->shards, &c);
+    const Prediction x = plan_step(q->rates, q->config, &list, &c, &run, NULL);
     pieces_free(&list);
-    if (q->predicted.step >= 0 && x.step > times * q->predicted.step) return true;
-    q->choice = *c;
-    q->run.recompute = recompute;
+    if (c.mode == OFFLOAD_NONE) q->none = fmin(q->none, x.step);
+    if (x.step > 0.995 * q->predicted.step) return;
+    q->choice = c;
+    q->run = run;
     q->predicted = x;
-    q->visits = visits;
-    return true;
 }
 
-// The same if it is clearly faster, because what was tried before is simpler.
-static inline bool search_try(OffloadSearch *q, const OffloadChoice *c, bool recompute) {
-    return search_try_times(q, c, recompute, 0.995);
-}
-
-// The largest share of residents, to a hundredth, with which this fits on the GPU; -1 if none does.
-static inline double search_resident(OffloadSearch *q, OffloadChoice c, bool recompute) {
-    double low = -1, high = 1;
-    for (c.resident = 0; c.resident - low > 0.005; c.resident = (fmax(low, 0) + high) / 2) {
-        size_t gpu = 0, host = 0;
-        if (q->needs(q->model, &c, recompute, &gpu, &host) && gpu <= q->gpu) low = c.resident;
-        else high = c.resident;
-        if (low < 0) break;
-    }
-    return low;
-}
-
-// Tries *c with as many residents as fit.
-static inline void search_with(OffloadSearch *q, OffloadChoice c, bool recompute) {
-    if (c.mode == OFFLOAD_ZERO) c.mode = OFFLOAD_TWINFLOW;
-    c.resident = search_resident(q, c, recompute);
-    if (c.mode == OFFLOAD_TWINFLOW && c.resident == 0) c.mode = OFFLOAD_ZERO;
-    if (c.resident >= 0) search_try(q, &c, recompute);
-}
-
-static const double search_shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // times one so far
-enum { SEARCH_SHARES = sizeof search_shares / sizeof *search_shares };
-
-// Tries every way to offload, with the slots and places of *c.
-static inline void search_ways(OffloadSearch *q, OffloadChoice c) {
-    const bool may_keep = q->recompute != RECOMPUTE_BLOCK;
-    const bool may_again = q->recompute != RECOMPUTE_NONE;
-    for (int again = !may_keep; again <= may_again; again++)
-        for (int sum = 0; sum <= (q->run.accum > 1); sum++)
+// --offload auto: what plan_step() finds fastest among none, zero, twinflow, and interleave at
+// shares around the best of rates.h, with and without recomputation, with the sums of gradients on
+// either side, and those of visitors. False if nothing fits.
+static bool offload_search(OffloadSearch *q) {
+    static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // times the best
+    const OffloadMemory *m = &q->memory;
+    OffloadChoice c = q->choice;
+    q->predicted.step = q->none = INFINITY;
+    for (int again = m->recompute == RECOMPUTE_BLOCK; again <= (m->recompute != RECOMPUTE_NONE);
+         again++)
+        for (int sum = 0; sum <= (int)m->sums; sum++)
             for (int keep = 1; keep >= 0; keep--) {
+                c.stride = 0;
+                c.share = c.resident = 0;
                 c.sum_on_host = sum;
                 c.keep_grads = keep;
-                c.share = 0;
+                c.mode = OFFLOAD_NONE;
+                if (keep && !sum) search_try(q, c, again, false);
                 c.mode = OFFLOAD_TWINFLOW;
-                if (keep) search_with(q, c, again);  // else it is the same: nobody visits
+                if (keep) search_try(q, c, again, true);
+                if (keep) search_try(q, c, again, false);
                 c.mode = OFFLOAD_INTERLEAVE;
                 const UpdateBytes bytes = plan_bytes(&q->run, &c);
                 const double best = fmax(best_share(q->rates, &bytes), 0.05);
-                for (int i = 0; i < SEARCH_SHARES; i++) {
-                    c.share = fmin(best * search_shares[i], 1);
-                    search_with(q, c, again);
+                for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
+                    c.share = fmin(best * shares[i], 1);
+                    search_try(q, c, again, true);
+                    search_try(q, c, again, false);
                 }
             }
+    return q->predicted.step < INFINITY;
 }
 
-// Do the gradients of layers keep backward waiting for the link? Not if the step's sum is made on
-// the GPU, out of the way.
-static inline bool search_leaves(const OffloadSearch *q) {
-    return q->choice.mode != OFFLOAD_NONE && (q->run.accum == 1 || q->choice.sum_on_host);
-}
-
-// What was found, with more places or other slots (if they may be chosen), for which residents
-// leave, and then with other shares.
-static inline void search_memory(OffloadSearch *q, bool places, bool slots) {
-    const int L = (int)q->config->layers;
-    for (int n = 2 * LEAST_PLACES; places && search_leaves(q) && n < 2 * L; n *= 2) {
-        OffloadChoice c = q->choice;
-        c.places = n < L ? n : L;
-        search_with(q, c, q->run.recompute);
-    }
-    for (int n = 1; slots && q->choice.mode == OFFLOAD_INTERLEAVE; n += (n + 1) / 2) {
-        OffloadChoice c = q->choice;
-        c.slots = n < q->visits ? n : q->visits;
-        if (q->visits > 0) search_with(q, c, q->run.recompute);
-        if (n >= q->visits) break;
-    }
-    const double share = q->choice.share;
-    for (int i = 1; q->choice.mode == OFFLOAD_INTERLEAVE && i < SEARCH_SHARES; i++) {
-        OffloadChoice c = q->choice;
-        c.share = fmin(share * search_shares[i], 1);
-        search_with(q, c, q->run.recompute);
-    }
-}
-
-// --offload auto. `none` if that fits; else what plan_step() finds fastest among none with
-// recomputation, zero, twinflow, and interleave at shares around the best of rates.h. The GPU's
-// memory is for residents, as many as fit, for places of gradients or for slots, whichever makes
-// the step shorter; what is then left, for places and slots. Fills in q->choice, q->run.recompute,
-// q->predicted and q->reason; false if nothing fits.
-static inline bool offload_search(OffloadSearch *q) {
-    const bool may_keep = q->recompute != RECOMPUTE_BLOCK;
-    const bool may_again = q->recompute != RECOMPUTE_NONE;
-    const bool places = q->choice.places == 0, slots = q->choice.slots == 0;
-    OffloadChoice c = q->choice;
-    size_t gpu = 0, host = 0;
-    char need[32], room[32];
-    c.stride = 0;
-    c.share = c.resident = 0;
-    c.keep_grads = true;
-    c.sum_on_host = false;
-    c.mode = OFFLOAD_NONE;
-    q->predicted.step = -1;
-    if (search_try(q, &c, !may_keep)) {
-        snprintf(q->reason, sizeof q->reason, "none: all of it fits on the GPU, predicted %.3g s "
-                 "per step", q->predicted.step);
-        return true;
-    }
-    const bool none_fits = may_again && search_try(q, &c, true);
-    q->needs(q->model, &c, may_again, &gpu, &host);
-    const size_t none = gpu;
-    search_ways(q, c);
-    for (c.slots = LEAST_SLOTS - 1; slots && q->predicted.step < 0 && c.slots > 0; c.slots--)
-        search_ways(q, c);
-    c.slots = q->choice.slots;
-    const bool offloads = q->predicted.step >= 0 && q->choice.mode != OFFLOAD_NONE;
-    for (int round = 0; round < 2 && offloads; round++) search_memory(q, places, slots);
-    if (offloads) {
-        OffloadChoice full = q->choice;
-        choice_fill(q->needs, q->model, &full, q->run.recompute, q->gpu,
-                    places && search_leaves(q) ? (int)q->config->layers : 0,
-                    slots ? q->visits : 0);
-        search_try_times(q, &full, q->run.recompute, 1);
-    }
-    if (q->predicted.step < 0) return false;
-    const OffloadChoice *x = &q->choice;
-    char who[96] = "";
-    if (x->mode == OFFLOAD_INTERLEAVE)
-        snprintf(who, sizeof who, ": %.0f %% visits the GPU, %.0f %% stays there",
-                 100 * x->share * (1 - x->resident), 100 * x->resident);
-    if (x->mode == OFFLOAD_TWINFLOW)
-        snprintf(who, sizeof who, ": %.0f %% stays on the GPU", 100 * x->resident);
-    const int n = snprintf(q->reason, sizeof q->reason, "%s%s%s, predicted %.3g s per step",
-                           offload_names[x->mode], who, q->run.recompute ? ", recomputing" : "",
-                           q->predicted.step);
-    if (none_fits && x->mode != OFFLOAD_NONE)
-        snprintf(q->reason + n, sizeof q->reason - (size_t)n,
-                 "; none fits if it recomputes, and takes longer");
-    else if (!none_fits)
-        snprintf(q->reason + n, sizeof q->reason - (size_t)n,
-                 "; none needs %s of GPU memory, there: %s", plan_size(need, none),
-                 plan_size(room, q->gpu));
-    return true;
+// For people: what was found, and why.
+static void search_print(const OffloadSearch *q) {
+    const OffloadChoice *c = &q->choice;
+    printf("offload auto: %s%s, predicted %.3g s per step", offload_names[c->mode],
+           q->run.recompute ? ", recomputing" : "", q->predicted.step);
+    if (c->mode == OFFLOAD_INTERLEAVE)
+        printf("; of what does not stay on the GPU, %.0f %% visits it", 100 * c->share);
+    if (q->none == INFINITY) printf("; none does not fit");
+    else if (c->mode != OFFLOAD_NONE) printf("; none takes %.3g s", q->none);
+    printf("\n");
 }
 
 #endif

@@ -90,8 +90,6 @@ template <typename X> static void zen_settle_sums(ZenFlow<X> *z, bool tight) {
     else z->sums = z->config.overlap && !tight ? 2 : 1;
 }
 
-template <typename X> static bool gpt2_fit(GPT2<X> *, int, size_t, size_t);
-
 // Settles which columns there are: a checkpoint's, or new ones. Layers live on the GPU, whole, as
 // --resident says, or as few as make the host's part fit into host_limit.
 template <typename X>
@@ -100,6 +98,8 @@ static void zen_choose(GPT2<X> *g, const Run *r, size_t limit, size_t host_limit
     const size_t L = g->config.layers;
     ZenFlow<X> *z = g->zen = (ZenFlow<X> *)alloc_or_fail(1, sizeof(ZenFlow<X>), "columns");
     const bool given = o->resident >= 0;
+    const OffloadChoice asked = g->choice;
+    const OffloadMemory memory = gpt2_memory(g, o->recompute, limit, host_limit);
     z->config = zen_config(o);
     for (size_t whole = given ? (size_t)(o->resident * (double)L + 0.5) : 0;; whole++) {
         const bool none = !given && whole > L;  // fits
@@ -111,7 +111,9 @@ static void zen_choose(GPT2<X> *g, const Run *r, size_t limit, size_t host_limit
             die("--resident %g contradicts the checkpoint, in which the last %zu layers live on "
                 "the GPU: leave it out", o->resident, z->map.whole);
         if (given || none || zen_is_saved(r)) break;
-        if (gpt2_fit(g, o->recompute, limit, host_limit)) break;
+        const bool fits = gpt2_settle(g, &memory);
+        g->choice = asked;
+        if (fits) break;
     }
     if (g->zero == NULL || given || zen_is_saved(r) || o->plan) return;
     // The columns to choose from are the same on all ranks: as many layers as the one needs that

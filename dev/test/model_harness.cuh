@@ -71,7 +71,7 @@ typedef struct {
 enum { GELU = ACTIVATION_GELU, RELU = ACTIVATION_RELU };
 enum { KEEP = RECOMPUTE_NONE, AGAIN = RECOMPUTE_BLOCK };
 
-// Where the optimizer's state lives, and what gpt2_fit() would settle.
+// Where the optimizer's state lives, and what gpt2_settle() would settle.
 typedef struct {
     OffloadChoice choice;
     int tight;       // 1: gradients are summed on the host; 2: and visitors' wait there
@@ -149,8 +149,10 @@ template <typename X> static GPT2<X> *model_new(const Shape *s, const Placement 
     g->head_rows = s->head_rows;
     g->max_B = s->B;
     g->max_T = s->T;
+    g->choice.mode = OFFLOAD_NONE;
     if (where == NULL) return g;
     g->choice = where->choice;
+    if (g->choice.mode == OFFLOAD_AUTO) g->choice.mode = OFFLOAD_NONE;
     g->no_overlap = where->serial;
     g->host_threads = where->threads;
     return g;
@@ -171,7 +173,7 @@ static void model_begin(GPT2<X> *g, const Shape *s, const float *params, const P
     g->recompute = s->recompute == AGAIN;
     g->choice.sum_on_host = where != NULL && where->tight > 0 && g->accumulating;
     g->choice.keep_grads = where == NULL || where->tight < 2;
-    gpt2_plan(g, RECOMPUTE_SETTLED, SIZE_MAX, SIZE_MAX, true);
+    gpt2_place(g);
     gpt2_allocate(g);
     StatePart parts[3];
     gpt2_parts(g, parts);
@@ -331,14 +333,21 @@ static int run_configs(int argc, char **argv, int count, const int (&some)[SOME]
 // ---------------------------------------------------------------------------------------------
 // Memory, and what is refused
 
-// What gpt2_plan() settles within these limits.
+// Settles what is "auto" within these limits, and refuses what does not fit.
+template <typename X>
+static size_t model_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_limit) {
+    const OffloadMemory memory = gpt2_memory(g, recompute, limit, host_limit);
+    gpt2_settle(g, &memory);
+    return gpt2_check(g, limit, host_limit);
+}
+
 typedef struct { size_t gpu, host; bool again, sum_on_host, keep_grads; } Planned;
 
 template <typename X>
 static Planned plan(const Shape *s, const Placement *where, int recompute, size_t limit,
                     size_t host_limit) {
     GPT2<X> *g = model_new<X>(s, where);
-    const size_t bytes = gpt2_plan(g, recompute, limit, host_limit, true);
+    const size_t bytes = model_plan(g, recompute, limit, host_limit);
     const Planned planned = {bytes, gpt2_host_bytes(g), g->recompute, g->choice.sum_on_host,
                              g->choice.keep_grads};
     model_forget(g);

@@ -597,7 +597,9 @@ template <typename X> static void check_allocation(const Shape *s) {
 static void test_short_work_is_urgent(void) {
     float *params = shape_params(&small, false);
     GPT2<bf16> *g = model_open<bf16>(&small, params);
-    for (const StreamPlace &s : gpt2_streams(g))
+    StreamPlace list[STREAMS];
+    gpt2_streams(g, list);
+    for (const StreamPlace &s : list)
         CHECK(is_urgent(*s.stream) == (*s.stream == g->leave || *s.stream == g->update), "%s",
               s.name);
     free(params);

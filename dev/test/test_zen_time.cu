@@ -87,7 +87,7 @@ template <typename X> static Times measure_as(const Case *c, double compute) {
     zen_choose(g, &r, SIZE_MAX, SIZE_MAX);
     zen_settle_sums(g->zen, c->sums == 1);
     const size_t host = gpt2_host_bytes(g);  // leaves no room for more sums
-    gpt2_plan(g, RECOMPUTE_NONE, SIZE_MAX, host, true);
+    model_plan(g, RECOMPUTE_NONE, SIZE_MAX, host);
     gpt2_allocate(g);
     float *params = shape_params(&s, false);
     StatePart parts[ZEN_PARTS];

@@ -436,7 +436,7 @@ static GPT2<X> *zen_model(const Config *c, Run *r, const float *params) {
     const Placement where = config_placement(c);
     GPT2<X> *g = model_new<X>(&s, &where);
     zen_choose(g, r, SIZE_MAX, SIZE_MAX);
-    gpt2_plan(g, c->recompute, SIZE_MAX, room_for(g, c->sums), true);
+    model_plan(g, c->recompute, SIZE_MAX, room_for(g, c->sums));
     gpt2_allocate(g);
     if (params == NULL) {
         zen_load(g, r);
@@ -851,7 +851,7 @@ static void test_fit(void) {
             run_of(&run, &c, "nowhere");
             GPT2<bf16> *g = model_new<bf16>(&s, &where);
             zen_choose(g, &run, SIZE_MAX, SIZE_MAX);
-            gpu[whole][sums - 1] = gpt2_plan(g, KEEP, SIZE_MAX, room_for(g, sums), true);
+            gpu[whole][sums - 1] = model_plan(g, KEEP, SIZE_MAX, room_for(g, sums));
             host[whole][sums - 1] = gpt2_host_bytes(g);
             CHECK(whole == 0 || (host[whole][sums - 1] < host[whole - 1][sums - 1]
                                  && gpu[whole][sums - 1] > gpu[whole - 1][sums - 1]),
@@ -874,7 +874,7 @@ static void test_fit(void) {
         run.o.resident = -1;
         GPT2<bf16> *g = model_new<bf16>(&s, &where);
         zen_choose(g, &run, SIZE_MAX, limit);
-        gpt2_plan(g, KEEP, SIZE_MAX, limit, true);
+        model_plan(g, KEEP, SIZE_MAX, limit);
         CHECK(g->zen->map.whole == whole && g->zen->sums == (int)sums, "%zu layers, %zu sums: "
               "%zu layers, %d sums", whole, sums, g->zen->map.whole, g->zen->sums);
         zen_map_free(&g->zen->map);
