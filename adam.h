@@ -205,31 +205,30 @@ static inline double norm_fold(double lane[NORM_LANES]) {
 // Sum of squares of n <= NORM_BLOCK elements. A square of an fp32 number is exact in double, so
 // that fused or not the sum has the same bits.
 __attribute__((always_inline))
-static inline double norm_block_sum(const void *grad, int is_bf16, size_t first, size_t n) {
+static inline double norm_block_sum(const float *g, size_t n) {
     double lane[NORM_LANES] = {0};
     const size_t whole = n / NORM_LANES * NORM_LANES;
     for (size_t i = 0; i < whole; i += NORM_LANES) {
         #pragma omp simd  // or gcc unrolls it first, and not every version makes vectors after that
         for (size_t j = 0; j < NORM_LANES; j++) {
-            const double x = grad_at(grad, is_bf16, first + i + j);
+            const double x = g[i + j];
             lane[j] += x * x;
         }
     }
     for (size_t j = 0; j < n - whole; j++) {
-        const double x = grad_at(grad, is_bf16, first + whole + j);
+        const double x = g[whole + j];
         lane[j] += x * x;
     }
     return norm_fold(lane);
 }
 
 // Sums of squares of one tensor's n gradients, block by block, into sums[norm_blocks(n)].
-static inline void norm_sums(const void *grad, int is_bf16, size_t n, double *sums) {
+static void norm_block_sums(const float *g, size_t n, double *sums) {
     const size_t blocks = norm_blocks(n), full = NORM_BLOCK;
     #pragma omp parallel for schedule(dynamic, 4) if (blocks > 4)
     for (size_t b = 0; b < blocks; b++) {
         const size_t first = b * full, length = n - first < full ? n - first : full;
-        sums[b] = is_bf16 ? norm_block_sum(grad, 1, first, length)
-                          : norm_block_sum(grad, 0, first, length);
+        sums[b] = norm_block_sum(g + first, length);
     }
 }
 
@@ -258,7 +257,7 @@ static inline void accumulate_runs(float *acc, const void *g, int g_is_bf16, con
             else if (g_is_bf16) accumulate_loop(acc + i, from, 1, 0, n);
             else if (first) accumulate_loop(acc + i, from, 0, 1, n);
             else accumulate_loop(acc + i, from, 0, 0, n);
-            if (sums != NULL) sums[block] = norm_block_sum(acc, 0, i, n);
+            if (sums != NULL) sums[block] = norm_block_sum(acc + i, n);
         }
     }
 }

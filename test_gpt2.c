@@ -65,7 +65,8 @@ static void gpt2_load(Model *g, const char *dir, size_t B, size_t T, size_t accu
     g->training = true;
     g->accumulating = accum > 1;
     g->head_rows = 5;
-    gpt2_plan(g, RECOMPUTE_NONE, (size_t)1 << 30, SIZE_MAX, true);
+    g->choice.mode = OFFLOAD_NONE;
+    gpt2_place(g);
     gpt2_allocate(g);
     if (!model_load(dir, &g->config, &g->table, part_of(g), &err)) die("%s", err.text);
     gpt2_round_params(g);

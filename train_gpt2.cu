@@ -494,9 +494,12 @@ template <typename X> static void gpt2_print(GPT2<X> *g, size_t limit, size_t ho
     if (n[PIECE_RESIDENT] > 0)
         printf(", %s resident", count_text((double)n[PIECE_RESIDENT]).text);
     printf("\n");
-    if (g->offloaded)
-        printf("gradients leave through %d place%s, visitors have %d slot%s\n", g->places,
-               plural((size_t)g->places), g->rooms, plural((size_t)g->rooms));
+    if (g->offloaded) {
+        printf("gradients leave through %d place%s", g->places, plural((size_t)g->places));
+        if (g->rooms > 0)
+            printf(", visitors have %d slot%s", g->rooms, plural((size_t)g->rooms));
+        printf("\n");
+    }
     if (g->recompute) printf("recomputing activations in backward\n");
     if (g->accumulating && g->offloaded)
         printf("gradients of the micro-batches are summed on the %s, in fp32\n",

@@ -30,8 +30,7 @@ ADAM(in_place, p_bf16, 1, p_bf16)
 HOT hot_accumulate_fp32(float *acc, const void *g, size_t n) { accumulate_loop(acc, g, 0, 0, n); }
 HOT hot_accumulate_bf16(float *acc, const void *g, size_t n) { accumulate_loop(acc, g, 1, 0, n); }
 HOT hot_accumulate_first(float *acc, const void *g, size_t n) { accumulate_loop(acc, g, 1, 1, n); }
-HOT hot_norm_fp32(double *sum, const void *g, size_t n) { *sum = norm_block_sum(g, 0, 0, n); }
-HOT hot_norm_bf16(double *sum, const void *g, size_t n) { *sum = norm_block_sum(g, 1, 0, n); }
+HOT hot_norm(double *sum, const float *g, size_t n) { *sum = norm_block_sum(g, n); }
 
 HOT hot_to_bf16(uint16_t *__restrict__ to, const float *__restrict__ x, size_t n) {
     for (size_t i = 0; i < n; i++) to[i] = f32_to_bf16(x[i]);

@@ -86,7 +86,10 @@ void cpu_adam_update(float *p, float *m, float *v, const void *grad, bool grad_i
 }
 
 void cpu_norm_sums(const void *grad, bool is_bf16, size_t n, double *sums) {
-    norm_sums(grad, is_bf16, n, sums);
+    float *wide = (float *)alloc_or_fail(n, sizeof(float), "gradient");
+    for (size_t i = 0; i < n; i++) wide[i] = grad_at(grad, is_bf16, i);
+    norm_block_sums(wide, n, sums);
+    free(wide);
 }
 double cpu_norm_total(const double *sums, size_t count) { return norm_total(sums, count); }
 

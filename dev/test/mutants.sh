@@ -87,16 +87,16 @@ gradient: wire's chunks overlap on the host :: train_gpt2.cu :: copy_out(g, host
 gradient: wire's chunks begin too late :: train_gpt2.cu :: at < p->length; at += WIRE_CHUNK :: WIRE_CHUNK :: WIRE_CHUNK + 8
 gradient: wire's last chunk is too short :: train_gpt2.cu :: min_size(WIRE_CHUNK, p->length - at) :: p->length - at :: p->length - at - 8
 gradient: places on the host overlap :: offload.h :: *grads += p->length :: p->length :: p->length - 128
-norm: the host's blocks not merged :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(g->norm_sums + first, g->worker_sums + first
+norm: the host's blocks not merged :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(g->norm_sums + p->first_block, g->worker_sums
 norm: the host's first block alone :: train_gpt2.cu :: (last - first) * sizeof(double), cudaMemcpyHostToDevice :: (last - first) * sizeof(double) :: sizeof(double)
 norm: one block short :: train_gpt2.cu :: norm_total_gpu(g->loss + 1, g->run_sums :: g->blocks :: g->blocks - 1
 norm: the host's blocks of one micro-batch :: train_gpt2.cu :: last ? g->worker_sums :: last :: !accumulate
 norm: two pieces share a block :: offload.h :: block += norm_blocks(to - from) :: norm_blocks(to - from) :: norm_blocks(to - from) - (to - from > 9000)
 order: a piece is never updated :: train_gpt2.cu :: else update_on_host(g, i, step); :: else :: else if (i > 0)
 choice: stride counted from 0 :: offload.h :: (number + 1) % c->stride :: number + 1 :: number
-choice: visitors' gradients on the host too early :: train_gpt2.cu :: keep_grads = tight < 2 :: tight < 2 :: tight < 1
-choice: sums on the GPU for too long :: train_gpt2.cu :: sum_on_host = tight > 0 :: tight > 0 :: tight > 1
-choice: one byte is left :: train_gpt2.cu :: gpt2_host_bytes(g) <= host_limit) return :: gpt2_host_bytes(g) <= host_limit :: gpt2_host_bytes(g) < host_limit
+choice: visitors' gradients on the host too early :: tide/plan.h :: keep_grads = tight < 2 :: tight < 2 :: tight < 1
+choice: sums on the GPU for too long :: tide/plan.h :: sum_on_host = tight > 0 :: tight > 0 :: tight > 1
+choice: one byte is left :: tide/plan.h :: return gpu <= m->gpu && host :: host <= m->host :: host < m->host
 memory: one landing :: train_gpt2.cu :: 2 * g->longest_segment * sizeof(X) :: 2 * g->longest_segment :: g->longest_segment
 memory: slots for shorter visitors :: offload.h :: list.longest_visit = p->length :: p->length :: p->length - 128
 counter: bytes in :: train_gpt2.cu :: g->moved_in +=
@@ -208,7 +208,7 @@ zen selection: not counted :: tide/zenflow.cuh :: z->swapped += count
 zen checkpoint: result not made again :: tide/zenflow.cuh :: z->result[i] = f32_to_bf16(z->host_master[i])
 zen checkpoint: update computed again :: tide/zenflow.cuh :: z->queued = z->map.segments;
 zen plan: two sums that are not used :: tide/zenflow.cuh :: else z->sums = z->config.overlap :: z->config.overlap && !tight :: !tight
-zen plan: never one sum :: train_gpt2.cu :: if (g->zen != NULL) zen_settle_sums(g->zen :: tight > 0 :: false
+zen plan: never one sum :: train_gpt2.cu :: zen_settle_sums(g->zen :: c->sum_on_host :: false
 zen host: first gradient not clipped :: zenflow.h :: for (size_t i = at; i < end; i++) a[i] = mul_f32(scale, bf16_to_f32 :: mul_f32(scale, bf16_to_f32(half[i])) :: bf16_to_f32(half[i])
 zen host: gradient of one step not clipped :: zenflow.h :: else if (!has_acc) sum = :: mul_f32(scale, grad_at(g, is_bf16, i)) :: grad_at(g, is_bf16, i)
 zen host: last gradient replaces the sum :: zenflow.h :: else sum = fma_f32(scale, grad_at :: acc[i] :: 0.0f
@@ -246,7 +246,7 @@ zero shard: weights at the segment's begin :: train_gpt2.cu :: s->own_param_at =
 zero shard: state at the segment's begin :: tide/zero.cuh :: x->own_from = x->at + :: z->rank * x->cut :: (size_t)0
 zero shard: landing of a whole segment :: train_gpt2.cu :: const HostSum work = :: p->at - x->own_at :: p->at % x->length
 zero shard: cut at 64 :: zero.h :: return round_up((n + world - 1) / world, ALIGN_ELEMENTS) :: ALIGN_ELEMENTS :: (size_t)64
-zero norm: the host's blocks not merged :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(g->norm_sums + first, g->worker_sums + first
+zero norm: the host's blocks not merged :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(g->norm_sums + p->first_block, g->worker_sums
 zero norm: ranks in the other order :: zero.h :: order[n++] = (uint32_t)(r * stride :: r * stride :: (world - 1 - r) * stride
 zero norm: a rank's first blocks again :: zero.h :: order[n++] = (uint32_t)(r * stride :: taken[r]++ :: i
 zero norm: of as many as this rank has :: tide/zero.cuh :: z->all + ZERO_HEAD, z->order, z->all_blocks :: z->all_blocks :: g->blocks

@@ -30,8 +30,7 @@ accumulate_runs 4 tail
 hot_accumulate_fp32 1
 hot_accumulate_bf16 1
 hot_accumulate_first 1
-hot_norm_fp32 1 tail
-hot_norm_bf16 1 tail
+hot_norm 1 tail
 hot_to_bf16 1
 hot_from_bf16 1
 rng_normals 1
