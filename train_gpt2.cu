@@ -1108,13 +1108,11 @@ template <typename X> static double gpt2_grad_norm_squared(GPT2<X> *g, double *l
     const bool on_host = g->accumulating && g->choice.sum_on_host && g->pieces.grads_host > 0;
     if (on_host) order(g, g->host.stream, g->leave);
     if (g->zen != NULL) zen_sums_leave(g);
-    for (int i = 0, end; on_host && i < g->pieces.count; i = end + 1) {
-        const Piece *p = g->pieces.pieces;  // those from i on in one copy
-        for (end = i; end < g->pieces.count && !piece_grad_on_gpu(&g->choice, &p[end]);) end++;
-        if (end == i) continue;
-        const size_t first = p[i].first_block, last = p[end - 1].first_block + p[end - 1].blocks;
-        CUDA(cudaMemcpyAsync(g->norm_sums + first, g->worker_sums + first,
-                             (last - first) * sizeof(double), cudaMemcpyHostToDevice, g->leave));
+    for (int i = 0; i < g->pieces.count; i++) {
+        const Piece *p = &g->pieces.pieces[i];
+        if (!on_host || piece_grad_on_gpu(&g->choice, p)) continue;
+        CUDA(cudaMemcpyAsync(g->norm_sums + p->first_block, g->worker_sums + p->first_block,
+                             p->blocks * sizeof(double), cudaMemcpyHostToDevice, g->leave));
     }
     if (g->zero != NULL) return zero_norm_squared(g, loss);
     norm_total_gpu(g->loss + 1, g->run_sums, g->norm_sums, NULL, g->blocks, g->leave);
@@ -1363,13 +1361,7 @@ template <typename X> static void gpt2_parts(GPT2<X> *g, StatePart parts[3]) {
                         : gpu[k] != NULL ? gpu[k] + p->state_at : NULL;
             if (data == NULL) break;  // no moments without training
             const bool on_gpu = resident && (g->training || is_params);
-            StateSpan *last = parts[k].count > 0 ? &spans[parts[k].count - 1] : NULL;
-            const size_t at = arena_at(g, p);
-            if (last != NULL && last->gpu == on_gpu && last->data + last->length == data
-                && last->at + last->length == at)
-                last->length += p->length;
-            else
-                spans[parts[k].count++] = StateSpan{at, p->length, data, on_gpu};
+            spans[parts[k].count++] = StateSpan{arena_at(g, p), p->length, data, on_gpu};
         }
     }
 }

@@ -288,168 +288,12 @@ static OffloadChoice some_choice(int i, PlanRun *run) {
     return c;
 }
 
-// The last task of this name, row and number before task `i`; -1: none.
-static int before(const PlanTasks *p, int i, int row, const char *name, size_t number) {
-    while (--i >= 0)
-        if (p->tasks[i].row == row && strcmp(p->tasks[i].name, name) == 0
-            && (number == TRACE_NONE || p->tasks[i].number == number)) break;
-    return i;
-}
-
-#define AFTER(i, j, what) \
-    CHECK((j) < 0 || p.tasks[i].begin >= p.tasks[j].end - 1e-12, "choice %d, task %d: begins at " \
-          "%g, before %s ends at %g", k, i, p.tasks[i].begin, what, p.tasks[j].end)
-
-// Stage 1: so many layers' gradients were made while a place they shared would be taken.
-static int own_places;
-
-// The layer that had the place of layer s's gradient before: the one so many places behind it in
-// this pass, or the first of those that share it, in the pass before.
-static size_t tenant_before(size_t s, size_t places, size_t L) {
-    return s + places <= L ? s + places : s % places > 0 ? s % places : places;
-}
-
-// Of task i: what it has to wait for because there are several GPUs. A layer's weights (ZeRO-3)
-// take a place that the layer two before it in this pass, or two behind it in the pass before, has
-// used; and gradients one of so many.
-static void after_the_others(const PlanTasks *tasks, int k, int i, const PlanRun *run,
-                             const Pieces *list, size_t L, bool in_place, size_t places) {
-    const PlanTasks p = *tasks;
-    const PlanTask *t = &p.tasks[i];
-    const size_t s = t->number;
-    const bool layer = s >= 1 && s <= L, backward = strcmp(t->name, "backward") == 0;
-    if (strcmp(t->name, "reduce") == 0)
-        AFTER(i, before(&p, i, ROW_COMPUTE, "backward", s), "backward");
-    if (t->row == ROW_LEAVE) {
-        const int reduced = before(&p, i, ROW_COMM, "reduce", s);
-        CHECK(reduced > before(&p, i, ROW_COMPUTE, "backward", s), "choice %d: not reduced", k);
-        AFTER(i, reduced, "its gradient's reduction");
-    }
-    if (t->row == ROW_COMPUTE && strcmp(t->name, "norm") == 0) {
-        AFTER(i, before(&p, i, ROW_COMM, "reduce", 0), "the last reduction");
-        AFTER(i, before(&p, i, ROW_COMM, "norm", 0), "the exchange");
-    }
-    if (backward && run->no_overlap && i > 0 && s > 0 && p.tasks[i].work > 0)
-        AFTER(i, before(&p, i, ROW_COMM, "reduce", TRACE_NONE), "the reduction before");
-    if (backward && layer && p.tasks[i].work > 0) {
-        const int freed = before(&p, i, ROW_COMM, "reduce", tenant_before(s, places, L));
-        if (!in_place) AFTER(i, freed, "its place is free");
-        else own_places += freed >= 0 && p.tasks[freed].end > t->begin;
-    }
-    const int gathered = before(&p, i, ROW_COMM, "gather", s);
-    if (t->row == ROW_COMPUTE && (strcmp(t->name, "forward") == 0 || (backward && layer)))
-        AFTER(i, gathered, "its weights are gathered");
-    if (strcmp(t->name, "gather") != 0) return;
-    for (int n = 0; n < list->count; n++)
-        if (list->pieces[n].segment == (int)s) {
-            AFTER(i, before(&p, i, ROW_UPDATE, "update", (size_t)n), "its update");
-            AFTER(i, before(&p, i, ROW_BACK, "back", (size_t)n), "its new weights");
-        }
-    if (run->zero < 3) return;
-    for (size_t other = s % 2; layer && other <= L; other += 2) {  // they share the place
-        if (other == s || other == 0) continue;
-        const int gather = before(&p, i, ROW_COMM, "gather", other);
-        const int used = before(&p, i, ROW_COMPUTE, "forward", other);
-        const int again = before(&p, i, ROW_COMPUTE, "backward", other);
-        if (gather > 0 && used > gather) AFTER(i, used, "another layer's forward");
-        if (gather > 0 && again > gather) AFTER(i, again, "another layer's backward");
-    }
-}
-
 // The same, on some GPUs: of every stage.
 static OffloadChoice some_ranks(int i, PlanRun *run) {
     const OffloadChoice c = some_choice(i, run);
     run->zero = 1 + i / 4 % 3;
     run->world = (size_t)(2 + i % 7);
     return c;
-}
-
-// What must not begin before something else has ended, over choices on machines where it would.
-static void nothing_begins_too_early(void) {
-    Model m = model_make("gpt2");
-    int waited = 0, ahead = 0;
-    for (int k = 0; k < 600; k++) {
-        PlanRun run;
-        OffloadChoice c = k < 300 ? some_choice(k, &run) : some_ranks(k, &run);
-        const bool ranks = k >= 300;
-        const size_t L = m.config.layers, places = (size_t)places_of(c.places, (int)L);
-        Rates r = server();
-        r.h2d = r.h2d_duplex = 50e9 / (1 + k % 9);
-        r.d2h = r.d2h_duplex = 50e9 / (1 + k % 7);
-        r.gpu_flops = 4e14 / (1 + k % 3);
-        r.gpu_adam = 100e9 / (1 + k % 23);
-        r.gpu_link = 100e9 / (1 + k % 37);
-        r.gpu_latency = 1e-5;
-        c.subgroup = k % 2 ? 0 : 10000000;
-        ShardMap map = ranks ? rank_map(&m, &run) : gpt2_shards_all(&m.table);
-        Pieces list = offload_pieces(&m.table, &map, &c);
-        const bool in_place = run.accum == 1 && run.zero < 2
-                           && list.elements[PIECE_RESIDENT] == map.elements;
-        free(map.shards);
-        PlanStep steps[PLAN_STEPS];
-        PlanTasks p = plan_tasks(&r, &m.config, &list, &c, &run, steps);
-        plan_simulate(&p, &r);
-        int flushed[4] = {-1, -1, -1, -1}, slot_of[200], visits = 0;  // per slot; per piece
-        for (int i = 0; i < list.count; i++) {
-            slot_of[i] = visits % c.slots;
-            visits += list.pieces[i].kind == PIECE_VISIT;
-        }
-        for (int i = 0; i < p.count; i++) {
-            const PlanTask *t = &p.tasks[i];
-            const int norm = before(&p, i, ROW_COMPUTE, "norm", TRACE_NONE);
-            const bool piece = t->row != ROW_COMPUTE && t->row != ROW_LEAVE && t->row != ROW_COMM
-                            && strcmp(t->name, "accumulate") != 0;
-            const size_t s = piece ? (size_t)list.pieces[t->number].segment : t->number;
-            const int left = before(&p, i, ROW_LEAVE, "leave", s);
-            const bool host_sums = c.sum_on_host && run.accum > 1;
-            const int arrived = host_sums ? before(&p, i, ROW_HOST, "accumulate", s) : left;
-            if (ranks) after_the_others(&p, k, i, &run, &list, L, in_place, places);
-            if (strcmp(t->name, "backward") == 0 && s >= 1 && s <= L && t->work > 0
-                && (run.accum == 1 || c.sum_on_host)) {
-                const int freed = before(&p, i, ROW_LEAVE, "leave", tenant_before(s, places, L));
-                AFTER(i, freed, "its place is free");
-                waited += freed >= 0 && p.tasks[freed].end == t->begin;
-                // and for no other layer's
-                const int other = before(&p, i, ROW_LEAVE, "leave", s + places - 1);
-                if (s + places <= L + 1 && !run.no_overlap)
-                    ahead += other >= 0 && p.tasks[other].end > t->begin;
-            }
-            if (strcmp(t->name, "norm") == 0) {
-                AFTER(i, before(&p, i, ROW_COMPUTE, "backward", 0), "backward");
-                if (host_sums) AFTER(i, before(&p, i, ROW_HOST, "accumulate", TRACE_NONE), "a sum");
-            }
-            if (strcmp(t->name, "update") == 0) AFTER(i, norm, "the norm");
-            if (t->row == ROW_HOST && piece) AFTER(i, arrived, "its gradient's arrival");
-            if (t->row == ROW_LEAVE)
-                AFTER(i, before(&p, i, ROW_COMPUTE, "backward", s), "backward");
-            if (t->row == ROW_HOST && !piece) AFTER(i, left, "its gradient's arrival");
-            const bool in_update = norm > before(&p, i, ROW_COMPUTE, "backward", TRACE_NONE);
-            if (t->row == ROW_FETCH) {
-                AFTER(i, before(&p, i, ROW_COMPUTE, "forward", TRACE_NONE), "backward begins");
-                AFTER(i, flushed[slot_of[t->number]], "its slot is free");
-                if (in_update) AFTER(i, norm, "the norm");
-                if (!c.keep_grads && in_update) AFTER(i, arrived, "its gradient's arrival");
-            }
-            if (t->row == ROW_UPDATE && list.pieces[t->number].kind == PIECE_VISIT)
-                AFTER(i, before(&p, i, ROW_FETCH, "fetch", t->number), "its fetch");
-            if (t->row == ROW_FLUSH) {
-                AFTER(i, i - 1, "its update");
-                flushed[slot_of[t->number]] = i;
-            }
-            if (t->row == ROW_BACK) AFTER(i, i - 1, "its update");
-            if (strcmp(t->name, "forward") == 0 && !ranks)
-                for (int n = 0; n < list.count; n++)
-                    if (list.pieces[n].segment == (int)s) {
-                        AFTER(i, before(&p, i, ROW_UPDATE, "update", (size_t)n), "its update");
-                        AFTER(i, before(&p, i, ROW_BACK, "back", (size_t)n), "its new weights");
-                    }
-        }
-        free(p.tasks);
-        pieces_free(&list);
-    }
-    CHECK(own_places > 0, "%d", own_places);
-    CHECK(waited > 100 && ahead > 100, "%d wait for a place, %d for none", waited, ahead);
-    model_free(&m);
 }
 
 // Four layers on several GPUs, all state on them, and an update that takes no time: a step is what
@@ -1407,7 +1251,6 @@ int main(int argc, char **argv) {
     RUN(both_directions_have_rates_of_their_own);
     RUN(host_memory_is_shared_evenly);
     RUN(a_step_of_three_pieces_is_as_by_hand);
-    RUN(nothing_begins_too_early);
     RUN(collectives_are_as_by_hand);
     RUN(an_offloaded_shard_is_as_by_hand);
     RUN(collectives_alone_fill_a_step);
