@@ -88,7 +88,7 @@ gradient: wire's chunks begin too late :: train_gpt2.cu :: at < p->length; at +=
 gradient: wire's last chunk is too short :: train_gpt2.cu :: min_size(WIRE_CHUNK, p->length - at) :: p->length - at :: p->length - at - 8
 gradient: places on the host overlap :: offload.h :: *grads += p->length :: p->length :: p->length - 128
 norm: the host's blocks not merged :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(g->norm_sums + p->first_block, g->worker_sums
-norm: the host's first block alone :: train_gpt2.cu :: (last - first) * sizeof(double), cudaMemcpyHostToDevice :: (last - first) * sizeof(double) :: sizeof(double)
+norm: the host's first block alone :: train_gpt2.cu :: p->blocks * sizeof(double), cudaMemcpyHostToDevice :: p->blocks * sizeof(double) :: sizeof(double)
 norm: one block short :: train_gpt2.cu :: norm_total_gpu(g->loss + 1, g->run_sums :: g->blocks :: g->blocks - 1
 norm: the host's blocks of one micro-batch :: train_gpt2.cu :: last ? g->worker_sums :: last :: !accumulate
 norm: two pieces share a block :: offload.h :: block += norm_blocks(to - from) :: norm_blocks(to - from) :: norm_blocks(to - from) - (to - from > 9000)
