@@ -700,7 +700,7 @@ static double gpt2_grad_norm_squared(GPT2 *g) {
     size_t blocks = 0;
     for (int i = 0; i < g->shards.count; i++) {
         const Shard *s = &g->shards.shards[i];
-        norm_sums(tensor(g, g->grads, s->tensor) + s->offset, 0, s->length,
+        norm_block_sums(tensor(g, g->grads, s->tensor) + s->offset, s->length,
                         g->norm_sums + blocks);
         blocks += norm_blocks(s->length);
     }

@@ -156,7 +156,7 @@ int main(int argc, char **argv) {
     rng_normals(g, n, 1, 0, 1, 0);
     for (size_t r = 0; r < rounds; r++) {
         const double start = seconds_now();
-        norm_sums(g, 0, n, sums);
+        norm_block_sums(g, n, sums);
         adam[r] = seconds_now() - start;
     }
     printf("norm_block_sums: %.1f GB/s (sum %.6g)\n", 4.0 * (double)n / median(adam, rounds) * 1e-9,

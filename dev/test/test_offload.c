@@ -259,7 +259,7 @@ static void no_cut_changes_the_norm(void) {
     double *cut = whole + blocks;
     size_t at = 0;
     for (int i = 0; i < t.count; i++) {
-        norm_sums(g + t.tensors[i].offset, 0, t.tensors[i].size, whole + at);
+        norm_block_sums(g + t.tensors[i].offset, t.tensors[i].size, whole + at);
         at += norm_blocks(t.tensors[i].size);
     }
     for (int k = 0; k < 60; k++) {
@@ -272,7 +272,7 @@ static void no_cut_changes_the_norm(void) {
             const Piece *p = &list.pieces[i];
             size_t block = p->first_block;
             for (int j = p->first_run; j < p->first_run + p->runs; j++) {
-                norm_sums(g + p->at + list.runs[j].at, 0, list.runs[j].length, cut + block);
+                norm_block_sums(g + p->at + list.runs[j].at, list.runs[j].length, cut + block);
                 block += norm_blocks(list.runs[j].length);
             }
         }
