@@ -413,8 +413,8 @@ __global__ static void norm_block_sums_kernel(const void *grad, double *sums, un
 
 static unsigned adam_norm_blocks(const AdamRun *run) { return (unsigned)norm_blocks(run->length); }
 
-// norm_block_sums() of every run, one after the other: the same bits. `grad` is the start of an arena in
-// device memory, sums (sum over the runs of norm_blocks(length)) is device memory too.
+// norm_block_sums() of every run, one after the other: the same bits. `grad` is the start of an
+// arena in device memory, sums (sum over the runs of norm_blocks(length)) is device memory too.
 static inline void norm_block_sums_gpu(const void *grad, bool is_bf16, const AdamRun *runs,
                                        int count, double *sums, cudaStream_t stream) {
     for (int first = 0; first < count; first += ADAM_RUNS) {
