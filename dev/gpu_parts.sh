@@ -355,13 +355,13 @@ sanitize() {  # lines of "TOOL NAME OPTION...", four at a time
 part_sanitize() { printf '%s\n' "memcheck bf16" "racecheck bf16" | sanitize; }
 part_sanitize_all() {
     local name zen="--offload zenflow --zen-window 2"
-    local mezo="--optimizer mezo --lr 1e-4 --stream-blocks"
+    local mezo="--optimizer mezo --lr 1e-4 --resident-blocks 0"
     for name in "zen_bf16 $zen" "zo_fp16 $mezo --precision fp16 --slots 1 --zo-queries 2" \
         "fp32 --precision fp32" "bf16"; do
         printf '%s\n' "memcheck $name" "racecheck $name" "initcheck $name" "synccheck $name"
     done | grep -v 'memcheck bf16\|racecheck bf16' >"$work/sanitize"
     echo "memcheck zen_fp32 $zen --precision fp32 --accum 2 --zen-window auto" >>"$work/sanitize"
-    echo "memcheck zo_bf16 $mezo --zo-storage fp32 --zo-write-back 2" >>"$work/sanitize"
+    echo "memcheck zo_bf16 $mezo --zo-no-fused-update" >>"$work/sanitize"
     [ "$tiny" = 1 ] && sed -i 4q "$work/sanitize"
     sanitize <"$work/sanitize"
 }
@@ -660,7 +660,7 @@ zo_paper() {
 zo_run() {
     local model=$1 where=$2 run=$1-$2 paper began=$SECONDS
     set -- "$3" "$4" --seq "$([ "$tiny" = 1 ] && echo 32 || echo 2048)" "${@:5}"
-    [ "$where" = streamed ] && set -- "$@" --stream-blocks
+    [ "$where" = streamed ] && set -- "$@" --resident-blocks 0
     sampled memory.used train "$run" "$2" ./train_gpt2cu --optimizer mezo --model "$model" \
         --data "$tokens" --steps "$1" --no-save --precision fp16 --batch 1 "${@:3}" || return
     paper=$(zo_paper "$model" "$where")
@@ -687,7 +687,7 @@ part_zo() {
     if train zo_memory 30 ./train_gpt2cu $run; then
         for way in "--slots 2" "--slots 3" "--resident-blocks 1" --no-overlap --zo-no-slots \
             --zo-no-fused-update; do
-            train zo_streamed 30 ./train_gpt2cu $run --stream-blocks $way \
+            train zo_streamed 30 ./train_gpt2cu $run --resident-blocks 0 $way \
                 && same_run zo_memory zo_streamed "$steps steps in fp16, streamed $way"
         done
     fi

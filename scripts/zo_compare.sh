@@ -47,10 +47,11 @@ wrong=0 same='' ran=''
 for mode in $modes; do
     case $mode in
         memory) options="--resident-blocks 1000" ;;  # or it would stream what does not fit
-        streamed) options="--stream-blocks" ;;
-        no-overlap | no-slots | no-fused-update) options="--stream-blocks --zo-$mode" ;;
-        slots[1-9]*) options="--stream-blocks --slots ${mode#slots}" ;;
-        resident[0-9]*) options="--stream-blocks --resident-blocks ${mode#resident}" ;;
+        streamed) options="--resident-blocks 0" ;;
+        no-overlap) options="--resident-blocks 0 --no-overlap" ;;
+        no-slots | no-fused-update) options="--resident-blocks 0 --zo-$mode" ;;
+        slots[1-9]*) options="--resident-blocks 0 --slots ${mode#slots}" ;;
+        resident[0-9]*) options="--resident-blocks ${mode#resident}" ;;
         *) refuse "no mode $mode" ;;
     esac
     # shellcheck disable=SC2086  # options are words

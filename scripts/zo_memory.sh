@@ -21,8 +21,8 @@ for model in "$@"; do
     {
         plan --model "$model" --offload none --recompute none
         plan --model "$model" --optimizer mezo
-        plan --model "$model" --optimizer mezo --stream-blocks --slots 3
-        plan --model "$model" --optimizer mezo --stream-blocks --slots 2
+        plan --model "$model" --optimizer mezo --resident-blocks 0 --slots 3
+        plan --model "$model" --optimizer mezo --resident-blocks 0 --slots 2
     } | awk -v model="$model" '
         /^GPU +(master weights|AdamW moments) / { state += $4 }
         /^host +total / { host = $3 / (/GiB/ ? 1 : 1024) }

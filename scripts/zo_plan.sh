@@ -19,14 +19,14 @@ plan() {
 }
 
 first=${models%% *}
-plan "$first" --stream-blocks "$@" >/dev/null  # or says what is wrong
+plan "$first" --resident-blocks 0 "$@" >/dev/null  # or says what is wrong
 echo "$(basename "$rates" .txt), --batch 1 --seq 2048${*:+ $*}"
 printf '%-9s %8s %9s | %8s %8s %8s %9s  %s\n' model GPU tokens/s GPU host s/step tokens/s \
     'the link is'
 for model in $models; do
     {
         plan "$model" "$@"
-        plan "$model" --stream-blocks "$@"
+        plan "$model" --resident-blocks 0 "$@"
     } | awk -v model="$model" '
         / total .*iB$/ { gib[++n] = $3 / (/GiB/ ? 1 : 1024) }
         /^  step .* tokens/ { step = $2 + 0; sub(/.*: /, ""); speed[++runs] = $1 }

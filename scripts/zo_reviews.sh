@@ -3,7 +3,7 @@
 # film reviews (AdamW, dev/data/reviews.c), then learns by forward passes alone to tell good from
 # bad. Prints the accuracy on 400 reviews before and after.
 # usage: [TRAINER=./train_gpt2] [OUT=DIR] scripts/zo_reviews.sh [OPTION...]      options of the second
-# part, e.g. --zo-noise rademacher; with TRAINER=./train_gpt2emu (slow) also --stream-blocks
+# part, e.g. --zo-noise rademacher; with TRAINER=./train_gpt2emu (slow) also --resident-blocks 0
 set -eu
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
 trainer=${TRAINER:+$(absolute "$TRAINER")} out=${OUT:+$(absolute "$OUT")} top=$PWD

@@ -46,7 +46,7 @@ task() {
 }
 
 task "$model" dev500.tsv --out "$out" --steps "${STEPS:-20000}" --lr "${LR:-1e-6}" --zo-eps 1e-3 \
-    --eval-every 4000 --save-every 4000 --keep 1000 --zo-checkpoint replay "$@"
+    --eval-every 4000 --save-every 4000 "$@"
 n=$#
 while [ $n -gt 0 ]; do  # what is not for an evaluation goes
     n=$((n - 1)) option=$1

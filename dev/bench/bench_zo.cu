@@ -61,39 +61,29 @@ static double median(Times *t) {
 // ---------------------------------------------------------------------------------------------
 // The kernel
 
-template <typename X, int STORAGE>
-static void bench_kernel(const char *name, size_t n, double copy_rate) {
-    const size_t bytes = STORAGE == ZO_FP32 ? 4 : 2;
-    char *theta = (char *)gpu_alloc(n * bytes, "a benchmark");
+template <typename X> static void bench_kernel(const char *name, size_t n, double copy_rate) {
+    X *theta = (X *)gpu_alloc(n * sizeof(X), "a benchmark");
     X *plus = (X *)gpu_alloc(n * sizeof(X), "a benchmark");
     X *minus = (X *)gpu_alloc(n * sizeof(X), "a benchmark");
     const ZoGroup group = {n, 1, {{0, n, 0, 3, 1}}};
     static const char *const noises[] = {"gaussian", "rademacher"};
-    static const int pending[] = {0, 1, 8};
-    CUDA(cudaMemset(theta, 0x3c, n * bytes));  // 0.0115 or so; 1.06 in fp16
+    CUDA(cudaMemset(theta, 0x3c, n * sizeof(X)));  // 0.0115 or so; 1.06 in fp16
     CUDA(cudaDeviceSynchronize());
     for (int noise = 0; noise < 2; noise++)
-        for (size_t k = 0; k < sizeof pending / sizeof *pending; k++) {
-            const int updates = pending[k];
-            ZoConfig c = {1, 1e-3f, 1, noise, STORAGE, ZO_STOCHASTIC, 1};
-            ZoUpdates u;
-            memset(&u, 0, sizeof u);
-            u.count = updates;
-            u.queries = 1;
-            u.round = updates > 0 ? 9 : 0;
-            for (int i = 0; i < updates; i++) u.step[i] = (uint32_t)i + 1, u.scale[i] = 1e-9f;
-            const double all = (double)n;
-            const double moved = all * (double)(bytes * (updates > 0 ? 2 : 1) + 2 * sizeof(X));
+        for (uint32_t update = 0; update < 2; update++) {
+            const ZoConfig c = {1, 1e-3f, 1, noise, ZoStorage<X>::TYPE};
+            const ZoUpdate u = {9 * update, 1, 0, {1e-9f}};
+            const double moved = (double)n * (double)sizeof(X) * (3 + update);
             const double s = timed(&bench.timed, moved, [&] {
-                zo_weights_kernel<X, STORAGE><<<ceil_div(n, 8 * BLOCK_THREADS), BLOCK_THREADS, 0,
-                                                bench.timed.stream>>>(theta, plus, minus, group, c,
-                                                                      u, true, 10, 0, c.eps);
+                zo_weights_kernel<<<ceil_div(n, 8 * BLOCK_THREADS), BLOCK_THREADS, 0,
+                                    bench.timed.stream>>>(theta, plus, minus, group, c, u, 10, 0,
+                                                          c.eps);
                 CUDA(cudaGetLastError());
             });
             const double rate = moved / s;
-            printf("%-12s %-11s %8d %10.1f %8.0f %8.1f", name, noises[noise], updates, 1e6 * s,
+            printf("%-12s %-11s %8u %10.1f %8.0f %8.1f", name, noises[noise], update, 1e6 * s,
                    1e-9 * rate, 100 * rate / copy_rate);
-            if (noise == ZO_GAUSSIAN) printf(" %12.1f", 1e-9 * all * (updates + 1) / s);
+            if (noise == ZO_GAUSSIAN) printf(" %12.1f", 1e-9 * (double)n * (update + 1) / s);
             printf("\n");
         }
     CUDA(cudaFree(theta));
@@ -113,12 +103,11 @@ static void part_kernel(void) {
     CUDA(cudaFree(a));
     printf("\n== kernel: %zu weights; a plain copy moves %.0f GB/s (read and written)\n", n,
            1e-9 * copy_rate);
-    printf("%-12s %-11s %8s %10s %8s %8s %12s\n", "stored/used", "noise", "updates", "us", "GB/s",
+    printf("%-12s %-11s %8s %10s %8s %8s %12s\n", "weights", "noise", "updates", "us", "GB/s",
            "of copy%", "G normals/s");
-    bench_kernel<bf16, ZO_BF16>("bf16/bf16", n, copy_rate);
-    bench_kernel<f16, ZO_FP16>("fp16/fp16", n, copy_rate);
-    bench_kernel<bf16, ZO_FP32>("fp32/bf16", n, copy_rate);
-    bench_kernel<float, ZO_FP32>("fp32/fp32", n, copy_rate);
+    bench_kernel<bf16>("bf16", n, copy_rate);
+    bench_kernel<f16>("fp16", n, copy_rate);
+    bench_kernel<float>("fp32", n, copy_rate);
     timed_close(&bench.timed);
 }
 
@@ -130,23 +119,15 @@ HOST_DEVICE static inline float bench_weight(size_t i) {
     return (float)(int32_t)((uint32_t)i * 2654435761u) * 0x1p-36f;
 }
 
-HOST_DEVICE static inline void bench_store(char *p, size_t i, int storage) {
-    const float x = zo_round(bench_weight(i), storage, ZO_NEAREST, 0);
-    const uint16_t h = zo_pack(x, storage);
-    if (storage == ZO_FP32) memcpy(p + 4 * i, &x, 4);
-    else memcpy(p + 2 * i, &h, 2);
-}
-
-__global__ static void bench_fill_kernel(char *p, size_t n, int storage) {
+template <typename X> __global__ static void bench_fill_kernel(X *p, size_t n) {
     const size_t i = grid_thread();
-    if (i < n) bench_store(p, i, storage);
+    if (i < n) p[i] = from_f32<X>(bench_weight(i));
 }
 
-static void bench_fill(void *p, size_t n, int storage) {
+template <typename X> static void bench_fill(X *p, size_t n) {
     for (size_t at = 0, count; at < n; at += count) {
         count = min_size(n - at, (size_t)1 << 30);
-        bench_fill_kernel<<<ceil_div(count, BLOCK_THREADS), BLOCK_THREADS>>>(
-            (char *)p + at * zo_stored_bytes(storage), count, storage);
+        bench_fill_kernel<<<ceil_div(count, BLOCK_THREADS), BLOCK_THREADS>>>(p + at, count);
         CUDA(cudaGetLastError());
     }
     CUDA(cudaDeviceSynchronize());
@@ -178,10 +159,6 @@ static void bench_batch(const GPT2Config *c, size_t B) {
     r->train = loader_make(&r->data, r->T, 1, true);
 }
 
-template <typename X> static int storage_of(void) {
-    return sizeof(X) == 4 ? ZO_FP32 : std::is_same<X, bf16>::value ? ZO_BF16 : ZO_FP16;
-}
-
 template <typename X> static const char *name_of(void) {
     return sizeof(X) == 4 ? "fp32" : std::is_same<X, bf16>::value ? "bf16" : "fp16";
 }
@@ -193,13 +170,12 @@ static ZoModel<X> *zo_model(const char *name, const GPT2Config *c, size_t B, boo
     ZoModel<X> *z = (ZoModel<X> *)alloc_or_fail(1, sizeof(ZoModel<X>), "model");
     z->config = *c;
     z->table = gpt2_table(c);
-    z->zo = ZoConfig{1, 1e-3f, queries, ZO_GAUSSIAN, storage_of<X>(), ZO_STOCHASTIC, 1};
-    z->log.queries = queries;
+    z->zo = ZoConfig{1, 1e-3f, queries, ZO_GAUSSIAN, ZoStorage<X>::TYPE};
     z->overlap = z->keeps_slots = z->fused = true;
     z->max_B = B;
     z->max_T = c->context;
     z->accum = 1;
-    zo_place(z, stream, 0, SLOTS);
+    zo_place(z, stream ? 0 : c->layers, SLOTS);
     const size_t planned = zo_bytes(z), host = zo_host_bytes(z), there = gpu_available();
     const char *where = stream ? "streamed" : "in memory";
     if (planned > there / 100 * 98 || host > memory_available() / 100 * 90) {
@@ -213,13 +189,11 @@ static ZoModel<X> *zo_model(const char *name, const GPT2Config *c, size_t B, boo
         return NULL;
     }
     zo_allocate(z);
-    bench_fill(z->resident, z->head + z->tail + (c->layers - z->streamed) * z->layer,
-               z->zo.storage);
+    bench_fill(z->resident, z->head + z->tail + (c->layers - z->streamed) * z->layer);
     const size_t away = z->streamed * z->layer;
-    char *const home = z->host_layers;
-    const int storage = z->zo.storage;
+    X *const home = z->host_layers;
     #pragma omp parallel for if (away > 1 << 16)
-    for (size_t i = 0; i < away; i++) bench_store(home, i, storage);
+    for (size_t i = 0; i < away; i++) home[i] = from_f32<X>(bench_weight(i));
     printf("%s %s, %s: %.1f MiB of GPU memory taken, planned %.1f; on the host %.1f\n", name,
            name_of<X>(), where, mib(there - gpu_available()), mib(planned), mib(host));
     return z;
@@ -245,11 +219,10 @@ template <typename X> static void bench_restart(ZoModel<X> *z) {
     z->fetched = z->visits;
 }
 
-// The log is for another number of queries; its updates are in the weights, or dropped.
+// The last update, which was of another number of queries, is dropped.
 template <typename X> static void bench_queries(ZoModel<X> *z, int queries) {
-    zo_log_free(&z->log);
-    z->log.queries = z->zo.queries = queries;
-    z->log.rounded = z->step;
+    z->zo.queries = queries;
+    z->pending = zo_nothing;
     bench_restart(z);
 }
 
@@ -274,7 +247,7 @@ static GPT2<bf16> *plain_model(const GPT2Config *c, size_t B) {
         return NULL;
     }
     gpt2_allocate(g);
-    bench_fill(g->params, g->table.elements, ZO_BF16);
+    bench_fill(g->params, g->table.elements);
     return g;
 }
 
@@ -292,9 +265,9 @@ static double two_forwards(GPT2<bf16> *g, const int32_t *tokens) {
 // All that a step does to weights, and nothing else; the head's chunks as well.
 template <typename X> static void all_weights(ZoModel<X> *z, const ZoPass *p) {
     const GPT2Table *t = &z->table;
-    const ZoPass quiet = {zo_nothing, true, 0, 1, 0, p->step, NULL};
+    const ZoPass quiet = {zo_nothing, 0, 1, 0, p->step, NULL};
     const ZoGroup head = zo_group(t, t->wte, 2);
-    zo_weights(z, zo_tensor(z, t->wte), &head, &p->updates, true, &quiet, 0);
+    zo_weights(z, zo_tensor(z, t->wte), &head, &p->update, &quiet, 0);
     for (size_t l = 0; l < z->config.layers; l++)
         for (int k = 0; k < ZO_GROUPS; k++) zo_perturb_group(z, p, l, k, zo_enter(z, l), 0);
     for (size_t v0 = 0; v0 < z->config.vocab; v0 += z->chunk)
@@ -323,9 +296,8 @@ static void bench_step_of(const char *name, const GPT2Config *c, GPT2<bf16> *g) 
                 times_add(&two, b);
             }
             // The parts, each alone. The update that is due here is of the last step, once more.
-            ZoPass p = {zo_nothing, true, 2, 1, z->zo.eps, (uint32_t)z->step,
-                        &z->batch[z->step % 2]};
-            zo_updates(&p.updates, &z->zo, &z->log, z->step);
+            const ZoPass p = {z->pending, 2, 1, z->zo.eps, (uint32_t)z->step,
+                              &z->batch[z->step % 2]};
             for (int i = 0; i < bench.rounds; i++) {
                 TIMED(&weights, all_weights(z, &p));
                 TIMED(&head, zo_head(z, &p, 0, z->totals));
@@ -393,7 +365,7 @@ static void bench_way(ZoModel<X> *z, const Way *w, cudaStream_t fetch, cudaStrea
     z->fetch = w->overlap ? fetch : z->compute;
     z->out = w->overlap ? out : z->compute;
     for (size_t i = 0; i < z->slots; i++)
-        z->slot[i] = w->keeps ? z->slot_memory + i * z->layer * z->stored : NULL;
+        z->slot[i] = w->keeps ? z->slot_memory + i * z->layer : NULL;
 }
 
 // The prediction, with products as fast as makes the in-memory step what it was measured to be.
@@ -405,11 +377,9 @@ template <typename X> static double bench_plan(const ZoModel<X> *z, const Way *w
     p.T = bench.run.T;
     p.accum = 1;
     p.queries = (size_t)z->zo.queries;
-    p.stored = z->stored;
-    p.computed = sizeof(X);
+    p.weight = sizeof(X);
     p.slots = (int)w->slots;
     p.noise = z->zo.noise;
-    p.write_back = 1;
     r.gpu_bytes = 0;
     r.gpu_flops = 1e14;
     r.gpu_flops *= zo_plan_step(&r, &z->config, &p).step / memory;
@@ -449,7 +419,7 @@ static void bench_ways(const char *name, const GPT2Config *c, ZoModel<X> *memory
     printf("%-9s %-5s %7.0f  %-16s %9.1f %9.0f\n", name, name_of<X>(), tokens, "in memory",
            1e3 * m, tokens / m);
     for (int k = 0; k < count; k++) {
-        const double s = median(&times[k]), moved = (double)(z->streamed * z->layer * z->stored);
+        const double s = median(&times[k]), moved = (double)(z->streamed * z->layer * sizeof(bf16));
         printf("%-9s %-5s %7.0f  %-16s %9.1f %9.0f %9.3f %8.2f", name, name_of<X>(), tokens,
                ways[k].name, 1e3 * s, tokens / s, s / m, full / s);
         if (paper >= 0 && ways[k].paper[paper] > 0) printf(" %8.2f", ways[k].paper[paper]);
@@ -505,7 +475,7 @@ static void part_queries(void) {
             }
         }
     printf("%7s %9s %9s %13s %8s\n", "queries", "ms", "x of 1", "directions/s", "GB/s");
-    const double one = median(&times[0]), moved = (double)(z->streamed * z->layer * z->stored);
+    const double one = median(&times[0]), moved = (double)(z->streamed * z->layer * sizeof(bf16));
     for (int q = 1; q <= QUERIES; q++) {
         const double s = median(&times[q - 1]);
         printf("%7d %9.1f %9.2f %13.2f %8.1f\n", q, 1e3 * s, s / one, q / s, 1e-9 * moved / s);

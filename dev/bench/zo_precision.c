@@ -6,13 +6,20 @@
 #define TESTING
 #include "../../train_gpt2.c"
 
-static const char *const storage_name[] = {"", "fp32", "fp16", "bf16"};
+static const char *const storage_name[] = {"fp32", "bf16", "fp16"};
 
 // The distance from x to the next number above it that the storage holds.
 static double spacing(double x, int storage) {
     const int digits = storage == ZO_FP32 ? 24 : storage == ZO_FP16 ? 11 : 8;
     const int e = ilogb(fabs(x));
     return ldexp(1, (storage == ZO_FP16 && e < -14 ? -14 : e) - digits + 1);
+}
+
+// The nearest number that the storage holds.
+static float nearest(float x, int storage) {
+    if (storage == ZO_FP32 || x == 0) return x;
+    const double unit = spacing(x, storage);
+    return (float)(rint(x / unit) * unit);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -23,7 +30,7 @@ enum { ELEMENTS = 1 << 18 };
 // Weights as they are in a model: normal, standard deviation 0.02, as the storage holds them.
 static void weights(float *w, size_t n, int storage) {
     rng_normals(w, n, 7, RNG_INIT, 0, 0);
-    for (size_t i = 0; i < n; i++) w[i] = zo_round(0.02f * w[i], storage, ZO_NEAREST, 0);
+    for (size_t i = 0; i < n; i++) w[i] = nearest(0.02f * w[i], storage);
 }
 
 static int by_value(const void *a, const void *b) {
@@ -34,12 +41,12 @@ static int by_value(const void *a, const void *b) {
 static void spacings(float *w) {
     printf("distance to the next weight, and the share of weights that a change of c leaves as it "
            "was\n        median     10 %%       90 %%      c = 1e-7    1e-6    1e-5    1e-4\n");
-    for (int s = ZO_FP32; s <= ZO_BF16; s++) {
+    for (int s = ZO_FP32; s <= ZO_FP16; s++) {
         size_t kept[4] = {0};
         weights(w, ELEMENTS, s);
         for (size_t i = 0; i < ELEMENTS; i++)
             for (int k = 0; k < 4; k++)
-                kept[k] += zo_round(w[i] + 1e-7f * powf(10, (float)k), s, ZO_NEAREST, 0) == w[i];
+                kept[k] += nearest(w[i] + 1e-7f * powf(10, (float)k), s) == w[i];
         for (size_t i = 0; i < ELEMENTS; i++) w[i] = (float)spacing(w[i], s);
         qsort(w, ELEMENTS, sizeof *w, by_value);
         printf("%s  %9.2g  %9.2g  %9.2g     ", storage_name[s], w[ELEMENTS / 2], w[ELEMENTS / 10],
@@ -55,9 +62,9 @@ static void in_place(float *w, float *first) {
     const float factor[3] = {1, -2, 1};
     printf("\n+ eps z, - 2 eps z, + eps z in place, eps 1e-3: rms distance from the start, and the "
            "share that moved\n           1 step           16          256         4096\n");
-    for (int s = ZO_FP32; s <= ZO_BF16; s++) {
+    for (int s = ZO_FP32; s <= ZO_FP16; s++) {
         const ZoConfig c = {.seed = 1, .noise = ZO_GAUSSIAN};
-        const float eps = zo_round(1e-3f, s, ZO_NEAREST, 0);
+        const float eps = nearest(1e-3f, s);
         const size_t n = ELEMENTS / 16;
         weights(w, n, s);
         memcpy(first, w, n * sizeof *w);
@@ -68,10 +75,10 @@ static void in_place(float *w, float *first) {
                 float z[64];
                 zo_noise(z, 64, &c, step, 0, 0, at);
                 for (size_t i = 0; i < 64; i++) {
-                    z[i] = zo_round(z[i], s, ZO_NEAREST, 0);
+                    z[i] = nearest(z[i], s);
                     for (int k = 0; k < 3; k++) {
-                        const float move = zo_round(factor[k] * z[i] * eps, s, ZO_NEAREST, 0);
-                        w[at + i] = zo_round(w[at + i] + move, s, ZO_NEAREST, 0);
+                        const float move = nearest(factor[k] * z[i] * eps, s);
+                        w[at + i] = nearest(w[at + i] + move, s);
                     }
                 }
             }
@@ -95,45 +102,38 @@ static void in_place(float *w, float *first) {
 static void survival(float *w) {
     printf("\nshare of 64 updates that survives | what rounding adds, by what was intended\n"
            "                          lr |g| = 1e-7          1e-6          1e-5          1e-4\n");
-    for (int storage = ZO_FP16; storage <= ZO_BF16; storage++) {
+    for (int storage = ZO_BF16; storage <= ZO_FP16; storage++) {
         weights(w, ELEMENTS, storage);
-        for (int rounding = ZO_NEAREST; rounding >= ZO_STOCHASTIC; rounding--)
-            for (int K = 1; K <= 64; K *= 8) {
-                const ZoConfig c = {.seed = 2, .queries = 1, .noise = ZO_GAUSSIAN,
-                                    .storage = storage, .rounding = rounding,
-                                    .write_back = (size_t)K};
-                const ZoConfig exact = {.seed = 2, .queries = 1, .noise = ZO_GAUSSIAN,
-                                        .storage = ZO_FP32};
-                printf("%s  %-10s  every %2d   ", storage_name[storage],
-                       rounding == ZO_NEAREST ? "nearest" : "stochastic", K);
-                for (int k = 0; k < 4; k++) {
-                    double dot = 0, norm = 0, moved = 0;
-                    #pragma omp parallel for reduction(+ : dot, norm, moved)
-                    for (size_t at = 0; at < ELEMENTS; at += 64) {
-                        float th[64], sum[64] = {0};
-                        memcpy(th, w + at, sizeof th);
-                        for (uint32_t step = 1; step <= 64;) {
-                            ZoUpdates u = {.queries = 1};
-                            for (u.count = 0; u.count < K; u.count++) {
-                                u.step[u.count] = step++;
-                                u.scale[u.count] = 1e-7f * powf(10, (float)k);
-                            }
-                            u.round = step - 1;
-                            zo_apply(th, 64, &c, &u, 0, false, at);
-                            zo_apply(sum, 64, &exact, &u, 0, false, at);
-                        }
-                        for (size_t i = 0; i < 64; i++) {
-                            const double d = (double)th[i] - w[at + i];
-                            dot += d * sum[i];
-                            norm += (double)sum[i] * sum[i];
-                            moved += d * d;
-                        }
+        for (int stochastic = 0; stochastic < 2; stochastic++) {
+            const ZoConfig c = {.seed = 2, .noise = ZO_GAUSSIAN, .queries = 1,
+                                .storage = stochastic ? storage : ZO_FP32};
+            const ZoConfig exact = {.seed = 2, .noise = ZO_GAUSSIAN, .queries = 1};
+            printf("%s  %-10s  ", storage_name[storage], stochastic ? "stochastic" : "nearest");
+            for (int k = 0; k < 4; k++) {
+                double dot = 0, norm = 0, moved = 0;
+                #pragma omp parallel for reduction(+ : dot, norm, moved)
+                for (size_t at = 0; at < ELEMENTS; at += 64) {
+                    float th[64], sum[64] = {0};
+                    memcpy(th, w + at, sizeof th);
+                    for (uint32_t step = 1; step <= 64; step++) {
+                        const ZoUpdate u = {step, 1, 0, {1e-7f * powf(10, (float)k)}};
+                        zo_apply(th, 64, &c, &u, 0, false, at);
+                        zo_apply(sum, 64, &exact, &u, 0, false, at);
+                        if (stochastic) continue;
+                        for (size_t i = 0; i < 64; i++) th[i] = nearest(th[i], storage);
                     }
-                    const double share = dot / norm;
-                    printf("  %6.3f | %4.1f", share, sqrt(moved / norm - share * share));
+                    for (size_t i = 0; i < 64; i++) {
+                        const double d = (double)th[i] - w[at + i];
+                        dot += d * sum[i];
+                        norm += (double)sum[i] * sum[i];
+                        moved += d * d;
+                    }
                 }
-                printf("\n");
+                const double share = dot / norm;
+                printf("  %6.3f | %4.1f", share, sqrt(moved / norm - share * share));
             }
+            printf("\n");
+        }
     }
 }
 
@@ -143,7 +143,7 @@ static void losses(void) {
     for (int i = 0; i < 3; i++) {
         const double loss = i == 0 ? 0.7 : i == 1 ? 3 : 10;
         printf("%4.1f", loss);
-        for (int s = ZO_FP32; s <= ZO_BF16; s++) printf("  %9.2g", spacing(loss, s) / 2e-3);
+        for (int s = ZO_FP32; s <= ZO_FP16; s++) printf("  %9.2g", spacing(loss, s) / 2e-3);
         printf("\n");
     }
 }
