@@ -23,9 +23,9 @@ static GPT2Config model(const char *name) {
 static ZoPlan plan_of(const GPT2Config *c) {
     ZoPlan p;
     memset(&p, 0, sizeof p);
-    p.B = p.accum = p.queries = p.write_back = 1;
+    p.B = p.accum = p.queries = 1;
     p.T = min_size(c->context, 2048);
-    p.stored = p.computed = 2;
+    p.weight = 2;
     p.slots = 3;
     p.streamed = c->layers;
     return p;
@@ -103,7 +103,7 @@ static void in_memory_nothing_waits(void) {
     p.world = 0;
     // of four directions, one kernel stores; and without rounding, fp32 takes twice the bytes
     p.queries = 4;
-    p.stored = p.computed = 4;
+    p.weight = 4;
     x = zo_plan_step(&r, &c, &p);
     IS(x.compute, 4 * (products + head));
     IS(x.perturb, P * (4 * 12 + 4) / 2e12 + 2 * embeddings + 4 * 2 * chunks);
@@ -112,18 +112,17 @@ static void in_memory_nothing_waits(void) {
     x = zo_plan_step(&r, &c, &p);
     IS(x.compute, 3 * 4 * (products + head));
     IS(x.perturb, P * (3 * 4 * 12 + 4) / 2e12 + 2 * embeddings + 3 * 4 * 2 * chunks);
-    // of five steps, one; labels need no logits; its update in a pass of its own
-    p.write_back = 5;
+    // labels need no logits; an update in a pass of its own
     p.accum = 1;
     p.labels = true;
     x = zo_plan_step(&r, &c, &p);
     IS(x.compute, 4 * products);
-    IS(x.perturb, P * (4 * 12 + 4 / 5.0) / 2e12 + 2 * embeddings / 5);
+    IS(x.perturb, P * (4 * 12 + 4) / 2e12 + 2 * embeddings);
     p.no_fused_update = true;
-    IS(zo_plan_step(&r, &c, &p).perturb, P * (4 * 12 + 8 / 5.0) / 2e12 + 2 * embeddings / 5);
+    IS(zo_plan_step(&r, &c, &p).perturb, P * (4 * 12 + 8) / 2e12 + 2 * embeddings);
 }
 
-// Noise is drawn for each direction, and for the updates that are replayed.
+// Noise is drawn for each direction, and for the update.
 static void noise_is_counted(void) {
     const GPT2Config c = model("gpt2");
     ZoPlan p = plan_of(&c);
@@ -138,14 +137,10 @@ static void noise_is_counted(void) {
     p.no_fused_update = true;
     IS(zo_plan_step(&r, &c, &p).perturb, (6 * P + 3 * embeddings) / 1e11);
     p.no_fused_update = false;
-    // every fourth update is stored: 12 are replayed then; 1, 2 or 3 before, for each direction
-    p.write_back = 4;
-    IS(zo_plan_step(&r, &c, &p).perturb,
-       ((12 + 3) * P + 12 * embeddings + 3 * (1 + 2 + 3) * 3 * P + 3 * 3 * P) / 4 / 1e11);
     p.noise = ZO_RADEMACHER;
     CHECK(zo_plan_step(&r, &c, &p).perturb < 1e-6, "signs are not free");
     p.noise = ZO_GAUSSIAN;
-    p.write_back = p.queries = 1;
+    p.queries = 1;
     r.gpu_bytes = 1e15;  // what takes longer counts
     IS(zo_plan_step(&r, &c, &p).perturb, (2 * P + embeddings) / 1e11);
     r.gpu_bytes = 1e11;
@@ -167,12 +162,6 @@ static void one_slot_keeps_the_link_busy(void) {
     x = zo_plan_step(&r, &c, &p);
     ABOUT(x.step, bytes / 0.5e6, 1e-6);
     CHECK(strcmp(x.limit, "offload") == 0, "%s", x.limit);
-    p.write_back = 8;  // two ways to travel, one step of eight
-    x = zo_plan_step(&r, &c, &p);
-    IS(x.offload, bytes / 0.5e6 / 8);
-    IS(x.upload, bytes / 1e6);
-    CHECK(x.step > bytes / 1e6 * 0.999 && x.step < bytes / 1e6 * (1 + 1.1 / 8)
-          && strcmp(x.limit, "upload") == 0, "%g, %s", x.step / bytes * 1e6, x.limit);
     // both ways are slower together, and slower still if host memory is
     p = plan_of(&c);
     r.d2h = 1e6;
@@ -235,22 +224,21 @@ static double later(double a, double b) { return a > b ? a : b; }
 static double recursion(const Rates *r, const GPT2Config *c, const ZoPlan *p) {
     enum { G = PLAN_GROUPS, ROOM = 12000 };
     static double used[ROOM][G], left[ROOM][G];  // by visit
-    const size_t slots = min_size((size_t)p->slots, p->streamed), K = p->write_back;
-    const size_t steps = 12 * K, stay = c->layers - p->streamed;
+    const size_t slots = min_size((size_t)p->slots, p->streamed);
+    const size_t steps = 12, stay = c->layers - p->streamed;
     double weights[G], flops[G], in = 0, out = 0, now = 0, half = 0;  // ends of the streams' work
     size_t visit = 0;
     zo_plan_groups(c, p, weights, flops);
     const double V = (double)c->vocab_padded, C = (double)c->channels, q = (double)p->queries;
-    const double n = (double)(p->B * p->T), M = r->gpu_bytes, b = (double)p->stored;
-    const double w = 2 * (double)p->computed;
+    const double n = (double)(p->B * p->T), M = r->gpu_bytes, b = (double)p->weight;
+    const double w = 2 * b;
     for (size_t step = 0; step < steps; step++) {
         if (step == steps / 2) half = now;
         for (size_t pass = 0; pass < p->accum + p->no_fused_update; pass++) {
-            const bool rounds = step % K == 0, update = pass == p->accum;
-            const bool store = rounds && (p->no_fused_update ? update : pass == 0);
+            const bool update = pass == p->accum;
+            const bool store = p->no_fused_update ? update : pass == 0;
             const double before = now;
             bool first = true;
-            if (update && !rounds) continue;
             if (store) now += (V + (double)c->context) * C * 2 * b / M;
             for (size_t l = 0; l < c->layers; l++) {
                 const bool away = (l + 1) * stay / c->layers == l * stay / c->layers;
@@ -295,9 +283,7 @@ static void every_operation_waits_for_its_turn(void) {
         p.queries = 1 + draw(5);
         p.slots = 1 + (int)draw(4);
         p.streamed = 1 + draw(c.layers);
-        p.stored = draw(2) ? 2 : 4;
-        p.computed = draw(2) ? 2 : 4;
-        p.write_back = draw(3) ? 1 : 1 + draw(6);
+        p.weight = draw(2) ? 2 : 4;
         p.labels = draw(2);
         p.no_prefetch = draw(4) == 0;
         p.no_fused_update = draw(4) == 0;
@@ -308,16 +294,16 @@ static void every_operation_waits_for_its_turn(void) {
         const double want = later(recursion(&r, &c, &p), later(x.upload, x.offload));
         const double part = fabs(x.step / want - 1);
         worst = later(worst, part);
-        const double within = 0.005;  // steps are not all alike
-        CHECK(part < within, "%d: %g, not %g: %zu of %zu layers, slots %d, q %zu, K %zu, accum %zu"
-              "%s%s", i, x.step, want, p.streamed, c.layers, p.slots, p.queries, p.write_back,
-              p.accum, p.no_prefetch ? ", no prefetch" : "",
+        const double within = 0.05;  // where steps are not alike, three are no mean of many
+        CHECK(part < within, "%d: %g, not %g: %zu of %zu layers, slots %d, q %zu, accum %zu"
+              "%s%s", i, x.step, want, p.streamed, c.layers, p.slots, p.queries, p.accum,
+              p.no_prefetch ? ", no prefetch" : "",
               p.no_fused_update ? ", not fused" : "");
         exact += part < 1e-6;
         CHECK(x.step >= (x.compute + x.perturb) * (1 - 1e-9), "%d: %g", i, x.step);
     }
     printf("  %d of 1500 are exact, the worst %.2g of a step away\n", exact, worst);
-    CHECK(exact > 1450, "%d", exact);
+    CHECK(exact > 1490, "%d", exact);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -419,7 +405,6 @@ static void nothing_good_does_harm(void) {
         p.queries = 1 + draw(4);
         p.slots = 1 + (int)draw(3);
         p.streamed = draw(25);
-        p.write_back = 1 + draw(3);
         p.accum = 1 + draw(5);
         Rates r = link_of(1e9 * (double)(5 + draw(40)), 1e9 * (double)(5 + draw(40)),
                           1e12 * (double)(10 + draw(200)));
@@ -506,7 +491,7 @@ static double testbed_plan(int row, size_t bytes, Rates *r, GPT2Config *c, ZoPla
     r->gpu_flops *= zo_plan_step(r, c, p).step / seconds;
     *c = model(rows[row].name);
     const double mezo = zo_plan_step(r, c, p).step;
-    p->stored = p->computed = bytes;
+    p->weight = bytes;
     p->streamed = c->layers;
     p->no_prefetch = true;
     return mezo;
