@@ -65,8 +65,8 @@ zen() {
 
 zen none '' --offload none
 zen zero 'zero: the CPU updates everything at every step' --offload zero
-zen at_once 'zenflow --zen-delay 0: the rest at the end of a window, at once' --offload zenflow \
-    --zen-delay 0 --zen-reselect 0
+zen at_once 'zenflow --zen-overlap off: the rest at the end of a window, at once' --offload zenflow \
+    --zen-overlap off --zen-reselect 0
 zen late 'zenflow: the rest one window late, its update dealt out' --offload zenflow --zen-reselect 0
 ;; esac
 

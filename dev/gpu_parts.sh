@@ -621,7 +621,7 @@ part_nccl() {
     done
 }
 
-zen_modes="none zero zenflow zenflow-1sum zero-accum zero-late zenflow-sync"
+zen_modes="none zero zenflow zenflow-serial zero-accum zero-late zenflow-sync"
 zen_size="$medium_size"
 [ "$tiny" = 1 ] || zen_size="--batch 8 --seq 1024 --recompute block"
 part_zen() {
@@ -634,12 +634,12 @@ part_zen_more() {
     local model size="--seq 2048 --recompute block --batch"
     needs train_gpt2cu && rates || return
     STEPS=32 LIMIT=60 modes zen $medium 240 "$zen_modes" $zen_size
-    STEPS=24 LIMIT=100 modes zen_7b 7b 330 "zero zero-accum zenflow-sync zenflow-1sum zenflow" \
+    STEPS=24 LIMIT=100 modes zen_7b 7b 330 "zero zero-accum zenflow-sync zenflow-serial zenflow" \
         $size 4
     for model in 13b 10b; do  # the largest that fits here, where --rates would mean elsewhere
-        ./train_gpt2cu --plan --model $model --offload zenflow --zen-sums 1 $size 1 \
+        ./train_gpt2cu --plan --model $model --offload zenflow $size 1 \
             >"$work/fits" 2>&1 || { row 1 $model "$(tail -n 1 "$work/fits")"; continue; }
-        STEPS=20 LIMIT=150 modes zen_$model $model "$(left)" "zero zenflow-1sum" $size 1
+        STEPS=20 LIMIT=150 modes zen_$model $model "$(left)" "zero zenflow" $size 1
         return
     done
 }

@@ -16,14 +16,14 @@
 #   zero-accum     one update by WINDOW steps' tokens, whose gradients the GPU sums
 #   zero-late      what is on the host shows one step late; vectors, which are not, at once
 #   zenflow-sync   ZenFlow, windows of WINDOW steps; their updates show at once
-#   zenflow        as they are meant to: one window late; and zenflow-1sum, with less host memory
-# ZEN: options for these three. All with zenflow get no --subgroup and no --slots. With EVALS, each
+#   zenflow        as they are meant to: one window late; zenflow-serial: without any overlap
+# ZEN: options for these three. All with zenflow get no --subgroup, --slots and --grad-wire. With EVALS, each
 # run is evaluated so many times, and a second table, OUT/loss.tsv, has what was reached with the
 # same tokens, and in the same time.
 # The first window is warm-up, the second has nothing late yet: times are of those that follow.
 set -eu
 modes=${MODES:-none zero twinflow interleave stride2 zero-published twinflow-published zero-accum \
-    zero-late zenflow-sync zenflow zenflow-1sum}
+    zero-late zenflow-sync zenflow zenflow-serial}
 case " $modes " in *" zenflow"*) STEPS=${STEPS:-$((5 * ${WINDOW:-4}))} ;; esac
 # shellcheck source=scripts/measure.sh
 . "$(dirname "$0")/measure.sh"
@@ -57,8 +57,8 @@ run_whole() {
         option=$1
         shift
         case $option in
-            --subgroup=* | --slots=*) ;;
-            --subgroup | --slots) [ $left -lt 2 ] || { shift; left=$((left - 1)); } ;;
+            --subgroup=* | --slots=* | --grad-wire=*) ;;
+            --subgroup | --slots | --grad-wire) [ $left -lt 2 ] || { shift; left=$((left - 1)); } ;;
             *) set -- "$@" "$option" ;;
         esac
     done
@@ -83,9 +83,9 @@ for mode in $modes; do
             options="--offload interleave --stride 2 --grad-wire fp32" ;;
         zero-accum) options="--offload zero --accum $((accum * window))" micro=$window ;;
         zero-late) options="--offload zenflow --zen-topk 0 --zen-window 1" ;;
-        zenflow-sync) options="$zenflow --zen-delay 0" period=$window ;;
-        zenflow) options="$zenflow --zen-sums 2" period=$window ;;
-        zenflow-1sum) options="$zenflow --zen-sums 1" period=$window ;;
+        zenflow-sync) options="$zenflow --zen-overlap off" period=$window ;;
+        zenflow) options="$zenflow" period=$window ;;
+        zenflow-serial) options="$zenflow --no-overlap" period=$window ;;
         *) refuse "no mode $mode" ;;
     esac
     steps=$((all_steps / micro)) every=$((all_every / micro))
@@ -99,7 +99,7 @@ for mode in $modes; do
         ok)
             ran="$ran $mode"
             case $mode in
-                zenflow | zenflow-1sum) windowed="$windowed $mode" ;;
+                zenflow | zenflow-serial) windowed="$windowed $mode" ;;
                 zero-accum | zero-late | zenflow-sync) ;;
                 *) plain="$plain $mode" ;;
             esac ;;

@@ -136,7 +136,7 @@ zen() {
     if [ $got -eq "$code" ] && grep -q "$pattern" zen.out; then echo "ok zen_$name"
     else sed 's/^/  /' zen.out; fail "zen_$name" "code $got, not $code with '$pattern'"; fi
 }
-late="zero-accum zero-late zenflow-sync zenflow zenflow-1sum"
+late="zero-accum zero-late zenflow-sync zenflow zenflow-serial"
 zen rows_are_compared_with_their_kind 0 'of none (2), and of zenflow (2) are identical' "$TRAINER" \
     "none zero $late" --subgroup 4096 --slots=2
 check zen_rows_have_their_numbers awk -F '\t' 'NF != 17 { wrong = 1 }
@@ -148,10 +148,10 @@ check zen_rows_have_their_losses awk -F '\t' 'NF != 5 { wrong = 1 }
     END { exit wrong || NR != 8 }' zen/loss.tsv
 zen an_accumulated_row_is_another 0 '^zero-accum ' "$TRAINER" "none zero-accum"
 check zen_and_is_not_said_to_be_the_same sh -c '! grep identical zen.out'
-printf '#!/bin/sh\ncase "$*" in *"--zen-sums 1"*) set -- "$@" --lr 6.001e-4 ;; esac\nexec "%s" "$@"\n' \
+printf '#!/bin/sh\ncase "$*" in *"zenflow"*"--no-overlap"*) set -- "$@" --lr 6.001e-4 ;; esac\nexec "%s" "$@"\n' \
     "$TRAINER" >wrong
 chmod +x wrong
-zen a_changed_loss_is_found 1 '^DIFFERENT: zenflow-1sum has "step":' ./wrong "zero zenflow zenflow-1sum"
+zen a_changed_loss_is_found 1 '^DIFFERENT: zenflow-serial has "step":' ./wrong "zero zenflow zenflow-serial"
 STEPS=23 EVALS=2 zen whole_windows_only 0 '^zenflow  *20 ' "$TRAINER" "zero zenflow"
 EVALS=4 zen evaluations_leave_windows 2 'too few for 4 EVALS' "$TRAINER" "zero zenflow"
 refuses zen_windows_have_two_steps 2 'WINDOW 1: ' env WINDOW=1 STEPS=9 MODEL=nano RATES="$rates" \
