@@ -290,33 +290,14 @@ static inline float clip_scale(double norm_squared, double clip) {
 #ifdef __CUDACC__
 #include "tide/gpu.cuh"
 
-// The runs of one launch. A kernel's argument, so that no memory has to be kept for it.
-enum { ADAM_RUNS = 16 };
-typedef struct {
-    AdamRun run[ADAM_RUNS];
-    unsigned end[ADAM_RUNS];  // units of work (below) of this run and all before it
-} AdamBatch;
-
-// The run that holds this unit; *unit becomes its number within that run.
-__device__ static inline AdamRun adam_batch_find(const AdamBatch &batch, unsigned *unit) {
-    int i = 0;
-    while (*unit >= batch.end[i]) i++;
-    if (i > 0) *unit -= batch.end[i - 1];
-    return batch.run[i];
-}
-
-// Fills in ADAM_RUNS runs from number `first` on; units_of(run): its units. Returns all units.
-static unsigned adam_batch(AdamBatch *b, const AdamRun *runs, int first, int count,
-                           unsigned (*units_of)(const AdamRun *)) {
-    unsigned units = 0;
-    for (int i = 0; i < ADAM_RUNS; i++) {
-        if (first + i < count) {
-            b->run[i] = runs[first + i];
-            units += units_of(&b->run[i]);
-        }
-        b->end[i] = units;
-    }
-    return units;
+// A launch for the runs from number `first` on, as many as it has room for; units_of(run): its units.
+static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count,
+                                 unsigned (*units_of)(const AdamRun *)) {
+    Batch<AdamRun> batch;
+    memset(&batch, 0, sizeof batch);
+    for (int i = first; i < count && i < first + BATCH_MOST; i++)
+        batch_add(&batch, runs[i], units_of(&runs[i]));
+    return batch;
 }
 
 // One thread takes four elements that start at a multiple of four. At the ends of a run that starts
@@ -326,9 +307,9 @@ enum { ADAM_THREADS = 256 };
 
 __global__ static void adam_update_kernel(float *p, float *m, float *v, const void *grad,
                                           bool grad_is_bf16, uint16_t *p_bf16, bool aligned,
-                                          AdamBatch batch, AdamStep s) {
+                                          Batch<AdamRun> batch, AdamStep s) {
     unsigned block = blockIdx.x;
-    const AdamRun run = adam_batch_find(batch, &block);
+    const AdamRun run = batch_find(batch, &block);
     const size_t end = run.at + run.length;
     const size_t i = 4 * (run.at / 4 + block * (size_t)ADAM_THREADS + threadIdx.x);
     const float decay = run.decay ? s.weight_decay : 0.0f;
@@ -371,9 +352,9 @@ static inline void adam_update_gpu(float *p, float *m, float *v, const void *gra
                                    int count, const AdamStep *step, cudaStream_t stream) {
     const uintptr_t addresses = (uintptr_t)p | (uintptr_t)m | (uintptr_t)v | (uintptr_t)grad
                               | (uintptr_t)p_bf16;
-    for (int first = 0; first < count; first += ADAM_RUNS) {
-        AdamBatch batch;
-        const unsigned blocks = adam_batch(&batch, runs, first, count, adam_blocks);
+    for (int first = 0; first < count; first += BATCH_MOST) {
+        const Batch<AdamRun> batch = adam_batch(runs, first, count, adam_blocks);
+        const unsigned blocks = batch_units(&batch);
         if (blocks == 0) continue;
         adam_update_kernel<<<blocks, ADAM_THREADS, 0, stream>>>(
             p, m, v, grad, grad_is_bf16, p_bf16, addresses % 16 == 0, batch, *step);
@@ -389,11 +370,11 @@ enum { NORM_WARPS = 8 };
 
 template <bool IS_BF16>
 __global__ static void norm_block_sums_kernel(const void *grad, double *sums, unsigned units,
-                                              AdamBatch batch) {
+                                              Batch<AdamRun> batch) {
     const unsigned unit = blockIdx.x * NORM_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (unit >= units) return;  // the whole warp
     unsigned block = unit;
-    const AdamRun run = adam_batch_find(batch, &block);
+    const AdamRun run = batch_find(batch, &block);
     const size_t at = block * (size_t)NORM_BLOCK, left = run.length - at;
     const unsigned n = left < NORM_BLOCK ? (unsigned)left : (unsigned)NORM_BLOCK;
     double sum = 0;
@@ -417,9 +398,9 @@ static unsigned adam_norm_blocks(const AdamRun *run) { return (unsigned)norm_blo
 // arena in device memory, sums (sum over the runs of norm_blocks(length)) is device memory too.
 static inline void norm_block_sums_gpu(const void *grad, bool is_bf16, const AdamRun *runs,
                                        int count, double *sums, cudaStream_t stream) {
-    for (int first = 0; first < count; first += ADAM_RUNS) {
-        AdamBatch batch;
-        const unsigned units = adam_batch(&batch, runs, first, count, adam_norm_blocks);
+    for (int first = 0; first < count; first += BATCH_MOST) {
+        const Batch<AdamRun> batch = adam_batch(runs, first, count, adam_norm_blocks);
+        const unsigned units = batch_units(&batch);
         if (units == 0) continue;
         const unsigned blocks = ceil_div(units, NORM_WARPS);
         if (is_bf16)

@@ -21,37 +21,7 @@
 // ---------------------------------------------------------------------------------------------
 // 1. The work
 
-// A kernel's argument, so that no memory has to be kept for it: what is done to each tensor.
-enum { COLUMNS_TENSORS = 16, COLUMNS_THREADS = 256 };
-template <typename Work> struct ColumnsBatch {
-    Work work[COLUMNS_TENSORS];
-    unsigned end[COLUMNS_TENSORS];  // blocks of this tensor and all before it
-    int count;
-};
-
-// The tensor that this block works for; *block becomes its number there.
-template <typename Work>
-__device__ static inline Work columns_find(const ColumnsBatch<Work> &batch, unsigned *block) {
-    int i = 0;
-    while (*block >= batch.end[i]) i++;
-    if (i > 0) *block -= batch.end[i - 1];
-    return batch.work[i];
-}
-
-// Adds work for so many blocks.
-template <typename Work>
-static void columns_add(ColumnsBatch<Work> *batch, const Work &work, size_t blocks) {
-    if (blocks == 0) return;
-    if (batch->count == COLUMNS_TENSORS) fail("columns: too many tensors in one segment");
-    const size_t end = blocks + (batch->count > 0 ? batch->end[batch->count - 1] : 0);
-    if (end > INT32_MAX) fail("columns: a segment is too large");
-    batch->work[batch->count] = work;
-    batch->end[batch->count++] = (unsigned)end;
-}
-
-template <typename Work> static unsigned columns_blocks(const ColumnsBatch<Work> *batch) {
-    return batch->count > 0 ? batch->end[batch->count - 1] : 0;
-}
+enum { COLUMNS_THREADS = 256 };
 
 // Some columns of a matrix (rows, cols), those in `slots` slots: (rows, slots) when packed. Slots
 // are cut into strips of at most COLUMNS_THREADS, all but the last of one width; a block's threads
@@ -67,7 +37,7 @@ typedef struct {
 } ColumnsWork;
 
 // Blocks that take `each` bands.
-static inline void columns_add_matrix(ColumnsBatch<ColumnsWork> *batch, size_t rows, size_t cols,
+static inline void columns_add_matrix(Batch<ColumnsWork> *batch, size_t rows, size_t cols,
                                       size_t slots, ColumnsWork w, unsigned each) {
     if (slots == 0) return;
     if (rows > INT32_MAX || cols > INT32_MAX)
@@ -80,14 +50,14 @@ static inline void columns_add_matrix(ColumnsBatch<ColumnsWork> *batch, size_t r
     w.band = COLUMNS_THREADS / w.width;
     w.ahead = w.band * cols;
     w.packed_ahead = w.band * slots;
-    columns_add(batch, w, w.strips * (size_t)ceil_div(rows, w.band * each));
+    batch_add(batch, w, w.strips * (size_t)ceil_div(rows, w.band * each));
 }
 
 // The chosen columns of a segment's tensors, or the rest.
-static inline ColumnsBatch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool rest,
+static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool rest,
                                                    unsigned each) {
     const ZenSegment *s = &map->segment[segment];
-    ColumnsBatch<ColumnsWork> batch;
+    Batch<ColumnsWork> batch;
     memset(&batch, 0, sizeof batch);
     for (int i = s->first; i < s->first + s->count; i++) {
         const ZenTensor *z = &map->tensor[i];
@@ -144,17 +114,31 @@ __device__ static inline void columns_copy(To *__restrict__ to, size_t ahead_to,
     }
 }
 
-template <typename In, typename Out>
+// Columns of matrices, packed (PACKS), or to their places from there.
+template <bool PACKS, typename To, typename From>
 __global__ static void __launch_bounds__(COLUMNS_THREADS)
-columns_pack_kernel(Out *__restrict__ packed, const In *__restrict__ matrix,
-                    const int32_t *__restrict__ column, ColumnsBatch<ColumnsWork> batch) {
+columns_move_kernel(To *__restrict__ to, const From *__restrict__ from,
+                    const int32_t *__restrict__ column, Batch<ColumnsWork> batch) {
     unsigned block = blockIdx.x;
-    const ColumnsWork w = columns_find(batch, &block);
+    const ColumnsWork w = batch_find(batch, &block);
     const ColumnsThread t = columns_thread(w, block, COLUMNS_EACH);
     if (t.left == 0) return;
-    matrix += w.at + (size_t)t.row * w.cols + (size_t)column[w.column_at + t.slot];
-    packed += w.packed_at + (size_t)t.row * w.slots + t.slot;
-    columns_copy(packed, w.packed_ahead, matrix, w.ahead, t.left, w.band);
+    const size_t at = w.at + (size_t)t.row * w.cols + (size_t)column[w.column_at + t.slot];
+    const size_t packed_at = w.packed_at + (size_t)t.row * w.slots + t.slot;
+    if (PACKS)
+        columns_copy(to + packed_at, w.packed_ahead, from + at, w.ahead, t.left, w.band);
+    else
+        columns_copy(to + at, w.ahead, from + packed_at, w.packed_ahead, t.left, w.band);
+}
+
+template <bool PACKS, typename To, typename From>
+static void columns_move(To *to, const From *from, const int32_t *column,
+                         const Batch<ColumnsWork> &batch, cudaStream_t stream) {
+    const unsigned blocks = batch_units(&batch);
+    if (blocks == 0) return;
+    columns_move_kernel<PACKS, To, From><<<blocks, COLUMNS_THREADS, 0, stream>>>(to, from, column,
+                                                                                 batch);
+    CUDA(cudaGetLastError());
 }
 
 // packed = the chosen columns of all tensors of a segment, or the rest. In and Out: float or bf16,
@@ -163,37 +147,16 @@ columns_pack_kernel(Out *__restrict__ packed, const In *__restrict__ matrix,
 template <typename In, typename Out>
 static void columns_pack_gpu(Out *packed, const In *arena_part, const ZenMap *map, int segment,
                              bool rest, const int32_t *column, cudaStream_t stream) {
-    const ColumnsBatch<ColumnsWork> batch = columns_of(map, segment, rest, COLUMNS_EACH);
-    const unsigned blocks = columns_blocks(&batch);
-    if (blocks == 0) return;
-    columns_pack_kernel<In, Out><<<blocks, COLUMNS_THREADS, 0, stream>>>(packed, arena_part, column,
-                                                                         batch);
-    CUDA(cudaGetLastError());
-}
-
-template <typename X>
-__global__ static void __launch_bounds__(COLUMNS_THREADS)
-columns_scatter_kernel(X *__restrict__ matrix, const X *__restrict__ packed,
-                       const int32_t *__restrict__ column, ColumnsBatch<ColumnsWork> batch) {
-    unsigned block = blockIdx.x;
-    const ColumnsWork w = columns_find(batch, &block);
-    const ColumnsThread t = columns_thread(w, block, COLUMNS_EACH);
-    if (t.left == 0) return;
-    matrix += w.at + (size_t)t.row * w.cols + (size_t)column[w.column_at + t.slot];
-    packed += w.packed_at + (size_t)t.row * w.slots + t.slot;
-    columns_copy(matrix, w.ahead, packed, w.packed_ahead, t.left, w.band);
+    columns_move<true>(packed, arena_part, column, columns_of(map, segment, rest, COLUMNS_EACH),
+                       stream);
 }
 
 // The inverse: writes these columns, and no others.
 template <typename X>
 static void columns_scatter_gpu(X *arena_part, const X *packed, const ZenMap *map, int segment,
                                 bool rest, const int32_t *column, cudaStream_t stream) {
-    const ColumnsBatch<ColumnsWork> batch = columns_of(map, segment, rest, COLUMNS_EACH);
-    const unsigned blocks = columns_blocks(&batch);
-    if (blocks == 0) return;
-    columns_scatter_kernel<X><<<blocks, COLUMNS_THREADS, 0, stream>>>(arena_part, packed, column,
-                                                                      batch);
-    CUDA(cudaGetLastError());
+    columns_move<false>(arena_part, packed, column, columns_of(map, segment, rest, COLUMNS_EACH),
+                        stream);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -205,11 +168,11 @@ template <typename X, typename G>
 __global__ static void __launch_bounds__(COLUMNS_THREADS)
 columns_adam_kernel(X *__restrict__ matrix, float *__restrict__ p, float *__restrict__ m,
                     float *__restrict__ v, const G *__restrict__ g,
-                    const int32_t *__restrict__ column, ColumnsBatch<ColumnsWork> batch,
+                    const int32_t *__restrict__ column, Batch<ColumnsWork> batch,
                     AdamStep s) {
     enum { EACH = COLUMNS_ADAM_EACH };
     unsigned block = blockIdx.x;
-    const ColumnsWork w = columns_find(batch, &block);
+    const ColumnsWork w = batch_find(batch, &block);
     const ColumnsThread t = columns_thread(w, block, EACH);
     if (t.left == 0) return;
     const float decay = w.decay ? s.weight_decay : 0.0f;
@@ -244,8 +207,8 @@ template <typename X, typename G>
 static void columns_adam_gpu(X *arena_part, float *p, float *m, float *v, const G *g,
                              const ZenMap *map, int segment, const int32_t *column,
                              const AdamStep *step, cudaStream_t stream) {
-    const ColumnsBatch<ColumnsWork> batch = columns_of(map, segment, false, COLUMNS_ADAM_EACH);
-    const unsigned blocks = columns_blocks(&batch);
+    const Batch<ColumnsWork> batch = columns_of(map, segment, false, COLUMNS_ADAM_EACH);
+    const unsigned blocks = batch_units(&batch);
     if (blocks == 0) return;
     columns_adam_kernel<X, G><<<blocks, COLUMNS_THREADS, 0, stream>>>(arena_part, p, m, v, g,
                                                                       column, batch, *step);
@@ -292,9 +255,9 @@ __device__ static inline void columns_sum(ZenSum *sum, double x) {
 template <typename G>
 __global__ static void __launch_bounds__(COLUMNS_STRIP)
 columns_block_sums_kernel(ZenSum *__restrict__ scratch, const G *__restrict__ grad,
-                          ColumnsBatch<ColumnsSums> batch) {
+                          Batch<ColumnsSums> batch) {
     unsigned block = blockIdx.x;
-    const ColumnsSums w = columns_find(batch, &block);
+    const ColumnsSums w = batch_find(batch, &block);
     const unsigned b = block / w.strips, j = block % w.strips * COLUMNS_STRIP + threadIdx.x;
     if (j >= w.cols) return;
     const unsigned left = w.rows - b * ZEN_BLOCK;
@@ -315,10 +278,10 @@ columns_block_sums_kernel(ZenSum *__restrict__ scratch, const G *__restrict__ gr
 
 __global__ static void __launch_bounds__(COLUMNS_STRIP)
 columns_sums_kernel(ZenSum *__restrict__ sums, const ZenSum *__restrict__ scratch,
-                    ColumnsBatch<ColumnsSums> batch) {
+                    Batch<ColumnsSums> batch) {
     enum { AHEAD = 8 };
     unsigned strip = blockIdx.x;
-    const ColumnsSums w = columns_find(batch, &strip);
+    const ColumnsSums w = batch_find(batch, &strip);
     const unsigned j = strip * COLUMNS_STRIP + threadIdx.x;
     const unsigned blocks = (w.rows + ZEN_BLOCK - 1) / ZEN_BLOCK;
     if (j >= w.cols) return;
@@ -346,7 +309,7 @@ template <typename G>
 static void columns_sums_gpu(ZenSum *sums, ZenSum *scratch, const G *arena_part, const ZenMap *map,
                              int segment, cudaStream_t stream) {
     const ZenSegment *s = &map->segment[segment];
-    ColumnsBatch<ColumnsSums> blocks, strips;
+    Batch<ColumnsSums> blocks, strips;
     memset(&blocks, 0, sizeof blocks);
     memset(&strips, 0, sizeof strips);
     size_t scratch_at = 0;
@@ -356,15 +319,15 @@ static void columns_sums_gpu(ZenSum *sums, ZenSum *scratch, const G *arena_part,
         const ColumnsSums w = {z->at - map->tensor[s->first].at, z->column_at, scratch_at,
                                (unsigned)z->rows, (unsigned)z->cols,
                                ceil_div(z->cols, COLUMNS_STRIP)};
-        columns_add(&blocks, w, columns_sum_blocks(z->rows) * w.strips);
-        columns_add(&strips, w, w.strips);
+        batch_add(&blocks, w, columns_sum_blocks(z->rows) * w.strips);
+        batch_add(&strips, w, w.strips);
         scratch_at += columns_sum_blocks(z->rows) * z->cols;
     }
     if (blocks.count == 0) return;
-    columns_block_sums_kernel<G><<<columns_blocks(&blocks), COLUMNS_STRIP, 0, stream>>>(
+    columns_block_sums_kernel<G><<<batch_units(&blocks), COLUMNS_STRIP, 0, stream>>>(
         scratch, arena_part, blocks);
     CUDA(cudaGetLastError());
-    columns_sums_kernel<<<columns_blocks(&strips), COLUMNS_STRIP, 0, stream>>>(sums, scratch,
+    columns_sums_kernel<<<batch_units(&strips), COLUMNS_STRIP, 0, stream>>>(sums, scratch,
                                                                              strips);
     CUDA(cudaGetLastError());
 }
@@ -372,8 +335,8 @@ static void columns_sums_gpu(ZenSum *sums, ZenSum *scratch, const G *arena_part,
 // ---------------------------------------------------------------------------------------------
 // 5. Slots that change places
 
-static inline ColumnsBatch<ColumnsWork> columns_of_one(size_t rows, size_t width, size_t count) {
-    ColumnsBatch<ColumnsWork> batch;
+static inline Batch<ColumnsWork> columns_of_one(size_t rows, size_t width, size_t count) {
+    Batch<ColumnsWork> batch;
     ColumnsWork w;
     memset(&batch, 0, sizeof batch);
     memset(&w, 0, sizeof w);
@@ -382,24 +345,15 @@ static inline ColumnsBatch<ColumnsWork> columns_of_one(size_t rows, size_t width
 }
 
 // out (rows, count) = packed (rows, width)[:, slots]. slots (count): on the GPU.
-static inline void columns_take_gpu(float *out, const float *packed, size_t rows, size_t width,
-                                    const int32_t *slots, size_t count, cudaStream_t stream) {
-    const ColumnsBatch<ColumnsWork> batch = columns_of_one(rows, width, count);
-    const unsigned blocks = columns_blocks(&batch);
-    if (blocks == 0) return;
-    columns_pack_kernel<float, float><<<blocks, COLUMNS_THREADS, 0, stream>>>(out, packed, slots,
-                                                                              batch);
-    CUDA(cudaGetLastError());
+static void columns_take_gpu(float *out, const float *packed, size_t rows, size_t width,
+                             const int32_t *slots, size_t count, cudaStream_t stream) {
+    columns_move<true>(out, packed, slots, columns_of_one(rows, width, count), stream);
 }
 
 // The inverse: packed (rows, width)[:, slots] = in (rows, count).
-static inline void columns_put_gpu(float *packed, const float *in, size_t rows, size_t width,
-                                   const int32_t *slots, size_t count, cudaStream_t stream) {
-    const ColumnsBatch<ColumnsWork> batch = columns_of_one(rows, width, count);
-    const unsigned blocks = columns_blocks(&batch);
-    if (blocks == 0) return;
-    columns_scatter_kernel<float><<<blocks, COLUMNS_THREADS, 0, stream>>>(packed, in, slots, batch);
-    CUDA(cudaGetLastError());
+static void columns_put_gpu(float *packed, const float *in, size_t rows, size_t width,
+                            const int32_t *slots, size_t count, cudaStream_t stream) {
+    columns_move<false>(packed, in, slots, columns_of_one(rows, width, count), stream);
 }
 
 #endif

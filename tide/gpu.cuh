@@ -165,4 +165,37 @@ static inline unsigned index_32(size_t n) {
     return (unsigned)n;
 }
 
+// ---------------------------------------------------------------------------------------------
+// Work on several tensors in one launch. A kernel's argument, so that no memory has to be kept for it
+
+enum { BATCH_MOST = 16 };
+template <typename Work> struct Batch {
+    Work work[BATCH_MOST];
+    unsigned end[BATCH_MOST];  // units, whatever the kernel takes for one, of this and all before
+    int count;
+};
+
+// The work that has this unit; *unit becomes its number there.
+template <typename Work>
+__device__ static inline Work batch_find(const Batch<Work> &batch, unsigned *unit) {
+    int i = 0;
+    while (*unit >= batch.end[i]) i++;
+    if (i > 0) *unit -= batch.end[i - 1];
+    return batch.work[i];
+}
+
+template <typename Work> static unsigned batch_units(const Batch<Work> *batch) {
+    return batch->count > 0 ? batch->end[batch->count - 1] : 0;
+}
+
+// Adds work of so many units.
+template <typename Work> static void batch_add(Batch<Work> *batch, const Work &work, size_t units) {
+    if (units == 0) return;
+    if (batch->count == BATCH_MOST) fail("too many tensors for one launch");
+    const size_t end = units + batch_units(batch);
+    if (end > INT32_MAX) fail("too much work for one launch");
+    batch->work[batch->count] = work;
+    batch->end[batch->count++] = (unsigned)end;
+}
+
 #endif
