@@ -144,24 +144,9 @@ static ZenMap map_of(const Matrix *m, int count) {
         t.elements += round_up(tensors[i].size, ALIGN_ELEMENTS);
     }
     ZenMap map = zen_map(&t, 1, 0.5, 0);
-    size_t chosen = 0, rest = 0;
-    for (int i = 0; i < t.count; i++) {  // so many, and not half of them
-        ZenTensor *z = &map.tensor[i];
-        ZenSegment *s = &map.segment[tensors[i].layer + 1];
-        z->chosen = i > 0 && i <= count ? m[i - 1].chosen : 7;
-        z->chosen_at = chosen;
-        z->rest_at = rest;
-        if (s->first == i) {
-            s->chosen_at = chosen;
-            s->rest_at = rest;
-        }
-        chosen += round_up(z->rows * z->chosen, ALIGN_ELEMENTS);
-        rest += round_up(z->rows * (z->cols - z->chosen), ALIGN_ELEMENTS);
-        s->chosen = chosen - s->chosen_at;
-        s->rest = rest - s->rest_at;
-    }
-    map.chosen = chosen;
-    map.rest = rest;
+    for (int i = 0; i < t.count; i++)  // so many, and not half of them
+        map.tensor[i].chosen = i > 0 && i <= count ? m[i - 1].chosen : 7;
+    zen_map_pack(&map);
     return map;
 }
 
@@ -289,28 +274,6 @@ template <typename X> static void scatter_case(const ZenMap *map, int segment) {
 }
 
 template <typename X> static void scatter(void) { cases(scatter_case<X>); }
-
-// What is packed and scattered again, both kinds, is what it was.
-static void round_trip_case(const ZenMap *map, int segment) {
-    const size_t n = part_of(map, segment);
-    const size_t count[2] = {packed_of(map, segment, false), packed_of(map, segment, true)};
-    float *x = numbers<float>(n, 4, true), *want = host<float>(n);
-    const float *from = device(x, n);
-    float *to = device(want, n);
-    const int32_t *column = device_columns(map);
-    for (int rest = 0; rest < 2; rest++) {
-        each(map, segment, rest, [&](size_t e, size_t, int) { want[e] = x[e]; });
-        float *empty = host<float>(count[rest]), *packed = device(empty, count[rest]);
-        columns_pack_gpu(packed, from, map, segment, rest, column, stream);
-        columns_scatter_gpu(to, packed, map, segment, rest, column, stream);
-        free(empty);
-    }
-    check_bits("both", to, want, n, false);
-    free(x);
-    free(want);
-}
-
-static void round_trip(void) { cases(round_trip_case); }
 
 template <typename X, typename G> static void adam_case(const ZenMap *map, int segment) {
     const size_t n = part_of(map, segment), packed = packed_of(map, segment, false);
@@ -594,7 +557,6 @@ int main(void) {
     RUN(pack<bf16>);
     RUN(scatter<float>);
     RUN(scatter<bf16>);
-    RUN(round_trip);
     RUN(adam<float>);
     RUN(adam<bf16>);
     RUN(sums<float>);
