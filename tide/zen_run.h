@@ -38,8 +38,8 @@ static void zen_describe(const ZenConfig *c, const ZenMap *map, const char *gpu,
 // A run is saved at a window's end (of the warm-up's windows: the last one's), where no gradient is
 // held back; at the end of training also within one, whose gradients are then dropped, as in the
 // weights. Besides param (the newest weights), m and v there is a part shown, the weights in use,
-// where an update is still to show; other modes leave it, and go on from the newest. What else there
-// is, is in state.json: {"zenflow":{..}}.
+// where an update is still to show; other modes leave it, and go on from the newest. The rest is in
+// state.json: {"zenflow":{..}}.
 
 enum { ZEN_PARTS = 4 };
 
