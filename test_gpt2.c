@@ -498,6 +498,66 @@ static double relative_difference(const float *a, const float *b, size_t n) {
     return worst / scale;
 }
 
+// Attention's definition (train_gpt2.c has the formulas): one query row at a time.
+static void attention_forward_plain(float *out, float *lse, const float *qkv,
+                                    size_t B, size_t T, size_t C, size_t NH) {
+    const size_t HS = C / NH;
+    const float scale = 1.0f / sqrtf((float)HS);
+    float *p = (float *)alloc_or_fail(T, sizeof(float), "attention row");
+    for (size_t b = 0; b < B; b++)
+    for (size_t h = 0; h < NH; h++)
+    for (size_t t = 0; t < T; t++) {
+        const float *q = qkv + (b * T + t) * 3 * C + h * HS;
+        const float *k = qkv + b * T * 3 * C + C + h * HS, *v = k + C;
+        float *o = out + (b * T + t) * C + h * HS;
+        float max = -INFINITY, sum = 0;
+        for (size_t u = 0; u <= t; u++) {
+            float dot = 0;
+            for (size_t i = 0; i < HS; i++) dot += q[i] * k[u * 3 * C + i];
+            p[u] = dot * scale;
+            max = fmaxf(max, p[u]);
+        }
+        for (size_t u = 0; u <= t; u++) sum += p[u] = expf(p[u] - max);
+        lse[(b * NH + h) * T + t] = max + logf(sum);
+        for (size_t i = 0; i < HS; i++) o[i] = 0;
+        for (size_t u = 0; u <= t; u++)
+            for (size_t i = 0; i < HS; i++) o[i] += p[u] / sum * v[u * 3 * C + i];
+    }
+    free(p);
+}
+
+static void attention_backward_plain(float *dqkv, const float *dout, const float *out,
+                                     const float *lse, const float *qkv,
+                                     size_t B, size_t T, size_t C, size_t NH) {
+    const size_t HS = C / NH;
+    const float scale = 1.0f / sqrtf((float)HS);
+    memset(dqkv, 0, B * T * 3 * C * sizeof(float));
+    for (size_t b = 0; b < B; b++)
+    for (size_t h = 0; h < NH; h++)
+    for (size_t t = 0; t < T; t++) {
+        const size_t row = (b * T + t) * 3 * C + h * HS, keys = b * T * 3 * C + C + h * HS;
+        const float *q = qkv + row, *k = qkv + keys, *v = k + C;
+        float *dq = dqkv + row, *dk = dqkv + keys, *dv = dk + C;
+        const float *o = out + (b * T + t) * C + h * HS, *d = dout + (b * T + t) * C + h * HS;
+        float d_dot_o = 0;  // = sum over u of p[t,u] dp[t,u]
+        for (size_t i = 0; i < HS; i++) d_dot_o += d[i] * o[i];
+        for (size_t u = 0; u <= t; u++) {
+            float s = 0, dp = 0;
+            for (size_t i = 0; i < HS; i++) {
+                s += q[i] * k[u * 3 * C + i];
+                dp += d[i] * v[u * 3 * C + i];
+            }
+            const float p = expf(s * scale - lse[(b * NH + h) * T + t]);
+            const float ds = p * (dp - d_dot_o) * scale;
+            for (size_t i = 0; i < HS; i++) {
+                dq[i] += ds * k[u * 3 * C + i];
+                dk[u * 3 * C + i] += ds * q[i];
+                dv[u * 3 * C + i] += p * d[i];
+            }
+        }
+    }
+}
+
 // The strips against the definition, for lengths around the strip's and odd heads.
 static void test_attention_is_its_definition(void) {
     static const size_t shapes[][4] = {  // B, T, C, NH
@@ -610,14 +670,14 @@ static void test_cached_decoding(void) {
         float *logits = (float *)alloc_or_fail(T * g.config.vocab_padded, sizeof(float), "logits");
         gpt2_forward(&g, tokens, 1, T);
         gpt2_head(&g, tokens + 1, 0, false, logits);
-        Decoder d = decoder_open(&g);
+        float *next = (float *)alloc_or_fail(g.config.vocab, sizeof(float), "logits");
         for (size_t t = 0; t < T; t++) {
-            decode(&d, tokens[t]);
-            const double error = relative_difference(d.logits, logits + t * g.config.vocab_padded,
+            gpt2_next(&g, tokens, t + 1, t == 20 ? t + 1 : 1, next);  // and all of them once
+            const double error = relative_difference(next, logits + t * g.config.vocab_padded,
                                                      g.config.vocab);
             CHECK(test_within(error, 5e-6), "variant %d, position %zu: %g", variant, t, error);
         }
-        decoder_close(&d);
+        free(next);
         free(logits);
         gpt2_free(&g);
     }
@@ -640,73 +700,6 @@ static void test_evaluation_shares_activations(void) {
     CHECK(a == b, "%.9f and %.9f", a, b);
     gpt2_free(&g);
     gpt2_free(&e);
-}
-
-static void test_sampling(void) {
-    float logits[5];
-    int counts[5] = {0};
-    const float p[5] = {0.1f, 0.4f, 0.2f, 0.25f, 0.05f};
-    enum { DRAWS = 20000 };
-    for (int i = 0; i < DRAWS; i++) {
-        for (int j = 0; j < 5; j++) logits[j] = logf(p[j]);
-        counts[sample(logits, 5, 1.0, 0, ((float)i + 0.5f) / DRAWS)]++;
-    }
-    for (int j = 0; j < 5; j++)
-        CHECK(fabs(counts[j] / (double)DRAWS - p[j]) < 1e-3, "token %d: %d draws", j, counts[j]);
-    memset(counts, 0, sizeof counts);
-    for (int i = 0; i < 1000; i++) {  // the two likeliest, sharpened: 0.4^2 : 0.25^2
-        for (int j = 0; j < 5; j++) logits[j] = logf(p[j]);
-        counts[sample(logits, 5, 0.5, 2, ((float)i + 0.5f) / 1000)]++;
-    }
-    CHECK(counts[0] + counts[2] + counts[4] == 0, "top-k let others through");
-    CHECK(abs(counts[1] - 719) <= 2, "temperature: %d", counts[1]);
-    for (int j = 0; j < 5; j++) logits[j] = logf(p[j]);
-    CHECK(sample(logits, 5, 0, 0, 0.99f) == 1, "temperature 0 takes the likeliest");
-}
-
-// The tokens that the model sees: the last ones of a prompt that is too long, and when the context
-// is full the second half of it. What is drawn is printed, the end of a text ends it.
-static void test_sample_window(void) {
-    static const size_t windows[][2] = {{5, 9}, {5, 10}, {5, 11}, {5, 12}, {9, 13}, {9, 13}};
-    Options o;
-    GPT2Config c;
-    char path[PATH_MAX];
-    Error err;
-    memset(&o, 0, sizeof o);
-    memset(&c, 0, sizeof c);
-    c.context = 7;
-    c.vocab = 300;
-    o.prompt = "abcdefgh";
-    path_join(path, work_dir, "sample.txt");
-    for (o.sample_tokens = 1; o.sample_tokens <= 6; o.sample_tokens++) {
-        size_t right = 0, steps = 0, n = 0;
-        Tokenizer *tokenizer = tokenizer_bytes();
-        tokenizer->eot = '5';
-        fflush(stdout);
-        const int screen = dup(STDOUT_FILENO), file = open(path, O_CREAT | O_TRUNC | O_RDWR, 0600);
-        dup2(file, STDOUT_FILENO);
-        Sample s = sample_begin(&o, tokenizer, &c, 0);
-        const bool begins = s.first == 1 && s.n == 8 && memcmp(s.tokens + 7, "h\0\0", 4) == 0;
-        for (bool more = true; more; steps++) {
-            float logits[300] = {0};
-            logits[299] = 2;  // the tokenizer does not have it
-            logits['0' + steps] = 1;
-            more = sample_next(&s, logits);
-            right += s.first == windows[steps][0] && s.n == windows[steps][1];
-        }
-        sample_end(&s);
-        fflush(stdout);
-        dup2(screen, STDOUT_FILENO);
-        close(screen);
-        close(file);
-        char *text = file_read(path, &n, &err);
-        CHECK(begins, "the prompt's window");
-        CHECK(steps == o.sample_tokens && right == steps, "%zu of %zu windows", right, steps);
-        CHECK(text != NULL && strncmp(text, "abcdefgh01234\n", 8 + min_size(steps, 5)) == 0
-              && n == 9 + min_size(steps, 5), "it says %s", text);
-        free(text);
-        tokenizer_free(tokenizer);
-    }
 }
 
 // Padding never enters a result: the rows beyond the vocabulary stay zero in weights, gradients
@@ -749,8 +742,6 @@ int main(void) {
     RUN(test_accumulation);
     RUN(test_cached_decoding);
     RUN(test_evaluation_shares_activations);
-    RUN(test_sampling);
-    RUN(test_sample_window);
     RUN(test_padding_stays_zero);
 #endif
     char command[PATH_MAX + 16];

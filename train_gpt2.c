@@ -2,12 +2,12 @@
 //
 //   1. The layers, forward and backward, in the order in which a token meets them
 //   2. The model: memory, forward, backward, update
-//   3. Sampling
-//   4. Evaluation and the training loop; run.h has what surrounds them
+//   3. One step: AdamW's, or that of MeZO
+//   4. The loop; tide/run.h has what surrounds it
 //
 // This is the reference that everything else in tide.c is checked against, so every layer is the
 // plain loop that defines it. Two of them cannot stay plain and be fast, and have their definition
-// beside them: the matrix product (matmul.h) and attention (attention_*_plain, below).
+// elsewhere: the matrix product (tide/matmul.h) and attention (attention_*_plain in test_gpt2.c).
 //
 // Letters for shapes, here and everywhere: B sequences of T tokens in a micro-batch, N = B*T rows,
 // C channels, NH heads of HS = C/NH channels, F the MLP's width, V the vocabulary, L the layers.
@@ -169,68 +169,8 @@ static void matmul_backward(float *dinp, float *dw, float *db, const float *dout
 // Only lse[t] = log sum exp(s[t,:]) is kept for the backward pass; it rebuilds p = exp(s - lse)
 // (Dao et al. 2022), so that no (T, T) matrix is ever in memory.
 
-// The definition: one query row at a time.
-static void attention_forward_plain(float *out, float *lse, const float *qkv,
-                                    size_t B, size_t T, size_t C, size_t NH) {
-    const size_t HS = C / NH;
-    const float scale = 1.0f / sqrtf((float)HS);
-    float *p = (float *)alloc_or_fail(T, sizeof(float), "attention row");
-    for (size_t b = 0; b < B; b++)
-    for (size_t h = 0; h < NH; h++)
-    for (size_t t = 0; t < T; t++) {
-        const float *q = qkv + (b * T + t) * 3 * C + h * HS;
-        const float *k = qkv + b * T * 3 * C + C + h * HS, *v = k + C;
-        float *o = out + (b * T + t) * C + h * HS;
-        float max = -INFINITY, sum = 0;
-        for (size_t u = 0; u <= t; u++) {
-            float dot = 0;
-            for (size_t i = 0; i < HS; i++) dot += q[i] * k[u * 3 * C + i];
-            p[u] = dot * scale;
-            max = fmaxf(max, p[u]);
-        }
-        for (size_t u = 0; u <= t; u++) sum += p[u] = expf(p[u] - max);
-        lse[(b * NH + h) * T + t] = max + logf(sum);
-        for (size_t i = 0; i < HS; i++) o[i] = 0;
-        for (size_t u = 0; u <= t; u++)
-            for (size_t i = 0; i < HS; i++) o[i] += p[u] / sum * v[u * 3 * C + i];
-    }
-    free(p);
-}
-
-static void attention_backward_plain(float *dqkv, const float *dout, const float *out,
-                                     const float *lse, const float *qkv,
-                                     size_t B, size_t T, size_t C, size_t NH) {
-    const size_t HS = C / NH;
-    const float scale = 1.0f / sqrtf((float)HS);
-    memset(dqkv, 0, B * T * 3 * C * sizeof(float));
-    for (size_t b = 0; b < B; b++)
-    for (size_t h = 0; h < NH; h++)
-    for (size_t t = 0; t < T; t++) {
-        const size_t row = (b * T + t) * 3 * C + h * HS, keys = b * T * 3 * C + C + h * HS;
-        const float *q = qkv + row, *k = qkv + keys, *v = k + C;
-        float *dq = dqkv + row, *dk = dqkv + keys, *dv = dk + C;
-        const float *o = out + (b * T + t) * C + h * HS, *d = dout + (b * T + t) * C + h * HS;
-        float d_dot_o = 0;  // = sum over u of p[t,u] dp[t,u]
-        for (size_t i = 0; i < HS; i++) d_dot_o += d[i] * o[i];
-        for (size_t u = 0; u <= t; u++) {
-            float s = 0, dp = 0;
-            for (size_t i = 0; i < HS; i++) {
-                s += q[i] * k[u * 3 * C + i];
-                dp += d[i] * v[u * 3 * C + i];
-            }
-            const float p = expf(s * scale - lse[(b * NH + h) * T + t]);
-            const float ds = p * (dp - d_dot_o) * scale;
-            for (size_t i = 0; i < HS; i++) {
-                dq[i] += ds * k[u * 3 * C + i];
-                dk[u * 3 * C + i] += ds * q[i];
-                dv[u * 3 * C + i] += p * d[i];
-            }
-        }
-    }
-}
-
-// The fast form: a strip of query rows against all the keys it may see, as small matrix products
-// on scores that stay in the core's cache. Scratch for one thread: two strips and the product's.
+// It takes a strip of query rows against all the keys they may see, as small matrix products on
+// scores that stay in the core's cache. Scratch for one thread: two strips and the product's.
 enum { STRIP = 64 };
 
 static size_t attention_scratch_floats(size_t T) {
@@ -348,9 +288,7 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
 
 // --- the MLP's non-linearity -----------------------------------------------------------------
 //
-// GELU (Hendrycks & Gimpel 2016, tanh form): x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
-
-#define GELU_SCALE 0.7978845608028654f  // sqrt(2 / pi)
+// GELU (gelu_f32 in tide/vmath.h): x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
 
 static void activation_forward(float *out, const float *inp, size_t n, int activation) {
     if (activation == ACTIVATION_RELU) {
@@ -359,11 +297,7 @@ static void activation_forward(float *out, const float *inp, size_t n, int activ
         return;
     }
     #pragma omp parallel for simd
-    for (size_t i = 0; i < n; i++) {
-        const float x = inp[i];
-        const float tanh_u = tanh_f32(GELU_SCALE * (x + 0.044715f * x * x * x));
-        out[i] = 0.5f * x * (1.0f + tanh_u);
-    }
+    for (size_t i = 0; i < n; i++) out[i] = gelu_f32(inp[i]);
 }
 
 // d holds dout on entry and dinp on return.
@@ -378,9 +312,9 @@ static void activation_backward(float *d, const float *inp, size_t n, int activa
     }
     #pragma omp parallel for simd
     for (size_t i = 0; i < n; i++) {
-        const float x = inp[i];
-        const float tanh_u = tanh_f32(GELU_SCALE * (x + 0.044715f * x * x * x));
-        const float du = GELU_SCALE * (1.0f + 3.0f * 0.044715f * x * x);
+        const float x = inp[i], scale = 0.7978845608028654f;  // sqrt(2 / pi)
+        const float tanh_u = tanh_f32(scale * (x + 0.044715f * x * x * x));
+        const float du = scale * (1.0f + 3.0f * 0.044715f * x * x);
         d[i] *= 0.5f * (1.0f + tanh_u) + 0.5f * x * (1.0f - tanh_u * tanh_u) * du;
     }
 }
@@ -440,15 +374,18 @@ typedef struct {
     size_t max_B, max_T;        // room in the buffers of a micro-batch
     size_t B, T;                // what the last forward used
     bool training;              // false: no gradients, no moments, one layer's activations
-    bool sampling;              // room for the key/value cache
+    bool sampling;              // room for a cache of keys and values
     bool dumping;               // room for all logits
     bool zeroth;                // zeroth-order training: params are theta, perturbed
     bool zenflow;               // params are what is shown of the newest weights (zenflow.h)
     int32_t *inputs, *targets;                   // (B, T): a micro-batch's tokens
     float *params, *grads, *m, *v;               // arenas of table.elements floats
-    float *theta;                                // of zeroth-order training: not perturbed
+    float *theta;                                // of zeroth order: the weights
     float *master, *acc;                         // of zenflow: newest weights, sums of gradients
     ZenReference zen;
+    ZoConfig zo;
+    StatePart parts[ZEN_PARTS];                  // of a checkpoint
+    StateSpan spans[ZEN_PARTS];
     float *x;                                    // (L+1, N, C)
     float *mid, *ln_1, *ln_2, *qkv, *atty, *fc, *act;       // (L, ...), see LayerActs
     float *mean_1, *rstd_1, *mean_2, *rstd_2, *lse;
@@ -456,7 +393,7 @@ typedef struct {
     float *logits;                               // (chunk rows, Vp)
     float *losses;                               // (N)
     float *dx, *dc, *dwide;                      // backward: (N, C), (N, C), (N, max(F, 3C))
-    float *keys, *values;                        // of sampling: (L, context, C)
+    float *cache;                                // of sampling: see decode()
     float *all_logits;                           // of --dump: (N, Vp)
     float *scratch;                              // attention, per thread
     double *norm_sums;                           // one per block of 4096 gradients
@@ -512,10 +449,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         BUFFER("backward", N * (F > 3 * C ? F : 3 * C), dwide);
         BUFFER("scratch", blocks, norm_sums);
     }
-    if (g->sampling) {
-        BUFFER("sampling", g->config.layers * g->config.context * C, keys);
-        BUFFER("sampling", g->config.layers * g->config.context * C, values);
-    }
+    if (g->sampling) BUFFER("sampling", decode_floats(&g->config), cache);
     if (g->dumping) BUFFER("all logits", N * g->config.vocab_padded, all_logits);
     #undef BUFFER
     return n;
@@ -742,117 +676,50 @@ static void gpt2_zo_update(GPT2 *g, const ZoConfig *zo, const ZoUpdate *u) {
     gpt2_perturb(g, zo, 0, 0, 0);
 }
 
-// =============================================================================================
-// 3. Sampling
+// The memory for what run_open() has settled, and first values. Returns the bytes that it planned.
+static size_t gpt2_open(GPT2 *g, Run *r) {
+    const Options *o = &r->o;
+    memset(g, 0, sizeof *g);
+    g->config = r->config;
+    g->table = r->table;
+    g->shards = gpt2_shards_all(&g->table);
+    g->zeroth = o->optimizer == OPTIMIZER_MEZO;
+    g->training = r->training && !g->zeroth;
+    g->zenflow = g->training && o->offload == OFFLOAD_ZENFLOW;
+    g->sampling = r->sampling;
+    g->dumping = o->dump != NULL;
+    g->max_B = r->batches ? r->B : 1;
+    g->max_T = r->batches ? r->T : 1;
+    const size_t planned = gpt2_plan(g, memory_resident(), r->only_sampling);
+    gpt2_allocate(g);
 
-// One token at a time: the keys and values of the tokens so far are kept, so that a new token only
-// computes its own row. Uses the same layers as training, with N = 1. The cache is the model's
-// (g->sampling must be set), so there is one Decoder at a time.
-typedef struct {
-    GPT2 *g;
-    size_t length;           // tokens seen
-    float *x, *row, *qkv, *wide, *scores, *logits;  // (C), (C), (3C), (F), (context), (V)
-} Decoder;
-
-static Decoder decoder_open(GPT2 *g) {
-    const GPT2Config *c = &g->config;
-    return (Decoder){
-        g, 0,
-        (float *)alloc_or_fail(c->channels, sizeof(float), "sampling"),
-        (float *)alloc_or_fail(c->channels, sizeof(float), "sampling"),
-        (float *)alloc_or_fail(3 * c->channels, sizeof(float), "sampling"),
-        (float *)alloc_or_fail(c->ffn, sizeof(float), "sampling"),
-        (float *)alloc_or_fail(c->context, sizeof(float), "sampling"),
-        (float *)alloc_or_fail(c->vocab, sizeof(float), "sampling")};
-}
-
-static void decoder_close(Decoder *d) {
-    free(d->x);
-    free(d->row);
-    free(d->qkv);
-    free(d->wide);
-    free(d->scores);
-    free(d->logits);
-}
-
-// out (OC) = w (OC, C) . x + b: one row is bound by reading w, so there is nothing to block.
-static void matvec(float *out, const float *x, const float *w, const float *b,
-                   size_t C, size_t OC) {
-    #pragma omp parallel for
-    for (size_t o = 0; o < OC; o++) {
-        float sum = 0;
-        #pragma omp simd reduction(+ : sum)
-        for (size_t c = 0; c < C; c++) sum += x[c] * w[o * C + c];
-        out[o] = b != NULL ? sum + b[o] : sum;
+    const char *const names[] = {"param", "m", "v", "shown"};
+    float *const newest = g->zeroth ? g->theta : g->zenflow ? g->master : g->params;
+    float *const arenas[] = {newest, g->m, g->v, g->params};
+    for (int k = 0; k < ZEN_PARTS; k++)
+        g->parts[k] = part_whole(names[k], &g->spans[k], &g->table, arenas[k], NULL);
+    RunState state = {g->parts, g->zeroth ? 1 : 3, &g->parts[0]};
+    if (g->zenflow) {
+        if (zen_is_saved(r)) state.count = ZEN_PARTS;
+        run_load(r, &state);
+        if (!zen_is_saved(r)) memcpy(g->params, g->master, g->table.elements * sizeof(float));
+        g->zen = zen_reference(r, g->master, g->m, g->v, g->params, g->acc);
+        r->saves.count = ZEN_PARTS;
+        printf("zenflow: %s parameters, ", count_text((double)g->zen.map.elements).text);
+        zen_describe(&g->zen.config, &g->zen.map, "", "");
+        printf("\n");
+    } else if (g->zeroth) {
+        g->zo = (ZoConfig){o->seed, (float)o->zo_eps, (int)o->zo_queries, o->zo_noise, ZO_FP32};
+        run_load(r, &state);
+        gpt2_perturb(g, &g->zo, 0, 0, 0);
+    } else {
+        run_load(r, &state);
     }
-}
-
-// Feeds one token; d->logits (V) then predict the next one. d->length must be below the context.
-static void decode(Decoder *d, int32_t token) {
-    GPT2 *g = d->g;
-    const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads, HS = C / NH;
-    const float scale = 1.0f / sqrtf((float)HS);
-    float mean, rstd;
-    const float *wte = tensor(g, g->params, g->table.wte) + (size_t)token * C;
-    const float *wpe = tensor(g, g->params, g->table.wpe) + d->length * C;
-    for (size_t c = 0; c < C; c++) d->x[c] = wte[c] + wpe[c];
-    for (size_t l = 0; l < g->config.layers; l++) {
-        float *w[LAYER_TENSORS];
-        layer_tensors(g, g->params, l, w);
-        float *keys = g->keys + l * g->config.context * C;
-        float *values = g->values + l * g->config.context * C;
-        layernorm_forward(d->row, &mean, &rstd, d->x, w[LN_1_W], w[LN_1_B], 1, C);
-        matvec(d->qkv, d->row, w[QKV_W], w[QKV_B], C, 3 * C);
-        memcpy(keys + d->length * C, d->qkv + C, C * sizeof(float));
-        memcpy(values + d->length * C, d->qkv + 2 * C, C * sizeof(float));
-        for (size_t h = 0; h < NH; h++) {
-            const float *q = d->qkv + h * HS;
-            float max = -INFINITY, sum = 0;
-            for (size_t u = 0; u <= d->length; u++) {
-                float dot = 0;
-                #pragma omp simd reduction(+ : dot)
-                for (size_t i = 0; i < HS; i++) dot += q[i] * keys[u * C + h * HS + i];
-                d->scores[u] = dot * scale;
-                max = fmaxf(max, d->scores[u]);
-            }
-            float *out = d->row + h * HS;
-            memset(out, 0, HS * sizeof(float));
-            for (size_t u = 0; u <= d->length; u++) {
-                const float p = exp_f32(d->scores[u] - max);
-                sum += p;
-                for (size_t i = 0; i < HS; i++) out[i] += p * values[u * C + h * HS + i];
-            }
-            for (size_t i = 0; i < HS; i++) out[i] /= sum;
-        }
-        matvec(d->qkv, d->row, w[ATTPROJ_W], w[ATTPROJ_B], C, C);
-        residual_forward(d->x, d->qkv, C);
-        layernorm_forward(d->row, &mean, &rstd, d->x, w[LN_2_W], w[LN_2_B], 1, C);
-        matvec(d->wide, d->row, w[FC_W], w[FC_B], C, F);
-        activation_forward(d->wide, d->wide, F, g->config.activation);
-        matvec(d->row, d->wide, w[FCPROJ_W], w[FCPROJ_B], F, C);
-        residual_forward(d->x, d->row, C);
-    }
-    layernorm_forward(d->row, &mean, &rstd, d->x, tensor(g, g->params, g->table.ln_f_w),
-                      tensor(g, g->params, g->table.ln_f_b), 1, C);
-    matvec(d->logits, d->row, tensor(g, g->params, g->table.lm_head), NULL, C, g->config.vocab);
-    d->length++;
-}
-
-// Prints --prompt and its continuation. `number` tells the samples of one run apart.
-static void generate(GPT2 *g, const Run *r, uint32_t number) {
-    Sample s = sample_begin(&r->o, r->tokenizer, &g->config, number);
-    Decoder d = decoder_open(g);
-    size_t first = s.first;  // the token at position 0
-    do {
-        if (s.first != first) { first = s.first; d.length = 0; }  // the window has moved
-        while (first + d.length < s.n) decode(&d, s.tokens[first + d.length]);
-    } while (sample_next(&s, d.logits));
-    decoder_close(&d);
-    sample_end(&s);
+    return planned;
 }
 
 // =============================================================================================
-// 4. Evaluation and the training loop
+// 3. One step
 
 // The loss of g->inputs: per token, or, with --labels, per sentence; `right` is then increased by
 // how many labels are the likeliest.
@@ -863,183 +730,102 @@ static double gpt2_loss(GPT2 *g, const Run *r, size_t rows, size_t *right) {
     return gpt2_head(g, g->targets, 0, false, NULL);
 }
 
-// The mean loss over the first --eval-batches batches of the held-out sequences (all of them if
-// there are fewer): always the same ones, in the same order. It goes to the log; NULL: printed.
-static bool evaluate(GPT2 *g, const Run *r, Log *log, size_t step, Error *err) {
-    const size_t sequences = min_size(r->val.sequences, r->o.eval_batches * r->B);
-    double sum = 0;
-    size_t right = 0;
-    for (size_t first = 0; first < sequences; first += r->B) {
-        const size_t rows = min_size(r->B, sequences - first);
-        if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, err)) return false;
-        sum += gpt2_loss(g, r, rows, &right) * (double)rows;
-    }
-    run_evaluated(r, log, step, sum / (double)sequences, (double)right / (double)sequences);
-    return true;
-}
-
 // The gradient of the mean loss over all tokens of the step, one micro-batch after the other; then
-// it is clipped to --clip by its global norm, and AdamW. False if a token file is damaged.
-static bool adamw_step(GPT2 *g, const Run *r, size_t step, double lr, double *loss, double *norm,
-                       Error *err) {
-    const Options *o = &r->o;
-    *loss = 0;
-    for (size_t micro = 0; micro < o->accum; micro++) {
-        const uint64_t position = run_position(r, step, micro);
-        if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, err)) return false;
+// it is clipped to --clip by its global norm, and AdamW.
+static StepResult adamw_step(GPT2 *g, Run *r, size_t step) {
+    StepResult x = {0};
+    for (size_t micro = 0; micro < r->o.accum; micro++) {
+        if (!run_micro_batch(r, step, micro, g->inputs, g->targets)) return run_damaged(r);
         gpt2_forward(g, g->inputs, r->B, r->T);
-        *loss += gpt2_head(g, g->targets, 1.0f / (float)r->step_tokens, micro > 0, NULL)
-                 / (double)o->accum;
+        x.loss += gpt2_head(g, g->targets, 1.0f / (float)r->step_tokens, micro > 0, NULL)
+                  / (double)r->o.accum;
         gpt2_backward(g, g->inputs, micro > 0);
     }
     const double norm_squared = gpt2_grad_norm_squared(g);
-    *norm = sqrt(norm_squared);
-    if (!isfinite(*loss) || !isfinite(*norm))
-        fail("the loss is %g and the gradient norm %g at step %zu: stopped before the update; "
-             "try a lower --lr (what was saved in %s before is intact)", *loss, *norm, step,
-             o->out);
-    const float scale = clip_scale(norm_squared, o->clip);
-    if (g->zenflow) {
-        const ZenRates rates = zen_rates(o, step);
-        zen_reference_step(&g->zen, g->grads, scale, &rates);
-        return true;
-    }
-    const AdamStep adam = adam_step_prepare(lr, o->beta1, o->beta2, o->eps, o->weight_decay, step,
-                                            scale);
-    gpt2_update(g, &adam);
-    return true;
+    const AdamStep adam = run_adam_step(r, step, x.loss, norm_squared);
+    const ZenRates rates = zen_rates(&r->o, step);
+    if (g->zenflow) zen_reference_step(&g->zen, g->grads, adam.grad_scale, &rates);
+    else gpt2_update(g, &adam);
+    r->open = g->zenflow && zen_is_open(&g->zen.config, &g->zen.clock);
+    x.norm = sqrt(norm_squared);
+    return x;
 }
 
 // MeZO (zo.h): two losses for each direction give the projected gradient, and the weights go that
-// much down it. *loss and *norm: see zo_estimate(). False if a token file is damaged.
-static bool mezo_step(GPT2 *g, const Run *r, const ZoConfig *zo, size_t step, double lr,
-                      double *loss, double *norm, Error *err) {
-    const Options *o = &r->o;
+// much down it. loss and norm: see zo_estimate().
+static StepResult mezo_step(GPT2 *g, Run *r, size_t step, double lr) {
+    const ZoConfig *zo = &g->zo;
     double side[2 * ZO_QUERIES] = {0};
-    ZoUpdate update;
     size_t right = 0;
+    ZoUpdate update;
+    StepResult x = {0};
     for (int i = 0; i < 2 * zo->queries; i++) {
         gpt2_perturb(g, zo, step, i / 2, i % 2 == 0 ? zo->eps : -zo->eps);
-        for (size_t micro = 0; micro < o->accum; micro++) {
-            const uint64_t position = run_position(r, step, micro);
-            if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, err)) return false;
-            side[i] += gpt2_loss(g, r, r->B, &right) / (double)o->accum;
+        for (size_t micro = 0; micro < r->o.accum; micro++) {
+            if (!run_micro_batch(r, step, micro, g->inputs, g->targets)) return run_damaged(r);
+            side[i] += gpt2_loss(g, r, r->B, &right) / (double)r->o.accum;
         }
     }
-    zo_estimate(&update, zo, step, lr, o->weight_decay, side, loss, norm);
+    zo_estimate(&update, zo, step, lr, r->o.weight_decay, side, &x.loss, &x.norm);
     gpt2_zo_update(g, zo, &update);
-    return true;
+    x.skipped = update.step == 0;
+    return x;
 }
 
-// Saves the run after `step` steps: its weights and a checkpoint.
-static void save(GPT2 *g, Run *r, size_t step, const RunState *what) {
+// =============================================================================================
+// 4. The loop
+
+// For run_eval(): the mean loss of rows of the held-out data.
+static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, size_t *right) {
+    GPT2 *g = (GPT2 *)model;
+    if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, &r->damage)) return 0;
+    return gpt2_loss(g, r, rows, right);
+}
+
+// For run_sample(): the logits of the next token.
+static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t fresh,
+                      float *logits) {
+    GPT2 *g = (GPT2 *)model;
+    for (size_t t = count - fresh; t < count; t++)
+        decode(&g->config, &g->table, g->params, g->cache, tokens[t], t,
+               t + 1 < count ? NULL : logits);
+}
+
+// --dump: the first batch's loss, logits and gradients.
+static int gpt2_dump(GPT2 *g, Run *r) {
+    if (!run_micro_batch(r, 1, 0, g->inputs, g->targets)) die("%s", r->damage.text);
+    gpt2_forward(g, g->inputs, r->B, r->T);
+    const double loss = gpt2_head(g, g->targets, 1.0f / (float)(r->B * r->T), false,
+                                  g->all_logits);
+    gpt2_backward(g, g->inputs, false);
+    return run_dump(r, g->inputs, g->targets, loss, g->all_logits, g->grads);
+}
+
+static void save(GPT2 *g, Run *r) {
     const ZenReference *z = &g->zen;
-    if (g->zenflow) zen_save(r, step, &z->map, &z->clock, what);
-    else run_save(r, step, true, what);
+    run_save(r, g->zenflow ? zen_text(&z->map, &z->clock) : NULL);
 }
 
 #ifndef TESTING
 int main(int argc, char **argv) {
-    Run run, *r = &run;
-    GPT2 model, *g = &model;
-    const Options *o = &r->o;
-    Error err;
-
-    // What to train, on what, and the memory for it.
+    static Run run, *r = &run;
+    static GPT2 model, *g = &model;
     cpu_wait_briefly(argv);
     run_open(r, argc, argv, false);
-    const bool mezo = o->optimizer == OPTIMIZER_MEZO;
-    memset(g, 0, sizeof *g);
-    g->config = r->config;
-    g->table = r->table;
-    g->shards = gpt2_shards_all(&g->table);
-    g->training = r->training && !mezo;
-    g->zeroth = mezo;
-    g->zenflow = g->training && o->offload == OFFLOAD_ZENFLOW;
-    const ZoConfig zo = {o->seed, (float)o->zo_eps, (int)o->zo_queries, o->zo_noise, ZO_FP32};
-    g->sampling = r->sampling;
-    g->dumping = o->dump != NULL;
-    g->max_B = r->batches ? r->B : 1;
-    g->max_T = r->batches ? r->T : 1;
-    const size_t planned = gpt2_plan(g, memory_resident(), r->only_sampling);
-    gpt2_allocate(g);
-    float *const newest = g->zeroth ? g->theta : g->zenflow ? g->master : g->params;
-    StateSpan spans[ZEN_PARTS + 1];
-    const StatePart parts[ZEN_PARTS] = {
-        part_whole("param", &spans[0], &g->table, newest, NULL),
-        part_whole("m", &spans[1], &g->table, g->m, NULL),
-        part_whole("v", &spans[2], &g->table, g->v, NULL),
-        part_whole("shown", &spans[3], &g->table, g->params, NULL)};
-    const StatePart weights = part_whole("param", &spans[ZEN_PARTS], &g->table, newest, NULL);
-    const RunState state = {parts, g->zenflow ? ZEN_PARTS : mezo ? 1 : 3, &weights};
-    if (g->zenflow) {
-        const RunState plain = {parts, 3, &weights};  // nothing is late yet
-        run_load(r, zen_is_saved(r) ? &state : &plain);
-        if (!zen_is_saved(r))
-            memcpy(g->params, g->master, g->table.elements * sizeof(float));
-        g->zen = zen_reference(r, g->master, g->m, g->v, g->params, g->acc);
-        printf("zenflow: %s parameters, ", count_text((double)g->zen.map.elements).text);
-        zen_describe(&g->zen.config, &g->zen.map, "", "");
-        printf("\n");
-    } else if (!mezo) {
-        run_load(r, &state);
-    } else {
-        run_load(r, &state);
-        gpt2_perturb(g, &zo, 0, 0, 0);
-    }
+    const size_t planned = gpt2_open(g, r);
+    if (r->o.dump != NULL) return gpt2_dump(g, r);
+    if (r->o.steps == 0) return run_without_steps(r, gpt2_eval, gpt2_next, g);
 
-    // --dump: the first batch's loss, logits and gradients. --steps 0: sample, evaluate, convert.
-    if (o->dump != NULL) {
-        if (!run_batch(r, &r->train, 0, r->B, g->inputs, g->targets, &err)) die("%s", err.text);
-        gpt2_forward(g, g->inputs, r->B, r->T);
-        const double loss = gpt2_head(g, g->targets, 1.0f / (float)(r->B * r->T), false,
-                                      g->all_logits);
-        gpt2_backward(g, g->inputs, false);
-        run_dump(r, g->inputs, g->targets, loss, g->all_logits, g->grads);
-        return 0;
+    for (size_t step = run_begin(r, 1e9 * fma_peak_gflops(0.05)); run_goes_on(r, step); step++) {
+        const StepResult x = g->zeroth ? mezo_step(g, r, step, schedule_lr(&r->o, step))
+                                       : adamw_step(g, r, step);
+        run_log_step(r, step, &x);
+        if (run_wants_eval(r, step)) run_eval(r, step, gpt2_eval, g);
+        if (run_wants_sample(r, step)) run_sample(r, step, gpt2_next, g);
+        if (run_wants_save(r, step)) save(g, r);
     }
-    if (o->steps == 0) {
-        if (r->only_sampling) generate(g, r, 0);
-        else if (r->batches && !evaluate(g, r, NULL, 0, &err)) die("%s", err.text);
-        run_convert(r, &state);
-        return 0;
-    }
-
-    Log log;
-    run_begin(r, &log, &state);
-    log.peak = 1e9 * fma_peak_gflops(0.05);
-    size_t step = r->state.step;  // steps done
-    while (step < o->steps && !run_stops(r)) {
-        const double start = seconds_now(), lr = schedule_lr(o, step + 1);
-        double loss, norm;
-        step++;
-        if (!(mezo ? mezo_step(g, r, &zo, step, lr, &loss, &norm, &err)
-                   : adamw_step(g, r, step, lr, &loss, &norm, &err))) {
-            r->ends = true;
-            if (step > 1) save(g, r, step - 1, &state);
-            die("%s", err.text);  // a damaged token file
-        }
-        if (g->zenflow) r->open = zen_is_open(&g->zen.config, &g->zen.clock);
-        const double seconds = seconds_now() - start;
-        if (step % 64 == 1 && run_step_flops(r) / seconds > 0.9 * log.peak)  // it may be more
-            log.peak = fmax(log.peak, 1e9 * fma_peak_gflops(0.005));
-        const bool updated = !mezo || zo_usable(loss, lr, norm);
-        run_stepped(r, &log, step, loss, norm, lr, seconds, updated, "");
-        if (run_evaluates(r, step) && !evaluate(g, r, &log, step, &err)) {
-            r->ends = true;
-            save(g, r, step, &state);
-            die("%s", err.text);
-        }
-        if (run_samples(r, step)) {
-            log_clear(&log);
-            generate(g, r, (uint32_t)step);
-        }
-        if (run_saves(r, step)) save(g, r, step, &state);
-    }
-    // The weights once more even if this step is saved: a kill may have come between the two.
-    r->ends = true;
-    if (step > 0) save(g, r, step, &state);
-    const int code = run_end(r, &log, step);
+    save(g, r);
+    const int code = run_end(r);
     printf("memory: at most %.1f MiB, planned %.1f MiB\n", (double)memory_peak() / (1 << 20),
            (double)planned / (1 << 20));
     return code;

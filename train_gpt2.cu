@@ -125,6 +125,8 @@ template <typename X> struct GPT2 {
     cudaEvent_t landing_free[2];  // the gradient in this landing has been added to the sum
     cudaEvent_t step_left;      // loss and norm of the step are on the host
     ZenFlow<X> *zen;            // --offload zenflow; else NULL
+    StatePart parts[ZEN_PARTS]; // of a checkpoint
+    Prediction predicted;       // of a step, if the machine's rates are known
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
     int doing;                  // the compute stream's open span in the timeline, or -1
     int segments;
@@ -1272,14 +1274,17 @@ template <typename X> static void gpt2_round_params(GPT2<X> *g) {
 // =============================================================================================
 // 2. Sampling
 
-// The logits (V) of the token after the last of `count` tokens, on the host. A whole forward pass
-// over them: no cache of keys and values, nothing that training does not use.
+// For run_sample(): the logits (V) of the token after the last of `count` tokens, on the host. A
+// whole forward pass over them: no cache of keys and values, nothing that training does not use.
 template <typename X>
-static void gpt2_next(GPT2<X> *g, const int32_t *tokens, size_t count, float *logits) {
+static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t, float *logits) {
+    GPT2<X> *g = (GPT2<X> *)model;
     const size_t C = g->config.channels, Vp = g->config.vocab_padded;
     // Few different lengths, because each has products of its own. The zeros behind the last token
     // change nothing: no row sees a later one.
     const size_t T = min_size(round_up(count, 64), g->config.context);
+    gpt2_update_wait(g);
+    g->timeline.between = true;
     memset(g->inputs, 0, T * sizeof(int32_t));
     memcpy(g->inputs, tokens, count * sizeof(int32_t));
     gpt2_forward(g, g->inputs, NULL, 1, T);
@@ -1287,54 +1292,25 @@ static void gpt2_next(GPT2<X> *g, const int32_t *tokens, size_t count, float *lo
          C, g->logits, Vp, nullptr, false, GEMM_PLAIN, nullptr, g->compute);
     compute_span(g, NULL, 0);
     download(logits, g->logits, g->config.vocab, g->compute);
-}
-
-// Prints --prompt and its continuation. `number` tells the samples of one run apart.
-template <typename X> static void generate(GPT2<X> *g, const Run *r, uint32_t number) {
-    float *logits = (float *)alloc_or_fail(g->config.vocab, sizeof(float), "sampling");
-    Sample s = sample_begin(&r->o, r->tokenizer, &g->config, number);
-    gpt2_update_wait(g);
-    g->timeline.between = true;
-    do gpt2_next(g, s.tokens + s.first, s.n - s.first, logits);
-    while (sample_next(&s, logits));
     g->timeline.between = false;
-    sample_end(&s);
-    free(logits);
 }
 
 // =============================================================================================
 // 3. Evaluation and the training loop
 
-// The mean loss over the first --eval-batches batches of the held-out sequences (all of them if
-// there are fewer): always the same ones, in the same order. It goes to the log; NULL: printed.
-// Several ranks take turns, and one that has nothing left repeats the last batch: it may have to
-// give others its shard of the weights.
+// For run_eval(): the mean loss of rows of the held-out data.
 template <typename X>
-static bool evaluate(GPT2<X> *g, const Run *r, Log *log, size_t step, Error *err) {
-    const size_t sequences = min_size(r->val.sequences, r->o.eval_batches * r->B);
-    const size_t batches = (sequences + r->B - 1) / r->B, world = r->world;
-    const size_t rounds = (batches + world - 1) / world;
-    double *mine = (double *)alloc_or_fail(rounds, sizeof(double), "evaluation");
-    double *all = (double *)alloc_or_fail(rounds * world, sizeof(double), "evaluation");
+static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, size_t *) {
+    GPT2<X> *g = (GPT2<X> *)model;
+    if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, &r->damage)) return 0;
     gpt2_update_wait(g);  // so that neither is in the other's time
     g->timeline.between = true;
-    for (size_t i = 0; i < rounds; i++) {
-        const size_t first = min_size(i * world + r->rank, batches - 1) * r->B;
-        const size_t rows = min_size(r->B, sequences - first);
-        if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, err)) return false;
-        gpt2_forward(g, g->inputs, g->targets, rows, r->T);
-        gpt2_head(g, 0, 1, false, NULL);
-        mine[i] = gpt2_loss(g) * (double)rows;
-    }
-    if (world > 1) zero_exchange(mine, rounds * sizeof(double), all);
-    else memcpy(all, mine, rounds * sizeof(double));
+    gpt2_forward(g, g->inputs, g->targets, rows, r->T);
+    gpt2_head(g, 0, 1, false, NULL);
+    const double loss = gpt2_loss(g);
     g->timeline.between = false;
-    double sum = 0;
-    for (size_t i = 0; i < batches; i++) sum += all[i % world * rounds + i / world];
-    free(mine);
-    free(all);
-    run_evaluated(r, log, step, sum / (double)sequences, -1);
-    return true;
+    CUDA(cudaDeviceSynchronize());  // other ranks may wait for this one's part of a collective
+    return loss;
 }
 
 // Where a piece begins in the arena.
@@ -1366,12 +1342,9 @@ template <typename X> static void gpt2_parts(GPT2<X> *g, StatePart parts[3]) {
     }
 }
 
-// Saves the run after `step` steps.
-template <typename X>
-static void save(GPT2<X> *g, Run *r, size_t step, const RunState *state) {
+template <typename X> static void save(GPT2<X> *g, Run *r) {
     gpt2_update_wait(g);
-    if (g->zen != NULL) zen_save_run(g, r, step);
-    else run_save(r, step, true, state);
+    run_save(r, g->zen != NULL ? zen_text(&g->zen->map, &g->zen->clock) : NULL);
 }
 
 // Bytes of GPU memory that are free.
@@ -1547,14 +1520,13 @@ static void settle_limits(const Options *o, Limits *x) {
 // Settles where everything will be, on this machine or, with --plan, on the one that --rates and
 // the caps describe; prints it, and how long a step will take, if the rates are known. Returns the
 // planned bytes of GPU memory.
-template <typename X> static size_t settle(GPT2<X> *g, Run *r, Prediction *predicted) {
+template <typename X> static size_t settle(GPT2<X> *g, Run *r) {
     const Options *o = &r->o;
     Limits limits;
     settle_limits(o, &limits);
     const size_t limit = limits.gpu, host_limit = limits.host;
     Rates rates;
     memset(&rates, 0, sizeof rates);
-    memset(predicted, 0, sizeof *predicted);
     choose_offload(g, r, limit, host_limit, &rates);
     if (!r->only_sampling) gpt2_print(g, limit, host_limit);
     const size_t planned = gpt2_check(g, limit, host_limit);
@@ -1569,10 +1541,10 @@ template <typename X> static size_t settle(GPT2<X> *g, Run *r, Prediction *predi
         if (g->zen != NULL)
             zen_predict(g, &rates, &run, draw ? &trace : NULL);
         else
-            *predicted = plan_step(&rates, &g->config, &g->pieces, &g->choice, &run,
-                                   draw ? &trace : NULL);
+            g->predicted = plan_step(&rates, &g->config, &g->pieces, &g->choice, &run,
+                                     draw ? &trace : NULL);
         if (draw && !trace_close(&trace, &err)) fail("%s", err.text);
-        if (g->zen == NULL) plan_print_time(&rates, &run, predicted);
+        if (g->zen == NULL) plan_print_time(&rates, &run, &g->predicted);
     } else if (o->plan) {
         printf("for the time of a step, describe the machine: --rates FILE\n");
     }
@@ -1610,8 +1582,7 @@ static int calibrate(const Options *o) {
 // The counters of an offloaded step, for log.jsonl. Times are of the newest step that is complete,
 // "step", two before the one that is being logged, because nothing waits for them; bytes are of
 // the one that is being logged.
-template <typename X>
-static void offload_log(const GPT2<X> *g, const Prediction *predicted, char *json, size_t n) {
+template <typename X> static void offload_log(const GPT2<X> *g, char *json, size_t n) {
     const TimelineStep *d = &g->timeline.done;
     const size_t *of = g->pieces.elements;
     json[0] = '\0';
@@ -1620,14 +1591,14 @@ static void offload_log(const GPT2<X> *g, const Prediction *predicted, char *jso
              "\"update_ms\":%.6g,\"exposed_ms\":%.6g,\"duplex_ms\":%.6g,\"bound_ms\":%.6g,"
              "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"cpu_params\":%zu,\"gpu_params\":%zu}",
              d->step, 1e3 * d->forward, 1e3 * d->backward, 1e3 * d->update_seconds,
-             1e3 * d->stalled, 1e3 * d->duplex, 1e3 * predicted->bound, g->moved_in, g->moved_out,
+             1e3 * d->stalled, 1e3 * d->duplex, 1e3 * g->predicted.bound, g->moved_in, g->moved_out,
              g->zen != NULL ? g->zen->map.elements - g->zen->map.chosen_elements : of[PIECE_HOST],
              g->zen != NULL ? g->zen->map.chosen_elements : of[PIECE_VISIT] + of[PIECE_RESIDENT]);
     if (g->zen != NULL) zen_log(g, json + strlen(json), n - strlen(json));
 }
 
 // The same for people, of the last step, when all is over.
-template <typename X> static void offload_end(const GPT2<X> *g, const Prediction *predicted) {
+template <typename X> static void offload_end(const GPT2<X> *g) {
     const TimelineStep *d = &g->timeline.done;
     if (d->step == 0) return;
     printf("the last step moved %.1f MiB to the GPU and %.1f MiB to the host, %.1f ms of it at "
@@ -1635,18 +1606,15 @@ template <typename X> static void offload_end(const GPT2<X> *g, const Prediction
            mib(g->moved_in), mib(g->moved_out), 1e3 * d->duplex, 1e3 * d->update_seconds,
            1e3 * d->stalled);
     if (g->zen != NULL) zen_end(g);
-    if (predicted->bound > 0 && d->update_seconds > 0)
+    if (g->predicted.bound > 0 && d->update_seconds > 0)
         printf("the bound of such an update is %.1f ms here (%s), %.0f %% of what it took\n",
-               1e3 * predicted->bound, predicted->limit,
-               100 * predicted->bound / d->update_seconds);
+               1e3 * g->predicted.bound, g->predicted.limit,
+               100 * g->predicted.bound / d->update_seconds);
 }
 
-template <typename X> static int train(Run *r) {
-    GPT2<X> *g = (GPT2<X> *)alloc_or_fail(1, sizeof(GPT2<X>), "model");
+// The memory for what run_open() has settled. Returns the bytes of GPU memory that it planned.
+template <typename X> static size_t gpt2_open(GPT2<X> *g, Run *r) {
     const Options *o = &r->o;
-    Error err;
-
-    // run_open() has settled what to train, on what. Now the memory for it.
     g->config = r->config;
     g->table = r->table;
     g->training = r->training;
@@ -1661,133 +1629,111 @@ template <typename X> static int train(Run *r) {
         g->max_B = 1;
         g->max_T = g->config.context;
     }
-    Prediction predicted;
-    const size_t planned = settle(g, r, &predicted);
+    return settle(g, r);
+}
+
+// First values.
+template <typename X> static void gpt2_load(GPT2<X> *g, Run *r) {
+    gpt2_parts(g, g->parts);
+    if (g->zen != NULL) {
+        zen_load(g, r);
+        if (g->zero != NULL) zero_weights_changed(g);
+        return;
+    }
+    const RunState state = {g->parts, 3, &g->parts[0]};
+    run_load(r, &state);
+    gpt2_round_params(g);
+}
+
+// --dump: the first batch's loss, logits and gradients.
+template <typename X> static int gpt2_dump(GPT2<X> *g, Run *r) {
+    const size_t N = r->B * r->T, P = g->table.elements;
+    float *logits = (float *)alloc_or_fail(N * g->config.vocab_padded, sizeof(float), "logits");
+    float *grads = (float *)alloc_or_fail(P, sizeof(float), "gradients");
+    if (!run_micro_batch(r, 1, 0, g->inputs, g->targets)) die("%s", r->damage.text);
+    gpt2_forward(g, g->inputs, g->targets, r->B, r->T);
+    gpt2_head(g, 1.0f / (float)N, 1, false, logits);
+    gpt2_backward(g, false, true);
+    download(grads, g->grads, P, g->compute);
+    return run_dump(r, g->inputs, g->targets, gpt2_loss(g), logits, grads);
+}
+
+template <typename X> static StepResult train_step(GPT2<X> *g, Run *r, size_t step) {
+    StepResult x;
+    memset(&x, 0, sizeof x);
+    timeline_step(&g->timeline, step);
+    g->moved_in = g->moved_out = 0;
+    if (g->zero != NULL) g->zero->reduced_bytes = g->zero->gathered_bytes = 0;
+
+    // Queue the gradient of the mean loss over all tokens of the step, one micro-batch after the
+    // other. In the compute stream: forward, which waits for each segment's update of the step
+    // before; head; and backward of the tail, of layers L-1 .. 0, of the embeddings. In the leave
+    // stream: what becomes of each of these segments of the gradient, as soon as its event
+    // grad_ready is reached; in the out stream its way to the host, if the host updates. With
+    // --zero, zero.cuh's stream comes between them: it sums the segment over the ranks.
+    for (size_t micro = 0; micro < r->o.accum; micro++) {
+        if (!run_micro_batch(r, step, micro, g->inputs, g->targets)) return run_damaged(r);
+        gpt2_forward(g, g->inputs, g->targets, r->B, r->T);
+        gpt2_head(g, 1.0f / (float)r->step_tokens, 1 / (double)(r->o.accum * r->world), micro > 0,
+                  NULL);
+        gpt2_backward(g, micro > 0, micro + 1 == r->o.accum);
+    }
+
+    // Wait for the loss and the norm; clip to --clip by it, and queue the update, in streams of its
+    // own: update on the GPU, host on the CPU, and fetch, out and back over the link. The next step
+    // is queued behind it: the time of this update is part of that step's.
+    const double norm_squared = gpt2_grad_norm_squared(g, &x.loss);
+    const AdamStep adam = run_adam_step(r, step, x.loss, norm_squared);
+    const ZenRates rates = zen_rates(&r->o, step);
+    if (g->zen != NULL) zen_update(g, adam.grad_scale, &rates);
+    else gpt2_update(g, &adam);
+    r->open = g->zen != NULL && zen_is_open(&g->zen->config, &g->zen->clock);
+    if (r->o.no_overlap) {
+        compute_span(g, "wait", 0);
+        gpt2_update_wait(g);
+        compute_span(g, NULL, 0);
+    }
+    x.norm = sqrt(norm_squared);
+    offload_log(g, x.more, sizeof x.more);
+    if (g->zero != NULL) zero_log(g, x.more, sizeof x.more);
+    return x;
+}
+
+template <typename X> static int train(Run *r) {
+    GPT2<X> *g = (GPT2<X> *)alloc_or_fail(1, sizeof(GPT2<X>), "model");
+    const Options *o = &r->o;
+    const size_t planned = gpt2_open(g, r);
     if (o->plan) return 0;
     const size_t available = gpu_available();
     gpt2_allocate(g);
     const size_t taken = available - gpu_available();
-    StatePart parts[3];
-    gpt2_parts(g, parts);
-    const RunState state = {parts, 3, &parts[0]};  // to be loaded, and to be saved
-    if (g->zen != NULL) {
-        zen_load(g, r);
-        if (g->zero != NULL) zero_weights_changed(g);
-    } else {
-        run_load(r, &state);
-        gpt2_round_params(g);
-    }
+    gpt2_load(g, r);
+    if (o->dump != NULL) return gpt2_dump(g, r);
+    if (o->steps == 0) return run_without_steps(r, gpt2_eval<X>, gpt2_next<X>, g);
 
-    // --dump: the first batch's loss, logits and gradients. --steps 0: sample, evaluate, convert.
-    if (o->dump != NULL) {
-        const size_t N = r->B * r->T, P = g->table.elements;
-        float *logits = (float *)alloc_or_fail(N * g->config.vocab_padded, sizeof(float), "logits");
-        float *grads = (float *)alloc_or_fail(P, sizeof(float), "gradients");
-        if (!run_batch(r, &r->train, 0, r->B, g->inputs, g->targets, &err)) die("%s", err.text);
-        gpt2_forward(g, g->inputs, g->targets, r->B, r->T);
-        gpt2_head(g, 1.0f / (float)N, 1, false, logits);
-        gpt2_backward(g, false, true);
-        download(grads, g->grads, P, g->compute);
-        run_dump(r, g->inputs, g->targets, gpt2_loss(g), logits, grads);
-        return 0;
-    }
-    if (o->steps == 0) {
-        if (r->only_sampling) generate(g, r, 0);
-        else if (r->batches && !evaluate(g, r, NULL, 0, &err)) die("%s", err.text);
-        run_convert(r, &state);
-        return 0;
-    }
-
-    Log log;
     const char *trace = r->rank == 0 ? o->trace : NULL;
     if (g->offloaded || g->zero != NULL || trace != NULL) timeline_open(&g->timeline, trace);
-    run_begin(r, &log, &state);
     if (g->offloaded) host_describe(&g->host);
     live(g, "weights", (double)parameter_elements(g), sizeof(X), g->compute);
     live(g, "resident state", (sizeof(X) == 2 ? 3 : 2) * (double)g->pieces.elements[PIECE_RESIDENT],
          sizeof(float), g->compute);
     const DevicePeak device = device_peak(sizeof(X) == sizeof(float));
-    log.peak = device.flops * (double)r->world;
     device_print(&device);
-    size_t step = r->state.step;  // steps done
-    while (step < o->steps && !run_stops(r)) {
-        const double start = seconds_now();
-        step++;
-        timeline_step(&g->timeline, step);
-        g->moved_in = g->moved_out = 0;
-        if (g->zero != NULL) g->zero->reduced_bytes = g->zero->gathered_bytes = 0;
-
-        // Queue the gradient of the mean loss over all tokens of the step, one micro-batch after
-        // the other. In the compute stream: forward, which waits for each segment's update of the
-        // step before; head; and backward of the tail, of layers L-1 .. 0, of the embeddings. In
-        // the leave stream: what becomes of each of these segments of the gradient, as soon as its
-        // event grad_ready is reached; in the out stream its way to the host, if the host updates.
-        // With --zero, zero.cuh's stream comes between them: it sums the segment over the ranks.
-        for (size_t micro = 0; micro < o->accum; micro++) {
-            const uint64_t position = run_position(r, step, micro);
-            const bool last = micro + 1 == o->accum;
-            if (!run_batch(r, &r->train, position, r->B, g->inputs, g->targets, &err)) {
-                r->ends = true;
-                if (step > 1 && r->world == 1)  // other ranks are in the step
-                    save(g, r, step - 1, &state);
-                die("%s", err.text);  // a damaged token file
-            }
-            gpt2_forward(g, g->inputs, g->targets, r->B, r->T);
-            gpt2_head(g, 1.0f / (float)r->step_tokens, 1 / (double)(o->accum * r->world), micro > 0,
-                      NULL);
-            gpt2_backward(g, micro > 0, last);
-        }
-
-        // Wait for the loss and the norm; clip to --clip by it, and queue the update, in streams of
-        // its own: update on the GPU, host on the CPU, and fetch, out and back over the link. The
-        // next step is queued behind it: the time of this update is part of that step's.
-        double loss;
-        const double norm_squared = gpt2_grad_norm_squared(g, &loss), norm = sqrt(norm_squared);
-        const bool finite = isfinite(loss) && isfinite(norm);
-        if (!finite)
-            fail("the loss is %g and the gradient norm %g at step %zu: stopped before the update; "
-                 "try a lower --lr (what was saved in %s before is intact)", loss, norm, step,
-                 o->out);
-        const double lr = schedule_lr(o, step);
-        const float scale = clip_scale(norm_squared, o->clip);
-        const AdamStep adam = adam_step_prepare(lr, o->beta1, o->beta2, o->eps, o->weight_decay,
-                                                step, scale);
-        const ZenRates rates = zen_rates(o, step);
-        if (g->zen != NULL) zen_update(g, scale, &rates);
-        else gpt2_update(g, &adam);
-        if (g->zen != NULL) r->open = zen_is_open(&g->zen->config, &g->zen->clock);
-        if (o->no_overlap) {
-            compute_span(g, "wait", 0);
-            gpt2_update_wait(g);
-            compute_span(g, NULL, 0);
-        }
-
-        const double seconds = seconds_now() - start;
-        char counters[1024];
-        offload_log(g, &predicted, counters, sizeof counters);
-        if (g->zero != NULL) zero_log(g, counters, sizeof counters);
-        run_stepped(r, &log, step, loss, norm, lr, seconds, true, counters);
-        if (run_evaluates(r, step) && !evaluate(g, r, &log, step, &err)) {
-            r->ends = true;
-            if (r->world == 1) save(g, r, step, &state);
-            die("%s", err.text);
-        }
-        if (run_samples(r, step)) {
-            log_clear(&log);
-            generate(g, r, (uint32_t)step);
-        }
-        if (run_saves(r, step)) save(g, r, step, &state);
+    const double peak = device.flops * (double)r->world;
+    for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
+        const StepResult x = train_step(g, r, step);
+        run_log_step(r, step, &x);
+        if (run_wants_eval(r, step)) run_eval(r, step, gpt2_eval<X>, g);
+        if (run_wants_sample(r, step)) run_sample(r, step, gpt2_next<X>, g);
+        if (run_wants_save(r, step)) save(g, r);
     }
-    // The weights once more even if this step is saved: a kill may have come between the two.
-    r->ends = true;
-    if (step > 0) save(g, r, step, &state);
+    save(g, r);
     CUDA(cudaDeviceSynchronize());
     timeline_close(&g->timeline);
-    const int code = run_end(r, &log, step);
-    if (g->offloaded) offload_end(g, &predicted);
+    const int code = run_end(r);
+    if (g->offloaded) offload_end(g);
     if (g->zero != NULL) zero_end(g);
-    printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", (double)taken / (1 << 20),
-           (double)planned / (1 << 20));
+    printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", mib(taken), mib(planned));
     gpt2_free(g);
     return code;
 }

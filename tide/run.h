@@ -1,9 +1,26 @@
 // run.h: a run, from its command line to what it leaves behind. Everything that a trainer does
-// besides computing is here, once for the CPU and the GPU: what to train on what, first values,
-// checkpoints, signals, and the words that are said at the end. The loop itself is the trainer's.
+// besides computing is here, once for all: what to train on what, first values, evaluation,
+// samples, checkpoints, signals, damaged data, and the words that are said at the end. A trainer is
+//
+//     run_open(r, argc, argv, ..);     // options and data
+//     run_load(r, &state);             // first values
+//     if (r->o.dump != NULL) return run_dump(r, ..);
+//     if (r->o.steps == 0) return run_without_steps(r, loss, next, model);
+//     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
+//         const StepResult x = its_step(model, r, step);
+//         run_log_step(r, step, &x);
+//         if (run_wants_eval(r, step)) run_eval(r, step, loss, model);
+//         if (run_wants_sample(r, step)) run_sample(r, step, next, model);
+//         if (run_wants_save(r, step)) run_save(r, more);
+//     }
+//     run_save(r, more);
+//     return run_end(r);
+//
+// and its step reads data with run_micro_batch(), and takes run_adam_step() if that is its update.
 #ifndef TIDE_RUN_H
 #define TIDE_RUN_H
 #include "util.h"
+#include "../adam.h"
 #include "checkpoint.h"
 #include "cpu.h"
 #include "data.h"
@@ -11,6 +28,7 @@
 #include "log.h"
 #include "options.h"
 #include "ranks.h"
+#include "sample.h"
 #include "saver.h"
 #include "task.h"
 #include "tokenizer.h"
@@ -21,99 +39,56 @@
 #include <omp.h>
 #endif
 
-// What a run has read from its command line and its files before the first step. Its loaders point
-// into it: it must stay where it is.
+// What a run loads and saves. The first values go to parts[0].
+typedef struct {
+    const StatePart *parts;
+    int count;                 // of a checkpoint
+    const StatePart *weights;  // of model.safetensors; NULL: without that
+} RunState;
+
+// Its loaders point into it: it must stay where it is.
 typedef struct {
     Options o;
-    const char *program;            // what the user called us: argv[0]
+    const char *program;            // argv[0]: what the user called us
     GPT2Config config;
     GPT2Table table;
     Tokenizer *tokenizer;           // NULL: token files, and nobody said how they were made
-    TokenData data, val_data;       // files that were opened
+    TokenData data, val_data;       // the files of --data and --val
     TokenData train_view, val_view;
-    Task task_all, task_val_all, task_train, task_val;  // instead of these, with --labels: the
-    bool task;                      // files, and what of them is trained on and held out
+    bool task;                      // --labels: sentences (task.h) instead of running text
+    Task task_all, task_val_all;    // the sentences of --data and --val
+    Task task_train, task_val;      // those to train on, and those held out
     Loader train, val;              // .sequences (or examples) 0: there is no such data
     size_t B, T;                    // of a micro-batch
     size_t world, rank;             // GPUs that train together (ranks.h), and which one this is
-    size_t step_sequences;          // of a step: its micro-batches on all GPUs together,
-    size_t step_tokens;             // and their tokens
+    size_t step_sequences;          // of a step: its micro-batches on all GPUs together
+    size_t step_tokens;
     const char *saved_model;        // --model is this file or directory; NULL: preset, or --resume
-    TrainState state;               // of the newest whole checkpoint; step 0: there is none
-    char resume_from[PATH_MAX];     // the one that a resumed run began with
-    StateSave last;                 // the last one that this process has saved
-    bool ends;                      // what is saved now is the last: then it must not fail
-    bool open;                      // a save would lack something now: it waits (ZenFlow's window)
-    bool save_due;                  // one does
-    int skipped;                    // steps in a row that led nowhere
     bool training;                  // gradients are needed: for steps, or for --dump
     bool only_sampling;             // --steps 0 --prompt: nothing but the sample is printed
     bool batches;                   // batches of B x T are read: to train on, or to evaluate
     bool sampling;                  // samples are drawn: as the only thing, or while training
+    TrainState state;               // of the newest whole checkpoint; step 0: there is none
+    char resume_from[PATH_MAX];     // the one that a resumed run began with
+    StateSave last;                 // the last one that this process has saved
+    RunState saves;                 // what run_save() saves; run_load() sets it
+    Log log;
+    double start;                   // of the step, by seconds_now()
+    size_t done;                    // steps that are complete
+    size_t idle;                    // steps of zeroth order, in a row, that led nowhere
+    bool due;                       // a checkpoint is
+    bool open;                      // one would lack something now: it waits (ZenFlow's window)
+    bool ends;                      // what is saved now is the last: then it must not fail
+    bool damaged;                   // a token file is, here or on another rank
+    Error damage;                   // of a file here
 } Run;
-
-// What a run saves. The first values go to parts[0].
-typedef struct {
-    const StatePart *parts;    // of a checkpoint
-    int count;
-    const StatePart *weights;  // of model.safetensors; NULL: not now
-} RunState;
-
-// One line of a trainer's memory plan: what it is for, how large it is, where its address goes (a
-// pointer of any type); and whether it begins as zeros. One list is printed, allocated and freed.
-typedef struct { const char *purpose; size_t bytes; void *pointer; bool zero; } Buffer;
-enum { MAX_BUFFERS = 64 };
-
-static inline void buffer_set(const Buffer *b, void *p) { memcpy(b->pointer, &p, sizeof p); }
-static inline void *buffer_get(const Buffer *b) {
-    void *p;
-    memcpy(&p, b->pointer, sizeof p);
-    return p;
-}
-
-// Prints what each of `world` ranks plans for a place ("GPU", "host") as a table: a line for each
-// purpose, like "GPU gradients 12.55", and "GPU total 40.10 of 79.00 GiB"; in MiB, if that is less
-// than 1 GiB. What is too small for a line, and padding, is "other". limit SIZE_MAX: there is none.
-static inline void plan_print(const char *place, const Buffer *list, int n, size_t total,
-                              size_t limit, size_t world) {
-    const bool large = total >> 30 > 0;
-    const double unit = large ? 1 << 30 : 1 << 20, least = large ? 0.005 : 0.05;
-    const int digits = large ? 2 : 1;
-    const char *name = large ? "GiB" : "MiB";
-    double rest = (double)total / unit;
-    printf("%s memory%s, in %s\n", place, world > 1 ? " per rank" : "", name);
-    for (int i = 0; i <= n; i++) {
-        const char *purpose = i < n ? list[i].purpose : "other";
-        double size = i < n ? 0 : rest;
-        bool seen = false;
-        for (int j = 0; j < n; j++) {
-            if (strcmp(purpose, list[j].purpose) != 0) continue;
-            if (j < i) seen = true;
-            size += (double)list[j].bytes / unit;
-        }
-        if (seen || size < least) continue;
-        rest -= size;
-        printf("%-4s %-20s %8.*f\n", place, purpose, digits, size);
-    }
-    printf("%-4s %-20s %8.*f", place, "total", digits, (double)total / unit);
-    if (limit != SIZE_MAX) printf(" of %.*f", digits, (double)limit / unit);
-    printf(" %s\n", name);
-}
-
-// A number of parameters for people: "0.42 M", "12.85 G".
-typedef struct { char text[24]; } Count;
-static inline Count count_text(double n) {
-    Count c;
-    snprintf(c.text, sizeof c.text, "%.4g %c", n * (n < 1e9 ? 1e-6 : 1e-9), n < 1e9 ? 'M' : 'G');
-    return c;
-}
 
 // ---------------------------------------------------------------------------------------------
 // Before the first step
 
 // A resumed run goes on with as many sequences per step as it began with, so that data and schedule
 // do. Unless --accum says how, it follows from --batch and the number of GPUs.
-static inline void run_resume_batch(Run *r) {
+static void run_resume_batch(Run *r) {
     Options *o = &r->o;
     const size_t each = o->batch * r->world, was = o->accum;
     if (r->state.step == 0 || o->steps == 0) return;
@@ -126,7 +101,7 @@ static inline void run_resume_batch(Run *r) {
 }
 
 // The model's shape: from the checkpoint to resume, from a saved model, or from a preset.
-static inline void run_choose_model(Run *r) {
+static void run_choose_model(Run *r) {
     Options *o = &r->o;
     GPT2Config *c = &r->config;
     Error err;
@@ -154,7 +129,7 @@ static inline void run_choose_model(Run *r) {
 }
 
 // The tokenizer: as told, or the one saved with the model, or bytes.
-static inline void run_choose_tokenizer(Run *r) {
+static void run_choose_tokenizer(Run *r) {
     const Options *o = &r->o;
     const char *saved = o->resume ? o->out : r->saved_model;
     char home[PATH_MAX], list[PATH_MAX] = "";
@@ -179,22 +154,9 @@ static inline void run_choose_tokenizer(Run *r) {
             "directory of theirs", home, r->config.vocab);
 }
 
-// Tells one training text from another without reading all of it: by sizes and both ends of files.
-static inline uint64_t run_data_hash(const TokenData *d) {
-    uint64_t hash = 0;
-    for (size_t i = 0; i < d->count; i++) {
-        const TokenSegment *s = &d->segments[i];
-        const size_t bytes = s->count * (size_t)s->width, end = min_size(bytes, 1 << 16);
-        const uint64_t parts[] = {hash, bytes, hash_bytes(s->tokens, end),
-                                  hash_bytes((const char *)s->tokens + bytes - end, end)};
-        hash = hash_bytes(parts, sizeof parts);
-    }
-    return hash;
-}
-
 // Opens --data and --val as labelled sentences (task.h). --seq 0: the longest prompt;
 // --eval-batches, unless given: all.
-static inline void run_open_task(Run *r) {
+static void run_open_task(Run *r) {
     Options *o = &r->o;
     const size_t V = r->config.vocab;
     Task *all = &r->task_all, *held = &r->task_val_all;
@@ -220,22 +182,13 @@ static inline void run_open_task(Run *r) {
 }
 
 // With --labels: the task that knows their tokens.
-static inline const Task *run_task(const Run *r) {
+static const Task *run_task(const Run *r) {
     return r->o.data != NULL ? &r->task_all : &r->task_val_all;
-}
-
-// run_data_hash() of a task: all of its tokens and labels.
-static inline uint64_t run_task_hash(const Task *t) {
-    if (t->count == 0) return 0;
-    const uint64_t parts[] = {hash_bytes(t->first, (t->count + 1) * sizeof *t->first),
-                              hash_bytes(t->tokens, t->first[t->count] * sizeof *t->tokens),
-                              hash_bytes(t->label, t->count * sizeof *t->label)};
-    return hash_bytes(parts, sizeof parts);
 }
 
 // Opens --data and --val, cuts off the held-out tenth if there is no --val, and settles the
 // vocabulary of a new model: --vocab, or what the tokenizer needs.
-static inline void run_open_data(Run *r) {
+static void run_open_data(Run *r) {
     const Options *o = &r->o;
     GPT2Config *c = &r->config;
     Error err;
@@ -268,14 +221,14 @@ static inline void run_open_data(Run *r) {
         r->val = loader_make(val, r->T, o->seed, false);
         if (o->val != NULL) loader_check(&r->val);
     }
-    const uint64_t hash = r->task ? run_task_hash(&r->task_all) : run_data_hash(&r->data);
+    const uint64_t hash = r->task ? task_hash(&r->task_all) : data_hash(&r->data);
     if (o->resume && o->data != NULL && hash != r->state.data_hash && r->rank == 0)
         fprintf(stderr, "tide: the data is not what this run began with: it goes on, but not with "
                         "the same bits\n");
     r->state.data_hash = hash;
 }
 
-static inline bool run_state_exists(const char *out) {
+static bool run_state_exists(const char *out) {
     char dir[PATH_MAX];
     StateEntry *entries;
     path_join(dir, out, "checkpoints");
@@ -286,7 +239,7 @@ static inline bool run_state_exists(const char *out) {
 
 // A run that is refused later (no memory, no GPU) leaves no empty --out behind.
 static const char *run_made;
-static inline void run_unmake(void) {
+static void run_unmake(void) {
     char path[PATH_MAX], log[PATH_MAX];
     path_join(path, run_made, ".lock");
     path_join(log, run_made, "log.jsonl");
@@ -296,7 +249,7 @@ static inline void run_unmake(void) {
 // One run owns --out: as long as one of its processes lives, it holds a lock (flock) on the file
 // .lock there, which the system takes back however a process ends. Rank 0 takes the lock alone,
 // and later (share) passes it on to all ranks.
-static inline void run_lock(const Run *r, bool share) {
+static void run_lock(const Run *r, bool share) {
     static int fd = -1;
     char path[PATH_MAX], owner[256] = "", host[128] = "";
     path_join(path, r->o.out, ".lock");
@@ -321,7 +274,7 @@ static inline void run_lock(const Run *r, bool share) {
 
 // Refuses an --out or a --dump that cannot be written, and an --out that holds another run, before
 // anything is computed.
-static inline void run_check_output(const Run *r) {
+static void run_check_output(const Run *r) {
     const Options *o = &r->o;
     char file[PATH_MAX];
     if (o->dump != NULL && !path_is_writable(o->dump))
@@ -344,7 +297,7 @@ static inline void run_check_output(const Run *r) {
 
 // Says what is going to be trained on what, and what a training run computes with. A preset is a
 // shape, with random weights: who samples it, evaluates it or tunes it with MeZO is told.
-static inline void run_describe(const Run *r) {
+static void run_describe(const Run *r) {
     const GPT2Config *c = &r->config;
     const Options *o = &r->o;
     const bool fresh = !o->resume && r->saved_model == NULL, mezo = o->optimizer == OPTIMIZER_MEZO;
@@ -376,7 +329,7 @@ static inline void run_describe(const Run *r) {
 
 // Refuses shapes that the GPU's kernels do not take: they work on whole packs of 16 bytes, and hold
 // a row of channels in one block of threads.
-static inline void run_check_shape(const Run *r) {
+static void run_check_shape(const Run *r) {
     const size_t C = r->config.channels, F = r->config.ffn;
     const size_t pack = r->o.precision == PRECISION_FP32 ? 4 : 8;
     if (C > 12288) die("the GPU trainer takes at most 12288 channels, not %zu", C);
@@ -386,7 +339,7 @@ static inline void run_check_shape(const Run *r) {
 }
 
 // Ends a run whose ranks were started with other options, or see other data.
-static inline void run_agree(const Run *r) {
+static void run_agree(const Run *r) {
     char text[sizeof r->state.options];
     if (r->o.steps == 0 || r->o.dump != NULL)
         die("with %zu GPUs there is only training: leave the launcher out", r->world);
@@ -400,7 +353,7 @@ static inline void run_agree(const Run *r) {
 
 // Fills *r from the command line and the files that it names. Everything that can be wrong with
 // them is found here, and ends the program.
-static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
+static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     Options *o = &r->o;
     memset(r, 0, sizeof *r);
     r->program = argv[0];
@@ -453,48 +406,45 @@ static inline void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     if (!o->calibrate) run_describe(r);
 }
 
-// The weights that --model names, a file's or a preset's fresh ones.
-static inline void run_load_first(Run *r, const StatePart *part) {
+// Values for the first step: the checkpoint's, or those that --model names, a file's or a preset's
+// fresh ones. Parts that are not there (AdamW's moments "m" and "v" without training) are passed
+// over.
+static void run_load(Run *r, const RunState *x) {
+    const StatePart *first = &x->parts[0];
     const GPT2Table *t = &r->table;
-    const char *model = r->saved_model;
     Error err;
-    if (model != NULL && !model_load(model, &r->config, t, part, &err)) die("%s", err.text);
-    float *buffer = model == NULL ? part_buffer(part, 1, t) : NULL;
-    for (int i = 0; model == NULL && i < t->count; i++) {
-        const GPT2Tensor *x = &t->tensors[i];
-        if (!part_has(part, x->offset, part_extent(x, 0, x->rows * x->cols))) continue;
-        float *w = part_room(part, x, 0, x->rows * x->cols, buffer);
+    r->saves = *x;
+    if (r->o.optimizer == OPTIMIZER_ADAMW && r->o.offload != OFFLOAD_ZENFLOW)
+        train_state_free(&r->state);  // zenflow's, from here on without it
+    if (!(r->o.resume ? state_load(r->resume_from, &r->config, t, x->parts, x->count, &err)
+          : r->saved_model == NULL || model_load(r->saved_model, &r->config, t, first, &err)))
+        die("%s", err.text);
+    if (r->o.resume || r->saved_model != NULL) return;
+    float *buffer = part_buffer(first, 1, t);
+    for (int i = 0; i < t->count; i++) {
+        const GPT2Tensor *y = &t->tensors[i];
+        if (!part_has(first, y->offset, part_extent(y, 0, y->rows * y->cols))) continue;
+        float *w = part_room(first, y, 0, y->rows * y->cols, buffer);
         gpt2_init_tensor(t, i, w, r->o.seed);
-        part_put(part, x, 0, x->rows * x->cols, w);
+        part_put(first, y, 0, y->rows * y->cols, w);
     }
     free(buffer);
 }
 
-// Values for the first step: the checkpoint's, or those that --model names. Parts that are not
-// there (AdamW's moments "m" and "v" without training) are passed over.
-static inline void run_load(Run *r, const RunState *x) {
-    Error err;
-    if (!r->o.resume) run_load_first(r, &x->parts[0]);
-    else if (!state_load(r->resume_from, &r->config, &r->table, x->parts, x->count, &err))
-        die("%s", err.text);
-    if (r->o.optimizer == OPTIMIZER_ADAMW && r->o.offload != OFFLOAD_ZENFLOW)
-        train_state_free(&r->state);  // zenflow's, from here on without it
-}
-
 // ---------------------------------------------------------------------------------------------
-// During the run
+// Data
 
 // The first sequence of a micro-batch (the first is 0) of a step (the first is 1): all GPUs'
 // micro-batches of one number lie side by side. Which sequences a step has is then the same on any
 // number of GPUs.
-static inline uint64_t run_position(const Run *r, size_t step, size_t micro) {
+static uint64_t run_position(const Run *r, size_t step, size_t micro) {
     return (((uint64_t)(step - 1) * r->o.accum + micro) * r->world + r->rank) * r->B;
 }
 
 // Fills `rows` rows of T tokens with the sequences at `position` and after. False, with the reason
 // in err, on a token that the model does not know. Of a task (rows, 2) targets: see task_batch().
-static inline bool run_batch(const Run *r, const Loader *loader, uint64_t position, size_t rows,
-                             int32_t *inputs, int32_t *targets, Error *err) {
+static bool run_batch(const Run *r, const Loader *loader, uint64_t position, size_t rows,
+                      int32_t *inputs, int32_t *targets, Error *err) {
     if (r->task) {
         const bool train = loader == &r->train;
         task_batch(train ? &r->task_train : &r->task_val, r->o.seed, train, position, rows, r->T,
@@ -508,81 +458,13 @@ static inline bool run_batch(const Run *r, const Loader *loader, uint64_t positi
     return true;
 }
 
-static inline void run_save_tokenizer(const Run *r) {
-    if (r->tokenizer != NULL && r->rank == 0) tokenizer_save(r->tokenizer, r->o.out);
+// run_batch() of a step. If it returns false, the step is run_damaged().
+static bool run_micro_batch(Run *r, size_t step, size_t micro, int32_t *inputs, int32_t *targets) {
+    return run_batch(r, &r->train, run_position(r, step, micro), r->B, inputs, targets, &r->damage);
 }
 
-// --save-every auto: when the next checkpoint is due, by seconds_now(). Saving may take 5 % of the
-// time: after one that took d seconds, the next one begins 19 d seconds later, or after 10 minutes.
-static double run_save_due;
-
-static inline double run_save_pause(void) {
-    const char *seconds = getenv("TIDE_SAVE_SECONDS");  // tests are in a hurry
-    return seconds != NULL ? strtod(seconds, NULL) : 600;
-}
-
-static inline void run_save_next(double seconds) {
-    run_save_due = seconds_now() + fmax(run_save_pause(), 19 * seconds);
-}
-
-// A checkpoint that cannot be saved, because the disk is full, ends the run only if there is no
-// earlier one, or no later chance.
-static inline void run_save_failed(const Run *r, const Error *err) {
-    if (r->state.step == 0) fail("%s", err->text);
-    if (r->ends) fail("%s; the checkpoint of step %zu is whole", err->text, r->state.step);
-    if (r->rank == 0)
-        fprintf(stderr, "tide: warning: %s; the run goes on, and the checkpoint of step %zu is "
-                "whole\n", err->text, r->state.step);
-}
-
-// Of several ranks, all call the following functions, at the same steps.
-
-// What to save: the state after `step` steps.
-static inline StateSave *run_save_what(Run *r, size_t step, const RunState *what) {
-    StateSave *x = &r->last;
-    x->out = r->o.out;
-    x->config = &r->config;
-    x->table = &r->table;
-    x->parts = what->parts;
-    x->count = what->count;
-    x->keep = (int)r->o.keep;
-    x->state = r->state;
-    x->state.step = step;
-    x->state.seed = r->o.seed;
-    x->state.data_position = step * r->step_sequences;
-    return x;
-}
-
-// Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from,
-// unless there is one of this step. Each is whole or not there; what was saved before stays if they
-// fail. Where rank 0 has not all weights, they come from a checkpoint.
-static inline void run_save(Run *r, size_t step, bool state, const RunState *x) {
-    const Options *o = &r->o;
-    StateSave *last = &r->last;
-    const int eot = r->tokenizer != NULL ? tokenizer_eot(r->tokenizer) : -1;
-    const bool bf16 = o->save_dtype == SAVE_BF16;
-    bool whole = ranks.world == 1 || x->weights == NULL || part_is_whole(x->weights, &r->table);
-    Error err;
-    if (o->no_save) return;
-    const double start = seconds_now();
-    state = state && step != r->state.step;
-    ranks_broadcast(&whole, sizeof whole);
-    if (!whole && (last->final[0] == '\0' || last->state.step != step)) state = true;
-    bool ok = !state || state_save(run_save_what(r, step, x), &err);
-    if (!ok && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
-        last->keep = 1;  // room is worth more than the checkpoints before the newest
-        last->state.step = r->state.step;
-        state_prune(last);
-        ok = state_save(run_save_what(r, step, x), &err);
-    }
-    if (state && ok) r->state.step = step;
-    if (ok && x->weights != NULL)
-        ok = state_agree(ranks.rank > 0 ||
-                         (whole ? model_save(o->out, &r->config, &r->table, x->weights, bf16, eot,
-                                             &err) : state_model(last, bf16, eot, &err)), &err);
-    if (!ok) run_save_failed(r, &err);
-    run_save_next(seconds_now() - start);
-}
+// ---------------------------------------------------------------------------------------------
+// Signals, and what ranks tell each other
 
 static volatile sig_atomic_t stop_requested;  // a signal that came: finish the step, save, exit
 static volatile double stop_time;             // when, by seconds_now()
@@ -590,7 +472,7 @@ static volatile double stop_time;             // when, by seconds_now()
 // The terminal, make and launchers pass a signal on that came to the whole group: only one that
 // comes a second later is meant to end the program at once. (Not SIGPIPE, which is each line for a
 // `tee` that Ctrl-C has ended.)
-static inline void request_stop(int signal_number) {
+static void request_stop(int signal_number) {
     if (stop_requested == 0) {
         stop_time = seconds_now();
         stop_requested = signal_number;
@@ -600,123 +482,9 @@ static inline void request_stop(int signal_number) {
     }
 }
 
-// What ranks tell each other at every step, with their losses: whether a signal came (its number),
-// and whether a checkpoint is due. All then know, by the largest of each, the same, and do the same
-// after this step.
-enum { NEWS_SIGNAL, NEWS_DUE, NEWS };
-static double run_news[NEWS];
-
-static inline void run_tell(double *mine) {
-    mine[NEWS_SIGNAL] = stop_requested;
-    mine[NEWS_DUE] = seconds_now() >= run_save_due;
-}
-
-// said: of rank k, what run_tell() said, at said[k * stride].
-static inline void run_hear(const double *said, size_t stride) {
-    memset(run_news, 0, sizeof run_news);
-    for (size_t k = 0; k < (size_t)ranks.world; k++)
-        for (int i = 0; i < NEWS; i++)
-            run_news[i] = fmax(run_news[i], said[k * stride + (size_t)i]);
-    if (run_news[NEWS_SIGNAL] != 0 && stop_requested == 0)
-        request_stop((int)run_news[NEWS_SIGNAL]);
-}
-
-static inline bool run_hears(int news) {
-    if (ranks.world == 1) run_tell(run_news);
-    return run_news[news] != 0;
-}
-
-// Floating-point operations of a step: forward and backward; or two forward passes per direction.
-static inline double run_step_flops(const Run *r) {
-    const double both = gpt2_flops_per_token(&r->config, r->T) * (double)r->step_tokens;
-    return r->o.optimizer == OPTIMIZER_MEZO ? both / 3 * 2 * (double)r->o.zo_queries : both;
-}
-
-// Logs a step that took so many seconds, or that nothing was updated. more: see log_step(). A run
-// may go on without an update, but not for ever: ten in a row end it. So do ten whose losses are
-// all equal to the last bit, of which only the decay is left.
-static inline void run_stepped(Run *r, Log *log, size_t step, double loss, double norm, double lr,
-                               double seconds, bool updated, const char *more) {
-    Error err;
-    r->skipped = updated && norm > 0 ? 0 : r->skipped + 1;
-    if (r->skipped == 10)
-        fail("the loss is %g and the norm %g at step %zu, and 10 steps in a row led nowhere: try "
-             "a lower --lr (what was saved in %s before is intact)", fabs(loss), fabs(norm), step,
-             r->o.out);
-    if (!updated) log_skip(log, step, r->o.steps, loss, norm);
-    else if (!log_step(log, step, r->o.steps, loss, norm, lr, 1e3 * seconds,
-                       (double)r->step_tokens / seconds, run_step_flops(r) / seconds, more, &err))
-        fail("%s", err.text);
-}
-
-// After `step` steps: is it time to evaluate, for a sample, for a checkpoint?
-static inline bool run_is_every(const Run *r, size_t step, size_t every) {
-    return every > 0 && (step % every == 0 || step == r->o.steps);
-}
-static inline bool run_evaluates(const Run *r, size_t step) {
-    return r->val.sequences > 0 && run_is_every(r, step, r->o.eval_every);
-}
-static inline bool run_samples(const Run *r, size_t step) {
-    return r->tokenizer != NULL && run_is_every(r, step, r->o.sample_every);
-}
-static inline bool run_saves(Run *r, size_t step) {
-    const size_t every = r->o.save_every;
-    if (every == 0 || r->o.no_save || step == r->o.steps) return false;  // the end saves anyway
-    if (every == AUTO_COUNT ? run_hears(NEWS_DUE) : step % every == 0) r->save_due = true;
-    if (!r->save_due || r->open) return false;
-    r->save_due = false;
-    return true;
-}
-
-// Has a signal come that ends the run, now that it can be saved?
-static inline bool run_stops(const Run *r) { return run_hears(NEWS_SIGNAL) && !r->open; }
-
-// "1.5 GB"
-static inline const char *run_bytes(char text[32], double bytes) {
-    const double unit = bytes < 1e9 ? 1e6 : bytes < 1e12 ? 1e9 : 1e12;
-    snprintf(text, 32, "%.*f %s", bytes < 10 * unit, bytes / unit,
-             unit < 1e9 ? "MB" : unit < 1e12 ? "GB" : "TB");
-    return text;
-}
-
-// Says when the run saves what, and what disk that takes: a new checkpoint is written before an old
-// one goes, and so are the weights. Refuses a disk without room for one of each.
-static inline void run_check_disk(const Run *r, const RunState *x) {
-    const Options *o = &r->o;
-    const double weights = (double)r->table.parameters * (o->save_dtype == SAVE_BF16 ? 2 : 4);
-    const double state = 4.0 * x->count * (double)r->table.parameters;
-    const double most = ((double)o->keep + 1) * state + 2 * weights;
-    char dir[PATH_MAX], each[32], all[32], left[32], when[80] = "only at the end";
-    struct statvfs disk;
-    StateEntry *entries = NULL;
-    path_join(dir, o->out, "checkpoints");
-    const double there = (double)state_list(dir, &entries, true) * state;
-    free(entries);
-    if (o->no_save || statvfs(o->out, &disk) != 0) return;
-    const double room = (double)disk.f_bavail * (double)disk.f_frsize;
-    run_bytes(left, room);
-    if (room + fmax(there - state, 0) < state + weights)  // all but the newest may go
-        die("--out %s: a checkpoint and the weights take %s, and only %s are free there: make "
-            "room, name another disk, or save nothing (--no-save)", o->out,
-            run_bytes(all, state + weights), left);
-    if (o->save_every == AUTO_COUNT)
-        snprintf(when, sizeof when, "every %.3g minutes, or less often: at most 5 %% of the time",
-                 run_save_pause() / 60);
-    else if (o->save_every > 0) snprintf(when, sizeof when, "every %zu steps", o->save_every);
-    printf("checkpoints: %s, %s; on disk, with --keep %zu and the weights, up to %s; free: %s%s\n",
-           run_bytes(each, state), when, o->keep, run_bytes(all, most), left,
-           room + there < most ? ", NOT ENOUGH for so many: older ones go when it is full" : "");
-}
-
-// Before the first step of training: what is in --out from the start, and signals end the run well.
-static inline void run_begin(Run *r, Log *log, const RunState *x) {
+static void run_catch_signals(void) {
     const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
     struct sigaction action, before;
-    Error err;
-    options_to_json(&r->o, r->state.options, sizeof r->state.options);
-    if (r->rank == 0) run_check_disk(r, x);
-    if (!r->o.resume) run_save_tokenizer(r);
-    if (!log_open(log, r->rank == 0 ? r->o.out : NULL, r->state.step, &err)) die("%s", err.text);
     memset(&action, 0, sizeof action);
     sigfillset(&action.sa_mask);
     action.sa_handler = request_stop;
@@ -725,23 +493,301 @@ static inline void run_begin(Run *r, Log *log, const RunState *x) {
         if (signals[i] == SIGHUP && before.sa_handler == SIG_IGN)  // nohup
             sigaction(SIGHUP, &before, NULL);
     }
-    run_save_next(0);
 }
 
-// An evaluation, after `step` steps: to the log, or, without one, printed. accuracy: of --labels.
-static inline void run_evaluated(const Run *r, Log *log, size_t step, double loss,
-                                 double accuracy) {
+// --save-every auto: when the next checkpoint is due, by seconds_now(). Saving may take 5 % of the
+// time: after one that took d seconds, the next one begins 19 d seconds later, or after 10 minutes.
+static double run_save_due;
+
+static double run_save_pause(void) {
+    const char *seconds = getenv("TIDE_SAVE_SECONDS");  // tests are in a hurry
+    return seconds != NULL ? strtod(seconds, NULL) : 600;
+}
+
+static void run_save_next(double seconds) {
+    run_save_due = seconds_now() + fmax(run_save_pause(), 19 * seconds);
+}
+
+// What ranks tell each other at every step, with their losses: whether a signal came (its number),
+// and whether a checkpoint is due. All then know, by the largest of each, the same, and do the same
+// after this step.
+enum { NEWS_SIGNAL, NEWS_DUE, NEWS };
+static double run_news[NEWS];
+
+static void run_tell(double *mine) {
+    mine[NEWS_SIGNAL] = stop_requested;
+    mine[NEWS_DUE] = seconds_now() >= run_save_due;
+}
+
+// said: of rank k, what run_tell() said, at said[k * stride].
+static void run_hear(const double *said, size_t stride) {
+    memset(run_news, 0, sizeof run_news);
+    for (size_t k = 0; k < (size_t)ranks.world; k++)
+        for (int i = 0; i < NEWS; i++)
+            run_news[i] = fmax(run_news[i], said[k * stride + (size_t)i]);
+    if (run_news[NEWS_SIGNAL] != 0 && stop_requested == 0)
+        request_stop((int)run_news[NEWS_SIGNAL]);
+}
+
+static bool run_hears(int news) {
+    if (ranks.world == 1) run_tell(run_news);
+    return run_news[news] != 0;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Saving. Of several ranks, all call these functions, after the same steps.
+
+static void run_save_tokenizer(const Run *r) {
+    if (r->tokenizer != NULL && r->rank == 0) tokenizer_save(r->tokenizer, r->o.out);
+}
+
+// Writes what r->saves names, after `step` steps.
+static bool run_write_state(Run *r, size_t step, int keep, Error *err) {
+    StateSave *x = &r->last;
+    x->out = r->o.out;
+    x->config = &r->config;
+    x->table = &r->table;
+    x->parts = r->saves.parts;
+    x->count = r->saves.count;
+    x->keep = keep;
+    x->state = r->state;
+    x->state.step = step;
+    x->state.seed = r->o.seed;
+    x->state.data_position = step * r->step_sequences;
+    return state_save(x, err);
+}
+
+// Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
+// Each is whole or not there; what was saved before stays if they fail. Where rank 0 has not all
+// weights, they come from a checkpoint. One that cannot be saved, because the disk is full, ends
+// the run only if there is no earlier one, or no later chance.
+static void run_write(Run *r, size_t step, bool state) {
+    const StatePart *weights = r->saves.weights;
+    const int eot = r->tokenizer != NULL ? tokenizer_eot(r->tokenizer) : -1;
+    const bool bf16 = r->o.save_dtype == SAVE_BF16;
+    const double start = seconds_now();
+    bool whole = ranks.world == 1 || weights == NULL || part_is_whole(weights, &r->table);
+    bool ok = true;
     Error err;
-    if (!r->task) accuracy = -1;
-    if (log == NULL) {
-        printf("val loss %.6f", loss);
-        if (r->task) printf(", accuracy %.1f %%", 100 * accuracy);
-        printf("\n");
-    } else if (!log_eval(log, step, loss, accuracy, &err)) {
-        fail("%s", err.text);
-    } else if (!log_plot(log, &err)) {
-        fprintf(stderr, "tide: warning: %s\n", err.text);
+    if (r->o.no_save) return;
+    ranks_broadcast(&whole, sizeof whole);
+    if (!whole && (r->last.final[0] == '\0' || r->last.state.step != step)) state = true;
+    if (state) ok = run_write_state(r, step, (int)r->o.keep, &err);
+    if (!ok && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
+        r->last.keep = 1;  // room is worth more than the checkpoints before the newest
+        r->last.state.step = r->state.step;
+        state_prune(&r->last);
+        ok = run_write_state(r, step, 1, &err);
     }
+    if (state && ok) r->state.step = step;
+    if (ok && ranks.rank == 0 && weights != NULL)
+        ok = whole ? model_save(r->o.out, &r->config, &r->table, weights, bf16, eot, &err)
+                   : state_model(&r->last, bf16, eot, &err);
+    if (!state_agree(ok, &err)) {
+        if (r->state.step == 0) fail("%s", err.text);
+        if (r->ends) fail("%s; the checkpoint of step %zu is whole", err.text, r->state.step);
+        if (r->rank == 0)
+            fprintf(stderr, "tide: warning: %s; the run goes on, and the checkpoint of step %zu is "
+                    "whole\n", err.text, r->state.step);
+    }
+    run_save_next(seconds_now() - start);
+}
+
+// Saves the run after the steps that are complete. more: what its optimizer adds to the checkpoint,
+// the text of a JSON object, or NULL; it is the run's from here on.
+static void run_save(Run *r, char *more) {
+    free(r->state.more);
+    r->state.more = more;
+    r->due = false;
+    if (r->done > 0) run_write(r, r->done, r->done != r->state.step);
+}
+
+// "1.5 GB"
+typedef struct { char text[32]; } Bytes;
+static Bytes run_bytes(double bytes) {
+    const double unit = bytes < 1e9 ? 1e6 : bytes < 1e12 ? 1e9 : 1e12;
+    Bytes b;
+    snprintf(b.text, sizeof b.text, "%.*f %s", bytes < 10 * unit, bytes / unit,
+             unit < 1e9 ? "MB" : unit < 1e12 ? "GB" : "TB");
+    return b;
+}
+
+// Says when the run saves what, and what disk that takes: a new checkpoint is written before an old
+// one goes, and so are the weights. Refuses a disk without room for one of each.
+static void run_check_disk(const Run *r) {
+    const Options *o = &r->o;
+    const double weights = (double)r->table.parameters * (o->save_dtype == SAVE_BF16 ? 2 : 4);
+    const double state = 4.0 * r->saves.count * (double)r->table.parameters;
+    const double most = ((double)o->keep + 1) * state + 2 * weights;
+    char dir[PATH_MAX], when[80] = "only at the end";
+    struct statvfs disk;
+    StateEntry *entries = NULL;
+    path_join(dir, o->out, "checkpoints");
+    const double there = (double)state_list(dir, &entries, true) * state;
+    free(entries);
+    if (o->no_save || statvfs(o->out, &disk) != 0) return;
+    const double room = (double)disk.f_bavail * (double)disk.f_frsize;
+    if (room + fmax(there - state, 0) < state + weights)  // all but the newest may go
+        die("--out %s: a checkpoint and the weights take %s, and only %s are free there: make "
+            "room, name another disk, or save nothing (--no-save)", o->out,
+            run_bytes(state + weights).text, run_bytes(room).text);
+    if (o->save_every == AUTO_COUNT)
+        snprintf(when, sizeof when, "every %.3g minutes, or less often: at most 5 %% of the time",
+                 run_save_pause() / 60);
+    else if (o->save_every > 0) snprintf(when, sizeof when, "every %zu steps", o->save_every);
+    printf("checkpoints: %s, %s; on disk, with --keep %zu and the weights, up to %s; free: %s%s\n",
+           run_bytes(state).text, when, o->keep, run_bytes(most).text, run_bytes(room).text,
+           room + there < most ? ", NOT ENOUGH for so many: older ones go when it is full" : "");
+}
+
+// ---------------------------------------------------------------------------------------------
+// The loop
+
+// What a step came to.
+typedef struct {
+    double loss, norm;
+    bool skipped;     // nothing was updated: the loss or the norm is no number, or too large
+    bool damaged;     // nothing was computed: a token file is damaged
+    char more[1024];  // further members of its line in log.jsonl, each after a comma
+} StepResult;
+
+// Before the first step of training: what is in --out from the start, and signals end the run well.
+// peak: operations per second of all that computes. Returns the first step's number.
+static size_t run_begin(Run *r, double peak) {
+    Error err;
+    options_to_json(&r->o, r->state.options, sizeof r->state.options);
+    if (r->rank == 0) run_check_disk(r);
+    if (!r->o.resume) run_save_tokenizer(r);
+    if (!log_open(&r->log, r->rank == 0 ? r->o.out : NULL, r->state.step, &err))
+        die("%s", err.text);
+    r->log.peak = peak;
+    r->done = r->state.step;
+    run_catch_signals();
+    run_save_next(0);
+    return r->done + 1;
+}
+
+// Is there a step to do? A signal ends the run, once its state can be saved.
+static bool run_goes_on(Run *r, size_t step) {
+    r->start = seconds_now();
+    r->ends = step > r->o.steps || r->damaged || (run_hears(NEWS_SIGNAL) && !r->open);
+    return !r->ends;
+}
+
+// A step whose data cannot be read. Ranks that step together cannot save without the others.
+static StepResult run_damaged(const Run *r) {
+    StepResult x;
+    if (r->world > 1) die("%s", r->damage.text);
+    memset(&x, 0, sizeof x);
+    x.damaged = true;
+    return x;
+}
+
+// AdamW's constants of a step: with the schedule's rate, and clipped. Ends the run before a loss or
+// a gradient that is no number spoils the weights.
+static AdamStep run_adam_step(const Run *r, size_t step, double loss, double norm_squared) {
+    const Options *o = &r->o;
+    if (!isfinite(loss) || !isfinite(norm_squared))
+        fail("the loss is %g and the gradient norm %g at step %zu: stopped before the update; "
+             "try a lower --lr (what was saved in %s before is intact)", loss, sqrt(norm_squared),
+             step, o->out);
+    return adam_step_prepare(schedule_lr(o, step), o->beta1, o->beta2, o->eps, o->weight_decay,
+                             step, clip_scale(norm_squared, o->clip));
+}
+
+// Floating-point operations of a step: forward and backward; or two forward passes per direction.
+static double run_step_flops(const Run *r) {
+    const double both = gpt2_flops_per_token(&r->config, r->T) * (double)r->step_tokens;
+    return r->o.optimizer == OPTIMIZER_MEZO ? both / 3 * 2 * (double)r->o.zo_queries : both;
+}
+
+// After a step. Zeroth order goes on without an update, but not for ever: ten steps in a row end
+// the run. So do ten whose losses are all equal to the last bit, of which only the decay is left:
+// it has diverged, or eps is too small.
+static void run_log_step(Run *r, size_t step, const StepResult *x) {
+    const double seconds = seconds_now() - r->start, lr = schedule_lr(&r->o, step);
+    Error err;
+    r->damaged = x->damaged;
+    if (x->damaged) return;
+    r->done = step;
+    const bool idle = r->o.optimizer == OPTIMIZER_MEZO && (x->skipped || x->norm == 0);
+    r->idle = idle ? r->idle + 1 : 0;
+    if (r->idle == 10)
+        fail("the loss is %g and the norm %g at step %zu, and 10 steps in a row led nowhere: try "
+             "a lower --lr (what was saved in %s before is intact)", fabs(x->loss), fabs(x->norm),
+             step, r->o.out);
+    if (x->skipped) log_skip(&r->log, step, r->o.steps, x->loss, x->norm);
+    else if (!log_step(&r->log, step, r->o.steps, x->loss, x->norm, lr, 1e3 * seconds,
+                       (double)r->step_tokens / seconds, run_step_flops(r) / seconds, x->more,
+                       &err))
+        fail("%s", err.text);
+}
+
+// After a step: is it time to evaluate, for a sample, for a checkpoint?
+static bool run_is_time(const Run *r, size_t step, size_t every) {
+    return !r->damaged && every > 0 && (step % every == 0 || step == r->o.steps);
+}
+static bool run_wants_eval(const Run *r, size_t step) {
+    return r->val.sequences > 0 && run_is_time(r, step, r->o.eval_every);
+}
+static bool run_wants_sample(const Run *r, size_t step) {
+    return r->tokenizer != NULL && run_is_time(r, step, r->o.sample_every);
+}
+// One that is due waits while it would lack something.
+static bool run_wants_save(Run *r, size_t step) {
+    const size_t every = r->o.save_every;
+    if (every == 0 || r->o.no_save) return false;
+    r->due = r->due || (every == AUTO_COUNT ? run_hears(NEWS_DUE) : step % every == 0);
+    return r->due && !r->open && !r->damaged && step != r->o.steps;  // the end saves anyway
+}
+
+// What a trainer offers: the mean loss of `rows` of the held-out sequences, from `first` on. Adds
+// to *right how often the right label is the likeliest. r->damage says what cannot be read.
+typedef double RunLoss(void *model, Run *r, size_t first, size_t rows, size_t *right);
+
+// The mean loss over the first --eval-batches batches of the held-out sequences (all of them if
+// there are fewer): always the same ones, in the same order. It goes to the log; of step 0 it is
+// printed. Several ranks take turns, and one that has nothing left repeats the last batch: it may
+// have to give others its shard of the weights.
+static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
+    typedef struct { double loss, right; } Score;
+    const size_t sequences = min_size(r->val.sequences, r->o.eval_batches * r->B), R = r->world;
+    const size_t batches = (sequences + r->B - 1) / r->B, turns = (batches + R - 1) / R;
+    Score *mine = (Score *)alloc_or_fail(turns * (1 + R), sizeof *mine, "evaluation");
+    Score *all = mine + turns, mean = {0, 0};
+    Error err;
+    for (size_t i = 0; i < turns && !r->damaged; i++) {
+        const size_t first = min_size(i * R + r->rank, batches - 1) * r->B;
+        const size_t rows = min_size(r->B, sequences - first);
+        size_t right = 0;
+        mine[i].loss = loss(model, r, first, rows, &right) * (double)rows;
+        mine[i].right = (double)right;
+        r->damaged = r->damage.text[0] != '\0';
+    }
+    if (r->damaged && (step == 0 || R > 1)) die("%s", r->damage.text);
+    ranks_exchange(mine, turns * sizeof *mine, all);
+    for (size_t i = 0; i < batches; i++) {
+        mean.loss += all[i % R * turns + i / R].loss;
+        mean.right += all[i % R * turns + i / R].right;
+    }
+    free(mine);
+    if (r->damaged) return;
+    mean.loss /= (double)sequences;
+    mean.right = r->task ? mean.right / (double)sequences : -1;
+    if (step > 0) {
+        if (!log_eval(&r->log, step, mean.loss, mean.right, &err)) fail("%s", err.text);
+        if (!log_plot(&r->log, &err)) fprintf(stderr, "tide: warning: %s\n", err.text);
+        return;
+    }
+    printf("val loss %.6f", mean.loss);
+    if (r->task) printf(", accuracy %.1f %%", 100 * mean.right);
+    printf("\n");
+}
+
+// Prints --prompt and its continuation.
+static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
+    if (step > 0) log_clear(&r->log);
+    sample_text(&r->o, r->tokenizer, &r->config, (uint32_t)step, next, model);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -750,7 +796,7 @@ static inline void run_evaluated(const Run *r, Log *log, size_t step, double los
 // How to sample from what a run has saved, where it has a tokenizer: with the run's precision and,
 // if one GPU may be too small for the model, with layers that stream. In quotes, if a shell would
 // not take a path as it is.
-static inline void run_hint(const Run *r) {
+static void run_hint(const Run *r) {
     const Options *o = &r->o;
     const char *special = " \t\n\"$`\\*?[]{}()<>|;&#~!'", *out = o->out;
     const char *q = strpbrk(r->program, special) || strpbrk(out, special) ? "'" : "";
@@ -767,14 +813,21 @@ static inline void run_hint(const Run *r) {
            r->task ? " --sample-tokens 1" : "");
 }
 
-// After `step` steps, and after what they made was saved: the plot, and the last words. Returns the
-// program's exit code: of a run that a signal has stopped, the one that a shell gives it.
-static inline int run_end(const Run *r, Log *log, size_t step) {
+// After what the steps made was saved: the plot, and the last words. Returns the program's exit
+// code: of a run that a signal has stopped, the one that a shell gives it. Dies if its data is
+// damaged; of several ranks the one that has found it ends all.
+static int run_end(Run *r) {
     const char *out = r->o.out;
-    const bool idle = step == log->resumed;
+    const size_t step = r->done;
+    const bool idle = step == r->log.resumed;
     Error err;
-    if (!log_plot(log, &err)) fail("%s", err.text);
-    log_close(log);
+    if (r->damaged) {
+        ranks_barrier();  // all have saved
+        if (r->damage.text[0] != '\0') die("%s", r->damage.text);
+        ranks_barrier();
+    }
+    if (!log_plot(&r->log, &err)) fail("%s", err.text);
+    log_close(&r->log);
     if (idle && step >= r->o.steps)
         printf("nothing to do: the run in %s is at step %zu, and --steps is %zu: raise it to go "
                "on\n", out, step, r->o.steps);
@@ -793,22 +846,28 @@ static inline int run_end(const Run *r, Log *log, size_t step) {
     return step < r->o.steps ? 128 + (int)stop_requested : 0;
 }
 
-// --steps 0 --out: saves the model as it was loaded, which converts it.
-static inline void run_convert(Run *r, const RunState *x) {
-    if (!option_given(&r->o, "out") || r->o.resume) return;
-    run_save_tokenizer(r);
-    run_save(r, 0, false, x);
+// --steps 0: a sample, or an evaluation; and --out gets the model as it was loaded, which converts
+// it.
+static int run_without_steps(Run *r, RunLoss *loss, SampleNext *next, void *model) {
+    if (r->only_sampling) run_sample(r, 0, next, model);
+    else if (r->batches) run_eval(r, 0, loss, model);
+    if (option_given(&r->o, "out") && !r->o.resume) {
+        run_save_tokenizer(r);
+        run_write(r, 0, false);
+    }
+    return 0;
 }
 
 // --dump: loss, logits (B*T, Vp) and gradients (an arena) of the first batch, all in host memory,
 // for other implementations to check.
-static inline void run_dump(const Run *r, const int32_t *inputs, const int32_t *targets,
-                            double loss, const float *logits, const float *grads) {
+static int run_dump(const Run *r, const int32_t *inputs, const int32_t *targets, double loss,
+                    const float *logits, const float *grads) {
     Error err;
     if (!dump_save(r->o.dump, &r->config, &r->table, r->B, r->T, inputs, targets, loss, logits,
                    grads, &err))
         fail("%s", err.text);
     printf("loss %.6f; dump written to %s\n", loss, r->o.dump);
+    return 0;
 }
 
 #endif

@@ -1,10 +1,9 @@
 // sample.h: text from a model. Drawing a token from its logits, and everything about a sample that
 // does not depend on who computes them: the prompt, the window that the model sees, the printing.
-//
-//     Sample s = sample_begin(options, tokenizer, config, number);
-//     do logits = the model's, of the token after s.tokens[s.first .. s.n - 1];
-//     while (sample_next(&s, logits));
-//     sample_end(&s);
+//   sample_text()    prints --prompt and its continuation
+//   sample_begin(), sample_next(), sample_end()    its parts
+//   sample()         draws a token
+//   decode()         on a CPU: one token's logits, with the keys and values of those before it
 #ifndef TIDE_SAMPLE_H
 #define TIDE_SAMPLE_H
 #include "util.h"
@@ -12,15 +11,16 @@
 #include "options.h"
 #include "rng.h"
 #include "tokenizer.h"
+#include "vmath.h"
 
-static inline int sample_compare(const void *a, const void *b) {  // descending
+static int sample_compare(const void *a, const void *b) {  // descending
     const float x = *(const float *)a, y = *(const float *)b;
     return (x < y) - (x > y);
 }
 
 // Draws from softmax(logits / temperature) over the top_k largest (0: all) of n logits; uniform is
 // in [0, 1). Temperature 0 (below 1e-6) takes the largest. Overwrites the logits.
-static inline int32_t sample(float *logits, size_t n, double temperature, size_t top_k,
+static int32_t sample(float *logits, size_t n, double temperature, size_t top_k,
                              float uniform) {
     size_t best = 0;
     for (size_t i = 1; i < n; i++)
@@ -52,6 +52,7 @@ typedef struct {
     int32_t *tokens;    // of the prompt, and those that were drawn
     size_t n;           // how many
     size_t first;       // the model sees tokens[first .. n - 1], at positions 0 and up
+    size_t fresh;       // so many of them, the last ones, it has not seen at these positions
     size_t drawn;
     size_t V;           // tokens that may be drawn: 0 .. V-1
     size_t context;
@@ -63,7 +64,7 @@ typedef struct {
 
 // Prints a part of the text; on a terminal with '?' for control characters, which could do anything
 // to it, but not for newline and tab. Those beyond ASCII are C2 80 to C2 9F in UTF-8.
-static inline void sample_print(Sample *s, const char *text, size_t n) {
+static void sample_print(Sample *s, const char *text, size_t n) {
     const bool terminal = isatty(STDOUT_FILENO);
     for (size_t i = 0; i < n; i++) {
         const unsigned char c = (unsigned char)text[i];
@@ -77,7 +78,7 @@ static inline void sample_print(Sample *s, const char *text, size_t n) {
 
 // Prints --prompt, of which the model sees the end if it is longer than the context. A prompt
 // without tokens becomes the one that ends a text. Ends the program if the model does not know one.
-static inline Sample sample_begin(const Options *o, const Tokenizer *tokenizer,
+static Sample sample_begin(const Options *o, const Tokenizer *tokenizer,
                                   const GPT2Config *c, uint32_t number) {
     const char *prompt = o->prompt != NULL ? o->prompt : "";
     const size_t bytes = strlen(prompt);
@@ -96,6 +97,7 @@ static inline Sample sample_begin(const Options *o, const Tokenizer *tokenizer,
         if ((size_t)s.tokens[i] >= s.V)
             die("the prompt has token %d, the model knows 0 to %zu", s.tokens[i], s.V - 1);
     s.first = s.n > s.context ? s.n - s.context : 0;
+    s.fresh = s.n - s.first;
     if (number > 0) printf("--- sample\n");  // while training
     sample_print(&s, prompt, bytes);
     return s;
@@ -104,7 +106,7 @@ static inline Sample sample_begin(const Options *o, const Tokenizer *tokenizer,
 // Draws the next token from its logits (config.vocab or more; overwritten), prints it, and moves
 // the window: when the context is full, the model starts again from its second half. False at the
 // end of the text, or when --sample-tokens are drawn.
-static inline bool sample_next(Sample *s, float *logits) {
+static bool sample_next(Sample *s, float *logits) {
     const Philox4 random = philox4x32(s->o->seed, (uint32_t)s->drawn, s->number, 0, RNG_SAMPLE);
     const int32_t next = sample(logits, s->V, s->o->temperature, s->o->top_k,
                                 rng_uniform(random, 0));
@@ -113,14 +115,120 @@ static inline bool sample_next(Sample *s, float *logits) {
     const char *text = tokenizer_token(s->tokenizer, (uint32_t)next, &length);
     sample_print(s, text, length);
     s->tokens[s->n++] = next;
-    if (s->n - s->first > s->context) s->first = s->n - (s->context + 1) / 2;
+    s->fresh = 1;
+    if (s->n - s->first > s->context) {
+        s->first = s->n - (s->context + 1) / 2;
+        s->fresh = s->n - s->first;
+    }
     return ++s->drawn < s->o->sample_tokens;
 }
 
-static inline void sample_end(Sample *s) {
+static void sample_end(Sample *s) {
     printf("\n%s", s->number > 0 ? "---\n" : "");
     free(s->tokens);
-    memset(s, 0, sizeof *s);
+}
+
+// What a trainer offers: the logits (V) of the token after the last of `count` tokens. All but the
+// last `fresh` of them are those of the call before.
+typedef void SampleNext(void *model, const int32_t *tokens, size_t count, size_t fresh,
+                        float *logits);
+
+static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
+                        uint32_t number, SampleNext *next, void *model) {
+    float *logits = (float *)alloc_or_fail(c->vocab, sizeof(float), "sampling");
+    Sample s = sample_begin(o, tokenizer, c, number);
+    do next(model, s.tokens + s.first, s.n - s.first, s.fresh, logits);
+    while (sample_next(&s, logits));
+    sample_end(&s);
+    free(logits);
+}
+
+// ---------------------------------------------------------------------------------------------
+// On a CPU: a new token only computes its own row, because a cache keeps the keys and values of
+// those before it.
+
+// Floats of the cache: keys and values (L, context, C); then the rows of one token.
+static size_t decode_floats(const GPT2Config *c) {
+    return 2 * c->layers * c->context * c->channels + 5 * c->channels + c->ffn + c->context;
+}
+
+// out (OC) = w (OC, C) . x + b: one row is bound by reading w, so there is nothing to block.
+static void decode_matvec(float *out, const float *x, const float *w, const float *b, size_t C,
+                          size_t OC) {
+    #pragma omp parallel for
+    for (size_t o = 0; o < OC; o++) {
+        float sum = 0;
+        #pragma omp simd reduction(+ : sum)
+        for (size_t c = 0; c < C; c++) sum += x[c] * w[o * C + c];
+        out[o] = b != NULL ? sum + b[o] : sum;
+    }
+}
+
+static void decode_layernorm(float *out, const float *x, const float *w, const float *b, size_t C) {
+    float sum = 0, squares = 0;
+    #pragma omp simd reduction(+ : sum)
+    for (size_t c = 0; c < C; c++) sum += x[c];
+    const float mean = sum / (float)C;
+    #pragma omp simd reduction(+ : squares)
+    for (size_t c = 0; c < C; c++) squares += (x[c] - mean) * (x[c] - mean);
+    const float r = 1.0f / sqrtf(squares / (float)C + LAYERNORM_EPS);
+    for (size_t c = 0; c < C; c++) out[c] = (x[c] - mean) * r * w[c] + b[c];
+}
+
+// One query (C) over the first `seen` keys and values (context, C). scores: (context).
+static void decode_attention(float *out, const float *query, const float *keys, const float *values,
+                             float *scores, size_t seen, size_t C, size_t NH) {
+    const size_t HS = C / NH;
+    const float scale = 1.0f / sqrtf((float)HS);
+    for (size_t i = 0; i < C; i++) out[i] = 0;
+    for (size_t h = 0; h < C; h += HS) {
+        float max = -INFINITY, sum = 0;
+        for (size_t u = 0; u < seen; u++) {
+            float dot = 0;
+            #pragma omp simd reduction(+ : dot)
+            for (size_t i = 0; i < HS; i++) dot += query[h + i] * keys[u * C + h + i];
+            scores[u] = dot * scale;
+            max = fmaxf(max, scores[u]);
+        }
+        for (size_t u = 0; u < seen; u++) {
+            const float p = exp_f32(scores[u] - max);
+            sum += p;
+            for (size_t i = 0; i < HS; i++) out[h + i] += p * values[u * C + h + i];
+        }
+        for (size_t i = 0; i < HS; i++) out[h + i] /= sum;
+    }
+}
+
+// The token at this position, below the context; the cache has those before it. logits (V) then
+// predict the next one. NULL: nobody asks.
+static void decode(const GPT2Config *c, const GPT2Table *t, const float *params, float *cache,
+                   int32_t token, size_t position, float *logits) {
+    const size_t C = c->channels, F = c->ffn, L = c->layers;
+    float *x = cache + 2 * L * c->context * C, *row = x + C, *qkv = row + C, *wide = qkv + 3 * C;
+    #define AT(k) (params + t->tensors[k].offset)
+    const float *wte = AT(t->wte) + (size_t)token * C, *wpe = AT(t->wpe) + position * C;
+    for (size_t i = 0; i < C; i++) x[i] = wte[i] + wpe[i];
+    for (size_t l = 0; l < L; l++) {
+        const int w = t->first_layer + (int)l * LAYER_TENSORS;
+        float *keys = cache + l * c->context * C, *values = keys + L * c->context * C;
+        decode_layernorm(row, x, AT(w + LN_1_W), AT(w + LN_1_B), C);
+        decode_matvec(qkv, row, AT(w + QKV_W), AT(w + QKV_B), C, 3 * C);
+        memcpy(keys + position * C, qkv + C, C * sizeof(float));
+        memcpy(values + position * C, qkv + 2 * C, C * sizeof(float));
+        decode_attention(row, qkv, keys, values, wide + F, position + 1, C, c->heads);
+        decode_matvec(qkv, row, AT(w + ATTPROJ_W), AT(w + ATTPROJ_B), C, C);
+        for (size_t i = 0; i < C; i++) x[i] += qkv[i];
+        decode_layernorm(row, x, AT(w + LN_2_W), AT(w + LN_2_B), C);
+        decode_matvec(wide, row, AT(w + FC_W), AT(w + FC_B), C, F);
+        for (size_t i = 0; i < F; i++)
+            wide[i] = c->activation == ACTIVATION_RELU ? fmaxf(wide[i], 0) : gelu_f32(wide[i]);
+        decode_matvec(row, wide, AT(w + FCPROJ_W), AT(w + FCPROJ_B), F, C);
+        for (size_t i = 0; i < C; i++) x[i] += row[i];
+    }
+    if (logits == NULL) return;
+    decode_layernorm(row, x, AT(t->ln_f_w), AT(t->ln_f_b), C);
+    decode_matvec(logits, row, AT(t->lm_head), NULL, C, c->vocab);
+    #undef AT
 }
 
 #endif

@@ -173,4 +173,13 @@ static void task_batch(const Task *t, uint64_t seed, bool shuffle, uint64_t posi
     }
 }
 
+// Tells one task from another: of all its tokens and labels.
+static uint64_t task_hash(const Task *t) {
+    if (t->count == 0) return 0;
+    const uint64_t parts[] = {hash_bytes(t->first, (t->count + 1) * sizeof *t->first),
+                              hash_bytes(t->tokens, t->first[t->count] * sizeof *t->tokens),
+                              hash_bytes(t->label, t->count * sizeof *t->label)};
+    return hash_bytes(parts, sizeof parts);
+}
+
 #endif

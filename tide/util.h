@@ -188,6 +188,55 @@ static size_t memory_peak(void) {
     return (size_t)usage.ru_maxrss * 1024;
 }
 
+// One line of a trainer's memory plan: what it is for, how large it is, where its address goes (a
+// pointer of any type); and whether it begins as zeros. One list is printed, allocated and freed.
+typedef struct { const char *purpose; size_t bytes; void *pointer; bool zero; } Buffer;
+enum { MAX_BUFFERS = 64 };
+
+static void buffer_set(const Buffer *b, void *p) { memcpy(b->pointer, &p, sizeof p); }
+static void *buffer_get(const Buffer *b) {
+    void *p;
+    memcpy(&p, b->pointer, sizeof p);
+    return p;
+}
+
+// Prints what each of `world` ranks plans for a place ("GPU", "host") as a table: a line for each
+// purpose, like "GPU gradients 12.55", and "GPU total 40.10 of 79.00 GiB"; in MiB, if that is less
+// than 1 GiB. What is too small for a line, and padding, is "other". limit SIZE_MAX: there is none.
+static void plan_print(const char *place, const Buffer *list, int n, size_t total,
+                              size_t limit, size_t world) {
+    const bool large = total >> 30 > 0;
+    const double unit = large ? 1 << 30 : 1 << 20, least = large ? 0.005 : 0.05;
+    const int digits = large ? 2 : 1;
+    const char *name = large ? "GiB" : "MiB";
+    double rest = (double)total / unit;
+    printf("%s memory%s, in %s\n", place, world > 1 ? " per rank" : "", name);
+    for (int i = 0; i <= n; i++) {
+        const char *purpose = i < n ? list[i].purpose : "other";
+        double size = i < n ? 0 : rest;
+        bool seen = false;
+        for (int j = 0; j < n; j++) {
+            if (strcmp(purpose, list[j].purpose) != 0) continue;
+            if (j < i) seen = true;
+            size += (double)list[j].bytes / unit;
+        }
+        if (seen || size < least) continue;
+        rest -= size;
+        printf("%-4s %-20s %8.*f\n", place, purpose, digits, size);
+    }
+    printf("%-4s %-20s %8.*f", place, "total", digits, (double)total / unit);
+    if (limit != SIZE_MAX) printf(" of %.*f", digits, (double)limit / unit);
+    printf(" %s\n", name);
+}
+
+// A number of parameters for people: "0.42 M", "12.85 G".
+typedef struct { char text[24]; } Count;
+static Count count_text(double n) {
+    Count c;
+    snprintf(c.text, sizeof c.text, "%.4g %c", n * (n < 1e9 ? 1e-6 : 1e-9), n < 1e9 ? 'M' : 'G');
+    return c;
+}
+
 // dir + "/" + name in out; dies if that does not fit.
 static void path_join(char out[PATH_MAX], const char *dir, const char *name) {
     if (snprintf(out, PATH_MAX, "%s/%s", dir, name) >= PATH_MAX)

@@ -64,6 +64,12 @@ VECTORISED float tanh_f32(float x) {
     return bits_float(float_bits(numerator / (numerator + 2.0f)) | sign);
 }
 
+// GELU (Hendrycks & Gimpel 2016, tanh form): x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+VECTORISED float gelu_f32(float x) {
+    const float tanh_u = tanh_f32(0.7978845608028654f * (x + 0.044715f * x * x * x));
+    return 0.5f * x * (1.0f + tanh_u);
+}
+
 // The largest of n numbers; -infinity of none. NaNs make it NaN, or do not count. Compilers may not
 // change the order of comparisons of floats, lest one is NaN, and clang then compares one by one;
 // integers are compared in any order. These are the bits, with those of negative numbers turned

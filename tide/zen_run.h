@@ -127,14 +127,6 @@ static void zen_open(const Run *r, ZenMap *map, ZenClock *x, size_t whole) {
     x->chosen_t = r->state.step;
 }
 
-// Saves the run after `step` steps; what: its four parts, and weights.
-static void zen_save(Run *r, size_t step, const ZenMap *map, const ZenClock *x,
-                     const RunState *what) {
-    free(r->state.more);
-    r->state.more = zen_text(map, x);
-    run_save(r, step, true, what);
-}
-
 // The reference for a run whose arenas these are (zenflow.h, section 4).
 static ZenReference zen_reference(const Run *r, float *master, float *m, float *v, float *shown,
                                   float *acc) {

@@ -632,10 +632,11 @@ template <typename X> static void zen_parts(GPT2<X> *g, StatePart parts[ZEN_PART
 // names. Where an update was under way, its result is made again from the newest weights.
 template <typename X> static void zen_load(GPT2<X> *g, Run *r) {
     ZenFlow<X> *z = g->zen;
-    StatePart parts[ZEN_PARTS];
+    StatePart *parts = g->parts;
     zen_parts(g, parts);
     const RunState state = {parts, zen_is_saved(r) ? ZEN_PARTS : 3, &parts[0]};
     run_load(r, &state);
+    r->saves.count = ZEN_PARTS;
     for (int i = 0; !zen_is_saved(r) && i < g->table.count; i++) {
         const GPT2Tensor *x = &g->table.tensors[i];
         float *w = (float *)alloc_or_fail(x->size, sizeof(float), "parameters");
@@ -648,15 +649,5 @@ template <typename X> static void zen_load(GPT2<X> *g, Run *r) {
     for (size_t i = 0; i < results; i++)
         z->result[i] = f32_to_bf16(z->host_master[i]);
     z->queued = z->map.segments;
-}
-
-// Saves the run after `step` steps.
-template <typename X> static void zen_save_run(GPT2<X> *g, Run *r, size_t step) {
-    const ZenFlow<X> *z = g->zen;
-    StatePart parts[ZEN_PARTS];
-    gpt2_update_wait(g);
-    zen_parts(g, parts);
-    const RunState what = {parts, ZEN_PARTS, &parts[0]};
-    zen_save(r, step, &z->map, &z->clock, &what);
 }
 #endif

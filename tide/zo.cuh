@@ -224,6 +224,7 @@ template <typename X> struct ZoModel {
     cudaEvent_t *used;          //   no kernel reads it any more
     cudaEvent_t *left;          //   it is on the host again
     size_t visits, fetched;     // of all passes: visits that have been computed, and fetched for
+    StatePart part;             // the weights, for checkpoints
     size_t step;                // steps done
     uint64_t sent;              // micro-batches of the run that have been sent
     cudaEvent_t over;           // the losses are on the host
@@ -803,7 +804,8 @@ template <typename X> static void zo_batch_send(ZoModel<X> *z, ZoBatch *b) {
 
 // gpt2_next() for streamed weights.
 template <typename X>
-static void zo_next(ZoModel<X> *z, const int32_t *tokens, size_t count, float *logits) {
+static void zo_next(void *model, const int32_t *tokens, size_t count, size_t, float *logits) {
+    ZoModel<X> *z = (ZoModel<X> *)model;
     const size_t C = z->config.channels, V = z->config.vocab;
     const size_t T = min_size(round_up(count, 64), z->config.context);
     ZoBatch *b = zo_batch_begin(z, ZO_EVALUATION, 1, T);
@@ -821,45 +823,19 @@ static void zo_next(ZoModel<X> *z, const int32_t *tokens, size_t count, float *l
     }
 }
 
-template <typename X> static void zo_generate(ZoModel<X> *z, const Run *r, uint32_t number) {
-    float *logits = (float *)alloc_or_fail(z->config.vocab, sizeof(float), "sampling");
-    Sample s = sample_begin(&r->o, r->tokenizer, &z->config, number);
-    do zo_next(z, s.tokens + s.first, s.n - s.first, logits);
-    while (sample_next(&s, logits));
-    sample_end(&s);
-    free(logits);
-}
-
-// As evaluate(). Of R ranks each takes every R-th batch, and they are added in their order.
+// For run_eval(): the mean loss of rows of the held-out data.
 template <typename X>
-static bool zo_evaluate(ZoModel<X> *z, const Run *r, Log *log, Error *err) {
-    const size_t sequences = min_size(r->val.sequences, r->o.eval_batches * r->B);
-    const size_t R = (size_t)ranks.world, batches = (sequences + r->B - 1) / r->B;
-    const size_t most = z->max_B * z->max_T, own = 2 * ((batches + R - 1) / R);
-    double *mine = (double *)alloc_or_fail(own * (1 + R), sizeof(double), "losses");
-    double *all = mine + own, sum = 0, right = 0;
-    for (size_t i = (size_t)ranks.rank; i < batches; i += R) {
-        const size_t first = i * r->B, rows = min_size(r->B, sequences - first);
-        ZoBatch *b = zo_batch_begin(z, ZO_EVALUATION, rows, r->T);
-        if (!run_batch(r, &r->val, first, rows, b->host, b->host + most, err)) {
-            free(mine);
-            return false;
-        }
-        zo_batch_send(z, b);
-        const ZoPass p = zo_look(z, b);
-        zo_pass(z, &p, 0, false);
-        const double *totals = zo_totals(z);
-        mine[2 * (i / R)] = totals[0] * (double)rows;
-        mine[2 * (i / R) + 1] = totals[zo_losses(z)];
-    }
-    ranks_exchange(mine, own * sizeof(double), all);
-    for (size_t i = 0; i < batches; i++) {
-        sum += all[i % R * own + 2 * (i / R)];
-        right += all[i % R * own + 2 * (i / R) + 1];
-    }
-    free(mine);
-    run_evaluated(r, log, z->step, sum / (double)sequences, right / (double)sequences);
-    return true;
+static double zo_eval(void *model, Run *r, size_t first, size_t rows, size_t *right) {
+    ZoModel<X> *z = (ZoModel<X> *)model;
+    ZoBatch *b = zo_batch_begin(z, ZO_EVALUATION, rows, r->T);
+    if (!run_batch(r, &r->val, first, rows, b->host, b->host + z->max_B * z->max_T, &r->damage))
+        return 0;
+    zo_batch_send(z, b);
+    const ZoPass p = zo_look(z, b);
+    zo_pass(z, &p, 0, false);
+    const double *totals = zo_totals(z);
+    *right += (size_t)totals[zo_losses(z)];
+    return totals[0];
 }
 
 // A StatePart's move: the weights, wherever they are, when no update is pending and no stream at
@@ -951,15 +927,14 @@ static bool zo_send_batch(ZoModel<X> *z, const Run *r, uint64_t micro, Error *er
 }
 
 // Queues the passes of a step, and the batch after each. False if a token file is damaged.
-template <typename X>
-static bool zo_forward(ZoModel<X> *z, const Run *r, size_t step, Error *err) {
+template <typename X> static bool zo_forward(ZoModel<X> *z, Run *r, size_t step) {
     Error later;
     for (size_t m = 0; m < z->accum; m++) {
         const uint64_t micro = (step - 1) * z->accum + m;
         const ZoPass p = {z->pending, 2, z->zo.queries, z->zo.eps, (uint32_t)step,
                           &z->batch[micro % 2]};
         if (z->sent == micro) {
-            if (!zo_send_batch(z, r, micro, err)) return false;
+            if (!zo_send_batch(z, r, micro, &r->damage)) return false;
             z->sent++;
         }
         // The next one goes ahead of the layers that will be fetched for its pass. If it cannot be
@@ -974,30 +949,31 @@ static bool zo_forward(ZoModel<X> *z, const Run *r, size_t step, Error *err) {
 
 // One step of MeZO, as mezo_step() in train_gpt2.c. All its passes are queued before the host waits
 // for the losses. Ranks then tell each other theirs, and all of them go on with the same numbers,
-// to the last bit: they take the same update, or skip it, and stop after the same step. False, on
-// all of them, if a token file is damaged; err says why on the ranks that found it.
+// to the last bit: they take the same update, or skip it, and stop after the same step. If a token
+// file is damaged all of them say so; r->damage says why on the ranks that found it.
 template <typename X>
-static bool zo_step(ZoModel<X> *z, const Run *r, size_t step, double lr, double *loss, double *norm,
-                    Error *err) {
+static StepResult zo_step(ZoModel<X> *z, Run *r, size_t step, double lr) {
     const size_t n = zo_losses(z), news = zo_news(z), bytes = news * sizeof(double);
-    double *mine = z->all + (size_t)ranks.world * news, damaged = 0;
-    err->text[0] = '\0';
-    const bool whole = zo_forward(z, r, step, err);
+    double *mine = z->all + (size_t)ranks.world * news;
+    StepResult x;
+    memset(&x, 0, sizeof x);
+    mine[n + ZO_DAMAGED] = !zo_forward(z, r, step);
     memcpy(mine, zo_totals(z), n * sizeof(double));
     run_tell(mine + n + ZO_NEWS);
-    mine[n + ZO_DAMAGED] = !whole;
     const double start = seconds_now();
     ranks_exchange(mine, bytes, z->all);
     z->exchange = seconds_now() - start;
     z->exchanged = ranks.world > 1 ? bytes : 0;
     run_hear(z->all + n + ZO_NEWS, news);
-    for (size_t k = 0; k < (size_t)ranks.world; k++) damaged += z->all[k * news + n + ZO_DAMAGED];
-    if (damaged > 0) return false;
+    for (size_t k = 0; k < (size_t)ranks.world; k++)
+        if (z->all[k * news + n + ZO_DAMAGED] != 0) x.damaged = true;
+    if (x.damaged) return x;
     zo_mean(z->side, z->all, news, ranks.world, z->accum, z->zo.queries);
-    zo_estimate(&z->pending, &z->zo, step, lr, r->o.weight_decay, z->side, loss, norm);
+    zo_estimate(&z->pending, &z->zo, step, lr, r->o.weight_decay, z->side, &x.loss, &x.norm);
+    x.skipped = z->pending.step == 0;
     if (!z->fused) zo_update_weights(z);
     z->step = step;
-    return true;
+    return x;
 }
 
 // The counters of a step, for log.jsonl: bytes over the link are those of this one, times those of
@@ -1041,20 +1017,16 @@ template <typename X> static void zo_agree(ZoModel<X> *z) {
     ranks_agree("weights", text);
 }
 
-// Saves the run after `step` steps: all ranks together.
-template <typename X>
-static void zo_save(ZoModel<X> *z, Run *r, size_t step, const RunState *what) {
+// Saves the run: all ranks together.
+template <typename X> static void zo_save(ZoModel<X> *z, Run *r) {
     zo_update_weights(z);
     CUDA(cudaDeviceSynchronize());
-    run_save(r, step, true, what);
+    run_save(r, NULL);
 }
 
-template <typename X> static int zo_train(Run *r) {
-    ZoModel<X> *z = (ZoModel<X> *)alloc_or_fail(1, sizeof(ZoModel<X>), "model");
+// The memory for what run_open() has settled. Returns the bytes of GPU memory that it planned.
+template <typename X> static size_t zo_begin(ZoModel<X> *z, Run *r) {
     const Options *o = &r->o;
-    Error err;
-
-    // run_open() has settled what to train, on what. Now the memory for it.
     z->config = r->config;
     z->table = r->table;
     z->zo = ZoConfig{o->seed, (float)o->zo_eps, (int)o->zo_queries, o->zo_noise,
@@ -1071,72 +1043,50 @@ template <typename X> static int zo_train(Run *r) {
         z->max_B = 1;
         z->max_T = z->config.context;
     }
-    const size_t planned = zo_settle(z, r);
+    return zo_settle(z, r);
+}
+
+// First values. Of replicas all load, and rank 0 alone has something to save.
+template <typename X> static void zo_load(ZoModel<X> *z, Run *r) {
+    z->part = part_moved("param", z, zo_move<X>);
+    const RunState state = {&z->part, 1, &z->part};
+    run_load(r, &state);
+    zo_agree(z);
+    if (r->rank > 0) z->part.count = 0;
+    z->step = r->state.step;
+    z->sent = z->step * z->accum;
+    CUDA(cudaDeviceSynchronize());
+}
+
+template <typename X> static int zo_train(Run *r) {
+    ZoModel<X> *z = (ZoModel<X> *)alloc_or_fail(1, sizeof(ZoModel<X>), "model");
+    const Options *o = &r->o;
+    const size_t planned = zo_begin(z, r);
     if (o->plan) return 0;
     const size_t available = gpu_available();
     zo_allocate(z);
     const size_t taken = available - gpu_available();
-    const StatePart weights = part_moved("param", z, zo_move<X>);
-    const StatePart nothing = {"param", NULL, 0, NULL, NULL, NULL};
-    const RunState state = {&weights, 1, &weights};
-    // of replicas, all load, and rank 0 alone has something to save
-    const RunState saved = {r->rank == 0 ? &weights : &nothing, 1, &weights};
-    run_load(r, &state);
-    z->step = r->state.step;
-    zo_agree(z);
+    zo_load(z, r);
+    if (o->steps == 0) return run_without_steps(r, zo_eval<X>, zo_next<X>, z);
 
-    // --steps 0: sample, evaluate, convert.
-    if (o->steps == 0) {
-        if (r->only_sampling) zo_generate(z, r, 0);
-        else if (r->batches && !zo_evaluate(z, r, NULL, &err)) die("%s", err.text);
-        CUDA(cudaDeviceSynchronize());
-        run_convert(r, &state);
-        zo_free(z);
-        return 0;
-    }
-
-    Log log;
     if (z->streamed > 0 || o->trace != NULL)
         timeline_open(&z->timeline, r->rank == 0 ? o->trace : NULL);
-    run_begin(r, &log, &saved);
-    const DevicePeak peak = device_peak(sizeof(X) == sizeof(float));
-    device_print(&peak);
-    log.peak = peak.flops * (double)r->world;
-    z->sent = z->step * o->accum;
-    while (z->step < o->steps && !run_hears(NEWS_SIGNAL)) {
-        const size_t step = z->step + 1;
-        const double start = seconds_now(), lr = schedule_lr(o, step);
-        double loss = 0, norm = 0;
+    const DevicePeak device = device_peak(sizeof(X) == sizeof(float));
+    device_print(&device);
+    const double peak = device.flops * (double)r->world;
+    for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
         timeline_step(&z->timeline, step);
         z->moved_in = z->moved_out = 0;
-        if (!zo_step(z, r, step, lr, &loss, &norm, &err)) {
-            r->ends = true;
-            if (step > 1) zo_save(z, r, step - 1, &saved);
-            ranks_barrier();  // it is saved
-            if (err.text[0] != '\0') die("%s", err.text);  // a damaged token file
-            ranks_barrier();  // the one that knows why ends all
-        }
-        const double seconds = seconds_now() - start;
-        char counters[256];
-        zo_counters(z, counters, sizeof counters);
-        run_stepped(r, &log, step, loss, norm, lr, seconds,
-                    zo_usable(loss, lr, norm), counters);
-        if (run_evaluates(r, step) && !zo_evaluate(z, r, &log, &err)) {
-            r->ends = true;
-            if (r->world == 1) zo_save(z, r, step, &saved);
-            die("%s", err.text);
-        }
-        if (run_samples(r, step)) {
-            log_clear(&log);
-            zo_generate(z, r, (uint32_t)step);
-        }
-        if (run_saves(r, step)) zo_save(z, r, step, &saved);
+        StepResult x = zo_step(z, r, step, schedule_lr(o, step));
+        zo_counters(z, x.more, sizeof x.more);
+        run_log_step(r, step, &x);
+        if (run_wants_eval(r, step)) run_eval(r, step, zo_eval<X>, z);
+        if (run_wants_sample(r, step)) run_sample(r, step, zo_next<X>, z);
+        if (run_wants_save(r, step)) zo_save(z, r);
     }
-    // The weights once more even if this step is saved: a kill may have come between the two.
-    r->ends = true;
-    if (z->step > 0) zo_save(z, r, z->step, &saved);
+    zo_save(z, r);
     timeline_close(&z->timeline);
-    const int code = run_end(r, &log, z->step);
+    const int code = run_end(r);
     printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", mib(taken), mib(planned));
     zo_free(z);
     return code;

@@ -201,13 +201,10 @@ static ZoModel<X> *zo_model(const char *name, const GPT2Config *c, size_t B, boo
 
 // One step of the trainer's, in seconds.
 template <typename X> static double bench_step(ZoModel<X> *z) {
-    Error err;
-    double loss, norm;
-    z->moved_in = z->moved_out = 0;
     const double begin = seconds_now();
-    if (!zo_step(z, &bench.run, z->step + 1, 1e-7, &loss, &norm, &err)) die("%s", err.text);
+    const StepResult x = zo_step(z, &bench.run, z->step + 1, 1e-7);
     const double seconds = seconds_now() - begin;
-    if (!isfinite(loss)) fail("the loss is %g", loss);
+    if (!isfinite(x.loss)) fail("the loss is %g", x.loss);
     return seconds;
 }
 

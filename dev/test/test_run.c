@@ -1,4 +1,5 @@
-// What a run begins with: first values, and labelled sentences for data.
+// What a run begins with: first values, or those of a checkpoint; labelled sentences for data; and
+// samples.
 #define _GNU_SOURCE
 #include <sys/wait.h>
 #include <unistd.h>
@@ -79,26 +80,104 @@ static const char *write_text(const char *name, const char *text) {
     return in_base(name);
 }
 
-// A new run has the fresh weights of its seed; a resumed one those that were saved.
-static void test_first_weights(void) {
-    char line[1024], *out = in_base("fresh");
-    snprintf(line, sizeof line, "--data %s --model nano --layers 1 --channels 8 --heads 2 "
-             "--context 8 --seed 5 --optimizer mezo --steps 4 --batch 2", in_base("text"));
-    Trainer *a = begin(line, out);
-    float *first = (float *)alloc_or_fail(a->run.table.elements, sizeof(float), "weights");
+static const char *shape;  // of a small model, with its data
+
+// First weights are those of the seed; a checkpoint's are loaded as they are.
+static void test_first_and_saved_weights(void) {
+    char *out = in_base("run");
+    Trainer *a = begin(shape, out);
+    const size_t n = a->run.table.elements;
+    float *first = (float *)alloc_or_fail(n, sizeof(float), "weights");
     gpt2_init(&a->run.table, first, 5);
-    CHECK(memcmp(a->arena, first, a->run.table.elements * 4) == 0, "other weights");
+    CHECK(memcmp(a->arena, first, n * 4) == 0, "other weights");
     a->arena[3] = 77;
-    run_save(&a->run, 2, true, &a->state);
-    Trainer *b = begin("--resume", out);
-    CHECK(b->run.state.step == 2 && b->arena[3] == 77, "step %zu", b->run.state.step);
-    CHECK(strcmp(b->run.o.model, "nano") == 0 && b->run.saved_model == NULL, "model");
-    trainer_free(b);
+    a->run.done = 2;
+    run_save(&a->run, NULL);
+    a->arena[3] = 78;  // its step is saved: only the weights for others are new
+    run_save(&a->run, NULL);
+    trainer_free(a);
+    a = begin("--resume", out);
+    CHECK(a->arena[3] == 77 && a->run.state.step == 2, "loaded %g", a->arena[3]);
+    // a checkpoint that is due waits while the state cannot be saved
+    a->run.o.save_every = 3;
+    a->run.open = true;
+    CHECK(!run_wants_save(&a->run, 2) && !run_wants_save(&a->run, 3), "open");
+    a->run.open = false;
+    CHECK(run_wants_save(&a->run, 4 - 1 + 2), "due");
     trainer_free(a);
     free(first);
 }
 
-// Labelled sentences: what is trained on and held out, the rows, the length of a row.
+static void test_sampling(void) {
+    float logits[5];
+    int counts[5] = {0};
+    const float p[5] = {0.1f, 0.4f, 0.2f, 0.25f, 0.05f};
+    enum { DRAWS = 20000 };
+    for (int i = 0; i < DRAWS; i++) {
+        for (int j = 0; j < 5; j++) logits[j] = logf(p[j]);
+        counts[sample(logits, 5, 1.0, 0, ((float)i + 0.5f) / DRAWS)]++;
+    }
+    for (int j = 0; j < 5; j++)
+        CHECK(fabs(counts[j] / (double)DRAWS - p[j]) < 1e-3, "token %d: %d draws", j, counts[j]);
+    memset(counts, 0, sizeof counts);
+    for (int i = 0; i < 1000; i++) {  // the two likeliest, sharpened: 0.4^2 : 0.25^2
+        for (int j = 0; j < 5; j++) logits[j] = logf(p[j]);
+        counts[sample(logits, 5, 0.5, 2, ((float)i + 0.5f) / 1000)]++;
+    }
+    CHECK(counts[0] + counts[2] + counts[4] == 0, "top-k let others through");
+    CHECK(abs(counts[1] - 719) <= 2, "temperature: %d", counts[1]);
+    for (int j = 0; j < 5; j++) logits[j] = logf(p[j]);
+    CHECK(sample(logits, 5, 0, 0, 0.99f) == 1, "temperature 0 takes the likeliest");
+}
+
+// The tokens that the model sees: the last ones of a prompt that is too long, and when the context
+// is full the second half of it. What is drawn is printed, the end of a text ends it.
+static void test_sample_window(void) {
+    static const size_t windows[][2] = {{5, 9}, {5, 10}, {5, 11}, {5, 12}, {9, 13}, {9, 13}};
+    Options o;
+    GPT2Config c;
+    char path[PATH_MAX];
+    memset(&o, 0, sizeof o);
+    memset(&c, 0, sizeof c);
+    c.context = 7;
+    c.vocab = 300;
+    o.prompt = "abcdefgh";
+    path_join(path, base, "sample.txt");
+    for (o.sample_tokens = 1; o.sample_tokens <= 6; o.sample_tokens++) {
+        size_t right = 0, steps = 0, n = 0;
+        Tokenizer *tokenizer = tokenizer_bytes();
+        tokenizer->eot = '5';
+        fflush(stdout);
+        const int screen = dup(STDOUT_FILENO), file = open(path, O_CREAT | O_TRUNC | O_RDWR, 0600);
+        dup2(file, STDOUT_FILENO);
+        Sample s = sample_begin(&o, tokenizer, &c, 0);
+        const bool begins = s.first == 1 && s.n == 8 && s.fresh == 7
+            && memcmp(s.tokens + 7, "h\0\0", 4) == 0;
+        for (bool more = true; more; steps++) {
+            const size_t first = s.first;
+            float logits[300] = {0};
+            logits[299] = 2;  // the tokenizer does not have it
+            logits['0' + steps] = 1;
+            more = sample_next(&s, logits);
+            right += s.first == windows[steps][0] && s.n == windows[steps][1]
+                && (!more || s.fresh == (s.first == first ? 1 : s.n - s.first));
+        }
+        sample_end(&s);
+        fflush(stdout);
+        dup2(screen, STDOUT_FILENO);
+        close(screen);
+        close(file);
+        char *text = file_read(path, &n, &err);
+        CHECK(begins, "the prompt's window");
+        CHECK(steps == o.sample_tokens && right == steps, "%zu of %zu windows", right, steps);
+        CHECK(text != NULL && strncmp(text, "abcdefgh01234\n", 8 + min_size(steps, 5)) == 0
+              && n == 9 + min_size(steps, 5), "it says %s", text);
+        free(text);
+        tokenizer_free(tokenizer);
+    }
+}
+
+// Labelled sentences: what is trained on and open out, the rows, the length of a row.
 static void test_task(void) {
     char lines[4096] = "sentence\tlabel\n", line[1024], targets_of[64] = "";
     for (int i = 0; i < 25; i++)
@@ -142,7 +221,7 @@ static void test_task(void) {
     CHECK(refused(line, in_base("task"), "--seq 2 or more"), "no room for the targets");
     snprintf(line, sizeof line, "--data %s --labels 0|1 --template _is --steps 0 --optimizer mezo",
              write_text("few.tsv", "a\t0\nb\t1\n"));
-    CHECK(refused(line, in_base("task"), "fewer than 10 examples"), "nothing held out");
+    CHECK(refused(line, in_base("task"), "fewer than 10 examples"), "nothing open out");
 
     const char *slash = strrchr(__FILE__, '/');  // OPT's texts begin with </s>, those of bytes not
     const int folder = slash != NULL ? (int)(slash - __FILE__) : 1;
@@ -163,8 +242,14 @@ int main(void) {
     snprintf(base, sizeof base, "/tmp/tide-run-XXXXXX");
     if (mkdtemp(base) == NULL) { perror(base); return 1; }
     memset(text, 'x', sizeof text - 1);
-    write_text("text", text);
-    RUN(test_first_weights);
+    const char *data = write_text("text", text);
+    snprintf(text, sizeof text, "--data %s --model nano --layers 1 --channels 8 --heads 2 "
+             "--context 8 --seed 5 --optimizer mezo --steps 4 --batch 2",
+             data);
+    shape = text;
+    RUN(test_first_and_saved_weights);
+    RUN(test_sampling);
+    RUN(test_sample_window);
     RUN(test_task);
     remove_tree(base);
     return test_summary();

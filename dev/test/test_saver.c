@@ -446,6 +446,12 @@ static Run *ranks_run(const Model *g, const char *out) {
     return &r;
 }
 
+// Saves it after `step` steps.
+static void ranks_save(Run *r, size_t step, bool state, const RunState *x) {
+    r->saves = *x;
+    run_write(r, step, state && step != r->state.step);
+}
+
 // What is stored is there, and zeros where it is padded.
 static void check_loaded(const Model *g, int parts, float seed) {
     CHECK(holds(g, seed), "other values");
@@ -486,13 +492,13 @@ static int save_three(void) {
     slow = ranks.rank == 1 ? job.slow : 0;
     for (size_t step = 1; step <= 3; step++) {
         fill_all(g, (float)step);
-        run_save(r, step, true, &x);
+        ranks_save(r, step, true, &x);
         CHECK(newest(job.out) == step && r->state.step == step, "%s", err.text);
     }
     if (ranks.world > 1 && !replicated && !in_a_row)
         CHECK(sent > 3 && awaited > 0 && awaited < sent, "%d of %d waited for", awaited, sent);
     fill_all(g, ranks.world == 1 || replicated ? 3 : 50);  // 50: nobody saves this
-    run_save(r, 3, true, &x);
+    ranks_save(r, 3, true, &x);
     CHECK(newest(job.out) == 3, "%s", err.text);
     return 0;
 }
@@ -511,7 +517,7 @@ static int load_and_save(void) {
           && strcmp(r->state.options, g->state.options) == 0, "step %zu", r->state.step);
     run_load(r, &x);
     check_loaded(g, PARTS, 3);
-    run_save(r, 3, false, &x);
+    ranks_save(r, 3, false, &x);
     fill_all(g, -1);
     CHECK(model_load(job.out, &g->c, &g->t, &g->parts[0], &err), "%s", err.text);
     for (int k = 1; k < PARTS; k++) fill(g, k, 0, g->t.elements, 3);

@@ -1147,7 +1147,9 @@ static void other_modes_go_on_from_it(void) {
                                         part_whole("v", &spans[2], &m.table, x.v, NULL),
                                         part_whole("shown", &spans[3], &m.table, x.shown, NULL)};
     const RunState all = {parts, ZEN_PARTS, NULL};
-    zen_save(&saved, 6, &x.map, &x.clock, &all);
+    saved.saves = all;
+    saved.done = 6;
+    run_save(&saved, zen_text(&x.map, &x.clock));
     train_state_free(&saved.state);
     const StatePart three[3] = {part_whole("param", &spans[0], &m.table, arena[0], NULL),
                                 part_whole("m", &spans[1], &m.table, arena[1], NULL),

@@ -733,7 +733,9 @@ static void save_reference(const ZenReference *x, const GPT2Table *t, size_t ste
     run_of(&run, p->c, saved_in("c", step));
     reference_parts(x, &run.table, spans, parts);
     const RunState all = {parts, ZEN_PARTS, NULL};
-    zen_save(&run, step, &x->map, &x->clock, &all);
+    run.saves = all;
+    run.done = step;
+    run_save(&run, zen_text(&x->map, &x->clock));
     run_free(&run);
 }
 
@@ -794,7 +796,9 @@ template <typename X> static void check_resume(const Config *c, size_t phase) {
         engine_steps(g, c, i > 0 ? p.at[i - 1] + 1 : 1, i < SAVES ? p.at[i] : last, false, &r);
         if (i == SAVES) break;
         run.o.out = saved_in("g", p.at[i]);
-        zen_save_run(g, &run, p.at[i]);
+        run.saves = RunState{g->parts, ZEN_PARTS, &g->parts[0]};
+        run.done = p.at[i];
+        save(g, &run);
     }
     r.state[last - 1] = hash_engine(g);
     check_same(&wanted, &r, 1, last, name);

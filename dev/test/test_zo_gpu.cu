@@ -262,26 +262,25 @@ typedef struct {
 // An evaluation, or a sample's next token, after this step.
 template <typename X>
 static uint64_t look(ZoModel<X> *z, Feed *f, size_t step, bool sample, uint64_t hash) {
-    Error err;
     if (sample) {
         float *logits = floats(z->config.vocab);
         int32_t prompt[5];
         for (int i = 0; i < 5; i++) prompt[i] = f->tokens[i];
-        zo_next(z, prompt, 5, logits);
+        zo_next<X>(z, prompt, 5, 5, logits);
         hash = hash_with(hash, logits, z->config.vocab * sizeof(float));
         free(logits);
     } else {
-        Log log;
+        Log *log = &f->r.log;
         char *text = NULL;
         size_t n;
-        memset(&log, 0, sizeof log);
-        log.file = open_memstream(&text, &n);
-        log.screen = fopen("/dev/null", "w");
-        FILE *screen = log.screen;
+        memset(log, 0, sizeof *log);
+        log->file = open_memstream(&text, &n);
+        log->screen = fopen("/dev/null", "w");
+        FILE *screen = log->screen;
         f->r.o.eval_batches = step % 4 == 1 ? 1 : 2;
-        CHECK(zo_evaluate(z, &f->r, &log, &err), "%s", err.text);
-        hash = hash_with(hash, &log.val.points[0].loss, sizeof(double));
-        log_close(&log);
+        run_eval(&f->r, step, zo_eval<X>, z);
+        hash = hash_with(hash, &log->val.points[0].loss, sizeof(double));
+        log_close(log);
         fclose(screen);
         const char *accuracy = strstr(text, "\"val_accuracy\":");
         CHECK((accuracy != NULL) == f->r.task, "%s", text);
@@ -296,7 +295,6 @@ static uint64_t look(ZoModel<X> *z, Feed *f, size_t step, bool sample, uint64_t 
 template <typename X>
 static size_t zo_steps(ZoModel<X> *z, const Config *c, Feed *f, size_t first, size_t last,
                        Hashes *h, bool at_each) {
-    Error err;
     char name[200];
     size_t updates = 0;
     config_name(c, name);
@@ -305,10 +303,10 @@ static size_t zo_steps(ZoModel<X> *z, const Config *c, Feed *f, size_t first, si
         if (at_each) h->weights_at[0] = zo_hash(z);
     }
     for (size_t step = first; step <= last; step++) {
-        double loss, norm;
         timeline_step(&z->timeline, step);
         counted = {};
-        CHECK(zo_step(z, &f->r, step, rate_of(step), &loss, &norm, &err), "%s", err.text);
+        const StepResult x = zo_step(z, &f->r, step, rate_of(step));
+        CHECK(!x.damaged, "%s", f->r.damage.text);
         // The losses are awaited, and whether a batch's memory is free; nothing else.
         const bool quiet = c->keeps_slots || z->streamed == 0;
         CHECK(!quiet || (counted.waits == 0 && counted.events <= 2 + (int)c->accum),
@@ -316,13 +314,13 @@ static size_t zo_steps(ZoModel<X> *z, const Config *c, Feed *f, size_t first, si
         CHECK(!quiet || c->timed || counted.allocations == 0, "%s: step %zu allocates %d times",
               name, step, counted.allocations);
         const bool is_number = f->r.task || shapes[c->shape].tied || step != NOT_A_NUMBER;
-        CHECK(is_number ? loss > 0 && loss < 30 && norm > 0 : loss != loss, "%s: step %zu: loss %g",
-              name, step, loss);
+        CHECK(is_number ? x.loss > 0 && x.loss < 30 && x.norm > 0 : x.loss != x.loss,
+              "%s: step %zu: loss %g", name, step, x.loss);
         const bool updated = is_number && step != SKIPPED;
         CHECK(z->pending.step == (updated && c->fused ? step : 0), "%s: step %zu", name, step);
         updates += updated;
         h->losses = hash_with(h->losses, z->side, 2 * (size_t)c->queries * sizeof(double));
-        if (is_number) h->losses = hash_with(h->losses, &loss, sizeof loss);
+        if (is_number) h->losses = hash_with(h->losses, &x.loss, sizeof x.loss);
         if (c->evaluates) h->evaluations = look(z, f, step, step % 2 == 0, h->evaluations);
         if (!at_each) continue;
         zo_update_weights(z);
@@ -453,7 +451,6 @@ static void test_resume_elsewhere(void) {
 // Without a learning rate nothing moves, however often weights are perturbed and stored.
 template <typename X> static void nothing_moves(int x) {
     static Feed f;
-    Error err;
     Config c = configs[MIXED];
     c.shape = LABELS;
     c.x = x;
@@ -462,9 +459,8 @@ template <typename X> static void nothing_moves(int x) {
     float *w = first_weights(&c);
     ZoModel<X> *z = zo_open<X>(&c, &f, w, 0);
     const uint64_t before = zo_hash(z);
-    double loss, norm;
     for (size_t step = 1; step <= 20; step++)
-        CHECK(zo_step(z, &f.r, step, 0, &loss, &norm, &err) && norm > 0, "step %zu", step);
+        CHECK(zo_step(z, &f.r, step, 0).norm > 0, "step %zu", step);
     CHECK(zo_hash(z) == before, "type %d", x);
     zo_close(z);
     free(w);
@@ -595,7 +591,7 @@ template <typename X> static void check_losses(const Config *config, double tole
     feed_make(&f, &c, 5);
     float *first = first_weights(&c);
     ZoModel<X> *z = zo_open<X>(&c, &f, first, 0);
-    const Run *r = &f.r;
+    Run *r = &f.r;
     CPUModel *cpu = cpu_model_new(&z->config, r->B, r->T, NULL);
     float *params = cpu_model_tensor(cpu, "params", 0, NULL);
     int32_t inputs[64], targets[64];
@@ -603,9 +599,10 @@ template <typename X> static void check_losses(const Config *config, double tole
     for (size_t step = 1; step <= 5; step++) {
         zo_update_weights(z);
         float *theta = zo_get(z);
-        double loss, norm, mean = 0, squares = 0;
+        double mean = 0, squares = 0;
         Error err;
-        CHECK(zo_step(z, r, step, rate_of(step), &loss, &norm, &err), "%s", err.text);
+        const StepResult x = zo_step(z, r, step, rate_of(step));
+        CHECK(!x.damaged, "%s", r->damage.text);
         for (int j = 0; j < c.queries; j++) {
             for (int s = 0; s < 2; s++) {
                 double total = 0;
@@ -629,9 +626,9 @@ template <typename X> static void check_losses(const Config *config, double tole
             const double g = (z->side[2 * j] - z->side[2 * j + 1]) / (2 * (double)z->zo.eps);
             squares += g * g / c.queries;
         }
-        CHECK(loss != loss
-              || (fabs(loss - mean) < 1e-12 && fabs(norm - sqrt(squares)) < 1e-9 * norm),
-              "%s: loss %g, norm %g", name, loss, norm);
+        CHECK(x.loss != x.loss
+              || (fabs(x.loss - mean) < 1e-12 && fabs(x.norm - sqrt(squares)) < 1e-9 * x.norm),
+              "%s: loss %g, norm %g", name, x.loss, x.norm);
         free(theta);
     }
     CHECK(test_within(worst, tolerance), "%s: a loss is off by %g", name, worst);
@@ -675,21 +672,20 @@ static Config in_shared_config(int k) {
 static void check_rank_fails(int who, size_t micro) {
     static Feed f;
     const Config c = in_shared_config(0);
-    Error err;
-    double loss, norm;
     feed_make(&f, &c, 9);
     float *first = first_weights(&c);
     ZoModel<bf16> *z = zo_open<bf16>(&c, &f, first, 0);
     if (ranks.rank == who) f.tokens[run_position(&f.r, 3, micro) * f.r.T + 1] = 60000;
     for (size_t step = 1; step <= 2; step++) {
         stop_requested = ranks.rank == who && step == 2 ? SIGTERM : 0;
-        CHECK(zo_step(z, &f.r, step, rate_of(step), &loss, &norm, &err), "%s", err.text);
+        CHECK(!zo_step(z, &f.r, step, rate_of(step)).damaged, "%s", f.r.damage.text);
         CHECK(run_news[NEWS_SIGNAL] == (step == 2 ? SIGTERM : 0), "step %zu: stop %g", step,
               run_news[NEWS_SIGNAL]);
     }
     stop_requested = 0;
-    CHECK(!zo_step(z, &f.r, 3, rate_of(3), &loss, &norm, &err), "rank %d", ranks.rank);
-    CHECK((err.text[0] != '\0') == (ranks.rank == who), "rank %d: %s", ranks.rank, err.text);
+    CHECK(zo_step(z, &f.r, 3, rate_of(3)).damaged, "rank %d", ranks.rank);
+    CHECK((f.r.damage.text[0] != '\0') == (ranks.rank == who), "rank %d: %s", ranks.rank,
+          f.r.damage.text);
     CHECK(z->step == 2, "step %zu", z->step);
     zo_update_weights(z);
     CUDA(cudaDeviceSynchronize());
@@ -802,13 +798,12 @@ typedef struct { double step, copies; } Times;
 static Times measure(const Config *c) {
     enum { SEVERAL = 4 };
     static Feed f;
-    Error err;
-    double loss, norm, at[3 + SEVERAL];
+    double at[3 + SEVERAL];
     feed_make(&f, c, 100);
     float *w = first_weights(c);
     ZoModel<bf16> *z = zo_open<bf16>(c, &f, w, 0);
     for (size_t step = 1; step < 3 + SEVERAL; step++) {
-        CHECK(zo_step(z, &f.r, step, rate_of(3), &loss, &norm, &err), "%s", err.text);
+        zo_step(z, &f.r, step, rate_of(3));
         at[step] = 1e6 * emu_virtual_now();
     }
     const Times t = {(at[2 + SEVERAL] - at[2]) / SEVERAL,
