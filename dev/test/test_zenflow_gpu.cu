@@ -796,6 +796,7 @@ template <typename X> static void check_resume(const Config *c, size_t phase) {
         engine_steps(g, c, i > 0 ? p.at[i - 1] + 1 : 1, i < SAVES ? p.at[i] : last, false, &r);
         if (i == SAVES) break;
         run.o.out = saved_in("g", p.at[i]);
+        zen_parts(g, g->parts);
         run.saves = RunState{g->parts, ZEN_PARTS, &g->parts[0]};
         run.done = p.at[i];
         save(g, &run);
