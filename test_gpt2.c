@@ -56,7 +56,7 @@ static const StatePart *part_of(Model *g) {
 static void gpt2_load(Model *g, const char *dir, size_t B, size_t T, size_t accum) {
     Error err;
     memset(g, 0, sizeof *g);
-    if (!model_config_load(dir, &g->config, &err)) die("%s", err.text);
+    model_config_load(dir, &g->config);
     if (!gpt2_finish(&g->config, &err)) die("%s", err.text);
     g->table = gpt2_table(&g->config);
     g->shards = gpt2_shards_all(&g->table);
@@ -68,7 +68,7 @@ static void gpt2_load(Model *g, const char *dir, size_t B, size_t T, size_t accu
     g->choice.mode = OFFLOAD_NONE;
     gpt2_place(g);
     gpt2_allocate(g);
-    if (!model_load(dir, &g->config, &g->table, part_of(g), &err)) die("%s", err.text);
+    model_load(dir, &g->config, &g->table, part_of(g));
     gpt2_round_params(g);
 }
 
@@ -116,9 +116,9 @@ static void gpt2_load(GPT2 *g, const char *dir, size_t B, size_t T, size_t accum
     Error err;
     (void)accum;
     memset(g, 0, sizeof *g);
-    if (!model_config_load(dir, &g->config, &err)) die("%s", err.text);
+    model_config_load(dir, &g->config);
     gpt2_make(g, B, T, true);
-    if (!model_load(dir, &g->config, &g->table, part_of(g), &err)) die("%s", err.text);
+    model_load(dir, &g->config, &g->table, part_of(g));
 }
 
 // Forward and backward of one of a step's `accum` micro-batches.

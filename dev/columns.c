@@ -172,7 +172,7 @@ static void read_dump(Columns *s, const char *path, bool last) {
     for (int i = 0; hf_tensor(&c, &s->table, i, &hf); i++) {
         SafeTensor *x = find(&st, path, hf.name);
         x->seen = true;
-        shape_text(here, tensor_shape(hf.rank, hf.rows, hf.cols, shape), shape);
+        shape_text(here, hf_shape(&hf, shape), shape);
         shape_text(there, x->rank, x->shape);
         if (strcmp(here, there) != 0) die("%s: %s is %s, not %s", path, x->name, there, here);
         if (x->dtype > ST_F64) die("%s: %s has no floats", path, x->name);

@@ -1,9 +1,15 @@
 // json.h: JSON in (config.json, vocab.json, safetensors headers, training state) and strings out.
 //
+//   json_parse, json_read, json_free    a text, or a file, as a tree of values
+//   json_get, json_get_size, json_size  a member of an object; a number that is a size
+//   json_write_string                   a string with its quotes
+//   file_read                           a whole file
+//   utf8_decode, utf8_encode            one code point
+//
 // A strict reader of RFC 8259: no comments, no trailing commas, no NaN, no byte order mark; strings
-// are valid UTF-8. It also refuses what the RFC leaves open and what would hide a mistake: keys
-// that occur twice in one object, lone surrogates, numbers too large for a double or longer than
-// 400 characters, and more than 64 levels. Memory: one block, at most 73 bytes per byte of text.
+// are valid UTF-8. It also refuses lone surrogates, numbers too large for a double, and more than
+// 64 levels. Of keys that occur twice the first is found. Memory: one block, at most 73 bytes per
+// byte of text.
 #ifndef TIDE_JSON_H
 #define TIDE_JSON_H
 #include "util.h"
@@ -16,6 +22,7 @@ typedef struct Json {
     JsonType type;
     double number;          // JSON_NUMBER
     const char *string;     // JSON_STRING: decoded, UTF-8, NUL-terminated; JSON_NUMBER: as written
+                            // JSON_ARRAY, JSON_OBJECT: where it is in the text, not terminated
     size_t length;          // bytes of string, without the NUL (a string may contain NULs, too)
     const char *key;        // inside an object, else NULL
     size_t key_length;
@@ -24,11 +31,11 @@ typedef struct Json {
     size_t count;
 } Json;
 
-enum { JSON_DEPTH = 64, JSON_NUMBER_LENGTH = 400 };
+enum { JSON_DEPTH = 64 };
 
 // One code point of UTF-8 (RFC 3629: no overlong forms, no surrogates, at most U+10FFFF). Returns
 // its length in bytes, or 0 if s does not start with a valid one.
-static inline size_t utf8_decode(const char *s, size_t n, uint32_t *point) {
+static size_t utf8_decode(const char *s, size_t n, uint32_t *point) {
     static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000};
     const unsigned char *u = (const unsigned char *)s;
     if (n == 0) return 0;
@@ -46,7 +53,7 @@ static inline size_t utf8_decode(const char *s, size_t n, uint32_t *point) {
 }
 
 // Writes code point c as 1 to 4 bytes and returns how many.
-static inline size_t utf8_encode(uint32_t c, char *out) {
+static size_t utf8_encode(uint32_t c, char *out) {
     if (c < 0x80) { out[0] = (char)c; return 1; }
     size_t length = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
     for (size_t i = length - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3f));
@@ -56,221 +63,177 @@ static inline size_t utf8_encode(uint32_t c, char *out) {
 
 typedef struct {
     const char *text, *end, *at;
-    Json *free_node;      // the next unused node, and
-    char *free_string;    // the next unused byte of the strings
+    Json *free_node;    // the next unused node
+    char *free_string;  // the next unused byte of the strings
+    bool failed;        // err says why; nothing is left to read
     Error *err;
 } JsonParser;
 
-static inline bool json_error(JsonParser *p, const char *what) {
+// The first error stays. Whoever reads on after it finds the end of the text.
+static void json_error(JsonParser *p, const char *what) {
     size_t line = 1;
     for (const char *s = p->text; s < p->at; s++) line += *s == '\n';
-    return error_set(p->err, "JSON, line %zu, byte %zu: %s", line, (size_t)(p->at - p->text), what);
+    if (!p->failed)
+        error_set(p->err, "JSON, line %zu, byte %zu: %s", line, (size_t)(p->at - p->text), what);
+    p->failed = true;
+    p->at = p->end;
 }
 
-static inline void json_space(JsonParser *p) {
-    while (p->at < p->end
-           && (*p->at == ' ' || *p->at == '\t' || *p->at == '\n' || *p->at == '\r')) p->at++;
-}
-
-static inline bool json_take(JsonParser *p, char c) {
-    if (p->at >= p->end || *p->at != c) return false;
+static bool json_take(JsonParser *p, char c) {
+    if (p->at == p->end || *p->at != c) return false;
     p->at++;
     return true;
 }
 
-static inline bool json_hex4(JsonParser *p, uint32_t *out) {
-    uint32_t v = 0;
-    if (p->end - p->at < 4) return json_error(p, "the text ends inside a \\u escape");
-    for (int i = 0; i < 4; i++) {
-        char c = *p->at++;
-        if (c >= '0' && c <= '9') v = v << 4 | (uint32_t)(c - '0');
-        else if (c >= 'a' && c <= 'f') v = v << 4 | (uint32_t)(c - 'a' + 10);
-        else if (c >= 'A' && c <= 'F') v = v << 4 | (uint32_t)(c - 'A' + 10);
-        else return json_error(p, "a \\u escape needs four hexadecimal digits");
+static void json_space(JsonParser *p) {
+    while (p->at < p->end && memchr(" \t\r\n", *p->at, 4) != NULL) p->at++;
+}
+
+static bool json_take_after_space(JsonParser *p, char c) {
+    json_space(p);
+    return json_take(p, c);
+}
+
+static uint32_t json_hex4(JsonParser *p) {
+    static const char digits[] = "0123456789abcdefABCDEF";
+    uint32_t value = 0;
+    for (int i = 0; i < 4 && !p->failed; i++) {
+        const char *digit = p->at < p->end ? (const char *)memchr(digits, *p->at, 22) : NULL;
+        if (digit == NULL) {
+            json_error(p, "a \\u escape needs four hexadecimal digits");
+            break;
+        }
+        const uint32_t v = (uint32_t)(digit - digits);
+        value = value << 4 | (v < 16 ? v : v - 6);
+        p->at++;
     }
-    *out = v;
-    return true;
+    return value;
 }
 
 // What follows the backslash of an escape, as a code point.
-static inline bool json_escape(JsonParser *p, uint32_t *out) {
+static uint32_t json_escape(JsonParser *p) {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
-    char c = p->at < p->end ? *p->at++ : '\0';
-    const char *found = c == '\0' ? NULL : strchr(names, c);
-    if (found != NULL) { *out = (unsigned char)values[found - names]; return true; }
-    if (c != 'u') return json_error(p, "unknown escape in a string");
-    if (!json_hex4(p, out)) return false;
-    if (*out < 0xd800 || *out >= 0xe000) return true;
-    uint32_t low = 0;  // beyond U+FFFF: a pair of surrogates
-    if (*out >= 0xdc00 || !json_take(p, '\\') || !json_take(p, 'u'))
-        return json_error(p, "half of a surrogate pair in a string");
-    if (!json_hex4(p, &low)) return false;
-    if (low < 0xdc00 || low >= 0xe000)
-        return json_error(p, "half of a surrogate pair in a string");
-    *out = 0x10000 + ((*out - 0xd800) << 10) + (low - 0xdc00);
-    return true;
+    const char *found = p->at < p->end ? (const char *)memchr(names, *p->at, 8) : NULL;
+    if (found != NULL) {
+        p->at++;
+        return (unsigned char)values[found - names];
+    }
+    if (!json_take(p, 'u')) json_error(p, "unknown escape in a string");
+    const uint32_t c = json_hex4(p);
+    if (c < 0xd800 || c >= 0xe000) return c;
+    // beyond U+FFFF: a pair of surrogates
+    const bool pair = c < 0xdc00 && json_take(p, '\\') && json_take(p, 'u');
+    const uint32_t low = pair ? json_hex4(p) : 0;
+    if (low < 0xdc00 || low >= 0xe000) json_error(p, "half of a surrogate pair in a string");
+    return 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
 }
 
 // A string never grows when it is decoded, and its two quotes leave room for the NUL.
-static inline bool json_string(JsonParser *p, const char **string, size_t *length) {
+static void json_string(JsonParser *p, const char **string, size_t *length) {
     char *out = p->free_string;
-    if (!json_take(p, '"')) return json_error(p, "expected a string in double quotes");
-    for (;;) {
+    if (!json_take_after_space(p, '"')) json_error(p, "expected a string in double quotes");
+    while (!p->failed && !json_take(p, '"')) {
         uint32_t c = 0;
-        if (p->at >= p->end) return json_error(p, "the text ends inside a string");
-        if (json_take(p, '"')) break;
-        if ((unsigned char)*p->at < 0x20) return json_error(p, "control character in a string");
-        if (json_take(p, '\\')) {
-            if (!json_escape(p, &c)) return false;
-            out += utf8_encode(c, out);
-        } else {
-            size_t used = utf8_decode(p->at, (size_t)(p->end - p->at), &c);
-            if (used == 0) return json_error(p, "a string is not valid UTF-8");
-            for (size_t i = 0; i < used; i++) *out++ = *p->at++;
-        }
+        const size_t used = utf8_decode(p->at, (size_t)(p->end - p->at), &c);
+        if (used == 0 || c < 0x20)
+            json_error(p, "a string has no end, a control character, or is not valid UTF-8");
+        else p->at += used;
+        if (c == '\\') c = json_escape(p);
+        out += utf8_encode(c, out);
     }
+    *out = '\0';
     *string = p->free_string;
     *length = (size_t)(out - p->free_string);
-    *out = '\0';
     p->free_string = out + 1;
-    return true;
 }
 
-static inline size_t json_digits(JsonParser *p) {
+static bool json_digits(JsonParser *p) {
     const char *start = p->at;
     while (p->at < p->end && *p->at >= '0' && *p->at <= '9') p->at++;
-    return (size_t)(p->at - start);
+    return p->at > start;
 }
 
-// strtod() reads the decimal point of the user's locale. It is given none: 12.5e3 becomes 125e2.
-static inline bool json_number(JsonParser *p, Json *node) {
-    char digits[JSON_NUMBER_LENGTH + 32];
+static void json_number(JsonParser *p, Json *node) {
     const char *start = p->at;
-    size_t fraction = 0;
-    int exponent = 0;
     json_take(p, '-');
-    bool zero = p->at < p->end && *p->at == '0';
-    size_t whole = json_digits(p);
-    if (whole == 0) return json_error(p, "expected a value");
-    if (zero && whole > 1) return json_error(p, "a number starts with 0");
-    if (json_take(p, '.') && (fraction = json_digits(p)) == 0)
-        return json_error(p, "digits missing after a decimal point");
-    size_t mantissa = (size_t)(p->at - start);
-    if (p->at < p->end && (*p->at == 'e' || *p->at == 'E')) {
-        p->at++;
-        bool negative = p->at < p->end && *p->at == '-';
-        if (p->at < p->end && (*p->at == '-' || *p->at == '+')) p->at++;
-        const char *first = p->at;
-        if (json_digits(p) == 0) return json_error(p, "digits missing in an exponent");
-        for (const char *s = first; s < p->at; s++)
-            if (exponent < 100000) exponent = exponent * 10 + (*s - '0');
-        if (negative) exponent = -exponent;
+    bool ok = json_take(p, '0') || json_digits(p);
+    if (json_take(p, '.')) ok = json_digits(p) && ok;
+    if (json_take(p, 'e') || json_take(p, 'E')) {
+        if (!json_take(p, '-')) json_take(p, '+');
+        ok = json_digits(p) && ok;
     }
-    node->length = (size_t)(p->at - start);
-    if (node->length > JSON_NUMBER_LENGTH) return json_error(p, "a number is too long");
-    size_t n = 0;
-    for (size_t i = 0; i < mantissa; i++) if (start[i] != '.') digits[n++] = start[i];
-    snprintf(digits + n, sizeof digits - n, "e%d", exponent - (int)fraction);
     node->type = JSON_NUMBER;
-    node->number = strtod(digits, NULL);
-    if (node->number - node->number != 0) return json_error(p, "a number is too large");
-    memcpy(p->free_string, start, node->length);  // fits: something other than a digit follows
+    node->length = (size_t)(p->at - start);
     node->string = p->free_string;
+    memcpy(p->free_string, start, node->length);  // fits: something other than a digit follows
     p->free_string[node->length] = '\0';
     p->free_string += node->length + 1;
-    return true;
+    node->number = strtod(node->string, NULL);  // no program here sets a locale
+    if (!ok || node->number - node->number != 0) json_error(p, "expected a value");
 }
 
-static inline int json_compare_keys(const void *a, const void *b) {
-    const Json *x = *(Json *const *)a, *y = *(Json *const *)b;
-    size_t n = x->key_length < y->key_length ? x->key_length : y->key_length;
-    int order = memcmp(x->key, y->key, n);
-    return order != 0 ? order : (x->key_length > y->key_length) - (x->key_length < y->key_length);
-}
-
-static inline bool json_check_keys(JsonParser *p, const Json *object) {
-    if (object->count < 2) return true;
-    Json **sorted = (Json **)malloc(object->count * sizeof *sorted);
-    if (sorted == NULL) return json_error(p, "not enough memory");
-    size_t n = 0;
-    for (Json *member = object->child; member != NULL; member = member->next) sorted[n++] = member;
-    qsort(sorted, n, sizeof *sorted, json_compare_keys);
-    const Json *twice = NULL;
-    for (size_t i = 1; i < n; i++)
-        if (json_compare_keys(&sorted[i - 1], &sorted[i]) == 0) twice = sorted[i];
-    free(sorted);
-    if (twice == NULL) return true;
-    return error_set(p->err, "JSON: the key \"%.100s\" occurs twice in one object", twice->key);
-}
-
-static inline bool json_value(JsonParser *p, Json *node, int depth) {
+static void json_value(JsonParser *p, Json *node, int depth) {
     static const char *const words[3] = {"null", "false", "true"};  // in the order of JsonType
     json_space(p);
-    if (p->at >= p->end) return json_error(p, "the text ends where a value should be");
+    if (p->at < p->end && *p->at == '"') {
+        node->type = JSON_STRING;
+        json_string(p, &node->string, &node->length);
+        return;
+    }
     for (int i = 0; i < 3; i++) {
-        size_t n = strlen(words[i]);
+        const size_t n = strlen(words[i]);
         if ((size_t)(p->end - p->at) < n || memcmp(p->at, words[i], n) != 0) continue;
         p->at += n;
         node->type = (JsonType)i;
-        return true;
+        return;
     }
-    if (*p->at == '"') {
-        node->type = JSON_STRING;
-        return json_string(p, &node->string, &node->length);
+    const char *start = p->at;
+    const bool object = json_take(p, '{');
+    if (!object && !json_take(p, '[')) {
+        json_number(p, node);
+        return;
     }
-    bool object = *p->at == '{';
-    if (!object && *p->at != '[') return json_number(p, node);
-    if (depth == JSON_DEPTH) return json_error(p, "too many levels");
-    p->at++;
+    if (depth == JSON_DEPTH) json_error(p, "too many levels");
     node->type = object ? JSON_OBJECT : JSON_ARRAY;
-    char close = object ? '}' : ']';
-    Json **link = &node->child;
-    json_space(p);
-    if (json_take(p, close)) return true;
-    for (;;) {
-        Json *member = p->free_node++;
+    const char close = object ? '}' : ']';
+    bool more = !json_take_after_space(p, close);
+    for (Json **link = &node->child; more && !p->failed; link = &(*link)->next) {
+        Json *member = *link = p->free_node++;
         memset(member, 0, sizeof *member);
-        json_space(p);
-        if (object) {
-            if (!json_string(p, &member->key, &member->key_length)) return false;
-            json_space(p);
-            if (!json_take(p, ':')) return json_error(p, "expected ':' after a key");
-        }
-        if (!json_value(p, member, depth + 1)) return false;
-        *link = member;
-        link = &member->next;
         node->count++;
-        json_space(p);
-        if (json_take(p, close)) break;
-        if (!json_take(p, ',')) return json_error(p, "expected ',' or the end of a list");
+        if (object) {
+            json_string(p, &member->key, &member->key_length);
+            if (!json_take_after_space(p, ':')) json_error(p, "expected ':' after a key");
+        }
+        if (!p->failed) json_value(p, member, depth + 1);
+        more = !json_take_after_space(p, close);
+        if (more && !json_take(p, ',')) json_error(p, "expected ',' or the end of a list");
     }
-    return !object || json_check_keys(p, node);
+    node->string = start;
+    node->length = (size_t)(p->at - start);
 }
 
-// Reads one JSON text of n bytes (which may be gone afterwards). Returns the root, to be freed with
-// json_free(), or NULL with the line and the reason in err.
-static inline Json *json_parse(const char *text, size_t n, Error *err) {
+// Reads one JSON text of n bytes. Returns the root, to be freed with json_free(), or NULL with the
+// line and the reason in err.
+static Json *json_parse(const char *text, size_t n, Error *err) {
     size_t nodes = 1;  // every other value follows one of these
     for (size_t i = 0; i < n; i++) nodes += text[i] == ',' || text[i] == '[' || text[i] == '{';
-    size_t bytes;
-    Json *root = NULL;
-    if (!__builtin_mul_overflow(nodes, sizeof(Json), &bytes) && bytes < SIZE_MAX - n)
-        root = (Json *)malloc(bytes + n + 1);
-    if (root == NULL) { error_set(err, "not enough memory for a JSON text"); return NULL; }
+    Json *root = (Json *)malloc(nodes * sizeof(Json) + n + 1);
+    if (root == NULL) fail("out of memory: a JSON text of %zu bytes", n);
     memset(root, 0, sizeof *root);
-    JsonParser p = {text, text + n, text, root + 1, (char *)(root + nodes), err};
-    bool ok = json_value(&p, root, 0);
+    JsonParser p = {text, text + n, text, root + 1, (char *)(root + nodes), false, err};
+    json_value(&p, root, 0);
     json_space(&p);
-    if (ok && p.at < p.end) ok = json_error(&p, "something follows the end of the value");
-    if (ok) return root;
+    if (p.at < p.end) json_error(&p, "something follows the end of the value");
+    if (!p.failed) return root;
     free(root);
     return NULL;
 }
 
-static inline void json_free(Json *root) { free(root); }
+static void json_free(Json *root) { free(root); }
 
 // The member of an object with that key, NULL if there is none or if it is not an object.
-static inline const Json *json_get(const Json *object, const char *key) {
+static const Json *json_get(const Json *object, const char *key) {
     if (object == NULL || object->type != JSON_OBJECT) return NULL;
     size_t n = strlen(key);
     for (const Json *member = object->child; member != NULL; member = member->next)
@@ -279,21 +242,20 @@ static inline const Json *json_get(const Json *object, const char *key) {
 }
 
 // The value of a number written as digits only and below 2^53, where a double is still exact.
-static inline bool json_size(const Json *value, size_t *out) {
-    if (value == NULL || value->type != JSON_NUMBER) return false;
-    if (strspn(value->string, "0123456789") != value->length) return false;
-    if (value->number >= 9007199254740992.0) return false;
+static bool json_size(const Json *value, size_t *out) {
+    if (value == NULL || value->type != JSON_NUMBER || value->number >= 9007199254740992.0
+        || strspn(value->string, "0123456789") != value->length) return false;
     *out = (size_t)value->number;
     return true;
 }
 
 // json_size() of a member. False, and *out as it was, if there is none or it is something else.
-static inline bool json_get_size(const Json *object, const char *key, size_t *out) {
+static bool json_get_size(const Json *object, const char *key, size_t *out) {
     return json_size(json_get(object, key), out);
 }
 
 // Writes n bytes as a JSON string with its quotes. A byte that is not UTF-8 becomes U+FFFD.
-static inline void json_write_string(FILE *f, const char *s, size_t n) {
+static void json_write_string(FILE *f, const char *s, size_t n) {
     fputc('"', f);
     for (size_t i = 0; i < n;) {
         uint32_t c = 0;
@@ -310,29 +272,26 @@ static inline void json_write_string(FILE *f, const char *s, size_t n) {
 
 // A whole regular file with a NUL after its *n bytes, to be freed with free(); NULL and the reason
 // in err if it is not there, not a regular file, or changes while it is read.
-static inline char *file_read(const char *path, size_t *n, Error *err) {
+static char *file_read(const char *path, size_t *n, Error *err) {
     struct stat s;
-    if (stat(path, &s) != 0) { error_set(err, "%s: %s", path, strerror(errno)); return NULL; }
-    if (!S_ISREG(s.st_mode)) { error_set(err, "%s: not a regular file", path); return NULL; }
-    FILE *f = fopen(path, "rb");
-    if (f == NULL) { error_set(err, "%s: %s", path, strerror(errno)); return NULL; }
-    size_t size = (size_t)s.st_size;
-    char *text = (char *)malloc(size + 1);
-    bool ok = text != NULL && fread(text, 1, size, f) == size && fgetc(f) == EOF && !ferror(f);
-    fclose(f);
-    if (!ok) {
-        if (text == NULL) error_set(err, "%s: not enough memory for %zu bytes", path, size);
-        else error_set(err, "%s: cannot be read as a whole", path);
-        free(text);
+    errno = 0;
+    FILE *f = stat(path, &s) == 0 && S_ISREG(s.st_mode) ? fopen(path, "rb") : NULL;
+    if (f == NULL) {
+        error_set(err, "%s: %s", path, errno != 0 ? strerror(errno) : "not a regular file");
         return NULL;
     }
-    text[size] = '\0';
-    *n = size;
-    return text;
+    *n = (size_t)s.st_size;
+    char *text = (char *)alloc_or_fail(*n + 1, 1, path);
+    const bool whole = fread(text, 1, *n, f) == *n && fgetc(f) == EOF && !ferror(f);
+    fclose(f);
+    if (whole) return text;
+    free(text);
+    error_set(err, "%s: cannot be read as a whole", path);
+    return NULL;
 }
 
 // file_read() and json_parse(); the error names the file.
-static inline Json *json_read(const char *path, Error *err) {
+static Json *json_read(const char *path, Error *err) {
     size_t n = 0;
     char *text = file_read(path, &n, err);
     if (text == NULL) return NULL;

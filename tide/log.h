@@ -1,6 +1,11 @@
 // log.h: what a run tells: a line per step for people, DIR/log.jsonl for programs, and a plot of
 // the losses, DIR/loss.svg.
 //
+//   log_open, log_close             of a new run, or of one that is resumed
+//   log_step, log_skip, log_eval    both lines of a step, and of an evaluation
+//   log_clear                       before anything else is printed
+//   log_plot                        draws the losses
+//
 // log.jsonl has one JSON object per line, {"step":1,"loss":..,"grad_norm":..,"lr":..,"ms":..,
 // "tokens_per_s":..} for a training step and {"step":..,"val_loss":..} for an evaluation. Every
 // line is in the file before the next step begins; a line that a crash cut short is dropped by the
@@ -9,7 +14,6 @@
 #define TIDE_LOG_H
 #include "util.h"
 #include <math.h>
-#include <sys/ioctl.h>
 #include "json.h"
 
 typedef struct { size_t step; double loss; } LogPoint;
@@ -31,7 +35,7 @@ typedef struct {
     LogSeries train, val;
 } Log;
 
-static inline void log_add(LogSeries *s, size_t step, double loss) {
+static void log_add(LogSeries *s, size_t step, double loss) {
     if (fabs(loss) > 1e30) return;  // could not be drawn
     if (s->count == s->room) {
         s->room = s->room > 0 ? 2 * s->room : 1024;
@@ -44,31 +48,30 @@ static inline void log_add(LogSeries *s, size_t step, double loss) {
 
 // Reads the n bytes of a log: complete, valid lines of steps up to `last` go into the series and,
 // as they are, into `kept`. Everything else is dropped.
-static inline void log_load(Log *l, const char *text, size_t n, size_t last, FILE *kept) {
+static void log_load(Log *l, const char *text, size_t n, size_t last, FILE *kept) {
     Error ignored;
-    for (size_t at = 0; at < n;) {
-        const char *line = text + at, *end = (const char *)memchr(line, '\n', n - at);
-        if (end == NULL) break;  // torn
-        size_t length = (size_t)(end - line), step = 0;
-        at += length + 1;
-        Json *object = json_parse(line, length, &ignored);
-        if (object != NULL && json_get_size(object, "step", &step) && step <= last) {
+    const char *end;
+    for (; (end = (const char *)memchr(text, '\n', n)) != NULL; n -= (size_t)(end + 1 - text),
+           text = end + 1) {
+        size_t step = 0;
+        Json *object = json_parse(text, (size_t)(end - text), &ignored);
+        if (json_get_size(object, "step", &step) && step <= last) {
             const Json *loss = json_get(object, "loss"), *val = json_get(object, "val_loss");
             if (loss != NULL && loss->type == JSON_NUMBER) log_add(&l->train, step, loss->number);
             if (val != NULL && val->type == JSON_NUMBER) log_add(&l->val, step, val->number);
-            fwrite(line, 1, length + 1, kept);
+            fwrite(text, 1, (size_t)(end + 1 - text), kept);
         }
         json_free(object);
     }
 }
 
 // Removes the progress line. To be called before anything else is printed.
-static inline void log_clear(Log *l) {
+static void log_clear(Log *l) {
     if (l->drawn) fputs("\r\033[K", l->screen);
     l->drawn = false;
 }
 
-static inline void log_close(Log *l) {
+static void log_close(Log *l) {
     log_clear(l);
     fflush(l->screen);
     if (l->file != NULL) fclose(l->file);
@@ -81,47 +84,41 @@ static inline void log_close(Log *l) {
 // as log.jsonl.old. Otherwise the log is cut back to the lines of steps up to resume_step, whose
 // losses the plot will show. dir NULL: nothing is kept, as on all GPUs but the first. On failure
 // false and the reason in err; nothing needs to be closed.
-static inline bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
-    char path[PATH_MAX], other[PATH_MAX];
+static bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
+    char path[PATH_MAX] = "/dev/null", old[PATH_MAX];
+    const char *term = getenv("TERM");
     struct stat s;
     memset(l, 0, sizeof *l);
     l->screen = stdout;
     l->start = seconds_now();
     l->resumed = resume_step;
-    if (dir == NULL) return (l->file = fopen("/dev/null", "w")) != NULL
-                         || error_set(err, "/dev/null: %s", strerror(errno));
-    snprintf(l->dir, sizeof l->dir, "%s", dir);
-    const char *term = getenv("TERM");
-    l->terminal = isatty(STDOUT_FILENO) && (term == NULL || strcmp(term, "dumb") != 0);
-    path_join(path, dir, "log.jsonl");
-    bool exists = stat(path, &s) == 0 && s.st_size > 0;
+    if (dir != NULL) {
+        snprintf(l->dir, sizeof l->dir, "%s", dir);
+        l->terminal = isatty(STDOUT_FILENO) && (term == NULL || strcmp(term, "dumb") != 0);
+        path_join(path, dir, "log.jsonl");
+        path_join(old, dir, "log.jsonl.old");
+    }
+    const bool exists = dir != NULL && stat(path, &s) == 0 && s.st_size > 0;
     if (exists && resume_step == 0) {
-        path_join(other, dir, "log.jsonl.old");
-        if (rename(path, other) != 0)
-            return error_set(err, "%.400s cannot be renamed: %s", path, strerror(errno));
+        rename(path, old);
     } else if (exists) {
         size_t n = 0;
         char *text = file_read(path, &n, err);
-        if (text == NULL) return false;
-        FILE *kept = replace_open(path, err);
+        FILE *kept = text != NULL ? replace_open(path, err) : NULL;
         if (kept != NULL) log_load(l, text, n, resume_step, kept);
         free(text);
-        if (kept == NULL) return false;
-        if (!replace_close(kept, path, err)) { log_close(l); return false; }
+        if (kept == NULL || !replace_close(kept, path, err)) return false;
     }
     l->file = fopen(path, "ab");
-    if (l->file != NULL && fseeko(l->file, 0, SEEK_END) == 0) {
-        l->whole = ftello(l->file);
-        return true;
-    }
-    error_set(err, "%.400s: %s", path, strerror(errno));
-    log_close(l);
-    return false;
+    if (l->file == NULL) return error_set(err, "%.400s: %s", path, strerror(errno));
+    fseeko(l->file, 0, SEEK_END);
+    l->whole = ftello(l->file);
+    return true;
 }
 
 // After the line of a step was printed into the file. A full disk costs lines of the log, not the
 // run: what is there of such a line is removed, and the first one is named.
-static inline void log_flush(Log *l, size_t step) {
+static void log_flush(Log *l, size_t step) {
     const bool ok = fflush(l->file) == 0 && !ferror(l->file);
     if (ok) l->whole = ftello(l->file);
     else if (!l->failing)
@@ -132,7 +129,7 @@ static inline void log_flush(Log *l, size_t step) {
 }
 
 // "41 s", "3 m 12 s", "2 h 05 m", "4 d 03 h"
-static inline void log_duration(char *out, size_t n, double seconds) {
+static void log_duration(char *out, size_t n, double seconds) {
     unsigned long s = seconds < 1e9 ? (unsigned long)(seconds + 0.5) : 1000000000UL;
     if (s < 60) snprintf(out, n, "%lu s", s);
     else if (s < 3600) snprintf(out, n, "%lu m %02lu s", s / 60, s % 60);
@@ -143,16 +140,9 @@ static inline void log_duration(char *out, size_t n, double seconds) {
 // After a step (the first is 1) of `steps`: writes both lines. ms: milliseconds that it took; more:
 // further members of the JSON object, each after a comma, or "". flops: of the step, per second,
 // which l->peak makes a percentage. In a terminal the human line is redrawn in place with a bar,
-// and stays for about 20 steps of the run. False and the reason in err if the loss or norm is no
-// number.
-static inline bool log_step(Log *l, size_t step, size_t steps, double loss, double grad_norm,
-                            double lr, double ms, double tokens_per_s, double flops,
-                            const char *more, Error *err) {
-    if (!isfinite(loss) || !isfinite(grad_norm))
-        return error_set(err, "step %zu: the loss is %g and the gradient norm %g", step, loss,
-                         grad_norm);
-    if (!isfinite(tokens_per_s)) tokens_per_s = 0;
-    if (!isfinite(flops)) flops = 0;
+// and stays for about 20 steps of the run.
+static void log_step(Log *l, size_t step, size_t steps, double loss, double grad_norm, double lr,
+                     double ms, double tokens_per_s, double flops, const char *more) {
     log_add(&l->train, step, loss);
     fprintf(l->file, "{\"step\":%zu,\"loss\":%.9g,\"grad_norm\":%.9g,\"lr\":%.9g,\"ms\":%.6g,"
             "\"tokens_per_s\":%.6g%s}\n", step, loss, grad_norm, lr, ms, tokens_per_s, more);
@@ -170,23 +160,19 @@ static inline bool log_step(Log *l, size_t step, size_t steps, double loss, doub
         fprintf(l->screen, "step %zu/%zu | loss %.4f | norm %.2f | lr %.1e | %.0f tok/s%s | %s left"
                 "\n", step, steps, loss, grad_norm, lr, tokens_per_s, peak, left);
     } else if (now - l->last_drawn > 0.05) {
-        struct winsize size;
-        int width = ioctl(fileno(l->screen), TIOCGWINSZ, &size) == 0 && size.ws_col > 0
-                    ? size.ws_col : 80;
         memset(bar, '#', (size_t)(20 * (double)step / (double)steps));
         snprintf(line, sizeof line, "step %zu/%zu [%s] loss %.4f | %.0f tok/s | %s left", step,
                  steps, bar, loss, tokens_per_s, left);
-        fprintf(l->screen, "\r%.*s\033[K", width - 1, line);  // the last column would wrap
+        fprintf(l->screen, "\r%.79s\033[K", line);  // the last column would wrap
         l->drawn = true;
         l->last_drawn = now;
     }
     fflush(l->screen);
     log_flush(l, step);
-    return true;
 }
 
 // After a step without an update, because its loss or norm is no number or too large: both lines.
-static inline void log_skip(Log *l, size_t step, size_t steps, double loss, double norm) {
+static void log_skip(Log *l, size_t step, size_t steps, double loss, double norm) {
     fprintf(l->file, "{\"step\":%zu,\"skipped\":true}\n", step);
     log_clear(l);
     fprintf(l->screen, "step %zu/%zu | skipped: loss %g, norm %g\n", step, steps, fabs(loss),
@@ -195,7 +181,7 @@ static inline void log_skip(Log *l, size_t step, size_t steps, double loss, doub
 }
 
 // After an evaluation at `step`: both lines. accuracy: the share that is right, or -1.
-static inline bool log_eval(Log *l, size_t step, double val_loss, double accuracy, Error *err) {
+static bool log_eval(Log *l, size_t step, double val_loss, double accuracy, Error *err) {
     if (!isfinite(val_loss))
         return error_set(err, "step %zu: the validation loss is %g", step, val_loss);
     log_add(&l->val, step, val_loss);
@@ -217,57 +203,59 @@ static inline bool log_eval(Log *l, size_t step, double val_loss, double accurac
 enum { PLOT_WIDTH = 800, PLOT_HEIGHT = 450, PLOT_LEFT = 60, PLOT_RIGHT = 30, PLOT_TOP = 30,
        PLOT_BOTTOM = 50, PLOT_BUCKETS = 400 };
 
-typedef struct { double x1, y0, y1; } PlotRange;  // steps 0 .. x1, losses y0 .. y1
+typedef struct {
+    FILE *f;
+    double x1, y0, y1;  // steps 0 .. x1, losses y0 .. y1
+} Plot;
 
-static inline void plot_point(FILE *f, const PlotRange *r, double step, double loss) {
-    const double w = PLOT_WIDTH - PLOT_LEFT - PLOT_RIGHT, h = PLOT_HEIGHT - PLOT_TOP - PLOT_BOTTOM;
-    fprintf(f, " %.1f,%.1f", PLOT_LEFT + w * step / r->x1,
-            PLOT_TOP + h * (r->y1 - loss) / (r->y1 - r->y0));
+static double plot_x(const Plot *p, double step) {
+    return PLOT_LEFT + (PLOT_WIDTH - PLOT_LEFT - PLOT_RIGHT) * step / p->x1;
+}
+
+static double plot_y(const Plot *p, double loss) {
+    return PLOT_TOP + (PLOT_HEIGHT - PLOT_TOP - PLOT_BOTTOM) * (p->y1 - loss) / (p->y1 - p->y0);
 }
 
 // The distance between ticks, 1, 2 or 5 times a power of ten, for at most n of them.
-static inline double plot_tick(double span, int n) {
-    double unit = pow(10, floor(log10(span / n)));
-    double steps[] = {1, 2, 5, 10};
-    for (int i = 0; i < 3; i++) if (span / (unit * steps[i]) <= n) return unit * steps[i];
-    return unit * 10;
+static double plot_tick(double span, int n) {
+    const double unit = pow(10, floor(log10(span / n)));
+    const double steps[] = {1, 2, 5, 10};
+    int i = 0;
+    while (i < 3 && span / (unit * steps[i]) > n) i++;
+    return unit * steps[i];
 }
 
-static inline void plot_axes(FILE *f, const PlotRange *r) {
-    const double right = PLOT_WIDTH - PLOT_RIGHT, bottom = PLOT_HEIGHT - PLOT_BOTTOM;
-    const double dy = plot_tick(r->y1 - r->y0, 8);
-    double dx = plot_tick(r->x1, 8);
-    if (dx < 1) dx = 1;
-    for (int i = 0; i <= 10; i++) {
-        double v = (ceil(r->y0 / dy) + i) * dy;
-        double y = PLOT_TOP + (bottom - PLOT_TOP) * (r->y1 - v) / (r->y1 - r->y0);
-        if (v > r->y1) break;
-        fprintf(f, "<path class=\"grid\" d=\"M%d %.1fH%.0f\"/>\n", PLOT_LEFT, y, right);
-        fprintf(f, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%.6g</text>\n", PLOT_LEFT - 8,
-                y + 4, fabs(v) < dy / 2 ? 0 : v);
+static void plot_axes(const Plot *p) {
+    const int right = PLOT_WIDTH - PLOT_RIGHT, bottom = PLOT_HEIGHT - PLOT_BOTTOM;
+    const double dx = fmax(plot_tick(p->x1, 8), 1), dy = plot_tick(p->y1 - p->y0, 8);
+    for (double i = ceil(p->y0 / dy); i * dy <= p->y1; i++) {
+        const double y = plot_y(p, i * dy);
+        fprintf(p->f, "<path class=\"grid\" d=\"M%d %.1fH%d\"/>\n"
+                "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%.6g</text>\n", PLOT_LEFT, y, right,
+                PLOT_LEFT - 8, y + 4, i * dy);
     }
-    for (int i = 0; i <= 10 && i * dx <= r->x1; i++) {
-        double x = PLOT_LEFT + (right - PLOT_LEFT) * i * dx / r->x1;
-        fprintf(f, "<path class=\"axis\" d=\"M%.1f %.0fv5\"/>\n", x, bottom);
-        fprintf(f, "<text x=\"%.1f\" y=\"%.0f\" text-anchor=\"middle\">%.10g</text>\n", x,
+    for (double i = 0; i * dx <= p->x1; i++) {
+        const double x = plot_x(p, i * dx);
+        fprintf(p->f, "<path class=\"axis\" d=\"M%.1f %dv5\"/>\n"
+                "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%.10g</text>\n", x, bottom, x,
                 bottom + 20, i * dx);
     }
-    fprintf(f, "<path class=\"axis\" d=\"M%d %.0fH%.0f\"/>\n", PLOT_LEFT, bottom, right);
-    fprintf(f, "<text x=\"%.0f\" y=\"%d\" text-anchor=\"middle\">step</text>\n",
-            (PLOT_LEFT + right) / 2, PLOT_HEIGHT - 10);
-    fprintf(f, "<text transform=\"translate(16 %.0f) rotate(-90)\" text-anchor=\"middle\">loss"
-            "</text>\n", (PLOT_TOP + bottom) / 2);
+    fprintf(p->f, "<path class=\"axis\" d=\"M%d %dH%d\"/>\n"
+            "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">step</text>\n"
+            "<text transform=\"translate(16 %d) rotate(-90)\" text-anchor=\"middle\">loss</text>\n",
+            PLOT_LEFT, bottom, right, (PLOT_LEFT + right) / 2, PLOT_HEIGHT - 10,
+            (PLOT_TOP + bottom) / 2);
 }
 
-// Ends a polyline with a ring, which alone shows a series of one point.
-static inline void plot_end(FILE *f, const PlotRange *r, const char *name, LogPoint last) {
-    fprintf(f, "\"/>\n<path class=\"%s\" d=\"M", name);
-    plot_point(f, r, (double)last.step, last.loss);
-    fprintf(f, "m-3,0a3,3 0 1 0 6,0a3,3 0 1 0 -6,0\"/>\n");
+static void plot_line(const Plot *p, const char *name, const LogPoint *at, size_t n) {
+    fprintf(p->f, "<polyline class=\"%s\" points=\"", name);
+    for (size_t i = 0; i < n; i++)
+        fprintf(p->f, " %.1f,%.1f", plot_x(p, (double)at[i].step), plot_y(p, at[i].loss));
+    fprintf(p->f, "\"/>\n");
 }
 
 // The mean of a 25th of the run around loss i; less at its begin, and those before at its end.
-static inline LogPoint plot_mean(const LogSeries *s, size_t i) {
+static LogPoint plot_mean(const LogSeries *s, size_t i) {
     const size_t n = s->count, back = i < n / 50 ? i : n / 50;
     const size_t ahead = back < n - 1 - i ? back : n - 1 - i;
     LogPoint mean = {s->points[i].step, 0};
@@ -276,93 +264,76 @@ static inline LogPoint plot_mean(const LogSeries *s, size_t i) {
     return mean;
 }
 
-// The training loss: thin, lowest and highest of every bucket of steps (no spike is lost), and over
-// it the mean around every bucket's end.
-static inline void plot_train(FILE *f, const PlotRange *r, const LogSeries *s) {
-    const LogPoint *p = s->points;
+// A series and its legend: of every bucket of steps the last loss, with a ring at the end, which
+// alone shows a series of one point. The training loss is noisy: the mean around every bucket's
+// end, and under it, thin, lowest and highest of every bucket (no spike is lost).
+static void plot_series(const Plot *p, const char *name, const LogSeries *s, bool noisy, int y) {
+    LogPoint raw[2 * PLOT_BUCKETS], line[PLOT_BUCKETS];
+    const LogPoint *x = s->points;
     const size_t n = s->count, buckets = n < PLOT_BUCKETS ? n : (size_t)PLOT_BUCKETS;
-    fprintf(f, "<polyline class=\"raw\" points=\"");
     for (size_t b = 0; b < buckets; b++) {
-        size_t begin = b * n / buckets, end = (b + 1) * n / buckets, low = begin, high = begin;
+        const size_t begin = b * n / buckets, end = (b + 1) * n / buckets;
+        size_t low = begin, high = begin;
         for (size_t i = begin; i < end; i++) {
-            if (p[i].loss < p[low].loss) low = i;
-            if (p[i].loss > p[high].loss) high = i;
+            if (x[i].loss < x[low].loss) low = i;
+            if (x[i].loss > x[high].loss) high = i;
         }
-        const size_t first = low < high ? low : high, second = low < high ? high : low;
-        plot_point(f, r, (double)p[first].step, p[first].loss);
-        if (second != first) plot_point(f, r, (double)p[second].step, p[second].loss);
+        raw[2 * b] = x[low < high ? low : high];
+        raw[2 * b + 1] = x[low < high ? high : low];
+        line[b] = noisy ? plot_mean(s, b == 0 ? 0 : end - 1) : x[end - 1];
     }
-    fprintf(f, "\"/>\n<polyline class=\"train\" points=\"");
-    for (size_t b = 0; b < buckets; b++) {
-        const LogPoint mean = plot_mean(s, b == 0 ? 0 : (b + 1) * n / buckets - 1);
-        plot_point(f, r, (double)mean.step, mean.loss);
-    }
-    plot_end(f, r, "train", plot_mean(s, n - 1));
-}
-
-static inline void plot_val(FILE *f, const PlotRange *r, const LogSeries *s) {
-    const size_t stride = s->count / PLOT_BUCKETS + 1;
-    fprintf(f, "<polyline class=\"val\" points=\"");
-    for (size_t i = (s->count - 1) % stride; i < s->count; i += stride)
-        plot_point(f, r, (double)s->points[i].step, s->points[i].loss);
-    plot_end(f, r, "val", s->points[s->count - 1]);
-}
-
-static inline void plot_legend(FILE *f, int row, const char *name, double loss, const char *what) {
-    const int y = PLOT_TOP + 10 + 20 * row;
-    fprintf(f, "<path class=\"%s\" d=\"M620 %dh24\"/><text x=\"652\" y=\"%d\">%s %.4g%s</text>\n",
-            name, y, y + 4, name, loss, what);
+    if (buckets == 0) return;
+    const LogPoint *last = &line[buckets - 1];
+    if (noisy) plot_line(p, "raw", raw, 2 * buckets);
+    plot_line(p, name, line, buckets);
+    fprintf(p->f, "<path class=\"%s\" d=\"M %.1f,%.1fm-3,0a3,3 0 1 0 6,0a3,3 0 1 0 -6,0\"/>\n"
+            "<path class=\"%s\" d=\"M620 %dh24\"/><text x=\"652\" y=\"%d\">%s %.4g%s</text>\n",
+            name, plot_x(p, (double)last->step), plot_y(p, last->loss), name, y, y + 4, name,
+            last->loss, noisy ? " (mean)" : "");
 }
 
 // Draws both losses over the steps to DIR/loss.svg, replacing it whole. What is higher than all
 // after the first twentieth of the steps is cut off: it would take most of the height.
-static inline bool log_plot(const Log *l, Error *err) {
+static bool log_plot(const Log *l, Error *err) {
     char path[PATH_MAX];
-    PlotRange r = {1, INFINITY, -INFINITY};
-    const LogSeries *both[2] = {&l->train, &l->val};
+    const LogSeries *train = &l->train, *val = &l->val, *both[2] = {train, val};
+    Plot p = {NULL, 1, INFINITY, -INFINITY};
     for (int k = 0; k < 2; k++)
-        for (size_t i = 0; i < both[k]->count; i++)
-            r.x1 = fmax(r.x1, (double)both[k]->points[i].step);
-    for (int k = 0; k < 2; k++) {
+        if (both[k]->count > 0)
+            p.x1 = fmax(p.x1, (double)both[k]->points[both[k]->count - 1].step);
+    for (int k = 0; k < 2; k++)
         for (size_t i = 0; i < both[k]->count; i++) {
-            const LogPoint p = both[k]->points[i];
-            r.y0 = fmin(r.y0, p.loss);
-            if ((double)p.step > r.x1 / 20 || i + 1 == both[k]->count) r.y1 = fmax(r.y1, p.loss);
+            const LogPoint at = both[k]->points[i];
+            p.y0 = fmin(p.y0, at.loss);
+            if ((double)at.step > p.x1 / 20 || i + 1 == both[k]->count) p.y1 = fmax(p.y1, at.loss);
         }
-    }
-    if (r.y0 > r.y1 || l->dir[0] == '\0') return true;  // nothing to show yet, or nowhere
-    const double margin = fmax(0.04 * (r.y1 - r.y0), 1e-3 * fmax(1, fabs(r.y1)));
-    r.y0 -= margin;
-    r.y1 += margin;
+    if (p.y0 > p.y1 || l->dir[0] == '\0') return true;  // nothing to show yet, or nowhere
+    const double margin = fmax(0.04 * (p.y1 - p.y0), 1e-3 * fmax(1, fabs(p.y1)));
+    p.y0 -= margin;
+    p.y1 += margin;
     path_join(path, l->dir, "loss.svg");
-    FILE *f = replace_open(path, err);
-    if (f == NULL) return false;
-    fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
-            "height=\"%d\">\n<style>\n", PLOT_WIDTH, PLOT_HEIGHT, PLOT_WIDTH, PLOT_HEIGHT);
-    fprintf(f, "text{font:12px sans-serif;fill:#444} .page{fill:#fff} polyline,path{fill:none}\n"
+    p.f = replace_open(path, err);
+    if (p.f == NULL) return false;
+    fprintf(p.f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
+            "height=\"%d\">\n<style>\n"
+            "text{font:12px sans-serif;fill:#444} .page{fill:#fff} polyline,path{fill:none}\n"
             ".axis{stroke:#888} .grid{stroke:#ddd} .raw{stroke:#9ec5f0;stroke-width:1}\n"
             ".train{stroke:#1f6fc4;stroke-width:2} .val{stroke:#d9601a;stroke-width:2}\n"
             "@media(prefers-color-scheme:dark){text{fill:#bbb} .page{fill:#161b22}\n"
             ".grid{stroke:#30363d} .raw{stroke:#2b4f78} .train{stroke:#58a6ff} "
             ".val{stroke:#f0883e}}\n</style>\n<rect class=\"page\" width=\"100%%\" "
-            "height=\"100%%\"/>\n");
-    const LogSeries *train = &l->train, *val = &l->val;
+            "height=\"100%%\"/>\n", PLOT_WIDTH, PLOT_HEIGHT, PLOT_WIDTH, PLOT_HEIGHT);
     if (train->count > 0)
-        fprintf(f, "<text x=\"%d\" y=\"18\">loss over %.0f steps, from %.4g at step %zu</text>\n",
-                PLOT_LEFT, r.x1, train->points[0].loss, train->points[0].step);
-    plot_axes(f, &r);
-    fprintf(f, "<clipPath id=\"in\"><path d=\"M%d %dH%dV%dH%dz\"/></clipPath>\n"
+        fprintf(p.f, "<text x=\"%d\" y=\"18\">loss over %.0f steps, from %.4g at step %zu</text>\n",
+                PLOT_LEFT, p.x1, train->points[0].loss, train->points[0].step);
+    plot_axes(&p);
+    fprintf(p.f, "<clipPath id=\"in\"><path d=\"M%d %dH%dV%dH%dz\"/></clipPath>\n"
             "<g clip-path=\"url(#in)\">\n", PLOT_LEFT - 4, PLOT_TOP, PLOT_WIDTH - PLOT_RIGHT + 4,
             PLOT_HEIGHT - PLOT_BOTTOM, PLOT_LEFT - 4);
-    if (train->count > 0) plot_train(f, &r, train);
-    if (val->count > 0) plot_val(f, &r, val);
-    fprintf(f, "</g>\n");
-    if (train->count > 0)
-        plot_legend(f, 0, "train", plot_mean(train, train->count - 1).loss, " (mean)");
-    if (val->count > 0)
-        plot_legend(f, train->count > 0, "val", val->points[val->count - 1].loss, "");
-    fprintf(f, "</svg>\n");
-    return replace_close(f, path, err);
+    plot_series(&p, "train", train, true, PLOT_TOP + 10);
+    plot_series(&p, "val", val, false, PLOT_TOP + (train->count > 0 ? 30 : 10));
+    fprintf(p.f, "</g>\n</svg>\n");
+    return replace_close(p.f, path, err);
 }
 
 #endif

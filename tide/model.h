@@ -204,21 +204,24 @@ static int gpt2_tensor_at(const GPT2Table *t, size_t at) {
     return low;
 }
 
-// First values of tensor i: rows * cols of them in p. A value depends only on the seed, the
-// tensor's index and the element's logical position: not on padding or threads.
-static void gpt2_init_tensor(const GPT2Table *t, int i, float *p, uint64_t seed) {
+// First values of elements [first, first + n) of tensor i in p; zero where it is padded. A value
+// depends only on the seed, the tensor's index and the element's logical position: not on padding
+// or threads.
+static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, float *p,
+                            uint64_t seed) {
     const GPT2Tensor *x = &t->tensors[i];
-    const size_t n = x->rows * x->cols;
-    if (x->init_std != 0) rng_normals(p, n, seed, RNG_INIT, (uint32_t)i, 0);
-    #pragma omp parallel for if (n > 1 << 16)
-    for (size_t j = 0; j < n; j++) p[j] = x->init_std != 0 ? p[j] * x->init_std : x->init_value;
+    const size_t all = x->rows * x->cols, real = first < all ? min_size(n, all - first) : 0;
+    memset(p + real, 0, (n - real) * sizeof *p);
+    if (x->init_std != 0) rng_normals(p, real, seed, RNG_INIT, (uint32_t)i, first);
+    #pragma omp parallel for if (real > 1 << 16)
+    for (size_t j = 0; j < real; j++) p[j] = x->init_std != 0 ? p[j] * x->init_std : x->init_value;
 }
 
 // First values for every parameter in `arena` (t->elements floats); what lies between is zero.
 static void gpt2_init(const GPT2Table *t, float *arena, uint64_t seed) {
     memset(arena, 0, t->elements * sizeof(float));
     for (int i = 0; i < t->count; i++)
-        gpt2_init_tensor(t, i, arena + t->tensors[i].offset, seed);
+        gpt2_init_range(t, i, 0, t->tensors[i].size, arena + t->tensors[i].offset, seed);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -25,11 +25,11 @@
 #include "cpu.h"
 #include "data.h"
 #include "model.h"
+#include "checkpoint.h"
 #include "log.h"
 #include "options.h"
 #include "ranks.h"
 #include "sample.h"
-#include "saver.h"
 #include "task.h"
 #include "tokenizer.h"
 #include <signal.h>
@@ -106,7 +106,8 @@ static void run_choose_model(Run *r) {
     GPT2Config *c = &r->config;
     Error err;
     if (o->resume) {
-        if (!state_find(o->out, &r->state, c, r->resume_from, &err)) die("%s", err.text);
+        if (!state_find(o->out, SIZE_MAX, &r->state, r->resume_from, &err)) die("%s", err.text);
+        *c = r->state.config;
         options_resume(o, r->state.options);
         run_resume_batch(r);
         return;
@@ -118,7 +119,7 @@ static void run_choose_model(Run *r) {
         if (o->context) c->context = o->context;
     } else if (path_exists(o->model)) {
         r->saved_model = o->model;
-        if (!model_config_load(o->model, c, &err)) die("%s", err.text);
+        model_config_load(o->model, c);
         if (o->layers || o->channels || o->heads || o->context || o->vocab)
             die("--layers, --channels, --heads, --context and --vocab describe a new model; "
                 "%s has its own", o->model);
@@ -135,9 +136,10 @@ static void run_choose_tokenizer(Run *r) {
     char home[PATH_MAX], list[PATH_MAX] = "";
     struct stat merges;
     const char *file;
-    Error err;
-    if (saved != NULL && !model_path(saved, home, &file, &err)) die("%s", err.text);
-    if (saved != NULL) path_join(list, home, "merges.txt");
+    if (saved != NULL) {
+        model_path(saved, home, &file);
+        path_join(list, home, "merges.txt");
+    }
     const char *dir = o->tokenizer != NULL ? o->tokenizer : path_exists(list) ? home : "bytes";
     if (strcmp(dir, "bytes") != 0) {
         r->tokenizer = tokenizer_load(dir);
@@ -228,15 +230,6 @@ static void run_open_data(Run *r) {
     r->state.data_hash = hash;
 }
 
-static bool run_state_exists(const char *out) {
-    char dir[PATH_MAX];
-    StateEntry *entries;
-    path_join(dir, out, "checkpoints");
-    const size_t count = state_list(dir, &entries, false);
-    free(entries);
-    return count > 0;
-}
-
 // A run that is refused later (no memory, no GPU) leaves no empty --out behind.
 static const char *run_made;
 static void run_unmake(void) {
@@ -290,7 +283,7 @@ static void run_check_output(const Run *r) {
         run_made = o->out;
         atexit(run_unmake);
     }
-    if (!o->resume && run_state_exists(o->out))
+    if (!o->resume && state_newest(o->out, SIZE_MAX) > 0)
         die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
             "another --out", o->out);
 }
@@ -368,7 +361,7 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
 #ifdef _OPENMP
     omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));  // of this thread's loops
 #endif
-    if (o->resume && o->steps > 0 && !o->plan && r->rank == 0 && run_state_exists(o->out))
+    if (o->resume && o->steps > 0 && !o->plan && r->rank == 0 && state_newest(o->out, SIZE_MAX) > 0)
         run_lock(r, false);
     run_choose_model(r);
     r->T = o->seq > 0 ? o->seq : r->config.context;
@@ -398,37 +391,57 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
             r->T);
     if (r->world > 1 && !o->plan) run_agree(r);
     run_check_output(r);
-    Error err;
-    if (ranks.world > 1 && !o->no_save && !state_is_shared(o->out, &err)) die("%s", err.text);
     if (ranks.world > 1 && r->rank == 0) run_lock(r, true);
     if (ranks.world > 1) ranks_barrier();
     if (ranks.world > 1 && r->rank > 0) run_lock(r, true);
     if (!o->calibrate) run_describe(r);
 }
 
-// Values for the first step: the checkpoint's, or those that --model names, a file's or a preset's
-// fresh ones. Parts that are not there (AdamW's moments "m" and "v" without training) are passed
-// over.
-static void run_load(Run *r, const RunState *x) {
-    const StatePart *first = &x->parts[0];
+// The weights that --model names, a file's or a preset's fresh ones.
+static void run_load_first(Run *r, const StatePart *part) {
     const GPT2Table *t = &r->table;
-    Error err;
+    if (r->saved_model != NULL) {
+        model_load(r->saved_model, &r->config, t, part);
+        return;
+    }
+    float *w = ALLOC(float, PART_UNIT, "first weights");
+    for (int i = 0; i < t->count; i++) {
+        const size_t begin = t->tensors[i].offset;
+        const size_t end = begin + round_up(t->tensors[i].size, ALIGN_ELEMENTS);
+        for (size_t at = begin, n; (n = part_next(part, &at, end)) > 0; at += n) {
+            gpt2_init_range(t, i, at - begin, n, w, r->o.seed);
+            part_copy(part, at, n, w, false);
+        }
+    }
+    free(w);
+}
+
+// Values for the first step: the checkpoint's, or those that --model names. Parts that are not
+// there (AdamW's moments "m" and "v" without training) are passed over. That tensors are damaged
+// is seen only now: the checkpoint before takes the place of this one if it has the same settings,
+// and no optimizer was set up by what this one has of its own.
+static void run_load(Run *r, const RunState *x) {
+    Error err, why;
+    TrainState before;
+    char damaged[PATH_MAX];
     r->saves = *x;
+    if (!r->o.resume) run_load_first(r, &x->parts[0]);
+    while (r->o.resume
+           && !state_load(r->resume_from, &r->state, &r->table, x->parts, x->count, &err)) {
+        snprintf(damaged, sizeof damaged, "%s", r->resume_from);
+        if (!state_find(r->o.out, r->state.step, &before, r->resume_from, &why)
+            || strcmp(before.options, r->state.options) != 0 || r->state.more != NULL)
+            die("checkpoint %s is damaged (%s): remove it, and --resume takes the one before, if "
+                "there is one", damaged, err.text);
+        if (r->rank == 0)
+            fprintf(stderr, "tide: checkpoint %s is damaged (%s); trying the one before\n", damaged,
+                    err.text);
+        before.data_hash = r->state.data_hash;
+        train_state_free(&r->state);
+        r->state = before;
+    }
     if (r->o.optimizer == OPTIMIZER_ADAMW && r->o.offload != OFFLOAD_ZENFLOW)
         train_state_free(&r->state);  // zenflow's, from here on without it
-    if (!(r->o.resume ? state_load(r->resume_from, &r->config, t, x->parts, x->count, &err)
-          : r->saved_model == NULL || model_load(r->saved_model, &r->config, t, first, &err)))
-        die("%s", err.text);
-    if (r->o.resume || r->saved_model != NULL) return;
-    float *buffer = part_buffer(first, 1, t);
-    for (int i = 0; i < t->count; i++) {
-        const GPT2Tensor *y = &t->tensors[i];
-        if (!part_has(first, y->offset, part_extent(y, 0, y->rows * y->cols))) continue;
-        float *w = part_room(first, y, 0, y->rows * y->cols, buffer);
-        gpt2_init_tensor(t, i, w, r->o.seed);
-        part_put(first, y, 0, y->rows * y->cols, w);
-    }
-    free(buffer);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -541,8 +554,8 @@ static void run_save_tokenizer(const Run *r) {
     if (r->tokenizer != NULL && r->rank == 0) tokenizer_save(r->tokenizer, r->o.out);
 }
 
-// Writes what r->saves names, after `step` steps.
-static bool run_write_state(Run *r, size_t step, int keep, Error *err) {
+// What is to be saved after `step` steps, as r->saves names it.
+static const StateSave *run_what(Run *r, size_t step, int keep) {
     StateSave *x = &r->last;
     x->out = r->o.out;
     x->config = &r->config;
@@ -554,7 +567,7 @@ static bool run_write_state(Run *r, size_t step, int keep, Error *err) {
     x->state.step = step;
     x->state.seed = r->o.seed;
     x->state.data_position = step * r->step_sequences;
-    return state_save(x, err);
+    return x;
 }
 
 // Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
@@ -571,18 +584,18 @@ static void run_write(Run *r, size_t step, bool state) {
     Error err;
     if (r->o.no_save) return;
     ranks_broadcast(&whole, sizeof whole);
-    if (!whole && (r->last.final[0] == '\0' || r->last.state.step != step)) state = true;
-    if (state) ok = run_write_state(r, step, (int)r->o.keep, &err);
+    state = state || (!whole && step != r->state.step);
+    const StateSave *what = run_what(r, step, (int)r->o.keep);
+    if (state) ok = state_save(what, &err);
     if (!ok && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
-        r->last.keep = 1;  // room is worth more than the checkpoints before the newest
-        r->last.state.step = r->state.step;
-        state_prune(&r->last);
-        ok = run_write_state(r, step, 1, &err);
+        // room is worth more than the checkpoints before the newest
+        state_prune(run_what(r, r->state.step, 1));
+        ok = state_save(run_what(r, step, 1), &err);
     }
     if (state && ok) r->state.step = step;
     if (ok && ranks.rank == 0 && weights != NULL)
         ok = whole ? model_save(r->o.out, &r->config, &r->table, weights, bf16, eot, &err)
-                   : state_model(&r->last, bf16, eot, &err);
+                   : state_model(what, bf16, eot, &err);
     if (!state_agree(ok, &err)) {
         if (r->state.step == 0) fail("%s", err.text);
         if (r->ends) fail("%s; the checkpoint of step %zu is whole", err.text, r->state.step);
@@ -619,12 +632,11 @@ static void run_check_disk(const Run *r) {
     const double weights = (double)r->table.parameters * (o->save_dtype == SAVE_BF16 ? 2 : 4);
     const double state = 4.0 * r->saves.count * (double)r->table.parameters;
     const double most = ((double)o->keep + 1) * state + 2 * weights;
-    char dir[PATH_MAX], when[80] = "only at the end";
+    char when[80] = "only at the end";
     struct statvfs disk;
-    StateEntry *entries = NULL;
-    path_join(dir, o->out, "checkpoints");
-    const double there = (double)state_list(dir, &entries, true) * state;
-    free(entries);
+    double there = 0;
+    state_clean(o->out);
+    for (size_t step = SIZE_MAX; (step = state_newest(o->out, step)) > 0;) there += state;
     if (o->no_save || statvfs(o->out, &disk) != 0) return;
     const double room = (double)disk.f_bavail * (double)disk.f_frsize;
     if (room + fmax(there - state, 0) < state + weights)  // all but the newest may go
@@ -706,7 +718,6 @@ static double run_step_flops(const Run *r) {
 // it has diverged, or eps is too small.
 static void run_log_step(Run *r, size_t step, const StepResult *x) {
     const double seconds = seconds_now() - r->start, lr = schedule_lr(&r->o, step);
-    Error err;
     r->damaged = x->damaged;
     if (x->damaged) return;
     r->done = step;
@@ -717,10 +728,8 @@ static void run_log_step(Run *r, size_t step, const StepResult *x) {
              "a lower --lr (what was saved in %s before is intact)", fabs(x->loss), fabs(x->norm),
              step, r->o.out);
     if (x->skipped) log_skip(&r->log, step, r->o.steps, x->loss, x->norm);
-    else if (!log_step(&r->log, step, r->o.steps, x->loss, x->norm, lr, 1e3 * seconds,
-                       (double)r->step_tokens / seconds, run_step_flops(r) / seconds, x->more,
-                       &err))
-        fail("%s", err.text);
+    else log_step(&r->log, step, r->o.steps, x->loss, x->norm, lr, 1e3 * seconds,
+                  (double)r->step_tokens / seconds, run_step_flops(r) / seconds, x->more);
 }
 
 // After a step: is it time to evaluate, for a sample, for a checkpoint?

@@ -1,6 +1,12 @@
 // safetensors.h: the file format that weights, training state and reference dumps share, and a hash
 // that notices when a file is not the one that was written.
 //
+//   safetensors_open, safetensors_parse, safetensors_close   a file, or one that lies in memory
+//   safetensors_find, safetensor_floats, safetensor_release  a tensor; its elements; enough of it
+//   safewriter_add, safewriter_open, safewriter_put,
+//   safewriter_write, safewriter_flush, safewriter_close     writes a file, also of several ranks
+//   hash_word, hash_words, hash_bytes                        the hash
+//
 // A file is: the header's length (8 bytes, little-endian), the header (JSON: for each tensor its
 // dtype, its shape and where its bytes begin and end), the bytes of all tensors without gaps.
 // Specification: https://github.com/huggingface/safetensors, "Format".
@@ -30,7 +36,7 @@ static const struct { const char *name; size_t size; } st_dtypes[] = {
 // the two, a bijection of the word: a change within one word always changes the sum. Any other
 // damage goes unnoticed with a chance of 2^-64. It is no defence against a forger.
 
-static inline uint64_t hash_word(uint64_t place, uint64_t x) {
+static uint64_t hash_word(uint64_t place, uint64_t x) {
     x ^= place * 0x9e3779b97f4a7c15u;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
     x = (x ^ x >> 27) * 0x94d049bb133111ebu;
@@ -38,7 +44,7 @@ static inline uint64_t hash_word(uint64_t place, uint64_t x) {
 }
 
 // n bytes from byte `place` of a file add this. Only where a tensor ends may a word be cut short.
-static inline uint64_t hash_words(uint64_t place, const void *bytes, size_t n) {
+static uint64_t hash_words(uint64_t place, const void *bytes, size_t n) {
     const unsigned char *p = (const unsigned char *)bytes;
     const size_t whole = n / 8;
     uint64_t sum = 0, x;
@@ -52,7 +58,7 @@ static inline uint64_t hash_words(uint64_t place, const void *bytes, size_t n) {
     return sum + hash_word(place + 8 * whole, x);
 }
 
-static inline uint64_t hash_bytes(const void *bytes, size_t n) {
+static uint64_t hash_bytes(const void *bytes, size_t n) {
     return hash_word(n, hash_words(0, bytes, n));
 }
 
@@ -67,20 +73,19 @@ typedef struct {
     size_t elements, bytes;
     const unsigned char *data;  // in the file's map, with no alignment promised
     bool seen;                  // for a reader that wants to know what it has not used
-    uint64_t place, hash;       // for a writer: its first byte in the file; of what was put so far
+    uint64_t place;             // for a writer: its first byte in the file
 } SafeTensor;
 
 typedef struct {
     int count;
     SafeTensor *tensors;  // in the order of their bytes in the file
-    int *by_name;         // indices, sorted by name
     Json *header;
     void *map;
     size_t map_bytes;
 } SafeTensors;
 
 // "(3, 4)", or "()" for a scalar. Returns out.
-static inline char *shape_text(char out[200], int rank, const size_t *shape) {
+static char *shape_text(char out[200], int rank, const size_t *shape) {
     size_t n = (size_t)snprintf(out, 200, "(");
     for (int i = 0; i < rank; i++)
         n += (size_t)snprintf(out + n, 200 - n, i == 0 ? "%zu" : ", %zu", shape[i]);
@@ -88,20 +93,15 @@ static inline char *shape_text(char out[200], int rank, const size_t *shape) {
     return out;
 }
 
-static inline int st_compare_data(const void *a, const void *b) {
+static int st_compare_data(const void *a, const void *b) {
     const SafeTensor *x = (const SafeTensor *)a, *y = (const SafeTensor *)b;
     if (x->data != y->data) return x->data < y->data ? -1 : 1;
     return (x->bytes > y->bytes) - (x->bytes < y->bytes);  // empty ones first
 }
 
-static inline int st_compare_names(const void *a, const void *b, void *tensors) {
-    const SafeTensor *t = (const SafeTensor *)tensors;
-    return strcmp(t[*(const int *)a].name, t[*(const int *)b].name);
-}
-
 // One entry of the header. `size` bytes of tensor data start at `data`.
-static inline bool st_tensor(SafeTensor *t, const Json *entry, const unsigned char *data,
-                             size_t size, Error *err) {
+static bool st_tensor(SafeTensor *t, const Json *entry, const unsigned char *data, size_t size,
+                      Error *err) {
     const Json *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape");
     const Json *offsets = json_get(entry, "data_offsets");
     const int known = (int)(sizeof st_dtypes / sizeof st_dtypes[0]);
@@ -116,73 +116,56 @@ static inline bool st_tensor(SafeTensor *t, const Json *entry, const unsigned ch
         || !json_size(offsets->child, &begin) || !json_size(offsets->child->next, &end))
         return error_set(err, "tensor %.100s needs dtype, shape and data_offsets", t->name);
     while (d < known && strcmp(st_dtypes[d].name, dtype->string) != 0) d++;
-    if (d == known)
-        return error_set(err, "tensor %.100s has the unknown dtype %.20s", t->name, dtype->string);
-    if (shape->count > ST_MAX_RANK)
-        return error_set(err, "tensor %.100s has more than %d dimensions", t->name, ST_MAX_RANK);
+    if (d == known || shape->count > ST_MAX_RANK)
+        return error_set(err, "tensor %.100s has the unknown dtype %.20s, or more than %d "
+                         "dimensions", t->name, dtype->string, ST_MAX_RANK);
+    bool fits = begin <= end && end <= size;
     t->elements = 1;
     for (const Json *s = shape->child; s != NULL; s = s->next)
-        if (!json_size(s, &t->shape[t->rank++])
-            || __builtin_mul_overflow(t->elements, t->shape[t->rank - 1], &t->elements))
-            return error_set(err, "tensor %.100s has an impossible shape", t->name);
-    if (begin > end || end > size)
-        return error_set(err, "tensor %.100s ends at byte %zu of the data, the file has %zu",
-                         t->name, end, size);
-    if (__builtin_mul_overflow(t->elements, st_dtypes[d].size, &t->bytes)
+        fits = fits && json_size(s, &t->shape[t->rank++])
+            && !__builtin_mul_overflow(t->elements, t->shape[t->rank - 1], &t->elements);
+    if (!fits || __builtin_mul_overflow(t->elements, st_dtypes[d].size, &t->bytes)
         || t->bytes != end - begin)
-        return error_set(err, "tensor %.100s: its shape does not fit its %zu bytes", t->name,
-                         end - begin);
+        return error_set(err, "tensor %.100s: its shape does not fit bytes %zu to %zu of %zu",
+                         t->name, begin, end, size);
     t->dtype = d < ST_OTHER ? d : ST_OTHER;
     t->data = data + begin;
     return true;
 }
 
-static inline void safetensors_close(SafeTensors *st) {
+static void safetensors_close(SafeTensors *st) {
     if (st->map != NULL) munmap(st->map, st->map_bytes);
     free(st->tensors);
-    free(st->by_name);
     json_free(st->header);
     memset(st, 0, sizeof *st);
 }
 
-static inline bool st_parse(SafeTensors *st, const unsigned char *bytes, size_t n, Error *err) {
-    uint64_t length;
-    if (n < 8) return error_set(err, "too short for a safetensors file: %zu bytes", n);
-    memcpy(&length, bytes, 8);
-    if (length > ST_MAX_HEADER || length > n - 8)
-        return error_set(err, "not a safetensors file, or cut short: it announces a header of "
-                         "%llu bytes and has %zu", (unsigned long long)length, n);
-    const unsigned char *data = bytes + 8 + length;
+static bool st_parse(SafeTensors *st, const unsigned char *bytes, size_t n, Error *err) {
+    uint64_t length = 0;
+    if (n >= 8) memcpy(&length, bytes, 8);
+    if (n < 8 || length == 0 || length > ST_MAX_HEADER || length > n - 8 || bytes[8] != '{')
+        return error_set(err, "not a safetensors file, or cut short: %zu bytes, of which a header "
+                         "should take %llu", n, (unsigned long long)length);
+    const unsigned char *data = bytes + 8 + length, *at = data;
     const size_t size = n - 8 - (size_t)length;
-    if (length == 0 || bytes[8] != '{')
-        return error_set(err, "not a safetensors file: its header does not start with {");
     st->header = json_parse((const char *)bytes + 8, (size_t)length, err);
     if (st->header == NULL) return false;
-    const size_t members = st->header->count + 1;  // never zero bytes to allocate
-    st->tensors = (SafeTensor *)calloc(members, sizeof(SafeTensor));
-    st->by_name = (int *)calloc(members, sizeof(int));
-    if (st->tensors == NULL || st->by_name == NULL) return error_set(err, "out of memory");
-    for (const Json *entry = st->header->child; entry != NULL; entry = entry->next) {
-        if (strcmp(entry->key, "__metadata__") == 0) continue;
-        if (!st_tensor(&st->tensors[st->count], entry, data, size, err)) return false;
-        st->by_name[st->count] = st->count;
-        st->count++;
-    }
+    st->tensors = ALLOC(SafeTensor, st->header->count, "tensors");
+    for (const Json *entry = st->header->child; entry != NULL; entry = entry->next)
+        if (strcmp(entry->key, "__metadata__") != 0
+            && !st_tensor(&st->tensors[st->count++], entry, data, size, err)) return false;
     qsort(st->tensors, (size_t)st->count, sizeof(SafeTensor), st_compare_data);
-    qsort_r(st->by_name, (size_t)st->count, sizeof(int), st_compare_names, st->tensors);
-    const unsigned char *at = data;
     for (int i = 0; i < st->count; at += st->tensors[i++].bytes)
         if (st->tensors[i].data != at)
             return error_set(err, "tensor %.100s overlaps another or leaves a gap",
                              st->tensors[i].name);
-    if (at != data + size)
-        return error_set(err, "%zu bytes follow the last tensor", (size_t)(data + size - at));
-    return true;
+    return at == data + size
+        || error_set(err, "%zu bytes follow the last tensor", (size_t)(data + size - at));
 }
 
 // Lets go of the memory behind a mapped tensor that was copied: its pages would count as ours until
 // the file is closed, beside the copy. They can still be read (from the file, again).
-static inline void safetensor_release(const SafeTensor *t) {
+static void safetensor_release(const SafeTensor *t) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)t->data;
     const uintptr_t first = (start + page - 1) / page * page;
     const uintptr_t last = (start + t->bytes) / page * page;
@@ -190,9 +173,10 @@ static inline void safetensor_release(const SafeTensor *t) {
 }
 
 // Reads a file that lies in memory and checks all of it: the header's length, every dtype, shape
-// and offset, that the tensors fill the data without gap or overlap, that no name occurs twice.
-// `bytes` must stay until safetensors_close(). On failure there is nothing to close.
-static inline bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Error *err) {
+// and offset, that the tensors fill the data without gap or overlap. (Of two with the same name the
+// second is never found, so it is one that nobody uses.) `bytes` must stay until
+// safetensors_close(). On failure there is nothing to close.
+static bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Error *err) {
     memset(st, 0, sizeof *st);
     if (st_parse(st, (const unsigned char *)bytes, n, err)) return true;
     safetensors_close(st);
@@ -200,45 +184,36 @@ static inline bool safetensors_parse(SafeTensors *st, const void *bytes, size_t 
 }
 
 // The same for a file, which is mapped, not read.
-static inline bool safetensors_open(SafeTensors *st, const char *path, Error *err) {
+static bool safetensors_open(SafeTensors *st, const char *path, Error *err) {
     struct stat s;
     Error why;
+    void *map = MAP_FAILED;
+    size_t size = 0;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd >= 0 && fstat(fd, &s) == 0) size = S_ISREG(s.st_mode) ? (size_t)s.st_size : 0;
+    if (size > 0) map = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (map == MAP_FAILED)
+        error_set(&why, "%s", fd < 0 || size > 0 ? strerror(errno) : "no regular file, or empty");
+    if (fd >= 0) close(fd);
     memset(st, 0, sizeof *st);
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &s) != 0) {
-        error_set(err, "%s: %s", path, strerror(errno));
-        if (fd >= 0) close(fd);
-        return false;
+    if (map != MAP_FAILED && safetensors_parse(st, map, size, &why)) {
+        st->map = map;
+        st->map_bytes = size;
+        return true;
     }
-    const size_t size = (size_t)s.st_size;
-    void *map = NULL;
-    bool ok = S_ISREG(s.st_mode) && size > 0;
-    if (!ok) error_set(&why, S_ISREG(s.st_mode) ? "the file is empty" : "not a regular file");
-    if (ok && (map = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0)) == MAP_FAILED)
-        ok = error_set(&why, "cannot be mapped: %s", strerror(errno));
-    close(fd);
-    if (ok && !(ok = safetensors_parse(st, map, size, &why))) munmap(map, size);
-    if (!ok) return error_set(err, "%.200s: %.300s", path, why.text);
-    st->map = map;
-    st->map_bytes = size;
-    return true;
+    if (map != MAP_FAILED) munmap(map, size);
+    return error_set(err, "%.200s: %.300s", path, why.text);
 }
 
 // The tensor with this name, or NULL.
-static inline SafeTensor *safetensors_find(const SafeTensors *st, const char *name) {
-    int low = 0, high = st->count;
-    while (low < high) {
-        const int middle = low + (high - low) / 2;
-        SafeTensor *t = &st->tensors[st->by_name[middle]];
-        const int order = strcmp(name, t->name);
-        if (order == 0) return t;
-        if (order < 0) high = middle; else low = middle + 1;
-    }
+static SafeTensor *safetensors_find(const SafeTensors *st, const char *name) {
+    for (int i = 0; i < st->count; i++)
+        if (strcmp(name, st->tensors[i].name) == 0) return &st->tensors[i];
     return NULL;
 }
 
 // IEEE 754 half precision. The product puts the exponent right, of subnormal numbers, too.
-static inline float f16_to_f32(uint16_t h) {
+static float f16_to_f32(uint16_t h) {
     uint32_t bits = (uint32_t)(h & 0x7fff) << 13;
     float f;
     memcpy(&f, &bits, 4);
@@ -251,50 +226,53 @@ static inline float f16_to_f32(uint16_t h) {
 }
 
 // Elements [first, first + n) of a tensor of floats of any width, as fp32.
-static inline void safetensor_floats(const SafeTensor *t, size_t first, size_t n, float *out) {
-    const unsigned char *p = t->data + first * st_dtypes[t->dtype].size;
+static void safetensor_floats(const SafeTensor *t, size_t first, size_t n, float *out) {
+    const size_t size = st_dtypes[t->dtype].size;
+    const unsigned char *p = t->data + first * size;
     uint16_t half;
     double wide;
     if (t->dtype == ST_F32) memcpy(out, p, n * sizeof(float));
-    for (size_t i = 0; i < n && t->dtype == ST_F16; i++) {
-        memcpy(&half, p + 2 * i, 2);
-        out[i] = f16_to_f32(half);
-    }
-    for (size_t i = 0; i < n && t->dtype == ST_BF16; i++) {
-        memcpy(&half, p + 2 * i, 2);
-        out[i] = bf16_to_f32(half);
-    }
-    for (size_t i = 0; i < n && t->dtype == ST_F64; i++) {
-        memcpy(&wide, p + 8 * i, 8);
-        out[i] = (float)wide;
-    }
+    else if (t->dtype == ST_F64)
+        for (size_t i = 0; i < n; i++) {
+            memcpy(&wide, p + 8 * i, 8);
+            out[i] = (float)wide;
+        }
+    else
+        for (size_t i = 0; i < n; i++) {
+            memcpy(&half, p + 2 * i, 2);
+            out[i] = t->dtype == ST_F16 ? f16_to_f32(half) : bf16_to_f32(half);
+        }
 }
 
 // ---------------------------------------------------------------------------------------------
 // Writing
 //
 // Zero a SafeWriter, declare all tensors in file order, open, write their bytes (in this order; or
-// put them, in any), and close in any case: close tells whether everything worked. Only the header
-// is held in memory. The file replaces an older one when it is whole (util.h: replace_open).
+// put them, in any), and close in any case. The writer keeps its first error, after which it does
+// nothing; close tells it. The file replaces an older one when it is whole (util.h: replace_open).
 //
-// Several processes may put into one file. Set writers and writer, declare the same tensors, and
-// open on writer 0 before on the others; when all have flushed, add up what each has as `written`,
-// `hash` and the tensors' hashes, and close.
+// Several processes may put into one file. Set writer, declare the same tensors, and open on writer
+// 0 before on the others; when all have flushed, add up their sums, and close.
 
 typedef struct {
-    int writers, writer;      // how many processes put, and which of them this is
+    int writer;               // which of the processes that put this is
     int count, capacity;
     SafeTensor *tensors;
     FILE *file;
     char path[PATH_MAX];
-    uint64_t total, written;  // bytes
-    uint64_t hash;            // of the header, on writer 0: hash_words()
-    uint64_t sent[2], put[2]; // bytes [0] to [1] of the file: on their way to the disk; put since
+    uint64_t total;           // bytes
+    uint64_t *sums;           // of what was put: bytes, then hash_words() of header and tensors
     bool failed;
+    Error err;                // the reason
 } SafeWriter;
 
-static inline void safewriter_add(SafeWriter *w, const char *name, int dtype, int rank,
-                                  const size_t *shape) {
+static void safewriter_fail(SafeWriter *w) {
+    if (!w->failed) error_set(&w->err, "cannot write %.400s: %s", w->path, strerror(errno));
+    w->failed = true;
+}
+
+static void safewriter_add(SafeWriter *w, const char *name, int dtype, int rank,
+                           const size_t *shape) {
     if (w->count == w->capacity) {
         w->capacity = 2 * w->capacity + 64;
         w->tensors = (SafeTensor *)realloc(w->tensors, (size_t)w->capacity * sizeof(SafeTensor));
@@ -303,84 +281,40 @@ static inline void safewriter_add(SafeWriter *w, const char *name, int dtype, in
     SafeTensor *t = &w->tensors[w->count++];
     memset(t, 0, sizeof *t);
     t->name = strdup(name);
-    if (t->name == NULL) fail("out of memory: list of tensors");
     t->dtype = dtype;
     t->rank = rank;
     t->bytes = st_dtypes[dtype].size;
     for (int i = 0; i < rank; i++) t->bytes *= t->shape[i] = shape[i];
 }
 
-// Bytes of the tensors in declared order, in any chunks.
-static inline bool safewriter_write(SafeWriter *w, const void *bytes, size_t n, Error *err) {
-    if (w->failed) return false;
-    w->written += n;
-    if (n == 0 || fwrite(bytes, 1, n, w->file) == n) return true;
-    w->failed = true;
-    return error_set(err, "cannot write %s: %s", w->path, strerror(errno));
+// n bytes at byte `place` of the file.
+static void safewriter_bytes(SafeWriter *w, uint64_t place, const void *bytes, size_t n) {
+    w->sums[0] += n;
+    for (size_t done = 0; done < n && !w->failed;) {
+        const ssize_t now = pwrite(fileno(w->file), (const char *)bytes + done, n - done,
+                                   (off_t)(place + done));
+        if (now > 0) done += (size_t)now;
+        else if (now == 0 || errno != EINTR) safewriter_fail(w);
+    }
 }
 
-// Sends what was put to the disk, and waits for what was sent before: so little memory holds bytes
-// that are not on the disk yet, and closing is quick. An error that is told here is told only once.
-static inline bool safewriter_send(SafeWriter *w, Error *err) {
-#ifdef SYNC_FILE_RANGE_WRITE
-    const unsigned start = SYNC_FILE_RANGE_WRITE;
-    const unsigned wait = SYNC_FILE_RANGE_WAIT_BEFORE | start | SYNC_FILE_RANGE_WAIT_AFTER;
-    const off_t sent = (off_t)(w->sent[1] - w->sent[0]), put = (off_t)(w->put[1] - w->put[0]);
-    const int fd = fileno(w->file);
-    if (put > 0) sync_file_range(fd, (off_t)w->put[0], put, start);
-    if (sent > 0 && sync_file_range(fd, (off_t)w->sent[0], sent, wait) != 0
-        && (errno == EIO || errno == ENOSPC || errno == EDQUOT)) {
-        w->failed = true;
-        return error_set(err, "cannot write %s: %s", w->path, strerror(errno));
-    }
-    memcpy(w->sent, w->put, sizeof w->sent);
-#endif
-    return true;
+// Bytes of the tensors in declared order, in any chunks.
+static void safewriter_write(SafeWriter *w, const void *bytes, size_t n) {
+    safewriter_bytes(w, w->sums[0], bytes, n);
 }
 
 // n bytes of tensor i from its byte `first`; both are multiples of 8, up to the tensor's end.
-static inline bool safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes, size_t n,
-                                  Error *err) {
-    SafeTensor *t = &w->tensors[i];
-    const uint64_t place = t->place + first;
-    if (w->failed) return false;
-    if (place != w->put[1] || w->put[1] - w->put[0] > 32 << 20) {
-        if (!safewriter_send(w, err)) return false;
-        w->put[0] = place;
-    }
-    t->hash += hash_words(place, bytes, n);
-    for (size_t done = 0; done < n;) {
-        const ssize_t now = pwrite(fileno(w->file), (const char *)bytes + done, n - done,
-                                   (off_t)(place + done));
-        if (now <= 0 && errno == EINTR) continue;
-        w->failed = now <= 0;
-        if (w->failed) return error_set(err, "cannot write %s: %s", w->path, strerror(errno));
-        done += (size_t)now;
-    }
-    w->put[1] = place + n;
-    w->written += n;
-    return true;
+static void safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes, size_t n) {
+    const uint64_t place = w->tensors[i].place + first;
+    w->sums[2 + i] += hash_words(place, bytes, n);
+    safewriter_bytes(w, place, bytes, n);
 }
 
-// Opens the file that writer 0 has created. Only for writing: a client of NFS could else read a
-// page to change a part of it, and write it back whole, over what others have put there since.
-static inline FILE *safewriter_join(const char *path, Error *err) {
-    char temporary[PATH_MAX];
-    replace_name(temporary, path);
-    const int fd = open(temporary, O_WRONLY | O_CLOEXEC);
-    FILE *f = fd >= 0 ? fdopen(fd, "wb") : NULL;
-    if (f == NULL)
-        error_set(err, "cannot open %.300s, which rank 0 has made (%s): --out must be in a file "
-                  "system that all ranks share", path, strerror(errno));
-    return f;
-}
-
-// Creates the file and writes the header, padded so that the data is aligned to 8.
-static inline bool safewriter_open(SafeWriter *w, const char *path, Error *err) {
+// The header, padded so that the data is aligned to 8; *length bytes, to be freed.
+static char *safewriter_header(SafeWriter *w, size_t *length) {
     char *header = NULL;
-    size_t length = 0;
-    FILE *text = open_memstream(&header, &length);
-    if (text == NULL) fail("out of memory: header of %s", path);
+    FILE *text = open_memstream(&header, length);
+    if (text == NULL) fail("out of memory: header of %s", w->path);
     fprintf(text, "{\"__metadata__\":{\"format\":\"pt\"}");
     for (int i = 0; i < w->count; i++) {
         SafeTensor *t = &w->tensors[i];
@@ -395,59 +329,66 @@ static inline bool safewriter_open(SafeWriter *w, const char *path, Error *err) 
     }
     fputc('}', text);
     while (ftell(text) % 8 != 0) fputc(' ', text);
-    if (fclose(text) != 0) fail("out of memory: header of %s", path);
-    const uint64_t announced = length;
-    for (int i = 0; i < w->count; i++) w->tensors[i].place += 8 + length;
-    w->total += 8 + length;
-    w->hash = hash_words(0, &announced, 8) + hash_words(8, header, length);
-    snprintf(w->path, sizeof w->path, "%s", path);
-    if (w->writer > 0) w->hash = 0;
-    w->file = w->writer > 0 ? safewriter_join(path, err) : replace_open(path, err);
-    w->failed = w->file == NULL;
-    bool ok = !w->failed
-        && (w->writer > 0 || (safewriter_write(w, &announced, 8, err)
-                              && safewriter_write(w, header, length, err)));
-    free(header);
-    // Its size from the start: a client of NFS fills a page beyond the end with zeros of its own.
-    if (ok && w->writers > 1 && w->writer == 0) {
-        w->failed = ftruncate(fileno(w->file), (off_t)w->total) != 0;
-        if (w->failed) ok = error_set(err, "cannot write %s: %s", path, strerror(errno));
-    }
-    return ok;
+    if (fclose(text) != 0) fail("out of memory: header of %s", w->path);
+    for (int i = 0; i < w->count; i++) w->tensors[i].place += 8 + *length;
+    w->total += 8 + *length;
+    return header;
 }
 
-// Flushes what this process has written to the disk. It must not write any more.
-static inline bool safewriter_flush(SafeWriter *w, Error *err) {
-    if (w->file == NULL) return !w->failed;
-    bool ok = w->failed || (fflush(w->file) == 0 && fsync(fileno(w->file)) == 0);
-    if (!ok) error_set(err, "cannot write %s: %s", w->path, strerror(errno));
-    if (w->writer > 0) {
-        if (fclose(w->file) != 0 && ok && !w->failed)
-            ok = error_set(err, "cannot write %s: %s", w->path, strerror(errno));
-        w->file = NULL;
+// Creates the file and writes the header; on others than writer 0, opens what writer 0 has created.
+// That only for writing: a client of NFS could else read a page to change a part of it, and write
+// it back whole, over what others have put there since. False if it has failed.
+static bool safewriter_open(SafeWriter *w, const char *path) {
+    size_t length = 0;
+    char temporary[PATH_MAX];
+    snprintf(w->path, sizeof w->path, "%s", path);
+    w->sums = ALLOC(uint64_t, (size_t)w->count + 2, "sums of a file");
+    char *header = safewriter_header(w, &length);
+    const uint64_t announced = length;
+    if (w->writer == 0) {
+        w->file = replace_open(path, &w->err);
+        w->failed = w->file == NULL;
+        // Its size from the start: a client of NFS fills a page beyond the end with zeros.
+        if (!w->failed && ftruncate(fileno(w->file), (off_t)w->total) != 0) safewriter_fail(w);
+        w->sums[1] = hash_words(0, &announced, 8) + hash_words(8, header, length);
+        safewriter_write(w, &announced, 8);
+        safewriter_write(w, header, length);
+    } else {
+        replace_name(temporary, path);
+        const int fd = open(temporary, O_WRONLY | O_CLOEXEC);
+        w->file = fd >= 0 ? fdopen(fd, "wb") : NULL;
+        w->failed = w->file == NULL;
+        if (w->failed)
+            error_set(&w->err, "cannot open %.300s, which rank 0 has made (%s): --out must be in a "
+                      "file system that all ranks share", path, strerror(errno));
     }
-    w->failed = w->failed || !ok;
+    free(header);
+    return !w->failed;
+}
+
+// Sends what this process has put to the disk. It must not put any more. False if it has failed.
+static bool safewriter_flush(SafeWriter *w) {
+    if (!w->failed && fsync(fileno(w->file)) != 0) safewriter_fail(w);
     return !w->failed;
 }
 
 // Checks that all declared bytes were written, puts the file in its place, flushed to the disk, and
 // frees the writer. Returns false, with the first reason in err, if anything went wrong since open;
 // what was there before is still there then. Of several writers, writer 0 puts it in its place.
-static inline bool safewriter_close(SafeWriter *w, Error *err) {
-    if (!w->failed && w->written != w->total) {
-        w->failed = true;
-        error_set(err, "%s: %llu of %llu bytes were written", w->path,
-                  (unsigned long long)w->written, (unsigned long long)w->total);
-    }
-    if (w->writer > 0) safewriter_flush(w, err);
-    else if (!w->failed) w->failed = !replace_close(w->file, w->path, err);
+static bool safewriter_close(SafeWriter *w, Error *err) {
+    if (!w->failed && w->sums[0] != w->total)
+        w->failed = !error_set(&w->err, "%s: %llu of %llu bytes were written", w->path,
+                               (unsigned long long)w->sums[0], (unsigned long long)w->total);
+    if (w->writer > 0 && w->file != NULL) fclose(w->file);
+    else if (!w->failed) w->failed = !replace_close(w->file, w->path, &w->err);
     else if (w->file != NULL) replace_discard(w->file, w->path);
     for (int i = 0; i < w->count; i++) free(w->tensors[i].name);
     free(w->tensors);
-    w->tensors = NULL;
-    w->file = NULL;
-    w->count = w->capacity = 0;
-    return !w->failed;
+    free(w->sums);
+    const bool ok = !w->failed;
+    if (!ok) *err = w->err;
+    memset(w, 0, sizeof *w);
+    return ok;
 }
 
 #endif

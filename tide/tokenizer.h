@@ -152,6 +152,13 @@ static char *tokenizer_vocabulary(const char *dir, const char *merges) {
     return text;
 }
 
+static int tokenizer_compare(const void *a, const void *b) {
+    const Json *x = *(Json *const *)a, *y = *(Json *const *)b;
+    const size_t n = x->key_length < y->key_length ? x->key_length : y->key_length;
+    const int order = memcmp(x->key, y->key, n);
+    return order != 0 ? order : (x->key_length > y->key_length) - (x->key_length < y->key_length);
+}
+
 // The id of the token that is written like this, or TOKENIZER_NONE.
 static uint32_t tokenizer_find(Json **sorted, size_t count, const char *key, size_t length) {
     Json token, *wanted = &token;
@@ -159,7 +166,7 @@ static uint32_t tokenizer_find(Json **sorted, size_t count, const char *key, siz
     memset(&token, 0, sizeof token);
     token.key = key;
     token.key_length = length;
-    Json **found = (Json **)bsearch(&wanted, sorted, count, sizeof *sorted, json_compare_keys);
+    Json **found = (Json **)bsearch(&wanted, sorted, count, sizeof *sorted, tokenizer_compare);
     return found != NULL && json_size(*found, &id) ? (uint32_t)id : TOKENIZER_NONE;
 }
 
@@ -231,7 +238,10 @@ static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char
         used += t->tokens[id].length;
         sorted[count++] = token;
     }
-    qsort(sorted, count, sizeof *sorted, json_compare_keys);
+    qsort(sorted, count, sizeof *sorted, tokenizer_compare);
+    for (size_t i = 1; i < count; i++)
+        if (tokenizer_compare(&sorted[i - 1], &sorted[i]) == 0)
+            die("%s/vocab.json: \"%.100s\" occurs twice", dir, sorted[i]->key);
     for (int i = 0; i < 256; i++) {
         char utf8[4];
         const size_t n = utf8_encode(tokenizer_byte_to_char(i), utf8);

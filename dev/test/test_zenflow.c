@@ -1158,7 +1158,8 @@ static void other_modes_go_on_from_it(void) {
     run_of(&r, &m, &c, base);
     r.o.resume = true;
     r.o.offload = OFFLOAD_NONE;
-    if (!state_find(base, &r.state, &r.config, r.resume_from, &err)) die("%s", err.text);
+    if (!state_find(base, SIZE_MAX, &r.state, r.resume_from, &err)) die("%s", err.text);
+    r.config = r.state.config;
     CHECK(r.state.step == 6 && r.state.more != NULL, "%zu", r.state.step);
     run_load(&r, &what);
     CHECK(same(arena[0], x.master, n) && same(arena[1], x.m, n) && same(arena[2], x.v, n), "state");

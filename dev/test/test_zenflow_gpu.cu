@@ -744,7 +744,8 @@ static void resume_of(Run *r, const Config *c, const char *out) {
     run_of(r, c, out);
     r->o.resume = true;
     r->o.resident = -1;
-    if (!state_find(out, &r->state, &r->config, r->resume_from, &err)) die("%s", err.text);
+    if (!state_find(out, SIZE_MAX, &r->state, r->resume_from, &err)) die("%s", err.text);
+    r->config = r->state.config;
 }
 
 // The state of a checkpoint, for the reference.
