@@ -31,7 +31,7 @@
 // larger than the GPU.
 
 #ifndef PART_UNIT
-#define PART_UNIT ((size_t)1 << 21)
+#define PART_UNIT ((size_t)1 << 18)
 #endif
 
 // Elements [at, at + length) of the arena are at data, in a GPU's memory or the host's.

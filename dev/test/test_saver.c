@@ -429,6 +429,7 @@ static int load_first(void) {
     Run *r = ranks_run(g, job.out);
     float *whole = (float *)alloc_or_fail(g->t.elements, sizeof(float), "model");
     const RunState x = {g->parts, 1, &g->parts[0]};
+    r->state.more = NULL;
     r->o.seed = 5;
     gpt2_init(&g->t, whole, 5);
     fill_all(g, -1);
