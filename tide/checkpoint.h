@@ -653,7 +653,8 @@ typedef struct {
 enum { STATE_VERSION = 3, STATE_SEAL = 29 };  // a seal is ,\n"seal":"16 digits"}\n
 
 // The numbers in state.json.
-#define STATE_FIELD(name, field) {name, offsetof(TrainState, field), sizeof ((TrainState *)0)->field}
+#define STATE_FIELD(name, field) \
+    {name, offsetof(TrainState, field), sizeof ((TrainState *)0)->field}
 static const struct { const char *name; size_t at, size; } state_fields[] = {
     STATE_FIELD("version", version), STATE_FIELD("step", step), STATE_FIELD("seed", seed),
     STATE_FIELD("data_position", data_position), STATE_FIELD("data_hash", data_hash),

@@ -4,7 +4,7 @@
 //
 //     gpt2_preset()        a configuration by its name; gpt2_finish() after any change of one
 //     gpt2_table()         all parameter tensors; gpt2_tensor_at(): the one at an element
-//     gpt2_init()          first values; gpt2_init_tensor(): of one tensor
+//     gpt2_init()          first values; gpt2_init_range(): of a part of a tensor
 //     gpt2_shards_all()    the ranges that a process without ZeRO owns
 //     gpt2_flops_per_token()
 #ifndef TIDE_MODEL_H

@@ -520,7 +520,8 @@ static void test_load_paths_and_shards(void) {
     v.prefix = "transformer.";
     v.shards = 3;
     CHECK(!load(in_base("nowhere"), &c, &t) && says("No such file"), "%s", err.text);
-    CHECK(REFUSES(model_config_load(in_base("nowhere"), &c)) && says("No such file"), "%s", err.text);
+    CHECK(REFUSES(model_config_load(in_base("nowhere"), &c)) && says("No such file"), "%s",
+          err.text);
     write_text(in_base("notes.txt"), "hello", 5);
     CHECK(!load(in_base("notes.txt"), &c, &t) && says("neither a directory nor"), "%s", err.text);
     make_directories(in_base("empty"));
@@ -608,7 +609,8 @@ static void test_config_refuses(void) {
          "\"vocab_size\":300}", "layers must be"},
         {"{" GPT2_SIZES ",\"scale_attn_weights\":false}", "scale_attn_weights is not true"},
         {"{" GPT2_SIZES ",\"scale_attn_weights\":1}", "scale_attn_weights is not true"},
-        {"{" GPT2_SIZES ",\"scale_attn_by_inverse_layer_idx\":true}", "inverse_layer_idx is not false"},
+        {"{" GPT2_SIZES ",\"scale_attn_by_inverse_layer_idx\":true}",
+         "inverse_layer_idx is not false"},
         {"{" GPT2_SIZES ",\"add_cross_attention\":true}", "add_cross_attention is not false"},
         {"{" GPT2_SIZES ",\"layer_norm_epsilon\":1e-6}", "layer_norm_epsilon"},
         {"{" GPT2_SIZES ",\"layer_norm_epsilon\":2e-5}", "layer_norm_epsilon"},
@@ -621,8 +623,10 @@ static void test_config_refuses(void) {
         {"{" OPT_SIZES ",\"word_embed_proj_dim\":4}", "word_embed_proj_dim"},
         {"{" OPT_SIZES ",\"word_embed_proj_dim\":null}", "word_embed_proj_dim"},
         {"{" OPT_SIZES ",\"enable_bias\":false}", "enable_bias is not true"},
-        {"{" OPT_SIZES ",\"layer_norm_elementwise_affine\":false}", "elementwise_affine is not true"},
-        {"{" OPT_SIZES ",\"_remove_final_layer_norm\":true}", "_remove_final_layer_norm is not false"},
+        {"{" OPT_SIZES ",\"layer_norm_elementwise_affine\":false}",
+         "elementwise_affine is not true"},
+        {"{" OPT_SIZES ",\"_remove_final_layer_norm\":true}",
+         "_remove_final_layer_norm is not false"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         GPT2Config c;
@@ -856,17 +860,20 @@ static void test_format_refuses(void) {
     for (int i = 0; i < 4; i++) {
         unsigned char bytes[10] = {0, 0, 0, 0, 0, 0, 0, 0, '{', '}'};
         memcpy(bytes, &lengths[i], 8);
-        CHECK(!safetensors_parse(&st, bytes, 10, &err) && says("of which a header should take"), "%s",
+        CHECK(!safetensors_parse(&st, bytes, 10, &err) && says("of which a header should take"),
+              "%s",
               err.text);
     }
     const uint64_t long_header = 100000001;  // there, but longer than the format allows
     unsigned char *file = (unsigned char *)calloc(long_header + 8, 1);
     memcpy(file, &long_header, 8);
-    CHECK(!safetensors_parse(&st, file, long_header + 8, &err) && says("of which a header should take"), "%s",
+    CHECK(!safetensors_parse(&st, file, long_header + 8, &err)
+          && says("of which a header should take"), "%s",
           err.text);
     free(file);
     for (size_t n = 0; n < 8; n++)
-        CHECK(!safetensors_parse(&st, "01234567", n, &err) && says("not a safetensors file"), "%s", err.text);
+        CHECK(!safetensors_parse(&st, "01234567", n, &err) && says("not a safetensors file"),
+              "%s", err.text);
     CHECK(!safetensors_open(&st, base, &err) && says("no regular file"), "%s", err.text);
     CHECK(!safetensors_open(&st, in_base("nothing"), &err) && says("No such file"), "%s", err.text);
     CHECK(!safetensors_open(&st, "/dev/zero", &err) && says("no regular file"), "%s", err.text);
