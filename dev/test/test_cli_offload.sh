@@ -86,7 +86,7 @@ go share_auto $steps --offload interleave --rates $desktop $fine
 go wire $steps --offload zero --grad-wire fp32
 go no_overlap $steps --offload zero --no-overlap
 go threads $steps --offload zero --threads $((cores + 1))
-go one_thread $steps --offload interleave --share 0.3 --threads 1
+go one_thread $steps --offload interleave --share 0.3 --threads 1 $fine
 go block $steps --offload twinflow --resident 0.5 --recompute block
 go between_none $between --offload none
 go between_zero $between --offload zero
@@ -134,7 +134,7 @@ for run in share stride resident stride_auto share_auto twinflow one_thread; do
     if [ $run = resident ]; then  # a share of what is not resident
         r=$(sed -n 's/.* \([0-9.e-]*\) M resident.*/\1/p' resident.out | awk '{ print 1e6 * $1 }')
         check share_is_of_what_is_not_resident true_that \
-            "$r > 0.37 * $P && $r < 0.46 * $P && $c > 0.4 * ($P - $r) && $c < 0.6 * ($P - $r)"
+            "$r > 0.37 * $P && $r < 0.46 * $P && $c > 0.4 * ($P - $r) && $c < 0.7 * ($P - $r)"
     fi
     check ${run}_leaves_nothing_out test $((c + g)) -eq $P -a "$c" -gt 0 -a "$g" -gt 0
     check ${run}_moves_what_it_must true_that "$(field $run h2d_bytes) == \
@@ -150,7 +150,7 @@ check resident_is_a_share true_that "$(field twinflow gpu_params) > 0.25 * $P &&
 check stride_auto_is_stride_2 test "$(field stride_auto cpu_params)" = "$(field stride cpu_params)"
 check slots_are_as_told sh -c 'grep -q "have 1 slot$" ring.out && grep -q "have 2 slots" two_slots.out'
 check threads_are_as_told grep -q "^host: $((cores + 1)) threads" threads.out
-check one_thread_is_as_told grep -q '^host: 1 thread ' one_thread.out
+check one_thread_is_as_told grep -q '^host: 1 thread$' one_thread.out
 check recomputes_as_told grep -q '^recomputing' block.out
 check bound_is_logged_where_rates_are_known true_that "$(field share_auto bound_ms) > 0"
 check the_end_says_what_the_link_did grep -q 'moved .* to the GPU and .* to the host' zero.out
@@ -314,10 +314,10 @@ check auto_chooses_none_where_it_fits grep -q '^offload none: ' plan.out
 check and_nothing_crosses_the_link_there sh -c '! grep -q "over the link" plan.out'
 check and_recomputes_nothing_there sh -c '! grep -q "^host \|recomputing" plan.out'
 chooses none_with_recomputation none 14336M --batch 4
-chooses twinflow twinflow 12200M
+chooses twinflow twinflow 11000M
 chooses interleave interleave 8000M
 chooses interleave_without_recomputation interleave 8000M --recompute none
-chooses zero zero 2280M
+chooses zero zero 2203M
 check auto_says_why grep -q '^offload auto: .*zero.*; none does not fit' plan.out
 chooses twinflow_for_little_host_memory twinflow 6144M --host-memory 6500M
 check and_that_fits true_that "$(planned host plan.out) <= 6505"
@@ -337,7 +337,7 @@ gives least_places '2 places' zero --gpu-memory 3550M
 gives some_places '17 places' zero --gpu-memory 4G
 gives all_places '36 places' zero --gpu-memory 20G
 gives zenflow_all_places '36 places' zenflow --gpu-memory 20G
-gives many_slots '36 places, visitors have 30 slots' interleave --gpu-memory 20G
+gives many_slots '36 places, visitors have 26 slots' interleave --gpu-memory 20G
 gives slots_as_told '36 places, visitors have 5 slots' interleave --gpu-memory 20G --slots 5
 refuses plan_without_gpu_or_rates 2 'rates FILE' plan --offload interleave
 refuses auto_without_gpu_or_rates 2 'rates FILE' plan --gpu-memory 50M
