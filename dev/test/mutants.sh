@@ -130,9 +130,9 @@ ranks: losses of the third dropped :: zo.h :: sum += all[r * stride + m * n + i]
 ranks: losses added from the last rank on :: zo.h :: sum += all[r * stride + m * n + i] :: r :: (size_t)world - 1 - r
 ranks: losses of rank 0 alone :: zo.h :: sum += all[r * stride + m * n + i] :: r :: (size_t)0
 ranks: losses are not exchanged :: tide/zo.cuh :: ranks_exchange(mine, bytes, z->all)
-ranks: damaged data of another one :: tide/zo.cuh :: damaged += z->all[k * news :: k * news :: 0 * k
-ranks: all evaluate the first batches :: tide/zo.cuh :: for (size_t i = (size_t)ranks.rank; :: ranks.rank :: 0
-ranks: evaluation of rank 0 alone :: tide/zo.cuh :: sum += all[i % R * own + 2 * (i / R)] :: i % R :: (size_t)0
+ranks: damaged data of another one :: tide/zo.cuh :: if (z->all[k * news + n + ZO_DAMAGED] :: k * news :: 0 * k
+ranks: all evaluate the first batches :: tide/run.h :: min_size(i * R + r->rank, batches - 1) :: r->rank :: 0
+ranks: evaluation of rank 0 alone :: tide/run.h :: mean.loss += all[i % R * turns :: i % R :: (size_t)0
 time: a group waits for its whole layer :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->compute, z->there[event] :: event :: event / ZO_GROUPS * ZO_GROUPS + 3
 zen wait: gradient made, then packed :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->leave, gradient_event
 zen wait: half of packed :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(z->pack, z->packed_free
@@ -263,20 +263,20 @@ zero memory: gradients of all wait :: train_gpt2.cu :: g->in_place = !g->accumul
 zero time: next layer comes when it is used :: tide/zero.cuh :: if (after <= g->config.layers + 1) zero_fetch(g, after)
 zero time: weights come from the last on :: tide/zero.cuh :: zero_gather(g, (size_t)s) :: (size_t)s :: (size_t)(g->segments - 1 - s)
 zero time: backward waits for every sum :: train_gpt2.cu :: if (g->no_overlap && (leaves :: g->no_overlap :: (g->no_overlap || g->zero != NULL)
-zero run: loss of one rank's share :: train_gpt2.cu :: 1 / (double)(o->accum * r->world) :: r->world :: 1
+zero run: loss of one rank's share :: train_gpt2.cu :: 1 / (double)(r->o.accum * r->world) :: r->world :: 1
 zero run: gradient of one rank's share :: tide/run.h :: r->step_tokens = :: r->step_sequences :: (r->step_sequences / r->world)
 zero run: all ranks read the same :: tide/run.h :: * r->world + r->rank) * r->B :: r->rank :: 0
 zero run: ranks read what others read later :: tide/run.h :: * r->world + r->rank) * r->B :: r->world :: 1
-zero run: all evaluate the same :: train_gpt2.cu :: min_size(i * world + r->rank, batches - 1) :: r->rank :: 0
-zero run: evaluations of rank 0 :: train_gpt2.cu :: sum += all[i % world * rounds :: i % world :: 0
+zero run: all evaluate the same :: tide/run.h :: min_size(i * R + r->rank, batches - 1) :: r->rank :: 0
+zero run: evaluations of rank 0 :: tide/run.h :: mean.loss += all[i % R * turns :: i % R :: (size_t)0
 zero run: signal of this rank :: tide/run.h :: if (ranks.world == 1) run_tell :: ranks.world == 1 :: true
 zero run: what zenflow has loaded stays :: train_gpt2.cu ::         if (g->zero != NULL) zero_weights_changed(g)
 zero run: sums of rows by rank 0 :: tide/zero.cuh :: NCCL(ncclReduce(shard :: r :: 0
 zero run: rows of rank 0 :: tide/zero.cuh :: NCCL(ncclBroadcast(shard :: r :: 0
 zero run: rows not counted :: tide/zero.cuh :: (last) z->gathered_bytes +=
-zero run: every rank logs :: tide/run.h :: log_open(log, r->rank == 0 ? :: r->rank == 0 :: true
+zero run: every rank logs :: tide/run.h :: log_open(&r->log, r->rank == 0 ? :: r->rank == 0 :: true
 zero run: resumed with one rank's sequences :: tide/run.h :: const size_t each = o->batch * r->world :: r->world :: 1
-zero run: damaged data of one rank are saved :: train_gpt2.cu :: if (step > 1 && r->world == 1) :: r->world == 1 :: true
+zero run: damaged data of one rank are saved :: tide/run.h :: if (r->world > 1) die("%s", r->damage.text) :: r->world > 1 :: false
 zero run: options are not compared :: tide/run.h :: ranks_agree("options", text)
 zero run: data are not compared :: tide/run.h :: ranks_agree("data", text)
 zero run: --out is not compared :: tide/run.h :: ranks_agree("--out"
