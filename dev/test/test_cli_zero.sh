@@ -135,10 +135,6 @@ check each_step_is_logged_once test "$(grep -c '"loss"' s3/log.jsonl)" -eq 4
 check only_one_rank_speaks test "$(grep -c '^step 4/4\|^model: \|^ZeRO-3 on 2' s3.out)" -eq 3
 check how_many_they_are_is_said_first sh -c 'head -n 5 s3.out | grep -qx "ranks: 2, ZeRO-3"'
 check the_others_are_silent test ! -s s3.err
-case $(ldd "$tide" 2>/dev/null) in *gomp* | *libomp*)
-    check cores_are_dealt_out grep -qx 'host: 7 threads bound to cores 1-7, for 1 of 2 ranks' \
-        s1_zero.out ;;
-esac
 check samples_are_said_once test "$(grep -c '^--- sample' s3_share.out)" -eq 4
 check trace_is_json "$timeline" trace.json -o trace.svg
 for name in reduce gather; do
@@ -326,7 +322,7 @@ losses zen_plain >a.txt
 losses three_s2 >b.txt
 check zenflow_without_columns_is_adamw cmp a.txt b.txt
 # chosen RUN: the columns of its last checkpoint
-chosen() { sed -n '/"columns":/,/\]\]/p' "$1"/checkpoints/step_00000008/state.json; }
+chosen() { sed -n '/"columns":/p' "$1"/checkpoints/step_00000008/state.json; }
 chosen zen_one >one.txt
 check columns_were_selected test "$(tr -dc , <one.txt | wc -c)" -ge 20
 for run in $teams; do
@@ -334,7 +330,7 @@ for run in $teams; do
     chosen zen_$run >some.txt
     check ${run}_ranks_select_the_columns_of_one cmp some.txt one.txt
 done
-check first_columns_are_not_selected sh -c '! grep -q "\[0,1,2\]" one.txt'
+check first_columns_are_not_selected sh -c '! grep -q "\[0,1,2," one.txt'
 # goes_on RANKS NAME OPTION...: zen_two from its fourth step on, in NAME
 goes_on() {
     ranks=$1 name=$2
@@ -356,7 +352,6 @@ if whole; then
     check more_ranks_go_on_with_the_same_columns cmp some.txt one.txt
 fi
 goes_on 2 zen_left --offload zero --zero 3
-check another_mode_applies_what_was_held_back grep -q 'that it held back are applied' zen_left.out
 refuses zenflow_in_stage_3 2 'works with --zero 1 or 2' "$launch" 2 "$tide" $tiny \
     --offload zenflow --zero 3 --out mistake
 
