@@ -113,7 +113,6 @@ static void gpt2_make(GPT2 *g, size_t B, size_t T, bool training) {
 }
 
 static void gpt2_load(GPT2 *g, const char *dir, size_t B, size_t T, size_t accum) {
-    Error err;
     (void)accum;
     memset(g, 0, sizeof *g);
     model_config_load(dir, &g->config);

@@ -24,9 +24,6 @@
 #include "tide/zen_run.h"
 #include "zo.h"
 #include <math.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 // =============================================================================================
 // 1. The layers
@@ -175,22 +172,6 @@ enum { STRIP = 64 };
 
 static size_t attention_scratch_floats(size_t T) {
     return 2 * STRIP * round_up(T, 16) + round_up(gemm_scratch_floats(), 16);
-}
-
-static int thread_number(void) {
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
-
-static int thread_count(void) {
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
 }
 
 static void attention_forward(float *out,        // (B, T, C)

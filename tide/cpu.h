@@ -3,6 +3,7 @@
 //   cpu_describe()        the line at the start of a run
 //   cpu_wait_briefly()    first in main(): threads that wait sleep before long
 //   cpu_threads()         of one process, which may share the machine with others
+//   thread_number()       in a parallel loop; thread_count() are in it
 // A build for instructions that the CPU does not have ends before main(), with one line.
 #ifndef TIDE_CPU_H
 #define TIDE_CPU_H
@@ -85,6 +86,22 @@ static int cpu_threads(size_t asked, int ranks) {
     (void)asked;
     (void)ranks;
     return n > 1 ? n : 1;
+}
+
+static int thread_number(void) {
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
+static int thread_count(void) {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
 }
 
 // ---------------------------------------------------------------------------------------------

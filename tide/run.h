@@ -615,16 +615,6 @@ static void run_save(Run *r, char *more) {
     if (r->done > 0) run_write(r, r->done, r->done != r->state.step);
 }
 
-// "1.5 GB"
-typedef struct { char text[32]; } Bytes;
-static Bytes run_bytes(double bytes) {
-    const double unit = bytes < 1e9 ? 1e6 : bytes < 1e12 ? 1e9 : 1e12;
-    Bytes b;
-    snprintf(b.text, sizeof b.text, "%.*f %s", bytes < 10 * unit, bytes / unit,
-             unit < 1e9 ? "MB" : unit < 1e12 ? "GB" : "TB");
-    return b;
-}
-
 // Says when the run saves what, and what disk that takes: a new checkpoint is written before an old
 // one goes, and so are the weights. Refuses a disk without room for one of each.
 static void run_check_disk(const Run *r) {
@@ -640,15 +630,16 @@ static void run_check_disk(const Run *r) {
     if (o->no_save || statvfs(o->out, &disk) != 0) return;
     const double room = (double)disk.f_bavail * (double)disk.f_frsize;
     if (room + fmax(there - state, 0) < state + weights)  // all but the newest may go
-        die("--out %s: a checkpoint and the weights take %s, and only %s are free there: make "
+        die("--out %s: a checkpoint and the weights take %sB, and only %sB are free there: make "
             "room, name another disk, or save nothing (--no-save)", o->out,
-            run_bytes(state + weights).text, run_bytes(room).text);
+            count_text(state + weights).text, count_text(room).text);
     if (o->save_every == AUTO_COUNT)
         snprintf(when, sizeof when, "every %.3g minutes, or less often: at most 5 %% of the time",
                  run_save_pause() / 60);
     else if (o->save_every > 0) snprintf(when, sizeof when, "every %zu steps", o->save_every);
-    printf("checkpoints: %s, %s; on disk, with --keep %zu and the weights, up to %s; free: %s%s\n",
-           run_bytes(state).text, when, o->keep, run_bytes(most).text, run_bytes(room).text,
+    printf("checkpoints: %sB, %s; on disk, with --keep %zu and the weights, up to %sB; free: %sB"
+           "%s\n", count_text(state).text, when, o->keep, count_text(most).text,
+           count_text(room).text,
            room + there < most ? ", NOT ENOUGH for so many: older ones go when it is full" : "");
 }
 
