@@ -290,7 +290,8 @@ static inline float clip_scale(double norm_squared, double clip) {
 #ifdef __CUDACC__
 #include "tide/gpu.cuh"
 
-// A launch for the runs from number `first` on, as many as it has room for; units_of(run): its units.
+// A launch for the runs from number `first` on, as many as it has room for; units_of(run): its
+// units.
 static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count,
                                  unsigned (*units_of)(const AdamRun *)) {
     Batch<AdamRun> batch;
@@ -460,8 +461,8 @@ __global__ static void tell_host_kernel(double *host, const double *from, size_t
     host[blockIdx.x * blockDim.x + threadIdx.x] = from[blockIdx.x * stride + threadIdx.x];
 }
 
-// A few numbers, `rows` times `n` that are `stride` apart, to page-locked memory of the host. A copy
-// would wait for the copies of gradients that other streams have given to the same engine.
+// A few numbers, `rows` times `n` that are `stride` apart, to page-locked memory of the host. A
+// copy would wait for the copies of gradients that other streams have given to the same engine.
 static inline void tell_host(double *host, const double *from, unsigned rows, size_t stride,
                              unsigned n, cudaStream_t stream) {
     tell_host_kernel<<<rows, n, 0, stream>>>(host, from, stride);

@@ -491,7 +491,8 @@ template <typename X> static void gpt2_print(GPT2<X> *g, size_t limit, size_t ho
     else if (n[PIECE_HOST] > 0)
         printf(", %s updated by the CPU", count_text((double)n[PIECE_HOST]).text);
     if (n[PIECE_VISIT] > 0)
-        printf(", %s visiting the GPU, at most %s in a slot", count_text((double)n[PIECE_VISIT]).text,
+        printf(", %s visiting the GPU, at most %s in a slot",
+               count_text((double)n[PIECE_VISIT]).text,
                count_text((double)g->pieces.longest_visit).text);
     if (n[PIECE_RESIDENT] > 0)
         printf(", %s resident", count_text((double)n[PIECE_RESIDENT]).text);
@@ -538,7 +539,8 @@ template <typename X> static void gpt2_streams(GPT2<X> *g, StreamPlace list[STRE
 // Per segment, and per slot.
 template <typename X> static void gpt2_events(GPT2<X> *g, EventList list[EVENT_LISTS]) {
     const EventList all[EVENT_LISTS] = {
-        {&g->grad_ready, g->segments}, {&g->grad_left, g->segments}, {&g->grad_arrived, g->segments},
+        {&g->grad_ready, g->segments}, {&g->grad_left, g->segments},
+        {&g->grad_arrived, g->segments},
         {&g->updated, g->segments}, {&g->returned, g->segments}, {&g->slot_free, g->rooms},
         {&g->slot_full, g->rooms}};
     memcpy(list, all, sizeof all);

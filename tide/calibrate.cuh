@@ -243,7 +243,7 @@ static double calibrate_flops(Calibration *c) {
     CUDA(cudaMemGetInfo(&free_bytes, &total));
     free_bytes = free_bytes / 1024 * 256;  // a quarter
     matmul_open(&lt, free_bytes < MATMUL_WORKSPACE ? free_bytes : MATMUL_WORKSPACE);
-    for (size_t n = 256; n <= 4096 && 2 * n * n <= c->chunk; n *= 2) {
+    for (size_t n = 64; n <= 4096 && 2 * n * n <= c->chunk; n *= 2) {
         if (last > c->seconds / 8 || seconds_now() - begin > c->seconds) break;
         bf16 *a = (bf16 *)c->gpu, *weight = a + n / 2 * n, *to = weight + n * n;
         device_fill_kernel<<<ceil_div(2 * n * n, 256), 256, 0, c->in>>>(a, 2 * n * n);
@@ -304,8 +304,8 @@ static void calibrate_close(Calibration *c) {
 }
 
 // Measures all rates but host_cast and those between GPUs, in about `seconds` (some tenths more go
-// into page-locked memory). The queue must have nothing to do. Takes at most an eighth of the host's
-// free memory and half of the GPU's, and gives them back.
+// into page-locked memory). The queue must have nothing to do. Takes at most an eighth of the
+// host's free memory and half of the GPU's, and gives them back.
 //   dram      28 bytes per parameter of the host's update: 14 are read, 14 written
 //   dram_dma  the same of the update that runs while both directions of the link are busy, plus
 //             what these two move: each of their bytes is one of host memory, too
@@ -349,8 +349,8 @@ static void rates_measure(Rates *r, HostQueue *q, double seconds) {
     r->host_gpus = 1;
 }
 
-// What follows from the rates: the speed of an update with bf16 on the wire, gradients of GPU-updated
-// parameters on the GPU, the others' gone to the host during the backward pass.
+// What follows from the rates: the speed of an update with bf16 on the wire, gradients of
+// GPU-updated parameters on the GPU, the others' gone to the host during the backward pass.
 static void calibrate_print(FILE *f, const Rates *r) {
     const UpdateBytes bytes = {2, 2, true, false};
     const double k = eq1_stride(r);

@@ -1,6 +1,6 @@
 // devices.cuh: what a GPU can do at most: arithmetic and memory bandwidth, from the vendor's data
-// sheets. The log's "% of peak" and the benchmarks are shares of these; for a GPU that is not in the
-// table there is no percentage.
+// sheets. The log's "% of peak" and the benchmarks are shares of these; for a GPU that is not in
+// the table there is no percentage.
 //   device_peak(), device_print()           the current GPU's row
 //   device_fill_kernel, device_seconds()    for measurements
 #ifndef TIDE_DEVICES_CUH

@@ -166,7 +166,8 @@ static inline unsigned index_32(size_t n) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Work on several tensors in one launch. A kernel's argument, so that no memory has to be kept for it
+// Work on several tensors in one launch. A kernel's argument, so that no memory has to be kept for
+// it
 
 enum { BATCH_MOST = 16 };
 template <typename Work> struct Batch {

@@ -56,6 +56,7 @@ typedef struct HostQueue {
 // In the worker, before all else: the team.
 static void host_team_start(const void *arg) {
     HostQueue *q = *(HostQueue *const *)arg;
+    (void)q;
 #ifdef _OPENMP
     omp_set_num_threads(q->threads);
     #pragma omp parallel
@@ -162,9 +163,10 @@ static StreamWaitValue host_wait_value_find(const HostQueue *q) {
     return wait;
 }
 
-// Starts the worker. threads: of its team; 0: this rank's share of the machine, of which one is left
-// for the thread that launches the GPU's work, if there are more than four: of few cores one is a
-// large part of the speed, for a thread that works for some ms of a step. *q must stay where it is.
+// Starts the worker. threads: of its team; 0: this rank's share of the machine, of which one is
+// left for the thread that launches the GPU's work, if there are more than four: of few cores one
+// is a large part of the speed, for a thread that works for some ms of a step. *q must stay where
+// it is.
 static void host_queue_open(HostQueue *q, int threads) {
     memset(q, 0, sizeof *q);
     q->threads = cpu_threads((size_t)threads, ranks.local_world);

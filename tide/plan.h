@@ -684,7 +684,7 @@ typedef struct {
     PlanRun run;             // .recompute is settled here
     OffloadChoice choice;    // .subgroup and .wire_f32 are given; .slots and .places if not 0
     Prediction predicted;
-    double none;             // seconds of a step with nothing offloaded; INFINITY: that does not fit
+    double none;             // seconds of a step with nothing offloaded; INFINITY: it does not fit
 } OffloadSearch;
 
 // Takes this choice, with as many residents as fit or none, and then as many places and slots, if

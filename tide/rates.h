@@ -210,11 +210,11 @@ static void update_lines(const Rates *r, const UpdateBytes *b, double share,
     t[5] = r->gpu_adam > 0 ? share / r->gpu_adam : 0;
 }
 
-// Seconds per parameter that each limit asks for, and the most of them: what no schedule can beat at
-// this share (0 to 1), but for what it does before the update begins, like fetching the first
+// Seconds per parameter that each limit asks for, and the most of them: what no schedule can beat
+// at this share (0 to 1), but for what it does before the update begins, like fetching the first
 // visitors; 0 if no rate is known. Host memory gives `dram_dma` while both directions of the link
-// are busy, which is as long as the one with less to do takes, and `dram` for the rest of the step's
-// time T:  bytes = dram_dma t + dram (T - t).
+// are busy, which is as long as the one with less to do takes, and `dram` for the rest of the
+// step's time T:  bytes = dram_dma t + dram (T - t).
 // With one rate W for both, one rate B each way, bf16 on the wire and gradients that stay:
 //   T >= max{(2 + 10 f) / B, 12 f / B, (30 - 6 f) / W, (1 - f) / Uc}
 static double update_limits(const Rates *r, const UpdateBytes *b, double share,

@@ -1,7 +1,8 @@
 // trace.h: what happened when, on the GPU's streams and on the host: the file that Perfetto
 // (ui.perfetto.dev) and chrome://tracing open, and how long each row was busy. No CUDA here:
 // timeline.cuh brings what was measured, plan.h what is predicted, and both look the same.
-//   trace_open(), trace_row(), trace_span(), trace_counter(), trace_flush(), trace_close()  the file
+//   trace_open(), trace_row(), trace_span(), trace_counter(), trace_flush(), trace_close()  the
+// file
 //   trace_counters()                                                         what a step did
 #ifndef TIDE_TRACE_H
 #define TIDE_TRACE_H

@@ -225,8 +225,8 @@ template <typename X> static void zen_free(GPT2<X> *g) {
 // ---------------------------------------------------------------------------------------------
 // 2. Gradients
 
-// Packs segment s of the whole gradient: the chosen columns' part, as it waits, or the rest's, as it
-// crosses the link.
+// Packs segment s of the whole gradient: the chosen columns' part, as it waits, or the rest's, as
+// it crosses the link.
 template <typename X>
 static void zen_pack(GPT2<X> *g, void *packed, int s, bool rest, cudaStream_t stream) {
     const ZenFlow<X> *z = g->zen;

@@ -228,8 +228,8 @@ static inline ZoPrediction zo_plan_step(const Rates *r, const GPT2Config *c, con
     s.left = s.used + places;
     for (size_t i = 0; i < 3 * places; i++) s.there[i] = PLAN_NOTHING;
 
-    // The last three steps count. Of four micro-batches, of which the first updates, the third stands
-    // for all those that are left out.
+    // The last three steps count. Of four micro-batches, of which the first updates, the third
+    // stands for all those that are left out.
     int end[PLAN_ZO_STEPS][PLAN_ZO_MICRO];
     for (int step = 0; step < PLAN_ZO_STEPS; step++)
         for (size_t m = 0; m < micros; m++) {

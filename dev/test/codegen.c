@@ -39,21 +39,17 @@ HOT hot_from_bf16(float *__restrict__ to, const uint16_t *__restrict__ x, size_t
     for (size_t i = 0; i < n; i++) to[i] = bf16_to_f32(x[i]);
 }
 
-#define ZEN(name, has_acc, has_g, is_bf16, has_out) \
+#define ZEN(name, has_acc, has_g, is_bf16) \
     HOT hot_zen_##name(float *p, float *m, float *v, const float *acc, const void *g, float scale, \
                        uint16_t *out, size_t n, const AdamStep *s) { \
-        zen_update_loop(p, m, v, acc, has_acc, g, has_g, is_bf16, scale, out, has_out, 0, n, s); \
+        zen_update_loop(p, m, v, acc, has_acc, g, has_g, scale, out, is_bf16, 0, n, s); \
     }
-ZEN(sum, 1, 0, 0, 0)
-ZEN(sum_bf16, 1, 1, 1, 0)
-ZEN(sum_fp32, 1, 1, 0, 0)
-ZEN(bf16, 0, 1, 1, 0)
-ZEN(fp32, 0, 1, 0, 0)
-ZEN(sum_out, 1, 0, 0, 1)
-ZEN(sum_bf16_out, 1, 1, 1, 1)
-ZEN(sum_fp32_out, 1, 1, 0, 1)
-ZEN(bf16_out, 0, 1, 1, 1)
-ZEN(fp32_out, 0, 1, 0, 1)
+ZEN(sum_bf16, 1, 0, 1)
+ZEN(grad_bf16, 0, 1, 1)
+ZEN(both_bf16, 1, 1, 1)
+ZEN(sum_fp32, 1, 0, 0)
+ZEN(grad_fp32, 0, 1, 0)
+ZEN(both_fp32, 1, 1, 0)
 
 #define ZO_ROUND(name, storage) \
     HOT hot_zo_round_##name(float *__restrict__ x, size_t n) { \
@@ -85,7 +81,7 @@ Function *hot_functions[] = {
     (Function *)encoder_forward, (Function *)encoder_backward, (Function *)layernorm_forward,
     (Function *)layernorm_backward, (Function *)matmul_backward, (Function *)attention_forward,
     (Function *)attention_backward, (Function *)activation_forward, (Function *)activation_backward,
-    (Function *)residual_forward, (Function *)crossentropy, (Function *)matvec,
+    (Function *)residual_forward, (Function *)crossentropy, (Function *)decode_matvec,
 #endif
 };
 #ifdef __cplusplus

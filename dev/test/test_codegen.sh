@@ -36,16 +36,12 @@ hot_from_bf16 1
 rng_normals 1
 zen_accumulate 4 tail
 zen_sums 1
-hot_zen_sum 1
 hot_zen_sum_bf16 1
+hot_zen_grad_bf16 1
+hot_zen_both_bf16 1
 hot_zen_sum_fp32 1
-hot_zen_bf16 1
-hot_zen_fp32 1
-hot_zen_sum_out 1
-hot_zen_sum_bf16_out 1
-hot_zen_sum_fp32_out 1
-hot_zen_bf16_out 1
-hot_zen_fp32_out 1
+hot_zen_grad_fp32 1
+hot_zen_both_fp32 1
 zo_perturb 0
 zo_update 1
 hot_zo_round_fp16 1
@@ -61,11 +57,11 @@ layernorm_backward 2
 matmul_backward 0
 attention_forward 2 fused
 attention_backward 2 fused
-activation_forward 2 fused
+activation_forward 2 tail,fused
 activation_backward 2 fused
 residual_forward 1
 crossentropy 4 tail,fused
-matvec 1 tail'
+decode_matvec 1 tail'
 echo "$table" >"$work/c++.table"
 echo "$table$c_table" >"$work/c.table"
 

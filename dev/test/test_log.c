@@ -225,6 +225,7 @@ static void a_full_disk_keeps_the_old_files(void) {
     bool opened = log_open(&again, dir, 100, &err);
     setrlimit(RLIMIT_FSIZE, &old);
     if (opened) close_quietly(&again);
+    else free(again.train.points);
     CHECK(!plotted, "the plot does not fit");
     CHECK(!opened && strstr(err.text, "log.jsonl"), "the log does not fit: %s", err.text);
     CHECK(strcmp(log, read_text("log.jsonl")) == 0, "the old log stays");

@@ -377,7 +377,7 @@ static void a_checkpoint_refuses_another_run(void) {
     static const struct { const char *json, *reason; } damaged[] = {
         {"", "damaged"}, {"{", "damaged"}, {"[]", "damaged"}, {"null", "damaged"},
         {"{\"batch\": 0}", "--batch 0: must be"}, {"{\"batch\": 1e3}", "not a whole number"},
-        {"{\"batch\": null}", "--batch needs a value"}, {"{\"batch\": {}}", "--batch needs"},
+        {"{\"batch\": null}", "--batch needs a value"}, {"{\"batch\": {}}", "--batch"},
         {"{\"model\": \"\"}", "--model needs"}, {"{\"schedule\": \"x\"}", "must be one of"},
         {"{\"lr\": true}", "not a number"}, {"{}", "--data is missing"},
         {"{\"data\": \"d\", \"min-lr\": 1}", "--min-lr 1 is above"}};

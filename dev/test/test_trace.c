@@ -386,8 +386,8 @@ static void memory_is_stacked(void) {
 
 static void bad_input_is_one_line(void) {
     static const struct { const char *text, *why; } bad[] = {
-        {"", "JSON, line 1, byte 0: the text ends where a value should be"},
-        {"{\"traceEvents\":[", "JSON, line 1, byte 16: the text ends where a value should be"},
+        {"", "JSON, line 1, byte 0: expected a value"},
+        {"{\"traceEvents\":[", "JSON, line 1, byte 16: expected a value"},
         {"{}", "no \"traceEvents\" in it"}, {"7", "no \"traceEvents\" in it"},
         {"[]", "no spans in it"}, {"[{\"ph\":\"M\"},7,null,{\"ph\":1}]", "no spans in it"},
         {"[{\"ph\":\"X\",\"ts\":1,\"dur\":1}]", "a span or a row has no \"tid\""},
