@@ -9,8 +9,8 @@
 #   266 GB while --save-every replaces one of --keep 2. GPU memory: at least 19.9 GiB, and
 #   then 86.8 GiB of host memory; from 149.2 GiB on nothing is offloaded.
 #   machine            GPU   host  s/step tokens/s  plan
-#   h200_16cores     138.9   12.3    1.04    11764  interleave: 5 % visits, 85 % stays
-#   paper_h100        78.8   73.5    4.46     2753  interleave: 64 % visits, 6 % stays
-#   rtx4090_desktop   22.7   85.5    6.86     1790  interleave: 51 % visits, 2 % stays, recomputing
-#   rtx3090_desktop   22.7   86.8   13.85      887  interleave: 99 % visits, 0 % stays, recomputing
+#   h200_16cores     138.9   13.7    1.05    11733  interleave
+#   paper_h100        78.8   73.8    4.46     2755  interleave
+#   rtx4090_desktop   22.7   86.8    6.86     1792  interleave, recomputing
+#   rtx3090_desktop   22.7   86.8   13.86      886  interleave, recomputing
 exec sh "$(dirname "$0")/train_offload.sh" 7b_24gb --model 7b --batch 6 --seq 2048 "$@"

@@ -8,7 +8,7 @@
 #   then 108.5 GiB of host memory; from 138.4 GiB on nothing is offloaded.
 #   machine            GPU   host  s/step tokens/s  plan
 #   h200_16cores     138.4    0.0    0.25     8092  none: all of it fits
-#   paper_h100        78.9   65.8    1.63     1259  interleave: 46 % visits, 33 % stays
-#   rtx4090_desktop   22.9  105.1    4.28      478  interleave: 50 % visits, 3 % stays, recomputing
-#   rtx3090_desktop   22.9  105.9    7.65      268  interleave: 96 % visits, 2 % stays, recomputing
+#   paper_h100        79.0   62.0    1.66     1235  interleave
+#   rtx4090_desktop   22.9  105.9    4.30      476  interleave, recomputing
+#   rtx3090_desktop   22.9  105.9    7.66      268  interleave, recomputing
 exec sh "$(dirname "$0")/train_offload.sh" 8.3b_offload --model 8.3b --batch 1 --seq 2048 "$@"
