@@ -949,13 +949,16 @@ static bool state_open(const char *dir, const TrainState *s, SafeTensors *st, Er
     return false;
 }
 
-// Reads one checkpoint, but for its tensors, of which only the size is checked. On failure *s holds
-// nothing.
+// Reads one checkpoint, but for its tensors, of which only the size is checked. Those of a state
+// with more in it are checked here: that sets up the trainer before they are loaded. On failure *s
+// holds nothing.
 static bool state_check(const char *dir, TrainState *s, Error *err) {
     SafeTensors st;
     if (!state_read(dir, s, err)) return false;
-    const bool ok = state_open(dir, s, &st, err);
-    if (ok) safetensors_close(&st);
+    bool ok = state_open(dir, s, &st, err);
+    const bool opened = ok;
+    for (int i = 0; ok && s->more != NULL && i < st.count; i++) ok = state_intact(&st, i, s, err);
+    if (opened) safetensors_close(&st);
     else train_state_free(s);
     return ok;
 }
