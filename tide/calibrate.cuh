@@ -244,7 +244,7 @@ static double calibrate_flops(Calibration *c) {
     free_bytes = free_bytes / 1024 * 256;  // a quarter
     matmul_open(&lt, free_bytes < MATMUL_WORKSPACE ? free_bytes : MATMUL_WORKSPACE);
     for (size_t n = 64; n <= 4096 && 2 * n * n <= c->chunk; n *= 2) {
-        if (last > c->seconds / 8 || seconds_now() - begin > c->seconds) break;
+        if (rate > 0 && (last > c->seconds / 8 || seconds_now() - begin > c->seconds)) break;
         bf16 *a = (bf16 *)c->gpu, *weight = a + n / 2 * n, *to = weight + n * n;
         device_fill_kernel<<<ceil_div(2 * n * n, 256), 256, 0, c->in>>>(a, 2 * n * n);
         CUDA(cudaGetLastError());
