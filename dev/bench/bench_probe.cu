@@ -18,6 +18,7 @@
 // Each row: what, a number, its unit. --tiny: runs in a second anywhere, and says nothing about
 // speed, as nothing does on the emulated GPU. (No trainer is in this: it compiles in no time.)
 #include "../../tide/host.cuh"
+#include "../../tide/matmul.cuh"
 #include "timed.cuh"
 
 static bool tiny;

@@ -503,7 +503,7 @@ int main(int argc, char **argv) {
     uint16_t *tokens = (uint16_t *)alloc_or_fail(count, sizeof *tokens, "tokens");
     for (size_t i = 0; i < count; i++)
         tokens[i] = (uint16_t)((uint32_t)i * 2654435761u % 4294967291u % vocab);
-    bench.tokens = TokenSegment{"random tokens", tokens, count, 0, 2, NULL, 0};
+    bench.tokens = TokenSegment{"random tokens", tokens, count, 0, 2};
     bench.run.world = 1;
     bench.run.data.count = 1;
     bench.run.data.segments = &bench.tokens;
