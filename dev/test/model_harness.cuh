@@ -45,7 +45,7 @@ static double runs_elements(const AdamRun *run, int runs) {  // gaps between ten
      zen_accumulate(acc, g, is_bf16, n, scale, first))
 #define zen_update_rest(p, m, v, acc, g, scale, out, n, step) \
     (host_takes(update_seconds * (double)(n), \
-                (double)(n) * (24 + ((acc) ? 4 : 0) + ((g) ? ((out) ? 2 : 4) : 0) \
+                (double)(n) * (24 + ((acc) != NULL ? 4 : 0) + ((g) ? ((out) ? 2 : 4) : 0) \
                                + ((out) ? 2 : 0))), \
      zen_update_rest(p, m, v, acc, g, scale, out, n, step))
 
