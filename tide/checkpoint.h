@@ -631,7 +631,7 @@ static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t,
 //
 // OUT/checkpoints/step_N/ holds state.safetensors (PART.NAME for every part, such as param, m and
 // v, and every tensor in our naming and layout, without padding) and state.json (everything else,
-// hashes of the first, and one of itself). Written as OUT/checkpoints/tmp and renamed.
+// hashes of the first, and one of itself). Written as OUT/checkpoints/tmp_N and renamed.
 //
 // Several ranks save together, each what it has, into the file that one process would write. Rank 0
 // makes the file, and names it when all have flushed; what fails on one rank fails on all.
@@ -709,9 +709,15 @@ static size_t state_newest(const char *out, size_t before) {
 
 // Removes the checkpoint that a killed process was writing.
 static void state_clean(const char *out) {
-    char path[PATH_MAX];
-    path_join(path, out, "checkpoints/tmp");
-    directory_remove(path);
+    char all[PATH_MAX], path[PATH_MAX];
+    path_join(all, out, "checkpoints");
+    DIR *d = opendir(all);
+    for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
+        if (strncmp(e->d_name, "tmp", 3) != 0) continue;
+        path_join(path, all, e->d_name);
+        directory_remove(path);
+    }
+    if (d != NULL) closedir(d);
 }
 
 // Have all ranks succeeded? If not, err says on each of them what the first one that failed says.
@@ -837,7 +843,8 @@ static bool state_save(const StateSave *x, Error *err) {
     memset(&file, 0, sizeof file);
     file.writer = ranks.rank;
     path_join(all, x->out, "checkpoints");
-    path_join(made, all, "tmp");
+    snprintf(name, sizeof name, "tmp_%08zu", x->state.step);  // (an NFS client remembers names)
+    path_join(made, all, name);
     path_join(path, made, "state.safetensors");
     if (first) state_clean(x->out);
     bool ok = !first || (make_directories(all) && mkdir(made, 0777) == 0)

@@ -72,9 +72,9 @@ typedef struct {
 // The first error stays. Whoever reads on after it finds the end of the text.
 static void json_error(JsonParser *p, const char *what) {
     size_t line = 1;
+    if (p->failed) return;
     for (const char *s = p->text; s < p->at; s++) line += *s == '\n';
-    if (!p->failed)
-        error_set(p->err, "JSON, line %zu, byte %zu: %s", line, (size_t)(p->at - p->text), what);
+    error_set(p->err, "JSON, line %zu, byte %zu: %s", line, (size_t)(p->at - p->text), what);
     p->failed = true;
     p->at = p->end;
 }

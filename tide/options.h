@@ -432,8 +432,9 @@ static void options_check(const Options *o) {
             "which computes something else");
     if (mezo && option_given(o, "offload") && o->offload != OFFLOAD_NONE)
         die("--offload places the state of AdamW; with mezo: --resident-blocks");
-    if ((mezo || zenflow) && o->dump != NULL)
-        die("--dump shows the gradient of plain training: leave --optimizer and --offload out");
+    if ((mezo || zenflow || o->labels != NULL) && o->dump != NULL)
+        die("--dump shows the gradient of plain training: leave out --optimizer, --offload and "
+            "--labels");
     if (zenflow && o->zen_window == 0 && (o->zen_topk == 0 || o->zen_topk == 1))
         die("--zen-window auto compares the chosen columns with the rest, and --zen-topk %g leaves "
             "only one of them", o->zen_topk);

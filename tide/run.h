@@ -25,7 +25,6 @@
 #include "cpu.h"
 #include "data.h"
 #include "model.h"
-#include "checkpoint.h"
 #include "log.h"
 #include "options.h"
 #include "ranks.h"
@@ -265,6 +264,22 @@ static void run_lock(const Run *r, bool share) {
         n > 0 ? owner : "nobody knows which");
 }
 
+// Ends the run unless all ranks see in --out what rank 0 has written there, its lock.
+static void run_check_shared(const Run *r) {
+    char path[PATH_MAX], mine[256] = "", first[256];
+    path_join(path, r->o.out, ".lock");
+    FILE *f = fopen(path, "rb");
+    if (f != NULL) {
+        mine[fread(mine, 1, sizeof mine - 1, f)] = '\0';
+        fclose(f);
+    }
+    memcpy(first, mine, sizeof first);
+    ranks_broadcast(first, sizeof first);
+    if (strcmp(mine, first) != 0)
+        die("--out %s is not rank 0's: it must be in a file system that all ranks share", r->o.out);
+    ranks_barrier();
+}
+
 // Refuses an --out or a --dump that cannot be written, and an --out that holds another run, before
 // anything is computed.
 static void run_check_output(const Run *r) {
@@ -394,6 +409,7 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     if (ranks.world > 1 && r->rank == 0) run_lock(r, true);
     if (ranks.world > 1) ranks_barrier();
     if (ranks.world > 1 && r->rank > 0) run_lock(r, true);
+    if (ranks.world > 1) run_check_shared(r);
     if (!o->calibrate) run_describe(r);
 }
 
@@ -418,24 +434,30 @@ static void run_load_first(Run *r, const StatePart *part) {
 
 // Values for the first step: the checkpoint's, or those that --model names. Parts that are not
 // there (AdamW's moments "m" and "v" without training) are passed over. That tensors are damaged
-// is seen only now: the checkpoint before takes the place of this one if it has the same settings,
-// and no optimizer was set up by what this one has of its own.
+// is seen only now: that checkpoint is put aside, and the one before takes its place if it has the
+// same settings, and if nothing was set up by what this one says. Else the next --resume takes it.
 static void run_load(Run *r, const RunState *x) {
     Error err, why;
     TrainState before;
-    char damaged[PATH_MAX];
+    char damaged[PATH_MAX], aside[PATH_MAX];
     r->saves = *x;
     if (!r->o.resume) run_load_first(r, &x->parts[0]);
     while (r->o.resume
            && !state_load(r->resume_from, &r->state, &r->table, x->parts, x->count, &err)) {
         snprintf(damaged, sizeof damaged, "%s", r->resume_from);
+        snprintf(aside, sizeof aside, "%.4000s.damaged", damaged);
+        if (r->rank == 0) {
+            directory_remove(aside);
+            if (rename(damaged, aside) != 0) die("cannot rename %s: %s", damaged, strerror(errno));
+        }
         if (!state_find(r->o.out, r->state.step, &before, r->resume_from, &why)
-            || strcmp(before.options, r->state.options) != 0 || r->state.more != NULL)
-            die("checkpoint %s is damaged (%s): remove it, and --resume takes the one before, if "
-                "there is one", damaged, err.text);
+            || strcmp(before.options, r->state.options) != 0 || r->state.more != NULL
+            || r->o.offload == OFFLOAD_ZENFLOW)
+            die("checkpoint %s is damaged (%s), and put aside as %s: --resume again takes the one "
+                "before, if there is one", damaged, err.text, aside);
         if (r->rank == 0)
-            fprintf(stderr, "tide: checkpoint %s is damaged (%s); trying the one before\n", damaged,
-                    err.text);
+            fprintf(stderr, "tide: checkpoint %s is damaged (%s), and put aside as %s; going on "
+                    "from %s\n", damaged, err.text, aside, r->resume_from);
         before.data_hash = r->state.data_hash;
         train_state_free(&r->state);
         r->state = before;

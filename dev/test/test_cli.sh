@@ -379,6 +379,15 @@ printf 'x' | dd of=altered/checkpoints/step_00000012/state.safetensors bs=1 seek
 "$tide" --resume --out altered >altered.out 2>altered.err
 check altered_checkpoint_is_named grep -q 'step_00000012.*damaged' altered.err
 check the_one_before_gives_the_same_bits same altered whole
+# Of a session with other options it is put aside, and the next one goes on from the one before.
+cp -r whole longer
+"$tide" --resume --out longer --steps 14 >/dev/null
+cp -r longer altered_longer
+state=altered_longer/checkpoints/step_00000014/state.safetensors
+printf 'x' | dd of=$state bs=1 seek=$(($(wc -c <$state) / 2)) conv=notrunc 2>/dev/null
+refuses damage_of_another_session 2 'step_00000014.damaged: --resume again' "$tide" --resume --out altered_longer
+"$tide" --resume --out altered_longer --steps 14 >/dev/null
+check the_one_before_it_gives_the_same_bits same altered_longer longer
 
 # Disk full: a file size limit makes write() fail the same way.
 cp -r whole full_disk

@@ -280,7 +280,7 @@ damage() {  # NAME SED-SCRIPT: of the JSON of the newest checkpoint
     check "${1}_leaves_no_way" grep -q 'no checkpoint in damaged/checkpoints is whole' damaged.err
 }
 damage a_step_that_was_altered '/^"step"/s/6/5/'
-if whole; then damage a_file_that_ends_early '/^"config"/q'; fi
+if whole; then damage a_file_that_ends_early '/^"channels"/q'; fi
 
 # Disk full: one line, and what was there stays.
 cp -r memory full_disk
