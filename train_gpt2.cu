@@ -513,7 +513,7 @@ template <typename X> static void gpt2_print(GPT2<X> *g, size_t limit, size_t ho
 template <typename X> static size_t gpt2_check(GPT2<X> *g, size_t limit, size_t host_limit) {
     const size_t total = gpt2_bytes(g), host = gpt2_host_bytes(g);
     check_memory(total, host, limit, host_limit,
-                 "--offload and --recompute auto, --optimizer mezo, or more GPUs");
+                 "--offload and --recompute auto, --optimizer mezo, or --zero 3 on more GPUs");
     return total;
 }
 

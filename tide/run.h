@@ -77,6 +77,7 @@ typedef struct {
     size_t idle;                    // steps of zeroth order, in a row, that led nowhere
     bool due;                       // a checkpoint is
     bool open;                      // one would lack something now: it waits (ZenFlow's window)
+    bool waits;                     // a signal came, and waits for that too
     bool ends;                      // what is saved now is the last: then it must not fail
     bool damaged;                   // a token file is, here or on another rank
     Error damage;                   // of a file here
@@ -372,6 +373,9 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     options_parse(o, argc, argv, gpu_build);
     if (!gpu_build && r->world > 1) die("the CPU trainer is one process; for several: a GPU build");
     if (o->plan && r->world > 1) die("--plan is one process: say --world %zu", r->world);
+    if (r->world > 1)  // before they do different things; run_agree() compares the others
+        ranks_agree("options", o->resume ? o->no_save ? "--resume, --no-save" : "--resume, saving"
+                                         : o->no_save ? "new run, --no-save" : "new run, saving");
     if (o->plan) r->world = o->world;
 #ifdef _OPENMP
     omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));  // of this thread's loops
@@ -694,8 +698,14 @@ static size_t run_begin(Run *r, double peak) {
 
 // Is there a step to do? A signal ends the run, once its state can be saved.
 static bool run_goes_on(Run *r, size_t step) {
+    const bool signalled = run_hears(NEWS_SIGNAL);
     r->start = seconds_now();
-    r->ends = step > r->o.steps || r->damaged || (run_hears(NEWS_SIGNAL) && !r->open);
+    r->ends = step > r->o.steps || r->damaged || (signalled && !r->open);
+    if (signalled && r->open && !r->waits) {
+        log_clear(&r->log);
+        printf("signal: the run ends with this window (--zen-window, or the warm-up)\n");
+    }
+    r->waits = signalled;
     return !r->ends;
 }
 

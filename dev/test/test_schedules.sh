@@ -23,7 +23,7 @@ schedules="eager,forward lazy,forward prio:0,forward prio:1,forward prio:2,rando
 model_only="lazy,reverse eager,random" placement_only="prio:3,reverse prio:4,random"
 steps=4
 # Configurations for the sanitizer of kernels; `some` are those that cover what there is.
-model_kernels=20 placement_kernels=33 zenflow_kernels=25,29 zo_kernels=5,20 zero_kernels=18
+model_kernels=20 placement_kernels=33 zenflow_kernels=21,25 zo_kernels=5,20 zero_kernels=18
 these=all
 if [ "${ALL:-0}${LONG:-0}" = 00 ]; then
     # The two extremes, and one that reverses the blocks of kernels.
@@ -32,7 +32,7 @@ fi
 if [ "${LONG:-0}" = 1 ]; then
     steps=20
     model_kernels=16,17,20 placement_kernels=16,24,33 zo_kernels=1,5,8,20
-    zenflow_kernels=21,25,29,34 zero_kernels=6,13,18,28
+    zenflow_kernels=21,24,25,26 zero_kernels=6,13,18,28
     for seed in $(seq 5 24); do
         schedules="$schedules prio:$seed,random random:$seed,reverse"
     done
