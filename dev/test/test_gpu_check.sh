@@ -177,7 +177,7 @@ ran() {
 printf 'no program' | xz >build/pack/build+gpu+bench_gpu.xz
 cat >expected <<'EOF'
 device | Emulated
-train: 124M, 2 x 16 | 200 | 300 | % of peak
+bench: tiny residual_layernorm_forward | 1e8 | 1e9 | us
 bench: tiny attention_forward | 0 | 1e9 | TFLOP/s
 bench: tiny AdamW | 5 | 9 | us
 EOF
@@ -195,7 +195,7 @@ check nothing_of_it_is_left is_gone
 check first_rebuilt_what_does_not_start test "$(grep -c 'make build/gpu/bench_gpu$' "$SAID")" -eq 1
 check first_built_no_more test "$(grep -c '^make' "$SAID")" -eq 2
 check first_says_so measured first programs "built here.* build/gpu/bench_gpu"
-check below_what_is_expected said first '^124M, 2 x 16' below
+check below_what_is_expected said first '^tiny residual_layernorm_forward' below
 check as_expected said first '^tiny attention_forward' 'as expected'
 check above_what_is_expected said first '^tiny AdamW' above
 check power_and_clocks measured first '^7B, 1 x 32' '70[01] W, 1755 MHz, 55 C'
