@@ -3,6 +3,7 @@
 //   1. The model: memory, forward, backward, update
 //   2. Sampling
 //   3. Evaluation and the training loop, with its streams and events
+//   4. Zeroth-order training (zo.cuh), and main()
 //
 // The twin of train_gpt2.c: the same functions by the same names in the same order, so that the two
 // can be read side by side, and every tensor of the one is tested against the other's. What a GPU
@@ -1741,7 +1742,7 @@ template <typename X> static int train(Run *r) {
 }
 
 // =============================================================================================
-// 5. Zeroth-order training: a model of its own, which keeps no activations and may be larger
+// 4. Zeroth-order training: a model of its own, which keeps no activations and may be larger
 
 #include "tide/zo.cuh"
 
