@@ -344,7 +344,7 @@ refuses auto_without_gpu_or_rates 2 'rates FILE' plan --gpu-memory 50M
 refuses nothing_fits_the_gpu 2 'GPU memory' plan $large --gpu-memory 2000M
 refuses nothing_fits_the_host 2 'host memory' plan $large --gpu-memory 6G --host-memory 4G
 refuses zero_does_not_fit_the_host 2 'host memory' plan $large --offload zero --host-memory 4G
-check what_needs_less_is_said grep -q 'less is enough for .* or more GPUs' refuses.err
+check what_needs_less_is_said grep -q 'less is enough for .* on more GPUs$' refuses.err
 plan $large --offload twinflow --gpu-memory 24G >plan.out
 check twinflow_keeps_all_where_it_fits grep -q '^offload twinflow: .* parameters, [^,]* resident$' plan.out
 if [ -n "$emulated" ]; then  # sizes as said, on a machine that has less; and rates of no machine
