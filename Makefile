@@ -90,9 +90,20 @@ NCCL := $(if $(and $(nccl_header),$(nccl_library)),$(NCCL_FLAGS) -Xlinker $(nccl
 say_nccl = @[ -n "$(NCCL)" ] || echo "built without NCCL: one GPU only (nccl.h and libnccl.so" \
     "are not in $(nccl_dirs); NCCL_HOME=folder says where they are)"
 
-train_gpt2cu: train_gpt2.cu $(HEADERS) | nvcc  ## the GPU trainer (nvcc, cuBLASLt; NCCL if there)
-	$(NVCC) $(NVFLAGS) $< -o $@ $(NVLIBS) $(NCCL)
+# train_gpt2.cu is compiled once for each type of --precision (tide/main.cu).
+precisions = BF16 FP32 FP16
+
+train_gpt2cu: $(precisions:%=build/gpu/train_gpt2_%.o) build/gpu/main.o  ## the GPU trainer (nvcc, cuBLASLt; NCCL if there)
+	$(NVCC) $(NVFLAGS) $^ -o $@ $(NVLIBS) $(NCCL)
 	$(say_nccl)
+
+build/gpu/train_gpt2_%.o: train_gpt2.cu $(HEADERS) | nvcc
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) $(NCCL_FLAGS) -DENABLE_$* -DENTRY=main_$* -c $< -o $@
+
+build/gpu/main.o: tide/main.cu $(HEADERS) | nvcc
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) -c $< -o $@
 
 nvcc:
 	@[ -n "$(NVCC)" ] || { echo "tide: no nvcc found: install the CUDA Toolkit (12.0 or newer), or" \
@@ -117,10 +128,16 @@ build/emu/runtime-tsan/%.o: dev/emu/%.cpp $(EMU) tide/cpu.h tide/util.h
 	@mkdir -p $(@D)
 	$(CLANGXX) $(EMU_RUN) -O2 -c $< -o $@
 
-train_gpt2emu: train_gpt2.cu $(HEADERS) $(emu_plain)  ## the same sources on an emulated GPU
-	CXX=$(CXX) EMU_RUNTIME=build/emu/runtime dev/emu/emucc -O2 $(OPENMP) $(EMU_FLAGS) $< \
-	    -o build/emu/train_gpt2
-	mv build/emu/train_gpt2 $@
+train_gpt2emu: $(precisions:%=build/emu/train_gpt2_%.o) build/emu/main.o $(emu_plain)  ## the same sources on an emulated GPU
+	$(CXX) $(OPENMP) $^ -lpthread -o $@
+
+build/emu/train_gpt2_%.o: train_gpt2.cu $(HEADERS) $(EMU) | cxx
+	@mkdir -p $(@D)
+	CXX=$(CXX) dev/emu/emucc -O2 $(OPENMP) $(EMU_FLAGS) -DENABLE_$* -DENTRY=main_$* -c $< -o $@
+
+build/emu/main.o: tide/main.cu $(HEADERS) $(EMU) | cxx
+	@mkdir -p $(@D)
+	CXX=$(CXX) dev/emu/emucc -O2 $(OPENMP) $(EMU_FLAGS) -c $< -o $@
 
 # A program NAME from its .cu, and with it the CPU trainer to be held against:
 #   build/emu/NAME   on the emulated GPU        build/asan/emu/NAME   and AddressSanitizer
@@ -128,11 +145,16 @@ train_gpt2emu: train_gpt2.cu $(HEADERS) $(emu_plain)  ## the same sources on an 
 vpath %.cu . dev/test dev/emu/test dev/bench
 cpu_reference = dev/test/cpu_reference.c dev/test/cpu_reference.h train_gpt2.c test_gpt2.c
 CUDA_SOURCES = train_gpt2.cu test_gpt2.c $(wildcard dev/test/*.cu) dev/bench/timed.cuh
-GPU_BENCHES = $(patsubst dev/bench/%.cu,%,$(wildcard dev/bench/*.cu))
-define emulated
-build/$(1)/%: %.cu $(HEADERS) $(2) build/$(1)/cpu_reference.o $(CUDA_SOURCES)
-	CXX=$(3) EMU_RUNTIME=$(dir $(firstword $(2))) dev/emu/emucc $(4) $$(EMU_FLAGS) $$< \
+GPU_BENCHES = $(patsubst dev/bench/%.cu,%,$(wildcard dev/bench/*.cu)) bench_zo_fp16 bench_zo_fp32
+define emulated_as
+build/$(1)/%$(5): %.cu $(HEADERS) $(2) build/$(1)/cpu_reference.o $(CUDA_SOURCES)
+	CXX=$(3) EMU_RUNTIME=$(dir $(firstword $(2))) dev/emu/emucc $(4) $$(EMU_FLAGS) $(6) $$< \
 	    build/$(1)/cpu_reference.o -o $$@
+endef
+define emulated
+$(call emulated_as,$(1),$(2),$(3),$(4))
+$(call emulated_as,$(1),$(2),$(3),$(4),_fp32,-DENABLE_FP32)
+$(call emulated_as,$(1),$(2),$(3),$(4),_fp16,-DENABLE_FP16)
 
 build/$(1)/cpu_reference.o: $(cpu_reference) $(HEADERS) | compiler
 	@mkdir -p $$(@D)
@@ -142,16 +164,31 @@ $(eval $(call emulated,emu,$(emu_plain),$$(CXX),-O1 $$(OPENMP),$$(CFLAGS)))
 $(eval $(call emulated,asan/emu,$(emu_plain),$$(CXX),$(SANITIZE) $$(OPENMP),$$(CFLAGS) $(SANITIZE)))
 $(eval $(call emulated,tsan,$(emu_tsan),$(CLANGXX),-O1 -fsanitize=thread,$$(alone)))
 
-build/gpu/%: %.cu $(HEADERS) build/emu/cpu_reference.o $(CUDA_SOURCES) | nvcc
-	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) $< build/emu/cpu_reference.o -o $@ $(NVLIBS) $(NCCL)
-	$(say_nccl)
+define on_gpu
+build/gpu/%$(1): %.cu $(HEADERS) build/emu/cpu_reference.o $(CUDA_SOURCES) | nvcc
+	@mkdir -p $$(@D)
+	$$(NVCC) $$(NVFLAGS) $(2) $$< build/emu/cpu_reference.o -o $$@ $$(NVLIBS) $$(NCCL)
+	$$(say_nccl)
+endef
+$(eval $(call on_gpu))
+$(eval $(call on_gpu,_fp32,-DENABLE_FP32))
+$(eval $(call on_gpu,_fp16,-DENABLE_FP16))
 
-# All tests of the GPU sources are one program, gpu_tests, which is called by the name of one.
+# All tests of the GPU sources are one program for each precision, gpu_tests, gpu_tests_fp32 and
+# gpu_tests_fp16, which is called by the name of a test: test_model, test_model_fp32.
 GPU_TESTS = $(filter-out gpu_tests,$(patsubst dev/test/%.cu,%,$(wildcard dev/test/test_*.cu)))
+TRAINS = test_model test_placement test_zo_gpu test_zenflow_gpu test_zero_gpu
+GPU_TESTS_FP32 = $(addsuffix _fp32,$(TRAINS) test_gpt2cu test_zen_time)
+GPU_TESTS_FP16 = test_zo_gpu_fp16
+GPU_ALL = $(GPU_TESTS) $(GPU_TESTS_FP32) $(GPU_TESTS_FP16)
+gpu_programs = gpu_tests gpu_tests_fp32 gpu_tests_fp16
 define gpu_test_names
 $(GPU_TESTS:%=build/$(1)/%): build/$(1)/gpu_tests
 	@ln -sf gpu_tests $$@
+$(GPU_TESTS_FP32:%=build/$(1)/%): build/$(1)/gpu_tests_fp32
+	@ln -sf gpu_tests_fp32 $$@
+$(GPU_TESTS_FP16:%=build/$(1)/%): build/$(1)/gpu_tests_fp16
+	@ln -sf gpu_tests_fp16 $$@
 endef
 $(foreach flavour,emu asan/emu tsan gpu,$(eval $(call gpu_test_names,$(flavour))))
 
@@ -200,30 +237,33 @@ SCRIPTS = $(wildcard dev/test/test_*.sh dev/emu/test/test_*.sh)
 
 TESTS = $(COMPUTES:%=build/test/%) build/test/test_gpt2 $(READS:%=build/asan/%) \
         $(FUZZ:%=build/asan/%) \
-        $(patsubst %,build/emu/%,test_emu test_nccl $(GPU_TESTS)) \
-        $(if $(and $(NVCC),$(GPU)),$(patsubst %,build/gpu/%,test_emu test_nccl $(GPU_TESTS)))
-TEST_NEEDS = build/emu/gpu_tests train_gpt2emu \
-             $(if $(NVCC),$(if $(GPU),train_gpt2cu build/gpu/gpu_tests,build/nvcc/gpu_tests.o)) \
+        $(patsubst %,build/emu/%,test_emu test_nccl $(GPU_ALL)) \
+        $(if $(and $(NVCC),$(GPU)),$(patsubst %,build/gpu/%,test_emu test_nccl $(GPU_ALL)))
+TEST_NEEDS = $(gpu_programs:%=build/emu/%) train_gpt2emu \
+             $(if $(NVCC),$(if $(GPU),train_gpt2cu $(gpu_programs:%=build/gpu/%), \
+                 build/nvcc/gpu_tests.o)) \
              $(TOOLS) build/test/test_ranks build/emu/bugs
 
 # What one flavour's program has of the GPU's tests; the others train, and are for test_schedules.sh.
 KERNELS = test_kernels test_attention test_host test_columns_gpu
-TRAINS = test_model test_placement test_zo_gpu test_zenflow_gpu test_zero_gpu
+trains = $(TRAINS) $(GPU_TESTS_FP32) $(GPU_TESTS_FP16)
 TESTS_ALL = $(READS:%=build/test/%) $(COMPUTES:%=build/asan/%) build/asan/test_gpt2 \
             build/plain/test_gpt2 \
             $(if $(CLANG),$(patsubst %,build/clang/%,test_adam test_rng test_matmul test_vmath \
                 test_zo test_zenflow) build/tsan/test_ranks) \
             $(patsubst %,build/asan/emu/%,test_nccl $(KERNELS)) \
             $(if $(CLANGXX),$(patsubst %,build/tsan/%,test_nccl test_timeline $(KERNELS))) \
-            $(patsubst %,build/emu/%,test_nccl test_timeline test_zen_time $(TRAINS)) \
-            $(if $(and $(NVCC),$(GPU)),$(TRAINS:%=build/gpu/%))
-TEST_ALL_NEEDS = build/asan/emu/gpu_tests $(if $(CLANGXX),build/tsan/gpu_tests) \
-                 $(if $(NVCC),train_gpt2cu) build/emu/gpu_tests train_gpt2emu $(TOOLS) \
+            $(patsubst %,build/emu/%,test_nccl test_timeline test_zen_time $(trains)) \
+            $(if $(and $(NVCC),$(GPU)),$(trains:%=build/gpu/%))
+TEST_ALL_NEEDS = $(patsubst %,build/asan/emu/%,gpu_tests gpu_tests_fp32) \
+                 $(if $(CLANGXX),$(patsubst %,build/tsan/%,gpu_tests gpu_tests_fp32)) \
+                 $(if $(NVCC),train_gpt2cu) $(gpu_programs:%=build/emu/%) train_gpt2emu $(TOOLS) \
                  build/emu/bugs build/asan/emu/bugs $(if $(CLANGXX),build/tsan/bugs) \
-                 $(TRAINS:%=build/asan/emu/%) $(if $(CLANGXX),$(TRAINS:%=build/tsan/%)) \
+                 $(foreach t,$(TRAINS) $(TRAINS:%=%_fp32),build/asan/emu/$(t) \
+                     $(if $(CLANGXX),build/tsan/$(t))) \
                  build/emu/test_emu $(GPU_BENCHES:%=build/emu/%) \
                  $(if $(NVCC),$(if $(GPU),,$(patsubst %,build/nvcc/%.o,gpu_tests test_emu \
-                     test_nccl $(GPU_BENCHES))))
+                     test_nccl $(filter-out bench_zo_%,$(GPU_BENCHES)))))
 
 machine = CLANG="$(CLANG)" CLANGXX="$(CLANGXX)" NVCC="$(NVCC)" GPU="$(GPU)"
 test:  ## all features once, in minutes

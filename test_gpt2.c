@@ -4,14 +4,12 @@
 // against several, one token at a time against all at once.
 //
 // It includes the trainer's source, so that it tests the very functions that train: the CPU's, or
-// (from dev/test/test_gpt2cu.cu, on a GPU real or emulated) the GPU's, with STORAGE float or bf16.
-#ifdef STORAGE
+// (from dev/test/test_gpt2cu.cu, on a GPU real or emulated) the GPU's, in fp32 or bf16.
+#ifdef ON_GPU
 #include "dev/test/model_harness.cuh"
-typedef GPT2<STORAGE> Model;
 #else
 #define TESTING
 #include "train_gpt2.c"
-typedef GPT2 Model;
 #endif
 #include "dev/test/test.h"
 
@@ -43,17 +41,17 @@ static char work_dir[PATH_MAX];  // temporary files of this run
 
 // --- helpers ---------------------------------------------------------------------------------
 
-#ifdef STORAGE
-enum { IS_BF16 = sizeof(STORAGE) == 2, PACK = Pack<STORAGE>::N };
+#ifdef ON_GPU
+enum { PACK = Pack<floatX>::N };
 
-static const StatePart *part_of(Model *g) {
+static const StatePart *part_of(GPT2 *g) {
     static StateSpan span;
     static StatePart part;
     part = part_whole("param", &span, &g->table, g->master, gpu_copy);
     return &part;
 }
 
-static void gpt2_load(Model *g, const char *dir, size_t B, size_t T, size_t accum) {
+static void gpt2_load(GPT2 *g, const char *dir, size_t B, size_t T, size_t accum) {
     Error err;
     memset(g, 0, sizeof *g);
     model_config_load(dir, &g->config);
@@ -73,7 +71,7 @@ static void gpt2_load(Model *g, const char *dir, size_t B, size_t T, size_t accu
 }
 
 // Forward and backward of one of a step's `accum` micro-batches.
-static void micro_batch(Model *g, const int32_t *inputs, const int32_t *targets, size_t B, size_t T,
+static void micro_batch(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_t B, size_t T,
                         size_t micro, size_t accum, float *logits) {
     gpt2_forward(g, inputs, targets, B, T);
     gpt2_head(g, 1.0f / (float)(B * T * accum), 1 / (double)accum, micro > 0, logits);
@@ -81,10 +79,10 @@ static void micro_batch(Model *g, const int32_t *inputs, const int32_t *targets,
 }
 
 // The square of the gradient's norm, and the loss, of the step.
-static double norm_and_loss(Model *g, double *loss) { return gpt2_grad_norm_squared(g, loss); }
+static double norm_and_loss(GPT2 *g, double *loss) { return gpt2_grad_norm_squared(g, loss); }
 
 // The gradient of a step with one micro-batch, as floats. free() it.
-static float *gradients(Model *g) {
+static float *gradients(GPT2 *g) {
     float *grads = (float *)alloc_or_fail(g->table.elements, sizeof(float), "gradients");
     download(grads, g->grads, g->table.elements, g->compute);
     return grads;
@@ -93,7 +91,7 @@ static float *gradients(Model *g) {
 #else
 enum { IS_BF16 = 0, PACK = 1 };
 
-static const StatePart *part_of(Model *g) {
+static const StatePart *part_of(GPT2 *g) {
     static StateSpan span;
     static StatePart part;
     part = part_whole("param", &span, &g->table, g->params, NULL);
@@ -122,7 +120,7 @@ static void gpt2_load(GPT2 *g, const char *dir, size_t B, size_t T, size_t accum
 
 // Forward and backward of one of a step's `accum` micro-batches.
 static double loss_so_far;
-static void micro_batch(Model *g, const int32_t *inputs, const int32_t *targets, size_t B, size_t T,
+static void micro_batch(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_t B, size_t T,
                         size_t micro, size_t accum, float *logits) {
     gpt2_forward(g, inputs, B, T);
     const double loss = gpt2_head(g, targets, 1.0f / (float)(B * T * accum), micro > 0, logits);
@@ -131,13 +129,13 @@ static void micro_batch(Model *g, const int32_t *inputs, const int32_t *targets,
 }
 
 // The square of the gradient's norm, and the loss, of the step.
-static double norm_and_loss(Model *g, double *loss) {
+static double norm_and_loss(GPT2 *g, double *loss) {
     *loss = loss_so_far;
     return gpt2_grad_norm_squared(g);
 }
 
 // The gradient of the step. free() it.
-static float *gradients(Model *g) {
+static float *gradients(GPT2 *g) {
     float *grads = (float *)alloc_or_fail(g->table.elements, sizeof(float), "gradients");
     memcpy(grads, g->grads, g->table.elements * sizeof(float));
     return grads;
@@ -145,12 +143,12 @@ static float *gradients(Model *g) {
 #endif
 
 // How much looser a tolerance is in a model with ReLU; see above.
-static double relu(const Model *g) {
+static double relu(const GPT2 *g) {
     return IS_BF16 && g->config.activation == ACTIVATION_RELU ? 4 : 1;
 }
 
 // A GPU works on whole packs of 16 bytes: of the reference's small models, train() refuses some.
-static bool refused(const Model *g) { return g->config.channels % PACK != 0; }
+static bool refused(const GPT2 *g) { return g->config.channels % PACK != 0; }
 
 static SafeTensors open_file(const char *dir, const char *name) {
     SafeTensors st;
@@ -239,7 +237,7 @@ static void test_reference_gradients(void) {
         const size_t B = tokens->shape[0], T = tokens->shape[1], N = B * T;
         const int32_t *inputs = (const int32_t *)(const void *)tokens->data;
         const int32_t *targets = (const int32_t *)(const void *)find(&reference, "targets")->data;
-        Model g;
+        GPT2 g;
         gpt2_load(&g, dir, B, T, 1);
         if (refused(&g)) continue;
         float *logits = (float *)alloc_or_fail(N * g.config.vocab_padded, sizeof(float), "logits");
@@ -289,7 +287,7 @@ static void test_reference_training(void) {
         SafeTensors reference = open_file(dir, "train.safetensors");
         const int32_t *inputs = (const int32_t *)(const void *)find(&reference, "tokens")->data;
         const int32_t *targets = (const int32_t *)(const void *)find(&reference, "targets")->data;
-        Model g;
+        GPT2 g;
         gpt2_load(&g, dir, B, T, o.accum);
         if (refused(&g)) continue;
         for (size_t step = 1; step <= o.steps; step++) {
@@ -332,7 +330,7 @@ static void test_reference_training(void) {
     }
 }
 
-#ifndef STORAGE  // the GPU's are in dev/test/test_model.cu
+#ifndef ON_GPU  // the GPU's are in dev/test/test_model.cu
 // --- against itself --------------------------------------------------------------------------
 
 // A model with random weights that are far from any symmetry, on random tokens.
@@ -731,7 +729,7 @@ int main(void) {
     if (mkdtemp(work_dir) == NULL) die("cannot make a temporary directory");
     RUN(test_reference_gradients);
     RUN(test_reference_training);
-#ifndef STORAGE
+#ifndef ON_GPU
     RUN(test_finite_differences);
     RUN(test_gelu);
     RUN(test_first_values);

@@ -10,202 +10,24 @@
 // wants otherwise is explained where it is done: doc/mixed_precision.md (bf16), doc/attention.md,
 // doc/classifier.md (the head), doc/recompute.md, doc/streams.md.
 //
-// X is the type in which parameters, activations and gradients are stored: float or bf16; or, in
-// forward passes without a backward, for zeroth-order training (zo.cuh), f16. All
+// floatX is the type in which parameters, activations and gradients are stored (gpu.cuh). This file
+// is compiled once for each: bf16, float, and f16 for forward passes without a backward. All
 // arithmetic is in fp32. Letters for shapes are train_gpt2.c's. Nothing is summed with atomics: the
 // same run gives the same bits. Everything is queued in streams; the host runs ahead and waits once
 // per step, for the gradient norm.
 
-#include "tide/util.h"
-#include "adam.h"
-#include "tide/attention.cuh"
-#include "tide/calibrate.cuh"
-#include "tide/columns.cuh"
-#include "tide/devices.cuh"
-#include "tide/model.h"
-#include "tide/gpu.cuh"
-#include "tide/host.cuh"
-#include "tide/kernels.cuh"
-#include "tide/matmul.cuh"
-#include "offload.h"
-#include "tide/plan.h"
-#include "tide/run.h"
 #include "tide/sample.h"
-#include "tide/timeline.cuh"
-#include "tide/zen_plan.h"
-#include "tide/zen_run.h"
-#include "zero.h"
-#include "tide/zo_plan.h"
-#include <array>
-#include <math.h>
-#include <type_traits>
+#include "tide/zenflow.cuh"
+#include "tide/zero.cuh"
+#include "tide/zo.cuh"
 
 // =============================================================================================
 // 1. The model
 
-// What one layer makes, and what its backward pass needs: pointers into GPT2's buffers.
-template <typename X> struct LayerActs {
-    X *x;                             // (N, C)  the residual stream on entry
-    X *ln_1; float *mean_1, *rstd_1;  // (N, C), (N), (N)
-    X *qkv;                           // (N, 3C)
-    X *atty; float *lse;              // (N, C), (B, NH, T)
-    X *mid;                           // (N, C)  the residual stream after attention
-    X *ln_2; float *mean_2, *rstd_2;  // (N, C), (N), (N)
-    X *fc, *act;                      // (N, F)  before and after the non-linearity
-};
-
-// Gradients become complete segment by segment: first the tail (ln_f, and an untied head), then the
-// layers from the last to the first, then the embeddings. A segment is one contiguous range of the
-// arena. Its number is the table's layer + 1: 0 the embeddings, 1 .. L the layers, L + 1 the tail.
-// With ZeRO (zero.h) it is dealt out to the ranks in shards, and where it is in memory there is
-// room for as many whole ones; else the one shard is the segment.
-typedef struct {
-    size_t at, length;   // elements of the arena
-    size_t cut, room;    // elements of a shard (0: they differ), and of the room
-    size_t own_from;     // what this rank updates: from there in the arena,
-    size_t own_at, own;  // from there in the shard space (model.h), so many elements
-    size_t param_at;     // where its weights are, in GPT2.params, and this rank's of them: with
-    size_t own_param_at; // ZeRO-3 that is another place
-    size_t grad_at;      // where backward makes its gradient, in GPT2.grads, and this rank's of it
-    size_t own_grad_at;
-    int place;           // the number of that place: segments may share one, one after the other
-    int first, pieces;   // its pieces (offload.h)
-    size_t leaving;      // elements of its gradient that wait for the update on the host
-} Segment;
-
-// What a micro-batch needs of the host, on its way to the GPU in one copy: page-locked memory, in
-// two sets, so that the host may fill one while the copy of the other still waits in the stream.
-typedef struct {
-    int32_t *tokens;             // inputs (N), targets (N), TokenOrder's rows (N), first (N + 1)
-    cudaEvent_t copied;
-} Staging;
-
-template <typename X> struct ZenFlow;  // zenflow.cuh
-struct Zero;                           // zero.cuh
-
-template <typename X> struct GPT2 {
-    static_assert(!std::is_same<X, f16>::value, "there is no backward pass in fp16");
-    GPT2Config config;
-    GPT2Table table;
-    ShardMap shards;            // what this process updates
-    Zero *zero;                 // --zero, with several GPUs; else NULL
-    size_t max_B, max_T;        // room in the activation buffers
-    size_t B, T;                // what the last forward used
-    bool training;              // false: no gradients, no moments, one layer's activations
-    bool recompute;             // keep only the layers' inputs; backward makes the rest again
-    bool accumulating;          // a step has several micro-batches: they are summed, in fp32
-    size_t head_rows;           // the head's logits are in memory for this many rows at a time
-    Matmul lt;
-    // Where the optimizer's state lives and who updates it (offload.h, doc/offload.md).
-    OffloadChoice choice;
-    Pieces pieces;
-    int *visits;                // the visiting ones among them, in order
-    int visit_count, fetched;   // of these, and how many have their way in queued for this step
-    int rooms, places;          // slots for visitors; of layers' gradients, unless in_place
-    bool offloaded;             // some state lives on the host
-    bool in_place;              // gradients wait for the update where backward makes them
-    bool no_overlap;            // backward waits until each gradient has left
-    int host_threads;           // 0: as host_queue_open() finds
-    size_t moved_in, moved_out; // bytes over the link since the caller set them to 0
-    // Work is queued in streams, one for the CPU among them; only events order one against another.
-    cudaStream_t compute;       // forward and backward
-    cudaStream_t leave;         // what happens on the GPU to a gradient once it is complete
-    cudaStream_t out;           // copies to the host: gradients, and the state of visitors
-    cudaStream_t fetch;         // copies to the GPU: the state of visitors
-    cudaStream_t back;          // copies to the GPU: weights that the host updated
-    cudaStream_t update;        // AdamW on the GPU
-    HostQueue host;             // AdamW on the host, in a stream of its own
-    cudaEvent_t handover;       // recorded wherever one stream hands over to another
-    cudaEvent_t *grad_ready;    // per segment: backward has completed its gradient
-    cudaEvent_t *grad_left;     // per place: the gradient made there has left, and room is again
-    cudaEvent_t *grad_arrived;  // per segment: what waits on the host has arrived there
-    cudaEvent_t *updated;       // per segment: the GPU has updated its part
-    cudaEvent_t *returned;      // per segment: the weights that the host updated are back
-    cudaEvent_t *slot_free;     // per slot: the state of its last visitor is on the host again
-    cudaEvent_t *slot_full;     // per slot: all that its next one needs has come
-    cudaEvent_t landing_free[2];  // the gradient in this landing has been added to the sum
-    cudaEvent_t step_left;      // loss and norm of the step are on the host
-    ZenFlow<X> *zen;            // --offload zenflow; else NULL
-    StatePart parts[ZEN_PARTS]; // of a checkpoint
-    Prediction predicted;       // of a step, if the machine's rates are known
-    Timeline timeline;          // closed unless the state is offloaded or --trace is given
-    int doing;                  // the compute stream's open span in the timeline, or -1
-    int segments;
-    Segment *segment;
-    size_t blocks;              // of the gradient norm
-    size_t longest_segment;     // elements, of those with a part that waits on the host
-    int landing_turn;           // the landing that is used next
-    // GPU memory.
-    X *params;                                   // what forward and backward use; see Segment
-    float *master, *m, *v;                       // state of residents; fp32: params is the master
-    X *grads;                                    // the micro-batch's gradients; see Segment
-    void *waiting;                               // gradients for the update; see grad_waiting()
-    float *slots;                                // (slots, 3 or 4, longest visit): p, m, v, grad
-    float *wire;                                 // (WIRE_CHUNK): gradients on their way, in fp32
-    float *dwte;                                 // (Vp, C): the head's gradient and wte's, in fp32
-    X *x;                                        // (L+1, N, C)
-    X *mid, *ln_1, *ln_2, *qkv, *atty, *fc, *act;           // (L, ...), see LayerActs
-    float *mean_1, *rstd_1, *mean_2, *rstd_2, *lse;
-    X *ln_f;                                     // (N, C)
-    float *mean_f, *rstd_f;                      // (N), (N)
-    X *logits;                                   // (head_rows, Vp)
-    float *losses;                               // (N)
-    double *loss;                                // [2]: mean over the step so far; norm^2
-    X *branch;                                   // (N, C): what a layer's branch adds to the stream
-    X *dx, *dwide;                               // backward: (N, C), (N, max(F, 3C))
-    float *delta;                                // backward: (B, NH, T)
-    float *scratch;                              // partial sums of weight gradients over rows
-    double *norm_sums, *run_sums;                // (blocks), and of runs of them
-    int32_t *tokens;                             // (4N + 1), as in Staging, with this batch's N
-    // Page-locked host memory.
-    float *host_master, *host_m, *host_v;        // state of the pieces that are not resident
-    void *host_grads;                            // gradients for the update; see host_grad()
-    uint16_t *host_weights;                      // new bf16 weights, unless they overwrite those
-    X *landing;                                  // (2, longest segment), if the host sums gradients
-    Staging staging[2];
-    int turn;                                    // the staging in use
-    TokenOrder by_token;                         // of the inputs, on the GPU
-    // Ordinary host memory.
-    int32_t *token_count;                        // (V + 1), for token_order()
-    int32_t *inputs, *targets;                   // (N): the batch, as it was read
-    double *worker_sums;                         // (blocks): those that the host has computed
-    double *host_loss;                           // [2], as `loss`
-};
-
-enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits with GPT-2's tokens
-
-#ifndef WIRE_CHUNK  // as the tests choose it
-#define WIRE_CHUNK ((size_t)1 << 22)     // gradients cross the link in fp32 this many at a time
-#endif
-
-// Where the weights and gradients of segments are, each with its room: one after the other; or so
-// many places that the layers take turns in, behind those of the embeddings and the tail.
-template <typename X> static size_t segment_place(const GPT2<X> *g, int i, int turns) {
-    const int tail = g->segments - 1;
-    const Segment *s = g->segment;
-    size_t at = 0;
-    if (turns > 0 && i >= 1 && i < tail)
-        return s[0].room + s[tail].room + (size_t)(i % turns) * s[1].room;
-    if (turns > 0) return i == 0 ? 0 : s[0].room;
-    for (int k = 0; k < i; k++) at += s[k].room;
-    return at;
-}
-
-// Elements from the first place to behind the last one.
-template <typename X> static size_t segment_room(const GPT2<X> *g, int turns) {
-    if (turns == 0) return segment_place(g, g->segments, 0);
-    return g->segment[0].room + g->segment[g->segments - 1].room
-         + (size_t)turns * g->segment[1].room;
-}
-
-static int zero_stage(const Zero *);
-static size_t zero_all_blocks(const Zero *);
-static void zero_place(const Zero *, int s, Segment *);
-
 // Follows g->choice: cuts what this process updates into pieces and segments, and says where each
 // segment's weights are, and where its gradient is made: at its own place if it can wait there for
 // the update, else in one of `places` that the layers take turns in.
-template <typename X> static void gpt2_place(GPT2<X> *g) {
+static void gpt2_place(GPT2 *g) {
     const GPT2Table *t = &g->table;
     const int stage = zero_stage(g->zero);
     free(g->segment);
@@ -258,73 +80,11 @@ template <typename X> static void gpt2_place(GPT2<X> *g) {
     }
 }
 
-// Elements of GPT2.params.
-template <typename X> static size_t parameter_elements(const GPT2<X> *g) {
-    if (zero_stage(g->zero) < 3) return segment_room(g, 0);
-    size_t n = segment_room(g, 2);
-    for (int i = 1; i < g->segments - 1; i++) n += g->segment[i].cut;
-    return n;
-}
-
-// Where this rank's weights of a piece are, and where backward makes its gradient.
-template <typename X> static X *piece_params(const GPT2<X> *g, const Piece *p) {
-    const Segment *s = &g->segment[p->segment];
-    return g->params + s->own_param_at + (p->at - s->own_at);
-}
-
-template <typename X> static X *piece_grad(const GPT2<X> *g, const Piece *p) {
-    const Segment *s = &g->segment[p->segment];
-    return g->grads + s->own_grad_at + (p->at - s->own_at);
-}
-
-// Elements of GPT2.grads.
-template <typename X> static size_t gradient_elements(const GPT2<X> *g) {
-    return segment_room(g, g->in_place ? 0 : g->places);
-}
-
-// Where several micro-batches are summed on the GPU, all of them are, each at its place.
-template <typename X> static bool sums_on_gpu(const GPT2<X> *g) {
-    return g->accumulating && !g->choice.sum_on_host;
-}
-
-// Bytes of a gradient that waits for the update, on the GPU and on the host.
-template <typename X> static size_t waiting_bytes(const GPT2<X> *g) {
-    return g->accumulating ? sizeof(float) : sizeof(X);
-}
-
-template <typename X> static size_t host_grad_bytes(const GPT2<X> *g) {
-    return g->accumulating || g->choice.wire_f32 ? sizeof(float) : sizeof(X);
-}
-
-// Where the gradient of a piece waits for the update, on the GPU and on the host.
-template <typename X> static void *grad_waiting(const GPT2<X> *g, const Piece *p) {
-    if (g->in_place) return piece_grad(g, p);
-    return (char *)g->waiting + (sums_on_gpu(g) ? p->at : p->grad_at) * waiting_bytes(g);
-}
-
-template <typename X> static void *host_grad(const GPT2<X> *g, const Piece *p) {
-    return (char *)g->host_grads + p->grad_at * host_grad_bytes(g);
-}
-
-// Where the host leaves a piece's new weights, as the GPU stores them: over the gradient, which is
-// as wide and was read a moment before, or in a buffer of their own, or they are the masters.
-template <typename X> static void *host_result(const GPT2<X> *g, const Piece *p) {
-    if (sizeof(X) == sizeof(float)) return g->host_master + p->state_at;
-    if (g->host_weights != NULL) return g->host_weights + p->grad_at;
-    return host_grad(g, p);
-}
-
-// Room for one visitor.
-template <typename X> static size_t slot_floats(const GPT2<X> *g) {
-    const size_t grad = g->choice.keep_grads ? 0 : host_grad_bytes(g);
-    return g->pieces.longest_visit * (3 * sizeof(float) + grad) / sizeof(float);
-}
-
 // The memory plan: every buffer on the GPU for max_B x max_T. Arenas begin as zeros, for the sake
 // of the gaps between tensors. The others may hold anything: the emulated GPU fills them with NaN.
-template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS]) {
+static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
-    const size_t wide = F > 3 * C ? F : 3 * C, X_ = sizeof(X), f32 = sizeof(float);
+    const size_t wide = F > 3 * C ? F : 3 * C, X_ = sizeof(floatX), f32 = sizeof(float);
     // how many layers' activations are kept: without a backward pass, none but the last
     const size_t L = g->training && !g->recompute ? g->config.layers : 1;
     const size_t inputs = g->training ? g->config.layers + 1 : 1;
@@ -363,7 +123,7 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
     if (g->training) {
         const size_t residents = g->pieces.elements[PIECE_RESIDENT];
         const size_t grads_host = g->pieces.grads_host;
-        if (sizeof(X) < f32 && residents > 0) ARENA("master weights", residents * f32, master);
+        if (sizeof(floatX) < f32 && residents > 0) ARENA("master weights", residents * f32, master);
         if (residents > 0) ARENA("AdamW moments", residents * f32, m);
         if (residents > 0) ARENA("AdamW moments", residents * f32, v);
         ARENA("gradients", gradient_elements(g) * X_, grads);
@@ -374,7 +134,7 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
             BUFFER("slots", (size_t)g->rooms * slot_floats(g) * f32, slots);
         if (g->zero != NULL) n = zero_buffers(g, list, n);
         if (g->zen != NULL) n = zen_buffers(g, list, n);
-        else if (g->choice.wire_f32 && sizeof(X) < f32 && !g->accumulating && grads_host > 0)
+        else if (g->choice.wire_f32 && sizeof(floatX) < f32 && !g->accumulating && grads_host > 0)
             BUFFER("gradients", WIRE_CHUNK * f32, wire);
         BUFFER("gradients", g->config.vocab_padded * C * f32, dwte);
         BUFFER("backward", N * C * X_, dx);
@@ -391,7 +151,7 @@ template <typename X> static int gpt2_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
 }
 
 // The same on the host: page-locked memory, which begins as zeros.
-template <typename X> static int gpt2_host_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS]) {
+static int gpt2_host_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t away = g->shards.elements - g->pieces.elements[PIECE_RESIDENT];
     const size_t grads = g->pieces.grads_host, f32 = sizeof(float);
     int n = 0;
@@ -401,15 +161,15 @@ template <typename X> static int gpt2_host_buffers(GPT2<X> *g, Buffer list[MAX_B
     list[n++] = Buffer{"AdamW moments", away * f32, &g->host_m, true};
     list[n++] = Buffer{"AdamW moments", away * f32, &g->host_v, true};
     list[n++] = Buffer{"gradients", grads * host_grad_bytes(g), &g->host_grads, true};
-    if (sizeof(X) < f32 && host_grad_bytes(g) > sizeof(X))
-        list[n++] = Buffer{"new weights", grads * sizeof(X), &g->host_weights, true};
+    if (sizeof(floatX) < f32 && host_grad_bytes(g) > sizeof(floatX))
+        list[n++] = Buffer{"new weights", grads * sizeof(floatX), &g->host_weights, true};
     if (g->accumulating && g->choice.sum_on_host && grads > 0)
-        list[n++] = Buffer{"gradients", 2 * g->longest_segment * sizeof(X), &g->landing, true};
+        list[n++] = Buffer{"gradients", 2 * g->longest_segment * sizeof(floatX), &g->landing, true};
     return n;
 }
 
 // Bytes of the plans; the GPU's with the matrix product's workspace.
-template <typename X> static size_t gpt2_bytes(GPT2<X> *g) {
+static size_t gpt2_bytes(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     size_t total = MATMUL_WORKSPACE;
@@ -417,7 +177,7 @@ template <typename X> static size_t gpt2_bytes(GPT2<X> *g) {
     return total;
 }
 
-template <typename X> static size_t gpt2_host_bytes(GPT2<X> *g) {
+static size_t gpt2_host_bytes(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_host_buffers(g, list);
     size_t total = 0;
@@ -426,8 +186,7 @@ template <typename X> static size_t gpt2_host_bytes(GPT2<X> *g) {
 }
 
 // Follows this choice, as far as memory goes.
-template <typename X>
-static void gpt2_take(GPT2<X> *g, const OffloadChoice *c, bool recompute) {
+static void gpt2_take(GPT2 *g, const OffloadChoice *c, bool recompute) {
     g->choice = *c;
     g->recompute = recompute;
     if (g->zen != NULL) {  // sums on the host: of two, one
@@ -438,24 +197,22 @@ static void gpt2_take(GPT2<X> *g, const OffloadChoice *c, bool recompute) {
 }
 
 // OffloadNeeds of plan.h.
-template <typename X>
 static void gpt2_needs(void *model, const OffloadChoice *c, bool recompute, size_t *gpu,
                        size_t *host) {
-    GPT2<X> *g = (GPT2<X> *)model;
+    GPT2 *g = (GPT2 *)model;
     gpt2_take(g, c, recompute);
     *gpu = gpt2_bytes(g);
     *host = gpt2_host_bytes(g);
 }
 
-template <typename X>
-static OffloadMemory gpt2_memory(GPT2<X> *g, int recompute, size_t gpu, size_t host) {
-    const OffloadMemory m = {gpt2_needs<X>, g, gpu, host, g->training ? recompute : RECOMPUTE_NONE,
+static OffloadMemory gpt2_memory(GPT2 *g, int recompute, size_t gpu, size_t host) {
+    const OffloadMemory m = {gpt2_needs, g, gpu, host, g->training ? recompute : RECOMPUTE_NONE,
                              g->accumulating || g->zen != NULL};
     return m;
 }
 
 // Settles what is "auto" in g->choice, whose mode is given.
-template <typename X> static bool gpt2_settle(GPT2<X> *g, const OffloadMemory *m) {
+static bool gpt2_settle(GPT2 *g, const OffloadMemory *m) {
     OffloadChoice c = g->choice;
     bool recompute = false;
     const bool fits = choice_settle(m, &c, &recompute);
@@ -463,21 +220,8 @@ template <typename X> static bool gpt2_settle(GPT2<X> *g, const OffloadMemory *m
     return fits;
 }
 
-static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
-
-// Ends a run that needs more memory than there is. ways: to need less, besides smaller batches.
-static void check_memory(size_t total, size_t host, size_t limit, size_t host_limit,
-                         const char *ways) {
-    const bool gpu = total > limit;
-    if (gpu || host > host_limit)
-        die("this run needs %.1f MiB of %s memory and %.1f MiB are there (%s); less is enough for "
-            "a smaller --batch or --seq, %s", mib(gpu ? total : host), gpu ? "GPU" : "host",
-            mib(gpu ? limit : host_limit),
-            gpu ? "free, or --gpu-memory" : "available, or --host-memory", ways);
-}
-
 // For people: where everything is.
-template <typename X> static void gpt2_print(GPT2<X> *g, size_t limit, size_t host_limit) {
+static void gpt2_print(GPT2 *g, size_t limit, size_t host_limit) {
     Buffer list[MAX_BUFFERS];
     const size_t world = g->zero != NULL ? g->zero->world : 1, *n = g->pieces.elements;
     int lines = gpt2_buffers(g, list);
@@ -511,17 +255,11 @@ template <typename X> static void gpt2_print(GPT2<X> *g, size_t limit, size_t ho
 }
 
 // Refuses what does not fit. Returns the planned bytes of GPU memory.
-template <typename X> static size_t gpt2_check(GPT2<X> *g, size_t limit, size_t host_limit) {
+static size_t gpt2_check(GPT2 *g, size_t limit, size_t host_limit) {
     const size_t total = gpt2_bytes(g), host = gpt2_host_bytes(g);
     check_memory(total, host, limit, host_limit,
                  "--offload and --recompute auto, --optimizer mezo, or --zero 3 on more GPUs");
     return total;
-}
-
-// sleeps: who waits for it leaves its core to others (host.cuh), and wakes some 50 us late.
-static void event_make(cudaEvent_t *event, bool sleeps = false) {
-    CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming
-                                             | (sleeps ? cudaEventBlockingSync : 0)));
 }
 
 typedef struct { cudaStream_t *stream; const char *name; bool urgent; } StreamPlace;
@@ -530,7 +268,7 @@ enum { STREAMS = 6, EVENT_LISTS = 7 };
 
 // The sums in `leave` make room for the next gradients, the updates in `update` make the weights
 // that forward waits for: beside the products, whose blocks fill the GPU, they are short.
-template <typename X> static void gpt2_streams(GPT2<X> *g, StreamPlace list[STREAMS]) {
+static void gpt2_streams(GPT2 *g, StreamPlace list[STREAMS]) {
     const StreamPlace all[STREAMS] = {
         {&g->compute, "compute", false}, {&g->leave, "leave", true}, {&g->out, "out", false},
         {&g->fetch, "fetch", false}, {&g->back, "back", false}, {&g->update, "update", true}};
@@ -538,7 +276,7 @@ template <typename X> static void gpt2_streams(GPT2<X> *g, StreamPlace list[STRE
 }
 
 // Per segment, and per slot.
-template <typename X> static void gpt2_events(GPT2<X> *g, EventList list[EVENT_LISTS]) {
+static void gpt2_events(GPT2 *g, EventList list[EVENT_LISTS]) {
     const EventList all[EVENT_LISTS] = {
         {&g->grad_ready, g->segments}, {&g->grad_left, g->segments},
         {&g->grad_arrived, g->segments},
@@ -547,7 +285,7 @@ template <typename X> static void gpt2_events(GPT2<X> *g, EventList list[EVENT_L
     memcpy(list, all, sizeof all);
 }
 
-template <typename X> static void gpt2_allocate(GPT2<X> *g) {
+static void gpt2_allocate(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     const size_t N = g->max_B * g->max_T;
@@ -564,7 +302,7 @@ template <typename X> static void gpt2_allocate(GPT2<X> *g) {
         for (int i = 0; i < buffers; i++)
             buffer_set(&list[i], host_alloc(&g->host, list[i].bytes, list[i].purpose));
     }
-    if (sizeof(X) == sizeof(float)) g->master = (float *)g->params;
+    if (sizeof(floatX) == sizeof(float)) g->master = (float *)g->params;
     else if (!g->training)  // only to load from, and to save: not worth GPU memory
         g->master = (float *)alloc_or_fail(g->table.elements, sizeof(float), "parameters");
     StreamPlace streams[STREAMS];
@@ -597,7 +335,7 @@ template <typename X> static void gpt2_allocate(GPT2<X> *g) {
     CUDA(cudaDeviceSynchronize());  // the zeros are there before any stream begins
 }
 
-template <typename X> static void gpt2_free(GPT2<X> *g) {
+static void gpt2_free(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     CUDA(cudaDeviceSynchronize());
@@ -638,58 +376,11 @@ template <typename X> static void gpt2_free(GPT2<X> *g) {
     gpt2_table_free(&g->table);
 }
 
-// n elements of GPU memory, as floats on the host. Waits for everything queued in `stream`.
-template <typename X>
-static void download(float *host, const X *device, size_t n, cudaStream_t stream) {
-    enum { CHUNK = 1 << 20 };
-    static X chunk[CHUNK];
-    CUDA(cudaStreamSynchronize(stream));
-    for (size_t i = 0; i < n; i += CHUNK) {
-        const size_t count = min_size(CHUNK, n - i);
-        CUDA(cudaMemcpy(chunk, device + i, count * sizeof(X), cudaMemcpyDeviceToHost));
-        for (size_t j = 0; j < count; j++) host[i + j] = to_f32(chunk[j]);
-    }
-}
-
-// For the parts of a checkpoint: copies between host and GPU memory, in either direction, after
-// everything that was queued and before everything that will be. (From pageable memory, cudaMemcpy
-// may return before the last piece has arrived, and our streams do not wait for the default one.)
-static void gpu_copy(void *to, const void *from, size_t bytes) {
-    CUDA(cudaDeviceSynchronize());
-    CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
-    CUDA(cudaDeviceSynchronize());
-}
-
-// The twelve parameters of layer l, by LN_1_W .. FCPROJ_B; and the places of their gradients.
-template <typename X>
-static void layer_tensors(const GPT2<X> *g, size_t l, X *w[LAYER_TENSORS], X **d = NULL) {
-    const Segment *s = &g->segment[l + 1];
-    for (int k = 0; k < LAYER_TENSORS; k++) {
-        const int index = g->table.first_layer + (int)l * LAYER_TENSORS + k;
-        const size_t at = g->table.tensors[index].offset - s->at;
-        w[k] = g->params + s->param_at + at;
-        if (d != NULL) d[k] = g->grads + s->grad_at + at;
-    }
-}
-
-// A tensor outside the layers.
-template <typename X> static X *tensor(const GPT2<X> *g, int index) {
-    const GPT2Tensor *x = &g->table.tensors[index];
-    const Segment *s = &g->segment[x->layer + 1];
-    return g->params + s->param_at + (x->offset - s->at);
-}
-
-template <typename X> static X *tensor_grad(const GPT2<X> *g, int index) {
-    const GPT2Tensor *x = &g->table.tensors[index];
-    const Segment *s = &g->segment[x->layer + 1];
-    return g->grads + s->grad_at + (x->offset - s->at);
-}
-
-template <typename X> static LayerActs<X> layer_acts(const GPT2<X> *g, size_t l) {
+static LayerActs layer_acts(const GPT2 *g, size_t l) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
-    X *x = g->x + (g->training ? l * N * C : 0);
+    floatX *x = g->x + (g->training ? l * N * C : 0);
     if (!g->training || g->recompute) l = 0;
-    return LayerActs<X>{
+    return LayerActs{
         x, g->ln_1 + l * N * C, g->mean_1 + l * N, g->rstd_1 + l * N,
         g->qkv + l * N * 3 * C, g->atty + l * N * C, g->lse + l * N * g->config.heads,
         g->mid + l * N * C, g->ln_2 + l * N * C, g->mean_2 + l * N, g->rstd_2 + l * N,
@@ -699,8 +390,7 @@ template <typename X> static LayerActs<X> layer_acts(const GPT2<X> *g, size_t l)
 // Everything that a micro-batch of N tokens needs of the host goes to the GPU in one copy: a short
 // one waits for long ones that other streams have begun, and should do so once. targets may be
 // NULL.
-template <typename X>
-static void upload(GPT2<X> *g, const int32_t *inputs, const int32_t *targets, size_t N) {
+static void upload(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_t N) {
     g->turn = 1 - g->turn;
     Staging *s = &g->staging[g->turn];
     int32_t *host = s->tokens, *rows = host + 2 * N, *first = host + 3 * N;
@@ -721,32 +411,8 @@ static void upload(GPT2<X> *g, const int32_t *inputs, const int32_t *targets, si
     CUDA(cudaEventRecord(s->copied, g->compute));
 }
 
-// For the timeline: from here on the compute stream works on segment s; NULL: on nothing.
-template <typename X> static void compute_span(GPT2<X> *g, const char *name, size_t s) {
-    timeline_end(&g->timeline, g->doing, g->compute);
-    g->doing = -1;
-    if (name != NULL)
-        g->doing = timeline_begin(&g->timeline, ROW_COMPUTE, name, s, 0, g->compute);
-}
-
-// For the timeline: `elements` of this class come to hold something from this point of a stream on,
-// or, if there are fewer than none, no longer do.
-template <typename X>
-static void live(GPT2<X> *g, const char *what, double elements, size_t bytes, cudaStream_t stream) {
-    timeline_memory(&g->timeline, what, (long long)(elements * (double)bytes), stream);
-}
-
-// Elements of X that a layer's activations take, from its entry into the residual stream on.
-template <typename X> static double layer_elements(const GPT2<X> *g) {
-    const size_t C = g->config.channels, kept = g->recompute ? C : 8 * C + 2 * g->config.ffn;
-    return (double)(g->B * g->T * kept);
-}
-
-template <typename X> static void zero_weights(GPT2<X> *, size_t s, int next);
-static cudaEvent_t zero_gathered(const Zero *, size_t s);
-
 // The compute stream is about to use the weights of segment s: not before their update.
-template <typename X> static void weights_begin(GPT2<X> *g, size_t s) {
+static void weights_begin(GPT2 *g, size_t s) {
     if (zero_stage(g->zero) == 3) zero_weights(g, s, 1);
     compute_span(g, "wait", s);
     if (zero_stage(g->zero) > 0) {
@@ -760,7 +426,7 @@ template <typename X> static void weights_begin(GPT2<X> *g, size_t s) {
 
 // The same in backward, which comes from the other end: the weights have changed no more, but with
 // ZeRO-3 they may be gone.
-template <typename X> static void weights_again(GPT2<X> *g, size_t s) {
+static void weights_again(GPT2 *g, size_t s) {
     if (zero_stage(g->zero) < 3) return;
     zero_weights(g, s, -1);
     compute_span(g, "wait", s);
@@ -770,11 +436,11 @@ template <typename X> static void weights_again(GPT2<X> *g, size_t s) {
 
 // What a layer computes between its two residual additions, from a.ln_1 to a.act. Forward runs it,
 // and backward once more where activations are recomputed.
-template <typename X> static void layer_forward(GPT2<X> *g, size_t l, const LayerActs<X> &a) {
+static void layer_forward(GPT2 *g, size_t l, const LayerActs &a) {
     const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads;
     const size_t B = g->B, T = g->T, N = B * T;
     cudaStream_t stream = g->compute;
-    X *w[LAYER_TENSORS];
+    floatX *w[LAYER_TENSORS];
     layer_tensors(g, l, w);
     matmul_forward(&g->lt, a.qkv, a.ln_1, w[QKV_W], w[QKV_B], N, C, 3 * C, stream);
     attention_forward(a.atty, a.lse, a.qkv, B, T, C, NH, stream);
@@ -788,8 +454,7 @@ template <typename X> static void layer_forward(GPT2<X> *g, size_t l, const Laye
 // From inputs (B, T), on the host, to the normalised output of the last layer, g->ln_f (N, C). The
 // targets (B, T) go to the GPU with them, for gpt2_head(); NULL, where that will not be called.
 // Queues the work and returns.
-template <typename X>
-static void gpt2_forward(GPT2<X> *g, const int32_t *inputs, const int32_t *targets, size_t B,
+static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_t B,
                          size_t T) {
     const size_t C = g->config.channels, F = g->config.ffn, N = B * T, L = g->config.layers;
     cudaStream_t stream = g->compute;
@@ -799,8 +464,8 @@ static void gpt2_forward(GPT2<X> *g, const int32_t *inputs, const int32_t *targe
     weights_begin(g, 0);
     encoder_forward(g->x, g->tokens, tensor(g, g->table.wte), tensor(g, g->table.wpe), B, T, C,
                     stream);
-    LayerActs<X> a = layer_acts(g, 0);
-    X *w[LAYER_TENSORS], *next[LAYER_TENSORS];
+    LayerActs a = layer_acts(g, 0);
+    floatX *w[LAYER_TENSORS], *next[LAYER_TENSORS];
     layer_tensors(g, 0, w);
     weights_begin(g, 1);
     layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
@@ -810,12 +475,12 @@ static void gpt2_forward(GPT2<X> *g, const int32_t *inputs, const int32_t *targe
         layer_forward(g, l, a);
         matmul_forward(&g->lt, g->branch, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C, stream);
         if (!g->timeline.between)
-            live(g, "activations", layer_elements(g), sizeof(X), stream);
+            live(g, "activations", layer_elements(g), sizeof(floatX), stream);
         // The addition that ends this layer and the normalisation that begins the next.
-        X *x = g->training ? a.x + g->max_B * g->max_T * C : a.x;
+        floatX *x = g->training ? a.x + g->max_B * g->max_T * C : a.x;
         weights_begin(g, l + 2);
         if (l + 1 < L) {
-            const LayerActs<X> b = layer_acts(g, l + 1);
+            const LayerActs b = layer_acts(g, l + 1);
             layer_tensors(g, l + 1, next);
             residual_layernorm_forward(x, b.ln_1, b.mean_1, b.rstd_1, a.mid, g->branch,
                                        next[LN_1_W], next[LN_1_B], N, C, stream);
@@ -832,16 +497,15 @@ static void gpt2_forward(GPT2<X> *g, const int32_t *inputs, const int32_t *targe
 // 1 / (tokens of the whole step), it also makes the head's half of the backward pass:
 // branch = dln_f, and the head's weight gradient in dwte, summed in fp32. With 0 it only evaluates.
 // all_logits (N, Vp), if not NULL, is host memory and receives the logits.
-template <typename X>
-static void gpt2_head(GPT2<X> *g, float grad_scale, double share, bool accumulate,
+static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
                       float *all_logits) {
     const size_t C = g->config.channels, V = g->config.vocab, Vp = g->config.vocab_padded;
     const size_t N = g->B * g->T;
-    const X *w = tensor(g, g->table.lm_head);
+    const floatX *w = tensor(g, g->table.lm_head);
     const int32_t *targets = g->tokens + N;
     for (size_t first = 0; first < N; first += g->head_rows) {
         const size_t rows = min_size(g->head_rows, N - first);
-        const X *inp = g->ln_f + first * C;
+        const floatX *inp = g->ln_f + first * C;
         gemm(&g->lt, false, true, rows, Vp, C, inp, C, w, C, g->logits, Vp, nullptr,
              false, GEMM_PLAIN, nullptr, g->compute);
         if (all_logits != NULL) download(all_logits + first * Vp, g->logits, rows * Vp, g->compute);
@@ -859,35 +523,13 @@ static void gpt2_head(GPT2<X> *g, float grad_scale, double share, bool accumulat
 
 // Waits for the GPU, and returns the mean loss of the micro-batches since the first one, in nats
 // per token.
-template <typename X> static double gpt2_loss(GPT2<X> *g) {
+static double gpt2_loss(GPT2 *g) {
     CUDA(cudaMemcpyAsync(g->host_loss, g->loss, sizeof(double), cudaMemcpyDeviceToHost,
                          g->compute));
     CUDA(cudaStreamSynchronize(g->compute));
     return *g->host_loss;
 }
 
-// What `later` is given from now on waits for what `earlier` has been given so far.
-template <typename X>
-static void order(GPT2<X> *g, cudaStream_t earlier, cudaStream_t later) {
-    CUDA(cudaEventRecord(g->handover, earlier));
-    CUDA(cudaStreamWaitEvent(later, g->handover, 0));
-}
-
-// Copies over the link, and counts.
-template <typename X>
-static void copy_out(GPT2<X> *g, void *host, const void *device, size_t bytes) {
-    CUDA(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, g->out));
-    g->moved_out += bytes;
-}
-
-template <typename X>
-static void copy_in(GPT2<X> *g, void *device, const void *host, size_t bytes, cudaStream_t stream) {
-    CUDA(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
-    g->moved_in += bytes;
-}
-
-#include "tide/zero.cuh"     // --zero: what happens between several GPUs
-#include "tide/zenflow.cuh"  // --offload zenflow does what follows in its own way
 
 // Work of the host: it adds the gradient of a piece to the step's, and takes the norm of the sum.
 typedef struct {
@@ -904,41 +546,40 @@ static void host_sum(const void *arg) {
 }
 
 // Segment s of the gradient is about to be made: not before its place is free.
-template <typename X> static void gradient_begin(GPT2<X> *g, size_t s) {
+static void gradient_begin(GPT2 *g, size_t s) {
     compute_span(g, "wait", s);
     CUDA(cudaStreamWaitEvent(g->compute, g->grad_left[g->segment[s].place], 0));
     compute_span(g, "backward", s);
-    live(g, "gradients", (double)g->segment[s].length, sizeof(X), g->compute);
+    live(g, "gradients", (double)g->segment[s].length, sizeof(floatX), g->compute);
 }
 
 // The pieces of segment s whose gradient waits for the update on the host: it leaves over the link.
 // Here `out` already waits for the gradient to be complete.
-template <typename X>
-static void gradient_leave(GPT2<X> *g, size_t s, bool accumulate, bool last) {
+static void gradient_leave(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *x = &g->segment[s];
-    X *landing = g->landing + (size_t)g->landing_turn * g->longest_segment;
+    floatX *landing = g->landing + (size_t)g->landing_turn * g->longest_segment;
     const bool lands = g->accumulating && g->choice.sum_on_host;
     Timeline *t = &g->timeline;
     if (lands) CUDA(cudaStreamWaitEvent(g->out, g->landing_free[g->landing_turn], 0));
-    const size_t bytes = x->leaving * (lands ? sizeof(X) : host_grad_bytes(g));
+    const size_t bytes = x->leaving * (lands ? sizeof(floatX) : host_grad_bytes(g));
     const int leaving = timeline_begin(t, ROW_LEAVE, "leave", s, bytes, g->out);
     for (int i = x->first; i < x->first + x->pieces; i++) {
         const Piece *p = &g->pieces.pieces[i];
         if (piece_grad_on_gpu(&g->choice, p)) continue;
-        const X *made = piece_grad(g, p);
+        const floatX *made = piece_grad(g, p);
         float *host = (float *)host_grad(g, p);
         if (lands) {
-            copy_out(g, landing + (p->at - x->own_at), made, p->length * sizeof(X));
+            copy_out(g, landing + (p->at - x->own_at), made, p->length * sizeof(floatX));
         } else if (g->accumulating) {
             copy_out(g, host, grad_waiting(g, p), p->length * sizeof(float));
-        } else if (host_grad_bytes(g) > sizeof(X)) {  // --grad-wire fp32
+        } else if (host_grad_bytes(g) > sizeof(floatX)) {  // --grad-wire fp32
             for (size_t at = 0; at < p->length; at += WIRE_CHUNK) {
                 const size_t n = min_size(WIRE_CHUNK, p->length - at);
                 accumulate_gradient(g->wire, made + at, n, true, g->out);
                 copy_out(g, host + at, g->wire, n * sizeof(float));
             }
         } else {
-            copy_out(g, host, made, p->length * sizeof(X));
+            copy_out(g, host, made, p->length * sizeof(floatX));
         }
     }
     timeline_end(t, leaving, g->out);
@@ -949,7 +590,7 @@ static void gradient_leave(GPT2<X> *g, size_t s, bool accumulate, bool last) {
             const Piece *p = &g->pieces.pieces[i];
             if (piece_grad_on_gpu(&g->choice, p)) continue;
             const HostSum work = {(float *)host_grad(g, p), landing + (p->at - x->own_at),
-                                  sizeof(X) == 2, !accumulate, p->runs,
+                                  sizeof(floatX) == 2, !accumulate, p->runs,
                                   g->pieces.runs + p->first_run,
                                   last ? g->worker_sums + p->first_block : NULL};
             host_queue_submit(&g->host, host_sum, &work, sizeof work);
@@ -964,12 +605,11 @@ static void gradient_leave(GPT2<X> *g, size_t s, bool accumulate, bool last) {
 // Segment s of the micro-batch's gradient is complete. It leaves while the compute stream goes on:
 // to where it waits for the update, or into the step's sum. When the step's gradient is complete
 // (`last`), the norm is taken, piece by piece, before anything crosses the link.
-template <typename X>
-static void gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool last) {
+static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *x = &g->segment[s];
     compute_span(g, NULL, 0);
     if (s >= 1 && s <= g->config.layers)
-        live(g, "activations", -layer_elements(g), sizeof(X), g->compute);
+        live(g, "activations", -layer_elements(g), sizeof(floatX), g->compute);
     CUDA(cudaEventRecord(g->grad_ready[s], g->compute));
     if (g->zero != NULL) zero_reduce(g, s);  // it is complete when it is summed over the ranks
     if (g->zen != NULL) {
@@ -979,13 +619,13 @@ static void gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool last) 
     CUDA(cudaStreamWaitEvent(g->leave, gradient_event(g, s), 0));
     for (int i = x->first; i < x->first + x->pieces; i++) {
         const Piece *p = &g->pieces.pieces[i];
-        const X *made = piece_grad(g, p);
+        const floatX *made = piece_grad(g, p);
         const bool stays = piece_grad_on_gpu(&g->choice, p) || sums_on_gpu(g);
         if (stays && g->accumulating)
             accumulate_gradient((float *)grad_waiting(g, p), made, p->length, !accumulate,
                                 g->leave);
         else if (stays && !g->in_place)
-            CUDA(cudaMemcpyAsync(grad_waiting(g, p), made, p->length * sizeof(X),
+            CUDA(cudaMemcpyAsync(grad_waiting(g, p), made, p->length * sizeof(floatX),
                                  cudaMemcpyDeviceToDevice, g->leave));
         if (last && (stays || !g->accumulating))
             norm_block_sums_gpu(stays ? grad_waiting(g, p) : made, waiting_bytes(g) == 2,
@@ -999,7 +639,7 @@ static void gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool last) 
     }
     cudaStream_t freed = leaves && !sums_on_gpu(g) ? g->out : g->leave;
     CUDA(cudaEventRecord(g->grad_left[x->place], freed));
-    if (!g->in_place) live(g, "gradients", -(double)x->length, sizeof(X), freed);
+    if (!g->in_place) live(g, "gradients", -(double)x->length, sizeof(floatX), freed);
     if (!g->in_place && !accumulate)  // what waits for the update, here
         live(g, "gradients", (double)(sums_on_gpu(g) ? x->own : x->own - x->leaving),
              waiting_bytes(g), g->leave);
@@ -1013,7 +653,7 @@ static void gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool last) 
 
 // The way of a visitor's state into its slot, for which the slot's last visitor must have left it.
 // Returns the slot: p, m, v and perhaps the gradient.
-template <typename X> static float *visitor_fetch(GPT2<X> *g, int visit) {
+static float *visitor_fetch(GPT2 *g, int visit) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
     const size_t longest = g->pieces.longest_visit, bytes = p->length * sizeof(float);
     const int slot = visit % g->rooms;
@@ -1035,7 +675,7 @@ template <typename X> static float *visitor_fetch(GPT2<X> *g, int visit) {
 
 // While backward runs, the link into the GPU has nothing to do: the first visitors may come, since
 // neither their state nor the room for it depends on the gradient.
-template <typename X> static void visitors_begin(GPT2<X> *g) {
+static void visitors_begin(GPT2 *g) {
     g->fetched = 0;
     if (g->visit_count == 0) return;
     order(g, g->compute, g->fetch);
@@ -1045,13 +685,12 @@ template <typename X> static void visitors_begin(GPT2<X> *g) {
 // From the head's gradient (made by gpt2_head) down to the embeddings. dx is the gradient of the
 // residual stream: every branch reads it, and adds its own part where it left the stream.
 // `accumulate`: not the step's first micro-batch; `last`: its last.
-template <typename X>
-static void gpt2_backward(GPT2<X> *g, bool accumulate, bool last) {
+static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
     const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads;
     const size_t B = g->B, T = g->T, N = B * T, L = g->config.layers;
     const GPT2Table *t = &g->table;
     const size_t head_bytes = g->config.vocab_padded * C * sizeof(float);
-    X *dx = g->dx, *dc = g->branch, *dwide = g->dwide;
+    floatX *dx = g->dx, *dc = g->branch, *dwide = g->dwide;
     float *sum = g->scratch;
     Matmul *lt = &g->lt;
     cudaStream_t stream = g->compute;
@@ -1062,15 +701,15 @@ static void gpt2_backward(GPT2<X> *g, bool accumulate, bool last) {
         round_gradient(tensor_grad(g, t->lm_head), g->dwte, t->tensors[t->lm_head].size, stream);
         CUDA(cudaMemsetAsync(g->dwte, 0, head_bytes, stream));
     }
-    CUDA(cudaMemsetAsync(dx, 0, N * C * sizeof(X), stream));
+    CUDA(cudaMemsetAsync(dx, 0, N * C * sizeof(floatX), stream));
     layernorm_backward(dx, tensor_grad(g, t->ln_f_w), tensor_grad(g, t->ln_f_b), sum, dc,
                        g->x + L * g->max_B * g->max_T * C, tensor(g, t->ln_f_w), g->mean_f,
                        g->rstd_f, N, C, stream);
     gradient_complete(g, L + 1, accumulate, last);
 
     for (size_t l = L; l-- > 0;) {
-        const LayerActs<X> a = layer_acts(g, l);
-        X *w[LAYER_TENSORS], *d[LAYER_TENSORS];
+        const LayerActs a = layer_acts(g, l);
+        floatX *w[LAYER_TENSORS], *d[LAYER_TENSORS];
         layer_tensors(g, l, w, d);
         weights_again(g, l + 1);
         if (g->recompute && l + 1 < L) {  // the last layer's activations are still there
@@ -1101,7 +740,8 @@ static void gpt2_backward(GPT2<X> *g, bool accumulate, bool last) {
     gradient_begin(g, 0);
     encoder_backward(g->dwte, tensor_grad(g, t->wpe), dx, g->tokens, g->by_token, B, T, C, stream);
     round_gradient(tensor_grad(g, t->wte), g->dwte, t->tensors[t->wte].size, stream);
-    const size_t unused = (g->config.context - T) * C * sizeof(X);  // positions without a gradient
+    // positions without a gradient
+    const size_t unused = (g->config.context - T) * C * sizeof(floatX);
     CUDA(cudaMemsetAsync(tensor_grad(g, t->wpe) + T * C, 0, unused, stream));
     gradient_complete(g, 0, accumulate, last);
 }
@@ -1109,7 +749,7 @@ static void gpt2_backward(GPT2<X> *g, bool accumulate, bool last) {
 // The sum of the squares of all gradients, in the blocks and the order that adam.h defines; and, in
 // *loss, the mean loss of the step. The one place of a step where the host waits for the GPU: for
 // these two numbers. The GPU adds up all sums, those that the host has made, too.
-template <typename X> static double gpt2_grad_norm_squared(GPT2<X> *g, double *loss) {
+static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
     const bool on_host = g->accumulating && g->choice.sum_on_host && g->pieces.grads_host > 0;
     if (on_host) order(g, g->host.stream, g->leave);
     if (g->zen != NULL) zen_sums_leave(g);
@@ -1146,14 +786,14 @@ static void host_update(const void *arg) {
 
 // A piece that lives on the host and is updated by the CPU, once its gradient is there: one pass
 // over its state, which leaves the new weights for the GPU as well. They then go back.
-template <typename X> static void update_on_host(GPT2<X> *g, int piece, const AdamStep *step) {
+static void update_on_host(GPT2 *g, int piece, const AdamStep *step) {
     const Piece *p = &g->pieces.pieces[piece];
-    const size_t number = (size_t)piece, bytes = p->length * sizeof(X);
+    const size_t number = (size_t)piece, bytes = p->length * sizeof(floatX);
     Timeline *t = &g->timeline;
     HostUpdate work = {g->host_master + p->state_at, g->host_m + p->state_at,
                        g->host_v + p->state_at, host_grad(g, p), host_grad_bytes(g) == 2, p->runs,
                        NULL, g->pieces.runs + p->first_run, *step};
-    if (sizeof(X) == 2) work.rounded = (uint16_t *)host_result(g, p);
+    if (sizeof(floatX) == 2) work.rounded = (uint16_t *)host_result(g, p);
     CUDA(cudaStreamWaitEvent(g->host.stream, g->grad_arrived[p->segment], 0));
     const int updating = timeline_begin(t, ROW_HOST, "update", number, 0, g->host.stream);
     host_queue_submit(&g->host, host_update, &work, sizeof work);
@@ -1166,8 +806,7 @@ template <typename X> static void update_on_host(GPT2<X> *g, int piece, const Ad
 
 // A piece that lives on the host and is updated by the GPU: its state comes, unless it is there
 // already, and goes back; with several slots, one piece comes while another one goes.
-template <typename X>
-static void update_visitor(GPT2<X> *g, int visit, const AdamStep *step) {
+static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
     const size_t number = (size_t)g->visits[visit];
     const int slot = visit % g->rooms;
@@ -1189,9 +828,9 @@ static void update_visitor(GPT2<X> *g, int visit, const AdamStep *step) {
     CUDA(cudaStreamWaitEvent(g->update, g->slot_full[slot], 0));  // not for who comes behind it
     const int updating = timeline_begin(t, ROW_UPDATE, "update", number, 0, g->update);
     adam_update_gpu(room, m, v, grad, grad_is_bf16,
-                    sizeof(X) == 2 ? (uint16_t *)(void *)piece_params(g, p) : NULL,
+                    sizeof(floatX) == 2 ? (uint16_t *)(void *)piece_params(g, p) : NULL,
                     g->pieces.runs + p->first_run, p->runs, step, g->update);
-    if (sizeof(X) == sizeof(float))
+    if (sizeof(floatX) == sizeof(float))
         CUDA(cudaMemcpyAsync(piece_params(g, p), room, bytes, cudaMemcpyDeviceToDevice, g->update));
     timeline_end(t, updating, g->update);
     order(g, g->update, g->out);
@@ -1205,13 +844,12 @@ static void update_visitor(GPT2<X> *g, int visit, const AdamStep *step) {
 }
 
 // A piece that lives on the GPU.
-template <typename X>
-static void update_resident(GPT2<X> *g, int piece, const AdamStep *step) {
+static void update_resident(GPT2 *g, int piece, const AdamStep *step) {
     const Piece *p = &g->pieces.pieces[piece];
     Timeline *t = &g->timeline;
     const int span = timeline_begin(t, ROW_UPDATE, "update", (size_t)piece, 0, g->update);
-    const bool rounds = sizeof(X) == 2;
-    X *params = piece_params(g, p);
+    const bool rounds = sizeof(floatX) == 2;
+    floatX *params = piece_params(g, p);
     adam_update_gpu(rounds ? g->master + p->state_at : (float *)(void *)params,
                     g->m + p->state_at, g->v + p->state_at, grad_waiting(g, p),
                     waiting_bytes(g) == 2, rounds ? (uint16_t *)(void *)params : NULL,
@@ -1222,7 +860,7 @@ static void update_resident(GPT2<X> *g, int piece, const AdamStep *step) {
 // Queues one AdamW step (adam.h) over everything that this process owns, in the order in which the
 // next forward pass needs it. That pass waits for each segment (weights_begin), not for them all.
 // Call it after gpt2_grad_norm_squared(), which has waited for backward.
-template <typename X> static void gpt2_update(GPT2<X> *g, const AdamStep *step) {
+static void gpt2_update(GPT2 *g, const AdamStep *step) {
     int visit = 0;
     for (int s = 0; s < g->segments; s++) {
         const Segment *x = &g->segment[s];
@@ -1242,32 +880,30 @@ template <typename X> static void gpt2_update(GPT2<X> *g, const AdamStep *step) 
 }
 
 // Waits until nothing of an update is under way, neither weights nor state.
-template <typename X> static void gpt2_update_wait(GPT2<X> *g) {
+static void gpt2_update_wait(GPT2 *g) {
     if (g->zen != NULL) zen_wait(g);
-    CUDA(cudaStreamSynchronize(g->update));
-    CUDA(cudaStreamSynchronize(g->back));
-    CUDA(cudaStreamSynchronize(g->out));
+    gpt2_rest(g);
 }
 
 // The parameters that forward and backward use, from the fp32 ones that were loaded or initialised.
-template <typename X> static void gpt2_round_params(GPT2<X> *g) {
+static void gpt2_round_params(GPT2 *g) {
     enum { CHUNK = 1 << 20 };
     static uint16_t rounded[CHUNK];
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
         const bool on_gpu = g->training && p->kind == PIECE_RESIDENT;
-        if (on_gpu && sizeof(X) == sizeof(float)) continue;  // they are the same
+        if (on_gpu && sizeof(floatX) == sizeof(float)) continue;  // they are the same
         if (on_gpu)
             round_gradient(piece_params(g, p), g->master + p->state_at, p->length, g->compute);
-        if (on_gpu || (!g->training && sizeof(X) == sizeof(float))) continue;
+        if (on_gpu || (!g->training && sizeof(floatX) == sizeof(float))) continue;
         const float *from = (g->training ? g->host_master : g->master) + p->state_at;
         for (size_t at = 0; at < p->length; at += CHUNK) {
             const size_t n = min_size(CHUNK, p->length - at);
             #pragma omp parallel for if (n > 1 << 16)
             for (size_t j = 0; j < n; j++) rounded[j] = f32_to_bf16(from[at + j]);
             CUDA(cudaMemcpy(piece_params(g, p) + at,
-                            sizeof(X) == 2 ? (const void *)rounded : (const void *)(from + at),
-                            n * sizeof(X), cudaMemcpyHostToDevice));
+                            sizeof(floatX) == 2 ? (const void *)rounded : (const void *)(from + at),
+                            n * sizeof(floatX), cudaMemcpyHostToDevice));
         }
     }
     CUDA(cudaDeviceSynchronize());  // our streams do not wait for the default one
@@ -1279,9 +915,8 @@ template <typename X> static void gpt2_round_params(GPT2<X> *g) {
 
 // For run_sample(): the logits (V) of the token after the last of `count` tokens, on the host. A
 // whole forward pass over them: no cache of keys and values, nothing that training does not use.
-template <typename X>
 static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t, float *logits) {
-    GPT2<X> *g = (GPT2<X> *)model;
+    GPT2 *g = (GPT2 *)model;
     const size_t C = g->config.channels, Vp = g->config.vocab_padded;
     // Few different lengths, because each has products of its own. The zeros behind the last token
     // change nothing: no row sees a later one.
@@ -1302,9 +937,8 @@ static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t, 
 // 3. Evaluation and the training loop
 
 // For run_eval(): the mean loss of rows of the held-out data.
-template <typename X>
 static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, size_t *) {
-    GPT2<X> *g = (GPT2<X> *)model;
+    GPT2 *g = (GPT2 *)model;
     if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, &r->damage)) return 0;
     gpt2_update_wait(g);  // so that neither is in the other's time
     g->timeline.between = true;
@@ -1317,13 +951,13 @@ static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, size_t *
 }
 
 // Where a piece begins in the arena.
-template <typename X> static size_t arena_at(const GPT2<X> *g, const Piece *p) {
+static size_t arena_at(const GPT2 *g, const Piece *p) {
     const Segment *s = &g->segment[p->segment];
     return s->own_from + (p->at - s->own_at);
 }
 
 // The state as checkpoints see it: where each range of the masters, m and v lives.
-template <typename X> static void gpt2_parts(GPT2<X> *g, StatePart parts[3]) {
+static void gpt2_parts(GPT2 *g, StatePart parts[3]) {
     static const char *const names[3] = {"param", "m", "v"};
     float *const gpu[3] = {g->master, g->m, g->v};
     float *const host[3] = {g->host_master, g->host_m, g->host_v};
@@ -1334,7 +968,7 @@ template <typename X> static void gpt2_parts(GPT2<X> *g, StatePart parts[3]) {
         for (size_t i = 0; i < count; i++) {
             const Piece *p = &g->pieces.pieces[i];
             const bool resident = p->kind == PIECE_RESIDENT;
-            const bool is_params = k == 0 && sizeof(X) == sizeof(float);  // see GPT2.master
+            const bool is_params = k == 0 && sizeof(floatX) == sizeof(float);  // see GPT2.master
             float *data = !resident ? host[k] + p->state_at
                         : is_params ? (float *)(void *)piece_params(g, p)
                         : gpu[k] != NULL ? gpu[k] + p->state_at : NULL;
@@ -1345,73 +979,19 @@ template <typename X> static void gpt2_parts(GPT2<X> *g, StatePart parts[3]) {
     }
 }
 
-template <typename X> static void save(GPT2<X> *g, Run *r) {
+static void save(GPT2 *g, Run *r) {
     gpt2_update_wait(g);
     run_save(r, g->zen != NULL ? zen_text(&g->zen->map, &g->zen->clock) : NULL);
 }
 
-// Bytes of GPU memory that are free.
-static size_t gpu_available(void) {
-    size_t available, total;
-    CUDA(cudaMemGetInfo(&available, &total));
-    return available;
-}
-
-static bool has_device(void) {
-    int devices = 0;
-    return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
-}
-
-// Opens the first GPU (CUDA_VISIBLE_DEVICES chooses another); of the ranks of a node, each its own,
-// unless its launcher shows it no other.
-static void open_device(void) {
-    int devices = 0;
-    cudaDeviceProp device;
-    const cudaError_t e = cudaGetDeviceCount(&devices);
-    if (e != cudaSuccess || devices == 0)
-        fail("no CUDA device can be used (%s): ./train_gpt2 trains on the CPU",
-             e != cudaSuccess ? cudaGetErrorString(e) : "there is none");
-    const int mine = devices == 1 ? 0 : ranks.local;
-    if (mine >= devices) fail("rank %d is number %d of its node, which has %d GPUs", ranks.rank,
-                              ranks.local, devices);
-    CUDA(cudaSetDevice(mine));
-    CUDA(cudaGetDeviceProperties(&device, mine));
-    if (device.major < 8)
-        fail("%s has compute capability %d.%d, and bf16 needs 8.0 (Ampere) or more", device.name,
-             device.major, device.minor);
-}
-
-// The rates of this machine, or of what one of several ranks has of it: from --rates, or measured
-// now, which takes a second or two; ranks do that at once, and each finds its own part. The queue
-// is opened if it is not yet, with a team of `threads` (0: one per core).
-static void machine_rates(HostQueue *host, int threads, const Options *o, Rates *rates) {
-    Error err;
-    if (rates->h2d > 0) return;  // known already
-    if (o->rates != NULL) {
-        if (!rates_load(rates, o->rates, &err)) die("--rates: %s", err.text);
-        if (!(rates->h2d > 0 && rates->d2h > 0)) die("--rates %s: it lacks h2d or d2h", o->rates);
-        *rates = rates_of_rank(rates, o->plan ? rates_local(rates, o->world)
-                                              : (size_t)ranks.local_world);
-        return;
-    }
-    if (!has_device()) die("describe the machine that is planned for: --rates FILE");
-    if (host->stream == NULL) host_queue_open(host, threads);
-    rates_measure(rates, host, 1.5);
-#ifdef __CUDA_EMU__
-    printf("rates: measured on an emulated GPU; what is predicted from them means nothing\n");
-#endif
-    if (ranks.local_world > 1) rates->node_gpus = rates->host_gpus = ranks.local_world;
-    if (o->plan) *rates = rates_of_rank(rates, rates_local(rates, o->world));
-}
-
-template <typename X> static PlanRun plan_run(const GPT2<X> *g, const Run *r) {
+static PlanRun plan_run(const GPT2 *g, const Run *r) {
     PlanRun run;
     memset(&run, 0, sizeof run);
     run.B = r->B;
     run.T = r->T;
     run.accum = r->o.accum;
     run.recompute = g->recompute;
-    run.stored = sizeof(X);
+    run.stored = sizeof(floatX);
     run.no_overlap = r->o.no_overlap;
     run.world = r->world;
     run.zero = zero_stage(g->zero);
@@ -1419,19 +999,56 @@ template <typename X> static PlanRun plan_run(const GPT2<X> *g, const Run *r) {
 }
 
 // Predicts the time of a step of --offload zenflow, prints it, and draws it if trace is not NULL.
-template <typename X>
-static void zen_predict(const GPT2<X> *g, const Rates *rates, const PlanRun *run,
+static void zen_predict(const GPT2 *g, const Rates *rates, const PlanRun *run,
                         TraceFile *trace) {
-    const ZenFlow<X> *z = g->zen;
+    const ZenFlow *z = g->zen;
     const ZenPlan plan = {*run, z->config.window, z->config.overlap, z->sums, g->places};
     const ZenPrediction x = zen_plan_step(rates, &g->config, &z->map, &plan, trace);
     zen_plan_print(rates, &z->map, &plan, &x);
 }
 
+// Settles which columns there are: a checkpoint's, or new ones. Layers live on the GPU, whole, as
+// --resident says, or as few as make the host's part fit into host_limit.
+static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
+    const Options *o = &r->o;
+    const size_t L = g->config.layers;
+    ZenFlow *z = g->zen = (ZenFlow *)alloc_or_fail(1, sizeof(ZenFlow), "columns");
+    const bool given = o->resident >= 0;
+    const OffloadChoice asked = g->choice;
+    const OffloadMemory memory = gpt2_memory(g, o->recompute, limit, host_limit);
+    z->config = zen_config(o);
+    for (size_t whole = given ? (size_t)(o->resident * (double)L + 0.5) : 0;; whole++) {
+        const bool none = !given && whole > L;  // fits
+        zen_map_free(&z->map);
+        zen_clock_free(&z->clock);
+        zen_open(r, &z->map, &z->clock, none ? 0 : whole);
+        if (g->zero != NULL) zen_map_own(&z->map, &g->shards);
+        if (given && z->map.whole != whole)
+            die("--resident %g contradicts the checkpoint, in which the last %zu layers live on "
+                "the GPU: leave it out", o->resident, z->map.whole);
+        if (given || none || zen_is_saved(r)) break;
+        const bool fits = gpt2_settle(g, &memory);
+        g->choice = asked;
+        if (fits) break;
+    }
+    if (g->zero == NULL || given || zen_is_saved(r) || o->plan) return;
+    // The columns to choose from are the same on all ranks: as many layers as the one needs that
+    // has the least memory.
+    size_t *all = (size_t *)alloc_or_fail(r->world, sizeof *all, "columns"), most = 0;
+    zero_exchange(&z->map.whole, sizeof *all, all);
+    for (size_t i = 0; i < r->world; i++)
+        if (all[i] > most) most = all[i];
+    free(all);
+    zen_map_free(&z->map);
+    zen_clock_free(&z->clock);
+    zen_open(r, &z->map, &z->clock, most);
+    zen_map_own(&z->map, &g->shards);
+}
+
+
 // Where the optimizer's state is to live, from the options and, for what is "auto" there, from the
 // machine's rates.
-template <typename X>
-static void choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
+static void choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     const Options *o = &r->o;
     OffloadChoice *c = &g->choice;
     c->mode = g->training && o->dump == NULL ? o->offload : OFFLOAD_NONE;
@@ -1485,45 +1102,10 @@ static void choose_offload(GPT2<X> *g, Run *r, size_t limit, size_t host_limit, 
     gpt2_settle(g, &memory);
 }
 
-// How much memory there is: on this machine or, with --plan, what --gpu-memory and --host-memory
-// say, or with --rates no limit, SIZE_MAX. Dies if --trace cannot be written; opens the GPU, if
-// there is one here that is meant.
-typedef struct { bool here; size_t gpu, host; } Limits;
-
-static void settle_limits(const Options *o, Limits *x) {
-    x->here = !o->plan || (o->rates == NULL && has_device());
-    if (o->trace != NULL && !path_is_writable(o->trace))
-        die("--trace %s: %s", o->trace, strerror(errno));
-    if (x->here) open_device();
-    const size_t available = x->here ? gpu_available() : SIZE_MAX;
-    const size_t sharers = (size_t)ranks.local_world, asked = o->host_memory;
-    const size_t host_available = x->here ? memory_available() / sharers : SIZE_MAX;
-    const size_t container = x->here ? memory_container() / sharers : SIZE_MAX;
-    ranks_barrier();  // none takes anything before all have looked
-    // Some is left for what the driver rounds up and loads later: kernels, and the library's.
-    const size_t margin = x->here ? min_size(available, available / 100 + ((size_t)256 << 20)) : 0;
-    x->gpu = o->gpu_memory == 0 ? available - margin
-           : o->plan ? o->gpu_memory : min_size(available, o->gpu_memory);
-    x->host = asked > 0 ? asked : host_available - (x->here ? host_available / 32 : 0);
-    if (o->plan && x->here)
-        printf("planned for %.1f GiB of GPU memory, as %s, and %.1f GiB of host memory, as %s; "
-               "free on this machine: %.1f and %.1f\n",
-               mib(x->gpu) / 1024, o->gpu_memory > 0 ? "said" : "here", mib(x->host) / 1024,
-               asked > 0 ? "said" : "here", mib(available) / 1024, mib(host_available) / 1024);
-    if (o->plan || asked <= host_available) return;
-    // The user's word counts more than Linux's, but who exceeds a container's limit is killed.
-    x->host = min_size(asked, container - container / 32);
-    host_memory_grows = container > host_available;
-    printf("--host-memory: %.1f MiB are more than the %.1f MiB that are available now: %s\n",
-           mib(asked), mib(host_available), x->host == asked ? "taken as said"
-               : "no more is used than the container's limit leaves");
-    fflush(stdout);  // if the memory does not come, Linux kills the program
-}
-
 // Settles where everything will be, on this machine or, with --plan, on the one that --rates and
 // the caps describe; prints it, and how long a step will take, if the rates are known. Returns the
 // planned bytes of GPU memory.
-template <typename X> static size_t settle(GPT2<X> *g, Run *r) {
+static size_t settle(GPT2 *g, Run *r) {
     const Options *o = &r->o;
     Limits limits;
     settle_limits(o, &limits);
@@ -1585,7 +1167,7 @@ static int calibrate(const Options *o) {
 // The counters of an offloaded step, for log.jsonl. Times are of the newest step that is complete,
 // "step", two before the one that is being logged, because nothing waits for them; bytes are of
 // the one that is being logged.
-template <typename X> static void offload_log(const GPT2<X> *g, char *json, size_t n) {
+static void offload_log(const GPT2 *g, char *json, size_t n) {
     const TimelineStep *d = &g->timeline.done;
     const size_t *of = g->pieces.elements;
     json[0] = '\0';
@@ -1601,7 +1183,7 @@ template <typename X> static void offload_log(const GPT2<X> *g, char *json, size
 }
 
 // The same for people, of the last step, when all is over.
-template <typename X> static void offload_end(const GPT2<X> *g) {
+static void offload_end(const GPT2 *g) {
     const TimelineStep *d = &g->timeline.done;
     if (d->step == 0) return;
     printf("the last step moved %.1f MiB to the GPU and %.1f MiB to the host, %.1f ms of it at "
@@ -1616,7 +1198,7 @@ template <typename X> static void offload_end(const GPT2<X> *g) {
 }
 
 // The memory for what run_open() has settled. Returns the bytes of GPU memory that it planned.
-template <typename X> static size_t gpt2_open(GPT2<X> *g, Run *r) {
+static size_t gpt2_open(GPT2 *g, Run *r) {
     const Options *o = &r->o;
     g->config = r->config;
     g->table = r->table;
@@ -1636,7 +1218,7 @@ template <typename X> static size_t gpt2_open(GPT2<X> *g, Run *r) {
 }
 
 // First values.
-template <typename X> static void gpt2_load(GPT2<X> *g, Run *r) {
+static void gpt2_load(GPT2 *g, Run *r) {
     gpt2_parts(g, g->parts);
     if (g->zen != NULL) {
         zen_load(g, r);
@@ -1649,7 +1231,7 @@ template <typename X> static void gpt2_load(GPT2<X> *g, Run *r) {
 }
 
 // --dump: the first batch's loss, logits and gradients.
-template <typename X> static int gpt2_dump(GPT2<X> *g, Run *r) {
+static int gpt2_dump(GPT2 *g, Run *r) {
     const size_t N = r->B * r->T, P = g->table.elements;
     float *logits = (float *)alloc_or_fail(N * g->config.vocab_padded, sizeof(float), "logits");
     float *grads = (float *)alloc_or_fail(P, sizeof(float), "gradients");
@@ -1661,7 +1243,7 @@ template <typename X> static int gpt2_dump(GPT2<X> *g, Run *r) {
     return run_dump(r, g->inputs, g->targets, gpt2_loss(g), logits, grads);
 }
 
-template <typename X> static StepResult train_step(GPT2<X> *g, Run *r, size_t step) {
+static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     StepResult x;
     memset(&x, 0, sizeof x);
     timeline_step(&g->timeline, step);
@@ -1702,8 +1284,8 @@ template <typename X> static StepResult train_step(GPT2<X> *g, Run *r, size_t st
     return x;
 }
 
-template <typename X> static int train(Run *r) {
-    GPT2<X> *g = (GPT2<X> *)alloc_or_fail(1, sizeof(GPT2<X>), "model");
+static int train(Run *r) {
+    GPT2 *g = (GPT2 *)alloc_or_fail(1, sizeof(GPT2), "model");
     const Options *o = &r->o;
     const size_t planned = gpt2_open(g, r);
     if (o->plan) return 0;
@@ -1712,22 +1294,23 @@ template <typename X> static int train(Run *r) {
     const size_t taken = available - gpu_available();
     gpt2_load(g, r);
     if (o->dump != NULL) return gpt2_dump(g, r);
-    if (o->steps == 0) return run_without_steps(r, gpt2_eval<X>, gpt2_next<X>, g);
+    if (o->steps == 0) return run_without_steps(r, gpt2_eval, gpt2_next, g);
 
     const char *trace = r->rank == 0 ? o->trace : NULL;
     if (g->offloaded || g->zero != NULL || trace != NULL) timeline_open(&g->timeline, trace);
     if (g->offloaded) host_describe(&g->host);
-    live(g, "weights", (double)parameter_elements(g), sizeof(X), g->compute);
-    live(g, "resident state", (sizeof(X) == 2 ? 3 : 2) * (double)g->pieces.elements[PIECE_RESIDENT],
-         sizeof(float), g->compute);
-    const DevicePeak device = device_peak(sizeof(X) == sizeof(float));
+    live(g, "weights", (double)parameter_elements(g), sizeof(floatX), g->compute);
+    const int floats = sizeof(floatX) == 2 ? 3 : 2;  // moments, and master weights beside bf16
+    live(g, "resident state", floats * (double)g->pieces.elements[PIECE_RESIDENT], sizeof(float),
+         g->compute);
+    const DevicePeak device = device_peak(sizeof(floatX) == sizeof(float));
     device_print(&device);
     const double peak = device.flops * (double)r->world;
     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
         const StepResult x = train_step(g, r, step);
         run_log_step(r, step, &x);
-        if (run_wants_eval(r, step)) run_eval(r, step, gpt2_eval<X>, g);
-        if (run_wants_sample(r, step)) run_sample(r, step, gpt2_next<X>, g);
+        if (run_wants_eval(r, step)) run_eval(r, step, gpt2_eval, g);
+        if (run_wants_sample(r, step)) run_sample(r, step, gpt2_next, g);
         if (run_wants_save(r, step)) save(g, r);
     }
     save(g, r);
@@ -1741,25 +1324,24 @@ template <typename X> static int train(Run *r) {
     return code;
 }
 
-// =============================================================================================
-// 4. Zeroth-order training: a model of its own, which keeps no activations and may be larger
-
-#include "tide/zo.cuh"
-
 #ifndef TESTING
-int main(int argc, char **argv) {
+#ifndef ENTRY  // else main.cu calls it; by itself, this file is a trainer in bf16
+#define ENTRY main
+#endif
+int ENTRY(int argc, char **argv) {
     static Run run;
     cpu_wait_briefly(argv);
     run_open(&run, argc, argv, true);
-    const int precision = run.o.precision;
+    if (run.o.precision != PRECISION)
+        die("this program computes in %s: name another with --precision, on --resume as well",
+            PRECISION == PRECISION_BF16 ? "bf16" : PRECISION == PRECISION_FP32 ? "fp32" : "fp16");
     int code;
     if (run.o.calibrate)
         code = calibrate(&run.o);
     else if (run.o.optimizer == OPTIMIZER_MEZO || run.task)
-        code = precision == PRECISION_FP32 ? zo_train<float>(&run)
-             : precision == PRECISION_BF16 ? zo_train<bf16>(&run) : zo_train<f16>(&run);
+        code = zo_train(&run);
     else
-        code = precision == PRECISION_FP32 ? train<float>(&run) : train<bf16>(&run);
+        code = train(&run);
     ranks_close();
     return code;
 }

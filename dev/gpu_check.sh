@@ -36,8 +36,9 @@ calls() {  # CALL: its seconds, then its parts with theirs, what is most worth k
     esac
 }
 programs="train_gpt2cu train_gpt2 build/compare build/timeline build/tokenize build/gpu/gpu_tests \
-    build/gpu/test_emu build/gpu/test_nccl build/gpu/bench_probe build/gpu/bench_gpu \
-    build/gpu/bench_offload build/gpu/bench_zen build/gpu/bench_zo"
+    build/gpu/gpu_tests_fp32 build/gpu/gpu_tests_fp16 build/gpu/test_emu build/gpu/test_nccl \
+    build/gpu/bench_probe build/gpu/bench_gpu build/gpu/bench_offload build/gpu/bench_zen \
+    build/gpu/bench_zo build/gpu/bench_zo_fp32 build/gpu/bench_zo_fp16"
 
 die() { echo "gpu_check: $*" >&2; exit 2; }
 usage() { sed -n '2,/^set/p' "$self" | sed '/^set/d; s/^# \{0,1\}//'; exit 2; }
@@ -195,7 +196,6 @@ bring() {
         missing=$programs  # make knows which of them are there already
         row 1 "programs" "built here: no pack of these sources in $pack"
     fi
-    for name in dev/test/test_*.cu; do ln -sf gpu_tests "build/gpu/$(basename "$name" .cu)"; done
     [ -n "$missing" ] || return
     command -v nvcc >/dev/null || bad "nvcc" "is not there: install the CUDA Toolkit"
     # shellcheck disable=SC2086

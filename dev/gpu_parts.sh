@@ -255,12 +255,25 @@ run_tests() {
     rm -f "$work"/test_*.log
 }
 
+# named_tests PROGRAM...: the names of their tests, each of which becomes a link to its program.
+named_tests() {
+    local program name
+    for program in "$@"; do
+        for name in $("build/gpu/$program" --list); do
+            ln -sf "$program" "build/gpu/$name"
+            echo "$name"
+        done
+    done
+}
+
 # All tests of the GPU sources, those that say most first.
 part_tests() {
-    local first="test_matmul_gpu test_attention test_kernels test_gpt2cu_bf16 test_model \
-        test_gpt2cu test_host test_placement test_timeline"
-    needs build/gpu/gpu_tests build/gpu/test_emu build/gpu/test_nccl || return
-    set -- $({ printf '%s\n' $first; basename -s .cu dev/emu/test/test_*.cu dev/test/test_*.cu; } \
+    local first="test_matmul_gpu test_attention test_kernels test_gpt2cu test_model \
+        test_gpt2cu_fp32 test_host test_placement test_timeline"
+    needs build/gpu/gpu_tests build/gpu/gpu_tests_fp32 build/gpu/gpu_tests_fp16 \
+        build/gpu/test_emu build/gpu/test_nccl || return
+    set -- $({ printf '%s\n' $first test_emu test_nccl
+        named_tests gpu_tests gpu_tests_fp32 gpu_tests_fp16; } \
         | awk '!seen[$1]++ { print "build/gpu/" $1 }')
     [ "$tiny" = 1 ] && set -- build/gpu/test_columns_gpu build/gpu/test_emu
     run_tests "$@"
@@ -270,7 +283,7 @@ part_tests_all() { ALL=1 part_tests; }  # whole covering sets: a GPU is fast
 part_placement() {
     needs train_gpt2cu train_gpt2 build/compare build/timeline build/tokenize build/gpu/gpu_tests \
         || return
-    if [ "$tiny" = 1 ]; then run_tests build/gpu/test_columns_gpu
+    if [ "$tiny" = 1 ]; then named_tests gpu_tests >/dev/null; run_tests build/gpu/test_columns_gpu
     else run_tests dev/test/test_cli_offload.sh dev/test/test_cli_gpu.sh; fi
     STEPS=$(few 20) WARMUP=1 RESIDENT=0.3 modes nano nano 60 "none zero twinflow interleave \
         stride2 zero-published twinflow-published interleave-published" $pieces
@@ -683,7 +696,8 @@ zo_torch() {
 }
 part_zo() {
     local way model run="$nano --steps $steps --optimizer mezo --lr 1e-4 --precision fp16 --accum 1"
-    needs train_gpt2cu build/gpu/bench_zo && make_tokens || return
+    needs train_gpt2cu build/gpu/bench_zo build/gpu/bench_zo_fp16 build/gpu/bench_zo_fp32 \
+        && make_tokens || return
     if train zo_memory 30 ./train_gpt2cu $run; then
         for way in "--slots 2" "--slots 3" "--resident-blocks 1" --no-overlap --zo-no-slots \
             --zo-no-fused-update; do
@@ -691,13 +705,16 @@ part_zo() {
                 && same_run zo_memory zo_streamed "$steps steps in fp16, streamed $way"
         done
     fi
-    bench_log bench_zo 45 kernel step
+    bench_log bench_zo 30 kernel step
+    bench_log bench_zo_fp16 20 kernel step
+    bench_log bench_zo_fp32 10 kernel
     for model in $opts; do zo_both $model 8 40; done
     zo_torch 24 2048
 }
 part_zo_more() {
-    needs train_gpt2cu build/gpu/bench_zo && make_tokens || return
-    bench_log bench_zo 270 stream queries
+    needs train_gpt2cu build/gpu/bench_zo build/gpu/bench_zo_fp32 && make_tokens || return
+    bench_log bench_zo 100 stream queries
+    bench_log bench_zo_fp32 170 stream
     zo_both opt-2.7b 12 60
     zo_both opt-13b 12 60
     zo_both opt-30b 8 120

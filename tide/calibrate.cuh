@@ -373,4 +373,93 @@ static void calibrate_print(FILE *f, const Rates *r) {
     }
 }
 
+// Bytes of GPU memory that are free.
+static size_t gpu_available(void) {
+    size_t available, total;
+    CUDA(cudaMemGetInfo(&available, &total));
+    return available;
+}
+
+static bool has_device(void) {
+    int devices = 0;
+    return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+}
+
+// Opens the first GPU (CUDA_VISIBLE_DEVICES chooses another); of the ranks of a node, each its own,
+// unless its launcher shows it no other.
+static void open_device(void) {
+    int devices = 0;
+    cudaDeviceProp device;
+    const cudaError_t e = cudaGetDeviceCount(&devices);
+    if (e != cudaSuccess || devices == 0)
+        fail("no CUDA device can be used (%s): ./train_gpt2 trains on the CPU",
+             e != cudaSuccess ? cudaGetErrorString(e) : "there is none");
+    const int mine = devices == 1 ? 0 : ranks.local;
+    if (mine >= devices) fail("rank %d is number %d of its node, which has %d GPUs", ranks.rank,
+                              ranks.local, devices);
+    CUDA(cudaSetDevice(mine));
+    CUDA(cudaGetDeviceProperties(&device, mine));
+    if (device.major < 8)
+        fail("%s has compute capability %d.%d, and bf16 needs 8.0 (Ampere) or more", device.name,
+             device.major, device.minor);
+}
+
+// The rates of this machine, or of what one of several ranks has of it: from --rates, or measured
+// now, which takes a second or two; ranks do that at once, and each finds its own part. The queue
+// is opened if it is not yet, with a team of `threads` (0: one per core).
+static void machine_rates(HostQueue *host, int threads, const Options *o, Rates *rates) {
+    Error err;
+    if (rates->h2d > 0) return;  // known already
+    if (o->rates != NULL) {
+        if (!rates_load(rates, o->rates, &err)) die("--rates: %s", err.text);
+        if (!(rates->h2d > 0 && rates->d2h > 0)) die("--rates %s: it lacks h2d or d2h", o->rates);
+        *rates = rates_of_rank(rates, o->plan ? rates_local(rates, o->world)
+                                              : (size_t)ranks.local_world);
+        return;
+    }
+    if (!has_device()) die("describe the machine that is planned for: --rates FILE");
+    if (host->stream == NULL) host_queue_open(host, threads);
+    rates_measure(rates, host, 1.5);
+#ifdef __CUDA_EMU__
+    printf("rates: measured on an emulated GPU; what is predicted from them means nothing\n");
+#endif
+    if (ranks.local_world > 1) rates->node_gpus = rates->host_gpus = ranks.local_world;
+    if (o->plan) *rates = rates_of_rank(rates, rates_local(rates, o->world));
+}
+
+// How much memory there is: on this machine or, with --plan, what --gpu-memory and --host-memory
+// say, or with --rates no limit, SIZE_MAX. Dies if --trace cannot be written; opens the GPU, if
+// there is one here that is meant.
+typedef struct { bool here; size_t gpu, host; } Limits;
+
+static void settle_limits(const Options *o, Limits *x) {
+    x->here = !o->plan || (o->rates == NULL && has_device());
+    if (o->trace != NULL && !path_is_writable(o->trace))
+        die("--trace %s: %s", o->trace, strerror(errno));
+    if (x->here) open_device();
+    const size_t available = x->here ? gpu_available() : SIZE_MAX;
+    const size_t sharers = (size_t)ranks.local_world, asked = o->host_memory;
+    const size_t host_available = x->here ? memory_available() / sharers : SIZE_MAX;
+    const size_t container = x->here ? memory_container() / sharers : SIZE_MAX;
+    ranks_barrier();  // none takes anything before all have looked
+    // Some is left for what the driver rounds up and loads later: kernels, and the library's.
+    const size_t margin = x->here ? min_size(available, available / 100 + ((size_t)256 << 20)) : 0;
+    x->gpu = o->gpu_memory == 0 ? available - margin
+           : o->plan ? o->gpu_memory : min_size(available, o->gpu_memory);
+    x->host = asked > 0 ? asked : host_available - (x->here ? host_available / 32 : 0);
+    if (o->plan && x->here)
+        printf("planned for %.1f GiB of GPU memory, as %s, and %.1f GiB of host memory, as %s; "
+               "free on this machine: %.1f and %.1f\n",
+               mib(x->gpu) / 1024, o->gpu_memory > 0 ? "said" : "here", mib(x->host) / 1024,
+               asked > 0 ? "said" : "here", mib(available) / 1024, mib(host_available) / 1024);
+    if (o->plan || asked <= host_available) return;
+    // The user's word counts more than Linux's, but who exceeds a container's limit is killed.
+    x->host = min_size(asked, container - container / 32);
+    host_memory_grows = container > host_available;
+    printf("--host-memory: %.1f MiB are more than the %.1f MiB that are available now: %s\n",
+           mib(asked), mib(host_available), x->host == asked ? "taken as said"
+               : "no more is used than the container's limit leaves");
+    fflush(stdout);  // if the memory does not come, Linux kills the program
+}
+
 #endif

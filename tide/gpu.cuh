@@ -87,6 +87,16 @@ template <> HOST_DEVICE inline float from_f32<float>(float x) { return x; }
 template <> HOST_DEVICE inline bf16 from_f32<bf16>(float x) { return __float2bfloat16_rn(x); }
 template <> HOST_DEVICE inline f16 from_f32<f16>(float x) { return __float2half_rn(x); }
 
+// floatX: the type in which a program stores parameters, activations and gradients, chosen when it
+// is compiled. fp16 is for forward passes only, in zeroth-order training.
+#if defined(ENABLE_FP32)
+typedef float floatX;
+#elif defined(ENABLE_FP16)
+typedef f16 floatX;
+#else
+typedef bf16 floatX;
+#endif
+
 // 16 bytes of X: what one thread loads or stores at once. Addresses must be multiples of 16 bytes.
 template <typename X> struct alignas(16) Pack {
     enum { N = 16 / sizeof(X) };
@@ -198,5 +208,7 @@ template <typename Work> static void batch_add(Batch<Work> *batch, const Work &w
     batch->work[batch->count] = work;
     batch->end[batch->count++] = (unsigned)end;
 }
+
+static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
 
 #endif

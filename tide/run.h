@@ -360,6 +360,25 @@ static void run_agree(const Run *r) {
     ranks_agree("data", text);
 }
 
+// The --precision of a run that is not open yet: the command line's, or with --resume that of its
+// checkpoints, which all have the same. What is damaged is told by run_open().
+static int run_precision(int argc, char **argv) {
+    Options o;
+    TrainState s;
+    char all[PATH_MAX], dir[PATH_MAX];
+    Error err;
+    options_parse(&o, argc, argv, true);
+    path_join(all, o.out, "checkpoints");
+    for (size_t step = SIZE_MAX; o.resume && (step = state_newest(o.out, step)) > 0;) {
+        state_path(dir, all, step);
+        if (!state_read(dir, &s, &err)) continue;
+        options_resume(&o, s.options);
+        train_state_free(&s);
+        break;
+    }
+    return o.precision;
+}
+
 // Fills *r from the command line and the files that it names. Everything that can be wrong with
 // them is found here, and ends the program.
 static void run_open(Run *r, int argc, char **argv, bool gpu_build) {

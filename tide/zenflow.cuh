@@ -20,6 +20,9 @@
 //     change places (this counts as forward's).
 #ifndef TIDE_ZENFLOW_CUH
 #define TIDE_ZENFLOW_CUH
+#include "zen_plan.h"
+#include "zen_run.h"
+#include "zero.cuh"
 
 // ---------------------------------------------------------------------------------------------
 // 1. Memory
@@ -28,7 +31,7 @@
 #define ZEN_EXCHANGE 64  // columns of a matrix that change places at a time
 #endif
 
-template <typename X> struct ZenFlow {
+struct ZenFlow {
     ZenConfig config;
     ZenMap map;
     ZenClock clock;
@@ -50,9 +53,9 @@ template <typename X> struct ZenFlow {
     // GPU memory, in the layouts of ZenMap.
     int32_t *column;            // (columns)
     float *master, *m, *v;      // (chosen)
-    void *grad;                 // (chosen): X, or fp32 if micro-batches were summed
-    X *packed;                  // (2, longest): the rest's gradients on their way out
-    X *landing;                 // (longest): new weights of the rest that have come in
+    void *grad;                 // (chosen): floatX, or fp32 if micro-batches were summed
+    floatX *packed;             // (2, longest): the rest's gradients on their way out
+    floatX *landing;            // (longest): new weights of the rest that have come in
     ZenSum *column_sums, *scratch;
     float *exchange;            // (3, rows, columns): p, m, v of columns that leave or come
     int32_t *slots;             // (ZEN_EXCHANGE)
@@ -60,14 +63,14 @@ template <typename X> struct ZenFlow {
     // Page-locked host memory.
     float *host_master, *host_m, *host_v;  // (rest)
     float *acc;                 // (sums, rest)
-    X *ring;                    // (rest): one step's gradients
+    floatX *ring;               // (rest): one step's gradients
     uint16_t *result;           // (rest): new weights in bf16; in fp32 the masters are that
     ZenSum *host_sums;          // (columns)
     ZenSum *host_all_sums;      // (ranks, columns)
     float *host_exchange;
 };
 
-template <typename X> static size_t zen_longest(const ZenMap *map) {
+static size_t zen_longest(const ZenMap *map) {
     size_t most = 0;
     for (int s = 0; s < map->segments; s++)
         if (map->segment[s].rest > most) most = map->segment[s].rest;
@@ -85,63 +88,24 @@ static size_t zen_exchange(const ZenMap *map) {
 // How many sums the host keeps. With two, the worker may take a whole window for an update; with
 // one, if memory is tight, it must be done with a segment when the next window's first gradient of
 // it is added.
-template <typename X> static void zen_settle_sums(ZenFlow<X> *z, bool tight) {
+static void zen_settle_sums(ZenFlow *z, bool tight) {
     if (z->config.window == 1) z->sums = 0;
     else z->sums = z->config.overlap && !tight ? 2 : 1;
 }
 
-// Settles which columns there are: a checkpoint's, or new ones. Layers live on the GPU, whole, as
-// --resident says, or as few as make the host's part fit into host_limit.
-template <typename X>
-static void zen_choose(GPT2<X> *g, const Run *r, size_t limit, size_t host_limit) {
-    const Options *o = &r->o;
-    const size_t L = g->config.layers;
-    ZenFlow<X> *z = g->zen = (ZenFlow<X> *)alloc_or_fail(1, sizeof(ZenFlow<X>), "columns");
-    const bool given = o->resident >= 0;
-    const OffloadChoice asked = g->choice;
-    const OffloadMemory memory = gpt2_memory(g, o->recompute, limit, host_limit);
-    z->config = zen_config(o);
-    for (size_t whole = given ? (size_t)(o->resident * (double)L + 0.5) : 0;; whole++) {
-        const bool none = !given && whole > L;  // fits
-        zen_map_free(&z->map);
-        zen_clock_free(&z->clock);
-        zen_open(r, &z->map, &z->clock, none ? 0 : whole);
-        if (g->zero != NULL) zen_map_own(&z->map, &g->shards);
-        if (given && z->map.whole != whole)
-            die("--resident %g contradicts the checkpoint, in which the last %zu layers live on "
-                "the GPU: leave it out", o->resident, z->map.whole);
-        if (given || none || zen_is_saved(r)) break;
-        const bool fits = gpt2_settle(g, &memory);
-        g->choice = asked;
-        if (fits) break;
-    }
-    if (g->zero == NULL || given || zen_is_saved(r) || o->plan) return;
-    // The columns to choose from are the same on all ranks: as many layers as the one needs that
-    // has the least memory.
-    size_t *all = (size_t *)alloc_or_fail(r->world, sizeof *all, "columns"), most = 0;
-    zero_exchange(&z->map.whole, sizeof *all, all);
-    for (size_t i = 0; i < r->world; i++)
-        if (all[i] > most) most = all[i];
-    free(all);
-    zen_map_free(&z->map);
-    zen_clock_free(&z->clock);
-    zen_open(r, &z->map, &z->clock, most);
-    zen_map_own(&z->map, &g->shards);
-}
-
 // Adds zenflow's lines to the memory plan of the GPU; returns how many lines there are now.
-template <typename X> static int zen_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS], int n) {
-    ZenFlow<X> *z = g->zen;
+static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
+    ZenFlow *z = g->zen;
     const ZenMap *map = &z->map;
-    const size_t f32 = sizeof(float), longest = zen_longest<X>(map);
+    const size_t f32 = sizeof(float), longest = zen_longest(map);
     list[n++] = Buffer{"master weights", map->chosen * f32, &z->master, true};
     list[n++] = Buffer{"AdamW moments", map->chosen * f32, &z->m, true};
     list[n++] = Buffer{"AdamW moments", map->chosen * f32, &z->v, true};
     list[n++] = Buffer{"gradients", map->chosen * waiting_bytes(g), &z->grad, true};
     list[n++] = Buffer{"columns", map->columns * sizeof(int32_t), &z->column, false};
     if (map->rest > 0) {
-        list[n++] = Buffer{"packed", 2 * longest * sizeof(X), &z->packed, true};
-        list[n++] = Buffer{"packed", longest * sizeof(X), &z->landing, true};
+        list[n++] = Buffer{"packed", 2 * longest * sizeof(floatX), &z->packed, true};
+        list[n++] = Buffer{"packed", longest * sizeof(floatX), &z->landing, true};
     }
     if (map->mixed) {
         list[n++] = Buffer{"columns", map->columns * sizeof(ZenSum), &z->column_sums, true};
@@ -156,8 +120,8 @@ template <typename X> static int zen_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS
 }
 
 // All lines of the host's.
-template <typename X> static int zen_host_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS]) {
-    ZenFlow<X> *z = g->zen;
+static int zen_host_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
+    ZenFlow *z = g->zen;
     const ZenMap *map = &z->map;
     const size_t f32 = sizeof(float), rest = map->rest;
     int n = 0;
@@ -165,10 +129,11 @@ template <typename X> static int zen_host_buffers(GPT2<X> *g, Buffer list[MAX_BU
         list[n++] = Buffer{"master weights", rest * f32, &z->host_master, true};
         list[n++] = Buffer{"AdamW moments", rest * f32, &z->host_m, true};
         list[n++] = Buffer{"AdamW moments", rest * f32, &z->host_v, true};
-        list[n++] = Buffer{"gradients", rest * sizeof(X), &z->ring, true};
+        list[n++] = Buffer{"gradients", rest * sizeof(floatX), &z->ring, true};
         if (z->sums > 0)
             list[n++] = Buffer{"sums of gradients", (size_t)z->sums * rest * f32, &z->acc, true};
-        if (sizeof(X) < f32) list[n++] = Buffer{"new weights", rest * sizeof(X), &z->result, true};
+        if (sizeof(floatX) < f32)
+            list[n++] = Buffer{"new weights", rest * sizeof(floatX), &z->result, true};
     }
     if (map->mixed) {
         list[n++] = Buffer{"columns", map->columns * sizeof(ZenSum), &z->host_sums, true};
@@ -181,8 +146,8 @@ template <typename X> static int zen_host_buffers(GPT2<X> *g, Buffer list[MAX_BU
 }
 
 // For the line that begins with the number of parameters: what becomes of them.
-template <typename X> static void zen_print(const GPT2<X> *g) {
-    const ZenFlow<X> *z = g->zen;
+static void zen_print(const GPT2 *g) {
+    const ZenFlow *z = g->zen;
     printf(", ");
     zen_describe(&z->config, &z->map, " by the GPU", " by the CPU");
     if (z->sums > 0) printf("; %d sum%s on the host", z->sums, z->sums > 1 ? "s" : "");
@@ -190,30 +155,24 @@ template <typename X> static void zen_print(const GPT2<X> *g) {
     if (whole > 0) printf("; on the GPU for good: the last %zu layer%s", whole, plural(whole));
 }
 
-template <typename X> static std::array<cudaEvent_t **, 3> zen_events(ZenFlow<X> *z) {
-    return {&z->ring_free, &z->computed, &z->result_free};
-}
-
 // After the buffers of both lists are there.
-template <typename X> static void zen_allocate(GPT2<X> *g) {
-    ZenFlow<X> *z = g->zen;
+static void zen_allocate(GPT2 *g) {
+    ZenFlow *z = g->zen;
     const size_t segments = (size_t)z->map.segments;
-    for (cudaEvent_t **events : zen_events(z)) {
-        *events = (cudaEvent_t *)alloc_or_fail(segments, sizeof(cudaEvent_t), "events");
-        for (size_t i = 0; i < segments; i++) event_make(&(*events)[i]);
-    }
+    z->ring_free = events_make(segments);
+    z->computed = events_make(segments);
+    z->result_free = events_make(segments);
     for (int i = 0; i < 2; i++) event_make(&z->packed_free[i]);
     z->pack = stream_make("pack", true);
     CUDA(cudaMemcpy(z->column, z->map.column, z->map.columns * sizeof(int32_t),
                     cudaMemcpyHostToDevice));
 }
 
-template <typename X> static void zen_free(GPT2<X> *g) {
-    ZenFlow<X> *z = g->zen;
-    for (cudaEvent_t **events : zen_events(z)) {
-        for (int i = 0; i < z->map.segments; i++) CUDA(cudaEventDestroy((*events)[i]));
-        free(*events);
-    }
+static void zen_free(GPT2 *g) {
+    ZenFlow *z = g->zen;
+    events_free(z->ring_free, (size_t)z->map.segments);
+    events_free(z->computed, (size_t)z->map.segments);
+    events_free(z->result_free, (size_t)z->map.segments);
     for (int i = 0; i < 2; i++) CUDA(cudaEventDestroy(z->packed_free[i]));
     CUDA(cudaStreamDestroy(z->pack));
     zen_map_free(&z->map);
@@ -227,28 +186,26 @@ template <typename X> static void zen_free(GPT2<X> *g) {
 
 // Packs segment s of the whole gradient: the chosen columns' part, as it waits, or the rest's, as
 // it crosses the link.
-template <typename X>
-static void zen_pack(GPT2<X> *g, void *packed, int s, bool rest, cudaStream_t stream) {
-    const ZenFlow<X> *z = g->zen;
+static void zen_pack(GPT2 *g, void *packed, int s, bool rest, cudaStream_t stream) {
+    const ZenFlow *z = g->zen;
     const Segment *x = &g->segment[s];
     const float *sum = (const float *)g->waiting + x->own_at;
     if (!g->accumulating)
-        columns_pack_gpu((X *)packed, g->grads + x->own_grad_at, &z->map, s, rest, z->column,
+        columns_pack_gpu((floatX *)packed, g->grads + x->own_grad_at, &z->map, s, rest, z->column,
                          stream);
-    else if (rest) columns_pack_gpu((X *)packed, sum, &z->map, s, rest, z->column, stream);
+    else if (rest) columns_pack_gpu((floatX *)packed, sum, &z->map, s, rest, z->column, stream);
     else columns_pack_gpu((float *)packed, sum, &z->map, s, rest, z->column, stream);
 }
 
 // gradient_complete() of zenflow: segment s of the micro-batch's gradient is complete. Those of
 // several micro-batches are summed on the GPU, in fp32, and packed with the last one. The rest is
 // packed in a stream of its own: where that waits for room, the norm does not.
-template <typename X>
-static void zen_gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool last) {
-    ZenFlow<X> *z = g->zen;
+static void zen_gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
+    ZenFlow *z = g->zen;
     const Segment *x = &g->segment[s];
     const ZenSegment *part = &z->map.segment[s];
-    const bool f32 = g->accumulating || sizeof(X) == sizeof(float);
-    const X *made = g->grads + x->own_grad_at;
+    const bool f32 = g->accumulating || sizeof(floatX) == sizeof(float);
+    const floatX *made = g->grads + x->own_grad_at;
     float *sum = (float *)g->waiting + x->own_at;
     const void *whole = g->accumulating ? (const void *)sum : (const void *)made;
     CUDA(cudaStreamWaitEvent(g->leave, gradient_event(g, s), 0));
@@ -256,7 +213,7 @@ static void zen_gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool la
         accumulate_gradient(sum, made, x->own, !accumulate, g->leave);
     for (int i = x->first; last && i < x->first + x->pieces; i++) {
         const Piece *p = &g->pieces.pieces[i];
-        const size_t at = (p->at - x->own_at) * (f32 ? sizeof(float) : sizeof(X));
+        const size_t at = (p->at - x->own_at) * (f32 ? sizeof(float) : sizeof(floatX));
         norm_block_sums_gpu((const char *)whole + at, !f32, g->pieces.runs + p->first_run, p->runs,
                             g->norm_sums + p->first_block, g->leave);
     }
@@ -269,8 +226,8 @@ static void zen_gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool la
         zen_pack(g, (char *)z->grad + part->chosen_at * waiting_bytes(g), (int)s, false, g->leave);
     const bool leaves = last && part->rest > 0;
     if (leaves) {
-        const size_t bytes = part->rest * sizeof(X);
-        X *packed = z->packed + (size_t)z->packing * zen_longest<X>(&z->map);
+        const size_t bytes = part->rest * sizeof(floatX);
+        floatX *packed = z->packed + (size_t)z->packing * zen_longest(&z->map);
         order(g, g->leave, z->pack);
         CUDA(cudaStreamWaitEvent(z->pack, z->packed_free[z->packing], 0));
         zen_pack(g, packed, (int)s, true, z->pack);
@@ -285,7 +242,7 @@ static void zen_gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool la
         z->packing = 1 - z->packing;
     }
     CUDA(cudaEventRecord(g->grad_left[x->place], leaves ? z->pack : g->leave));
-    live(g, "gradients", -(double)x->length, sizeof(X), leaves ? z->pack : g->leave);
+    live(g, "gradients", -(double)x->length, sizeof(floatX), leaves ? z->pack : g->leave);
     if (g->no_overlap && last) {
         compute_span(g, "wait", s);
         CUDA(cudaStreamWaitEvent(g->compute, g->grad_arrived[s], 0));
@@ -295,8 +252,8 @@ static void zen_gradient_complete(GPT2<X> *g, size_t s, bool accumulate, bool la
 
 // In stream `leave`, behind all gradients of the step: what the host must know besides the norm. Of
 // several ranks each has the sums over its own rows; all get all of them.
-template <typename X> static void zen_sums_leave(GPT2<X> *g) {
-    ZenFlow<X> *z = g->zen;
+static void zen_sums_leave(GPT2 *g) {
+    ZenFlow *z = g->zen;
     const size_t bytes = z->map.columns * sizeof(ZenSum);
     if (!zen_needs_sums(&z->config, &z->map, &z->clock)) return;
     if (g->zero == NULL) {
@@ -311,8 +268,8 @@ template <typename X> static void zen_sums_leave(GPT2<X> *g) {
 }
 
 // They are there: adds them up, in the order of the ranks.
-template <typename X> static void zen_sums_arrive(GPT2<X> *g) {
-    ZenFlow<X> *z = g->zen;
+static void zen_sums_arrive(GPT2 *g) {
+    ZenFlow *z = g->zen;
     const size_t n = z->map.columns;
     if (g->zero == NULL || !zen_needs_sums(&z->config, &z->map, &z->clock)) return;
     memcpy(z->host_sums, z->host_all_sums, n * sizeof(ZenSum));
@@ -348,16 +305,15 @@ static void zen_work(const void *arg) {
 // Gives the worker segment s: to add this step's gradient to the window's sum (update false), to
 // make the update that the window's end has begun from the other sum, which is complete (gradient
 // false), or to do both in one pass.
-template <typename X>
-static void zen_on_host(GPT2<X> *g, int s, bool gradient, bool update, float scale) {
-    ZenFlow<X> *z = g->zen;
+static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale) {
+    ZenFlow *z = g->zen;
     const ZenSegment *part = &z->map.segment[s];
     const size_t at = part->rest_at;
     ZenWork work;
     if (part->rest == 0) return;
     memset(&work, 0, sizeof work);
     work.n = part->rest;
-    work.is_bf16 = sizeof(X) == 2;
+    work.is_bf16 = sizeof(floatX) == 2;
     work.scale = scale;
     work.first = gradient && z->clock.filled == 0;
     if (z->sums > 0)
@@ -385,22 +341,22 @@ static void zen_on_host(GPT2<X> *g, int s, bool gradient, bool update, float sca
 
 // Gives the worker the next segments of a late update that is spread over the window, until it has
 // had this many elements.
-template <typename X> static void zen_compute_until(GPT2<X> *g, size_t due) {
-    ZenFlow<X> *z = g->zen;
+static void zen_compute_until(GPT2 *g, size_t due) {
+    ZenFlow *z = g->zen;
     for (; z->queued < z->map.segments && z->map.segment[z->queued].rest_at < due; z->queued++)
         zen_on_host(g, z->queued, false, true, 0);
 }
 
 // The result of the rest's last update goes to the GPU and takes its columns' places, in the order
 // of the next forward pass, which waits for each segment's part.
-template <typename X> static void zen_show(GPT2<X> *g) {
-    ZenFlow<X> *z = g->zen;
+static void zen_show(GPT2 *g) {
+    ZenFlow *z = g->zen;
     for (int s = 0; s < z->map.segments; s++) {
         const ZenSegment *part = &z->map.segment[s];
         if (part->rest == 0) continue;
         const void *from = z->result != NULL ? (const void *)(z->result + part->rest_at)
                                              : (const void *)(z->host_master + part->rest_at);
-        const size_t bytes = part->rest * sizeof(X);
+        const size_t bytes = part->rest * sizeof(floatX);
         CUDA(cudaStreamWaitEvent(g->back, z->computed[s], 0));
         const int span = timeline_begin(&g->timeline, ROW_BACK, "back", (size_t)s, bytes, g->back);
         copy_in(g, z->landing, from, bytes, g->back);
@@ -412,11 +368,11 @@ template <typename X> static void zen_show(GPT2<X> *g) {
     }
 }
 
-template <typename X> static void zen_exchange_columns(GPT2<X> *g);
+static void zen_exchange_columns(GPT2 *g);
 
 // The end of a step, whose gradient has the scale that clips it: queues zen_reference_step().
-template <typename X> static void zen_update(GPT2<X> *g, float scale, const ZenRates *rates) {
-    ZenFlow<X> *z = g->zen;
+static void zen_update(GPT2 *g, float scale, const ZenRates *rates) {
+    ZenFlow *z = g->zen;
     const ZenMap *map = &z->map;
     zen_sums_arrive(g);
     const ZenTurn turn = zen_turn(&z->config, map, &z->clock, z->host_sums);
@@ -426,15 +382,15 @@ template <typename X> static void zen_update(GPT2<X> *g, float scale, const ZenR
     z->swapped = 0;
     for (int s = 0; s < map->segments; s++) {
         const size_t at = map->segment[s].chosen_at;
-        X *params = g->params + g->segment[s].own_param_at;
+        floatX *params = g->params + g->segment[s].own_param_at;
         const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", (size_t)s, 0,
                                             g->update);
         if (map->segment[s].chosen > 0 && g->accumulating)
             columns_adam_gpu(params, z->master + at, z->m + at, z->v + at,
                              (const float *)z->grad + at, map, s, z->column, &now, g->update);
         else if (map->segment[s].chosen > 0)
-            columns_adam_gpu(params, z->master + at, z->m + at, z->v + at, (const X *)z->grad + at,
-                             map, s, z->column, &now, g->update);
+            columns_adam_gpu(params, z->master + at, z->m + at, z->v + at,
+                             (const floatX *)z->grad + at, map, s, z->column, &now, g->update);
         timeline_end(&g->timeline, updating, g->update);
         CUDA(cudaEventRecord(g->updated[s], g->update));
     }
@@ -465,7 +421,7 @@ template <typename X> static void zen_update(GPT2<X> *g, float scale, const ZenR
 }
 
 // Waits until the state is at rest: what has been begun is computed, if not shown.
-template <typename X> static void zen_wait(GPT2<X> *g) {
+static void zen_wait(GPT2 *g) {
     zen_compute_until(g, SIZE_MAX);
     CUDA(cudaStreamSynchronize(g->host.stream));
 }
@@ -473,8 +429,8 @@ template <typename X> static void zen_wait(GPT2<X> *g) {
 // Counters, for log.jsonl. Stalls are those of the step "step" of "offload": before a part of
 // forward, for new weights, and at a selection, for everything; and before a part of backward,
 // where gradients wait for the room of the last step's.
-template <typename X> static void zen_log(const GPT2<X> *g, char *json, size_t n) {
-    const ZenFlow<X> *z = g->zen;
+static void zen_log(const GPT2 *g, char *json, size_t n) {
+    const ZenFlow *z = g->zen;
     const TimelineStep *d = &g->timeline.done;
     snprintf(json, n, ",\"zenflow\":{\"closes\":%s,\"selections\":%zu,\"swapped\":%zu,"
              "\"stall_forward_ms\":%.6g,\"stall_backward_ms\":%.6g}",
@@ -483,8 +439,8 @@ template <typename X> static void zen_log(const GPT2<X> *g, char *json, size_t n
 }
 
 // The same for people, of the whole run, when all is over.
-template <typename X> static void zen_end(const GPT2<X> *g) {
-    const ZenFlow<X> *z = g->zen;
+static void zen_end(const GPT2 *g) {
+    const ZenFlow *z = g->zen;
     const Timeline *t = &g->timeline;
     printf("zenflow: %zu window%s, %zu selection%s in which %zu column%s changed places; forward "
            "waited %.1f ms for updates, backward %.1f ms for room on the host\n", z->windows,
@@ -497,9 +453,8 @@ template <typename X> static void zen_end(const GPT2<X> *g) {
 // 4. Selection
 
 // Some columns of tensor t change places: p, m and v, from the GPU to the host and back.
-template <typename X>
-static void zen_exchange_some(GPT2<X> *g, const ZenTensor *t, const ZenSwap *swaps, size_t count) {
-    ZenFlow<X> *z = g->zen;
+static void zen_exchange_some(GPT2 *g, const ZenTensor *t, const ZenSwap *swaps, size_t count) {
+    ZenFlow *z = g->zen;
     const size_t n = t->rows * count, width = t->cols - t->chosen;
     float *const state[3] = {z->master + t->chosen_at, z->m + t->chosen_at, z->v + t->chosen_at};
     float *const host[3] = {z->host_master + t->rest_at, z->host_m + t->rest_at,
@@ -531,12 +486,13 @@ static void zen_exchange_some(GPT2<X> *g, const ZenTensor *t, const ZenSwap *swa
 
 // Selects columns anew, once everything is at rest: no update is under way, and no gradient waits.
 // Those that come and go take their masters and moments with them; what forward sees stays.
-template <typename X> static void zen_exchange_columns(GPT2<X> *g) {
-    ZenFlow<X> *z = g->zen;
+static void zen_exchange_columns(GPT2 *g) {
+    ZenFlow *z = g->zen;
     if (zen_is_late(&z->config, &z->clock) || z->clock.filled > 0)
         fail("columns are selected while an update is under way");
     compute_span(g, "wait", 0);  // as the host does not queue what follows
-    gpt2_update_wait(g);
+    zen_wait(g);
+    gpt2_rest(g);
     ZenSwap *swaps = (ZenSwap *)alloc_or_fail(z->map.columns, sizeof *swaps, "columns");
     for (int i = 0; i < z->map.count; i++) {
         const ZenTensor *t = &z->map.tensor[i];
@@ -556,14 +512,13 @@ template <typename X> static void zen_exchange_columns(GPT2<X> *g) {
 // 5. Checkpoints
 
 // A part of the state in the layout of the table; see StatePart.move.
-template <typename X> struct ZenPart {
-    GPT2<X> *g;
+struct ZenPart {
+    GPT2 *g;
     float *chosen, *rest;  // its packed halves, on the GPU and on the host
 };
 
-template <typename X>
 static void zen_part_move(void *owner, size_t at, size_t n, float *w, bool out) {
-    const ZenPart<X> *x = (const ZenPart<X> *)owner;
+    const ZenPart *x = (const ZenPart *)owner;
     const GPT2Table *table = &x->g->table;
     const ZenMap *map = &x->g->zen->map;
     const int tensor = gpt2_tensor_at(table, at);
@@ -595,34 +550,33 @@ static void zen_part_move(void *owner, size_t at, size_t n, float *w, bool out) 
 }
 
 // The weights in use.
-template <typename X>
 static void zen_shown_move(void *owner, size_t at, size_t n, float *w, bool out) {
-    GPT2<X> *g = ((const ZenPart<X> *)owner)->g;
+    GPT2 *g = ((const ZenPart *)owner)->g;
     if (out) {
         download(w, g->params + at, n, g->compute);
         return;
     }
-    X *rounded = (X *)alloc_or_fail(n, sizeof(X), "parameters");
-    for (size_t i = 0; i < n; i++) rounded[i] = from_f32<X>(w[i]);
-    gpu_copy(g->params + at, rounded, n * sizeof(X));
+    floatX *rounded = (floatX *)alloc_or_fail(n, sizeof(floatX), "parameters");
+    for (size_t i = 0; i < n; i++) rounded[i] = from_f32<floatX>(w[i]);
+    gpu_copy(g->params + at, rounded, n * sizeof(floatX));
     free(rounded);
 }
 
 // The four parts (zen_run.h).
-template <typename X> static void zen_parts(GPT2<X> *g, StatePart parts[ZEN_PARTS]) {
-    static ZenPart<X> owners[ZEN_PARTS];
-    ZenFlow<X> *z = g->zen;
-    owners[0] = ZenPart<X>{g, z->master, z->host_master};
-    owners[1] = ZenPart<X>{g, z->m, z->host_m};
-    owners[2] = ZenPart<X>{g, z->v, z->host_v};
-    owners[3] = ZenPart<X>{g, NULL, NULL};
+static void zen_parts(GPT2 *g, StatePart parts[ZEN_PARTS]) {
+    static ZenPart owners[ZEN_PARTS];
+    ZenFlow *z = g->zen;
+    owners[0] = ZenPart{g, z->master, z->host_master};
+    owners[1] = ZenPart{g, z->m, z->host_m};
+    owners[2] = ZenPart{g, z->v, z->host_v};
+    owners[3] = ZenPart{g, NULL, NULL};
     static const char *const names[ZEN_PARTS] = {"param", "m", "v", "shown"};
     if (z->own == NULL)
         z->own = (StateSpan *)alloc_or_fail((size_t)g->segments, sizeof *z->own, "state");
     for (int s = 0; s < g->segments; s++)
         z->own[s] = StateSpan{g->segment[s].own_from, g->segment[s].own, NULL, true};
     for (int k = 0; k < ZEN_PARTS; k++) {
-        parts[k] = part_moved(names[k], &owners[k], k < 3 ? zen_part_move<X> : zen_shown_move<X>);
+        parts[k] = part_moved(names[k], &owners[k], k < 3 ? zen_part_move : zen_shown_move);
         parts[k].spans = z->own;
         parts[k].count = g->segments;
     }
@@ -630,8 +584,8 @@ template <typename X> static void zen_parts(GPT2<X> *g, StatePart parts[ZEN_PART
 
 // Values for the first step: a checkpoint's of this mode, or of another, or those that --model
 // names. Where an update was under way, its result is made again from the newest weights.
-template <typename X> static void zen_load(GPT2<X> *g, Run *r) {
-    ZenFlow<X> *z = g->zen;
+static void zen_load(GPT2 *g, Run *r) {
+    ZenFlow *z = g->zen;
     StatePart *parts = g->parts;
     zen_parts(g, parts);
     const RunState state = {parts, zen_is_saved(r) ? ZEN_PARTS : 3, &parts[0]};
@@ -640,8 +594,8 @@ template <typename X> static void zen_load(GPT2<X> *g, Run *r) {
     for (int i = 0; !zen_is_saved(r) && i < g->table.count; i++) {
         const GPT2Tensor *x = &g->table.tensors[i];
         float *w = (float *)alloc_or_fail(x->size, sizeof(float), "parameters");
-        zen_part_move<X>(parts[0].owner, x->offset, x->size, w, true);
-        zen_shown_move<X>(parts[3].owner, x->offset, x->size, w, false);
+        zen_part_move(parts[0].owner, x->offset, x->size, w, true);
+        zen_shown_move(parts[3].owner, x->offset, x->size, w, false);
         free(w);
     }
     const size_t results = z->result != NULL ? z->map.rest : 0;
@@ -651,3 +605,4 @@ template <typename X> static void zen_load(GPT2<X> *g, Run *r) {
     z->queued = z->map.segments;
 }
 #endif
+

@@ -1,5 +1,5 @@
 // zero.cuh: ZeRO on the GPU: what moves between the ranks, and when (zero.h says who owns what, and
-// doc/zero.md is the lesson). Included by train_gpt2.cu.
+// doc/zero.md is the lesson).
 //
 // All of it is queued in one stream, in an order that is the same on all ranks: NCCL asks for that.
 // Of each micro-batch, while backward runs, segment after segment from the last to the first: the
@@ -10,6 +10,9 @@
 // while the other is filled.
 #ifndef TIDE_ZERO_CUH
 #define TIDE_ZERO_CUH
+#include "../zero.h"
+#include "calibrate.cuh"
+#include "gpt2.cuh"
 #ifdef TIDE_NCCL
 #include <nccl.h>
 #endif
@@ -28,6 +31,7 @@ static void nccl_check(ncclResult_t e, const char *call, const char *file, int l
 
 static ncclDataType_t nccl_type(const float *) { return ncclFloat32; }
 static ncclDataType_t nccl_type(const bf16 *) { return ncclBfloat16; }
+static ncclDataType_t nccl_type(const f16 *) { return ncclFloat16; }
 static ncclDataType_t nccl_type(const double *) { return ncclFloat64; }
 #else
 typedef void *ncclComm_t;
@@ -169,7 +173,7 @@ static size_t zero_exchanged(const Zero *z) { return ZERO_HEAD + z->most; }
 static size_t zero_all_blocks(const Zero *z) { return z->all_blocks; }
 
 // Adds the lines of this file to the memory plan of the GPU; returns how many there are now.
-template <typename X> static int zero_buffers(GPT2<X> *g, Buffer list[MAX_BUFFERS], int n) {
+static int zero_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     Zero *z = g->zero;
     if (z->blocks == NULL) {
         z->segments = g->segments;
@@ -185,7 +189,7 @@ template <typename X> static int zero_buffers(GPT2<X> *g, Buffer list[MAX_BUFFER
 }
 
 // After the buffers are there.
-template <typename X> static void zero_allocate(GPT2<X> *g) {
+static void zero_allocate(GPT2 *g) {
     Zero *z = g->zero;
     z->stream = stream_make("ranks", true);  // where a collective begins late, all ranks wait
     for (cudaEvent_t **events : {&z->reduced, &z->gathered}) {
@@ -202,7 +206,7 @@ template <typename X> static void zero_allocate(GPT2<X> *g) {
     free(order);
 }
 
-template <typename X> static void zero_free(GPT2<X> *g) {
+static void zero_free(GPT2 *g) {
     Zero *z = g->zero;
 #ifdef TIDE_NCCL
     if (z->comm != NULL) NCCL(ncclCommDestroy(z->comm));
@@ -225,11 +229,11 @@ template <typename X> static void zero_free(GPT2<X> *g) {
 
 // Segment s of this rank's gradient is complete: it is summed over the ranks, in the type in which
 // it is stored. Every rank keeps its shard of the sum, where that part of its own gradient was.
-template <typename X> static void zero_reduce(GPT2<X> *g, size_t s) {
+static void zero_reduce(GPT2 *g, size_t s) {
     Zero *z = g->zero;
     const Segment *x = &g->segment[s];
     CUDA(cudaStreamWaitEvent(z->stream, g->grad_ready[s], 0));
-    const int span = timeline_begin(&g->timeline, ROW_COMM, "reduce", s, x->room * sizeof(X),
+    const int span = timeline_begin(&g->timeline, ROW_COMM, "reduce", s, x->room * sizeof(floatX),
                                     z->stream);
     reduce_scatter(z, g->grads + x->grad_at, s, x->cut);
     timeline_end(&g->timeline, span, z->stream);
@@ -237,7 +241,7 @@ template <typename X> static void zero_reduce(GPT2<X> *g, size_t s) {
 }
 
 // What tells that segment s of the gradient is what the update is made from.
-template <typename X> static cudaEvent_t gradient_event(const GPT2<X> *g, size_t s) {
+static cudaEvent_t gradient_event(const GPT2 *g, size_t s) {
     return g->zero != NULL ? g->zero->reduced[s] : g->grad_ready[s];
 }
 
@@ -245,7 +249,7 @@ template <typename X> static cudaEvent_t gradient_event(const GPT2<X> *g, size_t
 // rank's part of the loss and its block sums go to all others, and each rank's GPU adds up all of
 // them in one order. (Sums of runs would be fewer, but shards cut runs.) What a rank wants the
 // others to know goes with them.
-template <typename X> static double zero_norm_squared(GPT2<X> *g, double *loss) {
+static double zero_norm_squared(GPT2 *g, double *loss) {
     Zero *z = g->zero;
     const size_t n = zero_exchanged(z);
     run_tell(z->host_mine + ZERO_NEWS);
@@ -273,12 +277,12 @@ template <typename X> static double zero_norm_squared(GPT2<X> *g, double *loss) 
 // 4. Weights
 
 // The shards of segment s's weights go from every rank to all others, once they are updated.
-template <typename X> static void zero_gather(GPT2<X> *g, size_t s) {
+static void zero_gather(GPT2 *g, size_t s) {
     Zero *z = g->zero;
     const Segment *x = &g->segment[s];
     CUDA(cudaStreamWaitEvent(z->stream, g->updated[s], 0));
     CUDA(cudaStreamWaitEvent(z->stream, g->returned[s], 0));
-    const int span = timeline_begin(&g->timeline, ROW_COMM, "gather", s, x->room * sizeof(X),
+    const int span = timeline_begin(&g->timeline, ROW_COMM, "gather", s, x->room * sizeof(floatX),
                                     z->stream);
     timeline_lasts(&g->timeline, span);
     if (z->rows) all_gather_rows(z, g->params + x->param_at, s);
@@ -289,7 +293,7 @@ template <typename X> static void zero_gather(GPT2<X> *g, size_t s) {
 
 // Stage 3: segment s's weights come, unless they are there. A layer's go where the layer two before
 // was, once that is used no more.
-template <typename X> static void zero_fetch(GPT2<X> *g, size_t s) {
+static void zero_fetch(GPT2 *g, size_t s) {
     Zero *z = g->zero;
     const bool layer = s >= 1 && s <= g->config.layers;
     if (layer && z->tenant[s % 2] == (int)s) return;
@@ -302,7 +306,7 @@ template <typename X> static void zero_fetch(GPT2<X> *g, size_t s) {
 
 // Stage 3: compute comes to segment s, and from there to s + next (1 or -1). The weights of s must
 // be on their way, those of s - next are done with, and those of s + next come meanwhile.
-template <typename X> static void zero_weights(GPT2<X> *g, size_t s, int next) {
+static void zero_weights(GPT2 *g, size_t s, int next) {
     Zero *z = g->zero;
     const size_t before = s - (size_t)next, after = s + (size_t)next;  // may wrap: no layer then
     if (before >= 1 && before <= g->config.layers)
@@ -313,7 +317,7 @@ template <typename X> static void zero_weights(GPT2<X> *g, size_t s, int next) {
 
 // An update is queued (or new weights have been loaded): what was gathered is old. Stage 1 and 2
 // gather everything anew, each segment as soon as it is updated; stage 3 when it is used.
-template <typename X> static void zero_weights_changed(GPT2<X> *g) {
+static void zero_weights_changed(GPT2 *g) {
     Zero *z = g->zero;
     for (int i = 0; i < 2; i++) {
         CUDA(cudaEventRecord(z->place_free[i], g->compute));
@@ -337,7 +341,7 @@ static void zero_exchange(const void *mine, size_t bytes, void *all) {
 // Adds the counters to those for log.jsonl: bytes that this rank gave to others in this step; and
 // how long forward and backward waited, for other ranks or an update, in the newest step that is
 // complete (see offload_log()).
-template <typename X> static void zero_log(const GPT2<X> *g, char *json, size_t n) {
+static void zero_log(const GPT2 *g, char *json, size_t n) {
     const Zero *z = g->zero;
     const TimelineStep *d = &g->timeline.done;
     const size_t used = strlen(json);
@@ -347,11 +351,20 @@ template <typename X> static void zero_log(const GPT2<X> *g, char *json, size_t 
 }
 
 // The same for people, of the last step, when all is over.
-template <typename X> static void zero_end(const GPT2<X> *g) {
+static void zero_end(const GPT2 *g) {
     const Zero *z = g->zero;
     printf("ZeRO-%d on %zu GPU%s: in the last step each gave the others %.1f MiB to sum and %.1f "
            "MiB to gather; forward and backward waited %.1f ms\n", z->stage, z->world,
            z->world > 1 ? "s" : "", mib(z->reduced_bytes), mib(z->gathered_bytes),
            1e3 * g->timeline.done.stalled);
 }
+
+// Elements of GPT2.params.
+static size_t parameter_elements(const GPT2 *g) {
+    if (zero_stage(g->zero) < 3) return segment_room(g, 0);
+    size_t n = segment_room(g, 2);
+    for (int i = 1; i < g->segments - 1; i++) n += g->segment[i].cut;
+    return n;
+}
+
 #endif

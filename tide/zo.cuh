@@ -11,10 +11,12 @@
 // are on their way; the embeddings and the head stay. What differs here is in doc/zo_streaming.md.
 // What happens to each element is in zo.h, and the same as on the CPU, bit for bit.
 //
-// X is the type of the weights and of the arithmetic's inputs (float, bf16 or fp16), as in the
+// floatX is the type of the weights and of the arithmetic's inputs (float, bf16 or fp16), as in the
 // layers.
 #ifndef TIDE_ZO_CUH
 #define TIDE_ZO_CUH
+#include "calibrate.cuh"
+#include "gpt2.cuh"
 #include "zo_plan.h"
 #include "run.h"
 #include "../zo.h"
@@ -29,14 +31,13 @@ typedef struct { uint64_t at, n, first; uint32_t tensor; int decay; } ZoRange;
 typedef struct { size_t length; int count; ZoRange range[4]; } ZoGroup;
 
 // What theta is stored as.
-template <typename X> struct ZoStorage { enum { TYPE = ZO_FP32 }; };
-template <> struct ZoStorage<bf16> { enum { TYPE = ZO_BF16 }; };
-template <> struct ZoStorage<f16> { enum { TYPE = ZO_FP16 }; };
+#define ZO_STORAGE (PRECISION == PRECISION_FP32 ? ZO_FP32 \
+                    : PRECISION == PRECISION_FP16 ? ZO_FP16 : ZO_BF16)
 
-template <typename X> __device__ static inline void zo_store8(X *p, const float w[8]) {
-    for (int i = 0; i < 8; i += Pack<X>::N) {
-        Pack<X> x;
-        for (int k = 0; k < Pack<X>::N; k++) x.x[k] = from_f32<X>(w[i + k]);
+__device__ static inline void zo_store8(floatX *p, const float w[8]) {
+    for (int i = 0; i < 8; i += Pack<floatX>::N) {
+        Pack<floatX> x;
+        for (int k = 0; k < Pack<floatX>::N; k++) x.x[k] = from_f32<floatX>(w[i + k]);
         store_pack(p + i, x);
     }
 }
@@ -51,21 +52,21 @@ __device__ static inline void zo_clear_padding(float x[8], int n) {
 // One pass over a group of weights: applies an update and stores the result, and writes both
 // perturbed copies. minus NULL: only plus. plus NULL: neither. Every weight is read once, and every
 // random number drawn once.
-template <typename X>
-__global__ static void zo_weights_kernel(X *theta, X *plus, X *minus, ZoGroup group, ZoConfig c,
-                                         ZoUpdate u, uint32_t step, uint32_t query, float scale) {
+__global__ static void zo_weights_kernel(floatX *theta, floatX *plus, floatX *minus, ZoGroup group,
+                                         ZoConfig c, ZoUpdate u, uint32_t step, uint32_t query,
+                                         float scale) {
     const size_t i = grid_thread() * 8;
     if (i >= group.length) return;
-    c.storage = ZoStorage<X>::TYPE;
+    c.storage = ZO_STORAGE;
     int r = 0;
     while (r + 1 < group.count && i >= group.range[r + 1].at) r++;
     const ZoRange x = group.range[r];
     const uint64_t left = i < x.at + x.n ? x.at + x.n - i : 0, first = x.first + (i - x.at);
     const int n = left < 8 ? (int)left : 8;
     float th[8], z[8] = {0}, w[8];
-    for (int k = 0; k < 8; k += Pack<X>::N) {
-        const Pack<X> v = load_pack(theta + i + k);
-        for (int j = 0; j < Pack<X>::N; j++) th[k + j] = to_f32(v.x[j]);
+    for (int k = 0; k < 8; k += Pack<floatX>::N) {
+        const Pack<floatX> v = load_pack(theta + i + k);
+        for (int j = 0; j < Pack<floatX>::N; j++) th[k + j] = to_f32(v.x[j]);
     }
     zo_apply(th, 8, &c, &u, x.tensor, x.decay, first);
     zo_clear_padding(th, n);
@@ -81,29 +82,27 @@ __global__ static void zo_weights_kernel(X *theta, X *plus, X *minus, ZoGroup gr
 }
 
 // Four elements of a tensor as zo_weights_kernel() perturbs them, for kernels that need only few.
-template <typename X>
-__device__ static inline void zo_perturbed4(float w[4], const X *theta, const ZoConfig *c,
+__device__ static inline void zo_perturbed4(float w[4], const floatX *theta, const ZoConfig *c,
                                             int tensor, uint64_t first, uint32_t step,
                                             uint32_t query, float scale) {
     float z[4] = {0};
     if (scale != 0) zo_noise(z, 4, c, step, query, (uint32_t)tensor, first);
     for (int k = 0; k < 4; k++)
-        w[k] = to_f32(from_f32<X>(fmaf(scale, z[k], to_f32(theta[first + k]))));
+        w[k] = to_f32(from_f32<floatX>(fmaf(scale, z[k], to_f32(theta[first + k]))));
 }
 
 // The embeddings of one sign: only the rows that tokens name are perturbed.
-template <typename X>
-__global__ static void zo_encoder_kernel(X *out, const int32_t *tokens, const X *wte, const X *wpe,
-                                         ZoConfig c, int wte_tensor, int wpe_tensor, uint32_t step,
-                                         uint32_t query, float scale, size_t N, size_t T,
-                                         size_t C) {
+__global__ static void zo_encoder_kernel(floatX *out, const int32_t *tokens, const floatX *wte,
+                                         const floatX *wpe, ZoConfig c, int wte_tensor,
+                                         int wpe_tensor, uint32_t step, uint32_t query, float scale,
+                                         size_t N, size_t T, size_t C) {
     const size_t i = grid_thread() * 4;
     if (i >= N * C) return;
     const size_t n = i / C, channel = i % C;
     float a[4], b[4];
     zo_perturbed4(a, wte, &c, wte_tensor, (size_t)tokens[n] * C + channel, step, query, scale);
     zo_perturbed4(b, wpe, &c, wpe_tensor, n % T * C + channel, step, query, scale);
-    for (int k = 0; k < 4; k++) out[i + k] = from_f32<X>(a[k] + b[k]);
+    for (int k = 0; k < 4; k++) out[i + k] = from_f32<floatX>(a[k] + b[k]);
 }
 
 // The loss of a vocabulary that comes in chunks (doc/classifier.md): each row's maximum and sum of
@@ -138,9 +137,8 @@ zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *tar
 typedef struct { int count; int32_t word[TASK_LABELS]; } ZoWords;
 
 // gpt2_classify() of train_gpt2.c: a block per sequence, of which x (T, C) are the normalised rows.
-template <typename X>
-__global__ static void zo_classify_kernel(float *losses, float *right, const X *x,
-                                          const int32_t *where, const X *head, ZoConfig c,
+__global__ static void zo_classify_kernel(float *losses, float *right, const floatX *x,
+                                          const int32_t *where, const floatX *head, ZoConfig c,
                                           ZoWords words, int tensor, uint32_t step, uint32_t query,
                                           float scale, size_t T, size_t C) {
     const size_t b = blockIdx.x;
@@ -192,7 +190,7 @@ typedef struct {
     const ZoBatch *batch;
 } ZoPass;
 
-template <typename X> struct ZoModel {
+struct ZoModel {
     GPT2Config config;
     GPT2Table table;
     ZoConfig zo;
@@ -234,13 +232,13 @@ template <typename X> struct ZoModel {
     int doing;
     size_t moved_in, moved_out;  // bytes over the link, of this step
     // GPU memory
-    X *resident;                // embeddings, residents, tail
-    X *slot_memory;             // (slots, layer)
-    X **slot;                   // where each slot is
-    X *plus, *minus;            // (scratch): perturbed weights
-    X *x;                       // (queries, 2, N, C): the residual streams
-    X *atty, *act;              // (2, N, C), (2, N, F): of both signs
-    X *ln, *qkv;                // (N, C), (N, 3C)
+    floatX *resident;           // embeddings, residents, tail
+    floatX *slot_memory;        // (slots, layer)
+    floatX **slot;              // where each slot is
+    floatX *plus, *minus;       // (scratch): perturbed weights
+    floatX *x;                  // (queries, 2, N, C): the residual streams
+    floatX *atty, *act;         // (2, N, C), (2, N, F): of both signs
+    floatX *ln, *qkv;           // (N, C), (N, 3C)
     float *mean, *rstd, *lse;   // (N), (N), (B, NH, T)
     float *logits;              // (rows, chunk)
     float *row_max, *row_sum, *target_logit;  // (2, N)
@@ -248,7 +246,7 @@ template <typename X> struct ZoModel {
     double *totals;             // (accum, queries, 2): losses; and how many labels were right
     int32_t *tokens;            // (ZO_BATCHES, 2N)
     // host memory
-    X *host_layers;             // (streamed, layer)
+    floatX *host_layers;        // (streamed, layer)
     double *host_totals;
     double *side;               // (queries, 2): the means of all micro-batches and ranks
     double *all;                // (world, zo_news()): what each rank has said of this step
@@ -258,10 +256,10 @@ template <typename X> struct ZoModel {
 // How many losses a rank makes in a step; and the numbers that it sends to the others: the losses,
 // and ZO_SAYS more.
 enum { ZO_NEWS, ZO_DAMAGED = NEWS, ZO_SAYS };  // run_tell(); its data cannot be read
-template <typename X> static size_t zo_losses(const ZoModel<X> *z) {
+static size_t zo_losses(const ZoModel *z) {
     return z->accum * 2 * (size_t)z->zo.queries;
 }
-template <typename X> static size_t zo_news(const ZoModel<X> *z) { return zo_losses(z) + ZO_SAYS; }
+static size_t zo_news(const ZoModel *z) { return zo_losses(z) + ZO_SAYS; }
 
 static size_t zo_stored_length(const GPT2Tensor *x) { return round_up(x->size, ALIGN_ELEMENTS); }
 
@@ -292,7 +290,7 @@ static ZoGroup zo_rows(const GPT2Table *t, int tensor, size_t row, size_t count)
 }
 
 // Settles where each layer lives: `residents` on the GPU, the others on the host.
-template <typename X> static void zo_place(ZoModel<X> *z, size_t residents, size_t slots) {
+static void zo_place(ZoModel *z, size_t residents, size_t slots) {
     const GPT2Table *t = &z->table;
     const size_t L = z->config.layers, C = z->config.channels;
     const GPT2Tensor *first = &t->tensors[t->first_layer];
@@ -328,9 +326,9 @@ template <typename X> static void zo_place(ZoModel<X> *z, size_t residents, size
 }
 
 // The memory plan, as gpt2_buffers().
-template <typename X> static int zo_buffers(ZoModel<X> *z, Buffer list[MAX_BUFFERS]) {
+static int zo_buffers(ZoModel *z, Buffer list[MAX_BUFFERS]) {
     const size_t C = z->config.channels, F = z->config.ffn, N = z->max_B * z->max_T;
-    const size_t Q = (size_t)z->zo.queries, X_ = sizeof(X), f32 = sizeof(float);
+    const size_t Q = (size_t)z->zo.queries, X_ = sizeof(floatX), f32 = sizeof(float);
     const size_t residents = z->config.layers - z->streamed;
     if ((double)N * (double)(2 * Q + 4) * (double)(16 * C + 2 * F) * 4 > 1e18)
         die("--batch %zu times --seq %zu is more than any machine can hold", z->max_B, z->max_T);
@@ -364,25 +362,24 @@ template <typename X> static int zo_buffers(ZoModel<X> *z, Buffer list[MAX_BUFFE
     return n;
 }
 
-template <typename X> static size_t zo_bytes(ZoModel<X> *z) {
+static size_t zo_bytes(ZoModel *z) {
     Buffer list[MAX_BUFFERS];
     const int n = zo_buffers(z, list);
     size_t total = MATMUL_WORKSPACE;
     for (int i = 0; i < n; i++) total += round_up(list[i].bytes, 256);
     if (z->streamed > 0 && !z->keeps_slots)
-        total += z->slots * round_up(z->layer * sizeof(X), 256);
+        total += z->slots * round_up(z->layer * sizeof(floatX), 256);
     return total;
 }
 
-template <typename X> static size_t zo_host_bytes(const ZoModel<X> *z) {
-    return round_up(z->streamed * z->layer * sizeof(X), 4096);
+static size_t zo_host_bytes(const ZoModel *z) {
+    return round_up(z->streamed * z->layer * sizeof(floatX), 4096);
 }
 
 // Settles where everything is: of --resident-blocks (auto: of all) layers, those for which there is
 // room, with fewer slots than the default for the others, if these would not fit. Prints it, and
 // refuses what does not fit. Returns the bytes of GPU memory.
-template <typename X>
-static size_t zo_settle_memory(ZoModel<X> *z, const Run *r, size_t limit, size_t host_limit) {
+static size_t zo_settle_memory(ZoModel *z, const Run *r, size_t limit, size_t host_limit) {
     const Options *o = &r->o;
     Buffer list[MAX_BUFFERS];
     const bool automatic = o->resident_blocks == AUTO_COUNT;
@@ -405,7 +402,7 @@ static size_t zo_settle_memory(ZoModel<X> *z, const Run *r, size_t limit, size_t
             plan_print("host", &weights, 1, host, host_limit, r->world);
             printf("%zu of %zu layer%s, of %.1f MiB, live on the host and visit %zu slot%s%s\n",
                    z->streamed, z->config.layers, plural(z->config.layers),
-                   mib(z->layer * sizeof(X)), z->slots, plural(z->slots),
+                   mib(z->layer * sizeof(floatX)), z->slots, plural(z->slots),
                    automatic ? ": all of them would not fit on the GPU" : "");
         }
     }
@@ -413,13 +410,9 @@ static size_t zo_settle_memory(ZoModel<X> *z, const Run *r, size_t limit, size_t
     return total;
 }
 
-template <typename X> static size_t zo_events(const ZoModel<X> *z) { return z->slots * ZO_GROUPS; }
+static size_t zo_events(const ZoModel *z) { return z->slots * ZO_GROUPS; }
 
-template <typename X> static std::array<cudaEvent_t **, 4> zo_slot_events(ZoModel<X> *z) {
-    return {&z->there, &z->updated, &z->used, &z->left};
-}
-
-template <typename X> static void zo_allocate(ZoModel<X> *z) {
+static void zo_allocate(ZoModel *z) {
     Buffer list[MAX_BUFFERS];
     const int n = zo_buffers(z, list);
     const size_t N = z->max_B * z->max_T;
@@ -430,20 +423,20 @@ template <typename X> static void zo_allocate(ZoModel<X> *z) {
         if (list[i].zero) CUDA(cudaMemset(p, 0, list[i].bytes));
         buffer_set(&list[i], p);
     }
-    z->slot = (X **)alloc_or_fail(z->slots, sizeof(X *), "slots");
+    z->slot = (floatX **)alloc_or_fail(z->slots, sizeof(floatX *), "slots");
     if (z->keeps_slots)
         for (size_t i = 0; i < z->slots; i++) z->slot[i] = z->slot_memory + i * z->layer;
     if (z->streamed > 0) {
         host_queue_open(&z->host, 0);
-        z->host_layers = (X *)host_alloc(&z->host, zo_host_bytes(z), "weights");
+        z->host_layers = (floatX *)host_alloc(&z->host, zo_host_bytes(z), "weights");
     }
     z->compute = z->fetch = z->out = stream_make("compute", false);
     if (z->overlap) z->fetch = stream_make("fetch", false);
     if (z->overlap) z->out = stream_make("out", false);
-    for (cudaEvent_t **events : zo_slot_events(z)) {
-        *events = (cudaEvent_t *)alloc_or_fail(zo_events(z), sizeof(cudaEvent_t), "events");
-        for (size_t i = 0; i < zo_events(z); i++) event_make(&(*events)[i]);
-    }
+    z->there = events_make(zo_events(z));
+    z->updated = events_make(zo_events(z));
+    z->used = events_make(zo_events(z));
+    z->left = events_make(zo_events(z));
     event_make(&z->over, z->streamed > 0);
     for (int i = 0; i < ZO_BATCHES; i++) {
         ZoBatch *b = &z->batch[i];
@@ -459,7 +452,7 @@ template <typename X> static void zo_allocate(ZoModel<X> *z) {
     CUDA(cudaDeviceSynchronize());
 }
 
-template <typename X> static void zo_free(ZoModel<X> *z) {
+static void zo_free(ZoModel *z) {
     Buffer list[MAX_BUFFERS];
     const int n = zo_buffers(z, list);
     CUDA(cudaDeviceSynchronize());
@@ -467,10 +460,10 @@ template <typename X> static void zo_free(ZoModel<X> *z) {
     for (size_t i = 0; i < z->slots && !z->keeps_slots; i++) CUDA(cudaFree(z->slot[i]));
     free(z->slot);
     matmul_close(&z->lt);
-    for (cudaEvent_t **events : zo_slot_events(z)) {
-        for (size_t i = 0; i < zo_events(z); i++) CUDA(cudaEventDestroy((*events)[i]));
-        free(*events);
-    }
+    events_free(z->there, zo_events(z));
+    events_free(z->updated, zo_events(z));
+    events_free(z->used, zo_events(z));
+    events_free(z->left, zo_events(z));
     CUDA(cudaEventDestroy(z->over));
     for (int i = 0; i < ZO_BATCHES; i++) {
         CUDA(cudaFreeHost(z->batch[i].host));
@@ -491,11 +484,11 @@ template <typename X> static void zo_free(ZoModel<X> *z) {
 }
 
 // Where a resident layer, or a tensor outside the layers, is.
-template <typename X> static X *zo_resident(const ZoModel<X> *z, int number) {
+static floatX *zo_resident(const ZoModel *z, int number) {
     return z->resident + z->head + (size_t)number * z->layer;
 }
 
-template <typename X> static X *zo_tensor(const ZoModel<X> *z, int tensor) {
+static floatX *zo_tensor(const ZoModel *z, int tensor) {
     const size_t at = z->table.tensors[tensor].offset;
     return z->resident + at - (at < z->head ? 0 : z->streamed * z->layer);
 }
@@ -510,7 +503,7 @@ template <typename X> static X *zo_tensor(const ZoModel<X> *z, int tensor) {
 // not depend on the losses.
 
 // For the timeline: from here on the compute stream does this. NULL: nothing.
-template <typename X> static void zo_span(ZoModel<X> *z, const char *name, size_t number) {
+static void zo_span(ZoModel *z, const char *name, size_t number) {
     timeline_end(&z->timeline, z->doing, z->compute);
     z->doing = name == NULL ? -1
              : timeline_begin(&z->timeline, ROW_COMPUTE, name, number, 0, z->compute);
@@ -518,18 +511,18 @@ template <typename X> static void zo_span(ZoModel<X> *z, const char *name, size_
 
 // Queues the way in of the next visitor. Its own way home is over by then: since there are no more
 // slots than visitors, the slot has been left by one that went home later, or by itself.
-template <typename X> static void zo_fetch(ZoModel<X> *z) {
+static void zo_fetch(ZoModel *z) {
     const size_t number = z->fetched % z->streamed, slot = z->fetched % z->slots;
-    const X *home = z->host_layers + number * z->layer;
+    const floatX *home = z->host_layers + number * z->layer;
     if (!z->keeps_slots) {  // --zo-no-slots
         CUDA(cudaStreamSynchronize(z->compute));
         CUDA(cudaStreamSynchronize(z->out));
         CUDA(cudaFree(z->slot[slot]));
-        z->slot[slot] = (X *)gpu_alloc(z->layer * sizeof(X), "a visiting layer");
+        z->slot[slot] = (floatX *)gpu_alloc(z->layer * sizeof(floatX), "a visiting layer");
     }
     for (int k = 0; k < ZO_GROUPS; k++) {
         const size_t event = slot * ZO_GROUPS + (size_t)k, at = z->group_at[k];
-        const size_t bytes = z->group[k].length * sizeof(X);
+        const size_t bytes = z->group[k].length * sizeof(floatX);
         CUDA(cudaStreamWaitEvent(z->fetch, z->used[event], 0));
         CUDA(cudaStreamWaitEvent(z->fetch, z->left[event], 0));
         const int span = timeline_begin(&z->timeline, ROW_FETCH, "fetch",
@@ -544,24 +537,23 @@ template <typename X> static void zo_fetch(ZoModel<X> *z) {
 }
 
 // The weights of layer l, which is about to be used.
-template <typename X> static X *zo_enter(ZoModel<X> *z, size_t l) {
+static floatX *zo_enter(ZoModel *z, size_t l) {
     if (z->home[l] < 0) return zo_resident(z, -1 - z->home[l]);
     if (z->fetched == z->visits) zo_fetch(z);
     return z->slot[z->visits % z->slots];
 }
 
 // Layer l has been used.
-template <typename X> static void zo_leave(ZoModel<X> *z, size_t l) {
+static void zo_leave(ZoModel *z, size_t l) {
     if (z->home[l] < 0) return;
     z->visits++;
     while (z->overlap && z->fetched < z->visits + z->slots) zo_fetch(z);
 }
 
-template <typename X>
-static void zo_weights(ZoModel<X> *z, X *theta, const ZoGroup *group, const ZoUpdate *update,
+static void zo_weights(ZoModel *z, floatX *theta, const ZoGroup *group, const ZoUpdate *update,
                        const ZoPass *p, int query) {
     const unsigned blocks = ceil_div(group->length, 8 * BLOCK_THREADS);
-    X *plus = p->signs > 0 ? z->plus : NULL, *minus = p->signs > 1 ? z->minus : NULL;
+    floatX *plus = p->signs > 0 ? z->plus : NULL, *minus = p->signs > 1 ? z->minus : NULL;
     zo_weights_kernel<<<blocks, BLOCK_THREADS, 0, z->compute>>>(
         theta, plus, minus, *group, z->zo, *update, p->step, (uint32_t)query, p->scale);
     CUDA(cudaGetLastError());
@@ -571,13 +563,12 @@ static const ZoUpdate zo_nothing = {};
 
 // Makes the perturbed weights of group k of layer l, whose weights are at `theta`, for a query. The
 // first one also updates, and a visitor's updated group goes home at once.
-template <typename X>
-static void zo_perturb_group(ZoModel<X> *z, const ZoPass *p, size_t l, int k, X *theta,
+static void zo_perturb_group(ZoModel *z, const ZoPass *p, size_t l, int k, floatX *theta,
                              int query) {
     const bool visits = z->home[l] >= 0, first = query == 0;
     const bool last = query + 1 >= p->queries || p->signs == 0;
     const size_t event = visits ? z->visits % z->slots * ZO_GROUPS + (size_t)k : 0;
-    const size_t at = z->group_at[k], bytes = z->group[k].length * sizeof(X);
+    const size_t at = z->group_at[k], bytes = z->group[k].length * sizeof(floatX);
     if (visits && first) {
         zo_span(z, "wait", l + 1);
         CUDA(cudaStreamWaitEvent(z->compute, z->there[event], 0));
@@ -588,7 +579,7 @@ static void zo_perturb_group(ZoModel<X> *z, const ZoPass *p, size_t l, int k, X 
     zo_weights(z, theta + at, &group, first ? &p->update : &zo_nothing, p, query);
     if (!visits) return;
     if (first && p->update.step != 0) {
-        X *home = z->host_layers + (size_t)z->home[l] * z->layer;
+        floatX *home = z->host_layers + (size_t)z->home[l] * z->layer;
         CUDA(cudaEventRecord(z->updated[event], z->compute));
         CUDA(cudaStreamWaitEvent(z->out, z->updated[event], 0));
         const int span = timeline_begin(&z->timeline, ROW_FLUSH, "flush", l, bytes, z->out);
@@ -604,11 +595,11 @@ static void zo_perturb_group(ZoModel<X> *z, const ZoPass *p, size_t l, int k, X 
 // 4. The forward passes of both signs
 
 // What follows on group k of layer l, of query j, for one sign. w: the perturbed group.
-template <typename X>
-static void zo_layer_part(ZoModel<X> *z, int k, const X *w, X *x, int sign, size_t B, size_t T) {
+static void zo_layer_part(ZoModel *z, int k, const floatX *w, floatX *x, int sign, size_t B,
+                          size_t T) {
     const size_t C = z->config.channels, F = z->config.ffn, NH = z->config.heads, N = B * T;
     const size_t most = z->max_B * z->max_T;
-    X *atty = z->atty + (size_t)sign * most * C, *act = z->act + (size_t)sign * most * F;
+    floatX *atty = z->atty + (size_t)sign * most * C, *act = z->act + (size_t)sign * most * F;
     cudaStream_t stream = z->compute;
     const ZoRange *at = z->group[k].range;
     Matmul *lt = &z->lt;
@@ -629,8 +620,7 @@ static void zo_layer_part(ZoModel<X> *z, int k, const X *w, X *x, int sign, size
     }
 }
 
-template <typename X>
-static void zo_encoder(ZoModel<X> *z, const ZoPass *p, X *x, int query, float scale) {
+static void zo_encoder(ZoModel *z, const ZoPass *p, floatX *x, int query, float scale) {
     const size_t C = z->config.channels, N = p->batch->B * p->batch->T;
     const GPT2Table *t = &z->table;
     const unsigned blocks = ceil_div(N * C, 4 * BLOCK_THREADS);
@@ -641,12 +631,12 @@ static void zo_encoder(ZoModel<X> *z, const ZoPass *p, X *x, int query, float sc
 }
 
 // Normalises the last layer's output, of both signs: atty = ln_f(x).
-template <typename X> static void zo_final_norm(ZoModel<X> *z, const ZoPass *p, int query) {
+static void zo_final_norm(ZoModel *z, const ZoPass *p, int query) {
     const size_t C = z->config.channels, most = z->max_B * z->max_T;
     const ZoGroup group = zo_group(&z->table, z->table.ln_f_w, 2);
     zo_weights(z, zo_tensor(z, z->table.ln_f_w), &group, &zo_nothing, p, query);
     for (int s = 0; s < p->signs; s++) {
-        const X *w = s == 0 ? z->plus : z->minus;
+        const floatX *w = s == 0 ? z->plus : z->minus;
         layernorm_forward(z->atty + (size_t)s * most * C, z->mean, z->rstd,
                           z->x + ((size_t)query * 2 + (size_t)s) * most * C, w,
                           w + group.range[1].at, p->batch->B * p->batch->T, C, z->compute);
@@ -654,16 +644,14 @@ template <typename X> static void zo_final_norm(ZoModel<X> *z, const ZoPass *p, 
 }
 
 // The perturbed head, for tokens v0 .. v0 + count - 1, in plus and minus.
-template <typename X>
-static void zo_head_weights(ZoModel<X> *z, const ZoPass *p, int query, size_t v0, size_t count) {
+static void zo_head_weights(ZoModel *z, const ZoPass *p, int query, size_t v0, size_t count) {
     const ZoGroup group = zo_rows(&z->table, z->table.lm_head, v0, count);
     zo_weights(z, zo_tensor(z, z->table.lm_head) + v0 * z->config.channels, &group, &zo_nothing, p,
                query);
 }
 
 // The mean loss of a language model, of both signs, to totals[0] and totals[1].
-template <typename X>
-static void zo_head(ZoModel<X> *z, const ZoPass *p, int query, double *totals) {
+static void zo_head(ZoModel *z, const ZoPass *p, int query, double *totals) {
     const size_t C = z->config.channels, V = z->config.vocab, Vp = z->config.vocab_padded;
     const size_t N = p->batch->B * p->batch->T, most = z->max_B * z->max_T;
     const int32_t *targets = p->batch->device + most;
@@ -674,7 +662,7 @@ static void zo_head(ZoModel<X> *z, const ZoPass *p, int query, double *totals) {
         if (valid == 0) break;  // nothing but padding
         zo_head_weights(z, p, query, v0, width);
         for (int s = 0; s < p->signs; s++) {
-            const X *w = s == 0 ? z->plus : z->minus;
+            const floatX *w = s == 0 ? z->plus : z->minus;
             float *row_max = z->row_max + (size_t)s * most;
             float *row_sum = z->row_sum + (size_t)s * most;
             float *target_logit = z->target_logit + (size_t)s * most;
@@ -694,13 +682,12 @@ static void zo_head(ZoModel<X> *z, const ZoPass *p, int query, double *totals) {
 }
 
 // The same for labelled sentences.
-template <typename X>
-static void zo_classify(ZoModel<X> *z, const ZoPass *p, int query, double *totals) {
+static void zo_classify(ZoModel *z, const ZoPass *p, int query, double *totals) {
     const size_t C = z->config.channels, B = p->batch->B, most = z->max_B * z->max_T;
     const int head = z->table.lm_head;
     for (int s = 0; s < p->signs; s++) {
         const float scale = s == 0 ? p->scale : -p->scale;
-        const X *x = z->atty + (size_t)s * most * C;
+        const floatX *x = z->atty + (size_t)s * most * C;
         zo_classify_kernel<<<(unsigned)B, BLOCK_THREADS, 0, z->compute>>>(
             z->losses, z->right, x, p->batch->device + most, zo_tensor(z, head), z->zo, z->words,
             head, p->step, (uint32_t)query, scale, p->batch->T, C);
@@ -713,8 +700,7 @@ static void zo_classify(ZoModel<X> *z, const ZoPass *p, int query, double *total
 // Queues a pass over all layers, and with a batch the way to the normalised output; then head or
 // classification, whose losses become those of this micro-batch in the totals. logits: leave the
 // head out. Nothing here waits.
-template <typename X>
-static void zo_pass(ZoModel<X> *z, const ZoPass *p, size_t micro, bool logits) {
+static void zo_pass(ZoModel *z, const ZoPass *p, size_t micro, bool logits) {
     const GPT2Table *t = &z->table;
     const size_t C = z->config.channels, most = z->max_B * z->max_T;
     const size_t B = p->signs > 0 ? p->batch->B : 0, T = p->signs > 0 ? p->batch->T : 0;
@@ -737,7 +723,7 @@ static void zo_pass(ZoModel<X> *z, const ZoPass *p, size_t micro, bool logits) {
                            s == 0 ? p->scale : -p->scale);
     }
     for (size_t l = 0; l < z->config.layers; l++) {
-        X *theta = zo_enter(z, l);
+        floatX *theta = zo_enter(z, l);
         for (int j = 0; j < (p->signs > 0 ? p->queries : 1); j++)
             for (int k = 0; k < ZO_GROUPS; k++) {
                 zo_perturb_group(z, p, l, k, theta, j);
@@ -760,7 +746,7 @@ static void zo_pass(ZoModel<X> *z, const ZoPass *p, size_t micro, bool logits) {
 }
 
 // Waits for the totals of the passes so far.
-template <typename X> static const double *zo_totals(ZoModel<X> *z) {
+static const double *zo_totals(ZoModel *z) {
     CUDA(cudaMemcpyAsync(z->host_totals, z->totals, (zo_losses(z) + 1) * sizeof(double),
                          cudaMemcpyDeviceToHost, z->compute));
     CUDA(cudaEventRecord(z->over, z->compute));
@@ -770,20 +756,20 @@ template <typename X> static const double *zo_totals(ZoModel<X> *z) {
 
 // Puts the last step's update into the weights, now. With --zo-no-fused-update always; else, before
 // they are looked at: the next step's pass would do it.
-template <typename X> static void zo_update_weights(ZoModel<X> *z) {
+static void zo_update_weights(ZoModel *z) {
     const ZoPass p = {z->pending, 0, 1, 0, z->pending.step, NULL};
     if (z->pending.step != 0) zo_pass(z, &p, 0, false);
     z->pending = zo_nothing;
 }
 
 // A pass of evaluation: forward with the newest weights.
-template <typename X> static ZoPass zo_look(ZoModel<X> *z, const ZoBatch *batch) {
+static ZoPass zo_look(ZoModel *z, const ZoBatch *batch) {
     zo_update_weights(z);  // the next step would come too late
     return ZoPass{zo_nothing, 1, 1, 0, (uint32_t)z->step, batch};
 }
 
 // Room for the next batch of set i, to be filled and then sent. Waits until it is free.
-template <typename X> static ZoBatch *zo_batch_begin(ZoModel<X> *z, int i, size_t B, size_t T) {
+static ZoBatch *zo_batch_begin(ZoModel *z, int i, size_t B, size_t T) {
     ZoBatch *b = &z->batch[i];
     CUDA(cudaEventSynchronize(b->there));
     b->B = B;
@@ -791,7 +777,7 @@ template <typename X> static ZoBatch *zo_batch_begin(ZoModel<X> *z, int i, size_
     return b;
 }
 
-template <typename X> static void zo_batch_send(ZoModel<X> *z, ZoBatch *b) {
+static void zo_batch_send(ZoModel *z, ZoBatch *b) {
     const size_t most = z->max_B * z->max_T;
     CUDA(cudaStreamWaitEvent(z->fetch, b->used, 0));
     CUDA(cudaMemcpyAsync(b->device, b->host, 2 * most * sizeof(int32_t), cudaMemcpyHostToDevice,
@@ -803,9 +789,8 @@ template <typename X> static void zo_batch_send(ZoModel<X> *z, ZoBatch *b) {
 // 5. Evaluation, saving, and the training loop
 
 // gpt2_next() for streamed weights.
-template <typename X>
 static void zo_next(void *model, const int32_t *tokens, size_t count, size_t, float *logits) {
-    ZoModel<X> *z = (ZoModel<X> *)model;
+    ZoModel *z = (ZoModel *)model;
     const size_t C = z->config.channels, V = z->config.vocab;
     const size_t T = min_size(round_up(count, 64), z->config.context);
     ZoBatch *b = zo_batch_begin(z, ZO_EVALUATION, 1, T);
@@ -819,14 +804,15 @@ static void zo_next(void *model, const int32_t *tokens, size_t count, size_t, fl
         zo_head_weights(z, &p, 0, v0, width);
         gemm(&z->lt, false, true, 1, width, C, z->atty + (count - 1) * C, C, z->plus, C, z->logits,
              width, nullptr, false, GEMM_PLAIN, nullptr, z->compute);
-        download(logits + v0, z->logits, min_size(width, V - v0), z->compute);
+        CUDA(cudaStreamSynchronize(z->compute));
+        CUDA(cudaMemcpy(logits + v0, z->logits, min_size(width, V - v0) * sizeof(float),
+                        cudaMemcpyDeviceToHost));
     }
 }
 
 // For run_eval(): the mean loss of rows of the held-out data.
-template <typename X>
 static double zo_eval(void *model, Run *r, size_t first, size_t rows, size_t *right) {
-    ZoModel<X> *z = (ZoModel<X> *)model;
+    ZoModel *z = (ZoModel *)model;
     ZoBatch *b = zo_batch_begin(z, ZO_EVALUATION, rows, r->T);
     if (!run_batch(r, &r->val, first, rows, b->host, b->host + z->max_B * z->max_T, &r->damage))
         return 0;
@@ -839,16 +825,15 @@ static double zo_eval(void *model, Run *r, size_t first, size_t rows, size_t *ri
 }
 
 // A StatePart's move: the weights, wherever they are, when no update is pending and no stream at
-// work. What comes in is rounded to the nearest X.
-template <typename X>
+// work. What comes in is rounded to the nearest floatX.
 static void zo_move(void *owner, size_t at, size_t n, float *w, bool out) {
     enum { CHUNK = 1 << 20 };
-    ZoModel<X> *z = (ZoModel<X> *)owner;
+    ZoModel *z = (ZoModel *)owner;
     const size_t layers_end = z->head + z->config.layers * z->layer;
-    X *staging = (X *)alloc_or_fail(min_size(n, CHUNK), sizeof(X), "weights on their way");
+    floatX *staging = (floatX *)alloc_or_fail(min_size(n, CHUNK), sizeof(floatX), "staging");
     for (size_t count; n > 0; at += count, w += count, n -= count) {
         size_t end = z->head;
-        X *here = z->resident + at;
+        floatX *here = z->resident + at;
         bool away = false;
         if (at >= layers_end) {
             end = z->table.elements;
@@ -861,21 +846,21 @@ static void zo_move(void *owner, size_t at, size_t n, float *w, bool out) {
             else here = zo_resident(z, -1 - z->home[l]) + inside;
         }
         count = min_size(min_size(n, CHUNK), end - at);
-        X *x = away ? here : staging;
-        if (out && !away) gpu_copy(x, here, count * sizeof(X));
+        floatX *x = away ? here : staging;
+        if (out && !away) gpu_copy(x, here, count * sizeof(floatX));
         #pragma omp parallel for if (count > 1 << 14)
         for (size_t i = 0; i < count; i++) {
             if (out) w[i] = to_f32(x[i]);
-            else x[i] = from_f32<X>(w[i]);
+            else x[i] = from_f32<floatX>(w[i]);
         }
-        if (!out && !away) gpu_copy(here, x, count * sizeof(X));
+        if (!out && !away) gpu_copy(here, x, count * sizeof(floatX));
     }
     free(staging);
 }
 
 // Settles where everything will be and how long a step will take, as settle(). Returns the planned
 // bytes of GPU memory.
-template <typename X> static size_t zo_settle(ZoModel<X> *z, Run *r) {
+static size_t zo_settle(ZoModel *z, Run *r) {
     const Options *o = &r->o;
     Rates rates;
     Limits limits;
@@ -894,7 +879,7 @@ template <typename X> static size_t zo_settle(ZoModel<X> *z, Run *r) {
         plan.T = r->T;
         plan.accum = o->accum;
         plan.queries = o->zo_queries;
-        plan.weight = sizeof(X);
+        plan.weight = sizeof(floatX);
         plan.slots = (int)z->slots;
         plan.streamed = z->streamed;
         plan.no_overlap = !z->overlap;
@@ -906,7 +891,7 @@ template <typename X> static size_t zo_settle(ZoModel<X> *z, Run *r) {
         plan.normals = rates.gpu_normals;
         const ZoPrediction predicted = zo_plan_step(&rates, &z->config, &plan);
         zo_plan_print(&z->config, &plan, &predicted);
-        if (sizeof(X) == 4)
+        if (sizeof(floatX) == 4)
             printf("(gpu_flops counts as for 16 bits: products in fp32 are slower)\n");
     } else if (o->plan) {
         printf("for the time of a step, describe the machine: --rates FILE\n");
@@ -916,8 +901,7 @@ template <typename X> static size_t zo_settle(ZoModel<X> *z, Run *r) {
 
 // Reads this rank's micro-batch number `micro` of the run into the set whose turn it is, and sends
 // it.
-template <typename X>
-static bool zo_send_batch(ZoModel<X> *z, const Run *r, uint64_t micro, Error *err) {
+static bool zo_send_batch(ZoModel *z, const Run *r, uint64_t micro, Error *err) {
     ZoBatch *b = zo_batch_begin(z, (int)(micro % 2), r->B, r->T);
     const uint64_t position = run_position(r, micro / z->accum + 1, micro % z->accum);
     if (!run_batch(r, &r->train, position, r->B, b->host, b->host + z->max_B * z->max_T, err))
@@ -927,7 +911,7 @@ static bool zo_send_batch(ZoModel<X> *z, const Run *r, uint64_t micro, Error *er
 }
 
 // Queues the passes of a step, and the batch after each. False if a token file is damaged.
-template <typename X> static bool zo_forward(ZoModel<X> *z, Run *r, size_t step) {
+static bool zo_forward(ZoModel *z, Run *r, size_t step) {
     Error later;
     for (size_t m = 0; m < z->accum; m++) {
         const uint64_t micro = (step - 1) * z->accum + m;
@@ -951,8 +935,7 @@ template <typename X> static bool zo_forward(ZoModel<X> *z, Run *r, size_t step)
 // for the losses. Ranks then tell each other theirs, and all of them go on with the same numbers,
 // to the last bit: they take the same update, or skip it, and stop after the same step. If a token
 // file is damaged all of them say so; r->damage says why on the ranks that found it.
-template <typename X>
-static StepResult zo_step(ZoModel<X> *z, Run *r, size_t step, double lr) {
+static StepResult zo_step(ZoModel *z, Run *r, size_t step, double lr) {
     const size_t n = zo_losses(z), news = zo_news(z), bytes = news * sizeof(double);
     double *mine = z->all + (size_t)ranks.world * news;
     StepResult x;
@@ -979,7 +962,7 @@ static StepResult zo_step(ZoModel<X> *z, Run *r, size_t step, double lr) {
 // The counters of a step, for log.jsonl: bytes over the link are those of this one, times those of
 // the newest step that is complete, "step". With several ranks: what this one has sent to the
 // others, and how long it waited for what they have sent.
-template <typename X> static void zo_counters(const ZoModel<X> *z, char *json, size_t n) {
+static void zo_counters(const ZoModel *z, char *json, size_t n) {
     const TimelineStep *d = &z->timeline.done;
     char link[160] = "", exchange[96] = "";
     if (d->step > 0)
@@ -996,7 +979,7 @@ template <typename X> static void zo_counters(const ZoModel<X> *z, char *json, s
 }
 
 // Ends a run whose ranks have loaded different weights: each would train something else.
-template <typename X> static void zo_agree(ZoModel<X> *z) {
+static void zo_agree(ZoModel *z) {
     enum { CHUNK = 1 << 20 };
     uint64_t hash = 0;
     char text[40];
@@ -1004,7 +987,7 @@ template <typename X> static void zo_agree(ZoModel<X> *z) {
     float *buffer = (float *)alloc_or_fail(CHUNK, sizeof(float), "comparison of weights");
     for (size_t at = 0, n; at < z->table.elements; at += n) {
         n = min_size(CHUNK, z->table.elements - at);
-        zo_move<X>(z, at, n, buffer, true);
+        zo_move(z, at, n, buffer, true);
         #pragma omp parallel for reduction(+ : hash)
         for (size_t i = 0; i < n; i++) {
             uint32_t bits;
@@ -1018,19 +1001,19 @@ template <typename X> static void zo_agree(ZoModel<X> *z) {
 }
 
 // Saves the run: all ranks together.
-template <typename X> static void zo_save(ZoModel<X> *z, Run *r) {
+static void zo_save(ZoModel *z, Run *r) {
     zo_update_weights(z);
     CUDA(cudaDeviceSynchronize());
     run_save(r, NULL);
 }
 
 // The memory for what run_open() has settled. Returns the bytes of GPU memory that it planned.
-template <typename X> static size_t zo_begin(ZoModel<X> *z, Run *r) {
+static size_t zo_begin(ZoModel *z, Run *r) {
     const Options *o = &r->o;
     z->config = r->config;
     z->table = r->table;
     z->zo = ZoConfig{o->seed, (float)o->zo_eps, (int)o->zo_queries, o->zo_noise,
-                     ZoStorage<X>::TYPE};
+                     ZO_STORAGE};
     if (r->task) z->words.count = run_task(r)->labels;
     if (r->task) memcpy(z->words.word, run_task(r)->word, sizeof z->words.word);
     z->overlap = !o->no_overlap;
@@ -1047,8 +1030,8 @@ template <typename X> static size_t zo_begin(ZoModel<X> *z, Run *r) {
 }
 
 // First values. Of replicas all load, and rank 0 alone has something to save.
-template <typename X> static void zo_load(ZoModel<X> *z, Run *r) {
-    z->part = part_moved("param", z, zo_move<X>);
+static void zo_load(ZoModel *z, Run *r) {
+    z->part = part_moved("param", z, zo_move);
     const RunState state = {&z->part, 1, &z->part};
     run_load(r, &state);
     zo_agree(z);
@@ -1058,8 +1041,8 @@ template <typename X> static void zo_load(ZoModel<X> *z, Run *r) {
     CUDA(cudaDeviceSynchronize());
 }
 
-template <typename X> static int zo_train(Run *r) {
-    ZoModel<X> *z = (ZoModel<X> *)alloc_or_fail(1, sizeof(ZoModel<X>), "model");
+static int zo_train(Run *r) {
+    ZoModel *z = (ZoModel *)alloc_or_fail(1, sizeof(ZoModel), "model");
     const Options *o = &r->o;
     const size_t planned = zo_begin(z, r);
     if (o->plan) return 0;
@@ -1067,11 +1050,11 @@ template <typename X> static int zo_train(Run *r) {
     zo_allocate(z);
     const size_t taken = available - gpu_available();
     zo_load(z, r);
-    if (o->steps == 0) return run_without_steps(r, zo_eval<X>, zo_next<X>, z);
+    if (o->steps == 0) return run_without_steps(r, zo_eval, zo_next, z);
 
     if (z->streamed > 0 || o->trace != NULL)
         timeline_open(&z->timeline, r->rank == 0 ? o->trace : NULL);
-    const DevicePeak device = device_peak(sizeof(X) == sizeof(float));
+    const DevicePeak device = device_peak(sizeof(floatX) == sizeof(float));
     device_print(&device);
     const double peak = device.flops * (double)r->world;
     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
@@ -1080,8 +1063,8 @@ template <typename X> static int zo_train(Run *r) {
         StepResult x = zo_step(z, r, step, schedule_lr(o, step));
         zo_counters(z, x.more, sizeof x.more);
         run_log_step(r, step, &x);
-        if (run_wants_eval(r, step)) run_eval(r, step, zo_eval<X>, z);
-        if (run_wants_sample(r, step)) run_sample(r, step, zo_next<X>, z);
+        if (run_wants_eval(r, step)) run_eval(r, step, zo_eval, z);
+        if (run_wants_sample(r, step)) run_sample(r, step, zo_next, z);
         if (run_wants_save(r, step)) zo_save(z, r);
     }
     zo_save(z, r);

@@ -19,8 +19,8 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static GPT2<bf16> *bench_model(const GPT2Config *config, const OffloadChoice *choice) {
-    GPT2<bf16> *g = (GPT2<bf16> *)alloc_or_fail(1, sizeof(GPT2<bf16>), "model");
+static GPT2 *bench_model(const GPT2Config *config, const OffloadChoice *choice) {
+    GPT2 *g = (GPT2 *)alloc_or_fail(1, sizeof(GPT2), "model");
     g->config = *config;
     g->table = gpt2_table(config);
     g->shards = gpt2_shards_all(&g->table);
@@ -35,7 +35,7 @@ static GPT2<bf16> *bench_model(const GPT2Config *config, const OffloadChoice *ch
 
 static void bench_mode(const char *name, const GPT2Config *config, const OffloadChoice *choice,
                        const Rates *r) {
-    GPT2<bf16> *g = bench_model(config, choice);
+    GPT2 *g = bench_model(config, choice);
     const double needs = (double)gpt2_bytes(g), there = (double)gpu_available();
     if (needs > 0.98 * there) {
         printf("%-28s needs %.1f GiB of GPU memory, and %.1f are there\n", name,

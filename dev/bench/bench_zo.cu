@@ -58,22 +58,25 @@ static double median(Times *t) {
         times_add(times, seconds_now() - timed_begin); \
     } while (0)
 
+static const char *const type_name =
+    PRECISION == PRECISION_FP32 ? "fp32" : PRECISION == PRECISION_FP16 ? "fp16" : "bf16";
+
 // ---------------------------------------------------------------------------------------------
 // The kernel
 
-template <typename X> static void bench_kernel(const char *name, size_t n, double copy_rate) {
-    X *theta = (X *)gpu_alloc(n * sizeof(X), "a benchmark");
-    X *plus = (X *)gpu_alloc(n * sizeof(X), "a benchmark");
-    X *minus = (X *)gpu_alloc(n * sizeof(X), "a benchmark");
+static void bench_kernel(size_t n, double copy_rate) {
+    floatX *theta = (floatX *)gpu_alloc(n * sizeof(floatX), "a benchmark");
+    floatX *plus = (floatX *)gpu_alloc(n * sizeof(floatX), "a benchmark");
+    floatX *minus = (floatX *)gpu_alloc(n * sizeof(floatX), "a benchmark");
     const ZoGroup group = {n, 1, {{0, n, 0, 3, 1}}};
     static const char *const noises[] = {"gaussian", "rademacher"};
-    CUDA(cudaMemset(theta, 0x3c, n * sizeof(X)));  // 0.0115 or so; 1.06 in fp16
+    CUDA(cudaMemset(theta, 0x3c, n * sizeof(floatX)));  // 0.0115 or so; 1.06 in fp16
     CUDA(cudaDeviceSynchronize());
     for (int noise = 0; noise < 2; noise++)
         for (uint32_t update = 0; update < 2; update++) {
-            const ZoConfig c = {1, 1e-3f, 1, noise, ZoStorage<X>::TYPE};
+            const ZoConfig c = {1, 1e-3f, 1, noise, ZO_STORAGE};
             const ZoUpdate u = {9 * update, 1, 0, {1e-9f}};
-            const double moved = (double)n * (double)sizeof(X) * (3 + update);
+            const double moved = (double)n * (double)sizeof(floatX) * (3 + update);
             const double s = timed(&bench.timed, moved, [&] {
                 zo_weights_kernel<<<ceil_div(n, 8 * BLOCK_THREADS), BLOCK_THREADS, 0,
                                     bench.timed.stream>>>(theta, plus, minus, group, c, u, 10, 0,
@@ -81,7 +84,7 @@ template <typename X> static void bench_kernel(const char *name, size_t n, doubl
                 CUDA(cudaGetLastError());
             });
             const double rate = moved / s;
-            printf("%-12s %-11s %8u %10.1f %8.0f %8.1f", name, noises[noise], update, 1e6 * s,
+            printf("%-12s %-11s %8u %10.1f %8.0f %8.1f", type_name, noises[noise], update, 1e6 * s,
                    1e-9 * rate, 100 * rate / copy_rate);
             if (noise == ZO_GAUSSIAN) printf(" %12.1f", 1e-9 * (double)n * (update + 1) / s);
             printf("\n");
@@ -105,9 +108,7 @@ static void part_kernel(void) {
            1e-9 * copy_rate);
     printf("%-12s %-11s %8s %10s %8s %8s %12s\n", "weights", "noise", "updates", "us", "GB/s",
            "of copy%", "G normals/s");
-    bench_kernel<bf16>("bf16", n, copy_rate);
-    bench_kernel<f16>("fp16", n, copy_rate);
-    bench_kernel<float>("fp32", n, copy_rate);
+    bench_kernel(n, copy_rate);
     timed_close(&bench.timed);
 }
 
@@ -119,12 +120,12 @@ HOST_DEVICE static inline float bench_weight(size_t i) {
     return (float)(int32_t)((uint32_t)i * 2654435761u) * 0x1p-36f;
 }
 
-template <typename X> __global__ static void bench_fill_kernel(X *p, size_t n) {
+__global__ static void bench_fill_kernel(floatX *p, size_t n) {
     const size_t i = grid_thread();
-    if (i < n) p[i] = from_f32<X>(bench_weight(i));
+    if (i < n) p[i] = from_f32<floatX>(bench_weight(i));
 }
 
-template <typename X> static void bench_fill(X *p, size_t n) {
+static void bench_fill(floatX *p, size_t n) {
     for (size_t at = 0, count; at < n; at += count) {
         count = min_size(n - at, (size_t)1 << 30);
         bench_fill_kernel<<<ceil_div(count, BLOCK_THREADS), BLOCK_THREADS>>>(p + at, count);
@@ -159,18 +160,13 @@ static void bench_batch(const GPT2Config *c, size_t B) {
     r->train = loader_make(&r->data, r->T, 1, true);
 }
 
-template <typename X> static const char *name_of(void) {
-    return sizeof(X) == 4 ? "fp32" : std::is_same<X, bf16>::value ? "bf16" : "fp16";
-}
-
 // NULL, and said, if there is not enough memory. Says what it took.
-template <typename X>
-static ZoModel<X> *zo_model(const char *name, const GPT2Config *c, size_t B, bool stream,
-                            int queries) {
-    ZoModel<X> *z = (ZoModel<X> *)alloc_or_fail(1, sizeof(ZoModel<X>), "model");
+static ZoModel *zo_model(const char *name, const GPT2Config *c, size_t B, bool stream,
+                         int queries) {
+    ZoModel *z = (ZoModel *)alloc_or_fail(1, sizeof(ZoModel), "model");
     z->config = *c;
     z->table = gpt2_table(c);
-    z->zo = ZoConfig{1, 1e-3f, queries, ZO_GAUSSIAN, ZoStorage<X>::TYPE};
+    z->zo = ZoConfig{1, 1e-3f, queries, ZO_GAUSSIAN, ZO_STORAGE};
     z->overlap = z->keeps_slots = z->fused = true;
     z->max_B = B;
     z->max_T = c->context;
@@ -180,7 +176,7 @@ static ZoModel<X> *zo_model(const char *name, const GPT2Config *c, size_t B, boo
     const char *where = stream ? "streamed" : "in memory";
     if (planned > there / 100 * 98 || host > memory_available() / 100 * 90) {
         printf("%s %s, %s: left out, needs %.1f GiB on the GPU and %.1f on the host; %.1f and %.1f "
-               "are there\n", name, name_of<X>(), where, mib(planned) / 1024, mib(host) / 1024,
+               "are there\n", name, type_name, where, mib(planned) / 1024, mib(host) / 1024,
                mib(there) / 1024, mib(memory_available()) / 1024);
         gpt2_table_free(&z->table);
         free(z->home);
@@ -191,16 +187,16 @@ static ZoModel<X> *zo_model(const char *name, const GPT2Config *c, size_t B, boo
     zo_allocate(z);
     bench_fill(z->resident, z->head + z->tail + (c->layers - z->streamed) * z->layer);
     const size_t away = z->streamed * z->layer;
-    X *const home = z->host_layers;
+    floatX *const home = z->host_layers;
     #pragma omp parallel for if (away > 1 << 16)
-    for (size_t i = 0; i < away; i++) home[i] = from_f32<X>(bench_weight(i));
+    for (size_t i = 0; i < away; i++) home[i] = from_f32<floatX>(bench_weight(i));
     printf("%s %s, %s: %.1f MiB of GPU memory taken, planned %.1f; on the host %.1f\n", name,
-           name_of<X>(), where, mib(there - gpu_available()), mib(planned), mib(host));
+           type_name, where, mib(there - gpu_available()), mib(planned), mib(host));
     return z;
 }
 
 // One step of the trainer's, in seconds.
-template <typename X> static double bench_step(ZoModel<X> *z) {
+static double bench_step(ZoModel *z) {
     const double begin = seconds_now();
     const StepResult x = zo_step(z, &bench.run, z->step + 1, 1e-7);
     const double seconds = seconds_now() - begin;
@@ -210,14 +206,14 @@ template <typename X> static double bench_step(ZoModel<X> *z) {
 
 // To be called when the batch, or what follows, has changed: nothing that was sent or fetched ahead
 // counts.
-template <typename X> static void bench_restart(ZoModel<X> *z) {
+static void bench_restart(ZoModel *z) {
     CUDA(cudaDeviceSynchronize());
     z->sent = z->step;
     z->fetched = z->visits;
 }
 
 // The last update, which was of another number of queries, is dropped.
-template <typename X> static void bench_queries(ZoModel<X> *z, int queries) {
+static void bench_queries(ZoModel *z, int queries) {
     z->zo.queries = queries;
     z->pending = zo_nothing;
     bench_restart(z);
@@ -227,8 +223,8 @@ template <typename X> static void bench_queries(ZoModel<X> *z, int queries) {
 // The step in memory
 
 // The trainer's forward pass as evaluation runs it.
-static GPT2<bf16> *plain_model(const GPT2Config *c, size_t B) {
-    GPT2<bf16> *g = (GPT2<bf16> *)alloc_or_fail(1, sizeof(GPT2<bf16>), "model");
+static GPT2 *plain_model(const GPT2Config *c, size_t B) {
+    GPT2 *g = (GPT2 *)alloc_or_fail(1, sizeof(GPT2), "model");
     g->config = *c;
     g->table = gpt2_table(c);
     g->shards = gpt2_shards_all(&g->table);
@@ -248,7 +244,7 @@ static GPT2<bf16> *plain_model(const GPT2Config *c, size_t B) {
     return g;
 }
 
-static double two_forwards(GPT2<bf16> *g, const int32_t *tokens) {
+static double two_forwards(GPT2 *g, const int32_t *tokens) {
     const Run *r = &bench.run;
     const double begin = seconds_now();
     for (int i = 0; i < 2; i++) {
@@ -260,7 +256,7 @@ static double two_forwards(GPT2<bf16> *g, const int32_t *tokens) {
 }
 
 // All that a step does to weights, and nothing else; the head's chunks as well.
-template <typename X> static void all_weights(ZoModel<X> *z, const ZoPass *p) {
+static void all_weights(ZoModel *z, const ZoPass *p) {
     const GPT2Table *t = &z->table;
     const ZoPass quiet = {zo_nothing, 0, 1, 0, p->step, NULL};
     const ZoGroup head = zo_group(t, t->wte, 2);
@@ -271,10 +267,9 @@ template <typename X> static void all_weights(ZoModel<X> *z, const ZoPass *p) {
         zo_head_weights(z, p, 0, v0, min_size(z->chunk, z->config.vocab_padded - v0));
 }
 
-template <typename X>
-static void bench_step_of(const char *name, const GPT2Config *c, GPT2<bf16> *g) {
+static void bench_step_of(const char *name, const GPT2Config *c, GPT2 *g) {
     static const char *const noises[] = {"gaussian", "rademacher"};
-    ZoModel<X> *z = zo_model<X>(name, c, BATCH, false, 1);
+    ZoModel *z = zo_model(name, c, BATCH, false, 1);
     if (z == NULL) return;
     int32_t *tokens = (int32_t *)alloc_or_fail(BATCH * c->context, sizeof *tokens, "tokens");
     for (size_t i = 0; i < BATCH * c->context; i++)
@@ -306,7 +301,7 @@ static void bench_step_of(const char *name, const GPT2Config *c, GPT2<bf16> *g) 
             const double h = median(&head) - median(&head_weights) - 2 * median(&plain_head);
             const bool goal = B * c->context == (noise == ZO_RADEMACHER ? 2048 : 8192);
             printf("%-9s %-5s %-11s %7zu %9.2f %9.2f %7.3f %9.2f %8.2f %8.2f%s\n", name,
-                   name_of<X>(), noises[noise], B * c->context, 1e3 * s, 1e3 * f, s / f, 1e3 * w,
+                   type_name, noises[noise], B * c->context, 1e3 * s, 1e3 * f, s / f, 1e3 * w,
                    1e3 * h, 1e3 * (s - f - w - h),
                    !goal ? "" : s <= 1.15 * f ? "  at most 1.15: reached" : "  above 1.15: missed");
             fflush(stdout);
@@ -317,17 +312,17 @@ static void bench_step_of(const char *name, const GPT2Config *c, GPT2<bf16> *g) 
 }
 
 static void part_step(void) {
+    if (PRECISION == PRECISION_FP32) return;
     static const char *const names[] = {"opt-1.3b", "opt-6.7b"};
-    printf("\n== step: in memory, against two plain forward passes (bf16); ms. Of what is left: "
+    printf("\n== step: in memory, against two plain forward passes; ms. Of what is left: "
            "kernels on weights, the head in chunks against two plain heads, and the rest\n");
     printf("%-9s %-5s %-11s %7s %9s %9s %7s %9s %8s %8s\n", "", "", "noise", "tokens", "step",
            "forwards", "ratio", "weights", "head", "rest");
     for (size_t i = 0; i < (bench.tiny ? 1 : 2); i++) {
         const GPT2Config c = bench_config(names[i]);
-        GPT2<bf16> *g = plain_model(&c, BATCH);
+        GPT2 *g = plain_model(&c, BATCH);
         if (g == NULL) continue;
-        bench_step_of<bf16>(names[i], &c, g);
-        bench_step_of<f16>(names[i], &c, g);
+        bench_step_of(names[i], &c, g);
         free(g->master);
         gpt2_free(g);
         free(g);
@@ -351,8 +346,7 @@ static const Way ways[] = {
 enum { WAYS = sizeof ways / sizeof *ways };
 
 // Makes a streamed model go another way, as if it had been opened with it. fetch, out: its streams.
-template <typename X>
-static void bench_way(ZoModel<X> *z, const Way *w, cudaStream_t fetch, cudaStream_t out) {
+static void bench_way(ZoModel *z, const Way *w, cudaStream_t fetch, cudaStream_t out) {
     bench_restart(z);
     for (size_t i = 0; i < z->slots && !z->keeps_slots; i++) CUDA(cudaFree(z->slot[i]));
     z->slots = min_size(w->slots, min_size(SLOTS, z->streamed));
@@ -366,7 +360,7 @@ static void bench_way(ZoModel<X> *z, const Way *w, cudaStream_t fetch, cudaStrea
 }
 
 // The prediction, with products as fast as makes the in-memory step what it was measured to be.
-template <typename X> static double bench_plan(const ZoModel<X> *z, const Way *w, double memory) {
+static double bench_plan(const ZoModel *z, const Way *w, double memory) {
     Rates r = bench.rates;
     ZoPlan p;
     memset(&p, 0, sizeof p);
@@ -374,7 +368,7 @@ template <typename X> static double bench_plan(const ZoModel<X> *z, const Way *w
     p.T = bench.run.T;
     p.accum = 1;
     p.queries = (size_t)z->zo.queries;
-    p.weight = sizeof(X);
+    p.weight = sizeof(floatX);
     p.slots = (int)w->slots;
     p.noise = z->zo.noise;
     r.gpu_bytes = 0;
@@ -388,8 +382,7 @@ template <typename X> static double bench_plan(const ZoModel<X> *z, const Way *w
 }
 
 // The first `count` ways, at B sequences, in turn with the model in memory.
-template <typename X>
-static void bench_ways(const char *name, const GPT2Config *c, ZoModel<X> *memory, ZoModel<X> *z,
+static void bench_ways(const char *name, const GPT2Config *c, ZoModel *memory, ZoModel *z,
                        size_t B, int count, int paper) {
     const int rounds = paper >= 0 ? 1 : (bench.rounds + 1) / 2;  // those in fp32 are slow
     cudaStream_t fetch = z->fetch, out = z->out;
@@ -413,11 +406,11 @@ static void bench_ways(const char *name, const GPT2Config *c, ZoModel<X> *memory
     bench_way(z, &ways[0], fetch, out);
     const double m = median(&times[WAYS]), full = median(&times[0]);
     const double tokens = (double)(B * c->context);
-    printf("%-9s %-5s %7.0f  %-16s %9.1f %9.0f\n", name, name_of<X>(), tokens, "in memory",
+    printf("%-9s %-5s %7.0f  %-16s %9.1f %9.0f\n", name, type_name, tokens, "in memory",
            1e3 * m, tokens / m);
     for (int k = 0; k < count; k++) {
-        const double s = median(&times[k]), moved = (double)(z->streamed * z->layer * sizeof(bf16));
-        printf("%-9s %-5s %7.0f  %-16s %9.1f %9.0f %9.3f %8.2f", name, name_of<X>(), tokens,
+        const double s = median(&times[k]), moved = (double)(z->streamed * z->layer * sizeof(floatX));
+        printf("%-9s %-5s %7.0f  %-16s %9.1f %9.0f %9.3f %8.2f", name, type_name, tokens,
                ways[k].name, 1e3 * s, tokens / s, s / m, full / s);
         if (paper >= 0 && ways[k].paper[paper] > 0) printf(" %8.2f", ways[k].paper[paper]);
         else printf(" %8s", "-");
@@ -426,11 +419,10 @@ static void bench_ways(const char *name, const GPT2Config *c, ZoModel<X> *memory
     fflush(stdout);
 }
 
-template <typename X>
 static void bench_stream_of(const char *name, int paper, const size_t *batches, int count) {
     const GPT2Config c = bench_config(name);
-    ZoModel<X> *memory = zo_model<X>(name, &c, batches[count - 1], false, 1);
-    ZoModel<X> *z = memory != NULL ? zo_model<X>(name, &c, batches[count - 1], true, 1) : NULL;
+    ZoModel *memory = zo_model(name, &c, batches[count - 1], false, 1);
+    ZoModel *z = memory != NULL ? zo_model(name, &c, batches[count - 1], true, 1) : NULL;
     // the paper's ablations are at one sequence of 2048 tokens; of more, what matters is the link
     for (int i = 0; i < count && z != NULL; i++)
         bench_ways(name, &c, memory, z, batches[i], i == 0 ? WAYS : 2, paper);
@@ -446,19 +438,22 @@ static void part_stream(void) {
            "and the paper's; GB/s: over the link, each way\n");
     printf("%-9s %-5s %7s  %-16s %9s %9s %9s %8s %8s %8s %9s\n", "", "", "tokens", "", "ms",
            "tokens/s", "x", "of full", "paper", "GB/s", "plan ms");
-    bench_stream_of<bf16>("opt-6.7b", -1, batches, bench.tiny ? 1 : 3);
-    bench_stream_of<float>("opt-1.3b", 0, batches, 1);
+    if (PRECISION != PRECISION_FP32) {
+        bench_stream_of("opt-6.7b", -1, batches, bench.tiny ? 1 : 3);
+        return;
+    }
+    bench_stream_of("opt-1.3b", 0, batches, 1);
     if (bench.tiny) return;
-    bench_stream_of<float>("opt-2.7b", 1, batches, 1);
-    bench_stream_of<float>("opt-6.7b", 2, batches, 1);
+    bench_stream_of("opt-2.7b", 1, batches, 1);
+    bench_stream_of("opt-6.7b", 2, batches, 1);
 }
 
 static void part_queries(void) {
     enum { QUERIES = 8 };
     const char *name = "opt-6.7b";
     const GPT2Config c = bench_config(name);
-    printf("\n== queries: %s bf16, streamed, %zu tokens\n", name, c.context);
-    ZoModel<bf16> *z = zo_model<bf16>(name, &c, 1, true, QUERIES);
+    printf("\n== queries: %s %s, streamed, %zu tokens\n", name, type_name, c.context);
+    ZoModel *z = zo_model(name, &c, 1, true, QUERIES);
     if (z == NULL) return;
     Times times[QUERIES];
     memset(times, 0, sizeof times);
@@ -472,7 +467,7 @@ static void part_queries(void) {
             }
         }
     printf("%7s %9s %9s %13s %8s\n", "queries", "ms", "x of 1", "directions/s", "GB/s");
-    const double one = median(&times[0]), moved = (double)(z->streamed * z->layer * sizeof(bf16));
+    const double one = median(&times[0]), moved = (double)(z->streamed * z->layer * sizeof(floatX));
     for (int q = 1; q <= QUERIES; q++) {
         const double s = median(&times[q - 1]);
         printf("%7d %9.1f %9.2f %13.2f %8.1f\n", q, 1e3 * s, s / one, q / s, 1e-9 * moved / s);

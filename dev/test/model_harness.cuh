@@ -59,6 +59,10 @@ static size_t wire_chunk = (size_t)1 << 22;
 #include "test.h"
 #include <sys/wait.h>
 
+// The trainer here is of one precision. A test's configurations of another are for the program that
+// was compiled for it: gpu_tests, gpu_tests_fp32, gpu_tests_fp16.
+enum { BITS = 8 * sizeof(floatX), IS_BF16 = PRECISION == PRECISION_BF16 };
+
 // A shape of model and step.
 typedef struct {
     const char *name;
@@ -139,8 +143,8 @@ static void shape_batch(const Shape *s, size_t step, int32_t *inputs, int32_t *t
 }
 
 // A model of which nothing is settled; model_forget() frees it. where: NULL for all on the GPU.
-template <typename X> static GPT2<X> *model_new(const Shape *s, const Placement *where) {
-    GPT2<X> *g = (GPT2<X> *)alloc_or_fail(1, sizeof(GPT2<X>), "model");
+static GPT2 *model_new(const Shape *s, const Placement *where) {
+    GPT2 *g = (GPT2 *)alloc_or_fail(1, sizeof(GPT2), "model");
     g->config = shape_config(s);
     g->table = gpt2_table(&g->config);
     g->shards = gpt2_shards_all(&g->table);
@@ -158,7 +162,7 @@ template <typename X> static GPT2<X> *model_new(const Shape *s, const Placement 
     return g;
 }
 
-template <typename X> static void model_forget(GPT2<X> *g) {
+static void model_forget(GPT2 *g) {
     free(g->segment);
     free(g->visits);
     pieces_free(&g->pieces);
@@ -168,8 +172,7 @@ template <typename X> static void model_forget(GPT2<X> *g) {
 }
 
 // Makes of it one that trains, from params. model_close() frees it.
-template <typename X>
-static void model_begin(GPT2<X> *g, const Shape *s, const float *params, const Placement *where) {
+static void model_begin(GPT2 *g, const Shape *s, const float *params, const Placement *where) {
     g->recompute = s->recompute == AGAIN;
     g->choice.sum_on_host = where != NULL && where->tight > 0 && g->accumulating;
     g->choice.keep_grads = where == NULL || where->tight < 2;
@@ -185,14 +188,13 @@ static void model_begin(GPT2<X> *g, const Shape *s, const float *params, const P
     for (int k = 0; k < 3; k++) free((void *)parts[k].spans);
 }
 
-template <typename X>
-static GPT2<X> *model_open(const Shape *s, const float *params, const Placement *where = NULL) {
-    GPT2<X> *g = model_new<X>(s, where);
+static GPT2 *model_open(const Shape *s, const float *params, const Placement *where = NULL) {
+    GPT2 *g = model_new(s, where);
     model_begin(g, s, params, where);
     return g;
 }
 
-template <typename X> static void model_close(GPT2<X> *g) {
+static void model_close(GPT2 *g) {
     gpt2_free(g);
     free(g);
 }
@@ -213,8 +215,7 @@ static AdamStep recipe_step(const Recipe *r, size_t step, double norm_squared) {
 }
 
 // A step's gradient on the GPU: the loss and, in *norm_squared, the square of its norm.
-template <typename X>
-static double gpu_gradient(GPT2<X> *g, const Shape *s, const int32_t *inputs,
+static double gpu_gradient(GPT2 *g, const Shape *s, const int32_t *inputs,
                            const int32_t *targets, double *norm_squared) {
     const size_t N = s->B * s->T;
     double loss;
@@ -228,8 +229,7 @@ static double gpu_gradient(GPT2<X> *g, const Shape *s, const int32_t *inputs,
 }
 
 // One step of training, as train() does it.
-template <typename X>
-static double gpu_step(GPT2<X> *g, const Shape *s, const Recipe *r, size_t step,
+static double gpu_step(GPT2 *g, const Shape *s, const Recipe *r, size_t step,
                        const int32_t *inputs, const int32_t *targets, double *norm) {
     double norm_squared;
     const double loss = gpu_gradient(g, s, inputs, targets, &norm_squared);
@@ -248,12 +248,12 @@ static uint64_t hash_with(uint64_t seed, const void *data, size_t bytes) {
 }
 
 // Of everything that training leaves: the parameters in both forms, and the moments.
-template <typename X> static uint64_t hash_state(GPT2<X> *g) {
+static uint64_t hash_state(GPT2 *g) {
     const size_t P = g->table.elements;
     StatePart parts[3];
     float *whole = floats(P);
-    gpu_copy(whole, g->params, P * sizeof(X));
-    uint64_t hash = hash_bytes(whole, P * sizeof(X));
+    gpu_copy(whole, g->params, P * sizeof(floatX));
+    uint64_t hash = hash_bytes(whole, P * sizeof(floatX));
     gpt2_parts(g, parts);
     for (int k = 0; k < 3; k++) {
         part_copy(&parts[k], 0, P, whole, true);
@@ -267,8 +267,7 @@ template <typename X> static uint64_t hash_state(GPT2<X> *g) {
 // Trains from step `first` to `last`, and returns a hash of `hash`, every loss and every norm. If
 // evaluations is not NULL, an evaluation of another size follows every step; *evaluations becomes a
 // hash of what they gave.
-template <typename X>
-static uint64_t train_steps(GPT2<X> *g, const Shape *s, const Recipe *r, size_t first, size_t last,
+static uint64_t train_steps(GPT2 *g, const Shape *s, const Recipe *r, size_t first, size_t last,
                             uint64_t hash, uint64_t *evaluations) {
     const size_t room = s->accum * s->B * s->T;
     int32_t *inputs = (int32_t *)alloc_or_fail(2 * room, sizeof(int32_t), "test");
@@ -294,11 +293,10 @@ static uint64_t train_steps(GPT2<X> *g, const Shape *s, const Recipe *r, size_t 
 }
 
 // The same for steps 1 to `steps` of a new model, and of the state that they leave.
-template <typename X>
 static uint64_t train_hash(const Shape *s, size_t steps, uint64_t *evaluations,
                            const Recipe *r = &plain, const Placement *where = NULL) {
     float *params = shape_params(s, false);
-    GPT2<X> *g = model_open<X>(s, params, where);
+    GPT2 *g = model_open(s, params, where);
     const uint64_t hash = train_steps(g, s, r, 1, steps, 0, evaluations);
     const uint64_t both[2] = {hash, hash_state(g)};
     free(params);
@@ -313,9 +311,11 @@ template <int SOME> static bool config_is_tested(const int (&some)[SOME], int k)
     return test_whole();
 }
 
-// For test_schedules.sh: "--config all|some|K [STEPS]" prints the hash of each configuration.
+// For test_schedules.sh: "--config all|some|K [STEPS]" prints the hash of each configuration of this
+// program's precision.
 template <int SOME>
 static int run_configs(int argc, char **argv, int count, const int (&some)[SOME],
+                       bool (*config_is_here)(int k),
                        uint64_t (*config_hash)(int k, size_t steps, char name[200])) {
     const bool all = strcmp(argv[2], "all") == 0, these = strcmp(argv[2], "some") == 0;
     const int only = atoi(argv[2]), n = all ? count : these ? SOME : 1;
@@ -323,6 +323,10 @@ static int run_configs(int argc, char **argv, int count, const int (&some)[SOME]
     for (int i = 0; i < n; i++) {
         char name[200];
         const int k = all ? i : these ? some[i] : only;
+        if (!config_is_here(k)) {
+            if (n == 1) die("configuration %d is of another precision", k);
+            continue;
+        }
         const uint64_t hash = config_hash(k, argc > 3 ? (size_t)atoi(argv[3]) : 4, name);
         printf("%016llx config %d: %s\n", (unsigned long long)hash, k, name);
         fflush(stdout);
@@ -334,8 +338,7 @@ static int run_configs(int argc, char **argv, int count, const int (&some)[SOME]
 // Memory, and what is refused
 
 // Settles what is "auto" within these limits, and refuses what does not fit.
-template <typename X>
-static size_t model_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_limit) {
+static size_t model_plan(GPT2 *g, int recompute, size_t limit, size_t host_limit) {
     const OffloadMemory memory = gpt2_memory(g, recompute, limit, host_limit);
     gpt2_settle(g, &memory);
     return gpt2_check(g, limit, host_limit);
@@ -343,10 +346,9 @@ static size_t model_plan(GPT2<X> *g, int recompute, size_t limit, size_t host_li
 
 typedef struct { size_t gpu, host; bool again, sum_on_host, keep_grads; } Planned;
 
-template <typename X>
 static Planned plan(const Shape *s, const Placement *where, int recompute, size_t limit,
                     size_t host_limit) {
-    GPT2<X> *g = model_new<X>(s, where);
+    GPT2 *g = model_new(s, where);
     const size_t bytes = model_plan(g, recompute, limit, host_limit);
     const Planned planned = {bytes, gpt2_host_bytes(g), g->recompute, g->choice.sum_on_host,
                              g->choice.keep_grads};
@@ -362,7 +364,7 @@ static size_t free_memory(void) {
 }
 
 // That the model has taken `allocated` bytes of the GPU's memory, and that this is the plan.
-template <typename X> static void check_memory(GPT2<X> *g, const char *name, size_t allocated) {
+static void check_memory(GPT2 *g, const char *name, size_t allocated) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     const size_t planned = gpt2_bytes(g);

@@ -39,9 +39,9 @@ wait: CPU update, then back :: train_gpt2.cu :: order(g, g->host.stream, g->back
 wait: gradient there, then fetched :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->fetch, g->grad_arrived
 wait: fetch, then update :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->update, g->slot_full
 wait: update, then flush :: train_gpt2.cu :: order(g, g->update, g->out)
-wait: state at rest, update :: train_gpt2.cu :: CUDA(cudaStreamSynchronize(g->update))
-wait: state at rest, back :: train_gpt2.cu :: CUDA(cudaStreamSynchronize(g->back))
-wait: state at rest, out :: train_gpt2.cu :: CUDA(cudaStreamSynchronize(g->out))
+wait: state at rest, update :: tide/gpt2.cuh :: CUDA(cudaStreamSynchronize(g->update))
+wait: state at rest, back :: tide/gpt2.cuh :: CUDA(cudaStreamSynchronize(g->back))
+wait: state at rest, out :: tide/gpt2.cuh :: CUDA(cudaStreamSynchronize(g->out))
 # a visitor's state and its slot depend on slot_free alone; the link is to be left to forward
 same: backward, then first visitors :: train_gpt2.cu :: order(g, g->compute, g->fetch)
 wait: the worker's counter, of the work before :: tide/host.cuh :: q->submitted, CU_STREAM_WAIT_VALUE_GEQ); :: q->submitted :: q->submitted - 1
@@ -49,7 +49,7 @@ record: slot free never :: train_gpt2.cu :: CUDA(cudaEventRecord(g->slot_free
 record: slot free before flush :: train_gpt2.cu :: (g->slot_free[slot], g->out :: g->out :: g->update
 record: slot full before state came :: train_gpt2.cu :: (first)     CUDA(cudaEventRecord(g->slot_full[slot], g->fetch :: g->fetch :: g->back
 record: slot full before gradient came :: train_gpt2.cu ::         CUDA(cudaEventRecord(g->slot_full
-place: gradients of others overlap :: train_gpt2.cu :: + (size_t)(i % turns) * s[1].room :: i % turns :: i % turns / 2
+place: gradients of others overlap :: tide/gpt2.cuh :: + (size_t)(i % turns) * s[1].room :: i % turns :: i % turns / 2
 place: waits for another :: train_gpt2.cu :: s->place = g->in_place :: i % g->places :: (i + 1) % (g->places + 1)
 place: next to it waits :: train_gpt2.cu :: g->grad_left[g->segment[s].place], 0 :: g->segment[s].place :: g->segment[s > 1 ? s - 1 : s].place
 record: landing free before sum :: train_gpt2.cu :: (g->landing_free[g->landing_turn], g->host.stream) :: g->host.stream :: g->out
@@ -70,16 +70,16 @@ state: the first visitor's is fetched :: train_gpt2.cu :: copy_in(g, room + long
 state: fetched in step 1 only :: train_gpt2.cu :: g->fetched = 0
 state: all in one slot :: train_gpt2.cu :: (first) const int slot = visit :: visit % g->rooms :: 0
 state: places overlap :: offload.h :: *at_home += p->length :: p->length :: p->length - 128
-state: no room for a visitor's gradient :: train_gpt2.cu :: const size_t grad = g->choice :: g->choice.keep_grads ? 0 : host_grad_bytes(g) :: (size_t)0
+state: no room for a visitor's gradient :: tide/gpt2.cuh :: const size_t grad = g->choice :: g->choice.keep_grads ? 0 : host_grad_bytes(g) :: (size_t)0
 tokens: the last of the order is missing :: train_gpt2.cu :: count = 3 * N + g->by_token :: g->by_token.groups + 1 :: g->by_token.groups
 wait: tokens copied two forwards ago :: train_gpt2.cu :: CUDA(cudaEventSynchronize(s->copied))
 weights: CPU's not returned :: train_gpt2.cu :: copy_in(g, piece_params(g, p)
 weights: visitor's fp32 not copied :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(piece_params(g, p), room
 bits: fp16 for bf16 :: adam.h :: if (has_bf16) p_bf16[i] = :: f32_to_bf16(p[i]) :: f32_to_fp16(p[i])
-bits: gradient read as bf16 :: train_gpt2.cu :: host_grad(g, p), host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(X) == 2
-bits: visitor's gradient read as bf16 :: train_gpt2.cu :: grad_is_bf16 = host_grad_bytes(g) == 2; :: host_grad_bytes(g) == 2 :: sizeof(X) == 2
-gradient: sum on the host never reset :: train_gpt2.cu :: sizeof(X) == 2, !accumulate :: !accumulate :: false
-gradient: sum on the host always reset :: train_gpt2.cu :: sizeof(X) == 2, !accumulate :: !accumulate :: true
+bits: gradient read as bf16 :: train_gpt2.cu :: host_grad(g, p), host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
+bits: visitor's gradient read as bf16 :: train_gpt2.cu :: grad_is_bf16 = host_grad_bytes(g) == 2; :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
+gradient: sum on the host never reset :: train_gpt2.cu :: sizeof(floatX) == 2, !accumulate :: !accumulate :: false
+gradient: sum on the host always reset :: train_gpt2.cu :: sizeof(floatX) == 2, !accumulate :: !accumulate :: true
 gradient: sum on the GPU never reset :: train_gpt2.cu :: made, p->length, !accumulate :: !accumulate :: false
 gradient: sum on the host in bf16 :: adam.h :: acc[i] = first ? :: acc[i] + grad_at(g, g_is_bf16, i) :: bf16_to_f32(f32_to_bf16(acc[i] + grad_at(g, g_is_bf16, i)))
 gradient: not kept on the GPU :: train_gpt2.cu :: else if (stays && !g->in_place) :: stays && !g->in_place :: false
@@ -97,9 +97,9 @@ choice: stride counted from 0 :: offload.h :: (number + 1) % c->stride :: number
 choice: visitors' gradients on the host too early :: tide/plan.h :: keep_grads = tight < 2 :: tight < 2 :: tight < 1
 choice: sums on the GPU for too long :: tide/plan.h :: sum_on_host = tight > 0 :: tight > 0 :: tight > 1
 choice: one byte is left :: tide/plan.h :: return gpu <= m->gpu && host :: host <= m->host :: host < m->host
-memory: one landing :: train_gpt2.cu :: 2 * g->longest_segment * sizeof(X) :: 2 * g->longest_segment :: g->longest_segment
+memory: one landing :: train_gpt2.cu :: 2 * g->longest_segment * sizeof(floatX) :: 2 * g->longest_segment :: g->longest_segment
 memory: slots for shorter visitors :: offload.h :: list.longest_visit = p->length :: p->length :: p->length - 128
-counter: bytes in :: train_gpt2.cu :: g->moved_in +=
+counter: bytes in :: tide/gpt2.cuh :: g->moved_in +=
 time: nothing is fetched during backward :: train_gpt2.cu :: if (last) visitors_begin(g) :: visitors_begin(g) :: (void)(g->fetched = 0)
 time: forward waits for all updates :: train_gpt2.cu :: weights_begin(g, 0); :: weights_begin(g, 0) :: [&] { for (size_t s = 0; s < L + 2; s++) weights_begin(g, s); }()
 time: one slot at a time :: train_gpt2.cu :: g->slot_free[slot], 0 :: g->slot_free[slot] :: g->slot_free[(visit + g->rooms - 1) % g->rooms]
@@ -110,7 +110,7 @@ wait: slot left :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->fetch, z->left[eve
 wait: layer updated, then home :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->out, z->updated[event]
 wait: tokens used :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->fetch, b->used
 # cudaFree() waits for both, too
-same: layer's memory used :: tide/zo.cuh :: CUDA(cudaStreamSynchronize(z->compute))
+same: layer's memory used :: tide/zo.cuh :: (first) CUDA(cudaStreamSynchronize(z->compute))
 record: slot used after one direction :: tide/zo.cuh :: last) CUDA(cudaEventRecord(z->used :: last :: first
 record: layer updated :: tide/zo.cuh :: CUDA(cudaEventRecord(z->updated[event]
 slots: one too many fetched :: tide/zo.cuh :: while (z->overlap && z->fetched < :: z->visits + z->slots :: z->visits + z->slots + 1
@@ -146,8 +146,7 @@ zen wait: --no-overlap :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->comput
 zen wait: columns put, then others :: tide/zenflow.cuh :: CUDA(cudaStreamSynchronize(g->back))
 zen wait: columns out, then exchanged :: tide/zenflow.cuh :: CUDA(cudaStreamSynchronize(g->out))
 zen wait: state at rest, host :: tide/zenflow.cuh :: CUDA(cudaStreamSynchronize(g->host.stream))
-zen wait: at rest before a selection :: tide/zenflow.cuh :: (first) gpt2_update_wait(g)
-zen wait: at rest before a checkpoint :: tide/zenflow.cuh :: (last) gpt2_update_wait(g)
+zen wait: at rest before a selection :: tide/zenflow.cuh :: zen_wait(g)
 zen wait: late update at rest :: train_gpt2.cu :: if (g->zen != NULL) zen_wait(g)
 zen record: half free never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(z->packed_free
 zen record: half free before it left :: tide/zenflow.cuh :: (z->packed_free[z->packing], g->out) :: g->out :: z->pack
@@ -173,7 +172,7 @@ zen copy: gradient never leaves :: tide/zenflow.cuh :: copy_out(g, z->ring
 zen copy: gradient to the first segment's place :: tide/zenflow.cuh :: copy_out(g, z->ring :: part->rest_at :: 0
 zen copy: gradient of the chosen not packed :: tide/zenflow.cuh :: zen_pack(g, (char *)z->grad
 zen copy: both halves of packed are one :: tide/zenflow.cuh :: (size_t)z->packing * zen_longest :: z->packing :: 0
-zen copy: landing too small :: tide/zenflow.cuh :: Buffer{"packed", longest * sizeof(X) :: longest :: longest / 2
+zen copy: landing too small :: tide/zenflow.cuh :: Buffer{"packed", longest * sizeof(floatX) :: longest :: longest / 2
 zen copy: sums never leave :: train_gpt2.cu :: if (g->zen != NULL) zen_sums_leave(g)
 zen sums: not of one micro-batch :: tide/zenflow.cuh :: columns_sums_gpu(z->column_sums, z->scratch, made
 zen sums: not of several micro-batches :: tide/zenflow.cuh :: columns_sums_gpu(z->column_sums, z->scratch, sum
@@ -233,7 +232,7 @@ zero record: numbers before they come :: tide/zero.cuh :: CUDA(cudaEventRecord(g
 zero place: waits for the other :: tide/zero.cuh :: if (layer) CUDA(cudaStreamWaitEvent(z->stream, z->place_free :: s % 2 :: (s + 1) % 2
 zero place: frees the other :: tide/zero.cuh ::         CUDA(cudaEventRecord(z->place_free[before :: before % 2 :: (before + 1) % 2
 zero place: in the other :: tide/zero.cuh :: if (layer) z->tenant[s % 2] = (int)s :: s % 2 :: (s + 1) % 2
-zero place: one for all layers :: train_gpt2.cu :: + (size_t)(i % turns) * s[1].room :: i % turns :: 0
+zero place: one for all layers :: tide/gpt2.cuh :: + (size_t)(i % turns) * s[1].room :: i % turns :: 0
 zero place: layers of the step before :: tide/zero.cuh :: z->tenant[i] = 0
 zero place: embeddings and tail of the step before :: tide/zero.cuh :: z->current[i] = false
 zero place: layers come though they are there :: tide/zero.cuh :: if (layer && z->tenant[s % 2] == (int)s) return
@@ -257,8 +256,8 @@ zero flag: signal not handed on :: tide/run.h :: if (run_news[NEWS_SIGNAL] != 0 
 zero flag: no checkpoint is due :: tide/run.h :: mine[NEWS_DUE] =
 zero counter: reduced :: tide/zero.cuh :: z->reduced_bytes +=
 zero counter: gathered :: tide/zero.cuh :: (first) z->gathered_bytes +=
-zero memory: one place in stage 3 :: train_gpt2.cu :: size_t n = segment_room(g, 2) :: 2 :: 1
-zero memory: whole layers in stage 3 :: train_gpt2.cu :: n += g->segment[i].cut :: g->segment[i].cut :: g->segment[i].room
+zero memory: one place in stage 3 :: tide/zero.cuh :: size_t n = segment_room(g, 2) :: 2 :: 1
+zero memory: whole layers in stage 3 :: tide/zero.cuh :: n += g->segment[i].cut :: g->segment[i].cut :: g->segment[i].room
 zero memory: gradients of all wait :: train_gpt2.cu :: g->in_place = !g->accumulating :: stage < 2 :: true
 zero time: next layer comes when it is used :: tide/zero.cuh :: if (after <= g->config.layers + 1) zero_fetch(g, after)
 zero time: weights come from the last on :: tide/zero.cuh :: zero_gather(g, (size_t)s) :: (size_t)s :: (size_t)(g->segments - 1 - s)
@@ -328,7 +327,7 @@ END
 perl mutants.pl <list || exit 1
 test_of() {
     case $1 in
-        "zero run"*) echo train_gpt2 ;;
+        "zero run"*) echo train_gpt2emu ;;
         zero*) echo test_zero_gpu ;;
         *" :: zo"*) echo test_zo_gpu ;;
         *"zen "*) echo test_zenflow_gpu ;;
@@ -338,8 +337,8 @@ test_of() {
 programs=$(grep -v '^#' list | grep -F -- "${1:-}" | while read -r line; do test_of "$line"; done |
            sort -u)
 for program in $(for p in $programs; do
-        echo "build/emu/$p"
-        [ "$p" = train_gpt2 ] || echo "build/tsan/$p"
+        if [ "$p" = train_gpt2emu ]; then echo $p
+        else echo "build/emu/$p build/emu/${p}_fp32 build/tsan/$p build/tsan/${p}_fp32"; fi
     done); do
     make -s -o tide/util.h -o build/emu/cpu_reference.o -o build/tsan/cpu_reference.o $program >log 2>&1 ||
         { cat log; exit 1; }
@@ -347,27 +346,35 @@ done
 
 # Configurations of test_zero_gpu, each of which is several processes; of the others all.
 configs_of() {
-    if [ "$1" = test_zero_gpu ]; then echo 8 13 16 18 26 27 30 31 32; else echo all; fi
+    case $1 in
+        test_zero_gpu) echo 8 13 18 26 30 31 32 ;;
+        test_zero_gpu_fp32) echo 16 27 ;;
+        *) echo all ;;
+    esac
 }
 
 # hashes PROGRAM SCHEDULE
 hashes() {
-    for k in $(configs_of "$1"); do
-        [ "$k" = all ] || export EMU_PROTECT=0  # it takes three times as long
-        EMU_SCHED=$2 timeout 300 "build/emu/$1" --config "$k" 3 2>&1
+    for p in "$1" "$1_fp32"; do
+        for k in $(configs_of "$p"); do
+            [ "$k" = all ] || export EMU_PROTECT=0  # it takes three times as long
+            EMU_SCHED=$2 timeout 300 "build/emu/$p" --config "$k" 3 2>&1
+        done
     done
 }
 
 # sanitize PROGRAM
 sanitize() {
-    for k in $(configs_of "$1"); do
-        EMU_RACECHECK=0 timeout 900 "build/tsan/$1" --config "$k" 2 || return
+    for p in "$1" "$1_fp32"; do
+        for k in $(configs_of "$p"); do
+            EMU_RACECHECK=0 timeout 900 "build/tsan/$p" --config "$k" 2 || return
+        done
     done
 }
 
 # cli PROGRAM: with the command line's test
 cli() {
-    (cd "$here" && TIDE_GPU="$work/build/emu/$1" timeout 600 sh dev/test/test_cli_zero.sh) \
+    (cd "$here" && TIDE_GPU="$work/$1" timeout 600 sh dev/test/test_cli_zero.sh) \
         >"cli.$MUTANT"
     grep -q '^ok' "cli.$MUTANT" && ! grep -q '^FAIL' "cli.$MUTANT"
 }
@@ -376,19 +383,19 @@ cli() {
 try() {
     export MUTANT="$1"
     ways="prio:0 prio:1 lazy test tsan"
-    [ "$2" != train_gpt2 ] || ways=cli
+    [ "$2" != train_gpt2emu ] || ways=cli
     for way in $ways; do
         case $way in
             cli) cli "$2" ;;
             tsan) sanitize "$2" ;;
-            test) timeout 900 "build/emu/$2" ;;
+            test) timeout 900 "build/emu/$2" && timeout 900 "build/emu/$2_fp32" ;;
             *) hashes "$2" $way >"out.$1"; cmp "out.$1" "hashes.$2" ;;
         esac >/dev/null 2>&1 || { printf '%s ' $way; [ "${ALL:-0}" = 1 ] || return; }
     done
 }
 
 for program in $programs; do
-    [ "$program" = train_gpt2 ] || hashes "$program" eager >"hashes.$program"
+    [ "$program" = train_gpt2emu ] || hashes "$program" eager >"hashes.$program"
 done
 number=0 running=0
 while read -r line; do

@@ -30,7 +30,8 @@ for f in train_gpt2 build/compare build/timeline build/tokenize; do
     cp "$f" "$work/made/${f##*/}" || exit
 done
 cp train_gpt2emu "$work/made/train_gpt2cu" || exit
-for f in gpu_tests test_emu test_nccl bench_probe bench_gpu bench_offload bench_zen bench_zo; do
+for f in gpu_tests gpu_tests_fp32 gpu_tests_fp16 test_emu test_nccl bench_probe bench_gpu \
+    bench_offload bench_zen bench_zo bench_zo_fp32 bench_zo_fp16; do
     cp "build/emu/$f" "$work/made/$f" || exit
 done
 cp -r ./*.c ./*.h ./*.cu tide ./*.md Makefile LICENSE dev scripts "$work/tree" || exit

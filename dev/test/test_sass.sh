@@ -103,20 +103,29 @@ FNR == NR {
 END { for (k in exact) if (!(k in seen)) print k ": in the table, but not in the program; --write" }
 AWK
 
-compile() {  # ARCH: leaves ptxas, ptx, code and lines in $work
-    # shellcheck disable=SC2046  # options
-    if ! "$nvcc" $(make -s --no-print-directory print-NVDEVICE) -arch="$1" -Xptxas -v -cubin \
-        --keep --keep-dir "$work" train_gpt2.cu -o "$work/cubin" >"$work/ptxas" 2>&1; then
-        grep -v '^ptxas info' "$work/ptxas" | head -n 5
-        return 1
-    fi
-    mv "$work/train_gpt2.ptx" "$work/ptx"
-    : >"$work/code"
-    [ ! -x "$cuobjdump" ] || "$cuobjdump" --dump-sass "$work/cubin" >"$work/code"
-    read_lines "$work/ptxas" "$work/ptx" >"$work/lines"
+# compile ARCH: leaves, of each precision P, ptxas.P, ptx.P and code.P in $work; and lines of all. A
+# kernel that is no template, and is another in fp32 or fp16, has the type added to its name.
+compile() {
+    for p in BF16 FP32 FP16; do
+        # shellcheck disable=SC2046  # options
+        if ! "$nvcc" $(make -s --no-print-directory print-NVDEVICE) -arch="$1" -Xptxas -v -cubin \
+            -DENABLE_$p --keep --keep-dir "$work" train_gpt2.cu -o "$work/cubin" \
+            >"$work/ptxas.$p" 2>&1; then
+            grep -v '^ptxas info' "$work/ptxas.$p" | head -n 5
+            return 1
+        fi
+        mv "$work/train_gpt2.ptx" "$work/ptx.$p"
+        : >"$work/code.$p"
+        [ ! -x "$cuobjdump" ] || "$cuobjdump" --dump-sass "$work/cubin" >"$work/code.$p"
+        read_lines $p >"$work/lines.$p"
+    done
+    awk 'FNR == 1 { type = "<" substr("bf16 floatf16  ", 5 * file++ + 1, 5) ">"; sub(/ +>/, ">", type) }
+         $0 in line { next }
+         { line[$0] = 1; if ($1 in name) $1 = $1 type; name[$1] = 1; print }' \
+        "$work/lines.BF16" "$work/lines.FP32" "$work/lines.FP16" >"$work/lines"
     [ "$(wc -l <"$work/lines")" -gt 50 ]
 }
-read_lines() { awk -f "$work/read.awk" "$1" "$2" "$work/code"; }
+read_lines() { awk -f "$work/read.awk" "$work/ptxas.$1" "$work/ptx.$1" "$work/code.$1"; }
 judge() { awk -v release="$release" -v arch="$1" -f "$work/judge.awk" "$table" "$2"; }
 
 if [ "${1-}" = --write ]; then
@@ -147,12 +156,15 @@ for arch in $archs; do
 done
 
 # What is to be noticed: packs stored in four parts, and spills.
-sed 's/st\.global\.v4\.b32/st.global.b32/' "$work/ptx" >"$work/ptx4"
-read_lines "$work/ptxas" "$work/ptx4" >"$work/lines"
 release=another
+cp "$work/ptx.BF16" "$work/ptx"
+sed 's/st\.global\.v4\.b32/st.global.b32/' "$work/ptx" >"$work/ptx.BF16"
+read_lines BF16 >"$work/lines"
 if judge "$arch" "$work/lines" | grep -q '^attention_forward_flash_kernel<64,bf16>: 0 stores of 16'
 then echo "ok sass_notices_narrow_stores"; else echo "FAIL sass_notices_narrow_stores: no"; fi
-sed 's/0 bytes spill stores/8 bytes spill stores/' "$work/ptxas" >"$work/ptxas8"
-read_lines "$work/ptxas8" "$work/ptx" >"$work/lines"
+cp "$work/ptx" "$work/ptx.BF16"
+sed 's/0 bytes spill stores/8 bytes spill stores/' "$work/ptxas.BF16" >"$work/ptxas"
+mv "$work/ptxas" "$work/ptxas.BF16"
+read_lines BF16 >"$work/lines"
 if judge "$arch" "$work/lines" | grep -q '^layernorm_forward_kernel<bf16>: 8 bytes of local memory'
 then echo "ok sass_notices_spills"; else echo "FAIL sass_notices_spills: no"; fi

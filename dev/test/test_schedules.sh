@@ -23,7 +23,8 @@ schedules="eager,forward lazy,forward prio:0,forward prio:1,forward prio:2,rando
 model_only="lazy,reverse eager,random" placement_only="prio:3,reverse prio:4,random"
 steps=4
 # Configurations for the sanitizer of kernels; `some` are those that cover what there is.
-model_kernels=20 placement_kernels=33 zenflow_kernels=21,25 zo_kernels=5,20 zero_kernels=18
+kernels="test_model_fp32=20 test_placement=33 test_zenflow_gpu=21,25 test_zo_gpu=1
+    test_zo_gpu_fp32=20 test_zero_gpu=18"
 these=all
 if [ "${ALL:-0}${LONG:-0}" = 00 ]; then
     # The two extremes, and one that reverses the blocks of kernels.
@@ -31,8 +32,8 @@ if [ "${ALL:-0}${LONG:-0}" = 00 ]; then
 fi
 if [ "${LONG:-0}" = 1 ]; then
     steps=20
-    model_kernels=16,17,20 placement_kernels=16,24,33 zo_kernels=1,5,8,20
-    zenflow_kernels=21,24,25,26 zero_kernels=6,13,18,28
+    kernels="$kernels test_model=16,17 test_placement_fp32=16 test_placement=24
+        test_zenflow_gpu=24,26 test_zero_gpu=13 test_zero_gpu_fp32=6,28"
     for seed in $(seq 5 24); do
         schedules="$schedules prio:$seed,random random:$seed,reverse"
     done
@@ -75,11 +76,15 @@ same_bits() {
     done <"$reference"
 }
 
-same_bits test_model "$schedules $model_only"
-same_bits test_placement "$schedules $placement_only"
-same_bits test_zenflow_gpu "$schedules"
-same_bits test_zo_gpu "$schedules"
-(export EMU_PROTECT=0; same_bits test_zero_gpu "$schedules")  # or it takes three times as long
+for precision in "" _fp32; do
+    same_bits test_model$precision "$schedules $model_only"
+    same_bits test_placement$precision "$schedules $placement_only"
+    same_bits test_zenflow_gpu$precision "$schedules"
+    same_bits test_zo_gpu$precision "$schedules"
+    # without protection, or it takes three times as long
+    (export EMU_PROTECT=0; same_bits test_zero_gpu$precision "$schedules")
+done
+same_bits test_zo_gpu_fp16 "$schedules"
 [ "$these" = all ] || exit 0
 
 # sanitize NAME FLAVOUR CONFIGURATIONS VARIABLE=VALUE: of each program, in one process
@@ -107,12 +112,10 @@ sanitize() {
         done
     done
 }
-trains="test_zero_gpu=some test_zenflow_gpu=some test_placement=some test_zo_gpu=some
-        test_model=some"
+trains=$(for t in test_zero_gpu test_zenflow_gpu test_placement test_zo_gpu test_model; do
+    echo "$t=some ${t}_fp32=some"; done)
 # A write and a read that no event orders are reported even where the result is right.
 sanitize streams_in_thread_sanitizer tsan "$trains" EMU_RACECHECK=0
 # The same between the threads of a kernel that no barrier orders.
-sanitize kernels_in_thread_sanitizer tsan "test_model=$model_kernels
-    test_placement=$placement_kernels test_zenflow_gpu=$zenflow_kernels
-    test_zo_gpu=$zo_kernels test_zero_gpu=$zero_kernels" EMU_RACECHECK=1
+sanitize kernels_in_thread_sanitizer tsan "$kernels" EMU_RACECHECK=1
 sanitize address_sanitizer asan/emu "$trains" EMU_RACECHECK=0

@@ -201,8 +201,7 @@ static uint64_t hash_parts(const GPT2Table *t, const StatePart parts[ZEN_PARTS],
 }
 
 // The step's gradient, and what follows from it: its loss, its norm and the scale that clips it.
-template <typename X>
-static float step_gradient(GPT2<X> *g, const Config *c, size_t step, Record *r) {
+static float step_gradient(GPT2 *g, const Config *c, size_t step, Record *r) {
     Shape s = config_shape(c);
     if (c->sizes && step % 2 == 0) s.B = 1, s.T -= 2;
     const size_t N = s.accum * s.B * s.T;
@@ -215,8 +214,7 @@ static float step_gradient(GPT2<X> *g, const Config *c, size_t step, Record *r) 
     return clip_scale(norm_squared, c->clip);
 }
 
-template <typename X>
-static void evaluation(GPT2<X> *g, const Config *c, size_t step, Record *r) {
+static void evaluation(GPT2 *g, const Config *c, size_t step, Record *r) {
     const Shape s = shapes[c->shape];
     int32_t *tokens = (int32_t *)alloc_or_fail(2 * s.B * s.T, sizeof(int32_t), "test");
     shape_batch(&s, step + 1000, tokens, tokens + s.B * s.T);
@@ -276,16 +274,16 @@ static uint64_t hash_reference(const ZenReference *x, const GPT2Table *t) {
 }
 
 // The whole gradient of a step, as floats: the sum of all micro-batches.
-template <typename X> static void whole_gradient(GPT2<X> *g, float *grads) {
+static void whole_gradient(GPT2 *g, float *grads) {
     if (g->accumulating) gpu_copy(grads, g->waiting, g->table.elements * sizeof(float));
     else download(grads, g->grads, g->table.elements, g->compute);
 }
 
-template <typename X> static void show(GPT2<X> *g, const float *shown) {
+static void show(GPT2 *g, const float *shown) {
     const size_t P = g->table.elements;
     uint16_t *w = (uint16_t *)alloc_or_fail(P, sizeof(uint16_t), "test");
     for (size_t e = 0; e < P; e++) w[e] = f32_to_bf16(shown[e]);
-    gpu_copy(g->params, sizeof(X) == 2 ? (const void *)w : (const void *)shown, P * sizeof(X));
+    gpu_copy(g->params, IS_BF16 ? (const void *)w : (const void *)shown, P * sizeof(floatX));
     free(w);
 }
 
@@ -332,15 +330,15 @@ typedef void AfterStep(const ZenReference *x, const GPT2Table *t, size_t step, v
 
 // Fills *r. What it is to show is checked: that updates change weights, those of the rest one
 // window late, and that columns change places.
-template <typename X>
-static void reference_run(const Config *c, size_t steps, Record *r, AfterStep *after, void *data) {
+static void reference_run(const Config *c, size_t steps, Record *r, AfterStep *after = NULL,
+                          void *data = NULL) {
     const Shape s = config_shape(c);
     char name[200];
     config_name(c, name);
     memset(r, 0, sizeof *r);
     r->steps = steps;
     float *params = shape_params(&s, false);
-    GPT2<X> *g = model_open<X>(&s, params);
+    GPT2 *g = model_open(&s, params);
     const GPT2Table *t = &g->table;
     ZenReference x = reference_open(c, t, params);
     float *grads = floats(t->elements), *before = floats(t->elements);
@@ -388,12 +386,6 @@ static void reference_run(const Config *c, size_t steps, Record *r, AfterStep *a
     model_close(g);
 }
 
-static void reference_of(const Config *c, size_t steps, Record *r, AfterStep *after = NULL,
-                         void *data = NULL) {
-    if (c->bits == 16) reference_run<bf16>(c, steps, r, after, data);
-    else reference_run<float>(c, steps, r, after, data);
-}
-
 // ---------------------------------------------------------------------------------------------
 // The same on the GPU
 
@@ -424,17 +416,16 @@ static void run_free(Run *r) {
 }
 
 // Bytes of host memory that leave room for so many sums of gradients, if so many are wanted.
-template <typename X> static size_t room_for(GPT2<X> *g, size_t sums) {
+static size_t room_for(GPT2 *g, size_t sums) {
     zen_settle_sums(g->zen, sums == 1);
     return gpt2_host_bytes(g);
 }
 
 // A model from params, or from what *r resumes.
-template <typename X>
-static GPT2<X> *zen_model(const Config *c, Run *r, const float *params) {
+static GPT2 *zen_model(const Config *c, Run *r, const float *params) {
     const Shape s = config_shape(c);
     const Placement where = config_placement(c);
-    GPT2<X> *g = model_new<X>(&s, &where);
+    GPT2 *g = model_new(&s, &where);
     zen_choose(g, r, SIZE_MAX, SIZE_MAX);
     model_plan(g, c->recompute, SIZE_MAX, room_for(g, c->sums));
     gpt2_allocate(g);
@@ -454,7 +445,7 @@ static GPT2<X> *zen_model(const Config *c, Run *r, const float *params) {
     return g;
 }
 
-template <typename X> static void zen_close(GPT2<X> *g) {
+static void zen_close(GPT2 *g) {
     gpt2_update_wait(g);
     CUDA(cudaDeviceSynchronize());
     if (g->timeline.open) CHECK(g->timeline.late == 0, "%zu times too early", g->timeline.late);
@@ -462,8 +453,8 @@ template <typename X> static void zen_close(GPT2<X> *g) {
     model_close(g);
 }
 
-template <typename X> static uint64_t hash_engine(GPT2<X> *g) {
-    const ZenFlow<X> *z = g->zen;
+static uint64_t hash_engine(GPT2 *g) {
+    const ZenFlow *z = g->zen;
     StatePart parts[ZEN_PARTS];
     gpt2_update_wait(g);
     zen_parts(g, parts);
@@ -472,8 +463,7 @@ template <typename X> static uint64_t hash_engine(GPT2<X> *g) {
 
 // Steps `first` to `last`, as train() does them. If watched, the state is recorded after each.
 // Nothing waits but where columns are selected: that is checked, too.
-template <typename X>
-static void engine_steps(GPT2<X> *g, const Config *c, size_t first, size_t last, bool watched,
+static void engine_steps(GPT2 *g, const Config *c, size_t first, size_t last, bool watched,
                          Record *r) {
     CHECK(is_urgent(g->zen->pack), "packing waits for products");
     for (size_t step = first; step <= last; step++) {
@@ -510,9 +500,8 @@ static void check_same(const Record *a, const Record *b, size_t first, size_t la
 }
 
 // The bytes that crossed the link are those of what the reference did.
-template <typename X>
-static void check_moved(const GPT2<X> *g, const Record *r, const char *name) {
-    const size_t X_ = sizeof(X);
+static void check_moved(const GPT2 *g, const Record *r, const char *name) {
+    const size_t X_ = sizeof(floatX);
     size_t in = 0, out = 0, swapped = 0, windows = 0, selections = 0;
     for (size_t i = 0; i < r->steps; i++) {
         out += r->rest * X_ + 12 * r->swapped_elements[i];
@@ -521,7 +510,7 @@ static void check_moved(const GPT2<X> *g, const Record *r, const char *name) {
         windows += r->turn[i].closes;
         selections += r->turn[i].selects;
     }
-    const ZenFlow<X> *z = g->zen;
+    const ZenFlow *z = g->zen;
     CHECK(g->moved_in == in && g->moved_out == out, "%s: %zu in, %zu out; wanted %zu, %zu", name,
           g->moved_in, g->moved_out, in, out);
     CHECK(z->all_swapped == swapped && z->windows == windows && z->clock.selections == selections,
@@ -531,12 +520,11 @@ static void check_moved(const GPT2<X> *g, const Record *r, const char *name) {
 
 // Host memory: page-locked, as long as was planned: 12 bytes of state for what is packed of the
 // rest, one gradient of each, the sums, and new weights.
-template <typename X>
-static void check_host_memory(GPT2<X> *g, const Config *c, size_t rest, const char *name) {
+static void check_host_memory(GPT2 *g, const Config *c, size_t rest, const char *name) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_host_buffers(g, list);
     const size_t sums = c->window == 1 ? 0 : !c->overlap ? 1 : c->sums;
-    const size_t wanted = rest * (12 + sizeof(X) + 4 * sums + (c->bits == 16 ? 2 : 0));
+    const size_t wanted = rest * (12 + sizeof(floatX) + 4 * sums + (c->bits == 16 ? 2 : 0));
     size_t listed = 0;
     for (int i = 0; i < n; i++) {
         const char *p = (const char *)buffer_get(&list[i]);
@@ -550,7 +538,6 @@ static void check_host_memory(GPT2<X> *g, const Config *c, size_t rest, const ch
     CHECK(listed == wanted, "%s: %zu bytes of host memory, wanted %zu", name, listed, wanted);
 }
 
-template <typename X>
 static void engine_run(const Config *c, size_t steps, bool watched, const Record *wanted,
                        Record *r) {
     const Shape s = config_shape(c);
@@ -562,7 +549,7 @@ static void engine_run(const Config *c, size_t steps, bool watched, const Record
     run_of(&run, c, "nowhere");
     float *params = shape_params(&s, false);
     const size_t before = free_memory();
-    GPT2<X> *g = zen_model<X>(c, &run, params);
+    GPT2 *g = zen_model(c, &run, params);
     const size_t allocated = before - free_memory();
     check_memory(g, name, allocated);
     engine_steps(g, c, 1, steps, watched, r);
@@ -582,26 +569,22 @@ static void engine_run(const Config *c, size_t steps, bool watched, const Record
     run_free(&run);
 }
 
-static void engine_of(const Config *c, size_t steps, bool watched, const Record *wanted,
-                      Record *r) {
-    if (c->bits == 16) engine_run<bf16>(c, steps, watched, wanted, r);
-    else engine_run<float>(c, steps, watched, wanted, r);
-}
+static bool config_is_here(int k) { return configs[k].bits == BITS; }
 
 static void test_same_bits(void) {
     static Record wanted, r;
     size_t late = 0, drained = 0, selected = 0, swapped = 0, first = 0;
     for (int k = 0; k < CONFIGS; k++) {
-        if (!config_is_tested(some, k)) continue;
+        if (!config_is_here(k) || !config_is_tested(some, k)) continue;
         const Config *c = &configs[k];
         char name[200];
         config_name(c, name);
         const size_t steps = steps_of(c, enough(c));
-        reference_of(c, steps, &wanted);
-        engine_of(c, steps, false, &wanted, &r);
+        reference_run(c, steps, &wanted);
+        engine_run(c, steps, false, &wanted, &r);
         check_same(&wanted, &r, 1, steps, name);
         if (k % 8 == 1) {  // in which all comes to rest after each step
-            engine_of(c, steps, true, &wanted, &r);
+            engine_run(c, steps, true, &wanted, &r);
             check_same(&wanted, &r, 1, steps, name);
         }
         size_t n = 0, shows = 0;
@@ -622,8 +605,8 @@ static void test_same_bits(void) {
         swapped += n;
     }
     const size_t much = test_whole() ? 1 : 3;  // fewer configurations, less of it
-    CHECK(much * late > 30 && much * drained > 60 && much * selected > 30
-          && much * swapped > 500 && much * first > 500, "%zu updates late, %zu at once; %zu "
+    CHECK(much * late > 15 && much * drained > 30 && much * selected > 15
+          && much * swapped > 250 && much * first > 250, "%zu updates late, %zu at once; %zu "
           "selections, %zu columns, %zu at first", late, drained, selected, swapped, first);
 }
 
@@ -631,14 +614,14 @@ static void test_same_bits(void) {
 // Settings in which all of this is plain AdamW
 
 // As train_hash().
-template <typename X> static uint64_t zen_hash(const Config *c, size_t steps) {
+static uint64_t zen_hash(const Config *c, size_t steps) {
     const Shape s = config_shape(c);
     const size_t N = s.accum * s.B * s.T;
     const ZenRates rates = {plain.lr, 0.9, 0.95, plain.eps, plain.decay};
     Run run;
     run_of(&run, c, "nowhere");
     float *params = shape_params(&s, false);
-    GPT2<X> *g = zen_model<X>(c, &run, params);
+    GPT2 *g = zen_model(c, &run, params);
     int32_t *inputs = (int32_t *)alloc_or_fail(2 * N, sizeof(int32_t), "test");
     uint64_t hash = 0;
     for (size_t step = 1; step <= steps; step++) {
@@ -654,8 +637,8 @@ template <typename X> static uint64_t zen_hash(const Config *c, size_t steps) {
     float *whole = floats(P);
     gpt2_update_wait(g);
     zen_parts(g, parts);
-    gpu_copy(whole, g->params, P * sizeof(X));
-    uint64_t state = hash_bytes(whole, P * sizeof(X));
+    gpu_copy(whole, g->params, P * sizeof(floatX));
+    uint64_t state = hash_bytes(whole, P * sizeof(floatX));
     memset(whole, 0, P * sizeof(float));
     for (int k = 0; k < 3; k++) {
         for (int i = 0; i < g->table.count; i++) {
@@ -673,35 +656,35 @@ template <typename X> static uint64_t zen_hash(const Config *c, size_t steps) {
     return hash_bytes(both, sizeof both);
 }
 
-template <typename X> static void check_plain(int shape, size_t accum) {
-    const int bits = 8 * (int)sizeof(X);
+static void check_plain(int shape, size_t accum) {
+    const int bits = 8 * (int)sizeof(floatX);
     Config c = {shape, bits, accum, KEEP, 0, 0, 1, 0, 1, 0, 2, 0, 2, 0, 0, 0, 0, 0, 2};
     Shape s = config_shape(&c);
     Placement zero;
     memset(&zero, 0, sizeof zero);
     zero.choice.mode = OFFLOAD_ZERO;
     zero.threads = 2;
-    const uint64_t wanted = train_hash<X>(&s, 5, NULL);
-    CHECK(train_hash<X>(&s, 5, NULL, &plain, &zero) == wanted, "%s: zero", s.name);
+    const uint64_t wanted = train_hash(&s, 5, NULL);
+    CHECK(train_hash(&s, 5, NULL, &plain, &zero) == wanted, "%s: zero", s.name);
     // Sums of micro-batches are rounded on their way to the host.
-    if (accum == 1) CHECK(zen_hash<X>(&c, 5) == wanted, "%s: windows of one step", s.name);
+    if (accum == 1) CHECK(zen_hash(&c, 5) == wanted, "%s: windows of one step", s.name);
     c.whole = 1;
-    if (accum == 1) CHECK(zen_hash<X>(&c, 5) == wanted, "%s: the same with a whole layer", s.name);
+    if (accum == 1) CHECK(zen_hash(&c, 5) == wanted, "%s: the same with a whole layer", s.name);
     c.topk = 1;
     c.window = 3;
     c.overlap = 1;
-    CHECK(zen_hash<X>(&c, 5) == wanted, "%s: all is chosen", s.name);
+    CHECK(zen_hash(&c, 5) == wanted, "%s: all is chosen", s.name);
     c.topk = 0.5;
     c.warmup = 5;
-    if (accum == 1) CHECK(zen_hash<X>(&c, 5) == wanted, "%s: warm-up", s.name);
+    if (accum == 1) CHECK(zen_hash(&c, 5) == wanted, "%s: warm-up", s.name);
     c.warmup = 3;
-    CHECK(zen_hash<X>(&c, 5) != wanted, "%s: too short a warm-up", s.name);
+    CHECK(zen_hash(&c, 5) != wanted, "%s: too short a warm-up", s.name);
 }
 
 static void test_plain_adamw(void) {
-    check_plain<bf16>(TIED, 1);
-    check_plain<bf16>(ONE, 2);
-    check_plain<float>(ODD, 1);
+    if (IS_BF16) check_plain(TIED, 1);
+    if (IS_BF16) check_plain(ONE, 2);
+    if (!IS_BF16) check_plain(ODD, 1);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -769,7 +752,7 @@ static uint64_t hash_saved(const Config *c, const char *out) {
 
 // A run that saves goes on as if it had not; and from each of its checkpoints, and the reference's,
 // another one does, with other settings of what costs only time and memory.
-template <typename X> static void check_resume(const Config *c, size_t phase) {
+static void check_resume(const Config *c, size_t phase) {
     static Record wanted, r;
     const size_t each = c->window == AUTO ? 3 : c->window;
     const size_t last = c->warmup + phase + 4 * each + 3;
@@ -783,7 +766,7 @@ template <typename X> static void check_resume(const Config *c, size_t phase) {
     other.timed = !c->timed;
     snprintf(base, sizeof base, "/tmp/tide_zen_XXXXXX");
     if (mkdtemp(base) == NULL) die("no temporary directory");
-    reference_of(c, last, &wanted, save_reference, &p);
+    reference_run(c, last, &wanted, save_reference, &p);
     CHECK(p.count == SAVES, "%s: saved %d times", name, p.count);
     if (p.count < SAVES) return;
 
@@ -792,7 +775,7 @@ template <typename X> static void check_resume(const Config *c, size_t phase) {
     run_of(&run, c, "nowhere");
     float *params = shape_params(&s, false);
     memset(&r, 0, sizeof r);
-    GPT2<X> *g = zen_model<X>(c, &run, params);
+    GPT2 *g = zen_model(c, &run, params);
     for (int i = 0; i <= SAVES; i++) {
         engine_steps(g, c, i > 0 ? p.at[i - 1] + 1 : 1, i < SAVES ? p.at[i] : last, false, &r);
         if (i == SAVES) break;
@@ -814,7 +797,7 @@ template <typename X> static void check_resume(const Config *c, size_t phase) {
             CHECK(hash_saved(c, out) == wanted.state[at - 1], "%s: saved at %zu", name, at);
         memset(&r, 0, sizeof r);
         resume_of(&run, &other, out);
-        g = zen_model<X>(&other, &run, NULL);
+        g = zen_model(&other, &run, NULL);
         CHECK(hash_engine(g) == wanted.state[at - 1], "%s: loaded at %zu", name, at);
         const size_t until = min_size(last, at + 5);
         engine_steps(g, &other, at + 1, until, false, &r);
@@ -833,11 +816,9 @@ static void test_resume(void) {
         { ODD, 16, 2, KEEP,   0,  .3,    4, 1, 3, 0, 2,   0, 1, 0, 0, 0, 0, 0, 2},
         { ONE, 32, 1, KEEP, .05,  .5, AUTO, 2, 2, 1, 1,   0, 3, 0, 0, 0, 0, 1, 2},
         {TIED, 16, 1, KEEP, .05,  .3,    1, 2, 4, 1, 2, ALL, 2, 0, 0, 0, 0, 0, 9}};
-    check_resume<bf16>(&cases[0], 3);
-    check_resume<float>(&cases[1], 2);
-    check_resume<bf16>(&cases[2], 5);
-    check_resume<float>(&cases[3], 1);
-    check_resume<bf16>(&cases[4], 0);
+    const int from[] = {3, 2, 5, 1, 0};
+    for (int i = 0; i < 5; i++)
+        if (cases[i].bits == BITS) check_resume(&cases[i], from[i]);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -855,7 +836,7 @@ static void test_fit(void) {
             Run run;
             c.whole = whole;
             run_of(&run, &c, "nowhere");
-            GPT2<bf16> *g = model_new<bf16>(&s, &where);
+            GPT2 *g = model_new(&s, &where);
             zen_choose(g, &run, SIZE_MAX, SIZE_MAX);
             gpu[whole][sums - 1] = model_plan(g, KEEP, SIZE_MAX, room_for(g, sums));
             host[whole][sums - 1] = gpt2_host_bytes(g);
@@ -878,7 +859,7 @@ static void test_fit(void) {
         Run run;
         run_of(&run, &c, "nowhere");
         run.o.resident = -1;
-        GPT2<bf16> *g = model_new<bf16>(&s, &where);
+        GPT2 *g = model_new(&s, &where);
         zen_choose(g, &run, SIZE_MAX, limit);
         model_plan(g, KEEP, SIZE_MAX, limit);
         CHECK(g->zen->map.whole == whole && g->zen->sums == (int)sums, "%zu layers, %zu sums: "
@@ -904,7 +885,7 @@ static void check_traffic(size_t window, size_t reselect) {
     Run run;
     run_of(&run, &c, "nowhere");
     float *params = shape_params(&s, false);
-    GPT2<bf16> *g = zen_model<bf16>(&c, &run, params);
+    GPT2 *g = zen_model(&c, &run, params);
     for (size_t step = 1; step <= 1 + WINDOWS * window; step++) {
         ZenMap old = map_copy(&g->zen->map);
         size_t columns, elements;
@@ -968,7 +949,7 @@ static Times measure(const Config *c, double add, double update) {
     Run run;
     run_of(&run, settings, "nowhere");
     float *params = shape_params(&s, false);
-    GPT2<bf16> *g = c != NULL ? zen_model<bf16>(c, &run, params) : model_open<bf16>(&s, params);
+    GPT2 *g = c != NULL ? zen_model(c, &run, params) : model_open(&s, params);
     if (c == NULL) timeline_open(&g->timeline, NULL);
     add_seconds = c != NULL ? 1e-6 * add / (double)g->zen->map.rest : 0;
     update_seconds = c != NULL ? 1e-6 * update / (double)g->zen->map.rest : 0;
@@ -1125,13 +1106,13 @@ static uint64_t config_hash(int k, size_t windows, char name[200]) {
     static Record r;
     const Config *c = &configs[k];
     config_name(c, name);
-    engine_of(c, steps_of(c, k < MIXED ? windows / 2 + 1 : windows), false, NULL, &r);
+    engine_run(c, steps_of(c, k < MIXED ? windows / 2 + 1 : windows), false, NULL, &r);
     return hash_bytes(&r, sizeof r);
 }
 
 int main(int argc, char **argv) {
     if (argc >= 3 && strcmp(argv[1], "--config") == 0)
-        return run_configs(argc, argv, CONFIGS, some, config_hash);
+        return run_configs(argc, argv, CONFIGS, some, config_is_here, config_hash);
 #ifdef __CUDA_EMU__
     if (argc == 3 && strcmp(argv[1], "--clock") == 0) {
         if (atoi(argv[2]) == 0) {
@@ -1147,10 +1128,12 @@ int main(int argc, char **argv) {
         execv("/proc/self/exe", argv);
     }
 #endif
-    RUN(test_overlap);  // first: it forks
-    RUN(test_settings_meet);
-    RUN(test_fit);
-    RUN(test_traffic);
+    if (IS_BF16) {
+        RUN(test_overlap);  // first: it forks
+        RUN(test_settings_meet);
+        RUN(test_fit);
+        RUN(test_traffic);
+    }
     RUN(test_plain_adamw);
     RUN(test_same_bits);
     RUN(test_resume);

@@ -1,0 +1,348 @@
+// gpt2.cuh: the model on a GPU: what it is made of, where everything is, its streams and copies.
+#ifndef TIDE_GPT2_CUH
+#define TIDE_GPT2_CUH
+#include "../offload.h"
+#include "columns.cuh"
+#include "host.cuh"
+#include "kernels.cuh"
+#include "plan.h"
+#include "run.h"
+#include "timeline.cuh"
+
+#if defined(ENABLE_FP32)
+#define PRECISION PRECISION_FP32
+#elif defined(ENABLE_FP16)
+#define PRECISION PRECISION_FP16
+#else
+#define PRECISION PRECISION_BF16
+#endif
+
+// What one layer makes, and what its backward pass needs: pointers into GPT2's buffers.
+struct LayerActs {
+    floatX *x;                        // (N, C)  the residual stream on entry
+    floatX *ln_1; float *mean_1, *rstd_1;  // (N, C), (N), (N)
+    floatX *qkv;                      // (N, 3C)
+    floatX *atty; float *lse;         // (N, C), (B, NH, T)
+    floatX *mid;                      // (N, C)  the residual stream after attention
+    floatX *ln_2; float *mean_2, *rstd_2;  // (N, C), (N), (N)
+    floatX *fc, *act;                 // (N, F)  before and after the non-linearity
+};
+
+// Gradients become complete segment by segment: first the tail (ln_f, and an untied head), then the
+// layers from the last to the first, then the embeddings. A segment is one contiguous range of the
+// arena. Its number is the table's layer + 1: 0 the embeddings, 1 .. L the layers, L + 1 the tail.
+// With ZeRO (zero.h) it is dealt out to the ranks in shards, and where it is in memory there is
+// room for as many whole ones; else the one shard is the segment.
+typedef struct {
+    size_t at, length;   // elements of the arena
+    size_t cut, room;    // elements of a shard (0: they differ), and of the room
+    size_t own_from;     // what this rank updates: from there in the arena,
+    size_t own_at, own;  // from there in the shard space (model.h), so many elements
+    size_t param_at;     // where its weights are, in GPT2.params, and this rank's of them: with
+    size_t own_param_at; // ZeRO-3 that is another place
+    size_t grad_at;      // where backward makes its gradient, in GPT2.grads, and this rank's of it
+    size_t own_grad_at;
+    int place;           // the number of that place: segments may share one, one after the other
+    int first, pieces;   // its pieces (offload.h)
+    size_t leaving;      // elements of its gradient that wait for the update on the host
+} Segment;
+
+// What a micro-batch needs of the host, on its way to the GPU in one copy: page-locked memory, in
+// two sets, so that the host may fill one while the copy of the other still waits in the stream.
+typedef struct {
+    int32_t *tokens;             // inputs (N), targets (N), TokenOrder's rows (N), first (N + 1)
+    cudaEvent_t copied;
+} Staging;
+
+struct ZenFlow;  // zenflow.cuh
+struct Zero;     // zero.cuh
+
+struct GPT2 {
+    GPT2Config config;
+    GPT2Table table;
+    ShardMap shards;            // what this process updates
+    Zero *zero;                 // --zero, with several GPUs; else NULL
+    size_t max_B, max_T;        // room in the activation buffers
+    size_t B, T;                // what the last forward used
+    bool training;              // false: no gradients, no moments, one layer's activations
+    bool recompute;             // keep only the layers' inputs; backward makes the rest again
+    bool accumulating;          // a step has several micro-batches: they are summed, in fp32
+    size_t head_rows;           // the head's logits are in memory for this many rows at a time
+    Matmul lt;
+    // Where the optimizer's state lives and who updates it (offload.h, doc/offload.md).
+    OffloadChoice choice;
+    Pieces pieces;
+    int *visits;                // the visiting ones among them, in order
+    int visit_count, fetched;   // of these, and how many have their way in queued for this step
+    int rooms, places;          // slots for visitors; of layers' gradients, unless in_place
+    bool offloaded;             // some state lives on the host
+    bool in_place;              // gradients wait for the update where backward makes them
+    bool no_overlap;            // backward waits until each gradient has left
+    int host_threads;           // 0: as host_queue_open() finds
+    size_t moved_in, moved_out; // bytes over the link since the caller set them to 0
+    // Work is queued in streams, one for the CPU among them; only events order one against another.
+    cudaStream_t compute;       // forward and backward
+    cudaStream_t leave;         // what happens on the GPU to a gradient once it is complete
+    cudaStream_t out;           // copies to the host: gradients, and the state of visitors
+    cudaStream_t fetch;         // copies to the GPU: the state of visitors
+    cudaStream_t back;          // copies to the GPU: weights that the host updated
+    cudaStream_t update;        // AdamW on the GPU
+    HostQueue host;             // AdamW on the host, in a stream of its own
+    cudaEvent_t handover;       // recorded wherever one stream hands over to another
+    cudaEvent_t *grad_ready;    // per segment: backward has completed its gradient
+    cudaEvent_t *grad_left;     // per place: the gradient made there has left, and room is again
+    cudaEvent_t *grad_arrived;  // per segment: what waits on the host has arrived there
+    cudaEvent_t *updated;       // per segment: the GPU has updated its part
+    cudaEvent_t *returned;      // per segment: the weights that the host updated are back
+    cudaEvent_t *slot_free;     // per slot: the state of its last visitor is on the host again
+    cudaEvent_t *slot_full;     // per slot: all that its next one needs has come
+    cudaEvent_t landing_free[2];  // the gradient in this landing has been added to the sum
+    cudaEvent_t step_left;      // loss and norm of the step are on the host
+    ZenFlow *zen;               // --offload zenflow; else NULL
+    StatePart parts[ZEN_PARTS]; // of a checkpoint
+    Prediction predicted;       // of a step, if the machine's rates are known
+    Timeline timeline;          // closed unless the state is offloaded or --trace is given
+    int doing;                  // the compute stream's open span in the timeline, or -1
+    int segments;
+    Segment *segment;
+    size_t blocks;              // of the gradient norm
+    size_t longest_segment;     // elements, of those with a part that waits on the host
+    int landing_turn;           // the landing that is used next
+    // GPU memory.
+    floatX *params;                              // what forward and backward use; see Segment
+    float *master, *m, *v;                       // state of residents; fp32: params is the master
+    floatX *grads;                               // the micro-batch's gradients; see Segment
+    void *waiting;                               // gradients for the update; see grad_waiting()
+    float *slots;                                // (slots, 3 or 4, longest visit): p, m, v, grad
+    float *wire;                                 // (WIRE_CHUNK): gradients on their way, in fp32
+    float *dwte;                                 // (Vp, C): the head's gradient and wte's, in fp32
+    floatX *x;                                   // (L+1, N, C)
+    floatX *mid, *ln_1, *ln_2, *qkv, *atty, *fc, *act;      // (L, ...), see LayerActs
+    float *mean_1, *rstd_1, *mean_2, *rstd_2, *lse;
+    floatX *ln_f;                                // (N, C)
+    float *mean_f, *rstd_f;                      // (N), (N)
+    floatX *logits;                              // (head_rows, Vp)
+    float *losses;                               // (N)
+    double *loss;                                // [2]: mean over the step so far; norm^2
+    floatX *branch;                              // (N, C): what a layer's branch adds to the stream
+    floatX *dx, *dwide;                          // backward: (N, C), (N, max(F, 3C))
+    float *delta;                                // backward: (B, NH, T)
+    float *scratch;                              // partial sums of weight gradients over rows
+    double *norm_sums, *run_sums;                // (blocks), and of runs of them
+    int32_t *tokens;                             // (4N + 1), as in Staging, with this batch's N
+    // Page-locked host memory.
+    float *host_master, *host_m, *host_v;        // state of the pieces that are not resident
+    void *host_grads;                            // gradients for the update; see host_grad()
+    uint16_t *host_weights;                      // new bf16 weights, unless they overwrite those
+    floatX *landing;                             // (2, longest segment), if the host sums gradients
+    Staging staging[2];
+    int turn;                                    // the staging in use
+    TokenOrder by_token;                         // of the inputs, on the GPU
+    // Ordinary host memory.
+    int32_t *token_count;                        // (V + 1), for token_order()
+    int32_t *inputs, *targets;                   // (N): the batch, as it was read
+    double *worker_sums;                         // (blocks): those that the host has computed
+    double *host_loss;                           // [2], as `loss`
+};
+
+enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits with GPT-2's tokens
+
+#ifndef WIRE_CHUNK  // as the tests choose it
+#define WIRE_CHUNK ((size_t)1 << 22)     // gradients cross the link in fp32 this many at a time
+#endif
+
+// Where the weights and gradients of segments are, each with its room: one after the other; or so
+// many places that the layers take turns in, behind those of the embeddings and the tail.
+static size_t segment_place(const GPT2 *g, int i, int turns) {
+    const int tail = g->segments - 1;
+    const Segment *s = g->segment;
+    size_t at = 0;
+    if (turns > 0 && i >= 1 && i < tail)
+        return s[0].room + s[tail].room + (size_t)(i % turns) * s[1].room;
+    if (turns > 0) return i == 0 ? 0 : s[0].room;
+    for (int k = 0; k < i; k++) at += s[k].room;
+    return at;
+}
+
+// Elements from the first place to behind the last one.
+static size_t segment_room(const GPT2 *g, int turns) {
+    if (turns == 0) return segment_place(g, g->segments, 0);
+    return g->segment[0].room + g->segment[g->segments - 1].room
+         + (size_t)turns * g->segment[1].room;
+}
+
+// Where this rank's weights of a piece are, and where backward makes its gradient.
+static floatX *piece_params(const GPT2 *g, const Piece *p) {
+    const Segment *s = &g->segment[p->segment];
+    return g->params + s->own_param_at + (p->at - s->own_at);
+}
+
+static floatX *piece_grad(const GPT2 *g, const Piece *p) {
+    const Segment *s = &g->segment[p->segment];
+    return g->grads + s->own_grad_at + (p->at - s->own_at);
+}
+
+// Elements of GPT2.grads.
+static size_t gradient_elements(const GPT2 *g) {
+    return segment_room(g, g->in_place ? 0 : g->places);
+}
+
+// Where several micro-batches are summed on the GPU, all of them are, each at its place.
+static bool sums_on_gpu(const GPT2 *g) {
+    return g->accumulating && !g->choice.sum_on_host;
+}
+
+// Bytes of a gradient that waits for the update, on the GPU and on the host.
+static size_t waiting_bytes(const GPT2 *g) {
+    return g->accumulating ? sizeof(float) : sizeof(floatX);
+}
+
+static size_t host_grad_bytes(const GPT2 *g) {
+    return g->accumulating || g->choice.wire_f32 ? sizeof(float) : sizeof(floatX);
+}
+
+// Where the gradient of a piece waits for the update, on the GPU and on the host.
+static void *grad_waiting(const GPT2 *g, const Piece *p) {
+    if (g->in_place) return piece_grad(g, p);
+    return (char *)g->waiting + (sums_on_gpu(g) ? p->at : p->grad_at) * waiting_bytes(g);
+}
+
+static void *host_grad(const GPT2 *g, const Piece *p) {
+    return (char *)g->host_grads + p->grad_at * host_grad_bytes(g);
+}
+
+// Where the host leaves a piece's new weights, as the GPU stores them: over the gradient, which is
+// as wide and was read a moment before, or in a buffer of their own, or they are the masters.
+static void *host_result(const GPT2 *g, const Piece *p) {
+    if (sizeof(floatX) == sizeof(float)) return g->host_master + p->state_at;
+    if (g->host_weights != NULL) return g->host_weights + p->grad_at;
+    return host_grad(g, p);
+}
+
+// Room for one visitor.
+static size_t slot_floats(const GPT2 *g) {
+    const size_t grad = g->choice.keep_grads ? 0 : host_grad_bytes(g);
+    return g->pieces.longest_visit * (3 * sizeof(float) + grad) / sizeof(float);
+}
+
+// sleeps: who waits for it leaves its core to others (host.cuh), and wakes some 50 us late.
+static void event_make(cudaEvent_t *event, bool sleeps = false) {
+    CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming
+                                             | (sleeps ? cudaEventBlockingSync : 0)));
+}
+
+// n of them.
+static cudaEvent_t *events_make(size_t n) {
+    cudaEvent_t *events = ALLOC(cudaEvent_t, n, "events");
+    for (size_t i = 0; i < n; i++) event_make(&events[i]);
+    return events;
+}
+
+static void events_free(cudaEvent_t *events, size_t n) {
+    for (size_t i = 0; i < n; i++) CUDA(cudaEventDestroy(events[i]));
+    free(events);
+}
+
+// n elements of GPU memory, as floats on the host. Waits for everything queued in `stream`.
+static void download(float *host, const floatX *device, size_t n, cudaStream_t stream) {
+    enum { CHUNK = 1 << 20 };
+    static floatX chunk[CHUNK];
+    CUDA(cudaStreamSynchronize(stream));
+    for (size_t i = 0; i < n; i += CHUNK) {
+        const size_t count = min_size(CHUNK, n - i);
+        CUDA(cudaMemcpy(chunk, device + i, count * sizeof(floatX), cudaMemcpyDeviceToHost));
+        for (size_t j = 0; j < count; j++) host[i + j] = to_f32(chunk[j]);
+    }
+}
+
+// For the parts of a checkpoint: copies between host and GPU memory, in either direction, after
+// everything that was queued and before everything that will be. (From pageable memory, cudaMemcpy
+// may return before the last piece has arrived, and our streams do not wait for the default one.)
+static void gpu_copy(void *to, const void *from, size_t bytes) {
+    CUDA(cudaDeviceSynchronize());
+    CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
+    CUDA(cudaDeviceSynchronize());
+}
+
+// The twelve parameters of layer l, by LN_1_W .. FCPROJ_B; and the places of their gradients.
+static void layer_tensors(const GPT2 *g, size_t l, floatX *w[LAYER_TENSORS], floatX **d = NULL) {
+    const Segment *s = &g->segment[l + 1];
+    for (int k = 0; k < LAYER_TENSORS; k++) {
+        const int index = g->table.first_layer + (int)l * LAYER_TENSORS + k;
+        const size_t at = g->table.tensors[index].offset - s->at;
+        w[k] = g->params + s->param_at + at;
+        if (d != NULL) d[k] = g->grads + s->grad_at + at;
+    }
+}
+
+// A tensor outside the layers.
+static floatX *tensor(const GPT2 *g, int index) {
+    const GPT2Tensor *x = &g->table.tensors[index];
+    const Segment *s = &g->segment[x->layer + 1];
+    return g->params + s->param_at + (x->offset - s->at);
+}
+
+static floatX *tensor_grad(const GPT2 *g, int index) {
+    const GPT2Tensor *x = &g->table.tensors[index];
+    const Segment *s = &g->segment[x->layer + 1];
+    return g->grads + s->grad_at + (x->offset - s->at);
+}
+
+// For the timeline: from here on the compute stream works on segment s; NULL: on nothing.
+static void compute_span(GPT2 *g, const char *name, size_t s) {
+    timeline_end(&g->timeline, g->doing, g->compute);
+    g->doing = -1;
+    if (name != NULL)
+        g->doing = timeline_begin(&g->timeline, ROW_COMPUTE, name, s, 0, g->compute);
+}
+
+// For the timeline: `elements` of this class come to hold something from this point of a stream on,
+// or, if there are fewer than none, no longer do.
+static void live(GPT2 *g, const char *what, double elements, size_t bytes, cudaStream_t stream) {
+    timeline_memory(&g->timeline, what, (long long)(elements * (double)bytes), stream);
+}
+
+// Elements of floatX that a layer's activations take, from its entry into the residual stream on.
+static double layer_elements(const GPT2 *g) {
+    const size_t C = g->config.channels, kept = g->recompute ? C : 8 * C + 2 * g->config.ffn;
+    return (double)(g->B * g->T * kept);
+}
+
+// What `later` is given from now on waits for what `earlier` has been given so far.
+static void order(GPT2 *g, cudaStream_t earlier, cudaStream_t later) {
+    CUDA(cudaEventRecord(g->handover, earlier));
+    CUDA(cudaStreamWaitEvent(later, g->handover, 0));
+}
+
+// Copies over the link, and counts.
+static void copy_out(GPT2 *g, void *host, const void *device, size_t bytes) {
+    CUDA(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, g->out));
+    g->moved_out += bytes;
+}
+
+static void copy_in(GPT2 *g, void *device, const void *host, size_t bytes, cudaStream_t stream) {
+    CUDA(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
+    g->moved_in += bytes;
+}
+
+// Ends a run that needs more memory than there is. ways: to need less, besides smaller batches.
+static void check_memory(size_t total, size_t host, size_t limit, size_t host_limit,
+                         const char *ways) {
+    const bool gpu = total > limit;
+    if (gpu || host > host_limit)
+        die("this run needs %.1f MiB of %s memory and %.1f MiB are there (%s); less is enough for "
+            "a smaller --batch or --seq, %s", mib(gpu ? total : host), gpu ? "GPU" : "host",
+            mib(gpu ? limit : host_limit),
+            gpu ? "free, or --gpu-memory" : "available, or --host-memory", ways);
+}
+
+// Waits until neither weights nor state are on their way.
+static void gpt2_rest(GPT2 *g) {
+    CUDA(cudaStreamSynchronize(g->update));
+    CUDA(cudaStreamSynchronize(g->back));
+    CUDA(cudaStreamSynchronize(g->out));
+}
+
+#endif
+
+
