@@ -12,6 +12,7 @@
 #include "devices.cuh"
 #include "host.cuh"
 #include "matmul.cuh"
+#include "options.h"
 #include "rates.h"
 #include "rng.h"
 

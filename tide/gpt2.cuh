@@ -8,6 +8,7 @@
 #include "plan.h"
 #include "run.h"
 #include "timeline.cuh"
+#include "zen_run.h"
 
 #if defined(ENABLE_FP32)
 #define PRECISION PRECISION_FP32

@@ -99,6 +99,7 @@ template <typename T> static void all_gather(Zero *z, T *data, const T *mine, si
 #ifdef TIDE_NCCL
     NCCL(ncclAllGather(mine, data, cut, nccl_type(data), z->comm, z->stream));
 #endif
+    (void)mine;
     z->gathered_bytes += (z->world - 1) * cut * sizeof *data;
 }
 
