@@ -1,8 +1,12 @@
 # tide.c: every target. `make help` lists them; README.md says what they are for.
 
-# The compiler: CC=clang make ... chooses another one.
+# The compilers: CC=clang make ... chooses another one.
+found = $(firstword $(foreach c,$(1),$(if $(shell command -v $(c) 2>/dev/null),$(c),)) $(1))
 ifeq ($(origin CC),default)
-CC := $(firstword $(foreach c,gcc clang cc,$(if $(shell command -v $(c) 2>/dev/null),$(c),)) cc)
+CC := $(call found,gcc clang cc)
+endif
+ifeq ($(origin CXX),default)
+CXX := $(call found,g++ clang++)
 endif
 
 # Flags are tried before they are used: without OpenMP everything runs on one thread, without
@@ -73,44 +77,26 @@ NVFLAGS = $(NVDEVICE) $(GPU_ARCH) -Xptxas -warn-spills \
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 NVLIBS = -lcublasLt -Xlinker -rpath,$(CUDA_HOME)/lib64
 
-# Several GPUs need NCCL: from $NCCL_HOME if that is set, from CUDA's folder, or the system's.
-# A package may have libnccl.so.2 and no libnccl.so, so the file itself is linked. Where there is
-# none of these, that of a Python package: PyTorch brings it along.
-nccl_usual := $(CUDA_HOME) /usr/local /usr
-nccl_python := $(if $(NVCC),$(if $(NCCL_HOME)$(wildcard $(nccl_usual:%=%/include/nccl.h)),,\
+# Several GPUs need NCCL: in $NCCL_HOME if that is set, else in CUDA's folder or the system's, else
+# in that of a Python package: PyTorch brings it along. A package may have libnccl.so.2 and no
+# libnccl.so, so the file itself is linked.
+nccl_usual = $(firstword $(wildcard $(addsuffix /include/nccl.h,$(CUDA_HOME) /usr/local /usr)))
+nccl_home := $(if $(NVCC),$(or $(NCCL_HOME),$(nccl_usual:%/include/nccl.h=%),\
     $(shell python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0])' 2>/dev/null)))
-nccl_dirs = $(or $(NCCL_HOME),$(nccl_usual) $(nccl_python))
-nccl_in = $(foreach d,$(nccl_dirs),$(sort $(wildcard $(addprefix $(d)/,$(1)))))
-nccl_header := $(firstword $(call nccl_in,include/nccl.h))
-nccl_library := $(firstword $(call nccl_in,lib64/libnccl.so* lib/libnccl.so* lib/*/libnccl.so*))
-nccl_include := $(filter-out /usr/include /usr/local/include,$(patsubst %/,%,$(dir $(nccl_header))))
-NCCL_FLAGS := $(if $(nccl_header),-DTIDE_NCCL $(addprefix -isystem ,$(nccl_include)))
-NCCL := $(if $(and $(nccl_header),$(nccl_library)),$(NCCL_FLAGS) -Xlinker $(nccl_library) \
+nccl_library := $(firstword $(sort $(wildcard $(addprefix $(nccl_home)/,lib/libnccl.so* \
+    lib/*/libnccl.so* lib64/libnccl.so*))))
+NCCL_FLAGS := $(if $(wildcard $(nccl_home)/include/nccl.h),-DTIDE_NCCL \
+    $(addprefix -isystem ,$(filter-out /usr/include /usr/local/include,$(nccl_home)/include)))
+NCCL := $(if $(and $(NCCL_FLAGS),$(nccl_library)),$(NCCL_FLAGS) -Xlinker $(nccl_library) \
         -Xlinker -rpath$(comma)$(patsubst %/,%,$(dir $(nccl_library))))
-say_nccl = @[ -n "$(NCCL)" ] || echo "built without NCCL: one GPU only (nccl.h and libnccl.so" \
-    "are not in $(nccl_dirs); NCCL_HOME=folder says where they are)"
-
-# train_gpt2.cu is compiled once for each type of --precision (tide/main.cu).
-precisions = BF16 FP32 FP16
-
-train_gpt2cu: $(precisions:%=build/gpu/train_gpt2_%.o) build/gpu/main.o  ## the GPU trainer (nvcc, cuBLASLt; NCCL if there)
-	$(NVCC) $(NVFLAGS) $^ -o $@ $(NVLIBS) $(NCCL)
-	$(say_nccl)
-
-build/gpu/train_gpt2_%.o: train_gpt2.cu $(HEADERS) | nvcc
-	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) $(NCCL_FLAGS) -DENABLE_$* -DENTRY=main_$* -c $< -o $@
-
-build/gpu/main.o: tide/main.cu $(HEADERS) | nvcc
-	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) -c $< -o $@
 
 nvcc:
 	@[ -n "$(NVCC)" ] || { echo "tide: no nvcc found: install the CUDA Toolkit (12.0 or newer), or" \
 	    "use ./train_gpt2 (make) or the emulated GPU (make train_gpt2emu)" >&2; exit 2; }
+	@[ -n "$(NCCL)" ] || echo "without NCCL: one GPU only (NCCL_HOME=folder says where" \
+	    "include/nccl.h and lib/libnccl.so are)"
 
 # The emulated GPU (dev/emu/README.md): its runtime, and what is linked with it, in three flavours.
-CXX := $(if $(filter default,$(origin CXX)),$(firstword $(foreach c,g++ clang++,$(if $(shell command -v $(c) 2>/dev/null),$(c),)) g++),$(CXX))
 CLANGXX := $(shell command -v clang++ 2>/dev/null)
 EMU = $(wildcard dev/emu/*.cpp dev/emu/*.h dev/emu/*.pl dev/emu/emucc dev/emu/include/*.h)
 EMU_OBJECTS = $(patsubst dev/emu/%.cpp,%.o,$(wildcard dev/emu/*.cpp))
@@ -120,77 +106,72 @@ emu_plain = $(EMU_OBJECTS:%=build/emu/runtime/%)
 emu_tsan = $(EMU_OBJECTS:%=build/emu/runtime-tsan/%)
 
 # The runtime of the ThreadSanitizer flavour is not instrumented itself: only the program is.
-build/emu/runtime/%.o: dev/emu/%.cpp $(EMU) tide/cpu.h tide/util.h | cxx
-	@mkdir -p $(@D)
-	$(CXX) $(EMU_RUN) -O3 $(OPENMP) -c $< -o $@
+define runtime
+build/emu/$(1)/%.o: dev/emu/%.cpp $(EMU) tide/cpu.h tide/util.h | cxx
+	@mkdir -p $$(@D)
+	$(2) $$(EMU_RUN) -c $$< -o $$@
+endef
+$(eval $(call runtime,runtime,$$(CXX) -O3 $$(OPENMP)))
+$(eval $(call runtime,runtime-tsan,$(CLANGXX) -O2))
 
-build/emu/runtime-tsan/%.o: dev/emu/%.cpp $(EMU) tide/cpu.h tide/util.h
-	@mkdir -p $(@D)
-	$(CLANGXX) $(EMU_RUN) -O2 -c $< -o $@
+# The trainer in a folder: train_gpt2.cu is compiled once for each --precision (tide/main.cu).
+trainer = $(patsubst %,build/$(1)/%.o,train_gpt2_BF16 train_gpt2_FP32 train_gpt2_FP16 main)
+define objects
+build/$(1)/train_gpt2_%.o: train_gpt2.cu $(HEADERS) $(EMU) | $(3)
+	@mkdir -p $$(@D)
+	$(2) -DENABLE_$$* -DENTRY=main_$$* -c $$< -o $$@
+build/$(1)/main.o: tide/main.cu $(HEADERS) $(EMU) | $(3)
+	@mkdir -p $$(@D)
+	$(2) -c $$< -o $$@
+endef
+$(eval $(call objects,gpu,$$(NVCC) $$(NVFLAGS) $$(NCCL_FLAGS),nvcc))
+$(eval $(call objects,emu,CXX=$$(CXX) dev/emu/emucc -O2 $$(OPENMP) $$(EMU_FLAGS),cxx))
 
-train_gpt2emu: $(precisions:%=build/emu/train_gpt2_%.o) build/emu/main.o $(emu_plain)  ## the same sources on an emulated GPU
+train_gpt2cu: $(call trainer,gpu)  ## the GPU trainer (nvcc, cuBLASLt; NCCL if there)
+	$(NVCC) $(NVFLAGS) $^ -o $@ $(NVLIBS) $(NCCL)
+
+train_gpt2emu: $(call trainer,emu) $(emu_plain)  ## the same sources on an emulated GPU
 	$(CXX) $(OPENMP) $^ -lpthread -o $@
 
-build/emu/train_gpt2_%.o: train_gpt2.cu $(HEADERS) $(EMU) | cxx
-	@mkdir -p $(@D)
-	CXX=$(CXX) dev/emu/emucc -O2 $(OPENMP) $(EMU_FLAGS) -DENABLE_$* -DENTRY=main_$* -c $< -o $@
-
-build/emu/main.o: tide/main.cu $(HEADERS) $(EMU) | cxx
-	@mkdir -p $(@D)
-	CXX=$(CXX) dev/emu/emucc -O2 $(OPENMP) $(EMU_FLAGS) -c $< -o $@
+# All tests of the GPU sources are one program for each precision, gpu_tests, gpu_tests_fp32 and
+# gpu_tests_fp16, which is called by the name of a test: test_model, test_model_fp32.
+vpath %.cu . dev/test dev/emu/test dev/bench
+GPU_TESTS = $(filter-out gpu_tests,$(patsubst dev/test/%.cu,%,$(wildcard dev/test/test_*.cu)))
+TRAINS = test_model test_placement test_zo_gpu test_zenflow_gpu test_zero_gpu
+GPU_TESTS_fp32 = $(addsuffix _fp32,$(TRAINS) test_gpt2cu test_zen_time)
+GPU_TESTS_fp16 = test_zo_gpu_fp16
+GPU_ALL = $(GPU_TESTS) $(GPU_TESTS_fp32) $(GPU_TESTS_fp16)
+GPU_BENCHES = $(patsubst dev/bench/%.cu,%,$(wildcard dev/bench/*.cu)) bench_zo_fp16 bench_zo_fp32
+gpu_programs = gpu_tests gpu_tests_fp32 gpu_tests_fp16
 
 # A program NAME from its .cu, and with it the CPU trainer to be held against:
 #   build/emu/NAME   on the emulated GPU        build/asan/emu/NAME   and AddressSanitizer
 #   build/tsan/NAME  and ThreadSanitizer        build/gpu/NAME        on a real GPU
-vpath %.cu . dev/test dev/emu/test dev/bench
-cpu_reference = dev/test/cpu_reference.c dev/test/cpu_reference.h train_gpt2.c test_gpt2.c
 CUDA_SOURCES = train_gpt2.cu test_gpt2.c $(wildcard dev/test/*.cu) dev/bench/timed.cuh
-GPU_BENCHES = $(patsubst dev/bench/%.cu,%,$(wildcard dev/bench/*.cu)) bench_zo_fp16 bench_zo_fp32
-define emulated_as
-build/$(1)/%$(5): %.cu $(HEADERS) $(2) build/$(1)/cpu_reference.o $(CUDA_SOURCES)
-	CXX=$(3) EMU_RUNTIME=$(dir $(firstword $(2))) dev/emu/emucc $(4) $$(EMU_FLAGS) $(6) $$< \
-	    build/$(1)/cpu_reference.o -o $$@
+define cuda_program
+build/$(1)/%$(6): %.cu $(HEADERS) build/$(1)/cpu_reference.o $(CUDA_SOURCES) $(4)
+	$(3) $(subst _fp,-DENABLE_FP,$(6)) $$< build/$(1)/cpu_reference.o -o $$@ $(5)
+$(GPU_TESTS$(6):%=build/$(1)/%): build/$(1)/gpu_tests$(6)
+	@ln -sf gpu_tests$(6) $$@
 endef
-define emulated
-$(call emulated_as,$(1),$(2),$(3),$(4))
-$(call emulated_as,$(1),$(2),$(3),$(4),_fp32,-DENABLE_FP32)
-$(call emulated_as,$(1),$(2),$(3),$(4),_fp16,-DENABLE_FP16)
-
-build/$(1)/cpu_reference.o: $(cpu_reference) $(HEADERS) | compiler
+# folder, how to compile the CPU trainer and the program, what it needs, what it is linked with
+define cuda_programs
+build/$(1)/cpu_reference.o: dev/test/cpu_reference.c train_gpt2.c test_gpt2.c $(HEADERS) | compiler
 	@mkdir -p $$(@D)
-	$$(CC) $(5) -c $$< -o $$@
+	$$(CC) $(2) -c $$< -o $$@
+$(call cuda_program,$(1),$(2),$(3),$(4),$(5),)
+$(call cuda_program,$(1),$(2),$(3),$(4),$(5),_fp32)
+$(call cuda_program,$(1),$(2),$(3),$(4),$(5),_fp16)
 endef
-$(eval $(call emulated,emu,$(emu_plain),$$(CXX),-O1 $$(OPENMP),$$(CFLAGS)))
-$(eval $(call emulated,asan/emu,$(emu_plain),$$(CXX),$(SANITIZE) $$(OPENMP),$$(CFLAGS) $(SANITIZE)))
-$(eval $(call emulated,tsan,$(emu_tsan),$(CLANGXX),-O1 -fsanitize=thread,$$(alone)))
-
-define on_gpu
-build/gpu/%$(1): %.cu $(HEADERS) build/emu/cpu_reference.o $(CUDA_SOURCES) | nvcc
-	@mkdir -p $$(@D)
-	$$(NVCC) $$(NVFLAGS) $(2) $$< build/emu/cpu_reference.o -o $$@ $$(NVLIBS) $$(NCCL)
-	$$(say_nccl)
-endef
-$(eval $(call on_gpu))
-$(eval $(call on_gpu,_fp32,-DENABLE_FP32))
-$(eval $(call on_gpu,_fp16,-DENABLE_FP16))
-
-# All tests of the GPU sources are one program for each precision, gpu_tests, gpu_tests_fp32 and
-# gpu_tests_fp16, which is called by the name of a test: test_model, test_model_fp32.
-GPU_TESTS = $(filter-out gpu_tests,$(patsubst dev/test/%.cu,%,$(wildcard dev/test/test_*.cu)))
-TRAINS = test_model test_placement test_zo_gpu test_zenflow_gpu test_zero_gpu
-GPU_TESTS_FP32 = $(addsuffix _fp32,$(TRAINS) test_gpt2cu test_zen_time)
-GPU_TESTS_FP16 = test_zo_gpu_fp16
-GPU_ALL = $(GPU_TESTS) $(GPU_TESTS_FP32) $(GPU_TESTS_FP16)
-gpu_programs = gpu_tests gpu_tests_fp32 gpu_tests_fp16
-define gpu_test_names
-$(GPU_TESTS:%=build/$(1)/%): build/$(1)/gpu_tests
-	@ln -sf gpu_tests $$@
-$(GPU_TESTS_FP32:%=build/$(1)/%): build/$(1)/gpu_tests_fp32
-	@ln -sf gpu_tests_fp32 $$@
-$(GPU_TESTS_FP16:%=build/$(1)/%): build/$(1)/gpu_tests_fp16
-	@ln -sf gpu_tests_fp16 $$@
-endef
-$(foreach flavour,emu asan/emu tsan gpu,$(eval $(call gpu_test_names,$(flavour))))
+# compiler, runtime, options
+emulated = CXX=$(1) EMU_RUNTIME=build/emu/$(2) dev/emu/emucc $(3) $$(EMU_FLAGS)
+$(eval $(call cuda_programs,emu,$$(CFLAGS),\
+    $(call emulated,$$(CXX),runtime,-O1 $$(OPENMP)),$(emu_plain)))
+$(eval $(call cuda_programs,asan/emu,$$(CFLAGS) $(SANITIZE),\
+    $(call emulated,$$(CXX),runtime,$(SANITIZE) $$(OPENMP)),$(emu_plain)))
+$(eval $(call cuda_programs,tsan,$$(alone),\
+    $(call emulated,$(CLANGXX),runtime-tsan,-O1 -fsanitize=thread),$(emu_tsan)))
+$(eval $(call cuda_programs,gpu,$$(CFLAGS),$$(NVCC) $$(NVFLAGS),| nvcc,$$(NVLIBS) $$(NCCL)))
 
 # Every CUDA source through nvcc, even where nothing can run: it keeps the emulator's headers honest.
 # Any warning is an error here.
@@ -235,35 +216,30 @@ COMPUTES = test_adam test_matmul test_offload test_plan test_rates test_rng test
 READS = $(filter-out $(COMPUTES),$(UNIT))
 SCRIPTS = $(wildcard dev/test/test_*.sh dev/emu/test/test_*.sh)
 
-TESTS = $(COMPUTES:%=build/test/%) build/test/test_gpt2 $(READS:%=build/asan/%) \
-        $(FUZZ:%=build/asan/%) \
-        $(patsubst %,build/emu/%,test_emu test_nccl $(GPU_ALL)) \
-        $(if $(and $(NVCC),$(GPU)),$(patsubst %,build/gpu/%,test_emu test_nccl $(GPU_ALL)))
-TEST_NEEDS = $(gpu_programs:%=build/emu/%) train_gpt2emu \
-             $(if $(NVCC),$(if $(GPU),train_gpt2cu $(gpu_programs:%=build/gpu/%), \
-                 build/nvcc/gpu_tests.o)) \
-             $(TOOLS) build/test/test_ranks build/emu/bugs
+in = $(patsubst %,build/$(1)/%,$(2))
+with_gpu := $(and $(NVCC),$(GPU))
+TESTS = $(call in,test,$(COMPUTES) test_gpt2) $(call in,asan,$(READS) $(FUZZ)) \
+        $(foreach on,emu $(if $(with_gpu),gpu),$(call in,$(on),test_emu test_nccl $(GPU_ALL)))
+TEST_NEEDS = $(call in,emu,$(gpu_programs) bugs) train_gpt2emu $(TOOLS) build/test/test_ranks \
+             $(if $(with_gpu),train_gpt2cu $(call in,gpu,$(gpu_programs)),\
+                 $(if $(NVCC),build/nvcc/gpu_tests.o))
 
 # What one flavour's program has of the GPU's tests; the others train, and are for test_schedules.sh.
 KERNELS = test_kernels test_attention test_host test_columns_gpu
-trains = $(TRAINS) $(GPU_TESTS_FP32) $(GPU_TESTS_FP16)
-TESTS_ALL = $(READS:%=build/test/%) $(COMPUTES:%=build/asan/%) build/asan/test_gpt2 \
-            build/plain/test_gpt2 \
-            $(if $(CLANG),$(patsubst %,build/clang/%,test_adam test_rng test_matmul test_vmath \
-                test_zo test_zenflow) build/tsan/test_ranks) \
-            $(patsubst %,build/asan/emu/%,test_nccl $(KERNELS)) \
-            $(if $(CLANGXX),$(patsubst %,build/tsan/%,test_nccl test_timeline $(KERNELS))) \
-            $(patsubst %,build/emu/%,test_nccl test_timeline test_zen_time $(trains)) \
-            $(if $(and $(NVCC),$(GPU)),$(trains:%=build/gpu/%))
-TEST_ALL_NEEDS = $(patsubst %,build/asan/emu/%,gpu_tests gpu_tests_fp32) \
-                 $(if $(CLANGXX),$(patsubst %,build/tsan/%,gpu_tests gpu_tests_fp32)) \
-                 $(if $(NVCC),train_gpt2cu) $(gpu_programs:%=build/emu/%) train_gpt2emu $(TOOLS) \
-                 build/emu/bugs build/asan/emu/bugs $(if $(CLANGXX),build/tsan/bugs) \
-                 $(foreach t,$(TRAINS) $(TRAINS:%=%_fp32),build/asan/emu/$(t) \
-                     $(if $(CLANGXX),build/tsan/$(t))) \
-                 build/emu/test_emu $(GPU_BENCHES:%=build/emu/%) \
-                 $(if $(NVCC),$(if $(GPU),,$(patsubst %,build/nvcc/%.o,gpu_tests test_emu \
-                     test_nccl $(filter-out bench_zo_%,$(GPU_BENCHES)))))
+trains = $(TRAINS) $(GPU_TESTS_fp32) $(GPU_TESTS_fp16)
+TESTS_ALL = $(call in,test,$(READS)) $(call in,asan,$(COMPUTES) test_gpt2) build/plain/test_gpt2 \
+            $(if $(CLANG),build/tsan/test_ranks $(call in,clang,test_adam test_rng test_matmul \
+                test_vmath test_zo test_zenflow)) \
+            $(call in,asan/emu,test_nccl $(KERNELS)) \
+            $(if $(CLANGXX),$(call in,tsan,test_nccl test_timeline $(KERNELS))) \
+            $(call in,emu,test_nccl test_timeline test_zen_time $(trains)) \
+            $(if $(with_gpu),$(call in,gpu,$(trains)))
+TEST_ALL_NEEDS = $(foreach on,asan/emu $(if $(CLANGXX),tsan),$(call in,$(on),gpu_tests bugs \
+                     gpu_tests_fp32 $(TRAINS) $(TRAINS:%=%_fp32))) \
+                 $(call in,emu,$(gpu_programs) bugs test_emu $(GPU_BENCHES)) train_gpt2emu \
+                 $(TOOLS) \
+                 $(if $(NVCC),train_gpt2cu $(if $(GPU),,$(patsubst %,build/nvcc/%.o,gpu_tests \
+                     test_emu test_nccl $(filter-out bench_zo_%,$(GPU_BENCHES)))))
 
 machine = CLANG="$(CLANG)" CLANGXX="$(CLANGXX)" NVCC="$(NVCC)" GPU="$(GPU)"
 test:  ## all features once, in minutes
