@@ -89,8 +89,10 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t L = g->training && !g->recompute ? g->config.layers : 1;
     const size_t inputs = g->training ? g->config.layers + 1 : 1;
     size_t sum_scratch = layernorm_backward_scratch(N, C);
-    for (size_t OC : {C, 3 * C, F})
-        if (bias_backward_scratch(N, OC) > sum_scratch) sum_scratch = bias_backward_scratch(N, OC);
+    const size_t widths[3] = {C, 3 * C, F};
+    for (int k = 0; k < 3; k++)
+        if (bias_backward_scratch(N, widths[k]) > sum_scratch)
+            sum_scratch = bias_backward_scratch(N, widths[k]);
     if ((double)N * (double)(inputs + L + 4) * (double)(16 * C + 2 * F) * 4 > 1e18)
         die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
     int n = 0;
@@ -262,9 +264,8 @@ static size_t gpt2_check(GPT2 *g, size_t limit, size_t host_limit) {
     return total;
 }
 
-typedef struct { cudaStream_t *stream; const char *name; bool urgent; } StreamPlace;
-typedef struct { cudaEvent_t **events; int count; } EventList;
 enum { STREAMS = 6, EVENT_LISTS = 7 };
+typedef struct { cudaStream_t *stream; const char *name; bool urgent; } StreamPlace;
 
 // The sums in `leave` make room for the next gradients, the updates in `update` make the weights
 // that forward waits for: beside the products, whose blocks fill the GPU, they are short.
@@ -275,14 +276,13 @@ static void gpt2_streams(GPT2 *g, StreamPlace list[STREAMS]) {
     memcpy(list, all, sizeof all);
 }
 
-// Per segment, and per slot.
-static void gpt2_events(GPT2 *g, EventList list[EVENT_LISTS]) {
-    const EventList all[EVENT_LISTS] = {
-        {&g->grad_ready, g->segments}, {&g->grad_left, g->segments},
-        {&g->grad_arrived, g->segments},
-        {&g->updated, g->segments}, {&g->returned, g->segments}, {&g->slot_free, g->rooms},
-        {&g->slot_full, g->rooms}};
+// Those of each segment, then those of each slot.
+static void gpt2_events(GPT2 *g, cudaEvent_t **list[EVENT_LISTS], int counts[EVENT_LISTS]) {
+    cudaEvent_t **const all[EVENT_LISTS] = {
+        &g->grad_ready, &g->grad_left, &g->grad_arrived, &g->updated, &g->returned,
+        &g->slot_free, &g->slot_full};
     memcpy(list, all, sizeof all);
+    for (int k = 0; k < EVENT_LISTS; k++) counts[k] = k < 5 ? g->segments : g->rooms;
 }
 
 static void gpt2_allocate(GPT2 *g) {
@@ -306,19 +306,15 @@ static void gpt2_allocate(GPT2 *g) {
     else if (!g->training)  // only to load from, and to save: not worth GPU memory
         g->master = (float *)alloc_or_fail(g->table.elements, sizeof(float), "parameters");
     StreamPlace streams[STREAMS];
-    EventList events[EVENT_LISTS];
+    cudaEvent_t **events[EVENT_LISTS];
+    int counts[EVENT_LISTS];
     gpt2_streams(g, streams);
-    gpt2_events(g, events);
+    gpt2_events(g, events, counts);
     for (int i = 0; i < STREAMS; i++)
         *streams[i].stream = stream_make(streams[i].name, streams[i].urgent);
-    for (int k = 0; k < EVENT_LISTS; k++) {
-        cudaEvent_t *made = (cudaEvent_t *)alloc_or_fail((size_t)events[k].count,
-                                                         sizeof(cudaEvent_t), "events");
-        for (int i = 0; i < events[k].count; i++) event_make(&made[i]);
-        *events[k].events = made;
-    }
-    for (int i = 0; i < 2; i++) event_make(&g->landing_free[i]);
-    event_make(&g->handover);
+    for (int k = 0; k < EVENT_LISTS; k++) *events[k] = events_make((size_t)counts[k]);
+    for (int i = 0; i < 2; i++) event_make(&g->landing_free[i], false);
+    event_make(&g->handover, false);
     event_make(&g->step_left, g->offloaded);
     for (int i = 0; i < 2; i++) {
         Staging *s = &g->staging[i];
@@ -348,13 +344,11 @@ static void gpt2_free(GPT2 *g) {
     CUDA(cudaFreeHost(g->host_loss));
     CUDA(cudaFreeHost(g->worker_sums));
     StreamPlace streams[STREAMS];
-    EventList events[EVENT_LISTS];
+    cudaEvent_t **events[EVENT_LISTS];
+    int counts[EVENT_LISTS];
     gpt2_streams(g, streams);
-    gpt2_events(g, events);
-    for (int k = 0; k < EVENT_LISTS; k++) {
-        for (int i = 0; i < events[k].count; i++) CUDA(cudaEventDestroy((*events[k].events)[i]));
-        free(*events[k].events);
-    }
+    gpt2_events(g, events, counts);
+    for (int k = 0; k < EVENT_LISTS; k++) events_free(*events[k], (size_t)counts[k]);
     for (int i = 0; i < 2; i++) CUDA(cudaEventDestroy(g->landing_free[i]));
     CUDA(cudaEventDestroy(g->handover));
     CUDA(cudaEventDestroy(g->step_left));
@@ -436,19 +430,19 @@ static void weights_again(GPT2 *g, size_t s) {
 
 // What a layer computes between its two residual additions, from a.ln_1 to a.act. Forward runs it,
 // and backward once more where activations are recomputed.
-static void layer_forward(GPT2 *g, size_t l, const LayerActs &a) {
+static void layer_forward(GPT2 *g, size_t l, const LayerActs *a) {
     const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads;
     const size_t B = g->B, T = g->T, N = B * T;
     cudaStream_t stream = g->compute;
     floatX *w[LAYER_TENSORS];
-    layer_tensors(g, l, w);
-    matmul_forward(&g->lt, a.qkv, a.ln_1, w[QKV_W], w[QKV_B], N, C, 3 * C, stream);
-    attention_forward(a.atty, a.lse, a.qkv, B, T, C, NH, stream);
-    matmul_forward(&g->lt, g->branch, a.atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C, stream);
-    residual_layernorm_forward(a.mid, a.ln_2, a.mean_2, a.rstd_2, a.x, g->branch, w[LN_2_W],
+    layer_tensors(g, l, w, NULL);
+    matmul_forward(&g->lt, a->qkv, a->ln_1, w[QKV_W], w[QKV_B], N, C, 3 * C, stream);
+    attention_forward(a->atty, a->lse, a->qkv, B, T, C, NH, stream);
+    matmul_forward(&g->lt, g->branch, a->atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C, stream);
+    residual_layernorm_forward(a->mid, a->ln_2, a->mean_2, a->rstd_2, a->x, g->branch, w[LN_2_W],
                                w[LN_2_B], N, C, stream);
-    matmul_forward(&g->lt, a.fc, a.ln_2, w[FC_W], w[FC_B], N, C, F, stream);
-    activation_forward(a.act, a.fc, N * F, g->config.activation, stream);
+    matmul_forward(&g->lt, a->fc, a->ln_2, w[FC_W], w[FC_B], N, C, F, stream);
+    activation_forward(a->act, a->fc, N * F, g->config.activation, stream);
 }
 
 // From inputs (B, T), on the host, to the normalised output of the last layer, g->ln_f (N, C). The
@@ -466,13 +460,13 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *targets,
                     stream);
     LayerActs a = layer_acts(g, 0);
     floatX *w[LAYER_TENSORS], *next[LAYER_TENSORS];
-    layer_tensors(g, 0, w);
+    layer_tensors(g, 0, w, NULL);
     weights_begin(g, 1);
     layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
     for (size_t l = 0; l < L; l++) {
         a = layer_acts(g, l);
-        layer_tensors(g, l, w);
-        layer_forward(g, l, a);
+        layer_tensors(g, l, w, NULL);
+        layer_forward(g, l, &a);
         matmul_forward(&g->lt, g->branch, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C, stream);
         if (!g->timeline.between)
             live(g, "activations", layer_elements(g), sizeof(floatX), stream);
@@ -481,7 +475,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *targets,
         weights_begin(g, l + 2);
         if (l + 1 < L) {
             const LayerActs b = layer_acts(g, l + 1);
-            layer_tensors(g, l + 1, next);
+            layer_tensors(g, l + 1, next, NULL);
             residual_layernorm_forward(x, b.ln_1, b.mean_1, b.rstd_1, a.mid, g->branch,
                                        next[LN_1_W], next[LN_1_B], N, C, stream);
         } else {
@@ -506,16 +500,16 @@ static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
     for (size_t first = 0; first < N; first += g->head_rows) {
         const size_t rows = min_size(g->head_rows, N - first);
         const floatX *inp = g->ln_f + first * C;
-        gemm(&g->lt, false, true, rows, Vp, C, inp, C, w, C, g->logits, Vp, nullptr,
-             false, GEMM_PLAIN, nullptr, g->compute);
+        gemm(&g->lt, false, true, rows, Vp, C, inp, C, w, C, g->logits, Vp, NULL,
+             false, GEMM_PLAIN, NULL, g->compute);
         if (all_logits != NULL) download(all_logits + first * Vp, g->logits, rows * Vp, g->compute);
         crossentropy(g->losses + first, g->logits, targets + first, grad_scale, rows, V, Vp,
                      g->compute);
         if (grad_scale == 0) continue;
         gemm(&g->lt, false, false, rows, C, Vp, g->logits, Vp, w, C, g->branch + first * C, C,
-             nullptr, false, GEMM_PLAIN, nullptr, g->compute);
+             NULL, false, GEMM_PLAIN, NULL, g->compute);
         gemm(&g->lt, true, false, Vp, C, rows, g->logits, Vp, inp, C, g->dwte, C,
-             nullptr, first > 0, GEMM_PLAIN, nullptr, g->compute);
+             NULL, first > 0, GEMM_PLAIN, NULL, g->compute);
     }
     loss_accumulate(g->loss, g->losses, N, share / (double)N, !accumulate, g->compute);
     compute_span(g, NULL, 0);
@@ -529,7 +523,6 @@ static double gpt2_loss(GPT2 *g) {
     CUDA(cudaStreamSynchronize(g->compute));
     return *g->host_loss;
 }
-
 
 // Work of the host: it adds the gradient of a piece to the step's, and takes the norm of the sum.
 typedef struct {
@@ -715,7 +708,7 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
         if (g->recompute && l + 1 < L) {  // the last layer's activations are still there
             compute_span(g, "backward", l + 1);
             layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
-            layer_forward(g, l, a);
+            layer_forward(g, l, &a);
         }
         gradient_begin(g, l + 1);
         // MLP branch: dx -> dact -> dfc -> dln_2 -> dx
@@ -927,7 +920,7 @@ static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t, 
     memcpy(g->inputs, tokens, count * sizeof(int32_t));
     gpt2_forward(g, g->inputs, NULL, 1, T);
     gemm(&g->lt, false, true, 1, Vp, C, g->ln_f + (count - 1) * C, C, tensor(g, g->table.lm_head),
-         C, g->logits, Vp, nullptr, false, GEMM_PLAIN, nullptr, g->compute);
+         C, g->logits, Vp, NULL, false, GEMM_PLAIN, NULL, g->compute);
     compute_span(g, NULL, 0);
     download(logits, g->logits, g->config.vocab, g->compute);
     g->timeline.between = false;
@@ -1044,7 +1037,6 @@ static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     zen_open(r, &z->map, &z->clock, most);
     zen_map_own(&z->map, &g->shards);
 }
-
 
 // Where the optimizer's state is to live, from the options and, for what is "auto" there, from the
 // machine's rates.

@@ -252,8 +252,8 @@ static double calibrate_flops(Calibration *c) {
         for (int i = -1; i < RUNS; i++) {  // the first loads the kernel
             CUDA(cudaEventRecord(c->start, c->in));
             for (int j = 0; j < PRODUCTS; j++)
-                gemm(&lt, false, true, n / 2, n, n, a, n, weight, n, to, n, nullptr, false,
-                     GEMM_PLAIN, nullptr, c->in);
+                gemm(&lt, false, true, n / 2, n, n, a, n, weight, n, to, n, NULL, false,
+                     GEMM_PLAIN, NULL, c->in);
             CUDA(cudaEventRecord(c->end, c->in));
             last = device_seconds(c->start, c->end);
             if (i >= 0) t[i] = last;

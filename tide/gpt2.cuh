@@ -227,7 +227,7 @@ static size_t slot_floats(const GPT2 *g) {
 }
 
 // sleeps: who waits for it leaves its core to others (host.cuh), and wakes some 50 us late.
-static void event_make(cudaEvent_t *event, bool sleeps = false) {
+static void event_make(cudaEvent_t *event, bool sleeps) {
     CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming
                                              | (sleeps ? cudaEventBlockingSync : 0)));
 }
@@ -235,7 +235,7 @@ static void event_make(cudaEvent_t *event, bool sleeps = false) {
 // n of them.
 static cudaEvent_t *events_make(size_t n) {
     cudaEvent_t *events = ALLOC(cudaEvent_t, n, "events");
-    for (size_t i = 0; i < n; i++) event_make(&events[i]);
+    for (size_t i = 0; i < n; i++) event_make(&events[i], false);
     return events;
 }
 
@@ -265,8 +265,9 @@ static void gpu_copy(void *to, const void *from, size_t bytes) {
     CUDA(cudaDeviceSynchronize());
 }
 
-// The twelve parameters of layer l, by LN_1_W .. FCPROJ_B; and the places of their gradients.
-static void layer_tensors(const GPT2 *g, size_t l, floatX *w[LAYER_TENSORS], floatX **d = NULL) {
+// The twelve parameters of layer l, by LN_1_W .. FCPROJ_B; and, unless d is NULL, the places of
+// their gradients.
+static void layer_tensors(const GPT2 *g, size_t l, floatX *w[LAYER_TENSORS], floatX **d) {
     const Segment *s = &g->segment[l + 1];
     for (int k = 0; k < LAYER_TENSORS; k++) {
         const int index = g->table.first_layer + (int)l * LAYER_TENSORS + k;

@@ -546,7 +546,7 @@ static void bias_backward(X *db, float *scratch, const X *dout, size_t N, size_t
 template <typename X>
 static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X *b,
                            size_t N, size_t C, size_t OC, cudaStream_t stream) {
-    gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, GEMM_PLAIN, nullptr, stream);
+    gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, GEMM_PLAIN, NULL, stream);
 }
 
 // Overwrites all three gradients.
@@ -554,10 +554,10 @@ template <typename X>
 static void matmul_backward(Matmul *lt, X *dinp, X *dw, X *db, float *scratch, const X *dout,
                             const X *inp, const X *w, size_t N, size_t C, size_t OC,
                             cudaStream_t stream) {
-    gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, C, nullptr, false, GEMM_PLAIN,
-         nullptr, stream);
-    gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, nullptr, false, GEMM_PLAIN,
-         nullptr, stream);
+    gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, C, NULL, false, GEMM_PLAIN,
+         NULL, stream);
+    gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, NULL, false, GEMM_PLAIN,
+         NULL, stream);
     bias_backward(db, scratch, dout, N, OC, stream);
 }
 

@@ -207,9 +207,9 @@ static inline MatmulPlan *matmul_find(Matmul *lt, const MatmulShape *s) {
 
 // out (M, N) = op(A) (M, K) op(B) (K, N) + bias, or out += op(A) op(B) with `accumulate`.
 // A is stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all
-// row-major, lda, ldb, ldo elements from row to row. bias (N) goes to every row; nullptr: none; it
+// row-major, lda, ldb, ldo elements from row to row. bias (N) goes to every row; NULL: none; it
 // is ignored with accumulate. The epilogue (GEMM_*) comes last; aux (M, N) has the pitch of out;
-// for GEMM_GELU it may be nullptr: then the value before it is not kept. An epilogue does not go
+// for GEMM_GELU it may be NULL: then the value before it is not kept. An epilogue does not go
 // with accumulate; returns false, having done nothing, where the library has no algorithm for it:
 // NVIDIA lists which types have one, not which shapes. O is X, or float for sums that are not to be
 // rounded. Sizes are at least 1; rows of 16-bit types should begin at multiples of 16 bytes (else
@@ -220,26 +220,26 @@ static bool gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, siz
                  const X *a, size_t lda, const X *b, size_t ldb, O *out, size_t ldo,
                  const typename MatmulType<X>::type *bias, bool accumulate, int epilogue,
                  typename MatmulType<X>::type *aux, cudaStream_t stream) {
-    if (accumulate) bias = nullptr;
-    if (epilogue == GEMM_PLAIN) aux = nullptr;
+    if (accumulate) bias = NULL;
+    if (epilogue == GEMM_PLAIN) aux = NULL;
     if (epilogue != GEMM_PLAIN && accumulate)
         fail("gemm: epilogue %d does not go with accumulate", epilogue);
-    if (epilogue == GEMM_DGELU && aux == nullptr) fail("gemm: epilogue %d needs aux", epilogue);
+    if (epilogue == GEMM_DGELU && aux == NULL) fail("gemm: epilogue %d needs aux", epilogue);
     MatmulShape s;
     memset(&s, 0, sizeof s);
     s.M = M; s.N = N; s.K = K; s.lda = lda; s.ldb = ldb; s.ldo = ldo;
     s.trans_a = trans_a; s.trans_b = trans_b;
     s.type = MatmulType<X>::CUDA; s.out_type = MatmulType<O>::CUDA;
-    s.bias = bias != nullptr; s.accumulate = accumulate; s.epilogue = epilogue;
+    s.bias = bias != NULL; s.accumulate = accumulate; s.epilogue = epilogue;
     s.align_a = matmul_alignment(lt, a);
     s.align_b = matmul_alignment(lt, b);
     s.align_out = matmul_alignment(lt, out);
     if (s.bias) s.align_bias = matmul_alignment(lt, bias);
-    if (aux != nullptr) s.align_aux = matmul_alignment(lt, aux);
+    if (aux != NULL) s.align_aux = matmul_alignment(lt, aux);
     MatmulPlan *p = matmul_find(lt, &s);
     if (p->none) return false;
     if (s.bias) matmul_set(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-    if (aux != nullptr)
+    if (aux != NULL)
         matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux);
     const float alpha = 1.0f, beta = accumulate ? 1.0f : 0.0f;
     LT(cublasLtMatmul(lt->handle, p->op, &alpha, b, p->b, a, p->a, &beta, out, p->out, out, p->out,

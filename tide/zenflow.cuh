@@ -162,7 +162,7 @@ static void zen_allocate(GPT2 *g) {
     z->ring_free = events_make(segments);
     z->computed = events_make(segments);
     z->result_free = events_make(segments);
-    for (int i = 0; i < 2; i++) event_make(&z->packed_free[i]);
+    for (int i = 0; i < 2; i++) event_make(&z->packed_free[i], false);
     z->pack = stream_make("pack", true);
     CUDA(cudaMemcpy(z->column, z->map.column, z->map.columns * sizeof(int32_t),
                     cudaMemcpyHostToDevice));
@@ -262,7 +262,7 @@ static void zen_sums_leave(GPT2 *g) {
         return;
     }
     order(g, g->leave, g->zero->stream);
-    all_gather(g->zero, (double *)z->all_sums, (const double *)z->column_sums, bytes / 8);
+    all_gather(g->zero, z->all_sums, z->column_sums, bytes);
     CUDA(cudaMemcpyAsync(z->host_all_sums, z->all_sums, g->zero->world * bytes,
                          cudaMemcpyDeviceToHost, g->zero->stream));
 }

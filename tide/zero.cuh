@@ -29,10 +29,8 @@ static void nccl_check(ncclResult_t e, const char *call, const char *file, int l
              line);
 }
 
-static ncclDataType_t nccl_type(const float *) { return ncclFloat32; }
-static ncclDataType_t nccl_type(const bf16 *) { return ncclBfloat16; }
-static ncclDataType_t nccl_type(const f16 *) { return ncclFloat16; }
-static ncclDataType_t nccl_type(const double *) { return ncclFloat64; }
+static const ncclDataType_t nccl_floatX = PRECISION == PRECISION_FP32 ? ncclFloat32
+                                        : PRECISION == PRECISION_FP16 ? ncclFloat16 : ncclBfloat16;
 #else
 typedef void *ncclComm_t;
 #endif
@@ -73,17 +71,18 @@ static size_t shard_begin_of(const Zero *z, size_t s, size_t r) {
 
 // Each rank has data of its own for all of segment s. Its shard becomes the sum over all ranks, in
 // place; the rest is lost. cut: elements of a shard, with what is behind the last one.
-template <typename T> static void reduce_scatter(Zero *z, T *data, size_t s, size_t cut) {
+static void reduce_scatter(Zero *z, floatX *data, size_t s, size_t cut) {
 #ifdef TIDE_NCCL
     if (!z->rows) {
-        NCCL(ncclReduceScatter(data, data + z->rank * cut, cut, nccl_type(data), ncclSum, z->comm,
+        NCCL(ncclReduceScatter(data, data + z->rank * cut, cut, nccl_floatX, ncclSum, z->comm,
                                z->stream));
     } else {
         NCCL(ncclGroupStart());
         for (size_t r = 0; r < z->world; r++) {
-            T *shard = data + shard_begin_of(z, s, r);
+            floatX *shard = data + shard_begin_of(z, s, r);
             const size_t n = shard_begin_of(z, s, r + 1) - shard_begin_of(z, s, r);
-            NCCL(ncclReduce(shard, shard, n, nccl_type(data), ncclSum, (int)r, z->comm, z->stream));
+            NCCL(ncclReduce(shard, shard, n, nccl_floatX, ncclSum, (int)r, z->comm,
+                            z->stream));
         }
         NCCL(ncclGroupEnd());
     }
@@ -93,25 +92,25 @@ template <typename T> static void reduce_scatter(Zero *z, T *data, size_t s, siz
                       * sizeof *data;
 }
 
-// Each rank gives `cut` elements at `mine`, and gets those of all, in their order, at data; mine
-// may be its place there.
-template <typename T> static void all_gather(Zero *z, T *data, const T *mine, size_t cut) {
+// Each rank gives `bytes` at `mine`, and gets those of all, in their order, at data; mine may be
+// its place there.
+static void all_gather(Zero *z, void *data, const void *mine, size_t bytes) {
 #ifdef TIDE_NCCL
-    NCCL(ncclAllGather(mine, data, cut, nccl_type(data), z->comm, z->stream));
+    NCCL(ncclAllGather(mine, data, bytes, ncclUint8, z->comm, z->stream));
 #endif
-    (void)mine;
-    z->gathered_bytes += (z->world - 1) * cut * sizeof *data;
+    (void)data, (void)mine;
+    z->gathered_bytes += (z->world - 1) * bytes;
 }
 
 // The same with the shards of segment s, where they are cut between rows, in place.
-template <typename T> static void all_gather_rows(Zero *z, T *data, size_t s) {
+static void all_gather_rows(Zero *z, floatX *data, size_t s) {
     const size_t own = shard_begin_of(z, s, z->rank + 1) - shard_begin_of(z, s, z->rank);
 #ifdef TIDE_NCCL
     NCCL(ncclGroupStart());
     for (size_t r = 0; r < z->world; r++) {
-        T *shard = data + shard_begin_of(z, s, r);
+        floatX *shard = data + shard_begin_of(z, s, r);
         const size_t n = shard_begin_of(z, s, r + 1) - shard_begin_of(z, s, r);
-        NCCL(ncclBroadcast(shard, shard, n, nccl_type(data), (int)r, z->comm, z->stream));
+        NCCL(ncclBroadcast(shard, shard, n, nccl_floatX, (int)r, z->comm, z->stream));
     }
     NCCL(ncclGroupEnd());
 #endif
@@ -193,11 +192,9 @@ static int zero_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
 static void zero_allocate(GPT2 *g) {
     Zero *z = g->zero;
     z->stream = stream_make("ranks", true);  // where a collective begins late, all ranks wait
-    for (cudaEvent_t **events : {&z->reduced, &z->gathered}) {
-        *events = (cudaEvent_t *)alloc_or_fail((size_t)g->segments, sizeof(cudaEvent_t), "events");
-        for (int i = 0; i < g->segments; i++) event_make(&(*events)[i]);
-    }
-    for (int i = 0; i < 2; i++) event_make(&z->place_free[i]);
+    z->reduced = events_make((size_t)g->segments);
+    z->gathered = events_make((size_t)g->segments);
+    for (int i = 0; i < 2; i++) event_make(&z->place_free[i], false);
     const size_t head = ZERO_HEAD * sizeof(double);
     z->host_mine = (double *)pinned_alloc(head, "gradient norm");
     z->host_all = (double *)pinned_alloc(z->world * head, "gradient norm");
@@ -212,10 +209,8 @@ static void zero_free(GPT2 *g) {
 #ifdef TIDE_NCCL
     if (z->comm != NULL) NCCL(ncclCommDestroy(z->comm));
 #endif
-    for (cudaEvent_t **events : {&z->reduced, &z->gathered}) {
-        for (int i = 0; i < z->segments; i++) CUDA(cudaEventDestroy((*events)[i]));
-        free(*events);
-    }
+    events_free(z->reduced, (size_t)z->segments);
+    events_free(z->gathered, (size_t)z->segments);
     for (int i = 0; i < 2; i++) CUDA(cudaEventDestroy(z->place_free[i]));
     CUDA(cudaStreamDestroy(z->stream));
     CUDA(cudaFreeHost(z->host_mine));
@@ -261,7 +256,7 @@ static double zero_norm_squared(GPT2 *g, double *loss) {
     CUDA(cudaMemcpyAsync(z->mine + ZERO_HEAD, g->norm_sums, g->blocks * sizeof(double),
                          cudaMemcpyDeviceToDevice, g->leave));
     order(g, g->leave, z->stream);
-    all_gather(z, z->all, z->mine, n);
+    all_gather(z, z->all, z->mine, n * sizeof(double));
     norm_total_gpu(g->loss + 1, g->run_sums, z->all + ZERO_HEAD, z->order, z->all_blocks,
                    z->stream);
     tell_host(g->host_loss + 1, g->loss + 1, 1, 0, 1, z->stream);
@@ -287,7 +282,8 @@ static void zero_gather(GPT2 *g, size_t s) {
                                     z->stream);
     timeline_lasts(&g->timeline, span);
     if (z->rows) all_gather_rows(z, g->params + x->param_at, s);
-    else all_gather(z, g->params + x->param_at, g->params + x->own_param_at, x->cut);
+    else all_gather(z, g->params + x->param_at, g->params + x->own_param_at,
+                    x->cut * sizeof(floatX));
     timeline_end(&g->timeline, span, z->stream);
     CUDA(cudaEventRecord(z->gathered[s], z->stream));
 }

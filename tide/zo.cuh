@@ -442,8 +442,8 @@ static void zo_allocate(ZoModel *z) {
         ZoBatch *b = &z->batch[i];
         b->host = (int32_t *)pinned_alloc(2 * N * sizeof(int32_t), "tokens");
         b->device = z->tokens + (size_t)i * 2 * N;
-        event_make(&b->there);
-        event_make(&b->used);
+        event_make(&b->there, false);
+        event_make(&b->used, false);
     }
     z->host_totals = (double *)pinned_alloc((zo_losses(z) + 1) * sizeof(double), "losses");
     z->side = (double *)alloc_or_fail(2 * (size_t)z->zo.queries, sizeof(double), "losses");
@@ -669,8 +669,8 @@ static void zo_head(ZoModel *z, const ZoPass *p, int query, double *totals) {
             for (size_t first = 0; first < N; first += z->rows) {
                 const size_t rows = min_size(z->rows, N - first);
                 gemm(&z->lt, false, true, rows, width, C,
-                     z->atty + ((size_t)s * most + first) * C, C, w, C, z->logits, width, nullptr,
-                     false, GEMM_PLAIN, nullptr, z->compute);
+                     z->atty + ((size_t)s * most + first) * C, C, w, C, z->logits, width, NULL,
+                     false, GEMM_PLAIN, NULL, z->compute);
                 zo_crossentropy_kernel<<<(unsigned)rows, BLOCK_THREADS, 0, z->compute>>>(
                     z->losses + first, row_max + first, row_sum + first, target_logit + first,
                     z->logits, targets + first, v0, valid, width, last);
@@ -803,7 +803,7 @@ static void zo_next(void *model, const int32_t *tokens, size_t count, size_t, fl
         const size_t width = min_size(z->chunk, z->config.vocab_padded - v0);
         zo_head_weights(z, &p, 0, v0, width);
         gemm(&z->lt, false, true, 1, width, C, z->atty + (count - 1) * C, C, z->plus, C, z->logits,
-             width, nullptr, false, GEMM_PLAIN, nullptr, z->compute);
+             width, NULL, false, GEMM_PLAIN, NULL, z->compute);
         CUDA(cudaStreamSynchronize(z->compute));
         CUDA(cudaMemcpy(logits + v0, z->logits, min_size(width, V - v0) * sizeof(float),
                         cudaMemcpyDeviceToHost));
