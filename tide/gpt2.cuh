@@ -1,4 +1,13 @@
 // gpt2.cuh: the model on a GPU: what it is made of, where everything is, its streams and copies.
+// train_gpt2.cu, zenflow.cuh and zero.cuh work on it.
+//   GPT2, Segment, LayerActs         the model; a range of its parameters; a layer's activations
+//   piece_params(), piece_grad(), grad_waiting(), host_grad(), host_result()   where a piece is
+//   tensor(), tensor_grad(), layer_tensors()                                   where a tensor is
+//   order(), copy_out(), copy_in()   one stream after another; over the link
+//   event_make(), events_make(), events_free(), gpt2_rest()
+//   compute_span(), live()           what the timeline shows
+//   download(), gpu_copy()           to the host, when all is at rest
+//   check_memory()                   refuses what does not fit
 #ifndef TIDE_GPT2_CUH
 #define TIDE_GPT2_CUH
 #include "../offload.h"
@@ -29,23 +38,22 @@ struct LayerActs {
     floatX *fc, *act;                 // (N, F)  before and after the non-linearity
 };
 
-// Gradients become complete segment by segment: first the tail (ln_f, and an untied head), then the
-// layers from the last to the first, then the embeddings. A segment is one contiguous range of the
-// arena. Its number is the table's layer + 1: 0 the embeddings, 1 .. L the layers, L + 1 the tail.
-// With ZeRO (zero.h) it is dealt out to the ranks in shards, and where it is in memory there is
-// room for as many whole ones; else the one shard is the segment.
+// A segment is one contiguous range of the arena: 0 the embeddings, 1 .. L the layers, L + 1 the
+// tail (ln_f, and an untied head). Backward completes their gradients from the last to the first.
+// With ZeRO (zero.h) a segment is dealt out to the ranks in shards of equal room; else the only
+// shard is the segment. What is "own" is this rank's shard. All in elements.
 typedef struct {
-    size_t at, length;   // elements of the arena
-    size_t cut, room;    // elements of a shard (0: they differ), and of the room
-    size_t own_from;     // what this rank updates: from there in the arena,
-    size_t own_at, own;  // from there in the shard space (model.h), so many elements
-    size_t param_at;     // where its weights are, in GPT2.params, and this rank's of them: with
-    size_t own_param_at; // ZeRO-3 that is another place
-    size_t grad_at;      // where backward makes its gradient, in GPT2.grads, and this rank's of it
-    size_t own_grad_at;
-    int place;           // the number of that place: segments may share one, one after the other
-    int first, pieces;   // its pieces (offload.h)
-    size_t leaving;      // elements of its gradient that wait for the update on the host
+    size_t at, length;    // in the arena
+    size_t cut, room;     // of a shard (0: they differ); of all shards together
+    size_t own_from;      // where the own shard begins in the arena
+    size_t own_at, own;   // where it begins in the shard space (model.h), and its length
+    size_t param_at;      // in GPT2.params: the weights
+    size_t own_param_at;  // the own shard of them, which ZeRO-3 keeps elsewhere
+    size_t grad_at;       // in GPT2.grads: where backward makes the gradient
+    size_t own_grad_at;   // the own shard of it
+    int place;            // number of that place; segments may take turns in one
+    int first, pieces;    // its pieces (offload.h)
+    size_t leaving;       // of its gradient: what waits for the update on the host
 } Segment;
 
 // What a micro-batch needs of the host, on its way to the GPU in one copy: page-locked memory, in
@@ -74,13 +82,15 @@ struct GPT2 {
     OffloadChoice choice;
     Pieces pieces;
     int *visits;                // the visiting ones among them, in order
-    int visit_count, fetched;   // of these, and how many have their way in queued for this step
-    int rooms, places;          // slots for visitors; of layers' gradients, unless in_place
+    int visit_count;            // how many they are
+    int fetched;                // of them: whose way in is queued, in this step
+    int rooms;                  // slots for visitors
+    int places;                 // where layers' gradients are made in turn, unless in_place
     bool offloaded;             // some state lives on the host
     bool in_place;              // gradients wait for the update where backward makes them
     bool no_overlap;            // backward waits until each gradient has left
     int host_threads;           // 0: as host_queue_open() finds
-    size_t moved_in, moved_out; // bytes over the link since the caller set them to 0
+    size_t moved_in, moved_out; // bytes over the link in this step
     // Work is queued in streams, one for the CPU among them; only events order one against another.
     cudaStream_t compute;       // forward and backward
     cudaStream_t leave;         // what happens on the GPU to a gradient once it is complete
