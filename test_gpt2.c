@@ -568,7 +568,7 @@ static void test_attention_is_its_definition(void) {
         float *buffers = (float *)alloc_or_fail(8 * n + 2 * B * NH * T, sizeof(float), "buffers");
         float *out = buffers, *out_plain = out + n, *dqkv = out + 2 * n, *dqkv_plain = out + 5 * n;
         float *lse = out + 8 * n, *lse_plain = lse + B * NH * T;
-        const size_t floats = (size_t)thread_count() * attention_scratch_floats(T);
+        const size_t floats = (size_t)omp_get_max_threads() * attention_scratch_floats(T);
         float *scratch = (float *)alloc_or_fail(floats, sizeof(float), "scratch");
         rng_normals(qkv, 3 * n, 1, 0, 0, 0);
         rng_normals(dout, n, 2, 0, 0, 0);

@@ -189,7 +189,8 @@ static void attention_forward(float *out,        // (B, T, C)
         const size_t first = strip * STRIP, rows = min_size(STRIP, T - first), keys = first + rows;
         const float *q = qkv + (b * T + first) * 3 * C + h * HS;
         const float *k = qkv + b * T * 3 * C + C + h * HS, *v = k + C;
-        float *p = scratch + (size_t)thread_number() * attention_scratch_floats(T);  // (rows, keys)
+        // p: (rows, keys)
+        float *p = scratch + (size_t)omp_get_thread_num() * attention_scratch_floats(T);
         float *product_scratch = p + 2 * STRIP * round_up(T, 16);
         gemm_serial(false, true, rows, keys, HS, q, 3 * C, k, 3 * C, p, keys, NULL, false,
                     product_scratch);
@@ -223,8 +224,9 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
         const size_t head = b * T * 3 * C + h * HS;
         const float *k = qkv + head + C, *v = k + C;
         float *dk = dqkv + head + C, *dv = dk + C;
-        float *p = scratch + (size_t)thread_number() * attention_scratch_floats(T);  // (rows, keys)
-        float *ds = p + STRIP * round_up(T, 16);                                     // (rows, keys)
+        // p and ds: (rows, keys)
+        float *p = scratch + (size_t)omp_get_thread_num() * attention_scratch_floats(T);
+        float *ds = p + STRIP * round_up(T, 16);
         float *product_scratch = ds + STRIP * round_up(T, 16);
         for (size_t first = 0; first < T; first += STRIP) {
             const size_t rows = min_size(STRIP, T - first), keys = first + rows;
@@ -418,7 +420,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER("activations", N, rstd_f);
     BUFFER("activations", N, losses);
     BUFFER("logits", min_size(HEAD_ROWS, N) * g->config.vocab_padded, logits);
-    BUFFER("scratch", (size_t)thread_count() * attention_scratch_floats(g->max_T), scratch);
+    BUFFER("scratch", (size_t)omp_get_max_threads() * attention_scratch_floats(g->max_T), scratch);
     if (g->training) {
         BUFFER("gradients", P, grads);
         BUFFER("AdamW moments", P, m);

@@ -3,7 +3,7 @@
 //   cpu_describe()        the line at the start of a run
 //   cpu_wait_briefly()    first in main(): threads that wait sleep before long
 //   cpu_threads()         of one process, which may share the machine with others
-//   thread_number()       in a parallel loop; thread_count() are in it
+//   omp_get_max_threads(), ..    OpenMP's, or those of one thread where there is no OpenMP
 // A build for instructions that the CPU does not have ends before main(), with one line.
 #ifndef TIDE_CPU_H
 #define TIDE_CPU_H
@@ -13,6 +13,12 @@
 #endif
 #ifdef _OPENMP
 #include <omp.h>
+#else
+static int omp_get_thread_num(void) { return 0; }
+static int omp_get_max_threads(void) { return 1; }
+static int omp_get_num_threads(void) { return 1; }
+static int omp_get_num_procs(void) { return 1; }
+static void omp_set_num_threads(int n) { (void)n; }
 #endif
 
 static const char *cpu_instructions(void) {
@@ -36,10 +42,7 @@ static const char *cpu_instructions(void) {
 // Prints what computes, with how many threads. The name is the kernel's; of ARM's CPUs it has none.
 static void cpu_describe(void) {
     char line[256], name[128] = "unknown";
-    int threads = 1;
-#ifdef _OPENMP
-    threads = omp_get_max_threads();
-#endif
+    const int threads = omp_get_max_threads();
     FILE *f = fopen("/proc/cpuinfo", "r");
     while (f != NULL && fgets(line, sizeof line, f) != NULL)
         if (sscanf(line, "model name : %127[^\n]", name) == 1) break;
@@ -73,35 +76,13 @@ static void cpu_wait_briefly(char **argv) {
 // have. No thread is bound to a core: the scheduler keeps those of several ranks apart, and moves
 // one whose core another process wants. taskset and numactl say where a process runs.
 static int cpu_threads(size_t asked, int ranks) {
-    int n = 1;
-#ifdef _OPENMP
     const char *text = getenv("OMP_NUM_THREADS");
     const int said = text != NULL ? atoi(text) : 0;
     const int share = (int)sysconf(_SC_NPROCESSORS_ONLN) / ranks;
+    const int n = omp_get_num_procs() < share ? omp_get_num_procs() : share;
     if (asked > 0) return (int)asked;
     if (said > 1 || (said == 1 && getenv("TORCHELASTIC_RUN_ID") == NULL)) return said;
-    n = omp_get_num_procs();
-    if (n > share) n = share;
-#endif
-    (void)asked;
-    (void)ranks;
     return n > 1 ? n : 1;
-}
-
-static int thread_number(void) {
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
-
-static int thread_count(void) {
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -117,9 +98,16 @@ static int thread_count(void) {
 #define CPU_IS_BUILT(macro) (CPU_TEXT(macro)[0] == '1')  // one that is not defined is its own name
 #define CPU_CHECK(macro, name) \
     if (missing == NULL && CPU_IS_BUILT(macro) && !__builtin_cpu_supports(name)) missing = name;
+#define CPU_OLDEST "arch=x86-64,no-avx,no-bmi,no-bmi2"
+#elif defined __linux__ && defined __ARM_FEATURE_SVE && !defined __CUDA_ARCH__
+#define __builtin_cpu_init() (void)0
+#define CPU_FEATURES(X) if (!(getauxval(AT_HWCAP) >> 22 & 1)) missing = "SVE";
+#define CPU_OLDEST "arch=armv8-a"
+#endif
 
+#ifdef CPU_OLDEST
 // Compiled for the oldest CPU, it calls nothing of this program: that may be what cannot run.
-__attribute__((constructor, target("arch=x86-64,no-avx,no-bmi,no-bmi2")))
+__attribute__((constructor, target(CPU_OLDEST)))
 static void cpu_check(void) {
     const char *missing = NULL;
     __builtin_cpu_init();
@@ -127,14 +115,6 @@ static void cpu_check(void) {
     if (missing == NULL) return;
     fprintf(stderr, "tide: this program was built for a CPU with %s, which this one does not have: "
             "`make clean`, then build it here\n", missing);
-    _exit(2);
-}
-#elif defined __linux__ && defined __ARM_FEATURE_SVE && !defined __CUDA_ARCH__
-__attribute__((constructor, target("arch=armv8-a")))
-static void cpu_check(void) {
-    if (getauxval(AT_HWCAP) >> 22 & 1) return;
-    fprintf(stderr, "tide: this program was built for a CPU with SVE, which this one does not have:"
-            " `make clean`, then build it here\n");
     _exit(2);
 }
 #endif

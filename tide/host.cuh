@@ -56,13 +56,10 @@ typedef struct HostQueue {
 // In the worker, before all else: the team.
 static void host_team_start(const void *arg) {
     HostQueue *q = *(HostQueue *const *)arg;
-    (void)q;
-#ifdef _OPENMP
     omp_set_num_threads(q->threads);
     #pragma omp parallel
     #pragma omp master
     q->threads = omp_get_num_threads();
-#endif
 }
 
 static bool host_count_is_before(uint32_t a, uint32_t b) { return (int32_t)(a - b) < 0; }

@@ -28,9 +28,7 @@
 #ifndef TIDE_MATMUL_H
 #define TIDE_MATMUL_H
 #include "util.h"
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include "cpu.h"
 #if defined __AVX512F__ || defined __FMA__
 #include <immintrin.h>
 #elif defined __ARM_NEON && defined __ARM_FEATURE_FMA
@@ -272,10 +270,7 @@ static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
     const size_t chunk = 8 * GEMM_MR;  // rows packed at a time
     static float *pack_a = NULL;       // MC x KC for all, then KC x NR for each thread
     static size_t pack_threads = 0;
-    size_t threads = 1;
-#ifdef _OPENMP
-    threads = (size_t)omp_get_max_threads();
-#endif
+    const size_t threads = (size_t)omp_get_max_threads();
     if (pack_threads < threads) {
         free(pack_a);
         pack_a = (float *)alloc_or_fail(GEMM_MC * GEMM_KC + threads * GEMM_KC * GEMM_NR,
@@ -284,10 +279,8 @@ static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
     }
     #pragma omp parallel num_threads((int)threads)
     {
-        float *pack_b = pack_a + GEMM_MC * GEMM_KC;
-#ifdef _OPENMP
-        pack_b += (size_t)omp_get_thread_num() * GEMM_KC * GEMM_NR;
-#endif
+        const size_t thread = (size_t)omp_get_thread_num();
+        float *pack_b = pack_a + GEMM_MC * GEMM_KC + thread * GEMM_KC * GEMM_NR;
         const size_t panels = (N + GEMM_NR - 1) / GEMM_NR;
         for (size_t m0 = 0; m0 < M; m0 += GEMM_MC) {
             const size_t mc = gemm_min(M - m0, GEMM_MC);

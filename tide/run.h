@@ -34,9 +34,6 @@
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/statvfs.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 // What a run loads and saves. The first values go to parts[0].
 typedef struct {
@@ -69,7 +66,7 @@ typedef struct {
     bool sampling;                  // samples are drawn: as the only thing, or while training
     TrainState state;               // of the newest whole checkpoint; step 0: there is none
     char resume_from[PATH_MAX];     // the one that a resumed run began with
-    StateSave last;                 // the last one that this process has saved
+    int lock;                       // the file .lock in --out, see run_lock(); -1: not open
     RunState saves;                 // what run_save() saves; run_load() sets it
     Log log;
     double start;                   // of the step, by seconds_now()
@@ -133,14 +130,13 @@ static void run_choose_model(Run *r) {
 static void run_choose_tokenizer(Run *r) {
     const Options *o = &r->o;
     const char *saved = o->resume ? o->out : r->saved_model;
-    char home[PATH_MAX], list[PATH_MAX] = "";
+    char home[PATH_MAX] = "", list[PATH_MAX];
     struct stat merges;
     const char *file;
-    if (saved != NULL) {
-        model_path(saved, home, &file);
-        path_join(list, home, "merges.txt");
-    }
-    const char *dir = o->tokenizer != NULL ? o->tokenizer : path_exists(list) ? home : "bytes";
+    if (saved != NULL) model_path(saved, home, &file);
+    path_join(list, home, "merges.txt");
+    const bool lists = saved != NULL && path_exists(list);
+    const char *dir = o->tokenizer != NULL ? o->tokenizer : lists ? home : "bytes";
     if (strcmp(dir, "bytes") != 0) {
         r->tokenizer = tokenizer_load(dir);
         path_join(list, dir, "vocab.json");
@@ -166,16 +162,16 @@ static void run_open_task(Run *r) {
     // OPT has seen every text begin with </s>
     const bool opt = r->config.family == FAMILY_OPT && tokenizer_vocab(r->tokenizer) != 256;
     const int32_t first = opt ? 2 : -1;
-    if (o->data != NULL)
+    if (o->data != NULL) {
         *all = task_open(o->data, o->labels, o->template_text, r->tokenizer, first, V);
-    if (o->val != NULL)
-        *held = task_open(o->val, o->labels, o->template_text, r->tokenizer, first, V);
-    if (o->data != NULL) task_split(all, o->val == NULL ? 0.1 : 0, &r->task_train, &r->task_val);
-    if (o->val != NULL) r->task_val = task_view(held, 0, held->count);
-    if (o->seq == 0) {
-        const size_t most = all->longest > held->longest ? all->longest : held->longest;
-        r->T = min_size(round_up(most, 8), r->config.context);
+        task_split(all, o->val == NULL ? 0.1 : 0, &r->task_train, &r->task_val);
     }
+    if (o->val != NULL) {
+        *held = task_open(o->val, o->labels, o->template_text, r->tokenizer, first, V);
+        r->task_val = task_view(held, 0, held->count);
+    }
+    const size_t longest = all->longest > held->longest ? all->longest : held->longest;
+    if (o->seq == 0) r->T = min_size(round_up(longest, 8), r->config.context);
     if (r->T < 2) die("--labels needs --seq 2 or more, not %zu", r->T);
     r->train.sequences = r->task_train.count;
     r->val.sequences = r->task_val.count;
@@ -218,11 +214,9 @@ static void run_open_data(Run *r) {
         r->train = loader_make(&r->train_view, r->T, o->seed, true);
         loader_check(&r->train);
     }
-    if (!r->task) {
-        const TokenData *val = o->val != NULL ? &r->val_data : &r->val_view;
-        r->val = loader_make(val, r->T, o->seed, false);
-        if (o->val != NULL) loader_check(&r->val);
-    }
+    if (!r->task)
+        r->val = loader_make(o->val != NULL ? &r->val_data : &r->val_view, r->T, o->seed, false);
+    if (!r->task && o->val != NULL) loader_check(&r->val);
     const uint64_t hash = r->task ? task_hash(&r->task_all) : data_hash(&r->data);
     if (o->resume && o->data != NULL && hash != r->state.data_hash && r->rank == 0)
         fprintf(stderr, "tide: the data is not what this run began with: it goes on, but not with "
@@ -240,40 +234,34 @@ static void run_unmake(void) {
 }
 
 // One run owns --out: as long as one of its processes lives, it holds a lock (flock) on the file
-// .lock there, which the system takes back however a process ends. Rank 0 takes the lock alone,
-// and later (share) passes it on to all ranks.
-static void run_lock(const Run *r, bool share) {
-    static int fd = -1;
-    char path[PATH_MAX], owner[256] = "", host[128] = "";
+// .lock there, which the system takes back however a process ends. how: LOCK_EX, and then LOCK_SH
+// to share it with other ranks.
+static void run_lock(Run *r, int how) {
+    char path[PATH_MAX], owner[256] = "nobody knows which", host[128] = "";
     path_join(path, r->o.out, ".lock");
-    if (fd >= 0 && !share) return;  // by --resume
-    if (fd < 0) fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0 && (errno == ENOENT || errno == ENOTDIR)) return;  // nothing to lose, or not shared
-    if (fd >= 0 && flock(fd, (share ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) {
+    if (r->lock < 0) r->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (r->lock >= 0 && flock(r->lock, how | LOCK_NB) == 0) {
         gethostname(host, sizeof host - 1);
-        if (!share && ftruncate(fd, 0) == 0) dprintf(fd, "process %d on %s\n", (int)getpid(), host);
-        return;
-    }
-    if (fd < 0 || errno != EWOULDBLOCK) {
+        if (how == LOCK_EX && ftruncate(r->lock, 0) == 0)
+            dprintf(r->lock, "process %d on %s\n", (int)getpid(), host);
+    } else if (r->lock >= 0 && errno == EWOULDBLOCK) {
+        (void)!pread(r->lock, owner, sizeof owner - 1, 0);
+        owner[strcspn(owner, "\n")] = '\0';
+        die("--out %s belongs to a run that is still at work (%s): choose another --out", r->o.out,
+            owner);
+    } else {
         fprintf(stderr, "tide: warning: %s cannot be locked (%s): nothing keeps a second run from "
                 "writing there\n", path, strerror(errno));
-        return;
     }
-    const ssize_t n = pread(fd, owner, sizeof owner - 1, 0);
-    owner[strcspn(owner, "\n")] = '\0';
-    die("--out %s belongs to a run that is still at work (%s): choose another --out", r->o.out,
-        n > 0 ? owner : "nobody knows which");
 }
 
-// Ends the run unless all ranks see in --out what rank 0 has written there, its lock.
-static void run_check_shared(const Run *r) {
-    char path[PATH_MAX], mine[256] = "", first[256];
-    path_join(path, r->o.out, ".lock");
-    FILE *f = fopen(path, "rb");
-    if (f != NULL) {
-        mine[fread(mine, 1, sizeof mine - 1, f)] = '\0';
-        fclose(f);
-    }
+// All ranks hold the lock of rank 0, and see in --out what rank 0 has written there, its lock.
+static void run_share_lock(Run *r) {
+    char mine[256] = "", first[256];
+    if (r->rank == 0) run_lock(r, LOCK_SH);
+    ranks_barrier();
+    if (r->rank > 0) run_lock(r, LOCK_SH);
+    (void)!pread(r->lock, mine, sizeof mine - 1, 0);
     memcpy(first, mine, sizeof first);
     ranks_broadcast(first, sizeof first);
     if (strcmp(mine, first) != 0)
@@ -283,23 +271,24 @@ static void run_check_shared(const Run *r) {
 
 // Refuses an --out or a --dump that cannot be written, and an --out that holds another run, before
 // anything is computed.
-static void run_check_output(const Run *r) {
+static void run_check_output(Run *r) {
     const Options *o = &r->o;
     char file[PATH_MAX];
     if (o->dump != NULL && !path_is_writable(o->dump))
         die("--dump %s: %s", o->dump, strerror(errno));
     if (o->dump != NULL || (o->steps == 0 && (o->resume || !option_given(o, "out")))) return;
     if (o->plan || o->calibrate || r->rank > 0) return;
-    const bool is_new = !path_exists(o->out);
-    if (!make_directories(o->out)) die("--out %s: %s", o->out, strerror(errno));
-    path_join(file, o->out, "log.jsonl");
-    if (!path_is_writable(file)) die("--out %s: %s", o->out, strerror(errno));
-    run_lock(r, false);
-    if (is_new) {
+    const bool saved = state_newest(o->out, SIZE_MAX) > 0;
+    if (o->resume && !saved) return;  // state_find() says it
+    if (!path_exists(o->out)) {
         run_made = o->out;
         atexit(run_unmake);
     }
-    if (!o->resume && state_newest(o->out, SIZE_MAX) > 0)
+    path_join(file, o->out, "log.jsonl");
+    if (!make_directories(o->out) || !path_is_writable(file))
+        die("--out %s: %s", o->out, strerror(errno));
+    run_lock(r, LOCK_EX);
+    if (!o->resume && saved)
         die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
             "another --out", o->out);
 }
@@ -341,10 +330,9 @@ static void run_describe(const Run *r) {
 static void run_check_shape(const Run *r) {
     const size_t C = r->config.channels, F = r->config.ffn;
     const size_t pack = r->o.precision == PRECISION_FP32 ? 4 : 8;
-    if (C > 12288) die("the GPU trainer takes at most 12288 channels, not %zu", C);
-    if (C % pack != 0 || F % pack != 0)
-        die("the GPU trainer needs channels and an MLP width that are multiples of 8 (of 4 with "
-            "--precision fp32), not %zu and %zu; the CPU trainer takes any", C, F);
+    if (C > 12288 || C % pack != 0 || F % pack != 0)
+        die("the GPU trainer takes up to 12288 channels, and an MLP width, that are multiples of 8 "
+            "(of 4 with --precision fp32), not %zu and %zu; the CPU trainer takes any", C, F);
 }
 
 // Ends a run whose ranks were started with other options, or see other data.
@@ -384,6 +372,7 @@ static int run_precision(int argc, char **argv) {
 static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     Options *o = &r->o;
     memset(r, 0, sizeof *r);
+    r->lock = -1;
     r->program = argv[0];
     ranks_open();
     r->world = (size_t)ranks.world;
@@ -396,11 +385,8 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
         ranks_agree("options", o->resume ? o->no_save ? "--resume, --no-save" : "--resume, saving"
                                          : o->no_save ? "new run, --no-save" : "new run, saving");
     if (o->plan) r->world = o->world;
-#ifdef _OPENMP
     omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));  // of this thread's loops
-#endif
-    if (o->resume && o->steps > 0 && !o->plan && r->rank == 0 && state_newest(o->out, SIZE_MAX) > 0)
-        run_lock(r, false);
+    run_check_output(r);
     run_choose_model(r);
     r->T = o->seq > 0 ? o->seq : r->config.context;
     if (r->T > r->config.context)
@@ -422,17 +408,11 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
         die("--prompt needs --tokenizer: the model came without one");
     if (r->task && r->training && r->train.sequences == 0)
         die("%s has no example to train on", o->data);
-    if (r->task && r->batches && !r->training && r->val.sequences == 0)
-        die("%s has fewer than 10 examples, none to hold out: name a file with --val", o->data);
     if (r->batches && !r->training && r->val.sequences == 0)
-        die("the held-out tenth of %s is shorter than --seq %zu: name a file with --val", o->data,
-            r->T);
-    if (r->world > 1 && !o->plan) run_agree(r);
-    run_check_output(r);
-    if (ranks.world > 1 && r->rank == 0) run_lock(r, true);
-    if (ranks.world > 1) ranks_barrier();
-    if (ranks.world > 1 && r->rank > 0) run_lock(r, true);
-    if (ranks.world > 1) run_check_shared(r);
+        die("the held-out tenth of %s %s: name a file with --val", o->data,
+            r->task ? "has no example" : "is shorter than --seq");
+    if (ranks.world > 1) run_agree(r);
+    if (ranks.world > 1) run_share_lock(r);
     if (!o->calibrate) run_describe(r);
 }
 
@@ -462,25 +442,22 @@ static void run_load_first(Run *r, const StatePart *part) {
 static void run_load(Run *r, const RunState *x) {
     Error err, why;
     TrainState before;
-    char damaged[PATH_MAX], aside[PATH_MAX];
+    char aside[PATH_MAX], note[3 * PATH_MAX];
     r->saves = *x;
     if (!r->o.resume) run_load_first(r, &x->parts[0]);
     while (r->o.resume
            && !state_load(r->resume_from, &r->state, &r->table, x->parts, x->count, &err)) {
-        snprintf(damaged, sizeof damaged, "%s", r->resume_from);
-        snprintf(aside, sizeof aside, "%.4000s.damaged", damaged);
-        if (r->rank == 0) {
-            directory_remove(aside);
-            if (rename(damaged, aside) != 0) die("cannot rename %s: %s", damaged, strerror(errno));
-        }
+        snprintf(aside, sizeof aside, "%.4000s.damaged", r->resume_from);
+        snprintf(note, sizeof note, "checkpoint %s is damaged (%s), and put aside as %s",
+                 r->resume_from, err.text, aside);
+        if (r->rank == 0) directory_remove(aside);
+        if (r->rank == 0 && rename(r->resume_from, aside) != 0)
+            die("cannot rename %s: %s", r->resume_from, strerror(errno));
         if (!state_find(r->o.out, r->state.step, &before, r->resume_from, &why)
             || strcmp(before.options, r->state.options) != 0 || r->state.more != NULL
             || r->o.offload == OFFLOAD_ZENFLOW)
-            die("checkpoint %s is damaged (%s), and put aside as %s: --resume again takes the one "
-                "before, if there is one", damaged, err.text, aside);
-        if (r->rank == 0)
-            fprintf(stderr, "tide: checkpoint %s is damaged (%s), and put aside as %s; going on "
-                    "from %s\n", damaged, err.text, aside, r->resume_from);
+            die("%s: --resume again takes the one before, if there is one", note);
+        if (r->rank == 0) fprintf(stderr, "tide: %s; going on from %s\n", note, r->resume_from);
         before.data_hash = r->state.data_hash;
         train_state_free(&r->state);
         r->state = before;
@@ -541,16 +518,14 @@ static void request_stop(int signal_number) {
 }
 
 static void run_catch_signals(void) {
-    const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
-    struct sigaction action, before;
+    const int signals[] = {SIGHUP, SIGINT, SIGTERM, SIGPIPE};
+    struct sigaction action;
+    sigaction(SIGHUP, NULL, &action);
+    const int first = action.sa_handler == SIG_IGN;  // nohup
     memset(&action, 0, sizeof action);
     sigfillset(&action.sa_mask);
     action.sa_handler = request_stop;
-    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) {
-        sigaction(signals[i], &action, &before);
-        if (signals[i] == SIGHUP && before.sa_handler == SIG_IGN)  // nohup
-            sigaction(SIGHUP, &before, NULL);
-    }
+    for (int i = first; i < 4; i++) sigaction(signals[i], &action, NULL);
 }
 
 // --save-every auto: when the next checkpoint is due, by seconds_now(). Saving may take 5 % of the
@@ -599,22 +574,6 @@ static void run_save_tokenizer(const Run *r) {
     if (r->tokenizer != NULL && r->rank == 0) tokenizer_save(r->tokenizer, r->o.out);
 }
 
-// What is to be saved after `step` steps, as r->saves names it.
-static const StateSave *run_what(Run *r, size_t step, int keep) {
-    StateSave *x = &r->last;
-    x->out = r->o.out;
-    x->config = &r->config;
-    x->table = &r->table;
-    x->parts = r->saves.parts;
-    x->count = r->saves.count;
-    x->keep = keep;
-    x->state = r->state;
-    x->state.step = step;
-    x->state.seed = r->o.seed;
-    x->state.data_position = step * r->step_sequences;
-    return x;
-}
-
 // Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
 // Each is whole or not there; what was saved before stays if they fail. Where rank 0 has not all
 // weights, they come from a checkpoint. One that cannot be saved, because the disk is full, ends
@@ -630,17 +589,21 @@ static void run_write(Run *r, size_t step, bool state) {
     if (r->o.no_save) return;
     ranks_broadcast(&whole, sizeof whole);
     state = state || (!whole && step != r->state.step);
-    const StateSave *what = run_what(r, step, (int)r->o.keep);
-    if (state) ok = state_save(what, &err);
+    StateSave x = {r->o.out, &r->config, &r->table, r->saves.parts, r->saves.count,
+                   (int)r->o.keep, r->state};
+    x.state.step = step;
+    x.state.seed = r->o.seed;
+    x.state.data_position = step * r->step_sequences;
+    if (state) ok = state_save(&x, &err);
     if (!ok && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
-        // room is worth more than the checkpoints before the newest
-        state_prune(run_what(r, r->state.step, 1));
-        ok = state_save(run_what(r, step, 1), &err);
+        x.keep = 1;  // room is worth more than the checkpoints before the newest
+        state_prune(&x);
+        ok = state_save(&x, &err);
     }
     if (state && ok) r->state.step = step;
     if (ok && ranks.rank == 0 && weights != NULL)
         ok = whole ? model_save(r->o.out, &r->config, &r->table, weights, bf16, eot, &err)
-                   : state_model(what, bf16, eot, &err);
+                   : state_model(&x, bf16, eot, &err);
     if (!state_agree(ok, &err)) {
         if (r->state.step == 0) fail("%s", err.text);
         if (r->ends) fail("%s; the checkpoint of step %zu is whole", err.text, r->state.step);
@@ -804,7 +767,7 @@ static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
     typedef struct { double loss, right; } Score;
     const size_t sequences = min_size(r->val.sequences, r->o.eval_batches * r->B), R = r->world;
     const size_t batches = (sequences + r->B - 1) / r->B, turns = (batches + R - 1) / R;
-    Score *mine = (Score *)alloc_or_fail(turns * (1 + R), sizeof *mine, "evaluation");
+    Score *mine = ALLOC(Score, turns * (1 + R), "evaluation");
     Score *all = mine + turns, mean = {0, 0};
     Error err;
     for (size_t i = 0; i < turns && !r->damaged; i++) {
@@ -825,14 +788,14 @@ static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
     if (r->damaged) return;
     mean.loss /= (double)sequences;
     mean.right = r->task ? mean.right / (double)sequences : -1;
-    if (step > 0) {
+    if (step == 0) {
+        printf("val loss %.6f", mean.loss);
+        if (r->task) printf(", accuracy %.1f %%", 100 * mean.right);
+        printf("\n");
+    } else {
         if (!log_eval(&r->log, step, mean.loss, mean.right, &err)) fail("%s", err.text);
         if (!log_plot(&r->log, &err)) fprintf(stderr, "tide: warning: %s\n", err.text);
-        return;
     }
-    printf("val loss %.6f", mean.loss);
-    if (r->task) printf(", accuracy %.1f %%", 100 * mean.right);
-    printf("\n");
 }
 
 // Prints --prompt and its continuation.

@@ -1,7 +1,6 @@
 // sample.h: text from a model. Drawing a token from its logits, and everything about a sample that
 // does not depend on who computes them: the prompt, the window that the model sees, the printing.
 //   sample_text()    prints --prompt and its continuation
-//   sample_begin(), sample_next(), sample_end()    its parts
 //   sample()         draws a token
 //   decode()         on a CPU: one token's logits, with the keys and values of those before it
 #ifndef TIDE_SAMPLE_H
@@ -20,15 +19,14 @@ static int sample_compare(const void *a, const void *b) {  // descending
 
 // Draws from softmax(logits / temperature) over the top_k largest (0: all) of n logits; uniform is
 // in [0, 1). Temperature 0 (below 1e-6) takes the largest. Overwrites the logits.
-static int32_t sample(float *logits, size_t n, double temperature, size_t top_k,
-                             float uniform) {
+static int32_t sample(float *logits, size_t n, double temperature, size_t top_k, float uniform) {
     size_t best = 0;
     for (size_t i = 1; i < n; i++)
         if (logits[i] > logits[best]) best = i;
     if (temperature < 1e-6) return (int32_t)best;
     float least = -INFINITY;
     if (top_k > 0 && top_k < n) {
-        float *sorted = (float *)alloc_or_fail(n, sizeof(float), "sampling");
+        float *sorted = ALLOC(float, n, "sampling");
         memcpy(sorted, logits, n * sizeof(float));
         qsort(sorted, n, sizeof(float), sample_compare);
         least = sorted[top_k - 1];
@@ -48,84 +46,19 @@ static int32_t sample(float *logits, size_t n, double temperature, size_t top_k,
     return (int32_t)best;  // rounding used up the sum
 }
 
-typedef struct {
-    int32_t *tokens;    // of the prompt, and those that were drawn
-    size_t n;           // how many
-    size_t first;       // the model sees tokens[first .. n - 1], at positions 0 and up
-    size_t fresh;       // so many of them, the last ones, it has not seen at these positions
-    size_t drawn;
-    size_t V;           // tokens that may be drawn: 0 .. V-1
-    size_t context;
-    unsigned char last; // byte of the text
-    uint32_t number;    // tells the samples of a run apart: same seed and number, same text
-    const Options *o;
-    const Tokenizer *tokenizer;
-} Sample;
-
-// Prints a part of the text; on a terminal with '?' for control characters, which could do anything
-// to it, but not for newline and tab. Those beyond ASCII are C2 80 to C2 9F in UTF-8.
-static void sample_print(Sample *s, const char *text, size_t n) {
+// Prints a part of the text, after the byte *last; on a terminal with '?' for control characters,
+// which could do anything to it, but not for newline and tab. Those beyond ASCII are C2 80 to C2 9F
+// in UTF-8.
+static void sample_print(const char *text, size_t n, unsigned char *last) {
     const bool terminal = isatty(STDOUT_FILENO);
     for (size_t i = 0; i < n; i++) {
         const unsigned char c = (unsigned char)text[i];
         const bool control = c < 32 ? c != '\n' && c != '\t'
-                                    : c == 127 || (s->last == 0xC2 && c >= 0x80 && c < 0xA0);
+                                    : c == 127 || (*last == 0xC2 && c >= 0x80 && c < 0xA0);
         putchar(terminal && control ? '?' : c);
-        s->last = c;
+        *last = c;
     }
     fflush(stdout);
-}
-
-// Prints --prompt, of which the model sees the end if it is longer than the context. A prompt
-// without tokens becomes the one that ends a text. Ends the program if the model does not know one.
-static Sample sample_begin(const Options *o, const Tokenizer *tokenizer,
-                                  const GPT2Config *c, uint32_t number) {
-    const char *prompt = o->prompt != NULL ? o->prompt : "";
-    const size_t bytes = strlen(prompt);
-    Sample s;
-    memset(&s, 0, sizeof s);
-    s.o = o;
-    s.tokenizer = tokenizer;
-    s.number = number;
-    s.context = c->context;
-    s.V = min_size(c->vocab, tokenizer_vocab(tokenizer));
-    s.tokens = (int32_t *)alloc_or_fail(bytes + o->sample_tokens + 1, sizeof(int32_t), "prompt");
-    s.n = tokenizer_encode(tokenizer, prompt, bytes, (uint32_t *)s.tokens);
-    const int eot = tokenizer_eot(tokenizer);
-    if (s.n == 0) s.tokens[s.n++] = eot >= 0 ? eot : '\n';
-    for (size_t i = 0; i < s.n; i++)
-        if ((size_t)s.tokens[i] >= s.V)
-            die("the prompt has token %d, the model knows 0 to %zu", s.tokens[i], s.V - 1);
-    s.first = s.n > s.context ? s.n - s.context : 0;
-    s.fresh = s.n - s.first;
-    if (number > 0) printf("--- sample\n");  // while training
-    sample_print(&s, prompt, bytes);
-    return s;
-}
-
-// Draws the next token from its logits (config.vocab or more; overwritten), prints it, and moves
-// the window: when the context is full, the model starts again from its second half. False at the
-// end of the text, or when --sample-tokens are drawn.
-static bool sample_next(Sample *s, float *logits) {
-    const Philox4 random = philox4x32(s->o->seed, (uint32_t)s->drawn, s->number, 0, RNG_SAMPLE);
-    const int32_t next = sample(logits, s->V, s->o->temperature, s->o->top_k,
-                                rng_uniform(random, 0));
-    if (next == tokenizer_eot(s->tokenizer)) return false;
-    size_t length;
-    const char *text = tokenizer_token(s->tokenizer, (uint32_t)next, &length);
-    sample_print(s, text, length);
-    s->tokens[s->n++] = next;
-    s->fresh = 1;
-    if (s->n - s->first > s->context) {
-        s->first = s->n - (s->context + 1) / 2;
-        s->fresh = s->n - s->first;
-    }
-    return ++s->drawn < s->o->sample_tokens;
-}
-
-static void sample_end(Sample *s) {
-    printf("\n%s", s->number > 0 ? "---\n" : "");
-    free(s->tokens);
 }
 
 // What a trainer offers: the logits (V) of the token after the last of `count` tokens. All but the
@@ -133,13 +66,46 @@ static void sample_end(Sample *s) {
 typedef void SampleNext(void *model, const int32_t *tokens, size_t count, size_t fresh,
                         float *logits);
 
+// Prints --prompt and its continuation, to the end of the text or for --sample-tokens. The model
+// sees the last tokens that its context holds; when that is full, it starts again from its second
+// half. A prompt without tokens becomes the one that ends a text; one with a token that the model
+// does not know ends the program. number: tells the samples of a run apart (same seed and number,
+// same text); 0: nothing is trained.
 static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
                         uint32_t number, SampleNext *next, void *model) {
-    float *logits = (float *)alloc_or_fail(c->vocab, sizeof(float), "sampling");
-    Sample s = sample_begin(o, tokenizer, c, number);
-    do next(model, s.tokens + s.first, s.n - s.first, s.fresh, logits);
-    while (sample_next(&s, logits));
-    sample_end(&s);
+    const char *prompt = o->prompt != NULL ? o->prompt : "";
+    const size_t bytes = strlen(prompt), context = c->context;
+    const size_t V = min_size(c->vocab, tokenizer_vocab(tokenizer));  // those that may be drawn
+    const int eot = tokenizer_eot(tokenizer);
+    int32_t *tokens = ALLOC(int32_t, bytes + o->sample_tokens + 1, "prompt");
+    float *logits = ALLOC(float, c->vocab, "sampling");
+    unsigned char last = 0;
+    size_t n = tokenizer_encode(tokenizer, prompt, bytes, (uint32_t *)tokens);
+    if (n == 0) tokens[n++] = eot >= 0 ? eot : '\n';
+    for (size_t i = 0; i < n; i++)
+        if ((size_t)tokens[i] >= V)
+            die("the prompt has token %d, the model knows 0 to %zu", tokens[i], V - 1);
+    if (number > 0) printf("--- sample\n");
+    sample_print(prompt, bytes, &last);
+    size_t first = n > context ? n - context : 0;  // the model sees tokens[first .. n - 1]
+    size_t fresh = n - first;
+    for (size_t drawn = 0; drawn < o->sample_tokens; drawn++) {
+        next(model, tokens + first, n - first, fresh, logits);
+        const Philox4 random = philox4x32(o->seed, (uint32_t)drawn, number, 0, RNG_SAMPLE);
+        const int32_t token = sample(logits, V, o->temperature, o->top_k, rng_uniform(random, 0));
+        if (token == eot) break;
+        size_t length;
+        const char *text = tokenizer_token(tokenizer, (uint32_t)token, &length);
+        sample_print(text, length, &last);
+        tokens[n++] = token;
+        fresh = 1;
+        if (n - first > context) {
+            first = n - (context + 1) / 2;
+            fresh = n - first;
+        }
+    }
+    printf("\n%s", number > 0 ? "---\n" : "");
+    free(tokens);
     free(logits);
 }
 

@@ -94,6 +94,7 @@ static __thread bool thread_is_awaited;
 // been said, once for all of them. Tests take it, too, and go on (dev/test/dies.h).
 static void (*report_for_all)(int code, const char *line);
 
+__attribute__((noreturn))
 static void report_and_exit(int code, const char *format, va_list args) {
     char line[PATH_MAX];
     fflush(stdout);  // what was printed before comes first
@@ -112,8 +113,6 @@ static void die(const char *format, ...) {
     va_list args;
     va_start(args, format);
     report_and_exit(2, format, args);
-    va_end(args);
-    abort();  // not reached
 }
 
 // A failure while running. Prints one line to stderr and exits with 1.
@@ -122,8 +121,6 @@ static void fail(const char *format, ...) {
     va_list args;
     va_start(args, format);
     report_and_exit(1, format, args);
-    va_end(args);
-    abort();  // not reached
 }
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
@@ -156,8 +153,8 @@ static double seconds_now(void) {
 static FILE *machine_open(const char *path) {
     char made_up[PATH_MAX];
     const char *folder = getenv("TIDE_MACHINE");
-    const int n = snprintf(made_up, sizeof made_up, "%s%s", folder != NULL ? folder : "", path);
-    return n < PATH_MAX ? fopen(made_up, "r") : NULL;
+    snprintf(made_up, sizeof made_up, "%s%s", folder != NULL ? folder : "", path);
+    return fopen(made_up, "r");
 }
 
 // The number behind `key` at the start of a line of such a file; SIZE_MAX if there is none.
@@ -193,11 +190,8 @@ static size_t memory_available(void) {
 
 // Bytes of memory that this process holds now; 0 where that is not known.
 static size_t memory_resident(void) {
-    size_t pages = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    if (f != NULL && fscanf(f, "%*s %zu", &pages) != 1) pages = 0;
-    if (f != NULL) fclose(f);
-    return pages * (size_t)sysconf(_SC_PAGESIZE);
+    const size_t kib = machine_number("/proc/self/status", "VmRSS:");
+    return kib != SIZE_MAX ? kib * 1024 : 0;
 }
 
 // The most that it ever held, in bytes.
@@ -222,8 +216,8 @@ static void *buffer_get(const Buffer *b) {
 // Prints what each of `world` ranks plans for a place ("GPU", "host") as a table: a line for each
 // purpose, like "GPU gradients 12.55", and "GPU total 40.10 of 79.00 GiB"; in MiB, if that is less
 // than 1 GiB. What is too small for a line, and padding, is "other". limit SIZE_MAX: there is none.
-static void plan_print(const char *place, const Buffer *list, int n, size_t total,
-                              size_t limit, size_t world) {
+static void plan_print(const char *place, const Buffer *list, int n, size_t total, size_t limit,
+                       size_t world) {
     const bool large = total >> 30 > 0;
     const double unit = large ? 1 << 30 : 1 << 20, least = large ? 0.005 : 0.05;
     const int digits = large ? 2 : 1;
@@ -314,10 +308,7 @@ static bool path_is_writable(const char *path) {
     return !path_is_directory(path) && access(dir, W_OK | X_OK) == 0;
 }
 
-static bool path_exists(const char *path) {
-    struct stat s;
-    return stat(path, &s) == 0;
-}
+static bool path_exists(const char *path) { return access(path, F_OK) == 0; }
 
 // mkdir -p. Returns false with errno set if a part of the path cannot be made.
 static bool make_directories(const char *path) {

@@ -74,7 +74,7 @@ static void bench(const char *model, size_t B, size_t T) {
     }
     const double peak = median(t[PEAK] + 1, REPEATS);
     printf("\n%s, B=%zu T=%zu, %d threads, medians of %d; FMA peak %.0f GFLOP/s\n", model, B, T,
-           thread_count(), REPEATS, peak);
+           omp_get_max_threads(), REPEATS, peak);
     for (int i = 0; i < PEAK; i++) {
         const double s = median(t[i] + 1, REPEATS);
         printf("  %-22s %8.1f ms", names[i], 1e3 * s);

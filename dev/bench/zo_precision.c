@@ -366,7 +366,7 @@ static void noise_rates(void) {
     const size_t n = g.table.elements;
     memset(g.theta, 0, n * sizeof *g.theta);
     printf("nanoseconds per weight, %.1f M weights, best of %d, %d threads\n", 1e-6 * (double)n,
-           ROUNDS, thread_count());
+           ROUNDS, omp_get_max_threads());
     double best[3] = {1e30, 1e30, 1e30};
     for (int r = 0; r < ROUNDS; r++)
         for (int k = 0; k < 3; k++) {

@@ -45,7 +45,7 @@ void cpu_matmul_backward(float *dinp, float *dw, float *db, const float *dout, c
 }
 
 static float *attention_scratch(size_t T) {
-    return (float *)alloc_or_fail((size_t)thread_count() * attention_scratch_floats(T),
+    return (float *)alloc_or_fail((size_t)omp_get_max_threads() * attention_scratch_floats(T),
                                   sizeof(float), "attention");
 }
 

@@ -60,7 +60,7 @@ static void threads_of_a_process(void) {
     setenv("TORCHELASTIC_RUN_ID", "none", 1);  // torchrun said it, not the user
     CHECK(cpu_threads(0, 1) == all, "%d of %d", cpu_threads(0, 1), all);
 #else
-    CHECK(cpu_threads(0, 1) == 1 && cpu_threads(7, 1) == 1, "without OpenMP there is one");
+    CHECK(cpu_threads(0, 1) == 1, "without OpenMP there is one");
 #endif
 }
 

@@ -26,6 +26,7 @@ static Trainer *trainer_new(int argc, const char **argv) {
 
 static void trainer_free(Trainer *x) {
     Run *r = &x->run;
+    close(r->lock);
     tokenizer_free(r->tokenizer);
     gpt2_table_free(&r->table);
     train_state_free(&r->state);
@@ -130,48 +131,57 @@ static void test_sampling(void) {
     CHECK(sample(logits, 5, 0, 0, 0.99f) == 1, "temperature 0 takes the likeliest");
 }
 
+// What sample_text() shows the model. It makes the tokens '0', '1', .. the likeliest that may be
+// drawn.
+typedef struct { size_t first[8], count[8], fresh[8], calls; int32_t last; } Seen;
+
+static void see(void *model, const int32_t *tokens, size_t count, size_t fresh, float *logits) {
+    Seen *s = (Seen *)model;
+    s->first[s->calls] = (size_t)tokens[0];
+    s->count[s->calls] = count;
+    s->fresh[s->calls] = fresh;
+    s->last = tokens[count - 1];
+    memset(logits, 0, 300 * sizeof *logits);
+    logits[299] = 2;  // the tokenizer does not have it
+    logits['0' + s->calls++] = 1;
+}
+
 // The tokens that the model sees: the last ones of a prompt that is too long, and when the context
 // is full the second half of it. What is drawn is printed, the end of a text ends it.
 static void test_sample_window(void) {
-    static const size_t windows[][2] = {{5, 9}, {5, 10}, {5, 11}, {5, 12}, {9, 13}, {9, 13}};
+    static const struct { char first; size_t count, fresh; } windows[] = {
+        {'b', 7, 7}, {'f', 4, 4}, {'f', 5, 1}, {'f', 6, 1}, {'f', 7, 1}, {'1', 4, 4}};
     Options o;
     GPT2Config c;
-    char path[PATH_MAX];
     memset(&o, 0, sizeof o);
     memset(&c, 0, sizeof c);
     c.context = 7;
     c.vocab = 300;
     o.prompt = "abcdefgh";
-    path_join(path, base, "sample.txt");
-    for (o.sample_tokens = 1; o.sample_tokens <= 6; o.sample_tokens++) {
-        size_t right = 0, steps = 0, n = 0;
+    for (o.sample_tokens = 1; o.sample_tokens <= 7; o.sample_tokens++) {
+        const size_t calls = min_size(o.sample_tokens, 6), shown = min_size(calls, 5);
+        size_t right = 0, n = 0;
+        Seen seen;
         Tokenizer *tokenizer = tokenizer_bytes();
         tokenizer->eot = '5';
+        memset(&seen, 0, sizeof seen);
         fflush(stdout);
-        const int screen = dup(STDOUT_FILENO), file = open(path, O_CREAT | O_TRUNC | O_RDWR, 0600);
+        const int screen = dup(STDOUT_FILENO);
+        const int file = open(in_base("sample.txt"), O_CREAT | O_TRUNC | O_RDWR, 0600);
         dup2(file, STDOUT_FILENO);
-        Sample s = sample_begin(&o, tokenizer, &c, 0);
-        const bool begins = s.first == 1 && s.n == 8 && s.fresh == 7
-            && memcmp(s.tokens + 7, "h\0\0", 4) == 0;
-        for (bool more = true; more; steps++) {
-            const size_t first = s.first;
-            float logits[300] = {0};
-            logits[299] = 2;  // the tokenizer does not have it
-            logits['0' + steps] = 1;
-            more = sample_next(&s, logits);
-            right += s.first == windows[steps][0] && s.n == windows[steps][1]
-                && (!more || s.fresh == (s.first == first ? 1 : s.n - s.first));
-        }
-        sample_end(&s);
+        sample_text(&o, tokenizer, &c, 0, see, &seen);
         fflush(stdout);
         dup2(screen, STDOUT_FILENO);
         close(screen);
         close(file);
-        char *text = file_read(path, &n, &err);
-        CHECK(begins, "the prompt's window");
-        CHECK(steps == o.sample_tokens && right == steps, "%zu of %zu windows", right, steps);
-        CHECK(text != NULL && strncmp(text, "abcdefgh01234\n", 8 + min_size(steps, 5)) == 0
-              && n == 9 + min_size(steps, 5), "it says %s", text);
+        for (size_t i = 0; i < seen.calls; i++)
+            right += seen.first[i] == (size_t)windows[i].first && seen.count[i] == windows[i].count
+                && seen.fresh[i] == windows[i].fresh;
+        CHECK(seen.calls == calls && right == calls, "%zu of %zu windows", right, seen.calls);
+        CHECK(seen.last == (calls == 1 ? 'h' : '0' + (int)calls - 2), "the last is %c", seen.last);
+        char *text = file_read(in_base("sample.txt"), &n, &err);
+        CHECK(text != NULL && strncmp(text, "abcdefgh01234\n", 8 + shown) == 0 && n == 9 + shown,
+              "it says %s", text);
         free(text);
         tokenizer_free(tokenizer);
     }
@@ -221,7 +231,7 @@ static void test_task(void) {
     CHECK(refused(line, in_base("task"), "--seq 2 or more"), "no room for the targets");
     snprintf(line, sizeof line, "--data %s --labels 0|1 --template _is --steps 0 --optimizer mezo",
              write_text("few.tsv", "a\t0\nb\t1\n"));
-    CHECK(refused(line, in_base("task"), "fewer than 10 examples"), "nothing open out");
+    CHECK(refused(line, in_base("task"), "held-out tenth"), "nothing open out");
 
     const char *slash = strrchr(__FILE__, '/');  // OPT's texts begin with </s>, those of bytes not
     const int folder = slash != NULL ? (int)(slash - __FILE__) : 1;
