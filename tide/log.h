@@ -228,79 +228,72 @@ static double plot_tick(double span, int n) {
 static void plot_axes(const Plot *p) {
     const int right = PLOT_WIDTH - PLOT_RIGHT, bottom = PLOT_HEIGHT - PLOT_BOTTOM;
     const double dx = fmax(plot_tick(p->x1, 8), 1), dy = plot_tick(p->y1 - p->y0, 8);
-    for (double i = ceil(p->y0 / dy); i * dy <= p->y1; i++) {
-        const double y = plot_y(p, i * dy);
+    for (double i = ceil(p->y0 / dy); i * dy <= p->y1; i++)
         fprintf(p->f, "<path class=\"grid\" d=\"M%d %.1fH%d\"/>\n"
-                "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%.6g</text>\n", PLOT_LEFT, y, right,
-                PLOT_LEFT - 8, y + 4, i * dy);
-    }
-    for (double i = 0; i * dx <= p->x1; i++) {
-        const double x = plot_x(p, i * dx);
+                "<text x=\"52\" y=\"%.1f\" text-anchor=\"end\">%.6g</text>\n", PLOT_LEFT,
+                plot_y(p, i * dy), right, plot_y(p, i * dy) + 4, i * dy);
+    for (double i = 0; i * dx <= p->x1; i++)
         fprintf(p->f, "<path class=\"axis\" d=\"M%.1f %dv5\"/>\n"
-                "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%.10g</text>\n", x, bottom, x,
-                bottom + 20, i * dx);
-    }
+                "<text x=\"%.1f\" y=\"420\" text-anchor=\"middle\">%.10g</text>\n",
+                plot_x(p, i * dx), bottom, plot_x(p, i * dx), i * dx);
     fprintf(p->f, "<path class=\"axis\" d=\"M%d %dH%d\"/>\n"
-            "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">step</text>\n"
-            "<text transform=\"translate(16 %d) rotate(-90)\" text-anchor=\"middle\">loss</text>\n",
-            PLOT_LEFT, bottom, right, (PLOT_LEFT + right) / 2, PLOT_HEIGHT - 10,
-            (PLOT_TOP + bottom) / 2);
-}
-
-static void plot_line(const Plot *p, const char *name, const LogPoint *at, size_t n) {
-    fprintf(p->f, "<polyline class=\"%s\" points=\"", name);
-    for (size_t i = 0; i < n; i++)
-        fprintf(p->f, " %.1f,%.1f", plot_x(p, (double)at[i].step), plot_y(p, at[i].loss));
-    fprintf(p->f, "\"/>\n");
+            "<text x=\"415\" y=\"440\" text-anchor=\"middle\">step</text>\n"
+            "<text transform=\"translate(16 215) rotate(-90)\" text-anchor=\"middle\">loss</text>\n",
+            PLOT_LEFT, bottom, right);
 }
 
 // The mean of a 25th of the run around loss i; less at its begin, and those before at its end.
 static LogPoint plot_mean(const LogSeries *s, size_t i) {
-    const size_t n = s->count, back = i < n / 50 ? i : n / 50;
-    const size_t ahead = back < n - 1 - i ? back : n - 1 - i;
+    const size_t n = s->count, back = min_size(i, n / 50), ahead = min_size(back, n - 1 - i);
     LogPoint mean = {s->points[i].step, 0};
     for (size_t k = i - back; k <= i + ahead; k++) mean.loss += s->points[k].loss;
     mean.loss /= (double)(back + ahead + 1);
     return mean;
 }
 
+static void plot_point(const Plot *p, LogPoint at) {
+    fprintf(p->f, " %.1f,%.1f", plot_x(p, (double)at.step), plot_y(p, at.loss));
+}
+
 // A series and its legend: of every bucket of steps the last loss, with a ring at the end, which
 // alone shows a series of one point. The training loss is noisy: the mean around every bucket's
 // end, and under it, thin, lowest and highest of every bucket (no spike is lost).
 static void plot_series(const Plot *p, const char *name, const LogSeries *s, bool noisy, int y) {
-    LogPoint raw[2 * PLOT_BUCKETS], line[PLOT_BUCKETS];
     const LogPoint *x = s->points;
-    const size_t n = s->count, buckets = n < PLOT_BUCKETS ? n : (size_t)PLOT_BUCKETS;
-    for (size_t b = 0; b < buckets; b++) {
-        const size_t begin = b * n / buckets, end = (b + 1) * n / buckets;
-        size_t low = begin, high = begin;
-        for (size_t i = begin; i < end; i++) {
+    const size_t n = s->count, buckets = min_size(n, PLOT_BUCKETS);
+    LogPoint last = {0, 0};
+    if (n == 0) return;
+    if (noisy) fprintf(p->f, "<polyline class=\"raw\" points=\"");
+    for (size_t b = 0, i = 0; noisy && b < buckets; b++) {
+        size_t low = i, high = i;
+        for (; i < (b + 1) * n / buckets; i++) {
             if (x[i].loss < x[low].loss) low = i;
             if (x[i].loss > x[high].loss) high = i;
         }
-        raw[2 * b] = x[low < high ? low : high];
-        raw[2 * b + 1] = x[low < high ? high : low];
-        line[b] = noisy ? plot_mean(s, b == 0 ? 0 : end - 1) : x[end - 1];
+        plot_point(p, x[min_size(low, high)]);
+        plot_point(p, x[low < high ? high : low]);
     }
-    if (buckets == 0) return;
-    const LogPoint *last = &line[buckets - 1];
-    if (noisy) plot_line(p, "raw", raw, 2 * buckets);
-    plot_line(p, name, line, buckets);
-    fprintf(p->f, "<path class=\"%s\" d=\"M %.1f,%.1fm-3,0a3,3 0 1 0 6,0a3,3 0 1 0 -6,0\"/>\n"
+    fprintf(p->f, "%s<polyline class=\"%s\" points=\"", noisy ? "\"/>\n" : "", name);
+    for (size_t b = 0; b < buckets; b++) {
+        const size_t i = (b + 1) * n / buckets - 1;
+        last = noisy ? plot_mean(s, b == 0 ? 0 : i) : x[i];
+        plot_point(p, last);
+    }
+    fprintf(p->f, "\"/>\n<path class=\"%s\" d=\"M %.1f,%.1fm-3,0a3,3 0 1 0 6,0a3,3 0 1 0 -6,0\"/>\n"
             "<path class=\"%s\" d=\"M620 %dh24\"/><text x=\"652\" y=\"%d\">%s %.4g%s</text>\n",
-            name, plot_x(p, (double)last->step), plot_y(p, last->loss), name, y, y + 4, name,
-            last->loss, noisy ? " (mean)" : "");
+            name, plot_x(p, (double)last.step), plot_y(p, last.loss), name, y, y + 4, name,
+            last.loss, noisy ? " (mean)" : "");
 }
 
 // Draws both losses over the steps to DIR/loss.svg, replacing it whole. What is higher than all
 // after the first twentieth of the steps is cut off: it would take most of the height.
 static bool log_plot(const Log *l, Error *err) {
     char path[PATH_MAX];
-    const LogSeries *train = &l->train, *val = &l->val, *both[2] = {train, val};
+    const LogSeries *both[2] = {&l->train, &l->val};
     Plot p = {NULL, 1, INFINITY, -INFINITY};
     for (int k = 0; k < 2; k++)
-        if (both[k]->count > 0)
-            p.x1 = fmax(p.x1, (double)both[k]->points[both[k]->count - 1].step);
+        for (size_t i = 0; i < both[k]->count; i++)
+            p.x1 = fmax(p.x1, (double)both[k]->points[i].step);
     for (int k = 0; k < 2; k++)
         for (size_t i = 0; i < both[k]->count; i++) {
             const LogPoint at = both[k]->points[i];
@@ -314,24 +307,23 @@ static bool log_plot(const Log *l, Error *err) {
     path_join(path, l->dir, "loss.svg");
     p.f = replace_open(path, err);
     if (p.f == NULL) return false;
-    fprintf(p.f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
-            "height=\"%d\">\n<style>\n"
+    fprintf(p.f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 800 450\" width=\"800\" "
+            "height=\"450\">\n<style>\n"
             "text{font:12px sans-serif;fill:#444} .page{fill:#fff} polyline,path{fill:none}\n"
             ".axis{stroke:#888} .grid{stroke:#ddd} .raw{stroke:#9ec5f0;stroke-width:1}\n"
             ".train{stroke:#1f6fc4;stroke-width:2} .val{stroke:#d9601a;stroke-width:2}\n"
             "@media(prefers-color-scheme:dark){text{fill:#bbb} .page{fill:#161b22}\n"
             ".grid{stroke:#30363d} .raw{stroke:#2b4f78} .train{stroke:#58a6ff} "
             ".val{stroke:#f0883e}}\n</style>\n<rect class=\"page\" width=\"100%%\" "
-            "height=\"100%%\"/>\n", PLOT_WIDTH, PLOT_HEIGHT, PLOT_WIDTH, PLOT_HEIGHT);
-    if (train->count > 0)
-        fprintf(p.f, "<text x=\"%d\" y=\"18\">loss over %.0f steps, from %.4g at step %zu</text>\n",
-                PLOT_LEFT, p.x1, train->points[0].loss, train->points[0].step);
+            "height=\"100%%\"/>\n");
+    if (l->train.count > 0)
+        fprintf(p.f, "<text x=\"60\" y=\"18\">loss over %.0f steps, from %.4g at step %zu</text>\n",
+                p.x1, l->train.points[0].loss, l->train.points[0].step);
     plot_axes(&p);
-    fprintf(p.f, "<clipPath id=\"in\"><path d=\"M%d %dH%dV%dH%dz\"/></clipPath>\n"
-            "<g clip-path=\"url(#in)\">\n", PLOT_LEFT - 4, PLOT_TOP, PLOT_WIDTH - PLOT_RIGHT + 4,
-            PLOT_HEIGHT - PLOT_BOTTOM, PLOT_LEFT - 4);
-    plot_series(&p, "train", train, true, PLOT_TOP + 10);
-    plot_series(&p, "val", val, false, PLOT_TOP + (train->count > 0 ? 30 : 10));
+    fprintf(p.f, "<clipPath id=\"in\"><path d=\"M56 30H774V400H56z\"/></clipPath>\n"
+            "<g clip-path=\"url(#in)\">\n");
+    plot_series(&p, "train", &l->train, true, PLOT_TOP + 10);
+    plot_series(&p, "val", &l->val, false, PLOT_TOP + (l->train.count > 0 ? 30 : 10));
     fprintf(p.f, "</g>\n</svg>\n");
     return replace_close(p.f, path, err);
 }

@@ -84,6 +84,8 @@ enum {
     O_FO = 16, O_ZO = 32,  // only for first-order, only for zeroth-order training
     O_ZEN = 64,   // only for importance-aware updates
     O_AUTO = 128, // a number that may be "auto", though that is not the default
+    O_SHARE = 256, O_OTHER = 512,  // only where a share of the state is resident; not with zenflow
+    O_PLAN = 1024 // only with --plan
 };                // neither fixed nor own: saved, and --resume takes the saved value unless given
 
 typedef struct {
@@ -176,22 +178,23 @@ static const Option option_table[] = {
     TITLE("GPU builds: where the state of AdamW is, and who updates it"),
     CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|zenflow", 0,
            "of AdamW's state; auto: the fastest; CPU: zenflow"),
-    REAL("resident", resident, "auto", 0, 1, O_GPU | O_FO,
+    REAL("resident", resident, "auto", 0, 1, O_GPU | O_FO | O_SHARE,
          "share of it on the GPU; auto: what fits, or 0"),
     COUNT("stride", stride, "auto", 1, BIG, O_GPU | O_FO | O_SPLIT,
           "interleave: the GPU updates every Nth sub-group"),
     REAL("share", share, "auto", 0, 1, O_GPU | O_FO | O_SPLIT,
          "or this share of the rest; auto: the best"),
-    COUNT("subgroup", subgroup, "auto", 1, BIG, O_GPU | O_FO,
+    COUNT("subgroup", subgroup, "auto", 1, BIG, O_GPU | O_FO | O_OTHER,
           "parameters; auto: layers, at most 100 million"),
-    COUNT("slots", slots, "auto", 1, 1000, O_GPU,
+    COUNT("slots", slots, "auto", 1, 1000, O_GPU | O_OTHER,
           "layers or sub-groups that visit at once; auto: what fits"),
-    CHOICE("grad-wire", grad_wire, "bf16", "bf16|fp32", O_GPU | O_FO, "of gradients on the link"),
+    CHOICE("grad-wire", grad_wire, "bf16", "bf16|fp32", O_GPU | O_FO | O_OTHER,
+           "of gradients on the link"),
     FLAG("no-overlap", no_overlap, O_GPU, "compute, link and CPU take turns"),
 
     TITLE("GPU builds: several GPUs, limits of memory, plans, measurements"),
     COUNT("zero", zero, "auto", 1, 3, O_GPU | O_FO, "ZeRO stage; auto: 2 on several GPUs"),
-    COUNT("world", world, "1", 1, 1 << 16, O_OWN | O_GPU, "with --plan: for so many GPUs"),
+    COUNT("world", world, "1", 1, 1 << 16, O_OWN | O_GPU | O_PLAN, "with --plan: for so many GPUs"),
     BYTES("gpu-memory", gpu_memory, "0", 0, 1e15, O_OWN | O_GPU,
           "use at most this: 24G, 24GB or 24GiB, of 1024^3 bytes; 0: all"),
     BYTES("host-memory", host_memory, "0", 0, 1e15, O_OWN | O_GPU,
@@ -229,13 +232,6 @@ static const Option option_table[] = {
     FLAG("zo-no-slots", zo_no_slots, O_GPU | O_ZO, "allocate memory at each visit"),
     FLAG("zo-no-fused-update", zo_no_fused_update, O_GPU | O_ZO, "a visit more, for the update"),
 };
-#undef TITLE
-#undef TEXT
-#undef CHOICE
-#undef COUNT
-#undef BYTES
-#undef REAL
-#undef FLAG
 
 enum { OPTION_COUNT = sizeof option_table / sizeof option_table[0] };
 static_assert(OPTION_COUNT <= OPTION_MAX, "make OPTION_MAX larger");
@@ -296,8 +292,9 @@ static bool option_has_auto(const Option *x) {
 // Stores a value, given as text, in its field.
 static void option_set(Options *o, const Option *x, const char *text) {
     void *field = (char *)o + x->offset;
-    double v = x->min;  // what must be in the range; "auto" is below it
-    const bool is_auto = text != NULL && option_has_auto(x) && strcmp(text, "auto") == 0;
+    const bool real = x->type == O_REAL, size = x->type == O_BYTES;
+    size_t count = 0;
+    double v = 0;
     if (text == NULL ? x->type != O_TEXT || x->initial != NULL
                      : x->type == O_TEXT && strlen(text) < (size_t)x->min)
         die("--%s needs a value that is not empty", x->name);
@@ -308,23 +305,22 @@ static void option_set(Options *o, const Option *x, const char *text) {
     } else if (x->type == O_CHOICE) {
         *(int *)field = parse_choice(x->values, text);
         if (*(int *)field < 0) die("--%s %.60s: must be one of %s", x->name, text, x->values);
-    } else if (x->type == O_REAL) {
-        if (!is_auto && !parse_real(text, &v))
-            die("--%s: \"%.60s\" is not a number", x->name, text);
-        *(double *)field = is_auto ? x->min - 1 : v;
+    } else if (option_has_auto(x) && strcmp(text, "auto") == 0) {
+        if (real) *(double *)field = x->min - 1;
+        else *(size_t *)field = (size_t)x->min - 1;
     } else {
-        size_t count = (size_t)x->min - 1;
-        if (!is_auto && !parse_count(text, x->type == O_BYTES, &count))
+        if (real ? !parse_real(text, &v) : !parse_count(text, size, &count))
             die("--%s: \"%.60s\" is not a %s", x->name, text,
-                x->type == O_BYTES ? "size, like 512M or 24G" : "whole number");
-        if (x->type == O_BYTES && count > 0 && count < 1 << 20)
+                real ? "number" : size ? "size, like 512M or 24G" : "whole number");
+        if (size && count > 0 && count < 1 << 20)
             die("--%s %.60s is less than a megabyte: did you mean gigabytes, like 24G?", x->name,
                 text);
-        *(size_t *)field = count;
-        if (!is_auto) v = (double)count;
+        if (real) *(double *)field = v;
+        else *(size_t *)field = count;
+        if (!real) v = (double)count;
+        if (v < x->min || v > x->max)
+            die("--%s %.60s: must be %.10g to %.16g", x->name, text, x->min, x->max);
     }
-    if (v < x->min || (v > x->max && x->max > 0))
-        die("--%s %.60s: must be %.10g to %.16g", x->name, text, x->min, x->max);
 }
 
 // Writes a field as JSON.
@@ -409,18 +405,22 @@ static void unknown_option(const char *arg) {
 
 // Refuses combinations that cannot work.
 static void options_check(const Options *o) {
-    const bool mezo = o->optimizer == OPTIMIZER_MEZO;
+    const bool mezo = o->optimizer == OPTIMIZER_MEZO, zenflow = o->offload == OFFLOAD_ZENFLOW;
     const bool interleave = o->offload == OFFLOAD_INTERLEAVE;
-    const bool zenflow = o->offload == OFFLOAD_ZENFLOW;
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        const Option *x = &option_table[i];
-        if (!o->given[i]) continue;
-        if (x->flags & (mezo ? O_FO : O_ZO)
-            && !(o->steps == 0 && x->type == O_TEXT))  // --labels: to evaluate
-            die("--%s needs --optimizer %s", x->name, mezo ? "adamw" : "mezo");
-        if (x->flags & O_ZEN && !zenflow) die("--%s needs --offload zenflow", x->name);
-        if (x->flags & O_SPLIT && !interleave) die("--%s needs --offload interleave", x->name);
-    }
+    const struct { int flag; bool fits; const char *needed; } groups[] = {
+        {O_FO, !mezo, "--optimizer adamw"}, {O_ZO, mezo, "--optimizer mezo"},
+        {O_ZEN, zenflow, "--offload zenflow"}, {O_SPLIT, interleave, "--offload interleave"},
+        {O_SHARE, interleave || zenflow || o->offload == OFFLOAD_TWINFLOW,
+         "--offload twinflow, interleave or zenflow"},
+        {O_OTHER, !zenflow, "another --offload than zenflow"},
+        {O_PLAN, o->plan, "--plan; a launcher starts a process for each GPU of a run"}};
+    for (size_t k = 0; k < sizeof groups / sizeof groups[0]; k++)
+        for (int i = 0; i < OPTION_COUNT; i++) {
+            const Option *x = &option_table[i];
+            const bool evaluates = o->steps == 0 && x->type == O_TEXT;  // --labels, --template
+            if (o->given[i] && (x->flags & groups[k].flag) && !groups[k].fits && !evaluates)
+                die("--%s needs %s", x->name, groups[k].needed);
+        }
     if (o->min_lr > o->lr) die("--min-lr %g is above --lr %g", o->min_lr, o->lr);
     if (o->steps > 0 && o->warmup != AUTO_COUNT && o->warmup > o->steps)
         die("--warmup %zu is longer than --steps %zu", o->warmup, o->steps);
@@ -428,21 +428,14 @@ static void options_check(const Options *o) {
         die("--batch %zu times --seq %zu times --accum %zu is too much for one", o->batch, o->seq,
             o->accum);
     if (!o->gpu_build && option_given(o, "offload") && o->offload > OFFLOAD_NONE && !zenflow)
-        die("the CPU trainer has nothing to offload; of --offload it knows none, and zenflow, "
-            "which computes something else");
+        die("the CPU trainer has nothing to offload; it knows --offload none and zenflow");
     if (mezo && option_given(o, "offload") && o->offload != OFFLOAD_NONE)
         die("--offload places the state of AdamW; with mezo: --resident-blocks");
     if ((mezo || zenflow || o->labels != NULL) && o->dump != NULL)
-        die("--dump shows the gradient of plain training: leave out --optimizer, --offload and "
-            "--labels");
+        die("--dump shows the gradient of plain training, without --optimizer and --offload");
     if (zenflow && o->zen_window == 0 && (o->zen_topk == 0 || o->zen_topk == 1))
-        die("--zen-window auto compares the chosen columns with the rest, and --zen-topk %g leaves "
-            "only one of them", o->zen_topk);
-    if (zenflow && (option_given(o, "subgroup") || option_given(o, "slots")
-                    || option_given(o, "grad-wire")))
-        die("--subgroup, --slots and --grad-wire are for other modes of --offload");
-    if (option_given(o, "resident") && !interleave && !zenflow && o->offload != OFFLOAD_TWINFLOW)
-        die("--resident needs --offload twinflow, interleave or zenflow");
+        die("--zen-window auto needs columns and a rest; --zen-topk %g leaves only one of them",
+            o->zen_topk);
     if (option_given(o, "stride") && option_given(o, "share"))
         die("--stride and --share say the same in two ways: leave one out");
     if (o->subgroup > 0 && o->subgroup < 4096)
@@ -451,9 +444,6 @@ static void options_check(const Options *o) {
         die("--precision fp16 has no backward pass: use bf16, or --optimizer mezo");
     if (mezo && o->labels != NULL && o->sample_every > 0)
         die("--sample-every needs running text, and --labels reads sentences");
-    if (option_given(o, "world") && !o->plan)
-        die("--world is for --plan; a run has as many GPUs as a launcher starts processes: "
-            "scripts/launch.sh N, torchrun, mpirun or srun");
     if (o->plan || o->calibrate) return;
     if (o->data == NULL && (o->steps > 0 || o->dump != NULL))
         die("--data is missing: name a text or .bin file: --data my.txt");
@@ -567,14 +557,12 @@ static void options_to_json(const Options *o, char *buf, size_t n) {
     if (fclose(f) != 0 || !fits) die("the options are too long: shorten --prompt or the paths");
 }
 
+// Of options that define the run: texts, choices and numbers.
 static bool option_same(const Options *a, const Options *b, const Option *x) {
     const void *p = (const char *)a + x->offset, *q = (const char *)b + x->offset;
-    if (x->type == O_TEXT) {
-        const char *s = *(const char *const *)p, *t = *(const char *const *)q;
-        return s != NULL && t != NULL ? strcmp(s, t) == 0 : s == t;
-    }
-    return memcmp(p, q, x->type == O_FLAG ? sizeof(bool) : x->type == O_CHOICE ? sizeof(int)
-                                                                               : 8) == 0;
+    if (x->type != O_TEXT) return memcmp(p, q, x->type == O_CHOICE ? sizeof(int) : 8) == 0;
+    const char *s = *(const char *const *)p, *t = *(const char *const *)q;
+    return s != NULL && t != NULL ? strcmp(s, t) == 0 : s == t;
 }
 
 // Merges the options of the checkpoint (written by options_to_json) into those of a command line

@@ -693,10 +693,8 @@ static bool run_goes_on(Run *r, size_t step) {
 
 // A step whose data cannot be read. Ranks that step together cannot save without the others.
 static StepResult run_damaged(const Run *r) {
-    StepResult x;
+    const StepResult x = {0, 0, false, true, ""};
     if (r->world > 1) die("%s", r->damage.text);
-    memset(&x, 0, sizeof x);
-    x.damaged = true;
     return x;
 }
 
@@ -712,41 +710,40 @@ static AdamStep run_adam_step(const Run *r, size_t step, double loss, double nor
                              step, clip_scale(norm_squared, o->clip));
 }
 
-// Floating-point operations of a step: forward and backward; or two forward passes per direction.
-static double run_step_flops(const Run *r) {
-    const double both = gpt2_flops_per_token(&r->config, r->T) * (double)r->step_tokens;
-    return r->o.optimizer == OPTIMIZER_MEZO ? both / 3 * 2 * (double)r->o.zo_queries : both;
-}
-
 // After a step. Zeroth order goes on without an update, but not for ever: ten steps in a row end
 // the run. So do ten whose losses are all equal to the last bit, of which only the decay is left:
 // it has diverged, or eps is too small.
 static void run_log_step(Run *r, size_t step, const StepResult *x) {
     const double seconds = seconds_now() - r->start, lr = schedule_lr(&r->o, step);
+    const bool mezo = r->o.optimizer == OPTIMIZER_MEZO, idle = x->skipped || x->norm == 0;
+    double flops = gpt2_flops_per_token(&r->config, r->T) * (double)r->step_tokens;
+    if (mezo) flops *= 2.0 / 3 * (double)r->o.zo_queries;  // two forward passes per direction
     r->damaged = x->damaged;
     if (x->damaged) return;
     r->done = step;
-    const bool idle = r->o.optimizer == OPTIMIZER_MEZO && (x->skipped || x->norm == 0);
-    r->idle = idle ? r->idle + 1 : 0;
+    r->idle = mezo && idle ? r->idle + 1 : 0;
     if (r->idle == 10)
         fail("the loss is %g and the norm %g at step %zu, and 10 steps in a row led nowhere: try "
              "a lower --lr (what was saved in %s before is intact)", fabs(x->loss), fabs(x->norm),
              step, r->o.out);
     if (x->skipped) log_skip(&r->log, step, r->o.steps, x->loss, x->norm);
     else log_step(&r->log, step, r->o.steps, x->loss, x->norm, lr, 1e3 * seconds,
-                  (double)r->step_tokens / seconds, run_step_flops(r) / seconds, x->more);
+                  (double)r->step_tokens / seconds, flops / seconds, x->more);
 }
 
 // After a step: is it time to evaluate, for a sample, for a checkpoint?
 static bool run_is_time(const Run *r, size_t step, size_t every) {
     return !r->damaged && every > 0 && (step % every == 0 || step == r->o.steps);
 }
+
 static bool run_wants_eval(const Run *r, size_t step) {
     return r->val.sequences > 0 && run_is_time(r, step, r->o.eval_every);
 }
+
 static bool run_wants_sample(const Run *r, size_t step) {
     return r->tokenizer != NULL && run_is_time(r, step, r->o.sample_every);
 }
+
 // One that is due waits while it would lack something.
 static bool run_wants_save(Run *r, size_t step) {
     const size_t every = r->o.save_every;
@@ -812,6 +809,7 @@ static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
 // not take a path as it is.
 static void run_hint(const Run *r) {
     const Options *o = &r->o;
+    static const char *const precisions[] = {"", " --precision fp32", " --precision fp16"};
     const char *special = " \t\n\"$`\\*?[]{}()<>|;&#~!'", *out = o->out;
     const char *q = strpbrk(r->program, special) || strpbrk(out, special) ? "'" : "";
     const bool ask = r->task && strpbrk(o->template_text, "\"$`\\!") == NULL;
@@ -820,11 +818,8 @@ static void run_hint(const Run *r) {
     path_join(merges, out, "merges.txt");
     if (!path_exists(merges) || strchr(r->program, '\'') || strchr(out, '\'')) return;
     printf("try it: %s%s%s --model %s%s%s%s%s --steps 0 --prompt \"...%s\"%s\n", q, r->program, q,
-           q, out, q,
-           !o->gpu_build || o->precision == PRECISION_BF16 ? "" :
-           o->precision == PRECISION_FP32 ? " --precision fp32" : " --precision fp16",
-           o->gpu_build && stream ? " --optimizer mezo" : "", ask ? o->template_text : "",
-           r->task ? " --sample-tokens 1" : "");
+           q, out, q, precisions[o->precision], o->gpu_build && stream ? " --optimizer mezo" : "",
+           ask ? o->template_text : "", r->task ? " --sample-tokens 1" : "");
 }
 
 // After what the steps made was saved: the plot, and the last words. Returns the program's exit
@@ -832,8 +827,7 @@ static void run_hint(const Run *r) {
 // damaged; of several ranks the one that has found it ends all.
 static int run_end(Run *r) {
     const char *out = r->o.out;
-    const size_t step = r->done;
-    const bool idle = step == r->log.resumed;
+    const size_t step = r->done, resumed = r->log.resumed;
     Error err;
     if (r->damaged) {
         ranks_barrier();  // all have saved
@@ -842,7 +836,7 @@ static int run_end(Run *r) {
     }
     if (!log_plot(&r->log, &err)) fail("%s", err.text);
     log_close(&r->log);
-    if (idle && step >= r->o.steps)
+    if (step == resumed && step >= r->o.steps)
         printf("nothing to do: the run in %s is at step %zu, and --steps is %zu: raise it to go "
                "on\n", out, step, r->o.steps);
     else if (r->o.no_save)

@@ -94,11 +94,14 @@ static __thread bool thread_is_awaited;
 // been said, once for all of them. Tests take it, too, and go on (dev/test/dies.h).
 static void (*report_for_all)(int code, const char *line);
 
-__attribute__((noreturn))
-static void report_and_exit(int code, const char *format, va_list args) {
+__attribute__((format(printf, 2, 3), noreturn))
+static void end_program(int code, const char *format, ...) {
     char line[PATH_MAX];
+    va_list args;
     fflush(stdout);  // what was printed before comes first
+    va_start(args, format);
     vsnprintf(line, sizeof line, format, args);
+    va_end(args);
     for (char *c = line; *c != '\0'; c++)  // a file's name may hold a newline: still one line
         if ((unsigned char)*c < 32 || *c == 127) *c = '?';
     if (report_for_all != NULL) report_for_all(code, line);
@@ -107,21 +110,9 @@ static void report_and_exit(int code, const char *format, va_list args) {
     exit(code);
 }
 
-// Bad input. Prints one line to stderr and exits with 2.
-__attribute__((format(printf, 1, 2), noreturn))
-static void die(const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    report_and_exit(2, format, args);
-}
-
-// A failure while running. Prints one line to stderr and exits with 1.
-__attribute__((format(printf, 1, 2), noreturn))
-static void fail(const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    report_and_exit(1, format, args);
-}
+// Bad input, and a failure while running.
+#define die(...) end_program(2, __VA_ARGS__)
+#define fail(...) end_program(1, __VA_ARGS__)
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
@@ -224,19 +215,19 @@ static void plan_print(const char *place, const Buffer *list, int n, size_t tota
     const char *name = large ? "GiB" : "MiB";
     double rest = (double)total / unit;
     printf("%s memory%s, in %s\n", place, world > 1 ? " per rank" : "", name);
-    for (int i = 0; i <= n; i++) {
-        const char *purpose = i < n ? list[i].purpose : "other";
-        double size = i < n ? 0 : rest;
-        bool seen = false;
-        for (int j = 0; j < n; j++) {
-            if (strcmp(purpose, list[j].purpose) != 0) continue;
-            if (j < i) seen = true;
+    for (int i = 0; i < n; i++) {
+        double size = 0;
+        int first = n;
+        for (int j = n - 1; j >= 0; j--) {
+            if (strcmp(list[i].purpose, list[j].purpose) != 0) continue;
             size += (double)list[j].bytes / unit;
+            first = j;
         }
-        if (seen || size < least) continue;
+        if (first < i || size < least) continue;
         rest -= size;
-        printf("%-4s %-20s %8.*f\n", place, purpose, digits, size);
+        printf("%-4s %-20s %8.*f\n", place, list[i].purpose, digits, size);
     }
+    if (rest >= least) printf("%-4s %-20s %8.*f\n", place, "other", digits, rest);
     printf("%-4s %-20s %8.*f", place, "total", digits, (double)total / unit);
     if (limit != SIZE_MAX) printf(" of %.*f", digits, (double)limit / unit);
     printf(" %s\n", name);
