@@ -84,7 +84,7 @@ static double norm_and_loss(GPT2 *g, double *loss) { return gpt2_grad_norm_squar
 // The gradient of a step with one micro-batch, as floats. free() it.
 static float *gradients(GPT2 *g) {
     float *grads = (float *)alloc_or_fail(g->table.elements, sizeof(float), "gradients");
-    download(grads, g->grads, g->table.elements, g->compute);
+    floats_move(g->grads, grads, g->table.elements, true);
     return grads;
 }
 

@@ -147,6 +147,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         BUFFER("backward", norm_runs(g->zero != NULL ? zero_all_blocks(g->zero) : g->blocks)
                                * sizeof(double), run_sums);
     }
+    list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, false};  // matmul_open()'s
     #undef BUFFER
     #undef ARENA
     return n;
@@ -170,21 +171,15 @@ static int gpt2_host_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     return n;
 }
 
-// Bytes of the plans; the GPU's with the matrix product's workspace.
+// Bytes of the plans.
 static size_t gpt2_bytes(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
-    const int n = gpt2_buffers(g, list);
-    size_t total = MATMUL_WORKSPACE;
-    for (int i = 0; i < n; i++) total += round_up(list[i].bytes, 256);
-    return total;
+    return buffers_bytes(list, gpt2_buffers(g, list), 256);
 }
 
 static size_t gpt2_host_bytes(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
-    const int n = gpt2_host_buffers(g, list);
-    size_t total = 0;
-    for (int i = 0; i < n; i++) total += round_up(list[i].bytes, 4096);
-    return total;
+    return buffers_bytes(list, gpt2_host_buffers(g, list), 4096);
 }
 
 // Follows this choice, as far as memory goes.
@@ -226,9 +221,7 @@ static bool gpt2_settle(GPT2 *g, const OffloadMemory *m) {
 static void gpt2_print(GPT2 *g, size_t limit, size_t host_limit) {
     Buffer list[MAX_BUFFERS];
     const size_t world = g->zero != NULL ? g->zero->world : 1, *n = g->pieces.elements;
-    int lines = gpt2_buffers(g, list);
-    list[lines++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, false};
-    plan_print("GPU", list, lines, gpt2_bytes(g), limit, world);
+    plan_print("GPU", list, gpt2_buffers(g, list), gpt2_bytes(g), limit, world);
     if (!g->training) return;
     if (g->offloaded)
         plan_print("host", list, gpt2_host_buffers(g, list), gpt2_host_bytes(g), host_limit, world);
@@ -287,15 +280,9 @@ static void gpt2_events(GPT2 *g, cudaEvent_t **list[EVENT_LISTS], int counts[EVE
 
 static void gpt2_allocate(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
-    const int n = gpt2_buffers(g, list);
     const size_t N = g->max_B * g->max_T;
-    g->doing = -1;
     matmul_open(&g->lt);
-    for (int i = 0; i < n; i++) {
-        void *p = gpu_alloc(list[i].bytes, list[i].purpose);
-        if (list[i].zero) CUDA(cudaMemset(p, 0, list[i].bytes));
-        buffer_set(&list[i], p);
-    }
+    buffers_allocate(list, gpt2_buffers(g, list));
     if (g->offloaded) {
         if (g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
         const int buffers = gpt2_host_buffers(g, list);
@@ -333,9 +320,8 @@ static void gpt2_allocate(GPT2 *g) {
 
 static void gpt2_free(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
-    const int n = gpt2_buffers(g, list);
     CUDA(cudaDeviceSynchronize());
-    for (int i = 0; i < n; i++) CUDA(cudaFree(buffer_get(&list[i])));
+    buffers_free(list, gpt2_buffers(g, list));
     matmul_close(&g->lt);
     for (int i = 0; i < 2; i++) {
         CUDA(cudaFreeHost(g->staging[i].tokens));
@@ -502,7 +488,7 @@ static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
         const floatX *inp = g->ln_f + first * C;
         gemm(&g->lt, false, true, rows, Vp, C, inp, C, w, C, g->logits, Vp, NULL,
              false, GEMM_PLAIN, NULL, g->compute);
-        if (all_logits != NULL) download(all_logits + first * Vp, g->logits, rows * Vp, g->compute);
+        if (all_logits != NULL) floats_move(g->logits, all_logits + first * Vp, rows * Vp, true);
         crossentropy(g->losses + first, g->logits, targets + first, grad_scale, rows, V, Vp,
                      g->compute);
         if (grad_scale == 0) continue;
@@ -922,7 +908,7 @@ static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t, 
     gemm(&g->lt, false, true, 1, Vp, C, g->ln_f + (count - 1) * C, C, tensor(g, g->table.lm_head),
          C, g->logits, Vp, NULL, false, GEMM_PLAIN, NULL, g->compute);
     compute_span(g, NULL, 0);
-    download(logits, g->logits, g->config.vocab, g->compute);
+    floats_move(g->logits, logits, g->config.vocab, true);
     g->timeline.between = false;
 }
 
@@ -1231,7 +1217,7 @@ static int gpt2_dump(GPT2 *g, Run *r) {
     gpt2_forward(g, g->inputs, g->targets, r->B, r->T);
     gpt2_head(g, 1.0f / (float)N, 1, false, logits);
     gpt2_backward(g, false, true);
-    download(grads, g->grads, P, g->compute);
+    floats_move(g->grads, grads, P, true);
     return run_dump(r, g->inputs, g->targets, gpt2_loss(g), logits, grads);
 }
 

@@ -59,6 +59,7 @@ typedef struct {
     int32_t *column;         // of each tensor: the chosen columns, then the rest, by their slots
     size_t columns;
     size_t chosen, rest;     // packed elements, gaps included
+    size_t longest;          // of the rest, in one segment
     size_t elements;         // of all tensors, without gaps; of these,
     size_t chosen_elements;  // in chosen columns
     size_t whole;            // the last layers that are chosen whole
@@ -76,7 +77,7 @@ static size_t zen_quota(double topk, size_t cols) {
 
 // Lays out what is packed, in the order of the table: segments, and where each tensor's part is.
 static void zen_map_pack(ZenMap *map) {
-    map->chosen = map->rest = map->elements = map->chosen_elements = 0;
+    map->chosen = map->rest = map->longest = map->elements = map->chosen_elements = 0;
     for (int k = 0; k < map->segments; k++) {
         ZenSegment *s = &map->segment[k];
         s->chosen_at = map->chosen;
@@ -92,6 +93,7 @@ static void zen_map_pack(ZenMap *map) {
         }
         s->chosen = map->chosen - s->chosen_at;
         s->rest = map->rest - s->rest_at;
+        if (s->rest > map->longest) map->longest = s->rest;
     }
 }
 

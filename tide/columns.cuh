@@ -4,7 +4,6 @@
 //   2. Packing and unpacking
 //   3. The update of the chosen columns
 //   4. Importance: sums over columns
-//   5. Slots that change places
 //
 // One launch serves a whole segment. What is computed is in zenflow.h and adam.h, bit for bit.
 //
@@ -36,39 +35,32 @@ typedef struct {
     size_t ahead, packed_ahead;  // from an element to the next band's, in the matrix and packed
 } ColumnsWork;
 
-// Blocks that take `each` bands.
-static inline void columns_add_matrix(Batch<ColumnsWork> *batch, size_t rows, size_t cols,
-                                      size_t slots, ColumnsWork w, unsigned each) {
-    if (slots == 0) return;
-    if (rows > INT32_MAX || cols > INT32_MAX)
-        fail("columns: a matrix of %zu x %zu is too large", rows, cols);
-    w.rows = (unsigned)rows;
-    w.cols = (unsigned)cols;
-    w.slots = (unsigned)slots;
-    w.strips = ceil_div(slots, COLUMNS_THREADS);
-    w.width = ceil_div(slots, w.strips);
-    w.band = COLUMNS_THREADS / w.width;
-    w.ahead = w.band * cols;
-    w.packed_ahead = w.band * slots;
-    batch_add(batch, w, w.strips * (size_t)ceil_div(rows, w.band * each));
-}
-
-// The chosen columns of a segment's tensors, or the rest.
+// The chosen columns of a segment's tensors, or the rest, for blocks that take `each` bands.
 static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool rest,
-                                                   unsigned each) {
+                                            unsigned each) {
     const ZenSegment *s = &map->segment[segment];
     Batch<ColumnsWork> batch;
     memset(&batch, 0, sizeof batch);
     for (int i = s->first; i < s->first + s->count; i++) {
         const ZenTensor *z = &map->tensor[i];
+        const size_t slots = rest ? z->cols - z->chosen : z->chosen;
         ColumnsWork w;
-        memset(&w, 0, sizeof w);
+        if (slots == 0) continue;
+        if (z->rows > INT32_MAX || z->cols > INT32_MAX)
+            fail("columns: a matrix of %zu x %zu is too large", z->rows, z->cols);
         w.at = z->at - map->tensor[s->first].at;
         w.packed_at = rest ? z->rest_at - s->rest_at : z->chosen_at - s->chosen_at;
         w.column_at = z->column_at + (rest ? z->chosen : 0);
+        w.rows = (unsigned)z->rows;
+        w.cols = (unsigned)z->cols;
+        w.slots = (unsigned)slots;
+        w.strips = ceil_div(slots, COLUMNS_THREADS);
+        w.width = ceil_div(slots, w.strips);
+        w.band = COLUMNS_THREADS / w.width;
         w.decay = z->decay;
-        columns_add_matrix(&batch, z->rows, z->cols, rest ? z->cols - z->chosen : z->chosen, w,
-                           each);
+        w.ahead = w.band * z->cols;
+        w.packed_ahead = w.band * slots;
+        batch_add(&batch, w, w.strips * (size_t)ceil_div(z->rows, w.band * each));
     }
     return batch;
 }
@@ -230,19 +222,35 @@ typedef struct {
     unsigned rows, cols, strips;
 } ColumnsSums;
 
-static inline size_t columns_sum_blocks(size_t rows) { return ceil_div(rows, ZEN_BLOCK); }
+// Fills a segment's work: blocks and strips of all its matrices that have both kinds of columns.
+// Returns how many ZenSum of scratch memory that takes.
+static size_t columns_sums_of(const ZenMap *map, int segment, Batch<ColumnsSums> *blocks,
+                              Batch<ColumnsSums> *strips) {
+    const ZenSegment *s = &map->segment[segment];
+    size_t scratch = 0;
+    memset(blocks, 0, sizeof *blocks);
+    memset(strips, 0, sizeof *strips);
+    for (int i = s->first; i < s->first + s->count; i++) {
+        const ZenTensor *z = &map->tensor[i];
+        const size_t n = ceil_div(z->rows, ZEN_BLOCK);
+        if (!zen_is_mixed(z)) continue;
+        const ColumnsSums w = {z->at - map->tensor[s->first].at, z->column_at, scratch,
+                               (unsigned)z->rows, (unsigned)z->cols,
+                               ceil_div(z->cols, COLUMNS_STRIP)};
+        batch_add(blocks, w, n * w.strips);
+        batch_add(strips, w, w.strips);
+        scratch += n * z->cols;
+    }
+    return scratch;
+}
 
-// How many ZenSum of scratch memory columns_sums_gpu() needs, for any segment.
-static inline size_t columns_scratch(const ZenMap *map) {
+// The most of it, for any segment.
+static size_t columns_scratch(const ZenMap *map) {
+    Batch<ColumnsSums> blocks, strips;
     size_t most = 0;
-    for (int k = 0; k < map->segments; k++) {
-        const ZenSegment *s = &map->segment[k];
-        size_t n = 0;
-        for (int i = s->first; i < s->first + s->count; i++) {
-            const ZenTensor *z = &map->tensor[i];
-            if (zen_is_mixed(z)) n += columns_sum_blocks(z->rows) * z->cols;
-        }
-        most = n > most ? n : most;
+    for (int s = 0; s < map->segments; s++) {
+        const size_t n = columns_sums_of(map, s, &blocks, &strips);
+        if (n > most) most = n;
     }
     return most;
 }
@@ -308,21 +316,8 @@ columns_sums_kernel(ZenSum *__restrict__ sums, const ZenSum *__restrict__ scratc
 template <typename G>
 static void columns_sums_gpu(ZenSum *sums, ZenSum *scratch, const G *arena_part, const ZenMap *map,
                              int segment, cudaStream_t stream) {
-    const ZenSegment *s = &map->segment[segment];
     Batch<ColumnsSums> blocks, strips;
-    memset(&blocks, 0, sizeof blocks);
-    memset(&strips, 0, sizeof strips);
-    size_t scratch_at = 0;
-    for (int i = s->first; i < s->first + s->count; i++) {
-        const ZenTensor *z = &map->tensor[i];
-        if (!zen_is_mixed(z)) continue;
-        const ColumnsSums w = {z->at - map->tensor[s->first].at, z->column_at, scratch_at,
-                               (unsigned)z->rows, (unsigned)z->cols,
-                               ceil_div(z->cols, COLUMNS_STRIP)};
-        batch_add(&blocks, w, columns_sum_blocks(z->rows) * w.strips);
-        batch_add(&strips, w, w.strips);
-        scratch_at += columns_sum_blocks(z->rows) * z->cols;
-    }
+    columns_sums_of(map, segment, &blocks, &strips);
     if (blocks.count == 0) return;
     columns_block_sums_kernel<G><<<batch_units(&blocks), COLUMNS_STRIP, 0, stream>>>(
         scratch, arena_part, blocks);
@@ -330,30 +325,6 @@ static void columns_sums_gpu(ZenSum *sums, ZenSum *scratch, const G *arena_part,
     columns_sums_kernel<<<batch_units(&strips), COLUMNS_STRIP, 0, stream>>>(sums, scratch,
                                                                              strips);
     CUDA(cudaGetLastError());
-}
-
-// ---------------------------------------------------------------------------------------------
-// 5. Slots that change places
-
-static inline Batch<ColumnsWork> columns_of_one(size_t rows, size_t width, size_t count) {
-    Batch<ColumnsWork> batch;
-    ColumnsWork w;
-    memset(&batch, 0, sizeof batch);
-    memset(&w, 0, sizeof w);
-    columns_add_matrix(&batch, rows, width, count, w, COLUMNS_EACH);
-    return batch;
-}
-
-// out (rows, count) = packed (rows, width)[:, slots]. slots (count): on the GPU.
-static void columns_take_gpu(float *out, const float *packed, size_t rows, size_t width,
-                             const int32_t *slots, size_t count, cudaStream_t stream) {
-    columns_move<true>(out, packed, slots, columns_of_one(rows, width, count), stream);
-}
-
-// The inverse: packed (rows, width)[:, slots] = in (rows, count).
-static void columns_put_gpu(float *packed, const float *in, size_t rows, size_t width,
-                            const int32_t *slots, size_t count, cudaStream_t stream) {
-    columns_move<false>(packed, in, slots, columns_of_one(rows, width, count), stream);
 }
 
 #endif

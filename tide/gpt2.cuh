@@ -113,7 +113,6 @@ struct GPT2 {
     StatePart parts[ZEN_PARTS]; // of a checkpoint
     Prediction predicted;       // of a step, if the machine's rates are known
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
-    int doing;                  // the compute stream's open span in the timeline, or -1
     int segments;
     Segment *segment;
     size_t blocks;              // of the gradient norm
@@ -236,6 +235,28 @@ static size_t slot_floats(const GPT2 *g) {
     return g->pieces.longest_visit * (3 * sizeof(float) + grad) / sizeof(float);
 }
 
+// Bytes of a list, each buffer rounded up to what its allocator deals in.
+static size_t buffers_bytes(const Buffer *list, int n, size_t unit) {
+    size_t total = 0;
+    for (int i = 0; i < n; i++) total += round_up(list[i].bytes, unit);
+    return total;
+}
+
+// GPU memory for those of a list that are not somebody else's (pointer NULL).
+static void buffers_allocate(const Buffer *list, int n) {
+    for (int i = 0; i < n; i++) {
+        if (list[i].pointer == NULL) continue;
+        void *p = gpu_alloc(list[i].bytes, list[i].purpose);
+        if (list[i].zero) CUDA(cudaMemset(p, 0, list[i].bytes));
+        buffer_set(&list[i], p);
+    }
+}
+
+static void buffers_free(const Buffer *list, int n) {
+    for (int i = 0; i < n; i++)
+        if (list[i].pointer != NULL) CUDA(cudaFree(buffer_get(&list[i])));
+}
+
 // sleeps: who waits for it leaves its core to others (host.cuh), and wakes some 50 us late.
 static void event_make(cudaEvent_t *event, bool sleeps) {
     CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming
@@ -254,18 +275,6 @@ static void events_free(cudaEvent_t *events, size_t n) {
     free(events);
 }
 
-// n elements of GPU memory, as floats on the host. Waits for everything queued in `stream`.
-static void download(float *host, const floatX *device, size_t n, cudaStream_t stream) {
-    enum { CHUNK = 1 << 20 };
-    static floatX chunk[CHUNK];
-    CUDA(cudaStreamSynchronize(stream));
-    for (size_t i = 0; i < n; i += CHUNK) {
-        const size_t count = min_size(CHUNK, n - i);
-        CUDA(cudaMemcpy(chunk, device + i, count * sizeof(floatX), cudaMemcpyDeviceToHost));
-        for (size_t j = 0; j < count; j++) host[i + j] = to_f32(chunk[j]);
-    }
-}
-
 // For the parts of a checkpoint: copies between host and GPU memory, in either direction, after
 // everything that was queued and before everything that will be. (From pageable memory, cudaMemcpy
 // may return before the last piece has arrived, and our streams do not wait for the default one.)
@@ -273,6 +282,22 @@ static void gpu_copy(void *to, const void *from, size_t bytes) {
     CUDA(cudaDeviceSynchronize());
     CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
     CUDA(cudaDeviceSynchronize());
+}
+
+// n weights anywhere, out to floats on the host, or from there, rounded to the nearest floatX.
+static void floats_move(floatX *here, float *w, size_t n, bool out) {
+    enum { CHUNK = 1 << 20 };
+    static floatX chunk[CHUNK];
+    for (size_t count; n > 0; here += count, w += count, n -= count) {
+        count = min_size(n, CHUNK);
+        if (out) gpu_copy(chunk, here, count * sizeof(floatX));
+        #pragma omp parallel for if (count > 1 << 14)
+        for (size_t i = 0; i < count; i++) {
+            if (out) w[i] = to_f32(chunk[i]);
+            else chunk[i] = from_f32<floatX>(w[i]);
+        }
+        if (!out) gpu_copy(here, chunk, count * sizeof(floatX));
+    }
 }
 
 // The twelve parameters of layer l, by LN_1_W .. FCPROJ_B; and, unless d is NULL, the places of
@@ -302,10 +327,7 @@ static floatX *tensor_grad(const GPT2 *g, int index) {
 
 // For the timeline: from here on the compute stream works on segment s; NULL: on nothing.
 static void compute_span(GPT2 *g, const char *name, size_t s) {
-    timeline_end(&g->timeline, g->doing, g->compute);
-    g->doing = -1;
-    if (name != NULL)
-        g->doing = timeline_begin(&g->timeline, ROW_COMPUTE, name, s, 0, g->compute);
+    timeline_compute(&g->timeline, name, s, g->compute);
 }
 
 // For the timeline: `elements` of this class come to hold something from this point of a stream on,

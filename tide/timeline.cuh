@@ -4,6 +4,7 @@
 // a file, the trace (trace.h).
 //   timeline_open(), timeline_step(), timeline_close()   a run, its steps
 //   timeline_begin(), timeline_end(), timeline_lasts()   a span
+//   timeline_compute()                                   those of the compute stream
 //   timeline_memory()                                    a class of memory grows or shrinks
 #ifndef TIDE_TIMELINE_CUH
 #define TIDE_TIMELINE_CUH
@@ -34,6 +35,7 @@ typedef struct Timeline {
     TraceFile trace;          // trace.file NULL: counters only
     TimelineHalf half[2];     // one records a step, one holds the step before
     int now;                  // which one records
+    int doing;                // the compute stream's open span, or -1
     cudaEvent_t base;         // a complete event, and
     double base_at;           // its time in seconds since opening
     const char *class_name[TIMELINE_CLASSES];
@@ -45,6 +47,7 @@ typedef struct Timeline {
 static void timeline_open(Timeline *t, const char *file) {
     Error err;
     memset(t, 0, sizeof *t);
+    t->doing = -1;
     if (file != NULL && !trace_open(&t->trace, file, &err)) die("%s", err.text);
     for (int row = 0; file != NULL && row < ROWS; row++) trace_row(&t->trace, row, trace_rows[row]);
     for (int k = 0; k < 2; k++)
@@ -95,6 +98,13 @@ static void timeline_end(Timeline *t, int span, cudaStream_t s) {
     if (span < 0) return;
     timeline_record(&timeline_slot(t, span)->end, s);
     timeline_slot(t, span)->ended = true;
+}
+
+// From here on the compute stream does this. NULL: nothing.
+static void timeline_compute(Timeline *t, const char *name, size_t number, cudaStream_t compute) {
+    if (!t->open) return;
+    timeline_end(t, t->doing, compute);
+    t->doing = name == NULL ? -1 : timeline_begin(t, ROW_COMPUTE, name, number, 0, compute);
 }
 
 // A span that may not be complete when its step is read: nothing waits for it, and it counts for

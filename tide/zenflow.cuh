@@ -27,10 +27,6 @@
 // ---------------------------------------------------------------------------------------------
 // 1. Memory
 
-#ifndef ZEN_EXCHANGE  // as the tests choose it
-#define ZEN_EXCHANGE 64  // columns of a matrix that change places at a time
-#endif
-
 struct ZenFlow {
     ZenConfig config;
     ZenMap map;
@@ -57,33 +53,14 @@ struct ZenFlow {
     floatX *packed;             // (2, longest): the rest's gradients on their way out
     floatX *landing;            // (longest): new weights of the rest that have come in
     ZenSum *column_sums, *scratch;
-    float *exchange;            // (3, rows, columns): p, m, v of columns that leave or come
-    int32_t *slots;             // (ZEN_EXCHANGE)
-    ZenSum *all_sums;           // (ranks, columns)
+    ZenSum *all_sums;           // (ranks, columns), if there are several
     // Page-locked host memory.
     float *host_master, *host_m, *host_v;  // (rest)
     float *acc;                 // (sums, rest)
     floatX *ring;               // (rest): one step's gradients
     uint16_t *result;           // (rest): new weights in bf16; in fp32 the masters are that
-    ZenSum *host_sums;          // (columns)
-    ZenSum *host_all_sums;      // (ranks, columns)
-    float *host_exchange;
+    ZenSum *host_sums;          // (ranks, columns): the first are made the sums of all
 };
-
-static size_t zen_longest(const ZenMap *map) {
-    size_t most = 0;
-    for (int s = 0; s < map->segments; s++)
-        if (map->segment[s].rest > most) most = map->segment[s].rest;
-    return most;
-}
-
-// Floats of p, m and v of as many columns as change places at a time: of any matrix at least one.
-static size_t zen_exchange(const ZenMap *map) {
-    size_t rows = 0;
-    for (int i = 0; i < map->count; i++)
-        if (map->tensor[i].rows > rows) rows = map->tensor[i].rows;
-    return map->mixed ? 3 * rows * ZEN_EXCHANGE : 0;
-}
 
 // How many sums the host keeps. With two, the worker may take a whole window for an update; with
 // one, if memory is tight, it must be done with a segment when the next window's first gradient of
@@ -93,11 +70,13 @@ static void zen_settle_sums(ZenFlow *z, bool tight) {
     else z->sums = z->config.overlap && !tight ? 2 : 1;
 }
 
+static size_t zen_ranks(const GPT2 *g) { return g->zero != NULL ? g->zero->world : 1; }
+
 // Adds zenflow's lines to the memory plan of the GPU; returns how many lines there are now.
 static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     ZenFlow *z = g->zen;
     const ZenMap *map = &z->map;
-    const size_t f32 = sizeof(float), longest = zen_longest(map);
+    const size_t f32 = sizeof(float), longest = map->longest;
     list[n++] = Buffer{"master weights", map->chosen * f32, &z->master, true};
     list[n++] = Buffer{"AdamW moments", map->chosen * f32, &z->m, true};
     list[n++] = Buffer{"AdamW moments", map->chosen * f32, &z->v, true};
@@ -110,11 +89,9 @@ static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     if (map->mixed) {
         list[n++] = Buffer{"columns", map->columns * sizeof(ZenSum), &z->column_sums, true};
         if (g->zero != NULL)
-            list[n++] = Buffer{"columns", g->zero->world * map->columns * sizeof(ZenSum),
+            list[n++] = Buffer{"columns", zen_ranks(g) * map->columns * sizeof(ZenSum),
                                &z->all_sums, false};
         list[n++] = Buffer{"columns", columns_scratch(map) * sizeof(ZenSum), &z->scratch, false};
-        list[n++] = Buffer{"columns", zen_exchange(map) * f32, &z->exchange, false};
-        list[n++] = Buffer{"columns", ZEN_EXCHANGE * sizeof(int32_t), &z->slots, false};
     }
     return n;
 }
@@ -135,13 +112,9 @@ static int zen_host_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         if (sizeof(floatX) < f32)
             list[n++] = Buffer{"new weights", rest * sizeof(floatX), &z->result, true};
     }
-    if (map->mixed) {
-        list[n++] = Buffer{"columns", map->columns * sizeof(ZenSum), &z->host_sums, true};
-        if (g->zero != NULL)
-            list[n++] = Buffer{"columns", g->zero->world * map->columns * sizeof(ZenSum),
-                               &z->host_all_sums, true};
-        list[n++] = Buffer{"columns", zen_exchange(map) * f32, &z->host_exchange, true};
-    }
+    if (map->mixed)
+        list[n++] = Buffer{"columns", zen_ranks(g) * map->columns * sizeof(ZenSum), &z->host_sums,
+                           true};
     return n;
 }
 
@@ -227,7 +200,7 @@ static void zen_gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last)
     const bool leaves = last && part->rest > 0;
     if (leaves) {
         const size_t bytes = part->rest * sizeof(floatX);
-        floatX *packed = z->packed + (size_t)z->packing * zen_longest(&z->map);
+        floatX *packed = z->packed + (size_t)z->packing * z->map.longest;
         order(g, g->leave, z->pack);
         CUDA(cudaStreamWaitEvent(z->pack, z->packed_free[z->packing], 0));
         zen_pack(g, packed, (int)s, true, z->pack);
@@ -255,29 +228,27 @@ static void zen_gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last)
 static void zen_sums_leave(GPT2 *g) {
     ZenFlow *z = g->zen;
     const size_t bytes = z->map.columns * sizeof(ZenSum);
+    const ZenSum *sums = z->column_sums;
+    cudaStream_t stream = g->leave;
     if (!zen_needs_sums(&z->config, &z->map, &z->clock)) return;
-    if (g->zero == NULL) {
-        CUDA(cudaMemcpyAsync(z->host_sums, z->column_sums, bytes, cudaMemcpyDeviceToHost,
-                             g->leave));
-        return;
+    if (g->zero != NULL) {
+        sums = z->all_sums;
+        stream = g->zero->stream;
+        order(g, g->leave, stream);
+        all_gather(g->zero, z->all_sums, z->column_sums, bytes);
     }
-    order(g, g->leave, g->zero->stream);
-    all_gather(g->zero, z->all_sums, z->column_sums, bytes);
-    CUDA(cudaMemcpyAsync(z->host_all_sums, z->all_sums, g->zero->world * bytes,
-                         cudaMemcpyDeviceToHost, g->zero->stream));
+    CUDA(cudaMemcpyAsync(z->host_sums, sums, zen_ranks(g) * bytes, cudaMemcpyDeviceToHost, stream));
 }
 
 // They are there: adds them up, in the order of the ranks.
 static void zen_sums_arrive(GPT2 *g) {
     ZenFlow *z = g->zen;
     const size_t n = z->map.columns;
-    if (g->zero == NULL || !zen_needs_sums(&z->config, &z->map, &z->clock)) return;
-    memcpy(z->host_sums, z->host_all_sums, n * sizeof(ZenSum));
-    for (size_t r = 1; r < g->zero->world; r++)
-        for (size_t j = 0; j < n; j++) {
-            z->host_sums[j].squares += z->host_all_sums[r * n + j].squares;
-            z->host_sums[j].magnitudes += z->host_all_sums[r * n + j].magnitudes;
-        }
+    if (!zen_needs_sums(&z->config, &z->map, &z->clock)) return;
+    for (size_t i = n; i < zen_ranks(g) * n; i++) {
+        z->host_sums[i % n].squares += z->host_sums[i].squares;
+        z->host_sums[i % n].magnitudes += z->host_sums[i].magnitudes;
+    }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -452,42 +423,34 @@ static void zen_end(const GPT2 *g) {
 // ---------------------------------------------------------------------------------------------
 // 4. Selection
 
-// Some columns of tensor t change places: p, m and v, from the GPU to the host and back.
-static void zen_exchange_some(GPT2 *g, const ZenTensor *t, const ZenSwap *swaps, size_t count) {
-    ZenFlow *z = g->zen;
-    const size_t n = t->rows * count, width = t->cols - t->chosen;
-    float *const state[3] = {z->master + t->chosen_at, z->m + t->chosen_at, z->v + t->chosen_at};
-    float *const host[3] = {z->host_master + t->rest_at, z->host_m + t->rest_at,
-                            z->host_v + t->rest_at};
-    int32_t slots[ZEN_EXCHANGE];
-    for (size_t j = 0; j < count; j++) slots[j] = swaps[j].chosen;
-    gpu_copy(z->slots, slots, count * sizeof *slots);
-    for (size_t k = 0; k < 3; k++)
-        columns_take_gpu(z->exchange + k * n, state[k], t->rows, t->chosen, z->slots, count,
-                         g->out);
-    copy_out(g, z->host_exchange, z->exchange, 3 * n * sizeof(float));
-    CUDA(cudaStreamSynchronize(g->out));
-    for (size_t k = 0; k < 3; k++)
-        #pragma omp parallel for schedule(static)
-        for (size_t r = 0; r < t->rows; r++)
-            for (size_t j = 0; j < count; j++) {
-                float *a = host[k] + r * width + (size_t)swaps[j].rest;
-                float *b = z->host_exchange + k * n + r * count + j;
-                const float c = *a;
-                *a = *b;
-                *b = c;
-            }
-    copy_in(g, z->exchange, z->host_exchange, 3 * n * sizeof(float), g->back);
-    for (size_t k = 0; k < 3; k++)
-        columns_put_gpu(state[k], z->exchange + k * n, t->rows, t->chosen, z->slots, count,
-                        g->back);
-    CUDA(cudaStreamSynchronize(g->back));
+// Columns of tensor t change places in one part of the state: p, m or v, which these point to. The
+// chosen ones come to the host for that.
+static void zen_exchange(GPT2 *g, const ZenTensor *t, const ZenSwap *swaps, size_t count,
+                         float *gpu, float *host) {
+    const size_t width = t->cols - t->chosen, bytes = t->rows * t->chosen * sizeof(float);
+    float *chosen = (float *)alloc_or_fail(bytes, 1, "columns");
+    gpu_copy(chosen, gpu, bytes);
+    #pragma omp parallel for schedule(static)
+    for (size_t r = 0; r < t->rows; r++)
+        for (size_t j = 0; j < count; j++) {
+            float *a = host + r * width + (size_t)swaps[j].rest;
+            float *b = chosen + r * t->chosen + (size_t)swaps[j].chosen;
+            const float c = *a;
+            *a = *b;
+            *b = c;
+        }
+    gpu_copy(gpu, chosen, bytes);
+    free(chosen);
+    g->moved_out += bytes;
+    g->moved_in += bytes;
 }
 
 // Selects columns anew, once everything is at rest: no update is under way, and no gradient waits.
 // Those that come and go take their masters and moments with them; what forward sees stays.
 static void zen_exchange_columns(GPT2 *g) {
     ZenFlow *z = g->zen;
+    float *const gpu[3] = {z->master, z->m, z->v};
+    float *const host[3] = {z->host_master, z->host_m, z->host_v};
     if (zen_is_late(&z->config, &z->clock) || z->clock.filled > 0)
         fail("columns are selected while an update is under way");
     compute_span(g, "wait", 0);  // as the host does not queue what follows
@@ -497,8 +460,9 @@ static void zen_exchange_columns(GPT2 *g) {
     for (int i = 0; i < z->map.count; i++) {
         const ZenTensor *t = &z->map.tensor[i];
         const size_t count = zen_select(&z->map, i, z->clock.scores + t->column_at, swaps);
-        for (size_t k = 0; t->rows > 0 && k < count; k += ZEN_EXCHANGE)
-            zen_exchange_some(g, t, swaps + k, min_size(ZEN_EXCHANGE, count - k));
+        if (t->rows > 0 && count > 0)
+            for (int k = 0; k < 3; k++)
+                zen_exchange(g, t, swaps, count, gpu[k] + t->chosen_at, host[k] + t->rest_at);
         zen_swap(&z->map, i, swaps, count);
         z->swapped += count;
     }
@@ -551,15 +515,7 @@ static void zen_part_move(void *owner, size_t at, size_t n, float *w, bool out) 
 
 // The weights in use.
 static void zen_shown_move(void *owner, size_t at, size_t n, float *w, bool out) {
-    GPT2 *g = ((const ZenPart *)owner)->g;
-    if (out) {
-        download(w, g->params + at, n, g->compute);
-        return;
-    }
-    floatX *rounded = (floatX *)alloc_or_fail(n, sizeof(floatX), "parameters");
-    for (size_t i = 0; i < n; i++) rounded[i] = from_f32<floatX>(w[i]);
-    gpu_copy(g->params + at, rounded, n * sizeof(floatX));
-    free(rounded);
+    floats_move(((const ZenPart *)owner)->g->params + at, w, n, out);
 }
 
 // The four parts (zen_run.h).

@@ -201,17 +201,14 @@ struct ZoModel {
     bool overlap;               // copies run beside kernels
     bool keeps_slots;           // false: the memory of a visitor is allocated at each visit
     bool fused;                 // updates join the next step's pass; false: have one of their own
-    // Where layer l is: home[l] >= 0: it is number home[l] on the host, and visits the GPU;
-    // otherwise it is number -1 - home[l] of the residents.
-    int *home, *visitor;        // visitor[i]: the layer that is number i on the host
-    size_t streamed;            // how many there are
+    size_t streamed;            // layers that live on the host and visit the GPU (zo_home())
     size_t slots;
     ZoGroup group[ZO_GROUPS];   // of layer 0; the others' differ in the numbers of their tensors
     size_t group_at[ZO_GROUPS]; // elements, within a layer
     size_t head, layer, tail;   // elements of the embeddings, of a layer, of what follows the last
     size_t chunk;               // tokens of the vocabulary whose logits are made at a time
     size_t rows;                // and of how many rows
-    size_t scratch;             // elements of plus, and of minus
+    size_t scratch;             // elements of perturbed weights, for each sign
     Matmul lt;
     HostQueue host;
     cudaStream_t compute;       // kernels
@@ -229,13 +226,11 @@ struct ZoModel {
     size_t exchanged;           // bytes that this rank has sent to the others for this step
     double exchange;            // seconds until it had theirs
     Timeline timeline;
-    int doing;
     size_t moved_in, moved_out;  // bytes over the link, of this step
     // GPU memory
     floatX *resident;           // embeddings, residents, tail
-    floatX *slot_memory;        // (slots, layer)
-    floatX **slot;              // where each slot is
-    floatX *plus, *minus;       // (scratch): perturbed weights
+    floatX **slot;              // where each slot is: (layer)
+    floatX *perturbed[2];       // (scratch): weights plus and minus the noise
     floatX *x;                  // (queries, 2, N, C): the residual streams
     floatX *atty, *act;         // (2, N, C), (2, N, F): of both signs
     floatX *ln, *qkv;           // (N, C), (N, 3C)
@@ -247,9 +242,9 @@ struct ZoModel {
     int32_t *tokens;            // (ZO_BATCHES, 2N)
     // host memory
     floatX *host_layers;        // (streamed, layer)
-    double *host_totals;
-    double *side;               // (queries, 2): the means of all micro-batches and ranks
-    double *all;                // (world, zo_news()): what each rank has said of this step
+    double side[2 * ZO_QUERIES];  // (queries, 2): the means of all micro-batches and ranks
+    double *all;                // (world, zo_news()): what each rank has said of this step;
+    double *mine;               // and what this one is about to say, behind that: begins as totals
     ZoBatch batch[ZO_BATCHES];
 };
 
@@ -277,18 +272,6 @@ static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
     return g;
 }
 
-// Rows row .. row + count - 1 of a matrix as a group; those of the padding count as such.
-static ZoGroup zo_rows(const GPT2Table *t, int tensor, size_t row, size_t count) {
-    const GPT2Tensor *x = &t->tensors[tensor];
-    ZoGroup g;
-    memset(&g, 0, sizeof g);
-    g.count = 1;
-    g.length = count * x->cols;
-    g.range[0] = ZoRange{0, row < x->rows ? min_size(count, x->rows - row) * x->cols : 0,
-                         row * x->cols, (uint32_t)tensor, x->decay};
-    return g;
-}
-
 // Settles where each layer lives: `residents` on the GPU, the others on the host.
 static void zo_place(ZoModel *z, size_t residents, size_t slots) {
     const GPT2Table *t = &z->table;
@@ -312,17 +295,25 @@ static void zo_place(ZoModel *z, size_t residents, size_t slots) {
     z->chunk = min_size(z->chunk, z->config.vocab_padded);
     if (z->chunk * C > z->scratch) z->scratch = round_up(z->chunk * C, ALIGN_ELEMENTS);
     z->rows = min_size(z->max_B * z->max_T, HEAD_ROWS);
-    // Residents are spread evenly: each hides some of the way of the next visitor.
-    if (residents > L) residents = L;
-    if (z->home == NULL) z->home = (int *)alloc_or_fail(L, sizeof(int), "layers");
-    if (z->visitor == NULL) z->visitor = (int *)alloc_or_fail(L, sizeof(int), "layers");
-    z->streamed = 0;
-    for (size_t l = 0; l < L; l++) {
-        const bool stays = (l + 1) * residents / L > l * residents / L;
-        z->home[l] = stays ? -1 - (int)(l - z->streamed) : (int)z->streamed;
-        if (!stays) z->visitor[z->streamed++] = (int)l;
-    }
+    z->streamed = L - min_size(residents, L);
     z->slots = min_size(slots, z->streamed);
+}
+
+// Residents are spread evenly: each hides some of the way of the next visitor. How many of the
+// layers before this one stay on the GPU:
+static size_t zo_residents(const ZoModel *z, size_t l) {
+    return l * (z->config.layers - z->streamed) / z->config.layers;
+}
+
+static bool zo_stays(const ZoModel *z, size_t l) {
+    return zo_residents(z, l + 1) > zo_residents(z, l);
+}
+
+// Where a layer lives.
+static floatX *zo_home(const ZoModel *z, size_t l) {
+    const size_t before = zo_residents(z, l);
+    return zo_stays(z, l) ? z->resident + z->head + before * z->layer
+                          : z->host_layers + (l - before) * z->layer;
 }
 
 // The memory plan, as gpt2_buffers().
@@ -337,10 +328,9 @@ static int zo_buffers(ZoModel *z, Buffer list[MAX_BUFFERS]) {
         list[n++] = Buffer{purpose, bytes, &z->field, false}
     list[n++] = Buffer{"weights", (z->head + z->tail + residents * z->layer) * X_,
                        &z->resident, true};
-    if (z->streamed > 0 && z->keeps_slots)
-        BUFFER("slots", z->slots * z->layer * X_, slot_memory);
-    BUFFER("perturbed weights", z->scratch * X_, plus);
-    BUFFER("perturbed weights", z->scratch * X_, minus);
+    if (z->streamed > 0) list[n++] = Buffer{"slots", z->slots * z->layer * X_, NULL, false};
+    BUFFER("perturbed weights", z->scratch * X_, perturbed[0]);
+    BUFFER("perturbed weights", z->scratch * X_, perturbed[1]);
     BUFFER("activations", Q * 2 * N * C * X_, x);
     BUFFER("activations", 2 * N * C * X_, atty);
     BUFFER("activations", 2 * N * F * X_, act);
@@ -358,18 +348,14 @@ static int zo_buffers(ZoModel *z, Buffer list[MAX_BUFFERS]) {
     BUFFER("logits", (zo_losses(z) + 1) * sizeof(double), totals);
     list[n - 1].zero = true;  // not all of them are always set, and all are copied
     BUFFER("tokens", ZO_BATCHES * 2 * N * sizeof(int32_t), tokens);
+    list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, false};
     #undef BUFFER
     return n;
 }
 
 static size_t zo_bytes(ZoModel *z) {
     Buffer list[MAX_BUFFERS];
-    const int n = zo_buffers(z, list);
-    size_t total = MATMUL_WORKSPACE;
-    for (int i = 0; i < n; i++) total += round_up(list[i].bytes, 256);
-    if (z->streamed > 0 && !z->keeps_slots)
-        total += z->slots * round_up(z->layer * sizeof(floatX), 256);
-    return total;
+    return buffers_bytes(list, zo_buffers(z, list), 256);
 }
 
 static size_t zo_host_bytes(const ZoModel *z) {
@@ -383,20 +369,17 @@ static size_t zo_settle_memory(ZoModel *z, const Run *r, size_t limit, size_t ho
     const Options *o = &r->o;
     Buffer list[MAX_BUFFERS];
     const bool automatic = o->resident_blocks == AUTO_COUNT;
-    const size_t most = automatic ? z->config.layers : o->resident_blocks;
-    const size_t least = automatic ? 0 : most, fewest = o->slots > 0 ? o->slots : 1;
-    const size_t wanted = o->slots > 0 ? o->slots : (size_t)LEAST_SLOTS;
-    bool fits = false;
-    for (size_t n = wanted; n >= fewest && !fits; n--)
-        for (size_t stay = most + 1; stay-- > least && !fits;) {
-            zo_place(z, stay, n);
-            fits = zo_bytes(z) <= limit;
-        }
+    const size_t least = automatic ? 0 : o->resident_blocks, fewest = o->slots > 0 ? o->slots : 1;
+    size_t stay = automatic ? z->config.layers : least;
+    size_t slots = o->slots > 0 ? o->slots : (size_t)LEAST_SLOTS;
+    for (zo_place(z, stay, slots); zo_bytes(z) > limit; zo_place(z, stay, slots)) {
+        if (stay > least) stay--;
+        else if (slots > fewest) slots--;
+        else break;
+    }
     const size_t total = zo_bytes(z), host = zo_host_bytes(z);
     if (!r->only_sampling) {
-        int n = zo_buffers(z, list);
-        list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, false};
-        plan_print("GPU", list, n, total, limit, r->world);
+        plan_print("GPU", list, zo_buffers(z, list), total, limit, r->world);
         if (z->streamed > 0) {
             const Buffer weights = {"weights", host, NULL, false};
             plan_print("host", &weights, 1, host, host_limit, r->world);
@@ -410,22 +393,17 @@ static size_t zo_settle_memory(ZoModel *z, const Run *r, size_t limit, size_t ho
     return total;
 }
 
-static size_t zo_events(const ZoModel *z) { return z->slots * ZO_GROUPS; }
+static floatX *zo_slot(const ZoModel *z) {
+    return (floatX *)gpu_alloc(z->layer * sizeof(floatX), "a visiting layer");
+}
 
 static void zo_allocate(ZoModel *z) {
     Buffer list[MAX_BUFFERS];
-    const int n = zo_buffers(z, list);
-    const size_t N = z->max_B * z->max_T;
-    z->doing = -1;
+    const size_t N = z->max_B * z->max_T, events = z->slots * ZO_GROUPS;
     matmul_open(&z->lt);
-    for (int i = 0; i < n; i++) {
-        void *p = gpu_alloc(list[i].bytes, list[i].purpose);
-        if (list[i].zero) CUDA(cudaMemset(p, 0, list[i].bytes));
-        buffer_set(&list[i], p);
-    }
+    buffers_allocate(list, zo_buffers(z, list));
     z->slot = (floatX **)alloc_or_fail(z->slots, sizeof(floatX *), "slots");
-    if (z->keeps_slots)
-        for (size_t i = 0; i < z->slots; i++) z->slot[i] = z->slot_memory + i * z->layer;
+    for (size_t i = 0; i < z->slots; i++) z->slot[i] = zo_slot(z);
     if (z->streamed > 0) {
         host_queue_open(&z->host, 0);
         z->host_layers = (floatX *)host_alloc(&z->host, zo_host_bytes(z), "weights");
@@ -433,10 +411,10 @@ static void zo_allocate(ZoModel *z) {
     z->compute = z->fetch = z->out = stream_make("compute", false);
     if (z->overlap) z->fetch = stream_make("fetch", false);
     if (z->overlap) z->out = stream_make("out", false);
-    z->there = events_make(zo_events(z));
-    z->updated = events_make(zo_events(z));
-    z->used = events_make(zo_events(z));
-    z->left = events_make(zo_events(z));
+    z->there = events_make(4 * events);
+    z->updated = z->there + events;
+    z->used = z->updated + events;
+    z->left = z->used + events;
     event_make(&z->over, z->streamed > 0);
     for (int i = 0; i < ZO_BATCHES; i++) {
         ZoBatch *b = &z->batch[i];
@@ -445,49 +423,36 @@ static void zo_allocate(ZoModel *z) {
         event_make(&b->there, false);
         event_make(&b->used, false);
     }
-    z->host_totals = (double *)pinned_alloc((zo_losses(z) + 1) * sizeof(double), "losses");
-    z->side = (double *)alloc_or_fail(2 * (size_t)z->zo.queries, sizeof(double), "losses");
-    z->all = (double *)alloc_or_fail((1 + (size_t)ranks.world) * zo_news(z), sizeof(double),
-                                     "losses of all ranks");
+    z->all = (double *)pinned_alloc((1 + (size_t)ranks.world) * zo_news(z) * sizeof(double),
+                                    "losses of all ranks");
+    z->mine = z->all + (size_t)ranks.world * zo_news(z);
     CUDA(cudaDeviceSynchronize());
 }
 
 static void zo_free(ZoModel *z) {
     Buffer list[MAX_BUFFERS];
-    const int n = zo_buffers(z, list);
     CUDA(cudaDeviceSynchronize());
-    for (int i = 0; i < n; i++) CUDA(cudaFree(buffer_get(&list[i])));
-    for (size_t i = 0; i < z->slots && !z->keeps_slots; i++) CUDA(cudaFree(z->slot[i]));
+    buffers_free(list, zo_buffers(z, list));
+    for (size_t i = 0; i < z->slots; i++) CUDA(cudaFree(z->slot[i]));
     free(z->slot);
     matmul_close(&z->lt);
-    events_free(z->there, zo_events(z));
-    events_free(z->updated, zo_events(z));
-    events_free(z->used, zo_events(z));
-    events_free(z->left, zo_events(z));
+    events_free(z->there, 4 * z->slots * ZO_GROUPS);
     CUDA(cudaEventDestroy(z->over));
     for (int i = 0; i < ZO_BATCHES; i++) {
         CUDA(cudaFreeHost(z->batch[i].host));
         CUDA(cudaEventDestroy(z->batch[i].there));
         CUDA(cudaEventDestroy(z->batch[i].used));
     }
-    CUDA(cudaFreeHost(z->host_totals));
-    free(z->side);
-    free(z->all);
+    CUDA(cudaFreeHost(z->all));
     if (z->overlap) CUDA(cudaStreamDestroy(z->fetch));
     if (z->overlap) CUDA(cudaStreamDestroy(z->out));
     CUDA(cudaStreamDestroy(z->compute));
     host_free(z->host_layers);
     if (z->host.stream != NULL) host_queue_close(&z->host);
-    free(z->home);
-    free(z->visitor);
     gpt2_table_free(&z->table);
 }
 
-// Where a resident layer, or a tensor outside the layers, is.
-static floatX *zo_resident(const ZoModel *z, int number) {
-    return z->resident + z->head + (size_t)number * z->layer;
-}
-
+// A tensor outside the layers.
 static floatX *zo_tensor(const ZoModel *z, int tensor) {
     const size_t at = z->table.tensors[tensor].offset;
     return z->resident + at - (at < z->head ? 0 : z->streamed * z->layer);
@@ -502,31 +467,29 @@ static floatX *zo_tensor(const ZoModel *z, int tensor) {
 // The host queues all of a pass without waiting, and fetches for the next one: what is fetched does
 // not depend on the losses.
 
-// For the timeline: from here on the compute stream does this. NULL: nothing.
 static void zo_span(ZoModel *z, const char *name, size_t number) {
-    timeline_end(&z->timeline, z->doing, z->compute);
-    z->doing = name == NULL ? -1
-             : timeline_begin(&z->timeline, ROW_COMPUTE, name, number, 0, z->compute);
+    timeline_compute(&z->timeline, name, number, z->compute);
 }
 
 // Queues the way in of the next visitor. Its own way home is over by then: since there are no more
 // slots than visitors, the slot has been left by one that went home later, or by itself.
 static void zo_fetch(ZoModel *z) {
     const size_t number = z->fetched % z->streamed, slot = z->fetched % z->slots;
-    const floatX *home = z->host_layers + number * z->layer;
+    size_t l = number;  // the layer: visitors 0 .. number are among layers 0 .. l
+    while (l - zo_residents(z, l + 1) < number) l++;
+    const floatX *home = zo_home(z, l);
     if (!z->keeps_slots) {  // --zo-no-slots
         CUDA(cudaStreamSynchronize(z->compute));
         CUDA(cudaStreamSynchronize(z->out));
         CUDA(cudaFree(z->slot[slot]));
-        z->slot[slot] = (floatX *)gpu_alloc(z->layer * sizeof(floatX), "a visiting layer");
+        z->slot[slot] = zo_slot(z);
     }
     for (int k = 0; k < ZO_GROUPS; k++) {
         const size_t event = slot * ZO_GROUPS + (size_t)k, at = z->group_at[k];
         const size_t bytes = z->group[k].length * sizeof(floatX);
         CUDA(cudaStreamWaitEvent(z->fetch, z->used[event], 0));
         CUDA(cudaStreamWaitEvent(z->fetch, z->left[event], 0));
-        const int span = timeline_begin(&z->timeline, ROW_FETCH, "fetch",
-                                        (size_t)z->visitor[number], bytes, z->fetch);
+        const int span = timeline_begin(&z->timeline, ROW_FETCH, "fetch", l, bytes, z->fetch);
         CUDA(cudaMemcpyAsync(z->slot[slot] + at, home + at, bytes, cudaMemcpyHostToDevice,
                              z->fetch));
         timeline_end(&z->timeline, span, z->fetch);
@@ -538,14 +501,14 @@ static void zo_fetch(ZoModel *z) {
 
 // The weights of layer l, which is about to be used.
 static floatX *zo_enter(ZoModel *z, size_t l) {
-    if (z->home[l] < 0) return zo_resident(z, -1 - z->home[l]);
+    if (zo_stays(z, l)) return zo_home(z, l);
     if (z->fetched == z->visits) zo_fetch(z);
     return z->slot[z->visits % z->slots];
 }
 
 // Layer l has been used.
 static void zo_leave(ZoModel *z, size_t l) {
-    if (z->home[l] < 0) return;
+    if (zo_stays(z, l)) return;
     z->visits++;
     while (z->overlap && z->fetched < z->visits + z->slots) zo_fetch(z);
 }
@@ -553,9 +516,9 @@ static void zo_leave(ZoModel *z, size_t l) {
 static void zo_weights(ZoModel *z, floatX *theta, const ZoGroup *group, const ZoUpdate *update,
                        const ZoPass *p, int query) {
     const unsigned blocks = ceil_div(group->length, 8 * BLOCK_THREADS);
-    floatX *plus = p->signs > 0 ? z->plus : NULL, *minus = p->signs > 1 ? z->minus : NULL;
     zo_weights_kernel<<<blocks, BLOCK_THREADS, 0, z->compute>>>(
-        theta, plus, minus, *group, z->zo, *update, p->step, (uint32_t)query, p->scale);
+        theta, p->signs > 0 ? z->perturbed[0] : NULL, p->signs > 1 ? z->perturbed[1] : NULL,
+        *group, z->zo, *update, p->step, (uint32_t)query, p->scale);
     CUDA(cudaGetLastError());
 }
 
@@ -565,7 +528,7 @@ static const ZoUpdate zo_nothing = {};
 // first one also updates, and a visitor's updated group goes home at once.
 static void zo_perturb_group(ZoModel *z, const ZoPass *p, size_t l, int k, floatX *theta,
                              int query) {
-    const bool visits = z->home[l] >= 0, first = query == 0;
+    const bool visits = !zo_stays(z, l), first = query == 0;
     const bool last = query + 1 >= p->queries || p->signs == 0;
     const size_t event = visits ? z->visits % z->slots * ZO_GROUPS + (size_t)k : 0;
     const size_t at = z->group_at[k], bytes = z->group[k].length * sizeof(floatX);
@@ -579,7 +542,7 @@ static void zo_perturb_group(ZoModel *z, const ZoPass *p, size_t l, int k, float
     zo_weights(z, theta + at, &group, first ? &p->update : &zo_nothing, p, query);
     if (!visits) return;
     if (first && p->update.step != 0) {
-        floatX *home = z->host_layers + (size_t)z->home[l] * z->layer;
+        floatX *home = zo_home(z, l);
         CUDA(cudaEventRecord(z->updated[event], z->compute));
         CUDA(cudaStreamWaitEvent(z->out, z->updated[event], 0));
         const int span = timeline_begin(&z->timeline, ROW_FLUSH, "flush", l, bytes, z->out);
@@ -594,14 +557,22 @@ static void zo_perturb_group(ZoModel *z, const ZoPass *p, size_t l, int k, float
 // =============================================================================================
 // 4. The forward passes of both signs
 
-// What follows on group k of layer l, of query j, for one sign. w: the perturbed group.
-static void zo_layer_part(ZoModel *z, int k, const floatX *w, floatX *x, int sign, size_t B,
-                          size_t T) {
+// The residual stream of a query and a sign, and the scale of its noise.
+static floatX *zo_x(const ZoModel *z, int query, int sign) {
+    return z->x + (size_t)(query * 2 + sign) * z->max_B * z->max_T * z->config.channels;
+}
+
+static float zo_scale(const ZoPass *p, int sign) { return sign == 0 ? p->scale : -p->scale; }
+
+// What follows on a perturbed group k of a layer, for one query and sign.
+static void zo_layer_part(ZoModel *z, int k, int query, int sign, size_t B, size_t T) {
     const size_t C = z->config.channels, F = z->config.ffn, NH = z->config.heads, N = B * T;
     const size_t most = z->max_B * z->max_T;
     floatX *atty = z->atty + (size_t)sign * most * C, *act = z->act + (size_t)sign * most * F;
     cudaStream_t stream = z->compute;
     const ZoRange *at = z->group[k].range;
+    const floatX *w = z->perturbed[sign];
+    floatX *x = zo_x(z, query, sign);
     Matmul *lt = &z->lt;
     if (k == 0) {
         layernorm_forward(z->ln, z->mean, z->rstd, x, w + at[0].at, w + at[1].at, N, C, stream);
@@ -620,13 +591,13 @@ static void zo_layer_part(ZoModel *z, int k, const floatX *w, floatX *x, int sig
     }
 }
 
-static void zo_encoder(ZoModel *z, const ZoPass *p, floatX *x, int query, float scale) {
+static void zo_encoder(ZoModel *z, const ZoPass *p, int query, int sign) {
     const size_t C = z->config.channels, N = p->batch->B * p->batch->T;
     const GPT2Table *t = &z->table;
     const unsigned blocks = ceil_div(N * C, 4 * BLOCK_THREADS);
     zo_encoder_kernel<<<blocks, BLOCK_THREADS, 0, z->compute>>>(
-        x, p->batch->device, zo_tensor(z, t->wte), zo_tensor(z, t->wpe), z->zo, t->wte, t->wpe,
-        p->step, (uint32_t)query, scale, N, p->batch->T, C);
+        zo_x(z, query, sign), p->batch->device, zo_tensor(z, t->wte), zo_tensor(z, t->wpe), z->zo,
+        t->wte, t->wpe, p->step, (uint32_t)query, zo_scale(p, sign), N, p->batch->T, C);
     CUDA(cudaGetLastError());
 }
 
@@ -635,44 +606,39 @@ static void zo_final_norm(ZoModel *z, const ZoPass *p, int query) {
     const size_t C = z->config.channels, most = z->max_B * z->max_T;
     const ZoGroup group = zo_group(&z->table, z->table.ln_f_w, 2);
     zo_weights(z, zo_tensor(z, z->table.ln_f_w), &group, &zo_nothing, p, query);
-    for (int s = 0; s < p->signs; s++) {
-        const floatX *w = s == 0 ? z->plus : z->minus;
-        layernorm_forward(z->atty + (size_t)s * most * C, z->mean, z->rstd,
-                          z->x + ((size_t)query * 2 + (size_t)s) * most * C, w,
-                          w + group.range[1].at, p->batch->B * p->batch->T, C, z->compute);
-    }
+    for (int s = 0; s < p->signs; s++)
+        layernorm_forward(z->atty + (size_t)s * most * C, z->mean, z->rstd, zo_x(z, query, s),
+                          z->perturbed[s], z->perturbed[s] + group.range[1].at,
+                          p->batch->B * p->batch->T, C, z->compute);
 }
 
-// The perturbed head, for tokens v0 .. v0 + count - 1, in plus and minus.
+// The perturbed head, for tokens v0 .. v0 + count - 1, the first of which is one of the vocabulary.
 static void zo_head_weights(ZoModel *z, const ZoPass *p, int query, size_t v0, size_t count) {
-    const ZoGroup group = zo_rows(&z->table, z->table.lm_head, v0, count);
-    zo_weights(z, zo_tensor(z, z->table.lm_head) + v0 * z->config.channels, &group, &zo_nothing, p,
-               query);
+    const size_t C = z->config.channels;
+    ZoGroup group = zo_group(&z->table, z->table.lm_head, 1);
+    group.length = count * C;
+    group.range[0].first = v0 * C;
+    group.range[0].n = min_size(count * C, group.range[0].n - v0 * C);
+    zo_weights(z, zo_tensor(z, z->table.lm_head) + v0 * C, &group, &zo_nothing, p, query);
 }
 
 // The mean loss of a language model, of both signs, to totals[0] and totals[1].
 static void zo_head(ZoModel *z, const ZoPass *p, int query, double *totals) {
-    const size_t C = z->config.channels, V = z->config.vocab, Vp = z->config.vocab_padded;
+    const size_t C = z->config.channels, V = z->config.vocab;
     const size_t N = p->batch->B * p->batch->T, most = z->max_B * z->max_T;
     const int32_t *targets = p->batch->device + most;
-    for (size_t v0 = 0; v0 < Vp; v0 += z->chunk) {
-        const size_t width = min_size(z->chunk, Vp - v0);
-        const size_t valid = v0 < V ? min_size(width, V - v0) : 0;
+    for (size_t v0 = 0; v0 < V; v0 += z->chunk) {
+        const size_t width = min_size(z->chunk, z->config.vocab_padded - v0);
+        const size_t valid = min_size(width, V - v0);
         const bool last = v0 + width >= V;
-        if (valid == 0) break;  // nothing but padding
         zo_head_weights(z, p, query, v0, width);
         for (int s = 0; s < p->signs; s++) {
-            const floatX *w = s == 0 ? z->plus : z->minus;
-            float *row_max = z->row_max + (size_t)s * most;
-            float *row_sum = z->row_sum + (size_t)s * most;
-            float *target_logit = z->target_logit + (size_t)s * most;
             for (size_t first = 0; first < N; first += z->rows) {
-                const size_t rows = min_size(z->rows, N - first);
-                gemm(&z->lt, false, true, rows, width, C,
-                     z->atty + ((size_t)s * most + first) * C, C, w, C, z->logits, width, NULL,
-                     false, GEMM_PLAIN, NULL, z->compute);
+                const size_t rows = min_size(z->rows, N - first), row = (size_t)s * most + first;
+                gemm(&z->lt, false, true, rows, width, C, z->atty + row * C, C, z->perturbed[s], C,
+                     z->logits, width, NULL, false, GEMM_PLAIN, NULL, z->compute);
                 zo_crossentropy_kernel<<<(unsigned)rows, BLOCK_THREADS, 0, z->compute>>>(
-                    z->losses + first, row_max + first, row_sum + first, target_logit + first,
+                    z->losses + first, z->row_max + row, z->row_sum + row, z->target_logit + row,
                     z->logits, targets + first, v0, valid, width, last);
                 CUDA(cudaGetLastError());
             }
@@ -686,11 +652,10 @@ static void zo_classify(ZoModel *z, const ZoPass *p, int query, double *totals) 
     const size_t C = z->config.channels, B = p->batch->B, most = z->max_B * z->max_T;
     const int head = z->table.lm_head;
     for (int s = 0; s < p->signs; s++) {
-        const float scale = s == 0 ? p->scale : -p->scale;
         const floatX *x = z->atty + (size_t)s * most * C;
         zo_classify_kernel<<<(unsigned)B, BLOCK_THREADS, 0, z->compute>>>(
             z->losses, z->right, x, p->batch->device + most, zo_tensor(z, head), z->zo, z->words,
-            head, p->step, (uint32_t)query, scale, p->batch->T, C);
+            head, p->step, (uint32_t)query, zo_scale(p, s), p->batch->T, C);
         CUDA(cudaGetLastError());
         loss_accumulate(totals + s, z->losses, B, 1 / (double)B, true, z->compute);
     }
@@ -702,7 +667,6 @@ static void zo_classify(ZoModel *z, const ZoPass *p, int query, double *totals) 
 // head out. Nothing here waits.
 static void zo_pass(ZoModel *z, const ZoPass *p, size_t micro, bool logits) {
     const GPT2Table *t = &z->table;
-    const size_t C = z->config.channels, most = z->max_B * z->max_T;
     const size_t B = p->signs > 0 ? p->batch->B : 0, T = p->signs > 0 ? p->batch->T : 0;
     z->timeline.between = p->signs == 1 || (p->signs == 0 && z->fused);
     if (p->update.step != 0) {  // what stays on the GPU beside the layers
@@ -718,18 +682,14 @@ static void zo_pass(ZoModel *z, const ZoPass *p, size_t micro, bool logits) {
         CUDA(cudaStreamWaitEvent(z->compute, p->batch->there, 0));
         zo_span(z, "forward", 0);
         for (int j = 0; j < p->queries; j++)
-            for (int s = 0; s < p->signs; s++)
-                zo_encoder(z, p, z->x + ((size_t)j * 2 + (size_t)s) * most * C, j,
-                           s == 0 ? p->scale : -p->scale);
+            for (int s = 0; s < p->signs; s++) zo_encoder(z, p, j, s);
     }
     for (size_t l = 0; l < z->config.layers; l++) {
         floatX *theta = zo_enter(z, l);
         for (int j = 0; j < (p->signs > 0 ? p->queries : 1); j++)
             for (int k = 0; k < ZO_GROUPS; k++) {
                 zo_perturb_group(z, p, l, k, theta, j);
-                for (int s = 0; s < p->signs; s++)
-                    zo_layer_part(z, k, s == 0 ? z->plus : z->minus,
-                                  z->x + ((size_t)j * 2 + (size_t)s) * most * C, s, B, T);
+                for (int s = 0; s < p->signs; s++) zo_layer_part(z, k, j, s, B, T);
             }
         zo_leave(z, l);
     }
@@ -745,13 +705,12 @@ static void zo_pass(ZoModel *z, const ZoPass *p, size_t micro, bool logits) {
     zo_span(z, NULL, 0);
 }
 
-// Waits for the totals of the passes so far.
-static const double *zo_totals(ZoModel *z) {
-    CUDA(cudaMemcpyAsync(z->host_totals, z->totals, (zo_losses(z) + 1) * sizeof(double),
+// Waits for the totals of the passes so far, in z->mine.
+static void zo_totals(ZoModel *z) {
+    CUDA(cudaMemcpyAsync(z->mine, z->totals, (zo_losses(z) + 1) * sizeof(double),
                          cudaMemcpyDeviceToHost, z->compute));
     CUDA(cudaEventRecord(z->over, z->compute));
     CUDA(cudaEventSynchronize(z->over));
-    return z->host_totals;
 }
 
 // Puts the last step's update into the weights, now. With --zo-no-fused-update always; else, before
@@ -785,6 +744,15 @@ static void zo_batch_send(ZoModel *z, ZoBatch *b) {
     CUDA(cudaEventRecord(b->there, z->fetch));
 }
 
+// Reads rows of the data into set i, and sends them. NULL if they are damaged.
+static const ZoBatch *zo_send(ZoModel *z, int i, const Run *r, const Loader *data, size_t first,
+                              size_t rows, Error *err) {
+    ZoBatch *b = zo_batch_begin(z, i, rows, r->T);
+    if (!run_batch(r, data, first, rows, b->host, b->host + z->max_B * z->max_T, err)) return NULL;
+    zo_batch_send(z, b);
+    return b;
+}
+
 // =============================================================================================
 // 5. Evaluation, saving, and the training loop
 
@@ -802,8 +770,8 @@ static void zo_next(void *model, const int32_t *tokens, size_t count, size_t, fl
     for (size_t v0 = 0; v0 < V; v0 += z->chunk) {
         const size_t width = min_size(z->chunk, z->config.vocab_padded - v0);
         zo_head_weights(z, &p, 0, v0, width);
-        gemm(&z->lt, false, true, 1, width, C, z->atty + (count - 1) * C, C, z->plus, C, z->logits,
-             width, NULL, false, GEMM_PLAIN, NULL, z->compute);
+        gemm(&z->lt, false, true, 1, width, C, z->atty + (count - 1) * C, C, z->perturbed[0], C,
+             z->logits, width, NULL, false, GEMM_PLAIN, NULL, z->compute);
         CUDA(cudaStreamSynchronize(z->compute));
         CUDA(cudaMemcpy(logits + v0, z->logits, min_size(width, V - v0) * sizeof(float),
                         cudaMemcpyDeviceToHost));
@@ -813,49 +781,34 @@ static void zo_next(void *model, const int32_t *tokens, size_t count, size_t, fl
 // For run_eval(): the mean loss of rows of the held-out data.
 static double zo_eval(void *model, Run *r, size_t first, size_t rows, size_t *right) {
     ZoModel *z = (ZoModel *)model;
-    ZoBatch *b = zo_batch_begin(z, ZO_EVALUATION, rows, r->T);
-    if (!run_batch(r, &r->val, first, rows, b->host, b->host + z->max_B * z->max_T, &r->damage))
-        return 0;
-    zo_batch_send(z, b);
+    const ZoBatch *b = zo_send(z, ZO_EVALUATION, r, &r->val, first, rows, &r->damage);
+    if (b == NULL) return 0;
     const ZoPass p = zo_look(z, b);
     zo_pass(z, &p, 0, false);
-    const double *totals = zo_totals(z);
-    *right += (size_t)totals[zo_losses(z)];
-    return totals[0];
+    zo_totals(z);
+    *right += (size_t)z->mine[zo_losses(z)];
+    return z->mine[0];
 }
 
 // A StatePart's move: the weights, wherever they are, when no update is pending and no stream at
-// work. What comes in is rounded to the nearest floatX.
+// work.
 static void zo_move(void *owner, size_t at, size_t n, float *w, bool out) {
-    enum { CHUNK = 1 << 20 };
     ZoModel *z = (ZoModel *)owner;
     const size_t layers_end = z->head + z->config.layers * z->layer;
-    floatX *staging = (floatX *)alloc_or_fail(min_size(n, CHUNK), sizeof(floatX), "staging");
     for (size_t count; n > 0; at += count, w += count, n -= count) {
         size_t end = z->head;
         floatX *here = z->resident + at;
-        bool away = false;
         if (at >= layers_end) {
             end = z->table.elements;
             here -= z->streamed * z->layer;
         } else if (at >= z->head) {
             const size_t l = (at - z->head) / z->layer, inside = (at - z->head) % z->layer;
             end = at - inside + z->layer;
-            away = z->home[l] >= 0;
-            if (away) here = z->host_layers + (size_t)z->home[l] * z->layer + inside;
-            else here = zo_resident(z, -1 - z->home[l]) + inside;
+            here = zo_home(z, l) + inside;
         }
-        count = min_size(min_size(n, CHUNK), end - at);
-        floatX *x = away ? here : staging;
-        if (out && !away) gpu_copy(x, here, count * sizeof(floatX));
-        #pragma omp parallel for if (count > 1 << 14)
-        for (size_t i = 0; i < count; i++) {
-            if (out) w[i] = to_f32(x[i]);
-            else x[i] = from_f32<floatX>(w[i]);
-        }
-        if (!out && !away) gpu_copy(here, x, count * sizeof(floatX));
+        count = min_size(n, end - at);
+        floats_move(here, w, count, out);
     }
-    free(staging);
 }
 
 // Settles where everything will be and how long a step will take, as settle(). Returns the planned
@@ -899,15 +852,10 @@ static size_t zo_settle(ZoModel *z, Run *r) {
     return planned;
 }
 
-// Reads this rank's micro-batch number `micro` of the run into the set whose turn it is, and sends
-// it.
+// Sends this rank's micro-batch number `micro` of the run to the set whose turn it is.
 static bool zo_send_batch(ZoModel *z, const Run *r, uint64_t micro, Error *err) {
-    ZoBatch *b = zo_batch_begin(z, (int)(micro % 2), r->B, r->T);
     const uint64_t position = run_position(r, micro / z->accum + 1, micro % z->accum);
-    if (!run_batch(r, &r->train, position, r->B, b->host, b->host + z->max_B * z->max_T, err))
-        return false;
-    zo_batch_send(z, b);
-    return true;
+    return zo_send(z, (int)(micro % 2), r, &r->train, position, r->B, err) != NULL;
 }
 
 // Queues the passes of a step, and the batch after each. False if a token file is damaged.
@@ -917,14 +865,11 @@ static bool zo_forward(ZoModel *z, Run *r, size_t step) {
         const uint64_t micro = (step - 1) * z->accum + m;
         const ZoPass p = {z->pending, 2, z->zo.queries, z->zo.eps, (uint32_t)step,
                           &z->batch[micro % 2]};
-        if (z->sent == micro) {
-            if (!zo_send_batch(z, r, micro, &r->damage)) return false;
-            z->sent++;
-        }
         // The next one goes ahead of the layers that will be fetched for its pass. If it cannot be
         // read, that is told when its turn comes.
-        if (z->sent == micro + 1 && z->sent < r->o.steps * z->accum
-            && zo_send_batch(z, r, z->sent, &later)) z->sent++;
+        for (; z->sent <= micro + 1 && z->sent < r->o.steps * z->accum; z->sent++)
+            if (!zo_send_batch(z, r, z->sent, z->sent == micro ? &r->damage : &later)) break;
+        if (z->sent == micro) return false;
         zo_pass(z, &p, m, false);
         z->pending = zo_nothing;  // it is in the weights now
     }
@@ -937,14 +882,14 @@ static bool zo_forward(ZoModel *z, Run *r, size_t step) {
 // file is damaged all of them say so; r->damage says why on the ranks that found it.
 static StepResult zo_step(ZoModel *z, Run *r, size_t step, double lr) {
     const size_t n = zo_losses(z), news = zo_news(z), bytes = news * sizeof(double);
-    double *mine = z->all + (size_t)ranks.world * news;
     StepResult x;
     memset(&x, 0, sizeof x);
-    mine[n + ZO_DAMAGED] = !zo_forward(z, r, step);
-    memcpy(mine, zo_totals(z), n * sizeof(double));
-    run_tell(mine + n + ZO_NEWS);
+    const bool damaged = !zo_forward(z, r, step);
+    zo_totals(z);
+    z->mine[n + ZO_DAMAGED] = damaged;
+    run_tell(z->mine + n + ZO_NEWS);
     const double start = seconds_now();
-    ranks_exchange(mine, bytes, z->all);
+    ranks_exchange(z->mine, bytes, z->all);
     z->exchange = seconds_now() - start;
     z->exchanged = ranks.world > 1 ? bytes : 0;
     run_hear(z->all + n + ZO_NEWS, news);
@@ -960,22 +905,16 @@ static StepResult zo_step(ZoModel *z, Run *r, size_t step, double lr) {
 }
 
 // The counters of a step, for log.jsonl: bytes over the link are those of this one, times those of
-// the newest step that is complete, "step". With several ranks: what this one has sent to the
-// others, and how long it waited for what they have sent.
+// the newest step that is complete, "step"; what this rank has sent to the others, and how long it
+// waited for what they have sent.
 static void zo_counters(const ZoModel *z, char *json, size_t n) {
     const TimelineStep *d = &z->timeline.done;
-    char link[160] = "", exchange[96] = "";
-    if (d->step > 0)
-        snprintf(link, sizeof link, ",\"step\":%zu,\"waited_ms\":%.6g,\"duplex_ms\":%.6g,"
-                 "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu", d->step, 1e3 * d->stalled,
-                 1e3 * d->duplex, z->moved_in, z->moved_out);
-    if (z->exchanged > 0)
-        snprintf(exchange, sizeof exchange, ",\"ranks\":%d,\"exchanged_bytes\":%zu,"
-                 "\"exchange_ms\":%.6g", ranks.world, z->exchanged, 1e3 * z->exchange);
     json[0] = '\0';
-    if (link[0] + exchange[0] != 0)
-        snprintf(json, n, ",\"zo\":{%s%s}", (link[0] != 0 ? link : exchange) + 1,
-                 link[0] != 0 ? exchange : "");
+    if (d->step > 0 || ranks.world > 1)
+        snprintf(json, n, ",\"zo\":{\"step\":%zu,\"waited_ms\":%.6g,\"duplex_ms\":%.6g,"
+                 "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"ranks\":%d,\"exchanged_bytes\":%zu,"
+                 "\"exchange_ms\":%.6g}", d->step, 1e3 * d->stalled, 1e3 * d->duplex, z->moved_in,
+                 z->moved_out, ranks.world, z->exchanged, 1e3 * z->exchange);
 }
 
 // Ends a run whose ranks have loaded different weights: each would train something else.

@@ -179,8 +179,6 @@ static ZoModel *zo_model(const char *name, const GPT2Config *c, size_t B, bool s
                "are there\n", name, type_name, where, mib(planned) / 1024, mib(host) / 1024,
                mib(there) / 1024, mib(memory_available()) / 1024);
         gpt2_table_free(&z->table);
-        free(z->home);
-        free(z->visitor);
         free(z);
         return NULL;
     }
@@ -348,15 +346,12 @@ enum { WAYS = sizeof ways / sizeof *ways };
 // Makes a streamed model go another way, as if it had been opened with it. fetch, out: its streams.
 static void bench_way(ZoModel *z, const Way *w, cudaStream_t fetch, cudaStream_t out) {
     bench_restart(z);
-    for (size_t i = 0; i < z->slots && !z->keeps_slots; i++) CUDA(cudaFree(z->slot[i]));
     z->slots = min_size(w->slots, min_size(SLOTS, z->streamed));
     z->overlap = w->overlap;
     z->keeps_slots = w->keeps;
     z->fused = w->fused;
     z->fetch = w->overlap ? fetch : z->compute;
     z->out = w->overlap ? out : z->compute;
-    for (size_t i = 0; i < z->slots; i++)
-        z->slot[i] = w->keeps ? z->slot_memory + i * z->layer : NULL;
 }
 
 // The prediction, with products as fast as makes the in-memory step what it was measured to be.

@@ -129,7 +129,7 @@ loss: second chunk alone :: tide/zo.cuh :: sum = fmaf(sum, expf(max - top), row_
 ranks: losses of the third dropped :: zo.h :: sum += all[r * stride + m * n + i] :: all[r * stride + m * n + i] :: (r > 1 ? 0.0 : all[r * stride + m * n + i])
 ranks: losses added from the last rank on :: zo.h :: sum += all[r * stride + m * n + i] :: r :: (size_t)world - 1 - r
 ranks: losses of rank 0 alone :: zo.h :: sum += all[r * stride + m * n + i] :: r :: (size_t)0
-ranks: losses are not exchanged :: tide/zo.cuh :: ranks_exchange(mine, bytes, z->all)
+ranks: losses are not exchanged :: tide/zo.cuh :: ranks_exchange(z->mine, bytes, z->all)
 ranks: damaged data of another one :: tide/zo.cuh :: if (z->all[k * news + n + ZO_DAMAGED] :: k * news :: 0 * k
 ranks: all evaluate the first batches :: tide/run.h :: min_size(i * R + r->rank, batches - 1) :: r->rank :: 0
 ranks: evaluation of rank 0 alone :: tide/run.h :: mean.loss += all[i % R * turns :: i % R :: (size_t)0
@@ -143,8 +143,6 @@ zen wait: gradient there, then added :: tide/zenflow.cuh :: CUDA(cudaStreamWaitE
 zen wait: result has left :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->host.stream, z->result_free
 zen wait: computed, then back :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->back, z->computed
 zen wait: --no-overlap :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->compute, g->grad_arrived
-zen wait: columns put, then others :: tide/zenflow.cuh :: CUDA(cudaStreamSynchronize(g->back))
-zen wait: columns out, then exchanged :: tide/zenflow.cuh :: CUDA(cudaStreamSynchronize(g->out))
 zen wait: state at rest, host :: tide/zenflow.cuh :: CUDA(cudaStreamSynchronize(g->host.stream))
 zen wait: at rest before a selection :: tide/zenflow.cuh :: zen_wait(g)
 zen wait: late update at rest :: train_gpt2.cu :: if (g->zen != NULL) zen_wait(g)
@@ -171,7 +169,7 @@ zen copy: result of the first segment :: tide/zenflow.cuh :: (const void *)(z->r
 zen copy: gradient never leaves :: tide/zenflow.cuh :: copy_out(g, z->ring
 zen copy: gradient to the first segment's place :: tide/zenflow.cuh :: copy_out(g, z->ring :: part->rest_at :: 0
 zen copy: gradient of the chosen not packed :: tide/zenflow.cuh :: zen_pack(g, (char *)z->grad
-zen copy: both halves of packed are one :: tide/zenflow.cuh :: (size_t)z->packing * zen_longest :: z->packing :: 0
+zen copy: both halves of packed are one :: tide/zenflow.cuh :: (size_t)z->packing * z->map.longest :: z->packing :: 0
 zen copy: landing too small :: tide/zenflow.cuh :: Buffer{"packed", longest * sizeof(floatX) :: longest :: longest / 2
 zen copy: sums never leave :: train_gpt2.cu :: if (g->zen != NULL) zen_sums_leave(g)
 zen sums: not of one micro-batch :: tide/zenflow.cuh :: columns_sums_gpu(z->column_sums, z->scratch, made
@@ -194,12 +192,10 @@ zen window: first step adds :: tide/zenflow.cuh :: work.first = gradient && z->c
 zen window: each step is the first :: tide/zenflow.cuh :: work.first = gradient && z->clock.filled == 0 :: z->clock.filled == 0 :: true
 zen window: update of the open sum :: tide/zenflow.cuh :: work.acc = z->acc + (size_t)(gradient :: 1 - z->sum :: z->sum
 zen bits: no result :: tide/zenflow.cuh :: if (z->result != NULL) work.result
-zen selection: only p :: tide/zenflow.cuh :: (last) for (size_t k = 0; k < 3; k++) :: 3 :: 1
-zen selection: v is m :: tide/zenflow.cuh :: float *const state[3] = { :: z->v :: z->m
-zen selection: the host's first matrix :: tide/zenflow.cuh :: float *const host[3] = { :: t->rest_at :: 0
-zen selection: chosen slots are the rest's :: tide/zenflow.cuh :: slots[j] = swaps[j].chosen :: swaps[j].chosen :: swaps[j].rest % (int32_t)t->chosen
-zen selection: slots of the rest are one :: tide/zenflow.cuh :: float *a = host[k] + r * width :: swaps[j].rest :: swaps[0].rest
-zen selection: the first columns again :: tide/zenflow.cuh :: zen_exchange_some(g, t, swaps + k :: swaps + k :: swaps
+zen selection: only p :: tide/zenflow.cuh :: for (int k = 0; k < 3; k++) :: 3 :: 1
+zen selection: v is m :: tide/zenflow.cuh :: float *const gpu[3] = { :: z->v :: z->m
+zen selection: the host's first matrix :: tide/zenflow.cuh :: zen_exchange(g, t, swaps, count :: t->rest_at :: 0
+zen selection: slots of the rest are one :: tide/zenflow.cuh :: float *a = host + r * width :: swaps[j].rest :: swaps[0].rest
 zen selection: scores of the first matrix :: tide/zenflow.cuh :: z->clock.scores + t->column_at :: t->column_at :: (size_t)0
 zen selection: map as it was :: tide/zenflow.cuh :: zen_swap(&z->map, i, swaps, count)
 zen selection: the GPU's list as it was :: tide/zenflow.cuh :: gpu_copy(z->column, z->map.column

@@ -386,50 +386,6 @@ static void scratch_is_that_of_the_largest(void) {
     zen_map_free(&map);
 }
 
-// Different slots, in any order.
-static void take_case(size_t rows, size_t width, size_t count, uint32_t seed) {
-    snprintf(shape, sizeof shape, "%zu of (%zu, %zu)", count, rows, width);
-    int32_t *slots = host<int32_t>(width);
-    for (size_t j = 0; j < width; j++) {
-        const size_t k = philox4x32(seed, (uint32_t)j, 1, 1, 1).x[0] % (j + 1);
-        slots[j] = slots[k];
-        slots[k] = (int32_t)j;
-    }
-    float *packed = numbers<float>(rows * width, seed, true), *out = host<float>(rows * count);
-    float *in = numbers<float>(rows * count, seed + 1, true);
-    const int32_t *d_slots = device(slots, count);
-    float *d_packed = device(packed, rows * width), *d_out = device(out, rows * count);
-    for (size_t r = 0; r < rows; r++)
-        for (size_t j = 0; j < count; j++)
-            out[r * count + j] = packed[r * width + (size_t)slots[j]];
-    columns_take_gpu(d_out, d_packed, rows, width, d_slots, count, stream);
-    check_bits("taken", d_out, out, rows * count, false);
-    for (size_t r = 0; r < rows; r++)
-        for (size_t j = 0; j < count; j++)
-            packed[r * width + (size_t)slots[j]] = in[r * count + j];
-    columns_put_gpu(d_packed, device(in, rows * count), rows, width, d_slots, count, stream);
-    check_bits("put", d_packed, packed, rows * width, false);
-    columns_put_gpu(d_packed, d_out, rows, width, d_slots, count, stream);
-    columns_take_gpu(d_out, d_packed, rows, width, d_slots, count, stream);
-    check_bits("taken again", d_out, out, rows * count, false);
-    free(slots); free(packed); free(out); free(in);
-    release_device();
-}
-
-static void take_and_put(void) {
-    static const size_t width[] = {1, 2, 7, 77, 128, 256, 300, 600};
-    static const size_t rows[] = {1, 3, 16, 33, 129};
-    for (int i = 0; i < 8; i++)
-        for (int k = 0; k < 5; k++) {
-            take_case(rows[k], width[i], 0, 20);
-            take_case(rows[k], width[i], 1, 21);
-            take_case(rows[k], width[i], (width[i] + 1) / 2, 22);
-            take_case(rows[k], width[i], width[i], 23);
-        }
-    take_case(4097, 3, 1, 24);
-    take_case(1400, 5, 3, 25);
-}
-
 #ifdef __CUDA_EMU__
 #include <sys/mman.h>
 
@@ -489,25 +445,6 @@ static void far_away(void) {
     CHECK(memcmp(there, sums, sizeof there) == 0, "%.17g, not %.17g", there[0].squares,
           sums[0].squares);
 
-    // Rows that are long: sixteen at once and one more; and two bands of 256 rows.
-    static const size_t rows[] = {17, 260}, width[] = {wide, wide / 16}, count[] = {130, 1};
-    for (int k = 0; k < 2; k++) {
-        const size_t all = rows[k] * count[k];
-        int32_t slots[130];
-        float *out = host<float>(all), *in = numbers<float>(all, 31, false);
-        for (int j = 0; j < 130; j++) slots[j] = (int32_t)width[k] - 1 - j;
-        const int32_t *d_slots = device(slots, 130);
-        float *d_out = device(out, all);
-        columns_put_gpu(sparse, device(in, all), rows[k], width[k], d_slots, count[k], stream);
-        columns_take_gpu(d_out, sparse, rows[k], width[k], d_slots, count[k], stream);
-        check_bits("taken", d_out, in, all, false);
-        for (size_t r = 0; r < rows[k]; r++)
-            for (size_t j = 0; j < count[k]; j++)
-                out[r * count[k] + j] = sparse[(r + 1) * width[k] - 1 - j];
-        CHECK(memcmp(out, in, all * sizeof(float)) == 0, "put elsewhere");
-        free(out);
-        free(in);
-    }
     release_device();
     CUDA(cudaHostUnregister(sparse));
     munmap(sparse, bytes);
@@ -544,9 +481,6 @@ static void limits(void) {
     map.tensor[3].rows = (size_t)1 << 31;
     CHECK(exit_of([&] { columns_of(&map, 1, false, 1); }) == 1, "2^31 rows");
     zen_map_free(&map);
-    const size_t many = (size_t)1 << 30;
-    CHECK(exit_of([&] { columns_of_one(many, 256, 256); }) == 0, "2^26 blocks");
-    CHECK(exit_of([&] { columns_of_one(many, many, many); }) == 1, "2^48 blocks");
 }
 
 int main(void) {
@@ -561,7 +495,6 @@ int main(void) {
     RUN(adam<bf16>);
     RUN(sums<float>);
     RUN(sums<bf16>);
-    RUN(take_and_put);
 #ifdef __CUDA_EMU__
     RUN(far_away);
 #endif

@@ -482,7 +482,7 @@ static void check_definitions(const Shape *s) {
     // Padding and gaps: rows beyond the vocabulary, and what lies between tensors.
     float *as_floats = floats(P);
     gradients(g, part);
-    download(as_floats, g->params, P, g->compute);
+    floats_move(g->params, as_floats, P, true);
     size_t padding = 0;
     for (int i = 0; i < g->table.count; i++) {
         const GPT2Tensor *x = &g->table.tensors[i];

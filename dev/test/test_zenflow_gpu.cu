@@ -276,7 +276,7 @@ static uint64_t hash_reference(const ZenReference *x, const GPT2Table *t) {
 // The whole gradient of a step, as floats: the sum of all micro-batches.
 static void whole_gradient(GPT2 *g, float *grads) {
     if (g->accumulating) gpu_copy(grads, g->waiting, g->table.elements * sizeof(float));
-    else download(grads, g->grads, g->table.elements, g->compute);
+    else floats_move(g->grads, grads, g->table.elements, true);
 }
 
 static void show(GPT2 *g, const float *shown) {
@@ -312,16 +312,16 @@ static ZenMap map_copy(const ZenMap *map) {
     return copy;
 }
 
-// What changed places from one map to the other.
+// What changed places from one map to the other, and how much of the chosen that is among.
 static void count_swaps(const ZenMap *a, const ZenMap *b, size_t *columns, size_t *elements) {
     *columns = *elements = 0;
     for (int i = 0; i < a->count; i++) {
         const ZenTensor *z = &a->tensor[i];
-        for (size_t j = 0; j < z->chosen; j++) {
-            if (a->column[z->column_at + j] == b->column[z->column_at + j]) continue;
-            ++*columns;
-            *elements += z->rows;
-        }
+        size_t count = 0;
+        for (size_t j = 0; j < z->chosen; j++)
+            count += a->column[z->column_at + j] != b->column[z->column_at + j];
+        *columns += count;
+        if (count > 0) *elements += z->rows * z->chosen;
     }
 }
 

@@ -444,7 +444,7 @@ static void bring(GPT2 *g, const Config *c, Shared *to, const char *name) {
         const Piece *p = &g->pieces.pieces[i];
         const size_t at = arena_at(g, p);
         float *w = floats(p->length);
-        download(w, piece_params(g, p), p->length, g->compute);
+        floats_move(piece_params(g, p), w, p->length, true);
         size_t wrong = 0;
         for (size_t j = 0; j < p->length; j++) {
             const float master = arena(to, 0)[at + j];
@@ -458,8 +458,8 @@ static void bring(GPT2 *g, const Config *c, Shared *to, const char *name) {
     if (c->stage == 3) return;
     float *whole = floats(to->P);
     for (int i = 0; i < g->segments; i++)
-        download(whole + g->segment[i].at, g->params + g->segment[i].param_at,
-                 g->segment[i].length, g->compute);
+        floats_move(g->params + g->segment[i].param_at, whole + g->segment[i].at,
+                    g->segment[i].length, true);
     report->weights = hash_bytes(whole, to->P * sizeof(float));
     free(whole);
 }

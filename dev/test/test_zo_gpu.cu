@@ -206,10 +206,9 @@ static ZoModel *zo_open(const Config *c, Feed *f, const float *weights, size_t s
     zo_allocate(z);
     Buffer list[MAX_BUFFERS];
     const int n = zo_buffers(z, list);
-    size_t listed = z->lt.workspace_bytes;
+    size_t listed = 0;
     for (int i = 0; i < n; i++) listed += list[i].bytes;
-    const size_t slots = c->keeps_slots ? 0 : z->slots * round_up(z->layer * sizeof(floatX), 256);
-    CHECK(zo_bytes(z) >= listed + slots && zo_bytes(z) - listed - slots < 256 * (size_t)n,
+    CHECK(zo_bytes(z) >= listed && zo_bytes(z) - listed < 256 * (size_t)n,
           "%s: planned %zu, buffers %zu", name, zo_bytes(z), listed);
 #ifdef __CUDA_EMU__
     CHECK(before - free_memory() == listed, "%s: allocated %zu, planned %zu", name,
@@ -218,8 +217,7 @@ static ZoModel *zo_open(const Config *c, Feed *f, const float *weights, size_t s
     (void)before;
 #endif
     for (size_t l = 0, stay = 0; l < z->config.layers; l++) {  // as many stay as were asked for
-        stay += z->home[l] < 0;
-        CHECK(z->home[l] < 0 || z->visitor[z->home[l]] == (int)l, "%s: layer %zu", name, l);
+        stay += zo_stays(z, l);
         CHECK(l + 1 < z->config.layers || stay == min_size(c->residents, z->config.layers),
               "%s: %zu layers stay", name, stay);
     }
@@ -484,9 +482,9 @@ static void cpu_perturbed(const GPT2Table *t, const ZoConfig *c, const float *th
     for (size_t i = 0; i < t->elements; i++) w[i] = as(type, w[i]);
 }
 
-static bool same_on_gpu(ZoModel *z, const floatX *gpu, const float *w, size_t n) {
+static bool same_on_gpu(floatX *gpu, const float *w, size_t n) {
     float *copy = floats(n);
-    download(copy, gpu, n, z->compute);
+    floats_move(gpu, copy, n, true);
     const bool same = memcmp(copy, w, n * sizeof(float)) == 0;
     free(copy);
     return same;
@@ -515,10 +513,10 @@ static void check_weights(int shape, int type, int noise) {
             cpu_perturbed(t, &z->zo, theta, w[s], 4, j, s == 0 ? p.scale : -p.scale, type);
         for (size_t l = 0; l < z->config.layers; l++)
             for (int k = 0; k < ZO_GROUPS; k++) {
-                zo_perturb_group(z, &p, l, k, zo_resident(z, (int)l), j);
+                zo_perturb_group(z, &p, l, k, zo_home(z, l), j);
                 const size_t at = z->head + l * z->layer + z->group_at[k], n = z->group[k].length;
-                CHECK(same_on_gpu(z, z->plus, w[0] + at, n)
-                      && same_on_gpu(z, z->minus, w[1] + at, n),
+                CHECK(same_on_gpu(z->perturbed[0], w[0] + at, n)
+                      && same_on_gpu(z->perturbed[1], w[1] + at, n),
                       "%s: query %d, layer %zu, group %d", name, j, l, k);
             }
     }
@@ -538,18 +536,19 @@ static void check_weights(int shape, int type, int noise) {
             n = min_size(z->chunk, z->config.vocab_padded - v0);
             const size_t at = t->tensors[t->lm_head].offset + v0 * C;
             zo_head_weights(z, &p, j, v0, n);
-            CHECK(same_on_gpu(z, z->plus, w[0] + at, n * C)
-                  && same_on_gpu(z, z->minus, w[1] + at, n * C), "%s: head from %zu", name, v0);
+            CHECK(same_on_gpu(z->perturbed[0], w[0] + at, n * C)
+                  && same_on_gpu(z->perturbed[1], w[1] + at, n * C),
+                  "%s: head from %zu", name, v0);
         }
         for (int s = 0; s < 2; s++) {
             float *x = floats(N * C);
-            zo_encoder(z, &p, z->x, j, s == 0 ? p.scale : -p.scale);
+            zo_encoder(z, &p, j, s);
             for (size_t i = 0; i < N * C; i++) {
                 const size_t token = (size_t)b->host[i / C], position = i / C % z->max_T;
                 x[i] = as(type, w[s][token * C + i % C]
                                 + w[s][t->tensors[t->wpe].offset + position * C + i % C]);
             }
-            CHECK(same_on_gpu(z, z->x, x, N * C), "%s: embeddings, sign %d", name, s);
+            CHECK(same_on_gpu(zo_x(z, j, s), x, N * C), "%s: embeddings, sign %d", name, s);
             free(x);
         }
     }
