@@ -6,7 +6,8 @@
 //   order(), copy_out(), copy_in()   one stream after another; over the link
 //   event_make(), events_make(), events_free(), gpt2_rest()
 //   compute_span(), live()           what the timeline shows
-//   download(), gpu_copy()           to the host, when all is at rest
+//   gpu_copy(), floats_move()        to and from the host, when all is at rest
+//   buffers_bytes(), buffers_allocate(), buffers_free()                        a list of buffers
 //   check_memory()                   refuses what does not fit
 #ifndef TIDE_GPT2_CUH
 #define TIDE_GPT2_CUH
