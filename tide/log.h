@@ -90,7 +90,6 @@ static bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
     struct stat s;
     memset(l, 0, sizeof *l);
     l->screen = stdout;
-    l->start = seconds_now();
     l->resumed = resume_step;
     if (dir != NULL) {
         snprintf(l->dir, sizeof l->dir, "%s", dir);
@@ -116,9 +115,10 @@ static bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
     return true;
 }
 
-// After the line of a step was printed into the file. A full disk costs lines of the log, not the
+// After the lines of a step were printed. A full disk costs lines of the log, not the
 // run: what is there of such a line is removed, and the first one is named.
 static void log_flush(Log *l, size_t step) {
+    fflush(l->screen);
     const bool ok = fflush(l->file) == 0 && !ferror(l->file);
     if (ok) l->whole = ftello(l->file);
     else if (!l->failing)
@@ -167,7 +167,6 @@ static void log_step(Log *l, size_t step, size_t steps, double loss, double grad
         l->drawn = true;
         l->last_drawn = now;
     }
-    fflush(l->screen);
     log_flush(l, step);
 }
 
@@ -192,7 +191,6 @@ static bool log_eval(Log *l, size_t step, double val_loss, double accuracy, Erro
     fprintf(l->screen, "step %zu | val loss %.4f", step, val_loss);
     if (accuracy >= 0) fprintf(l->screen, " | accuracy %.1f %%", 100 * accuracy);
     fprintf(l->screen, "\n");
-    fflush(l->screen);
     log_flush(l, step);
     return true;
 }

@@ -366,35 +366,26 @@ static const char *const option_synonyms[][2] = {
 };
 enum { SYNONYM_COUNT = sizeof option_synonyms / sizeof option_synonyms[0] };
 
-// Changes to turn a into b (Levenshtein 1966), looking at no more than 32 bytes of each; _ is -.
-static size_t edit_distance(const char *a, size_t na, const char *b) {
-    size_t row[33], nb = strlen(b);
-    if (na > 32) na = 32;
-    if (nb > 32) nb = 32;
-    for (size_t j = 0; j <= nb; j++) row[j] = j;
-    for (size_t i = 1; i <= na; i++) {
-        size_t diagonal = row[0];
-        row[0] = i;
-        for (size_t j = 1; j <= nb; j++) {
-            size_t best = diagonal + ((a[i - 1] == '_' ? '-' : a[i - 1]) != b[j - 1]);
-            if (row[j] + 1 < best) best = row[j] + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            diagonal = row[j];
-            row[j] = best;
-        }
-    }
-    return row[nb];
+// Changes to turn the n bytes at a into b (Levenshtein 1966), if there are at most `most`; else
+// more than that. _ is -.
+static size_t edit_distance(const char *a, size_t n, const char *b, size_t most) {
+    for (; n > 0 && *b != '\0' && (*a == '_' ? '-' : *a) == *b; n--, a++) b++;
+    if (n == 0 || *b == '\0' || most == 0) return n > strlen(b) ? n : strlen(b);
+    const size_t changed = edit_distance(a + 1, n - 1, b + 1, most - 1);
+    const size_t less = edit_distance(a + 1, n - 1, b, most - 1);
+    const size_t more = edit_distance(a, n, b + 1, most - 1);
+    return 1 + min_size(changed, min_size(less, more));
 }
 
 // `arg` as on the command line, with one or two dashes and perhaps "=value".
 static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
-    size_t n = strcspn(name, "="), best = (n < 32 ? n : 32) / 3 + 2;  // else: none
+    size_t n = strcspn(name, "="), best = min_size(n / 3 + 2, 5);  // else: none
     for (int i = 0; i < OPTION_COUNT + SYNONYM_COUNT; i++) {
         const char *const *synonym = i < OPTION_COUNT ? NULL : option_synonyms[i - OPTION_COUNT];
         if (synonym == NULL && option_table[i].type == O_TITLE) continue;
         const char *known = synonym != NULL ? synonym[0] : option_table[i].name;
-        size_t d = edit_distance(name, n, known);
+        size_t d = edit_distance(name, n, known, 4);
         if (d > 2 && n >= 3 && strncmp(known, name, n) == 0) d = 2;  // --temp
         if (d < best) { best = d; nearest = synonym != NULL ? synonym[1] : known; }
     }

@@ -273,7 +273,6 @@ static void run_share_lock(Run *r) {
 // anything is computed.
 static void run_check_output(Run *r) {
     const Options *o = &r->o;
-    char file[PATH_MAX];
     if (o->dump != NULL && !path_is_writable(o->dump))
         die("--dump %s: %s", o->dump, strerror(errno));
     if (o->dump != NULL || (o->steps == 0 && (o->resume || !option_given(o, "out")))) return;
@@ -284,8 +283,7 @@ static void run_check_output(Run *r) {
         run_made = o->out;
         atexit(run_unmake);
     }
-    path_join(file, o->out, "log.jsonl");
-    if (!make_directories(o->out) || !path_is_writable(file))
+    if (!make_directories(o->out) || access(o->out, W_OK | X_OK) != 0)
         die("--out %s: %s", o->out, strerror(errno));
     run_lock(r, LOCK_EX);
     if (!o->resume && saved)
@@ -342,9 +340,9 @@ static void run_agree(const Run *r) {
         die("with %zu GPUs there is only training: leave the launcher out", r->world);
     options_to_json(&r->o, text, sizeof text);
     ranks_agree("options", text);
-    ranks_agree("--out", r->o.out);
-    snprintf(text, sizeof text, "data %016" PRIx64 ", %zu sequences, %zu for evaluation, from step "
-             "%zu", r->state.data_hash, r->train.sequences, r->val.sequences, r->state.step);
+    snprintf(text, sizeof text, "--out %.2000s, data %016" PRIx64 ", %zu sequences, %zu for "
+             "evaluation, from step %zu", r->o.out, r->state.data_hash, r->train.sequences,
+             r->val.sequences, r->state.step);
     ranks_agree("data", text);
 }
 
@@ -698,14 +696,17 @@ static StepResult run_damaged(const Run *r) {
     return x;
 }
 
+static void run_diverged(const Run *r, size_t step, double loss, double norm, const char *what) {
+    fail("the loss is %g and the norm %g at step %zu: %s; try a lower --lr (what was saved in %s "
+         "before is intact)", loss, norm, step, what, r->o.out);
+}
+
 // AdamW's constants of a step: with the schedule's rate, and clipped. Ends the run before a loss or
 // a gradient that is no number spoils the weights.
 static AdamStep run_adam_step(const Run *r, size_t step, double loss, double norm_squared) {
     const Options *o = &r->o;
     if (!isfinite(loss) || !isfinite(norm_squared))
-        fail("the loss is %g and the gradient norm %g at step %zu: stopped before the update; "
-             "try a lower --lr (what was saved in %s before is intact)", loss, sqrt(norm_squared),
-             step, o->out);
+        run_diverged(r, step, loss, sqrt(norm_squared), "stopped before the update");
     return adam_step_prepare(schedule_lr(o, step), o->beta1, o->beta2, o->eps, o->weight_decay,
                              step, clip_scale(norm_squared, o->clip));
 }
@@ -723,9 +724,7 @@ static void run_log_step(Run *r, size_t step, const StepResult *x) {
     r->done = step;
     r->idle = mezo && idle ? r->idle + 1 : 0;
     if (r->idle == 10)
-        fail("the loss is %g and the norm %g at step %zu, and 10 steps in a row led nowhere: try "
-             "a lower --lr (what was saved in %s before is intact)", fabs(x->loss), fabs(x->norm),
-             step, r->o.out);
+        run_diverged(r, step, fabs(x->loss), fabs(x->norm), "10 steps in a row led nowhere");
     if (x->skipped) log_skip(&r->log, step, r->o.steps, x->loss, x->norm);
     else log_step(&r->log, step, r->o.steps, x->loss, x->norm, lr, 1e3 * seconds,
                   (double)r->step_tokens / seconds, flops / seconds, x->more);
@@ -814,9 +813,7 @@ static void run_hint(const Run *r) {
     const char *q = strpbrk(r->program, special) || strpbrk(out, special) ? "'" : "";
     const bool ask = r->task && strpbrk(o->template_text, "\"$`\\!") == NULL;
     const bool stream = o->optimizer == OPTIMIZER_MEZO || (r->world > 1 && o->zero == 3);
-    char merges[PATH_MAX];
-    path_join(merges, out, "merges.txt");
-    if (!path_exists(merges) || strchr(r->program, '\'') || strchr(out, '\'')) return;
+    if (r->tokenizer == NULL || strchr(r->program, '\'') || strchr(out, '\'')) return;
     printf("try it: %s%s%s --model %s%s%s%s%s --steps 0 --prompt \"...%s\"%s\n", q, r->program, q,
            q, out, q, precisions[o->precision], o->gpu_build && stream ? " --optimizer mezo" : "",
            ask ? o->template_text : "", r->task ? " --sample-tokens 1" : "");

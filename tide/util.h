@@ -41,30 +41,11 @@ static const char *plural(size_t n) { return n == 1 ? "" : "s"; }
 #define HOST_DEVICE __attribute__((always_inline))
 #endif
 
-// a * b + c, rounded once, in double: a * b is exact, and the sum is rounded to odd, after which
-// rounding to fp32 is as if nothing had been rounded before (Boldo and Melquiond, "Emulation of FMA
-// and correctly rounded sums", 2008).
-HOST_DEVICE static inline float fma_in_double(float a, float b, float c) {
-    const double product = (double)a * b, sum = product + c;
-    const double part = sum - product, lost = (product - (sum - part)) + (c - part);
-    const double outwards = sum > 0 ? lost : -lost;
-    uint64_t bits;
-    memcpy(&bits, &sum, 8);
-    const uint64_t even = ~bits & 1;  // then one unit towards what was lost, if something was
-    bits += outwards > 0 ? even : 0;
-    bits -= outwards < 0 ? even : 0;
-    double odd;
-    memcpy(&odd, &bits, 8);
-    return (float)odd;
-}
-
-// The same bits everywhere. Where there is no instruction, fmaf() is a slow call, and the loop
-// around it remains scalar.
+// a * b + c, rounded once: the same bits everywhere. Where there is no instruction, fmaf() is a slow
+// call, and the loop around it remains scalar.
 HOST_DEVICE static inline float fma_f32(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
     return __fmaf_rn(a, b, c);
-#elif defined __x86_64__ && !defined __FMA__
-    return fma_in_double(a, b, c);
 #else
     return __builtin_fmaf(a, b, c);
 #endif
@@ -287,16 +268,13 @@ static bool path_is_directory(const char *path) {
     return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
 }
 
-// Could a file of this name be written? Its directory must be there. errno says why not.
+// Could a file of this name be written? errno says why not.
 static bool path_is_writable(const char *path) {
-    char dir[PATH_MAX];
-    errno = ENAMETOOLONG;
-    if (snprintf(dir, sizeof dir, "%s", path) >= (int)sizeof dir) return false;
-    char *slash = strrchr(dir, '/');
-    if (slash == NULL) snprintf(dir, sizeof dir, ".");
-    else slash[slash == dir] = '\0';
+    Error unused;
     errno = EISDIR;
-    return !path_is_directory(path) && access(dir, W_OK | X_OK) == 0;
+    FILE *f = path_is_directory(path) ? NULL : replace_open(path, &unused);
+    if (f != NULL) replace_discard(f, path);
+    return f != NULL;
 }
 
 static bool path_exists(const char *path) { return access(path, F_OK) == 0; }

@@ -274,7 +274,6 @@ zero run: resumed with one rank's sequences :: tide/run.h :: const size_t each =
 zero run: damaged data of one rank are saved :: tide/run.h :: if (r->world > 1) die("%s", r->damage.text) :: r->world > 1 :: false
 zero run: options are not compared :: tide/run.h :: ranks_agree("options", text)
 zero run: data are not compared :: tide/run.h :: ranks_agree("data", text)
-zero run: --out is not compared :: tide/run.h :: ranks_agree("--out"
 END
 
 # A copy of the tree by links, in which files are replaced.
