@@ -236,8 +236,8 @@ static void plot_axes(const Plot *p) {
                 plot_x(p, i * dx), bottom, plot_x(p, i * dx), i * dx);
     fprintf(p->f, "<path class=\"axis\" d=\"M%d %dH%d\"/>\n"
             "<text x=\"415\" y=\"440\" text-anchor=\"middle\">step</text>\n"
-            "<text transform=\"translate(16 215) rotate(-90)\" text-anchor=\"middle\">loss</text>\n",
-            PLOT_LEFT, bottom, right);
+            "<text transform=\"translate(16 215) rotate(-90)\" text-anchor=\"middle\">loss"
+            "</text>\n", PLOT_LEFT, bottom, right);
 }
 
 // The mean of a 25th of the run around loss i; less at its begin, and those before at its end.
@@ -277,7 +277,8 @@ static void plot_series(const Plot *p, const char *name, const LogSeries *s, boo
         last = noisy ? plot_mean(s, b == 0 ? 0 : i) : x[i];
         plot_point(p, last);
     }
-    fprintf(p->f, "\"/>\n<path class=\"%s\" d=\"M %.1f,%.1fm-3,0a3,3 0 1 0 6,0a3,3 0 1 0 -6,0\"/>\n"
+    fprintf(p->f, "\"/>\n"
+            "<path class=\"%s\" d=\"M %.1f,%.1fm-3,0a3,3 0 1 0 6,0a3,3 0 1 0 -6,0\"/>\n"
             "<path class=\"%s\" d=\"M620 %dh24\"/><text x=\"652\" y=\"%d\">%s %.4g%s</text>\n",
             name, plot_x(p, (double)last.step), plot_y(p, last.loss), name, y, y + 4, name,
             last.loss, noisy ? " (mean)" : "");

@@ -41,8 +41,8 @@ static const char *plural(size_t n) { return n == 1 ? "" : "s"; }
 #define HOST_DEVICE __attribute__((always_inline))
 #endif
 
-// a * b + c, rounded once: the same bits everywhere. Where there is no instruction, fmaf() is a slow
-// call, and the loop around it remains scalar.
+// a * b + c, rounded once: the same bits everywhere. Where there is no instruction, fmaf() is a
+// slow call, and the loop around it remains scalar.
 HOST_DEVICE static inline float fma_f32(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
     return __fmaf_rn(a, b, c);
