@@ -34,6 +34,7 @@ typedef struct {
     char *gpu;                  // two chunks: where copies go, where they come from
     size_t chunk;
     double seconds;             // for one measurement
+    Matmul lt;
 } Calibration;
 
 static int calibrate_compare(const void *a, const void *b) {
@@ -68,8 +69,16 @@ __global__ static void calibrate_normals_kernel(bf16 *to, size_t n) {
     store_pack(to + i, x);
 }
 
-enum { WORK_H2D, WORK_D2H, WORK_GPU_COPY,                  // n bytes
-       WORK_GPU_ADAM, WORK_GPU_NORMALS, WORK_HOST_ADAM };  // n parameters
+enum { WORK_H2D, WORK_D2H, WORK_GPU_COPY,                 // n bytes
+       WORK_GPU_ADAM, WORK_GPU_NORMALS, WORK_HOST_ADAM,   // n parameters
+       WORK_GPU_PRODUCT };                                // n bytes of matrices
+
+// The side of the matrices, which is a power of two: they take 4 bytes for each of its squares.
+static size_t product_side(size_t n) {
+    size_t side = 32;
+    while (side < 4096 && 16 * side * side <= n) side *= 2;
+    return side;
+}
 
 static cudaStream_t calibrate_stream(const Calibration *c, int work) {
     return work == WORK_HOST_ADAM ? c->q->stream : work == WORK_D2H ? c->out : c->in;
@@ -77,12 +86,14 @@ static cudaStream_t calibrate_stream(const Calibration *c, int work) {
 
 // The most that there is room for.
 static size_t calibrate_limit(const Calibration *c, int work) {
+    const size_t side = product_side(2 * c->chunk);
     return work == WORK_HOST_ADAM ? c->state.n : work == WORK_GPU_ADAM ? c->chunk / 8
-         : work == WORK_GPU_NORMALS ? c->chunk / 4 : c->chunk;
+         : work == WORK_GPU_NORMALS ? c->chunk / 4
+         : work == WORK_GPU_PRODUCT ? 4 * side * side : c->chunk;
 }
 
 // Queues one run of work of size n, a multiple of 8, without waiting for it.
-static void calibrate_submit(const Calibration *c, int work, size_t n) {
+static void calibrate_submit(Calibration *c, int work, size_t n) {
     const cudaStream_t s = calibrate_stream(c, work);
     char *to = c->gpu, *from = c->gpu + c->chunk;
     if (work == WORK_H2D) {
@@ -100,6 +111,11 @@ static void calibrate_submit(const Calibration *c, int work, size_t n) {
     } else if (work == WORK_GPU_NORMALS) {
         calibrate_normals_kernel<<<ceil_div(n, 8 * 256), 256, 0, s>>>((bf16 *)c->gpu, n);
         CUDA(cudaGetLastError());
+    } else if (work == WORK_GPU_PRODUCT) {  // a layer's in bf16: (side / 2, side) by (side, side)
+        const size_t side = product_side(n);
+        bf16 *a = (bf16 *)c->gpu, *weight = a + side / 2 * side, *out = weight + side * side;
+        gemm(&c->lt, false, true, side / 2, side, side, a, side, weight, side, out, side, NULL,
+             false, GEMM_PLAIN, NULL, s);
     } else {
         HostState state = c->state;
         state.n = n;
@@ -110,8 +126,8 @@ static void calibrate_submit(const Calibration *c, int work, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // One at a time
 
-// Bytes or parameters per second of one kind of work. Each run follows another one in the queue, so
-// that nothing of its launch counts.
+// Bytes, parameters or floating-point operations per second of one kind of work. Each run follows
+// another one in the queue, so that nothing of its launch counts.
 static double calibrate_rate(Calibration *c, int work) {
     const cudaStream_t s = calibrate_stream(c, work);
     const size_t limit = calibrate_limit(c, work);
@@ -130,21 +146,29 @@ static double calibrate_rate(Calibration *c, int work) {
         else grown = true;
         if (count >= 3 && seconds_now() - begin > c->seconds) break;
     }
-    last = calibrate_median(t, count);
-    return (double)n / (last > 1e-9 ? last : 1e-9);
+    const double done = work == WORK_GPU_PRODUCT ? pow((double)product_side(n), 3) : (double)n;
+    return done / fmax(calibrate_median(t, count), 1e-9);
 }
 
 // ---------------------------------------------------------------------------------------------
 // All at once
 
-// When each part of the copies to the GPU [0] and back [1] began and ended, and the host's update,
-// in seconds; update[0] == update[1]: there was none.
-typedef struct { double at[2][CALIBRATE_PARTS + 1], update[2]; } Overlap;
+// When each part began and ended, in seconds, of the copies to the GPU [0] and back [1], and of the
+// host's update [2], which is one part; and what one part is: bytes, or parameters.
+typedef struct {
+    double at[3][CALIBRATE_PARTS + 1];
+    size_t part[3];
+    int rows;       // 3; 2: there was no update
+} Overlap;
 
-// How many of the parts in one direction fell between two times.
-static double overlap_parts(const double *at, double from, double to) {
+// How many parts each row has.
+static int overlap_count(int row) { return row < 2 ? CALIBRATE_PARTS : 1; }
+
+// How many parts of a row fell between two times.
+static double overlap_parts(const Overlap *o, int row, double from, double to) {
+    const double *at = o->at[row];
     double sum = 0;
-    for (int i = 0; i < CALIBRATE_PARTS; i++) {
+    for (int i = 0; i < overlap_count(row); i++) {
         const double inside = fmin(at[i + 1], to) - fmax(at[i], from);
         if (inside > 0) sum += inside / (at[i + 1] - at[i]);
     }
@@ -153,59 +177,52 @@ static double overlap_parts(const double *at, double from, double to) {
 
 // Bytes per second to the GPU and back, and parameters per second, during the time in which all
 // were at work. Where they were not side by side, as on the emulated GPU: in all of their time.
-static void overlap_rates(const Overlap *o, size_t part, size_t parameters, double rates[3]) {
-    const int last = CALIBRATE_PARTS;
-    const bool updates = o->update[1] > o->update[0];
-    double from = fmax(o->at[0][0], o->at[1][0]), to = fmin(o->at[0][last], o->at[1][last]);
-    if (updates) {
-        from = fmax(from, o->update[0]);
-        to = fmin(to, o->update[1]);
+static void overlap_rates(const Overlap *o, double rates[3]) {
+    double from = -INFINITY, to = INFINITY, first = INFINITY, last = -INFINITY;
+    for (int i = 0; i < o->rows; i++) {
+        const double begin = o->at[i][0], end = o->at[i][overlap_count(i)];
+        from = fmax(from, begin);
+        to = fmin(to, end);
+        first = fmin(first, begin);
+        last = fmax(last, end);
     }
-    if (!(overlap_parts(o->at[0], from, to) > 1 && overlap_parts(o->at[1], from, to) > 1)) {
-        from = fmin(o->at[0][0], o->at[1][0]);
-        to = fmax(o->at[0][last], o->at[1][last]);
-        if (updates) {
-            from = fmin(from, o->update[0]);
-            to = fmax(to, o->update[1]);
-        }
+    if (!(overlap_parts(o, 0, from, to) > 1 && overlap_parts(o, 1, from, to) > 1)) {
+        from = first;
+        to = last;
     }
-    for (int i = 0; i < 2; i++)
-        rates[i] = overlap_parts(o->at[i], from, to) * (double)part / (to - from);
-    rates[2] = 0;
-    if (updates)
-        rates[2] = (double)parameters / (o->update[1] - o->update[0])
-                 * (fmin(o->update[1], to) - fmax(o->update[0], from)) / (to - from);
+    for (int i = 0; i < o->rows; i++)
+        rates[i] = overlap_parts(o, i, from, to) * (double)o->part[i] / (to - from);
 }
 
 // Copies in both directions at once, and if host_seconds > 0 the host's update meanwhile, which
-// takes that long alone. *in and *out: bytes per second alone, then together; *adam: parameters.
-static void calibrate_together(Calibration *c, double host_seconds, double *in, double *out,
-                               double *adam) {
+// takes that long alone. rates: to the GPU and back, bytes per second as far as they are known, and
+// then those found here; and parameters per second.
+static void calibrate_together(Calibration *c, double host_seconds, double rates[3]) {
     enum { TRIES = 3 };
-    cudaEvent_t e[2][CALIBRATE_PARTS + 1], update[2];
-    double rates[3][TRIES];
-    for (int i = 0; i < 2; i++) {
-        CUDA(cudaEventCreateWithFlags(&update[i], cudaEventBlockingSync));
-        for (int j = 0; j <= CALIBRATE_PARTS; j++) CUDA(cudaEventCreate(&e[i][j]));
-    }
+    const cudaStream_t streams[3] = {c->in, c->out, c->q->stream};
+    cudaEvent_t e[3][CALIBRATE_PARTS + 1];
+    double tried[3][TRIES], one[3];
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j <= overlap_count(i); j++)
+            CUDA(cudaEventCreateWithFlags(&e[i][j], cudaEventBlockingSync));
     // The copies take twice as long as the update alone, in parts that walk through the chunk.
     const double wanted = host_seconds > 0 ? 2 * host_seconds : c->seconds / 8;
-    size_t part = (size_t)(fmin(*in, *out) * wanted / CALIBRATE_PARTS) / 4096 * 4096;
+    size_t part = (size_t)(fmin(rates[0], rates[1]) * wanted / CALIBRATE_PARTS) / 4096 * 4096;
     if (part < 4096) part = 4096;
     if (part > c->chunk) part = c->chunk;
-    const size_t places = c->chunk / part;
+    Overlap o = {{{0}}, {part, part, c->state.n}, host_seconds > 0 ? 3 : 2};
     for (int k = 0; k < TRIES; k++) {
         CUDA(cudaEventRecord(c->start, c->in));
-        CUDA(cudaStreamWaitEvent(c->out, c->start, 0));
-        CUDA(cudaStreamWaitEvent(c->q->stream, c->start, 0));
-        CUDA(cudaEventRecord(e[0][0], c->in));
-        CUDA(cudaEventRecord(e[1][0], c->out));
-        CUDA(cudaEventRecord(update[0], c->q->stream));
-        if (host_seconds > 0)
+        for (int i = 0; i < o.rows; i++) {
+            CUDA(cudaStreamWaitEvent(streams[i], c->start, 0));
+            CUDA(cudaEventRecord(e[i][0], streams[i]));
+        }
+        if (o.rows > 2) {
             host_queue_submit(c->q, calibrate_adam, &c->state, sizeof c->state);
-        CUDA(cudaEventRecord(update[1], c->q->stream));
+            CUDA(cudaEventRecord(e[2][1], streams[2]));
+        }
         for (size_t i = 0; i < CALIBRATE_PARTS; i++) {
-            const size_t at = i % places * part;
+            const size_t at = i % (c->chunk / part) * part;
             CUDA(cudaMemcpyAsync(c->gpu + at, c->host_in + at, part, cudaMemcpyHostToDevice,
                                  c->in));
             CUDA(cudaEventRecord(e[0][i + 1], c->in));
@@ -213,69 +230,33 @@ static void calibrate_together(Calibration *c, double host_seconds, double *in, 
                                  cudaMemcpyDeviceToHost, c->out));
             CUDA(cudaEventRecord(e[1][i + 1], c->out));
         }
-        Overlap o;
-        double r[3];
-        for (int i = 0; i < 2; i++) {
-            o.update[i] = host_seconds > 0 ? device_seconds(c->start, update[i]) : 0;
-            for (int j = 0; j <= CALIBRATE_PARTS; j++)
+        for (int i = 0; i < o.rows; i++)
+            for (int j = 0; j <= overlap_count(i); j++)
                 o.at[i][j] = device_seconds(c->start, e[i][j]);
-        }
-        overlap_rates(&o, part, c->state.n, r);
-        for (int i = 0; i < 3; i++) rates[i][k] = r[i];
+        overlap_rates(&o, one);
+        for (int i = 0; i < o.rows; i++) tried[i][k] = one[i];
     }
-    CUDA(cudaStreamSynchronize(c->q->stream));
-    *in = calibrate_median(rates[0], TRIES);
-    *out = calibrate_median(rates[1], TRIES);
-    *adam = calibrate_median(rates[2], TRIES);
-    for (int i = 0; i < 2; i++) {
-        CUDA(cudaEventDestroy(update[i]));
-        for (int j = 0; j <= CALIBRATE_PARTS; j++) CUDA(cudaEventDestroy(e[i][j]));
-    }
-}
-
-// A layer's product in bf16: (n/2, n) times (n, n), with n up to 4096. What surrounds the products
-// of a model makes it somewhat slower than this.
-static double calibrate_flops(Calibration *c) {
-    enum { RUNS = 5, PRODUCTS = 4 };
-    size_t free_bytes, total;
-    Matmul lt;
-    const double begin = seconds_now();  // the device may have a clock of its own (dev/emu)
-    double t[RUNS], rate = 0, last = 0;
-    CUDA(cudaMemGetInfo(&free_bytes, &total));
-    free_bytes = free_bytes / 1024 * 256;  // a quarter
-    matmul_open(&lt, free_bytes < MATMUL_WORKSPACE ? free_bytes : MATMUL_WORKSPACE);
-    for (size_t n = 64; n <= 4096 && 2 * n * n <= c->chunk; n *= 2) {
-        if (rate > 0 && (last > c->seconds / 8 || seconds_now() - begin > c->seconds)) break;
-        bf16 *a = (bf16 *)c->gpu, *weight = a + n / 2 * n, *to = weight + n * n;
-        device_fill_kernel<<<ceil_div(2 * n * n, 256), 256, 0, c->in>>>(a, 2 * n * n);
-        CUDA(cudaGetLastError());
-        for (int i = -1; i < RUNS; i++) {  // the first loads the kernel
-            CUDA(cudaEventRecord(c->start, c->in));
-            for (int j = 0; j < PRODUCTS; j++)
-                gemm(&lt, false, true, n / 2, n, n, a, n, weight, n, to, n, NULL, false,
-                     GEMM_PLAIN, NULL, c->in);
-            CUDA(cudaEventRecord(c->end, c->in));
-            last = device_seconds(c->start, c->end);
-            if (i >= 0) t[i] = last;
-        }
-        last = calibrate_median(t, RUNS);
-        rate = PRODUCTS * (double)n * (double)n * (double)n / last;
-    }
-    matmul_close(&lt);
-    return rate;
+    for (int i = 0; i < o.rows; i++) rates[i] = calibrate_median(tried[i], TRIES);
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j <= overlap_count(i); j++) CUDA(cudaEventDestroy(e[i][j]));
 }
 
 // ---------------------------------------------------------------------------------------------
 // All of it
 
+// Bytes of GPU memory that are free.
+static size_t gpu_available(void) {
+    size_t available, total;
+    CUDA(cudaMemGetInfo(&available, &total));
+    return available;
+}
+
 // Memory for n parameters of state on the host (a multiple of 4096) and for copies of half of that.
 static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double seconds) {
-    size_t free_bytes, total;
-    CUDA(cudaMemGetInfo(&free_bytes, &total));
     memset(c, 0, sizeof *c);
     c->q = q;
     c->seconds = seconds;
-    c->chunk = 7 * n < free_bytes / 4 ? 7 * n : free_bytes / 4 / 4096 * 4096;
+    c->chunk = min_size(7 * n, gpu_available() / 4 / 4096 * 4096);
     if (c->chunk == 0) c->chunk = 4096;  // what is missing will be named
     float *p = (float *)host_alloc(q, 14 * n + 2 * c->chunk, "measuring the host");
     c->state.p = p;
@@ -323,26 +304,33 @@ static void rates_measure(Rates *r, HostQueue *q, double seconds) {
     const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
     caches = cache > 0 ? (size_t)cache : 0;
 #endif
-    size_t most = 4 * caches / 14 > (size_t)32 << 20 ? 4 * caches / 14 : (size_t)32 << 20;
-    if (most > memory_available() / 8 / 28) most = memory_available() / 8 / 28;
-    if (wanted > (double)n) n = wanted < (double)most ? (size_t)wanted : most;
+    const double most = fmin(fmax(4.0 * (double)caches / 14, 32 << 20),
+                             (double)memory_available() / 8 / 28);
+    if (wanted > (double)n) n = (size_t)fmin(wanted, most);
     n = n < 4096 ? 4096 : n / 4096 * 4096;
 
     calibrate_open(&c, q, n, share);
     r->h2d = calibrate_rate(&c, WORK_H2D);
     r->d2h = calibrate_rate(&c, WORK_D2H);
-    r->h2d_duplex = r->h2d_busy = r->h2d;
-    r->d2h_duplex = r->d2h_busy = r->d2h;
-    double busy = 0;
-    calibrate_together(&c, 0, &r->h2d_duplex, &r->d2h_duplex, &busy);
+    double together[3] = {r->h2d, r->d2h, 0};
+    calibrate_together(&c, 0, together);
+    r->h2d_duplex = together[0];
+    r->d2h_duplex = together[1];
     r->host_adam = calibrate_rate(&c, WORK_HOST_ADAM);
     r->dram = 28 * r->host_adam;
-    calibrate_together(&c, (double)n / r->host_adam, &r->h2d_busy, &r->d2h_busy, &busy);
-    r->dram_dma = 28 * busy + r->h2d_busy + r->d2h_busy;
+    calibrate_together(&c, (double)n / r->host_adam, together);
+    r->h2d_busy = together[0];
+    r->d2h_busy = together[1];
+    r->dram_dma = 28 * together[2] + r->h2d_busy + r->d2h_busy;
     r->gpu_adam = calibrate_rate(&c, WORK_GPU_ADAM);
     r->gpu_bytes = 2 * calibrate_rate(&c, WORK_GPU_COPY);
     r->gpu_normals = calibrate_rate(&c, WORK_GPU_NORMALS);
-    r->gpu_flops = calibrate_flops(&c);
+    // what surrounds the products of a model makes it somewhat slower than they are alone
+    matmul_open(&c.lt, min_size(gpu_available() / 1024 * 256, MATMUL_WORKSPACE));
+    device_fill_kernel<<<ceil_div(c.chunk, 256), 256, 0, c.in>>>((bf16 *)c.gpu, c.chunk);
+    CUDA(cudaGetLastError());
+    r->gpu_flops = calibrate_rate(&c, WORK_GPU_PRODUCT);
+    matmul_close(&c.lt);
     calibrate_close(&c);
     int gpus = 1;
     CUDA(cudaGetDeviceCount(&gpus));
@@ -353,7 +341,7 @@ static void rates_measure(Rates *r, HostQueue *q, double seconds) {
 // What follows from the rates: the speed of an update with bf16 on the wire, gradients of
 // GPU-updated parameters on the GPU, the others' gone to the host during the backward pass.
 static void calibrate_print(FILE *f, const Rates *r) {
-    const UpdateBytes bytes = {2, 2, true, false};
+    const UpdateBytes bytes = {2, 2, true};
     const double k = eq1_stride(r);
     if (isfinite(k))
         fprintf(f, "Eq. 1: k = %.2f; on the GPU 1/(k+1) = %.0f %% as derived, 1/k = %.0f %% as in "
@@ -365,20 +353,12 @@ static void calibrate_print(FILE *f, const Rates *r) {
         {"all on the CPU", 0}, {"all on the GPU", 1},
         {"Eq. 1's split", isnan(k) ? -1 : 1 / (1 + k)}, {"the best split", best_share(r, &bytes)}};
     for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {
-        const double share = splits[i].share, bound = update_bound(r, &bytes, share);
         char limit[40];
+        const double share = splits[i].share, bound = update_bound(r, &bytes, share, limit);
         if (share < 0 || !(bound > 0)) continue;
-        fprintf(f, "%-15s %5.1f %% on the GPU: at most %.3g G parameters/s, bound by %s; by Eq. 1 "
-                "%.3g\n", splits[i].name, 100 * share, 1e-9 / bound,
-                update_limit(r, &bytes, share, limit), 1e-9 / eq1_seconds(r, share));
+        fprintf(f, "%-15s %5.1f %% on the GPU: at most %.3g G parameters/s, bound by %s\n",
+                splits[i].name, 100 * share, 1e-9 / bound, limit);
     }
-}
-
-// Bytes of GPU memory that are free.
-static size_t gpu_available(void) {
-    size_t available, total;
-    CUDA(cudaMemGetInfo(&available, &total));
-    return available;
 }
 
 static bool has_device(void) {

@@ -216,7 +216,7 @@ static inline double plan_host_grad(const PlanRun *run, const OffloadChoice *c) 
 }
 
 static inline UpdateBytes plan_bytes(const PlanRun *run, const OffloadChoice *c) {
-    const UpdateBytes b = {plan_host_grad(run, c), (double)run->stored, c->keep_grads, false};
+    const UpdateBytes b = {plan_host_grad(run, c), (double)run->stored, c->keep_grads};
     return b;
 }
 
@@ -544,9 +544,7 @@ static inline Prediction plan_step(const Rates *r, const GPT2Config *config, con
         free_of_it.gpu_latency = free_of_it.node_latency = 0;
         x.comm_exposed = fmax(0, x.step - plan_step(&free_of_it, config, list, c, run, NULL).step);
     }
-    const double share = away > 0 ? visit / away : 0;
-    x.bound = away * update_bound(r, &bytes, share);
-    update_limit(r, &bytes, share, x.limit);
+    x.bound = away * update_bound(r, &bytes, away > 0 ? visit / away : 0, x.limit);
 
     if (trace != NULL) plan_draw(trace, t, before->norm + 1, mark->end, start);
     free(p.tasks);

@@ -2,9 +2,9 @@
 // functions of measured numbers (calibrate.cuh), or of those in a file (scripts/rates/).
 //   rates_load(), rates_write()            the file
 //   rates_local() .. collective_seconds()  several GPUs: what each has, how long collectives take
-//   eq1_stride(), eq1_seconds()            the split that Deep Optimizer States computes (Maurya et
+//   eq1_stride()                           the split that Deep Optimizer States computes (Maurya et
 //                                          al. 2024, Eq. 1)
-//   update_bound(), best_share(), update_limit()  what no schedule can beat, and the split for it
+//   update_bound(), best_share()           what no schedule can beat, and the split for it
 #ifndef TIDE_RATES_H
 #define TIDE_RATES_H
 #include "json.h"
@@ -58,18 +58,14 @@ static double *rate_at(const Rates *r, int field) { return (double *)r + field; 
 // anything that is not such a line, for a name that is not known or comes twice, and for no name.
 static bool rates_load(Rates *r, const char *path, Error *err) {
     size_t n = 0, line = 0;
-    bool seen[RATE_FIELDS] = {false};
-    int found = 0;
-    char *text = file_read(path, &n, err), *next;
+    bool seen[RATE_FIELDS] = {false}, any = false;
+    char *text = file_read(path, &n, err), *next, name[64] = "", value[64] = "", more;
     if (text == NULL) return false;
     memset(r, 0, sizeof *r);
     const char *wrong = NULL;
-    char name[64] = "", value[64] = "", more;
     for (char *at = text; wrong == NULL && at < text + n; at = next) {
-        const size_t length = strcspn(at, "\n");
-        next = at + length + 1;
-        if (next <= text + n && at[length] == '\0') wrong = "a NUL byte";
-        at[length] = '\0';
+        next = at + strcspn(at, "\n") + 1;  // a NUL byte ends a line, too
+        next[-1] = '\0';
         at[strcspn(at, "#")] = '\0';
         line++;
         const int words = sscanf(at, "%63s %63s %c", name, value, &more);
@@ -77,24 +73,21 @@ static bool rates_load(Rates *r, const char *path, Error *err) {
         int i = 0;
         while (i < RATE_FIELDS && strcmp(rate_fields[i].name, name) != 0) i++;
         char *end = value;
-        const double number = words < 2 ? 0 : strtod(value, &end);
+        const double number = strtod(value, &end);
         if (i == RATE_FIELDS) wrong = "no such rate";
         else if (seen[i]) wrong = "it comes twice";
-        else if (words > 2) wrong = "more than a name and a number; a comment begins with #";
-        else if (words < 2 || *end != '\0' || !isfinite(number) || strpbrk(value, "xXpP") != NULL)
-            wrong = "its value is not a number";
-        else if (signbit(number)) wrong = "it is negative";
+        else if (words != 2 || *end != '\0' || !isfinite(number) || number < 0)
+            wrong = "not a name and a number from 0 on; a comment begins with #";
         else if (strcmp(rate_fields[i].unit, "GPUs") == 0 && number != floor(number))
             wrong = "it is no whole number";
         else {
             *rate_at(r, i) = number;
-            seen[i] = true;
-            found++;
+            seen[i] = any = true;
         }
     }
     free(text);
     if (wrong != NULL) return error_set(err, "%.300s, line %zu: %s: %s", path, line, name, wrong);
-    return found > 0 || error_set(err, "%.300s: names no rate", path);
+    return any || error_set(err, "%.300s: names no rate", path);
 }
 
 // What rates_load() reads back, to three digits: the next measurement has others after them.
@@ -162,14 +155,6 @@ static double eq1_stride(const Rates *r) {
     return cpu > 1 / (2 * B) ? (3 / B + ug) / (cpu - 1 / (2 * B)) : INFINITY;
 }
 
-// Seconds per parameter at any share on the GPU: the larger of what Eq. 1 equates; NAN likewise.
-static double eq1_seconds(const Rates *r, double share) {
-    if (!(r->h2d > 0 && r->host_adam > 0)) return NAN;
-    const double B = r->h2d / 4, ug = r->gpu_adam > 0 ? 1 / r->gpu_adam : 0;
-    const double cpu = 1 / r->host_adam + (r->host_cast > 0 ? 1 / r->host_cast : 0);
-    return fmax((1 - share) * cpu, share * (3 / B + ug) + (1 - share) / (2 * B));
-}
-
 // ---------------------------------------------------------------------------------------------
 // The bound
 
@@ -178,65 +163,55 @@ typedef struct {
     double grad;         // bytes of a gradient, on the link and in host memory: 2 or 4
     double weight;       // bytes of a new weight, going back: 2; or 4, the master weight as it is
     bool keep_grads;     // gradients of GPU-updated parameters stay on the GPU
-    bool grads_in_step;  // gradients leave within the update's time; else backward hides them
 } UpdateBytes;
 
-// Bytes per parameter if the GPU updates `share` of the state that lives on the host: each way over
-// the link, and read or written in host memory, where each byte of the link is one, too. The cores
-// read p, m, v and the gradient and write p, m, v and the weight that goes back.
-static void update_traffic(const UpdateBytes *b, double share, double *h2d, double *d2h,
-                                  double *dram) {
-    const double cpu = 1 - share, visitors_grads = b->keep_grads ? 0 : share * b->grad;
-    *h2d = 12 * share + visitors_grads + cpu * b->weight;
-    *d2h = 12 * share + (b->grads_in_step ? visitors_grads + cpu * b->grad : 0);
-    *dram = *h2d + *d2h + cpu * (24 + b->grad + (b->weight < 4 ? b->weight : 0));
-}
+enum { UPDATE_LINES = 6 };
 
-enum { LIMIT_LINK, LIMIT_DRAM, LIMIT_CORES, LIMIT_GPU, LIMITS, UPDATE_LINES = 6 };
-
-// Seconds per parameter at this share, as linear functions of it: H2D, D2H, host memory (two, see
-// update_limits()), cores, GPU. Of what is not known, 0.
+// Seconds per parameter if the GPU updates `share` of the state that lives on the host, as linear
+// functions of it: H2D, D2H, host memory (two, see update_bound()), cores, GPU. Of what is not
+// known, 0. Each byte of the link is one of host memory, too; the cores read p, m, v and the
+// gradient and write p, m, v and the weight that goes back. Backward hides the gradients' way.
 static void update_lines(const Rates *r, const UpdateBytes *b, double share,
                          double t[UPDATE_LINES]) {
-    double h2d, d2h, bytes;
-    update_traffic(b, share, &h2d, &d2h, &bytes);
+    const double cpu = 1 - share, d2h = 12 * share;
+    const double h2d = 12 * share + (b->keep_grads ? 0 : share * b->grad) + cpu * b->weight;
+    const double bytes = h2d + d2h + cpu * (24 + b->grad + (b->weight < 4 ? b->weight : 0));
     const double in = rate_or(r->h2d_duplex, r->h2d), out = rate_or(r->d2h_duplex, r->d2h);
     const double dma = rate_or(r->dram_dma, r->dram), alone = rate_or(r->dram, dma);
     t[0] = in > 0 ? h2d / in : 0;
     t[1] = out > 0 ? d2h / out : 0;
     for (int i = 0; i < 2; i++)
         t[2 + i] = alone > 0 ? (bytes - (dma - alone) * t[i]) / alone : 0;
-    t[4] = r->host_adam > 0 ? (1 - share) / r->host_adam : 0;
+    t[4] = r->host_adam > 0 ? cpu / r->host_adam : 0;
     t[5] = r->gpu_adam > 0 ? share / r->gpu_adam : 0;
 }
 
-// Seconds per parameter that each limit asks for, and the most of them: what no schedule can beat
-// at this share (0 to 1), but for what it does before the update begins, like fetching the first
-// visitors; 0 if no rate is known. Host memory gives `dram_dma` while both directions of the link
-// are busy, which is as long as the one with less to do takes, and `dram` for the rest of the
-// step's time T:  bytes = dram_dma t + dram (T - t).
+// Seconds per parameter that no schedule can beat at this share (0 to 1), but for what it does
+// before the update begins, like fetching the first visitors; 0 if no rate is known. Host memory
+// gives `dram_dma` while both directions of the link are busy, which is as long as the one with
+// less to do takes, and `dram` for the rest of the step's time T:
+//   bytes = dram_dma t + dram (T - t).
 // With one rate W for both, one rate B each way, bf16 on the wire and gradients that stay:
 //   T >= max{(2 + 10 f) / B, 12 f / B, (30 - 6 f) / W, (1 - f) / Uc}
-static double update_limits(const Rates *r, const UpdateBytes *b, double share,
-                            double seconds[LIMITS]) {
+// limit, if not NULL: which of them binds, for people, or several that meet, as at most best
+// shares: "link and DRAM"; "nothing" if no rate is known.
+static double update_bound(const Rates *r, const UpdateBytes *b, double share, char limit[40]) {
+    static const char *const names[] = {"link", "DRAM", "cores", "GPU"};
     double t[UPDATE_LINES];
     update_lines(r, b, share, t);
-    seconds[LIMIT_LINK] = fmax(t[0], t[1]);
-    seconds[LIMIT_DRAM] = t[0] < t[1] ? t[2] : t[3];
-    seconds[LIMIT_CORES] = t[4];
-    seconds[LIMIT_GPU] = t[5];
-    return fmax(fmax(seconds[0], seconds[1]), fmax(seconds[2], seconds[3]));
-}
-
-static double update_bound(const Rates *r, const UpdateBytes *b, double share) {
-    double seconds[LIMITS];
-    return update_limits(r, b, share, seconds);
+    const double s[] = {fmax(t[0], t[1]), t[0] < t[1] ? t[2] : t[3], t[4], t[5]};
+    const double bound = fmax(fmax(s[0], s[1]), fmax(s[2], s[3]));
+    if (limit != NULL) snprintf(limit, 40, "nothing");
+    for (size_t i = 0, n = 0; limit != NULL && bound > 0 && i < 4; i++)
+        if (s[i] >= bound * (1 - 1e-6))
+            n += (size_t)snprintf(limit + n, 40 - n, "%s%s", n > 0 ? " and " : "", names[i]);
+    return bound;
 }
 
 // The share with the least bound. Between two crossings of its lines the bound is linear, so that
 // it is least at a crossing, or at 0 or 1. 0 if no rate is known.
 static double best_share(const Rates *r, const UpdateBytes *b) {
-    double at0[UPDATE_LINES], at1[UPDATE_LINES], best = 0, least = update_bound(r, b, 0);
+    double at0[UPDATE_LINES], at1[UPDATE_LINES], best = 0, least = update_bound(r, b, 0, NULL);
     update_lines(r, b, 0, at0);
     update_lines(r, b, 1, at1);
     for (int i = 0; i < UPDATE_LINES; i++)
@@ -244,28 +219,13 @@ static double best_share(const Rates *r, const UpdateBytes *b) {
             const double gap0 = at0[i] - at0[j], gap1 = at1[i] - at1[j];
             const double f = i == j ? 1 : gap0 / (gap0 - gap1);
             if (!(f > 0 && f <= 1)) continue;
-            const double t = update_bound(r, b, f);
+            const double t = update_bound(r, b, f, NULL);
             if (t < least * (1 - 1e-12)) {
                 best = f;
                 least = t;
             }
         }
     return best;
-}
-
-// Which limit binds, for people: "link", "DRAM", "cores", "GPU", or two of them where they meet,
-// as at most best shares: "link and DRAM". "nothing" if no rate is known. Returns text.
-static const char *update_limit(const Rates *r, const UpdateBytes *b, double share,
-                                       char text[40]) {
-    static const char *const names[LIMITS] = {"link", "DRAM", "cores", "GPU"};
-    double s[LIMITS];
-    const double bound = update_limits(r, b, share, s);
-    snprintf(text, 40, "nothing");
-    size_t n = 0;
-    for (int i = 0; i < LIMITS; i++)
-        if (bound > 0 && s[i] >= bound * (1 - 1e-6))
-            n += (size_t)snprintf(text + n, 40 - n, "%s%s", n > 0 ? " and " : "", names[i]);
-    return text;
 }
 
 #endif

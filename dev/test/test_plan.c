@@ -1199,7 +1199,7 @@ static void table_dram(void) {
     for (int i = 0; i < 3; i++) {
         Case tide = case_of(TIDE, 0);
         tide.rates.dram = tide.rates.dram_dma = dram[i];
-        const UpdateBytes bytes = {2, 2, true, false};
+        const UpdateBytes bytes = {2, 2, true};
         const double f = best_share(&tide.rates, &bytes);
         double at[3];
         for (int k = 0; k < 3; k++) {
