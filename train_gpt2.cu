@@ -982,7 +982,7 @@ static void zen_predict(const GPT2 *g, const Rates *rates, const PlanRun *run,
                         TraceFile *trace) {
     const ZenFlow *z = g->zen;
     const ZenPlan plan = {*run, z->config.window, z->config.overlap, z->sums, g->places};
-    const ZenPrediction x = zen_plan_step(rates, &g->config, &z->map, &plan, trace);
+    const Prediction x = zen_plan_step(rates, &g->config, &z->map, &plan, trace);
     zen_plan_print(rates, &z->map, &plan, &x);
 }
 

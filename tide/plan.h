@@ -43,6 +43,8 @@ typedef struct {
     double bound;              // the update's by rates.h, as if nobody had come before it; 0: none
     char limit[40];            // which of the machine's limits makes the bound
     double h2d_bytes, d2h_bytes;
+    double stall_forward;      // zenflow: before a part of forward, for new weights; and
+    double stall_backward;     // before a part of backward, for room
     double comm;               // seconds of all collectives
     double comm_exposed;       // by so much, the step would be shorter if they took no time
     double reduced_bytes;      // of gradients, from each GPU to the others, to be summed there; and
@@ -71,10 +73,10 @@ typedef struct {
 enum { PLAN_NOTHING = -1, PLAN_STEPS = 3, PLAN_MICRO = 4 };
 static const double PLAN_UNLIMITED = 1e18;
 
-static inline int plan_stream(int row) { return row == ROW_FLUSH ? ROW_LEAVE : row; }
+static int plan_stream(int row) { return row == ROW_FLUSH ? ROW_LEAVE : row; }
 
 // Appends a task, and returns its number.
-static inline int plan_add(PlanTasks *p, int row, const char *name, size_t number, double work,
+static int plan_add(PlanTasks *p, int row, const char *name, size_t number, double work,
                            int a, int b, int c) {
     if (p->count == p->room) fail("plan: more than %d tasks", p->room);
     PlanTask *t = &p->tasks[p->count];
@@ -94,7 +96,7 @@ static inline int plan_add(PlanTasks *p, int row, const char *name, size_t numbe
 
 // Divides what there is evenly among three who want something; what one does not need, the others
 // get.
-static inline void share_out(double total, double want[3]) {
+static void share_out(double total, double want[3]) {
     bool served[3] = {false, false, false};
     for (int left = 3; left > 0; left--) {
         int least = -1;
@@ -107,7 +109,7 @@ static inline void share_out(double total, double want[3]) {
 }
 
 // Work per second of each stream, given which of them are at work.
-static inline void plan_speeds(const PlanTasks *p, const Rates *r, const bool busy[ROWS],
+static void plan_speeds(const PlanTasks *p, const Rates *r, const bool busy[ROWS],
                                double speed[ROWS]) {
     const int copies = busy[ROW_FETCH] + busy[ROW_BACK], gpu = busy[ROW_COMPUTE] + busy[ROW_UPDATE];
     const bool both = copies > 0 && busy[ROW_LEAVE];
@@ -129,7 +131,7 @@ static inline void plan_speeds(const PlanTasks *p, const Rates *r, const bool bu
 }
 
 // Fills in when each task begins and ends.
-static inline void plan_simulate(PlanTasks *p, const Rates *r) {
+static void plan_simulate(PlanTasks *p, const Rates *r) {
     int head[ROWS], done = 0;
     double left[ROWS] = {0}, speed[ROWS] = {0}, now = 0;
     for (int s = 0; s < ROWS; s++)
@@ -178,7 +180,7 @@ static inline void plan_simulate(PlanTasks *p, const Rates *r) {
 // the head. Backward takes twice those of forward.
 typedef struct { double layer, again, head; } PlanFlops;
 
-static inline PlanFlops plan_flops(const GPT2Config *c, const PlanRun *run) {
+static PlanFlops plan_flops(const GPT2Config *c, const PlanRun *run) {
     const double C = (double)c->channels, F = (double)c->ffn, T = (double)run->T;
     const double tokens = (double)run->B * T;
     PlanFlops f;
@@ -189,16 +191,16 @@ static inline PlanFlops plan_flops(const GPT2Config *c, const PlanRun *run) {
 }
 
 // Those of segment s (embeddings, L layers, tail) in forward and in backward.
-static inline double plan_forward(const PlanFlops *f, int s, int L) {
+static double plan_forward(const PlanFlops *f, int s, int L) {
     return s == 0 ? 0 : s <= L ? f->layer : f->head;
 }
 
-static inline double plan_backward(const PlanFlops *f, int s, int L) {
+static double plan_backward(const PlanFlops *f, int s, int L) {
     return s == 0 ? 0 : s > L ? 2 * f->head : 2 * f->layer + (s < L ? f->again : 0);
 }
 
 // Seconds of a step that never waits.
-static inline double plan_compute(const Rates *r, const GPT2Config *c, const PlanRun *run) {
+static double plan_compute(const Rates *r, const GPT2Config *c, const PlanRun *run) {
     const PlanFlops f = plan_flops(c, run);
     const double L = (double)c->layers;
     return (double)run->accum * (3 * (L * f.layer + f.head) + (L - 1) * f.again)
@@ -206,17 +208,14 @@ static inline double plan_compute(const Rates *r, const GPT2Config *c, const Pla
 }
 
 // The place on the GPU in which the gradient of segment s is made: the layers take turns in some.
-static inline int plan_place(int s, int L, int places) {
+static int plan_place(int s, int L, int places) {
     return s == 0 || s > L ? s : 1 + s % places;
 }
 
-// Bytes of a gradient that waits on the host.
-static inline double plan_host_grad(const PlanRun *run, const OffloadChoice *c) {
-    return run->accum > 1 || c->wire_f32 ? 4 : (double)run->stored;
-}
-
-static inline UpdateBytes plan_bytes(const PlanRun *run, const OffloadChoice *c) {
-    const UpdateBytes b = {plan_host_grad(run, c), (double)run->stored, c->keep_grads};
+// Of a gradient that waits on the host, and of a weight.
+static UpdateBytes plan_bytes(const PlanRun *run, const OffloadChoice *c) {
+    const double stored = (double)run->stored;
+    const UpdateBytes b = {run->accum > 1 || c->wire_f32 ? 4 : stored, stored, c->keep_grads};
     return b;
 }
 
@@ -240,11 +239,11 @@ typedef struct {
     bool current[2];                   // stage 3: embeddings and tail have been gathered
 } PlanComm;
 
-static inline int plan_kind(int s, int L) {
+static int plan_kind(int s, int L) {
     return s == 0 ? PLAN_EMBEDDINGS : s <= L ? PLAN_LAYER : PLAN_TAIL;
 }
 
-static inline PlanComm plan_comm(const Rates *r, const GPT2Config *config, const PlanRun *run) {
+static PlanComm plan_comm(const Rates *r, const GPT2Config *config, const PlanRun *run) {
     PlanComm q;
     memset(&q, 0, sizeof q);
     q.on = run->world > 1;
@@ -268,7 +267,7 @@ static inline PlanComm plan_comm(const Rates *r, const GPT2Config *config, const
     return q;
 }
 
-static inline int plan_comm_add(PlanTasks *p, const PlanComm *q, const char *name, int s,
+static int plan_comm_add(PlanTasks *p, const PlanComm *q, const char *name, int s,
                                 double seconds, int a, int b, int c) {
     const int task = plan_add(p, ROW_COMM, name, (size_t)s, seconds, a, b, c);
     p->tasks[task].bytes = (size_t)q->bytes[plan_kind(s, q->L)];
@@ -276,13 +275,13 @@ static inline int plan_comm_add(PlanTasks *p, const PlanComm *q, const char *nam
 }
 
 // The weights of segment s go around, once they are updated and `after` is complete.
-static inline void plan_gather(PlanTasks *p, PlanComm *q, int s, int after) {
+static void plan_gather(PlanTasks *p, PlanComm *q, int s, int after) {
     q->ready[s] = plan_comm_add(p, q, "gather", s, q->gather[plan_kind(s, q->L)], q->updated[s],
                                 q->returned[s], after);
 }
 
 // zero_fetch() of zero.cuh: unless they are there.
-static inline void plan_fetch(PlanTasks *p, PlanComm *q, int s) {
+static void plan_fetch(PlanTasks *p, PlanComm *q, int s) {
     const bool layer = s >= 1 && s <= q->L;
     if (layer ? q->tenant[s % 2] == s : q->current[s > 0]) return;
     if (layer) q->tenant[s % 2] = s;
@@ -292,7 +291,7 @@ static inline void plan_fetch(PlanTasks *p, PlanComm *q, int s) {
 
 // zero_weights() of zero.cuh: compute, whose last task is `last`, comes to segment s, and then to
 // s + next.
-static inline void plan_weights(PlanTasks *p, PlanComm *q, int s, int next, int last) {
+static void plan_weights(PlanTasks *p, PlanComm *q, int s, int next, int last) {
     const int before = s - next, after = s + next;
     if (before >= 1 && before <= q->L) q->used[before % 2] = last;
     plan_fetch(p, q, s);
@@ -300,7 +299,7 @@ static inline void plan_weights(PlanTasks *p, PlanComm *q, int s, int next, int 
 }
 
 // zero_weights_changed() of zero.cuh: the update of all is queued.
-static inline void plan_weights_changed(PlanTasks *p, PlanComm *q, int last) {
+static void plan_weights_changed(PlanTasks *p, PlanComm *q, int last) {
     q->since = last;
     for (int i = 0; i < 2; i++) {
         q->used[i] = last;
@@ -311,22 +310,26 @@ static inline void plan_weights_changed(PlanTasks *p, PlanComm *q, int last) {
     for (int s = 0; s <= q->L + 1; s++) plan_gather(p, q, s, PLAN_NOTHING);
 }
 
-// All collectives of a step: seconds, and bytes that one GPU gives the others.
-static inline double plan_comm_total(const PlanComm *q, size_t accum, double *reduced,
-                                     double *gathered) {
+// All collectives of a step, and the bytes that one GPU gives the others.
+static void plan_comm_total(const PlanComm *q, size_t accum, Prediction *x) {
     // layers that backward, and forward behind a backward, find in the two places they need not get
     const double micros = (double)accum, L = q->L, there = fmin(L, 2);
-    double seconds = q->norm;
-    *reduced = *gathered = 0;
+    x->comm = q->norm;
     for (int k = 0; q->on && k < PLAN_SEGMENTS; k++) {
         const double n = k == PLAN_LAYER ? L : 1;
         const double gathers = q->stage < 3 || k != PLAN_LAYER
                              ? n : L + (2 * micros - 1) * (L - there);
-        seconds += (micros * n + gathers) * q->gather[k];
-        *reduced += micros * n * q->given[k];
-        *gathered += gathers * q->given[k];
+        x->comm += (micros * n + gathers) * q->gather[k];
+        x->reduced_bytes += micros * n * q->given[k];
+        x->gathered_bytes += gathers * q->given[k];
     }
-    return seconds;
+}
+
+// A machine whose collectives take no time.
+static Rates plan_free_links(const Rates *r) {
+    Rates x = *r;
+    x.gpu_link = x.node_link = x.gpu_latency = x.node_latency = 0;
+    return x;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -338,7 +341,7 @@ typedef struct { int forward[PLAN_MICRO], tail[PLAN_MICRO], backward[PLAN_MICRO]
     PlanStep;
 
 // Queues PLAN_STEPS steps, of at most PLAN_MICRO micro-batches each. The caller frees p->tasks.
-static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, const Pieces *list,
+static PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, const Pieces *list,
                                    const OffloadChoice *c, const PlanRun *run,
                                    PlanStep steps[PLAN_STEPS]) {
     enum { NONE = PLAN_NOTHING };
@@ -346,7 +349,7 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
     const double gpu = rate_or(r->gpu_flops, PLAN_UNLIMITED);
     const double gpu_adam = rate_or(r->gpu_adam, PLAN_UNLIMITED);
     const double cores = rate_or(r->host_adam, PLAN_UNLIMITED);
-    const double grad = plan_host_grad(run, c), made = (double)run->stored;
+    const double grad = plan_bytes(run, c).grad, made = (double)run->stored;
     const double pass = 24 + grad + (made < 4 ? made : 0);  // bytes of the CPU per element
     const bool host_sums = run->accum > 1 && c->sum_on_host;
     const bool gpu_sums = run->accum > 1 && !c->sum_on_host;
@@ -425,7 +428,6 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
                     const double bytes = leaves[s] * (host_sums ? made : grad);
                     arrived[s] = plan_add(&p, ROW_LEAVE, "leave", (size_t)s, bytes, complete,
                                           host_sums ? landing[turn] : NONE, NONE);
-                    p.tasks[arrived[s]].bytes = (size_t)bytes;
                     if (!gpu_sums) *room = arrived[s];
                 }
                 if (leave && host_sums) {
@@ -484,7 +486,7 @@ static inline PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, con
 // The prediction
 
 // Draws tasks [first, end), from time `start` on.
-static inline void plan_draw(TraceFile *trace, const PlanTask *t, int first, int end,
+static void plan_draw(TraceFile *trace, const PlanTask *t, int first, int end,
                              double start) {
     double last = start;
     for (int row = 0; row < ROWS; row++) trace_row(trace, row, trace_rows[row]);
@@ -501,7 +503,7 @@ static inline void plan_draw(TraceFile *trace, const PlanTask *t, int first, int
 // One step of the trainer in its steady state: `list` is what offload_pieces() made of the table
 // and *c. With a trace (open; NULL: none), an update, the step that follows it and that step's
 // update are drawn there, from time 0. Never fails.
-static inline Prediction plan_step(const Rates *r, const GPT2Config *config, const Pieces *list,
+static Prediction plan_step(const Rates *r, const GPT2Config *config, const Pieces *list,
                                    const OffloadChoice *c, const PlanRun *run, TraceFile *trace) {
     PlanStep steps[PLAN_STEPS];
     PlanTasks p = plan_tasks(r, config, list, c, run, steps);
@@ -537,13 +539,10 @@ static inline Prediction plan_step(const Rates *r, const GPT2Config *config, con
     x.h2d_bytes = 12 * visit + (c->keep_grads ? 0 : bytes.grad * visit) + bytes.weight * host;
     x.d2h_bytes = 12 * visit + leaving * (double)list->grads_host;
     const PlanComm comm = plan_comm(r, config, run);
-    x.comm = plan_comm_total(&comm, run->accum, &x.reduced_bytes, &x.gathered_bytes);
-    if (x.comm > 0) {
-        Rates free_of_it = *r;
-        free_of_it.gpu_link = free_of_it.node_link = 0;
-        free_of_it.gpu_latency = free_of_it.node_latency = 0;
-        x.comm_exposed = fmax(0, x.step - plan_step(&free_of_it, config, list, c, run, NULL).step);
-    }
+    plan_comm_total(&comm, run->accum, &x);
+    const Rates other = plan_free_links(r);
+    if (x.comm > 0)
+        x.comm_exposed = fmax(0, x.step - plan_step(&other, config, list, c, run, NULL).step);
     x.bound = away * update_bound(r, &bytes, away > 0 ? visit / away : 0, x.limit);
 
     if (trace != NULL) plan_draw(trace, t, before->norm + 1, mark->end, start);
@@ -552,8 +551,7 @@ static inline Prediction plan_step(const Rates *r, const GPT2Config *config, con
 }
 
 // The line of a step of so many seconds, that would take `compute` if it never waited.
-static inline void plan_print_speed(const Rates *r, const PlanRun *run, double step,
-                                    double compute) {
+static void plan_print_speed(const Rates *r, const PlanRun *run, double step, double compute) {
     const size_t world = run->world > 1 ? run->world : 1;
     printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", step, step - compute,
            (double)(run->B * run->T * run->accum * world) / step);
@@ -563,21 +561,19 @@ static inline void plan_print_speed(const Rates *r, const PlanRun *run, double s
 }
 
 // What goes on between several GPUs, and what that costs.
-static inline void plan_print_comm(const Rates *r, const PlanRun *run, double seconds,
-                                   double exposed, double reduced, double gathered) {
+static void plan_print_comm(const Rates *r, const PlanRun *run, const Prediction *x) {
     if (run->world <= 1) return;
-    const size_t local = rates_local(r, run->world);
+    const bool far = rates_local(r, run->world) < run->world;
     printf("  between %zu GPUs%s: %.4g, of which %.4g are not hidden; each gives %.4g GB of "
            "gradients and %.4g GB of weights to the others\n", run->world,
-           local < run->world ? " of several nodes" : "", seconds, exposed,
-           1e-9 * reduced, 1e-9 * gathered);
+           far ? " of several nodes" : "", x->comm, x->comm_exposed, 1e-9 * x->reduced_bytes,
+           1e-9 * x->gathered_bytes);
     if (!rates_connect(r, run->world))
-        printf("  as if that took no time: %s is not known\n", local < run->world ? "node_link"
-                                                                                  : "gpu_link");
+        printf("  as if that took no time: %s is not known\n", far ? "node_link" : "gpu_link");
 }
 
 // For people: what a Prediction says, in lines.
-static inline void plan_print_time(const Rates *r, const PlanRun *run, const Prediction *x) {
+static void plan_print_time(const Rates *r, const PlanRun *run, const Prediction *x) {
     printf("predicted time of a step, in seconds: forward %.4g, backward %.4g, update %.4g\n",
            x->forward, x->backward, x->update);
     if (x->bound > 0)
@@ -588,7 +584,7 @@ static inline void plan_print_time(const Rates *r, const PlanRun *run, const Pre
     if (x->h2d_bytes + x->d2h_bytes > 0)
         printf("  over the link: %.2f GB to the GPU, %.2f GB to the host\n", 1e-9 * x->h2d_bytes,
                1e-9 * x->d2h_bytes);
-    plan_print_comm(r, run, x->comm, x->comm_exposed, x->reduced_bytes, x->gathered_bytes);
+    plan_print_comm(r, run, x);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -613,29 +609,25 @@ static bool choice_fits(const OffloadMemory *m, const OffloadChoice *c, bool rec
     return gpu <= m->gpu && host <= m->host;
 }
 
-// The largest share of residents, to a hundredth, with which *c fits on the GPU; -1: none does.
+// The most of *n, a number in *c, in [low, high], with which *c fits: where none does, low. n NULL:
+// of residents, in 256ths. The most is tried first: where all is resident, nothing needs slots.
+static void choice_grow(const OffloadMemory *m, OffloadChoice *c, bool recompute, int *n, int low,
+                        int high) {
+    for (int middle = high;; middle = high - (high - low) / 2) {
+        if (n != NULL) *n = middle;
+        else c->resident = middle / 256.0;
+        if (low == high) return;
+        if (choice_fits(m, c, recompute)) low = middle;
+        else high = middle - 1;
+    }
+}
+
+// The largest share of residents with which *c fits on the GPU; -1: none does.
 static double choice_residents(const OffloadMemory *m, OffloadChoice c, bool recompute) {
     OffloadMemory gpu = *m;
     gpu.host = SIZE_MAX;
-    c.resident = 0;
-    if (!choice_fits(&gpu, &c, recompute)) return -1;
-    double low = 0, high = 1;
-    for (c.resident = 1; high - low > 0.005; c.resident = (low + high) / 2) {
-        if (choice_fits(&gpu, &c, recompute)) low = c.resident;
-        else high = c.resident;
-    }
-    return low;
-}
-
-// The most of *n, a number in *c, from what it is on, with which *c fits.
-static void choice_grow(const OffloadMemory *m, OffloadChoice *c, bool recompute, int *n) {
-    int low = *n, high = 1000;
-    while (low < high) {
-        *n = high - (high - low) / 2;
-        if (choice_fits(m, c, recompute)) low = *n;
-        else high = *n - 1;
-    }
-    *n = low;
+    choice_grow(&gpu, &c, recompute, NULL, 0, 256);
+    return c.resident > 0 || choice_fits(&gpu, &c, recompute) ? c.resident : -1;
 }
 
 // Uses what *c leaves of the GPU's memory: for places, and then for slots, if they are "auto". A
@@ -643,14 +635,10 @@ static void choice_grow(const OffloadMemory *m, OffloadChoice *c, bool recompute
 // wait where gradients are summed on the GPU.
 static void choice_fill(const OffloadMemory *m, OffloadChoice *c, bool recompute) {
     const bool leaves = c->mode == OFFLOAD_ZENFLOW || !m->sums || c->sum_on_host;
-    if (c->places == 0 && c->mode != OFFLOAD_NONE && leaves) {
-        c->places = LEAST_PLACES;
-        choice_grow(m, c, recompute, &c->places);
-    }
-    if (c->slots == 0 && c->mode == OFFLOAD_INTERLEAVE) {
-        c->slots = LEAST_SLOTS;
-        choice_grow(m, c, recompute, &c->slots);
-    }
+    if (c->places == 0 && c->mode != OFFLOAD_NONE && leaves)
+        choice_grow(m, c, recompute, &c->places, LEAST_PLACES, 1000);
+    if (c->slots == 0 && c->mode == OFFLOAD_INTERLEAVE)
+        choice_grow(m, c, recompute, &c->slots, LEAST_SLOTS, 1000);
 }
 
 // Settles what only costs memory, or only costs time, of a choice whose mode is given: residents,

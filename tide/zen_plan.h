@@ -34,21 +34,11 @@
 
 typedef struct {
     PlanRun run;
-    size_t window;    // steps; 0: that follows the gradients, which are not known here
+    size_t window;    // steps; 0: it follows the gradients, and is taken to be PLAN_AUTO_WINDOW
     bool overlap;     // the rest's update shows one window late
     int sums;         // as in zenflow.cuh
     int places;       // in which the layers' gradients are made, in turns, at least LEAST_PLACES
 } ZenPlan;
-
-typedef struct {
-    double step;             // seconds, the mean over a window; of these:
-    double compute;          // what it would take if nothing ever waited
-    double stall_forward;    // before a part of forward, for new weights
-    double stall_backward;   // before a part of backward, for room
-    double h2d_bytes, d2h_bytes;  // per step, the mean over a window
-    double comm, comm_exposed, reduced_bytes, gathered_bytes;  // as in Prediction
-    size_t window;           // steps
-} ZenPrediction;
 
 enum {
     PLAN_WINDOWS = 6,        // and as many as 32 steps make, until one is like the other
@@ -197,16 +187,20 @@ static int zen_plan_one(ZenSim *x, size_t step) {
 // ---------------------------------------------------------------------------------------------
 // The prediction
 
-// A step of the trainer in its steady state, of the columns of *map. With a trace (open; NULL:
-// none), a window is drawn there, from the norm before it on. Never fails.
-static ZenPrediction zen_plan_step(const Rates *r, const GPT2Config *config, const ZenMap *map,
+static size_t zen_plan_window(const ZenPlan *p) {
+    return p->window > 0 ? p->window : (size_t)PLAN_AUTO_WINDOW;
+}
+
+// A step of the trainer in its steady state, of the columns of *map: the mean over a window. With a
+// trace (open; NULL: none), a window is drawn there, from the norm before it on. Never fails.
+static Prediction zen_plan_step(const Rates *r, const GPT2Config *config, const ZenMap *map,
                                    const ZenPlan *p, TraceFile *trace) {
-    ZenPrediction x;
+    Prediction x;
     ZenSim sim, *m = &sim;
     memset(&x, 0, sizeof x);
     memset(m, 0, sizeof *m);
-    x.window = p->window > 0 ? p->window : (size_t)PLAN_AUTO_WINDOW;
-    const size_t n = min_size(x.window, PLAN_WINDOW_MOST), steps = PLAN_WINDOWS * n + 32 / n * n;
+    const size_t n = min_size(zen_plan_window(p), PLAN_WINDOW_MOST);
+    const size_t steps = PLAN_WINDOWS * n + 32 / n * n;
     m->map = map;
     m->plan = p;
     m->flops = plan_flops(config, &p->run);
@@ -254,33 +248,30 @@ static ZenPrediction zen_plan_step(const Rates *r, const GPT2Config *config, con
     if (trace != NULL) plan_draw(trace, t, last + 1, m->tasks.count, t[last].end);
     x.compute = plan_compute(r, config, &p->run);
     x.d2h_bytes = (double)(map->rest * p->run.stored);
-    x.h2d_bytes = x.d2h_bytes / (double)x.window;
-    x.comm = plan_comm_total(&m->comm, p->run.accum, &x.reduced_bytes, &x.gathered_bytes);
-    if (x.comm > 0) {
-        Rates free_of_it = *r;
-        free_of_it.gpu_link = free_of_it.node_link = 0;
-        free_of_it.gpu_latency = free_of_it.node_latency = 0;
-        x.comm_exposed = fmax(0, x.step - zen_plan_step(&free_of_it, config, map, p, NULL).step);
-    }
+    x.h2d_bytes = x.d2h_bytes / (double)zen_plan_window(p);
+    plan_comm_total(&m->comm, p->run.accum, &x);
+    const Rates other = plan_free_links(r);
+    if (x.comm > 0)
+        x.comm_exposed = fmax(0, x.step - zen_plan_step(&other, config, map, p, NULL).step);
     free(m->tasks.tasks);
     free(marks);
     return x;
 }
 
-// For people: what a ZenPrediction says, in lines.
+// For people: what zen_plan_step() says, in lines.
 static void zen_plan_print(const Rates *r, const ZenMap *map, const ZenPlan *p,
-                           const ZenPrediction *x) {
+                           const Prediction *x) {
     const double model = 2 * (double)map->elements;
     const double stall = (x->stall_forward + x->stall_backward) / x->step;
     printf("predicted time of a step, in seconds, the mean over a window of %zu: forward waits "
-           "%.4g, backward %.4g", x->window, x->stall_forward, x->stall_backward);
+           "%.4g, backward %.4g", zen_plan_window(p), x->stall_forward, x->stall_backward);
     if (stall < 0.01) printf(": hidden\n");
     else printf(": %.0f %%\n", 100 * stall);
     plan_print_speed(r, &p->run, x->step, x->compute);
     printf("  over the link: %.2f GB to the GPU, %.2f GB to the host, %.2f times %s in bf16\n",
            1e-9 * x->h2d_bytes, 1e-9 * x->d2h_bytes, (x->h2d_bytes + x->d2h_bytes) / model,
            p->run.world > 1 ? "its part of the model" : "the model");
-    plan_print_comm(r, &p->run, x->comm, x->comm_exposed, x->reduced_bytes, x->gathered_bytes);
+    plan_print_comm(r, &p->run, x);
 }
 
 #endif

@@ -49,12 +49,12 @@ static Rates unlimited(void) {
     return r;
 }
 
-static ZenPrediction predict(const Rates *r, const Model *m, const ZenPlan *p) {
+static Prediction predict(const Rates *r, const Model *m, const ZenPlan *p) {
     return zen_plan_step(r, &m->config, &m->map, p, NULL);
 }
 
 // Waits, as a share of the step.
-static double stall_of(const ZenPrediction *x) {
+static double stall_of(const Prediction *x) {
     return (x->stall_forward + x->stall_backward) / x->step;
 }
 
@@ -70,7 +70,7 @@ static void the_traffic_is_as_published(void) {
         Model m = model_make("7b", topk[i], 0);
         for (size_t S = 1; S <= 8; S *= 2) {
             ZenPlan p = plan_of(S, true, 2);
-            const ZenPrediction x = predict(&r, &m, &p);
+            const Prediction x = predict(&r, &m, &p);
             const double model = 2 * (double)m.table.parameters;
             ABOUT((x.h2d_bytes + x.d2h_bytes) / model, (1 - topk[i]) * (1 + 1 / (double)S), 2e-3);
             IS(x.d2h_bytes, 2 * (double)m.map.rest);
@@ -96,10 +96,10 @@ static void free_hosts_leave_compute(void) {
         for (int overlap = 0; overlap < 2; overlap++)
             for (int sums = 1; sums <= 2; sums++) {
                 ZenPlan p = plan_of(S, overlap, sums);
-                ZenPrediction x = predict(&r, &m, &p);
+                Prediction x = predict(&r, &m, &p);
                 TAKES(x.step, seconds);
                 TAKES(x.compute, seconds);
-                CHECK(stall_of(&x) < 1e-6 && x.window == S, "S %zu: %g", S, stall_of(&x));
+                CHECK(stall_of(&x) < 1e-6, "S %zu: %g", S, stall_of(&x));
                 p.run.accum = 5;
                 p.run.recompute = true;
                 x = predict(&r, &m, &p);
@@ -110,13 +110,13 @@ static void free_hosts_leave_compute(void) {
     // the GPU updates the chosen, besides
     r.gpu_adam = 1e9;
     ZenPlan p = plan_of(4, true, 2);
-    const ZenPrediction x = predict(&r, &m, &p);
+    const Prediction x = predict(&r, &m, &p);
     TAKES(x.step, seconds + (double)m.map.chosen / 1e9);
     TAKES(x.compute, seconds);
     model_free(&m);
     m = model_make("gpt2", 1, 0);  // all columns
     r.h2d = r.d2h = r.host_adam = 1;
-    const ZenPrediction all = predict(&r, &m, &p);
+    const Prediction all = predict(&r, &m, &p);
     TAKES(all.step, seconds + (double)m.map.chosen / 1e9);
     CHECK(all.d2h_bytes == 0 && all.h2d_bytes == 0, "%g", all.d2h_bytes);
     model_free(&m);
@@ -131,7 +131,7 @@ static void the_slowest_decides(void) {
             ZenPlan p = plan_of(S, true, sums);
             Rates r = unlimited();
             r.d2h = 1e9;
-            ZenPrediction x = predict(&r, &m, &p);
+            Prediction x = predict(&r, &m, &p);
             TAKES(x.step, 2 * R / 1e9);
             CHECK(stall_of(&x) > 0.999, "%g", stall_of(&x));
             TAKES(x.stall_forward + x.stall_backward, x.step);
@@ -183,7 +183,7 @@ static void two_sums_spread_what_one_does_at_once(void) {
     ZenPlan p = plan_of(4, true, 2);
     const double compute = predict(&r, &m, &p).compute;
     r.host_adam = 66 * R / (0.8 * 4 * compute) / 28;  // the host is at work 4/5 of the time
-    ZenPrediction x = predict(&r, &m, &p);
+    Prediction x = predict(&r, &m, &p);
     CHECK(stall_of(&x) < 1e-6, "%g", stall_of(&x));
     TAKES(x.step, compute);
     p.sums = 1;
@@ -191,7 +191,7 @@ static void two_sums_spread_what_one_does_at_once(void) {
     CHECK(x.stall_backward > 0.05 * compute && x.stall_forward < 1e-6 * compute, "%g %g",
           x.stall_backward / compute, x.stall_forward / compute);
     p.overlap = false;
-    const ZenPrediction now = predict(&r, &m, &p);
+    const Prediction now = predict(&r, &m, &p);
     CHECK(now.stall_forward > 0.05 * compute && now.step > x.step, "%g", now.stall_forward);
     // where the host has no time to spare, one sum, 8 bytes less, may be faster
     r.host_adam /= 4;
@@ -215,7 +215,7 @@ static void without_delay_parts_add_up(void) {
     const double f1 = 1024.0 * (2 * (12 * 64 * 64) + 2 * 64 * 1024) / 1e13;
     const double f2 = 1024.0 * 2 * 50257 * 64 / 1e13;
     const double e0 = (50304.0 + 1024) * 64, e1 = 12 * 64 * 64;  // vectors are the GPU's
-    const ZenPrediction x = predict(&r, &m, &p);
+    const Prediction x = predict(&r, &m, &p);
     CHECK(m.map.rest == (size_t)(e0 + e1), "%zu", m.map.rest);
     // from the norm on, at which the copies have only begun
     const double left = e1 * 2 / 2e9 + e0 * 2 / 2e9;
@@ -249,10 +249,10 @@ static void auto_windows_have_four_steps(void) {
     r.d2h = r.h2d = 1e9;
     r.host_adam = 1e8;
     ZenPlan p = plan_of(4, true, 2);
-    const ZenPrediction four = predict(&r, &m, &p);
+    const Prediction four = predict(&r, &m, &p);
     p.window = 0;
-    const ZenPrediction x = predict(&r, &m, &p);
-    CHECK(memcmp(&x, &four, sizeof x) == 0 && x.window == 4, "%g %g", x.step, four.step);
+    const Prediction x = predict(&r, &m, &p);
+    CHECK(memcmp(&x, &four, sizeof x) == 0, "%g %g", x.step, four.step);
     model_free(&m);
 }
 
@@ -303,7 +303,7 @@ static void several_gpus_wait_for_each_other(void) {
         const double compute = plan_compute(&r, &m.config, &p.run), R = (double)m.map.rest;
         r.gpu_link = 4 * R / compute * log_draw(0.3, 10);
         r.gpu_latency = 1e-6 * (double)draw(3);
-        ZenPrediction x = predict(&r, &m, &p);
+        Prediction x = predict(&r, &m, &p);
         PlanRun run = p.run;
         run.zero = 2;  // as ZenFlow, it has places for two layers' gradients
         const Prediction y = plan_step(&r, &m.config, &list, &none, &run, NULL);
@@ -322,10 +322,10 @@ static void several_gpus_wait_for_each_other(void) {
         faster.gpu_link *= 1.5;
         CHECK(predict(&faster, &m, &p).step <= x.step * 1.005, "%d: a faster link", i);
         faster.gpu_link = faster.gpu_latency = 0;  // not known
-        const ZenPrediction free_of_it = predict(&faster, &m, &p);
+        const Prediction free_of_it = predict(&faster, &m, &p);
         IS(x.step - x.comm_exposed, fmin(x.step, free_of_it.step));
         p.run.world = 1;
-        const ZenPrediction alone = predict(&r, &m, &p);
+        const Prediction alone = predict(&r, &m, &p);
         IS(free_of_it.step, alone.step);
         CHECK(alone.comm == 0 && alone.comm_exposed == 0, "%g", alone.comm);
     }
@@ -349,7 +349,7 @@ static void a_window_is_drawn(void) {
     Error err;
     const int fd = mkstemp(path);
     CHECK(fd >= 0 && trace_open(&trace, path, &err), "%s", path);
-    const ZenPrediction x = zen_plan_step(&r, &m.config, &m.map, &p, &trace);
+    const Prediction x = zen_plan_step(&r, &m.config, &m.map, &p, &trace);
     CHECK(trace_close(&trace, &err), "%s", err.text);
     size_t n = 0;
     char *text = file_read(path, &n, &err);
@@ -406,7 +406,7 @@ static void print_table(void) {
             p.overlap = true;
             const double one = predict(&r, &m, &p).step;
             p.sums = 2;
-            const ZenPrediction two = predict(&r, &m, &p);
+            const Prediction two = predict(&r, &m, &p);
             OffloadChoice c;
             memset(&c, 0, sizeof c);
             c.mode = OFFLOAD_ZERO;

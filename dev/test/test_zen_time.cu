@@ -65,7 +65,7 @@ static void run_of(Run *r, const Case *c) {
 }
 
 // Microseconds of a step, the mean over some windows, and bytes; and what was predicted.
-typedef struct { double step, in, out; ZenPrediction planned; } Times;
+typedef struct { double step, in, out; Prediction planned; } Times;
 
 static Times measure(const Case *c, double compute) {
     const size_t windows = c->window > 1 ? 2 : 4;
