@@ -553,8 +553,8 @@ static Prediction plan_step(const Rates *r, const GPT2Config *config, const Piec
 // The line of a step of so many seconds, that would take `compute` if it never waited.
 static void plan_print_speed(const Rates *r, const PlanRun *run, double step, double compute) {
     const size_t world = run->world > 1 ? run->world : 1;
-    printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", step, step - compute,
-           (double)(run->B * run->T * run->accum * world) / step);
+    printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", step,
+           fmax(step - compute, 0), (double)(run->B * run->T * run->accum * world) / step);
     if (r->gpu_flops > 0) printf(" at %.0f Tflop/s%s\n", 1e-12 * r->gpu_flops * compute / step,
                                  world > 1 ? " on each GPU" : "");
     else printf(", as if compute took no time: gpu_flops is not known\n");

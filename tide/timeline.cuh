@@ -3,7 +3,7 @@
 // a measurement, and nothing is ordered by one. What comes out is the counters of a step and, with
 // a file, the trace (trace.h).
 //   timeline_open(), timeline_step(), timeline_close()   a run, its steps
-//   timeline_begin(), timeline_end(), timeline_lasts()   a span
+//   timeline_begin(), timeline_end()                     a span
 //   timeline_compute()                                   those of the compute stream
 //   timeline_memory()                                    a class of memory grows or shrinks
 #ifndef TIDE_TIMELINE_CUH
@@ -17,8 +17,7 @@ typedef struct {
     TraceSpan span;           // row -1: class `name` grew by (long long)bytes bytes
     cudaEvent_t begin, end;   // NULL until they are first needed
     bool ended;               // or it is no span yet
-    bool lasts;               // longer than its step, perhaps: then it is read with a later one,
-    bool began;               // and span.begin may be known before
+    bool began;               // span.begin is known before it is read
     bool between;             // of no step
 } TimelineSlot;
 
@@ -31,7 +30,6 @@ typedef struct Timeline {
                               // traced, but not counted
     TimelineStep done;        // counters of the newest step that was read
     double stalled, stalled_backward;  // seconds, in all steps that were read (as in TimelineStep)
-    size_t late;              // events that were not complete when they were read
     TraceFile trace;          // trace.file NULL: counters only
     TimelineHalf half[2];     // one records a step, one holds the step before
     int now;                  // which one records
@@ -87,7 +85,7 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
     TimelineSlot *x = &h->slot[h->count];
     const TraceSpan span = {row, name, number, bytes, 0, 0};
     x->span = span;
-    x->ended = x->lasts = x->began = false;
+    x->ended = x->began = false;
     x->between = t->between;
     timeline_record(&x->begin, s);
     return t->now * TIMELINE_SPANS + h->count++;
@@ -105,12 +103,6 @@ static void timeline_compute(Timeline *t, const char *name, size_t number, cudaS
     if (!t->open) return;
     timeline_end(t, t->doing, compute);
     t->doing = name == NULL ? -1 : timeline_begin(t, ROW_COMPUTE, name, number, 0, compute);
-}
-
-// A span that may not be complete when its step is read: nothing waits for it, and it counts for
-// the step with which it is read then, two, four, .. steps later.
-static void timeline_lasts(Timeline *t, int span) {
-    if (span >= 0) timeline_slot(t, span)->lasts = true;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -152,30 +144,23 @@ static void timeline_write_memory(Timeline *t, TraceSpan *changes, int n) {
 // ---------------------------------------------------------------------------------------------
 // Reading
 
-// Seconds from opening to a recorded event. If it is not complete against all promises: waits.
-static double timeline_seconds(Timeline *t, cudaEvent_t e) {
+// Seconds from opening to an event that is complete.
+static double timeline_seconds(const Timeline *t, cudaEvent_t e) {
     float ms = 0;
-    cudaError_t result = cudaEventElapsedTime(&ms, t->base, e);
-    if (result == cudaErrorNotReady) {
-        (void)cudaGetLastError();
-        t->late++;
-        CUDA(cudaEventSynchronize(e));
-        result = cudaEventElapsedTime(&ms, t->base, e);
-    }
-    CUDA(result);
+    CUDA(cudaEventElapsedTime(&ms, t->base, e));
     return t->base_at + 1e-3 * (double)ms;
 }
 
-// Is this span still under way, and was that to be expected? Then its begin is read, if it is
-// known: later the base would be too far from it (see timeline_read()).
-static bool timeline_goes_on(Timeline *t, TimelineSlot *x) {
-    if (!x->lasts || cudaEventQuery(x->end) != cudaErrorNotReady) return false;
-    (void)cudaGetLastError();  // it is not a mistake
+// Is this span still under way? Then it will count for a later step, two, four, .. from its own,
+// because nothing waits for it. Its begin is read, if it is known: later the base would be too far
+// from it (see timeline_read()).
+static bool timeline_goes_on(const Timeline *t, TimelineSlot *x) {
+    if (cudaEventQuery(x->span.row >= 0 ? x->end : x->begin) != cudaErrorNotReady) return false;
     if (!x->began && cudaEventQuery(x->begin) == cudaSuccess) {
         x->span.begin = timeline_seconds(t, x->begin);
         x->began = true;
     }
-    (void)cudaGetLastError();
+    (void)cudaGetLastError();  // that it is not ready is no mistake
     return true;
 }
 
@@ -226,8 +211,8 @@ static void timeline_read(Timeline *t, TimelineHalf *h) {
     h->dropped = 0;
 }
 
-// Begins step `step`, to be called once a step, when all that was recorded before the last call is
-// complete. That is read: t->done then has the counters of the step before the one that just ended,
+// Begins step `step`, to be called once a step. What was recorded before the last call is read, as
+// far as it is complete: t->done then has the counters of the step before the one that just ended,
 // and the file its rows. If that cannot be written, it says so and goes on without.
 static void timeline_step(Timeline *t, size_t step) {
     Error err;
@@ -241,11 +226,12 @@ static void timeline_step(Timeline *t, size_t step) {
     }
 }
 
-// Reads the rest, which must be complete, ends the file and frees all; t->done stays: the last
-// step's counters.
+// Reads the rest, once it is complete, ends the file and frees all; t->done stays: the last step's
+// counters.
 static void timeline_close(Timeline *t) {
     Error err;
     if (!t->open) return;
+    CUDA(cudaDeviceSynchronize());
     timeline_read(t, &t->half[1 - t->now]);
     timeline_read(t, &t->half[t->now]);
     if (t->trace.file != NULL && !trace_close(&t->trace, &err))

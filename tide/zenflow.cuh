@@ -207,7 +207,6 @@ static void zen_gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last)
         order(g, z->pack, g->out);
         CUDA(cudaStreamWaitEvent(g->out, z->ring_free[s], 0));
         const int leaving = timeline_begin(&g->timeline, ROW_LEAVE, "leave", s, bytes, g->out);
-        timeline_lasts(&g->timeline, leaving);
         copy_out(g, z->ring + part->rest_at, packed, bytes);
         timeline_end(&g->timeline, leaving, g->out);
         CUDA(cudaEventRecord(z->packed_free[z->packing], g->out));
@@ -303,7 +302,6 @@ static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale)
     }
     const int span = timeline_begin(&g->timeline, ROW_HOST, update ? "update" : "accumulate",
                                     (size_t)s, 0, g->host.stream);
-    timeline_lasts(&g->timeline, span);
     host_queue_submit(&g->host, zen_work, &work, sizeof work);
     timeline_end(&g->timeline, span, g->host.stream);
     if (gradient) CUDA(cudaEventRecord(z->ring_free[s], g->host.stream));

@@ -280,7 +280,6 @@ static void zero_gather(GPT2 *g, size_t s) {
     CUDA(cudaStreamWaitEvent(z->stream, g->returned[s], 0));
     const int span = timeline_begin(&g->timeline, ROW_COMM, "gather", s, x->room * sizeof(floatX),
                                     z->stream);
-    timeline_lasts(&g->timeline, span);
     if (z->rows) all_gather_rows(z, g->params + x->param_at, s);
     else all_gather(z, g->params + x->param_at, g->params + x->own_param_at,
                     x->cut * sizeof(floatX));

@@ -828,22 +828,16 @@ static size_t zo_settle(ZoModel *z, Run *r) {
     if (rates.h2d > 0 && r->training) {
         ZoPlan plan;
         memset(&plan, 0, sizeof plan);
-        plan.B = r->B;
-        plan.T = r->T;
-        plan.accum = o->accum;
+        plan.run = PlanRun{r->B, r->T, o->accum, false, sizeof(floatX), !z->overlap, r->world, 0};
         plan.queries = o->zo_queries;
-        plan.weight = sizeof(floatX);
         plan.slots = (int)z->slots;
         plan.streamed = z->streamed;
-        plan.no_overlap = !z->overlap;
         plan.no_slots = !z->keeps_slots;
         plan.no_fused_update = !z->fused;
         plan.noise = z->zo.noise;
         plan.labels = r->task;
-        plan.world = r->world;
-        plan.normals = rates.gpu_normals;
         const ZoPrediction predicted = zo_plan_step(&rates, &z->config, &plan);
-        zo_plan_print(&z->config, &plan, &predicted);
+        zo_plan_print(&rates, &z->config, &plan, &predicted);
         if (sizeof(floatX) == 4)
             printf("(gpu_flops counts as for 16 bits: products in fp32 are slower)\n");
     } else if (o->plan) {

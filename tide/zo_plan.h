@@ -20,19 +20,15 @@
 #include "../zo.h"
 
 typedef struct {
-    size_t B, T, accum, queries;  // of a micro-batch; micro-batches, directions per step
-    size_t weight;                // bytes of one
+    PlanRun run;                  // several GPUs have a replica each; the few numbers that they
+                                  // exchange take no time here
+    size_t queries;               // directions per step
     int slots;                    // streamed layers that have room on the GPU, at least 1
     size_t streamed;              // layers that live on the host, spread evenly; 0: none
-    bool no_overlap;              // copies and kernels are in one stream
     bool no_slots;                // a layer's place is freed and allocated at each visit
     bool no_fused_update;         // all layers visit once more, to be updated, after the losses
     int noise;                    // ZO_GAUSSIAN; or ZO_RADEMACHER, which costs nothing here
-    size_t world;                 // GPUs with a replica each; 0: one. The few numbers that they
-                                  // exchange take no time here
     bool labels;                  // the head has a few rows: its cost is left out
-    double normals;               // normal numbers per second that the GPU draws; 0: not known
-    double allocate;              // seconds to free and allocate a layer's place; 0: not known
     bool no_prefetch;             // of another system: a layer comes only in the pass that needs it
 } ZoPlan;
 
@@ -46,19 +42,16 @@ typedef struct {
     bool hidden;             // less than a hundredth is exposed
     const char *limit;       // "compute"; or "upload", "offload", "link" (both), "host memory",
                              // "slots" (more would help), "allocation", "one stream"
-    double tokens_per_s;     // of all GPUs; each token counts once per step, as in training
-    double flops;            // per second of the step, on one GPU; 0: not known
     double hidden_from;      // tokens per pass from which the link is hidden; INFINITY: never
-    size_t hidden_queries;   // directions that would hide it with these tokens; 0: more than 256
 } ZoPrediction;
 
 enum { PLAN_GROUPS = 4, PLAN_ZO_STEPS = 9, PLAN_ZO_MICRO = 4 };
 enum { PLAN_PRODUCTS, PLAN_HEAD, PLAN_KERNEL, PLAN_FETCH, PLAN_FLUSH, PLAN_ALLOCATE, PLAN_KINDS };
 
 // Of each group: weights, and floating-point operations per token, of one sign.
-static inline void zo_plan_groups(const GPT2Config *c, const ZoPlan *p, double weights[PLAN_GROUPS],
+static void zo_plan_groups(const GPT2Config *c, const ZoPlan *p, double weights[PLAN_GROUPS],
                                   double flops[PLAN_GROUPS]) {
-    const double C = (double)c->channels, F = (double)c->ffn, T = (double)p->T;
+    const double C = (double)c->channels, F = (double)c->ffn, T = (double)p->run.T;
     weights[0] = 3 * C * C + 5 * C;
     weights[1] = C * C + 3 * C;
     weights[2] = C * F + F;
@@ -69,15 +62,16 @@ static inline void zo_plan_groups(const GPT2Config *c, const ZoPlan *p, double w
 }
 
 // Seconds of a kernel over n weights: what its bytes take, or its noise, if that takes longer.
-static inline double zo_plan_kernel(const Rates *r, const ZoPlan *p, double n, bool store,
+static double zo_plan_kernel(const Rates *r, const ZoPlan *p, double n, bool store,
                                     bool perturb, double draws) {
-    const double bytes = (double)p->weight * (1 + store + (perturb ? 2 : 0));
-    const double noise = p->noise == ZO_GAUSSIAN ? draws / rate_or(p->normals, PLAN_UNLIMITED) : 0;
-    return n * fmax(bytes / rate_or(r->gpu_bytes, PLAN_UNLIMITED), noise);
+    const double bytes = (double)p->run.stored * (1 + store + (perturb ? 2 : 0));
+    const double noise = p->noise == ZO_GAUSSIAN ? draws : 0;
+    return n * fmax(bytes / rate_or(r->gpu_bytes, PLAN_UNLIMITED),
+                    noise / rate_or(r->gpu_normals, PLAN_UNLIMITED));
 }
 
 // Bytes per second of each way of the link while both are busy.
-static inline void zo_plan_link(const Rates *r, double *in, double *out) {
+static void zo_plan_link(const Rates *r, double *in, double *out) {
     bool busy[ROWS] = {false};
     double speed[ROWS];
     PlanTasks none;
@@ -90,7 +84,7 @@ static inline void zo_plan_link(const Rates *r, double *in, double *out) {
 
 // Tokens per pass from which the streamed layers take no longer on the link than all layers do on
 // the GPU, in a pass that stores.
-static inline double zo_hidden_from(const Rates *r, const GPT2Config *c, const ZoPlan *p) {
+static double zo_hidden_from(const Rates *r, const GPT2Config *c, const ZoPlan *p) {
     double weights[PLAN_GROUPS], flops[PLAN_GROUPS], in, out, P = 0, f = 0;
     zo_plan_groups(c, p, weights, flops);
     zo_plan_link(r, &in, &out);
@@ -100,11 +94,11 @@ static inline double zo_hidden_from(const Rates *r, const GPT2Config *c, const Z
     }
     const double q = (double)p->queries;
     const double part = (double)p->streamed / (double)c->layers;
-    const double link = part * P * (double)p->weight / fmin(in, out);
+    const double link = part * P * (double)p->run.stored / fmin(in, out);
     const double gpu = zo_plan_kernel(r, p, P, true, true, 1 + q)
                      + (q - 1) * zo_plan_kernel(r, p, P, false, true, 1);
     if (p->streamed == 0) return 0;
-    if (p->no_overlap || p->no_slots || p->no_fused_update) return INFINITY;
+    if (p->run.no_overlap || p->no_slots || p->no_fused_update) return INFINITY;
     return link > gpu ? (link - gpu) * rate_or(r->gpu_flops, INFINITY) / (2 * q * f) : 0;
 }
 
@@ -123,23 +117,23 @@ typedef struct {
     int tail;                  // the last of a pass that the GPU works on
 } ZoSim;
 
-static inline int zo_plan_add(ZoSim *s, int kind, double work, int a, int b, int c) {
+static int zo_plan_add(ZoSim *s, int kind, double work, int a, int b, int c) {
     static const char *const names[PLAN_KINDS] = {"products", "head", "perturb", "fetch", "flush",
                                                   "allocate"};
     const int row = kind == PLAN_FETCH ? ROW_FETCH : kind == PLAN_FLUSH ? ROW_FLUSH : ROW_COMPUTE;
-    if (s->plan->no_overlap) a = s->last;
+    if (s->plan->run.no_overlap) a = s->last;
     s->last = plan_add(&s->tasks, row, names[kind], (size_t)kind, work, a, b, c);
     return *(row == ROW_FETCH ? &s->fetch : row == ROW_FLUSH ? &s->flush : &s->compute) = s->last;
 }
 
 // The next visitor's way in. after: what it waits for besides its slot.
-static inline void zo_plan_fetch(ZoSim *s, int after) {
+static void zo_plan_fetch(ZoSim *s, int after) {
     const ZoPlan *p = s->plan;
     const size_t slot = s->fetched++ % (size_t)p->slots * PLAN_GROUPS;
     if (p->no_slots)  // to free memory, CUDA waits for all that was queued
-        after = zo_plan_add(s, PLAN_ALLOCATE, p->allocate, s->fetch, s->flush, after);
+        after = zo_plan_add(s, PLAN_ALLOCATE, 0, s->fetch, s->flush, after);
     for (size_t i = slot; i < slot + PLAN_GROUPS; i++) {
-        s->there[i] = zo_plan_add(s, PLAN_FETCH, s->weights[i - slot] * (double)p->weight,
+        s->there[i] = zo_plan_add(s, PLAN_FETCH, s->weights[i - slot] * (double)p->run.stored,
                                   s->used[i], s->left[i], after);
         after = PLAN_NOTHING;
     }
@@ -147,7 +141,7 @@ static inline void zo_plan_fetch(ZoSim *s, int after) {
 
 // One pass over all layers. With perturb: forward with both signs of all directions, up to the
 // losses; without: only an update. With store, it updates, and what is updated goes home.
-static inline void zo_plan_pass(ZoSim *s, bool perturb, bool store) {
+static void zo_plan_pass(ZoSim *s, bool perturb, bool store) {
     enum { NONE = PLAN_NOTHING };
     const ZoPlan *p = s->plan;
     const GPT2Config *c = s->config;
@@ -179,18 +173,18 @@ static inline void zo_plan_pass(ZoSim *s, bool perturb, bool store) {
                 s->used[slot + g] = kernel;
                 if (store && j == 0)
                     s->left[slot + g] = zo_plan_add(s, PLAN_FLUSH, s->weights[g]
-                        * (double)p->weight, kernel, NONE, NONE);
+                        * (double)p->run.stored, kernel, NONE, NONE);
             }
         }
         s->visits += away;
-        while (away && !p->no_overlap && s->fetched < s->visits + ahead
+        while (away && !p->run.no_overlap && s->fetched < s->visits + ahead
                && (s->fetched < end || !p->no_prefetch)) zo_plan_fetch(s, NONE);
     }
     s->tail = s->compute;
     if (!perturb) return;
     // the head, in chunks of the vocabulary: its perturbed copies; products; logits in fp32, which
     // are written once and read once
-    const double rows = p->labels ? 0 : V, tokens = (double)(p->B * p->T);
+    const double rows = p->labels ? 0 : V, tokens = (double)(p->run.B * p->run.T);
     zo_plan_add(s, PLAN_KERNEL, q * zo_plan_kernel(r, p, rows * C, false, true, 1), NONE, NONE,
                 NONE);
     s->tail = zo_plan_add(s, PLAN_HEAD, 2 * q * tokens * rows
@@ -203,13 +197,12 @@ static inline void zo_plan_pass(ZoSim *s, bool perturb, bool store) {
 // The prediction
 
 // A step of the trainer in its steady state. Never fails.
-static inline ZoPrediction zo_plan_step(const Rates *r, const GPT2Config *c, const ZoPlan *plan) {
+static ZoPrediction zo_plan_step(const Rates *r, const GPT2Config *c, const ZoPlan *plan) {
     ZoPlan p = *plan;
     if (p.streamed > c->layers) p.streamed = c->layers;
     if (p.slots < 1) p.slots = 1;
     if ((size_t)p.slots > p.streamed) p.slots = (int)(p.streamed > 0 ? p.streamed : 1);
-    if (p.world < 1) p.world = 1;
-    const size_t L = c->layers, micros = min_size(p.accum, PLAN_ZO_MICRO);
+    const size_t L = c->layers, micros = min_size(p.run.accum, PLAN_ZO_MICRO);
     const size_t places = (size_t)p.slots * PLAN_GROUPS;
     ZoSim s;
     memset(&s, 0, sizeof s);
@@ -219,7 +212,7 @@ static inline ZoPrediction zo_plan_step(const Rates *r, const GPT2Config *c, con
     s.tail = s.last = s.fetch = s.flush = s.compute = PLAN_NOTHING;
     zo_plan_groups(c, &p, s.weights, s.products);
     for (int g = 0; g < PLAN_GROUPS; g++)
-        s.products[g] *= 2 * (double)(p.B * p.T) / rate_or(r->gpu_flops, PLAN_UNLIMITED);
+        s.products[g] *= 2 * (double)(p.run.B * p.run.T) / rate_or(r->gpu_flops, PLAN_UNLIMITED);
     s.tasks.room = (int)(PLAN_ZO_STEPS * (micros + 1) * (L * (8 * PLAN_GROUPS + 1) + 3)
                          + 5 * places);
     s.tasks.tasks = (PlanTask *)alloc_or_fail((size_t)s.tasks.room, sizeof(PlanTask), "plan");
@@ -246,7 +239,7 @@ static inline ZoPrediction zo_plan_step(const Rates *r, const GPT2Config *c, con
     int before = end[PLAN_ZO_STEPS - 4][micros - 1];
     for (int step = PLAN_ZO_STEPS - 3; step < PLAN_ZO_STEPS; step++)
         for (size_t m = 0; m < micros; m++) {
-            const double times = (m == 2 ? 1 + (double)(p.accum - micros) : 1) / 3;
+            const double times = (m == 2 ? 1 + (double)(p.run.accum - micros) : 1) / 3;
             x.step += times * (t[end[step][m]].end - t[before].end);
             for (int i = before + 1; i <= end[step][m]; i++) sums[t[i].number] += times * t[i].work;
             before = end[step][m];
@@ -263,32 +256,25 @@ static inline ZoPrediction zo_plan_step(const Rates *r, const GPT2Config *c, con
     x.step = fmax(x.step, fmax(sums[PLAN_FETCH] / rate_or(r->h2d, PLAN_UNLIMITED),
                                sums[PLAN_FLUSH] / rate_or(r->d2h, PLAN_UNLIMITED)));
     x.exposed = x.step - x.compute - x.perturb;
-    x.tokens_per_s = (double)(p.B * p.T * p.accum * p.world) / x.step;
-    x.flops = r->gpu_flops * x.compute / x.step;
     x.hidden = x.exposed < 0.01 * x.step;
     x.hidden_from = zo_hidden_from(r, c, &p);
     const double alone = rate_or(r->h2d_duplex, r->h2d) + rate_or(r->d2h_duplex, r->d2h);
-    x.limit = x.hidden ? "compute" : p.no_overlap ? "one stream" : p.no_slots ? "allocation"
+    x.limit = x.hidden ? "compute" : p.run.no_overlap ? "one stream" : p.no_slots ? "allocation"
             : x.upload > 1.02 * x.offload ? "upload" : x.offload > 1.02 * x.upload ? "offload"
             : in + out < 0.98 * alone ? "host memory" : "link";
     ZoPlan more = p;
-    for (; more.queries <= 256 && x.hidden_queries == 0; more.queries++)
-        if (zo_hidden_from(r, c, &more) <= (double)(p.B * p.T)) x.hidden_queries = more.queries;
-    more = p;
     more.slots = (int)p.streamed;
-    if (!x.hidden && !p.no_overlap && !p.no_slots && (size_t)p.slots < p.streamed
+    if (!x.hidden && !p.run.no_overlap && !p.no_slots && (size_t)p.slots < p.streamed
         && zo_plan_step(r, c, &more).step < 0.98 * x.step) x.limit = "slots";
     return x;
 }
 
 // For people: what a ZoPrediction says, in lines.
-static inline void zo_plan_print(const GPT2Config *c, const ZoPlan *p, const ZoPrediction *x) {
+static void zo_plan_print(const Rates *r, const GPT2Config *c, const ZoPlan *p,
+                          const ZoPrediction *x) {
     printf("predicted time of a step, in seconds: products %.4g, of the head %.4g; updates and "
            "noise %.4g\n", x->compute, x->head, x->perturb);
-    printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", x->step,
-           fmax(x->step - x->compute, 0), x->tokens_per_s);
-    if (x->flops > 0) printf(" at %.0f Tflop/s\n", 1e-12 * x->flops);
-    else printf(", as if products took no time: gpu_flops is not known\n");
+    plan_print_speed(r, &p->run, x->step, x->compute);
     if (p->streamed == 0) return;
     printf("  over the link, in seconds: %.4g to the GPU, %.4g to the host; %zu of %zu layer%s; ",
            x->upload, x->offload, p->streamed, c->layers, plural(c->layers));
@@ -296,8 +282,6 @@ static inline void zo_plan_print(const GPT2Config *c, const ZoPlan *p, const ZoP
     else printf("not hidden: %.4g are waits (%s)", x->exposed, x->limit);
     if (x->hidden_from < INFINITY)
         printf("; hidden from %.0f tokens per pass on", ceil(x->hidden_from));
-    if (!x->hidden && x->hidden_queries > p->queries)
-        printf(", or with --zo-queries %zu", x->hidden_queries);
     printf("\n");
 }
 

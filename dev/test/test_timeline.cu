@@ -58,7 +58,7 @@ static void copy(bool in, int row, const char *name, size_t i, cudaStream_t s) {
 // mix, and time goes on from step to step though events are used again.
 static void steps_are_read_in_turn(void) {
     timeline_open(&t, path);
-    CHECK(t.done.step == 0 && t.late == 0, "new");
+    CHECK(t.done.step == 0, "new");
     cudaEvent_t used = NULL;
     for (size_t step = 1; step <= STEPS; step++) {
         timeline_step(&t, step);
@@ -78,7 +78,7 @@ static void steps_are_read_in_turn(void) {
         json_free(root);
     }
     timeline_close(&t);
-    CHECK(t.done.step == STEPS && t.done.busy[ROW_FLUSH] > 0 && t.late == 0, "the last");
+    CHECK(t.done.step == STEPS && t.done.busy[ROW_FLUSH] > 0, "the last");
     Json *root = trace();
     size_t step = 1, i = 0;
     double end = 0;
@@ -241,24 +241,6 @@ static void memory_adds_up(void) {
     timeline_close(&t);
 }
 
-// An event that is not complete when it should be is waited for, and counted.
-static void late_events_are_counted(void) {
-    timeline_open(&t, NULL);
-    timeline_step(&t, 1);
-    for (int i = 0; i < 20; i++) copy(true, ROW_FETCH, "fetch", 0, stream[0]);
-    timeline_close(&t);
-    CHECK(t.done.busy[ROW_FETCH] > 0, "read");
-    CHECK(cudaGetLastError() == cudaSuccess, "no error stays behind");
-    const char *sched = getenv("EMU_SCHED");
-    if (sched != NULL && (*sched == 'e' || *sched == 'r')) SKIP("nothing is late with EMU_SCHED");
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-    if (sched == NULL && !virtual_clock()) SKIP("nothing is late with ThreadSanitizer");
-#endif
-#endif
-    CHECK(t.late > 0, "noticed");
-}
-
 // A span that goes on while its step is read is read with a later one, and nothing waits for it.
 static void long_spans_wait_for_their_turn(void) {
     const char *sched = getenv("EMU_SCHED");
@@ -270,7 +252,6 @@ static void long_spans_wait_for_their_turn(void) {
         if (step == 1) {
             copy(true, ROW_FETCH, "fetch", step, stream[0]);
             const int span = timeline_begin(&t, ROW_HOST, "update", 77, 0, stream[2]);
-            timeline_lasts(&t, span);
             CUDA(cudaMemcpyAsync(device[1], host[1], BYTES, cudaMemcpyHostToDevice, stream[2]));
             timeline_end(&t, span, stream[2]);
         }
@@ -279,7 +260,6 @@ static void long_spans_wait_for_their_turn(void) {
         CUDA(cudaStreamSynchronize(stream[0]));
     }
     timeline_close(&t);
-    CHECK(t.late == 0, "%zu events were waited for", t.late);
     Json *root = trace();
     int updates = 0, fetches = 0;
     for (const Json *e = first(root); e != NULL; e = e->next) {
@@ -416,7 +396,6 @@ int main(int argc, char **argv) {
     RUN(stalls_are_seen);
     RUN(overflow_is_counted);
     RUN(memory_adds_up);
-    RUN(late_events_are_counted);
     RUN(long_spans_wait_for_their_turn);
     RUN(evaluations_are_no_steps);
     unlink(path);

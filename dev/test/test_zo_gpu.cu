@@ -806,13 +806,13 @@ static double planned(const Config *c, double in_memory_step) {
     ZoPlan p;
     memset(&r, 0, sizeof r);
     memset(&p, 0, sizeof p);
-    p.B = shapes[c->shape].B;
-    p.T = shapes[c->shape].T;
-    p.accum = c->accum;
+    p.run.B = shapes[c->shape].B;
+    p.run.T = shapes[c->shape].T;
+    p.run.accum = c->accum;
     p.queries = (size_t)c->queries;
-    p.weight = 2;
+    p.run.stored = 2;
     p.slots = (int)c->slots;
-    p.no_overlap = !c->overlap;
+    p.run.no_overlap = !c->overlap;
     p.no_slots = !c->keeps_slots;
     p.no_fused_update = !c->fused;
     p.noise = c->noise;
