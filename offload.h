@@ -44,12 +44,12 @@ typedef struct {
 enum { LEAST_SLOTS = 3, LEAST_PLACES = 2 };
 
 // How many there are where so many (0: auto) are chosen: never more than are of use.
-static inline int slots_of(int chosen, int visits) {
+static int slots_of(int chosen, int visits) {
     const int n = chosen > 0 ? chosen : LEAST_SLOTS;
     return n < visits ? n : visits;
 }
 
-static inline int places_of(int chosen, int layers) {
+static int places_of(int chosen, int layers) {
     const int n = chosen > LEAST_PLACES ? chosen : LEAST_PLACES;
     return n < layers ? n : layers;
 }
@@ -71,7 +71,8 @@ typedef struct {
 } Piece;
 
 typedef struct {
-    int count, subgroups;
+    int count, subgroups, run_count;
+    size_t blocks;                   // of the gradient norm
     Piece *pieces;                   // in the arena's order, which is that of the forward pass
     AdamRun *runs;
     size_t elements[PIECE_KINDS];    // in pieces of each kind
@@ -80,33 +81,29 @@ typedef struct {
 } Pieces;
 
 // Does the piece's gradient wait for the update on the GPU?
-static inline bool piece_grad_on_gpu(const OffloadChoice *c, const Piece *p) {
+static bool piece_grad_on_gpu(const OffloadChoice *c, const Piece *p) {
     return p->kind == PIECE_RESIDENT || (p->kind == PIECE_VISIT && c->keep_grads);
 }
 
 // The shards, with the gaps behind them, are half-open ranges of the shard space; and the one that
 // holds element `at`.
-static inline size_t shard_begin(const ShardMap *map, int i) {
+static size_t shard_begin(const ShardMap *map, int i) {
     return i < map->count ? map->shards[i].at : map->elements;
 }
 
-static inline int shard_at(const ShardMap *map, size_t at) {
-    int low = 0, high = map->count;  // it is in [low, high)
-    while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (shard_begin(map, middle) <= at) low = middle;
-        else high = middle;
-    }
-    return low;
+static int shard_at(const ShardMap *map, size_t at) {
+    int i = 0;
+    while (i + 1 < map->count && map->shards[i + 1].at <= at) i++;
+    return i;
 }
 
-static inline int shard_segment(const GPT2Table *t, const ShardMap *map, int i) {
+static int shard_segment(const GPT2Table *t, const ShardMap *map, int i) {
     return t->tensors[map->shards[i].tensor].layer + 1;
 }
 
 // What this process owns of the segment that holds element `at`: [*begin, *end). Returns the
 // segment.
-static inline int shard_segment_range(const GPT2Table *t, const ShardMap *map, size_t at,
+static int shard_segment_range(const GPT2Table *t, const ShardMap *map, size_t at,
                                       size_t *begin, size_t *end) {
     int first = shard_at(map, at), last = first + 1;
     const int segment = shard_segment(t, map, first);
@@ -119,7 +116,7 @@ static inline int shard_segment_range(const GPT2Table *t, const ShardMap *map, s
 
 // The place nearest to `at` where the shard space may be cut: the begin of a shard, or a whole
 // number of norm blocks behind one. Sums of squares of one block then never come from two places.
-static inline size_t legal_cut(const ShardMap *map, size_t at) {
+static size_t legal_cut(const ShardMap *map, size_t at) {
     if (at >= map->elements) return map->elements;
     const int i = shard_at(map, at);
     const size_t begin = shard_begin(map, i), end = shard_begin(map, i + 1);
@@ -130,9 +127,11 @@ static inline size_t legal_cut(const ShardMap *map, size_t at) {
     return at - below <= above - at ? below : above;
 }
 
-// What a sub-group, or a part of it that a layer's boundary has cut off, becomes.
-static inline void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map, int kind,
-                              int subgroup, size_t at, size_t end) {
+// Appends a sub-group, in a piece for each segment that it reaches into; with what is in each, and
+// where its state and its gradient are among those of their kind.
+static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
+                       const OffloadChoice *c, int kind, size_t at, size_t end) {
+    const int subgroup = list->subgroups++;
     while (at < end) {
         size_t begin, segment_end;
         Piece *p = &list->pieces[list->count++];
@@ -141,12 +140,34 @@ static inline void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *
         p->subgroup = subgroup;
         p->at = at;
         p->length = min_size(end, segment_end) - at;
+        p->first_run = list->run_count;
+        p->first_block = list->blocks;
         at += p->length;
+        for (int i = shard_at(map, p->at); i < map->count && map->shards[i].at < at; i++) {
+            const Shard *x = &map->shards[i];
+            const size_t from = x->at > p->at ? x->at : p->at, to = min_size(x->at + x->length, at);
+            if (from >= to) continue;  // the gap behind it
+            AdamRun *r = &list->runs[list->run_count++];
+            r->at = from - p->at;
+            r->length = to - from;
+            r->decay = x->decay;
+            list->blocks += norm_blocks(to - from);
+        }
+        p->runs = list->run_count - p->first_run;
+        p->blocks = list->blocks - p->first_block;
+        size_t *const n = list->elements;
+        p->state_at = kind == PIECE_RESIDENT ? n[kind] : n[PIECE_HOST] + n[PIECE_VISIT];
+        n[kind] += p->length;
+        size_t *grads = piece_grad_on_gpu(c, p) ? &list->grads_gpu : &list->grads_host;
+        p->grad_at = *grads;
+        *grads += p->length;
+        if (kind == PIECE_VISIT && p->length > list->longest_visit)
+            list->longest_visit = p->length;
     }
 }
 
 // Where the next sub-group after one that begins at `at` begins.
-static inline size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_t size, size_t at) {
+static size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_t size, size_t at) {
     if (size > 0) {  // flat: at multiples of `size` from the begin of the shard space
         for (size_t next = (at / size + 1) * size;; next += size) {
             const size_t end = legal_cut(map, next);
@@ -171,7 +192,7 @@ static inline size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_
 // by elements: it visits as soon as all visitors are no more than that share of what has been dealt
 // out; with sub-groups of one size and a share of 1 / k these are those of a stride of k. Free it
 // with pieces_free().
-static inline Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
+static Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
                                     const OffloadChoice *c) {
     Pieces list;
     memset(&list, 0, sizeof list);
@@ -187,7 +208,7 @@ static inline Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
     for (int i = 0; i < map->count && shard_segment(t, map, i) == 0; i++)
         embeddings = shard_begin(map, i + 1);
     if (c->stride == 0 && budget >= embeddings && embeddings > 0 && resident < 1) {
-        pieces_add(&list, t, map, PIECE_RESIDENT, list.subgroups++, 0, embeddings);
+        pieces_add(&list, t, map, c, PIECE_RESIDENT, 0, embeddings);
         at = embeddings;
         budget -= embeddings;
     }
@@ -195,7 +216,7 @@ static inline Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
     while (at < map->elements) {
         size_t end = subgroup_end(t, map, c->subgroup, at);
         if (c->stride == 0 && at < stay && end > stay) end = stay;
-        const size_t number = (size_t)list.subgroups++, visitors = visiting + (end - at);
+        const size_t number = (size_t)list.subgroups, visitors = visiting + (end - at);
         dealt += end - at;
         bool visits = c->share * (double)dealt + 0.5 >= (double)visitors;
         if (c->stride > 0) visits = (number + 1) % c->stride == 0;
@@ -203,49 +224,13 @@ static inline Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
         if (at >= stay) kind = PIECE_RESIDENT;
         else if (visits && c->mode == OFFLOAD_INTERLEAVE) kind = PIECE_VISIT;
         if (kind == PIECE_VISIT) visiting = visitors;
-        pieces_add(&list, t, map, kind, (int)number, at, end);
+        pieces_add(&list, t, map, c, kind, at, end);
         at = end;
-    }
-
-    // What is in each piece, and where its state and its gradient are among those of their kind.
-    int run = 0, shard = 0;
-    size_t block = 0, state[2] = {0, 0};  // on the host, on the GPU
-    for (int i = 0; i < list.count; i++) {
-        Piece *p = &list.pieces[i];
-        const size_t end = p->at + p->length;
-        p->first_run = run;
-        p->first_block = block;
-        while (shard < map->count) {
-            const size_t begin = shard_begin(map, shard);
-            const size_t last = begin + map->shards[shard].length;
-            if (begin >= end) break;
-            const size_t from = begin > p->at ? begin : p->at, to = min_size(last, end);
-            if (from < to) {
-                AdamRun *r = &list.runs[run++];
-                r->at = from - p->at;
-                r->length = to - from;
-                r->decay = map->shards[shard].decay;
-                block += norm_blocks(to - from);
-            }
-            if (last > end) break;
-            shard++;
-        }
-        p->runs = run - p->first_run;
-        p->blocks = block - p->first_block;
-        size_t *at_home = &state[p->kind == PIECE_RESIDENT];
-        p->state_at = *at_home;
-        *at_home += p->length;
-        size_t *grads = piece_grad_on_gpu(c, p) ? &list.grads_gpu : &list.grads_host;
-        p->grad_at = *grads;
-        *grads += p->length;
-        list.elements[p->kind] += p->length;
-        if (p->kind == PIECE_VISIT && p->length > list.longest_visit)
-            list.longest_visit = p->length;
     }
     return list;
 }
 
-static inline void pieces_free(Pieces *list) {
+static void pieces_free(Pieces *list) {
     free(list->pieces);
     free(list->runs);
     memset(list, 0, sizeof *list);

@@ -1282,7 +1282,6 @@ static int train(Run *r) {
     live(g, "resident state", floats * (double)g->pieces.elements[PIECE_RESIDENT], sizeof(float),
          g->compute);
     const DevicePeak device = device_peak(sizeof(floatX) == sizeof(float));
-    device_print(&device);
     const double peak = device.flops * (double)r->world;
     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
         const StepResult x = train_step(g, r, step);

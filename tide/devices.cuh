@@ -1,7 +1,7 @@
 // devices.cuh: what a GPU can do at most: arithmetic and memory bandwidth, from the vendor's data
 // sheets. The log's "% of peak" and the benchmarks are shares of these; for a GPU that is not in
 // the table there is no percentage.
-//   device_peak(), device_print()           the current GPU's row
+//   device_peak()                           the current GPU's row
 //   device_fill_kernel, device_seconds()    for measurements
 #ifndef TIDE_DEVICES_CUH
 #define TIDE_DEVICES_CUH
@@ -84,10 +84,8 @@ static const Device *device_find(const char *name) {
     return NULL;
 }
 
-typedef struct {
-    double flops, bytes_per_second;  // arithmetic in the run's precision, and memory; 0: not known
-    char name[256];
-} DevicePeak;
+// Arithmetic in the run's precision, and memory; 0: not known.
+typedef struct { double flops, bytes_per_second; } DevicePeak;
 
 // Numbers in [-1, 1): a product of zeros would draw less power and run at a higher clock.
 template <typename X> __global__ static void device_fill_kernel(X *x, size_t n) {
@@ -103,29 +101,23 @@ static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
     return 1e-3 * (double)ms;
 }
 
-// The current device's peak for training in fp32, or in 16 bits.
+// The current device's peak for training in fp32, or in 16 bits, which it prints.
 static DevicePeak device_peak(bool fp32) {
-    DevicePeak peak;
-    cudaDeviceProp properties;
-    int device = 0;
-    memset(&peak, 0, sizeof peak);
-    CUDA(cudaGetDevice(&device));
-    CUDA(cudaGetDeviceProperties(&properties, device));
-    snprintf(peak.name, sizeof peak.name, "%s", properties.name);
-    const Device *known = device_find(peak.name);
-    if (known == NULL) return peak;
+    cudaDeviceProp device;
+    int number = 0;
+    CUDA(cudaGetDevice(&number));
+    CUDA(cudaGetDeviceProperties(&device, number));
+    const Device *known = device_find(device.name);
+    DevicePeak peak = {0, 0};
+    if (known == NULL) {
+        printf("device: %s, not in the table of devices: no %% of peak\n", device.name);
+        return peak;
+    }
     peak.flops = 1e12 * (fp32 ? known->fp32 : known->bf16);
     peak.bytes_per_second = 1e9 * known->bandwidth;
+    printf("device: %s, %.4g TFLOP/s and %.4g GB/s (data sheet)\n", device.name,
+           1e-12 * peak.flops, known->bandwidth);
     return peak;
-}
-
-// One line: "device: NAME, 989.4 TFLOP/s and 3350 GB/s (data sheet)".
-static void device_print(const DevicePeak *peak) {
-    if (peak->flops > 0)
-        printf("device: %s, %.4g TFLOP/s and %.4g GB/s (data sheet)\n", peak->name,
-               1e-12 * peak->flops, 1e-9 * peak->bytes_per_second);
-    else
-        printf("device: %s, not in the table of devices: no %% of peak\n", peak->name);
 }
 
 #endif

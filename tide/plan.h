@@ -697,29 +697,26 @@ static void search_try(OffloadSearch *q, OffloadChoice c, bool recompute, bool r
 // either side, and those of visitors. False if nothing fits.
 static bool offload_search(OffloadSearch *q) {
     static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // times the best
+    const int count = sizeof shares / sizeof *shares;
     const OffloadMemory *m = &q->memory;
     OffloadChoice c = q->choice;
     q->predicted.step = q->none = INFINITY;
+    c.stride = 0;
     for (int again = m->recompute == RECOMPUTE_BLOCK; again <= (m->recompute != RECOMPUTE_NONE);
          again++)
         for (int sum = 0; sum <= (int)m->sums; sum++)
             for (int keep = 1; keep >= 0; keep--) {
-                c.stride = 0;
-                c.share = c.resident = 0;
                 c.sum_on_host = sum;
                 c.keep_grads = keep;
-                c.mode = OFFLOAD_NONE;
-                if (keep && !sum) search_try(q, c, again, false);
-                c.mode = OFFLOAD_TWINFLOW;
-                if (keep) search_try(q, c, again, true);
-                if (keep) search_try(q, c, again, false);
-                c.mode = OFFLOAD_INTERLEAVE;
                 const UpdateBytes bytes = plan_bytes(&q->run, &c);
                 const double best = fmax(best_share(q->rates, &bytes), 0.05);
-                for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
-                    c.share = fmin(best * shares[i], 1);
-                    search_try(q, c, again, true);
-                    search_try(q, c, again, false);
+                for (int i = keep ? -2 : 0; i < count; i++) {  // visitors' gradients: of no other
+                    c.mode = i == -2 ? OFFLOAD_NONE : i == -1 ? OFFLOAD_TWINFLOW
+                                                              : OFFLOAD_INTERLEAVE;
+                    c.share = i < 0 ? 0 : fmin(best * shares[i], 1);
+                    c.resident = 0;
+                    if (i > -2) search_try(q, c, again, true);
+                    if (i > -2 || !sum) search_try(q, c, again, false);
                 }
             }
     return q->predicted.step < INFINITY;

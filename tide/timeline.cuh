@@ -21,7 +21,7 @@ typedef struct {
     bool between;             // of no step
 } TimelineSlot;
 
-typedef struct { size_t step, dropped; int count; TimelineSlot *slot; } TimelineHalf;
+typedef struct { size_t step; int count; TimelineSlot *slot; } TimelineHalf;
 
 // Zeroed it is closed, and every function here does nothing.
 typedef struct Timeline {
@@ -75,7 +75,6 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
     TimelineHalf *h = &t->half[t->now];
     if (!t->open) return -1;
     if (h->count == TIMELINE_SPANS) {
-        h->dropped++;
         if (!t->told)
             fprintf(stderr, "tide: the timeline has room for %d spans a step; the others of step "
                     "%zu are dropped\n", TIMELINE_SPANS, h->step);
@@ -194,7 +193,6 @@ static void timeline_read(Timeline *t, TimelineHalf *h) {
         h->slot[first].begin = older;
     }
     t->done.step = h->step;
-    t->done.dropped = h->dropped;
     trace_counters(&t->done, spans, n);
     t->stalled += t->done.stalled;
     t->stalled_backward += t->done.stalled_backward;
@@ -208,7 +206,6 @@ static void timeline_read(Timeline *t, TimelineHalf *h) {
     }
     free(spans);
     h->count = kept;
-    h->dropped = 0;
 }
 
 // Begins step `step`, to be called once a step. What was recorded before the last call is read, as

@@ -1,5 +1,5 @@
 // trace.h: what happened when, on the GPU's streams and on the host: the file that Perfetto
-// (ui.perfetto.dev) and chrome://tracing open, and how long each row was busy. No CUDA here:
+// (ui.perfetto.dev) and chrome://tracing open, and what each step did. No CUDA here:
 // timeline.cuh brings what was measured, plan.h what is predicted, and both look the same.
 //   trace_open(), trace_row(), trace_span(), trace_counter(), trace_flush(), trace_close()  the
 // file
@@ -34,7 +34,7 @@ typedef struct {
 #define TRACE_NONE SIZE_MAX
 
 // ---------------------------------------------------------------------------------------------
-// How busy the rows were
+// What a step did
 
 typedef struct { double begin, end; } Interval;
 
@@ -54,7 +54,7 @@ static int intervals_join(Interval *x, int n) {
     return joined;
 }
 
-// Length of what two joined lists have in common; of a list with itself: its own length.
+// Length of what two joined lists have in common.
 static double intervals_common(const Interval *a, int na, const Interval *b, int nb) {
     double length = 0;
     for (int i = 0, j = 0; i < na && j < nb;) {
@@ -65,33 +65,25 @@ static double intervals_common(const Interval *a, int na, const Interval *b, int
     return length;
 }
 
-typedef enum { SPANS_WORK, SPANS_WAIT, SPANS_COPY } TraceKind;  // copy: work with bytes
-
-// The spans of the rows whose bits are set, joined; x must have room for n.
-static int trace_select(Interval *x, const TraceSpan *s, int n, unsigned rows,
-                               TraceKind kind) {
+// The copies of two rows, joined; x must have room for n.
+static int trace_copies(Interval *x, const TraceSpan *s, int n, int row, int other) {
     int count = 0;
-    for (int i = 0; i < n; i++) {
-        const bool wait = strcmp(s[i].name, "wait") == 0;
-        if ((rows >> s[i].row & 1) == 0 || wait != (kind == SPANS_WAIT)) continue;
-        if (kind == SPANS_COPY && s[i].bytes == 0) continue;
-        x[count].begin = s[i].begin;
-        x[count++].end = s[i].end;
-    }
+    for (int i = 0; i < n; i++)
+        if ((s[i].row == row || s[i].row == other) && s[i].bytes > 0) {
+            x[count].begin = s[i].begin;
+            x[count++].end = s[i].end;
+        }
     return intervals_join(x, count);
 }
 
 // What one step did, in seconds.
 typedef struct {
     size_t step;
-    size_t dropped;       // spans for which there was no room: then all of these are too small
-    double busy[ROWS];    // at work, not waiting
     double duplex;        // both directions of the link copied: fetch or back, and flush or leave
     double stalled;       // compute waited; of that,
     double stalled_backward;  // before a part of backward
-    double forward, backward;  // compute worked on these
-    double first, last;   // the update: from its first "update" to the last end of its spans,
-    double update_seconds;  // and the time between
+    double forward, backward;  // work on these
+    double update_seconds;  // from the first "update" to the last end of the update's spans
 } TimelineStep;
 
 // What compute did after it waited until `end`: the name of its next span, or "".
@@ -103,36 +95,28 @@ static const char *trace_after(const TraceSpan *s, int n, double end) {
     return next != NULL ? next->name : "";
 }
 
-// Fills all of c but step and dropped from the n spans of a step.
+// Fills all of c but step from the n spans of a step, whose waits do not overlap.
 static void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
     static const char *const update[4] = {"fetch", "update", "flush", "back"};
     Interval *x = (Interval *)alloc_or_fail(2 * (size_t)n, sizeof *x, "intervals"), *y = x + n;
-    for (int row = 0; row < ROWS; row++) {
-        const int count = trace_select(x, s, n, 1u << row, SPANS_WORK);
-        c->busy[row] = intervals_common(x, count, x, count);
-    }
-    int count = trace_select(x, s, n, 1u << ROW_COMPUTE, SPANS_WAIT);
-    c->stalled = intervals_common(x, count, x, count);
-    count = trace_select(x, s, n, 1u << ROW_FETCH | 1u << ROW_BACK, SPANS_COPY);
-    const int out = trace_select(y, s, n, 1u << ROW_FLUSH | 1u << ROW_LEAVE, SPANS_COPY);
-    c->duplex = intervals_common(x, count, y, out);
-    c->first = INFINITY;
-    c->last = -INFINITY;
-    c->forward = c->backward = c->stalled_backward = 0;
+    const int in = trace_copies(x, s, n, ROW_FETCH, ROW_BACK);
+    const int out = trace_copies(y, s, n, ROW_FLUSH, ROW_LEAVE);
+    double first = INFINITY, last = -INFINITY;  // of the update
+    c->duplex = intervals_common(x, in, y, out);
+    c->forward = c->backward = c->stalled = c->stalled_backward = 0;
     for (int i = 0; i < n; i++) {
-        bool counts = false;
-        if (s[i].row == ROW_COMPUTE && strcmp(s[i].name, "wait") == 0 && s[i].end > s[i].begin
-            && strcmp(trace_after(s, n, s[i].end), "backward") == 0)
-            c->stalled_backward += s[i].end - s[i].begin;
-        if (strcmp(s[i].name, "forward") == 0) c->forward += s[i].end - s[i].begin;
-        if (strcmp(s[i].name, "backward") == 0) c->backward += s[i].end - s[i].begin;
-        for (int k = 0; k < 4; k++) counts |= strcmp(s[i].name, update[k]) == 0;
-        if (!counts) continue;
-        if (strcmp(s[i].name, "update") == 0) c->first = fmin(c->first, s[i].begin);
-        c->last = fmax(c->last, s[i].end);
+        const double length = s[i].end - s[i].begin;
+        if (s[i].row == ROW_COMPUTE && strcmp(s[i].name, "wait") == 0) {
+            c->stalled += length;
+            if (strcmp(trace_after(s, n, s[i].end), "backward") == 0) c->stalled_backward += length;
+        }
+        if (strcmp(s[i].name, "forward") == 0) c->forward += length;
+        if (strcmp(s[i].name, "backward") == 0) c->backward += length;
+        if (strcmp(s[i].name, "update") == 0) first = fmin(first, s[i].begin);
+        for (int k = 0; k < 4; k++)
+            if (strcmp(s[i].name, update[k]) == 0) last = fmax(last, s[i].end);
     }
-    if (c->first > c->last) c->first = c->last = 0;  // nothing was updated
-    c->update_seconds = c->last - c->first;
+    c->update_seconds = fmax(last - first, 0);  // 0: nothing was updated
     free(x);
 }
 

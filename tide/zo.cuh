@@ -988,7 +988,6 @@ static int zo_train(Run *r) {
     if (z->streamed > 0 || o->trace != NULL)
         timeline_open(&z->timeline, r->rank == 0 ? o->trace : NULL);
     const DevicePeak device = device_peak(sizeof(floatX) == sizeof(float));
-    device_print(&device);
     const double peak = device.flops * (double)r->world;
     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
         timeline_step(&z->timeline, step);

@@ -208,7 +208,6 @@ int main(int argc, char **argv) {
     bench.lt.alignment = alignment;
     CUDA(cudaDeviceSynchronize());
     bench.peak = device_peak(fp32);
-    device_print(&bench.peak);
     if (!(bench.peak.flops > 0)) bench.peak.flops = bench.peak.bytes_per_second = INFINITY;
     bool any = false;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {

@@ -346,7 +346,6 @@ static void part_products(const char *only) {
     timed_open(&products.timed, tiny);
     matmul_open(&products.lt);
     products.peak = device_peak(false);
-    device_print(&products.peak);
     if (!(products.peak.flops > 0)) products.peak.flops = INFINITY;
     if (tiny) only = "tiny";
     bool any = false;

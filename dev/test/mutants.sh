@@ -69,7 +69,7 @@ state: v never fetched :: train_gpt2.cu :: copy_in(g, room + 2
 state: the first visitor's is fetched :: train_gpt2.cu :: copy_in(g, room + longest, g->host_m :: p->state_at :: g->pieces.pieces[g->visits[0]].state_at
 state: fetched in step 1 only :: train_gpt2.cu :: g->fetched = 0
 state: all in one slot :: train_gpt2.cu :: (first) const int slot = visit :: visit % g->rooms :: 0
-state: places overlap :: offload.h :: *at_home += p->length :: p->length :: p->length - 128
+state: places overlap :: offload.h :: n[kind] += p->length :: p->length :: p->length - 128
 state: no room for a visitor's gradient :: tide/gpt2.cuh :: const size_t grad = g->choice :: g->choice.keep_grads ? 0 : host_grad_bytes(g) :: (size_t)0
 tokens: the last of the order is missing :: train_gpt2.cu :: count = 3 * N + g->by_token :: g->by_token.groups + 1 :: g->by_token.groups
 wait: tokens copied two forwards ago :: train_gpt2.cu :: CUDA(cudaEventSynchronize(s->copied))
@@ -91,14 +91,14 @@ norm: the host's blocks not merged :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(g->n
 norm: the host's first block alone :: train_gpt2.cu :: p->blocks * sizeof(double), cudaMemcpyHostToDevice :: p->blocks * sizeof(double) :: sizeof(double)
 norm: one block short :: train_gpt2.cu :: norm_total_gpu(g->loss + 1, g->run_sums :: g->blocks :: g->blocks - 1
 norm: the host's blocks of one micro-batch :: train_gpt2.cu :: last ? g->worker_sums :: last :: !accumulate
-norm: two pieces share a block :: offload.h :: block += norm_blocks(to - from) :: norm_blocks(to - from) :: norm_blocks(to - from) - (to - from > 9000)
+norm: two pieces share a block :: offload.h :: blocks += norm_blocks(to - from) :: norm_blocks(to - from) :: norm_blocks(to - from) - (to - from > 9000)
 order: a piece is never updated :: train_gpt2.cu :: else update_on_host(g, i, step); :: else :: else if (i > 0)
 choice: stride counted from 0 :: offload.h :: (number + 1) % c->stride :: number + 1 :: number
 choice: visitors' gradients on the host too early :: tide/plan.h :: keep_grads = tight < 2 :: tight < 2 :: tight < 1
 choice: sums on the GPU for too long :: tide/plan.h :: sum_on_host = tight > 0 :: tight > 0 :: tight > 1
 choice: one byte is left :: tide/plan.h :: return gpu <= m->gpu && host :: host <= m->host :: host < m->host
 memory: one landing :: train_gpt2.cu :: 2 * g->longest_segment * sizeof(floatX) :: 2 * g->longest_segment :: g->longest_segment
-memory: slots for shorter visitors :: offload.h :: list.longest_visit = p->length :: p->length :: p->length - 128
+memory: slots for shorter visitors :: offload.h :: list->longest_visit = p->length :: p->length :: p->length - 128
 counter: bytes in :: tide/gpt2.cuh :: g->moved_in +=
 time: nothing is fetched during backward :: train_gpt2.cu :: if (last) visitors_begin(g) :: visitors_begin(g) :: (void)(g->fetched = 0)
 time: forward waits for all updates :: train_gpt2.cu :: weights_begin(g, 0); :: weights_begin(g, 0) :: [&] { for (size_t s = 0; s < L + 2; s++) weights_begin(g, s); }()
