@@ -38,7 +38,6 @@ typedef struct {
     double step;               // seconds from one gradient norm to the next; of these:
     double forward, backward;  // from their first work to their last, stalls included
     double compute;            // what both would take if they never waited
-    double exposed;            // step - compute
     double update;             // from the norm to the last weight and the last state in its place
     double bound;              // the update's by rates.h, as if nobody had come before it; 0: none
     char limit[40];            // which of the machine's limits makes the bound
@@ -529,7 +528,6 @@ static Prediction plan_step(const Rates *r, const GPT2Config *config, const Piec
     for (int i = before->norm; i < before->end; i++) x.update = fmax(x.update, t[i].end - start);
 
     x.compute = plan_compute(r, config, run);
-    x.exposed = x.step - x.compute;
 
     const double host = (double)list->elements[PIECE_HOST];
     const double visit = (double)list->elements[PIECE_VISIT], away = host + visit;

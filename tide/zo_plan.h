@@ -40,8 +40,7 @@ typedef struct {
     double head;             // part of compute
     double exposed;          // step - compute - perturb
     bool hidden;             // less than a hundredth is exposed
-    const char *limit;       // "compute"; or "upload", "offload", "link" (both), "host memory",
-                             // "slots" (more would help), "allocation", "one stream"
+    const char *limit;       // "compute"; or what takes longer: "upload", "offload", "link" (both)
     double hidden_from;      // tokens per pass from which the link is hidden; INFINITY: never
 } ZoPrediction;
 
@@ -258,14 +257,8 @@ static ZoPrediction zo_plan_step(const Rates *r, const GPT2Config *c, const ZoPl
     x.exposed = x.step - x.compute - x.perturb;
     x.hidden = x.exposed < 0.01 * x.step;
     x.hidden_from = zo_hidden_from(r, c, &p);
-    const double alone = rate_or(r->h2d_duplex, r->h2d) + rate_or(r->d2h_duplex, r->d2h);
-    x.limit = x.hidden ? "compute" : p.run.no_overlap ? "one stream" : p.no_slots ? "allocation"
-            : x.upload > 1.02 * x.offload ? "upload" : x.offload > 1.02 * x.upload ? "offload"
-            : in + out < 0.98 * alone ? "host memory" : "link";
-    ZoPlan more = p;
-    more.slots = (int)p.streamed;
-    if (!x.hidden && !p.run.no_overlap && !p.no_slots && (size_t)p.slots < p.streamed
-        && zo_plan_step(r, c, &more).step < 0.98 * x.step) x.limit = "slots";
+    x.limit = x.hidden ? "compute" : x.upload > 1.02 * x.offload ? "upload"
+            : x.offload > 1.02 * x.upload ? "offload" : "link";
     return x;
 }
 

@@ -229,7 +229,6 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     IS(x.backward, norm);
     IS(x.step, tail + f2);
     IS(x.forward, tail + f2 - back0);
-    IS(x.exposed, x.step - x.compute);
     run.no_overlap = true;
     x = predict(&r, &m, &c, &run);
     const double blocked = 2 * f2 + e2 * 2 / 2e9 + 2 * f1 + (e1 + e0) * 2 / 2e9;
