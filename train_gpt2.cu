@@ -952,8 +952,7 @@ static void gpt2_parts(GPT2 *g, StatePart parts[3]) {
                         : is_params ? (float *)(void *)piece_params(g, p)
                         : gpu[k] != NULL ? gpu[k] + p->state_at : NULL;
             if (data == NULL) break;  // no moments without training
-            const bool on_gpu = resident && (g->training || is_params);
-            spans[parts[k].count++] = StateSpan{arena_at(g, p), p->length, data, on_gpu};
+            spans[parts[k].count++] = StateSpan{arena_at(g, p), p->length, data};
         }
     }
 }

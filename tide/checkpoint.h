@@ -4,7 +4,7 @@
 //   model_save, dump_save          one of ours; the reference dump that other frameworks repeat
 //   state_save, state_prune        a new checkpoint of a run; what it leaves too many
 //   state_find, state_load         the newest whole checkpoint
-//   state_newest, state_clean      what is there; what a killed process has left
+//   state_newest, state_scan       what is there; and what killed processes have left
 //   state_model                    a checkpoint's weights as a model
 //   state_agree                    have all ranks succeeded?
 //   part_whole, part_moved         what is saved and loaded, wherever it lies:
@@ -19,6 +19,7 @@
 #include "ranks.h"
 #include "safetensors.h"
 #include <dirent.h>
+#include <ftw.h>
 #include <inttypes.h>
 #include <math.h>
 
@@ -35,15 +36,15 @@
 #endif
 
 // Elements [at, at + length) of the arena are at data, in a GPU's memory or the host's.
-typedef struct { size_t at, length; float *data; bool gpu; } StateSpan;
+typedef struct { size_t at, length; float *data; } StateSpan;
 
 typedef struct {
     const char *prefix;      // "param", "m", "v", ..: what it is
     const StateSpan *spans;  // in the arena's order, cut at multiples of ALIGN_ELEMENTS; without
                              // gaps, but for what other ranks have
     int count;               // of spans; 0: there is nothing
-    void (*copy)(void *to, const void *from, size_t bytes);  // to or from a GPU, done when it
-                             // returns; NULL if no span is on one
+    void (*copy)(void *to, const void *from, size_t bytes);  // to or from a GPU or the host, done
+                             // when it returns; NULL if no span is on a GPU
     // A part that is stored in another form, or made when it is asked for, has this; its spans have
     // no data. It brings elements [at, at + n) to w as fp32, or with out == false from w, and is
     // done when it returns. They lie within one tensor, with its padding and the gap behind it only
@@ -56,17 +57,15 @@ typedef struct {
 static StatePart part_whole(const char *prefix, StateSpan *span, const GPT2Table *t, float *data,
                             void (*copy)(void *, const void *, size_t)) {
     const StatePart p = {prefix, span, data != NULL, copy, NULL, NULL};
-    span->at = 0;
-    span->length = t->elements;
-    span->data = data;
-    span->gpu = copy != NULL;
+    const StateSpan all = {0, t->elements, data};
+    *span = all;
     return p;
 }
 
 // The part all of which `move` brings.
 static StatePart part_moved(const char *prefix, void *owner,
                             void (*move)(void *, size_t, size_t, float *, bool)) {
-    static const StateSpan all = {0, SIZE_MAX, NULL, true};
+    static const StateSpan all = {0, SIZE_MAX, NULL};
     const StatePart p = {prefix, &all, 1, NULL, move, owner};
     return p;
 }
@@ -95,17 +94,17 @@ static void part_copy(const StatePart *p, size_t at, size_t n, float *w, bool ou
         const size_t from = s->at > at ? s->at : at, to = min_size(at + n, s->at + s->length);
         if (from >= to) continue;
         float *here = w + (from - at), *there = s->data + (from - s->at);
-        const size_t bytes = (to - from) * sizeof(float);
+        float *target = out ? here : there, *source = out ? there : here;
         if (p->move != NULL) p->move(p->owner, from, to - from, here, out);
-        else if (s->gpu) p->copy(out ? here : there, out ? there : here, bytes);
-        else memcpy(out ? here : there, out ? there : here, bytes);
+        else if (p->copy != NULL) p->copy(target, source, (to - from) * sizeof(float));
+        else memcpy(target, source, (to - from) * sizeof(float));
     }
 }
 
 // ---------------------------------------------------------------------------------------------
 // 2. Names and layouts
 //
-// One list serves loading, saving and dumping: number i of the tensors in Hugging Face's naming,
+// One table serves loading, saving and dumping: what each tensor is called in Hugging Face's files,
 // and where its elements are in our arena. GPT-2 keeps the weights of its linear layers as
 // (in, out); OPT has q, k and v apart, and two rows that no position uses in front of the others.
 
@@ -126,79 +125,65 @@ static const char *const hf_prefixes[2][5] = {
     {"model.decoder.", "decoder.", "model.", "", NULL},
 };
 
-// Describes tensor i of the model; returns false if there are only i.
+// The names behind them, of layer %d, as in the table: those of a layer by kind, then the others.
+static const char *const hf_names[LAYER_TENSORS + 5][2] = {
+    {"h.%d.ln_1.weight", "layers.%d.self_attn_layer_norm.weight"},
+    {"h.%d.ln_1.bias", "layers.%d.self_attn_layer_norm.bias"},
+    {"h.%d.attn.c_attn.weight", "layers.%d.self_attn.%c_proj.weight"},
+    {"h.%d.attn.c_attn.bias", "layers.%d.self_attn.%c_proj.bias"},
+    {"h.%d.attn.c_proj.weight", "layers.%d.self_attn.out_proj.weight"},
+    {"h.%d.attn.c_proj.bias", "layers.%d.self_attn.out_proj.bias"},
+    {"h.%d.ln_2.weight", "layers.%d.final_layer_norm.weight"},
+    {"h.%d.ln_2.bias", "layers.%d.final_layer_norm.bias"},
+    {"h.%d.mlp.c_fc.weight", "layers.%d.fc1.weight"},
+    {"h.%d.mlp.c_fc.bias", "layers.%d.fc1.bias"},
+    {"h.%d.mlp.c_proj.weight", "layers.%d.fc2.weight"},
+    {"h.%d.mlp.c_proj.bias", "layers.%d.fc2.bias"},
+    {"wte.weight", "embed_tokens.weight"},
+    {"wpe.weight", "embed_positions.weight"},
+    {"ln_f.weight", "final_layer_norm.weight"},
+    {"ln_f.bias", "final_layer_norm.bias"},
+    {"lm_head.weight", "lm_head.weight"},
+};
+
+// Tensor i of the table in our own layout and naming, as checkpoints store it.
+static HfTensor own_tensor(const GPT2Table *t, int i) {
+    const GPT2Tensor *p = &t->tensors[i];
+    HfTensor x = {"", 0, i, p->rank, p->rows, p->cols, 0, 0, p->rows * p->cols, false};
+    snprintf(x.name, sizeof x.name, "%s", p->name);
+    return x;
+}
+
+// What is stored for part 0, 1 or 2 of tensor i / 3 of the table is number i; only OPT's q, k and v
+// are stored in parts. Returns false if there is no such number.
 static bool hf_tensor(const GPT2Config *c, const GPT2Table *t, int i, HfTensor *x) {
-    static const char *const gpt2_names[12] = {
-        "ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias",
-        "attn.c_proj.weight", "attn.c_proj.bias", "ln_2.weight", "ln_2.bias",
-        "mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"};
-    static const char *const opt_names[16] = {
-        "self_attn_layer_norm.weight", "self_attn_layer_norm.bias",
-        "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",
-        "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias",
-        "self_attn.out_proj.weight", "self_attn.out_proj.bias",
-        "final_layer_norm.weight", "final_layer_norm.bias",
-        "fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"};
+    const GPT2Tensor *p = &t->tensors[i / 3];
     const bool opt = c->family == FAMILY_OPT;
-    const int per_layer = opt ? 16 : 12, layers = (int)c->layers;
-    const int layer = (i - t->first_layer) / per_layer, k = (i - t->first_layer) % per_layer;
-    const char *prefix = hf_prefixes[c->family][0];
-    int kind = k, part = -1;  // part: 0, 1, 2 for the q, k, v of OPT
-    memset(x, 0, sizeof *x);
-    if (i < t->first_layer) {
-        x->tensor = i;
-    } else if (layer < layers) {
-        if (opt && k >= 2) {
-            kind = k < 5 ? QKV_W : k < 8 ? QKV_B : k - 4;
-            part = k < 8 ? (k - 2) % 3 : -1;
-        }
-        x->tensor = t->first_layer + layer * LAYER_TENSORS + kind;
-    } else {
-        x->tensor = i - layers * (per_layer - LAYER_TENSORS);
-        if (x->tensor >= t->count) return false;
-    }
-    const GPT2Tensor *p = &t->tensors[x->tensor];
-    x->rank = p->rank;
-    x->rows = p->rows;
-    x->cols = p->cols;
-    const char *name = opt ? opt_names[k < 0 ? 0 : k] : gpt2_names[k < 0 ? 0 : k];
-    const char *folder = opt ? "layers" : "h";
-    if (x->tensor == t->wte) name = opt ? "embed_tokens.weight" : "wte.weight";
-    else if (x->tensor == t->wpe) name = opt ? "embed_positions.weight" : "wpe.weight";
-    else if (x->tensor == t->ln_f_w) name = opt ? "final_layer_norm.weight" : "ln_f.weight";
-    else if (x->tensor == t->ln_f_b) name = opt ? "final_layer_norm.bias" : "ln_f.bias";
-    else if (x->tensor == t->lm_head) { name = "lm_head.weight"; prefix = ""; }
+    const bool parts = opt && (p->kind == QKV_W || p->kind == QKV_B);
+    const int after = i / 3 < t->first_layer ? 0 : (int)c->layers * LAYER_TENSORS;
+    const int row = p->kind >= 0 ? p->kind : LAYER_TENSORS + i / 3 - after;
+    const char *prefix = p == &t->tensors[t->lm_head] && !c->tied ? "" : hf_prefixes[c->family][0];
+    if (i % 3 > 0 && !parts) return false;
+    *x = own_tensor(t, i / 3);
     x->prefix = strlen(prefix);
-    if (p->kind < 0) snprintf(x->name, sizeof x->name, "%s%s", prefix, name);
-    else snprintf(x->name, sizeof x->name, "%s%s.%d.%s", prefix, folder, layer, name);
-    if (part >= 0) {
-        if (x->rank == 2) x->rows /= 3; else x->cols /= 3;
-        x->first = (size_t)part * x->rows * x->cols;
+    memcpy(x->name, prefix, x->prefix);
+    snprintf(x->name + x->prefix, sizeof x->name - x->prefix, hf_names[row][c->family], p->layer,
+             "qkv"[i % 3]);
+    if (parts) {
+        *(x->rank == 2 ? &x->rows : &x->cols) /= 3;
+        x->n /= 3;
+        x->first = (size_t)(i % 3) * x->n;
     }
-    if (opt && x->tensor == t->wpe) {
+    if (opt && i / 3 == t->wpe) {
         x->skip = 2;
         x->rows += 2;
     }
-    x->n = (x->rows - x->skip) * x->cols;
     if (!opt && p->kind >= 0 && p->rank == 2) {
         x->transpose = true;
         x->rows = p->cols;
         x->cols = p->rows;
     }
     return true;
-}
-
-// Tensor i of the table in our own layout and naming, as checkpoints store it.
-static HfTensor own_tensor(const GPT2Table *t, int i) {
-    const GPT2Tensor *p = &t->tensors[i];
-    HfTensor x;
-    memset(&x, 0, sizeof x);
-    x.tensor = i;
-    x.rank = p->rank;
-    x.rows = p->rows;
-    x.cols = p->cols;
-    x.n = p->rows * p->cols;
-    return x;
 }
 
 // The shape of a tensor in a file; returns the rank.
@@ -215,42 +200,26 @@ static bool floats_are_finite(const float *x, size_t n) {
     return !bad;
 }
 
-// A transposition goes by tiles of HF_TILE stored rows, which is one cache line of ours.
-enum { HF_TILE = 16, HF_CHUNK = 1 << 16 };
-
 // Elements [first, first + n) of ours, in our order, from stored tensor s.
 static void hf_read(const HfTensor *x, const SafeTensor *s, size_t first, size_t n, float *w) {
-    if (!x->transpose) {
-        #pragma omp parallel for if (n > HF_CHUNK)
-        for (size_t i = 0; i < n; i += HF_CHUNK)
-            safetensor_floats(s, x->skip * x->cols + first + i, min_size(n - i, HF_CHUNK), w + i);
-        return;
-    }
-    const size_t o0 = first / x->rows, width = (first + n - 1) / x->rows + 1 - o0;  // of our rows
-    const size_t stride = width + HF_TILE;  // stored rows do not share cache sets
-    #pragma omp parallel for if (n > HF_CHUNK)
-    for (size_t row = 0; row < x->rows; row += HF_TILE) {
-        const size_t last = min_size(row + HF_TILE, x->rows);
-        float *tile = ALLOC(float, HF_TILE * stride, "transposition");
-        for (size_t i = row; i < last; i++)
-            safetensor_floats(s, i * x->cols + o0, width, tile + (i - row) * stride);
-        for (size_t o = 0; o < width; o++)
-            for (size_t i = row; i < last; i++) {
-                const size_t at = (o0 + o) * x->rows + i - first;  // huge if it is before
-                if (at < n) w[at] = tile[(i - row) * stride + o];
-            }
-        free(tile);
+    const size_t together = x->transpose ? 1 : 1 << 12;
+    #pragma omp parallel for if (n > 1 << 16)
+    for (size_t i = 0; i < n; i += together) {
+        const size_t at = first + i, row = at / x->rows, col = at % x->rows;  // of ours, transposed
+        const size_t stored = x->transpose ? col * x->cols + row : x->skip * x->cols + at;
+        safetensor_floats(s, stored, min_size(together, n - i), w + i);
     }
 }
 
 // Loads what the part has of tensor x, which is stored as s; with its last elements, what follows
-// them in the arena becomes zero. False if a number is not finite. w: room for PART_UNIT elements.
+// them in the arena becomes zero. False if a number is not finite.
 static bool part_read(const StatePart *p, const GPT2Table *t, const HfTensor *x,
-                      const SafeTensor *s, float *w) {
+                      const SafeTensor *s) {
     const GPT2Tensor *ours = &t->tensors[x->tensor];
     const size_t begin = ours->offset + x->first, last = begin + x->n;
     const bool padded = x->first + x->n == ours->rows * ours->cols;
     const size_t end = padded ? ours->offset + round_up(ours->size, ALIGN_ELEMENTS) : last;
+    float *w = ALLOC(float, min_size(PART_UNIT, end - begin), "a copy of weights");
     bool finite = true;
     for (size_t at = begin, n; (n = part_next(p, &at, end)) > 0; at += n) {
         const size_t stored = at < last ? min_size(n, last - at) : 0;
@@ -259,112 +228,126 @@ static bool part_read(const StatePart *p, const GPT2Table *t, const HfTensor *x,
         finite = floats_are_finite(w, n) && finite;
         part_copy(p, at, n, w, false);
     }
+    free(w);
     safetensor_release(s);
     return finite;
+}
+
+// Saves what the part has of tensor x as number i of a file, rounded to bf16 if that is declared so.
+// Of a matrix to be transposed it must have all.
+static void part_write(const StatePart *p, const GPT2Table *t, const HfTensor *x, SafeWriter *file,
+                       int i) {
+    const size_t begin = t->tensors[x->tensor].offset + x->first, skip = x->skip * x->cols;
+    const size_t unit = x->transpose ? x->n : min_size(PART_UNIT, x->n);
+    const bool bf16 = file->tensors[i].dtype == ST_BF16;
+    const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
+    float *w = ALLOC(float, unit + skip, "a copy of weights"), *stored = w;
+    if (x->transpose) stored = ALLOC(float, unit, "a matrix to be transposed");
+    safewriter_put(file, i, 0, w, skip * size);  // zeros
+    for (size_t at = begin, n; (n = part_next(p, &at, begin + x->n)) > 0; at += n) {
+        if (x->transpose) n = x->n;
+        part_copy(p, at, n, w, true);
+        #pragma omp parallel for if (n > 1 << 16)
+        for (size_t o = 0; o < (x->transpose ? x->cols : 0); o++)
+            for (size_t r = 0; r < x->rows; r++) stored[r * x->cols + o] = w[o * x->rows + r];
+        for (size_t j = 0; j < (bf16 ? n : 0); j++) {  // in their own place
+            const uint16_t half = f32_to_bf16(stored[j]);
+            memcpy((char *)stored + j * size, &half, size);
+        }
+        safewriter_put(file, i, (skip + at - begin) * size, stored, n * size);
+    }
+    if (x->transpose) free(stored);
+    free(w);
 }
 
 // ---------------------------------------------------------------------------------------------
 // 3. Reading a model
 
-// What a configuration's sizes are called in config.json, by family, and (last) in state.json.
-enum { SIZES = 6 };
-static const char *const size_names[3][SIZES] = {
-    {"n_layer", "n_head", "n_embd", "n_positions", "vocab_size", "n_inner"},
-    {"num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings",
-     "vocab_size", "ffn_dim"},
-    {"layers", "heads", "channels", "context", "vocab", "ffn"}};
+// What a configuration's sizes are called in config.json, by family.
+static const struct { size_t at; const char *names[2]; } config_sizes[] = {
+    {offsetof(GPT2Config, layers), {"n_layer", "num_hidden_layers"}},
+    {offsetof(GPT2Config, heads), {"n_head", "num_attention_heads"}},
+    {offsetof(GPT2Config, channels), {"n_embd", "hidden_size"}},
+    {offsetof(GPT2Config, context), {"n_positions", "max_position_embeddings"}},
+    {offsetof(GPT2Config, vocab), {"vocab_size", "vocab_size"}},
+    {offsetof(GPT2Config, ffn), {"n_inner", "ffn_dim"}},
+};
+enum { CONFIG_SIZES = sizeof config_sizes / sizeof config_sizes[0] };
 
-static size_t *config_size(GPT2Config *c, int i) {
-    size_t *const fields[SIZES] = {&c->layers, &c->heads, &c->channels, &c->context, &c->vocab,
-                                   &c->ffn};
-    return fields[i];
-}
+// What else is in the config.json that we write. In one that we read it may be missing or null, or
+// else must be the same if it is `needed`: other models need arithmetic that is not in
+// train_gpt2.c, and no result is better than a slightly wrong one. Dropout is 0: that is how the
+// model was trained. OPT gets no padding token, since PyTorch would freeze its row.
+static const struct { int family; bool needed; const char *key, *value; } config_fixed[] = {
+    {FAMILY_GPT2, false, "architectures", "[\"GPT2LMHeadModel\"]"},
+    {FAMILY_GPT2, false, "model_type", "\"gpt2\""},
+    {FAMILY_GPT2, true, "layer_norm_epsilon", "1e-05"},
+    {FAMILY_GPT2, true, "scale_attn_weights", "true"},
+    {FAMILY_GPT2, true, "scale_attn_by_inverse_layer_idx", "false"},
+    {FAMILY_GPT2, true, "add_cross_attention", "false"},
+    {FAMILY_GPT2, false, "embd_pdrop", "0.0"},
+    {FAMILY_GPT2, false, "attn_pdrop", "0.0"},
+    {FAMILY_GPT2, false, "resid_pdrop", "0.0"},
+    {FAMILY_OPT, false, "architectures", "[\"OPTForCausalLM\"]"},
+    {FAMILY_OPT, false, "model_type", "\"opt\""},
+    {FAMILY_OPT, true, "do_layer_norm_before", "true"},
+    {FAMILY_OPT, true, "enable_bias", "true"},
+    {FAMILY_OPT, true, "layer_norm_elementwise_affine", "true"},
+    {FAMILY_OPT, true, "_remove_final_layer_norm", "false"},
+    {FAMILY_OPT, false, "dropout", "0.0"},
+    {FAMILY_OPT, false, "attention_dropout", "0.0"},
+    {FAMILY_OPT, false, "pad_token_id", "null"},
+};
+enum { CONFIG_FIXED = sizeof config_fixed / sizeof config_fixed[0] };
 
-static void config_write_sizes(FILE *f, GPT2Config c, int names) {
-    for (int i = 0; i < SIZES; i++)
-        fprintf(f, "  \"%s\": %zu,\n", size_names[names][i], *config_size(&c, i));
-}
-
-// Reads the Hugging Face config.json of a GPT-2 or OPT model into *c, and refuses models that need
-// arithmetic which is not in train_gpt2.c: better no result than a slightly wrong one.
+// Reads the Hugging Face config.json of a GPT-2 or OPT model into *c.
 static void config_read(const Json *root, const char *path, GPT2Config *c) {
-    static const struct { int family; const char *key; JsonType needed; } switches[] = {
-        {FAMILY_GPT2, "scale_attn_weights", JSON_TRUE},
-        {FAMILY_GPT2, "scale_attn_by_inverse_layer_idx", JSON_FALSE},
-        {FAMILY_GPT2, "add_cross_attention", JSON_FALSE},
-        {FAMILY_OPT, "do_layer_norm_before", JSON_TRUE},
-        {FAMILY_OPT, "enable_bias", JSON_TRUE},
-        {FAMILY_OPT, "layer_norm_elementwise_affine", JSON_TRUE},
-        {FAMILY_OPT, "_remove_final_layer_norm", JSON_FALSE},
-    };
-    static const char *const tanh_gelus[] = {  // x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
-        "gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"};
+    static const char *const activations[] = {  // GELU: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+        "relu", "gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"};
     Error err;
     memset(c, 0, sizeof *c);
-    const Json *type = json_get(root, "model_type");
+    const Json *type = json_get(root, "model_type"), *tied = json_get(root, "tie_word_embeddings");
+    const Json *projection = json_get(root, "word_embed_proj_dim");
+    const Json *activation = json_get(root, "activation_function");
     const char *name = type != NULL && type->type == JSON_STRING ? type->string : "not there";
-    const bool opt = strcmp(name, "opt") == 0;
-    if (!opt && strcmp(name, "gpt2") != 0)
+    if (strcmp(name, "opt") == 0) c->family = FAMILY_OPT;
+    else if (strcmp(name, "gpt2") != 0)
         die("%s: model_type is %.100s; only gpt2 and opt are known", path, name);
-    c->family = opt ? FAMILY_OPT : FAMILY_GPT2;
-    for (int i = 0; i < SIZES; i++) {
-        const char *key = size_names[c->family][i];
+    for (int i = 0; i < CONFIG_SIZES; i++) {
+        const char *key = config_sizes[i].names[c->family];
         const Json *value = json_get(root, key);
-        if (i == 5 && (value == NULL || value->type == JSON_NULL)) continue;  // gpt2_finish: 4 C
-        if (!json_size(value, config_size(c, i)) || *config_size(c, i) == 0)
+        size_t *size = (size_t *)(void *)((char *)c + config_sizes[i].at);
+        if (size == &c->ffn && (value == NULL || value->type == JSON_NULL)) continue;  // 4 C
+        if (!json_size(value, size) || *size == 0)
             die("%s: %s must be there, and a whole number of at least 1", path, key);
     }
-    for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
-        const Json *value = json_get(root, switches[i].key);
-        if (switches[i].family == c->family && value != NULL && value->type != JSON_NULL
-            && value->type != switches[i].needed)
-            die("%s: models whose %s is not %s are not supported", path, switches[i].key,
-                switches[i].needed == JSON_TRUE ? "true" : "false");
+    for (int i = 0; i < CONFIG_FIXED; i++) {
+        const char *text = config_fixed[i].value;
+        const Json *value = json_get(root, config_fixed[i].key);
+        if (config_fixed[i].family != c->family || !config_fixed[i].needed || value == NULL
+            || value->type == JSON_NULL) continue;
+        if (value->type != (text[0] == 't' ? JSON_TRUE : text[0] == 'f' ? JSON_FALSE : JSON_NUMBER)
+            || fabs(value->number - strtod(text, NULL)) > 1e-3 * strtod(text, NULL))
+            die("%s: models whose %s is not %s are not supported", path, config_fixed[i].key, text);
     }
-    const Json *eps = json_get(root, "layer_norm_epsilon");
-    const Json *projection = json_get(root, "word_embed_proj_dim");
-    const Json *tied = json_get(root, "tie_word_embeddings");
-    const Json *activation = json_get(root, "activation_function");
-    if (eps != NULL && !(eps->number > 0.999e-5 && eps->number < 1.001e-5))
-        die("%s: layer_norm_epsilon must be 1e-05", path);
-    if (opt && projection != NULL && projection->number != (double)c->channels)
+    if (c->family == FAMILY_OPT && projection != NULL && projection->number != (double)c->channels)
         die("%s: word_embed_proj_dim must be hidden_size (%zu)", path, c->channels);
-    if (json_get(root, "quantization_config") != NULL)
-        die("%s: quantized models are not supported", path);
     c->tied = tied == NULL || tied->type != JSON_FALSE;
-    name = opt ? "relu" : "gelu_new";
+    name = c->family == FAMILY_OPT ? "relu" : "gelu_new";
     if (activation != NULL) name = activation->type == JSON_STRING ? activation->string : "no name";
-    c->activation = strcmp(name, "relu") == 0 ? ACTIVATION_RELU : -1;
-    for (size_t i = 0; i < sizeof tanh_gelus / sizeof tanh_gelus[0]; i++)
-        if (strcmp(name, tanh_gelus[i]) == 0) c->activation = ACTIVATION_GELU;
-    if (c->activation < 0)
+    size_t known = 0;
+    while (known < 6 && strcmp(name, activations[known]) != 0) known++;
+    c->activation = known == 0 ? ACTIVATION_RELU : ACTIVATION_GELU;
+    if (known == 6)
         die("%s: activation_function is %.100s; only relu and the tanh form of GELU (gelu_new) "
             "are supported", path, name);
     if (!gpt2_finish(c, &err)) die("%s: %s", path, err.text);
 }
 
-// Splits what the user named: a directory, or a .safetensors file (*file is its name, else NULL).
-static void model_path(const char *path, char dir[PATH_MAX], const char **file) {
-    const char *slash = strrchr(path, '/');
-    const size_t n = strlen(path);
-    *file = NULL;
-    if (snprintf(dir, PATH_MAX, "%s", path) >= PATH_MAX) die("%s: path too long", path);
-    if (path_is_directory(path)) return;
-    if (!path_exists(path)) die("%s: %s", path, strerror(errno));
-    if (n < 12 || strcmp(path + n - 12, ".safetensors") != 0)
-        die("%s is neither a directory nor a .safetensors file", path);
-    *file = slash == NULL ? path : slash + 1;
-    if (slash == NULL) snprintf(dir, PATH_MAX, ".");
-    else dir[slash == path ? 1 : slash - path] = '\0';
-}
-
-// Configuration of the model at `path`: a directory with config.json, or a .safetensors file with
-// config.json beside it.
-static void model_config_load(const char *path, GPT2Config *c) {
-    char dir[PATH_MAX], name[PATH_MAX];
-    const char *file;
+// Configuration of the model in directory `dir`, from its config.json.
+static void model_config_load(const char *dir, GPT2Config *c) {
+    char name[PATH_MAX];
     Error err;
-    model_path(path, dir, &file);
     path_join(name, dir, "config.json");
     Json *root = json_read(name, &err);
     if (root == NULL) die("%s", err.text);
@@ -372,69 +355,50 @@ static void model_config_load(const char *path, GPT2Config *c) {
     json_free(root);
 }
 
-// The files that hold one model's tensors.
-typedef struct {
-    int count;
-    SafeTensors *files;
-    const char **names;
-    Json *index;
-} ModelFiles;
-
-// Opens file `name` of `dir` unless it is open already. Returns it.
-static SafeTensors *model_files_add(ModelFiles *m, const char *dir, const char *name) {
+// Opens model.safetensors, or else every file that model.safetensors.index.json names in its
+// weight_map (tensor -> file). Returns them, so many as *count.
+static SafeTensors *model_open(const char *dir, int *count) {
     char path[PATH_MAX];
     Error err;
-    int i = 0;
-    while (i < m->count && strcmp(m->names[i], name) != 0) i++;
-    if (i < m->count) return &m->files[i];
-    path_join(path, dir, name);
-    if (!safetensors_open(&m->files[i], path, &err)) die("%s", err.text);
-    m->names[m->count++] = name;
-    return &m->files[i];
-}
-
-// Opens model.safetensors, or else every file that model.safetensors.index.json names in its
-// weight_map (tensor -> file), or the one file that the user named.
-static void model_files_open(ModelFiles *m, const char *model) {
-    char dir[PATH_MAX], path[PATH_MAX];
-    const char *file;
-    Error err;
-    memset(m, 0, sizeof *m);
-    model_path(model, dir, &file);
+    Json *index = NULL;
     path_join(path, dir, "model.safetensors");
-    if (file == NULL && path_exists(path)) file = "model.safetensors";
-    path_join(path, dir, "model.safetensors.index.json");
-    if (file == NULL && !path_exists(path))
-        die("%s has neither model.safetensors nor model.safetensors.index.json", dir);
-    if (file == NULL && (m->index = json_read(path, &err)) == NULL) die("%s", err.text);
-    const Json *map = json_get(m->index, "weight_map"), *entry = map != NULL ? map->child : NULL;
-    if (file == NULL && entry == NULL) die("%s: there is no weight_map", path);
-    m->files = ALLOC(SafeTensors, map != NULL ? map->count : 1, "list of files");
-    m->names = ALLOC(const char *, map != NULL ? map->count : 1, "list of files");
-    if (file != NULL) model_files_add(m, dir, file);
-    for (; entry != NULL; entry = entry->next) {
-        const char *name = entry->type == JSON_STRING ? entry->string : "/";
-        if (strchr(name, '/') != NULL)
-            die("%s: it names the impossible file %.100s", path, name);
-        if (safetensors_find(model_files_add(m, dir, name), entry->key) == NULL)
-            die("%s: %.100s is not in %.100s", path, entry->key, name);
+    if (!path_exists(path)) {
+        path_join(path, dir, "model.safetensors.index.json");
+        index = json_read(path, &err);
+        if (index == NULL) die("%s; and there is no model.safetensors", err.text);
     }
+    const Json *map = json_get(index, "weight_map");
+    SafeTensors *files = ALLOC(SafeTensors, map != NULL ? map->count : 1, "list of files");
+    *count = index == NULL;
+    if (index == NULL && !safetensors_open(&files[0], path, &err)) die("%s", err.text);
+    for (const Json *e = map != NULL ? map->child : NULL; e != NULL; e = e->next) {
+        const Json *same = map->child;
+        if (e->type != JSON_STRING || strchr(e->string, '/') != NULL)
+            die("%s: it names an impossible file", path);
+        while (same != e && strcmp(same->string, e->string) != 0) same = same->next;
+        if (same != e) continue;  // it is open
+        path_join(path, dir, e->string);
+        if (!safetensors_open(&files[(*count)++], path, &err)) die("%s", err.text);
+    }
+    if (*count == 0) die("%s: there is no weight_map", path);
+    json_free(index);
+    return files;
 }
 
 // Finds tensor x, once, in the right shape, and marks it as seen.
-static const SafeTensor *model_files_find(const ModelFiles *m, const char *model, int family,
-                                          const HfTensor *x) {
+static const SafeTensor *model_find(const SafeTensors *files, int count, const char *model,
+                                    int family, const HfTensor *x) {
     SafeTensor *found = NULL, *next;
     char name[128], there[200] = "missing", here[200];
     size_t shape[2];
     for (const char *const *prefix = hf_prefixes[family]; *prefix != NULL; prefix++) {
         snprintf(name, sizeof name, "%s%s", x->prefix > 0 ? *prefix : "", x->name + x->prefix);
-        for (int i = 0; i < m->count; i++) {
-            if ((next = safetensors_find(&m->files[i], name)) == NULL) continue;
-            if (found != NULL) die("%s: tensor %s is there more than once", model, x->name);
+        for (int i = 0; i < count; i++) {
+            if ((next = safetensors_find(&files[i], name)) == NULL) continue;
+            if (found != NULL && found != next)
+                die("%s: tensor %s is there more than once", model, x->name);
             found = next;
         }
-        if (x->prefix == 0) break;
     }
     shape_text(here, hf_shape(x, shape), shape);
     if (found != NULL) shape_text(there, found->rank, found->shape);
@@ -446,45 +410,32 @@ static const SafeTensor *model_files_find(const ModelFiles *m, const char *model
     return found;
 }
 
-// What may be in a file without being used: GPT-2's causal masks, and a head that is wte.
-static bool hf_ignored(int family, const char *name) {
-    const char *end = strstr(name, ".attn.");
-    if (strcmp(name, "lm_head.weight") == 0) return true;
-    return family == FAMILY_GPT2 && end != NULL
-        && (strcmp(end, ".attn.bias") == 0 || strcmp(end, ".attn.masked_bias") == 0);
-}
-
-// Fills a part with the model at `path`, which is as for model_config_load(); padding becomes zero.
+// Fills a part with the model in directory `path`; padding becomes zero.
 // Stored as fp32, fp16, bf16 or fp64, with or without the prefixes that Hugging Face's classes put
 // before the names, in one file or several. Refuses, naming the tensor: one that is missing, is
 // there twice, has an odd shape, would not be used, or has numbers that are not finite.
 static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t,
                        const StatePart *part) {
-    ModelFiles m;
     HfTensor x;
-    model_files_open(&m, path);
-    const SafeTensor **found =  // no tensor of ours is stored as more than three
-        ALLOC(const SafeTensor *, 3 * (size_t)t->count, "list of tensors");
-    for (int i = 0; hf_tensor(c, t, i, &x); i++)
-        found[i] = model_files_find(&m, path, c->family, &x);
-    for (int f = 0; f < m.count; f++)
-        for (int i = 0; i < m.files[f].count; i++) {
-            const SafeTensor *s = &m.files[f].tensors[i];
-            if (!s->seen && !hf_ignored(c->family, s->name))
+    int count;
+    SafeTensors *files = model_open(path, &count);
+    for (int i = 0; i < 3 * t->count; i++)
+        if (hf_tensor(c, t, i, &x)
+            && !part_read(part, t, &x, model_find(files, count, path, c->family, &x)))
+            die("%s: tensor %s has a NaN or an infinity: the file is damaged, or too large for "
+                "fp32", path, x.name);
+    for (int f = 0; f < count; f++) {
+        for (int i = 0; i < files[f].count; i++) {
+            const SafeTensor *s = &files[f].tensors[i];
+            if (!s->seen && strcmp(s->name, "lm_head.weight") != 0  // that is wte; causal masks
+                && strstr(s->name, ".attn.bias") == NULL
+                && strstr(s->name, ".attn.masked_bias") == NULL)
                 die("%s: tensor %.100s is unknown to a %s model with %s head", path, s->name,
                     c->family == FAMILY_OPT ? "opt" : "gpt2", c->tied ? "a tied" : "an untied");
         }
-    float *w = ALLOC(float, PART_UNIT, "a copy of weights");
-    for (int i = 0; hf_tensor(c, t, i, &x); i++)
-        if (!part_read(part, t, &x, found[i], w))
-            die("%s: tensor %s has a NaN or an infinity: the file is damaged, or too large for "
-                "fp32", path, x.name);
-    for (int i = 0; i < m.count; i++) safetensors_close(&m.files[i]);
-    json_free(m.index);
-    free(m.files);
-    free(m.names);
-    free(found);
-    free(w);
+        safetensors_close(&files[f]);
+    }
+    free(files);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -500,75 +451,34 @@ static bool directory_sync(const char *dir, Error *err) {
     return ok;
 }
 
-static void hf_write_floats(SafeWriter *out, const float *w, size_t n, bool bf16) {
-    uint16_t half[4096];
-    if (!bf16) safewriter_write(out, w, n * sizeof *w);
-    else
-        for (size_t i = 0, m; i < n; i += m) {
-            m = min_size(n - i, 4096);
-            for (size_t j = 0; j < m; j++) half[j] = f32_to_bf16(w[i + j]);
-            safewriter_write(out, half, m * sizeof *half);
-        }
-}
-
-// Writes tensor x of a part in the stored layout.
-static void hf_write(SafeWriter *out, const HfTensor *x, const StatePart *p, const GPT2Table *t,
-                     bool bf16) {
-    const size_t at = t->tensors[x->tensor].offset + x->first, cols = x->cols;
-    const size_t some = x->transpose ? (size_t)HF_TILE : PART_UNIT / cols + 2;  // rows at a time
-    float *ours = NULL, *w = ALLOC(float, some * cols, "a copy of weights");
-    if (x->transpose) {
-        ours = ALLOC(float, x->n, "a matrix to be transposed");
-        part_copy(p, at, x->n, ours, true);
-    }
-    hf_write_floats(out, w, x->skip * cols, bf16);  // zeros
-    for (size_t row = 0, rows; row < x->n / cols; row += rows) {
-        rows = min_size(some, x->n / cols - row);
-        if (!x->transpose) part_copy(p, at + row * cols, rows * cols, w, true);
-        for (size_t o = 0; x->transpose && o < cols; o++)
-            for (size_t i = 0; i < rows; i++) w[i * cols + o] = ours[o * x->rows + row + i];
-        hf_write_floats(out, w, rows * cols, bf16);
-    }
-    free(ours);
-    free(w);
-}
-
-// Declares all of the model's tensors, each name after `prefix`, or writes them.
-static void hf_add_all(SafeWriter *out, const GPT2Config *c, const GPT2Table *t,
-                       const char *prefix, bool bf16) {
+// All of the model's tensors, each name after `prefix`: declares them, or writes a part as numbers
+// `number`, .. of the file.
+static void hf_save(SafeWriter *out, int number, const GPT2Config *c, const GPT2Table *t,
+                    const char *prefix, bool bf16, const StatePart *p) {
     HfTensor x;
     char name[128];
     size_t shape[2];
-    for (int i = 0; hf_tensor(c, t, i, &x); i++) {
+    for (int i = 0; i < 3 * t->count && !out->failed; i++) {
+        if (!hf_tensor(c, t, i, &x)) continue;
         snprintf(name, sizeof name, "%s%s", prefix, x.name);
-        safewriter_add(out, name, bf16 ? ST_BF16 : ST_F32, hf_shape(&x, shape), shape);
+        if (p != NULL) part_write(p, t, &x, out, number++);
+        else safewriter_add(out, name, bf16 ? ST_BF16 : ST_F32, hf_shape(&x, shape), shape);
     }
 }
 
-static void hf_write_all(SafeWriter *out, const GPT2Config *c, const GPT2Table *t,
-                         const StatePart *part, bool bf16) {
-    HfTensor x;
-    for (int i = 0; !out->failed && hf_tensor(c, t, i, &x); i++) hf_write(out, &x, part, t, bf16);
-}
-
-// Writes config.json. eot: the token that ends a text, or -1. Dropout is 0: that is how the model
-// was trained. OPT gets no padding token, since PyTorch would freeze its row.
+// Writes config.json. eot: the token that ends a text, or -1.
 static void config_write(FILE *f, const GPT2Config *c, bool bf16, int eot) {
+    const bool opt = c->family == FAMILY_OPT;
     char token[16] = "null";
     if (eot >= 0) snprintf(token, sizeof token, "%d", eot);
-    fprintf(f, "{\n");
-    config_write_sizes(f, *c, c->family);
-    if (c->family == FAMILY_OPT)
-        fprintf(f, "  \"architectures\": [\"OPTForCausalLM\"],\n  \"model_type\": \"opt\",\n"
-                "  \"word_embed_proj_dim\": %zu,\n  \"do_layer_norm_before\": true,\n"
-                "  \"enable_bias\": true,\n  \"layer_norm_elementwise_affine\": true,\n"
-                "  \"dropout\": 0.0,\n  \"attention_dropout\": 0.0,\n  \"layerdrop\": 0.0,\n"
-                "  \"init_std\": 0.02,\n  \"pad_token_id\": null,\n", c->channels);
-    else
-        fprintf(f, "  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n"
-                "  \"n_ctx\": %zu,\n  \"layer_norm_epsilon\": 1e-05,\n"
-                "  \"embd_pdrop\": 0.0,\n  \"attn_pdrop\": 0.0,\n  \"resid_pdrop\": 0.0,\n"
-                "  \"scale_attn_weights\": true,\n  \"initializer_range\": 0.02,\n", c->context);
+    fprintf(f, "{\n  \"%s\": %zu,\n", opt ? "word_embed_proj_dim" : "n_ctx",
+            opt ? c->channels : c->context);
+    for (int i = 0; i < CONFIG_SIZES; i++)
+        fprintf(f, "  \"%s\": %zu,\n", config_sizes[i].names[c->family],
+                *(const size_t *)(const void *)((const char *)c + config_sizes[i].at));
+    for (int i = 0; i < CONFIG_FIXED; i++)
+        if (config_fixed[i].family == c->family)
+            fprintf(f, "  \"%s\": %s,\n", config_fixed[i].key, config_fixed[i].value);
     fprintf(f, "  \"activation_function\": \"%s\",\n  \"tie_word_embeddings\": %s,\n"
             "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"torch_dtype\": \"%s\"\n}\n",
             c->activation == ACTIVATION_RELU ? "relu" : "gelu_new", c->tied ? "true" : "false",
@@ -591,8 +501,9 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
     // Complete before the old weights go: the new ones may need it.
     if (fflush(f) != 0) return replace_close(f, config, err);
     memset(&out, 0, sizeof out);
-    hf_add_all(&out, c, t, "", bf16);
-    if (safewriter_open(&out, weights)) hf_write_all(&out, c, t, part, bf16);
+    hf_save(&out, 0, c, t, "", bf16, NULL);
+    safewriter_open(&out, weights);
+    hf_save(&out, 0, c, t, "", bf16, part);
     if (safewriter_close(&out, err))
         return replace_close(f, config, err) && directory_sync(dir, err);
     replace_discard(f, config);
@@ -615,14 +526,15 @@ static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t,
     safewriter_add(&out, "targets", ST_I32, 2, shape);
     safewriter_add(&out, "loss", ST_F32, 1, &one);
     safewriter_add(&out, "logits", ST_F32, 3, shape);
-    hf_add_all(&out, c, t, "grad.", false);
+    hf_save(&out, 0, c, t, "grad.", false, NULL);
     safewriter_open(&out, path);
-    safewriter_write(&out, tokens, B * T * sizeof(int32_t));
-    safewriter_write(&out, targets, B * T * sizeof(int32_t));
-    safewriter_write(&out, &loss32, sizeof loss32);
+    safewriter_put(&out, 0, 0, tokens, B * T * sizeof *tokens);
+    safewriter_put(&out, 1, 0, targets, B * T * sizeof *targets);
+    safewriter_put(&out, 2, 0, &loss32, sizeof loss32);
     for (size_t i = 0; i < B * T; i++)
-        safewriter_write(&out, logits + i * c->vocab_padded, c->vocab * sizeof(float));
-    hf_write_all(&out, c, t, &part, false);
+        safewriter_put(&out, 3, i * c->vocab * sizeof *logits, logits + i * c->vocab_padded,
+                       c->vocab * sizeof *logits);
+    hf_save(&out, 4, c, t, "grad.", false, &part);
     return safewriter_close(&out, err);
 }
 
@@ -646,23 +558,19 @@ typedef struct {
     GPT2Config config;
     char options[4096];      // the run's options: the text of a JSON object
     char *more;              // the optimizer's own: the text of a JSON object, or NULL; malloc'ed
-    char *hashes;            // of the header and of each tensor, 16 digits each; malloc'ed
-    uint64_t seal;           // the hash of state.json
+    char *hashes;            // of each tensor, 16 digits each; malloc'ed
 } TrainState;
 
 enum { STATE_VERSION = 3, STATE_SEAL = 29 };  // a seal is ,\n"seal":"16 digits"}\n
 
 // The numbers in state.json.
-#define STATE_FIELD(name, field) \
-    {name, offsetof(TrainState, field), sizeof ((TrainState *)0)->field}
+#define STATE_FIELD(field) {#field, offsetof(TrainState, field), sizeof ((TrainState *)0)->field}
 static const struct { const char *name; size_t at, size; } state_fields[] = {
-    STATE_FIELD("version", version), STATE_FIELD("step", step), STATE_FIELD("seed", seed),
-    STATE_FIELD("data_position", data_position), STATE_FIELD("data_hash", data_hash),
-    STATE_FIELD("layers", config.layers), STATE_FIELD("heads", config.heads),
-    STATE_FIELD("channels", config.channels), STATE_FIELD("context", config.context),
-    STATE_FIELD("vocab", config.vocab), STATE_FIELD("ffn", config.ffn),
-    STATE_FIELD("family", config.family), STATE_FIELD("activation", config.activation),
-    STATE_FIELD("tied", config.tied)};
+    STATE_FIELD(version), STATE_FIELD(step), STATE_FIELD(seed), STATE_FIELD(data_position),
+    STATE_FIELD(data_hash), STATE_FIELD(config.layers), STATE_FIELD(config.heads),
+    STATE_FIELD(config.channels), STATE_FIELD(config.context), STATE_FIELD(config.vocab),
+    STATE_FIELD(config.ffn), STATE_FIELD(config.family), STATE_FIELD(config.activation),
+    STATE_FIELD(config.tied)};
 enum { STATE_FIELDS = sizeof state_fields / sizeof state_fields[0] };
 
 static void train_state_free(TrainState *s) {
@@ -671,70 +579,59 @@ static void train_state_free(TrainState *s) {
     s->more = s->hashes = NULL;
 }
 
-// Removes a directory and the files in it; what cannot be removed is said on stderr and stays.
+static int remove_one(const char *path, const struct stat *s, int kind, struct FTW *at) {
+    (void)s, (void)kind, (void)at;
+    return remove(path);
+}
+
+// Removes a directory and what is in it; what cannot be removed is said on stderr and stays.
 static void directory_remove(const char *path) {
-    char name[PATH_MAX];
-    DIR *d = opendir(path);
-    if (d != NULL) {
-        for (struct dirent *e; (e = readdir(d)) != NULL;) {
-            if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-            path_join(name, path, e->d_name);
-            unlink(name);
-        }
-        closedir(d);
-    }
-    if (rmdir(path) != 0 && errno != ENOENT && errno != ENOTDIR)
+    if (nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS) != 0 && errno != ENOENT)
         fprintf(stderr, "tide: cannot remove %s: %s\n", path, strerror(errno));
 }
 
-// A checkpoint's directory, of OUT/checkpoints.
-static void state_path(char path[PATH_MAX], const char *all, size_t step) {
-    char name[32];
-    snprintf(name, sizeof name, "step_%08zu", step);
-    path_join(path, all, name);
+// A checkpoint's directory.
+static void state_path(char path[PATH_MAX], const char *out, size_t step) {
+    char name[64];
+    snprintf(name, sizeof name, "checkpoints/step_%08zu", step);
+    path_join(path, out, name);
 }
 
-// The newest checkpoint of a step before `before` in OUT/checkpoints, or 0.
-static size_t state_newest(const char *out, size_t before) {
-    char all[PATH_MAX], end;
+// The newest checkpoint of a step before `before` in OUT/checkpoints, or 0. With `clean`, removes
+// those that killed processes were writing.
+static size_t state_scan(const char *out, size_t before, bool clean) {
+    char all[PATH_MAX], path[PATH_MAX], end;
     size_t newest = 0, step;
     path_join(all, out, "checkpoints");
     DIR *d = opendir(all);
-    for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;)
+    for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
         if (sscanf(e->d_name, "step_%zu%c", &step, &end) == 1 && step > newest && step < before)
             newest = step;
-    if (d != NULL) closedir(d);
-    return newest;
-}
-
-// Removes the checkpoint that a killed process was writing.
-static void state_clean(const char *out) {
-    char all[PATH_MAX], path[PATH_MAX];
-    path_join(all, out, "checkpoints");
-    DIR *d = opendir(all);
-    for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
-        if (strncmp(e->d_name, "tmp", 3) != 0) continue;
+        if (!clean || strncmp(e->d_name, "tmp", 3) != 0) continue;
         path_join(path, all, e->d_name);
         directory_remove(path);
     }
     if (d != NULL) closedir(d);
+    return newest;
+}
+
+static size_t state_newest(const char *out, size_t before) {
+    return state_scan(out, before, false);
 }
 
 // Have all ranks succeeded? If not, err says on each of them what the first one that failed says.
 // All ranks call it.
 static bool state_agree(bool ok, Error *err) {
-    typedef struct { bool ok; Error err; } Answer;
-    if (ranks.world == 1) return ok;
-    Answer *all = ALLOC(Answer, (size_t)ranks.world + 1, "answers");
-    Answer *mine = &all[ranks.world];
+    Error *all = ALLOC(Error, (size_t)ranks.world, "answers"), none = {""};
     int failed = 0, first = 0;
-    mine->ok = ok;
-    if (!ok) mine->err = *err;
-    ranks_exchange(mine, sizeof *mine, all);
-    for (int i = 0; i < ranks.world; i++)
-        if (!all[i].ok && failed++ == 0) first = i;
-    if (failed == ranks.world) *err = all[0].err;  // no matter of one rank
-    else if (failed > 0) error_set(err, "%.480s (rank %d)", all[first].err.text, first);
+    ranks_exchange(ok ? &none : err, sizeof none, all);
+    for (int i = ranks.world - 1; i >= 0; i--) {
+        if (all[i].text[0] == '\0') continue;
+        failed++;
+        first = i;
+    }
+    if (failed == ranks.world) *err = all[0];  // no matter of one rank
+    else if (failed > 0) error_set(err, "%.480s (rank %d)", all[first].text, first);
     free(all);
     return failed == 0;
 }
@@ -767,7 +664,7 @@ static char *state_describe(const StateSave *x, const SafeWriter *file, size_t *
         fprintf(f, "\"%s\":%" PRIu64 ",\n", state_fields[i].name, value);
     }
     fprintf(f, "\"hashes\":\"");
-    for (int i = 0; i <= file->count; i++) fprintf(f, "%016" PRIx64, file->sums[1 + i]);
+    for (int i = 0; i < file->count; i++) fprintf(f, "%016" PRIx64, file->sums[1 + i]);
     fprintf(f, "\",\n\"more\":%s,\n\"options\":%s", s.more != NULL ? s.more : "null", s.options);
     fflush(f);
     fprintf(f, ",\n\"seal\":\"%016" PRIx64 "\"}\n", hash_bytes(text, *n));
@@ -776,40 +673,24 @@ static char *state_describe(const StateSave *x, const SafeWriter *file, size_t *
 }
 
 // Adds up what all ranks have written.
-static void state_gather(SafeWriter *w) {
-    const size_t n = (size_t)w->count + 2, world = (size_t)ranks.world;
-    uint64_t *all = ALLOC(uint64_t, world * n, "hashes");
-    ranks_exchange(w->sums, n * sizeof *all, all);
-    memset(w->sums, 0, n * sizeof *all);
-    for (size_t i = 0; i < world * n; i++) w->sums[i % n] += all[i];
+static void state_gather(SafeWriter *file) {
+    const size_t sums = (size_t)file->count + 1, all_sums = (size_t)ranks.world * sums;
+    uint64_t *all = ALLOC(uint64_t, all_sums, "hashes");
+    ranks_exchange(file->sums, sums * sizeof *all, all);
+    memset(file->sums, 0, sums * sizeof *all);
+    for (size_t i = 0; i < all_sums; i++) file->sums[i % sums] += all[i];
     free(all);
 }
 
-// Writes everything that this rank has.
-static void state_put_all(const StateSave *x, SafeWriter *file) {
-    float *w = ALLOC(float, PART_UNIT, "checkpoint");
-    for (int k = 0; k < x->count; k++)
-        for (int i = 0; i < x->table->count && !file->failed; i++) {
-            const GPT2Tensor *y = &x->table->tensors[i];
-            const size_t end = y->offset + y->rows * y->cols;
-            for (size_t at = y->offset, n; (n = part_next(&x->parts[k], &at, end)) > 0; at += n) {
-                part_copy(&x->parts[k], at, n, w, true);
-                safewriter_put(file, k * x->table->count + i, (at - y->offset) * sizeof *w, w,
-                               n * sizeof *w);
-            }
-        }
-    free(w);
-}
-
 // Completes and names it, or removes what there is; on rank 0.
-static bool state_commit(const StateSave *x, SafeWriter *file, const char *all, const char *made,
-                         Error *err) {
-    char path[PATH_MAX], final[PATH_MAX];
+static bool state_commit(const StateSave *x, SafeWriter *file, const char *made, Error *err) {
+    char path[PATH_MAX], final[PATH_MAX], all[PATH_MAX];
     size_t n = 0;
     FILE *f = NULL;
     char *text = state_describe(x, file, &n);
     path_join(path, made, "state.json");
-    state_path(final, all, x->state.step);
+    path_join(all, x->out, "checkpoints");
+    state_path(final, x->out, x->state.step);
     bool ok = safewriter_close(file, err) && (f = replace_open(path, err)) != NULL;
     if (ok) fwrite(text, 1, n, f);
     ok = ok && replace_close(f, path, err) && directory_sync(made, err);
@@ -823,12 +704,11 @@ static bool state_commit(const StateSave *x, SafeWriter *file, const char *all, 
 
 // Removes the checkpoints that a new one leaves too many; on rank 0.
 static void state_prune(const StateSave *x) {
-    char all[PATH_MAX], path[PATH_MAX];
+    char path[PATH_MAX];
     int kept = 0;
     if (ranks.rank > 0 || x->keep <= 0) return;
-    path_join(all, x->out, "checkpoints");
     for (size_t step = x->state.step + 1; (step = state_newest(x->out, step)) > 0;) {
-        state_path(path, all, step);
+        state_path(path, x->out, step);
         if (kept++ >= x->keep) directory_remove(path);
     }
 }
@@ -836,39 +716,46 @@ static void state_prune(const StateSave *x) {
 // Saves a checkpoint. On failure, and if the process dies at any point, the checkpoints that were
 // there are still there. All ranks call it.
 static bool state_save(const StateSave *x, Error *err) {
-    char all[PATH_MAX], made[PATH_MAX], path[PATH_MAX], name[128];
+    char made[PATH_MAX], path[PATH_MAX], name[128];
     const bool first = ranks.rank == 0;
-    size_t shape[2] = {0, 0};
+    const int tensors = x->table->count;
+    size_t shape[2];
     SafeWriter file;
     memset(&file, 0, sizeof file);
     file.writer = ranks.rank;
-    path_join(all, x->out, "checkpoints");
+    path_join(path, x->out, "checkpoints");
     snprintf(name, sizeof name, "tmp_%08zu", x->state.step);  // (an NFS client remembers names)
-    path_join(made, all, name);
-    path_join(path, made, "state.safetensors");
-    if (first) state_clean(x->out);
-    bool ok = !first || (make_directories(all) && mkdir(made, 0777) == 0)
+    path_join(made, path, name);
+    if (first) state_scan(x->out, 0, true);
+    bool ok = !first || (make_directories(path) && mkdir(made, 0777) == 0)
         || error_set(err, "cannot make %s: %s", made, strerror(errno));
     if (!state_agree(ok, err)) return false;
-    for (int k = 0; k < x->count; k++)
-        for (int i = 0; i < x->table->count; i++) {
-            const HfTensor y = own_tensor(x->table, i);
-            snprintf(name, sizeof name, "%s.%s", x->parts[k].prefix, x->table->tensors[i].name);
-            safewriter_add(&file, name, ST_F32, hf_shape(&y, shape), shape);
-        }
+    path_join(path, made, "state.safetensors");
+    for (int i = 0; i < x->count * tensors; i++) {
+        const HfTensor y = own_tensor(x->table, i % tensors);
+        snprintf(name, sizeof name, "%s.%s", x->parts[i / tensors].prefix, y.name);
+        safewriter_add(&file, name, ST_F32, hf_shape(&y, shape), shape);
+    }
     if (first) safewriter_open(&file, path);
     ranks_barrier();
     if (!first) safewriter_open(&file, path);
-    state_put_all(x, &file);
-    ok = safewriter_flush(&file);
-    if (!ok) *err = file.err;
-    if (state_agree(ok, err)) {
-        state_gather(&file);
-    } else {
-        file.failed = true;
-        file.err = *err;
+    for (int i = 0; i < x->count * tensors && !file.failed; i++) {
+        const HfTensor y = own_tensor(x->table, i % tensors);
+        part_write(&x->parts[i / tensors], x->table, &y, &file, i);
     }
-    ok = first ? state_commit(x, &file, all, made, err) : safewriter_close(&file, err);
+    state_gather(&file);
+    if (first) {
+        *err = file.err;
+        ok = !file.failed;
+    } else {
+        ok = safewriter_close(&file, err);
+    }
+    ok = state_agree(ok, err);
+    if (first) {
+        file.failed = !ok;
+        file.err = *err;
+        ok = state_commit(x, &file, made, err);
+    }
     if (!state_agree(ok, err)) return false;
     state_prune(x);
     return true;
@@ -881,39 +768,38 @@ static bool state_save(const StateSave *x, Error *err) {
 static bool state_parse(const char *text, size_t n, TrainState *s, Error *err) {
     char seal[STATE_SEAL + 1] = "";
     memset(s, 0, sizeof *s);
-    s->seal = hash_bytes(text, n < STATE_SEAL ? n : n - STATE_SEAL);
-    snprintf(seal, sizeof seal, ",\n\"seal\":\"%016" PRIx64 "\"}\n", s->seal);
+    snprintf(seal, sizeof seal, ",\n\"seal\":\"%016" PRIx64 "\"}\n",
+             hash_bytes(text, n < STATE_SEAL ? n : n - STATE_SEAL));
     if (n < STATE_SEAL || memcmp(text + n - STATE_SEAL, seal, STATE_SEAL) != 0)
         return error_set(err, "state.json is not what was written");
     Json *root = json_parse(text, n, err);
     if (root == NULL) return false;
     const Json *options = json_get(root, "options"), *more = json_get(root, "more");
     const Json *hashes = json_get(root, "hashes");
-    bool ok = options != NULL && options->type == JSON_OBJECT && options->length < sizeof s->options
-        && more != NULL && hashes != NULL && hashes->type == JSON_STRING;
+    const GPT2Config *c = &s->config;
+    int missing = 0;
     for (int i = 0; i < STATE_FIELDS; i++) {
         const Json *number = json_get(root, state_fields[i].name);
-        uint64_t value = 0;
-        if (number != NULL && number->type == JSON_NUMBER)
-            value = strtoull(number->string, NULL, 10);
-        else ok = false;
+        const bool there = number != NULL && number->type == JSON_NUMBER;
+        const uint64_t value = there ? strtoull(number->string, NULL, 10) : 0;
+        missing += !there;
         memcpy((char *)s + state_fields[i].at, &value, state_fields[i].size);
     }
-    const GPT2Config *c = &s->config;
-    ok = ok && (unsigned)c->family <= FAMILY_OPT && (unsigned)c->activation <= ACTIVATION_RELU
-        && (unsigned)c->tied <= 1;
-    if (ok && s->version == STATE_VERSION) {
+    bool ok = false;
+    if (s->version != STATE_VERSION)
+        error_set(err, "state.json is of another version; this program reads %d", STATE_VERSION);
+    else if (missing > 0 || options == NULL || options->type != JSON_OBJECT || more == NULL
+             || options->length >= sizeof s->options || hashes == NULL
+             || hashes->type != JSON_STRING || (unsigned)c->family > FAMILY_OPT
+             || (unsigned)c->activation > ACTIVATION_RELU || (unsigned)c->tied > 1)
+        error_set(err, "state.json lacks a field");
+    else ok = gpt2_finish(&s->config, err);
+    if (ok) {
         memcpy(s->options, options->string, options->length);
         s->hashes = strdup(hashes->string);
         if (more->type == JSON_OBJECT) s->more = strndup(more->string, more->length);
     }
     json_free(root);
-    if (s->version != STATE_VERSION)
-        ok = error_set(err, "state.json is of another version; this program reads %d",
-                       STATE_VERSION);
-    else if (!ok) error_set(err, "state.json lacks a field");
-    else ok = gpt2_finish(&s->config, err);
-    if (!ok) train_state_free(s);
     return ok;
 }
 
@@ -927,63 +813,42 @@ static bool state_read(const char *dir, TrainState *s, Error *err) {
     return ok;
 }
 
-// Is tensor i of a state file, or with -1 its header, what was written?
+// Is tensor i of a state file what was written? The header belongs to the first.
 static bool state_intact(const SafeTensors *st, int i, const TrainState *s, Error *err) {
     enum { CHUNK = 1 << 12 };
-    const unsigned char *start = (const unsigned char *)st->map;
-    const unsigned char *data = i < 0 ? start : st->tensors[i].data;
-    const size_t bytes = i >= 0 ? st->tensors[i].bytes
-                       : st->count > 0 ? (size_t)(st->tensors[0].data - start) : st->map_bytes;
+    const unsigned char *start = (const unsigned char *)st->map, *data = st->tensors[i].data;
+    const unsigned char *from = i > 0 ? data : start, *end = data + st->tensors[i].bytes;
     uint64_t sum = 0;
     char digits[17];
-    #pragma omp parallel for reduction(+ : sum) if (bytes > 1 << 20)
-    for (size_t at = 0; at < bytes; at += CHUNK)
-        sum += hash_words((uint64_t)(data - start) + at, data + at, min_size(CHUNK, bytes - at));
+    #pragma omp parallel for reduction(+ : sum) if (end - from > 1 << 20)
+    for (const unsigned char *at = from; at < end; at += CHUNK)
+        sum += hash_words((uint64_t)(at - start), at, min_size(CHUNK, (size_t)(end - at)));
     snprintf(digits, sizeof digits, "%016" PRIx64, sum);
-    return (strlen(s->hashes) == 16 * ((size_t)st->count + 1)
-            && memcmp(digits, s->hashes + 16 * (i + 1), 16) == 0)
+    return (strlen(s->hashes) == 16 * (size_t)st->count
+            && memcmp(digits, s->hashes + 16 * i, 16) == 0)
         || error_set(err, "%.100s in state.safetensors is not what was written",
-                     i < 0 ? "the header" : st->tensors[i].name);
+                     st->tensors[i].name);
 }
 
-// Opens a checkpoint's state.safetensors, and checks its header.
-static bool state_open(const char *dir, const TrainState *s, SafeTensors *st, Error *err) {
+static bool state_open(const char *dir, SafeTensors *st, Error *err) {
     char path[PATH_MAX];
     path_join(path, dir, "state.safetensors");
-    if (!safetensors_open(st, path, err)) return false;
-    if (state_intact(st, -1, s, err)) return true;
-    safetensors_close(st);
-    return false;
+    return safetensors_open(st, path, err)
+        && (st->count > 0 || error_set(err, "%.400s is empty", path));
 }
 
-// Reads one checkpoint, but for its tensors, of which only the size is checked. Those of a state
-// with more in it are checked here: that sets up the trainer before they are loaded. On failure *s
-// holds nothing.
+// Reads one checkpoint, of its tensors only the first; of the others, the size is checked. Those of
+// a state with more in it are checked here: that sets up the trainer before they are loaded. On
+// failure *s holds nothing.
 static bool state_check(const char *dir, TrainState *s, Error *err) {
     SafeTensors st;
     if (!state_read(dir, s, err)) return false;
-    bool ok = state_open(dir, s, &st, err);
-    const bool opened = ok;
-    for (int i = 0; ok && s->more != NULL && i < st.count; i++) ok = state_intact(&st, i, s, err);
-    if (opened) safetensors_close(&st);
-    else train_state_free(s);
+    bool ok = state_open(dir, &st, err);
+    for (int i = 0; ok && i < (s->more != NULL ? st.count : 1); i++)
+        ok = state_intact(&st, i, s, err);
+    safetensors_close(&st);
+    if (!ok) train_state_free(s);
     return ok;
-}
-
-static bool state_find_here(const char *out, size_t before, TrainState *s, char dir[PATH_MAX],
-                            Error *err) {
-    char all[PATH_MAX];
-    Error why;
-    path_join(all, out, "checkpoints");
-    const bool any = state_newest(out, before) > 0;
-    for (size_t step = before; (step = state_newest(out, step)) > 0;) {
-        state_path(dir, all, step);
-        if (state_check(dir, s, &why)) return true;
-        fprintf(stderr, "tide: checkpoint %s is damaged (%s)%s\n", dir, why.text,
-                state_newest(out, step) > 0 ? "; trying the one before" : "");
-    }
-    return error_set(err, any ? "no checkpoint in %s is whole" : "there is no checkpoint in %s",
-                     all);
 }
 
 // Finds the newest checkpoint, of a step before `before`, of the run in `out`, reads its *s, to be
@@ -992,17 +857,18 @@ static bool state_find_here(const char *out, size_t before, TrainState *s, char 
 static bool state_find(const char *out, size_t before, TrainState *s, char dir[PATH_MAX],
                        Error *err) {
     const bool first = ranks.rank == 0;
+    bool ok = !first;
+    Error why;
     memset(s, 0, sizeof *s);
-    bool ok = !first || state_find_here(out, before, s, dir, err);
-    if (ranks.world == 1) return ok;
+    error_set(err, "there is no whole checkpoint in %s/checkpoints", out);
+    for (size_t step = before; !ok && (step = state_newest(out, step)) > 0;) {
+        state_path(dir, out, step);
+        ok = state_check(dir, s, &why);
+        if (!ok) fprintf(stderr, "tide: checkpoint %s is damaged (%s)\n", dir, why.text);
+    }
     if (!state_agree(ok, err)) return false;
-    uint64_t seal = s->seal;
     ranks_broadcast(dir, PATH_MAX);
-    ranks_broadcast(&seal, sizeof seal);
-    ok = ((first || state_read(dir, s, err)) && s->seal == seal)
-        || error_set(err, "%.300s, which rank 0 has found, is not there, or another: --out must "
-                     "be in a file system that all ranks share", dir);
-    if (state_agree(ok, err)) return true;
+    if (state_agree(first || state_read(dir, s, err), err)) return true;
     train_state_free(s);
     return false;
 }
@@ -1014,9 +880,7 @@ static bool state_find(const char *out, size_t before, TrainState *s, char dir[P
 static bool state_load(const char *dir, const TrainState *s, const GPT2Table *t,
                        const StatePart *parts, int count, Error *err) {
     SafeTensors st;
-    bool ok = state_open(dir, s, &st, err);
-    const bool opened = ok;
-    float *w = ALLOC(float, PART_UNIT, "a copy of a checkpoint");
+    bool ok = state_open(dir, &st, err);
     for (int k = 0; ok && k < count; k++) {
         char name[128];
         snprintf(name, sizeof name, "%s.%s", parts[k].prefix, t->tensors[0].name);
@@ -1028,31 +892,28 @@ static bool state_load(const char *dir, const TrainState *s, const GPT2Table *t,
             if (number >= st.count || first[i].bytes != x.n * sizeof(float))
                 ok = error_set(err, "tensor %s is of a model of another shape", first->name);
             else if (number % ranks.world == ranks.rank) ok = state_intact(&st, number, s, err);
-            if (ok) part_read(&parts[k], t, &x, &first[i], w);
+            if (ok) part_read(&parts[k], t, &x, &first[i]);
         }
     }
-    free(w);
-    if (opened) safetensors_close(&st);
+    safetensors_close(&st);
     return state_agree(ok, err);
 }
 
 // model.safetensors and config.json of a checkpoint, x->state.step's; on rank 0.
 static bool state_model(const StateSave *x, bool bf16, int eot, Error *err) {
-    char all[PATH_MAX], dir[PATH_MAX], path[PATH_MAX];
+    char dir[PATH_MAX];
     SafeTensors st;
     const int n = x->table->count;
-    path_join(all, x->out, "checkpoints");
-    state_path(dir, all, x->state.step);
-    path_join(path, dir, "state.safetensors");
-    if (!safetensors_open(&st, path, err)) return false;
     StateSpan *spans = ALLOC(StateSpan, (size_t)n, "list of tensors");
-    for (int i = 0; i < n; i++) {  // without what lies between tensors, which is not read
-        spans[i].at = x->table->tensors[i].offset;
-        spans[i].length = x->table->tensors[i].size;
-        spans[i].data = (float *)st.tensors[i].data;
-    }
     const StatePart part = {"param", spans, n, NULL, NULL, NULL};
-    const bool ok = model_save(x->out, x->config, x->table, &part, bf16, eot, err);
+    state_path(dir, x->out, x->state.step);
+    bool ok = state_open(dir, &st, err);
+    for (int i = 0; ok && i < n; i++) {  // without what lies between tensors, which is not read
+        const GPT2Tensor *y = &x->table->tensors[i];
+        const StateSpan span = {y->offset, y->size, (float *)st.tensors[i].data};
+        spans[i] = span;
+    }
+    ok = ok && model_save(x->out, x->config, x->table, &part, bf16, eot, err);
     free(spans);
     safetensors_close(&st);
     return ok;

@@ -95,19 +95,14 @@ static bool json_take_after_space(JsonParser *p, char c) {
 }
 
 static uint32_t json_hex4(JsonParser *p) {
-    static const char digits[] = "0123456789abcdefABCDEF";
-    uint32_t value = 0;
-    for (int i = 0; i < 4 && !p->failed; i++) {
-        const char *digit = p->at < p->end ? (const char *)memchr(digits, *p->at, 22) : NULL;
-        if (digit == NULL) {
-            json_error(p, "a \\u escape needs four hexadecimal digits");
-            break;
-        }
-        const uint32_t v = (uint32_t)(digit - digits);
-        value = value << 4 | (v < 16 ? v : v - 6);
-        p->at++;
+    char digits[5] = "";
+    memcpy(digits, p->at, min_size(4, (size_t)(p->end - p->at)));
+    if (strspn(digits, "0123456789abcdefABCDEF") < 4) {
+        json_error(p, "a \\u escape needs four hexadecimal digits");
+        return 0;
     }
-    return value;
+    p->at += 4;
+    return (uint32_t)strtoul(digits, NULL, 16);
 }
 
 // What follows the backslash of an escape, as a code point.

@@ -59,7 +59,7 @@ typedef struct {
     size_t world, rank;             // GPUs that train together (ranks.h), and which one this is
     size_t step_sequences;          // of a step: its micro-batches on all GPUs together
     size_t step_tokens;
-    const char *saved_model;        // --model is this file or directory; NULL: preset, or --resume
+    const char *saved_model;        // --model is this directory; NULL: preset, or --resume
     bool training;                  // gradients are needed: for steps, or for --dump
     bool only_sampling;             // --steps 0 --prompt: nothing but the sample is printed
     bool batches;                   // batches of B x T are read: to train on, or to evaluate
@@ -132,8 +132,7 @@ static void run_choose_tokenizer(Run *r) {
     const char *saved = o->resume ? o->out : r->saved_model;
     char home[PATH_MAX] = "", list[PATH_MAX];
     struct stat merges;
-    const char *file;
-    if (saved != NULL) model_path(saved, home, &file);
+    if (saved != NULL) snprintf(home, sizeof home, "%s", saved);
     path_join(list, home, "merges.txt");
     const bool lists = saved != NULL && path_exists(list);
     const char *dir = o->tokenizer != NULL ? o->tokenizer : lists ? home : "bytes";
@@ -351,12 +350,11 @@ static void run_agree(const Run *r) {
 static int run_precision(int argc, char **argv) {
     Options o;
     TrainState s;
-    char all[PATH_MAX], dir[PATH_MAX];
+    char dir[PATH_MAX];
     Error err;
     options_parse(&o, argc, argv, true);
-    path_join(all, o.out, "checkpoints");
     for (size_t step = SIZE_MAX; o.resume && (step = state_newest(o.out, step)) > 0;) {
-        state_path(dir, all, step);
+        state_path(dir, o.out, step);
         if (!state_read(dir, &s, &err)) continue;
         options_resume(&o, s.options);
         train_state_free(&s);
@@ -631,7 +629,7 @@ static void run_check_disk(const Run *r) {
     char when[80] = "only at the end";
     struct statvfs disk;
     double there = 0;
-    state_clean(o->out);
+    state_scan(o->out, 0, true);
     for (size_t step = SIZE_MAX; (step = state_newest(o->out, step)) > 0;) there += state;
     if (o->no_save || statvfs(o->out, &disk) != 0) return;
     const double room = (double)disk.f_bavail * (double)disk.f_frsize;

@@ -3,8 +3,8 @@
 //
 //   safetensors_open, safetensors_parse, safetensors_close   a file, or one that lies in memory
 //   safetensors_find, safetensor_floats, safetensor_release  a tensor; its elements; enough of it
-//   safewriter_add, safewriter_open, safewriter_put,
-//   safewriter_write, safewriter_flush, safewriter_close     writes a file, also of several ranks
+//   safewriter_add, safewriter_open,
+//   safewriter_put, safewriter_close                         writes a file, also of several ranks
 //   hash_word, hash_words, hash_bytes                        the hash
 //
 // A file is: the header's length (8 bytes, little-endian), the header (JSON: for each tensor its
@@ -18,14 +18,11 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
-enum { ST_F32, ST_F16, ST_BF16, ST_F64, ST_I32, ST_I64, ST_U8, ST_BOOL, ST_OTHER };
+enum { ST_F32, ST_F16, ST_BF16, ST_F64, ST_I32, ST_I64, ST_U8, ST_BOOL, ST_DTYPES };
 enum { ST_MAX_RANK = 8, ST_MAX_HEADER = 100000000 };
 
-// The first eight are the ones above, in order; the rest can be in a file, but we do not use them.
-static const struct { const char *name; size_t size; } st_dtypes[] = {
-    {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"F64", 8}, {"I32", 4}, {"I64", 8}, {"U8", 1},
-    {"BOOL", 1}, {"I8", 1}, {"I16", 2}, {"U16", 2}, {"U32", 4}, {"U64", 8}, {"C64", 8},
-    {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
+static const struct { const char *name; size_t size; } st_dtypes[ST_DTYPES] = {
+    {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"F64", 8}, {"I32", 4}, {"I64", 8}, {"U8", 1}, {"BOOL", 1},
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -104,33 +101,24 @@ static bool st_tensor(SafeTensor *t, const Json *entry, const unsigned char *dat
                       Error *err) {
     const Json *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape");
     const Json *offsets = json_get(entry, "data_offsets");
-    const int known = (int)(sizeof st_dtypes / sizeof st_dtypes[0]);
-    size_t begin, end;
-    int d = 0;
+    size_t begin = 0, end = 0;
+    bool ok = dtype != NULL && dtype->type == JSON_STRING && shape != NULL
+        && shape->type == JSON_ARRAY && shape->count <= ST_MAX_RANK && offsets != NULL
+        && offsets->type == JSON_ARRAY && offsets->count == 2 && json_size(offsets->child, &begin)
+        && json_size(offsets->child->next, &end) && begin <= end && end <= size;
+    while (ok && t->dtype < ST_DTYPES && strcmp(st_dtypes[t->dtype].name, dtype->string) != 0)
+        t->dtype++;
+    ok = ok && t->dtype < ST_DTYPES;
     t->name = (char *)entry->key;
-    for (size_t i = 0; i < entry->key_length; i++)
-        if ((unsigned char)t->name[i] < 0x20 || t->name[i] == 0x7f)
-            return error_set(err, "a tensor's name has a control character");
-    if (dtype == NULL || dtype->type != JSON_STRING || shape == NULL || shape->type != JSON_ARRAY
-        || offsets == NULL || offsets->type != JSON_ARRAY || offsets->count != 2
-        || !json_size(offsets->child, &begin) || !json_size(offsets->child->next, &end))
-        return error_set(err, "tensor %.100s needs dtype, shape and data_offsets", t->name);
-    while (d < known && strcmp(st_dtypes[d].name, dtype->string) != 0) d++;
-    if (d == known || shape->count > ST_MAX_RANK)
-        return error_set(err, "tensor %.100s has the unknown dtype %.20s, or more than %d "
-                         "dimensions", t->name, dtype->string, ST_MAX_RANK);
-    bool fits = begin <= end && end <= size;
-    t->elements = 1;
-    for (const Json *s = shape->child; s != NULL; s = s->next)
-        fits = fits && json_size(s, &t->shape[t->rank++])
-            && !__builtin_mul_overflow(t->elements, t->shape[t->rank - 1], &t->elements);
-    if (!fits || __builtin_mul_overflow(t->elements, st_dtypes[d].size, &t->bytes)
-        || t->bytes != end - begin)
-        return error_set(err, "tensor %.100s: its shape does not fit bytes %zu to %zu of %zu",
-                         t->name, begin, end, size);
-    t->dtype = d < ST_OTHER ? d : ST_OTHER;
     t->data = data + begin;
-    return true;
+    t->elements = 1;
+    for (const Json *s = ok ? shape->child : NULL; s != NULL; s = s->next)
+        ok = ok && json_size(s, &t->shape[t->rank++])
+            && !__builtin_mul_overflow(t->elements, t->shape[t->rank - 1], &t->elements);
+    return (ok && !__builtin_mul_overflow(t->elements, st_dtypes[t->dtype].size, &t->bytes)
+            && t->bytes == end - begin)
+        || error_set(err, "tensor %.100s needs a known dtype, a shape of at most %d dimensions, and "
+                     "data_offsets that fit both and %zu bytes", t->name, ST_MAX_RANK, size);
 }
 
 static void safetensors_close(SafeTensors *st) {
@@ -138,29 +126,6 @@ static void safetensors_close(SafeTensors *st) {
     free(st->tensors);
     json_free(st->header);
     memset(st, 0, sizeof *st);
-}
-
-static bool st_parse(SafeTensors *st, const unsigned char *bytes, size_t n, Error *err) {
-    uint64_t length = 0;
-    if (n >= 8) memcpy(&length, bytes, 8);
-    if (n < 8 || length == 0 || length > ST_MAX_HEADER || length > n - 8 || bytes[8] != '{')
-        return error_set(err, "not a safetensors file, or cut short: %zu bytes, of which a header "
-                         "should take %llu", n, (unsigned long long)length);
-    const unsigned char *data = bytes + 8 + length, *at = data;
-    const size_t size = n - 8 - (size_t)length;
-    st->header = json_parse((const char *)bytes + 8, (size_t)length, err);
-    if (st->header == NULL) return false;
-    st->tensors = ALLOC(SafeTensor, st->header->count, "tensors");
-    for (const Json *entry = st->header->child; entry != NULL; entry = entry->next)
-        if (strcmp(entry->key, "__metadata__") != 0
-            && !st_tensor(&st->tensors[st->count++], entry, data, size, err)) return false;
-    qsort(st->tensors, (size_t)st->count, sizeof(SafeTensor), st_compare_data);
-    for (int i = 0; i < st->count; at += st->tensors[i++].bytes)
-        if (st->tensors[i].data != at)
-            return error_set(err, "tensor %.100s overlaps another or leaves a gap",
-                             st->tensors[i].name);
-    return at == data + size
-        || error_set(err, "%zu bytes follow the last tensor", (size_t)(data + size - at));
 }
 
 // Lets go of the memory behind a mapped tensor that was copied: its pages would count as ours until
@@ -175,12 +140,29 @@ static void safetensor_release(const SafeTensor *t) {
 // Reads a file that lies in memory and checks all of it: the header's length, every dtype, shape
 // and offset, that the tensors fill the data without gap or overlap. (Of two with the same name the
 // second is never found, so it is one that nobody uses.) `bytes` must stay until
-// safetensors_close(). On failure there is nothing to close.
+// safetensors_close(), which follows in any case.
 static bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Error *err) {
+    uint64_t length = 0;
     memset(st, 0, sizeof *st);
-    if (st_parse(st, (const unsigned char *)bytes, n, err)) return true;
-    safetensors_close(st);
-    return false;
+    if (n >= 8) memcpy(&length, bytes, 8);
+    if (n < 8 || length == 0 || length > ST_MAX_HEADER || length > n - 8
+        || ((const char *)bytes)[8] != '{')
+        return error_set(err, "not a safetensors file, or cut short: %zu bytes, of which a header "
+                         "should take %llu", n, (unsigned long long)length);
+    const unsigned char *data = (const unsigned char *)bytes + 8 + length, *at = data;
+    const size_t size = n - 8 - (size_t)length;
+    st->header = json_parse((const char *)bytes + 8, (size_t)length, err);
+    if (st->header == NULL) return false;
+    st->tensors = ALLOC(SafeTensor, st->header->count, "tensors");
+    for (const Json *entry = st->header->child; entry != NULL; entry = entry->next)
+        if (strcmp(entry->key, "__metadata__") != 0
+            && !st_tensor(&st->tensors[st->count++], entry, data, size, err)) return false;
+    qsort(st->tensors, (size_t)st->count, sizeof(SafeTensor), st_compare_data);
+    bool fill = true;
+    for (int i = 0; i < st->count; at += st->tensors[i++].bytes)
+        fill = fill && st->tensors[i].data == at;
+    return (fill && at == data + size)
+        || error_set(err, "the tensors do not fill their %zu bytes without gap and overlap", size);
 }
 
 // The same for a file, which is mapped, not read.
@@ -188,21 +170,16 @@ static bool safetensors_open(SafeTensors *st, const char *path, Error *err) {
     struct stat s;
     Error why;
     void *map = MAP_FAILED;
-    size_t size = 0;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd >= 0 && fstat(fd, &s) == 0) size = S_ISREG(s.st_mode) ? (size_t)s.st_size : 0;
-    if (size > 0) map = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (map == MAP_FAILED)
-        error_set(&why, "%s", fd < 0 || size > 0 ? strerror(errno) : "no regular file, or empty");
-    if (fd >= 0) close(fd);
     memset(st, 0, sizeof *st);
-    if (map != MAP_FAILED && safetensors_parse(st, map, size, &why)) {
-        st->map = map;
-        st->map_bytes = size;
-        return true;
-    }
-    if (map != MAP_FAILED) munmap(map, size);
-    return error_set(err, "%.200s: %.300s", path, why.text);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const size_t size = fd >= 0 && fstat(fd, &s) == 0 && S_ISREG(s.st_mode) ? (size_t)s.st_size : 0;
+    if (size > 0) map = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+    error_set(&why, "%s", fd < 0 || size > 0 ? strerror(errno) : "no regular file, or empty");
+    if (fd >= 0) close(fd);
+    const bool ok = map != MAP_FAILED && safetensors_parse(st, map, size, &why);
+    if (map != MAP_FAILED) st->map = map;
+    st->map_bytes = size;
+    return ok || error_set(err, "%.200s: %.300s", path, why.text);
 }
 
 // The tensor with this name, or NULL.
@@ -231,37 +208,38 @@ static void safetensor_floats(const SafeTensor *t, size_t first, size_t n, float
     const unsigned char *p = t->data + first * size;
     uint16_t half;
     double wide;
-    if (t->dtype == ST_F32) memcpy(out, p, n * sizeof(float));
-    else if (t->dtype == ST_F64)
-        for (size_t i = 0; i < n; i++) {
-            memcpy(&wide, p + 8 * i, 8);
+    for (size_t i = 0; i < n; i++, p += size) {
+        if (t->dtype == ST_F32) {
+            memcpy(&out[i], p, size);
+        } else if (t->dtype == ST_F64) {
+            memcpy(&wide, p, 8);
             out[i] = (float)wide;
-        }
-    else
-        for (size_t i = 0; i < n; i++) {
-            memcpy(&half, p + 2 * i, 2);
+        } else {
+            memcpy(&half, p, 2);
             out[i] = t->dtype == ST_F16 ? f16_to_f32(half) : bf16_to_f32(half);
         }
+    }
 }
 
 // ---------------------------------------------------------------------------------------------
 // Writing
 //
-// Zero a SafeWriter, declare all tensors in file order, open, write their bytes (in this order; or
-// put them, in any), and close in any case. The writer keeps its first error, after which it does
+// Zero a SafeWriter, declare all tensors in file order, open, put their bytes, in any order, and
+// close in any case. The writer keeps its first error, after which it does
 // nothing; close tells it. The file replaces an older one when it is whole (util.h: replace_open).
 //
 // Several processes may put into one file. Set writer, declare the same tensors, and open on writer
-// 0 before on the others; when all have flushed, add up their sums, and close.
+// 0 before on the others; add up all sums on writer 0, and close it when the others have closed.
 
 typedef struct {
     int writer;               // which of the processes that put this is
-    int count, capacity;
+    int count;
     SafeTensor *tensors;
     FILE *file;
     char path[PATH_MAX];
     uint64_t total;           // bytes
-    uint64_t *sums;           // of what was put: bytes, then hash_words() of header and tensors
+    uint64_t *sums;           // of what was put: bytes, then hash_words() of the tensors, the
+                              // header with the first
     bool failed;
     Error err;                // the reason
 } SafeWriter;
@@ -273,11 +251,8 @@ static void safewriter_fail(SafeWriter *w) {
 
 static void safewriter_add(SafeWriter *w, const char *name, int dtype, int rank,
                            const size_t *shape) {
-    if (w->count == w->capacity) {
-        w->capacity = 2 * w->capacity + 64;
-        w->tensors = (SafeTensor *)realloc(w->tensors, (size_t)w->capacity * sizeof(SafeTensor));
-        if (w->tensors == NULL) fail("out of memory: list of tensors");
-    }
+    w->tensors = (SafeTensor *)realloc(w->tensors, ((size_t)w->count + 1) * sizeof(SafeTensor));
+    if (w->tensors == NULL) fail("out of memory: list of tensors");
     SafeTensor *t = &w->tensors[w->count++];
     memset(t, 0, sizeof *t);
     t->name = strdup(name);
@@ -298,23 +273,21 @@ static void safewriter_bytes(SafeWriter *w, uint64_t place, const void *bytes, s
     }
 }
 
-// Bytes of the tensors in declared order, in any chunks.
-static void safewriter_write(SafeWriter *w, const void *bytes, size_t n) {
-    safewriter_bytes(w, w->sums[0], bytes, n);
-}
-
 // n bytes of tensor i from its byte `first`; both are multiples of 8, up to the tensor's end.
 static void safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes, size_t n) {
     const uint64_t place = w->tensors[i].place + first;
-    w->sums[2 + i] += hash_words(place, bytes, n);
+    w->sums[1 + i] += hash_words(place, bytes, n);
     safewriter_bytes(w, place, bytes, n);
 }
 
-// The header, padded so that the data is aligned to 8; *length bytes, to be freed.
+// The header, padded so that the data is aligned to 8, behind its length; *length bytes of both, to
+// be freed.
 static char *safewriter_header(SafeWriter *w, size_t *length) {
     char *header = NULL;
+    uint64_t begin = 0;
     FILE *text = open_memstream(&header, length);
     if (text == NULL) fail("out of memory: header of %s", w->path);
+    fwrite(&begin, 8, 1, text);
     fprintf(text, "{\"__metadata__\":{\"format\":\"pt\"}");
     for (int i = 0; i < w->count; i++) {
         SafeTensor *t = &w->tensors[i];
@@ -322,16 +295,18 @@ static char *safewriter_header(SafeWriter *w, size_t *length) {
         json_write_string(text, t->name, strlen(t->name));
         fprintf(text, ":{\"dtype\":\"%s\",\"shape\":[", st_dtypes[t->dtype].name);
         for (int d = 0; d < t->rank; d++) fprintf(text, d == 0 ? "%zu" : ",%zu", t->shape[d]);
-        fprintf(text, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)w->total,
-                (unsigned long long)(w->total + t->bytes));
-        t->place = w->total;
-        w->total += t->bytes;
+        fprintf(text, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
+                (unsigned long long)(begin + t->bytes));
+        t->place = begin;
+        begin += t->bytes;
     }
     fputc('}', text);
     while (ftell(text) % 8 != 0) fputc(' ', text);
     if (fclose(text) != 0) fail("out of memory: header of %s", w->path);
-    for (int i = 0; i < w->count; i++) w->tensors[i].place += 8 + *length;
-    w->total += 8 + *length;
+    for (int i = 0; i < w->count; i++) w->tensors[i].place += *length;
+    w->total = begin + *length;
+    const uint64_t announced = *length - 8;
+    memcpy(header, &announced, 8);
     return header;
 }
 
@@ -344,41 +319,31 @@ static bool safewriter_open(SafeWriter *w, const char *path) {
     snprintf(w->path, sizeof w->path, "%s", path);
     w->sums = ALLOC(uint64_t, (size_t)w->count + 2, "sums of a file");
     char *header = safewriter_header(w, &length);
-    const uint64_t announced = length;
     if (w->writer == 0) {
         w->file = replace_open(path, &w->err);
         w->failed = w->file == NULL;
         // Its size from the start: a client of NFS fills a page beyond the end with zeros.
         if (!w->failed && ftruncate(fileno(w->file), (off_t)w->total) != 0) safewriter_fail(w);
-        w->sums[1] = hash_words(0, &announced, 8) + hash_words(8, header, length);
-        safewriter_write(w, &announced, 8);
-        safewriter_write(w, header, length);
+        w->sums[1] = hash_words(0, header, length);
+        safewriter_bytes(w, 0, header, length);
     } else {
         replace_name(temporary, path);
         const int fd = open(temporary, O_WRONLY | O_CLOEXEC);
         w->file = fd >= 0 ? fdopen(fd, "wb") : NULL;
-        w->failed = w->file == NULL;
-        if (w->failed)
-            error_set(&w->err, "cannot open %.300s, which rank 0 has made (%s): --out must be in a "
-                      "file system that all ranks share", path, strerror(errno));
+        if (w->file == NULL) safewriter_fail(w);
     }
     free(header);
     return !w->failed;
 }
 
-// Sends what this process has put to the disk. It must not put any more. False if it has failed.
-static bool safewriter_flush(SafeWriter *w) {
-    if (!w->failed && fsync(fileno(w->file)) != 0) safewriter_fail(w);
-    return !w->failed;
-}
-
-// Checks that all declared bytes were written, puts the file in its place, flushed to the disk, and
-// frees the writer. Returns false, with the first reason in err, if anything went wrong since open;
-// what was there before is still there then. Of several writers, writer 0 puts it in its place.
+// Checks on writer 0 that all declared bytes were written, sends them to the disk, there puts the
+// file in its place, and frees the writer. Returns false, with the first reason in err, if anything
+// went wrong since open; what was there before is still there then.
 static bool safewriter_close(SafeWriter *w, Error *err) {
-    if (!w->failed && w->sums[0] != w->total)
+    if (w->writer == 0 && !w->failed && w->sums[0] != w->total)
         w->failed = !error_set(&w->err, "%s: %llu of %llu bytes were written", w->path,
                                (unsigned long long)w->sums[0], (unsigned long long)w->total);
+    if (w->writer > 0 && !w->failed && fsync(fileno(w->file)) != 0) safewriter_fail(w);
     if (w->writer > 0 && w->file != NULL) fclose(w->file);
     else if (!w->failed) w->failed = !replace_close(w->file, w->path, &w->err);
     else if (w->file != NULL) replace_discard(w->file, w->path);

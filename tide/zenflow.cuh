@@ -528,7 +528,7 @@ static void zen_parts(GPT2 *g, StatePart parts[ZEN_PARTS]) {
     if (z->own == NULL)
         z->own = (StateSpan *)alloc_or_fail((size_t)g->segments, sizeof *z->own, "state");
     for (int s = 0; s < g->segments; s++)
-        z->own[s] = StateSpan{g->segment[s].own_from, g->segment[s].own, NULL, true};
+        z->own[s] = StateSpan{g->segment[s].own_from, g->segment[s].own, NULL};
     for (int k = 0; k < ZEN_PARTS; k++) {
         parts[k] = part_moved(names[k], &owners[k], k < 3 ? zen_part_move : zen_shown_move);
         parts[k].spans = z->own;

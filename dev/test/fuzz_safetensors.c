@@ -12,6 +12,7 @@ static void use(const uint8_t *bytes, size_t n) {
     err.text[0] = '\0';
     if (!safetensors_parse(&st, bytes, n, &err)) {
         check(err.text[0] != '\0');
+        safetensors_close(&st);
         return;
     }
     size_t total = 0;
@@ -92,7 +93,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
               "\"hidden_size\":8,\"max_position_embeddings\":4,\"vocab_size\":9,\"ffn_dim\":5," \
               "\"activation_function\":\"relu\",\"enable_bias\":true}"), \
     FUZZ_SEED("\2{\"version\":3,\"step\":3,\"seed\":7,\"data_position\":12,\"data_hash\":1," \
-              "\"layers\":1,\"heads\":2,\"channels\":4,\"context\":3,\"vocab\":7,\"ffn\":5," \
-              "\"family\":0,\"activation\":0,\"tied\":1,\"hashes\":\"0123456789abcdef\"," \
+              "\"config.layers\":1,\"config.heads\":2,\"config.channels\":4," \
+              "\"config.context\":3,\"config.vocab\":7,\"config.ffn\":5,\"config.family\":0," \
+              "\"config.activation\":0,\"config.tied\":1,\"hashes\":\"0123456789abcdef\"," \
               "\"more\":null,\n\"options\":{\"a\":1}") }
 #include "fuzz_main.h"

@@ -277,10 +277,10 @@ damage() {  # NAME SED-SCRIPT: of the JSON of the newest checkpoint
     "$tide" --resume --out damaged >damaged.out 2>damaged.err
     check "${1}_is_found" test $? -eq 2
     check "${1}_is_said" grep -q 'step_00000006 is damaged (state.json' damaged.err
-    check "${1}_leaves_no_way" grep -q 'no checkpoint in damaged/checkpoints is whole' damaged.err
+    check "${1}_leaves_no_way" grep -q 'no whole checkpoint in damaged/' damaged.err
 }
 damage a_step_that_was_altered '/^"step"/s/6/5/'
-if whole; then damage a_file_that_ends_early '/^"channels"/q'; fi
+if whole; then damage a_file_that_ends_early '/^"config.channels"/q'; fi
 
 # Disk full: one line, and what was there stays.
 cp -r memory full_disk
