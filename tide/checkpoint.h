@@ -641,7 +641,6 @@ static bool state_agree(bool ok, Error *err) {
 
 typedef struct {
     const char *out;         // what is to be saved, where: OUT/checkpoints/step_N
-    const GPT2Config *config;
     const GPT2Table *table;
     const StatePart *parts;  // in this order; the first are the parameters
     int count;
@@ -656,7 +655,6 @@ static char *state_describe(const StateSave *x, const SafeWriter *file, size_t *
     TrainState s = x->state;
     if (f == NULL) fail("out of memory: state.json");
     s.version = STATE_VERSION;
-    s.config = *x->config;
     fputc('{', f);
     for (int i = 0; i < STATE_FIELDS; i++) {
         uint64_t value = 0;
@@ -723,11 +721,10 @@ static bool state_save(const StateSave *x, Error *err) {
     SafeWriter file;
     memset(&file, 0, sizeof file);
     file.writer = ranks.rank;
-    path_join(path, x->out, "checkpoints");
-    snprintf(name, sizeof name, "tmp_%08zu", x->state.step);  // (an NFS client remembers names)
-    path_join(made, path, name);
+    snprintf(name, sizeof name, "checkpoints/tmp_%08zu", x->state.step);  // (NFS remembers names)
+    path_join(made, x->out, name);
     if (first) state_scan(x->out, 0, true);
-    bool ok = !first || (make_directories(path) && mkdir(made, 0777) == 0)
+    bool ok = !first || make_directories(made)
         || error_set(err, "cannot make %s: %s", made, strerror(errno));
     if (!state_agree(ok, err)) return false;
     path_join(path, made, "state.safetensors");
@@ -913,7 +910,7 @@ static bool state_model(const StateSave *x, bool bf16, int eot, Error *err) {
         const StateSpan span = {y->offset, y->size, (float *)st.tensors[i].data};
         spans[i] = span;
     }
-    ok = ok && model_save(x->out, x->config, x->table, &part, bf16, eot, err);
+    ok = ok && model_save(x->out, &x->state.config, x->table, &part, bf16, eot, err);
     free(spans);
     safetensors_close(&st);
     return ok;

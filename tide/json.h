@@ -7,7 +7,7 @@
 //   utf8_decode, utf8_encode            one code point
 //
 // A strict reader of RFC 8259: no comments, no trailing commas, no NaN, no byte order mark; strings
-// are valid UTF-8. It also refuses lone surrogates, numbers too large for a double, and more than
+// are valid UTF-8. (Only numbers may also be like 01, +1 or 1.) It also refuses lone surrogates, numbers too large for a double, and more than
 // 64 levels. Of keys that occur twice the first is found. Memory: one block, at most 73 bytes per
 // byte of text.
 #ifndef TIDE_JSON_H
@@ -142,29 +142,19 @@ static void json_string(JsonParser *p, const char **string, size_t *length) {
     p->free_string = out + 1;
 }
 
-static bool json_digits(JsonParser *p) {
-    const char *start = p->at;
-    while (p->at < p->end && *p->at >= '0' && *p->at <= '9') p->at++;
-    return p->at > start;
-}
-
 static void json_number(JsonParser *p, Json *node) {
     const char *start = p->at;
-    json_take(p, '-');
-    bool ok = json_take(p, '0') || json_digits(p);
-    if (json_take(p, '.')) ok = json_digits(p) && ok;
-    if (json_take(p, 'e') || json_take(p, 'E')) {
-        if (!json_take(p, '-')) json_take(p, '+');
-        ok = json_digits(p) && ok;
-    }
+    char *end;
+    while (p->at < p->end && memchr("0123456789+-.eE", *p->at, 15) != NULL) p->at++;
     node->type = JSON_NUMBER;
     node->length = (size_t)(p->at - start);
     node->string = p->free_string;
-    memcpy(p->free_string, start, node->length);  // fits: something other than a digit follows
+    memcpy(p->free_string, start, node->length);  // fits: something else follows
     p->free_string[node->length] = '\0';
     p->free_string += node->length + 1;
-    node->number = strtod(node->string, NULL);  // no program here sets a locale
-    if (!ok || node->number - node->number != 0) json_error(p, "expected a value");
+    node->number = strtod(node->string, &end);  // no program here sets a locale
+    if (node->length == 0 || *end != '\0' || node->number - node->number != 0)
+        json_error(p, "expected a value");
 }
 
 static void json_value(JsonParser *p, Json *node, int depth) {

@@ -585,8 +585,9 @@ static void run_write(Run *r, size_t step, bool state) {
     if (r->o.no_save) return;
     ranks_broadcast(&whole, sizeof whole);
     state = state || (!whole && step != r->state.step);
-    StateSave x = {r->o.out, &r->config, &r->table, r->saves.parts, r->saves.count,
+    StateSave x = {r->o.out, &r->table, r->saves.parts, r->saves.count,
                    (int)r->o.keep, r->state};
+    x.state.config = r->config;
     x.state.step = step;
     x.state.seed = r->o.seed;
     x.state.data_position = step * r->step_sequences;

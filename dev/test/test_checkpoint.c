@@ -981,12 +981,12 @@ static void run_free(Run *r) {
 static bool save(const char *out, const Run *r, const StatePart *parts, int count, int keep) {
     StateSave x;
     x.out = out;
-    x.config = &r->c;
     x.table = &r->t;
     x.parts = parts;
     x.count = count;
     x.keep = keep;
     x.state = r->s;
+    x.state.config = r->c;
     return state_save(&x, &err);
 }
 

@@ -182,22 +182,21 @@ static bool holds(const Model *g, float seed) {  // all tensors; padding is zero
     return same;
 }
 
-static bool save_state(const Model *g, const StatePart *parts, const char *out, size_t step,
-                       int keep) {
+static const StateSave *what(const Model *g, const StatePart *parts, const char *out, size_t step) {
     static StateSave x;
     x.out = out;
-    x.config = &g->c;
     x.table = &g->t;
     x.parts = parts;
     x.count = PARTS;
-    x.keep = keep;
+    x.keep = 1;
     x.state = g->state;
+    x.state.config = g->c;
     x.state.step = step;
-    return state_save(&x, &err);
+    return &x;
 }
 
-static bool save_at_once(const Model *g, const char *out, size_t step, int keep) {
-    return save_state(g, g->plain, out, step, keep)
+static bool save_at_once(const Model *g, const char *out, size_t step) {
+    return state_save(what(g, g->plain, out, step), &err)
         && model_save(out, &g->c, &g->t, &g->plain[0], false, 50, &err);
 }
 
@@ -457,25 +456,17 @@ static int *points;  // shared: how many there are on the victim
 
 static int save_in_trouble(void) {
     Model *g = job_model();
-    static StateSave s;
+    const StateSave *s = what(g, g->parts, job.out, 2);
     char by[32];
     const bool here = ranks.rank == victim.rank;
-    s.out = job.out;
-    s.config = &g->c;
-    s.table = &g->t;
-    s.parts = g->parts;
-    s.count = PARTS;
-    s.keep = 1;
-    s.state = g->state;
-    s.state.step = 2;
     fill_all(g, 2);
     writes = 0;
     trouble_kind = victim.kind;
     trouble_at = here ? victim.at : 0;
     trouble_count = 0;
     if (here && victim.limit > 0) limit_file_size(victim.limit);
-    const bool ok = state_save(&s, &err)
-        && state_agree(ranks.rank > 0 || state_model(&s, false, 50, &err), &err);
+    const bool ok = state_save(s, &err)
+        && state_agree(ranks.rank > 0 || state_model(s, false, 50, &err), &err);
     limit_file_size(0);
     bool none = victim.limit == 0, all[MAX_WORLD];
     if (here) {
@@ -493,7 +484,7 @@ static char *before_trouble(Model *g) {
     char *out = in_base("in_trouble");
     remove_tree(out);
     fill_all(g, 1);
-    CHECK(save_at_once(g, out, 1, 1), "%s", err.text);
+    CHECK(save_at_once(g, out, 1), "%s", err.text);
     memset(&job, 0, sizeof job);
     job.far_share = 20;
     return out;
@@ -506,7 +497,7 @@ static void after_trouble(Model *g, bool killed) {
     CHECK(found == 1 || found == 2, "step %zu", found);
     CHECK((found == 2) == path_exists(in_base("in_trouble/checkpoints/step_00000002")), "damaged");
     CHECK(killed || !path_exists(in_base("in_trouble/checkpoints/tmp_00000002")), "left over");
-    CHECK(save_at_once(g, out, 3, 1) && newest(out) == 3 && entries_in(all) == 1, "the next save");
+    CHECK(save_at_once(g, out, 3) && newest(out) == 3 && entries_in(all) == 1, "the next save");
 }
 
 // Each rank in turn has a write, flush or rename that fails, or is killed there.
@@ -564,16 +555,10 @@ static void test_ranks_disk_full(void) {
 // What nobody has is missed.
 static int save_less(void) {
     Model *g = job_model();
-    static StateSave x;
-    x.out = job.out;
-    x.config = &g->c;
-    x.table = &g->t;
-    x.parts = g->parts;
-    x.count = PARTS;
-    x.state = g->state;
     if (ranks.rank == 1) g->parts[1].count--;
     fill_all(g, 2);
-    CHECK(!state_save(&x, &err) && strstr(err.text, "bytes were written") != NULL, "%s", err.text);
+    CHECK(!state_save(what(g, g->parts, job.out, 9), &err)
+          && strstr(err.text, "bytes were written") != NULL, "%s", err.text);
     CHECK(newest(job.out) == 0, "half a checkpoint");
     return 0;
 }
@@ -581,19 +566,12 @@ static int save_less(void) {
 // Two nodes, each with a directory of its own.
 static int save_apart(void) {
     Model *g = job_model();
-    static StateSave x;
     char dir[PATH_MAX];
     TrainState s;
     CHECK(chdir(in_base(ranks.rank == 0 ? "node0" : "node1")) == 0, "chdir");
     CHECK(entries_in("out") == 1, "something is left");
-    x.out = "out";
-    x.config = &g->c;
-    x.table = &g->t;
-    x.parts = g->parts;
-    x.count = PARTS;
-    x.state = g->state;
-    x.state.step = 9;
-    CHECK(!state_save(&x, &err) && strstr(err.text, "cannot write out/checkpoints") != NULL
+    CHECK(!state_save(what(g, g->parts, "out", 9), &err)
+          && strstr(err.text, "cannot write out/checkpoints") != NULL
           && strstr(err.text, "(rank 1)") != NULL, "%s", err.text);
     CHECK(entries_in("out/checkpoints") == 1, "something is left");
     memset(&s, 0xff, sizeof s);
@@ -608,7 +586,7 @@ static void test_ranks_apart(void) {
     char *out[2] = {in_base("node0/out"), in_base("node1/out")};
     for (int i = 0; i < 2; i++) {
         fill_all(g, (float)i);
-        CHECK(save_at_once(g, out[i], 3, 1), "%s", err.text);
+        CHECK(save_at_once(g, out[i], 3), "%s", err.text);
         for (int k = 0; k < 2; k++) {
             char name[PATH_MAX];
             path_join(name, out[i], k == 0 ? "model.safetensors" : "config.json");
