@@ -193,13 +193,6 @@ static int hf_shape(const HfTensor *x, size_t shape[2]) {
     return x->rank == 2 ? 2 : 1;
 }
 
-static bool floats_are_finite(const float *x, size_t n) {
-    int bad = 0;
-    #pragma omp parallel for if (n > 1 << 16) reduction(| : bad)
-    for (size_t i = 0; i < n; i++) bad |= !isfinite(x[i]);
-    return !bad;
-}
-
 // Elements [first, first + n) of ours, in our order, from stored tensor s.
 static void hf_read(const HfTensor *x, const SafeTensor *s, size_t first, size_t n, float *w) {
     const size_t together = x->transpose ? 1 : 1 << 12;
@@ -220,17 +213,18 @@ static bool part_read(const StatePart *p, const GPT2Table *t, const HfTensor *x,
     const bool padded = x->first + x->n == ours->rows * ours->cols;
     const size_t end = padded ? ours->offset + round_up(ours->size, ALIGN_ELEMENTS) : last;
     float *w = ALLOC(float, min_size(PART_UNIT, end - begin), "a copy of weights");
-    bool finite = true;
+    int bad = 0;
     for (size_t at = begin, n; (n = part_next(p, &at, end)) > 0; at += n) {
         const size_t stored = at < last ? min_size(n, last - at) : 0;
         if (stored > 0) hf_read(x, s, at - begin, stored, w);
         memset(w + stored, 0, (n - stored) * sizeof *w);
-        finite = floats_are_finite(w, n) && finite;
+        #pragma omp parallel for if (n > 1 << 16) reduction(| : bad)
+        for (size_t i = 0; i < n; i++) bad |= !isfinite(w[i]);
         part_copy(p, at, n, w, false);
     }
     free(w);
     safetensor_release(s);
-    return finite;
+    return !bad;
 }
 
 // Saves what the part has of tensor x as number i of a file, rounded to bf16 if that is declared so.
