@@ -382,7 +382,7 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
                                          : o->no_save ? "new run, --no-save" : "new run, saving");
     if (o->plan) r->world = o->world;
     omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));  // of this thread's loops
-    run_check_output(r);
+    if (o->resume) run_check_output(r);  // nobody else writes there while this reads
     run_choose_model(r);
     r->T = o->seq > 0 ? o->seq : r->config.context;
     if (r->T > r->config.context)
@@ -408,6 +408,7 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
         die("the held-out tenth of %s %s: name a file with --val", o->data,
             r->task ? "has no example" : "is shorter than --seq");
     if (ranks.world > 1) run_agree(r);
+    if (!o->resume) run_check_output(r);
     if (ranks.world > 1) run_share_lock(r);
     if (!o->calibrate) run_describe(r);
 }
