@@ -488,7 +488,6 @@ static PlanTasks plan_tasks(const Rates *r, const GPT2Config *config, const Piec
 static void plan_draw(TraceFile *trace, const PlanTask *t, int first, int end,
                              double start) {
     double last = start;
-    for (int row = 0; row < ROWS; row++) trace_row(trace, row, trace_rows[row]);
     for (int i = first; i < end; i++) {
         if (t[i].row == ROW_COMPUTE && t[i].begin > last)
             trace_span(trace, ROW_COMPUTE, "wait", TRACE_NONE, last - start, t[i].begin - start, 0);
@@ -566,7 +565,7 @@ static void plan_print_comm(const Rates *r, const PlanRun *run, const Prediction
            "gradients and %.4g GB of weights to the others\n", run->world,
            far ? " of several nodes" : "", x->comm, x->comm_exposed, 1e-9 * x->reduced_bytes,
            1e-9 * x->gathered_bytes);
-    if (!rates_connect(r, run->world))
+    if ((far ? r->node_link : r->gpu_link) <= 0)
         printf("  as if that took no time: %s is not known\n", far ? "node_link" : "gpu_link");
 }
 

@@ -121,11 +121,6 @@ static Rates rates_of_rank(const Rates *r, size_t local) {
     return x;
 }
 
-// Do the rates say what lies between `world` GPUs?
-static bool rates_connect(const Rates *r, size_t world) {
-    return world <= 1 || (rates_local(r, world) < world ? r->node_link : r->gpu_link) > 0;
-}
-
 // Seconds of an all-gather to, or a reduce-scatter of, `bytes` on each of `world` GPUs: in a ring
 // each passes on all but its own part (nccl-tests, doc/PERFORMANCE.md). A bandwidth that is not
 // known is no limit.

@@ -47,7 +47,6 @@ static void timeline_open(Timeline *t, const char *file) {
     memset(t, 0, sizeof *t);
     t->doing = -1;
     if (file != NULL && !trace_open(&t->trace, file, &err)) die("%s", err.text);
-    for (int row = 0; file != NULL && row < ROWS; row++) trace_row(&t->trace, row, trace_rows[row]);
     for (int k = 0; k < 2; k++)
         t->half[k].slot = (TimelineSlot *)alloc_or_fail(TIMELINE_SPANS, sizeof(TimelineSlot),
                                                         "timeline");

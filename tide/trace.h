@@ -137,18 +137,6 @@ static bool trace_error(const TraceFile *t, Error *err) {
     return error_set(err, "cannot write %.400s: %s", t->path, strerror(errno != 0 ? errno : EIO));
 }
 
-// Starts a trace at `path`, which must stay valid; an older file is replaced. On failure false and
-// the reason in err.
-static bool trace_open(TraceFile *t, const char *path, Error *err) {
-    memset(t, 0, sizeof *t);
-    t->path = path;
-    t->file = fopen(path, "wb");
-    if (t->file == NULL) return trace_error(t, err);
-    fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{\"ph\":\"M\",\"name\":\"process_name\","
-          "\"pid\":0,\"args\":{\"name\":\"tide\"}}", t->file);
-    return true;
-}
-
 static void trace_event(TraceFile *t, char phase, const char *name) {
     fprintf(t->file, ",\n{\"ph\":\"%c\",\"pid\":0,\"name\":", phase);
     json_write_string(t->file, name, strlen(name));
@@ -162,6 +150,19 @@ static void trace_row(TraceFile *t, int row, const char *name) {
     fputs("}}", t->file);
     trace_event(t, 'M', "thread_sort_index");
     fprintf(t->file, ",\"tid\":%d,\"args\":{\"sort_index\":%d}}", row, row);
+}
+
+// Starts a trace at `path`, which must stay valid; an older file is replaced; and names
+// the rows. On failure false and the reason in err.
+static bool trace_open(TraceFile *t, const char *path, Error *err) {
+    memset(t, 0, sizeof *t);
+    t->path = path;
+    t->file = fopen(path, "wb");
+    if (t->file == NULL) return trace_error(t, err);
+    fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{\"ph\":\"M\",\"name\":\"process_name\","
+          "\"pid\":0,\"args\":{\"name\":\"tide\"}}", t->file);
+    for (int row = 0; row < ROWS; row++) trace_row(t, row, trace_rows[row]);
+    return true;
 }
 
 // number: TRACE_NONE for none; begin, end: seconds; bytes: 0 for no copy.
