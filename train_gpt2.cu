@@ -1167,7 +1167,6 @@ static void offload_end(const GPT2 *g) {
            "once; its update took %.1f ms, forward and backward waited %.1f ms\n",
            mib(g->moved_in), mib(g->moved_out), 1e3 * d->duplex, 1e3 * d->update_seconds,
            1e3 * d->stalled);
-    if (g->zen != NULL) zen_end(g);
     if (g->predicted.bound > 0 && d->update_seconds > 0)
         printf("the bound of such an update is %.1f ms here (%s), %.0f %% of what it took\n",
                1e3 * g->predicted.bound, g->predicted.limit,

@@ -1,10 +1,10 @@
 // zenflow.h: importance-aware updates (ZenFlow: Lan et al. 2025).
 //
-//   1. Columns: which are chosen, and where the state of the chosen and of the rest lies
-//   2. Importance: sums over columns, and the selection
-//   3. Time: windows, what happens at the end of a step, and the two AdamW steps
-//   4. The reference: one step in plain C, everything at once
-//   5. The host's share: the same sums and updates on packed state
+//   1. Columns: which are chosen, and where the state of both parts lies: zen_map()
+//   2. Importance: sums over columns, and the selection: zen_sums(), zen_select(), zen_swap()
+//   3. Time: windows, the end of a step, and the two AdamW steps: zen_turn(), zen_turn_end()
+//   4. The reference: one step in plain C, everything at once: zen_reference_step()
+//   5. The host's share: the same sums and updates on packed state: zen_work()
 //
 // In each matrix a few columns matter most. They are chosen, and updated at every step, where the
 // GPU has their state. The gradients of the rest add up on the host over a window of S steps; then
@@ -462,62 +462,60 @@ static void zen_reference_step(ZenReference *x, const float *grads, float scale,
 
 enum { ZEN_CHUNK = 16384 };  // elements of a thread's turn, as ADAM_CHUNK
 
-// acc = scale g if first, else acc + scale g: n elements of one step's gradient, fp32 or bf16.
-static void zen_accumulate(float *acc, const void *g, int is_bf16, size_t n, float scale,
-                                  int first) {
-    #pragma omp parallel for schedule(dynamic) if (n > ZEN_CHUNK)
-    for (size_t at = 0; at < n; at += ZEN_CHUNK) {
-        const size_t end = min_size(at + ZEN_CHUNK, n);
-        float *__restrict__ a = acc;
-        const uint16_t *__restrict__ half = (const uint16_t *)g;
-        const float *__restrict__ full = (const float *)g;
-        if (is_bf16 && first)
-            for (size_t i = at; i < end; i++) a[i] = mul_f32(scale, bf16_to_f32(half[i]));
-        else if (is_bf16)
-            for (size_t i = at; i < end; i++) a[i] = fma_f32(scale, bf16_to_f32(half[i]), a[i]);
-        else if (first)
-            for (size_t i = at; i < end; i++) a[i] = mul_f32(scale, full[i]);
-        else
-            for (size_t i = at; i < end; i++) a[i] = fma_f32(scale, full[i], a[i]);
-    }
-}
+// Work on n elements: a step's gradient joins the sum of the window; or this makes an AdamW step;
+// or both in one pass, which leaves the sum as it was. In bf16, `out` receives the new weights.
+typedef struct {
+    float *p, *m, *v;       // NULL: no AdamW step
+    float *acc;             // the sum
+    const void *grad;       // NULL: the sum is complete
+    bool is_bf16;           // the gradient and out are bf16; else the gradient is fp32
+    bool first;             // of its window: the sum holds nothing yet
+    float scale;            // of the gradient
+    uint16_t *out;
+    size_t n;
+    AdamStep step;
+} ZenWork;
 
-// The loop of zen_update_rest(), inlined there with all choices known (flags: see adam_loop()).
+// The loop of zen_work(), inlined there with all choices known (flags: see adam_loop()).
 __attribute__((always_inline))
-static inline void zen_update_loop(float *__restrict__ p, float *__restrict__ m,
-                                   float *__restrict__ v, const float *__restrict__ acc,
-                                   int has_acc, const void *__restrict__ g, int has_g,
-                                   float scale, uint16_t *__restrict__ out, int is_bf16,
-                                   size_t first, size_t last, const AdamStep *step) {
-    const AdamStep s = *step;
+static inline void zen_loop(float *__restrict__ p, float *__restrict__ m, float *__restrict__ v,
+                            float *__restrict__ acc, const void *__restrict__ g,
+                            uint16_t *__restrict__ out, const ZenWork *w, size_t first,
+                            size_t last, int updates, int has_acc, int has_g, int is_bf16) {
+    const AdamStep s = w->step;
+    const float scale = w->scale;
     for (size_t i = first; i < last; i++) {
         float sum;
         if (!has_g) sum = acc[i];
         else if (!has_acc) sum = mul_f32(scale, grad_at(g, is_bf16, i));
         else sum = fma_f32(scale, grad_at(g, is_bf16, i), acc[i]);
-        adam_scalar(&p[i], &m[i], &v[i], sum, &s, s.weight_decay);
-        if (is_bf16) out[i] = f32_to_bf16(p[i]);
+        if (updates) adam_scalar(&p[i], &m[i], &v[i], sum, &s, s.weight_decay);
+        else acc[i] = sum;
+        if (updates && is_bf16) out[i] = f32_to_bf16(p[i]);
     }
 }
 
-// One AdamW step of n packed elements by the sum of a window's gradients: acc; or, in one pass with
-// the last addition to it, acc + scale g; or, of a window of one step, scale g (acc NULL). In bf16,
-// which g is then, too, out receives the new weights; NULL: all is fp32.
-static void zen_update_rest(float *p, float *m, float *v, const float *acc, const void *g,
-                            float scale, uint16_t *out, size_t n, const AdamStep *step) {
-    #pragma omp parallel for schedule(dynamic) if (n > ZEN_CHUNK)
-    for (size_t at = 0; at < n; at += ZEN_CHUNK) {
-        const size_t end = min_size(at + ZEN_CHUNK, n);
-        #define ZEN_LOOP(has_acc, has_g, is_bf16) \
-            zen_update_loop(p, m, v, acc, has_acc, g, has_g, scale, out, is_bf16, at, end, step)
-        if (out != NULL && g == NULL) ZEN_LOOP(1, 0, 1);
-        else if (out != NULL && acc == NULL) ZEN_LOOP(0, 1, 1);
-        else if (out != NULL) ZEN_LOOP(1, 1, 1);
-        else if (g == NULL) ZEN_LOOP(1, 0, 0);
-        else if (acc == NULL) ZEN_LOOP(0, 1, 0);
-        else ZEN_LOOP(1, 1, 0);
-        #undef ZEN_LOOP
+static void zen_work(const ZenWork *w) {
+    #define ZEN_CASE(updates, has_acc, has_g, bf16) \
+        if ((w->p != NULL) == updates && w->first != has_acc && (w->grad != NULL) == has_g \
+            && w->is_bf16 == bf16) \
+            zen_loop(w->p, w->m, w->v, w->acc, w->grad, w->out, w, at, end, updates, has_acc, \
+                     has_g, bf16)
+    #pragma omp parallel for schedule(dynamic) if (w->n > ZEN_CHUNK)
+    for (size_t at = 0; at < w->n; at += ZEN_CHUNK) {
+        const size_t end = min_size(at + ZEN_CHUNK, w->n);
+        ZEN_CASE(0, 0, 1, 0);
+        ZEN_CASE(0, 0, 1, 1);
+        ZEN_CASE(0, 1, 1, 0);
+        ZEN_CASE(0, 1, 1, 1);
+        ZEN_CASE(1, 0, 1, 0);
+        ZEN_CASE(1, 0, 1, 1);
+        ZEN_CASE(1, 1, 0, 0);
+        ZEN_CASE(1, 1, 0, 1);
+        ZEN_CASE(1, 1, 1, 0);
+        ZEN_CASE(1, 1, 1, 1);
     }
+    #undef ZEN_CASE
 }
 
 #endif

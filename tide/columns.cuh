@@ -1,9 +1,9 @@
 // columns.cuh: what importance-aware updates (zenflow.h) do to columns of matrices on the GPU.
 //
 //   1. The work, and who does it
-//   2. Packing and unpacking
-//   3. The update of the chosen columns
-//   4. Importance: sums over columns
+//   2. Packing and unpacking: columns_move_gpu()
+//   3. The update of the chosen columns: columns_adam_gpu()
+//   4. Importance: sums over columns: columns_sums_gpu(), columns_scratch()
 //
 // One launch serves a whole segment. What is computed is in zenflow.h and adam.h, bit for bit.
 //
@@ -123,32 +123,19 @@ columns_move_kernel(To *__restrict__ to, const From *__restrict__ from,
         columns_copy(to + at, w.ahead, from + packed_at, w.packed_ahead, t.left, w.band);
 }
 
+// PACKS: packed `to` = the chosen columns of all tensors of a segment in an arena, or the rest's.
+// Else the inverse, which writes these columns and no others. Float or bf16, rounded to nearest
+// even; both point to the segment's: the first packed element, the first of the first tensor.
+// column: ZenMap's, on the GPU. Gaps are not written.
 template <bool PACKS, typename To, typename From>
-static void columns_move(To *to, const From *from, const int32_t *column,
-                         const Batch<ColumnsWork> &batch, cudaStream_t stream) {
+static void columns_move_gpu(To *to, const From *from, const ZenMap *map, int segment, bool rest,
+                             const int32_t *column, cudaStream_t stream) {
+    const Batch<ColumnsWork> batch = columns_of(map, segment, rest, COLUMNS_EACH);
     const unsigned blocks = batch_units(&batch);
     if (blocks == 0) return;
     columns_move_kernel<PACKS, To, From><<<blocks, COLUMNS_THREADS, 0, stream>>>(to, from, column,
                                                                                  batch);
     CUDA(cudaGetLastError());
-}
-
-// packed = the chosen columns of all tensors of a segment, or the rest. In and Out: float or bf16,
-// rounded to nearest even. packed and arena_part are the segment's: the first packed element, the
-// first of the first tensor. column: ZenMap's, on the GPU. Gaps are not written.
-template <typename In, typename Out>
-static void columns_pack_gpu(Out *packed, const In *arena_part, const ZenMap *map, int segment,
-                             bool rest, const int32_t *column, cudaStream_t stream) {
-    columns_move<true>(packed, arena_part, column, columns_of(map, segment, rest, COLUMNS_EACH),
-                       stream);
-}
-
-// The inverse: writes these columns, and no others.
-template <typename X>
-static void columns_scatter_gpu(X *arena_part, const X *packed, const ZenMap *map, int segment,
-                                bool rest, const int32_t *column, cudaStream_t stream) {
-    columns_move<false>(arena_part, packed, column, columns_of(map, segment, rest, COLUMNS_EACH),
-                        stream);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 // zenflow.cuh: importance-aware updates on the GPU (zenflow.h says what they compute, and
-// doc/zenflow.md is the lesson). Included by train_gpt2.cu.
+// doc/zenflow.md is the lesson), of a GPT2 (gpt2.cuh) whose `zen` this is.
 //
-//   1. Memory
-//   2. Gradients: packed, apart for the chosen columns and for the rest
-//   3. The end of a step
+//   1. Memory: zen_buffers(), zen_host_buffers(), zen_allocate(), zen_free()
+//   2. Gradients, packed, apart for the chosen columns and for the rest: zen_gradient_complete()
+//   3. The end of a step: zen_sums_leave(), zen_update(), zen_wait(), zen_log()
 //   4. Selection: columns change places
-//   5. Checkpoints
+//   5. Checkpoints: zen_load()
 //
 // A layer's gradient is packed as soon as it is complete: the chosen columns' part waits on the
 // GPU, the rest's leaves for a buffer on the host, which holds one step. Both wait for the norm: it
@@ -39,13 +39,11 @@ struct ZenFlow {
     int packing;                // the half of `packed` that is used next
     cudaStream_t pack;          // packs the gradients of the rest
     bool closed;                // was this step the last of its window?
-    size_t swapped;             // columns that changed places in this step,
-    size_t all_swapped;         // and in all;
-    size_t windows;             // windows closed
+    size_t swapped;             // columns that changed places in this step
     StateSpan *own;             // of a checkpoint: what of the arena is this rank's
     // Per segment: its part of the buffer on the host is free; its late update is computed; the
     // result of that has left the host. And, per half of `packed`: that has left.
-    cudaEvent_t *ring_free, *computed, *result_free, packed_free[2];
+    cudaEvent_t *ring_free, *computed, *result_free, *packed_free;
     // GPU memory, in the layouts of ZenMap.
     int32_t *column;            // (columns)
     float *master, *m, *v;      // (chosen)
@@ -132,10 +130,10 @@ static void zen_print(const GPT2 *g) {
 static void zen_allocate(GPT2 *g) {
     ZenFlow *z = g->zen;
     const size_t segments = (size_t)z->map.segments;
-    z->ring_free = events_make(segments);
-    z->computed = events_make(segments);
-    z->result_free = events_make(segments);
-    for (int i = 0; i < 2; i++) event_make(&z->packed_free[i], false);
+    z->ring_free = events_make(3 * segments + 2);
+    z->computed = z->ring_free + segments;
+    z->result_free = z->computed + segments;
+    z->packed_free = z->result_free + segments;
     z->pack = stream_make("pack", true);
     CUDA(cudaMemcpy(z->column, z->map.column, z->map.columns * sizeof(int32_t),
                     cudaMemcpyHostToDevice));
@@ -143,10 +141,7 @@ static void zen_allocate(GPT2 *g) {
 
 static void zen_free(GPT2 *g) {
     ZenFlow *z = g->zen;
-    events_free(z->ring_free, (size_t)z->map.segments);
-    events_free(z->computed, (size_t)z->map.segments);
-    events_free(z->result_free, (size_t)z->map.segments);
-    for (int i = 0; i < 2; i++) CUDA(cudaEventDestroy(z->packed_free[i]));
+    events_free(z->ring_free, 3 * (size_t)z->map.segments + 2);
     CUDA(cudaStreamDestroy(z->pack));
     zen_map_free(&z->map);
     zen_clock_free(&z->clock);
@@ -163,11 +158,11 @@ static void zen_pack(GPT2 *g, void *packed, int s, bool rest, cudaStream_t strea
     const ZenFlow *z = g->zen;
     const Segment *x = &g->segment[s];
     const float *sum = (const float *)g->waiting + x->own_at;
-    if (!g->accumulating)
-        columns_pack_gpu((floatX *)packed, g->grads + x->own_grad_at, &z->map, s, rest, z->column,
-                         stream);
-    else if (rest) columns_pack_gpu((floatX *)packed, sum, &z->map, s, rest, z->column, stream);
-    else columns_pack_gpu((float *)packed, sum, &z->map, s, rest, z->column, stream);
+    const floatX *made = g->grads + x->own_grad_at;
+    floatX *to = (floatX *)packed;
+    if (!g->accumulating) columns_move_gpu<true>(to, made, &z->map, s, rest, z->column, stream);
+    else if (rest) columns_move_gpu<true>(to, sum, &z->map, s, rest, z->column, stream);
+    else columns_move_gpu<true>((float *)packed, sum, &z->map, s, rest, z->column, stream);
 }
 
 // gradient_complete() of zenflow: segment s of the micro-batch's gradient is complete. Those of
@@ -253,24 +248,7 @@ static void zen_sums_arrive(GPT2 *g) {
 // ---------------------------------------------------------------------------------------------
 // 3. The end of a step
 
-// Work of the host: it adds a segment's gradient to the window's sum (p NULL), or updates it, by
-// zen_update_rest().
-typedef struct {
-    float *p, *m, *v, *acc;
-    const void *grad;
-    bool is_bf16, first;
-    float scale;
-    uint16_t *result;
-    size_t n;
-    AdamStep step;
-} ZenWork;
-
-static void zen_work(const void *arg) {
-    const ZenWork *w = (const ZenWork *)arg;
-    if (w->p == NULL) zen_accumulate(w->acc, w->grad, w->is_bf16, w->n, w->scale, w->first);
-    else zen_update_rest(w->p, w->m, w->v, w->first ? NULL : w->acc, w->grad, w->scale, w->result,
-                         w->n, &w->step);
-}
+static void zen_on_worker(const void *work) { zen_work((const ZenWork *)work); }
 
 // Gives the worker segment s: to add this step's gradient to the window's sum (update false), to
 // make the update that the window's end has begun from the other sum, which is complete (gradient
@@ -296,13 +274,13 @@ static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale)
         work.p = z->host_master + at;
         work.m = z->host_m + at;
         work.v = z->host_v + at;
-        if (z->result != NULL) work.result = z->result + at;
+        if (z->result != NULL) work.out = z->result + at;
         work.step = z->late_step;
         CUDA(cudaStreamWaitEvent(g->host.stream, z->result_free[s], 0));
     }
     const int span = timeline_begin(&g->timeline, ROW_HOST, update ? "update" : "accumulate",
                                     (size_t)s, 0, g->host.stream);
-    host_queue_submit(&g->host, zen_work, &work, sizeof work);
+    host_queue_submit(&g->host, zen_on_worker, &work, sizeof work);
     timeline_end(&g->timeline, span, g->host.stream);
     if (gradient) CUDA(cudaEventRecord(z->ring_free[s], g->host.stream));
     if (update) CUDA(cudaEventRecord(z->computed[s], g->host.stream));
@@ -331,8 +309,8 @@ static void zen_show(GPT2 *g) {
         copy_in(g, z->landing, from, bytes, g->back);
         timeline_end(&g->timeline, span, g->back);
         CUDA(cudaEventRecord(z->result_free[s], g->back));
-        columns_scatter_gpu(g->params + g->segment[s].own_param_at, z->landing, &z->map, s, true,
-                            z->column, g->back);
+        columns_move_gpu<false>(g->params + g->segment[s].own_param_at, z->landing, &z->map, s,
+                                true, z->column, g->back);
         CUDA(cudaEventRecord(g->returned[s], g->back));
     }
 }
@@ -347,7 +325,6 @@ static void zen_update(GPT2 *g, float scale, const ZenRates *rates) {
     const ZenTurn turn = zen_turn(&z->config, map, &z->clock, z->host_sums);
     const AdamStep now = zen_chosen_step(&z->clock, rates, scale);
     z->closed = turn.closes;
-    z->windows += turn.closes;
     z->swapped = 0;
     for (int s = 0; s < map->segments; s++) {
         const size_t at = map->segment[s].chosen_at;
@@ -407,17 +384,6 @@ static void zen_log(const GPT2 *g, char *json, size_t n) {
              1e3 * (d->stalled - d->stalled_backward), 1e3 * d->stalled_backward);
 }
 
-// The same for people, of the whole run, when all is over.
-static void zen_end(const GPT2 *g) {
-    const ZenFlow *z = g->zen;
-    const Timeline *t = &g->timeline;
-    printf("zenflow: %zu window%s, %zu selection%s in which %zu column%s changed places; forward "
-           "waited %.1f ms for updates, backward %.1f ms for room on the host\n", z->windows,
-           plural(z->windows), z->clock.selections, plural(z->clock.selections), z->all_swapped,
-           plural(z->all_swapped), 1e3 * (t->stalled - t->stalled_backward),
-           1e3 * t->stalled_backward);
-}
-
 // ---------------------------------------------------------------------------------------------
 // 4. Selection
 
@@ -464,7 +430,6 @@ static void zen_exchange_columns(GPT2 *g) {
         zen_swap(&z->map, i, swaps, count);
         z->swapped += count;
     }
-    z->all_swapped += z->swapped;
     free(swaps);
     gpu_copy(z->column, z->map.column, z->map.columns * sizeof(int32_t));
     compute_span(g, NULL, 0);

@@ -4,9 +4,9 @@
 //   2. The model: where everything is
 //   3. The pipeline: layers come, are updated, perturbed and used, and go
 //   4. The forward passes of both signs
-//   5. Evaluation, saving, and the training loop
+//   5. Evaluation, saving, and the training loop: zo_train(), which is all that others call
 //
-// A part of train_gpt2.cu, whose layers it uses. Source: ZO-Offloading (Wang et al. 2024): a layer
+// Source: ZO-Offloading (Wang et al. 2024): a layer
 // is uploaded, updated by the step before, used for both signs, and offloaded, while its neighbours
 // are on their way; the embeddings and the head stay. What differs here is in doc/zo_streaming.md.
 // What happens to each element is in zo.h, and the same as on the CPU, bit for bit.
@@ -772,9 +772,7 @@ static void zo_next(void *model, const int32_t *tokens, size_t count, size_t, fl
         zo_head_weights(z, &p, 0, v0, width);
         gemm(&z->lt, false, true, 1, width, C, z->atty + (count - 1) * C, C, z->perturbed[0], C,
              z->logits, width, NULL, false, GEMM_PLAIN, NULL, z->compute);
-        CUDA(cudaStreamSynchronize(z->compute));
-        CUDA(cudaMemcpy(logits + v0, z->logits, min_size(width, V - v0) * sizeof(float),
-                        cudaMemcpyDeviceToHost));
+        gpu_copy(logits + v0, z->logits, min_size(width, V - v0) * sizeof(float));
     }
 }
 

@@ -41,18 +41,19 @@ static void plain_update_in_place(float *__restrict__ p, float *__restrict__ m,
 // What ZenFlow's host does (zenflow.h, section 5), and the same streams with next to no arithmetic.
 typedef struct { const char *name; int grad, first, sum, update, bytes; } ZenBench;  // grad: bytes
 static const ZenBench zen_benches[] = {
-    {"zen_accumulate, the first of a window", 2, 1, 1, 0, 6},
-    {"zen_accumulate, bf16", 2, 0, 1, 0, 10},
-    {"zen_accumulate, fp32", 4, 0, 1, 0, 12},
-    {"zen_update_rest, of a sum", 0, 0, 1, 1, 30},
-    {"zen_update_rest, of a sum and a bf16 gradient", 2, 0, 1, 1, 32},
-    {"zen_update_rest, of a bf16 gradient", 2, 0, 0, 1, 28},
+    {"zen_work, a gradient, the first of a window", 2, 1, 1, 0, 6},
+    {"zen_work, a gradient, bf16", 2, 0, 1, 0, 10},
+    {"zen_work, a gradient, fp32", 4, 0, 1, 0, 12},
+    {"zen_work, an update of a sum", 0, 0, 1, 1, 30},
+    {"zen_work, an update of a sum and a bf16 gradient", 2, 0, 1, 1, 32},
+    {"zen_work, an update of a bf16 gradient", 2, 0, 0, 1, 28},
 };
 
-static void zen_work(const ZenBench *b, float *p, float *m, float *v, float *acc, const void *g,
-                     uint16_t *out, size_t n, const AdamStep *s) {
-    if (!b->update) zen_accumulate(acc, g, b->grad == 2, n, 0.5f, b->first);
-    else zen_update_rest(p, m, v, b->sum ? acc : NULL, b->grad > 0 ? g : NULL, 0.5f, out, n, s);
+static void zen_fused(const ZenBench *b, float *p, float *m, float *v, float *acc, const void *g,
+                      uint16_t *out, size_t n, const AdamStep *s) {
+    const ZenWork w = {b->update ? p : NULL, m, v, acc, b->grad > 0 ? g : NULL, b->grad != 4,
+                       b->first || !b->sum, 0.5f, out, n, *s};
+    zen_work(&w);
 }
 
 #define PLAIN_LOOP _Pragma("omp parallel for simd schedule(static)") \
@@ -130,7 +131,7 @@ int main(int argc, char **argv) {
             for (int i = 0; i < 2; i++) {
                 const double start = seconds_now();
                 if ((i + r) % 2 == 0) {
-                    zen_work(b, p, m, v, acc, g, out, n, &s);
+                    zen_fused(b, p, m, v, acc, g, out, n, &s);
                     adam[r] = seconds_now() - start;
                 } else {
                     zen_plain(b, p, m, v, acc, g, out, n);

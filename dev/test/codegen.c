@@ -40,9 +40,9 @@ HOT hot_from_bf16(float *__restrict__ to, const uint16_t *__restrict__ x, size_t
 }
 
 #define ZEN(name, has_acc, has_g, is_bf16) \
-    HOT hot_zen_##name(float *p, float *m, float *v, const float *acc, const void *g, float scale, \
-                       uint16_t *out, size_t n, const AdamStep *s) { \
-        zen_update_loop(p, m, v, acc, has_acc, g, has_g, scale, out, is_bf16, 0, n, s); \
+    HOT hot_zen_##name(float *p, float *m, float *v, float *acc, const void *g, uint16_t *out, \
+                       const ZenWork *w) { \
+        zen_loop(p, m, v, acc, g, out, w, 0, w->n, 1, has_acc, has_g, is_bf16); \
     }
 ZEN(sum_bf16, 1, 0, 1)
 ZEN(grad_bf16, 0, 1, 1)
@@ -75,7 +75,7 @@ HOT hot_max(float *max, const float *x, size_t n) { *max = max_f32(x, n); }
 typedef void Function(void);
 Function *hot_functions[] = {
     (Function *)gemm, (Function *)fma_chains, (Function *)adam_range, (Function *)accumulate_runs,
-    (Function *)rng_normals, (Function *)zen_accumulate, (Function *)zen_sums,
+    (Function *)rng_normals, (Function *)zen_work, (Function *)zen_sums,
     (Function *)zo_perturb, (Function *)zo_update,
 #ifndef __cplusplus
     (Function *)encoder_forward, (Function *)encoder_backward, (Function *)layernorm_forward,

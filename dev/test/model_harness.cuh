@@ -40,14 +40,12 @@ static double runs_elements(const AdamRun *run, int runs) {  // gaps between ten
 #define adam_update_runs(p, m, v, g, is_bf16, out, run, runs, step) \
     (host_takes(0, runs_elements(run, runs) * (24 + ((is_bf16) ? 2 : 4) + ((out) ? 2 : 0))), \
      adam_update_runs(p, m, v, g, is_bf16, out, run, runs, step))
-#define zen_accumulate(acc, g, is_bf16, n, scale, first) \
-    (host_takes(add_seconds * (double)(n), (double)(n) * ((is_bf16 ? 2 : 4) + ((first) ? 4 : 8))), \
-     zen_accumulate(acc, g, is_bf16, n, scale, first))
-#define zen_update_rest(p, m, v, acc, g, scale, out, n, step) \
-    (host_takes(update_seconds * (double)(n), \
-                (double)(n) * (24 + ((acc) != NULL ? 4 : 0) + ((g) ? ((out) ? 2 : 4) : 0) \
-                               + ((out) ? 2 : 0))), \
-     zen_update_rest(p, m, v, acc, g, scale, out, n, step))
+#define zen_work(w) \
+    (host_takes(((w)->p ? update_seconds : add_seconds) * (double)(w)->n, \
+                (double)(w)->n * (((w)->p ? 24 : 4) + ((w)->first ? 0 : 4) \
+                                  + ((w)->grad ? ((w)->is_bf16 ? 2 : 4) : 0) \
+                                  + ((w)->p && (w)->is_bf16 ? 2 : 0))), \
+     zen_work(w))
 
 // Small enough for several turns with small models.
 static size_t wire_chunk = (size_t)1 << 22;

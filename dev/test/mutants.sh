@@ -162,7 +162,7 @@ zen record: weights returned never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(g
 zen record: weights returned before they are :: tide/zenflow.cuh :: cudaEventRecord(g->returned :: g->back :: g->host.stream
 zen record: chosen updated never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(g->updated
 zen record: chosen updated before they are :: tide/zenflow.cuh :: cudaEventRecord(g->updated :: g->update :: g->leave
-zen copy: weights not scattered :: tide/zenflow.cuh :: columns_scatter_gpu(g->params
+zen copy: weights not scattered :: tide/zenflow.cuh :: columns_move_gpu<false>(g->params
 zen copy: weights never land :: tide/zenflow.cuh :: copy_in(g, z->landing
 zen copy: half of the segments :: tide/zenflow.cuh :: (first) for (int s = 0; s < z->map.segments; s++) { :: z->map.segments :: z->map.segments / 2
 zen copy: result of the first segment :: tide/zenflow.cuh :: (const void *)(z->result + part->rest_at) :: part->rest_at :: (size_t)0
@@ -191,7 +191,7 @@ zen scale: not added :: tide/zenflow.cuh :: zen_on_host(g, s, true, false, scale
 zen window: first step adds :: tide/zenflow.cuh :: work.first = gradient && z->clock.filled == 0 :: z->clock.filled == 0 :: false
 zen window: each step is the first :: tide/zenflow.cuh :: work.first = gradient && z->clock.filled == 0 :: z->clock.filled == 0 :: true
 zen window: update of the open sum :: tide/zenflow.cuh :: work.acc = z->acc + (size_t)(gradient :: 1 - z->sum :: z->sum
-zen bits: no result :: tide/zenflow.cuh :: if (z->result != NULL) work.result
+zen bits: no result :: tide/zenflow.cuh :: if (z->result != NULL) work.out
 zen selection: only p :: tide/zenflow.cuh :: for (int k = 0; k < 3; k++) :: 3 :: 1
 zen selection: v is m :: tide/zenflow.cuh :: float *const gpu[3] = { :: z->v :: z->m
 zen selection: the host's first matrix :: tide/zenflow.cuh :: zen_exchange(g, t, swaps, count :: t->rest_at :: 0
@@ -204,7 +204,6 @@ zen checkpoint: result not made again :: tide/zenflow.cuh :: z->result[i] = f32_
 zen checkpoint: update computed again :: tide/zenflow.cuh :: z->queued = z->map.segments;
 zen plan: two sums that are not used :: tide/zenflow.cuh :: else z->sums = z->config.overlap :: z->config.overlap && !tight :: !tight
 zen plan: never one sum :: train_gpt2.cu :: zen_settle_sums(g->zen :: c->sum_on_host :: false
-zen host: first gradient not clipped :: zenflow.h :: for (size_t i = at; i < end; i++) a[i] = mul_f32(scale, bf16_to_f32 :: mul_f32(scale, bf16_to_f32(half[i])) :: bf16_to_f32(half[i])
 zen host: gradient of one step not clipped :: zenflow.h :: else if (!has_acc) sum = :: mul_f32(scale, grad_at(g, is_bf16, i)) :: grad_at(g, is_bf16, i)
 zen host: last gradient replaces the sum :: zenflow.h :: else sum = fma_f32(scale, grad_at :: acc[i] :: 0.0f
 zen columns: the rest's begin at the first :: tide/columns.cuh :: w.column_at = z->column_at + (rest :: rest ? z->chosen : 0 :: 0

@@ -34,7 +34,7 @@ hot_norm 1 tail
 hot_to_bf16 1
 hot_from_bf16 1
 rng_normals 1
-zen_accumulate 4 tail
+zen_work 10 tail
 zen_sums 1
 hot_zen_sum_bf16 1
 hot_zen_grad_bf16 1

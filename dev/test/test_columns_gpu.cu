@@ -244,7 +244,7 @@ template <typename In, typename Out> static void pack_case(const ZenMap *map, in
             if constexpr (std::is_same_v<In, Out>) want[p] = in[e];
             else want[p] = rounded<Out>(to_f32(in[e]));
         });
-        columns_pack_gpu(got, arena, map, segment, rest, column, stream);
+        columns_move_gpu<true>(got, arena, map, segment, rest, column, stream);
         check_bits(rest ? "rest" : "chosen", got, want, packed, !std::is_same_v<In, Out>);
         free(want);
     }
@@ -265,7 +265,7 @@ template <typename X> static void scatter_case(const ZenMap *map, int segment) {
         X *from = numbers<X>(packed, 3, true), *want = host<X>(n), *got = device(before, n);
         memcpy((void *)want, before, n * sizeof(X));
         each(map, segment, rest, [&](size_t e, size_t p, int) { want[e] = from[p]; });
-        columns_scatter_gpu(got, device(from, packed), map, segment, rest, column, stream);
+        columns_move_gpu<false>(got, device(from, packed), map, segment, rest, column, stream);
         check_bits(rest ? "rest" : "chosen", got, want, n, false);
         free(from);
         free(want);
@@ -419,7 +419,7 @@ static void far_away(void) {
     memcpy(want, near[5], 1024 * sizeof(float));
     for (size_t r = 0; r < 40; r++)
         for (size_t j = 0; j < 4; j++) want[r * 4 + j] = near[0][r * 9 + (size_t)of[j]];
-    columns_pack_gpu(part[5], part[0], &map, 1, false, column, stream);
+    columns_move_gpu<true>(part[5], part[0], &map, 1, false, column, stream);
     check_bits("packed", near[5], want, 1024, false);
 
     const AdamStep step = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.3, 3, 0.37);

@@ -874,8 +874,9 @@ static void packed_updates_are_those_of_each_element(void) {
                         x[FV][i] = x[V1][i];
                         adam_scalar(&x[FP][i], &x[FM][i], &x[FV][i], sum, &s, s.weight_decay);
                     }
-                    zen_update_rest(x[P], x[M1], x[V1], has_acc ? x[A] : NULL, g, 0.7f,
-                                    bf16 ? out : NULL, n, &s);
+                    ZenWork work = {x[P], x[M1], x[V1], x[A], g, bf16 != 0, !has_acc, 0.7f, out,
+                                    n, s};
+                    zen_work(&work);
                     CHECK(same(x[P], x[FP], n) && same(x[M1], x[FM], n) && same(x[V1], x[FV], n),
                           "%zu, kind %d, bf16 %d, %d threads", n, what, bf16, threads);
                     for (size_t i = 0; i < n; i++)
@@ -888,8 +889,12 @@ static void packed_updates_are_those_of_each_element(void) {
                     fill(x[P], n, 1, 1);
                     fill(x[M1], n, 2, 0.1f);
                     for (size_t i = 0; i < n; i++) x[V1][i] = fabsf(noise(3, i));
-                    zen_accumulate(x[A], g, bf16, n, 0.7f, !has_acc);
-                    zen_update_rest(x[P], x[M1], x[V1], x[A], NULL, 0, NULL, n, &s);
+                    work.p = NULL;
+                    zen_work(&work);
+                    work.p = x[P];
+                    work.grad = NULL;
+                    work.first = false;
+                    zen_work(&work);
                     CHECK(same(x[P], x[FP], n) && same(x[M1], x[FM], n) && same(x[V1], x[FV], n),
                           "%zu, kind %d: unfused", n, what);
                 }
@@ -933,11 +938,10 @@ static void packed_state_has_the_bits_of_the_reference(void) {
         EACH_REST(wire[at] = f32_to_bf16(g[e]);)
         for (int s = 0; s < map->segments; s++) {
             const size_t at = map->segment[s].rest_at, count = map->segment[s].rest;
-            if (!closes)
-                zen_accumulate(acc + at, wire + at, 1, count, scale_of(step), filled == 0);
-            else
-                zen_update_rest(p + at, first + at, second + at, filled > 0 ? acc + at : NULL,
-                                wire + at, scale_of(step), out + at, count, &late);
+            const ZenWork work = {closes ? p + at : NULL, first + at, second + at, acc + at,
+                                  wire + at, true, filled == 0, scale_of(step), out + at, count,
+                                  late};
+            zen_work(&work);
         }
         const size_t selections = x.clock.selections;
         int32_t *before = (int32_t *)alloc_or_fail(map->columns, sizeof(int32_t), "columns");
