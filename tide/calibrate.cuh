@@ -294,15 +294,21 @@ static void calibrate_close(Calibration *c) {
 static void rates_measure(Rates *r, HostQueue *q, double seconds) {
     Calibration c;
     memset(r, 0, sizeof *r);
-    // out of the caches, and no more than an eighth of the memory
+    // A first look: how much is out of the caches, if they are large, and not too slow?
+    const double share = seconds / 12;
+    size_t n = (size_t)1 << 16;
+    calibrate_open(&c, q, n, share);
+    const double wanted = share / 8 * calibrate_rate(&c, WORK_HOST_ADAM);
+    calibrate_close(&c);
     long cache = 0;
 #ifdef _SC_LEVEL3_CACHE_SIZE
     cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
 #endif
-    const double wanted = fmax(4.0 * (double)cache / 14, 1 << 22);
-    size_t n = (size_t)fmin(wanted, (double)memory_available() / 8 / 28);
+    const double most = fmin(fmax(4.0 * (double)cache / 14, 32 << 20),
+                             (double)memory_available() / 8 / 28);
+    if (wanted > (double)n) n = (size_t)fmin(wanted, most);
     n = n < 4096 ? 4096 : n / 4096 * 4096;
-    calibrate_open(&c, q, n, seconds / 12);
+    calibrate_open(&c, q, n, share);
     r->h2d = calibrate_rate(&c, WORK_H2D);
     r->d2h = calibrate_rate(&c, WORK_D2H);
     double together[3] = {r->h2d, r->d2h, 0};
