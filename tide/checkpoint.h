@@ -227,8 +227,8 @@ static bool part_read(const StatePart *p, const GPT2Table *t, const HfTensor *x,
     return !bad;
 }
 
-// Saves what the part has of tensor x as number i of a file, rounded to bf16 if that is declared so.
-// Of a matrix to be transposed it must have all.
+// Saves what the part has of tensor x as number i of a file, rounded to bf16 if that is declared
+// so. Of a matrix to be transposed it must have all.
 static void part_write(const StatePart *p, const GPT2Table *t, const HfTensor *x, SafeWriter *file,
                        int i) {
     const size_t begin = t->tensors[x->tensor].offset + x->first, skip = x->skip * x->cols;
@@ -241,13 +241,16 @@ static void part_write(const StatePart *p, const GPT2Table *t, const HfTensor *x
     for (size_t at = begin, n; (n = part_next(p, &at, begin + x->n)) > 0; at += n) {
         if (x->transpose) n = x->n;
         part_copy(p, at, n, w, true);
-        #pragma omp parallel for if (n > 1 << 16)
-        for (size_t o = 0; o < (x->transpose ? x->cols : 0); o++)
-            for (size_t r = 0; r < x->rows; r++) stored[r * x->cols + o] = w[o * x->rows + r];
-        for (size_t j = 0; j < (bf16 ? n : 0); j++) {  // in their own place
-            const uint16_t half = f32_to_bf16(stored[j]);
-            memcpy((char *)stored + j * size, &half, size);
+        if (x->transpose) {
+            #pragma omp parallel for if (n > 1 << 16)
+            for (size_t o = 0; o < x->cols; o++)
+                for (size_t r = 0; r < x->rows; r++) stored[r * x->cols + o] = w[o * x->rows + r];
         }
+        if (bf16)
+            for (size_t j = 0; j < n; j++) {  // in their own place
+                const uint16_t half = f32_to_bf16(stored[j]);
+                memcpy((char *)stored + j * size, &half, size);
+            }
         safewriter_put(file, i, (skip + at - begin) * size, stored, n * size);
     }
     if (x->transpose) free(stored);
@@ -296,7 +299,8 @@ enum { CONFIG_FIXED = sizeof config_fixed / sizeof config_fixed[0] };
 
 // Reads the Hugging Face config.json of a GPT-2 or OPT model into *c.
 static void config_read(const Json *root, const char *path, GPT2Config *c) {
-    static const char *const activations[] = {  // GELU: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+    // all but the first: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+    static const char *const activations[] = {
         "relu", "gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"};
     Error err;
     memset(c, 0, sizeof *c);

@@ -7,9 +7,9 @@
 //   utf8_decode, utf8_encode            one code point
 //
 // A strict reader of RFC 8259: no comments, no trailing commas, no NaN, no byte order mark; strings
-// are valid UTF-8. (Only numbers may also be like 01, +1 or 1.) It also refuses lone surrogates, numbers too large for a double, and more than
-// 64 levels. Of keys that occur twice the first is found. Memory: one block, at most 73 bytes per
-// byte of text.
+// are valid UTF-8. (Only numbers may also be like 01, +1 or 1.) It also refuses lone surrogates,
+// numbers too large for a double, and more than 64 levels. Of keys that occur twice the first is
+// found. Memory: one block, at most 73 bytes per byte of text.
 #ifndef TIDE_JSON_H
 #define TIDE_JSON_H
 #include "util.h"

@@ -117,8 +117,8 @@ static bool st_tensor(SafeTensor *t, const Json *entry, const unsigned char *dat
             && !__builtin_mul_overflow(t->elements, t->shape[t->rank - 1], &t->elements);
     return (ok && !__builtin_mul_overflow(t->elements, st_dtypes[t->dtype].size, &t->bytes)
             && t->bytes == end - begin)
-        || error_set(err, "tensor %.100s needs a known dtype, a shape of at most %d dimensions, and "
-                     "data_offsets that fit both and %zu bytes", t->name, ST_MAX_RANK, size);
+        || error_set(err, "tensor %.100s needs a known dtype, a shape of at most %d dimensions, "
+                     "and data_offsets that fit both and %zu bytes", t->name, ST_MAX_RANK, size);
 }
 
 static void safetensors_close(SafeTensors *st) {

@@ -1086,7 +1086,7 @@ static void test_state_keep(void) {
     CHECK(entries_in(all) == 2 && newest(out) == 6, "%d", entries_in(all));
     CHECK(run_save(&r, out, 100000000, 1), "%s", err.text);  // nine digits sort after eight
     CHECK(entries_in(all) == 1 && newest(out) == 100000000, "%d", entries_in(all));
-    CHECK(newest(in_base("nothing")) == 0 && says("there is no whole checkpoint in"), "%s", err.text);
+    CHECK(newest(in_base("nothing")) == 0 && says("there is no whole checkpoint"), "%s", err.text);
     run_free(&r);
 }
 
