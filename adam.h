@@ -66,16 +66,10 @@ typedef struct {
 static inline AdamStep adam_step_prepare(double lr, double beta1, double beta2, double eps,
                                          double weight_decay, uint64_t t, double grad_scale) {
     const double bc1 = 1 - pow(beta1, (double)t), bc2 = 1 - pow(beta2, (double)t);
-    AdamStep s;
-    s.grad_scale = (float)grad_scale;
-    s.beta1 = (float)beta1;
-    s.one_minus_beta1 = (float)(1 - beta1);
-    s.beta2 = (float)beta2;
-    s.one_minus_beta2 = (float)(1 - beta2);
-    s.root_scale = (float)(bc1 / sqrt(bc2));
-    s.eps = (float)(bc1 * eps);
-    s.minus_lr = (float)-lr;
-    s.weight_decay = (float)weight_decay;
+    const AdamStep s = {(float)grad_scale, (float)beta1, (float)(1 - beta1),
+                        (float)beta2, (float)(1 - beta2),
+                        (float)(bc1 / sqrt(bc2)), (float)(bc1 * eps),
+                        (float)-lr, (float)weight_decay};
     return s;
 }
 
@@ -318,13 +312,10 @@ __global__ static void adam_update_kernel(float *p, float *m, float *v, const vo
         Pack<float> p4 = load_pack(p + i), m4 = load_pack(m + i), v4 = load_pack(v + i), g4;
         if (grad_is_bf16) {
             const ushort4 bits = *(const ushort4 *)((const uint16_t *)grad + i);
-            g4.x[0] = bf16_to_f32(bits.x);
-            g4.x[1] = bf16_to_f32(bits.y);
-            g4.x[2] = bf16_to_f32(bits.z);
-            g4.x[3] = bf16_to_f32(bits.w);
-        } else {
-            g4 = load_pack((const float *)grad + i);
-        }
+            const Pack<float> wide = {bf16_to_f32(bits.x), bf16_to_f32(bits.y),
+                                      bf16_to_f32(bits.z), bf16_to_f32(bits.w)};
+            g4 = wide;
+        } else g4 = load_pack((const float *)grad + i);
         for (int j = 0; j < 4; j++) adam_scalar(&p4.x[j], &m4.x[j], &v4.x[j], g4.x[j], &s, decay);
         store_pack(p + i, p4);
         store_pack(m + i, m4);
@@ -357,9 +348,8 @@ static inline void adam_update_gpu(float *p, float *m, float *v, const void *gra
         const Batch<AdamRun> batch = adam_batch(runs, first, count, adam_blocks);
         const unsigned blocks = batch_units(&batch);
         if (blocks == 0) continue;
-        adam_update_kernel<<<blocks, ADAM_THREADS, 0, stream>>>(
-            p, m, v, grad, grad_is_bf16, p_bf16, addresses % 16 == 0, batch, *step);
-        CUDA(cudaGetLastError());
+        LAUNCH(adam_update_kernel, blocks, ADAM_THREADS, 0, stream, p, m, v, grad, grad_is_bf16,
+               p_bf16, addresses % 16 == 0, batch, *step);
     }
 }
 
@@ -403,14 +393,9 @@ static inline void norm_block_sums_gpu(const void *grad, bool is_bf16, const Ada
         const Batch<AdamRun> batch = adam_batch(runs, first, count, adam_norm_blocks);
         const unsigned units = batch_units(&batch);
         if (units == 0) continue;
-        const unsigned blocks = ceil_div(units, NORM_WARPS);
-        if (is_bf16)
-            norm_block_sums_kernel<true><<<blocks, 32 * NORM_WARPS, 0, stream>>>(grad, sums, units,
-                                                                                 batch);
-        else
-            norm_block_sums_kernel<false><<<blocks, 32 * NORM_WARPS, 0, stream>>>(grad, sums, units,
-                                                                                  batch);
-        CUDA(cudaGetLastError());
+        const auto kernel = is_bf16 ? norm_block_sums_kernel<true> : norm_block_sums_kernel<false>;
+        LAUNCH(kernel, ceil_div(units, NORM_WARPS), 32 * NORM_WARPS, 0, stream, grad, sums, units,
+               batch);
         sums += units;
     }
 }
@@ -450,11 +435,9 @@ static inline void norm_total_gpu(double *total, double *runs, const double *sum
                                   const uint32_t *order, size_t count, cudaStream_t stream) {
     const size_t all = norm_runs(count);
     if (all > 0)
-        norm_runs_kernel<<<ceil_div(all, NORM_WARPS), 32 * NORM_WARPS, 0, stream>>>(runs, sums,
-                                                                                    order, count);
-    CUDA(cudaGetLastError());
-    norm_total_kernel<<<1, 32, 0, stream>>>(total, runs, all);
-    CUDA(cudaGetLastError());
+        LAUNCH(norm_runs_kernel, ceil_div(all, NORM_WARPS), 32 * NORM_WARPS, 0, stream, runs, sums,
+               order, count);
+    LAUNCH(norm_total_kernel, 1, 32, 0, stream, total, runs, all);
 }
 
 __global__ static void tell_host_kernel(double *host, const double *from, size_t stride) {
@@ -465,8 +448,7 @@ __global__ static void tell_host_kernel(double *host, const double *from, size_t
 // copy would wait for the copies of gradients that other streams have given to the same engine.
 static inline void tell_host(double *host, const double *from, unsigned rows, size_t stride,
                              unsigned n, cudaStream_t stream) {
-    tell_host_kernel<<<rows, n, 0, stream>>>(host, from, stride);
-    CUDA(cudaGetLastError());
+    LAUNCH(tell_host_kernel, rows, n, 0, stream, host, from, stride);
 }
 #endif  // __CUDACC__
 

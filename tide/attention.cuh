@@ -209,17 +209,15 @@ template <typename X>
 static void attention_delta(float *delta, const X *dout, const X *out, size_t B, size_t T, size_t C,
                             size_t NH, cudaStream_t stream) {
     const unsigned rows = index_32(B * T * NH * 8) / 8;
-    attention_delta_kernel<X><<<ceil_div(rows, 32), 256, 0, stream>>>(
-        delta, dout, out, rows, (unsigned)T, (unsigned)NH, (unsigned)(C / NH));
-    CUDA(cudaGetLastError());
+    LAUNCH(attention_delta_kernel<X>, ceil_div(rows, 32), 256, 0, stream, delta, dout, out, rows,
+           (unsigned)T, (unsigned)NH, (unsigned)(C / NH));
 }
 
 template <typename X>
 static void attention_forward_plain(X *out, float *lse, const X *qkv, size_t B, size_t T, size_t C,
                                     size_t NH, cudaStream_t stream) {
-    attention_forward_plain_kernel<X><<<ceil_div(B * NH * T, PLAIN_WARPS), 32 * PLAIN_WARPS, 0,
-                                        stream>>>(out, lse, qkv, B, T, C, NH);
-    CUDA(cudaGetLastError());
+    LAUNCH(attention_forward_plain_kernel<X>, ceil_div(B * NH * T, PLAIN_WARPS), 32 * PLAIN_WARPS,
+           0, stream, out, lse, qkv, B, T, C, NH);
 }
 
 template <typename X>
@@ -228,12 +226,10 @@ static void attention_backward_plain(X *dqkv, float *delta, const X *dout, const
                                      size_t NH, cudaStream_t stream) {
     const unsigned blocks = ceil_div(B * NH * T, PLAIN_WARPS);
     attention_delta(delta, dout, out, B, T, C, NH, stream);
-    attention_backward_dq_plain_kernel<X><<<blocks, 32 * PLAIN_WARPS, 0, stream>>>(
-        dqkv, delta, dout, lse, qkv, B, T, C, NH);
-    CUDA(cudaGetLastError());
-    attention_backward_dkdv_plain_kernel<X><<<blocks, 32 * PLAIN_WARPS, 0, stream>>>(
-        dqkv, delta, dout, lse, qkv, B, T, C, NH);
-    CUDA(cudaGetLastError());
+    LAUNCH(attention_backward_dq_plain_kernel<X>, blocks, 32 * PLAIN_WARPS, 0, stream, dqkv, delta,
+           dout, lse, qkv, B, T, C, NH);
+    LAUNCH(attention_backward_dkdv_plain_kernel<X>, blocks, 32 * PLAIN_WARPS, 0, stream, dqkv,
+           delta, dout, lse, qkv, B, T, C, NH);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -266,25 +262,20 @@ __device__ static inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4],
 }
 
 // Four matrices of 8 x 8 from shared memory: lane i points to row i % 8 (16 bytes) of matrix i / 8
-// and gets of each matrix [i / 4][c] and [i / 4][c + 1], c = 2 (i % 4).
+// and gets of each matrix [i / 4][c] and [i / 4][c + 1], c = 2 (i % 4); transposed, [c][i / 4] and
+// [c + 1][i / 4].
+template <bool TRANSPOSED>
 __device__ static inline void load_matrices(uint32_t (&r)[4], const void *row) {
 #ifdef __CUDA_EMU__
-    emu::ldmatrix_x4(r, row);
+    (TRANSPOSED ? emu::ldmatrix_x4_trans : emu::ldmatrix_x4)(r, row);
 #else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
-#endif
-}
-
-// The same, transposed: [c][i / 4] and [c + 1][i / 4].
-__device__ static inline void load_matrices_transposed(uint32_t (&r)[4], const void *row) {
-#ifdef __CUDA_EMU__
-    emu::ldmatrix_x4_trans(r, row);
-#else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory");
+#define LOAD_MATRICES(trans) \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" trans ".shared.b16 {%0,%1,%2,%3}, [%4];" \
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) \
+                 : "r"((uint32_t)__cvta_generic_to_shared(row)) : "memory")
+    if constexpr (TRANSPOSED) LOAD_MATRICES(".trans");
+    else LOAD_MATRICES("");
+#undef LOAD_MATRICES
 #endif
 }
 
@@ -370,10 +361,10 @@ __device__ static inline void tile_product(float (&s)[MI][NB][4], const X *a, in
     for (int k = 0; k < D / 16; k++) {
         uint32_t ra[MI][4], rb[4];
         #pragma unroll
-        for (int m = 0; m < MI; m++) load_matrices(ra[m], a + tile_step<D>(a_at, 16 * m, k));
+        for (int m = 0; m < MI; m++) load_matrices<false>(ra[m], a + tile_step<D>(a_at, 16 * m, k));
         #pragma unroll
         for (int n = 0; n < NB; n += 2) {
-            load_matrices(rb, b + tile_step<D>(b_at, 8 * n, k));
+            load_matrices<false>(rb, b + tile_step<D>(b_at, 8 * n, k));
             #pragma unroll
             for (int m = 0; m < MI; m++) {
                 mma_16x8x16<X>(s[m][n], ra[m], rb[0], rb[1]);
@@ -401,7 +392,7 @@ __device__ static inline void tile_accumulate(float (&acc)[MI][D / 8][4],
         }
         #pragma unroll
         for (int n = 0; n < D / 8; n += 2) {
-            load_matrices_transposed(rb, x + tile_step<D>(at, 16 * k, n / 2));
+            load_matrices<true>(rb, x + tile_step<D>(at, 16 * k, n / 2));
             #pragma unroll
             for (int m = 0; m < MI; m++) {
                 mma_16x8x16<X>(acc[m][n], ra[m], rb[0], rb[1]);
@@ -459,19 +450,6 @@ __device__ static inline float row_sum(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// Which tile of which head this block works on. blockIdx.x counts groups of heads whose keys and
-// values fit the L2 cache together; within a group the tiles with the most work come first
-// (tile `tiles` - 1 of every head, then tile `tiles` - 2, ...), so that the last blocks to start
-// are the shortest.
-__device__ static inline size_t block_work(unsigned *tile, unsigned tiles, size_t heads,
-                                           unsigned group) {
-    const size_t first = blockIdx.x / (tiles * group) * group;
-    const unsigned in_group = heads - first < group ? (unsigned)(heads - first) : group;
-    const unsigned i = blockIdx.x % (tiles * group);
-    *tile = tiles - 1 - i / in_group;
-    return first + i % in_group;
-}
-
 static inline unsigned heads_per_group(size_t heads, size_t T, size_t HS) {
     const size_t fit = ((size_t)16 << 20) / (T * HS * 2 * sizeof(bf16));
     return (unsigned)(fit < 1 ? 1 : fit < heads ? fit : heads);
@@ -485,35 +463,70 @@ static inline unsigned heads_per_group(size_t heads, size_t T, size_t HS) {
 // registers for two. Two blocks of 128 threads with up to 255 registers fit a multiprocessor. No
 // kernel needs more than 96 KiB, which a block may have on every GPU since sm_80; an H100 has room
 // for two such blocks, an A100 for two of 80 KiB.
-template <int D> struct Flash {
-    enum {
-        Q_MI = 2,                                // forward and dq: 128 queries per block
-        K_MI = D <= 64 ? 2 : 1,                  // dk, dv: 128 or 64 keys per block
-        FORWARD_KEYS = D <= 64 ? 64 : 32,        // streamed at a time
-        DQ_KEYS = 32,
-        DKDV_QUERIES = 32,
-        FORWARD_BYTES = (64 * Q_MI + 4 * FORWARD_KEYS) * D * 2,
-        DQ_BYTES = (2 * 64 * Q_MI + 4 * DQ_KEYS) * D * 2,
-        DKDV_BYTES = (2 * 64 * K_MI + 4 * DKDV_QUERIES) * D * 2 + 4 * DKDV_QUERIES * 4,
-    };
-};
+enum { QUERY_MI = 2, BACKWARD_STREAM = 32 };                           // forward and dq; dq, dk, dv
+#define KEY_MI(D) ((D) <= 64 ? 2 : 1)                                  // dk, dv
+#define FORWARD_KEYS(D) ((D) <= 64 ? 64 : 32)                          // streamed at a time
+
+// Which tile of which head this block works on. blockIdx.x counts groups of heads whose keys and
+// values fit the L2 cache together; within a group the tiles with the most work come first
+// (tile `tiles` - 1 of every head, then tile `tiles` - 2, ...), so that the last blocks to start
+// are the shortest.
+__device__ static inline size_t block_work(unsigned *tile, unsigned tiles, size_t heads,
+                                           unsigned group) {
+    const size_t first = blockIdx.x / (tiles * group) * group;
+    const unsigned in_group = heads - first < group ? (unsigned)(heads - first) : group;
+    const unsigned i = blockIdx.x % (tiles * group);
+    *tile = tiles - 1 - i / in_group;
+    return first + i % in_group;
+}
+
+// A tile of rows of one head.
+typedef struct {
+    size_t head;           // of (B, NH)
+    size_t at_qkv, at_out; // where the head's row 0 begins in (B, T, 3C) and in (B, T, C)
+    int first, rows;       // the tile's first row; how many come from there on (the rest is 0)
+    float scale, scale2;   // of scores, for powers of e and of 2
+} FlashWork;
+
+__device__ static inline FlashWork flash_work(int tile_rows, bool of_keys, size_t B, size_t T,
+                                              size_t C, size_t NH, unsigned group) {
+    const unsigned tiles = (unsigned)((T + tile_rows - 1) / tile_rows);
+    unsigned tile;
+    const int HS = (int)(C / NH);
+    FlashWork w;
+    w.head = block_work(&tile, tiles, B * NH, group);
+    if (of_keys) tile = tiles - 1 - tile;  // there the first have the most work
+    w.first = (int)tile * tile_rows;
+    w.rows = (int)T - w.first;
+    w.at_qkv = w.head / NH * T * 3 * C + w.head % NH * HS;
+    w.at_out = w.head / NH * T * C + w.head % NH * HS;
+    w.scale = 1.0f / sqrtf((float)HS);
+    w.scale2 = w.scale * LOG2_E;
+    return w;
+}
+
+// Starts the copies of ROWS rows of x and y, from row0 on, into stage j % 2 of (2, 2, ROWS, D).
+template <int D, int ROWS, typename X>
+__device__ static inline void stage_load(X *stages, int j, const X *x, int x_pitch, const X *y,
+                                         int y_pitch, int row0, size_t T, int HS) {
+    X *to = stages + j % 2 * 2 * ROWS * D;
+    tile_load<D, ROWS>(to, x + (int64_t)row0 * x_pitch, x_pitch, (int)T - row0, HS);
+    tile_load<D, ROWS>(to + ROWS * D, y + (int64_t)row0 * y_pitch, y_pitch, (int)T - row0, HS);
+}
 
 template <int D, typename X>
 __global__ static void __launch_bounds__(FLASH_THREADS, 2)
 attention_forward_flash_kernel(X *out, float *lse, const X *qkv, size_t B, size_t T, size_t C,
                                size_t NH, unsigned group) {
-    enum { MI = Flash<D>::Q_MI, ROWS = 64 * MI, KEYS = Flash<D>::FORWARD_KEYS, NB = KEYS / 8 };
+    enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = FORWARD_KEYS(D), NB = KEYS / 8 };
     extern __shared__ int4 flash_shared[];
     X *const q_tile = reinterpret_cast<X *>(flash_shared);  // (ROWS, D)
     X *const stages = q_tile + ROWS * D;                    // (2, k and v, KEYS, D)
     const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16 * MI, HS = (int)(C / NH);
-    unsigned tile;
-    const size_t head = block_work(&tile, (unsigned)((T + ROWS - 1) / ROWS), B * NH, group);
-    const int pitch = (int)(3 * C);
-    const int first = (int)tile * ROWS, rows = (int)T - first;  // rows past the end are zeros
-    const X *q = qkv + head / NH * T * 3 * C + head % NH * HS, *k = q + C, *v = k + C;
+    const FlashWork w = flash_work(ROWS, false, B, T, C, NH, group);
+    const int pitch = (int)(3 * C), first = w.first, rows = w.rows;
+    const X *q = qkv + w.at_qkv, *k = q + C, *v = k + C;
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
-    const float scale = 1.0f / sqrtf((float)HS), scale2 = scale * LOG2_E;
 
     float o[MI][D / 8][4], max[MI][2], sum[MI][2];  // max: of q . k, without the scale
     #pragma unroll
@@ -524,8 +537,7 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, size_t B, size_
         sum[m][0] = sum[m][1] = 0;
     }
     tile_load<D, ROWS>(q_tile, q + (int64_t)first * pitch, pitch, rows, HS);
-    tile_load<D, KEYS>(stages, k, pitch, (int)T, HS);
-    tile_load<D, KEYS>(stages + KEYS * D, v, pitch, (int)T, HS);
+    stage_load<D, KEYS>(stages, 0, k, pitch, v, pitch, 0, T, HS);
     __pipeline_commit();
     for (int j = 0; j < tiles; j++) {
         const int key0 = j * KEYS;
@@ -533,10 +545,7 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, size_t B, size_
         __pipeline_wait_prior(0);
         __syncthreads();  // tile j is there for all threads, and none reads tile j - 1 any more
         if (j + 1 < tiles) {
-            X *next = stages + (j + 1) % 2 * 2 * KEYS * D;
-            const int64_t offset = (int64_t)(key0 + KEYS) * pitch;
-            tile_load<D, KEYS>(next, k + offset, pitch, (int)T - key0 - KEYS, HS);
-            tile_load<D, KEYS>(next + KEYS * D, v + offset, pitch, (int)T - key0 - KEYS, HS);
+            stage_load<D, KEYS>(stages, j + 1, k, pitch, v, pitch, key0 + KEYS, T, HS);
             __pipeline_commit();
         }
         if (row0 >= rows || key0 > first + row0 + 16 * MI - 1) continue;  // nothing visible
@@ -565,16 +574,16 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, size_t B, size_
                 for (int n = 0; n < NB; n++)
                     top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
                 top = row_max(top);
-                rescale[m][r] = exp2_fast((max[m][r] - top) * scale2);
+                rescale[m][r] = exp2_fast((max[m][r] - top) * w.scale2);
                 moved |= top > max[m][r];
                 max[m][r] = top;
-                const float bias = top * scale2;
+                const float bias = top * w.scale2;
                 float part = 0;
                 #pragma unroll
                 for (int n = 0; n < NB; n++)
                     #pragma unroll
                     for (int e = 2 * r; e < 2 * r + 2; e++)
-                        part += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], scale2, -bias));
+                        part += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], w.scale2, -bias));
                 sum[m][r] = sum[m][r] * rescale[m][r] + part;  // this lane's columns
             }
         if (__any_sync(0xffffffffu, moved)) {  // seldom, after the first tiles
@@ -596,10 +605,9 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, size_t B, size_
             const int row = row0 + fragment_row(m, 2 * r);
             inverse[m][r] = 1.0f / total;
             if (lane % 4 == 0 && row < rows)
-                lse[head * T + first + row] = max[m][r] * scale + logf(total);
+                lse[w.head * T + first + row] = max[m][r] * w.scale + logf(total);
         }
-    tile_store<D>(out + (head / NH * T + first) * C + head % NH * HS, (int)C, rows, HS, o, inverse,
-                  q_tile, row0);
+    tile_store<D>(out + w.at_out + (int64_t)first * C, (int)C, rows, HS, o, inverse, q_tile, row0);
 }
 
 // s: q . k, becomes p; dp becomes ds, without the scale. scale2 and lse2 are for powers of two.
@@ -614,21 +622,16 @@ __global__ static void __launch_bounds__(FLASH_THREADS, 2)
 attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
                                    const float *lse, const bf16 *qkv, size_t B, size_t T, size_t C,
                                    size_t NH, unsigned group) {
-    enum { MI = Flash<D>::Q_MI, ROWS = 64 * MI, KEYS = Flash<D>::DQ_KEYS, NB = KEYS / 8 };
+    enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = BACKWARD_STREAM, NB = KEYS / 8 };
     extern __shared__ int4 flash_shared[];
     bf16 *const q_tile = reinterpret_cast<bf16 *>(flash_shared);  // (ROWS, D)
     bf16 *const d_tile = q_tile + ROWS * D;                       // (ROWS, D), of dout
     bf16 *const stages = d_tile + ROWS * D;                       // (2, k and v, KEYS, D)
     const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)(C / NH);
-    unsigned tile;
-    const size_t head = block_work(&tile, (unsigned)((T + ROWS - 1) / ROWS), B * NH, group);
-    const int pitch = (int)(3 * C);
-    const int first = (int)tile * ROWS, rows = (int)T - first;
-    const size_t offset_q = head / NH * T * 3 * C + head % NH * HS;
-    const bf16 *q = qkv + offset_q, *k = q + C, *v = k + C;
-    const bf16 *d = dout + head / NH * T * C + head % NH * HS;
+    const FlashWork w = flash_work(ROWS, false, B, T, C, NH, group);
+    const int pitch = (int)(3 * C), first = w.first, rows = w.rows;
+    const bf16 *q = qkv + w.at_qkv, *k = q + C, *v = k + C, *d = dout + w.at_out;
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
-    const float scale = 1.0f / sqrtf((float)HS), scale2 = scale * LOG2_E;
 
     float dq[MI][D / 8][4], row_lse2[MI][2], row_delta[MI][2], factor[MI][2];
     #pragma unroll
@@ -638,15 +641,14 @@ attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *d
         #pragma unroll
         for (int r = 0; r < 2; r++) {
             const int row = row0 + fragment_row(m, 2 * r);
-            row_lse2[m][r] = row < rows ? lse[head * T + first + row] * LOG2_E : 0;
-            row_delta[m][r] = row < rows ? delta[head * T + first + row] : 0;
-            factor[m][r] = scale;
+            row_lse2[m][r] = row < rows ? lse[w.head * T + first + row] * LOG2_E : 0;
+            row_delta[m][r] = row < rows ? delta[w.head * T + first + row] : 0;
+            factor[m][r] = w.scale;
         }
     }
     tile_load<D, ROWS>(q_tile, q + (int64_t)first * pitch, pitch, rows, HS);
     tile_load<D, ROWS>(d_tile, d + first * C, (int)C, rows, HS);
-    tile_load<D, KEYS>(stages, k, pitch, (int)T, HS);
-    tile_load<D, KEYS>(stages + KEYS * D, v, pitch, (int)T, HS);
+    stage_load<D, KEYS>(stages, 0, k, pitch, v, pitch, 0, T, HS);
     __pipeline_commit();
     for (int j = 0; j < tiles; j++) {
         const int key0 = j * KEYS;
@@ -654,10 +656,7 @@ attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *d
         __pipeline_wait_prior(0);
         __syncthreads();  // tile j is there for all threads, and none reads tile j - 1 any more
         if (j + 1 < tiles) {
-            bf16 *next = stages + (j + 1) % 2 * 2 * KEYS * D;
-            const int64_t offset = (int64_t)(key0 + KEYS) * pitch;
-            tile_load<D, KEYS>(next, k + offset, pitch, (int)T - key0 - KEYS, HS);
-            tile_load<D, KEYS>(next + KEYS * D, v + offset, pitch, (int)T - key0 - KEYS, HS);
+            stage_load<D, KEYS>(stages, j + 1, k, pitch, v, pitch, key0 + KEYS, T, HS);
             __pipeline_commit();
         }
         if (row0 >= rows || key0 > first + row0 + 16 * MI - 1) continue;
@@ -672,13 +671,13 @@ attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *d
             for (int n = 0; n < NB; n++)
                 #pragma unroll
                 for (int e = 0; e < 4; e++)
-                    score_gradient(s[m][n][e], dp[m][n][e], scale2, row_lse2[m][e / 2],
+                    score_gradient(s[m][n][e], dp[m][n][e], w.scale2, row_lse2[m][e / 2],
                                    row_delta[m][e / 2],
                                    !masked || key0 + fragment_column(n, e)
                                               <= first + row0 + fragment_row(m, e));
         tile_accumulate<D>(dq, dp, k_tile);
     }
-    bf16 *to = dqkv + offset_q + (int64_t)first * pitch;
+    bf16 *to = dqkv + w.at_qkv + (int64_t)first * pitch;
     tile_store<D>(to, pitch, rows, HS, dq, factor, q_tile, row0);
 }
 
@@ -688,8 +687,8 @@ __global__ static void __launch_bounds__(FLASH_THREADS, 2)
 attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
                                      const float *lse, const bf16 *qkv, size_t B, size_t T,
                                      size_t C, size_t NH, unsigned group) {
-    enum { MI = Flash<D>::K_MI, ROWS = 64 * MI };
-    enum { QUERIES = Flash<D>::DKDV_QUERIES, NB = QUERIES / 8 };
+    enum { MI = KEY_MI(D), ROWS = 64 * MI };
+    enum { QUERIES = BACKWARD_STREAM, NB = QUERIES / 8 };
     extern __shared__ int4 flash_shared[];
     bf16 *const k_tile = reinterpret_cast<bf16 *>(flash_shared);  // (ROWS, D)
     bf16 *const v_tile = k_tile + ROWS * D;                       // (ROWS, D)
@@ -697,17 +696,10 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
     float *const statistics = reinterpret_cast<float *>(stages + 4 * QUERIES * D);
     // statistics (2, lse and delta, QUERIES)
     const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)(C / NH);
-    unsigned tile;
-    const unsigned all_tiles = (unsigned)((T + ROWS - 1) / ROWS);
-    const size_t head = block_work(&tile, all_tiles, B * NH, group);
-    const int pitch = (int)(3 * C);
-    tile = all_tiles - 1 - tile;  // here the first keys have the most work
-    const int first = (int)tile * ROWS, rows = (int)T - first;
-    const size_t offset_q = head / NH * T * 3 * C + head % NH * HS;
-    const bf16 *q = qkv + offset_q, *k = q + C, *v = k + C;
-    const bf16 *d = dout + head / NH * T * C + head % NH * HS;
+    const FlashWork w = flash_work(ROWS, true, B, T, C, NH, group);
+    const int pitch = (int)(3 * C), first = w.first, rows = w.rows;
+    const bf16 *q = qkv + w.at_qkv, *k = q + C, *v = k + C, *d = dout + w.at_out;
     const int tiles = (rows + QUERIES - 1) / QUERIES;  // from the diagonal to the end
-    const float scale = 1.0f / sqrtf((float)HS), scale2 = scale * LOG2_E;
 
     float dk[MI][D / 8][4], dv[MI][D / 8][4], k_factor[MI][2], v_factor[MI][2];
     #pragma unroll
@@ -716,21 +708,19 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
         for (int n = 0; n < D / 8; n++)
             #pragma unroll
             for (int e = 0; e < 4; e++) dk[m][n][e] = dv[m][n][e] = 0;
-        k_factor[m][0] = k_factor[m][1] = scale;
+        k_factor[m][0] = k_factor[m][1] = w.scale;
         v_factor[m][0] = v_factor[m][1] = 1;
     }
     // Starts the copies of query tile j; queries past the end have q, dout, lse and delta 0: for
     // them p is finite and ds is 0, and neither adds anything.
     const auto load_queries = [&](int j) {
         const int query0 = first + j * QUERIES;
-        bf16 *to = stages + j % 2 * 2 * QUERIES * D;
-        tile_load<D, QUERIES>(to, q + (int64_t)query0 * pitch, pitch, (int)T - query0, HS);
-        tile_load<D, QUERIES>(to + QUERIES * D, d + query0 * C, (int)C, (int)T - query0, HS);
+        stage_load<D, QUERIES>(stages, j, q, pitch, d, (int)C, query0, T, HS);
         if (threadIdx.x < 2 * QUERIES) {
             const int query = query0 + threadIdx.x % QUERIES;
             const float *from = threadIdx.x < QUERIES ? lse : delta;
             float *at = statistics + j % 2 * 2 * QUERIES + threadIdx.x;
-            if (query < (int)T) __pipeline_memcpy_async(at, from + head * T + query, 4);
+            if (query < (int)T) __pipeline_memcpy_async(at, from + w.head * T + query, 4);
             else *at = 0;
         }
         __pipeline_commit();
@@ -761,79 +751,53 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
                 for (int m = 0; m < MI; m++)
                     #pragma unroll
                     for (int e = c; e < 4; e += 2)
-                        score_gradient(s[m][n][e], dp[m][n][e], scale2, lse2, dl,
+                        score_gradient(s[m][n][e], dp[m][n][e], w.scale2, lse2, dl,
                                        !masked || query0 + column
                                                   >= first + row0 + fragment_row(m, e));
             }
         tile_accumulate<D>(dv, s, d_tile);
         tile_accumulate<D>(dk, dp, q_tile);
     }
-    bf16 *to = dqkv + offset_q + (int64_t)first * pitch;
+    bf16 *to = dqkv + w.at_qkv + (int64_t)first * pitch;
     tile_store<D>(to + C, pitch, rows, HS, dk, k_factor, k_tile, row0);
     tile_store<D>(to + 2 * C, pitch, rows, HS, dv, v_factor, v_tile, row0);
 }
 
-template <int D, typename X>
-static void attention_forward_flash_padded(X *out, float *lse, const X *qkv, size_t B, size_t T,
-                                           size_t C, size_t NH, cudaStream_t stream) {
-    const size_t rows = 64 * Flash<D>::Q_MI, bytes = Flash<D>::FORWARD_BYTES;
-    const unsigned group = heads_per_group(B * NH, T, C / NH);
-    CUDA(cudaFuncSetAttribute(attention_forward_flash_kernel<D, X>,
-                              cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    attention_forward_flash_kernel<D, X><<<ceil_div(T, rows) * (unsigned)(B * NH), FLASH_THREADS,
-                                           bytes, stream>>>(out, lse, qkv, B, T, C, NH, group);
-    CUDA(cudaGetLastError());
-}
-
-template <int D>
-static void attention_backward_flash_padded(bf16 *dqkv, const float *delta, const bf16 *dout,
-                                            const float *lse, const bf16 *qkv, size_t B, size_t T,
-                                            size_t C, size_t NH, cudaStream_t stream) {
-    const size_t keys = 64 * Flash<D>::K_MI, k_bytes = Flash<D>::DKDV_BYTES;
-    const size_t queries = 64 * Flash<D>::Q_MI, q_bytes = Flash<D>::DQ_BYTES;
-    const unsigned group = heads_per_group(B * NH, T, C / NH);
-    CUDA(cudaFuncSetAttribute(attention_backward_dkdv_flash_kernel<D>,
-                              cudaFuncAttributeMaxDynamicSharedMemorySize, (int)k_bytes));
-    CUDA(cudaFuncSetAttribute(attention_backward_dq_flash_kernel<D>,
-                              cudaFuncAttributeMaxDynamicSharedMemorySize, (int)q_bytes));
-    attention_backward_dkdv_flash_kernel<D><<<ceil_div(T, keys) * (unsigned)(B * NH), FLASH_THREADS,
-                                              k_bytes, stream>>>(
-        dqkv, delta, dout, lse, qkv, B, T, C, NH, group);
-    CUDA(cudaGetLastError());
-    attention_backward_dq_flash_kernel<D><<<ceil_div(T, queries) * (unsigned)(B * NH),
-                                            FLASH_THREADS, q_bytes, stream>>>(
-        dqkv, delta, dout, lse, qkv, B, T, C, NH, group);
-    CUDA(cudaGetLastError());
-}
-
 static inline bool attention_has_flash(size_t HS) { return HS % 8 == 0 && HS <= 128; }
+
+// The instance of a flash kernel for heads padded to D channels; behind D: its other types.
+#define FLASH_KERNEL(kernel, D, ...) \
+    ((D) == 32 ? kernel<32, ##__VA_ARGS__> : (D) == 64 ? kernel<64, ##__VA_ARGS__> \
+     : (D) == 96 ? kernel<96, ##__VA_ARGS__> : kernel<128, ##__VA_ARGS__>)
 
 // The flash kernels, for head sizes HS = C / NH with attention_has_flash(HS).
 
 template <typename X>
 static void attention_forward_flash(X *out, float *lse, const X *qkv, size_t B, size_t T, size_t C,
                                     size_t NH, cudaStream_t stream) {
-    const size_t HS = C / NH;
-    if (HS <= 32) attention_forward_flash_padded<32>(out, lse, qkv, B, T, C, NH, stream);
-    else if (HS <= 64) attention_forward_flash_padded<64>(out, lse, qkv, B, T, C, NH, stream);
-    else if (HS <= 96) attention_forward_flash_padded<96>(out, lse, qkv, B, T, C, NH, stream);
-    else attention_forward_flash_padded<128>(out, lse, qkv, B, T, C, NH, stream);
+    const size_t D = round_up(C / NH, 32), rows = 64 * QUERY_MI;
+    const size_t bytes = (rows + 4 * FORWARD_KEYS(D)) * D * sizeof(X);
+    const auto kernel = FLASH_KERNEL(attention_forward_flash_kernel, D, X);
+    CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    LAUNCH(kernel, ceil_div(T, rows) * (unsigned)(B * NH), FLASH_THREADS, bytes, stream, out, lse,
+           qkv, B, T, C, NH, heads_per_group(B * NH, T, C / NH));
 }
 
-static inline void attention_backward_flash(bf16 *dqkv, float *delta, const bf16 *dout,
-                                            const bf16 *out, const float *lse, const bf16 *qkv,
-                                            size_t B, size_t T, size_t C, size_t NH,
-                                            cudaStream_t stream) {
-    const size_t HS = C / NH;
+static void attention_backward_flash(bf16 *dqkv, float *delta, const bf16 *dout, const bf16 *out,
+                                     const float *lse, const bf16 *qkv, size_t B, size_t T,
+                                     size_t C, size_t NH, cudaStream_t stream) {
+    const size_t D = round_up(C / NH, 32), columns = BACKWARD_STREAM;
     attention_delta(delta, dout, out, B, T, C, NH, stream);
-    if (HS <= 32)
-        attention_backward_flash_padded<32>(dqkv, delta, dout, lse, qkv, B, T, C, NH, stream);
-    else if (HS <= 64)
-        attention_backward_flash_padded<64>(dqkv, delta, dout, lse, qkv, B, T, C, NH, stream);
-    else if (HS <= 96)
-        attention_backward_flash_padded<96>(dqkv, delta, dout, lse, qkv, B, T, C, NH, stream);
-    else
-        attention_backward_flash_padded<128>(dqkv, delta, dout, lse, qkv, B, T, C, NH, stream);
+    for (int of_keys = 1; of_keys >= 0; of_keys--) {
+        const size_t rows = 64 * (size_t)(of_keys ? KEY_MI(D) : QUERY_MI);
+        const size_t bytes = (2 * rows + 4 * columns) * D * sizeof(bf16)
+                           + (of_keys ? 4 * columns * sizeof(float) : 0);
+        const auto kernel = of_keys ? FLASH_KERNEL(attention_backward_dkdv_flash_kernel, D)
+                                    : FLASH_KERNEL(attention_backward_dq_flash_kernel, D);
+        CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+        LAUNCH(kernel, ceil_div(T, rows) * (unsigned)(B * NH), FLASH_THREADS, bytes, stream, dqkv,
+               delta, dout, lse, qkv, B, T, C, NH, heads_per_group(B * NH, T, C / NH));
+    }
 }
 
 // ---------------------------------------------------------------------------------------------

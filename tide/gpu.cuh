@@ -24,7 +24,13 @@ __attribute__((constructor)) static void gpu_connections(void) {
 // Errors and memory
 
 // Every call into CUDA goes through CUDA(); every launch is followed by CUDA(cudaGetLastError()).
+// LAUNCH() does both: a kernel, what stands in its <<< >>>, and its arguments.
 #define CUDA(call) cuda_check((call), #call, __FILE__, __LINE__)
+#define LAUNCH(kernel, grid, block, shared, stream, ...) \
+    do { \
+        kernel<<<grid, block, shared, stream>>>(__VA_ARGS__); \
+        CUDA(cudaGetLastError()); \
+    } while (0)
 
 static inline void cuda_check(cudaError_t e, const char *call, const char *file, int line) {
     if (e != cudaSuccess)

@@ -129,9 +129,8 @@ static void encoder_forward(X *out,                 // (B, T, C)
                             const X *wte,           // (V, C)
                             const X *wpe,           // (context, C)
                             size_t B, size_t T, size_t C, cudaStream_t stream) {
-    encoder_forward_kernel<X><<<pack_blocks<X>(B * T * C), BLOCK_THREADS, 0, stream>>>(
-        out, tokens, wte, wpe, index_32(B * T * (C / Pack<X>::N)), (unsigned)T, C);
-    CUDA(cudaGetLastError());
+    LAUNCH(encoder_forward_kernel<X>, pack_blocks<X>(B * T * C), BLOCK_THREADS, 0, stream, out,
+           tokens, wte, wpe, index_32(B * T * (C / Pack<X>::N)), (unsigned)T, C);
 }
 
 // Rows that hold the same token add to the same row of dwte, and must do so in one order: the rows
@@ -194,12 +193,10 @@ static void encoder_backward(float *dwte, X *dwpe, const X *dout, const int32_t 
                              TokenOrder order, size_t B, size_t T, size_t C, cudaStream_t stream) {
     const unsigned slices = ceil_div(C, 32 * Pack<X>::N);
     const unsigned blocks = (unsigned)(order.groups * slices);
-    encoder_backward_wte_kernel<X><<<blocks, BLOCK_THREADS, 0, stream>>>(dwte, dout, tokens, order,
-                                                                         C, slices);
-    CUDA(cudaGetLastError());
-    encoder_backward_wpe_kernel<X><<<pack_blocks<X>(T * C), BLOCK_THREADS, 0, stream>>>(
-        dwpe, dout, B, T * C);
-    CUDA(cudaGetLastError());
+    LAUNCH(encoder_backward_wte_kernel<X>, blocks, BLOCK_THREADS, 0, stream, dwte, dout, tokens,
+           order, C, slices);
+    LAUNCH(encoder_backward_wpe_kernel<X>, pack_blocks<X>(T * C), BLOCK_THREADS, 0, stream, dwpe,
+           dout, B, T * C);
 }
 
 // --- layer normalisation (Ba et al. 2016): out = (x - mean) / sqrt(var + eps) * w + b --------
@@ -219,14 +216,38 @@ __device__ static inline float team_sum(float x, unsigned team) {
     return team == 32 ? warp_sum(x) : block_sum(x);
 }
 
-// Normalises one row, of which each thread of the team holds packs i, i + team, ...
-// The multiply-adds are spelled out, because two kernels run this and must make the same bits.
+// With add == NULL a row is inp's. Otherwise it is inp + add, rounded as residual_forward() does,
+// and goes to `residual` too. A thread of the team holds packs i, i + team, ... The multiply-adds
+// are spelled out, because with add and without it the bits must be the same.
 template <typename X>
-__device__ static inline void layernorm_row(X *out, float *mean, float *rstd,
-                                            const int4 (&row)[ROW_PACKS], const X *w, const X *b,
-                                            size_t C, unsigned i, unsigned team) {
+__global__ static void __launch_bounds__(1024)
+layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X *inp, const X *add,
+                         const X *w, const X *b, size_t N, size_t C, unsigned team) {
     const size_t packs = C / Pack<X>::N;
+    const unsigned i = threadIdx.x % team;
+    const size_t n = blockIdx.x * (size_t)(blockDim.x / team) + threadIdx.x / team;
+    if (n >= N) return;  // whole warps, and only where the team is a warp: there is no barrier then
+    int4 row[ROW_PACKS], more[ROW_PACKS];
     float sum = 0, squares = 0;
+    #pragma unroll
+    for (int k = 0; k < ROW_PACKS; k++)
+        if (i + k * team < packs) {
+            const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
+            row[k] = load_bits(inp + at);
+            if (add != NULL) more[k] = load_bits(add + at);
+        }
+    if (add != NULL) {
+        #pragma unroll
+        for (int k = 0; k < ROW_PACKS; k++)
+            if (i + k * team < packs) {
+                Pack<X> both = as_pack<X>(row[k]);
+                const Pack<X> other = as_pack<X>(more[k]);
+                for (int j = 0; j < Pack<X>::N; j++)
+                    both.x[j] = from_f32<X>(to_f32(both.x[j]) + to_f32(other.x[j]));
+                store_pack(residual + n * C + (size_t)(i + k * team) * Pack<X>::N, both);
+                memcpy(&row[k], &both, sizeof both);
+            }
+    }
     #pragma unroll
     for (int k = 0; k < ROW_PACKS; k++)
         if (i + k * team < packs) {
@@ -253,73 +274,32 @@ __device__ static inline void layernorm_row(X *out, float *mean, float *rstd,
             for (int j = 0; j < Pack<X>::N; j++)
                 x.x[j] = from_f32<X>(fmaf((to_f32(x.x[j]) - mu) * r, to_f32(scale.x[j]),
                                           to_f32(shift.x[j])));
-            store_pack(out + c, x);
+            store_pack(out + n * C + c, x);
         }
     if (i == 0) {
-        *mean = mu;
-        *rstd = r;
+        mean[n] = mu;
+        rstd[n] = r;
     }
-}
-
-// With add == NULL the row is inp's. Otherwise it is inp + add, rounded as residual_forward() does,
-// and goes to `residual` too.
-template <typename X>
-__global__ static void __launch_bounds__(1024)
-layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X *inp, const X *add,
-                         const X *w, const X *b, size_t N, size_t C, unsigned team) {
-    const size_t packs = C / Pack<X>::N;
-    const unsigned i = threadIdx.x % team;
-    const size_t n = blockIdx.x * (size_t)(blockDim.x / team) + threadIdx.x / team;
-    if (n >= N) return;  // whole warps, and only where the team is a warp: there is no barrier then
-    int4 row[ROW_PACKS], more[ROW_PACKS];
-    #pragma unroll
-    for (int k = 0; k < ROW_PACKS; k++)
-        if (i + k * team < packs) {
-            const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
-            row[k] = load_bits(inp + at);
-            if (add != NULL) more[k] = load_bits(add + at);
-        }
-    if (add != NULL) {
-        #pragma unroll
-        for (int k = 0; k < ROW_PACKS; k++)
-            if (i + k * team < packs) {
-                Pack<X> sum = as_pack<X>(row[k]);
-                const Pack<X> other = as_pack<X>(more[k]);
-                for (int j = 0; j < Pack<X>::N; j++)
-                    sum.x[j] = from_f32<X>(to_f32(sum.x[j]) + to_f32(other.x[j]));
-                store_pack(residual + n * C + (size_t)(i + k * team) * Pack<X>::N, sum);
-                memcpy(&row[k], &sum, sizeof sum);
-            }
-    }
-    layernorm_row(out + n * C, mean + n, rstd + n, row, w, b, C, i, team);
-}
-
-template <typename X>
-static void layernorm_launch(X *residual, X *out, float *mean, float *rstd, const X *inp,
-                             const X *add, const X *w, const X *b, size_t N, size_t C,
-                             cudaStream_t stream) {
-    const unsigned team = layernorm_team<X>(C), rows = team == 32 ? 4 : 1;
-    if (team > 1024) fail("layer normalisation: %zu channels are too many", C);
-    layernorm_forward_kernel<X><<<ceil_div(N, rows), rows * team, 0, stream>>>(
-        residual, out, mean, rstd, inp, add, w, b, N, C, team);
-    CUDA(cudaGetLastError());
-}
-
-// Ends the program where C is too large for a block: 32768 channels in bf16, 16384 in fp32.
-template <typename X>
-static void layernorm_forward(X *out, float *mean, float *rstd,  // (N, C), (N), (N)
-                              const X *inp, const X *w, const X *b, size_t N, size_t C,
-                              cudaStream_t stream) {
-    layernorm_launch<X>(NULL, out, mean, rstd, inp, NULL, w, b, N, C, stream);
 }
 
 // residual = a + b, and out its layer normalisation with weight w and bias `bias`: the same bits as
-// residual_forward() and then layernorm_forward(), without reading the sum again.
+// residual_forward() and then layernorm_forward(), without reading the sum again. Ends the program
+// where C is too large for a block: 32768 channels in bf16, 16384 in fp32.
 template <typename X>
 static void residual_layernorm_forward(X *residual, X *out, float *mean, float *rstd,
                                        const X *a, const X *b, const X *w, const X *bias,
                                        size_t N, size_t C, cudaStream_t stream) {
-    layernorm_launch<X>(residual, out, mean, rstd, a, b, w, bias, N, C, stream);
+    const unsigned team = layernorm_team<X>(C), rows = team == 32 ? 4 : 1;
+    if (team > 1024) fail("layer normalisation: %zu channels are too many", C);
+    LAUNCH(layernorm_forward_kernel<X>, ceil_div(N, rows), rows * team, 0, stream, residual, out,
+           mean, rstd, a, b, w, bias, N, C, team);
+}
+
+template <typename X>
+static void layernorm_forward(X *out, float *mean, float *rstd,  // (N, C), (N), (N)
+                              const X *inp, const X *w, const X *b, size_t N, size_t C,
+                              cudaStream_t stream) {
+    residual_layernorm_forward<X>(NULL, out, mean, rstd, inp, NULL, w, b, N, C, stream);
 }
 
 // Each block takes a run of rows, and its teams take turns. A thread has the same columns in every
@@ -488,12 +468,10 @@ static void layernorm_backward(X *dinp, X *dw, X *db, float *scratch, const X *d
     if (shared > 47 << 10)  // a kernel has 48 KiB without asking, its static part included
         CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)shared + 1024));
-    kernel<<<ceil_div(N, rows), teams * team, shared, stream>>>(
-        dinp, scratch, dout, inp, w, mean, rstd, N, C, rows, team);
-    CUDA(cudaGetLastError());
-    partial_sum_kernel<X><<<ceil_div(2 * C, 32), 1024, 0, stream>>>(
-        dw, db, scratch, ceil_div(N, layernorm_backward_rows(N)), 2 * C, C);
-    CUDA(cudaGetLastError());
+    LAUNCH(kernel, ceil_div(N, rows), teams * team, shared, stream, dinp, scratch, dout, inp, w,
+           mean, rstd, N, C, rows, team);
+    LAUNCH(partial_sum_kernel<X>, ceil_div(2 * C, 32), 1024, 0, stream, dw, db, scratch,
+           ceil_div(N, layernorm_backward_rows(N)), 2 * C, C);
 }
 
 // --- bias of a linear layer: db = sum over the rows of dout ----------------------------------
@@ -534,11 +512,10 @@ static void bias_backward(X *db, float *scratch, const X *dout, size_t N, size_t
                           cudaStream_t stream) {
     const size_t rows = bias_backward_rows(N, OC);
     const unsigned splits = ceil_div(N, rows), slices = ceil_div(OC, 32 * Pack<X>::N);
-    bias_backward_kernel<X><<<splits * slices, BLOCK_THREADS, 0, stream>>>(scratch, dout, N, OC,
-                                                                           rows, slices);
-    CUDA(cudaGetLastError());
-    partial_sum_kernel<X><<<ceil_div(OC, 32), 1024, 0, stream>>>(db, db, scratch, splits, OC, OC);
-    CUDA(cudaGetLastError());
+    LAUNCH(bias_backward_kernel<X>, splits * slices, BLOCK_THREADS, 0, stream, scratch, dout, N, OC,
+           rows, slices);
+    LAUNCH(partial_sum_kernel<X>, ceil_div(OC, 32), 1024, 0, stream, db, db, scratch, splits, OC,
+           OC);
 }
 
 // --- linear layer: out (N, OC) = inp (N, C) . w (OC, C)^T + b --------------------------------
@@ -560,10 +537,6 @@ static void matmul_backward(Matmul *lt, X *dinp, X *dw, X *db, float *scratch, c
          NULL, stream);
     bias_backward(db, scratch, dout, N, OC, stream);
 }
-
-// --- causal self-attention (Vaswani et al. 2017) ---------------------------------------------
-//
-// attention_forward() and attention_backward() are in attention.cuh, where there is room for them.
 
 // --- the MLP's non-linearity -----------------------------------------------------------------
 //
@@ -594,9 +567,8 @@ __global__ static void activation_forward_kernel(X *out, const X *inp, size_t n,
 template <typename X>
 static void activation_forward(X *out, const X *inp, size_t n, int activation,
                                cudaStream_t stream) {
-    activation_forward_kernel<X><<<pack_blocks<X>(n), BLOCK_THREADS, 0, stream>>>(out, inp, n,
-                                                                                  activation);
-    CUDA(cudaGetLastError());
+    LAUNCH(activation_forward_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, inp, n,
+           activation);
 }
 
 template <typename X>
@@ -622,9 +594,8 @@ __global__ static void activation_backward_kernel(X *d, const X *inp, size_t n, 
 template <typename X>
 static void activation_backward(X *d, const X *inp, size_t n, int activation,
                                 cudaStream_t stream) {
-    activation_backward_kernel<X><<<pack_blocks<X>(n), BLOCK_THREADS, 0, stream>>>(d, inp, n,
-                                                                                   activation);
-    CUDA(cudaGetLastError());
+    LAUNCH(activation_backward_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, d, inp, n,
+           activation);
 }
 
 // --- residual connection ---------------------------------------------------------------------
@@ -643,8 +614,7 @@ __global__ static void residual_forward_kernel(X *out, const X *inp, size_t n) {
 // out += inp. Its backward is the identity into both branches. n must be whole packs.
 template <typename X>
 static void residual_forward(X *out, const X *inp, size_t n, cudaStream_t stream) {
-    residual_forward_kernel<X><<<pack_blocks<X>(n), BLOCK_THREADS, 0, stream>>>(out, inp, n);
-    CUDA(cudaGetLastError());
+    LAUNCH(residual_forward_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, inp, n);
 }
 
 // --- loss: cross-entropy of softmax(logits), fused with its gradient -------------------------
@@ -698,9 +668,8 @@ template <typename X>
 static void crossentropy(float *losses, X *logits, const int32_t *targets, float grad_scale,
                          size_t N, size_t V, size_t Vp, cudaStream_t stream) {
     const size_t threads = (size_t)ceil_div(Vp / Pack<X>::N, 32) * 32;
-    crossentropy_kernel<X><<<(unsigned)N, (unsigned)min_size(threads, 1024), 0, stream>>>(
-        losses, logits, targets, grad_scale, index_32(V), index_32(Vp));
-    CUDA(cudaGetLastError());
+    LAUNCH(crossentropy_kernel<X>, (unsigned)N, (unsigned)min_size(threads, 1024), 0, stream,
+           losses, logits, targets, grad_scale, index_32(V), index_32(Vp));
 }
 
 __global__ static void loss_accumulate_kernel(double *total, const float *losses, size_t N,
@@ -715,8 +684,7 @@ __global__ static void loss_accumulate_kernel(double *total, const float *losses
 // *total (+)= scale * sum of losses (N), in double; `first` overwrites.
 static void loss_accumulate(double *total, const float *losses, size_t N, double scale, bool first,
                             cudaStream_t stream) {
-    loss_accumulate_kernel<<<1, 1024, 0, stream>>>(total, losses, N, scale, first);
-    CUDA(cudaGetLastError());
+    LAUNCH(loss_accumulate_kernel, 1, 1024, 0, stream, total, losses, N, scale, first);
 }
 
 // --- gradients of several micro-batches ------------------------------------------------------
@@ -738,8 +706,7 @@ __global__ static void round_gradient_kernel(X *out, const float *in, size_t n) 
 // out = in, rounded to X: the one rounding of a gradient that was summed in fp32.
 template <typename X>
 static void round_gradient(X *out, const float *in, size_t n, cudaStream_t stream) {
-    round_gradient_kernel<X><<<pack_blocks<X>(n), BLOCK_THREADS, 0, stream>>>(out, in, n);
-    CUDA(cudaGetLastError());
+    LAUNCH(round_gradient_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, in, n);
 }
 
 template <typename X>
@@ -760,7 +727,6 @@ __global__ static void accumulate_gradient_kernel(float *acc, const X *g, size_t
 template <typename X>
 static void accumulate_gradient(float *acc, const X *g, size_t n, bool first,
                                 cudaStream_t stream) {
-    accumulate_gradient_kernel<X><<<pack_blocks<X>(n), BLOCK_THREADS, 0, stream>>>(acc, g, n,
-                                                                                   first);
-    CUDA(cudaGetLastError());
+    LAUNCH(accumulate_gradient_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, acc, g, n,
+           first);
 }
