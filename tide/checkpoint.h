@@ -330,6 +330,8 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     }
     if (c->family == FAMILY_OPT && projection != NULL && projection->number != (double)c->channels)
         die("%s: word_embed_proj_dim must be hidden_size (%zu)", path, c->channels);
+    if (json_get(root, "quantization_config") != NULL)
+        die("%s: quantized models are not supported", path);
     c->tied = tied == NULL || tied->type != JSON_FALSE;
     name = c->family == FAMILY_OPT ? "relu" : "gelu_new";
     if (activation != NULL) name = activation->type == JSON_STRING ? activation->string : "no name";
@@ -342,10 +344,20 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     if (!gpt2_finish(c, &err)) die("%s: %s", path, err.text);
 }
 
-// Configuration of the model in directory `dir`, from its config.json.
-static void model_config_load(const char *dir, GPT2Config *c) {
-    char name[PATH_MAX];
+// The directory of the model at `path`, which is one, or a .safetensors file in it.
+static void model_directory(const char *path, char dir[PATH_MAX]) {
+    snprintf(dir, PATH_MAX, "%s", path);
+    if (path_is_directory(path)) return;
+    char *slash = strrchr(dir, '/');
+    if (slash == NULL) snprintf(dir, PATH_MAX, ".");
+    else slash[slash == dir] = '\0';
+}
+
+// Configuration of the model at `path`, from its directory's config.json.
+static void model_config_load(const char *path, GPT2Config *c) {
+    char dir[PATH_MAX], name[PATH_MAX];
     Error err;
+    model_directory(path, dir);
     path_join(name, dir, "config.json");
     Json *root = json_read(name, &err);
     if (root == NULL) die("%s", err.text);
@@ -353,13 +365,15 @@ static void model_config_load(const char *dir, GPT2Config *c) {
     json_free(root);
 }
 
-// Opens model.safetensors, or else every file that model.safetensors.index.json names in its
-// weight_map (tensor -> file). Returns them, so many as *count.
-static SafeTensors *model_open(const char *dir, int *count) {
-    char path[PATH_MAX];
+// Opens the file that was named, or the directory's model.safetensors, or else every file that
+// model.safetensors.index.json names in its weight_map (tensor -> file). Returns *count of them.
+static SafeTensors *model_open(const char *model, int *count) {
+    char dir[PATH_MAX], path[PATH_MAX];
     Error err;
     Json *index = NULL;
+    model_directory(model, dir);
     path_join(path, dir, "model.safetensors");
+    if (!path_is_directory(model)) snprintf(path, sizeof path, "%s", model);
     if (!path_exists(path)) {
         path_join(path, dir, "model.safetensors.index.json");
         index = json_read(path, &err);
@@ -408,7 +422,7 @@ static const SafeTensor *model_find(const SafeTensors *files, int count, const c
     return found;
 }
 
-// Fills a part with the model in directory `path`; padding becomes zero.
+// Fills a part with the model at `path`, as for model_config_load(); padding becomes zero.
 // Stored as fp32, fp16, bf16 or fp64, with or without the prefixes that Hugging Face's classes put
 // before the names, in one file or several. Refuses, naming the tensor: one that is missing, is
 // there twice, has an odd shape, would not be used, or has numbers that are not finite.

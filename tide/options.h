@@ -35,7 +35,7 @@ enum { WIRE_BF16, WIRE_FP32 };
 // "auto" is stored as the value just below the range: AUTO_COUNT, AUTO_REAL, or 0 where the range
 // begins at 1. Strings point into argv, the table, or `saved`.
 typedef struct {
-    const char *model;                                // preset, dN, or directory
+    const char *model;                                // preset, dN, directory or .safetensors file
     size_t layers, heads, channels, context, vocab;   // 0: as in the model
     const char *data, *val, *tokenizer;               // NULL: not given
     size_t batch, seq, accum;                         // seq 0: the model's context
@@ -451,7 +451,7 @@ static void options_help(FILE *f, const char *program) {
                "[x]: the default. =: fixed by the checkpoint; all others may change on --resume.\n"
                "Models: nano, gpt2, gpt2-medium, gpt2-large, gpt2-xl, 7b, 8.3b, 10b, 13b, 20b,\n"
                "        opt-125m .. opt-175b, dN (N layers, shaped like GPT-2), and weights in\n"
-               "        Hugging Face naming: its directory\n",
+               "        Hugging Face naming: a directory or a .safetensors file\n",
             program, program, program, program);
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *x = &option_table[i];

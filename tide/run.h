@@ -59,7 +59,7 @@ typedef struct {
     size_t world, rank;             // GPUs that train together (ranks.h), and which one this is
     size_t step_sequences;          // of a step: its micro-batches on all GPUs together
     size_t step_tokens;
-    const char *saved_model;        // --model is this directory; NULL: preset, or --resume
+    const char *saved_model;        // --model is this directory or file; NULL: preset, or --resume
     bool training;                  // gradients are needed: for steps, or for --dump
     bool only_sampling;             // --steps 0 --prompt: nothing but the sample is printed
     bool batches;                   // batches of B x T are read: to train on, or to evaluate
@@ -132,7 +132,7 @@ static void run_choose_tokenizer(Run *r) {
     const char *saved = o->resume ? o->out : r->saved_model;
     char home[PATH_MAX] = "", list[PATH_MAX];
     struct stat merges;
-    if (saved != NULL) snprintf(home, sizeof home, "%s", saved);
+    if (saved != NULL) model_directory(saved, home);
     path_join(list, home, "merges.txt");
     const bool lists = saved != NULL && path_exists(list);
     const char *dir = o->tokenizer != NULL ? o->tokenizer : lists ? home : "bytes";

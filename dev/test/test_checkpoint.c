@@ -417,6 +417,20 @@ static void test_load_layouts(void) {
                 }
 }
 
+static void test_load_from_a_file(void) {
+    GPT2Config c = config_of(FAMILY_GPT2, 1);
+    Variant v = {0};
+    char cwd[PATH_MAX];
+    v.prefix = "transformer.";
+    write_hf(in_base("load"), &c, &v);
+    check_loads(in_base("load/model.safetensors"), &c);
+    check_loads(in_base("load/"), &c);
+    if (getcwd(cwd, sizeof cwd) == NULL || chdir(in_base("load")) != 0) SKIP("cannot chdir");
+    check_loads("model.safetensors", &c);
+    check_loads(".", &c);
+    CHECK(chdir(cwd) == 0, "back");
+}
+
 // Written by dev/test/hf_roundtrip.py --fixtures with transformers' save_pretrained(): GPT-2 in
 // fp32 as the base model (no prefix), OPT in fp16 in several shards.
 static void test_load_fixtures(void) {
@@ -585,6 +599,7 @@ static void test_config_refuses(void) {
         {"{" GPT2_SIZES ",\"activation_function\":\"gelu\"}", "activation_function is gelu;"},
         {"{" GPT2_SIZES ",\"activation_function\":\"silu\"}", "activation_function is silu;"},
         {"{" GPT2_SIZES ",\"activation_function\":7}", "activation_function"},
+        {"{" GPT2_SIZES ",\"quantization_config\":{}}", "quantized"},
         {"{" OPT_SIZES ",\"do_layer_norm_before\":false}", "do_layer_norm_before is not true"},
         {"{" OPT_SIZES ",\"word_embed_proj_dim\":4}", "word_embed_proj_dim"},
         {"{" OPT_SIZES ",\"word_embed_proj_dim\":null}", "word_embed_proj_dim"},
@@ -1370,6 +1385,7 @@ int main(void) {
     RUN(test_config_accepts);
     RUN(test_config_refuses);
     RUN(test_load_layouts);
+    RUN(test_load_from_a_file);
     RUN(test_load_fixtures);
     RUN(test_load_refuses);
     RUN(test_load_paths_and_shards);
