@@ -29,7 +29,6 @@ typedef struct Timeline {
     bool between;             // spans that begin now are of an evaluation or a sample: they are
                               // traced, but not counted
     TimelineStep done;        // counters of the newest step that was read
-    double stalled, stalled_backward;  // seconds, in all steps that were read (as in TimelineStep)
     TraceFile trace;          // trace.file NULL: counters only
     TimelineHalf half[2];     // one records a step, one holds the step before
     int now;                  // which one records
@@ -193,8 +192,6 @@ static void timeline_read(Timeline *t, TimelineHalf *h) {
     }
     t->done.step = h->step;
     trace_counters(&t->done, spans, n);
-    t->stalled += t->done.stalled;
-    t->stalled_backward += t->done.stalled_backward;
     if (t->trace.file != NULL) {
         t->trace.step = h->step;
         for (int i = 0; i < h->count; i++)
