@@ -21,11 +21,11 @@
 #include "zen_run.h"
 
 #if defined(ENABLE_FP32)
-#define PRECISION PRECISION_FP32
+static const int PRECISION = PRECISION_FP32;
 #elif defined(ENABLE_FP16)
-#define PRECISION PRECISION_FP16
+static const int PRECISION = PRECISION_FP16;
 #else
-#define PRECISION PRECISION_BF16
+static const int PRECISION = PRECISION_BF16;
 #endif
 
 // What one layer makes, and what its backward pass needs: pointers into GPT2's buffers.
