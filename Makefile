@@ -124,14 +124,14 @@ build/$(1)/main.o: tide/main.cu $(HEADERS) $(EMU) | $(3)
 	@mkdir -p $$(@D)
 	$(2) -c $$< -o $$@
 endef
-$(eval $(call objects,gpu,$$(NVCC) $$(NVFLAGS) $$(NCCL_FLAGS),nvcc))
+$(eval $(call objects,gpu,$$(NVCC) $$(NVFLAGS) $$(if $$(NCCL),$$(NCCL_FLAGS)),nvcc))
 $(eval $(call objects,emu,CXX=$$(CXX) dev/emu/emucc -O2 $$(OPENMP) $$(EMU_FLAGS),cxx))
 
 train_gpt2cu: $(call trainer,gpu)  ## the GPU trainer (nvcc, cuBLASLt; NCCL if there)
 	$(NVCC) $(NVFLAGS) $^ -o $@ $(NVLIBS) $(NCCL)
 
 train_gpt2emu: $(call trainer,emu) $(emu_plain)  ## the same sources on an emulated GPU
-	$(CXX) $(OPENMP) $^ -lpthread -o $@
+	$(CXX) $(OPENMP) $(EXTRA) $^ -lpthread -o $@
 
 # All tests of the GPU sources are one program for each precision, gpu_tests, gpu_tests_fp32 and
 # gpu_tests_fp16, which is called by the name of a test: test_model, test_model_fp32.

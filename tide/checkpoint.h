@@ -439,9 +439,10 @@ static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t
     for (int f = 0; f < count; f++) {
         for (int i = 0; i < files[f].count; i++) {
             const SafeTensor *s = &files[f].tensors[i];
-            if (!s->seen && strcmp(s->name, "lm_head.weight") != 0  // that is wte; causal masks
-                && strstr(s->name, ".attn.bias") == NULL
-                && strstr(s->name, ".attn.masked_bias") == NULL)
+            const char *end = c->family == FAMILY_GPT2 ? strstr(s->name, ".attn.") : NULL;
+            const bool mask = end != NULL && (strcmp(end, ".attn.bias") == 0
+                                              || strcmp(end, ".attn.masked_bias") == 0);
+            if (!s->seen && !mask && strcmp(s->name, "lm_head.weight") != 0)  // that is wte
                 die("%s: tensor %.100s is unknown to a %s model with %s head", path, s->name,
                     c->family == FAMILY_OPT ? "opt" : "gpt2", c->tied ? "a tied" : "an untied");
         }
@@ -573,7 +574,7 @@ typedef struct {
     char *hashes;            // of each tensor, 16 digits each; malloc'ed
 } TrainState;
 
-enum { STATE_VERSION = 3, STATE_SEAL = 29 };  // a seal is ,\n"seal":"16 digits"}\n
+enum { STATE_VERSION = 4, STATE_SEAL = 29 };  // a seal is ,\n"seal":"16 digits"}\n
 
 // The numbers in state.json.
 #define STATE_FIELD(field) {#field, offsetof(TrainState, field), sizeof ((TrainState *)0)->field}

@@ -98,14 +98,7 @@ static int cpu_threads(size_t asked, int ranks) {
 #define CPU_IS_BUILT(macro) (CPU_TEXT(macro)[0] == '1')  // one that is not defined is its own name
 #define CPU_CHECK(macro, name) \
     if (missing == NULL && CPU_IS_BUILT(macro) && !__builtin_cpu_supports(name)) missing = name;
-#define CPU_OLDEST "arch=x86-64,no-avx,no-bmi,no-bmi2"
-#elif defined __linux__ && defined __ARM_FEATURE_SVE && !defined __CUDA_ARCH__
-#define __builtin_cpu_init() (void)0
-#define CPU_FEATURES(X) if (!(getauxval(AT_HWCAP) >> 22 & 1)) missing = "SVE";
-#define CPU_OLDEST "arch=armv8-a"
-#endif
 
-#ifdef CPU_OLDEST
 // Compiled for the oldest CPU, it calls nothing of this program: that may be what cannot run.
 __attribute__((constructor, target(CPU_OLDEST)))
 static void cpu_check(void) {

@@ -346,21 +346,36 @@ static void run_agree(const Run *r) {
 }
 
 // The --precision of a run that is not open yet: the command line's, or with --resume that of its
-// checkpoints, which all have the same. What is damaged is told by run_open().
+// newest readable checkpoint. It ends nothing: what is wrong is told by run_open(), for all ranks.
 static int run_precision(int argc, char **argv) {
-    Options o;
+    static const char *const names[] = {"bf16", "fp32", "fp16"};
+    const char *given = NULL, *out = "out";
+    char all[PATH_MAX], dir[PATH_MAX];
+    bool resume = false;
     TrainState s;
-    char dir[PATH_MAX];
     Error err;
-    options_parse(&o, argc, argv, true);
-    for (size_t step = SIZE_MAX; o.resume && (step = state_newest(o.out, step)) > 0;) {
-        state_path(dir, o.out, step);
-        if (!state_read(dir, &s, &err)) continue;
-        options_resume(&o, s.options);
-        train_state_free(&s);
-        break;
+    for (int i = 1; i < argc; i++) {
+        const char *next = i + 1 < argc ? argv[i + 1] : "";
+        if (strcmp(argv[i], "--resume") == 0) resume = true;
+        if (strcmp(argv[i], "--precision") == 0) given = next;
+        if (strncmp(argv[i], "--precision=", 12) == 0) given = argv[i] + 12;
+        if (strcmp(argv[i], "--out") == 0) out = next;
+        if (strncmp(argv[i], "--out=", 6) == 0) out = argv[i] + 6;
     }
-    return o.precision;
+    path_join(all, out, "checkpoints");
+    memset(&s, 0, sizeof s);
+    size_t step = resume && given == NULL ? state_newest(out, SIZE_MAX) : 0;
+    for (; step > 0; step = state_newest(out, step)) {
+        state_path(dir, all, step);
+        if (state_check(dir, &s, &err)) break;
+    }
+    const char *saved = step > 0 ? strstr(s.options, "\"precision\": \"") : NULL;
+    if (saved != NULL) given = saved + 14;
+    int precision = PRECISION_BF16;
+    for (int i = 0; given != NULL && i < 3; i++)
+        if (strncmp(given, names[i], 4) == 0) precision = i;
+    train_state_free(&s);
+    return precision;
 }
 
 // Fills *r from the command line and the files that it names. Everything that can be wrong with
@@ -594,8 +609,10 @@ static void run_write(Run *r, size_t step, bool state) {
     x.state.data_position = step * r->step_sequences;
     if (state) ok = state_save(&x, &err);
     if (!ok && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
-        x.keep = 1;  // room is worth more than the checkpoints before the newest
+        x.keep = 1;  // room is worth more than the checkpoints before the newest whole one
+        x.state.step = r->state.step;
         state_prune(&x);
+        x.state.step = step;
         ok = state_save(&x, &err);
     }
     if (state && ok) r->state.step = step;

@@ -108,7 +108,9 @@ static bool st_tensor(SafeTensor *t, const Json *entry, const unsigned char *dat
         && json_size(offsets->child->next, &end) && begin <= end && end <= size;
     while (ok && t->dtype < ST_DTYPES && strcmp(st_dtypes[t->dtype].name, dtype->string) != 0)
         t->dtype++;
-    ok = ok && t->dtype < ST_DTYPES;
+    ok = ok && t->dtype < ST_DTYPES && strlen(entry->key) == entry->key_length;
+    for (const char *c = entry->key; *c != '\0'; c++)
+        ok = ok && (unsigned char)*c >= 32 && *c != 127;
     t->name = (char *)entry->key;
     t->data = data + begin;
     t->elements = 1;
@@ -208,10 +210,9 @@ static void safetensor_floats(const SafeTensor *t, size_t first, size_t n, float
     const unsigned char *p = t->data + first * size;
     uint16_t half;
     double wide;
-    for (size_t i = 0; i < n; i++, p += size) {
-        if (t->dtype == ST_F32) {
-            memcpy(&out[i], p, size);
-        } else if (t->dtype == ST_F64) {
+    if (t->dtype == ST_F32) memcpy(out, p, n * size);
+    for (size_t i = 0; t->dtype != ST_F32 && i < n; i++, p += size) {
+        if (t->dtype == ST_F64) {
             memcpy(&wide, p, 8);
             out[i] = (float)wide;
         } else {

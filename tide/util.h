@@ -287,13 +287,16 @@ static bool path_is_directory(const char *path) {
     return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
 }
 
-// Could a file of this name be written? errno says why not.
+// Could a file of this name be written? Its directory must be there. errno says why not.
 static bool path_is_writable(const char *path) {
-    Error unused;
+    char dir[PATH_MAX];
+    errno = ENAMETOOLONG;
+    if (snprintf(dir, sizeof dir, "%s", path) >= (int)sizeof dir) return false;
+    char *slash = strrchr(dir, '/');
+    if (slash == NULL) snprintf(dir, sizeof dir, ".");
+    else slash[slash == dir] = '\0';
     errno = EISDIR;
-    FILE *f = path_is_directory(path) ? NULL : replace_open(path, &unused);
-    if (f != NULL) replace_discard(f, path);
-    return f != NULL;
+    return !path_is_directory(path) && access(dir, W_OK | X_OK) == 0;
 }
 
 static bool path_exists(const char *path) { return access(path, F_OK) == 0; }

@@ -1325,7 +1325,7 @@ static void nowhere(void *owner, size_t at, size_t n, float *w, bool out) {
 // A state whose hashes are right and whose contents are not: nothing may be believed.
 static void test_state_forged(void) {
     static const struct { const char *from, *to, *expected; } edits[] = {
-        {"\"version\":3", "\"version\":2", "another version; this program reads 3"},
+        {"\"version\":4", "\"version\":3", "another version; this program reads 4"},
         {"\"hashes\":\"", "\"hashes\":\"0", "param.wte in state.safetensors"},
         {"\"step\":1", "\"step\":x", "JSON"}, {"\"step\":1", "\"stop\":1", "lacks a field"},
         {"\"seed\":", "\"seed\":null,\"s\":", "lacks a field"},

@@ -123,8 +123,8 @@ EOF
 # --- the pack ----
 
 check pack_packs dev/gpu_check.sh pack
-check pack_has_all test "$(find build/pack -name '*.xz' | wc -l)" -eq 13 -a \
-    "$(grep -c '^program' build/pack/manifest)" -eq 13
+check pack_has_all test "$(find build/pack -name '*.xz' | wc -l)" -eq 17 -a \
+    "$(grep -c '^program' build/pack/manifest)" -eq 17
 check pack_is_portable \
     grep -q -- "-C build/pack.tree .*compute_90,code=sm_90 ARCH=-march=x86-64-v3" "$SAID"
 check pack_is_not_the_tree test ! -e train_gpt2cu
