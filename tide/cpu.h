@@ -3,22 +3,12 @@
 //   cpu_describe()        the line at the start of a run
 //   cpu_wait_briefly()    first in main(): threads that wait sleep before long
 //   cpu_threads()         of one process, which may share the machine with others
-//   omp_get_max_threads(), ..    OpenMP's, or those of one thread where there is no OpenMP
 // A build for instructions that the CPU does not have ends before main(), with one line.
 #ifndef TIDE_CPU_H
 #define TIDE_CPU_H
 #include "util.h"
 #if defined __linux__ && defined __aarch64__
 #include <sys/auxv.h>
-#endif
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static int omp_get_thread_num(void) { return 0; }
-static int omp_get_max_threads(void) { return 1; }
-static int omp_get_num_threads(void) { return 1; }
-static int omp_get_num_procs(void) { return 1; }
-static void omp_set_num_threads(int n) { (void)n; }
 #endif
 
 static const char *cpu_instructions(void) {
@@ -100,7 +90,7 @@ static int cpu_threads(size_t asked, int ranks) {
     if (missing == NULL && CPU_IS_BUILT(macro) && !__builtin_cpu_supports(name)) missing = name;
 
 // Compiled for the oldest CPU, it calls nothing of this program: that may be what cannot run.
-__attribute__((constructor, target(CPU_OLDEST)))
+__attribute__((constructor, target("arch=x86-64,no-avx,no-bmi,no-bmi2")))
 static void cpu_check(void) {
     const char *missing = NULL;
     __builtin_cpu_init();
@@ -108,6 +98,14 @@ static void cpu_check(void) {
     if (missing == NULL) return;
     fprintf(stderr, "tide: this program was built for a CPU with %s, which this one does not have: "
             "`make clean`, then build it here\n", missing);
+    _exit(2);
+}
+#elif defined __linux__ && defined __ARM_FEATURE_SVE && !defined __CUDA_ARCH__
+__attribute__((constructor, target("arch=armv8-a")))
+static void cpu_check(void) {
+    if (getauxval(AT_HWCAP) >> 22 & 1) return;
+    fprintf(stderr, "tide: this program was built for a CPU with SVE, which this one does not have:"
+            " `make clean`, then build it here\n");
     _exit(2);
 }
 #endif

@@ -28,7 +28,6 @@
 #ifndef TIDE_MATMUL_H
 #define TIDE_MATMUL_H
 #include "util.h"
-#include "cpu.h"
 #if defined __AVX512F__ || defined __FMA__
 #include <immintrin.h>
 #elif defined __ARM_NEON && defined __ARM_FEATURE_FMA

@@ -30,6 +30,15 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#else  // one thread
+static int omp_get_thread_num(void) { return 0; }
+static int omp_get_max_threads(void) { return 1; }
+static int omp_get_num_threads(void) { return 1; }
+static int omp_get_num_procs(void) { return 1; }
+static void omp_set_num_threads(int n) { (void)n; }
+#endif
 
 static const char *plural(size_t n) { return n == 1 ? "" : "s"; }
 
