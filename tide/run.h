@@ -350,7 +350,7 @@ static void run_agree(const Run *r) {
 static int run_precision(int argc, char **argv) {
     static const char *const names[] = {"bf16", "fp32", "fp16"};
     const char *given = NULL, *out = "out";
-    char all[PATH_MAX], dir[PATH_MAX];
+    char dir[PATH_MAX];
     bool resume = false;
     TrainState s;
     Error err;
@@ -362,11 +362,10 @@ static int run_precision(int argc, char **argv) {
         if (strcmp(argv[i], "--out") == 0) out = next;
         if (strncmp(argv[i], "--out=", 6) == 0) out = argv[i] + 6;
     }
-    path_join(all, out, "checkpoints");
     memset(&s, 0, sizeof s);
     size_t step = resume && given == NULL ? state_newest(out, SIZE_MAX) : 0;
     for (; step > 0; step = state_newest(out, step)) {
-        state_path(dir, all, step);
+        state_path(dir, out, step);
         if (state_check(dir, &s, &err)) break;
     }
     const char *saved = step > 0 ? strstr(s.options, "\"precision\": \"") : NULL;
