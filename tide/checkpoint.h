@@ -193,15 +193,31 @@ static int hf_shape(const HfTensor *x, size_t shape[2]) {
     return x->rank == 2 ? 2 : 1;
 }
 
-// Elements [first, first + n) of ours, in our order, from stored tensor s.
+// Elements [first, first + n) of ours, in our order, from stored tensor s. A matrix to be transposed
+// goes by tiles of HF_ROWS stored rows, which is one cache line of ours.
+enum { HF_ROWS = 16, HF_COLS = 64, HF_CHUNK = 1 << 12 };
+
 static void hf_read(const HfTensor *x, const SafeTensor *s, size_t first, size_t n, float *w) {
-    const size_t together = x->transpose ? 1 : 1 << 12;
-    #pragma omp parallel for if (n > 1 << 16)
-    for (size_t i = 0; i < n; i += together) {
-        const size_t at = first + i, row = at / x->rows, col = at % x->rows;  // of ours, transposed
-        const size_t stored = x->transpose ? col * x->cols + row : x->skip * x->cols + at;
-        safetensor_floats(s, stored, min_size(together, n - i), w + i);
+    if (!x->transpose) {
+        #pragma omp parallel for if (n > 1 << 16)
+        for (size_t i = 0; i < n; i += HF_CHUNK)
+            safetensor_floats(s, x->skip * x->cols + first + i, min_size(HF_CHUNK, n - i), w + i);
+        return;
     }
+    const size_t begin = first / x->rows, end = (first + n - 1) / x->rows + 1;  // of our rows
+    #pragma omp parallel for if (n > 1 << 16)
+    for (size_t row = 0; row < x->rows; row += HF_ROWS)
+        for (size_t col = begin; col < end; col += HF_COLS) {
+            const size_t rows = min_size(HF_ROWS, x->rows - row), cols = min_size(HF_COLS, end - col);
+            float tile[HF_ROWS][HF_COLS];
+            for (size_t r = 0; r < rows; r++)
+                safetensor_floats(s, (row + r) * x->cols + col, cols, tile[r]);
+            for (size_t c = 0; c < cols; c++)
+                for (size_t r = 0; r < rows; r++) {
+                    const size_t at = (col + c) * x->rows + row + r - first;  // huge if it is before
+                    if (at < n) w[at] = tile[r][c];
+                }
+        }
 }
 
 // Loads what the part has of tensor x, which is stored as s; with its last elements, what follows
@@ -228,32 +244,38 @@ static bool part_read(const StatePart *p, const GPT2Table *t, const HfTensor *x,
 }
 
 // Saves what the part has of tensor x as number i of a file, rounded to bf16 if that is declared
-// so. Of a matrix to be transposed it must have all.
+// so. Of a matrix to be transposed it must have all; HF_ROWS stored rows are made at a time.
 static void part_write(const StatePart *p, const GPT2Table *t, const HfTensor *x, SafeWriter *file,
                        int i) {
     const size_t begin = t->tensors[x->tensor].offset + x->first, skip = x->skip * x->cols;
-    const size_t unit = x->transpose ? x->n : min_size(PART_UNIT, x->n);
+    const size_t unit = min_size(x->transpose ? HF_ROWS * x->cols : PART_UNIT, x->n);
     const bool bf16 = file->tensors[i].dtype == ST_BF16;
     const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
-    float *w = ALLOC(float, unit + skip, "a copy of weights"), *stored = w;
-    if (x->transpose) stored = ALLOC(float, unit, "a matrix to be transposed");
+    float *w = ALLOC(float, unit + skip, "a copy of weights"), *ours = NULL;
+    if (x->transpose) {
+        ours = ALLOC(float, x->n, "a matrix to be transposed");
+        part_copy(p, begin, x->n, ours, true);
+    }
     safewriter_put(file, i, 0, w, skip * size);  // zeros
     for (size_t at = begin, n; (n = part_next(p, &at, begin + x->n)) > 0; at += n) {
-        if (x->transpose) n = x->n;
-        part_copy(p, at, n, w, true);
         if (x->transpose) {
+            const float *from = ours + (at - begin) / x->cols;  // our column
+            n = min_size(unit, begin + x->n - at);
             #pragma omp parallel for if (n > 1 << 16)
             for (size_t o = 0; o < x->cols; o++)
-                for (size_t r = 0; r < x->rows; r++) stored[r * x->cols + o] = w[o * x->rows + r];
+                for (size_t r = 0; r < n / x->cols; r++)
+                    w[r * x->cols + o] = from[o * x->rows + r];
+        } else {
+            part_copy(p, at, n, w, true);
         }
         if (bf16)
             for (size_t j = 0; j < n; j++) {  // in their own place
-                const uint16_t half = f32_to_bf16(stored[j]);
-                memcpy((char *)stored + j * size, &half, size);
+                const uint16_t half = f32_to_bf16(w[j]);
+                memcpy((char *)w + j * size, &half, size);
             }
-        safewriter_put(file, i, (skip + at - begin) * size, stored, n * size);
+        safewriter_put(file, i, (skip + at - begin) * size, w, n * size);
     }
-    if (x->transpose) free(stored);
+    free(ours);
     free(w);
 }
 

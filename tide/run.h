@@ -239,19 +239,19 @@ static void run_lock(Run *r, int how) {
     char path[PATH_MAX], owner[256] = "nobody knows which", host[128] = "";
     path_join(path, r->o.out, ".lock");
     if (r->lock < 0) r->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (r->lock >= 0 && flock(r->lock, how | LOCK_NB) == 0) {
-        gethostname(host, sizeof host - 1);
-        if (how == LOCK_EX && ftruncate(r->lock, 0) == 0)
-            dprintf(r->lock, "process %d on %s\n", (int)getpid(), host);
-    } else if (r->lock >= 0 && errno == EWOULDBLOCK) {
+    const bool locked = r->lock >= 0 && flock(r->lock, how | LOCK_NB) == 0;
+    if (r->lock >= 0 && !locked && errno == EWOULDBLOCK) {
         (void)!pread(r->lock, owner, sizeof owner - 1, 0);
         owner[strcspn(owner, "\n")] = '\0';
         die("--out %s belongs to a run that is still at work (%s): choose another --out", r->o.out,
             owner);
-    } else {
+    }
+    if (!locked)
         fprintf(stderr, "tide: warning: %s cannot be locked (%s): nothing keeps a second run from "
                 "writing there\n", path, strerror(errno));
-    }
+    gethostname(host, sizeof host - 1);
+    if (how == LOCK_EX && ftruncate(r->lock, 0) == 0)
+        dprintf(r->lock, "process %d on %s\n", (int)getpid(), host);
 }
 
 // All ranks hold the lock of rank 0, and see in --out what rank 0 has written there, its lock.
@@ -339,9 +339,9 @@ static void run_agree(const Run *r) {
         die("with %zu GPUs there is only training: leave the launcher out", r->world);
     options_to_json(&r->o, text, sizeof text);
     ranks_agree("options", text);
-    snprintf(text, sizeof text, "--out %.2000s, data %016" PRIx64 ", %zu sequences, %zu for "
-             "evaluation, from step %zu", r->o.out, r->state.data_hash, r->train.sequences,
-             r->val.sequences, r->state.step);
+    ranks_agree("--out", r->o.out);
+    snprintf(text, sizeof text, "data %016" PRIx64 ", %zu sequences, %zu for evaluation, from "
+             "step %zu", r->state.data_hash, r->train.sequences, r->val.sequences, r->state.step);
     ranks_agree("data", text);
 }
 
@@ -396,7 +396,7 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
                                          : o->no_save ? "new run, --no-save" : "new run, saving");
     if (o->plan) r->world = o->world;
     omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));  // of this thread's loops
-    if (o->resume) run_check_output(r);  // nobody else writes there while this reads
+    run_check_output(r);  // from here on nobody else writes there
     run_choose_model(r);
     r->T = o->seq > 0 ? o->seq : r->config.context;
     if (r->T > r->config.context)
@@ -422,7 +422,6 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
         die("the held-out tenth of %s %s: name a file with --val", o->data,
             r->task ? "has no example" : "is shorter than --seq");
     if (ranks.world > 1) run_agree(r);
-    if (!o->resume) run_check_output(r);
     if (ranks.world > 1) run_share_lock(r);
     if (!o->calibrate) run_describe(r);
 }

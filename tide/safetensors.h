@@ -18,11 +18,14 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
-enum { ST_F32, ST_F16, ST_BF16, ST_F64, ST_I32, ST_I64, ST_U8, ST_BOOL, ST_DTYPES };
+enum { ST_F32, ST_F16, ST_BF16, ST_F64, ST_I32, ST_I64, ST_DTYPES = 16 };
 enum { ST_MAX_RANK = 8, ST_MAX_HEADER = 100000000 };
 
+// A file may also have those that have no name above: nothing reads their elements.
 static const struct { const char *name; size_t size; } st_dtypes[ST_DTYPES] = {
     {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"F64", 8}, {"I32", 4}, {"I64", 8}, {"U8", 1}, {"BOOL", 1},
+    {"I8", 1}, {"I16", 2}, {"U16", 2}, {"U32", 4}, {"U64", 8}, {"C64", 8}, {"F8_E4M3", 1},
+    {"F8_E5M2", 1},
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -108,7 +111,10 @@ static bool st_tensor(SafeTensor *t, const Json *entry, const unsigned char *dat
         && json_size(offsets->child->next, &end) && begin <= end && end <= size;
     while (ok && t->dtype < ST_DTYPES && strcmp(st_dtypes[t->dtype].name, dtype->string) != 0)
         t->dtype++;
-    ok = ok && t->dtype < ST_DTYPES && strlen(entry->key) == entry->key_length;
+    if (ok && t->dtype == ST_DTYPES)
+        return error_set(err, "tensor %.100s has the unknown dtype %.40s", entry->key,
+                         dtype->string);
+    ok = ok && strlen(entry->key) == entry->key_length;
     for (const char *c = entry->key; *c != '\0'; c++)
         ok = ok && (unsigned char)*c >= 32 && *c != 127;
     t->name = (char *)entry->key;
@@ -119,8 +125,8 @@ static bool st_tensor(SafeTensor *t, const Json *entry, const unsigned char *dat
             && !__builtin_mul_overflow(t->elements, t->shape[t->rank - 1], &t->elements);
     return (ok && !__builtin_mul_overflow(t->elements, st_dtypes[t->dtype].size, &t->bytes)
             && t->bytes == end - begin)
-        || error_set(err, "tensor %.100s needs a known dtype, a shape of at most %d dimensions, "
-                     "and data_offsets that fit both and %zu bytes", t->name, ST_MAX_RANK, size);
+        || error_set(err, "tensor %.100s needs a dtype, a shape of at most %d dimensions, and "
+                     "data_offsets that fit both and %zu bytes", t->name, ST_MAX_RANK, size);
 }
 
 static void safetensors_close(SafeTensors *st) {
