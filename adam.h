@@ -282,7 +282,7 @@ static inline float clip_scale(double norm_squared, double clip) {
 // The same two on the GPU: the update is adam_scalar() itself, the norm has the same 32 lanes
 
 #ifdef __CUDACC__
-#include "tide/gpu.cuh"
+#include "tide/queue.cuh"
 
 // A launch for the runs from number `first` on, as many as it has room for; units_of(run): its
 // units.
@@ -348,6 +348,7 @@ static inline void adam_update_gpu(float *p, float *m, float *v, const void *gra
         const Batch<AdamRun> batch = adam_batch(runs, first, count, adam_blocks);
         const unsigned blocks = batch_units(&batch);
         if (blocks == 0) continue;
+        for (int i = 0; i < batch.count; i++) GPU_TAKES(stream, batch.work[i].length, gpu_adam);
         LAUNCH(adam_update_kernel, blocks, ADAM_THREADS, 0, stream, p, m, v, grad, grad_is_bf16,
                p_bf16, addresses % 16 == 0, batch, *step);
     }

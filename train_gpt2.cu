@@ -203,7 +203,7 @@ static void gpt2_needs(void *model, const OffloadChoice *c, bool recompute, size
 }
 
 static OffloadMemory gpt2_memory(GPT2 *g, int recompute, size_t gpu, size_t host) {
-    const OffloadMemory m = {gpt2_needs, g, gpu, host, g->training ? recompute : RECOMPUTE_NONE,
+    const OffloadMemory m = {gpt2_needs, NULL, g, gpu, host, g->training ? recompute : RECOMPUTE_NONE,
                              g->accumulating || g->zen != NULL};
     return m;
 }
@@ -315,40 +315,47 @@ static void gpt2_allocate(GPT2 *g) {
     g->worker_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
     if (g->zero != NULL) zero_allocate(g);
     if (g->zen != NULL) zen_allocate(g);
-    CUDA(cudaDeviceSynchronize());  // the zeros are there before any stream begins
+    device_rest();  // the zeros are there before any stream begins
 }
 
-static void gpt2_free(GPT2 *g) {
+// What gpt2_allocate() has made.
+static void gpt2_release(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
-    CUDA(cudaDeviceSynchronize());
-    buffers_free(list, gpt2_buffers(g, list));
-    matmul_close(&g->lt);
-    for (int i = 0; i < 2; i++) {
-        CUDA(cudaFreeHost(g->staging[i].tokens));
-        CUDA(cudaEventDestroy(g->staging[i].copied));
-    }
-    CUDA(cudaFreeHost(g->host_loss));
-    CUDA(cudaFreeHost(g->worker_sums));
     StreamPlace streams[STREAMS];
     cudaEvent_t **events[EVENT_LISTS];
     int counts[EVENT_LISTS];
+    device_rest();
+    buffers_free(list, gpt2_buffers(g, list));
+    matmul_close(&g->lt);
+    for (int i = 0; i < 2; i++) {
+        pinned_free(g->staging[i].tokens);
+        event_free(g->staging[i].copied);
+        event_free(g->landing_free[i]);
+    }
+    pinned_free(g->host_loss);
+    pinned_free(g->worker_sums);
     gpt2_streams(g, streams);
     gpt2_events(g, events, counts);
     for (int k = 0; k < EVENT_LISTS; k++) events_free(*events[k], (size_t)counts[k]);
-    for (int i = 0; i < 2; i++) CUDA(cudaEventDestroy(g->landing_free[i]));
-    CUDA(cudaEventDestroy(g->handover));
-    CUDA(cudaEventDestroy(g->step_left));
-    for (int i = 0; i < STREAMS; i++) CUDA(cudaStreamDestroy(*streams[i].stream));
+    event_free(g->handover);
+    event_free(g->step_left);
+    for (int i = 0; i < STREAMS; i++) stream_free(*streams[i].stream);
     if (g->offloaded) {
         const int buffers = gpt2_host_buffers(g, list);
         for (int i = 0; i < buffers; i++) host_free(buffer_get(&list[i]));
     }
     if (g->host.stream != NULL) host_queue_close(&g->host);
-    if (g->zen != NULL) zen_free(g);
-    if (g->zero != NULL) zero_free(g);
+    if (g->zen != NULL) zen_release(g);
+    if (g->zero != NULL) zero_release(g);
     free(g->token_count);
     free(g->inputs);
     free(g->targets);
+}
+
+static void gpt2_free(GPT2 *g) {
+    gpt2_release(g);
+    if (g->zen != NULL) zen_free(g->zen);
+    if (g->zero != NULL) zero_free(g->zero);
     free(g->segment);
     free(g->visits);
     pieces_free(&g->pieces);
@@ -375,7 +382,7 @@ static void upload(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_
     Staging *s = &g->staging[g->turn];
     int32_t *host = s->tokens, *rows = host + 2 * N, *first = host + 3 * N;
     size_t count = N;
-    CUDA(cudaEventSynchronize(s->copied));  // of two forwards ago
+    event_wait(s->copied);  // of two forwards ago
     memcpy(host, inputs, N * sizeof(int32_t));
     if (targets != NULL) {
         memcpy(host + N, targets, N * sizeof(int32_t));
@@ -386,9 +393,8 @@ static void upload(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_
         g->by_token.groups = token_order(rows, first, g->token_count, inputs, N, g->config.vocab);
         count = 3 * N + g->by_token.groups + 1;
     }
-    CUDA(cudaMemcpyAsync(g->tokens, host, count * sizeof(int32_t), cudaMemcpyHostToDevice,
-                         g->compute));
-    CUDA(cudaEventRecord(s->copied, g->compute));
+    stream_copy(g->tokens, host, count * sizeof(int32_t), cudaMemcpyHostToDevice, g->compute);
+    event_record(s->copied, g->compute);
 }
 
 // The compute stream is about to use the weights of segment s: not before their update.
@@ -396,10 +402,10 @@ static void weights_begin(GPT2 *g, size_t s) {
     if (zero_stage(g->zero) == 3) zero_weights(g, s, 1);
     compute_span(g, "wait", s);
     if (zero_stage(g->zero) > 0) {
-        CUDA(cudaStreamWaitEvent(g->compute, zero_gathered(g->zero, s), 0));
+        stream_wait(g->compute, zero_gathered(g->zero, s));
     } else {
-        CUDA(cudaStreamWaitEvent(g->compute, g->updated[s], 0));
-        if (g->offloaded) CUDA(cudaStreamWaitEvent(g->compute, g->returned[s], 0));
+        stream_wait(g->compute, g->updated[s]);
+        if (g->offloaded) stream_wait(g->compute, g->returned[s]);
     }
     compute_span(g, g->timeline.between ? "evaluate" : "forward", s);
 }
@@ -410,7 +416,7 @@ static void weights_again(GPT2 *g, size_t s) {
     if (zero_stage(g->zero) < 3) return;
     zero_weights(g, s, -1);
     compute_span(g, "wait", s);
-    CUDA(cudaStreamWaitEvent(g->compute, zero_gathered(g->zero, s), 0));
+    stream_wait(g->compute, zero_gathered(g->zero, s));
     compute_span(g, "backward", s);
 }
 
@@ -504,9 +510,8 @@ static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
 // Waits for the GPU, and returns the mean loss of the micro-batches since the first one, in nats
 // per token.
 static double gpt2_loss(GPT2 *g) {
-    CUDA(cudaMemcpyAsync(g->host_loss, g->loss, sizeof(double), cudaMemcpyDeviceToHost,
-                         g->compute));
-    CUDA(cudaStreamSynchronize(g->compute));
+    stream_copy(g->host_loss, g->loss, sizeof(double), cudaMemcpyDeviceToHost, g->compute);
+    stream_rest(g->compute);
     return *g->host_loss;
 }
 
@@ -527,7 +532,7 @@ static void host_sum(const void *arg) {
 // Segment s of the gradient is about to be made: not before its place is free.
 static void gradient_begin(GPT2 *g, size_t s) {
     compute_span(g, "wait", s);
-    CUDA(cudaStreamWaitEvent(g->compute, g->grad_left[g->segment[s].place], 0));
+    stream_wait(g->compute, g->grad_left[g->segment[s].place]);
     compute_span(g, "backward", s);
     live(g, "gradients", (double)g->segment[s].length, sizeof(floatX), g->compute);
 }
@@ -539,7 +544,7 @@ static void gradient_leave(GPT2 *g, size_t s, bool accumulate, bool last) {
     floatX *landing = g->landing + (size_t)g->landing_turn * g->longest_segment;
     const bool lands = g->accumulating && g->choice.sum_on_host;
     Timeline *t = &g->timeline;
-    if (lands) CUDA(cudaStreamWaitEvent(g->out, g->landing_free[g->landing_turn], 0));
+    if (lands) stream_wait(g->out, g->landing_free[g->landing_turn]);
     const size_t bytes = x->leaving * (lands ? sizeof(floatX) : host_grad_bytes(g));
     const int leaving = timeline_begin(t, ROW_LEAVE, "leave", s, bytes, g->out);
     for (int i = x->first; i < x->first + x->pieces; i++) {
@@ -572,13 +577,14 @@ static void gradient_leave(GPT2 *g, size_t s, bool accumulate, bool last) {
                                   sizeof(floatX) == 2, !accumulate, p->runs,
                                   g->pieces.runs + p->first_run,
                                   last ? g->worker_sums + p->first_block : NULL};
+            host_takes(&g->host, p->length * (8 + sizeof(floatX)));
             host_queue_submit(&g->host, host_sum, &work, sizeof work);
         }
         timeline_end(t, adding, g->host.stream);
-        CUDA(cudaEventRecord(g->landing_free[g->landing_turn], g->host.stream));
+        event_record(g->landing_free[g->landing_turn], g->host.stream);
         g->landing_turn = 1 - g->landing_turn;
     }
-    CUDA(cudaEventRecord(g->grad_arrived[s], lands ? g->host.stream : g->out));
+    event_record(g->grad_arrived[s], lands ? g->host.stream : g->out);
 }
 
 // Segment s of the micro-batch's gradient is complete. It leaves while the compute stream goes on:
@@ -589,13 +595,13 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     compute_span(g, NULL, 0);
     if (s >= 1 && s <= g->config.layers)
         live(g, "activations", -layer_elements(g), sizeof(floatX), g->compute);
-    CUDA(cudaEventRecord(g->grad_ready[s], g->compute));
+    event_record(g->grad_ready[s], g->compute);
     if (g->zero != NULL) zero_reduce(g, s);  // it is complete when it is summed over the ranks
     if (g->zen != NULL) {
         zen_gradient_complete(g, s, accumulate, last);
         return;
     }
-    CUDA(cudaStreamWaitEvent(g->leave, gradient_event(g, s), 0));
+    stream_wait(g->leave, gradient_event(g, s));
     for (int i = x->first; i < x->first + x->pieces; i++) {
         const Piece *p = &g->pieces.pieces[i];
         const floatX *made = piece_grad(g, p);
@@ -604,8 +610,8 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
             accumulate_gradient((float *)grad_waiting(g, p), made, p->length, !accumulate,
                                 g->leave);
         else if (stays && !g->in_place)
-            CUDA(cudaMemcpyAsync(grad_waiting(g, p), made, p->length * sizeof(floatX),
-                                 cudaMemcpyDeviceToDevice, g->leave));
+            stream_copy(grad_waiting(g, p), made, p->length * sizeof(floatX),
+                        cudaMemcpyDeviceToDevice, g->leave);
         if (last && (stays || !g->accumulating))
             norm_block_sums_gpu(stays ? grad_waiting(g, p) : made, waiting_bytes(g) == 2,
                                 g->pieces.runs + p->first_run, p->runs,
@@ -617,7 +623,7 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
         gradient_leave(g, s, accumulate, last);
     }
     cudaStream_t freed = leaves && !sums_on_gpu(g) ? g->out : g->leave;
-    CUDA(cudaEventRecord(g->grad_left[x->place], freed));
+    event_record(g->grad_left[x->place], freed);
     if (!g->in_place) live(g, "gradients", -(double)x->length, sizeof(floatX), freed);
     if (!g->in_place && !accumulate)  // what waits for the update, here
         live(g, "gradients", (double)(sums_on_gpu(g) ? x->own : x->own - x->leaving),
@@ -625,7 +631,7 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     if (g->no_overlap && (leaves || g->zero != NULL)) {
         compute_span(g, "wait", s);
         const cudaEvent_t gone = leaves ? g->grad_arrived[s] : gradient_event(g, s);
-        CUDA(cudaStreamWaitEvent(g->compute, gone, 0));
+        stream_wait(g->compute, gone);
         compute_span(g, NULL, 0);
     }
 }
@@ -640,7 +646,7 @@ static float *visitor_fetch(GPT2 *g, int visit) {
     if (visit < g->fetched) return room;  // it came during backward
     g->fetched = visit + 1;
     Timeline *t = &g->timeline;
-    CUDA(cudaStreamWaitEvent(g->fetch, g->slot_free[slot], 0));
+    stream_wait(g->fetch, g->slot_free[slot]);
     const int span = timeline_begin(t, ROW_FETCH, "fetch", (size_t)g->visits[visit], 3 * bytes,
                                     g->fetch);
     live(g, "visiting state", 3 * (double)p->length, sizeof(float), g->fetch);
@@ -648,7 +654,7 @@ static float *visitor_fetch(GPT2 *g, int visit) {
     copy_in(g, room + longest, g->host_m + p->state_at, bytes, g->fetch);
     copy_in(g, room + 2 * longest, g->host_v + p->state_at, bytes, g->fetch);
     timeline_end(t, span, g->fetch);
-    CUDA(cudaEventRecord(g->slot_full[slot], g->fetch));
+    event_record(g->slot_full[slot], g->fetch);
     return room;
 }
 
@@ -678,9 +684,9 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
     gradient_begin(g, L + 1);
     if (!g->config.tied) {  // dwte was the head's alone: it is complete, and the embeddings' begins
         round_gradient(tensor_grad(g, t->lm_head), g->dwte, t->tensors[t->lm_head].size, stream);
-        CUDA(cudaMemsetAsync(g->dwte, 0, head_bytes, stream));
+        stream_zero(g->dwte, head_bytes, stream);
     }
-    CUDA(cudaMemsetAsync(dx, 0, N * C * sizeof(floatX), stream));
+    stream_zero(dx, N * C * sizeof(floatX), stream);
     layernorm_backward(dx, tensor_grad(g, t->ln_f_w), tensor_grad(g, t->ln_f_b), sum, dc,
                        g->x + L * g->max_B * g->max_T * C, tensor(g, t->ln_f_w), g->mean_f,
                        g->rstd_f, N, C, stream);
@@ -721,7 +727,7 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
     round_gradient(tensor_grad(g, t->wte), g->dwte, t->tensors[t->wte].size, stream);
     // positions without a gradient
     const size_t unused = (g->config.context - T) * C * sizeof(floatX);
-    CUDA(cudaMemsetAsync(tensor_grad(g, t->wpe) + T * C, 0, unused, stream));
+    stream_zero(tensor_grad(g, t->wpe) + T * C, unused, stream);
     gradient_complete(g, 0, accumulate, last);
 }
 
@@ -735,14 +741,14 @@ static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
         if (!on_host || piece_grad_on_gpu(&g->choice, p)) continue;
-        CUDA(cudaMemcpyAsync(g->norm_sums + p->first_block, g->worker_sums + p->first_block,
-                             p->blocks * sizeof(double), cudaMemcpyHostToDevice, g->leave));
+        stream_copy(g->norm_sums + p->first_block, g->worker_sums + p->first_block,
+                    p->blocks * sizeof(double), cudaMemcpyHostToDevice, g->leave);
     }
     if (g->zero != NULL) return zero_norm_squared(g, loss);
     norm_total_gpu(g->loss + 1, g->run_sums, g->norm_sums, NULL, g->blocks, g->leave);
     tell_host(g->host_loss, g->loss, 1, 0, 2, g->leave);
-    CUDA(cudaEventRecord(g->step_left, g->leave));
-    CUDA(cudaEventSynchronize(g->step_left));
+    event_record(g->step_left, g->leave);
+    event_wait(g->step_left);
     *loss = g->host_loss[0];
     return g->host_loss[1];
 }
@@ -773,8 +779,9 @@ static void update_on_host(GPT2 *g, int piece, const AdamStep *step) {
                        g->host_v + p->state_at, host_grad(g, p), host_grad_bytes(g) == 2, p->runs,
                        NULL, g->pieces.runs + p->first_run, *step};
     if (sizeof(floatX) == 2) work.rounded = (uint16_t *)host_result(g, p);
-    CUDA(cudaStreamWaitEvent(g->host.stream, g->grad_arrived[p->segment], 0));
+    stream_wait(g->host.stream, g->grad_arrived[p->segment]);
     const int updating = timeline_begin(t, ROW_HOST, "update", number, 0, g->host.stream);
+    host_takes(&g->host, p->length * (24 + host_grad_bytes(g) + (work.rounded != NULL ? 2 : 0)));
     host_queue_submit(&g->host, host_update, &work, sizeof work);
     timeline_end(t, updating, g->host.stream);
     order(g, g->host.stream, g->back);
@@ -797,20 +804,20 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     if (!g->choice.keep_grads) {
         grad = v + longest;
         grad_is_bf16 = host_grad_bytes(g) == 2;
-        CUDA(cudaStreamWaitEvent(g->fetch, g->grad_arrived[p->segment], 0));
+        stream_wait(g->fetch, g->grad_arrived[p->segment]);
         const size_t grad_bytes = p->length * host_grad_bytes(g);
         const int span = timeline_begin(t, ROW_FETCH, "fetch", number, grad_bytes, g->fetch);
         copy_in(g, grad, host_grad(g, p), grad_bytes, g->fetch);
         timeline_end(t, span, g->fetch);
-        CUDA(cudaEventRecord(g->slot_full[slot], g->fetch));
+        event_record(g->slot_full[slot], g->fetch);
     }
-    CUDA(cudaStreamWaitEvent(g->update, g->slot_full[slot], 0));  // not for who comes behind it
+    stream_wait(g->update, g->slot_full[slot]);  // not for who comes behind it
     const int updating = timeline_begin(t, ROW_UPDATE, "update", number, 0, g->update);
     adam_update_gpu(room, m, v, grad, grad_is_bf16,
                     sizeof(floatX) == 2 ? (uint16_t *)(void *)piece_params(g, p) : NULL,
                     g->pieces.runs + p->first_run, p->runs, step, g->update);
     if (sizeof(floatX) == sizeof(float))
-        CUDA(cudaMemcpyAsync(piece_params(g, p), room, bytes, cudaMemcpyDeviceToDevice, g->update));
+        stream_copy(piece_params(g, p), room, bytes, cudaMemcpyDeviceToDevice, g->update);
     timeline_end(t, updating, g->update);
     order(g, g->update, g->out);
     const int flushing = timeline_begin(t, ROW_FLUSH, "flush", number, 3 * bytes, g->out);
@@ -819,7 +826,7 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     copy_out(g, g->host_v + p->state_at, v, bytes);
     timeline_end(t, flushing, g->out);
     live(g, "visiting state", -3 * (double)p->length, sizeof(float), g->out);
-    CUDA(cudaEventRecord(g->slot_free[slot], g->out));
+    event_record(g->slot_free[slot], g->out);
 }
 
 // A piece that lives on the GPU.
@@ -852,8 +859,8 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
         const bool whole = g->in_place || sums_on_gpu(g);
         live(g, "gradients", -(double)(whole ? x->own : x->own - x->leaving), waiting_bytes(g),
              g->update);
-        CUDA(cudaEventRecord(g->updated[s], g->update));
-        CUDA(cudaEventRecord(g->returned[s], g->back));
+        event_record(g->updated[s], g->update);
+        event_record(g->returned[s], g->back);
     }
     if (g->zero != NULL) zero_weights_changed(g);
 }
@@ -885,7 +892,7 @@ static void gpt2_round_params(GPT2 *g) {
                             n * sizeof(floatX), cudaMemcpyHostToDevice));
         }
     }
-    CUDA(cudaDeviceSynchronize());  // our streams do not wait for the default one
+    device_rest();  // our streams do not wait for the default one
     if (g->zero != NULL) zero_weights_changed(g);
 }
 
@@ -925,7 +932,7 @@ static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, size_t *
     gpt2_head(g, 0, 1, false, NULL);
     const double loss = gpt2_loss(g);
     g->timeline.between = false;
-    CUDA(cudaDeviceSynchronize());  // other ranks may wait for this one's part of a collective
+    device_rest();  // other ranks may wait for this one's part of a collective
     return loss;
 }
 
@@ -962,27 +969,167 @@ static void save(GPT2 *g, Run *r) {
     run_save(r, g->zen != NULL ? zen_text(&g->zen->map, &g->zen->clock) : NULL);
 }
 
-static PlanRun plan_run(const GPT2 *g, const Run *r) {
-    PlanRun run;
-    memset(&run, 0, sizeof run);
-    run.B = r->B;
-    run.T = r->T;
-    run.accum = r->o.accum;
-    run.recompute = g->recompute;
-    run.stored = sizeof(floatX);
-    run.no_overlap = r->o.no_overlap;
-    run.world = r->world;
-    run.zero = zero_stage(g->zero);
-    return run;
+// The counters of an offloaded step, for log.jsonl. Times are of the newest step that is complete,
+// "step", two before the one that is being logged, because nothing waits for them; bytes are of
+// the one that is being logged.
+static void offload_log(const GPT2 *g, char *json, size_t n) {
+    const TimelineStep *d = &g->timeline.done;
+    const size_t *of = g->pieces.elements;
+    json[0] = '\0';
+    if (d->step == 0 || (!g->offloaded && g->timeline.trace.file == NULL)) return;
+    snprintf(json, n, ",\"offload\":{\"step\":%zu,\"forward_ms\":%.6g,\"backward_ms\":%.6g,"
+             "\"update_ms\":%.6g,\"exposed_ms\":%.6g,\"duplex_ms\":%.6g,\"bound_ms\":%.6g,"
+             "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"cpu_params\":%zu,\"gpu_params\":%zu}",
+             d->step, 1e3 * d->forward, 1e3 * d->backward, 1e3 * d->update_seconds,
+             1e3 * d->stalled, 1e3 * d->duplex, 1e3 * g->predicted.bound, g->moved_in, g->moved_out,
+             g->zen != NULL ? g->zen->map.elements - g->zen->map.chosen_elements : of[PIECE_HOST],
+             g->zen != NULL ? g->zen->map.chosen_elements : of[PIECE_VISIT] + of[PIECE_RESIDENT]);
+    if (g->zen != NULL) zen_log(g, json + strlen(json), n - strlen(json));
 }
 
-// Predicts the time of a step of --offload zenflow, prints it, and draws it if trace is not NULL.
-static void zen_predict(const GPT2 *g, const Rates *rates, const PlanRun *run,
-                        TraceFile *trace) {
-    const ZenFlow *z = g->zen;
-    const ZenPlan plan = {*run, z->config.window, z->config.overlap, z->sums, g->places};
-    const Prediction x = zen_plan_step(rates, &g->config, &z->map, &plan, trace);
-    zen_plan_print(rates, &z->map, &plan, &x);
+static StepResult train_step(GPT2 *g, Run *r, size_t step) {
+    StepResult x;
+    memset(&x, 0, sizeof x);
+    timeline_step(&g->timeline, step);
+    g->moved_in = g->moved_out = 0;
+    if (g->zero != NULL) g->zero->reduced_bytes = g->zero->gathered_bytes = 0;
+
+    // Queue the gradient of the mean loss over all tokens of the step, one micro-batch after the
+    // other. In the compute stream: forward, which waits for each segment's update of the step
+    // before; head; and backward of the tail, of layers L-1 .. 0, of the embeddings. In the leave
+    // stream: what becomes of each of these segments of the gradient, as soon as its event
+    // grad_ready is reached; in the out stream its way to the host, if the host updates. With
+    // --zero, zero.cuh's stream comes between them: it sums the segment over the ranks.
+    for (size_t micro = 0; micro < r->o.accum; micro++) {
+        if (rehearsal == NULL && !run_micro_batch(r, step, micro, g->inputs, g->targets))
+            return run_damaged(r);
+        gpt2_forward(g, g->inputs, g->targets, r->B, r->T);
+        gpt2_head(g, 1.0f / (float)r->step_tokens, 1 / (double)(r->o.accum * r->world), micro > 0,
+                  NULL);
+        gpt2_backward(g, micro > 0, micro + 1 == r->o.accum);
+    }
+
+    // Wait for the loss and the norm; clip to --clip by it, and queue the update, in streams of its
+    // own: update on the GPU, host on the CPU, and fetch, out and back over the link. The next step
+    // is queued behind it: the time of this update is part of that step's.
+    const double norm_squared = gpt2_grad_norm_squared(g, &x.loss);
+    const AdamStep adam = run_adam_step(r, step, x.loss, norm_squared);
+    const ZenRates rates = zen_rates(&r->o, step);
+    if (g->zen != NULL) zen_update(g, adam.grad_scale, &rates);
+    else gpt2_update(g, &adam);
+    r->open = g->zen != NULL && zen_is_open(&g->zen->config, &g->zen->clock);
+    if (r->o.no_overlap) {
+        compute_span(g, "wait", 0);
+        gpt2_update_wait(g);
+        compute_span(g, NULL, 0);
+    }
+    x.norm = sqrt(norm_squared);
+    offload_log(g, x.more, sizeof x.more);
+    if (g->zero != NULL) zero_log(g, x.more, sizeof x.more);
+    return x;
+}
+
+// How long a step will take on a machine of these rates: a rehearsal of train_step(), until one step
+// is like the other. Of ZenFlow, the mean over two windows; one that follows the gradients is taken
+// to be of ZEN_PLANNED steps, and a longer one than ZEN_PLANNED_MOST is as one of so many, but for
+// its bytes. With a trace, the steps that count are drawn.
+enum { ZEN_PLANNED = 4, ZEN_PLANNED_MOST = 64 };
+
+static size_t zen_planned_window(const GPT2 *g) {
+    const size_t window = g->zen->config.window;
+    return window > 0 ? window : (size_t)ZEN_PLANNED;
+}
+
+static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *rates,
+                                TraceFile *trace) {
+    const size_t micros = min_size(r->o.accum, REHEARSED_MICRO), more = r->o.accum - micros;
+    GPT2 *g = ALLOC(GPT2, 1, "plan");
+    Run *run = ALLOC(Run, 1, "plan");
+    size_t steps = 3, counted = 1, window = 1;
+    ZenFlow zen;
+    Zero zero;
+    Rehearsal q;
+    *g = *model;
+    *run = *r;
+    run->o.accum = micros;
+    memset(&g->host, 0, sizeof g->host);
+    memset(&g->timeline, 0, sizeof g->timeline);
+    if (g->zen != NULL) {
+        zen = *g->zen;
+        g->zen = &zen;
+        window = min_size(zen_planned_window(model), ZEN_PLANNED_MOST);
+        steps = 6 * window + 32 / window * window;
+        counted = 2 * window;
+        zen.config.window = window;
+        zen.config.reselect = zen.config.warmup = zen.clock.filled = 0;
+        zen.queued = zen.map.segments;
+    }
+    if (g->zero != NULL) {
+        zero = *g->zero;
+        g->zero = &zero;
+    }
+    StepMark *marks = ALLOC(StepMark, steps, "plan");
+    rehearsal_begin(&q, rates);
+    gpt2_allocate(g);
+    if (g->zero != NULL) zero_weights_changed(g);
+    for (size_t i = 0; i < steps; i++) {
+        train_step(g, run, i + 1);
+        marks[i] = StepMark{q.events[event_number(g->step_left)], q.count};
+    }
+    Prediction x = predict(&q, marks, (int)steps, (int)counted, more, zen_ranks(g), trace);
+    if (g->zen != NULL) x.h2d_bytes *= (double)window / (double)zen_planned_window(model);
+    gpt2_release(g);
+    rehearsal_end(&q);
+    free(marks);
+    free(run);
+    free(g);
+    return x;
+}
+
+// Of a gradient that waits on the host, and of a weight.
+static UpdateBytes update_bytes(const GPT2 *g) {
+    const UpdateBytes b = {(double)host_grad_bytes(g), sizeof(floatX), g->choice.keep_grads};
+    return b;
+}
+
+static Prediction gpt2_predict(const GPT2 *g, const Run *r, const Rates *rates,
+                                  TraceFile *trace) {
+    const double host = (double)g->pieces.elements[PIECE_HOST];
+    const double visit = (double)g->pieces.elements[PIECE_VISIT], away = host + visit;
+    const UpdateBytes bytes = update_bytes(g);
+    Prediction x = gpt2_rehearse(g, r, rates, trace);
+    if (g->zen != NULL) return x;
+    x.bound = away * update_bound(rates, &bytes, away > 0 ? visit / away : 0, x.limit);
+    return x;
+}
+
+// What the search of plan.h works on.
+typedef struct { GPT2 *g; const Run *r; const Rates *rates; } Searched;
+
+static void search_needs(void *model, const OffloadChoice *c, bool recompute, size_t *gpu,
+                         size_t *host) {
+    gpt2_needs(((Searched *)model)->g, c, recompute, gpu, host);
+}
+
+static Prediction search_rehearse(void *model, const OffloadChoice *c, bool recompute) {
+    const Searched *x = (const Searched *)model;
+    gpt2_take(x->g, c, recompute);
+    return gpt2_predict(x->g, x->r, x->rates, NULL);
+}
+
+static void zen_print_time(const GPT2 *g, const Rates *r, const PlanRun *run,
+                           const Prediction *x) {
+    const double stall = (x->stall_forward + x->stall_backward) / x->step;
+    printf("predicted time of a step, in seconds, the mean over a window of %zu: forward waits "
+           "%.4g, backward %.4g", zen_planned_window(g), x->stall_forward, x->stall_backward);
+    if (stall < 0.01) printf(": hidden\n");
+    else printf(": %.0f %%\n", 100 * stall);
+    plan_print_speed(r, run, x->step, x->compute);
+    printf("  over the link: %.2f GB to the GPU, %.2f GB to the host, %.2f times %s in bf16\n",
+           1e-9 * x->h2d_bytes, 1e-9 * x->d2h_bytes,
+           (x->h2d_bytes + x->d2h_bytes) / (2 * (double)g->zen->map.elements),
+           run->world > 1 ? "its part of the model" : "the model");
+    plan_print_comm(r, run, x);
 }
 
 // Settles which columns there are: a checkpoint's, or new ones. Layers live on the GPU, whole, as
@@ -1048,13 +1195,17 @@ static void choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         const OffloadChoice asked = *c;
         if (gpt2_settle(g, &kept)) return;
         machine_rates(&g->host, g->host_threads, o, rates);
-        OffloadSearch search = {rates, &g->config, &g->table, &g->shards, memory, plan_run(g, r),
-                                asked, {}, 0};
+        Searched searched = {g, r, rates};
+        memory.needs = search_needs;
+        memory.rehearse = search_rehearse;
+        memory.model = &searched;
+        OffloadSearch search = {rates, memory, update_bytes(g), asked, false, {}, 0};
         if (offload_search(&search)) {
             search_print(&search);
-            gpt2_take(g, &search.choice, search.run.recompute);
+            gpt2_take(g, &search.choice, search.recompute);
             return;
         }
+        memory = gpt2_memory(g, o->recompute, limit, host_limit);
         *c = asked;
         c->mode = OFFLOAD_ZERO;  // needs the least, for gpt2_check() to say how much
     }
@@ -1071,9 +1222,8 @@ static void choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         c->stride = k > 1 && k < 1e6 ? (size_t)(k + 0.5) : 1;
     } else if (c->mode == OFFLOAD_INTERLEAVE && c->stride == 0 && c->share < 0) {
         machine_rates(&g->host, g->host_threads, o, rates);
-        const PlanRun run = plan_run(g, r);
         c->keep_grads = true;
-        const UpdateBytes bytes = plan_bytes(&run, c);
+        const UpdateBytes bytes = update_bytes(g);
         c->share = best_share(rates, &bytes);
     }
     gpt2_settle(g, &memory);
@@ -1095,18 +1245,16 @@ static size_t settle(GPT2 *g, Run *r) {
     if (o->rates != NULL || (o->plan && limits.here))
         machine_rates(&g->host, g->host_threads, o, &rates);
     if (rates.h2d > 0) {
-        const PlanRun run = plan_run(g, r);
+        const PlanRun run = {r->step_tokens, r->world};
         const bool draw = o->plan && o->trace != NULL;
         TraceFile trace;
         Error err;
         if (draw && !trace_open(&trace, o->trace, &err)) die("%s", err.text);
-        if (g->zen != NULL)
-            zen_predict(g, &rates, &run, draw ? &trace : NULL);
-        else
-            g->predicted = plan_step(&rates, &g->config, &g->pieces, &g->choice, &run,
-                                     draw ? &trace : NULL);
+        const Prediction x = gpt2_predict(g, r, &rates, draw ? &trace : NULL);
         if (draw && !trace_close(&trace, &err)) fail("%s", err.text);
-        if (g->zen == NULL) plan_print_time(&rates, &run, &g->predicted);
+        if (g->zen != NULL) zen_print_time(g, &rates, &run, &x);
+        else plan_print_time(&rates, &run, &x);
+        g->predicted = x;
     } else if (o->plan) {
         printf("for the time of a step, describe the machine: --rates FILE\n");
     }
@@ -1139,24 +1287,6 @@ static int calibrate(const Options *o) {
     rates_write(f, &rates);
     if (!replace_close(f, o->rates, &err)) fail("%s", err.text);
     return 0;
-}
-
-// The counters of an offloaded step, for log.jsonl. Times are of the newest step that is complete,
-// "step", two before the one that is being logged, because nothing waits for them; bytes are of
-// the one that is being logged.
-static void offload_log(const GPT2 *g, char *json, size_t n) {
-    const TimelineStep *d = &g->timeline.done;
-    const size_t *of = g->pieces.elements;
-    json[0] = '\0';
-    if (d->step == 0 || (!g->offloaded && g->timeline.trace.file == NULL)) return;
-    snprintf(json, n, ",\"offload\":{\"step\":%zu,\"forward_ms\":%.6g,\"backward_ms\":%.6g,"
-             "\"update_ms\":%.6g,\"exposed_ms\":%.6g,\"duplex_ms\":%.6g,\"bound_ms\":%.6g,"
-             "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"cpu_params\":%zu,\"gpu_params\":%zu}",
-             d->step, 1e3 * d->forward, 1e3 * d->backward, 1e3 * d->update_seconds,
-             1e3 * d->stalled, 1e3 * d->duplex, 1e3 * g->predicted.bound, g->moved_in, g->moved_out,
-             g->zen != NULL ? g->zen->map.elements - g->zen->map.chosen_elements : of[PIECE_HOST],
-             g->zen != NULL ? g->zen->map.chosen_elements : of[PIECE_VISIT] + of[PIECE_RESIDENT]);
-    if (g->zen != NULL) zen_log(g, json + strlen(json), n - strlen(json));
 }
 
 // The same for people, of the last step, when all is over.
@@ -1219,47 +1349,6 @@ static int gpt2_dump(GPT2 *g, Run *r) {
     return run_dump(r, g->inputs, g->targets, gpt2_loss(g), logits, grads);
 }
 
-static StepResult train_step(GPT2 *g, Run *r, size_t step) {
-    StepResult x;
-    memset(&x, 0, sizeof x);
-    timeline_step(&g->timeline, step);
-    g->moved_in = g->moved_out = 0;
-    if (g->zero != NULL) g->zero->reduced_bytes = g->zero->gathered_bytes = 0;
-
-    // Queue the gradient of the mean loss over all tokens of the step, one micro-batch after the
-    // other. In the compute stream: forward, which waits for each segment's update of the step
-    // before; head; and backward of the tail, of layers L-1 .. 0, of the embeddings. In the leave
-    // stream: what becomes of each of these segments of the gradient, as soon as its event
-    // grad_ready is reached; in the out stream its way to the host, if the host updates. With
-    // --zero, zero.cuh's stream comes between them: it sums the segment over the ranks.
-    for (size_t micro = 0; micro < r->o.accum; micro++) {
-        if (!run_micro_batch(r, step, micro, g->inputs, g->targets)) return run_damaged(r);
-        gpt2_forward(g, g->inputs, g->targets, r->B, r->T);
-        gpt2_head(g, 1.0f / (float)r->step_tokens, 1 / (double)(r->o.accum * r->world), micro > 0,
-                  NULL);
-        gpt2_backward(g, micro > 0, micro + 1 == r->o.accum);
-    }
-
-    // Wait for the loss and the norm; clip to --clip by it, and queue the update, in streams of its
-    // own: update on the GPU, host on the CPU, and fetch, out and back over the link. The next step
-    // is queued behind it: the time of this update is part of that step's.
-    const double norm_squared = gpt2_grad_norm_squared(g, &x.loss);
-    const AdamStep adam = run_adam_step(r, step, x.loss, norm_squared);
-    const ZenRates rates = zen_rates(&r->o, step);
-    if (g->zen != NULL) zen_update(g, adam.grad_scale, &rates);
-    else gpt2_update(g, &adam);
-    r->open = g->zen != NULL && zen_is_open(&g->zen->config, &g->zen->clock);
-    if (r->o.no_overlap) {
-        compute_span(g, "wait", 0);
-        gpt2_update_wait(g);
-        compute_span(g, NULL, 0);
-    }
-    x.norm = sqrt(norm_squared);
-    offload_log(g, x.more, sizeof x.more);
-    if (g->zero != NULL) zero_log(g, x.more, sizeof x.more);
-    return x;
-}
-
 static int train(Run *r) {
     GPT2 *g = (GPT2 *)alloc_or_fail(1, sizeof(GPT2), "model");
     const Options *o = &r->o;
@@ -1289,7 +1378,7 @@ static int train(Run *r) {
         if (run_wants_save(r, step)) save(g, r);
     }
     save(g, r);
-    CUDA(cudaDeviceSynchronize());
+    device_rest();
     timeline_close(&g->timeline);
     const int code = run_end(r);
     if (g->offloaded) offload_end(g);

@@ -36,7 +36,7 @@
 // for one fixed order of summation: the same launch always gives the same bits.
 #ifndef TIDE_ATTENTION_CUH
 #define TIDE_ATTENTION_CUH
-#include "gpu.cuh"
+#include "queue.cuh"
 #include <cuda_pipeline.h>
 #include <math.h>
 #include <type_traits>
@@ -778,7 +778,7 @@ static void attention_forward_flash(X *out, float *lse, const X *qkv, size_t B, 
     const size_t D = round_up(C / NH, 32), rows = 64 * QUERY_MI;
     const size_t bytes = (rows + 4 * FORWARD_KEYS(D)) * D * sizeof(X);
     const auto kernel = FLASH_KERNEL(attention_forward_flash_kernel, D, X);
-    CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    LET_SHARED(kernel, bytes);
     LAUNCH(kernel, ceil_div(T, rows) * (unsigned)(B * NH), FLASH_THREADS, bytes, stream, out, lse,
            qkv, B, T, C, NH, heads_per_group(B * NH, T, C / NH));
 }
@@ -794,7 +794,7 @@ static void attention_backward_flash(bf16 *dqkv, float *delta, const bf16 *dout,
                            + (of_keys ? 4 * columns * sizeof(float) : 0);
         const auto kernel = of_keys ? FLASH_KERNEL(attention_backward_dkdv_flash_kernel, D)
                                     : FLASH_KERNEL(attention_backward_dq_flash_kernel, D);
-        CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+        LET_SHARED(kernel, bytes);
         LAUNCH(kernel, ceil_div(T, rows) * (unsigned)(B * NH), FLASH_THREADS, bytes, stream, dqkv,
                delta, dout, lse, qkv, B, T, C, NH, heads_per_group(B * NH, T, C / NH));
     }
@@ -808,6 +808,7 @@ static void attention_forward(X *out,        // (B, T, C)
                               float *lse,    // (B, NH, T)
                               const X *qkv,  // (B, T, 3C): q, k, v, each (NH, HS)
                               size_t B, size_t T, size_t C, size_t NH, cudaStream_t stream) {
+    GPU_TAKES(stream, 2.0 * (double)(B * T * T * C), gpu_flops);  // half of all pairs are masked
     if constexpr (sizeof(X) == sizeof(bf16)) {
         if (attention_has_flash(C / NH))
             return attention_forward_flash(out, lse, qkv, B, T, C, NH, stream);
@@ -821,6 +822,7 @@ template <typename X>
 static void attention_backward(X *dqkv, float *delta /* (B, NH, T) */, const X *dout, const X *out,
                                const float *lse, const X *qkv, size_t B, size_t T, size_t C,
                                size_t NH, cudaStream_t stream) {
+    GPU_TAKES(stream, 4.0 * (double)(B * T * T * C), gpu_flops);
     if constexpr (std::is_same_v<X, bf16>) {
         if (attention_has_flash(C / NH))
             return attention_backward_flash(dqkv, delta, dout, out, lse, qkv, B, T, C, NH, stream);

@@ -97,11 +97,11 @@ static void calibrate_submit(Calibration *c, int work, size_t n) {
     const cudaStream_t s = calibrate_stream(c, work);
     char *to = c->gpu, *from = c->gpu + c->chunk;
     if (work == WORK_H2D) {
-        CUDA(cudaMemcpyAsync(to, c->host_in, n, cudaMemcpyHostToDevice, s));
+        stream_copy(to, c->host_in, n, cudaMemcpyHostToDevice, s);
     } else if (work == WORK_D2H) {
-        CUDA(cudaMemcpyAsync(c->host_out, from, n, cudaMemcpyDeviceToHost, s));
+        stream_copy(c->host_out, from, n, cudaMemcpyDeviceToHost, s);
     } else if (work == WORK_GPU_COPY) {
-        CUDA(cudaMemcpyAsync(to, from, n, cudaMemcpyDeviceToDevice, s));
+        stream_copy(to, from, n, cudaMemcpyDeviceToDevice, s);
     } else if (work == WORK_GPU_ADAM) {  // 16 n bytes
         float *p = (float *)c->gpu, *m = p + n, *v = m + n;
         uint16_t *grad = (uint16_t *)(v + n), *weight = grad + n;
@@ -137,9 +137,9 @@ static double calibrate_rate(Calibration *c, int work) {
     int count = 0;
     for (bool grown = false; count < CALIBRATE_RUNS;) {
         calibrate_submit(c, work, n);
-        CUDA(cudaEventRecord(c->start, s));
+        event_record(c->start, s);
         calibrate_submit(c, work, n);
-        CUDA(cudaEventRecord(c->end, s));
+        event_record(c->end, s);
         last = device_seconds(c->start, c->end);
         if (grown) t[count++] = last;
         else if (last < c->seconds / 8 && n < limit) n = n < limit / 4 ? 4 * n : limit;
@@ -212,23 +212,22 @@ static void calibrate_together(Calibration *c, double host_seconds, double rates
     if (part > c->chunk) part = c->chunk;
     Overlap o = {{{0}}, {part, part, c->state.n}, host_seconds > 0 ? 3 : 2};
     for (int k = 0; k < TRIES; k++) {
-        CUDA(cudaEventRecord(c->start, c->in));
+        event_record(c->start, c->in);
         for (int i = 0; i < o.rows; i++) {
-            CUDA(cudaStreamWaitEvent(streams[i], c->start, 0));
-            CUDA(cudaEventRecord(e[i][0], streams[i]));
+            stream_wait(streams[i], c->start);
+            event_record(e[i][0], streams[i]);
         }
         if (o.rows > 2) {
             host_queue_submit(c->q, calibrate_adam, &c->state, sizeof c->state);
-            CUDA(cudaEventRecord(e[2][1], streams[2]));
+            event_record(e[2][1], streams[2]);
         }
         for (size_t i = 0; i < CALIBRATE_PARTS; i++) {
             const size_t at = i % (c->chunk / part) * part;
-            CUDA(cudaMemcpyAsync(c->gpu + at, c->host_in + at, part, cudaMemcpyHostToDevice,
-                                 c->in));
-            CUDA(cudaEventRecord(e[0][i + 1], c->in));
-            CUDA(cudaMemcpyAsync(c->host_out + at, c->gpu + c->chunk + at, part,
-                                 cudaMemcpyDeviceToHost, c->out));
-            CUDA(cudaEventRecord(e[1][i + 1], c->out));
+            stream_copy(c->gpu + at, c->host_in + at, part, cudaMemcpyHostToDevice, c->in);
+            event_record(e[0][i + 1], c->in);
+            stream_copy(c->host_out + at, c->gpu + c->chunk + at, part, cudaMemcpyDeviceToHost,
+                        c->out);
+            event_record(e[1][i + 1], c->out);
         }
         for (int i = 0; i < o.rows; i++)
             for (int j = 0; j <= overlap_count(i); j++)
@@ -238,7 +237,7 @@ static void calibrate_together(Calibration *c, double host_seconds, double rates
     }
     for (int i = 0; i < o.rows; i++) rates[i] = calibrate_median(tried[i], TRIES);
     for (int i = 0; i < 3; i++)
-        for (int j = 0; j <= overlap_count(i); j++) CUDA(cudaEventDestroy(e[i][j]));
+        for (int j = 0; j <= overlap_count(i); j++) event_free(e[i][j]);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -273,15 +272,15 @@ static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double second
     CUDA(cudaEventCreateWithFlags(&c->end, cudaEventBlockingSync));  // see host_queue_open()
     memset(c->state.grad, 0x3c, 2 * n);  // 0.0115: zeros may be faster to divide
     CUDA(cudaMemsetAsync(c->gpu, 0x3c, 2 * c->chunk, c->in));
-    CUDA(cudaStreamSynchronize(c->in));
+    stream_rest(c->in);
 }
 
 static void calibrate_close(Calibration *c) {
-    CUDA(cudaEventDestroy(c->start));
-    CUDA(cudaEventDestroy(c->end));
-    CUDA(cudaStreamDestroy(c->in));
-    CUDA(cudaStreamDestroy(c->out));
-    CUDA(cudaFree(c->gpu));
+    event_free(c->start);
+    event_free(c->end);
+    stream_free(c->in);
+    stream_free(c->out);
+    gpu_free(c->gpu);
     host_free(c->state.p);
 }
 

@@ -14,7 +14,7 @@
 // adjacent slots, the warp's loads from the matrix are spread over as many times more memory.)
 #ifndef TIDE_COLUMNS_CUH
 #define TIDE_COLUMNS_CUH
-#include "gpu.cuh"
+#include "queue.cuh"
 #include "../zenflow.h"
 
 // ---------------------------------------------------------------------------------------------
@@ -133,9 +133,8 @@ static void columns_move_gpu(To *to, const From *from, const ZenMap *map, int se
     const Batch<ColumnsWork> batch = columns_of(map, segment, rest, COLUMNS_EACH);
     const unsigned blocks = batch_units(&batch);
     if (blocks == 0) return;
-    columns_move_kernel<PACKS, To, From><<<blocks, COLUMNS_THREADS, 0, stream>>>(to, from, column,
-                                                                                 batch);
-    CUDA(cudaGetLastError());
+    const auto kernel = columns_move_kernel<PACKS, To, From>;
+    LAUNCH(kernel, blocks, COLUMNS_THREADS, 0, stream, to, from, column, batch);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -189,9 +188,9 @@ static void columns_adam_gpu(X *arena_part, float *p, float *m, float *v, const 
     const Batch<ColumnsWork> batch = columns_of(map, segment, false, COLUMNS_ADAM_EACH);
     const unsigned blocks = batch_units(&batch);
     if (blocks == 0) return;
-    columns_adam_kernel<X, G><<<blocks, COLUMNS_THREADS, 0, stream>>>(arena_part, p, m, v, g,
-                                                                      column, batch, *step);
-    CUDA(cudaGetLastError());
+    GPU_TAKES(stream, map->segment[segment].chosen, gpu_adam);
+    const auto kernel = columns_adam_kernel<X, G>;
+    LAUNCH(kernel, blocks, COLUMNS_THREADS, 0, stream, arena_part, p, m, v, g, column, batch, *step);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -306,12 +305,10 @@ static void columns_sums_gpu(ZenSum *sums, ZenSum *scratch, const G *arena_part,
     Batch<ColumnsSums> blocks, strips;
     columns_sums_of(map, segment, &blocks, &strips);
     if (blocks.count == 0) return;
-    columns_block_sums_kernel<G><<<batch_units(&blocks), COLUMNS_STRIP, 0, stream>>>(
-        scratch, arena_part, blocks);
-    CUDA(cudaGetLastError());
-    columns_sums_kernel<<<batch_units(&strips), COLUMNS_STRIP, 0, stream>>>(sums, scratch,
-                                                                             strips);
-    CUDA(cudaGetLastError());
+    LAUNCH(columns_block_sums_kernel<G>, batch_units(&blocks), COLUMNS_STRIP, 0, stream, scratch,
+           arena_part, blocks);
+    LAUNCH(columns_sums_kernel, batch_units(&strips), COLUMNS_STRIP, 0, stream, sums, scratch,
+           strips);
 }
 
 #endif

@@ -4,7 +4,7 @@
 //   piece_params(), piece_grad(), grad_waiting(), host_grad(), host_result()   where a piece is
 //   tensor(), tensor_grad(), layer_tensors()                                   where a tensor is
 //   order(), copy_out(), copy_in()   one stream after another; over the link
-//   event_make(), events_make(), events_free(), gpt2_rest()
+//   gpt2_rest()                      the host waits for all copies and updates
 //   compute_span(), live()           what the timeline shows
 //   gpu_copy(), floats_move()        to and from the host, when all is at rest
 //   buffers_bytes(), buffers_allocate(), buffers_free()                        a list of buffers
@@ -248,41 +248,23 @@ static void buffers_allocate(const Buffer *list, int n) {
     for (int i = 0; i < n; i++) {
         if (list[i].pointer == NULL) continue;
         void *p = gpu_alloc(list[i].bytes, list[i].purpose);
-        if (list[i].zero) CUDA(cudaMemset(p, 0, list[i].bytes));
+        if (list[i].zero && rehearsal == NULL) CUDA(cudaMemset(p, 0, list[i].bytes));
         buffer_set(&list[i], p);
     }
 }
 
 static void buffers_free(const Buffer *list, int n) {
     for (int i = 0; i < n; i++)
-        if (list[i].pointer != NULL) CUDA(cudaFree(buffer_get(&list[i])));
-}
-
-// sleeps: who waits for it leaves its core to others (host.cuh), and wakes some 50 us late.
-static void event_make(cudaEvent_t *event, bool sleeps) {
-    CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming
-                                             | (sleeps ? cudaEventBlockingSync : 0)));
-}
-
-// n of them.
-static cudaEvent_t *events_make(size_t n) {
-    cudaEvent_t *events = ALLOC(cudaEvent_t, n, "events");
-    for (size_t i = 0; i < n; i++) event_make(&events[i], false);
-    return events;
-}
-
-static void events_free(cudaEvent_t *events, size_t n) {
-    for (size_t i = 0; i < n; i++) CUDA(cudaEventDestroy(events[i]));
-    free(events);
+        if (list[i].pointer != NULL) gpu_free(buffer_get(&list[i]));
 }
 
 // For the parts of a checkpoint: copies between host and GPU memory, in either direction, after
 // everything that was queued and before everything that will be. (From pageable memory, cudaMemcpy
 // may return before the last piece has arrived, and our streams do not wait for the default one.)
 static void gpu_copy(void *to, const void *from, size_t bytes) {
-    CUDA(cudaDeviceSynchronize());
-    CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
-    CUDA(cudaDeviceSynchronize());
+    device_rest();
+    if (rehearsal == NULL) CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
+    device_rest();
 }
 
 // n weights anywhere, out to floats on the host, or from there, rounded to the nearest floatX.
@@ -345,18 +327,18 @@ static double layer_elements(const GPT2 *g) {
 
 // What `later` is given from now on waits for what `earlier` has been given so far.
 static void order(GPT2 *g, cudaStream_t earlier, cudaStream_t later) {
-    CUDA(cudaEventRecord(g->handover, earlier));
-    CUDA(cudaStreamWaitEvent(later, g->handover, 0));
+    event_record(g->handover, earlier);
+    stream_wait(later, g->handover);
 }
 
 // Copies over the link, and counts.
 static void copy_out(GPT2 *g, void *host, const void *device, size_t bytes) {
-    CUDA(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, g->out));
+    stream_copy(host, device, bytes, cudaMemcpyDeviceToHost, g->out);
     g->moved_out += bytes;
 }
 
 static void copy_in(GPT2 *g, void *device, const void *host, size_t bytes, cudaStream_t stream) {
-    CUDA(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream));
+    stream_copy(device, host, bytes, cudaMemcpyHostToDevice, stream);
     g->moved_in += bytes;
 }
 
@@ -373,9 +355,9 @@ static void check_memory(size_t total, size_t host, size_t limit, size_t host_li
 
 // Waits until neither weights nor state are on their way.
 static void gpt2_rest(GPT2 *g) {
-    CUDA(cudaStreamSynchronize(g->update));
-    CUDA(cudaStreamSynchronize(g->back));
-    CUDA(cudaStreamSynchronize(g->out));
+    stream_rest(g->update);
+    stream_rest(g->back);
+    stream_rest(g->out);
 }
 
 #endif

@@ -1,5 +1,5 @@
 // gpu.cuh: what every CUDA file here stands on: checked calls, three storage types, 16-byte loads,
-// reductions in a fixed order, and memory that is checked.
+// reductions in a fixed order.
 //
 // The same sources run on a real GPU (nvcc) and on the emulated one (dev/emu, any C++ compiler;
 // __CUDA_EMU__ is defined there). doc/emulator.md has the conventions that this asks for.
@@ -21,62 +21,14 @@ __attribute__((constructor)) static void gpu_connections(void) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Errors and memory
+// Errors
 
-// Every call into CUDA goes through CUDA(); every launch is followed by CUDA(cudaGetLastError()).
-// LAUNCH() does both: a kernel, what stands in its <<< >>>, and its arguments.
+// Every call into CUDA goes through CUDA(); what is queued, and memory, through queue.cuh.
 #define CUDA(call) cuda_check((call), #call, __FILE__, __LINE__)
-#define LAUNCH(kernel, grid, block, shared, stream, ...) \
-    do { \
-        kernel<<<grid, block, shared, stream>>>(__VA_ARGS__); \
-        CUDA(cudaGetLastError()); \
-    } while (0)
 
 static inline void cuda_check(cudaError_t e, const char *call, const char *file, int line) {
     if (e != cudaSuccess)
         fail("%s: %s: %s (%s:%d)", cudaGetErrorName(e), cudaGetErrorString(e), call, file, line);
-}
-
-// Device memory, aligned to 256 bytes, with anything in it; cudaFree() frees it. `what` names it in
-// the error.
-static inline void *gpu_alloc(size_t bytes, const char *what) {
-    void *p = NULL;
-    const cudaError_t e = cudaMalloc(&p, bytes > 0 ? bytes : 1);
-    if (e == cudaErrorMemoryAllocation)
-        fail("out of GPU memory: %s needs %.1f MiB; use a smaller --batch, --seq or --model, or "
-             "--recompute block", what, (double)bytes / (1 << 20));
-    CUDA(e);
-#ifdef __CUDA_EMU__
-    emu_name_memory(p, what);  // for its error messages
-#endif
-    return p;
-}
-
-// Zeroed page-locked host memory, which copies to and from the GPU need to be asynchronous;
-// cudaFreeHost() frees it.
-static inline void *pinned_alloc(size_t bytes, const char *what) {
-    void *p = NULL;
-    const cudaError_t e = cudaMallocHost(&p, bytes > 0 ? bytes : 1);
-    if (e == cudaErrorMemoryAllocation)
-        fail("out of page-locked host memory: %s needs %.1f MiB", what, (double)bytes / (1 << 20));
-    CUDA(e);
-    memset(p, 0, bytes);
-    return p;
-}
-
-// A stream; cudaStreamDestroy() frees it. urgent: where kernels of several streams wait for room on
-// the GPU, its blocks are the next ones (copies and host functions know no such order). It is for
-// short kernels that others wait for. name: in reports of the emulated GPU.
-static inline cudaStream_t stream_make(const char *name, bool urgent) {
-    int lowest, highest;
-    cudaStream_t stream;
-    CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-    CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? highest : lowest));
-#ifdef __CUDA_EMU__
-    emu_name_stream(stream, name);
-#endif
-    (void)name;
-    return stream;
 }
 
 // ---------------------------------------------------------------------------------------------

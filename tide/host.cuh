@@ -16,7 +16,7 @@
 #ifndef TIDE_HOST_CUH
 #define TIDE_HOST_CUH
 #include "cpu.h"
-#include "gpu.cuh"
+#include "queue.cuh"
 #include "ranks.h"
 #include <cuda.h>  // types only: the driver is not linked to
 #include <pthread.h>
@@ -120,6 +120,7 @@ static void host_job_await(void *data) {
 // of 16. Work may not call CUDA; if it fails it ends the program (fail()).
 static void host_queue_submit(HostQueue *q, void (*work)(const void *arg), const void *arg,
                                      size_t bytes) {
+    if (rehearsal != NULL) return;
     HostJob *job = (HostJob *)alloc_or_fail(1, sizeof(HostJob) + bytes, "work for the host");
     job->queue = q;
     job->work = work;
@@ -133,6 +134,12 @@ static void host_queue_submit(HostQueue *q, void (*work)(const void *arg), const
     const CUresult e = q->wait_value(q->stream, (CUdeviceptr)(uintptr_t)&q->counters->done,
                                      q->submitted, CU_STREAM_WAIT_VALUE_GEQ);
     if (e != CUDA_SUCCESS) fail("CUDA error %d: a stream cannot wait for the host", (int)e);
+}
+
+// In a rehearsal: the next work moves so many bytes of host memory. AdamW moves 28 of an element.
+static void host_takes(const HostQueue *q, size_t bytes) {
+    if (rehearsal == NULL || bytes == 0) return;
+    rehearse(stream_number(q->stream), TAKES_HOST, (double)bytes);
 }
 
 // The driver's function, if this device can: it is asked to wait for what is there. NULL: it
@@ -166,6 +173,10 @@ static StreamWaitValue host_wait_value_find(const HostQueue *q) {
 // it is.
 static void host_queue_open(HostQueue *q, int threads) {
     memset(q, 0, sizeof *q);
+    if (rehearsal != NULL) {
+        q->stream = stream_make("host", false);
+        return;
+    }
     q->threads = cpu_threads((size_t)threads, ranks.local_world);
     if (threads == 0 && q->threads > 4) q->threads--;
     pthread_mutex_init(&q->mutex, NULL);
@@ -179,18 +190,19 @@ static void host_queue_open(HostQueue *q, int threads) {
     const int error = pthread_create(&q->worker, NULL, host_worker, q);
     if (error != 0) fail("cannot start the host's worker thread: %s", strerror(error));
     host_queue_submit(q, host_team_start, &q, sizeof q);
-    CUDA(cudaStreamSynchronize(q->stream));
+    stream_rest(q->stream);
 }
 
 // Waits until all that was submitted is done, and ends the worker.
 static void host_queue_close(HostQueue *q) {
+    if (rehearsal != NULL) return;
     host_queue_submit(q, host_end, "", 0);
-    CUDA(cudaStreamSynchronize(q->stream));
+    stream_rest(q->stream);
     pthread_join(q->worker, NULL);
     pthread_mutex_destroy(&q->mutex);
     pthread_cond_destroy(&q->changed);
-    CUDA(cudaStreamDestroy(q->stream));
-    CUDA(cudaFreeHost(q->counters));
+    stream_free(q->stream);
+    pinned_free(q->counters);
 }
 
 // Prints one line, which says how the stream waits where that is not by a word.
@@ -223,6 +235,7 @@ static void host_touch(const void *arg) {
 // `what` names it in the error. Nothing is touched if there is not enough: Linux gives out memory
 // that it does not have, and kills the program when that is used.
 static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
+    if (rehearsal != NULL) return rehearse_memory(bytes);
     const size_t page = 4096, huge = (size_t)2 << 20;
     const size_t available = host_memory_grows ? memory_container() : memory_available();
     const double mib = (double)bytes / (1 << 20);
@@ -240,7 +253,7 @@ static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
     memcpy(range.p - sizeof memory, &memory, sizeof memory);
     madvise(range.p, range.bytes, MADV_HUGEPAGE);
     host_queue_submit(q, host_touch, &range, sizeof range);
-    CUDA(cudaStreamSynchronize(q->stream));
+    stream_rest(q->stream);
     const cudaError_t e = cudaHostRegister(range.p, range.bytes, cudaHostRegisterDefault);
     if (e == cudaErrorMemoryAllocation)
         fail("out of page-locked host memory: %s needs %.1f MiB; use a smaller --model, or set "
@@ -254,7 +267,7 @@ static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
 
 // p: from host_alloc(), or NULL. No stream may use it any more.
 static void host_free(void *p) {
-    if (p == NULL) return;
+    if (p == NULL || rehearsal != NULL) return;
     HostMemory memory;
     memcpy(&memory, (char *)p - sizeof memory, sizeof memory);
     CUDA(cudaHostUnregister(p));

@@ -21,9 +21,9 @@
 // order that depends on the grid alone: the same call gives the same bits, on any GPU.
 #pragma once
 #include "attention.cuh"
-#include "gpu.cuh"
 #include "matmul.cuh"
 #include "model.h"
+#include "queue.cuh"
 
 enum { BLOCK_THREADS = 256, BLOCK_WARPS = BLOCK_THREADS / 32 };
 
@@ -129,6 +129,7 @@ static void encoder_forward(X *out,                 // (B, T, C)
                             const X *wte,           // (V, C)
                             const X *wpe,           // (context, C)
                             size_t B, size_t T, size_t C, cudaStream_t stream) {
+    GPU_TAKES(stream, 3 * B * T * C * sizeof(X), gpu_bytes);
     LAUNCH(encoder_forward_kernel<X>, pack_blocks<X>(B * T * C), BLOCK_THREADS, 0, stream, out,
            tokens, wte, wpe, index_32(B * T * (C / Pack<X>::N)), (unsigned)T, C);
 }
@@ -465,9 +466,7 @@ static void layernorm_backward(X *dinp, X *dw, X *db, float *scratch, const X *d
                              : layernorm_backward_kernel<X, false>;
     if (team > LayernormBackward<X, false>::MAX_THREADS)
         fail("backward of layer normalisation: %zu channels are too many", C);
-    if (shared > 47 << 10)  // a kernel has 48 KiB without asking, its static part included
-        CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  (int)shared + 1024));
+    if (shared > 47 << 10) LET_SHARED(kernel, shared + 1024);  // its static part included
     LAUNCH(kernel, ceil_div(N, rows), teams * team, shared, stream, dinp, scratch, dout, inp, w,
            mean, rstd, N, C, rows, team);
     LAUNCH(partial_sum_kernel<X>, ceil_div(2 * C, 32), 1024, 0, stream, dw, db, scratch,

@@ -8,7 +8,7 @@
 //   timeline_memory()                                    a class of memory grows or shrinks
 #ifndef TIDE_TIMELINE_CUH
 #define TIDE_TIMELINE_CUH
-#include "gpu.cuh"
+#include "queue.cuh"
 #include "trace.h"
 
 enum { TIMELINE_SPANS = 4096, TIMELINE_CLASSES = 16 };  // spans of one step; classes of memory
@@ -71,6 +71,7 @@ static void timeline_record(cudaEvent_t *e, cudaStream_t s) {
 static int timeline_begin(Timeline *t, int row, const char *name, size_t number, size_t bytes,
                           cudaStream_t s) {
     TimelineHalf *h = &t->half[t->now];
+    if (rehearsal != NULL) rehearse_span(stream_number(s), row, name, number, bytes);
     if (!t->open) return -1;
     if (h->count == TIMELINE_SPANS) {
         if (!t->told)
@@ -90,14 +91,15 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
 
 // Ends it; before the next but one timeline_step().
 static void timeline_end(Timeline *t, int span, cudaStream_t s) {
-    if (span < 0) return;
+    if (rehearsal != NULL) rehearse_span(stream_number(s), -1, "", 0, 0);
+    if (span < 0 || rehearsal != NULL) return;
     timeline_record(&timeline_slot(t, span)->end, s);
     timeline_slot(t, span)->ended = true;
 }
 
 // From here on the compute stream does this. NULL: nothing.
 static void timeline_compute(Timeline *t, const char *name, size_t number, cudaStream_t compute) {
-    if (!t->open) return;
+    if (!t->open && rehearsal == NULL) return;
     timeline_end(t, t->doing, compute);
     t->doing = name == NULL ? -1 : timeline_begin(t, ROW_COMPUTE, name, number, 0, compute);
 }

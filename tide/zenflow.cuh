@@ -20,7 +20,6 @@
 //     change places (this counts as forward's).
 #ifndef TIDE_ZENFLOW_CUH
 #define TIDE_ZENFLOW_CUH
-#include "zen_plan.h"
 #include "zen_run.h"
 #include "zero.cuh"
 
@@ -135,14 +134,16 @@ static void zen_allocate(GPT2 *g) {
     z->result_free = z->computed + segments;
     z->packed_free = z->result_free + segments;
     z->pack = stream_make("pack", true);
-    CUDA(cudaMemcpy(z->column, z->map.column, z->map.columns * sizeof(int32_t),
-                    cudaMemcpyHostToDevice));
+    gpu_copy(z->column, z->map.column, z->map.columns * sizeof(int32_t));
 }
 
-static void zen_free(GPT2 *g) {
-    ZenFlow *z = g->zen;
-    events_free(z->ring_free, 3 * (size_t)z->map.segments + 2);
-    CUDA(cudaStreamDestroy(z->pack));
+// What zen_allocate() has made.
+static void zen_release(GPT2 *g) {
+    events_free(g->zen->ring_free, 3 * (size_t)g->zen->map.segments + 2);
+    stream_free(g->zen->pack);
+}
+
+static void zen_free(ZenFlow *z) {
     zen_map_free(&z->map);
     zen_clock_free(&z->clock);
     free(z->own);
@@ -176,7 +177,7 @@ static void zen_gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last)
     const floatX *made = g->grads + x->own_grad_at;
     float *sum = (float *)g->waiting + x->own_at;
     const void *whole = g->accumulating ? (const void *)sum : (const void *)made;
-    CUDA(cudaStreamWaitEvent(g->leave, gradient_event(g, s), 0));
+    stream_wait(g->leave, gradient_event(g, s));
     if (g->accumulating && x->own > 0)
         accumulate_gradient(sum, made, x->own, !accumulate, g->leave);
     for (int i = x->first; last && i < x->first + x->pieces; i++) {
@@ -197,22 +198,22 @@ static void zen_gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last)
         const size_t bytes = part->rest * sizeof(floatX);
         floatX *packed = z->packed + (size_t)z->packing * z->map.longest;
         order(g, g->leave, z->pack);
-        CUDA(cudaStreamWaitEvent(z->pack, z->packed_free[z->packing], 0));
+        stream_wait(z->pack, z->packed_free[z->packing]);
         zen_pack(g, packed, (int)s, true, z->pack);
         order(g, z->pack, g->out);
-        CUDA(cudaStreamWaitEvent(g->out, z->ring_free[s], 0));
+        stream_wait(g->out, z->ring_free[s]);
         const int leaving = timeline_begin(&g->timeline, ROW_LEAVE, "leave", s, bytes, g->out);
         copy_out(g, z->ring + part->rest_at, packed, bytes);
         timeline_end(&g->timeline, leaving, g->out);
-        CUDA(cudaEventRecord(z->packed_free[z->packing], g->out));
-        CUDA(cudaEventRecord(g->grad_arrived[s], g->out));
+        event_record(z->packed_free[z->packing], g->out);
+        event_record(g->grad_arrived[s], g->out);
         z->packing = 1 - z->packing;
     }
-    CUDA(cudaEventRecord(g->grad_left[x->place], leaves ? z->pack : g->leave));
+    event_record(g->grad_left[x->place], leaves ? z->pack : g->leave);
     live(g, "gradients", -(double)x->length, sizeof(floatX), leaves ? z->pack : g->leave);
     if (g->no_overlap && last) {
         compute_span(g, "wait", s);
-        CUDA(cudaStreamWaitEvent(g->compute, g->grad_arrived[s], 0));
+        stream_wait(g->compute, g->grad_arrived[s]);
         compute_span(g, NULL, 0);
     }
 }
@@ -231,7 +232,7 @@ static void zen_sums_leave(GPT2 *g) {
         order(g, g->leave, stream);
         all_gather(g->zero, z->all_sums, z->column_sums, bytes);
     }
-    CUDA(cudaMemcpyAsync(z->host_sums, sums, zen_ranks(g) * bytes, cudaMemcpyDeviceToHost, stream));
+    stream_copy(z->host_sums, sums, zen_ranks(g) * bytes, cudaMemcpyDeviceToHost, stream);
 }
 
 // They are there: adds them up, in the order of the ranks.
@@ -268,7 +269,7 @@ static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale)
         work.acc = z->acc + (size_t)(gradient ? z->sum : 1 - z->sum) * z->map.rest + at;
     if (gradient) {
         work.grad = z->ring + at;
-        CUDA(cudaStreamWaitEvent(g->host.stream, g->grad_arrived[s], 0));
+        stream_wait(g->host.stream, g->grad_arrived[s]);
     }
     if (update) {
         work.p = z->host_master + at;
@@ -276,14 +277,17 @@ static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale)
         work.v = z->host_v + at;
         if (z->result != NULL) work.out = z->result + at;
         work.step = z->late_step;
-        CUDA(cudaStreamWaitEvent(g->host.stream, z->result_free[s], 0));
+        stream_wait(g->host.stream, z->result_free[s]);
     }
     const int span = timeline_begin(&g->timeline, ROW_HOST, update ? "update" : "accumulate",
                                     (size_t)s, 0, g->host.stream);
+    const size_t stored = sizeof(floatX), sum = work.first ? 0 : 4;  // bytes, the latter read
+    host_takes(&g->host, part->rest * ((update ? 24 + (stored < 4 ? stored : 0) : 4) + sum
+                                       + (gradient ? stored : 0)));
     host_queue_submit(&g->host, zen_on_worker, &work, sizeof work);
     timeline_end(&g->timeline, span, g->host.stream);
-    if (gradient) CUDA(cudaEventRecord(z->ring_free[s], g->host.stream));
-    if (update) CUDA(cudaEventRecord(z->computed[s], g->host.stream));
+    if (gradient) event_record(z->ring_free[s], g->host.stream);
+    if (update) event_record(z->computed[s], g->host.stream);
 }
 
 // Gives the worker the next segments of a late update that is spread over the window, until it has
@@ -304,14 +308,14 @@ static void zen_show(GPT2 *g) {
         const void *from = z->result != NULL ? (const void *)(z->result + part->rest_at)
                                              : (const void *)(z->host_master + part->rest_at);
         const size_t bytes = part->rest * sizeof(floatX);
-        CUDA(cudaStreamWaitEvent(g->back, z->computed[s], 0));
+        stream_wait(g->back, z->computed[s]);
         const int span = timeline_begin(&g->timeline, ROW_BACK, "back", (size_t)s, bytes, g->back);
         copy_in(g, z->landing, from, bytes, g->back);
         timeline_end(&g->timeline, span, g->back);
-        CUDA(cudaEventRecord(z->result_free[s], g->back));
+        event_record(z->result_free[s], g->back);
         columns_move_gpu<false>(g->params + g->segment[s].own_param_at, z->landing, &z->map, s,
                                 true, z->column, g->back);
-        CUDA(cudaEventRecord(g->returned[s], g->back));
+        event_record(g->returned[s], g->back);
     }
 }
 
@@ -338,7 +342,7 @@ static void zen_update(GPT2 *g, float scale, const ZenRates *rates) {
             columns_adam_gpu(params, z->master + at, z->m + at, z->v + at,
                              (const floatX *)z->grad + at, map, s, z->column, &now, g->update);
         timeline_end(&g->timeline, updating, g->update);
-        CUDA(cudaEventRecord(g->updated[s], g->update));
+        event_record(g->updated[s], g->update);
     }
 
     // Of what the worker does, first comes what is needed first: new weights, by forward; or room,
@@ -369,7 +373,7 @@ static void zen_update(GPT2 *g, float scale, const ZenRates *rates) {
 // Waits until the state is at rest: what has been begun is computed, if not shown.
 static void zen_wait(GPT2 *g) {
     zen_compute_until(g, SIZE_MAX);
-    CUDA(cudaStreamSynchronize(g->host.stream));
+    stream_rest(g->host.stream);
 }
 
 // Counters, for log.jsonl. Stalls are those of the step "step" of "offload": before a part of

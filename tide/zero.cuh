@@ -69,14 +69,26 @@ static size_t shard_begin_of(const Zero *z, size_t s, size_t r) {
     return z->begin[s * (z->world + 1) + r];
 }
 
+// A rehearsal takes as long for it as a ring for so many bytes on each GPU. Returns whether it is to
+// be run.
+static bool between_gpus(const Zero *z, size_t bytes) {
+    if (rehearsal != NULL)
+        rehearse(stream_number(z->stream), TAKES_COMM,
+                 collective_seconds(&rehearsal->rates, z->world, (double)bytes));
+    return rehearsal == NULL;
+}
+
 // Each rank has data of its own for all of segment s. Its shard becomes the sum over all ranks, in
 // place; the rest is lost. cut: elements of a shard, with what is behind the last one.
 static void reduce_scatter(Zero *z, floatX *data, size_t s, size_t cut) {
+    const size_t own = shard_begin_of(z, s, z->rank + 1) - shard_begin_of(z, s, z->rank);
+    const size_t room = z->rows ? shard_begin_of(z, s, z->world) : z->world * cut;
+    const bool runs = between_gpus(z, room * sizeof *data);
 #ifdef TIDE_NCCL
-    if (!z->rows) {
+    if (runs && !z->rows) {
         NCCL(ncclReduceScatter(data, data + z->rank * cut, cut, nccl_floatX, ncclSum, z->comm,
                                z->stream));
-    } else {
+    } else if (runs) {
         NCCL(ncclGroupStart());
         for (size_t r = 0; r < z->world; r++) {
             floatX *shard = data + shard_begin_of(z, s, r);
@@ -87,33 +99,35 @@ static void reduce_scatter(Zero *z, floatX *data, size_t s, size_t cut) {
         NCCL(ncclGroupEnd());
     }
 #endif
-    const size_t own = shard_begin_of(z, s, z->rank + 1) - shard_begin_of(z, s, z->rank);
-    z->reduced_bytes += (z->rows ? shard_begin_of(z, s, z->world) - own : (z->world - 1) * cut)
-                      * sizeof *data;
+    (void)runs;
+    z->reduced_bytes += (z->rows ? room - own : room - cut) * sizeof *data;
 }
 
 // Each rank gives `bytes` at `mine`, and gets those of all, in their order, at data; mine may be
 // its place there.
 static void all_gather(Zero *z, void *data, const void *mine, size_t bytes) {
+    const bool runs = between_gpus(z, z->world * bytes);
 #ifdef TIDE_NCCL
-    NCCL(ncclAllGather(mine, data, bytes, ncclUint8, z->comm, z->stream));
+    if (runs) NCCL(ncclAllGather(mine, data, bytes, ncclUint8, z->comm, z->stream));
 #endif
-    (void)data, (void)mine;
+    (void)data, (void)mine, (void)runs;
     z->gathered_bytes += (z->world - 1) * bytes;
 }
 
 // The same with the shards of segment s, where they are cut between rows, in place.
 static void all_gather_rows(Zero *z, floatX *data, size_t s) {
     const size_t own = shard_begin_of(z, s, z->rank + 1) - shard_begin_of(z, s, z->rank);
+    const bool runs = between_gpus(z, shard_begin_of(z, s, z->world) * sizeof *data);
 #ifdef TIDE_NCCL
-    NCCL(ncclGroupStart());
-    for (size_t r = 0; r < z->world; r++) {
+    if (runs) NCCL(ncclGroupStart());
+    for (size_t r = 0; runs && r < z->world; r++) {
         floatX *shard = data + shard_begin_of(z, s, r);
         const size_t n = shard_begin_of(z, s, r + 1) - shard_begin_of(z, s, r);
         NCCL(ncclBroadcast(shard, shard, n, nccl_floatX, (int)r, z->comm, z->stream));
     }
-    NCCL(ncclGroupEnd());
+    if (runs) NCCL(ncclGroupEnd());
 #endif
+    (void)runs;
     z->gathered_bytes += (z->world - 1) * own * sizeof *data;
 }
 
@@ -198,23 +212,28 @@ static void zero_allocate(GPT2 *g) {
     const size_t head = ZERO_HEAD * sizeof(double);
     z->host_mine = (double *)pinned_alloc(head, "gradient norm");
     z->host_all = (double *)pinned_alloc(z->world * head, "gradient norm");
+    if (rehearsal != NULL) return;
     uint32_t *order = (uint32_t *)alloc_or_fail(z->all_blocks, sizeof(uint32_t), "gradient norm");
     zero_order(order, zero_exchanged(z), z->blocks, g->segments, z->world);
     gpu_copy(z->order, order, z->all_blocks * sizeof(uint32_t));
     free(order);
 }
 
-static void zero_free(GPT2 *g) {
+// What zero_allocate() has made.
+static void zero_release(GPT2 *g) {
     Zero *z = g->zero;
+    events_free(z->reduced, (size_t)z->segments);
+    events_free(z->gathered, (size_t)z->segments);
+    for (int i = 0; i < 2; i++) event_free(z->place_free[i]);
+    stream_free(z->stream);
+    pinned_free(z->host_mine);
+    pinned_free(z->host_all);
+}
+
+static void zero_free(Zero *z) {
 #ifdef TIDE_NCCL
     if (z->comm != NULL) NCCL(ncclCommDestroy(z->comm));
 #endif
-    events_free(z->reduced, (size_t)z->segments);
-    events_free(z->gathered, (size_t)z->segments);
-    for (int i = 0; i < 2; i++) CUDA(cudaEventDestroy(z->place_free[i]));
-    CUDA(cudaStreamDestroy(z->stream));
-    CUDA(cudaFreeHost(z->host_mine));
-    CUDA(cudaFreeHost(z->host_all));
     free(z->blocks);
     free(z->begin);
     free(z);
@@ -228,12 +247,12 @@ static void zero_free(GPT2 *g) {
 static void zero_reduce(GPT2 *g, size_t s) {
     Zero *z = g->zero;
     const Segment *x = &g->segment[s];
-    CUDA(cudaStreamWaitEvent(z->stream, g->grad_ready[s], 0));
+    stream_wait(z->stream, g->grad_ready[s]);
     const int span = timeline_begin(&g->timeline, ROW_COMM, "reduce", s, x->room * sizeof(floatX),
                                     z->stream);
     reduce_scatter(z, g->grads + x->grad_at, s, x->cut);
     timeline_end(&g->timeline, span, z->stream);
-    CUDA(cudaEventRecord(z->reduced[s], z->stream));
+    event_record(z->reduced[s], z->stream);
 }
 
 // What tells that segment s of the gradient is what the update is made from.
@@ -249,20 +268,19 @@ static double zero_norm_squared(GPT2 *g, double *loss) {
     Zero *z = g->zero;
     const size_t n = zero_exchanged(z);
     run_tell(z->host_mine + ZERO_NEWS);
-    CUDA(cudaMemcpyAsync(z->mine, z->host_mine, ZERO_HEAD * sizeof(double), cudaMemcpyHostToDevice,
-                         g->leave));
-    CUDA(cudaMemcpyAsync(z->mine + ZERO_LOSS, g->loss, sizeof(double), cudaMemcpyDeviceToDevice,
-                         g->leave));
-    CUDA(cudaMemcpyAsync(z->mine + ZERO_HEAD, g->norm_sums, g->blocks * sizeof(double),
-                         cudaMemcpyDeviceToDevice, g->leave));
+    stream_copy(z->mine, z->host_mine, ZERO_HEAD * sizeof(double), cudaMemcpyHostToDevice,
+                g->leave);
+    stream_copy(z->mine + ZERO_LOSS, g->loss, sizeof(double), cudaMemcpyDeviceToDevice, g->leave);
+    stream_copy(z->mine + ZERO_HEAD, g->norm_sums, g->blocks * sizeof(double),
+                cudaMemcpyDeviceToDevice, g->leave);
     order(g, g->leave, z->stream);
     all_gather(z, z->all, z->mine, n * sizeof(double));
     norm_total_gpu(g->loss + 1, g->run_sums, z->all + ZERO_HEAD, z->order, z->all_blocks,
                    z->stream);
     tell_host(g->host_loss + 1, g->loss + 1, 1, 0, 1, z->stream);
     tell_host(z->host_all, z->all, (unsigned)z->world, n, ZERO_HEAD, z->stream);
-    CUDA(cudaEventRecord(g->step_left, z->stream));
-    CUDA(cudaEventSynchronize(g->step_left));
+    event_record(g->step_left, z->stream);
+    event_wait(g->step_left);
     *loss = 0;
     for (size_t r = 0; r < z->world; r++) *loss += z->host_all[r * ZERO_HEAD + ZERO_LOSS];
     run_hear(z->host_all + ZERO_NEWS, ZERO_HEAD);
@@ -276,15 +294,15 @@ static double zero_norm_squared(GPT2 *g, double *loss) {
 static void zero_gather(GPT2 *g, size_t s) {
     Zero *z = g->zero;
     const Segment *x = &g->segment[s];
-    CUDA(cudaStreamWaitEvent(z->stream, g->updated[s], 0));
-    CUDA(cudaStreamWaitEvent(z->stream, g->returned[s], 0));
+    stream_wait(z->stream, g->updated[s]);
+    stream_wait(z->stream, g->returned[s]);
     const int span = timeline_begin(&g->timeline, ROW_COMM, "gather", s, x->room * sizeof(floatX),
                                     z->stream);
     if (z->rows) all_gather_rows(z, g->params + x->param_at, s);
     else all_gather(z, g->params + x->param_at, g->params + x->own_param_at,
                     x->cut * sizeof(floatX));
     timeline_end(&g->timeline, span, z->stream);
-    CUDA(cudaEventRecord(z->gathered[s], z->stream));
+    event_record(z->gathered[s], z->stream);
 }
 
 // Stage 3: segment s's weights come, unless they are there. A layer's go where the layer two before
@@ -294,7 +312,7 @@ static void zero_fetch(GPT2 *g, size_t s) {
     const bool layer = s >= 1 && s <= g->config.layers;
     if (layer && z->tenant[s % 2] == (int)s) return;
     if (!layer && z->current[s > 0]) return;
-    if (layer) CUDA(cudaStreamWaitEvent(z->stream, z->place_free[s % 2], 0));
+    if (layer) stream_wait(z->stream, z->place_free[s % 2]);
     if (layer) z->tenant[s % 2] = (int)s;
     else z->current[s > 0] = true;
     zero_gather(g, s);
@@ -306,7 +324,7 @@ static void zero_weights(GPT2 *g, size_t s, int next) {
     Zero *z = g->zero;
     const size_t before = s - (size_t)next, after = s + (size_t)next;  // may wrap: no layer then
     if (before >= 1 && before <= g->config.layers)
-        CUDA(cudaEventRecord(z->place_free[before % 2], g->compute));
+        event_record(z->place_free[before % 2], g->compute);
     zero_fetch(g, s);
     if (after <= g->config.layers + 1) zero_fetch(g, after);
 }
@@ -316,7 +334,7 @@ static void zero_weights(GPT2 *g, size_t s, int next) {
 static void zero_weights_changed(GPT2 *g) {
     Zero *z = g->zero;
     for (int i = 0; i < 2; i++) {
-        CUDA(cudaEventRecord(z->place_free[i], g->compute));
+        event_record(z->place_free[i], g->compute);
         z->tenant[i] = 0;
         z->current[i] = false;
     }
@@ -330,7 +348,7 @@ static void zero_weights_changed(GPT2 *g) {
 // ranks_exchange(): the same bytes from every rank to all. What is queued must be done first: a
 // rank that waits here would not do its part of a collective on the emulated GPU.
 static void zero_exchange(const void *mine, size_t bytes, void *all) {
-    CUDA(cudaDeviceSynchronize());
+    device_rest();
     ranks_exchange(mine, bytes, all);
 }
 

@@ -17,7 +17,7 @@
 #define TIDE_ZO_CUH
 #include "calibrate.cuh"
 #include "gpt2.cuh"
-#include "zo_plan.h"
+#include "plan.h"
 #include "run.h"
 #include "../zo.h"
 
@@ -426,29 +426,34 @@ static void zo_allocate(ZoModel *z) {
     z->all = (double *)pinned_alloc((1 + (size_t)ranks.world) * zo_news(z) * sizeof(double),
                                     "losses of all ranks");
     z->mine = z->all + (size_t)ranks.world * zo_news(z);
-    CUDA(cudaDeviceSynchronize());
+    device_rest();
 }
 
-static void zo_free(ZoModel *z) {
+// What zo_allocate() has made.
+static void zo_release(ZoModel *z) {
     Buffer list[MAX_BUFFERS];
-    CUDA(cudaDeviceSynchronize());
+    device_rest();
     buffers_free(list, zo_buffers(z, list));
-    for (size_t i = 0; i < z->slots; i++) CUDA(cudaFree(z->slot[i]));
+    for (size_t i = 0; i < z->slots; i++) gpu_free(z->slot[i]);
     free(z->slot);
     matmul_close(&z->lt);
     events_free(z->there, 4 * z->slots * ZO_GROUPS);
-    CUDA(cudaEventDestroy(z->over));
+    event_free(z->over);
     for (int i = 0; i < ZO_BATCHES; i++) {
-        CUDA(cudaFreeHost(z->batch[i].host));
-        CUDA(cudaEventDestroy(z->batch[i].there));
-        CUDA(cudaEventDestroy(z->batch[i].used));
+        pinned_free(z->batch[i].host);
+        event_free(z->batch[i].there);
+        event_free(z->batch[i].used);
     }
-    CUDA(cudaFreeHost(z->all));
-    if (z->overlap) CUDA(cudaStreamDestroy(z->fetch));
-    if (z->overlap) CUDA(cudaStreamDestroy(z->out));
-    CUDA(cudaStreamDestroy(z->compute));
+    pinned_free(z->all);
+    if (z->overlap) stream_free(z->fetch);
+    if (z->overlap) stream_free(z->out);
+    stream_free(z->compute);
     host_free(z->host_layers);
     if (z->host.stream != NULL) host_queue_close(&z->host);
+}
+
+static void zo_free(ZoModel *z) {
+    zo_release(z);
     gpt2_table_free(&z->table);
 }
 
@@ -479,21 +484,20 @@ static void zo_fetch(ZoModel *z) {
     while (l - zo_residents(z, l + 1) < number) l++;
     const floatX *home = zo_home(z, l);
     if (!z->keeps_slots) {  // --zo-no-slots
-        CUDA(cudaStreamSynchronize(z->compute));
-        CUDA(cudaStreamSynchronize(z->out));
-        CUDA(cudaFree(z->slot[slot]));
+        stream_rest(z->compute);
+        stream_rest(z->out);
+        gpu_free(z->slot[slot]);
         z->slot[slot] = zo_slot(z);
     }
     for (int k = 0; k < ZO_GROUPS; k++) {
         const size_t event = slot * ZO_GROUPS + (size_t)k, at = z->group_at[k];
         const size_t bytes = z->group[k].length * sizeof(floatX);
-        CUDA(cudaStreamWaitEvent(z->fetch, z->used[event], 0));
-        CUDA(cudaStreamWaitEvent(z->fetch, z->left[event], 0));
+        stream_wait(z->fetch, z->used[event]);
+        stream_wait(z->fetch, z->left[event]);
         const int span = timeline_begin(&z->timeline, ROW_FETCH, "fetch", l, bytes, z->fetch);
-        CUDA(cudaMemcpyAsync(z->slot[slot] + at, home + at, bytes, cudaMemcpyHostToDevice,
-                             z->fetch));
+        stream_copy(z->slot[slot] + at, home + at, bytes, cudaMemcpyHostToDevice, z->fetch);
         timeline_end(&z->timeline, span, z->fetch);
-        CUDA(cudaEventRecord(z->there[event], z->fetch));
+        event_record(z->there[event], z->fetch);
         z->moved_in += bytes;
     }
     z->fetched++;
@@ -513,13 +517,26 @@ static void zo_leave(ZoModel *z, size_t l) {
     while (z->overlap && z->fetched < z->visits + z->slots) zo_fetch(z);
 }
 
+// In a rehearsal: what the bytes of n weights take, or the noise, if that takes longer (of signs
+// alone it takes nothing).
+static void zo_weights_take(const ZoModel *z, size_t n, const ZoUpdate *update, const ZoPass *p) {
+    const Rates *r = &rehearsal->rates;
+    const bool stores = update->step != 0, perturbs = p->signs > 0 && p->scale != 0;
+    const int draws = (stores ? update->queries : 0) + perturbs;
+    const double bytes = (double)n * sizeof(floatX) * (1 + stores + p->signs);
+    const double noise = z->zo.noise == ZO_GAUSSIAN ? (double)n * draws : 0;
+    rehearse(stream_number(z->compute), TAKES_GPU,
+             fmax(bytes / rate_or(r->gpu_bytes, UNLIMITED),
+                  noise / rate_or(r->gpu_normals, UNLIMITED)));
+}
+
 static void zo_weights(ZoModel *z, floatX *theta, const ZoGroup *group, const ZoUpdate *update,
                        const ZoPass *p, int query) {
+    if (rehearsal != NULL) zo_weights_take(z, group->length, update, p);
     const unsigned blocks = ceil_div(group->length, 8 * BLOCK_THREADS);
-    zo_weights_kernel<<<blocks, BLOCK_THREADS, 0, z->compute>>>(
-        theta, p->signs > 0 ? z->perturbed[0] : NULL, p->signs > 1 ? z->perturbed[1] : NULL,
-        *group, z->zo, *update, p->step, (uint32_t)query, p->scale);
-    CUDA(cudaGetLastError());
+    LAUNCH(zo_weights_kernel, blocks, BLOCK_THREADS, 0, z->compute, theta,
+           p->signs > 0 ? z->perturbed[0] : NULL, p->signs > 1 ? z->perturbed[1] : NULL, *group,
+           z->zo, *update, p->step, (uint32_t)query, p->scale);
 }
 
 static const ZoUpdate zo_nothing = {};
@@ -534,7 +551,7 @@ static void zo_perturb_group(ZoModel *z, const ZoPass *p, size_t l, int k, float
     const size_t at = z->group_at[k], bytes = z->group[k].length * sizeof(floatX);
     if (visits && first) {
         zo_span(z, "wait", l + 1);
-        CUDA(cudaStreamWaitEvent(z->compute, z->there[event], 0));
+        stream_wait(z->compute, z->there[event]);
     }
     if (first) zo_span(z, p->signs == 0 ? "update" : "forward", l + 1);
     ZoGroup group = z->group[k];
@@ -543,15 +560,15 @@ static void zo_perturb_group(ZoModel *z, const ZoPass *p, size_t l, int k, float
     if (!visits) return;
     if (first && p->update.step != 0) {
         floatX *home = zo_home(z, l);
-        CUDA(cudaEventRecord(z->updated[event], z->compute));
-        CUDA(cudaStreamWaitEvent(z->out, z->updated[event], 0));
+        event_record(z->updated[event], z->compute);
+        stream_wait(z->out, z->updated[event]);
         const int span = timeline_begin(&z->timeline, ROW_FLUSH, "flush", l, bytes, z->out);
-        CUDA(cudaMemcpyAsync(home + at, theta + at, bytes, cudaMemcpyDeviceToHost, z->out));
+        stream_copy(home + at, theta + at, bytes, cudaMemcpyDeviceToHost, z->out);
         timeline_end(&z->timeline, span, z->out);
-        CUDA(cudaEventRecord(z->left[event], z->out));
+        event_record(z->left[event], z->out);
         z->moved_out += bytes;
     }
-    if (last) CUDA(cudaEventRecord(z->used[event], z->compute));
+    if (last) event_record(z->used[event], z->compute);
 }
 
 // =============================================================================================
@@ -595,10 +612,10 @@ static void zo_encoder(ZoModel *z, const ZoPass *p, int query, int sign) {
     const size_t C = z->config.channels, N = p->batch->B * p->batch->T;
     const GPT2Table *t = &z->table;
     const unsigned blocks = ceil_div(N * C, 4 * BLOCK_THREADS);
-    zo_encoder_kernel<<<blocks, BLOCK_THREADS, 0, z->compute>>>(
-        zo_x(z, query, sign), p->batch->device, zo_tensor(z, t->wte), zo_tensor(z, t->wpe), z->zo,
-        t->wte, t->wpe, p->step, (uint32_t)query, zo_scale(p, sign), N, p->batch->T, C);
-    CUDA(cudaGetLastError());
+    GPU_TAKES(z->compute, 3 * N * C * sizeof(floatX), gpu_bytes);
+    LAUNCH(zo_encoder_kernel, blocks, BLOCK_THREADS, 0, z->compute, zo_x(z, query, sign),
+           p->batch->device, zo_tensor(z, t->wte), zo_tensor(z, t->wpe), z->zo, t->wte, t->wpe,
+           p->step, (uint32_t)query, zo_scale(p, sign), N, p->batch->T, C);
 }
 
 // Normalises the last layer's output, of both signs: atty = ln_f(x).
@@ -637,10 +654,10 @@ static void zo_head(ZoModel *z, const ZoPass *p, int query, double *totals) {
                 const size_t rows = min_size(z->rows, N - first), row = (size_t)s * most + first;
                 gemm(&z->lt, false, true, rows, width, C, z->atty + row * C, C, z->perturbed[s], C,
                      z->logits, width, NULL, false, GEMM_PLAIN, NULL, z->compute);
-                zo_crossentropy_kernel<<<(unsigned)rows, BLOCK_THREADS, 0, z->compute>>>(
-                    z->losses + first, z->row_max + row, z->row_sum + row, z->target_logit + row,
-                    z->logits, targets + first, v0, valid, width, last);
-                CUDA(cudaGetLastError());
+                GPU_TAKES(z->compute, 8 * rows * width, gpu_bytes);  // the product's, and here
+                LAUNCH(zo_crossentropy_kernel, (unsigned)rows, BLOCK_THREADS, 0, z->compute,
+                       z->losses + first, z->row_max + row, z->row_sum + row,
+                       z->target_logit + row, z->logits, targets + first, v0, valid, width, last);
             }
             if (last) loss_accumulate(totals + s, z->losses, N, 1 / (double)N, true, z->compute);
         }
@@ -653,10 +670,9 @@ static void zo_classify(ZoModel *z, const ZoPass *p, int query, double *totals) 
     const int head = z->table.lm_head;
     for (int s = 0; s < p->signs; s++) {
         const floatX *x = z->atty + (size_t)s * most * C;
-        zo_classify_kernel<<<(unsigned)B, BLOCK_THREADS, 0, z->compute>>>(
-            z->losses, z->right, x, p->batch->device + most, zo_tensor(z, head), z->zo, z->words,
-            head, p->step, (uint32_t)query, zo_scale(p, s), p->batch->T, C);
-        CUDA(cudaGetLastError());
+        LAUNCH(zo_classify_kernel, (unsigned)B, BLOCK_THREADS, 0, z->compute, z->losses, z->right,
+               x, p->batch->device + most, zo_tensor(z, head), z->zo, z->words, head, p->step,
+               (uint32_t)query, zo_scale(p, s), p->batch->T, C);
         loss_accumulate(totals + s, z->losses, B, 1 / (double)B, true, z->compute);
     }
     loss_accumulate(&z->totals[zo_losses(z)], z->right, B, 1, true, z->compute);
@@ -679,7 +695,7 @@ static void zo_pass(ZoModel *z, const ZoPass *p, size_t micro, bool logits) {
     }
     if (p->signs > 0) {
         zo_span(z, "wait", 0);
-        CUDA(cudaStreamWaitEvent(z->compute, p->batch->there, 0));
+        stream_wait(z->compute, p->batch->there);
         zo_span(z, "forward", 0);
         for (int j = 0; j < p->queries; j++)
             for (int s = 0; s < p->signs; s++) zo_encoder(z, p, j, s);
@@ -701,16 +717,16 @@ static void zo_pass(ZoModel *z, const ZoPass *p, size_t micro, bool logits) {
         if (z->words.count > 0) zo_classify(z, p, j, totals);
         else zo_head(z, p, j, totals);
     }
-    if (p->signs > 0) CUDA(cudaEventRecord(p->batch->used, z->compute));
+    if (p->signs > 0) event_record(p->batch->used, z->compute);
     zo_span(z, NULL, 0);
 }
 
 // Waits for the totals of the passes so far, in z->mine.
 static void zo_totals(ZoModel *z) {
-    CUDA(cudaMemcpyAsync(z->mine, z->totals, (zo_losses(z) + 1) * sizeof(double),
-                         cudaMemcpyDeviceToHost, z->compute));
-    CUDA(cudaEventRecord(z->over, z->compute));
-    CUDA(cudaEventSynchronize(z->over));
+    stream_copy(z->mine, z->totals, (zo_losses(z) + 1) * sizeof(double), cudaMemcpyDeviceToHost,
+                z->compute);
+    event_record(z->over, z->compute);
+    event_wait(z->over);
 }
 
 // Puts the last step's update into the weights, now. With --zo-no-fused-update always; else, before
@@ -730,7 +746,7 @@ static ZoPass zo_look(ZoModel *z, const ZoBatch *batch) {
 // Room for the next batch of set i, to be filled and then sent. Waits until it is free.
 static ZoBatch *zo_batch_begin(ZoModel *z, int i, size_t B, size_t T) {
     ZoBatch *b = &z->batch[i];
-    CUDA(cudaEventSynchronize(b->there));
+    event_wait(b->there);
     b->B = B;
     b->T = T;
     return b;
@@ -738,17 +754,18 @@ static ZoBatch *zo_batch_begin(ZoModel *z, int i, size_t B, size_t T) {
 
 static void zo_batch_send(ZoModel *z, ZoBatch *b) {
     const size_t most = z->max_B * z->max_T;
-    CUDA(cudaStreamWaitEvent(z->fetch, b->used, 0));
-    CUDA(cudaMemcpyAsync(b->device, b->host, 2 * most * sizeof(int32_t), cudaMemcpyHostToDevice,
-                         z->fetch));
-    CUDA(cudaEventRecord(b->there, z->fetch));
+    stream_wait(z->fetch, b->used);
+    stream_copy(b->device, b->host, 2 * most * sizeof(int32_t), cudaMemcpyHostToDevice, z->fetch);
+    event_record(b->there, z->fetch);
 }
 
 // Reads rows of the data into set i, and sends them. NULL if they are damaged.
 static const ZoBatch *zo_send(ZoModel *z, int i, const Run *r, const Loader *data, size_t first,
                               size_t rows, Error *err) {
     ZoBatch *b = zo_batch_begin(z, i, rows, r->T);
-    if (!run_batch(r, data, first, rows, b->host, b->host + z->max_B * z->max_T, err)) return NULL;
+    if (rehearsal == NULL
+        && !run_batch(r, data, first, rows, b->host, b->host + z->max_B * z->max_T, err))
+        return NULL;
     zo_batch_send(z, b);
     return b;
 }
@@ -809,41 +826,6 @@ static void zo_move(void *owner, size_t at, size_t n, float *w, bool out) {
     }
 }
 
-// Settles where everything will be and how long a step will take, as settle(). Returns the planned
-// bytes of GPU memory.
-static size_t zo_settle(ZoModel *z, Run *r) {
-    const Options *o = &r->o;
-    Rates rates;
-    Limits limits;
-    memset(&rates, 0, sizeof rates);
-    if (r->world > 1)
-        printf("ranks: %zu, each with all weights; per step each sends %zu bytes to the others\n",
-               r->world, zo_news(z) * sizeof(double));
-    settle_limits(o, &limits);
-    const size_t planned = zo_settle_memory(z, r, limits.gpu, limits.host);
-    if (o->rates != NULL || (o->plan && limits.here))
-        machine_rates(&z->host, (int)o->threads, o, &rates);
-    if (rates.h2d > 0 && r->training) {
-        ZoPlan plan;
-        memset(&plan, 0, sizeof plan);
-        plan.run = PlanRun{r->B, r->T, o->accum, false, sizeof(floatX), !z->overlap, r->world, 0};
-        plan.queries = o->zo_queries;
-        plan.slots = (int)z->slots;
-        plan.streamed = z->streamed;
-        plan.no_slots = !z->keeps_slots;
-        plan.no_fused_update = !z->fused;
-        plan.noise = z->zo.noise;
-        plan.labels = r->task;
-        const ZoPrediction predicted = zo_plan_step(&rates, &z->config, &plan);
-        zo_plan_print(&rates, &z->config, &plan, &predicted);
-        if (sizeof(floatX) == 4)
-            printf("(gpu_flops counts as for 16 bits: products in fp32 are slower)\n");
-    } else if (o->plan) {
-        printf("for the time of a step, describe the machine: --rates FILE\n");
-    }
-    return planned;
-}
-
 // Sends this rank's micro-batch number `micro` of the run to the set whose turn it is.
 static bool zo_send_batch(ZoModel *z, const Run *r, uint64_t micro, Error *err) {
     const uint64_t position = run_position(r, micro / z->accum + 1, micro % z->accum);
@@ -881,7 +863,7 @@ static StepResult zo_step(ZoModel *z, Run *r, size_t step, double lr) {
     z->mine[n + ZO_DAMAGED] = damaged;
     run_tell(z->mine + n + ZO_NEWS);
     const double start = seconds_now();
-    ranks_exchange(z->mine, bytes, z->all);
+    if (rehearsal == NULL) ranks_exchange(z->mine, bytes, z->all);
     z->exchange = seconds_now() - start;
     z->exchanged = ranks.world > 1 ? bytes : 0;
     run_hear(z->all + n + ZO_NEWS, news);
@@ -894,6 +876,86 @@ static StepResult zo_step(ZoModel *z, Run *r, size_t step, double lr) {
     if (!z->fused) zo_update_weights(z);
     z->step = step;
     return x;
+}
+
+// A rehearsal: the mean of three steps. Several GPUs have a replica each; the few numbers that they
+// exchange take no time here.
+static Prediction zo_rehearse(const ZoModel *model, const Run *r, const Rates *rates) {
+    enum { STEPS = 9, COUNTED = 3 };
+    const size_t micros = min_size(r->o.accum, REHEARSED_MICRO), more = r->o.accum - micros;
+    StepMark marks[STEPS];
+    ZoModel *z = ALLOC(ZoModel, 1, "plan");
+    Run *run = ALLOC(Run, 1, "plan");
+    Rehearsal q;
+    *z = *model;
+    *run = *r;
+    run->o.steps = STEPS + 1;
+    run->o.accum = z->accum = micros;
+    memset(&z->host, 0, sizeof z->host);
+    memset(&z->timeline, 0, sizeof z->timeline);
+    rehearsal_begin(&q, rates);
+    zo_allocate(z);
+    for (int i = 0; i < STEPS; i++) {
+        zo_step(z, run, (size_t)i + 1, 1e-6);
+        marks[i] = StepMark{q.events[event_number(z->over)], q.count};
+    }
+    Prediction x = predict(&q, marks, STEPS, COUNTED, more, 1, NULL);
+    zo_release(z);
+    rehearsal_end(&q);
+    free(run);
+    free(z);
+    // copies that fall behind a little in each step are not that far behind after so few
+    x.step = fmax(x.step, fmax(x.h2d_bytes / rate_or(rates->h2d, UNLIMITED),
+                               x.d2h_bytes / rate_or(rates->d2h, UNLIMITED)));
+    return x;
+}
+
+// For people: how long a step takes, and from how many tokens per pass on the link is hidden.
+static void zo_print_time(const ZoModel *z, const Run *r, const Rates *rates) {
+    const Prediction x = zo_rehearse(z, r, rates);
+    const PlanRun run = {r->step_tokens, r->world};
+    const double exposed = x.step - x.compute - x.other;
+    const int both[TAKES_KINDS] = {0, 0, 0, 1, 1, 0, 0};  // copies
+    double speed[TAKES_KINDS];
+    printf("predicted time of a step, in seconds: products %.4g; updates and noise %.4g\n",
+           x.compute, x.other);
+    plan_print_speed(rates, &run, x.step, x.compute);
+    if (z->streamed == 0) return;
+    machine_speeds(rates, both, speed);
+    const double in = x.h2d_bytes / speed[TAKES_H2D], out = x.d2h_bytes / speed[TAKES_D2H];
+    printf("  over the link, in seconds: %.4g to the GPU, %.4g to the host; %zu of %zu layer%s; ",
+           in, out, z->streamed, z->config.layers, plural(z->config.layers));
+    if (exposed < 0.01 * x.step) printf("hidden");
+    else printf("not hidden: %.4g are waits (%s)", exposed,
+                in > 1.02 * out ? "upload" : out > 1.02 * in ? "offload" : "link");
+    if (z->overlap && z->keeps_slots && z->fused)
+        printf("; hidden from %.0f tokens per pass on",
+               ceil((double)(r->B * r->T) * fmax(fmax(in, out) - x.other, 0) / x.compute));
+    printf("\n");
+}
+
+// Settles where everything will be and how long a step will take, as settle(). Returns the planned
+// bytes of GPU memory.
+static size_t zo_settle(ZoModel *z, Run *r) {
+    const Options *o = &r->o;
+    Rates rates;
+    Limits limits;
+    memset(&rates, 0, sizeof rates);
+    if (r->world > 1)
+        printf("ranks: %zu, each with all weights; per step each sends %zu bytes to the others\n",
+               r->world, zo_news(z) * sizeof(double));
+    settle_limits(o, &limits);
+    const size_t planned = zo_settle_memory(z, r, limits.gpu, limits.host);
+    if (o->rates != NULL || (o->plan && limits.here))
+        machine_rates(&z->host, (int)o->threads, o, &rates);
+    if (rates.h2d > 0 && r->training) {
+        zo_print_time(z, r, &rates);
+        if (sizeof(floatX) == 4)
+            printf("(gpu_flops counts as for 16 bits: products in fp32 are slower)\n");
+    } else if (o->plan) {
+        printf("for the time of a step, describe the machine: --rates FILE\n");
+    }
+    return planned;
 }
 
 // The counters of a step, for log.jsonl: bytes over the link are those of this one, times those of
@@ -934,7 +996,7 @@ static void zo_agree(ZoModel *z) {
 // Saves the run: all ranks together.
 static void zo_save(ZoModel *z, Run *r) {
     zo_update_weights(z);
-    CUDA(cudaDeviceSynchronize());
+    device_rest();
     run_save(r, NULL);
 }
 
@@ -969,7 +1031,7 @@ static void zo_load(ZoModel *z, Run *r) {
     if (r->rank > 0) z->part.count = 0;
     z->step = r->state.step;
     z->sent = z->step * z->accum;
-    CUDA(cudaDeviceSynchronize());
+    device_rest();
 }
 
 static int zo_train(Run *r) {

@@ -27,7 +27,7 @@ static struct {
 // On the virtual clock, the host's work for ZenFlow takes as long as a test says: so many seconds
 // an element, or its traffic at so many bytes per second; 0: no time. So does AdamW, the latter.
 static double add_seconds, update_seconds, host_bytes_per_s;
-static void host_takes(double seconds, double bytes) {
+static void worker_takes(double seconds, double bytes) {
     if (host_bytes_per_s > 0) seconds += bytes / host_bytes_per_s;
 #ifdef __CUDA_EMU__
     if (seconds > 0) emu_virtual_seconds(seconds);
@@ -38,10 +38,10 @@ static double runs_elements(const AdamRun *run, int runs) {  // gaps between ten
     return (double)round_up(run[runs - 1].at + run[runs - 1].length, ALIGN_ELEMENTS);
 }
 #define adam_update_runs(p, m, v, g, is_bf16, out, run, runs, step) \
-    (host_takes(0, runs_elements(run, runs) * (24 + ((is_bf16) ? 2 : 4) + ((out) ? 2 : 0))), \
+    (worker_takes(0, runs_elements(run, runs) * (24 + ((is_bf16) ? 2 : 4) + ((out) ? 2 : 0))), \
      adam_update_runs(p, m, v, g, is_bf16, out, run, runs, step))
 #define zen_work(w) \
-    (host_takes(((w)->p ? update_seconds : add_seconds) * (double)(w)->n, \
+    (worker_takes(((w)->p ? update_seconds : add_seconds) * (double)(w)->n, \
                 (double)(w)->n * (((w)->p ? 24 : 4) + ((w)->first ? 0 : 4) \
                                   + ((w)->grad ? ((w)->is_bf16 ? 2 : 4) : 0) \
                                   + ((w)->p && (w)->is_bf16 ? 2 : 0))), \
@@ -209,6 +209,22 @@ static bool is_urgent(cudaStream_t stream) {
 static AdamStep recipe_step(const Recipe *r, size_t step, double norm_squared) {
     return adam_step_prepare(r->lr, 0.9, 0.95, r->eps, r->decay, step,
                              clip_scale(norm_squared, r->clip));
+}
+
+// What a rehearsal says of a step of this model, on a machine whose products take `compute` seconds
+// of it.
+static Prediction rehearsed(const GPT2 *g, const Shape *s, Rates *r, double compute) {
+    static Run run;
+    memset(&run, 0, sizeof run);
+    run.B = s->B;
+    run.T = s->T;
+    run.world = 1;
+    run.step_tokens = s->B * s->T * s->accum;
+    run.o.accum = s->accum;
+    run.o.no_overlap = g->no_overlap;
+    r->gpu_flops = 1;
+    r->gpu_flops = gpt2_rehearse(g, &run, r, NULL).compute / compute;
+    return gpt2_predict(g, &run, r, NULL);
 }
 
 // A step's gradient on the GPU: the loss and, in *norm_squared, the square of its norm.

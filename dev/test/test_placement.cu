@@ -563,19 +563,11 @@ static Step measure_7b(const Placement *where, const Step *none) {
     t.backward = 1e6 * backward / (LAST - FIRST);
     t.step = 1e6 * (at[2] - at[0]) / (LAST - FIRST);
     if (none != NULL) {
-        PlanRun run;
         Rates r;
         memset(&r, 0, sizeof r);
-        memset(&run, 0, sizeof run);
-        run.B = s->B;
-        run.T = s->T;
-        run.accum = 1;
-        run.stored = 2;
-        r.gpu_flops = 1;
-        r.gpu_flops = plan_compute(&r, &g->config, &run) / (1e-6 * none->step);
         r.h2d = r.d2h = 1e6 * now[LINK];
         r.host_adam = host_bytes_per_s / 28;
-        t.planned = plan_step(&r, &g->config, &g->pieces, &g->choice, &run, NULL);
+        t.planned = rehearsed(g, s, &r, 1e-6 * none->step);
     }
     free(params);
     free(inputs);

@@ -1,4 +1,4 @@
-// test_zen_time.cu: zenflow.cuh takes as long as zen_plan.h predicts, on the emulated GPU's virtual
+// test_zen_time.cu: zenflow.cuh takes as long as a rehearsal predicts, on the emulated GPU's virtual
 // clock, where a kernel takes 10 us, a copy its bytes, and the host's work what is said here.
 //
 // usage: test_zen_time               all tests
@@ -121,16 +121,11 @@ static Times measure(const Case *c, double compute) {
     free(inputs);
 
     if (compute > 0) {
-        const ZenFlow *z = g->zen;
         Rates rates;
         memset(&rates, 0, sizeof rates);
-        const PlanRun run = plan_run(g, &r);
-        const ZenPlan plan = {run, z->config.window, z->config.overlap, z->sums, g->places};
-        rates.gpu_flops = 1;
-        rates.gpu_flops = plan_compute(&rates, &g->config, &run) / (1e-6 * compute);
         rates.h2d = rates.d2h = 1e6 * link_rate;
         rates.host_adam = 1e6 * c->host / 28;
-        t.planned = zen_plan_step(&rates, &g->config, &z->map, &plan, NULL);
+        t.planned = rehearsed(g, &s, &rates, 1e-6 * compute);
     }
     gpt2_update_wait(g);
     CUDA(cudaDeviceSynchronize());

@@ -799,28 +799,21 @@ static double memory_step(const Config *c) {
     return measure(&base).step;
 }
 
-// zo_plan.h, for a GPU whose products take as long as all kernels here do.
+// A rehearsal, for a GPU whose products take as long as all kernels here do.
 static double planned(const Config *c, double in_memory_step) {
-    GPT2Config config = shape_config(&shapes[c->shape]);
+    static Feed f;
     Rates r;
-    ZoPlan p;
     memset(&r, 0, sizeof r);
-    memset(&p, 0, sizeof p);
-    p.run.B = shapes[c->shape].B;
-    p.run.T = shapes[c->shape].T;
-    p.run.accum = c->accum;
-    p.queries = (size_t)c->queries;
-    p.run.stored = 2;
-    p.slots = (int)c->slots;
-    p.run.no_overlap = !c->overlap;
-    p.no_slots = !c->keeps_slots;
-    p.no_fused_update = !c->fused;
-    p.noise = c->noise;
-    r.gpu_flops = 1;
+    feed_make(&f, c, 100);
+    float *w = first_weights(c);
+    ZoModel *z = zo_open(c, &f, w, 0);
     r.h2d = r.d2h = 1e6 * link_rate;
-    r.gpu_flops = zo_plan_step(&r, &config, &p).step / (1e-6 * in_memory_step);
-    p.streamed = config.layers - c->residents;
-    return 1e6 * zo_plan_step(&r, &config, &p).step;
+    r.gpu_flops = 1;
+    r.gpu_flops = zo_rehearse(z, &f.r, &r).compute / (1e-6 * in_memory_step);
+    const double step = 1e6 * zo_rehearse(z, &f.r, &r).step;
+    zo_close(z);
+    free(w);
+    return step;
 }
 
 static bool near(double a, double b, double share) { return fabs(a - b) <= share * b; }

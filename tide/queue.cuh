@@ -1,0 +1,176 @@
+// queue.cuh: streams and events, and what is put into streams: run by the GPU or, while a rehearsal
+// is open (rehearsal.h), only written down. What trains uses these calls and no others of CUDA.
+//   stream_make(), event_make(), events_make(), stream_free(), events_free()
+//   stream_wait(), event_record()                    what waits for what
+//   event_wait(), stream_rest(), device_rest()       the host waits
+//   LAUNCH(), stream_copy(), stream_zero()           work for the GPU, and for the link
+//   GPU_TAKES()                                      how long a rehearsed GPU works on something
+//   gpu_alloc(), pinned_alloc(), gpu_free(), pinned_free()    memory
+//
+// A rehearsal has neither streams nor memory: handles are numbers, and addresses lead nowhere.
+#ifndef TIDE_QUEUE_CUH
+#define TIDE_QUEUE_CUH
+#include "gpu.cuh"
+#include "rehearsal.h"
+
+// ---------------------------------------------------------------------------------------------
+// Memory
+
+// Device memory, aligned to 256 bytes, with anything in it. `what` names it in the error.
+static void *gpu_alloc(size_t bytes, const char *what) {
+    void *p = NULL;
+    if (rehearsal != NULL) return rehearse_memory(bytes);
+    const cudaError_t e = cudaMalloc(&p, bytes > 0 ? bytes : 1);
+    if (e == cudaErrorMemoryAllocation)
+        fail("out of GPU memory: %s needs %.1f MiB; use a smaller --batch, --seq or --model, or "
+             "--recompute block", what, (double)bytes / (1 << 20));
+    CUDA(e);
+#ifdef __CUDA_EMU__
+    emu_name_memory(p, what);  // for its error messages
+#endif
+    return p;
+}
+
+static void gpu_free(void *p) {
+    if (rehearsal == NULL) CUDA(cudaFree(p));
+}
+
+// Zeroed page-locked host memory, which copies to and from the GPU need to be asynchronous. It is
+// there in a rehearsal, too: for what the host itself reads and writes.
+static void *pinned_alloc(size_t bytes, const char *what) {
+    void *p = NULL;
+    if (rehearsal != NULL) return alloc_or_fail(bytes, 1, what);
+    const cudaError_t e = cudaMallocHost(&p, bytes > 0 ? bytes : 1);
+    if (e == cudaErrorMemoryAllocation)
+        fail("out of page-locked host memory: %s needs %.1f MiB", what, (double)bytes / (1 << 20));
+    CUDA(e);
+    memset(p, 0, bytes);
+    return p;
+}
+
+static void pinned_free(void *p) {
+    if (rehearsal != NULL) free(p);
+    else CUDA(cudaFreeHost(p));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Streams and events
+
+static int stream_number(cudaStream_t stream) { return (int)(uintptr_t)stream; }
+static int event_number(cudaEvent_t event) { return (int)(uintptr_t)event; }
+
+// urgent: where kernels of several streams wait for room on the GPU, its blocks are the next ones
+// (copies and host functions know no such order). It is for short kernels that others wait for.
+// name: in reports of the emulated GPU.
+static cudaStream_t stream_make(const char *name, bool urgent) {
+    int lowest, highest;
+    cudaStream_t stream;
+    if (rehearsal != NULL) return (cudaStream_t)(uintptr_t)rehearse_stream();
+    CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? highest : lowest));
+#ifdef __CUDA_EMU__
+    emu_name_stream(stream, name);
+#endif
+    (void)name;
+    return stream;
+}
+
+static void stream_free(cudaStream_t stream) {
+    if (rehearsal == NULL) CUDA(cudaStreamDestroy(stream));
+}
+
+// sleeps: who waits for it leaves its core to others (host.cuh), and wakes some 50 us late.
+static void event_make(cudaEvent_t *event, bool sleeps) {
+    if (rehearsal != NULL) *event = (cudaEvent_t)(uintptr_t)rehearse_event();
+    else CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming
+                                                  | (sleeps ? cudaEventBlockingSync : 0)));
+}
+
+static void event_free(cudaEvent_t event) {
+    if (rehearsal == NULL) CUDA(cudaEventDestroy(event));
+}
+
+// n of them.
+static cudaEvent_t *events_make(size_t n) {
+    cudaEvent_t *events = ALLOC(cudaEvent_t, n, "events");
+    for (size_t i = 0; i < n; i++) event_make(&events[i], false);
+    return events;
+}
+
+static void events_free(cudaEvent_t *events, size_t n) {
+    for (size_t i = 0; i < n; i++) event_free(events[i]);
+    free(events);
+}
+
+// What the stream is given from now on waits for the event, as it was last recorded.
+static void stream_wait(cudaStream_t stream, cudaEvent_t event) {
+    if (rehearsal != NULL) rehearse_wait(stream_number(stream), event_number(event));
+    else CUDA(cudaStreamWaitEvent(stream, event, 0));
+}
+
+// The event is complete once the stream has done what it has been given so far.
+static void event_record(cudaEvent_t event, cudaStream_t stream) {
+    if (rehearsal != NULL) rehearse_record(event_number(event), stream_number(stream));
+    else CUDA(cudaEventRecord(event, stream));
+}
+
+// The host waits: for an event, for all that a stream has been given, for all streams.
+static void event_wait(cudaEvent_t event) {
+    if (rehearsal != NULL) rehearse_event_wait(event_number(event));
+    else CUDA(cudaEventSynchronize(event));
+}
+
+static void stream_rest(cudaStream_t stream) {
+    if (rehearsal != NULL) rehearse_rest(stream_number(stream));
+    else CUDA(cudaStreamSynchronize(stream));
+}
+
+static void device_rest(void) {
+    if (rehearsal == NULL) CUDA(cudaDeviceSynchronize());
+    else for (int i = 1; i < rehearsal->stream_count; i++) rehearse_rest(i);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Work
+
+// A kernel, what stands in its <<< >>>, and its arguments.
+#define LAUNCH(kernel, grid, block, shared, stream, ...) \
+    do { \
+        if (rehearsal != NULL) break; \
+        kernel<<<grid, block, shared, stream>>>(__VA_ARGS__); \
+        CUDA(cudaGetLastError()); \
+    } while (0)
+
+// Lets a kernel have so many bytes of shared memory; 48 KiB it has without asking.
+#define LET_SHARED(kernel, bytes) \
+    do { \
+        if (rehearsal == NULL) \
+            CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, \
+                                      (int)(bytes))); \
+    } while (0)
+
+// In a rehearsal, the GPU takes as long for what the stream is given here as `amount` takes at a
+// rate of rates.h: GPU_TAKES(stream, 2 * M * N * K, gpu_flops).
+#define GPU_TAKES(stream, amount, rate) \
+    do { \
+        if (rehearsal != NULL) \
+            rehearse(stream_number(stream), \
+                     offsetof(Rates, rate) == offsetof(Rates, gpu_flops) ? TAKES_PRODUCTS \
+                                                                         : TAKES_GPU, \
+                     (double)(amount) / rate_or(rehearsal->rates.rate, UNLIMITED)); \
+    } while (0)
+
+// Of copies within the GPU a rehearsal takes no account.
+static void stream_copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                        cudaStream_t stream) {
+    if (rehearsal == NULL) CUDA(cudaMemcpyAsync(to, from, bytes, kind, stream));
+    else if (kind != cudaMemcpyDeviceToDevice)
+        rehearse(stream_number(stream), kind == cudaMemcpyHostToDevice ? TAKES_H2D : TAKES_D2H,
+                 (double)bytes);
+}
+
+static void stream_zero(void *p, size_t bytes, cudaStream_t stream) {
+    if (rehearsal == NULL) CUDA(cudaMemsetAsync(p, 0, bytes, stream));
+}
+
+#endif

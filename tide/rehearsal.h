@@ -1,0 +1,294 @@
+// rehearsal.h: a step that is not run but written down: what each stream is given, what that waits
+// for, and how long a machine (rates.h) takes for all of it. No CUDA here: queue.cuh rehearses.
+//   rehearsal_begin(), rehearsal_end()     while one is open, queue.cuh's calls end up here
+//   rehearse_stream(), rehearse_event()    make one
+//   rehearse_wait(), rehearse_record()     what waits for what
+//   rehearse(), rehearse_span()            work for a stream; what the trace calls it
+//   rehearsal_time()                       when each job begins and ends
+//
+// While nothing begins or ends, all that is under way goes at a constant speed:
+//   - the GPU's time is shared by the streams that have work for it;
+//   - each direction of the link by what copies, at `h2d` or `d2h` alone, `_duplex` with the other
+//     direction, `_busy` if the cores work as well;
+//   - host memory, of `dram` bytes a second, `dram_dma` while both directions are busy, by each
+//     direction and the cores, evenly: who wants less than his part leaves the rest to the others.
+//     Where the _busy rates are known, they are what the link gets;
+//   - collectives between GPUs take what rates.h says, one after the other, whatever else goes on.
+// A rate of 0 is not known, and limits nothing.
+#ifndef TIDE_REHEARSAL_H
+#define TIDE_REHEARSAL_H
+#include "rates.h"
+#include "trace.h"
+
+// What a job takes: nothing; seconds of the GPU's time, for products or anything else; bytes over
+// the link; bytes in host memory, of the cores; seconds between GPUs.
+enum { TAKES_NOTHING, TAKES_PRODUCTS, TAKES_GPU, TAKES_H2D, TAKES_D2H, TAKES_HOST, TAKES_COMM,
+       TAKES_KINDS };
+
+enum { JOB_WAITS = 3, REHEARSAL_STREAMS = 16, THE_HOST = 0, NO_JOB = -1 };
+static const double UNLIMITED = 1e18;
+
+// What a stream does in one go. Tasks are numbered in the order in which the host has queued them.
+typedef struct {
+    int stream, next;        // the next job of this stream, or NO_JOB
+    int waits[JOB_WAITS];   // jobs that must be complete besides the one before in its stream
+    int takes, row;          // row: of the trace; -1: none
+    const char *name;
+    size_t number, bytes;
+    double work;
+    double begin, end;       // seconds, by rehearsal_time()
+} Job;
+
+typedef struct {
+    int first, last;         // jobs
+    int waits[JOB_WAITS], count;  // what the next job is to wait for
+    int host;                // of the host, the job that this stream knows is complete
+    bool sealed;             // somebody waits for the last job: it is complete as it is
+    int row;                 // the open span
+    const char *name;
+    size_t number, bytes;
+} RehearsedStream;
+
+typedef struct {
+    Rates rates;
+    Job *jobs;
+    int count, room;
+    RehearsedStream streams[REHEARSAL_STREAMS];  // THE_HOST's: where it waits
+    int stream_count;
+    int *events;             // the job that each was recorded behind
+    int event_count;
+    size_t memory;           // addresses that were given out
+} Rehearsal;
+
+static Rehearsal *rehearsal;  // the one that is open; NULL: what is queued is run
+
+static int rehearse_stream(void) {
+    Rehearsal *q = rehearsal;
+    if (q->stream_count == REHEARSAL_STREAMS) fail("rehearsal: too many streams");
+    const RehearsedStream none = {NO_JOB, NO_JOB, {0}, 0, NO_JOB, true, -1, "", 0, 0};
+    q->streams[q->stream_count] = none;
+    return q->stream_count++;
+}
+
+static int rehearse_event(void) {
+    Rehearsal *q = rehearsal;
+    if (q->event_count % 64 == 0) {
+        q->events = (int *)realloc(q->events, ((size_t)q->event_count + 64) * sizeof *q->events);
+        if (q->events == NULL) fail("out of memory: plan");
+    }
+    q->events[q->event_count] = NO_JOB;
+    return q->event_count++;
+}
+
+// Opens *q. Nothing is run until rehearsal_end().
+static void rehearsal_begin(Rehearsal *q, const Rates *rates) {
+    memset(q, 0, sizeof *q);
+    q->rates = *rates;
+    q->memory = 4096;
+    rehearsal = q;
+    rehearse_stream();  // THE_HOST
+    rehearse_event();   // number 0 is no event
+}
+
+static void rehearsal_end(Rehearsal *q) {
+    rehearsal = NULL;
+    free(q->jobs);
+    free(q->events);
+    memset(q, 0, sizeof *q);
+}
+
+static int rehearse(int stream, int takes, double work);
+
+// What the stream is given from now on waits for this job.
+static void rehearse_wait_for(int stream, int job) {
+    RehearsedStream *s = &rehearsal->streams[stream];
+    if (job == NO_JOB || rehearsal->jobs[job].stream == stream) return;
+    for (int i = 0; i < s->count; i++) {
+        if (rehearsal->jobs[s->waits[i]].stream != rehearsal->jobs[job].stream) continue;
+        if (job > s->waits[i]) s->waits[i] = job;
+        return;
+    }
+    if (s->count == JOB_WAITS) rehearse(stream, TAKES_NOTHING, 0);
+    s->waits[s->count++] = job;
+}
+
+static void rehearse_wait(int stream, int event) {
+    rehearse_wait_for(stream, rehearsal->events[event]);
+}
+
+// What the next job of a stream is called, in which row of the trace (-1: in none); bytes that it
+// moves.
+static void rehearse_span(int stream, int row, const char *name, size_t number, size_t bytes) {
+    RehearsedStream *s = &rehearsal->streams[stream];
+    s->row = row;
+    s->name = name;
+    s->number = number;
+    s->bytes = bytes;
+}
+
+// Gives a stream work; returns its job. Work that follows on its like joins it. Without work, it
+// is a job only if there is something to wait for.
+static int rehearse(int stream, int takes, double work) {
+    Rehearsal *q = rehearsal;
+    RehearsedStream *s = &q->streams[stream];
+    const int host = q->streams[THE_HOST].last;
+    if (stream != THE_HOST && host != s->host) {  // the host has queued it only now
+        s->host = host;
+        rehearse_wait_for(stream, host);
+    }
+    Job *last = s->last == NO_JOB ? NULL : &q->jobs[s->last];
+    if (s->count == 0 && work == 0) return s->last;
+    if (s->count == 0 && !s->sealed && last->takes == takes && last->row == s->row
+        && last->name == s->name && last->number == s->number) {
+        last->work += work;
+        return s->last;
+    }
+    if (q->count == q->room) {
+        q->room = q->room > 0 ? 2 * q->room : 4096;
+        q->jobs = (Job *)realloc(q->jobs, (size_t)q->room * sizeof *q->jobs);
+        if (q->jobs == NULL) fail("out of memory: plan");
+    }
+    Job t = {stream, NO_JOB, {NO_JOB, NO_JOB, NO_JOB}, takes, s->row, s->name, s->number,
+              s->bytes, work, -1, -1};
+    for (int i = 0; i < s->count; i++) t.waits[i] = s->waits[i];
+    s->count = 0;
+    s->sealed = false;
+    if (s->last != NO_JOB) q->jobs[s->last].next = q->count;
+    else s->first = q->count;
+    q->jobs[q->count] = t;
+    return s->last = q->count++;
+}
+
+// The event is complete when the stream has done what it has been given so far.
+static void rehearse_record(int event, int stream) {
+    rehearsal->events[event] = rehearse(stream, TAKES_NOTHING, 0);
+    rehearsal->streams[stream].sealed = true;
+}
+
+// The host waits until a stream has done all.
+static void rehearse_rest(int stream) {
+    rehearse_wait_for(THE_HOST, rehearse(stream, TAKES_NOTHING, 0));
+    rehearse(THE_HOST, TAKES_NOTHING, 0);
+    rehearsal->streams[stream].sealed = true;
+}
+
+static void rehearse_event_wait(int event) {
+    rehearse_wait(THE_HOST, event);
+    rehearse(THE_HOST, TAKES_NOTHING, 0);
+}
+
+// Addresses of memory that nobody has.
+static void *rehearse_memory(size_t bytes) {
+    const size_t at = rehearsal->memory;
+    rehearsal->memory += round_up(bytes + 1, 4096);
+    return (void *)(uintptr_t)at;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The machine
+
+// Divides what there is evenly among three who want something; what one does not need, the others
+// get.
+static void share_out(double total, double want[3]) {
+    bool served[3] = {false, false, false};
+    for (int left = 3; left > 0; left--) {
+        int least = -1;
+        for (int i = 0; i < 3; i++)
+            if (!served[i] && (least < 0 || want[i] < want[least])) least = i;
+        want[least] = fmin(want[least], total / left);
+        total -= want[least];
+        served[least] = true;
+    }
+}
+
+// Work per second of a job of each kind, while so many of each are at work. The cores can work on 28
+// bytes per second for each parameter of host_adam, AdamW's traffic.
+static void machine_speeds(const Rates *r, const int busy[TAKES_KINDS], double speed[TAKES_KINDS]) {
+    const bool in = busy[TAKES_H2D] > 0, out = busy[TAKES_D2H] > 0, host = busy[TAKES_HOST] > 0;
+    const double cores = fmin(28 * rate_or(r->host_adam, UNLIMITED), UNLIMITED);
+    const bool measured = in && out && host && r->h2d_busy > 0 && r->d2h_busy > 0;
+    double h2d = rate_or(r->h2d, UNLIMITED), d2h = rate_or(r->d2h, UNLIMITED);
+    if (in && out) h2d = measured ? r->h2d_busy : rate_or(r->h2d_duplex, h2d);
+    if (in && out) d2h = measured ? r->d2h_busy : rate_or(r->d2h_duplex, d2h);
+    double memory = in && out ? rate_or(r->dram_dma, r->dram) : rate_or(r->dram, r->dram_dma);
+    if (memory <= 0) memory = 4 * UNLIMITED;
+    double want[3] = {in ? h2d : 0, out ? d2h : 0, host ? cores : 0};
+    if (measured) want[2] = fmin(want[2], fmax(memory - h2d - d2h, 0.01 * memory));
+    else share_out(memory, want);
+    const int gpu = busy[TAKES_PRODUCTS] + busy[TAKES_GPU];
+    speed[TAKES_NOTHING] = speed[TAKES_COMM] = 1;
+    speed[TAKES_PRODUCTS] = speed[TAKES_GPU] = gpu > 0 ? 1.0 / gpu : 0;
+    speed[TAKES_H2D] = in ? want[0] / busy[TAKES_H2D] : 0;
+    speed[TAKES_D2H] = out ? want[1] / busy[TAKES_D2H] : 0;
+    speed[TAKES_HOST] = want[2];
+}
+
+static bool job_is_ready(const Rehearsal *q, const Job *t) {
+    for (int i = 0; i < JOB_WAITS; i++)
+        if (t->waits[i] != NO_JOB && q->jobs[t->waits[i]].end < 0) return false;
+    return true;
+}
+
+// Fills in when each job begins and ends.
+static void rehearsal_time(Rehearsal *q) {
+    int head[REHEARSAL_STREAMS], done = 0;
+    double left[REHEARSAL_STREAMS] = {0}, now = 0;
+    bool at_work[REHEARSAL_STREAMS];
+    for (int i = 0; i < q->count; i++) q->jobs[i].begin = q->jobs[i].end = -1;
+    for (int s = 0; s < q->stream_count; s++) head[s] = q->streams[s].first;
+    while (done < q->count) {
+        int busy[TAKES_KINDS] = {0};
+        double speed[TAKES_KINDS], dt = INFINITY;
+        for (bool more = true; more;) {  // what can begin, begins; what has no work left, ends
+            more = false;
+            for (int s = 0; s < q->stream_count; s++) {
+                at_work[s] = false;
+                if (head[s] == NO_JOB) continue;
+                Job *t = &q->jobs[head[s]];
+                if (t->begin < 0) {
+                    if (!job_is_ready(q, t)) continue;
+                    t->begin = now;
+                    left[s] = t->work;
+                }
+                at_work[s] = left[s] > 0;
+                if (at_work[s]) continue;
+                t->end = now;
+                done++;
+                head[s] = t->next;
+                more = true;
+            }
+        }
+        if (done == q->count) break;
+        for (int s = 0; s < q->stream_count; s++)
+            if (at_work[s]) busy[q->jobs[head[s]].takes]++;
+        machine_speeds(&q->rates, busy, speed);
+        for (int s = 0; s < q->stream_count; s++)
+            if (at_work[s]) dt = fmin(dt, left[s] / speed[q->jobs[head[s]].takes]);
+        if (!(dt < INFINITY)) fail("rehearsal: jobs wait for each other");  // an error of ours
+        for (int s = 0; s < q->stream_count; s++) {
+            if (!at_work[s]) continue;
+            const Job *t = &q->jobs[head[s]];
+            left[s] -= speed[t->takes] * dt;
+            if (left[s] <= 1e-12 * t->work) left[s] = 0;
+        }
+        now += dt;
+    }
+}
+
+// Draws jobs [first, end), from time `start` on.
+static void rehearsal_draw(const Rehearsal *q, TraceFile *trace, int first, int end,
+                           double start) {
+    double last = start;
+    for (int i = first; i < end; i++) {
+        const Job *t = &q->jobs[i];
+        const bool compute = t->row == ROW_COMPUTE;
+        if (t->row < 0 || t->end <= t->begin) continue;
+        if (compute && t->begin > last)
+            trace_span(trace, ROW_COMPUTE, "wait", TRACE_NONE, last - start, t->begin - start, 0);
+        if (compute) last = t->end;
+        trace_span(trace, t->row, t->name, t->number, t->begin - start, t->end - start,
+                   t->bytes);
+    }
+}
+
+#endif
