@@ -312,7 +312,8 @@ static void gpt2_allocate(GPT2 *g) {
     g->inputs = (int32_t *)alloc_or_fail(N, sizeof(int32_t), "tokens");
     g->targets = (int32_t *)alloc_or_fail(N, sizeof(int32_t), "tokens");
     g->host_loss = (double *)pinned_alloc(2 * sizeof(double), "loss");
-    g->worker_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
+    if (g->accumulating && g->choice.sum_on_host)
+        g->worker_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
     if (g->zero != NULL) zero_allocate(g);
     if (g->zen != NULL) zen_allocate(g);
     device_rest();  // the zeros are there before any stream begins

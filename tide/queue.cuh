@@ -50,7 +50,7 @@ static void *pinned_alloc(size_t bytes, const char *what) {
 
 static void pinned_free(void *p) {
     if (rehearsal != NULL) free(p);
-    else CUDA(cudaFreeHost(p));
+    else if (p != NULL) CUDA(cudaFreeHost(p));
 }
 
 // ---------------------------------------------------------------------------------------------
