@@ -211,8 +211,8 @@ run: $(TRAINER) $(filter build/self.txt,$(DATA))  ## train a small GPT (DATA=fil
 # and writes the other way around.
 UNIT = $(patsubst dev/test/%.c,%,$(wildcard dev/test/test_*.c))
 FUZZ = $(patsubst dev/test/%.c,%,$(wildcard dev/test/fuzz_*.c))
-COMPUTES = test_adam test_matmul test_offload test_plan test_rates test_rng test_vmath \
-           test_zen_plan test_zenflow test_zero test_zo test_zo_plan
+COMPUTES = test_adam test_matmul test_offload test_rates test_rehearsal test_rng test_vmath \
+           test_zenflow test_zero test_zo
 READS = $(filter-out $(COMPUTES),$(UNIT))
 SCRIPTS = $(wildcard dev/test/test_*.sh dev/emu/test/test_*.sh)
 
