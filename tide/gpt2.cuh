@@ -342,6 +342,12 @@ static void copy_in(GPT2 *g, void *device, const void *host, size_t bytes, cudaS
     g->moved_in += bytes;
 }
 
+#ifdef TESTING  // see queue.cuh
+#define order(g, a, b) SITE("order(" #a ", " #b ")", order(g, a, b))
+#define copy_out(g, to, from, n) SITE("copy_out(" #to ", " #from ")", copy_out(g, to, from, n))
+#define copy_in(g, to, from, n, s) SITE("copy_in(" #to ", " #from ")", copy_in(g, to, from, n, s))
+#endif
+
 // Ends a run that needs more memory than there is. ways: to need less, besides smaller batches.
 static void check_memory(size_t total, size_t host, size_t limit, size_t host_limit,
                          const char *ways) {

@@ -136,6 +136,11 @@ static void host_queue_submit(HostQueue *q, void (*work)(const void *arg), const
     if (e != CUDA_SUCCESS) fail("CUDA error %d: a stream cannot wait for the host", (int)e);
 }
 
+#ifdef TESTING  // see queue.cuh
+#define host_queue_submit(q, work, arg, n) \
+    SITE("host_queue_submit(" #q ", " #work ")", host_queue_submit(q, work, arg, n))
+#endif
+
 // In a rehearsal: the next work moves so many bytes of host memory. AdamW moves 28 of an element.
 static void host_takes(const HostQueue *q, size_t bytes) {
     if (rehearsal == NULL || bytes == 0) return;

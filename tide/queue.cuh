@@ -173,4 +173,35 @@ static void stream_zero(void *p, size_t bytes, cudaStream_t stream) {
     if (rehearsal == NULL) CUDA(cudaMemsetAsync(p, 0, bytes, stream));
 }
 
+// Tests leave out one of the calls that order a step, to see that this is noticed: the one whose
+// place, "function: call", is TIDE_LEAVE_OUT. TIDE_SITES names a file that gets the places that
+// were run (dev/test/mutants.sh).
+#ifdef TESTING
+static const char *const site_left_out = getenv("TIDE_LEAVE_OUT");
+static const char *const site_list = getenv("TIDE_SITES");
+
+static bool site_runs(const char *function, const char *call, bool *seen) {
+    char place[512];
+    if (site_left_out == NULL && site_list == NULL) return true;
+    snprintf(place, sizeof place, "%s: %s", function, call);
+    FILE *f = *seen || site_list == NULL ? NULL : fopen(site_list, "a");
+    if (f != NULL) fprintf(f, "%s\n", place);
+    if (f != NULL) fclose(f);
+    *seen = true;
+    return site_left_out == NULL || strcmp(place, site_left_out) != 0;
+}
+
+#define SITE(text, call) \
+    do { \
+        static bool seen; \
+        if (site_runs(__func__, text, &seen)) call; \
+    } while (0)
+#define stream_wait(s, e) SITE("stream_wait(" #s ", " #e ")", stream_wait(s, e))
+#define event_record(e, s) SITE("event_record(" #e ", " #s ")", event_record(e, s))
+#define event_wait(e) SITE("event_wait(" #e ")", event_wait(e))
+#define stream_rest(s) SITE("stream_rest(" #s ")", stream_rest(s))
+#define stream_copy(to, from, n, kind, s) \
+    SITE("stream_copy(" #to ", " #from ")", stream_copy(to, from, n, kind, s))
+#endif
+
 #endif

@@ -2,8 +2,8 @@
 // where the state of their optimizer lives, and a hash of all that training leaves.
 #ifndef TIDE_MODEL_HARNESS_CUH
 #define TIDE_MODEL_HARNESS_CUH
-#include "../../tide/gpu.cuh"
-#include "../../zenflow.h"
+#define TESTING
+#include <cuda_runtime.h>
 
 // What a step must not do is counted: the trainer below is compiled with these.
 static struct {
@@ -23,6 +23,7 @@ static struct {
 #define cudaMallocHost(...) (counted.allocations++, cudaMallocHost(__VA_ARGS__))
 #define cudaHostRegister(...) (counted.allocations++, cudaHostRegister(__VA_ARGS__))
 #define cudaEventCreateWithFlags(...) (counted.allocations++, cudaEventCreateWithFlags(__VA_ARGS__))
+#include "../../zenflow.h"
 
 // On the virtual clock, the host's work for ZenFlow takes as long as a test says: so many seconds
 // an element, or its traffic at so many bytes per second; 0: no time. So does AdamW, the latter.
@@ -51,7 +52,6 @@ static double runs_elements(const AdamRun *run, int runs) {  // gaps between ten
 static size_t wire_chunk = (size_t)1 << 22;
 #define WIRE_CHUNK wire_chunk
 
-#define TESTING
 #include "../../train_gpt2.cu"
 #include "test.h"
 #include <sys/wait.h>

@@ -1,80 +1,56 @@
 #!/bin/sh
 # Do the tests of offloading, of importance-aware updates, of zeroth-order training and of several
-# GPUs notice a mistake? Each line below is one, in the sources of the GPU trainer: an event is left
-# out, a copy forgotten, a buffer used too early. test_placement, or test_zo_gpu for those of zo*,
-# test_zenflow_gpu for those whose name has "zen", test_zero_gpu for "zero", is built with all of
-# them, runs with one at a time (MUTANT=N), and must fail: with other bits under a schedule of the
-# emulated GPU (prio:0, prio:1, lazy), in its own checks (test), or with ThreadSanitizer's objection
-# (tsan). Those of "zero run" are in the trainer's loop, and must fail test_cli_zero.sh (cli).
-# usage: sh dev/test/mutants.sh [PATTERN]     (from the top, after make test; ALL=1: every way each
-#                                             is noticed, not only the first)
+# GPUs notice a mistake? First, each call that orders a step (a wait, a record, a copy, work for the
+# host: queue.cuh) is left out, by its place, in every program that comes by. Then, each line of the
+# list below is a mistake in the sources of the GPU trainer: a buffer is used too early, a sum not
+# reset. test_placement, or test_zo_gpu for those of zo*, test_zenflow_gpu for those whose name has
+# "zen", test_zero_gpu for "zero", is built with all of them and runs with one at a time (MUTANT=N).
+# Each mistake must be noticed: by other bits under a schedule of the emulated GPU (prio:0, prio:1,
+# lazy), by a test's own checks (test), or by ThreadSanitizer (tsan). Those of "zero run" are in the
+# trainer's loop, and must fail test_cli_zero.sh (cli).
+# usage: sh dev/test/mutants.sh [places|list] [PATTERN]     (from the top, after make test; ALL=1:
+#                                          every way that each is noticed, not only the first)
 set -u
 here=$PWD
+only=
+case ${1:-} in places | list) only=$1 && shift ;; esac
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 export EMU_THREADS=1 OMP_NUM_THREADS=1 EMU_MEM_MB=2000 EMU_PEER_SECONDS=20
 jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
+
+# Places whose call can be left out, with the reason.
+cat >"$work/redundant" <<'END'
+visitors_begin: order(g->compute, g->fetch) :: a visitor's state and its slot depend on slot_free alone; the link is to be left to forward
+zo_fetch: stream_rest(z->compute) :: cudaFree() waits for both streams, too
+END
 
 # The names of those that cannot be noticed begin with "same", with the reason above them.
 # NAME :: FILE :: BEGIN                 leaves the statement out that begins like this
 # NAME :: FILE :: LINE :: OLD :: NEW    an expression of the line in which LINE occurs is another
 # (first) or (last) before BEGIN or LINE: of several such lines
 cat >"$work/list" <<'END'
-wait: weights, GPU's part :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->compute, g->updated[s]
-wait: weights, CPU's part :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->compute, g->returned[s]
 wait: weights of the embeddings :: train_gpt2.cu :: weights_begin(g, 0)
 wait: weights of the first layer :: train_gpt2.cu :: weights_begin(g, 1)
 wait: weights of the others :: train_gpt2.cu :: weights_begin(g, l + 2)
-wait: place of a gradient :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->compute, g->grad_left
-wait: landing :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->out, g->landing_free
-wait: gradient landed, then summed :: train_gpt2.cu :: order(g, g->out, g->host.stream)
-wait: gradient made, then leaves :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->leave, gradient_event
-wait: leave, then out :: train_gpt2.cu :: order(g, g->leave, g->out)
-wait: --no-overlap :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->compute, gone
-wait: slot :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->fetch, g->slot_free
-wait: sums of the host, then the norm :: train_gpt2.cu :: order(g, g->host.stream, g->leave)
-wait: step's norm :: train_gpt2.cu :: CUDA(cudaEventSynchronize(g->step_left))
-wait: gradient there, then CPU update :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->host.stream, g->grad_arrived
-wait: CPU update, then back :: train_gpt2.cu :: order(g, g->host.stream, g->back)
-wait: gradient there, then fetched :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->fetch, g->grad_arrived
-wait: fetch, then update :: train_gpt2.cu :: CUDA(cudaStreamWaitEvent(g->update, g->slot_full
-wait: update, then flush :: train_gpt2.cu :: order(g, g->update, g->out)
-wait: state at rest, update :: tide/gpt2.cuh :: CUDA(cudaStreamSynchronize(g->update))
-wait: state at rest, back :: tide/gpt2.cuh :: CUDA(cudaStreamSynchronize(g->back))
-wait: state at rest, out :: tide/gpt2.cuh :: CUDA(cudaStreamSynchronize(g->out))
-# a visitor's state and its slot depend on slot_free alone; the link is to be left to forward
-same: backward, then first visitors :: train_gpt2.cu :: order(g, g->compute, g->fetch)
 wait: the worker's counter, of the work before :: tide/host.cuh :: q->submitted, CU_STREAM_WAIT_VALUE_GEQ); :: q->submitted :: q->submitted - 1
-record: slot free never :: train_gpt2.cu :: CUDA(cudaEventRecord(g->slot_free
 record: slot free before flush :: train_gpt2.cu :: (g->slot_free[slot], g->out :: g->out :: g->update
-record: slot full before state came :: train_gpt2.cu :: (first)     CUDA(cudaEventRecord(g->slot_full[slot], g->fetch :: g->fetch :: g->back
-record: slot full before gradient came :: train_gpt2.cu ::         CUDA(cudaEventRecord(g->slot_full
+record: slot full before state came :: train_gpt2.cu :: (first)     event_record(g->slot_full[slot], g->fetch :: g->fetch :: g->back
 place: gradients of others overlap :: tide/gpt2.cuh :: + (size_t)(i % turns) * s[1].room :: i % turns :: i % turns / 2
 place: waits for another :: train_gpt2.cu :: s->place = g->in_place :: i % g->places :: (i + 1) % (g->places + 1)
-place: next to it waits :: train_gpt2.cu :: g->grad_left[g->segment[s].place], 0 :: g->segment[s].place :: g->segment[s > 1 ? s - 1 : s].place
+place: next to it waits :: train_gpt2.cu :: g->grad_left[g->segment[s].place]) :: g->segment[s].place :: g->segment[s > 1 ? s - 1 : s].place
 record: landing free before sum :: train_gpt2.cu :: (g->landing_free[g->landing_turn], g->host.stream) :: g->host.stream :: g->out
 # the host has waited for all sums before it queues an update (gpt2_grad_norm_squared)
 same: gradient arrived before sum :: train_gpt2.cu :: lands ? g->host.stream : g->out :: lands ? g->host.stream : g->out :: g->out
 record: place free before it left :: train_gpt2.cu :: freed = leaves :: leaves && !sums_on_gpu(g) ? g->out : g->leave :: g->leave
-record: GPU updated never :: train_gpt2.cu :: CUDA(cudaEventRecord(g->updated
-record: weights returned never :: train_gpt2.cu :: CUDA(cudaEventRecord(g->returned
 record: weights returned before copy :: train_gpt2.cu :: (g->returned[s], g->back) :: g->back :: g->host.stream
 record: GPU updated before it is :: train_gpt2.cu :: (g->updated[s], g->update) :: g->update :: g->fetch
-state: p never flushed :: train_gpt2.cu :: copy_out(g, g->host_master
-state: m never flushed :: train_gpt2.cu :: copy_out(g, g->host_m +
-state: v never flushed :: train_gpt2.cu :: copy_out(g, g->host_v
-state: p never fetched :: train_gpt2.cu :: copy_in(g, room, g->host_master
-state: m never fetched :: train_gpt2.cu :: copy_in(g, room + longest, g->host_m
-state: v never fetched :: train_gpt2.cu :: copy_in(g, room + 2
 state: the first visitor's is fetched :: train_gpt2.cu :: copy_in(g, room + longest, g->host_m :: p->state_at :: g->pieces.pieces[g->visits[0]].state_at
 state: fetched in step 1 only :: train_gpt2.cu :: g->fetched = 0
 state: all in one slot :: train_gpt2.cu :: (first) const int slot = visit :: visit % g->rooms :: 0
 state: places overlap :: offload.h :: n[kind] += p->length :: p->length :: p->length - 128
 state: no room for a visitor's gradient :: tide/gpt2.cuh :: const size_t grad = g->choice :: g->choice.keep_grads ? 0 : host_grad_bytes(g) :: (size_t)0
 tokens: the last of the order is missing :: train_gpt2.cu :: count = 3 * N + g->by_token :: g->by_token.groups + 1 :: g->by_token.groups
-wait: tokens copied two forwards ago :: train_gpt2.cu :: CUDA(cudaEventSynchronize(s->copied))
-weights: CPU's not returned :: train_gpt2.cu :: copy_in(g, piece_params(g, p)
-weights: visitor's fp32 not copied :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(piece_params(g, p), room
 bits: fp16 for bf16 :: adam.h :: if (has_bf16) p_bf16[i] = :: f32_to_bf16(p[i]) :: f32_to_fp16(p[i])
 bits: gradient read as bf16 :: train_gpt2.cu :: host_grad(g, p), host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
 bits: visitor's gradient read as bf16 :: train_gpt2.cu :: grad_is_bf16 = host_grad_bytes(g) == 2; :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
@@ -87,7 +63,6 @@ gradient: wire's chunks overlap on the host :: train_gpt2.cu :: copy_out(g, host
 gradient: wire's chunks begin too late :: train_gpt2.cu :: at < p->length; at += WIRE_CHUNK :: WIRE_CHUNK :: WIRE_CHUNK + 8
 gradient: wire's last chunk is too short :: train_gpt2.cu :: min_size(WIRE_CHUNK, p->length - at) :: p->length - at :: p->length - at - 8
 gradient: places on the host overlap :: offload.h :: *grads += p->length :: p->length :: p->length - 128
-norm: the host's blocks not merged :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(g->norm_sums + p->first_block, g->worker_sums
 norm: the host's first block alone :: train_gpt2.cu :: p->blocks * sizeof(double), cudaMemcpyHostToDevice :: p->blocks * sizeof(double) :: sizeof(double)
 norm: one block short :: train_gpt2.cu :: norm_total_gpu(g->loss + 1, g->run_sums :: g->blocks :: g->blocks - 1
 norm: the host's blocks of one micro-batch :: train_gpt2.cu :: last ? g->worker_sums :: last :: !accumulate
@@ -102,20 +77,12 @@ memory: slots for shorter visitors :: offload.h :: list->longest_visit = p->leng
 counter: bytes in :: tide/gpt2.cuh :: g->moved_in +=
 time: nothing is fetched during backward :: train_gpt2.cu :: if (last) visitors_begin(g) :: visitors_begin(g) :: (void)(g->fetched = 0)
 time: forward waits for all updates :: train_gpt2.cu :: weights_begin(g, 0); :: weights_begin(g, 0) :: [&] { for (size_t s = 0; s < L + 2; s++) weights_begin(g, s); }()
-time: one slot at a time :: train_gpt2.cu :: g->slot_free[slot], 0 :: g->slot_free[slot] :: g->slot_free[(visit + g->rooms - 1) % g->rooms]
+time: one slot at a time :: train_gpt2.cu :: g->slot_free[slot]) :: g->slot_free[slot] :: g->slot_free[(visit + g->rooms - 1) % g->rooms]
 time: copies to the host wait for each other :: train_gpt2.cu :: g->landing_turn = 1 - g->landing_turn :: 1 - g->landing_turn :: 0
-wait: layer there :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->compute, z->there[event]
-wait: slot used :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->fetch, z->used[event]
-wait: slot left :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->fetch, z->left[event]
-wait: layer updated, then home :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->out, z->updated[event]
-wait: tokens used :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->fetch, b->used
-# cudaFree() waits for both, too
-same: layer's memory used :: tide/zo.cuh :: (first) CUDA(cudaStreamSynchronize(z->compute))
-record: slot used after one direction :: tide/zo.cuh :: last) CUDA(cudaEventRecord(z->used :: last :: first
-record: layer updated :: tide/zo.cuh :: CUDA(cudaEventRecord(z->updated[event]
+record: slot used after one direction :: tide/zo.cuh :: last) event_record(z->used :: last :: first
 slots: one too many fetched :: tide/zo.cuh :: while (z->overlap && z->fetched < :: z->visits + z->slots :: z->visits + z->slots + 1
 layer: fetched from one further :: tide/zo.cuh :: const size_t number = z->fetched % z->streamed :: z->fetched % z->streamed :: (z->fetched + 1) % z->streamed
-layer: goes home to its first group :: tide/zo.cuh :: CUDA(cudaMemcpyAsync(home + at, theta + at :: home + at :: home
+layer: goes home to its first group :: tide/zo.cuh :: stream_copy(home + at, theta + at :: home + at :: home
 layer: noise of the first :: tide/zo.cuh :: group.range[i].tensor += :: (uint32_t)l :: 0u
 update: not stored :: tide/zo.cuh :: if (u.step != 0) zo_store8
 update: twice with two directions :: tide/zo.cuh :: first ? &p->update : &zo_nothing :: &zo_nothing :: &p->update
@@ -133,40 +100,20 @@ ranks: losses are not exchanged :: tide/zo.cuh :: ranks_exchange(z->mine, bytes,
 ranks: damaged data of another one :: tide/zo.cuh :: if (z->all[k * news + n + ZO_DAMAGED] :: k * news :: 0 * k
 ranks: all evaluate the first batches :: tide/run.h :: min_size(i * R + r->rank, batches - 1) :: r->rank :: 0
 ranks: evaluation of rank 0 alone :: tide/run.h :: mean.loss += all[i % R * turns :: i % R :: (size_t)0
-time: a group waits for its whole layer :: tide/zo.cuh :: CUDA(cudaStreamWaitEvent(z->compute, z->there[event] :: event :: event / ZO_GROUPS * ZO_GROUPS + 3
-zen wait: gradient made, then packed :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->leave, gradient_event
-zen wait: half of packed :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(z->pack, z->packed_free
-zen wait: room in the ring :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->out, z->ring_free
-zen wait: summed, then packed :: tide/zenflow.cuh :: order(g, g->leave, z->pack)
-zen wait: packed, then out :: tide/zenflow.cuh :: order(g, z->pack, g->out)
-zen wait: gradient there, then added :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->host.stream, g->grad_arrived
-zen wait: result has left :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->host.stream, z->result_free
-zen wait: computed, then back :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->back, z->computed
-zen wait: --no-overlap :: tide/zenflow.cuh :: CUDA(cudaStreamWaitEvent(g->compute, g->grad_arrived
-zen wait: state at rest, host :: tide/zenflow.cuh :: CUDA(cudaStreamSynchronize(g->host.stream))
+time: a group waits for its whole layer :: tide/zo.cuh :: stream_wait(z->compute, z->there[event] :: event :: event / ZO_GROUPS * ZO_GROUPS + 3
 zen wait: at rest before a selection :: tide/zenflow.cuh :: zen_wait(g)
 zen wait: late update at rest :: train_gpt2.cu :: if (g->zen != NULL) zen_wait(g)
-zen record: half free never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(z->packed_free
 zen record: half free before it left :: tide/zenflow.cuh :: (z->packed_free[z->packing], g->out) :: g->out :: z->pack
-zen record: gradient arrived never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(g->grad_arrived
 zen record: gradient arrived before it did :: tide/zenflow.cuh :: (g->grad_arrived[s], g->out) :: g->out :: z->pack
-zen record: place free never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(g->grad_left
-zen record: place free before it is packed :: tide/zenflow.cuh :: cudaEventRecord(g->grad_left :: leaves ? z->pack : g->leave :: g->leave
-zen record: room free never :: tide/zenflow.cuh :: if (gradient) CUDA(cudaEventRecord(z->ring_free
-zen record: room free before it is added :: tide/zenflow.cuh :: if (gradient) CUDA(cudaEventRecord(z->ring_free :: g->host.stream :: g->out
-zen record: computed never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(z->computed
-zen record: computed before it is :: tide/zenflow.cuh :: cudaEventRecord(z->computed :: g->host.stream :: g->update
-zen record: result left never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(z->result_free
+zen record: place free before it is packed :: tide/zenflow.cuh :: event_record(g->grad_left :: leaves ? z->pack : g->leave :: g->leave
+zen record: room free before it is added :: tide/zenflow.cuh :: if (gradient) event_record(z->ring_free :: g->host.stream :: g->out
+zen record: computed before it is :: tide/zenflow.cuh :: event_record(z->computed :: g->host.stream :: g->update
 zen record: result left before it did :: tide/zenflow.cuh :: (z->result_free[s], g->back) :: g->back :: g->update
-zen record: weights returned never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(g->returned
-zen record: weights returned before they are :: tide/zenflow.cuh :: cudaEventRecord(g->returned :: g->back :: g->host.stream
-zen record: chosen updated never :: tide/zenflow.cuh :: CUDA(cudaEventRecord(g->updated
-zen record: chosen updated before they are :: tide/zenflow.cuh :: cudaEventRecord(g->updated :: g->update :: g->leave
+zen record: weights returned before they are :: tide/zenflow.cuh :: event_record(g->returned :: g->back :: g->host.stream
+zen record: chosen updated before they are :: tide/zenflow.cuh :: event_record(g->updated :: g->update :: g->leave
 zen copy: weights not scattered :: tide/zenflow.cuh :: columns_move_gpu<false>(g->params
-zen copy: weights never land :: tide/zenflow.cuh :: copy_in(g, z->landing
 zen copy: half of the segments :: tide/zenflow.cuh :: (first) for (int s = 0; s < z->map.segments; s++) { :: z->map.segments :: z->map.segments / 2
 zen copy: result of the first segment :: tide/zenflow.cuh :: (const void *)(z->result + part->rest_at) :: part->rest_at :: (size_t)0
-zen copy: gradient never leaves :: tide/zenflow.cuh :: copy_out(g, z->ring
 zen copy: gradient to the first segment's place :: tide/zenflow.cuh :: copy_out(g, z->ring :: part->rest_at :: 0
 zen copy: gradient of the chosen not packed :: tide/zenflow.cuh :: zen_pack(g, (char *)z->grad
 zen copy: both halves of packed are one :: tide/zenflow.cuh :: (size_t)z->packing * z->map.longest :: z->packing :: 0
@@ -198,7 +145,7 @@ zen selection: the host's first matrix :: tide/zenflow.cuh :: zen_exchange(g, t,
 zen selection: slots of the rest are one :: tide/zenflow.cuh :: float *a = host + r * width :: swaps[j].rest :: swaps[0].rest
 zen selection: scores of the first matrix :: tide/zenflow.cuh :: z->clock.scores + t->column_at :: t->column_at :: (size_t)0
 zen selection: map as it was :: tide/zenflow.cuh :: zen_swap(&z->map, i, swaps, count)
-zen selection: the GPU's list as it was :: tide/zenflow.cuh :: gpu_copy(z->column, z->map.column
+zen selection: the GPU's list as it was :: tide/zenflow.cuh :: (last) gpu_copy(z->column, z->map.column
 zen selection: not counted :: tide/zenflow.cuh :: z->swapped += count
 zen checkpoint: result not made again :: tide/zenflow.cuh :: z->result[i] = f32_to_bf16(z->host_master[i])
 zen checkpoint: update computed again :: tide/zenflow.cuh :: z->queued = z->map.segments;
@@ -209,23 +156,12 @@ zen host: last gradient replaces the sum :: zenflow.h :: else sum = fma_f32(scal
 zen columns: the rest's begin at the first :: tide/columns.cuh :: w.column_at = z->column_at + (rest :: rest ? z->chosen : 0 :: 0
 zen columns: packed for the arena, not the segment :: tide/columns.cuh :: w.packed_at = rest ? z->rest_at :: z->rest_at - s->rest_at :: z->rest_at
 zen columns: vectors decay :: tide/columns.cuh :: const float decay = w.decay :: w.decay ? s.weight_decay : 0.0f :: s.weight_decay
-zero wait: gradient made, then summed :: tide/zero.cuh :: CUDA(cudaStreamWaitEvent(z->stream, g->grad_ready[s]
 zero wait: gradient summed, then used :: tide/zero.cuh :: return g->zero != NULL ? g->zero->reduced[s] :: g->zero != NULL :: false
-zero wait: updated by the GPU, then gathered :: tide/zero.cuh :: CUDA(cudaStreamWaitEvent(z->stream, g->updated[s]
-zero wait: back from the CPU, then gathered :: tide/zero.cuh :: CUDA(cudaStreamWaitEvent(z->stream, g->returned[s]
-zero wait: place :: tide/zero.cuh :: if (layer) CUDA(cudaStreamWaitEvent(z->stream, z->place_free
-zero wait: gathered, then forward :: train_gpt2.cu :: (first) CUDA(cudaStreamWaitEvent(g->compute, zero_gathered
-zero wait: gathered, then backward :: train_gpt2.cu :: (last) CUDA(cudaStreamWaitEvent(g->compute, zero_gathered
-zero wait: sums of squares, then around :: tide/zero.cuh :: order(g, g->leave, z->stream)
-zero wait: numbers of all ranks :: tide/zero.cuh :: CUDA(cudaEventSynchronize(g->step_left))
 zero wait: --no-overlap :: train_gpt2.cu :: if (g->no_overlap && (leaves :: g->zero != NULL :: false
-zero record: summed never :: tide/zero.cuh :: CUDA(cudaEventRecord(z->reduced[s]
-zero record: gathered never :: tide/zero.cuh :: CUDA(cudaEventRecord(z->gathered[s]
-zero record: place free never :: tide/zero.cuh ::         CUDA(cudaEventRecord(z->place_free[before
-zero record: place free before it is used :: tide/zero.cuh ::         CUDA(cudaEventRecord(z->place_free[before :: g->compute :: z->stream
-zero record: numbers before they come :: tide/zero.cuh :: CUDA(cudaEventRecord(g->step_left :: z->stream :: g->leave
-zero place: waits for the other :: tide/zero.cuh :: if (layer) CUDA(cudaStreamWaitEvent(z->stream, z->place_free :: s % 2 :: (s + 1) % 2
-zero place: frees the other :: tide/zero.cuh ::         CUDA(cudaEventRecord(z->place_free[before :: before % 2 :: (before + 1) % 2
+zero record: place free before it is used :: tide/zero.cuh ::         event_record(z->place_free[before :: g->compute :: z->stream
+zero record: numbers before they come :: tide/zero.cuh :: event_record(g->step_left :: z->stream :: g->leave
+zero place: waits for the other :: tide/zero.cuh :: if (layer) stream_wait(z->stream, z->place_free :: s % 2 :: (s + 1) % 2
+zero place: frees the other :: tide/zero.cuh ::         event_record(z->place_free[before :: before % 2 :: (before + 1) % 2
 zero place: in the other :: tide/zero.cuh :: if (layer) z->tenant[s % 2] = (int)s :: s % 2 :: (s + 1) % 2
 zero place: one for all layers :: tide/gpt2.cuh :: + (size_t)(i % turns) * s[1].room :: i % turns :: 0
 zero place: layers of the step before :: tide/zero.cuh :: z->tenant[i] = 0
@@ -240,11 +176,10 @@ zero shard: weights at the segment's begin :: train_gpt2.cu :: s->own_param_at =
 zero shard: state at the segment's begin :: tide/zero.cuh :: x->own_from = x->at + :: z->rank * x->cut :: (size_t)0
 zero shard: landing of a whole segment :: train_gpt2.cu :: const HostSum work = :: p->at - x->own_at :: p->at % x->length
 zero shard: cut at 64 :: zero.h :: return round_up((n + world - 1) / world, ALIGN_ELEMENTS) :: ALIGN_ELEMENTS :: (size_t)64
-zero norm: the host's blocks not merged :: train_gpt2.cu :: CUDA(cudaMemcpyAsync(g->norm_sums + p->first_block, g->worker_sums
 zero norm: ranks in the other order :: zero.h :: order[n++] = (uint32_t)(r * stride :: r * stride :: (world - 1 - r) * stride
 zero norm: a rank's first blocks again :: zero.h :: order[n++] = (uint32_t)(r * stride :: taken[r]++ :: i
 zero norm: of as many as this rank has :: tide/zero.cuh :: z->all + ZERO_HEAD, z->order, z->all_blocks :: z->all_blocks :: g->blocks
-zero norm: sums of all, one short :: tide/zero.cuh :: CUDA(cudaMemcpyAsync(z->mine + ZERO_HEAD, g->norm_sums :: g->blocks * :: (g->blocks > 0 ? g->blocks - 1 : 0) *
+zero norm: sums of all, one short :: tide/zero.cuh :: stream_copy(z->mine + ZERO_HEAD, g->norm_sums :: g->blocks * :: (g->blocks > 0 ? g->blocks - 1 : 0) *
 zero loss: of rank 0 :: tide/zero.cuh :: *loss += z->host_all[r * ZERO_HEAD :: r * ZERO_HEAD :: 0 * r
 zero flag: signal of rank 0 alone :: tide/run.h :: run_news[i] = fmax(run_news[i] :: said[k * stride + (size_t)i] :: said[i]
 zero flag: signal not handed on :: tide/run.h :: if (run_news[NEWS_SIGNAL] != 0 && :: run_news[NEWS_SIGNAL] != 0 :: false
@@ -275,6 +210,100 @@ zero run: options are not compared :: tide/run.h :: ranks_agree("options", text)
 zero run: data are not compared :: tide/run.h :: ranks_agree("data", text)
 END
 
+# Configurations of test_zero_gpu, each of which is several processes; of the others all.
+configs_of() {
+    case $1 in
+        test_zero_gpu) echo 8 13 18 26 30 31 32 ;;
+        test_zero_gpu_fp32) echo 16 27 ;;
+        *) echo all ;;
+    esac
+}
+
+# hashes PROGRAM SCHEDULE
+hashes() {
+    for p in "$1" "${1}_fp32"; do
+        for k in $(configs_of "$p"); do
+            [ "$k" = all ] || export EMU_PROTECT=0  # it takes three times as long
+            EMU_SCHED=$2 timeout 300 "$bin/emu/$p" --config "$k" 3 2>&1
+        done
+    done
+}
+
+# sanitize PROGRAM
+sanitize() {
+    for p in "$1" "${1}_fp32"; do
+        for k in $(configs_of "$p"); do
+            EMU_RACECHECK=0 timeout 900 "$bin/tsan/$p" --config "$k" 2 || return
+        done
+    done
+}
+
+# cli PROGRAM: with the command line's test
+cli() {
+    (cd "$here" && TIDE_GPU="$work/$1" timeout 600 sh dev/test/test_cli_zero.sh) \
+        >"cli.$MUTANT"
+    grep -q '^ok' "cli.$MUTANT" && ! grep -q '^FAIL' "cli.$MUTANT"
+}
+
+# Says how mistake N is noticed, by a test.
+try() {
+    ways="prio:0 prio:1 lazy test tsan"
+    [ "$2" != train_gpt2emu ] || ways=cli
+    for way in $ways; do
+        case $way in
+            cli) cli "$2" ;;
+            tsan) sanitize "$2" ;;
+            test) timeout 900 "$bin/emu/$2" && timeout 900 "$bin/emu/${2}_fp32" ;;
+            *) hashes "$2" $way >"out.$1"; cmp "out.$1" "hashes.$2" ;;
+        esac >/dev/null 2>&1 || { printf '%s ' $way; [ "${ALL:-0}" = 1 ] || return; }
+    done
+}
+
+# said NAME WAYS: the verdict. Those that are "same" cannot be noticed.
+said() {
+    case $1$2 in
+        same*" ") echo "FAIL mutant $1: noticed by ${2% }" ;;
+        same* | *" ") echo "ok $1: ${2:-not noticed}" ;;
+        *) echo "FAIL mutant $1: not noticed" ;;
+    esac
+}
+
+# Not more at a time than there are cores.
+running=0
+pause() {
+    running=$((running + 1))
+    [ $((running % jobs)) -ne 0 ] || wait
+}
+
+# --- places --------------------------------------------------------------------------------------
+
+bin=$here/build
+cd "$work" || exit 1
+for program in test_placement test_zenflow_gpu test_zo_gpu test_zero_gpu; do
+    [ "$only" != list ] || break
+    (cd "$here" && make -s build/emu/$program build/emu/${program}_fp32 build/tsan/$program \
+        build/tsan/${program}_fp32) >log 2>&1 || { cat log; exit 1; }
+    TIDE_SITES=$work/places.$program hashes $program eager >"hashes.$program"
+    touch "places.$program" places.known
+    # what opens and closes is not of a step
+    sort -u "places.$program" | grep -v '^host_\(alloc\|queue\)' | grep -vxFf places.known |
+        grep -F -- "${1:-}" >places
+    cat places >>places.known
+    number=0
+    while read -r place; do
+        number=$((number + 1))
+        name=$place
+        grep -qF -- "$place ::" redundant && name="same: $place"
+        (export TIDE_LEAVE_OUT="$place"; said "$name" "$(try "$program.$number" $program)") &
+        pause
+    done <places
+    wait
+done
+
+# --- the list ------------------------------------------------------------------------------------
+
+[ "$only" != places ] || exit 0
+bin=build
 # A copy of the tree by links, in which files are replaced.
 mkdir -p "$work/dev/test" "$work/tide" "$work/build/emu" "$work/build/tsan"
 ln -s "$here"/*.h "$here"/*.c "$here"/*.cu "$here/Makefile" "$work"
@@ -338,72 +367,18 @@ for program in $(for p in $programs; do
         { cat log; exit 1; }
 done
 
-# Configurations of test_zero_gpu, each of which is several processes; of the others all.
-configs_of() {
-    case $1 in
-        test_zero_gpu) echo 8 13 18 26 30 31 32 ;;
-        test_zero_gpu_fp32) echo 16 27 ;;
-        *) echo all ;;
-    esac
-}
-
-# hashes PROGRAM SCHEDULE
-hashes() {
-    for p in "$1" "$1_fp32"; do
-        for k in $(configs_of "$p"); do
-            [ "$k" = all ] || export EMU_PROTECT=0  # it takes three times as long
-            EMU_SCHED=$2 timeout 300 "build/emu/$p" --config "$k" 3 2>&1
-        done
-    done
-}
-
-# sanitize PROGRAM
-sanitize() {
-    for p in "$1" "$1_fp32"; do
-        for k in $(configs_of "$p"); do
-            EMU_RACECHECK=0 timeout 900 "build/tsan/$p" --config "$k" 2 || return
-        done
-    done
-}
-
-# cli PROGRAM: with the command line's test
-cli() {
-    (cd "$here" && TIDE_GPU="$work/$1" timeout 600 sh dev/test/test_cli_zero.sh) \
-        >"cli.$MUTANT"
-    grep -q '^ok' "cli.$MUTANT" && ! grep -q '^FAIL' "cli.$MUTANT"
-}
-
-# Says how mutant N is noticed, by a test.
-try() {
-    export MUTANT="$1"
-    ways="prio:0 prio:1 lazy test tsan"
-    [ "$2" != train_gpt2emu ] || ways=cli
-    for way in $ways; do
-        case $way in
-            cli) cli "$2" ;;
-            tsan) sanitize "$2" ;;
-            test) timeout 900 "build/emu/$2" && timeout 900 "build/emu/$2_fp32" ;;
-            *) hashes "$2" $way >"out.$1"; cmp "out.$1" "hashes.$2" ;;
-        esac >/dev/null 2>&1 || { printf '%s ' $way; [ "${ALL:-0}" = 1 ] || return; }
-    done
-}
-
 for program in $programs; do
     [ "$program" = train_gpt2emu ] || hashes "$program" eager >"hashes.$program"
 done
-number=0 running=0
+number=0
 while read -r line; do
     number=$((number + 1)) name=${line%% :: *}
     case $line in "#"*) continue ;; *"${1:-}"*) ;; *) continue ;; esac
     (
+        export MUTANT=$number
         ways=$(try $number "$(test_of "$line")")
-        case $name$ways in
-            same*" ") echo "FAIL mutant $name: noticed by ${ways% }" ;;
-            same* | *" ") ways=${ways:-not noticed} && echo "ok $name: ${ways% }" ;;
-            *) echo "FAIL mutant $name: not noticed" ;;
-        esac
+        said "$name" "$ways"
     ) &
-    running=$((running + 1))
-    [ $((running % jobs)) -ne 0 ] || wait
+    pause
 done <list
 wait
