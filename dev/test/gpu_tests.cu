@@ -26,6 +26,9 @@ namespace test_model {
 namespace test_placement {
 #include "test_placement.cu"
 }
+namespace test_plan {
+#include "test_plan.cu"
+}
 namespace test_zen_time {
 #include "test_zen_time.cu"
 }
@@ -67,6 +70,7 @@ int main(int argc, char **argv) {
         {"test_gpt2cu", [](int, char **) { return test_gpt2cu::main(); }},
         {"test_model", test_model::main},
         {"test_placement", test_placement::main},
+        {"test_plan", test_plan::main},
         {"test_zen_time", test_zen_time::main},
         {"test_zenflow_gpu", test_zenflow_gpu::main},
         {"test_zero_gpu", test_zero_gpu::main},

@@ -23,6 +23,7 @@ static struct {
 #define cudaMallocHost(...) (counted.allocations++, cudaMallocHost(__VA_ARGS__))
 #define cudaHostRegister(...) (counted.allocations++, cudaHostRegister(__VA_ARGS__))
 #define cudaEventCreateWithFlags(...) (counted.allocations++, cudaEventCreateWithFlags(__VA_ARGS__))
+#include "../../tide/plan.h"
 #include "../../zenflow.h"
 
 // On the virtual clock, the host's work for ZenFlow takes as long as a test says: so many seconds
@@ -47,6 +48,11 @@ static double runs_elements(const AdamRun *run, int runs) {  // gaps between ten
                                   + ((w)->grad ? ((w)->is_bf16 ? 2 : 4) : 0) \
                                   + ((w)->p && (w)->is_bf16 ? 2 : 0))), \
      zen_work(w))
+
+// A test may change what was rehearsed, before it is timed.
+static void (*rehearsal_change)(Rehearsal *q);
+#define predict(q, ...) \
+    (rehearsal_change != NULL ? rehearsal_change(q) : (void)0, predict(q, __VA_ARGS__))
 
 // Small enough for several turns with small models.
 static size_t wire_chunk = (size_t)1 << 22;

@@ -353,7 +353,8 @@ static void a_choice_is_settled(void) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         bool sums = cases[i].sums, again = false;
-        const OffloadMemory m = {toy_needs, NULL, &sums, cases[i].gpu, 99999, RECOMPUTE_AUTO, sums};
+        const OffloadMemory m = {toy_needs, NULL, &sums, cases[i].gpu, sums ? 14000 : 12000,
+                                 RECOMPUTE_AUTO, sums};
         OffloadChoice c;
         memset(&c, 0, sizeof c);
         c.mode = OFFLOAD_INTERLEAVE;

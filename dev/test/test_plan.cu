@@ -1,0 +1,1112 @@
+// test_plan.cu: what a rehearsal of train_step() predicts (plan.h), against cases computed by hand,
+// against the bound of rates.h and against arithmetic; the choice that --offload auto makes; and the
+// table of doc/performance_model.md, which `test_plan --table` prints and which must be the one in
+// the file. Nothing here needs a device.
+#include "model_harness.cuh"
+
+static bool near(double a, double b) { return fabs(a - b) <= 1e-9 * (fabs(a) + fabs(b)); }
+
+#define IS(a, b) CHECK(near(a, b), "%.12g, not %.12g", (double)(a), (double)(b))
+
+static const double W = sizeof(floatX);  // bytes of a weight, and of a gradient of a micro-batch
+
+// ---------------------------------------------------------------------------------------------
+// A step
+
+// What is planned. world: 0, 1: one GPU.
+typedef struct {
+    const char *model;
+    size_t B, T, accum, world;
+    int zero;
+    bool recompute, no_overlap;
+} Step;
+
+// A trainer that settle() has been through with --plan, and its run.
+typedef struct { GPT2 *g; Run run; } Trainer;
+
+static Trainer *trainer_open(const Step *s) {
+    Trainer *x = ALLOC(Trainer, 1, "test");
+    GPT2 *g = x->g = ALLOC(GPT2, 1, "test");
+    Run *r = &x->run;
+    Error err;
+    r->o.plan = r->training = g->training = true;
+    r->o.zero = s->zero;
+    r->o.accum = s->accum;
+    r->o.no_overlap = g->no_overlap = s->no_overlap;
+    r->B = g->max_B = s->B;
+    r->T = g->max_T = s->T;
+    r->world = s->world > 1 ? s->world : 1;
+    r->step_tokens = s->B * s->T * s->accum * r->world;
+    if (!gpt2_preset(&r->config, s->model) || !gpt2_finish(&r->config, &err)) die("%s", s->model);
+    g->config = r->config;
+    g->table = r->table = gpt2_table(&r->config);
+    g->zero = zero_open(r);
+    g->shards = g->zero != NULL ? zero_shards_of(g->zero, &g->table) : gpt2_shards_all(&g->table);
+    g->accumulating = s->accum > 1;
+    g->head_rows = HEAD_ROWS;
+    return x;
+}
+
+static void trainer_close(Trainer *x) {
+    if (x->g->zero != NULL) zero_free(x->g->zero);
+    model_forget(x->g);
+    free(x);
+}
+
+static Prediction trainer_predict(Trainer *x, const Rates *r, const OffloadChoice *c,
+                                  bool recompute) {
+    gpt2_take(x->g, c, recompute);
+    gpt2_bytes(x->g);  // as settle() does: zero.cuh counts its blocks there
+    return gpt2_predict(x->g, &x->run, r, NULL);
+}
+
+static Prediction planned(const Rates *r, const Step *s, const OffloadChoice *c) {
+    Trainer *x = trainer_open(s);
+    const Prediction y = trainer_predict(x, r, c, s->recompute);
+    trainer_close(x);
+    return y;
+}
+
+static OffloadChoice choice_of(int mode, double resident, double share) {
+    OffloadChoice c;
+    memset(&c, 0, sizeof c);
+    c.mode = mode;
+    c.resident = resident;
+    c.share = share;
+    c.slots = 3;
+    c.keep_grads = true;
+    return c;
+}
+
+static Step step_of(const char *model, size_t accum) {
+    const Step s = {model, 1, 1024, accum, 1, 0, false, false};
+    return s;
+}
+
+// Bytes that upload() brings for a micro-batch whose tokens are all the same one.
+static double uploaded(const Step *s) { return 4 * (3.0 * (double)(s->B * s->T) + 2); }
+
+// A server of our time: the link both ways, host memory, cores, GPU.
+static Rates server(void) {
+    Rates r;
+    memset(&r, 0, sizeof r);
+    r.h2d = r.d2h = r.h2d_duplex = r.d2h_duplex = 50e9;
+    r.dram = r.dram_dma = 200e9;
+    r.host_adam = 12e9;
+    r.gpu_adam = 100e9;
+    r.gpu_flops = 4e14;
+    return r;
+}
+
+// The head's products in backward are queued with those of forward, and so they are in its time; its
+// vocabulary is padded. One layer, three pieces. All of it by hand, with everything one after the
+// other where it must be; times are from when backward's part of the head begins.
+static void a_step_of_three_pieces_is_as_by_hand(void) {
+    Step s = step_of("d1", 1);
+    Rates r;
+    memset(&r, 0, sizeof r);
+    r.h2d = 3e9;
+    r.d2h = 2e9;
+    r.host_adam = 1e9;
+    r.gpu_adam = 5e9;
+    r.gpu_flops = 1e13;
+    const double f1 = 1024.0 * (2 * (12 * 64 * 64) + 2 * 64 * 1024) / 1e13;  // forward
+    const double f2 = 1024.0 * 2 * 50304 * 64 / 1e13, up = uploaded(&s) / 3e9;
+    // elements: with the gaps between tensors, which are copied; and without, which the GPU updates
+    const double e0 = (50304.0 + 1024) * 64, e1 = 12 * 64 * 64 + 6 * 128 + 2 * 256, e2 = 256;
+    const double u0 = e0, u1 = e1 - 6 * 64 - 64, u2 = 128;
+
+    // zero: backward of the tail, layer and embeddings (no work) at once leaves their gradients.
+    // The CPU begins with the embeddings, whose gradient comes last.
+    OffloadChoice c = choice_of(OFFLOAD_ZERO, 0, 0);
+    Prediction x = planned(&r, &s, &c);
+    const double norm = 2 * f2 + 2 * f1;
+    double left = 2 * f2 + e2 * W / 2e9;
+    left = fmax(left, norm) + e1 * W / 2e9;
+    left += e0 * W / 2e9;
+    const double back0 = left + e0 / 1e9 + e0 * W / 3e9, back1 = back0 + e1 * W / 3e9;
+    const double back2 = back1 + e2 * W / 3e9, tail = fmax(back1 + f1, back2);
+    IS(x.update, back2 - norm);
+    IS(x.compute, 3 * (f1 + f2));
+    IS(x.backward, 2 * f1);
+    IS(x.step, tail + f2);
+    IS(x.forward, tail + 3 * f2 - back0);
+    IS(x.stall_forward, x.step - x.compute);
+    s.no_overlap = true;  // the norm is not of what leaves, nor does it wait for it
+    x = planned(&r, &s, &c);
+    const double blocked = 2 * f2 + e2 * W / 2e9 + 2 * f1 + e1 * W / 2e9;
+    IS(x.backward, blocked - 2 * f2);
+    IS(x.step, blocked + e0 * W / 2e9 + e0 / 1e9 + e0 * W / 3e9 + (e1 + e2) * W / 3e9 + up + f1
+                   + f2);
+    s.no_overlap = false;
+
+    // of a single layer, backward repeats nothing: it is the last
+    s.recompute = true;
+    IS(planned(&r, &s, &c).backward, 2 * f1);
+    IS(planned(&r, &s, &c).compute, 3 * (f1 + f2));
+    s.recompute = false;
+
+    // everything visits, in one slot; its gradient stays. The first one comes during backward of
+    // the layer, which it outlasts; so do the next tokens, at the same time
+    c = choice_of(OFFLOAD_INTERLEAVE, 0, 1);
+    c.slots = 1;
+    x = planned(&r, &s, &c);
+    const double come0 = 2 * f2 + e0 * 12 / 3e9 + up, go0 = come0 + u0 / 5e9 + e0 * 12 / 2e9;
+    const double come1 = go0 + e1 * 12 / 3e9, go1 = come1 + u1 / 5e9 + e1 * 12 / 2e9;
+    const double come2 = go1 + e2 * 12 / 3e9, go2 = come2 + u2 / 5e9 + e2 * 12 / 2e9;
+    CHECK(come0 > norm, "the first one comes too early: %g", come0);
+    IS(x.update, go2 - norm);
+    IS(x.step, come2 + u2 / 5e9 + f2);
+    // with two slots, the second comes while the first one goes
+    c.slots = 2;
+    x = planned(&r, &s, &c);
+    const double upd0 = come0 + u0 / 5e9, flush0 = upd0 + e0 * 12 / 2e9;
+    CHECK(come0 + e1 * 12 / 3e9 < upd0 && e2 * 12 / 3e9 + u2 / 5e9 < e1 * 12 / 2e9, "sizes");
+    IS(x.update, flush0 + (e1 + e2) * 12 / 2e9 - norm);
+
+    // all of it on the GPU: its update waits for nothing, the next forward pass for it
+    c = choice_of(OFFLOAD_NONE, 0, 0);
+    s.no_overlap = true;
+    x = planned(&r, &s, &c);
+    IS(x.update, (u0 + u1 + u2) / 5e9);
+    IS(x.step, x.update + x.compute + up);
+    CHECK(x.bound == 0 && x.h2d_bytes == 0 && x.d2h_bytes == 0, "%g", x.bound);
+}
+
+// Choices of all kinds, for the tests below.
+static OffloadChoice some_choice(int i, Step *s) {
+    const unsigned n = (unsigned)i * 2654435761u >> 4;
+    s->accum = i % 5 == 4 ? 3 : 1;
+    s->no_overlap = n % 3 == 2;
+    s->recompute = n % 2;
+    OffloadChoice c = choice_of(OFFLOAD_NONE + i % 4, 0.1 * (n / 3 % 6), 0.15 * (n / 5 % 8));
+    c.keep_grads = i % 3 > 0;
+    c.sum_on_host = s->accum > 1 && i % 2;
+    c.wire_f32 = i % 13 > 9 || W == 4;
+    c.slots = 1 + (int)(n / 7 % 4);
+    c.places = (int)(n / 11 % 4) * 5;  // two, 5, 10, or more than there are layers
+    if (c.mode == OFFLOAD_INTERLEAVE && i % 8 == 7) c.stride = (size_t)(2 + i % 3);
+    return c;
+}
+
+// The same, on some GPUs: of every stage.
+static OffloadChoice some_ranks(int i, Step *s) {
+    const OffloadChoice c = some_choice(i, s);
+    s->zero = 1 + i / 4 % 3;
+    s->world = (size_t)(2 + i % 7);
+    return c;
+}
+
+// Bytes that go around for the norm: of each rank its head, and as many block sums as one has.
+static double norm_bytes(const Step *s) {
+    Trainer *x = trainer_open(s);
+    size_t *counts = ALLOC(size_t, (size_t)zero_segments(&x->g->table) * s->world, "test");
+    const size_t most = zero_blocks(&x->g->table, s->world, false, counts);
+    free(counts);
+    trainer_close(x);
+    return (double)(s->world * 8 * (ZERO_HEAD + most));
+}
+
+// Four layers on several GPUs, all state on them, and an update that takes no time: a step is what
+// its collectives and its compute leave of each other. Of a layer, forward takes f, a collective g;
+// of the head h (its tail goes around in t, less than f); of the embeddings e; the norm x. Hidden:
+// g < f. Exposed: g > 2 f, so that collectives follow each other, but for the last layer's forward
+// and backward pass. Between the two, backward hides reductions, but not what ZeRO-3 gathers
+// besides.
+static void collectives_are_as_by_hand(void) {
+    static const double speed[3] = {0.5, 1.5, 3};  // g / f
+    const double tokens = 1024, C = 256, flop = tokens * (24 * C * C + 2 * C * 1024);
+    const size_t sizes[3] = {(50304 + 1024) * 256, 12 * 256 * 256 + 13 * 256, 2 * 256};
+    for (int i = 0; i < 3 * 3 * 2; i++) {
+        const int regime = i % 3;
+        Step s = step_of("d4", 1);
+        s.zero = 1 + i / 3 % 3;
+        s.world = i / 9 ? 3 : 4;
+        const double R = (double)s.world;
+        double room[3], c[3];
+        for (int k = 0; k < 3; k++)  // padded, so that all shards are as long
+            room[k] = R * 128 * ceil(ceil((double)sizes[k] / R) / 128);
+        Rates r;
+        memset(&r, 0, sizeof r);
+        r.gpu_flops = 1e13;
+        r.gpu_adam = 1e30;
+        r.gpu_latency = 1e-6;
+        const double f = flop / 1e13, h = tokens * 2 * 50304 * C / 1e13;
+        r.gpu_link = (R - 1) / R * room[1] * W / (speed[regime] * f - 1e-6);
+        for (int k = 0; k < 3; k++) c[k] = (R - 1) / R * room[k] * W / r.gpu_link + 1e-6;
+        const double e = c[0], g = c[1];
+        const double x = (R - 1) / R * norm_bytes(&s) / r.gpu_link + 1e-6;
+        CHECK(c[2] < f, "the tail is too long");
+        const OffloadChoice choice = choice_of(OFFLOAD_NONE, 0, 0);
+        const Prediction y = planned(&r, &s, &choice);
+        const double forward = regime == 0 ? e + g + 4 * f + h : e + 4 * g + f + h;
+        double backward = 2 * h + 8 * f + g;  // each reduction but the last is hidden
+        if (g > 2 * f) backward = 2 * h + 2 * f + 4 * g;
+        if (s.zero == 3 && regime == 1) backward = 2 * h + 4 * f + 5 * g;
+        if (s.zero == 3 && regime == 2) backward = 2 * h + 2 * f + 6 * g;
+        IS(y.step, forward + backward + e + x);
+        IS(y.compute, 3 * (4 * f + h));
+        IS(y.comm_exposed, y.step - y.compute);
+        IS(y.comm, 2 * e + 4 * g + 2 * c[2] + x + (s.zero == 3 ? 6 : 4) * g);
+        IS(y.reduced_bytes, (R - 1) / R * W * (room[0] + 4 * room[1] + room[2]));
+        IS(y.gathered_bytes, (R - 1) / R * W * (room[0] + (s.zero == 3 ? 6 : 4) * room[1]
+                                                + room[2]));
+        // the same over several nodes
+        r.node_gpus = 2;
+        r.node_link = r.gpu_link;
+        r.node_latency = r.gpu_latency;
+        r.gpu_link *= 100;
+        r.gpu_latency = 0;
+        IS(planned(&r, &s, &choice).step, y.step);
+    }
+}
+
+// One layer on two GPUs (ZeRO-2), the CPU updates: backward, reduction, way to the host, update,
+// way back, gathering, forward, each behind the one before it. Times are as above.
+static void an_offloaded_shard_is_as_by_hand(void) {
+    Step s = step_of("d1", 1);
+    Rates r;
+    memset(&r, 0, sizeof r);
+    r.h2d = 3e9;
+    r.d2h = 2e9;
+    r.host_adam = 1e9;
+    r.gpu_flops = 1e13;
+    r.gpu_link = 1.5e9;
+    r.gpu_latency = 1e-5;
+    s.world = 2;
+    const double f1 = 1024.0 * (2 * (12 * 64 * 64) + 2 * 64 * 1024) / 1e13;
+    const double f2 = 1024.0 * 2 * 50304 * 64 / 1e13, up = uploaded(&s) / 3e9;
+    const double n[3] = {(50304.0 + 1024) * 64, 12 * 64 * 64 + 6 * 128 + 2 * 256, 256};
+    const double work[3] = {0, 2 * f1, 2 * f2};  // of backward
+    double own[3], go[3], left[3], back[3], come[3];
+    for (int k = 0; k < 3; k++) {
+        own[k] = 128 * ceil(n[k] / 2 / 128);
+        go[k] = 2 * own[k] * W / 2 / 1.5e9 + 1e-5;
+    }
+    const OffloadChoice c = choice_of(OFFLOAD_ZERO, 0, 0);
+    for (int apart = 0; apart < 2; apart++) {
+        double made = 0, gone = 0, sent = 0, cpu = 0, returned = 0;
+        for (int k = 2; k >= 0; k--) {
+            made += work[k];
+            gone = fmax(gone, made) + go[k];
+            sent = left[k] = fmax(sent, gone) + own[k] * W / 2e9;
+            if (apart) made = sent;
+        }
+        const double norm = gone + 8 * ZERO_HEAD / 3e9 + 0.5 * norm_bytes(&s) / 1.5e9 + 1e-5;
+        double free_at = norm;
+        for (int k = 0; k < 3; k++) {
+            cpu = fmax(fmax(cpu, norm), left[k]) + own[k] / 1e9;
+            returned = back[k] = fmax(returned, cpu) + own[k] * W / 3e9;
+        }
+        for (int k = 0; k < 3; k++) free_at = come[k] = fmax(free_at, back[k]) + go[k];
+        s.no_overlap = apart;
+        s.zero = 2;
+        const Prediction x = planned(&r, &s, &c);
+        const double two = fmax(come[0], come[1]), first = apart ? fmax(returned + up, two) : two;
+        IS(x.step, fmax(first + f1, come[2]) + f2);
+        if (!apart) IS(x.update, come[2] - norm);
+        if (!apart) continue;
+        s.zero = 3;  // then nothing is gathered before the host has waited
+        const double at0 = returned + go[0], at1 = at0 + go[1], at2 = at1 + go[2];
+        IS(planned(&r, &s, &c).step, fmax(at1 + f1, at2) + f2);
+    }
+}
+
+// If nothing else takes any time, a step is its collectives, also of many micro-batches.
+static void collectives_alone_fill_a_step(void) {
+    static const size_t accum[] = {1, 2, 3, 4, 5, 9, 64};
+    static const char *const models[] = {"d1", "d2", "d3", "gpt2"};
+    Rates r;
+    memset(&r, 0, sizeof r);
+    r.gpu_flops = 1e30;
+    r.gpu_link = 1e6;
+    r.gpu_latency = 1e-4;
+    for (int k = 0; k < 4 * 4 * 7 * 2; k++) {
+        Step s = step_of(models[k / 28 % 4], accum[k / 4 % 7]);
+        s.zero = k % 4;
+        s.world = 5;
+        OffloadChoice c = choice_of(k / 112 ? OFFLOAD_INTERLEAVE : OFFLOAD_NONE, 0.3, 0.5);
+        const Prediction x = planned(&r, &s, &c);
+        IS(x.step, x.comm);
+        IS(x.comm_exposed, x.comm);
+    }
+}
+
+// A link that takes no time changes nothing; a faster one is not slower; the stages in their order:
+// each has the waits of the one before it, and more.
+static void links_and_stages_are_in_order(void) {
+    for (int i = 0; i < 200; i++) {
+        Step s = step_of("gpt2-xl", 1);
+        OffloadChoice c = some_ranks(i, &s);
+        Rates r = server();
+        r.gpu_link = 5e9 * (1 + i % 41);
+        r.gpu_latency = 1e-5 * (i % 3);
+        const Prediction x = planned(&r, &s, &c);
+        Rates faster = r;
+        faster.gpu_link *= 1.5;
+        CHECK(planned(&faster, &s, &c).step <= x.step * 1.005, "choice %d", i);
+        faster.gpu_latency = 0;
+        CHECK(planned(&faster, &s, &c).step <= x.step * 1.005, "choice %d", i);
+        CHECK(x.step >= x.comm * 0.9999 && x.comm_exposed <= x.comm * 1.1, "choice %d: %g of %g", i,
+              x.comm_exposed, x.comm);
+        faster.gpu_link = 0;  // not known
+        const Prediction y = planned(&faster, &s, &c);
+        CHECK(y.comm == 0 && y.comm_exposed == 0, "choice %d: %g", i, y.comm);
+        IS(x.step - x.comm_exposed, fmin(x.step, y.step));
+        CHECK(near(x.reduced_bytes, y.reduced_bytes) && near(x.gathered_bytes, y.gathered_bytes),
+              "choice %d: %g and %g bytes, or %g and %g", i, x.reduced_bytes, x.gathered_bytes,
+              y.reduced_bytes, y.gathered_bytes);
+        double last = 0;
+        for (s.zero = 1; s.zero <= 3; s.zero++) {
+            const double t = planned(&r, &s, &c).step;
+            CHECK(t >= last * 0.995, "choice %d: stage %d takes %g, the one before %g", i, s.zero,
+                  t, last);
+            last = t;
+        }
+    }
+}
+
+// With many pieces, an update comes near to what no schedule can beat, whatever limits it, and the
+// better, the smaller the pieces; it never beats it by more than what came during backward.
+static void updates_reach_their_bound(void) {
+    static const double dram[] = {0, 150e9, 300e9}, dma[] = {0, 210e9, 260e9};
+    static const double cores[] = {2e9, 6e9, 100e9}, shares[] = {0, 0.1, 0.4, 0.6, 0.8, 1};
+    Step s = step_of("20b", 1);
+    s.no_overlap = true;
+    double worst = 1;
+    for (int i = 0; i < 3 * 3 * 6; i++) {
+        Rates r = server();
+        r.dram = dram[i / 18];
+        r.dram_dma = dma[i / 18];
+        r.host_adam = cores[i / 6 % 3];
+        OffloadChoice c = choice_of(OFFLOAD_INTERLEAVE, 0, shares[i % 6]);
+        c.subgroup = 50000000;
+        const Prediction x = planned(&r, &s, &c);
+        const double early = c.slots * 12 * 50e6 / r.h2d;
+        worst = fmin(worst, x.bound / x.update);
+        CHECK(x.bound / x.update > 0.95, "dram %g cores %g share %g: %.3f of %.3f by %s", r.dram,
+              r.host_adam, c.share, x.update, x.bound, x.limit);
+        CHECK(x.update + early >= x.bound * 0.9999, "dram %g cores %g share %g: %.3f < %.3f",
+              r.dram, r.host_adam, c.share, x.update, x.bound);
+    }
+    printf("  at worst %.1f %% of the bound\n", 100 * worst);
+}
+
+// On one GPU, what is said of several does not count: the same bits.
+static void a_faster_machine_is_not_slower(void) {
+    for (int i = 0; i < 100; i++) {
+        Step s = step_of("gpt2-xl", 1);
+        OffloadChoice c = some_choice(i, &s);
+        Rates r = server();
+        r.dram = 60e9 + 3e9 * i;
+        r.dram_dma = r.dram * (0.9 + 0.01 * (i % 30));
+        r.h2d_duplex = r.d2h_duplex = 44e9;
+        r.h2d_busy = r.d2h_busy = 36e9 - 2e9 * (i % 9);
+        r.host_adam = 0.5e9 * (1 + i % 16);
+        const Prediction x = planned(&r, &s, &c);
+        CHECK(x.step >= x.compute * 0.9999 && x.forward + x.backward <= x.step * 1.0001,
+              "choice %d: %g %g", i, x.step, x.compute);
+        for (int k = 0; k < RATE_FIELDS - 6; k++) {
+            Rates faster = r;
+            *rate_at(&faster, k) *= 1.25;
+            const Prediction y = planned(&faster, &s, &c);
+            // a faster link takes more of the memory, at moments when the cores needed it; and what
+            // is ready earlier may share with something else, or change what the CPU begins with
+            const double worse = strstr(rate_fields[k].name, "2") != NULL ? 1.04 : 1.01;
+            CHECK(y.step <= x.step * worse, "choice %d, %s: %g after %g", i, rate_fields[k].name,
+                  y.step, x.step);
+        }
+        Rates several = r;
+        for (int k = RATE_FIELDS - 6; k < RATE_FIELDS; k++) *rate_at(&several, k) = 1;
+        Prediction y = planned(&several, &s, &c);
+        CHECK(memcmp(&x, &y, sizeof x) == 0, "choice %d: %g %g", i, x.step, y.step);
+        s.no_overlap = true;
+        y = planned(&r, &s, &c);
+        CHECK(y.step >= x.step * 0.999, "choice %d: %g overlapped, %g not", i, x.step, y.step);
+        const double up = uploaded(&s) / fmin(r.h2d, r.dram);
+        IS(y.step, y.update + up + y.forward + y.backward);
+    }
+}
+
+// Bytes over the link: what is predicted is what arithmetic says.
+static void bytes_are_those_of_arithmetic(void) {
+    const Rates r = server();
+    Step s = step_of("gpt2", 1);
+    for (int i = 0; i < 100; i++) {
+        const OffloadChoice c = some_choice(i, &s);
+        Trainer *t = trainer_open(&s);
+        const Prediction x = trainer_predict(t, &r, &c, s.recompute);
+        const double visit = (double)t->g->pieces.elements[PIECE_VISIT];
+        const double host = (double)t->g->pieces.elements[PIECE_HOST];
+        const double grad = s.accum > 1 || c.wire_f32 ? 4 : W;
+        const double leaves = c.sum_on_host ? (double)s.accum * W : grad;
+        const double in = 12 * visit + (c.keep_grads ? 0 : grad * visit) + W * host;
+        const double out = 12 * visit + leaves * (double)t->g->pieces.grads_host;
+        CHECK(in == x.h2d_bytes && out == x.d2h_bytes, "choice %d: %.0f %.0f, not %.0f %.0f", i,
+              x.h2d_bytes, x.d2h_bytes, in, out);
+        trainer_close(t);
+    }
+    Trainer *t = trainer_open(&s);
+    const double P = (double)t->g->table.elements;
+    trainer_close(t);
+    OffloadChoice c = choice_of(OFFLOAD_ZERO, 0, 0);
+    s = step_of("gpt2", 1);
+    Prediction x = planned(&r, &s, &c);
+    CHECK(x.h2d_bytes == W * P && x.d2h_bytes == W * P, "zero: %g %g", x.h2d_bytes, x.d2h_bytes);
+    s.accum = 8;
+    x = planned(&r, &s, &c);
+    CHECK(x.d2h_bytes == 4 * P, "summed on the GPU: %g", x.d2h_bytes / P);
+    c.sum_on_host = true;
+    x = planned(&r, &s, &c);
+    CHECK(x.d2h_bytes == 8 * W * P, "summed on the host: %g", x.d2h_bytes / P);
+    s.accum = 1;
+    c = choice_of(OFFLOAD_INTERLEAVE, 0, 1);
+    x = planned(&r, &s, &c);
+    CHECK(x.h2d_bytes == 12 * P && x.d2h_bytes == 12 * P, "all visit: %g", x.h2d_bytes / P);
+    c.keep_grads = false;
+    x = planned(&r, &s, &c);
+    CHECK(x.h2d_bytes == (12 + W) * P && x.d2h_bytes == (12 + W) * P, "with gradients: %g",
+          x.h2d_bytes / P);
+}
+
+// Of many micro-batches only four are rehearsed; the others take what those in the middle take.
+static void many_micro_batches_add_up(void) {
+    const Rates r = server();
+    for (int sum = 0; sum < 2; sum++) {
+        OffloadChoice c = choice_of(OFFLOAD_INTERLEAVE, 0.2, 0.4);
+        c.sum_on_host = sum;
+        Step s = step_of("gpt2", 4);
+        const Prediction a = planned(&r, &s, &c);
+        s.accum = 64;
+        Trainer *t = trainer_open(&s);
+        const Prediction b = trainer_predict(t, &r, &c, false);
+        const double each = (b.step - a.step) / 60;
+        IS(b.compute, 16 * a.compute);
+        CHECK(each >= a.compute / 4 * 0.9999, "%g a micro-batch", each);
+        if (!sum) IS(each, (a.compute + a.other) / 4 + uploaded(&s) / r.h2d);
+        // summed on the host: at least what it takes to read and write the sum, and a gradient
+        if (sum) CHECK(each >= (8 + W) * (double)t->g->pieces.grads_host / r.dram * 0.999, "%g",
+                       each);
+        CHECK(b.forward + b.backward <= b.step * 1.0001 && b.step < 1.02 * (b.forward + b.backward)
+              + b.update, "%g %g %g", b.forward, b.backward, b.step);
+        trainer_close(t);
+    }
+}
+
+// What is drawn is a step: JSON, every row, and as much work as was predicted.
+static void a_step_can_be_drawn(void) {
+    const Rates r = server();
+    const OffloadChoice c = choice_of(OFFLOAD_INTERLEAVE, 0.1, 0.5);
+    const Step s = step_of("gpt2", 1);
+    Trainer *t = trainer_open(&s);
+    char path[] = "/tmp/test_plan_XXXXXX";
+    Error err;
+    TraceFile trace;
+    const int fd = mkstemp(path);
+    CHECK(fd >= 0 && trace_open(&trace, path, &err), "%s", path);
+    gpt2_take(t->g, &c, false);
+    const Prediction x = gpt2_predict(t->g, &t->run, &r, &trace);
+    CHECK(trace_close(&trace, &err), "%s", err.text);
+    size_t n = 0;
+    char *text = file_read(path, &n, &err);
+    Json *json = text != NULL ? json_parse(text, n, &err) : NULL;
+    CHECK(json != NULL, "%s", err.text);
+    const Json *events = json != NULL ? json_get(json, "traceEvents") : NULL;
+    double row[ROWS] = {0}, bytes = 0, waits = 0;
+    for (const Json *e = events != NULL ? events->child : NULL; e != NULL; e = e->next) {
+        const Json *tid = json_get(e, "tid"), *dur = json_get(e, "dur");
+        if (dur == NULL || tid == NULL) continue;
+        const Json *b = json_get(json_get(e, "args"), "bytes");
+        if (b != NULL) bytes += b->number;
+        if (strcmp(json_get(e, "name")->string, "wait") == 0) waits += 1e-6 * dur->number;
+        else row[(int)tid->number] += 1e-6 * dur->number;
+    }
+    for (int i = 0; i < ROWS; i++)
+        CHECK(row[i] > 0 || i == ROW_COMM, "row %d is empty", i);
+    CHECK(row[ROW_COMM] == 0, "alone, and yet %g s between the GPUs", row[ROW_COMM]);
+    CHECK(row[ROW_COMPUTE] + waits >= x.step * 0.999, "%g of %g", row[ROW_COMPUTE] + waits, x.step);
+    CHECK(bytes > 1.4 * (x.h2d_bytes + x.d2h_bytes) && bytes < 2 * (x.h2d_bytes + x.d2h_bytes),
+          "%g of %g bytes", bytes, x.h2d_bytes + x.d2h_bytes);
+    json_free(json);
+    free(text);
+    close(fd);
+    unlink(path);
+    trainer_close(t);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The choice
+
+// A trainer, and a memory plan in the small.
+typedef struct { Trainer *t; const Rates *rates; double activations; } Memory;
+
+static void memory_needs(void *arg, const OffloadChoice *c, bool recompute, size_t *gpu,
+                         size_t *host) {
+    const Memory *m = (const Memory *)arg;
+    const GPT2 *g = m->t->g;
+    Pieces list = offload_pieces(&g->table, &g->shards, c);
+    const size_t P = g->table.elements, resident = list.elements[PIECE_RESIDENT];
+    size_t at;
+    *gpu = 2 * P + (size_t)(m->activations / (recompute ? 8 : 1)) + 12 * resident
+         + 2 * list.grads_gpu + (size_t)slots_of(c->slots, list.count) * 12 * list.longest_visit
+         + (size_t)places_of(c->places, (int)g->config.layers) * 2 * zero_segment(&g->table, 1, &at);
+    *host = 12 * (g->shards.elements - resident) + 2 * list.grads_host;
+    if (c->sum_on_host) *host += P;
+    pieces_free(&list);
+}
+
+static Prediction memory_rehearse(void *arg, const OffloadChoice *c, bool recompute) {
+    const Memory *m = (const Memory *)arg;
+    return trainer_predict(m->t, m->rates, c, recompute);
+}
+
+// A choice in words.
+static const char *said(const OffloadSearch *q) {
+    static char text[200];
+    const OffloadChoice *c = &q->choice;
+    snprintf(text, sizeof text, "%s share %g resident %g, %d places, %d slots, %s%s%s%.4g s",
+             offload_names[c->mode], c->share, c->resident, c->places, c->slots,
+             q->recompute ? "again, " : "", c->keep_grads ? "keeps grads, " : "",
+             c->sum_on_host ? "sums on the host, " : "", q->predicted.step);
+    return text;
+}
+
+static OffloadSearch search_for(Memory *memory, double gpu, double host) {
+    const OffloadMemory m = {memory_needs, memory_rehearse, memory, (size_t)gpu, (size_t)host,
+                             RECOMPUTE_AUTO, memory->t->g->accumulating};
+    OffloadSearch q;
+    memset(&q, 0, sizeof q);
+    q.rates = memory->rates;
+    q.memory = m;
+    q.bytes = update_bytes(memory->t->g);
+    q.choice.slots = 3;
+    return q;
+}
+
+static void none_is_chosen_where_it_fits(void) {
+    const Rates r = server();
+    const Step s = step_of("gpt2-xl", 1);
+    Memory memory = {trainer_open(&s), &r, 1e9};
+    OffloadSearch q = search_for(&memory, 80e9, 0);
+    CHECK(offload_search(&q) && q.choice.mode == OFFLOAD_NONE && !q.recompute, "%s", said(&q));
+    // with recomputation, if a step is long beside an update of everything
+    memory.activations = 60e9;
+    q = search_for(&memory, 40e9, 200e9);
+    CHECK(offload_search(&q) && q.choice.mode == OFFLOAD_NONE && q.recompute, "%s", said(&q));
+    q = search_for(&memory, 80e9, 200e9);
+    q.memory.recompute = RECOMPUTE_BLOCK;
+    CHECK(offload_search(&q) && q.choice.mode == OFFLOAD_NONE && q.recompute, "%s", said(&q));
+    q = search_for(&memory, 70e9, 200e9);
+    q.memory.recompute = RECOMPUTE_NONE;
+    CHECK(offload_search(&q) && q.choice.mode != OFFLOAD_NONE && !q.recompute, "%s", said(&q));
+    trainer_close(memory.t);
+}
+
+static void the_faster_side_gets_the_work(void) {
+    Rates r = server();
+    const Step s = step_of("7b", 1);
+    Memory memory = {trainer_open(&s), &r, 2e9};
+    // cores and memory that outrun a slow link: no visits, and as many residents as there is room
+    r.dram = r.dram_dma = 500e9;
+    r.host_adam = 40e9;
+    r.h2d = r.d2h = r.h2d_duplex = r.d2h_duplex = 25e9;
+    OffloadSearch q = search_for(&memory, 40e9, 200e9);
+    CHECK(offload_search(&q) && q.choice.mode == OFFLOAD_TWINFLOW, "%s", said(&q));
+    size_t gpu, host;
+    memory_needs(&memory, &q.choice, q.recompute, &gpu, &host);
+    CHECK((double)gpu > 0.96 * 40e9 && gpu <= q.memory.gpu, "%zu bytes used", gpu);
+    // no room for any: zero
+    q = search_for(&memory, 14.6e9, 200e9);
+    CHECK(offload_search(&q) && q.choice.mode == OFFLOAD_ZERO, "%s", said(&q));
+    // slow cores: most of it visits the GPU
+    r = server();
+    r.host_adam = 1.5e9;
+    q = search_for(&memory, 40e9, 200e9);
+    CHECK(offload_search(&q) && q.choice.mode == OFFLOAD_INTERLEAVE, "%s", said(&q));
+    CHECK(q.choice.share > 0.6 && q.choice.share < 0.95, "%s", said(&q));
+    printf("  %s\n", said(&q));
+    trainer_close(memory.t);
+}
+
+static void no_room_is_found(void) {
+    const Rates r = server();
+    const Step s = step_of("7b", 1);
+    Memory memory = {trainer_open(&s), &r, 2e9};
+    OffloadSearch q = search_for(&memory, 10e9, 200e9);
+    CHECK(!offload_search(&q), "%s", said(&q));
+    q = search_for(&memory, 24e9, 40e9);
+    CHECK(!offload_search(&q), "%s", said(&q));
+    // little host memory: what does not fit there must be resident
+    q = search_for(&memory, 80e9, 40e9);
+    CHECK(offload_search(&q) && q.choice.resident > 0.5, "%s", said(&q));
+    trainer_close(memory.t);
+}
+
+// Nothing on a grid of choices that fit is clearly faster.
+static void the_search_finds_what_a_grid_finds(void) {
+    for (int i = 0; i < 12; i++) {
+        Rates r = server();
+        r.dram = r.dram_dma = 60e9 * (1 + i % 4);
+        r.host_adam = 1.5e9 * (1 + i % 3) * (1 + i % 3);
+        r.h2d_busy = r.d2h_busy = 30e9 + 5e9 * (i % 5);
+        const Step s = step_of("gpt2-xl", i % 3 == 2 ? 4 : 1);
+        Memory memory = {trainer_open(&s), &r, 3e9};
+        OffloadSearch q = search_for(&memory, 6e9 + 1.5e9 * i, 200e9);
+        CHECK(offload_search(&q), "%s", said(&q));
+        double best = INFINITY;
+        OffloadChoice found = q.choice;
+        for (int k = 0; k < 21 * 11 * 2 * 2; k++) {
+            OffloadChoice c = choice_of(OFFLOAD_INTERLEAVE, k / 21 % 11 * 0.1, k % 21 * 0.05);
+            const bool again = k / 231 % 2;
+            c.keep_grads = k / 462;
+            if (!choice_fits(&q.memory, &c, again)) continue;
+            const Prediction x = memory_rehearse(&memory, &c, again);
+            if (x.step < best) found = c;
+            best = fmin(best, x.step);
+        }
+        CHECK(q.predicted.step <= 1.03 * best, "%d: %s; but %.3f s with share %.2f resident %.2f",
+              i, said(&q), best, found.share, found.resident);
+        IS(memory_rehearse(&memory, &q.choice, q.recompute).step, q.predicted.step);
+        trainer_close(memory.t);
+    }
+}
+
+// What is left of the GPU's memory is used for places and slots; what is said of them is kept.
+static void memory_is_used(void) {
+    Rates r = server();
+    r.host_adam = 1.5e9;
+    const Step s = step_of("7b", 1);
+    Memory memory = {trainer_open(&s), &r, 1e9};
+    for (int i = 0; i < 3; i++) {
+        OffloadSearch q = search_for(&memory, 17e9 + 8e9 * i, 200e9);
+        q.choice.slots = 0;
+        CHECK(offload_search(&q) && q.choice.mode == OFFLOAD_INTERLEAVE, "%s", said(&q));
+        CHECK(q.choice.places >= LEAST_PLACES && q.choice.slots >= LEAST_SLOTS, "%s", said(&q));
+        OffloadChoice more = q.choice;
+        more.slots++;
+        CHECK(more.slots > 1000 || !choice_fits(&q.memory, &more, q.recompute),
+              "%d: room for more: %s", i, said(&q));
+        OffloadSearch told = search_for(&memory, 17e9 + 8e9 * i, 200e9);
+        told.choice.places = 6;
+        told.choice.slots = 4;
+        CHECK(offload_search(&told) && told.choice.places == 6 && told.choice.slots == 4, "%s",
+              said(&told));
+        CHECK(q.predicted.step <= 1.03 * told.predicted.step, "%d: %s; but %.4g s if told", i,
+              said(&q), told.predicted.step);
+    }
+    trainer_close(memory.t);
+}
+
+static Rates rates_named(const char *name) {
+    Rates r;
+    Error err;
+    char path[64];
+    snprintf(path, sizeof path, "scripts/rates/%s.txt", name);
+    if (!rates_load(&r, path, &err)) fail("%s", err.text);
+    return r;
+}
+
+// 7B with the rates of scripts/rates/h200_16cores.txt, as in doc/performance_model.md: in two
+// places backward takes as long as the link, in as many as there are layers as if it never waited.
+static void places_free_backward_from_the_link(void) {
+    const Rates r = rates_named("h200_16cores");
+    Step s = step_of("7b", 1);
+    s.T = 2048;
+    OffloadChoice c = choice_of(OFFLOAD_ZERO, 0, 0);
+    const double C = 4096, T = 2048, each = 2 * T * (24 * C * C + 2 * C * T) / r.gpu_flops;
+    const double layer = (12 * C * C + 13 * C) * W / r.d2h, compute = 32 * each;
+    double last = INFINITY, step = INFINITY;
+    for (c.places = 2; c.places <= 32; c.places *= 2) {
+        const Prediction x = planned(&r, &s, &c);
+        printf("  %2d places: backward %.4g s, of which %.4g are compute; step %.4g s\n", c.places,
+               x.backward, compute, x.step);
+        // all but the last ones to be made must have left, as far as they need the place
+        const double link = (32 - c.places) * layer;
+        CHECK(x.backward >= link && x.backward >= compute * 0.9999
+              && x.backward <= fmax(compute, each + link + c.places * each) * 1.0001,
+              "%d places: %g, compute %g, link %g", c.places, x.backward, compute, link);
+        CHECK(x.backward <= last && x.step <= step * 1.0001, "%d places", c.places);
+        last = x.backward;
+        step = x.step;
+    }
+    IS(last, compute);
+    c.places = 2;
+    CHECK(planned(&r, &s, &c).backward > 1.8 * compute, "two are enough");
+}
+
+// One of several GPUs is planned for with its part of the state and its waits for the others.
+static void a_rank_is_searched_for_with_its_waits(void) {
+    Rates r = server();
+    r.gpu_link = 100e9;
+    Step s = step_of("7b", 1);
+    s.world = 8;
+    s.zero = 3;
+    Memory memory = {trainer_open(&s), &r, 2e9};
+    double last = 0;
+    for (int i = 0; i < 3; i++) {  // on ever slower links
+        OffloadSearch q = search_for(&memory, 20e9, 20e9);
+        CHECK(offload_search(&q) && q.choice.mode != OFFLOAD_NONE, "%s", said(&q));
+        s.recompute = q.recompute;
+        IS(planned(&r, &s, &q.choice).step, q.predicted.step);
+        CHECK(q.predicted.step > last && q.predicted.comm_exposed > 0, "%s", said(&q));
+        last = q.predicted.step;
+        r.gpu_link /= 4;
+    }
+    trainer_close(memory.t);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Section 5.4 of Deep Optimizer States (Maurya et al. 2024), from the paper's own rates
+
+// DeepSpeed: a gradient leaves at 2.5 GB/s (section 4.1) while backward waits; the CPU updates a
+// sub-group, rounds it in a second pass, and waits until it is on the GPU. OVERLAPPED: only the
+// former is mended. DEEP: Deep Optimizer States. TIDE: this trainer.
+typedef enum { DEEPSPEED, OVERLAPPED, DEEP, TIDE } System;
+
+typedef struct {
+    Rates rates;
+    const char *model;
+    System system;
+    size_t stride, batch, ranks, subgroup;
+    bool collectives;        // of ZeRO-3 between the ranks; else they take no time
+    int slots;
+    double resident, share;  // share: if stride is 0
+} Case;
+
+// 20B on four H100, one sequence of 2048 tokens each, nothing resident.
+static Case case_of(System system, size_t stride) {
+    Case c;
+    memset(&c, 0, sizeof c);
+    c.rates = rates_named("paper_h100");
+    c.model = "20b";
+    c.system = system;
+    c.stride = stride;
+    c.batch = 1;
+    c.ranks = 4;
+    c.subgroup = 100000000;
+    c.slots = system == DEEP ? 1 : 3;
+    return c;
+}
+
+static Case case_now;  // the one that runs
+static double case_visits, case_host, case_elements;  // of the last one: of a rank's, of the model
+
+// Makes another system's of this trainer's step without overlap.
+static void case_change(Rehearsal *q) {
+    const Rates *r = &case_now.rates;
+    const System system = case_now.system;
+    int back = NO_JOB, left = NO_JOB, first = 0;  // the newest weights' way back, gradient's way out
+    if (system == TIDE) return;
+    while (q->jobs[first].row != ROW_COMPUTE) first++;
+    for (int i = 0; i < q->count; i++) {
+        Job *t = &q->jobs[i];
+        if (t->row == ROW_LEAVE && system == DEEPSPEED) t->work *= r->d2h / 2.5e9;
+        if (t->row == ROW_HOST) t->work *= 1 + r->host_adam / r->host_cast;
+        // a pass with fp32 gradients is of 30 bytes, not 28; the paper's Uc is of such passes
+        if (t->row == ROW_HOST && system != DEEPSPEED) t->work *= 28.0 / 30;
+        // only DeepSpeed's backward waits for what leaves; the others', for the place of another
+        for (int k = 0; k < JOB_WAITS && system != DEEPSPEED; k++)
+            if (t->stream == q->jobs[first].stream && t->waits[k] == left) t->waits[k] = NO_JOB;
+        for (int k = 0; k < JOB_WAITS && t->row == ROW_HOST && system <= OVERLAPPED; k++) {
+            if (t->waits[k] != NO_JOB) continue;
+            t->waits[k] = back;
+            break;
+        }
+        if (t->row == ROW_LEAVE) left = i;
+        if (t->row == ROW_BACK) back = i;
+    }
+}
+
+static Prediction case_run(Case x) {
+    Step s = {x.model, x.batch, 2048, 1, x.ranks, 3, true, x.system != TIDE};
+    const bool cpu_only = x.system <= OVERLAPPED;
+    OffloadChoice c = choice_of(cpu_only ? OFFLOAD_TWINFLOW : OFFLOAD_INTERLEAVE, x.resident,
+                                x.share);
+    x.rates.node_gpus = 0;  // as if all were on one node
+    if (!x.collectives) x.rates.gpu_link = x.rates.gpu_latency = 0;
+    c.stride = cpu_only ? 0 : x.stride;
+    c.wire_f32 = x.system == OVERLAPPED || x.system == DEEP;
+    c.slots = x.slots;
+    c.subgroup = x.system == TIDE ? 0 : x.subgroup;
+    case_now = x;
+    rehearsal_change = case_change;
+    Trainer *t = trainer_open(&s);
+    Prediction seen = trainer_predict(t, &x.rates, &c, s.recompute);
+    rehearsal_change = NULL;
+    // its norm waits until the last gradient has left, too
+    if (x.system == DEEPSPEED) seen.update -= (double)t->g->segment[0].leaving * 2 / 2.5e9;
+    case_visits = (double)t->g->pieces.elements[PIECE_VISIT];
+    case_host = (double)t->g->pieces.elements[PIECE_HOST];
+    case_elements = (double)t->g->table.elements;
+    trainer_close(t);
+    return seen;
+}
+
+// The node's update throughput, in G parameters/s.
+static double case_throughput(Case x) {
+    const Prediction p = case_run(x);
+    return 1e-9 * case_elements / p.update;
+}
+
+static double faster(Case slow, Case fast) { return case_run(slow).step / case_run(fast).step; }
+
+static char table[16384];
+static size_t table_length;
+
+__attribute__((format(printf, 1, 2)))
+static void row(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    table_length += (size_t)vsnprintf(table + table_length, sizeof table - table_length, format,
+                                      args);
+    va_end(args);
+    if (table_length + 1 < sizeof table) table[table_length++] = '\n';
+}
+
+static void table_iterations(void) {
+    static const char *const models[] = {"7b", "8.3b", "10b", "13b", "20b"};
+    Case zero = case_of(DEEPSPEED, 0), deep = case_of(DEEP, 2);
+    double least = INFINITY, most = 0, update = 0, slow = INFINITY, fast = 0, seconds[5];
+    for (int i = 0; i < 5; i++) {
+        zero.model = deep.model = models[i];
+        seconds[i] = case_run(zero).step;
+        least = fmin(least, faster(zero, deep));
+        most = fmax(most, faster(zero, deep));
+        update += (case_throughput(deep) / case_throughput(zero) - 1) / 5;
+        slow = fmin(slow, case_throughput(deep));
+        fast = fmax(fast, case_throughput(deep));
+    }
+    row("| 7B to 20B: iterations faster than ZeRO-3 | 2 to 2.5 | %.2f to %.2f | 1 |", least, most);
+    row("| 8.3B against 10B, ZeRO-3: time of an iteration | longer | %.2f | 2 |",
+        seconds[1] / seconds[2]);
+    Case half = case_of(OVERLAPPED, 0);
+    zero.model = deep.model = "20b";
+    row("| 20B: faster by gradients that leave beside backward | 1.9 | %.2f | 3 |",
+        faster(zero, half));
+    row("| 20B: faster again by the interleaved update | 1.6; in all 2.5 | %.2f; in all %.2f | 3 |",
+        faster(half, deep), faster(zero, deep));
+    row("| update throughput over ZeRO-3, mean of the sizes | +70 %% | %+.0f %% | 4 |",
+        100 * update);
+    row("| the same for all sizes (Fig. 8), G parameters/s | \"near uniform\" | %.1f to %.1f | |",
+        slow, fast);
+    row("| 100 iterations, 20B: faster than ZeRO-3 | 2.5 | %.2f | 5 |", faster(zero, deep));
+    zero.model = "7b";
+    row("| 20B with Deep Optimizer States against 7B with ZeRO-3: time | 1 | %.2f | 6 |",
+        case_run(deep).step / case_run(zero).step);
+}
+
+static void table_residents(void) {
+    static const char *const models[] = {"7b", "8.3b", "10b", "13b", "20b"};
+    Case twin = case_of(DEEPSPEED, 0), deep = case_of(DEEP, 2);
+    double least = INFINITY, most = 0;
+    for (int r = 0; r <= 5; r++) {
+        twin.resident = deep.resident = 0.1 * r;
+        least = fmin(least, case_run(twin).update / case_run(deep).update);
+        most = fmax(most, case_run(twin).update / case_run(deep).update);
+    }
+    row("| 20B, residents 0 to 50 %%: updates faster than TwinFlow's | at least 1.7 | %.2f to %.2f "
+        "| 4 |", least, most);
+    row("| 20B, residents 50 %%: iterations faster than TwinFlow's | about 2 | %.2f | |",
+        faster(twin, deep));
+    deep.resident = 0;
+    const double t = case_run(twin).step, d = case_run(deep).step;
+    row("| 20B: without residents, against TwinFlow with 50 %% | 3 s and 4.3 s: 1.43 | %.2f s and "
+        "%.2f s: %.2f | 7 |", d, t, t / d);
+    Case zero = case_of(DEEPSPEED, 0);
+    twin.resident = deep.resident = 0.2;
+    row("| residents 20 %%: TwinFlow's update faster than ZeRO-3's | 20 %% | %.0f %% | 8 |",
+        100 * (case_run(zero).update / case_run(twin).update - 1));
+    least = INFINITY;
+    most = 0;
+    for (int i = 0; i < 5; i++) {
+        twin.model = deep.model = models[i];
+        least = fmin(least, faster(twin, deep));
+        most = fmax(most, faster(twin, deep));
+    }
+    row("| residents 20 %%, 7B to 20B: iterations faster than TwinFlow's | 1.7 to 2.3 | %.2f to "
+        "%.2f | |", least, most);
+}
+
+static void table_scaling(void) {
+    Case zero = case_of(DEEPSPEED, 0), deep = case_of(DEEP, 2);
+    double at[8];
+    for (int i = 0; i < 4; i++) {
+        zero.batch = deep.batch = (size_t)1 << i;
+        at[i] = faster(zero, deep);
+    }
+    row("| 20B, micro-batch 1, 2, 4, 8: faster than ZeRO-3 | 2.5 to 1.6 | %.2f, %.2f, %.2f, %.2f "
+        "| 9 |", at[0], at[1], at[2], at[3]);
+    zero.batch = deep.batch = 1;
+    for (int i = 0; i < 5; i++) {
+        zero.rates.host_adam = deep.rates.host_adam = 0.5e9 * (1 << i);
+        zero.rates.host_cast = deep.rates.host_cast = 15.5e9 / 4 * (1 << i);
+        at[i] = faster(zero, deep);
+    }
+    row("| 20B, cores per GPU: 1/4, 1/2, 1, 2, 4 of the testbed's | up to 3 with few; then uniform "
+        "| %.2f, %.2f, %.2f, %.2f, %.2f | 10 |", at[0], at[1], at[2], at[3], at[4]);
+    zero = case_of(DEEPSPEED, 0);
+    deep = case_of(DEEP, 2);
+    for (int i = 0; i < 4; i++) {
+        zero.ranks = deep.ranks = (size_t)1 << i;
+        at[i] = faster(zero, deep);
+    }
+    row("| 20B, 1, 2, 4, 8 GPUs: faster than ZeRO-3 | 4.4 with few, 2.5 with many | %.2f, %.2f, "
+        "%.2f, %.2f | 11 |", at[0], at[1], at[2], at[3]);
+    zero.collectives = deep.collectives = true;
+    for (int i = 0; i < 4; i++) {
+        zero.ranks = deep.ranks = (size_t)1 << i;
+        at[i] = faster(zero, deep);
+    }
+    row("| the same with collectives, all at 133 GB/s | | %.2f, %.2f, %.2f, %.2f | 11 |", at[0],
+        at[1], at[2], at[3]);
+    zero.collectives = false;
+    zero.ranks = 4;
+    Case large = zero;
+    large.subgroup = 1000000000;
+    const double slower = case_run(large).step / case_run(zero).step;
+    row("| section 3, Fig. 2: sub-groups of 100M to 1B parameters | within 4 %% | %.1f %% | |",
+        100 * fabs(slower - 1));
+}
+
+// Tflop/s, and how much of the update the cores work and the link into the host is busy, in %.
+static void utilisation(Case x, double v[3]) {
+    const Prediction p = case_run(x);
+    v[0] = 1e-12 * x.rates.gpu_flops * p.compute / p.step;
+    v[1] = 100 * case_host * (1 / x.rates.host_adam + 1 / x.rates.host_cast) / p.update;
+    v[2] = 100 * 12 * case_visits / x.rates.d2h / p.update;
+    if (case_visits == 0) v[2] = 100 * 2 * case_host / x.rates.h2d / p.update;
+}
+
+static void table_utilisation(void) {
+    double none[3], two[3], three[3], four[3];
+    utilisation(case_of(DEEPSPEED, 0), none);
+    utilisation(case_of(DEEP, 2), two);
+    utilisation(case_of(DEEP, 3), three);
+    utilisation(case_of(DEEP, 4), four);
+    row("| 20B, Tflop/s: ZeRO-3, and 50, 33, 25 %% on the GPU | 30; 75, 71, 71 | %.0f; %.0f, %.0f, "
+        "%.0f | 12 |", none[0], two[0], three[0], four[0]);
+    row("| 20B, cores at work in the update: ZeRO-3, 50 %% | 70 %%, 60 %% | %.0f %%, %.0f %% | 13 "
+        "|", none[1], two[1]);
+    row("| 20B, link at work in the update: ZeRO-3, 50 %% | 2 %%, 40 %% | %.0f %%, %.0f %% | 14 |",
+        none[2], two[2]);
+}
+
+static void table_strides(void) {
+    Case deep = case_of(DEEP, 2);
+    double at[8];
+    for (size_t i = 0; i < 3; i++) {
+        deep.stride = 2 + i;
+        at[i] = case_throughput(deep);
+    }
+    row("| 20B, 50, 33, 25 %% on the GPU: G parameters/s | 50 %% is best | %.1f, %.1f, %.1f | |",
+        at[0], at[1], at[2]);
+    double best[2] = {0, 0}, where[2] = {0, 0};
+    deep.stride = 0;
+    for (int i = 0; i <= 200; i++) {
+        const int k = i / 101;
+        deep.slots = k == 0 ? 1 : 3;
+        deep.share = 0.01 * (i % 101);
+        const double t = case_throughput(deep);
+        if (t > best[k]) where[k] = deep.share;
+        best[k] = fmax(best[k], t);
+    }
+    row("| not tested: the best share; with room for three visitors | | %.0f %%: %.1f; %.0f %%: "
+        "%.1f | 15 |", 100 * where[0], best[0], 100 * where[1], best[1]);
+    row("| not said: k of Eq. 1 for one H100, and 1 / (k + 1) | \"2\" | %.2f, %.0f %% | 15 |",
+        eq1_stride(&deep.rates), 100 / (1 + eq1_stride(&deep.rates)));
+    const Rates v100 = rates_named("paper_v100");
+    row("| V100: k of Eq. 1 | \"2\" | %.2f | 16 |", eq1_stride(&v100));
+    Case old = deep;
+    old.model = "7b";
+    old.rates = v100;
+    old.ranks = 1;
+    old.share = 0;
+    old.slots = 3;
+    row("| V100, 7B, G parameters/s: the CPU alone | not said | %.2f | 17 |", case_throughput(old));
+    for (size_t i = 0; i < 4; i++) {
+        old.stride = 2 + i;
+        at[i] = case_throughput(old);
+    }
+    row("| V100, 7B: k = 2, 3, 4, 5, as Algorithm 1 reads it | not said, 1.67, 1.62, 1.28 | %.2f, "
+        "%.2f, %.2f, %.2f | 17 |", at[0], at[1], at[2], at[3]);
+    for (size_t i = 0; i < 4; i++) {
+        old.stride = 3 + i;
+        at[i] = case_throughput(old);
+    }
+    row("| V100, 7B: k = 2, 3, 4, 5, as Eq. 1 means it | not said, 1.67, 1.62, 1.28 | %.2f, %.2f, "
+        "%.2f, %.2f | 17 |", at[0], at[1], at[2], at[3]);
+}
+
+static void table_dram(void) {
+    static const double dram[] = {0, 120e9, 60e9};
+    static const char *const names[] = {"not known", "120 GB/s", "60 GB/s"};
+    for (int i = 0; i < 3; i++) {
+        Case tide = case_of(TIDE, 0);
+        tide.rates.dram = tide.rates.dram_dma = dram[i];
+        const UpdateBytes bytes = {2, 2, true};
+        const double f = best_share(&tide.rates, &bytes);
+        double at[3];
+        for (int k = 0; k < 3; k++) {
+            tide.share = k == 0 ? 0 : k == 1 ? 0.5 : f;
+            at[k] = case_throughput(tide);
+        }
+        tide.share = f;
+        row("| this trainer, host memory per GPU %s: best share; G parameters/s with 0, 50 %%, "
+            "best; iteration | | %.0f %%; %.1f, %.1f, %.1f; %.2f s | 18 |", names[i], 100 * f,
+            at[0], at[1], at[2], case_run(tide).step);
+    }
+}
+
+static void table_make(void) {
+    table_length = 0;
+    row("| what section 5.4 says | the paper | the model | note |");
+    row("|---|---|---|---|");
+    table_iterations();
+    table_residents();
+    table_scaling();
+    table_utilisation();
+    table_strides();
+    table_dram();
+    table[table_length] = '\0';
+}
+
+// The table in the lesson is the one that the model makes.
+static void the_lesson_has_this_table(void) {
+    size_t n;
+    Error err;
+    table_make();
+    char *lesson = file_read("doc/performance_model.md", &n, &err);
+    CHECK(lesson != NULL, "%s", err.text);
+    if (lesson == NULL) return;
+    for (char *line = strtok(table, "\n"); line != NULL; line = strtok(NULL, "\n"))
+        CHECK(strstr(lesson, line) != NULL, "doc/performance_model.md lacks: %s", line);
+    free(lesson);
+}
+
+int main(int argc, char **argv) {
+    if (argc == 2 && strcmp(argv[1], "--table") == 0) {
+        table_make();
+        fputs(table, stdout);
+        return 0;
+    }
+    RUN(a_step_of_three_pieces_is_as_by_hand);
+    RUN(collectives_are_as_by_hand);
+    RUN(an_offloaded_shard_is_as_by_hand);
+    RUN(collectives_alone_fill_a_step);
+    RUN(links_and_stages_are_in_order);
+    RUN(updates_reach_their_bound);
+    RUN(a_faster_machine_is_not_slower);
+    RUN(bytes_are_those_of_arithmetic);
+    RUN(many_micro_batches_add_up);
+    RUN(a_step_can_be_drawn);
+    if (!IS_BF16) return test_summary();
+    RUN(none_is_chosen_where_it_fits);
+    RUN(the_faster_side_gets_the_work);
+    RUN(no_room_is_found);
+    RUN(the_search_finds_what_a_grid_finds);
+    RUN(memory_is_used);
+    RUN(places_free_backward_from_the_link);
+    RUN(a_rank_is_searched_for_with_its_waits);
+    RUN(the_lesson_has_this_table);
+    return test_summary();
+}
