@@ -31,8 +31,12 @@ static void *gpu_alloc(size_t bytes, const char *what) {
     return p;
 }
 
+static void device_rest(void);
+
+// This waits for all that any stream has been given.
 static void gpu_free(void *p) {
-    if (rehearsal == NULL) CUDA(cudaFree(p));
+    if (rehearsal != NULL) device_rest();
+    else CUDA(cudaFree(p));
 }
 
 // Zeroed page-locked host memory, which copies to and from the GPU need to be asynchronous. It is

@@ -878,59 +878,98 @@ static StepResult zo_step(ZoModel *z, Run *r, size_t step, double lr) {
     return x;
 }
 
-// A rehearsal: the mean of three steps. Several GPUs have a replica each; the few numbers that they
-// exchange take no time here.
-static Prediction zo_rehearse(const ZoModel *model, const Run *r, const Rates *rates) {
-    enum { STEPS = 9, COUNTED = 3 };
-    const size_t micros = min_size(r->o.accum, REHEARSED_MICRO), more = r->o.accum - micros;
-    StepMark marks[STEPS];
-    ZoModel *z = ALLOC(ZoModel, 1, "plan");
-    Run *run = ALLOC(Run, 1, "plan");
+// Steps that are rehearsed; of these, the last are counted, and their mean is the prediction.
+// Several GPUs have a replica each; the few numbers that they exchange take no time here.
+enum { ZO_REHEARSED = 9, ZO_COUNTED = 3 };
+
+typedef struct {
+    ZoModel z;
+    Run run;
     Rehearsal q;
+    StepMark marks[ZO_REHEARSED];
+    size_t more;             // micro-batches of a step that are left out
+} ZoRehearsal;
+
+// Writes the steps down. zo_predict() frees it.
+static ZoRehearsal *zo_rehearsal(const ZoModel *model, const Run *r, const Rates *rates) {
+    ZoRehearsal *x = ALLOC(ZoRehearsal, 1, "plan");
+    const size_t micros = min_size(r->o.accum, REHEARSED_MICRO);
+    ZoModel *z = &x->z;
     *z = *model;
-    *run = *r;
-    run->o.steps = STEPS + 1;
-    run->o.accum = z->accum = micros;
+    x->run = *r;
+    x->more = r->o.accum - micros;
+    x->run.o.steps = ZO_REHEARSED + 1;
+    x->run.o.accum = z->accum = micros;
+    z->pending = zo_nothing;  // of a model that trains
+    z->visits = z->fetched = z->sent = 0;
     memset(&z->host, 0, sizeof z->host);
     memset(&z->timeline, 0, sizeof z->timeline);
-    rehearsal_begin(&q, rates);
+    rehearsal_begin(&x->q, rates);
     zo_allocate(z);
-    for (int i = 0; i < STEPS; i++) {
-        zo_step(z, run, (size_t)i + 1, 1e-6);
-        marks[i] = StepMark{q.events[event_number(z->over)], q.count};
+    for (int i = 0; i < ZO_REHEARSED; i++) {
+        zo_step(z, &x->run, (size_t)i + 1, 1e-6);
+        x->marks[i] = StepMark{x->q.events[event_number(z->over)], x->q.count};
     }
-    Prediction x = predict(&q, marks, STEPS, COUNTED, more, 1, NULL);
-    zo_release(z);
-    rehearsal_end(&q);
-    free(run);
-    free(z);
-    // copies that fall behind a little in each step are not that far behind after so few
-    x.step = fmax(x.step, fmax(x.h2d_bytes / rate_or(rates->h2d, UNLIMITED),
-                               x.d2h_bytes / rate_or(rates->d2h, UNLIMITED)));
     return x;
 }
 
-// For people: how long a step takes, and from how many tokens per pass on the link is hidden.
-static void zo_print_time(const ZoModel *z, const Run *r, const Rates *rates) {
-    const Prediction x = zo_rehearse(z, r, rates);
-    const PlanRun run = {r->step_tokens, r->world};
-    const double exposed = x.step - x.compute - x.other;
+static Prediction zo_predict(ZoRehearsal *r) {
+    const Rates rates = r->q.rates;
+    Prediction x = predict(&r->q, r->marks, ZO_REHEARSED, ZO_COUNTED, r->more, 1, NULL);
+    zo_release(&r->z);
+    rehearsal_end(&r->q);
+    free(r);
+    // copies that fall behind a little in each step are not that far behind after so few
+    x.step = fmax(x.step, fmax(x.h2d_bytes / rate_or(rates.h2d, UNLIMITED),
+                               x.d2h_bytes / rate_or(rates.d2h, UNLIMITED)));
+    return x;
+}
+
+static Prediction zo_rehearse(const ZoModel *model, const Run *r, const Rates *rates) {
+    return zo_predict(zo_rehearsal(model, r, rates));
+}
+
+// What copies leave of a step, for people to see.
+typedef struct {
+    double in, out;          // seconds that they would take, both ways busy
+    double exposed;          // by so many, a step is longer than its work for the GPU
+    bool hidden;             // less than a hundredth is exposed
+    const char *limit;       // "compute"; or what takes longer: "upload", "offload", "link" (both)
+    double hidden_from;      // tokens per pass from which they are hidden; INFINITY: never
+} ZoLink;
+
+static ZoLink zo_link(const ZoModel *z, const Run *r, const Rates *rates, const Prediction *x) {
     const int both[TAKES_KINDS] = {0, 0, 0, 1, 1, 0, 0};  // copies
     double speed[TAKES_KINDS];
+    ZoLink l;
+    machine_speeds(rates, both, speed);
+    l.in = x->h2d_bytes / speed[TAKES_H2D];
+    l.out = x->d2h_bytes / speed[TAKES_D2H];
+    l.exposed = x->step - x->compute - x->other;
+    l.hidden = l.exposed < 0.01 * x->step;
+    l.limit = l.hidden ? "compute" : l.in > 1.02 * l.out ? "upload"
+            : l.out > 1.02 * l.in ? "offload" : "link";
+    l.hidden_from = INFINITY;
+    if (z->overlap && z->keeps_slots && z->fused)
+        l.hidden_from = (double)(r->B * r->T) * fmax(fmax(l.in, l.out) - x->other, 0) / x->compute;
+    return l;
+}
+
+// How long a step takes, and from how many tokens per pass on the link is hidden.
+static void zo_print_time(const ZoModel *z, const Run *r, const Rates *rates) {
+    const Prediction x = zo_rehearse(z, r, rates);
+    const ZoLink l = zo_link(z, r, rates, &x);
+    const PlanRun run = {r->step_tokens, r->world};
     printf("predicted time of a step, in seconds: products %.4g; updates and noise %.4g\n",
            x.compute, x.other);
     plan_print_speed(rates, &run, x.step, x.compute);
     if (z->streamed == 0) return;
-    machine_speeds(rates, both, speed);
-    const double in = x.h2d_bytes / speed[TAKES_H2D], out = x.d2h_bytes / speed[TAKES_D2H];
     printf("  over the link, in seconds: %.4g to the GPU, %.4g to the host; %zu of %zu layer%s; ",
-           in, out, z->streamed, z->config.layers, plural(z->config.layers));
-    if (exposed < 0.01 * x.step) printf("hidden");
-    else printf("not hidden: %.4g are waits (%s)", exposed,
-                in > 1.02 * out ? "upload" : out > 1.02 * in ? "offload" : "link");
-    if (z->overlap && z->keeps_slots && z->fused)
-        printf("; hidden from %.0f tokens per pass on",
-               ceil((double)(r->B * r->T) * fmax(fmax(in, out) - x.other, 0) / x.compute));
+           l.in, l.out, z->streamed, z->config.layers, plural(z->config.layers));
+    if (l.hidden) printf("hidden");
+    else printf("not hidden: %.4g are waits (%s)", l.exposed, l.limit);
+    if (l.hidden_from < INFINITY)
+        printf("; hidden from %.0f tokens per pass on", ceil(l.hidden_from));
     printf("\n");
 }
 

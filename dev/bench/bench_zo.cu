@@ -13,7 +13,7 @@
 //
 // Everything that is compared runs in turn in this run; times are medians: of the kernel as timed.cuh
 // takes them, of steps by the host's clock; weights and tokens are random. A model that does not fit is left out, and said to be. "plan" is
-// tide/zo_plan.h's prediction from the link's rates of this run and the in-memory step. --tiny: runs in
+// a rehearsal's prediction from the link's rates of this run and the in-memory step. --tiny: runs in
 // seconds anywhere, and says nothing about speed, as nothing does on the emulated GPU.
 #define TESTING
 #include "../../train_gpt2.cu"
@@ -354,26 +354,14 @@ static void bench_way(ZoModel *z, const Way *w, cudaStream_t fetch, cudaStream_t
     z->out = w->overlap ? out : z->compute;
 }
 
-// The prediction, with products as fast as makes the in-memory step what it was measured to be.
-static double bench_plan(const ZoModel *z, const Way *w, double memory) {
+// The prediction, with products as fast as makes the in-memory step what it was measured to be, in
+// seconds.
+static double bench_plan(const ZoModel *memory, const ZoModel *z, double seconds) {
     Rates r = bench.rates;
-    ZoPlan p;
-    memset(&p, 0, sizeof p);
-    p.run.B = bench.run.B;
-    p.run.T = bench.run.T;
-    p.run.accum = 1;
-    p.queries = (size_t)z->zo.queries;
-    p.run.stored = sizeof(floatX);
-    p.slots = (int)w->slots;
-    p.noise = z->zo.noise;
-    r.gpu_bytes = 0;
+    r.gpu_bytes = r.gpu_normals = 0;
     r.gpu_flops = 1e14;
-    r.gpu_flops *= zo_plan_step(&r, &z->config, &p).step / memory;
-    p.streamed = z->streamed;
-    p.run.no_overlap = !w->overlap;
-    p.no_slots = !w->keeps;
-    p.no_fused_update = !w->fused;
-    return zo_plan_step(&r, &z->config, &p).step;
+    r.gpu_flops *= zo_rehearse(memory, &bench.run, &r).step / seconds;
+    return zo_rehearse(z, &bench.run, &r).step;
 }
 
 // The first `count` ways, at B sequences, in turn with the model in memory.
@@ -398,7 +386,6 @@ static void bench_ways(const char *name, const GPT2Config *c, ZoModel *memory, Z
             }
         }
     }
-    bench_way(z, &ways[0], fetch, out);
     const double m = median(&times[WAYS]), full = median(&times[0]);
     const double tokens = (double)(B * c->context);
     printf("%-9s %-5s %7.0f  %-16s %9.1f %9.0f\n", name, type_name, tokens, "in memory",
@@ -409,8 +396,10 @@ static void bench_ways(const char *name, const GPT2Config *c, ZoModel *memory, Z
                ways[k].name, 1e3 * s, tokens / s, s / m, full / s);
         if (paper >= 0 && ways[k].paper[paper] > 0) printf(" %8.2f", ways[k].paper[paper]);
         else printf(" %8s", "-");
-        printf(" %8.1f %9.1f\n", 1e-9 * moved / s, 1e3 * bench_plan(z, &ways[k], m));
+        bench_way(z, &ways[k], fetch, out);
+        printf(" %8.1f %9.1f\n", 1e-9 * moved / s, 1e3 * bench_plan(memory, z, m));
     }
+    bench_way(z, &ways[0], fetch, out);
     fflush(stdout);
 }
 

@@ -38,6 +38,9 @@ namespace test_zenflow_gpu {
 namespace test_zero_gpu {
 #include "test_zero_gpu.cu"
 }
+namespace test_zo_plan {
+#include "test_zo_plan.cu"
+}
 #ifndef ENABLE_FP32
 namespace test_attention {
 #include "test_attention.cu"
@@ -74,6 +77,7 @@ int main(int argc, char **argv) {
         {"test_zen_time", test_zen_time::main},
         {"test_zenflow_gpu", test_zenflow_gpu::main},
         {"test_zero_gpu", test_zero_gpu::main},
+        {"test_zo_plan", test_zo_plan::main},
 #ifndef ENABLE_FP32
         {"test_attention", [](int, char **) { return test_attention::main(); }},
         {"test_calibrate", test_calibrate::main},
