@@ -68,6 +68,12 @@ typedef struct {
     size_t first_block, blocks;  // its blocks of the gradient norm, which no cut ever divides
     size_t state_at;         // of the elements with state where ours is: its first one
     size_t grad_at;          // the same for the gradient, where that waits for the update
+    // Where it is; the trainer sets that once, when there is memory. floatX is its storage type.
+    void *params;            // the weights that forward and backward use: floatX
+    void *made;              // where backward makes the gradient: floatX
+    void *grad, *host_grad;  // where that waits for the update, or is summed: floatX or fp32
+    float *state[3];         // master weights, m and v, on the GPU or on the host
+    void *fresh;             // where the CPU leaves the new weights, as the GPU stores them
 } Piece;
 
 typedef struct {

@@ -257,97 +257,62 @@ static size_t gpt2_check(GPT2 *g, size_t limit, size_t host_limit) {
     return total;
 }
 
-enum { STREAMS = 6, EVENT_LISTS = 7 };
-typedef struct { cudaStream_t *stream; const char *name; bool urgent; } StreamPlace;
-
-// The sums in `leave` make room for the next gradients, the updates in `update` make the weights
-// that forward waits for: beside the products, whose blocks fill the GPU, they are short.
-static void gpt2_streams(GPT2 *g, StreamPlace list[STREAMS]) {
-    const StreamPlace all[STREAMS] = {
-        {&g->compute, "compute", false}, {&g->leave, "leave", true}, {&g->out, "out", false},
-        {&g->fetch, "fetch", false}, {&g->back, "back", false}, {&g->update, "update", true}};
-    memcpy(list, all, sizeof all);
-}
-
-// Those of each segment, then those of each slot.
-static void gpt2_events(GPT2 *g, cudaEvent_t **list[EVENT_LISTS], int counts[EVENT_LISTS]) {
-    cudaEvent_t **const all[EVENT_LISTS] = {
-        &g->grad_ready, &g->grad_left, &g->grad_arrived, &g->updated, &g->returned,
-        &g->slot_free, &g->slot_full};
-    memcpy(list, all, sizeof all);
-    for (int k = 0; k < EVENT_LISTS; k++) counts[k] = k < 5 ? g->segments : g->rooms;
-}
-
 static void gpt2_allocate(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
-    const size_t N = g->max_B * g->max_T;
+    const size_t N = g->max_B * g->max_T, segments = (size_t)g->segments, rooms = (size_t)g->rooms;
     matmul_open(&g->lt);
+    if (g->offloaded && g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
+    owner_begin(&g->owner);
     buffers_allocate(list, gpt2_buffers(g, list));
-    if (g->offloaded) {
-        if (g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
-        const int buffers = gpt2_host_buffers(g, list);
-        for (int i = 0; i < buffers; i++)
-            buffer_set(&list[i], host_alloc(&g->host, list[i].bytes, list[i].purpose));
-    }
+    const int buffers = g->offloaded ? gpt2_host_buffers(g, list) : 0;
+    for (int i = 0; i < buffers; i++)
+        buffer_set(&list[i], host_alloc(&g->host, list[i].bytes, list[i].purpose));
     if (sizeof(floatX) == sizeof(float)) g->master = (float *)g->params;
     else if (!g->training)  // only to load from, and to save: not worth GPU memory
         g->master = (float *)alloc_or_fail(g->table.elements, sizeof(float), "parameters");
-    StreamPlace streams[STREAMS];
-    cudaEvent_t **events[EVENT_LISTS];
-    int counts[EVENT_LISTS];
-    gpt2_streams(g, streams);
-    gpt2_events(g, events, counts);
-    for (int i = 0; i < STREAMS; i++)
-        *streams[i].stream = stream_make(streams[i].name, streams[i].urgent);
-    for (int k = 0; k < EVENT_LISTS; k++) *events[k] = events_make((size_t)counts[k]);
-    for (int i = 0; i < 2; i++) event_make(&g->landing_free[i], false);
+    // The sums in `leave` make room for the next gradients, the updates in `update` make the
+    // weights that forward waits for: beside the products, whose blocks fill the GPU, they are
+    // short.
+    g->compute = stream_make("compute", false);
+    g->leave = stream_make("leave", true);
+    g->out = stream_make("out", false);
+    g->fetch = stream_make("fetch", false);
+    g->back = stream_make("back", false);
+    g->update = stream_make("update", true);
+    g->grad_ready = events_make(segments);
+    g->grad_left = events_make(segments);
+    g->grad_arrived = events_make(segments);
+    g->updated = events_make(segments);
+    g->returned = events_make(segments);
+    g->slot_free = events_make(rooms);
+    g->slot_full = events_make(rooms);
     event_make(&g->handover, false);
     event_make(&g->step_left, g->offloaded);
     for (int i = 0; i < 2; i++) {
         Staging *s = &g->staging[i];
         s->tokens = (int32_t *)pinned_alloc((4 * N + 1) * sizeof(int32_t), "tokens");
         event_make(&s->copied, g->offloaded);
+        event_make(&g->landing_free[i], false);
     }
-    g->token_count = (int32_t *)alloc_or_fail(g->config.vocab + 1, sizeof(int32_t), "tokens");
-    g->inputs = (int32_t *)alloc_or_fail(N, sizeof(int32_t), "tokens");
-    g->targets = (int32_t *)alloc_or_fail(N, sizeof(int32_t), "tokens");
     g->host_loss = (double *)pinned_alloc(2 * sizeof(double), "loss");
     if (g->accumulating && g->choice.sum_on_host)
         g->worker_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
     if (g->zero != NULL) zero_allocate(g);
     if (g->zen != NULL) zen_allocate(g);
+    else pieces_point(g);
+    owner_end();
+    g->token_count = ALLOC(int32_t, g->config.vocab + 1, "tokens");
+    g->inputs = ALLOC(int32_t, N, "tokens");
+    g->targets = ALLOC(int32_t, N, "tokens");
     device_rest();  // the zeros are there before any stream begins
 }
 
 // What gpt2_allocate() has made.
 static void gpt2_release(GPT2 *g) {
-    Buffer list[MAX_BUFFERS];
-    StreamPlace streams[STREAMS];
-    cudaEvent_t **events[EVENT_LISTS];
-    int counts[EVENT_LISTS];
     device_rest();
-    buffers_free(list, gpt2_buffers(g, list));
     matmul_close(&g->lt);
-    for (int i = 0; i < 2; i++) {
-        pinned_free(g->staging[i].tokens);
-        event_free(g->staging[i].copied);
-        event_free(g->landing_free[i]);
-    }
-    pinned_free(g->host_loss);
-    pinned_free(g->worker_sums);
-    gpt2_streams(g, streams);
-    gpt2_events(g, events, counts);
-    for (int k = 0; k < EVENT_LISTS; k++) events_free(*events[k], (size_t)counts[k]);
-    event_free(g->handover);
-    event_free(g->step_left);
-    for (int i = 0; i < STREAMS; i++) stream_free(*streams[i].stream);
-    if (g->offloaded) {
-        const int buffers = gpt2_host_buffers(g, list);
-        for (int i = 0; i < buffers; i++) host_free(buffer_get(&list[i]));
-    }
     if (g->host.stream != NULL) host_queue_close(&g->host);
-    if (g->zen != NULL) zen_release(g);
-    if (g->zero != NULL) zero_release(g);
+    owner_free(&g->owner);
     free(g->token_count);
     free(g->inputs);
     free(g->targets);
@@ -398,29 +363,6 @@ static void upload(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_
     event_record(s->copied, g->compute);
 }
 
-// The compute stream is about to use the weights of segment s: not before their update.
-static void weights_begin(GPT2 *g, size_t s) {
-    if (zero_stage(g->zero) == 3) zero_weights(g, s, 1);
-    compute_span(g, "wait", s);
-    if (zero_stage(g->zero) > 0) {
-        stream_wait(g->compute, zero_gathered(g->zero, s));
-    } else {
-        stream_wait(g->compute, g->updated[s]);
-        if (g->offloaded) stream_wait(g->compute, g->returned[s]);
-    }
-    compute_span(g, g->timeline.between ? "evaluate" : "forward", s);
-}
-
-// The same in backward, which comes from the other end: the weights have changed no more, but with
-// ZeRO-3 they may be gone.
-static void weights_again(GPT2 *g, size_t s) {
-    if (zero_stage(g->zero) < 3) return;
-    zero_weights(g, s, -1);
-    compute_span(g, "wait", s);
-    stream_wait(g->compute, zero_gathered(g->zero, s));
-    compute_span(g, "backward", s);
-}
-
 // What a layer computes between its two residual additions, from a.ln_1 to a.act. Forward runs it,
 // and backward once more where activations are recomputed.
 static void layer_forward(GPT2 *g, size_t l, const LayerActs *a) {
@@ -438,44 +380,57 @@ static void layer_forward(GPT2 *g, size_t l, const LayerActs *a) {
     activation_forward(a->act, a->fc, N * F, g->config.activation, stream);
 }
 
+// Segment s of the forward pass, up to the branch that is to be added to the residual stream: the
+// embeddings; a layer; or the last normalisation, g->ln_f (N, C). Each adds the branch of the one
+// before, in the pass that normalises the sum.
+static void forward_segment(GPT2 *g, size_t s) {
+    const size_t C = g->config.channels, F = g->config.ffn, L = g->config.layers;
+    const size_t N = g->B * g->T;
+    cudaStream_t stream = g->compute;
+    if (s == 0) {
+        encoder_forward(g->x, g->tokens, tensor(g, g->table.wte), tensor(g, g->table.wpe), g->B,
+                        g->T, C, stream);
+        return;
+    }
+    LayerActs a, before = layer_acts(g, s > 1 ? s - 2 : 0);
+    floatX *w[LAYER_TENSORS], *x = before.x + (g->training ? g->max_B * g->max_T * C : 0);
+    if (s > L) {
+        residual_layernorm_forward(x, g->ln_f, g->mean_f, g->rstd_f, before.mid, g->branch,
+                                   tensor(g, g->table.ln_f_w), tensor(g, g->table.ln_f_b), N, C,
+                                   stream);
+        return;
+    }
+    a = layer_acts(g, s - 1);
+    layer_tensors(g, s - 1, w, NULL);
+    if (s == 1)
+        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
+    else
+        residual_layernorm_forward(x, a.ln_1, a.mean_1, a.rstd_1, before.mid, g->branch, w[LN_1_W],
+                                   w[LN_1_B], N, C, stream);
+    layer_forward(g, s - 1, &a);
+    matmul_forward(&g->lt, g->branch, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C, stream);
+    if (!g->timeline.between) live(g, "activations", layer_elements(g), sizeof(floatX), stream);
+}
+
 // From inputs (B, T), on the host, to the normalised output of the last layer, g->ln_f (N, C). The
 // targets (B, T) go to the GPU with them, for gpt2_head(); NULL, where that will not be called.
-// Queues the work and returns.
+// Queues the work and returns. No segment begins before its weights are those of the last update.
 static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_t B,
                          size_t T) {
-    const size_t C = g->config.channels, F = g->config.ffn, N = B * T, L = g->config.layers;
-    cudaStream_t stream = g->compute;
     g->B = B;
     g->T = T;
-    upload(g, inputs, targets, N);
-    weights_begin(g, 0);
-    encoder_forward(g->x, g->tokens, tensor(g, g->table.wte), tensor(g, g->table.wpe), B, T, C,
-                    stream);
-    LayerActs a = layer_acts(g, 0);
-    floatX *w[LAYER_TENSORS], *next[LAYER_TENSORS];
-    layer_tensors(g, 0, w, NULL);
-    weights_begin(g, 1);
-    layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
-    for (size_t l = 0; l < L; l++) {
-        a = layer_acts(g, l);
-        layer_tensors(g, l, w, NULL);
-        layer_forward(g, l, &a);
-        matmul_forward(&g->lt, g->branch, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C, stream);
-        if (!g->timeline.between)
-            live(g, "activations", layer_elements(g), sizeof(floatX), stream);
-        // The addition that ends this layer and the normalisation that begins the next.
-        floatX *x = g->training ? a.x + g->max_B * g->max_T * C : a.x;
-        weights_begin(g, l + 2);
-        if (l + 1 < L) {
-            const LayerActs b = layer_acts(g, l + 1);
-            layer_tensors(g, l + 1, next, NULL);
-            residual_layernorm_forward(x, b.ln_1, b.mean_1, b.rstd_1, a.mid, g->branch,
-                                       next[LN_1_W], next[LN_1_B], N, C, stream);
+    upload(g, inputs, targets, B * T);
+    for (size_t s = 0; s < (size_t)g->segments; s++) {
+        if (zero_stage(g->zero) == 3) zero_weights(g, s, 1);
+        compute_span(g, "wait", s);
+        if (g->zero != NULL) {
+            stream_wait(g->compute, zero_gathered(g->zero, s));
         } else {
-            residual_layernorm_forward(x, g->ln_f, g->mean_f, g->rstd_f, a.mid, g->branch,
-                                       tensor(g, g->table.ln_f_w), tensor(g, g->table.ln_f_b),
-                                       N, C, stream);
+            stream_wait(g->compute, g->updated[s]);
+            if (g->offloaded) stream_wait(g->compute, g->returned[s]);
         }
+        compute_span(g, g->timeline.between ? "evaluate" : "forward", s);
+        forward_segment(g, s);
     }
 }
 
@@ -530,14 +485,6 @@ static void host_sum(const void *arg) {
     accumulate_runs(h->sum, h->grad, h->grad_is_bf16, h->run, h->runs, h->first, h->block_sums);
 }
 
-// Segment s of the gradient is about to be made: not before its place is free.
-static void gradient_begin(GPT2 *g, size_t s) {
-    compute_span(g, "wait", s);
-    stream_wait(g->compute, g->grad_left[g->segment[s].place]);
-    compute_span(g, "backward", s);
-    live(g, "gradients", (double)g->segment[s].length, sizeof(floatX), g->compute);
-}
-
 // The pieces of segment s whose gradient waits for the update on the host: it leaves over the link.
 // Here `out` already waits for the gradient to be complete.
 static void gradient_leave(GPT2 *g, size_t s, bool accumulate, bool last) {
@@ -551,12 +498,12 @@ static void gradient_leave(GPT2 *g, size_t s, bool accumulate, bool last) {
     for (int i = x->first; i < x->first + x->pieces; i++) {
         const Piece *p = &g->pieces.pieces[i];
         if (piece_grad_on_gpu(&g->choice, p)) continue;
-        const floatX *made = piece_grad(g, p);
-        float *host = (float *)host_grad(g, p);
+        const floatX *made = (const floatX *)p->made;
+        float *host = (float *)p->host_grad;
         if (lands) {
             copy_out(g, landing + (p->at - x->own_at), made, p->length * sizeof(floatX));
         } else if (g->accumulating) {
-            copy_out(g, host, grad_waiting(g, p), p->length * sizeof(float));
+            copy_out(g, host, p->grad, p->length * sizeof(float));
         } else if (host_grad_bytes(g) > sizeof(floatX)) {  // --grad-wire fp32
             for (size_t at = 0; at < p->length; at += WIRE_CHUNK) {
                 const size_t n = min_size(WIRE_CHUNK, p->length - at);
@@ -574,7 +521,7 @@ static void gradient_leave(GPT2 *g, size_t s, bool accumulate, bool last) {
         for (int i = x->first; i < x->first + x->pieces; i++) {
             const Piece *p = &g->pieces.pieces[i];
             if (piece_grad_on_gpu(&g->choice, p)) continue;
-            const HostSum work = {(float *)host_grad(g, p), landing + (p->at - x->own_at),
+            const HostSum work = {(float *)p->host_grad, landing + (p->at - x->own_at),
                                   sizeof(floatX) == 2, !accumulate, p->runs,
                                   g->pieces.runs + p->first_run,
                                   last ? g->worker_sums + p->first_block : NULL};
@@ -593,28 +540,18 @@ static void gradient_leave(GPT2 *g, size_t s, bool accumulate, bool last) {
 // (`last`), the norm is taken, piece by piece, before anything crosses the link.
 static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *x = &g->segment[s];
-    compute_span(g, NULL, 0);
-    if (s >= 1 && s <= g->config.layers)
-        live(g, "activations", -layer_elements(g), sizeof(floatX), g->compute);
-    event_record(g->grad_ready[s], g->compute);
-    if (g->zero != NULL) zero_reduce(g, s);  // it is complete when it is summed over the ranks
-    if (g->zen != NULL) {
-        zen_gradient_complete(g, s, accumulate, last);
-        return;
-    }
     stream_wait(g->leave, gradient_event(g, s));
     for (int i = x->first; i < x->first + x->pieces; i++) {
         const Piece *p = &g->pieces.pieces[i];
-        const floatX *made = piece_grad(g, p);
+        const floatX *made = (const floatX *)p->made;
         const bool stays = piece_grad_on_gpu(&g->choice, p) || sums_on_gpu(g);
         if (stays && g->accumulating)
-            accumulate_gradient((float *)grad_waiting(g, p), made, p->length, !accumulate,
-                                g->leave);
+            accumulate_gradient((float *)p->grad, made, p->length, !accumulate, g->leave);
         else if (stays && !g->in_place)
-            stream_copy(grad_waiting(g, p), made, p->length * sizeof(floatX),
-                        cudaMemcpyDeviceToDevice, g->leave);
+            stream_copy(p->grad, made, p->length * sizeof(floatX), cudaMemcpyDeviceToDevice,
+                        g->leave);
         if (last && (stays || !g->accumulating))
-            norm_block_sums_gpu(stays ? grad_waiting(g, p) : made, waiting_bytes(g) == 2,
+            norm_block_sums_gpu(stays ? p->grad : made, waiting_bytes(g) == 2,
                                 g->pieces.runs + p->first_run, p->runs,
                                 g->norm_sums + p->first_block, g->leave);
     }
@@ -638,25 +575,23 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
 }
 
 // The way of a visitor's state into its slot, for which the slot's last visitor must have left it.
-// Returns the slot: p, m, v and perhaps the gradient.
-static float *visitor_fetch(GPT2 *g, int visit) {
+// room: the slot's places for p, m, v and, if that is to come, too, the gradient.
+static void visitor_fetch(GPT2 *g, int visit, float *room[4]) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
-    const size_t longest = g->pieces.longest_visit, bytes = p->length * sizeof(float);
+    const size_t bytes = p->length * sizeof(float);
     const int slot = visit % g->rooms;
-    float *room = g->slots + (size_t)slot * slot_floats(g);
-    if (visit < g->fetched) return room;  // it came during backward
+    for (size_t k = 0; k < 4; k++)
+        room[k] = g->slots + (size_t)slot * slot_floats(g) + k * g->pieces.longest_visit;
+    if (visit < g->fetched) return;  // it came during backward
     g->fetched = visit + 1;
     Timeline *t = &g->timeline;
     stream_wait(g->fetch, g->slot_free[slot]);
     const int span = timeline_begin(t, ROW_FETCH, "fetch", (size_t)g->visits[visit], 3 * bytes,
                                     g->fetch);
     live(g, "visiting state", 3 * (double)p->length, sizeof(float), g->fetch);
-    copy_in(g, room, g->host_master + p->state_at, bytes, g->fetch);
-    copy_in(g, room + longest, g->host_m + p->state_at, bytes, g->fetch);
-    copy_in(g, room + 2 * longest, g->host_v + p->state_at, bytes, g->fetch);
+    for (int k = 0; k < 3; k++) copy_in(g, room[k], p->state[k], bytes, g->fetch);
     timeline_end(t, span, g->fetch);
     event_record(g->slot_full[slot], g->fetch);
-    return room;
 }
 
 // While backward runs, the link into the GPU has nothing to do: the first visitors may come, since
@@ -665,71 +600,106 @@ static void visitors_begin(GPT2 *g) {
     g->fetched = 0;
     if (g->visit_count == 0) return;
     order(g, g->compute, g->fetch);
-    for (int i = 0; i < g->rooms; i++) visitor_fetch(g, i);
+    float *room[4];
+    for (int i = 0; i < g->rooms; i++) visitor_fetch(g, i, room);
 }
 
-// From the head's gradient (made by gpt2_head) down to the embeddings. dx is the gradient of the
-// residual stream: every branch reads it, and adds its own part where it left the stream.
-// `accumulate`: not the step's first micro-batch; `last`: its last.
-static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
-    const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads;
-    const size_t B = g->B, T = g->T, N = B * T, L = g->config.layers;
-    const GPT2Table *t = &g->table;
-    const size_t head_bytes = g->config.vocab_padded * C * sizeof(float);
-    floatX *dx = g->dx, *dc = g->branch, *dwide = g->dwide;
+// What backward needs of layer l and forward has not kept.
+static void recompute(GPT2 *g, size_t l) {
+    const LayerActs a = layer_acts(g, l);
+    floatX *w[LAYER_TENSORS];
+    layer_tensors(g, l, w, NULL);
+    layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], g->B * g->T,
+                      g->config.channels, g->compute);
+    layer_forward(g, l, &a);
+}
+
+// Backward of layer l. dx is the gradient of the residual stream: every branch reads it, and adds
+// its own part where it left the stream.
+static void backward_layer(GPT2 *g, size_t l) {
+    const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
+    const LayerActs a = layer_acts(g, l);
+    floatX *w[LAYER_TENSORS], *d[LAYER_TENSORS], *dx = g->dx, *dc = g->branch, *dwide = g->dwide;
     float *sum = g->scratch;
     Matmul *lt = &g->lt;
     cudaStream_t stream = g->compute;
+    layer_tensors(g, l, w, d);
+    // MLP branch: dx -> dact -> dfc -> dln_2 -> dx
+    matmul_backward(lt, dwide, d[FCPROJ_W], d[FCPROJ_B], sum, dx, a.act, w[FCPROJ_W], N, F, C,
+                    stream);
+    activation_backward(dwide, a.fc, N * F, g->config.activation, stream);
+    matmul_backward(lt, dc, d[FC_W], d[FC_B], sum, dwide, a.ln_2, w[FC_W], N, C, F, stream);
+    layernorm_backward(dx, d[LN_2_W], d[LN_2_B], sum, dc, a.mid, w[LN_2_W], a.mean_2, a.rstd_2, N,
+                       C, stream);
+    // attention branch: dx -> datty -> dqkv -> dln_1 -> dx
+    matmul_backward(lt, dc, d[ATTPROJ_W], d[ATTPROJ_B], sum, dx, a.atty, w[ATTPROJ_W], N, C, C,
+                    stream);
+    attention_backward(dwide, g->delta, dc, a.atty, a.lse, a.qkv, g->B, g->T, C, g->config.heads,
+                       stream);
+    matmul_backward(lt, dc, d[QKV_W], d[QKV_B], sum, dwide, a.ln_1, w[QKV_W], N, C, 3 * C, stream);
+    layernorm_backward(dx, d[LN_1_W], d[LN_1_B], sum, dc, a.x, w[LN_1_W], a.mean_1, a.rstd_1, N, C,
+                       stream);
+}
 
-    if (last) visitors_begin(g);
-    gradient_begin(g, L + 1);
-    if (!g->config.tied) {  // dwte was the head's alone: it is complete, and the embeddings' begins
-        round_gradient(tensor_grad(g, t->lm_head), g->dwte, t->tensors[t->lm_head].size, stream);
-        stream_zero(g->dwte, head_bytes, stream);
-    }
-    stream_zero(dx, N * C * sizeof(floatX), stream);
-    layernorm_backward(dx, tensor_grad(g, t->ln_f_w), tensor_grad(g, t->ln_f_b), sum, dc,
-                       g->x + L * g->max_B * g->max_T * C, tensor(g, t->ln_f_w), g->mean_f,
-                       g->rstd_f, N, C, stream);
-    gradient_complete(g, L + 1, accumulate, last);
-
-    for (size_t l = L; l-- > 0;) {
-        const LayerActs a = layer_acts(g, l);
-        floatX *w[LAYER_TENSORS], *d[LAYER_TENSORS];
-        layer_tensors(g, l, w, d);
-        weights_again(g, l + 1);
-        if (g->recompute && l + 1 < L) {  // the last layer's activations are still there
-            compute_span(g, "backward", l + 1);
-            layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
-            layer_forward(g, l, &a);
+// Backward of segment s: the tail, from the head's gradient (made by gpt2_head); a layer; or the
+// embeddings.
+static void backward_segment(GPT2 *g, size_t s) {
+    const size_t C = g->config.channels, L = g->config.layers, B = g->B, T = g->T, N = B * T;
+    const GPT2Table *t = &g->table;
+    cudaStream_t stream = g->compute;
+    if (s > L) {
+        if (!g->config.tied) {  // dwte was the head's alone: it is complete; the embeddings' begins
+            round_gradient(tensor_grad(g, t->lm_head), g->dwte, t->tensors[t->lm_head].size,
+                           stream);
+            stream_zero(g->dwte, g->config.vocab_padded * C * sizeof(float), stream);
         }
-        gradient_begin(g, l + 1);
-        // MLP branch: dx -> dact -> dfc -> dln_2 -> dx
-        matmul_backward(lt, dwide, d[FCPROJ_W], d[FCPROJ_B], sum, dx, a.act, w[FCPROJ_W], N, F, C,
-                        stream);
-        activation_backward(dwide, a.fc, N * F, g->config.activation, stream);
-        matmul_backward(lt, dc, d[FC_W], d[FC_B], sum, dwide, a.ln_2, w[FC_W], N, C, F, stream);
-        layernorm_backward(dx, d[LN_2_W], d[LN_2_B], sum, dc, a.mid, w[LN_2_W], a.mean_2,
-                           a.rstd_2, N, C, stream);
-        // attention branch: dx -> datty -> dqkv -> dln_1 -> dx
-        matmul_backward(lt, dc, d[ATTPROJ_W], d[ATTPROJ_B], sum, dx, a.atty, w[ATTPROJ_W], N, C, C,
-                        stream);
-        attention_backward(dwide, g->delta, dc, a.atty, a.lse, a.qkv, B, T, C, NH, stream);
-        matmul_backward(lt, dc, d[QKV_W], d[QKV_B], sum, dwide, a.ln_1, w[QKV_W], N, C, 3 * C,
-                        stream);
-        layernorm_backward(dx, d[LN_1_W], d[LN_1_B], sum, dc, a.x, w[LN_1_W], a.mean_1,
-                           a.rstd_1, N, C, stream);
-        gradient_complete(g, l + 1, accumulate, last);
+        stream_zero(g->dx, N * C * sizeof(floatX), stream);
+        layernorm_backward(g->dx, tensor_grad(g, t->ln_f_w), tensor_grad(g, t->ln_f_b), g->scratch,
+                           g->branch, g->x + L * g->max_B * g->max_T * C, tensor(g, t->ln_f_w),
+                           g->mean_f, g->rstd_f, N, C, stream);
+    } else if (s > 0) {
+        backward_layer(g, s - 1);
+    } else {
+        // A tied head has left its part in dwte; the embeddings add theirs, and the sum is rounded.
+        encoder_backward(g->dwte, tensor_grad(g, t->wpe), g->dx, g->tokens, g->by_token, B, T, C,
+                         stream);
+        round_gradient(tensor_grad(g, t->wte), g->dwte, t->tensors[t->wte].size, stream);
+        // positions without a gradient
+        stream_zero(tensor_grad(g, t->wpe) + T * C, (g->config.context - T) * C * sizeof(floatX),
+                    stream);
     }
+}
 
-    // A tied head has left its part in dwte; the embeddings add theirs, and the sum is rounded.
-    gradient_begin(g, 0);
-    encoder_backward(g->dwte, tensor_grad(g, t->wpe), dx, g->tokens, g->by_token, B, T, C, stream);
-    round_gradient(tensor_grad(g, t->wte), g->dwte, t->tensors[t->wte].size, stream);
-    // positions without a gradient
-    const size_t unused = (g->config.context - T) * C * sizeof(floatX);
-    stream_zero(tensor_grad(g, t->wpe) + T * C, unused, stream);
-    gradient_complete(g, 0, accumulate, last);
+// From the head's gradient down to the embeddings. `accumulate`: not the step's first micro-batch;
+// `last`: its last. No segment's gradient is made before its place is free, and each leaves as soon
+// as it is complete.
+static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
+    const size_t L = g->config.layers;
+    if (last) visitors_begin(g);
+    for (size_t s = (size_t)g->segments; s-- > 0;) {
+        const Segment *x = &g->segment[s];
+        if (zero_stage(g->zero) == 3 && s >= 1 && s <= L) {  // its weights may be gone
+            zero_weights(g, s, -1);
+            compute_span(g, "wait", s);
+            stream_wait(g->compute, zero_gathered(g->zero, s));
+        }
+        if (g->recompute && s >= 1 && s < L) {  // the last layer's activations are still there
+            compute_span(g, "backward", s);
+            recompute(g, s - 1);
+        }
+        compute_span(g, "wait", s);
+        stream_wait(g->compute, g->grad_left[x->place]);
+        compute_span(g, "backward", s);
+        live(g, "gradients", (double)x->length, sizeof(floatX), g->compute);
+        backward_segment(g, s);
+        compute_span(g, NULL, 0);
+        if (s >= 1 && s <= L)
+            live(g, "activations", -layer_elements(g), sizeof(floatX), g->compute);
+        event_record(g->grad_ready[s], g->compute);
+        if (g->zero != NULL) zero_reduce(g, s);  // it is complete when it is summed over the ranks
+        if (g->zen != NULL) zen_gradient_complete(g, s, accumulate, last);
+        else gradient_complete(g, s, accumulate, last);
+    }
 }
 
 // The sum of the squares of all gradients, in the blocks and the order that adam.h defines; and, in
@@ -772,76 +742,66 @@ static void host_update(const void *arg) {
 
 // A piece that lives on the host and is updated by the CPU, once its gradient is there: one pass
 // over its state, which leaves the new weights for the GPU as well. They then go back.
-static void update_on_host(GPT2 *g, int piece, const AdamStep *step) {
-    const Piece *p = &g->pieces.pieces[piece];
-    const size_t number = (size_t)piece, bytes = p->length * sizeof(floatX);
+static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamStep *step) {
+    const size_t bytes = p->length * sizeof(floatX);
+    const bool rounds = sizeof(floatX) == 2;
     Timeline *t = &g->timeline;
-    HostUpdate work = {g->host_master + p->state_at, g->host_m + p->state_at,
-                       g->host_v + p->state_at, host_grad(g, p), host_grad_bytes(g) == 2, p->runs,
-                       NULL, g->pieces.runs + p->first_run, *step};
-    if (sizeof(floatX) == 2) work.rounded = (uint16_t *)host_result(g, p);
+    const HostUpdate work = {p->state[0], p->state[1], p->state[2], p->host_grad,
+                             host_grad_bytes(g) == 2, p->runs,
+                             rounds ? (uint16_t *)p->fresh : NULL, g->pieces.runs + p->first_run,
+                             *step};
     stream_wait(g->host.stream, g->grad_arrived[p->segment]);
     const int updating = timeline_begin(t, ROW_HOST, "update", number, 0, g->host.stream);
-    host_takes(&g->host, p->length * (24 + host_grad_bytes(g) + (work.rounded != NULL ? 2 : 0)));
+    host_takes(&g->host, p->length * (24 + host_grad_bytes(g) + (rounds ? 2 : 0)));
     host_queue_submit(&g->host, host_update, &work, sizeof work);
     timeline_end(t, updating, g->host.stream);
     order(g, g->host.stream, g->back);
     const int returning = timeline_begin(t, ROW_BACK, "back", number, bytes, g->back);
-    copy_in(g, piece_params(g, p), host_result(g, p), bytes, g->back);
+    copy_in(g, p->params, p->fresh, bytes, g->back);
     timeline_end(t, returning, g->back);
+}
+
+// AdamW on the GPU, of a piece whose p, m, v and gradient are there. In fp32, p is the weight.
+static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, float *const state[3],
+                          const void *grad, bool grad_is_bf16, const AdamStep *step) {
+    uint16_t *rounded = sizeof(floatX) == 2 ? (uint16_t *)p->params : NULL;
+    const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", number, 0, g->update);
+    adam_update_gpu(state[0], state[1], state[2], grad, grad_is_bf16, rounded,
+                    g->pieces.runs + p->first_run, p->runs, step, g->update);
+    if (rounded == NULL && state[0] != p->params)
+        stream_copy(p->params, state[0], p->length * sizeof(float), cudaMemcpyDeviceToDevice,
+                    g->update);
+    timeline_end(&g->timeline, updating, g->update);
 }
 
 // A piece that lives on the host and is updated by the GPU: its state comes, unless it is there
 // already, and goes back; with several slots, one piece comes while another one goes.
 static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
-    const size_t number = (size_t)g->visits[visit];
+    const size_t number = (size_t)g->visits[visit], bytes = p->length * sizeof(float);
     const int slot = visit % g->rooms;
     Timeline *t = &g->timeline;
-    const size_t longest = g->pieces.longest_visit, bytes = p->length * sizeof(float);
-    float *room = visitor_fetch(g, visit), *m = room + longest, *v = m + longest;
-    void *grad = grad_waiting(g, p);
-    bool grad_is_bf16 = waiting_bytes(g) == 2;
+    float *room[4];
+    visitor_fetch(g, visit, room);
     if (!g->choice.keep_grads) {
-        grad = v + longest;
-        grad_is_bf16 = host_grad_bytes(g) == 2;
-        stream_wait(g->fetch, g->grad_arrived[p->segment]);
         const size_t grad_bytes = p->length * host_grad_bytes(g);
+        stream_wait(g->fetch, g->grad_arrived[p->segment]);
         const int span = timeline_begin(t, ROW_FETCH, "fetch", number, grad_bytes, g->fetch);
-        copy_in(g, grad, host_grad(g, p), grad_bytes, g->fetch);
+        copy_in(g, room[3], p->host_grad, grad_bytes, g->fetch);
         timeline_end(t, span, g->fetch);
         event_record(g->slot_full[slot], g->fetch);
     }
     stream_wait(g->update, g->slot_full[slot]);  // not for who comes behind it
-    const int updating = timeline_begin(t, ROW_UPDATE, "update", number, 0, g->update);
-    adam_update_gpu(room, m, v, grad, grad_is_bf16,
-                    sizeof(floatX) == 2 ? (uint16_t *)(void *)piece_params(g, p) : NULL,
-                    g->pieces.runs + p->first_run, p->runs, step, g->update);
-    if (sizeof(floatX) == sizeof(float))
-        stream_copy(piece_params(g, p), room, bytes, cudaMemcpyDeviceToDevice, g->update);
-    timeline_end(t, updating, g->update);
+    if (g->choice.keep_grads)
+        update_on_gpu(g, p, number, room, p->grad, waiting_bytes(g) == 2, step);
+    else
+        update_on_gpu(g, p, number, room, room[3], host_grad_bytes(g) == 2, step);
     order(g, g->update, g->out);
     const int flushing = timeline_begin(t, ROW_FLUSH, "flush", number, 3 * bytes, g->out);
-    copy_out(g, g->host_master + p->state_at, room, bytes);
-    copy_out(g, g->host_m + p->state_at, m, bytes);
-    copy_out(g, g->host_v + p->state_at, v, bytes);
+    for (int k = 0; k < 3; k++) copy_out(g, p->state[k], room[k], bytes);
     timeline_end(t, flushing, g->out);
     live(g, "visiting state", -3 * (double)p->length, sizeof(float), g->out);
     event_record(g->slot_free[slot], g->out);
-}
-
-// A piece that lives on the GPU.
-static void update_resident(GPT2 *g, int piece, const AdamStep *step) {
-    const Piece *p = &g->pieces.pieces[piece];
-    Timeline *t = &g->timeline;
-    const int span = timeline_begin(t, ROW_UPDATE, "update", (size_t)piece, 0, g->update);
-    const bool rounds = sizeof(floatX) == 2;
-    floatX *params = piece_params(g, p);
-    adam_update_gpu(rounds ? g->master + p->state_at : (float *)(void *)params,
-                    g->m + p->state_at, g->v + p->state_at, grad_waiting(g, p),
-                    waiting_bytes(g) == 2, rounds ? (uint16_t *)(void *)params : NULL,
-                    g->pieces.runs + p->first_run, p->runs, step, g->update);
-    timeline_end(t, span, g->update);
 }
 
 // Queues one AdamW step (adam.h) over everything that this process owns, in the order in which the
@@ -853,9 +813,14 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
         const Segment *x = &g->segment[s];
         for (int i = x->first; i < x->first + x->pieces; i++) {
             const Piece *p = &g->pieces.pieces[i];
-            if (p->kind == PIECE_VISIT) update_visitor(g, visit++, step);
-            else if (p->kind == PIECE_RESIDENT) update_resident(g, i, step);
-            else update_on_host(g, i, step);
+            const bool is_bf16 = waiting_bytes(g) == 2;
+            switch (p->kind) {
+            case PIECE_RESIDENT:
+                update_on_gpu(g, p, (size_t)i, p->state, p->grad, is_bf16, step);
+                break;
+            case PIECE_VISIT: update_visitor(g, visit++, step); break;
+            case PIECE_HOST: update_on_host(g, p, (size_t)i, step); break;
+            }
         }
         const bool whole = g->in_place || sums_on_gpu(g);
         live(g, "gradients", -(double)(whole ? x->own : x->own - x->leaving), waiting_bytes(g),
@@ -868,8 +833,8 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
 
 // Waits until nothing of an update is under way, neither weights nor state.
 static void gpt2_update_wait(GPT2 *g) {
-    if (g->zen != NULL) zen_wait(g);
-    gpt2_rest(g);
+    if (g->zen != NULL) zen_compute_until(g, SIZE_MAX);
+    device_rest();
 }
 
 // The parameters that forward and backward use, from the fp32 ones that were loaded or initialised.
@@ -878,17 +843,17 @@ static void gpt2_round_params(GPT2 *g) {
     static uint16_t rounded[CHUNK];
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
-        const bool on_gpu = g->training && p->kind == PIECE_RESIDENT;
-        if (on_gpu && sizeof(floatX) == sizeof(float)) continue;  // they are the same
-        if (on_gpu)
-            round_gradient(piece_params(g, p), g->master + p->state_at, p->length, g->compute);
-        if (on_gpu || (!g->training && sizeof(floatX) == sizeof(float))) continue;
-        const float *from = (g->training ? g->host_master : g->master) + p->state_at;
+        const float *from = p->state[0];
+        if (from == p->params) continue;
+        if (g->training && p->kind == PIECE_RESIDENT) {
+            round_gradient((floatX *)p->params, from, p->length, g->compute);
+            continue;
+        }
         for (size_t at = 0; at < p->length; at += CHUNK) {
             const size_t n = min_size(CHUNK, p->length - at);
             #pragma omp parallel for if (n > 1 << 16)
             for (size_t j = 0; j < n; j++) rounded[j] = f32_to_bf16(from[at + j]);
-            CUDA(cudaMemcpy(piece_params(g, p) + at,
+            CUDA(cudaMemcpy((floatX *)p->params + at,
                             sizeof(floatX) == 2 ? (const void *)rounded : (const void *)(from + at),
                             n * sizeof(floatX), cudaMemcpyHostToDevice));
         }
@@ -946,21 +911,14 @@ static size_t arena_at(const GPT2 *g, const Piece *p) {
 // The state as checkpoints see it: where each range of the masters, m and v lives.
 static void gpt2_parts(GPT2 *g, StatePart parts[3]) {
     static const char *const names[3] = {"param", "m", "v"};
-    float *const gpu[3] = {g->master, g->m, g->v};
-    float *const host[3] = {g->host_master, g->host_m, g->host_v};
-    const size_t count = (size_t)g->pieces.count;
+    const int count = g->pieces.count;
     for (int k = 0; k < 3; k++) {
-        StateSpan *spans = (StateSpan *)alloc_or_fail(count, sizeof(StateSpan), "state");
-        parts[k] = StatePart{names[k], spans, 0, gpu_copy, NULL, NULL};
-        for (size_t i = 0; i < count; i++) {
+        StateSpan *spans = ALLOC(StateSpan, (size_t)count, "state");
+        const int there = k == 0 || g->training ? count : 0;  // no moments without training
+        parts[k] = StatePart{names[k], spans, there, gpu_copy, NULL, NULL};
+        for (int i = 0; i < count; i++) {
             const Piece *p = &g->pieces.pieces[i];
-            const bool resident = p->kind == PIECE_RESIDENT;
-            const bool is_params = k == 0 && sizeof(floatX) == sizeof(float);  // see GPT2.master
-            float *data = !resident ? host[k] + p->state_at
-                        : is_params ? (float *)(void *)piece_params(g, p)
-                        : gpu[k] != NULL ? gpu[k] + p->state_at : NULL;
-            if (data == NULL) break;  // no moments without training
-            spans[parts[k].count++] = StateSpan{arena_at(g, p), p->length, data};
+            spans[i] = StateSpan{arena_at(g, p), p->length, p->state[k]};
         }
     }
 }
@@ -1054,6 +1012,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     *run = *r;
     run->o.accum = micros;
     memset(&g->host, 0, sizeof g->host);
+    memset(&g->owner, 0, sizeof g->owner);
     memset(&g->timeline, 0, sizeof g->timeline);
     if (g->zen != NULL) {
         zen = *g->zen;

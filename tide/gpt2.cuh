@@ -1,13 +1,12 @@
 // gpt2.cuh: the model on a GPU: what it is made of, where everything is, its streams and copies.
 // train_gpt2.cu, zenflow.cuh and zero.cuh work on it.
 //   GPT2, Segment, LayerActs         the model; a range of its parameters; a layer's activations
-//   piece_params(), piece_grad(), grad_waiting(), host_grad(), host_result()   where a piece is
+//   pieces_point()                   where each piece is
 //   tensor(), tensor_grad(), layer_tensors()                                   where a tensor is
 //   order(), copy_out(), copy_in()   one stream after another; over the link
-//   gpt2_rest()                      the host waits for all copies and updates
 //   compute_span(), live()           what the timeline shows
 //   gpu_copy(), floats_move()        to and from the host, when all is at rest
-//   buffers_bytes(), buffers_allocate(), buffers_free()                        a list of buffers
+//   buffers_bytes(), buffers_allocate()                        a list of buffers
 //   check_memory()                   refuses what does not fit
 #ifndef TIDE_GPT2_CUH
 #define TIDE_GPT2_CUH
@@ -79,6 +78,7 @@ struct GPT2 {
     bool accumulating;          // a step has several micro-batches: they are summed, in fp32
     size_t head_rows;           // the head's logits are in memory for this many rows at a time
     Matmul lt;
+    Owner owner;                // of all that gpt2_allocate() makes
     // Where the optimizer's state lives and who updates it (offload.h, doc/offload.md).
     OffloadChoice choice;
     Pieces pieces;
@@ -123,7 +123,7 @@ struct GPT2 {
     floatX *params;                              // what forward and backward use; see Segment
     float *master, *m, *v;                       // state of residents; fp32: params is the master
     floatX *grads;                               // the micro-batch's gradients; see Segment
-    void *waiting;                               // gradients for the update; see grad_waiting()
+    void *waiting;                               // gradients for the update; see Piece
     float *slots;                                // (slots, 3 or 4, longest visit): p, m, v, grad
     float *wire;                                 // (WIRE_CHUNK): gradients on their way, in fp32
     float *dwte;                                 // (Vp, C): the head's gradient and wte's, in fp32
@@ -143,7 +143,7 @@ struct GPT2 {
     int32_t *tokens;                             // (4N + 1), as in Staging, with this batch's N
     // Page-locked host memory.
     float *host_master, *host_m, *host_v;        // state of the pieces that are not resident
-    void *host_grads;                            // gradients for the update; see host_grad()
+    void *host_grads;                            // gradients for the update; see Piece
     uint16_t *host_weights;                      // new bf16 weights, unless they overwrite those
     floatX *landing;                             // (2, longest segment), if the host sums gradients
     Staging staging[2];
@@ -182,17 +182,6 @@ static size_t segment_room(const GPT2 *g, int turns) {
          + (size_t)turns * g->segment[1].room;
 }
 
-// Where this rank's weights of a piece are, and where backward makes its gradient.
-static floatX *piece_params(const GPT2 *g, const Piece *p) {
-    const Segment *s = &g->segment[p->segment];
-    return g->params + s->own_param_at + (p->at - s->own_at);
-}
-
-static floatX *piece_grad(const GPT2 *g, const Piece *p) {
-    const Segment *s = &g->segment[p->segment];
-    return g->grads + s->own_grad_at + (p->at - s->own_at);
-}
-
 // Elements of GPT2.grads.
 static size_t gradient_elements(const GPT2 *g) {
     return segment_room(g, g->in_place ? 0 : g->places);
@@ -212,22 +201,28 @@ static size_t host_grad_bytes(const GPT2 *g) {
     return g->accumulating || g->choice.wire_f32 ? sizeof(float) : sizeof(floatX);
 }
 
-// Where the gradient of a piece waits for the update, on the GPU and on the host.
-static void *grad_waiting(const GPT2 *g, const Piece *p) {
-    if (g->in_place) return piece_grad(g, p);
-    return (char *)g->waiting + (sums_on_gpu(g) ? p->at : p->grad_at) * waiting_bytes(g);
-}
-
-static void *host_grad(const GPT2 *g, const Piece *p) {
-    return (char *)g->host_grads + p->grad_at * host_grad_bytes(g);
-}
-
-// Where the host leaves a piece's new weights, as the GPU stores them: over the gradient, which is
-// as wide and was read a moment before, or in a buffer of their own, or they are the masters.
-static void *host_result(const GPT2 *g, const Piece *p) {
-    if (sizeof(floatX) == sizeof(float)) return g->host_master + p->state_at;
-    if (g->host_weights != NULL) return g->host_weights + p->grad_at;
-    return host_grad(g, p);
+// Sets where each piece is, once there is memory. The CPU leaves new weights over the gradient, which
+// is as wide and was read a moment before, or in a buffer of their own, or they are the masters.
+static void pieces_point(GPT2 *g) {
+    float *const gpu[3] = {g->master, g->m, g->v};
+    float *const host[3] = {g->host_master, g->host_m, g->host_v};
+    const bool wide = sizeof(floatX) == sizeof(float);
+    for (int i = 0; i < g->pieces.count; i++) {
+        Piece *p = &g->pieces.pieces[i];
+        const Segment *s = &g->segment[p->segment];
+        const size_t inside = p->at - s->own_at, waits = sums_on_gpu(g) ? p->at : p->grad_at;
+        const bool resident = p->kind == PIECE_RESIDENT;
+        p->params = g->params + s->own_param_at + inside;
+        for (int k = 0; k < (g->training ? 3 : 1); k++)
+            p->state[k] = (resident ? gpu[k] : host[k]) + p->state_at;
+        if (resident && wide) p->state[0] = (float *)p->params;
+        if (!g->training) continue;
+        p->made = g->grads + s->own_grad_at + inside;
+        p->grad = g->in_place ? p->made : (char *)g->waiting + waits * waiting_bytes(g);
+        p->host_grad = (char *)g->host_grads + p->grad_at * host_grad_bytes(g);
+        p->fresh = wide ? (void *)p->state[0]
+                 : g->host_weights != NULL ? g->host_weights + p->grad_at : p->host_grad;
+    }
 }
 
 // Room for one visitor.
@@ -251,11 +246,6 @@ static void buffers_allocate(const Buffer *list, int n) {
         if (list[i].zero && rehearsal == NULL) CUDA(cudaMemset(p, 0, list[i].bytes));
         buffer_set(&list[i], p);
     }
-}
-
-static void buffers_free(const Buffer *list, int n) {
-    for (int i = 0; i < n; i++)
-        if (list[i].pointer != NULL) gpu_free(buffer_get(&list[i]));
 }
 
 // For the parts of a checkpoint: copies between host and GPU memory, in either direction, after
@@ -359,13 +349,4 @@ static void check_memory(size_t total, size_t host, size_t limit, size_t host_li
             gpu ? "free, or --gpu-memory" : "available, or --host-memory", ways);
 }
 
-// Waits until neither weights nor state are on their way.
-static void gpt2_rest(GPT2 *g) {
-    stream_rest(g->update);
-    stream_rest(g->back);
-    stream_rest(g->out);
-}
-
 #endif
-
-

@@ -2,7 +2,7 @@
 // threads while training, and page-locked memory that this team touched first.
 //   host_queue_open(), host_queue_submit(), host_queue_close()  work for the host
 //   host_describe()                                             one line about the team
-//   host_alloc(), host_free()                                   memory
+//   host_alloc()                                               memory
 //
 // Work for the host is an operation in a stream: an event recorded after it orders what follows,
 // as after a kernel or a copy. The main thread never waits, and shares nothing with the worker
@@ -20,7 +20,6 @@
 #include "ranks.h"
 #include <cuda.h>  // types only: the driver is not linked to
 #include <pthread.h>
-#include <sys/mman.h>
 
 // What was submitted; its argument lies behind it.
 typedef struct HostJob {
@@ -223,8 +222,6 @@ static void host_describe(const HostQueue *q) {
 // with little, and get more as that is used.
 static bool host_memory_grows;
 
-// Stands before the memory, in a page of its own.
-typedef struct { void *map; size_t map_bytes; } HostMemory;
 typedef struct { char *p; size_t bytes; } HostRange;
 
 // A page comes from the memory next to the core that touches it first, and the kernel zeroes it.
@@ -240,7 +237,7 @@ static void host_touch(const void *arg) {
 // `what` names it in the error. Nothing is touched if there is not enough: Linux gives out memory
 // that it does not have, and kills the program when that is used.
 static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
-    if (rehearsal != NULL) return rehearse_memory(bytes);
+    if (rehearsal != NULL) return own(OWNS_HOST, rehearse_memory(bytes));
     const size_t page = 4096, huge = (size_t)2 << 20;
     const size_t available = host_memory_grows ? memory_container() : memory_available();
     const double mib = (double)bytes / (1 << 20);
@@ -267,15 +264,7 @@ static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
 #ifdef __CUDA_EMU__
     emu_name_memory(range.p, what);
 #endif
-    return range.p;
+    return own(OWNS_HOST, range.p);
 }
 
-// p: from host_alloc(), or NULL. No stream may use it any more.
-static void host_free(void *p) {
-    if (p == NULL || rehearsal != NULL) return;
-    HostMemory memory;
-    memcpy(&memory, (char *)p - sizeof memory, sizeof memory);
-    CUDA(cudaHostUnregister(p));
-    munmap(memory.map, memory.map_bytes);
-}
 #endif

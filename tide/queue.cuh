@@ -1,17 +1,43 @@
 // queue.cuh: streams and events, and what is put into streams: run by the GPU or, while a rehearsal
 // is open (rehearsal.h), only written down. What trains uses these calls and no others of CUDA.
-//   stream_make(), event_make(), events_make(), stream_free(), events_free()
+//   stream_make(), event_make(), events_make(), stream_free(), event_free()
 //   stream_wait(), event_record()                    what waits for what
 //   event_wait(), stream_rest(), device_rest()       the host waits
 //   LAUNCH(), stream_copy(), stream_zero()           work for the GPU, and for the link
 //   GPU_TAKES()                                      how long a rehearsed GPU works on something
 //   gpu_alloc(), pinned_alloc(), gpu_free(), pinned_free()    memory
+//   owner_begin(), owner_end(), owner_free()         what a model has made is freed at once
 //
 // A rehearsal has neither streams nor memory: handles are numbers, and addresses lead nowhere.
 #ifndef TIDE_QUEUE_CUH
 #define TIDE_QUEUE_CUH
 #include "gpu.cuh"
 #include "rehearsal.h"
+#include <sys/mman.h>
+
+// ---------------------------------------------------------------------------------------------
+// Owners: what is made between owner_begin() and owner_end() is freed by owner_free()
+
+enum { OWNS_GPU, OWNS_PINNED, OWNS_HOST, OWNS_PLAIN, OWNS_STREAM, OWNS_EVENT };
+typedef struct { int kind; void *p; } Owned;
+typedef struct { Owned *list; int count; } Owner;
+
+static Owner *owner;
+
+static void owner_begin(Owner *o) { owner = o; }
+static void owner_end(void) { owner = NULL; }
+
+// Notes it; returns p.
+static void *own(int kind, void *p) {
+    Owner *o = owner;
+    if (o == NULL) return p;
+    if (o->count % 64 == 0) {
+        o->list = (Owned *)realloc(o->list, ((size_t)o->count + 64) * sizeof *o->list);
+        if (o->list == NULL) fail("out of memory: list of buffers");
+    }
+    o->list[o->count++] = Owned{kind, p};
+    return p;
+}
 
 // ---------------------------------------------------------------------------------------------
 // Memory
@@ -19,7 +45,7 @@
 // Device memory, aligned to 256 bytes, with anything in it. `what` names it in the error.
 static void *gpu_alloc(size_t bytes, const char *what) {
     void *p = NULL;
-    if (rehearsal != NULL) return rehearse_memory(bytes);
+    if (rehearsal != NULL) return own(OWNS_GPU, rehearse_memory(bytes));
     const cudaError_t e = cudaMalloc(&p, bytes > 0 ? bytes : 1);
     if (e == cudaErrorMemoryAllocation)
         fail("out of GPU memory: %s needs %.1f MiB; use a smaller --batch, --seq or --model, or "
@@ -28,7 +54,7 @@ static void *gpu_alloc(size_t bytes, const char *what) {
 #ifdef __CUDA_EMU__
     emu_name_memory(p, what);  // for its error messages
 #endif
-    return p;
+    return own(OWNS_GPU, p);
 }
 
 static void device_rest(void);
@@ -43,18 +69,30 @@ static void gpu_free(void *p) {
 // there in a rehearsal, too: for what the host itself reads and writes.
 static void *pinned_alloc(size_t bytes, const char *what) {
     void *p = NULL;
-    if (rehearsal != NULL) return alloc_or_fail(bytes, 1, what);
+    if (rehearsal != NULL) return own(OWNS_PINNED, alloc_or_fail(bytes, 1, what));
     const cudaError_t e = cudaMallocHost(&p, bytes > 0 ? bytes : 1);
     if (e == cudaErrorMemoryAllocation)
         fail("out of page-locked host memory: %s needs %.1f MiB", what, (double)bytes / (1 << 20));
     CUDA(e);
     memset(p, 0, bytes);
-    return p;
+    return own(OWNS_PINNED, p);
 }
 
 static void pinned_free(void *p) {
     if (rehearsal != NULL) free(p);
     else if (p != NULL) CUDA(cudaFreeHost(p));
+}
+
+// In front of what host_alloc() of host.cuh makes, in a page of its own.
+typedef struct { void *map; size_t map_bytes; } HostMemory;
+
+// p: from host_alloc(), or NULL. No stream may use it any more.
+static void host_free(void *p) {
+    if (p == NULL || rehearsal != NULL) return;
+    HostMemory memory;
+    memcpy(&memory, (char *)p - sizeof memory, sizeof memory);
+    CUDA(cudaHostUnregister(p));
+    munmap(memory.map, memory.map_bytes);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -69,14 +107,15 @@ static int event_number(cudaEvent_t event) { return (int)(uintptr_t)event; }
 static cudaStream_t stream_make(const char *name, bool urgent) {
     int lowest, highest;
     cudaStream_t stream;
-    if (rehearsal != NULL) return (cudaStream_t)(uintptr_t)rehearse_stream();
+    if (rehearsal != NULL)
+        return (cudaStream_t)own(OWNS_STREAM, (void *)(uintptr_t)rehearse_stream());
     CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? highest : lowest));
 #ifdef __CUDA_EMU__
     emu_name_stream(stream, name);
 #endif
     (void)name;
-    return stream;
+    return (cudaStream_t)own(OWNS_STREAM, stream);
 }
 
 static void stream_free(cudaStream_t stream) {
@@ -88,6 +127,7 @@ static void event_make(cudaEvent_t *event, bool sleeps) {
     if (rehearsal != NULL) *event = (cudaEvent_t)(uintptr_t)rehearse_event();
     else CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming
                                                   | (sleeps ? cudaEventBlockingSync : 0)));
+    own(OWNS_EVENT, *event);
 }
 
 static void event_free(cudaEvent_t event) {
@@ -96,14 +136,23 @@ static void event_free(cudaEvent_t event) {
 
 // n of them.
 static cudaEvent_t *events_make(size_t n) {
-    cudaEvent_t *events = ALLOC(cudaEvent_t, n, "events");
+    cudaEvent_t *events = (cudaEvent_t *)own(OWNS_PLAIN, ALLOC(cudaEvent_t, n, "events"));
     for (size_t i = 0; i < n; i++) event_make(&events[i], false);
     return events;
 }
 
-static void events_free(cudaEvent_t *events, size_t n) {
-    for (size_t i = 0; i < n; i++) event_free(events[i]);
-    free(events);
+// Nothing may be under way.
+static void owner_free(Owner *o) {
+    for (const Owned *x = o->list; x < o->list + o->count; x++) {
+        if (x->kind == OWNS_GPU) gpu_free(x->p);
+        if (x->kind == OWNS_PINNED) pinned_free(x->p);
+        if (x->kind == OWNS_HOST) host_free(x->p);
+        if (x->kind == OWNS_PLAIN) free(x->p);
+        if (x->kind == OWNS_STREAM) stream_free((cudaStream_t)x->p);
+        if (x->kind == OWNS_EVENT) event_free((cudaEvent_t)x->p);
+    }
+    free(o->list);
+    memset(o, 0, sizeof *o);
 }
 
 // What the stream is given from now on waits for the event, as it was last recorded.
@@ -204,6 +253,7 @@ static bool site_runs(const char *function, const char *call, bool *seen) {
 #define event_record(e, s) SITE("event_record(" #e ", " #s ")", event_record(e, s))
 #define event_wait(e) SITE("event_wait(" #e ")", event_wait(e))
 #define stream_rest(s) SITE("stream_rest(" #s ")", stream_rest(s))
+#define device_rest() SITE("device_rest()", device_rest())
 #define stream_copy(to, from, n, kind, s) \
     SITE("stream_copy(" #to ", " #from ")", stream_copy(to, from, n, kind, s))
 #endif

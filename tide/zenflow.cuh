@@ -3,7 +3,7 @@
 //
 //   1. Memory: zen_buffers(), zen_host_buffers(), zen_allocate(), zen_free()
 //   2. Gradients, packed, apart for the chosen columns and for the rest: zen_gradient_complete()
-//   3. The end of a step: zen_sums_leave(), zen_update(), zen_wait(), zen_log()
+//   3. The end of a step: zen_sums_leave(), zen_update(), zen_log()
 //   4. Selection: columns change places
 //   5. Checkpoints: zen_load()
 //
@@ -135,12 +135,6 @@ static void zen_allocate(GPT2 *g) {
     z->packed_free = z->result_free + segments;
     z->pack = stream_make("pack", true);
     gpu_copy(z->column, z->map.column, z->map.columns * sizeof(int32_t));
-}
-
-// What zen_allocate() has made.
-static void zen_release(GPT2 *g) {
-    events_free(g->zen->ring_free, 3 * (size_t)g->zen->map.segments + 2);
-    stream_free(g->zen->pack);
 }
 
 static void zen_free(ZenFlow *z) {
@@ -370,12 +364,6 @@ static void zen_update(GPT2 *g, float scale, const ZenRates *rates) {
     if (turn.selects) zen_exchange_columns(g);
 }
 
-// Waits until the state is at rest: what has been begun is computed, if not shown.
-static void zen_wait(GPT2 *g) {
-    zen_compute_until(g, SIZE_MAX);
-    stream_rest(g->host.stream);
-}
-
 // Counters, for log.jsonl. Stalls are those of the step "step" of "offload": before a part of
 // forward, for new weights, and at a selection, for everything; and before a part of backward,
 // where gradients wait for the room of the last step's.
@@ -422,8 +410,8 @@ static void zen_exchange_columns(GPT2 *g) {
     if (zen_is_late(&z->config, &z->clock) || z->clock.filled > 0)
         fail("columns are selected while an update is under way");
     compute_span(g, "wait", 0);  // as the host does not queue what follows
-    zen_wait(g);
-    gpt2_rest(g);
+    zen_compute_until(g, SIZE_MAX);
+    device_rest();
     ZenSwap *swaps = (ZenSwap *)alloc_or_fail(z->map.columns, sizeof *swaps, "columns");
     for (int i = 0; i < z->map.count; i++) {
         const ZenTensor *t = &z->map.tensor[i];

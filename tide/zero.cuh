@@ -219,17 +219,6 @@ static void zero_allocate(GPT2 *g) {
     free(order);
 }
 
-// What zero_allocate() has made.
-static void zero_release(GPT2 *g) {
-    Zero *z = g->zero;
-    events_free(z->reduced, (size_t)z->segments);
-    events_free(z->gathered, (size_t)z->segments);
-    for (int i = 0; i < 2; i++) event_free(z->place_free[i]);
-    stream_free(z->stream);
-    pinned_free(z->host_mine);
-    pinned_free(z->host_all);
-}
-
 static void zero_free(Zero *z) {
 #ifdef TIDE_NCCL
     if (z->comm != NULL) NCCL(ncclCommDestroy(z->comm));

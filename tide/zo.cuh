@@ -210,6 +210,7 @@ struct ZoModel {
     size_t rows;                // and of how many rows
     size_t scratch;             // elements of perturbed weights, for each sign
     Matmul lt;
+    Owner owner;                // of all that zo_allocate() makes
     HostQueue host;
     cudaStream_t compute;       // kernels
     cudaStream_t fetch;         // copies to the GPU: tokens, layers
@@ -401,20 +402,20 @@ static void zo_allocate(ZoModel *z) {
     Buffer list[MAX_BUFFERS];
     const size_t N = z->max_B * z->max_T, events = z->slots * ZO_GROUPS;
     matmul_open(&z->lt);
-    buffers_allocate(list, zo_buffers(z, list));
-    z->slot = (floatX **)alloc_or_fail(z->slots, sizeof(floatX *), "slots");
+    z->slot = ALLOC(floatX *, z->slots, "slots");
     for (size_t i = 0; i < z->slots; i++) z->slot[i] = zo_slot(z);
-    if (z->streamed > 0) {
-        host_queue_open(&z->host, 0);
+    if (z->streamed > 0) host_queue_open(&z->host, 0);
+    owner_begin(&z->owner);
+    buffers_allocate(list, zo_buffers(z, list));
+    if (z->streamed > 0)
         z->host_layers = (floatX *)host_alloc(&z->host, zo_host_bytes(z), "weights");
-    }
     z->compute = z->fetch = z->out = stream_make("compute", false);
     if (z->overlap) z->fetch = stream_make("fetch", false);
     if (z->overlap) z->out = stream_make("out", false);
-    z->there = events_make(4 * events);
-    z->updated = z->there + events;
-    z->used = z->updated + events;
-    z->left = z->used + events;
+    z->there = events_make(events);
+    z->updated = events_make(events);
+    z->used = events_make(events);
+    z->left = events_make(events);
     event_make(&z->over, z->streamed > 0);
     for (int i = 0; i < ZO_BATCHES; i++) {
         ZoBatch *b = &z->batch[i];
@@ -426,30 +427,18 @@ static void zo_allocate(ZoModel *z) {
     z->all = (double *)pinned_alloc((1 + (size_t)ranks.world) * zo_news(z) * sizeof(double),
                                     "losses of all ranks");
     z->mine = z->all + (size_t)ranks.world * zo_news(z);
+    owner_end();
     device_rest();
 }
 
 // What zo_allocate() has made.
 static void zo_release(ZoModel *z) {
-    Buffer list[MAX_BUFFERS];
     device_rest();
-    buffers_free(list, zo_buffers(z, list));
+    matmul_close(&z->lt);
+    if (z->host.stream != NULL) host_queue_close(&z->host);
     for (size_t i = 0; i < z->slots; i++) gpu_free(z->slot[i]);
     free(z->slot);
-    matmul_close(&z->lt);
-    events_free(z->there, 4 * z->slots * ZO_GROUPS);
-    event_free(z->over);
-    for (int i = 0; i < ZO_BATCHES; i++) {
-        pinned_free(z->batch[i].host);
-        event_free(z->batch[i].there);
-        event_free(z->batch[i].used);
-    }
-    pinned_free(z->all);
-    if (z->overlap) stream_free(z->fetch);
-    if (z->overlap) stream_free(z->out);
-    stream_free(z->compute);
-    host_free(z->host_layers);
-    if (z->host.stream != NULL) host_queue_close(&z->host);
+    owner_free(&z->owner);
 }
 
 static void zo_free(ZoModel *z) {
@@ -903,6 +892,7 @@ static ZoRehearsal *zo_rehearsal(const ZoModel *model, const Run *r, const Rates
     z->pending = zo_nothing;  // of a model that trains
     z->visits = z->fetched = z->sent = 0;
     memset(&z->host, 0, sizeof z->host);
+    memset(&z->owner, 0, sizeof z->owner);
     memset(&z->timeline, 0, sizeof z->timeline);
     rehearsal_begin(&x->q, rates);
     zo_allocate(z);

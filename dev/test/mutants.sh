@@ -30,30 +30,27 @@ END
 # NAME :: FILE :: LINE :: OLD :: NEW    an expression of the line in which LINE occurs is another
 # (first) or (last) before BEGIN or LINE: of several such lines
 cat >"$work/list" <<'END'
-wait: weights of the embeddings :: train_gpt2.cu :: weights_begin(g, 0)
-wait: weights of the first layer :: train_gpt2.cu :: weights_begin(g, 1)
-wait: weights of the others :: train_gpt2.cu :: weights_begin(g, l + 2)
 wait: the worker's counter, of the work before :: tide/host.cuh :: q->submitted, CU_STREAM_WAIT_VALUE_GEQ); :: q->submitted :: q->submitted - 1
 record: slot free before flush :: train_gpt2.cu :: (g->slot_free[slot], g->out :: g->out :: g->update
 record: slot full before state came :: train_gpt2.cu :: (first)     event_record(g->slot_full[slot], g->fetch :: g->fetch :: g->back
 place: gradients of others overlap :: tide/gpt2.cuh :: + (size_t)(i % turns) * s[1].room :: i % turns :: i % turns / 2
 place: waits for another :: train_gpt2.cu :: s->place = g->in_place :: i % g->places :: (i + 1) % (g->places + 1)
-place: next to it waits :: train_gpt2.cu :: g->grad_left[g->segment[s].place]) :: g->segment[s].place :: g->segment[s > 1 ? s - 1 : s].place
+place: next to it waits :: train_gpt2.cu :: stream_wait(g->compute, g->grad_left[x->place]) :: x->place :: g->segment[s > 1 ? s - 1 : s].place
 record: landing free before sum :: train_gpt2.cu :: (g->landing_free[g->landing_turn], g->host.stream) :: g->host.stream :: g->out
 # the host has waited for all sums before it queues an update (gpt2_grad_norm_squared)
 same: gradient arrived before sum :: train_gpt2.cu :: lands ? g->host.stream : g->out :: lands ? g->host.stream : g->out :: g->out
 record: place free before it left :: train_gpt2.cu :: freed = leaves :: leaves && !sums_on_gpu(g) ? g->out : g->leave :: g->leave
 record: weights returned before copy :: train_gpt2.cu :: (g->returned[s], g->back) :: g->back :: g->host.stream
 record: GPU updated before it is :: train_gpt2.cu :: (g->updated[s], g->update) :: g->update :: g->fetch
-state: the first visitor's is fetched :: train_gpt2.cu :: copy_in(g, room + longest, g->host_m :: p->state_at :: g->pieces.pieces[g->visits[0]].state_at
+state: the first visitor's is fetched :: train_gpt2.cu :: copy_in(g, room[k], p->state[k] :: p->state[k] :: g->pieces.pieces[g->visits[0]].state[k]
 state: fetched in step 1 only :: train_gpt2.cu :: g->fetched = 0
 state: all in one slot :: train_gpt2.cu :: (first) const int slot = visit :: visit % g->rooms :: 0
 state: places overlap :: offload.h :: n[kind] += p->length :: p->length :: p->length - 128
 state: no room for a visitor's gradient :: tide/gpt2.cuh :: const size_t grad = g->choice :: g->choice.keep_grads ? 0 : host_grad_bytes(g) :: (size_t)0
 tokens: the last of the order is missing :: train_gpt2.cu :: count = 3 * N + g->by_token :: g->by_token.groups + 1 :: g->by_token.groups
 bits: fp16 for bf16 :: adam.h :: if (has_bf16) p_bf16[i] = :: f32_to_bf16(p[i]) :: f32_to_fp16(p[i])
-bits: gradient read as bf16 :: train_gpt2.cu :: host_grad(g, p), host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
-bits: visitor's gradient read as bf16 :: train_gpt2.cu :: grad_is_bf16 = host_grad_bytes(g) == 2; :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
+bits: gradient read as bf16 :: train_gpt2.cu :: host_grad_bytes(g) == 2, p->runs :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
+bits: visitor's gradient read as bf16 :: train_gpt2.cu :: room, room[3], host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
 gradient: sum on the host never reset :: train_gpt2.cu :: sizeof(floatX) == 2, !accumulate :: !accumulate :: false
 gradient: sum on the host always reset :: train_gpt2.cu :: sizeof(floatX) == 2, !accumulate :: !accumulate :: true
 gradient: sum on the GPU never reset :: train_gpt2.cu :: made, p->length, !accumulate :: !accumulate :: false
@@ -67,7 +64,7 @@ norm: the host's first block alone :: train_gpt2.cu :: p->blocks * sizeof(double
 norm: one block short :: train_gpt2.cu :: norm_total_gpu(g->loss + 1, g->run_sums :: g->blocks :: g->blocks - 1
 norm: the host's blocks of one micro-batch :: train_gpt2.cu :: last ? g->worker_sums :: last :: !accumulate
 norm: two pieces share a block :: offload.h :: blocks += norm_blocks(to - from) :: norm_blocks(to - from) :: norm_blocks(to - from) - (to - from > 9000)
-order: a piece is never updated :: train_gpt2.cu :: else update_on_host(g, i, step); :: else :: else if (i > 0)
+order: a piece is never updated :: train_gpt2.cu :: case PIECE_HOST: update_on_host( :: update_on_host(g, p, (size_t)i, step) :: (i > 0 ? update_on_host(g, p, (size_t)i, step) : (void)0)
 choice: stride counted from 0 :: offload.h :: (number + 1) % c->stride :: number + 1 :: number
 choice: visitors' gradients on the host too early :: tide/plan.h :: keep_grads = tight < 2 :: tight < 2 :: tight < 1
 choice: sums on the GPU for too long :: tide/plan.h :: sum_on_host = tight > 0 :: tight > 0 :: tight > 1
@@ -76,7 +73,7 @@ memory: one landing :: train_gpt2.cu :: 2 * g->longest_segment * sizeof(floatX) 
 memory: slots for shorter visitors :: offload.h :: list->longest_visit = p->length :: p->length :: p->length - 128
 counter: bytes in :: tide/gpt2.cuh :: g->moved_in +=
 time: nothing is fetched during backward :: train_gpt2.cu :: if (last) visitors_begin(g) :: visitors_begin(g) :: (void)(g->fetched = 0)
-time: forward waits for all updates :: train_gpt2.cu :: weights_begin(g, 0); :: weights_begin(g, 0) :: [&] { for (size_t s = 0; s < L + 2; s++) weights_begin(g, s); }()
+time: forward waits for all updates :: train_gpt2.cu :: stream_wait(g->compute, g->updated[s]) :: g->updated[s] :: g->updated[g->segments - 1]
 time: one slot at a time :: train_gpt2.cu :: g->slot_free[slot]) :: g->slot_free[slot] :: g->slot_free[(visit + g->rooms - 1) % g->rooms]
 time: copies to the host wait for each other :: train_gpt2.cu :: g->landing_turn = 1 - g->landing_turn :: 1 - g->landing_turn :: 0
 record: slot used after one direction :: tide/zo.cuh :: last) event_record(z->used :: last :: first
@@ -101,8 +98,8 @@ ranks: damaged data of another one :: tide/zo.cuh :: if (z->all[k * news + n + Z
 ranks: all evaluate the first batches :: tide/run.h :: min_size(i * R + r->rank, batches - 1) :: r->rank :: 0
 ranks: evaluation of rank 0 alone :: tide/run.h :: mean.loss += all[i % R * turns :: i % R :: (size_t)0
 time: a group waits for its whole layer :: tide/zo.cuh :: stream_wait(z->compute, z->there[event] :: event :: event / ZO_GROUPS * ZO_GROUPS + 3
-zen wait: at rest before a selection :: tide/zenflow.cuh :: zen_wait(g)
-zen wait: late update at rest :: train_gpt2.cu :: if (g->zen != NULL) zen_wait(g)
+zen wait: at rest before a selection :: tide/zenflow.cuh :: (last) zen_compute_until(g, SIZE_MAX)
+zen wait: late update at rest :: train_gpt2.cu :: if (g->zen != NULL) zen_compute_until(g
 zen record: half free before it left :: tide/zenflow.cuh :: (z->packed_free[z->packing], g->out) :: g->out :: z->pack
 zen record: gradient arrived before it did :: tide/zenflow.cuh :: (g->grad_arrived[s], g->out) :: g->out :: z->pack
 zen record: place free before it is packed :: tide/zenflow.cuh :: event_record(g->grad_left :: leaves ? z->pack : g->leave :: g->leave

@@ -444,7 +444,7 @@ static void bring(GPT2 *g, const Config *c, Shared *to, const char *name) {
         const Piece *p = &g->pieces.pieces[i];
         const size_t at = arena_at(g, p);
         float *w = floats(p->length);
-        floats_move(piece_params(g, p), w, p->length, true);
+        floats_move((floatX *)p->params, w, p->length, true);
         size_t wrong = 0;
         for (size_t j = 0; j < p->length; j++) {
             const float master = arena(to, 0)[at + j];
