@@ -363,6 +363,25 @@ static void upload(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_
     event_record(s->copied, g->compute);
 }
 
+// What orders a step. s: a segment, that is the embeddings, a layer, or the tail.
+//
+//   event            recorded in   it says                                    who waits
+//   updated[s]       update        the GPU has updated its part of s          compute: forward of s
+//   returned[s]      back          the CPU's new weights of s are there       compute: forward of s
+//   gathered[s]      ranks         all ranks' new weights of s are there      compute: forward of s
+//   grad_ready[s]    compute       backward has made the gradient of s        leave; or ranks
+//   reduced[s]       ranks         it is summed over the ranks                leave
+//   grad_left[place] leave or out  its place is free again                    compute: backward
+//   grad_arrived[s]  out or host   it is on the host, to be used there        host; or fetch
+//   landing_free[i]  host          it is added to the sum on the host         out
+//   step_left        leave         loss and norm are on the host              the host
+//   slot_full[slot]  fetch         a visitor's state is there                 update
+//   slot_free[slot]  out           it is on the host again                    fetch: the next visitor
+//   copied           compute       a micro-batch's tokens are on the GPU      the host, to fill anew
+//
+// Each is one line below, where it is recorded and where it is waited for, and in zero.cuh for what
+// `ranks` does. What only hands over from one stream to another is order().
+
 // What a layer computes between its two residual additions, from a.ln_1 to a.act. Forward runs it,
 // and backward once more where activations are recomputed.
 static void layer_forward(GPT2 *g, size_t l, const LayerActs *a) {
@@ -805,7 +824,7 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
 }
 
 // Queues one AdamW step (adam.h) over everything that this process owns, in the order in which the
-// next forward pass needs it. That pass waits for each segment (weights_begin), not for them all.
+// next forward pass needs it. That pass waits for each segment, not for them all.
 // Call it after gpt2_grad_norm_squared(), which has waited for backward.
 static void gpt2_update(GPT2 *g, const AdamStep *step) {
     int visit = 0;
