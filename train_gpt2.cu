@@ -203,7 +203,8 @@ static void gpt2_needs(void *model, const OffloadChoice *c, bool recompute, size
 }
 
 static OffloadMemory gpt2_memory(GPT2 *g, int recompute, size_t gpu, size_t host) {
-    const OffloadMemory m = {gpt2_needs, NULL, g, gpu, host, g->training ? recompute : RECOMPUTE_NONE,
+    const OffloadMemory m = {gpt2_needs, NULL, g, gpu, host,
+                             g->training ? recompute : RECOMPUTE_NONE,
                              g->accumulating || g->zen != NULL};
     return m;
 }
@@ -376,8 +377,8 @@ static void upload(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_
 //   landing_free[i]  host          it is added to the sum on the host         out
 //   step_left        leave         loss and norm are on the host              the host
 //   slot_full[slot]  fetch         a visitor's state is there                 update
-//   slot_free[slot]  out           it is on the host again                    fetch: the next visitor
-//   copied           compute       a micro-batch's tokens are on the GPU      the host, to fill anew
+//   slot_free[slot]  out           it is on the host again                    fetch: the next one
+//   copied           compute       a micro-batch's tokens are on the GPU      the host
 //
 // Each is one line below, where it is recorded and where it is waited for, and in zero.cuh for what
 // `ranks` does. What only hands over from one stream to another is order().
@@ -1007,10 +1008,10 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     return x;
 }
 
-// How long a step will take on a machine of these rates: a rehearsal of train_step(), until one step
-// is like the other. Of ZenFlow, the mean over two windows; one that follows the gradients is taken
-// to be of ZEN_PLANNED steps, and a longer one than ZEN_PLANNED_MOST is as one of so many, but for
-// its bytes. With a trace, the steps that count are drawn.
+// How long a step will take on a machine of these rates: a rehearsal of train_step(), until one
+// step is like the other. Of ZenFlow, the mean over two windows; one that follows the gradients is
+// taken to be of ZEN_PLANNED steps, and a longer one than ZEN_PLANNED_MOST is as one of so many, but
+// for its bytes. With a trace, the steps that count are drawn.
 enum { ZEN_PLANNED = 4, ZEN_PLANNED_MOST = 64 };
 
 static size_t zen_planned_window(const GPT2 *g) {

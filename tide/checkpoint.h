@@ -193,8 +193,8 @@ static int hf_shape(const HfTensor *x, size_t shape[2]) {
     return x->rank == 2 ? 2 : 1;
 }
 
-// Elements [first, first + n) of ours, in our order, from stored tensor s. A matrix to be transposed
-// goes by tiles of HF_ROWS stored rows, which is one cache line of ours.
+// Elements [first, first + n) of ours, in our order, from stored tensor s. A matrix to be
+// transposed goes by tiles of HF_ROWS stored rows, which is one cache line of ours.
 enum { HF_ROWS = 16, HF_COLS = 64, HF_CHUNK = 1 << 12 };
 
 static void hf_read(const HfTensor *x, const SafeTensor *s, size_t first, size_t n, float *w) {
@@ -208,13 +208,14 @@ static void hf_read(const HfTensor *x, const SafeTensor *s, size_t first, size_t
     #pragma omp parallel for if (n > 1 << 16)
     for (size_t row = 0; row < x->rows; row += HF_ROWS)
         for (size_t col = begin; col < end; col += HF_COLS) {
-            const size_t rows = min_size(HF_ROWS, x->rows - row), cols = min_size(HF_COLS, end - col);
+            const size_t rows = min_size(HF_ROWS, x->rows - row);
+            const size_t cols = min_size(HF_COLS, end - col);
             float tile[HF_ROWS][HF_COLS];
             for (size_t r = 0; r < rows; r++)
                 safetensor_floats(s, (row + r) * x->cols + col, cols, tile[r]);
             for (size_t c = 0; c < cols; c++)
                 for (size_t r = 0; r < rows; r++) {
-                    const size_t at = (col + c) * x->rows + row + r - first;  // huge if it is before
+                    const size_t at = (col + c) * x->rows + row + r - first;  // huge if before
                     if (at < n) w[at] = tile[r][c];
                 }
         }

@@ -190,7 +190,8 @@ static void columns_adam_gpu(X *arena_part, float *p, float *m, float *v, const 
     if (blocks == 0) return;
     GPU_TAKES(stream, map->segment[segment].chosen, gpu_adam);
     const auto kernel = columns_adam_kernel<X, G>;
-    LAUNCH(kernel, blocks, COLUMNS_THREADS, 0, stream, arena_part, p, m, v, g, column, batch, *step);
+    LAUNCH(kernel, blocks, COLUMNS_THREADS, 0, stream, arena_part, p, m, v, g, column, batch,
+           *step);
 }
 
 // ---------------------------------------------------------------------------------------------

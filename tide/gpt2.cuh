@@ -201,8 +201,9 @@ static size_t host_grad_bytes(const GPT2 *g) {
     return g->accumulating || g->choice.wire_f32 ? sizeof(float) : sizeof(floatX);
 }
 
-// Sets where each piece is, once there is memory. The CPU leaves new weights over the gradient, which
-// is as wide and was read a moment before, or in a buffer of their own, or they are the masters.
+// Sets where each piece is, once there is memory. The CPU leaves new weights over the gradient,
+// which is as wide and was read a moment before, or in a buffer of their own, or they are the
+// masters.
 static void pieces_point(GPT2 *g) {
     float *const gpu[3] = {g->master, g->m, g->v};
     float *const host[3] = {g->host_master, g->host_m, g->host_v};

@@ -69,8 +69,8 @@ static size_t shard_begin_of(const Zero *z, size_t s, size_t r) {
     return z->begin[s * (z->world + 1) + r];
 }
 
-// A rehearsal takes as long for it as a ring for so many bytes on each GPU. Returns whether it is to
-// be run.
+// A rehearsal takes as long for it as a ring for so many bytes on each GPU. Returns whether it is
+// to be run.
 static bool between_gpus(const Zero *z, size_t bytes) {
     if (rehearsal != NULL)
         rehearse(stream_number(z->stream), TAKES_COMM,

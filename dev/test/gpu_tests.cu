@@ -29,6 +29,7 @@ namespace test_placement {
 namespace test_plan {
 #include "test_plan.cu"
 }
+#undef IS
 namespace test_zen_time {
 #include "test_zen_time.cu"
 }
@@ -41,6 +42,8 @@ namespace test_zero_gpu {
 namespace test_zo_plan {
 #include "test_zo_plan.cu"
 }
+#undef IS
+#undef ABOUT
 #ifndef ENABLE_FP32
 namespace test_attention {
 #include "test_attention.cu"
