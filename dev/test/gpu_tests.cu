@@ -29,9 +29,11 @@ namespace test_placement {
 namespace test_plan {
 #include "test_plan.cu"
 }
-#undef IS
 namespace test_zen_time {
 #include "test_zen_time.cu"
+}
+namespace test_zen_plan {
+#include "test_zen_plan.cu"
 }
 namespace test_zenflow_gpu {
 #include "test_zenflow_gpu.cu"
@@ -42,8 +44,6 @@ namespace test_zero_gpu {
 namespace test_zo_plan {
 #include "test_zo_plan.cu"
 }
-#undef IS
-#undef ABOUT
 #ifndef ENABLE_FP32
 namespace test_attention {
 #include "test_attention.cu"
@@ -78,6 +78,7 @@ int main(int argc, char **argv) {
         {"test_placement", test_placement::main},
         {"test_plan", test_plan::main},
         {"test_zen_time", test_zen_time::main},
+        {"test_zen_plan", test_zen_plan::main},
         {"test_zenflow_gpu", test_zenflow_gpu::main},
         {"test_zero_gpu", test_zero_gpu::main},
         {"test_zo_plan", test_zo_plan::main},

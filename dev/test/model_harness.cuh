@@ -427,4 +427,72 @@ static bool refused(const char *line, int status, const char *words) {
     return WIFEXITED(status) && WEXITSTATUS(status) == 2 && end != NULL && end[1] == '\0'
         && strstr(line, words) != NULL;
 }
+
+// ---------------------------------------------------------------------------------------------
+// Rehearsals of presets
+
+static bool is_about(double a, double b, double part) {
+    return fabs(a - b) <= part * fmax(fabs(a), fabs(b));
+}
+
+#define IS(a, b) \
+    CHECK(is_about(a, b, 1e-9), "%.12g, not %.12g", (double)(a), (double)(b))
+#define ABOUT(a, b, part) \
+    CHECK(is_about(a, b, part), "%.6g, not about %.6g", (double)(a), (double)(b))
+
+// What is planned. world: 0, 1: one GPU.
+typedef struct {
+    const char *model;
+    size_t B, T, accum, world;
+    int zero;
+    bool recompute, no_overlap;
+    const ZenConfig *zen;    // --offload zenflow; else NULL
+} Step;
+
+// A trainer that settle() has been through with --plan, and its run.
+typedef struct { GPT2 *g; Run run; } Trainer;
+
+static Trainer *trainer_open(const Step *s) {
+    Trainer *x = ALLOC(Trainer, 1, "test");
+    GPT2 *g = x->g = ALLOC(GPT2, 1, "test");
+    Run *r = &x->run;
+    Error err;
+    r->o.plan = r->training = g->training = true;
+    r->o.zero = s->zero;
+    r->o.accum = s->accum;
+    r->o.no_overlap = g->no_overlap = s->no_overlap;
+    r->B = g->max_B = s->B;
+    r->T = g->max_T = s->T;
+    r->world = s->world > 1 ? s->world : 1;
+    r->step_tokens = s->B * s->T * s->accum * r->world;
+    if (!gpt2_preset(&r->config, s->model) || !gpt2_finish(&r->config, &err)) die("%s", s->model);
+    g->config = r->config;
+    g->table = r->table = gpt2_table(&r->config);
+    if (s->zen != NULL) r->o.offload = OFFLOAD_ZENFLOW;
+    g->zero = zero_open(r);
+    g->shards = g->zero != NULL ? zero_shards_of(g->zero, &g->table) : gpt2_shards_all(&g->table);
+    g->accumulating = s->accum > 1;
+    g->head_rows = HEAD_ROWS;
+    if (s->zen == NULL) return x;
+    ZenFlow *z = g->zen = ALLOC(ZenFlow, 1, "test");
+    z->config = *s->zen;
+    z->map = zen_map(&g->table, g->config.layers, z->config.topk, 0);
+    z->clock = zen_clock(&z->map);
+    if (g->zero != NULL) zen_map_own(&z->map, &g->shards);
+    return x;
+}
+
+static void trainer_close(Trainer *x) {
+    if (x->g->zero != NULL) zero_free(x->g->zero);
+    if (x->g->zen != NULL) zen_free(x->g->zen);
+    model_forget(x->g);
+    free(x);
+}
+
+static Prediction trainer_predict(Trainer *x, const Rates *r, const OffloadChoice *c,
+                                  bool recompute, TraceFile *trace = NULL) {
+    gpt2_take(x->g, c, recompute);
+    gpt2_bytes(x->g);  // as settle() does: zero.cuh counts its blocks there
+    return gpt2_predict(x->g, &x->run, r, trace);
+}
 #endif

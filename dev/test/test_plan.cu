@@ -4,61 +4,10 @@
 // it with them. Nothing here needs a device.
 #include "model_harness.cuh"
 
-static bool near(double a, double b) { return fabs(a - b) <= 1e-9 * (fabs(a) + fabs(b)); }
-
-#define SAME(a, b) CHECK(near(a, b), "%.12g, not %.12g", (double)(a), (double)(b))
-
 static const double W = sizeof(floatX);  // bytes of a weight, and of a gradient of a micro-batch
 
 // ---------------------------------------------------------------------------------------------
 // A step
-
-// What is planned. world: 0, 1: one GPU.
-typedef struct {
-    const char *model;
-    size_t B, T, accum, world;
-    int zero;
-    bool recompute, no_overlap;
-} Step;
-
-// A trainer that settle() has been through with --plan, and its run.
-typedef struct { GPT2 *g; Run run; } Trainer;
-
-static Trainer *trainer_open(const Step *s) {
-    Trainer *x = ALLOC(Trainer, 1, "test");
-    GPT2 *g = x->g = ALLOC(GPT2, 1, "test");
-    Run *r = &x->run;
-    Error err;
-    r->o.plan = r->training = g->training = true;
-    r->o.zero = s->zero;
-    r->o.accum = s->accum;
-    r->o.no_overlap = g->no_overlap = s->no_overlap;
-    r->B = g->max_B = s->B;
-    r->T = g->max_T = s->T;
-    r->world = s->world > 1 ? s->world : 1;
-    r->step_tokens = s->B * s->T * s->accum * r->world;
-    if (!gpt2_preset(&r->config, s->model) || !gpt2_finish(&r->config, &err)) die("%s", s->model);
-    g->config = r->config;
-    g->table = r->table = gpt2_table(&r->config);
-    g->zero = zero_open(r);
-    g->shards = g->zero != NULL ? zero_shards_of(g->zero, &g->table) : gpt2_shards_all(&g->table);
-    g->accumulating = s->accum > 1;
-    g->head_rows = HEAD_ROWS;
-    return x;
-}
-
-static void trainer_close(Trainer *x) {
-    if (x->g->zero != NULL) zero_free(x->g->zero);
-    model_forget(x->g);
-    free(x);
-}
-
-static Prediction trainer_predict(Trainer *x, const Rates *r, const OffloadChoice *c,
-                                  bool recompute) {
-    gpt2_take(x->g, c, recompute);
-    gpt2_bytes(x->g);  // as settle() does: zero.cuh counts its blocks there
-    return gpt2_predict(x->g, &x->run, r, NULL);
-}
 
 static Prediction planned(const Rates *r, const Step *s, const OffloadChoice *c) {
     Trainer *x = trainer_open(s);
@@ -79,7 +28,7 @@ static OffloadChoice choice_of(int mode, double resident, double share) {
 }
 
 static Step step_of(const char *model, size_t accum) {
-    const Step s = {model, 1, 1024, accum, 1, 0, false, false};
+    const Step s = {model, 1, 1024, accum, 1, 0, false, false, NULL};
     return s;
 }
 
@@ -126,24 +75,24 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     left += e0 * W / 2e9;
     const double back0 = left + e0 / 1e9 + e0 * W / 3e9, back1 = back0 + e1 * W / 3e9;
     const double back2 = back1 + e2 * W / 3e9, tail = fmax(back1 + f1, back2);
-    SAME(x.update, back2 - norm);
-    SAME(x.compute, 3 * (f1 + f2));
-    SAME(x.backward, 2 * f1);
-    SAME(x.step, tail + f2);
-    SAME(x.forward, tail + 3 * f2 - back0);
-    SAME(x.stall_forward, x.step - x.compute);
+    IS(x.update, back2 - norm);
+    IS(x.compute, 3 * (f1 + f2));
+    IS(x.backward, 2 * f1);
+    IS(x.step, tail + f2);
+    IS(x.forward, tail + 3 * f2 - back0);
+    IS(x.stall_forward, x.step - x.compute);
     s.no_overlap = true;  // the norm is not of what leaves, nor does it wait for it
     x = planned(&r, &s, &c);
     const double blocked = 2 * f2 + e2 * W / 2e9 + 2 * f1 + e1 * W / 2e9;
-    SAME(x.backward, blocked - 2 * f2);
-    SAME(x.step, blocked + e0 * W / 2e9 + e0 / 1e9 + e0 * W / 3e9 + (e1 + e2) * W / 3e9 + up + f1
+    IS(x.backward, blocked - 2 * f2);
+    IS(x.step, blocked + e0 * W / 2e9 + e0 / 1e9 + e0 * W / 3e9 + (e1 + e2) * W / 3e9 + up + f1
                    + f2);
     s.no_overlap = false;
 
     // of a single layer, backward repeats nothing: it is the last
     s.recompute = true;
-    SAME(planned(&r, &s, &c).backward, 2 * f1);
-    SAME(planned(&r, &s, &c).compute, 3 * (f1 + f2));
+    IS(planned(&r, &s, &c).backward, 2 * f1);
+    IS(planned(&r, &s, &c).compute, 3 * (f1 + f2));
     s.recompute = false;
 
     // everything visits, in one slot; its gradient stays. The first one comes during backward of
@@ -155,21 +104,21 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     const double come1 = go0 + e1 * 12 / 3e9, go1 = come1 + u1 / 5e9 + e1 * 12 / 2e9;
     const double come2 = go1 + e2 * 12 / 3e9, go2 = come2 + u2 / 5e9 + e2 * 12 / 2e9;
     CHECK(come0 > norm, "the first one comes too early: %g", come0);
-    SAME(x.update, go2 - norm);
-    SAME(x.step, come2 + u2 / 5e9 + f2);
+    IS(x.update, go2 - norm);
+    IS(x.step, come2 + u2 / 5e9 + f2);
     // with two slots, the second comes while the first one goes
     c.slots = 2;
     x = planned(&r, &s, &c);
     const double upd0 = come0 + u0 / 5e9, flush0 = upd0 + e0 * 12 / 2e9;
     CHECK(come0 + e1 * 12 / 3e9 < upd0 && e2 * 12 / 3e9 + u2 / 5e9 < e1 * 12 / 2e9, "sizes");
-    SAME(x.update, flush0 + (e1 + e2) * 12 / 2e9 - norm);
+    IS(x.update, flush0 + (e1 + e2) * 12 / 2e9 - norm);
 
     // all of it on the GPU: its update waits for nothing, the next forward pass for it
     c = choice_of(OFFLOAD_NONE, 0, 0);
     s.no_overlap = true;
     x = planned(&r, &s, &c);
-    SAME(x.update, (u0 + u1 + u2) / 5e9);
-    SAME(x.step, x.update + x.compute + up);
+    IS(x.update, (u0 + u1 + u2) / 5e9);
+    IS(x.step, x.update + x.compute + up);
     CHECK(x.bound == 0 && x.h2d_bytes == 0 && x.d2h_bytes == 0, "%g", x.bound);
 }
 
@@ -244,12 +193,12 @@ static void collectives_are_as_by_hand(void) {
         if (g > 2 * f) backward = 2 * h + 2 * f + 4 * g;
         if (s.zero == 3 && regime == 1) backward = 2 * h + 4 * f + 5 * g;
         if (s.zero == 3 && regime == 2) backward = 2 * h + 2 * f + 6 * g;
-        SAME(y.step, forward + backward + e + x);
-        SAME(y.compute, 3 * (4 * f + h));
-        SAME(y.comm_exposed, y.step - y.compute);
-        SAME(y.comm, 2 * e + 4 * g + 2 * c[2] + x + (s.zero == 3 ? 6 : 4) * g);
-        SAME(y.reduced_bytes, (R - 1) / R * W * (room[0] + 4 * room[1] + room[2]));
-        SAME(y.gathered_bytes, (R - 1) / R * W * (room[0] + (s.zero == 3 ? 6 : 4) * room[1]
+        IS(y.step, forward + backward + e + x);
+        IS(y.compute, 3 * (4 * f + h));
+        IS(y.comm_exposed, y.step - y.compute);
+        IS(y.comm, 2 * e + 4 * g + 2 * c[2] + x + (s.zero == 3 ? 6 : 4) * g);
+        IS(y.reduced_bytes, (R - 1) / R * W * (room[0] + 4 * room[1] + room[2]));
+        IS(y.gathered_bytes, (R - 1) / R * W * (room[0] + (s.zero == 3 ? 6 : 4) * room[1]
                                                 + room[2]));
         // the same over several nodes
         r.node_gpus = 2;
@@ -257,7 +206,7 @@ static void collectives_are_as_by_hand(void) {
         r.node_latency = r.gpu_latency;
         r.gpu_link *= 100;
         r.gpu_latency = 0;
-        SAME(planned(&r, &s, &choice).step, y.step);
+        IS(planned(&r, &s, &choice).step, y.step);
     }
 }
 
@@ -303,12 +252,12 @@ static void an_offloaded_shard_is_as_by_hand(void) {
         s.zero = 2;
         const Prediction x = planned(&r, &s, &c);
         const double first = apart ? come[2] + up : fmax(come[0], come[1]);
-        SAME(x.step, fmax(first + f1, come[2]) + f2);
-        if (!apart) SAME(x.update, come[2] - norm);
+        IS(x.step, fmax(first + f1, come[2]) + f2);
+        if (!apart) IS(x.update, come[2] - norm);
         if (!apart) continue;
         s.zero = 3;  // then nothing is gathered before the host has waited
         const double at0 = returned + go[0], at1 = at0 + go[1], at2 = at1 + go[2];
-        SAME(planned(&r, &s, &c).step, fmax(at1 + f1, at2) + f2);
+        IS(planned(&r, &s, &c).step, fmax(at1 + f1, at2) + f2);
     }
 }
 
@@ -327,8 +276,8 @@ static void collectives_alone_fill_a_step(void) {
         s.world = 5;
         OffloadChoice c = choice_of(k / 112 ? OFFLOAD_INTERLEAVE : OFFLOAD_NONE, 0.3, 0.5);
         const Prediction x = planned(&r, &s, &c);
-        SAME(x.step, x.comm);
-        SAME(x.comm_exposed, x.comm);
+        IS(x.step, x.comm);
+        IS(x.comm_exposed, x.comm);
     }
 }
 
@@ -352,8 +301,9 @@ static void links_and_stages_are_in_order(void) {
         faster.gpu_link = 0;  // not known
         const Prediction y = planned(&faster, &s, &c);
         CHECK(y.comm == 0 && y.comm_exposed == 0, "choice %d: %g", i, y.comm);
-        SAME(x.step - x.comm_exposed, fmin(x.step, y.step));
-        CHECK(near(x.reduced_bytes, y.reduced_bytes) && near(x.gathered_bytes, y.gathered_bytes),
+        IS(x.step - x.comm_exposed, fmin(x.step, y.step));
+        CHECK(is_about(x.reduced_bytes, y.reduced_bytes, 1e-9)
+                  && is_about(x.gathered_bytes, y.gathered_bytes, 1e-9),
               "choice %d: %g and %g bytes, or %g and %g", i, x.reduced_bytes, x.gathered_bytes,
               y.reduced_bytes, y.gathered_bytes);
         double last = 0;
@@ -425,7 +375,7 @@ static void a_faster_machine_is_not_slower(void) {
         y = planned(&r, &s, &c);
         CHECK(y.step >= x.step * 0.999, "choice %d: %g overlapped, %g not", i, x.step, y.step);
         const double up = uploaded(&s) / fmin(r.h2d, r.dram);
-        SAME(y.step, y.update + up + y.forward + y.backward);
+        IS(y.step, y.update + up + y.forward + y.backward);
     }
 }
 
@@ -484,9 +434,9 @@ static void many_micro_batches_add_up(void) {
         Trainer *t = trainer_open(&s);
         const Prediction b = trainer_predict(t, &r, &c, false);
         const double each = (b.step - a.step) / 60;
-        SAME(b.compute, 16 * a.compute);
+        IS(b.compute, 16 * a.compute);
         CHECK(each >= a.compute / 4 * 0.9999, "%g a micro-batch", each);
-        if (!sum) SAME(each, (a.compute + a.other) / 4 + uploaded(&s) / r.h2d);
+        if (!sum) IS(each, (a.compute + a.other) / 4 + uploaded(&s) / r.h2d);
         // summed on the host: at least what it takes to read and write the sum, and a gradient
         if (sum) CHECK(each >= (8 + W) * (double)t->g->pieces.grads_host / r.dram * 0.999, "%g",
                        each);
@@ -669,7 +619,7 @@ static void the_search_finds_what_a_grid_finds(void) {
         }
         CHECK(q.predicted.step <= 1.03 * best, "%d: %s; but %.3f s with share %.2f resident %.2f",
               i, said(&q), best, found.share, found.resident);
-        SAME(memory_rehearse(&memory, &q.choice, q.recompute).step, q.predicted.step);
+        IS(memory_rehearse(&memory, &q.choice, q.recompute).step, q.predicted.step);
         trainer_close(memory.t);
     }
 }
@@ -706,7 +656,7 @@ static void places_free_backward_from_the_link(void) {
         last = x.backward;
         step = x.step;
     }
-    SAME(last, compute);
+    IS(last, compute);
     c.places = 2;
     CHECK(planned(&r, &s, &c).backward > 1.8 * compute, "two are enough");
 }
@@ -724,7 +674,7 @@ static void a_rank_is_searched_for_with_its_waits(void) {
         OffloadSearch q = search_for(&memory, 20e9, 20e9);
         CHECK(offload_search(&q) && q.choice.mode != OFFLOAD_NONE, "%s", said(&q));
         s.recompute = q.recompute;
-        SAME(planned(&r, &s, &q.choice).step, q.predicted.step);
+        IS(planned(&r, &s, &q.choice).step, q.predicted.step);
         CHECK(q.predicted.step > last && q.predicted.comm_exposed > 0, "%s", said(&q));
         last = q.predicted.step;
         r.gpu_link /= 4;
@@ -795,7 +745,7 @@ static void case_change(Rehearsal *q) {
 }
 
 static Prediction case_run(Case x) {
-    Step s = {x.model, x.batch, 2048, 1, x.ranks, 3, true, x.system != TIDE};
+    Step s = {x.model, x.batch, 2048, 1, x.ranks, 3, true, x.system != TIDE, NULL};
     const bool cpu_only = x.system <= OVERLAPPED;
     OffloadChoice c = choice_of(cpu_only ? OFFLOAD_TWINFLOW : OFFLOAD_INTERLEAVE, x.resident,
                                 x.share);

@@ -14,14 +14,6 @@ typedef struct {
 
 typedef struct { Prediction t; ZoLink link; } ZoTimes;
 
-static bool near(double a, double b, double part) {
-    return fabs(a - b) <= part * fmax(fabs(a), fabs(b));
-}
-
-#define IS(a, b) CHECK(near(a, b, 1e-9), "%.12g, not %.12g", (double)(a), (double)(b))
-#define ABOUT(a, b, part) \
-    CHECK(near(a, b, part), "%.6g, not about %.6g", (double)(a), (double)(b))
-
 static double later(double a, double b) { return a > b ? a : b; }
 
 static const double stored = sizeof(floatX);  // bytes of a weight
