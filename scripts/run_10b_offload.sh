@@ -7,7 +7,7 @@
 #   411 GB while --save-every replaces one of --keep 2. GPU memory: at least 22.5 GiB, and
 #   then 134.1 GiB of host memory; from 166.9 GiB on nothing is offloaded.
 #   machine            GPU   host  s/step tokens/s  plan
-#   h200_16cores     139.0   19.8    0.52     3947  interleave, recomputing
+#   h200_16cores     139.0   19.8    0.52     3955  interleave, recomputing
 #   paper_h100        78.8   91.8    2.14      957  interleave
 #   rtx4090_desktop   23.0  133.6    6.02      340  twinflow, recomputing
 #   rtx3090_desktop   23.0  133.6   10.93      187  twinflow, recomputing

@@ -7,7 +7,7 @@
 #   514 GB while --save-every replaces one of --keep 2. GPU memory: at least 28.1 GiB, and
 #   then 167.6 GiB of host memory; from 205.4 GiB on nothing is offloaded.
 #   machine            GPU   host  s/step tokens/s  plan
-#   h200_16cores     139.0   59.3    1.02     2005  interleave, recomputing
+#   h200_16cores     139.0   59.3    1.01     2017  interleave, recomputing
 #   paper_h100        79.0  130.8    2.79      735  interleave
 #   rtx4090_desktop     23      -       -        -  does not fit
 #   rtx3090_desktop     23      -       -        -  does not fit

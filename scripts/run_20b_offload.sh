@@ -7,7 +7,7 @@
 #   883 GB while --save-every replaces one of --keep 2. GPU memory: at least 46.5 GiB, and
 #   then 287.7 GiB of host memory; from 348.5 GiB on nothing is offloaded.
 #   machine            GPU   host  s/step tokens/s  plan
-#   h200_16cores     138.2  199.0    2.78      737  interleave, recomputing
+#   h200_16cores     138.2  199.0    2.78      738  interleave, recomputing
 #   paper_h100        78.9  275.4    5.37      381  interleave
 #   rtx4090_desktop     23      -       -        -  does not fit
 #   rtx3090_desktop     23      -       -        -  does not fit

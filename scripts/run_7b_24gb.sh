@@ -9,7 +9,7 @@
 #   266 GB while --save-every replaces one of --keep 2. GPU memory: at least 19.9 GiB, and
 #   then 86.8 GiB of host memory; from 149.2 GiB on nothing is offloaded.
 #   machine            GPU   host  s/step tokens/s  plan
-#   h200_16cores     138.9   13.7    1.05    11733  interleave
+#   h200_16cores     138.9   13.7    1.05    11732  interleave
 #   paper_h100        78.8   73.8    4.46     2755  interleave
 #   rtx4090_desktop   22.7   86.8    6.86     1792  interleave, recomputing
 #   rtx3090_desktop   22.7   86.8   13.86      886  interleave, recomputing

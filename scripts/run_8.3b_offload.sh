@@ -7,7 +7,7 @@
 #   333 GB while --save-every replaces one of --keep 2. GPU memory: at least 18.1 GiB, and
 #   then 108.5 GiB of host memory; from 138.4 GiB on nothing is offloaded.
 #   machine            GPU   host  s/step tokens/s  plan
-#   h200_16cores     138.4    0.0    0.25     8092  none: all of it fits
+#   h200_16cores     138.4    0.0    0.25     8091  none: all of it fits
 #   paper_h100        79.0   62.0    1.66     1235  interleave
 #   rtx4090_desktop   22.9  105.9    4.30      476  interleave, recomputing
 #   rtx3090_desktop   22.9  105.9    7.66      268  interleave, recomputing

@@ -2,7 +2,7 @@
 # Zeroth-order training of OPT, from 1.3B to 175B, on a machine of scripts/rates/: what is predicted
 # in memory and with all layers on the host, by --plan. Needs neither GPU nor data; how much memory
 # the machine has is not asked. Memory in GiB. "from": tokens per pass (batch times sequence) from
-# which the link is hidden; "with N directions" it would be hidden with the tokens that are given.
+# which the link is hidden.
 # usage: [TRAINER=./train_gpt2emu] [RATES=FILE] [MODELS="opt-13b"] scripts/zo_plan.sh [OPTION...]
 #        e.g. RATES=scripts/rates/rtx4090_desktop.txt scripts/zo_plan.sh --batch 16 --seq 64
 # Without options, as ZO-Offloading was measured (Wang et al. 2024): one sequence of 2048 tokens.
@@ -34,8 +34,6 @@ for model in $models; do
             link = /not hidden/ ? "not hidden" : "hidden"
             if (match($0, /hidden from [0-9]+/))
                 link = link "; from " substr($0, RSTART + 12, RLENGTH - 12)
-            if (match($0, /queries [0-9]+/))
-                link = link ", or with " substr($0, RSTART + 8, RLENGTH - 8) " directions"
         }
         END {
             printf "%-9s %8.1f %9d | %8.1f %8.1f %8.2f %9d  %s\n", model, gib[1], speed[1], gib[2],

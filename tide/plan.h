@@ -43,6 +43,10 @@ static bool job_is(const Job *t, const char *name) {
     return t->row == ROW_COMPUTE && strcmp(t->name, name) == 0;
 }
 
+static bool job_sends(const Job *t, const char *name) {
+    return t->takes == TAKES_COMM && strcmp(t->name, name) == 0;
+}
+
 // Adds to *x what jobs (before, end] of one step are, of which `more` micro-batches were left out.
 static void predict_step(const Rehearsal *q, int before, int end, size_t more, Prediction *x) {
     const Job *t = q->jobs;
@@ -72,8 +76,8 @@ static void predict_step(const Rehearsal *q, int before, int end, size_t more, P
         if (t[i].takes == TAKES_PRODUCTS) x->compute += times * t[i].work;
         if (t[i].row == ROW_COMPUTE) done = t[i].end;
         if (t[i].takes == TAKES_COMM) x->comm += times * t[i].work;
-        if (strcmp(t[i].name, "reduce") == 0) x->reduced_bytes += times * (double)t[i].bytes;
-        if (strcmp(t[i].name, "gather") == 0) x->gathered_bytes += times * (double)t[i].bytes;
+        if (job_sends(&t[i], "reduce")) x->reduced_bytes += times * (double)t[i].bytes;
+        if (job_sends(&t[i], "gather")) x->gathered_bytes += times * (double)t[i].bytes;
         if (t[i].takes == TAKES_H2D && t[i].row >= 0) x->h2d_bytes += times * t[i].work;
         if (t[i].takes == TAKES_D2H && t[i].row >= 0) x->d2h_bytes += times * t[i].work;
     }
