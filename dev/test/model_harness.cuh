@@ -495,4 +495,35 @@ static Prediction trainer_predict(Trainer *x, const Rates *r, const OffloadChoic
     gpt2_bytes(x->g);  // as settle() does: zero.cuh counts its blocks there
     return gpt2_predict(x->g, &x->run, r, trace);
 }
+
+// The same, and what is drawn of it: json_free() it.
+static Json *trainer_draw(Trainer *x, const Rates *r, const OffloadChoice *c, Prediction *y) {
+    char path[] = "/tmp/tide_drawn_XXXXXX";
+    size_t n = 0;
+    Error err;
+    TraceFile trace;
+    const int fd = mkstemp(path);
+    CHECK(fd >= 0 && trace_open(&trace, path, &err), "%s", path);
+    *y = trainer_predict(x, r, c, false, &trace);
+    CHECK(trace_close(&trace, &err), "%s", err.text);
+    char *text = file_read(path, &n, &err);
+    Json *json = text != NULL ? json_parse(text, n, &err) : NULL;
+    CHECK(json_get(json, "traceEvents") != NULL, "%s", err.text);
+    free(text);
+    close(fd);
+    unlink(path);
+    return json;
+}
+
+// Numbers that look random, the same in every run.
+static unsigned long long drawn_state = 1;
+
+static size_t draw(size_t n) {
+    drawn_state = drawn_state * 6364136223846793005u + 1442695040888963407u;
+    return (size_t)(drawn_state >> 33) % n;
+}
+
+static double log_draw(double low, double high) {
+    return low * exp(log(high / low) * (double)draw(1000) / 1000);
+}
 #endif

@@ -452,19 +452,9 @@ static void a_step_can_be_drawn(void) {
     const OffloadChoice c = choice_of(OFFLOAD_INTERLEAVE, 0.1, 0.5);
     const Step s = step_of("gpt2", 1);
     Trainer *t = trainer_open(&s);
-    char path[] = "/tmp/test_plan_XXXXXX";
-    Error err;
-    TraceFile trace;
-    const int fd = mkstemp(path);
-    CHECK(fd >= 0 && trace_open(&trace, path, &err), "%s", path);
-    gpt2_take(t->g, &c, false);
-    const Prediction x = gpt2_predict(t->g, &t->run, &r, &trace);
-    CHECK(trace_close(&trace, &err), "%s", err.text);
-    size_t n = 0;
-    char *text = file_read(path, &n, &err);
-    Json *json = text != NULL ? json_parse(text, n, &err) : NULL;
-    CHECK(json != NULL, "%s", err.text);
-    const Json *events = json != NULL ? json_get(json, "traceEvents") : NULL;
+    Prediction x;
+    Json *json = trainer_draw(t, &r, &c, &x);
+    const Json *events = json_get(json, "traceEvents");
     double row[ROWS] = {0}, bytes = 0, waits = 0;
     for (const Json *e = events != NULL ? events->child : NULL; e != NULL; e = e->next) {
         const Json *tid = json_get(e, "tid"), *dur = json_get(e, "dur");
@@ -482,9 +472,6 @@ static void a_step_can_be_drawn(void) {
     CHECK(bytes > 1.4 * (x.h2d_bytes + x.d2h_bytes) && bytes < 2 * (x.h2d_bytes + x.d2h_bytes),
           "%g of %g bytes", bytes, x.h2d_bytes + x.d2h_bytes);
     json_free(json);
-    free(text);
-    close(fd);
-    unlink(path);
     trainer_close(t);
 }
 
