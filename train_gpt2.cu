@@ -1010,8 +1010,8 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
 
 // How long a step will take on a machine of these rates: a rehearsal of train_step(), until one
 // step is like the other. Of ZenFlow, the mean over two windows; one that follows the gradients is
-// taken to be of ZEN_PLANNED steps, and a longer one than ZEN_PLANNED_MOST is as one of so many, but
-// for its bytes. With a trace, the steps that count are drawn.
+// taken to be of ZEN_PLANNED steps, and a longer one than ZEN_PLANNED_MOST is as one of so many,
+// but for its bytes. With a trace, the steps that count are drawn.
 enum { ZEN_PLANNED = 4, ZEN_PLANNED_MOST = 64 };
 
 static size_t zen_planned_window(const GPT2 *g) {
