@@ -23,6 +23,7 @@ jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
 cat >"$work/redundant" <<'END'
 visitors_begin: order(g->compute, g->fetch) :: a visitor's state and its slot depend on slot_free alone; the link is to be left to forward
 zo_fetch: stream_rest(z->compute) :: cudaFree() waits for both streams, too
+zo_fetch: stream_rest(z->out) :: so it does
 END
 
 # The names of those that cannot be noticed begin with "same", with the reason above them.
