@@ -13,8 +13,9 @@
 // floatX is the type in which parameters, activations and gradients are stored (gpu.cuh). This file
 // is compiled once for each: bf16, float, and f16 for forward passes without a backward. All
 // arithmetic is in fp32. Letters for shapes are train_gpt2.c's. Nothing is summed with atomics: the
-// same run gives the same bits. Everything is queued in streams; the host runs ahead and waits once
-// per step, for the gradient norm.
+// same run gives the same bits. Everything is queued in streams; the host runs ahead, at most two
+// micro-batches (upload()), and waits once per step for a result, the gradient norm. --plan runs
+// train_step() with streams that only write down what they are given (rehearsal.h).
 
 #include "tide/sample.h"
 #include "tide/zenflow.cuh"
@@ -24,6 +25,11 @@
 // =============================================================================================
 // 1. The model
 
+// The words: a segment is the embeddings, a layer, or the tail; backward completes its gradient in
+// one go, in its `place`. What this process updates of it is its own; with several ranks, a shard.
+// Pieces (offload.h) are what is updated in one go; `cut` and `room` are a shard's elements and all
+// shards'. A slot is where a visiting piece's state is while the GPU updates it.
+//
 // Follows g->choice: cuts what this process updates into pieces and segments, and says where each
 // segment's weights are, and where its gradient is made: at its own place if it can wait there for
 // the update, else in one of `places` that the layers take turns in.
@@ -60,7 +66,7 @@ static void gpt2_place(GPT2 *g) {
         if (p->kind == PIECE_VISIT) g->visits[g->visit_count++] = i;
         g->blocks = p->first_block + p->blocks;
     }
-    g->rooms = slots_of(g->choice.slots, g->visit_count);
+    g->slot_count = slots_of(g->choice.slots, g->visit_count);
     g->places = places_of(g->choice.places, (int)g->config.layers);
     const int tail = g->segments - 1, weights = stage == 3 ? 2 : 0;  // places of layers' weights
     size_t shards_at = segment_room(g, weights);
@@ -133,7 +139,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
                              : g->in_place ? 0 : g->pieces.grads_gpu;
         if (waiting > 0) ARENA("gradients", waiting * waiting_bytes(g), waiting);
         if (g->visit_count > 0)
-            BUFFER("slots", (size_t)g->rooms * slot_floats(g) * f32, slots);
+            BUFFER("slots", (size_t)g->slot_count * slot_floats(g) * f32, slots);
         if (g->zero != NULL) n = zero_buffers(g, list, n);
         if (g->zen != NULL) n = zen_buffers(g, list, n);
         else if (g->choice.wire_f32 && sizeof(floatX) < f32 && !g->accumulating && grads_host > 0)
@@ -193,7 +199,7 @@ static void gpt2_take(GPT2 *g, const OffloadChoice *c, bool recompute) {
     gpt2_place(g);
 }
 
-// OffloadNeeds of plan.h.
+// OffloadNeeds of plan.h. Afterwards *model follows this choice.
 static void gpt2_needs(void *model, const OffloadChoice *c, bool recompute, size_t *gpu,
                        size_t *host) {
     GPT2 *g = (GPT2 *)model;
@@ -240,8 +246,8 @@ static void gpt2_print(GPT2 *g, size_t limit, size_t host_limit) {
     printf("\n");
     if (g->offloaded) {
         printf("gradients leave through %d place%s", g->places, plural((size_t)g->places));
-        if (g->rooms > 0)
-            printf(", visitors have %d slot%s", g->rooms, plural((size_t)g->rooms));
+        if (g->slot_count > 0)
+            printf(", visitors have %d slot%s", g->slot_count, plural((size_t)g->slot_count));
         printf("\n");
     }
     if (g->recompute) printf("recomputing activations in backward\n");
@@ -258,9 +264,38 @@ static size_t gpt2_check(GPT2 *g, size_t limit, size_t host_limit) {
     return total;
 }
 
+// What orders a step. s: a segment, that is the embeddings, a layer, or the tail.
+//
+//   stream    does
+//   compute   forward and backward
+//   leave     what happens on the GPU to a complete gradient: its norm, the sum of micro-batches
+//   out       copies to the host: gradients, and the state of visitors
+//   fetch     copies to the GPU: the state of visitors
+//   back      copies to the GPU: weights that the CPU has updated
+//   update    AdamW on the GPU
+//   host      AdamW on the CPU: the worker of host.cuh
+//   ranks     collectives between GPUs (zero.cuh)
+//
+//   event            recorded in   it says                                    who waits
+//   updated[s]       update        the GPU has updated its part of s          compute: forward of s
+//   returned[s]      back          the CPU's new weights of s are there       compute: forward of s
+//   gathered[s]      ranks         all ranks' new weights of s are there      compute: forward of s
+//   grad_ready[s]    compute       backward has made the gradient of s        leave; or ranks
+//   reduced[s]       ranks         it is summed over the ranks                leave
+//   grad_left[place] leave or out  its place is free again                    compute: backward
+//   grad_arrived[s]  out or host   it is on the host, to be used there        host; or fetch
+//   landing_free[i]  host          it is added to the sum on the host         out
+//   step_left        leave         loss and norm are on the host              the host
+//   slot_full[slot]  fetch         what a visitor needs is there              update
+//   slot_free[slot]  out           its state is on the host again             fetch: the next one
+//   copied           compute       a micro-batch's tokens are on the GPU      the host
+//
+// What only hands over from one stream to another is order(). The same code is rehearsed for a
+// plan: see gpt2_rehearse().
+
 static void gpt2_allocate(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
-    const size_t N = g->max_B * g->max_T, segments = (size_t)g->segments, rooms = (size_t)g->rooms;
+    const size_t N = g->max_B * g->max_T, segments = (size_t)g->segments;
     matmul_open(&g->lt);
     if (g->offloaded && g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
     owner_begin(&g->owner);
@@ -271,9 +306,7 @@ static void gpt2_allocate(GPT2 *g) {
     if (sizeof(floatX) == sizeof(float)) g->master = (float *)g->params;
     else if (!g->training)  // only to load from, and to save: not worth GPU memory
         g->master = (float *)alloc_or_fail(g->table.elements, sizeof(float), "parameters");
-    // The sums in `leave` make room for the next gradients, the updates in `update` make the
-    // weights that forward waits for: beside the products, whose blocks fill the GPU, they are
-    // short.
+    // Short kernels that others wait for are urgent: the products' blocks fill the GPU.
     g->compute = stream_make("compute", false);
     g->leave = stream_make("leave", true);
     g->out = stream_make("out", false);
@@ -285,8 +318,8 @@ static void gpt2_allocate(GPT2 *g) {
     g->grad_arrived = events_make(segments);
     g->updated = events_make(segments);
     g->returned = events_make(segments);
-    g->slot_free = events_make(rooms);
-    g->slot_full = events_make(rooms);
+    g->slot_free = events_make((size_t)g->slot_count);
+    g->slot_full = events_make((size_t)g->slot_count);
     event_make(&g->handover, false);
     event_make(&g->step_left, g->offloaded);
     for (int i = 0; i < 2; i++) {
@@ -363,25 +396,6 @@ static void upload(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_
     stream_copy(g->tokens, host, count * sizeof(int32_t), cudaMemcpyHostToDevice, g->compute);
     event_record(s->copied, g->compute);
 }
-
-// What orders a step. s: a segment, that is the embeddings, a layer, or the tail.
-//
-//   event            recorded in   it says                                    who waits
-//   updated[s]       update        the GPU has updated its part of s          compute: forward of s
-//   returned[s]      back          the CPU's new weights of s are there       compute: forward of s
-//   gathered[s]      ranks         all ranks' new weights of s are there      compute: forward of s
-//   grad_ready[s]    compute       backward has made the gradient of s        leave; or ranks
-//   reduced[s]       ranks         it is summed over the ranks                leave
-//   grad_left[place] leave or out  its place is free again                    compute: backward
-//   grad_arrived[s]  out or host   it is on the host, to be used there        host; or fetch
-//   landing_free[i]  host          it is added to the sum on the host         out
-//   step_left        leave         loss and norm are on the host              the host
-//   slot_full[slot]  fetch         a visitor's state is there                 update
-//   slot_free[slot]  out           it is on the host again                    fetch: the next one
-//   copied           compute       a micro-batch's tokens are on the GPU      the host
-//
-// Each is one line below, where it is recorded and where it is waited for, and in zero.cuh for what
-// `ranks` does. What only hands over from one stream to another is order().
 
 // What a layer computes between its two residual additions, from a.ln_1 to a.act. Forward runs it,
 // and backward once more where activations are recomputed.
@@ -505,9 +519,9 @@ static void host_sum(const void *arg) {
     accumulate_runs(h->sum, h->grad, h->grad_is_bf16, h->run, h->runs, h->first, h->block_sums);
 }
 
-// The pieces of segment s whose gradient waits for the update on the host: it leaves over the link.
-// Here `out` already waits for the gradient to be complete.
-static void gradient_leave(GPT2 *g, size_t s, bool accumulate, bool last) {
+// The pieces of segment s whose gradient waits for the update on the host: it crosses the link, in
+// `out`, which already waits for it to be complete.
+static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *x = &g->segment[s];
     floatX *landing = g->landing + (size_t)g->landing_turn * g->longest_segment;
     const bool lands = g->accumulating && g->choice.sum_on_host;
@@ -564,21 +578,22 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     for (int i = x->first; i < x->first + x->pieces; i++) {
         const Piece *p = &g->pieces.pieces[i];
         const floatX *made = (const floatX *)p->made;
-        const bool stays = piece_grad_on_gpu(&g->choice, p) || sums_on_gpu(g);
-        if (stays && g->accumulating)
+        const bool kept = piece_grad_on_gpu(&g->choice, p) || sums_on_gpu(g);  // on the GPU
+        if (kept && g->accumulating)
             accumulate_gradient((float *)p->grad, made, p->length, !accumulate, g->leave);
-        else if (stays && !g->in_place)
+        else if (kept && !g->in_place)
             stream_copy(p->grad, made, p->length * sizeof(floatX), cudaMemcpyDeviceToDevice,
                         g->leave);
-        if (last && (stays || !g->accumulating))
-            norm_block_sums_gpu(stays ? p->grad : made, waiting_bytes(g) == 2,
+        if (last && (kept || !g->accumulating))
+            norm_block_sums_gpu(kept ? p->grad : made, waiting_bytes(g) == 2,
                                 g->pieces.runs + p->first_run, p->runs,
                                 g->norm_sums + p->first_block, g->leave);
     }
+    // sums on the GPU cross the link once, with the last micro-batch
     const bool leaves = x->leaving > 0 && (last || !sums_on_gpu(g));
     if (leaves) {
         order(g, g->leave, g->out);
-        gradient_leave(g, s, accumulate, last);
+        gradient_to_host(g, s, accumulate, last);
     }
     cudaStream_t freed = leaves && !sums_on_gpu(g) ? g->out : g->leave;
     event_record(g->grad_left[x->place], freed);
@@ -594,34 +609,38 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     }
 }
 
-// The way of a visitor's state into its slot, for which the slot's last visitor must have left it.
-// room: the slot's places for p, m, v and, if that is to come, too, the gradient.
-static void visitor_fetch(GPT2 *g, int visit, float *room[4]) {
+// The places of p, m, v and, if that is to come, too, the gradient in a visitor's slot.
+static void slot_places(const GPT2 *g, int visit, float *place[4]) {
+    float *slot = g->slots + (size_t)(visit % g->slot_count) * slot_floats(g);
+    for (size_t k = 0; k < 4; k++) place[k] = slot + k * g->pieces.longest_visit;
+}
+
+// The way of a visitor's state into its slot, once that is empty. `out` is in order: by then, this
+// visitor's own state of the last step is on the host, too.
+static void visitor_fetch(GPT2 *g, int visit) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
     const size_t bytes = p->length * sizeof(float);
-    const int slot = visit % g->rooms;
-    for (size_t k = 0; k < 4; k++)
-        room[k] = g->slots + (size_t)slot * slot_floats(g) + k * g->pieces.longest_visit;
-    if (visit < g->fetched) return;  // it came during backward
+    const int slot = visit % g->slot_count;
+    float *place[4];
+    slot_places(g, visit, place);
     g->fetched = visit + 1;
-    Timeline *t = &g->timeline;
     stream_wait(g->fetch, g->slot_free[slot]);
-    const int span = timeline_begin(t, ROW_FETCH, "fetch", (size_t)g->visits[visit], 3 * bytes,
-                                    g->fetch);
+    const int span = timeline_begin(&g->timeline, ROW_FETCH, "fetch", (size_t)g->visits[visit],
+                                    3 * bytes, g->fetch);
     live(g, "visiting state", 3 * (double)p->length, sizeof(float), g->fetch);
-    for (int k = 0; k < 3; k++) copy_in(g, room[k], p->state[k], bytes, g->fetch);
-    timeline_end(t, span, g->fetch);
+    for (int k = 0; k < 3; k++) copy_in(g, place[k], p->state[k], bytes, g->fetch);
+    timeline_end(&g->timeline, span, g->fetch);
     event_record(g->slot_full[slot], g->fetch);
 }
 
-// While backward runs, the link into the GPU has nothing to do: the first visitors may come, since
-// neither their state nor the room for it depends on the gradient.
+// The first visitors come while backward runs: neither their state nor their slots depend on the
+// gradient. Not earlier, since forward waits for weights on the same link: that order() is for
+// speed alone; slot_free makes it right. update_visitor() is what follows.
 static void visitors_begin(GPT2 *g) {
     g->fetched = 0;
     if (g->visit_count == 0) return;
     order(g, g->compute, g->fetch);
-    float *room[4];
-    for (int i = 0; i < g->rooms; i++) visitor_fetch(g, i, room);
+    for (int i = 0; i < g->slot_count; i++) visitor_fetch(g, i);
 }
 
 // What backward needs of layer l and forward has not kept.
@@ -723,8 +742,10 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
 }
 
 // The sum of the squares of all gradients, in the blocks and the order that adam.h defines; and, in
-// *loss, the mean loss of the step. The one place of a step where the host waits for the GPU: for
-// these two numbers. The GPU adds up all sums, those that the host has made, too.
+// *loss, the mean loss of the step. The one place of a step where the host waits for a result. It
+// is more than that: what is queued behind it overwrites weights and gradients that backward reads,
+// and no other event keeps it from beginning too early. The GPU adds up all sums, those that the
+// host has made, too.
 static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
     const bool on_host = g->accumulating && g->choice.sum_on_host && g->pieces.grads_host > 0;
     if (on_host) order(g, g->host.stream, g->leave);
@@ -799,26 +820,28 @@ static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, float *const s
 static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
     const size_t number = (size_t)g->visits[visit], bytes = p->length * sizeof(float);
-    const int slot = visit % g->rooms;
+    const int slot = visit % g->slot_count;
     Timeline *t = &g->timeline;
-    float *room[4];
-    visitor_fetch(g, visit, room);
+    float *place[4];
+    slot_places(g, visit, place);
+    if (visit >= g->fetched) visitor_fetch(g, visit);
     if (!g->choice.keep_grads) {
         const size_t grad_bytes = p->length * host_grad_bytes(g);
         stream_wait(g->fetch, g->grad_arrived[p->segment]);
         const int span = timeline_begin(t, ROW_FETCH, "fetch", number, grad_bytes, g->fetch);
-        copy_in(g, room[3], p->host_grad, grad_bytes, g->fetch);
+        copy_in(g, place[3], p->host_grad, grad_bytes, g->fetch);
         timeline_end(t, span, g->fetch);
         event_record(g->slot_full[slot], g->fetch);
     }
-    stream_wait(g->update, g->slot_full[slot]);  // not for who comes behind it
+    // an event, not order(): visitors that were fetched ahead of their turn need not be there
+    stream_wait(g->update, g->slot_full[slot]);
     if (g->choice.keep_grads)
-        update_on_gpu(g, p, number, room, p->grad, waiting_bytes(g) == 2, step);
+        update_on_gpu(g, p, number, place, p->grad, waiting_bytes(g) == 2, step);
     else
-        update_on_gpu(g, p, number, room, room[3], host_grad_bytes(g) == 2, step);
+        update_on_gpu(g, p, number, place, place[3], host_grad_bytes(g) == 2, step);
     order(g, g->update, g->out);
     const int flushing = timeline_begin(t, ROW_FLUSH, "flush", number, 3 * bytes, g->out);
-    for (int k = 0; k < 3; k++) copy_out(g, p->state[k], room[k], bytes);
+    for (int k = 0; k < 3; k++) copy_out(g, p->state[k], place[k], bytes);
     timeline_end(t, flushing, g->out);
     live(g, "visiting state", -3 * (double)p->length, sizeof(float), g->out);
     event_record(g->slot_free[slot], g->out);
@@ -866,7 +889,7 @@ static void gpt2_round_params(GPT2 *g) {
         const float *from = p->state[0];
         if (from == p->params) continue;
         if (g->training && p->kind == PIECE_RESIDENT) {
-            round_gradient((floatX *)p->params, from, p->length, g->compute);
+            round_gradient((floatX *)p->params, from, p->length, g->compute);  // weights, here
             continue;
         }
         for (size_t at = 0; at < p->length; at += CHUNK) {
@@ -1008,10 +1031,12 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     return x;
 }
 
-// How long a step will take on a machine of these rates: a rehearsal of train_step(), until one
-// step is like the other. Of ZenFlow, the mean over two windows; one that follows the gradients is
-// taken to be of ZEN_PLANNED steps, and a longer one than ZEN_PLANNED_MOST is as one of so many,
-// but for its bytes. With a trace, the steps that count are drawn.
+// How long a step will take on a machine of these rates: a rehearsal of train_step(). Between
+// rehearsal_begin() and rehearsal_end(), what queue.cuh is given is written down instead of run, by
+// a copy of the model without memory. The third step counts: it is like all that follow. Of
+// ZenFlow, the mean over two windows, behind so many that one is like the other; one that follows
+// the gradients is taken to be of ZEN_PLANNED steps, and a longer one than ZEN_PLANNED_MOST is as
+// one of so many, but for its bytes. With a trace, the steps that count are drawn.
 enum { ZEN_PLANNED = 4, ZEN_PLANNED_MOST = 64 };
 
 static size_t zen_planned_window(const GPT2 *g) {
@@ -1054,7 +1079,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     if (g->zero != NULL) zero_weights_changed(g);
     for (size_t i = 0; i < steps; i++) {
         train_step(g, run, i + 1);
-        marks[i] = StepMark{q.events[event_number(g->step_left)], q.count};
+        marks[i] = StepMark{q.events[event_number(g->step_left)], q.count};  // its norm, its end
     }
     Prediction x = predict(&q, marks, (int)steps, (int)counted, more, zen_ranks(g), trace);
     if (g->zen != NULL) x.h2d_bytes *= (double)window / (double)zen_planned_window(model);
@@ -1123,15 +1148,15 @@ static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     const OffloadMemory memory = gpt2_memory(g, o->recompute, limit, host_limit);
     z->config = zen_config(o);
     for (size_t whole = given ? (size_t)(o->resident * (double)L + 0.5) : 0;; whole++) {
-        const bool none = !given && whole > L;  // fits
+        const bool nothing_fits = !given && whole > L;
         zen_map_free(&z->map);
         zen_clock_free(&z->clock);
-        zen_open(r, &z->map, &z->clock, none ? 0 : whole);
+        zen_open(r, &z->map, &z->clock, nothing_fits ? 0 : whole);
         if (g->zero != NULL) zen_map_own(&z->map, &g->shards);
         if (given && z->map.whole != whole)
             die("--resident %g contradicts the checkpoint, in which the last %zu layers live on "
                 "the GPU: leave it out", o->resident, z->map.whole);
-        if (given || none || zen_is_saved(r)) break;
+        if (given || nothing_fits || zen_is_saved(r)) break;
         const bool fits = gpt2_settle(g, &memory);
         g->choice = asked;
         if (fits) break;
@@ -1269,7 +1294,7 @@ static int calibrate(const Options *o) {
     return 0;
 }
 
-// The same for people, of the last step, when all is over.
+// The counters of offload_log() for people, of the last step, when all is over.
 static void offload_end(const GPT2 *g) {
     const TimelineStep *d = &g->timeline.done;
     if (d->step == 0) return;

@@ -85,7 +85,7 @@ struct GPT2 {
     int *visits;                // the visiting ones among them, in order
     int visit_count;            // how many they are
     int fetched;                // of them: whose way in is queued, in this step
-    int rooms;                  // slots for visitors
+    int slot_count;             // slots for visitors
     int places;                 // where layers' gradients are made in turn, unless in_place
     bool offloaded;             // some state lives on the host
     bool in_place;              // gradients wait for the update where backward makes them

@@ -6,9 +6,9 @@
 //   choice_settle()      what only costs memory, or only costs time, of a choice
 //   offload_search()     --offload auto
 //
-// Left out: the start of a kernel or a copy; what norms, sums, embeddings and layer normalisation
-// need of the GPU; that collectives cross a GPU's link to the host where there is no other way. All
-// ranks are like the one that is planned.
+// Left out: the start of a kernel or a copy; what norms, sums, backward of the embeddings and layer
+// normalisation need of the GPU; that collectives cross a GPU's link to the host where there is no
+// other way. All ranks are like the one that is planned.
 #ifndef TIDE_PLAN_H
 #define TIDE_PLAN_H
 #include "model.h"

@@ -43,20 +43,20 @@ same: gradient arrived before sum :: train_gpt2.cu :: lands ? g->host.stream : g
 record: place free before it left :: train_gpt2.cu :: freed = leaves :: leaves && !sums_on_gpu(g) ? g->out : g->leave :: g->leave
 record: weights returned before copy :: train_gpt2.cu :: (g->returned[s], g->back) :: g->back :: g->host.stream
 record: GPU updated before it is :: train_gpt2.cu :: (g->updated[s], g->update) :: g->update :: g->fetch
-state: the first visitor's is fetched :: train_gpt2.cu :: copy_in(g, room[k], p->state[k] :: p->state[k] :: g->pieces.pieces[g->visits[0]].state[k]
+state: the first visitor's is fetched :: train_gpt2.cu :: copy_in(g, place[k], p->state[k] :: p->state[k] :: g->pieces.pieces[g->visits[0]].state[k]
 state: fetched in step 1 only :: train_gpt2.cu :: g->fetched = 0
-state: all in one slot :: train_gpt2.cu :: (first) const int slot = visit :: visit % g->rooms :: 0
+state: all in one slot :: train_gpt2.cu :: (first) const int slot = visit :: visit % g->slot_count :: 0
 state: places overlap :: offload.h :: n[kind] += p->length :: p->length :: p->length - 128
 state: no room for a visitor's gradient :: tide/gpt2.cuh :: const size_t grad = g->choice :: g->choice.keep_grads ? 0 : host_grad_bytes(g) :: (size_t)0
 tokens: the last of the order is missing :: train_gpt2.cu :: count = 3 * N + g->by_token :: g->by_token.groups + 1 :: g->by_token.groups
 bits: fp16 for bf16 :: adam.h :: if (has_bf16) p_bf16[i] = :: f32_to_bf16(p[i]) :: f32_to_fp16(p[i])
 bits: gradient read as bf16 :: train_gpt2.cu :: host_grad_bytes(g) == 2, p->runs :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
-bits: visitor's gradient read as bf16 :: train_gpt2.cu :: room, room[3], host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
+bits: visitor's gradient read as bf16 :: train_gpt2.cu :: place, place[3], host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
 gradient: sum on the host never reset :: train_gpt2.cu :: sizeof(floatX) == 2, !accumulate :: !accumulate :: false
 gradient: sum on the host always reset :: train_gpt2.cu :: sizeof(floatX) == 2, !accumulate :: !accumulate :: true
 gradient: sum on the GPU never reset :: train_gpt2.cu :: made, p->length, !accumulate :: !accumulate :: false
 gradient: sum on the host in bf16 :: adam.h :: acc[i] = first ? :: acc[i] + grad_at(g, g_is_bf16, i) :: bf16_to_f32(f32_to_bf16(acc[i] + grad_at(g, g_is_bf16, i)))
-gradient: not kept on the GPU :: train_gpt2.cu :: else if (stays && !g->in_place) :: stays && !g->in_place :: false
+gradient: not kept on the GPU :: train_gpt2.cu :: else if (kept && !g->in_place) :: kept && !g->in_place :: false
 gradient: wire's chunks overlap on the host :: train_gpt2.cu :: copy_out(g, host + at, g->wire :: host + at :: host
 gradient: wire's chunks begin too late :: train_gpt2.cu :: at < p->length; at += WIRE_CHUNK :: WIRE_CHUNK :: WIRE_CHUNK + 8
 gradient: wire's last chunk is too short :: train_gpt2.cu :: min_size(WIRE_CHUNK, p->length - at) :: p->length - at :: p->length - at - 8
@@ -75,7 +75,7 @@ memory: slots for shorter visitors :: offload.h :: list->longest_visit = p->leng
 counter: bytes in :: tide/gpt2.cuh :: g->moved_in +=
 time: nothing is fetched during backward :: train_gpt2.cu :: if (last) visitors_begin(g) :: visitors_begin(g) :: (void)(g->fetched = 0)
 time: forward waits for all updates :: train_gpt2.cu :: stream_wait(g->compute, g->updated[s]) :: g->updated[s] :: g->updated[g->segments - 1]
-time: one slot at a time :: train_gpt2.cu :: g->slot_free[slot]) :: g->slot_free[slot] :: g->slot_free[(visit + g->rooms - 1) % g->rooms]
+time: one slot at a time :: train_gpt2.cu :: g->slot_free[slot]) :: g->slot_free[slot] :: g->slot_free[(visit + g->slot_count - 1) % g->slot_count]
 time: copies to the host wait for each other :: train_gpt2.cu :: g->landing_turn = 1 - g->landing_turn :: 1 - g->landing_turn :: 0
 record: slot used after one direction :: tide/zo.cuh :: last) event_record(z->used :: last :: first
 slots: one too many fetched :: tide/zo.cuh :: while (z->overlap && z->fetched < :: z->visits + z->slots :: z->visits + z->slots + 1
