@@ -305,7 +305,7 @@ static void gpt2_allocate(GPT2 *g) {
         buffer_set(&list[i], host_alloc(&g->host, list[i].bytes, list[i].purpose));
     if (sizeof(floatX) == sizeof(float)) g->master = (float *)g->params;
     else if (!g->training)  // only to load from, and to save: not worth GPU memory
-        g->master = (float *)alloc_or_fail(g->table.elements, sizeof(float), "parameters");
+        g->master = (float *)own(OWNS_PLAIN, ALLOC(float, g->table.elements, "parameters"));
     // Short kernels that others wait for are urgent: the products' blocks fill the GPU.
     g->compute = stream_make("compute", false);
     g->leave = stream_make("leave", true);
@@ -331,13 +331,13 @@ static void gpt2_allocate(GPT2 *g) {
     g->host_loss = (double *)pinned_alloc(2 * sizeof(double), "loss");
     if (g->accumulating && g->choice.sum_on_host)
         g->worker_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
+    g->token_count = (int32_t *)own(OWNS_PLAIN, ALLOC(int32_t, g->config.vocab + 1, "tokens"));
+    g->inputs = (int32_t *)own(OWNS_PLAIN, ALLOC(int32_t, 2 * N, "tokens"));
+    g->targets = g->inputs + N;
     if (g->zero != NULL) zero_allocate(g);
     if (g->zen != NULL) zen_allocate(g);
     else pieces_point(g);
     owner_end();
-    g->token_count = ALLOC(int32_t, g->config.vocab + 1, "tokens");
-    g->inputs = ALLOC(int32_t, N, "tokens");
-    g->targets = ALLOC(int32_t, N, "tokens");
     device_rest();  // the zeros are there before any stream begins
 }
 
@@ -347,9 +347,6 @@ static void gpt2_release(GPT2 *g) {
     matmul_close(&g->lt);
     if (g->host.stream != NULL) host_queue_close(&g->host);
     owner_free(&g->owner);
-    free(g->token_count);
-    free(g->inputs);
-    free(g->targets);
 }
 
 static void gpt2_free(GPT2 *g) {
@@ -1249,7 +1246,7 @@ static size_t settle(GPT2 *g, Run *r) {
     const size_t planned = gpt2_check(g, limit, host_limit);
     if (o->rates != NULL || (o->plan && limits.here))
         machine_rates(&g->host, g->host_threads, o, &rates);
-    if (rates.h2d > 0) {
+    if (rates.h2d > 0 && r->training) {
         const PlanRun run = {r->step_tokens, r->world};
         const bool draw = o->plan && o->trace != NULL;
         TraceFile trace;
@@ -1260,7 +1257,7 @@ static size_t settle(GPT2 *g, Run *r) {
         if (g->zen != NULL) zen_print_time(g, &rates, &run, &x);
         else plan_print_time(&rates, &run, &x);
         g->predicted = x;
-    } else if (o->plan) {
+    } else if (o->plan && r->training) {
         printf("for the time of a step, describe the machine: --rates FILE\n");
     }
     return planned;

@@ -396,7 +396,10 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
                                          : o->no_save ? "new run, --no-save" : "new run, saving");
     if (o->plan) r->world = o->world;
     omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));  // of this thread's loops
-    run_check_output(r);  // from here on nobody else writes there
+    // From here on nobody else writes there. Several ranks agree first on what they are to do: where
+    // one ends the others, nothing is left behind.
+    const bool early = o->resume || ranks.world == 1;
+    if (early) run_check_output(r);
     run_choose_model(r);
     r->T = o->seq > 0 ? o->seq : r->config.context;
     if (r->T > r->config.context)
@@ -422,6 +425,7 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
         die("the held-out tenth of %s %s: name a file with --val", o->data,
             r->task ? "has no example" : "is shorter than --seq");
     if (ranks.world > 1) run_agree(r);
+    if (!early) run_check_output(r);
     if (ranks.world > 1) run_share_lock(r);
     if (!o->calibrate) run_describe(r);
 }
