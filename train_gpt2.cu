@@ -350,9 +350,10 @@ static void gpt2_release(GPT2 *g) {
 }
 
 static void gpt2_free(GPT2 *g) {
-    gpt2_release(g);
+    device_rest();
+    if (g->zero != NULL) zero_free(g->zero);  // the communicator before its stream
     if (g->zen != NULL) zen_free(g->zen);
-    if (g->zero != NULL) zero_free(g->zero);
+    gpt2_release(g);
     free(g->segment);
     free(g->visits);
     pieces_free(&g->pieces);
@@ -1129,7 +1130,7 @@ static void zen_print_time(const GPT2 *g, const Rates *r, const PlanRun *run,
     plan_print_speed(r, run, x->step, x->compute);
     printf("  over the link: %.2f GB to the GPU, %.2f GB to the host, %.2f times %s in bf16\n",
            1e-9 * x->h2d_bytes, 1e-9 * x->d2h_bytes,
-           (x->h2d_bytes + x->d2h_bytes) / (2 * (double)g->zen->map.elements),
+           (x->h2d_bytes + x->d2h_bytes) / fmax(2 * (double)g->zen->map.elements, 1),
            run->world > 1 ? "its part of the model" : "the model");
     plan_print_comm(r, run, x);
 }

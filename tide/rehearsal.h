@@ -39,14 +39,15 @@ typedef struct {
     double begin, end;       // seconds, by rehearsal_time()
 } Job;
 
+// What the next job is called, in which row of the trace (-1: in none); bytes that it moves.
+typedef struct { int row; const char *name; size_t number, bytes; } RehearsedSpan;
+
 typedef struct {
     int first, last;         // jobs
     int waits[JOB_WAITS], count;  // what the next job is to wait for
     int host;                // of the host, the job that this stream knows is complete
     bool sealed;             // somebody waits for the last job: it is complete as it is
-    int row;                 // the open span
-    const char *name;
-    size_t number, bytes;
+    RehearsedSpan span, outer;  // the open one, and the one that it is within
 } RehearsedStream;
 
 typedef struct {
@@ -65,7 +66,8 @@ static Rehearsal *rehearsal;  // the one that is open; NULL: what is queued is r
 static int rehearse_stream(void) {
     Rehearsal *q = rehearsal;
     if (q->stream_count == REHEARSAL_STREAMS) fail("rehearsal: too many streams");
-    const RehearsedStream none = {NO_JOB, NO_JOB, {0}, 0, NO_JOB, true, -1, "", 0, 0};
+    const RehearsedStream none = {NO_JOB, NO_JOB, {0}, 0, NO_JOB, true, {-1, "", 0, 0},
+                                  {-1, "", 0, 0}};
     q->streams[q->stream_count] = none;
     return q->stream_count++;
 }
@@ -116,14 +118,16 @@ static void rehearse_wait(int stream, int event) {
     rehearse_wait_for(stream, rehearsal->events[event]);
 }
 
-// What the next job of a stream is called, in which row of the trace (-1: in none); bytes that it
-// moves.
+// Begins a span in a stream; ends it.
 static void rehearse_span(int stream, int row, const char *name, size_t number, size_t bytes) {
     RehearsedStream *s = &rehearsal->streams[stream];
-    s->row = row;
-    s->name = name;
-    s->number = number;
-    s->bytes = bytes;
+    const RehearsedSpan span = {row, name, number, bytes};
+    s->outer = s->span;
+    s->span = span;
+}
+
+static void rehearse_span_end(int stream) {
+    rehearsal->streams[stream].span = rehearsal->streams[stream].outer;
 }
 
 // Gives a stream work; returns its job. Work that follows on its like joins it. Without work, it
@@ -138,8 +142,8 @@ static int rehearse(int stream, int takes, double work) {
     }
     Job *last = s->last == NO_JOB ? NULL : &q->jobs[s->last];
     if (s->count == 0 && work == 0) return s->last;
-    if (s->count == 0 && !s->sealed && last->takes == takes && last->row == s->row
-        && last->name == s->name && last->number == s->number) {
+    if (s->count == 0 && !s->sealed && last->takes == takes && last->row == s->span.row
+        && last->name == s->span.name && last->number == s->span.number) {
         last->work += work;
         return s->last;
     }
@@ -148,8 +152,8 @@ static int rehearse(int stream, int takes, double work) {
         q->jobs = (Job *)realloc(q->jobs, (size_t)q->room * sizeof *q->jobs);
         if (q->jobs == NULL) fail("out of memory: plan");
     }
-    Job t = {stream, NO_JOB, {NO_JOB, NO_JOB, NO_JOB}, takes, s->row, s->name, s->number,
-              s->bytes, work, -1, -1};
+    Job t = {stream, NO_JOB, {NO_JOB, NO_JOB, NO_JOB}, takes, s->span.row, s->span.name,
+             s->span.number, s->span.bytes, work, -1, -1};
     for (int i = 0; i < s->count; i++) t.waits[i] = s->waits[i];
     s->count = 0;
     s->sealed = false;

@@ -223,13 +223,22 @@ static void run_open_data(Run *r) {
     r->state.data_hash = hash;
 }
 
-// A run that is refused later (no memory, no GPU) leaves no empty --out behind.
+// A run that is refused later (no memory, no GPU) leaves no empty --out behind, nor the folders in
+// which it was made: all behind the first run_kept characters of its path.
 static const char *run_made;
+static size_t run_kept;
 static void run_unmake(void) {
     char path[PATH_MAX], log[PATH_MAX];
     path_join(path, run_made, ".lock");
     path_join(log, run_made, "log.jsonl");
-    if (!path_exists(log) && unlink(path) == 0) (void)rmdir(run_made);  // not if there is a file
+    if (path_exists(log) || unlink(path) != 0) return;
+    snprintf(path, sizeof path, "%s", run_made);
+    for (size_t n = strlen(path); n > run_kept && rmdir(path) == 0;) {  // not if there is a file
+        while (n > 0 && path[n - 1] == '/') n--;
+        while (n > 0 && path[n - 1] != '/') n--;
+        while (n > 0 && path[n - 1] == '/') n--;
+        path[n] = '\0';
+    }
 }
 
 // One run owns --out: as long as one of its processes lives, it holds a lock (flock) on the file
@@ -279,6 +288,11 @@ static void run_check_output(Run *r) {
     const bool saved = state_newest(o->out, SIZE_MAX) > 0;
     if (o->resume && !saved) return;  // state_find() says it
     if (!path_exists(o->out)) {
+        char path[PATH_MAX];
+        for (size_t n = 1; o->out[n] != '\0'; n++) {
+            snprintf(path, sizeof path, "%.*s", (int)n, o->out);
+            if (path_exists(path)) run_kept = n;
+        }
         run_made = o->out;
         atexit(run_unmake);
     }

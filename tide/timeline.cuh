@@ -91,7 +91,7 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
 
 // Ends it; before the next but one timeline_step().
 static void timeline_end(Timeline *t, int span, cudaStream_t s) {
-    if (rehearsal != NULL) rehearse_span(stream_number(s), -1, "", 0, 0);
+    if (rehearsal != NULL) rehearse_span_end(stream_number(s));
     if (span < 0 || rehearsal != NULL) return;
     timeline_record(&timeline_slot(t, span)->end, s);
     timeline_slot(t, span)->ended = true;
@@ -99,7 +99,10 @@ static void timeline_end(Timeline *t, int span, cudaStream_t s) {
 
 // From here on the compute stream does this. NULL: nothing.
 static void timeline_compute(Timeline *t, const char *name, size_t number, cudaStream_t compute) {
-    if (!t->open && rehearsal == NULL) return;
+    if (rehearsal != NULL)
+        rehearse_span(stream_number(compute), name == NULL ? -1 : ROW_COMPUTE,
+                      name == NULL ? "" : name, number, 0);
+    if (!t->open) return;
     timeline_end(t, t->doing, compute);
     t->doing = name == NULL ? -1 : timeline_begin(t, ROW_COMPUTE, name, number, 0, compute);
 }

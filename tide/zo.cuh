@@ -981,7 +981,7 @@ static size_t zo_settle(ZoModel *z, Run *r) {
         zo_print_time(z, r, &rates);
         if (sizeof(floatX) == 4)
             printf("(gpu_flops counts as for 16 bits: products in fp32 are slower)\n");
-    } else if (o->plan) {
+    } else if (o->plan && r->training) {
         printf("for the time of a step, describe the machine: --rates FILE\n");
     }
     return planned;

@@ -306,7 +306,8 @@ check changed_data_is_noticed sh -c "'$tide' --resume --out moved --steps 4 2>&1
 
 refuses unknown_option 2 'did you mean --batch' "$tide" --bach 3
 refuses no_data 2 'data is missing' "$tide"
-refuses data_absent 2 absent.txt "$tide" --data absent.txt
+refuses data_absent 2 absent.txt "$tide" --data absent.txt --out nest/a/b
+check refused_runs_make_no_folders test ! -e nest
 : >empty.txt
 refuses data_empty 2 empty "$tide" --data empty.txt
 refuses data_is_a_directory 2 whole "$tide" --data whole

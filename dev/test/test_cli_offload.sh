@@ -339,6 +339,8 @@ gives all_places '36 places' zero --gpu-memory 20G
 gives zenflow_all_places '36 places' zenflow --gpu-memory 20G
 gives many_slots '36 places, visitors have 26 slots' interleave --gpu-memory 20G
 gives slots_as_told '36 places, visitors have 5 slots' interleave --gpu-memory 20G --slots 5
+check plan_without_steps plan --model nano --steps 0 --rates "$desktop"
+check plan_without_steps_or_gradients plan --model nano --steps 0 --rates "$desktop" --optimizer mezo
 refuses plan_without_gpu_or_rates 2 'rates FILE' plan --offload interleave
 refuses auto_without_gpu_or_rates 2 'rates FILE' plan --gpu-memory 50M
 refuses nothing_fits_the_gpu 2 'GPU memory' plan $large --gpu-memory 2000M

@@ -246,6 +246,11 @@ static void ablations_are_sums(void) {
         IS(x.t.step, x.t.compute + x.t.other + (double)p.accum * in + out + tokens
                          + losses_take(&r, &p));
         CHECK(!x.link.hidden && x.link.hidden_from == INFINITY, "%g", x.link.hidden_from);
+        p.queries = 3;  // what the compute stream does is the same
+        const double other = rehearse_plan(&r, &p).t.other;
+        p.serial = false;
+        IS(other, rehearse_plan(&r, &p).t.other);
+        p.queries = 1;
     }
     p.accum = 1;
     p.serial = false;
