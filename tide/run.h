@@ -410,8 +410,8 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
                                          : o->no_save ? "new run, --no-save" : "new run, saving");
     if (o->plan) r->world = o->world;
     omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));  // of this thread's loops
-    // From here on nobody else writes there. Several ranks agree first on what they are to do: where
-    // one ends the others, nothing is left behind.
+    // From here on nobody else writes there. Several ranks agree first on what they are to do:
+    // where one ends the others, nothing is left behind.
     const bool early = o->resume || ranks.world == 1;
     if (early) run_check_output(r);
     run_choose_model(r);

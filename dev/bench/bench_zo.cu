@@ -321,7 +321,6 @@ static void part_step(void) {
         GPT2 *g = plain_model(&c, BATCH);
         if (g == NULL) continue;
         bench_step_of(names[i], &c, g);
-        free(g->master);
         gpt2_free(g);
         free(g);
     }
