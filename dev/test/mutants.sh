@@ -177,7 +177,7 @@ zero shard: cut at 64 :: zero.h :: return round_up((n + world - 1) / world, ALIG
 zero norm: ranks in the other order :: zero.h :: order[n++] = (uint32_t)(r * stride :: r * stride :: (world - 1 - r) * stride
 zero norm: a rank's first blocks again :: zero.h :: order[n++] = (uint32_t)(r * stride :: taken[r]++ :: i
 zero norm: of as many as this rank has :: tide/zero.cuh :: z->all + ZERO_HEAD, z->order, z->all_blocks :: z->all_blocks :: g->blocks
-zero norm: sums of all, one short :: tide/zero.cuh :: stream_copy(z->mine + ZERO_HEAD, g->norm_sums :: g->blocks * :: (g->blocks > 0 ? g->blocks - 1 : 0) *
+zero norm: sums of all, one short :: tide/zero.cuh :: stream_copy(z->mine + ZERO_HEAD, g->norm_sums :: g->blocks * sizeof(double) :: (g->blocks > 0 ? g->blocks - 1 : 0) * sizeof(double)
 zero loss: of rank 0 :: tide/zero.cuh :: *loss += z->host_all[r * ZERO_HEAD :: r * ZERO_HEAD :: 0 * r
 zero flag: signal of rank 0 alone :: tide/run.h :: run_news[i] = fmax(run_news[i] :: said[k * stride + (size_t)i] :: said[i]
 zero flag: signal not handed on :: tide/run.h :: if (run_news[NEWS_SIGNAL] != 0 && :: run_news[NEWS_SIGNAL] != 0 :: false
