@@ -635,7 +635,6 @@ static void visitor_fetch(GPT2 *g, int visit) {
 // gradient. Not earlier, since forward waits for weights on the same link: that order() is for
 // speed alone; slot_free makes it right. update_visitor() is what follows.
 static void visitors_begin(GPT2 *g) {
-    g->fetched = 0;
     if (g->visit_count == 0) return;
     order(g, g->compute, g->fetch);
     for (int i = 0; i < g->slot_count; i++) visitor_fetch(g, i);

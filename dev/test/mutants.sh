@@ -44,7 +44,6 @@ record: place free before it left :: train_gpt2.cu :: freed = leaves :: leaves &
 record: weights returned before copy :: train_gpt2.cu :: (g->returned[s], g->back) :: g->back :: g->host.stream
 record: GPU updated before it is :: train_gpt2.cu :: (g->updated[s], g->update) :: g->update :: g->fetch
 state: the first visitor's is fetched :: train_gpt2.cu :: copy_in(g, place[k], p->state[k] :: p->state[k] :: g->pieces.pieces[g->visits[0]].state[k]
-state: fetched in step 1 only :: train_gpt2.cu :: g->fetched = 0
 state: all in one slot :: train_gpt2.cu :: (first) const int slot = visit :: visit % g->slot_count :: 0
 state: places overlap :: offload.h :: n[kind] += p->length :: p->length :: p->length - 128
 state: no room for a visitor's gradient :: tide/gpt2.cuh :: const size_t grad = g->choice :: g->choice.keep_grads ? 0 : host_grad_bytes(g) :: (size_t)0
@@ -350,7 +349,7 @@ test_of() {
     case $1 in
         "zero run"*) echo train_gpt2emu ;;
         zero*) echo test_zero_gpu ;;
-        *" :: zo"*) echo test_zo_gpu ;;
+        *" :: zo."* | *" :: tide/zo."* | ranks:*) echo test_zo_gpu ;;
         *"zen "*) echo test_zenflow_gpu ;;
         *) echo test_placement ;;
     esac
