@@ -209,8 +209,7 @@ static void gpt2_needs(void *model, const OffloadChoice *c, bool recompute, size
 }
 
 static OffloadMemory gpt2_memory(GPT2 *g, int recompute, size_t gpu, size_t host) {
-    const OffloadMemory m = {gpt2_needs, NULL, g, gpu, host,
-                             g->training ? recompute : RECOMPUTE_NONE,
+    const OffloadMemory m = {gpt2_needs, g, gpu, host, g->training ? recompute : RECOMPUTE_NONE,
                              g->accumulating || g->zen != NULL};
     return m;
 }
@@ -1095,7 +1094,7 @@ static UpdateBytes update_bytes(const GPT2 *g) {
 }
 
 static Prediction gpt2_predict(const GPT2 *g, const Run *r, const Rates *rates,
-                                  TraceFile *trace) {
+                               TraceFile *trace) {
     const double host = (double)g->pieces.elements[PIECE_HOST];
     const double visit = (double)g->pieces.elements[PIECE_VISIT], away = host + visit;
     const UpdateBytes bytes = update_bytes(g);
@@ -1105,16 +1104,11 @@ static Prediction gpt2_predict(const GPT2 *g, const Run *r, const Rates *rates,
     return x;
 }
 
-// What the search of plan.h works on.
+// OffloadRehearse of plan.h.
 typedef struct { GPT2 *g; const Run *r; const Rates *rates; } Searched;
 
-static void search_needs(void *model, const OffloadChoice *c, bool recompute, size_t *gpu,
-                         size_t *host) {
-    gpt2_needs(((Searched *)model)->g, c, recompute, gpu, host);
-}
-
-static Prediction search_rehearse(void *model, const OffloadChoice *c, bool recompute) {
-    const Searched *x = (const Searched *)model;
+static Prediction search_rehearse(const void *trainer, const OffloadChoice *c, bool recompute) {
+    const Searched *x = (const Searched *)trainer;
     gpt2_take(x->g, c, recompute);
     return gpt2_predict(x->g, x->r, x->rates, NULL);
 }
@@ -1197,17 +1191,14 @@ static void choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         const OffloadChoice asked = *c;
         if (gpt2_settle(g, &kept)) return;
         machine_rates(&g->host, g->host_threads, o, rates);
-        Searched searched = {g, r, rates};
-        memory.needs = search_needs;
-        memory.rehearse = search_rehearse;
-        memory.model = &searched;
-        OffloadSearch search = {rates, memory, update_bytes(g), asked, false, {}, 0};
+        const Searched searched = {g, r, rates};
+        OffloadSearch search = {rates, memory, search_rehearse, &searched, update_bytes(g), asked,
+                                false, {}, 0};
         if (offload_search(&search)) {
             search_print(&search);
             gpt2_take(g, &search.choice, search.recompute);
             return;
         }
-        memory = gpt2_memory(g, o->recompute, limit, host_limit);
         *c = asked;
         c->mode = OFFLOAD_ZERO;  // needs the least, for gpt2_check() to say how much
     }

@@ -168,14 +168,10 @@ static void plan_print_time(const Rates *r, const PlanRun *run, const Prediction
 typedef void (*OffloadNeeds)(void *model, const OffloadChoice *c, bool recompute, size_t *gpu,
                              size_t *host);
 
-// How long a step would take with it.
-typedef Prediction (*OffloadRehearse)(void *model, const OffloadChoice *c, bool recompute);
-
 // What a choice has to fit into.
 typedef struct {
     OffloadNeeds needs;
-    OffloadRehearse rehearse;
-    void *model;             // for both
+    void *model;             // for needs()
     size_t gpu, host;        // bytes that are there
     int recompute;           // RECOMPUTE_AUTO, or the one that it must be
     bool sums;               // gradients are summed, on the GPU or, if that is too small, the host
@@ -239,9 +235,14 @@ static bool choice_settle(const OffloadMemory *m, OffloadChoice *c, bool *recomp
     return false;
 }
 
+// How long a step would take with this choice.
+typedef Prediction (*OffloadRehearse)(const void *trainer, const OffloadChoice *c, bool recompute);
+
 typedef struct {
     const Rates *rates;
     OffloadMemory memory;
+    OffloadRehearse rehearse;
+    const void *trainer;     // for rehearse()
     UpdateBytes bytes;       // of the run
     OffloadChoice choice;    // .subgroup and .wire_f32 are given; .slots and .places if not 0
     bool recompute;          // is settled with it
@@ -256,7 +257,7 @@ static void search_try(OffloadSearch *q, OffloadChoice c, bool recompute, bool r
     if (c.mode == OFFLOAD_TWINFLOW && c.resident == 0) c.mode = OFFLOAD_ZERO;
     if (c.resident < 0 || !choice_fits(&q->memory, &c, recompute)) return;
     choice_fill(&q->memory, &c, recompute);
-    const Prediction x = q->memory.rehearse(q->memory.model, &c, recompute);
+    const Prediction x = q->rehearse(q->trainer, &c, recompute);
     if (c.mode == OFFLOAD_NONE) q->none = fmin(q->none, x.step);
     if (x.step > 0.995 * q->predicted.step) return;
     q->choice = c;

@@ -57,14 +57,6 @@ static void *gpu_alloc(size_t bytes, const char *what) {
     return own(OWNS_GPU, p);
 }
 
-static void device_rest(void);
-
-// This waits for all that any stream has been given.
-static void gpu_free(void *p) {
-    if (rehearsal != NULL) device_rest();
-    else CUDA(cudaFree(p));
-}
-
 // Zeroed page-locked host memory, which copies to and from the GPU need to be asynchronous. It is
 // there in a rehearsal, too: for what the host itself reads and writes.
 static void *pinned_alloc(size_t bytes, const char *what) {
@@ -141,20 +133,6 @@ static cudaEvent_t *events_make(size_t n) {
     return events;
 }
 
-// Nothing may be under way.
-static void owner_free(Owner *o) {
-    for (const Owned *x = o->list; x < o->list + o->count; x++) {
-        if (x->kind == OWNS_GPU) gpu_free(x->p);
-        if (x->kind == OWNS_PINNED) pinned_free(x->p);
-        if (x->kind == OWNS_HOST) host_free(x->p);
-        if (x->kind == OWNS_PLAIN) free(x->p);
-        if (x->kind == OWNS_STREAM) stream_free((cudaStream_t)x->p);
-        if (x->kind == OWNS_EVENT) event_free((cudaEvent_t)x->p);
-    }
-    free(o->list);
-    memset(o, 0, sizeof *o);
-}
-
 // What the stream is given from now on waits for the event, as it was last recorded.
 static void stream_wait(cudaStream_t stream, cudaEvent_t event) {
     if (rehearsal != NULL) rehearse_wait(stream_number(stream), event_number(event));
@@ -181,6 +159,26 @@ static void stream_rest(cudaStream_t stream) {
 static void device_rest(void) {
     if (rehearsal == NULL) CUDA(cudaDeviceSynchronize());
     else for (int i = 1; i < rehearsal->stream_count; i++) rehearse_rest(i);
+}
+
+// Device memory. This waits for all that any stream has been given.
+static void gpu_free(void *p) {
+    if (rehearsal != NULL) device_rest();
+    else CUDA(cudaFree(p));
+}
+
+// Nothing may be under way.
+static void owner_free(Owner *o) {
+    for (const Owned *x = o->list; x < o->list + o->count; x++) {
+        if (x->kind == OWNS_GPU) gpu_free(x->p);
+        if (x->kind == OWNS_PINNED) pinned_free(x->p);
+        if (x->kind == OWNS_HOST) host_free(x->p);
+        if (x->kind == OWNS_PLAIN) free(x->p);
+        if (x->kind == OWNS_STREAM) stream_free((cudaStream_t)x->p);
+        if (x->kind == OWNS_EVENT) event_free((cudaEvent_t)x->p);
+    }
+    free(o->list);
+    memset(o, 0, sizeof *o);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -515,6 +515,16 @@ static Json *trainer_draw(Trainer *x, const Rates *r, const OffloadChoice *c, Pr
     return json;
 }
 
+// Those of scripts/rates.
+static Rates rates_named(const char *name) {
+    Rates r;
+    Error err;
+    char path[64];
+    snprintf(path, sizeof path, "scripts/rates/%s.txt", name);
+    if (!rates_load(&r, path, &err)) fail("%s", err.text);
+    return r;
+}
+
 // Numbers that look random, the same in every run.
 static unsigned long long drawn_state = 1;
 

@@ -47,18 +47,24 @@ static Rates server(void) {
     return r;
 }
 
-// One layer, three pieces. All of it by hand, with everything one after the other where it must be;
-// times are from when backward's part of the head begins. That is queued with forward, and so it is
-// in forward's time; the vocabulary is padded.
-static void a_step_of_three_pieces_is_as_by_hand(void) {
-    Step s = step_of("d1", 1);
+// One on which everything takes a time that can be followed by hand.
+static Rates slow(void) {
     Rates r;
     memset(&r, 0, sizeof r);
     r.h2d = 3e9;
     r.d2h = 2e9;
     r.host_adam = 1e9;
-    r.gpu_adam = 5e9;
     r.gpu_flops = 1e13;
+    return r;
+}
+
+// One layer, three pieces. All of it by hand, with everything one after the other where it must be;
+// times are from when backward's part of the head begins. That is queued with forward, and so it is
+// in forward's time; the vocabulary is padded.
+static void a_step_of_three_pieces_is_as_by_hand(void) {
+    Step s = step_of("d1", 1);
+    Rates r = slow();
+    r.gpu_adam = 5e9;
     const double f1 = 1024.0 * (2 * (12 * 64 * 64) + 2 * 64 * 1024) / 1e13;  // forward
     const double f2 = 1024.0 * 2 * 50304 * 64 / 1e13, up = uploaded(&s) / 3e9;
     // elements: with the gaps between tensors, which are copied; and without, which the GPU updates
@@ -214,12 +220,7 @@ static void collectives_are_as_by_hand(void) {
 // way back, gathering, forward, each behind the one before it. Times are as above.
 static void an_offloaded_shard_is_as_by_hand(void) {
     Step s = step_of("d1", 1);
-    Rates r;
-    memset(&r, 0, sizeof r);
-    r.h2d = 3e9;
-    r.d2h = 2e9;
-    r.host_adam = 1e9;
-    r.gpu_flops = 1e13;
+    Rates r = slow();
     r.gpu_link = 1.5e9;
     r.gpu_latency = 1e-5;
     s.world = 2;
@@ -497,7 +498,7 @@ static void memory_needs(void *arg, const OffloadChoice *c, bool recompute, size
     pieces_free(&list);
 }
 
-static Prediction memory_rehearse(void *arg, const OffloadChoice *c, bool recompute) {
+static Prediction memory_rehearse(const void *arg, const OffloadChoice *c, bool recompute) {
     const Memory *m = (const Memory *)arg;
     return trainer_predict(m->t, m->rates, c, recompute);
 }
@@ -514,12 +515,14 @@ static const char *said(const OffloadSearch *q) {
 }
 
 static OffloadSearch search_for(Memory *memory, double gpu, double host) {
-    const OffloadMemory m = {memory_needs, memory_rehearse, memory, (size_t)gpu, (size_t)host,
-                             RECOMPUTE_AUTO, memory->t->g->accumulating};
+    const OffloadMemory m = {memory_needs, memory, (size_t)gpu, (size_t)host, RECOMPUTE_AUTO,
+                             memory->t->g->accumulating};
     OffloadSearch q;
     memset(&q, 0, sizeof q);
     q.rates = memory->rates;
     q.memory = m;
+    q.rehearse = memory_rehearse;
+    q.trainer = memory;
     q.bytes = update_bytes(memory->t->g);
     q.choice.slots = 3;
     return q;
@@ -609,15 +612,6 @@ static void the_search_finds_what_a_grid_finds(void) {
         IS(memory_rehearse(&memory, &q.choice, q.recompute).step, q.predicted.step);
         trainer_close(memory.t);
     }
-}
-
-static Rates rates_named(const char *name) {
-    Rates r;
-    Error err;
-    char path[64];
-    snprintf(path, sizeof path, "scripts/rates/%s.txt", name);
-    if (!rates_load(&r, path, &err)) fail("%s", err.text);
-    return r;
 }
 
 // 7B with the rates of scripts/rates/h200_16cores.txt, as in doc/performance_model.md: in two

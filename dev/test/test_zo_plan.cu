@@ -520,22 +520,13 @@ static const Row rows[] = {  // tokens/s: fp16, fp32
 };
 enum { ROWS_OF_TABLE = sizeof rows / sizeof *rows, FP32 = BITS == 32 };
 
-static Rates rates_of(const char *name) {
-    Rates r;
-    Error err;
-    char path[64];
-    snprintf(path, sizeof path, "scripts/rates/%s.txt", name);
-    if (!rates_load(&r, path, &err)) fail("%s", err.text);
-    return r;
-}
-
 // Their system: three blocks on the GPU, nothing of the next step before this one's losses. With
 // the speed at which the products of MeZO took the time that MeZO took; of the largest, as of the
 // last one that had room. Returns what MeZO takes, in seconds.
 static double testbed(int row, Rates *r, Plan *p) {
     int last = row;
     while (rows[last].mezo[FP32] == 0) last--;
-    *r = rates_of("a100_80gb_pcie4_zo");
+    *r = rates_named("a100_80gb_pcie4_zo");
     *p = plan_of(rows[last].name);
     p->streamed = 0;
     r->gpu_flops *= step_of(r, p) / (2048 / rows[last].mezo[FP32]);
@@ -604,7 +595,7 @@ static void table_machines(FILE *f) {
             "of 2048 tokens: 1 direction | 2 | 3 | 4 |\n|---|---|---|---|---|---|---|\n");
     for (int i = 0; i < 3; i++) {
         Plan p = plan_of("opt-30b");
-        Rates r = rates_of(names[i]);
+        Rates r = rates_named(names[i]);
         r.gpu_normals = 0;  // noise is left out
         fprintf(f, "| %s | %.0f | %.0f |", names[i],
                 2 * r.gpu_flops / (4 * fmin(r.h2d_duplex, r.d2h_duplex)),
