@@ -43,18 +43,13 @@ static char work_dir[PATH_MAX];  // temporary files of this run
 
 #ifdef ON_GPU
 enum { PACK = Pack<floatX>::N };
-#define WEIGHTS(g) (g)->master, gpu_copy
+
+static RunState state_of(GPT2 *g) { return gpt2_state(g); }
 #else
 enum { IS_BF16 = 0, PACK = 1 };
-#define WEIGHTS(g) (g)->params, NULL
-#endif
 
-static const StatePart *part_of(GPT2 *g) {
-    static StateSpan span;
-    static StatePart part;
-    part = part_whole("param", &span, &g->table, WEIGHTS(g));
-    return &part;
-}
+static RunState state_of(GPT2 *g) { return state_in(&g->params, 1); }
+#endif
 
 // A model of g->config; the rest of *g is 0. Without training, layers share their activations.
 static void gpt2_make(GPT2 *g, size_t B, size_t T, bool training) {
@@ -83,7 +78,8 @@ static void gpt2_load(GPT2 *g, const char *dir, size_t B, size_t T, size_t accum
 #endif
     (void)accum;
     gpt2_make(g, B, T, true);
-    model_load(dir, &g->config, &g->table, part_of(g));
+    const RunState here = state_of(g);
+    model_load(dir, &g->config, &g->table, &here);
 #ifdef ON_GPU
     gpt2_round_params(g);
 #endif
@@ -302,7 +298,8 @@ static void test_reference_training(void) {
             check_number(cases[i], &reference, "grad_norm", step, norm, TOLERANCE(NORM));
             check_number(cases[i], &reference, "lr", step, lr, 1e-12);
         }
-        if (!model_save(work_dir, &g.config, &g.table, part_of(&g), false, -1, &err))
+        const RunState here = state_of(&g);
+        if (!model_save(work_dir, &g.config, &g.table, &here, false, -1, &err))
             die("%s", err.text);
         SafeTensors ours = open_file(work_dir, "model.safetensors");
         const int n = compare_tensors(cases[i], &ours, &reference, "param.", 6,
@@ -444,12 +441,10 @@ static void test_first_values(void) {
     free(other);
 }
 
-// What a trainer begins with is the same wherever its memory is. Here: at an address that only
-// far_copy() knows how to reach, as on a GPU.
-#define FAR ((uintptr_t)1 << 62)
-static void far_copy(void *to, const void *from, size_t bytes) {
-    CHECK((uintptr_t)to >= FAR && (uintptr_t)from < FAR, "first values go there");
-    memcpy((void *)((uintptr_t)to - FAR), from, bytes);
+// What a trainer begins with is the same wherever its memory is: only it knows.
+static void far_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
+    CHECK(part == 0 && !out, "first values go there");
+    memcpy((float *)owner + at, w, n * sizeof *w);
 }
 
 static void test_first_values_elsewhere(void) {
@@ -463,11 +458,9 @@ static void test_first_values_elsewhere(void) {
     const size_t n = r.table.elements;
     float *here = ALLOC(float, n, "parameters");
     float *there = ALLOC(float, n, "parameters");
-    StateSpan span;
-    const StatePart parts[3] = {
-        part_whole("param", &span, &r.table, (float *)((uintptr_t)there + FAR), far_copy),
-        {"m", NULL, 0, NULL, NULL, NULL}, {"v", NULL, 0, NULL, NULL, NULL}};
-    const RunState state = {parts, 3, &parts[0]};
+    RunState state = state_in(NULL, 3);
+    state.move = far_move;
+    state.owner = there;
     memset(there, 0xff, n * sizeof(float));
     gpt2_init(&r.table, here, r.o.seed);
     run_load(&r, &state);

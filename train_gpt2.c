@@ -367,8 +367,7 @@ typedef struct {
     float *master, *acc;                         // of zenflow: newest weights, sums of gradients
     ZenReference zen;
     ZoConfig zo;
-    StatePart parts[ZEN_PARTS];                  // of a checkpoint
-    StateSpan spans[ZEN_PARTS];
+    float *parts[STATE_PARTS];                   // of a checkpoint
     float *x;                                    // (L+1, N, C)
     float *mid, *ln_1, *ln_2, *qkv, *atty, *fc, *act;       // (L, ...), see LayerActs
     float *mean_1, *rstd_1, *mean_2, *rstd_2, *lse;
@@ -676,18 +675,17 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     const size_t planned = gpt2_plan(g, memory_resident(), r->only_sampling);
     gpt2_allocate(g);
 
-    const char *const names[] = {"param", "m", "v", "shown"};
-    float *const newest = g->zeroth ? g->theta : g->zenflow ? g->master : g->params;
-    float *const arenas[] = {newest, g->m, g->v, g->params};
-    for (int k = 0; k < ZEN_PARTS; k++)
-        g->parts[k] = part_whole(names[k], &g->spans[k], &g->table, arenas[k], NULL);
-    RunState state = {g->parts, g->zeroth ? 1 : 3, &g->parts[0]};
+    g->parts[0] = g->zeroth ? g->theta : g->zenflow ? g->master : g->params;
+    g->parts[1] = g->m;
+    g->parts[2] = g->v;
+    g->parts[3] = g->params;
+    RunState state = state_in(g->parts, g->training ? 3 : 1);
     if (g->zenflow) {
-        if (zen_is_saved(r)) state.count = ZEN_PARTS;
+        if (zen_is_saved(r)) state.parts = STATE_PARTS;
         run_load(r, &state);
         if (!zen_is_saved(r)) memcpy(g->params, g->master, g->table.elements * sizeof(float));
         g->zen = zen_reference(r, g->master, g->m, g->v, g->params, g->acc);
-        r->saves.count = ZEN_PARTS;
+        r->saves.parts = STATE_PARTS;
         printf("zenflow: %s parameters, ", count_text((double)g->zen.map.elements).text);
         zen_describe(&g->zen.config, &g->zen.map, "", "");
         printf("\n");

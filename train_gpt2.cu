@@ -37,6 +37,7 @@ static void gpt2_place(GPT2 *g) {
     const GPT2Table *t = &g->table;
     const int stage = zero_stage(g->zero);
     free(g->segment);
+    free(g->ranges);
     free(g->visits);
     pieces_free(&g->pieces);
     g->pieces = offload_pieces(t, &g->shards, &g->choice);
@@ -45,6 +46,7 @@ static void gpt2_place(GPT2 *g) {
     g->in_place = !g->accumulating && !g->offloaded && stage < 2;
     g->segments = zero_segments(t);
     g->segment = (Segment *)alloc_or_fail((size_t)g->segments, sizeof(Segment), "segments");
+    g->ranges = ALLOC(StateRange, (size_t)g->segments, "segments");
     g->visits = (int *)alloc_or_fail((size_t)list->count + 1, sizeof(int), "pieces");
     g->visit_count = 0;
     g->longest_segment = 0;
@@ -57,6 +59,7 @@ static void gpt2_place(GPT2 *g) {
         if (g->zero != NULL) zero_place(g->zero, i, s);
         s->own_at = own_at;
         own_at += s->own;
+        g->ranges[i] = StateRange{s->own_from, s->own};
     }
     for (int i = 0; i < list->count; i++) {
         const Piece *p = &list->pieces[i];
@@ -354,6 +357,7 @@ static void gpt2_free(GPT2 *g) {
     if (g->zen != NULL) zen_free(g->zen);
     gpt2_release(g);
     free(g->segment);
+    free(g->ranges);
     free(g->visits);
     pieces_free(&g->pieces);
     free(g->shards.shards);
@@ -947,19 +951,22 @@ static size_t arena_at(const GPT2 *g, const Piece *p) {
     return s->own_from + (p->at - s->own_at);
 }
 
-// The state as checkpoints see it: where each range of the masters, m and v lives.
-static void gpt2_parts(GPT2 *g, StatePart parts[3]) {
-    static const char *const names[3] = {"param", "m", "v"};
-    const int count = g->pieces.count;
-    for (int k = 0; k < 3; k++) {
-        StateSpan *spans = ALLOC(StateSpan, (size_t)count, "state");
-        const int there = k == 0 || g->training ? count : 0;  // no moments without training
-        parts[k] = StatePart{names[k], spans, there, gpu_copy, NULL, NULL};
-        for (int i = 0; i < count; i++) {
-            const Piece *p = &g->pieces.pieces[i];
-            spans[i] = StateSpan{arena_at(g, p), p->length, p->state[k]};
-        }
+// A RunState's move: the state, wherever its pieces are.
+static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
+    const GPT2 *g = (const GPT2 *)owner;
+    for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {
+        const size_t begin = arena_at(g, p), from = begin > at ? begin : at;
+        const size_t to = min_size(begin + p->length, at + n);
+        if (from >= to) continue;
+        float *here = w + (from - at), *there = p->state[part] + (from - begin);
+        gpu_copy(out ? here : there, out ? there : here, (to - from) * sizeof(float));
     }
+}
+
+// The state as checkpoints see it: of each segment, the own shard.
+static RunState gpt2_state(GPT2 *g) {
+    return RunState{g->training ? 3 : 1, g->ranges, g->segments,
+                    g->zen != NULL ? zen_move : gpt2_move, g};
 }
 
 static void save(GPT2 *g, Run *r) {
@@ -1318,13 +1325,12 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
 
 // First values.
 static void gpt2_load(GPT2 *g, Run *r) {
-    gpt2_parts(g, g->parts);
+    RunState state = gpt2_state(g);
     if (g->zen != NULL) {
-        zen_load(g, r);
+        zen_load(g, r, &state);
         if (g->zero != NULL) zero_weights_changed(g);
         return;
     }
-    const RunState state = {g->parts, 3, &g->parts[0]};
     run_load(r, &state);
     gpt2_round_params(g);
 }

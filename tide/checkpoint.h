@@ -7,8 +7,7 @@
 //   state_newest, state_scan       what is there; and what killed processes have left
 //   state_model                    a checkpoint's weights as a model
 //   state_agree                    have all ranks succeeded?
-//   part_whole, part_moved         what is saved and loaded, wherever it lies:
-//   part_next, part_copy           which elements there are; from and to a buffer
+//   RunState, state_in             what is saved and loaded, wherever it lies
 //
 // Nothing that is whole is ever overwritten: a file gets its name once it is complete and flushed.
 #ifndef TIDE_CHECKPOINT_H
@@ -24,81 +23,67 @@
 #include <math.h>
 
 // ---------------------------------------------------------------------------------------------
-// 1. Parts
+// 1. What is saved and loaded
 //
-// What is saved may lie in several places, some in host memory and some in a GPU's; of several
-// ranks, each brings to a file what its spans cover, and loads as much from it. Files and memory
-// meet in a buffer of PART_UNIT elements: a second whole copy would not fit beside a model that is
-// larger than the GPU.
+// State may lie in several places, in a GPU's memory and the host's, and in any form: the trainer
+// that has it moves it. Of several ranks, each brings to a file what it has, and loads as much from
+// it. Files and state meet in a buffer of PART_UNIT elements: a second whole copy would not fit
+// beside a model that is larger than the GPU.
 
 #ifndef PART_UNIT
 #define PART_UNIT ((size_t)1 << 18)
 #endif
 
-// Elements [at, at + length) of the arena are at data, in a GPU's memory or the host's.
-typedef struct { size_t at, length; float *data; } StateSpan;
+// What there may be of every parameter: the newest weights; AdamW's moments; with importance-aware
+// updates, the weights in use.
+enum { STATE_PARTS = 4 };
+static const char *const state_parts[STATE_PARTS] = {"param", "m", "v", "shown"};
+
+// Elements [at, at + length) of the arena.
+typedef struct { size_t at, length; } StateRange;
 
 typedef struct {
-    const char *prefix;      // "param", "m", "v", ..: what it is
-    const StateSpan *spans;  // in the arena's order, cut at multiples of ALIGN_ELEMENTS; without
-                             // gaps, but for what other ranks have
-    int count;               // of spans; 0: there is nothing
-    void (*copy)(void *to, const void *from, size_t bytes);  // to or from a GPU or the host, done
-                             // when it returns; NULL if no span is on a GPU
-    // A part that is stored in another form, or made when it is asked for, has this; its spans have
-    // no data. It brings elements [at, at + n) to w as fp32, or with out == false from w, and is
-    // done when it returns. They lie within one tensor, with its padding and the gap behind it only
-    // when they come from w, as zeros.
-    void (*move)(void *owner, size_t at, size_t n, float *w, bool out);
+    int parts;                 // so many of state_parts, from the first
+    const StateRange *ranges;  // of each of them, what this process has: in the arena's order, cut
+                               // at multiples of ALIGN_ELEMENTS; without gaps, but for what other
+                               // ranks have
+    int count;                 // of ranges
+    // Brings elements [at, at + n) of a part to w as fp32, or with out == false from w, and is done
+    // when it returns. They lie within one tensor, with its padding and the gap behind it only when
+    // they come from w, as zeros.
+    void (*move)(void *owner, int part, size_t at, size_t n, float *w, bool out);
     void *owner;
-} StatePart;
+} RunState;
 
-// The part whose arena is whole, at data (NULL: nothing), in a GPU's memory if there is a copy.
-static StatePart part_whole(const char *prefix, StateSpan *span, const GPT2Table *t, float *data,
-                            void (*copy)(void *, const void *, size_t)) {
-    const StatePart p = {prefix, span, data != NULL, copy, NULL, NULL};
-    const StateSpan all = {0, t->elements, data};
-    *span = all;
-    return p;
+// A RunState's move: owner is a list of arenas in host memory, by part.
+static void state_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
+    float *there = ((float *const *)owner)[part] + at;
+    memcpy(out ? w : there, out ? there : w, n * sizeof *w);
 }
 
-// The part all of which `move` brings.
-static StatePart part_moved(const char *prefix, void *owner,
-                            void (*move)(void *, size_t, size_t, float *, bool)) {
-    static const StateSpan all = {0, SIZE_MAX, NULL};
-    const StatePart p = {prefix, &all, 1, NULL, move, owner};
-    return p;
+// The state all of which is in so many arenas.
+static RunState state_in(float *const *arenas, int parts) {
+    static const StateRange all = {0, SIZE_MAX};
+    const RunState x = {parts, &all, 1, state_move, (void *)arenas};
+    return x;
 }
 
-static bool part_is_whole(const StatePart *p, const GPT2Table *t) {
+static bool state_is_whole(const RunState *x, const GPT2Table *t) {
     size_t n = 0;
-    for (const StateSpan *s = p->spans; s < p->spans + p->count; s++)
+    for (const StateRange *s = x->ranges; s < x->ranges + x->count; s++)
         n += min_size(s->length, t->elements - s->at);
     return n == t->elements;
 }
 
-// Of elements [*at, end), the first that the part has: how many there are, at most PART_UNIT (0:
-// none), from *at, which is moved there.
-static size_t part_next(const StatePart *p, size_t *at, size_t end) {
-    for (const StateSpan *s = p->spans; s < p->spans + p->count; s++) {
+// Of elements [*at, end), the first that are here: how many there are, at most PART_UNIT (0: none),
+// from *at, which is moved there.
+static size_t state_next(const RunState *x, size_t *at, size_t end) {
+    for (const StateRange *s = x->ranges; s < x->ranges + x->count; s++) {
         if (s->at + s->length <= *at || s->at >= end) continue;
         if (s->at > *at) *at = s->at;
         return min_size(min_size(s->at + s->length, end) - *at, PART_UNIT);
     }
     return 0;
-}
-
-// Copies what the part has of elements [at, at + n) from w, or with `out` to w.
-static void part_copy(const StatePart *p, size_t at, size_t n, float *w, bool out) {
-    for (const StateSpan *s = p->spans; s < p->spans + p->count; s++) {
-        const size_t from = s->at > at ? s->at : at, to = min_size(at + n, s->at + s->length);
-        if (from >= to) continue;
-        float *here = w + (from - at), *there = s->data + (from - s->at);
-        float *target = out ? here : there, *source = out ? there : here;
-        if (p->move != NULL) p->move(p->owner, from, to - from, here, out);
-        else if (p->copy != NULL) p->copy(target, source, (to - from) * sizeof(float));
-        else memcpy(target, source, (to - from) * sizeof(float));
-    }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -221,9 +206,9 @@ static void hf_read(const HfTensor *x, const SafeTensor *s, size_t first, size_t
         }
 }
 
-// Loads what the part has of tensor x, which is stored as s; with its last elements, what follows
-// them in the arena becomes zero. False if a number is not finite.
-static bool part_read(const StatePart *p, const GPT2Table *t, const HfTensor *x,
+// Loads what there is here of a part's tensor x, which is stored as s; with its last elements, what
+// follows them in the arena becomes zero. False if a number is not finite.
+static bool part_read(const RunState *here, int part, const GPT2Table *t, const HfTensor *x,
                       const SafeTensor *s) {
     const GPT2Tensor *ours = &t->tensors[x->tensor];
     const size_t begin = ours->offset + x->first, last = begin + x->n;
@@ -231,23 +216,24 @@ static bool part_read(const StatePart *p, const GPT2Table *t, const HfTensor *x,
     const size_t end = padded ? ours->offset + round_up(ours->size, ALIGN_ELEMENTS) : last;
     float *w = ALLOC(float, min_size(PART_UNIT, end - begin), "a copy of weights");
     int bad = 0;
-    for (size_t at = begin, n; (n = part_next(p, &at, end)) > 0; at += n) {
+    for (size_t at = begin, n; (n = state_next(here, &at, end)) > 0; at += n) {
         const size_t stored = at < last ? min_size(n, last - at) : 0;
         if (stored > 0) hf_read(x, s, at - begin, stored, w);
         memset(w + stored, 0, (n - stored) * sizeof *w);
         #pragma omp parallel for if (n > 1 << 16) reduction(| : bad)
         for (size_t i = 0; i < n; i++) bad |= !isfinite(w[i]);
-        part_copy(p, at, n, w, false);
+        here->move(here->owner, part, at, n, w, false);
     }
     free(w);
     safetensor_release(s);
     return !bad;
 }
 
-// Saves what the part has of tensor x as number i of a file, rounded to bf16 if that is declared
-// so. Of a matrix to be transposed it must have all; HF_ROWS stored rows are made at a time.
-static void part_write(const StatePart *p, const GPT2Table *t, const HfTensor *x, SafeWriter *file,
-                       int i) {
+// Saves what there is here of a part's tensor x as number i of a file, rounded to bf16 if that is
+// declared so. All of a matrix to be transposed must be here; HF_ROWS stored rows are made at a
+// time.
+static void part_write(const RunState *here, int part, const GPT2Table *t, const HfTensor *x,
+                       SafeWriter *file, int i) {
     const size_t begin = t->tensors[x->tensor].offset + x->first, skip = x->skip * x->cols;
     const size_t unit = min_size(x->transpose ? HF_ROWS * x->cols : PART_UNIT, x->n);
     const bool bf16 = file->tensors[i].dtype == ST_BF16;
@@ -255,10 +241,10 @@ static void part_write(const StatePart *p, const GPT2Table *t, const HfTensor *x
     float *w = ALLOC(float, unit + skip, "a copy of weights"), *ours = NULL;
     if (x->transpose) {
         ours = ALLOC(float, x->n, "a matrix to be transposed");
-        part_copy(p, begin, x->n, ours, true);
+        here->move(here->owner, part, begin, x->n, ours, true);
     }
     safewriter_put(file, i, 0, w, skip * size);  // zeros
-    for (size_t at = begin, n; (n = part_next(p, &at, begin + x->n)) > 0; at += n) {
+    for (size_t at = begin, n; (n = state_next(here, &at, begin + x->n)) > 0; at += n) {
         if (x->transpose) {
             const float *from = ours + (at - begin) / x->cols;  // our column
             n = min_size(unit, begin + x->n - at);
@@ -267,7 +253,7 @@ static void part_write(const StatePart *p, const GPT2Table *t, const HfTensor *x
                 for (size_t r = 0; r < n / x->cols; r++)
                     w[r * x->cols + o] = from[o * x->rows + r];
         } else {
-            part_copy(p, at, n, w, true);
+            here->move(here->owner, part, at, n, w, true);
         }
         if (bf16)
             for (size_t j = 0; j < n; j++) {  // in their own place
@@ -445,18 +431,18 @@ static const SafeTensor *model_find(const SafeTensors *files, int count, const c
     return found;
 }
 
-// Fills a part with the model at `path`, as for model_config_load(); padding becomes zero.
+// Fills the first part with the model at `path`, as for model_config_load(); padding becomes zero.
 // Stored as fp32, fp16, bf16 or fp64, with or without the prefixes that Hugging Face's classes put
 // before the names, in one file or several. Refuses, naming the tensor: one that is missing, is
 // there twice, has an odd shape, would not be used, or has numbers that are not finite.
 static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t,
-                       const StatePart *part) {
+                       const RunState *here) {
     HfTensor x;
     int count;
     SafeTensors *files = model_open(path, &count);
     for (int i = 0; i < 3 * t->count; i++)
         if (hf_tensor(c, t, i, &x)
-            && !part_read(part, t, &x, model_find(files, count, path, c->family, &x)))
+            && !part_read(here, 0, t, &x, model_find(files, count, path, c->family, &x)))
             die("%s: tensor %s has a NaN or an infinity: the file is damaged, or too large for "
                 "fp32", path, x.name);
     for (int f = 0; f < count; f++) {
@@ -487,17 +473,17 @@ static bool directory_sync(const char *dir, Error *err) {
     return ok;
 }
 
-// All of the model's tensors, each name after `prefix`: declares them, or writes a part as numbers
-// `number`, .. of the file.
+// All of the model's tensors, each name after `prefix`: declares them, or writes the first part as
+// numbers `number`, .. of the file.
 static void hf_save(SafeWriter *out, int number, const GPT2Config *c, const GPT2Table *t,
-                    const char *prefix, bool bf16, const StatePart *p) {
+                    const char *prefix, bool bf16, const RunState *here) {
     HfTensor x;
     char name[128];
     size_t shape[2];
     for (int i = 0; i < 3 * t->count && !out->failed; i++) {
         if (!hf_tensor(c, t, i, &x)) continue;
         snprintf(name, sizeof name, "%s%s", prefix, x.name);
-        if (p != NULL) part_write(p, t, &x, out, number++);
+        if (here != NULL) part_write(here, 0, t, &x, out, number++);
         else safewriter_add(out, name, bf16 ? ST_BF16 : ST_F32, hf_shape(&x, shape), shape);
     }
 }
@@ -525,7 +511,7 @@ static void config_write(FILE *f, const GPT2Config *c, bool bf16, int eot) {
 // AutoModelForCausalLM.from_pretrained(dir) loads them: fp32, or bf16 rounded to nearest even.
 // Makes dir if it must. On failure what was there before is still there.
 static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
-                       const StatePart *part, bool bf16, int eot, Error *err) {
+                       const RunState *here, bool bf16, int eot, Error *err) {
     char weights[PATH_MAX], config[PATH_MAX];
     SafeWriter out;
     if (!make_directories(dir)) return error_set(err, "cannot make %s: %s", dir, strerror(errno));
@@ -539,7 +525,7 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
     memset(&out, 0, sizeof out);
     hf_save(&out, 0, c, t, "", bf16, NULL);
     safewriter_open(&out, weights);
-    hf_save(&out, 0, c, t, "", bf16, part);
+    hf_save(&out, 0, c, t, "", bf16, here);
     if (safewriter_close(&out, err))
         return replace_close(f, config, err) && directory_sync(dir, err);
     replace_discard(f, config);
@@ -554,8 +540,8 @@ static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t,
                       const float *logits, const float *grads, Error *err) {
     const size_t shape[3] = {B, T, c->vocab}, one = 1;
     const float loss32 = (float)loss;
-    StateSpan span;
-    const StatePart part = part_whole("grad", &span, t, (float *)grads, NULL);  // only read
+    float *const arenas[] = {(float *)grads};  // only read
+    const RunState here = state_in(arenas, 1);
     SafeWriter out;
     memset(&out, 0, sizeof out);
     safewriter_add(&out, "tokens", ST_I32, 2, shape);
@@ -570,7 +556,7 @@ static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t,
     for (size_t i = 0; i < B * T; i++)
         safewriter_put(&out, 3, i * c->vocab * sizeof *logits, logits + i * c->vocab_padded,
                        c->vocab * sizeof *logits);
-    hf_save(&out, 4, c, t, "grad.", false, &part);
+    hf_save(&out, 4, c, t, "grad.", false, &here);
     return safewriter_close(&out, err);
 }
 
@@ -678,8 +664,7 @@ static bool state_agree(bool ok, Error *err) {
 typedef struct {
     const char *out;         // what is to be saved, where: OUT/checkpoints/step_N
     const GPT2Table *table;
-    const StatePart *parts;  // in this order; the first are the parameters
-    int count;
+    const RunState *here;
     int keep;                // then all but so many checkpoints up to this step go; 0: none
     TrainState state;
 } StateSave;
@@ -764,17 +749,17 @@ static bool state_save(const StateSave *x, Error *err) {
         || error_set(err, "cannot make %s: %s", made, strerror(errno));
     if (!state_agree(ok, err)) return false;
     path_join(path, made, "state.safetensors");
-    for (int i = 0; i < x->count * tensors; i++) {
+    for (int i = 0; i < x->here->parts * tensors; i++) {
         const HfTensor y = own_tensor(x->table, i % tensors);
-        snprintf(name, sizeof name, "%s.%s", x->parts[i / tensors].prefix, y.name);
+        snprintf(name, sizeof name, "%s.%s", state_parts[i / tensors], y.name);
         safewriter_add(&file, name, ST_F32, hf_shape(&y, shape), shape);
     }
     if (first) safewriter_open(&file, path);
     ranks_barrier();
     if (!first) safewriter_open(&file, path);
-    for (int i = 0; i < x->count * tensors && !file.failed; i++) {
+    for (int i = 0; i < x->here->parts * tensors && !file.failed; i++) {
         const HfTensor y = own_tensor(x->table, i % tensors);
-        part_write(&x->parts[i / tensors], x->table, &y, &file, i);
+        part_write(x->here, i / tensors, x->table, &y, &file, i);
     }
     state_gather(&file);
     if (first) {
@@ -906,49 +891,53 @@ static bool state_find(const char *out, size_t before, TrainState *s, char dir[P
     return false;
 }
 
-// Fills the parts' arenas from the checkpoint *s, which state_find() has found in dir; padding
-// becomes zero. It must hold these parts. Others, and parts with nothing in them, are not loaded.
+// Fills *here from the checkpoint *s, which state_find() has found in dir; padding becomes zero. It
+// must hold these parts. Others are not loaded.
 // The hash of each tensor is checked by one of the ranks, in the pass that loads it. All ranks call
 // it.
 static bool state_load(const char *dir, const TrainState *s, const GPT2Table *t,
-                       const StatePart *parts, int count, Error *err) {
+                       const RunState *here, Error *err) {
     SafeTensors st;
     bool ok = state_open(dir, &st, err);
-    for (int k = 0; ok && k < count; k++) {
+    for (int k = 0; ok && k < here->parts; k++) {
         char name[128];
-        snprintf(name, sizeof name, "%s.%s", parts[k].prefix, t->tensors[0].name);
+        snprintf(name, sizeof name, "%s.%s", state_parts[k], t->tensors[0].name);
         const SafeTensor *first = safetensors_find(&st, name);
         if (first == NULL) ok = error_set(err, "tensor %s is missing", name);
-        for (int i = 0; ok && parts[k].count > 0 && i < t->count; i++) {
+        for (int i = 0; ok && i < t->count; i++) {
             const HfTensor x = own_tensor(t, i);
             const int number = (int)(first + i - st.tensors);
             if (number >= st.count || first[i].bytes != x.n * sizeof(float))
                 ok = error_set(err, "tensor %s is of a model of another shape", first->name);
             else if (number % ranks.world == ranks.rank) ok = state_intact(&st, number, s, err);
-            if (ok) part_read(&parts[k], t, &x, &first[i]);
+            if (ok) part_read(here, k, t, &x, &first[i]);
         }
     }
     safetensors_close(&st);
     return state_agree(ok, err);
 }
 
+// A RunState's move, outwards: the first part of a checkpoint that is open.
+typedef struct { const GPT2Table *table; SafeTensors file; } StateFile;
+
+static void state_file_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
+    const StateFile *x = (const StateFile *)owner;
+    const int i = gpt2_tensor_at(x->table, at);
+    if (out && part == 0)
+        safetensor_floats(&x->file.tensors[i], at - x->table->tensors[i].offset, n, w);
+}
+
 // model.safetensors and config.json of a checkpoint, x->state.step's; on rank 0.
 static bool state_model(const StateSave *x, bool bf16, int eot, Error *err) {
     char dir[PATH_MAX];
-    SafeTensors st;
-    const int n = x->table->count;
-    StateSpan *spans = ALLOC(StateSpan, (size_t)n, "list of tensors");
-    const StatePart part = {"param", spans, n, NULL, NULL, NULL};
+    StateFile from = {x->table, {0, NULL, NULL, NULL, 0}};
+    RunState here = state_in(NULL, 1);
+    here.move = state_file_move;
+    here.owner = &from;
     state_path(dir, x->out, x->state.step);
-    bool ok = state_open(dir, &st, err);
-    for (int i = 0; ok && i < n; i++) {  // without what lies between tensors, which is not read
-        const GPT2Tensor *y = &x->table->tensors[i];
-        const StateSpan span = {y->offset, y->size, (float *)st.tensors[i].data};
-        spans[i] = span;
-    }
-    ok = ok && model_save(x->out, &x->state.config, x->table, &part, bf16, eot, err);
-    free(spans);
-    safetensors_close(&st);
+    const bool ok = state_open(dir, &from.file, err)
+        && model_save(x->out, &x->state.config, x->table, &here, bf16, eot, err);
+    safetensors_close(&from.file);
     return ok;
 }
 

@@ -111,7 +111,7 @@ struct GPT2 {
     cudaEvent_t landing_free[2];  // the gradient in this landing has been added to the sum
     cudaEvent_t step_left;      // loss and norm of the step are on the host
     ZenFlow *zen;               // --offload zenflow; else NULL
-    StatePart parts[ZEN_PARTS]; // of a checkpoint
+    StateRange *ranges;         // of a checkpoint: what this process has, by segment
     Prediction predicted;       // of a step, if the machine's rates are known
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
     int segments;

@@ -35,13 +35,6 @@
 #include <sys/file.h>
 #include <sys/statvfs.h>
 
-// What a run loads and saves. The first values go to parts[0].
-typedef struct {
-    const StatePart *parts;
-    int count;                 // of a checkpoint
-    const StatePart *weights;  // of model.safetensors; NULL: without that
-} RunState;
-
 // Its loaders point into it: it must stay where it is.
 typedef struct {
     Options o;
@@ -445,36 +438,36 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
 }
 
 // The weights that --model names, a file's or a preset's fresh ones.
-static void run_load_first(Run *r, const StatePart *part) {
+static void run_load_first(Run *r, const RunState *here) {
     const GPT2Table *t = &r->table;
     if (r->saved_model != NULL) {
-        model_load(r->saved_model, &r->config, t, part);
+        model_load(r->saved_model, &r->config, t, here);
         return;
     }
     float *w = ALLOC(float, PART_UNIT, "first weights");
     for (int i = 0; i < t->count; i++) {
         const size_t begin = t->tensors[i].offset;
         const size_t end = begin + round_up(t->tensors[i].size, ALIGN_ELEMENTS);
-        for (size_t at = begin, n; (n = part_next(part, &at, end)) > 0; at += n) {
+        for (size_t at = begin, n; (n = state_next(here, &at, end)) > 0; at += n) {
             gpt2_init_range(t, i, at - begin, n, w, r->o.seed);
-            part_copy(part, at, n, w, false);
+            here->move(here->owner, 0, at, n, w, false);
         }
     }
     free(w);
 }
 
-// Values for the first step: the checkpoint's, or those that --model names. Parts that are not
-// there (AdamW's moments "m" and "v" without training) are passed over. That tensors are damaged
-// is seen only now: that checkpoint is put aside, and the one before takes its place if it has the
-// same settings, and if nothing was set up by what this one says. Else the next --resume takes it.
-static void run_load(Run *r, const RunState *x) {
+// Values for the first step: the checkpoint's, or, of the first part, those that --model names.
+// That tensors are damaged is seen only now: that checkpoint is put aside, and the one before takes
+// its place if it has the same settings, and if nothing was set up by what this one says. Else the
+// next --resume takes it.
+static void run_load(Run *r, const RunState *here) {
     Error err, why;
     TrainState before;
     char aside[PATH_MAX], note[3 * PATH_MAX];
-    r->saves = *x;
-    if (!r->o.resume) run_load_first(r, &x->parts[0]);
+    r->saves = *here;
+    if (!r->o.resume) run_load_first(r, here);
     while (r->o.resume
-           && !state_load(r->resume_from, &r->state, &r->table, x->parts, x->count, &err)) {
+           && !state_load(r->resume_from, &r->state, &r->table, here, &err)) {
         snprintf(aside, sizeof aside, "%.4000s.damaged", r->resume_from);
         snprintf(note, sizeof note, "checkpoint %s is damaged (%s), and put aside as %s",
                  r->resume_from, err.text, aside);
@@ -607,18 +600,17 @@ static void run_save_tokenizer(const Run *r) {
 // weights, they come from a checkpoint. One that cannot be saved, because the disk is full, ends
 // the run only if there is no earlier one, or no later chance.
 static void run_write(Run *r, size_t step, bool state) {
-    const StatePart *weights = r->saves.weights;
+    const RunState *here = &r->saves;
     const int eot = r->tokenizer != NULL ? tokenizer_eot(r->tokenizer) : -1;
     const bool bf16 = r->o.save_dtype == SAVE_BF16;
     const double start = seconds_now();
-    bool whole = ranks.world == 1 || weights == NULL || part_is_whole(weights, &r->table);
+    bool whole = ranks.world == 1 || state_is_whole(here, &r->table);
     bool ok = true;
     Error err;
     if (r->o.no_save) return;
     ranks_broadcast(&whole, sizeof whole);
     state = state || (!whole && step != r->state.step);
-    StateSave x = {r->o.out, &r->table, r->saves.parts, r->saves.count,
-                   (int)r->o.keep, r->state};
+    StateSave x = {r->o.out, &r->table, here, (int)r->o.keep, r->state};
     x.state.config = r->config;
     x.state.step = step;
     x.state.seed = r->o.seed;
@@ -632,8 +624,8 @@ static void run_write(Run *r, size_t step, bool state) {
         ok = state_save(&x, &err);
     }
     if (state && ok) r->state.step = step;
-    if (ok && ranks.rank == 0 && weights != NULL)
-        ok = whole ? model_save(r->o.out, &r->config, &r->table, weights, bf16, eot, &err)
+    if (ok && ranks.rank == 0)
+        ok = whole ? model_save(r->o.out, &r->config, &r->table, here, bf16, eot, &err)
                    : state_model(&x, bf16, eot, &err);
     if (!state_agree(ok, &err)) {
         if (r->state.step == 0) fail("%s", err.text);
@@ -659,7 +651,7 @@ static void run_save(Run *r, char *more) {
 static void run_check_disk(const Run *r) {
     const Options *o = &r->o;
     const double weights = (double)r->table.parameters * (o->save_dtype == SAVE_BF16 ? 2 : 4);
-    const double state = 4.0 * r->saves.count * (double)r->table.parameters;
+    const double state = 4.0 * r->saves.parts * (double)r->table.parameters;
     const double most = ((double)o->keep + 1) * state + 2 * weights;
     char when[80] = "only at the end";
     struct statvfs disk;

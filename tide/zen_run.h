@@ -41,8 +41,6 @@ static void zen_describe(const ZenConfig *c, const ZenMap *map, const char *gpu,
 // where an update is still to show; other modes leave it, and go on from the newest. The rest is in
 // state.json: {"zenflow":{..}}.
 
-enum { ZEN_PARTS = 4 };
-
 // The state as TrainState.more: the text of a JSON object; free() it.
 static char *zen_text(const ZenMap *map, const ZenClock *x) {
     char *text = NULL;

@@ -39,7 +39,6 @@ struct ZenFlow {
     cudaStream_t pack;          // packs the gradients of the rest
     bool closed;                // was this step the last of its window?
     size_t swapped;             // columns that changed places in this step
-    StateSpan *own;             // of a checkpoint: what of the arena is this rank's
     // Per segment: its part of the buffer on the host is free; its late update is computed; the
     // result of that has left the host. And, per half of `packed`: that has left.
     cudaEvent_t *ring_free, *computed, *result_free, *packed_free;
@@ -140,7 +139,6 @@ static void zen_allocate(GPT2 *g) {
 static void zen_free(ZenFlow *z) {
     zen_map_free(&z->map);
     zen_clock_free(&z->clock);
-    free(z->own);
     free(z);
 }
 
@@ -430,32 +428,33 @@ static void zen_exchange_columns(GPT2 *g) {
 // ---------------------------------------------------------------------------------------------
 // 5. Checkpoints
 
-// A part of the state in the layout of the table; see StatePart.move.
-struct ZenPart {
-    GPT2 *g;
-    float *chosen, *rest;  // its packed halves, on the GPU and on the host
-};
-
-static void zen_part_move(void *owner, size_t at, size_t n, float *w, bool out) {
-    const ZenPart *x = (const ZenPart *)owner;
-    const GPT2Table *table = &x->g->table;
-    const ZenMap *map = &x->g->zen->map;
-    const int tensor = gpt2_tensor_at(table, at);
-    const ZenTensor *t = &map->tensor[tensor];
-    const int32_t *column = map->column + t->column_at;
+// A RunState's move: the weights in use, or a part in the layout of the table from its packed
+// halves.
+static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
+    GPT2 *g = (GPT2 *)owner;
+    const ZenFlow *z = g->zen;
+    if (part == 3) {
+        floats_move(g->params + at, w, n, out);
+        return;
+    }
+    float *const chosen[] = {z->master, z->m, z->v}, *const host[] = {z->host_master, z->host_m,
+                                                                      z->host_v};
+    const int tensor = gpt2_tensor_at(&g->table, at);
+    const ZenTensor *t = &z->map.tensor[tensor];
+    const int32_t *column = z->map.column + t->column_at;
     // What of it is ours: elements [begin, end) of our rows.
-    const size_t own = table->tensors[tensor].offset + t->row * t->cols;
+    const size_t own = g->table.tensors[tensor].offset + t->row * t->cols;
     const size_t begin = at > own ? at - own : 0;
     const size_t end = at + n > own ? min_size(at + n - own, t->rows * t->cols) : 0;
     if (begin >= end) return;
     w += own + begin - at;
     const size_t r0 = begin / t->cols, rows = (end - 1) / t->cols + 1 - r0, width = t->chosen;
     float *packed = (float *)alloc_or_fail(rows * width + 1, sizeof(float), "checkpoint");
-    float *there = x->chosen + t->chosen_at + r0 * width;
+    float *there = chosen[part] + t->chosen_at + r0 * width;
     if (width > 0) gpu_copy(packed, there, rows * width * sizeof(float));
     #pragma omp parallel for if (end - begin > 1 << 16)
     for (size_t r = 0; r < rows; r++) {
-        float *rest = x->rest + t->rest_at + (r0 + r) * (t->cols - width);
+        float *rest = host[part] + t->rest_at + (r0 + r) * (t->cols - width);
         for (size_t j = 0; j < t->cols; j++) {
             const size_t e = (r0 + r) * t->cols + (size_t)column[j];
             if (e < begin || e >= end) continue;
@@ -468,45 +467,18 @@ static void zen_part_move(void *owner, size_t at, size_t n, float *w, bool out) 
     free(packed);
 }
 
-// The weights in use.
-static void zen_shown_move(void *owner, size_t at, size_t n, float *w, bool out) {
-    floats_move(((const ZenPart *)owner)->g->params + at, w, n, out);
-}
-
-// The four parts (zen_run.h).
-static void zen_parts(GPT2 *g, StatePart parts[ZEN_PARTS]) {
-    static ZenPart owners[ZEN_PARTS];
-    ZenFlow *z = g->zen;
-    owners[0] = ZenPart{g, z->master, z->host_master};
-    owners[1] = ZenPart{g, z->m, z->host_m};
-    owners[2] = ZenPart{g, z->v, z->host_v};
-    owners[3] = ZenPart{g, NULL, NULL};
-    static const char *const names[ZEN_PARTS] = {"param", "m", "v", "shown"};
-    if (z->own == NULL)
-        z->own = (StateSpan *)alloc_or_fail((size_t)g->segments, sizeof *z->own, "state");
-    for (int s = 0; s < g->segments; s++)
-        z->own[s] = StateSpan{g->segment[s].own_from, g->segment[s].own, NULL};
-    for (int k = 0; k < ZEN_PARTS; k++) {
-        parts[k] = part_moved(names[k], &owners[k], k < 3 ? zen_part_move : zen_shown_move);
-        parts[k].spans = z->own;
-        parts[k].count = g->segments;
-    }
-}
-
 // Values for the first step: a checkpoint's of this mode, or of another, or those that --model
 // names. Where an update was under way, its result is made again from the newest weights.
-static void zen_load(GPT2 *g, Run *r) {
+static void zen_load(GPT2 *g, Run *r, RunState *state) {
     ZenFlow *z = g->zen;
-    StatePart *parts = g->parts;
-    zen_parts(g, parts);
-    const RunState state = {parts, zen_is_saved(r) ? ZEN_PARTS : 3, &parts[0]};
-    run_load(r, &state);
-    r->saves.count = ZEN_PARTS;
+    if (zen_is_saved(r)) state->parts = STATE_PARTS;
+    run_load(r, state);
+    r->saves.parts = STATE_PARTS;
     for (int i = 0; !zen_is_saved(r) && i < g->table.count; i++) {
         const GPT2Tensor *x = &g->table.tensors[i];
         float *w = (float *)alloc_or_fail(x->size, sizeof(float), "parameters");
-        zen_part_move(parts[0].owner, x->offset, x->size, w, true);
-        zen_shown_move(parts[3].owner, x->offset, x->size, w, false);
+        zen_move(g, 0, x->offset, x->size, w, true);
+        zen_move(g, 3, x->offset, x->size, w, false);
         free(w);
     }
     const size_t results = z->result != NULL ? z->map.rest : 0;

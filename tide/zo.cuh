@@ -220,7 +220,6 @@ struct ZoModel {
     cudaEvent_t *used;          //   no kernel reads it any more
     cudaEvent_t *left;          //   it is on the host again
     size_t visits, fetched;     // of all passes: visits that have been computed, and fetched for
-    StatePart part;             // the weights, for checkpoints
     size_t step;                // steps done
     uint64_t sent;              // micro-batches of the run that have been sent
     cudaEvent_t over;           // the losses are on the host
@@ -794,9 +793,9 @@ static double zo_eval(void *model, Run *r, size_t first, size_t rows, size_t *ri
     return z->mine[0];
 }
 
-// A StatePart's move: the weights, wherever they are, when no update is pending and no stream at
+// A RunState's move: the weights, wherever they are, when no update is pending and no stream at
 // work.
-static void zo_move(void *owner, size_t at, size_t n, float *w, bool out) {
+static void zo_move(void *owner, int, size_t at, size_t n, float *w, bool out) {
     ZoModel *z = (ZoModel *)owner;
     const size_t layers_end = z->head + z->config.layers * z->layer;
     for (size_t count; n > 0; at += count, w += count, n -= count) {
@@ -1009,7 +1008,7 @@ static void zo_agree(ZoModel *z) {
     float *buffer = (float *)alloc_or_fail(CHUNK, sizeof(float), "comparison of weights");
     for (size_t at = 0, n; at < z->table.elements; at += n) {
         n = min_size(CHUNK, z->table.elements - at);
-        zo_move(z, at, n, buffer, true);
+        zo_move(z, 0, at, n, buffer, true);
         #pragma omp parallel for reduction(+ : hash)
         for (size_t i = 0; i < n; i++) {
             uint32_t bits;
@@ -1053,11 +1052,12 @@ static size_t zo_begin(ZoModel *z, Run *r) {
 
 // First values. Of replicas all load, and rank 0 alone has something to save.
 static void zo_load(ZoModel *z, Run *r) {
-    z->part = part_moved("param", z, zo_move);
-    const RunState state = {&z->part, 1, &z->part};
+    RunState state = state_in(NULL, 1);
+    state.move = zo_move;
+    state.owner = z;
     run_load(r, &state);
     zo_agree(z);
-    if (r->rank > 0) z->part.count = 0;
+    if (r->rank > 0) r->saves.count = 0;
     z->step = r->state.step;
     z->sent = z->step * z->accum;
     device_rest();

@@ -181,14 +181,11 @@ static void model_begin(GPT2 *g, const Shape *s, const float *params, const Plac
     g->choice.keep_grads = where == NULL || where->tight < 2;
     gpt2_place(g);
     gpt2_allocate(g);
-    StatePart parts[3];
-    gpt2_parts(g, parts);
     for (int i = 0; i < g->table.count; i++) {  // padding and gaps stay as they were allocated
         const GPT2Tensor *x = &g->table.tensors[i];
-        part_copy(&parts[0], x->offset, x->rows * x->cols, (float *)params + x->offset, false);
+        gpt2_move(g, 0, x->offset, x->rows * x->cols, (float *)params + x->offset, false);
     }
     gpt2_round_params(g);
-    for (int k = 0; k < 3; k++) free((void *)parts[k].spans);
 }
 
 static GPT2 *model_open(const Shape *s, const float *params, const Placement *where = NULL) {
@@ -269,15 +266,12 @@ static uint64_t hash_with(uint64_t seed, const void *data, size_t bytes) {
 // Of everything that training leaves: the parameters in both forms, and the moments.
 static uint64_t hash_state(GPT2 *g) {
     const size_t P = g->table.elements;
-    StatePart parts[3];
     float *whole = floats(P);
     gpu_copy(whole, g->params, P * sizeof(floatX));
     uint64_t hash = hash_bytes(whole, P * sizeof(floatX));
-    gpt2_parts(g, parts);
     for (int k = 0; k < 3; k++) {
-        part_copy(&parts[k], 0, P, whole, true);
+        gpt2_move(g, k, 0, P, whole, true);
         hash = hash_with(hash, whole, P * sizeof(float));
-        free((void *)parts[k].spans);
     }
     free(whole);
     return hash;

@@ -66,70 +66,61 @@ static void limit_file_size(size_t bytes) {
     setrlimit(RLIMIT_FSIZE, &limit);
 }
 
-// An arena as a trainer passes it: in host memory, or, with `far` set, like one on a GPU: at an
-// address that the CPU cannot reach, so that only far_copy() may touch it. MIXED: cut at places
-// that have nothing to do with tensors, with every third range far. MOVED: only moved() knows.
-#define FAR ((uintptr_t)1 << 62)
-static enum { NEAR, ALL_FAR, MIXED, MOVED } far;
-static size_t far_largest, far_total;  // bytes of one copy, of all
+// State as a trainer passes it: in host memory, or, with `far` set, where only moved() knows.
+// MIXED: in ranges that have nothing to do with tensors.
+static enum { NEAR, MOVED, MIXED } far;
+static size_t far_largest, far_total;  // bytes of one move, of all
 
-static void far_copy(void *to, const void *from, size_t bytes) {
-    const bool to_far = (uintptr_t)to >= FAR, from_far = (uintptr_t)from >= FAR;
-    CHECK(far == MIXED || to_far != from_far, "a copy must be from here to there, or back");
-    if (bytes > far_largest) far_largest = bytes;
-    far_total += bytes;
-    memcpy((void *)((uintptr_t)to - (to_far ? FAR : 0)),
-           (const void *)((uintptr_t)from - (from_far ? FAR : 0)), bytes);
-}
+enum { PARTS = 3, MAX_RANGES = 300 };
+typedef struct {
+    const GPT2Table *t;
+    float *arenas[PARTS];
+    size_t next;
+    StateRange ranges[MAX_RANGES];
+} Moved;
 
-// What a part's move() is promised: one tensor at a time, in order; with what pads it only inwards.
-typedef struct { const GPT2Table *t; float *arena; size_t next; } Moved;
-static void moved(void *owner, size_t at, size_t n, float *w, bool out) {
+// What a move is promised: one tensor at a time, in order; with what pads it only inwards.
+static void moved(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     Moved *m = (Moved *)owner;
-    int i = 0;
-    while (i + 1 < m->t->count && m->t->tensors[i + 1].offset <= at) i++;
-    const GPT2Tensor *x = &m->t->tensors[i];
+    const GPT2Tensor *x = &m->t->tensors[gpt2_tensor_at(m->t, at)];
     const size_t end = x->offset + (out ? x->rows * x->cols : round_up(x->size, ALIGN_ELEMENTS));
     CHECK(n > 0 && at + n <= end, "%zu elements at %zu of %s", n, at, x->name);
     CHECK(at >= m->next || at == 0, "out of order: %s", x->name);
     m->next = at + n;
     if (n * sizeof *w > far_largest) far_largest = n * sizeof *w;
-    memcpy(out ? w : m->arena + at, out ? m->arena + at : w, n * sizeof *w);
+    far_total += n * sizeof *w;
+    state_move(m->arenas, part, at, n, w, out);
 }
 
-// The spans stay for as long as a test may need them.
-static StatePart part_of(const char *prefix, const GPT2Table *t, float *arena) {
-    static StateSpan spans[4000];
-    static int used;
+// It can be used until 64 others have been made.
+static RunState state_of(const GPT2Table *t, float *const *arenas, int parts) {
     static uint32_t random = 1;
     static Moved owners[64];
     static int owner;
-    if (far == MOVED) {
-        Moved *m = &owners[owner++ % 64];
-        m->t = t;
-        m->arena = arena;
-        m->next = 0;
-        return part_moved(prefix, m, moved);
-    }
-    if (used > 3000) used = 0;
-    StatePart p = {prefix, &spans[used], 0, far == NEAR ? NULL : far_copy, NULL, NULL};
-    for (size_t at = 0; at < t->elements; p.count++) {
-        StateSpan *span = &spans[used++];
+    Moved *m = &owners[owner++ % 64];
+    m->t = t;
+    m->next = 0;
+    memcpy(m->arenas, arenas, (size_t)parts * sizeof *arenas);
+    RunState x = state_in(m->arenas, parts);
+    if (far == NEAR) return x;
+    x.move = moved;
+    x.owner = m;
+    if (far == MOVED) return x;
+    x.ranges = m->ranges;
+    x.count = 0;
+    for (size_t at = 0; at < t->elements; at += m->ranges[x.count++].length) {
         random = random * 1664525 + 1013904223;
-        span->at = at;
-        span->length = min_size(t->elements - at, ALIGN_ELEMENTS * (1 + (random >> 20) % 7));
-        if (far != MIXED) span->length = t->elements;
-        const bool there = far == ALL_FAR || (far == MIXED && p.count % 3 == 1);
-        span->data = there ? (float *)((uintptr_t)(arena + at) + FAR) : arena + at;
-        at += span->length;
+        m->ranges[x.count].at = at;
+        m->ranges[x.count].length = min_size(t->elements - at,
+                                             ALIGN_ELEMENTS * (1 + (random >> 20) % 7));
     }
-    return p;
+    return x;
 }
 
 static bool save_model(const char *dir, const GPT2Config *c, const GPT2Table *t, float *arena,
                        bool bf16, int eot) {
-    const StatePart part = part_of("param", t, arena);
-    return model_save(dir, c, t, &part, bf16, eot, &err);
+    const RunState here = state_of(t, &arena, 1);
+    return model_save(dir, c, t, &here, bf16, eot, &err);
 }
 
 // Sizes that no tile, block or alignment divides.
@@ -363,10 +354,10 @@ static float *load(const char *path, const GPT2Config *c, GPT2Table *t) {
     *t = gpt2_table(c);
     float *arena = (float *)alloc_or_fail(t->elements, sizeof(float), "arena");
     memset(arena, 0xff, t->elements * sizeof(float));
-    const StatePart part = part_of("param", t, arena);
+    const RunState here = state_of(t, &arena, 1);
     far_total = 0;
-    if (!REFUSES(model_load(path, c, t, &part))) {
-        CHECK(far != ALL_FAR || far_total == t->elements * sizeof(float), "%zu copied", far_total);
+    if (!REFUSES(model_load(path, c, t, &here))) {
+        CHECK(far == NEAR || far_total == t->elements * sizeof(float), "%zu copied", far_total);
         return arena;
     }
     free(arena);
@@ -930,17 +921,14 @@ static void test_hash(void) {
 // ---------------------------------------------------------------------------------------------
 // Training state
 
-enum { PARTS = 3 };
 typedef struct {
     GPT2Config c;
     GPT2Table t;
-    StatePart parts[PARTS];
     float *arena[PARTS];
     TrainState s;
 } Run;
 
 static Run run_new(size_t vocab) {
-    static const char *const names[PARTS] = {"param", "m", "v"};
     Run r;
     memset(&r, 0, sizeof r);
     r.c.layers = 1; r.c.heads = 2; r.c.channels = 4; r.c.ffn = 5; r.c.context = 3;
@@ -950,8 +938,6 @@ static Run run_new(size_t vocab) {
     r.t = gpt2_table(&r.c);
     for (int k = 0; k < PARTS; k++) {
         r.arena[k] = (float *)alloc_or_fail(r.t.elements, sizeof(float), "part");
-        StateSpan *span = (StateSpan *)alloc_or_fail(1, sizeof *span, "span");
-        r.parts[k] = part_whole(names[k], span, &r.t, r.arena[k], NULL);
         gpt2_init(&r.t, r.arena[k], (uint64_t)k + 1);
     }
     r.s.seed = UINT64_MAX - 5;
@@ -963,16 +949,15 @@ static Run run_new(size_t vocab) {
 
 static void run_free(Run *r) {
     for (int k = 0; k < PARTS; k++) free(r->arena[k]);
-    for (int k = 0; k < PARTS; k++) free((void *)r->parts[k].spans);
     gpt2_table_free(&r->t);
 }
 
-static bool save(const char *out, const Run *r, const StatePart *parts, int count, int keep) {
+static bool save(const char *out, const Run *r, int parts, int keep) {
+    const RunState here = state_of(&r->t, r->arena, parts);
     StateSave x;
     x.out = out;
     x.table = &r->t;
-    x.parts = parts;
-    x.count = count;
+    x.here = &here;
     x.keep = keep;
     x.state = r->s;
     x.state.config = r->c;
@@ -982,7 +967,12 @@ static bool save(const char *out, const Run *r, const StatePart *parts, int coun
 static bool run_save(Run *r, const char *out, size_t step, int keep) {
     r->s.step = step;
     for (int k = 0; k < PARTS; k++) r->arena[k][0] = (float)step;
-    return save(out, r, r->parts, PARTS, keep);
+    return save(out, r, PARTS, keep);
+}
+
+static bool load_state(const char *dir, const TrainState *s, Run *r, int parts) {
+    const RunState here = state_of(&r->t, r->arena, parts);
+    return state_load(dir, s, &r->t, &here, &err);
 }
 
 // state_find() with what it says on stderr in said[].
@@ -1024,29 +1014,24 @@ static void test_state_round_trip(void) {
     CHECK(strcmp(s.options, r.s.options) == 0, "options: %s", s.options);
     CHECK(memcmp(&s.config, &r.c, sizeof r.c) == 0, "configuration");
     for (int k = 0; k < PARTS; k++) memset(back.arena[k], 0xff, back.t.elements * 4);
-    CHECK(state_load(dir, &s, &back.t, back.parts, PARTS, &err), "%s", err.text);
+    CHECK(load_state(dir, &s, &back, PARTS), "%s", err.text);
     for (int k = 0; k < PARTS; k++)
         CHECK(memcmp(back.arena[k], r.arena[k], r.t.elements * 4) == 0, "part %d", k);
     r.arena[0][r.t.tensors[0].size - 1] = 5;  // a padded row is not saved
     CHECK(run_save(&r, out, 11, 0) && find(out, &s, dir), "%s", err.text);
-    CHECK(state_load(dir, &s, &back.t, back.parts, PARTS, &err), "%s", err.text);
+    CHECK(load_state(dir, &s, &back, PARTS), "%s", err.text);
     CHECK(back.arena[0][r.t.tensors[0].size - 1] == 0, "a padded row came back");
 
-    StatePart swapped[PARTS] = {back.parts[2], back.parts[0], back.parts[1]};  // any order
-    CHECK(state_load(dir, &s, &back.t, swapped, PARTS, &err), "%s", err.text);
-    CHECK(memcmp(back.arena[2], r.arena[2], r.t.elements * 4) == 0, "order");
-    const StatePart weights[PARTS] = {back.parts[0], {"m", NULL, 0, NULL, NULL, NULL},
-                                      {"v", NULL, 0, NULL, NULL, NULL}};
-    memset(back.arena[0], 0xff, back.t.elements * 4);
-    CHECK(state_load(dir, &s, &back.t, weights, PARTS, &err), "%s", err.text);
-    CHECK(back.arena[0][0] == 11, "only the weights");
-    back.parts[1].prefix = "momentum";
-    CHECK(!state_load(dir, &s, &back.t, back.parts, PARTS, &err)
-          && says("tensor momentum.wte is missing"), "%s", err.text);
+    for (int k = 0; k < PARTS; k++) memset(back.arena[k], 0xff, back.t.elements * 4);
+    CHECK(load_state(dir, &s, &back, 1), "%s", err.text);
+    CHECK(back.arena[0][0] == 11 && back.arena[1][0] != back.arena[1][0], "only the weights");
+    const RunState four = state_in((float *const[]){r.arena[0], r.arena[1], r.arena[2], NULL}, 4);
+    CHECK(!state_load(dir, &s, &back.t, &four, &err) && says("tensor shown.wte is missing"), "%s",
+          err.text);
     Run other = run_new(8);
-    CHECK(!state_load(dir, &s, &other.t, other.parts, PARTS, &err)
+    CHECK(!load_state(dir, &s, &other, PARTS)
           && says("is of a model of another shape"), "%s", err.text);
-    CHECK(!state_load(in_base("no"), &s, &r.t, r.parts, PARTS, &err) && says("No such file"),
+    CHECK(!load_state(in_base("no"), &s, &r, PARTS) && says("No such file"),
           "%s", err.text);
     CHECK(entries_in(in_base("run/checkpoints")) == 2, "nothing else is there");
     run_free(&r);
@@ -1054,34 +1039,29 @@ static void test_state_round_trip(void) {
     run_free(&other);
 }
 
-// Everything that is loaded or saved, with arenas that only copies reach, or that lie here and
+// Everything that is loaded or saved, of state that only its trainer reaches, or that lies here and
 // there: the same files, the same values. Never more than one tensor is in host memory.
 static void test_far_arenas(void) {
     char *out = in_base("far"), *file = in_base("far/checkpoints/step_00000001/state.safetensors");
     for (int i = 0; i < 8; i++) {  // other cuts each time
-        far = i == 0 ? ALL_FAR : i == 1 ? MOVED : MIXED;
+        far = i == 0 ? MOVED : MIXED;
         far_largest = 0;
         test_load_layouts();
         test_load_refuses();
         test_save_round_trips();
         CHECK(far == MIXED || far_largest == 256 * 20 * sizeof(float), "%zu bytes", far_largest);
         Run r = run_new(7), back = run_new(7);
-        StatePart there[PARTS], back_there[PARTS];
+        far = NEAR;
         CHECK(run_save(&r, out, 1, 0), "%s", err.text);
         const uint64_t hash = hash_of(file);
-        for (int k = 0; k < PARTS; k++) {
-            memset(back.arena[k], 0xff, back.t.elements * 4);
-            there[k] = k == 1 ? r.parts[k] : part_of(r.parts[k].prefix, &r.t, r.arena[k]);
-            back_there[k] = k == 2 ? back.parts[k]
-                                   : part_of(r.parts[k].prefix, &r.t, back.arena[k]);
-        }
+        for (int k = 0; k < PARTS; k++) memset(back.arena[k], 0xff, back.t.elements * 4);
+        far = i == 0 ? MOVED : MIXED;
         remove_tree(out);
-        CHECK(save(out, &r, there, PARTS, 0), "%s", err.text);
+        CHECK(save(out, &r, PARTS, 0), "%s", err.text);
         CHECK(hash_of(file) == hash, "another file");
         TrainState s;
         char dir[PATH_MAX];
-        CHECK(find(out, &s, dir) && state_load(dir, &s, &r.t, back_there, PARTS, &err), "%s",
-              err.text);
+        CHECK(find(out, &s, dir) && load_state(dir, &s, &back, PARTS), "%s", err.text);
         for (int k = 0; k < PARTS; k++)
             CHECK(memcmp(back.arena[k], r.arena[k], r.t.elements * 4) == 0, "part %d", k);
         run_free(&r);
@@ -1218,17 +1198,17 @@ static void test_state_disk_full(void) {
 }
 
 // Is the checkpoint in dir whole, by what finds it and by what loads it?
-static bool is_whole(const char *dir, const Run *r, int parts) {
+static bool is_whole(const char *dir, Run *r, int parts) {
     TrainState s;
     if (!state_check(dir, &s, &err)) return false;
-    const bool whole = state_load(dir, &s, &r->t, r->parts, parts, &err);
+    const bool whole = load_state(dir, &s, r, parts);
     train_state_free(&s);
     return whole;
 }
 
 // Flips bits of the file at `path` (all of the first `dense` bytes, some of the others) and cuts it
 // to many lengths, and wants each of these noticed in checkpoint `dir`.
-static void damage(const char *dir, const char *path, size_t dense, const Run *r, int parts) {
+static void damage(const char *dir, const char *path, size_t dense, Run *r, int parts) {
     size_t n = 0, noticed = 0, tried = 0;
     char *good = file_read(path, &n, &err);
     const int file = open(path, O_WRONLY);
@@ -1259,7 +1239,7 @@ static void test_state_damage(void) {
     const char *out = in_base("damage");
     CHECK(run_save(&r, out, 1, 0), "%s", err.text);
     r.s.step = 2;  // one part: a small file, so that every bit of its header gets its turn
-    CHECK(save(out, &r, r.parts, 1, 0), "%s", err.text);
+    CHECK(save(out, &r, 1, 0), "%s", err.text);
     CHECK(find(out, &s, dir) && s.step == 2, "%s", err.text);
     path_join(weights, dir, "state.safetensors");
     path_join(json, dir, "state.json");
@@ -1274,7 +1254,7 @@ static void test_state_damage(void) {
     write_text(weights, good, n);
     good[n - 1] ^= 1;
     CHECK(find(out, &s, dir) && s.step == 2, "found anyway: %s", err.text);
-    CHECK(!state_load(dir, &s, &r.t, r.parts, 1, &err)
+    CHECK(!load_state(dir, &s, &r, 1)
           && says("param.ln_f.b in state.safetensors is not what was written"), "%s", err.text);
     CHECK(truncate(weights, (off_t)n - 1) == 0, "truncate");
     CHECK(newest(out) == 1, "the one before is whole");
@@ -1306,7 +1286,7 @@ static void test_state_more(void) {
     CHECK(run_save(&r, out, 2, 0) && find(out, &s, dir), "%s", err.text);
     CHECK(s.step == 2 && s.more != NULL && strcmp(s.more, large) == 0, "%s", s.more);
     CHECK(strcmp(s.options, r.s.options) == 0, "options: %s", s.options);
-    CHECK(state_load(dir, &s, &r.t, r.parts, PARTS, &err), "%s", err.text);
+    CHECK(load_state(dir, &s, &r, PARTS), "%s", err.text);
     train_state_free(&s);
     path_join(json, dir, "state.json");
     damage(dir, json, 10000, &r, PARTS);
@@ -1318,8 +1298,8 @@ static void test_state_more(void) {
     run_free(&r);
 }
 
-static void nowhere(void *owner, size_t at, size_t n, float *w, bool out) {
-    (void)owner, (void)at, (void)n, (void)w, (void)out;
+static void nowhere(void *owner, int part, size_t at, size_t n, float *w, bool out) {
+    (void)owner, (void)part, (void)at, (void)n, (void)w, (void)out;
 }
 
 // A state whose hashes are right and whose contents are not: nothing may be believed.
@@ -1363,10 +1343,9 @@ static void test_state_forged(void) {
         bool ok = state_check(dir, &s, &err);
         if (ok) {
             const GPT2Table t = gpt2_table(&s.config);
-            const StatePart none[PARTS] = {part_moved("param", NULL, nowhere),
-                                           part_moved("m", NULL, nowhere),
-                                           part_moved("v", NULL, nowhere)};
-            ok = state_load(dir, &s, &t, none, PARTS, &err);
+            RunState none = state_in(NULL, PARTS);
+            none.move = nowhere;
+            ok = state_load(dir, &s, &t, &none, &err);
         }
         CHECK(!ok && says(edits[i].expected), "%s: %s", edits[i].to, err.text);
     }

@@ -309,15 +309,10 @@ static void test_same_bits(void) {
 static void carry(GPT2 *from, GPT2 *to) {
     const size_t P = from->table.elements;
     float *whole = floats(P);
-    StatePart old[3], fresh[3];
     gpt2_update_wait(from);
-    gpt2_parts(from, old);
-    gpt2_parts(to, fresh);
     for (int k = 0; k < 3; k++) {
-        part_copy(&old[k], 0, P, whole, true);
-        part_copy(&fresh[k], 0, P, whole, false);
-        free((void *)old[k].spans);
-        free((void *)fresh[k].spans);
+        gpt2_move(from, k, 0, P, whole, true);
+        gpt2_move(to, k, 0, P, whole, false);
     }
     gpt2_round_params(to);
     free(whole);

@@ -8,7 +8,7 @@
 #include "files.h"
 #include "test.h"
 
-typedef struct { Run run; StateSpan span; float *arena; StatePart part; RunState state; } Trainer;
+typedef struct { Run run; float *arena; RunState state; } Trainer;
 
 static Trainer *trainer_new(int argc, const char **argv) {
     Trainer *x = (Trainer *)alloc_or_fail(1, sizeof *x, "run");
@@ -16,9 +16,7 @@ static Trainer *trainer_new(int argc, const char **argv) {
     run_open(r, argc, (char **)argv, false);
     x->arena = (float *)alloc_or_fail(r->table.elements, sizeof(float), "weights");
     memset(x->arena, 0xff, r->table.elements * sizeof(float));
-    x->part = part_whole("param", &x->span, &r->table, x->arena, NULL);
-    const RunState state = {&x->part, 1, &x->part};
-    x->state = state;
+    x->state = state_in(&x->arena, 1);
     run_load(r, &x->state);
     options_to_json(&r->o, r->state.options, sizeof r->state.options);
     return x;

@@ -67,44 +67,39 @@ static size_t random_below(size_t n) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// A model's state in many places: every piece of it has memory of its own, some on a "GPU", at an
-// address that only far_copy() reaches. Of several ranks, each has some of the pieces.
+// A model's state in many places: every piece of it has memory of its own. Of several ranks, each
+// has some of the pieces.
 
 enum { PARTS = 3, MAX_PIECES = 400 };
-#define FAR ((uintptr_t)1 << 62)
 
 typedef struct {
     GPT2Config c;
     GPT2Table t;
     TrainState state;
-    StatePart parts[PARTS], plain[PARTS];  // plain: with spans
-    StateSpan spans[PARTS][MAX_PIECES], own[MAX_PIECES];
-    int count;
+    RunState here;
+    StateRange pieces[MAX_PIECES];
+    float *data[PARTS][MAX_PIECES];
 } Model;
 
-static void far_copy(void *to, const void *from, size_t bytes) {
-    const bool to_far = (uintptr_t)to >= FAR, from_far = (uintptr_t)from >= FAR;
-    memcpy((void *)((uintptr_t)to - (to_far ? FAR : 0)),
-           (const void *)((uintptr_t)from - (from_far ? FAR : 0)), bytes);
-}
-
-static int moving;  // bit k: nobody but move() knows where part k of the next model is
 static bool replicated;  // rank 0 has everything, the others nothing
-static bool in_a_row;    // each rank has one span
+static bool in_a_row;    // each rank has one piece
 
-static void move(void *owner, size_t at, size_t n, float *w, bool out) {
+static void move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
+    const Model *g = (const Model *)owner;
+    size_t moved = 0;
     CHECK(n <= PART_UNIT || ranks.rank == 0, "%zu elements at a time", n);
-    CHECK(ranks.world == 1 || part_next((const StatePart *)owner, &at, at + n) > 0, "not ours");
-    part_copy((const StatePart *)owner, at, n, w, out);
+    for (int i = 0; i < g->here.count; i++) {
+        const StateRange *s = &g->pieces[i];
+        const size_t from = s->at > at ? s->at : at, to = min_size(s->at + s->length, at + n);
+        if (from >= to) continue;
+        float *here = w + (from - at), *there = g->data[part][i] + (from - s->at);
+        memcpy(out ? here : there, out ? there : here, (to - from) * sizeof *w);
+        moved += to - from;
+    }
+    CHECK(moved == n, "%zu of %zu elements are ours", moved, n);
 }
 
-static float *span_memory(const StateSpan *s) {
-    return (float *)((uintptr_t)s->data & ~FAR);
-}
-
-// far_share: of 100 pieces, how many are on the GPU; whole: one piece, one span.
-static Model *model_new(size_t far_share, bool whole) {
-    static const char *const names[PARTS] = {"param", "m", "v"};
+static Model *model_new(void) {
     Model *g = (Model *)alloc_or_fail(1, sizeof *g, "model");
     g->c.layers = 2; g->c.heads = 4; g->c.channels = 20; g->c.ffn = 37; g->c.context = 9;
     g->c.vocab = 131;
@@ -112,9 +107,10 @@ static Model *model_new(size_t far_share, bool whole) {
     gpt2_finish(&g->c, &err);
     g->t = gpt2_table(&g->c);
     snprintf(g->state.options, sizeof g->state.options, "{\"lr\":0.1}");
+    const RunState here = {PARTS, g->pieces, 0, move, g};
+    g->here = here;
     for (size_t at = 0, n; at < g->t.elements; at += n) {
-        n = whole ? g->t.elements : ALIGN_ELEMENTS * (1 + random_below(12));
-        const bool far = random_below(100) < far_share;
+        n = ALIGN_ELEMENTS * (1 + random_below(12));
         size_t owner = ranks.world == 1 || replicated ? 0 : random_below((size_t)ranks.world);
         if (in_a_row && ranks.world > 1) {
             n = round_up(g->t.elements / (size_t)ranks.world, ALIGN_ELEMENTS);
@@ -122,42 +118,28 @@ static Model *model_new(size_t far_share, bool whole) {
         }
         n = min_size(n, g->t.elements - at);
         if (owner != (size_t)ranks.rank) continue;
-        for (int k = 0; k < PARTS; k++) {
-            StateSpan *s = &g->spans[k][g->count];
-            float *data = (float *)alloc_or_fail(n, sizeof(float), "piece");
-            s->at = at;
-            s->length = n;
-            s->data = far ? (float *)((uintptr_t)data + FAR) : data;
-        }
-        const StateSpan own = {at, n, NULL};
-        g->own[g->count++] = own;
-    }
-    for (int k = 0; k < PARTS; k++) {
-        const StatePart p = {names[k], g->spans[k], g->count, far_copy, NULL, NULL};
-        g->plain[k] = p;
-        g->parts[k] = moving >> k & 1 ? part_moved(names[k], &g->plain[k], move) : p;
-        if (ranks.world > 1 && g->parts[k].move != NULL) {
-            g->parts[k].spans = g->own;
-            g->parts[k].count = g->count;
-        }
+        for (int k = 0; k < PARTS; k++)
+            g->data[k][g->here.count] = (float *)alloc_or_fail(n, sizeof(float), "piece");
+        g->pieces[g->here.count].at = at;
+        g->pieces[g->here.count++].length = n;
     }
     return g;
 }
 
 static void model_free(Model *g) {
     for (int k = 0; k < PARTS; k++)
-        for (int i = 0; i < g->count; i++) free(span_memory(&g->spans[k][i]));
+        for (int i = 0; i < MAX_PIECES; i++) free(g->data[k][i]);
     gpt2_table_free(&g->t);
     free(g);
 }
 
 // Fills what is in [at, at + n) of part k with values that depend on the seed and the place.
 static void fill(const Model *g, int k, size_t at, size_t n, float seed) {
-    for (int i = 0; i < g->count; i++) {
-        const StateSpan *s = &g->spans[k][i];
+    for (int i = 0; i < g->here.count; i++) {
+        const StateRange *s = &g->pieces[i];
         for (size_t j = 0; j < s->length; j++)
             if (s->at + j >= at && s->at + j < at + n)
-                span_memory(s)[j] = seed + 0.25f * (float)(k + 1) + (float)(s->at + j);
+                g->data[k][i][j] = seed + 0.25f * (float)(k + 1) + (float)(s->at + j);
     }
 }
 
@@ -170,24 +152,23 @@ static bool holds(const Model *g, float seed) {  // all tensors; padding is zero
     for (int k = 0; k < PARTS; k++)
         for (int i = 0; i < g->t.count; i++) {
             const GPT2Tensor *x = &g->t.tensors[i];
-            for (int p = 0; p < g->count; p++) {
-                const StateSpan *s = &g->spans[k][p];
+            for (int p = 0; p < g->here.count; p++) {
+                const StateRange *s = &g->pieces[p];
                 for (size_t j = 0; j < s->length; j++) {
                     const size_t at = s->at + j;
                     if (at < x->offset || at >= x->offset + x->rows * x->cols) continue;
-                    same = same && span_memory(s)[j] == seed + 0.25f * (float)(k + 1) + (float)at;
+                    same = same && g->data[k][p][j] == seed + 0.25f * (float)(k + 1) + (float)at;
                 }
             }
         }
     return same;
 }
 
-static const StateSave *what(const Model *g, const StatePart *parts, const char *out, size_t step) {
+static const StateSave *what(const Model *g, const char *out, size_t step) {
     static StateSave x;
     x.out = out;
     x.table = &g->t;
-    x.parts = parts;
-    x.count = PARTS;
+    x.here = &g->here;
     x.keep = 1;
     x.state = g->state;
     x.state.config = g->c;
@@ -196,8 +177,8 @@ static const StateSave *what(const Model *g, const StatePart *parts, const char 
 }
 
 static bool save_at_once(const Model *g, const char *out, size_t step) {
-    return state_save(what(g, g->plain, out, step), &err)
-        && model_save(out, &g->c, &g->t, &g->plain[0], false, 50, &err);
+    return state_save(what(g, out, step), &err)
+        && model_save(out, &g->c, &g->t, &g->here, false, 50, &err);
 }
 
 static size_t newest(const char *out) {  // the step of the newest whole checkpoint, or 0
@@ -291,8 +272,8 @@ static Run *ranks_run(const Model *g, const char *out) {
 }
 
 // Saves it after `step` steps.
-static void ranks_save(Run *r, size_t step, bool state, const RunState *x) {
-    r->saves = *x;
+static void ranks_save(Run *r, size_t step, bool state, const Model *g) {
+    r->saves = g->here;
     run_write(r, step, state && step != r->state.step);
 }
 
@@ -300,11 +281,11 @@ static void ranks_save(Run *r, size_t step, bool state, const RunState *x) {
 static void check_loaded(const Model *g, int parts, float seed) {
     CHECK(holds(g, seed), "other values");
     for (int k = 0; k < parts; k++)
-        for (int p = 0; p < g->count; p++) {
-            const StateSpan *s = &g->spans[k][p];
+        for (int p = 0; p < g->here.count; p++) {
+            const StateRange *s = &g->pieces[p];
             for (size_t j = 0; j < s->length; j++) {
                 const GPT2Tensor *x = &g->t.tensors[gpt2_tensor_at(&g->t, s->at + j)];
-                CHECK(s->at + j < x->offset + x->rows * x->cols || span_memory(s)[j] == 0,
+                CHECK(s->at + j < x->offset + x->rows * x->cols || g->data[k][p][j] == 0,
                       "padding at %zu", s->at + j);
             }
         }
@@ -312,35 +293,31 @@ static void check_loaded(const Model *g, int parts, float seed) {
 
 static struct {
     const char *out;
-    size_t far_share;
-    int slow, moving;
+    int slow;
     bool replicated, in_a_row;
 } job;
 
 static Model *job_model(void) {
     replicated = job.replicated;
     in_a_row = job.in_a_row;
-    moving = job.moving;
-    Model *g = model_new(job.far_share, false);
+    Model *g = model_new();
     static char more[] = "{\"a\":1}";
     g->state.more = more;
     return g;
 }
 
-// Three steps. Where rank 0 has everything, the weights for others may be no part of checkpoints.
+// Three steps.
 static int save_three(void) {
     Model *g = job_model();
     Run *r = ranks_run(g, job.out);
-    const StatePart other = {"other", g->spans[1], g->count, far_copy, NULL, NULL};
-    const RunState x = {g->parts, PARTS, job.replicated ? &other : &g->parts[0]};
     slow = ranks.rank == 1 ? job.slow : 0;
     for (size_t step = 1; step <= 3; step++) {
         fill_all(g, (float)step);
-        ranks_save(r, step, true, &x);
+        ranks_save(r, step, true, g);
         CHECK(newest(job.out) == step && r->state.step == step, "%s", err.text);
     }
     fill_all(g, ranks.world == 1 || replicated ? 3 : 50);  // 50: nobody saves this
-    ranks_save(r, 3, true, &x);
+    ranks_save(r, 3, true, g);
     CHECK(newest(job.out) == 3, "%s", err.text);
     return 0;
 }
@@ -349,7 +326,6 @@ static int save_three(void) {
 static int load_and_save(void) {
     Model *g = job_model();
     Run *r = ranks_run(g, job.out);
-    const RunState x = {g->parts, PARTS, &g->parts[0]};
     r->o.resume = true;
     r->state.more = NULL;
     fill_all(g, -1);
@@ -357,11 +333,11 @@ static int load_and_save(void) {
                      &err), "%s", err.text);
     CHECK(r->state.step == 3 && r->state.data_position == 18 && r->state.more != NULL
           && strcmp(r->state.options, g->state.options) == 0, "step %zu", r->state.step);
-    run_load(r, &x);
+    run_load(r, &g->here);
     check_loaded(g, PARTS, 3);
-    ranks_save(r, 3, false, &x);
+    ranks_save(r, 3, false, g);
     fill_all(g, -1);
-    model_load(job.out, &g->c, &g->t, &g->parts[0]);
+    model_load(job.out, &g->c, &g->t, &g->here);
     for (int k = 1; k < PARTS; k++) fill(g, k, 0, g->t.elements, 3);
     check_loaded(g, 1, 3);
     return 0;
@@ -384,17 +360,13 @@ static void check_same_files(const char *a, const char *b, size_t last) {
 // Whatever each of so many ranks has, they write what one process writes, and any other number of
 // them reads it.
 static void test_ranks_same_bytes(void) {
-    static const struct { size_t far_share; int slow, moving; } cases[] = {
-        {0, 100, 0}, {30, 0, 2}, {100, 0, 7}, {0, 0, 0}, {30, 0, 1}};
     char *one = in_base("one"), *many = in_base("many");
     for (int i = 0; i < 5; i++)
         for (int world = 1; world <= MAX_WORLD; world++) {
             if (i % 4 > 0 && world == 1) continue;
             job.out = world == 1 ? one : many;
             ranks_seed++;
-            job.far_share = cases[i].far_share;
-            job.slow = cases[i].slow;
-            job.moving = cases[i].moving;
+            job.slow = i == 0 ? 100 : 0;
             job.in_a_row = i == 3;
             job.replicated = i == 4;
             remove_tree(job.out);
@@ -402,7 +374,6 @@ static void test_ranks_same_bytes(void) {
             check_same_files(one, job.out, 3);
             if (job.replicated) continue;
             job.in_a_row = false;
-            job.moving = job.moving * 2 % 7;
             ranks_seed++;
             char weights[PATH_MAX];
             path_join(weights, job.out, "model.safetensors");
@@ -410,11 +381,11 @@ static void test_ranks_same_bytes(void) {
             CHECK(on_ranks(1 + (world + i) % MAX_WORLD, load_and_save) == 0, "%d ranks", world);
             check_same_files(one, job.out, 3);
         }
-    Model *g = model_new(0, false);  // and that is right
+    Model *g = model_new();  // and that is right
     TrainState state;
     char dir[PATH_MAX];
     CHECK(state_find(one, SIZE_MAX, &state, dir, &err)
-          && state_load(dir, &state, &g->t, g->parts, PARTS, &err), "%s", err.text);
+          && state_load(dir, &state, &g->t, &g->here, &err), "%s", err.text);
     check_loaded(g, PARTS, 3);
     train_state_free(&state);
     model_free(g);
@@ -425,15 +396,14 @@ static int load_first(void) {
     Model *g = job_model();
     Run *r = ranks_run(g, job.out);
     float *whole = (float *)alloc_or_fail(g->t.elements, sizeof(float), "model");
-    const RunState x = {g->parts, 1, &g->parts[0]};
     r->state.more = NULL;
     r->o.seed = 5;
     gpt2_init(&g->t, whole, 5);
     fill_all(g, -1);
-    run_load(r, &x);
-    for (int i = 0; i < g->count; i++) {
-        const StateSpan *s = &g->spans[0][i];
-        CHECK(memcmp(span_memory(s), whole + s->at, s->length * sizeof(float)) == 0, "%zu", s->at);
+    run_load(r, &g->here);
+    for (int i = 0; i < g->here.count; i++) {
+        const StateRange *s = &g->pieces[i];
+        CHECK(memcmp(g->data[0][i], whole + s->at, s->length * sizeof(float)) == 0, "%zu", s->at);
     }
     return 0;
 }
@@ -442,8 +412,6 @@ static void test_ranks_first_values(void) {
     memset(&job, 0, sizeof job);
     for (int world = 1; world <= MAX_WORLD; world++) {
         ranks_seed++;
-        job.moving = world % 2;
-        job.far_share = 30;
         job.out = in_base("first");
         CHECK(on_ranks(world, load_first) == 0, "%d ranks", world);
     }
@@ -456,7 +424,7 @@ static int *points;  // shared: how many there are on the victim
 
 static int save_in_trouble(void) {
     Model *g = job_model();
-    const StateSave *s = what(g, g->parts, job.out, 2);
+    const StateSave *s = what(g, job.out, 2);
     char by[32];
     const bool here = ranks.rank == victim.rank;
     fill_all(g, 2);
@@ -486,7 +454,6 @@ static char *before_trouble(Model *g) {
     fill_all(g, 1);
     CHECK(save_at_once(g, out, 1), "%s", err.text);
     memset(&job, 0, sizeof job);
-    job.far_share = 20;
     return out;
 }
 
@@ -502,7 +469,7 @@ static void after_trouble(Model *g, bool killed) {
 
 // Each rank in turn has a write, flush or rename that fails, or is killed there.
 static void test_ranks_trouble(void) {
-    Model *g = model_new(0, false);
+    Model *g = model_new();
     int tried = 0, saved = 0;
     points = (int *)mmap(NULL, sizeof *points, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
                          -1, 0);
@@ -537,7 +504,7 @@ static void test_ranks_trouble(void) {
 // The disk is full for one of them.
 static void test_ranks_disk_full(void) {
     static const size_t limits[3] = {1, 5000, 1 << 22};
-    Model *g = model_new(0, false);
+    Model *g = model_new();
     signal(SIGXFSZ, SIG_IGN);
     for (int i = 0; i < 6; i++) {
         victim.rank = i / 3 * 2;
@@ -555,9 +522,9 @@ static void test_ranks_disk_full(void) {
 // What nobody has is missed.
 static int save_less(void) {
     Model *g = job_model();
-    if (ranks.rank == 1) g->parts[1].count--;
+    if (ranks.rank == 1) g->here.count--;
     fill_all(g, 2);
-    CHECK(!state_save(what(g, g->parts, job.out, 9), &err)
+    CHECK(!state_save(what(g, job.out, 9), &err)
           && strstr(err.text, "bytes were written") != NULL, "%s", err.text);
     CHECK(newest(job.out) == 0, "half a checkpoint");
     return 0;
@@ -570,7 +537,7 @@ static int save_apart(void) {
     TrainState s;
     CHECK(chdir(in_base(ranks.rank == 0 ? "node0" : "node1")) == 0, "chdir");
     CHECK(entries_in("out") == 1, "something is left");
-    CHECK(!state_save(what(g, g->parts, "out", 9), &err)
+    CHECK(!state_save(what(g, "out", 9), &err)
           && strstr(err.text, "cannot write out/checkpoints") != NULL
           && strstr(err.text, "(rank 1)") != NULL, "%s", err.text);
     CHECK(entries_in("out/checkpoints") == 1, "something is left");
@@ -582,7 +549,7 @@ static int save_apart(void) {
 
 static void test_ranks_apart(void) {
     memset(&job, 0, sizeof job);
-    Model *g = model_new(0, false);
+    Model *g = model_new();
     char *out[2] = {in_base("node0/out"), in_base("node1/out")};
     for (int i = 0; i < 2; i++) {
         fill_all(g, (float)i);

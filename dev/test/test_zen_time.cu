@@ -91,13 +91,11 @@ static Times measure(const Case *c, double compute) {
     model_plan(g, RECOMPUTE_NONE, SIZE_MAX, host);
     gpt2_allocate(g);
     float *params = shape_params(&s, false);
-    StatePart parts[ZEN_PARTS];
-    zen_parts(g, parts);
     g->zen->queued = g->zen->map.segments;
     for (int i = 0; i < g->table.count; i++)
-        for (int k = 0; k < ZEN_PARTS; k += ZEN_PARTS - 1)
-            part_copy(&parts[k], g->table.tensors[i].offset, g->table.tensors[i].size,
-                      params + g->table.tensors[i].offset, false);
+        for (int k = 0; k < STATE_PARTS; k += STATE_PARTS - 1)
+            zen_move(g, k, g->table.tensors[i].offset, g->table.tensors[i].size,
+                     params + g->table.tensors[i].offset, false);
     free(params);
 
     const size_t room = s.accum * s.B * s.T, first = 1 + windows * c->window;

@@ -1144,21 +1144,13 @@ static void other_modes_go_on_from_it(void) {
     for (size_t step = 1; step <= 6; step++) reference_step(&x, &m, step, g);
     CHECK(zen_is_late(&c.zen, &x.clock) && !same(x.master, x.shown, n), "an update is to show");
     Run saved, r;
-    StateSpan spans[ZEN_PARTS];
+    float *const parts[STATE_PARTS] = {x.master, x.m, x.v, x.shown};
     run_of(&saved, &m, &c, base);
-    const StatePart parts[ZEN_PARTS] = {part_whole("param", &spans[0], &m.table, x.master, NULL),
-                                        part_whole("m", &spans[1], &m.table, x.m, NULL),
-                                        part_whole("v", &spans[2], &m.table, x.v, NULL),
-                                        part_whole("shown", &spans[3], &m.table, x.shown, NULL)};
-    const RunState all = {parts, ZEN_PARTS, NULL};
-    saved.saves = all;
+    saved.saves = state_in(parts, STATE_PARTS);
     saved.done = 6;
     run_save(&saved, zen_text(&x.map, &x.clock));
     train_state_free(&saved.state);
-    const StatePart three[3] = {part_whole("param", &spans[0], &m.table, arena[0], NULL),
-                                part_whole("m", &spans[1], &m.table, arena[1], NULL),
-                                part_whole("v", &spans[2], &m.table, arena[2], NULL)};
-    const RunState what = {three, 3, NULL};
+    const RunState what = state_in(arena, 3);
     run_of(&r, &m, &c, base);
     r.o.resume = true;
     r.o.offload = OFFLOAD_NONE;

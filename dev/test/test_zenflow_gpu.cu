@@ -189,11 +189,11 @@ static uint64_t hash_clock(const ZenConfig *c, const ZenMap *map, const ZenClock
     return h;
 }
 
-static uint64_t hash_parts(const GPT2Table *t, const StatePart parts[ZEN_PARTS], uint64_t h) {
+static uint64_t hash_parts(const GPT2Table *t, const RunState *x, uint64_t h) {
     float *w = floats(t->elements);
-    for (int k = 0; k < ZEN_PARTS; k++)
+    for (int k = 0; k < STATE_PARTS; k++)
         for (int i = 0; i < t->count; i++) {
-            part_copy(&parts[k], t->tensors[i].offset, t->tensors[i].size, w, true);
+            x->move(x->owner, k, t->tensors[i].offset, t->tensors[i].size, w, true);
             h = hash_with(h, w, t->tensors[i].size * sizeof(float));
         }
     free(w);
@@ -258,19 +258,18 @@ static void reference_close(ZenReference *x) {
     zen_reference_free(x);
 }
 
-static void reference_parts(const ZenReference *x, const GPT2Table *t, StateSpan spans[ZEN_PARTS],
-                            StatePart parts[ZEN_PARTS]) {
-    static const char *const names[ZEN_PARTS] = {"param", "m", "v", "shown"};
-    float *const arenas[ZEN_PARTS] = {x->master, x->m, x->v, x->shown};
-    for (int k = 0; k < ZEN_PARTS; k++)
-        parts[k] = part_whole(names[k], &spans[k], t, arenas[k], NULL);
+static RunState reference_state(const ZenReference *x, float *arenas[STATE_PARTS]) {
+    arenas[0] = x->master;
+    arenas[1] = x->m;
+    arenas[2] = x->v;
+    arenas[3] = x->shown;
+    return state_in(arenas, STATE_PARTS);
 }
 
 static uint64_t hash_reference(const ZenReference *x, const GPT2Table *t) {
-    StateSpan spans[ZEN_PARTS];
-    StatePart parts[ZEN_PARTS];
-    reference_parts(x, t, spans, parts);
-    return hash_parts(t, parts, hash_clock(&x->config, &x->map, &x->clock));
+    float *arenas[STATE_PARTS];
+    const RunState state = reference_state(x, arenas);
+    return hash_parts(t, &state, hash_clock(&x->config, &x->map, &x->clock));
 }
 
 // The whole gradient of a step, as floats: the sum of all micro-batches.
@@ -430,15 +429,13 @@ static GPT2 *zen_model(const Config *c, Run *r, const float *params) {
     model_plan(g, c->recompute, SIZE_MAX, room_for(g, c->sums));
     gpt2_allocate(g);
     if (params == NULL) {
-        zen_load(g, r);
+        gpt2_load(g, r);
     } else {
         g->zen->queued = g->zen->map.segments;
-        StatePart parts[ZEN_PARTS];
-        zen_parts(g, parts);
         for (int i = 0; i < g->table.count; i++) {
             const GPT2Tensor *x = &g->table.tensors[i];
-            for (int k = 0; k < ZEN_PARTS; k += ZEN_PARTS - 1)
-                part_copy(&parts[k], x->offset, x->size, (float *)params + x->offset, false);
+            for (int k = 0; k < STATE_PARTS; k += STATE_PARTS - 1)
+                zen_move(g, k, x->offset, x->size, (float *)params + x->offset, false);
         }
     }
     if (c->timed) timeline_open(&g->timeline, NULL);
@@ -454,10 +451,9 @@ static void zen_close(GPT2 *g) {
 
 static uint64_t hash_engine(GPT2 *g) {
     const ZenFlow *z = g->zen;
-    StatePart parts[ZEN_PARTS];
     gpt2_update_wait(g);
-    zen_parts(g, parts);
-    return hash_parts(&g->table, parts, hash_clock(&z->config, &z->map, &z->clock));
+    const RunState state = gpt2_state(g);
+    return hash_parts(&g->table, &state, hash_clock(&z->config, &z->map, &z->clock));
 }
 
 // Steps `first` to `last`, as train() does them. If watched, the state is recorded after each.
@@ -629,17 +625,15 @@ static uint64_t zen_hash(const Config *c, size_t steps) {
         hash = hash_with(hash, numbers, sizeof numbers);
     }
     const size_t P = g->table.elements;
-    StatePart parts[ZEN_PARTS];
     float *whole = floats(P);
     gpt2_update_wait(g);
-    zen_parts(g, parts);
     gpu_copy(whole, g->params, P * sizeof(floatX));
     uint64_t state = hash_bytes(whole, P * sizeof(floatX));
     memset(whole, 0, P * sizeof(float));
     for (int k = 0; k < 3; k++) {
         for (int i = 0; i < g->table.count; i++) {
             const GPT2Tensor *x = &g->table.tensors[i];
-            part_copy(&parts[k], x->offset, x->size, whole + x->offset, true);
+            zen_move(g, k, x->offset, x->size, whole + x->offset, true);
         }
         state = hash_with(state, whole, P * sizeof(float));
     }
@@ -707,12 +701,9 @@ static void save_reference(const ZenReference *x, const GPT2Table *t, size_t ste
     if (p->count == SAVES || step < p->from[p->count] || zen_is_open(&x->config, &x->clock)) return;
     p->at[p->count++] = step;
     Run run;
-    StateSpan spans[ZEN_PARTS];
-    StatePart parts[ZEN_PARTS];
+    float *arenas[STATE_PARTS];
     run_of(&run, p->c, saved_in("c", step));
-    reference_parts(x, &run.table, spans, parts);
-    const RunState all = {parts, ZEN_PARTS, NULL};
-    run.saves = all;
+    run.saves = reference_state(x, arenas);
     run.done = step;
     run_save(&run, zen_text(&x->map, &x->clock));
     run_free(&run);
@@ -730,14 +721,12 @@ static void resume_of(Run *r, const Config *c, const char *out) {
 // The state of a checkpoint, for the reference.
 static uint64_t hash_saved(const Config *c, const char *out) {
     Run run;
-    StateSpan spans[ZEN_PARTS];
-    StatePart parts[ZEN_PARTS];
+    float *arenas[STATE_PARTS];
     resume_of(&run, c, out);
     const size_t n = run.table.elements;
-    float *w = floats(ZEN_PARTS * n);
+    float *w = floats(STATE_PARTS * n);
     ZenReference x = zen_reference(&run, w, w + n, w + 2 * n, w + 3 * n, NULL);
-    reference_parts(&x, &run.table, spans, parts);
-    const RunState all = {parts, ZEN_PARTS, NULL};
+    const RunState all = reference_state(&x, arenas);
     run_load(&run, &all);
     const uint64_t hash = hash_reference(&x, &run.table);
     zen_reference_free(&x);
@@ -776,8 +765,8 @@ static void check_resume(const Config *c, size_t phase) {
         engine_steps(g, c, i > 0 ? p.at[i - 1] + 1 : 1, i < SAVES ? p.at[i] : last, false, &r);
         if (i == SAVES) break;
         run.o.out = saved_in("g", p.at[i]);
-        zen_parts(g, g->parts);
-        run.saves = RunState{g->parts, ZEN_PARTS, &g->parts[0]};
+        run.saves = gpt2_state(g);
+        run.saves.parts = STATE_PARTS;
         run.done = p.at[i];
         save(g, &run);
     }

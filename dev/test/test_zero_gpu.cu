@@ -428,18 +428,15 @@ static void check_given(const GPT2 *g, const Config *c, size_t steps, const char
 // are on every rank, too: their hash is the report's.
 static void bring(GPT2 *g, const Config *c, Shared *to, const char *name) {
     Report *report = &to->rank[ranks.rank];
-    StatePart parts[3];
     gpt2_update_wait(g);
     CUDA(cudaDeviceSynchronize());
-    gpt2_parts(g, parts);
-    for (int k = 0; k < 3; k++) {
-        for (int i = 0; i < parts[k].count; i++) {
-            const StateSpan *s = &parts[k].spans[i];
+    const RunState state = gpt2_state(g);
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < state.count; i++) {
+            const StateRange *s = &state.ranges[i];
             report->elements[k] += s->length;
-            part_copy(&parts[k], s->at, s->length, arena(to, k) + s->at, true);
+            gpt2_move(g, k, s->at, s->length, arena(to, k) + s->at, true);
         }
-        free((void *)parts[k].spans);
-    }
     for (int i = 0; i < g->pieces.count; i++) {  // as they are stored: masters, rounded
         const Piece *p = &g->pieces.pieces[i];
         const size_t at = arena_at(g, p);

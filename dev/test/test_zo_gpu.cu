@@ -221,7 +221,7 @@ static ZoModel *zo_open(const Config *c, Feed *f, const float *weights, size_t s
         CHECK(l + 1 < z->config.layers || stay == min_size(c->residents, z->config.layers),
               "%s: %zu layers stay", name, stay);
     }
-    zo_move(z, 0, z->table.elements, (float *)weights, false);
+    zo_move(z, 0, 0, z->table.elements, (float *)weights, false);
     z->step = step;
     z->sent = step * c->accum;
     if (c->timed) timeline_open(&z->timeline, NULL);
@@ -240,7 +240,7 @@ static float *zo_get(ZoModel *z) {
     const size_t P = z->table.elements;
     float *w = floats(P);
     CUDA(cudaDeviceSynchronize());
-    zo_move(z, 0, P, w, true);
+    zo_move(z, 0, 0, P, w, true);
     return w;
 }
 
@@ -415,7 +415,7 @@ static void resume(int a, int b) {
     float *weights = zo_get(z), *pieces = floats(z->table.elements);
     for (size_t at = 0, n; at < z->table.elements; at += n) {  // in odd pieces, too
         n = min_size(1777, z->table.elements - at);
-        zo_move(z, at, n, pieces + at, true);
+        zo_move(z, 0, at, n, pieces + at, true);
     }
     CHECK(hash_bytes(pieces, z->table.elements * sizeof(float)) == want.weights_at[HALF],
           "%s: pieces of the weights", name);
