@@ -245,6 +245,80 @@ static void test_task(void) {
     }
 }
 
+// The first values of a model of 4 layers; free() them and the table.
+static float *first_values(size_t vocab, GPT2Table *t) {
+    Error err;
+    GPT2Config c;
+    gpt2_preset(&c, "d4");
+    c.vocab = vocab;
+    if (!gpt2_finish(&c, &err)) die("%s", err.text);
+    *t = gpt2_table(&c);
+    float *arena = ALLOC(float, t->elements, "parameters");
+    gpt2_init(t, arena, 5);
+    return arena;
+}
+
+// First values: the spread that the table says, smaller where 2 L projections add up, one for the
+// norms' weights, nothing in the padding; and the same numbers whatever the padding is.
+static void test_first_values(void) {
+    GPT2Table t;
+    float *arena = first_values(1000, &t);
+    for (int i = 0; i < t.count; i++) {
+        const GPT2Tensor *x = &t.tensors[i];
+        const size_t n = x->rows * x->cols;
+        const float *p = arena + x->offset;
+        double sum = 0, squares = 0;
+        for (size_t j = 0; j < n; j++) { sum += p[j]; squares += (double)p[j] * p[j]; }
+        const bool residual = strstr(x->name, "proj.w") != NULL;
+        const bool ones = strstr(x->name, "ln_") != NULL && strstr(x->name, ".w") != NULL;
+        const double std = x->rank < 2 ? (ones ? 1 : 0) : residual ? 0.02 / sqrt(8) : 0.02;
+        CHECK(fabs(sqrt(squares / (double)n) - std) <= 0.02 * std, "%s: spread %g, not %g", x->name,
+              sqrt(squares / (double)n), std);
+        CHECK(x->rank < 2 || fabs(sum / (double)n) < 0.05 * std, "%s is not centred", x->name);
+        for (size_t j = n; j < x->size; j++) CHECK(p[j] == 0, "%s: padding", x->name);
+    }
+    GPT2Table more;
+    float *other = first_values(1100, &more);
+    const size_t last = 1000 * t.tensors[t.wte].cols - 1;
+    CHECK(arena[t.tensors[t.wte].offset + last] == other[more.tensors[more.wte].offset + last],
+          "wte moved with V");
+    CHECK(arena[t.tensors[t.wpe].offset] == other[more.tensors[more.wpe].offset],
+          "wpe moved with V");
+    gpt2_table_free(&t);
+    gpt2_table_free(&more);
+    free(arena);
+    free(other);
+}
+
+// What a trainer begins with is the same wherever its memory is: only it knows.
+static void far_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
+    CHECK(part == 0 && !out, "first values go there");
+    memcpy((float *)owner + at, w, n * sizeof *w);
+}
+
+static void test_first_values_elsewhere(void) {
+    static Run r;
+    Error err;
+    gpt2_preset(&r.config, "nano");
+    r.config.vocab = 259;
+    r.o.seed = 9;
+    if (!gpt2_finish(&r.config, &err)) die("%s", err.text);
+    r.table = gpt2_table(&r.config);
+    const size_t n = r.table.elements;
+    float *here = ALLOC(float, n, "parameters");
+    float *there = ALLOC(float, n, "parameters");
+    RunState state = state_in(NULL, 3);
+    state.move = far_move;
+    state.owner = there;
+    memset(there, 0xff, n * sizeof(float));
+    gpt2_init(&r.table, here, r.o.seed);
+    run_load(&r, &state);
+    CHECK(memcmp(here, there, n * sizeof(float)) == 0, "other values");
+    free(here);
+    free(there);
+    gpt2_table_free(&r.table);
+}
+
 int main(void) {
     static char text[1024];
     snprintf(base, sizeof base, "/tmp/tide-run-XXXXXX");
@@ -255,6 +329,8 @@ int main(void) {
              "--context 8 --seed 5 --optimizer mezo --steps 4 --batch 2",
              data);
     shape = text;
+    RUN(test_first_values);
+    RUN(test_first_values_elsewhere);
     RUN(test_first_and_saved_weights);
     RUN(test_sampling);
     RUN(test_sample_window);
