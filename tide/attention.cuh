@@ -334,10 +334,8 @@ __device__ static inline void tile_load(X *tile, const X *x, int pitch, int rows
     const int row0 = threadIdx.x / CHUNKS, chunk0 = threadIdx.x % CHUNKS;
     X *const to0 = tile + tile_at<D>(row0, chunk0);
     const X *const from0 = x + (int64_t)row0 * pitch + chunk0 * 8;
-    #pragma unroll
-    for (int row = 0; row < ROWS; row += STEP)
-        #pragma unroll
-        for (int chunk = 0; chunk < D / 8; chunk += CHUNKS) {  // neither step moves the permutation
+    UNROLL for (int row = 0; row < ROWS; row += STEP)
+        UNROLL for (int chunk = 0; chunk < D / 8; chunk += CHUNKS) {  // it permutes as the first
             X *const to = to0 + row * D + chunk * 8;
             if (row0 + row < rows && (chunk0 + chunk) * 8 < HS)
                 __pipeline_memcpy_async(to, from0 + (int64_t)row * pitch + chunk * 8, 16);
@@ -353,20 +351,16 @@ __device__ static inline void tile_product(float (&s)[MI][NB][4], const X *a, in
     const int lane = threadIdx.x % 32;
     const int a_at = tile_at<D>(row0 + lane % 16, lane / 16);
     const int b_at = tile_at<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-    #pragma unroll
-    for (int m = 0; m < MI; m++)
-        #pragma unroll
-        for (int n = 0; n < NB; n++) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0;
-    #pragma unroll
-    for (int k = 0; k < D / 16; k++) {
+    UNROLL for (int m = 0; m < MI; m++)
+        UNROLL for (int n = 0; n < NB; n++)
+            UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = 0;
+    UNROLL for (int k = 0; k < D / 16; k++) {
         uint32_t ra[MI][4], rb[4];
-        #pragma unroll
-        for (int m = 0; m < MI; m++) load_matrices<false>(ra[m], a + tile_step<D>(a_at, 16 * m, k));
-        #pragma unroll
-        for (int n = 0; n < NB; n += 2) {
+        UNROLL for (int m = 0; m < MI; m++)
+            load_matrices<false>(ra[m], a + tile_step<D>(a_at, 16 * m, k));
+        UNROLL for (int n = 0; n < NB; n += 2) {
             load_matrices<false>(rb, b + tile_step<D>(b_at, 8 * n, k));
-            #pragma unroll
-            for (int m = 0; m < MI; m++) {
+            UNROLL for (int m = 0; m < MI; m++) {
                 mma_16x8x16<X>(s[m][n], ra[m], rb[0], rb[1]);
                 mma_16x8x16<X>(s[m][n + 1], ra[m], rb[2], rb[3]);
             }
@@ -379,22 +373,18 @@ template <int D, int MI, int NB, typename X>
 __device__ static inline void tile_accumulate(float (&acc)[MI][D / 8][4],
                                               const float (&w)[MI][NB][4], const X *x) {
     const int lane = threadIdx.x % 32, at = tile_at<D>(lane % 16, lane / 16);
-    #pragma unroll
-    for (int k = 0; k < NB / 2; k++) {
+    UNROLL for (int k = 0; k < NB / 2; k++) {
         uint32_t ra[MI][4], rb[4];
-        #pragma unroll
-        for (int m = 0; m < MI; m++) {
+        UNROLL for (int m = 0; m < MI; m++) {
             const float (&left)[4] = w[m][2 * k], (&right)[4] = w[m][2 * k + 1];
             ra[m][0] = pack_pair<X>(left[0], left[1]);
             ra[m][1] = pack_pair<X>(left[2], left[3]);
             ra[m][2] = pack_pair<X>(right[0], right[1]);
             ra[m][3] = pack_pair<X>(right[2], right[3]);
         }
-        #pragma unroll
-        for (int n = 0; n < D / 8; n += 2) {
+        UNROLL for (int n = 0; n < D / 8; n += 2) {
             load_matrices<true>(rb, x + tile_step<D>(at, 16 * k, n / 2));
-            #pragma unroll
-            for (int m = 0; m < MI; m++) {
+            UNROLL for (int m = 0; m < MI; m++) {
                 mma_16x8x16<X>(acc[m][n], ra[m], rb[0], rb[1]);
                 mma_16x8x16<X>(acc[m][n + 1], ra[m], rb[2], rb[3]);
             }
@@ -411,20 +401,16 @@ __device__ static inline void tile_store(X *x, int pitch, int rows, int HS,
                                          const float (&factor)[MI][2], X *tile, int row0) {
     const int lane = threadIdx.x % 32;
     __syncwarp();  // other lanes may still read those rows
-    #pragma unroll
-    for (int m = 0; m < MI; m++)
-        #pragma unroll
-        for (int n = 0; n < D / 8; n++)
-            #pragma unroll
-            for (int r = 0; r < 2; r++) {
+    UNROLL for (int m = 0; m < MI; m++)
+        UNROLL for (int n = 0; n < D / 8; n++)
+            UNROLL for (int r = 0; r < 2; r++) {
                 X *to = tile + tile_at<D>(row0 + 16 * m + 8 * r + lane / 4, n) + lane % 4 * 2;
                 const float f = factor[m][r];
                 *reinterpret_cast<uint32_t *>(to) = pack_pair<X>(acc[m][n][2 * r] * f,
                                                                  acc[m][n][2 * r + 1] * f);
             }
     __syncwarp();
-    #pragma unroll
-    for (int i = lane; i < 16 * MI * D / 8; i += 32) {
+    UNROLL for (int i = lane; i < 16 * MI * D / 8; i += 32) {
         const int row = row0 + i / (D / 8), chunk = i % (D / 8);
         if (row < rows && chunk * 8 < HS)
             store_pack(x + (int64_t)row * pitch + chunk * 8,
@@ -529,10 +515,9 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, size_t B, size_
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
 
     float o[MI][D / 8][4], max[MI][2], sum[MI][2];  // max: of q . k, without the scale
-    #pragma unroll
-    for (int m = 0; m < MI; m++) {
-        #pragma unroll
-        for (int n = 0; n < D / 8; n++) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0;
+    UNROLL for (int m = 0; m < MI; m++) {
+        UNROLL for (int n = 0; n < D / 8; n++)
+            UNROLL for (int e = 0; e < 4; e++) o[m][n][e] = 0;
         max[m][0] = max[m][1] = -INFINITY;
         sum[m][0] = sum[m][1] = 0;
     }
@@ -553,25 +538,19 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, size_t B, size_
         float s[MI][NB][4];
         tile_product<D>(s, q_tile, row0, k_tile);
         if (key0 + KEYS - 1 > first + row0) {
-            #pragma unroll
-            for (int m = 0; m < MI; m++)
-                #pragma unroll
-                for (int n = 0; n < NB; n++)
-                    #pragma unroll
-                    for (int e = 0; e < 4; e++)
+            UNROLL for (int m = 0; m < MI; m++)
+                UNROLL for (int n = 0; n < NB; n++)
+                    UNROLL for (int e = 0; e < 4; e++)
                         if (key0 + fragment_column(n, e) > first + row0 + fragment_row(m, e))
                             s[m][n][e] = -INFINITY;
         }
         float rescale[MI][2];
         bool moved = false;
-        #pragma unroll
-        for (int m = 0; m < MI; m++)
-            #pragma unroll
-            for (int r = 0; r < 2; r++) {
+        UNROLL for (int m = 0; m < MI; m++)
+            UNROLL for (int r = 0; r < 2; r++) {
                 // Every row sees key 0, so that its maximum is finite from the first tile on.
                 float top = max[m][r];
-                #pragma unroll
-                for (int n = 0; n < NB; n++)
+                UNROLL for (int n = 0; n < NB; n++)
                     top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
                 top = row_max(top);
                 rescale[m][r] = exp2_fast((max[m][r] - top) * w.scale2);
@@ -579,28 +558,21 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, size_t B, size_
                 max[m][r] = top;
                 const float bias = top * w.scale2;
                 float part = 0;
-                #pragma unroll
-                for (int n = 0; n < NB; n++)
-                    #pragma unroll
-                    for (int e = 2 * r; e < 2 * r + 2; e++)
+                UNROLL for (int n = 0; n < NB; n++)
+                    UNROLL for (int e = 2 * r; e < 2 * r + 2; e++)
                         part += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], w.scale2, -bias));
                 sum[m][r] = sum[m][r] * rescale[m][r] + part;  // this lane's columns
             }
         if (__any_sync(0xffffffffu, moved)) {  // seldom, after the first tiles
-            #pragma unroll
-            for (int m = 0; m < MI; m++)
-                #pragma unroll
-                for (int n = 0; n < D / 8; n++)
-                    #pragma unroll
-                    for (int e = 0; e < 4; e++) o[m][n][e] *= rescale[m][e / 2];
+            UNROLL for (int m = 0; m < MI; m++)
+                UNROLL for (int n = 0; n < D / 8; n++)
+                    UNROLL for (int e = 0; e < 4; e++) o[m][n][e] *= rescale[m][e / 2];
         }
         tile_accumulate<D>(o, s, v_tile);
     }
     float inverse[MI][2];
-    #pragma unroll
-    for (int m = 0; m < MI; m++)
-        #pragma unroll
-        for (int r = 0; r < 2; r++) {
+    UNROLL for (int m = 0; m < MI; m++)
+        UNROLL for (int r = 0; r < 2; r++) {
             const float total = row_sum(sum[m][r]);
             const int row = row0 + fragment_row(m, 2 * r);
             inverse[m][r] = 1.0f / total;
@@ -634,12 +606,10 @@ attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *d
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
 
     float dq[MI][D / 8][4], row_lse2[MI][2], row_delta[MI][2], factor[MI][2];
-    #pragma unroll
-    for (int m = 0; m < MI; m++) {
-        #pragma unroll
-        for (int n = 0; n < D / 8; n++) dq[m][n][0] = dq[m][n][1] = dq[m][n][2] = dq[m][n][3] = 0;
-        #pragma unroll
-        for (int r = 0; r < 2; r++) {
+    UNROLL for (int m = 0; m < MI; m++) {
+        UNROLL for (int n = 0; n < D / 8; n++)
+            UNROLL for (int e = 0; e < 4; e++) dq[m][n][e] = 0;
+        UNROLL for (int r = 0; r < 2; r++) {
             const int row = row0 + fragment_row(m, 2 * r);
             row_lse2[m][r] = row < rows ? lse[w.head * T + first + row] * LOG2_E : 0;
             row_delta[m][r] = row < rows ? delta[w.head * T + first + row] : 0;
@@ -665,12 +635,9 @@ attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *d
         tile_product<D>(s, q_tile, row0, k_tile);
         tile_product<D>(dp, d_tile, row0, v_tile);
         const bool masked = key0 + KEYS - 1 > first + row0;
-        #pragma unroll
-        for (int m = 0; m < MI; m++)
-            #pragma unroll
-            for (int n = 0; n < NB; n++)
-                #pragma unroll
-                for (int e = 0; e < 4; e++)
+        UNROLL for (int m = 0; m < MI; m++)
+            UNROLL for (int n = 0; n < NB; n++)
+                UNROLL for (int e = 0; e < 4; e++)
                     score_gradient(s[m][n][e], dp[m][n][e], w.scale2, row_lse2[m][e / 2],
                                    row_delta[m][e / 2],
                                    !masked || key0 + fragment_column(n, e)
@@ -702,12 +669,9 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
     const int tiles = (rows + QUERIES - 1) / QUERIES;  // from the diagonal to the end
 
     float dk[MI][D / 8][4], dv[MI][D / 8][4], k_factor[MI][2], v_factor[MI][2];
-    #pragma unroll
-    for (int m = 0; m < MI; m++) {
-        #pragma unroll
-        for (int n = 0; n < D / 8; n++)
-            #pragma unroll
-            for (int e = 0; e < 4; e++) dk[m][n][e] = dv[m][n][e] = 0;
+    UNROLL for (int m = 0; m < MI; m++) {
+        UNROLL for (int n = 0; n < D / 8; n++)
+            UNROLL for (int e = 0; e < 4; e++) dk[m][n][e] = dv[m][n][e] = 0;
         k_factor[m][0] = k_factor[m][1] = w.scale;
         v_factor[m][0] = v_factor[m][1] = 1;
     }
@@ -741,16 +705,12 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
         tile_product<D>(s, k_tile, row0, q_tile);
         tile_product<D>(dp, v_tile, row0, d_tile);
         const bool masked = query0 < first + row0 + 16 * MI - 1;
-        #pragma unroll
-        for (int n = 0; n < NB; n++)
-            #pragma unroll
-            for (int c = 0; c < 2; c++) {
+        UNROLL for (int n = 0; n < NB; n++)
+            UNROLL for (int c = 0; c < 2; c++) {
                 const int column = fragment_column(n, c);
                 const float lse2 = tile_lse[column] * LOG2_E, dl = tile_delta[column];
-                #pragma unroll
-                for (int m = 0; m < MI; m++)
-                    #pragma unroll
-                    for (int e = c; e < 4; e += 2)
+                UNROLL for (int m = 0; m < MI; m++)
+                    UNROLL for (int e = c; e < 4; e += 2)
                         score_gradient(s[m][n][e], dp[m][n][e], w.scale2, lse2, dl,
                                        !masked || query0 + column
                                                   >= first + row0 + fragment_row(m, e));

@@ -55,6 +55,9 @@ typedef f16 floatX;
 typedef bf16 floatX;
 #endif
 
+// Before a loop over arrays that are to be registers: their indices become constants.
+#define UNROLL _Pragma("unroll")
+
 // 16 bytes of X: what one thread loads or stores at once. Addresses must be multiples of 16 bytes.
 template <typename X> struct alignas(16) Pack {
     enum { N = 16 / sizeof(X) };

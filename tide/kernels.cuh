@@ -56,13 +56,11 @@ __device__ static inline void sum_rows(float (&sum)[Pack<X>::N], const X *column
     enum { AHEAD = 8 };  // loads under way
     for (size_t first = begin; first < last; first += AHEAD * step) {
         int4 bits[AHEAD];
-        #pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
+        UNROLL for (int k = 0; k < AHEAD; k++) {
             const size_t i = first + k * step;
             if (i < last) bits[k] = load_bits(column + (rows ? (size_t)rows[i] : i) * width);
         }
-        #pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
+        UNROLL for (int k = 0; k < AHEAD; k++) {
             if (first + k * step >= last) break;
             const Pack<X> x = as_pack<X>(bits[k]);
             for (int j = 0; j < Pack<X>::N; j++) sum[j] += to_f32(x.x[j]);
@@ -208,6 +206,9 @@ static void encoder_backward(float *dwte, X *dwpe, const X *dout, const int32_t 
 
 enum { ROW_PACKS = 4 };
 
+// The packs of a row that thread i of its team holds: the k-th is number i + k * team.
+#define FOR_PACKS(k) UNROLL for (int k = 0; k < ROW_PACKS; k++) if (i + k * team < packs)
+
 // Threads of a team for rows of C channels.
 template <typename X> static unsigned layernorm_team(size_t C) {
     return 32 * ceil_div(C / Pack<X>::N, (size_t)(32 * ROW_PACKS));
@@ -230,53 +231,43 @@ layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X 
     if (n >= N) return;  // whole warps, and only where the team is a warp: there is no barrier then
     int4 row[ROW_PACKS], more[ROW_PACKS];
     float sum = 0, squares = 0;
-    #pragma unroll
-    for (int k = 0; k < ROW_PACKS; k++)
-        if (i + k * team < packs) {
-            const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
-            row[k] = load_bits(inp + at);
-            if (add != NULL) more[k] = load_bits(add + at);
-        }
-    if (add != NULL) {
-        #pragma unroll
-        for (int k = 0; k < ROW_PACKS; k++)
-            if (i + k * team < packs) {
-                Pack<X> both = as_pack<X>(row[k]);
-                const Pack<X> other = as_pack<X>(more[k]);
-                for (int j = 0; j < Pack<X>::N; j++)
-                    both.x[j] = from_f32<X>(to_f32(both.x[j]) + to_f32(other.x[j]));
-                store_pack(residual + n * C + (size_t)(i + k * team) * Pack<X>::N, both);
-                memcpy(&row[k], &both, sizeof both);
-            }
+    FOR_PACKS(k) {
+        const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
+        row[k] = load_bits(inp + at);
+        if (add != NULL) more[k] = load_bits(add + at);
     }
-    #pragma unroll
-    for (int k = 0; k < ROW_PACKS; k++)
-        if (i + k * team < packs) {
-            const Pack<X> x = as_pack<X>(row[k]);
-            for (int j = 0; j < Pack<X>::N; j++) sum += to_f32(x.x[j]);
-        }
-    const float mu = team_sum(sum, team) / (float)C;
-    #pragma unroll
-    for (int k = 0; k < ROW_PACKS; k++)
-        if (i + k * team < packs) {
-            const Pack<X> x = as_pack<X>(row[k]);
-            for (int j = 0; j < Pack<X>::N; j++) {
-                const float d = to_f32(x.x[j]) - mu;
-                squares = fmaf(d, d, squares);
-            }
-        }
-    const float r = 1.0f / sqrtf(team_sum(squares, team) / (float)C + LAYERNORM_EPS);
-    #pragma unroll
-    for (int k = 0; k < ROW_PACKS; k++)
-        if (i + k * team < packs) {
-            const size_t c = (size_t)(i + k * team) * Pack<X>::N;
-            const Pack<X> scale = load_pack(w + c), shift = load_pack(b + c);
-            Pack<X> x = as_pack<X>(row[k]);
+    if (add != NULL) {
+        FOR_PACKS(k) {
+            Pack<X> both = as_pack<X>(row[k]);
+            const Pack<X> other = as_pack<X>(more[k]);
             for (int j = 0; j < Pack<X>::N; j++)
-                x.x[j] = from_f32<X>(fmaf((to_f32(x.x[j]) - mu) * r, to_f32(scale.x[j]),
-                                          to_f32(shift.x[j])));
-            store_pack(out + n * C + c, x);
+                both.x[j] = from_f32<X>(to_f32(both.x[j]) + to_f32(other.x[j]));
+            store_pack(residual + n * C + (size_t)(i + k * team) * Pack<X>::N, both);
+            memcpy(&row[k], &both, sizeof both);
         }
+    }
+    FOR_PACKS(k) {
+        const Pack<X> x = as_pack<X>(row[k]);
+        for (int j = 0; j < Pack<X>::N; j++) sum += to_f32(x.x[j]);
+    }
+    const float mu = team_sum(sum, team) / (float)C;
+    FOR_PACKS(k) {
+        const Pack<X> x = as_pack<X>(row[k]);
+        for (int j = 0; j < Pack<X>::N; j++) {
+            const float d = to_f32(x.x[j]) - mu;
+            squares = fmaf(d, d, squares);
+        }
+    }
+    const float r = 1.0f / sqrtf(team_sum(squares, team) / (float)C + LAYERNORM_EPS);
+    FOR_PACKS(k) {
+        const size_t c = (size_t)(i + k * team) * Pack<X>::N;
+        const Pack<X> scale = load_pack(w + c), shift = load_pack(b + c);
+        Pack<X> x = as_pack<X>(row[k]);
+        for (int j = 0; j < Pack<X>::N; j++)
+            x.x[j] = from_f32<X>(fmaf((to_f32(x.x[j]) - mu) * r, to_f32(scale.x[j]),
+                                      to_f32(shift.x[j])));
+        store_pack(out + n * C + c, x);
+    }
     if (i == 0) {
         mean[n] = mu;
         rstd[n] = r;
@@ -335,8 +326,7 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 2, C) */, const X 
     const auto sum_b = [&](int k, int q) {
         return HELD ? &held[k * QUADS + q][1] : shared_sums(k, q) + C / 4;
     };
-    #pragma unroll
-    for (int k = 0; k < ROW_PACKS; k++)
+    UNROLL for (int k = 0; k < ROW_PACKS; k++)
         for (int q = 0; q < QUADS; q++)
             for (int j = 0; j < 4; j++)
                 if (i + k * team < packs) sum_w(k, q)->x[j] = sum_b(k, q)->x[j] = 0;
@@ -347,14 +337,12 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 2, C) */, const X 
         if (n >= last) return;
         next_mu = mean[n];
         next_r = rstd[n];
-        #pragma unroll
-        for (int k = 0; k < ROW_PACKS; k++)
-            if (i + k * team < packs) {
-                const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
-                next_d[k] = load_bits(dout + at);
-                next_x[k] = load_bits(inp + at);
-                next_dx[k] = load_bits(dinp + at);
-            }
+        FOR_PACKS(k) {
+            const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
+            next_d[k] = load_bits(dout + at);
+            next_x[k] = load_bits(inp + at);
+            next_dx[k] = load_bits(dinp + at);
+        }
     };
     unsigned parity = 0;
     if (HELD) load_row(begin + mine);
@@ -363,8 +351,7 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 2, C) */, const X 
         const bool active = n < last;  // else: only here for the barrier
         if (!HELD) load_row(n);
         int4 bits_d[ROW_PACKS], bits_x[ROW_PACKS], bits_dx[ROW_PACKS];
-        #pragma unroll
-        for (int k = 0; k < ROW_PACKS; k++) {
+        UNROLL for (int k = 0; k < ROW_PACKS; k++) {
             bits_d[k] = next_d[k];
             bits_x[k] = next_x[k];
             bits_dx[k] = next_dx[k];
@@ -372,8 +359,7 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 2, C) */, const X 
         const float mu = next_mu, r = next_r;
         if (HELD) load_row(n + teams);  // it is on its way while this one is worked on
         float d_mean = 0, d_dot = 0;  // means over c of dnorm, and of dnorm * norm
-        #pragma unroll
-        for (int k = 0; k < ROW_PACKS; k++)
+        UNROLL for (int k = 0; k < ROW_PACKS; k++)
             if (active && i + k * team < packs) {
                 const Pack<X> scale = load_pack(w + (size_t)(i + k * team) * Pack<X>::N);
                 const Pack<X> d = as_pack<X>(bits_d[k]), x = as_pack<X>(bits_x[k]);
@@ -399,8 +385,7 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 2, C) */, const X 
         }
         d_mean /= (float)C;
         d_dot /= (float)C;
-        #pragma unroll
-        for (int k = 0; k < ROW_PACKS; k++)
+        UNROLL for (int k = 0; k < ROW_PACKS; k++)
             if (active && i + k * team < packs) {
                 const unsigned p = i + k * team;
                 const Pack<X> scale = load_pack(w + (size_t)p * Pack<X>::N);
@@ -422,8 +407,7 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 2, C) */, const X 
             }
     }
     if (HELD) {
-        #pragma unroll
-        for (int k = 0; k < ROW_PACKS; k++)
+        UNROLL for (int k = 0; k < ROW_PACKS; k++)
             for (int q = 0; q < QUADS; q++)
                 if (i + k * team < packs) {
                     shared_sums(k, q)[0] = *sum_w(k, q);
