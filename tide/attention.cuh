@@ -306,6 +306,11 @@ template <typename X> __device__ static inline uint32_t pack_pair(float low, flo
     return bits;
 }
 
+// Every element [m][n][e] of a thread's (MI, N) fragments, each of four numbers (see mma_16x8x16).
+#define FOR_FRAGMENTS(m, n, N, e) \
+    UNROLL for (int m = 0; m < MI; m++) \
+        UNROLL for (int n = 0; n < (N); n++) UNROLL for (int e = 0; e < 4; e++)
+
 // ---------------------------------------------------------------------------------------------
 // Tiles. In shared memory a tile has rows of D channels: D is the head size padded with zeros to
 // 32, 64, 96 or 128. A warp owns 16 MI rows of a block's tile, 64 MI in all.
@@ -351,9 +356,7 @@ __device__ static inline void tile_product(float (&s)[MI][NB][4], const X *a, in
     const int lane = threadIdx.x % 32;
     const int a_at = tile_at<D>(row0 + lane % 16, lane / 16);
     const int b_at = tile_at<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-    UNROLL for (int m = 0; m < MI; m++)
-        UNROLL for (int n = 0; n < NB; n++)
-            UNROLL for (int e = 0; e < 4; e++) s[m][n][e] = 0;
+    FOR_FRAGMENTS(m, n, NB, e) s[m][n][e] = 0;
     UNROLL for (int k = 0; k < D / 16; k++) {
         uint32_t ra[MI][4], rb[4];
         UNROLL for (int m = 0; m < MI; m++)
@@ -515,9 +518,8 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, size_t B, size_
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
 
     float o[MI][D / 8][4], max[MI][2], sum[MI][2];  // max: of q . k, without the scale
+    FOR_FRAGMENTS(m, n, D / 8, e) o[m][n][e] = 0;
     UNROLL for (int m = 0; m < MI; m++) {
-        UNROLL for (int n = 0; n < D / 8; n++)
-            UNROLL for (int e = 0; e < 4; e++) o[m][n][e] = 0;
         max[m][0] = max[m][1] = -INFINITY;
         sum[m][0] = sum[m][1] = 0;
     }
@@ -538,11 +540,9 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, size_t B, size_
         float s[MI][NB][4];
         tile_product<D>(s, q_tile, row0, k_tile);
         if (key0 + KEYS - 1 > first + row0) {
-            UNROLL for (int m = 0; m < MI; m++)
-                UNROLL for (int n = 0; n < NB; n++)
-                    UNROLL for (int e = 0; e < 4; e++)
-                        if (key0 + fragment_column(n, e) > first + row0 + fragment_row(m, e))
-                            s[m][n][e] = -INFINITY;
+            FOR_FRAGMENTS(m, n, NB, e)
+                if (key0 + fragment_column(n, e) > first + row0 + fragment_row(m, e))
+                    s[m][n][e] = -INFINITY;
         }
         float rescale[MI][2];
         bool moved = false;
@@ -564,9 +564,7 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, size_t B, size_
                 sum[m][r] = sum[m][r] * rescale[m][r] + part;  // this lane's columns
             }
         if (__any_sync(0xffffffffu, moved)) {  // seldom, after the first tiles
-            UNROLL for (int m = 0; m < MI; m++)
-                UNROLL for (int n = 0; n < D / 8; n++)
-                    UNROLL for (int e = 0; e < 4; e++) o[m][n][e] *= rescale[m][e / 2];
+            FOR_FRAGMENTS(m, n, D / 8, e) o[m][n][e] *= rescale[m][e / 2];
         }
         tile_accumulate<D>(o, s, v_tile);
     }
@@ -606,16 +604,14 @@ attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *d
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
 
     float dq[MI][D / 8][4], row_lse2[MI][2], row_delta[MI][2], factor[MI][2];
-    UNROLL for (int m = 0; m < MI; m++) {
-        UNROLL for (int n = 0; n < D / 8; n++)
-            UNROLL for (int e = 0; e < 4; e++) dq[m][n][e] = 0;
+    FOR_FRAGMENTS(m, n, D / 8, e) dq[m][n][e] = 0;
+    UNROLL for (int m = 0; m < MI; m++)
         UNROLL for (int r = 0; r < 2; r++) {
             const int row = row0 + fragment_row(m, 2 * r);
             row_lse2[m][r] = row < rows ? lse[w.head * T + first + row] * LOG2_E : 0;
             row_delta[m][r] = row < rows ? delta[w.head * T + first + row] : 0;
             factor[m][r] = w.scale;
         }
-    }
     tile_load<D, ROWS>(q_tile, q + (int64_t)first * pitch, pitch, rows, HS);
     tile_load<D, ROWS>(d_tile, d + first * C, (int)C, rows, HS);
     stage_load<D, KEYS>(stages, 0, k, pitch, v, pitch, 0, T, HS);
@@ -635,13 +631,10 @@ attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *d
         tile_product<D>(s, q_tile, row0, k_tile);
         tile_product<D>(dp, d_tile, row0, v_tile);
         const bool masked = key0 + KEYS - 1 > first + row0;
-        UNROLL for (int m = 0; m < MI; m++)
-            UNROLL for (int n = 0; n < NB; n++)
-                UNROLL for (int e = 0; e < 4; e++)
-                    score_gradient(s[m][n][e], dp[m][n][e], w.scale2, row_lse2[m][e / 2],
-                                   row_delta[m][e / 2],
-                                   !masked || key0 + fragment_column(n, e)
-                                              <= first + row0 + fragment_row(m, e));
+        FOR_FRAGMENTS(m, n, NB, e)
+            score_gradient(s[m][n][e], dp[m][n][e], w.scale2, row_lse2[m][e / 2],
+                           row_delta[m][e / 2], !masked || key0 + fragment_column(n, e)
+                                                           <= first + row0 + fragment_row(m, e));
         tile_accumulate<D>(dq, dp, k_tile);
     }
     bf16 *to = dqkv + w.at_qkv + (int64_t)first * pitch;
@@ -669,9 +662,8 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
     const int tiles = (rows + QUERIES - 1) / QUERIES;  // from the diagonal to the end
 
     float dk[MI][D / 8][4], dv[MI][D / 8][4], k_factor[MI][2], v_factor[MI][2];
+    FOR_FRAGMENTS(m, n, D / 8, e) dk[m][n][e] = dv[m][n][e] = 0;
     UNROLL for (int m = 0; m < MI; m++) {
-        UNROLL for (int n = 0; n < D / 8; n++)
-            UNROLL for (int e = 0; e < 4; e++) dk[m][n][e] = dv[m][n][e] = 0;
         k_factor[m][0] = k_factor[m][1] = w.scale;
         v_factor[m][0] = v_factor[m][1] = 1;
     }

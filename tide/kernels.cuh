@@ -407,12 +407,11 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 2, C) */, const X 
             }
     }
     if (HELD) {
-        UNROLL for (int k = 0; k < ROW_PACKS; k++)
-            for (int q = 0; q < QUADS; q++)
-                if (i + k * team < packs) {
-                    shared_sums(k, q)[0] = *sum_w(k, q);
-                    shared_sums(k, q)[C / 4] = *sum_b(k, q);
-                }
+        FOR_PACKS(k)
+            for (int q = 0; q < QUADS; q++) {
+                shared_sums(k, q)[0] = *sum_w(k, q);
+                shared_sums(k, q)[C / 4] = *sum_b(k, q);
+            }
     }
     __syncthreads();
     for (unsigned at = threadIdx.x; at < 2 * C; at += blockDim.x) {  // add up the teams
