@@ -8,7 +8,7 @@
 //     loader_make()       sequences of T tokens of a data set
 //     loader_check()      ends the program if there is none
 //     loader_sequence()   the one at a position
-//     segment_parse(), file_map(), text_block(), permute(): also of use elsewhere
+//     segment_parse(), file_map(), permute(): also of use elsewhere
 //
 // What is wrong with a file ends the program with one line. Files stay mapped, and views look into
 // the data set that they are of: nothing here is ever closed.
@@ -61,10 +61,7 @@ static int bin_width(const void *bytes, size_t n) {
 // The tokens of a token file of n bytes in memory (4-byte aligned), which stays.
 static TokenSegment segment_parse(const char *name, const void *bytes, size_t n) {
     int32_t header[3];
-    TokenSegment s;
-    memset(&s, 0, sizeof s);
-    s.name = name;
-    s.width = bin_width(bytes, n);
+    TokenSegment s = {name, (const char *)bytes + BIN_HEADER, 0, 0, bin_width(bytes, n)};
     if (s.width == 0)
         die("%s: not a token file (it must start with %d or %d)", name, BIN_MAGIC_16, BIN_MAGIC_32);
     if (n < BIN_HEADER) die("%s: truncated: %zu bytes, the header has %d", name, n, BIN_HEADER);
@@ -76,7 +73,6 @@ static TokenSegment segment_parse(const char *name, const void *bytes, size_t n)
     if (n != BIN_HEADER + s.count * (size_t)s.width)
         die("%s: truncated or damaged: %zu bytes, but a header and %d tokens of %d bytes", name, n,
             header[2], s.width);
-    s.tokens = (const char *)bytes + BIN_HEADER;
     return s;
 }
 
@@ -98,48 +94,27 @@ static void *file_map(const char *path, size_t *n) {
     return map;
 }
 
-// How much of the text to encode at once: all if n <= limit, else at most `limit` bytes if they can
-// be cut between a visible ASCII character and a space or newline. GPT-2's pattern never joins such
-// a pair into one token, so the pieces give the tokens of the whole. Text without such a place is
-// taken whole.
-static size_t text_block(const char *text, size_t n, size_t limit) {
-    if (n <= limit) return n;
-    for (size_t i = limit; i > 0; i--)
-        if ((text[i] == ' ' || text[i] == '\n') && text[i - 1] > 0x20 && text[i - 1] < 0x7f)
-            return i;
-    return n;
-}
-
 // Of texts, as segments of bytes: one segment of their tokens, with an end-of-text token between
 // two files if the tokenizer has one. The texts are no longer mapped then.
 static TokenSegment data_encode(const TokenData *texts, const char *name, const Tokenizer *tok) {
     const int eot = tokenizer_eot(tok);
-    TokenSegment all;
-    memset(&all, 0, sizeof all);
-    all.name = name;
-    all.width = tokenizer_vocab(tok) <= 65536 ? 2 : 4;
+    TokenSegment all = {name, NULL, 0, 0, tokenizer_vocab(tok) <= 65536 ? 2 : 4};
     // a byte is at most one token
-    char *tokens = (char *)malloc((texts->tokens + texts->count) * (size_t)all.width);
-    if (tokens == NULL) fail("out of memory: the tokens of %zu bytes of text", texts->tokens);
+    uint32_t *ids = (uint32_t *)malloc((texts->tokens + texts->count) * sizeof *ids);
+    if (ids == NULL) fail("out of memory: the tokens of %zu bytes of text", texts->tokens);
     for (size_t i = 0; i < texts->count; i++) {
-        const char *text = (const char *)texts->segments[i].tokens;
-        const size_t n = texts->segments[i].count;
-        for (size_t at = 0, m; at < n; at += m) {
-            m = text_block(text + at, n - at, 1 << 20);
-            uint32_t *ids = ALLOC(uint32_t, m + 1, "block of text");
-            size_t count = 0;
-            if (at == 0 && i > 0 && eot >= 0) ids[count++] = (uint32_t)eot;
-            count += tokenizer_encode(tok, text + at, m, ids + count);
-            for (size_t j = 0; j < count; j++, all.count++) {
-                if (all.width == 2) ((uint16_t *)tokens)[all.count] = (uint16_t)ids[j];
-                else ((uint32_t *)tokens)[all.count] = ids[j];
-            }
-            free(ids);
-        }
-        munmap((void *)text, n);
+        const TokenSegment *text = &texts->segments[i];
+        if (i > 0 && eot >= 0) ids[all.count++] = (uint32_t)eot;
+        all.count += tokenizer_encode(tok, (const char *)text->tokens, text->count,
+                                      ids + all.count);
+        munmap((void *)text->tokens, text->count);
     }
-    all.tokens = realloc(tokens, all.count * (size_t)all.width);
-    if (all.tokens == NULL) all.tokens = tokens;
+    for (size_t i = 0; i < all.count && all.width == 2; i++) {
+        const uint16_t id = (uint16_t)ids[i];
+        memcpy((char *)ids + 2 * i, &id, 2);
+    }
+    all.tokens = realloc(ids, all.count * (size_t)all.width);
+    if (all.tokens == NULL) all.tokens = ids;
     return all;
 }
 
