@@ -37,13 +37,8 @@ typedef struct {
     Matmul lt;
 } Calibration;
 
-static int calibrate_compare(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static double calibrate_median(double *x, int count) {
-    qsort(x, (size_t)count, sizeof *x, calibrate_compare);
+    qsort(x, (size_t)count, sizeof *x, compare_doubles);
     return x[count / 2];
 }
 

@@ -17,7 +17,7 @@
 #include "json.h"
 
 typedef struct { size_t step; double loss; } LogPoint;
-typedef struct { size_t count, room; LogPoint *points; } LogSeries;
+typedef struct { size_t count; LogPoint *points; } LogSeries;
 
 typedef struct {
     char dir[PATH_MAX];
@@ -37,13 +37,9 @@ typedef struct {
 
 static void log_add(LogSeries *s, size_t step, double loss) {
     if (fabs(loss) > 1e30) return;  // could not be drawn
-    if (s->count == s->room) {
-        s->room = s->room > 0 ? 2 * s->room : 1024;
-        s->points = (LogPoint *)realloc(s->points, s->room * sizeof(LogPoint));
-        if (s->points == NULL) fail("out of memory: the log of %zu steps", s->room);
-    }
-    s->points[s->count].step = step;
-    s->points[s->count++].loss = loss;
+    const LogPoint point = {step, loss};
+    s->points = (LogPoint *)array_grow(s->points, s->count, sizeof point, "the log");
+    s->points[s->count++] = point;
 }
 
 // Reads the n bytes of a log: complete, valid lines of steps up to `last` go into the series and,

@@ -31,10 +31,7 @@ static void owner_end(void) { owner = NULL; }
 static void *own(int kind, void *p) {
     Owner *o = owner;
     if (o == NULL) return p;
-    if (o->count % 64 == 0) {
-        o->list = (Owned *)realloc(o->list, ((size_t)o->count + 64) * sizeof *o->list);
-        if (o->list == NULL) fail("out of memory: list of buffers");
-    }
+    o->list = (Owned *)array_grow(o->list, (size_t)o->count, sizeof *o->list, "list of buffers");
     o->list[o->count++] = Owned{kind, p};
     return p;
 }

@@ -53,7 +53,7 @@ typedef struct {
 typedef struct {
     Rates rates;
     Job *jobs;
-    int count, room;
+    int count;
     RehearsedStream streams[REHEARSAL_STREAMS];  // THE_HOST's: where it waits
     int stream_count;
     int *events;             // the job that each was recorded behind
@@ -74,10 +74,7 @@ static int rehearse_stream(void) {
 
 static int rehearse_event(void) {
     Rehearsal *q = rehearsal;
-    if (q->event_count % 64 == 0) {
-        q->events = (int *)realloc(q->events, ((size_t)q->event_count + 64) * sizeof *q->events);
-        if (q->events == NULL) fail("out of memory: plan");
-    }
+    q->events = (int *)array_grow(q->events, (size_t)q->event_count, sizeof *q->events, "plan");
     q->events[q->event_count] = NO_JOB;
     return q->event_count++;
 }
@@ -147,11 +144,7 @@ static int rehearse(int stream, int takes, double work) {
         last->work += work;
         return s->last;
     }
-    if (q->count == q->room) {
-        q->room = q->room > 0 ? 2 * q->room : 4096;
-        q->jobs = (Job *)realloc(q->jobs, (size_t)q->room * sizeof *q->jobs);
-        if (q->jobs == NULL) fail("out of memory: plan");
-    }
+    q->jobs = (Job *)array_grow(q->jobs, (size_t)q->count, sizeof *q->jobs, "plan");
     Job t = {stream, NO_JOB, {NO_JOB, NO_JOB, NO_JOB}, takes, s->span.row, s->span.name,
              s->span.number, s->span.bytes, work, -1, -1};
     for (int i = 0; i < s->count; i++) t.waits[i] = s->waits[i];

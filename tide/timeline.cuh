@@ -46,9 +46,7 @@ static void timeline_open(Timeline *t, const char *file) {
     memset(t, 0, sizeof *t);
     t->doing = -1;
     if (file != NULL && !trace_open(&t->trace, file, &err)) die("%s", err.text);
-    for (int k = 0; k < 2; k++)
-        t->half[k].slot = (TimelineSlot *)alloc_or_fail(TIMELINE_SPANS, sizeof(TimelineSlot),
-                                                        "timeline");
+    for (int k = 0; k < 2; k++) t->half[k].slot = ALLOC(TimelineSlot, TIMELINE_SPANS, "timeline");
     cudaStream_t s = stream_make("clock", false);
     CUDA(cudaEventCreate(&t->base));
     CUDA(cudaEventRecord(t->base, s));
@@ -167,9 +165,8 @@ static bool timeline_goes_on(const Timeline *t, TimelineSlot *x) {
 }
 
 static void timeline_read(Timeline *t, TimelineHalf *h) {
-    const size_t room = (size_t)h->count;
-    TraceSpan *spans = (TraceSpan *)alloc_or_fail(2 * room, sizeof *spans, "timeline");
-    TraceSpan *changes = spans + room;
+    TraceSpan *spans = ALLOC(TraceSpan, 2 * (size_t)h->count, "timeline");
+    TraceSpan *changes = spans + h->count;
     int n = 0, apart = h->count, change_count = 0, kept = 0;  // from apart on: spans of no step
     for (int i = 0; i < h->count; i++) {
         TimelineSlot *x = &h->slot[i];

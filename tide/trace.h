@@ -1,9 +1,8 @@
 // trace.h: what happened when, on the GPU's streams and on the host: the file that Perfetto
 // (ui.perfetto.dev) and chrome://tracing open, and what each step did. No CUDA here:
 // timeline.cuh brings what was measured, plan.h what is predicted, and both look the same.
-//   trace_open(), trace_row(), trace_span(), trace_counter(), trace_flush(), trace_close()  the
-// file
-//   trace_counters()                                                         what a step did
+//   trace_open(), trace_span(), trace_counter(), trace_flush(), trace_close()   the file
+//   trace_counters()                                                            what a step did
 #ifndef TIDE_TRACE_H
 #define TIDE_TRACE_H
 #include "json.h"
@@ -38,15 +37,10 @@ typedef struct {
 
 typedef struct { double begin, end; } Interval;
 
-static int interval_compare(const void *a, const void *b) {
-    const Interval *x = (const Interval *)a, *y = (const Interval *)b;
-    return (x->begin > y->begin) - (x->begin < y->begin);
-}
-
 // Sorts n intervals and joins those that overlap or touch. Returns how many are left.
 static int intervals_join(Interval *x, int n) {
     int joined = 0;
-    qsort(x, (size_t)n, sizeof *x, interval_compare);
+    qsort(x, (size_t)n, sizeof *x, compare_doubles);
     for (int i = 0; i < n; i++) {
         if (joined == 0 || x[i].begin > x[joined - 1].end) x[joined++] = x[i];
         else x[joined - 1].end = fmax(x[joined - 1].end, x[i].end);
@@ -98,7 +92,7 @@ static const char *trace_after(const TraceSpan *s, int n, double end) {
 // Fills all of c but step from the n spans of a step, whose waits do not overlap.
 static void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
     static const char *const update[4] = {"fetch", "update", "flush", "back"};
-    Interval *x = (Interval *)alloc_or_fail(2 * (size_t)n, sizeof *x, "intervals"), *y = x + n;
+    Interval *x = ALLOC(Interval, 2 * (size_t)n, "intervals"), *y = x + n;
     const int in = trace_copies(x, s, n, ROW_FETCH, ROW_BACK);
     const int out = trace_copies(y, s, n, ROW_FLUSH, ROW_LEAVE);
     double first = INFINITY, last = -INFINITY;  // of the update

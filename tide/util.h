@@ -7,7 +7,7 @@
 //   Where the program may go on (with the checkpoint before a damaged one) or saves first, a
 //   function returns false (or NULL) and leaves one sentence in `err`: error_set().
 //
-//     alloc_or_fail(), ALLOC()                     memory
+//     alloc_or_fail(), ALLOC(), array_grow()       memory
 //     memory_available(), memory_resident(), ..    how much of it there is, and is used
 //     replace_open(), replace_close()              a file that is the old one or the new one, whole
 //     path_join(), path_exists(), ..               names of files
@@ -140,6 +140,20 @@ static void *alloc_or_fail(size_t count, size_t size, const char *what) {
     return p;
 }
 #define ALLOC(type, count, what) ((type *)alloc_or_fail(count, sizeof(type), what))
+
+// The array p of `count` elements with room for one more: when it is full, it doubles.
+static void *array_grow(void *p, size_t count, size_t size, const char *what) {
+    if ((count & (count - 1)) != 0) return p;
+    p = realloc(p, (count > 0 ? 2 * count : 1) * size);
+    if (p == NULL) fail("out of memory: %s", what);
+    return p;
+}
+
+// For qsort(): ascending, of numbers or of structures that begin with one.
+static int compare_doubles(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
 
 // Seconds on a clock that never jumps.
 static double seconds_now(void) {

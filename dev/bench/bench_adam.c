@@ -7,13 +7,8 @@
 #include "../../zenflow.h"
 #include "machine.h"
 
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static double median(double *x, size_t n) {
-    qsort(x, n, sizeof *x, by_value);
+    qsort(x, n, sizeof *x, compare_doubles);
     return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
 }
 

@@ -3,11 +3,6 @@
 #include "../../tide/matmul.h"
 #include "machine.h"
 
-static int compare_doubles(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static float *random_floats(size_t n) {
     float *p = (float *)alloc_or_fail(n, sizeof *p, "bench");
     uint32_t s = 12345;

@@ -14,11 +14,6 @@
 
 enum { ROUNDS = 7 };
 
-static int compare_doubles(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static GPT2 *bench_model(const GPT2Config *config, const OffloadChoice *choice) {
     GPT2 *g = (GPT2 *)alloc_or_fail(1, sizeof(GPT2), "model");
     g->config = *config;

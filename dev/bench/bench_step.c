@@ -6,11 +6,6 @@
 
 enum { REPEATS = 5 };
 
-static int compare_doubles(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static double median(double *x, int n) {
     qsort(x, (size_t)n, sizeof *x, compare_doubles);
     return x[n / 2];

@@ -30,11 +30,6 @@ static struct {
     Timed timed;       // of the kernel alone
 } bench;
 
-static int compare_doubles(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 // Times of things that take turns: each adds its own, and has its median at the end.
 typedef struct { int count; double seconds[TIMES]; } Times;
 
