@@ -2,12 +2,8 @@
 
 # The compilers: CC=clang make ... chooses another one.
 found = $(firstword $(foreach c,$(1),$(if $(shell command -v $(c) 2>/dev/null),$(c),)) $(1))
-ifeq ($(origin CC),default)
-CC := $(call found,gcc clang cc)
-endif
-ifeq ($(origin CXX),default)
-CXX := $(call found,g++ clang++)
-endif
+CC := $(if $(filter default,$(origin CC)),$(call found,gcc clang cc),$(CC))
+CXX := $(if $(filter default,$(origin CXX)),$(call found,g++ clang++),$(CXX))
 
 # Flags are tried before they are used: without OpenMP everything runs on one thread, without
 # -march=native on the oldest machine of the architecture.

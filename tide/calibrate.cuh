@@ -159,34 +159,26 @@ typedef struct {
 // How many parts each row has.
 static int overlap_count(int row) { return row < 2 ? CALIBRATE_PARTS : 1; }
 
-// How many parts of a row fell between two times.
-static double overlap_parts(const Overlap *o, int row, double from, double to) {
-    const double *at = o->at[row];
-    double sum = 0;
-    for (int i = 0; i < overlap_count(row); i++) {
-        const double inside = fmin(at[i + 1], to) - fmax(at[i], from);
-        if (inside > 0) sum += inside / (at[i + 1] - at[i]);
-    }
-    return sum;
-}
-
-// Bytes per second to the GPU and back, and parameters per second, during the time in which all
-// were at work. Where they were not side by side, as on the emulated GPU: in all of their time.
+// Bytes per second to the GPU and back, and parameters per second: of the copies, in those parts
+// that lie within the time in which all were at work. Where there are none, as on the emulated GPU,
+// nothing slowed anything down, and all parts count.
 static void overlap_rates(const Overlap *o, double rates[3]) {
-    double from = -INFINITY, to = INFINITY, first = INFINITY, last = -INFINITY;
+    double from = -INFINITY, to = INFINITY;
     for (int i = 0; i < o->rows; i++) {
-        const double begin = o->at[i][0], end = o->at[i][overlap_count(i)];
-        from = fmax(from, begin);
-        to = fmin(to, end);
-        first = fmin(first, begin);
-        last = fmax(last, end);
+        from = fmax(from, o->at[i][0]);
+        to = fmin(to, o->at[i][overlap_count(i)]);
     }
-    if (!(overlap_parts(o, 0, from, to) > 1 && overlap_parts(o, 1, from, to) > 1)) {
-        from = first;
-        to = last;
+    for (int i = 0; i < o->rows; i++) {
+        const double *at = o->at[i];
+        int first = 0, last = overlap_count(i);
+        while (first < last && at[first] < from) first++;
+        while (last > first && at[last] > to) last--;
+        if (i == 2 || first == last) {
+            first = 0;
+            last = overlap_count(i);
+        }
+        rates[i] = (last - first) * (double)o->part[i] / (at[last] - at[first]);
     }
-    for (int i = 0; i < o->rows; i++)
-        rates[i] = overlap_parts(o, i, from, to) * (double)o->part[i] / (to - from);
 }
 
 // Copies in both directions at once, and if host_seconds > 0 the host's update meanwhile, which

@@ -212,11 +212,9 @@ static double plot_y(const Plot *p, double loss) {
 
 // The distance between ticks, 1, 2 or 5 times a power of ten, for at most n of them.
 static double plot_tick(double span, int n) {
-    const double unit = pow(10, floor(log10(span / n)));
-    const double steps[] = {1, 2, 5, 10};
-    int i = 0;
-    while (i < 3 && span / (unit * steps[i]) > n) i++;
-    return unit * steps[i];
+    double tick = pow(10, floor(log10(span / n)));
+    for (int i = 0; i < 3 && span / tick > n; i++) tick *= i == 1 ? 2.5 : 2;
+    return tick;
 }
 
 static void plot_axes(const Plot *p) {
@@ -287,8 +285,8 @@ static bool log_plot(const Log *l, Error *err) {
     const LogSeries *both[2] = {&l->train, &l->val};
     Plot p = {NULL, 1, INFINITY, -INFINITY};
     for (int k = 0; k < 2; k++)
-        for (size_t i = 0; i < both[k]->count; i++)
-            p.x1 = fmax(p.x1, (double)both[k]->points[i].step);
+        if (both[k]->count > 0)
+            p.x1 = fmax(p.x1, (double)both[k]->points[both[k]->count - 1].step);
     for (int k = 0; k < 2; k++)
         for (size_t i = 0; i < both[k]->count; i++) {
             const LogPoint at = both[k]->points[i];

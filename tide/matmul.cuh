@@ -76,6 +76,11 @@ typedef struct {
     MatmulPlan plans[MATMUL_PLANS];
 } Matmul;
 
+static inline void matmul_prefer(const Matmul *lt, cublasLtMatmulPreferenceAttributes_t attribute,
+                                 uint32_t value) {
+    LT(cublasLtMatmulPreferenceSetAttribute(lt->preference, attribute, &value, sizeof value));
+}
+
 // Opens the library on the current device. The workspace is all the device memory that products
 // ever take beyond their operands. Ends the program if there is no room for it.
 static inline void matmul_open(Matmul *lt, size_t workspace_bytes = MATMUL_WORKSPACE) {
@@ -87,11 +92,10 @@ static inline void matmul_open(Matmul *lt, size_t workspace_bytes = MATMUL_WORKS
     LT(cublasLtCreate(&lt->handle));
     LT(cublasLtMatmulPreferenceCreate(&lt->preference));
     const uint64_t bytes = workspace_bytes;
-    const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;  // or none: no bit, always in
     LT(cublasLtMatmulPreferenceSetAttribute(lt->preference,
            CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
-    LT(cublasLtMatmulPreferenceSetAttribute(lt->preference,
-           CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes));
+    matmul_prefer(lt, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                  CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);  // or none: no bit, always in
 }
 
 static inline void matmul_plan_free(MatmulPlan *p) {
@@ -122,11 +126,6 @@ static inline uint32_t matmul_alignment(const Matmul *lt, const void *p) {
 static inline void matmul_set(cublasLtMatmulDesc_t op, cublasLtMatmulDescAttributes_t attribute,
                               const void *value, size_t bytes) {
     LT(cublasLtMatmulDescSetAttribute(op, attribute, value, bytes));
-}
-
-static inline void matmul_prefer(const Matmul *lt, cublasLtMatmulPreferenceAttributes_t attribute,
-                                 uint32_t value) {
-    LT(cublasLtMatmulPreferenceSetAttribute(lt->preference, attribute, &value, sizeof value));
 }
 
 // Describes a shape to the library and asks for an algorithm. If there is none, the status says

@@ -118,8 +118,6 @@ static void gemm_plain(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
 // ---------------------------------------------------------------------------------------------
 // The fast product
 
-static size_t gemm_min(size_t a, size_t b) { return a < b ? a : b; }
-
 // Where the tiles find A: tile t's row r begins at base + t * tile + r * row, and its elements
 // along k are `k` apart.
 typedef struct { const float *base; size_t tile, row, k; } GemmA;
@@ -220,10 +218,10 @@ static void gemm_panel(size_t rows, size_t cols, size_t kc, GemmA a, bool trans_
     if (fresh && bias != NULL) memcpy(first, bias, cols * sizeof *bias);
     gemm_pack_b(trans_b, kc, cols, b, ldb, pack);
     for (size_t i = 0; i < rows; i += GEMM_MR, a.base += a.tile, out += GEMM_MR * ldo) {
-        const size_t height = gemm_min(rows - i, GEMM_MR);
+        const size_t height = min_size(rows - i, GEMM_MR);
         const float *row[GEMM_MR];
         for (size_t r = 0; r < GEMM_MR; r++)  // never read beyond the last row
-            row[r] = a.base + gemm_min(r, height - 1) * a.row;
+            row[r] = a.base + min_size(r, height - 1) * a.row;
         if (height == GEMM_MR && cols == (narrow ? GEMM_NR / 2 : GEMM_NR)) {
             (narrow ? gemm_tile_narrow : gemm_tile)(kc, row, a.k, pack, fresh ? first : out,
                                                     fresh ? 0 : ldo, out, ldo);
@@ -250,11 +248,11 @@ static void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, size_t K
                                float *scratch) {
     size_t k = 0;
     do {  // at least once: with K = 0 the result is the bias
-        const size_t kc = gemm_min(K - k, GEMM_KC);
+        const size_t kc = min_size(K - k, GEMM_KC);
         const GemmA block = {a + (trans_a ? k * lda : k), GEMM_MR * (trans_a ? 1 : lda),
                              trans_a ? 1 : lda, trans_a ? lda : 1};
         for (size_t n = 0; n < N; n += GEMM_NR)
-            gemm_panel(M, gemm_min(N - n, GEMM_NR), kc, block, trans_b,
+            gemm_panel(M, min_size(N - n, GEMM_NR), kc, block, trans_b,
                        b + (trans_b ? n * ldb + k : k * ldb + n), ldb, out + n, ldo,
                        bias ? bias + n : NULL, k == 0 && !accumulate, scratch);
         k += kc;
@@ -282,7 +280,7 @@ static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
         float *pack_b = pack_a + GEMM_MC * GEMM_KC + thread * GEMM_KC * GEMM_NR;
         const size_t panels = (N + GEMM_NR - 1) / GEMM_NR;
         for (size_t m0 = 0; m0 < M; m0 += GEMM_MC) {
-            const size_t mc = gemm_min(M - m0, GEMM_MC);
+            const size_t mc = min_size(M - m0, GEMM_MC);
             // Few panels for many threads: cut the rows too (and pack a panel more than once).
             size_t part = chunk;
             while (part < mc && panels * (mc / part) > 4 * threads) part *= 2;
@@ -292,12 +290,12 @@ static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
             const size_t depth = GEMM_MC * GEMM_KC / block * GEMM_KC;
             size_t k0 = 0;
             do {
-                const size_t k1 = gemm_min(K, k0 + depth);
+                const size_t k1 = min_size(K, k0 + depth);
                 const size_t blocks = (k1 - k0 + GEMM_KC - 1) / GEMM_KC;
                 #pragma omp for schedule(static)
                 for (size_t piece = 0; piece < blocks * chunks; piece++) {
                     const size_t m = piece % chunks * chunk, k = k0 + piece / chunks * GEMM_KC;
-                    gemm_pack_a(trans_a, gemm_min(mc - m, chunk), gemm_min(k1 - k, GEMM_KC),
+                    gemm_pack_a(trans_a, min_size(mc - m, chunk), min_size(k1 - k, GEMM_KC),
                                 a + (trans_a ? k * lda + m0 + m : (m0 + m) * lda + k), lda,
                                 pack_a + piece / chunks * block + m * GEMM_KC);
                 }
@@ -308,8 +306,8 @@ static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                                    trans_a ? 1 : GEMM_KC, trans_a ? GEMM_MR : 1};
                     size_t k = k0;
                     do {  // at least once: with K = 0 the result is the bias
-                        gemm_panel(gemm_min(mc - m, part), gemm_min(N - n, GEMM_NR),
-                                   gemm_min(k1 - k, GEMM_KC), tiles, trans_b,
+                        gemm_panel(min_size(mc - m, part), min_size(N - n, GEMM_NR),
+                                   min_size(k1 - k, GEMM_KC), tiles, trans_b,
                                    b + (trans_b ? n * ldb + k : k * ldb + n), ldb,
                                    out + (m0 + m) * ldo + n, ldo, bias ? bias + n : NULL,
                                    k == 0 && !accumulate, pack_b);

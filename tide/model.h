@@ -195,13 +195,9 @@ static void gpt2_table_free(GPT2Table *t) { free(t->tensors); memset(t, 0, sizeo
 
 // Index of the tensor that holds element `at` of the arena, or the gap in which it is.
 static int gpt2_tensor_at(const GPT2Table *t, size_t at) {
-    int low = 0, high = t->count;  // it is in [low, high)
-    while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        if (t->tensors[middle].offset <= at) low = middle;
-        else high = middle;
-    }
-    return low;
+    int i = t->count - 1;
+    while (t->tensors[i].offset > at) i--;
+    return i;
 }
 
 // First values of elements [first, first + n) of tensor i in p; zero where it is padded. A value

@@ -34,10 +34,8 @@ typedef struct {
     double node_latency;
 } Rates;
 
-typedef struct { const char *name, *unit; } RateField;
-
 // In the order of the struct.
-static const RateField rate_fields[] = {
+static const struct { const char *name, *unit; } rate_fields[] = {
     {"h2d", "bytes/s"}, {"d2h", "bytes/s"}, {"h2d_duplex", "bytes/s"}, {"d2h_duplex", "bytes/s"},
     {"h2d_busy", "bytes/s"}, {"d2h_busy", "bytes/s"}, {"dram", "bytes/s"}, {"dram_dma", "bytes/s"},
     {"host_adam", "parameters/s"}, {"host_cast", "parameters/s"}, {"gpu_adam", "parameters/s"},
