@@ -2,8 +2,7 @@
 //
 //   1. The model: memory, forward, backward, update
 //   2. Sampling
-//   3. Evaluation and the training loop, with its streams and events
-//   4. Zeroth-order training (zo.cuh), and main()
+//   3. Evaluation, the training loop, with its streams and events, and main()
 //
 // The twin of train_gpt2.c: the same functions by the same names in the same order, so that the two
 // can be read side by side, and every tensor of the one is tested against the other's. What a GPU
@@ -94,6 +93,7 @@ static void gpt2_place(GPT2 *g) {
 static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
     const size_t wide = F > 3 * C ? F : 3 * C, X_ = sizeof(floatX), f32 = sizeof(float);
+    const size_t queries = g->zo != NULL ? (size_t)g->zo->config.queries : 0;
     // how many layers' activations are kept: without a backward pass, none but the last
     const size_t L = g->training && !g->recompute ? g->config.layers : 1;
     const size_t inputs = g->training ? g->config.layers + 1 : 1;
@@ -102,8 +102,9 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     for (int k = 0; k < 3; k++)
         if (bias_backward_scratch(N, widths[k]) > sum_scratch)
             sum_scratch = bias_backward_scratch(N, widths[k]);
-    if ((double)N * (double)(inputs + L + 4) * (double)(16 * C + 2 * F) * 4 > 1e18)
+    if ((double)N * (double)(inputs + L + 2 * queries + 4) * (double)(16 * C + 2 * F) * 4 > 1e18)
         die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
+    if (g->zo != NULL) return zo_buffers(g, list);
     int n = 0;
     #define BUFFER(purpose, bytes, field) \
         list[n++] = Buffer{purpose, bytes, &g->field, false}
@@ -167,6 +168,7 @@ static int gpt2_host_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t away = g->shards.elements - g->pieces.elements[PIECE_RESIDENT];
     const size_t grads = g->pieces.grads_host, f32 = sizeof(float);
     int n = 0;
+    if (g->zo != NULL) return zo_host_buffers(g, list);
     if (!g->training || away == 0) return 0;
     if (g->zen != NULL) return zen_host_buffers(g, list);
     list[n++] = Buffer{"master weights", away * f32, &g->host_master, true};
@@ -227,13 +229,14 @@ static bool gpt2_settle(GPT2 *g, const OffloadMemory *m) {
 }
 
 // For people: where everything is.
-static void gpt2_print(GPT2 *g, size_t limit, size_t host_limit) {
+static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     Buffer list[MAX_BUFFERS];
-    const size_t world = g->zero != NULL ? g->zero->world : 1, *n = g->pieces.elements;
+    const size_t world = r->world, *n = g->pieces.elements;
     plan_print("GPU", list, gpt2_buffers(g, list), gpt2_bytes(g), limit, world);
-    if (!g->training) return;
     if (g->offloaded)
         plan_print("host", list, gpt2_host_buffers(g, list), gpt2_host_bytes(g), host_limit, world);
+    if (g->zo != NULL) zo_print(g, &r->o);
+    if (!g->training) return;
     printf("offload %s: %s parameters", offload_names[g->choice.mode],
            count_text((double)g->shards.elements).text);
     if (g->zen != NULL) zen_print(g);
@@ -261,8 +264,9 @@ static void gpt2_print(GPT2 *g, size_t limit, size_t host_limit) {
 // Refuses what does not fit. Returns the planned bytes of GPU memory.
 static size_t gpt2_check(GPT2 *g, size_t limit, size_t host_limit) {
     const size_t total = gpt2_bytes(g), host = gpt2_host_bytes(g);
-    check_memory(total, host, limit, host_limit,
-                 "--offload and --recompute auto, --optimizer mezo, or --zero 3 on more GPUs");
+    check_memory(total, host, limit, host_limit, g->zo != NULL
+                 ? "fewer --slots and --resident-blocks"
+                 : "--offload and --recompute auto, --optimizer mezo, or --zero 3 on more GPUs");
     return total;
 }
 
@@ -306,7 +310,7 @@ static void gpt2_allocate(GPT2 *g) {
     for (int i = 0; i < buffers; i++)
         buffer_set(&list[i], host_alloc(&g->host, list[i].bytes, list[i].purpose));
     if (sizeof(floatX) == sizeof(float)) g->master = (float *)g->params;
-    else if (!g->training)  // only to load from, and to save: not worth GPU memory
+    else if (!g->training && g->zo == NULL)  // only to load from, and to save: not worth GPU memory
         g->master = (float *)own(OWNS_PLAIN, ALLOC(float, g->table.elements, "parameters"));
     // Short kernels that others wait for are urgent: the products' blocks fill the GPU.
     g->compute = stream_make("compute", false);
@@ -324,12 +328,14 @@ static void gpt2_allocate(GPT2 *g) {
     g->slot_full = events_make((size_t)g->slot_count);
     event_make(&g->handover, false);
     event_make(&g->step_left, g->offloaded);
-    for (int i = 0; i < 2; i++) {
+    for (size_t i = 0; i < STAGINGS; i++) {
         Staging *s = &g->staging[i];
         s->tokens = (int32_t *)pinned_alloc((4 * N + 1) * sizeof(int32_t), "tokens");
+        s->device = g->tokens + (g->zo != NULL ? i * 2 * N : 0);
         event_make(&s->copied, g->offloaded);
-        event_make(&g->landing_free[i], false);
+        event_make(&s->used, false);
     }
+    for (int i = 0; i < 2; i++) event_make(&g->landing_free[i], false);
     g->host_loss = (double *)pinned_alloc(2 * sizeof(double), "loss");
     if (g->accumulating && g->choice.sum_on_host)
         g->worker_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
@@ -338,6 +344,7 @@ static void gpt2_allocate(GPT2 *g) {
     g->targets = g->inputs + N;
     if (g->zero != NULL) zero_allocate(g);
     if (g->zen != NULL) zen_allocate(g);
+    else if (g->zo != NULL) zo_allocate(g);
     else pieces_point(g);
     owner_end();
     device_rest();  // the zeros are there before any stream begins
@@ -348,6 +355,7 @@ static void gpt2_release(GPT2 *g) {
     device_rest();
     matmul_close(&g->lt);
     if (g->host.stream != NULL) host_queue_close(&g->host);
+    if (g->zo != NULL) zo_release(g->zo);
     owner_free(&g->owner);
 }
 
@@ -356,6 +364,7 @@ static void gpt2_free(GPT2 *g) {
     if (g->zero != NULL) zero_free(g->zero);  // the communicator before its stream
     if (g->zen != NULL) zen_free(g->zen);
     gpt2_release(g);
+    free(g->zo);
     free(g->segment);
     free(g->ranges);
     free(g->visits);
@@ -373,29 +382,6 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
         g->qkv + l * N * 3 * C, g->atty + l * N * C, g->lse + l * N * g->config.heads,
         g->mid + l * N * C, g->ln_2 + l * N * C, g->mean_2 + l * N, g->rstd_2 + l * N,
         g->fc + l * N * F, g->act + l * N * F};
-}
-
-// Everything that a micro-batch of N tokens needs of the host goes to the GPU in one copy: a short
-// one waits for long ones that other streams have begun, and should do so once. targets may be
-// NULL.
-static void upload(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_t N) {
-    g->turn = 1 - g->turn;
-    Staging *s = &g->staging[g->turn];
-    int32_t *host = s->tokens, *rows = host + 2 * N, *first = host + 3 * N;
-    size_t count = N;
-    event_wait(s->copied);  // of two forwards ago
-    memcpy(host, inputs, N * sizeof(int32_t));
-    if (targets != NULL) {
-        memcpy(host + N, targets, N * sizeof(int32_t));
-        count = 2 * N;
-    }
-    if (targets != NULL && g->training) {  // for backward
-        g->by_token = TokenOrder{g->tokens + 2 * N, g->tokens + 3 * N, 0};
-        g->by_token.groups = token_order(rows, first, g->token_count, inputs, N, g->config.vocab);
-        count = 3 * N + g->by_token.groups + 1;
-    }
-    stream_copy(g->tokens, host, count * sizeof(int32_t), cudaMemcpyHostToDevice, g->compute);
-    event_record(s->copied, g->compute);
 }
 
 // What a layer computes between its two residual additions, from a.ln_1 to a.act. Forward runs it,
@@ -454,7 +440,8 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *targets,
                          size_t T) {
     g->B = B;
     g->T = T;
-    upload(g, inputs, targets, B * T);
+    g->turn = 1 - g->turn;
+    upload(g, g->turn, inputs, targets, B, T, g->compute);
     for (size_t s = 0; s < (size_t)g->segments; s++) {
         if (zero_stage(g->zero) == 3) zero_weights(g, s, 1);
         compute_span(g, "wait", s);
@@ -877,6 +864,7 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
 // Waits until nothing of an update is under way, neither weights nor state.
 static void gpt2_update_wait(GPT2 *g) {
     if (g->zen != NULL) zen_compute_until(g, SIZE_MAX);
+    if (g->zo != NULL) zo_update_weights(g);
     device_rest();
 }
 
@@ -920,11 +908,16 @@ static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t, 
     g->timeline.between = true;
     memset(g->inputs, 0, T * sizeof(int32_t));
     memcpy(g->inputs, tokens, count * sizeof(int32_t));
-    gpt2_forward(g, g->inputs, NULL, 1, T);
-    gemm(&g->lt, false, true, 1, Vp, C, g->ln_f + (count - 1) * C, C, tensor(g, g->table.lm_head),
-         C, g->logits, Vp, NULL, false, GEMM_PLAIN, NULL, g->compute);
-    compute_span(g, NULL, 0);
-    floats_move(g->logits, logits, g->config.vocab, true);
+    if (g->zo != NULL) {
+        zo_next(g, T, count - 1, logits);
+    } else {
+        gpt2_forward(g, g->inputs, NULL, 1, T);
+        gemm(&g->lt, false, true, 1, Vp, C, g->ln_f + (count - 1) * C, C,
+             tensor(g, g->table.lm_head), C, g->logits, Vp, NULL, false, GEMM_PLAIN, NULL,
+             g->compute);
+        compute_span(g, NULL, 0);
+        floats_move(g->logits, logits, g->config.vocab, true);
+    }
     g->timeline.between = false;
 }
 
@@ -932,14 +925,19 @@ static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t, 
 // 3. Evaluation and the training loop
 
 // For run_eval(): the mean loss of rows of the held-out data.
-static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, size_t *) {
+static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, size_t *right) {
     GPT2 *g = (GPT2 *)model;
+    double loss;
     if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, &r->damage)) return 0;
     gpt2_update_wait(g);  // so that neither is in the other's time
     g->timeline.between = true;
-    gpt2_forward(g, g->inputs, g->targets, rows, r->T);
-    gpt2_head(g, 0, 1, false, NULL);
-    const double loss = gpt2_loss(g);
+    if (g->zo != NULL) {
+        loss = zo_eval(g, rows, r->T, right);
+    } else {
+        gpt2_forward(g, g->inputs, g->targets, rows, r->T);
+        gpt2_head(g, 0, 1, false, NULL);
+        loss = gpt2_loss(g);
+    }
     g->timeline.between = false;
     device_rest();  // other ranks may wait for this one's part of a collective
     return loss;
@@ -997,6 +995,7 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     memset(&x, 0, sizeof x);
     timeline_step(&g->timeline, step);
     g->moved_in = g->moved_out = 0;
+    if (g->zo != NULL) return zo_step(g, r, step, schedule_lr(&r->o, step));
     if (g->zero != NULL) g->zero->reduced_bytes = g->zero->gathered_bytes = 0;
 
     // Queue the gradient of the mean loss over all tokens of the step, one micro-batch after the
@@ -1039,7 +1038,8 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
 // a copy of the model without memory. The third step counts: it is like all that follow. Of
 // ZenFlow, the mean over two windows, behind so many that one is like the other; one that follows
 // the gradients is taken to be of ZEN_PLANNED steps, and a longer one than ZEN_PLANNED_MOST is as
-// one of so many, but for its bytes. With a trace, the steps that count are drawn.
+// one of so many, but for its bytes. Of zeroth order, three steps of nine: its copies run ahead.
+// With a trace, the steps that count are drawn.
 enum { ZEN_PLANNED = 4, ZEN_PLANNED_MOST = 64 };
 
 static size_t zen_planned_window(const GPT2 *g) {
@@ -1055,6 +1055,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     size_t steps = 3, counted = 1, window = 1;
     ZenFlow zen;
     Zero zero;
+    Zo zo;
     Rehearsal q;
     *g = *model;
     *run = *r;
@@ -1076,6 +1077,14 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
         zero = *g->zero;
         g->zero = &zero;
     }
+    if (g->zo != NULL) {
+        zo = *g->zo;
+        g->zo = &zo;
+        zo_restart(&zo, micros);
+        steps = 9;
+        counted = 3;
+        run->o.steps = steps + 1;  // whose batch is sent ahead
+    }
     StepMark *marks = ALLOC(StepMark, steps, "plan");
     rehearsal_begin(&q, rates);
     gpt2_allocate(g);
@@ -1086,6 +1095,9 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     }
     Prediction x = predict(&q, marks, (int)steps, (int)counted, more, zen_ranks(g), trace);
     if (g->zen != NULL) x.h2d_bytes *= (double)window / (double)zen_planned_window(model);
+    if (g->zo != NULL)  // copies that fall behind a little in each step are not that far yet
+        x.step = fmax(x.step, fmax(x.h2d_bytes / rate_or(rates->h2d, UNLIMITED),
+                                   x.d2h_bytes / rate_or(rates->d2h, UNLIMITED)));
     gpt2_release(g);
     rehearsal_end(&q);
     free(marks);
@@ -1106,7 +1118,7 @@ static Prediction gpt2_predict(const GPT2 *g, const Run *r, const Rates *rates,
     const double visit = (double)g->pieces.elements[PIECE_VISIT], away = host + visit;
     const UpdateBytes bytes = update_bytes(g);
     Prediction x = gpt2_rehearse(g, r, rates, trace);
-    if (g->zen != NULL) return x;
+    if (g->zen != NULL || g->zo != NULL) return x;
     x.bound = away * update_bound(rates, &bytes, away > 0 ? visit / away : 0, x.limit);
     return x;
 }
@@ -1188,8 +1200,6 @@ static void choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
     if (c->subgroup > 0 && g->shards.elements / c->subgroup > 100000)
         die("--subgroup %zu cuts this model into %zu sub-groups; at most 100000 are sensible",
             c->subgroup, g->shards.elements / c->subgroup);
-    g->no_overlap = o->no_overlap;
-    g->host_threads = (int)o->threads;
     OffloadMemory memory = gpt2_memory(g, o->recompute, limit, host_limit);
     if (c->mode == OFFLOAD_AUTO) {
         OffloadMemory kept = memory;  // activations are kept, if that may be
@@ -1239,8 +1249,9 @@ static size_t settle(GPT2 *g, Run *r) {
     const size_t limit = limits.gpu, host_limit = limits.host;
     Rates rates;
     memset(&rates, 0, sizeof rates);
-    choose_offload(g, r, limit, host_limit, &rates);
-    if (!r->only_sampling) gpt2_print(g, limit, host_limit);
+    if (g->zo != NULL) zo_choose(g, o, limit);
+    else choose_offload(g, r, limit, host_limit, &rates);
+    if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
     const size_t planned = gpt2_check(g, limit, host_limit);
     if (o->rates != NULL || (o->plan && limits.here))
         machine_rates(&g->host, g->host_threads, o, &rates);
@@ -1253,6 +1264,7 @@ static size_t settle(GPT2 *g, Run *r) {
         const Prediction x = gpt2_predict(g, r, &rates, draw ? &trace : NULL);
         if (draw && !trace_close(&trace, &err)) fail("%s", err.text);
         if (g->zen != NULL) zen_print_time(g, &rates, &run, &x);
+        else if (g->zo != NULL) zo_print_time(g, r, &rates, &run, &x);
         else plan_print_time(&rates, &run, &x);
         g->predicted = x;
     } else if (o->plan && r->training) {
@@ -1308,9 +1320,13 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     const Options *o = &r->o;
     g->config = r->config;
     g->table = r->table;
-    g->training = r->training;
-    g->zero = zero_open(r);
-    if (r->world > 1) printf("ranks: %zu, ZeRO-%d\n", r->world, g->zero->stage);
+    g->no_overlap = o->no_overlap;
+    g->host_threads = (int)o->threads;
+    g->zo = zo_open(r);
+    g->training = r->training && g->zo == NULL;
+    if (g->zo == NULL) g->zero = zero_open(r);
+    if (g->zero != NULL && r->world > 1)
+        printf("ranks: %zu, ZeRO-%d\n", r->world, g->zero->stage);
     g->shards = g->zero != NULL ? zero_shards_of(g->zero, &g->table) : gpt2_shards_all(&g->table);
     g->accumulating = r->training && o->accum > 1 && o->dump == NULL;
     g->head_rows = HEAD_ROWS;
@@ -1325,6 +1341,10 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
 
 // First values.
 static void gpt2_load(GPT2 *g, Run *r) {
+    if (g->zo != NULL) {
+        zo_load(g, r);
+        return;
+    }
     RunState state = gpt2_state(g);
     if (g->zen != NULL) {
         zen_load(g, r, &state);
@@ -1362,11 +1382,12 @@ static int train(Run *r) {
 
     const char *trace = r->rank == 0 ? o->trace : NULL;
     if (g->offloaded || g->zero != NULL || trace != NULL) timeline_open(&g->timeline, trace);
-    if (g->offloaded) host_describe(&g->host);
+    if (g->offloaded && g->training) host_describe(&g->host);
     live(g, "weights", (double)parameter_elements(g), sizeof(floatX), g->compute);
     const int floats = sizeof(floatX) == 2 ? 3 : 2;  // moments, and master weights beside bf16
-    live(g, "resident state", floats * (double)g->pieces.elements[PIECE_RESIDENT], sizeof(float),
-         g->compute);
+    if (g->training)
+        live(g, "resident state", floats * (double)g->pieces.elements[PIECE_RESIDENT],
+             sizeof(float), g->compute);
     const DevicePeak device = device_peak(sizeof(floatX) == sizeof(float));
     const double peak = device.flops * (double)r->world;
     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
@@ -1380,7 +1401,7 @@ static int train(Run *r) {
     device_rest();
     timeline_close(&g->timeline);
     const int code = run_end(r);
-    if (g->offloaded) offload_end(g);
+    if (g->offloaded && g->training) offload_end(g);
     if (g->zero != NULL) zero_end(g);
     printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", mib(taken), mib(planned));
     gpt2_free(g);
@@ -1398,13 +1419,7 @@ int ENTRY(int argc, char **argv) {
     if (run.o.precision != PRECISION)
         die("this program computes in %s: name another with --precision, on --resume as well",
             PRECISION == PRECISION_BF16 ? "bf16" : PRECISION == PRECISION_FP32 ? "fp32" : "fp16");
-    int code;
-    if (run.o.calibrate)
-        code = calibrate(&run.o);
-    else if (run.o.optimizer == OPTIMIZER_MEZO || run.task)
-        code = zo_train(&run);
-    else
-        code = train(&run);
+    const int code = run.o.calibrate ? calibrate(&run.o) : train(&run);
     ranks_close();
     return code;
 }

@@ -1,9 +1,10 @@
 // gpt2.cuh: the model on a GPU: what it is made of, where everything is, its streams and copies.
-// train_gpt2.cu, zenflow.cuh and zero.cuh work on it.
+// train_gpt2.cu, zenflow.cuh, zero.cuh and zo.cuh work on it.
 //   GPT2, Segment, LayerActs         the model; a range of its parameters; a layer's activations
 //   pieces_point()                   where each piece is
 //   tensor(), tensor_grad(), layer_tensors()                                   where a tensor is
 //   order(), copy_out(), copy_in()   one stream after another; over the link
+//   upload()                         a batch, on its way to the GPU
 //   compute_span(), live()           what the timeline shows
 //   gpu_copy(), floats_move()        to and from the host, when all is at rest
 //   buffers_bytes(), buffers_allocate()                        a list of buffers
@@ -57,14 +58,20 @@ typedef struct {
 } Segment;
 
 // What a micro-batch needs of the host, on its way to the GPU in one copy: page-locked memory, in
-// two sets, so that the host may fill one while the copy of the other still waits in the stream.
+// two sets, so that the host may fill one while the copy of the other still waits in the stream;
+// and one for evaluations of zeroth order, which has sent the next micro-batch by then.
 typedef struct {
     int32_t *tokens;             // inputs (N), targets (N), TokenOrder's rows (N), first (N + 1)
-    cudaEvent_t copied;
+    int32_t *device;             // where they go: in zeroth order, each set has a place of its own
+    size_t B, T;
+    cudaEvent_t copied;          // they are there
+    cudaEvent_t used;            // and no longer needed there, unless the copying stream knows
 } Staging;
+enum { STAGINGS = 3 };
 
 struct ZenFlow;  // zenflow.cuh
 struct Zero;     // zero.cuh
+struct Zo;       // zo.cuh
 
 struct GPT2 {
     GPT2Config config;
@@ -111,6 +118,7 @@ struct GPT2 {
     cudaEvent_t landing_free[2];  // the gradient in this landing has been added to the sum
     cudaEvent_t step_left;      // loss and norm of the step are on the host
     ZenFlow *zen;               // --offload zenflow; else NULL
+    Zo *zo;                     // --optimizer mezo, or only labels to evaluate; else NULL
     StateRange *ranges;         // of a checkpoint: what this process has, by segment
     Prediction predicted;       // of a step, if the machine's rates are known
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
@@ -146,7 +154,7 @@ struct GPT2 {
     void *host_grads;                            // gradients for the update; see Piece
     uint16_t *host_weights;                      // new bf16 weights, unless they overwrite those
     floatX *landing;                             // (2, longest segment), if the host sums gradients
-    Staging staging[2];
+    Staging staging[STAGINGS];
     int turn;                                    // the staging in use
     TokenOrder by_token;                         // of the inputs, on the GPU
     // Ordinary host memory.
@@ -331,6 +339,33 @@ static void copy_out(GPT2 *g, void *host, const void *device, size_t bytes) {
 static void copy_in(GPT2 *g, void *device, const void *host, size_t bytes, cudaStream_t stream) {
     stream_copy(device, host, bytes, cudaMemcpyHostToDevice, stream);
     g->moved_in += bytes;
+}
+
+// Everything that a micro-batch of B x T tokens needs of the host goes to the GPU in one copy, in
+// this stream: a short one waits for long ones that other streams have begun, and should do so
+// once. targets may be NULL.
+static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targets, size_t B,
+                   size_t T, cudaStream_t stream) {
+    Staging *s = &g->staging[set];
+    const size_t N = B * T;
+    int32_t *host = s->tokens, *rows = host + 2 * N, *first = host + 3 * N;
+    size_t count = N;
+    event_wait(s->copied);  // of two forwards ago
+    memcpy(host, inputs, N * sizeof(int32_t));
+    if (targets != NULL) {
+        memcpy(host + N, targets, N * sizeof(int32_t));
+        count = 2 * N;
+    }
+    if (targets != NULL && g->training) {  // for backward
+        g->by_token = TokenOrder{s->device + 2 * N, s->device + 3 * N, 0};
+        g->by_token.groups = token_order(rows, first, g->token_count, inputs, N, g->config.vocab);
+        count = 3 * N + g->by_token.groups + 1;
+    }
+    s->B = B;
+    s->T = T;
+    stream_wait(stream, s->used);
+    stream_copy(s->device, host, count * sizeof(int32_t), cudaMemcpyHostToDevice, stream);
+    event_record(s->copied, stream);
 }
 
 #ifdef TESTING  // see queue.cuh

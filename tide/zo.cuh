@@ -1,10 +1,10 @@
 // zo.cuh: zeroth-order training on the GPU, of models that need not fit there.
 //
 //   1. Kernels
-//   2. The model: where everything is
+//   2. What it adds to the model, and where layers live
 //   3. The pipeline: layers come, are updated, perturbed and used, and go
 //   4. The forward passes of both signs
-//   5. Evaluation, saving, and the training loop: zo_train(), which is all that others call
+//   5. Evaluation, saving, a step, and how long it takes
 //
 // Source: ZO-Offloading (Wang et al. 2024): a layer
 // is uploaded, updated by the step before, used for both signs, and offloaded, while its neighbours
@@ -19,6 +19,7 @@
 #include "gpt2.cuh"
 #include "plan.h"
 #include "run.h"
+#include "../zero.h"
 #include "../zo.h"
 
 // =============================================================================================
@@ -166,19 +167,12 @@ __global__ static void zo_classify_kernel(float *losses, float *right, const flo
 }
 
 // =============================================================================================
-// 2. The model
+// 2. What it adds to the model, and where layers live
 
 enum { ZO_GROUPS = 4 };  // of a layer: attention's input, its output, the MLP's two matrices
 static const int zo_group_first[ZO_GROUPS + 1] = {LN_1_W, ATTPROJ_W, FC_W, FCPROJ_W, LAYER_TENSORS};
 
-// A micro-batch on its way to the GPU: tokens, and targets or gpt2_classify()'s `where`.
-typedef struct {
-    int32_t *host, *device;     // (2N): page-locked, and its copy
-    cudaEvent_t there, used;    // the copy is there; it is no longer needed
-    size_t B, T;
-} ZoBatch;
-
-enum { ZO_BATCHES = 3, ZO_EVALUATION = 2 };  // two of training, by turns, and one of evaluation
+enum { ZO_EVALUATION = 2 };  // the staging of evaluations; those of training are 0 and 1, by turns
 
 // What a pass over the layers does. signs 2: forward with theta + scale z and theta - scale z, for
 // each query. signs 1: forward with theta. signs 0: only the update.
@@ -187,34 +181,25 @@ typedef struct {
     int signs, queries;
     float scale;
     uint32_t step;
-    const ZoBatch *batch;
+    const Staging *batch;
 } ZoPass;
 
-struct ZoModel {
-    GPT2Config config;
-    GPT2Table table;
-    ZoConfig zo;
+// GPT2.params has the embeddings, the layers that stay on the GPU, and the tail; Segment.param_at
+// is a place there or, of a layer that visits, in host_layers. x is (queries, 2, N, C), atty and
+// act are of both signs, ln_1, qkv, mean_1, rstd_1 and lse of one; tokens are (3, 2N).
+struct Zo {
+    ZoConfig config;
     ZoUpdate pending;           // that the next pass is to put into the weights
     ZoWords words;              // count 0: a language model's loss
-    size_t max_B, max_T;
     size_t accum;               // micro-batches of a step, on this rank
-    bool overlap;               // copies run beside kernels
     bool keeps_slots;           // false: the memory of a visitor is allocated at each visit
     bool fused;                 // updates join the next step's pass; false: have one of their own
     size_t streamed;            // layers that live on the host and visit the GPU (zo_home())
     size_t slots;
     ZoGroup group[ZO_GROUPS];   // of layer 0; the others' differ in the numbers of their tensors
     size_t group_at[ZO_GROUPS]; // elements, within a layer
-    size_t head, layer, tail;   // elements of the embeddings, of a layer, of what follows the last
     size_t chunk;               // tokens of the vocabulary whose logits are made at a time
-    size_t rows;                // and of how many rows
     size_t scratch;             // elements of perturbed weights, for each sign
-    Matmul lt;
-    Owner owner;                // of all that zo_allocate() makes
-    HostQueue host;
-    cudaStream_t compute;       // kernels
-    cudaStream_t fetch;         // copies to the GPU: tokens, layers
-    cudaStream_t out;           // copies to the host: updated layers
     cudaEvent_t *there;         // (slots, ZO_GROUPS): the group has arrived
     cudaEvent_t *updated;       //   its updated weights are complete
     cudaEvent_t *used;          //   no kernel reads it any more
@@ -222,41 +207,27 @@ struct ZoModel {
     size_t visits, fetched;     // of all passes: visits that have been computed, and fetched for
     size_t step;                // steps done
     uint64_t sent;              // micro-batches of the run that have been sent
-    cudaEvent_t over;           // the losses are on the host
     size_t exchanged;           // bytes that this rank has sent to the others for this step
     double exchange;            // seconds until it had theirs
-    Timeline timeline;
-    size_t moved_in, moved_out;  // bytes over the link, of this step
     // GPU memory
-    floatX *resident;           // embeddings, residents, tail
     floatX **slot;              // where each slot is: (layer)
     floatX *perturbed[2];       // (scratch): weights plus and minus the noise
-    floatX *x;                  // (queries, 2, N, C): the residual streams
-    floatX *atty, *act;         // (2, N, C), (2, N, F): of both signs
-    floatX *ln, *qkv;           // (N, C), (N, 3C)
-    float *mean, *rstd, *lse;   // (N), (N), (B, NH, T)
-    float *logits;              // (rows, chunk)
+    float *logits;              // (head_rows, chunk)
     float *row_max, *row_sum, *target_logit;  // (2, N)
-    float *losses, *right;      // (N), (B)
+    float *right;               // (B)
     double *totals;             // (accum, queries, 2): losses; and how many labels were right
-    int32_t *tokens;            // (ZO_BATCHES, 2N)
     // host memory
     floatX *host_layers;        // (streamed, layer)
     double side[2 * ZO_QUERIES];  // (queries, 2): the means of all micro-batches and ranks
     double *all;                // (world, zo_news()): what each rank has said of this step;
     double *mine;               // and what this one is about to say, behind that: begins as totals
-    ZoBatch batch[ZO_BATCHES];
 };
 
 // How many losses a rank makes in a step; and the numbers that it sends to the others: the losses,
 // and ZO_SAYS more.
 enum { ZO_NEWS, ZO_DAMAGED = NEWS, ZO_SAYS };  // run_tell(); its data cannot be read
-static size_t zo_losses(const ZoModel *z) {
-    return z->accum * 2 * (size_t)z->zo.queries;
-}
-static size_t zo_news(const ZoModel *z) { return zo_losses(z) + ZO_SAYS; }
-
-static size_t zo_stored_length(const GPT2Tensor *x) { return round_up(x->size, ALIGN_ELEMENTS); }
+static size_t zo_losses(const Zo *z) { return z->accum * 2 * (size_t)z->config.queries; }
+static size_t zo_news(const Zo *z) { return zo_losses(z) + ZO_SAYS; }
 
 // Tensors first .. first + count - 1 as a group.
 static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
@@ -267,188 +238,172 @@ static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
         const GPT2Tensor *x = &t->tensors[first + i];
         g.range[i] = ZoRange{x->offset - t->tensors[first].offset, x->rows * x->cols, 0,
                              (uint32_t)(first + i), x->decay};
-        g.length = x->offset + zo_stored_length(x) - t->tensors[first].offset;
+        g.length = g.range[i].at + round_up(x->size, ALIGN_ELEMENTS);
     }
     return g;
 }
 
+// Residents are spread evenly: each hides some of the way of the next visitor. How many of the
+// layers before this one stay on the GPU:
+static size_t zo_residents(const GPT2 *g, size_t l) {
+    return l * (g->config.layers - g->zo->streamed) / g->config.layers;
+}
+
+static bool zo_stays(const GPT2 *g, size_t l) {
+    return zo_residents(g, l + 1) > zo_residents(g, l);
+}
+
+static bool zo_visits(const GPT2 *g, size_t s) {
+    return s >= 1 && s <= g->config.layers && !zo_stays(g, s - 1);
+}
+
+// Where segment s lives.
+static floatX *zo_home(const GPT2 *g, size_t s) {
+    return (zo_visits(g, s) ? g->zo->host_layers : g->params) + g->segment[s].param_at;
+}
+
 // Settles where each layer lives: `residents` on the GPU, the others on the host.
-static void zo_place(ZoModel *z, size_t residents, size_t slots) {
-    const GPT2Table *t = &z->table;
-    const size_t L = z->config.layers, C = z->config.channels;
-    const GPT2Tensor *first = &t->tensors[t->first_layer];
-    z->head = first->offset;
-    z->layer = first[LAYER_TENSORS - 1].offset + zo_stored_length(&first[LAYER_TENSORS - 1])
-             - first->offset;
-    z->tail = t->elements - z->head - L * z->layer;
+static void zo_place(GPT2 *g, size_t residents, size_t slots) {
+    Zo *z = g->zo;
+    const GPT2Table *t = &g->table;
+    const size_t L = g->config.layers, C = g->config.channels;
+    size_t host_at = 0;
+    z->streamed = L - min_size(residents, L);
+    z->slots = min_size(slots, z->streamed);
+    g->offloaded = z->streamed > 0;
+    g->segments = zero_segments(t);
+    free(g->segment);
+    g->segment = (Segment *)alloc_or_fail((size_t)g->segments, sizeof(Segment), "segments");
+    for (int i = 0; i < g->segments; i++) {
+        Segment *s = &g->segment[i];
+        const bool visits = zo_visits(g, (size_t)i);
+        s->length = zero_segment(t, i, &s->at);
+        s->room = visits ? 0 : s->length;
+        s->param_at = visits ? host_at : segment_place(g, i, 0);
+        if (visits) host_at += s->length;
+    }
     z->scratch = 2 * round_up(C, ALIGN_ELEMENTS);
     for (int k = 0; k < ZO_GROUPS; k++) {
         const int begin = t->first_layer + zo_group_first[k];
         z->group[k] = zo_group(t, begin, zo_group_first[k + 1] - zo_group_first[k]);
-        z->group_at[k] = t->tensors[begin].offset - first->offset;
+        z->group_at[k] = t->tensors[begin].offset - t->tensors[t->first_layer].offset;
         if (z->group[k].length > z->scratch) z->scratch = z->group[k].length;
     }
     // Logits of a chunk: as many tokens as the scratch has room for, and a few hundred at least.
     z->chunk = z->scratch / C / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
     if (z->chunk < 512) z->chunk = 512;
     if (z->chunk > 8192) z->chunk = 8192;
-    z->chunk = min_size(z->chunk, z->config.vocab_padded);
+    z->chunk = min_size(z->chunk, g->config.vocab_padded);
     if (z->chunk * C > z->scratch) z->scratch = round_up(z->chunk * C, ALIGN_ELEMENTS);
-    z->rows = min_size(z->max_B * z->max_T, HEAD_ROWS);
-    z->streamed = L - min_size(residents, L);
-    z->slots = min_size(slots, z->streamed);
 }
 
-// Residents are spread evenly: each hides some of the way of the next visitor. How many of the
-// layers before this one stay on the GPU:
-static size_t zo_residents(const ZoModel *z, size_t l) {
-    return l * (z->config.layers - z->streamed) / z->config.layers;
-}
-
-static bool zo_stays(const ZoModel *z, size_t l) {
-    return zo_residents(z, l + 1) > zo_residents(z, l);
-}
-
-// Where a layer lives.
-static floatX *zo_home(const ZoModel *z, size_t l) {
-    const size_t before = zo_residents(z, l);
-    return zo_stays(z, l) ? z->resident + z->head + before * z->layer
-                          : z->host_layers + (l - before) * z->layer;
-}
+static size_t zo_layer_bytes(const GPT2 *g) { return g->segment[1].length * sizeof(floatX); }
 
 // The memory plan, as gpt2_buffers().
-static int zo_buffers(ZoModel *z, Buffer list[MAX_BUFFERS]) {
-    const size_t C = z->config.channels, F = z->config.ffn, N = z->max_B * z->max_T;
-    const size_t Q = (size_t)z->zo.queries, X_ = sizeof(floatX), f32 = sizeof(float);
-    const size_t residents = z->config.layers - z->streamed;
-    if ((double)N * (double)(2 * Q + 4) * (double)(16 * C + 2 * F) * 4 > 1e18)
-        die("--batch %zu times --seq %zu is more than any machine can hold", z->max_B, z->max_T);
+static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
+    Zo *z = g->zo;
+    const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
+    const size_t Q = (size_t)z->config.queries, X_ = sizeof(floatX), f32 = sizeof(float);
     int n = 0;
     #define BUFFER(purpose, bytes, field) \
-        list[n++] = Buffer{purpose, bytes, &z->field, false}
-    list[n++] = Buffer{"weights", (z->head + z->tail + residents * z->layer) * X_,
-                       &z->resident, true};
-    if (z->streamed > 0) list[n++] = Buffer{"slots", z->slots * z->layer * X_, NULL, false};
-    BUFFER("perturbed weights", z->scratch * X_, perturbed[0]);
-    BUFFER("perturbed weights", z->scratch * X_, perturbed[1]);
-    BUFFER("activations", Q * 2 * N * C * X_, x);
-    BUFFER("activations", 2 * N * C * X_, atty);
-    BUFFER("activations", 2 * N * F * X_, act);
-    BUFFER("activations", N * C * X_, ln);
-    BUFFER("activations", N * 3 * C * X_, qkv);
-    BUFFER("activations", N * f32, mean);
-    BUFFER("activations", N * f32, rstd);
-    BUFFER("activations", N * z->config.heads * f32, lse);
-    BUFFER("logits", z->rows * z->chunk * f32, logits);
-    BUFFER("logits", 2 * N * f32, row_max);
-    BUFFER("logits", 2 * N * f32, row_sum);
-    BUFFER("logits", 2 * N * f32, target_logit);
-    BUFFER("logits", N * f32, losses);
-    BUFFER("logits", N * f32, right);
-    BUFFER("logits", (zo_losses(z) + 1) * sizeof(double), totals);
+        list[n++] = Buffer{purpose, bytes, &field, false}
+    BUFFER("weights", segment_room(g, 0) * X_, g->params);
+    list[0].zero = true;
+    if (z->streamed > 0) list[n++] = Buffer{"slots", z->slots * zo_layer_bytes(g), NULL, false};
+    BUFFER("perturbed weights", z->scratch * X_, z->perturbed[0]);
+    BUFFER("perturbed weights", z->scratch * X_, z->perturbed[1]);
+    BUFFER("activations", Q * 2 * N * C * X_, g->x);
+    BUFFER("activations", 2 * N * C * X_, g->atty);
+    BUFFER("activations", 2 * N * F * X_, g->act);
+    BUFFER("activations", N * C * X_, g->ln_1);
+    BUFFER("activations", N * 3 * C * X_, g->qkv);
+    BUFFER("activations", N * f32, g->mean_1);
+    BUFFER("activations", N * f32, g->rstd_1);
+    BUFFER("activations", N * g->config.heads * f32, g->lse);
+    BUFFER("logits", min_size(g->head_rows, N) * z->chunk * f32, z->logits);
+    BUFFER("logits", 2 * N * f32, z->row_max);
+    BUFFER("logits", 2 * N * f32, z->row_sum);
+    BUFFER("logits", 2 * N * f32, z->target_logit);
+    BUFFER("logits", N * f32, g->losses);
+    BUFFER("logits", N * f32, z->right);
+    BUFFER("logits", (zo_losses(z) + 1) * sizeof(double), z->totals);
     list[n - 1].zero = true;  // not all of them are always set, and all are copied
-    BUFFER("tokens", ZO_BATCHES * 2 * N * sizeof(int32_t), tokens);
+    BUFFER("tokens", STAGINGS * 2 * N * sizeof(int32_t), g->tokens);
     list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, false};
     #undef BUFFER
     return n;
 }
 
-static size_t zo_bytes(ZoModel *z) {
-    Buffer list[MAX_BUFFERS];
-    return buffers_bytes(list, zo_buffers(z, list), 256);
-}
-
-static size_t zo_host_bytes(const ZoModel *z) {
-    return round_up(z->streamed * z->layer * sizeof(floatX), 4096);
+static int zo_host_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
+    list[0] = Buffer{"weights", g->zo->streamed * zo_layer_bytes(g), &g->zo->host_layers, true};
+    return g->offloaded;
 }
 
 // Settles where everything is: of --resident-blocks (auto: of all) layers, those for which there is
-// room, with fewer slots than the default for the others, if these would not fit. Prints it, and
-// refuses what does not fit. Returns the bytes of GPU memory.
-static size_t zo_settle_memory(ZoModel *z, const Run *r, size_t limit, size_t host_limit) {
-    const Options *o = &r->o;
+// room, with fewer slots than the default for the others, if these would not fit.
+static void zo_choose(GPT2 *g, const Options *o, size_t limit) {
     Buffer list[MAX_BUFFERS];
     const bool automatic = o->resident_blocks == AUTO_COUNT;
     const size_t least = automatic ? 0 : o->resident_blocks, fewest = o->slots > 0 ? o->slots : 1;
-    size_t stay = automatic ? z->config.layers : least;
+    size_t stay = automatic ? g->config.layers : least;
     size_t slots = o->slots > 0 ? o->slots : (size_t)LEAST_SLOTS;
-    for (zo_place(z, stay, slots); zo_bytes(z) > limit; zo_place(z, stay, slots)) {
+    for (;;) {
+        zo_place(g, stay, slots);
+        if (buffers_bytes(list, zo_buffers(g, list), 256) <= limit) break;
         if (stay > least) stay--;
         else if (slots > fewest) slots--;
         else break;
     }
-    const size_t total = zo_bytes(z), host = zo_host_bytes(z);
-    if (!r->only_sampling) {
-        plan_print("GPU", list, zo_buffers(z, list), total, limit, r->world);
-        if (z->streamed > 0) {
-            const Buffer weights = {"weights", host, NULL, false};
-            plan_print("host", &weights, 1, host, host_limit, r->world);
-            printf("%zu of %zu layer%s, of %.1f MiB, live on the host and visit %zu slot%s%s\n",
-                   z->streamed, z->config.layers, plural(z->config.layers),
-                   mib(z->layer * sizeof(floatX)), z->slots, plural(z->slots),
-                   automatic ? ": all of them would not fit on the GPU" : "");
-        }
-    }
-    check_memory(total, host, limit, host_limit, "fewer --slots and --resident-blocks");
-    return total;
 }
 
-static floatX *zo_slot(const ZoModel *z) {
-    return (floatX *)gpu_alloc(z->layer * sizeof(floatX), "a visiting layer");
+static floatX *zo_slot(const GPT2 *g) {
+    return (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
 }
 
-static void zo_allocate(ZoModel *z) {
-    Buffer list[MAX_BUFFERS];
-    const size_t N = z->max_B * z->max_T, events = z->slots * ZO_GROUPS;
-    matmul_open(&z->lt);
-    z->slot = ALLOC(floatX *, z->slots, "slots");
-    for (size_t i = 0; i < z->slots; i++) z->slot[i] = zo_slot(z);
-    if (z->streamed > 0) host_queue_open(&z->host, 0);
-    owner_begin(&z->owner);
-    buffers_allocate(list, zo_buffers(z, list));
-    if (z->streamed > 0)
-        z->host_layers = (floatX *)host_alloc(&z->host, zo_host_bytes(z), "weights");
-    z->compute = z->fetch = z->out = stream_make("compute", false);
-    if (z->overlap) z->fetch = stream_make("fetch", false);
-    if (z->overlap) z->out = stream_make("out", false);
+// For gpt2_allocate().
+static void zo_allocate(GPT2 *g) {
+    Zo *z = g->zo;
+    const size_t events = z->slots * ZO_GROUPS, news = zo_news(z), world = (size_t)ranks.world;
+    if (g->no_overlap) g->fetch = g->out = g->compute;
     z->there = events_make(events);
     z->updated = events_make(events);
     z->used = events_make(events);
     z->left = events_make(events);
-    event_make(&z->over, z->streamed > 0);
-    for (int i = 0; i < ZO_BATCHES; i++) {
-        ZoBatch *b = &z->batch[i];
-        b->host = (int32_t *)pinned_alloc(2 * N * sizeof(int32_t), "tokens");
-        b->device = z->tokens + (size_t)i * 2 * N;
-        event_make(&b->there, false);
-        event_make(&b->used, false);
-    }
-    z->all = (double *)pinned_alloc((1 + (size_t)ranks.world) * zo_news(z) * sizeof(double),
-                                    "losses of all ranks");
-    z->mine = z->all + (size_t)ranks.world * zo_news(z);
-    owner_end();
-    device_rest();
+    z->all = (double *)pinned_alloc((1 + world) * news * sizeof(double), "losses of all ranks");
+    z->mine = z->all + world * news;
+    z->slot = (floatX **)own(OWNS_PLAIN, ALLOC(floatX *, z->slots, "slots"));
+    owner_end();  // slots come and go with --zo-no-slots: zo_release() frees them
+    for (size_t i = 0; i < z->slots; i++) z->slot[i] = zo_slot(g);
 }
 
-// What zo_allocate() has made.
-static void zo_release(ZoModel *z) {
-    device_rest();
-    matmul_close(&z->lt);
-    if (z->host.stream != NULL) host_queue_close(&z->host);
+static void zo_release(const Zo *z) {
     for (size_t i = 0; i < z->slots; i++) gpu_free(z->slot[i]);
-    free(z->slot);
-    owner_free(&z->owner);
 }
 
-static void zo_free(ZoModel *z) {
-    zo_release(z);
-    gpt2_table_free(&z->table);
+// What of --optimizer mezo there is to know before it has memory. Labels alone are evaluated by it,
+// too. NULL: neither.
+static Zo *zo_open(const Run *r) {
+    const Options *o = &r->o;
+    if (o->optimizer != OPTIMIZER_MEZO && !r->task) return NULL;
+    Zo *z = (Zo *)alloc_or_fail(1, sizeof(Zo), "model");
+    z->config = ZoConfig{o->seed, (float)o->zo_eps, (int)o->zo_queries, o->zo_noise, ZO_STORAGE};
+    if (r->task) z->words.count = run_task(r)->labels;
+    if (r->task) memcpy(z->words.word, run_task(r)->word, sizeof z->words.word);
+    z->accum = o->accum;
+    z->keeps_slots = !o->zo_no_slots;
+    z->fused = !o->zo_no_fused_update;
+    if (r->world > 1)
+        printf("ranks: %zu, each with all weights; per step each sends %zu bytes to the others\n",
+               r->world, zo_news(z) * sizeof(double));
+    return z;
 }
 
-// A tensor outside the layers.
-static floatX *zo_tensor(const ZoModel *z, int tensor) {
-    const size_t at = z->table.tensors[tensor].offset;
-    return z->resident + at - (at < z->head ? 0 : z->streamed * z->layer);
+static void zo_print(const GPT2 *g, const Options *o) {
+    const size_t L = g->config.layers, slots = g->zo->slots;
+    if (!g->offloaded) return;
+    printf("%zu of %zu layer%s, of %.1f MiB, live on the host and visit %zu slot%s%s\n",
+           g->zo->streamed, L, plural(L), mib(zo_layer_bytes(g)), slots, plural(slots),
+           o->resident_blocks == AUTO_COUNT ? ": all of them would not fit on the GPU" : "");
 }
 
 // =============================================================================================
@@ -460,335 +415,308 @@ static floatX *zo_tensor(const ZoModel *z, int tensor) {
 // The host queues all of a pass without waiting, and fetches for the next one: what is fetched does
 // not depend on the losses.
 
-static void zo_span(ZoModel *z, const char *name, size_t number) {
-    timeline_compute(&z->timeline, name, number, z->compute);
-}
-
 // Queues the way in of the next visitor. Its own way home is over by then: since there are no more
 // slots than visitors, the slot has been left by one that went home later, or by itself.
-static void zo_fetch(ZoModel *z) {
+static void zo_fetch(GPT2 *g) {
+    Zo *z = g->zo;
     const size_t number = z->fetched % z->streamed, slot = z->fetched % z->slots;
     size_t l = number;  // the layer: visitors 0 .. number are among layers 0 .. l
-    while (l - zo_residents(z, l + 1) < number) l++;
-    const floatX *home = zo_home(z, l);
+    while (l - zo_residents(g, l + 1) < number) l++;
+    const floatX *home = zo_home(g, l + 1);
     if (!z->keeps_slots) {  // --zo-no-slots
-        stream_rest(z->compute);
-        stream_rest(z->out);
+        stream_rest(g->compute);
+        stream_rest(g->out);
         gpu_free(z->slot[slot]);
-        z->slot[slot] = zo_slot(z);
+        z->slot[slot] = zo_slot(g);
     }
     for (int k = 0; k < ZO_GROUPS; k++) {
         const size_t event = slot * ZO_GROUPS + (size_t)k, at = z->group_at[k];
         const size_t bytes = z->group[k].length * sizeof(floatX);
-        stream_wait(z->fetch, z->used[event]);
-        stream_wait(z->fetch, z->left[event]);
-        const int span = timeline_begin(&z->timeline, ROW_FETCH, "fetch", l, bytes, z->fetch);
-        stream_copy(z->slot[slot] + at, home + at, bytes, cudaMemcpyHostToDevice, z->fetch);
-        timeline_end(&z->timeline, span, z->fetch);
-        event_record(z->there[event], z->fetch);
-        z->moved_in += bytes;
+        stream_wait(g->fetch, z->used[event]);
+        stream_wait(g->fetch, z->left[event]);
+        const int span = timeline_begin(&g->timeline, ROW_FETCH, "fetch", l, bytes, g->fetch);
+        copy_in(g, z->slot[slot] + at, home + at, bytes, g->fetch);
+        timeline_end(&g->timeline, span, g->fetch);
+        event_record(z->there[event], g->fetch);
     }
     z->fetched++;
 }
 
 // The weights of layer l, which is about to be used.
-static floatX *zo_enter(ZoModel *z, size_t l) {
-    if (zo_stays(z, l)) return zo_home(z, l);
-    if (z->fetched == z->visits) zo_fetch(z);
+static floatX *zo_enter(GPT2 *g, size_t l) {
+    Zo *z = g->zo;
+    if (zo_stays(g, l)) return zo_home(g, l + 1);
+    if (z->fetched == z->visits) zo_fetch(g);
     return z->slot[z->visits % z->slots];
 }
 
 // Layer l has been used.
-static void zo_leave(ZoModel *z, size_t l) {
-    if (zo_stays(z, l)) return;
+static void zo_leave(GPT2 *g, size_t l) {
+    Zo *z = g->zo;
+    if (zo_stays(g, l)) return;
     z->visits++;
-    while (z->overlap && z->fetched < z->visits + z->slots) zo_fetch(z);
+    while (!g->no_overlap && z->fetched < z->visits + z->slots) zo_fetch(g);
 }
 
 // In a rehearsal: what the bytes of n weights take, or the noise, if that takes longer (of signs
 // alone it takes nothing).
-static void zo_weights_take(const ZoModel *z, size_t n, const ZoUpdate *update, const ZoPass *p) {
+static void zo_weights_take(const GPT2 *g, size_t n, const ZoUpdate *update, const ZoPass *p) {
     const Rates *r = &rehearsal->rates;
     const bool stores = update->step != 0, perturbs = p->signs > 0 && p->scale != 0;
     const int draws = (stores ? update->queries : 0) + perturbs;
     const double bytes = (double)n * sizeof(floatX) * (1 + stores + p->signs);
-    const double noise = z->zo.noise == ZO_GAUSSIAN ? (double)n * draws : 0;
-    rehearse(stream_number(z->compute), TAKES_GPU,
+    const double noise = g->zo->config.noise == ZO_GAUSSIAN ? (double)n * draws : 0;
+    rehearse(stream_number(g->compute), TAKES_GPU,
              fmax(bytes / rate_or(r->gpu_bytes, UNLIMITED),
                   noise / rate_or(r->gpu_normals, UNLIMITED)));
 }
 
-static void zo_weights(ZoModel *z, floatX *theta, const ZoGroup *group, const ZoUpdate *update,
+static void zo_weights(GPT2 *g, floatX *theta, const ZoGroup *group, const ZoUpdate *update,
                        const ZoPass *p, int query) {
-    if (rehearsal != NULL) zo_weights_take(z, group->length, update, p);
+    const Zo *z = g->zo;
+    if (rehearsal != NULL) zo_weights_take(g, group->length, update, p);
     const unsigned blocks = ceil_div(group->length, 8 * BLOCK_THREADS);
-    LAUNCH(zo_weights_kernel, blocks, BLOCK_THREADS, 0, z->compute, theta,
+    LAUNCH(zo_weights_kernel, blocks, BLOCK_THREADS, 0, g->compute, theta,
            p->signs > 0 ? z->perturbed[0] : NULL, p->signs > 1 ? z->perturbed[1] : NULL, *group,
-           z->zo, *update, p->step, (uint32_t)query, p->scale);
+           z->config, *update, p->step, (uint32_t)query, p->scale);
 }
 
 static const ZoUpdate zo_nothing = {};
 
 // Makes the perturbed weights of group k of layer l, whose weights are at `theta`, for a query. The
 // first one also updates, and a visitor's updated group goes home at once.
-static void zo_perturb_group(ZoModel *z, const ZoPass *p, size_t l, int k, floatX *theta,
+static void zo_perturb_group(GPT2 *g, const ZoPass *p, size_t l, int k, floatX *theta,
                              int query) {
-    const bool visits = !zo_stays(z, l), first = query == 0;
+    const Zo *z = g->zo;
+    const bool visits = !zo_stays(g, l), first = query == 0;
     const bool last = query + 1 >= p->queries || p->signs == 0;
     const size_t event = visits ? z->visits % z->slots * ZO_GROUPS + (size_t)k : 0;
     const size_t at = z->group_at[k], bytes = z->group[k].length * sizeof(floatX);
     if (visits && first) {
-        zo_span(z, "wait", l + 1);
-        stream_wait(z->compute, z->there[event]);
+        compute_span(g, "wait", l + 1);
+        stream_wait(g->compute, z->there[event]);
     }
-    if (first) zo_span(z, p->signs == 0 ? "update" : "forward", l + 1);
+    if (first) compute_span(g, p->signs == 0 ? "update" : "forward", l + 1);
     ZoGroup group = z->group[k];
     for (int i = 0; i < group.count; i++) group.range[i].tensor += (uint32_t)l * LAYER_TENSORS;
-    zo_weights(z, theta + at, &group, first ? &p->update : &zo_nothing, p, query);
+    zo_weights(g, theta + at, &group, first ? &p->update : &zo_nothing, p, query);
     if (!visits) return;
     if (first && p->update.step != 0) {
-        floatX *home = zo_home(z, l);
-        event_record(z->updated[event], z->compute);
-        stream_wait(z->out, z->updated[event]);
-        const int span = timeline_begin(&z->timeline, ROW_FLUSH, "flush", l, bytes, z->out);
-        stream_copy(home + at, theta + at, bytes, cudaMemcpyDeviceToHost, z->out);
-        timeline_end(&z->timeline, span, z->out);
-        event_record(z->left[event], z->out);
-        z->moved_out += bytes;
+        floatX *home = zo_home(g, l + 1);
+        event_record(z->updated[event], g->compute);
+        stream_wait(g->out, z->updated[event]);
+        const int span = timeline_begin(&g->timeline, ROW_FLUSH, "flush", l, bytes, g->out);
+        copy_out(g, home + at, theta + at, bytes);
+        timeline_end(&g->timeline, span, g->out);
+        event_record(z->left[event], g->out);
     }
-    if (last) event_record(z->used[event], z->compute);
+    if (last) event_record(z->used[event], g->compute);
 }
 
 // =============================================================================================
 // 4. The forward passes of both signs
 
 // The residual stream of a query and a sign, and the scale of its noise.
-static floatX *zo_x(const ZoModel *z, int query, int sign) {
-    return z->x + (size_t)(query * 2 + sign) * z->max_B * z->max_T * z->config.channels;
+static floatX *zo_x(const GPT2 *g, int query, int sign) {
+    return g->x + (size_t)(query * 2 + sign) * g->max_B * g->max_T * g->config.channels;
 }
 
 static float zo_scale(const ZoPass *p, int sign) { return sign == 0 ? p->scale : -p->scale; }
 
 // What follows on a perturbed group k of a layer, for one query and sign.
-static void zo_layer_part(ZoModel *z, int k, int query, int sign, size_t B, size_t T) {
-    const size_t C = z->config.channels, F = z->config.ffn, NH = z->config.heads, N = B * T;
-    const size_t most = z->max_B * z->max_T;
-    floatX *atty = z->atty + (size_t)sign * most * C, *act = z->act + (size_t)sign * most * F;
-    cudaStream_t stream = z->compute;
-    const ZoRange *at = z->group[k].range;
-    const floatX *w = z->perturbed[sign];
-    floatX *x = zo_x(z, query, sign);
-    Matmul *lt = &z->lt;
+static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
+    const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
+    const size_t most = g->max_B * g->max_T;
+    floatX *atty = g->atty + (size_t)sign * most * C, *act = g->act + (size_t)sign * most * F;
+    cudaStream_t stream = g->compute;
+    const ZoRange *at = g->zo->group[k].range;
+    const floatX *w = g->zo->perturbed[sign];
+    floatX *x = zo_x(g, query, sign), *ln = g->ln_1;
+    Matmul *lt = &g->lt;
     if (k == 0) {
-        layernorm_forward(z->ln, z->mean, z->rstd, x, w + at[0].at, w + at[1].at, N, C, stream);
-        matmul_forward(lt, z->qkv, z->ln, w + at[2].at, w + at[3].at, N, C, 3 * C, stream);
-        attention_forward(atty, z->lse, z->qkv, B, T, C, NH, stream);
+        layernorm_forward(ln, g->mean_1, g->rstd_1, x, w + at[0].at, w + at[1].at, N, C, stream);
+        matmul_forward(lt, g->qkv, ln, w + at[2].at, w + at[3].at, N, C, 3 * C, stream);
+        attention_forward(atty, g->lse, g->qkv, g->B, g->T, C, g->config.heads, stream);
     } else if (k == 1) {
-        matmul_forward(lt, z->ln, atty, w + at[0].at, w + at[1].at, N, C, C, stream);
-        residual_layernorm_forward(x, atty, z->mean, z->rstd, x, z->ln, w + at[2].at, w + at[3].at,
-                                   N, C, stream);
+        matmul_forward(lt, ln, atty, w + at[0].at, w + at[1].at, N, C, C, stream);
+        residual_layernorm_forward(x, atty, g->mean_1, g->rstd_1, x, ln, w + at[2].at,
+                                   w + at[3].at, N, C, stream);
     } else if (k == 2) {
         matmul_forward(lt, act, atty, w + at[0].at, w + at[1].at, N, C, F, stream);
-        activation_forward(act, act, N * F, z->config.activation, stream);
+        activation_forward(act, act, N * F, g->config.activation, stream);
     } else {
-        matmul_forward(lt, z->ln, act, w + at[0].at, w + at[1].at, N, F, C, stream);
-        residual_forward(x, z->ln, N * C, stream);
+        matmul_forward(lt, ln, act, w + at[0].at, w + at[1].at, N, F, C, stream);
+        residual_forward(x, ln, N * C, stream);
     }
 }
 
-static void zo_encoder(ZoModel *z, const ZoPass *p, int query, int sign) {
-    const size_t C = z->config.channels, N = p->batch->B * p->batch->T;
-    const GPT2Table *t = &z->table;
+static void zo_encoder(GPT2 *g, const ZoPass *p, int query, int sign) {
+    const size_t C = g->config.channels, N = g->B * g->T;
+    const GPT2Table *t = &g->table;
     const unsigned blocks = ceil_div(N * C, 4 * BLOCK_THREADS);
-    GPU_TAKES(z->compute, 3 * N * C * sizeof(floatX), gpu_bytes);
-    LAUNCH(zo_encoder_kernel, blocks, BLOCK_THREADS, 0, z->compute, zo_x(z, query, sign),
-           p->batch->device, zo_tensor(z, t->wte), zo_tensor(z, t->wpe), z->zo, t->wte, t->wpe,
-           p->step, (uint32_t)query, zo_scale(p, sign), N, p->batch->T, C);
+    GPU_TAKES(g->compute, 3 * N * C * sizeof(floatX), gpu_bytes);
+    LAUNCH(zo_encoder_kernel, blocks, BLOCK_THREADS, 0, g->compute, zo_x(g, query, sign),
+           p->batch->device, tensor(g, t->wte), tensor(g, t->wpe), g->zo->config, t->wte, t->wpe,
+           p->step, (uint32_t)query, zo_scale(p, sign), N, g->T, C);
 }
 
 // Normalises the last layer's output, of both signs: atty = ln_f(x).
-static void zo_final_norm(ZoModel *z, const ZoPass *p, int query) {
-    const size_t C = z->config.channels, most = z->max_B * z->max_T;
-    const ZoGroup group = zo_group(&z->table, z->table.ln_f_w, 2);
-    zo_weights(z, zo_tensor(z, z->table.ln_f_w), &group, &zo_nothing, p, query);
+static void zo_final_norm(GPT2 *g, const ZoPass *p, int query) {
+    const size_t C = g->config.channels, most = g->max_B * g->max_T;
+    const ZoGroup group = zo_group(&g->table, g->table.ln_f_w, 2);
+    floatX *const *w = g->zo->perturbed;
+    zo_weights(g, tensor(g, g->table.ln_f_w), &group, &zo_nothing, p, query);
     for (int s = 0; s < p->signs; s++)
-        layernorm_forward(z->atty + (size_t)s * most * C, z->mean, z->rstd, zo_x(z, query, s),
-                          z->perturbed[s], z->perturbed[s] + group.range[1].at,
-                          p->batch->B * p->batch->T, C, z->compute);
+        layernorm_forward(g->atty + (size_t)s * most * C, g->mean_1, g->rstd_1, zo_x(g, query, s),
+                          w[s], w[s] + group.range[1].at, g->B * g->T, C, g->compute);
 }
 
 // The perturbed head, for tokens v0 .. v0 + count - 1, the first of which is one of the vocabulary.
-static void zo_head_weights(ZoModel *z, const ZoPass *p, int query, size_t v0, size_t count) {
-    const size_t C = z->config.channels;
-    ZoGroup group = zo_group(&z->table, z->table.lm_head, 1);
+static void zo_head_weights(GPT2 *g, const ZoPass *p, int query, size_t v0, size_t count) {
+    const size_t C = g->config.channels;
+    ZoGroup group = zo_group(&g->table, g->table.lm_head, 1);
     group.length = count * C;
     group.range[0].first = v0 * C;
     group.range[0].n = min_size(count * C, group.range[0].n - v0 * C);
-    zo_weights(z, zo_tensor(z, z->table.lm_head) + v0 * C, &group, &zo_nothing, p, query);
+    zo_weights(g, tensor(g, g->table.lm_head) + v0 * C, &group, &zo_nothing, p, query);
 }
 
 // The mean loss of a language model, of both signs, to totals[0] and totals[1].
-static void zo_head(ZoModel *z, const ZoPass *p, int query, double *totals) {
-    const size_t C = z->config.channels, V = z->config.vocab;
-    const size_t N = p->batch->B * p->batch->T, most = z->max_B * z->max_T;
-    const int32_t *targets = p->batch->device + most;
+static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
+    const Zo *z = g->zo;
+    const size_t C = g->config.channels, V = g->config.vocab;
+    const size_t N = g->B * g->T, most = g->max_B * g->max_T;
+    const int32_t *targets = p->batch->device + N;
     for (size_t v0 = 0; v0 < V; v0 += z->chunk) {
-        const size_t width = min_size(z->chunk, z->config.vocab_padded - v0);
+        const size_t width = min_size(z->chunk, g->config.vocab_padded - v0);
         const size_t valid = min_size(width, V - v0);
         const bool last = v0 + width >= V;
-        zo_head_weights(z, p, query, v0, width);
+        zo_head_weights(g, p, query, v0, width);
         for (int s = 0; s < p->signs; s++) {
-            for (size_t first = 0; first < N; first += z->rows) {
-                const size_t rows = min_size(z->rows, N - first), row = (size_t)s * most + first;
-                gemm(&z->lt, false, true, rows, width, C, z->atty + row * C, C, z->perturbed[s], C,
-                     z->logits, width, NULL, false, GEMM_PLAIN, NULL, z->compute);
-                GPU_TAKES(z->compute, 8 * rows * width, gpu_bytes);  // the product's, and here
-                LAUNCH(zo_crossentropy_kernel, (unsigned)rows, BLOCK_THREADS, 0, z->compute,
-                       z->losses + first, z->row_max + row, z->row_sum + row,
+            for (size_t first = 0; first < N; first += g->head_rows) {
+                const size_t rows = min_size(g->head_rows, N - first);
+                const size_t row = (size_t)s * most + first;
+                gemm(&g->lt, false, true, rows, width, C, g->atty + row * C, C, z->perturbed[s], C,
+                     z->logits, width, NULL, false, GEMM_PLAIN, NULL, g->compute);
+                GPU_TAKES(g->compute, 8 * rows * width, gpu_bytes);  // the product's, and here
+                LAUNCH(zo_crossentropy_kernel, (unsigned)rows, BLOCK_THREADS, 0, g->compute,
+                       g->losses + first, z->row_max + row, z->row_sum + row,
                        z->target_logit + row, z->logits, targets + first, v0, valid, width, last);
             }
-            if (last) loss_accumulate(totals + s, z->losses, N, 1 / (double)N, true, z->compute);
+            if (last) loss_accumulate(totals + s, g->losses, N, 1 / (double)N, true, g->compute);
         }
     }
 }
 
 // The same for labelled sentences.
-static void zo_classify(ZoModel *z, const ZoPass *p, int query, double *totals) {
-    const size_t C = z->config.channels, B = p->batch->B, most = z->max_B * z->max_T;
-    const int head = z->table.lm_head;
+static void zo_classify(GPT2 *g, const ZoPass *p, int query, double *totals) {
+    const Zo *z = g->zo;
+    const size_t C = g->config.channels, B = g->B, most = g->max_B * g->max_T;
+    const int head = g->table.lm_head;
     for (int s = 0; s < p->signs; s++) {
-        const floatX *x = z->atty + (size_t)s * most * C;
-        LAUNCH(zo_classify_kernel, (unsigned)B, BLOCK_THREADS, 0, z->compute, z->losses, z->right,
-               x, p->batch->device + most, zo_tensor(z, head), z->zo, z->words, head, p->step,
-               (uint32_t)query, zo_scale(p, s), p->batch->T, C);
-        loss_accumulate(totals + s, z->losses, B, 1 / (double)B, true, z->compute);
+        const floatX *x = g->atty + (size_t)s * most * C;
+        LAUNCH(zo_classify_kernel, (unsigned)B, BLOCK_THREADS, 0, g->compute, g->losses, z->right,
+               x, p->batch->device + B * g->T, tensor(g, head), z->config, z->words, head, p->step,
+               (uint32_t)query, zo_scale(p, s), g->T, C);
+        loss_accumulate(totals + s, g->losses, B, 1 / (double)B, true, g->compute);
     }
-    loss_accumulate(&z->totals[zo_losses(z)], z->right, B, 1, true, z->compute);
+    loss_accumulate(&z->totals[zo_losses(z)], z->right, B, 1, true, g->compute);
 }
 
 // Queues a pass over all layers, and with a batch the way to the normalised output; then head or
 // classification, whose losses become those of this micro-batch in the totals. logits: leave the
 // head out. Nothing here waits.
-static void zo_pass(ZoModel *z, const ZoPass *p, size_t micro, bool logits) {
-    const GPT2Table *t = &z->table;
-    const size_t B = p->signs > 0 ? p->batch->B : 0, T = p->signs > 0 ? p->batch->T : 0;
-    z->timeline.between = p->signs == 1 || (p->signs == 0 && z->fused);
+static void zo_pass(GPT2 *g, const ZoPass *p, size_t micro, bool logits) {
+    const Zo *z = g->zo;
+    const GPT2Table *t = &g->table;
+    g->timeline.between = p->signs == 1 || (p->signs == 0 && z->fused);
     if (p->update.step != 0) {  // what stays on the GPU beside the layers
         const ZoPass quiet = {zo_nothing, 0, 1, 0, p->step, NULL};
         const ZoGroup head = zo_group(t, t->wte, 2);
         const ZoGroup tail = zo_group(t, t->ln_f_w, t->count - t->ln_f_w);
-        zo_span(z, "update", 0);
-        zo_weights(z, zo_tensor(z, t->wte), &head, &p->update, &quiet, 0);
-        zo_weights(z, zo_tensor(z, t->ln_f_w), &tail, &p->update, &quiet, 0);
+        compute_span(g, "update", 0);
+        zo_weights(g, tensor(g, t->wte), &head, &p->update, &quiet, 0);
+        zo_weights(g, tensor(g, t->ln_f_w), &tail, &p->update, &quiet, 0);
     }
     if (p->signs > 0) {
-        zo_span(z, "wait", 0);
-        stream_wait(z->compute, p->batch->there);
-        zo_span(z, "forward", 0);
+        compute_span(g, "wait", 0);
+        stream_wait(g->compute, p->batch->copied);
+        compute_span(g, "forward", 0);
+        g->B = p->batch->B;
+        g->T = p->batch->T;
         for (int j = 0; j < p->queries; j++)
-            for (int s = 0; s < p->signs; s++) zo_encoder(z, p, j, s);
+            for (int s = 0; s < p->signs; s++) zo_encoder(g, p, j, s);
     }
-    for (size_t l = 0; l < z->config.layers; l++) {
-        floatX *theta = zo_enter(z, l);
+    for (size_t l = 0; l < g->config.layers; l++) {
+        floatX *theta = zo_enter(g, l);
         for (int j = 0; j < (p->signs > 0 ? p->queries : 1); j++)
             for (int k = 0; k < ZO_GROUPS; k++) {
-                zo_perturb_group(z, p, l, k, theta, j);
-                for (int s = 0; s < p->signs; s++) zo_layer_part(z, k, j, s, B, T);
+                zo_perturb_group(g, p, l, k, theta, j);
+                for (int s = 0; s < p->signs; s++) zo_layer_part(g, k, j, s);
             }
-        zo_leave(z, l);
+        zo_leave(g, l);
     }
-    zo_span(z, p->signs > 0 ? "forward" : NULL, z->config.layers + 1);
+    compute_span(g, p->signs > 0 ? "forward" : NULL, g->config.layers + 1);
     for (int j = 0; j < p->queries && p->signs > 0; j++) {
-        zo_final_norm(z, p, j);
+        zo_final_norm(g, p, j);
         if (logits) break;
-        double *totals = z->totals + 2 * (micro * (size_t)z->zo.queries + (size_t)j);
-        if (z->words.count > 0) zo_classify(z, p, j, totals);
-        else zo_head(z, p, j, totals);
+        double *totals = z->totals + 2 * (micro * (size_t)z->config.queries + (size_t)j);
+        if (z->words.count > 0) zo_classify(g, p, j, totals);
+        else zo_head(g, p, j, totals);
     }
-    if (p->signs > 0) event_record(p->batch->used, z->compute);
-    zo_span(z, NULL, 0);
+    if (p->signs > 0) event_record(p->batch->used, g->compute);
+    compute_span(g, NULL, 0);
 }
 
 // Waits for the totals of the passes so far, in z->mine.
-static void zo_totals(ZoModel *z) {
+static void zo_totals(GPT2 *g) {
+    const Zo *z = g->zo;
     stream_copy(z->mine, z->totals, (zo_losses(z) + 1) * sizeof(double), cudaMemcpyDeviceToHost,
-                z->compute);
-    event_record(z->over, z->compute);
-    event_wait(z->over);
+                g->compute);
+    event_record(g->step_left, g->compute);
+    event_wait(g->step_left);
 }
 
 // Puts the last step's update into the weights, now. With --zo-no-fused-update always; else, before
 // they are looked at: the next step's pass would do it.
-static void zo_update_weights(ZoModel *z) {
+static void zo_update_weights(GPT2 *g) {
+    Zo *z = g->zo;
     const ZoPass p = {z->pending, 0, 1, 0, z->pending.step, NULL};
-    if (z->pending.step != 0) zo_pass(z, &p, 0, false);
+    if (z->pending.step != 0) zo_pass(g, &p, 0, false);
     z->pending = zo_nothing;
 }
 
-// A pass of evaluation: forward with the newest weights.
-static ZoPass zo_look(ZoModel *z, const ZoBatch *batch) {
-    zo_update_weights(z);  // the next step would come too late
-    return ZoPass{zo_nothing, 1, 1, 0, (uint32_t)z->step, batch};
-}
-
-// Room for the next batch of set i, to be filled and then sent. Waits until it is free.
-static ZoBatch *zo_batch_begin(ZoModel *z, int i, size_t B, size_t T) {
-    ZoBatch *b = &z->batch[i];
-    event_wait(b->there);
-    b->B = B;
-    b->T = T;
-    return b;
-}
-
-static void zo_batch_send(ZoModel *z, ZoBatch *b) {
-    const size_t most = z->max_B * z->max_T;
-    stream_wait(z->fetch, b->used);
-    stream_copy(b->device, b->host, 2 * most * sizeof(int32_t), cudaMemcpyHostToDevice, z->fetch);
-    event_record(b->there, z->fetch);
-}
-
-// Reads rows of the data into set i, and sends them. NULL if they are damaged.
-static const ZoBatch *zo_send(ZoModel *z, int i, const Run *r, const Loader *data, size_t first,
-                              size_t rows, Error *err) {
-    ZoBatch *b = zo_batch_begin(z, i, rows, r->T);
-    if (rehearsal == NULL
-        && !run_batch(r, data, first, rows, b->host, b->host + z->max_B * z->max_T, err))
-        return NULL;
-    zo_batch_send(z, b);
-    return b;
-}
-
 // =============================================================================================
-// 5. Evaluation, saving, and the training loop
+// 5. Evaluation, saving, a step, and how long it takes
 
-// gpt2_next() for streamed weights.
-static void zo_next(void *model, const int32_t *tokens, size_t count, size_t, float *logits) {
-    ZoModel *z = (ZoModel *)model;
-    const size_t C = z->config.channels, V = z->config.vocab;
-    const size_t T = min_size(round_up(count, 64), z->config.context);
-    ZoBatch *b = zo_batch_begin(z, ZO_EVALUATION, 1, T);
-    memset(b->host, 0, T * sizeof(int32_t));
-    memcpy(b->host, tokens, count * sizeof(int32_t));
-    zo_batch_send(z, b);
-    const ZoPass p = zo_look(z, b);
-    zo_pass(z, &p, 0, true);
+// Forward with the weights as they are, of this batch. logits: without the head.
+static ZoPass zo_look(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_t B, size_t T,
+                      bool logits) {
+    upload(g, ZO_EVALUATION, inputs, targets, B, T, g->fetch);
+    const ZoPass p = {zo_nothing, 1, 1, 0, (uint32_t)g->zo->step, &g->staging[ZO_EVALUATION]};
+    zo_pass(g, &p, 0, logits);
+    return p;
+}
+
+// For gpt2_next(): the logits (V) behind token number `last` of g->inputs (T).
+static void zo_next(GPT2 *g, size_t T, size_t last, float *logits) {
+    const Zo *z = g->zo;
+    const size_t C = g->config.channels, V = g->config.vocab;
+    const ZoPass p = zo_look(g, g->inputs, NULL, 1, T, true);
     for (size_t v0 = 0; v0 < V; v0 += z->chunk) {
-        const size_t width = min_size(z->chunk, z->config.vocab_padded - v0);
-        zo_head_weights(z, &p, 0, v0, width);
-        gemm(&z->lt, false, true, 1, width, C, z->atty + (count - 1) * C, C, z->perturbed[0], C,
-             z->logits, width, NULL, false, GEMM_PLAIN, NULL, z->compute);
+        const size_t width = min_size(z->chunk, g->config.vocab_padded - v0);
+        zo_head_weights(g, &p, 0, v0, width);
+        gemm(&g->lt, false, true, 1, width, C, g->atty + last * C, C, z->perturbed[0], C,
+             z->logits, width, NULL, false, GEMM_PLAIN, NULL, g->compute);
         gpu_copy(logits + v0, z->logits, min_size(width, V - v0) * sizeof(float));
     }
 }
 
-// For run_eval(): the mean loss of rows of the held-out data.
-static double zo_eval(void *model, Run *r, size_t first, size_t rows, size_t *right) {
-    ZoModel *z = (ZoModel *)model;
-    const ZoBatch *b = zo_send(z, ZO_EVALUATION, r, &r->val, first, rows, &r->damage);
-    if (b == NULL) return 0;
-    const ZoPass p = zo_look(z, b);
-    zo_pass(z, &p, 0, false);
-    zo_totals(z);
+// For gpt2_eval(): the loss of g->inputs (B, T).
+static double zo_eval(GPT2 *g, size_t B, size_t T, size_t *right) {
+    const Zo *z = g->zo;
+    zo_look(g, g->inputs, g->targets, B, T, false);
+    zo_totals(g);
     *right += (size_t)z->mine[zo_losses(z)];
     return z->mine[0];
 }
@@ -796,58 +724,66 @@ static double zo_eval(void *model, Run *r, size_t first, size_t rows, size_t *ri
 // A RunState's move: the weights, wherever they are, when no update is pending and no stream at
 // work.
 static void zo_move(void *owner, int, size_t at, size_t n, float *w, bool out) {
-    ZoModel *z = (ZoModel *)owner;
-    const size_t layers_end = z->head + z->config.layers * z->layer;
-    for (size_t count; n > 0; at += count, w += count, n -= count) {
-        size_t end = z->head;
-        floatX *here = z->resident + at;
-        if (at >= layers_end) {
-            end = z->table.elements;
-            here -= z->streamed * z->layer;
-        } else if (at >= z->head) {
-            const size_t l = (at - z->head) / z->layer, inside = (at - z->head) % z->layer;
-            end = at - inside + z->layer;
-            here = zo_home(z, l) + inside;
-        }
-        count = min_size(n, end - at);
-        floats_move(here, w, count, out);
+    GPT2 *g = (GPT2 *)owner;
+    for (size_t i = 0; i < (size_t)g->segments; i++) {
+        const Segment *s = &g->segment[i];
+        const size_t from = at > s->at ? at : s->at, end = min_size(at + n, s->at + s->length);
+        if (from < end)
+            floats_move(zo_home(g, i) + (from - s->at), w + (from - at), end - from, out);
     }
 }
 
-// Sends this rank's micro-batch number `micro` of the run to the set whose turn it is.
-static bool zo_send_batch(ZoModel *z, const Run *r, uint64_t micro, Error *err) {
-    const uint64_t position = run_position(r, micro / z->accum + 1, micro % z->accum);
-    return zo_send(z, (int)(micro % 2), r, &r->train, position, r->B, err) != NULL;
+// Sends this rank's micro-batch number `micro` of the run to the staging whose turn it is.
+static bool zo_send_batch(GPT2 *g, const Run *r, uint64_t micro, Error *err) {
+    const uint64_t position = run_position(r, micro / g->zo->accum + 1, micro % g->zo->accum);
+    if (rehearsal == NULL
+        && !run_batch(r, &r->train, position, r->B, g->inputs, g->targets, err)) return false;
+    upload(g, (int)(micro % 2), g->inputs, g->targets, r->B, r->T, g->fetch);
+    return true;
 }
 
 // Queues the passes of a step, and the batch after each. False if a token file is damaged.
-static bool zo_forward(ZoModel *z, Run *r, size_t step) {
+static bool zo_forward(GPT2 *g, Run *r, size_t step) {
+    Zo *z = g->zo;
     Error later;
     for (size_t m = 0; m < z->accum; m++) {
         const uint64_t micro = (step - 1) * z->accum + m;
-        const ZoPass p = {z->pending, 2, z->zo.queries, z->zo.eps, (uint32_t)step,
-                          &z->batch[micro % 2]};
+        const ZoPass p = {z->pending, 2, z->config.queries, z->config.eps, (uint32_t)step,
+                          &g->staging[micro % 2]};
         // The next one goes ahead of the layers that will be fetched for its pass. If it cannot be
         // read, that is told when its turn comes.
         for (; z->sent <= micro + 1 && z->sent < r->o.steps * z->accum; z->sent++)
-            if (!zo_send_batch(z, r, z->sent, z->sent == micro ? &r->damage : &later)) break;
+            if (!zo_send_batch(g, r, z->sent, z->sent == micro ? &r->damage : &later)) break;
         if (z->sent == micro) return false;
-        zo_pass(z, &p, m, false);
+        zo_pass(g, &p, m, false);
         z->pending = zo_nothing;  // it is in the weights now
     }
     return true;
+}
+
+// The counters of a step, for log.jsonl: bytes over the link are those of this one, times those of
+// the newest step that is complete, "step"; what this rank has sent to the others, and how long it
+// waited for what they have sent.
+static void zo_log(const GPT2 *g, char *json, size_t n) {
+    const TimelineStep *d = &g->timeline.done;
+    if (d->step > 0 || ranks.world > 1)
+        snprintf(json, n, ",\"zo\":{\"step\":%zu,\"waited_ms\":%.6g,\"duplex_ms\":%.6g,"
+                 "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"ranks\":%d,\"exchanged_bytes\":%zu,"
+                 "\"exchange_ms\":%.6g}", d->step, 1e3 * d->stalled, 1e3 * d->duplex, g->moved_in,
+                 g->moved_out, ranks.world, g->zo->exchanged, 1e3 * g->zo->exchange);
 }
 
 // One step of MeZO, as mezo_step() in train_gpt2.c. All its passes are queued before the host waits
 // for the losses. Ranks then tell each other theirs, and all of them go on with the same numbers,
 // to the last bit: they take the same update, or skip it, and stop after the same step. If a token
 // file is damaged all of them say so; r->damage says why on the ranks that found it.
-static StepResult zo_step(ZoModel *z, Run *r, size_t step, double lr) {
+static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
+    Zo *z = g->zo;
     const size_t n = zo_losses(z), news = zo_news(z), bytes = news * sizeof(double);
     StepResult x;
     memset(&x, 0, sizeof x);
-    const bool damaged = !zo_forward(z, r, step);
-    zo_totals(z);
+    const bool damaged = !zo_forward(g, r, step);
+    zo_totals(g);
     z->mine[n + ZO_DAMAGED] = damaged;
     run_tell(z->mine + n + ZO_NEWS);
     const double start = seconds_now();
@@ -858,64 +794,20 @@ static StepResult zo_step(ZoModel *z, Run *r, size_t step, double lr) {
     for (size_t k = 0; k < (size_t)ranks.world; k++)
         if (z->all[k * news + n + ZO_DAMAGED] != 0) x.damaged = true;
     if (x.damaged) return x;
-    zo_mean(z->side, z->all, news, ranks.world, z->accum, z->zo.queries);
-    zo_estimate(&z->pending, &z->zo, step, lr, r->o.weight_decay, z->side, &x.loss, &x.norm);
+    zo_mean(z->side, z->all, news, ranks.world, z->accum, z->config.queries);
+    zo_estimate(&z->pending, &z->config, step, lr, r->o.weight_decay, z->side, &x.loss, &x.norm);
     x.skipped = z->pending.step == 0;
-    if (!z->fused) zo_update_weights(z);
+    if (!z->fused) zo_update_weights(g);
     z->step = step;
+    zo_log(g, x.more, sizeof x.more);
     return x;
 }
 
-// Steps that are rehearsed; of these, the last are counted, and their mean is the prediction.
-// Several GPUs have a replica each; the few numbers that they exchange take no time here.
-enum { ZO_REHEARSED = 9, ZO_COUNTED = 3 };
-
-typedef struct {
-    ZoModel z;
-    Run run;
-    Rehearsal q;
-    StepMark marks[ZO_REHEARSED];
-    size_t more;             // micro-batches of a step that are left out
-} ZoRehearsal;
-
-// Writes the steps down. zo_predict() frees it.
-static ZoRehearsal *zo_rehearsal(const ZoModel *model, const Run *r, const Rates *rates) {
-    ZoRehearsal *x = ALLOC(ZoRehearsal, 1, "plan");
-    const size_t micros = min_size(r->o.accum, REHEARSED_MICRO);
-    ZoModel *z = &x->z;
-    *z = *model;
-    x->run = *r;
-    x->more = r->o.accum - micros;
-    x->run.o.steps = ZO_REHEARSED + 1;
-    x->run.o.accum = z->accum = micros;
-    z->pending = zo_nothing;  // of a model that trains
+// For a rehearsal: as before the first step, and with so few micro-batches.
+static void zo_restart(Zo *z, size_t accum) {
+    z->accum = accum;
+    z->pending = zo_nothing;
     z->visits = z->fetched = z->sent = 0;
-    memset(&z->host, 0, sizeof z->host);
-    memset(&z->owner, 0, sizeof z->owner);
-    memset(&z->timeline, 0, sizeof z->timeline);
-    rehearsal_begin(&x->q, rates);
-    zo_allocate(z);
-    for (int i = 0; i < ZO_REHEARSED; i++) {
-        zo_step(z, &x->run, (size_t)i + 1, 1e-6);
-        x->marks[i] = StepMark{x->q.events[event_number(z->over)], x->q.count};
-    }
-    return x;
-}
-
-static Prediction zo_predict(ZoRehearsal *r) {
-    const Rates rates = r->q.rates;
-    Prediction x = predict(&r->q, r->marks, ZO_REHEARSED, ZO_COUNTED, r->more, 1, NULL);
-    zo_release(&r->z);
-    rehearsal_end(&r->q);
-    free(r);
-    // copies that fall behind a little in each step are not that far behind after so few
-    x.step = fmax(x.step, fmax(x.h2d_bytes / rate_or(rates.h2d, UNLIMITED),
-                               x.d2h_bytes / rate_or(rates.d2h, UNLIMITED)));
-    return x;
-}
-
-static Prediction zo_rehearse(const ZoModel *model, const Run *r, const Rates *rates) {
-    return zo_predict(zo_rehearsal(model, r, rates));
 }
 
 // What copies leave of a step, for people to see.
@@ -927,8 +819,9 @@ typedef struct {
     double hidden_from;      // tokens per pass from which they are hidden; INFINITY: never
 } ZoLink;
 
-static ZoLink zo_link(const ZoModel *z, const Run *r, const Rates *rates, const Prediction *x) {
+static ZoLink zo_link(const GPT2 *g, const Run *r, const Rates *rates, const Prediction *x) {
     const int both[TAKES_KINDS] = {0, 0, 0, 1, 1, 0, 0};  // copies
+    const Zo *z = g->zo;
     double speed[TAKES_KINDS];
     ZoLink l;
     machine_speeds(rates, both, speed);
@@ -939,76 +832,42 @@ static ZoLink zo_link(const ZoModel *z, const Run *r, const Rates *rates, const 
     l.limit = l.hidden ? "compute" : l.in > 1.02 * l.out ? "upload"
             : l.out > 1.02 * l.in ? "offload" : "link";
     l.hidden_from = INFINITY;
-    if (z->overlap && z->keeps_slots && z->fused)
+    if (!g->no_overlap && z->keeps_slots && z->fused)
         l.hidden_from = (double)(r->B * r->T) * fmax(fmax(l.in, l.out) - x->other, 0) / x->compute;
     return l;
 }
 
 // How long a step takes, and from how many tokens per pass on the link is hidden.
-static void zo_print_time(const ZoModel *z, const Run *r, const Rates *rates) {
-    const Prediction x = zo_rehearse(z, r, rates);
-    const ZoLink l = zo_link(z, r, rates, &x);
-    const PlanRun run = {r->step_tokens, r->world};
+static void zo_print_time(const GPT2 *g, const Run *r, const Rates *rates, const PlanRun *run,
+                          const Prediction *x) {
+    const ZoLink l = zo_link(g, r, rates, x);
     printf("predicted time of a step, in seconds: products %.4g; updates and noise %.4g\n",
-           x.compute, x.other);
-    plan_print_speed(rates, &run, x.step, x.compute);
-    if (z->streamed == 0) return;
-    printf("  over the link, in seconds: %.4g to the GPU, %.4g to the host; %zu of %zu layer%s; ",
-           l.in, l.out, z->streamed, z->config.layers, plural(z->config.layers));
-    if (l.hidden) printf("hidden");
-    else printf("not hidden: %.4g are waits (%s)", l.exposed, l.limit);
-    if (l.hidden_from < INFINITY)
-        printf("; hidden from %.0f tokens per pass on", ceil(l.hidden_from));
-    printf("\n");
-}
-
-// Settles where everything will be and how long a step will take, as settle(). Returns the planned
-// bytes of GPU memory.
-static size_t zo_settle(ZoModel *z, Run *r) {
-    const Options *o = &r->o;
-    Rates rates;
-    Limits limits;
-    memset(&rates, 0, sizeof rates);
-    if (r->world > 1)
-        printf("ranks: %zu, each with all weights; per step each sends %zu bytes to the others\n",
-               r->world, zo_news(z) * sizeof(double));
-    settle_limits(o, &limits);
-    const size_t planned = zo_settle_memory(z, r, limits.gpu, limits.host);
-    if (o->rates != NULL || (o->plan && limits.here))
-        machine_rates(&z->host, (int)o->threads, o, &rates);
-    if (rates.h2d > 0 && r->training) {
-        zo_print_time(z, r, &rates);
-        if (sizeof(floatX) == 4)
-            printf("(gpu_flops counts as for 16 bits: products in fp32 are slower)\n");
-    } else if (o->plan && r->training) {
-        printf("for the time of a step, describe the machine: --rates FILE\n");
+           x->compute, x->other);
+    plan_print_speed(rates, run, x->step, x->compute);
+    if (g->offloaded) {
+        printf("  over the link, in seconds: %.4g to the GPU, %.4g to the host; %zu of %zu "
+               "layer%s; ", l.in, l.out, g->zo->streamed, g->config.layers,
+               plural(g->config.layers));
+        if (l.hidden) printf("hidden");
+        else printf("not hidden: %.4g are waits (%s)", l.exposed, l.limit);
+        if (l.hidden_from < INFINITY)
+            printf("; hidden from %.0f tokens per pass on", ceil(l.hidden_from));
+        printf("\n");
     }
-    return planned;
-}
-
-// The counters of a step, for log.jsonl: bytes over the link are those of this one, times those of
-// the newest step that is complete, "step"; what this rank has sent to the others, and how long it
-// waited for what they have sent.
-static void zo_counters(const ZoModel *z, char *json, size_t n) {
-    const TimelineStep *d = &z->timeline.done;
-    json[0] = '\0';
-    if (d->step > 0 || ranks.world > 1)
-        snprintf(json, n, ",\"zo\":{\"step\":%zu,\"waited_ms\":%.6g,\"duplex_ms\":%.6g,"
-                 "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"ranks\":%d,\"exchanged_bytes\":%zu,"
-                 "\"exchange_ms\":%.6g}", d->step, 1e3 * d->stalled, 1e3 * d->duplex, z->moved_in,
-                 z->moved_out, ranks.world, z->exchanged, 1e3 * z->exchange);
+    if (sizeof(floatX) == 4)
+        printf("(gpu_flops counts as for 16 bits: products in fp32 are slower)\n");
 }
 
 // Ends a run whose ranks have loaded different weights: each would train something else.
-static void zo_agree(ZoModel *z) {
+static void zo_agree(GPT2 *g) {
     enum { CHUNK = 1 << 20 };
     uint64_t hash = 0;
     char text[40];
     if (ranks.world == 1) return;
     float *buffer = (float *)alloc_or_fail(CHUNK, sizeof(float), "comparison of weights");
-    for (size_t at = 0, n; at < z->table.elements; at += n) {
-        n = min_size(CHUNK, z->table.elements - at);
-        zo_move(z, 0, at, n, buffer, true);
+    for (size_t at = 0, n; at < g->table.elements; at += n) {
+        n = min_size(CHUNK, g->table.elements - at);
+        zo_move(g, 0, at, n, buffer, true);
         #pragma omp parallel for reduction(+ : hash)
         for (size_t i = 0; i < n; i++) {
             uint32_t bits;
@@ -1021,79 +880,18 @@ static void zo_agree(ZoModel *z) {
     ranks_agree("weights", text);
 }
 
-// Saves the run: all ranks together.
-static void zo_save(ZoModel *z, Run *r) {
-    zo_update_weights(z);
-    device_rest();
-    run_save(r, NULL);
-}
-
-// The memory for what run_open() has settled. Returns the bytes of GPU memory that it planned.
-static size_t zo_begin(ZoModel *z, Run *r) {
-    const Options *o = &r->o;
-    z->config = r->config;
-    z->table = r->table;
-    z->zo = ZoConfig{o->seed, (float)o->zo_eps, (int)o->zo_queries, o->zo_noise,
-                     ZO_STORAGE};
-    if (r->task) z->words.count = run_task(r)->labels;
-    if (r->task) memcpy(z->words.word, run_task(r)->word, sizeof z->words.word);
-    z->overlap = !o->no_overlap;
-    z->keeps_slots = !o->zo_no_slots;
-    z->fused = !o->zo_no_fused_update;
-    z->accum = o->accum;
-    z->max_B = r->batches ? r->B : 1;
-    z->max_T = r->batches ? r->T : 1;
-    if (r->sampling && z->max_B * z->max_T < z->config.context) {
-        z->max_B = 1;
-        z->max_T = z->config.context;
-    }
-    return zo_settle(z, r);
-}
-
-// First values. Of replicas all load, and rank 0 alone has something to save.
-static void zo_load(ZoModel *z, Run *r) {
+// For gpt2_load(). Of replicas all load, and rank 0 alone has something to save.
+static void zo_load(GPT2 *g, Run *r) {
+    Zo *z = g->zo;
     RunState state = state_in(NULL, 1);
     state.move = zo_move;
-    state.owner = z;
+    state.owner = g;
     run_load(r, &state);
-    zo_agree(z);
+    zo_agree(g);
     if (r->rank > 0) r->saves.count = 0;
     z->step = r->state.step;
     z->sent = z->step * z->accum;
     device_rest();
-}
-
-static int zo_train(Run *r) {
-    ZoModel *z = (ZoModel *)alloc_or_fail(1, sizeof(ZoModel), "model");
-    const Options *o = &r->o;
-    const size_t planned = zo_begin(z, r);
-    if (o->plan) return 0;
-    const size_t available = gpu_available();
-    zo_allocate(z);
-    const size_t taken = available - gpu_available();
-    zo_load(z, r);
-    if (o->steps == 0) return run_without_steps(r, zo_eval, zo_next, z);
-
-    if (z->streamed > 0 || o->trace != NULL)
-        timeline_open(&z->timeline, r->rank == 0 ? o->trace : NULL);
-    const DevicePeak device = device_peak(sizeof(floatX) == sizeof(float));
-    const double peak = device.flops * (double)r->world;
-    for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
-        timeline_step(&z->timeline, step);
-        z->moved_in = z->moved_out = 0;
-        StepResult x = zo_step(z, r, step, schedule_lr(o, step));
-        zo_counters(z, x.more, sizeof x.more);
-        run_log_step(r, step, &x);
-        if (run_wants_eval(r, step)) run_eval(r, step, zo_eval, z);
-        if (run_wants_sample(r, step)) run_sample(r, step, zo_next, z);
-        if (run_wants_save(r, step)) zo_save(z, r);
-    }
-    zo_save(z, r);
-    timeline_close(&z->timeline);
-    const int code = run_end(r);
-    printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", mib(taken), mib(planned));
-    zo_free(z);
-    return code;
 }
 
 #endif

@@ -155,43 +155,50 @@ static void bench_batch(const GPT2Config *c, size_t B) {
     r->train = loader_make(&r->data, r->T, 1, true);
 }
 
+static GPT2 *bench_model(const GPT2Config *c, size_t B) {
+    GPT2 *g = (GPT2 *)alloc_or_fail(1, sizeof(GPT2), "model");
+    g->config = *c;
+    g->table = gpt2_table(c);
+    g->head_rows = HEAD_ROWS;
+    g->max_B = B;
+    g->max_T = c->context;
+    return g;
+}
+
 // NULL, and said, if there is not enough memory. Says what it took.
-static ZoModel *zo_model(const char *name, const GPT2Config *c, size_t B, bool stream,
-                         int queries) {
-    ZoModel *z = (ZoModel *)alloc_or_fail(1, sizeof(ZoModel), "model");
-    z->config = *c;
-    z->table = gpt2_table(c);
-    z->zo = ZoConfig{1, 1e-3f, queries, ZO_GAUSSIAN, ZO_STORAGE};
-    z->overlap = z->keeps_slots = z->fused = true;
-    z->max_B = B;
-    z->max_T = c->context;
+static GPT2 *zo_model(const char *name, const GPT2Config *c, size_t B, bool stream, int queries) {
+    GPT2 *g = bench_model(c, B);
+    Zo *z = g->zo = (Zo *)alloc_or_fail(1, sizeof(Zo), "model");
+    z->config = ZoConfig{1, 1e-3f, queries, ZO_GAUSSIAN, ZO_STORAGE};
+    z->keeps_slots = z->fused = true;
     z->accum = 1;
-    zo_place(z, stream ? 0 : c->layers, SLOTS);
-    const size_t planned = zo_bytes(z), host = zo_host_bytes(z), there = gpu_available();
+    zo_place(g, stream ? 0 : c->layers, SLOTS);
+    const size_t planned = gpt2_bytes(g), host = gpt2_host_bytes(g), there = gpu_available();
     const char *where = stream ? "streamed" : "in memory";
     if (planned > there / 100 * 98 || host > memory_available() / 100 * 90) {
         printf("%s %s, %s: left out, needs %.1f GiB on the GPU and %.1f on the host; %.1f and %.1f "
                "are there\n", name, type_name, where, mib(planned) / 1024, mib(host) / 1024,
                mib(there) / 1024, mib(memory_available()) / 1024);
-        gpt2_table_free(&z->table);
+        gpt2_table_free(&g->table);
         free(z);
+        free(g);
         return NULL;
     }
-    zo_allocate(z);
-    bench_fill(z->resident, z->head + z->tail + (c->layers - z->streamed) * z->layer);
-    const size_t away = z->streamed * z->layer;
+    gpt2_allocate(g);
+    bench_fill(g->params, segment_room(g, 0));
+    const size_t away = z->streamed * g->segment[1].length;
     floatX *const home = z->host_layers;
     #pragma omp parallel for if (away > 1 << 16)
     for (size_t i = 0; i < away; i++) home[i] = from_f32<floatX>(bench_weight(i));
     printf("%s %s, %s: %.1f MiB of GPU memory taken, planned %.1f; on the host %.1f\n", name,
            type_name, where, mib(there - gpu_available()), mib(planned), mib(host));
-    return z;
+    return g;
 }
 
 // One step of the trainer's, in seconds.
-static double bench_step(ZoModel *z) {
+static double bench_step(GPT2 *g) {
     const double begin = seconds_now();
-    const StepResult x = zo_step(z, &bench.run, z->step + 1, 1e-7);
+    const StepResult x = zo_step(g, &bench.run, g->zo->step + 1, 1e-7);
     const double seconds = seconds_now() - begin;
     if (!isfinite(x.loss)) fail("the loss is %g", x.loss);
     return seconds;
@@ -199,17 +206,17 @@ static double bench_step(ZoModel *z) {
 
 // To be called when the batch, or what follows, has changed: nothing that was sent or fetched ahead
 // counts.
-static void bench_restart(ZoModel *z) {
+static void bench_restart(GPT2 *g) {
     CUDA(cudaDeviceSynchronize());
-    z->sent = z->step;
-    z->fetched = z->visits;
+    g->zo->sent = g->zo->step;
+    g->zo->fetched = g->zo->visits;
 }
 
 // The last update, which was of another number of queries, is dropped.
-static void bench_queries(ZoModel *z, int queries) {
-    z->zo.queries = queries;
-    z->pending = zo_nothing;
-    bench_restart(z);
+static void bench_queries(GPT2 *g, int queries) {
+    g->zo->config.queries = queries;
+    g->zo->pending = zo_nothing;
+    bench_restart(g);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -217,13 +224,8 @@ static void bench_queries(ZoModel *z, int queries) {
 
 // The trainer's forward pass as evaluation runs it.
 static GPT2 *plain_model(const GPT2Config *c, size_t B) {
-    GPT2 *g = (GPT2 *)alloc_or_fail(1, sizeof(GPT2), "model");
-    g->config = *c;
-    g->table = gpt2_table(c);
+    GPT2 *g = bench_model(c, B);
     g->shards = gpt2_shards_all(&g->table);
-    g->head_rows = HEAD_ROWS;
-    g->max_B = B;
-    g->max_T = c->context;
     g->choice.mode = OFFLOAD_NONE;
     g->choice.slots = SLOTS;
     gpt2_place(g);
@@ -249,21 +251,22 @@ static double two_forwards(GPT2 *g, const int32_t *tokens) {
 }
 
 // All that a step does to weights, and nothing else; the head's chunks as well.
-static void all_weights(ZoModel *z, const ZoPass *p) {
-    const GPT2Table *t = &z->table;
+static void all_weights(GPT2 *g, const ZoPass *p) {
+    const GPT2Table *t = &g->table;
     const ZoPass quiet = {zo_nothing, 0, 1, 0, p->step, NULL};
     const ZoGroup head = zo_group(t, t->wte, 2);
-    zo_weights(z, zo_tensor(z, t->wte), &head, &p->update, &quiet, 0);
-    for (size_t l = 0; l < z->config.layers; l++)
-        for (int k = 0; k < ZO_GROUPS; k++) zo_perturb_group(z, p, l, k, zo_enter(z, l), 0);
-    for (size_t v0 = 0; v0 < z->config.vocab; v0 += z->chunk)
-        zo_head_weights(z, p, 0, v0, min_size(z->chunk, z->config.vocab_padded - v0));
+    zo_weights(g, tensor(g, t->wte), &head, &p->update, &quiet, 0);
+    for (size_t l = 0; l < g->config.layers; l++)
+        for (int k = 0; k < ZO_GROUPS; k++) zo_perturb_group(g, p, l, k, zo_enter(g, l), 0);
+    for (size_t v0 = 0; v0 < g->config.vocab; v0 += g->zo->chunk)
+        zo_head_weights(g, p, 0, v0, min_size(g->zo->chunk, g->config.vocab_padded - v0));
 }
 
-static void bench_step_of(const char *name, const GPT2Config *c, GPT2 *g) {
+static void bench_step_of(const char *name, const GPT2Config *c, GPT2 *plain) {
     static const char *const noises[] = {"gaussian", "rademacher"};
-    ZoModel *z = zo_model(name, c, BATCH, false, 1);
-    if (z == NULL) return;
+    GPT2 *g = zo_model(name, c, BATCH, false, 1);
+    if (g == NULL) return;
+    Zo *z = g->zo;
     int32_t *tokens = (int32_t *)alloc_or_fail(BATCH * c->context, sizeof *tokens, "tokens");
     for (size_t i = 0; i < BATCH * c->context; i++)
         tokens[i] = (int32_t)segment_token(&bench.tokens, i);
@@ -272,23 +275,23 @@ static void bench_step_of(const char *name, const GPT2Config *c, GPT2 *g) {
             Times step = {0, {0}}, two = {0, {0}}, weights = {0, {0}}, head = {0, {0}};
             Times plain_head = {0, {0}}, head_weights = {0, {0}};
             bench_batch(c, B);
-            bench_restart(z);
-            z->zo.noise = noise;
+            bench_restart(g);
+            z->config.noise = noise;
             for (int i = -2; i < 3 * bench.rounds; i++) {
-                const double a = bench_step(z), b = two_forwards(g, tokens);
+                const double a = bench_step(g), b = two_forwards(plain, tokens);
                 if (i < 0) continue;
                 times_add(&step, a);
                 times_add(&two, b);
             }
             // The parts, each alone. The update that is due here is of the last step, once more.
-            const ZoPass p = {z->pending, 2, 1, z->zo.eps, (uint32_t)z->step,
-                              &z->batch[z->step % 2]};
+            const ZoPass p = {z->pending, 2, 1, z->config.eps, (uint32_t)z->step,
+                              &g->staging[z->step % 2]};
             for (int i = 0; i < bench.rounds; i++) {
-                TIMED(&weights, all_weights(z, &p));
-                TIMED(&head, zo_head(z, &p, 0, z->totals));
+                TIMED(&weights, all_weights(g, &p));
+                TIMED(&head, zo_head(g, &p, 0, z->totals));
                 TIMED(&head_weights, for (size_t v0 = 0; v0 < c->vocab; v0 += z->chunk)
-                    zo_head_weights(z, &p, 0, v0, min_size(z->chunk, c->vocab_padded - v0)));
-                TIMED(&plain_head, gpt2_head(g, 0, 1, false, NULL));
+                    zo_head_weights(g, &p, 0, v0, min_size(z->chunk, c->vocab_padded - v0)));
+                TIMED(&plain_head, gpt2_head(plain, 0, 1, false, NULL));
             }
             const double s = median(&step), f = median(&two), w = median(&weights);
             const double h = median(&head) - median(&head_weights) - 2 * median(&plain_head);
@@ -300,8 +303,8 @@ static void bench_step_of(const char *name, const GPT2Config *c, GPT2 *g) {
             fflush(stdout);
         }
     free(tokens);
-    zo_free(z);
-    free(z);
+    gpt2_free(g);
+    free(g);
 }
 
 static void part_step(void) {
@@ -338,31 +341,32 @@ static const Way ways[] = {
 enum { WAYS = sizeof ways / sizeof *ways };
 
 // Makes a streamed model go another way, as if it had been opened with it. fetch, out: its streams.
-static void bench_way(ZoModel *z, const Way *w, cudaStream_t fetch, cudaStream_t out) {
-    bench_restart(z);
+static void bench_way(GPT2 *g, const Way *w, cudaStream_t fetch, cudaStream_t out) {
+    Zo *z = g->zo;
+    bench_restart(g);
     z->slots = min_size(w->slots, min_size(SLOTS, z->streamed));
-    z->overlap = w->overlap;
+    g->no_overlap = !w->overlap;
     z->keeps_slots = w->keeps;
     z->fused = w->fused;
-    z->fetch = w->overlap ? fetch : z->compute;
-    z->out = w->overlap ? out : z->compute;
+    g->fetch = w->overlap ? fetch : g->compute;
+    g->out = w->overlap ? out : g->compute;
 }
 
 // The prediction, with products as fast as makes the in-memory step what it was measured to be, in
 // seconds.
-static double bench_plan(const ZoModel *memory, const ZoModel *z, double seconds) {
+static double bench_plan(const GPT2 *memory, const GPT2 *g, double seconds) {
     Rates r = bench.rates;
     r.gpu_bytes = r.gpu_normals = 0;
     r.gpu_flops = 1e14;
-    r.gpu_flops *= zo_rehearse(memory, &bench.run, &r).step / seconds;
-    return zo_rehearse(z, &bench.run, &r).step;
+    r.gpu_flops *= gpt2_rehearse(memory, &bench.run, &r, NULL).step / seconds;
+    return gpt2_rehearse(g, &bench.run, &r, NULL).step;
 }
 
 // The first `count` ways, at B sequences, in turn with the model in memory.
-static void bench_ways(const char *name, const GPT2Config *c, ZoModel *memory, ZoModel *z,
+static void bench_ways(const char *name, const GPT2Config *c, GPT2 *memory, GPT2 *g,
                        size_t B, int count, int paper) {
     const int rounds = paper >= 0 ? 1 : (bench.rounds + 1) / 2;  // those in fp32 are slow
-    cudaStream_t fetch = z->fetch, out = z->out;
+    cudaStream_t fetch = g->fetch, out = g->out;
     Times times[WAYS + 1];
     memset(times, 0, sizeof times);
     bench_batch(c, B);
@@ -373,9 +377,9 @@ static void bench_ways(const char *name, const GPT2Config *c, ZoModel *memory, Z
             if (i >= 0) times_add(&times[WAYS], s);
         }
         for (int k = 0; k < count; k++) {
-            bench_way(z, &ways[k], fetch, out);
+            bench_way(g, &ways[k], fetch, out);
             for (int i = -1; i < bench.rounds; i++) {
-                const double s = bench_step(z);
+                const double s = bench_step(g);
                 if (i >= 0) times_add(&times[k], s);
             }
         }
@@ -385,28 +389,29 @@ static void bench_ways(const char *name, const GPT2Config *c, ZoModel *memory, Z
     printf("%-9s %-5s %7.0f  %-16s %9.1f %9.0f\n", name, type_name, tokens, "in memory",
            1e3 * m, tokens / m);
     for (int k = 0; k < count; k++) {
-        const double s = median(&times[k]), moved = (double)(z->streamed * z->layer * sizeof(floatX));
+        const double s = median(&times[k]);
+        const double moved = (double)(g->zo->streamed * zo_layer_bytes(g));
         printf("%-9s %-5s %7.0f  %-16s %9.1f %9.0f %9.3f %8.2f", name, type_name, tokens,
                ways[k].name, 1e3 * s, tokens / s, s / m, full / s);
         if (paper >= 0 && ways[k].paper[paper] > 0) printf(" %8.2f", ways[k].paper[paper]);
         else printf(" %8s", "-");
-        bench_way(z, &ways[k], fetch, out);
-        printf(" %8.1f %9.1f\n", 1e-9 * moved / s, 1e3 * bench_plan(memory, z, m));
+        bench_way(g, &ways[k], fetch, out);
+        printf(" %8.1f %9.1f\n", 1e-9 * moved / s, 1e3 * bench_plan(memory, g, m));
     }
-    bench_way(z, &ways[0], fetch, out);
+    bench_way(g, &ways[0], fetch, out);
     fflush(stdout);
 }
 
 static void bench_stream_of(const char *name, int paper, const size_t *batches, int count) {
     const GPT2Config c = bench_config(name);
-    ZoModel *memory = zo_model(name, &c, batches[count - 1], false, 1);
-    ZoModel *z = memory != NULL ? zo_model(name, &c, batches[count - 1], true, 1) : NULL;
+    GPT2 *memory = zo_model(name, &c, batches[count - 1], false, 1);
+    GPT2 *g = memory != NULL ? zo_model(name, &c, batches[count - 1], true, 1) : NULL;
     // the paper's ablations are at one sequence of 2048 tokens; of more, what matters is the link
-    for (int i = 0; i < count && z != NULL; i++)
-        bench_ways(name, &c, memory, z, batches[i], i == 0 ? WAYS : 2, paper);
-    if (z != NULL) zo_free(z);
-    if (memory != NULL) zo_free(memory);
-    free(z);
+    for (int i = 0; i < count && g != NULL; i++)
+        bench_ways(name, &c, memory, g, batches[i], i == 0 ? WAYS : 2, paper);
+    if (g != NULL) gpt2_free(g);
+    if (memory != NULL) gpt2_free(memory);
+    free(g);
     free(memory);
 }
 
@@ -431,28 +436,29 @@ static void part_queries(void) {
     const char *name = "opt-6.7b";
     const GPT2Config c = bench_config(name);
     printf("\n== queries: %s %s, streamed, %zu tokens\n", name, type_name, c.context);
-    ZoModel *z = zo_model(name, &c, 1, true, QUERIES);
-    if (z == NULL) return;
+    GPT2 *g = zo_model(name, &c, 1, true, QUERIES);
+    if (g == NULL) return;
     Times times[QUERIES];
     memset(times, 0, sizeof times);
     bench_batch(&c, 1);
     for (int round = 0; round < (bench.rounds + 1) / 2; round++)
         for (int q = 1; q <= QUERIES; q++) {
-            bench_queries(z, q);
+            bench_queries(g, q);
             for (int i = -1; i < bench.rounds; i++) {
-                const double s = bench_step(z);
+                const double s = bench_step(g);
                 if (i >= 0) times_add(&times[q - 1], s);
             }
         }
     printf("%7s %9s %9s %13s %8s\n", "queries", "ms", "x of 1", "directions/s", "GB/s");
-    const double one = median(&times[0]), moved = (double)(z->streamed * z->layer * sizeof(floatX));
+    const double one = median(&times[0]);
+    const double moved = (double)(g->zo->streamed * zo_layer_bytes(g));
     for (int q = 1; q <= QUERIES; q++) {
         const double s = median(&times[q - 1]);
         printf("%7d %9.1f %9.2f %13.2f %8.1f\n", q, 1e3 * s, s / one, q / s, 1e-9 * moved / s);
     }
-    bench_queries(z, QUERIES);
-    zo_free(z);
-    free(z);
+    bench_queries(g, QUERIES);
+    gpt2_free(g);
+    free(g);
 }
 
 int main(int argc, char **argv) {

@@ -166,6 +166,7 @@ static GPT2 *model_new(const Shape *s, const Placement *where) {
 }
 
 static void model_forget(GPT2 *g) {
+    free(g->zo);
     free(g->segment);
     free(g->visits);
     pieces_free(&g->pieces);
@@ -442,6 +443,18 @@ typedef struct {
     bool recompute, no_overlap;
     const ZenConfig *zen;    // --offload zenflow; else NULL
 } Step;
+
+// One of zeroth order, for test_zo_*: zo_place() says where its layers live.
+static GPT2 *zo_new(const GPT2Config *c, size_t B, size_t T) {
+    GPT2 *g = (GPT2 *)alloc_or_fail(1, sizeof(GPT2), "model");
+    g->config = *c;
+    g->table = gpt2_table(c);
+    g->zo = (Zo *)alloc_or_fail(1, sizeof(Zo), "model");
+    g->max_B = B;
+    g->max_T = T;
+    g->head_rows = HEAD_ROWS;
+    return g;
+}
 
 // A trainer that settle() has been through with --plan, and its run.
 typedef struct { GPT2 *g; Run run; } Trainer;

@@ -181,72 +181,65 @@ static double rate_of(size_t step) {
 }
 
 // A model with these weights, after so many steps.
-static ZoModel *zo_open(const Config *c, Feed *f, const float *weights, size_t step) {
+static GPT2 *model_open(const Config *c, Feed *f, const float *weights, size_t step) {
     const Shape *s = &shapes[c->shape];
-    ZoModel *z = (ZoModel *)alloc_or_fail(1, sizeof(ZoModel), "model");
+    const GPT2Config config = shape_config(s);
+    GPT2 *g = zo_new(&config, s->B, s->T);
+    Zo *z = g->zo;
     char name[200];
     config_name(c, name);
-    z->config = shape_config(s);
-    z->table = gpt2_table(&z->config);
-    z->zo.seed = 11;
-    z->zo.eps = c->x == F32 ? 1e-3f : 1e-2f;
-    z->zo.queries = c->queries;
-    z->zo.noise = c->noise;
-    z->zo.storage = ZO_STORAGE;
+    z->config = ZoConfig{11, c->x == F32 ? 1e-3f : 1e-2f, c->queries, c->noise, ZO_STORAGE};
     z->words.count = f->r.task ? f->r.task_all.labels : 0;
     memcpy(z->words.word, f->r.task_all.word, sizeof z->words.word);
-    z->overlap = c->overlap;
+    g->no_overlap = !c->overlap;
     z->keeps_slots = c->keeps_slots;
     z->fused = c->fused;
-    z->max_B = s->B;
-    z->max_T = s->T;
     z->accum = c->accum;
-    zo_place(z, c->residents, c->slots);
+    zo_place(g, c->residents, c->slots);
     const size_t before = free_memory();
-    zo_allocate(z);
+    gpt2_allocate(g);
     Buffer list[MAX_BUFFERS];
-    const int n = zo_buffers(z, list);
+    const int n = gpt2_buffers(g, list);
     size_t listed = 0;
     for (int i = 0; i < n; i++) listed += list[i].bytes;
-    CHECK(zo_bytes(z) >= listed && zo_bytes(z) - listed < 256 * (size_t)n,
-          "%s: planned %zu, buffers %zu", name, zo_bytes(z), listed);
+    CHECK(gpt2_bytes(g) >= listed && gpt2_bytes(g) - listed < 256 * (size_t)n,
+          "%s: planned %zu, buffers %zu", name, gpt2_bytes(g), listed);
 #ifdef __CUDA_EMU__
     CHECK(before - free_memory() == listed, "%s: allocated %zu, planned %zu", name,
           before - free_memory(), listed);
 #else
     (void)before;
 #endif
-    for (size_t l = 0, stay = 0; l < z->config.layers; l++) {  // as many stay as were asked for
-        stay += zo_stays(z, l);
-        CHECK(l + 1 < z->config.layers || stay == min_size(c->residents, z->config.layers),
+    for (size_t l = 0, stay = 0; l < g->config.layers; l++) {  // as many stay as were asked for
+        stay += zo_stays(g, l);
+        CHECK(l + 1 < g->config.layers || stay == min_size(c->residents, g->config.layers),
               "%s: %zu layers stay", name, stay);
     }
-    zo_move(z, 0, 0, z->table.elements, (float *)weights, false);
+    zo_move(g, 0, 0, g->table.elements, (float *)weights, false);
     z->step = step;
     z->sent = step * c->accum;
-    if (c->timed) timeline_open(&z->timeline, NULL);
-    return z;
+    if (c->timed) timeline_open(&g->timeline, NULL);
+    return g;
 }
 
-static void zo_close(ZoModel *z) {
-    timeline_close(&z->timeline);
-    zo_free(z);
-    free(z);
+static void zo_close(GPT2 *g) {
+    timeline_close(&g->timeline);
+    model_close(g);
 }
 
 // The weights as they are stored: with --zo-no-fused-update, or once zo_update_weights() was
 // called, those after the last step; else those after the one before.
-static float *zo_get(ZoModel *z) {
-    const size_t P = z->table.elements;
+static float *weights_get(GPT2 *g) {
+    const size_t P = g->table.elements;
     float *w = floats(P);
     CUDA(cudaDeviceSynchronize());
-    zo_move(z, 0, 0, P, w, true);
+    zo_move(g, 0, 0, P, w, true);
     return w;
 }
 
-static uint64_t zo_hash(ZoModel *z) {
-    float *w = zo_get(z);
-    const uint64_t hash = hash_bytes(w, z->table.elements * sizeof(float));
+static uint64_t weights_hash(GPT2 *g) {
+    float *w = weights_get(g);
+    const uint64_t hash = hash_bytes(w, g->table.elements * sizeof(float));
     free(w);
     return hash;
 }
@@ -257,13 +250,13 @@ typedef struct {
 } Hashes;
 
 // An evaluation, or a sample's next token, after this step.
-static uint64_t look(ZoModel *z, Feed *f, size_t step, bool sample, uint64_t hash) {
+static uint64_t look(GPT2 *g, Feed *f, size_t step, bool sample, uint64_t hash) {
     if (sample) {
-        float *logits = floats(z->config.vocab);
+        float *logits = floats(g->config.vocab);
         int32_t prompt[5];
         for (int i = 0; i < 5; i++) prompt[i] = f->tokens[i];
-        zo_next(z, prompt, 5, 5, logits);
-        hash = hash_with(hash, logits, z->config.vocab * sizeof(float));
+        gpt2_next(g, prompt, 5, 5, logits);
+        hash = hash_with(hash, logits, g->config.vocab * sizeof(float));
         free(logits);
     } else {
         Log *log = &f->r.log;
@@ -274,7 +267,7 @@ static uint64_t look(ZoModel *z, Feed *f, size_t step, bool sample, uint64_t has
         log->screen = fopen("/dev/null", "w");
         FILE *screen = log->screen;
         f->r.o.eval_batches = step % 4 == 1 ? 1 : 2;
-        run_eval(&f->r, step, zo_eval, z);
+        run_eval(&f->r, step, gpt2_eval, g);
         hash = hash_with(hash, &log->val.points[0].loss, sizeof(double));
         log_close(log);
         fclose(screen);
@@ -288,22 +281,22 @@ static uint64_t look(ZoModel *z, Feed *f, size_t step, bool sample, uint64_t has
 
 // Steps first .. last; returns how many of them updated. at_each: the weights are looked at after
 // each of them, too.
-static size_t zo_steps(ZoModel *z, const Config *c, Feed *f, size_t first, size_t last,
+static size_t zo_steps(GPT2 *g, const Config *c, Feed *f, size_t first, size_t last,
                        Hashes *h, bool at_each) {
     char name[200];
     size_t updates = 0;
     config_name(c, name);
     if (first == 1) {
         memset(h, 0, sizeof *h);
-        if (at_each) h->weights_at[0] = zo_hash(z);
+        if (at_each) h->weights_at[0] = weights_hash(g);
     }
     for (size_t step = first; step <= last; step++) {
-        timeline_step(&z->timeline, step);
+        timeline_step(&g->timeline, step);
         counted = {};
-        const StepResult x = zo_step(z, &f->r, step, rate_of(step));
+        const StepResult x = zo_step(g, &f->r, step, rate_of(step));
         CHECK(!x.damaged, "%s", f->r.damage.text);
         // The losses are awaited, and whether a batch's memory is free; nothing else.
-        const bool quiet = c->keeps_slots || z->streamed == 0;
+        const bool quiet = c->keeps_slots || g->zo->streamed == 0;
         CHECK(!quiet || (counted.waits == 0 && counted.events <= 2 + (int)c->accum),
               "%s: step %zu waits %d and %d times", name, step, counted.waits, counted.events);
         CHECK(!quiet || c->timed || counted.allocations == 0, "%s: step %zu allocates %d times",
@@ -312,29 +305,31 @@ static size_t zo_steps(ZoModel *z, const Config *c, Feed *f, size_t first, size_
         CHECK(is_number ? x.loss > 0 && x.loss < 30 && x.norm > 0 : x.loss != x.loss,
               "%s: step %zu: loss %g", name, step, x.loss);
         const bool updated = is_number && step != SKIPPED;
-        CHECK(z->pending.step == (updated && c->fused ? step : 0), "%s: step %zu", name, step);
+        CHECK(g->zo->pending.step == (updated && c->fused ? step : 0), "%s: step %zu", name, step);
         updates += updated;
-        h->losses = hash_with(h->losses, z->side, 2 * (size_t)c->queries * sizeof(double));
+        h->losses = hash_with(h->losses, g->zo->side, 2 * (size_t)c->queries * sizeof(double));
         if (is_number) h->losses = hash_with(h->losses, &x.loss, sizeof x.loss);
-        if (c->evaluates) h->evaluations = look(z, f, step, step % 2 == 0, h->evaluations);
+        if (c->evaluates) h->evaluations = look(g, f, step, step % 2 == 0, h->evaluations);
         if (!at_each) continue;
-        zo_update_weights(z);
-        h->weights_at[step] = zo_hash(z);
+        zo_update_weights(g);
+        h->weights_at[step] = weights_hash(g);
     }
-    h->stored = zo_hash(z);
-    zo_update_weights(z);
-    h->weights = zo_hash(z);
+    h->stored = weights_hash(g);
+    zo_update_weights(g);
+    h->weights = weights_hash(g);
     return updates;
 }
 
 // That every byte went over the link as often as it should have.
-static void check_moved(ZoModel *z, const Config *c, size_t updates, const char *name) {
-    const size_t layer = z->layer * sizeof(floatX), ahead = c->overlap ? z->slots : 0;
+static void check_moved(GPT2 *g, const Config *c, size_t updates, const char *name) {
+    const Zo *z = g->zo;
+    const size_t layer = zo_layer_bytes(g), ahead = c->overlap ? z->slots : 0;
     if (z->streamed == 0) return;
     CHECK(z->visits % z->streamed == 0 && z->fetched == z->visits + ahead
-          && z->moved_in == z->fetched * layer, "%s: %zu visits, %zu bytes in", name, z->visits,
-          z->moved_in);
-    CHECK(z->moved_out == updates * z->streamed * layer, "%s: %zu bytes out", name, z->moved_out);
+          && g->moved_in == z->fetched * layer, "%s: %zu visits, %zu bytes in", name, z->visits,
+          g->moved_in);
+    CHECK(g->moved_out == updates * z->streamed * layer, "%s: %zu bytes out", name,
+          g->moved_out);
 }
 
 static Hashes run(const Config *c, size_t steps, bool at_each) {
@@ -345,9 +340,9 @@ static Hashes run(const Config *c, size_t steps, bool at_each) {
     feed_make(&f, c, steps);
     float *w = first_weights(c);
     const size_t before = free_memory();
-    ZoModel *z = zo_open(c, &f, w, 0);
-    check_moved(z, c, zo_steps(z, c, &f, 1, steps, &h, at_each), name);
-    zo_close(z);
+    GPT2 *g = model_open(c, &f, w, 0);
+    check_moved(g, c, zo_steps(g, c, &f, 1, steps, &h, at_each), name);
+    zo_close(g);
 #ifdef __CUDA_EMU__
     CHECK(before == free_memory(), "%s: %zu bytes are not freed", name, before - free_memory());
 #else
@@ -410,21 +405,21 @@ static void resume(int a, int b) {
     const Hashes want = run(&base, STEPS, true);
     float *first = first_weights(c);
     feed_make(&f, c, STEPS);
-    ZoModel *z = zo_open(c, &f, first, 0);
-    zo_steps(z, c, &f, 1, HALF, &h, false);
-    float *weights = zo_get(z), *pieces = floats(z->table.elements);
-    for (size_t at = 0, n; at < z->table.elements; at += n) {  // in odd pieces, too
-        n = min_size(1777, z->table.elements - at);
-        zo_move(z, 0, at, n, pieces + at, true);
+    GPT2 *g = model_open(c, &f, first, 0);
+    zo_steps(g, c, &f, 1, HALF, &h, false);
+    float *weights = weights_get(g), *pieces = floats(g->table.elements);
+    for (size_t at = 0, n; at < g->table.elements; at += n) {  // in odd pieces, too
+        n = min_size(1777, g->table.elements - at);
+        zo_move(g, 0, at, n, pieces + at, true);
     }
-    CHECK(hash_bytes(pieces, z->table.elements * sizeof(float)) == want.weights_at[HALF],
+    CHECK(hash_bytes(pieces, g->table.elements * sizeof(float)) == want.weights_at[HALF],
           "%s: pieces of the weights", name);
-    zo_close(z);
+    zo_close(g);
     feed_make(&f, &elsewhere, STEPS);
-    z = zo_open(&elsewhere, &f, weights, HALF);
-    zo_steps(z, &elsewhere, &f, HALF + 1, STEPS, &h, false);
+    g = model_open(&elsewhere, &f, weights, HALF);
+    zo_steps(g, &elsewhere, &f, HALF + 1, STEPS, &h, false);
     CHECK(h.losses == want.losses && h.weights == want.weights_at[STEPS], "%s: resumed", name);
-    zo_close(z);
+    zo_close(g);
     free(first); free(weights); free(pieces);
 }
 
@@ -445,12 +440,12 @@ static void test_nothing_moves(void) {
     c.noise = IS_BF16;
     feed_make(&f, &c, 100);
     float *w = first_weights(&c);
-    ZoModel *z = zo_open(&c, &f, w, 0);
-    const uint64_t before = zo_hash(z);
+    GPT2 *g = model_open(&c, &f, w, 0);
+    const uint64_t before = weights_hash(g);
     for (size_t step = 1; step <= 20; step++)
-        CHECK(zo_step(z, &f.r, step, 0).norm > 0, "step %zu", step);
-    CHECK(zo_hash(z) == before, "precision %d", PRECISION);
-    zo_close(z);
+        CHECK(zo_step(g, &f.r, step, 0).norm > 0, "step %zu", step);
+    CHECK(weights_hash(g) == before, "precision %d", PRECISION);
+    zo_close(g);
     free(w);
 }
 
@@ -498,23 +493,25 @@ static void check_weights(int shape, int type, int noise) {
     config_name(&c, name);
     feed_make(&f, &c, 9);
     float *first = shape_params(&shapes[shape], false);
-    ZoModel *z = zo_open(&c, &f, first, 0);
-    const GPT2Table *t = &z->table;
-    const size_t P = t->elements, C = z->config.channels, N = z->max_B * z->max_T;
-    ZoBatch *b = zo_batch_begin(z, 0, z->max_B, z->max_T);
+    GPT2 *g = model_open(&c, &f, first, 0);
+    const GPT2Table *t = &g->table;
+    const Zo *z = g->zo;
+    const size_t P = t->elements, C = g->config.channels, N = g->max_B * g->max_T;
     Error err;
-    CHECK(run_batch(&f.r, &f.r.train, 0, z->max_B, b->host, b->host + N, &err), "%s", err.text);
-    zo_batch_send(z, b);
-    const ZoPass p = {{3, 2, 2e-3f, {1.5e-3f, -8.5e-3f}}, 2, 2, z->zo.eps, 4, b};
-    float *theta = zo_get(z), *w[2] = {floats(P), floats(P)};
-    cpu_updates(t, &z->zo, &p.update, theta);
+    CHECK(zo_send_batch(g, &f.r, 0, &err), "%s", err.text);
+    const ZoPass p = {{3, 2, 2e-3f, {1.5e-3f, -8.5e-3f}}, 2, 2, z->config.eps, 4, g->staging};
+    g->B = g->max_B;
+    g->T = g->max_T;
+    float *theta = weights_get(g), *w[2] = {floats(P), floats(P)};
+    cpu_updates(t, &z->config, &p.update, theta);
     for (int j = 0; j < 2; j++) {
         for (int s = 0; s < 2; s++)
-            cpu_perturbed(t, &z->zo, theta, w[s], 4, j, s == 0 ? p.scale : -p.scale, type);
-        for (size_t l = 0; l < z->config.layers; l++)
+            cpu_perturbed(t, &z->config, theta, w[s], 4, j, s == 0 ? p.scale : -p.scale, type);
+        for (size_t l = 0; l < g->config.layers; l++)
             for (int k = 0; k < ZO_GROUPS; k++) {
-                zo_perturb_group(z, &p, l, k, zo_home(z, l), j);
-                const size_t at = z->head + l * z->layer + z->group_at[k], n = z->group[k].length;
+                zo_perturb_group(g, &p, l, k, zo_home(g, l + 1), j);
+                const size_t at = g->segment[l + 1].at + z->group_at[k];
+                const size_t n = z->group[k].length;
                 CHECK(same_on_gpu(z->perturbed[0], w[0] + at, n)
                       && same_on_gpu(z->perturbed[1], w[1] + at, n),
                       "%s: query %d, layer %zu, group %d", name, j, l, k);
@@ -525,34 +522,34 @@ static void check_weights(int shape, int type, int noise) {
     for (int first_one = t->wte;; first_one = t->ln_f_w) {  // as zo_pass()
         const int count = first_one == t->wte ? 2 : t->count - t->ln_f_w;
         const ZoGroup group = zo_group(t, first_one, count);
-        zo_weights(z, zo_tensor(z, first_one), &group, &p.update, &quiet, 0);
+        zo_weights(g, tensor(g, first_one), &group, &p.update, &quiet, 0);
         if (first_one == t->ln_f_w) break;
     }
-    CHECK(zo_hash(z) == hash_bytes(theta, P * sizeof(float)), "%s: stored", name);
+    CHECK(weights_hash(g) == hash_bytes(theta, P * sizeof(float)), "%s: stored", name);
     for (int j = 0; j < 2; j++) {
         for (int s = 0; s < 2; s++)
-            cpu_perturbed(t, &z->zo, theta, w[s], 4, j, s == 0 ? p.scale : -p.scale, type);
-        for (size_t v0 = 0, n; v0 < z->config.vocab_padded; v0 += n) {
-            n = min_size(z->chunk, z->config.vocab_padded - v0);
+            cpu_perturbed(t, &z->config, theta, w[s], 4, j, s == 0 ? p.scale : -p.scale, type);
+        for (size_t v0 = 0, n; v0 < g->config.vocab_padded; v0 += n) {
+            n = min_size(z->chunk, g->config.vocab_padded - v0);
             const size_t at = t->tensors[t->lm_head].offset + v0 * C;
-            zo_head_weights(z, &p, j, v0, n);
+            zo_head_weights(g, &p, j, v0, n);
             CHECK(same_on_gpu(z->perturbed[0], w[0] + at, n * C)
                   && same_on_gpu(z->perturbed[1], w[1] + at, n * C),
                   "%s: head from %zu", name, v0);
         }
         for (int s = 0; s < 2; s++) {
             float *x = floats(N * C);
-            zo_encoder(z, &p, j, s);
+            zo_encoder(g, &p, j, s);
             for (size_t i = 0; i < N * C; i++) {
-                const size_t token = (size_t)b->host[i / C], position = i / C % z->max_T;
+                const size_t token = (size_t)g->inputs[i / C], position = i / C % g->max_T;
                 x[i] = as(type, w[s][token * C + i % C]
                                 + w[s][t->tensors[t->wpe].offset + position * C + i % C]);
             }
-            CHECK(same_on_gpu(zo_x(z, j, s), x, N * C), "%s: embeddings, sign %d", name, s);
+            CHECK(same_on_gpu(zo_x(g, j, s), x, N * C), "%s: embeddings, sign %d", name, s);
             free(x);
         }
     }
-    zo_close(z);
+    zo_close(g);
     free(first); free(theta); free(w[0]); free(w[1]);
 }
 
@@ -570,24 +567,25 @@ static void check_losses(const Config *config, double tolerance) {
     config_name(&c, name);
     feed_make(&f, &c, 5);
     float *first = first_weights(&c);
-    ZoModel *z = zo_open(&c, &f, first, 0);
+    GPT2 *g = model_open(&c, &f, first, 0);
+    const Zo *z = g->zo;
     Run *r = &f.r;
-    CPUModel *cpu = cpu_model_new(&z->config, r->B, r->T, NULL);
+    CPUModel *cpu = cpu_model_new(&g->config, r->B, r->T, NULL);
     float *params = cpu_model_tensor(cpu, "params", 0, NULL);
     int32_t inputs[64], targets[64];
     double worst = 0;
     for (size_t step = 1; step <= 5; step++) {
-        zo_update_weights(z);
-        float *theta = zo_get(z);
+        zo_update_weights(g);
+        float *theta = weights_get(g);
         double mean = 0, squares = 0;
         Error err;
-        const StepResult x = zo_step(z, r, step, rate_of(step));
+        const StepResult x = zo_step(g, r, step, rate_of(step));
         CHECK(!x.damaged, "%s", r->damage.text);
         for (int j = 0; j < c.queries; j++) {
             for (int s = 0; s < 2; s++) {
                 double total = 0;
-                cpu_perturbed(&z->table, &z->zo, theta, params, step, j,
-                              s == 0 ? z->zo.eps : -z->zo.eps, c.x);
+                cpu_perturbed(&g->table, &z->config, theta, params, step, j,
+                              s == 0 ? z->config.eps : -z->config.eps, c.x);
                 for (size_t m = 0; m < c.accum; m++) {
                     size_t right = 0;
                     const uint64_t at = ((step - 1) * c.accum + m) * r->B;
@@ -603,8 +601,8 @@ static void check_losses(const Config *config, double tolerance) {
                 CHECK((got != got) == (total != total), "%s: %g, CPU %g", name, got, total);
                 mean += z->side[2 * j + s] / (2 * c.queries);
             }
-            const double g = (z->side[2 * j] - z->side[2 * j + 1]) / (2 * (double)z->zo.eps);
-            squares += g * g / c.queries;
+            const double d = (z->side[2 * j] - z->side[2 * j + 1]) / (2 * (double)z->config.eps);
+            squares += d * d / c.queries;
         }
         CHECK(x.loss != x.loss
               || (fabs(x.loss - mean) < 1e-12 && fabs(x.norm - sqrt(squares)) < 1e-9 * x.norm),
@@ -613,7 +611,7 @@ static void check_losses(const Config *config, double tolerance) {
     }
     CHECK(test_within(worst, tolerance), "%s: a loss is off by %g", name, worst);
     cpu_model_free(cpu);
-    zo_close(z);
+    zo_close(g);
     free(first);
 }
 
@@ -653,23 +651,23 @@ static void check_rank_fails(int who, size_t micro) {
     const Config c = in_shared_config(0);
     feed_make(&f, &c, 9);
     float *first = first_weights(&c);
-    ZoModel *z = zo_open(&c, &f, first, 0);
+    GPT2 *g = model_open(&c, &f, first, 0);
     if (ranks.rank == who) f.tokens[run_position(&f.r, 3, micro) * f.r.T + 1] = 60000;
     for (size_t step = 1; step <= 2; step++) {
         stop_requested = ranks.rank == who && step == 2 ? SIGTERM : 0;
-        CHECK(!zo_step(z, &f.r, step, rate_of(step)).damaged, "%s", f.r.damage.text);
+        CHECK(!zo_step(g, &f.r, step, rate_of(step)).damaged, "%s", f.r.damage.text);
         CHECK(run_news[NEWS_SIGNAL] == (step == 2 ? SIGTERM : 0), "step %zu: stop %g", step,
               run_news[NEWS_SIGNAL]);
     }
     stop_requested = 0;
-    CHECK(zo_step(z, &f.r, 3, rate_of(3)).damaged, "rank %d", ranks.rank);
+    CHECK(zo_step(g, &f.r, 3, rate_of(3)).damaged, "rank %d", ranks.rank);
     CHECK((f.r.damage.text[0] != '\0') == (ranks.rank == who), "rank %d: %s", ranks.rank,
           f.r.damage.text);
-    CHECK(z->step == 2, "step %zu", z->step);
-    zo_update_weights(z);
+    CHECK(g->zo->step == 2, "step %zu", g->zo->step);
+    zo_update_weights(g);
     CUDA(cudaDeviceSynchronize());
-    zo_agree(z);  // or it ends here
-    zo_close(z);
+    zo_agree(g);  // or it ends here
+    zo_close(g);
     free(first);
 }
 
@@ -781,14 +779,14 @@ static Times measure(const Config *c) {
     double at[3 + SEVERAL];
     feed_make(&f, c, 100);
     float *w = first_weights(c);
-    ZoModel *z = zo_open(c, &f, w, 0);
+    GPT2 *g = model_open(c, &f, w, 0);
     for (size_t step = 1; step < 3 + SEVERAL; step++) {
-        zo_step(z, &f.r, step, rate_of(3));
+        zo_step(g, &f.r, step, rate_of(3));
         at[step] = 1e6 * emu_virtual_now();
     }
     const Times t = {(at[2 + SEVERAL] - at[2]) / SEVERAL,
-                     (double)(z->streamed * z->layer * sizeof(bf16)) / link_rate};
-    zo_close(z);
+                     (double)(g->zo->streamed * zo_layer_bytes(g)) / link_rate};
+    zo_close(g);
     free(w);
     return t;
 }
@@ -806,12 +804,12 @@ static double planned(const Config *c, double in_memory_step) {
     memset(&r, 0, sizeof r);
     feed_make(&f, c, 100);
     float *w = first_weights(c);
-    ZoModel *z = zo_open(c, &f, w, 0);
+    GPT2 *g = model_open(c, &f, w, 0);
     r.h2d = r.d2h = 1e6 * link_rate;
     r.gpu_flops = 1;
-    r.gpu_flops = zo_rehearse(z, &f.r, &r).compute / (1e-6 * in_memory_step);
-    const double step = 1e6 * zo_rehearse(z, &f.r, &r).step;
-    zo_close(z);
+    r.gpu_flops = gpt2_rehearse(g, &f.r, &r, NULL).compute / (1e-6 * in_memory_step);
+    const double step = 1e6 * gpt2_rehearse(g, &f.r, &r, NULL).step;
+    zo_close(g);
     free(w);
     return step;
 }

@@ -34,52 +34,48 @@ static Plan plan_of(const char *model) {
 // Jobs of another system: the first layer that comes in a pass waits for the end of the one before.
 // A pass begins where the numbers of the compute stream's spans do, and layers come in its order,
 // each in ZO_GROUPS copies.
-static void come_in_their_pass(ZoRehearsal *x) {
-    enum { PASSES = 2 * (ZO_REHEARSED + 1) * REHEARSED_MICRO };
-    Rehearsal *q = &x->q;
-    const int compute = stream_number(x->z.compute), fetch = stream_number(x->z.fetch);
-    const size_t copies = ZO_GROUPS * x->z.streamed;  // of a pass
+static size_t pass_copies;
+static void come_in_their_pass(Rehearsal *q) {
+    enum { PASSES = 100 * REHEARSED_MICRO };
     int ends[PASSES], passes = 0, last = NO_JOB;
     size_t copy = 0;
-    for (int i = q->streams[compute].first; i != NO_JOB; i = q->jobs[i].next) {
+    for (int i = 0; i < q->count; i++) {
         if (q->jobs[i].row != ROW_COMPUTE) continue;
         if (last != NO_JOB && q->jobs[i].number < q->jobs[last].number) ends[passes++] = last;
         last = i;
     }
-    for (int i = q->streams[fetch].first; i != NO_JOB; i = q->jobs[i].next) {
+    for (int i = 0; i < q->count; i++) {
         Job *t = &q->jobs[i];
-        if (t->row != ROW_FETCH || copy++ % copies > 0) continue;
-        const int pass = (int)(copy / copies);
+        if (t->row != ROW_FETCH || copy++ % pass_copies > 0) continue;
+        const int pass = (int)(copy / pass_copies);
         if (pass == 0 || pass > passes) continue;
         int k = 0;  // in the place of what the same stream has done before
-        while (t->waits[k] != NO_JOB && q->jobs[t->waits[k]].stream != compute)
+        while (t->waits[k] != NO_JOB && q->jobs[t->waits[k]].stream != q->jobs[last].stream)
             if (++k == JOB_WAITS) fail("no room for a wait");
         t->waits[k] = ends[pass - 1];
     }
 }
 
 static ZoTimes rehearse_plan(const Rates *rates, const Plan *p) {
-    ZoModel *z = ALLOC(ZoModel, 1, "test");
+    GPT2 *g = zo_new(&p->config, p->B, p->T);
     Run *r = ALLOC(Run, 1, "test");
     ZoTimes x;
-    z->config = p->config;
-    z->table = gpt2_table(&z->config);
-    z->zo = ZoConfig{1, 1e-3f, (int)p->queries, p->noise, ZO_STORAGE};
-    z->words.count = p->labels ? 2 : 0;
-    z->overlap = !p->serial;
-    z->keeps_slots = !p->no_slots;
-    z->fused = !p->unfused;
-    z->accum = r->o.accum = p->accum;
-    z->max_B = r->B = p->B;
-    z->max_T = r->T = p->T;
-    zo_place(z, z->config.layers - p->streamed, p->slots);
-    ZoRehearsal *q = zo_rehearsal(z, r, rates);
-    if (p->no_prefetch) come_in_their_pass(q);
-    x.t = zo_predict(q);
-    x.link = zo_link(z, r, rates, &x.t);
-    gpt2_table_free(&z->table);
+    g->zo->config = ZoConfig{1, 1e-3f, (int)p->queries, p->noise, ZO_STORAGE};
+    g->zo->words.count = p->labels ? 2 : 0;
+    g->no_overlap = p->serial;
+    g->zo->keeps_slots = !p->no_slots;
+    g->zo->fused = !p->unfused;
+    r->o.accum = p->accum;
+    r->B = p->B;
+    r->T = p->T;
+    zo_place(g, g->config.layers - p->streamed, p->slots);
+    pass_copies = ZO_GROUPS * p->streamed;
+    rehearsal_change = p->no_prefetch ? come_in_their_pass : NULL;
+    x.t = gpt2_rehearse(g, r, rates, NULL);
+    rehearsal_change = NULL;
+    x.link = zo_link(g, r, rates, &x.t);
+    model_forget(g);
     free(r);
-    free(z);
     return x;
 }
 
