@@ -22,8 +22,8 @@ jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
 # Places whose call can be left out, with the reason.
 cat >"$work/redundant" <<'END'
 visitors_begin: order(g->compute, g->fetch) :: a visitor's state and its slot depend on slot_free alone; the link is to be left to forward
-zo_fetch: stream_rest(z->compute) :: cudaFree() waits for both streams, too
-zo_fetch: stream_rest(z->out) :: so it does
+zo_fetch: stream_rest(g->compute) :: cudaFree() waits for both streams, too
+zo_fetch: stream_rest(g->out) :: so it does
 END
 
 # The names of those that cannot be noticed begin with "same", with the reason above them.
@@ -77,16 +77,16 @@ time: forward waits for all updates :: train_gpt2.cu :: stream_wait(g->compute, 
 time: one slot at a time :: train_gpt2.cu :: g->slot_free[slot]) :: g->slot_free[slot] :: g->slot_free[(visit + g->slot_count - 1) % g->slot_count]
 time: copies to the host wait for each other :: train_gpt2.cu :: g->landing_turn = 1 - g->landing_turn :: 1 - g->landing_turn :: 0
 record: slot used after one direction :: tide/zo.cuh :: last) event_record(z->used :: last :: first
-slots: one too many fetched :: tide/zo.cuh :: while (z->overlap && z->fetched < :: z->visits + z->slots :: z->visits + z->slots + 1
+slots: one too many fetched :: tide/zo.cuh :: while (!g->no_overlap && z->fetched < :: z->visits + z->slots :: z->visits + z->slots + 1
 layer: fetched from one further :: tide/zo.cuh :: const size_t number = z->fetched % z->streamed :: z->fetched % z->streamed :: (z->fetched + 1) % z->streamed
-layer: goes home to its first group :: tide/zo.cuh :: stream_copy(home + at, theta + at :: home + at :: home
+layer: goes home to its first group :: tide/zo.cuh :: copy_out(g, home + at, theta + at :: home + at :: home
 layer: noise of the first :: tide/zo.cuh :: group.range[i].tensor += :: (uint32_t)l :: 0u
 update: not stored :: tide/zo.cuh :: if (u.step != 0) zo_store8
 update: twice with two directions :: tide/zo.cuh :: first ? &p->update : &zo_nothing :: &zo_nothing :: &p->update
-update: embeddings are not stored :: tide/zo.cuh :: zo_weights(z, zo_tensor(z, t->wte), &head, &p->update
+update: embeddings are not stored :: tide/zo.cuh :: zo_weights(g, tensor(g, t->wte), &head, &p->update
 update: with every micro-batch :: tide/zo.cuh :: z->pending = zo_nothing;  // it is
 update: skipped steps count :: zo.h :: return isfinite(loss) && lr * norm < 1e30 :: lr * norm < 1e30 :: true
-update: the newest weights are not evaluated :: tide/zo.cuh :: zo_update_weights(z);  // the next
+update: the newest weights are not evaluated :: train_gpt2.cu :: if (g->zo != NULL) zo_update_weights(g)
 noise: minus is plus :: tide/zo.cuh :: w[k] = fmaf(-scale, z[k], th[k]) :: -scale :: scale
 update: padding is updated :: tide/zo.cuh :: zo_clear_padding(th, n) :: zo_clear_padding(th, n) :: (void)n
 loss: second chunk alone :: tide/zo.cuh :: sum = fmaf(sum, expf(max - top), row_sum :: row_sum[n] :: 0.0f
@@ -97,7 +97,7 @@ ranks: losses are not exchanged :: tide/zo.cuh :: ranks_exchange(z->mine, bytes,
 ranks: damaged data of another one :: tide/zo.cuh :: if (z->all[k * news + n + ZO_DAMAGED] :: k * news :: 0 * k
 ranks: all evaluate the first batches :: tide/run.h :: min_size(i * R + r->rank, batches - 1) :: r->rank :: 0
 ranks: evaluation of rank 0 alone :: tide/run.h :: mean.loss += all[i % R * turns :: i % R :: (size_t)0
-time: a group waits for its whole layer :: tide/zo.cuh :: stream_wait(z->compute, z->there[event] :: event :: event / ZO_GROUPS * ZO_GROUPS + 3
+time: a group waits for its whole layer :: tide/zo.cuh :: stream_wait(g->compute, z->there[event] :: event :: event / ZO_GROUPS * ZO_GROUPS + 3
 zen wait: at rest before a selection :: tide/zenflow.cuh :: (last) zen_compute_until(g, SIZE_MAX)
 zen wait: late update at rest :: train_gpt2.cu :: if (g->zen != NULL) zen_compute_until(g
 zen record: half free before it left :: tide/zenflow.cuh :: (z->packed_free[z->packing], g->out) :: g->out :: z->pack
@@ -349,7 +349,7 @@ test_of() {
     case $1 in
         "zero run"*) echo train_gpt2emu ;;
         zero*) echo test_zero_gpu ;;
-        *" :: zo."* | *" :: tide/zo."* | ranks:*) echo test_zo_gpu ;;
+        *" :: zo."* | *" :: tide/zo."* | *zo_* | ranks:*) echo test_zo_gpu ;;
         *"zen "*) echo test_zenflow_gpu ;;
         *) echo test_placement ;;
     esac
