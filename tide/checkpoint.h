@@ -564,8 +564,9 @@ static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t,
 // 5. Training state
 //
 // OUT/checkpoints/step_N/ holds state.safetensors (PART.NAME for every part, such as param, m and
-// v, and every tensor in our naming and layout, without padding) and state.json (everything else,
-// hashes of the first, and one of itself). Written as OUT/checkpoints/tmp_N and renamed.
+// v, and every tensor in our naming and layout, without padding) and state.txt: lines "name value",
+// of numbers, the first file's hashes, what the optimizer adds, and the run's options, under a hash
+// of them all. Written as OUT/checkpoints/tmp_N and renamed.
 //
 // Several ranks save together, each what it has, into the file that one process would write. Rank 0
 // makes the file, and names it when all have flushed; what fails on one rank fails on all.
@@ -578,14 +579,14 @@ typedef struct {
     uint64_t data_position;  // the next sequence's
     uint64_t data_hash;      // of the training data, as the trainer defines it
     GPT2Config config;
-    char options[4096];      // the run's options: the text of a JSON object
-    char *more;              // the optimizer's own: the text of a JSON object, or NULL; malloc'ed
-    char *hashes;            // of each tensor, 16 digits each; malloc'ed
+    char options[4096];      // the run's, as lines (options.h)
+    char *text;              // one that was loaded: all of state.txt; one to be saved: lines that
+                             // the optimizer adds, of which the first is named so; or NULL
 } TrainState;
 
-enum { STATE_VERSION = 4, STATE_SEAL = 29 };  // a seal is ,\n"seal":"16 digits"}\n
+enum { STATE_VERSION = 5, STATE_SEAL = 22 };  // a seal is the line "seal 16 digits"
 
-// The numbers in state.json.
+// The numbers in state.txt.
 #define STATE_FIELD(field) {#field, offsetof(TrainState, field), sizeof ((TrainState *)0)->field}
 static const struct { const char *name; size_t at, size; } state_fields[] = {
     STATE_FIELD(version), STATE_FIELD(step), STATE_FIELD(seed), STATE_FIELD(data_position),
@@ -596,9 +597,8 @@ static const struct { const char *name; size_t at, size; } state_fields[] = {
 enum { STATE_FIELDS = sizeof state_fields / sizeof state_fields[0] };
 
 static void train_state_free(TrainState *s) {
-    free(s->more);
-    free(s->hashes);
-    s->more = s->hashes = NULL;
+    free(s->text);
+    s->text = NULL;
 }
 
 static int remove_one(const char *path, const struct stat *s, int kind, struct FTW *at) {
@@ -669,25 +669,24 @@ typedef struct {
     TrainState state;
 } StateSave;
 
-// The text of state.json, of *n bytes; free() it.
+// The text of state.txt, of *n bytes; free() it.
 static char *state_describe(const StateSave *x, const SafeWriter *file, size_t *n) {
     char *text = NULL;
     FILE *f = open_memstream(&text, n);
     TrainState s = x->state;
-    if (f == NULL) fail("out of memory: state.json");
+    if (f == NULL) fail("out of memory: state.txt");
     s.version = STATE_VERSION;
-    fputc('{', f);
     for (int i = 0; i < STATE_FIELDS; i++) {
         uint64_t value = 0;
         memcpy(&value, (const char *)&s + state_fields[i].at, state_fields[i].size);
-        fprintf(f, "\"%s\":%" PRIu64 ",\n", state_fields[i].name, value);
+        fprintf(f, "%s %" PRIu64 "\n", state_fields[i].name, value);
     }
-    fprintf(f, "\"hashes\":\"");
-    for (int i = 0; i < file->count; i++) fprintf(f, "%016" PRIx64, file->sums[1 + i]);
-    fprintf(f, "\",\n\"more\":%s,\n\"options\":%s", s.more != NULL ? s.more : "null", s.options);
+    fprintf(f, "hashes");
+    for (int i = 0; i < file->count; i++) fprintf(f, " %016" PRIx64, file->sums[1 + i]);
+    fprintf(f, "\n%s%s", s.text != NULL ? s.text : "", s.options);
     fflush(f);
-    fprintf(f, ",\n\"seal\":\"%016" PRIx64 "\"}\n", hash_bytes(text, *n));
-    if (fclose(f) != 0) fail("out of memory: state.json");
+    fprintf(f, "seal %016" PRIx64 "\n", hash_bytes(text, *n));
+    if (fclose(f) != 0) fail("out of memory: state.txt");
     return text;
 }
 
@@ -707,7 +706,7 @@ static bool state_commit(const StateSave *x, SafeWriter *file, const char *made,
     size_t n = 0;
     FILE *f = NULL;
     char *text = state_describe(x, file, &n);
-    path_join(path, made, "state.json");
+    path_join(path, made, "state.txt");
     path_join(all, x->out, "checkpoints");
     state_path(final, x->out, x->state.step);
     bool ok = safewriter_close(file, err) && (f = replace_open(path, err)) != NULL;
@@ -782,53 +781,46 @@ static bool state_save(const StateSave *x, Error *err) {
 // ---------------------------------------------------------------------------------------------
 // 7. Loading it
 
-// Reads state.json's text into *s, to be freed.
-static bool state_parse(const char *text, size_t n, TrainState *s, Error *err) {
-    char seal[STATE_SEAL + 1] = "";
-    memset(s, 0, sizeof *s);
-    snprintf(seal, sizeof seal, ",\n\"seal\":\"%016" PRIx64 "\"}\n",
-             hash_bytes(text, n < STATE_SEAL ? n : n - STATE_SEAL));
-    if (n < STATE_SEAL || memcmp(text + n - STATE_SEAL, seal, STATE_SEAL) != 0)
-        return error_set(err, "state.json is not what was written");
-    Json *root = json_parse(text, n, err);
-    if (root == NULL) return false;
-    const Json *options = json_get(root, "options"), *more = json_get(root, "more");
-    const Json *hashes = json_get(root, "hashes");
+// Reads state.txt's text of n bytes, malloc'ed, which is then that of *s, to be freed in any case.
+static bool state_parse(char *text, size_t n, TrainState *s, Error *err) {
     const GPT2Config *c = &s->config;
-    int missing = 0;
+    const size_t end = n < STATE_SEAL ? 0 : n - STATE_SEAL;
+    char seal[STATE_SEAL + 1];
+    memset(s, 0, sizeof *s);
+    s->text = text;
+    snprintf(seal, sizeof seal, "seal %016" PRIx64 "\n", hash_bytes(text, end));
+    if (n < STATE_SEAL || memcmp(text + end, seal, STATE_SEAL) != 0)
+        return error_set(err, "state.txt is not what was written");
+    bool ok = text_line(text, "hashes") != NULL;
     for (int i = 0; i < STATE_FIELDS; i++) {
-        const Json *number = json_get(root, state_fields[i].name);
-        const bool there = number != NULL && number->type == JSON_NUMBER;
-        const uint64_t value = there ? strtoull(number->string, NULL, 10) : 0;
-        missing += !there;
+        const char *number = text_line(text, state_fields[i].name);
+        const bool there = number != NULL && *number == ' ';
+        const size_t digits = there ? strspn(number + 1, "0123456789") : 0;
+        const uint64_t value = digits > 0 ? strtoull(number, NULL, 10) : 0;
+        ok = ok && digits > 0 && number[1 + digits] == '\n';
         memcpy((char *)s + state_fields[i].at, &value, state_fields[i].size);
     }
-    bool ok = false;
+    const char *options = strstr(text, "\n--");
+    const size_t length = options != NULL ? (size_t)(text + end - options) - 1 : 0;
     if (s->version != STATE_VERSION)
-        error_set(err, "state.json is of another version; this program reads %d", STATE_VERSION);
-    else if (missing > 0 || options == NULL || options->type != JSON_OBJECT || more == NULL
-             || options->length >= sizeof s->options || hashes == NULL
-             || hashes->type != JSON_STRING || (unsigned)c->family > FAMILY_OPT
-             || (unsigned)c->activation > ACTIVATION_RELU || (unsigned)c->tied > 1)
-        error_set(err, "state.json lacks a field");
-    else ok = gpt2_finish(&s->config, err);
-    if (ok) {
-        memcpy(s->options, options->string, options->length);
-        s->hashes = strdup(hashes->string);
-        if (more->type == JSON_OBJECT) s->more = strndup(more->string, more->length);
-    }
-    json_free(root);
-    return ok;
+        return error_set(err, "state.txt is of version %" PRIu64 "; this program reads %d",
+                         s->version, STATE_VERSION);
+    if (!ok || length >= sizeof s->options || (unsigned)c->family > FAMILY_OPT
+        || (unsigned)c->activation > ACTIVATION_RELU || (unsigned)c->tied > 1)
+        return error_set(err, "state.txt lacks a field");
+    if (options != NULL) memcpy(s->options, options + 1, length);
+    return gpt2_finish(&s->config, err);
 }
 
 static bool state_read(const char *dir, TrainState *s, Error *err) {
     char path[PATH_MAX];
     size_t n = 0;
-    path_join(path, dir, "state.json");
+    path_join(path, dir, "state.txt");
+    memset(s, 0, sizeof *s);
     char *text = file_read(path, &n, err);
-    const bool ok = text != NULL && state_parse(text, n, s, err);
-    free(text);
-    return ok;
+    if (text != NULL && state_parse(text, n, s, err)) return true;
+    train_state_free(s);
+    return false;
 }
 
 // Is tensor i of a state file what was written? The header belongs to the first.
@@ -836,14 +828,15 @@ static bool state_intact(const SafeTensors *st, int i, const TrainState *s, Erro
     enum { CHUNK = 1 << 12 };
     const unsigned char *start = (const unsigned char *)st->map, *data = st->tensors[i].data;
     const unsigned char *from = i > 0 ? data : start, *end = data + st->tensors[i].bytes;
+    const char *hashes = text_line(s->text, "hashes");
     uint64_t sum = 0;
-    char digits[17];
+    char digits[18];
     #pragma omp parallel for reduction(+ : sum) if (end - from > 1 << 20)
     for (const unsigned char *at = from; at < end; at += CHUNK)
         sum += hash_words((uint64_t)(at - start), at, min_size(CHUNK, (size_t)(end - at)));
-    snprintf(digits, sizeof digits, "%016" PRIx64, sum);
-    return (strlen(s->hashes) == 16 * (size_t)st->count
-            && memcmp(digits, s->hashes + 16 * i, 16) == 0)
+    snprintf(digits, sizeof digits, " %016" PRIx64, sum);
+    return (strcspn(hashes, "\n") == 17 * (size_t)st->count
+            && memcmp(digits, hashes + 17 * i, 17) == 0)
         || error_set(err, "%.100s in state.safetensors is not what was written",
                      st->tensors[i].name);
 }
@@ -855,15 +848,15 @@ static bool state_open(const char *dir, SafeTensors *st, Error *err) {
         && (st->count > 0 || error_set(err, "%.400s is empty", path));
 }
 
-// Reads one checkpoint, of its tensors only the first; of the others, the size is checked. Those of
-// a state with more in it are checked here: that sets up the trainer before they are loaded. On
-// failure *s holds nothing.
-static bool state_check(const char *dir, TrainState *s, Error *err) {
+// Reads one checkpoint, of its tensors only the first, or with `torn` none; of the others, the size
+// is checked. All of a state to which an optimizer adds something are checked here: that sets up
+// the trainer before they are loaded. On failure *s holds nothing.
+static bool state_check(const char *dir, TrainState *s, bool torn, Error *err) {
     SafeTensors st;
     if (!state_read(dir, s, err)) return false;
     bool ok = state_open(dir, &st, err);
-    for (int i = 0; ok && i < (s->more != NULL ? st.count : 1); i++)
-        ok = state_intact(&st, i, s, err);
+    const int count = torn ? 0 : text_line(s->text, "optimizer") != NULL ? st.count : 1;
+    for (int i = 0; ok && i < count; i++) ok = state_intact(&st, i, s, err);
     safetensors_close(&st);
     if (!ok) train_state_free(s);
     return ok;
@@ -871,17 +864,27 @@ static bool state_check(const char *dir, TrainState *s, Error *err) {
 
 // Finds the newest checkpoint, of a step before `before`, of the run in `out`, reads its *s, to be
 // freed, and puts its path into dir. Torn and truncated ones are named on stderr and passed over.
-// Returns false if none is left. Rank 0 decides for all ranks, which must all call it.
+// Returns false if none is left, or at one of a program before this form of them. Rank 0 decides for
+// all ranks, which must all call it.
 static bool state_find(const char *out, size_t before, TrainState *s, char dir[PATH_MAX],
                        Error *err) {
     const bool first = ranks.rank == 0;
     bool ok = !first;
+    char old[PATH_MAX];
     Error why;
     memset(s, 0, sizeof *s);
     error_set(err, "there is no whole checkpoint in %s/checkpoints", out);
     for (size_t step = before; !ok && (step = state_newest(out, step)) > 0;) {
         state_path(dir, out, step);
-        ok = state_check(dir, s, &why);
+        path_join(old, dir, "state.json");
+        if (path_exists(old)) {
+            error_set(err, "checkpoint %.200s has a state.json: it is of version 4 or before, and "
+                      "this program reads %d; the program that wrote it goes on with it, and "
+                      "--model DIR begins a new run with the weights in %.200s", dir,
+                      STATE_VERSION, out);
+            break;
+        }
+        ok = state_check(dir, s, false, &why);
         if (!ok) fprintf(stderr, "tide: checkpoint %s is damaged (%s)\n", dir, why.text);
     }
     if (!state_agree(ok, err)) return false;

@@ -1,4 +1,4 @@
-// json.h: JSON in (config.json, vocab.json, safetensors headers, training state) and strings out.
+// json.h: JSON in (config.json, vocab.json, safetensors headers) and strings out.
 //
 //   json_parse, json_read, json_free    a text, or a file, as a tree of values
 //   json_get, json_get_size, json_size  a member of an object; a number that is a size
@@ -22,7 +22,6 @@ typedef struct Json {
     JsonType type;
     double number;          // JSON_NUMBER
     const char *string;     // JSON_STRING: decoded, UTF-8, NUL-terminated; JSON_NUMBER: as written
-                            // JSON_ARRAY, JSON_OBJECT: where it is in the text, not terminated
     size_t length;          // bytes of string, without the NUL (a string may contain NULs, too)
     const char *key;        // inside an object, else NULL
     size_t key_length;
@@ -172,7 +171,6 @@ static void json_value(JsonParser *p, Json *node, int depth) {
         node->type = (JsonType)i;
         return;
     }
-    const char *start = p->at;
     const bool object = json_take(p, '{');
     if (!object && !json_take(p, '[')) {
         json_number(p, node);
@@ -194,8 +192,6 @@ static void json_value(JsonParser *p, Json *node, int depth) {
         more = !json_take_after_space(p, close);
         if (more && !json_take(p, ',')) json_error(p, "expected ',' or the end of a list");
     }
-    node->string = start;
-    node->length = (size_t)(p->at - start);
 }
 
 // Reads one JSON text of n bytes. Returns the root, to be freed with json_free(), or NULL with the

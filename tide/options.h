@@ -6,7 +6,7 @@
 // with one line.
 //
 //     options_parse()     the command line; option_given(): was an option on it?
-//     options_to_json()   what a checkpoint keeps of them
+//     options_write()     what a checkpoint keeps of them
 //     options_resume()    merges what a checkpoint has kept
 //     schedule_lr()       the learning rate of a step
 #ifndef TIDE_OPTIONS_H
@@ -15,7 +15,6 @@
 #include <assert.h>
 #include <math.h>
 #include "cpu.h"
-#include "json.h"
 
 // Values of the choice options, in the order in which the table lists their names.
 enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT };
@@ -71,7 +70,7 @@ typedef struct {
     // bookkeeping
     bool gpu_build;
     bool given[OPTION_MAX];  // by row of the table: it was on the command line
-    Json *saved;             // owns the strings that came from a checkpoint
+    char *saved;             // owns the strings that came from a checkpoint
 } Options;
 
 enum { O_TITLE, O_TEXT, O_COUNT, O_BYTES, O_REAL, O_CHOICE, O_FLAG };
@@ -323,32 +322,38 @@ static void option_set(Options *o, const Option *x, const char *text) {
     }
 }
 
-// Writes a field as JSON.
+// Writes a field as option_set() reads it, behind a blank, with \n for a newline and two
+// backslashes for one; nothing for a text that is not there.
 static void option_write(FILE *f, const Options *o, const Option *x) {
     const void *field = (const char *)o + x->offset;
-    const char *text = NULL;
+    char number[32];
+    const char *text = number;
+    size_t n = SIZE_MAX;
     if (x->type == O_FLAG) {
-        fputs(*(const bool *)field ? "true" : "false", f);
-    } else if (x->type == O_REAL) {
-        const double v = *(const double *)field;
-        char exact[32];
-        for (int digits = 6; digits <= 17; digits++) {  // the shortest that is exact
-            snprintf(exact, sizeof exact, "%.*g", digits, v);
-            if (strtod(exact, NULL) == v) break;
-        }
-        fputs(v < x->min ? "\"auto\"" : exact, f);
-    } else if (x->type == O_COUNT || x->type == O_BYTES) {
-        const size_t v = *(const size_t *)field;
-        if (v == (size_t)x->min - 1) fputs("\"auto\"", f);
-        else fprintf(f, "%zu", v);
+        text = *(const bool *)field ? "true" : "false";
+    } else if (x->type == O_TEXT) {
+        text = *(const char *const *)field;
     } else if (x->type == O_CHOICE) {
         text = x->values;
         for (int i = *(const int *)field; i > 0; i--) text = strchr(text, '|') + 1;
-        json_write_string(f, text, strcspn(text, "|"));
-    } else if ((text = *(const char *const *)field) != NULL) {
-        json_write_string(f, text, strlen(text));
+        n = strcspn(text, "|");
+    } else if (x->type == O_REAL) {
+        const double v = *(const double *)field;
+        for (int digits = 6; digits <= 17; digits++) {  // the shortest that is exact
+            snprintf(number, sizeof number, "%.*g", digits, v);
+            if (strtod(number, NULL) == v) break;
+        }
+        if (v < x->min) text = "auto";
     } else {
-        fputs("null", f);
+        const size_t v = *(const size_t *)field;
+        snprintf(number, sizeof number, "%zu", v);
+        if (v == (size_t)x->min - 1) text = "auto";
+    }
+    if (text == NULL) return;
+    fputc(' ', f);
+    for (; n > 0 && *text != '\0'; n--, text++) {
+        if (*text == '\n' || *text == '\\') fputc('\\', f);
+        fputc(*text == '\n' ? 'n' : *text, f);
     }
 }
 
@@ -530,20 +535,17 @@ static bool option_is_saved(const Options *o, const Option *x) {
     return x->type != O_TITLE && !(x->flags & O_OWN) && (o->gpu_build || !(x->flags & O_GPU));
 }
 
-// The options that describe the run, as one JSON object of less than n bytes in buf. A trainer
+// The options that describe the run, as lines "--name value" of less than n bytes in buf. A trainer
 // first stores what it found for `seq` 0 and the like.
-static void options_to_json(const Options *o, char *buf, size_t n) {
+static void options_write(const Options *o, char *buf, size_t n) {
     FILE *f = fmemopen(buf, n, "w");
     if (f == NULL) fail("out of memory: options");
-    const char *separator = "{";
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        const Option *x = &option_table[i];
+    for (const Option *x = option_table; x < option_table + OPTION_COUNT; x++) {
         if (!option_is_saved(o, x)) continue;
-        fprintf(f, "%s\"%s\": ", separator, x->name);
+        fprintf(f, "--%s", x->name);
         option_write(f, o, x);
-        separator = ", ";
+        fputc('\n', f);
     }
-    fputc('}', f);
     const bool fits = (size_t)ftell(f) < n && fflush(f) == 0;
     if (fclose(f) != 0 || !fits) die("the options are too long: shorten --prompt or the paths");
 }
@@ -556,24 +558,27 @@ static bool option_same(const Options *a, const Options *b, const Option *x) {
     return s != NULL && t != NULL ? strcmp(s, t) == 0 : s == t;
 }
 
-// Merges the options of the checkpoint (written by options_to_json) into those of a command line
-// with --resume: what was not given is taken from the checkpoint; what was given is used, unless
-// it contradicts an option that defines the run. Then checks the combinations. Members that this
-// build does not know are skipped: another build or version may have written them.
-static void options_resume(Options *o, const char *saved_json) {
-    Error err;
-    o->saved = json_parse(saved_json, strlen(saved_json), &err);
-    if (o->saved == NULL || o->saved->type != JSON_OBJECT)
-        die("the checkpoint's options are damaged");
-    const Json *mode = json_get(o->saved, "offload");  // in another, options of zenflow are idle
-    const bool zenflow = mode != NULL && mode->type == JSON_STRING
-                      && strcmp(mode->string, "zenflow") == 0;
+// Merges the options of the checkpoint (lines of options_write) into those of a command line with
+// --resume: what was not given is taken from the checkpoint; what was given is used, unless it
+// contradicts an option that defines the run. Then checks the combinations. Lines that this build
+// does not know are skipped: another build or version may have written them.
+static void options_resume(Options *o, const char *lines) {
+    const char *mode = text_line(lines, "--offload");  // in another, options of zenflow are idle
+    const bool zenflow = mode != NULL && strncmp(mode, " zenflow\n", 9) == 0;
+    char *end = o->saved = ALLOC(char, strlen(lines) + 1, "options");
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *x = &option_table[i];
-        const Json *v = option_is_saved(o, x) ? json_get(o->saved, x->name) : NULL;
+        char name[64];
+        snprintf(name, sizeof name, "--%s", x->name);
+        const char *v = option_is_saved(o, x) ? text_line(lines, name) : NULL;
         if (v == NULL) continue;
-        const char *text = v->type == JSON_TRUE ? "true" : v->type == JSON_FALSE ? "false"
-                         : v->string;  // NULL: null
+        const char *text = *v == ' ' ? end : NULL;
+        for (v += *v == ' '; *v != '\n' && *v != '\0'; v++) {
+            const bool escape = *v == '\\' && (v[1] == 'n' || v[1] == '\\');
+            v += escape;
+            *end++ = escape && *v == 'n' ? '\n' : *v;
+        }
+        *end++ = '\0';
         Options old = *o;  // one field of it gets the saved value
         option_set(&old, x, text);
         if (!o->given[i]) *o = old;

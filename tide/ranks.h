@@ -285,18 +285,19 @@ static void ranks_barrier(void) {
 }
 
 // Ends the run unless `text` is the same on all ranks. `what` says what it is, like "options"; the
-// line shows the first part between commas that differs.
+// line shows the first line of it, or part between commas, that differs.
 static void ranks_agree(const char *what, const char *text) {
     size_t length = strlen(text), at = 0;
     ranks_broadcast(&length, sizeof length);
     char *zero = (char *)alloc_or_fail(length + 1, 1, what);
     memcpy(zero, text, ranks.rank == 0 ? length : 0);
     ranks_broadcast(zero, length);
-    for (size_t i = 0; i < length && text[i] == zero[i]; i++) if (text[i] == ',') at = i + 1;
+    for (size_t i = 0; i < length && text[i] == zero[i]; i++)
+        if (strchr(",\n", text[i]) != NULL) at = i + 1;
     at += text[at] == ' ' && zero[at] == ' ';
     if (strcmp(text, zero) != 0)
         die("the %s of all ranks must be the same: here %.*s, on rank 0 %.*s", what,
-            (int)strcspn(text + at, ","), text + at, (int)strcspn(zero + at, ","), zero + at);
+            (int)strcspn(text + at, ",\n"), text + at, (int)strcspn(zero + at, ",\n"), zero + at);
     free(zero);
     ranks_barrier();  // nobody goes on before all have compared
 }

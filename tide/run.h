@@ -344,7 +344,7 @@ static void run_agree(const Run *r) {
     char text[sizeof r->state.options];
     if (r->o.steps == 0 || r->o.dump != NULL)
         die("with %zu GPUs there is only training: leave the launcher out", r->world);
-    options_to_json(&r->o, text, sizeof text);
+    options_write(&r->o, text, sizeof text);
     ranks_agree("options", text);
     ranks_agree("--out", r->o.out);
     snprintf(text, sizeof text, "data %016" PRIx64 ", %zu sequences, %zu for evaluation, from "
@@ -373,10 +373,10 @@ static int run_precision(int argc, char **argv) {
     size_t step = resume && given == NULL ? state_newest(out, SIZE_MAX) : 0;
     for (; step > 0; step = state_newest(out, step)) {
         state_path(dir, out, step);
-        if (state_check(dir, &s, &err)) break;
+        if (state_check(dir, &s, false, &err)) break;
     }
-    const char *saved = step > 0 ? strstr(s.options, "\"precision\": \"") : NULL;
-    if (saved != NULL) given = saved + 14;
+    const char *saved = text_line(s.options, "--precision");
+    if (saved != NULL) given = saved + 1;
     int precision = PRECISION_BF16;
     for (int i = 0; given != NULL && i < 3; i++)
         if (strncmp(given, names[i], 4) == 0) precision = i;
@@ -475,16 +475,14 @@ static void run_load(Run *r, const RunState *here) {
         if (r->rank == 0 && rename(r->resume_from, aside) != 0)
             die("cannot rename %s: %s", r->resume_from, strerror(errno));
         if (!state_find(r->o.out, r->state.step, &before, r->resume_from, &why)
-            || strcmp(before.options, r->state.options) != 0 || r->state.more != NULL
-            || r->o.offload == OFFLOAD_ZENFLOW)
+            || strcmp(before.options, r->state.options) != 0 || r->o.offload == OFFLOAD_ZENFLOW)
             die("%s: --resume again takes the one before, if there is one", note);
         if (r->rank == 0) fprintf(stderr, "tide: %s; going on from %s\n", note, r->resume_from);
         before.data_hash = r->state.data_hash;
         train_state_free(&r->state);
         r->state = before;
     }
-    if (r->o.optimizer == OPTIMIZER_ADAMW && r->o.offload != OFFLOAD_ZENFLOW)
-        train_state_free(&r->state);  // zenflow's, from here on without it
+    if (r->o.offload != OFFLOAD_ZENFLOW) train_state_free(&r->state);  // zenflow's, if at all
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -637,11 +635,11 @@ static void run_write(Run *r, size_t step, bool state) {
     run_save_next(seconds_now() - start);
 }
 
-// Saves the run after the steps that are complete. more: what its optimizer adds to the checkpoint,
-// the text of a JSON object, or NULL; it is the run's from here on.
+// Saves the run after the steps that are complete. more: what its optimizer adds to the checkpoint
+// (TrainState.text), or NULL; it is the run's from here on.
 static void run_save(Run *r, char *more) {
-    free(r->state.more);
-    r->state.more = more;
+    free(r->state.text);
+    r->state.text = more;
     r->due = false;
     if (r->done > 0) run_write(r, r->done, r->done != r->state.step);
 }
@@ -689,7 +687,7 @@ typedef struct {
 // peak: operations per second of all that computes. Returns the first step's number.
 static size_t run_begin(Run *r, double peak) {
     Error err;
-    options_to_json(&r->o, r->state.options, sizeof r->state.options);
+    options_write(&r->o, r->state.options, sizeof r->state.options);
     if (r->rank == 0) run_check_disk(r);
     if (!r->o.resume) run_save_tokenizer(r);
     if (!log_open(&r->log, r->rank == 0 ? r->o.out : NULL, r->state.step, &err))

@@ -11,6 +11,7 @@
 //     memory_available(), memory_resident(), ..    how much of it there is, and is used
 //     replace_open(), replace_close()              a file that is the old one or the new one, whole
 //     path_join(), path_exists(), ..               names of files
+//     text_line()                                  a value in a text of lines "name value"
 #ifndef TIDE_UTIL_H
 #define TIDE_UTIL_H
 
@@ -303,6 +304,17 @@ static void replace_discard(FILE *f, const char *path) {
     fclose(f);
     replace_name(temporary, path);
     unlink(temporary);
+}
+
+// In a text of lines "name value", or "name" alone: what follows that name, from the blank to the
+// end of the line; NULL if no line has it.
+static const char *text_line(const char *text, const char *name) {
+    const size_t n = strlen(name);
+    for (const char *at = text; at != NULL; at = strchr(at, '\n')) {
+        at += *at == '\n';
+        if (strncmp(at, name, n) == 0 && (at[n] == ' ' || at[n] == '\n')) return at + n;
+    }
+    return NULL;
 }
 
 static bool path_is_directory(const char *path) {

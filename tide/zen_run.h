@@ -39,36 +39,34 @@ static void zen_describe(const ZenConfig *c, const ZenMap *map, const char *gpu,
 // held back; at the end of training also within one, whose gradients are then dropped, as in the
 // weights. Besides param (the newest weights), m and v there is a part shown, the weights in use,
 // where an update is still to show; other modes leave it, and go on from the newest. The rest is in
-// state.json: {"zenflow":{..}}.
+// state.txt: these lines, of which the last goes on with the chosen columns.
 
-// The state as TrainState.more: the text of a JSON object; free() it.
+#define ZEN_LINES " zenflow\nzen.whole %zu\nzen.warm %zu\nzen.rest_t %zu\nzen.windows %zu\n" \
+    "zen.selections %zu\nzen.columns"
+
+// The state as TrainState.text; free() it.
 static char *zen_text(const ZenMap *map, const ZenClock *x) {
     char *text = NULL;
     size_t n = 0;
     FILE *f = open_memstream(&text, &n);
     if (f == NULL) fail("out of memory: chosen columns");
-    fprintf(f, "{\"zenflow\":{\"whole\":%zu,\"warm\":%zu,\"rest_t\":%zu,\"windows\":%zu,"
-            "\"selections\":%zu,\n\"columns\":[", map->whole, x->warm, x->rest_t, x->windows,
-            x->selections);
-    const char *between = "";
-    for (int i = 0; i < map->count; i++) {
-        const ZenTensor *z = &map->tensor[i];
-        if (!zen_is_mixed(z)) continue;
-        for (size_t j = 0; j < z->chosen; j++, between = ",")
-            fprintf(f, "%s%d", between, map->column[z->column_at + j]);
-    }
-    fprintf(f, "]}}");
+    fprintf(f, "optimizer" ZEN_LINES, map->whole, x->warm, x->rest_t, x->windows, x->selections);
+    for (const ZenTensor *z = map->tensor; z < map->tensor + map->count; z++)
+        for (size_t j = 0; zen_is_mixed(z) && j < z->chosen; j++)
+            fprintf(f, " %d", map->column[z->column_at + j]);
+    fputc('\n', f);
     if (fclose(f) != 0) fail("out of memory: chosen columns");
     return text;
 }
 
-// A matrix's chosen columns from the list, in the order of their slots; the rest follow in their
-// own. *list becomes the next matrix's.
-static bool zen_read_columns(const ZenTensor *z, int32_t *column, const Json **list) {
+// A matrix's chosen columns, in the order of their slots, from *at, which is moved behind them; the
+// rest follow in their own.
+static bool zen_read_columns(const ZenTensor *z, int32_t *column, const char **at) {
     bool *seen = (bool *)alloc_or_fail(z->cols, sizeof *seen, "columns");
     size_t n = 0, j = 0;
-    for (; n < z->chosen; n++, *list = (*list)->next) {
-        if (*list == NULL || !json_size(*list, &j) || j >= z->cols || seen[j]) break;
+    for (char *end; n < z->chosen && **at == ' '; n++, *at = end) {
+        j = strtoul(*at, &end, 10);
+        if (end == *at || j >= z->cols || seen[j]) break;
         seen[j] = true;
         column[n] = (int32_t)j;
     }
@@ -81,29 +79,32 @@ static bool zen_read_columns(const ZenTensor *z, int32_t *column, const Json **l
 
 // Does the checkpoint that is resumed hold such a state?
 static bool zen_is_saved(const Run *r) {
-    return r->o.resume && r->o.optimizer == OPTIMIZER_ADAMW && r->state.more != NULL;
+    return r->o.resume && r->state.text != NULL && text_line(r->state.text, "optimizer") != NULL;
 }
 
 // Makes *map and *x of what zen_text() has written. False, and nothing made, if it is damaged.
 static bool zen_parse(const char *text, const GPT2Table *t, size_t layers, const ZenConfig *c,
                       ZenMap *map, ZenClock *x, Error *err) {
-    Json *root = json_parse(text, strlen(text), err);
-    const Json *z = json_get(root, "zenflow"), *list = json_get(z, "columns");
+    const char *lines = text_line(text, "optimizer");
+    ZenClock was;
     size_t whole = 0;
-    bool ok = json_get_size(z, "whole", &whole) && whole <= layers && list != NULL
-        && list->type == JSON_ARRAY;
+    int read = 0;
+    bool ok = lines != NULL
+        && sscanf(lines, ZEN_LINES "%n", &whole, &was.warm, &was.rest_t, &was.windows,
+                  &was.selections, &read) == 5 && read > 0 && whole <= layers;
     *map = zen_map(t, layers, c->topk, ok ? whole : 0);
     *x = zen_clock(map);
-    ok = ok && json_get_size(z, "warm", &x->warm) && json_get_size(z, "rest_t", &x->rest_t)
-        && json_get_size(z, "windows", &x->windows)
-        && json_get_size(z, "selections", &x->selections);
-    if (ok) list = list->child;
+    const char *at = ok ? lines + read : "";
     for (int i = 0; ok && i < map->count; i++)
         if (zen_is_mixed(&map->tensor[i]))
-            ok = zen_read_columns(&map->tensor[i], map->column + map->tensor[i].column_at, &list);
-    ok = ok && list == NULL;
-    json_free(root);
-    if (ok) return true;
+            ok = zen_read_columns(&map->tensor[i], map->column + map->tensor[i].column_at, &at);
+    if (ok && *at == '\n') {
+        x->warm = was.warm;
+        x->rest_t = was.rest_t;
+        x->windows = was.windows;
+        x->selections = was.selections;
+        return true;
+    }
     zen_map_free(map);
     zen_clock_free(x);
     return error_set(err, "its chosen columns are damaged");
@@ -119,7 +120,7 @@ static void zen_open(const Run *r, ZenMap *map, ZenClock *x, size_t whole) {
         *map = zen_map(&r->table, layers, c.topk, whole);
         *x = zen_clock(map);
         x->rest_t = r->state.step;  // not 0 if it went on without zenflow so far
-    } else if (!zen_parse(r->state.more, &r->table, layers, &c, map, x, &err)) {
+    } else if (!zen_parse(r->state.text, &r->table, layers, &c, map, x, &err)) {
         die("%s: %s", r->resume_from, err.text);
     }
     x->chosen_t = r->state.step;

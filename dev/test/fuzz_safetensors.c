@@ -1,6 +1,6 @@
-// Any bytes as a safetensors file, config.json or state.json: no crash, no read outside, and what
+// Any bytes as a safetensors file, config.json or state.txt: no crash, no read outside, and what
 // is accepted is consistent. The first byte chooses: 0 a file as it is, 1 a config.json, 2 a
-// state.json under a seal that fits, else a header with its length before it and data after it.
+// state.txt under a seal that fits, else a header with its length before it and data after it.
 #include "../../tide/checkpoint.h"
 #include "dies.h"
 
@@ -52,17 +52,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         json_free(root);
     } else if (kind == 2) {
         TrainState s;
-        char *text = (char *)malloc(n + STATE_SEAL + 1);
-        check(text != NULL);
-        memcpy(text, data, n);
-        if (state_parse(text, n, &s, &err)) train_state_free(&s);
-        snprintf(text + n, STATE_SEAL + 1, ",\n\"seal\":\"%016" PRIx64 "\"}\n",
-                 hash_bytes(text, n));
-        if (state_parse(text, n + STATE_SEAL, &s, &err)) {
-            check(s.config.layers > 0 && memchr(s.options, '\0', sizeof s.options) != NULL);
+        for (int sealed = 0; sealed < 2; sealed++) {
+            char *text = (char *)calloc(n + STATE_SEAL + 1, 1);
+            check(text != NULL);
+            memcpy(text, data, n);
+            if (sealed)
+                snprintf(text + n, STATE_SEAL + 1, "seal %016" PRIx64 "\n", hash_bytes(text, n));
+            if (state_parse(text, n + (sealed ? STATE_SEAL : 0), &s, &err))
+                check(s.config.layers > 0 && memchr(s.options, '\0', sizeof s.options) != NULL);
             train_state_free(&s);
         }
-        free(text);
     } else {
         const uint64_t length = n;
         uint8_t *file = (uint8_t *)malloc(8 + n + DATA);
@@ -92,9 +91,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     FUZZ_SEED("\1{\"model_type\":\"opt\",\"num_hidden_layers\":1,\"num_attention_heads\":2," \
               "\"hidden_size\":8,\"max_position_embeddings\":4,\"vocab_size\":9,\"ffn_dim\":5," \
               "\"activation_function\":\"relu\",\"enable_bias\":true}"), \
-    FUZZ_SEED("\2{\"version\":3,\"step\":3,\"seed\":7,\"data_position\":12,\"data_hash\":1," \
-              "\"config.layers\":1,\"config.heads\":2,\"config.channels\":4," \
-              "\"config.context\":3,\"config.vocab\":7,\"config.ffn\":5,\"config.family\":0," \
-              "\"config.activation\":0,\"config.tied\":1,\"hashes\":\"0123456789abcdef\"," \
-              "\"more\":null,\n\"options\":{\"a\":1}") }
+    FUZZ_SEED("\2version 5\nstep 3\nseed 7\ndata_position 12\ndata_hash 1\nconfig.layers 1\n" \
+              "config.heads 2\nconfig.channels 4\nconfig.context 3\nconfig.vocab 7\nconfig.ffn 5\n" \
+              "config.family 0\nconfig.activation 0\nconfig.tied 1\nhashes 0123456789abcdef\n" \
+              "optimizer a\n--lr 1\n") }
 #include "fuzz_main.h"

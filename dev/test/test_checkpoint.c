@@ -942,8 +942,7 @@ static Run run_new(size_t vocab) {
     }
     r.s.seed = UINT64_MAX - 5;
     r.s.data_position = (uint64_t)1 << 60;
-    snprintf(r.s.options, sizeof r.s.options,
-             "{\"lr\": 1e-3,\n\"name\":\"\\u00e9 \\\"options\\\":\"}");
+    snprintf(r.s.options, sizeof r.s.options, "--lr 1e-3\n--name \xe9 \\nseal 7\n--none\n");
     return r;
 }
 
@@ -1091,7 +1090,7 @@ static void test_state_replace(void) {
     const char *out = in_base("replace"), *all = in_base("replace/checkpoints");
     const char *temporary = in_base("replace/checkpoints/tmp");
     CHECK(run_save(&r, out, 2, 0) && run_save(&r, out, 3, 0), "%s", err.text);
-    CHECK(truncate(in_base("replace/checkpoints/step_00000003/state.json"), 9) == 0, "truncate");
+    CHECK(truncate(in_base("replace/checkpoints/step_00000003/state.txt"), 9) == 0, "truncate");
     CHECK(newest(out) == 2 && run_save(&r, out, 3, 0) && newest(out) == 3, "%s", err.text);
     CHECK(entries_in(all) == 2, "%d", entries_in(all));
     make_directories(temporary);
@@ -1200,7 +1199,7 @@ static void test_state_disk_full(void) {
 // Is the checkpoint in dir whole, by what finds it and by what loads it?
 static bool is_whole(const char *dir, Run *r, int parts) {
     TrainState s;
-    if (!state_check(dir, &s, &err)) return false;
+    if (!state_check(dir, &s, false, &err)) return false;
     const bool whole = load_state(dir, &s, r, parts);
     train_state_free(&s);
     return whole;
@@ -1235,20 +1234,20 @@ static void damage(const char *dir, const char *path, size_t dense, Run *r, int 
 static void test_state_damage(void) {
     Run r = run_new(7);
     TrainState s;
-    char dir[PATH_MAX], weights[PATH_MAX], json[PATH_MAX];
+    char dir[PATH_MAX], weights[PATH_MAX], text[PATH_MAX];
     const char *out = in_base("damage");
     CHECK(run_save(&r, out, 1, 0), "%s", err.text);
     r.s.step = 2;  // one part: a small file, so that every bit of its header gets its turn
     CHECK(save(out, &r, 1, 0), "%s", err.text);
     CHECK(find(out, &s, dir) && s.step == 2, "%s", err.text);
     path_join(weights, dir, "state.safetensors");
-    path_join(json, dir, "state.json");
+    path_join(text, dir, "state.txt");
     size_t n = 0;
     uint64_t header;
     char *good = file_read(weights, &n, &err);
     memcpy(&header, good, 8);
     damage(dir, weights, 8 + (size_t)header, &r, 1);
-    damage(dir, json, 10000, &r, 1);
+    damage(dir, text, 10000, &r, 1);
 
     good[n - 1] ^= 1;
     write_text(weights, good, n);
@@ -1266,7 +1265,7 @@ static void test_state_damage(void) {
     CHECK(newest(out) == 1 && strstr(said, "No such file") != NULL, "it says: %s", said);
     write_text(weights, good, n);
     CHECK(newest(out) == 2, "repaired");
-    unlink(json);
+    unlink(text);
     remove_tree(in_base("damage/checkpoints/step_00000001"));
     write_text(in_base("damage/checkpoints/step_00000001"), "x", 1);
     CHECK(newest(out) == 0 && says("there is no whole checkpoint in"), "%s", err.text);
@@ -1274,27 +1273,43 @@ static void test_state_damage(void) {
     run_free(&r);
 }
 
-// What an optimizer adds comes back as the very text; without it there is nothing in its place.
+// What an optimizer adds comes back as the very lines; without it there is nothing in its place.
 static void test_state_more(void) {
     Run r = run_new(7);
     TrainState s;
-    char dir[PATH_MAX], json[PATH_MAX];
+    char dir[PATH_MAX], text[PATH_MAX];
     char *out = in_base("more");
-    char large[] = "{\"a\": [1,\n2e-3 ],\n\n\"more\":{\"options\":{}} , \"b\":\"}\"}";
-    CHECK(run_save(&r, out, 1, 0) && find(out, &s, dir) && s.more == NULL, "%s", err.text);
-    r.s.more = large;
+    char large[] = "optimizer a\n\nb 1 2 3\nstep 7\n--c\n";
+    CHECK(run_save(&r, out, 1, 0) && find(out, &s, dir), "%s", err.text);
+    CHECK(text_line(s.text, "optimizer") == NULL, "%s", s.text);
+    train_state_free(&s);
+    r.s.text = large;
     CHECK(run_save(&r, out, 2, 0) && find(out, &s, dir), "%s", err.text);
-    CHECK(s.step == 2 && s.more != NULL && strcmp(s.more, large) == 0, "%s", s.more);
-    CHECK(strcmp(s.options, r.s.options) == 0, "options: %s", s.options);
+    CHECK(s.step == 2 && strstr(s.text, large) != NULL, "%s", s.text);
+    CHECK(strcmp(text_line(s.text, "b"), strstr(s.text, " 1 2 3")) == 0, "%s", s.text);
     CHECK(load_state(dir, &s, &r, PARTS), "%s", err.text);
     train_state_free(&s);
-    path_join(json, dir, "state.json");
-    damage(dir, json, 10000, &r, PARTS);
+    path_join(text, dir, "state.txt");
+    damage(dir, text, 10000, &r, PARTS);
     const char *newer = in_base("more/checkpoints/step_00000003/state.safetensors");
     CHECK(run_save(&r, out, 3, 0) && truncate(newer, 100) == 0, "%s", err.text);
-    CHECK(find(out, &s, dir) && s.step == 2 && strcmp(s.more, large) == 0, "%s", err.text);
+    CHECK(find(out, &s, dir) && s.step == 2 && strstr(s.text, large) != NULL, "%s", err.text);
     train_state_free(&s);
-    r.s.more = NULL;
+    r.s.text = NULL;
+    run_free(&r);
+}
+
+// Checkpoints of a program before this form of them are neither damaged nor passed over.
+static void test_state_old(void) {
+    Run r = run_new(7);
+    TrainState s;
+    char dir[PATH_MAX];
+    char *out = in_base("old"), *text = in_base("old/checkpoints/step_00000002/state.txt");
+    CHECK(run_save(&r, out, 1, 0) && run_save(&r, out, 2, 0), "%s", err.text);
+    CHECK(rename(text, in_base("old/checkpoints/step_00000002/state.json")) == 0, "rename");
+    CHECK(!find(out, &s, dir) && s.text == NULL && said[0] == '\0'
+          && says("step_00000002 has a state.json: it is of version 4 or before, and this program "
+                  "reads 5; the program that wrote it goes on with it"), "%s", err.text);
     run_free(&r);
 }
 
@@ -1305,42 +1320,42 @@ static void nowhere(void *owner, int part, size_t at, size_t n, float *w, bool o
 // A state whose hashes are right and whose contents are not: nothing may be believed.
 static void test_state_forged(void) {
     static const struct { const char *from, *to, *expected; } edits[] = {
-        {"\"version\":4", "\"version\":3", "another version; this program reads 4"},
-        {"\"hashes\":\"", "\"hashes\":\"0", "param.wte in state.safetensors"},
-        {"\"step\":1", "\"step\":x", "JSON"}, {"\"step\":1", "\"stop\":1", "lacks a field"},
-        {"\"seed\":", "\"seed\":null,\"s\":", "lacks a field"},
-        {"\"config.tied\":1", "\"config.tied\":2", "lacks a field"},
-        {"\"hashes\":\"", "\"hashes\":{},\"h\":\"", "lacks a field"},
-        {"\"config.layers\":1", "\"config.layers\":2", "of a model of another shape"},
-        {"\"config.vocab\":7", "\"config.vocab\":9", "of a model of another shape"},
-        {"\"config.heads\":2", "\"config.heads\":3", "multiple of heads"},
-        {"\"config.channels\":4", "\"config.channels\":4000000000", "channels"},
-        {"\"config.family\":0", "\"config.family\":7", "lacks a field"},
-        {"\n\"more\":{}", "\n\"most\":[]", "lacks a field"},
-        {"\"options\":{", "\"options\":[", "JSON"},
-        {"\"options\":{", "\"options\":1,\"o\":{", "lacks a field"},
+        {"version 5", "version 6", "of version 6; this program reads 5"},
+        {"version 5\n", "", "of version 0"},
+        {"hashes ", "hashes 0", "param.wte in state.safetensors"},
+        {"hashes ", "hashes  ", "param.wte in state.safetensors"},
+        {"\nhashes ", "\nashes ", "lacks a field"}, {"\nstep 1", "\nstep x", "lacks a field"},
+        {"\nstep 1", "\nstep 1.5", "lacks a field"}, {"\nstep 1", "\nstop 1", "lacks a field"},
+        {"\nseed ", "\nseed\n", "lacks a field"}, {"\nseed ", "\nseed null ", "lacks a field"},
+        {"config.tied 1", "config.tied 2", "lacks a field"},
+        {"config.layers 1", "config.layers 2", "of a model of another shape"},
+        {"config.vocab 7", "config.vocab 9", "of a model of another shape"},
+        {"config.heads 2", "config.heads 3", "multiple of heads"},
+        {"config.channels 4", "config.channels 4000000000", "channels"},
+        {"config.family 0", "config.family 7", "lacks a field"},
+        {"--lr 1e-3", "--lr %5000d", "lacks a field"},
     };
     Run r = run_new(7);
     TrainState s;
     const char *out = in_base("forged");
-    char more[] = "{}";
-    r.s.more = more;
     CHECK(run_save(&r, out, 1, 0), "%s", err.text);
-    char *dir = in_base("forged/checkpoints/step_00000001"), json[PATH_MAX], changed[8192];
-    path_join(json, dir, "state.json");
+    char *dir = in_base("forged/checkpoints/step_00000001"), path[PATH_MAX], changed[8192];
+    path_join(path, dir, "state.txt");
     size_t n = 0;
-    char *text = file_read(json, &n, &err);
+    char *text = file_read(path, &n, &err);
     for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
         const char *at = strstr(text, edits[i].from);
         CHECK(at != NULL, "%s is not there", edits[i].from);
         if (at == NULL) continue;
         const size_t before = (size_t)(at - text), rest = before + strlen(edits[i].from);
-        size_t m = (size_t)snprintf(changed, sizeof changed, "%.*s%s%.*s", (int)before, text,
-                                    edits[i].to, (int)(n - STATE_SEAL - rest), text + rest);
-        m += (size_t)snprintf(changed + m, sizeof changed - m, ",\n\"seal\":\"%016llx\"}\n",
+        char to[6000];
+        snprintf(to, sizeof to, edits[i].to, 7);
+        size_t m = (size_t)snprintf(changed, sizeof changed, "%.*s%s%.*s", (int)before, text, to,
+                                    (int)(n - STATE_SEAL - rest), text + rest);
+        m += (size_t)snprintf(changed + m, sizeof changed - m, "seal %016llx\n",
                               (unsigned long long)hash_bytes(changed, m));
-        write_text(json, changed, m);
-        bool ok = state_check(dir, &s, &err);
+        write_text(path, changed, m);
+        bool ok = state_check(dir, &s, false, &err);
         if (ok) {
             const GPT2Table t = gpt2_table(&s.config);
             RunState none = state_in(NULL, PARTS);
@@ -1381,6 +1396,7 @@ int main(void) {
     RUN(test_state_damage);
     RUN(test_state_more);
     RUN(test_state_forged);
+    RUN(test_state_old);
     remove_tree(base);
     return test_summary();
 }

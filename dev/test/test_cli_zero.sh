@@ -67,7 +67,7 @@ same() {
         states=$((states + 1))
         cmp -s "$2/checkpoints/$s/state.safetensors" "$3/checkpoints/$s/state.safetensors" ||
             why="$why $s"
-        for r in "$2" "$3"; do grep '"hashes"' "$r/checkpoints/$s/state.json" >"hash_$r.txt"; done
+        for r in "$2" "$3"; do grep '^hashes' "$r/checkpoints/$s/state.txt" >"hash_$r.txt"; done
         cmp -s "hash_$2.txt" "hash_$3.txt" || why="$why hashes of $s"
     done
     [ $states -gt 0 ] || why="$why no state"
@@ -322,15 +322,15 @@ losses zen_plain >a.txt
 losses three_s2 >b.txt
 check zenflow_without_columns_is_adamw cmp a.txt b.txt
 # chosen RUN: the columns of its last checkpoint
-chosen() { sed -n '/"columns":/p' "$1"/checkpoints/step_00000008/state.json; }
+chosen() { grep '^zen.columns' "$1"/checkpoints/step_00000008/state.txt; }
 chosen zen_one >one.txt
-check columns_were_selected test "$(tr -dc , <one.txt | wc -c)" -ge 20
+check columns_were_selected test "$(wc -w <one.txt)" -gt 20
 for run in $teams; do
     near zenflow_on_${run}_ranks_trains_as_on_one zen_$run zen_one 1e-6
     chosen zen_$run >some.txt
     check ${run}_ranks_select_the_columns_of_one cmp some.txt one.txt
 done
-check first_columns_are_not_selected sh -c '! grep -q "[[,]0,1,2," one.txt'
+check first_columns_are_not_selected sh -c '! grep -q " 0 1 2 " one.txt'
 # goes_on RANKS NAME OPTION...: zen_two from its fourth step on, in NAME
 goes_on() {
     ranks=$1 name=$2

@@ -58,7 +58,7 @@ same() {
     cmp -s "$2/model.safetensors" "$3/model.safetensors" || why="$why weights"
     states=0
     for s in ${4-$(steps_of "$2")}; do
-        [ -f "$(state "$3" $s).json" ] || continue
+        [ -f "$(state "$3" $s).txt" ] || continue
         states=$((states + 1))
         cmp -s "$(state "$2" $s).safetensors" "$(state "$3" $s).safetensors" || why="$why state $s"
     done
@@ -270,17 +270,17 @@ check what_mezo_left_is_trained "$cpu" --model adamw_mezo --data text.txt --batc
     --eval-every 0 --out mezo_adamw
 
 # Damage is found, and nothing else is loaded in its place.
-damage() {  # NAME SED-SCRIPT: of the JSON of the newest checkpoint
+damage() {  # NAME SED-SCRIPT: of the text of the newest checkpoint
     at true whole damaged 6 0
-    sed "$2" "$(state whole 6).json" >"$(state damaged 6).json"
-    check "${1}_is_damage" sh -c '! cmp -s "$@"' - "$(state whole 6).json" "$(state damaged 6).json"
+    sed "$2" "$(state whole 6).txt" >"$(state damaged 6).txt"
+    check "${1}_is_damage" sh -c '! cmp -s "$@"' - "$(state whole 6).txt" "$(state damaged 6).txt"
     "$tide" --resume --out damaged >damaged.out 2>damaged.err
     check "${1}_is_found" test $? -eq 2
-    check "${1}_is_said" grep -q 'step_00000006 is damaged (state.json' damaged.err
+    check "${1}_is_said" grep -q 'step_00000006 is damaged (state.txt' damaged.err
     check "${1}_leaves_no_way" grep -q 'no whole checkpoint in damaged/' damaged.err
 }
-damage a_step_that_was_altered '/^"step"/s/6/5/'
-if whole; then damage a_file_that_ends_early '/^"config.channels"/q'; fi
+damage a_step_that_was_altered '/^step/s/6/5/'
+if whole; then damage a_file_that_ends_early '/^config.channels/q'; fi
 
 # Disk full: one line, and what was there stays.
 cp -r memory full_disk
@@ -600,8 +600,8 @@ check the_task_is_learned true_that "$before + 0 > 0 && $after > $before + 15 &&
 check accuracy_is_logged true_that "100 * $(field tuned 250 val_accuracy) > $after - 0.1 &&
     100 * $(field tuned 250 val_accuracy) < $after + 0.1"
 longest=$(cut -f 1 train.tsv val.tsv | awk '{ if (length > n) n = length } END { print n + 3 }')
-check its_length_is_that_of_the_longest_prompt grep -q "\"seq\": $(((longest + 7) / 8 * 8))," \
-    tuned/checkpoints/step_00000250/state.json
+check its_length_is_that_of_the_longest_prompt grep -q "^--seq $(((longest + 7) / 8 * 8))$" \
+    tuned/checkpoints/step_00000250/state.txt
 check the_tuned_model_judges sh -c 'grep -o "accuracy.*" tuned.out | tail -n 1 >a.txt
     "$@" --model tuned --steps 0 | grep -o "accuracy.*" | sed "s/^accuracy/&/" | diff - a.txt' - \
     "$cpu" $task --labels "$labels" --template ' = '

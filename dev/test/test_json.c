@@ -42,7 +42,6 @@ static void json_structure(void) {
         CHECK(member->type == types[i] && member->key == NULL, "member %d", i);
     CHECK(member == NULL, "a list that goes on");
     CHECK(c != NULL && c->type == JSON_TRUE, "c");
-    CHECK(a->length == 18 && strncmp(a->string, "[1, \"x\", null, {}]", 18) == 0, "text of a");
     CHECK(json_get(root, "")->type == JSON_FALSE, "the empty key");
     CHECK(json_get(root, "d")->count == 0 && json_get(root, "d")->child == NULL, "d");
     CHECK(json_get(root, "e") == NULL && json_get(a, "a") == NULL && json_get(NULL, "a") == NULL,

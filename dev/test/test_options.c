@@ -23,16 +23,16 @@ static Options parse(const char *line, bool gpu) {
 static Options cpu(const char *line) { return parse(line, false); }
 
 // The command line of a run that goes on, and what its checkpoint has.
-static Options resume(const char *line, const char *json, bool gpu) {
+static Options resume(const char *line, const char *lines, bool gpu) {
     Options o = parse(line, gpu);
-    options_resume(&o, json);
+    options_resume(&o, lines);
     return o;
 }
 
-static char json[8192];
+static char lines[8192];
 static const char *saved(const Options *o) {
-    options_to_json(o, json, sizeof json);
-    return json;
+    options_write(o, lines, sizeof lines);
+    return lines;
 }
 
 static bool close_to(double a, double b) { return fabs(a - b) <= 1e-15 * fabs(b); }
@@ -47,9 +47,9 @@ static void defaults_are_the_documented_ones(void) {
         const Option *x = &option_table[i];
         char find[300];
         if (!option_is_saved(&o, x) || x->initial == NULL) continue;
-        const bool quoted = x->type == O_TEXT || x->type == O_CHOICE || !strcmp(x->initial, "auto");
-        snprintf(find, sizeof find, quoted ? "\"%s\": \"%s\"" : "\"%s\": %s", x->name, x->initial);
-        if (x->type != O_REAL || quoted) CHECK(strstr(saved(&o), find), "%s", find);
+        snprintf(find, sizeof find, "--%s %s\n", x->name, x->initial);
+        if (x->type != O_REAL || !strcmp(x->initial, "auto"))
+            CHECK(strstr(saved(&o), find), "%s", find);
         for (int k = 0; k < i; k++)
             CHECK(option_table[k].offset != x->offset || option_table[k].type == O_TITLE,
                   "--%s and --%s are one", x->name, option_table[k].name);
@@ -312,17 +312,17 @@ static void help_is_complete_and_narrow(void) {
 static void a_checkpoint_restores_what_was_not_given(void) {
     const Options run = cpu("--data a\"b\\.txt --model d12 --batch 3 --seq 64 --warmup 7 "
                             "--lr 0.1234567890123456 --schedule linear --clip 0.30000000000000004 "
-                            "--seed 9007199254740991 --prompt a~\x01 --keep 9 --threads 3 --out o "
+                            "--seed 9007199254740991 --prompt a~\x01\n\\n --keep 9 --threads 3 --out o "
                             "--eps 1e-9 --steps 500 --weight-decay 0");
     char *first = strdup(saved(&run));
     Options o = resume("--resume", first, false);
     CHECK(strcmp(o.data, "a\"b\\.txt") == 0 && strcmp(o.model, "d12") == 0, "%s", o.data);
     CHECK(o.batch == 3 && o.seq == 64 && o.lr == run.lr && o.warmup == 7, "-");
     CHECK(o.clip == run.clip && o.seed == run.seed, "all digits: %.17g", o.clip);
-    CHECK(o.schedule == SCHEDULE_LINEAR && strcmp(o.prompt, "a \x01") == 0, "%s", o.prompt);
+    CHECK(o.schedule == SCHEDULE_LINEAR && strcmp(o.prompt, "a \x01\n\\n") == 0, "%s", o.prompt);
     CHECK(o.keep == 9 && o.eps == 1e-9 && o.min_lr == AUTO_REAL && o.val == NULL, "-");
     CHECK(o.threads == 0 && strcmp(o.out, "out") == 0, "threads and out are not restored");
-    CHECK(strcmp(first, saved(&o)) == 0, "%s", json);
+    CHECK(strcmp(first, saved(&o)) == 0, "%s", lines);
     // Given and allowed to change; given and equal; the auto values.
     o = resume("--resume --steps 900 --lr 1 --schedule cosine --warmup auto --data other --batch 3 "
                "--seq 64 --keep 1 --min-lr 0.5 --eval-every 0 --save-dtype bf16 --val v",
@@ -333,7 +333,7 @@ static void a_checkpoint_restores_what_was_not_given(void) {
     CHECK(o.batch == 3 && o.seq == 64 && o.seed == run.seed, "old values");
     for (size_t n = 1; n <= strlen(first) + 1; n += 1 + 37 * (n < strlen(first) - 40)) {
         char *exact = (char *)malloc(n);
-        const bool fits = DIES(options_to_json(&run, exact, n)) == NULL;
+        const bool fits = DIES(options_write(&run, exact, n)) == NULL;
         CHECK(fits == (n > strlen(first)) && (!fits || strcmp(exact, first) == 0), "%zu bytes", n);
         free(exact);
     }
@@ -344,31 +344,32 @@ static void a_checkpoint_refuses_another_run(void) {
         "--model gpt2", "--layers 3", "--heads 3", "--channels 12", "--context 9", "--vocab 99",
         "--seq 65", "--seed 1", "--beta1 0.8", "--beta2 0.8", "--eps 1", "--optimizer mezo",
         "--zo-eps 1", "--zo-queries 2", "--zo-noise rademacher", "--labels a|b", "--template x"};
-    static const struct { const char *json, *reason; } damaged[] = {
-        {"", "damaged"}, {"{", "damaged"}, {"[]", "damaged"}, {"null", "damaged"},
-        {"{\"batch\": 0}", "--batch 0: must be"}, {"{\"batch\": 1e3}", "not a whole number"},
-        {"{\"batch\": null}", "--batch needs a value"}, {"{\"batch\": {}}", "--batch"},
-        {"{\"model\": \"\"}", "--model needs"}, {"{\"schedule\": \"x\"}", "must be one of"},
-        {"{\"lr\": true}", "not a number"}, {"{}", "--data is missing"},
-        {"{\"data\": \"d\", \"min-lr\": 1}", "--min-lr 1 is above"}};
+    static const struct { const char *lines, *reason; } damaged[] = {
+        {"--batch 0\n", "--batch 0: must be"}, {"--batch 1e3\n", "not a whole number"},
+        {"--batch\n", "--batch needs a value"}, {"--batch {}\n", "--batch"},
+        {"--batch ", "not a whole number"}, {"--model \n", "--model needs"},
+        {"--schedule x\n", "must be one of"}, {"--lr true\n", "not a number"},
+        {"", "--data is missing"}, {"\n\n", "--data is missing"},
+        {"--data", "--data is missing"}, {"-data d\n--dat a\n", "--data is missing"},
+        {"--data d\n--min-lr 1\n", "--min-lr 1 is above"}};
     const Options run = cpu("--data d --model d12 --batch 3 --seq 64");
     saved(&run);
     for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) {
         char line[200];
         snprintf(line, sizeof line, "--resume %s", fixed[i]);
-        CHECK(DIES_WITH("contradicts the checkpoint", resume(line, json, false)), "%s", fixed[i]);
+        CHECK(DIES_WITH("contradicts the checkpoint", resume(line, lines, false)), "%s", fixed[i]);
     }
     CHECK(DIES_WITH("--seq contradicts the checkpoint, which has 64",
-                    resume("--resume --seq 65", json, false)), "seq");
-    CHECK(DIES_WITH("longer", resume("--resume --steps 10 --warmup 11", json, false)),
+                    resume("--resume --seq 65", lines, false)), "seq");
+    CHECK(DIES_WITH("longer", resume("--resume --steps 10 --warmup 11", lines, false)),
           "checked after the merge");
     for (size_t i = 0; i < sizeof damaged / sizeof damaged[0]; i++)
-        CHECK(DIES_WITH(damaged[i].reason, resume("--resume", damaged[i].json, false)), "[%s]",
-              damaged[i].json);
+        CHECK(DIES_WITH(damaged[i].reason, resume("--resume", damaged[i].lines, false)), "[%s]",
+              damaged[i].lines);
     // What this build does not have is skipped, so that CPU and GPU load each other's checkpoints.
-    const Options o = resume("--resume", "{\"data\": \"d\", \"precision\": \"int4\", \"news\": 1, "
-                                         "\"threads\": 0.5}", false);
-    CHECK(strcmp(o.data, "d") == 0 && o.threads == 0, "%s", o.data);
+    const Options o = resume("--resume", "--data d\\n\\\\n\\x\\\n--precision int4\n--news 1\n"
+                                         "--threads 0.5\n", false);
+    CHECK(strcmp(o.data, "d\n\\n\\x\\") == 0 && o.threads == 0, "%s", o.data);
 }
 
 // Importance-aware updates: their settings stay while they run, and may be others after they did
@@ -379,8 +380,8 @@ static void settings_of_a_mode_that_is_left_may_change(void) {
     const Options run = cpu("--data d --offload zenflow --zen-topk 0.2 --zen-window auto "
                             "--zen-reselect 5 --zen-warmup 6");
     char line[200], *first = strdup(saved(&run));
-    CHECK(strstr(first, "\"offload\": \"zenflow\"") && strstr(first, "\"zen-topk\": 0.2")
-          && strstr(first, "\"zen-window\": \"auto\""), "%s", first);
+    CHECK(strstr(first, "--offload zenflow\n") && strstr(first, "--zen-topk 0.2\n")
+          && strstr(first, "--zen-window auto\n"), "%s", first);
     Options o = resume("--resume", first, false);
     CHECK(o.offload == OFFLOAD_ZENFLOW && o.zen_topk == 0.2 && o.zen_window == 0, "restored");
     CHECK(o.zen_reselect == 5 && o.zen_warmup == 6, "restored");
@@ -405,12 +406,12 @@ static void settings_of_a_mode_that_is_left_may_change(void) {
 
 static void gpu_options_are_saved_by_gpu_builds_only(void) {
     Options o = cpu("--data d");
-    CHECK(strstr(saved(&o), "\"precision\"") == NULL, "%s", json);
-    CHECK(strstr(json, "\"offload\": \"auto\"") != NULL, "%s", json);  // zenflow is on both
+    CHECK(strstr(saved(&o), "--precision") == NULL, "%s", lines);
+    CHECK(strstr(lines, "--offload auto\n") != NULL, "%s", lines);  // zenflow is on both
     o = parse("--data d --offload twinflow --resident 0.5", true);
-    CHECK(strstr(saved(&o), "\"precision\": \"bf16\"") && strstr(json, "\"stride\": \"auto\"")
-          && strstr(json, "\"zo-no-slots\": false") && !strstr(json, "\"gpu-memory\""), "%s", json);
-    o = resume("--resume", json, false);
+    CHECK(strstr(saved(&o), "--precision bf16\n") && strstr(lines, "--stride auto\n")
+          && strstr(lines, "--zo-no-slots false\n") && !strstr(lines, "--gpu-memory"), "%s", lines);
+    o = resume("--resume", lines, false);
     CHECK(strcmp(o.data, "d") == 0 && o.offload == OFFLOAD_TWINFLOW, "CPU and GPU");
 }
 

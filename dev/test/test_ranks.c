@@ -294,19 +294,19 @@ static void test_closed(void) {
 
 static void scene_disagrees(int rank) {
     ranks_open();
-    ranks_agree("options", "{\"lr\":0.1,\"batch\":4}");
-    ranks_agree("options", rank == victim ? "{\"lr\":0.1,\"batch\":8,\"seed\":1}"
-                                          : "{\"lr\":0.1,\"batch\":4,\"seed\":1}");
+    ranks_agree("options", "--lr 0.1\n--batch 4\n");
+    ranks_agree("options", rank == victim ? "--lr 0.1\n--batch 8\n--seed 1\n"
+                                          : "--lr 0.1\n--batch 4\n--seed 1\n");
     MUST(!"agreed");
 }
 static void test_disagree(void) {
     victim = 1;
     play(3, scene_disagrees);
-    ENDS("tide: rank 1: the options of all ranks must be the same: here \"batch\":8, on rank 0 "
-         "\"batch\":4\n", -1, 0, 2);
+    ENDS("tide: rank 1: the options of all ranks must be the same: here --batch 8, on rank 0 "
+         "--batch 4\n", -1, 0, 2);
     victim = 0;
     play(3, scene_disagrees);
-    ENDS(" must be the same: here \"batch\":4, on rank 0 \"batch\":8\n", -1, 0, 2);
+    ENDS(" must be the same: here --batch 4, on rank 0 --batch 8\n", -1, 0, 2);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ static Trainer *trainer_new(int argc, const char **argv) {
     memset(x->arena, 0xff, r->table.elements * sizeof(float));
     x->state = state_in(&x->arena, 1);
     run_load(r, &x->state);
-    options_to_json(&r->o, r->state.options, sizeof r->state.options);
+    options_write(&r->o, r->state.options, sizeof r->state.options);
     return x;
 }
 

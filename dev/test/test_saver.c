@@ -106,7 +106,7 @@ static Model *model_new(void) {
     g->c.tied = 1;
     gpt2_finish(&g->c, &err);
     g->t = gpt2_table(&g->c);
-    snprintf(g->state.options, sizeof g->state.options, "{\"lr\":0.1}");
+    snprintf(g->state.options, sizeof g->state.options, "--lr 0.1\n");
     const RunState here = {PARTS, g->pieces, 0, move, g};
     g->here = here;
     for (size_t at = 0, n; at < g->t.elements; at += n) {
@@ -301,8 +301,8 @@ static Model *job_model(void) {
     replicated = job.replicated;
     in_a_row = job.in_a_row;
     Model *g = model_new();
-    static char more[] = "{\"a\":1}";
-    g->state.more = more;
+    static char more[] = "optimizer a\nb 1\n";
+    g->state.text = more;
     return g;
 }
 
@@ -327,11 +327,12 @@ static int load_and_save(void) {
     Model *g = job_model();
     Run *r = ranks_run(g, job.out);
     r->o.resume = true;
-    r->state.more = NULL;
+    r->state.text = NULL;
     fill_all(g, -1);
     CHECK(state_find(ranks.rank == 0 ? job.out : "no/such", SIZE_MAX, &r->state, r->resume_from,
                      &err), "%s", err.text);
-    CHECK(r->state.step == 3 && r->state.data_position == 18 && r->state.more != NULL
+    CHECK(r->state.step == 3 && r->state.data_position == 18
+          && strstr(r->state.text, g->state.text) != NULL
           && strcmp(r->state.options, g->state.options) == 0, "step %zu", r->state.step);
     run_load(r, &g->here);
     check_loaded(g, PARTS, 3);
@@ -348,7 +349,7 @@ static void check_same_files(const char *a, const char *b, size_t last) {
     for (size_t i = 0; i < 2 * last + 2; i++) {
         if (i >= 2 * last) snprintf(name, sizeof name, i % 2 ? "config.json" : "model.safetensors");
         else snprintf(name, sizeof name, "checkpoints/step_%08zu/state.%s", i / 2 + 1,
-                      i % 2 ? "json" : "safetensors");
+                      i % 2 ? "txt" : "safetensors");
         path_join(from, a, name);
         path_join(to, b, name);
         CHECK(same_file(from, to), "%s differs", to);
@@ -396,7 +397,7 @@ static int load_first(void) {
     Model *g = job_model();
     Run *r = ranks_run(g, job.out);
     float *whole = (float *)alloc_or_fail(g->t.elements, sizeof(float), "model");
-    r->state.more = NULL;
+    r->state.text = NULL;
     r->o.seed = 5;
     gpt2_init(&g->t, whole, 5);
     fill_all(g, -1);
@@ -542,8 +543,8 @@ static int save_apart(void) {
           && strstr(err.text, "(rank 1)") != NULL, "%s", err.text);
     CHECK(entries_in("out/checkpoints") == 1, "something is left");
     memset(&s, 0xff, sizeof s);
-    CHECK(!state_find("out", SIZE_MAX, &s, dir, &err) && s.more == NULL
-          && strstr(err.text, "state.json: No such file") != NULL, "%s", err.text);
+    CHECK(!state_find("out", SIZE_MAX, &s, dir, &err) && s.text == NULL
+          && strstr(err.text, "state.txt: No such file") != NULL, "%s", err.text);
     return 0;
 }
 

@@ -62,7 +62,6 @@ static void run_of(Run *r, const Case *c) {
     r->config = shape_config(&shape);
     r->table = gpt2_table(&r->config);
     r->training = true;
-    snprintf(r->state.options, sizeof r->state.options, "{}");
 }
 
 // Microseconds of a step, the mean over some windows, and bytes; and what was predicted.

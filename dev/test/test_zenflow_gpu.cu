@@ -406,7 +406,6 @@ static void run_of(Run *r, const Config *c, const char *out) {
     r->config = shape_config(&s);
     r->table = gpt2_table(&r->config);
     r->training = true;
-    snprintf(r->state.options, sizeof r->state.options, "{}");
 }
 
 static void run_free(Run *r) {
