@@ -252,26 +252,18 @@ static bool option_given(const Options *o, const char *name) {
 // ---------------------------------------------------------------------------------------------
 // Values
 
-// Whole non-negative numbers; of sizes, also times a power of 1024: K, KB or KiB, M, G, T, or the
-// same in small letters.
-static bool parse_count(const char *text, bool is_size, size_t *out) {
+// A number; those that are not real are digits only; of sizes, also times a power of 1024: K, KB or
+// KiB, M, G, T, or the same in small letters.
+static bool parse_number(const char *text, int type, double *out) {
     static const char units[] = "KkMmGgTt";
+    const size_t n = strspn(text, type == O_REAL ? "+-.eE0123456789" : "0123456789");
+    const char *unit = type == O_BYTES && text[n] != '\0' ? strchr(units, text[n]) : NULL;
     char *end;
-    if (*text < '0' || *text > '9') return false;
-    errno = 0;
-    *out = strtoull(text, &end, 10);
-    const char *unit = is_size && *end != '\0' ? strchr(units, *end) : NULL;
-    const int bits = unit != NULL ? 10 * (int)((unit - units) / 2 + 1) : 0;
-    if (errno != 0 || __builtin_mul_overflow(*out, (size_t)1 << bits, out)) return false;
-    if (unit != NULL) end++;
-    return *end == '\0' || (unit != NULL && (!strcasecmp(end, "B") || !strcasecmp(end, "iB")));
-}
-
-static bool parse_real(const char *text, double *out) {
-    char *end = NULL;
-    if (text[strspn(text, "+-.eE0123456789")] != '\0') return false;  // no nan, hex, blanks
     *out = strtod(text, &end);
-    return *end == '\0' && end != text && isfinite(*out);
+    if (n == 0 || end != text + n || !isfinite(*out)) return false;
+    if (unit == NULL) return *end == '\0';
+    *out = ldexp(*out, 10 * (int)((unit - units) / 2 + 1));
+    return end[1] == '\0' || !strcasecmp(end + 1, "B") || !strcasecmp(end + 1, "iB");
 }
 
 // Index of `text` in "a|b|c", or -1.
@@ -292,7 +284,6 @@ static bool option_has_auto(const Option *x) {
 static void option_set(Options *o, const Option *x, const char *text) {
     void *field = (char *)o + x->offset;
     const bool real = x->type == O_REAL, size = x->type == O_BYTES;
-    size_t count = 0;
     double v = 0;
     if (text == NULL ? x->type != O_TEXT || x->initial != NULL
                      : x->type == O_TEXT && strlen(text) < (size_t)x->min)
@@ -308,17 +299,16 @@ static void option_set(Options *o, const Option *x, const char *text) {
         if (real) *(double *)field = x->min - 1;
         else *(size_t *)field = (size_t)x->min - 1;
     } else {
-        if (real ? !parse_real(text, &v) : !parse_count(text, size, &count))
+        if (!parse_number(text, x->type, &v))
             die("--%s: \"%.60s\" is not a %s", x->name, text,
                 real ? "number" : size ? "size, like 512M or 24G" : "whole number");
-        if (size && count > 0 && count < 1 << 20)
+        if (size && v > 0 && v < 1 << 20)
             die("--%s %.60s is less than a megabyte: did you mean gigabytes, like 24G?", x->name,
                 text);
-        if (real) *(double *)field = v;
-        else *(size_t *)field = count;
-        if (!real) v = (double)count;
         if (v < x->min || v > x->max)
             die("--%s %.60s: must be %.10g to %.16g", x->name, text, x->min, x->max);
+        if (real) *(double *)field = v;
+        else *(size_t *)field = (size_t)v;
     }
 }
 
