@@ -97,14 +97,13 @@ static void *file_map(const char *path, size_t *n) {
 // Of texts, as segments of bytes: one segment of their tokens, with an end-of-text token between
 // two files if the tokenizer has one. The texts are no longer mapped then.
 static TokenSegment data_encode(const TokenData *texts, const char *name, const Tokenizer *tok) {
-    const int eot = tokenizer_eot(tok);
-    TokenSegment all = {name, NULL, 0, 0, tokenizer_vocab(tok) <= 65536 ? 2 : 4};
+    TokenSegment all = {name, NULL, 0, 0, tok->vocab <= 65536 ? 2 : 4};
     // a byte is at most one token
     uint32_t *ids = (uint32_t *)malloc((texts->tokens + texts->count) * sizeof *ids);
     if (ids == NULL) fail("out of memory: the tokens of %zu bytes of text", texts->tokens);
     for (size_t i = 0; i < texts->count; i++) {
         const TokenSegment *text = &texts->segments[i];
-        if (i > 0 && eot >= 0) ids[all.count++] = (uint32_t)eot;
+        if (i > 0 && tok->eot >= 0) ids[all.count++] = (uint32_t)tok->eot;
         all.count += tokenizer_encode(tok, (const char *)text->tokens, text->count,
                                       ids + all.count);
         munmap((void *)text->tokens, text->count);

@@ -152,7 +152,7 @@ static void run_open_task(Run *r) {
     Task *all = &r->task_all, *held = &r->task_val_all;
     if (r->tokenizer == NULL) die("--labels needs --tokenizer: the model came without one");
     // OPT has seen every text begin with </s>
-    const bool opt = r->config.family == FAMILY_OPT && tokenizer_vocab(r->tokenizer) != 256;
+    const bool opt = r->config.family == FAMILY_OPT && r->tokenizer->vocab != 256;
     const int32_t first = opt ? 2 : -1;
     if (o->data != NULL) {
         *all = task_open(o->data, o->labels, o->template_text, r->tokenizer, first, V);
@@ -186,11 +186,11 @@ static void run_open_data(Run *r) {
     const bool texts = o->data != NULL && !r->task;
     if (texts) r->data = data_open(o->data, r->tokenizer);
     if (texts && !r->data.text && o->tokenizer == NULL && r->tokenizer != NULL
-        && tokenizer_vocab(r->tokenizer) == 256) {
+        && r->tokenizer->vocab == 256) {
         tokenizer_free(r->tokenizer);  // it was a guess: token files are GPT-2's unless told
         r->tokenizer = NULL;
     }
-    const size_t needed = r->tokenizer != NULL ? tokenizer_vocab(r->tokenizer) : 50257;
+    const size_t needed = r->tokenizer != NULL ? r->tokenizer->vocab : 50257;
     if (!o->resume && r->saved_model == NULL) {
         if (o->vocab) c->vocab = o->vocab;
         else if (o->data == NULL && o->plan) {}  // the preset's
@@ -599,7 +599,7 @@ static void run_save_tokenizer(const Run *r) {
 // the run only if there is no earlier one, or no later chance.
 static void run_write(Run *r, size_t step, bool state) {
     const RunState *here = &r->saves;
-    const int eot = r->tokenizer != NULL ? tokenizer_eot(r->tokenizer) : -1;
+    const int eot = r->tokenizer != NULL ? r->tokenizer->eot : -1;
     const bool bf16 = r->o.save_dtype == SAVE_BF16;
     const double start = seconds_now();
     bool whole = ranks.world == 1 || state_is_whole(here, &r->table);

@@ -75,13 +75,12 @@ static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2
                         uint32_t number, SampleNext *next, void *model) {
     const char *prompt = o->prompt != NULL ? o->prompt : "";
     const size_t bytes = strlen(prompt), context = c->context;
-    const size_t V = min_size(c->vocab, tokenizer_vocab(tokenizer));  // those that may be drawn
-    const int eot = tokenizer_eot(tokenizer);
+    const size_t V = min_size(c->vocab, tokenizer->vocab);  // those that may be drawn
     int32_t *tokens = ALLOC(int32_t, bytes + o->sample_tokens + 1, "prompt");
     float *logits = ALLOC(float, c->vocab, "sampling");
     unsigned char last = 0;
     size_t n = tokenizer_encode(tokenizer, prompt, bytes, (uint32_t *)tokens);
-    if (n == 0) tokens[n++] = eot >= 0 ? eot : '\n';
+    if (n == 0) tokens[n++] = tokenizer->eot >= 0 ? tokenizer->eot : '\n';
     for (size_t i = 0; i < n; i++)
         if ((size_t)tokens[i] >= V)
             die("the prompt has token %d, the model knows 0 to %zu", tokens[i], V - 1);
@@ -93,7 +92,7 @@ static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2
         next(model, tokens + first, n - first, fresh, logits);
         const Philox4 random = philox4x32(o->seed, (uint32_t)drawn, number, 0, RNG_SAMPLE);
         const int32_t token = sample(logits, V, o->temperature, o->top_k, rng_uniform(random, 0));
-        if (token == eot) break;
+        if (token == tokenizer->eot) break;
         size_t length;
         const char *text = tokenizer_token(tokenizer, (uint32_t)token, &length);
         sample_print(text, length, &last);

@@ -5,7 +5,7 @@
 //     tokenizer_save()     into another one
 //     tokenizer_encode()   text to tokens
 //     tokenizer_token()    the text of one token
-//     tokenizer_vocab(), tokenizer_eot(), tokenizer_free()
+//     tokenizer_free()
 //
 // 1. The text is cut into words by the expression of GPT-2's encoder.py, here a small scanner:
 //        's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
@@ -39,7 +39,7 @@ typedef struct { uint32_t left, right, result; } TokenMerge;
 
 typedef struct Tokenizer {
     size_t vocab;                          // largest id + 1
-    int eot;                               // -1: none
+    int eot;                               // the token that ends a text; -1: none
     uint32_t byte_id[256];
     TokenText *tokens;                     // [vocab]
     char *bytes;                           // of all tokens
@@ -161,11 +161,8 @@ static int tokenizer_compare(const void *a, const void *b) {
 
 // The id of the token that is written like this, or TOKENIZER_NONE.
 static uint32_t tokenizer_find(Json **sorted, size_t count, const char *key, size_t length) {
-    Json token, *wanted = &token;
+    Json token = {JSON_NULL, 0, NULL, 0, key, length, NULL, NULL, 0}, *wanted = &token;
     size_t id = 0;
-    memset(&token, 0, sizeof token);
-    token.key = key;
-    token.key_length = length;
     Json **found = (Json **)bsearch(&wanted, sorted, count, sizeof *sorted, tokenizer_compare);
     return found != NULL && json_size(*found, &id) ? (uint32_t)id : TOKENIZER_NONE;
 }
@@ -437,12 +434,6 @@ static size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, u
 
 // ---------------------------------------------------------------------------------------------
 // Tokens to text
-
-// Largest id + 1.
-static size_t tokenizer_vocab(const Tokenizer *t) { return t->vocab; }
-
-// The id of <|endoftext|>, or, in a vocabulary with <s>, of </s>; else -1.
-static int tokenizer_eot(const Tokenizer *t) { return t->eot; }
 
 // The bytes of one token, not NUL-terminated; *length is 0 if there is no such id. The text of a
 // sequence is the bytes of its tokens behind each other.

@@ -85,7 +85,7 @@ static void output_tokens(Output *o, const uint32_t *tokens, size_t n) {
 }
 
 static void output_document(Output *o, const char *text, size_t n) {
-    const int eot = tokenizer_eot(tok);
+    const int eot = tok->eot;
     if (n == 0) return;
     if (eot >= 0) {
         const uint32_t token = (uint32_t)eot;
@@ -163,7 +163,7 @@ static void tokenize_jsonl(const char *path, double share, const char *field, Ou
         const bool held_out = (uint64_t)(i * share) < (uint64_t)((i + 1) * share);
         Output *o = held_out ? val : train;
         output_document(o, text->string, text->length);
-        if (tokenizer_eot(tok) < 0) {
+        if (tok->eot < 0) {
             const uint32_t newline = '\n';
             output_tokens(o, &newline, 1);
         }
@@ -241,7 +241,7 @@ int main(int argc, char **argv) {
         memset(&train, 0, sizeof train);
         train.prefix = out;
         train.limit = (size_t)shard_tokens;
-        train.width = tokenizer_vocab(tok) <= 65536 ? 2 : 4;
+        train.width = tok->vocab <= 65536 ? 2 : 4;
         val = train;
         train.split = "train";
         val.split = "val";

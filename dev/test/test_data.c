@@ -291,7 +291,7 @@ static Tokenizer *small_tokenizer(void) {
 
 static void test_documents(void) {
     Tokenizer *tok = small_tokenizer();
-    const uint32_t eot = (uint32_t)tokenizer_eot(tok), expected[5] = {256, eot, 257, eot, 256};
+    const uint32_t eot = (uint32_t)tok->eot, expected[5] = {256, eot, 257, eot, 256};
     CHECK(eot == 259, "%u", eot);
     for (int wide = 0; wide < 2; wide++) {
         write_text("1.txt", "he");

@@ -245,7 +245,7 @@ static void task_gpt2(void) {
     snprintf(command, sizeof command, "cp '%s/merges.txt' '%s'", dir, base);
     CHECK(system(command) == 0, "merges.txt");
     Tokenizer *opt = tokenizer_load(base);
-    CHECK(tokenizer_eot(opt) == 2, "%d", tokenizer_eot(opt));
+    CHECK(opt->eot == 2, "%d", opt->eot);
     static const int32_t ids[] = {64, 5814, 837, 8258, 2646, 632, 373};  // .. " It was"
     for (int i = 0; i < 2; i++) {
         const Task t = parse_with("a warm , funny film \t1\n", " terrible| great", " It was",

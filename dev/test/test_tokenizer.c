@@ -163,7 +163,7 @@ static void tokenizer_merges_alone(void) {
     with_vocabulary = whole;
     for_expected(t, check_same_pieces);
     CHECK(t->vocab == whole->vocab && t->merge_count + 257 == t->vocab, "%zu ids", t->vocab);
-    CHECK((size_t)tokenizer_eot(t) == t->vocab - 1, "eot is %d", tokenizer_eot(t));
+    CHECK((size_t)t->eot == t->vocab - 1, "eot is %d", t->eot);
     // GPT-2's order: printable ASCII, printable Latin-1, then the rest from NUL on
     static const int order[][2] = {{0, '!'}, {93, '~'}, {94, 0xa1}, {105, 0xac}, {106, 0xae},
                                    {187, 0xff}, {188, 0}, {220, ' '}, {221, 127}, {254, 160},
@@ -180,7 +180,7 @@ static void tokenizer_raw_bytes(void) {
     uint32_t *ids;
     for (int i = 0; i < 300; i++) text[i] = (char)(i * 7);
     size_t count = encode(t, text, 300, &ids), length = 0;
-    CHECK(count == 300 && tokenizer_vocab(t) == 256 && tokenizer_eot(t) == -1, "%zu ids", count);
+    CHECK(count == 300 && t->vocab == 256 && t->eot == -1, "%zu ids", count);
     for (size_t i = 0; i < count; i++) CHECK(ids[i] == (unsigned char)text[i], "byte %zu", i);
     CHECK(strcmp(tokenizer_token(t, 256, &length), "") == 0 && length == 0, "id 256");
     CHECK(strcmp(tokenizer_token(t, UINT32_MAX, &length), "") == 0 && length == 0, "id 2^32-1");
@@ -320,7 +320,7 @@ static void tokenizer_special(void) {
     Tokenizer *t = parse(", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, \"madeupword0000\": 300, "
                          "\"<|endoftext|>\": 299, "
                          "\"\\u2581x y\": 16777215, \"ab\": 290, \"\\u0120a\": 291", "a b\n");
-    CHECK(tokenizer_eot(t) == 2 && tokenizer_vocab(t) == 1 << 24, "eot %d", tokenizer_eot(t));
+    CHECK(t->eot == 2 && t->vocab == 1 << 24, "eot %d", t->eot);
     static const struct { uint32_t id; const char *text; } cases[] = {
         {1, "<pad>"}, {2, "</s>"}, {300, "madeupword0000"}, {16777215, "\xe2\x96\x81x y"},
         {290, "ab"}, {291, " a"}, {5 + ' ', " "}, {4, ""}, {298, ""}, {16777216, ""},
