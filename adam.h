@@ -95,42 +95,70 @@ HOST_DEVICE static inline float grad_at(const void *grad, int is_bf16, size_t i)
     return is_bf16 ? bf16_to_f32(((const uint16_t *)grad)[i]) : ((const float *)grad)[i];
 }
 
-// The loop of adam_range(); inlined there five times, each with the choices known, because neither
+// A range of the arenas of parameters, moments and gradients: a tensor, or a shard of one.
+typedef struct { size_t at, length; int decay; } AdamRun;
+
+// One pass over the state of some runs, of which all pointers are the arenas'. It makes an AdamW
+// step: of the gradient; of the sum of several; or of both, where the sum stays as it is. Or a
+// gradient joins the sum. But for what is said here, the arrays must not overlap.
+typedef struct {
+    float *p, *m, *v;     // NULL: no AdamW step
+    float *sum;           // of gradients; NULL: there is none
+    const void *grad;     // NULL: the sum is complete
+    int grad_is_bf16;
+    int first;            // the sum holds nothing yet
+    float scale;          // of the gradient in the sum
+    uint16_t *p_bf16;     // NULL; or for the new parameters; may be the bf16 gradients themselves
+    double *block_sums;   // NULL; or for the norm's block sums of the new sum, run after run
+    const AdamRun *runs;
+    int count;
+    AdamStep step;
+} AdamWork;
+
+// Bytes that it reads and writes, of each element.
+static inline size_t adam_work_bytes(const AdamWork *w) {
+    const size_t grad = w->grad == NULL ? 0 : w->grad_is_bf16 ? 2 : 4;
+    const size_t sum = w->sum == NULL || w->first ? 0 : 4;  // read
+    return grad + sum + (w->p == NULL ? 4 : w->p_bf16 != NULL ? 26 : 24);
+}
+
+// The loop of adam_range(); inlined there seven times, each with the choices known, because neither
 // compiler makes one vector loop of all. in_place: the gradient is in p_bf16, overwritten there. (A
 // flag: where a loop asks whether a pointer is NULL, gcc sees it read from NULL, and gives up.)
 __attribute__((always_inline))
 static inline void adam_loop(float *__restrict__ p, float *__restrict__ m, float *__restrict__ v,
-                             const void *__restrict__ grad, int grad_is_bf16, int in_place,
-                             uint16_t *__restrict__ p_bf16, int has_bf16, size_t first,
-                             size_t last, const AdamStep *step, int decay) {
-    const AdamStep s = *step;  // a copy, which the stores below cannot change
-    const float d = decay ? s.weight_decay : 0.0f;
+                             const float *__restrict__ sum, const void *__restrict__ grad,
+                             uint16_t *__restrict__ p_bf16, const AdamWork *w, size_t first,
+                             size_t last, int decay, int has_sum, int grad_is_bf16, int in_place,
+                             int has_bf16) {
+    const AdamStep s = w->step;  // a copy, which the stores below cannot change
+    const float d = decay ? s.weight_decay : 0.0f, scale = w->scale;
     for (size_t i = first; i < last; i++) {
-        const float g = in_place ? bf16_to_f32(p_bf16[i]) : grad_at(grad, grad_is_bf16, i);
+        float g = in_place ? bf16_to_f32(p_bf16[i]) : grad_at(grad, grad_is_bf16, i);
+        if (has_sum) g = fma_f32(scale, g, sum[i]);
         adam_scalar(&p[i], &m[i], &v[i], g, &s, d);
         if (has_bf16) p_bf16[i] = f32_to_bf16(p[i]);
     }
 }
 
-// Elements first .. last - 1 of the arrays, in the calling thread: for teams that divide the work
-// themselves. p_bf16, if not NULL, receives the new parameters rounded to bf16; it may be the array
-// of bf16 gradients itself. Otherwise the arrays must not overlap. Any cut of a range into smaller
-// ones gives the same bits.
-static inline void adam_range(float *p, float *m, float *v, const void *grad, int grad_is_bf16,
-                              uint16_t *p_bf16, size_t first, size_t last, const AdamStep *s,
-                              int decay) {
-    #define ADAM_LOOP(grad_is_bf16, in_place, has_bf16) \
-        adam_loop(p, m, v, grad, grad_is_bf16, in_place, p_bf16, has_bf16, first, last, s, decay)
-    if (p_bf16 && p_bf16 == grad) ADAM_LOOP(1, 1, 1);
-    else if (grad_is_bf16 && p_bf16) ADAM_LOOP(1, 0, 1);
-    else if (grad_is_bf16) ADAM_LOOP(1, 0, 0);
-    else if (p_bf16) ADAM_LOOP(0, 0, 1);
-    else ADAM_LOOP(0, 0, 0);
+// The AdamW step of elements first .. last - 1, in the calling thread: for teams that divide the
+// work themselves. Any cut of a range into smaller ones gives the same bits. A sum with a gradient
+// in bf16 has new parameters in bf16, one with a gradient in fp32 has none.
+static inline void adam_range(const AdamWork *w, size_t first, size_t last, int decay) {
+    const void *grad = w->grad != NULL ? w->grad : w->sum;
+    const int is_bf16 = w->grad != NULL && w->grad_is_bf16;
+    #define ADAM_LOOP(has_sum, grad_is_bf16, in_place, has_bf16) \
+        adam_loop(w->p, w->m, w->v, w->sum, grad, w->p_bf16, w, first, last, decay, has_sum, \
+                  grad_is_bf16, in_place, has_bf16)
+    if (w->sum && w->grad && is_bf16) ADAM_LOOP(1, 1, 0, 1);
+    else if (w->sum && w->grad) ADAM_LOOP(1, 0, 0, 0);
+    else if (w->p_bf16 && w->p_bf16 == grad) ADAM_LOOP(0, 1, 1, 1);
+    else if (is_bf16 && w->p_bf16) ADAM_LOOP(0, 1, 0, 1);
+    else if (is_bf16) ADAM_LOOP(0, 1, 0, 0);
+    else if (w->p_bf16) ADAM_LOOP(0, 0, 0, 1);
+    else ADAM_LOOP(0, 0, 0, 0);
     #undef ADAM_LOOP
 }
-
-// A range of the arenas of parameters, moments and gradients: a tensor, or a shard of one.
-typedef struct { size_t at, length; int decay; } AdamRun;
 
 // A team's work on many runs is cut into chunks: each run from its own start, so that whole norm
 // blocks (below) lie in one chunk. Each thread takes the next chunk when it is done with one: a
@@ -154,26 +182,6 @@ static inline AdamRun adam_chunk(const AdamRun *runs, size_t c, size_t *block) {
     const size_t full = ADAM_CHUNK, left = runs->length - c * full;
     const AdamRun chunk = {runs->at + c * full, left < full ? left : full, runs->decay};
     return chunk;
-}
-
-// adam_range() for every run with all threads.
-static inline void adam_update_runs(float *p, float *m, float *v, const void *grad,
-                                    int grad_is_bf16, uint16_t *p_bf16, const AdamRun *runs,
-                                    int count, const AdamStep *step) {
-    const size_t chunks = adam_chunks(runs, count);
-    #pragma omp parallel for schedule(dynamic) if (chunks > 1)
-    for (size_t c = 0; c < chunks; c++) {
-        size_t block;
-        const AdamRun r = adam_chunk(runs, c, &block);
-        adam_range(p, m, v, grad, grad_is_bf16, p_bf16, r.at, r.at + r.length, step, r.decay);
-    }
-}
-
-// The same for elements 0 .. n - 1.
-static inline void adam_update(float *p, float *m, float *v, const void *grad, int grad_is_bf16,
-                               uint16_t *p_bf16, size_t n, const AdamStep *s, int decay) {
-    const AdamRun run = {0, n, decay};
-    adam_update_runs(p, m, v, grad, grad_is_bf16, p_bf16, &run, 1, s);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -227,33 +235,49 @@ static void norm_block_sums(const float *g, size_t n, double *sums) {
 }
 
 __attribute__((always_inline))
-static inline void accumulate_loop(float *__restrict__ acc, const void *__restrict__ g,
+static inline void accumulate_loop(float *__restrict__ sum, const void *__restrict__ g, float scale,
                                    int g_is_bf16, int first, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        acc[i] = first ? grad_at(g, g_is_bf16, i) : acc[i] + grad_at(g, g_is_bf16, i);
+    for (size_t i = 0; i < n; i++) {
+        const float x = grad_at(g, g_is_bf16, i);
+        sum[i] = first ? mul_f32(scale, x) : fma_f32(scale, x, sum[i]);
+    }
 }
 
-// Adds up a micro-batch's gradients, in every element of the runs: acc = float(g) if first, else
-// acc += float(g). If sums != NULL, it receives the block sums of the new acc, run after run, each
-// made while its block is in the cache. With all threads; acc and g must not overlap.
-static inline void accumulate_runs(float *acc, const void *g, int g_is_bf16, const AdamRun *runs,
-                                   int count, int first, double *sums) {
-    const size_t chunks = adam_chunks(runs, count), full = NORM_BLOCK;
+// The gradient joins the sum, in a chunk of a run, behind `block` norm blocks: sum = scale * grad
+// if first, else sum += scale * grad, rounded once. The block sums are made while each block is in
+// the cache.
+static inline void accumulate_range(const AdamWork *w, const AdamRun *r, size_t block) {
+    const size_t full = NORM_BLOCK;
+    for (size_t i = r->at, end = r->at + r->length; i < end; i += full, block++) {
+        const size_t n = end - i < full ? end - i : full;
+        const void *from = w->grad_is_bf16 ? (const void *)((const uint16_t *)w->grad + i)
+                                           : (const void *)((const float *)w->grad + i);
+        if (w->grad_is_bf16 && w->first) accumulate_loop(w->sum + i, from, w->scale, 1, 1, n);
+        else if (w->grad_is_bf16) accumulate_loop(w->sum + i, from, w->scale, 1, 0, n);
+        else if (w->first) accumulate_loop(w->sum + i, from, w->scale, 0, 1, n);
+        else accumulate_loop(w->sum + i, from, w->scale, 0, 0, n);
+        if (w->block_sums != NULL) w->block_sums[block] = norm_block_sum(w->sum + i, n);
+    }
+}
+
+// All of it, with all threads.
+static inline void adam_work(const AdamWork *w) {
+    const size_t chunks = adam_chunks(w->runs, w->count);
     #pragma omp parallel for schedule(dynamic) if (chunks > 1)
     for (size_t c = 0; c < chunks; c++) {
         size_t block;
-        const AdamRun r = adam_chunk(runs, c, &block);
-        for (size_t i = r.at, end = r.at + r.length; i < end; i += full, block++) {
-            const size_t n = end - i < full ? end - i : full;
-            const void *from = g_is_bf16 ? (const void *)((const uint16_t *)g + i)
-                                         : (const void *)((const float *)g + i);
-            if (g_is_bf16 && first) accumulate_loop(acc + i, from, 1, 1, n);
-            else if (g_is_bf16) accumulate_loop(acc + i, from, 1, 0, n);
-            else if (first) accumulate_loop(acc + i, from, 0, 1, n);
-            else accumulate_loop(acc + i, from, 0, 0, n);
-            if (sums != NULL) sums[block] = norm_block_sum(acc + i, n);
-        }
+        const AdamRun r = adam_chunk(w->runs, c, &block);
+        if (w->p != NULL) adam_range(w, r.at, r.at + r.length, r.decay);
+        else accumulate_range(w, &r, block);
     }
+}
+
+// The AdamW step of elements 0 .. n - 1 by their gradient.
+static inline void adam_update(float *p, float *m, float *v, const void *grad, int grad_is_bf16,
+                               uint16_t *p_bf16, size_t n, const AdamStep *s, int decay) {
+    const AdamRun run = {0, n, decay};
+    const AdamWork work = {p, m, v, NULL, grad, grad_is_bf16, 0, 1, p_bf16, NULL, &run, 1, *s};
+    adam_work(&work);
 }
 
 // The square of the global norm from the block sums of all tensors, in table order.

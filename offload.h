@@ -57,6 +57,8 @@ static int places_of(int chosen, int layers) {
 enum { PIECE_HOST,       // state on the host, updated by the CPU
        PIECE_VISIT,      // state on the host, updated on the GPU
        PIECE_RESIDENT,   // state on the GPU, updated there
+       PIECE_CHOSEN,     // zenflow.h: columns of a segment; packed state on the GPU, updated there
+       PIECE_LATE,       // the others; packed state on the host, updated when a window closes
        PIECE_KINDS };
 
 // A range of the shard space within one segment (the embeddings, a layer, or the tail), in which
@@ -88,7 +90,8 @@ typedef struct {
 
 // Does the piece's gradient wait for the update on the GPU?
 static bool piece_grad_on_gpu(const OffloadChoice *c, const Piece *p) {
-    return p->kind == PIECE_RESIDENT || (p->kind == PIECE_VISIT && c->keep_grads);
+    return p->kind == PIECE_RESIDENT || p->kind == PIECE_CHOSEN
+        || (p->kind == PIECE_VISIT && c->keep_grads);
 }
 
 // The shards, with the gaps behind them, are half-open ranges of the shard space; and the one that
@@ -210,7 +213,7 @@ static Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
     const double resident = c->mode == OFFLOAD_NONE ? 1
                           : c->mode == OFFLOAD_ZERO ? 0 : c->resident;
     size_t budget = (size_t)(resident * (double)map->elements);
-    size_t at = 0, dealt = 0, visiting = 0, embeddings = 0;
+    size_t at = 0, begin = 0, dealt = 0, visiting = 0, embeddings = 0;
     for (int i = 0; i < map->count && shard_segment(t, map, i) == 0; i++)
         embeddings = shard_begin(map, i + 1);
     if (c->stride == 0 && budget >= embeddings && embeddings > 0 && resident < 1) {
@@ -221,6 +224,7 @@ static Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
     const size_t stay = resident >= 1 ? at : legal_cut(map, map->elements - budget);
     while (at < map->elements) {
         size_t end = subgroup_end(t, map, c->subgroup, at);
+        if (c->mode == OFFLOAD_ZENFLOW) shard_segment_range(t, map, at, &begin, &end);  // whole
         if (c->stride == 0 && at < stay && end > stay) end = stay;
         const size_t number = (size_t)list.subgroups, visitors = visiting + (end - at);
         dealt += end - at;

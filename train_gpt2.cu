@@ -40,6 +40,7 @@ static void gpt2_place(GPT2 *g) {
     free(g->visits);
     pieces_free(&g->pieces);
     g->pieces = offload_pieces(t, &g->shards, &g->choice);
+    if (g->zen != NULL) zen_pieces(&g->pieces, &g->zen->map);
     const Pieces *list = &g->pieces;
     g->offloaded = list->elements[PIECE_RESIDENT] < g->shards.elements;
     g->in_place = !g->accumulating && !g->offloaded && stage < 2;
@@ -88,8 +89,9 @@ static void gpt2_place(GPT2 *g) {
     }
 }
 
-// The memory plan: every buffer on the GPU for max_B x max_T. Arenas begin as zeros, for the sake
-// of the gaps between tensors. The others may hold anything: the emulated GPU fills them with NaN.
+// The memory plan: every buffer, on the GPU for max_B x max_T, and on the host. Arenas begin as
+// zeros, for the sake of the gaps between tensors. The others may hold anything: the emulated GPU
+// fills them with NaN.
 static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
     const size_t wide = F > 3 * C ? F : 3 * C, X_ = sizeof(floatX), f32 = sizeof(float);
@@ -107,9 +109,11 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     if (g->zo != NULL) return zo_buffers(g, list);
     int n = 0;
     #define BUFFER(purpose, bytes, field) \
-        list[n++] = Buffer{purpose, bytes, &g->field, false}
+        list[n++] = Buffer{purpose, bytes, &g->field, BUFFER_ANY}
     #define ARENA(purpose, bytes, field) \
-        list[n++] = Buffer{purpose, bytes, &g->field, true}
+        list[n++] = Buffer{purpose, bytes, &g->field, BUFFER_ZERO}
+    #define HOST(purpose, bytes, field) \
+        list[n++] = Buffer{purpose, bytes, &g->field, BUFFER_HOST}
     ARENA("parameters", parameter_elements(g) * X_, params);
     BUFFER("activations", inputs * N * C * X_, x);
     BUFFER("activations", L * N * C * X_, ln_1);
@@ -133,11 +137,13 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER("logits", 2 * sizeof(double), loss);
     BUFFER("tokens", (4 * N + 1) * sizeof(int32_t), tokens);
     if (g->training) {
-        const size_t residents = g->pieces.elements[PIECE_RESIDENT];
-        const size_t grads_host = g->pieces.grads_host;
-        if (sizeof(floatX) < f32 && residents > 0) ARENA("master weights", residents * f32, master);
-        if (residents > 0) ARENA("AdamW moments", residents * f32, m);
-        if (residents > 0) ARENA("AdamW moments", residents * f32, v);
+        const size_t *of = g->pieces.elements, grads_host = g->pieces.grads_host;
+        const size_t here = of[PIECE_RESIDENT] + of[PIECE_CHOSEN];
+        const size_t away = of[PIECE_HOST] + of[PIECE_VISIT] + of[PIECE_LATE];
+        const bool lands = g->accumulating && g->choice.sum_on_host && grads_host > 0;
+        if (here > 0 && !params_are_masters(g)) ARENA("master weights", here * f32, master);
+        if (here > 0) ARENA("AdamW moments", here * f32, m);
+        if (here > 0) ARENA("AdamW moments", here * f32, v);
         ARENA("gradients", gradient_elements(g) * X_, grads);
         const size_t waiting = sums_on_gpu(g) ? g->shards.elements
                              : g->in_place ? 0 : g->pieces.grads_gpu;
@@ -145,8 +151,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         if (g->visit_count > 0)
             BUFFER("slots", (size_t)g->slot_count * slot_floats(g) * f32, slots);
         if (g->zero != NULL) n = zero_buffers(g, list, n);
-        if (g->zen != NULL) n = zen_buffers(g, list, n);
-        else if (g->choice.wire_f32 && sizeof(floatX) < f32 && !g->accumulating && grads_host > 0)
+        if (host_grad_bytes(g) > X_ && !g->accumulating && grads_host > 0)
             BUFFER("gradients", WIRE_CHUNK * f32, wire);
         BUFFER("gradients", g->config.vocab_padded * C * f32, dwte);
         BUFFER("backward", N * C * X_, dx);
@@ -156,41 +161,33 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         BUFFER("backward", g->blocks * sizeof(double), norm_sums);
         BUFFER("backward", norm_runs(g->zero != NULL ? zero_all_blocks(g->zero) : g->blocks)
                                * sizeof(double), run_sums);
+        if (away > 0) {
+            HOST("master weights", away * f32, host_master);
+            HOST("AdamW moments", away * f32, host_m);
+            HOST("AdamW moments", away * f32, host_v);
+            HOST("gradients", grads_host * host_grad_bytes(g), host_grads);
+        }
+        if (X_ < f32 && away > 0 && (host_grad_bytes(g) > X_ || g->zen != NULL))
+            HOST("new weights", grads_host * X_, host_weights);
+        if (lands) HOST("gradients", 2 * g->longest_segment * X_, landing);
+        if (g->zen != NULL) n = zen_buffers(g, list, n);
     }
-    list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, false};  // matmul_open()'s
+    list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};  // matmul_open()'s
     #undef BUFFER
     #undef ARENA
-    return n;
-}
-
-// The same on the host: page-locked memory, which begins as zeros.
-static int gpt2_host_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
-    const size_t away = g->shards.elements - g->pieces.elements[PIECE_RESIDENT];
-    const size_t grads = g->pieces.grads_host, f32 = sizeof(float);
-    int n = 0;
-    if (g->zo != NULL) return zo_host_buffers(g, list);
-    if (!g->training || away == 0) return 0;
-    if (g->zen != NULL) return zen_host_buffers(g, list);
-    list[n++] = Buffer{"master weights", away * f32, &g->host_master, true};
-    list[n++] = Buffer{"AdamW moments", away * f32, &g->host_m, true};
-    list[n++] = Buffer{"AdamW moments", away * f32, &g->host_v, true};
-    list[n++] = Buffer{"gradients", grads * host_grad_bytes(g), &g->host_grads, true};
-    if (sizeof(floatX) < f32 && host_grad_bytes(g) > sizeof(floatX))
-        list[n++] = Buffer{"new weights", grads * sizeof(floatX), &g->host_weights, true};
-    if (g->accumulating && g->choice.sum_on_host && grads > 0)
-        list[n++] = Buffer{"gradients", 2 * g->longest_segment * sizeof(floatX), &g->landing, true};
+    #undef HOST
     return n;
 }
 
 // Bytes of the plans.
 static size_t gpt2_bytes(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
-    return buffers_bytes(list, gpt2_buffers(g, list), 256);
+    return buffers_bytes(list, gpt2_buffers(g, list), false);
 }
 
 static size_t gpt2_host_bytes(GPT2 *g) {
     Buffer list[MAX_BUFFERS];
-    return buffers_bytes(list, gpt2_host_buffers(g, list), 4096);
+    return buffers_bytes(list, gpt2_buffers(g, list), true);
 }
 
 // Follows this choice, as far as memory goes.
@@ -232,9 +229,10 @@ static bool gpt2_settle(GPT2 *g, const OffloadMemory *m) {
 static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     Buffer list[MAX_BUFFERS];
     const size_t world = r->world, *n = g->pieces.elements;
-    plan_print("GPU", list, gpt2_buffers(g, list), gpt2_bytes(g), limit, world);
+    const int buffers = gpt2_buffers(g, list);
+    plan_print("GPU", list, buffers, gpt2_bytes(g), limit, world);
     if (g->offloaded)
-        plan_print("host", list, gpt2_host_buffers(g, list), gpt2_host_bytes(g), host_limit, world);
+        plan_print("host", list, buffers, gpt2_host_bytes(g), host_limit, world);
     if (g->zo != NULL) zo_print(g, &r->o);
     if (!g->training) return;
     printf("offload %s: %s parameters", offload_names[g->choice.mode],
@@ -305,11 +303,8 @@ static void gpt2_allocate(GPT2 *g) {
     matmul_open(&g->lt);
     if (g->offloaded && g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
     owner_begin(&g->owner);
-    buffers_allocate(list, gpt2_buffers(g, list));
-    const int buffers = g->offloaded ? gpt2_host_buffers(g, list) : 0;
-    for (int i = 0; i < buffers; i++)
-        buffer_set(&list[i], host_alloc(&g->host, list[i].bytes, list[i].purpose));
-    if (sizeof(floatX) == sizeof(float)) g->master = (float *)g->params;
+    buffers_allocate(list, gpt2_buffers(g, list), &g->host);
+    if (params_are_masters(g)) g->master = (float *)g->params;
     else if (!g->training && g->zo == NULL)  // only to load from, and to save: not worth GPU memory
         g->master = (float *)own(OWNS_PLAIN, ALLOC(float, g->table.elements, "parameters"));
     // Short kernels that others wait for are urgent: the products' blocks fill the GPU.
@@ -344,7 +339,7 @@ static void gpt2_allocate(GPT2 *g) {
     g->targets = g->inputs + N;
     if (g->zero != NULL) zero_allocate(g);
     if (g->zen != NULL) zen_allocate(g);
-    else if (g->zo != NULL) zo_allocate(g);
+    if (g->zo != NULL) zo_allocate(g);
     else pieces_point(g);
     owner_end();
     device_rest();  // the zeros are there before any stream begins
@@ -493,20 +488,6 @@ static double gpt2_loss(GPT2 *g) {
     return *g->host_loss;
 }
 
-// Work of the host: it adds the gradient of a piece to the step's, and takes the norm of the sum.
-typedef struct {
-    float *sum;
-    const void *grad;
-    int grad_is_bf16, first, runs;
-    const AdamRun *run;
-    double *block_sums;  // NULL: not yet
-} HostSum;
-
-static void host_sum(const void *arg) {
-    const HostSum *h = (const HostSum *)arg;
-    accumulate_runs(h->sum, h->grad, h->grad_is_bf16, h->run, h->runs, h->first, h->block_sums);
-}
-
 // The pieces of segment s whose gradient waits for the update on the host: it crosses the link, in
 // `out`, which already waits for it to be complete.
 static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
@@ -515,6 +496,7 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const bool lands = g->accumulating && g->choice.sum_on_host;
     Timeline *t = &g->timeline;
     if (lands) stream_wait(g->out, g->landing_free[g->landing_turn]);
+    if (g->zen != NULL) stream_wait(g->out, g->zen->room_free[s]);
     const size_t bytes = x->leaving * (lands ? sizeof(floatX) : host_grad_bytes(g));
     const int leaving = timeline_begin(t, ROW_LEAVE, "leave", s, bytes, g->out);
     for (int i = x->first; i < x->first + x->pieces; i++) {
@@ -522,7 +504,9 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
         if (piece_grad_on_gpu(&g->choice, p)) continue;
         const floatX *made = (const floatX *)p->made;
         float *host = (float *)p->host_grad;
-        if (lands) {
+        if (p->kind == PIECE_LATE) {
+            copy_out(g, host, zen_packed(g->zen), p->length * sizeof(floatX));
+        } else if (lands) {
             copy_out(g, landing + (p->at - x->own_at), made, p->length * sizeof(floatX));
         } else if (g->accumulating) {
             copy_out(g, host, p->grad, p->length * sizeof(float));
@@ -537,20 +521,23 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
         }
     }
     timeline_end(t, leaving, g->out);
+    if (g->zen != NULL) {
+        event_record(g->zen->packed_free[g->zen->packing], g->out);
+        g->zen->packing = 1 - g->zen->packing;
+    }
     if (lands) {
         order(g, g->out, g->host.stream);
-        const int adding = timeline_begin(t, ROW_HOST, "accumulate", s, 0, g->host.stream);
         for (int i = x->first; i < x->first + x->pieces; i++) {
             const Piece *p = &g->pieces.pieces[i];
             if (piece_grad_on_gpu(&g->choice, p)) continue;
-            const HostSum work = {(float *)p->host_grad, landing + (p->at - x->own_at),
-                                  sizeof(floatX) == 2, !accumulate, p->runs,
-                                  g->pieces.runs + p->first_run,
-                                  last ? g->worker_sums + p->first_block : NULL};
-            host_takes(&g->host, p->length * (8 + sizeof(floatX)));
-            host_queue_submit(&g->host, host_sum, &work, sizeof work);
+            AdamWork work = host_work(g, p, NULL);
+            work.sum = (float *)p->host_grad;
+            work.grad = landing + (p->at - x->own_at);
+            work.grad_is_bf16 = sizeof(floatX) == 2;
+            work.first = !accumulate;
+            if (last) work.block_sums = g->worker_sums + p->first_block;
+            host_submit(g, p, s, &work);
         }
-        timeline_end(t, adding, g->host.stream);
         event_record(g->landing_free[g->landing_turn], g->host.stream);
         g->landing_turn = 1 - g->landing_turn;
     }
@@ -566,10 +553,11 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     for (int i = x->first; i < x->first + x->pieces; i++) {
         const Piece *p = &g->pieces.pieces[i];
         const floatX *made = (const floatX *)p->made;
+        if (p->kind == PIECE_LATE) continue;  // the chosen's piece stands for the whole segment
         const bool kept = piece_grad_on_gpu(&g->choice, p) || sums_on_gpu(g);  // on the GPU
         if (kept && g->accumulating)
             accumulate_gradient((float *)p->grad, made, p->length, !accumulate, g->leave);
-        else if (kept && !g->in_place)
+        else if (kept && p->grad != made)
             stream_copy(p->grad, made, p->length * sizeof(floatX), cudaMemcpyDeviceToDevice,
                         g->leave);
         if (last && (kept || !g->accumulating))
@@ -577,13 +565,19 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
                                 g->pieces.runs + p->first_run, p->runs,
                                 g->norm_sums + p->first_block, g->leave);
     }
+    if (g->zen != NULL && last) zen_chosen_waits(g, s);
     // sums on the GPU cross the link once, with the last micro-batch
     const bool leaves = x->leaving > 0 && (last || !sums_on_gpu(g));
+    cudaStream_t from = g->leave;
+    if (leaves && g->zen != NULL) {  // packed, in a stream of its own
+        zen_rest_leaves(g, s);
+        from = g->zen->pack;
+    }
     if (leaves) {
-        order(g, g->leave, g->out);
+        order(g, from, g->out);
         gradient_to_host(g, s, accumulate, last);
     }
-    cudaStream_t freed = leaves && !sums_on_gpu(g) ? g->out : g->leave;
+    cudaStream_t freed = leaves && !sums_on_gpu(g) && g->zen == NULL ? g->out : from;
     event_record(g->grad_left[x->place], freed);
     if (!g->in_place) live(g, "gradients", -(double)x->length, sizeof(floatX), freed);
     if (!g->in_place && !accumulate)  // what waits for the update, here
@@ -723,8 +717,7 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
             live(g, "activations", -layer_elements(g), sizeof(floatX), g->compute);
         event_record(g->grad_ready[s], g->compute);
         if (g->zero != NULL) zero_reduce(g, s);  // it is complete when it is summed over the ranks
-        if (g->zen != NULL) zen_gradient_complete(g, s, accumulate, last);
-        else gradient_complete(g, s, accumulate, last);
+        gradient_complete(g, s, accumulate, last);
     }
 }
 
@@ -752,41 +745,19 @@ static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
     return g->host_loss[1];
 }
 
-// Work of the host: one AdamW step of a piece.
-typedef struct {
-    float *p, *m, *v;
-    const void *grad;
-    int grad_is_bf16, runs;
-    uint16_t *rounded;
-    const AdamRun *run;
-    AdamStep step;
-} HostUpdate;
-
-static void host_update(const void *arg) {
-    const HostUpdate *h = (const HostUpdate *)arg;
-    adam_update_runs(h->p, h->m, h->v, h->grad, h->grad_is_bf16, h->rounded, h->run, h->runs,
-                     &h->step);
-}
-
 // A piece that lives on the host and is updated by the CPU, once its gradient is there: one pass
 // over its state, which leaves the new weights for the GPU as well. They then go back.
 static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamStep *step) {
     const size_t bytes = p->length * sizeof(floatX);
-    const bool rounds = sizeof(floatX) == 2;
-    Timeline *t = &g->timeline;
-    const HostUpdate work = {p->state[0], p->state[1], p->state[2], p->host_grad,
-                             host_grad_bytes(g) == 2, p->runs,
-                             rounds ? (uint16_t *)p->fresh : NULL, g->pieces.runs + p->first_run,
-                             *step};
+    AdamWork work = host_work(g, p, step);
+    work.grad = p->host_grad;
+    work.grad_is_bf16 = host_grad_bytes(g) == 2;
     stream_wait(g->host.stream, g->grad_arrived[p->segment]);
-    const int updating = timeline_begin(t, ROW_HOST, "update", number, 0, g->host.stream);
-    host_takes(&g->host, p->length * (24 + host_grad_bytes(g) + (rounds ? 2 : 0)));
-    host_queue_submit(&g->host, host_update, &work, sizeof work);
-    timeline_end(t, updating, g->host.stream);
+    host_submit(g, p, number, &work);
     order(g, g->host.stream, g->back);
-    const int returning = timeline_begin(t, ROW_BACK, "back", number, bytes, g->back);
+    const int returning = timeline_begin(&g->timeline, ROW_BACK, "back", number, bytes, g->back);
     copy_in(g, p->params, p->fresh, bytes, g->back);
-    timeline_end(t, returning, g->back);
+    timeline_end(&g->timeline, returning, g->back);
 }
 
 // AdamW on the GPU, of a piece whose p, m, v and gradient are there. In fp32, p is the weight.
@@ -835,10 +806,12 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
 }
 
 // Queues one AdamW step (adam.h) over everything that this process owns, in the order in which the
-// next forward pass needs it. That pass waits for each segment, not for them all.
+// next forward pass needs it. That pass waits for each segment, not for them all. What is late has
+// an order of its own: zen_window().
 // Call it after gpt2_grad_norm_squared(), which has waited for backward.
 static void gpt2_update(GPT2 *g, const AdamStep *step) {
     int visit = 0;
+    if (g->zen != NULL) zen_begin(g);
     for (int s = 0; s < g->segments; s++) {
         const Segment *x = &g->segment[s];
         for (int i = x->first; i < x->first + x->pieces; i++) {
@@ -850,6 +823,8 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
                 break;
             case PIECE_VISIT: update_visitor(g, visit++, step); break;
             case PIECE_HOST: update_on_host(g, p, (size_t)i, step); break;
+            case PIECE_CHOSEN: update_chosen(g, p, step); break;
+            case PIECE_LATE: break;
             }
         }
         const bool whole = g->in_place || sums_on_gpu(g);
@@ -858,7 +833,9 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
         event_record(g->updated[s], g->update);
         event_record(g->returned[s], g->back);
     }
+    if (g->zen != NULL) zen_window(g, step->grad_scale);
     if (g->zero != NULL) zero_weights_changed(g);
+    if (g->zen != NULL && g->zen->turn.selects) zen_exchange_columns(g);
 }
 
 // Waits until nothing of an update is under way, neither weights nor state.
@@ -1018,9 +995,8 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     // is queued behind it: the time of this update is part of that step's.
     const double norm_squared = gpt2_grad_norm_squared(g, &x.loss);
     const AdamStep adam = run_adam_step(r, step, x.loss, norm_squared);
-    const ZenRates rates = zen_rates(&r->o, step);
-    if (g->zen != NULL) zen_update(g, adam.grad_scale, &rates);
-    else gpt2_update(g, &adam);
+    if (g->zen != NULL) g->zen->rates = zen_rates(&r->o, step);
+    gpt2_update(g, &adam);
     r->open = g->zen != NULL && zen_is_open(&g->zen->config, &g->zen->clock);
     if (r->o.no_overlap) {
         compute_span(g, "wait", 0);

@@ -4,7 +4,6 @@
 //   2. Importance: sums over columns, and the selection: zen_sums(), zen_select(), zen_swap()
 //   3. Time: windows, the end of a step, and the two AdamW steps: zen_turn(), zen_turn_end()
 //   4. The reference: one step in plain C, everything at once: zen_reference_step()
-//   5. The host's share: the same sums and updates on packed state: zen_work()
 //
 // In each matrix a few columns matter most. They are chosen, and updated at every step, where the
 // GPU has their state. The gradients of the rest add up on the host over a window of S steps; then
@@ -453,69 +452,6 @@ static void zen_reference_step(ZenReference *x, const float *grads, float scale,
         zen_swap(&x->map, i, x->swaps, n);
     }
     zen_turn_end(c, &x->clock, &turn);
-}
-
-// ---------------------------------------------------------------------------------------------
-// 5. The host's share
-//
-// The rest's state, packed, is one range per segment, all of which decays: no columns, no tensors.
-
-enum { ZEN_CHUNK = 16384 };  // elements of a thread's turn, as ADAM_CHUNK
-
-// Work on n elements: a step's gradient joins the sum of the window; or this makes an AdamW step;
-// or both in one pass, which leaves the sum as it was. In bf16, `out` receives the new weights.
-typedef struct {
-    float *p, *m, *v;       // NULL: no AdamW step
-    float *acc;             // the sum
-    const void *grad;       // NULL: the sum is complete
-    bool is_bf16;           // the gradient and out are bf16; else the gradient is fp32
-    bool first;             // of its window: the sum holds nothing yet
-    float scale;            // of the gradient
-    uint16_t *out;
-    size_t n;
-    AdamStep step;
-} ZenWork;
-
-// The loop of zen_work(), inlined there with all choices known (flags: see adam_loop()).
-__attribute__((always_inline))
-static inline void zen_loop(float *__restrict__ p, float *__restrict__ m, float *__restrict__ v,
-                            float *__restrict__ acc, const void *__restrict__ g,
-                            uint16_t *__restrict__ out, const ZenWork *w, size_t first,
-                            size_t last, int updates, int has_acc, int has_g, int is_bf16) {
-    const AdamStep s = w->step;
-    const float scale = w->scale;
-    for (size_t i = first; i < last; i++) {
-        float sum;
-        if (!has_g) sum = acc[i];
-        else if (!has_acc) sum = mul_f32(scale, grad_at(g, is_bf16, i));
-        else sum = fma_f32(scale, grad_at(g, is_bf16, i), acc[i]);
-        if (updates) adam_scalar(&p[i], &m[i], &v[i], sum, &s, s.weight_decay);
-        else acc[i] = sum;
-        if (updates && is_bf16) out[i] = f32_to_bf16(p[i]);
-    }
-}
-
-static void zen_work(const ZenWork *w) {
-    #define ZEN_CASE(updates, has_acc, has_g, bf16) \
-        if ((w->p != NULL) == updates && w->first != has_acc && (w->grad != NULL) == has_g \
-            && w->is_bf16 == bf16) \
-            zen_loop(w->p, w->m, w->v, w->acc, w->grad, w->out, w, at, end, updates, has_acc, \
-                     has_g, bf16)
-    #pragma omp parallel for schedule(dynamic) if (w->n > ZEN_CHUNK)
-    for (size_t at = 0; at < w->n; at += ZEN_CHUNK) {
-        const size_t end = min_size(at + ZEN_CHUNK, w->n);
-        ZEN_CASE(0, 0, 1, 0);
-        ZEN_CASE(0, 0, 1, 1);
-        ZEN_CASE(0, 1, 1, 0);
-        ZEN_CASE(0, 1, 1, 1);
-        ZEN_CASE(1, 0, 1, 0);
-        ZEN_CASE(1, 0, 1, 1);
-        ZEN_CASE(1, 1, 0, 0);
-        ZEN_CASE(1, 1, 0, 1);
-        ZEN_CASE(1, 1, 1, 0);
-        ZEN_CASE(1, 1, 1, 1);
-    }
-    #undef ZEN_CASE
 }
 
 #endif

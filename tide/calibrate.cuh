@@ -48,9 +48,8 @@ static double calibrate_median(double *x, int count) {
 // The fused update as in training: the new weights take the place of the gradients.
 static void calibrate_adam(const void *arg) {
     const HostState *s = (const HostState *)arg;
-    const AdamRun run = {0, s->n, 1};
     const AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1);
-    adam_update_runs(s->p, s->m, s->v, s->grad, 1, s->grad, &run, 1, &step);
+    adam_update(s->p, s->m, s->v, s->grad, 1, s->grad, s->n, &step, 1);
 }
 
 // One thread draws eight normal numbers; writing them takes less than drawing.

@@ -109,8 +109,10 @@ __device__ static inline void columns_copy(To *__restrict__ to, size_t ahead_to,
 // Columns of matrices, packed (PACKS), or to their places from there.
 template <bool PACKS, typename To, typename From>
 __global__ static void __launch_bounds__(COLUMNS_THREADS)
-columns_move_kernel(To *__restrict__ to, const From *__restrict__ from,
+columns_move_kernel(void *__restrict__ to_arena, const void *__restrict__ from_arena,
                     const int32_t *__restrict__ column, Batch<ColumnsWork> batch) {
+    To *to = (To *)to_arena;
+    const From *from = (const From *)from_arena;
     unsigned block = blockIdx.x;
     const ColumnsWork w = batch_find(batch, &block);
     const ColumnsThread t = columns_thread(w, block, COLUMNS_EACH);
@@ -123,17 +125,21 @@ columns_move_kernel(To *__restrict__ to, const From *__restrict__ from,
         columns_copy(to + at, w.ahead, from + packed_at, w.packed_ahead, t.left, w.band);
 }
 
-// PACKS: packed `to` = the chosen columns of all tensors of a segment in an arena, or the rest's.
-// Else the inverse, which writes these columns and no others. Float or bf16, rounded to nearest
-// even; both point to the segment's: the first packed element, the first of the first tensor.
-// column: ZenMap's, on the GPU. Gaps are not written.
-template <bool PACKS, typename To, typename From>
-static void columns_move_gpu(To *to, const From *from, const ZenMap *map, int segment, bool rest,
-                             const int32_t *column, cudaStream_t stream) {
+// packs: packed `to` = the chosen columns of all tensors of a segment in an arena, or the rest's.
+// Else the inverse, of one type, which writes these columns and no others. Float or bf16, rounded
+// to nearest even; both point to the segment's: the first packed element, the first of the first
+// tensor. column: ZenMap's, on the GPU. Gaps are not written.
+static void columns_move_gpu(bool packs, void *to, bool to_bf16, const void *from, bool from_bf16,
+                             const ZenMap *map, int segment, bool rest, const int32_t *column,
+                             cudaStream_t stream) {
     const Batch<ColumnsWork> batch = columns_of(map, segment, rest, COLUMNS_EACH);
     const unsigned blocks = batch_units(&batch);
     if (blocks == 0) return;
-    const auto kernel = columns_move_kernel<PACKS, To, From>;
+    auto kernel = packs ? columns_move_kernel<true, float, float>
+                        : columns_move_kernel<false, float, float>;
+    if (packs && to_bf16) kernel = columns_move_kernel<true, bf16, float>;
+    if (from_bf16) kernel = packs ? columns_move_kernel<true, bf16, bf16>
+                                  : columns_move_kernel<false, bf16, bf16>;
     LAUNCH(kernel, blocks, COLUMNS_THREADS, 0, stream, to, from, column, batch);
 }
 
@@ -145,7 +151,7 @@ enum { COLUMNS_ADAM_EACH = 4 };
 template <typename X, typename G>
 __global__ static void __launch_bounds__(COLUMNS_THREADS)
 columns_adam_kernel(X *__restrict__ matrix, float *__restrict__ p, float *__restrict__ m,
-                    float *__restrict__ v, const G *__restrict__ g,
+                    float *__restrict__ v, const void *__restrict__ grad,
                     const int32_t *__restrict__ column, Batch<ColumnsWork> batch,
                     AdamStep s) {
     enum { EACH = COLUMNS_ADAM_EACH };
@@ -153,6 +159,7 @@ columns_adam_kernel(X *__restrict__ matrix, float *__restrict__ p, float *__rest
     const ColumnsWork w = batch_find(batch, &block);
     const ColumnsThread t = columns_thread(w, block, EACH);
     if (t.left == 0) return;
+    const G *g = (const G *)grad;
     const float decay = w.decay ? s.weight_decay : 0.0f;
     const size_t first = w.packed_at + (size_t)t.row * w.slots + t.slot;
     size_t i = first;
@@ -178,19 +185,19 @@ columns_adam_kernel(X *__restrict__ matrix, float *__restrict__ p, float *__rest
     }
 }
 
-// One AdamW step of a segment's chosen columns: adam_scalar() on p, m and v with the gradient g,
-// all packed; they point to the segment's. Each tensor decays or not. The new weights, as X, go to
-// their places in arena_part. X and G: float or bf16. *step is copied.
-template <typename X, typename G>
-static void columns_adam_gpu(X *arena_part, float *p, float *m, float *v, const G *g,
-                             const ZenMap *map, int segment, const int32_t *column,
-                             const AdamStep *step, cudaStream_t stream) {
+// One AdamW step of a segment's chosen columns: adam_scalar() on p, m and v with the gradient, all
+// packed; they point to the segment's. Each tensor decays or not. The new weights, as X, go to
+// their places in arena_part. X: float or bf16. *step is copied.
+template <typename X>
+static void columns_adam_gpu(X *arena_part, float *p, float *m, float *v, const void *grad,
+                             bool grad_is_bf16, const ZenMap *map, int segment,
+                             const int32_t *column, const AdamStep *step, cudaStream_t stream) {
     const Batch<ColumnsWork> batch = columns_of(map, segment, false, COLUMNS_ADAM_EACH);
     const unsigned blocks = batch_units(&batch);
     if (blocks == 0) return;
     GPU_TAKES(stream, map->segment[segment].chosen, gpu_adam);
-    const auto kernel = columns_adam_kernel<X, G>;
-    LAUNCH(kernel, blocks, COLUMNS_THREADS, 0, stream, arena_part, p, m, v, g, column, batch,
+    const auto kernel = grad_is_bf16 ? columns_adam_kernel<X, bf16> : columns_adam_kernel<X, float>;
+    LAUNCH(kernel, blocks, COLUMNS_THREADS, 0, stream, arena_part, p, m, v, grad, column, batch,
            *step);
 }
 
@@ -249,7 +256,7 @@ __device__ static inline void columns_sum(ZenSum *sum, double x) {
 
 template <typename G>
 __global__ static void __launch_bounds__(COLUMNS_STRIP)
-columns_block_sums_kernel(ZenSum *__restrict__ scratch, const G *__restrict__ grad,
+columns_block_sums_kernel(ZenSum *__restrict__ scratch, const void *__restrict__ arena_part,
                           Batch<ColumnsSums> batch) {
     unsigned block = blockIdx.x;
     const ColumnsSums w = batch_find(batch, &block);
@@ -257,7 +264,7 @@ columns_block_sums_kernel(ZenSum *__restrict__ scratch, const G *__restrict__ gr
     if (j >= w.cols) return;
     const unsigned left = w.rows - b * ZEN_BLOCK;
     const unsigned rows = left < ZEN_BLOCK ? left : (unsigned)ZEN_BLOCK;
-    grad += w.at + (size_t)b * ZEN_BLOCK * w.cols + j;
+    const G *grad = (const G *)arena_part + w.at + (size_t)b * ZEN_BLOCK * w.cols + j;
     ZenSum sum = {0, 0};
     unsigned row = 0;
     for (; row + COLUMNS_ROWS <= rows; row += COLUMNS_ROWS) {
@@ -300,14 +307,14 @@ columns_sums_kernel(ZenSum *__restrict__ sums, const ZenSum *__restrict__ scratc
 
 // zen_sums() of every matrix of a segment that has both kinds of columns, to those of its columns
 // in sums (ZenMap's columns). arena_part: gradients, float or bf16. scratch: columns_scratch().
-template <typename G>
-static void columns_sums_gpu(ZenSum *sums, ZenSum *scratch, const G *arena_part, const ZenMap *map,
-                             int segment, cudaStream_t stream) {
+static void columns_sums_gpu(ZenSum *sums, ZenSum *scratch, const void *arena_part, bool is_bf16,
+                             const ZenMap *map, int segment, cudaStream_t stream) {
     Batch<ColumnsSums> blocks, strips;
     columns_sums_of(map, segment, &blocks, &strips);
     if (blocks.count == 0) return;
-    LAUNCH(columns_block_sums_kernel<G>, batch_units(&blocks), COLUMNS_STRIP, 0, stream, scratch,
-           arena_part, blocks);
+    const auto kernel = is_bf16 ? columns_block_sums_kernel<bf16>
+                                : columns_block_sums_kernel<float>;
+    LAUNCH(kernel, batch_units(&blocks), COLUMNS_STRIP, 0, stream, scratch, arena_part, blocks);
     LAUNCH(columns_sums_kernel, batch_units(&strips), COLUMNS_STRIP, 0, stream, sums, scratch,
            strips);
 }

@@ -5,6 +5,7 @@
 //   tensor(), tensor_grad(), layer_tensors()                                   where a tensor is
 //   order(), copy_out(), copy_in()   one stream after another; over the link
 //   upload()                         a batch, on its way to the GPU
+//   host_work(), host_submit()       work for the CPU
 //   compute_span(), live()           what the timeline shows
 //   gpu_copy(), floats_move()        to and from the host, when all is at rest
 //   buffers_bytes(), buffers_allocate()                        a list of buffers
@@ -206,12 +207,18 @@ static size_t waiting_bytes(const GPT2 *g) {
 }
 
 static size_t host_grad_bytes(const GPT2 *g) {
-    return g->accumulating || g->choice.wire_f32 ? sizeof(float) : sizeof(floatX);
+    const bool wide = g->zen == NULL && (g->accumulating || g->choice.wire_f32);
+    return wide ? sizeof(float) : sizeof(floatX);
+}
+
+// In fp32, residents have no masters besides the weights that forward and backward use.
+static bool params_are_masters(const GPT2 *g) {
+    return sizeof(floatX) == sizeof(float) && g->zen == NULL;
 }
 
 // Sets where each piece is, once there is memory. The CPU leaves new weights over the gradient,
 // which is as wide and was read a moment before, or in a buffer of their own, or they are the
-// masters.
+// masters. Of columns, state is packed, and gradients are until then where backward makes them.
 static void pieces_point(GPT2 *g) {
     float *const gpu[3] = {g->master, g->m, g->v};
     float *const host[3] = {g->host_master, g->host_m, g->host_v};
@@ -220,14 +227,15 @@ static void pieces_point(GPT2 *g) {
         Piece *p = &g->pieces.pieces[i];
         const Segment *s = &g->segment[p->segment];
         const size_t inside = p->at - s->own_at, waits = sums_on_gpu(g) ? p->at : p->grad_at;
-        const bool resident = p->kind == PIECE_RESIDENT;
+        const bool chosen = p->kind == PIECE_CHOSEN, here = chosen || p->kind == PIECE_RESIDENT;
         p->params = g->params + s->own_param_at + inside;
         for (int k = 0; k < (g->training ? 3 : 1); k++)
-            p->state[k] = (resident ? gpu[k] : host[k]) + p->state_at;
-        if (resident && wide) p->state[0] = (float *)p->params;
+            p->state[k] = (here ? gpu[k] : host[k]) + p->state_at;
+        if (here && params_are_masters(g)) p->state[0] = (float *)p->params;
         if (!g->training) continue;
         p->made = g->grads + s->own_grad_at + inside;
-        p->grad = g->in_place ? p->made : (char *)g->waiting + waits * waiting_bytes(g);
+        p->grad = (char *)g->waiting + waits * waiting_bytes(g);
+        if (g->in_place || (chosen && !sums_on_gpu(g))) p->grad = p->made;
         p->host_grad = (char *)g->host_grads + p->grad_at * host_grad_bytes(g);
         p->fresh = wide ? (void *)p->state[0]
                  : g->host_weights != NULL ? g->host_weights + p->grad_at : p->host_grad;
@@ -240,20 +248,24 @@ static size_t slot_floats(const GPT2 *g) {
     return g->pieces.longest_visit * (3 * sizeof(float) + grad) / sizeof(float);
 }
 
-// Bytes of a list, each buffer rounded up to what its allocator deals in.
-static size_t buffers_bytes(const Buffer *list, int n, size_t unit) {
-    size_t total = 0;
-    for (int i = 0; i < n; i++) total += round_up(list[i].bytes, unit);
+// Bytes of those of a list that are on the host, or on the GPU, each rounded up to what its
+// allocator deals in.
+static size_t buffers_bytes(const Buffer *list, int n, bool host) {
+    size_t total = 0, unit = host ? 4096 : 256;
+    for (int i = 0; i < n; i++)
+        if ((list[i].kind == BUFFER_HOST) == host) total += round_up(list[i].bytes, unit);
     return total;
 }
 
-// GPU memory for those of a list that are not somebody else's (pointer NULL).
-static void buffers_allocate(const Buffer *list, int n) {
+// Memory for those of a list that are not somebody else's (pointer NULL).
+static void buffers_allocate(const Buffer *list, int n, HostQueue *host) {
     for (int i = 0; i < n; i++) {
-        if (list[i].pointer == NULL) continue;
-        void *p = gpu_alloc(list[i].bytes, list[i].purpose);
-        if (list[i].zero && rehearsal == NULL) CUDA(cudaMemset(p, 0, list[i].bytes));
-        buffer_set(&list[i], p);
+        const Buffer *b = &list[i];
+        if (b->pointer == NULL) continue;
+        void *p = b->kind == BUFFER_HOST ? host_alloc(host, b->bytes, b->purpose)
+                                         : gpu_alloc(b->bytes, b->purpose);
+        if (b->kind == BUFFER_ZERO && rehearsal == NULL) CUDA(cudaMemset(p, 0, b->bytes));
+        buffer_set(b, p);
     }
 }
 
@@ -366,6 +378,33 @@ static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targe
     stream_wait(stream, s->used);
     stream_copy(s->device, host, count * sizeof(int32_t), cudaMemcpyHostToDevice, stream);
     event_record(s->copied, stream);
+}
+
+// Work for the CPU on a piece: an AdamW step, if there is one; the caller adds gradient and sum.
+static AdamWork host_work(const GPT2 *g, const Piece *p, const AdamStep *step) {
+    AdamWork w;
+    memset(&w, 0, sizeof w);
+    w.runs = g->pieces.runs + p->first_run;
+    w.count = p->runs;
+    w.scale = 1;
+    if (step == NULL) return w;
+    w.p = p->state[0];
+    w.m = p->state[1];
+    w.v = p->state[2];
+    if (sizeof(floatX) == 2) w.p_bf16 = (uint16_t *)p->fresh;
+    w.step = *step;
+    return w;
+}
+
+static void host_works(const void *work) { adam_work((const AdamWork *)work); }
+
+// The worker's next work. number: in reports.
+static void host_submit(GPT2 *g, const Piece *p, size_t number, const AdamWork *work) {
+    const char *what = work->p != NULL ? "update" : "accumulate";
+    const int span = timeline_begin(&g->timeline, ROW_HOST, what, number, 0, g->host.stream);
+    host_takes(&g->host, p->length * adam_work_bytes(work));
+    host_queue_submit(&g->host, host_works, work, sizeof *work);
+    timeline_end(&g->timeline, span, g->host.stream);
 }
 
 #ifdef TESTING  // see queue.cuh

@@ -217,9 +217,13 @@ static size_t memory_peak(void) {
 }
 
 // One line of a trainer's memory plan: what it is for, how large it is, where its address goes (a
-// pointer of any type); and whether it begins as zeros. One list is printed, allocated and freed.
-typedef struct { const char *purpose; size_t bytes; void *pointer; bool zero; } Buffer;
+// pointer of any type), and what memory it is. One list is printed, allocated and freed.
+typedef struct { const char *purpose; size_t bytes; void *pointer; int kind; } Buffer;
 enum { MAX_BUFFERS = 64 };
+
+enum { BUFFER_ANY,      // the device's, with anything in it
+       BUFFER_ZERO,     // the device's, which begins as zeros
+       BUFFER_HOST };   // page-locked, and begins as zeros
 
 static void buffer_set(const Buffer *b, void *p) { memcpy(b->pointer, &p, sizeof p); }
 static void *buffer_get(const Buffer *b) {
@@ -228,15 +232,17 @@ static void *buffer_get(const Buffer *b) {
     return p;
 }
 
-// Prints what each of `world` ranks plans for a place ("GPU", "host") as a table: a line for each
-// purpose, like "GPU gradients 12.55", and "GPU total 40.10 of 79.00 GiB"; in MiB, if that is less
-// than 1 GiB. What is too small for a line, and padding, is "other". limit SIZE_MAX: there is none.
+// Prints what each of `world` ranks plans for a place ("host"; else the device) as a table: a line
+// for each purpose, like "GPU gradients 12.55", and "GPU total 40.10 of 79.00 GiB"; in MiB, if that
+// is less than 1 GiB. What is too small for a line, and padding, is "other". limit SIZE_MAX: there
+// is none.
 static void plan_print(const char *place, const Buffer *list, int n, size_t total, size_t limit,
                        size_t world) {
     const bool large = total >> 30 > 0;
     const double unit = large ? 1 << 30 : 1 << 20, least = large ? 0.005 : 0.05;
     const int digits = large ? 2 : 1;
     const char *name = large ? "GiB" : "MiB";
+    const bool host = strcmp(place, "host") == 0;
     double rest = (double)total / unit;
     printf("%s memory%s, in %s\n", place, world > 1 ? " per rank" : "", name);
     for (int i = 0; i < n; i++) {
@@ -244,10 +250,11 @@ static void plan_print(const char *place, const Buffer *list, int n, size_t tota
         int first = n;
         for (int j = n - 1; j >= 0; j--) {
             if (strcmp(list[i].purpose, list[j].purpose) != 0) continue;
+            if ((list[j].kind == BUFFER_HOST) != host) continue;
             size += (double)list[j].bytes / unit;
             first = j;
         }
-        if (first < i || size < least) continue;
+        if (first != i || size < least) continue;
         rest -= size;
         printf("%-4s %-20s %8.*f\n", place, list[i].purpose, digits, size);
     }

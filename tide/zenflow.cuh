@@ -1,10 +1,12 @@
 // zenflow.cuh: importance-aware updates on the GPU (zenflow.h says what they compute, and
-// doc/zenflow.md is the lesson), of a GPT2 (gpt2.cuh) whose `zen` this is.
+// doc/zenflow.md is the lesson), of a GPT2 (gpt2.cuh) whose `zen` this is. It knows when what is
+// done to the pieces of kind PIECE_CHOSEN and PIECE_LATE; train_gpt2.cu does the rest.
 //
-//   1. Memory: zen_buffers(), zen_host_buffers(), zen_allocate(), zen_free()
-//   2. Gradients, packed, apart for the chosen columns and for the rest: zen_gradient_complete()
-//   3. The end of a step: zen_sums_leave(), zen_update(), zen_log()
-//   4. Selection: columns change places
+//   1. Memory: zen_pieces(), zen_buffers(), zen_allocate(), zen_free()
+//   2. Gradients, packed, apart for the chosen columns and for the rest: zen_chosen_waits(),
+//      zen_rest_leaves(); and sums over columns: zen_sums_leave()
+//   3. The end of a step: zen_begin(), update_chosen(), zen_window(), zen_log()
+//   4. Selection: columns change places: zen_exchange_columns()
 //   5. Checkpoints: zen_load()
 //
 // A layer's gradient is packed as soon as it is complete: the chosen columns' part waits on the
@@ -30,6 +32,8 @@ struct ZenFlow {
     ZenConfig config;
     ZenMap map;
     ZenClock clock;
+    ZenRates rates;             // of this step,
+    ZenTurn turn;               // and what its end brings
     int sums;                   // of gradients on the host: 2, 1, or 0 where a window is one step
     int sum;                    // the sum that the open window is added to
     int queued;                 // segments of the late update that the worker has been given
@@ -37,24 +41,19 @@ struct ZenFlow {
     AdamStep late_step;
     int packing;                // the half of `packed` that is used next
     cudaStream_t pack;          // packs the gradients of the rest
-    bool closed;                // was this step the last of its window?
     size_t swapped;             // columns that changed places in this step
-    // Per segment: its part of the buffer on the host is free; its late update is computed; the
-    // result of that has left the host. And, per half of `packed`: that has left.
-    cudaEvent_t *ring_free, *computed, *result_free, *packed_free;
-    // GPU memory, in the layouts of ZenMap.
+    // Per segment: its gradient on the host is added, and its room free; its late update is
+    // computed; the result of that has left the host. And, per half of `packed`: that has left.
+    cudaEvent_t *room_free, *computed, *result_free, *packed_free;
+    // GPU memory, in the layouts of ZenMap; the chosen's state is as a resident's, in GPT2.
     int32_t *column;            // (columns)
-    float *master, *m, *v;      // (chosen)
     void *grad;                 // (chosen): floatX, or fp32 if micro-batches were summed
     floatX *packed;             // (2, longest): the rest's gradients on their way out
     floatX *landing;            // (longest): new weights of the rest that have come in
     ZenSum *column_sums, *scratch;
     ZenSum *all_sums;           // (ranks, columns), if there are several
-    // Page-locked host memory.
-    float *host_master, *host_m, *host_v;  // (rest)
+    // Page-locked host memory; the rest's state is in GPT2.
     float *acc;                 // (sums, rest)
-    floatX *ring;               // (rest): one step's gradients
-    uint16_t *result;           // (rest): new weights in bf16; in fp32 the masters are that
     ZenSum *host_sums;          // (ranks, columns): the first are made the sums of all
 };
 
@@ -68,49 +67,54 @@ static void zen_settle_sums(ZenFlow *z, bool tight) {
 
 static size_t zen_ranks(const GPT2 *g) { return g->zero != NULL ? g->zero->world : 1; }
 
-// Adds zenflow's lines to the memory plan of the GPU; returns how many lines there are now.
+// Each segment's piece becomes two: the chosen columns, whose norm is the whole segment's; and the
+// rest, all of which decays. The state of both is packed.
+static void zen_pieces(Pieces *list, const ZenMap *map) {
+    for (int i = list->count; i-- > 0;) {
+        const ZenSegment *s = &map->segment[list->pieces[i].segment];
+        Piece *chosen = &list->pieces[2 * i], *late = chosen + 1;
+        *chosen = *late = list->pieces[i];
+        chosen->kind = PIECE_CHOSEN;
+        chosen->state_at = chosen->grad_at = s->chosen_at;
+        late->kind = PIECE_LATE;
+        late->state_at = late->grad_at = s->rest_at;
+        late->length = s->rest;
+        late->first_block += late->blocks;
+        late->blocks = 0;
+        late->first_run = list->run_count;
+        late->runs = 1;
+        list->runs[list->run_count++] = AdamRun{0, s->rest, 1};
+    }
+    list->count *= 2;
+    list->elements[PIECE_HOST] = 0;
+    list->elements[PIECE_CHOSEN] = map->chosen;
+    list->elements[PIECE_LATE] = list->grads_host = map->rest;
+}
+
+// The pieces of a segment of which this process has something.
+static Piece *zen_chosen(const GPT2 *g, int s) { return &g->pieces.pieces[g->segment[s].first]; }
+static Piece *zen_late(const GPT2 *g, int s) { return zen_chosen(g, s) + 1; }
+
+// Adds zenflow's lines to the memory plan; returns how many lines there are now.
 static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     ZenFlow *z = g->zen;
     const ZenMap *map = &z->map;
-    const size_t f32 = sizeof(float), longest = map->longest;
-    list[n++] = Buffer{"master weights", map->chosen * f32, &z->master, true};
-    list[n++] = Buffer{"AdamW moments", map->chosen * f32, &z->m, true};
-    list[n++] = Buffer{"AdamW moments", map->chosen * f32, &z->v, true};
-    list[n++] = Buffer{"gradients", map->chosen * waiting_bytes(g), &z->grad, true};
-    list[n++] = Buffer{"columns", map->columns * sizeof(int32_t), &z->column, false};
+    const size_t longest = map->longest, sums = map->columns * sizeof(ZenSum);
+    list[n++] = Buffer{"gradients", map->chosen * waiting_bytes(g), &z->grad, BUFFER_ZERO};
+    list[n++] = Buffer{"columns", map->columns * sizeof(int32_t), &z->column, BUFFER_ANY};
     if (map->rest > 0) {
-        list[n++] = Buffer{"packed", 2 * longest * sizeof(floatX), &z->packed, true};
-        list[n++] = Buffer{"packed", longest * sizeof(floatX), &z->landing, true};
+        list[n++] = Buffer{"packed", 2 * longest * sizeof(floatX), &z->packed, BUFFER_ZERO};
+        list[n++] = Buffer{"packed", longest * sizeof(floatX), &z->landing, BUFFER_ZERO};
     }
-    if (map->mixed) {
-        list[n++] = Buffer{"columns", map->columns * sizeof(ZenSum), &z->column_sums, true};
-        if (g->zero != NULL)
-            list[n++] = Buffer{"columns", zen_ranks(g) * map->columns * sizeof(ZenSum),
-                               &z->all_sums, false};
-        list[n++] = Buffer{"columns", columns_scratch(map) * sizeof(ZenSum), &z->scratch, false};
-    }
-    return n;
-}
-
-// All lines of the host's.
-static int zen_host_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
-    ZenFlow *z = g->zen;
-    const ZenMap *map = &z->map;
-    const size_t f32 = sizeof(float), rest = map->rest;
-    int n = 0;
-    if (rest > 0) {
-        list[n++] = Buffer{"master weights", rest * f32, &z->host_master, true};
-        list[n++] = Buffer{"AdamW moments", rest * f32, &z->host_m, true};
-        list[n++] = Buffer{"AdamW moments", rest * f32, &z->host_v, true};
-        list[n++] = Buffer{"gradients", rest * sizeof(floatX), &z->ring, true};
-        if (z->sums > 0)
-            list[n++] = Buffer{"sums of gradients", (size_t)z->sums * rest * f32, &z->acc, true};
-        if (sizeof(floatX) < f32)
-            list[n++] = Buffer{"new weights", rest * sizeof(floatX), &z->result, true};
-    }
-    if (map->mixed)
-        list[n++] = Buffer{"columns", zen_ranks(g) * map->columns * sizeof(ZenSum), &z->host_sums,
-                           true};
+    if (map->rest > 0 && z->sums > 0)
+        list[n++] = Buffer{"sums of gradients", (size_t)z->sums * map->rest * sizeof(float),
+                           &z->acc, BUFFER_HOST};
+    if (!map->mixed) return n;
+    list[n++] = Buffer{"columns", sums, &z->column_sums, BUFFER_ZERO};
+    if (g->zero != NULL)
+        list[n++] = Buffer{"columns", zen_ranks(g) * sums, &z->all_sums, BUFFER_ANY};
+    list[n++] = Buffer{"columns", columns_scratch(map) * sizeof(ZenSum), &z->scratch, BUFFER_ANY};
+    list[n++] = Buffer{"columns", zen_ranks(g) * sums, &z->host_sums, BUFFER_HOST};
     return n;
 }
 
@@ -124,14 +128,14 @@ static void zen_print(const GPT2 *g) {
     if (whole > 0) printf("; on the GPU for good: the last %zu layer%s", whole, plural(whole));
 }
 
-// After the buffers of both lists are there.
+// After the buffers are there.
 static void zen_allocate(GPT2 *g) {
     ZenFlow *z = g->zen;
     const size_t segments = (size_t)z->map.segments;
-    z->ring_free = events_make(3 * segments + 2);
-    z->computed = z->ring_free + segments;
-    z->result_free = z->computed + segments;
-    z->packed_free = z->result_free + segments;
+    z->room_free = events_make(segments);
+    z->computed = events_make(segments);
+    z->result_free = events_make(segments);
+    z->packed_free = events_make(2);
     z->pack = stream_make("pack", true);
     gpu_copy(z->column, z->map.column, z->map.columns * sizeof(int32_t));
 }
@@ -145,69 +149,37 @@ static void zen_free(ZenFlow *z) {
 // ---------------------------------------------------------------------------------------------
 // 2. Gradients
 
-// Packs segment s of the whole gradient: the chosen columns' part, as it waits, or the rest's, as
-// it crosses the link.
-static void zen_pack(GPT2 *g, void *packed, int s, bool rest, cudaStream_t stream) {
-    const ZenFlow *z = g->zen;
-    const Segment *x = &g->segment[s];
-    const float *sum = (const float *)g->waiting + x->own_at;
-    const floatX *made = g->grads + x->own_grad_at;
-    floatX *to = (floatX *)packed;
-    if (!g->accumulating) columns_move_gpu<true>(to, made, &z->map, s, rest, z->column, stream);
-    else if (rest) columns_move_gpu<true>(to, sum, &z->map, s, rest, z->column, stream);
-    else columns_move_gpu<true>((float *)packed, sum, &z->map, s, rest, z->column, stream);
+// Where a chosen piece's gradient waits, packed; and the half of `packed` that a late one's leaves
+// by.
+static void *zen_grad(const GPT2 *g, const Piece *p) {
+    return (char *)g->zen->grad + p->grad_at * waiting_bytes(g);
 }
 
-// gradient_complete() of zenflow: segment s of the micro-batch's gradient is complete. Those of
-// several micro-batches are summed on the GPU, in fp32, and packed with the last one. The rest is
-// packed in a stream of its own: where that waits for room, the norm does not.
-static void zen_gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
-    ZenFlow *z = g->zen;
-    const Segment *x = &g->segment[s];
-    const ZenSegment *part = &z->map.segment[s];
-    const bool f32 = g->accumulating || sizeof(floatX) == sizeof(float);
-    const floatX *made = g->grads + x->own_grad_at;
-    float *sum = (float *)g->waiting + x->own_at;
-    const void *whole = g->accumulating ? (const void *)sum : (const void *)made;
-    stream_wait(g->leave, gradient_event(g, s));
-    if (g->accumulating && x->own > 0)
-        accumulate_gradient(sum, made, x->own, !accumulate, g->leave);
-    for (int i = x->first; last && i < x->first + x->pieces; i++) {
-        const Piece *p = &g->pieces.pieces[i];
-        const size_t at = (p->at - x->own_at) * (f32 ? sizeof(float) : sizeof(floatX));
-        norm_block_sums_gpu((const char *)whole + at, !f32, g->pieces.runs + p->first_run, p->runs,
-                            g->norm_sums + p->first_block, g->leave);
-    }
-    const bool sums = last && zen_needs_sums(&z->config, &z->map, &z->clock);
-    if (sums && g->accumulating)
-        columns_sums_gpu(z->column_sums, z->scratch, sum, &z->map, (int)s, g->leave);
-    else if (sums)
-        columns_sums_gpu(z->column_sums, z->scratch, made, &z->map, (int)s, g->leave);
-    if (last && part->chosen > 0)
-        zen_pack(g, (char *)z->grad + part->chosen_at * waiting_bytes(g), (int)s, false, g->leave);
-    const bool leaves = last && part->rest > 0;
-    if (leaves) {
-        const size_t bytes = part->rest * sizeof(floatX);
-        floatX *packed = z->packed + (size_t)z->packing * z->map.longest;
-        order(g, g->leave, z->pack);
-        stream_wait(z->pack, z->packed_free[z->packing]);
-        zen_pack(g, packed, (int)s, true, z->pack);
-        order(g, z->pack, g->out);
-        stream_wait(g->out, z->ring_free[s]);
-        const int leaving = timeline_begin(&g->timeline, ROW_LEAVE, "leave", s, bytes, g->out);
-        copy_out(g, z->ring + part->rest_at, packed, bytes);
-        timeline_end(&g->timeline, leaving, g->out);
-        event_record(z->packed_free[z->packing], g->out);
-        event_record(g->grad_arrived[s], g->out);
-        z->packing = 1 - z->packing;
-    }
-    event_record(g->grad_left[x->place], leaves ? z->pack : g->leave);
-    live(g, "gradients", -(double)x->length, sizeof(floatX), leaves ? z->pack : g->leave);
-    if (g->no_overlap && last) {
-        compute_span(g, "wait", s);
-        stream_wait(g->compute, g->grad_arrived[s]);
-        compute_span(g, NULL, 0);
-    }
+static floatX *zen_packed(const ZenFlow *z) {
+    return z->packed + (size_t)z->packing * z->map.longest;
+}
+
+// In stream `leave`, once segment s of the step's gradient is there, whole: sums over its columns,
+// if they are needed, and the chosen columns' part, packed as it waits for the update.
+static void zen_chosen_waits(GPT2 *g, size_t s) {
+    const ZenFlow *z = g->zen;
+    const bool is_bf16 = waiting_bytes(g) == 2;
+    if (g->segment[s].pieces == 0) return;
+    const Piece *p = zen_chosen(g, (int)s);
+    if (zen_needs_sums(&z->config, &z->map, &z->clock))
+        columns_sums_gpu(z->column_sums, z->scratch, p->grad, is_bf16, &z->map, (int)s, g->leave);
+    columns_move_gpu(true, zen_grad(g, p), is_bf16, p->grad, is_bf16, &z->map, (int)s, false,
+                     z->column, g->leave);
+}
+
+// The rest's part, packed as it crosses the link, in a stream of its own: where that waits for
+// room, the norm does not.
+static void zen_rest_leaves(GPT2 *g, size_t s) {
+    const ZenFlow *z = g->zen;
+    order(g, g->leave, z->pack);
+    stream_wait(z->pack, z->packed_free[z->packing]);
+    columns_move_gpu(true, zen_packed(z), sizeof(floatX) == 2, zen_chosen(g, (int)s)->grad,
+                     waiting_bytes(g) == 2, &z->map, (int)s, true, z->column, z->pack);
 }
 
 // In stream `leave`, behind all gradients of the step: what the host must know besides the norm. Of
@@ -227,58 +199,53 @@ static void zen_sums_leave(GPT2 *g) {
     stream_copy(z->host_sums, sums, zen_ranks(g) * bytes, cudaMemcpyDeviceToHost, stream);
 }
 
-// They are there: adds them up, in the order of the ranks.
-static void zen_sums_arrive(GPT2 *g) {
-    ZenFlow *z = g->zen;
-    const size_t n = z->map.columns;
-    if (!zen_needs_sums(&z->config, &z->map, &z->clock)) return;
-    for (size_t i = n; i < zen_ranks(g) * n; i++) {
-        z->host_sums[i % n].squares += z->host_sums[i].squares;
-        z->host_sums[i % n].magnitudes += z->host_sums[i].magnitudes;
-    }
-}
-
 // ---------------------------------------------------------------------------------------------
 // 3. The end of a step
 
-static void zen_on_worker(const void *work) { zen_work((const ZenWork *)work); }
+// Once the sums are there: adds them up, in the order of the ranks, and decides what this step
+// brings.
+static void zen_begin(GPT2 *g) {
+    ZenFlow *z = g->zen;
+    const size_t n = z->map.columns;
+    if (zen_needs_sums(&z->config, &z->map, &z->clock))
+        for (size_t i = n; i < zen_ranks(g) * n; i++) {
+            z->host_sums[i % n].squares += z->host_sums[i].squares;
+            z->host_sums[i % n].magnitudes += z->host_sums[i].magnitudes;
+        }
+    z->swapped = 0;
+    z->turn = zen_turn(&z->config, &z->map, &z->clock, z->host_sums);
+}
+
+// The step of the chosen columns of a segment; their new weights go to their places.
+static void update_chosen(GPT2 *g, const Piece *p, const AdamStep *step) {
+    const ZenFlow *z = g->zen;
+    const size_t s = (size_t)p->segment;
+    const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", s, 0, g->update);
+    columns_adam_gpu((floatX *)p->params, p->state[0], p->state[1], p->state[2], zen_grad(g, p),
+                     waiting_bytes(g) == 2, &z->map, p->segment, z->column, step, g->update);
+    timeline_end(&g->timeline, updating, g->update);
+}
 
 // Gives the worker segment s: to add this step's gradient to the window's sum (update false), to
 // make the update that the window's end has begun from the other sum, which is complete (gradient
 // false), or to do both in one pass.
 static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale) {
     ZenFlow *z = g->zen;
-    const ZenSegment *part = &z->map.segment[s];
-    const size_t at = part->rest_at;
-    ZenWork work;
-    if (part->rest == 0) return;
-    memset(&work, 0, sizeof work);
-    work.n = part->rest;
-    work.is_bf16 = sizeof(floatX) == 2;
-    work.scale = scale;
+    if (z->map.segment[s].rest == 0) return;
+    const Piece *p = zen_late(g, s);
+    AdamWork work = host_work(g, p, update ? &z->late_step : NULL);
     work.first = gradient && z->clock.filled == 0;
-    if (z->sums > 0)
-        work.acc = z->acc + (size_t)(gradient ? z->sum : 1 - z->sum) * z->map.rest + at;
+    work.scale = scale;
+    if (update && work.first) work.step.grad_scale = scale;  // a window of one step needs no sum
+    else work.sum = z->acc + (size_t)(gradient ? z->sum : 1 - z->sum) * z->map.rest + p->state_at;
     if (gradient) {
-        work.grad = z->ring + at;
+        work.grad = p->host_grad;
+        work.grad_is_bf16 = sizeof(floatX) == 2;
         stream_wait(g->host.stream, g->grad_arrived[s]);
     }
-    if (update) {
-        work.p = z->host_master + at;
-        work.m = z->host_m + at;
-        work.v = z->host_v + at;
-        if (z->result != NULL) work.out = z->result + at;
-        work.step = z->late_step;
-        stream_wait(g->host.stream, z->result_free[s]);
-    }
-    const int span = timeline_begin(&g->timeline, ROW_HOST, update ? "update" : "accumulate",
-                                    (size_t)s, 0, g->host.stream);
-    const size_t stored = sizeof(floatX), sum = work.first ? 0 : 4;  // bytes, the latter read
-    host_takes(&g->host, part->rest * ((update ? 24 + (stored < 4 ? stored : 0) : 4) + sum
-                                       + (gradient ? stored : 0)));
-    host_queue_submit(&g->host, zen_on_worker, &work, sizeof work);
-    timeline_end(&g->timeline, span, g->host.stream);
-    if (gradient) event_record(z->ring_free[s], g->host.stream);
+    if (update) stream_wait(g->host.stream, z->result_free[s]);
+    host_submit(g, p, (size_t)s, &work);
+    if (gradient) event_record(z->room_free[s], g->host.stream);
     if (update) event_record(z->computed[s], g->host.stream);
 }
 
@@ -294,72 +261,46 @@ static void zen_compute_until(GPT2 *g, size_t due) {
 // of the next forward pass, which waits for each segment's part.
 static void zen_show(GPT2 *g) {
     ZenFlow *z = g->zen;
+    const bool is_bf16 = sizeof(floatX) == 2;
     for (int s = 0; s < z->map.segments; s++) {
-        const ZenSegment *part = &z->map.segment[s];
-        if (part->rest == 0) continue;
-        const void *from = z->result != NULL ? (const void *)(z->result + part->rest_at)
-                                             : (const void *)(z->host_master + part->rest_at);
-        const size_t bytes = part->rest * sizeof(floatX);
+        if (z->map.segment[s].rest == 0) continue;
+        const Piece *p = zen_late(g, s);
+        const size_t bytes = p->length * sizeof(floatX);
         stream_wait(g->back, z->computed[s]);
         const int span = timeline_begin(&g->timeline, ROW_BACK, "back", (size_t)s, bytes, g->back);
-        copy_in(g, z->landing, from, bytes, g->back);
+        copy_in(g, z->landing, p->fresh, bytes, g->back);
         timeline_end(&g->timeline, span, g->back);
         event_record(z->result_free[s], g->back);
-        columns_move_gpu<false>(g->params + g->segment[s].own_param_at, z->landing, &z->map, s,
-                                true, z->column, g->back);
+        columns_move_gpu(false, p->params, is_bf16, z->landing, is_bf16, &z->map, s, true,
+                         z->column, g->back);
         event_record(g->returned[s], g->back);
     }
 }
 
-static void zen_exchange_columns(GPT2 *g);
-
-// The end of a step, whose gradient has the scale that clips it: queues zen_reference_step().
-static void zen_update(GPT2 *g, float scale, const ZenRates *rates) {
+// What the end of a step, whose gradient has this scale, brings for the rest. Of what the worker
+// does, first comes what is needed first: new weights, by forward; or room, by backward.
+static void zen_window(GPT2 *g, float scale) {
     ZenFlow *z = g->zen;
-    const ZenMap *map = &z->map;
-    zen_sums_arrive(g);
-    const ZenTurn turn = zen_turn(&z->config, map, &z->clock, z->host_sums);
-    const AdamStep now = zen_chosen_step(&z->clock, rates, scale);
-    z->closed = turn.closes;
-    z->swapped = 0;
-    for (int s = 0; s < map->segments; s++) {
-        const size_t at = map->segment[s].chosen_at;
-        floatX *params = g->params + g->segment[s].own_param_at;
-        const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", (size_t)s, 0,
-                                            g->update);
-        if (map->segment[s].chosen > 0 && g->accumulating)
-            columns_adam_gpu(params, z->master + at, z->m + at, z->v + at,
-                             (const float *)z->grad + at, map, s, z->column, &now, g->update);
-        else if (map->segment[s].chosen > 0)
-            columns_adam_gpu(params, z->master + at, z->m + at, z->v + at,
-                             (const floatX *)z->grad + at, map, s, z->column, &now, g->update);
-        timeline_end(&g->timeline, updating, g->update);
-        event_record(g->updated[s], g->update);
-    }
-
-    // Of what the worker does, first comes what is needed first: new weights, by forward; or room,
-    // by backward.
+    const ZenTurn turn = z->turn;
+    const int segments = z->map.segments;
     const bool one_pass = turn.closes && (turn.drains || z->sums < 2);
-    for (int s = map->segments - 1; !one_pass && s >= 0; s--)
-        zen_on_host(g, s, true, false, scale);
+    for (int s = segments - 1; !one_pass && s >= 0; s--) zen_on_host(g, s, true, false, scale);
     if (turn.closes && zen_is_late(&z->config, &z->clock)) {
         zen_compute_until(g, SIZE_MAX);  // what a window that was too short has left
         if (!turn.drains) zen_show(g);
     }
     if (turn.closes) {
-        z->late_step = zen_rest_step(&z->clock, rates, turn.steps);
-        z->queued = one_pass ? map->segments : 0;
+        z->late_step = zen_rest_step(&z->clock, &z->rates, turn.steps);
+        z->queued = one_pass ? segments : 0;
         z->due = 0;
-        z->share = map->rest / (z->config.window > 0 ? z->config.window : turn.steps) + 1;
-        for (int i = 0; one_pass && i < map->segments; i++)
-            zen_on_host(g, turn.drains ? i : map->segments - 1 - i, true, true, scale);
+        z->share = z->map.rest / (z->config.window > 0 ? z->config.window : turn.steps) + 1;
+        for (int i = 0; one_pass && i < segments; i++)
+            zen_on_host(g, turn.drains ? i : segments - 1 - i, true, true, scale);
         if (z->sums == 2 && !one_pass) z->sum = 1 - z->sum;
         if (turn.drains) zen_show(g);
     }
     zen_compute_until(g, z->due += z->share);
     zen_turn_end(&z->config, &z->clock, &turn);
-    if (g->zero != NULL) zero_weights_changed(g);
-    if (turn.selects) zen_exchange_columns(g);
 }
 
 // Counters, for log.jsonl. Stalls are those of the step "step" of "offload": before a part of
@@ -370,7 +311,7 @@ static void zen_log(const GPT2 *g, char *json, size_t n) {
     const TimelineStep *d = &g->timeline.done;
     snprintf(json, n, ",\"zenflow\":{\"closes\":%s,\"selections\":%zu,\"swapped\":%zu,"
              "\"stall_forward_ms\":%.6g,\"stall_backward_ms\":%.6g}",
-             z->closed ? "true" : "false", z->clock.selections, z->swapped,
+             z->turn.closes ? "true" : "false", z->clock.selections, z->swapped,
              1e3 * (d->stalled - d->stalled_backward), 1e3 * d->stalled_backward);
 }
 
@@ -403,8 +344,8 @@ static void zen_exchange(GPT2 *g, const ZenTensor *t, const ZenSwap *swaps, size
 // Those that come and go take their masters and moments with them; what forward sees stays.
 static void zen_exchange_columns(GPT2 *g) {
     ZenFlow *z = g->zen;
-    float *const gpu[3] = {z->master, z->m, z->v};
-    float *const host[3] = {z->host_master, z->host_m, z->host_v};
+    float *const gpu[3] = {g->master, g->m, g->v};
+    float *const host[3] = {g->host_master, g->host_m, g->host_v};
     if (zen_is_late(&z->config, &z->clock) || z->clock.filled > 0)
         fail("columns are selected while an update is under way");
     compute_span(g, "wait", 0);  // as the host does not queue what follows
@@ -437,8 +378,8 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
         floats_move(g->params + at, w, n, out);
         return;
     }
-    float *const chosen[] = {z->master, z->m, z->v}, *const host[] = {z->host_master, z->host_m,
-                                                                      z->host_v};
+    float *const gpu[3] = {g->master, g->m, g->v};
+    float *const host[3] = {g->host_master, g->host_m, g->host_v};
     const int tensor = gpt2_tensor_at(&g->table, at);
     const ZenTensor *t = &z->map.tensor[tensor];
     const int32_t *column = z->map.column + t->column_at;
@@ -450,7 +391,7 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
     w += own + begin - at;
     const size_t r0 = begin / t->cols, rows = (end - 1) / t->cols + 1 - r0, width = t->chosen;
     float *packed = (float *)alloc_or_fail(rows * width + 1, sizeof(float), "checkpoint");
-    float *there = chosen[part] + t->chosen_at + r0 * width;
+    float *there = gpu[part] + t->chosen_at + r0 * width;
     if (width > 0) gpu_copy(packed, there, rows * width * sizeof(float));
     #pragma omp parallel for if (end - begin > 1 << 16)
     for (size_t r = 0; r < rows; r++) {
@@ -481,10 +422,10 @@ static void zen_load(GPT2 *g, Run *r, RunState *state) {
         zen_move(g, 3, x->offset, x->size, w, false);
         free(w);
     }
-    const size_t results = z->result != NULL ? z->map.rest : 0;
+    const size_t results = g->host_weights != NULL ? z->map.rest : 0;
     #pragma omp parallel for if (results > 1 << 16)
     for (size_t i = 0; i < results; i++)
-        z->result[i] = f32_to_bf16(z->host_master[i]);
+        g->host_weights[i] = f32_to_bf16(g->host_master[i]);
     z->queued = z->map.segments;
 }
 #endif

@@ -196,9 +196,10 @@ static int zero_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
         z->most = zero_blocks(&g->table, z->world, z->rows, z->blocks);
         for (size_t i = 0; i < (size_t)g->segments * z->world; i++) z->all_blocks += z->blocks[i];
     }
-    list[n++] = Buffer{"backward", zero_exchanged(z) * sizeof(double), &z->mine, true};
-    list[n++] = Buffer{"backward", z->world * zero_exchanged(z) * sizeof(double), &z->all, true};
-    list[n++] = Buffer{"backward", z->all_blocks * sizeof(uint32_t), &z->order, false};
+    list[n++] = Buffer{"backward", zero_exchanged(z) * sizeof(double), &z->mine, BUFFER_ZERO};
+    list[n++] = Buffer{"backward", z->world * zero_exchanged(z) * sizeof(double), &z->all,
+                       BUFFER_ZERO};
+    list[n++] = Buffer{"backward", z->all_blocks * sizeof(uint32_t), &z->order, BUFFER_ANY};
     return n;
 }
 

@@ -306,10 +306,11 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t Q = (size_t)z->config.queries, X_ = sizeof(floatX), f32 = sizeof(float);
     int n = 0;
     #define BUFFER(purpose, bytes, field) \
-        list[n++] = Buffer{purpose, bytes, &field, false}
+        list[n++] = Buffer{purpose, bytes, &field, BUFFER_ANY}
     BUFFER("weights", segment_room(g, 0) * X_, g->params);
-    list[0].zero = true;
-    if (z->streamed > 0) list[n++] = Buffer{"slots", z->slots * zo_layer_bytes(g), NULL, false};
+    list[0].kind = BUFFER_ZERO;
+    if (z->streamed > 0)
+        list[n++] = Buffer{"slots", z->slots * zo_layer_bytes(g), NULL, BUFFER_ANY};
     BUFFER("perturbed weights", z->scratch * X_, z->perturbed[0]);
     BUFFER("perturbed weights", z->scratch * X_, z->perturbed[1]);
     BUFFER("activations", Q * 2 * N * C * X_, g->x);
@@ -327,16 +328,14 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER("logits", N * f32, g->losses);
     BUFFER("logits", N * f32, z->right);
     BUFFER("logits", (zo_losses(z) + 1) * sizeof(double), z->totals);
-    list[n - 1].zero = true;  // not all of them are always set, and all are copied
+    list[n - 1].kind = BUFFER_ZERO;  // not all of them are always set, and all are copied
     BUFFER("tokens", STAGINGS * 2 * N * sizeof(int32_t), g->tokens);
-    list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, false};
+    list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};
+    if (g->offloaded)
+        list[n++] = Buffer{"weights", z->streamed * zo_layer_bytes(g), &z->host_layers,
+                           BUFFER_HOST};
     #undef BUFFER
     return n;
-}
-
-static int zo_host_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
-    list[0] = Buffer{"weights", g->zo->streamed * zo_layer_bytes(g), &g->zo->host_layers, true};
-    return g->offloaded;
 }
 
 // Settles where everything is: of --resident-blocks (auto: of all) layers, those for which there is
@@ -349,7 +348,7 @@ static void zo_choose(GPT2 *g, const Options *o, size_t limit) {
     size_t slots = o->slots > 0 ? o->slots : (size_t)LEAST_SLOTS;
     for (;;) {
         zo_place(g, stay, slots);
-        if (buffers_bytes(list, zo_buffers(g, list), 256) <= limit) break;
+        if (buffers_bytes(list, zo_buffers(g, list), false) <= limit) break;
         if (stay > least) stay--;
         else if (slots > fewest) slots--;
         else break;

@@ -33,22 +33,23 @@ static void plain_update_in_place(float *__restrict__ p, float *__restrict__ m,
     PLAIN_UPDATE(bf16_to_f32(p_bf16[i]))
 }
 
-// What ZenFlow's host does (zenflow.h, section 5), and the same streams with next to no arithmetic.
+// What ZenFlow's host does, and the same streams with next to no arithmetic.
 typedef struct { const char *name; int grad, first, sum, update, bytes; } ZenBench;  // grad: bytes
 static const ZenBench zen_benches[] = {
-    {"zen_work, a gradient, the first of a window", 2, 1, 1, 0, 6},
-    {"zen_work, a gradient, bf16", 2, 0, 1, 0, 10},
-    {"zen_work, a gradient, fp32", 4, 0, 1, 0, 12},
-    {"zen_work, an update of a sum", 0, 0, 1, 1, 30},
-    {"zen_work, an update of a sum and a bf16 gradient", 2, 0, 1, 1, 32},
-    {"zen_work, an update of a bf16 gradient", 2, 0, 0, 1, 28},
+    {"zenflow: a gradient, the first of a window", 2, 1, 1, 0, 6},
+    {"zenflow: a gradient, bf16", 2, 0, 1, 0, 10},
+    {"zenflow: a gradient, fp32", 4, 0, 1, 0, 12},
+    {"zenflow: an update of a sum", 0, 0, 1, 1, 30},
+    {"zenflow: an update of a sum and a bf16 gradient", 2, 0, 1, 1, 32},
+    {"zenflow: an update of a bf16 gradient", 2, 0, 0, 1, 28},
 };
 
 static void zen_fused(const ZenBench *b, float *p, float *m, float *v, float *acc, const void *g,
                       uint16_t *out, size_t n, const AdamStep *s) {
-    const ZenWork w = {b->update ? p : NULL, m, v, acc, b->grad > 0 ? g : NULL, b->grad != 4,
-                       b->first || !b->sum, 0.5f, out, n, *s};
-    zen_work(&w);
+    const AdamRun run = {0, n, 1};
+    const AdamWork w = {b->update ? p : NULL, m, v, b->sum ? acc : NULL, b->grad > 0 ? g : NULL,
+                        b->grad == 2, b->first, 0.5f, b->grad != 4 ? out : NULL, NULL, &run, 1, *s};
+    adam_work(&w);
 }
 
 #define PLAIN_LOOP _Pragma("omp parallel for simd schedule(static)") \
@@ -141,13 +142,15 @@ int main(int argc, char **argv) {
                100 * median(ratio, rounds));
     }
     free(acc);
+    static const AdamStep none;
     const AdamRun whole = {0, n, 1};
+    const AdamWork w = {NULL, NULL, NULL, p, g, 1, 0, 1, NULL, sums, &whole, 1, none};
     for (size_t r = 0; r < rounds; r++) {
         const double start = seconds_now();
-        accumulate_runs(p, g, 1, &whole, 1, 0, sums);
+        adam_work(&w);
         adam[r] = seconds_now() - start;
     }
-    printf("accumulate_runs with sums, bf16: %.1f GB/s\n",
+    printf("accumulate with sums, bf16: %.1f GB/s\n",
            10.0 * (double)n / median(adam, rounds) * 1e-9);
     rng_normals(g, n, 1, 0, 1, 0);
     for (size_t r = 0; r < rounds; r++) {

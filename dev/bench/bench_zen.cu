@@ -91,15 +91,15 @@ static void bench_layer(const char *name, size_t channels, double topk) {
            1e-6 * (double)(end - first), 1e-6 * (double)chosen);
     cudaStream_t stream = bench.timed.stream;
     BENCH("pack the rest", 4 * rest,
-          columns_move_gpu<true>(packed, matrix, &map, 1, true, column, stream));
+          columns_move_gpu(true, packed, true, matrix, true, &map, 1, true, column, stream));
     BENCH("pack the chosen", 4 * chosen,
-          columns_move_gpu<true>(grad, matrix, &map, 1, false, column, stream));
+          columns_move_gpu(true, grad, true, matrix, true, &map, 1, false, column, stream));
     BENCH("sums over columns", 2 * mixed + mixed_columns * sizeof(ZenSum),
-          columns_sums_gpu(sums, scratch, matrix, &map, 1, stream));
+          columns_sums_gpu(sums, scratch, matrix, true, &map, 1, stream));
     BENCH("AdamW of the chosen", 28 * chosen,
-          columns_adam_gpu(matrix, p, m, v, grad, &map, 1, column, &step, stream));
+          columns_adam_gpu(matrix, p, m, v, grad, true, &map, 1, column, &step, stream));
     BENCH("scatter the rest", 4 * rest,
-          columns_move_gpu<false>(matrix, packed, &map, 1, true, column, stream));
+          columns_move_gpu(false, matrix, true, packed, true, &map, 1, true, column, stream));
     for (void *x : {(void *)matrix, (void *)packed, (void *)grad, (void *)p, (void *)m, (void *)v,
                     (void *)sums, (void *)scratch, (void *)column, (void *)bench.from,
                     (void *)bench.to})

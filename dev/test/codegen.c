@@ -19,7 +19,8 @@ extern "C" {
     HOT hot_adam_##name(float *p, float *m, float *v, const void *g, uint16_t *p_bf16, size_t n, \
                         const AdamStep *s) { \
         (void)g, (void)p_bf16; \
-        adam_range(p, m, v, grad, is_bf16, out, 0, n, s, 1); \
+        const AdamWork w = {p, m, v, NULL, grad, is_bf16, 0, 1, out, NULL, NULL, 0, *s}; \
+        adam_range(&w, 0, n, 1); \
     }
 ADAM(fp32, g, 0, NULL)
 ADAM(bf16, g, 1, NULL)
@@ -27,9 +28,13 @@ ADAM(fp32_out, g, 0, p_bf16)
 ADAM(bf16_out, g, 1, p_bf16)
 ADAM(in_place, p_bf16, 1, p_bf16)
 
-HOT hot_accumulate_fp32(float *acc, const void *g, size_t n) { accumulate_loop(acc, g, 0, 0, n); }
-HOT hot_accumulate_bf16(float *acc, const void *g, size_t n) { accumulate_loop(acc, g, 1, 0, n); }
-HOT hot_accumulate_first(float *acc, const void *g, size_t n) { accumulate_loop(acc, g, 1, 1, n); }
+#define ACCUMULATE(name, is_bf16, first) \
+    HOT hot_accumulate_##name(float *sum, const void *g, float scale, size_t n) { \
+        accumulate_loop(sum, g, scale, is_bf16, first, n); \
+    }
+ACCUMULATE(fp32, 0, 0)
+ACCUMULATE(bf16, 1, 0)
+ACCUMULATE(first, 1, 1)
 HOT hot_norm(double *sum, const float *g, size_t n) { *sum = norm_block_sum(g, n); }
 
 HOT hot_to_bf16(uint16_t *__restrict__ to, const float *__restrict__ x, size_t n) {
@@ -39,17 +44,13 @@ HOT hot_from_bf16(float *__restrict__ to, const uint16_t *__restrict__ x, size_t
     for (size_t i = 0; i < n; i++) to[i] = bf16_to_f32(x[i]);
 }
 
-#define ZEN(name, has_acc, has_g, is_bf16) \
-    HOT hot_zen_##name(float *p, float *m, float *v, float *acc, const void *g, uint16_t *out, \
-                       const ZenWork *w) { \
-        zen_loop(p, m, v, acc, g, out, w, 0, w->n, 1, has_acc, has_g, is_bf16); \
+#define ADAM_SUM(name, is_bf16) \
+    HOT hot_adam_sum_##name(float *p, float *m, float *v, float *sum, const void *g, \
+                            uint16_t *p_bf16, const AdamWork *w, size_t n) { \
+        adam_loop(p, m, v, sum, g, p_bf16, w, 0, n, 1, 1, is_bf16, 0, is_bf16); \
     }
-ZEN(sum_bf16, 1, 0, 1)
-ZEN(grad_bf16, 0, 1, 1)
-ZEN(both_bf16, 1, 1, 1)
-ZEN(sum_fp32, 1, 0, 0)
-ZEN(grad_fp32, 0, 1, 0)
-ZEN(both_fp32, 1, 1, 0)
+ADAM_SUM(bf16, 1)
+ADAM_SUM(fp32, 0)
 
 #define ZO_ROUND(name, storage) \
     HOT hot_zo_round_##name(float *__restrict__ x, size_t n) { \
@@ -74,8 +75,8 @@ HOT hot_max(float *max, const float *x, size_t n) { *max = max_f32(x, n); }
 // What is used is compiled.
 typedef void Function(void);
 Function *hot_functions[] = {
-    (Function *)gemm, (Function *)fma_chains, (Function *)adam_range, (Function *)accumulate_runs,
-    (Function *)rng_normals, (Function *)zen_work, (Function *)zen_sums,
+    (Function *)gemm, (Function *)fma_chains, (Function *)adam_range, (Function *)accumulate_range,
+    (Function *)rng_normals, (Function *)zen_sums,
     (Function *)zo_perturb, (Function *)zo_update,
 #ifndef __cplusplus
     (Function *)encoder_forward, (Function *)encoder_backward, (Function *)layernorm_forward,

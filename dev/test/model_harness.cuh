@@ -36,18 +36,14 @@ static void worker_takes(double seconds, double bytes) {
 #endif
     (void)seconds;
 }
-static double runs_elements(const AdamRun *run, int runs) {  // gaps between tensors included
-    return (double)round_up(run[runs - 1].at + run[runs - 1].length, ALIGN_ELEMENTS);
-}
-#define adam_update_runs(p, m, v, g, is_bf16, out, run, runs, step) \
-    (worker_takes(0, runs_elements(run, runs) * (24 + ((is_bf16) ? 2 : 4) + ((out) ? 2 : 0))), \
-     adam_update_runs(p, m, v, g, is_bf16, out, run, runs, step))
-#define zen_work(w) \
-    (worker_takes(((w)->p ? update_seconds : add_seconds) * (double)(w)->n, \
-                (double)(w)->n * (((w)->p ? 24 : 4) + ((w)->first ? 0 : 4) \
-                                  + ((w)->grad ? ((w)->is_bf16 ? 2 : 4) : 0) \
-                                  + ((w)->p && (w)->is_bf16 ? 2 : 0))), \
-     zen_work(w))
+#define adam_work(w) \
+    do { \
+        const AdamRun *const last = (w)->runs + (w)->count - 1;  /* gaps between tensors included */ \
+        const double n = (double)round_up(last->at + last->length, ALIGN_ELEMENTS); \
+        worker_takes(n * ((w)->p != NULL ? update_seconds : add_seconds), \
+                     n * (double)adam_work_bytes(w)); \
+        adam_work(w); \
+    } while (0)
 
 // A test may change what was rehearsed, before it is timed.
 static void (*rehearsal_change)(Rehearsal *q);
@@ -377,13 +373,21 @@ static size_t free_memory(void) {
     return available;
 }
 
+// The end of a step of zenflow, with these rates.
+static void zen_update(GPT2 *g, float scale, const ZenRates *rates) {
+    const AdamStep step = zen_chosen_step(&g->zen->clock, rates, scale);
+    g->zen->rates = *rates;
+    gpt2_update(g, &step);
+}
+
 // That the model has taken `allocated` bytes of the GPU's memory, and that this is the plan.
 static void check_memory(GPT2 *g, const char *name, size_t allocated) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     const size_t planned = gpt2_bytes(g);
     size_t listed = 0;
-    for (int i = 0; i < n; i++) listed += list[i].bytes;
+    for (int i = 0; i < n; i++)
+        if (list[i].kind != BUFFER_HOST) listed += list[i].bytes;
     CHECK(planned >= listed && planned - listed < 256 * (size_t)n, "%s: planned %zu, buffers %zu",
           name, planned, listed);
 #ifdef __CUDA_EMU__

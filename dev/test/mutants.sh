@@ -40,7 +40,7 @@ place: next to it waits :: train_gpt2.cu :: stream_wait(g->compute, g->grad_left
 record: landing free before sum :: train_gpt2.cu :: (g->landing_free[g->landing_turn], g->host.stream) :: g->host.stream :: g->out
 # the host has waited for all sums before it queues an update (gpt2_grad_norm_squared)
 same: gradient arrived before sum :: train_gpt2.cu :: lands ? g->host.stream : g->out :: lands ? g->host.stream : g->out :: g->out
-record: place free before it left :: train_gpt2.cu :: freed = leaves :: leaves && !sums_on_gpu(g) ? g->out : g->leave :: g->leave
+record: place free before it left :: train_gpt2.cu :: freed = leaves :: leaves && !sums_on_gpu(g) && g->zen == NULL ? g->out : from :: from
 record: weights returned before copy :: train_gpt2.cu :: (g->returned[s], g->back) :: g->back :: g->host.stream
 record: GPU updated before it is :: train_gpt2.cu :: (g->updated[s], g->update) :: g->update :: g->fetch
 state: the first visitor's is fetched :: train_gpt2.cu :: copy_in(g, place[k], p->state[k] :: p->state[k] :: g->pieces.pieces[g->visits[0]].state[k]
@@ -49,27 +49,27 @@ state: places overlap :: offload.h :: n[kind] += p->length :: p->length :: p->le
 state: no room for a visitor's gradient :: tide/gpt2.cuh :: const size_t grad = g->choice :: g->choice.keep_grads ? 0 : host_grad_bytes(g) :: (size_t)0
 tokens: the last of the order is missing :: train_gpt2.cu :: count = 3 * N + g->by_token :: g->by_token.groups + 1 :: g->by_token.groups
 bits: fp16 for bf16 :: adam.h :: if (has_bf16) p_bf16[i] = :: f32_to_bf16(p[i]) :: f32_to_fp16(p[i])
-bits: gradient read as bf16 :: train_gpt2.cu :: host_grad_bytes(g) == 2, p->runs :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
+bits: gradient read as bf16 :: train_gpt2.cu :: work.grad_is_bf16 = host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
 bits: visitor's gradient read as bf16 :: train_gpt2.cu :: place, place[3], host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
-gradient: sum on the host never reset :: train_gpt2.cu :: sizeof(floatX) == 2, !accumulate :: !accumulate :: false
-gradient: sum on the host always reset :: train_gpt2.cu :: sizeof(floatX) == 2, !accumulate :: !accumulate :: true
+gradient: sum on the host never reset :: train_gpt2.cu :: work.first = !accumulate :: !accumulate :: false
+gradient: sum on the host always reset :: train_gpt2.cu :: work.first = !accumulate :: !accumulate :: true
 gradient: sum on the GPU never reset :: train_gpt2.cu :: made, p->length, !accumulate :: !accumulate :: false
-gradient: sum on the host in bf16 :: adam.h :: acc[i] = first ? :: acc[i] + grad_at(g, g_is_bf16, i) :: bf16_to_f32(f32_to_bf16(acc[i] + grad_at(g, g_is_bf16, i)))
-gradient: not kept on the GPU :: train_gpt2.cu :: else if (kept && !g->in_place) :: kept && !g->in_place :: false
+gradient: sum on the host in bf16 :: adam.h :: sum[i] = first ? :: fma_f32(scale, x, sum[i]) :: bf16_to_f32(f32_to_bf16(fma_f32(scale, x, sum[i])))
+gradient: not kept on the GPU :: train_gpt2.cu :: else if (kept && p->grad != made) :: kept && p->grad != made :: false
 gradient: wire's chunks overlap on the host :: train_gpt2.cu :: copy_out(g, host + at, g->wire :: host + at :: host
 gradient: wire's chunks begin too late :: train_gpt2.cu :: at < p->length; at += WIRE_CHUNK :: WIRE_CHUNK :: WIRE_CHUNK + 8
 gradient: wire's last chunk is too short :: train_gpt2.cu :: min_size(WIRE_CHUNK, p->length - at) :: p->length - at :: p->length - at - 8
 gradient: places on the host overlap :: offload.h :: *grads += p->length :: p->length :: p->length - 128
 norm: the host's first block alone :: train_gpt2.cu :: p->blocks * sizeof(double), cudaMemcpyHostToDevice :: p->blocks * sizeof(double) :: sizeof(double)
 norm: one block short :: train_gpt2.cu :: norm_total_gpu(g->loss + 1, g->run_sums :: g->blocks :: g->blocks - 1
-norm: the host's blocks of one micro-batch :: train_gpt2.cu :: last ? g->worker_sums :: last :: !accumulate
+norm: the host's blocks of one micro-batch :: train_gpt2.cu :: if (last) work.block_sums :: last :: !accumulate
 norm: two pieces share a block :: offload.h :: blocks += norm_blocks(to - from) :: norm_blocks(to - from) :: norm_blocks(to - from) - (to - from > 9000)
 order: a piece is never updated :: train_gpt2.cu :: case PIECE_HOST: update_on_host( :: update_on_host(g, p, (size_t)i, step) :: (i > 0 ? update_on_host(g, p, (size_t)i, step) : (void)0)
 choice: stride counted from 0 :: offload.h :: (number + 1) % c->stride :: number + 1 :: number
 choice: visitors' gradients on the host too early :: tide/plan.h :: keep_grads = tight < 2 :: tight < 2 :: tight < 1
 choice: sums on the GPU for too long :: tide/plan.h :: sum_on_host = tight > 0 :: tight > 0 :: tight > 1
 choice: one byte is left :: tide/plan.h :: return gpu <= m->gpu && host :: host <= m->host :: host < m->host
-memory: one landing :: train_gpt2.cu :: 2 * g->longest_segment * sizeof(floatX) :: 2 * g->longest_segment :: g->longest_segment
+memory: one landing :: train_gpt2.cu :: 2 * g->longest_segment * X_ :: 2 * g->longest_segment :: g->longest_segment
 memory: slots for shorter visitors :: offload.h :: list->longest_visit = p->length :: p->length :: p->length - 128
 counter: bytes in :: tide/gpt2.cuh :: g->moved_in +=
 time: nothing is fetched during backward :: train_gpt2.cu :: if (last) visitors_begin(g) :: visitors_begin(g) :: (void)(g->fetched = 0)
@@ -100,56 +100,56 @@ ranks: evaluation of rank 0 alone :: tide/run.h :: mean.loss += all[i % R * turn
 time: a group waits for its whole layer :: tide/zo.cuh :: stream_wait(g->compute, z->there[event] :: event :: event / ZO_GROUPS * ZO_GROUPS + 3
 zen wait: at rest before a selection :: tide/zenflow.cuh :: (last) zen_compute_until(g, SIZE_MAX)
 zen wait: late update at rest :: train_gpt2.cu :: if (g->zen != NULL) zen_compute_until(g
-zen record: half free before it left :: tide/zenflow.cuh :: (z->packed_free[z->packing], g->out) :: g->out :: z->pack
-zen record: gradient arrived before it did :: tide/zenflow.cuh :: (g->grad_arrived[s], g->out) :: g->out :: z->pack
-zen record: place free before it is packed :: tide/zenflow.cuh :: event_record(g->grad_left :: leaves ? z->pack : g->leave :: g->leave
-zen record: room free before it is added :: tide/zenflow.cuh :: if (gradient) event_record(z->ring_free :: g->host.stream :: g->out
+zen record: half free before it left :: train_gpt2.cu :: event_record(g->zen->packed_free :: g->out :: g->zen->pack
+zen record: gradient arrived before it did :: train_gpt2.cu :: lands ? g->host.stream : g->out :: lands ? g->host.stream : g->out :: g->zen->pack
+zen record: place free before it is packed :: train_gpt2.cu :: freed = leaves :: from :: g->leave
+zen record: room free before it is added :: tide/zenflow.cuh :: if (gradient) event_record(z->room_free :: g->host.stream :: g->out
 zen record: computed before it is :: tide/zenflow.cuh :: event_record(z->computed :: g->host.stream :: g->update
 zen record: result left before it did :: tide/zenflow.cuh :: (z->result_free[s], g->back) :: g->back :: g->update
 zen record: weights returned before they are :: tide/zenflow.cuh :: event_record(g->returned :: g->back :: g->host.stream
-zen record: chosen updated before they are :: tide/zenflow.cuh :: event_record(g->updated :: g->update :: g->leave
-zen copy: weights not scattered :: tide/zenflow.cuh :: columns_move_gpu<false>(g->params
+zen record: chosen updated before they are :: train_gpt2.cu :: (g->updated[s], g->update) :: g->update :: g->leave
+zen copy: weights not scattered :: tide/zenflow.cuh :: columns_move_gpu(false, p->params
 zen copy: half of the segments :: tide/zenflow.cuh :: (first) for (int s = 0; s < z->map.segments; s++) { :: z->map.segments :: z->map.segments / 2
-zen copy: result of the first segment :: tide/zenflow.cuh :: (const void *)(z->result + part->rest_at) :: part->rest_at :: (size_t)0
-zen copy: gradient to the first segment's place :: tide/zenflow.cuh :: copy_out(g, z->ring :: part->rest_at :: 0
-zen copy: gradient of the chosen not packed :: tide/zenflow.cuh :: zen_pack(g, (char *)z->grad
+zen copy: result of the first segment :: tide/zenflow.cuh :: copy_in(g, z->landing, p->fresh :: p->fresh :: zen_late(g, 0)->fresh
+zen copy: gradient to the first segment's place :: train_gpt2.cu :: copy_out(g, host, zen_packed :: host :: zen_late(g, 0)->host_grad
+zen copy: gradient of the chosen not packed :: tide/zenflow.cuh :: columns_move_gpu(true, zen_grad
 zen copy: both halves of packed are one :: tide/zenflow.cuh :: (size_t)z->packing * z->map.longest :: z->packing :: 0
 zen copy: landing too small :: tide/zenflow.cuh :: Buffer{"packed", longest * sizeof(floatX) :: longest :: longest / 2
 zen copy: sums never leave :: train_gpt2.cu :: if (g->zen != NULL) zen_sums_leave(g)
-zen sums: not of one micro-batch :: tide/zenflow.cuh :: columns_sums_gpu(z->column_sums, z->scratch, made
-zen sums: not of several micro-batches :: tide/zenflow.cuh :: columns_sums_gpu(z->column_sums, z->scratch, sum
-zen sums: micro-batches never reset :: tide/zenflow.cuh :: accumulate_gradient(sum :: !accumulate :: false
+zen sums: never made :: tide/zenflow.cuh :: columns_sums_gpu(z->column_sums
+zen sums: of several micro-batches read as bf16 :: tide/zenflow.cuh :: columns_sums_gpu(z->column_sums :: is_bf16 :: true
+zen sums: micro-batches never reset :: train_gpt2.cu :: made, p->length, !accumulate :: !accumulate :: false
 zen window: sums never change places :: tide/zenflow.cuh :: if (z->sums == 2 && !one_pass) z->sum :: 1 - z->sum :: z->sum
 zen window: last step not in one pass :: tide/zenflow.cuh :: const bool one_pass = :: turn.drains || z->sums < 2 :: z->sums < 2
 zen window: rest of a late update forgotten :: tide/zenflow.cuh :: zen_compute_until(g, SIZE_MAX);  // what
 zen window: update begun when it is to show :: tide/zenflow.cuh :: zen_compute_until(g, z->due += z->share)
-zen window: update all at once :: tide/zenflow.cuh :: z->share = map->rest / :: map->rest / (z->config.window > 0 ? z->config.window : turn.steps) :: map->rest
+zen window: update all at once :: tide/zenflow.cuh :: z->share = z->map.rest / :: z->map.rest / (z->config.window > 0 ? z->config.window : turn.steps) :: z->map.rest
 zen window: drained, not shown :: tide/zenflow.cuh :: if (turn.drains) zen_show(g)
 zen window: late, not shown :: tide/zenflow.cuh :: if (!turn.drains) zen_show(g)
 zen window: shown twice :: tide/zenflow.cuh :: if (!turn.drains) zen_show(g) :: !turn.drains :: true
 zen window: mean of one step :: tide/zenflow.cuh :: z->late_step = zen_rest_step( :: turn.steps :: (size_t)1
-zen window: backward's room last :: tide/zenflow.cuh :: zen_on_host(g, turn.drains ? :: turn.drains ? i : map->segments - 1 - i :: i
-zen window: forward's weights last :: tide/zenflow.cuh :: zen_on_host(g, turn.drains ? :: turn.drains ? i : map->segments - 1 - i :: map->segments - 1 - i
+zen window: backward's room last :: tide/zenflow.cuh :: zen_on_host(g, turn.drains ? :: turn.drains ? i : segments - 1 - i :: i
+zen window: forward's weights last :: tide/zenflow.cuh :: zen_on_host(g, turn.drains ? :: turn.drains ? i : segments - 1 - i :: segments - 1 - i
 zen scale: not in one pass :: tide/zenflow.cuh :: zen_on_host(g, turn.drains ? :: scale :: 1.0f
 zen scale: not added :: tide/zenflow.cuh :: zen_on_host(g, s, true, false, scale) :: scale :: 1.0f
 zen window: first step adds :: tide/zenflow.cuh :: work.first = gradient && z->clock.filled == 0 :: z->clock.filled == 0 :: false
 zen window: each step is the first :: tide/zenflow.cuh :: work.first = gradient && z->clock.filled == 0 :: z->clock.filled == 0 :: true
-zen window: update of the open sum :: tide/zenflow.cuh :: work.acc = z->acc + (size_t)(gradient :: 1 - z->sum :: z->sum
-zen bits: no result :: tide/zenflow.cuh :: if (z->result != NULL) work.out
+zen window: update of the open sum :: tide/zenflow.cuh :: work.sum = z->acc + (size_t)(gradient :: 1 - z->sum :: z->sum
+zen bits: no result :: tide/gpt2.cuh :: w.p_bf16 = (uint16_t *)p->fresh
 zen selection: only p :: tide/zenflow.cuh :: for (int k = 0; k < 3; k++) :: 3 :: 1
-zen selection: v is m :: tide/zenflow.cuh :: float *const gpu[3] = { :: z->v :: z->m
+zen selection: v is m :: tide/zenflow.cuh :: (first) float *const gpu[3] = { :: g->v :: g->m
 zen selection: the host's first matrix :: tide/zenflow.cuh :: zen_exchange(g, t, swaps, count :: t->rest_at :: 0
 zen selection: slots of the rest are one :: tide/zenflow.cuh :: float *a = host + r * width :: swaps[j].rest :: swaps[0].rest
 zen selection: scores of the first matrix :: tide/zenflow.cuh :: z->clock.scores + t->column_at :: t->column_at :: (size_t)0
 zen selection: map as it was :: tide/zenflow.cuh :: zen_swap(&z->map, i, swaps, count)
 zen selection: the GPU's list as it was :: tide/zenflow.cuh :: (last) gpu_copy(z->column, z->map.column
 zen selection: not counted :: tide/zenflow.cuh :: z->swapped += count
-zen checkpoint: result not made again :: tide/zenflow.cuh :: z->result[i] = f32_to_bf16(z->host_master[i])
+zen checkpoint: result not made again :: tide/zenflow.cuh :: g->host_weights[i] = f32_to_bf16(g->host_master[i])
 zen checkpoint: update computed again :: tide/zenflow.cuh :: z->queued = z->map.segments;
 zen plan: two sums that are not used :: tide/zenflow.cuh :: else z->sums = z->config.overlap :: z->config.overlap && !tight :: !tight
 zen plan: never one sum :: train_gpt2.cu :: zen_settle_sums(g->zen :: c->sum_on_host :: false
-zen host: gradient of one step not clipped :: zenflow.h :: else if (!has_acc) sum = :: mul_f32(scale, grad_at(g, is_bf16, i)) :: grad_at(g, is_bf16, i)
-zen host: last gradient replaces the sum :: zenflow.h :: else sum = fma_f32(scale, grad_at :: acc[i] :: 0.0f
+zen host: gradient of one step not clipped :: tide/zenflow.cuh :: if (update && work.first) work.step.grad_scale :: scale :: 1.0f
+zen host: last gradient replaces the sum :: adam.h :: if (has_sum) g = fma_f32 :: sum[i] :: 0.0f
 zen columns: the rest's begin at the first :: tide/columns.cuh :: w.column_at = z->column_at + (rest :: rest ? z->chosen : 0 :: 0
 zen columns: packed for the arena, not the segment :: tide/columns.cuh :: w.packed_at = rest ? z->rest_at :: z->rest_at - s->rest_at :: z->rest_at
 zen columns: vectors decay :: tide/columns.cuh :: const float decay = w.decay :: w.decay ? s.weight_decay : 0.0f :: s.weight_decay
@@ -171,7 +171,7 @@ zero gather: what is updated stays :: train_gpt2.cu :: (first) if (g->zero != NU
 zero shard: gradient at the segment's begin :: train_gpt2.cu :: s->own_grad_at = s->grad_at + mine :: s->grad_at + mine :: s->grad_at
 zero shard: weights at the segment's begin :: train_gpt2.cu :: s->own_param_at = s->param_at + mine :: s->param_at + mine :: s->param_at
 zero shard: state at the segment's begin :: tide/zero.cuh :: x->own_from = x->at + :: z->rank * x->cut :: (size_t)0
-zero shard: landing of a whole segment :: train_gpt2.cu :: const HostSum work = :: p->at - x->own_at :: p->at % x->length
+zero shard: landing of a whole segment :: train_gpt2.cu :: work.grad = landing + :: p->at - x->own_at :: p->at % x->length
 zero shard: cut at 64 :: zero.h :: return round_up((n + world - 1) / world, ALIGN_ELEMENTS) :: ALIGN_ELEMENTS :: (size_t)64
 zero norm: ranks in the other order :: zero.h :: order[n++] = (uint32_t)(r * stride :: r * stride :: (world - 1 - r) * stride
 zero norm: a rank's first blocks again :: zero.h :: order[n++] = (uint32_t)(r * stride :: taken[r]++ :: i

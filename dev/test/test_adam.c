@@ -200,7 +200,9 @@ static void runs_equal_scalar_with_any_threads(void) {
             if (in_place) memcpy(b.out, a.g16, RUNS_END * 2);
             const void *grad = in_place ? b.out : is_bf16 ? (const void *)a.g16 : (const void *)a.g;
             uint16_t *out = mode == FP32 || mode == BF16 ? NULL : b.out;
-            adam_update_runs(b.p, b.m, b.v, grad, is_bf16, out, runs, RUNS, &s);
+            const AdamWork work = {b.p, b.m, b.v, NULL, grad, is_bf16, 0, 1, out, NULL, runs, RUNS,
+                                   s};
+            adam_work(&work);
             size_t wrong = 0;
             for (size_t i = 0; i < RUNS_END; i++)
                 wrong += !same_float(b.p[i], want.p[i]) || !same_float(b.m[i], want.m[i]) ||
@@ -435,6 +437,7 @@ static void accumulation_is_its_definition(void) {
     enum { MOST = RUNS + RUNS_END / NORM_BLOCK };
     AdamRun runs[RUNS];
     runs_make(runs);
+    static const AdamStep none;
     float *g = (float *)alloc_or_fail(n, 4, "g"), *g0 = (float *)alloc_or_fail(n, 4, "g");
     float *acc = (float *)alloc_or_fail(n, 4, "acc"), *want = (float *)alloc_or_fail(n, 4, "want");
     uint16_t *g16 = (uint16_t *)alloc_or_fail(n, 2, "g16");
@@ -445,21 +448,25 @@ static void accumulation_is_its_definition(void) {
     g[runs[7].at + 3] = NAN;
     g[runs[8].at + 3] = HUGE_VALF;
     for (size_t i = 0; i < n; i++) g16[i] = f32_to_bf16(g[i]);
-    for (int mode = 0; mode < 8; mode++)
+    for (int mode = 0; mode < 16; mode++)
         for (int threads = 1; threads <= 5; threads++) {
-            const int is_bf16 = mode & 1, first = mode >> 1 & 1, with_sums = mode >> 2;
+            const int is_bf16 = mode & 1, first = mode >> 1 & 1, with_sums = mode >> 2 & 1;
+            const float scale = mode < 8 ? 1 : 0.7f;
             use_threads(threads);
             memcpy(acc, g0, n * 4);
             memcpy(want, g0, n * 4);
             for (int b = 0; b < MOST; b++) sums[b] = -7;
-            accumulate_runs(acc, is_bf16 ? (const void *)g16 : (const void *)g, is_bf16, runs, RUNS,
-                            first, with_sums ? sums : NULL);
+            const AdamWork work = {NULL, NULL, NULL, acc,
+                                   is_bf16 ? (const void *)g16 : (const void *)g, is_bf16, first,
+                                   scale, NULL, with_sums ? sums : NULL, runs, RUNS, none};
+            adam_work(&work);
             size_t block = 0, wrong = 0;
             for (int r = 0; r < RUNS; r++) {
                 const size_t at = runs[r].at, length = runs[r].length;
                 for (size_t i = at; i < at + length; i++) {
                     const float x = is_bf16 ? bf16_to_f32(g16[i]) : g[i];
                     want[i] = first ? x : want[i] + x;
+                    if (mode >= 8) want[i] = first ? scale * x : fmaf(scale, x, g0[i]);
                 }
                 for (size_t b = 0; with_sums && b < norm_blocks(length); b++, block++) {
                     const size_t left = length - b * 4096;
@@ -471,8 +478,8 @@ static void accumulation_is_its_definition(void) {
             }
             CHECK(sums[block] == -7, "wrote past the last of %zu blocks", block);
             for (size_t i = 0; i < n; i++) wrong += !same_float(acc[i], want[i]);
-            CHECK(wrong == 0, "%zu differ (bf16 %d, first %d, sums %d, %d threads)", wrong, is_bf16,
-                  first, with_sums, threads);
+            CHECK(wrong == 0, "%zu differ (bf16 %d, first %d, sums %d, scale %g, %d threads)", wrong,
+                  is_bf16, first, with_sums, (double)scale, threads);
         }
     use_threads(0);
     free(g); free(g0); free(acc); free(want); free(g16);

@@ -20,13 +20,15 @@ table='
 gemm_tile 1 product
 gemm_tile_narrow 1 product
 fma_chains 1 product
-adam_range 5
+adam_range 7
 hot_adam_fp32 1
 hot_adam_bf16 1
 hot_adam_fp32_out 1
 hot_adam_bf16_out 1
 hot_adam_in_place 1
-accumulate_runs 4 tail
+hot_adam_sum_bf16 1
+hot_adam_sum_fp32 1
+accumulate_range 4 tail
 hot_accumulate_fp32 1
 hot_accumulate_bf16 1
 hot_accumulate_first 1
@@ -34,14 +36,7 @@ hot_norm 1 tail
 hot_to_bf16 1
 hot_from_bf16 1
 rng_normals 1
-zen_work 10 tail
 zen_sums 1
-hot_zen_sum_bf16 1
-hot_zen_grad_bf16 1
-hot_zen_both_bf16 1
-hot_zen_sum_fp32 1
-hot_zen_grad_fp32 1
-hot_zen_both_fp32 1
 zo_perturb 0
 zo_update 1
 hot_zo_round_fp16 1

@@ -33,7 +33,8 @@ static void update(const void *arg) {  // gradients come by the wire, and the we
     const Update *u = (const Update *)arg;
     const AdamRun runs[2] = {{0, 1001, 1}, {1001, LENGTH - 1001, 0}};
     const AdamStep s = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.1, (uint64_t)u->t, 0.5);
-    adam_update_runs(u->p, u->m, u->v, u->wire, 1, u->wire, runs, 2, &s);
+    const AdamWork work = {u->p, u->m, u->v, NULL, u->wire, 1, 0, 1, u->wire, NULL, runs, 2, s};
+    adam_work(&work);
 }
 
 static void nothing(const void *) {}

@@ -239,9 +239,10 @@ static void check_host_memory(GPT2 *g, const Config *c, const char *name) {
     const bool sums = c->accum > 1, wide = sums || c->wire == 32 || c->bits == 32;
     size_t wanted = away * 12 + grads * (wide ? 4 : 2) + (wide && c->bits == 16 ? 2 * grads : 0);
     if (sums && c->tight > 0) wanted += 2 * g->longest_segment * sizeof(floatX);
-    const int buffers = gpt2_host_buffers(g, list);
+    const int buffers = gpt2_buffers(g, list);
     size_t listed = 0;
     for (int i = 0; i < buffers; i++) {
+        if (list[i].kind != BUFFER_HOST) continue;
         const char *p = (const char *)buffer_get(&list[i]);
         listed += list[i].bytes;
         cudaPointerAttributes a;

@@ -86,6 +86,7 @@ static Times measure(const Case *c, double compute) {
     GPT2 *g = model_new(&s, &where);
     zen_choose(g, &r, SIZE_MAX, SIZE_MAX);
     zen_settle_sums(g->zen, c->sums == 1);
+    gpt2_place(g);
     const size_t host = gpt2_host_bytes(g);  // leaves no room for more sums
     model_plan(g, RECOMPUTE_NONE, SIZE_MAX, host);
     gpt2_allocate(g);

@@ -842,11 +842,12 @@ static void fill(float *x, size_t n, uint64_t seed, float size) {
 // In one pass with the last addition or after it, with any thread count: the same bits as element
 // by element.
 static void packed_updates_are_those_of_each_element(void) {
-    static const size_t lengths[] = {1, 129, ZEN_CHUNK, ZEN_CHUNK + 1, 2 * ZEN_CHUNK + 77};
-    const AdamStep s = adam_step_prepare(0.02, 0.9, 0.95, 1e-8, 0.2, 3, 0.25);
+    static const size_t lengths[] = {1, 129, ADAM_CHUNK, ADAM_CHUNK + 1, 2 * ADAM_CHUNK + 77};
+    const AdamStep third = adam_step_prepare(0.02, 0.9, 0.95, 1e-8, 0.2, 3, 0.25);
     enum { P, M1, V1, A, G, FP, FM, FV, LIST };
     for (size_t k = 0; k < 5; k++) {
         const size_t n = lengths[k];
+        const AdamRun run = {0, n, 1};
         float *x[LIST];
         uint16_t *half = (uint16_t *)alloc_or_fail(n, sizeof(uint16_t), "half");
         uint16_t *out = (uint16_t *)alloc_or_fail(n, sizeof(uint16_t), "out");
@@ -856,6 +857,8 @@ static void packed_updates_are_those_of_each_element(void) {
             for (int bf16 = 0; bf16 < 2; bf16++)
                 for (int threads = 1; threads <= 3; threads++) {
                     const bool has_acc = what < 2;
+                    AdamStep s = third;
+                    if (!has_acc) s.grad_scale = 1;
                     const void *g = what == 0 ? NULL : bf16 ? (const void *)half : x[G];
                     use_threads(threads);
                     fill(x[P], n, 1, 1);
@@ -874,9 +877,10 @@ static void packed_updates_are_those_of_each_element(void) {
                         x[FV][i] = x[V1][i];
                         adam_scalar(&x[FP][i], &x[FM][i], &x[FV][i], sum, &s, s.weight_decay);
                     }
-                    ZenWork work = {x[P], x[M1], x[V1], x[A], g, bf16 != 0, !has_acc, 0.7f, out,
-                                    n, s};
-                    zen_work(&work);
+                    AdamWork work = {x[P], x[M1], x[V1], has_acc ? x[A] : NULL, g, bf16, !has_acc,
+                                     0.7f, bf16 ? out : NULL, NULL, &run, 1, s};
+                    if (!has_acc) work.step.grad_scale = 0.7f;  // of a window of one step
+                    adam_work(&work);
                     CHECK(same(x[P], x[FP], n) && same(x[M1], x[FM], n) && same(x[V1], x[FV], n),
                           "%zu, kind %d, bf16 %d, %d threads", n, what, bf16, threads);
                     for (size_t i = 0; i < n; i++)
@@ -890,11 +894,13 @@ static void packed_updates_are_those_of_each_element(void) {
                     fill(x[M1], n, 2, 0.1f);
                     for (size_t i = 0; i < n; i++) x[V1][i] = fabsf(noise(3, i));
                     work.p = NULL;
-                    zen_work(&work);
+                    work.sum = x[A];
+                    adam_work(&work);
                     work.p = x[P];
                     work.grad = NULL;
-                    work.first = false;
-                    zen_work(&work);
+                    work.first = 0;
+                    work.step = s;
+                    adam_work(&work);
                     CHECK(same(x[P], x[FP], n) && same(x[M1], x[FM], n) && same(x[V1], x[FV], n),
                           "%zu, kind %d: unfused", n, what);
                 }
@@ -938,10 +944,14 @@ static void packed_state_has_the_bits_of_the_reference(void) {
         EACH_REST(wire[at] = f32_to_bf16(g[e]);)
         for (int s = 0; s < map->segments; s++) {
             const size_t at = map->segment[s].rest_at, count = map->segment[s].rest;
-            const ZenWork work = {closes ? p + at : NULL, first + at, second + at, acc + at,
-                                  wire + at, true, filled == 0, scale_of(step), out + at, count,
-                                  late};
-            zen_work(&work);
+            const AdamRun run = {0, count, 1};
+            AdamWork work = {closes ? p + at : NULL, first + at, second + at, acc + at, wire + at,
+                             1, filled == 0, scale_of(step), out + at, NULL, &run, 1, late};
+            if (closes && filled == 0) {  // a window of one step needs no sum
+                work.sum = NULL;
+                work.step.grad_scale = scale_of(step);
+            }
+            adam_work(&work);
         }
         const size_t selections = x.clock.selections;
         int32_t *before = (int32_t *)alloc_or_fail(map->columns, sizeof(int32_t), "columns");

@@ -416,6 +416,7 @@ static void run_free(Run *r) {
 // Bytes of host memory that leave room for so many sums of gradients, if so many are wanted.
 static size_t room_for(GPT2 *g, size_t sums) {
     zen_settle_sums(g->zen, sums == 1);
+    gpt2_place(g);
     return gpt2_host_bytes(g);
 }
 
@@ -513,11 +514,12 @@ static void check_moved(const GPT2 *g, const Record *r, const char *name) {
 // rest, one gradient of each, the sums, and new weights.
 static void check_host_memory(GPT2 *g, const Config *c, size_t rest, const char *name) {
     Buffer list[MAX_BUFFERS];
-    const int n = gpt2_host_buffers(g, list);
+    const int n = gpt2_buffers(g, list);
     const size_t sums = c->window == 1 ? 0 : !c->overlap ? 1 : c->sums;
     const size_t wanted = rest * (12 + sizeof(floatX) + 4 * sums + (c->bits == 16 ? 2 : 0));
     size_t listed = 0;
     for (int i = 0; i < n; i++) {
+        if (list[i].kind != BUFFER_HOST) continue;
         const char *p = (const char *)buffer_get(&list[i]);
         cudaPointerAttributes a;
         if (strcmp(list[i].purpose, "columns") != 0) listed += list[i].bytes;

@@ -349,13 +349,11 @@ static void check_formulas(GPT2 *g, const Config *c, const char *name) {
     const size_t turns = min_size((size_t)c->places, x.L);  // of gradients
     const bool sums = c->accum > 1, away = c->mode != NONE;
 
-    Buffer gpu[MAX_BUFFERS], host[MAX_BUFFERS];
-    const int n = gpt2_buffers(g, gpu), m = gpt2_host_buffers(g, host);
-    const size_t weights = purpose_bytes(gpu, n, "parameters");
-    const size_t masters = purpose_bytes(gpu, n, "master weights")
-                         + purpose_bytes(host, m, "master weights");
-    const size_t moments = purpose_bytes(gpu, n, "AdamW moments")
-                         + purpose_bytes(host, m, "AdamW moments");
+    Buffer list[MAX_BUFFERS];
+    const int n = gpt2_buffers(g, list);
+    const size_t weights = purpose_bytes(list, n, "parameters");
+    const size_t masters = purpose_bytes(list, n, "master weights");
+    const size_t moments = purpose_bytes(list, n, "AdamW moments");
     const size_t layer_parts = parts - part_of(x.n[0], R) - part_of(x.n[2], R);
     CHECK(weights == X_ * (c->stage < 3 ? rooms : places + layer_parts), "rank %zu: %zu bytes of "
           "weights: %s", rank, weights, name);
@@ -370,7 +368,7 @@ static void check_formulas(GPT2 *g, const Config *c, const char *name) {
         if (sums) wanted += 4 * own;
         else if (c->stage >= 2) wanted += X_ * own;
         wanted += (size_t)128 * ((s.V + 127) / 128) * s.C * 4;
-        const size_t grads = purpose_bytes(gpu, n, "gradients");
+        const size_t grads = purpose_bytes(list, n, "gradients");
         CHECK(grads == wanted, "rank %zu: %zu bytes of gradients, not %zu: %s", rank, grads, wanted,
               name);
     }

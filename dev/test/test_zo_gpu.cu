@@ -198,18 +198,7 @@ static GPT2 *model_open(const Config *c, Feed *f, const float *weights, size_t s
     zo_place(g, c->residents, c->slots);
     const size_t before = free_memory();
     gpt2_allocate(g);
-    Buffer list[MAX_BUFFERS];
-    const int n = gpt2_buffers(g, list);
-    size_t listed = 0;
-    for (int i = 0; i < n; i++) listed += list[i].bytes;
-    CHECK(gpt2_bytes(g) >= listed && gpt2_bytes(g) - listed < 256 * (size_t)n,
-          "%s: planned %zu, buffers %zu", name, gpt2_bytes(g), listed);
-#ifdef __CUDA_EMU__
-    CHECK(before - free_memory() == listed, "%s: allocated %zu, planned %zu", name,
-          before - free_memory(), listed);
-#else
-    (void)before;
-#endif
+    check_memory(g, name, before - free_memory());
     for (size_t l = 0, stay = 0; l < g->config.layers; l++) {  // as many stay as were asked for
         stay += zo_stays(g, l);
         CHECK(l + 1 < g->config.layers || stay == min_size(c->residents, g->config.layers),
