@@ -40,48 +40,48 @@ typedef struct { int norm, end; } StepMark;
 enum { REHEARSED_MICRO = 5 };
 
 static bool job_is(const Job *t, const char *name) {
-    return t->row == ROW_COMPUTE && strcmp(t->name, name) == 0;
+    return t->span.row == ROW_COMPUTE && strcmp(t->span.name, name) == 0;
 }
 
 static bool job_sends(const Job *t, const char *name) {
-    return t->takes == TAKES_COMM && strcmp(t->name, name) == 0;
+    return t->takes == TAKES_COMM && strcmp(t->span.name, name) == 0;
 }
 
 // Adds to *x what jobs (before, end] of one step are, of which `more` micro-batches were left out.
 static void predict_step(const Rehearsal *q, int before, int end, size_t more, Prediction *x) {
     const Job *t = q->jobs;
-    double done = t[before].end, begin = 0, tail = 0, back = 0, times = 1;
+    double done = t[before].span.end, begin = 0, tail = 0, back = 0, times = 1;
     int micro = -1;
     bool forward = false, begins = false;
-    x->step += t[end].end - t[before].end;
+    x->step += t[end].span.end - t[before].span.end;
     for (int i = before + 1; i <= end; i++) {
         const bool is_forward = job_is(&t[i], "forward"), is_backward = job_is(&t[i], "backward");
-        const bool first = is_forward && t[i].number == 0;
+        const bool first = is_forward && t[i].span.number == 0;
         if (first && !begins) {  // a micro-batch
-            if (micro >= 0) x->backward += times * (t[i].begin - tail);
+            if (micro >= 0) x->backward += times * (t[i].span.begin - tail);
             if (times > 1) x->step += (times - 1) * (done - back);
             back = done;
-            begin = t[i].begin;
+            begin = t[i].span.begin;
             times = ++micro == REHEARSED_MICRO - 2 ? 1 + (double)more : 1;
         }
         if (is_forward || is_backward) {
-            const double waited = times * (t[i].begin - done);
+            const double waited = times * (t[i].span.begin - done);
             *(is_forward ? &x->stall_forward : &x->stall_backward) += waited;
             if (is_backward && forward) x->forward += times * (done - begin);
             if (is_backward && forward) tail = done;
             forward = is_forward;
             begins = first;
         }
-        if (t[i].row == ROW_COMPUTE && t[i].takes == TAKES_GPU) x->other += times * t[i].work;
+        if (t[i].span.row == ROW_COMPUTE && t[i].takes == TAKES_GPU) x->other += times * t[i].work;
         if (t[i].takes == TAKES_PRODUCTS) x->compute += times * t[i].work;
-        if (t[i].row == ROW_COMPUTE) done = t[i].end;
+        if (t[i].span.row == ROW_COMPUTE) done = t[i].span.end;
         if (t[i].takes == TAKES_COMM) x->comm += times * t[i].work;
-        if (job_sends(&t[i], "reduce")) x->reduced_bytes += times * (double)t[i].bytes;
-        if (job_sends(&t[i], "gather")) x->gathered_bytes += times * (double)t[i].bytes;
-        if (t[i].takes == TAKES_H2D && t[i].row >= 0) x->h2d_bytes += times * t[i].work;
-        if (t[i].takes == TAKES_D2H && t[i].row >= 0) x->d2h_bytes += times * t[i].work;
+        if (job_sends(&t[i], "reduce")) x->reduced_bytes += times * (double)t[i].span.bytes;
+        if (job_sends(&t[i], "gather")) x->gathered_bytes += times * (double)t[i].span.bytes;
+        if (t[i].takes == TAKES_H2D && t[i].span.row >= 0) x->h2d_bytes += times * t[i].work;
+        if (t[i].takes == TAKES_D2H && t[i].span.row >= 0) x->d2h_bytes += times * t[i].work;
     }
-    x->backward += t[end].end - tail;
+    x->backward += t[end].span.end - tail;
 }
 
 // What the last `counted` of `steps` come to, in the mean: in the steady state, if those before
@@ -94,7 +94,7 @@ static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int co
     Prediction x;
     memset(&x, 0, sizeof x);
     rehearsal_time(q);
-    const double start = q->jobs[first->norm].end;
+    const double start = q->jobs[first->norm].span.end;
     for (const StepMark *m = first; m < last; m++) predict_step(q, m->norm, m[1].norm, more, &x);
     double *const means[] = {&x.step, &x.forward, &x.backward, &x.compute, &x.other, &x.h2d_bytes,
                              &x.d2h_bytes, &x.stall_forward, &x.stall_backward, &x.comm,
@@ -103,7 +103,7 @@ static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int co
     x.reduced_bytes *= (double)(world - 1) / (double)world;  // a ring passes on all but one part
     x.gathered_bytes *= (double)(world - 1) / (double)world;
     for (int i = first->norm; i < first->end; i++)
-        x.update = fmax(x.update, q->jobs[i].end - start);
+        x.update = fmax(x.update, q->jobs[i].span.end - start);
     if (trace != NULL) rehearsal_draw(q, trace, first->norm + 1, last->end, start);
     if (x.comm == 0) return x;
     for (int i = 0; i < q->count; i++)

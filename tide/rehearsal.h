@@ -32,22 +32,17 @@ static const double UNLIMITED = 1e18;
 typedef struct {
     int stream, next;        // the next job of this stream, or NO_JOB
     int waits[JOB_WAITS];   // jobs that must be complete besides the one before in its stream
-    int takes, row;          // row: of the trace; -1: none
-    const char *name;
-    size_t number, bytes;
+    int takes;
     double work;
-    double begin, end;       // seconds, by rehearsal_time()
+    TraceSpan span;          // when it begins and ends: by rehearsal_time()
 } Job;
-
-// What the next job is called, in which row of the trace (-1: in none); bytes that it moves.
-typedef struct { int row; const char *name; size_t number, bytes; } RehearsedSpan;
 
 typedef struct {
     int first, last;         // jobs
     int waits[JOB_WAITS], count;  // what the next job is to wait for
     int host;                // of the host, the job that this stream knows is complete
     bool sealed;             // somebody waits for the last job: it is complete as it is
-    RehearsedSpan span, outer;  // the open one, and the one that it is within
+    TraceSpan span, outer;   // the open one, and the one that it is within
 } RehearsedStream;
 
 typedef struct {
@@ -66,8 +61,8 @@ static Rehearsal *rehearsal;  // the one that is open; NULL: what is queued is r
 static int rehearse_stream(void) {
     Rehearsal *q = rehearsal;
     if (q->stream_count == REHEARSAL_STREAMS) fail("rehearsal: too many streams");
-    const RehearsedStream none = {NO_JOB, NO_JOB, {0}, 0, NO_JOB, true, {-1, "", 0, 0},
-                                  {-1, "", 0, 0}};
+    const TraceSpan no = {-1, -1, -1, "", 0, 0};
+    const RehearsedStream none = {NO_JOB, NO_JOB, {0}, 0, NO_JOB, true, no, no};
     q->streams[q->stream_count] = none;
     return q->stream_count++;
 }
@@ -118,7 +113,7 @@ static void rehearse_wait(int stream, int event) {
 // Begins a span in a stream; ends it.
 static void rehearse_span(int stream, int row, const char *name, size_t number, size_t bytes) {
     RehearsedStream *s = &rehearsal->streams[stream];
-    const RehearsedSpan span = {row, name, number, bytes};
+    const TraceSpan span = {-1, -1, row, name, number, bytes};
     s->outer = s->span;
     s->span = span;
 }
@@ -139,14 +134,13 @@ static int rehearse(int stream, int takes, double work) {
     }
     Job *last = s->last == NO_JOB ? NULL : &q->jobs[s->last];
     if (s->count == 0 && work == 0) return s->last;
-    if (s->count == 0 && !s->sealed && last->takes == takes && last->row == s->span.row
-        && last->name == s->span.name && last->number == s->span.number) {
+    if (s->count == 0 && !s->sealed && last->takes == takes && last->span.row == s->span.row
+        && last->span.name == s->span.name && last->span.number == s->span.number) {
         last->work += work;
         return s->last;
     }
     q->jobs = (Job *)array_grow(q->jobs, (size_t)q->count, sizeof *q->jobs, "plan");
-    Job t = {stream, NO_JOB, {NO_JOB, NO_JOB, NO_JOB}, takes, s->span.row, s->span.name,
-             s->span.number, s->span.bytes, work, -1, -1};
+    Job t = {stream, NO_JOB, {NO_JOB, NO_JOB, NO_JOB}, takes, work, s->span};
     for (int i = 0; i < s->count; i++) t.waits[i] = s->waits[i];
     s->count = 0;
     s->sealed = false;
@@ -222,7 +216,7 @@ static void machine_speeds(const Rates *r, const int busy[TAKES_KINDS], double s
 
 static bool job_is_ready(const Rehearsal *q, const Job *t) {
     for (int i = 0; i < JOB_WAITS; i++)
-        if (t->waits[i] != NO_JOB && q->jobs[t->waits[i]].end < 0) return false;
+        if (t->waits[i] != NO_JOB && q->jobs[t->waits[i]].span.end < 0) return false;
     return true;
 }
 
@@ -231,7 +225,7 @@ static void rehearsal_time(Rehearsal *q) {
     int head[REHEARSAL_STREAMS], done = 0;
     double left[REHEARSAL_STREAMS] = {0}, now = 0;
     bool at_work[REHEARSAL_STREAMS];
-    for (int i = 0; i < q->count; i++) q->jobs[i].begin = q->jobs[i].end = -1;
+    for (int i = 0; i < q->count; i++) q->jobs[i].span.begin = q->jobs[i].span.end = -1;
     for (int s = 0; s < q->stream_count; s++) head[s] = q->streams[s].first;
     while (done < q->count) {
         int busy[TAKES_KINDS] = {0};
@@ -242,14 +236,14 @@ static void rehearsal_time(Rehearsal *q) {
                 at_work[s] = false;
                 if (head[s] == NO_JOB) continue;
                 Job *t = &q->jobs[head[s]];
-                if (t->begin < 0) {
+                if (t->span.begin < 0) {
                     if (!job_is_ready(q, t)) continue;
-                    t->begin = now;
+                    t->span.begin = now;
                     left[s] = t->work;
                 }
                 at_work[s] = left[s] > 0;
                 if (at_work[s]) continue;
-                t->end = now;
+                t->span.end = now;
                 done++;
                 head[s] = t->next;
                 more = true;
@@ -275,16 +269,16 @@ static void rehearsal_time(Rehearsal *q) {
 // Draws jobs [first, end), from time `start` on.
 static void rehearsal_draw(const Rehearsal *q, TraceFile *trace, int first, int end,
                            double start) {
-    double last = start;
+    double last = 0;
     for (int i = first; i < end; i++) {
-        const Job *t = &q->jobs[i];
-        const bool compute = t->row == ROW_COMPUTE;
-        if (t->row < 0 || t->end <= t->begin) continue;
-        if (compute && t->begin > last)
-            trace_span(trace, ROW_COMPUTE, "wait", TRACE_NONE, last - start, t->begin - start, 0);
-        if (compute) last = t->end;
-        trace_span(trace, t->row, t->name, t->number, t->begin - start, t->end - start,
-                   t->bytes);
+        TraceSpan s = q->jobs[i].span;
+        if (s.row < 0 || s.end <= s.begin) continue;
+        s.begin -= start;
+        s.end -= start;
+        const TraceSpan wait = {last, s.begin, ROW_COMPUTE, "wait", TRACE_NONE, 0};
+        if (s.row == ROW_COMPUTE && s.begin > last) trace_span(trace, &wait);
+        if (s.row == ROW_COMPUTE) last = s.end;
+        trace_span(trace, &s);
     }
 }
 

@@ -79,7 +79,7 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
         return -1;
     }
     TimelineSlot *x = &h->slot[h->count];
-    const TraceSpan span = {row, name, number, bytes, 0, 0};
+    const TraceSpan span = {0, 0, row, name, number, bytes};
     x->span = span;
     x->ended = x->began = false;
     x->between = t->between;
@@ -126,14 +126,9 @@ static void timeline_memory(Timeline *t, const char *what, long long delta_bytes
     else *timeline_class(t, what) += delta_bytes;  // or sums go wrong
 }
 
-static int timeline_compare(const void *a, const void *b) {
-    const TraceSpan *x = (const TraceSpan *)a, *y = (const TraceSpan *)b;
-    return (x->begin > y->begin) - (x->begin < y->begin);
-}
-
 // Writes a step's changes in the order of time.
 static void timeline_write_memory(Timeline *t, TraceSpan *changes, int n) {
-    if (n > 0) qsort(changes, (size_t)n, sizeof *changes, timeline_compare);
+    qsort(changes, (size_t)n, sizeof *changes, compare_doubles);
     for (int i = 0; i < n; i++) {
         long long *bytes = timeline_class(t, changes[i].name);
         *bytes += (long long)changes[i].bytes;
@@ -197,9 +192,7 @@ static void timeline_read(Timeline *t, TimelineHalf *h) {
     if (t->trace.file != NULL) {
         t->trace.step = h->step;
         for (int i = 0; i < h->count; i++)
-            if (i < n || i >= apart)
-                trace_span(&t->trace, spans[i].row, spans[i].name, spans[i].number, spans[i].begin,
-                           spans[i].end, spans[i].bytes);
+            if (i < n || i >= apart) trace_span(&t->trace, &spans[i]);
         timeline_write_memory(t, changes, change_count);
     }
     free(spans);

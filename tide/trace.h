@@ -23,11 +23,11 @@ static const char *const trace_rows[ROWS] = {
 // move gradients and weights between GPUs. dev/timeline.c knows "forward", "backward", "leave",
 // "norm", "accumulate" and "save", too.
 typedef struct {
-    int row;                // ROW_COMPUTE ..
+    double begin, end;      // seconds
+    int row;                // ROW_COMPUTE ..; -1: of none, not to be written
     const char *name;       // static
     size_t number;          // of the layer or piece; TRACE_NONE: it has none
     size_t bytes;           // that cross the link; 0: none
-    double begin, end;      // seconds
 } TraceSpan;
 
 #define TRACE_NONE SIZE_MAX
@@ -159,17 +159,15 @@ static bool trace_open(TraceFile *t, const char *path, Error *err) {
     return true;
 }
 
-// number: TRACE_NONE for none; begin, end: seconds; bytes: 0 for no copy.
-static void trace_span(TraceFile *t, int row, const char *name, size_t number, double begin,
-                       double end, size_t bytes) {
-    const double us = trace_microseconds(begin), duration = trace_microseconds(end) - us;
-    trace_event(t, 'X', name);
-    fprintf(t->file, ",\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"step\":%zu", row, us,
+static void trace_span(TraceFile *t, const TraceSpan *s) {
+    const double us = trace_microseconds(s->begin), duration = trace_microseconds(s->end) - us;
+    trace_event(t, 'X', s->name);
+    fprintf(t->file, ",\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"step\":%zu", s->row, us,
             duration > 0 ? duration : 0, t->step);
-    if (number != TRACE_NONE) fprintf(t->file, ",\"number\":%zu", number);
-    if (bytes > 0) fprintf(t->file, ",\"bytes\":%zu", bytes);
-    if (bytes > 0 && duration > 0)
-        fprintf(t->file, ",\"GB/s\":%.4g", (double)bytes / duration / 1e3);
+    if (s->number != TRACE_NONE) fprintf(t->file, ",\"number\":%zu", s->number);
+    if (s->bytes > 0) fprintf(t->file, ",\"bytes\":%zu", s->bytes);
+    if (s->bytes > 0 && duration > 0)
+        fprintf(t->file, ",\"GB/s\":%.4g", (double)s->bytes / duration / 1e3);
     fputs("}}", t->file);
 }
 

@@ -705,23 +705,23 @@ static void case_change(Rehearsal *q) {
     const System system = case_now.system;
     int first = 0, back = NO_JOB, left = NO_JOB;  // newest: weights' way back, gradient's way out
     if (system == TIDE) return;
-    while (q->jobs[first].row != ROW_COMPUTE) first++;
+    while (q->jobs[first].span.row != ROW_COMPUTE) first++;
     for (int i = 0; i < q->count; i++) {
         Job *t = &q->jobs[i];
-        if (t->row == ROW_LEAVE && system == DEEPSPEED) t->work *= r->d2h / 2.5e9;
-        if (t->row == ROW_HOST) t->work *= 1 + r->host_adam / r->host_cast;
+        if (t->span.row == ROW_LEAVE && system == DEEPSPEED) t->work *= r->d2h / 2.5e9;
+        if (t->span.row == ROW_HOST) t->work *= 1 + r->host_adam / r->host_cast;
         // a pass with fp32 gradients is of 30 bytes, not 28; the paper's Uc is of such passes
-        if (t->row == ROW_HOST && system != DEEPSPEED) t->work *= 28.0 / 30;
+        if (t->span.row == ROW_HOST && system != DEEPSPEED) t->work *= 28.0 / 30;
         // only DeepSpeed's backward waits for what leaves; the others', for the place of another
         for (int k = 0; k < JOB_WAITS && system != DEEPSPEED; k++)
             if (t->stream == q->jobs[first].stream && t->waits[k] == left) t->waits[k] = NO_JOB;
-        for (int k = 0; k < JOB_WAITS && t->row == ROW_HOST && system <= OVERLAPPED; k++) {
+        for (int k = 0; k < JOB_WAITS && t->span.row == ROW_HOST && system <= OVERLAPPED; k++) {
             if (t->waits[k] != NO_JOB) continue;
             t->waits[k] = back;
             break;
         }
-        if (t->row == ROW_LEAVE) left = i;
-        if (t->row == ROW_BACK) back = i;
+        if (t->span.row == ROW_LEAVE) left = i;
+        if (t->span.row == ROW_BACK) back = i;
     }
 }
 

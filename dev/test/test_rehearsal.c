@@ -39,7 +39,7 @@ static int job(int stream, double work, int a, int b) {
     return t;
 }
 
-static double end(int i) { return q.jobs[i].end; }
+static double end(int i) { return q.jobs[i].span.end; }
 
 // ---------------------------------------------------------------------------------------------
 // The machine
@@ -252,8 +252,9 @@ static void like_work_joins(void) {
         const int next = rehearse(COMPUTE, unlike[i].takes, 1);
         const Job *t = &q.jobs[next];
         CHECK(next != last, "%zu joined", i);
-        CHECK(t->row == unlike[i].row && t->name == unlike[i].name && t->takes == unlike[i].takes
-              && t->number == unlike[i].number && t->bytes == 100 + i, "%zu: another span", i);
+        CHECK(t->span.row == unlike[i].row && t->span.name == unlike[i].name
+              && t->takes == unlike[i].takes && t->span.number == unlike[i].number
+              && t->span.bytes == 100 + i, "%zu: another span", i);
         last = next;
         jobs++;
     }

@@ -40,16 +40,22 @@ static void intervals_agree_with_ticks(void) {
     }
 }
 
+static void span(TraceFile *t, int row, const char *name, size_t number, double begin, double end,
+                 size_t bytes) {
+    const TraceSpan s = {begin, end, row, name, number, bytes};
+    trace_span(t, &s);
+}
+
 static void counters_of_a_step(void) {
     const TraceSpan s[] = {
-        {ROW_COMPUTE, "forward", 0, 0, 0, 2},      {ROW_COMPUTE, "wait", 1, 0, 2, 2.5},
-        {ROW_COMPUTE, "forward", 1, 0, 2.5, 4},    {ROW_COMPUTE, "wait", 1, 0, 3.75, 4.25},
-        {ROW_COMPUTE, "backward", 1, 0, 5, 8},     {ROW_LEAVE, "leave", 1, 64, 7, 9},
-        {ROW_LEAVE, "norm", 0, 0, 9, 12},          {ROW_FETCH, "fetch", 0, 64, 8.5, 10},
-        {ROW_FETCH, "fetch", 1, 64, 9.5, 11},      {ROW_UPDATE, "wait", 0, 0, 0, 99},
-        {ROW_UPDATE, "update", 0, 0, 10, 10.25},   {ROW_FLUSH, "flush", 0, 64, 10.25, 12.5},
-        {ROW_HOST, "accumulate", 2, 0, 6, 7},      {ROW_HOST, "update", 2, 0, 9, 13},
-        {ROW_BACK, "back", 2, 32, 12, 14},         {ROW_HOST, "save", 2, 0, 13, 20}};
+        {0, 2, ROW_COMPUTE, "forward", 0, 0},      {2, 2.5, ROW_COMPUTE, "wait", 1, 0},
+        {2.5, 4, ROW_COMPUTE, "forward", 1, 0},    {3.75, 4.25, ROW_COMPUTE, "wait", 1, 0},
+        {5, 8, ROW_COMPUTE, "backward", 1, 0},     {7, 9, ROW_LEAVE, "leave", 1, 64},
+        {9, 12, ROW_LEAVE, "norm", 0, 0},          {8.5, 10, ROW_FETCH, "fetch", 0, 64},
+        {9.5, 11, ROW_FETCH, "fetch", 1, 64},      {0, 99, ROW_UPDATE, "wait", 0, 0},
+        {10, 10.25, ROW_UPDATE, "update", 0, 0},   {10.25, 12.5, ROW_FLUSH, "flush", 0, 64},
+        {6, 7, ROW_HOST, "accumulate", 2, 0},      {9, 13, ROW_HOST, "update", 2, 0},
+        {12, 14, ROW_BACK, "back", 2, 32},         {13, 20, ROW_HOST, "save", 2, 0}};
     TimelineStep c = {.step = 7};
     trace_counters(&c, s, sizeof s / sizeof *s);
     // in: 8.5-11, 12-14; out: 7-9, 10.25-12.5; "norm" copies nothing
@@ -64,9 +70,9 @@ static void counters_of_a_step(void) {
     trace_counters(&c, s, 0);
     CHECK(c.forward == 0 && c.stalled == 0, "nothing");
     // in any order of the list; a wait that nothing follows is not backward's
-    const TraceSpan waits[] = {{ROW_COMPUTE, "backward", 0, 0, 3, 4}, {ROW_COMPUTE, "wait", 0, 0, 6, 7},
-                               {ROW_COMPUTE, "forward", 0, 0, 1, 2},  {ROW_COMPUTE, "wait", 0, 0, 2, 3},
-                               {ROW_LEAVE, "backward", 0, 0, 7, 8},   {ROW_COMPUTE, "wait", 0, 0, 0, 1}};
+    const TraceSpan waits[] = {{3, 4, ROW_COMPUTE, "backward", 0, 0}, {6, 7, ROW_COMPUTE, "wait", 0, 0},
+                               {1, 2, ROW_COMPUTE, "forward", 0, 0},  {2, 3, ROW_COMPUTE, "wait", 0, 0},
+                               {7, 8, ROW_LEAVE, "backward", 0, 0},   {0, 1, ROW_COMPUTE, "wait", 0, 0}};
     trace_counters(&c, waits, sizeof waits / sizeof *waits);
     CHECK(c.stalled == 3 && c.stalled_backward == 1, "%g %g", c.stalled, c.stalled_backward);
 }
@@ -95,16 +101,16 @@ static void file_says_what_happened(void) {
     CHECK(trace_open(&t, path, &err), "%s", err.text);
     trace_row(&t, 3, "a \"row\"\\\n");
     t.step = 12;
-    trace_span(&t, 3, "fetch", 5, 1.25, 1.5, 1000000000);
+    span(&t, 3, "fetch", 5, 1.25, 1.5, 1000000000);
     CHECK(trace_flush(&t, &err), "%s", err.text);
     Json *half = json_read(path, &err);
     CHECK(half != NULL && json_get(half, "traceEvents")->count == FIRST_EVENTS + 4, "%s", err.text);
     json_free(half);
-    trace_span(&t, 0, "forward", TRACE_NONE, 2, 2, 7);
-    trace_span(&t, 0, "backwards", 0, 2, 1, 0);
+    span(&t, 0, "forward", TRACE_NONE, 2, 2, 7);
+    span(&t, 0, "backwards", 0, 2, 1, 0);
     // An hour in, what touches after nanoseconds still touches, and the digits are there.
-    trace_span(&t, 0, "a", 1, 3600.0000001234, 3600.0000005678, 0);
-    trace_span(&t, 0, "b", 1, 3600.0000005678, 3600.0000009, 0);
+    span(&t, 0, "a", 1, 3600.0000001234, 3600.0000005678, 0);
+    span(&t, 0, "b", 1, 3600.0000005678, 3600.0000009, 0);
     trace_counter(&t, "memory", "weights", 0.5, 8589934593.0);
     CHECK(trace_flush(&t, &err) && trace_close(&t, &err), "%s", err.text);
     Json *root = json_read(path, &err);
@@ -148,7 +154,7 @@ static void unwritable_is_an_error(void) {
     for (int how = 0; how < 3; how++) {  // found at a flush, at the close, or in between
         CHECK(trace_open(&t, "/dev/full", &err), "%s", err.text);
         err.text[0] = '\0';
-        for (int i = 0; i < (how == 2 ? 1000 : 1); i++) trace_span(&t, 0, "forward", 1, 0, 1, 0);
+        for (int i = 0; i < (how == 2 ? 1000 : 1); i++) span(&t, 0, "forward", 1, 0, 1, 0);
         if (how != 1) CHECK(!trace_flush(&t, &err), "flushed");
         if (how == 0) err.text[0] = '\0';
         CHECK(!trace_close(&t, &err), "closed");
@@ -166,9 +172,9 @@ static void pipe_gets_one_end(void) {
     TraceFile t;
     Error err;
     CHECK(trace_open(&t, fifo, &err), "%s", err.text);
-    trace_span(&t, 0, "forward", 1, 0, 1, 0);
+    span(&t, 0, "forward", 1, 0, 1, 0);
     CHECK(trace_flush(&t, &err), "%s", err.text);
-    trace_span(&t, 0, "forward", 2, 1, 2, 0);
+    span(&t, 0, "forward", 2, 1, 2, 0);
     CHECK(trace_close(&t, &err), "%s", err.text);
     fclose(keep);
     const size_t n = fread(text, 1, sizeof text, in);
@@ -259,13 +265,13 @@ static void end_trace(TraceFile *t) {
 static void picture_is_to_scale(void) {
     TraceFile t;
     begin_trace(&t);
-    trace_span(&t, ROW_COMPUTE, "forward", 0, 10, 11, 0);
-    trace_span(&t, ROW_COMPUTE, "forward", 1, 11, 12, 0);
-    trace_span(&t, ROW_COMPUTE, "backward", 31, 12, 14, 0);
+    span(&t, ROW_COMPUTE, "forward", 0, 10, 11, 0);
+    span(&t, ROW_COMPUTE, "forward", 1, 11, 12, 0);
+    span(&t, ROW_COMPUTE, "backward", 31, 12, 14, 0);
     t.step = 2;
-    trace_span(&t, ROW_HOST, "update", 77, 12, 13, 0);
-    trace_span(&t, ROW_UPDATE, "update", 2, 13, 13.0005, 0);
-    trace_span(&t, ROW_HOST, "else", TRACE_NONE, 15, 18, 0);
+    span(&t, ROW_HOST, "update", 77, 12, 13, 0);
+    span(&t, ROW_UPDATE, "update", 2, 13, 13.0005, 0);
+    span(&t, ROW_HOST, "else", TRACE_NONE, 15, 18, 0);
     end_trace(&t);
     CHECK(timeline(path, NULL) == 0 && well_formed(), "%s", said);  // 10 s .. 18 s
     CHECK(has("d=\"M196.0 41h96.9v20h-96.9zM293.5 41h96.9v20h-96.9z\""), "%s", picture);
@@ -320,7 +326,7 @@ static void titles_are_escaped(void) {
     char svg[PATH_MAX];
     begin_trace(&t);
     trace_row(&t, 0, "<&\"a row with a name that is much too long to be shown");
-    trace_span(&t, 0, "forward", 0, 0, 1, 0);
+    span(&t, 0, "forward", 0, 0, 1, 0);
     end_trace(&t);
     snprintf(svg, sizeof svg, "%s.svg", path);
     CHECK(timeline(path, "-o", svg, "--title", "</text> & \x01\xff\xc3\xa9\xef\xbf\xbf", NULL) == 0
@@ -341,11 +347,11 @@ static void narrow_spans_are_joined(void) {
     begin_trace(&t);
     for (size_t i = 0; i < 20000; i++) {
         const double at = (double)i * 1e-4;
-        trace_span(&t, i % 2 == 0 ? ROW_FETCH : ROW_FLUSH, i % 2 == 0 ? "fetch" : "flush", i, at,
+        span(&t, i % 2 == 0 ? ROW_FETCH : ROW_FLUSH, i % 2 == 0 ? "fetch" : "flush", i, at,
                    at + 5e-5, 1);
     }
-    trace_span(&t, ROW_COMPUTE, "forward", 0, 3.9999, 4, 0);
-    trace_span(&t, ROW_FETCH, "fetch", 0, 3, 3, 1);
+    span(&t, ROW_COMPUTE, "forward", 0, 3.9999, 4, 0);
+    span(&t, ROW_FETCH, "fetch", 0, 3, 3, 1);
     end_trace(&t);
     CHECK(timeline(path, NULL) == 0 && well_formed(), "%s", said);
     CHECK(strlen(picture) < 8000, "%zu bytes", strlen(picture));
@@ -357,7 +363,7 @@ static void memory_is_stacked(void) {
     TraceFile t;
     begin_trace(&t);
     trace_counter(&t, "memory", "state", 0, 9e9);  // before the picture, and over
-    trace_span(&t, ROW_COMPUTE, "forward", 0, 1, 9, 0);
+    span(&t, ROW_COMPUTE, "forward", 0, 1, 9, 0);
     trace_counter(&t, "memory", "less", 0.4, -1024);  // than nothing: nothing
     trace_counter(&t, "memory", "weights", 0.5, 2048);
     trace_counter(&t, "memory", "state", 0.6, 1024);
@@ -428,13 +434,13 @@ static void bad_input_is_one_line(void) {
     full = false;
     TraceFile t;
     begin_trace(&t);
-    trace_span(&t, 0, "forward", 0, 0, 1, 0);
+    span(&t, 0, "forward", 0, 0, 1, 0);
     for (char name[2] = "a"; *name <= 'a' + MAX_CLASSES; name[0]++)
         trace_counter(&t, "memory", name, 0, 1);
     end_trace(&t);
     CHECK(timeline(path, NULL) == 2 && strstr(said, "more than 16 classes"), "%s", said);
     begin_trace(&t);
-    for (int row = 0; row <= MAX_ROWS; row++) trace_span(&t, row, "forward", 0, 0, 1, 0);
+    for (int row = 0; row <= MAX_ROWS; row++) span(&t, row, "forward", 0, 0, 1, 0);
     end_trace(&t);
     CHECK(timeline(path, NULL) == 2 && strstr(said, "more than 64 rows"), "%s", said);
     CHECK(timeline("/no/such", NULL) == 2 && strstr(said, "No such file"), "%s", said);
@@ -450,7 +456,7 @@ static void damaged_traces(void) {
     uint32_t seed = 7;
     begin_trace(&t);
     for (size_t i = 0; i < 6; i++) {
-        trace_span(&t, (int)i, i % 2 == 0 ? "update" : "wait", i, (double)i, (double)i + 0.5, i);
+        span(&t, (int)i, i % 2 == 0 ? "update" : "wait", i, (double)i, (double)i + 0.5, i);
         trace_counter(&t, "memory", i % 2 == 0 ? "weights" : "state", (double)i, 1e6 * (double)i);
     }
     end_trace(&t);

@@ -40,13 +40,14 @@ static void come_in_their_pass(Rehearsal *q) {
     int ends[PASSES], passes = 0, last = NO_JOB;
     size_t copy = 0;
     for (int i = 0; i < q->count; i++) {
-        if (q->jobs[i].row != ROW_COMPUTE) continue;
-        if (last != NO_JOB && q->jobs[i].number < q->jobs[last].number) ends[passes++] = last;
+        if (q->jobs[i].span.row != ROW_COMPUTE) continue;
+        if (last != NO_JOB && q->jobs[i].span.number < q->jobs[last].span.number)
+            ends[passes++] = last;
         last = i;
     }
     for (int i = 0; i < q->count; i++) {
         Job *t = &q->jobs[i];
-        if (t->row != ROW_FETCH || copy++ % pass_copies > 0) continue;
+        if (t->span.row != ROW_FETCH || copy++ % pass_copies > 0) continue;
         const int pass = (int)(copy / pass_copies);
         if (pass == 0 || pass > passes) continue;
         int k = 0;  // in the place of what the same stream has done before
