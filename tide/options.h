@@ -31,8 +31,8 @@ enum { WIRE_BF16, WIRE_FP32 };
 #define AUTO_COUNT SIZE_MAX     // "auto", for a count whose range begins at 0
 #define AUTO_REAL (-1.0)        // "auto", for a real number whose range begins at 0
 
-// "auto" is stored as the value just below the range: AUTO_COUNT, AUTO_REAL, or 0 where the range
-// begins at 1. Strings point into argv, the table, or `saved`.
+// "auto" is stored as AUTO_COUNT or AUTO_REAL, or as 0 where the range begins behind that. Strings
+// point into argv, the table, or `saved`.
 typedef struct {
     const char *model;                                // preset, dN, directory or .safetensors file
     size_t layers, heads, channels, context, vocab;   // 0: as in the model
@@ -183,7 +183,7 @@ static const Option option_table[] = {
           "interleave: the GPU updates every Nth sub-group"),
     REAL("share", share, "auto", 0, 1, O_GPU | O_FO | O_SPLIT,
          "or this share of the rest; auto: the best"),
-    COUNT("subgroup", subgroup, "auto", 1, BIG, O_GPU | O_FO | O_OTHER,
+    COUNT("subgroup", subgroup, "auto", 4096, BIG, O_GPU | O_FO | O_OTHER,
           "parameters; auto: layers, at most 100 million"),
     COUNT("slots", slots, "auto", 1, 1000, O_GPU | O_OTHER,
           "layers or sub-groups that visit at once; auto: what fits"),
@@ -296,8 +296,8 @@ static void option_set(Options *o, const Option *x, const char *text) {
         *(int *)field = parse_choice(x->values, text);
         if (*(int *)field < 0) die("--%s %.60s: must be one of %s", x->name, text, x->values);
     } else if (option_has_auto(x) && strcmp(text, "auto") == 0) {
-        if (real) *(double *)field = x->min - 1;
-        else *(size_t *)field = (size_t)x->min - 1;
+        if (real) *(double *)field = AUTO_REAL;
+        else *(size_t *)field = x->min > 0 ? 0 : AUTO_COUNT;
     } else {
         if (!parse_number(text, x->type, &v))
             die("--%s: \"%.60s\" is not a %s", x->name, text,
@@ -337,7 +337,7 @@ static void option_write(FILE *f, const Options *o, const Option *x) {
     } else {
         const size_t v = *(const size_t *)field;
         snprintf(number, sizeof number, "%zu", v);
-        if (v == (size_t)x->min - 1) text = "auto";
+        if (v == (x->min > 0 ? 0 : AUTO_COUNT)) text = "auto";
     }
     if (text == NULL) return;
     fputc(' ', f);
@@ -424,8 +424,6 @@ static void options_check(const Options *o) {
             o->zen_topk);
     if (option_given(o, "stride") && option_given(o, "share"))
         die("--stride and --share say the same in two ways: leave one out");
-    if (o->subgroup > 0 && o->subgroup < 4096)
-        die("--subgroup %zu: must be at least 4096 parameters", o->subgroup);
     if (!mezo && o->precision == PRECISION_FP16)
         die("--precision fp16 has no backward pass: use bf16, or --optimizer mezo");
     if (mezo && o->labels != NULL && o->sample_every > 0)

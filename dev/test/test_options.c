@@ -220,7 +220,7 @@ static void mistakes_are_refused_with_a_reason(void) {
         {"--data d --offload zenflow --zen-topk 0 --zen-window auto", "leaves only one of them"},
         {"--data d --stride 2", "needs --offload interleave"},
         {"--data d --offload interleave --stride 2 --share 0.5", "leave one out"},
-        {"--data d --offload interleave --subgroup 100", "must be at least 4096"},
+        {"--data d --offload interleave --subgroup 100", "must be 4096 to"},
         {"--data d --offload interleave --slots 0", "must be 1 to 1000"},
         {"--offload zero", "--data is missing"},
         {"--data d --precision fp16", "--precision fp16 has no backward pass"},
