@@ -120,17 +120,18 @@ static void allocate(Columns *s, const GPT2Config *c) {
 
 // The squared norm of x, which hf_tensor() describes; of a matrix also of its columns and rows.
 static double add_squares(const SafeTensor *x, const HfTensor *hf, Matrix *m) {
-    const size_t first = hf->first / hf->cols;  // our row that the file's first one is, for OPT
-    float *row = (float *)alloc_or_fail(hf->cols, sizeof(float), "a row");
+    const size_t C = hf->rank == 2 ? hf->shape[1] : hf->n, skip = hf->skip / C;
+    const size_t first = hf->first / C;  // our row that the file's first one is, for OPT
+    float *row = (float *)alloc_or_fail(C, sizeof(float), "a row");
     double sum = 0;
-    for (size_t r = hf->skip; r < hf->rows; r++) {
-        safetensor_floats(x, r * hf->cols, hf->cols, row);
-        for (size_t c = 0; c < hf->cols; c++) {
+    for (size_t r = skip; r < skip + hf->n / C; r++) {
+        safetensor_floats(x, r * C, C, row);
+        for (size_t c = 0; c < C; c++) {
             const double square = (double)row[c] * (double)row[c];
             sum += square;
             if (m->tensor == NULL) continue;
             m->now[0][hf->transpose ? r : c] += square;
-            m->now[1][hf->transpose ? c : first + r - hf->skip] += square;
+            m->now[1][hf->transpose ? c : first + r - skip] += square;
         }
     }
     free(row);
@@ -158,7 +159,6 @@ static void read_dump(Columns *s, const char *path, bool last) {
     HfTensor hf;
     Error err;
     char here[200], there[200];
-    size_t shape[2];
     if (!safetensors_open(&st, path, &err)) die("%s", err.text);
     const GPT2Config c = config_of(&st, path);
     if (s->dumps == 0) allocate(s, &c);
@@ -168,7 +168,7 @@ static void read_dump(Columns *s, const char *path, bool last) {
         if (!hf_tensor(&c, &s->table, i, &hf)) continue;
         SafeTensor *x = find(&st, path, hf.name);
         x->seen = true;
-        shape_text(here, hf_shape(&hf, shape), shape);
+        shape_text(here, hf.rank, hf.shape);
         shape_text(there, x->rank, x->shape);
         if (strcmp(here, there) != 0) die("%s: %s is %s, not %s", path, x->name, there, here);
         if (x->dtype > ST_F64) die("%s: %s has no floats", path, x->name);

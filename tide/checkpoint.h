@@ -4,7 +4,7 @@
 //   model_save, dump_save          one of ours; the reference dump that other frameworks repeat
 //   state_save, state_prune        a new checkpoint of a run; what it leaves too many
 //   state_find, state_load         the newest whole checkpoint
-//   state_newest, state_scan       what is there; and what killed processes have left
+//   state_newest                   what is there; removes what killed processes have left
 //   state_model                    a checkpoint's weights as a model
 //   state_agree                    have all ranks succeeded?
 //   RunState, state_in             what is saved and loaded, wherever it lies
@@ -68,13 +68,6 @@ static RunState state_in(float *const *arenas, int parts) {
     return x;
 }
 
-static bool state_is_whole(const RunState *x, const GPT2Table *t) {
-    size_t n = 0;
-    for (const StateRange *s = x->ranges; s < x->ranges + x->count; s++)
-        n += min_size(s->length, t->elements - s->at);
-    return n == t->elements;
-}
-
 // Of elements [*at, end), the first that are here: how many there are, at most PART_UNIT (0: none),
 // from *at, which is moved there.
 static size_t state_next(const RunState *x, size_t *at, size_t end) {
@@ -98,10 +91,10 @@ typedef struct {
     size_t prefix;      // its length
     int tensor;         // index into the table
     int rank;
-    size_t rows, cols;  // as stored (rank 1: rows is 1)
-    size_t skip;        // leading rows that are only in the file
-    size_t first, n;    // the other rows are our elements [first, first + n) of the tensor
-    bool transpose;     // ours is (cols, rows)
+    size_t shape[2];    // as stored
+    size_t skip;        // leading elements that are only in the file
+    size_t first, n;    // the others are our elements [first, first + n) of the tensor
+    bool transpose;     // a matrix; ours is the other way round
 } HfTensor;
 
 // The prefixes under which the same tensor is found; the first is the one that we write.
@@ -134,48 +127,43 @@ static const char *const hf_names[LAYER_TENSORS + 5][2] = {
 // Tensor i of the table in our own layout and naming, as checkpoints store it.
 static HfTensor own_tensor(const GPT2Table *t, int i) {
     const GPT2Tensor *p = &t->tensors[i];
-    HfTensor x = {"", 0, i, p->rank, p->rows, p->cols, 0, 0, p->rows * p->cols, false};
+    const size_t n = p->rows * p->cols;
+    HfTensor x = {"", 0, i, p->rank, {p->rank == 2 ? p->rows : n, p->cols}, 0, 0, n, false};
     snprintf(x.name, sizeof x.name, "%s", p->name);
     return x;
 }
 
 // What is stored for part 0, 1 or 2 of tensor i / 3 of the table is number i; only OPT's q, k and v
-// are stored in parts. Returns false if there is no such number.
+// are stored in parts. Returns false if there is no such number. c NULL: own_tensor().
 static bool hf_tensor(const GPT2Config *c, const GPT2Table *t, int i, HfTensor *x) {
     const GPT2Tensor *p = &t->tensors[i / 3];
+    *x = own_tensor(t, i / 3);
+    if (c == NULL) return i % 3 == 0;
     const bool opt = c->family == FAMILY_OPT;
     const bool parts = opt && (p->kind == QKV_W || p->kind == QKV_B);
     const int after = i / 3 < t->first_layer ? 0 : (int)c->layers * LAYER_TENSORS;
     const int row = p->kind >= 0 ? p->kind : LAYER_TENSORS + i / 3 - after;
     const char *prefix = p == &t->tensors[t->lm_head] && !c->tied ? "" : hf_prefixes[c->family][0];
     if (i % 3 > 0 && !parts) return false;
-    *x = own_tensor(t, i / 3);
     x->prefix = strlen(prefix);
     memcpy(x->name, prefix, x->prefix);
     snprintf(x->name + x->prefix, sizeof x->name - x->prefix, hf_names[row][c->family], p->layer,
              "qkv"[i % 3]);
     if (parts) {
-        *(x->rank == 2 ? &x->rows : &x->cols) /= 3;
+        x->shape[0] /= 3;
         x->n /= 3;
         x->first = (size_t)(i % 3) * x->n;
     }
     if (opt && i / 3 == t->wpe) {
-        x->skip = 2;
-        x->rows += 2;
+        x->skip = 2 * p->cols;
+        x->shape[0] += 2;
     }
     if (!opt && p->kind >= 0 && p->rank == 2) {
         x->transpose = true;
-        x->rows = p->cols;
-        x->cols = p->rows;
+        x->shape[0] = p->cols;
+        x->shape[1] = p->rows;
     }
     return true;
-}
-
-// The shape of a tensor in a file; returns the rank.
-static int hf_shape(const HfTensor *x, size_t shape[2]) {
-    shape[0] = x->rank == 2 ? x->rows : x->cols;
-    shape[1] = x->cols;
-    return x->rank == 2 ? 2 : 1;
 }
 
 // Elements [first, first + n) of ours, in our order, from stored tensor s. A matrix to be
@@ -183,24 +171,25 @@ static int hf_shape(const HfTensor *x, size_t shape[2]) {
 enum { HF_ROWS = 16, HF_COLS = 64, HF_CHUNK = 1 << 12 };
 
 static void hf_read(const HfTensor *x, const SafeTensor *s, size_t first, size_t n, float *w) {
+    const size_t R = x->shape[0], C = x->shape[1];
     if (!x->transpose) {
         #pragma omp parallel for if (n > 1 << 16)
         for (size_t i = 0; i < n; i += HF_CHUNK)
-            safetensor_floats(s, x->skip * x->cols + first + i, min_size(HF_CHUNK, n - i), w + i);
+            safetensor_floats(s, x->skip + first + i, min_size(HF_CHUNK, n - i), w + i);
         return;
     }
-    const size_t begin = first / x->rows, end = (first + n - 1) / x->rows + 1;  // of our rows
+    const size_t begin = first / R, end = (first + n - 1) / R + 1;  // of our rows
     #pragma omp parallel for if (n > 1 << 16)
-    for (size_t row = 0; row < x->rows; row += HF_ROWS)
+    for (size_t row = 0; row < R; row += HF_ROWS)
         for (size_t col = begin; col < end; col += HF_COLS) {
-            const size_t rows = min_size(HF_ROWS, x->rows - row);
+            const size_t rows = min_size(HF_ROWS, R - row);
             const size_t cols = min_size(HF_COLS, end - col);
             float tile[HF_ROWS][HF_COLS];
             for (size_t r = 0; r < rows; r++)
-                safetensor_floats(s, (row + r) * x->cols + col, cols, tile[r]);
+                safetensor_floats(s, (row + r) * C + col, cols, tile[r]);
             for (size_t c = 0; c < cols; c++)
                 for (size_t r = 0; r < rows; r++) {
-                    const size_t at = (col + c) * x->rows + row + r - first;  // huge if before
+                    const size_t at = (col + c) * R + row + r - first;  // huge if before
                     if (at < n) w[at] = tile[r][c];
                 }
         }
@@ -234,24 +223,23 @@ static bool part_read(const RunState *here, int part, const GPT2Table *t, const 
 // time.
 static void part_write(const RunState *here, int part, const GPT2Table *t, const HfTensor *x,
                        SafeWriter *file, int i) {
-    const size_t begin = t->tensors[x->tensor].offset + x->first, skip = x->skip * x->cols;
-    const size_t unit = min_size(x->transpose ? HF_ROWS * x->cols : PART_UNIT, x->n);
+    const size_t begin = t->tensors[x->tensor].offset + x->first, R = x->shape[0], C = x->shape[1];
+    const size_t unit = min_size(x->transpose ? HF_ROWS * C : PART_UNIT, x->n);
     const bool bf16 = file->tensors[i].dtype == ST_BF16;
     const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
-    float *w = ALLOC(float, unit + skip, "a copy of weights"), *ours = NULL;
+    float *w = ALLOC(float, unit + x->skip, "a copy of weights"), *ours = NULL;
     if (x->transpose) {
         ours = ALLOC(float, x->n, "a matrix to be transposed");
         here->move(here->owner, part, begin, x->n, ours, true);
     }
-    safewriter_put(file, i, 0, w, skip * size);  // zeros
+    safewriter_put(file, i, 0, w, x->skip * size);  // zeros
     for (size_t at = begin, n; (n = state_next(here, &at, begin + x->n)) > 0; at += n) {
         if (x->transpose) {
-            const float *from = ours + (at - begin) / x->cols;  // our column
+            const float *from = ours + (at - begin) / C;  // our column
             n = min_size(unit, begin + x->n - at);
             #pragma omp parallel for if (n > 1 << 16)
-            for (size_t o = 0; o < x->cols; o++)
-                for (size_t r = 0; r < n / x->cols; r++)
-                    w[r * x->cols + o] = from[o * x->rows + r];
+            for (size_t o = 0; o < C; o++)
+                for (size_t r = 0; r < n / C; r++) w[r * C + o] = from[o * R + r];
         } else {
             here->move(here->owner, part, at, n, w, true);
         }
@@ -260,7 +248,7 @@ static void part_write(const RunState *here, int part, const GPT2Table *t, const
                 const uint16_t half = f32_to_bf16(w[j]);
                 memcpy((char *)w + j * size, &half, size);
             }
-        safewriter_put(file, i, (skip + at - begin) * size, w, n * size);
+        safewriter_put(file, i, (x->skip + at - begin) * size, w, n * size);
     }
     free(ours);
     free(w);
@@ -411,7 +399,6 @@ static const SafeTensor *model_find(const SafeTensors *files, int count, const c
                                     int family, const HfTensor *x) {
     SafeTensor *found = NULL, *next;
     char name[128], there[200] = "missing", here[200];
-    size_t shape[2];
     for (const char *const *prefix = hf_prefixes[family]; *prefix != NULL; prefix++) {
         snprintf(name, sizeof name, "%s%s", x->prefix > 0 ? *prefix : "", x->name + x->prefix);
         for (int i = 0; i < count; i++) {
@@ -421,7 +408,7 @@ static const SafeTensor *model_find(const SafeTensors *files, int count, const c
             found = next;
         }
     }
-    shape_text(here, hf_shape(x, shape), shape);
+    shape_text(here, x->rank, x->shape);
     if (found != NULL) shape_text(there, found->rank, found->shape);
     if (strcmp(here, there) != 0)
         die("%s: tensor %s is %s, the model needs %s", model, x->name, there, here);
@@ -473,19 +460,24 @@ static bool directory_sync(const char *dir, Error *err) {
     return ok;
 }
 
-// All of the model's tensors, each name after `prefix`: declares them, or writes the first part as
-// numbers `number`, .. of the file.
-static void hf_save(SafeWriter *out, int number, const GPT2Config *c, const GPT2Table *t,
-                    const char *prefix, bool bf16, const RunState *here) {
+// Declares all of the model's tensors, each name after `prefix`; and writes a part of the state as
+// those of the file from number `i` on. c NULL: in our own naming and layout.
+static void tensors_add(SafeWriter *file, const GPT2Config *c, const GPT2Table *t,
+                        const char *prefix, int dtype) {
     HfTensor x;
-    char name[128];
-    size_t shape[2];
-    for (int i = 0; i < 3 * t->count && !out->failed; i++) {
-        if (!hf_tensor(c, t, i, &x)) continue;
+    char name[256];
+    for (int k = 0; k < 3 * t->count; k++) {
+        if (!hf_tensor(c, t, k, &x)) continue;
         snprintf(name, sizeof name, "%s%s", prefix, x.name);
-        if (here != NULL) part_write(here, 0, t, &x, out, number++);
-        else safewriter_add(out, name, bf16 ? ST_BF16 : ST_F32, hf_shape(&x, shape), shape);
+        safewriter_add(file, name, dtype, x.rank, x.shape);
     }
+}
+
+static void tensors_put(SafeWriter *file, const GPT2Config *c, const GPT2Table *t,
+                        const RunState *here, int part, int i) {
+    HfTensor x;
+    for (int k = 0; k < 3 * t->count && !file->failed; k++)
+        if (hf_tensor(c, t, k, &x)) part_write(here, part, t, &x, file, i++);
 }
 
 // Writes config.json. eot: the token that ends a text, or -1.
@@ -523,9 +515,9 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
     // Complete before the old weights go: the new ones may need it.
     if (fflush(f) != 0) return replace_close(f, config, err);
     memset(&out, 0, sizeof out);
-    hf_save(&out, 0, c, t, "", bf16, NULL);
+    tensors_add(&out, c, t, "", bf16 ? ST_BF16 : ST_F32);
     safewriter_open(&out, weights);
-    hf_save(&out, 0, c, t, "", bf16, here);
+    tensors_put(&out, c, t, here, 0, 0);
     if (safewriter_close(&out, err))
         return replace_close(f, config, err) && directory_sync(dir, err);
     replace_discard(f, config);
@@ -548,7 +540,7 @@ static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t,
     safewriter_add(&out, "targets", ST_I32, 2, shape);
     safewriter_add(&out, "loss", ST_F32, 1, &one);
     safewriter_add(&out, "logits", ST_F32, 3, shape);
-    hf_save(&out, 0, c, t, "grad.", false, NULL);
+    tensors_add(&out, c, t, "grad.", ST_F32);
     safewriter_open(&out, path);
     safewriter_put(&out, 0, 0, tokens, B * T * sizeof *tokens);
     safewriter_put(&out, 1, 0, targets, B * T * sizeof *targets);
@@ -556,7 +548,7 @@ static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t,
     for (size_t i = 0; i < B * T; i++)
         safewriter_put(&out, 3, i * c->vocab * sizeof *logits, logits + i * c->vocab_padded,
                        c->vocab * sizeof *logits);
-    hf_save(&out, 4, c, t, "grad.", false, &here);
+    tensors_put(&out, c, t, &here, 0, 4);
     return safewriter_close(&out, err);
 }
 
@@ -621,7 +613,7 @@ static void state_path(char path[PATH_MAX], const char *out, size_t step) {
 
 // The newest checkpoint of a step before `before` in OUT/checkpoints, or 0. With `clean`, removes
 // those that killed processes were writing.
-static size_t state_scan(const char *out, size_t before, bool clean) {
+static size_t state_newest(const char *out, size_t before, bool clean) {
     char all[PATH_MAX], path[PATH_MAX], end;
     size_t newest = 0, step;
     path_join(all, out, "checkpoints");
@@ -635,10 +627,6 @@ static size_t state_scan(const char *out, size_t before, bool clean) {
     }
     if (d != NULL) closedir(d);
     return newest;
-}
-
-static size_t state_newest(const char *out, size_t before) {
-    return state_scan(out, before, false);
 }
 
 // Have all ranks succeeded? If not, err says on each of them what the first one that failed says.
@@ -659,127 +647,7 @@ static bool state_agree(bool ok, Error *err) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 6. Saving it
-
-typedef struct {
-    const char *out;         // what is to be saved, where: OUT/checkpoints/step_N
-    const GPT2Table *table;
-    const RunState *here;
-    int keep;                // then all but so many checkpoints up to this step go; 0: none
-    TrainState state;
-} StateSave;
-
-// The text of state.txt, of *n bytes; free() it.
-static char *state_describe(const StateSave *x, const SafeWriter *file, size_t *n) {
-    char *text = NULL;
-    FILE *f = open_memstream(&text, n);
-    TrainState s = x->state;
-    if (f == NULL) fail("out of memory: state.txt");
-    s.version = STATE_VERSION;
-    for (int i = 0; i < STATE_FIELDS; i++) {
-        uint64_t value = 0;
-        memcpy(&value, (const char *)&s + state_fields[i].at, state_fields[i].size);
-        fprintf(f, "%s %" PRIu64 "\n", state_fields[i].name, value);
-    }
-    fprintf(f, "hashes");
-    for (int i = 0; i < file->count; i++) fprintf(f, " %016" PRIx64, file->sums[1 + i]);
-    fprintf(f, "\n%s%s", s.text != NULL ? s.text : "", s.options);
-    fflush(f);
-    fprintf(f, "seal %016" PRIx64 "\n", hash_bytes(text, *n));
-    if (fclose(f) != 0) fail("out of memory: state.txt");
-    return text;
-}
-
-// Adds up what all ranks have written.
-static void state_gather(SafeWriter *file) {
-    const size_t sums = (size_t)file->count + 1, all_sums = (size_t)ranks.world * sums;
-    uint64_t *all = ALLOC(uint64_t, all_sums, "hashes");
-    ranks_exchange(file->sums, sums * sizeof *all, all);
-    memset(file->sums, 0, sums * sizeof *all);
-    for (size_t i = 0; i < all_sums; i++) file->sums[i % sums] += all[i];
-    free(all);
-}
-
-// Completes and names it, or removes what there is; on rank 0.
-static bool state_commit(const StateSave *x, SafeWriter *file, const char *made, Error *err) {
-    char path[PATH_MAX], final[PATH_MAX], all[PATH_MAX];
-    size_t n = 0;
-    FILE *f = NULL;
-    char *text = state_describe(x, file, &n);
-    path_join(path, made, "state.txt");
-    path_join(all, x->out, "checkpoints");
-    state_path(final, x->out, x->state.step);
-    bool ok = safewriter_close(file, err) && (f = replace_open(path, err)) != NULL;
-    if (ok) fwrite(text, 1, n, f);
-    ok = ok && replace_close(f, path, err) && directory_sync(made, err);
-    free(text);
-    if (ok && path_exists(final)) directory_remove(final);  // it is damaged: the run began before
-    if (ok && rename(made, final) != 0)
-        ok = error_set(err, "cannot rename %s: %s", made, strerror(errno));
-    if (!ok) directory_remove(made);
-    return ok && directory_sync(all, err);
-}
-
-// Removes the checkpoints that a new one leaves too many; on rank 0.
-static void state_prune(const StateSave *x) {
-    char path[PATH_MAX];
-    int kept = 0;
-    if (ranks.rank > 0 || x->keep <= 0) return;
-    for (size_t step = x->state.step + 1; (step = state_newest(x->out, step)) > 0;) {
-        state_path(path, x->out, step);
-        if (kept++ >= x->keep) directory_remove(path);
-    }
-}
-
-// Saves a checkpoint. On failure, and if the process dies at any point, the checkpoints that were
-// there are still there. All ranks call it.
-static bool state_save(const StateSave *x, Error *err) {
-    char made[PATH_MAX], path[PATH_MAX], name[128];
-    const bool first = ranks.rank == 0;
-    const int tensors = x->table->count;
-    size_t shape[2];
-    SafeWriter file;
-    memset(&file, 0, sizeof file);
-    file.writer = ranks.rank;
-    snprintf(name, sizeof name, "checkpoints/tmp_%08zu", x->state.step);  // (NFS remembers names)
-    path_join(made, x->out, name);
-    if (first) state_scan(x->out, 0, true);
-    bool ok = !first || make_directories(made)
-        || error_set(err, "cannot make %s: %s", made, strerror(errno));
-    if (!state_agree(ok, err)) return false;
-    path_join(path, made, "state.safetensors");
-    for (int i = 0; i < x->here->parts * tensors; i++) {
-        const HfTensor y = own_tensor(x->table, i % tensors);
-        snprintf(name, sizeof name, "%s.%s", state_parts[i / tensors], y.name);
-        safewriter_add(&file, name, ST_F32, hf_shape(&y, shape), shape);
-    }
-    if (first) safewriter_open(&file, path);
-    ranks_barrier();
-    if (!first) safewriter_open(&file, path);
-    for (int i = 0; i < x->here->parts * tensors && !file.failed; i++) {
-        const HfTensor y = own_tensor(x->table, i % tensors);
-        part_write(x->here, i / tensors, x->table, &y, &file, i);
-    }
-    state_gather(&file);
-    if (first) {
-        *err = file.err;
-        ok = !file.failed;
-    } else {
-        ok = safewriter_close(&file, err);
-    }
-    ok = state_agree(ok, err);
-    if (first) {
-        file.failed = !ok;
-        file.err = *err;
-        ok = state_commit(x, &file, made, err);
-    }
-    if (!state_agree(ok, err)) return false;
-    state_prune(x);
-    return true;
-}
-
-// ---------------------------------------------------------------------------------------------
-// 7. Loading it
+// 6. Is it whole?
 
 // Reads state.txt's text of n bytes, malloc'ed, which is then that of *s, to be freed in any case.
 static bool state_parse(char *text, size_t n, TrainState *s, Error *err) {
@@ -862,6 +730,123 @@ static bool state_check(const char *dir, TrainState *s, bool torn, Error *err) {
     return ok;
 }
 
+// ---------------------------------------------------------------------------------------------
+// 7. Saving it
+
+typedef struct {
+    const char *out;         // what is to be saved, where: OUT/checkpoints/step_N
+    const GPT2Table *table;
+    const RunState *here;
+    int keep;                // then all but so many checkpoints up to this step go; 0: none
+    TrainState state;
+} StateSave;
+
+// The text of state.txt, of *n bytes; free() it.
+static char *state_describe(const StateSave *x, const SafeWriter *file, size_t *n) {
+    char *text = NULL;
+    FILE *f = open_memstream(&text, n);
+    TrainState s = x->state;
+    if (f == NULL) fail("out of memory: state.txt");
+    s.version = STATE_VERSION;
+    for (int i = 0; i < STATE_FIELDS; i++) {
+        uint64_t value = 0;
+        memcpy(&value, (const char *)&s + state_fields[i].at, state_fields[i].size);
+        fprintf(f, "%s %" PRIu64 "\n", state_fields[i].name, value);
+    }
+    fprintf(f, "hashes");
+    for (int i = 0; i < file->count; i++) fprintf(f, " %016" PRIx64, file->sums[1 + i]);
+    fprintf(f, "\n%s%s", s.text != NULL ? s.text : "", s.options);
+    fflush(f);
+    fprintf(f, "seal %016" PRIx64 "\n", hash_bytes(text, *n));
+    if (fclose(f) != 0) fail("out of memory: state.txt");
+    return text;
+}
+
+// Adds up what all ranks have written.
+static void state_gather(SafeWriter *file) {
+    const size_t sums = (size_t)file->count + 1, all_sums = (size_t)ranks.world * sums;
+    uint64_t *all = ALLOC(uint64_t, all_sums, "hashes");
+    ranks_exchange(file->sums, sums * sizeof *all, all);
+    memset(file->sums, 0, sums * sizeof *all);
+    for (size_t i = 0; i < all_sums; i++) file->sums[i % sums] += all[i];
+    free(all);
+}
+
+// Completes and names it, or removes what there is; on rank 0.
+static bool state_commit(const StateSave *x, SafeWriter *file, const char *made, Error *err) {
+    char path[PATH_MAX], final[PATH_MAX], all[PATH_MAX];
+    size_t n = 0;
+    FILE *f = NULL;
+    char *text = state_describe(x, file, &n);
+    path_join(path, made, "state.txt");
+    path_join(all, x->out, "checkpoints");
+    state_path(final, x->out, x->state.step);
+    bool ok = safewriter_close(file, err) && (f = replace_open(path, err)) != NULL;
+    if (ok) fwrite(text, 1, n, f);
+    ok = ok && replace_close(f, path, err) && directory_sync(made, err);
+    free(text);
+    if (ok && path_exists(final)) directory_remove(final);  // it is damaged: the run began before
+    if (ok && rename(made, final) != 0)
+        ok = error_set(err, "cannot rename %s: %s", made, strerror(errno));
+    if (!ok) directory_remove(made);
+    return ok && directory_sync(all, err);
+}
+
+// Removes the checkpoints that a new one leaves too many; on rank 0. One that is torn is none of
+// those to keep.
+static void state_prune(const StateSave *x) {
+    char path[PATH_MAX];
+    TrainState s;
+    Error err;
+    int kept = 0;
+    if (ranks.rank > 0 || x->keep <= 0) return;
+    for (size_t step = x->state.step + 1; (step = state_newest(x->out, step, false)) > 0;) {
+        state_path(path, x->out, step);
+        if (kept >= x->keep) {
+            directory_remove(path);
+        } else if (state_check(path, &s, true, &err)) {
+            kept++;
+            train_state_free(&s);
+        }
+    }
+}
+
+// Saves a checkpoint. On failure, and if the process dies at any point, the checkpoints that were
+// there are still there. All ranks call it.
+static bool state_save(const StateSave *x, Error *err) {
+    char made[PATH_MAX], path[PATH_MAX], name[128];
+    const bool first = ranks.rank == 0;
+    SafeWriter file;
+    memset(&file, 0, sizeof file);
+    file.writer = ranks.rank;
+    snprintf(name, sizeof name, "checkpoints/tmp_%08zu", x->state.step);  // (NFS remembers names)
+    path_join(made, x->out, name);
+    if (first) state_newest(x->out, 0, true);
+    bool ok = !first || make_directories(made)
+        || error_set(err, "cannot make %s: %s", made, strerror(errno));
+    if (!state_agree(ok, err)) return false;
+    path_join(path, made, "state.safetensors");
+    for (int k = 0; k < x->here->parts; k++) {
+        snprintf(name, sizeof name, "%s.", state_parts[k]);
+        tensors_add(&file, NULL, x->table, name, ST_F32);
+    }
+    if (first) safewriter_open(&file, path);
+    ranks_barrier();
+    if (!first) safewriter_open(&file, path);
+    for (int k = 0; k < x->here->parts; k++)
+        tensors_put(&file, NULL, x->table, x->here, k, k * x->table->count);
+    state_gather(&file);
+    if (!first) safewriter_flush(&file);
+    file.failed = !state_agree(!file.failed, &file.err);
+    ok = first ? state_commit(x, &file, made, err) : safewriter_close(&file, err);
+    if (!state_agree(ok, err)) return false;
+    state_prune(x);
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// 8. Loading it
+
 // Finds the newest checkpoint, of a step before `before`, of the run in `out`, reads its *s, to be
 // freed, and puts its path into dir. Torn and truncated ones are named on stderr and passed over.
 // Returns false if none is left, or at one of a program before this form of them. Rank 0 decides for
@@ -874,7 +859,7 @@ static bool state_find(const char *out, size_t before, TrainState *s, char dir[P
     Error why;
     memset(s, 0, sizeof *s);
     error_set(err, "there is no whole checkpoint in %s/checkpoints", out);
-    for (size_t step = before; !ok && (step = state_newest(out, step)) > 0;) {
+    for (size_t step = before; !ok && (step = state_newest(out, step, false)) > 0;) {
         state_path(dir, out, step);
         path_join(old, dir, "state.json");
         if (path_exists(old)) {

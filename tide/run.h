@@ -278,7 +278,7 @@ static void run_check_output(Run *r) {
         die("--dump %s: %s", o->dump, strerror(errno));
     if (o->dump != NULL || (o->steps == 0 && (o->resume || !option_given(o, "out")))) return;
     if (o->plan || o->calibrate || r->rank > 0) return;
-    const bool saved = state_newest(o->out, SIZE_MAX) > 0;
+    const bool saved = state_newest(o->out, SIZE_MAX, false) > 0;
     if (o->resume && !saved) return;  // state_find() says it
     if (!path_exists(o->out)) {
         char path[PATH_MAX];
@@ -370,8 +370,8 @@ static int run_precision(int argc, char **argv) {
         if (strncmp(argv[i], "--out=", 6) == 0) out = argv[i] + 6;
     }
     memset(&s, 0, sizeof s);
-    size_t step = resume && given == NULL ? state_newest(out, SIZE_MAX) : 0;
-    for (; step > 0; step = state_newest(out, step)) {
+    size_t step = resume && given == NULL ? state_newest(out, SIZE_MAX, false) : 0;
+    for (; step > 0; step = state_newest(out, step, false)) {
         state_path(dir, out, step);
         if (state_check(dir, &s, false, &err)) break;
     }
@@ -594,43 +594,40 @@ static void run_save_tokenizer(const Run *r) {
 }
 
 // Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
-// Each is whole or not there; what was saved before stays if they fail. Where rank 0 has not all
-// weights, they come from a checkpoint. One that cannot be saved, because the disk is full, ends
-// the run only if there is no earlier one, or no later chance.
+// Each is whole or not there; what was saved before stays if they fail. Of several ranks none has
+// all weights: they come from the checkpoint. If the disk is full, the checkpoints before the newest
+// whole one make room; else the run ends only if there is none, or no later chance.
 static void run_write(Run *r, size_t step, bool state) {
-    const RunState *here = &r->saves;
     const int eot = r->tokenizer != NULL ? r->tokenizer->eot : -1;
     const bool bf16 = r->o.save_dtype == SAVE_BF16;
     const double start = seconds_now();
-    bool whole = ranks.world == 1 || state_is_whole(here, &r->table);
-    bool ok = true;
+    StateSave x = {r->o.out, &r->table, &r->saves, (int)r->o.keep, r->state};
     Error err;
     if (r->o.no_save) return;
-    ranks_broadcast(&whole, sizeof whole);
-    state = state || (!whole && step != r->state.step);
-    StateSave x = {r->o.out, &r->table, here, (int)r->o.keep, r->state};
     x.state.config = r->config;
-    x.state.step = step;
     x.state.seed = r->o.seed;
     x.state.data_position = step * r->step_sequences;
-    if (state) ok = state_save(&x, &err);
-    if (!ok && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
-        x.keep = 1;  // room is worth more than the checkpoints before the newest whole one
-        x.state.step = r->state.step;
-        state_prune(&x);
+    for (int again = 0; again < 2; again++) {
         x.state.step = step;
-        ok = state_save(&x, &err);
-    }
-    if (state && ok) r->state.step = step;
-    if (ok && ranks.rank == 0)
-        ok = whole ? model_save(r->o.out, &r->config, &r->table, here, bf16, eot, &err)
-                   : state_model(&x, bf16, eot, &err);
-    if (!state_agree(ok, &err)) {
+        bool ok = !state || state_save(&x, &err);
+        if (state && ok) r->state.step = step;
+        state = state && !ok;
+        if (ok && ranks.rank == 0)
+            ok = ranks.world > 1 ? state_model(&x, bf16, eot, &err)
+                : model_save(r->o.out, &r->config, &r->table, &r->saves, bf16, eot, &err);
+        if (state_agree(ok, &err)) break;
+        if (again == 0 && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
+            x.keep = 1;  // room is worth more than the others
+            x.state.step = r->state.step;
+            state_prune(&x);
+            continue;
+        }
         if (r->state.step == 0) fail("%s", err.text);
         if (r->ends) fail("%s; the checkpoint of step %zu is whole", err.text, r->state.step);
         if (r->rank == 0)
             fprintf(stderr, "tide: warning: %s; the run goes on, and the checkpoint of step %zu is "
                     "whole\n", err.text, r->state.step);
+        break;
     }
     run_save_next(seconds_now() - start);
 }
@@ -654,8 +651,8 @@ static void run_check_disk(const Run *r) {
     char when[80] = "only at the end";
     struct statvfs disk;
     double there = 0;
-    state_scan(o->out, 0, true);
-    for (size_t step = SIZE_MAX; (step = state_newest(o->out, step)) > 0;) there += state;
+    size_t step = state_newest(o->out, SIZE_MAX, true);
+    for (; step > 0; step = state_newest(o->out, step, false)) there += state;
     if (o->no_save || statvfs(o->out, &disk) != 0) return;
     const double room = (double)disk.f_bavail * (double)disk.f_frsize;
     if (room + fmax(there - state, 0) < state + weights)  // all but the newest may go

@@ -4,7 +4,7 @@
 //   safetensors_open, safetensors_parse, safetensors_close   a file, or one that lies in memory
 //   safetensors_find, safetensor_floats, safetensor_release  a tensor; its elements; enough of it
 //   safewriter_add, safewriter_open,
-//   safewriter_put, safewriter_close                         writes a file, also of several ranks
+//   safewriter_put, safewriter_flush, safewriter_close       writes a file, also of several ranks
 //   hash_word, hash_words, hash_bytes                        the hash
 //
 // A file is: the header's length (8 bytes, little-endian), the header (JSON: for each tensor its
@@ -236,7 +236,7 @@ static void safetensor_floats(const SafeTensor *t, size_t first, size_t n, float
 // nothing; close tells it. The file replaces an older one when it is whole (util.h: replace_open).
 //
 // Several processes may put into one file. Set writer, declare the same tensors, and open on writer
-// 0 before on the others; add up all sums on writer 0, and close it when the others have closed.
+// 0 before on the others; add up all sums on writer 0, and close it when the others have flushed.
 
 typedef struct {
     int writer;               // which of the processes that put this is
@@ -343,6 +343,11 @@ static bool safewriter_open(SafeWriter *w, const char *path) {
     return !w->failed;
 }
 
+// On others than writer 0: sends to the disk what was put.
+static void safewriter_flush(SafeWriter *w) {
+    if (!w->failed && fsync(fileno(w->file)) != 0) safewriter_fail(w);
+}
+
 // Checks on writer 0 that all declared bytes were written, sends them to the disk, there puts the
 // file in its place, and frees the writer. Returns false, with the first reason in err, if anything
 // went wrong since open; what was there before is still there then.
@@ -350,7 +355,6 @@ static bool safewriter_close(SafeWriter *w, Error *err) {
     if (w->writer == 0 && !w->failed && w->sums[0] != w->total)
         w->failed = !error_set(&w->err, "%s: %llu of %llu bytes were written", w->path,
                                (unsigned long long)w->sums[0], (unsigned long long)w->total);
-    if (w->writer > 0 && !w->failed && fsync(fileno(w->file)) != 0) safewriter_fail(w);
     if (w->writer > 0 && w->file != NULL) fclose(w->file);
     else if (!w->failed) w->failed = !replace_close(w->file, w->path, &w->err);
     else if (w->file != NULL) replace_discard(w->file, w->path);

@@ -180,6 +180,16 @@ if [ -n "${SMALL_DISK-}" ]; then
     check an_old_checkpoint_makes_room "$cpu" --resume --out disk/end --steps 8
     check so_the_end_is_saved test "$(saved disk/end)" -eq 8 -a ! -d disk/end/checkpoints/step_00000003 -a -s disk/end/model.safetensors
     rm -r disk/*
+    # The same where it is the weights for others that have no room.
+    "$cpu" $tiny --steps 6 --save-every 3 --keep 9 --out disk/end >/dev/null
+    head -c $(($(wc -c <disk/end/checkpoints/step_00000006/state.safetensors) + 40000)) /dev/zero >disk/little
+    fill
+    rm disk/little
+    cp disk/end/model.safetensors before.safetensors
+    check or_makes_room_for_the_weights "$cpu" --resume --out disk/end --steps 8
+    check so_they_are_saved test "$(saved disk/end)" -eq 8 -a ! -d disk/end/checkpoints/step_00000003
+    check and_are_the_new_ones sh -c '! cmp -s disk/end/model.safetensors before.safetensors'
+    rm -r disk/*
     # Full from its first checkpoint on to the end: nothing was whole, or what was stays.
     "$cpu" $endless --save-every 3000 --out disk/first >first.out 2>first.err &
     await $! grep -qs 'step.:5,' disk/first/log.jsonl
