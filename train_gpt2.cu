@@ -64,7 +64,8 @@ static void gpt2_place(GPT2 *g) {
     for (int i = 0; i < list->count; i++) {
         const Piece *p = &list->pieces[i];
         Segment *s = &g->segment[p->segment];
-        if (s->pieces++ == 0) s->first = i;
+        if (s->first == NULL) s->first = p;
+        s->end = p + 1;
         if (!piece_grad_on_gpu(&g->choice, p)) s->leaving += p->length;
         if (p->kind == PIECE_VISIT) g->visits[g->visit_count++] = i;
         g->blocks = p->first_block + p->blocks;
@@ -273,6 +274,7 @@ static size_t gpt2_check(GPT2 *g, size_t limit, size_t host_limit) {
 //   stream    does
 //   compute   forward and backward
 //   leave     what happens on the GPU to a complete gradient: its norm, the sum of micro-batches
+//   pack      ZenFlow: packs what leaves of it
 //   out       copies to the host: gradients, and the state of visitors
 //   fetch     copies to the GPU: the state of visitors
 //   back      copies to the GPU: weights that the CPU has updated
@@ -286,9 +288,13 @@ static size_t gpt2_check(GPT2 *g, size_t limit, size_t host_limit) {
 //   gathered[s]      ranks         all ranks' new weights of s are there      compute: forward of s
 //   grad_ready[s]    compute       backward has made the gradient of s        leave; or ranks
 //   reduced[s]       ranks         it is summed over the ranks                leave
-//   grad_left[place] leave or out  its place is free again                    compute: backward
+//   grad_left[place] leave, pack   its place is free again                    compute: backward
+//                    or out
+//   packed_free[i]   out           ZenFlow: what was packed here has left     pack
 //   grad_arrived[s]  out or host   it is on the host, to be used there        host; or fetch
-//   landing_free[i]  host          it is added to the sum on the host         out
+//   room_free[i]     host          it is added to the sum on the host         out
+//   computed[s]      host          ZenFlow: the late update of s is made      back
+//   result_free[s]   back          and its result on the GPU                  host
 //   step_left        leave         loss and norm are on the host              the host
 //   slot_full[slot]  fetch         what a visitor needs is there              update
 //   slot_free[slot]  out           its state is on the host again             fetch: the next one
@@ -316,6 +322,7 @@ static void gpt2_allocate(GPT2 *g) {
     g->update = stream_make("update", true);
     g->grad_ready = events_make(segments);
     g->grad_left = events_make(segments);
+    g->room_free = events_make(segments);
     g->grad_arrived = events_make(segments);
     g->updated = events_make(segments);
     g->returned = events_make(segments);
@@ -330,7 +337,6 @@ static void gpt2_allocate(GPT2 *g) {
         event_make(&s->copied, g->offloaded);
         event_make(&s->used, false);
     }
-    for (int i = 0; i < 2; i++) event_make(&g->landing_free[i], false);
     g->host_loss = (double *)pinned_alloc(2 * sizeof(double), "loss");
     if (g->accumulating && g->choice.sum_on_host)
         g->worker_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
@@ -489,35 +495,30 @@ static double gpt2_loss(GPT2 *g) {
 }
 
 // The pieces of segment s whose gradient waits for the update on the host: it crosses the link, in
-// `out`, which already waits for it to be complete.
+// `out`, which already waits for it to be complete; once there is room.
 static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *x = &g->segment[s];
     floatX *landing = g->landing + (size_t)g->landing_turn * g->longest_segment;
     const bool lands = g->accumulating && g->choice.sum_on_host;
+    const size_t room = lands ? (size_t)g->landing_turn : s;
+    const size_t bytes = lands ? sizeof(floatX) : host_grad_bytes(g);  // of an element
     Timeline *t = &g->timeline;
-    if (lands) stream_wait(g->out, g->landing_free[g->landing_turn]);
-    if (g->zen != NULL) stream_wait(g->out, g->zen->room_free[s]);
-    const size_t bytes = x->leaving * (lands ? sizeof(floatX) : host_grad_bytes(g));
-    const int leaving = timeline_begin(t, ROW_LEAVE, "leave", s, bytes, g->out);
-    for (int i = x->first; i < x->first + x->pieces; i++) {
-        const Piece *p = &g->pieces.pieces[i];
+    if (lands || g->zen != NULL) stream_wait(g->out, g->room_free[room]);
+    const int leaving = timeline_begin(t, ROW_LEAVE, "leave", s, x->leaving * bytes, g->out);
+    for (const Piece *p = x->first; p < x->end; p++) {
+        const void *from = sums_on_gpu(g) ? p->grad : p->made;
         if (piece_grad_on_gpu(&g->choice, p)) continue;
-        const floatX *made = (const floatX *)p->made;
-        float *host = (float *)p->host_grad;
-        if (p->kind == PIECE_LATE) {
-            copy_out(g, host, zen_packed(g->zen), p->length * sizeof(floatX));
-        } else if (lands) {
-            copy_out(g, landing + (p->at - x->own_at), made, p->length * sizeof(floatX));
-        } else if (g->accumulating) {
-            copy_out(g, host, p->grad, p->length * sizeof(float));
-        } else if (host_grad_bytes(g) > sizeof(floatX)) {  // --grad-wire fp32
-            for (size_t at = 0; at < p->length; at += WIRE_CHUNK) {
-                const size_t n = min_size(WIRE_CHUNK, p->length - at);
-                accumulate_gradient(g->wire, made + at, n, true, g->out);
-                copy_out(g, host + at, g->wire, n * sizeof(float));
-            }
-        } else {
-            copy_out(g, host, made, p->length * sizeof(floatX));
+        void *to = p->host_grad;
+        if (p->kind == PIECE_LATE) from = zen_packed(g->zen);
+        if (lands) to = landing + (p->at - x->own_at);
+        if (g->wire == NULL) {
+            copy_out(g, to, from, p->length * bytes);
+            continue;
+        }
+        for (size_t at = 0; at < p->length; at += WIRE_CHUNK) {  // --grad-wire fp32
+            const size_t n = min_size(WIRE_CHUNK, p->length - at);
+            accumulate_gradient(g->wire, (const floatX *)from + at, n, true, g->out);
+            copy_out(g, (float *)to + at, g->wire, n * sizeof(float));
         }
     }
     timeline_end(t, leaving, g->out);
@@ -527,8 +528,7 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     }
     if (lands) {
         order(g, g->out, g->host.stream);
-        for (int i = x->first; i < x->first + x->pieces; i++) {
-            const Piece *p = &g->pieces.pieces[i];
+        for (const Piece *p = x->first; p < x->end; p++) {
             if (piece_grad_on_gpu(&g->choice, p)) continue;
             AdamWork work = host_work(g, p, NULL);
             work.sum = (float *)p->host_grad;
@@ -538,7 +538,7 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
             if (last) work.block_sums = g->worker_sums + p->first_block;
             host_submit(g, p, s, &work);
         }
-        event_record(g->landing_free[g->landing_turn], g->host.stream);
+        event_record(g->room_free[room], g->host.stream);
         g->landing_turn = 1 - g->landing_turn;
     }
     event_record(g->grad_arrived[s], lands ? g->host.stream : g->out);
@@ -550,8 +550,7 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
 static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *x = &g->segment[s];
     stream_wait(g->leave, gradient_event(g, s));
-    for (int i = x->first; i < x->first + x->pieces; i++) {
-        const Piece *p = &g->pieces.pieces[i];
+    for (const Piece *p = x->first; p < x->end; p++) {
         const floatX *made = (const floatX *)p->made;
         if (p->kind == PIECE_LATE) continue;  // the chosen's piece stands for the whole segment
         const bool kept = piece_grad_on_gpu(&g->choice, p) || sums_on_gpu(g);  // on the GPU
@@ -807,24 +806,23 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
 
 // Queues one AdamW step (adam.h) over everything that this process owns, in the order in which the
 // next forward pass needs it. That pass waits for each segment, not for them all. What is late has
-// an order of its own: zen_window().
-// Call it after gpt2_grad_norm_squared(), which has waited for backward.
+// an order of its own. Call it after gpt2_grad_norm_squared(), which has waited for backward.
 static void gpt2_update(GPT2 *g, const AdamStep *step) {
     int visit = 0;
     if (g->zen != NULL) zen_begin(g);
     for (int s = 0; s < g->segments; s++) {
         const Segment *x = &g->segment[s];
-        for (int i = x->first; i < x->first + x->pieces; i++) {
-            const Piece *p = &g->pieces.pieces[i];
+        for (const Piece *p = x->first; p < x->end; p++) {
+            const size_t number = (size_t)(p - g->pieces.pieces);
             const bool is_bf16 = waiting_bytes(g) == 2;
             switch (p->kind) {
             case PIECE_RESIDENT:
-                update_on_gpu(g, p, (size_t)i, p->state, p->grad, is_bf16, step);
+                update_on_gpu(g, p, number, p->state, p->grad, is_bf16, step);
                 break;
             case PIECE_VISIT: update_visitor(g, visit++, step); break;
-            case PIECE_HOST: update_on_host(g, p, (size_t)i, step); break;
+            case PIECE_HOST: update_on_host(g, p, number, step); break;
             case PIECE_CHOSEN: update_chosen(g, p, step); break;
-            case PIECE_LATE: break;
+            case PIECE_LATE: break;  // zen_window()
             }
         }
         const bool whole = g->in_place || sums_on_gpu(g);

@@ -54,7 +54,7 @@ typedef struct {
     size_t grad_at;       // in GPT2.grads: where backward makes the gradient
     size_t own_grad_at;   // the own shard of it
     int place;            // number of that place; segments may take turns in one
-    int first, pieces;    // its pieces (offload.h)
+    const Piece *first, *end;  // its pieces (offload.h), if it has any
     size_t leaving;       // of its gradient: what waits for the update on the host
 } Segment;
 
@@ -111,12 +111,12 @@ struct GPT2 {
     cudaEvent_t handover;       // recorded wherever one stream hands over to another
     cudaEvent_t *grad_ready;    // per segment: backward has completed its gradient
     cudaEvent_t *grad_left;     // per place: the gradient made there has left, and room is again
+    cudaEvent_t *room_free;     // per landing, or segment: the gradient there is added to the sum
     cudaEvent_t *grad_arrived;  // per segment: what waits on the host has arrived there
     cudaEvent_t *updated;       // per segment: the GPU has updated its part
     cudaEvent_t *returned;      // per segment: the weights that the host updated are back
     cudaEvent_t *slot_free;     // per slot: the state of its last visitor is on the host again
     cudaEvent_t *slot_full;     // per slot: all that its next one needs has come
-    cudaEvent_t landing_free[2];  // the gradient in this landing has been added to the sum
     cudaEvent_t step_left;      // loss and norm of the step are on the host
     ZenFlow *zen;               // --offload zenflow; else NULL
     Zo *zo;                     // --optimizer mezo, or only labels to evaluate; else NULL

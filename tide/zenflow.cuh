@@ -42,9 +42,9 @@ struct ZenFlow {
     int packing;                // the half of `packed` that is used next
     cudaStream_t pack;          // packs the gradients of the rest
     size_t swapped;             // columns that changed places in this step
-    // Per segment: its gradient on the host is added, and its room free; its late update is
-    // computed; the result of that has left the host. And, per half of `packed`: that has left.
-    cudaEvent_t *room_free, *computed, *result_free, *packed_free;
+    // Per segment: its late update is computed; the result of that has left the host. And, per half
+    // of `packed`: that has left.
+    cudaEvent_t *computed, *result_free, *packed_free;
     // GPU memory, in the layouts of ZenMap; the chosen's state is as a resident's, in GPT2.
     int32_t *column;            // (columns)
     void *grad;                 // (chosen): floatX, or fp32 if micro-batches were summed
@@ -91,10 +91,6 @@ static void zen_pieces(Pieces *list, const ZenMap *map) {
     list->elements[PIECE_LATE] = list->grads_host = map->rest;
 }
 
-// The pieces of a segment of which this process has something.
-static Piece *zen_chosen(const GPT2 *g, int s) { return &g->pieces.pieces[g->segment[s].first]; }
-static Piece *zen_late(const GPT2 *g, int s) { return zen_chosen(g, s) + 1; }
-
 // Adds zenflow's lines to the memory plan; returns how many lines there are now.
 static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     ZenFlow *z = g->zen;
@@ -132,7 +128,6 @@ static void zen_print(const GPT2 *g) {
 static void zen_allocate(GPT2 *g) {
     ZenFlow *z = g->zen;
     const size_t segments = (size_t)z->map.segments;
-    z->room_free = events_make(segments);
     z->computed = events_make(segments);
     z->result_free = events_make(segments);
     z->packed_free = events_make(2);
@@ -164,8 +159,8 @@ static floatX *zen_packed(const ZenFlow *z) {
 static void zen_chosen_waits(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     const bool is_bf16 = waiting_bytes(g) == 2;
-    if (g->segment[s].pieces == 0) return;
-    const Piece *p = zen_chosen(g, (int)s);
+    const Piece *p = g->segment[s].first;
+    if (p == NULL) return;
     if (zen_needs_sums(&z->config, &z->map, &z->clock))
         columns_sums_gpu(z->column_sums, z->scratch, p->grad, is_bf16, &z->map, (int)s, g->leave);
     columns_move_gpu(true, zen_grad(g, p), is_bf16, p->grad, is_bf16, &z->map, (int)s, false,
@@ -178,7 +173,7 @@ static void zen_rest_leaves(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     order(g, g->leave, z->pack);
     stream_wait(z->pack, z->packed_free[z->packing]);
-    columns_move_gpu(true, zen_packed(z), sizeof(floatX) == 2, zen_chosen(g, (int)s)->grad,
+    columns_move_gpu(true, zen_packed(z), sizeof(floatX) == 2, g->segment[s].first->grad,
                      waiting_bytes(g) == 2, &z->map, (int)s, true, z->column, z->pack);
 }
 
@@ -232,7 +227,7 @@ static void update_chosen(GPT2 *g, const Piece *p, const AdamStep *step) {
 static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale) {
     ZenFlow *z = g->zen;
     if (z->map.segment[s].rest == 0) return;
-    const Piece *p = zen_late(g, s);
+    const Piece *p = g->segment[s].end - 1;  // the rest
     AdamWork work = host_work(g, p, update ? &z->late_step : NULL);
     work.first = gradient && z->clock.filled == 0;
     work.scale = scale;
@@ -245,7 +240,7 @@ static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale)
     }
     if (update) stream_wait(g->host.stream, z->result_free[s]);
     host_submit(g, p, (size_t)s, &work);
-    if (gradient) event_record(z->room_free[s], g->host.stream);
+    if (gradient) event_record(g->room_free[s], g->host.stream);
     if (update) event_record(z->computed[s], g->host.stream);
 }
 
@@ -264,7 +259,7 @@ static void zen_show(GPT2 *g) {
     const bool is_bf16 = sizeof(floatX) == 2;
     for (int s = 0; s < z->map.segments; s++) {
         if (z->map.segment[s].rest == 0) continue;
-        const Piece *p = zen_late(g, s);
+        const Piece *p = g->segment[s].end - 1;  // the rest
         const size_t bytes = p->length * sizeof(floatX);
         stream_wait(g->back, z->computed[s]);
         const int span = timeline_begin(&g->timeline, ROW_BACK, "back", (size_t)s, bytes, g->back);

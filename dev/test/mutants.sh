@@ -37,7 +37,7 @@ record: slot full before state came :: train_gpt2.cu :: (first)     event_record
 place: gradients of others overlap :: tide/gpt2.cuh :: + (size_t)(i % turns) * s[1].room :: i % turns :: i % turns / 2
 place: waits for another :: train_gpt2.cu :: s->place = g->in_place :: i % g->places :: (i + 1) % (g->places + 1)
 place: next to it waits :: train_gpt2.cu :: stream_wait(g->compute, g->grad_left[x->place]) :: x->place :: g->segment[s > 1 ? s - 1 : s].place
-record: landing free before sum :: train_gpt2.cu :: (g->landing_free[g->landing_turn], g->host.stream) :: g->host.stream :: g->out
+record: landing free before sum :: train_gpt2.cu :: (g->room_free[room], g->host.stream) :: g->host.stream :: g->out
 # the host has waited for all sums before it queues an update (gpt2_grad_norm_squared)
 same: gradient arrived before sum :: train_gpt2.cu :: lands ? g->host.stream : g->out :: lands ? g->host.stream : g->out :: g->out
 record: place free before it left :: train_gpt2.cu :: freed = leaves :: leaves && !sums_on_gpu(g) && g->zen == NULL ? g->out : from :: from
@@ -47,7 +47,7 @@ state: the first visitor's is fetched :: train_gpt2.cu :: copy_in(g, place[k], p
 state: all in one slot :: train_gpt2.cu :: (first) const int slot = visit :: visit % g->slot_count :: 0
 state: places overlap :: offload.h :: n[kind] += p->length :: p->length :: p->length - 128
 state: no room for a visitor's gradient :: tide/gpt2.cuh :: const size_t grad = g->choice :: g->choice.keep_grads ? 0 : host_grad_bytes(g) :: (size_t)0
-tokens: the last of the order is missing :: train_gpt2.cu :: count = 3 * N + g->by_token :: g->by_token.groups + 1 :: g->by_token.groups
+tokens: the last of the order is missing :: tide/gpt2.cuh :: count = 3 * N + g->by_token :: g->by_token.groups + 1 :: g->by_token.groups
 bits: fp16 for bf16 :: adam.h :: if (has_bf16) p_bf16[i] = :: f32_to_bf16(p[i]) :: f32_to_fp16(p[i])
 bits: gradient read as bf16 :: train_gpt2.cu :: work.grad_is_bf16 = host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
 bits: visitor's gradient read as bf16 :: train_gpt2.cu :: place, place[3], host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
@@ -56,7 +56,7 @@ gradient: sum on the host always reset :: train_gpt2.cu :: work.first = !accumul
 gradient: sum on the GPU never reset :: train_gpt2.cu :: made, p->length, !accumulate :: !accumulate :: false
 gradient: sum on the host in bf16 :: adam.h :: sum[i] = first ? :: fma_f32(scale, x, sum[i]) :: bf16_to_f32(f32_to_bf16(fma_f32(scale, x, sum[i])))
 gradient: not kept on the GPU :: train_gpt2.cu :: else if (kept && p->grad != made) :: kept && p->grad != made :: false
-gradient: wire's chunks overlap on the host :: train_gpt2.cu :: copy_out(g, host + at, g->wire :: host + at :: host
+gradient: wire's chunks overlap on the host :: train_gpt2.cu :: copy_out(g, (float *)to + at, g->wire :: to + at :: to
 gradient: wire's chunks begin too late :: train_gpt2.cu :: at < p->length; at += WIRE_CHUNK :: WIRE_CHUNK :: WIRE_CHUNK + 8
 gradient: wire's last chunk is too short :: train_gpt2.cu :: min_size(WIRE_CHUNK, p->length - at) :: p->length - at :: p->length - at - 8
 gradient: places on the host overlap :: offload.h :: *grads += p->length :: p->length :: p->length - 128
@@ -64,7 +64,7 @@ norm: the host's first block alone :: train_gpt2.cu :: p->blocks * sizeof(double
 norm: one block short :: train_gpt2.cu :: norm_total_gpu(g->loss + 1, g->run_sums :: g->blocks :: g->blocks - 1
 norm: the host's blocks of one micro-batch :: train_gpt2.cu :: if (last) work.block_sums :: last :: !accumulate
 norm: two pieces share a block :: offload.h :: blocks += norm_blocks(to - from) :: norm_blocks(to - from) :: norm_blocks(to - from) - (to - from > 9000)
-order: a piece is never updated :: train_gpt2.cu :: case PIECE_HOST: update_on_host( :: update_on_host(g, p, (size_t)i, step) :: (i > 0 ? update_on_host(g, p, (size_t)i, step) : (void)0)
+order: a piece is never updated :: train_gpt2.cu :: case PIECE_HOST: update_on_host( :: update_on_host(g, p, number, step) :: (number > 0 ? update_on_host(g, p, number, step) : (void)0)
 choice: stride counted from 0 :: offload.h :: (number + 1) % c->stride :: number + 1 :: number
 choice: visitors' gradients on the host too early :: tide/plan.h :: keep_grads = tight < 2 :: tight < 2 :: tight < 1
 choice: sums on the GPU for too long :: tide/plan.h :: sum_on_host = tight > 0 :: tight > 0 :: tight > 1
@@ -103,15 +103,15 @@ zen wait: late update at rest :: train_gpt2.cu :: if (g->zen != NULL) zen_comput
 zen record: half free before it left :: train_gpt2.cu :: event_record(g->zen->packed_free :: g->out :: g->zen->pack
 zen record: gradient arrived before it did :: train_gpt2.cu :: lands ? g->host.stream : g->out :: lands ? g->host.stream : g->out :: g->zen->pack
 zen record: place free before it is packed :: train_gpt2.cu :: freed = leaves :: from :: g->leave
-zen record: room free before it is added :: tide/zenflow.cuh :: if (gradient) event_record(z->room_free :: g->host.stream :: g->out
+zen record: room free before it is added :: tide/zenflow.cuh :: if (gradient) event_record(g->room_free :: g->host.stream :: g->out
 zen record: computed before it is :: tide/zenflow.cuh :: event_record(z->computed :: g->host.stream :: g->update
 zen record: result left before it did :: tide/zenflow.cuh :: (z->result_free[s], g->back) :: g->back :: g->update
 zen record: weights returned before they are :: tide/zenflow.cuh :: event_record(g->returned :: g->back :: g->host.stream
 zen record: chosen updated before they are :: train_gpt2.cu :: (g->updated[s], g->update) :: g->update :: g->leave
 zen copy: weights not scattered :: tide/zenflow.cuh :: columns_move_gpu(false, p->params
 zen copy: half of the segments :: tide/zenflow.cuh :: (first) for (int s = 0; s < z->map.segments; s++) { :: z->map.segments :: z->map.segments / 2
-zen copy: result of the first segment :: tide/zenflow.cuh :: copy_in(g, z->landing, p->fresh :: p->fresh :: zen_late(g, 0)->fresh
-zen copy: gradient to the first segment's place :: train_gpt2.cu :: copy_out(g, host, zen_packed :: host :: zen_late(g, 0)->host_grad
+zen copy: result of the first segment :: tide/zenflow.cuh :: copy_in(g, z->landing, p->fresh :: p->fresh :: g->segment[0].first[1].fresh
+zen copy: gradient to the first segment's place :: train_gpt2.cu :: void *to = p->host_grad :: p->host_grad :: g->segment[0].first[1].host_grad
 zen copy: gradient of the chosen not packed :: tide/zenflow.cuh :: columns_move_gpu(true, zen_grad
 zen copy: both halves of packed are one :: tide/zenflow.cuh :: (size_t)z->packing * z->map.longest :: z->packing :: 0
 zen copy: landing too small :: tide/zenflow.cuh :: Buffer{"packed", longest * sizeof(floatX) :: longest :: longest / 2
