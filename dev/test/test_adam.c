@@ -182,26 +182,33 @@ static void runs_equal_scalar_with_any_threads(void) {
     runs_make(runs);
     arrays_fill(&a, RUNS_END, 4);
     const AdamStep s = adam_step_prepare(3e-4, 0.9, 0.999, 1e-8, 0.1, 10, 0.5);
-    enum { FP32, FP32_COPY, BF16, BF16_COPY, BF16_IN_PLACE, MODES };
+    // of a gradient; of a sum; of a sum and a gradient
+    enum { FP32, FP32_COPY, BF16, BF16_COPY, BF16_IN_PLACE, SUM, SUM_COPY, SUM_FP32, SUM_BF16_COPY,
+           MODES };
+    float *sum = (float *)alloc_or_fail(RUNS_END, 4, "sum");
+    rng_normals(sum, RUNS_END, 7, 0, 2, 0);
     for (int mode = FP32; mode < MODES; mode++) {
-        const int is_bf16 = mode >= BF16, in_place = mode == BF16_IN_PLACE;
+        const int in_place = mode == BF16_IN_PLACE, has_grad = mode != SUM && mode != SUM_COPY;
+        const int is_bf16 = (mode >= BF16 && mode <= BF16_IN_PLACE) || mode == SUM_BF16_COPY;
+        const int copies = mode == FP32_COPY || mode == BF16_COPY || in_place || mode == SUM_COPY
+                        || mode == SUM_BF16_COPY;
         copy_inputs(&want, &a, RUNS_END);
         if (in_place) memcpy(want.out, a.g16, RUNS_END * 2);
         for (int r = 0; r < RUNS; r++)
             for (size_t i = runs[r].at; i < runs[r].at + runs[r].length; i++) {
-                one_element(&want.p[i], &want.m[i], &want.v[i],
-                            is_bf16 ? bf16_to_f32(a.g16[i]) : a.g[i], &s,
+                float g = is_bf16 ? bf16_to_f32(a.g16[i]) : a.g[i];
+                if (mode >= SUM) g = has_grad ? fmaf(0.7f, g, sum[i]) : sum[i];
+                one_element(&want.p[i], &want.m[i], &want.v[i], g, &s,
                             runs[r].decay ? s.weight_decay : 0.0f);
-                if (mode != FP32 && mode != BF16) want.out[i] = f32_to_bf16(want.p[i]);
+                if (copies) want.out[i] = f32_to_bf16(want.p[i]);
             }
         for (int threads = 1; threads <= 7; threads++) {
             use_threads(threads);
             copy_inputs(&b, &a, RUNS_END);
             if (in_place) memcpy(b.out, a.g16, RUNS_END * 2);
             const void *grad = in_place ? b.out : is_bf16 ? (const void *)a.g16 : (const void *)a.g;
-            uint16_t *out = mode == FP32 || mode == BF16 ? NULL : b.out;
-            const AdamWork work = {b.p, b.m, b.v, NULL, grad, is_bf16, 0, 1, out, NULL, runs, RUNS,
-                                   s};
+            const AdamWork work = {b.p, b.m, b.v, mode >= SUM ? sum : NULL, has_grad ? grad : NULL,
+                                   is_bf16, 0, 0.7f, copies ? b.out : NULL, NULL, runs, RUNS, s};
             adam_work(&work);
             size_t wrong = 0;
             for (size_t i = 0; i < RUNS_END; i++)
@@ -210,6 +217,7 @@ static void runs_equal_scalar_with_any_threads(void) {
             CHECK(wrong == 0, "%zu differ (mode %d, %d threads)", wrong, mode, threads);
         }
     }
+    free(sum);
     use_threads(0);
     arrays_free(&a);
     arrays_free(&b);

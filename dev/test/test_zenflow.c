@@ -835,82 +835,6 @@ static void each_part_has_its_own_step(void) {
 // ---------------------------------------------------------------------------------------------
 // The host's loops
 
-static void fill(float *x, size_t n, uint64_t seed, float size) {
-    for (size_t i = 0; i < n; i++) x[i] = size * noise(seed, i);
-}
-
-// In one pass with the last addition or after it, with any thread count: the same bits as element
-// by element.
-static void packed_updates_are_those_of_each_element(void) {
-    static const size_t lengths[] = {1, 129, ADAM_CHUNK, ADAM_CHUNK + 1, 2 * ADAM_CHUNK + 77};
-    const AdamStep third = adam_step_prepare(0.02, 0.9, 0.95, 1e-8, 0.2, 3, 0.25);
-    enum { P, M1, V1, A, G, FP, FM, FV, LIST };
-    for (size_t k = 0; k < 5; k++) {
-        const size_t n = lengths[k];
-        const AdamRun run = {0, n, 1};
-        float *x[LIST];
-        uint16_t *half = (uint16_t *)alloc_or_fail(n, sizeof(uint16_t), "half");
-        uint16_t *out = (uint16_t *)alloc_or_fail(n, sizeof(uint16_t), "out");
-        for (int i = 0; i < LIST; i++) x[i] = floats(n);
-        // acc alone; with the last gradient; this alone
-        for (int what = 0; what < 3; what++)
-            for (int bf16 = 0; bf16 < 2; bf16++)
-                for (int threads = 1; threads <= 3; threads++) {
-                    const bool has_acc = what < 2;
-                    AdamStep s = third;
-                    if (!has_acc) s.grad_scale = 1;
-                    const void *g = what == 0 ? NULL : bf16 ? (const void *)half : x[G];
-                    use_threads(threads);
-                    fill(x[P], n, 1, 1);
-                    fill(x[M1], n, 2, 0.1f);
-                    fill(x[A], n, 4, 2);
-                    fill(x[G], n, 5, 1);
-                    memset(out, 0x55, 2 * n);
-                    for (size_t i = 0; i < n; i++) {
-                        x[V1][i] = fabsf(noise(3, i));
-                        half[i] = f32_to_bf16(x[G][i]);
-                        const float last = bf16 ? bf16_to_f32(half[i]) : x[G][i];
-                        const float sum = what == 0 ? x[A][i]
-                                        : has_acc ? fmaf(0.7f, last, x[A][i]) : 0.7f * last;
-                        x[FP][i] = x[P][i];
-                        x[FM][i] = x[M1][i];
-                        x[FV][i] = x[V1][i];
-                        adam_scalar(&x[FP][i], &x[FM][i], &x[FV][i], sum, &s, s.weight_decay);
-                    }
-                    AdamWork work = {x[P], x[M1], x[V1], has_acc ? x[A] : NULL, g, bf16, !has_acc,
-                                     0.7f, bf16 ? out : NULL, NULL, &run, 1, s};
-                    if (!has_acc) work.step.grad_scale = 0.7f;  // of a window of one step
-                    adam_work(&work);
-                    CHECK(same(x[P], x[FP], n) && same(x[M1], x[FM], n) && same(x[V1], x[FV], n),
-                          "%zu, kind %d, bf16 %d, %d threads", n, what, bf16, threads);
-                    for (size_t i = 0; i < n; i++)
-                        if (out[i] != (bf16 ? f32_to_bf16(x[FP][i]) : 0x5555)) {
-                            CHECK(false, "%zu, kind %d, bf16 %d: result %zu", n, what, bf16, i);
-                            break;
-                        }
-                    if (g == NULL) continue;
-                    // unfused
-                    fill(x[P], n, 1, 1);
-                    fill(x[M1], n, 2, 0.1f);
-                    for (size_t i = 0; i < n; i++) x[V1][i] = fabsf(noise(3, i));
-                    work.p = NULL;
-                    work.sum = x[A];
-                    adam_work(&work);
-                    work.p = x[P];
-                    work.grad = NULL;
-                    work.first = 0;
-                    work.step = s;
-                    adam_work(&work);
-                    CHECK(same(x[P], x[FP], n) && same(x[M1], x[FM], n) && same(x[V1], x[FV], n),
-                          "%zu, kind %d: unfused", n, what);
-                }
-        use_threads(0);
-        for (int i = 0; i < LIST; i++) free(x[i]);
-        free(half);
-        free(out);
-    }
-}
-
 // The reference on packed state, as a host has it: windows, migration, and all.
 static void packed_state_has_the_bits_of_the_reference(void) {
     const Case c = {zen_of(0.3, 3, 2, 2, false), 0, true};
@@ -1209,7 +1133,6 @@ int main(void) {
     RUN(votes_compare_sums_with_means);
     RUN(means_are_of_the_columns_of_each_kind);
     RUN(each_part_has_its_own_step);
-    RUN(packed_updates_are_those_of_each_element);
     RUN(packed_state_has_the_bits_of_the_reference);
     RUN(stopped_it_goes_on_with_the_same_bits);
     RUN(damaged_texts_are_refused);
