@@ -1054,7 +1054,9 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     if (g->zo != NULL) {
         zo = *g->zo;
         g->zo = &zo;
-        zo_restart(&zo, micros);
+        zo.accum = micros;
+        zo.pending = zo_nothing;
+        zo.visits = zo.fetched = zo.sent = 0;
         steps = 9;
         counted = 3;
         run->o.steps = steps + 1;  // whose batch is sent ahead

@@ -201,7 +201,6 @@ struct Zo {
     size_t chunk;               // tokens of the vocabulary whose logits are made at a time
     size_t scratch;             // elements of perturbed weights, for each sign
     cudaEvent_t *there;         // (slots, ZO_GROUPS): the group has arrived
-    cudaEvent_t *updated;       //   its updated weights are complete
     cudaEvent_t *used;          //   no kernel reads it any more
     cudaEvent_t *left;          //   it is on the host again
     size_t visits, fetched;     // of all passes: visits that have been computed, and fetched for
@@ -365,7 +364,6 @@ static void zo_allocate(GPT2 *g) {
     const size_t events = z->slots * ZO_GROUPS, news = zo_news(z), world = (size_t)ranks.world;
     if (g->no_overlap) g->fetch = g->out = g->compute;
     z->there = events_make(events);
-    z->updated = events_make(events);
     z->used = events_make(events);
     z->left = events_make(events);
     z->all = (double *)pinned_alloc((1 + world) * news * sizeof(double), "losses of all ranks");
@@ -457,23 +455,19 @@ static void zo_leave(GPT2 *g, size_t l) {
     while (!g->no_overlap && z->fetched < z->visits + z->slots) zo_fetch(g);
 }
 
-// In a rehearsal: what the bytes of n weights take, or the noise, if that takes longer (of signs
-// alone it takes nothing).
-static void zo_weights_take(const GPT2 *g, size_t n, const ZoUpdate *update, const ZoPass *p) {
-    const Rates *r = &rehearsal->rates;
-    const bool stores = update->step != 0, perturbs = p->signs > 0 && p->scale != 0;
-    const int draws = (stores ? update->queries : 0) + perturbs;
-    const double bytes = (double)n * sizeof(floatX) * (1 + stores + p->signs);
-    const double noise = g->zo->config.noise == ZO_GAUSSIAN ? (double)n * draws : 0;
-    rehearse(stream_number(g->compute), TAKES_GPU,
-             fmax(bytes / rate_or(r->gpu_bytes, UNLIMITED),
-                  noise / rate_or(r->gpu_normals, UNLIMITED)));
-}
-
+// A rehearsed kernel takes what its bytes take, or the noise, if that takes longer (of signs alone
+// it takes nothing).
 static void zo_weights(GPT2 *g, floatX *theta, const ZoGroup *group, const ZoUpdate *update,
                        const ZoPass *p, int query) {
     const Zo *z = g->zo;
-    if (rehearsal != NULL) zo_weights_take(g, group->length, update, p);
+    const bool stores = update->step != 0, perturbs = p->signs > 0 && p->scale != 0;
+    const int draws = (stores ? update->queries : 0) + perturbs;
+    const double n = (double)group->length, bytes = n * sizeof(floatX) * (1 + stores + p->signs);
+    const double noise = z->config.noise == ZO_GAUSSIAN ? n * draws : 0;
+    if (rehearsal != NULL)
+        rehearse(stream_number(g->compute), TAKES_GPU,
+                 fmax(bytes / rate_or(rehearsal->rates.gpu_bytes, UNLIMITED),
+                      noise / rate_or(rehearsal->rates.gpu_normals, UNLIMITED)));
     const unsigned blocks = ceil_div(group->length, 8 * BLOCK_THREADS);
     LAUNCH(zo_weights_kernel, blocks, BLOCK_THREADS, 0, g->compute, theta,
            p->signs > 0 ? z->perturbed[0] : NULL, p->signs > 1 ? z->perturbed[1] : NULL, *group,
@@ -502,8 +496,7 @@ static void zo_perturb_group(GPT2 *g, const ZoPass *p, size_t l, int k, floatX *
     if (!visits) return;
     if (first && p->update.step != 0) {
         floatX *home = zo_home(g, l + 1);
-        event_record(z->updated[event], g->compute);
-        stream_wait(g->out, z->updated[event]);
+        order(g, g->compute, g->out);
         const int span = timeline_begin(&g->timeline, ROW_FLUSH, "flush", l, bytes, g->out);
         copy_out(g, home + at, theta + at, bytes);
         timeline_end(&g->timeline, span, g->out);
@@ -802,13 +795,6 @@ static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     return x;
 }
 
-// For a rehearsal: as before the first step, and with so few micro-batches.
-static void zo_restart(Zo *z, size_t accum) {
-    z->accum = accum;
-    z->pending = zo_nothing;
-    z->visits = z->fetched = z->sent = 0;
-}
-
 // What copies leave of a step, for people to see.
 typedef struct {
     double in, out;          // seconds that they would take, both ways busy
@@ -868,11 +854,8 @@ static void zo_agree(GPT2 *g) {
         n = min_size(CHUNK, g->table.elements - at);
         zo_move(g, 0, at, n, buffer, true);
         #pragma omp parallel for reduction(+ : hash)
-        for (size_t i = 0; i < n; i++) {
-            uint32_t bits;
-            memcpy(&bits, buffer + i, 4);
-            hash += hash_word(at + i, bits);
-        }
+        for (size_t i = 0; i < n; i += 4096)
+            hash += hash_words(4 * (at + i), buffer + i, 4 * min_size(n - i, 4096));
     }
     free(buffer);
     snprintf(text, sizeof text, "%016" PRIx64, hash);

@@ -195,34 +195,6 @@ static Shared *shared_open(const Config *c) {
 
 static void shared_close(Shared *x) { munmap(x, shared_bytes(x->P)); }
 
-// A port that is free now.
-static int free_port(void) {
-    struct sockaddr_in a;
-    socklen_t n = sizeof a;
-    const int s = socket(AF_INET, SOCK_STREAM, 0);
-    memset(&a, 0, sizeof a);
-    a.sin_family = AF_INET;
-    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (s < 0 || bind(s, (struct sockaddr *)&a, n) != 0
-        || getsockname(s, (struct sockaddr *)&a, &n) != 0)
-        die("no free port: %s", strerror(errno));
-    close(s);
-    return ntohs(a.sin_port);
-}
-
-// The environment that a launcher gives to a rank.
-static void launched_as(size_t rank, size_t world, int port) {
-    const char *const names[5] = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
-                                  "MASTER_PORT"};
-    const size_t values[5] = {rank, rank, world, world, (size_t)port};
-    for (int i = 0; i < 5; i++) {
-        char text[24];
-        snprintf(text, sizeof text, "%zu", values[i]);
-        setenv(names[i], text, 1);
-    }
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
-}
-
 // Runs rank_train() as so many ranks, and counts what each of them checked in vain.
 static void run_ranks(const Config *c, Shared *x, const char *name,
                       void (*rank_train)(const Config *, Shared *)) {

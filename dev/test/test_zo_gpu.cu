@@ -8,9 +8,6 @@
 //        test_zo_gpu --clock K           what test_overlap runs, with EMU_CLOCK=virtual
 #include "model_harness.cuh"
 #include "cpu_reference.h"
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 
 // ---------------------------------------------------------------------------------------------
 // The configurations
@@ -688,23 +685,8 @@ static int one_rank(void) {
     return test_failures_here > 0;
 }
 
-static int free_port(void) {
-    struct sockaddr_in a;
-    socklen_t n = sizeof a;
-    const int s = socket(AF_INET, SOCK_STREAM, 0);
-    memset(&a, 0, sizeof a);
-    a.sin_family = AF_INET;
-    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (bind(s, (struct sockaddr *)&a, sizeof a) != 0
-        || getsockname(s, (struct sockaddr *)&a, &n) != 0) die("no port: %s", strerror(errno));
-    close(s);
-    return ntohs(a.sin_port);
-}
-
 // Runs one_rank() in `world` processes. Returns whether all have ended well.
 static bool run_ranks(int world, char *said, size_t room) {
-    const char *const names[] = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
-                                 "MASTER_PORT"};
     const int port = free_port();
     int ends[2], status;
     size_t n = 0;
@@ -712,14 +694,8 @@ static bool run_ranks(int world, char *said, size_t room) {
     if (pipe(ends) != 0) die("pipe: %s", strerror(errno));
     fflush(stdout);
     for (int rank = 0; rank < world; rank++) {
-        const int values[] = {rank, rank, world, world, port};
         if (fork() != 0) continue;
-        for (int i = 0; i < 5; i++) {
-            char text[16];
-            snprintf(text, sizeof text, "%d", values[i]);
-            setenv(names[i], text, 1);
-        }
-        setenv("MASTER_ADDR", "127.0.0.1", 1);
+        launched_as((size_t)rank, (size_t)world, port);
         dup2(ends[1], STDOUT_FILENO);
         close(ends[0]);
         close(ends[1]);
