@@ -75,20 +75,8 @@ static void layernorm_forward(float *out, float *mean, float *rstd,  // (N, C), 
                               const float *inp, const float *w, const float *b,
                               size_t N, size_t C) {
     #pragma omp parallel for
-    for (size_t n = 0; n < N; n++) {
-        const float *x = inp + n * C;
-        float *o = out + n * C;
-        float sum = 0, squares = 0;
-        #pragma omp simd reduction(+ : sum)
-        for (size_t c = 0; c < C; c++) sum += x[c];
-        const float mu = sum / (float)C;
-        #pragma omp simd reduction(+ : squares)
-        for (size_t c = 0; c < C; c++) squares += (x[c] - mu) * (x[c] - mu);
-        const float r = 1.0f / sqrtf(squares / (float)C + LAYERNORM_EPS);
-        for (size_t c = 0; c < C; c++) o[c] = (x[c] - mu) * r * w[c] + b[c];
-        mean[n] = mu;
-        rstd[n] = r;
-    }
+    for (size_t n = 0; n < N; n++)
+        rstd[n] = normalise(out + n * C, &mean[n], inp + n * C, w, b, C, LAYERNORM_EPS);
 }
 
 // Adds to dinp (the residual stream's gradient runs past this layer and is already there).

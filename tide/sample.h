@@ -129,17 +129,6 @@ static void decode_matvec(float *out, const float *x, const float *w, const floa
     }
 }
 
-static void decode_layernorm(float *out, const float *x, const float *w, const float *b, size_t C) {
-    float sum = 0, squares = 0;
-    #pragma omp simd reduction(+ : sum)
-    for (size_t c = 0; c < C; c++) sum += x[c];
-    const float mean = sum / (float)C;
-    #pragma omp simd reduction(+ : squares)
-    for (size_t c = 0; c < C; c++) squares += (x[c] - mean) * (x[c] - mean);
-    const float r = 1.0f / sqrtf(squares / (float)C + LAYERNORM_EPS);
-    for (size_t c = 0; c < C; c++) out[c] = (x[c] - mean) * r * w[c] + b[c];
-}
-
 // One query (C) over the first `seen` keys and values (context, C). scores: (context).
 static void decode_attention(float *out, const float *query, const float *keys, const float *values,
                              float *scores, size_t seen, size_t C, size_t NH) {
@@ -169,6 +158,7 @@ static void decode_attention(float *out, const float *query, const float *keys, 
 static void decode(const GPT2Config *c, const GPT2Table *t, const float *params, float *cache,
                    int32_t token, size_t position, float *logits) {
     const size_t C = c->channels, F = c->ffn, L = c->layers;
+    float mean;
     float *x = cache + 2 * L * c->context * C, *row = x + C, *qkv = row + C, *wide = qkv + 3 * C;
     #define AT(k) (params + t->tensors[k].offset)
     const float *wte = AT(t->wte) + (size_t)token * C, *wpe = AT(t->wpe) + position * C;
@@ -176,14 +166,14 @@ static void decode(const GPT2Config *c, const GPT2Table *t, const float *params,
     for (size_t l = 0; l < L; l++) {
         const int w = t->first_layer + (int)l * LAYER_TENSORS;
         float *keys = cache + l * c->context * C, *values = keys + L * c->context * C;
-        decode_layernorm(row, x, AT(w + LN_1_W), AT(w + LN_1_B), C);
+        normalise(row, &mean, x, AT(w + LN_1_W), AT(w + LN_1_B), C, LAYERNORM_EPS);
         decode_matvec(qkv, row, AT(w + QKV_W), AT(w + QKV_B), C, 3 * C);
         memcpy(keys + position * C, qkv + C, C * sizeof(float));
         memcpy(values + position * C, qkv + 2 * C, C * sizeof(float));
         decode_attention(row, qkv, keys, values, wide + F, position + 1, C, c->heads);
         decode_matvec(qkv, row, AT(w + ATTPROJ_W), AT(w + ATTPROJ_B), C, C);
         for (size_t i = 0; i < C; i++) x[i] += qkv[i];
-        decode_layernorm(row, x, AT(w + LN_2_W), AT(w + LN_2_B), C);
+        normalise(row, &mean, x, AT(w + LN_2_W), AT(w + LN_2_B), C, LAYERNORM_EPS);
         decode_matvec(wide, row, AT(w + FC_W), AT(w + FC_B), C, F);
         for (size_t i = 0; i < F; i++)
             wide[i] = c->activation == ACTIVATION_RELU ? fmaxf(wide[i], 0) : gelu_f32(wide[i]);
@@ -191,7 +181,7 @@ static void decode(const GPT2Config *c, const GPT2Table *t, const float *params,
         for (size_t i = 0; i < C; i++) x[i] += row[i];
     }
     if (logits == NULL) return;
-    decode_layernorm(row, x, AT(t->ln_f_w), AT(t->ln_f_b), C);
+    normalise(row, &mean, x, AT(t->ln_f_w), AT(t->ln_f_b), C, LAYERNORM_EPS);
     decode_matvec(logits, row, AT(t->lm_head), NULL, C, c->vocab);
     #undef AT
 }

@@ -1,9 +1,9 @@
-// vmath.h: exp, tanh and a maximum that vectorise. libm's functions are calls, one number at a
-// time; softmax and GELU need millions per step. These are straight-line code without tables or
-// branches, so a compiler turns a `#pragma omp simd` loop over them into vector instructions. Every
-// rounding is spelled out (fmaf), so the bits are the same vectorised or not, whatever the
-// compiler contracts. (Not fma_f32(), which would make vectors also without the instruction:
-// softmax adds up what exp returns, and the order of such sums is not to change.)
+// vmath.h: exp, tanh, a maximum and a layer norm that vectorise. libm's functions are calls, one
+// number at a time; softmax and GELU need millions per step. These are straight-line code without
+// tables or branches, so a compiler turns a `#pragma omp simd` loop over them into vector
+// instructions. Every rounding is spelled out (fmaf), so the bits are the same vectorised or not,
+// whatever the compiler contracts. (Not fma_f32(), which would make vectors also without the
+// instruction: softmax adds up what exp returns, and the order of such sums is not to change.)
 //
 // Method: x = n ln 2 + r with |r| <= ln 2 / 2; e^r - 1 by a polynomial, interpolated at Chebyshev
 // nodes (relative error below 2e-9, then rounded); 2^n by writing the exponent bits. Keeping
@@ -84,6 +84,20 @@ static inline float max_f32(const float *x, size_t n) {
         max = at > max ? at : max;
     }
     return bits_float((uint32_t)float_order(max));
+}
+
+// Of n numbers: out = (x - mean) r w + b. Returns r = 1 / sqrt(variance + eps).
+VECTORISED float normalise(float *out, float *mean, const float *x, const float *w, const float *b,
+                           size_t n, float eps) {
+    float sum = 0, squares = 0;
+    #pragma omp simd reduction(+ : sum)
+    for (size_t i = 0; i < n; i++) sum += x[i];
+    const float mu = *mean = sum / (float)n;
+    #pragma omp simd reduction(+ : squares)
+    for (size_t i = 0; i < n; i++) squares += (x[i] - mu) * (x[i] - mu);
+    const float r = 1.0f / sqrtf(squares / (float)n + eps);
+    for (size_t i = 0; i < n; i++) out[i] = (x[i] - mu) * r * w[i] + b[i];
+    return r;
 }
 
 #endif
