@@ -111,6 +111,15 @@ static void test_overlap(void) {
     }
     r = overlap(1, 1, CALIBRATE_PARTS, 0, 0);  // nor did the copies run side by side
     CHECK(near(r[0], 1000) && near(r[1], 1000), "%g %g", r[0], r[1]);
+    Overlap o = {{{0}}, {1000, 1000, 6000}, 3};  // copies are faster before and after the update
+    double rates[3];
+    for (int i = 0; i <= CALIBRATE_PARTS; i++)
+        o.at[0][i] = o.at[1][i] = i < 8 ? i : i < 24 ? 2 * i - 8 : i + 16;
+    o.at[2][0] = 8;
+    o.at[2][1] = 40;
+    overlap_rates(&o, rates);
+    CHECK(near(rates[0], 500) && near(rates[1], 500) && near(rates[2], 187.5), "%g %g %g", rates[0],
+          rates[1], rates[2]);
 }
 
 // ---------------------------------------------------------------------------------------------
