@@ -344,7 +344,6 @@ static void zen_exchange_columns(GPT2 *g) {
     if (zen_is_late(&z->config, &z->clock) || z->clock.filled > 0)
         fail("columns are selected while an update is under way");
     compute_span(g, "wait", 0);  // as the host does not queue what follows
-    zen_compute_until(g, SIZE_MAX);
     device_rest();
     ZenSwap *swaps = (ZenSwap *)alloc_or_fail(z->map.columns, sizeof *swaps, "columns");
     for (int i = 0; i < z->map.count; i++) {

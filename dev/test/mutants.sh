@@ -98,7 +98,9 @@ ranks: damaged data of another one :: tide/zo.cuh :: if (z->all[k * news + n + Z
 ranks: all evaluate the first batches :: tide/run.h :: min_size(i * R + r->rank, batches - 1) :: r->rank :: 0
 ranks: evaluation of rank 0 alone :: tide/run.h :: mean.loss += all[i % R * turns :: i % R :: (size_t)0
 time: a group waits for its whole layer :: tide/zo.cuh :: stream_wait(g->compute, z->there[event] :: event :: event / ZO_GROUPS * ZO_GROUPS + 3
-zen wait: at rest before a selection :: tide/zenflow.cuh :: (last) zen_compute_until(g, SIZE_MAX)
+zen pieces: the rest's state is where the chosen's is :: tide/zenflow.cuh :: late->state_at = late->grad_at = :: s->rest_at :: s->chosen_at
+zen pieces: the norm lacks the last one's blocks :: tide/zenflow.cuh :: late->first_block += late->blocks
+zen pieces: one room for all segments' gradients :: train_gpt2.cu :: const size_t room = lands ? :: s :: (size_t)0
 zen wait: late update at rest :: train_gpt2.cu :: if (g->zen != NULL) zen_compute_until(g
 zen record: half free before it left :: train_gpt2.cu :: event_record(g->zen->packed_free :: g->out :: g->zen->pack
 zen record: gradient arrived before it did :: train_gpt2.cu :: lands ? g->host.stream : g->out :: lands ? g->host.stream : g->out :: g->zen->pack
