@@ -75,7 +75,7 @@ static Config in_memory(const Config *c) {
 }
 
 static void config_name(const Config *c, char name[200]) {
-    static const char *const x[] = {"fp32", "bf16", "fp16"};
+    static const char *const x[] = {"bf16", "fp32", "fp16"};  // as PRECISION_BF16 and so on
     snprintf(name, 200, "%s %s%s queries %d accum %zu, slots %zu residents %zu%s%s%s%s%s",
              shapes[c->shape].name, x[c->x], c->noise == ZO_GAUSSIAN ? "" : " signs", c->queries,
              c->accum, c->slots, c->residents, c->overlap ? "" : " serial",
