@@ -364,14 +364,12 @@ static void zen_exchange_columns(GPT2 *g) {
 // 5. Checkpoints
 
 // A RunState's move: the weights in use, or a part in the layout of the table from its packed
-// halves.
+// halves. Newest weights that come are in use, too, until others come for that.
 static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     GPT2 *g = (GPT2 *)owner;
     const ZenFlow *z = g->zen;
-    if (part == 3) {
-        floats_move(g->params + at, w, n, out);
-        return;
-    }
+    if (part == 3 || (part == 0 && !out)) floats_move(g->params + at, w, n, out);
+    if (part == 3) return;
     float *const gpu[3] = {g->master, g->m, g->v};
     float *const host[3] = {g->host_master, g->host_m, g->host_v};
     const int tensor = gpt2_tensor_at(&g->table, at);
@@ -409,13 +407,6 @@ static void zen_load(GPT2 *g, Run *r, RunState *state) {
     if (zen_is_saved(r)) state->parts = STATE_PARTS;
     run_load(r, state);
     r->saves.parts = STATE_PARTS;
-    for (int i = 0; !zen_is_saved(r) && i < g->table.count; i++) {
-        const GPT2Tensor *x = &g->table.tensors[i];
-        float *w = (float *)alloc_or_fail(x->size, sizeof(float), "parameters");
-        zen_move(g, 0, x->offset, x->size, w, true);
-        zen_move(g, 3, x->offset, x->size, w, false);
-        free(w);
-    }
     const size_t results = g->host_weights != NULL ? z->map.rest : 0;
     #pragma omp parallel for if (results > 1 << 16)
     for (size_t i = 0; i < results; i++)
