@@ -1076,6 +1076,14 @@ static void test_state_keep(void) {
     CHECK(entries_in(all) == 5, "%d", entries_in(all));
     CHECK(run_save(&r, out, 6, 3) && entries_in(all) == 3, "%d", entries_in(all));
     CHECK(path_exists(in_base("keep/checkpoints/step_00000004")), "the newest three");
+    // A torn one is not counted among those to keep, and goes with those before the last of them.
+    CHECK(truncate(in_base("keep/checkpoints/step_00000006/state.safetensors"), 500) == 0, "-");
+    CHECK(run_save(&r, out, 7, 2) && newest(out) == 7 && entries_in(all) == 3, "%s", err.text);
+    CHECK(path_exists(in_base("keep/checkpoints/step_00000005")), "the newest whole two");
+    CHECK(run_save(&r, out, 8, 2) && entries_in(all) == 2, "%d", entries_in(all));
+    remove_tree(in_base("keep/checkpoints/step_00000008"));
+    remove_tree(in_base("keep/checkpoints/step_00000007"));
+    CHECK(run_save(&r, out, 6, 3), "%s", err.text);
     CHECK(run_save(&r, out, 5, 1), "%s", err.text);  // a later one is not this save's to remove
     CHECK(entries_in(all) == 2 && newest(out) == 6, "%d", entries_in(all));
     CHECK(run_save(&r, out, 100000000, 1), "%s", err.text);  // nine digits sort after eight

@@ -18,7 +18,7 @@ const char *__tsan_default_options(void) { return "atexit_sleep_ms=0"; }
 
 // A disk with trouble: every write takes `slow` microseconds. Number `trouble_at` (from 1; 0: none)
 // of its writes, flushes and renames fails, or kills the process.
-static int trouble_at, trouble_count, slow, writes;
+static int trouble_at, trouble_count, slow, writes, flushes;
 static enum { FAILS, KILLS } trouble_kind;
 
 static int trouble(void) {
@@ -38,7 +38,10 @@ static int test_rename(const char *from, const char *to) {
     return trouble() != 0 ? -1 : rename(from, to);
 }
 static int test_ftruncate(int fd, off_t n) { return trouble() != 0 ? -1 : ftruncate(fd, n); }
-static int test_fsync(int fd) { return fd < 0 ? -1 : trouble(); }  // no power is cut here
+static int test_fsync(int fd) {  // no power is cut here
+    flushes++;
+    return fd < 0 ? -1 : trouble();
+}
 #define pwrite test_pwrite
 #define rename test_rename
 #define fsync test_fsync
@@ -313,7 +316,9 @@ static int save_three(void) {
     slow = ranks.rank == 1 ? job.slow : 0;
     for (size_t step = 1; step <= 3; step++) {
         fill_all(g, (float)step);
+        flushes = 0;
         ranks_save(r, step, true, g);
+        CHECK(flushes > 0, "nothing goes to the disk");
         CHECK(newest(job.out) == step && r->state.step == step, "%s", err.text);
     }
     fill_all(g, ranks.world == 1 || replicated ? 3 : 50);  // 50: nobody saves this
