@@ -849,8 +849,8 @@ static bool state_save(const StateSave *x, Error *err) {
 
 // Finds the newest checkpoint, of a step before `before`, of the run in `out`, reads its *s, to be
 // freed, and puts its path into dir. Torn and truncated ones are named on stderr and passed over.
-// Returns false if none is left, or at one of a program before this form of them. Rank 0 decides for
-// all ranks, which must all call it.
+// Returns false if none is left, or at one of a program before this form of them. Rank 0 decides
+// for all ranks, which must all call it.
 static bool state_find(const char *out, size_t before, TrainState *s, char dir[PATH_MAX],
                        Error *err) {
     const bool first = ranks.rank == 0;

@@ -595,8 +595,8 @@ static void run_save_tokenizer(const Run *r) {
 
 // Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
 // Each is whole or not there; what was saved before stays if they fail. Of several ranks none has
-// all weights: they come from the checkpoint. If the disk is full, the checkpoints before the newest
-// whole one make room; else the run ends only if there is none, or no later chance.
+// all weights: they come from the checkpoint. If the disk is full, the checkpoints before the
+// newest whole one make room; else the run ends only if there is none, or no later chance.
 static void run_write(Run *r, size_t step, bool state) {
     const int eot = r->tokenizer != NULL ? r->tokenizer->eot : -1;
     const bool bf16 = r->o.save_dtype == SAVE_BF16;

@@ -92,7 +92,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
               "\"hidden_size\":8,\"max_position_embeddings\":4,\"vocab_size\":9,\"ffn_dim\":5," \
               "\"activation_function\":\"relu\",\"enable_bias\":true}"), \
     FUZZ_SEED("\2version 5\nstep 3\nseed 7\ndata_position 12\ndata_hash 1\nconfig.layers 1\n" \
-              "config.heads 2\nconfig.channels 4\nconfig.context 3\nconfig.vocab 7\nconfig.ffn 5\n" \
-              "config.family 0\nconfig.activation 0\nconfig.tied 1\nhashes 0123456789abcdef\n" \
+              "config.heads 2\nconfig.channels 4\nconfig.context 3\nconfig.vocab 7\n" \
+              "config.ffn 5\nconfig.family 0\nconfig.activation 0\nconfig.tied 1\nhashes 0123456789abcdef\n" \
               "optimizer a\n--lr 1\n") }
 #include "fuzz_main.h"
