@@ -46,6 +46,23 @@ HOST_DEVICE static inline uint16_t f32_to_bf16(float f) {
     return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 
+// Rounds to one of the two neighbours, the nearer the likelier, so that the mean is f: up if what
+// is dropped and `random`, 16 bits, add up to a carry. Infinity stays; a NaN need not.
+HOST_DEVICE static inline uint16_t f32_to_bf16_random(float f, uint32_t random) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    return (uint16_t)((bits + random) >> 16);
+}
+
+// 32 random bits of a number: a hash of few operations, all of which exist in vectors. Source of
+// the constants: Wellons, "Prospecting for hash functions" (2018); of those with two products,
+// these alone pass noise_is_even_and_independent() of test_adam.c.
+HOST_DEVICE static inline uint32_t mix_bits(uint32_t x) {
+    x = (x ^ x >> 15) * 0x2c1b3c6du;
+    x = (x ^ x >> 12) * 0x297a2d39u;
+    return x ^ x >> 15;
+}
+
 // ---------------------------------------------------------------------------------------------
 // The update
 
@@ -57,6 +74,8 @@ typedef struct {
     float root_scale, eps;  // bc1 / sqrt(bc2) and bc1 * eps; bc1, bc2: the bias corrections
     float minus_lr;
     float weight_decay;
+    int moments_bf16;       // m and v are stored in bf16 (adam_bf16()); else in fp32
+    uint32_t noise;         // of this step, for their rounding
 } AdamStep;
 
 // t counts from 1. eps must be positive (and 1e-30 or more, to stay normal in fp32). With the
@@ -69,7 +88,7 @@ static inline AdamStep adam_step_prepare(double lr, double beta1, double beta2, 
     const AdamStep s = {(float)grad_scale, (float)beta1, (float)(1 - beta1),
                         (float)beta2, (float)(1 - beta2),
                         (float)(bc1 / sqrt(bc2)), (float)(bc1 * eps),
-                        (float)-lr, (float)weight_decay};
+                        (float)-lr, (float)weight_decay, 0, mix_bits((uint32_t)t)};
     return s;
 }
 
@@ -90,19 +109,34 @@ HOST_DEVICE static inline void adam_scalar(float *p, float *m, float *v, float g
     *v = v1;
 }
 
+// The same with moments that are stored in bf16. Only what is stored is rounded, at random: v moves
+// by a thousandth of itself per step, which the nearest of numbers with 8 bits would lose
+// (doc/rounding.md). index: the element's number in the arena, modulo 2^32. Its random bits depend
+// on that and the step alone, so that whoever makes the update, in whichever order, rounds alike.
+HOST_DEVICE static inline void adam_bf16(float *p, uint16_t *m, uint16_t *v, float g,
+                                         const AdamStep *s, float decay, uint32_t index) {
+    float m1 = bf16_to_f32(*m), v1 = bf16_to_f32(*v);
+    const uint32_t random = mix_bits(index ^ s->noise);
+    adam_scalar(p, &m1, &v1, g, s, decay);
+    *m = f32_to_bf16_random(m1, random & 0xffff);
+    *v = f32_to_bf16_random(v1, random >> 16);
+}
+
 // A gradient is stored in fp32 or in bf16.
 HOST_DEVICE static inline float grad_at(const void *grad, int is_bf16, size_t i) {
     return is_bf16 ? bf16_to_f32(((const uint16_t *)grad)[i]) : ((const float *)grad)[i];
 }
 
-// A range of the arenas of parameters, moments and gradients: a tensor, or a shard of one.
-typedef struct { size_t at, length; int decay; } AdamRun;
+// A range of the arenas of parameters, moments and gradients: a tensor, or a shard of one. Where
+// these are parts of larger arenas, index is the number of its first element there.
+typedef struct { size_t at, length; int decay; size_t index; } AdamRun;
 
 // One pass over the state of some runs, of which all pointers are the arenas'. It makes an AdamW
 // step: of the gradient; of the sum of several; or of both, where the sum stays as it is. Or a
 // gradient joins the sum. But for what is said here, the arrays must not overlap.
 typedef struct {
-    float *p, *m, *v;     // NULL: no AdamW step
+    float *p;             // NULL: no AdamW step
+    void *m, *v;          // float, or bf16: as `step` says
     float *sum;           // of gradients; NULL: there is none
     const void *grad;     // NULL: the sum is complete
     int grad_is_bf16;
@@ -119,37 +153,47 @@ typedef struct {
 static inline size_t adam_work_bytes(const AdamWork *w) {
     const size_t grad = w->grad == NULL ? 0 : w->grad_is_bf16 ? 2 : 4;
     const size_t sum = w->sum == NULL || w->first ? 0 : 4;  // read
-    return grad + sum + (w->p == NULL ? 4 : w->p_bf16 != NULL ? 26 : 24);
+    const size_t state = w->step.moments_bf16 ? 16 : 24;
+    return grad + sum + (w->p == NULL ? 4 : w->p_bf16 != NULL ? state + 2 : state);
 }
 
-// The loop of adam_range(); inlined there seven times, each with the choices known, because neither
+// The loop of adam_range(); inlined there 14 times, each with the choices known, because neither
 // compiler makes one vector loop of all. in_place: the gradient is in p_bf16, overwritten there. (A
 // flag: where a loop asks whether a pointer is NULL, gcc sees it read from NULL, and gives up.)
 __attribute__((always_inline))
-static inline void adam_loop(float *__restrict__ p, float *__restrict__ m, float *__restrict__ v,
+static inline void adam_loop(float *__restrict__ p, void *__restrict__ m, void *__restrict__ v,
                              const float *__restrict__ sum, const void *__restrict__ grad,
                              uint16_t *__restrict__ p_bf16, const AdamWork *w, size_t first,
-                             size_t last, int decay, int has_sum, int grad_is_bf16, int in_place,
-                             int has_bf16) {
+                             size_t last, uint32_t index, int decay, int moments_bf16, int has_sum,
+                             int grad_is_bf16, int in_place, int has_bf16) {
     const AdamStep s = w->step;  // a copy, which the stores below cannot change
     const float d = decay ? s.weight_decay : 0.0f, scale = w->scale;
     for (size_t i = first; i < last; i++) {
         float g = in_place ? bf16_to_f32(p_bf16[i]) : grad_at(grad, grad_is_bf16, i);
         if (has_sum) g = fma_f32(scale, g, sum[i]);
-        adam_scalar(&p[i], &m[i], &v[i], g, &s, d);
+        if (moments_bf16)
+            adam_bf16(&p[i], (uint16_t *)m + i, (uint16_t *)v + i, g, &s, d, index + (uint32_t)i);
+        else adam_scalar(&p[i], (float *)m + i, (float *)v + i, g, &s, d);
         if (has_bf16) p_bf16[i] = f32_to_bf16(p[i]);
     }
 }
 
 // The AdamW step of elements first .. last - 1, in the calling thread: for teams that divide the
 // work themselves. Any cut of a range into smaller ones gives the same bits. A sum with a gradient
-// in bf16 has new parameters in bf16, one with a gradient in fp32 has none.
-static inline void adam_range(const AdamWork *w, size_t first, size_t last, int decay) {
+// in bf16 has new parameters in bf16, one with a gradient in fp32 has none. index: the number of
+// element 0 in the arena, for adam_bf16().
+static inline void adam_range(const AdamWork *w, size_t first, size_t last, uint32_t index,
+                              int decay) {
     const void *grad = w->grad != NULL ? w->grad : w->sum;
     const int is_bf16 = w->grad != NULL && w->grad_is_bf16;
+    #define ADAM_CASE(moments_bf16, has_sum, grad_is_bf16, in_place, has_bf16) \
+        adam_loop(w->p, w->m, w->v, w->sum, grad, w->p_bf16, w, first, last, index, decay, \
+                  moments_bf16, has_sum, grad_is_bf16, in_place, has_bf16)
     #define ADAM_LOOP(has_sum, grad_is_bf16, in_place, has_bf16) \
-        adam_loop(w->p, w->m, w->v, w->sum, grad, w->p_bf16, w, first, last, decay, has_sum, \
-                  grad_is_bf16, in_place, has_bf16)
+        do { \
+            if (w->step.moments_bf16) ADAM_CASE(1, has_sum, grad_is_bf16, in_place, has_bf16); \
+            else ADAM_CASE(0, has_sum, grad_is_bf16, in_place, has_bf16); \
+        } while (0)
     if (w->sum && w->grad && is_bf16) ADAM_LOOP(1, 1, 0, 1);
     else if (w->sum && w->grad) ADAM_LOOP(1, 0, 0, 0);
     else if (w->p_bf16 && w->p_bf16 == grad) ADAM_LOOP(0, 1, 1, 1);
@@ -158,6 +202,7 @@ static inline void adam_range(const AdamWork *w, size_t first, size_t last, int 
     else if (w->p_bf16) ADAM_LOOP(0, 0, 0, 1);
     else ADAM_LOOP(0, 0, 0, 0);
     #undef ADAM_LOOP
+    #undef ADAM_CASE
 }
 
 // A team's work on many runs is cut into chunks: each run from its own start, so that whole norm
@@ -180,7 +225,8 @@ static inline AdamRun adam_chunk(const AdamRun *runs, size_t c, size_t *block) {
         *block += norm_blocks(runs->length);
     *block += c * (ADAM_CHUNK / NORM_BLOCK);
     const size_t full = ADAM_CHUNK, left = runs->length - c * full;
-    const AdamRun chunk = {runs->at + c * full, left < full ? left : full, runs->decay};
+    const AdamRun chunk = {runs->at + c * full, left < full ? left : full, runs->decay,
+                           runs->index + c * full};
     return chunk;
 }
 
@@ -267,15 +313,16 @@ static inline void adam_work(const AdamWork *w) {
     for (size_t c = 0; c < chunks; c++) {
         size_t block;
         const AdamRun r = adam_chunk(w->runs, c, &block);
-        if (w->p != NULL) adam_range(w, r.at, r.at + r.length, r.decay);
+        if (w->p != NULL)
+            adam_range(w, r.at, r.at + r.length, (uint32_t)(r.index - r.at), r.decay);
         else accumulate_range(w, &r, block);
     }
 }
 
-// The AdamW step of elements 0 .. n - 1 by their gradient.
-static inline void adam_update(float *p, float *m, float *v, const void *grad, int grad_is_bf16,
+// The AdamW step of elements 0 .. n - 1 of an arena by their gradient.
+static inline void adam_update(float *p, void *m, void *v, const void *grad, int grad_is_bf16,
                                uint16_t *p_bf16, size_t n, const AdamStep *s, int decay) {
-    const AdamRun run = {0, n, decay};
+    const AdamRun run = {0, n, decay, 0};
     const AdamWork work = {p, m, v, NULL, grad, grad_is_bf16, 0, 1, p_bf16, NULL, &run, 1, *s};
     adam_work(&work);
 }
@@ -319,41 +366,79 @@ static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count,
     return batch;
 }
 
+// An element whose moments are M: float, or uint16_t for bf16.
+template <typename M>
+__device__ static inline void adam_stored(float *p, M *m, M *v, float g, const AdamStep *s,
+                                          float decay, size_t index) {
+    if constexpr (sizeof(M) == 2) adam_bf16(p, m, v, g, s, decay, (uint32_t)index);
+    else adam_scalar(p, m, v, g, s, decay);
+}
+
+// Four numbers from there or to there, at once: float, or uint16_t for bf16.
+template <typename M> __device__ static inline void load4(M x[4], const M *from) {
+    if constexpr (sizeof(M) == 2) {
+        const ushort4 bits = *(const ushort4 *)from;
+        x[0] = bits.x, x[1] = bits.y, x[2] = bits.z, x[3] = bits.w;
+    } else {
+        const Pack<M> pack = load_pack(from);
+        for (int j = 0; j < 4; j++) x[j] = pack.x[j];
+    }
+}
+
+template <typename M> __device__ static inline void store4(M *to, const M x[4]) {
+    if constexpr (sizeof(M) == 2) {
+        *(ushort4 *)to = make_ushort4(x[0], x[1], x[2], x[3]);
+    } else {
+        const Pack<M> pack = {x[0], x[1], x[2], x[3]};
+        store_pack(to, pack);
+    }
+}
+
 // One thread takes four elements that start at a multiple of four. At the ends of a run that starts
 // or ends elsewhere, or in arenas that are not aligned, it takes those of its four that belong to
 // the run one by one. The unit of work is one block of threads.
 enum { ADAM_THREADS = 256 };
 
-__global__ static void adam_update_kernel(float *p, float *m, float *v, const void *grad,
+template <typename M>
+__global__ static void adam_update_kernel(float *p, M *m, M *v, const void *grad,
                                           bool grad_is_bf16, uint16_t *p_bf16, bool aligned,
                                           Batch<AdamRun> batch, AdamStep s) {
     unsigned block = blockIdx.x;
     const AdamRun run = batch_find(batch, &block);
     const size_t end = run.at + run.length;
     const size_t i = 4 * (run.at / 4 + block * (size_t)ADAM_THREADS + threadIdx.x);
+    const size_t number = run.index - run.at;  // of element 0, modulo 2^64
     const float decay = run.decay ? s.weight_decay : 0.0f;
     if (aligned && i >= run.at && i + 4 <= end) {
-        Pack<float> p4 = load_pack(p + i), m4 = load_pack(m + i), v4 = load_pack(v + i), g4;
+        float p4[4], g4[4];
+        M m4[4], v4[4];
+        uint16_t rounded[4];
+        load4(p4, p + i);
+        load4(m4, m + i);
+        load4(v4, v + i);
         if (grad_is_bf16) {
-            const ushort4 bits = *(const ushort4 *)((const uint16_t *)grad + i);
-            const Pack<float> wide = {bf16_to_f32(bits.x), bf16_to_f32(bits.y),
-                                      bf16_to_f32(bits.z), bf16_to_f32(bits.w)};
-            g4 = wide;
-        } else g4 = load_pack((const float *)grad + i);
-        for (int j = 0; j < 4; j++) adam_scalar(&p4.x[j], &m4.x[j], &v4.x[j], g4.x[j], &s, decay);
-        store_pack(p + i, p4);
-        store_pack(m + i, m4);
-        store_pack(v + i, v4);
-        if (p_bf16 != NULL)
-            *(ushort4 *)(p_bf16 + i) = make_ushort4(f32_to_bf16(p4.x[0]), f32_to_bf16(p4.x[1]),
-                                                    f32_to_bf16(p4.x[2]), f32_to_bf16(p4.x[3]));
+            load4(rounded, (const uint16_t *)grad + i);
+            for (int j = 0; j < 4; j++) g4[j] = bf16_to_f32(rounded[j]);
+        } else load4(g4, (const float *)grad + i);
+        for (int j = 0; j < 4; j++) {
+            adam_stored(&p4[j], &m4[j], &v4[j], g4[j], &s, decay, number + i + j);
+            rounded[j] = f32_to_bf16(p4[j]);
+        }
+        store4(p + i, p4);
+        store4(m + i, m4);
+        store4(v + i, v4);
+        if (p_bf16 != NULL) store4(p_bf16 + i, rounded);
         return;
     }
     for (size_t j = i > run.at ? i : run.at; j < i + 4 && j < end; j++) {
-        adam_scalar(&p[j], &m[j], &v[j], grad_at(grad, grad_is_bf16, j), &s, decay);
+        adam_stored(&p[j], &m[j], &v[j], grad_at(grad, grad_is_bf16, j), &s, decay, number + j);
         if (p_bf16 != NULL) p_bf16[j] = f32_to_bf16(p[j]);
     }
 }
+
+// The time of an update with moments in bf16, of that with fp32: as their bytes. (A gradient and a
+// new weight of 2 bytes each, and the state twice.)
+#define BF16_MOMENTS_TAKE (20.0 / 28)
 
 static unsigned adam_blocks(const AdamRun *run) {
     const size_t fours = (run->at + run->length + 3) / 4 - run->at / 4;
@@ -362,8 +447,8 @@ static unsigned adam_blocks(const AdamRun *run) {
 
 // adam_update() for elements at .. at + length - 1 of each run: the same bits. The pointers are the
 // starts of arenas in device memory; p_bf16, if not NULL, receives the new parameters in bf16.
-// *step is copied. Fastest where the arenas are 16-byte aligned.
-static inline void adam_update_gpu(float *p, float *m, float *v, const void *grad,
+// *step is copied, and says how m and v are stored. Fastest where the arenas are 16-byte aligned.
+static inline void adam_update_gpu(float *p, void *m, void *v, const void *grad,
                                    bool grad_is_bf16, uint16_t *p_bf16, const AdamRun *runs,
                                    int count, const AdamStep *step, cudaStream_t stream) {
     const uintptr_t addresses = (uintptr_t)p | (uintptr_t)m | (uintptr_t)v | (uintptr_t)grad
@@ -372,9 +457,15 @@ static inline void adam_update_gpu(float *p, float *m, float *v, const void *gra
         const Batch<AdamRun> batch = adam_batch(runs, first, count, adam_blocks);
         const unsigned blocks = batch_units(&batch);
         if (blocks == 0) continue;
-        for (int i = 0; i < batch.count; i++) GPU_TAKES(stream, batch.work[i].length, gpu_adam);
-        LAUNCH(adam_update_kernel, blocks, ADAM_THREADS, 0, stream, p, m, v, grad, grad_is_bf16,
-               p_bf16, addresses % 16 == 0, batch, *step);
+        const double state = step->moments_bf16 ? BF16_MOMENTS_TAKE : 1;
+        for (int i = 0; i < batch.count; i++)
+            GPU_TAKES(stream, state * (double)batch.work[i].length, gpu_adam);
+        if (step->moments_bf16)
+            LAUNCH(adam_update_kernel<uint16_t>, blocks, ADAM_THREADS, 0, stream, p, (uint16_t *)m,
+                   (uint16_t *)v, grad, grad_is_bf16, p_bf16, addresses % 16 == 0, batch, *step);
+        else
+            LAUNCH(adam_update_kernel<float>, blocks, ADAM_THREADS, 0, stream, p, (float *)m,
+                   (float *)v, grad, grad_is_bf16, p_bf16, addresses % 16 == 0, batch, *step);
     }
 }
 

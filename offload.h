@@ -74,7 +74,7 @@ typedef struct {
     void *params;            // the weights that forward and backward use: floatX
     void *made;              // where backward makes the gradient: floatX
     void *grad, *host_grad;  // where that waits for the update, or is summed: floatX or fp32
-    float *state[3];         // master weights, m and v, on the GPU or on the host
+    void *state[3];          // master weights, m and v, on the GPU or on the host
     void *fresh;             // where the CPU leaves the new weights, as the GPU stores them
 } Piece;
 
@@ -160,6 +160,7 @@ static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
             r->at = from - p->at;
             r->length = to - from;
             r->decay = x->decay;
+            r->index = t->tensors[x->tensor].offset + x->offset + (from - x->at);
             list->blocks += norm_blocks(to - from);
         }
         p->runs = list->run_count - p->first_run;
@@ -208,7 +209,7 @@ static Pieces offload_pieces(const GPT2Table *t, const ShardMap *map,
     const size_t least = c->subgroup > 0 ? c->subgroup : (size_t)SUBGROUP_PARAMETERS;
     const size_t room = 4 * ((size_t)map->count + 2) + 4 * (map->elements / least + 2);
     list.pieces = (Piece *)alloc_or_fail(room, sizeof(Piece), "pieces");
-    list.runs = (AdamRun *)alloc_or_fail(room + (size_t)map->count, sizeof(AdamRun), "pieces");
+    list.runs = (AdamRun *)alloc_or_fail(room + 2 * (size_t)map->count, sizeof(AdamRun), "pieces");
 
     const double resident = c->mode == OFFLOAD_NONE ? 1
                           : c->mode == OFFLOAD_ZERO ? 0 : c->resident;

@@ -348,9 +348,11 @@ typedef struct {
     bool sampling;              // room for a cache of keys and values
     bool dumping;               // room for all logits
     bool zeroth;                // zeroth-order training: params are theta, perturbed
+    bool moments_bf16;          // m and v are stored in bf16
     bool zenflow;               // params are what is shown of the newest weights (zenflow.h)
     int32_t *inputs, *targets;                   // (B, T): a micro-batch's tokens
-    float *params, *grads, *m, *v;               // arenas of table.elements floats
+    float *params, *grads;                       // arenas of table.elements floats
+    void *m, *v;                                 // the same, or in bf16 (--moments)
     float *theta;                                // of zeroth order: the weights
     float *master, *acc;                         // of zenflow: newest weights, sums of gradients
     ZenReference zen;
@@ -410,8 +412,9 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER("scratch", (size_t)omp_get_max_threads() * attention_scratch_floats(g->max_T), scratch);
     if (g->training) {
         BUFFER("gradients", P, grads);
-        BUFFER("AdamW moments", P, m);
-        BUFFER("AdamW moments", P, v);
+        const size_t moment = g->moments_bf16 ? sizeof(uint16_t) : sizeof(float);
+        list[n++] = (Buffer){"AdamW moments", P * moment, &g->m, true};
+        list[n++] = (Buffer){"AdamW moments", P * moment, &g->v, true};
         if (g->zenflow) BUFFER("newest parameters", P, master);
         if (g->zenflow) BUFFER("sums of gradients", P, acc);
         BUFFER("backward", N * C, dx);
@@ -616,8 +619,10 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
     for (int i = 0; i < g->shards.count; i++) {
         const Shard *s = &g->shards.shards[i];
         const size_t at = g->table.tensors[s->tensor].offset + s->offset;
-        adam_update(g->params + at, g->m + at, g->v + at, g->grads + at, false, NULL, s->length,
-                    step, s->decay);
+        const AdamRun run = {at, s->length, s->decay, at};
+        const AdamWork work = {g->params, g->m, g->v, NULL, g->grads, false, false, 1, NULL, NULL,
+                               &run, 1, *step};
+        adam_work(&work);
     }
 }
 
@@ -646,6 +651,20 @@ static void gpt2_zo_update(GPT2 *g, const ZoConfig *zo, const ZoUpdate *u) {
     gpt2_perturb(g, zo, 0, 0, 0);
 }
 
+// A RunState's move: arenas, of which m and v may be in bf16.
+static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
+    const GPT2 *g = (const GPT2 *)owner;
+    if (!g->moments_bf16 || part == 0) {
+        state_move((void *)g->parts, part, at, n, w, out);
+        return;
+    }
+    uint16_t *there = (uint16_t *)(part == 1 ? g->m : g->v) + at;
+    for (size_t i = 0; i < n; i++) {
+        if (out) w[i] = bf16_to_f32(there[i]);
+        else there[i] = f32_to_bf16(w[i]);
+    }
+}
+
 // The memory for what run_open() has settled, and first values. Returns the bytes that it planned.
 static size_t gpt2_open(GPT2 *g, Run *r) {
     const Options *o = &r->o;
@@ -658,16 +677,20 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     g->zenflow = g->training && o->offload == OFFLOAD_ZENFLOW;
     g->sampling = r->sampling;
     g->dumping = o->dump != NULL;
+    g->moments_bf16 = o->moments == MOMENTS_BF16 && !g->zenflow;  // the reference keeps them wide
     g->max_B = r->batches ? r->B : 1;
     g->max_T = r->batches ? r->T : 1;
     const size_t planned = gpt2_plan(g, memory_resident(), r->only_sampling);
     gpt2_allocate(g);
 
     g->parts[0] = g->zeroth ? g->theta : g->zenflow ? g->master : g->params;
-    g->parts[1] = g->m;
-    g->parts[2] = g->v;
+    g->parts[1] = (float *)g->m;
+    g->parts[2] = (float *)g->v;
     g->parts[3] = g->params;
     RunState state = state_in(g->parts, g->training ? 3 : 1);
+    state.move = gpt2_move;
+    state.owner = g;
+    state.moments_bf16 = o->moments == MOMENTS_BF16;
     if (g->zenflow) {
         if (zen_is_saved(r)) state.parts = STATE_PARTS;
         run_load(r, &state);

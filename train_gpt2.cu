@@ -143,14 +143,14 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         const size_t away = of[PIECE_HOST] + of[PIECE_VISIT] + of[PIECE_LATE];
         const bool lands = g->accumulating && g->choice.sum_on_host && grads_host > 0;
         if (here > 0 && !params_are_masters(g)) ARENA("master weights", here * f32, master);
-        if (here > 0) ARENA("AdamW moments", here * f32, m);
-        if (here > 0) ARENA("AdamW moments", here * f32, v);
+        if (here > 0) ARENA("AdamW moments", here * state_bytes(g, 1), m);
+        if (here > 0) ARENA("AdamW moments", here * state_bytes(g, 2), v);
         ARENA("gradients", gradient_elements(g) * X_, grads);
         const size_t waiting = sums_on_gpu(g) ? g->shards.elements
                              : g->in_place ? 0 : g->pieces.grads_gpu;
         if (waiting > 0) ARENA("gradients", waiting * waiting_bytes(g), waiting);
         if (g->visit_count > 0)
-            BUFFER("slots", (size_t)g->slot_count * slot_floats(g) * f32, slots);
+            BUFFER("slots", (size_t)g->slot_count * slot_bytes(g), slots);
         if (g->zero != NULL) n = zero_buffers(g, list, n);
         if (host_grad_bytes(g) > X_ && !g->accumulating && grads_host > 0)
             BUFFER("gradients", WIRE_CHUNK * f32, wire);
@@ -164,8 +164,8 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
                                * sizeof(double), run_sums);
         if (away > 0) {
             HOST("master weights", away * f32, host_master);
-            HOST("AdamW moments", away * f32, host_m);
-            HOST("AdamW moments", away * f32, host_v);
+            HOST("AdamW moments", away * state_bytes(g, 1), host_m);
+            HOST("AdamW moments", away * state_bytes(g, 2), host_v);
             HOST("gradients", grads_host * host_grad_bytes(g), host_grads);
         }
         if (X_ < f32 && away > 0 && (host_grad_bytes(g) > X_ || g->zen != NULL))
@@ -261,10 +261,18 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
 }
 
 // Refuses what does not fit. Returns the planned bytes of GPU memory.
-static size_t gpt2_check(GPT2 *g, size_t limit, size_t host_limit) {
+static size_t gpt2_check(GPT2 *g, int recompute, size_t limit, size_t host_limit) {
     const size_t total = gpt2_bytes(g), host = gpt2_host_bytes(g);
-    check_memory(total, host, limit, host_limit, g->zo != NULL
-                 ? "fewer --slots and --resident-blocks"
+    const OffloadMemory memory = gpt2_memory(g, recompute, limit, host_limit);
+    const bool tight = total > limit || host > host_limit;
+    bool helps = false;
+    if (tight && g->training && !g->moments_bf16) {  // never unasked, but it is said
+        g->moments_bf16 = true;
+        helps = gpt2_settle(g, &memory);
+    }
+    check_memory(total, host, limit, host_limit,
+                 g->zo != NULL ? "fewer --slots and --resident-blocks"
+                 : helps ? "or with --moments bf16, with which it fits"
                  : "--offload and --recompute auto, --optimizer mezo, or --zero 3 on more GPUs");
     return total;
 }
@@ -591,25 +599,26 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
 }
 
 // The places of p, m, v and, if that is to come, too, the gradient in a visitor's slot.
-static void slot_places(const GPT2 *g, int visit, float *place[4]) {
-    float *slot = g->slots + (size_t)(visit % g->slot_count) * slot_floats(g);
-    for (size_t k = 0; k < 4; k++) place[k] = slot + k * g->pieces.longest_visit;
+static void slot_places(const GPT2 *g, int visit, void *place[4]) {
+    char *slot = g->slots + (size_t)(visit % g->slot_count) * slot_bytes(g);
+    for (int k = 0; k < 4; slot += g->pieces.longest_visit * state_bytes(g, k++)) place[k] = slot;
 }
 
 // The way of a visitor's state into its slot, once that is empty. `out` is in order: by then, this
 // visitor's own state of the last step is on the host, too.
 static void visitor_fetch(GPT2 *g, int visit) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
-    const size_t bytes = p->length * sizeof(float);
+    const size_t bytes = p->length * piece_bytes(g);
     const int slot = visit % g->slot_count;
-    float *place[4];
+    void *place[4];
     slot_places(g, visit, place);
     g->fetched = visit + 1;
     stream_wait(g->fetch, g->slot_free[slot]);
     const int span = timeline_begin(&g->timeline, ROW_FETCH, "fetch", (size_t)g->visits[visit],
-                                    3 * bytes, g->fetch);
-    live(g, "visiting state", 3 * (double)p->length, sizeof(float), g->fetch);
-    for (int k = 0; k < 3; k++) copy_in(g, place[k], p->state[k], bytes, g->fetch);
+                                    bytes, g->fetch);
+    live(g, "visiting state", (double)bytes, 1, g->fetch);
+    for (int k = 0; k < 3; k++)
+        copy_in(g, place[k], p->state[k], p->length * state_bytes(g, k), g->fetch);
     timeline_end(&g->timeline, span, g->fetch);
     event_record(g->slot_full[slot], g->fetch);
 }
@@ -760,11 +769,11 @@ static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamSte
 }
 
 // AdamW on the GPU, of a piece whose p, m, v and gradient are there. In fp32, p is the weight.
-static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, float *const state[3],
+static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, void *const state[3],
                           const void *grad, bool grad_is_bf16, const AdamStep *step) {
     uint16_t *rounded = sizeof(floatX) == 2 ? (uint16_t *)p->params : NULL;
     const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", number, 0, g->update);
-    adam_update_gpu(state[0], state[1], state[2], grad, grad_is_bf16, rounded,
+    adam_update_gpu((float *)state[0], state[1], state[2], grad, grad_is_bf16, rounded,
                     g->pieces.runs + p->first_run, p->runs, step, g->update);
     if (rounded == NULL && state[0] != p->params)
         stream_copy(p->params, state[0], p->length * sizeof(float), cudaMemcpyDeviceToDevice,
@@ -776,10 +785,10 @@ static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, float *const s
 // already, and goes back; with several slots, one piece comes while another one goes.
 static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
-    const size_t number = (size_t)g->visits[visit], bytes = p->length * sizeof(float);
+    const size_t number = (size_t)g->visits[visit], bytes = p->length * piece_bytes(g);
     const int slot = visit % g->slot_count;
     Timeline *t = &g->timeline;
-    float *place[4];
+    void *place[4];
     slot_places(g, visit, place);
     if (visit >= g->fetched) visitor_fetch(g, visit);
     if (!g->choice.keep_grads) {
@@ -797,10 +806,11 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     else
         update_on_gpu(g, p, number, place, place[3], host_grad_bytes(g) == 2, step);
     order(g, g->update, g->out);
-    const int flushing = timeline_begin(t, ROW_FLUSH, "flush", number, 3 * bytes, g->out);
-    for (int k = 0; k < 3; k++) copy_out(g, p->state[k], place[k], bytes);
+    const int flushing = timeline_begin(t, ROW_FLUSH, "flush", number, bytes, g->out);
+    for (int k = 0; k < 3; k++)
+        copy_out(g, p->state[k], place[k], p->length * state_bytes(g, k));
     timeline_end(t, flushing, g->out);
-    live(g, "visiting state", -3 * (double)p->length, sizeof(float), g->out);
+    live(g, "visiting state", -(double)bytes, 1, g->out);
     event_record(g->slot_free[slot], g->out);
 }
 
@@ -849,7 +859,7 @@ static void gpt2_round_params(GPT2 *g) {
     static uint16_t rounded[CHUNK];
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
-        const float *from = p->state[0];
+        const float *from = (const float *)p->state[0];
         if (from == p->params) continue;
         if (g->training && p->kind == PIECE_RESIDENT) {
             round_gradient((floatX *)p->params, from, p->length, g->compute);  // weights, here
@@ -931,15 +941,15 @@ static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool
         const size_t begin = arena_at(g, p), from = begin > at ? begin : at;
         const size_t to = min_size(begin + p->length, at + n);
         if (from >= to) continue;
-        float *here = w + (from - at), *there = p->state[part] + (from - begin);
-        gpu_copy(out ? here : there, out ? there : here, (to - from) * sizeof(float));
+        char *there = (char *)p->state[part] + (from - begin) * state_bytes(g, part);
+        state_copy(g, part, there, w + (from - at), to - from, out);
     }
 }
 
 // The state as checkpoints see it: of each segment, the own shard.
 static RunState gpt2_state(GPT2 *g) {
     return RunState{g->training ? 3 : 1, g->ranges, g->segments,
-                    g->zen != NULL ? zen_move : gpt2_move, g};
+                    g->zen != NULL ? zen_move : gpt2_move, g, g->moments_bf16};
 }
 
 static void save(GPT2 *g, Run *r) {
@@ -1084,7 +1094,8 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
 
 // Of a gradient that waits on the host, and of a weight.
 static UpdateBytes update_bytes(const GPT2 *g) {
-    const UpdateBytes b = {(double)host_grad_bytes(g), sizeof(floatX), g->choice.keep_grads};
+    const UpdateBytes b = {(double)host_grad_bytes(g), sizeof(floatX), g->choice.keep_grads,
+                           (double)piece_bytes(g)};
     return b;
 }
 
@@ -1228,7 +1239,7 @@ static size_t settle(GPT2 *g, Run *r) {
     if (g->zo != NULL) zo_choose(g, o, limit);
     else choose_offload(g, r, limit, host_limit, &rates);
     if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
-    const size_t planned = gpt2_check(g, limit, host_limit);
+    const size_t planned = gpt2_check(g, o->recompute, limit, host_limit);
     if (o->rates != NULL || (o->plan && limits.here))
         machine_rates(&g->host, g->host_threads, o, &rates);
     if (rates.h2d > 0 && r->training) {
@@ -1298,6 +1309,7 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     g->table = r->table;
     g->no_overlap = o->no_overlap;
     g->host_threads = (int)o->threads;
+    g->moments_bf16 = o->moments == MOMENTS_BF16;
     g->zo = zo_open(r);
     g->training = r->training && g->zo == NULL;
     if (g->zo == NULL) g->zero = zero_open(r);
@@ -1360,10 +1372,9 @@ static int train(Run *r) {
     if (g->offloaded || g->zero != NULL || trace != NULL) timeline_open(&g->timeline, trace);
     if (g->offloaded && g->training) host_describe(&g->host);
     live(g, "weights", (double)parameter_elements(g), sizeof(floatX), g->compute);
-    const int floats = sizeof(floatX) == 2 ? 3 : 2;  // moments, and master weights beside bf16
-    if (g->training)
-        live(g, "resident state", floats * (double)g->pieces.elements[PIECE_RESIDENT],
-             sizeof(float), g->compute);
+    if (g->training)  // in fp32 without masters
+        live(g, "resident state", (double)g->pieces.elements[PIECE_RESIDENT],
+             piece_bytes(g) - (params_are_masters(g) ? sizeof(float) : 0), g->compute);
     const DevicePeak device = device_peak(sizeof(floatX) == sizeof(float));
     const double peak = device.flops * (double)r->world;
     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {

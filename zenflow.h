@@ -45,6 +45,8 @@ typedef struct {
     size_t column_at;    // its first column among those of all tensors
     size_t chosen_at;    // where its (rows, chosen) begins among what is packed of the chosen,
     size_t rest_at;      // and its (rows, cols - chosen) among the rest: multiples of 128
+    size_t chosen_index; // numbers of these first elements for the rounding of moments (adam.h),
+    size_t rest_index;   // which follow from the tensor, the row and the slot alone
     int decay;
 } ZenTensor;
 
@@ -116,6 +118,8 @@ static ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, size_t who
         z->at = x->offset;
         z->decay = x->decay;
         z->chosen = is_whole ? x->cols : zen_quota(topk, x->cols);
+        z->rest_index = x->offset;
+        z->chosen_index = x->offset + z->rows * (z->cols - z->chosen);
         z->column_at = map.columns;
         map.columns += x->cols;
         map.mixed = map.mixed || zen_is_mixed(z);
@@ -139,6 +143,8 @@ static void zen_map_own(ZenMap *map, const ShardMap *own) {
         z->row = mine ? own->shards[next].offset / z->cols : 0;
         z->rows = mine ? own->shards[next].length / z->cols : 0;
         z->at = next < own->count ? own->shards[next].at : own->elements;
+        z->chosen_index += z->row * z->chosen;
+        z->rest_index += z->row * (z->cols - z->chosen);
         next += mine;
     }
     zen_map_pack(map);
@@ -369,18 +375,22 @@ static void zen_turn_end(const ZenConfig *c, ZenClock *x, const ZenTurn *turn) {
 }
 
 // What the two parts' steps of AdamW have in common: the options.
-typedef struct { double lr, beta1, beta2, eps, weight_decay; } ZenRates;
+typedef struct { double lr, beta1, beta2, eps, weight_decay; int moments_bf16; } ZenRates;
 
 // The step of the chosen. Each part counts its own steps, for the corrections of its bias.
 static AdamStep zen_chosen_step(const ZenClock *x, const ZenRates *r, float scale) {
-    return adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps, r->weight_decay, x->chosen_t + 1,
-                             scale);
+    AdamStep s = adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps, r->weight_decay,
+                                   x->chosen_t + 1, scale);
+    s.moments_bf16 = r->moments_bf16;
+    return s;
 }
 
 // The rest's, of the mean gradient of a window of n steps. The decay is that of n steps.
 static AdamStep zen_rest_step(const ZenClock *x, const ZenRates *r, size_t n) {
-    return adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps, r->weight_decay * (double)n,
-                             x->rest_t + 1, 1 / (double)n);
+    AdamStep s = adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps,
+                                   r->weight_decay * (double)n, x->rest_t + 1, 1 / (double)n);
+    s.moments_bf16 = r->moments_bf16;
+    return s;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -412,6 +422,20 @@ static float zen_round(const ZenReference *x, float w) {
     return x->bf16 ? bf16_to_f32(f32_to_bf16(w)) : w;
 }
 
+// AdamW of an element of a tensor. Moments in bf16 are kept in fp32 here.
+static void zen_adam(ZenReference *x, const ZenTensor *z, size_t e, float g, const AdamStep *s,
+                     size_t index) {
+    const float decay = z->decay ? s->weight_decay : 0;
+    uint16_t m = f32_to_bf16(x->m[e]), v = f32_to_bf16(x->v[e]);  // exact, if they are
+    if (!s->moments_bf16) {
+        adam_scalar(&x->master[e], &x->m[e], &x->v[e], g, s, decay);
+        return;
+    }
+    adam_bf16(&x->master[e], &m, &v, g, s, decay, (uint32_t)index);
+    x->m[e] = bf16_to_f32(m);
+    x->v[e] = bf16_to_f32(v);
+}
+
 // One step, of which `grads` is the whole gradient and `scale` clips it. The same for any cut of
 // the work, as every element is its own.
 static void zen_reference_step(ZenReference *x, const float *grads, float scale,
@@ -430,8 +454,7 @@ static void zen_reference_step(ZenReference *x, const float *grads, float scale,
         const ZenTensor *z = &x->map.tensor[i];
         const int32_t *column = x->map.column + z->column_at;
         ZEN_EACH(z, column, 0, z->chosen,
-            adam_scalar(&x->master[e], &x->m[e], &x->v[e], grads[e], &now,
-                        z->decay ? now.weight_decay : 0);
+            zen_adam(x, z, e, grads[e], &now, z->chosen_index + zen_r * z->chosen + zen_j);
             x->shown[e] = zen_round(x, x->master[e]);
         )
         ZEN_EACH(z, column, z->chosen, z->cols,
@@ -441,8 +464,8 @@ static void zen_reference_step(ZenReference *x, const float *grads, float scale,
         if (!turn.closes) continue;
         ZEN_EACH(z, column, z->chosen, z->cols,
             x->shown[e] = zen_round(x, x->master[e]);  // what the window before has made
-            adam_scalar(&x->master[e], &x->m[e], &x->v[e], x->acc[e], &late,
-                        z->decay ? late.weight_decay : 0);
+            zen_adam(x, z, e, x->acc[e], &late,
+                     z->rest_index + zen_r * (z->cols - z->chosen) + zen_j - z->chosen);
             if (turn.drains) x->shown[e] = zen_round(x, x->master[e]);
         )
     }

@@ -99,7 +99,7 @@ static void calibrate_submit(Calibration *c, int work, size_t n) {
     } else if (work == WORK_GPU_ADAM) {  // 16 n bytes
         float *p = (float *)c->gpu, *m = p + n, *v = m + n;
         uint16_t *grad = (uint16_t *)(v + n), *weight = grad + n;
-        const AdamRun run = {0, n, 1};
+        const AdamRun run = {0, n, 1, 0};
         const AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1);
         adam_update_gpu(p, m, v, grad, true, weight, &run, 1, &step, s);
     } else if (work == WORK_GPU_NORMALS) {
@@ -325,7 +325,7 @@ static void rates_measure(Rates *r, HostQueue *q, double seconds) {
 // What follows from the rates: the speed of an update with bf16 on the wire, gradients of
 // GPU-updated parameters on the GPU, the others' gone to the host during the backward pass.
 static void calibrate_print(FILE *f, const Rates *r) {
-    const UpdateBytes bytes = {2, 2, true};
+    const UpdateBytes bytes = {2, 2, true, 12};
     const double k = eq1_stride(r);
     if (isfinite(k))
         fprintf(f, "Eq. 1: k = %.2f; on the GPU 1/(k+1) = %.0f %% as derived, 1/k = %.0f %% as in "

@@ -53,7 +53,12 @@ typedef struct {
     // they come from w, as zeros.
     void (*move)(void *owner, int part, size_t at, size_t n, float *w, bool out);
     void *owner;
+    bool moments_bf16;         // AdamW's are stored as bf16
 } RunState;
+
+static int state_dtype(const RunState *x, int part) {
+    return x->moments_bf16 && (part == 1 || part == 2) ? ST_BF16 : ST_F32;
+}
 
 // A RunState's move: owner is a list of arenas in host memory, by part.
 static void state_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
@@ -64,7 +69,7 @@ static void state_move(void *owner, int part, size_t at, size_t n, float *w, boo
 // The state all of which is in so many arenas.
 static RunState state_in(float *const *arenas, int parts) {
     static const StateRange all = {0, SIZE_MAX};
-    const RunState x = {parts, &all, 1, state_move, (void *)arenas};
+    const RunState x = {parts, &all, 1, state_move, (void *)arenas, false};
     return x;
 }
 
@@ -828,7 +833,7 @@ static bool state_save(const StateSave *x, Error *err) {
     path_join(path, made, "state.safetensors");
     for (int k = 0; k < x->here->parts; k++) {
         snprintf(name, sizeof name, "%s.", state_parts[k]);
-        tensors_add(&file, NULL, x->table, name, ST_F32);
+        tensors_add(&file, NULL, x->table, name, state_dtype(x->here, k));
     }
     if (first) safewriter_open(&file, path);
     ranks_barrier();
@@ -880,7 +885,7 @@ static bool state_find(const char *out, size_t before, TrainState *s, char dir[P
 }
 
 // Fills *here from the checkpoint *s, which state_find() has found in dir; padding becomes zero. It
-// must hold these parts. Others are not loaded.
+// must hold these parts. Others are not loaded. Moments may have been stored in another type.
 // The hash of each tensor is checked by one of the ranks, in the pass that loads it. All ranks call
 // it.
 static bool state_load(const char *dir, const TrainState *s, const GPT2Table *t,
@@ -892,10 +897,13 @@ static bool state_load(const char *dir, const TrainState *s, const GPT2Table *t,
         snprintf(name, sizeof name, "%s.%s", state_parts[k], t->tensors[0].name);
         const SafeTensor *first = safetensors_find(&st, name);
         if (first == NULL) ok = error_set(err, "tensor %s is missing", name);
+        else if (k == 1 && first->dtype != state_dtype(here, k))
+            printf(here->moments_bf16 ? "AdamW's moments, saved in fp32, are rounded to bf16\n"
+                                      : "AdamW's moments, saved in bf16, are fp32 from here on\n");
         for (int i = 0; ok && i < t->count; i++) {
             const HfTensor x = own_tensor(t, i);
             const int number = (int)(first + i - st.tensors);
-            if (number >= st.count || first[i].bytes != x.n * sizeof(float))
+            if (number >= st.count || first[i].elements != x.n)
                 ok = error_set(err, "tensor %s is of a model of another shape", first->name);
             else if (number % ranks.world == ranks.rank) ok = state_intact(&st, number, s, err);
             if (ok) part_read(here, k, t, &x, &first[i]);

@@ -32,6 +32,7 @@ typedef struct {
     unsigned rows, cols, slots;
     unsigned strips, width, band;
     int decay;
+    size_t index;      // of the first packed element, for adam_bf16()
     size_t ahead, packed_ahead;  // from an element to the next band's, in the matrix and packed
 } ColumnsWork;
 
@@ -58,6 +59,7 @@ static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool
         w.width = ceil_div(slots, w.strips);
         w.band = COLUMNS_THREADS / w.width;
         w.decay = z->decay;
+        w.index = rest ? z->rest_index : z->chosen_index;
         w.ahead = w.band * z->cols;
         w.packed_ahead = w.band * slots;
         batch_add(&batch, w, w.strips * (size_t)ceil_div(z->rows, w.band * each));
@@ -148,10 +150,10 @@ static void columns_move_gpu(bool packs, void *to, bool to_bf16, const void *fro
 
 enum { COLUMNS_ADAM_EACH = 4 };
 
-template <typename X, typename G>
+template <typename X, typename G, typename M>
 __global__ static void __launch_bounds__(COLUMNS_THREADS)
-columns_adam_kernel(X *__restrict__ matrix, float *__restrict__ p, float *__restrict__ m,
-                    float *__restrict__ v, const void *__restrict__ grad,
+columns_adam_kernel(X *__restrict__ matrix, float *__restrict__ p, M *__restrict__ m,
+                    M *__restrict__ v, const void *__restrict__ grad,
                     const int32_t *__restrict__ column, Batch<ColumnsWork> batch,
                     AdamStep s) {
     enum { EACH = COLUMNS_ADAM_EACH };
@@ -164,7 +166,8 @@ columns_adam_kernel(X *__restrict__ matrix, float *__restrict__ p, float *__rest
     const size_t first = w.packed_at + (size_t)t.row * w.slots + t.slot;
     size_t i = first;
     matrix += w.at + (size_t)t.row * w.cols + (size_t)column[w.column_at + t.slot];
-    float p1[EACH], m1[EACH], v1[EACH], g1[EACH];
+    float p1[EACH], g1[EACH];
+    M m1[EACH], v1[EACH];
     #pragma unroll
     for (unsigned k = 0; k < EACH; k++, i += w.packed_ahead) {
         if (k * w.band >= t.left) break;
@@ -177,7 +180,7 @@ columns_adam_kernel(X *__restrict__ matrix, float *__restrict__ p, float *__rest
     #pragma unroll
     for (unsigned k = 0; k < EACH; k++, i += w.packed_ahead, matrix += w.ahead) {
         if (k * w.band >= t.left) return;
-        adam_scalar(&p1[k], &m1[k], &v1[k], g1[k], &s, decay);
+        adam_stored(&p1[k], &m1[k], &v1[k], g1[k], &s, decay, w.index + (i - w.packed_at));
         p[i] = p1[k];
         m[i] = m1[k];
         v[i] = v1[k];
@@ -185,20 +188,34 @@ columns_adam_kernel(X *__restrict__ matrix, float *__restrict__ p, float *__rest
     }
 }
 
-// One AdamW step of a segment's chosen columns: adam_scalar() on p, m and v with the gradient, all
-// packed; they point to the segment's. Each tensor decays or not. The new weights, as X, go to
-// their places in arena_part. X: float or bf16. *step is copied.
-template <typename X>
-static void columns_adam_gpu(X *arena_part, float *p, float *m, float *v, const void *grad,
-                             bool grad_is_bf16, const ZenMap *map, int segment,
-                             const int32_t *column, const AdamStep *step, cudaStream_t stream) {
+template <typename X, typename M>
+static void columns_adam_launch(X *arena_part, float *p, M *m, M *v, const void *grad,
+                                bool grad_is_bf16, const ZenMap *map, int segment,
+                                const int32_t *column, const AdamStep *step, cudaStream_t stream) {
     const Batch<ColumnsWork> batch = columns_of(map, segment, false, COLUMNS_ADAM_EACH);
     const unsigned blocks = batch_units(&batch);
     if (blocks == 0) return;
-    GPU_TAKES(stream, map->segment[segment].chosen, gpu_adam);
-    const auto kernel = grad_is_bf16 ? columns_adam_kernel<X, bf16> : columns_adam_kernel<X, float>;
+    const double state = step->moments_bf16 ? BF16_MOMENTS_TAKE : 1;
+    GPU_TAKES(stream, state * (double)map->segment[segment].chosen, gpu_adam);
+    const auto kernel = grad_is_bf16 ? columns_adam_kernel<X, bf16, M>
+                                     : columns_adam_kernel<X, float, M>;
     LAUNCH(kernel, blocks, COLUMNS_THREADS, 0, stream, arena_part, p, m, v, grad, column, batch,
            *step);
+}
+
+// One AdamW step of a segment's chosen columns, of p, m and v with the gradient, all packed; they
+// point to the segment's. Each tensor decays or not. The new weights, as X, go to their places in
+// arena_part. X: float or bf16. *step is copied, and says how m and v are stored.
+template <typename X>
+static void columns_adam_gpu(X *arena_part, float *p, void *m, void *v, const void *grad,
+                             bool grad_is_bf16, const ZenMap *map, int segment,
+                             const int32_t *column, const AdamStep *step, cudaStream_t stream) {
+    if (step->moments_bf16)
+        columns_adam_launch(arena_part, p, (uint16_t *)m, (uint16_t *)v, grad, grad_is_bf16, map,
+                            segment, column, step, stream);
+    else
+        columns_adam_launch(arena_part, p, (float *)m, (float *)v, grad, grad_is_bf16, map,
+                            segment, column, step, stream);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@
 //   upload()                         a batch, on its way to the GPU
 //   host_work(), host_submit()       work for the CPU
 //   compute_span(), live()           what the timeline shows
-//   gpu_copy(), floats_move()        to and from the host, when all is at rest
+//   gpu_copy(), floats_move(), state_copy()    to and from the host, when all is at rest
 //   buffers_bytes(), buffers_allocate()                        a list of buffers
 //   check_memory()                   refuses what does not fit
 #ifndef TIDE_GPT2_CUH
@@ -82,6 +82,7 @@ struct GPT2 {
     size_t max_B, max_T;        // room in the activation buffers
     size_t B, T;                // what the last forward used
     bool training;              // false: no gradients, no moments, one layer's activations
+    bool moments_bf16;          // m and v are stored in bf16
     bool recompute;             // keep only the layers' inputs; backward makes the rest again
     bool accumulating;          // a step has several micro-batches: they are summed, in fp32
     size_t head_rows;           // the head's logits are in memory for this many rows at a time
@@ -130,10 +131,11 @@ struct GPT2 {
     int landing_turn;           // the landing that is used next
     // GPU memory.
     floatX *params;                              // what forward and backward use; see Segment
-    float *master, *m, *v;                       // state of residents; fp32: params is the master
+    float *master;                               // state of residents; fp32: params is the master
+    void *m, *v;                                 // the same; here and on the host fp32 or bf16
     floatX *grads;                               // the micro-batch's gradients; see Segment
     void *waiting;                               // gradients for the update; see Piece
-    float *slots;                                // (slots, 3 or 4, longest visit): p, m, v, grad
+    char *slots;                                 // (slots, longest visit): p, m, v, and grad
     float *wire;                                 // (WIRE_CHUNK): gradients on their way, in fp32
     float *dwte;                                 // (Vp, C): the head's gradient and wte's, in fp32
     floatX *x;                                   // (L+1, N, C)
@@ -151,7 +153,8 @@ struct GPT2 {
     double *norm_sums, *run_sums;                // (blocks), and of runs of them
     int32_t *tokens;                             // (4N + 1), as in Staging, with this batch's N
     // Page-locked host memory.
-    float *host_master, *host_m, *host_v;        // state of the pieces that are not resident
+    float *host_master;                          // state of the pieces that are not resident
+    void *host_m, *host_v;
     void *host_grads;                            // gradients for the update; see Piece
     uint16_t *host_weights;                      // new bf16 weights, unless they overwrite those
     floatX *landing;                             // (2, longest segment), if the host sums gradients
@@ -211,6 +214,15 @@ static size_t host_grad_bytes(const GPT2 *g) {
     return wide ? sizeof(float) : sizeof(floatX);
 }
 
+// Bytes of an element of master weights (k 0), m (1) or v (2); and of all three.
+static size_t state_bytes(const GPT2 *g, int k) {
+    return k > 0 && g->moments_bf16 ? sizeof(uint16_t) : sizeof(float);
+}
+
+static size_t piece_bytes(const GPT2 *g) {
+    return state_bytes(g, 0) + state_bytes(g, 1) + state_bytes(g, 2);
+}
+
 // In fp32, residents have no masters besides the weights that forward and backward use.
 static bool params_are_masters(const GPT2 *g) {
     return sizeof(floatX) == sizeof(float) && g->zen == NULL;
@@ -220,8 +232,8 @@ static bool params_are_masters(const GPT2 *g) {
 // which is as wide and was read a moment before, or in a buffer of their own, or they are the
 // masters. Of columns, state is packed, and gradients are until then where backward makes them.
 static void pieces_point(GPT2 *g) {
-    float *const gpu[3] = {g->master, g->m, g->v};
-    float *const host[3] = {g->host_master, g->host_m, g->host_v};
+    void *const gpu[3] = {g->master, g->m, g->v};
+    void *const host[3] = {g->host_master, g->host_m, g->host_v};
     const bool wide = sizeof(floatX) == sizeof(float);
     for (int i = 0; i < g->pieces.count; i++) {
         Piece *p = &g->pieces.pieces[i];
@@ -230,22 +242,22 @@ static void pieces_point(GPT2 *g) {
         const bool chosen = p->kind == PIECE_CHOSEN, here = chosen || p->kind == PIECE_RESIDENT;
         p->params = g->params + s->own_param_at + inside;
         for (int k = 0; k < (g->training ? 3 : 1); k++)
-            p->state[k] = (here ? gpu[k] : host[k]) + p->state_at;
-        if (here && params_are_masters(g)) p->state[0] = (float *)p->params;
+            p->state[k] = (char *)(here ? gpu[k] : host[k]) + p->state_at * state_bytes(g, k);
+        if (here && params_are_masters(g)) p->state[0] = p->params;
         if (!g->training) continue;
         p->made = g->grads + s->own_grad_at + inside;
         p->grad = (char *)g->waiting + waits * waiting_bytes(g);
         if (g->in_place || (chosen && !sums_on_gpu(g))) p->grad = p->made;
         p->host_grad = (char *)g->host_grads + p->grad_at * host_grad_bytes(g);
-        p->fresh = wide ? (void *)p->state[0]
+        p->fresh = wide ? p->state[0]
                  : g->host_weights != NULL ? g->host_weights + p->grad_at : p->host_grad;
     }
 }
 
 // Room for one visitor.
-static size_t slot_floats(const GPT2 *g) {
+static size_t slot_bytes(const GPT2 *g) {
     const size_t grad = g->choice.keep_grads ? 0 : host_grad_bytes(g);
-    return g->pieces.longest_visit * (3 * sizeof(float) + grad) / sizeof(float);
+    return g->pieces.longest_visit * (piece_bytes(g) + grad);
 }
 
 // Bytes of those of a list that are on the host, or on the GPU, each rounded up to what its
@@ -292,6 +304,23 @@ static void floats_move(floatX *here, float *w, size_t n, bool out) {
         }
         if (!out) gpu_copy(here, chunk, count * sizeof(floatX));
     }
+}
+
+// n elements of master weights, m or v (k as in state_bytes()) anywhere, out to floats on the host,
+// or from there, rounded to the nearest if they are stored in bf16.
+static void state_copy(const GPT2 *g, int k, void *here, float *w, size_t n, bool out) {
+    if (state_bytes(g, k) == sizeof(float)) {
+        gpu_copy(out ? w : here, out ? here : w, n * sizeof(float));
+        return;
+    }
+    uint16_t *half = ALLOC(uint16_t, n, "moments");
+    if (out) gpu_copy(half, here, n * sizeof *half);
+    for (size_t i = 0; i < n; i++) {
+        if (out) w[i] = bf16_to_f32(half[i]);
+        else half[i] = f32_to_bf16(w[i]);
+    }
+    if (!out) gpu_copy(here, half, n * sizeof *half);
+    free(half);
 }
 
 // The twelve parameters of layer l, by LN_1_W .. FCPROJ_B; and, unless d is NULL, the places of
@@ -388,7 +417,7 @@ static AdamWork host_work(const GPT2 *g, const Piece *p, const AdamStep *step) {
     w.count = p->runs;
     w.scale = 1;
     if (step == NULL) return w;
-    w.p = p->state[0];
+    w.p = (float *)p->state[0];
     w.m = p->state[1];
     w.v = p->state[2];
     if (sizeof(floatX) == 2) w.p_bf16 = (uint16_t *)p->fresh;

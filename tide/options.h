@@ -26,6 +26,7 @@ enum { OVERLAP_ON, OVERLAP_OFF };
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE,
        OFFLOAD_ZENFLOW };
 enum { WIRE_BF16, WIRE_FP32 };
+enum { MOMENTS_FP32, MOMENTS_BF16 };
 
 #define OPTION_MAX 96           // room for rows in the table
 #define AUTO_COUNT SIZE_MAX     // "auto", for a count whose range begins at 0
@@ -40,7 +41,7 @@ typedef struct {
     size_t batch, seq, accum;                         // seq 0: the model's context
     size_t steps, warmup, seed;                       // warmup may be AUTO_COUNT: see schedule_lr()
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip;  // min_lr may be AUTO_REAL
-    int schedule, optimizer;
+    int schedule, optimizer, moments;
     size_t eval_every, eval_batches, sample_every, sample_tokens, top_k;  // every 0: never
     double temperature;
     const char *prompt;                               // NULL: not given
@@ -144,6 +145,8 @@ static const Option option_table[] = {
     REAL("beta1", beta1, "0.9", 0, 1 - 1e-9, O_FIXED | O_FO, "decay of the first moment"),
     REAL("beta2", beta2, "0.95", 0, 1 - 1e-9, O_FIXED | O_FO, "decay of the second moment"),
     REAL("eps", eps, "1e-8", 1e-30, 1, O_FIXED | O_FO, "added to the root of the second moment"),
+    CHOICE("moments", moments, "fp32", "fp32|bf16", O_FO,
+           "how both are stored; bf16: 8 bytes of state instead of 12, rounded at random"),
     REAL("clip", clip, "1", 0, 1e30, O_FO, "largest gradient norm; 0: no clipping"),
 
     TITLE("Evaluation and samples"),

@@ -151,11 +151,12 @@ static double eq1_stride(const Rates *r) {
 // ---------------------------------------------------------------------------------------------
 // The bound
 
-// Of what crosses the link, what the choices of a run decide. State is always 12 bytes (p, m, v).
+// Of what crosses the link, what the choices of a run decide.
 typedef struct {
     double grad;         // bytes of a gradient, on the link and in host memory: 2 or 4
     double weight;       // bytes of a new weight, going back: 2; or 4, the master weight as it is
     bool keep_grads;     // gradients of GPU-updated parameters stay on the GPU
+    double state;        // bytes of p, m and v: 12; or 8, with moments in bf16
 } UpdateBytes;
 
 enum { UPDATE_LINES = 6 };
@@ -166,17 +167,19 @@ enum { UPDATE_LINES = 6 };
 // gradient and write p, m, v and the weight that goes back. Backward hides the gradients' way.
 static void update_lines(const Rates *r, const UpdateBytes *b, double share,
                          double t[UPDATE_LINES]) {
-    const double cpu = 1 - share, d2h = 12 * share;
-    const double h2d = 12 * share + (b->keep_grads ? 0 : share * b->grad) + cpu * b->weight;
-    const double bytes = h2d + d2h + cpu * (24 + b->grad + (b->weight < 4 ? b->weight : 0));
+    const double cpu = 1 - share, d2h = b->state * share;
+    const double h2d = d2h + (b->keep_grads ? 0 : share * b->grad) + cpu * b->weight;
+    const double bytes = h2d + d2h + cpu * (2 * b->state + b->grad
+                                            + (b->weight < 4 ? b->weight : 0));
+    const double update = (2 * b->state + 4) / 28;  // of AdamW's time with moments in fp32
     const double in = rate_or(r->h2d_duplex, r->h2d), out = rate_or(r->d2h_duplex, r->d2h);
     const double dma = rate_or(r->dram_dma, r->dram), alone = rate_or(r->dram, dma);
     t[0] = in > 0 ? h2d / in : 0;
     t[1] = out > 0 ? d2h / out : 0;
     for (int i = 0; i < 2; i++)
         t[2 + i] = alone > 0 ? (bytes - (dma - alone) * t[i]) / alone : 0;
-    t[4] = r->host_adam > 0 ? cpu / r->host_adam : 0;
-    t[5] = r->gpu_adam > 0 ? share / r->gpu_adam : 0;
+    t[4] = r->host_adam > 0 ? cpu * update / r->host_adam : 0;
+    t[5] = r->gpu_adam > 0 ? share * update / r->gpu_adam : 0;
 }
 
 // Seconds per parameter that no schedule can beat at this share (0 to 1), but for what it does
@@ -184,7 +187,8 @@ static void update_lines(const Rates *r, const UpdateBytes *b, double share,
 // gives `dram_dma` while both directions of the link are busy, which is as long as the one with
 // less to do takes, and `dram` for the rest of the step's time T:
 //   bytes = dram_dma t + dram (T - t).
-// With one rate W for both, one rate B each way, bf16 on the wire and gradients that stay:
+// With one rate W for both, one rate B each way, bf16 on the wire and gradients that stay, and 12
+// bytes of state:
 //   T >= max{(2 + 10 f) / B, 12 f / B, (30 - 6 f) / W, (1 - f) / Uc}
 // limit, if not NULL: which of them binds, for people, or several that meet, as at most best
 // shares: "link and DRAM"; "nothing" if no rate is known.

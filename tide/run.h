@@ -727,8 +727,10 @@ static AdamStep run_adam_step(const Run *r, size_t step, double loss, double nor
     const Options *o = &r->o;
     if (!isfinite(loss) || !isfinite(norm_squared))
         run_diverged(r, step, loss, sqrt(norm_squared), "stopped before the update");
-    return adam_step_prepare(schedule_lr(o, step), o->beta1, o->beta2, o->eps, o->weight_decay,
-                             step, clip_scale(norm_squared, o->clip));
+    AdamStep adam = adam_step_prepare(schedule_lr(o, step), o->beta1, o->beta2, o->eps,
+                                      o->weight_decay, step, clip_scale(norm_squared, o->clip));
+    adam.moments_bf16 = o->moments == MOMENTS_BF16;
+    return adam;
 }
 
 // After a step. Zeroth order goes on without an update, but not for ever: ten steps in a row end

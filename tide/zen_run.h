@@ -16,7 +16,8 @@ static ZenConfig zen_config(const Options *o) {
 }
 
 static ZenRates zen_rates(const Options *o, size_t step) {
-    const ZenRates r = {schedule_lr(o, step), o->beta1, o->beta2, o->eps, o->weight_decay};
+    const ZenRates r = {schedule_lr(o, step), o->beta1, o->beta2, o->eps, o->weight_decay,
+                        o->moments == MOMENTS_BF16};
     return r;
 }
 
@@ -39,7 +40,8 @@ static void zen_describe(const ZenConfig *c, const ZenMap *map, const char *gpu,
 // held back; at the end of training also within one, whose gradients are then dropped, as in the
 // weights. Besides param (the newest weights), m and v there is a part shown, the weights in use,
 // where an update is still to show; other modes leave it, and go on from the newest. The rest is in
-// state.txt: these lines, of which the last goes on with the chosen columns.
+// state.txt: these lines, of which the last goes on with the columns of each matrix by their slots,
+// the chosen ones first, then a bar. (Slots are what moments in bf16 are rounded by.)
 
 #define ZEN_LINES " zenflow\nzen.whole %zu\nzen.warm %zu\nzen.rest_t %zu\nzen.windows %zu\n" \
     "zen.selections %zu\nzen.columns"
@@ -52,29 +54,27 @@ static char *zen_text(const ZenMap *map, const ZenClock *x) {
     if (f == NULL) fail("out of memory: chosen columns");
     fprintf(f, "optimizer" ZEN_LINES, map->whole, x->warm, x->rest_t, x->windows, x->selections);
     for (const ZenTensor *z = map->tensor; z < map->tensor + map->count; z++)
-        for (size_t j = 0; zen_is_mixed(z) && j < z->chosen; j++)
-            fprintf(f, " %d", map->column[z->column_at + j]);
+        for (size_t j = 0; zen_is_mixed(z) && j < z->cols; j++)
+            fprintf(f, j == z->chosen ? " | %d" : " %d", map->column[z->column_at + j]);
     fputc('\n', f);
     if (fclose(f) != 0) fail("out of memory: chosen columns");
     return text;
 }
 
-// A matrix's chosen columns, in the order of their slots, from *at, which is moved behind them; the
-// rest follow in their own.
+// A matrix's columns from *at, which is moved behind them.
 static bool zen_read_columns(const ZenTensor *z, int32_t *column, const char **at) {
     bool *seen = (bool *)alloc_or_fail(z->cols, sizeof *seen, "columns");
-    size_t n = 0, j = 0;
-    for (char *end; n < z->chosen && **at == ' '; n++, *at = end) {
-        j = strtoul(*at, &end, 10);
+    size_t n = 0;
+    for (char *end; n < z->cols && **at == ' '; n++, *at = end) {
+        if (n == z->chosen && strncmp(*at, " |", 2) != 0) break;
+        if (n == z->chosen) *at += 2;
+        const size_t j = strtoul(*at, &end, 10);
         if (end == *at || j >= z->cols || seen[j]) break;
         seen[j] = true;
         column[n] = (int32_t)j;
     }
-    const bool ok = n == z->chosen;
-    for (j = 0; ok && j < z->cols; j++)
-        if (!seen[j]) column[n++] = (int32_t)j;
     free(seen);
-    return ok;
+    return n == z->cols;
 }
 
 // Does the checkpoint that is resumed hold such a state?

@@ -68,7 +68,7 @@ static void zen_settle_sums(ZenFlow *z, bool tight) {
 static size_t zen_ranks(const GPT2 *g) { return g->zero != NULL ? g->zero->world : 1; }
 
 // Each segment's piece becomes two: the chosen columns, whose norm is the whole segment's; and the
-// rest, all of which decays. The state of both is packed.
+// rest, all of which decays. The state of both is packed, in runs that are tensors.
 static void zen_pieces(Pieces *list, const ZenMap *map) {
     for (int i = list->count; i-- > 0;) {
         const ZenSegment *s = &map->segment[list->pieces[i].segment];
@@ -82,8 +82,14 @@ static void zen_pieces(Pieces *list, const ZenMap *map) {
         late->first_block += late->blocks;
         late->blocks = 0;
         late->first_run = list->run_count;
-        late->runs = 1;
-        list->runs[list->run_count++] = AdamRun{0, s->rest, 1};
+        late->runs = 0;
+        for (int k = s->first; k < s->first + s->count; k++) {
+            const ZenTensor *z = &map->tensor[k];
+            const size_t n = z->rows * (z->cols - z->chosen);
+            if (n == 0) continue;
+            list->runs[list->run_count++] = AdamRun{z->rest_at - s->rest_at, n, 1, z->rest_index};
+            late->runs++;
+        }
     }
     list->count *= 2;
     list->elements[PIECE_HOST] = 0;
@@ -216,8 +222,9 @@ static void update_chosen(GPT2 *g, const Piece *p, const AdamStep *step) {
     const ZenFlow *z = g->zen;
     const size_t s = (size_t)p->segment;
     const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", s, 0, g->update);
-    columns_adam_gpu((floatX *)p->params, p->state[0], p->state[1], p->state[2], zen_grad(g, p),
-                     waiting_bytes(g) == 2, &z->map, p->segment, z->column, step, g->update);
+    columns_adam_gpu((floatX *)p->params, (float *)p->state[0], p->state[1], p->state[2],
+                     zen_grad(g, p), waiting_bytes(g) == 2, &z->map, p->segment, z->column, step,
+                     g->update);
     timeline_end(&g->timeline, updating, g->update);
 }
 
@@ -313,21 +320,21 @@ static void zen_log(const GPT2 *g, char *json, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // 4. Selection
 
-// Columns of tensor t change places in one part of the state: p, m or v, which these point to. The
-// chosen ones come to the host for that.
+// Columns of tensor t change places in one part of the state, p, m or v, of elements of `size`
+// bytes, which these point to. The chosen ones come to the host for that.
 static void zen_exchange(GPT2 *g, const ZenTensor *t, const ZenSwap *swaps, size_t count,
-                         float *gpu, float *host) {
-    const size_t width = t->cols - t->chosen, bytes = t->rows * t->chosen * sizeof(float);
-    float *chosen = (float *)alloc_or_fail(bytes, 1, "columns");
+                         char *gpu, char *host, size_t size) {
+    const size_t width = t->cols - t->chosen, bytes = t->rows * t->chosen * size;
+    char *chosen = (char *)alloc_or_fail(bytes, 1, "columns");
     gpu_copy(chosen, gpu, bytes);
     #pragma omp parallel for schedule(static)
     for (size_t r = 0; r < t->rows; r++)
         for (size_t j = 0; j < count; j++) {
-            float *a = host + r * width + (size_t)swaps[j].rest;
-            float *b = chosen + r * t->chosen + (size_t)swaps[j].chosen;
-            const float c = *a;
-            *a = *b;
-            *b = c;
+            char *a = host + (r * width + (size_t)swaps[j].rest) * size;
+            char *b = chosen + (r * t->chosen + (size_t)swaps[j].chosen) * size, c[4];
+            memcpy(c, a, size);
+            memcpy(a, b, size);
+            memcpy(b, c, size);
         }
     gpu_copy(gpu, chosen, bytes);
     free(chosen);
@@ -339,8 +346,8 @@ static void zen_exchange(GPT2 *g, const ZenTensor *t, const ZenSwap *swaps, size
 // Those that come and go take their masters and moments with them; what forward sees stays.
 static void zen_exchange_columns(GPT2 *g) {
     ZenFlow *z = g->zen;
-    float *const gpu[3] = {g->master, g->m, g->v};
-    float *const host[3] = {g->host_master, g->host_m, g->host_v};
+    void *const gpu[3] = {g->master, g->m, g->v};
+    void *const host[3] = {g->host_master, g->host_m, g->host_v};
     if (zen_is_late(&z->config, &z->clock) || z->clock.filled > 0)
         fail("columns are selected while an update is under way");
     compute_span(g, "wait", 0);  // as the host does not queue what follows
@@ -350,8 +357,11 @@ static void zen_exchange_columns(GPT2 *g) {
         const ZenTensor *t = &z->map.tensor[i];
         const size_t count = zen_select(&z->map, i, z->clock.scores + t->column_at, swaps);
         if (t->rows > 0 && count > 0)
-            for (int k = 0; k < 3; k++)
-                zen_exchange(g, t, swaps, count, gpu[k] + t->chosen_at, host[k] + t->rest_at);
+            for (int k = 0; k < 3; k++) {
+                const size_t size = state_bytes(g, k);
+                zen_exchange(g, t, swaps, count, (char *)gpu[k] + t->chosen_at * size,
+                             (char *)host[k] + t->rest_at * size, size);
+            }
         zen_swap(&z->map, i, swaps, count);
         z->swapped += count;
     }
@@ -370,8 +380,9 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
     const ZenFlow *z = g->zen;
     if (part == 3 || (part == 0 && !out)) floats_move(g->params + at, w, n, out);
     if (part == 3) return;
-    float *const gpu[3] = {g->master, g->m, g->v};
-    float *const host[3] = {g->host_master, g->host_m, g->host_v};
+    void *const gpu[3] = {g->master, g->m, g->v};
+    void *const host[3] = {g->host_master, g->host_m, g->host_v};
+    const size_t size = state_bytes(g, part);
     const int tensor = gpt2_tensor_at(&g->table, at);
     const ZenTensor *t = &z->map.tensor[tensor];
     const int32_t *column = z->map.column + t->column_at;
@@ -381,22 +392,24 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
     const size_t end = at + n > own ? min_size(at + n - own, t->rows * t->cols) : 0;
     if (begin >= end) return;
     w += own + begin - at;
-    const size_t r0 = begin / t->cols, rows = (end - 1) / t->cols + 1 - r0, width = t->chosen;
-    float *packed = (float *)alloc_or_fail(rows * width + 1, sizeof(float), "checkpoint");
-    float *there = gpu[part] + t->chosen_at + r0 * width;
-    if (width > 0) gpu_copy(packed, there, rows * width * sizeof(float));
+    const size_t r0 = begin / t->cols, rows = (end - 1) / t->cols + 1 - r0;
+    const size_t chosen = t->chosen, rest = t->cols - chosen;
+    char *here = (char *)gpu[part] + (t->chosen_at + r0 * chosen) * size;
+    char *away = (char *)host[part] + (t->rest_at + r0 * rest) * size;
+    float *packed = ALLOC(float, rows * t->cols, "checkpoint"), *others = packed + rows * chosen;
+    if (chosen > 0) state_copy(g, part, here, packed, rows * chosen, true);
+    if (rest > 0) state_copy(g, part, away, others, rows * rest, true);
     #pragma omp parallel for if (end - begin > 1 << 16)
-    for (size_t r = 0; r < rows; r++) {
-        float *rest = host[part] + t->rest_at + (r0 + r) * (t->cols - width);
+    for (size_t r = 0; r < rows; r++)
         for (size_t j = 0; j < t->cols; j++) {
             const size_t e = (r0 + r) * t->cols + (size_t)column[j];
             if (e < begin || e >= end) continue;
-            float *state = j < width ? &packed[r * width + j] : &rest[j - width];
-            if (out) w[e - begin] = *state;
-            else *state = w[e - begin];
+            float *x = j < chosen ? &packed[r * chosen + j] : &others[r * rest + j - chosen];
+            if (out) w[e - begin] = *x;
+            else *x = w[e - begin];
         }
-    }
-    if (width > 0 && !out) gpu_copy(there, packed, rows * width * sizeof(float));
+    if (chosen > 0 && !out) state_copy(g, part, here, packed, rows * chosen, false);
+    if (rest > 0 && !out) state_copy(g, part, away, others, rows * rest, false);
     free(packed);
 }
 

@@ -33,6 +33,18 @@ static void plain_update_in_place(float *__restrict__ p, float *__restrict__ m,
     PLAIN_UPDATE(bf16_to_f32(p_bf16[i]))
 }
 
+static void plain_update_bf16(float *__restrict__ p, uint16_t *__restrict__ m,
+                              uint16_t *__restrict__ v, uint16_t *__restrict__ p_bf16, size_t n) {
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) {
+        const float x = p[i] + bf16_to_f32(p_bf16[i]);
+        p[i] = x;
+        m[i]++;
+        v[i]++;
+        p_bf16[i] = f32_to_bf16(x);
+    }
+}
+
 // What ZenFlow's host does, and the same streams with next to no arithmetic.
 typedef struct { const char *name; int grad, first, sum, update, bytes; } ZenBench;  // grad: bytes
 static const ZenBench zen_benches[] = {
@@ -46,7 +58,7 @@ static const ZenBench zen_benches[] = {
 
 static void zen_fused(const ZenBench *b, float *p, float *m, float *v, float *acc, const void *g,
                       uint16_t *out, size_t n, const AdamStep *s) {
-    const AdamRun run = {0, n, 1};
+    const AdamRun run = {0, n, 1, 0};
     const AdamWork w = {b->update ? p : NULL, m, v, b->sum ? acc : NULL, b->grad > 0 ? g : NULL,
                         b->grad == 2, b->first, 0.5f, b->grad != 4 ? out : NULL, NULL, &run, 1, *s};
     adam_work(&w);
@@ -81,11 +93,13 @@ int main(int argc, char **argv) {
     double *plain = (double *)alloc_or_fail(rounds, sizeof(double), "times");
     double *ratio = (double *)alloc_or_fail(rounds, sizeof(double), "times");
 
-    static const char *const names[] = {"fp32 gradient", "bf16 gradient", "bf16 in place"};
-    for (int kind = 0; kind < 3; kind++) {
+    static const char *const names[] = {"fp32 gradient", "bf16 gradient", "bf16 in place",
+                                        "bf16 in place, moments in bf16"};
+    static const int element_bytes[] = {30, 28, 28, 20};
+    for (int kind = 0; kind < 4; kind++) {
         const int is_bf16 = kind > 0;
-        const double bytes = (double)n * (is_bf16 ? 28 : 30);
-        uint16_t *copy = kind == 2 ? (uint16_t *)g : out;
+        const double bytes = (double)n * element_bytes[kind];
+        uint16_t *copy = kind >= 2 ? (uint16_t *)g : out;
         for (size_t r = 0; r < rounds; r++) {
             rng_normals(p, n, 1, 0, 0, 0);
             rng_normals(g, n, 1, 0, 1, 0);
@@ -93,14 +107,17 @@ int main(int argc, char **argv) {
                 for (size_t i = 0; i < n; i++) ((uint16_t *)g)[i] = f32_to_bf16(g[i]);
             memset(m, 0, n * sizeof *m);
             memset(v, 0, n * sizeof *v);
-            const AdamStep s = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, r + 1, 1);
+            AdamStep s = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, r + 1, 1);
+            s.moments_bf16 = kind == 3;
             for (int k = 0; k < 2; k++) {  // who goes first changes with the round
                 const double start = seconds_now();
                 if ((k + r) % 2 == 0) {
                     adam_update(p, m, v, g, is_bf16, copy, n, &s, 1);
                     adam[r] = seconds_now() - start;
                 } else {
-                    if (kind == 2) plain_update_in_place(p, m, v, copy, n);
+                    if (kind == 3)
+                        plain_update_bf16(p, (uint16_t *)m, (uint16_t *)v, copy, n);
+                    else if (kind == 2) plain_update_in_place(p, m, v, copy, n);
                     else plain_update(p, m, v, g, is_bf16, copy, n);
                     plain[r] = seconds_now() - start;
                 }
@@ -143,7 +160,7 @@ int main(int argc, char **argv) {
     }
     free(acc);
     static const AdamStep none;
-    const AdamRun whole = {0, n, 1};
+    const AdamRun whole = {0, n, 1, 0};
     const AdamWork w = {NULL, NULL, NULL, p, g, 1, 0, 1, NULL, sums, &whole, 1, none};
     for (size_t r = 0; r < rounds; r++) {
         const double start = seconds_now();

@@ -2,6 +2,7 @@
 //     zo_precision rounding            what becomes of small updates in 16 bits: about a minute
 //     zo_precision gradient [file]     how good the estimate is, on tiny models that learn `file`
 //     zo_precision noise               what a random number costs
+//     zo_precision moments             AdamW's moments in bf16: half a minute
 // The first two print the same figures on every machine, up to the order of sums.
 #define TESTING
 #include "../../train_gpt2.c"
@@ -193,7 +194,7 @@ static void batch(GPT2 *g, const char *text, size_t bytes, uint32_t number) {
     }
 }
 
-static void model_open(GPT2 *g, size_t layers, size_t channels, const char *text, size_t bytes,
+static void tiny_open(GPT2 *g, size_t layers, size_t channels, const char *text, size_t bytes,
                        int steps) {
     Error err;
     memset(g, 0, sizeof *g);
@@ -318,7 +319,7 @@ static void gradient(const char *path) {
     const char *text = (const char *)file_map(path, &bytes);
     GPT2 g;
     for (int i = 0; i < 2; i++) {
-        model_open(&g, 1, 16, text, bytes, i == 0 ? 0 : 1000);
+        tiny_open(&g, 1, 16, text, bytes, i == 0 ? 0 : 1000);
         size_t P = 0;
         for (int k = 0; k < g.table.count; k++) P += g.table.tensors[k].size;
         if (i == 0) {
@@ -337,7 +338,7 @@ static void gradient(const char *path) {
         const size_t layers = (size_t)1 << i, channels = 16 * layers;
         char name[100];
         snprintf(name, sizeof name, "%zu x %zu", layers, channels);
-        model_open(&g, layers, channels, text, bytes, 1000);
+        tiny_open(&g, layers, channels, text, bytes, 1000);
         size_t P = 0;
         for (int k = 0; k < g.table.count; k++) P += g.table.tensors[k].size;
         curvature(&g, name, P);
@@ -383,6 +384,75 @@ static void noise_rates(void) {
     gpt2_free(&g);
 }
 
+// ---------------------------------------------------------------------------------------------
+// moments: AdamW's, stored in fp32, in bf16 to the nearest number, and in bf16 at random
+
+enum { MOMENTS = 1 << 14 };
+
+typedef struct { float m[MOMENTS], v[MOMENTS]; } Moments;
+
+// One step of all elements with these gradients; how: 0 fp32, 1 nearest, 2 at random.
+static void moments_step(Moments *x, const float *g, const AdamStep *s, int how) {
+    for (uint32_t i = 0; i < MOMENTS; i++) {
+        float p = 0;
+        uint16_t m = f32_to_bf16(x->m[i]), v = f32_to_bf16(x->v[i]);  // exact, unless fp32
+        if (how == 2) {
+            adam_bf16(&p, &m, &v, g[i], s, 0, i);
+        } else {
+            adam_scalar(&p, &x->m[i], &x->v[i], g[i], s, 0);
+            if (how == 0) continue;
+            m = f32_to_bf16(x->m[i]);
+            v = f32_to_bf16(x->v[i]);
+        }
+        x->m[i] = bf16_to_f32(m);
+        x->v[i] = bf16_to_f32(v);
+    }
+}
+
+// Against those in fp32: the mean of v; the root mean square of the difference of v / E v, m and
+// m / sqrt(v), by that of m and of m / sqrt(v).
+static void moments_row(const Moments *x, const Moments *exact, const char *name) {
+    double v = 0, exact_v = 0, dv = 0, dm = 0, mm = 0, du = 0, uu = 0;
+    for (int i = 0; i < MOMENTS; i++) {
+        const double u = x->m[i] / sqrt(x->v[i]), exact_u = exact->m[i] / sqrt(exact->v[i]);
+        v += x->v[i];
+        exact_v += exact->v[i];
+        dv += pow((double)x->v[i] / exact->v[i] - 1, 2);
+        dm += pow((double)x->m[i] - exact->m[i], 2);
+        mm += pow((double)exact->m[i], 2);
+        du += pow(u - exact_u, 2);
+        uu += exact_u * exact_u;
+    }
+    printf("  %-8s  v: mean %.4f, off by %.4f   m: off by %.4f   step: off by %.4f\n", name,
+           v / exact_v, sqrt(dv / MOMENTS), sqrt(dm / mm), sqrt(du / uu));
+}
+
+// Gradients of size 1 for 5 / (1 - beta2) steps, and then of size 1/10 for 3 / (1 - beta2).
+static void moments(void) {
+    static const double betas[] = {0.95, 0.99, 0.999};
+    static const char *const names[] = {"fp32", "nearest", "random"};
+    float *g = ALLOC(float, MOMENTS, "gradients");
+    Moments *x = ALLOC(Moments, 3, "moments");
+    for (int b = 0; b < 3; b++) {
+        const size_t first = (size_t)(5 / (1 - betas[b]) + 0.5);
+        const size_t last = first + (size_t)(3 / (1 - betas[b]) + 0.5);
+        memset(x, 0, 3 * sizeof *x);
+        for (size_t t = 1; t <= last; t++) {
+            const AdamStep s = adam_step_prepare(0, 0.9, betas[b], 1e-8, 0, t,
+                                                 t <= first ? 1 : 0.1);
+            rng_normals(g, MOMENTS, 5, (uint32_t)t, 0, 0);
+            #pragma omp parallel for
+            for (int how = 0; how < 3; how++) moments_step(&x[how], g, &s, how);
+            if (t != first && t != last) continue;
+            printf("beta2 %g, step %zu%s\n", betas[b], t,
+                   t == last ? ", gradients a tenth of what they were" : "");
+            for (int how = 1; how < 3; how++) moments_row(&x[how], &x[0], names[how]);
+        }
+    }
+    free(g);
+    free(x);
+}
+
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     if (strcmp(what, "rounding") == 0) {
@@ -396,8 +466,10 @@ int main(int argc, char **argv) {
         gradient(argc > 2 ? argv[2] : "LICENSE");
     } else if (strcmp(what, "noise") == 0) {
         noise_rates();
+    } else if (strcmp(what, "moments") == 0) {
+        moments();
     } else {
-        die("usage: zo_precision rounding | gradient [file] | noise");
+        die("usage: zo_precision rounding | gradient [file] | noise | moments");
     }
     return 0;
 }

@@ -17,10 +17,20 @@ extern "C" {
 
 #define ADAM(name, grad, is_bf16, out) \
     HOT hot_adam_##name(float *p, float *m, float *v, const void *g, uint16_t *p_bf16, size_t n, \
-                        const AdamStep *s) { \
+                        const AdamStep *step) { \
+        AdamStep s = *step; \
+        s.moments_bf16 = 0; \
         (void)g, (void)p_bf16; \
-        const AdamWork w = {p, m, v, NULL, grad, is_bf16, 0, 1, out, NULL, NULL, 0, *s}; \
-        adam_range(&w, 0, n, 1); \
+        const AdamWork w = {p, m, v, NULL, grad, is_bf16, 0, 1, out, NULL, NULL, 0, s}; \
+        adam_range(&w, 0, n, 0, 1); \
+    } \
+    HOT hot_adam16_##name(float *p, uint16_t *m, uint16_t *v, const void *g, uint16_t *p_bf16, \
+                          size_t n, const AdamStep *step) { \
+        AdamStep s = *step; \
+        s.moments_bf16 = 1; \
+        (void)g, (void)p_bf16; \
+        const AdamWork w = {p, m, v, NULL, grad, is_bf16, 0, 1, out, NULL, NULL, 0, s}; \
+        adam_range(&w, 0, n, 0, 1); \
     }
 ADAM(fp32, g, 0, NULL)
 ADAM(bf16, g, 1, NULL)
@@ -47,7 +57,7 @@ HOT hot_from_bf16(float *__restrict__ to, const uint16_t *__restrict__ x, size_t
 #define ADAM_SUM(name, is_bf16) \
     HOT hot_adam_sum_##name(float *p, float *m, float *v, float *sum, const void *g, \
                             uint16_t *p_bf16, const AdamWork *w, size_t n) { \
-        adam_loop(p, m, v, sum, g, p_bf16, w, 0, n, 1, 1, is_bf16, 0, is_bf16); \
+        adam_loop(p, m, v, sum, g, p_bf16, w, 0, n, 0, 1, 0, 1, is_bf16, 0, is_bf16); \
     }
 ADAM_SUM(bf16, 1)
 ADAM_SUM(fp32, 0)

@@ -80,9 +80,11 @@ void cpu_crossentropy(float *losses, float *logits, const int32_t *targets, floa
     crossentropy(losses, logits, targets, grad_scale, N, V, Vp);
 }
 
-void cpu_adam_update(float *p, float *m, float *v, const void *grad, bool grad_is_bf16,
-                     uint16_t *p_bf16, size_t n, const AdamStep *step, bool decay) {
-    adam_update(p, m, v, grad, grad_is_bf16, p_bf16, n, step, decay);
+void cpu_adam_update(float *p, void *m, void *v, const void *grad, bool grad_is_bf16,
+                     uint16_t *p_bf16, const AdamRun *runs, int count, const AdamStep *step) {
+    const AdamWork work = {p, m, v, NULL, grad, grad_is_bf16, 0, 1, p_bf16, NULL, runs, count,
+                           *step};
+    adam_work(&work);
 }
 
 void cpu_norm_sums(const void *grad, bool is_bf16, size_t n, double *sums) {

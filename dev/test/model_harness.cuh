@@ -87,6 +87,9 @@ typedef struct {
     bool sizes;  // every second step has a smaller batch
 } Recipe;
 
+// Of models that are opened from here on, and their steps: are moments stored in bf16?
+static bool moments_bf16;
+
 static const Recipe plain = {1e-2, 1e-8, 0.5, 0.1, false};
 
 static float *floats(size_t n) { return (float *)alloc_or_fail(n, sizeof(float), "test"); }
@@ -148,6 +151,7 @@ static GPT2 *model_new(const Shape *s, const Placement *where) {
     g->table = gpt2_table(&g->config);
     g->shards = gpt2_shards_all(&g->table);
     g->training = true;
+    g->moments_bf16 = moments_bf16;
     g->accumulating = s->accum > 1;
     g->head_rows = s->head_rows;
     g->max_B = s->B;
@@ -207,8 +211,10 @@ static bool is_urgent(cudaStream_t stream) {
 }
 
 static AdamStep recipe_step(const Recipe *r, size_t step, double norm_squared) {
-    return adam_step_prepare(r->lr, 0.9, 0.95, r->eps, r->decay, step,
-                             clip_scale(norm_squared, r->clip));
+    AdamStep s = adam_step_prepare(r->lr, 0.9, 0.95, r->eps, r->decay, step,
+                                   clip_scale(norm_squared, r->clip));
+    s.moments_bf16 = moments_bf16;
+    return s;
 }
 
 // What a rehearsal says of a step of this model, on a machine whose products take `compute` seconds
@@ -351,7 +357,7 @@ static int run_configs(int argc, char **argv, int count, const int (&some)[SOME]
 static size_t model_plan(GPT2 *g, int recompute, size_t limit, size_t host_limit) {
     const OffloadMemory memory = gpt2_memory(g, recompute, limit, host_limit);
     gpt2_settle(g, &memory);
-    return gpt2_check(g, limit, host_limit);
+    return gpt2_check(g, recompute, limit, host_limit);
 }
 
 typedef struct { size_t gpu, host; bool again, sum_on_host, keep_grads; } Planned;

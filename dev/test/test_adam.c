@@ -171,6 +171,7 @@ static void runs_make(AdamRun *runs) {
         runs[i].at = at;
         runs[i].length = i % 11 == 6 ? longer[i / 11] : (size_t)(i * i) % 97;
         runs[i].decay = i % 3 != 0;
+        runs[i].index = 0xfffffff0u + 3 * at;  // crosses 2^32
         at += runs[i].length + (size_t)(i % 4 == 0 ? i : 0);
     }
     CHECK(at < RUNS_END, "%zu", at);
@@ -224,15 +225,183 @@ static void runs_equal_scalar_with_any_threads(void) {
     arrays_free(&want);
 }
 
+// ---------------------------------------------------------------------------------------------
+// Moments in bf16
+
+// Of 65536 random numbers, as many round up as what is dropped says: the mean is exact.
+static void random_rounding_has_the_mean(void) {
+    for (uint32_t i = 0; i < 64; i++) {
+        const uint32_t bits = philox4x32(7, i, 0, 0, 0).x[0] % 0x7f7f0000u | i << 31;
+        const float f = from_bits(bits);
+        uint32_t up = 0, wrong = 0;
+        for (uint32_t random = 0; random < 1 << 16; random++) {
+            const uint16_t got = f32_to_bf16_random(f, random);
+            up += got == (bits >> 16) + 1;
+            wrong += got != bits >> 16 && got != (bits >> 16) + 1;
+        }
+        CHECK(wrong == 0 && up == (bits & 0xffff), "%08x: %u up, %u elsewhere", (unsigned)bits,
+              (unsigned)up, (unsigned)wrong);
+    }
+    for (uint32_t random = 0; random < 1 << 16; random += 0xffff)
+        CHECK(f32_to_bf16_random(0, random) == 0 && f32_to_bf16_random(INFINITY, random) == 0x7f80
+              && f32_to_bf16_random(-INFINITY, random) == 0xff80, "what has no neighbours");
+}
+
+// Chi-square of 256 equally likely values, of 255 degrees of freedom, in their standard deviations.
+static double unevenness(const size_t bins[256], size_t n) {
+    const double mean = (double)n / 256;
+    double chi = 0;
+    for (int b = 0; b < 256; b++) chi += ((double)bins[b] - mean) * ((double)bins[b] - mean) / mean;
+    return fabs(chi - 255) / sqrt(2 * 255.0);
+}
+
+// The noise of m and of v takes each of 256 values as often as the others; and so does the sum of
+// any two: of both, and of elements and of steps that are 1, 2, 3, .. apart.
+static void noise_is_even_and_independent(void) {
+    enum { N = 1 << 17 };
+    static const uint32_t away[] = {0, 1, 2, 3, 4, 8, 16, 48, 64, 128, 512, 768, 1024, 50304,
+                                    1 << 20};
+    double worst = 0;
+    for (size_t k = 0; k < sizeof away / sizeof *away; k++) {
+        const AdamStep s = adam_step_prepare(1, 0.9, 0.95, 1e-8, 0, 1000, 1);
+        const AdamStep t = adam_step_prepare(1, 0.9, 0.95, 1e-8, 0, 1000 + away[k], 1);
+        size_t bins[5][256] = {{0}};
+        for (uint32_t i = 0; i < N; i++) {
+            const uint32_t x = mix_bits(i ^ s.noise), y = mix_bits((i + away[k]) ^ s.noise);
+            const uint32_t z = mix_bits(i ^ t.noise);
+            bins[0][(k == 0 ? x : x + y) >> 8 & 0xff]++;
+            bins[1][(k == 0 ? x >> 16 : (x >> 16) + (y >> 16)) >> 8 & 0xff]++;
+            bins[2][(x + (y >> 16)) >> 8 & 0xff]++;
+            bins[3][(k == 0 ? x : x + z) >> 8 & 0xff]++;
+            bins[4][(x + (z >> 16)) >> 8 & 0xff]++;
+        }
+        for (int b = 0; b < 5; b++) {
+            const double x = unevenness(bins[b], N);
+            CHECK(x < 4.5, "%u apart, kind %d: %.1f", (unsigned)away[k], b, x);
+            if (x > worst) worst = x;
+        }
+    }
+    printf("  unevenness of the noise: at most %.1f standard deviations\n", worst);
+}
+
+__attribute__((noinline))
+static void one_element_bf16(float *p, uint16_t *m, uint16_t *v, float g, const AdamStep *s,
+                             float decay, size_t index) {
+    adam_bf16(p, m, v, g, s, decay, (uint32_t)index);
+}
+
+// The loop is the definition for moments in bf16 as well: in every mode, with any threads, and for
+// any cut of the runs.
+static void loop_equals_definition_with_bf16_moments(void) {
+    Arrays a = arrays_make(RUNS_END), b = arrays_make(RUNS_END), want = arrays_make(RUNS_END);
+    AdamRun runs[RUNS], cut[2 * RUNS];
+    runs_make(runs);
+    for (int r = 0; r < RUNS; r++) {
+        const size_t half = runs[r].length / 3;
+        cut[2 * r] = cut[2 * r + 1] = runs[r];
+        cut[2 * r].length = half;
+        cut[2 * r + 1].at += half;
+        cut[2 * r + 1].index += half;
+        cut[2 * r + 1].length -= half;
+    }
+    arrays_fill(&a, RUNS_END, 4);
+    uint16_t *m = (uint16_t *)a.m, *v = (uint16_t *)a.v;  // in place: 2 bytes of each 4
+    for (size_t i = 0; i < RUNS_END; i++) {
+        m[i] = f32_to_bf16(a.m[i]);
+        v[i] = f32_to_bf16(a.v[i]);
+    }
+    AdamStep s = adam_step_prepare(3e-4, 0.9, 0.999, 1e-8, 0.1, 10, 0.5);
+    s.moments_bf16 = 1;
+    enum { FP32, FP32_COPY, BF16, BF16_COPY, BF16_IN_PLACE, MODES };
+    for (int mode = FP32; mode < MODES; mode++) {
+        const int is_bf16 = mode >= BF16, in_place = mode == BF16_IN_PLACE;
+        copy_inputs(&want, &a, RUNS_END);
+        if (in_place) memcpy(want.out, a.g16, RUNS_END * 2);
+        for (int r = 0; r < RUNS; r++)
+            for (size_t k = 0, i = runs[r].at; k < runs[r].length; k++, i++) {
+                one_element_bf16(&want.p[i], (uint16_t *)want.m + i, (uint16_t *)want.v + i,
+                                 is_bf16 ? bf16_to_f32(a.g16[i]) : a.g[i], &s,
+                                 runs[r].decay ? s.weight_decay : 0.0f, runs[r].index + k);
+                if (mode != FP32 && mode != BF16) want.out[i] = f32_to_bf16(want.p[i]);
+            }
+        for (int threads = 1; threads <= 7; threads += 3) {
+            use_threads(threads);
+            copy_inputs(&b, &a, RUNS_END);
+            if (in_place) memcpy(b.out, a.g16, RUNS_END * 2);
+            const void *grad = in_place ? b.out : is_bf16 ? (const void *)a.g16 : (const void *)a.g;
+            uint16_t *out = mode == FP32 || mode == BF16 ? NULL : b.out;
+            const bool cuts = threads == 4;
+            const AdamWork work = {b.p, b.m, b.v, NULL, grad, is_bf16, 0, 1, out, NULL,
+                                   cuts ? cut : runs, cuts ? 2 * RUNS : RUNS, s};
+            adam_work(&work);
+            size_t wrong = 0;
+            for (size_t i = 0; i < RUNS_END; i++)
+                wrong += !same_float(b.p[i], want.p[i]) || !same_bf16(b.out[i], want.out[i]) ||
+                         !same_bf16(((uint16_t *)b.m)[i], ((uint16_t *)want.m)[i]) ||
+                         !same_bf16(((uint16_t *)b.v)[i], ((uint16_t *)want.v)[i]);
+            CHECK(wrong == 0, "%zu differ (mode %d, %d threads)", wrong, mode, threads);
+            CHECK(memcmp((uint16_t *)b.m + RUNS_END, (uint16_t *)a.m + RUNS_END, RUNS_END * 2) == 0,
+                  "wrote past the moments");
+        }
+    }
+    use_threads(0);
+    arrays_free(&a);
+    arrays_free(&b);
+    arrays_free(&want);
+}
+
+// The mean of v over many elements after `steps` steps with gradients of one size, which then grow
+// ten times smaller: as the exact v, where it is rounded at random; the nearest number loses it.
+static double second_moment(double beta2, size_t steps, bool nearest) {
+    enum { N = 4096 };
+    float *g = (float *)alloc_or_fail(N, 4, "g"), p = 0;
+    uint16_t m[N] = {0}, v[N] = {0};
+    double exact = 0, mean = 0;
+    for (size_t t = 1; t <= 2 * steps; t++) {
+        AdamStep s = adam_step_prepare(0, 0.9, beta2, 1e-8, 0, t, t <= steps ? 1 : 0.1);
+        rng_normals(g, N, 21, (uint32_t)t, 0, 0);
+        double squares = 0;
+        for (uint32_t i = 0; i < N; i++) {
+            const float gs = g[i] * s.grad_scale;
+            squares += (double)gs * gs / N;
+            if (nearest) {
+                float m1 = bf16_to_f32(m[i]), v1 = bf16_to_f32(v[i]);
+                adam_scalar(&p, &m1, &v1, g[i], &s, 0);
+                v[i] = f32_to_bf16(v1);
+            } else {
+                adam_bf16(&p, &m[i], &v[i], g[i], &s, 0, i);
+            }
+        }
+        exact = beta2 * exact + (1 - beta2) * squares;
+    }
+    for (int i = 0; i < N; i++) mean += (double)bf16_to_f32(v[i]) / N;
+    free(g);
+    return mean / exact;
+}
+
+static void random_rounding_keeps_the_second_moment(void) {
+    static const double betas[] = {0.95, 0.999};
+    for (int k = 0; k < 2; k++) {
+        const size_t steps = (size_t)(3 / (1 - betas[k]));
+        const double random = second_moment(betas[k], steps, false);
+        const double nearest = second_moment(betas[k], steps, true);
+        printf("  v after its gradients fell, beta2 %g: %.4f of what it should be, %.4f if rounded "
+               "to nearest\n", betas[k], random, nearest);
+        CHECK(test_within(fabs(random - 1), 0.004), "%g", random);
+        CHECK(k == 0 || fabs(nearest - 1) > 0.1, "to nearest: %g", nearest);
+    }
+}
+
 // FNV-1a of the state after five steps: the same from every compiler and instruction set.
-static void bits_are_the_same_everywhere(void) {
+static void same_bits(int moments_bf16, uint64_t expected) {
     enum { N = 20011 };
     Arrays a = arrays_make(N);
     rng_normals(a.p, N, 3, 0, 0, 0);
     uint64_t hash = 0xcbf29ce484222325;
     for (uint32_t t = 1; t <= 5; t++) {
         rng_normals(a.g, N, 3, t, 1, 0);
-        const AdamStep s = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.1, t, 0.25);
+        AdamStep s = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.1, t, 0.25);
+        s.moments_bf16 = moments_bf16;
         adam_update(a.p, a.m, a.v, a.g, 0, a.out, N, &s, 1);
     }
     for (size_t i = 0; i < N; i++) {
@@ -243,8 +412,13 @@ static void bits_are_the_same_everywhere(void) {
         for (int k = 0; k < 3; k++) hash = (hash ^ bits[k]) * 0x100000001b3;
         hash = (hash ^ a.out[i]) * 0x100000001b3;
     }
-    CHECK(hash == 0xc468e8a32e83d231, "hash is 0x%016llx", (unsigned long long)hash);
+    CHECK(hash == expected, "hash is 0x%016llx", (unsigned long long)hash);
     arrays_free(&a);
+}
+
+static void bits_are_the_same_everywhere(void) {
+    same_bits(0, 0xc468e8a32e83d231);
+    same_bits(1, 0x4b32391173132daf);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -486,8 +660,8 @@ static void accumulation_is_its_definition(void) {
             }
             CHECK(sums[block] == -7, "wrote past the last of %zu blocks", block);
             for (size_t i = 0; i < n; i++) wrong += !same_float(acc[i], want[i]);
-            CHECK(wrong == 0, "%zu differ (bf16 %d, first %d, sums %d, scale %g, %d threads)", wrong,
-                  is_bf16, first, with_sums, (double)scale, threads);
+            CHECK(wrong == 0, "%zu differ (bf16 %d, first %d, sums %d, scale %g, %d threads)",
+                  wrong, is_bf16, first, with_sums, (double)scale, threads);
         }
     use_threads(0);
     free(g); free(g0); free(acc); free(want); free(g16);
@@ -511,6 +685,10 @@ int main(void) {
     RUN(bf16_rounds_to_nearest_even);
     RUN(loop_equals_scalar_at_any_length_and_offset);
     RUN(runs_equal_scalar_with_any_threads);
+    RUN(random_rounding_has_the_mean);
+    RUN(noise_is_even_and_independent);
+    RUN(loop_equals_definition_with_bf16_moments);
+    RUN(random_rounding_keeps_the_second_moment);
     RUN(bits_are_the_same_everywhere);
     RUN(definition_is_adamw);
     RUN(first_step_is_known);

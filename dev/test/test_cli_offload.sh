@@ -95,6 +95,9 @@ go accum_zero $steps --accum 3 --offload zero
 go accum_share $steps --accum 3 --offload interleave --share 0.5 --grad-wire fp32
 go fp32_none $steps --precision fp32 --offload none
 go fp32_zero $steps --precision fp32 --offload zero
+go half_none $steps --offload none --moments bf16
+go half_zero $steps --offload zero --moments bf16
+go half_share $steps --offload interleave --share 1 --moments bf16 $fine
 as_none="zero twinflow share ring two_slots stride resident stride_auto share_auto wire"
 as_none="$as_none no_overlap threads one_thread block"
 if whole; then
@@ -108,6 +111,8 @@ check evaluations_between_keep_the_bits cmp between_none/model.safetensors none/
 if whole; then same share_with_evaluations_between between_share between_none; fi
 same zero_with_evaluations_between between_zero between_none
 same zero_in_fp32 fp32_zero fp32_none
+for run in zero share; do same ${run}_with_moments_in_bf16 half_$run half_none; done
+check moments_in_bf16_are_used sh -c '! cmp -s half_none/model.safetensors none/model.safetensors'
 for run in zero share; do same ${run}_with_several_micro_batches accum_$run accum_none; done
 check accumulation_and_precision_are_used sh -c '! cmp -s none/model.safetensors \
     accum_none/model.safetensors && ! cmp -s none/model.safetensors fp32_none/model.safetensors'
@@ -126,6 +131,7 @@ is sums_leave_in_fp32 accum_zero d2h_bytes $((4 * P))
 is fp32_brings_weights_back_in_fp32 fp32_zero h2d_bytes $((4 * P))
 is fp32_sends_gradients_in_fp32 fp32_zero d2h_bytes $((4 * P))
 is share_1_brings_all_state ring h2d_bytes $((12 * P))
+is with_moments_in_bf16_that_is_less half_share h2d_bytes $((8 * P))
 is share_1_sends_all_state_and_no_gradient ring d2h_bytes $((12 * P))
 is share_1_leaves_nothing_to_the_cpu ring cpu_params 0
 for run in share stride resident stride_auto share_auto twinflow one_thread; do
@@ -417,6 +423,13 @@ check resume_share_replaces_the_stride sh -c '! grep -q "updated by the CPU" mov
 "$tide" --resume --out moved --steps 6 --offload none >moved.out 2>moved.err
 wait
 same resumed_everywhere_it_has_the_bits_of_none moved whole
+rm -rf half_zero/checkpoints/step_00000004
+"$tide" --resume --out half_zero --offload interleave --share 0.5 >half.out 2>half_zero.err
+same moments_in_bf16_go_on_elsewhere half_zero half_none
+"$tide" --resume --out half_none --steps 5 --moments fp32 >half.out 2>half.err
+check moments_are_wide_from_here_on grep -q "saved in bf16, are fp32 from here on" half.out
+"$cpu" --resume --out half_none --steps 6 --moments bf16 >half.out 2>half.err
+check moments_are_rounded_from_here_on grep -q "saved in fp32, are rounded to bf16" half.out
 check cpu_continues_a_run_of_zero "$cpu" --resume --out zero --steps 5
 check zero_continues_a_run_of_the_cpu "$tide" --resume --out zero --steps 6
 check it_is_still_zero test "$(tail -n 1 zero/log.jsonl | grep -c '"step":6')" -eq 1

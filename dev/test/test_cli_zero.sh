@@ -106,12 +106,14 @@ go 2 accum_s1 $steps --accum 3 --zero 1 --offload none
 go 2 accum_s2 $steps --accum 3 --zero 2 --offload zero
 go 2 fp32_s2 $steps --precision fp32 --zero 2 --offload none
 go 2 fp32_s1 $steps --precision fp32 --zero 1 --offload interleave --share 0.5
+go 2 half_s1 $steps --zero 1 --offload none --moments bf16
+go 2 half_s3 $steps --zero 3 --offload interleave --share 0.5 --moments bf16
 go 3 three_s2 $steps --zero 2 --offload none
 go 3 three_s3 $steps --zero 3 --offload interleave --share 0.4 --recompute block
 go 0 alone $steps --accum 2 --offload none
 go 0 alone_s3 $steps --accum 2 --zero 3 --offload interleave --share 0.5
 same_as_s1="s2 s3 s1_zero s2_wire s3_twinflow s2_stride s3_share"
-pairs="accum_s2:accum_s1 fp32_s1:fp32_s2 three_s3:three_s2 alone_s3:alone"
+pairs="accum_s2:accum_s1 fp32_s1:fp32_s2 half_s3:half_s1 three_s3:three_s2 alone_s3:alone"
 if whole; then
     go 2 s1_share $steps --zero 1 --offload interleave --share 0.5 --resident 0.2
     go 2 accum_s3 $steps --accum 3 --zero 3 --offload interleave --share 0.5

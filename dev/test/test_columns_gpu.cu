@@ -298,9 +298,8 @@ template <typename X, typename G> static void adam_case(const ZenMap *map, int s
     for (int i = s->first; i < s->first + s->count; i++) {
         const ZenTensor *z = &map->tensor[i];
         const size_t at = z->chosen_at - s->chosen_at;
-        if (z->chosen > 0)
-            cpu_adam_update(want[0] + at, want[1] + at, want[2] + at, g + at, sizeof(G) == 2, NULL,
-                            z->rows * z->chosen, &step, z->decay);
+        const AdamRun run = {at, z->rows * z->chosen, z->decay, 0};
+        cpu_adam_update(want[0], want[1], want[2], g, sizeof(G) == 2, NULL, &run, 1, &step);
     }
     each(map, segment, false, [&](size_t e, size_t p, int) { want_x[e] = rounded<X>(want[0][p]); });
     columns_adam_gpu(x, got[0], got[1], got[2], device(g, packed), sizeof(G) == 2, map, segment,
@@ -430,7 +429,8 @@ static void far_away(void) {
         state[k] = host<float>(160);
         memcpy(state[k], near[1 + k], 160 * sizeof(float));
     }
-    cpu_adam_update(state[0], state[1], state[2], state[3], false, NULL, 160, &step, z->decay);
+    const AdamRun run = {0, 160, z->decay, 0};
+    cpu_adam_update(state[0], state[1], state[2], state[3], false, NULL, &run, 1, &step);
     memcpy(want, near[0], 1024 * sizeof(float));
     for (size_t r = 0; r < 40; r++)
         for (size_t j = 0; j < 4; j++) want[r * 9 + (size_t)of[j]] = state[0][r * 4 + j];

@@ -31,7 +31,7 @@ typedef struct { float *p, *m, *v; uint16_t *wire; int t; } Update;
 
 static void update(const void *arg) {  // gradients come by the wire, and the weights leave by it
     const Update *u = (const Update *)arg;
-    const AdamRun runs[2] = {{0, 1001, 1}, {1001, LENGTH - 1001, 0}};
+    const AdamRun runs[2] = {{0, 1001, 1, 0}, {1001, LENGTH - 1001, 0, 1001}};
     const AdamStep s = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.1, (uint64_t)u->t, 0.5);
     const AdamWork work = {u->p, u->m, u->v, NULL, u->wire, 1, 0, 1, u->wire, NULL, runs, 2, s};
     adam_work(&work);

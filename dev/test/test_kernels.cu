@@ -583,36 +583,46 @@ static int make_runs(AdamRun *runs) {
         runs[i].at = at[i];
         runs[i].length = length[i];
         runs[i].decay = i % 3 != 0;
+        runs[i].index = 7 + 5 * at[i];
     }
     return RUNS;
 }
 
 // skip: elements by which the arenas start after a multiple of 16 bytes.
-static void adam_case(bool is_bf16, bool has_bf16, size_t skip, int count) {
-    set_shape("gradient bf16 %d, copy %d, skip %zu, runs %d", is_bf16, has_bf16, skip, count);
+static void adam_case(bool is_bf16, bool has_bf16, bool moments_bf16, size_t skip, int count) {
+    set_shape("gradient bf16 %d, copy %d, moments bf16 %d, skip %zu, runs %d", is_bf16, has_bf16,
+              moments_bf16, skip, count);
     const size_t n = ARENA;
     AdamRun runs[RUNS];
     const int all = make_runs(runs);
     if (count == 0 || count > all) count = all;
     float *p = unusual(n, 1, 1, false), *m = unusual(n, 2, 1e-3f, false);
     float *v = unusual(n, 3, 1e-3f, true), *g = unusual(n, 4, 1e-2f, false);
+    if (moments_bf16)  // in place: 2 bytes of each 4
+        for (size_t i = 0; i < n; i++) {
+            ((uint16_t *)m)[i] = f32_to_bf16(m[i]);
+            ((uint16_t *)v)[i] = f32_to_bf16(v[i]);
+        }
     float *p2 = copy(p, n), *m2 = copy(m, n), *v2 = copy(v, n);
     uint16_t *g16 = (uint16_t *)alloc_or_fail(n, 2, "test");
     uint16_t *p16 = (uint16_t *)alloc_or_fail(n, 2, "test");
     uint16_t *got16 = (uint16_t *)alloc_or_fail(n + skip, 2, "test");
     for (size_t i = 0; i < n; i++) g16[i] = f32_to_bf16(g[i]), p16[i] = 0xffff;
-    const AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 3, 0.37);
-    for (int i = 0; i < count; i++) {
-        const size_t at = runs[i].at;
-        const void *grad = is_bf16 ? (const void *)(g16 + at) : (const void *)(g + at);
-        cpu_adam_update(p2 + at, m2 + at, v2 + at, grad, is_bf16, has_bf16 ? p16 + at : NULL,
-                        runs[i].length, &step, runs[i].decay);
-    }
+    AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 3, 0.37);
+    step.moments_bf16 = moments_bf16;
+    cpu_adam_update(p2, m2, v2, is_bf16 ? (const void *)g16 : (const void *)g, is_bf16,
+                    has_bf16 ? p16 : NULL, runs, count, &step);
+    if (moments_bf16)  // the other way round, to compare
+        for (size_t i = n; i-- > 0;) {
+            m2[i] = bf16_to_f32(((uint16_t *)m2)[i]);
+            v2[i] = bf16_to_f32(((uint16_t *)v2)[i]);
+        }
     TWICE {
         float *arena[3];
         const float *const from[3] = {p, m, v}, *const want[3] = {p2, m2, v2};
         for (int k = 0; k < 3; k++) {
-            arena[k] = poison<float>(n + skip) + skip;
+            const size_t away = k > 0 && moments_bf16 ? 2 * skip : 4 * skip;
+            arena[k] = (float *)((char *)poison<float>(n + skip) + away);
             CUDA(cudaMemcpy(arena[k], from[k], n * 4, cudaMemcpyHostToDevice));
         }
         const size_t size = is_bf16 ? 2 : 4;
@@ -623,8 +633,11 @@ static void adam_case(bool is_bf16, bool has_bf16, size_t skip, int count) {
         adam_update_gpu(arena[0], arena[1], arena[2], grad, is_bf16, has_bf16 ? d_p16 : NULL, runs,
                         count, &step, stream);
         for (int k = 0; k < 3; k++) {
-            check_equal<float>(k == 0 ? "p" : k == 1 ? "m" : "v", host(arena[k], n), want[k], n);
-            hash_device(arena[k], n * 4);
+            const char *const name = k == 0 ? "p" : k == 1 ? "m" : "v";
+            const bool half = k > 0 && moments_bf16;
+            float *got = half ? host((bf16 *)arena[k], n) : host(arena[k], n);
+            check_equal<float>(name, got, want[k], n);
+            hash_device(arena[k], n * (half ? 2 : 4));
         }
         host_bytes(got16, d_p16, n * 2);
         size_t bad = 0;
@@ -639,10 +652,12 @@ static void adam_case(bool is_bf16, bool has_bf16, size_t skip, int count) {
 
 static void adam_is_the_cpu_s_bit_for_bit(void) {
     for (int mode = 0; mode < 4; mode++) {
-        adam_case(mode & 1, mode >> 1, 0, 0);
-        adam_case(mode & 1, mode >> 1, 1, 0);
-        adam_case(mode & 1, mode >> 1, 0, 16);
-        adam_case(mode & 1, mode >> 1, 0, 1);
+        adam_case(mode & 1, mode >> 1, false, 0, 0);
+        adam_case(mode & 1, mode >> 1, false, 1, 0);
+        adam_case(mode & 1, mode >> 1, false, 0, 16);
+        adam_case(mode & 1, mode >> 1, false, 0, 1);
+        adam_case(mode & 1, mode >> 1, true, 0, 0);
+        adam_case(mode & 1, mode >> 1, true, 1, 0);
     }
 }
 

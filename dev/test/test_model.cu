@@ -464,9 +464,8 @@ static void check_definitions(const Shape *s) {
         for (int i = 0; i < g->table.count; i++) {
             const GPT2Tensor *x = &g->table.tensors[i];
             const size_t at = x->offset;
-            cpu_adam_update(p + at, m + at, v + at,
-                            (const char *)grad + at * (grad_is_bf16 ? 2 : 4), grad_is_bf16,
-                            rounded + at, x->size, &adam, x->decay);
+            const AdamRun run = {at, x->size, x->decay, at};
+            cpu_adam_update(p, m, v, grad, grad_is_bf16, rounded, &run, 1, &adam);
         }
         gpu_copy(state, g->master, P * sizeof(float));
         CHECK(memcmp(state, p, P * sizeof(float)) == 0, "%s: parameters, step %zu", s->name, step);

@@ -32,6 +32,7 @@ typedef struct {
     double share;
     size_t subgroup;
     int slots, places, wire, tight, threads, serial;  // see Placement; wire: bits of gradients
+    int moments;                // bits of them
 } Config;
 
 enum { ZERO = OFFLOAD_ZERO, TWIN = OFFLOAD_TWINFLOW, INTER = OFFLOAD_INTERLEAVE };
@@ -39,45 +40,45 @@ enum { ZERO = OFFLOAD_ZERO, TWIN = OFFLOAD_TWINFLOW, INTER = OFFLOAD_INTERLEAVE 
 // Any two settings meet in one of the first MIXED (test_settings_meet). Then special cases.
 enum { MIXED = 30 };
 static const Config configs[] = {
-    //                         clip  sizes   mode   resident   share  slots wire threads
+    //                         clip  sizes   mode   resident   share  slots wire threads  moments
     // shape bits accum recompute  | |  evaluate  |  |  stride | subgroup | places | tight | serial
-    {FIVE, 16, 4, AGAIN, 1e6, 1, 1, ZERO,   0, 0,  0,     0, 3, 2, 32, 1, 2, 0},
-    {ONE,  32, 1,  KEEP,   0, 1, 0, ZERO,   0, 0,  0,  4096, 3, 9, 16, 0, 1, 0},
-    {ODD,  32, 1,  KEEP, .05, 0, 0, ZERO,   0, 0,  0,  8192, 1, 2, 32, 2, 1, 1},
-    {TIED, 32, 4, AGAIN,   0, 1, 1, ZERO,   0, 0,  0, 20000, 2, 3, 32, 2, 1, 1},
-    {FIVE, 16, 4,  KEEP,   0, 1, 1, TWIN,  .3, 0,  0, 20000, 2, 2, 16, 2, 1, 1},
-    {ODD,  16, 1, AGAIN, .05, 0, 1, TWIN,  .9, 0,  0,     0, 3, 3, 16, 0, 2, 0},
-    {TIED, 32, 1, AGAIN,   0, 0, 0, TWIN,  .9, 0,  0,  4096, 1, 3, 16, 1, 2, 0},
-    {ONE,  32, 1, AGAIN, 1e6, 1, 1, TWIN,  .9, 0,  0,  8192, 3, 9, 32, 2, 2, 1},
-    {ODD,  32, 4,  KEEP, .05, 0, 1, INTER, .3, 1,  0,     0, 3, 9, 32, 1, 1, 0},
-    {FIVE, 32, 1,  KEEP, 1e6, 0, 0, INTER, .9, 1,  0,  4096, 1, 3, 32, 2, 2, 0},
-    {TIED, 16, 4,  KEEP, 1e6, 1, 0, INTER, .9, 1,  0,  8192, 2, 2, 16, 0, 1, 0},
-    {ONE,  32, 4, AGAIN, 1e6, 1, 0, INTER,  0, 1,  0,  4096, 1, 2, 16, 1, 1, 0},
-    {TIED, 32, 1, AGAIN,   0, 0, 1, INTER,  0, 1,  0, 20000, 1, 3, 32, 0, 2, 1},
-    {ONE,  32, 4,  KEEP,   0, 1, 0, INTER, .3, 2,  0,     0, 1, 2, 32, 0, 2, 0},
-    {FIVE, 16, 1, AGAIN, .05, 0, 1, INTER, .3, 2,  0,  4096, 2, 3, 16, 1, 1, 1},
-    {ODD,  32, 1,  KEEP, 1e6, 1, 0, INTER, .9, 2,  0,  8192, 1, 9, 16, 2, 2, 1},
-    {TIED, 32, 4,  KEEP, 1e6, 1, 0, INTER,  0, 2,  0, 20000, 3, 9, 32, 2, 2, 1},
-    {TIED, 32, 1, AGAIN, 1e6, 0, 0, INTER, .3, 0, .3, 20000, 1, 2, 16, 0, 2, 1},
-    {FIVE, 32, 1, AGAIN,   0, 1, 0, INTER, .9, 0, .3,     0, 1, 9, 16, 2, 2, 1},
-    {ONE,  16, 4,  KEEP, 1e6, 0, 0, INTER, .9, 0, .3,  4096, 3, 3, 16, 2, 1, 0},
-    {ODD,  32, 4,  KEEP, .05, 1, 1, INTER,  0, 0, .3,  8192, 2, 3, 32, 1, 2, 0},
-    {TIED, 32, 4,  KEEP, .05, 0, 0, INTER, .3, 0, .5,     0, 2, 9, 32, 0, 2, 0},
-    {FIVE, 32, 1,  KEEP,   0, 0, 1, INTER, .3, 0, .5,  8192, 1, 2, 32, 2, 1, 1},
-    {ONE,  16, 1, AGAIN, .05, 1, 1, INTER, .9, 0, .5, 20000, 3, 3, 16, 1, 1, 1},
-    {ODD,  16, 1, AGAIN, 1e6, 0, 1, INTER,  0, 0, .5,  4096, 2, 2, 32, 0, 1, 0},
-    {ODD,  32, 1, AGAIN, 1e6, 1, 1, INTER, .3, 0,  1,  4096, 3, 3, 32, 0, 2, 0},
-    {FIVE, 16, 1,  KEEP, 1e6, 0, 0, INTER, .3, 0,  1,  8192, 1, 2, 32, 0, 2, 0},
-    {ONE,  16, 1,  KEEP, .05, 0, 0, INTER, .9, 0,  1,     0, 2, 2, 32, 2, 1, 1},
-    {TIED, 32, 4, AGAIN,   0, 1, 1, INTER, .9, 0,  1,  4096, 2, 3, 32, 2, 1, 1},
-    {ODD,  16, 4,  KEEP,   0, 1, 0, INTER,  0, 0,  1, 20000, 1, 9, 16, 1, 1, 0},
+    {FIVE, 16, 4, AGAIN, 1e6, 1, 1, ZERO,   0, 0,  0,     0, 3, 2, 32, 1, 2, 0, 16},
+    {ONE,  32, 1,  KEEP,   0, 1, 0, ZERO,   0, 0,  0,  4096, 3, 9, 16, 0, 1, 0, 32},
+    {ODD,  32, 1,  KEEP, .05, 0, 0, ZERO,   0, 0,  0,  8192, 1, 2, 32, 2, 1, 1, 32},
+    {TIED, 32, 4, AGAIN,   0, 1, 1, ZERO,   0, 0,  0, 20000, 2, 3, 32, 2, 1, 1, 16},
+    {FIVE, 16, 4,  KEEP,   0, 1, 1, TWIN,  .3, 0,  0, 20000, 2, 2, 16, 2, 1, 1, 16},
+    {ODD,  16, 1, AGAIN, .05, 0, 1, TWIN,  .9, 0,  0,     0, 3, 3, 16, 0, 2, 0, 16},
+    {TIED, 32, 1, AGAIN,   0, 0, 0, TWIN,  .9, 0,  0,  4096, 1, 3, 16, 1, 2, 0, 32},
+    {ONE,  32, 1, AGAIN, 1e6, 1, 1, TWIN,  .9, 0,  0,  8192, 3, 9, 32, 2, 2, 1, 16},
+    {ODD,  32, 4,  KEEP, .05, 0, 1, INTER, .3, 1,  0,     0, 3, 9, 32, 1, 1, 0, 32},
+    {FIVE, 32, 1,  KEEP, 1e6, 0, 0, INTER, .9, 1,  0,  4096, 1, 3, 32, 2, 2, 0, 32},
+    {TIED, 16, 4,  KEEP, 1e6, 1, 0, INTER, .9, 1,  0,  8192, 2, 2, 16, 0, 1, 0, 32},
+    {ONE,  32, 4, AGAIN, 1e6, 1, 0, INTER,  0, 1,  0,  4096, 1, 2, 16, 1, 1, 0, 16},
+    {TIED, 32, 1, AGAIN,   0, 0, 1, INTER,  0, 1,  0, 20000, 1, 3, 32, 0, 2, 1, 32},
+    {ONE,  32, 4,  KEEP,   0, 1, 0, INTER, .3, 2,  0,     0, 1, 2, 32, 0, 2, 0, 32},
+    {FIVE, 16, 1, AGAIN, .05, 0, 1, INTER, .3, 2,  0,  4096, 2, 3, 16, 1, 1, 1, 16},
+    {ODD,  32, 1,  KEEP, 1e6, 1, 0, INTER, .9, 2,  0,  8192, 1, 9, 16, 2, 2, 1, 16},
+    {TIED, 32, 4,  KEEP, 1e6, 1, 0, INTER,  0, 2,  0, 20000, 3, 9, 32, 2, 2, 1, 32},
+    {TIED, 32, 1, AGAIN, 1e6, 0, 0, INTER, .3, 0, .3, 20000, 1, 2, 16, 0, 2, 1, 16},
+    {FIVE, 32, 1, AGAIN,   0, 1, 0, INTER, .9, 0, .3,     0, 1, 9, 16, 2, 2, 1, 16},
+    {ONE,  16, 4,  KEEP, 1e6, 0, 0, INTER, .9, 0, .3,  4096, 3, 3, 16, 2, 1, 0, 32},
+    {ODD,  32, 4,  KEEP, .05, 1, 1, INTER,  0, 0, .3,  8192, 2, 3, 32, 1, 2, 0, 32},
+    {TIED, 32, 4,  KEEP, .05, 0, 0, INTER, .3, 0, .5,     0, 2, 9, 32, 0, 2, 0, 32},
+    {FIVE, 32, 1,  KEEP,   0, 0, 1, INTER, .3, 0, .5,  8192, 1, 2, 32, 2, 1, 1, 32},
+    {ONE,  16, 1, AGAIN, .05, 1, 1, INTER, .9, 0, .5, 20000, 3, 3, 16, 1, 1, 1, 16},
+    {ODD,  16, 1, AGAIN, 1e6, 0, 1, INTER,  0, 0, .5,  4096, 2, 2, 32, 0, 1, 0, 32},
+    {ODD,  32, 1, AGAIN, 1e6, 1, 1, INTER, .3, 0,  1,  4096, 3, 3, 32, 0, 2, 0, 32},
+    {FIVE, 16, 1,  KEEP, 1e6, 0, 0, INTER, .3, 0,  1,  8192, 1, 2, 32, 0, 2, 0, 16},
+    {ONE,  16, 1,  KEEP, .05, 0, 0, INTER, .9, 0,  1,     0, 2, 2, 32, 2, 1, 1, 32},
+    {TIED, 32, 4, AGAIN,   0, 1, 1, INTER, .9, 0,  1,  4096, 2, 3, 32, 2, 1, 1, 16},
+    {ODD,  16, 4,  KEEP,   0, 1, 0, INTER,  0, 0,  1, 20000, 1, 9, 16, 1, 1, 0, 32},
     // one layer: two segments that leave in different ways, one after the other
-    {ONE,  16, 4,  KEEP,   0, 0, 0, INTER,  0, 2,  0,     0, 2, 2, 16, 1, 1, 0},
-    {ONE,  32, 4,  KEEP,   0, 0, 0, INTER,  0, 2,  0,     0, 2, 3, 32, 2, 1, 0},
+    {ONE,  16, 4,  KEEP,   0, 0, 0, INTER,  0, 2,  0,     0, 2, 2, 16, 1, 1, 0, 32},
+    {ONE,  32, 4,  KEEP,   0, 0, 0, INTER,  0, 2,  0,     0, 2, 3, 32, 2, 1, 0, 16},
     // every third visits; a share of nothing; slots for more than there is
-    {FIVE, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 3,  0,  4096, 2, 9, 16, 0, 1, 0},
-    {TIED, 16, 4, AGAIN, .05, 0, 1, INTER, .3, 0,  0,  8192, 2, 3, 16, 1, 2, 0},
-    {TIED, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 0,  1,     0, 9, 2, 16, 2, 1, 0},
+    {FIVE, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 3,  0,  4096, 2, 9, 16, 0, 1, 0, 32},
+    {TIED, 16, 4, AGAIN, .05, 0, 1, INTER, .3, 0,  0,  8192, 2, 3, 16, 1, 2, 0, 16},
+    {TIED, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 0,  1,     0, 9, 2, 16, 2, 1, 0, 32},
 };
 enum { CONFIGS = sizeof configs / sizeof *configs };
 static const int some[] = {0, 4, 10, 14, 16, 19, 24, 28, 30, 31, 33};  // cover what there is
@@ -86,6 +87,7 @@ static Shape config_shape(const Config *c) {
     Shape s = shapes[c->shape];
     s.accum = c->accum;
     s.recompute = c->recompute;
+    moments_bf16 = c->moments == 16;
     return s;
 }
 
@@ -111,11 +113,13 @@ static Placement config_placement(const Config *c) {
 static void config_name(const Config *c, char name[200]) {
     static const char *const tight[] = {"", ", summed on host", ", gradients on host"};
     snprintf(name, 200, "%s %s%d accum %zu%s clip %g%s%s, %s resident %g stride %zu share %g "
-             "subgroup %zu slots %d places %d wire %d%s threads %d%s", shapes[c->shape].name,
-             c->bits == 16 ? "bf" : "fp", c->bits, c->accum, c->recompute == AGAIN ? " again" : "",
-             c->clip, c->sizes ? " two sizes" : "", c->evaluate ? " evaluating" : "",
+             "subgroup %zu slots %d places %d wire %d%s threads %d moments %d%s",
+             shapes[c->shape].name, c->bits == 16 ? "bf" : "fp", c->bits, c->accum,
+             c->recompute == AGAIN ? " again" : "", c->clip, c->sizes ? " two sizes" : "",
+             c->evaluate ? " evaluating" : "",
              offload_names[c->mode], c->resident, c->stride, c->share, c->subgroup, c->slots,
-             c->places, c->wire, tight[c->tight], c->threads, c->serial ? " serial" : "");
+             c->places, c->wire, tight[c->tight], c->threads, c->moments,
+             c->serial ? " serial" : "");
 }
 
 static bool config_is_here(int k) { return configs[k].bits == BITS; }
@@ -132,7 +136,7 @@ static Hashes reference(const Config *c, size_t steps) {
     return h;
 }
 
-enum { SETTINGS = 16 };
+enum { SETTINGS = 17 };
 static const double *settings(const Config *c) {
     static double list[CONFIGS][SETTINGS];
     double *x = list[c - configs];
@@ -141,7 +145,7 @@ static const double *settings(const Config *c) {
         (double)c->shape, (double)c->bits, (double)c->accum, (double)c->recompute, c->clip,
         (double)c->sizes, (double)c->evaluate, (double)c->subgroup, (double)c->slots,
         (double)c->wire, (double)c->tight, (double)c->threads, (double)c->serial,
-        (double)c->places};
+        (double)c->places, (double)c->moments};
     memcpy(x, all, sizeof all);
     return x;
 }
@@ -217,27 +221,29 @@ static void check_moved(const GPT2 *g, const Config *c, size_t steps, const char
     const bool sums = c->accum > 1, on_host = sums && c->tight > 0;
     // of one element's gradient, in a step: when it leaves, and when it waits on the host
     const size_t waits = sums || c->wire == 32 ? 4 : X_, leaves = on_host ? c->accum * X_ : waits;
+    const size_t state = c->moments == 16 ? 8 : 12;
     size_t in = 0, out = 0;
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
         const bool with_grad = c->tight == 2;
         if (p->kind == PIECE_HOST) out += p->length * leaves, in += p->length * X_;
-        if (p->kind == PIECE_VISIT) out += p->length * (12 + (with_grad ? leaves : 0));
-        if (p->kind == PIECE_VISIT) in += p->length * (12 + (with_grad ? waits : 0));
+        if (p->kind == PIECE_VISIT) out += p->length * (state + (with_grad ? leaves : 0));
+        if (p->kind == PIECE_VISIT) in += p->length * (state + (with_grad ? waits : 0));
     }
     CHECK(g->moved_in == steps * in && g->moved_out == steps * out,
           "%s: %zu in, %zu out; wanted %zu, %zu", name, g->moved_in, g->moved_out, steps * in,
           steps * out);
 }
 
-// Host memory: page-locked from the first to the last byte; for 12 bytes of state per parameter
-// that is not resident, its gradient, and what else was asked for.
+// Host memory: page-locked from the first to the last byte; for 12 bytes of state (8 with moments
+// in bf16) per parameter that is not resident, its gradient, and what else was asked for.
 static void check_host_memory(GPT2 *g, const Config *c, const char *name) {
     Buffer list[MAX_BUFFERS];
     const size_t *n = g->pieces.elements, away = n[PIECE_HOST] + n[PIECE_VISIT];
     const size_t grads = n[PIECE_HOST] + (c->tight == 2 ? n[PIECE_VISIT] : 0);
     const bool sums = c->accum > 1, wide = sums || c->wire == 32 || c->bits == 32;
-    size_t wanted = away * 12 + grads * (wide ? 4 : 2) + (wide && c->bits == 16 ? 2 * grads : 0);
+    const size_t state = c->moments == 16 ? 8 : 12;
+    size_t wanted = away * state + grads * (wide ? 4 : 2) + (wide && c->bits == 16 ? 2 * grads : 0);
     if (sums && c->tight > 0) wanted += 2 * g->longest_segment * sizeof(floatX);
     const int buffers = gpt2_buffers(g, list);
     size_t listed = 0;
@@ -302,6 +308,7 @@ static void test_same_bits(void) {
         CHECK(h.training == wanted.training, "config %d: %s", k, name);
         CHECK(!c->evaluate || h.evaluations == wanted.evaluations, "config %d: %s", k, name);
     }
+    moments_bf16 = false;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -345,6 +352,7 @@ static void test_resume_elsewhere(void) {
         const int other = (k + 11) % CONFIGS;
         if (config_is_here(k)) check_resume(k, other);
     }
+    moments_bf16 = false;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -355,7 +363,7 @@ static void test_resume_elsewhere(void) {
 static void test_fit(void) {
     Shape s = shapes[TIED];
     s.accum = 4;
-    const Config c = {TIED, 16, 4, KEEP, 0, 0, 0, INTER, .3, 0, .5, 4096, 1, 2, 16, 0, 1, 0};
+    const Config c = {TIED, 16, 4, KEEP, 0, 0, 0, INTER, .3, 0, .5, 4096, 1, 2, 16, 0, 1, 0, 32};
     const Placement where = config_placement(&c);
     struct { size_t gpu, host; } bytes[6];  // by how tight; the last three recompute
     for (int i = 0; i < 6; i++) {
@@ -455,7 +463,8 @@ static Times measure(const Placement *where, bool apart) {
 }
 
 static Placement placement(int mode, size_t stride, double share, int slots) {
-    const Config c = {FIVE, 16, 1, KEEP, 0, 0, 0, mode, 0, stride, share, 0, slots, 2, 16, 0, 1, 0};
+    const Config c = {FIVE, 16, 1, KEEP, 0, 0, 0, mode, 0, stride, share, 0, slots, 2, 16, 0, 1, 0,
+                      32};
     return config_placement(&c);
 }
 

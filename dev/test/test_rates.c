@@ -4,7 +4,7 @@
 #include "test.h"
 
 // bf16 on the wire, gradients of visitors on the GPU.
-static const UpdateBytes wire = {2, 2, true};
+static const UpdateBytes wire = {2, 2, true, 12};
 
 // Is x what `digits` decimals of a table say?
 static bool prints(double x, double table, int digits) {
@@ -38,13 +38,15 @@ static const char *limit_at(const Rates *r, double share, char text[40]) {
 // Bytes each way over the link and in host memory: the bound where only one of them has a rate, 1.
 static void test_traffic(void) {
     static const struct { UpdateBytes b; double f, bytes[3]; } want[] = {
-        {{2, 2, true}, 1, {12, 12, 24}},   // updated by the GPU
-        {{2, 2, true}, 0, {2, 0, 30}},     // by the CPU: 14 read, 14 written, 2 by the link
-        {{2, 2, false}, 1, {14, 12, 26}},  // the gradient goes back to the GPU
-        {{4, 2, true}, 0, {2, 0, 32}},     // an fp32 gradient
-        {{4, 4, true}, 0, {4, 0, 32}},     // fp32 all over: the weight is the master weight
-        {{4, 4, false}, .5, {10, 6, 30}},
-        {{2, 2, true}, .25, {4.5, 3, 28.5}},
+        {{2, 2, true, 12}, 1, {12, 12, 24}},   // updated by the GPU
+        {{2, 2, true, 12}, 0, {2, 0, 30}},     // by the CPU: 14 read, 14 written, 2 by the link
+        {{2, 2, false, 12}, 1, {14, 12, 26}},  // the gradient goes back to the GPU
+        {{4, 2, true, 12}, 0, {2, 0, 32}},     // an fp32 gradient
+        {{4, 4, true, 12}, 0, {4, 0, 32}},     // fp32 all over: the weight is the master weight
+        {{4, 4, false, 12}, .5, {10, 6, 30}},
+        {{2, 2, true, 12}, .25, {4.5, 3, 28.5}},
+        {{2, 2, true, 8}, 1, {8, 8, 16}},      // moments in bf16
+        {{2, 2, true, 8}, 0, {2, 0, 22}},
     };
     for (size_t i = 0; i < sizeof want / sizeof *want; i++)
         for (int k = 0; k < 3; k++) {
@@ -194,7 +196,7 @@ static void test_against_search(void) {
         r.dram_dma = rarely_known(20, 400);
         r.host_adam = rarely_known(.5, 20);
         r.gpu_adam = rarely_known(.5, 100);
-        const UpdateBytes b = {i % 2 ? 2 : 4, i % 4 < 2 ? 2 : 4, i % 8 < 4};
+        const UpdateBytes b = {i % 2 ? 2 : 4, i % 4 < 2 ? 2 : 4, i % 8 < 4, 12};
         const double best = best_share(&r, &b), least = update_bound(&r, &b, best, NULL);
         double last = update_bound(&r, &b, 0, NULL);
         CHECK(best >= 0 && best <= 1 && least > 0, "case %d: %g, %g", i, best, least);

@@ -36,6 +36,7 @@ function short(name,   n, base, args, types, out) {  # _Z6kernelI6__halfLi64EEvP
         else if (match(args, /^6__half/)) { out = out ",f16"; types = "f16" }
         else if (match(args, /^S[0-9]*_/)) out = out "," types
         else if (match(args, /^f/)) out = out ",float"
+        else if (match(args, /^t/)) out = out ",uint16"
         else if (match(args, /^L[bijm][0-9]+E/)) out = out "," substr(args, 3, RLENGTH - 3)
         else return name
         args = substr(args, RLENGTH + 1)

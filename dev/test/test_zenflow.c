@@ -64,7 +64,7 @@ static void gradient_of(const GPT2Table *t, size_t step, float *g) {
 }
 
 static ZenRates rates_of(size_t step) {
-    const ZenRates r = {0.01 + 0.001 * (double)(step * step % 7), 0.9, 0.95, 1e-8, 0.1};
+    const ZenRates r = {0.01 + 0.001 * (double)(step * step % 7), 0.9, 0.95, 1e-8, 0.1, 0};
     return r;
 }
 
@@ -815,7 +815,7 @@ static bool same_step(const AdamStep *a, const AdamStep *b) {
 
 static void each_part_has_its_own_step(void) {
     ZenClock x;
-    const ZenRates r = {0.02, 0.9, 0.95, 1e-8, 0.1};
+    const ZenRates r = {0.02, 0.9, 0.95, 1e-8, 0.1, 0};
     memset(&x, 0, sizeof x);
     x.chosen_t = 19;
     x.rest_t = 6;
@@ -868,7 +868,7 @@ static void packed_state_has_the_bits_of_the_reference(void) {
         EACH_REST(wire[at] = f32_to_bf16(g[e]);)
         for (int s = 0; s < map->segments; s++) {
             const size_t at = map->segment[s].rest_at, count = map->segment[s].rest;
-            const AdamRun run = {0, count, 1};
+            const AdamRun run = {0, count, 1, 0};
             AdamWork work = {closes ? p + at : NULL, first + at, second + at, acc + at, wire + at,
                              1, filled == 0, scale_of(step), out + at, NULL, &run, 1, late};
             if (closes && filled == 0) {  // a window of one step needs no sum
@@ -1012,7 +1012,7 @@ static void damaged_texts_are_refused(void) {
           && clock.warm == 1, "the counters");
     for (int i = 0; i < map.count; i++)
         CHECK(memcmp(other.column + map.tensor[i].column_at, map.column + map.tensor[i].column_at,
-                     map.tensor[i].chosen * sizeof(int32_t)) == 0, "the columns of tensor %d", i);
+                     map.tensor[i].cols * sizeof(int32_t)) == 0, "the columns of tensor %d", i);
     zen_map_free(&other);
     zen_clock_free(&clock);
     for (size_t k = 0; k < sizeof damage / sizeof damage[0]; k++) {

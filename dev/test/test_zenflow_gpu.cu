@@ -39,42 +39,43 @@ typedef struct {
     int evaluates, sizes, timed;     // an evaluation follows every step; every second step is
                                      // smaller; with a timeline
     int places;                      // of gradients
+    int moments;                     // bits of them
 } Config;
 
 // Any two settings meet in one of the first MIXED (test_settings_meet). Then what is used most, for
 // longer.
-enum { MIXED = 20, SETTINGS = 19 };
+enum { MIXED = 20, SETTINGS = 20 };
 static const Config configs[] = {
     //       recompute topk   reselect  sums threads rests
     // shape bits | clip | window | warmup | whole | serial | evaluates, sizes, timed
-    //    |   | accum    |    |   |  | overlap  |  |  |  |  |  |  |  places
-    {TIED, 16, 1, AGAIN, .05,   0,    1, 0, 1, 0, 2,   0, 3, 1, 0, 1, 1, 0, 2},
-    { ONE, 16, 1, AGAIN,   0,   0,    1, 1, 1, 0, 2,   0, 1, 1, 1, 0, 0, 1, 2},
-    { ODD, 32, 2, AGAIN,   0, .05,    1, 0, 1, 0, 1,   1, 3, 0, 0, 0, 0, 1, 2},
-    { ODD, 16, 1,  KEEP, .05,  .3,    1, 3, 3, 1, 2, ALL, 1, 1, 1, 0, 1, 1, 9},
-    {WIDE, 32, 2,  KEEP, .05,   1,    1, 1, 1, 1, 2,   0, 3, 0, 0, 1, 1, 0, 9},
-    { ODD, 32, 1,  KEEP, .05,   0,    2, 0, 3, 0, 2,   1, 1, 0, 1, 1, 1, 1, 2},
-    { ONE, 32, 2,  KEEP,   0, .05,    2, 3, 3, 1, 2,   0, 1, 1, 1, 1, 1, 1, 9},
-    {WIDE, 16, 2, AGAIN,   0,  .3,    2, 1, 1, 0, 1, ALL, 1, 0, 0, 0, 0, 0, 2},
-    {TIED, 16, 2,  KEEP, .05,   1,    2, 3, 1, 0, 2,   1, 1, 1, 1, 0, 0, 1, 9},
-    {WIDE, 16, 1, AGAIN,   0,   1,    2, 0, 3, 0, 1, ALL, 3, 0, 0, 0, 1, 0, 2},
-    {WIDE, 32, 1,  KEEP, .05,   0,    4, 3, 3, 1, 1,   1, 1, 0, 0, 1, 0, 1, 2},
-    {TIED, 32, 2, AGAIN,   0, .05,    4, 1, 1, 1, 2,   1, 1, 1, 0, 1, 1, 0, 9},
-    { ONE, 16, 1, AGAIN,   0,  .3,    4, 1, 3, 0, 1,   0, 1, 1, 1, 0, 0, 1, 2},
-    { ONE, 32, 1,  KEEP, .05,  .3,    4, 0, 1, 1, 1, ALL, 3, 0, 0, 1, 1, 0, 9},
-    { ODD, 32, 2, AGAIN,   0,   1,    4, 1, 3, 1, 2, ALL, 3, 1, 1, 1, 0, 0, 2},
-    {TIED, 16, 2, AGAIN,   0,   0, AUTO, 3, 1, 1, 1, ALL, 3, 1, 0, 0, 0, 0, 9},
-    {WIDE, 16, 1, AGAIN, .05, .05, AUTO, 3, 3, 1, 2, ALL, 1, 1, 1, 1, 1, 0, 2},
-    {TIED, 32, 2,  KEEP,   0,  .3, AUTO, 3, 3, 0, 2,   1, 3, 0, 1, 1, 0, 1, 9},
-    { ODD, 16, 1, AGAIN,   0,   1, AUTO, 1, 1, 0, 1,   0, 1, 1, 0, 0, 1, 0, 2},
-    { ONE, 16, 2,  KEEP, .05,   1, AUTO, 0, 1, 0, 2,   1, 3, 1, 0, 0, 1, 1, 2},
-    {TIED, 16, 1,  KEEP, .05,  .1,    4, 3, 1, 1, 2,   0, 2, 0, 0, 0, 0, 1, 2},
-    {TIED, 16, 1,  KEEP, .05,  .1,    4, 3, 1, 1, 1,   1, 2, 0, 0, 0, 0, 0, 9},
-    { ODD, 16, 2,  KEEP, .05,  .3,    3, 3, 2, 1, 2,   1, 2, 0, 0, 1, 1, 0, 9},
-    {TIED, 32, 1,  KEEP, .05,  .3,    2, 4, 1, 1, 2,   0, 2, 0, 0, 0, 0, 0, 2},
-    {WIDE, 16, 2, AGAIN, .05,  .1, AUTO, 0, 1, 1, 2,   0, 1, 0, 0, 0, 0, 1, 9},
-    {TIED, 16, 1,  KEEP, .05,  .3,    1, 3, 1, 1, 2,   0, 2, 0, 0, 0, 0, 0, 2},
-    {TIED, 16, 1,  KEEP, .05,  .3,    3, 2, 1, 0, 2,   0, 2, 0, 0, 0, 0, 0, 9},
+    //    |   | accum    |    |   |  | overlap  |  |  |  |  |  |  |  places, moments
+    {TIED, 16, 1, AGAIN, .05,   0,    1, 0, 1, 0, 2,   0, 3, 1, 0, 1, 1, 0, 2, 16},
+    { ONE, 16, 1, AGAIN,   0,   0,    1, 1, 1, 0, 2,   0, 1, 1, 1, 0, 0, 1, 2, 32},
+    { ODD, 32, 2, AGAIN,   0, .05,    1, 0, 1, 0, 1,   1, 3, 0, 0, 0, 0, 1, 2, 32},
+    { ODD, 16, 1,  KEEP, .05,  .3,    1, 3, 3, 1, 2, ALL, 1, 1, 1, 0, 1, 1, 9, 16},
+    {WIDE, 32, 2,  KEEP, .05,   1,    1, 1, 1, 1, 2,   0, 3, 0, 0, 1, 1, 0, 9, 32},
+    { ODD, 32, 1,  KEEP, .05,   0,    2, 0, 3, 0, 2,   1, 1, 0, 1, 1, 1, 1, 2, 16},
+    { ONE, 32, 2,  KEEP,   0, .05,    2, 3, 3, 1, 2,   0, 1, 1, 1, 1, 1, 1, 9, 16},
+    {WIDE, 16, 2, AGAIN,   0,  .3,    2, 1, 1, 0, 1, ALL, 1, 0, 0, 0, 0, 0, 2, 16},
+    {TIED, 16, 2,  KEEP, .05,   1,    2, 3, 1, 0, 2,   1, 1, 1, 1, 0, 0, 1, 9, 32},
+    {WIDE, 16, 1, AGAIN,   0,   1,    2, 0, 3, 0, 1, ALL, 3, 0, 0, 0, 1, 0, 2, 16},
+    {WIDE, 32, 1,  KEEP, .05,   0,    4, 3, 3, 1, 1,   1, 1, 0, 0, 1, 0, 1, 2, 16},
+    {TIED, 32, 2, AGAIN,   0, .05,    4, 1, 1, 1, 2,   1, 1, 1, 0, 1, 1, 0, 9, 16},
+    { ONE, 16, 1, AGAIN,   0,  .3,    4, 1, 3, 0, 1,   0, 1, 1, 1, 0, 0, 1, 2, 16},
+    { ONE, 32, 1,  KEEP, .05,  .3,    4, 0, 1, 1, 1, ALL, 3, 0, 0, 1, 1, 0, 9, 32},
+    { ODD, 32, 2, AGAIN,   0,   1,    4, 1, 3, 1, 2, ALL, 3, 1, 1, 1, 0, 0, 2, 32},
+    {TIED, 16, 2, AGAIN,   0,   0, AUTO, 3, 1, 1, 1, ALL, 3, 1, 0, 0, 0, 0, 9, 32},
+    {WIDE, 16, 1, AGAIN, .05, .05, AUTO, 3, 3, 1, 2, ALL, 1, 1, 1, 1, 1, 0, 2, 16},
+    {TIED, 32, 2,  KEEP,   0,  .3, AUTO, 3, 3, 0, 2,   1, 3, 0, 1, 1, 0, 1, 9, 32},
+    { ODD, 16, 1, AGAIN,   0,   1, AUTO, 1, 1, 0, 1,   0, 1, 1, 0, 0, 1, 0, 2, 32},
+    { ONE, 16, 2,  KEEP, .05,   1, AUTO, 0, 1, 0, 2,   1, 3, 1, 0, 0, 1, 1, 2, 32},
+    {TIED, 16, 1,  KEEP, .05,  .1,    4, 3, 1, 1, 2,   0, 2, 0, 0, 0, 0, 1, 2, 32},
+    {TIED, 16, 1,  KEEP, .05,  .1,    4, 3, 1, 1, 1,   1, 2, 0, 0, 0, 0, 0, 9, 16},
+    { ODD, 16, 2,  KEEP, .05,  .3,    3, 3, 2, 1, 2,   1, 2, 0, 0, 1, 1, 0, 9, 32},
+    {TIED, 32, 1,  KEEP, .05,  .3,    2, 4, 1, 1, 2,   0, 2, 0, 0, 0, 0, 0, 2, 16},
+    {WIDE, 16, 2, AGAIN, .05,  .1, AUTO, 0, 1, 1, 2,   0, 1, 0, 0, 0, 0, 1, 9, 32},
+    {TIED, 16, 1,  KEEP, .05,  .3,    1, 3, 1, 1, 2,   0, 2, 0, 0, 0, 0, 0, 2, 16},
+    {TIED, 16, 1,  KEEP, .05,  .3,    3, 2, 1, 0, 2,   0, 2, 0, 0, 0, 0, 0, 9, 32},
 };
 enum { CONFIGS = sizeof configs / sizeof *configs, LONGEST = 100 };
 // Those that cover what there is.
@@ -84,6 +85,7 @@ static Shape config_shape(const Config *c) {
     Shape s = shapes[c->shape];
     s.accum = c->accum;
     s.recompute = c->recompute;
+    moments_bf16 = c->moments == 16;
     return s;
 }
 
@@ -107,11 +109,11 @@ static size_t whole_layers(const Config *c) { return min_size(c->whole, shapes[c
 
 static void config_name(const Config *c, char name[200]) {
     snprintf(name, 200, "%s %s%d accum %zu%s clip %g topk %g window %zu reselect %zu warm-up %zu "
-             "overlap %d sums %zu whole %zu threads %d places %d%s%s%s%s%s",
+             "overlap %d sums %zu whole %zu threads %d places %d moments %d%s%s%s%s%s",
              shapes[c->shape].name, c->bits == 16 ? "bf" : "fp", c->bits, c->accum,
              c->recompute == AGAIN ? " again" : "", c->clip, c->topk, c->window, c->reselect,
              c->warmup, c->overlap, c->sums, c->whole, c->threads,
-             c->places, c->serial ? " serial" : "", c->rests ? " resting" : "",
+             c->places, c->moments, c->serial ? " serial" : "", c->rests ? " resting" : "",
              c->evaluates ? " evaluating" : "", c->sizes ? " two sizes" : "",
              c->timed ? " timed" : "");
 }
@@ -122,7 +124,7 @@ static double setting(const Config *c, int i) {
         c->topk, (double)c->window, (double)c->reselect, (double)c->warmup, (double)c->overlap,
         (double)c->sums, (double)c->whole, (double)c->threads, (double)c->serial,
         (double)c->rests, (double)c->evaluates,
-        (double)c->sizes, (double)c->timed, (double)c->places};
+        (double)c->sizes, (double)c->timed, (double)c->places, (double)c->moments};
     return all[i];
 }
 
@@ -141,7 +143,7 @@ static void test_settings_meet(void) {
 
 // The learning rate changes, and is so high that an update changes bf16 weights.
 static ZenRates rates_of(size_t step) {
-    const ZenRates r = {5e-3 * (double)(2 + step % 3), 0.9, 0.95, 1e-8, 0.1};
+    const ZenRates r = {5e-3 * (double)(2 + step % 3), 0.9, 0.95, 1e-8, 0.1, moments_bf16};
     return r;
 }
 
@@ -403,6 +405,7 @@ static void run_of(Run *r, const Config *c, const char *out) {
     r->o.resident = (double)whole_layers(c) / (double)s.L;
     r->o.recompute = c->recompute;
     r->o.out = out;
+    r->o.moments = moments_bf16 ? MOMENTS_BF16 : MOMENTS_FP32;
     r->config = shape_config(&s);
     r->table = gpt2_table(&r->config);
     r->training = true;
@@ -497,10 +500,12 @@ static void check_same(const Record *a, const Record *b, size_t first, size_t la
 // The bytes that crossed the link are those of what the reference did.
 static void check_moved(const GPT2 *g, const Record *r, const char *name) {
     const size_t X_ = sizeof(floatX);
+    const size_t state = piece_bytes(g);
     size_t in = 0, out = 0, selections = 0;
     for (size_t i = 0; i < r->steps; i++) {
-        out += r->rest * X_ + 12 * r->swapped_elements[i];
-        in += (r->turn[i].drains || r->late[i] ? r->rest * X_ : 0) + 12 * r->swapped_elements[i];
+        out += r->rest * X_ + state * r->swapped_elements[i];
+        in += (r->turn[i].drains || r->late[i] ? r->rest * X_ : 0)
+            + state * r->swapped_elements[i];
         selections += r->turn[i].selects;
     }
     const ZenFlow *z = g->zen;
@@ -510,13 +515,14 @@ static void check_moved(const GPT2 *g, const Record *r, const char *name) {
           z->clock.selections, selections);
 }
 
-// Host memory: page-locked, as long as was planned: 12 bytes of state for what is packed of the
-// rest, one gradient of each, the sums, and new weights.
+// Host memory: page-locked, as long as was planned: 12 bytes of state (8 with moments in bf16) for
+// what is packed of the rest, one gradient of each, the sums, and new weights.
 static void check_host_memory(GPT2 *g, const Config *c, size_t rest, const char *name) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     const size_t sums = c->window == 1 ? 0 : !c->overlap ? 1 : c->sums;
-    const size_t wanted = rest * (12 + sizeof(floatX) + 4 * sums + (c->bits == 16 ? 2 : 0));
+    const size_t state = c->moments == 16 ? 8 : 12;
+    const size_t wanted = rest * (state + sizeof(floatX) + 4 * sums + (c->bits == 16 ? 2 : 0));
     size_t listed = 0;
     for (int i = 0; i < n; i++) {
         if (list[i].kind != BUFFER_HOST) continue;
@@ -610,7 +616,7 @@ static void test_same_bits(void) {
 static uint64_t zen_hash(const Config *c, size_t steps) {
     const Shape s = config_shape(c);
     const size_t N = s.accum * s.B * s.T;
-    const ZenRates rates = {plain.lr, 0.9, 0.95, plain.eps, plain.decay};
+    const ZenRates rates = {plain.lr, 0.9, 0.95, plain.eps, plain.decay, 0};
     Run run;
     run_of(&run, c, "nowhere");
     float *params = shape_params(&s, false);
@@ -649,7 +655,7 @@ static uint64_t zen_hash(const Config *c, size_t steps) {
 
 static void check_plain(int shape, size_t accum) {
     const int bits = 8 * (int)sizeof(floatX);
-    Config c = {shape, bits, accum, KEEP, 0, 0, 1, 0, 1, 0, 2, 0, 2, 0, 0, 0, 0, 0, 2};
+    Config c = {shape, bits, accum, KEEP, 0, 0, 1, 0, 1, 0, 2, 0, 2, 0, 0, 0, 0, 0, 2, 32};
     Shape s = config_shape(&c);
     Placement zero;
     memset(&zero, 0, sizeof zero);
@@ -797,11 +803,11 @@ static void check_resume(const Config *c, size_t phase) {
 
 static void test_resume(void) {
     const Config cases[] = {
-        {TIED, 16, 1, KEEP, .05,  .3,    4, 2, 1, 1, 2,   0, 2, 0, 0, 0, 0, 0, 9},
-        {TIED, 32, 1, KEEP, .05,  .1,    3, 3, 1, 1, 1,   1, 2, 0, 0, 0, 0, 0, 9},
-        { ODD, 16, 2, KEEP,   0,  .3,    4, 1, 3, 0, 2,   0, 1, 0, 0, 0, 0, 0, 2},
-        { ONE, 32, 1, KEEP, .05,  .5, AUTO, 2, 2, 1, 1,   0, 3, 0, 0, 0, 0, 1, 2},
-        {TIED, 16, 1, KEEP, .05,  .3,    1, 2, 4, 1, 2, ALL, 2, 0, 0, 0, 0, 0, 9}};
+        {TIED, 16, 1, KEEP, .05,  .3,    4, 2, 1, 1, 2,   0, 2, 0, 0, 0, 0, 0, 9, 32},
+        {TIED, 32, 1, KEEP, .05,  .1,    3, 3, 1, 1, 1,   1, 2, 0, 0, 0, 0, 0, 9, 16},
+        { ODD, 16, 2, KEEP,   0,  .3,    4, 1, 3, 0, 2,   0, 1, 0, 0, 0, 0, 0, 2, 16},
+        { ONE, 32, 1, KEEP, .05,  .5, AUTO, 2, 2, 1, 1,   0, 3, 0, 0, 0, 0, 1, 2, 32},
+        {TIED, 16, 1, KEEP, .05,  .3,    1, 2, 4, 1, 2, ALL, 2, 0, 0, 0, 0, 0, 9, 16}};
     const int from[] = {3, 2, 5, 1, 0};
     for (int i = 0; i < 5; i++)
         if (cases[i].bits == BITS) check_resume(&cases[i], from[i]);
@@ -813,7 +819,7 @@ static void test_resume(void) {
 // One sum instead of two, and then layers that live on the GPU whole: as far as the host's memory
 // demands it, and no further.
 static void test_fit(void) {
-    Config c = {TIED, 16, 1, KEEP, 0, .1, 4, 2, 1, 1, 0, 0, 2, 0, 0, 0, 0, 0, 2};
+    Config c = {TIED, 16, 1, KEEP, 0, .1, 4, 2, 1, 1, 0, 0, 2, 0, 0, 0, 0, 0, 2, 32};
     const Placement where = config_placement(&c);
     Shape s = config_shape(&c);
     size_t gpu[6][2], host[6][2];  // by whole layers (the last: none), and by sums
@@ -863,7 +869,8 @@ static void test_fit(void) {
 static void check_traffic(size_t window, size_t reselect) {
     enum { WINDOWS = 7, C = 64 };
     static Record r;
-    const Config c = {EVEN, 16, 1, KEEP, 0, .25, window, reselect, 1, 1, 2, 0, 2, 0, 0, 0, 0, 0, 2};
+    const Config c = {EVEN, 16, 1, KEEP, 0, .25, window, reselect, 1, 1, 2, 0, 2, 0, 0, 0, 0, 0, 2,
+                      32};
     const Shape s = config_shape(&c);
     const size_t matrices = s.V * C + s.context * C + s.L * (4 * C * C + 2 * C * s.F);
     const size_t rest = matrices / 4 * 3;
@@ -920,7 +927,7 @@ enum { KERNEL_US = 10, LINK_RATE = 500, SLOW_RATE = 200 };  // bytes per us, eac
 typedef struct { double step, forward, backward, longest; } Times;
 
 static Config timed_config(size_t window, int overlap, size_t sums) {
-    return {DEEP, 16, 1, KEEP, .05, .25, window, 0, 1, overlap, sums, 0, 1, 0, 0, 0, 0, 1, 2};
+    return {DEEP, 16, 1, KEEP, .05, .25, window, 0, 1, overlap, sums, 0, 1, 0, 0, 0, 0, 1, 2, 32};
 }
 
 // add, update: what the host takes for all of the rest, in us. c NULL: everything on the GPU.

@@ -2,6 +2,7 @@
 // shards of all ranks are the model, once; their blocks of the gradient norm come together in the
 // arena's order; and what a rank owns can be cut into pieces for offloading.
 #include "../../offload.h"
+#include "../../zenflow.h"
 #include "../../zero.h"
 #include "test.h"
 
@@ -339,7 +340,8 @@ static void check_pieces(const GPT2Table *t, const ShardMap *map, const OffloadC
                   "and has %s: %s", what, i, p->segment, t->tensors[s->tensor].name, mode_text(c));
             CHECK(p->at + r->at == s->at + within && within % NORM_BLOCK == 0
                   && r->length > 0 && r->length <= s->length - within
-                  && r->at + r->length <= p->length && r->decay == s->decay,
+                  && r->at + r->length <= p->length && r->decay == s->decay
+                  && r->index == t->tensors[s->tensor].offset + s->offset + within,
                   "%s: piece %d, run %d: %s", what, i, k, mode_text(c));
             blocks += norm_blocks(r->length);
             within += r->length;
@@ -447,6 +449,31 @@ static void check_share(const GPT2Config *c, const GPT2Table *t, size_t world, b
           first);
 }
 
+// Moments are rounded by numbers of elements that no two have, on no two ranks: of the rest's, and
+// behind them of the chosen's, from row to row.
+static void check_numbers(const GPT2Config *c, const GPT2Table *t, size_t world, bool rows) {
+    if (!rows) return;
+    for (size_t r = 0; r < world; r++) {
+        ShardMap shards = zero_shards(t, world, r, true);
+        ZenMap map = zen_map(t, c->layers, 0.3, 0);
+        zen_map_own(&map, &shards);
+        for (int i = 0; i < t->count; i++) {
+            const GPT2Tensor *x = &t->tensors[i];
+            const ZenTensor *z = &map.tensor[i];
+            const size_t rest = z->cols - z->chosen, chosen = x->offset + x->rows_padded * rest;
+            CHECK(z->rest_index == x->offset + z->row * rest
+                  && z->rest_index + z->rows * rest <= chosen
+                  && z->chosen_index == chosen + z->row * z->chosen
+                  && z->chosen_index + z->rows * z->chosen <= x->offset + x->rows_padded * x->cols,
+                  "%s: %s of rank %zu", describe(c, world, rows), x->name, r);
+        }
+        zen_map_free(&map);
+        free(shards.shards);
+    }
+}
+
+static void every_element_has_a_number(void) { for_models(100, check_numbers); }
+
 static void every_rank_owns_its_part(void) { for_models(100, check_share); }
 
 // By hand: GPT-2 small on 5 ranks, which divide neither its embeddings nor its tail.
@@ -486,6 +513,7 @@ int main(void) {
     RUN(blocks_come_in_the_arenas_order);
     RUN(every_choice_covers_every_shard);
     RUN(every_rank_owns_its_part);
+    RUN(every_element_has_a_number);
     RUN(a_known_model_is_dealt_as_by_hand);
     return test_summary();
 }
