@@ -22,6 +22,13 @@ jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
 # Places whose call can be left out, with the reason.
 cat >"$work/redundant" <<'END'
 visitors_begin: order(g->compute, g->fetch) :: a visitor's state and its slot depend on slot_free alone; the link is to be left to forward
+gpt2_allocate: device_rest() :: loading rests, too (gpu_copy)
+gpt2_free: device_rest() :: gpt2_release() does, and before it there is only the communicator
+gpt2_release: device_rest() :: gpt2_free() does
+gpt2_round_params: device_rest() :: the emulated GPU's cudaMemcpy() is over when it returns
+gpt2_update_wait: device_rest() :: whoever reads then rests, too (gpu_copy), or waits for events
+zen_exchange_columns: device_rest() :: so do its copies
+upload: stream_wait(stream, s->used) :: zeroth order's; test_ranks of test_zo_gpu notices it
 zo_fetch: stream_rest(g->compute) :: cudaFree() waits for both streams, too
 zo_fetch: stream_rest(g->out) :: so it does
 END
