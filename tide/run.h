@@ -646,7 +646,9 @@ static void run_save(Run *r, char *more) {
 static void run_check_disk(const Run *r) {
     const Options *o = &r->o;
     const double weights = (double)r->table.parameters * (o->save_dtype == SAVE_BF16 ? 2 : 4);
-    const double state = 4.0 * r->saves.parts * (double)r->table.parameters;
+    double state = 0;
+    for (int k = 0; k < r->saves.parts; k++)
+        state += (state_dtype(&r->saves, k) == ST_BF16 ? 2 : 4) * (double)r->table.parameters;
     const double most = ((double)o->keep + 1) * state + 2 * weights;
     char when[80] = "only at the end";
     struct statvfs disk;
