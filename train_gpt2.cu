@@ -260,14 +260,18 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
                g->choice.sum_on_host ? "host" : "GPU");
 }
 
-// Refuses what does not fit. Returns the planned bytes of GPU memory.
-static size_t gpt2_check(GPT2 *g, int recompute, size_t limit, size_t host_limit) {
+// Refuses what does not fit. offload: what was asked for. Returns the planned bytes of GPU memory.
+static size_t gpt2_check(GPT2 *g, int offload, int recompute, size_t limit, size_t host_limit) {
     const size_t total = gpt2_bytes(g), host = gpt2_host_bytes(g);
     const OffloadMemory memory = gpt2_memory(g, recompute, limit, host_limit);
     const bool tight = total > limit || host > host_limit;
     bool helps = false;
     if (tight && g->training && !g->moments_bf16) {  // never unasked, but it is said
         g->moments_bf16 = true;
+        if (offload == OFFLOAD_AUTO) {  // what needs the least: as much as fits stays on the GPU
+            g->choice.mode = OFFLOAD_TWINFLOW;
+            g->choice.resident = -1;
+        }
         helps = gpt2_settle(g, &memory);
     }
     check_memory(total, host, limit, host_limit,
@@ -1239,7 +1243,7 @@ static size_t settle(GPT2 *g, Run *r) {
     if (g->zo != NULL) zo_choose(g, o, limit);
     else choose_offload(g, r, limit, host_limit, &rates);
     if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
-    const size_t planned = gpt2_check(g, o->recompute, limit, host_limit);
+    const size_t planned = gpt2_check(g, o->offload, o->recompute, limit, host_limit);
     if (o->rates != NULL || (o->plan && limits.here))
         machine_rates(&g->host, g->host_threads, o, &rates);
     if (rates.h2d > 0 && r->training) {

@@ -357,7 +357,7 @@ static int run_configs(int argc, char **argv, int count, const int (&some)[SOME]
 static size_t model_plan(GPT2 *g, int recompute, size_t limit, size_t host_limit) {
     const OffloadMemory memory = gpt2_memory(g, recompute, limit, host_limit);
     gpt2_settle(g, &memory);
-    return gpt2_check(g, recompute, limit, host_limit);
+    return gpt2_check(g, g->choice.mode, recompute, limit, host_limit);
 }
 
 typedef struct { size_t gpu, host; bool again, sum_on_host, keep_grads; } Planned;

@@ -325,6 +325,9 @@ chooses interleave interleave 8000M
 chooses interleave_without_recomputation interleave 8000M --recompute none
 chooses zero zero 2203M
 check auto_says_why grep -q '^offload auto: .*zero.*; none does not fit' plan.out
+refuses moments_in_bf16_would_fit 2 'or with --moments bf16, with which it fits$' \
+    plan $large --gpu-memory 6144M --host-memory 3500M
+chooses twinflow_with_moments_in_bf16 twinflow 6144M --host-memory 3500M --moments bf16
 chooses twinflow_for_little_host_memory twinflow 6144M --host-memory 6500M
 check and_that_fits true_that "$(planned host plan.out) <= 6505"
 plan --model gpt2-large --batch 1 --offload twinflow --gpu-memory 6144M \
