@@ -46,7 +46,7 @@ typedef struct {
     int parts;                 // so many of state_parts, from the first
     const StateRange *ranges;  // of each of them, what this process has: in the arena's order, cut
                                // at multiples of ALIGN_ELEMENTS; without gaps, but for what other
-                               // ranks have
+                               // ranks have. Empty ones may be anywhere
     int count;                 // of ranges
     // Brings elements [at, at + n) of a part to w as fp32, or with out == false from w, and is done
     // when it returns. They lie within one tensor, with its padding and the gap behind it only when
@@ -77,7 +77,7 @@ static RunState state_in(float *const *arenas, int parts) {
 // from *at, which is moved there.
 static size_t state_next(const RunState *x, size_t *at, size_t end) {
     for (const StateRange *s = x->ranges; s < x->ranges + x->count; s++) {
-        if (s->at + s->length <= *at || s->at >= end) continue;
+        if (s->length == 0 || s->at + s->length <= *at || s->at >= end) continue;
         if (s->at > *at) *at = s->at;
         return min_size(min_size(s->at + s->length, end) - *at, PART_UNIT);
     }

@@ -107,7 +107,9 @@ static RunState state_of(const GPT2Table *t, float *const *arenas, int parts) {
     x.owner = m;
     if (far == MOVED) return x;
     x.ranges = m->ranges;
-    x.count = 0;
+    x.count = 1;  // an empty one, in the middle of others
+    m->ranges[0].at = t->elements / 2;
+    m->ranges[0].length = 0;
     for (size_t at = 0; at < t->elements; at += m->ranges[x.count++].length) {
         random = random * 1664525 + 1013904223;
         m->ranges[x.count].at = at;
