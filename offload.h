@@ -70,6 +70,7 @@ typedef struct {
     size_t first_block, blocks;  // its blocks of the gradient norm, which no cut ever divides
     size_t state_at;         // of the elements with state where ours is: its first one
     size_t grad_at;          // the same for the gradient, where that waits for the update
+    bool over_acts;          // there the layer's activations were, and grad_at counts bytes
     // Where it is; the trainer sets that once, when there is memory. floatX is its storage type.
     void *params;            // the weights that forward and backward use: floatX
     void *made;              // where backward makes the gradient: floatX

@@ -24,6 +24,31 @@
 // =============================================================================================
 // 1. The model
 
+// Lets as many gradients of layers as have room there wait for the update where the layer's
+// activations were; what waits elsewhere moves together.
+static void gradients_over_acts(GPT2 *g) {
+    Pieces *list = &g->pieces;
+    size_t at = 0;
+    int segment = 0;
+    list->grads_gpu = 0;
+    for (int i = 0; i < list->count; i++) {
+        Piece *p = &list->pieces[i];
+        const size_t bytes = round_up(p->length * sizeof(floatX), 256);
+        if (!piece_grad_on_gpu(&g->choice, p)) continue;
+        if (p->segment != segment) at = 0;
+        segment = p->segment;
+        const bool layer = segment >= 1 && segment < g->segments - 1;
+        p->over_acts = layer && at + bytes <= layer_stride(g);
+        p->grad_at = p->over_acts ? at : list->grads_gpu;
+        if (!p->over_acts) {
+            list->grads_gpu += p->length;
+            continue;
+        }
+        g->grads_over_acts += p->length;
+        at += bytes;
+    }
+}
+
 // The words: a segment is the embeddings, a layer, or the tail; backward completes its gradient in
 // one go, in its `place`. What this process updates of it is its own; with several ranks, a shard.
 // Pieces (offload.h) are what is updated in one go; `cut` and `room` are a shard's elements and all
@@ -70,6 +95,9 @@ static void gpt2_place(GPT2 *g) {
         if (p->kind == PIECE_VISIT) g->visits[g->visit_count++] = i;
         g->blocks = p->first_block + p->blocks;
     }
+    g->grads_over_acts = 0;
+    if (g->training && !g->recompute && !g->accumulating && !g->in_place && g->zen == NULL)
+        gradients_over_acts(g);
     g->slot_count = slots_of(g->choice.slots, g->visit_count);
     g->places = places_of(g->choice.places, (int)g->config.layers);
     const int tail = g->segments - 1, weights = stage == 3 ? 2 : 0;  // places of layers' weights
@@ -97,15 +125,13 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
     const size_t wide = F > 3 * C ? F : 3 * C, X_ = sizeof(floatX), f32 = sizeof(float);
     const size_t queries = g->zo != NULL ? (size_t)g->zo->config.queries : 0;
-    // how many layers' activations are kept: without a backward pass, none but the last
-    const size_t L = g->training && !g->recompute ? g->config.layers : 1;
-    const size_t inputs = g->training ? g->config.layers + 1 : 1;
+    const size_t L = g->config.layers;
     size_t sum_scratch = layernorm_backward_scratch(N, C);
     const size_t widths[3] = {C, 3 * C, F};
     for (int k = 0; k < 3; k++)
         if (bias_backward_scratch(N, widths[k]) > sum_scratch)
             sum_scratch = bias_backward_scratch(N, widths[k]);
-    if ((double)N * (double)(inputs + L + 2 * queries + 4) * (double)(16 * C + 2 * F) * 4 > 1e18)
+    if ((double)N * (double)(2 * L + 2 * queries + 4) * (double)(16 * C + 2 * F) * 4 > 1e18)
         die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
     if (g->zo != NULL) return zo_buffers(g, list);
     int n = 0;
@@ -116,19 +142,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     #define HOST(purpose, bytes, field) \
         list[n++] = Buffer{purpose, bytes, &g->field, BUFFER_HOST}
     ARENA("parameters", parameter_elements(g) * X_, params);
-    BUFFER("activations", inputs * N * C * X_, x);
-    BUFFER("activations", L * N * C * X_, ln_1);
-    BUFFER("activations", L * N * f32, mean_1);
-    BUFFER("activations", L * N * f32, rstd_1);
-    BUFFER("activations", L * N * 3 * C * X_, qkv);
-    BUFFER("activations", L * N * C * X_, atty);
-    BUFFER("activations", L * N * g->config.heads * f32, lse);
-    BUFFER("activations", L * N * C * X_, mid);
-    BUFFER("activations", L * N * C * X_, ln_2);
-    BUFFER("activations", L * N * f32, mean_2);
-    BUFFER("activations", L * N * f32, rstd_2);
-    BUFFER("activations", L * N * F * X_, fc);
-    BUFFER("activations", L * N * F * X_, act);
+    BUFFER("activations", acts_bytes(g), acts);
     BUFFER("activations", N * C * X_, ln_f);
     BUFFER("activations", N * f32, mean_f);
     BUFFER("activations", N * f32, rstd_f);
@@ -255,6 +269,9 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
         printf("\n");
     }
     if (g->recompute) printf("recomputing activations in backward\n");
+    if (g->grads_over_acts > 0)
+        printf("%.1f MiB of gradients wait for the update where activations were\n",
+               mib(g->grads_over_acts * sizeof(floatX)));
     if (g->accumulating && g->offloaded)
         printf("gradients of the micro-batches are summed on the %s, in fp32\n",
                g->choice.sum_on_host ? "host" : "GPU");
@@ -386,17 +403,6 @@ static void gpt2_free(GPT2 *g) {
     gpt2_table_free(&g->table);
 }
 
-static LayerActs layer_acts(const GPT2 *g, size_t l) {
-    const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
-    floatX *x = g->x + (g->training ? l * N * C : 0);
-    if (!g->training || g->recompute) l = 0;
-    return LayerActs{
-        x, g->ln_1 + l * N * C, g->mean_1 + l * N, g->rstd_1 + l * N,
-        g->qkv + l * N * 3 * C, g->atty + l * N * C, g->lse + l * N * g->config.heads,
-        g->mid + l * N * C, g->ln_2 + l * N * C, g->mean_2 + l * N, g->rstd_2 + l * N,
-        g->fc + l * N * F, g->act + l * N * F};
-}
-
 // What a layer computes between its two residual additions, from a.ln_1 to a.act. Forward runs it,
 // and backward once more where activations are recomputed.
 static void layer_forward(GPT2 *g, size_t l, const LayerActs *a) {
@@ -422,12 +428,12 @@ static void forward_segment(GPT2 *g, size_t s) {
     const size_t N = g->B * g->T;
     cudaStream_t stream = g->compute;
     if (s == 0) {
-        encoder_forward(g->x, g->tokens, tensor(g, g->table.wte), tensor(g, g->table.wpe), g->B,
-                        g->T, C, stream);
+        encoder_forward(layer_input(g, 0), g->tokens, tensor(g, g->table.wte),
+                        tensor(g, g->table.wpe), g->B, g->T, C, stream);
         return;
     }
     LayerActs a, before = layer_acts(g, s > 1 ? s - 2 : 0);
-    floatX *w[LAYER_TENSORS], *x = before.x + (g->training ? g->max_B * g->max_T * C : 0);
+    floatX *w[LAYER_TENSORS], *x = layer_input(g, s - 1);
     if (s > L) {
         residual_layernorm_forward(x, g->ln_f, g->mean_f, g->rstd_f, before.mid, g->branch,
                                    tensor(g, g->table.ln_f_w), tensor(g, g->table.ln_f_b), N, C,
@@ -687,7 +693,7 @@ static void backward_segment(GPT2 *g, size_t s) {
         }
         stream_zero(g->dx, N * C * sizeof(floatX), stream);
         layernorm_backward(g->dx, tensor_grad(g, t->ln_f_w), tensor_grad(g, t->ln_f_b), g->scratch,
-                           g->branch, g->x + L * g->max_B * g->max_T * C, tensor(g, t->ln_f_w),
+                           g->branch, layer_input(g, L), tensor(g, t->ln_f_w),
                            g->mean_f, g->rstd_f, N, C, stream);
     } else if (s > 0) {
         backward_layer(g, s - 1);

@@ -7,8 +7,8 @@
 #   883 GB while --save-every replaces one of --keep 2. GPU memory: at least 46.5 GiB, and
 #   then 287.7 GiB of host memory; from 348.5 GiB on nothing is offloaded.
 #   machine            GPU   host  s/step tokens/s  plan
-#   h200_16cores     138.2  199.0    2.78      738  interleave, recomputing
-#   paper_h100        78.9  275.4    5.37      381  interleave
+#   h200_16cores     138.6  199.0    2.75      746  interleave
+#   paper_h100        78.8  258.8    5.11      401  interleave
 #   rtx4090_desktop     23      -       -        -  does not fit
 #   rtx3090_desktop     23      -       -        -  does not fit
 exec sh "$(dirname "$0")/train_offload.sh" 20b_offload --model 20b --batch 1 --seq 2048 "$@"

@@ -8,7 +8,7 @@
 #   then 86.8 GiB of host memory; from 108.4 GiB on nothing is offloaded.
 #   machine            GPU   host  s/step tokens/s  plan
 #   h200_16cores     108.4    0.0    0.20    10216  none: all of it fits
-#   paper_h100        79.0   32.8    1.17     1745  interleave
+#   paper_h100        78.8   25.2    1.11     1848  interleave
 #   rtx4090_desktop   22.8   82.1    3.35      612  interleave, recomputing
 #   rtx3090_desktop   22.8   82.1    5.95      344  interleave, recomputing
 exec sh "$(dirname "$0")/train_offload.sh" 7b_offload --model 7b --batch 1 --seq 2048 "$@"

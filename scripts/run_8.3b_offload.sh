@@ -8,7 +8,7 @@
 #   then 108.5 GiB of host memory; from 138.4 GiB on nothing is offloaded.
 #   machine            GPU   host  s/step tokens/s  plan
 #   h200_16cores     138.4    0.0    0.25     8091  none: all of it fits
-#   paper_h100        79.0   62.0    1.66     1235  interleave
+#   paper_h100        79.0   54.4    1.60     1276  interleave
 #   rtx4090_desktop   22.9  105.9    4.30      476  interleave, recomputing
 #   rtx3090_desktop   22.9  105.9    7.66      268  interleave, recomputing
 exec sh "$(dirname "$0")/train_offload.sh" 8.3b_offload --model 8.3b --batch 1 --seq 2048 "$@"

@@ -98,6 +98,7 @@ struct GPT2 {
     int places;                 // where layers' gradients are made in turn, unless in_place
     bool offloaded;             // some state lives on the host
     bool in_place;              // gradients wait for the update where backward makes them
+    size_t grads_over_acts;     // elements that wait where activations were: see layer_acts()
     bool no_overlap;            // backward waits until each gradient has left
     int host_threads;           // 0: as host_queue_open() finds
     size_t moved_in, moved_out; // bytes over the link in this step
@@ -138,9 +139,7 @@ struct GPT2 {
     char *slots;                                 // (slots, longest visit): p, m, v, and grad
     float *wire;                                 // (WIRE_CHUNK): gradients on their way, in fp32
     float *dwte;                                 // (Vp, C): the head's gradient and wte's, in fp32
-    floatX *x;                                   // (L+1, N, C)
-    floatX *mid, *ln_1, *ln_2, *qkv, *atty, *fc, *act;      // (L, ...), see LayerActs
-    float *mean_1, *rstd_1, *mean_2, *rstd_2, *lse;
+    char *acts;                                  // of layers: see layer_acts()
     floatX *ln_f;                                // (N, C)
     float *mean_f, *rstd_f;                      // (N), (N)
     floatX *logits;                              // (head_rows, Vp)
@@ -228,6 +227,63 @@ static bool params_are_masters(const GPT2 *g) {
     return sizeof(floatX) == sizeof(float) && g->zen == NULL;
 }
 
+// Activations. A layer's entry into the residual stream, x (N, C), and what else backward needs of
+// it, both in whole units of 256 bytes; where they are made again, all layers share the latter.
+// What a layer makes, the entry of the next included, is in one range:
+//     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
+// Once backward has made a layer's gradient, nothing of its range is used any more until forward
+// comes there again, which waits for the layer's update: until then the gradient may lie there.
+enum { LAYER_PARTS = 12 };
+
+static size_t layer_parts(const GPT2 *g, size_t bytes[LAYER_PARTS]) {
+    const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
+    const size_t X_ = sizeof(floatX), f32 = sizeof(float);
+    const size_t all[LAYER_PARTS] = {N * C * X_, N * f32, N * f32, 3 * N * C * X_, N * C * X_,
+                                     N * g->config.heads * f32, N * C * X_, N * C * X_, N * f32,
+                                     N * f32, N * F * X_, N * F * X_};
+    size_t sum = 0;
+    for (int k = 0; k < LAYER_PARTS; k++) sum += bytes[k] = round_up(all[k], 256);
+    return sum;
+}
+
+static size_t layer_entry(const GPT2 *g) {
+    return round_up(g->max_B * g->max_T * g->config.channels * sizeof(floatX), 256);
+}
+
+// Bytes from a layer's entry to the next one's; and of all.
+static size_t layer_stride(const GPT2 *g) {
+    size_t bytes[LAYER_PARTS];
+    if (!g->training) return 0;
+    return layer_entry(g) + (g->recompute ? 0 : layer_parts(g, bytes));
+}
+
+static size_t acts_bytes(const GPT2 *g) {
+    size_t bytes[LAYER_PARTS];
+    const bool shared = !g->training || g->recompute;
+    return g->config.layers * layer_stride(g) + layer_entry(g)
+         + (shared ? layer_parts(g, bytes) : 0);
+}
+
+static floatX *layer_input(const GPT2 *g, size_t l) {
+    return (floatX *)(g->acts + l * layer_stride(g));
+}
+
+static LayerActs layer_acts(const GPT2 *g, size_t l) {
+    size_t bytes[LAYER_PARTS];
+    LayerActs a;
+    void **const part[LAYER_PARTS] = {
+        (void **)&a.ln_1, (void **)&a.mean_1, (void **)&a.rstd_1, (void **)&a.qkv,
+        (void **)&a.atty, (void **)&a.lse, (void **)&a.mid, (void **)&a.ln_2, (void **)&a.mean_2,
+        (void **)&a.rstd_2, (void **)&a.fc, (void **)&a.act};
+    const size_t all = layer_parts(g, bytes);
+    const bool shared = !g->training || g->recompute;  // behind the entries
+    char *at = g->acts + l * layer_stride(g) + layer_entry(g);
+    if (shared) at = g->acts + acts_bytes(g) - all;
+    a.x = layer_input(g, l);
+    for (int k = 0; k < LAYER_PARTS; at += bytes[k++]) *part[k] = at;
+    return a;
+}
+
 // Sets where each piece is, once there is memory. The CPU leaves new weights over the gradient,
 // which is as wide and was read a moment before, or in a buffer of their own, or they are the
 // masters. Of columns, state is packed, and gradients are until then where backward makes them.
@@ -248,6 +304,7 @@ static void pieces_point(GPT2 *g) {
         p->made = g->grads + s->own_grad_at + inside;
         p->grad = (char *)g->waiting + waits * waiting_bytes(g);
         if (g->in_place || (chosen && !sums_on_gpu(g))) p->grad = p->made;
+        if (p->over_acts) p->grad = (char *)layer_acts(g, (size_t)p->segment - 1).ln_1 + p->grad_at;
         p->host_grad = (char *)g->host_grads + p->grad_at * host_grad_bytes(g);
         p->fresh = wide ? p->state[0]
                  : g->host_weights != NULL ? g->host_weights + p->grad_at : p->host_grad;

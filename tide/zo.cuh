@@ -213,6 +213,10 @@ struct Zo {
     floatX *perturbed[2];       // (scratch): weights plus and minus the noise
     float *logits;              // (head_rows, chunk)
     float *row_max, *row_sum, *target_logit;  // (2, N)
+    floatX *x;                  // (queries, 2, N, C): of both signs; so are
+    floatX *atty, *act;         // (2, N, C), (2, N, F)
+    floatX *ln, *qkv;           // (N, C), (N, 3C)
+    float *mean, *rstd, *lse;   // (N), (N), (B, NH, T)
     float *right;               // (B)
     double *totals;             // (accum, queries, 2): losses; and how many labels were right
     // host memory
@@ -312,14 +316,14 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         list[n++] = Buffer{"slots", z->slots * zo_layer_bytes(g), NULL, BUFFER_ANY};
     BUFFER("perturbed weights", z->scratch * X_, z->perturbed[0]);
     BUFFER("perturbed weights", z->scratch * X_, z->perturbed[1]);
-    BUFFER("activations", Q * 2 * N * C * X_, g->x);
-    BUFFER("activations", 2 * N * C * X_, g->atty);
-    BUFFER("activations", 2 * N * F * X_, g->act);
-    BUFFER("activations", N * C * X_, g->ln_1);
-    BUFFER("activations", N * 3 * C * X_, g->qkv);
-    BUFFER("activations", N * f32, g->mean_1);
-    BUFFER("activations", N * f32, g->rstd_1);
-    BUFFER("activations", N * g->config.heads * f32, g->lse);
+    BUFFER("activations", Q * 2 * N * C * X_, z->x);
+    BUFFER("activations", 2 * N * C * X_, z->atty);
+    BUFFER("activations", 2 * N * F * X_, z->act);
+    BUFFER("activations", N * C * X_, z->ln);
+    BUFFER("activations", N * 3 * C * X_, z->qkv);
+    BUFFER("activations", N * f32, z->mean);
+    BUFFER("activations", N * f32, z->rstd);
+    BUFFER("activations", N * g->config.heads * f32, z->lse);
     BUFFER("logits", min_size(g->head_rows, N) * z->chunk * f32, z->logits);
     BUFFER("logits", 2 * N * f32, z->row_max);
     BUFFER("logits", 2 * N * f32, z->row_sum);
@@ -510,7 +514,7 @@ static void zo_perturb_group(GPT2 *g, const ZoPass *p, size_t l, int k, floatX *
 
 // The residual stream of a query and a sign, and the scale of its noise.
 static floatX *zo_x(const GPT2 *g, int query, int sign) {
-    return g->x + (size_t)(query * 2 + sign) * g->max_B * g->max_T * g->config.channels;
+    return g->zo->x + (size_t)(query * 2 + sign) * g->max_B * g->max_T * g->config.channels;
 }
 
 static float zo_scale(const ZoPass *p, int sign) { return sign == 0 ? p->scale : -p->scale; }
@@ -519,19 +523,20 @@ static float zo_scale(const ZoPass *p, int sign) { return sign == 0 ? p->scale :
 static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
     const size_t most = g->max_B * g->max_T;
-    floatX *atty = g->atty + (size_t)sign * most * C, *act = g->act + (size_t)sign * most * F;
+    const Zo *z = g->zo;
+    floatX *atty = z->atty + (size_t)sign * most * C, *act = z->act + (size_t)sign * most * F;
     cudaStream_t stream = g->compute;
-    const ZoRange *at = g->zo->group[k].range;
-    const floatX *w = g->zo->perturbed[sign];
-    floatX *x = zo_x(g, query, sign), *ln = g->ln_1;
+    const ZoRange *at = z->group[k].range;
+    const floatX *w = z->perturbed[sign];
+    floatX *x = zo_x(g, query, sign), *ln = z->ln;
     Matmul *lt = &g->lt;
     if (k == 0) {
-        layernorm_forward(ln, g->mean_1, g->rstd_1, x, w + at[0].at, w + at[1].at, N, C, stream);
-        matmul_forward(lt, g->qkv, ln, w + at[2].at, w + at[3].at, N, C, 3 * C, stream);
-        attention_forward(atty, g->lse, g->qkv, g->B, g->T, C, g->config.heads, stream);
+        layernorm_forward(ln, z->mean, z->rstd, x, w + at[0].at, w + at[1].at, N, C, stream);
+        matmul_forward(lt, z->qkv, ln, w + at[2].at, w + at[3].at, N, C, 3 * C, stream);
+        attention_forward(atty, z->lse, z->qkv, g->B, g->T, C, g->config.heads, stream);
     } else if (k == 1) {
         matmul_forward(lt, ln, atty, w + at[0].at, w + at[1].at, N, C, C, stream);
-        residual_layernorm_forward(x, atty, g->mean_1, g->rstd_1, x, ln, w + at[2].at,
+        residual_layernorm_forward(x, atty, z->mean, z->rstd, x, ln, w + at[2].at,
                                    w + at[3].at, N, C, stream);
     } else if (k == 2) {
         matmul_forward(lt, act, atty, w + at[0].at, w + at[1].at, N, C, F, stream);
@@ -556,10 +561,11 @@ static void zo_encoder(GPT2 *g, const ZoPass *p, int query, int sign) {
 static void zo_final_norm(GPT2 *g, const ZoPass *p, int query) {
     const size_t C = g->config.channels, most = g->max_B * g->max_T;
     const ZoGroup group = zo_group(&g->table, g->table.ln_f_w, 2);
-    floatX *const *w = g->zo->perturbed;
+    const Zo *z = g->zo;
+    floatX *const *w = z->perturbed;
     zo_weights(g, tensor(g, g->table.ln_f_w), &group, &zo_nothing, p, query);
     for (int s = 0; s < p->signs; s++)
-        layernorm_forward(g->atty + (size_t)s * most * C, g->mean_1, g->rstd_1, zo_x(g, query, s),
+        layernorm_forward(z->atty + (size_t)s * most * C, z->mean, z->rstd, zo_x(g, query, s),
                           w[s], w[s] + group.range[1].at, g->B * g->T, C, g->compute);
 }
 
@@ -588,7 +594,7 @@ static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
             for (size_t first = 0; first < N; first += g->head_rows) {
                 const size_t rows = min_size(g->head_rows, N - first);
                 const size_t row = (size_t)s * most + first;
-                gemm(&g->lt, false, true, rows, width, C, g->atty + row * C, C, z->perturbed[s], C,
+                gemm(&g->lt, false, true, rows, width, C, z->atty + row * C, C, z->perturbed[s], C,
                      z->logits, width, NULL, false, GEMM_PLAIN, NULL, g->compute);
                 GPU_TAKES(g->compute, 8 * rows * width, gpu_bytes);  // the product's, and here
                 LAUNCH(zo_crossentropy_kernel, (unsigned)rows, BLOCK_THREADS, 0, g->compute,
@@ -606,7 +612,7 @@ static void zo_classify(GPT2 *g, const ZoPass *p, int query, double *totals) {
     const size_t C = g->config.channels, B = g->B, most = g->max_B * g->max_T;
     const int head = g->table.lm_head;
     for (int s = 0; s < p->signs; s++) {
-        const floatX *x = g->atty + (size_t)s * most * C;
+        const floatX *x = z->atty + (size_t)s * most * C;
         LAUNCH(zo_classify_kernel, (unsigned)B, BLOCK_THREADS, 0, g->compute, g->losses, z->right,
                x, p->batch->device + B * g->T, tensor(g, head), z->config, z->words, head, p->step,
                (uint32_t)query, zo_scale(p, s), g->T, C);
@@ -698,7 +704,7 @@ static void zo_next(GPT2 *g, size_t T, size_t last, float *logits) {
     for (size_t v0 = 0; v0 < V; v0 += z->chunk) {
         const size_t width = min_size(z->chunk, g->config.vocab_padded - v0);
         zo_head_weights(g, &p, 0, v0, width);
-        gemm(&g->lt, false, true, 1, width, C, g->atty + last * C, C, z->perturbed[0], C,
+        gemm(&g->lt, false, true, 1, width, C, z->atty + last * C, C, z->perturbed[0], C,
              z->logits, width, NULL, false, GEMM_PLAIN, NULL, g->compute);
         gpu_copy(logits + v0, z->logits, min_size(width, V - v0) * sizeof(float));
     }

@@ -206,7 +206,7 @@ static void check_shape(const Shape *s) {
         cpu_model_forward(cpu, in);
         if (micro == 0) {
             for (size_t l = 0; l <= L; l++)
-                compare_activation(cpu, s, "x", l, g->x + l * N * s->C);
+                compare_activation(cpu, s, "x", l, layer_input(g, l));
             for (size_t l = g->recompute ? L - 1 : 0; l < L; l++) compare_layer(g, cpu, s, l);
             compare_activation(cpu, s, "ln_f", 0, g->ln_f);
             compare_activation(cpu, s, "mean_f", 0, g->mean_f);

@@ -81,7 +81,7 @@ static const Config configs[] = {
     {TIED, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 0,  1,     0, 9, 2, 16, 2, 1, 0, 32},
 };
 enum { CONFIGS = sizeof configs / sizeof *configs };
-static const int some[] = {0, 4, 10, 14, 16, 19, 24, 28, 30, 31, 33};  // cover what there is
+static const int some[] = {0, 4, 10, 14, 16, 19, 24, 26, 28, 30, 31, 32, 33};  // cover what there is
 
 static Shape config_shape(const Config *c) {
     Shape s = shapes[c->shape];
@@ -215,6 +215,33 @@ static void check_places(const GPT2 *g, const Config *c,
           name, gradient_elements(g), all);
 }
 
+// With one micro-batch whose activations are kept, gradients wait in their own layer's range, one
+// behind the other, if there is room; and nowhere else.
+static void check_over_acts(const GPT2 *g, const Config *c, const char *name) {
+    const bool may = c->accum == 1 && c->recompute == KEEP;
+    const char *end = NULL;
+    size_t all = 0;
+    for (int i = 0; i < g->pieces.count; i++) {
+        const Piece *p = &g->pieces.pieces[i];
+        const char *from = (const char *)p->grad;
+        const bool layer = p->segment > 0 && p->segment < g->segments - 1;
+        const bool kept = layer && piece_grad_on_gpu(&g->choice, p);
+        const size_t bytes = round_up(p->length * sizeof(floatX), 256);
+        if (kept && may && !g->in_place && bytes <= layer_stride(g) / 2 && !p->over_acts)
+            CHECK(end != NULL && end + bytes > g->acts + (size_t)p->segment * layer_stride(g)
+                                               + layer_entry(g), "%s: %d does not", name, i);
+        if (!p->over_acts) continue;
+        const char *begin = g->acts + ((size_t)p->segment - 1) * layer_stride(g) + layer_entry(g);
+        if (end == NULL || end < begin) end = begin;
+        CHECK(kept && may && from >= end && from + bytes <= begin + layer_stride(g),
+              "%s: piece %d waits elsewhere", name, i);
+        end = from + bytes;
+        all += p->length;
+    }
+    CHECK(all == g->grads_over_acts, "%s: %zu elements wait there, not %zu", name,
+          g->grads_over_acts, all);
+}
+
 // The bytes that crossed the link in each direction in `steps` steps.
 static void check_moved(const GPT2 *g, const Config *c, size_t steps, const char *name) {
     const size_t X_ = sizeof(floatX);
@@ -280,6 +307,7 @@ static Hashes run(const Config *c, size_t steps) {
     Hashes h = {0, 0};
     check_pieces(g, c, name);
     check_places(g, c, name);
+    check_over_acts(g, c, name);
     check_memory(g, name, allocated);
     check_host_memory(g, c, name);
     h.training = train_steps(g, &s, &r, 1, steps, 0, c->evaluate ? &h.evaluations : NULL);

@@ -338,7 +338,7 @@ static void check_formulas(GPT2 *g, const Config *c, const char *name) {
         const size_t passing = ends + turns * R * part_of(x.n[1], R);
         size_t wanted = X_ * (sums || c->stage >= 2 ? passing : rooms);
         if (sums) wanted += 4 * own;
-        else if (c->stage >= 2) wanted += X_ * own;
+        else if (c->stage >= 2) wanted += X_ * (own - g->grads_over_acts);
         wanted += (size_t)128 * ((s.V + 127) / 128) * s.C * 4;
         const size_t grads = purpose_bytes(list, n, "gradients");
         CHECK(grads == wanted, "rank %zu: %zu bytes of gradients, not %zu: %s", rank, grads, wanted,
