@@ -487,8 +487,8 @@ static void check_padding(const GPT2 *g) {
         const GPT2Tensor *x = &g->table.tensors[i];
         const size_t end = i + 1 < g->table.count ? x[1].offset : g->table.elements;
         for (size_t j = x->offset + x->rows * x->cols; j < end; j++, padding++)
-            CHECK(g->params[j] == 0 && g->grads[j] == 0 && g->m[j] == 0 && g->v[j] == 0,
-                  "%s, element %zu", x->name, j - x->offset);
+            CHECK(g->params[j] == 0 && g->grads[j] == 0 && ((float *)g->m)[j] == 0
+                  && ((float *)g->v)[j] == 0, "%s, element %zu", x->name, j - x->offset);
     }
     CHECK(padding > 100, "nothing was padded");
 }

@@ -61,6 +61,10 @@ HOT hot_from_bf16(float *__restrict__ to, const uint16_t *__restrict__ x, size_t
     }
 ADAM_SUM(bf16, 1)
 ADAM_SUM(fp32, 0)
+HOT hot_adam16_sum(float *p, uint16_t *m, uint16_t *v, float *sum, const void *g, uint16_t *p_bf16,
+                   const AdamWork *w, size_t n) {
+    adam_loop(p, m, v, sum, g, p_bf16, w, 0, n, 0, 1, 1, 1, 1, 0, 1);
+}
 
 #define ZO_ROUND(name, storage) \
     HOT hot_zo_round_##name(float *__restrict__ x, size_t n) { \

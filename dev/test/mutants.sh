@@ -28,6 +28,8 @@ gpt2_release: device_rest() :: gpt2_free() does
 gpt2_round_params: device_rest() :: the emulated GPU's cudaMemcpy() is over when it returns
 gpt2_update_wait: device_rest() :: whoever reads then rests, too (gpu_copy), or waits for events
 zen_exchange_columns: device_rest() :: so do its copies
+gpt2_eval: device_rest() :: for what ranks exchange next, which is run_eval()'s: test_cli_zero.sh
+zero_weights_changed: event_record(z->place_free[i], g->compute) :: an update is queued behind the norm, which is behind backward
 upload: stream_wait(stream, s->used) :: zeroth order's; test_ranks of test_zo_gpu notices it
 zo_fetch: stream_rest(g->compute) :: cudaFree() waits for both streams, too
 zo_fetch: stream_rest(g->out) :: so it does

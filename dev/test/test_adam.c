@@ -177,12 +177,33 @@ static void runs_make(AdamRun *runs) {
     CHECK(at < RUNS_END, "%zu", at);
 }
 
-static void runs_equal_scalar_with_any_threads(void) {
+__attribute__((noinline))
+static void one_element_bf16(float *p, uint16_t *m, uint16_t *v, float g, const AdamStep *s,
+                             float decay, size_t index) {
+    adam_bf16(p, m, v, g, s, decay, (uint32_t)index);
+}
+
+// In every mode, with any threads, for any cut of the runs; with moments in fp32 or in bf16, which
+// then take 2 bytes of each 4.
+static void check_runs(int half) {
     Arrays a = arrays_make(RUNS_END), b = arrays_make(RUNS_END), want = arrays_make(RUNS_END);
-    AdamRun runs[RUNS];
+    AdamRun runs[RUNS], cut[2 * RUNS];
     runs_make(runs);
+    for (int r = 0; r < RUNS; r++) {
+        const size_t third = runs[r].length / 3 / NORM_BLOCK * NORM_BLOCK;
+        cut[2 * r] = cut[2 * r + 1] = runs[r];
+        cut[2 * r].length = third;
+        cut[2 * r + 1].at += third;
+        cut[2 * r + 1].index += third;
+        cut[2 * r + 1].length -= third;
+    }
     arrays_fill(&a, RUNS_END, 4);
-    const AdamStep s = adam_step_prepare(3e-4, 0.9, 0.999, 1e-8, 0.1, 10, 0.5);
+    for (size_t i = 0; half && i < RUNS_END; i++) {
+        ((uint16_t *)a.m)[i] = f32_to_bf16(a.m[i]);
+        ((uint16_t *)a.v)[i] = f32_to_bf16(a.v[i]);
+    }
+    AdamStep s = adam_step_prepare(3e-4, 0.9, 0.999, 1e-8, 0.1, 10, 0.5);
+    s.moments_bf16 = half;
     // of a gradient; of a sum; of a sum and a gradient
     enum { FP32, FP32_COPY, BF16, BF16_COPY, BF16_IN_PLACE, SUM, SUM_COPY, SUM_FP32, SUM_BF16_COPY,
            MODES };
@@ -196,26 +217,38 @@ static void runs_equal_scalar_with_any_threads(void) {
         copy_inputs(&want, &a, RUNS_END);
         if (in_place) memcpy(want.out, a.g16, RUNS_END * 2);
         for (int r = 0; r < RUNS; r++)
-            for (size_t i = runs[r].at; i < runs[r].at + runs[r].length; i++) {
+            for (size_t k = 0, i = runs[r].at; k < runs[r].length; k++, i++) {
+                const float decay = runs[r].decay ? s.weight_decay : 0.0f;
                 float g = is_bf16 ? bf16_to_f32(a.g16[i]) : a.g[i];
                 if (mode >= SUM) g = has_grad ? fmaf(0.7f, g, sum[i]) : sum[i];
-                one_element(&want.p[i], &want.m[i], &want.v[i], g, &s,
-                            runs[r].decay ? s.weight_decay : 0.0f);
+                if (half)
+                    one_element_bf16(&want.p[i], (uint16_t *)want.m + i, (uint16_t *)want.v + i, g,
+                                     &s, decay, runs[r].index + k);
+                else one_element(&want.p[i], &want.m[i], &want.v[i], g, &s, decay);
                 if (copies) want.out[i] = f32_to_bf16(want.p[i]);
             }
         for (int threads = 1; threads <= 7; threads++) {
+            const bool cuts = threads % 2 == 0;
             use_threads(threads);
             copy_inputs(&b, &a, RUNS_END);
             if (in_place) memcpy(b.out, a.g16, RUNS_END * 2);
             const void *grad = in_place ? b.out : is_bf16 ? (const void *)a.g16 : (const void *)a.g;
             const AdamWork work = {b.p, b.m, b.v, mode >= SUM ? sum : NULL, has_grad ? grad : NULL,
-                                   is_bf16, 0, 0.7f, copies ? b.out : NULL, NULL, runs, RUNS, s};
+                                   is_bf16, 0, 0.7f, copies ? b.out : NULL, NULL,
+                                   cuts ? cut : runs, cuts ? 2 * RUNS : RUNS, s};
             adam_work(&work);
             size_t wrong = 0;
-            for (size_t i = 0; i < RUNS_END; i++)
-                wrong += !same_float(b.p[i], want.p[i]) || !same_float(b.m[i], want.m[i]) ||
-                         !same_float(b.v[i], want.v[i]) || !same_bf16(b.out[i], want.out[i]);
+            for (size_t i = 0; i < RUNS_END; i++) {
+                const bool m = half ? ((uint16_t *)b.m)[i] == ((uint16_t *)want.m)[i]
+                                    : same_float(b.m[i], want.m[i]);
+                const bool v = half ? ((uint16_t *)b.v)[i] == ((uint16_t *)want.v)[i]
+                                    : same_float(b.v[i], want.v[i]);
+                wrong += !same_float(b.p[i], want.p[i]) || !m || !v
+                      || !same_bf16(b.out[i], want.out[i]);
+            }
             CHECK(wrong == 0, "%zu differ (mode %d, %d threads)", wrong, mode, threads);
+            CHECK(!half || (memcmp((uint16_t *)b.m + RUNS_END, (uint16_t *)a.m + RUNS_END,
+                                   RUNS_END * 2) == 0), "wrote past the moments");
         }
     }
     free(sum);
@@ -224,6 +257,9 @@ static void runs_equal_scalar_with_any_threads(void) {
     arrays_free(&b);
     arrays_free(&want);
 }
+
+static void runs_equal_scalar_with_any_threads(void) { check_runs(0); }
+static void runs_with_moments_in_bf16(void) { check_runs(1); }
 
 // ---------------------------------------------------------------------------------------------
 // Moments in bf16
@@ -282,72 +318,6 @@ static void noise_is_even_and_independent(void) {
         }
     }
     printf("  unevenness of the noise: at most %.1f standard deviations\n", worst);
-}
-
-__attribute__((noinline))
-static void one_element_bf16(float *p, uint16_t *m, uint16_t *v, float g, const AdamStep *s,
-                             float decay, size_t index) {
-    adam_bf16(p, m, v, g, s, decay, (uint32_t)index);
-}
-
-// The loop is the definition for moments in bf16 as well: in every mode, with any threads, and for
-// any cut of the runs.
-static void loop_equals_definition_with_bf16_moments(void) {
-    Arrays a = arrays_make(RUNS_END), b = arrays_make(RUNS_END), want = arrays_make(RUNS_END);
-    AdamRun runs[RUNS], cut[2 * RUNS];
-    runs_make(runs);
-    for (int r = 0; r < RUNS; r++) {
-        const size_t half = runs[r].length / 3;
-        cut[2 * r] = cut[2 * r + 1] = runs[r];
-        cut[2 * r].length = half;
-        cut[2 * r + 1].at += half;
-        cut[2 * r + 1].index += half;
-        cut[2 * r + 1].length -= half;
-    }
-    arrays_fill(&a, RUNS_END, 4);
-    uint16_t *m = (uint16_t *)a.m, *v = (uint16_t *)a.v;  // in place: 2 bytes of each 4
-    for (size_t i = 0; i < RUNS_END; i++) {
-        m[i] = f32_to_bf16(a.m[i]);
-        v[i] = f32_to_bf16(a.v[i]);
-    }
-    AdamStep s = adam_step_prepare(3e-4, 0.9, 0.999, 1e-8, 0.1, 10, 0.5);
-    s.moments_bf16 = 1;
-    enum { FP32, FP32_COPY, BF16, BF16_COPY, BF16_IN_PLACE, MODES };
-    for (int mode = FP32; mode < MODES; mode++) {
-        const int is_bf16 = mode >= BF16, in_place = mode == BF16_IN_PLACE;
-        copy_inputs(&want, &a, RUNS_END);
-        if (in_place) memcpy(want.out, a.g16, RUNS_END * 2);
-        for (int r = 0; r < RUNS; r++)
-            for (size_t k = 0, i = runs[r].at; k < runs[r].length; k++, i++) {
-                one_element_bf16(&want.p[i], (uint16_t *)want.m + i, (uint16_t *)want.v + i,
-                                 is_bf16 ? bf16_to_f32(a.g16[i]) : a.g[i], &s,
-                                 runs[r].decay ? s.weight_decay : 0.0f, runs[r].index + k);
-                if (mode != FP32 && mode != BF16) want.out[i] = f32_to_bf16(want.p[i]);
-            }
-        for (int threads = 1; threads <= 7; threads += 3) {
-            use_threads(threads);
-            copy_inputs(&b, &a, RUNS_END);
-            if (in_place) memcpy(b.out, a.g16, RUNS_END * 2);
-            const void *grad = in_place ? b.out : is_bf16 ? (const void *)a.g16 : (const void *)a.g;
-            uint16_t *out = mode == FP32 || mode == BF16 ? NULL : b.out;
-            const bool cuts = threads == 4;
-            const AdamWork work = {b.p, b.m, b.v, NULL, grad, is_bf16, 0, 1, out, NULL,
-                                   cuts ? cut : runs, cuts ? 2 * RUNS : RUNS, s};
-            adam_work(&work);
-            size_t wrong = 0;
-            for (size_t i = 0; i < RUNS_END; i++)
-                wrong += !same_float(b.p[i], want.p[i]) || !same_bf16(b.out[i], want.out[i]) ||
-                         !same_bf16(((uint16_t *)b.m)[i], ((uint16_t *)want.m)[i]) ||
-                         !same_bf16(((uint16_t *)b.v)[i], ((uint16_t *)want.v)[i]);
-            CHECK(wrong == 0, "%zu differ (mode %d, %d threads)", wrong, mode, threads);
-            CHECK(memcmp((uint16_t *)b.m + RUNS_END, (uint16_t *)a.m + RUNS_END, RUNS_END * 2) == 0,
-                  "wrote past the moments");
-        }
-    }
-    use_threads(0);
-    arrays_free(&a);
-    arrays_free(&b);
-    arrays_free(&want);
 }
 
 // The mean of v over many elements after `steps` steps with gradients of one size, which then grow
@@ -685,9 +655,9 @@ int main(void) {
     RUN(bf16_rounds_to_nearest_even);
     RUN(loop_equals_scalar_at_any_length_and_offset);
     RUN(runs_equal_scalar_with_any_threads);
+    RUN(runs_with_moments_in_bf16);
     RUN(random_rounding_has_the_mean);
     RUN(noise_is_even_and_independent);
-    RUN(loop_equals_definition_with_bf16_moments);
     RUN(random_rounding_keeps_the_second_moment);
     RUN(bits_are_the_same_everywhere);
     RUN(definition_is_adamw);

@@ -33,6 +33,7 @@ hot_adam16_bf16 1
 hot_adam16_fp32_out 1
 hot_adam16_bf16_out 1
 hot_adam16_in_place 1
+hot_adam16_sum 1
 accumulate_range 4 tail
 hot_accumulate_fp32 1
 hot_accumulate_bf16 1

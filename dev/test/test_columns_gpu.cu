@@ -277,19 +277,24 @@ template <typename X> static void scatter_case(const ZenMap *map, int segment) {
 
 template <typename X> static void scatter(void) { cases(scatter_case<X>); }
 
-template <typename X, typename G> static void adam_case(const ZenMap *map, int segment) {
+// HALF: moments in bf16, in 2 bytes of each 4; without what is no number, which may become one.
+template <typename X, typename G, bool HALF>
+static void adam_case(const ZenMap *map, int segment) {
     const size_t n = part_of(map, segment), packed = packed_of(map, segment, false);
-    const AdamStep step = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.3, 3, 0.37);
+    AdamStep step = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.3, 3, 0.37);
+    step.moments_bf16 = HALF;
     X *want_x = numbers<X>(n, 5, true), *x = device(want_x, n);
     float *state[3], *want[3], *got[3];
-    G *g = host<G>(packed), *wide = numbers<G>(packed, 9, true);
+    G *g = host<G>(packed), *wide = numbers<G>(packed, 9, !HALF);
     for (int k = 0; k < 3; k++) {
-        float *values = numbers<float>(packed, 6 + (uint32_t)k, true);
+        float *values = numbers<float>(packed, 6 + (uint32_t)k, !HALF);
         state[k] = host<float>(packed);
         each(map, segment, false, [&](size_t, size_t p, int) {  // gaps are as empty as they can be
             state[k][p] = k == 2 ? fabsf(values[p]) : values[p];
             g[p] = wide[p];
         });
+        for (size_t i = 0; HALF && k > 0 && i < packed; i++)
+            ((uint16_t *)state[k])[i] = f32_to_bf16(state[k][i]);
         got[k] = device(state[k], packed);
         want[k] = state[k];
         free(values);
@@ -298,7 +303,7 @@ template <typename X, typename G> static void adam_case(const ZenMap *map, int s
     for (int i = s->first; i < s->first + s->count; i++) {
         const ZenTensor *z = &map->tensor[i];
         const size_t at = z->chosen_at - s->chosen_at;
-        const AdamRun run = {at, z->rows * z->chosen, z->decay, 0};
+        const AdamRun run = {at, z->rows * z->chosen, z->decay, z->chosen_index};
         cpu_adam_update(want[0], want[1], want[2], g, sizeof(G) == 2, NULL, &run, 1, &step);
     }
     each(map, segment, false, [&](size_t e, size_t p, int) { want_x[e] = rounded<X>(want[0][p]); });
@@ -313,8 +318,9 @@ template <typename X, typename G> static void adam_case(const ZenMap *map, int s
 }
 
 template <typename X> static void adam(void) {
-    cases(adam_case<X, float>);
-    cases(adam_case<X, bf16>);
+    cases(adam_case<X, float, false>);
+    cases(adam_case<X, bf16, false>);
+    cases(adam_case<X, bf16, true>);
 }
 
 // By its definition: 128 rows one after the other, then the sums of these.
