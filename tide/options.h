@@ -146,7 +146,7 @@ static const Option option_table[] = {
     REAL("beta2", beta2, "0.95", 0, 1 - 1e-9, O_FIXED | O_FO, "decay of the second moment"),
     REAL("eps", eps, "1e-8", 1e-30, 1, O_FIXED | O_FO, "added to the root of the second moment"),
     CHOICE("moments", moments, "fp32", "fp32|bf16", O_FO,
-           "how both are stored; bf16: 8 bytes of state instead of 12, rounded at random"),
+           "how both are stored; bf16: rounded at random"),
     REAL("clip", clip, "1", 0, 1e30, O_FO, "largest gradient norm; 0: no clipping"),
 
     TITLE("Evaluation and samples"),

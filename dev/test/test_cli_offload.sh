@@ -175,14 +175,20 @@ least() {
     echo $high
 }
 
-# In the least memory gradients of visitors wait on the host, and sums are made there.
-tight="--offload interleave --share 0.5 --slots 2 --recompute none $fine"
+# In the least memory gradients of visitors wait on the host, and sums are made there; or, where
+# activations are kept, in their place.
+tight="--offload interleave --share 0.5 --slots 2 --recompute block $fine"
+over="--offload interleave --share 0.5 --slots 2 --recompute none $fine"
+go over $steps $over --gpu-memory "$(least $over)K"
 go tight $steps $tight --gpu-memory "$(least $tight)K"
 go tight_sums $steps --accum 3 $tight --gpu-memory "$(least --accum 3 $tight)K"
 wait
 same tight_memory_keeps_the_bits tight none
+same gradients_over_activations_keep_the_bits over none
 same tight_memory_keeps_the_bits_of_sums tight_sums accum_none
 c=$(field tight cpu_params) g=$(field tight gpu_params)
+check gradients_over_activations_are_said grep -q 'update where activations were' over.out
+is gradients_over_activations_stay over d2h_bytes $((12 * g + 2 * c))
 is gradients_of_visitors_leave tight d2h_bytes $((12 * g + 2 * P))
 is gradients_of_visitors_return tight h2d_bytes $((14 * g + 2 * c))
 is sums_on_the_host_take_each_gradient tight_sums d2h_bytes $((12 * g + 6 * P))
