@@ -235,6 +235,7 @@ static bool params_are_masters(const GPT2 *g) {
 // comes there again, which waits for the layer's update: until then the gradient may lie there.
 enum { LAYER_PARTS = 12 };
 
+// Bytes of the rest's parts, in the order of LayerActs; returns their sum.
 static size_t layer_parts(const GPT2 *g, size_t bytes[LAYER_PARTS]) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
     const size_t X_ = sizeof(floatX), f32 = sizeof(float);
@@ -271,16 +272,14 @@ static floatX *layer_input(const GPT2 *g, size_t l) {
 static LayerActs layer_acts(const GPT2 *g, size_t l) {
     size_t bytes[LAYER_PARTS];
     LayerActs a;
-    void **const part[LAYER_PARTS] = {
-        (void **)&a.ln_1, (void **)&a.mean_1, (void **)&a.rstd_1, (void **)&a.qkv,
-        (void **)&a.atty, (void **)&a.lse, (void **)&a.mid, (void **)&a.ln_2, (void **)&a.mean_2,
-        (void **)&a.rstd_2, (void **)&a.fc, (void **)&a.act};
+    void *const part[LAYER_PARTS] = {&a.ln_1, &a.mean_1, &a.rstd_1, &a.qkv, &a.atty, &a.lse,
+                                     &a.mid, &a.ln_2, &a.mean_2, &a.rstd_2, &a.fc, &a.act};
     const size_t all = layer_parts(g, bytes);
     const bool shared = !g->training || g->recompute;  // behind the entries
     char *at = g->acts + l * layer_stride(g) + layer_entry(g);
     if (shared) at = g->acts + acts_bytes(g) - all;
     a.x = layer_input(g, l);
-    for (int k = 0; k < LAYER_PARTS; at += bytes[k++]) *part[k] = at;
+    for (int k = 0; k < LAYER_PARTS; at += bytes[k++]) memcpy(part[k], &at, sizeof at);
     return a;
 }
 
