@@ -54,6 +54,15 @@ HOST_DEVICE static inline uint16_t f32_to_bf16_random(float f, uint32_t random) 
     return (uint16_t)((bits + random) >> 16);
 }
 
+// n numbers that are stored in bf16, out to floats, or from there, to the nearest.
+static inline void bf16_move(uint16_t *stored, float *w, size_t n, bool out) {
+    #pragma omp parallel for if (n > 1 << 16)
+    for (size_t i = 0; i < n; i++) {
+        if (out) w[i] = bf16_to_f32(stored[i]);
+        else stored[i] = f32_to_bf16(w[i]);
+    }
+}
+
 // 32 random bits of a number: a hash of few operations, all of which exist in vectors. Source of
 // the constants: Wellons, "Prospecting for hash functions" (2018); of those with two products,
 // these alone pass noise_is_even_and_independent() of test_adam.c.

@@ -654,15 +654,8 @@ static void gpt2_zo_update(GPT2 *g, const ZoConfig *zo, const ZoUpdate *u) {
 // A RunState's move: arenas, of which m and v may be in bf16.
 static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     const GPT2 *g = (const GPT2 *)owner;
-    if (!g->moments_bf16 || part == 0) {
-        state_move((void *)g->parts, part, at, n, w, out);
-        return;
-    }
-    uint16_t *there = (uint16_t *)(part == 1 ? g->m : g->v) + at;
-    for (size_t i = 0; i < n; i++) {
-        if (out) w[i] = bf16_to_f32(there[i]);
-        else there[i] = f32_to_bf16(w[i]);
-    }
+    if (g->moments_bf16 && part > 0) bf16_move((uint16_t *)g->parts[part] + at, w, n, out);
+    else state_move((void *)g->parts, part, at, n, w, out);
 }
 
 // The memory for what run_open() has settled, and first values. Returns the bytes that it planned.

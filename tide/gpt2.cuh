@@ -371,10 +371,7 @@ static void state_copy(const GPT2 *g, int k, void *here, float *w, size_t n, boo
     }
     uint16_t *half = ALLOC(uint16_t, n, "moments");
     if (out) gpu_copy(half, here, n * sizeof *half);
-    for (size_t i = 0; i < n; i++) {
-        if (out) w[i] = bf16_to_f32(half[i]);
-        else half[i] = f32_to_bf16(w[i]);
-    }
+    bf16_move(half, w, n, out);
     if (!out) gpu_copy(here, half, n * sizeof *half);
     free(half);
 }
