@@ -69,7 +69,7 @@ struct alignas(64) Member {
 };
 
 struct Segment {
-    std::atomic<int> reported;
+    std::atomic<int> reporter, reported;  // the number of the rank that reports, + 1; it has
     Member member[MAX_RANKS];
 };
 
@@ -109,15 +109,36 @@ static void hide(bool start) {
     hidden = start;
 }
 
-[[noreturn]] static void end_silently() {
+// Each rank locks the byte of its number; the lock goes when its process ends.
+static struct flock lock_of(int rank) {
+    struct flock l = {};
+    l.l_type = F_WRLCK;
+    l.l_whence = SEEK_SET;
+    l.l_start = rank;
+    l.l_len = 1;
+    return l;
+}
+
+static bool process_is_gone(const ncclComm *c, int rank) {
+    struct flock l = lock_of(rank);
+    return rank != c->rank && fcntl(c->file, F_GETLK, &l) == 0 && l.l_type == F_UNLCK;
+}
+
+// Another rank reports. This one ends after that: its end may be the end of all, by whoever started
+// them.
+[[noreturn]] static void end_silently(ncclComm *c) {
     if (hidden) hide(false);
+    while (c->segment->reported.load() == 0
+           && !process_is_gone(c, c->segment->reporter.load() - 1))
+        usleep(1000);
     _exit(1);
 }
 
-// What several ranks notice, one of them says; the others end without a word.
+// What several ranks notice, one of them says.
 [[noreturn]] __attribute__((format(printf, 2, 3)))
 static void fail_together(ncclComm *c, const char *format, ...) {
-    if (c->segment->reported.exchange(1) != 0) end_silently();
+    int nobody = 0;
+    if (!c->segment->reporter.compare_exchange_strong(nobody, c->rank + 1)) end_silently(c);
     if (hidden) hide(false);
     char text[1024];
     va_list args;
@@ -126,6 +147,8 @@ static void fail_together(ncclComm *c, const char *format, ...) {
     va_end(args);
     fflush(stdout);
     fprintf(stderr, "emulated GPU: error between ranks: %s\n", text);
+    fflush(stderr);
+    c->segment->reported.store(1);
     die_after_report();
 }
 
@@ -140,19 +163,8 @@ static std::string text_of(const Call &c) {
 // ---------------------------------------------------------------------------------------------
 // Waiting for peers, and noticing those that will not come
 
-// Each rank locks the byte of its number; the lock goes when its process ends.
-static struct flock lock_of(int rank) {
-    struct flock l = {};
-    l.l_type = F_WRLCK;
-    l.l_whence = SEEK_SET;
-    l.l_start = rank;
-    l.l_len = 1;
-    return l;
-}
-
 // In what way a rank that was here is not any more, or null.
 static const char *how_gone(const ncclComm *c, int rank) {
-    struct flock l = lock_of(rank);
     switch (c->segment->member[rank].state.load(std::memory_order_acquire)) {
     case DESTROYED: return "has called ncclCommDestroy";
     case ABORTED: return "has called ncclCommAbort";
@@ -160,8 +172,7 @@ static const char *how_gone(const ncclComm *c, int rank) {
     case ABSENT: return nullptr;
     default: break;
     }
-    return rank != c->rank && fcntl(c->file, F_GETLK, &l) == 0 && l.l_type == F_UNLCK ? "is gone"
-           : nullptr;
+    return process_is_gone(c, rank) ? "is gone" : nullptr;
 }
 
 // Sleeps a little: ranks are more than cores.
@@ -187,7 +198,7 @@ static bool wait_for_all(ncclComm *c, const Call *call, double limit, F is_there
         if (c->aborted) return false;
         let_others_run(tries);
         if (tries % 32 != 31) continue;
-        if (c->segment->reported.load() != 0) end_silently();
+        if (c->segment->reporter.load() != 0) end_silently(c);
         const double now = seconds_now();
         if (begin == 0) begin = now;
         const char *how = nullptr;
