@@ -6,9 +6,9 @@
 #   22.07 G parameters. Disk: 353 GB at the end, for a checkpoint of 265 and model.safetensors;
 #   883 GB while --save-every replaces one of --keep 2. GPU memory: at least 46.5 GiB, and
 #   then 287.7 GiB of host memory; from 348.5 GiB on nothing is offloaded.
-#   machine            GPU   host  s/step tokens/s  plan
-#   h200_16cores     138.6  199.0    2.75      746  interleave
-#   paper_h100        78.8  258.8    5.11      401  interleave
-#   rtx4090_desktop     23      -       -        -  does not fit
-#   rtx3090_desktop     23      -       -        -  does not fit
+#   machine                 GPU   host  s/step tokens/s  plan
+#   h200_16cores          138.6  199.0    2.75      746  interleave
+#   paper_h100             78.8  258.8    5.11      401  interleave
+#   rtx4090_desktop          23      -       -        -  does not fit
+#   rtx3090_desktop          23      -       -        -  does not fit
 exec sh "$(dirname "$0")/train_offload.sh" 20b_offload --model 20b --batch 1 --seq 2048 "$@"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The scripts of scripts/ from end to end, on the emulated GPU with tiny models; and that the tables
-# at the head of the run_*.sh and zero_node.sh are what the plan says today (UPDATE=1 writes them
-# anew).
+# at the head of the run_*.sh and zero_node.sh, in doc/fits.md and of it in README.md are what the
+# plan says today (UPDATE=1 writes them anew).
 # usage: sh dev/test/test_scripts.sh      (from the top of the repository, after make train_gpt2emu;
 #                                         ALL=1: with the emulated GPU's clock as it is)
 set -u
@@ -29,7 +29,8 @@ for f in "$top"/scripts/run_*.sh "$top/scripts/zero_node.sh"; do
     options=$(sed -n 's/^exec .*train_offload.sh" [^ ]* \(.*\) "\$@"$/\1/p' "$f")
     # shellcheck disable=SC2086  # options are words
     case $f in
-        */run_*) sh "$top/scripts/plan_offload.sh" $options ;;
+        */run_*) MACHINES=$(sed -n 's/^# MACHINES="\(.*\)".*/\1/p' "$f") \
+                     sh "$top/scripts/plan_offload.sh" $options ;;
         *) scaling paper_h100 79G "2 4"; scaling h200_16cores 139G 8 ;;
     esac | sed 's/^/#   /' >table
     if [ "${UPDATE:-0}" = 1 ]; then
@@ -40,6 +41,35 @@ for f in "$top"/scripts/run_*.sh "$top/scripts/zero_node.sh"; do
     sed -n '/^#   /p' "$f" >said
     check "$(basename "$f")_says_what_the_plan_says" diff said table
 done
+
+# What fits where. README.md has a row per model of "host: tokens/s", in italics what only fits with
+# moments in bf16.
+in_short() {
+    awk -F ' *[|] *' '
+        !/^[|]/ || $2 == "model" || $2 == "gpt2-xl" || /^[|]-/ { next }
+        { if (!($2 in row)) order[++n] = $2
+          cell = $4 + 0 > 0 ? $4 ": " $5 : $8 + 0 > 0 ? "*" $8 ": " $9 "*" : ""
+          row[$2] = row[$2] " " cell " |" }
+        END { for (i = 1; i <= n; i++) print "| " order[i] " |" row[order[i]] }' "$1"
+}
+if whole || [ "${UPDATE:-0}" = 1 ]; then sh "$top/scripts/fits.sh" >table
+else MODELS=7b CARDS=24 sh "$top/scripts/fits.sh" >table; fi
+if [ "${UPDATE:-0}" = 1 ]; then
+    for f in doc/fits.md README.md; do
+        [ $f = doc/fits.md ] || in_short table >table.short
+        awk -v table=table -v short=table.short -v readme="$f" '
+            readme == "README.md" ? !/^[|] [0-9.]+b [|]/ : !/^[|]/ { print; next }
+            !done { if (readme == "README.md") table = short
+                    while ((getline line < table) > 0) print line
+                    done = 1 }' "$top/$f" >new
+        cat new >"$top/$f"
+    done
+fi
+in_short "$top/doc/fits.md" >table.short
+check fits_are_what_the_plan_says sh -c '[ -s table ] && ! grep -v -x -F -f "$1/doc/fits.md" table' - "$top"
+check fits_are_in_the_readme sh -c '! grep -v -x -F -f "$1/README.md" table.short' - "$top"
+refuses fits_for_a_card_of_no_size 2 'no card of 7 GB' env CARDS=7 sh "$top/scripts/fits.sh"
+refuses fits_says_what_is_wrong 2 'unknown option --sequ' sh "$top/scripts/fits.sh" --sequ 3
 
 # The shape of these small runs; what is given last counts.
 tiny="--layers 2 --heads 2 --channels 32 --context 32 --vocab 300 --batch 2 --seq 32"

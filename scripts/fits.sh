@@ -1,0 +1,95 @@
+#!/bin/sh
+# Which model trains on which card, by --plan: the smallest host on which it fits, the options that
+# --offload auto takes there, and the predicted speed. Needs neither GPU nor data.
+# usage: [TRAINER=./train_gpt2emu] [MODELS="7b 20b"] [CARDS="24 80"] [HOSTS="64 128"]
+#        scripts/fits.sh [OPTION...]
+# Prints a table in Markdown; the whole of it is doc/fits.md. 5 % of the card and of the host stay
+# free: for CUDA's context, what cuBLASLt has of its own, and the system. Micro-batches of 2,048 to
+# 32,768 tokens: the fastest that fits. Again with --moments bf16, which is never chosen unasked,
+# where that is what makes it fit, or fit a smaller host. The rates are assumed (rates/), with the
+# card's arithmetic and memory; that a larger host may have more channels of memory is not counted.
+set -eu
+trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
+rates=$(dirname "$0")/rates
+models=${MODELS:-gpt2-xl 7b 8.3b 10b 13b 20b} cards=${CARDS:-8 12 16 24 48 80 141}
+hosts=${HOSTS:-32 64 128 256 512}
+[ -x "$trainer" ] ||
+    { echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2; exit 2; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# machine CARD: its rates in $work/rates, and in $gib what is there of its memory. The rates that it
+# is made from, and what is another here: Tflop/s, GB/s of memory, share of the link.
+machine() {
+    case $1 in                                  # data sheet, Tflop/s and GB/s
+        8) gib=8 made="rtx4090_desktop 21 272 0.5" ;;    # RTX 4060, 30.2 and 272; PCIe 4 x8
+        12) gib=12 made="rtx4090_desktop 43 672 1" ;;    # RTX 5070, 61.7 and 672
+        16) gib=16 made="rtx4090_desktop 68 717 1" ;;    # RTX 4080, 97.5 and 717
+        24) gib=24 made="rtx4090_desktop 115 1008 1" ;;  # RTX 4090, 165 and 1008
+        48) gib=48 made="h200_16cores 200 864 0.46" ;;   # L40S, 362 and 864; PCIe 4 x16
+        80) gib=79 made="h200_16cores 550 3350 1" ;;     # H100, 989 and 3350
+        141) gib=139 made="h200_16cores 550 4800 1" ;;   # H200, 989 and 4800
+        *) echo "no card of $1 GB: 8, 12, 16, 24, 48, 80 or 141" >&2; exit 2 ;;
+    esac
+    # shellcheck disable=SC2086  # words
+    set -- $made
+    awk -v flops="$2" -v bytes="$3" -v link="$4" '
+        $1 == "gpu_flops" { $2 = flops "e12" }
+        $1 == "gpu_bytes" { $2 = bytes "e9" }
+        $1 == "gpu_adam" { $2 = 0.85 * bytes / 28 * 1e9 }
+        /^[hd]2[hd]/ { $2 *= link }
+        { print $1, $2 }' "$rates/$1.txt" | sed '/^#/d' >"$work/rates"
+}
+
+# plan HOST BATCH OPTION...: what --plan says with 5 % to spare
+plan() {
+    host=$1 batch=$2
+    shift 2
+    "$trainer" --plan --model "$model" --seq "$seq" --batch $((batch * 2048 / seq)) \
+        --gpu-memory $((gib * 1024 * 95 / 100))M --host-memory $((host * 1024 * 95 / 100))M "$@" 2>&1
+}
+
+# best OPTION...: "HOST TOKENS/S BATCH OPTIONS", of the smallest host on which it fits, or nothing
+best() {
+    for h in $hosts; do
+        # The least memory has as many residents as fit; this needs no rates, and no search.
+        plan "$h" 1 "$@" --offload twinflow >/dev/null || continue
+        for batch in 1 2 4 8 16; do
+            plan "$h" $batch "$@" --offload auto --rates "$work/rates" >"$work/plan" || break
+            awk -v host="$h" -v batch=$((batch * 2048 / seq)) '
+                /^offload [a-z]*:/ && !/^offload auto/ { sub(/:/, ""); how = $2 how }
+                /^recomputing/ { how = how ", recompute" }
+                /^weights .*host/ { how = how ", weights" }
+                /^  step .* tokens/ { sub(/.*: /, ""); printf "%d %d %d %s\n", host, $1, batch, how }
+                ' "$work/plan"
+        done | sort -k2,2nr | head -n 1
+        return
+    done
+}
+
+# The options have to be right, whether it fits or not.
+machine "${cards%% *}"
+model=${models%% *} seq=1024
+plan 99999 1 "$@" >"$work/said" || grep -q 'this run needs' "$work/said" ||
+    { cat "$work/said" >&2; exit 2; }
+echo '| model | card, GB | host, GiB | tokens/s | batch | options | with `--moments bf16`: host | tokens/s | batch | options |'
+echo '|---|---|---|---|---|---|---|---|---|---|'
+for model in $models; do
+    seq=2048
+    [ "$model" != gpt2-xl ] || seq=1024
+    for card in $cards; do
+        machine "$card"
+        { best "$@"; echo; } | head -n 1 >"$work/fp32"
+        { best "$@" --moments bf16; echo; } | head -n 1 >"$work/bf16"
+        cat "$work/fp32" "$work/bf16" | awk -v model="$model" -v card="$card" '
+            function cells() {
+                if ($1 == "") return " does not fit | | | |"
+                how = $0
+                sub(/^[^ ]* [^ ]* [^ ]* /, "", how)
+                return sprintf(" %d | %d | %d | %s |", $1, $2, $3, how)
+            }
+            NR == 1 { host = $1; row = cells() }
+            NR == 2 { row = row ($1 != "" && $1 == host ? " | | | |" : cells()) }
+            END { print "| " model " | " card " |" row }'
+    done
+done
