@@ -39,9 +39,13 @@ typedef struct {
     bool keep_grads;     // gradients of visiting pieces wait on the GPU, not on the host
     bool sum_on_host;    // of several micro-batches, the gradients of pieces on the host
     bool wire_f32;       // gradients cross the link as fp32
+    int streamed;        // layers whose weights live on the host, and come whenever they are used:
+                         // of those without residents, as far as there are so many
+    int ring;            // places that such layers' weights take turns in; 0: auto, LEAST_RING
+                         // until settled
 } OffloadChoice;
 
-enum { LEAST_SLOTS = 3, LEAST_PLACES = 2 };
+enum { LEAST_SLOTS = 3, LEAST_PLACES = 2, LEAST_RING = 2 };
 
 // How many there are where so many (0: auto) are chosen: never more than are of use.
 static int slots_of(int chosen, int visits) {
@@ -51,6 +55,11 @@ static int slots_of(int chosen, int visits) {
 
 static int places_of(int chosen, int layers) {
     const int n = chosen > LEAST_PLACES ? chosen : LEAST_PLACES;
+    return n < layers ? n : layers;
+}
+
+static int ring_of(int chosen, int layers) {
+    const int n = chosen > LEAST_RING ? chosen : LEAST_RING;
     return n < layers ? n : layers;
 }
 
@@ -70,9 +79,11 @@ typedef struct {
     size_t first_block, blocks;  // its blocks of the gradient norm, which no cut ever divides
     size_t state_at;         // of the elements with state where ours is: its first one
     size_t grad_at;          // the same for the gradient, where that waits for the update
+    size_t fresh_at;         // the same for the weights, where the CPU leaves them or they live
     bool over_acts;          // there the layer's activations were, and grad_at counts bytes
     // Where it is; the trainer sets that once, when there is memory. floatX is its storage type.
-    void *params;            // the weights that forward and backward use: floatX
+    void *params;            // the weights that forward and backward use, on the GPU or, if they
+                             // come from there, on the host: floatX
     void *made;              // where backward makes the gradient: floatX
     void *grad, *host_grad;  // where that waits for the update, or is summed: floatX or fp32
     void *state[3];          // master weights, m and v, on the GPU or on the host

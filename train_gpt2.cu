@@ -17,8 +17,8 @@
 // train_step() with streams that only write down what they are given (rehearsal.h).
 
 #include "tide/sample.h"
+#include "tide/weights.cuh"
 #include "tide/zenflow.cuh"
-#include "tide/zero.cuh"
 #include "tide/zo.cuh"
 
 // =============================================================================================
@@ -100,21 +100,25 @@ static void gpt2_place(GPT2 *g) {
         gradients_over_acts(g);
     g->slot_count = slots_of(g->choice.slots, g->visit_count);
     g->places = places_of(g->choice.places, (int)g->config.layers);
-    const int tail = g->segments - 1, weights = stage == 3 ? 2 : 0;  // places of layers' weights
-    size_t shards_at = segment_room(g, weights);
+    weights_place(g);
+    const int tail = g->segments - 1;
     for (int i = 0; i < g->segments; i++) {
         Segment *s = &g->segment[i];
         const bool layer = i >= 1 && i < tail;
-        const size_t mine = s->own_from - s->at;
         if (s->leaving > 0 && s->own > g->longest_segment) g->longest_segment = s->own;
         s->place = g->in_place || !layer ? i : 1 + i % g->places;
         s->grad_at = segment_place(g, i, g->in_place ? 0 : g->places);
-        s->own_grad_at = s->grad_at + mine;
-        s->param_at = segment_place(g, i, weights);
-        s->own_param_at = s->param_at + mine;
-        if (stage < 3 || !layer) continue;
-        s->own_param_at = shards_at;  // behind the places
-        shards_at += s->cut;
+        s->own_grad_at = s->grad_at + (s->own_from - s->at);
+    }
+    g->slot_weights = g->host_weight_elements = 0;
+    const bool wide = host_grad_bytes(g) > sizeof(floatX) || g->streamed > 0;
+    for (int i = 0; i < list->count && sizeof(floatX) < sizeof(float); i++) {
+        Piece *p = &g->pieces.pieces[i];
+        const bool streams = g->segment[p->segment].streams;
+        if (streams && p->kind == PIECE_VISIT) g->slot_weights = sizeof(floatX);
+        p->fresh_at = p->kind == PIECE_LATE ? p->grad_at : g->host_weight_elements;
+        if (streams || p->kind == PIECE_LATE || (wide && p->kind == PIECE_HOST))
+            g->host_weight_elements += p->length;
     }
 }
 
@@ -141,7 +145,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         list[n++] = Buffer{purpose, bytes, &g->field, BUFFER_ZERO}
     #define HOST(purpose, bytes, field) \
         list[n++] = Buffer{purpose, bytes, &g->field, BUFFER_HOST}
-    ARENA("parameters", parameter_elements(g) * X_, params);
+    ARENA("parameters", g->param_elements * X_, params);
     BUFFER("activations", acts_bytes(g), acts);
     BUFFER("activations", N * C * X_, ln_f);
     BUFFER("activations", N * f32, mean_f);
@@ -182,8 +186,9 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
             HOST("AdamW moments", away * state_bytes(g, 2), host_v);
             HOST("gradients", grads_host * host_grad_bytes(g), host_grads);
         }
-        if (X_ < f32 && away > 0 && (host_grad_bytes(g) > X_ || g->zen != NULL))
-            HOST("new weights", grads_host * X_, host_weights);
+        if (g->host_weight_elements > 0)
+            HOST(g->streamed > 0 ? "weights" : "new weights", g->host_weight_elements * X_,
+                 host_weights);
         if (lands) HOST("gradients", 2 * g->longest_segment * X_, landing);
         if (g->zen != NULL) n = zen_buffers(g, list, n);
     }
@@ -227,7 +232,8 @@ static void gpt2_needs(void *model, const OffloadChoice *c, bool recompute, size
 
 static OffloadMemory gpt2_memory(GPT2 *g, int recompute, size_t gpu, size_t host) {
     const OffloadMemory m = {gpt2_needs, g, gpu, host, g->training ? recompute : RECOMPUTE_NONE,
-                             g->accumulating || g->zen != NULL};
+                             g->accumulating || g->zen != NULL, g->weights,
+                             (int)g->config.layers};
     return m;
 }
 
@@ -268,6 +274,9 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
             printf(", visitors have %d slot%s", g->slot_count, plural((size_t)g->slot_count));
         printf("\n");
     }
+    if (g->streamed > 0)
+        printf("weights of %d of %zu layers live on the host, and come to %d place%s in turn\n",
+               g->streamed, g->config.layers, g->ring, plural((size_t)g->ring));
     if (g->recompute) printf("recomputing activations in backward\n");
     if (g->grads_over_acts > 0)
         printf("%.1f MiB of gradients wait for the update where activations were\n",
@@ -307,13 +316,18 @@ static size_t gpt2_check(GPT2 *g, int offload, int recompute, size_t limit, size
 //   out       copies to the host: gradients, and the state of visitors
 //   fetch     copies to the GPU: the state of visitors
 //   back      copies to the GPU: weights that the CPU has updated
+//   weights   copies to the GPU: layers' weights that live on the host (weights.cuh)
 //   update    AdamW on the GPU
 //   host      AdamW on the CPU: the worker of host.cuh
 //   ranks     collectives between GPUs (zero.cuh)
 //
 //   event            recorded in   it says                                    who waits
 //   updated[s]       update        the GPU has updated its part of s          compute: forward of s
+//                    out           the same, and that is on the host, too     weights
 //   returned[s]      back          the CPU's new weights of s are there       compute: forward of s
+//                                  or, of those that live on the host, made   weights
+//   arrived[s]       weights       the weights of s have come from the host   compute; or ranks
+//   ring_free[i]     compute       the weights in place i are used no more    weights, ranks
 //   gathered[s]      ranks         all ranks' new weights of s are there      compute: forward of s
 //   grad_ready[s]    compute       backward has made the gradient of s        leave; or ranks
 //   reduced[s]       ranks         it is summed over the ranks                leave
@@ -348,6 +362,7 @@ static void gpt2_allocate(GPT2 *g) {
     g->out = stream_make("out", false);
     g->fetch = stream_make("fetch", false);
     g->back = stream_make("back", false);
+    g->weights_in = stream_make("weights", false);
     g->update = stream_make("update", true);
     g->grad_ready = events_make(segments);
     g->grad_left = events_make(segments);
@@ -355,6 +370,9 @@ static void gpt2_allocate(GPT2 *g) {
     g->grad_arrived = events_make(segments);
     g->updated = events_make(segments);
     g->returned = events_make(segments);
+    g->arrived = events_make(segments);
+    g->ring_free = events_make((size_t)ring_places(g));
+    g->tenant = (int *)own(OWNS_PLAIN, ALLOC(int, (size_t)ring_places(g) + 1, "places"));
     g->slot_free = events_make((size_t)g->slot_count);
     g->slot_full = events_make((size_t)g->slot_count);
     event_make(&g->handover, false);
@@ -462,10 +480,10 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *targets,
     g->turn = 1 - g->turn;
     upload(g, g->turn, inputs, targets, B, T, g->compute);
     for (size_t s = 0; s < (size_t)g->segments; s++) {
-        if (zero_stage(g->zero) == 3) zero_weights(g, s, 1);
+        weights_use(g, s, 1);
         compute_span(g, "wait", s);
-        if (g->zero != NULL) {
-            stream_wait(g->compute, zero_gathered(g->zero, s));
+        if (g->zero != NULL || g->segment[s].streams) {
+            stream_wait(g->compute, weights_event(g, s));
         } else {
             stream_wait(g->compute, g->updated[s]);
             if (g->offloaded) stream_wait(g->compute, g->returned[s]);
@@ -608,19 +626,32 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     }
 }
 
-// The places of p, m, v and, if that is to come, too, the gradient in a visitor's slot.
-static void slot_places(const GPT2 *g, int visit, void *place[4]) {
+// The places in a visitor's slot: of p, m, v, of weights that live on the host, and, if that is to
+// come, too, of the gradient.
+enum { SLOT_WEIGHTS = 3, SLOT_GRAD, SLOT_PARTS };
+
+static void slot_places(const GPT2 *g, int visit, void *place[SLOT_PARTS]) {
     char *slot = g->slots + (size_t)(visit % g->slot_count) * slot_bytes(g);
-    for (int k = 0; k < 4; slot += g->pieces.longest_visit * state_bytes(g, k++)) place[k] = slot;
+    for (int k = 0; k < SLOT_PARTS; k++) {
+        place[k] = slot;
+        slot += g->pieces.longest_visit * (k < 3 ? state_bytes(g, k) : g->slot_weights);
+    }
+    if (sizeof(floatX) == sizeof(float)) place[SLOT_WEIGHTS] = place[0];
+}
+
+// Bytes of an element of weights that come and go with a visitor's state.
+static size_t visitor_weights(const GPT2 *g, const Piece *p) {
+    return g->segment[p->segment].streams ? g->slot_weights : 0;
 }
 
 // The way of a visitor's state into its slot, once that is empty. `out` is in order: by then, this
 // visitor's own state of the last step is on the host, too.
 static void visitor_fetch(GPT2 *g, int visit) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
-    const size_t bytes = p->length * piece_bytes(g);
+    const size_t weights = p->length * visitor_weights(g, p);
+    const size_t bytes = p->length * piece_bytes(g) + weights;
     const int slot = visit % g->slot_count;
-    void *place[4];
+    void *place[SLOT_PARTS];
     slot_places(g, visit, place);
     g->fetched = visit + 1;
     stream_wait(g->fetch, g->slot_free[slot]);
@@ -629,6 +660,7 @@ static void visitor_fetch(GPT2 *g, int visit) {
     live(g, "visiting state", (double)bytes, 1, g->fetch);
     for (int k = 0; k < 3; k++)
         copy_in(g, place[k], p->state[k], p->length * state_bytes(g, k), g->fetch);
+    if (weights > 0) copy_in(g, place[SLOT_WEIGHTS], p->params, weights, g->fetch);
     timeline_end(&g->timeline, span, g->fetch);
     event_record(g->slot_full[slot], g->fetch);
 }
@@ -716,10 +748,10 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
     if (last) visitors_begin(g);
     for (size_t s = (size_t)g->segments; s-- > 0;) {
         const Segment *x = &g->segment[s];
-        if (zero_stage(g->zero) == 3 && s >= 1 && s <= L) {  // its weights may be gone
-            zero_weights(g, s, -1);
+        weights_use(g, s, -1);
+        if (x->ring >= 0) {  // they may be gone
             compute_span(g, "wait", s);
-            stream_wait(g->compute, zero_gathered(g->zero, s));
+            stream_wait(g->compute, weights_event(g, s));
         }
         if (g->recompute && s >= 1 && s < L) {  // the last layer's activations are still there
             compute_span(g, "backward", s);
@@ -773,6 +805,7 @@ static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamSte
     stream_wait(g->host.stream, g->grad_arrived[p->segment]);
     host_submit(g, p, number, &work);
     order(g, g->host.stream, g->back);
+    if (g->segment[p->segment].streams) return;  // they live where they are
     const int returning = timeline_begin(&g->timeline, ROW_BACK, "back", number, bytes, g->back);
     copy_in(g, p->params, p->fresh, bytes, g->back);
     timeline_end(&g->timeline, returning, g->back);
@@ -780,13 +813,14 @@ static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamSte
 
 // AdamW on the GPU, of a piece whose p, m, v and gradient are there. In fp32, p is the weight.
 static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, void *const state[3],
-                          const void *grad, bool grad_is_bf16, const AdamStep *step) {
-    uint16_t *rounded = sizeof(floatX) == 2 ? (uint16_t *)p->params : NULL;
+                          void *weights, const void *grad, bool grad_is_bf16,
+                          const AdamStep *step) {
+    uint16_t *rounded = sizeof(floatX) == 2 ? (uint16_t *)weights : NULL;
     const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", number, 0, g->update);
     adam_update_gpu((float *)state[0], state[1], state[2], grad, grad_is_bf16, rounded,
                     g->pieces.runs + p->first_run, p->runs, step, g->update);
-    if (rounded == NULL && state[0] != p->params)
-        stream_copy(p->params, state[0], p->length * sizeof(float), cudaMemcpyDeviceToDevice,
+    if (rounded == NULL && state[0] != weights)
+        stream_copy(weights, state[0], p->length * sizeof(float), cudaMemcpyDeviceToDevice,
                     g->update);
     timeline_end(&g->timeline, updating, g->update);
 }
@@ -795,30 +829,35 @@ static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, void *const st
 // already, and goes back; with several slots, one piece comes while another one goes.
 static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
-    const size_t number = (size_t)g->visits[visit], bytes = p->length * piece_bytes(g);
+    const size_t number = (size_t)g->visits[visit];
+    const size_t weight_bytes = p->length * visitor_weights(g, p);
+    const size_t bytes = p->length * piece_bytes(g) + weight_bytes;
     const int slot = visit % g->slot_count;
     Timeline *t = &g->timeline;
-    void *place[4];
+    void *place[SLOT_PARTS];
     slot_places(g, visit, place);
+    void *weights = g->segment[p->segment].streams ? place[SLOT_WEIGHTS] : p->params;
     if (visit >= g->fetched) visitor_fetch(g, visit);
     if (!g->choice.keep_grads) {
         const size_t grad_bytes = p->length * host_grad_bytes(g);
         stream_wait(g->fetch, g->grad_arrived[p->segment]);
         const int span = timeline_begin(t, ROW_FETCH, "fetch", number, grad_bytes, g->fetch);
-        copy_in(g, place[3], p->host_grad, grad_bytes, g->fetch);
+        copy_in(g, place[SLOT_GRAD], p->host_grad, grad_bytes, g->fetch);
         timeline_end(t, span, g->fetch);
         event_record(g->slot_full[slot], g->fetch);
     }
     // an event, not order(): visitors that were fetched ahead of their turn need not be there
     stream_wait(g->update, g->slot_full[slot]);
     if (g->choice.keep_grads)
-        update_on_gpu(g, p, number, place, p->grad, waiting_bytes(g) == 2, step);
+        update_on_gpu(g, p, number, place, weights, p->grad, waiting_bytes(g) == 2, step);
     else
-        update_on_gpu(g, p, number, place, place[3], host_grad_bytes(g) == 2, step);
+        update_on_gpu(g, p, number, place, weights, place[SLOT_GRAD], host_grad_bytes(g) == 2,
+                      step);
     order(g, g->update, g->out);
     const int flushing = timeline_begin(t, ROW_FLUSH, "flush", number, bytes, g->out);
     for (int k = 0; k < 3; k++)
         copy_out(g, p->state[k], place[k], p->length * state_bytes(g, k));
+    if (weight_bytes > 0) copy_out(g, p->params, weights, weight_bytes);
     timeline_end(t, flushing, g->out);
     live(g, "visiting state", -(double)bytes, 1, g->out);
     event_record(g->slot_free[slot], g->out);
@@ -837,7 +876,7 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
             const bool is_bf16 = waiting_bytes(g) == 2;
             switch (p->kind) {
             case PIECE_RESIDENT:
-                update_on_gpu(g, p, number, p->state, p->grad, is_bf16, step);
+                update_on_gpu(g, p, number, p->state, p->params, p->grad, is_bf16, step);
                 break;
             case PIECE_VISIT: update_visitor(g, visit++, step); break;
             case PIECE_HOST: update_on_host(g, p, number, step); break;
@@ -848,11 +887,11 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
         const bool whole = g->in_place || sums_on_gpu(g);
         live(g, "gradients", -(double)(whole ? x->own : x->own - x->leaving), waiting_bytes(g),
              g->update);
-        event_record(g->updated[s], g->update);
+        event_record(g->updated[s], x->streams ? g->out : g->update);
         event_record(g->returned[s], g->back);
     }
     if (g->zen != NULL) zen_window(g, step->grad_scale);
-    if (g->zero != NULL) zero_weights_changed(g);
+    weights_changed(g);
     if (g->zen != NULL && g->zen->turn.selects) zen_exchange_columns(g);
 }
 
@@ -881,11 +920,11 @@ static void gpt2_round_params(GPT2 *g) {
             for (size_t j = 0; j < n; j++) rounded[j] = f32_to_bf16(from[at + j]);
             CUDA(cudaMemcpy((floatX *)p->params + at,
                             sizeof(floatX) == 2 ? (const void *)rounded : (const void *)(from + at),
-                            n * sizeof(floatX), cudaMemcpyHostToDevice));
+                            n * sizeof(floatX), cudaMemcpyDefault));
         }
     }
     device_rest();  // our streams do not wait for the default one
-    if (g->zero != NULL) zero_weights_changed(g);
+    weights_changed(g);
 }
 
 // =============================================================================================
@@ -1084,7 +1123,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     StepMark *marks = ALLOC(StepMark, steps, "plan");
     rehearsal_begin(&q, rates);
     gpt2_allocate(g);
-    if (g->zero != NULL) zero_weights_changed(g);
+    if (g->zo == NULL) weights_changed(g);
     for (size_t i = 0; i < steps; i++) {
         train_step(g, run, i + 1);
         marks[i] = StepMark{q.events[event_number(g->step_left)], q.count};  // its norm, its end
@@ -1203,7 +1242,7 @@ static void choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         if (kept.recompute == RECOMPUTE_AUTO) kept.recompute = RECOMPUTE_NONE;
         c->mode = OFFLOAD_NONE;
         const OffloadChoice asked = *c;
-        if (gpt2_settle(g, &kept)) return;
+        if (g->weights != WEIGHTS_HOST && gpt2_settle(g, &kept)) return;
         machine_rates(&g->host, g->host_threads, o, rates);
         const Searched searched = {g, r, rates};
         OffloadSearch search = {rates, memory, search_rehearse, &searched, update_bytes(g), asked,
@@ -1248,6 +1287,9 @@ static size_t settle(GPT2 *g, Run *r) {
     memset(&rates, 0, sizeof rates);
     if (g->zo != NULL) zo_choose(g, o, limit);
     else choose_offload(g, r, limit, host_limit, &rates);
+    if (g->weights == WEIGHTS_HOST && g->streamed == 0)
+        die("--weights host: the state of every layer is on the GPU, and so are its weights; use a "
+            "smaller --resident");
     if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
     const size_t planned = gpt2_check(g, o->offload, o->recompute, limit, host_limit);
     if (o->rates != NULL || (o->plan && limits.here))
@@ -1325,6 +1367,9 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     if (g->zo == NULL) g->zero = zero_open(r);
     if (g->zero != NULL && r->world > 1)
         printf("ranks: %zu, ZeRO-%d\n", r->world, g->zero->stage);
+    g->weights = o->weights;
+    if (!r->training || o->dump != NULL || (g->zero != NULL && g->zero->stage < 3)
+        || o->offload == OFFLOAD_ZENFLOW || g->zo != NULL) g->weights = WEIGHTS_GPU;
     g->shards = g->zero != NULL ? zero_shards_of(g->zero, &g->table) : gpt2_shards_all(&g->table);
     g->accumulating = r->training && o->accum > 1 && o->dump == NULL;
     g->head_rows = HEAD_ROWS;
@@ -1346,7 +1391,7 @@ static void gpt2_load(GPT2 *g, Run *r) {
     RunState state = gpt2_state(g);
     if (g->zen != NULL) {
         zen_load(g, r, &state);
-        if (g->zero != NULL) zero_weights_changed(g);
+        weights_changed(g);
         return;
     }
     run_load(r, &state);
@@ -1381,7 +1426,7 @@ static int train(Run *r) {
     const char *trace = r->rank == 0 ? o->trace : NULL;
     if (g->offloaded || g->zero != NULL || trace != NULL) timeline_open(&g->timeline, trace);
     if (g->offloaded && g->training) host_describe(&g->host);
-    live(g, "weights", (double)parameter_elements(g), sizeof(floatX), g->compute);
+    live(g, "weights", (double)g->param_elements, sizeof(floatX), g->compute);
     if (g->training)  // in fp32 without masters
         live(g, "resident state", (double)g->pieces.elements[PIECE_RESIDENT],
              piece_bytes(g) - (params_are_masters(g) ? sizeof(float) : 0), g->compute);

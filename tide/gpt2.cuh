@@ -54,6 +54,8 @@ typedef struct {
     size_t grad_at;       // in GPT2.grads: where backward makes the gradient
     size_t own_grad_at;   // the own shard of it
     int place;            // number of that place; segments may take turns in one
+    int ring;             // place that its weights come to when they are used; -1: they stay
+    bool streams;         // they live on the host
     const Piece *first, *end;  // its pieces (offload.h), if it has any
     size_t leaving;       // of its gradient: what waits for the update on the host
 } Segment;
@@ -100,6 +102,13 @@ struct GPT2 {
     bool in_place;              // gradients wait for the update where backward makes them
     size_t grads_over_acts;     // elements that wait where activations were: see layer_acts()
     bool no_overlap;            // backward waits until each gradient has left
+    int weights;                // --weights, as far as there is a choice
+    int streamed;               // layers whose weights live on the host
+    int ring;                   // places that layers' weights take turns in
+    int *tenant;                // per such place: 1 + the segment whose weights are there; 0: none
+    size_t param_elements;      // of `params`
+    size_t slot_weights;        // bytes of an element of weights in a visitor's slot
+    size_t host_weight_elements;
     int host_threads;           // 0: as host_queue_open() finds
     size_t moved_in, moved_out; // bytes over the link in this step
     // Work is queued in streams, one for the CPU among them; only events order one against another.
@@ -108,6 +117,7 @@ struct GPT2 {
     cudaStream_t out;           // copies to the host: gradients, and the state of visitors
     cudaStream_t fetch;         // copies to the GPU: the state of visitors
     cudaStream_t back;          // copies to the GPU: weights that the host updated
+    cudaStream_t weights_in;    // copies to the GPU: layers' weights that live on the host
     cudaStream_t update;        // AdamW on the GPU
     HostQueue host;             // AdamW on the host, in a stream of its own
     cudaEvent_t handover;       // recorded wherever one stream hands over to another
@@ -119,6 +129,8 @@ struct GPT2 {
     cudaEvent_t *returned;      // per segment: the weights that the host updated are back
     cudaEvent_t *slot_free;     // per slot: the state of its last visitor is on the host again
     cudaEvent_t *slot_full;     // per slot: all that its next one needs has come
+    cudaEvent_t *ring_free;     // per place of weights: those that were there are used no more
+    cudaEvent_t *arrived;       // per segment: its weights have come from the host
     cudaEvent_t step_left;      // loss and norm of the step are on the host
     ZenFlow *zen;               // --offload zenflow; else NULL
     Zo *zo;                     // --optimizer mezo, or only labels to evaluate; else NULL
@@ -136,7 +148,7 @@ struct GPT2 {
     void *m, *v;                                 // the same; here and on the host fp32 or bf16
     floatX *grads;                               // the micro-batch's gradients; see Segment
     void *waiting;                               // gradients for the update; see Piece
-    char *slots;                                 // (slots, longest visit): p, m, v, and grad
+    char *slots;                                 // (slots, longest visit): see slot_places()
     float *wire;                                 // (WIRE_CHUNK): gradients on their way, in fp32
     float *dwte;                                 // (Vp, C): the head's gradient and wte's, in fp32
     char *acts;                                  // of layers: see layer_acts()
@@ -155,7 +167,8 @@ struct GPT2 {
     float *host_master;                          // state of the pieces that are not resident
     void *host_m, *host_v;
     void *host_grads;                            // gradients for the update; see Piece
-    uint16_t *host_weights;                      // new bf16 weights, unless they overwrite those
+    uint16_t *host_weights;                      // bf16 weights: new ones, unless they overwrite
+                                                 // those; and those that live here
     floatX *landing;                             // (2, longest segment), if the host sums gradients
     Staging staging[STAGINGS];
     int turn;                                    // the staging in use
@@ -295,9 +308,9 @@ static void pieces_point(GPT2 *g) {
         const Segment *s = &g->segment[p->segment];
         const size_t inside = p->at - s->own_at, waits = sums_on_gpu(g) ? p->at : p->grad_at;
         const bool chosen = p->kind == PIECE_CHOSEN, here = chosen || p->kind == PIECE_RESIDENT;
-        p->params = g->params + s->own_param_at + inside;
         for (int k = 0; k < (g->training ? 3 : 1); k++)
             p->state[k] = (char *)(here ? gpu[k] : host[k]) + p->state_at * state_bytes(g, k);
+        p->params = g->params + s->own_param_at + inside;
         if (here && params_are_masters(g)) p->state[0] = p->params;
         if (!g->training) continue;
         p->made = g->grads + s->own_grad_at + inside;
@@ -306,14 +319,15 @@ static void pieces_point(GPT2 *g) {
         if (p->over_acts) p->grad = (char *)layer_acts(g, (size_t)p->segment - 1).ln_1 + p->grad_at;
         p->host_grad = (char *)g->host_grads + p->grad_at * host_grad_bytes(g);
         p->fresh = wide ? p->state[0]
-                 : g->host_weights != NULL ? g->host_weights + p->grad_at : p->host_grad;
+                 : g->host_weights != NULL ? g->host_weights + p->fresh_at : p->host_grad;
+        if (s->streams) p->params = p->fresh;
     }
 }
 
 // Room for one visitor.
 static size_t slot_bytes(const GPT2 *g) {
     const size_t grad = g->choice.keep_grads ? 0 : host_grad_bytes(g);
-    return g->pieces.longest_visit * (piece_bytes(g) + grad);
+    return g->pieces.longest_visit * (piece_bytes(g) + g->slot_weights + grad);
 }
 
 // Bytes of those of a list that are on the host, or on the GPU, each rounded up to what its

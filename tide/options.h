@@ -27,6 +27,7 @@ enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTER
        OFFLOAD_ZENFLOW };
 enum { WIRE_BF16, WIRE_FP32 };
 enum { MOMENTS_FP32, MOMENTS_BF16 };
+enum { WEIGHTS_GPU, WEIGHTS_HOST, WEIGHTS_AUTO };
 
 #define OPTION_MAX 96           // room for rows in the table
 #define AUTO_COUNT SIZE_MAX     // "auto", for a count whose range begins at 0
@@ -50,7 +51,7 @@ typedef struct {
     int save_dtype;
     bool resume, no_save, help, version;
     // placement, GPU builds
-    int precision, recompute, offload, grad_wire;
+    int precision, recompute, offload, grad_wire, weights;
     double resident, share;                           // may be AUTO_REAL
     size_t stride, subgroup, slots;                   // 0: auto
     size_t zero, world;                               // zero 0: auto
@@ -180,6 +181,8 @@ static const Option option_table[] = {
     TITLE("GPU builds: where the state of AdamW is, and who updates it"),
     CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|zenflow", 0,
            "of AdamW's state; auto: the fastest; CPU: zenflow"),
+    CHOICE("weights", weights, "auto", "gpu|host|auto", O_GPU | O_FO,
+           "host: layers' come when they are used; auto: if need be"),
     REAL("resident", resident, "auto", 0, 1, O_GPU | O_FO | O_SHARE,
          "share of it on the GPU; auto: what fits, or 0"),
     COUNT("stride", stride, "auto", 1, BIG, O_GPU | O_FO | O_SPLIT,
@@ -408,7 +411,9 @@ static void options_check(const Options *o) {
             const Option *x = &option_table[i];
             const bool evaluates = o->steps == 0 && x->type == O_TEXT;  // --labels, --template
             if (o->given[i] && (x->flags & groups[k].flag) && !groups[k].fits && !evaluates)
-                die("--%s needs %s", x->name, groups[k].needed);
+                die("--%s needs %s%s", x->name, groups[k].needed,
+                    mezo && x->offset == offsetof(Options, weights)
+                        ? "; with mezo: --resident-blocks" : "");
         }
     if (o->min_lr > o->lr) die("--min-lr %g is above --lr %g", o->min_lr, o->lr);
     if (o->steps > 0 && o->warmup != AUTO_COUNT && o->warmup > o->steps)
@@ -420,6 +425,13 @@ static void options_check(const Options *o) {
         die("the CPU trainer has nothing to offload; it knows --offload none and zenflow");
     if (mezo && option_given(o, "offload") && o->offload != OFFLOAD_NONE)
         die("--offload places the state of AdamW; with mezo: --resident-blocks");
+    if (o->weights == WEIGHTS_HOST && zenflow)
+        die("--weights host needs another --offload than zenflow, which updates them at every step "
+            "on the GPU");
+    if (o->weights == WEIGHTS_HOST && o->offload == OFFLOAD_NONE)
+        die("--weights host needs state on the host, and --offload none leaves none there");
+    if (o->weights == WEIGHTS_HOST && (o->zero == 1 || o->zero == 2))
+        die("--weights host needs --zero 3: with %zu, each GPU holds all weights", o->zero);
     if ((mezo || zenflow || o->labels != NULL) && o->dump != NULL)
         die("--dump shows the gradient of plain training, without --optimizer and --offload");
     if (zenflow && o->zen_window == 0 && (o->zen_topk == 0 || o->zen_topk == 1))

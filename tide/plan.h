@@ -175,6 +175,7 @@ typedef struct {
     size_t gpu, host;        // bytes that are there
     int recompute;           // RECOMPUTE_AUTO, or the one that it must be
     bool sums;               // gradients are summed, on the GPU or, if that is too small, the host
+    int weights, layers;     // --weights, as far as there is a choice; the model's layers
 } OffloadMemory;
 
 static bool choice_fits(const OffloadMemory *m, const OffloadChoice *c, bool recompute) {
@@ -204,34 +205,52 @@ static double choice_residents(const OffloadMemory *m, OffloadChoice c, bool rec
     return c.resident > 0 || choice_fits(&gpu, &c, recompute) ? c.resident : -1;
 }
 
-// Uses what *c leaves of the GPU's memory: for places, and then for slots, if they are "auto". A
-// byte of places spares backward a wait that some bytes of slots only shorten; but there is no such
-// wait where gradients are summed on the GPU.
+// Lets as few layers stream as need be for *c to fit; it does with as many as it has.
+static void choice_keep_weights(const OffloadMemory *m, OffloadChoice *c, bool recompute) {
+    for (int low = 0, high = c->streamed; low < high;) {
+        c->streamed = (low + high) / 2;
+        if (choice_fits(m, c, recompute)) high = c->streamed;
+        else low = c->streamed + 1;
+        c->streamed = high;
+    }
+}
+
+// Uses what *c leaves of the GPU's memory: for weights that stay, unless all are to stream; for
+// places of gradients, of weights, and then for slots, if they are "auto". A byte of the former
+// spares backward a wait that some bytes of slots only shorten; but there is no such wait where
+// gradients are summed on the GPU.
 static void choice_fill(const OffloadMemory *m, OffloadChoice *c, bool recompute) {
+    if (m->weights == WEIGHTS_AUTO) choice_keep_weights(m, c, recompute);
     const bool leaves = c->mode == OFFLOAD_ZENFLOW || !m->sums || c->sum_on_host;
     if (c->places == 0 && c->mode != OFFLOAD_NONE && leaves)
         choice_grow(m, c, recompute, &c->places, LEAST_PLACES, 1000);
+    if (c->ring == 0 && c->streamed > 0)
+        choice_grow(m, c, recompute, &c->ring, LEAST_RING, 1000);
     if (c->slots == 0 && c->mode == OFFLOAD_INTERLEAVE)
         choice_grow(m, c, recompute, &c->slots, LEAST_SLOTS, 1000);
 }
 
 // Settles what only costs memory, or only costs time, of a choice whose mode is given: residents,
 // if they are below 0; and, as far as it takes to fit, in this order: sums on the host, visitors'
-// gradients that wait there, and recomputation. Then fills what is left. False: nothing fits, and
-// what is in *c needs the least.
+// gradients that wait there, recomputation, and weights on the host. Then fills what is left.
+// False: nothing fits, and what is in *c needs the least.
 static bool choice_settle(const OffloadMemory *m, OffloadChoice *c, bool *recompute) {
-    const bool any = c->resident < 0;
-    for (int again = m->recompute == RECOMPUTE_BLOCK; again <= (m->recompute != RECOMPUTE_NONE);
-         again++)
-        for (int tight = 0; tight < 3; tight++) {
-            *recompute = again;
-            c->sum_on_host = tight > 0 && m->sums;
-            c->keep_grads = tight < 2;
-            if (any) c->resident = fmax(choice_residents(m, *c, again), 0);
-            if (!choice_fits(m, c, again)) continue;
-            choice_fill(m, c, again);
-            return true;
-        }
+    const bool any = c->resident < 0, all_here = c->mode == OFFLOAD_NONE
+                                                 || c->mode == OFFLOAD_ZENFLOW;
+    const int weights = all_here ? WEIGHTS_GPU : m->weights;
+    for (int away = weights == WEIGHTS_HOST; away <= (weights != WEIGHTS_GPU); away++)
+        for (int again = m->recompute == RECOMPUTE_BLOCK;
+             again <= (m->recompute != RECOMPUTE_NONE); again++)
+            for (int tight = 0; tight < 3; tight++) {
+                *recompute = again;
+                c->streamed = away ? m->layers : 0;
+                c->sum_on_host = tight > 0 && m->sums;
+                c->keep_grads = tight < 2;
+                if (any) c->resident = fmax(choice_residents(m, *c, again), 0);
+                if (!choice_fits(m, c, again)) continue;
+                choice_fill(m, c, again);
+                return true;
+            }
     return false;
 }
 
@@ -265,16 +284,16 @@ static void search_try(OffloadSearch *q, OffloadChoice c, bool recompute, bool r
     q->predicted = x;
 }
 
-// --offload auto: what a rehearsal finds fastest among none, zero, twinflow, and interleave at
-// shares around the best of rates.h, with and without recomputation, with the sums of gradients on
-// either side, and those of visitors. False if nothing fits.
-static bool offload_search(OffloadSearch *q) {
+// Tries none, zero, twinflow, and interleave at shares around the best of rates.h, with and without
+// recomputation, with the sums of gradients on either side, and those of visitors; with so many
+// layers streaming.
+static void search_all(OffloadSearch *q, int streamed) {
     static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // times the best
     const int count = sizeof shares / sizeof *shares;
     const OffloadMemory *m = &q->memory;
     OffloadChoice c = q->choice;
-    q->predicted.step = q->none = INFINITY;
     c.stride = 0;
+    c.streamed = streamed;
     for (int again = m->recompute == RECOMPUTE_BLOCK; again <= (m->recompute != RECOMPUTE_NONE);
          again++)
         for (int sum = 0; sum <= (int)m->sums; sum++)
@@ -289,9 +308,18 @@ static bool offload_search(OffloadSearch *q) {
                     c.share = i < 0 ? 0 : fmin(best * shares[i], 1);
                     c.resident = 0;
                     if (i > -2) search_try(q, c, again, true);
-                    if (i > -2 || !sum) search_try(q, c, again, false);
+                    if (i > -2 || (!sum && streamed == 0)) search_try(q, c, again, false);
                 }
             }
+}
+
+// --offload auto: what a rehearsal finds fastest; with weights on the host only if nothing else
+// fits, or if that is asked for. False if nothing fits.
+static bool offload_search(OffloadSearch *q) {
+    const OffloadMemory *m = &q->memory;
+    q->predicted.step = q->none = INFINITY;
+    if (m->weights != WEIGHTS_HOST) search_all(q, 0);
+    if (m->weights != WEIGHTS_GPU && q->predicted.step == INFINITY) search_all(q, m->layers);
     return q->predicted.step < INFINITY;
 }
 

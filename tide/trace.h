@@ -8,20 +8,21 @@
 #include "json.h"
 #include <math.h>
 
-// One row for each stream of the trainer. The link carries fetch and back one way, leave and flush
-// the other.
-enum { ROW_COMPUTE, ROW_LEAVE, ROW_FETCH, ROW_UPDATE, ROW_FLUSH, ROW_HOST, ROW_BACK, ROW_COMM,
-       ROWS };
+// One row for each stream of the trainer. The link carries fetch, back and weights one way, leave
+// and flush the other.
+enum { ROW_COMPUTE, ROW_LEAVE, ROW_FETCH, ROW_UPDATE, ROW_FLUSH, ROW_HOST, ROW_BACK,
+       ROW_WEIGHTS, ROW_COMM, ROWS };
 
 static const char *const trace_rows[ROWS] = {
     "compute", "out: gradients to the host", "fetch: state to the GPU", "update on the GPU",
     "out: state to the host", "host: update on the CPU", "back: weights to the GPU",
+    "weights: layers to the GPU",
     "comm: between the GPUs"};
 
 // Seconds are those since the trace began. Names with a meaning: "wait" is a stall, no work;
 // "fetch", "update", "flush" and "back" are the update of the parameters. "reduce" and "gather"
-// move gradients and weights between GPUs. dev/timeline.c knows "forward", "backward", "leave",
-// "norm", "accumulate" and "save", too.
+// move gradients and weights between GPUs; "weights" are layers' that live on the host.
+// dev/timeline.c knows "forward", "backward", "leave", "norm", "accumulate" and "save", too.
 typedef struct {
     double begin, end;      // seconds
     int row;                // ROW_COMPUTE ..; -1: of none, not to be written
@@ -59,11 +60,11 @@ static double intervals_common(const Interval *a, int na, const Interval *b, int
     return length;
 }
 
-// The copies of two rows, joined; x must have room for n.
-static int trace_copies(Interval *x, const TraceSpan *s, int n, int row, int other) {
+// The copies of these rows, joined; x must have room for n.
+static int trace_copies(Interval *x, const TraceSpan *s, int n, int row, int other, int third) {
     int count = 0;
     for (int i = 0; i < n; i++)
-        if ((s[i].row == row || s[i].row == other) && s[i].bytes > 0) {
+        if ((s[i].row == row || s[i].row == other || s[i].row == third) && s[i].bytes > 0) {
             x[count].begin = s[i].begin;
             x[count++].end = s[i].end;
         }
@@ -73,7 +74,7 @@ static int trace_copies(Interval *x, const TraceSpan *s, int n, int row, int oth
 // What one step did, in seconds.
 typedef struct {
     size_t step;
-    double duplex;        // both directions of the link copied: fetch or back, and flush or leave
+    double duplex;        // both directions of the link copied
     double stalled;       // compute waited; of that,
     double stalled_backward;  // before a part of backward
     double forward, backward;  // work on these
@@ -93,8 +94,8 @@ static const char *trace_after(const TraceSpan *s, int n, double end) {
 static void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
     static const char *const update[4] = {"fetch", "update", "flush", "back"};
     Interval *x = ALLOC(Interval, 2 * (size_t)n, "intervals"), *y = x + n;
-    const int in = trace_copies(x, s, n, ROW_FETCH, ROW_BACK);
-    const int out = trace_copies(y, s, n, ROW_FLUSH, ROW_LEAVE);
+    const int in = trace_copies(x, s, n, ROW_FETCH, ROW_BACK, ROW_WEIGHTS);
+    const int out = trace_copies(y, s, n, ROW_FLUSH, ROW_LEAVE, ROW_LEAVE);
     double first = INFINITY, last = -INFINITY;  // of the update
     c->duplex = intervals_common(x, in, y, out);
     c->forward = c->backward = c->stalled = c->stalled_backward = 0;

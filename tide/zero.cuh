@@ -6,8 +6,7 @@
 // gradient is summed over the ranks, and each keeps its shard of the sum (reduce-scatter). Of each
 // step: loss and block sums of the gradient's squares go around.
 // Behind each segment's update, in the order of forward: its weights are gathered; in stage 3 only
-// shortly before forward and backward use a layer's, into one of two places, of which one is used
-// while the other is filled.
+// shortly before forward and backward use a layer's (weights.cuh).
 #ifndef TIDE_ZERO_CUH
 #define TIDE_ZERO_CUH
 #include "../zero.h"
@@ -44,9 +43,6 @@ struct Zero {
     cudaStream_t stream;        // all that this file queues
     cudaEvent_t *reduced;       // per segment: its gradient is summed over the ranks
     cudaEvent_t *gathered;      // per segment: its weights are whole
-    cudaEvent_t place_free[2];  // stage 3: the layer in this place is used no more
-    int tenant[2];              // stage 3: the segment whose weights are there; 0: none
-    bool current[2];            // stage 3: the embeddings' and the tail's weights are gathered
     int segments;
     size_t *blocks, most;       // of the norm: zero_blocks(),
     size_t all_blocks;          // and their sum
@@ -142,7 +138,7 @@ static Zero *zero_open(const Run *r) {
     const Options *o = &r->o;
     if (!r->training || o->dump != NULL || (r->world == 1 && !option_given(o, "zero"))) return NULL;
     Zero *z = (Zero *)alloc_or_fail(1, sizeof(Zero), "ranks");
-    z->stage = o->zero == 0 ? 2 : (int)o->zero;
+    z->stage = o->zero > 0 ? (int)o->zero : o->weights == WEIGHTS_HOST ? 3 : 2;
     z->world = r->world;
     z->rank = r->rank;
     z->rows = o->offload == OFFLOAD_ZENFLOW;
@@ -209,7 +205,6 @@ static void zero_allocate(GPT2 *g) {
     z->stream = stream_make("ranks", true);  // where a collective begins late, all ranks wait
     z->reduced = events_make((size_t)g->segments);
     z->gathered = events_make((size_t)g->segments);
-    for (int i = 0; i < 2; i++) event_make(&z->place_free[i], false);
     const size_t head = ZERO_HEAD * sizeof(double);
     z->host_mine = (double *)pinned_alloc(head, "gradient norm");
     z->host_all = (double *)pinned_alloc(z->world * head, "gradient norm");
@@ -280,12 +275,14 @@ static double zero_norm_squared(GPT2 *g, double *loss) {
 // ---------------------------------------------------------------------------------------------
 // 4. Weights
 
-// The shards of segment s's weights go from every rank to all others, once they are updated.
+// The shards of segment s's weights go from every rank to all others, once they are updated and, if
+// they live on the host, have come from there.
 static void zero_gather(GPT2 *g, size_t s) {
     Zero *z = g->zero;
     const Segment *x = &g->segment[s];
     stream_wait(z->stream, g->updated[s]);
     stream_wait(z->stream, g->returned[s]);
+    if (x->streams) stream_wait(z->stream, g->arrived[s]);
     const int span = timeline_begin(&g->timeline, ROW_COMM, "gather", s, x->room * sizeof(floatX),
                                     z->stream);
     if (z->rows) all_gather_rows(z, g->params + x->param_at, s);
@@ -293,43 +290,6 @@ static void zero_gather(GPT2 *g, size_t s) {
                     x->cut * sizeof(floatX));
     timeline_end(&g->timeline, span, z->stream);
     event_record(z->gathered[s], z->stream);
-}
-
-// Stage 3: segment s's weights come, unless they are there. A layer's go where the layer two before
-// was, once that is used no more.
-static void zero_fetch(GPT2 *g, size_t s) {
-    Zero *z = g->zero;
-    const bool layer = s >= 1 && s <= g->config.layers;
-    if (layer && z->tenant[s % 2] == (int)s) return;
-    if (!layer && z->current[s > 0]) return;
-    if (layer) stream_wait(z->stream, z->place_free[s % 2]);
-    if (layer) z->tenant[s % 2] = (int)s;
-    else z->current[s > 0] = true;
-    zero_gather(g, s);
-}
-
-// Stage 3: compute comes to segment s, and from there to s + next (1 or -1). The weights of s must
-// be on their way, those of s - next are done with, and those of s + next come meanwhile.
-static void zero_weights(GPT2 *g, size_t s, int next) {
-    Zero *z = g->zero;
-    const size_t before = s - (size_t)next, after = s + (size_t)next;  // may wrap: no layer then
-    if (before >= 1 && before <= g->config.layers)
-        event_record(z->place_free[before % 2], g->compute);
-    zero_fetch(g, s);
-    if (after <= g->config.layers + 1) zero_fetch(g, after);
-}
-
-// An update is queued (or new weights have been loaded): what was gathered is old. Stage 1 and 2
-// gather everything anew, each segment as soon as it is updated; stage 3 when it is used.
-static void zero_weights_changed(GPT2 *g) {
-    Zero *z = g->zero;
-    for (int i = 0; i < 2; i++) {
-        event_record(z->place_free[i], g->compute);
-        z->tenant[i] = 0;
-        z->current[i] = false;
-    }
-    if (z->stage == 3) return;
-    for (int s = 0; s < g->segments; s++) zero_gather(g, (size_t)s);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -361,14 +321,6 @@ static void zero_end(const GPT2 *g) {
            "MiB to gather; forward and backward waited %.1f ms\n", z->stage, z->world,
            z->world > 1 ? "s" : "", mib(z->reduced_bytes), mib(z->gathered_bytes),
            1e3 * g->timeline.done.stalled);
-}
-
-// Elements of GPT2.params.
-static size_t parameter_elements(const GPT2 *g) {
-    if (zero_stage(g->zero) < 3) return segment_room(g, 0);
-    size_t n = segment_room(g, 2);
-    for (int i = 1; i < g->segments - 1; i++) n += g->segment[i].cut;
-    return n;
 }
 
 #endif

@@ -285,6 +285,7 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
         s->param_at = visits ? host_at : segment_place(g, i, 0);
         if (visits) host_at += s->length;
     }
+    g->param_elements = segment_room(g, 0);
     z->scratch = 2 * round_up(C, ALIGN_ELEMENTS);
     for (int k = 0; k < ZO_GROUPS; k++) {
         const int begin = t->first_layer + zo_group_first[k];
@@ -310,7 +311,7 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     int n = 0;
     #define BUFFER(purpose, bytes, field) \
         list[n++] = Buffer{purpose, bytes, &field, BUFFER_ANY}
-    BUFFER("weights", segment_room(g, 0) * X_, g->params);
+    BUFFER("weights", g->param_elements * X_, g->params);
     list[0].kind = BUFFER_ZERO;
     if (z->streamed > 0)
         list[n++] = Buffer{"slots", z->slots * zo_layer_bytes(g), NULL, BUFFER_ANY};

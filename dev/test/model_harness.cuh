@@ -266,11 +266,20 @@ static uint64_t hash_with(uint64_t seed, const void *data, size_t bytes) {
     return hash_bytes(both, sizeof both);
 }
 
+// The weights that forward and backward use, wherever they live: an arena.
+static void weights_whole(GPT2 *g, floatX *whole) {
+    for (int i = 0; i < g->segments; i++) {
+        const Segment *s = &g->segment[i];
+        const void *from = s->streams ? s->first->params : g->params + s->param_at;
+        gpu_copy(whole + s->at, from, s->length * sizeof(floatX));
+    }
+}
+
 // Of everything that training leaves: the parameters in both forms, and the moments.
 static uint64_t hash_state(GPT2 *g) {
     const size_t P = g->table.elements;
     float *whole = floats(P);
-    gpu_copy(whole, g->params, P * sizeof(floatX));
+    weights_whole(g, (floatX *)whole);
     uint64_t hash = hash_bytes(whole, P * sizeof(floatX));
     for (int k = 0; k < 3; k++) {
         gpt2_move(g, k, 0, P, whole, true);

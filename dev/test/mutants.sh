@@ -29,7 +29,7 @@ gpt2_round_params: device_rest() :: the emulated GPU's cudaMemcpy() is over when
 gpt2_update_wait: device_rest() :: whoever reads then rests, too (gpu_copy), or waits for events
 zen_exchange_columns: device_rest() :: so do its copies
 gpt2_eval: device_rest() :: for what ranks exchange next, which is run_eval()'s: test_cli_zero.sh
-zero_weights_changed: event_record(z->place_free[i], g->compute) :: an update is queued behind the norm, which is behind backward
+weights_changed: event_record(g->ring_free[i], g->compute) :: an update is queued behind the norm, which is behind backward
 upload: stream_wait(stream, s->used) :: zeroth order's; test_ranks of test_zo_gpu notices it
 zo_fetch: stream_rest(g->compute) :: cudaFree() waits for both streams, too
 zo_fetch: stream_rest(g->out) :: so it does
@@ -80,6 +80,18 @@ choice: sums on the GPU for too long :: tide/plan.h :: sum_on_host = tight > 0 :
 choice: one byte is left :: tide/plan.h :: return gpu <= m->gpu && host :: host <= m->host :: host < m->host
 memory: one landing :: train_gpt2.cu :: 2 * g->longest_segment * X_ :: 2 * g->longest_segment :: g->longest_segment
 memory: slots for shorter visitors :: offload.h :: list->longest_visit = p->length :: p->length :: p->length - 128
+weights: come before a visitor's have left :: train_gpt2.cu :: event_record(g->updated[s], x->streams :: x->streams ? g->out : g->update :: g->update
+weights: come before the CPU has made them :: train_gpt2.cu :: event_record(g->returned[s], g->back :: g->back :: g->weights_in
+weights: of the first layer :: tide/weights.cuh :: copy_in(g, g->params + x->own_param_at :: x->first->params :: g->segment[1].first->params
+weights: place free before it is used :: tide/weights.cuh ::         event_record(g->ring_free[g->segment[before :: g->compute :: g->weights_in
+weights: waits for another place :: tide/weights.cuh :: stream_wait(stream, g->ring_free :: x->ring :: (x->ring + 1) % ring_places(g)
+weights: place of another :: tide/weights.cuh :: if (layer && s->ring >= 0) s->param_at :: s->ring :: s->ring / 2
+weights: those of the step before :: tide/weights.cuh :: g->tenant[i] = 0
+weights: come though they are there :: tide/weights.cuh :: if (x->ring < 0 || g->tenant :: g->tenant[x->ring] == (int)s + 1 :: false
+weights: a visitor's in the place of its gradient :: tide/gpt2.cuh :: return g->pieces.longest_visit * (piece :: g->slot_weights :: 0
+weights: the first ones stream :: tide/weights.cuh :: s->streams = (number + 1) * g->streamed :: (number + 1) * g->streamed / may > number * g->streamed / may :: number < g->streamed
+weights: a resident's layer streams :: tide/weights.cuh :: if (p->kind != PIECE_HOST && :: p->kind != PIECE_VISIT :: p->kind == PIECE_CHOSEN
+time: weights come when they are used :: tide/weights.cuh :: int ahead = g->no_overlap :: g->ring :: 1
 counter: bytes in :: tide/gpt2.cuh :: g->moved_in +=
 time: nothing is fetched during backward :: train_gpt2.cu :: if (last) visitors_begin(g) :: visitors_begin(g) :: (void)(g->fetched = 0)
 time: forward waits for all updates :: train_gpt2.cu :: stream_wait(g->compute, g->updated[s]) :: g->updated[s] :: g->updated[g->segments - 1]
@@ -166,21 +178,19 @@ zen columns: packed for the arena, not the segment :: tide/columns.cuh :: w.pack
 zen columns: vectors decay :: tide/columns.cuh :: const float decay = w.decay :: w.decay ? s.weight_decay : 0.0f :: s.weight_decay
 zero wait: gradient summed, then used :: tide/zero.cuh :: return g->zero != NULL ? g->zero->reduced[s] :: g->zero != NULL :: false
 zero wait: --no-overlap :: train_gpt2.cu :: if (g->no_overlap && (leaves :: g->zero != NULL :: false
-zero record: place free before it is used :: tide/zero.cuh ::         event_record(z->place_free[before :: g->compute :: z->stream
+zero record: place free before it is used :: tide/weights.cuh ::         event_record(g->ring_free[g->segment[before :: g->compute :: g->zero->stream
 zero record: numbers before they come :: tide/zero.cuh :: event_record(g->step_left :: z->stream :: g->leave
-zero place: waits for the other :: tide/zero.cuh :: if (layer) stream_wait(z->stream, z->place_free :: s % 2 :: (s + 1) % 2
-zero place: frees the other :: tide/zero.cuh ::         event_record(z->place_free[before :: before % 2 :: (before + 1) % 2
-zero place: in the other :: tide/zero.cuh :: if (layer) z->tenant[s % 2] = (int)s :: s % 2 :: (s + 1) % 2
+zero place: waits for the other :: tide/weights.cuh :: stream_wait(stream, g->ring_free :: x->ring :: (x->ring + 1) % ring_places(g)
+zero place: frees the other :: tide/weights.cuh ::         event_record(g->ring_free[g->segment[before :: g->segment[before].ring :: (g->segment[before].ring + 1) % ring_places(g)
+zero place: in the first :: tide/weights.cuh :: if (layer && s->ring >= 0) s->param_at :: (size_t)s->ring :: (size_t)0
 zero place: one for all layers :: tide/gpt2.cuh :: + (size_t)(i % turns) * s[1].room :: i % turns :: 0
-zero place: layers of the step before :: tide/zero.cuh :: z->tenant[i] = 0
-zero place: embeddings and tail of the step before :: tide/zero.cuh :: z->current[i] = false
-zero place: layers come though they are there :: tide/zero.cuh :: if (layer && z->tenant[s % 2] == (int)s) return
-zero place: tail comes with every use :: tide/zero.cuh :: if (!layer && z->current[s > 0]) return
-zero gather: not in stage 1 and 2 :: tide/zero.cuh :: if (z->stage == 3) return; :: z->stage == 3 :: true
+zero place: weights of the step before :: tide/weights.cuh :: g->tenant[i] = 0
+zero place: weights come though they are there :: tide/weights.cuh :: if (x->ring < 0 || g->tenant :: g->tenant[x->ring] == (int)s + 1 :: false
+zero gather: not in stage 1 and 2 :: tide/weights.cuh :: if (g->zero == NULL || g->zero->stage == 3) return; :: g->zero->stage == 3 :: true
 zero gather: layer's shard where the layer comes :: tide/zero.cuh :: else all_gather(z, g->params + x->param_at :: x->own_param_at :: (x->param_at + z->rank * x->cut)
-zero gather: what is updated stays :: train_gpt2.cu :: (first) if (g->zero != NULL) zero_weights_changed(g)
-zero shard: gradient at the segment's begin :: train_gpt2.cu :: s->own_grad_at = s->grad_at + mine :: s->grad_at + mine :: s->grad_at
-zero shard: weights at the segment's begin :: train_gpt2.cu :: s->own_param_at = s->param_at + mine :: s->param_at + mine :: s->param_at
+zero gather: what is updated stays :: train_gpt2.cu :: (first)     weights_changed(g)
+zero shard: gradient at the segment's begin :: train_gpt2.cu :: s->own_grad_at = s->grad_at + :: s->own_from - s->at :: 0
+zero shard: weights at the segment's begin :: tide/weights.cuh :: s->own_param_at = s->param_at + :: s->own_from - s->at :: 0
 zero shard: state at the segment's begin :: tide/zero.cuh :: x->own_from = x->at + :: z->rank * x->cut :: (size_t)0
 zero shard: landing of a whole segment :: train_gpt2.cu :: work.grad = landing + :: p->at - x->own_at :: p->at % x->length
 zero shard: cut at 64 :: zero.h :: return round_up((n + world - 1) / world, ALIGN_ELEMENTS) :: ALIGN_ELEMENTS :: (size_t)64
@@ -194,11 +204,11 @@ zero flag: signal not handed on :: tide/run.h :: if (run_news[NEWS_SIGNAL] != 0 
 zero flag: no checkpoint is due :: tide/run.h :: mine[NEWS_DUE] =
 zero counter: reduced :: tide/zero.cuh :: z->reduced_bytes +=
 zero counter: gathered :: tide/zero.cuh :: (first) z->gathered_bytes +=
-zero memory: one place in stage 3 :: tide/zero.cuh :: size_t n = segment_room(g, 2) :: 2 :: 1
-zero memory: whole layers in stage 3 :: tide/zero.cuh :: n += g->segment[i].cut :: g->segment[i].cut :: g->segment[i].room
+zero memory: one place in stage 3 :: tide/weights.cuh :: const size_t shards = at + :: g->ring :: (g->ring - 1)
+zero memory: whole layers in stage 3 :: tide/weights.cuh :: g->param_elements += s->cut :: s->cut :: s->room
 zero memory: gradients of all wait :: train_gpt2.cu :: g->in_place = !g->accumulating :: stage < 2 :: true
-zero time: next layer comes when it is used :: tide/zero.cuh :: if (after <= g->config.layers + 1) zero_fetch(g, after)
-zero time: weights come from the last on :: tide/zero.cuh :: zero_gather(g, (size_t)s) :: (size_t)s :: (size_t)(g->segments - 1 - s)
+zero time: next layer comes when it is used :: tide/weights.cuh :: int ahead = g->no_overlap :: g->ring :: 1
+zero time: weights come from the last on :: tide/weights.cuh :: zero_gather(g, (size_t)s); :: (size_t)s :: (size_t)(g->segments - 1 - s)
 zero time: backward waits for every sum :: train_gpt2.cu :: if (g->no_overlap && (leaves :: g->no_overlap :: (g->no_overlap || g->zero != NULL)
 zero run: loss of one rank's share :: train_gpt2.cu :: 1 / (double)(r->o.accum * r->world) :: r->world :: 1
 zero run: gradient of one rank's share :: tide/run.h :: r->step_tokens = :: r->step_sequences :: (r->step_sequences / r->world)
@@ -207,7 +217,7 @@ zero run: ranks read what others read later :: tide/run.h :: * r->world + r->ran
 zero run: all evaluate the same :: tide/run.h :: min_size(i * R + r->rank, batches - 1) :: r->rank :: 0
 zero run: evaluations of rank 0 :: tide/run.h :: mean.loss += all[i % R * turns :: i % R :: (size_t)0
 zero run: signal of this rank :: tide/run.h :: if (ranks.world == 1) run_tell :: ranks.world == 1 :: true
-zero run: what zenflow has loaded stays :: train_gpt2.cu ::         if (g->zero != NULL) zero_weights_changed(g)
+zero run: what zenflow has loaded stays :: train_gpt2.cu ::         weights_changed(g)
 zero run: sums of rows by rank 0 :: tide/zero.cuh :: NCCL(ncclReduce(shard :: r :: 0
 zero run: rows of rank 0 :: tide/zero.cuh :: NCCL(ncclBroadcast(shard :: r :: 0
 zero run: rows not counted :: tide/zero.cuh :: (last) z->gathered_bytes +=

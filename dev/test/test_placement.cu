@@ -33,8 +33,10 @@ typedef struct {
     size_t subgroup;
     int slots, places, wire, tight, threads, serial;  // see Placement; wire: bits of gradients
     int moments;                // bits of them
+    int streamed, ring;         // layers whose weights live on the host, and their places
 } Config;
 
+enum { ALL = 9 };  // layers, at least
 enum { ZERO = OFFLOAD_ZERO, TWIN = OFFLOAD_TWINFLOW, INTER = OFFLOAD_INTERLEAVE };
 
 // Any two settings meet in one of the first MIXED (test_settings_meet). Then special cases.
@@ -42,46 +44,47 @@ enum { MIXED = 30 };
 static const Config configs[] = {
     //                         clip  sizes   mode   resident   share  slots wire threads  moments
     // shape bits accum recompute  | |  evaluate  |  |  stride | subgroup | places | tight | serial
-    {FIVE, 16, 4, AGAIN, 1e6, 1, 1, ZERO,   0, 0,  0,     0, 3, 2, 32, 1, 2, 0, 16},
-    {ONE,  32, 1,  KEEP,   0, 1, 0, ZERO,   0, 0,  0,  4096, 3, 9, 16, 0, 1, 0, 32},
-    {ODD,  32, 1,  KEEP, .05, 0, 0, ZERO,   0, 0,  0,  8192, 1, 2, 32, 2, 1, 1, 32},
-    {TIED, 32, 4, AGAIN,   0, 1, 1, ZERO,   0, 0,  0, 20000, 2, 3, 32, 2, 1, 1, 16},
-    {FIVE, 16, 4,  KEEP,   0, 1, 1, TWIN,  .3, 0,  0, 20000, 2, 2, 16, 2, 1, 1, 16},
-    {ODD,  16, 1, AGAIN, .05, 0, 1, TWIN,  .9, 0,  0,     0, 3, 3, 16, 0, 2, 0, 16},
-    {TIED, 32, 1, AGAIN,   0, 0, 0, TWIN,  .9, 0,  0,  4096, 1, 3, 16, 1, 2, 0, 32},
-    {ONE,  32, 1, AGAIN, 1e6, 1, 1, TWIN,  .9, 0,  0,  8192, 3, 9, 32, 2, 2, 1, 16},
-    {ODD,  32, 4,  KEEP, .05, 0, 1, INTER, .3, 1,  0,     0, 3, 9, 32, 1, 1, 0, 32},
-    {FIVE, 32, 1,  KEEP, 1e6, 0, 0, INTER, .9, 1,  0,  4096, 1, 3, 32, 2, 2, 0, 32},
-    {TIED, 16, 4,  KEEP, 1e6, 1, 0, INTER, .9, 1,  0,  8192, 2, 2, 16, 0, 1, 0, 32},
-    {ONE,  32, 4, AGAIN, 1e6, 1, 0, INTER,  0, 1,  0,  4096, 1, 2, 16, 1, 1, 0, 16},
-    {TIED, 32, 1, AGAIN,   0, 0, 1, INTER,  0, 1,  0, 20000, 1, 3, 32, 0, 2, 1, 32},
-    {ONE,  32, 4,  KEEP,   0, 1, 0, INTER, .3, 2,  0,     0, 1, 2, 32, 0, 2, 0, 32},
-    {FIVE, 16, 1, AGAIN, .05, 0, 1, INTER, .3, 2,  0,  4096, 2, 3, 16, 1, 1, 1, 16},
-    {ODD,  32, 1,  KEEP, 1e6, 1, 0, INTER, .9, 2,  0,  8192, 1, 9, 16, 2, 2, 1, 16},
-    {TIED, 32, 4,  KEEP, 1e6, 1, 0, INTER,  0, 2,  0, 20000, 3, 9, 32, 2, 2, 1, 32},
-    {TIED, 32, 1, AGAIN, 1e6, 0, 0, INTER, .3, 0, .3, 20000, 1, 2, 16, 0, 2, 1, 16},
-    {FIVE, 32, 1, AGAIN,   0, 1, 0, INTER, .9, 0, .3,     0, 1, 9, 16, 2, 2, 1, 16},
-    {ONE,  16, 4,  KEEP, 1e6, 0, 0, INTER, .9, 0, .3,  4096, 3, 3, 16, 2, 1, 0, 32},
-    {ODD,  32, 4,  KEEP, .05, 1, 1, INTER,  0, 0, .3,  8192, 2, 3, 32, 1, 2, 0, 32},
-    {TIED, 32, 4,  KEEP, .05, 0, 0, INTER, .3, 0, .5,     0, 2, 9, 32, 0, 2, 0, 32},
-    {FIVE, 32, 1,  KEEP,   0, 0, 1, INTER, .3, 0, .5,  8192, 1, 2, 32, 2, 1, 1, 32},
-    {ONE,  16, 1, AGAIN, .05, 1, 1, INTER, .9, 0, .5, 20000, 3, 3, 16, 1, 1, 1, 16},
-    {ODD,  16, 1, AGAIN, 1e6, 0, 1, INTER,  0, 0, .5,  4096, 2, 2, 32, 0, 1, 0, 32},
-    {ODD,  32, 1, AGAIN, 1e6, 1, 1, INTER, .3, 0,  1,  4096, 3, 3, 32, 0, 2, 0, 32},
-    {FIVE, 16, 1,  KEEP, 1e6, 0, 0, INTER, .3, 0,  1,  8192, 1, 2, 32, 0, 2, 0, 16},
-    {ONE,  16, 1,  KEEP, .05, 0, 0, INTER, .9, 0,  1,     0, 2, 2, 32, 2, 1, 1, 32},
-    {TIED, 32, 4, AGAIN,   0, 1, 1, INTER, .9, 0,  1,  4096, 2, 3, 32, 2, 1, 1, 16},
-    {ODD,  16, 4,  KEEP,   0, 1, 0, INTER,  0, 0,  1, 20000, 1, 9, 16, 1, 1, 0, 32},
+    // (and then: layers that stream, places for their weights)
+    {FIVE, 16, 4, AGAIN, 1e6, 1, 1, ZERO,   0, 0,  0,     0, 3, 2, 32, 1, 2, 0, 16, 9, 2},
+    {ONE,  32, 1,  KEEP,   0, 1, 0, ZERO,   0, 0,  0,  4096, 3, 9, 16, 0, 1, 0, 32, 0, 2},
+    {ODD,  32, 1,  KEEP, .05, 0, 0, ZERO,   0, 0,  0,  8192, 1, 2, 32, 2, 1, 1, 32, 2, 3},
+    {TIED, 32, 4, AGAIN,   0, 1, 1, ZERO,   0, 0,  0, 20000, 2, 3, 32, 2, 1, 1, 16, 1, 2},
+    {FIVE, 16, 4,  KEEP,   0, 1, 1, TWIN,  .3, 0,  0, 20000, 2, 2, 16, 2, 1, 1, 16, 9, 2},
+    {ODD,  16, 1, AGAIN, .05, 0, 1, TWIN,  .9, 0,  0,     0, 3, 3, 16, 0, 2, 0, 16, 2, 2},
+    {TIED, 32, 1, AGAIN,   0, 0, 0, TWIN,  .9, 0,  0,  4096, 1, 3, 16, 1, 2, 0, 32, 0, 2},
+    {ONE,  32, 1, AGAIN, 1e6, 1, 1, TWIN,  .9, 0,  0,  8192, 3, 9, 32, 2, 2, 1, 16, 1, 3},
+    {ODD,  32, 4,  KEEP, .05, 0, 1, INTER, .3, 1,  0,     0, 3, 9, 32, 1, 1, 0, 32, 9, 2},
+    {FIVE, 32, 1,  KEEP, 1e6, 0, 0, INTER, .9, 1,  0,  4096, 1, 3, 32, 2, 2, 0, 32, 0, 2},
+    {TIED, 16, 4,  KEEP, 1e6, 1, 0, INTER, .9, 1,  0,  8192, 2, 2, 16, 0, 1, 0, 32, 1, 9},
+    {ONE,  32, 4, AGAIN, 1e6, 1, 0, INTER,  0, 1,  0,  4096, 1, 2, 16, 1, 1, 0, 16, 9, 2},
+    {TIED, 32, 1, AGAIN,   0, 0, 1, INTER,  0, 1,  0, 20000, 1, 3, 32, 0, 2, 1, 32, 1, 3},
+    {ONE,  32, 4,  KEEP,   0, 1, 0, INTER, .3, 2,  0,     0, 1, 2, 32, 0, 2, 0, 32, 0, 2},
+    {FIVE, 16, 1, AGAIN, .05, 0, 1, INTER, .3, 2,  0,  4096, 2, 3, 16, 1, 1, 1, 16, 3, 2},
+    {ODD,  32, 1,  KEEP, 1e6, 1, 0, INTER, .9, 2,  0,  8192, 1, 9, 16, 2, 2, 1, 16, 0, 2},
+    {TIED, 32, 4,  KEEP, 1e6, 1, 0, INTER,  0, 2,  0, 20000, 3, 9, 32, 2, 2, 1, 32, 9, 9},
+    {TIED, 32, 1, AGAIN, 1e6, 0, 0, INTER, .3, 0, .3, 20000, 1, 2, 16, 0, 2, 1, 16, 1, 2},
+    {FIVE, 32, 1, AGAIN,   0, 1, 0, INTER, .9, 0, .3,     0, 1, 9, 16, 2, 2, 1, 16, 0, 2},
+    {ONE,  16, 4,  KEEP, 1e6, 0, 0, INTER, .9, 0, .3,  4096, 3, 3, 16, 2, 1, 0, 32, 1, 3},
+    {ODD,  32, 4,  KEEP, .05, 1, 1, INTER,  0, 0, .3,  8192, 2, 3, 32, 1, 2, 0, 32, 9, 2},
+    {TIED, 32, 4,  KEEP, .05, 0, 0, INTER, .3, 0, .5,     0, 2, 9, 32, 0, 2, 0, 32, 1, 9},
+    {FIVE, 32, 1,  KEEP,   0, 0, 1, INTER, .3, 0, .5,  8192, 1, 2, 32, 2, 1, 1, 32, 3, 2},
+    {ONE,  16, 1, AGAIN, .05, 1, 1, INTER, .9, 0, .5, 20000, 3, 3, 16, 1, 1, 1, 16, 0, 2},
+    {ODD,  16, 1, AGAIN, 1e6, 0, 1, INTER,  0, 0, .5,  4096, 2, 2, 32, 0, 1, 0, 32, 9, 3},
+    {ODD,  32, 1, AGAIN, 1e6, 1, 1, INTER, .3, 0,  1,  4096, 3, 3, 32, 0, 2, 0, 32, 2, 2},
+    {FIVE, 16, 1,  KEEP, 1e6, 0, 0, INTER, .3, 0,  1,  8192, 1, 2, 32, 0, 2, 0, 16, 9, 2},
+    {ONE,  16, 1,  KEEP, .05, 0, 0, INTER, .9, 0,  1,     0, 2, 2, 32, 2, 1, 1, 32, 0, 2},
+    {TIED, 32, 4, AGAIN,   0, 1, 1, INTER, .9, 0,  1,  4096, 2, 3, 32, 2, 1, 1, 16, 9, 2},
+    {ODD,  16, 4,  KEEP,   0, 1, 0, INTER,  0, 0,  1, 20000, 1, 9, 16, 1, 1, 0, 32, 2, 3},
     // one layer: two segments that leave in different ways, one after the other
-    {ONE,  16, 4,  KEEP,   0, 0, 0, INTER,  0, 2,  0,     0, 2, 2, 16, 1, 1, 0, 32},
-    {ONE,  32, 4,  KEEP,   0, 0, 0, INTER,  0, 2,  0,     0, 2, 3, 32, 2, 1, 0, 16},
+    {ONE,  16, 4,  KEEP,   0, 0, 0, INTER,  0, 2,  0,     0, 2, 2, 16, 1, 1, 0, 32, 9, 2},
+    {ONE,  32, 4,  KEEP,   0, 0, 0, INTER,  0, 2,  0,     0, 2, 3, 32, 2, 1, 0, 16, 0, 2},
     // every third visits; a share of nothing; slots for more than there is
-    {FIVE, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 3,  0,  4096, 2, 9, 16, 0, 1, 0, 32},
-    {TIED, 16, 4, AGAIN, .05, 0, 1, INTER, .3, 0,  0,  8192, 2, 3, 16, 1, 2, 0, 16},
-    {TIED, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 0,  1,     0, 9, 2, 16, 2, 1, 0, 32},
+    {FIVE, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 3,  0,  4096, 2, 9, 16, 0, 1, 0, 32, 9, 3},
+    {TIED, 16, 4, AGAIN, .05, 0, 1, INTER, .3, 0,  0,  8192, 2, 3, 16, 1, 2, 0, 16, 0, 2},
+    {TIED, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 0,  1,     0, 9, 2, 16, 2, 1, 0, 32, 9, 2},
 };
 enum { CONFIGS = sizeof configs / sizeof *configs };
-static const int some[] = {0, 4, 10, 14, 16, 19, 24, 26, 28, 30, 31, 32, 33};  // cover what there is
+static const int some[] = {0, 4, 10, 14, 16, 19, 24, 26, 28, 30, 31, 32, 33};  // cover all
 
 static Shape config_shape(const Config *c) {
     Shape s = shapes[c->shape];
@@ -104,6 +107,8 @@ static Placement config_placement(const Config *c) {
     p.choice.slots = c->slots;
     p.choice.places = c->places;
     p.choice.wire_f32 = c->wire == 32;
+    p.choice.streamed = c->streamed;
+    p.choice.ring = c->ring;
     p.tight = c->tight;
     p.threads = c->threads;
     p.serial = c->serial != 0;
@@ -113,13 +118,14 @@ static Placement config_placement(const Config *c) {
 static void config_name(const Config *c, char name[200]) {
     static const char *const tight[] = {"", ", summed on host", ", gradients on host"};
     snprintf(name, 200, "%s %s%d accum %zu%s clip %g%s%s, %s resident %g stride %zu share %g "
-             "subgroup %zu slots %d places %d wire %d%s threads %d moments %d%s",
+             "subgroup %zu slots %d places %d wire %d%s threads %d moments %d streamed %d ring "
+             "%d%s",
              shapes[c->shape].name, c->bits == 16 ? "bf" : "fp", c->bits, c->accum,
              c->recompute == AGAIN ? " again" : "", c->clip, c->sizes ? " two sizes" : "",
              c->evaluate ? " evaluating" : "",
              offload_names[c->mode], c->resident, c->stride, c->share, c->subgroup, c->slots,
              c->places, c->wire, tight[c->tight], c->threads, c->moments,
-             c->serial ? " serial" : "");
+             c->streamed, c->ring, c->serial ? " serial" : "");
 }
 
 static bool config_is_here(int k) { return configs[k].bits == BITS; }
@@ -136,7 +142,7 @@ static Hashes reference(const Config *c, size_t steps) {
     return h;
 }
 
-enum { SETTINGS = 17 };
+enum { SETTINGS = 18 };
 static const double *settings(const Config *c) {
     static double list[CONFIGS][SETTINGS];
     double *x = list[c - configs];
@@ -145,7 +151,7 @@ static const double *settings(const Config *c) {
         (double)c->shape, (double)c->bits, (double)c->accum, (double)c->recompute, c->clip,
         (double)c->sizes, (double)c->evaluate, (double)c->subgroup, (double)c->slots,
         (double)c->wire, (double)c->tight, (double)c->threads, (double)c->serial,
-        (double)c->places, (double)c->moments};
+        (double)c->places, (double)c->moments, (double)(c->streamed < ALL ? c->streamed > 0 : 2)};
     memcpy(x, all, sizeof all);
     return x;
 }
@@ -242,6 +248,73 @@ static void check_over_acts(const GPT2 *g, const Config *c, const char *name) {
           g->grads_over_acts, all);
 }
 
+// As many layers stream as are to, of those that may, evenly; on the host one piece is behind the
+// other. They take turns in as many places as are to be, and all others have places of their own.
+static void check_weights(const GPT2 *g, const Config *c, const char *name) {
+    const int L = g->segments - 2;
+    int may = 0, streams = 0, ring[8] = {0}, seen = 0, before = 0;
+    size_t end = 0, stay = 0;
+    for (int s = 1; s <= L; s++) {
+        const Segment *x = &g->segment[s];
+        bool resident = false;
+        for (const Piece *p = x->first; p < x->end; p++) {
+            if (p->kind == PIECE_RESIDENT) resident = true;
+            CHECK(p->params == (const floatX *)x->first->params + (p->at - x->first->at),
+                  "%s: weights of %d are not in one piece", name, s);
+        }
+        CHECK(!resident || !x->streams, "%s: layer %d is resident and streams", name, s);
+        may += !resident;
+        streams += x->streams;
+    }
+    CHECK(streams == (c->streamed < may ? c->streamed : may) && streams == g->streamed,
+          "%s: %d of %d layers stream", name, streams, may);
+    const int turns = c->ring < streams ? c->ring : streams;
+    for (int s = 0; s < g->segments; s++) {
+        const Segment *x = &g->segment[s];
+        const bool layer = s >= 1 && s <= L;
+        bool resident = !layer;
+        for (const Piece *p = x->first; p < x->end; p++) resident |= p->kind == PIECE_RESIDENT;
+        end = x->param_at + x->length > end ? x->param_at + x->length : end;
+        if (!x->streams) stay += x->length;
+        for (int k = 0; k < s; k++) {
+            const Segment *y = &g->segment[k];
+            const bool same = x->streams && y->streams && (seen - ring[k]) % turns == 0;
+            const bool apart = x->param_at >= y->param_at + y->length
+                            || y->param_at >= x->param_at + x->length;
+            CHECK(same ? x->param_at == y->param_at && x->ring == y->ring
+                       : apart && (x->ring != y->ring || x->ring < 0), "%s: %d and %d", name, k, s);
+        }
+        ring[s] = seen;
+        seen += x->streams;
+        before += !resident;
+        CHECK(may == 0 || abs(seen * may - before * streams) < may, "%s: not evenly", name);
+    }
+    const size_t all = stay + (size_t)turns * g->segment[1].length;
+    CHECK(end == all && g->param_elements == all, "%s: %zu elements of weights, places of %zu",
+          name, g->param_elements, all);
+}
+
+// The layers whose weights came in `steps` steps: into place q % ring go those of the q-th one that
+// streams, unless they are there since the last update.
+static size_t layers_moved(const GPT2 *g, const Config *c, size_t steps) {
+    const int n = g->streamed;
+    size_t came = 0;
+    int there[16] = {0};
+    for (size_t step = 0; step < steps; step++) {
+        for (size_t pass = 0; pass < 2 * c->accum + (c->evaluate != 0); pass++) {
+            if (pass == 2 * c->accum) memset(there, 0, sizeof there);  // behind the update
+            for (int i = 0; i < n; i++) {
+                const int q = pass % 2 == 0 ? i : n - 1 - i;
+                const int place = q % (c->ring < n ? c->ring : n);
+                came += there[place] != q + 1;
+                there[place] = q + 1;
+            }
+        }
+        if (!c->evaluate) memset(there, 0, sizeof there);
+    }
+    return came;
+}
+
 // The bytes that crossed the link in each direction in `steps` steps.
 static void check_moved(const GPT2 *g, const Config *c, size_t steps, const char *name) {
     const size_t X_ = sizeof(floatX);
@@ -250,27 +323,36 @@ static void check_moved(const GPT2 *g, const Config *c, size_t steps, const char
     const size_t waits = sums || c->wire == 32 ? 4 : X_, leaves = on_host ? c->accum * X_ : waits;
     const size_t state = c->moments == 16 ? 8 : 12;
     size_t in = 0, out = 0;
+    const size_t weights = layers_moved(g, c, steps) * g->segment[1].length * X_;
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
-        const bool with_grad = c->tight == 2;
-        if (p->kind == PIECE_HOST) out += p->length * leaves, in += p->length * X_;
+        const bool with_grad = c->tight == 2, streams = g->segment[p->segment].streams;
+        if (p->kind == PIECE_HOST) out += p->length * leaves, in += streams ? 0 : p->length * X_;
+        if (p->kind == PIECE_VISIT && streams && BITS == 16) out += p->length * X_;
+        if (p->kind == PIECE_VISIT && streams && BITS == 16) in += p->length * X_;
         if (p->kind == PIECE_VISIT) out += p->length * (state + (with_grad ? leaves : 0));
         if (p->kind == PIECE_VISIT) in += p->length * (state + (with_grad ? waits : 0));
     }
-    CHECK(g->moved_in == steps * in && g->moved_out == steps * out,
-          "%s: %zu in, %zu out; wanted %zu, %zu", name, g->moved_in, g->moved_out, steps * in,
-          steps * out);
+    CHECK(g->moved_in == steps * in + weights && g->moved_out == steps * out,
+          "%s: %zu in, %zu out; wanted %zu, %zu", name, g->moved_in, g->moved_out,
+          steps * in + weights, steps * out);
 }
 
 // Host memory: page-locked from the first to the last byte; for 12 bytes of state (8 with moments
-// in bf16) per parameter that is not resident, its gradient, and what else was asked for.
+// in bf16) per parameter that is not resident, its gradient, its weights where they live here, and
+// what else was asked for.
 static void check_host_memory(GPT2 *g, const Config *c, const char *name) {
     Buffer list[MAX_BUFFERS];
     const size_t *n = g->pieces.elements, away = n[PIECE_HOST] + n[PIECE_VISIT];
     const size_t grads = n[PIECE_HOST] + (c->tight == 2 ? n[PIECE_VISIT] : 0);
     const bool sums = c->accum > 1, wide = sums || c->wire == 32 || c->bits == 32;
     const size_t state = c->moments == 16 ? 8 : 12;
-    size_t wanted = away * state + grads * (wide ? 4 : 2) + (wide && c->bits == 16 ? 2 * grads : 0);
+    size_t wanted = away * state + grads * (wide ? 4 : 2);
+    for (int i = 0; i < g->pieces.count && c->bits == 16; i++) {
+        const Piece *p = &g->pieces.pieces[i];
+        const bool made_here = p->kind == PIECE_HOST && (wide || g->streamed > 0);
+        if (made_here || g->segment[p->segment].streams) wanted += 2 * p->length;
+    }
     if (sums && c->tight > 0) wanted += 2 * g->longest_segment * sizeof(floatX);
     const int buffers = gpt2_buffers(g, list);
     size_t listed = 0;
@@ -308,6 +390,7 @@ static Hashes run(const Config *c, size_t steps) {
     check_pieces(g, c, name);
     check_places(g, c, name);
     check_over_acts(g, c, name);
+    check_weights(g, c, name);
     check_memory(g, name, allocated);
     check_host_memory(g, c, name);
     h.training = train_steps(g, &s, &r, 1, steps, 0, c->evaluate ? &h.evaluations : NULL);
@@ -391,7 +474,8 @@ static void test_resume_elsewhere(void) {
 static void test_fit(void) {
     Shape s = shapes[TIED];
     s.accum = 4;
-    const Config c = {TIED, 16, 4, KEEP, 0, 0, 0, INTER, .3, 0, .5, 4096, 1, 2, 16, 0, 1, 0, 32};
+    const Config c = {TIED, 16, 4, KEEP, 0, 0, 0, INTER, .3, 0, .5, 4096, 1, 2, 16, 0, 1, 0, 32,
+                      0, 2};
     const Placement where = config_placement(&c);
     struct { size_t gpu, host; } bytes[6];  // by how tight; the last three recompute
     for (int i = 0; i < 6; i++) {
@@ -492,7 +576,7 @@ static Times measure(const Placement *where, bool apart) {
 
 static Placement placement(int mode, size_t stride, double share, int slots) {
     const Config c = {FIVE, 16, 1, KEEP, 0, 0, 0, mode, 0, stride, share, 0, slots, 2, 16, 0, 1, 0,
-                      32};
+                      32, 0, 2};
     return config_placement(&c);
 }
 

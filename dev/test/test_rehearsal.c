@@ -364,7 +364,7 @@ static void a_choice_is_settled(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         bool sums = cases[i].sums, again = false;
         const OffloadMemory m = {toy_needs, &sums, cases[i].gpu, sums ? 14000 : 12000,
-                                 RECOMPUTE_AUTO, sums};
+                                 RECOMPUTE_AUTO, sums, WEIGHTS_GPU, 0};
         OffloadChoice c;
         memset(&c, 0, sizeof c);
         c.mode = OFFLOAD_INTERLEAVE;
@@ -385,7 +385,7 @@ static void a_choice_is_settled(void) {
 // As many residents as fit, on the GPU; what is left on the host must fit there.
 static void residents_are_as_many_as_fit(void) {
     bool sums = false, again = false;
-    OffloadMemory m = {toy_needs, &sums, 9000, 99999, RECOMPUTE_NONE, false};
+    OffloadMemory m = {toy_needs, &sums, 9000, 99999, RECOMPUTE_NONE, false, WEIGHTS_GPU, 0};
     OffloadChoice c;
     memset(&c, 0, sizeof c);
     c.mode = OFFLOAD_TWINFLOW;

@@ -1,0 +1,119 @@
+// weights.cuh: weights that are not where they are used: layers' that live on the host, and, in
+// stage 3 of ZeRO, all that are dealt out to the ranks. They come shortly before forward and once
+// more before backward uses them, into places that the layers take turns in: a ring. While one is
+// used, the others are filled; what is there is not fetched again. So the last layers are still
+// there when backward begins, and the first ones when the next micro-batch does.
+//
+// What is updated is where the weights live: the CPU leaves them there; a visitor's (offload.h) go
+// there with its state; residents' layers stay on the GPU. doc/offload.md is the lesson.
+#ifndef TIDE_WEIGHTS_CUH
+#define TIDE_WEIGHTS_CUH
+#include "zero.cuh"
+
+static int ring_places(const GPT2 *g) {
+    return g->ring + (zero_stage(g->zero) == 3 ? 2 : 0);  // the embeddings and the tail have theirs
+}
+
+// Says where each segment's weights are. The layers that stay are spread evenly among the others,
+// so that while they compute, those come: the link is never idle for long, nor ever behind by more
+// than it must. The first one is among those that stay: forward need not wait for it.
+static void weights_place(GPT2 *g) {
+    const int tail = g->segments - 1;
+    const bool dealt = zero_stage(g->zero) == 3;
+    int may = 0, number = 0, turn = 0;
+    size_t at = 0;
+    for (int i = 0; i < g->segments; i++) {
+        Segment *s = &g->segment[i];
+        s->streams = i >= 1 && i < tail;
+        for (const Piece *p = s->first; p < s->end; p++)
+            if (p->kind != PIECE_HOST && p->kind != PIECE_VISIT) s->streams = false;
+        may += s->streams;
+    }
+    g->streamed = g->choice.streamed < may ? g->choice.streamed : may;
+    g->ring = ring_of(g->choice.ring, dealt ? tail - 1 : g->streamed);
+    for (int i = 0; i < g->segments; i++) {
+        Segment *s = &g->segment[i];
+        const bool layer = i >= 1 && i < tail;
+        if (s->streams) {
+            s->streams = (number + 1) * g->streamed / may > number * g->streamed / may;
+            number++;
+        }
+        s->ring = -1;
+        if (layer && (dealt || s->streams)) {
+            s->ring = turn++ % g->ring;
+            continue;
+        }
+        if (dealt) s->ring = g->ring + (i > 0);
+        s->param_at = at;
+        at += s->room;
+    }
+    const size_t shards = at + (size_t)g->ring * g->segment[1].room;
+    g->param_elements = shards;
+    for (int i = 0; i < g->segments; i++) {
+        Segment *s = &g->segment[i];
+        const bool layer = i >= 1 && i < tail;
+        if (layer && s->ring >= 0) s->param_at = at + (size_t)s->ring * s->room;
+        s->own_param_at = s->param_at + (s->own_from - s->at);
+        if (!layer || !dealt || s->streams) continue;
+        s->own_param_at = g->param_elements;
+        g->param_elements += s->cut;
+    }
+}
+
+// This process's part of segment s's weights comes from the host, once it has been updated.
+static void weights_copy(GPT2 *g, size_t s) {
+    const Segment *x = &g->segment[s];
+    const size_t bytes = x->own * sizeof(floatX);
+    stream_wait(g->weights_in, g->updated[s]);
+    stream_wait(g->weights_in, g->returned[s]);
+    const int span = timeline_begin(&g->timeline, ROW_WEIGHTS, "weights", s, bytes, g->weights_in);
+    if (bytes > 0)
+        copy_in(g, g->params + x->own_param_at, x->first->params, bytes, g->weights_in);
+    timeline_end(&g->timeline, span, g->weights_in);
+    event_record(g->arrived[s], g->weights_in);
+}
+
+// Segment s's weights come to their place, unless they are there, once that is used no more.
+static void weights_fetch(GPT2 *g, size_t s) {
+    const Segment *x = &g->segment[s];
+    if (x->ring < 0 || g->tenant[x->ring] == (int)s + 1) return;
+    g->tenant[x->ring] = (int)s + 1;
+    cudaStream_t stream = g->weights_in;
+    if (!x->streams) stream = g->zero->stream;
+    if (g->no_overlap) order(g, g->compute, stream);
+    stream_wait(stream, g->ring_free[x->ring]);
+    if (x->streams) weights_copy(g, s);
+    if (g->zero != NULL) zero_gather(g, s);
+}
+
+// Compute comes to segment s, and goes on to s + next (1 or -1). The weights of s must be on their
+// way, those of s - next are done with, and those that come next come meanwhile, as far as there
+// are places.
+static void weights_use(GPT2 *g, size_t s, int next) {
+    const size_t before = s - (size_t)next, end = (size_t)g->segments;  // may wrap: no segment then
+    int ahead = g->no_overlap ? 1 : g->ring;
+    if (before < end && g->segment[before].ring >= 0)
+        event_record(g->ring_free[g->segment[before].ring], g->compute);
+    for (size_t i = s; i < end && ahead > 0; i += (size_t)next) {
+        weights_fetch(g, i);
+        ahead -= g->segment[i].ring >= 0;
+    }
+}
+
+// What says that segment s's weights are there, of those that come.
+static cudaEvent_t weights_event(const GPT2 *g, size_t s) {
+    return g->zero != NULL ? zero_gathered(g->zero, s) : g->arrived[s];
+}
+
+// An update is queued (or new weights have been loaded): what has come is old. In stages 1 and 2 of
+// ZeRO everything is gathered anew, each segment as soon as it is updated.
+static void weights_changed(GPT2 *g) {
+    for (int i = 0; i < ring_places(g); i++) {
+        event_record(g->ring_free[i], g->compute);
+        g->tenant[i] = 0;
+    }
+    if (g->zero == NULL || g->zero->stage == 3) return;
+    for (int s = 0; s < g->segments; s++) zero_gather(g, (size_t)s);
+}
+
+#endif
