@@ -451,6 +451,37 @@ for run in none zero share; do
         "${1:-0} > 0.97 * ${2:-1} && ${1:-0} < 1.03 * ${2:-1}"
 done
 
+# --- machines that exist, shrunk -----------------------------------------------------------------
+
+# 20B on an H200 with 128 GiB, and on a card of 24 GB with 256 GiB: both memories divided by what
+# divides the weights, 41.11 GiB of 20B (the workspace is the same); moments in bf16, as there.
+model="--layers 24 --channels 64 --batch 1 --moments bf16"
+"$tide" $tiny $model --plan --rates $desktop --gpu-memory 1G --offload none >plan.out
+weights=$(awk '$1 == "GPU" && $2 == "parameters" { print 1024 * $3 }' plan.out)  # KiB
+shrunk() { awk "BEGIN { print int($1 * $weights / 41.11 + $2) \"K\" }"; }
+go shrunk_none $model $steps --offload none
+for machine in h200:131:121:h200_16cores card:23:243:rtx4090_desktop; do
+    set -- $(echo $machine | tr : ' ')
+    there="--rates $4.txt --gpu-memory $(shrunk $2 32768) --host-memory $(shrunk $3 0)"
+    refuses the_${1}_needs_moments_in_bf16 2 'or with --moments bf16, with which it fits$' \
+        "$tide" $tiny $model --plan $there --moments fp32
+    "$tide" $tiny $model --plan $there >plan.out
+    "$tide" $tiny $model --save-every 2 --steps 4 $there --out shrunk_$1 >shrunk_$1.out 2>shrunk_$1.err
+    rm -rf shrunk_$1/checkpoints/step_00000004
+    "$tide" --resume --out shrunk_$1 $there >again.out 2>>shrunk_$1.err
+    wait
+    same the_shrunk_$1_has_the_bits_of_none shrunk_$1 shrunk_none
+    for f in shrunk_$1.out again.out; do
+        plan_of plan.out >a.txt
+        plan_of $f >b.txt
+        check the_shrunk_${1}_takes_what_is_planned_${f%.out} cmp a.txt b.txt
+        set -- $1 $(sed -n 's/^GPU memory: \([0-9.]*\) MiB taken, planned \([0-9.]*\) MiB$/\1 \2/p' $f)
+        check the_shrunk_${1}_takes_it_${f%.out} true_that "${2:-0} > 0.97 * ${3:-1} && \
+            ${2:-0} < 1.03 * ${3:-1}"
+    done
+done
+check the_shrunk_card_has_weights_on_the_host grep -q 'weights.*host' shrunk_card.out
+
 # --- rates ---------------------------------------------------------------------------------------
 
 env EMU_CLOCK=real "$tide" --calibrate --rates measured.txt --out calibrated >calibrate.out 2>calibrate.err &
