@@ -46,6 +46,30 @@ HOST_DEVICE static inline uint16_t f32_to_bf16(float f) {
     return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 
+// A master weight is the bf16 weight that forward and backward use, and 16 bits more, which only the
+// update needs: the fp32 number's lower half. The weight is the nearest, of two as near the larger:
+// so its upper half is the weight, less 1 if the lower half rounded it up. (With ties to even,
+// which of two a tie had come from could not be told.) NaN stays NaN.
+HOST_DEVICE static inline uint16_t master_weight(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    const uint32_t nan = bits >> 16 | 0x40;
+    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : (bits + 0x8000) >> 16);
+}
+
+HOST_DEVICE static inline uint16_t master_low(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    return (uint16_t)bits;
+}
+
+HOST_DEVICE static inline float master_f32(uint16_t weight, uint16_t low) {
+    const uint32_t bits = ((uint32_t)weight - (low >> 15)) << 16 | low;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
 // Rounds to one of the two neighbours, the nearer the likelier, so that the mean is f: up if what
 // is dropped and `random`, 16 bits, add up to a carry. Infinity stays; a NaN need not.
 HOST_DEVICE static inline uint16_t f32_to_bf16_random(float f, uint32_t random) {
@@ -60,6 +84,19 @@ static inline void bf16_move(uint16_t *stored, float *w, size_t n, bool out) {
     for (size_t i = 0; i < n; i++) {
         if (out) w[i] = bf16_to_f32(stored[i]);
         else stored[i] = f32_to_bf16(w[i]);
+    }
+}
+
+// n master weights out to floats, or from there.
+static inline void master_move(uint16_t *weights, uint16_t *low, float *w, size_t n, bool out) {
+    #pragma omp parallel for if (n > 1 << 16)
+    for (size_t i = 0; i < n; i++) {
+        if (out) {
+            w[i] = master_f32(weights[i], low[i]);
+        } else {
+            weights[i] = master_weight(w[i]);
+            low[i] = master_low(w[i]);
+        }
     }
 }
 
@@ -142,16 +179,16 @@ typedef struct { size_t at, length; int decay; size_t index; } AdamRun;
 
 // One pass over the state of some runs, of which all pointers are the arenas'. It makes an AdamW
 // step: of the gradient; of the sum of several; or of both, where the sum stays as it is. Or a
-// gradient joins the sum. But for what is said here, the arrays must not overlap.
+// gradient joins the sum. The arrays must not overlap.
 typedef struct {
-    float *p;             // NULL: no AdamW step
+    void *w;              // weights, in place: bf16, or float if `low` is NULL; NULL: no AdamW step
+    uint16_t *low;        // the rest of the master weights: master_low()
     void *m, *v;          // float, or bf16: as `step` says
     float *sum;           // of gradients; NULL: there is none
     const void *grad;     // NULL: the sum is complete
     int grad_is_bf16;
     int first;            // the sum holds nothing yet
     float scale;          // of the gradient in the sum
-    uint16_t *p_bf16;     // NULL; or for the new parameters; may be the bf16 gradients themselves
     double *block_sums;   // NULL; or for the norm's block sums of the new sum, run after run
     const AdamRun *runs;
     int count;
@@ -162,54 +199,59 @@ typedef struct {
 static inline size_t adam_work_bytes(const AdamWork *w) {
     const size_t grad = w->grad == NULL ? 0 : w->grad_is_bf16 ? 2 : 4;
     const size_t sum = w->sum == NULL || w->first ? 0 : 4;  // read
-    const size_t state = w->step.moments_bf16 ? 16 : 24;
-    return grad + sum + (w->p == NULL ? 4 : w->p_bf16 != NULL ? state + 2 : state);
+    return grad + sum + (w->w == NULL ? 4 : w->step.moments_bf16 ? 16 : 24);
 }
 
-// The loop of adam_range(); inlined there 14 times, each with the choices known, because neither
-// compiler makes one vector loop of all. in_place: the gradient is in p_bf16, overwritten there. (A
-// flag: where a loop asks whether a pointer is NULL, gcc sees it read from NULL, and gives up.)
+// The loop of adam_range(); inlined there 10 times, each with the choices known, because neither
+// compiler makes one vector loop of all.
 __attribute__((always_inline))
-static inline void adam_loop(float *__restrict__ p, void *__restrict__ m, void *__restrict__ v,
+static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ low,
+                             void *__restrict__ m, void *__restrict__ v,
                              const float *__restrict__ sum, const void *__restrict__ grad,
-                             uint16_t *__restrict__ p_bf16, const AdamWork *w, size_t first,
-                             size_t last, uint32_t index, int decay, int moments_bf16, int has_sum,
-                             int grad_is_bf16, int in_place, int has_bf16) {
+                             const AdamWork *w, size_t first, size_t last, uint32_t index,
+                             int decay, int moments_bf16, int is_split, int has_sum,
+                             int grad_is_bf16) {
     const AdamStep s = w->step;  // a copy, which the stores below cannot change
     const float d = decay ? s.weight_decay : 0.0f, scale = w->scale;
+    float *whole = (float *)weights;
+    uint16_t *half = (uint16_t *)weights;
     for (size_t i = first; i < last; i++) {
-        float g = in_place ? bf16_to_f32(p_bf16[i]) : grad_at(grad, grad_is_bf16, i);
+        float p = is_split ? master_f32(half[i], low[i]) : whole[i];
+        float g = grad_at(grad, grad_is_bf16, i);
         if (has_sum) g = fma_f32(scale, g, sum[i]);
         if (moments_bf16)
-            adam_bf16(&p[i], (uint16_t *)m + i, (uint16_t *)v + i, g, &s, d, index + (uint32_t)i);
-        else adam_scalar(&p[i], (float *)m + i, (float *)v + i, g, &s, d);
-        if (has_bf16) p_bf16[i] = f32_to_bf16(p[i]);
+            adam_bf16(&p, (uint16_t *)m + i, (uint16_t *)v + i, g, &s, d, index + (uint32_t)i);
+        else adam_scalar(&p, (float *)m + i, (float *)v + i, g, &s, d);
+        if (is_split) {
+            half[i] = master_weight(p);
+            low[i] = master_low(p);
+        } else {
+            whole[i] = p;
+        }
     }
 }
 
 // The AdamW step of elements first .. last - 1, in the calling thread: for teams that divide the
-// work themselves. Any cut of a range into smaller ones gives the same bits. A sum with a gradient
-// in bf16 has new parameters in bf16, one with a gradient in fp32 has none. index: the number of
-// element 0 in the arena, for adam_bf16().
+// work themselves. Any cut of a range into smaller ones gives the same bits. Weights in fp32 have
+// gradients in fp32. index: the number of element 0 in the arena, for adam_bf16().
 static inline void adam_range(const AdamWork *w, size_t first, size_t last, uint32_t index,
                               int decay) {
     const void *grad = w->grad != NULL ? w->grad : w->sum;
+    const int has_sum = w->sum != NULL && w->grad != NULL;
     const int is_bf16 = w->grad != NULL && w->grad_is_bf16;
-    #define ADAM_CASE(moments_bf16, has_sum, grad_is_bf16, in_place, has_bf16) \
-        adam_loop(w->p, w->m, w->v, w->sum, grad, w->p_bf16, w, first, last, index, decay, \
-                  moments_bf16, has_sum, grad_is_bf16, in_place, has_bf16)
-    #define ADAM_LOOP(has_sum, grad_is_bf16, in_place, has_bf16) \
+    #define ADAM_CASE(moments_bf16, is_split, has_sum, grad_is_bf16) \
+        adam_loop(w->w, w->low, w->m, w->v, w->sum, grad, w, first, last, index, decay, \
+                  moments_bf16, is_split, has_sum, grad_is_bf16)
+    #define ADAM_LOOP(is_split, has_sum, grad_is_bf16) \
         do { \
-            if (w->step.moments_bf16) ADAM_CASE(1, has_sum, grad_is_bf16, in_place, has_bf16); \
-            else ADAM_CASE(0, has_sum, grad_is_bf16, in_place, has_bf16); \
+            if (w->step.moments_bf16) ADAM_CASE(1, is_split, has_sum, grad_is_bf16); \
+            else ADAM_CASE(0, is_split, has_sum, grad_is_bf16); \
         } while (0)
-    if (w->sum && w->grad && is_bf16) ADAM_LOOP(1, 1, 0, 1);
-    else if (w->sum && w->grad) ADAM_LOOP(1, 0, 0, 0);
-    else if (w->p_bf16 && w->p_bf16 == grad) ADAM_LOOP(0, 1, 1, 1);
-    else if (is_bf16 && w->p_bf16) ADAM_LOOP(0, 1, 0, 1);
-    else if (is_bf16) ADAM_LOOP(0, 1, 0, 0);
-    else if (w->p_bf16) ADAM_LOOP(0, 0, 0, 1);
-    else ADAM_LOOP(0, 0, 0, 0);
+    if (w->low == NULL && has_sum) ADAM_LOOP(0, 1, 0);
+    else if (w->low == NULL) ADAM_LOOP(0, 0, 0);
+    else if (has_sum) ADAM_LOOP(1, 1, 1);
+    else if (is_bf16) ADAM_LOOP(1, 0, 1);
+    else ADAM_LOOP(1, 0, 0);
     #undef ADAM_LOOP
     #undef ADAM_CASE
 }
@@ -322,17 +364,17 @@ static inline void adam_work(const AdamWork *w) {
     for (size_t c = 0; c < chunks; c++) {
         size_t block;
         const AdamRun r = adam_chunk(w->runs, c, &block);
-        if (w->p != NULL)
+        if (w->w != NULL)
             adam_range(w, r.at, r.at + r.length, (uint32_t)(r.index - r.at), r.decay);
         else accumulate_range(w, &r, block);
     }
 }
 
 // The AdamW step of elements 0 .. n - 1 of an arena by their gradient.
-static inline void adam_update(float *p, void *m, void *v, const void *grad, int grad_is_bf16,
-                               uint16_t *p_bf16, size_t n, const AdamStep *s, int decay) {
+static inline void adam_update(void *w, uint16_t *low, void *m, void *v, const void *grad,
+                               int grad_is_bf16, size_t n, const AdamStep *s, int decay) {
     const AdamRun run = {0, n, decay, 0};
-    const AdamWork work = {p, m, v, NULL, grad, grad_is_bf16, 0, 1, p_bf16, NULL, &run, 1, *s};
+    const AdamWork work = {w, low, m, v, NULL, grad, grad_is_bf16, 0, 1, NULL, &run, 1, *s};
     adam_work(&work);
 }
 
@@ -364,6 +406,15 @@ static inline float clip_scale(double norm_squared, double clip) {
 #ifdef __CUDACC__
 #include "tide/queue.cuh"
 
+// The weight that is stored for a master.
+template <typename X> HOST_DEVICE static inline X weight_from(float p) { return from_f32<X>(p); }
+template <> HOST_DEVICE inline bf16 weight_from<bf16>(float p) {
+    const uint16_t bits = master_weight(p);
+    bf16 w;
+    memcpy((void *)&w, &bits, sizeof w);
+    return w;
+}
+
 // A launch for the runs from number `first` on, as many as it has room for; units_of(run): its
 // units.
 static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count,
@@ -375,12 +426,18 @@ static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count,
     return batch;
 }
 
-// An element whose moments are M: float, or uint16_t for bf16.
-template <typename M>
-__device__ static inline void adam_stored(float *p, M *m, M *v, float g, const AdamStep *s,
-                                          float decay, size_t index) {
-    if constexpr (sizeof(M) == 2) adam_bf16(p, m, v, g, s, decay, (uint32_t)index);
-    else adam_scalar(p, m, v, g, s, decay);
+// An element of which the weight is W and the moments are M: float, or uint16_t for bf16; a float
+// weight has no `low`.
+template <typename W, typename M>
+__device__ static inline void adam_stored(W *w, uint16_t *low, M *m, M *v, float g,
+                                          const AdamStep *s, float decay, size_t index) {
+    float p;
+    if constexpr (sizeof(W) == 2) p = master_f32(*w, *low);
+    else p = *w;
+    if constexpr (sizeof(M) == 2) adam_bf16(&p, m, v, g, s, decay, (uint32_t)index);
+    else adam_scalar(&p, m, v, g, s, decay);
+    if constexpr (sizeof(W) == 2) *w = master_weight(p), *low = master_low(p);
+    else *w = p;
 }
 
 // Four numbers from there or to there, at once: float, or uint16_t for bf16.
@@ -408,9 +465,9 @@ template <typename M> __device__ static inline void store4(M *to, const M x[4]) 
 // the run one by one. The unit of work is one block of threads.
 enum { ADAM_THREADS = 256 };
 
-template <typename M>
-__global__ static void adam_update_kernel(float *p, M *m, M *v, const void *grad,
-                                          bool grad_is_bf16, uint16_t *p_bf16, bool aligned,
+template <typename W, typename M>
+__global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const void *grad,
+                                          bool grad_is_bf16, bool aligned,
                                           Batch<AdamRun> batch, AdamStep s) {
     unsigned block = blockIdx.x;
     const AdamRun run = batch_find(batch, &block);
@@ -419,35 +476,34 @@ __global__ static void adam_update_kernel(float *p, M *m, M *v, const void *grad
     const size_t number = run.index - run.at;  // of element 0, modulo 2^64
     const float decay = run.decay ? s.weight_decay : 0.0f;
     if (aligned && i >= run.at && i + 4 <= end) {
-        float p4[4], g4[4];
+        float g4[4];
+        W w4[4];
         M m4[4], v4[4];
-        uint16_t rounded[4];
-        load4(p4, p + i);
+        uint16_t low4[4] = {0}, g16[4];
+        load4(w4, w + i);
+        if constexpr (sizeof(W) == 2) load4(low4, low + i);
         load4(m4, m + i);
         load4(v4, v + i);
         if (grad_is_bf16) {
-            load4(rounded, (const uint16_t *)grad + i);
-            for (int j = 0; j < 4; j++) g4[j] = bf16_to_f32(rounded[j]);
+            load4(g16, (const uint16_t *)grad + i);
+            for (int j = 0; j < 4; j++) g4[j] = bf16_to_f32(g16[j]);
         } else load4(g4, (const float *)grad + i);
-        for (int j = 0; j < 4; j++) {
-            adam_stored(&p4[j], &m4[j], &v4[j], g4[j], &s, decay, number + i + j);
-            rounded[j] = f32_to_bf16(p4[j]);
-        }
-        store4(p + i, p4);
+        for (int j = 0; j < 4; j++)
+            adam_stored(&w4[j], &low4[j], &m4[j], &v4[j], g4[j], &s, decay, number + i + j);
+        store4(w + i, w4);
+        if constexpr (sizeof(W) == 2) store4(low + i, low4);
         store4(m + i, m4);
         store4(v + i, v4);
-        if (p_bf16 != NULL) store4(p_bf16 + i, rounded);
         return;
     }
-    for (size_t j = i > run.at ? i : run.at; j < i + 4 && j < end; j++) {
-        adam_stored(&p[j], &m[j], &v[j], grad_at(grad, grad_is_bf16, j), &s, decay, number + j);
-        if (p_bf16 != NULL) p_bf16[j] = f32_to_bf16(p[j]);
-    }
+    for (size_t j = i > run.at ? i : run.at; j < i + 4 && j < end; j++)
+        adam_stored(&w[j], low + j, &m[j], &v[j], grad_at(grad, grad_is_bf16, j), &s, decay,
+                    number + j);
 }
 
-// The time of an update with moments in bf16, of that with fp32: as their bytes. (A gradient and a
-// new weight of 2 bytes each, and the state twice.)
-#define BF16_MOMENTS_TAKE (20.0 / 28)
+// The time of an update with moments in bf16, of that with fp32: as their bytes. (A gradient of 2
+// bytes, and weight and state twice.)
+#define BF16_MOMENTS_TAKE (18.0 / 26)
 
 static unsigned adam_blocks(const AdamRun *run) {
     const size_t fours = (run->at + run->length + 3) / 4 - run->at / 4;
@@ -455,13 +511,13 @@ static unsigned adam_blocks(const AdamRun *run) {
 }
 
 // adam_update() for elements at .. at + length - 1 of each run: the same bits. The pointers are the
-// starts of arenas in device memory; p_bf16, if not NULL, receives the new parameters in bf16.
-// *step is copied, and says how m and v are stored. Fastest where the arenas are 16-byte aligned.
-static inline void adam_update_gpu(float *p, void *m, void *v, const void *grad,
-                                   bool grad_is_bf16, uint16_t *p_bf16, const AdamRun *runs,
-                                   int count, const AdamStep *step, cudaStream_t stream) {
-    const uintptr_t addresses = (uintptr_t)p | (uintptr_t)m | (uintptr_t)v | (uintptr_t)grad
-                              | (uintptr_t)p_bf16;
+// starts of arenas in device memory; low NULL: the weights are floats. *step is copied, and says
+// how m and v are stored. Fastest where the arenas are 16-byte aligned.
+static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, const void *grad,
+                                   bool grad_is_bf16, const AdamRun *runs, int count,
+                                   const AdamStep *step, cudaStream_t stream) {
+    const uintptr_t addresses = (uintptr_t)w | (uintptr_t)low | (uintptr_t)m | (uintptr_t)v
+                              | (uintptr_t)grad;
     for (int first = 0; first < count; first += BATCH_MOST) {
         const Batch<AdamRun> batch = adam_batch(runs, first, count, adam_blocks);
         const unsigned blocks = batch_units(&batch);
@@ -469,12 +525,16 @@ static inline void adam_update_gpu(float *p, void *m, void *v, const void *grad,
         const double state = step->moments_bf16 ? BF16_MOMENTS_TAKE : 1;
         for (int i = 0; i < batch.count; i++)
             GPU_TAKES(stream, state * (double)batch.work[i].length, gpu_adam);
-        if (step->moments_bf16)
-            LAUNCH(adam_update_kernel<uint16_t>, blocks, ADAM_THREADS, 0, stream, p, (uint16_t *)m,
-                   (uint16_t *)v, grad, grad_is_bf16, p_bf16, addresses % 16 == 0, batch, *step);
-        else
-            LAUNCH(adam_update_kernel<float>, blocks, ADAM_THREADS, 0, stream, p, (float *)m,
-                   (float *)v, grad, grad_is_bf16, p_bf16, addresses % 16 == 0, batch, *step);
+        #define ADAM_LAUNCH(W, M) do { \
+            const auto kernel = adam_update_kernel<W, M>; \
+            LAUNCH(kernel, blocks, ADAM_THREADS, 0, stream, (W *)w, low, (M *)m, (M *)v, grad, \
+                   grad_is_bf16, addresses % 16 == 0, batch, *step); \
+        } while (0)
+        if (low != NULL && step->moments_bf16) ADAM_LAUNCH(uint16_t, uint16_t);
+        else if (low != NULL) ADAM_LAUNCH(uint16_t, float);
+        else if (step->moments_bf16) ADAM_LAUNCH(float, uint16_t);
+        else ADAM_LAUNCH(float, float);
+        #undef ADAM_LAUNCH
     }
 }
 

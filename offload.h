@@ -1,7 +1,7 @@
 // offload.h: where the optimizer's state lives, and who updates it.
 //
-// The state of AdamW (fp32 master weights, m and v: 12 bytes per parameter, or 8) is cut into
-// sub-groups, and those into pieces. A piece's state lives on the GPU or on the host; the GPU or
+// The state of AdamW (m, v, and what the master weights have besides the weights: 10 bytes per
+// parameter, or 6) is cut into sub-groups, and those into pieces. A piece's state lives on the GPU or on the host; the GPU or
 // the CPU updates it. Here it is decided which, by pure functions of the model and of what was
 // asked for: the trainer, its memory plan, the predictions of --plan and the tests all follow the
 // same list. What is done with the list is in train_gpt2.cu, gpt2_update().
@@ -79,15 +79,15 @@ typedef struct {
     size_t first_block, blocks;  // its blocks of the gradient norm, which no cut ever divides
     size_t state_at;         // of the elements with state where ours is: its first one
     size_t grad_at;          // the same for the gradient, where that waits for the update
-    size_t fresh_at;         // the same for the weights, where the CPU leaves them or they live
+    size_t weights_at;       // the same for the weights, where the CPU updates them or they live
     bool over_acts;          // there the layer's activations were, and grad_at counts bytes
     // Where it is; the trainer sets that once, when there is memory. floatX is its storage type.
     void *params;            // the weights that forward and backward use, on the GPU or, if they
                              // come from there, on the host: floatX
+    void *weights;           // those that AdamW updates: the same; or on the host, if the CPU does
     void *made;              // where backward makes the gradient: floatX
     void *grad, *host_grad;  // where that waits for the update, or is summed: floatX or fp32
-    void *state[3];          // master weights, m and v, on the GPU or on the host
-    void *fresh;             // where the CPU leaves the new weights, as the GPU stores them
+    void *state[3];          // the masters' other bits (NULL in fp32), m and v; on GPU or host
 } Piece;
 
 typedef struct {

@@ -80,9 +80,6 @@ static void gpt2_load(GPT2 *g, const char *dir, size_t B, size_t T, size_t accum
     gpt2_make(g, B, T, true);
     const RunState here = state_of(g);
     model_load(dir, &g->config, &g->table, &here);
-#ifdef ON_GPU
-    gpt2_round_params(g);
-#endif
 }
 
 #ifdef ON_GPU

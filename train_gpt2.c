@@ -620,7 +620,7 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
         const Shard *s = &g->shards.shards[i];
         const size_t at = g->table.tensors[s->tensor].offset + s->offset;
         const AdamRun run = {at, s->length, s->decay, at};
-        const AdamWork work = {g->params, g->m, g->v, NULL, g->grads, false, false, 1, NULL, NULL,
+        const AdamWork work = {g->params, NULL, g->m, g->v, NULL, g->grads, false, false, 1, NULL,
                                &run, 1, *step};
         adam_work(&work);
     }

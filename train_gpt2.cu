@@ -110,15 +110,14 @@ static void gpt2_place(GPT2 *g) {
         s->grad_at = segment_place(g, i, g->in_place ? 0 : g->places);
         s->own_grad_at = s->grad_at + (s->own_from - s->at);
     }
-    g->slot_weights = g->host_weight_elements = 0;
-    const bool wide = host_grad_bytes(g) > sizeof(floatX) || g->streamed > 0;
-    for (int i = 0; i < list->count && sizeof(floatX) < sizeof(float); i++) {
+    g->slot_weights = g->weights_on_host = 0;
+    for (int i = 0; i < list->count; i++) {
         Piece *p = &g->pieces.pieces[i];
         const bool streams = g->segment[p->segment].streams;
         if (streams && p->kind == PIECE_VISIT) g->slot_weights = sizeof(floatX);
-        p->fresh_at = p->kind == PIECE_LATE ? p->grad_at : g->host_weight_elements;
-        if (streams || p->kind == PIECE_LATE || (wide && p->kind == PIECE_HOST))
-            g->host_weight_elements += p->length;
+        if (!streams && p->kind != PIECE_HOST && p->kind != PIECE_LATE) continue;
+        p->weights_at = g->weights_on_host;
+        g->weights_on_host += p->length;
     }
 }
 
@@ -160,9 +159,11 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         const size_t here = of[PIECE_RESIDENT] + of[PIECE_CHOSEN];
         const size_t away = of[PIECE_HOST] + of[PIECE_VISIT] + of[PIECE_LATE];
         const bool lands = g->accumulating && g->choice.sum_on_host && grads_host > 0;
-        if (here > 0 && !params_are_masters(g)) ARENA("master weights", here * f32, master);
-        if (here > 0) ARENA("AdamW moments", here * state_bytes(g, 1), m);
-        if (here > 0) ARENA("AdamW moments", here * state_bytes(g, 2), v);
+        const int kind = g->zen != NULL ? PIECE_CHOSEN : PIECE_RESIDENT;
+        const size_t master = state_bytes(g, kind, 0), moment = state_bytes(g, kind, 1);
+        if (here > 0 && master > 0) ARENA("master weights", here * master, master);
+        if (here > 0) ARENA("AdamW moments", here * moment, m);
+        if (here > 0) ARENA("AdamW moments", here * moment, v);
         ARENA("gradients", gradient_elements(g) * X_, grads);
         const size_t waiting = sums_on_gpu(g) ? g->shards.elements
                              : g->in_place ? 0 : g->pieces.grads_gpu;
@@ -180,15 +181,11 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         BUFFER("backward", g->blocks * sizeof(double), norm_sums);
         BUFFER("backward", norm_runs(g->zero != NULL ? zero_all_blocks(g->zero) : g->blocks)
                                * sizeof(double), run_sums);
-        if (away > 0) {
-            HOST("master weights", away * f32, host_master);
-            HOST("AdamW moments", away * state_bytes(g, 1), host_m);
-            HOST("AdamW moments", away * state_bytes(g, 2), host_v);
-            HOST("gradients", grads_host * host_grad_bytes(g), host_grads);
-        }
-        if (g->host_weight_elements > 0)
-            HOST(g->streamed > 0 ? "weights" : "new weights", g->host_weight_elements * X_,
-                 host_weights);
+        if (away > 0 && X_ < f32) HOST("master weights", away * sizeof(uint16_t), host_master);
+        if (away > 0) HOST("AdamW moments", away * moment, host_m);
+        if (away > 0) HOST("AdamW moments", away * moment, host_v);
+        if (grads_host > 0) HOST("gradients", grads_host * host_grad_bytes(g), host_grads);
+        if (g->weights_on_host > 0) HOST("weights", g->weights_on_host * X_, host_weights);
         if (lands) HOST("gradients", 2 * g->longest_segment * X_, landing);
         if (g->zen != NULL) n = zen_buffers(g, list, n);
     }
@@ -353,9 +350,8 @@ static void gpt2_allocate(GPT2 *g) {
     if (g->offloaded && g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
     owner_begin(&g->owner);
     buffers_allocate(list, gpt2_buffers(g, list), &g->host);
-    if (params_are_masters(g)) g->master = (float *)g->params;
-    else if (!g->training && g->zo == NULL)  // only to load from, and to save: not worth GPU memory
-        g->master = (float *)own(OWNS_PLAIN, ALLOC(float, g->table.elements, "parameters"));
+    if (!g->training && g->zo == NULL)  // only to load from, and to save: not worth GPU memory
+        g->master = own(OWNS_PLAIN, ALLOC(uint16_t, g->table.elements, "parameters"));
     // Short kernels that others wait for are urgent: the products' blocks fill the GPU.
     g->compute = stream_make("compute", false);
     g->leave = stream_make("leave", true);
@@ -633,10 +629,10 @@ enum { SLOT_WEIGHTS = 3, SLOT_GRAD, SLOT_PARTS };
 static void slot_places(const GPT2 *g, int visit, void *place[SLOT_PARTS]) {
     char *slot = g->slots + (size_t)(visit % g->slot_count) * slot_bytes(g);
     for (int k = 0; k < SLOT_PARTS; k++) {
+        const size_t size = k < 3 ? state_bytes(g, PIECE_VISIT, k) : g->slot_weights;
         place[k] = slot;
-        slot += g->pieces.longest_visit * (k < 3 ? state_bytes(g, k) : g->slot_weights);
+        slot += g->pieces.longest_visit * size;
     }
-    if (sizeof(floatX) == sizeof(float)) place[SLOT_WEIGHTS] = place[0];
 }
 
 // Bytes of an element of weights that come and go with a visitor's state.
@@ -649,7 +645,7 @@ static size_t visitor_weights(const GPT2 *g, const Piece *p) {
 static void visitor_fetch(GPT2 *g, int visit) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
     const size_t weights = p->length * visitor_weights(g, p);
-    const size_t bytes = p->length * piece_bytes(g) + weights;
+    const size_t bytes = p->length * piece_bytes(g, PIECE_VISIT) + weights;
     const int slot = visit % g->slot_count;
     void *place[SLOT_PARTS];
     slot_places(g, visit, place);
@@ -658,9 +654,9 @@ static void visitor_fetch(GPT2 *g, int visit) {
     const int span = timeline_begin(&g->timeline, ROW_FETCH, "fetch", (size_t)g->visits[visit],
                                     bytes, g->fetch);
     live(g, "visiting state", (double)bytes, 1, g->fetch);
-    for (int k = 0; k < 3; k++)
-        copy_in(g, place[k], p->state[k], p->length * state_bytes(g, k), g->fetch);
-    if (weights > 0) copy_in(g, place[SLOT_WEIGHTS], p->params, weights, g->fetch);
+    for (int k = FIRST_STATE; k < 3; k++)
+        copy_in(g, place[k], p->state[k], p->length * state_bytes(g, p->kind, k), g->fetch);
+    if (weights > 0) copy_in(g, place[SLOT_WEIGHTS], p->weights, weights, g->fetch);
     timeline_end(&g->timeline, span, g->fetch);
     event_record(g->slot_full[slot], g->fetch);
 }
@@ -807,21 +803,18 @@ static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamSte
     order(g, g->host.stream, g->back);
     if (g->segment[p->segment].streams) return;  // they live where they are
     const int returning = timeline_begin(&g->timeline, ROW_BACK, "back", number, bytes, g->back);
-    copy_in(g, p->params, p->fresh, bytes, g->back);
+    copy_in(g, p->params, p->weights, bytes, g->back);
     timeline_end(&g->timeline, returning, g->back);
 }
 
-// AdamW on the GPU, of a piece whose p, m, v and gradient are there. In fp32, p is the weight.
+// AdamW on the GPU, of a piece whose state and gradient are there.
 static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, void *const state[3],
                           void *weights, const void *grad, bool grad_is_bf16,
                           const AdamStep *step) {
-    uint16_t *rounded = sizeof(floatX) == 2 ? (uint16_t *)weights : NULL;
+    uint16_t *low = FIRST_STATE == 0 ? (uint16_t *)state[0] : NULL;
     const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", number, 0, g->update);
-    adam_update_gpu((float *)state[0], state[1], state[2], grad, grad_is_bf16, rounded,
+    adam_update_gpu(weights, low, state[1], state[2], grad, grad_is_bf16,
                     g->pieces.runs + p->first_run, p->runs, step, g->update);
-    if (rounded == NULL && state[0] != weights)
-        stream_copy(weights, state[0], p->length * sizeof(float), cudaMemcpyDeviceToDevice,
-                    g->update);
     timeline_end(&g->timeline, updating, g->update);
 }
 
@@ -831,7 +824,7 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
     const size_t number = (size_t)g->visits[visit];
     const size_t weight_bytes = p->length * visitor_weights(g, p);
-    const size_t bytes = p->length * piece_bytes(g) + weight_bytes;
+    const size_t bytes = p->length * piece_bytes(g, PIECE_VISIT) + weight_bytes;
     const int slot = visit % g->slot_count;
     Timeline *t = &g->timeline;
     void *place[SLOT_PARTS];
@@ -855,9 +848,9 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
                       step);
     order(g, g->update, g->out);
     const int flushing = timeline_begin(t, ROW_FLUSH, "flush", number, bytes, g->out);
-    for (int k = 0; k < 3; k++)
-        copy_out(g, p->state[k], place[k], p->length * state_bytes(g, k));
-    if (weight_bytes > 0) copy_out(g, p->params, weights, weight_bytes);
+    for (int k = FIRST_STATE; k < 3; k++)
+        copy_out(g, p->state[k], place[k], p->length * state_bytes(g, p->kind, k));
+    if (weight_bytes > 0) copy_out(g, p->weights, weights, weight_bytes);
     timeline_end(t, flushing, g->out);
     live(g, "visiting state", -(double)bytes, 1, g->out);
     event_record(g->slot_free[slot], g->out);
@@ -900,31 +893,6 @@ static void gpt2_update_wait(GPT2 *g) {
     if (g->zen != NULL) zen_compute_until(g, SIZE_MAX);
     if (g->zo != NULL) zo_update_weights(g);
     device_rest();
-}
-
-// The parameters that forward and backward use, from the fp32 ones that were loaded or initialised.
-static void gpt2_round_params(GPT2 *g) {
-    enum { CHUNK = 1 << 20 };
-    static uint16_t rounded[CHUNK];
-    for (int i = 0; i < g->pieces.count; i++) {
-        const Piece *p = &g->pieces.pieces[i];
-        const float *from = (const float *)p->state[0];
-        if (from == p->params) continue;
-        if (g->training && p->kind == PIECE_RESIDENT) {
-            round_gradient((floatX *)p->params, from, p->length, g->compute);  // weights, here
-            continue;
-        }
-        for (size_t at = 0; at < p->length; at += CHUNK) {
-            const size_t n = min_size(CHUNK, p->length - at);
-            #pragma omp parallel for if (n > 1 << 16)
-            for (size_t j = 0; j < n; j++) rounded[j] = f32_to_bf16(from[at + j]);
-            CUDA(cudaMemcpy((floatX *)p->params + at,
-                            sizeof(floatX) == 2 ? (const void *)rounded : (const void *)(from + at),
-                            n * sizeof(floatX), cudaMemcpyDefault));
-        }
-    }
-    device_rest();  // our streams do not wait for the default one
-    weights_changed(g);
 }
 
 // =============================================================================================
@@ -983,15 +951,17 @@ static size_t arena_at(const GPT2 *g, const Piece *p) {
     return s->own_from + (p->at - s->own_at);
 }
 
-// A RunState's move: the state, wherever its pieces are.
+// A RunState's move: the state, wherever its pieces are. Weights that come are in use at once.
 static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     const GPT2 *g = (const GPT2 *)owner;
     for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {
         const size_t begin = arena_at(g, p), from = begin > at ? begin : at;
         const size_t to = min_size(begin + p->length, at + n);
         if (from >= to) continue;
-        char *there = (char *)p->state[part] + (from - begin) * state_bytes(g, part);
-        state_copy(g, part, there, w + (from - at), to - from, out);
+        state_copy(g, p, part, from - begin, w + (from - at), to - from, out);
+        if (part == 0 && !out && p->weights != p->params)
+            gpu_copy((floatX *)p->params + (from - begin), (floatX *)p->weights + (from - begin),
+                     (to - from) * sizeof(floatX));
     }
 }
 
@@ -1144,7 +1114,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
 // Of a gradient that waits on the host, and of a weight.
 static UpdateBytes update_bytes(const GPT2 *g) {
     const UpdateBytes b = {(double)host_grad_bytes(g), sizeof(floatX), g->choice.keep_grads,
-                           (double)piece_bytes(g)};
+                           (double)piece_bytes(g, PIECE_VISIT)};
     return b;
 }
 
@@ -1395,7 +1365,7 @@ static void gpt2_load(GPT2 *g, Run *r) {
         return;
     }
     run_load(r, &state);
-    gpt2_round_params(g);
+    weights_changed(g);
 }
 
 // --dump: the first batch's loss, logits and gradients.
@@ -1427,9 +1397,9 @@ static int train(Run *r) {
     if (g->offloaded || g->zero != NULL || trace != NULL) timeline_open(&g->timeline, trace);
     if (g->offloaded && g->training) host_describe(&g->host);
     live(g, "weights", (double)g->param_elements, sizeof(floatX), g->compute);
-    if (g->training)  // in fp32 without masters
+    if (g->training)
         live(g, "resident state", (double)g->pieces.elements[PIECE_RESIDENT],
-             piece_bytes(g) - (params_are_masters(g) ? sizeof(float) : 0), g->compute);
+             piece_bytes(g, PIECE_RESIDENT), g->compute);
     const DevicePeak device = device_peak(sizeof(floatX) == sizeof(float));
     const double peak = device.flops * (double)r->world;
     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {

@@ -418,8 +418,13 @@ typedef struct {
             BODY \
         }
 
-static float zen_round(const ZenReference *x, float w) {
-    return x->bf16 ? bf16_to_f32(f32_to_bf16(w)) : w;
+// As gradients are stored, and as weights are.
+static float zen_gradient(const ZenReference *x, float g) {
+    return x->bf16 ? bf16_to_f32(f32_to_bf16(g)) : g;
+}
+
+static float zen_weight(const ZenReference *x, float w) {
+    return x->bf16 ? bf16_to_f32(master_weight(w)) : w;
 }
 
 // AdamW of an element of a tensor. Moments in bf16 are kept in fp32 here.
@@ -455,18 +460,18 @@ static void zen_reference_step(ZenReference *x, const float *grads, float scale,
         const int32_t *column = x->map.column + z->column_at;
         ZEN_EACH(z, column, 0, z->chosen,
             zen_adam(x, z, e, grads[e], &now, z->chosen_index + zen_r * z->chosen + zen_j);
-            x->shown[e] = zen_round(x, x->master[e]);
+            x->shown[e] = zen_weight(x, x->master[e]);
         )
         ZEN_EACH(z, column, z->chosen, z->cols,
-            const float g = zen_round(x, grads[e]);
+            const float g = zen_gradient(x, grads[e]);
             x->acc[e] = x->clock.filled == 0 ? mul_f32(scale, g) : fma_f32(scale, g, x->acc[e]);
         )
         if (!turn.closes) continue;
         ZEN_EACH(z, column, z->chosen, z->cols,
-            x->shown[e] = zen_round(x, x->master[e]);  // what the window before has made
+            x->shown[e] = zen_weight(x, x->master[e]);  // what the window before has made
             zen_adam(x, z, e, x->acc[e], &late,
                      z->rest_index + zen_r * (z->cols - z->chosen) + zen_j - z->chosen);
-            if (turn.drains) x->shown[e] = zen_round(x, x->master[e]);
+            if (turn.drains) x->shown[e] = zen_weight(x, x->master[e]);
         )
     }
     for (int i = 0; turn.selects && i < x->map.count; i++) {

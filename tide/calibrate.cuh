@@ -20,8 +20,8 @@ enum { CALIBRATE_RUNS = 9, CALIBRATE_PARTS = 32 };
 
 // What the host's threads work on; for host_queue_submit(), which copies it.
 typedef struct {
-    float *p, *m, *v;  // n elements each
-    uint16_t *grad;
+    float *m, *v;  // n elements each
+    uint16_t *w, *low, *grad;
     size_t n;
 } HostState;
 
@@ -45,11 +45,11 @@ static double calibrate_median(double *x, int count) {
 // ---------------------------------------------------------------------------------------------
 // The work
 
-// The fused update as in training: the new weights take the place of the gradients.
+// The fused update as in training.
 static void calibrate_adam(const void *arg) {
     const HostState *s = (const HostState *)arg;
     const AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1);
-    adam_update(s->p, s->m, s->v, s->grad, 1, s->grad, s->n, &step, 1);
+    adam_update(s->w, s->low, s->m, s->v, s->grad, 1, s->n, &step, 1);
 }
 
 // One thread draws eight normal numbers; writing them takes less than drawing.
@@ -96,12 +96,12 @@ static void calibrate_submit(Calibration *c, int work, size_t n) {
         stream_copy(c->host_out, from, n, cudaMemcpyDeviceToHost, s);
     } else if (work == WORK_GPU_COPY) {
         stream_copy(to, from, n, cudaMemcpyDeviceToDevice, s);
-    } else if (work == WORK_GPU_ADAM) {  // 16 n bytes
-        float *p = (float *)c->gpu, *m = p + n, *v = m + n;
-        uint16_t *grad = (uint16_t *)(v + n), *weight = grad + n;
+    } else if (work == WORK_GPU_ADAM) {  // 14 n bytes
+        float *m = (float *)c->gpu, *v = m + n;
+        uint16_t *weight = (uint16_t *)(v + n), *low = weight + n, *grad = low + n;
         const AdamRun run = {0, n, 1, 0};
         const AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1);
-        adam_update_gpu(p, m, v, grad, true, weight, &run, 1, &step, s);
+        adam_update_gpu(weight, low, m, v, grad, true, &run, 1, &step, s);
     } else if (work == WORK_GPU_NORMALS) {
         calibrate_normals_kernel<<<ceil_div(n, 8 * 256), 256, 0, s>>>((bf16 *)c->gpu, n);
         CUDA(cudaGetLastError());
@@ -243,13 +243,14 @@ static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double second
     c->seconds = seconds;
     c->chunk = min_size(7 * n, gpu_available() / 4 / 4096 * 4096);
     if (c->chunk == 0) c->chunk = 4096;  // what is missing will be named
-    float *p = (float *)host_alloc(q, 14 * n + 2 * c->chunk, "measuring the host");
-    c->state.p = p;
-    c->state.m = p + n;
-    c->state.v = p + 2 * n;
-    c->state.grad = (uint16_t *)(p + 3 * n);
+    float *m = (float *)host_alloc(q, 14 * n + 2 * c->chunk, "measuring the host");
+    c->state.m = m;
+    c->state.v = m + n;
+    c->state.w = (uint16_t *)(m + 2 * n);
+    c->state.low = c->state.w + n;
+    c->state.grad = c->state.low + n;
     c->state.n = n;
-    c->host_in = (char *)p + 14 * n;
+    c->host_in = (char *)m + 14 * n;
     c->host_out = c->host_in + c->chunk;
     c->gpu = (char *)gpu_alloc(2 * c->chunk, "measuring the GPU");
     c->in = stream_make("in", false);
@@ -267,13 +268,13 @@ static void calibrate_close(Calibration *c) {
     stream_free(c->in);
     stream_free(c->out);
     gpu_free(c->gpu);
-    host_free(c->state.p);
+    host_free(c->state.m);
 }
 
 // Measures all rates but host_cast and those between GPUs, in about `seconds` (some tenths more go
 // into page-locked memory). The queue must have nothing to do. Takes at most an eighth of the
 // host's free memory and half of the GPU's, and gives them back.
-//   dram      28 bytes per parameter of the host's update: 14 are read, 14 written
+//   dram      26 bytes per parameter of the host's update: 14 are read, 12 written
 //   dram_dma  the same of the update that runs while both directions of the link are busy, plus
 //             what these two move: each of their bytes is one of host memory, too
 static void rates_measure(Rates *r, HostQueue *q, double seconds) {
@@ -301,11 +302,11 @@ static void rates_measure(Rates *r, HostQueue *q, double seconds) {
     r->h2d_duplex = together[0];
     r->d2h_duplex = together[1];
     r->host_adam = calibrate_rate(&c, WORK_HOST_ADAM);
-    r->dram = 28 * r->host_adam;
+    r->dram = ADAM_BYTES * r->host_adam;
     calibrate_together(&c, (double)n / r->host_adam, together);
     r->h2d_busy = together[0];
     r->d2h_busy = together[1];
-    r->dram_dma = 28 * together[2] + r->h2d_busy + r->d2h_busy;
+    r->dram_dma = ADAM_BYTES * together[2] + r->h2d_busy + r->d2h_busy;
     r->gpu_adam = calibrate_rate(&c, WORK_GPU_ADAM);
     r->gpu_bytes = 2 * calibrate_rate(&c, WORK_GPU_COPY);
     r->gpu_normals = calibrate_rate(&c, WORK_GPU_NORMALS);
@@ -325,7 +326,7 @@ static void rates_measure(Rates *r, HostQueue *q, double seconds) {
 // What follows from the rates: the speed of an update with bf16 on the wire, gradients of
 // GPU-updated parameters on the GPU, the others' gone to the host during the backward pass.
 static void calibrate_print(FILE *f, const Rates *r) {
-    const UpdateBytes bytes = {2, 2, true, 12};
+    const UpdateBytes bytes = {2, 2, true, 10};
     const double k = eq1_stride(r);
     if (isfinite(k))
         fprintf(f, "Eq. 1: k = %.2f; on the GPU 1/(k+1) = %.0f %% as derived, 1/k = %.0f %% as in "

@@ -180,11 +180,12 @@ columns_adam_kernel(X *__restrict__ matrix, float *__restrict__ p, M *__restrict
     #pragma unroll
     for (unsigned k = 0; k < EACH; k++, i += w.packed_ahead, matrix += w.ahead) {
         if (k * w.band >= t.left) return;
-        adam_stored(&p1[k], &m1[k], &v1[k], g1[k], &s, decay, w.index + (i - w.packed_at));
+        adam_stored(&p1[k], (uint16_t *)NULL, &m1[k], &v1[k], g1[k], &s, decay,
+                    w.index + (i - w.packed_at));
         p[i] = p1[k];
         m[i] = m1[k];
         v[i] = v1[k];
-        *matrix = from_f32<X>(p1[k]);
+        *matrix = weight_from<X>(p1[k]);
     }
 }
 

@@ -108,7 +108,7 @@ struct GPT2 {
     int *tenant;                // per such place: 1 + the segment whose weights are there; 0: none
     size_t param_elements;      // of `params`
     size_t slot_weights;        // bytes of an element of weights in a visitor's slot
-    size_t host_weight_elements;
+    size_t weights_on_host;     // elements
     int host_threads;           // 0: as host_queue_open() finds
     size_t moved_in, moved_out; // bytes over the link in this step
     // Work is queued in streams, one for the CPU among them; only events order one against another.
@@ -144,7 +144,7 @@ struct GPT2 {
     int landing_turn;           // the landing that is used next
     // GPU memory.
     floatX *params;                              // what forward and backward use; see Segment
-    float *master;                               // state of residents; fp32: params is the master
+    void *master;                                // state of residents: master_low(); chosen: fp32
     void *m, *v;                                 // the same; here and on the host fp32 or bf16
     floatX *grads;                               // the micro-batch's gradients; see Segment
     void *waiting;                               // gradients for the update; see Piece
@@ -164,11 +164,10 @@ struct GPT2 {
     double *norm_sums, *run_sums;                // (blocks), and of runs of them
     int32_t *tokens;                             // (4N + 1), as in Staging, with this batch's N
     // Page-locked host memory.
-    float *host_master;                          // state of the pieces that are not resident
+    uint16_t *host_master;                       // state of the pieces that are not resident
     void *host_m, *host_v;
     void *host_grads;                            // gradients for the update; see Piece
-    uint16_t *host_weights;                      // bf16 weights: new ones, unless they overwrite
-                                                 // those; and those that live here
+    floatX *host_weights;                        // that the CPU updates, or that live here
     floatX *landing;                             // (2, longest segment), if the host sums gradients
     Staging staging[STAGINGS];
     int turn;                                    // the staging in use
@@ -226,18 +225,19 @@ static size_t host_grad_bytes(const GPT2 *g) {
     return wide ? sizeof(float) : sizeof(floatX);
 }
 
-// Bytes of an element of master weights (k 0), m (1) or v (2); and of all three.
-static size_t state_bytes(const GPT2 *g, int k) {
-    return k > 0 && g->moments_bf16 ? sizeof(uint16_t) : sizeof(float);
+// Bytes of an element of a piece's state: of what master weights are besides the weights (k 0), m
+// (1) or v (2); and of all three. In fp32, the weights are the masters. Of chosen columns, which are
+// far apart, the masters lie side by side, whole.
+enum { FIRST_STATE = sizeof(floatX) == sizeof(float) };
+
+static size_t state_bytes(const GPT2 *g, int kind, int k) {
+    if (k > 0) return g->moments_bf16 ? sizeof(uint16_t) : sizeof(float);
+    if (kind == PIECE_CHOSEN) return sizeof(float);
+    return k < FIRST_STATE ? 0 : sizeof(uint16_t);
 }
 
-static size_t piece_bytes(const GPT2 *g) {
-    return state_bytes(g, 0) + state_bytes(g, 1) + state_bytes(g, 2);
-}
-
-// In fp32, residents have no masters besides the weights that forward and backward use.
-static bool params_are_masters(const GPT2 *g) {
-    return sizeof(floatX) == sizeof(float) && g->zen == NULL;
+static size_t piece_bytes(const GPT2 *g, int kind) {
+    return state_bytes(g, kind, 0) + state_bytes(g, kind, 1) + state_bytes(g, kind, 2);
 }
 
 // Activations. A layer's entry into the residual stream, x (N, C), and what else backward needs of
@@ -296,38 +296,36 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     return a;
 }
 
-// Sets where each piece is, once there is memory. The CPU leaves new weights over the gradient,
-// which is as wide and was read a moment before, or in a buffer of their own, or they are the
-// masters. Of columns, state is packed, and gradients are until then where backward makes them.
+// Sets where each piece is, once there is memory. Of columns, state is packed, and gradients are
+// until then where backward makes them.
 static void pieces_point(GPT2 *g) {
     void *const gpu[3] = {g->master, g->m, g->v};
     void *const host[3] = {g->host_master, g->host_m, g->host_v};
-    const bool wide = sizeof(floatX) == sizeof(float);
     for (int i = 0; i < g->pieces.count; i++) {
         Piece *p = &g->pieces.pieces[i];
         const Segment *s = &g->segment[p->segment];
         const size_t inside = p->at - s->own_at, waits = sums_on_gpu(g) ? p->at : p->grad_at;
         const bool chosen = p->kind == PIECE_CHOSEN, here = chosen || p->kind == PIECE_RESIDENT;
-        for (int k = 0; k < (g->training ? 3 : 1); k++)
-            p->state[k] = (char *)(here ? gpu[k] : host[k]) + p->state_at * state_bytes(g, k);
-        p->params = g->params + s->own_param_at + inside;
-        if (here && params_are_masters(g)) p->state[0] = p->params;
+        p->params = p->weights = g->params + s->own_param_at + inside;
+        if (p->kind == PIECE_HOST || p->kind == PIECE_LATE || s->streams)
+            p->weights = g->host_weights + p->weights_at;
+        if (s->streams) p->params = p->weights;
+        for (int k = chosen ? 0 : FIRST_STATE; k < (g->training ? 3 : 1); k++)
+            p->state[k] = (char *)(here ? gpu[k] : host[k])
+                        + p->state_at * state_bytes(g, p->kind, k);
         if (!g->training) continue;
         p->made = g->grads + s->own_grad_at + inside;
         p->grad = (char *)g->waiting + waits * waiting_bytes(g);
         if (g->in_place || (chosen && !sums_on_gpu(g))) p->grad = p->made;
         if (p->over_acts) p->grad = (char *)layer_acts(g, (size_t)p->segment - 1).ln_1 + p->grad_at;
         p->host_grad = (char *)g->host_grads + p->grad_at * host_grad_bytes(g);
-        p->fresh = wide ? p->state[0]
-                 : g->host_weights != NULL ? g->host_weights + p->fresh_at : p->host_grad;
-        if (s->streams) p->params = p->fresh;
     }
 }
 
 // Room for one visitor.
 static size_t slot_bytes(const GPT2 *g) {
     const size_t grad = g->choice.keep_grads ? 0 : host_grad_bytes(g);
-    return g->pieces.longest_visit * (piece_bytes(g) + g->slot_weights + grad);
+    return g->pieces.longest_visit * (piece_bytes(g, PIECE_VISIT) + g->slot_weights + grad);
 }
 
 // Bytes of those of a list that are on the host, or on the GPU, each rounded up to what its
@@ -360,7 +358,7 @@ static void gpu_copy(void *to, const void *from, size_t bytes) {
     device_rest();
 }
 
-// n weights anywhere, out to floats on the host, or from there, rounded to the nearest floatX.
+// n weights anywhere, out to floats on the host, or from there, rounded as masters are.
 static void floats_move(floatX *here, float *w, size_t n, bool out) {
     enum { CHUNK = 1 << 20 };
     static floatX chunk[CHUNK];
@@ -370,23 +368,35 @@ static void floats_move(floatX *here, float *w, size_t n, bool out) {
         #pragma omp parallel for if (count > 1 << 14)
         for (size_t i = 0; i < count; i++) {
             if (out) w[i] = to_f32(chunk[i]);
-            else chunk[i] = from_f32<floatX>(w[i]);
+            else chunk[i] = weight_from<floatX>(w[i]);
         }
         if (!out) gpu_copy(here, chunk, count * sizeof(floatX));
     }
 }
 
-// n elements of master weights, m or v (k as in state_bytes()) anywhere, out to floats on the host,
-// or from there, rounded to the nearest if they are stored in bf16.
-static void state_copy(const GPT2 *g, int k, void *here, float *w, size_t n, bool out) {
-    if (state_bytes(g, k) == sizeof(float)) {
+// n elements of a piece's master weights, m or v (k as in state_bytes()), from its element `at` on,
+// out to floats on the host, or from there, rounded to the nearest if they are stored in bf16.
+static void state_copy(const GPT2 *g, const Piece *p, int k, size_t at, float *w, size_t n,
+                       bool out) {
+    const size_t size = state_bytes(g, p->kind, k);
+    void *const weights = (floatX *)p->weights + at, *here = weights;
+    if (size > 0) here = (char *)p->state[k] + at * size;
+    if (size != sizeof(uint16_t)) {
         gpu_copy(out ? w : here, out ? here : w, n * sizeof(float));
         return;
     }
-    uint16_t *half = ALLOC(uint16_t, n, "moments");
-    if (out) gpu_copy(half, here, n * sizeof *half);
-    bf16_move(half, w, n, out);
-    if (!out) gpu_copy(here, half, n * sizeof *half);
+    uint16_t *half = ALLOC(uint16_t, 2 * n, "state"), *low = half + n;
+    if (k > 0) {
+        if (out) gpu_copy(half, here, n * sizeof *half);
+        bf16_move(half, w, n, out);
+        if (!out) gpu_copy(here, half, n * sizeof *half);
+    } else {
+        if (out) gpu_copy(half, weights, n * sizeof *half);
+        if (out) gpu_copy(low, here, n * sizeof *low);
+        master_move(half, low, w, n, out);
+        if (!out) gpu_copy(weights, half, n * sizeof *half);
+        if (!out) gpu_copy(here, low, n * sizeof *low);
+    }
     free(half);
 }
 
@@ -484,10 +494,10 @@ static AdamWork host_work(const GPT2 *g, const Piece *p, const AdamStep *step) {
     w.count = p->runs;
     w.scale = 1;
     if (step == NULL) return w;
-    w.p = (float *)p->state[0];
+    w.w = p->weights;
+    w.low = (uint16_t *)p->state[0];
     w.m = p->state[1];
     w.v = p->state[2];
-    if (sizeof(floatX) == 2) w.p_bf16 = (uint16_t *)p->fresh;
     w.step = *step;
     return w;
 }
@@ -496,7 +506,7 @@ static void host_works(const void *work) { adam_work((const AdamWork *)work); }
 
 // The worker's next work. number: in reports.
 static void host_submit(GPT2 *g, const Piece *p, size_t number, const AdamWork *work) {
-    const char *what = work->p != NULL ? "update" : "accumulate";
+    const char *what = work->w != NULL ? "update" : "accumulate";
     const int span = timeline_begin(&g->timeline, ROW_HOST, what, number, 0, g->host.stream);
     host_takes(&g->host, p->length * adam_work_bytes(work));
     host_queue_submit(&g->host, host_works, work, sizeof *work);

@@ -15,7 +15,7 @@ typedef struct {
     double h2d, d2h;                // one direction alone, page-locked memory
     double h2d_duplex, d2h_duplex;  // both directions at once
     double h2d_busy, d2h_busy;      // both while the host updates
-    double dram;        // that the cores alone reach in AdamW: 28 bytes per parameter
+    double dram;        // that the cores alone reach in AdamW: 26 bytes per parameter
     double dram_dma;    // of the cores and both directions of the link together
     double host_adam;   // parameters: fused AdamW out of cache, all threads (the paper's Uc)
     double host_cast;   // parameters: a pass of its own from fp32 to 16 bits (the paper's Dc). This
@@ -154,24 +154,25 @@ static double eq1_stride(const Rates *r) {
 // Of what crosses the link, what the choices of a run decide.
 typedef struct {
     double grad;         // bytes of a gradient, on the link and in host memory: 2 or 4
-    double weight;       // bytes of a new weight, going back: 2; or 4, the master weight as it is
+    double weight;       // bytes of a weight: 2; or 4
     bool keep_grads;     // gradients of GPU-updated parameters stay on the GPU
-    double state;        // bytes of p, m and v: 12; or 8, with moments in bf16
+    double state;        // bytes of m, v and the rest of the master weight: 10 (fp32: 8); or 6, 4
 } UpdateBytes;
+
+#define ADAM_BYTES 26.0  // that host_adam reads and writes: weight, state and a gradient of 2 bytes
 
 enum { UPDATE_LINES = 6 };
 
 // Seconds per parameter if the GPU updates `share` of the state that lives on the host, as linear
 // functions of it: H2D, D2H, host memory (two, see update_bound()), cores, GPU. Of what is not
-// known, 0. Each byte of the link is one of host memory, too; the cores read p, m, v and the
-// gradient and write p, m, v and the weight that goes back. Backward hides the gradients' way.
+// known, 0. Each byte of the link is one of host memory, too; the cores read weight, state and
+// gradient, and write weight and state. Backward hides the gradients' way.
 static void update_lines(const Rates *r, const UpdateBytes *b, double share,
                          double t[UPDATE_LINES]) {
     const double cpu = 1 - share, d2h = b->state * share;
     const double h2d = d2h + (b->keep_grads ? 0 : share * b->grad) + cpu * b->weight;
-    const double bytes = h2d + d2h + cpu * (2 * b->state + b->grad
-                                            + (b->weight < 4 ? b->weight : 0));
-    const double update = (2 * b->state + 4) / 28;  // of AdamW's time with moments in fp32
+    const double adam = 2 * (b->weight + b->state) + b->grad, bytes = h2d + d2h + cpu * adam;
+    const double update = adam / ADAM_BYTES;
     const double in = rate_or(r->h2d_duplex, r->h2d), out = rate_or(r->d2h_duplex, r->d2h);
     const double dma = rate_or(r->dram_dma, r->dram), alone = rate_or(r->dram, dma);
     t[0] = in > 0 ? h2d / in : 0;
@@ -187,9 +188,9 @@ static void update_lines(const Rates *r, const UpdateBytes *b, double share,
 // gives `dram_dma` while both directions of the link are busy, which is as long as the one with
 // less to do takes, and `dram` for the rest of the step's time T:
 //   bytes = dram_dma t + dram (T - t).
-// With one rate W for both, one rate B each way, bf16 on the wire and gradients that stay, and 12
+// With one rate W for both, one rate B each way, bf16 on the wire and gradients that stay, and 10
 // bytes of state:
-//   T >= max{(2 + 10 f) / B, 12 f / B, (30 - 6 f) / W, (1 - f) / Uc}
+//   T >= max{(2 + 8 f) / B, 10 f / B, (28 - 8 f) / W, (1 - f) / Uc}
 // limit, if not NULL: which of them binds, for people, or several that meet, as at most best
 // shares: "link and DRAM"; "nothing" if no rate is known.
 static double update_bound(const Rates *r, const UpdateBytes *b, double share, char limit[40]) {

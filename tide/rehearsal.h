@@ -193,10 +193,10 @@ static void share_out(double total, double want[3]) {
 }
 
 // Work per second of a job of each kind, while so many of each are at work. The cores can work on
-// 28 bytes per second for each parameter of host_adam, AdamW's traffic.
+// 26 bytes per second for each parameter of host_adam, AdamW's traffic.
 static void machine_speeds(const Rates *r, const int busy[TAKES_KINDS], double speed[TAKES_KINDS]) {
     const bool in = busy[TAKES_H2D] > 0, out = busy[TAKES_D2H] > 0, host = busy[TAKES_HOST] > 0;
-    const double cores = fmin(28 * rate_or(r->host_adam, UNLIMITED), UNLIMITED);
+    const double cores = fmin(ADAM_BYTES * rate_or(r->host_adam, UNLIMITED), UNLIMITED);
     const bool measured = in && out && host && r->h2d_busy > 0 && r->d2h_busy > 0;
     double h2d = rate_or(r->h2d, UNLIMITED), d2h = rate_or(r->d2h, UNLIMITED);
     if (in && out) h2d = measured ? r->h2d_busy : rate_or(r->h2d_duplex, h2d);

@@ -270,7 +270,7 @@ static void zen_show(GPT2 *g) {
         const size_t bytes = p->length * sizeof(floatX);
         stream_wait(g->back, z->computed[s]);
         const int span = timeline_begin(&g->timeline, ROW_BACK, "back", (size_t)s, bytes, g->back);
-        copy_in(g, z->landing, p->fresh, bytes, g->back);
+        copy_in(g, z->landing, p->weights, bytes, g->back);
         timeline_end(&g->timeline, span, g->back);
         event_record(z->result_free[s], g->back);
         columns_move_gpu(false, p->params, is_bf16, z->landing, is_bf16, &z->map, s, true,
@@ -342,12 +342,21 @@ static void zen_exchange(GPT2 *g, const ZenTensor *t, const ZenSwap *swaps, size
     g->moved_in += bytes;
 }
 
+// The rest's masters as floats; or back there, if they are given.
+static float *zen_masters(const GPT2 *g, size_t at, size_t n, float *whole) {
+    const bool out = whole == NULL;
+    if (FIRST_STATE > 0) return (float *)g->host_weights + at;  // they are floats
+    if (out) whole = ALLOC(float, n, "columns");
+    master_move((uint16_t *)g->host_weights + at, g->host_master + at, whole, n, out);
+    if (!out) free(whole);
+    return whole;
+}
+
 // Selects columns anew, once everything is at rest: no update is under way, and no gradient waits.
 // Those that come and go take their masters and moments with them; what forward sees stays.
 static void zen_exchange_columns(GPT2 *g) {
     ZenFlow *z = g->zen;
-    void *const gpu[3] = {g->master, g->m, g->v};
-    void *const host[3] = {g->host_master, g->host_m, g->host_v};
+    void *const gpu[3] = {g->master, g->m, g->v}, *const host[3] = {NULL, g->host_m, g->host_v};
     if (zen_is_late(&z->config, &z->clock) || z->clock.filled > 0)
         fail("columns are selected while an update is under way");
     compute_span(g, "wait", 0);  // as the host does not queue what follows
@@ -356,12 +365,14 @@ static void zen_exchange_columns(GPT2 *g) {
     for (int i = 0; i < z->map.count; i++) {
         const ZenTensor *t = &z->map.tensor[i];
         const size_t count = zen_select(&z->map, i, z->clock.scores + t->column_at, swaps);
-        if (t->rows > 0 && count > 0)
-            for (int k = 0; k < 3; k++) {
-                const size_t size = state_bytes(g, k);
-                zen_exchange(g, t, swaps, count, (char *)gpu[k] + t->chosen_at * size,
-                             (char *)host[k] + t->rest_at * size, size);
-            }
+        const size_t rest = t->rows * (t->cols - t->chosen);
+        for (int k = 0; k < 3 && t->rows > 0 && count > 0; k++) {
+            const size_t size = state_bytes(g, PIECE_CHOSEN, k);
+            char *away = (char *)host[k] + t->rest_at * size;
+            if (k == 0) away = (char *)zen_masters(g, t->rest_at, rest, NULL);
+            zen_exchange(g, t, swaps, count, (char *)gpu[k] + t->chosen_at * size, away, size);
+            if (k == 0) zen_masters(g, t->rest_at, rest, (float *)away);
+        }
         zen_swap(&z->map, i, swaps, count);
         z->swapped += count;
     }
@@ -380,11 +391,10 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
     const ZenFlow *z = g->zen;
     if (part == 3 || (part == 0 && !out)) floats_move(g->params + at, w, n, out);
     if (part == 3) return;
-    void *const gpu[3] = {g->master, g->m, g->v};
-    void *const host[3] = {g->host_master, g->host_m, g->host_v};
-    const size_t size = state_bytes(g, part);
-    const int tensor = gpt2_tensor_at(&g->table, at);
+    const int tensor = gpt2_tensor_at(&g->table, at), segment = g->table.tensors[tensor].layer + 1;
     const ZenTensor *t = &z->map.tensor[tensor];
+    const ZenSegment *s = &z->map.segment[segment];
+    const Piece *mine = g->segment[segment].first, *late = g->segment[segment].end - 1;
     const int32_t *column = z->map.column + t->column_at;
     // What of it is ours: elements [begin, end) of our rows.
     const size_t own = g->table.tensors[tensor].offset + t->row * t->cols;
@@ -394,11 +404,11 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
     w += own + begin - at;
     const size_t r0 = begin / t->cols, rows = (end - 1) / t->cols + 1 - r0;
     const size_t chosen = t->chosen, rest = t->cols - chosen;
-    char *here = (char *)gpu[part] + (t->chosen_at + r0 * chosen) * size;
-    char *away = (char *)host[part] + (t->rest_at + r0 * rest) * size;
+    const size_t here = t->chosen_at - s->chosen_at + r0 * chosen;
+    const size_t away = t->rest_at - s->rest_at + r0 * rest;
     float *packed = ALLOC(float, rows * t->cols, "checkpoint"), *others = packed + rows * chosen;
-    if (chosen > 0) state_copy(g, part, here, packed, rows * chosen, true);
-    if (rest > 0) state_copy(g, part, away, others, rows * rest, true);
+    if (chosen > 0) state_copy(g, mine, part, here, packed, rows * chosen, true);
+    if (rest > 0) state_copy(g, late, part, away, others, rows * rest, true);
     #pragma omp parallel for if (end - begin > 1 << 16)
     for (size_t r = 0; r < rows; r++)
         for (size_t j = 0; j < t->cols; j++) {
@@ -408,8 +418,8 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
             if (out) w[e - begin] = *x;
             else *x = w[e - begin];
         }
-    if (chosen > 0 && !out) state_copy(g, part, here, packed, rows * chosen, false);
-    if (rest > 0 && !out) state_copy(g, part, away, others, rows * rest, false);
+    if (chosen > 0 && !out) state_copy(g, mine, part, here, packed, rows * chosen, false);
+    if (rest > 0 && !out) state_copy(g, late, part, away, others, rows * rest, false);
     free(packed);
 }
 
@@ -420,10 +430,6 @@ static void zen_load(GPT2 *g, Run *r, RunState *state) {
     if (zen_is_saved(r)) state->parts = STATE_PARTS;
     run_load(r, state);
     r->saves.parts = STATE_PARTS;
-    const size_t results = g->host_weights != NULL ? z->map.rest : 0;
-    #pragma omp parallel for if (results > 1 << 16)
-    for (size_t i = 0; i < results; i++)
-        g->host_weights[i] = f32_to_bf16(g->host_master[i]);
     z->queued = z->map.segments;
 }
 #endif

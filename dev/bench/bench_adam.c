@@ -16,32 +16,38 @@ static double median(double *x, size_t n) {
 #define PLAIN_UPDATE(GRADIENT)                        \
     _Pragma("omp parallel for simd schedule(static)") \
     for (size_t i = 0; i < n; i++) {                  \
-        const float x = p[i] + (GRADIENT);            \
-        p[i] = x;                                     \
-        m[i] = m[i] + 1.0f;                           \
+        const float x = GRADIENT;                     \
+        w[i] = (uint16_t)(w[i] + low[i]);             \
+        low[i]++;                                     \
+        m[i] = m[i] + x;                              \
         v[i] = v[i] + 1.0f;                           \
-        p_bf16[i] = f32_to_bf16(x);                   \
     }
-static void plain_update(float *__restrict__ p, float *__restrict__ m, float *__restrict__ v,
-                         const void *__restrict__ grad, int is_bf16,
-                         uint16_t *__restrict__ p_bf16, size_t n) {
+static void plain_update(uint16_t *__restrict__ w, uint16_t *__restrict__ low,
+                         float *__restrict__ m, float *__restrict__ v,
+                         const void *__restrict__ grad, int is_bf16, size_t n) {
     if (is_bf16) PLAIN_UPDATE(bf16_to_f32(((const uint16_t *)grad)[i]))
     else PLAIN_UPDATE(((const float *)grad)[i])
 }
-static void plain_update_in_place(float *__restrict__ p, float *__restrict__ m,
-                                  float *__restrict__ v, uint16_t *__restrict__ p_bf16, size_t n) {
-    PLAIN_UPDATE(bf16_to_f32(p_bf16[i]))
-}
 
-static void plain_update_bf16(float *__restrict__ p, uint16_t *__restrict__ m,
-                              uint16_t *__restrict__ v, uint16_t *__restrict__ p_bf16, size_t n) {
+static void plain_update_fp32(float *__restrict__ p, float *__restrict__ m, float *__restrict__ v,
+                              const float *__restrict__ grad, size_t n) {
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
-        const float x = p[i] + bf16_to_f32(p_bf16[i]);
-        p[i] = x;
+        p[i] = p[i] + grad[i];
+        m[i] = m[i] + 1.0f;
+        v[i] = v[i] + 1.0f;
+    }
+}
+
+static void plain_update_bf16(uint16_t *__restrict__ w, uint16_t *__restrict__ low,
+                              uint16_t *__restrict__ m, uint16_t *__restrict__ v,
+                              const uint16_t *__restrict__ grad, size_t n) {
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) {
+        w[i] = (uint16_t)(w[i] + low[i]);
+        low[i] = (uint16_t)(low[i] + grad[i]);
         m[i]++;
         v[i]++;
-        p_bf16[i] = f32_to_bf16(x);
     }
 }
 
@@ -51,27 +57,26 @@ static const ZenBench zen_benches[] = {
     {"zenflow: a gradient, the first of a window", 2, 1, 1, 0, 6},
     {"zenflow: a gradient, bf16", 2, 0, 1, 0, 10},
     {"zenflow: a gradient, fp32", 4, 0, 1, 0, 12},
-    {"zenflow: an update of a sum", 0, 0, 1, 1, 30},
-    {"zenflow: an update of a sum and a bf16 gradient", 2, 0, 1, 1, 32},
-    {"zenflow: an update of a bf16 gradient", 2, 0, 0, 1, 28},
+    {"zenflow: an update of a sum", 0, 0, 1, 1, 28},
+    {"zenflow: an update of a sum and a bf16 gradient", 2, 0, 1, 1, 30},
+    {"zenflow: an update of a bf16 gradient", 2, 0, 0, 1, 26},
 };
 
-static void zen_fused(const ZenBench *b, float *p, float *m, float *v, float *acc, const void *g,
-                      uint16_t *out, size_t n, const AdamStep *s) {
+static void zen_fused(const ZenBench *b, uint16_t *w, uint16_t *low, float *m, float *v, float *acc,
+                      const void *g, size_t n, const AdamStep *s) {
     const AdamRun run = {0, n, 1, 0};
-    const AdamWork w = {b->update ? p : NULL, m, v, b->sum ? acc : NULL, b->grad > 0 ? g : NULL,
-                        b->grad == 2, b->first, 0.5f, b->grad != 4 ? out : NULL, NULL, &run, 1, *s};
-    adam_work(&w);
+    const AdamWork work = {b->update ? w : NULL, low, m, v, b->sum ? acc : NULL,
+                           b->grad > 0 ? g : NULL, b->grad == 2, b->first, 0.5f, NULL, &run, 1, *s};
+    adam_work(&work);
 }
 
 #define PLAIN_LOOP _Pragma("omp parallel for simd schedule(static)") \
     for (size_t i = 0; i < n; i++)
-static void zen_plain(const ZenBench *b, float *__restrict__ p, float *__restrict__ m,
-                      float *__restrict__ v, float *__restrict__ acc, const void *__restrict__ g,
-                      uint16_t *__restrict__ out, size_t n) {
+static void zen_plain(const ZenBench *b, uint16_t *__restrict__ w, uint16_t *__restrict__ low,
+                      float *__restrict__ m, float *__restrict__ v, float *__restrict__ acc,
+                      const void *__restrict__ g, size_t n) {
     const uint16_t *__restrict__ half = (const uint16_t *)g;
     const float *__restrict__ full = (const float *)g;
-    uint16_t *__restrict__ p_bf16 = out;
     if (!b->update && b->first) PLAIN_LOOP acc[i] = bf16_to_f32(half[i]);
     else if (!b->update && b->grad == 2) PLAIN_LOOP acc[i] += bf16_to_f32(half[i]);
     else if (!b->update) PLAIN_LOOP acc[i] += full[i];
@@ -87,22 +92,22 @@ int main(int argc, char **argv) {
     machine_describe();
     float *p = (float *)alloc_or_fail(n, 4, "p"), *m = (float *)alloc_or_fail(n, 4, "m");
     float *v = (float *)alloc_or_fail(n, 4, "v"), *g = (float *)alloc_or_fail(n, 4, "g");
-    uint16_t *out = (uint16_t *)alloc_or_fail(n, 2, "bf16 copy");
+    uint16_t *w = (uint16_t *)p, *low = w + n;  // in the same memory
     double *sums = (double *)alloc_or_fail(norm_blocks(n), sizeof(double), "sums");
     double *adam = (double *)alloc_or_fail(rounds, sizeof(double), "times");
     double *plain = (double *)alloc_or_fail(rounds, sizeof(double), "times");
     double *ratio = (double *)alloc_or_fail(rounds, sizeof(double), "times");
 
-    static const char *const names[] = {"fp32 gradient", "bf16 gradient", "bf16 in place",
-                                        "bf16 in place, moments in bf16"};
-    static const int element_bytes[] = {30, 28, 28, 20};
+    static const char *const names[] = {"fp32", "bf16 weights, fp32 gradient", "bf16",
+                                        "bf16, moments in bf16"};
+    static const int element_bytes[] = {28, 28, 26, 18};
     for (int kind = 0; kind < 4; kind++) {
-        const int is_bf16 = kind > 0;
+        const int is_bf16 = kind >= 2;
         const double bytes = (double)n * element_bytes[kind];
-        uint16_t *copy = kind >= 2 ? (uint16_t *)g : out;
         for (size_t r = 0; r < rounds; r++) {
             rng_normals(p, n, 1, 0, 0, 0);
             rng_normals(g, n, 1, 0, 1, 0);
+            for (size_t i = 0; kind > 0 && i < n; i++) w[i] = 0x3c00 + (uint16_t)(i % 256);
             if (is_bf16)
                 for (size_t i = 0; i < n; i++) ((uint16_t *)g)[i] = f32_to_bf16(g[i]);
             memset(m, 0, n * sizeof *m);
@@ -112,13 +117,13 @@ int main(int argc, char **argv) {
             for (int k = 0; k < 2; k++) {  // who goes first changes with the round
                 const double start = seconds_now();
                 if ((k + r) % 2 == 0) {
-                    adam_update(p, m, v, g, is_bf16, copy, n, &s, 1);
+                    adam_update(p, kind > 0 ? low : NULL, m, v, g, is_bf16, n, &s, 1);
                     adam[r] = seconds_now() - start;
                 } else {
                     if (kind == 3)
-                        plain_update_bf16(p, (uint16_t *)m, (uint16_t *)v, copy, n);
-                    else if (kind == 2) plain_update_in_place(p, m, v, copy, n);
-                    else plain_update(p, m, v, g, is_bf16, copy, n);
+                        plain_update_bf16(w, low, (uint16_t *)m, (uint16_t *)v, (uint16_t *)g, n);
+                    else if (kind == 0) plain_update_fp32(p, m, v, g, n);
+                    else plain_update(w, low, m, v, g, is_bf16, n);
                     plain[r] = seconds_now() - start;
                 }
             }
@@ -133,7 +138,7 @@ int main(int argc, char **argv) {
     for (size_t k = 0; k < sizeof zen_benches / sizeof *zen_benches; k++) {
         const ZenBench *b = &zen_benches[k];
         const AdamStep s = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 9, 0.25);
-        rng_normals(p, n, 1, 0, 0, 0);
+        for (size_t i = 0; i < n; i++) w[i] = 0x3c00 + (uint16_t)(i % 256);
         memset(m, 0, n * sizeof *m);
         memset(v, 0, n * sizeof *v);
         for (size_t r = 0; r < rounds; r++) {
@@ -144,10 +149,10 @@ int main(int argc, char **argv) {
             for (int i = 0; i < 2; i++) {
                 const double start = seconds_now();
                 if ((i + r) % 2 == 0) {
-                    zen_fused(b, p, m, v, acc, g, out, n, &s);
+                    zen_fused(b, w, low, m, v, acc, g, n, &s);
                     adam[r] = seconds_now() - start;
                 } else {
-                    zen_plain(b, p, m, v, acc, g, out, n);
+                    zen_plain(b, w, low, m, v, acc, g, n);
                     plain[r] = seconds_now() - start;
                 }
             }
@@ -161,10 +166,10 @@ int main(int argc, char **argv) {
     free(acc);
     static const AdamStep none;
     const AdamRun whole = {0, n, 1, 0};
-    const AdamWork w = {NULL, NULL, NULL, p, g, 1, 0, 1, NULL, sums, &whole, 1, none};
+    const AdamWork sum = {NULL, NULL, NULL, NULL, p, g, 1, 0, 1, sums, &whole, 1, none};
     for (size_t r = 0; r < rounds; r++) {
         const double start = seconds_now();
-        adam_work(&w);
+        adam_work(&sum);
         adam[r] = seconds_now() - start;
     }
     printf("accumulate with sums, bf16: %.1f GB/s\n",
@@ -183,6 +188,6 @@ int main(int argc, char **argv) {
         adam[r] = seconds_now() - start;
     }
     printf("rng_normals: %.0f M/s\n", (double)n / median(adam, rounds) * 1e-6);
-    free(p); free(m); free(v); free(g); free(out); free(sums); free(adam); free(plain); free(ratio);
+    free(p); free(m); free(v); free(g); free(sums); free(adam); free(plain); free(ratio);
     return 0;
 }

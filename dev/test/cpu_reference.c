@@ -82,9 +82,25 @@ void cpu_crossentropy(float *losses, float *logits, const int32_t *targets, floa
 
 void cpu_adam_update(float *p, void *m, void *v, const void *grad, bool grad_is_bf16,
                      uint16_t *p_bf16, const AdamRun *runs, int count, const AdamStep *step) {
-    const AdamWork work = {p, m, v, NULL, grad, grad_is_bf16, 0, 1, p_bf16, NULL, runs, count,
-                           *step};
+    AdamWork work = {p, NULL, m, v, NULL, grad, grad_is_bf16, 0, 1, NULL, runs, count, *step};
+    if (p_bf16 == NULL && !grad_is_bf16) {
+        adam_work(&work);
+        return;
+    }
+    size_t n = 0;
+    for (int i = 0; i < count; i++)
+        if (runs[i].at + runs[i].length > n) n = runs[i].at + runs[i].length;
+    uint16_t *weights = (uint16_t *)alloc_or_fail(2 * n, 2, "masters"), *low = weights + n;
+    master_move(weights, low, p, n, false);
+    work.w = weights;
+    work.low = low;
     adam_work(&work);
+    for (int i = 0; i < count; i++) {
+        const size_t at = runs[i].at, length = runs[i].length;
+        master_move(weights + at, low + at, p + at, length, true);
+        if (p_bf16 != NULL) memcpy(p_bf16 + at, weights + at, length * sizeof *weights);
+    }
+    free(weights);
 }
 
 void cpu_norm_sums(const void *grad, bool is_bf16, size_t n, double *sums) {

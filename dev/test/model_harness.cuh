@@ -36,14 +36,20 @@ static void worker_takes(double seconds, double bytes) {
 #endif
     (void)seconds;
 }
-#define adam_work(w) \
+#define adam_work(work) \
     do { \
-        const AdamRun *const last = (w)->runs + (w)->count - 1;  /* gaps between tensors included */ \
+        const AdamRun *const last = (work)->runs + (work)->count - 1;  /* gaps between tensors included */ \
         const double n = (double)round_up(last->at + last->length, ALIGN_ELEMENTS); \
-        worker_takes(n * ((w)->p != NULL ? update_seconds : add_seconds), \
-                     n * (double)adam_work_bytes(w)); \
-        adam_work(w); \
+        worker_takes(n * ((work)->w != NULL ? update_seconds : add_seconds), \
+                     n * (double)adam_work_bytes(work)); \
+        adam_work(work); \
     } while (0)
+
+// Bytes of an element's state with moments in fp32: of the master what the weight is not, m and v.
+enum { STATE_BYTES = sizeof(floatX) == 2 ? 10 : 8 };
+
+// Times that of host_adam: with weights and gradients as they are stored.
+#define HOST_TAKES ((2 * STATE_BYTES + 3 * sizeof(floatX)) / ADAM_BYTES)
 
 // A test may change what was rehearsed, before it is timed.
 static void (*rehearsal_change)(Rehearsal *q);
@@ -186,7 +192,7 @@ static void model_begin(GPT2 *g, const Shape *s, const float *params, const Plac
         const GPT2Tensor *x = &g->table.tensors[i];
         gpt2_move(g, 0, x->offset, x->rows * x->cols, (float *)params + x->offset, false);
     }
-    gpt2_round_params(g);
+    weights_changed(g);
 }
 
 static GPT2 *model_open(const Shape *s, const float *params, const Placement *where = NULL) {

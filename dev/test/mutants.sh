@@ -25,7 +25,6 @@ visitors_begin: order(g->compute, g->fetch) :: a visitor's state and its slot de
 gpt2_allocate: device_rest() :: loading rests, too (gpu_copy)
 gpt2_free: device_rest() :: gpt2_release() does, and before it there is only the communicator
 gpt2_release: device_rest() :: gpt2_free() does
-gpt2_round_params: device_rest() :: the emulated GPU's cudaMemcpy() is over when it returns
 gpt2_update_wait: device_rest() :: whoever reads then rests, too (gpu_copy), or waits for events
 zen_exchange_columns: device_rest() :: so do its copies
 gpt2_eval: device_rest() :: for what ranks exchange next, which is run_eval()'s: test_cli_zero.sh

@@ -71,7 +71,8 @@ static void one_element(float *p, float *m, float *v, float g, const AdamStep *s
     adam_scalar(p, m, v, g, s, decay);
 }
 
-typedef struct { float *p, *m, *v, *g; uint16_t *g16, *out; } Arrays;
+// Weights are p, or in `half` and `low`, split.
+typedef struct { float *p, *m, *v, *g; uint16_t *g16, *half, *low; } Arrays;
 
 static Arrays arrays_make(size_t n) {
     Arrays a;
@@ -80,12 +81,14 @@ static Arrays arrays_make(size_t n) {
     a.v = (float *)alloc_or_fail(n, 4, "v");
     a.g = (float *)alloc_or_fail(n, 4, "g");
     a.g16 = (uint16_t *)alloc_or_fail(n, 2, "g16");
-    a.out = (uint16_t *)alloc_or_fail(n, 2, "out");
+    a.half = (uint16_t *)alloc_or_fail(n, 2, "half");
+    a.low = (uint16_t *)alloc_or_fail(n, 2, "low");
     return a;
 }
 
 static void arrays_free(Arrays *a) {
-    free(a->p); free(a->m); free(a->v); free(a->g); free(a->g16); free(a->out);
+    free(a->p); free(a->m); free(a->v); free(a->g); free(a->g16);
+    free(a->half); free(a->low);
 }
 
 // Ordinary values, with everything that is not ordinary in between.
@@ -109,29 +112,40 @@ static void arrays_fill(Arrays *a, size_t n, uint64_t seed) {
         if (which.x[3] % 64 == 1) a->g[i] = from_bits(r.x[0]);
         a->g16[i] = f32_to_bf16(a->g[i]);
     }
+    master_move(a->half, a->low, a->p, n, false);
+}
+
+static float weight_at(const Arrays *a, size_t i, int is_split) {
+    return is_split ? master_f32(a->half[i], a->low[i]) : a->p[i];
+}
+
+// Of an element with this master: are these what is stored of it?
+static int same_weight(float p, const Arrays *a, size_t i, int is_split) {
+    if (is_split && !isnan(p) && a->half[i] != master_weight(p)) return 0;
+    return same_float(p, weight_at(a, i, is_split));
 }
 
 // Runs the definition on copies of elements at .. at + n - 1, then compares with `got`.
 static void check_against_scalar(const Arrays *before, const Arrays *got, size_t at, size_t n,
-                                 int is_bf16, int has_out, const AdamStep *s, int decay) {
+                                 int is_bf16, int is_split, const AdamStep *s, int decay) {
     size_t wrong = 0;
     for (size_t i = at; i < at + n; i++) {
-        float p = before->p[i], m = before->m[i], v = before->v[i];
+        float p = weight_at(before, i, is_split), m = before->m[i], v = before->v[i];
         one_element(&p, &m, &v, is_bf16 ? bf16_to_f32(before->g16[i]) : before->g[i], s,
                     decay ? s->weight_decay : 0.0f);
-        const uint16_t out = has_out ? f32_to_bf16(p) : 0xabcd;
-        wrong += !same_float(p, got->p[i]) || !same_float(m, got->m[i]) ||
-                 !same_float(v, got->v[i]) || !same_bf16(out, got->out[i]);
+        wrong += !same_weight(p, got, i, is_split) || !same_float(m, got->m[i]) ||
+                 !same_float(v, got->v[i]);
     }
-    CHECK(wrong == 0, "%zu of %zu differ (from %zu, bf16 %d, out %d, decay %d)", wrong, n, at,
-          is_bf16, has_out, decay);
+    CHECK(wrong == 0, "%zu of %zu differ (from %zu, bf16 %d, split %d, decay %d)", wrong, n, at,
+          is_bf16, is_split, decay);
 }
 
 static void copy_inputs(Arrays *to, const Arrays *from, size_t n) {
     memcpy(to->p, from->p, n * 4);
     memcpy(to->m, from->m, n * 4);
     memcpy(to->v, from->v, n * 4);
-    for (size_t i = 0; i < n; i++) to->out[i] = 0xabcd;
+    memcpy(to->half, from->half, n * 2);
+    memcpy(to->low, from->low, n * 2);
 }
 
 static void loop_equals_scalar_at_any_length_and_offset(void) {
@@ -140,19 +154,22 @@ static void loop_equals_scalar_at_any_length_and_offset(void) {
     arrays_fill(&a, N, 1);
     for (size_t n = 0; n <= 200; n++)
         for (size_t at = 0; at < 16; at++)  // all offsets within a cache line
-            for (int mode = 0; mode < 8; mode++) {
-                const int is_bf16 = mode & 1, has_out = mode >> 1 & 1, decay = mode >> 2;
+            for (int mode = 0; mode < 6; mode++) {
+                const int is_bf16 = mode % 3 == 2, is_split = mode % 3 > 0, decay = mode / 3;
                 const void *g = is_bf16 ? (const void *)(a.g16 + at) : (const void *)(a.g + at);
                 const AdamStep s = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, n + 1, 0.37);
                 copy_inputs(&b, &a, N);
-                adam_update(b.p + at, b.m + at, b.v + at, g, is_bf16, has_out ? b.out + at : NULL,
-                            n, &s, decay);
-                check_against_scalar(&a, &b, at, n, is_bf16, has_out, &s, decay);
+                if (is_split)
+                    adam_update(b.half + at, b.low + at, b.m + at, b.v + at, g, is_bf16, n, &s,
+                                decay);
+                else adam_update(b.p + at, NULL, b.m + at, b.v + at, g, is_bf16, n, &s, decay);
+                check_against_scalar(&a, &b, at, n, is_bf16, is_split, &s, decay);
                 size_t outside = 0;
                 for (size_t i = 0; i < N; i++)
                     if (i < at || i >= at + n)
                         outside += memcmp(&a.p[i], &b.p[i], 4) || memcmp(&a.m[i], &b.m[i], 4) ||
-                                   memcmp(&a.v[i], &b.v[i], 4) || b.out[i] != 0xabcd;
+                                   memcmp(&a.v[i], &b.v[i], 4) || a.half[i] != b.half[i]
+                                || a.low[i] != b.low[i];
                 CHECK(outside == 0, "wrote %zu elements outside %zu + %zu", outside, at, n);
             }
     arrays_free(&a);
@@ -205,17 +222,15 @@ static void check_runs(int half) {
     AdamStep s = adam_step_prepare(3e-4, 0.9, 0.999, 1e-8, 0.1, 10, 0.5);
     s.moments_bf16 = half;
     // of a gradient; of a sum; of a sum and a gradient
-    enum { FP32, FP32_COPY, BF16, BF16_COPY, BF16_IN_PLACE, SUM, SUM_COPY, SUM_FP32, SUM_BF16_COPY,
-           MODES };
+    enum { FP32, SPLIT_FP32, SPLIT_BF16, SUM, SPLIT_SUM, SUM_FP32, SPLIT_SUM_BF16, MODES };
     float *sum = (float *)alloc_or_fail(RUNS_END, 4, "sum");
     rng_normals(sum, RUNS_END, 7, 0, 2, 0);
     for (int mode = FP32; mode < MODES; mode++) {
-        const int in_place = mode == BF16_IN_PLACE, has_grad = mode != SUM && mode != SUM_COPY;
-        const int is_bf16 = (mode >= BF16 && mode <= BF16_IN_PLACE) || mode == SUM_BF16_COPY;
-        const int copies = mode == FP32_COPY || mode == BF16_COPY || in_place || mode == SUM_COPY
-                        || mode == SUM_BF16_COPY;
+        const int is_split = mode != FP32 && mode != SUM && mode != SUM_FP32;
+        const int is_bf16 = mode == SPLIT_BF16 || mode == SPLIT_SUM_BF16;
+        const int has_grad = mode != SUM && mode != SPLIT_SUM;
         copy_inputs(&want, &a, RUNS_END);
-        if (in_place) memcpy(want.out, a.g16, RUNS_END * 2);
+        for (size_t i = 0; i < RUNS_END; i++) want.p[i] = weight_at(&a, i, is_split);
         for (int r = 0; r < RUNS; r++)
             for (size_t k = 0, i = runs[r].at; k < runs[r].length; k++, i++) {
                 const float decay = runs[r].decay ? s.weight_decay : 0.0f;
@@ -225,17 +240,15 @@ static void check_runs(int half) {
                     one_element_bf16(&want.p[i], (uint16_t *)want.m + i, (uint16_t *)want.v + i, g,
                                      &s, decay, runs[r].index + k);
                 else one_element(&want.p[i], &want.m[i], &want.v[i], g, &s, decay);
-                if (copies) want.out[i] = f32_to_bf16(want.p[i]);
             }
         for (int threads = 1; threads <= 7; threads++) {
             const bool cuts = threads % 2 == 0;
             use_threads(threads);
             copy_inputs(&b, &a, RUNS_END);
-            if (in_place) memcpy(b.out, a.g16, RUNS_END * 2);
-            const void *grad = in_place ? b.out : is_bf16 ? (const void *)a.g16 : (const void *)a.g;
-            const AdamWork work = {b.p, b.m, b.v, mode >= SUM ? sum : NULL, has_grad ? grad : NULL,
-                                   is_bf16, 0, 0.7f, copies ? b.out : NULL, NULL,
-                                   cuts ? cut : runs, cuts ? 2 * RUNS : RUNS, s};
+            const void *grad = is_bf16 ? (const void *)a.g16 : (const void *)a.g;
+            const AdamWork work = {is_split ? (void *)b.half : b.p, is_split ? b.low : NULL, b.m,
+                                   b.v, mode >= SUM ? sum : NULL, has_grad ? grad : NULL, is_bf16,
+                                   0, 0.7f, NULL, cuts ? cut : runs, cuts ? 2 * RUNS : RUNS, s};
             adam_work(&work);
             size_t wrong = 0;
             for (size_t i = 0; i < RUNS_END; i++) {
@@ -243,8 +256,7 @@ static void check_runs(int half) {
                                     : same_float(b.m[i], want.m[i]);
                 const bool v = half ? ((uint16_t *)b.v)[i] == ((uint16_t *)want.v)[i]
                                     : same_float(b.v[i], want.v[i]);
-                wrong += !same_float(b.p[i], want.p[i]) || !m || !v
-                      || !same_bf16(b.out[i], want.out[i]);
+                wrong += !same_weight(want.p[i], &b, i, is_split) || !m || !v;
             }
             CHECK(wrong == 0, "%zu differ (mode %d, %d threads)", wrong, mode, threads);
             CHECK(!half || (memcmp((uint16_t *)b.m + RUNS_END, (uint16_t *)a.m + RUNS_END,
@@ -260,6 +272,36 @@ static void check_runs(int half) {
 
 static void runs_equal_scalar_with_any_threads(void) { check_runs(0); }
 static void runs_with_moments_in_bf16(void) { check_runs(1); }
+
+// ---------------------------------------------------------------------------------------------
+// Masters as a bf16 weight and 16 bits more
+
+// What is put together is what was taken apart; and the weight is one of the two neighbours, the
+// nearer one. All lower halves, of upper ones from all over; all others at the ends of a few.
+static void masters_come_back(void) {
+    size_t wrong = 0, far = 0;
+    for (uint32_t upper = 0; upper < 1 << 16; upper++) {
+        const uint32_t step = upper % 257 == 0 ? 1 : 0x7ffd;
+        for (uint32_t lower = 0; lower < 1 << 16; lower += step) {
+            const float p = from_bits(upper << 16 | lower);
+            const uint16_t w = master_weight(p), low = master_low(p);
+            const float back = master_f32(w, low);
+            if (isnan(p)) {
+                wrong += !isnan(bf16_to_f32(w)) || !isnan(back);
+                continue;
+            }
+            wrong += memcmp(&back, &p, 4) != 0;
+            if (!isfinite(p)) continue;
+            const double down = fabs((double)p - from_bits(upper << 16));
+            const float above = from_bits((upper + 1) << 16);  // farther from 0
+            if (!isfinite(above)) continue;
+            const double up = fabs((double)above - p);
+            far += bf16_to_f32(w) != (up <= down ? above : from_bits(upper << 16));
+        }
+    }
+    CHECK(wrong == 0, "%zu masters are others", wrong);
+    CHECK(far == 0, "%zu weights are not the nearest", far);
+}
 
 // ---------------------------------------------------------------------------------------------
 // Moments in bf16
@@ -367,20 +409,22 @@ static void same_bits(int moments_bf16, uint64_t expected) {
     enum { N = 20011 };
     Arrays a = arrays_make(N);
     rng_normals(a.p, N, 3, 0, 0, 0);
+    master_move(a.half, a.low, a.p, N, false);
     uint64_t hash = 0xcbf29ce484222325;
     for (uint32_t t = 1; t <= 5; t++) {
         rng_normals(a.g, N, 3, t, 1, 0);
         AdamStep s = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.1, t, 0.25);
         s.moments_bf16 = moments_bf16;
-        adam_update(a.p, a.m, a.v, a.g, 0, a.out, N, &s, 1);
+        adam_update(a.half, a.low, a.m, a.v, a.g, 0, N, &s, 1);
     }
     for (size_t i = 0; i < N; i++) {
         uint32_t bits[3];
-        memcpy(&bits[0], &a.p[i], 4);
+        const float p = master_f32(a.half[i], a.low[i]);
+        memcpy(&bits[0], &p, 4);
         memcpy(&bits[1], &a.m[i], 4);
         memcpy(&bits[2], &a.v[i], 4);
         for (int k = 0; k < 3; k++) hash = (hash ^ bits[k]) * 0x100000001b3;
-        hash = (hash ^ a.out[i]) * 0x100000001b3;
+        hash = (hash ^ a.half[i]) * 0x100000001b3;
     }
     CHECK(hash == expected, "hash is 0x%016llx", (unsigned long long)hash);
     arrays_free(&a);
@@ -608,9 +652,9 @@ static void accumulation_is_its_definition(void) {
             memcpy(acc, g0, n * 4);
             memcpy(want, g0, n * 4);
             for (int b = 0; b < MOST; b++) sums[b] = -7;
-            const AdamWork work = {NULL, NULL, NULL, acc,
+            const AdamWork work = {NULL, NULL, NULL, NULL, acc,
                                    is_bf16 ? (const void *)g16 : (const void *)g, is_bf16, first,
-                                   scale, NULL, with_sums ? sums : NULL, runs, RUNS, none};
+                                   scale, with_sums ? sums : NULL, runs, RUNS, none};
             adam_work(&work);
             size_t block = 0, wrong = 0;
             for (int r = 0; r < RUNS; r++) {
@@ -656,6 +700,7 @@ int main(void) {
     RUN(loop_equals_scalar_at_any_length_and_offset);
     RUN(runs_equal_scalar_with_any_threads);
     RUN(runs_with_moments_in_bf16);
+    RUN(masters_come_back);
     RUN(random_rounding_has_the_mean);
     RUN(noise_is_even_and_independent);
     RUN(random_rounding_keeps_the_second_moment);

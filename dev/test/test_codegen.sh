@@ -20,20 +20,17 @@ table='
 gemm_tile 1 product
 gemm_tile_narrow 1 product
 fma_chains 1 product
-adam_range 14
+adam_range 10
 hot_adam_fp32 1
-hot_adam_bf16 1
-hot_adam_fp32_out 1
-hot_adam_bf16_out 1
-hot_adam_in_place 1
-hot_adam_sum_bf16 1
-hot_adam_sum_fp32 1
+hot_adam_split_fp32 1
+hot_adam_split_bf16 1
+hot_adam_sum 1
+hot_adam_split_sum 1
 hot_adam16_fp32 1
-hot_adam16_bf16 1
-hot_adam16_fp32_out 1
-hot_adam16_bf16_out 1
-hot_adam16_in_place 1
+hot_adam16_split_fp32 1
+hot_adam16_split_bf16 1
 hot_adam16_sum 1
+hot_adam16_split_sum 1
 accumulate_range 4 tail
 hot_accumulate_fp32 1
 hot_accumulate_bf16 1

@@ -306,7 +306,7 @@ static void adam_case(const ZenMap *map, int segment) {
         const AdamRun run = {at, z->rows * z->chosen, z->decay, z->chosen_index};
         cpu_adam_update(want[0], want[1], want[2], g, sizeof(G) == 2, NULL, &run, 1, &step);
     }
-    each(map, segment, false, [&](size_t e, size_t p, int) { want_x[e] = rounded<X>(want[0][p]); });
+    each(map, segment, false, [&](size_t e, size_t p, int) { want_x[e] = weight_from<X>(want[0][p]); });
     columns_adam_gpu(x, got[0], got[1], got[2], device(g, packed), sizeof(G) == 2, map, segment,
                      device_columns(map), &step, stream);
     check_bits("weights", x, want_x, n, true);

@@ -33,8 +33,11 @@ static void update(const void *arg) {  // gradients come by the wire, and the we
     const Update *u = (const Update *)arg;
     const AdamRun runs[2] = {{0, 1001, 1, 0}, {1001, LENGTH - 1001, 0, 1001}};
     const AdamStep s = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.1, (uint64_t)u->t, 0.5);
-    const AdamWork work = {u->p, u->m, u->v, NULL, u->wire, 1, 0, 1, u->wire, NULL, runs, 2, s};
+    float grad[LENGTH];
+    for (size_t i = 0; i < LENGTH; i++) grad[i] = bf16_to_f32(u->wire[i]);
+    const AdamWork work = {u->p, NULL, u->m, u->v, NULL, grad, 0, 0, 1, NULL, runs, 2, s};
     adam_work(&work);
+    for (size_t i = 0; i < LENGTH; i++) u->wire[i] = f32_to_bf16(u->p[i]);
 }
 
 static void nothing(const void *) {}

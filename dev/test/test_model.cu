@@ -280,7 +280,7 @@ static void check_ten_steps(const Shape *s, const Recipe *r, bool clips) {
         compare_number(s->name, "loss", loss, wanted_loss);
         compare_number(s->name, "norm", norm, wanted_norm);
         const float *cpu_params = cpu_model_tensor(cpu, "params", 0, NULL);
-        fetch(now, g->master, P);
+        gpt2_move(g, 0, 0, P, now, true);
         for (size_t i = 0; i < P; i++) {
             ours[i] = now[i] - params[i];
             wanted[i] = cpu_params[i] - params[i];
@@ -429,8 +429,7 @@ static void check_definitions(const Shape *s) {
         gpu_gradient(g, s, inputs, targets, &norm_squared);
         if (g->accumulating) {
             // `single` has the same parameters and makes one micro-batch's gradient at a time
-            gpu_copy(single->master, p, P * sizeof(float));
-            gpt2_round_params(single);
+            gpt2_move(single, 0, 0, P, p, false);
             for (size_t micro = 0; micro < s->accum; micro++) {
                 gpt2_forward(single, inputs + micro * N, targets + micro * N, s->B, s->T);
                 gpt2_head(single, 1.0f / (float)(N * s->accum), 1, false, NULL);
@@ -467,7 +466,7 @@ static void check_definitions(const Shape *s) {
             const AdamRun run = {at, x->size, x->decay, at};
             cpu_adam_update(p, m, v, grad, grad_is_bf16, rounded, &run, 1, &adam);
         }
-        gpu_copy(state, g->master, P * sizeof(float));
+        gpt2_move(g, 0, 0, P, state, true);
         CHECK(memcmp(state, p, P * sizeof(float)) == 0, "%s: parameters, step %zu", s->name, step);
         gpu_copy(state, g->m, P * sizeof(float));
         CHECK(memcmp(state, m, P * sizeof(float)) == 0, "%s: m, step %zu", s->name, step);

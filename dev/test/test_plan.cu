@@ -79,7 +79,7 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     double left = 2 * f2 + e2 * W / 2e9;
     left = fmax(left, norm) + e1 * W / 2e9;
     left += e0 * W / 2e9;
-    const double back0 = left + e0 / 1e9 + e0 * W / 3e9, back1 = back0 + e1 * W / 3e9;
+    const double back0 = left + e0 * HOST_TAKES / 1e9 + e0 * W / 3e9, back1 = back0 + e1 * W / 3e9;
     const double back2 = back1 + e2 * W / 3e9, tail = fmax(back1 + f1, back2);
     IS(x.update, back2 - norm);
     IS(x.compute, 3 * (f1 + f2));
@@ -91,8 +91,8 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     x = planned(&r, &s, &c);
     const double blocked = 2 * f2 + e2 * W / 2e9 + 2 * f1 + e1 * W / 2e9;
     IS(x.backward, blocked - 2 * f2);
-    IS(x.step, blocked + e0 * W / 2e9 + e0 / 1e9 + e0 * W / 3e9 + (e1 + e2) * W / 3e9 + up + f1
-                   + f2);
+    IS(x.step, blocked + e0 * W / 2e9 + e0 * HOST_TAKES / 1e9 + e0 * W / 3e9
+                   + (e1 + e2) * W / 3e9 + up + f1 + f2);
     s.no_overlap = false;
 
     // of a single layer, backward repeats nothing: it is the last
@@ -106,18 +106,18 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     c = choice_of(OFFLOAD_INTERLEAVE, 0, 1);
     c.slots = 1;
     x = planned(&r, &s, &c);
-    const double come0 = 2 * f2 + e0 * 12 / 3e9 + up, go0 = come0 + u0 / 5e9 + e0 * 12 / 2e9;
-    const double come1 = go0 + e1 * 12 / 3e9, go1 = come1 + u1 / 5e9 + e1 * 12 / 2e9;
-    const double come2 = go1 + e2 * 12 / 3e9, go2 = come2 + u2 / 5e9 + e2 * 12 / 2e9;
+    const double come0 = 2 * f2 + e0 * STATE_BYTES / 3e9 + up, go0 = come0 + u0 / 5e9 + e0 * STATE_BYTES / 2e9;
+    const double come1 = go0 + e1 * STATE_BYTES / 3e9, go1 = come1 + u1 / 5e9 + e1 * STATE_BYTES / 2e9;
+    const double come2 = go1 + e2 * STATE_BYTES / 3e9, go2 = come2 + u2 / 5e9 + e2 * STATE_BYTES / 2e9;
     CHECK(come0 > norm, "the first one comes too early: %g", come0);
     IS(x.update, go2 - norm);
     IS(x.step, come2 + u2 / 5e9 + f2);
     // with two slots, the second comes while the first one goes
     c.slots = 2;
     x = planned(&r, &s, &c);
-    const double upd0 = come0 + u0 / 5e9, flush0 = upd0 + e0 * 12 / 2e9;
-    CHECK(come0 + e1 * 12 / 3e9 < upd0 && e2 * 12 / 3e9 + u2 / 5e9 < e1 * 12 / 2e9, "sizes");
-    IS(x.update, flush0 + (e1 + e2) * 12 / 2e9 - norm);
+    const double upd0 = come0 + u0 / 5e9, flush0 = upd0 + e0 * STATE_BYTES / 2e9;
+    CHECK(come0 + e1 * STATE_BYTES / 3e9 < upd0 && e2 * STATE_BYTES / 3e9 + u2 / 5e9 < e1 * STATE_BYTES / 2e9, "sizes");
+    IS(x.update, flush0 + (e1 + e2) * STATE_BYTES / 2e9 - norm);
 
     // all of it on the GPU: its update waits for nothing, the next forward pass for it
     c = choice_of(OFFLOAD_NONE, 0, 0);
@@ -245,7 +245,7 @@ static void an_offloaded_shard_is_as_by_hand(void) {
         const double norm = gone + 8 * ZERO_HEAD / 3e9 + 0.5 * norm_bytes(&s) / 1.5e9 + 1e-5;
         double free_at = norm;
         for (int k = 0; k < 3; k++) {
-            cpu = fmax(fmax(cpu, norm), left[k]) + own[k] / 1e9;
+            cpu = fmax(fmax(cpu, norm), left[k]) + own[k] * HOST_TAKES / 1e9;
             returned = back[k] = fmax(returned, cpu) + own[k] * W / 3e9;
         }
         for (int k = 0; k < 3; k++) free_at = come[k] = fmax(free_at, back[k]) + go[k];
@@ -334,7 +334,7 @@ static void updates_reach_their_bound(void) {
         OffloadChoice c = choice_of(OFFLOAD_INTERLEAVE, 0, shares[i % 6]);
         c.subgroup = 50000000;
         const Prediction x = planned(&r, &s, &c);
-        const double early = c.slots * 12 * 50e6 / r.h2d;
+        const double early = c.slots * STATE_BYTES * 50e6 / r.h2d;
         worst = fmin(worst, x.bound / x.update);
         CHECK(x.bound / x.update > 0.95, "dram %g cores %g share %g: %.3f of %.3f by %s", r.dram,
               r.host_adam, c.share, x.update, x.bound, x.limit);
@@ -392,8 +392,8 @@ static void bytes_are_those_of_arithmetic(void) {
         const double host = (double)t->g->pieces.elements[PIECE_HOST];
         const double grad = s.accum > 1 || c.wire_f32 ? 4 : W;
         const double leaves = c.sum_on_host ? (double)s.accum * W : grad;
-        const double in = 12 * visit + (c.keep_grads ? 0 : grad * visit) + W * host;
-        const double out = 12 * visit + leaves * (double)t->g->pieces.grads_host;
+        const double in = STATE_BYTES * visit + (c.keep_grads ? 0 : grad * visit) + W * host;
+        const double out = STATE_BYTES * visit + leaves * (double)t->g->pieces.grads_host;
         CHECK(in == x.h2d_bytes && out == x.d2h_bytes, "choice %d: %.0f %.0f, not %.0f %.0f", i,
               x.h2d_bytes, x.d2h_bytes, in, out);
         trainer_close(t);
@@ -407,8 +407,8 @@ static void bytes_are_those_of_arithmetic(void) {
         {OFFLOAD_ZERO, 1, false, true, W, W},
         {OFFLOAD_ZERO, 8, false, true, W, 4},
         {OFFLOAD_ZERO, 8, true, true, W, 8 * W},
-        {OFFLOAD_INTERLEAVE, 1, false, true, 12, 12},
-        {OFFLOAD_INTERLEAVE, 1, false, false, 12 + W, 12 + W}};
+        {OFFLOAD_INTERLEAVE, 1, false, true, STATE_BYTES, STATE_BYTES},
+        {OFFLOAD_INTERLEAVE, 1, false, false, STATE_BYTES + W, STATE_BYTES + W}};
     for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
         s = step_of("gpt2", each[i].accum);
         OffloadChoice c = choice_of(each[i].mode, 0, 1);
@@ -710,8 +710,9 @@ static void case_change(Rehearsal *q) {
         Job *t = &q->jobs[i];
         if (t->span.row == ROW_LEAVE && system == DEEPSPEED) t->work *= r->d2h / 2.5e9;
         if (t->span.row == ROW_HOST) t->work *= 1 + r->host_adam / r->host_cast;
-        // a pass with fp32 gradients is of 30 bytes, not 28; the paper's Uc is of such passes
-        if (t->span.row == ROW_HOST && system != DEEPSPEED) t->work *= 28.0 / 30;
+        // a pass with fp32 gradients is of 28 bytes, not 26; the paper's Uc is of such passes
+        if (t->span.row == ROW_HOST && system != DEEPSPEED) t->work *= 26.0 / 28;
+        if (t->span.row == ROW_FETCH || t->span.row == ROW_FLUSH) t->work *= 12.0 / STATE_BYTES;
         // only DeepSpeed's backward waits for what leaves; the others', for the place of another
         for (int k = 0; k < JOB_WAITS && system != DEEPSPEED; k++)
             if (t->stream == q->jobs[first].stream && t->waits[k] == left) t->waits[k] = NO_JOB;
@@ -913,7 +914,7 @@ static void cells_of_dram(void) {
     for (int i = 0; i < 3; i++) {
         Case tide = case_of(TIDE, 0);
         tide.rates.dram = tide.rates.dram_dma = dram[i];
-        const UpdateBytes bytes = {2, 2, true, 12};
+        const UpdateBytes bytes = {2, 2, true, 10};
         const double f = best_share(&tide.rates, &bytes), shares[3] = {0, 0.5, f};
         double at[3];
         for (int k = 0; k < 3; k++) {

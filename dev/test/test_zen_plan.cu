@@ -117,10 +117,10 @@ static void free_hosts_leave_compute(void) {
     TAKES(x.t.compute, seconds);
 }
 
-// Of host memory, per element of the rest and window of S steps: p, m and v are read and written,
-// the new weight in 16 bits, gradients read, sums read (but for the first) and written.
+// Of host memory, per element of the rest and window of S steps: masters, m and v are read and
+// written, gradients read, sums read (but for the first) and written.
 static double host_bytes(size_t S, int sums) {
-    const double steps = (double)S, update = 24 + (stored < 4 ? stored : 0);
+    const double steps = (double)S, update = 24;
     if (S == 1) return update + stored;
     return steps * stored + (sums == 2 ? 8 * steps : 8 * (steps - 1)) + update;
 }
@@ -140,7 +140,7 @@ static void the_slowest_decides(void) {
             r.h2d = r.h2d_duplex = r.d2h_duplex = 1e9;  // as fast, both ways
             ABOUT(rehearse_plan(&r, &p).t.step, stored * R / 1e9, S < 3 ? 1 : 0.3);
             r = unlimited();
-            r.host_adam = 1e9 / 28;  // 1e9 bytes/s, of which the link needs none
+            r.host_adam = 1e9 / ADAM_BYTES;  // 1e9 bytes/s, of which the link needs none
             x = rehearse_plan(&r, &p);
             TAKES(x.t.step, bytes * R / steps / 1e9);
             CHECK(stall_of(&x.t) > 0.999, "%g", stall_of(&x.t));
@@ -158,7 +158,7 @@ static void the_slowest_decides(void) {
     // if nothing may be late, it is the work of one sum; and a window of a thousand steps is as one
     // of 64, but for what crosses the link
     Rates r = unlimited();
-    r.host_adam = 1e9 / 28;
+    r.host_adam = 1e9 / ADAM_BYTES;
     Plan p = plan_of("gpt2", 0.1, 4, false, 1);
     ZenTimes x = rehearse_plan(&r, &p);
     TAKES(x.t.step, host_bytes(4, 1) * x.rest / 4 / 1e9);
@@ -176,7 +176,7 @@ static void two_sums_spread_what_one_does_at_once(void) {
     Plan p = plan_of("gpt2-xl", 0.1, 4, true, 2);
     ZenTimes x = rehearse_plan(&r, &p);
     const double compute = x.t.compute, two = host_bytes(4, 2) * x.rest;
-    r.host_adam = two / (0.8 * 4 * compute) / 28;  // the host is at work 4/5 of the time
+    r.host_adam = two / (0.8 * 4 * compute) / ADAM_BYTES;  // the host is at work 4/5 of the time
     x = rehearse_plan(&r, &p);
     CHECK(stall_of(&x.t) < 1e-6, "%g", stall_of(&x.t));
     TAKES(x.t.step, compute);
@@ -191,7 +191,7 @@ static void two_sums_spread_what_one_does_at_once(void) {
     r.host_adam /= 4;
     p = plan_of("gpt2-xl", 0.1, 4, true, 2);
     x = rehearse_plan(&r, &p);
-    TAKES(x.t.step, two / 4 / (28 * r.host_adam));
+    TAKES(x.t.step, two / 4 / (ADAM_BYTES * r.host_adam));
     p.sums = 1;
     const double one = rehearse_plan(&r, &p).t.step;
     CHECK(one < 0.95 * x.t.step, "%g", one / x.t.step);
@@ -212,7 +212,7 @@ static void without_delay_parts_add_up(void) {
     CHECK(x.rest == e0 + e1, "%g", x.rest);
     // from the norm on, at which the copies have only begun
     const double left = (e1 + e0) * stored / 2e9;
-    const double host0 = left + e0 / 1e9, host1 = host0 + e1 / 1e9;
+    const double host0 = left + e0 * HOST_TAKES / 1e9, host1 = host0 + e1 * HOST_TAKES / 1e9;
     const double back0 = host0 + e0 * stored / 3e9;
     const double back1 = fmax(host1, back0) + e1 * stored / 3e9;
     IS(x.t.step, back1 + 3 * (f1 + f2));

@@ -123,7 +123,7 @@ static Times measure(const Case *c, double compute) {
         Rates rates;
         memset(&rates, 0, sizeof rates);
         rates.h2d = rates.d2h = 1e6 * link_rate;
-        rates.host_adam = 1e6 * c->host / 28;
+        rates.host_adam = 1e6 * c->host / ADAM_BYTES;
         t.planned = rehearsed(g, &s, &rates, 1e-6 * compute);
     }
     gpt2_update_wait(g);

@@ -19,6 +19,7 @@ static void use_threads(int threads) {
 static bool same(const float *a, const float *b, size_t n) { return memcmp(a, b, n * 4) == 0; }
 static float *floats(size_t n) { return (float *)alloc_or_fail(n, sizeof(float), "floats"); }
 static float rounded(float x) { return bf16_to_f32(f32_to_bf16(x)); }
+static float weight(float x) { return bf16_to_f32(master_weight(x)); }
 
 // A number between -1 and 1 for every two counters (splitmix64: Steele et al. 2014).
 static float noise(uint64_t a, uint64_t b) {
@@ -93,7 +94,7 @@ static ZenReference reference_of(const Model *m, const Case *c) {
     x.acc = floats(n);
     x.bf16 = c->bf16;
     gpt2_init(&m->table, x.master, 3);
-    for (size_t e = 0; e < n; e++) x.shown[e] = c->bf16 ? rounded(x.master[e]) : x.master[e];
+    for (size_t e = 0; e < n; e++) x.shown[e] = c->bf16 ? weight(x.master[e]) : x.master[e];
     return x;
 }
 
@@ -194,14 +195,14 @@ static void some_settings_are_plain_adamw(void) {
                     // (there is nothing on the wire if all is chosen, and vectors are)
                     const bool wire = cases[k].bf16 && cases[k].zen.topk < 1 && t->rank == 2;
                     for (size_t e = at; wire && e < at + t->size; e++) g[e] = rounded(g[e]);
-                    adam_update(p + at, first + at, second + at, g + at, 0, NULL, t->size, &adam,
+                    adam_update(p + at, NULL, first + at, second + at, g + at, 0, t->size, &adam,
                                 t->decay);
                 }
                 CHECK(same(x.master, p, n), "%d, step %zu, %s", which, step, case_text(&cases[k]));
                 CHECK(same(x.m, first, n) && same(x.v, second, n), "%d, %s: moments", which,
                       case_text(&cases[k]));
                 for (size_t e = 0; e < n; e++)
-                    if (x.shown[e] != (cases[k].bf16 ? rounded(p[e]) : p[e]))
+                    if (x.shown[e] != (cases[k].bf16 ? weight(p[e]) : p[e]))
                         CHECK(false, "%d, %s: shown", which, case_text(&cases[k]));
             }
             CHECK(x.clock.chosen_t == STEPS, "%zu", x.clock.chosen_t);
@@ -368,7 +369,7 @@ static History simulate(const Model *m, const Case *c, size_t steps, Moment *mom
         const GPT2Tensor *x = &t->tensors[i];
         const size_t column = first_column(t, i);
         for (size_t e = x->offset; e < x->offset + x->size; e++) {
-            float p = first[e], s = c->bf16 ? rounded(p) : p, m1 = 0, v1 = 0;
+            float p = first[e], s = c->bf16 ? weight(p) : p, m1 = 0, v1 = 0;
             float scale[STEPS], waiting[STEPS];
             size_t count = 0;
             h.of[MASTER][e] = p;
@@ -378,19 +379,19 @@ static History simulate(const Model *m, const Case *c, size_t steps, Moment *mom
                 float g = grads[step][e], sum = 0;
                 if (what->chosen[column + (e - x->offset) % x->cols]) {
                     adam_scalar(&p, &m1, &v1, g, &now[step], x->decay ? now[step].weight_decay : 0);
-                    s = c->bf16 ? rounded(p) : p;
+                    s = c->bf16 ? weight(p) : p;
                 } else {
                     scale[count] = scale_of(step);
                     waiting[count++] = c->bf16 ? rounded(g) : g;
                     for (size_t k = 0; k < count; k++)
                         sum = k == 0 ? scale[k] * waiting[k] : fmaf(scale[k], waiting[k], sum);
-                    if (what->late) s = c->bf16 ? rounded(p) : p;
+                    if (what->late) s = c->bf16 ? weight(p) : p;
                     if (what->closes) {
                         CHECK(count == what->length, "%zu gradients wait, not %zu", count,
                               what->length);
                         adam_scalar(&p, &m1, &v1, sum, &late[step],
                                     x->decay ? late[step].weight_decay : 0);
-                        if (what->now) s = c->bf16 ? rounded(p) : p;
+                        if (what->now) s = c->bf16 ? weight(p) : p;
                         count = 0;
                     }
                 }
@@ -845,7 +846,8 @@ static void packed_state_has_the_bits_of_the_reference(void) {
     float *g = floats(n), *p = floats(map->rest), *first = floats(map->rest);
     float *second = floats(map->rest), *acc = floats(map->rest);
     uint16_t *wire = (uint16_t *)alloc_or_fail(map->rest, 2, "wire");
-    uint16_t *out = (uint16_t *)alloc_or_fail(map->rest, 2, "out");
+    uint16_t *out = (uint16_t *)alloc_or_fail(map->rest, 2, "weights");
+    uint16_t *low = (uint16_t *)alloc_or_fail(map->rest, 2, "masters");
     // one matrix's (rows, cols - chosen) at a time, from an arena or in comparison with it
     #define EACH_REST(BODY) \
         for (int i = 0; i < map->count; i++) { \
@@ -859,6 +861,7 @@ static void packed_state_has_the_bits_of_the_reference(void) {
                 } \
         }
     EACH_REST(p[at] = x.master[e];)
+    master_move(out, low, p, map->rest, false);
     for (size_t step = 1; step <= 20; step++) {
         const ZenRates rates = rates_of(step);
         const size_t filled = x.clock.filled;
@@ -869,8 +872,8 @@ static void packed_state_has_the_bits_of_the_reference(void) {
         for (int s = 0; s < map->segments; s++) {
             const size_t at = map->segment[s].rest_at, count = map->segment[s].rest;
             const AdamRun run = {0, count, 1, 0};
-            AdamWork work = {closes ? p + at : NULL, first + at, second + at, acc + at, wire + at,
-                             1, filled == 0, scale_of(step), out + at, NULL, &run, 1, late};
+            AdamWork work = {closes ? out + at : NULL, low + at, first + at, second + at, acc + at,
+                             wire + at, 1, filled == 0, scale_of(step), NULL, &run, 1, late};
             if (closes && filled == 0) {  // a window of one step needs no sum
                 work.sum = NULL;
                 work.step.grad_scale = scale_of(step);
@@ -885,13 +888,13 @@ static void packed_state_has_the_bits_of_the_reference(void) {
             EACH_REST(
                 if (map->column[z->column_at + z->chosen + j]
                     != before[z->column_at + z->chosen + j]) {
-                    p[at] = x.master[e];
+                    master_move(&out[at], &low[at], &x.master[e], 1, false);
                     first[at] = x.m[e];
                     second[at] = x.v[e];
-                    out[at] = f32_to_bf16(x.master[e]);
                 }
             )
         free(before);
+        master_move(out, low, p, map->rest, true);
         EACH_REST(
             CHECK(p[at] == x.master[e] && first[at] == x.m[e] && second[at] == x.v[e],
                   "tensor %d, element %zu after step %zu", i, e, step);

@@ -247,7 +247,7 @@ static ZenReference reference_open(const Config *c, const GPT2Table *t, const fl
     x.acc = floats(n);
     x.bf16 = c->bits == 16;
     memcpy(x.master, params, n * sizeof(float));
-    for (size_t e = 0; e < n; e++) x.shown[e] = zen_round(&x, x.master[e]);
+    for (size_t e = 0; e < n; e++) x.shown[e] = zen_weight(&x, x.master[e]);
     return x;
 }
 
@@ -283,7 +283,7 @@ static void whole_gradient(GPT2 *g, float *grads) {
 static void show(GPT2 *g, const float *shown) {
     const size_t P = g->table.elements;
     uint16_t *w = (uint16_t *)alloc_or_fail(P, sizeof(uint16_t), "test");
-    for (size_t e = 0; e < P; e++) w[e] = f32_to_bf16(shown[e]);
+    for (size_t e = 0; e < P; e++) w[e] = master_weight(shown[e]);
     gpu_copy(g->params, IS_BF16 ? (const void *)w : (const void *)shown, P * sizeof(floatX));
     free(w);
 }
@@ -500,7 +500,7 @@ static void check_same(const Record *a, const Record *b, size_t first, size_t la
 // The bytes that crossed the link are those of what the reference did.
 static void check_moved(const GPT2 *g, const Record *r, const char *name) {
     const size_t X_ = sizeof(floatX);
-    const size_t state = piece_bytes(g);
+    const size_t state = piece_bytes(g, PIECE_CHOSEN);
     size_t in = 0, out = 0, selections = 0;
     for (size_t i = 0; i < r->steps; i++) {
         out += r->rest * X_ + state * r->swapped_elements[i];
@@ -515,14 +515,14 @@ static void check_moved(const GPT2 *g, const Record *r, const char *name) {
           z->clock.selections, selections);
 }
 
-// Host memory: page-locked, as long as was planned: 12 bytes of state (8 with moments in bf16) for
-// what is packed of the rest, one gradient of each, the sums, and new weights.
+// Host memory: page-locked, as long as was planned: state and weight of what is packed of the rest,
+// one gradient of each, and the sums.
 static void check_host_memory(GPT2 *g, const Config *c, size_t rest, const char *name) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     const size_t sums = c->window == 1 ? 0 : !c->overlap ? 1 : c->sums;
-    const size_t state = c->moments == 16 ? 8 : 12;
-    const size_t wanted = rest * (state + sizeof(floatX) + 4 * sums + (c->bits == 16 ? 2 : 0));
+    const size_t state = c->moments == 16 ? STATE_BYTES - 4 : STATE_BYTES;
+    const size_t wanted = rest * (state + 2 * sizeof(floatX) + 4 * sums);
     size_t listed = 0;
     for (int i = 0; i < n; i++) {
         if (list[i].kind != BUFFER_HOST) continue;
