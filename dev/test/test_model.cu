@@ -591,7 +591,7 @@ static void test_short_work_is_urgent(void) {
         CHECK(is_urgent(s) == (s == g->leave || s == g->update), "stream %d", streams);
         streams++;
     }
-    CHECK(streams == 6, "%d streams", streams);
+    CHECK(streams == 7, "%d streams", streams);
     free(params);
     model_close(g);
 }
