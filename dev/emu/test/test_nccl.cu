@@ -688,7 +688,8 @@ static int fresh_file() {
     return file;
 }
 
-static Run begin_run(int ranks, const char *name, const std::string &settings = "") {
+// err: where they say what is wrong, if not where they print
+static Run begin_run(int ranks, const char *name, const std::string &settings = "", int err = -1) {
     Run r = {};
     r.out = fresh_file();
     r.file = fresh_file();
@@ -701,7 +702,7 @@ static Run begin_run(int ranks, const char *name, const std::string &settings = 
         if (pid > 0) continue;
         const struct rlimit none = {0, 0};
         setrlimit(RLIMIT_CORE, &none);
-        dup2(r.out, 1), dup2(r.out, 2);
+        dup2(r.out, 1), dup2(err < 0 ? r.out : err, 2);
         setenv("TEST_FILE", std::to_string(r.file).c_str(), 1);
         setenv("TEST_SOCKET", std::to_string(r.sockets[rank == 0]).c_str(), 1);
         set_environment(settings.c_str(), rank);
@@ -868,6 +869,28 @@ static void mismatches_are_reported(void) {
     }
 }
 
+// Whoever reports is held up by a full pipe: no other rank ends meanwhile, as its end may be that
+// of all.
+static void a_report_comes_before_any_end(void) {
+    int held[2];
+    OK(pipe2(held, O_CLOEXEC));
+    const int room = fcntl(held[1], F_SETPIPE_SZ, 4096);
+    std::string text((size_t)room, '.');
+    OK(write(held[1], text.data(), text.size()) != room);
+    Run r = begin_run(3, "mismatch", "TEST_ARGUMENT=count", held[1]);
+    close(held[1]);
+    usleep(2000000);
+    for (size_t i = 0; i < r.pids.size(); i++) CHECK(!has_ended(r.pids[i]), "rank %zu", i);
+    text.clear();
+    char part[4096];
+    for (ssize_t n; (n = read(held[0], part, sizeof part)) > 0;) text.append(part, (size_t)n);
+    close(held[0]);
+    CHECK(text.find("error between ranks: collective 1 is") < text.size(), "no report");
+    r = end_run(r);
+    for (size_t i = 0; i < r.codes.size(); i++)
+        CHECK(r.codes[i] != 0 && r.codes[i] < 1000, "rank %zu ended with %d", i, r.codes[i]);
+}
+
 static void lost_peers_are_noticed(void) {
     static const struct { const char *what, *says; unsigned well; } all[] = {
         {"killed", "in collective 1, ncclAllReduce(count 1000, float32, sum), for rank 1 (", 0},
@@ -938,6 +961,7 @@ int main(int argc, char **argv) {
     RUN(an_abort_ends_the_wait);
     RUN(clocks_meet);
     RUN(mismatches_are_reported);
+    RUN(a_report_comes_before_any_end);
     RUN(lost_peers_are_noticed);
     RUN(places_are_taken_once);
     RUN(wrong_memory_stops);
