@@ -80,7 +80,7 @@ static void weights_fetch(GPT2 *g, size_t s) {
     g->tenant[x->ring] = (int)s + 1;
     cudaStream_t stream = g->weights_in;
     if (!x->streams) stream = g->zero->stream;
-    if (g->no_overlap) order(g, g->compute, stream);
+    if (g->no_overlap && x->streams) order(g, g->compute, stream);
     stream_wait(stream, g->ring_free[x->ring]);
     if (x->streams) weights_copy(g, s);
     if (g->zero != NULL) zero_gather(g, s);
@@ -91,7 +91,7 @@ static void weights_fetch(GPT2 *g, size_t s) {
 // are places.
 static void weights_use(GPT2 *g, size_t s, int next) {
     const size_t before = s - (size_t)next, end = (size_t)g->segments;  // may wrap: no segment then
-    int ahead = g->no_overlap ? 1 : g->ring;
+    int ahead = g->no_overlap && g->streamed > 0 ? 1 : g->ring;
     if (before < end && g->segment[before].ring >= 0)
         event_record(g->ring_free[g->segment[before].ring], g->compute);
     for (size_t i = s; i < end && ahead > 0; i += (size_t)next) {

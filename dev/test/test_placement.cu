@@ -531,7 +531,8 @@ static void test_fit(void) {
 
 #ifdef __CUDA_EMU__
 enum { KERNEL, HOST, LINK };  // how long one takes; bytes per us, each way
-static const double clocks[3][3] = {{20, 150, 167}, {1, 150, 17}, {20, 0, 7.5}};
+enum { CLOCKS = 4 };
+static const double clocks[CLOCKS][3] = {{20, 150, 167}, {1, 150, 17}, {20, 0, 7.5}, {20, 0, 200}};
 static const double *now;     // the one that runs
 
 typedef struct { double forward, backward, update, next; } Times;
@@ -725,11 +726,43 @@ static void test_places_free_backward(void) {
     CHECK(t[2].step < 1.001 * t[0].step, "the step takes longer");
     CHECK(t[5].step < 0.97 * t[4].step, "slots gain nothing");
 }
+
+// The same model, with so many layers whose weights live on the host.
+static Step measure_weights(int streamed, bool serial, const Step *none) {
+    Placement p = placement(OFFLOAD_NONE, 0, 0, 3);
+    if (none != NULL) p.choice.mode = ZERO;
+    p.choice.places = 32;
+    p.choice.streamed = streamed;
+    p.serial = serial;
+    const Step t = measure_7b(&p, none);
+    if (none == NULL) return t;
+    printf("  %2d layers stream%s: step %.0f us, planned %.0f; the link brings weights for %.0f\n",
+           streamed, serial ? ", serial" : "", t.step, 1e6 * t.planned.step,
+           t.planned.h2d_bytes / now[LINK]);
+    if (!serial) ABOUT(1e6 * t.planned.step, t.step, 0.02);
+    return t;
+}
+
+// Where a layer takes longer than its weights on the link, nothing waits for them.
+static void test_weights_hide(void) {
+    const Step none = measure_weights(0, false, NULL), here = measure_weights(0, false, &none);
+    const Step all = measure_weights(32, false, &none), serial = measure_weights(32, true, &none);
+    CHECK(all.step < 1.01 * here.step, "%.0f us, not %.0f", all.step, here.step);
+    CHECK(serial.step > 1.1 * all.step, "one after the other, %.0f us", serial.step);
+}
+
+// Where it is shorter, a step takes as long as the link, and compute is hidden behind that.
+static void test_weights_come_at_the_links_speed(void) {
+    const Step none = measure_weights(0, false, NULL), all = measure_weights(32, false, &none);
+    const double link = all.planned.h2d_bytes / now[LINK];
+    CHECK(link > 3 * none.step, "the link is too fast: %.0f us", link);
+    CHECK(all.step > link && all.step < link + 0.3 * none.step, "%.0f us", all.step);
+}
 #endif
 
 static void test_overlap(void) {
 #ifdef __CUDA_EMU__
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < CLOCKS; i++) {
         char link[40], kernel[40], host[40], which[2] = {(char)('0' + i), '\0'};
         int status;
         snprintf(kernel, sizeof kernel, "%.0f", clocks[i][KERNEL]);
@@ -776,8 +809,11 @@ int main(int argc, char **argv) {
             RUN(test_gradients_leave_at_once);
         } else if (now == clocks[1]) {
             RUN(test_landings);
-        } else {
+        } else if (now == clocks[2]) {
             RUN(test_places_free_backward);
+            RUN(test_weights_come_at_the_links_speed);
+        } else {
+            RUN(test_weights_hide);
         }
         return test_summary();
     }
