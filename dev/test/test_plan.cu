@@ -466,7 +466,8 @@ static void a_step_can_be_drawn(void) {
         else row[(int)tid->number] += 1e-6 * dur->number;
     }
     for (int i = 0; i < ROWS; i++)
-        CHECK(row[i] > 0 || i == ROW_COMM, "row %d is empty", i);
+        CHECK(row[i] > 0 || i == ROW_COMM || i == ROW_WEIGHTS, "row %d is empty", i);
+    CHECK(row[ROW_WEIGHTS] == 0, "weights come, and yet they stay");
     CHECK(row[ROW_COMM] == 0, "alone, and yet %g s between the GPUs", row[ROW_COMM]);
     CHECK(fabs(row[ROW_COMPUTE] + waits - x.step) <= 0.001 * x.step, "%g of %g",
           row[ROW_COMPUTE] + waits, x.step);

@@ -40,6 +40,7 @@ typedef struct {
     double share;
     size_t subgroup;
     int slots, places, wire, tight, threads, serial;  // see Placement; wire: bits of gradients
+    int streamed, ring;         // in stage 3: layers whose weights live on the host, and places
 } Config;
 
 enum { NONE = OFFLOAD_NONE, ZERO = OFFLOAD_ZERO, TWIN = OFFLOAD_TWINFLOW,
@@ -49,45 +50,47 @@ enum { NONE = OFFLOAD_NONE, ZERO = OFFLOAD_ZERO, TWIN = OFFLOAD_TWINFLOW,
 enum { MIXED = 29 };
 static const Config configs[] = {
     // shape, world, stage, bits, accum, recompute, clip, sizes, evaluate, mode, resident, stride,
-    // share, subgroup, slots, places, wire, tight, threads, serial
-    {ODD,  1, 1, 16, 3, AGAIN, 1e6, 0, 0, TWIN,  .4, 0,  0,    0, 2, 2, 32, 2, 1, 1},
-    {FIVE, 1, 3, 32, 1, KEEP,  1e6, 1, 1, ZERO,   0, 0,  0,    0, 1, 9, 16, 0, 2, 1},
-    {ONE,  1, 1, 32, 3, AGAIN, .05, 0, 0, NONE,   1, 0,  0,    0, 2, 2, 32, 0, 1, 0},
-    {TIED, 1, 2, 16, 1, AGAIN, .05, 0, 0, INTER, .3, 2,  0,    0, 2, 2, 32, 1, 2, 1},
-    {FIVE, 1, 2, 32, 1, AGAIN, .05, 0, 0, INTER, .3, 0,  1,    0, 1, 2, 32, 1, 1, 0},
-    {FIVE, 1, 3, 32, 3, AGAIN, .05, 0, 1, INTER,  0, 0, .5, 4096, 2, 3, 16, 1, 2, 0},
-    {TIED, 2, 1, 32, 1, AGAIN, .05, 1, 1, NONE,   1, 0,  0,    0, 2, 3, 16, 0, 1, 0},
-    {ONE,  2, 2, 16, 1, KEEP,  .05, 0, 0, INTER, .3, 2,  0, 4096, 2, 3, 16, 1, 1, 0},
-    {FIVE, 2, 1, 16, 3, KEEP,  .05, 1, 1, INTER, .3, 0,  1,    0, 2, 9, 16, 2, 2, 1},
-    {TIED, 2, 2, 32, 3, KEEP,  1e6, 1, 0, INTER,  0, 0, .5,    0, 2, 9, 32, 0, 2, 0},
-    {TIED, 2, 3, 32, 3, AGAIN, .05, 1, 0, ZERO,   0, 0,  0,    0, 1, 9, 16, 2, 1, 0},
-    {ODD,  2, 3, 32, 1, KEEP,  .05, 1, 0, TWIN,  .4, 0,  0, 4096, 1, 2, 16, 1, 1, 0},
-    {ONE,  3, 1, 16, 3, KEEP,  .05, 1, 1, INTER,  0, 0, .5, 4096, 1, 3, 16, 2, 1, 1},
-    {TIED, 3, 1, 16, 1, AGAIN, 1e6, 0, 0, INTER, .3, 2,  0,    0, 1, 9, 16, 0, 2, 0},
-    {TIED, 3, 2, 16, 1, AGAIN, 1e6, 0, 1, NONE,   1, 0,  0,    0, 1, 3, 32, 1, 2, 1},
-    {ONE,  3, 2, 16, 3, KEEP,  .05, 0, 1, ZERO,   0, 0,  0, 4096, 2, 3, 16, 1, 2, 0},
-    {FIVE, 3, 2, 32, 1, KEEP,  1e6, 1, 1, TWIN,  .4, 0,  0,    0, 2, 9, 32, 2, 2, 1},
-    {ODD,  3, 3, 32, 1, KEEP,  .05, 1, 1, NONE,   1, 0,  0,    0, 1, 2, 32, 2, 2, 1},
-    {ONE,  3, 3, 16, 1, AGAIN, 1e6, 0, 0, INTER, .3, 0,  1, 4096, 1, 9, 16, 0, 2, 1},
-    {TIED, 4, 2, 32, 3, KEEP,  .05, 0, 0, INTER, .3, 2,  0, 4096, 1, 3, 32, 2, 2, 0},
-    {ODD,  4, 2, 32, 3, AGAIN, .05, 0, 1, INTER, .3, 0,  1, 4096, 2, 3, 16, 2, 1, 1},
-    {ODD,  4, 1, 16, 3, AGAIN, .05, 1, 0, ZERO,   0, 0,  0,    0, 2, 2, 32, 2, 2, 1},
-    {ONE,  4, 1, 32, 3, KEEP,  1e6, 0, 0, TWIN,  .4, 0,  0, 4096, 1, 9, 16, 0, 2, 0},
-    {FIVE, 4, 1, 32, 1, KEEP,  .05, 1, 1, NONE,   1, 0,  0, 4096, 1, 9, 16, 1, 1, 0},
-    {TIED, 4, 2, 16, 1, KEEP,  .05, 1, 0, TWIN,  .4, 0,  0, 4096, 1, 3, 16, 2, 2, 1},
-    {ODD,  4, 2, 16, 1, KEEP,  1e6, 0, 1, INTER,  0, 0, .5,    0, 1, 2, 32, 0, 2, 0},
-    {FIVE, 4, 2, 16, 3, AGAIN, 1e6, 0, 1, INTER, .3, 2,  0,    0, 2, 2, 16, 2, 2, 1},
-    {TIED, 4, 3, 32, 1, AGAIN, .05, 1, 0, INTER, .3, 0,  1,    0, 2, 3, 32, 0, 2, 1},
-    {ODD,  4, 3, 32, 1, AGAIN, .05, 1, 1, INTER, .3, 2,  0,    0, 2, 9, 32, 1, 1, 1},
+    // share, subgroup, slots, places, wire, tight, threads, serial, streamed, ring
+    {ODD,  1, 1, 16, 3, AGAIN, 1e6, 0, 0, TWIN,  .4, 0,  0,    0, 2, 2, 32, 2, 1, 1, 0, 2},
+    {FIVE, 1, 3, 32, 1, KEEP,  1e6, 1, 1, ZERO,   0, 0,  0,    0, 1, 9, 16, 0, 2, 1, 9, 2},
+    {ONE,  1, 1, 32, 3, AGAIN, .05, 0, 0, NONE,   1, 0,  0,    0, 2, 2, 32, 0, 1, 0, 0, 2},
+    {TIED, 1, 2, 16, 1, AGAIN, .05, 0, 0, INTER, .3, 2,  0,    0, 2, 2, 32, 1, 2, 1, 0, 2},
+    {FIVE, 1, 2, 32, 1, AGAIN, .05, 0, 0, INTER, .3, 0,  1,    0, 1, 2, 32, 1, 1, 0, 0, 2},
+    {FIVE, 1, 3, 32, 3, AGAIN, .05, 0, 1, INTER,  0, 0, .5, 4096, 2, 3, 16, 1, 2, 0, 9, 3},
+    {TIED, 2, 1, 32, 1, AGAIN, .05, 1, 1, NONE,   1, 0,  0,    0, 2, 3, 16, 0, 1, 0, 0, 2},
+    {ONE,  2, 2, 16, 1, KEEP,  .05, 0, 0, INTER, .3, 2,  0, 4096, 2, 3, 16, 1, 1, 0, 0, 2},
+    {FIVE, 2, 1, 16, 3, KEEP,  .05, 1, 1, INTER, .3, 0,  1,    0, 2, 9, 16, 2, 2, 1, 0, 2},
+    {TIED, 2, 2, 32, 3, KEEP,  1e6, 1, 0, INTER,  0, 0, .5,    0, 2, 9, 32, 0, 2, 0, 0, 2},
+    {TIED, 2, 3, 32, 3, AGAIN, .05, 1, 0, ZERO,   0, 0,  0,    0, 1, 9, 16, 2, 1, 0, 1, 2},
+    {ODD,  2, 3, 32, 1, KEEP,  .05, 1, 0, TWIN,  .4, 0,  0, 4096, 1, 2, 16, 1, 1, 0, 2, 2},
+    {ONE,  3, 1, 16, 3, KEEP,  .05, 1, 1, INTER,  0, 0, .5, 4096, 1, 3, 16, 2, 1, 1, 0, 2},
+    {TIED, 3, 1, 16, 1, AGAIN, 1e6, 0, 0, INTER, .3, 2,  0,    0, 1, 9, 16, 0, 2, 0, 0, 2},
+    {TIED, 3, 2, 16, 1, AGAIN, 1e6, 0, 1, NONE,   1, 0,  0,    0, 1, 3, 32, 1, 2, 1, 0, 2},
+    {ONE,  3, 2, 16, 3, KEEP,  .05, 0, 1, ZERO,   0, 0,  0, 4096, 2, 3, 16, 1, 2, 0, 0, 2},
+    {FIVE, 3, 2, 32, 1, KEEP,  1e6, 1, 1, TWIN,  .4, 0,  0,    0, 2, 9, 32, 2, 2, 1, 0, 2},
+    {ODD,  3, 3, 32, 1, KEEP,  .05, 1, 1, NONE,   1, 0,  0,    0, 1, 2, 32, 2, 2, 1, 0, 2},
+    {ONE,  3, 3, 16, 1, AGAIN, 1e6, 0, 0, INTER, .3, 0,  1, 4096, 1, 9, 16, 0, 2, 1, 9, 2},
+    {TIED, 4, 2, 32, 3, KEEP,  .05, 0, 0, INTER, .3, 2,  0, 4096, 1, 3, 32, 2, 2, 0, 0, 2},
+    {ODD,  4, 2, 32, 3, AGAIN, .05, 0, 1, INTER, .3, 0,  1, 4096, 2, 3, 16, 2, 1, 1, 0, 2},
+    {ODD,  4, 1, 16, 3, AGAIN, .05, 1, 0, ZERO,   0, 0,  0,    0, 2, 2, 32, 2, 2, 1, 0, 2},
+    {ONE,  4, 1, 32, 3, KEEP,  1e6, 0, 0, TWIN,  .4, 0,  0, 4096, 1, 9, 16, 0, 2, 0, 0, 2},
+    {FIVE, 4, 1, 32, 1, KEEP,  .05, 1, 1, NONE,   1, 0,  0, 4096, 1, 9, 16, 1, 1, 0, 0, 2},
+    {TIED, 4, 2, 16, 1, KEEP,  .05, 1, 0, TWIN,  .4, 0,  0, 4096, 1, 3, 16, 2, 2, 1, 0, 2},
+    {ODD,  4, 2, 16, 1, KEEP,  1e6, 0, 1, INTER,  0, 0, .5,    0, 1, 2, 32, 0, 2, 0, 0, 2},
+    {FIVE, 4, 2, 16, 3, AGAIN, 1e6, 0, 1, INTER, .3, 2,  0,    0, 2, 2, 16, 2, 2, 1, 0, 2},
+    {TIED, 4, 3, 32, 1, AGAIN, .05, 1, 0, INTER, .3, 0,  1,    0, 2, 3, 32, 0, 2, 1, 9, 3},
+    {ODD,  4, 3, 32, 1, AGAIN, .05, 1, 1, INTER, .3, 2,  0,    0, 2, 9, 32, 1, 1, 1, 1, 2},
     // as they are used most
-    {FIVE, 2, 2, 16, 1, KEEP,  .05, 0, 1, NONE,   1, 0,  0,    0, 1, 2, 16, 0, 1, 0},
-    {FIVE, 2, 3, 16, 1, KEEP,  .05, 0, 1, NONE,   1, 0,  0,    0, 1, 3, 16, 0, 1, 0},
-    {FIVE, 2, 3, 16, 3, KEEP,  .05, 0, 0, INTER,  0, 0, .5,    0, 2, 9, 16, 0, 1, 0},
-    {ODD,  2, 1, 16, 1, KEEP,  .05, 0, 0, INTER,  0, 2,  0, 4096, 2, 3, 16, 0, 1, 0},
-    {ONE,  2, 3, 16, 3, KEEP,  .05, 0, 1, NONE,   1, 0,  0,    0, 1, 2, 16, 0, 1, 0},
+    {FIVE, 2, 2, 16, 1, KEEP,  .05, 0, 1, NONE,   1, 0,  0,    0, 1, 2, 16, 0, 1, 0, 0, 2},
+    {FIVE, 2, 3, 16, 1, KEEP,  .05, 0, 1, NONE,   1, 0,  0,    0, 1, 3, 16, 0, 1, 0, 0, 2},
+    {FIVE, 2, 3, 16, 3, KEEP,  .05, 0, 0, INTER,  0, 0, .5,    0, 2, 9, 16, 0, 1, 0, 2, 2},
+    {ODD,  2, 1, 16, 1, KEEP,  .05, 0, 0, INTER,  0, 2,  0, 4096, 2, 3, 16, 0, 1, 0, 0, 2},
+    {ONE,  2, 3, 16, 3, KEEP,  .05, 0, 1, NONE,   1, 0,  0,    0, 1, 2, 16, 0, 1, 0, 0, 2},
+    {FIVE, 2, 3, 16, 1, KEEP,  .05, 0, 0, ZERO,   0, 0,  0,    0, 1, 2, 16, 0, 1, 0, 9, 3},
+    {FIVE, 3, 3, 16, 3, KEEP,  .05, 0, 1, INTER, .2, 0,  1,    0, 2, 2, 16, 2, 2, 0, 3, 2},
 };
 enum { CONFIGS = sizeof configs / sizeof *configs };
-static const int some[] = {3, 15, 16, 20, 29, 30, 31, 32};  // cover what there is
+static const int some[] = {3, 15, 16, 20, 29, 30, 31, 32, 34, 35};  // cover what there is
 
 static Shape config_shape(const Config *c) {
     Shape s = shapes[c->shape];
@@ -107,6 +110,8 @@ static Placement config_placement(const Config *c) {
     p.choice.slots = c->slots;
     p.choice.places = c->places;
     p.choice.wire_f32 = c->wire == 32;
+    p.choice.streamed = c->streamed;
+    p.choice.ring = c->ring;
     p.tight = c->tight;
     p.threads = c->threads;
     p.serial = c->serial != 0;
@@ -117,12 +122,13 @@ static void config_name(const Config *c, char name[300]) {
     static const char *const tight[] = {"", ", summed on host", ", gradients on host"};
     snprintf(name, 300, "%zu ranks, stage %d, %s %s%d accum %zu%s clip %g%s%s, %s "
              "resident %g stride %zu share %g subgroup %zu slots %d places %d wire %d%s "
-             "threads %d%s",
+             "threads %d streamed %d ring %d%s",
              c->world, c->stage, shapes[c->shape].name, c->bits == 16 ? "bf" : "fp", c->bits,
              c->accum, c->recompute == AGAIN ? " again" : "", c->clip,
              c->sizes ? " two sizes" : "", c->evaluate ? " evaluating" : "",
              offload_names[c->mode], c->resident, c->stride, c->share, c->subgroup, c->slots,
-             c->places, c->wire, tight[c->tight], c->threads, c->serial ? " serial" : "");
+             c->places, c->wire, tight[c->tight], c->threads, c->streamed, c->ring,
+             c->serial ? " serial" : "");
 }
 
 enum { SETTINGS = 17 };
@@ -304,7 +310,7 @@ static size_t purpose_bytes(const Buffer *list, int n, const char *purpose) {
 
 // Memory per rank: weights, gradients and state by the table in zero.h, on GPU and host together.
 // What it leaves out: shards are whole 128s, gradients pass through some layers' places, weights of
-// stage 3 through two, and the head's wait in fp32.
+// stage 3 through so many of a ring, and the head's wait in fp32.
 static void check_formulas(GPT2 *g, const Config *c, const char *name) {
     const Shape s = config_shape(c);
     const Lengths x = lengths_of(&s);
@@ -317,7 +323,7 @@ static void check_formulas(GPT2 *g, const Config *c, const char *name) {
         rooms += times * room;
     }
     const size_t ends = R * (part_of(x.n[0], R) + part_of(x.n[2], R));
-    const size_t places = ends + 2 * R * part_of(x.n[1], R);
+    const size_t places = ends + min_size((size_t)c->ring, x.L) * R * part_of(x.n[1], R);
     const size_t turns = min_size((size_t)c->places, x.L);  // of gradients
     const bool sums = c->accum > 1, away = c->mode != NONE;
 
@@ -326,7 +332,10 @@ static void check_formulas(GPT2 *g, const Config *c, const char *name) {
     const size_t weights = purpose_bytes(list, n, "parameters");
     const size_t masters = purpose_bytes(list, n, "master weights");
     const size_t moments = purpose_bytes(list, n, "AdamW moments");
-    const size_t layer_parts = parts - part_of(x.n[0], R) - part_of(x.n[2], R);
+    const size_t layer_parts = parts - part_of(x.n[0], R) - part_of(x.n[2], R)
+                             - (size_t)g->streamed * part_of(x.n[1], R);
+    CHECK(g->streamed == 0 || c->streamed > 0, "%d layers stream: %s", g->streamed, name);
+    CHECK(g->streamed > 0 || c->streamed == 0 || !away, "nothing streams: %s", name);
     CHECK(weights == X_ * (c->stage < 3 ? rooms : places + layer_parts), "rank %zu: %zu bytes of "
           "weights: %s", rank, weights, name);
     CHECK(moments == 8 * own, "rank %zu: %zu bytes of moments: %s", rank, moments, name);
@@ -345,14 +354,14 @@ static void check_formulas(GPT2 *g, const Config *c, const char *name) {
 }
 
 // How often layers' weights come in training: each pass uses the layers one after the other, and a
-// layer finds its weights only if no other has come to its place since, of which there are two.
-typedef struct { size_t place[2], count; } Visits;
+// layer finds its weights only if no other has come to its place since.
+typedef struct { size_t place[8], places, count; } Visits;
 
 static void layers_pass(Visits *v, size_t L, bool back) {
     for (size_t i = 1; i <= L; i++) {
         const size_t l = back ? L + 1 - i : i;
-        v->count += v->place[l % 2] != l;
-        v->place[l % 2] = l;
+        v->count += v->place[l % v->places] != l;
+        v->place[l % v->places] = l;
     }
 }
 
@@ -371,7 +380,7 @@ static void check_given(const GPT2 *g, const Config *c, size_t steps, const char
         free(map.shards);
     }
     numbers = steps * (3 + blocks) * 8;  // loss and flags, and sums of squares
-    Visits v = {{0, 0}, 0};
+    Visits v = {{0}, (size_t)c->ring, 0};
     size_t whole = 0;  // all segments' gradients or weights; then: embeddings and tail
     if (c->stage < 3) whole = 1 + steps;
     for (size_t step = 1; step <= steps && c->stage == 3; step++) {
@@ -379,7 +388,7 @@ static void check_given(const GPT2 *g, const Config *c, size_t steps, const char
             layers_pass(&v, L, false);
             layers_pass(&v, L, true);
         }
-        v.place[0] = v.place[1] = 0;  // updated
+        memset(v.place, 0, sizeof v.place);  // updated
         if (c->evaluate) layers_pass(&v, L, false);
     }
     size_t weights = whole * (ends + L * layer);
@@ -714,7 +723,7 @@ static Times measure(int stage, bool serial) {
     if (known[stage][serial].forward > 0) return known[stage][serial];
     const size_t world = stage == 0 ? 1 : 2;
     const Config c = {FIVE, world, stage == 0 ? ALONE : stage, 16, 1, KEEP, 0, 0, 0, NONE, 1, 0, 0,
-                      0, 1, 2, 16, 0, 1, serial};
+                      0, 1, 2, 16, 0, 1, serial, 0, 2};
     Shared *x = shared_open(&c);
     run_ranks(&c, x, "virtual clock", rank_measure);
     const Times t = known[stage][serial] = x->rank[0].times;
