@@ -652,7 +652,7 @@ static Apart apart(const Config *c, size_t world, size_t steps) {
 
 static Config spread(int shape, size_t world, int stage, int bits) {
     return {shape, world, stage, bits, 12 / world, KEEP, 0.5, 0, 0, NONE, 1, 0, 0, 0, 1, 2, 16, 0,
-            1, 0};
+            1, 0, 0, 2};
 }
 
 static void test_other_worlds(void) {
