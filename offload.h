@@ -37,6 +37,8 @@ typedef struct {
     int places;          // on the GPU, in which the layers' gradients are made in turns, where they
                          // do not wait for the update; 0: auto, LEAST_PLACES until settled
     bool keep_grads;     // gradients of visiting pieces wait on the GPU, not on the host
+    bool over_acts;      // with everything on the GPU: gradients wait where activations were, not
+                         // where backward makes them
     bool sum_on_host;    // of several micro-batches, the gradients of pieces on the host
     bool wire_f32;       // gradients cross the link as fp32
     int streamed;        // layers whose weights live on the host, and come whenever they are used:

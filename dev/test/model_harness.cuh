@@ -186,6 +186,7 @@ static void model_begin(GPT2 *g, const Shape *s, const float *params, const Plac
     g->recompute = s->recompute == AGAIN;
     g->choice.sum_on_host = where != NULL && where->tight > 0 && g->accumulating;
     g->choice.keep_grads = where == NULL || where->tight < 2;
+    g->choice.over_acts = where != NULL && where->tight > 0;
     gpt2_place(g);
     gpt2_allocate(g);
     for (int i = 0; i < g->table.count; i++) {  // padding and gaps stay as they were allocated

@@ -82,9 +82,11 @@ static const Config configs[] = {
     {FIVE, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 3,  0,  4096, 2, 9, 16, 0, 1, 0, 32, 9, 3},
     {TIED, 16, 4, AGAIN, .05, 0, 1, INTER, .3, 0,  0,  8192, 2, 3, 16, 1, 2, 0, 16, 0, 2},
     {TIED, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 0,  1,     0, 9, 2, 16, 2, 1, 0, 32, 9, 2},
+    {FIVE, 16, 1,  KEEP, .05, 0, 1, OFFLOAD_NONE, 1, 0, 0, 0, 2, 2, 16, 1, 1, 0, 32, 0, 0},
+    {ODD,  32, 1,  KEEP, 0,   1, 0, OFFLOAD_NONE, 1, 0, 0, 0, 2, 3, 16, 1, 1, 0, 16, 0, 0},
 };
 enum { CONFIGS = sizeof configs / sizeof *configs };
-static const int some[] = {0, 4, 10, 14, 16, 19, 24, 26, 28, 30, 31, 32, 33};  // cover all
+static const int some[] = {0, 4, 10, 14, 16, 19, 24, 26, 28, 30, 31, 32, 33, 35};  // cover all
 
 static Shape config_shape(const Config *c) {
     Shape s = shapes[c->shape];
