@@ -221,13 +221,13 @@ plan() {
 }
 
 published="--no-overlap"
-plan none 'none, on a GPU with 109 GiB free' --offload none --gpu-memory 200G
+plan none 'none, on a GPU with 96 GiB free' --offload none --gpu-memory 200G
 # shellcheck disable=SC2086  # options are words
 plan zero_published 'zero, without the overlaps' --offload zero $published
 plan zero 'zero' --offload zero
 plan twinflow 'twinflow, 20 % resident' --offload twinflow --resident 0.2
 plan stride 'interleave, every second sub-group' --offload interleave --stride 2 --slots 3
-plan share 'interleave, by share (auto: 68 %)' --offload interleave --slots 3
+plan share 'interleave, by share (auto: 72 %)' --offload interleave --slots 3
 
 # --- runs on the emulated GPU -------------------------------------------------------------------
 
@@ -270,8 +270,8 @@ done
 # --- the table of bytes per parameter, and that of slots ----------------------------------------
 
 # bytes OPTIONS GRAD SUMS: by the counters of the third step. In host memory: what crosses the link;
-# of each parameter that the CPU updates p, m, v in and out, its gradient (GRAD bytes) and its new
-# weight; and the SUMS bytes of adding up micro-batches there.
+# of each parameter that the CPU updates its weight and state in and out, and its gradient (GRAD
+# bytes); and the SUMS bytes of adding up micro-batches there.
 bytes() {
     options=$1 grad=$2 sums=$3
     # shellcheck disable=SC2086
@@ -286,7 +286,7 @@ bytes() {
             moved_in = field("h2d_bytes") / all; moved_out = field("d2h_bytes") / all
             printf "%-58s cpu %.3f  in %6.3f  out %6.3f  dram %6.3f  update %.2f ms, both %.2f\n",
                    options, cpu / all, moved_in, moved_out,
-                   moved_in + moved_out + cpu / all * (26 + grad + sums), field("update_ms"),
+                   moved_in + moved_out + cpu / all * (24 + grad + sums), field("update_ms"),
                    field("duplex_ms")
         }' "$tmp/bytes.log"
     sed -n 's/^gradients of/    gradients of/p
