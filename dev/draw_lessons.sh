@@ -303,7 +303,7 @@ bytes '--offload zero --accum 4 --gpu-memory 34M' 4 36
 bytes '--offload twinflow --resident 0.2' 2 0
 bytes '--offload interleave --stride 2' 2 0
 bytes '--offload interleave --share 0.5' 2 0
-bytes '--offload interleave --share 0.5 --gpu-memory 36200K' 2 0
+bytes '--offload interleave --share 0.5 --weights gpu --gpu-memory 35900K' 2 0
 bytes '--offload interleave --share 1' 2 0
 for slots in 1 2 3 4; do
     bytes "--offload interleave --share 1 --slots $slots --no-overlap" 2 0
