@@ -46,10 +46,10 @@ HOST_DEVICE static inline uint16_t f32_to_bf16(float f) {
     return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 
-// A master weight is the bf16 weight that forward and backward use, and 16 bits more, which only the
-// update needs: the fp32 number's lower half. The weight is the nearest, of two as near the larger:
-// so its upper half is the weight, less 1 if the lower half rounded it up. (With ties to even,
-// which of two a tie had come from could not be told.) NaN stays NaN.
+// A master weight is the bf16 weight that forward and backward use, and 16 bits more, which only
+// the update needs: the fp32 number's lower half. The weight is the nearest, of two as near the
+// larger: so its upper half is the weight, less 1 if the lower half rounded it up. (With ties to
+// even, which of two a tie had come from could not be told.) NaN stays NaN.
 HOST_DEVICE static inline uint16_t master_weight(float f) {
     uint32_t bits;
     memcpy(&bits, &f, 4);

@@ -1,10 +1,10 @@
 // offload.h: where the optimizer's state lives, and who updates it.
 //
 // The state of AdamW (m, v, and what the master weights have besides the weights: 10 bytes per
-// parameter, or 6) is cut into sub-groups, and those into pieces. A piece's state lives on the GPU or on the host; the GPU or
-// the CPU updates it. Here it is decided which, by pure functions of the model and of what was
-// asked for: the trainer, its memory plan, the predictions of --plan and the tests all follow the
-// same list. What is done with the list is in train_gpt2.cu, gpt2_update().
+// parameter, or 6) is cut into sub-groups, and those into pieces. A piece's state lives on the GPU
+// or on the host; the GPU or the CPU updates it. Here it is decided which, by pure functions of the
+// model and of what was asked for: the trainer, its memory plan, the predictions of --plan and the
+// tests all follow the same list. What is done with the list is in train_gpt2.cu, gpt2_update().
 //
 //   mode         residents       the others' state is on the host, and updated by
 //   none         everything

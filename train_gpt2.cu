@@ -622,8 +622,8 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     }
 }
 
-// The places in a visitor's slot: of p, m, v, of weights that live on the host, and, if that is to
-// come, too, of the gradient.
+// The places in a visitor's slot: of its state (three), of weights that live on the host, and, if
+// that is to come, too, of the gradient.
 enum { SLOT_WEIGHTS = 3, SLOT_GRAD, SLOT_PARTS };
 
 static void slot_places(const GPT2 *g, int visit, void *place[SLOT_PARTS]) {

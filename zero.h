@@ -12,13 +12,13 @@
 // vector, as near below r n / R as there is one.
 //
 //   stage   on every rank, whole         a rank's shard alone      per parameter, R ranks, bf16
-//   1       weights, gradients           state                     2 + 2 + 12 / R      bytes
-//   2       weights                      gradients, state          2 + (2 + 12) / R
-//   3       (two layers' weights)        everything                (2 + 2 + 12) / R
+//   1       weights, gradients           state                     2 + 2 + 10 / R      bytes
+//   2       weights                      gradients, state          2 + (2 + 10) / R
+//   3       (two layers' weights)        everything                (2 + 2 + 10) / R
 //
-// State is AdamW's: the fp32 master weights, m and v. In every stage each gradient is summed over
-// the ranks by the same reduce-scatter: all stages compute the same bits. What the GPU does with
-// this is in zero.cuh; the lesson is doc/zero.md.
+// State is AdamW's: what the fp32 master weights have besides the weights, m and v. In every stage
+// each gradient is summed over the ranks by the same reduce-scatter: all stages compute the same
+// bits. What the GPU does with this is in zero.cuh; the lesson is doc/zero.md.
 #ifndef TIDE_ZERO_H
 #define TIDE_ZERO_H
 #include "tide/util.h"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # 7B on one card of 24 GB, of which 23 GiB are free, in a machine with 96 GB of host memory. 64 GB
-# are not enough: 80 GiB must be free even with --batch 1. Six sequences a micro-batch, because the
+# are not enough: 70 GiB must be free even with --batch 1. Six sequences a micro-batch, because the
 # update takes as long for one.
 # usage: scripts/run_7b_24gb.sh [OPTION...]     (train_offload.sh says what else can be set)
 # What it needs, and what plan_offload.sh predicts for the machines of rates/; memory in GiB:

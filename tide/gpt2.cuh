@@ -226,8 +226,8 @@ static size_t host_grad_bytes(const GPT2 *g) {
 }
 
 // Bytes of an element of a piece's state: of what master weights are besides the weights (k 0), m
-// (1) or v (2); and of all three. In fp32, the weights are the masters. Of chosen columns, which are
-// far apart, the masters lie side by side, whole.
+// (1) or v (2); and of all three. In fp32, the weights are the masters. Of chosen columns, which
+// are far apart, the masters lie side by side, whole.
 enum { FIRST_STATE = sizeof(floatX) == sizeof(float) };
 
 static size_t state_bytes(const GPT2 *g, int kind, int k) {

@@ -140,7 +140,7 @@ static void host_queue_submit(HostQueue *q, void (*work)(const void *arg), const
     SITE("host_queue_submit(" #q ", " #work ")", host_queue_submit(q, work, arg, n))
 #endif
 
-// In a rehearsal: the next work moves so many bytes of host memory. AdamW moves 28 of an element.
+// In a rehearsal: the next work moves so many bytes of host memory. AdamW moves 26 of an element.
 static void host_takes(const HostQueue *q, size_t bytes) {
     if (rehearsal == NULL || bytes == 0) return;
     rehearse(stream_number(q->stream), TAKES_HOST, (double)bytes);

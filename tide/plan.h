@@ -231,9 +231,9 @@ static void choice_fill(const OffloadMemory *m, OffloadChoice *c, bool recompute
 }
 
 // Settles what only costs memory, or only costs time, of a choice whose mode is given: residents,
-// if they are below 0; and, as far as it takes to fit, in this order: sums on the host, or gradients
-// over activations; visitors' gradients that wait there; recomputation; and weights on the host.
-// Then fills what is left. False: nothing fits, and what is in *c needs the least.
+// if they are below 0; and, as far as it takes to fit, in this order: sums on the host, or
+// gradients over activations; visitors' gradients that wait there; recomputation; and weights on
+// the host. Then fills what is left. False: nothing fits, and what is in *c needs the least.
 static bool choice_settle(const OffloadMemory *m, OffloadChoice *c, bool *recompute) {
     const bool any = c->resident < 0, all_here = c->mode == OFFLOAD_NONE
                                                  || c->mode == OFFLOAD_ZENFLOW;
