@@ -250,7 +250,7 @@ static void part_write(const RunState *here, int part, const GPT2Table *t, const
         }
         if (bf16)
             for (size_t j = 0; j < n; j++) {  // in their own place
-                const uint16_t half = f32_to_bf16(w[j]);
+                const uint16_t half = master_weight(w[j]);
                 memcpy((char *)w + j * size, &half, size);
             }
         safewriter_put(file, i, (x->skip + at - begin) * size, w, n * size);
