@@ -1,8 +1,9 @@
 #!/bin/sh
-# Draws the pictures of doc/step_memory.md, doc/offload.md ("offload"), doc/zo_streaming.md ("zo"),
-# doc/zenflow.md ("zen") and doc/zero.md ("zero") again, into doc/img/, and prints the numbers of
-# their tables and of one in doc/rounding.md: from --plan, and from runs on the emulated GPU by its
-# virtual clock. The same on every machine; needs neither GPU nor network, and a few minutes.
+# Draws the pictures of doc/step_memory.md, doc/offload.md and doc/twenty_billion.md ("offload"),
+# doc/zo_streaming.md ("zo"), doc/zenflow.md ("zen") and doc/zero.md ("zero") again, into doc/img/,
+# and prints the numbers of their tables and of one in doc/rounding.md: from --plan, and from runs
+# on the emulated GPU by its virtual clock. The same on every machine; needs neither GPU nor
+# network, and a few minutes.
 # usage: [TRAINER=./train_gpt2emu] [CPU=./train_gpt2] [TIMELINE=build/timeline] [IMG=doc/img]
 #        dev/draw_lessons.sh [offload|zo|zen|zero]
 set -eu
@@ -266,6 +267,14 @@ for mode in none interleave; do
             --title "--offload $mode $share --recompute $recompute, step 3 of a run"
     done
 done
+
+# --- twenty_billion.md --------------------------------------------------------------------------
+
+streamed="--offload zero --recompute none --moments bf16 --weights host"
+# shellcheck disable=SC2086
+run step_streamed $streamed --gpu-memory 33950K
+classes step_streamed >"$tmp/cut.json"
+"$timeline" "$tmp/cut.json" -o "$img/step_streamed.svg" --step 3 --memory --title "$streamed, step 3 of a run"
 
 # --- the table of bytes per parameter, and that of slots ----------------------------------------
 

@@ -49,9 +49,13 @@ plan() {
         --gpu-memory $((gib * 1024 * 95 / 100))M --host-memory $((host * 1024 * 95 / 100))M "$@" 2>&1
 }
 
-# best OPTION...: "HOST TOKENS/S BATCH OPTIONS", of the smallest host on which it fits, or nothing
+# best HOST OPTION...: "HOST TOKENS/S BATCH OPTIONS", of the smallest host on which it fits, or nothing
+# if that is none below HOST
 best() {
+    end=$1
+    shift
     for h in $hosts; do
+        [ "$h" != "$end" ] || return 0
         # The least memory has as many residents as fit; this needs no rates, and no search.
         plan "$h" 1 "$@" --offload twinflow >/dev/null || continue
         for batch in 1 2 4 8 16; do
@@ -59,7 +63,7 @@ best() {
             awk -v host="$h" -v batch=$((batch * 2048 / seq)) '
                 /^offload [a-z]*:/ && !/^offload auto/ { sub(/:/, ""); how = $2 how }
                 /^recomputing/ { how = how ", recompute" }
-                /^weights .*host/ { how = how ", weights" }
+                /^weights of / { how = how ", stream " $3 " of " $5 }
                 /^  step .* tokens/ { sub(/.*: /, ""); printf "%d %d %d %s\n", host, $1, batch, how }
                 ' "$work/plan"
         done | sort -k2,2nr | head -n 1
@@ -79,8 +83,8 @@ for model in $models; do
     [ "$model" != gpt2-xl ] || seq=1024
     for card in $cards; do
         machine "$card"
-        { best "$@"; echo; } | head -n 1 >"$work/fp32"
-        { best "$@" --moments bf16; echo; } | head -n 1 >"$work/bf16"
+        { best none "$@"; echo; } | head -n 1 >"$work/fp32"
+        { best "$(cut -d' ' -f1 "$work/fp32")" "$@" --moments bf16; echo; } | head -n 1 >"$work/bf16"
         cat "$work/fp32" "$work/bf16" | awk -v model="$model" -v card="$card" '
             function cells() {
                 if ($1 == "") return " does not fit | | | |"
@@ -88,8 +92,8 @@ for model in $models; do
                 sub(/^[^ ]* [^ ]* [^ ]* /, "", how)
                 return sprintf(" %d | %d | %d | %s |", $1, $2, $3, how)
             }
-            NR == 1 { host = $1; row = cells() }
-            NR == 2 { row = row ($1 != "" && $1 == host ? " | | | |" : cells()) }
+            NR == 1 { fits = $1 != ""; row = cells() }
+            NR == 2 { row = row (fits && $1 == "" ? " | | | |" : cells()) }
             END { print "| " model " | " card " |" row }'
     done
 done

@@ -50,6 +50,7 @@ for machine in ${MACHINES:-h200_16cores:139 paper_h100:79 rtx4090_desktop:23 rtx
             sub(/, predicted.*/, "", plan)
             gsub(/ (the GPU|there|on the GPU)/, "", plan)
         }
+        /^weights of / { plan = plan ", " $3 " of " $5 " layers stream" }
         / total .*iB$/ { gib[$1] = $3 / (/GiB/ ? 1 : 1024) }
         /^  step .* tokens/ { step = $2; sub(/.*: /, ""); speed = $1 }
         END {

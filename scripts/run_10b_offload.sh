@@ -4,11 +4,11 @@
 # What it needs, and what plan_offload.sh predicts for the machines of rates/; memory in GiB:
 #
 #   10.28 G parameters. Disk: 165 GB at the end, for a checkpoint of 123 and model.safetensors;
-#   411 GB while --save-every replaces one of --keep 2. GPU memory: at least 22.5 GiB, and
-#   then 134.1 GiB of host memory; from 166.9 GiB on nothing is offloaded.
+#   411 GB while --save-every replaces one of --keep 2. GPU memory: at least 4.5 GiB, and
+#   then 134.1 GiB of host memory; from 147.7 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   h200_16cores          138.8   19.7    0.47     4332  interleave
-#   paper_h100             78.8   79.0    2.06      995  interleave
-#   rtx4090_desktop        23.0  133.6    6.02      340  twinflow, recomputing
-#   rtx3090_desktop        23.0  133.6   10.93      187  twinflow, recomputing
+#   h200_16cores          138.6    0.5    0.30     6734  twinflow
+#   paper_h100             78.4  104.0    1.87     1094  interleave
+#   rtx4090_desktop        22.9  133.6    5.69      360  twinflow, recomputing
+#   rtx3090_desktop        22.9  133.6   10.38      197  twinflow, recomputing
 exec sh "$(dirname "$0")/train_offload.sh" 10b_offload --model 10b --batch 1 --seq 2048 "$@"

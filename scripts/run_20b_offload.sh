@@ -4,11 +4,11 @@
 # What it needs, and what plan_offload.sh predicts for the machines of rates/; memory in GiB:
 #
 #   22.07 G parameters. Disk: 353 GB at the end, for a checkpoint of 265 and model.safetensors;
-#   883 GB while --save-every replaces one of --keep 2. GPU memory: at least 46.5 GiB, and
-#   then 287.7 GiB of host memory; from 348.5 GiB on nothing is offloaded.
+#   883 GB while --save-every replaces one of --keep 2. GPU memory: at least 7.7 GiB, and
+#   then 287.7 GiB of host memory; from 307.4 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   h200_16cores          138.6  199.0    2.75      746  interleave
-#   paper_h100             78.8  258.8    5.11      401  interleave
-#   rtx4090_desktop          23      -       -        -  does not fit
-#   rtx3090_desktop          23      -       -        -  does not fit
+#   h200_16cores          138.5  173.7    2.38      860  interleave
+#   paper_h100             78.8  228.8    4.70      436  interleave
+#   rtx4090_desktop        22.5  276.2   11.35      180  interleave, recomputing, 46 of 48 layers stream
+#   rtx3090_desktop        22.5  276.2   20.96       98  interleave, recomputing, 46 of 48 layers stream
 exec sh "$(dirname "$0")/train_offload.sh" 20b_offload --model 20b --batch 1 --seq 2048 "$@"

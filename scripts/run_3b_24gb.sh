@@ -5,11 +5,11 @@
 # What it needs, and what plan_offload.sh predicts for the machines of rates/; memory in GiB:
 #
 #   3.28 G parameters. Disk: 52 GB at the end, for a checkpoint of 39 and model.safetensors;
-#   131 GB while --save-every replaces one of --keep 2. GPU memory: at least 12.5 GiB, and
-#   then 42.8 GiB of host memory; from 100.5 GiB on nothing is offloaded.
+#   131 GB while --save-every replaces one of --keep 2. GPU memory: at least 6.9 GiB, and
+#   then 42.8 GiB of host memory; from 94.4 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   h200_16cores          100.5    0.0    0.65    25385  none: all of it fits
-#   paper_h100             78.9   39.7    2.94     5570  interleave
-#   rtx4090_desktop        22.9   35.0    3.95     4147  interleave, recomputing
-#   rtx3090_desktop        23.0   35.0    8.44     1941  interleave, recomputing
+#   h200_16cores           94.4    0.0    0.64    25453  none: all of it fits
+#   paper_h100             78.7   34.0    2.95     5557  interleave
+#   rtx4090_desktop        23.0   30.3    3.81     4303  interleave, recomputing
+#   rtx3090_desktop        22.9   28.4    8.43     1943  interleave, recomputing
 exec sh "$(dirname "$0")/train_offload.sh" 3b_24gb --model d40 --context 2048 --batch 8 --seq 2048 "$@"

@@ -1,16 +1,16 @@
 #!/bin/sh
-# 7B on one card of 24 GB, of which 23 GiB are free, in a machine with 96 GB of host memory. 64 GB
-# are not enough: 70 GiB must be free even with --batch 1. Six sequences a micro-batch, because the
+# 7B on one card of 24 GB, of which 23 GiB are free, in a machine with 64 GiB of host memory, with
+# moments in 16 bits; with 128 GiB, --moments fp32 fits. Micro-batches of 8 sequences, because the
 # update takes as long for one.
 # usage: scripts/run_7b_24gb.sh [OPTION...]     (train_offload.sh says what else can be set)
-# What it needs, and what plan_offload.sh predicts for the machines of rates/; memory in GiB:
+# MACHINES="rtx4090_desktop:23:64 rtx3090_desktop:23:64 rtx4090_desktop:23:128"
+# What it needs, and what plan_offload.sh predicts for these; memory in GiB:
 #
-#   6.66 G parameters. Disk: 107 GB at the end, for a checkpoint of 80 and model.safetensors;
-#   266 GB while --save-every replaces one of --keep 2. GPU memory: at least 19.9 GiB, and
-#   then 86.8 GiB of host memory; from 149.2 GiB on nothing is offloaded.
+#   6.66 G parameters. Disk: 80 GB at the end, for a checkpoint of 53 and model.safetensors;
+#   186 GB while --save-every replaces one of --keep 2. GPU memory: at least 10.4 GiB, and
+#   then 62.0 GiB of host memory; from 128.3 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   h200_16cores          138.8    0.3    0.97    12629  twinflow
-#   paper_h100             78.7   65.3    4.47     2750  interleave
-#   rtx4090_desktop        22.7   86.8    6.86     1792  interleave, recomputing
-#   rtx3090_desktop        22.7   86.8   13.86      886  interleave, recomputing
-exec sh "$(dirname "$0")/train_offload.sh" 7b_24gb --model 7b --batch 6 --seq 2048 "$@"
+#   rtx4090_desktop, 64    23.0   60.3    7.50     2184  twinflow, recomputing
+#   rtx3090_desktop, 64    23.0   60.3   16.77      977  twinflow, recomputing
+#   rtx4090_desktop, 128   23.0   60.3    7.50     2184  twinflow, recomputing
+exec sh "$(dirname "$0")/train_offload.sh" 7b_24gb --model 7b --batch 8 --seq 2048 --moments bf16 "$@"

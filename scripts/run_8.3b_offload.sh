@@ -4,11 +4,11 @@
 # What it needs, and what plan_offload.sh predicts for the machines of rates/; memory in GiB:
 #
 #   8.32 G parameters. Disk: 133 GB at the end, for a checkpoint of 100 and model.safetensors;
-#   333 GB while --save-every replaces one of --keep 2. GPU memory: at least 18.1 GiB, and
-#   then 108.5 GiB of host memory; from 138.4 GiB on nothing is offloaded.
+#   333 GB while --save-every replaces one of --keep 2. GPU memory: at least 3.4 GiB, and
+#   then 108.5 GiB of host memory; from 122.9 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   h200_16cores          138.4    0.0    0.25     8091  none: all of it fits
-#   paper_h100             79.0   54.4    1.60     1276  interleave
-#   rtx4090_desktop        22.9  105.9    4.30      476  interleave, recomputing
-#   rtx3090_desktop        22.9  105.9    7.66      268  interleave, recomputing
+#   h200_16cores          122.9    0.0    0.25     8234  none: all of it fits
+#   paper_h100             78.8   40.8    1.48     1389  interleave
+#   rtx4090_desktop        22.9   97.1    3.91      524  interleave, recomputing
+#   rtx3090_desktop        22.9   90.5    6.79      302  interleave, recomputing
 exec sh "$(dirname "$0")/train_offload.sh" 8.3b_offload --model 8.3b --batch 1 --seq 2048 "$@"
