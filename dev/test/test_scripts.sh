@@ -71,6 +71,19 @@ check fits_are_in_the_readme sh -c '! grep -v -x -F -f "$1/README.md" table.shor
 refuses fits_for_a_card_of_no_size 2 'no card of 7 GB' env CARDS=7 sh "$top/scripts/fits.sh"
 refuses fits_says_what_is_wrong 2 'unknown option --sequ' sh "$top/scripts/fits.sh" --sequ 3
 
+# The plans in the lesson: a line with the command, and behind an empty one what it says.
+for f in run_20b_h200.sh run_20b_24gb.sh; do
+    line=$(sed -n "s/^    \(scripts\/$f --plan .*\)/\1/p" "$top/doc/twenty_billion.md" | head -n 1)
+    (cd "$top" && eval "sh $line") >table 2>&1
+    awk -v line="    $line" -v table="table" '
+        skip == 2 { if (/^$/) skip = 0; else next }
+        { print }
+        skip == 1 { while ((getline x < table) > 0) print "    " x; skip = 2 }
+        $0 == line && !done { skip = done = 1 }' "$top/doc/twenty_billion.md" >new
+    [ "${UPDATE:-0}" != 1 ] || cat new >"$top/doc/twenty_billion.md"
+    check "lesson_has_what_${f%.sh}_plans" diff "$top/doc/twenty_billion.md" new
+done
+
 # The shape of these small runs; what is given last counts.
 tiny="--layers 2 --heads 2 --channels 32 --context 32 --vocab 300 --batch 2 --seq 32"
 rates=$top/scripts/rates/rtx4090_desktop.txt
