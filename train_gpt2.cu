@@ -792,7 +792,7 @@ static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
 }
 
 // A piece that lives on the host and is updated by the CPU, once its gradient is there: one pass
-// over its state, which leaves the new weights for the GPU as well. They then go back.
+// over its weights and state. The GPU then gets a copy of the weights.
 static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamStep *step) {
     const size_t bytes = p->length * sizeof(floatX);
     AdamWork work = host_work(g, p, step);
