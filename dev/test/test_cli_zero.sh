@@ -140,7 +140,7 @@ check the_others_are_silent test ! -s s3.err
 check samples_are_said_once test "$(grep -c '^--- sample' s3_share.out)" -eq 4
 check trace_is_json "$timeline" trace.json -o trace.svg
 for name in reduce gather; do
-    check trace_has_$name grep -q "\"ph\":\"X\".*\"name\":\"$name\",\"tid\":7," trace.json
+    check trace_has_$name grep -q "\"ph\":\"X\".*\"name\":\"$name\",\"tid\":8," trace.json
 done
 for f in config.json loss.svg vocab.json merges.txt; do check ranks_leave_$f test -s s3/$f; done
 check ranks_leave_no_rubbish sh -c '! ls s3/checkpoints | grep -q tmp'
