@@ -42,6 +42,11 @@ for f in "$top"/scripts/run_*.sh "$top/scripts/zero_node.sh"; do
     check "$(basename "$f")_says_what_the_plan_says" diff said table
 done
 
+# 7B needs at least 43 GiB of host memory beside 23 GiB of the GPU's.
+MACHINES="rtx4090_desktop:23:44 rtx4090_desktop:23:47" sh "$top/scripts/plan_offload.sh" \
+    --model 7b --batch 1 --seq 2048 --moments bf16 >plan
+check five_percent_of_a_host_stay_free test "$(grep -c 'does not fit' plan)" -eq 1
+
 # What fits where. README.md has a row per model of "host: tokens/s", in italics what only fits with
 # moments in bf16.
 in_short() {
