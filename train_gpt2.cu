@@ -1138,6 +1138,20 @@ static Prediction search_rehearse(const void *trainer, const OffloadChoice *c, b
     return gpt2_predict(x->g, x->r, x->rates, NULL);
 }
 
+// How many tokens hide weights that come: forward is a third of the products, or a quarter where
+// backward makes most of it again.
+static void weights_print_time(const GPT2 *g, const Run *r, const Rates *rates,
+                               const Prediction *x) {
+    const double bytes = (double)g->streamed * (double)g->segment[1].own * sizeof(floatX);
+    const double pass = bytes / rates->h2d, micro = x->compute / (double)r->o.accum;
+    if (g->streamed == 0) return;
+    printf("  weights from the host: %.2f GB in each pass, %.4g", 1e-9 * bytes, pass);
+    if (micro > 0)
+        printf("; forward takes as long from %.0f tokens in a micro-batch on",
+               (double)(r->B * r->T) * pass / (micro / (g->recompute ? 4 : 3)));
+    printf("\n");
+}
+
 static void zen_print_time(const GPT2 *g, const Rates *r, const PlanRun *run,
                            const Prediction *x) {
     const double stall = (x->stall_forward + x->stall_backward) / x->step;
@@ -1275,6 +1289,7 @@ static size_t settle(GPT2 *g, Run *r) {
         if (g->zen != NULL) zen_print_time(g, &rates, &run, &x);
         else if (g->zo != NULL) zo_print_time(g, r, &rates, &run, &x);
         else plan_print_time(&rates, &run, &x);
+        weights_print_time(g, r, &rates, &x);
         g->predicted = x;
     } else if (o->plan && r->training) {
         printf("for the time of a step, describe the machine: --rates FILE\n");

@@ -287,8 +287,8 @@ static void search_try(OffloadSearch *q, OffloadChoice c, bool recompute, bool r
 
 // Tries none, zero, twinflow, and interleave at shares around the best of rates.h, with and without
 // recomputation, with the sums of gradients on either side, and those of visitors; with so many
-// layers streaming.
-static void search_all(OffloadSearch *q, int streamed) {
+// layers streaming; with as many residents as fit, too, or without.
+static void search_all(OffloadSearch *q, int streamed, bool residents) {
     static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // times the best
     const int count = sizeof shares / sizeof *shares;
     const OffloadMemory *m = &q->memory;
@@ -308,19 +308,21 @@ static void search_all(OffloadSearch *q, int streamed) {
                                                               : OFFLOAD_INTERLEAVE;
                     c.share = i < 0 ? 0 : fmin(best * shares[i], 1);
                     c.resident = 0;
-                    if (i > -2) search_try(q, c, again, true);
+                    if (i > -2 && residents) search_try(q, c, again, true);
                     if (i > -2 || (!sum && streamed == 0)) search_try(q, c, again, false);
                 }
             }
 }
 
 // --offload auto: what a rehearsal finds fastest; with weights on the host only if nothing else
-// fits, or if that is asked for. False if nothing fits.
+// fits, or if that is asked for, and then with residents, whose layers' weights stay, only if
+// nothing fits without. False if nothing fits.
 static bool offload_search(OffloadSearch *q) {
     const OffloadMemory *m = &q->memory;
     q->predicted.step = q->none = INFINITY;
-    if (m->weights != WEIGHTS_HOST) search_all(q, 0);
-    if (m->weights != WEIGHTS_GPU && q->predicted.step == INFINITY) search_all(q, m->layers);
+    if (m->weights != WEIGHTS_HOST) search_all(q, 0, true);
+    for (int stay = m->weights != WEIGHTS_HOST; stay < 2 && m->weights != WEIGHTS_GPU; stay++)
+        if (q->predicted.step == INFINITY) search_all(q, m->layers, stay);
     return q->predicted.step < INFINITY;
 }
 
@@ -331,7 +333,8 @@ static void search_print(const OffloadSearch *q) {
            q->recompute ? ", recomputing" : "", q->predicted.step);
     if (c->mode == OFFLOAD_INTERLEAVE)
         printf("; of what does not stay on the GPU, %.0f %% visits it", 100 * c->share);
-    if (q->none == INFINITY) printf("; none does not fit");
+    if (q->memory.weights == WEIGHTS_HOST) printf("; none was not tried");
+    else if (q->none == INFINITY) printf("; none does not fit");
     else if (c->mode != OFFLOAD_NONE) printf("; none takes %.3g s", q->none);
     printf("\n");
 }

@@ -50,7 +50,7 @@ record: landing free before sum :: train_gpt2.cu :: (g->room_free[room], g->host
 same: gradient arrived before sum :: train_gpt2.cu :: lands ? g->host.stream : g->out :: lands ? g->host.stream : g->out :: g->out
 record: place free before it left :: train_gpt2.cu :: freed = leaves :: leaves && !sums_on_gpu(g) && g->zen == NULL ? g->out : from :: from
 record: weights returned before copy :: train_gpt2.cu :: (g->returned[s], g->back) :: g->back :: g->host.stream
-record: GPU updated before it is :: train_gpt2.cu :: (g->updated[s], g->update) :: g->update :: g->fetch
+record: GPU updated before it is :: train_gpt2.cu :: event_record(g->updated[s], x->streams :: : g->update :: : g->fetch
 state: the first visitor's is fetched :: train_gpt2.cu :: copy_in(g, place[k], p->state[k] :: p->state[k] :: g->pieces.pieces[g->visits[0]].state[k]
 state: all in one slot :: train_gpt2.cu :: (first) const int slot = visit :: visit % g->slot_count :: 0
 state: places overlap :: offload.h :: n[kind] += p->length :: p->length :: p->length - 128
@@ -58,13 +58,13 @@ state: no room for a visitor's gradient :: tide/gpt2.cuh :: const size_t grad = 
 tokens: the last of the order is missing :: tide/gpt2.cuh :: count = 3 * N + g->by_token :: g->by_token.groups + 1 :: g->by_token.groups
 bits: fp16 for bf16 :: adam.h :: if (has_bf16) p_bf16[i] = :: f32_to_bf16(p[i]) :: f32_to_fp16(p[i])
 bits: gradient read as bf16 :: train_gpt2.cu :: work.grad_is_bf16 = host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
-bits: visitor's gradient read as bf16 :: train_gpt2.cu :: place, place[3], host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
+bits: visitor's gradient read as bf16 :: train_gpt2.cu :: weights, place[SLOT_GRAD], host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
 gradient: sum on the host never reset :: train_gpt2.cu :: work.first = !accumulate :: !accumulate :: false
 gradient: sum on the host always reset :: train_gpt2.cu :: work.first = !accumulate :: !accumulate :: true
 gradient: sum on the GPU never reset :: train_gpt2.cu :: made, p->length, !accumulate :: !accumulate :: false
 gradient: sum on the host in bf16 :: adam.h :: sum[i] = first ? :: fma_f32(scale, x, sum[i]) :: bf16_to_f32(f32_to_bf16(fma_f32(scale, x, sum[i])))
 gradient: not kept on the GPU :: train_gpt2.cu :: else if (kept && p->grad != made) :: kept && p->grad != made :: false
-gradient: wire's chunks overlap on the host :: train_gpt2.cu :: copy_out(g, (float *)to + at, g->wire :: to + at :: to
+gradient: wire's chunks overlap on the host :: train_gpt2.cu :: copy_out(g, (float *)to + at, g->wire :: (float *)to + at :: (float *)to
 gradient: wire's chunks begin too late :: train_gpt2.cu :: at < p->length; at += WIRE_CHUNK :: WIRE_CHUNK :: WIRE_CHUNK + 8
 gradient: wire's last chunk is too short :: train_gpt2.cu :: min_size(WIRE_CHUNK, p->length - at) :: p->length - at :: p->length - at - 8
 gradient: places on the host overlap :: offload.h :: *grads += p->length :: p->length :: p->length - 128
@@ -84,7 +84,7 @@ weights: come before the CPU has made them :: train_gpt2.cu :: event_record(g->r
 weights: of the first layer :: tide/weights.cuh :: copy_in(g, g->params + x->own_param_at :: x->first->params :: g->segment[1].first->params
 weights: place free before it is used :: tide/weights.cuh ::         event_record(g->ring_free[g->segment[before :: g->compute :: g->weights_in
 weights: waits for another place :: tide/weights.cuh :: stream_wait(stream, g->ring_free :: x->ring :: (x->ring + 1) % ring_places(g)
-weights: place of another :: tide/weights.cuh :: if (layer && s->ring >= 0) s->param_at :: s->ring :: s->ring / 2
+weights: place of another :: tide/weights.cuh :: if (layer && s->ring >= 0) s->param_at :: (size_t)s->ring :: (size_t)s->ring / 2
 weights: those of the step before :: tide/weights.cuh :: g->tenant[i] = 0
 weights: come though they are there :: tide/weights.cuh :: if (x->ring < 0 || g->tenant :: g->tenant[x->ring] == (int)s + 1 :: false
 weights: a visitor's in the place of its gradient :: tide/gpt2.cuh :: return g->pieces.longest_visit * (piece :: g->slot_weights :: 0
@@ -181,8 +181,8 @@ zero record: place free before it is used :: tide/weights.cuh ::         event_r
 zero record: numbers before they come :: tide/zero.cuh :: event_record(g->step_left :: z->stream :: g->leave
 zero place: waits for the other :: tide/weights.cuh :: stream_wait(stream, g->ring_free :: x->ring :: (x->ring + 1) % ring_places(g)
 zero place: frees the other :: tide/weights.cuh ::         event_record(g->ring_free[g->segment[before :: g->segment[before].ring :: (g->segment[before].ring + 1) % ring_places(g)
-zero place: in the first :: tide/weights.cuh :: if (layer && s->ring >= 0) s->param_at :: (size_t)s->ring :: (size_t)0
-zero place: one for all layers :: tide/gpt2.cuh :: + (size_t)(i % turns) * s[1].room :: i % turns :: 0
+zero place: one for all layers :: tide/weights.cuh :: s->ring = turn++ % g->ring :: turn++ % g->ring :: 0
+zero place: one for all gradients :: tide/gpt2.cuh :: + (size_t)(i % turns) * s[1].room :: i % turns :: 0
 zero place: weights of the step before :: tide/weights.cuh :: g->tenant[i] = 0
 zero place: weights come though they are there :: tide/weights.cuh :: if (x->ring < 0 || g->tenant :: g->tenant[x->ring] == (int)s + 1 :: false
 zero gather: not in stage 1 and 2 :: tide/weights.cuh :: if (g->zero == NULL || g->zero->stage == 3) return; :: g->zero->stage == 3 :: true

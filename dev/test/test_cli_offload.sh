@@ -95,11 +95,16 @@ go accum_zero $steps --accum 3 --offload zero
 go accum_share $steps --accum 3 --offload interleave --share 0.5 --grad-wire fp32
 go fp32_none $steps --precision fp32 --offload none
 go fp32_zero $steps --precision fp32 --offload zero
+go weights $steps --offload zero --weights host
+go weights_share $steps --offload interleave --share 0.5 --weights host $fine
+go weights_accum $steps --accum 3 --offload interleave --share 0.5 --weights host --slots 1
+go weights_between $between --offload zero --weights host --no-overlap
+go weights_fp32 $steps --precision fp32 --offload interleave --share 0.5 --weights host
 go half_none $steps --offload none --moments bf16
 go half_zero $steps --offload zero --moments bf16
 go half_share $steps --offload interleave --share 1 --moments bf16 $fine
 as_none="zero twinflow share ring two_slots stride resident stride_auto share_auto wire"
-as_none="$as_none no_overlap threads one_thread block"
+as_none="$as_none no_overlap threads one_thread block weights weights_share"
 if whole; then
     go wire_share $steps --offload interleave --share 0.5 --grad-wire fp32
     go between_share $between --offload interleave --share 0.5
@@ -110,9 +115,12 @@ for run in $as_none; do same ${run}_gives_the_bits_of_none $run none; done
 check evaluations_between_keep_the_bits cmp between_none/model.safetensors none/model.safetensors
 if whole; then same share_with_evaluations_between between_share between_none; fi
 same zero_with_evaluations_between between_zero between_none
+same weights_with_several_micro_batches weights_accum accum_none
 same zero_in_fp32 fp32_zero fp32_none
 for run in zero share; do same ${run}_with_moments_in_bf16 half_$run half_none; done
 check moments_in_bf16_are_used sh -c '! cmp -s half_none/model.safetensors none/model.safetensors'
+same weights_with_evaluations_between weights_between between_none
+same weights_in_fp32 weights_fp32 fp32_none
 for run in zero share; do same ${run}_with_several_micro_batches accum_$run accum_none; done
 check accumulation_and_precision_are_used sh -c '! cmp -s none/model.safetensors \
     accum_none/model.safetensors && ! cmp -s none/model.safetensors fp32_none/model.safetensors'
@@ -300,11 +308,11 @@ done
 plan --model 20b --batch 1 --offload zero --gpu-memory 99T >plan.out
 check parameters_are_plain_numbers grep -q '^offload zero: 22.07 G parameters, 22.07 G up' plan.out
 # What a plan and a run with the same options say about memory, and what was taken.
-said() { plan_of "$1"; grep '^offload \|^recomputing\|^gradients ' "$1"; }
+said() { plan_of "$1"; grep '^offload \|^recomputing\|^gradients \|^weights ' "$1"; }
 for run in "zero $steps --offload zero" "share $steps --offload interleave --share 0.5 $fine" \
     "twinflow $steps --offload twinflow --resident 0.3" \
     "fp32_zero --precision fp32 --offload zero" \
-    "accum_none --accum 3 --offload none" "wire --offload zero --grad-wire fp32" \
+    "weights $steps --offload zero --weights host" "accum_none --accum 3 --offload none" "wire --offload zero --grad-wire fp32" \
     "accum_share --accum 3 --offload interleave --share 0.5 --grad-wire fp32"; do
     plan $tiny ${run#* } >plan.out 2>&1
     said plan.out >a.txt
@@ -331,6 +339,30 @@ chooses interleave interleave 8000M
 chooses interleave_without_recomputation interleave 8000M --recompute none
 chooses zero zero 2203M
 check auto_says_why grep -q '^offload auto: .*zero.*; none does not fit' plan.out
+check all_weights_stay_there sh -c '! grep -q "^weights of" plan.out'
+for memory in 2000 1600 1200; do  # the less there is, the more layers' weights come from the host
+    plan $large --offload zero --gpu-memory ${memory}M >plan.out
+    sed -n 's/^weights of \([0-9]*\) of 36 layers.*/\1/p' plan.out >>streamed
+done
+check ever_more_layers_stream sh -c 'test "$(wc -l <streamed)" = 3 && sort -n -u -C streamed'
+chooses streamed_weights twinflow 1000M
+check their_weights_come grep -q '^weights of 3[0-9] of 36 layers' plan.out
+check it_says_how_many_tokens_hide_them grep -q 'as long from [0-9]* tokens' plan.out
+refuses weights_that_must_stay 2 'GPU memory' plan $large --gpu-memory 1400M --weights gpu
+plan $large --gpu-memory 24G --weights host >plan.out
+check weights_on_the_host_if_they_are_to_be grep -q '^weights of 36 of 36 layers' plan.out
+refuses weights_without_state_on_the_host 2 '^tide: --weights host.*none' plan $large \
+    --weights host --offload none
+refuses weights_of_residents 2 '^tide: --weights host.*resident' plan $large --weights host \
+    --offload twinflow --resident 1
+refuses weights_with_zenflow 2 '^tide: --weights host.*zenflow' plan $large --weights host \
+    --offload zenflow
+refuses weights_with_mezo 2 '^tide: --weights .*resident-blocks' plan $large --weights host \
+    --optimizer mezo
+refuses weights_with_zero_2 2 '^tide: --weights host needs --zero 3' plan $large --weights host \
+    --zero 2
+plan $large --weights host --world 2 --gpu-memory 24G >plan.out
+check weights_on_the_host_of_each_rank grep -q '^weights of 36 of 36 layers' plan.out
 refuses moments_in_bf16_would_fit 2 'or with --moments bf16, with which it fits$' \
     plan $large --gpu-memory 6144M --host-memory 3500M
 chooses twinflow_with_moments_in_bf16 twinflow 6144M --host-memory 2500M --moments bf16
@@ -435,6 +467,13 @@ same resumed_everywhere_it_has_the_bits_of_none moved whole
 rm -rf half_zero/checkpoints/step_00000004
 "$tide" --resume --out half_zero --offload interleave --share 0.5 >half.out 2>half_zero.err
 same moments_in_bf16_go_on_elsewhere half_zero half_none
+rm -rf weights/checkpoints/step_00000004
+"$tide" --resume --out weights --weights gpu >weights.out 2>weights.err
+same weights_go_on_the_gpu weights none
+rm -rf weights/checkpoints/step_00000004
+"$tide" --resume --out weights --weights host --offload interleave --share 1 >weights.out \
+    2>weights.err
+same weights_go_on_the_host weights none
 "$tide" --resume --out half_none --steps 5 --moments fp32 >half.out 2>half.err
 check moments_are_wide_from_here_on grep -q "saved in bf16, are fp32 from here on" half.out
 "$cpu" --resume --out half_none --steps 6 --moments bf16 >half.out 2>half.err
@@ -445,7 +484,7 @@ check it_is_still_zero test "$(tail -n 1 zero/log.jsonl | grep -c '"step":6')" -
 
 # --- memory: what was planned is taken -----------------------------------------------------------
 
-for run in none zero share; do
+for run in none zero share weights; do
     set -- $(sed -n 's/^GPU memory: \([0-9.]*\) MiB taken, planned \([0-9.]*\) MiB$/\1 \2/p' $run.out)
     check gpu_memory_of_${run}_is_as_planned true_that \
         "${1:-0} > 0.97 * ${2:-1} && ${1:-0} < 1.03 * ${2:-1}"
