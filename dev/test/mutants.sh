@@ -50,7 +50,7 @@ record: landing free before sum :: train_gpt2.cu :: (g->room_free[room], g->host
 same: gradient arrived before sum :: train_gpt2.cu :: lands ? g->host.stream : g->out :: lands ? g->host.stream : g->out :: g->out
 record: place free before it left :: train_gpt2.cu :: freed = leaves :: leaves && !sums_on_gpu(g) && g->zen == NULL ? g->out : from :: from
 record: weights returned before copy :: train_gpt2.cu :: (g->returned[s], g->back) :: g->back :: g->host.stream
-record: GPU updated before it is :: train_gpt2.cu :: event_record(g->updated[s], x->streams :: : g->update :: : g->fetch
+record: GPU updated before it is :: train_gpt2.cu :: event_record(g->updated[s], x->streams :: g->update :: g->fetch
 state: the first visitor's is fetched :: train_gpt2.cu :: copy_in(g, place[k], p->state[k] :: p->state[k] :: g->pieces.pieces[g->visits[0]].state[k]
 state: all in one slot :: train_gpt2.cu :: (first) const int slot = visit :: visit % g->slot_count :: 0
 state: places overlap :: offload.h :: n[kind] += p->length :: p->length :: p->length - 128
@@ -79,7 +79,7 @@ choice: sums on the GPU for too long :: tide/plan.h :: sum_on_host = tight > 0 :
 choice: one byte is left :: tide/plan.h :: return gpu <= m->gpu && host :: host <= m->host :: host < m->host
 memory: one landing :: train_gpt2.cu :: 2 * g->longest_segment * X_ :: 2 * g->longest_segment :: g->longest_segment
 memory: slots for shorter visitors :: offload.h :: list->longest_visit = p->length :: p->length :: p->length - 128
-weights: come before a visitor's have left :: train_gpt2.cu :: event_record(g->updated[s], x->streams :: x->streams ? g->out : g->update :: g->update
+weights: come before a visitor's have left :: train_gpt2.cu :: event_record(g->updated[s], x->streams :: g->out :: g->update
 weights: come before the CPU has made them :: train_gpt2.cu :: event_record(g->returned[s], g->back :: g->back :: g->weights_in
 weights: of the first layer :: tide/weights.cuh :: copy_in(g, g->params + x->own_param_at :: x->first->params :: g->segment[1].first->params
 weights: place free before it is used :: tide/weights.cuh ::         event_record(g->ring_free[g->segment[before :: g->compute :: g->weights_in
