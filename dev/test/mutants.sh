@@ -56,7 +56,8 @@ state: all in one slot :: train_gpt2.cu :: (first) const int slot = visit :: vis
 state: places overlap :: offload.h :: n[kind] += p->length :: p->length :: p->length - 128
 state: no room for a visitor's gradient :: tide/gpt2.cuh :: const size_t grad = g->choice :: g->choice.keep_grads ? 0 : host_grad_bytes(g) :: (size_t)0
 tokens: the last of the order is missing :: tide/gpt2.cuh :: count = 3 * N + g->by_token :: g->by_token.groups + 1 :: g->by_token.groups
-bits: fp16 for bf16 :: adam.h :: if (has_bf16) p_bf16[i] = :: f32_to_bf16(p[i]) :: f32_to_fp16(p[i])
+bits: fp16 for bf16 :: adam.h :: half[i] = master_weight(p) :: master_weight(p) :: f32_to_fp16(p)
+bits: a weight that was rounded up is its master's half :: adam.h :: const uint32_t bits = ((uint32_t)weight - :: (low >> 15) :: 0
 bits: gradient read as bf16 :: train_gpt2.cu :: work.grad_is_bf16 = host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
 bits: visitor's gradient read as bf16 :: train_gpt2.cu :: weights, place[SLOT_GRAD], host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
 gradient: sum on the host never reset :: train_gpt2.cu :: work.first = !accumulate :: !accumulate :: false
@@ -129,10 +130,10 @@ zen record: room free before it is added :: tide/zenflow.cuh :: if (gradient) ev
 zen record: computed before it is :: tide/zenflow.cuh :: event_record(z->computed :: g->host.stream :: g->update
 zen record: result left before it did :: tide/zenflow.cuh :: (z->result_free[s], g->back) :: g->back :: g->update
 zen record: weights returned before they are :: tide/zenflow.cuh :: event_record(g->returned :: g->back :: g->host.stream
-zen record: chosen updated before they are :: train_gpt2.cu :: (g->updated[s], g->update) :: g->update :: g->leave
+zen record: chosen updated before they are :: train_gpt2.cu :: event_record(g->updated[s], x->streams :: g->update :: g->leave
 zen copy: weights not scattered :: tide/zenflow.cuh :: columns_move_gpu(false, p->params
 zen copy: half of the segments :: tide/zenflow.cuh :: (first) for (int s = 0; s < z->map.segments; s++) { :: z->map.segments :: z->map.segments / 2
-zen copy: result of the first segment :: tide/zenflow.cuh :: copy_in(g, z->landing, p->fresh :: p->fresh :: g->segment[0].first[1].fresh
+zen copy: result of the first segment :: tide/zenflow.cuh :: copy_in(g, z->landing, p->weights :: p->weights :: g->segment[0].first[1].weights
 zen copy: gradient to the first segment's place :: train_gpt2.cu :: void *to = p->host_grad :: p->host_grad :: g->segment[0].first[1].host_grad
 zen copy: gradient of the chosen not packed :: tide/zenflow.cuh :: columns_move_gpu(true, zen_grad
 zen copy: both halves of packed are one :: tide/zenflow.cuh :: (size_t)z->packing * z->map.longest :: z->packing :: 0
@@ -157,16 +158,15 @@ zen scale: not added :: tide/zenflow.cuh :: zen_on_host(g, s, true, false, scale
 zen window: first step adds :: tide/zenflow.cuh :: work.first = gradient && z->clock.filled == 0 :: z->clock.filled == 0 :: false
 zen window: each step is the first :: tide/zenflow.cuh :: work.first = gradient && z->clock.filled == 0 :: z->clock.filled == 0 :: true
 zen window: update of the open sum :: tide/zenflow.cuh :: work.sum = z->acc + (size_t)(gradient :: 1 - z->sum :: z->sum
-zen bits: no result :: tide/gpt2.cuh :: w.p_bf16 = (uint16_t *)p->fresh
-zen selection: only p :: tide/zenflow.cuh :: for (int k = 0; k < 3; k++) :: 3 :: 1
-zen selection: v is m :: tide/zenflow.cuh :: (first) float *const gpu[3] = { :: g->v :: g->m
-zen selection: the host's first matrix :: tide/zenflow.cuh :: zen_exchange(g, t, swaps, count :: t->rest_at :: 0
-zen selection: slots of the rest are one :: tide/zenflow.cuh :: float *a = host + r * width :: swaps[j].rest :: swaps[0].rest
+zen selection: only masters :: tide/zenflow.cuh :: for (int k = 0; k < 3 && t->rows :: k < 3 :: k < 1
+zen selection: masters that come stay away :: tide/zenflow.cuh :: if (k == 0) zen_masters(
+zen selection: v is m :: tide/zenflow.cuh :: (first) void *const gpu[3] = { :: g->v :: g->m
+zen selection: the host's first matrix :: tide/zenflow.cuh :: char *away = (char *)host[k] :: t->rest_at :: (size_t)0
+zen selection: slots of the rest are one :: tide/zenflow.cuh :: char *a = host + (r * width :: swaps[j].rest :: swaps[0].rest
 zen selection: scores of the first matrix :: tide/zenflow.cuh :: z->clock.scores + t->column_at :: t->column_at :: (size_t)0
 zen selection: map as it was :: tide/zenflow.cuh :: zen_swap(&z->map, i, swaps, count)
 zen selection: the GPU's list as it was :: tide/zenflow.cuh :: (last) gpu_copy(z->column, z->map.column
 zen selection: not counted :: tide/zenflow.cuh :: z->swapped += count
-zen checkpoint: result not made again :: tide/zenflow.cuh :: g->host_weights[i] = f32_to_bf16(g->host_master[i])
 zen checkpoint: update computed again :: tide/zenflow.cuh :: z->queued = z->map.segments;
 zen plan: two sums that are not used :: tide/zenflow.cuh :: else z->sums = z->config.overlap :: z->config.overlap && !tight :: !tight
 zen plan: never one sum :: train_gpt2.cu :: zen_settle_sums(g->zen :: c->sum_on_host :: false
