@@ -102,6 +102,7 @@ go 2 s3_twinflow $steps --zero 3 --offload twinflow --resident 0.4 --recompute b
 go 2 s2_stride $steps --zero 2 --offload interleave --stride 2 $fine --slots 1
 go 2 s3_share $steps --zero 3 --offload interleave --share 1 $fine --slots 2 --no-overlap \
     --sample-every 1 --sample-tokens 3 --trace trace.json
+go 2 s3_weights $steps --offload interleave --share 0.5 --weights host
 go 2 accum_s1 $steps --accum 3 --zero 1 --offload none
 go 2 accum_s2 $steps --accum 3 --zero 2 --offload zero
 go 2 fp32_s2 $steps --precision fp32 --zero 2 --offload none
@@ -112,7 +113,7 @@ go 3 three_s2 $steps --zero 2 --offload none
 go 3 three_s3 $steps --zero 3 --offload interleave --share 0.4 --recompute block
 go 0 alone $steps --accum 2 --offload none
 go 0 alone_s3 $steps --accum 2 --zero 3 --offload interleave --share 0.5
-same_as_s1="s2 s3 s1_zero s2_wire s3_twinflow s2_stride s3_share"
+same_as_s1="s2 s3 s1_zero s2_wire s3_twinflow s2_stride s3_share s3_weights"
 pairs="accum_s2:accum_s1 fp32_s1:fp32_s2 half_s3:half_s1 three_s3:three_s2 alone_s3:alone"
 if whole; then
     go 2 s1_share $steps --zero 1 --offload interleave --share 0.5 --resident 0.2
@@ -133,6 +134,8 @@ for pair in $pairs; do
 done
 check stages_are_as_told sh -c 'for s in 1:s1 2:s2 3:s3_twinflow; do
     grep -q "\"stage\":${s%:*},\"world\":2," ${s#*:}/log.jsonl || exit 1; done'
+check weights_on_the_host_are_sharded grep -q '"stage":3,"world":2,' s3_weights/log.jsonl
+check and_come_from_there grep -q '^weights of 3 of 3 layers live on the host' s3_weights.out
 check each_step_is_logged_once test "$(grep -c '"loss"' s3/log.jsonl)" -eq 4
 check only_one_rank_speaks test "$(grep -c '^step 4/4\|^model: \|^ZeRO-3 on 2' s3.out)" -eq 3
 check how_many_they_are_is_said_first sh -c 'head -n 5 s3.out | grep -qx "ranks: 2, ZeRO-3"'
