@@ -48,7 +48,7 @@ static void one_copy_takes_its_bytes_over_its_rate(void) {
     const Rates r = machine();
     begin(&r);
     const int in = job(FETCH, 100, -1, -1), out = job(OUT, 100, in, -1);
-    const int cpu = job(CPU, 280, out, -1), gpu = job(COMPUTE, 7, cpu, -1);
+    const int cpu = job(CPU, 10 * ADAM_BYTES, out, -1), gpu = job(COMPUTE, 7, cpu, -1);
     const int comm = job(COMM, 3, gpu, -1);
     rehearsal_time(&q);
     IS(end(in), 10);
@@ -61,7 +61,7 @@ static void one_copy_takes_its_bytes_over_its_rate(void) {
 static void a_stream_keeps_its_order(void) {
     const Rates r = machine();
     begin(&r);
-    const int cpu = job(CPU, 28 * 3, -1, -1), late = job(FETCH, 50, cpu, -1);
+    const int cpu = job(CPU, ADAM_BYTES * 3, -1, -1), late = job(FETCH, 50, cpu, -1);
     const int behind = job(FETCH, 50, -1, -1), other = job(BACK, 20, -1, -1);
     const int grad = job(OUT, 40, behind, -1), state = job(OUT, 40, -1, -1);
     rehearsal_time(&q);
@@ -103,7 +103,7 @@ static void both_directions_have_rates_of_their_own(void) {
     begin(&r);
     in = job(FETCH, 100, -1, -1);
     out = job(OUT, 80, -1, -1);
-    const int cpu = job(CPU, 28 * 4, -1, -1);
+    const int cpu = job(CPU, ADAM_BYTES * 4, -1, -1);
     rehearsal_time(&q);
     IS(end(cpu), 4);
     IS(end(out), 4 + 60.0 / 16);
@@ -116,7 +116,7 @@ static void host_memory_is_shared_evenly(void) {
     begin(&r);
     int cpu = job(CPU, 120, -1, -1);
     rehearsal_time(&q);
-    IS(end(cpu), 5);  // not at 28
+    IS(end(cpu), 5);  // not at ADAM_BYTES times as many
     begin(&r);
     cpu = job(CPU, 120, -1, -1);
     int in = job(FETCH, 50, -1, -1);
@@ -159,7 +159,7 @@ static void a_recorded_event_stays_where_it_is(void) {
     rehearse_wait(CPU, event);
     rehearse_record(event, COMM);
     rehearse_wait(FETCH, event);
-    const int first = rehearse(CPU, TAKES_HOST, 28), second = rehearse(FETCH, TAKES_H2D, 10);
+    const int first = rehearse(CPU, TAKES_HOST, ADAM_BYTES), second = rehearse(FETCH, TAKES_H2D, 10);
     rehearsal_time(&q);
     IS(end(free), 1);
     IS(end(later), 7);
@@ -197,12 +197,12 @@ static void the_host_holds_back_what_it_queues_later(void) {
         begin(&r);
         const int event = rehearse_event();
         rehearse(COMM, TAKES_COMM, 5);
-        const int before = rehearse(CPU, TAKES_HOST, 28);
+        const int before = rehearse(CPU, TAKES_HOST, ADAM_BYTES);
         rehearse_record(event, COMM);
         if (by_event) rehearse(COMM, TAKES_COMM, 10);
         if (by_event) rehearse_event_wait(event);
         else rehearse_rest(COMM);
-        const int behind = rehearse(CPU, TAKES_HOST, 28), other = rehearse(OUT, TAKES_D2H, 20);
+        const int behind = rehearse(CPU, TAKES_HOST, ADAM_BYTES), other = rehearse(OUT, TAKES_D2H, 20);
         const int same = rehearse(COMM, TAKES_COMM, 1), last = rehearse(OUT, TAKES_D2H, 20);
         CHECK(last == other && same != before, "only what waits is a job of its own");
         rehearse_rest(OUT);
@@ -241,7 +241,7 @@ static void like_work_joins(void) {
     begin(&r);
     int last = rehearse(COMPUTE, TAKES_PRODUCTS, 1), jobs = 1;
     CHECK(rehearse(COMPUTE, TAKES_PRODUCTS, 2) == last && q.jobs[last].work == 3, "not joined");
-    rehearse(CPU, TAKES_HOST, 28);
+    rehearse(CPU, TAKES_HOST, ADAM_BYTES);
     CHECK(rehearse(COMPUTE, TAKES_PRODUCTS, 4) == last && q.jobs[last].work == 7, "not joined");
     const struct { int row; const char *name; size_t number; int takes; } unlike[] = {
         {ROW_COMPUTE, "a", 0, TAKES_PRODUCTS}, {ROW_COMPUTE, "b", 0, TAKES_PRODUCTS},

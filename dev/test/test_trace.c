@@ -317,7 +317,7 @@ static void order_does_not_matter(void) {
     CHECK(timeline(path, NULL) == 0 && well_formed(), "%s", said);
     CHECK(has("class=\"k8\" d=\"M196.0 41h779.4v"), "row 2 is the first: %s", picture);
     CHECK(has("class=\"k5\" d=\"M196.0 67h0.7v20h-0.7zM898.0 67h0.7v20h-0.7z\""), "%s", picture);
-    CHECK(has("class=\"k11\" d=\"M586.0 41h0.5v20h-0.5zM586.1 41h155.4v20h-155.4zM742.1 41h0.5v"),
+    CHECK(has("class=\"k12\" d=\"M586.0 41h0.5v20h-0.5zM586.1 41h155.4v20h-155.4zM742.1 41h0.5v"),
           "%s", picture);
 }
 
