@@ -7,7 +7,7 @@
 #   411 GB while --save-every replaces one of --keep 2. GPU memory: at least 4.5 GiB, and
 #   then 134.1 GiB of host memory; from 147.7 GiB on nothing is offloaded.
 #   machine                 GPU   host  s/step tokens/s  plan
-#   h200_16cores          138.6    0.5    0.30     6734  twinflow
+#   h200_16cores          136.4    0.0    0.30     6728  none: all of it fits
 #   paper_h100             78.4  104.0    1.87     1094  interleave
 #   rtx4090_desktop        22.9  133.6    5.69      360  twinflow, recomputing
 #   rtx3090_desktop        22.9  133.6   10.38      197  twinflow, recomputing
