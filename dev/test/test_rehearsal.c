@@ -159,7 +159,8 @@ static void a_recorded_event_stays_where_it_is(void) {
     rehearse_wait(CPU, event);
     rehearse_record(event, COMM);
     rehearse_wait(FETCH, event);
-    const int first = rehearse(CPU, TAKES_HOST, ADAM_BYTES), second = rehearse(FETCH, TAKES_H2D, 10);
+    const int first = rehearse(CPU, TAKES_HOST, ADAM_BYTES);
+    const int second = rehearse(FETCH, TAKES_H2D, 10);
     rehearsal_time(&q);
     IS(end(free), 1);
     IS(end(later), 7);
@@ -202,7 +203,8 @@ static void the_host_holds_back_what_it_queues_later(void) {
         if (by_event) rehearse(COMM, TAKES_COMM, 10);
         if (by_event) rehearse_event_wait(event);
         else rehearse_rest(COMM);
-        const int behind = rehearse(CPU, TAKES_HOST, ADAM_BYTES), other = rehearse(OUT, TAKES_D2H, 20);
+        const int behind = rehearse(CPU, TAKES_HOST, ADAM_BYTES);
+        const int other = rehearse(OUT, TAKES_D2H, 20);
         const int same = rehearse(COMM, TAKES_COMM, 1), last = rehearse(OUT, TAKES_D2H, 20);
         CHECK(last == other && same != before, "only what waits is a job of its own");
         rehearse_rest(OUT);
@@ -332,13 +334,14 @@ static void a_prediction_is_read_off(void) {
 // ---------------------------------------------------------------------------------------------
 // The choice
 
-// A model of 1000 bytes of weights and 12000 of state, in the small. Everything of it that may
-// wait on the GPU or the host takes room there.
+// A model of 1000 bytes of weights, 20 in each of 40 layers, and 12000 of state, in the small.
+// Everything of it that may wait on the GPU or the host takes room there.
 static void toy_needs(void *arg, const OffloadChoice *c, bool recompute, size_t *gpu,
                       size_t *host) {
     const double resident = c->mode == OFFLOAD_NONE ? 1 : c->resident;
     const bool sums = *(const bool *)arg;
-    *gpu = 1000 + (size_t)(12000 * resident) + (recompute ? 300 : 800)
+    *gpu = 1000 - (size_t)(20 * (c->streamed - ring_of(c->ring, c->streamed)))
+         + (size_t)(12000 * resident) + (recompute ? 300 : 800)
          + (c->keep_grads ? 400 : 0) + (sums && !c->sum_on_host ? 2000 : 0)
          + (size_t)places_of(c->places, 32) * 50 + (size_t)slots_of(c->slots, 20) * 120;
     *host = (size_t)(12000 * (1 - resident)) + (sums && c->sum_on_host ? 2000 : 0);
@@ -382,6 +385,41 @@ static void a_choice_is_settled(void) {
     }
 }
 
+// Weights are on the host only if nothing else helps, and then those of as few layers as may be; or
+// all of them are, and what is left is used.
+static void weights_stream_if_they_must(void) {
+    const struct {
+        int weights, mode;
+        size_t gpu;
+        bool fits, again, keep;
+        int streamed, ring;
+    } cases[] = {
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 9999, true, false, true, 0, 0},
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 1760, true, true, false, 0, 0},
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 1759, true, false, false, 28, 2},
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 1500, true, false, false, 40, 2},
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 1000, true, true, false, 40, 2},
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 999, false, true, false, 40, 0},
+        {WEIGHTS_GPU, OFFLOAD_INTERLEAVE, 1759, false, true, false, 0, 0},
+        {WEIGHTS_HOST, OFFLOAD_INTERLEAVE, 9999, true, false, true, 40, 40},
+        {WEIGHTS_HOST, OFFLOAD_INTERLEAVE, 3440, true, false, true, 40, 4},
+        {WEIGHTS_HOST, OFFLOAD_NONE, 99999, true, false, true, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bool sums = false, again = false;
+        const OffloadMemory m = {toy_needs, &sums, cases[i].gpu, 99999, RECOMPUTE_AUTO, false,
+                                 cases[i].weights, 40};
+        OffloadChoice c;
+        memset(&c, 0, sizeof c);
+        c.mode = cases[i].mode;
+        CHECK(choice_settle(&m, &c, &again) == cases[i].fits && again == cases[i].again
+              && c.keep_grads == cases[i].keep && c.streamed == cases[i].streamed
+              && (!cases[i].fits || ring_of(c.ring, c.streamed) == cases[i].ring),
+              "case %zu: %d stream through %d%s%s", i, c.streamed, ring_of(c.ring, c.streamed),
+              again ? ", again" : "", c.keep_grads ? ", kept" : "");
+    }
+}
+
 // As many residents as fit, on the GPU; what is left on the host must fit there.
 static void residents_are_as_many_as_fit(void) {
     bool sums = false, again = false;
@@ -417,6 +455,7 @@ int main(void) {
     RUN(like_work_joins);
     RUN(a_prediction_is_read_off);
     RUN(a_choice_is_settled);
+    RUN(weights_stream_if_they_must);
     RUN(residents_are_as_many_as_fit);
     rehearsal_end(&q);
     return test_summary();
