@@ -37,6 +37,7 @@ typedef struct {
     int places;          // on the GPU, in which the layers' gradients are made in turns, where they
                          // do not wait for the update; 0: auto, LEAST_PLACES until settled
     bool keep_grads;     // gradients of visiting pieces wait on the GPU, not on the host
+    int recompute;       // what backward makes again: RECOMPUTE_*
     bool over_acts;      // with everything on the GPU: gradients wait where activations were, not
                          // where backward makes them
     bool sum_on_host;    // of several micro-batches, the gradients of pieces on the host

@@ -96,7 +96,7 @@ static void gpt2_place(GPT2 *g) {
         g->blocks = p->first_block + p->blocks;
     }
     g->grads_over_acts = 0;
-    if (g->training && !g->recompute && !g->accumulating && !g->in_place && g->zen == NULL)
+    if (g->training && g->choice.recompute != RECOMPUTE_BLOCK && !g->accumulating && !g->in_place && g->zen == NULL)
         gradients_over_acts(g);
     g->slot_count = slots_of(g->choice.slots, g->visit_count);
     g->places = places_of(g->choice.places, (int)g->config.layers);
@@ -208,9 +208,8 @@ static size_t gpt2_host_bytes(GPT2 *g) {
 }
 
 // Follows this choice, as far as memory goes.
-static void gpt2_take(GPT2 *g, const OffloadChoice *c, bool recompute) {
+static void gpt2_take(GPT2 *g, const OffloadChoice *c) {
     g->choice = *c;
-    g->recompute = recompute;
     if (g->zen != NULL) {  // sums on the host: of two, one
         zen_settle_sums(g->zen, c->sum_on_host);
         g->choice.sum_on_host = false;
@@ -219,10 +218,9 @@ static void gpt2_take(GPT2 *g, const OffloadChoice *c, bool recompute) {
 }
 
 // OffloadNeeds of plan.h. Afterwards *model follows this choice.
-static void gpt2_needs(void *model, const OffloadChoice *c, bool recompute, size_t *gpu,
-                       size_t *host) {
+static void gpt2_needs(void *model, const OffloadChoice *c, size_t *gpu, size_t *host) {
     GPT2 *g = (GPT2 *)model;
-    gpt2_take(g, c, recompute);
+    gpt2_take(g, c);
     *gpu = gpt2_bytes(g);
     *host = gpt2_host_bytes(g);
 }
@@ -237,9 +235,8 @@ static OffloadMemory gpt2_memory(GPT2 *g, int recompute, size_t gpu, size_t host
 // Settles what is "auto" in g->choice, whose mode is given.
 static bool gpt2_settle(GPT2 *g, const OffloadMemory *m) {
     OffloadChoice c = g->choice;
-    bool recompute = false;
-    const bool fits = choice_settle(m, &c, &recompute);
-    gpt2_take(g, &c, recompute);
+    const bool fits = choice_settle(m, &c);
+    gpt2_take(g, &c);
     return fits;
 }
 
@@ -274,7 +271,9 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     if (g->streamed > 0)
         printf("weights of %d of %zu layers live on the host, and come to %d place%s in turn\n",
                g->streamed, g->config.layers, g->ring, plural((size_t)g->ring));
-    if (g->recompute) printf("recomputing activations in backward\n");
+    if (g->choice.recompute == RECOMPUTE_BLOCK) printf("recomputing activations in backward\n");
+    if (g->choice.recompute == RECOMPUTE_LIGHT)
+        printf("recomputing layer norms and the non-linearity in backward\n");
     if (g->grads_over_acts > 0)
         printf("%.1f MiB of gradients wait for the update where activations were\n",
                mib(g->grads_over_acts * sizeof(floatX)));
@@ -670,14 +669,21 @@ static void visitors_begin(GPT2 *g) {
     for (int i = 0; i < g->slot_count; i++) visitor_fetch(g, i);
 }
 
-// What backward needs of layer l and forward has not kept.
+// What backward needs of layer l and forward has not kept: all that is between the residual
+// additions, or the outputs of both layer norms and of the non-linearity, which need no product.
 static void recompute(GPT2 *g, size_t l) {
+    const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
     const LayerActs a = layer_acts(g, l);
     floatX *w[LAYER_TENSORS];
     layer_tensors(g, l, w, NULL);
-    layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], g->B * g->T,
-                      g->config.channels, g->compute);
-    layer_forward(g, l, &a);
+    layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, g->compute);
+    if (g->choice.recompute == RECOMPUTE_BLOCK) {
+        layer_forward(g, l, &a);
+        return;
+    }
+    GPU_TAKES(g->compute, 2 * (2 * C + F) * N * sizeof(floatX), gpu_bytes);
+    layernorm_forward(a.ln_2, a.mean_2, a.rstd_2, a.mid, w[LN_2_W], w[LN_2_B], N, C, g->compute);
+    activation_forward(a.act, a.fc, N * F, g->config.activation, g->compute);
 }
 
 // Backward of layer l. dx is the gradient of the residual stream: every branch reads it, and adds
@@ -749,7 +755,7 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
             compute_span(g, "wait", s);
             stream_wait(g->compute, weights_event(g, s));
         }
-        if (g->recompute && s >= 1 && s < L) {  // the last layer's activations are still there
+        if (shares_acts(g) && s >= 1 && s < L) {  // the last layer's activations are still there
             compute_span(g, "backward", s);
             recompute(g, s - 1);
         }
@@ -1132,9 +1138,9 @@ static Prediction gpt2_predict(const GPT2 *g, const Run *r, const Rates *rates,
 // OffloadRehearse of plan.h.
 typedef struct { GPT2 *g; const Run *r; const Rates *rates; } Searched;
 
-static Prediction search_rehearse(const void *trainer, const OffloadChoice *c, bool recompute) {
+static Prediction search_rehearse(const void *trainer, const OffloadChoice *c) {
     const Searched *x = (const Searched *)trainer;
-    gpt2_take(x->g, c, recompute);
+    gpt2_take(x->g, c);
     return gpt2_predict(x->g, x->r, x->rates, NULL);
 }
 
@@ -1230,10 +1236,10 @@ static void choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         machine_rates(&g->host, g->host_threads, o, rates);
         const Searched searched = {g, r, rates};
         OffloadSearch search = {rates, memory, search_rehearse, &searched, update_bytes(g), asked,
-                                false, {}, 0};
+                                {}, 0};
         if (offload_search(&search)) {
             search_print(&search);
-            gpt2_take(g, &search.choice, search.recompute);
+            gpt2_take(g, &search.choice);
             return;
         }
         *c = asked;

@@ -85,7 +85,6 @@ struct GPT2 {
     size_t B, T;                // what the last forward used
     bool training;              // false: no gradients, no moments, one layer's activations
     bool moments_bf16;          // m and v are stored in bf16
-    bool recompute;             // keep only the layers' inputs; backward makes the rest again
     bool accumulating;          // a step has several micro-batches: they are summed, in fp32
     size_t head_rows;           // the head's logits are in memory for this many rows at a time
     Matmul lt;
@@ -241,22 +240,33 @@ static size_t piece_bytes(const GPT2 *g, int kind) {
 }
 
 // Activations. A layer's entry into the residual stream, x (N, C), and what else backward needs of
-// it, both in whole units of 256 bytes; where they are made again, all layers share the latter.
-// What a layer makes, the entry of the next included, is in one range:
+// it, all in whole units of 256 bytes; what is made again, of that, all layers share. What a layer
+// keeps, and the entry of the next one, is in one range:
 //     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
 // Once backward has made a layer's gradient, nothing of its range is used any more until forward
 // comes there again, which waits for the layer's update: until then the gradient may lie there.
-enum { LAYER_PARTS = 12 };
+enum { LAYER_PARTS = 12, LIGHT_PARTS = 9 };
 
-// Bytes of the rest's parts, in the order of LayerActs; returns their sum.
-static size_t layer_parts(const GPT2 *g, size_t bytes[LAYER_PARTS]) {
+// Do layers share what is made again, or, with no backward, everything?
+static bool shares_acts(const GPT2 *g) {
+    return !g->training || g->choice.recompute >= RECOMPUTE_LIGHT;
+}
+
+// How many of a layer's parts are its own.
+static int kept_parts(const GPT2 *g) {
+    if (!g->training || g->choice.recompute == RECOMPUTE_BLOCK) return 0;
+    return g->choice.recompute == RECOMPUTE_LIGHT ? LIGHT_PARTS : LAYER_PARTS;
+}
+
+// Bytes of parts [first, end) of those that layer_acts() names.
+static size_t layer_parts(const GPT2 *g, int first, int end, size_t bytes[LAYER_PARTS]) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
     const size_t X_ = sizeof(floatX), f32 = sizeof(float);
-    const size_t all[LAYER_PARTS] = {N * C * X_, N * f32, N * f32, 3 * N * C * X_, N * C * X_,
-                                     N * g->config.heads * f32, N * C * X_, N * C * X_, N * f32,
-                                     N * f32, N * F * X_, N * F * X_};
+    const size_t all[LAYER_PARTS] = {3 * N * C * X_, N * C * X_, N * g->config.heads * f32,
+                                     N * C * X_, N * F * X_, N * f32, N * f32, N * f32, N * f32,
+                                     N * C * X_, N * C * X_, N * F * X_};
     size_t sum = 0;
-    for (int k = 0; k < LAYER_PARTS; k++) sum += bytes[k] = round_up(all[k], 256);
+    for (int k = first; k < end; k++) sum += bytes[k] = round_up(all[k], 256);
     return sum;
 }
 
@@ -268,31 +278,38 @@ static size_t layer_entry(const GPT2 *g) {
 static size_t layer_stride(const GPT2 *g) {
     size_t bytes[LAYER_PARTS];
     if (!g->training) return 0;
-    return layer_entry(g) + (g->recompute ? 0 : layer_parts(g, bytes));
+    return layer_entry(g) + layer_parts(g, 0, kept_parts(g), bytes);
 }
 
 static size_t acts_bytes(const GPT2 *g) {
     size_t bytes[LAYER_PARTS];
-    const bool shared = !g->training || g->recompute;
     return g->config.layers * layer_stride(g) + layer_entry(g)
-         + (shared ? layer_parts(g, bytes) : 0);
+         + layer_parts(g, kept_parts(g), LAYER_PARTS, bytes);
 }
 
 static floatX *layer_input(const GPT2 *g, size_t l) {
     return (floatX *)(g->acts + l * layer_stride(g));
 }
 
+// Where the rest of layer l begins.
+static char *layer_rest(const GPT2 *g, size_t l) {
+    return (char *)layer_input(g, l) + layer_entry(g);
+}
+
 static LayerActs layer_acts(const GPT2 *g, size_t l) {
+    const int kept = kept_parts(g);
     size_t bytes[LAYER_PARTS];
     LayerActs a;
-    void *const part[LAYER_PARTS] = {&a.ln_1, &a.mean_1, &a.rstd_1, &a.qkv, &a.atty, &a.lse,
-                                     &a.mid, &a.ln_2, &a.mean_2, &a.rstd_2, &a.fc, &a.act};
-    const size_t all = layer_parts(g, bytes);
-    const bool shared = !g->training || g->recompute;  // behind the entries
-    char *at = g->acts + l * layer_stride(g) + layer_entry(g);
-    if (shared) at = g->acts + acts_bytes(g) - all;
+    void *const part[LAYER_PARTS] = {&a.qkv, &a.atty, &a.lse, &a.mid, &a.fc, &a.mean_1, &a.rstd_1,
+                                     &a.mean_2, &a.rstd_2, &a.ln_1, &a.ln_2, &a.act};
+    char *at = layer_rest(g, l), *shared = g->acts + acts_bytes(g);
+    layer_parts(g, 0, kept, bytes);
+    shared -= layer_parts(g, kept, LAYER_PARTS, bytes);
     a.x = layer_input(g, l);
-    for (int k = 0; k < LAYER_PARTS; at += bytes[k++]) memcpy(part[k], &at, sizeof at);
+    for (int k = 0; k < LAYER_PARTS; at += bytes[k++]) {
+        if (k == kept) at = shared;
+        memcpy(part[k], &at, sizeof at);
+    }
     return a;
 }
 
@@ -317,7 +334,7 @@ static void pieces_point(GPT2 *g) {
         p->made = g->grads + s->own_grad_at + inside;
         p->grad = (char *)g->waiting + waits * waiting_bytes(g);
         if (g->in_place || (chosen && !sums_on_gpu(g))) p->grad = p->made;
-        if (p->over_acts) p->grad = (char *)layer_acts(g, (size_t)p->segment - 1).ln_1 + p->grad_at;
+        if (p->over_acts) p->grad = layer_rest(g, (size_t)p->segment - 1) + p->grad_at;
         p->host_grad = (char *)g->host_grads + p->grad_at * host_grad_bytes(g);
     }
 }
@@ -438,7 +455,9 @@ static void live(GPT2 *g, const char *what, double elements, size_t bytes, cudaS
 
 // Elements of floatX that a layer's activations take, from its entry into the residual stream on.
 static double layer_elements(const GPT2 *g) {
-    const size_t C = g->config.channels, kept = g->recompute ? C : 8 * C + 2 * g->config.ffn;
+    const size_t C = g->config.channels, F = g->config.ffn;
+    const size_t kept = g->choice.recompute == RECOMPUTE_BLOCK ? C
+                      : g->choice.recompute == RECOMPUTE_LIGHT ? 6 * C + F : 8 * C + 2 * F;
     return (double)(g->B * g->T * kept);
 }
 

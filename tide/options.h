@@ -21,7 +21,7 @@ enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT };
 enum { SAVE_FP32, SAVE_BF16 };
 enum { OPTIMIZER_ADAMW, OPTIMIZER_MEZO };
 enum { PRECISION_BF16, PRECISION_FP32, PRECISION_FP16 };
-enum { RECOMPUTE_AUTO, RECOMPUTE_NONE, RECOMPUTE_BLOCK };
+enum { RECOMPUTE_AUTO, RECOMPUTE_NONE, RECOMPUTE_LIGHT, RECOMPUTE_BLOCK };
 enum { OVERLAP_ON, OVERLAP_OFF };
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE,
        OFFLOAD_ZENFLOW };
@@ -175,7 +175,7 @@ static const Option option_table[] = {
     TITLE("GPU builds (train_gpt2cu, train_gpt2emu)"),
     CHOICE("precision", precision, "bf16", "bf16|fp32|fp16", O_GPU,
            "of what is stored; sums are fp32; fp16: with mezo"),
-    CHOICE("recompute", recompute, "auto", "auto|none|block", O_GPU | O_FO,
+    CHOICE("recompute", recompute, "auto", "auto|none|light|block", O_GPU | O_FO,
            "activations in backward, to save memory"),
 
     TITLE("GPU builds: where the state of AdamW is, and who updates it"),

@@ -165,8 +165,7 @@ static void plan_print_time(const Rates *r, const PlanRun *run, const Prediction
 // The choice
 
 // Bytes of GPU and host memory that the trainer would take with this choice: its own memory plan.
-typedef void (*OffloadNeeds)(void *model, const OffloadChoice *c, bool recompute, size_t *gpu,
-                             size_t *host);
+typedef void (*OffloadNeeds)(void *model, const OffloadChoice *c, size_t *gpu, size_t *host);
 
 // What a choice has to fit into.
 typedef struct {
@@ -178,38 +177,37 @@ typedef struct {
     int weights, layers;     // --weights, as far as there is a choice; the model's layers
 } OffloadMemory;
 
-static bool choice_fits(const OffloadMemory *m, const OffloadChoice *c, bool recompute) {
+static bool choice_fits(const OffloadMemory *m, const OffloadChoice *c) {
     size_t gpu = 0, host = 0;
-    m->needs(m->model, c, recompute, &gpu, &host);
+    m->needs(m->model, c, &gpu, &host);
     return gpu <= m->gpu && host <= m->host;
 }
 
 // The most of *n, a number in *c, in [low, high], with which *c fits: where none does, low. n NULL:
 // of residents, in 256ths. The most is tried first: where all is resident, nothing needs slots.
-static void choice_grow(const OffloadMemory *m, OffloadChoice *c, bool recompute, int *n, int low,
-                        int high) {
+static void choice_grow(const OffloadMemory *m, OffloadChoice *c, int *n, int low, int high) {
     for (int middle = high;; middle = high - (high - low) / 2) {
         if (n != NULL) *n = middle;
         else c->resident = middle / 256.0;
         if (low == high) return;
-        if (choice_fits(m, c, recompute)) low = middle;
+        if (choice_fits(m, c)) low = middle;
         else high = middle - 1;
     }
 }
 
 // The largest share of residents with which *c fits on the GPU; -1: none does.
-static double choice_residents(const OffloadMemory *m, OffloadChoice c, bool recompute) {
+static double choice_residents(const OffloadMemory *m, OffloadChoice c) {
     OffloadMemory gpu = *m;
     gpu.host = SIZE_MAX;
-    choice_grow(&gpu, &c, recompute, NULL, 0, 256);
-    return c.resident > 0 || choice_fits(&gpu, &c, recompute) ? c.resident : -1;
+    choice_grow(&gpu, &c, NULL, 0, 256);
+    return c.resident > 0 || choice_fits(&gpu, &c) ? c.resident : -1;
 }
 
 // Lets as few layers stream as need be for *c to fit; it does with as many as it has.
-static void choice_keep_weights(const OffloadMemory *m, OffloadChoice *c, bool recompute) {
+static void choice_keep_weights(const OffloadMemory *m, OffloadChoice *c) {
     for (int low = 0, high = c->streamed; low < high;) {
         c->streamed = (low + high) / 2;
-        if (choice_fits(m, c, recompute)) high = c->streamed;
+        if (choice_fits(m, c)) high = c->streamed;
         else low = c->streamed + 1;
         c->streamed = high;
     }
@@ -219,44 +217,52 @@ static void choice_keep_weights(const OffloadMemory *m, OffloadChoice *c, bool r
 // places of gradients, of weights, and then for slots, if they are "auto". A byte of the former
 // spares backward a wait that some bytes of slots only shorten; but there is no such wait where
 // gradients are summed on the GPU.
-static void choice_fill(const OffloadMemory *m, OffloadChoice *c, bool recompute) {
-    if (m->weights == WEIGHTS_AUTO) choice_keep_weights(m, c, recompute);
+static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
+    if (m->weights == WEIGHTS_AUTO) choice_keep_weights(m, c);
     const bool leaves = c->mode == OFFLOAD_ZENFLOW || !m->sums || c->sum_on_host;
     if (c->places == 0 && c->mode != OFFLOAD_NONE && leaves)
-        choice_grow(m, c, recompute, &c->places, LEAST_PLACES, 1000);
+        choice_grow(m, c, &c->places, LEAST_PLACES, 1000);
     if (c->ring == 0 && c->streamed > 0)
-        choice_grow(m, c, recompute, &c->ring, LEAST_RING, 1000);
+        choice_grow(m, c, &c->ring, LEAST_RING, 1000);
     if (c->slots == 0 && c->mode == OFFLOAD_INTERLEAVE)
-        choice_grow(m, c, recompute, &c->slots, LEAST_SLOTS, 1000);
+        choice_grow(m, c, &c->slots, LEAST_SLOTS, 1000);
+}
+
+// What backward may make again, from the least to the most.
+static int recompute_least(const OffloadMemory *m) {
+    return m->recompute == RECOMPUTE_AUTO ? RECOMPUTE_NONE : m->recompute;
+}
+
+static int recompute_most(const OffloadMemory *m) {
+    return m->recompute == RECOMPUTE_AUTO ? RECOMPUTE_BLOCK : m->recompute;
 }
 
 // Settles what only costs memory, or only costs time, of a choice whose mode is given: residents,
 // if they are below 0; and, as far as it takes to fit, in this order: sums on the host, or
 // gradients over activations; visitors' gradients that wait there; recomputation; and weights on
 // the host. Then fills what is left. False: nothing fits, and what is in *c needs the least.
-static bool choice_settle(const OffloadMemory *m, OffloadChoice *c, bool *recompute) {
+static bool choice_settle(const OffloadMemory *m, OffloadChoice *c) {
     const bool any = c->resident < 0, all_here = c->mode == OFFLOAD_NONE
                                                  || c->mode == OFFLOAD_ZENFLOW;
     const int weights = all_here ? WEIGHTS_GPU : m->weights;
     for (int away = weights == WEIGHTS_HOST; away <= (weights != WEIGHTS_GPU); away++)
-        for (int again = m->recompute == RECOMPUTE_BLOCK;
-             again <= (m->recompute != RECOMPUTE_NONE); again++)
+        for (int again = recompute_least(m); again <= recompute_most(m); again++)
             for (int tight = 0; tight < 3; tight++) {
-                *recompute = again;
+                c->recompute = again;
                 c->streamed = away ? m->layers : 0;
                 c->sum_on_host = tight > 0 && m->sums;
                 c->keep_grads = tight < 2;
                 c->over_acts = tight > 0;
-                if (any) c->resident = fmax(choice_residents(m, *c, again), 0);
-                if (!choice_fits(m, c, again)) continue;
-                choice_fill(m, c, again);
+                if (any) c->resident = fmax(choice_residents(m, *c), 0);
+                if (!choice_fits(m, c)) continue;
+                choice_fill(m, c);
                 return true;
             }
     return false;
 }
 
 // How long a step would take with this choice.
-typedef Prediction (*OffloadRehearse)(const void *trainer, const OffloadChoice *c, bool recompute);
+typedef Prediction (*OffloadRehearse)(const void *trainer, const OffloadChoice *c);
 
 typedef struct {
     const Rates *rates;
@@ -265,23 +271,21 @@ typedef struct {
     const void *trainer;     // for rehearse()
     UpdateBytes bytes;       // of the run
     OffloadChoice choice;    // .subgroup and .wire_f32 are given; .slots and .places if not 0
-    bool recompute;          // is settled with it
     Prediction predicted;
     double none;             // seconds of a step with nothing offloaded; INFINITY: it does not fit
 } OffloadSearch;
 
 // Takes this choice, with as many residents as fit or none, and then as many places and slots, if
 // its step is clearly shorter: what was tried before is simpler.
-static void search_try(OffloadSearch *q, OffloadChoice c, bool recompute, bool residents) {
-    if (residents) c.resident = choice_residents(&q->memory, c, recompute);
+static void search_try(OffloadSearch *q, OffloadChoice c, bool residents) {
+    if (residents) c.resident = choice_residents(&q->memory, c);
     if (c.mode == OFFLOAD_TWINFLOW && c.resident == 0) c.mode = OFFLOAD_ZERO;
-    if (c.resident < 0 || !choice_fits(&q->memory, &c, recompute)) return;
-    choice_fill(&q->memory, &c, recompute);
-    const Prediction x = q->rehearse(q->trainer, &c, recompute);
+    if (c.resident < 0 || !choice_fits(&q->memory, &c)) return;
+    choice_fill(&q->memory, &c);
+    const Prediction x = q->rehearse(q->trainer, &c);
     if (c.mode == OFFLOAD_NONE) q->none = fmin(q->none, x.step);
     if (x.step > 0.995 * q->predicted.step) return;
     q->choice = c;
-    q->recompute = recompute;
     q->predicted = x;
 }
 
@@ -295,8 +299,7 @@ static void search_all(OffloadSearch *q, int streamed, bool residents) {
     OffloadChoice c = q->choice;
     c.stride = 0;
     c.streamed = streamed;
-    for (int again = m->recompute == RECOMPUTE_BLOCK; again <= (m->recompute != RECOMPUTE_NONE);
-         again++)
+    for (c.recompute = recompute_least(m); c.recompute <= recompute_most(m); c.recompute++)
         for (int sum = 0; sum <= (int)m->sums; sum++)
             for (int keep = 1; keep >= 0; keep--) {
                 c.sum_on_host = sum;
@@ -308,8 +311,8 @@ static void search_all(OffloadSearch *q, int streamed, bool residents) {
                                                               : OFFLOAD_INTERLEAVE;
                     c.share = i < 0 ? 0 : fmin(best * shares[i], 1);
                     c.resident = 0;
-                    if (i > -2 && residents) search_try(q, c, again, true);
-                    if (i > -2 || (!sum && streamed == 0)) search_try(q, c, again, false);
+                    if (i > -2 && residents) search_try(q, c, true);
+                    if (i > -2 || (!sum && streamed == 0)) search_try(q, c, false);
                 }
             }
 }
@@ -330,7 +333,8 @@ static bool offload_search(OffloadSearch *q) {
 static void search_print(const OffloadSearch *q) {
     const OffloadChoice *c = &q->choice;
     printf("offload auto: %s%s, predicted %.3g s per step", offload_names[c->mode],
-           q->recompute ? ", recomputing" : "", q->predicted.step);
+           c->recompute == RECOMPUTE_BLOCK ? ", recomputing"
+           : c->recompute == RECOMPUTE_LIGHT ? ", recomputing a little" : "", q->predicted.step);
     if (c->mode == OFFLOAD_INTERLEAVE)
         printf("; of what does not stay on the GPU, %.0f %% visits it", 100 * c->share);
     if (q->memory.weights == WEIGHTS_HOST) printf("; none was not tried");

@@ -78,7 +78,8 @@ typedef struct {
 } Shape;
 
 enum { GELU = ACTIVATION_GELU, RELU = ACTIVATION_RELU };
-enum { KEEP = RECOMPUTE_NONE, AGAIN = RECOMPUTE_BLOCK };
+enum { KEEP = RECOMPUTE_NONE, LIGHT = RECOMPUTE_LIGHT, AGAIN = RECOMPUTE_BLOCK };
+static const char *const again_names[] = {"", "", " light", " again"};
 
 // Where the optimizer's state lives, and what gpt2_settle() would settle.
 typedef struct {
@@ -183,7 +184,7 @@ static void model_forget(GPT2 *g) {
 
 // Makes of it one that trains, from params. model_close() frees it.
 static void model_begin(GPT2 *g, const Shape *s, const float *params, const Placement *where) {
-    g->recompute = s->recompute == AGAIN;
+    g->choice.recompute = s->recompute;
     g->choice.sum_on_host = where != NULL && where->tight > 0 && g->accumulating;
     g->choice.keep_grads = where == NULL || where->tight < 2;
     g->choice.over_acts = where != NULL && where->tight > 0;
@@ -376,14 +377,14 @@ static size_t model_plan(GPT2 *g, int recompute, size_t limit, size_t host_limit
     return gpt2_check(g, g->choice.mode, recompute, limit, host_limit);
 }
 
-typedef struct { size_t gpu, host; bool again, sum_on_host, keep_grads; } Planned;
+typedef struct { size_t gpu, host; int again; bool sum_on_host, keep_grads; } Planned;
 
 static Planned plan(const Shape *s, const Placement *where, int recompute, size_t limit,
                     size_t host_limit) {
     GPT2 *g = model_new(s, where);
     const size_t bytes = model_plan(g, recompute, limit, host_limit);
-    const Planned planned = {bytes, gpt2_host_bytes(g), g->recompute, g->choice.sum_on_host,
-                             g->choice.keep_grads};
+    const Planned planned = {bytes, gpt2_host_bytes(g), g->choice.recompute,
+                             g->choice.sum_on_host, g->choice.keep_grads};
     model_forget(g);
     return planned;
 }
@@ -466,7 +467,8 @@ typedef struct {
     const char *model;
     size_t B, T, accum, world;
     int zero;
-    bool recompute, no_overlap;
+    int recompute;
+    bool no_overlap;
     const ZenConfig *zen;    // --offload zenflow; else NULL
 } Step;
 
@@ -551,8 +553,10 @@ static void trainer_close(Trainer *x) {
 }
 
 static Prediction trainer_predict(Trainer *x, const Rates *r, const OffloadChoice *c,
-                                  bool recompute, TraceFile *trace = NULL) {
-    gpt2_take(x->g, c, recompute);
+                                  int recompute, TraceFile *trace = NULL) {
+    OffloadChoice with = *c;
+    with.recompute = recompute;
+    gpt2_take(x->g, &with);
     gpt2_bytes(x->g);  // as settle() does: zero.cuh counts its blocks there
     return gpt2_predict(x->g, &x->run, r, trace);
 }
@@ -565,7 +569,7 @@ static Json *trainer_draw(Trainer *x, const Rates *r, const OffloadChoice *c, Pr
     TraceFile trace;
     const int fd = mkstemp(path);
     CHECK(fd >= 0 && trace_open(&trace, path, &err), "%s", path);
-    *y = trainer_predict(x, r, c, false, &trace);
+    *y = trainer_predict(x, r, c, KEEP, &trace);
     CHECK(trace_close(&trace, &err), "%s", err.text);
     char *text = file_read(path, &n, &err);
     Json *json = text != NULL ? json_parse(text, n, &err) : NULL;

@@ -84,9 +84,11 @@ static const Config configs[] = {
     {TIED, 16, 1,  KEEP, .05, 0, 0, INTER,  0, 0,  1,     0, 9, 2, 16, 2, 1, 0, 32, 9, 2},
     {FIVE, 16, 1,  KEEP, .05, 0, 1, OFFLOAD_NONE, 1, 0, 0, 0, 2, 2, 16, 1, 1, 0, 32, 0, 0},
     {ODD,  32, 1,  KEEP, 0,   1, 0, OFFLOAD_NONE, 1, 0, 0, 0, 2, 3, 16, 1, 1, 0, 16, 0, 0},
+    {FIVE, 16, 1, LIGHT, .05, 0, 1, INTER, .3, 0, .5,  4096, 2, 3, 16, 0, 2, 0, 16, 2, 2},
+    {ODD,  32, 4, LIGHT, 1e6, 1, 0, ZERO,   0, 0,  0,     0, 2, 2, 32, 2, 1, 0, 32, 9, 3},
 };
 enum { CONFIGS = sizeof configs / sizeof *configs };
-static const int some[] = {0, 4, 10, 14, 16, 19, 24, 26, 28, 30, 31, 32, 33, 35};  // cover all
+static const int some[] = {0, 4, 10, 14, 16, 19, 24, 26, 28, 30, 31, 32, 33, 35, 37};  // cover all
 
 static Shape config_shape(const Config *c) {
     Shape s = shapes[c->shape];
@@ -123,7 +125,7 @@ static void config_name(const Config *c, char name[200]) {
              "subgroup %zu slots %d places %d wire %d%s threads %d moments %d streamed %d ring "
              "%d%s",
              shapes[c->shape].name, c->bits == 16 ? "bf" : "fp", c->bits, c->accum,
-             c->recompute == AGAIN ? " again" : "", c->clip, c->sizes ? " two sizes" : "",
+             again_names[c->recompute], c->clip, c->sizes ? " two sizes" : "",
              c->evaluate ? " evaluating" : "",
              offload_names[c->mode], c->resident, c->stride, c->share, c->subgroup, c->slots,
              c->places, c->wire, tight[c->tight], c->threads, c->moments,
@@ -226,7 +228,7 @@ static void check_places(const GPT2 *g, const Config *c,
 // With one micro-batch whose activations are kept, gradients wait in their own layer's range, one
 // behind the other, if there is room; and nowhere else.
 static void check_over_acts(const GPT2 *g, const Config *c, const char *name) {
-    const bool may = c->accum == 1 && c->recompute == KEEP;
+    const bool may = c->accum == 1 && c->recompute != AGAIN;
     const char *end = NULL;
     size_t all = 0;
     for (int i = 0; i < g->pieces.count; i++) {
@@ -478,44 +480,36 @@ static void test_fit(void) {
     const Config c = {TIED, 16, 4, KEEP, 0, 0, 0, INTER, .3, 0, .5, 4096, 1, 2, 16, 0, 1, 0, 32,
                       0, 2};
     const Placement where = config_placement(&c);
-    struct { size_t gpu, host; } bytes[6];  // by how tight; the last three recompute
-    for (int i = 0; i < 6; i++) {
+    struct { size_t gpu, host; } bytes[9];  // three by how tight, of each way to recompute
+    for (int i = 0; i < 9; i++) {
         GPT2 *g = model_new(&s, &where);
-        g->recompute = i >= 3;
+        g->choice.recompute = KEEP + i / 3;
         g->choice.sum_on_host = i % 3 > 0;
         g->choice.keep_grads = i % 3 < 2;
         gpt2_place(g);
         bytes[i] = {gpt2_bytes(g), gpt2_host_bytes(g)};
         model_forget(g);
+        if (i % 3 == 0 && i > 0)
+            CHECK(bytes[i].gpu < bytes[i - 3].gpu && bytes[i].host == bytes[i - 3].host, "%d", i);
         if (i % 3 == 0) continue;
         CHECK(bytes[i].gpu < bytes[i - 1].gpu && bytes[i].host > bytes[i - 1].host, "step %d", i);
     }
-    CHECK(bytes[3].gpu < bytes[0].gpu && bytes[3].host == bytes[0].host, "recomputing");
-    // each of these is the first one that fits
-    const struct { int recompute; size_t gpu, host; int wanted; } cases[] = {
-        {RECOMPUTE_AUTO, SIZE_MAX, SIZE_MAX, 0},
-        {RECOMPUTE_AUTO, bytes[0].gpu, bytes[0].host, 0},
-        {RECOMPUTE_AUTO, bytes[0].gpu - 1, bytes[1].host, 1},
-        {RECOMPUTE_AUTO, bytes[1].gpu, SIZE_MAX, 1},
-        {RECOMPUTE_AUTO, bytes[1].gpu - 1, bytes[2].host, 2},
-        {RECOMPUTE_AUTO, bytes[2].gpu, SIZE_MAX, 2},
-        {RECOMPUTE_AUTO, bytes[0].gpu - 1, bytes[1].host - 1, 3},
-        {RECOMPUTE_AUTO, bytes[2].gpu - 1, bytes[2].host, bytes[3].gpu < bytes[2].gpu ? 3 : 4},
-        {RECOMPUTE_AUTO, bytes[5].gpu, SIZE_MAX, 5},
-        {KEEP, bytes[2].gpu, SIZE_MAX, 2},
-        {AGAIN, SIZE_MAX, SIZE_MAX, 3},
-        {AGAIN, bytes[4].gpu, bytes[4].host, 4},
-        {AGAIN, bytes[5].gpu, bytes[5].host, 5}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const int wanted = cases[i].wanted;
-        const Planned p = plan(&s, &where, cases[i].recompute, cases[i].gpu, cases[i].host);
-        CHECK(p.again == (wanted >= 3) && p.sum_on_host == (wanted % 3 > 0)
+    // with as much memory as each of these takes, or a byte less, the first one that fits
+    for (int i = 0; i < 9 * 4 * 4; i++) {
+        const int again = i % 4;
+        const size_t gpu = bytes[i / 16].gpu - (i / 4 % 2), host = bytes[i / 16].host - (i / 8 % 2);
+        int wanted = again == RECOMPUTE_AUTO ? 0 : 3 * (again - KEEP);
+        const int end = again == RECOMPUTE_AUTO ? 9 : wanted + 3;
+        while (wanted < end && (bytes[wanted].gpu > gpu || bytes[wanted].host > host)) wanted++;
+        if (wanted == end) continue;
+        const Planned p = plan(&s, &where, again, gpu, host);
+        CHECK(p.again == KEEP + wanted / 3 && p.sum_on_host == (wanted % 3 > 0)
               && p.keep_grads == (wanted % 3 < 2) && p.gpu == bytes[wanted].gpu
-              && p.host == bytes[wanted].host, "case %zu: again %d, sums on host %d, keeps %d", i,
+              && p.host == bytes[wanted].host, "case %d: again %d, sums on host %d, keeps %d", i,
               p.again, p.sum_on_host, p.keep_grads);
     }
     const struct { int recompute; size_t gpu, host; const char *words; } refusals[] = {
-        {RECOMPUTE_AUTO, bytes[5].gpu - 1, SIZE_MAX, "GPU memory"},
+        {RECOMPUTE_AUTO, bytes[8].gpu - 1, SIZE_MAX, "GPU memory"},
         {KEEP, bytes[2].gpu - 1, SIZE_MAX, "GPU memory"},
         {AGAIN, SIZE_MAX, bytes[0].host - 1, "host memory"}};
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {

@@ -28,7 +28,7 @@ static OffloadChoice choice_of(int mode, double resident, double share) {
 }
 
 static Step step_of(const char *model, size_t accum) {
-    const Step s = {model, 1, 1024, accum, 1, 0, false, false, NULL};
+    const Step s = {model, 1, 1024, accum, 1, 0, KEEP, false, NULL};
     return s;
 }
 
@@ -96,10 +96,10 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     s.no_overlap = false;
 
     // of a single layer, backward repeats nothing: it is the last
-    s.recompute = true;
+    s.recompute = AGAIN;
     IS(planned(&r, &s, &c).backward, 2 * f1);
     IS(planned(&r, &s, &c).compute, 3 * (f1 + f2));
-    s.recompute = false;
+    s.recompute = KEEP;
 
     // everything visits, in one slot; its gradient stays. The first one comes during backward of
     // the layer, which it outlasts; so do the next tokens, at the same time
@@ -133,7 +133,7 @@ static OffloadChoice some_choice(int i, Step *s) {
     const unsigned n = (unsigned)i * 2654435761u >> 4;
     s->accum = i % 5 == 4 ? 3 : 1;
     s->no_overlap = n % 3 == 2;
-    s->recompute = n % 2;
+    s->recompute = n % 2 ? AGAIN : KEEP;
     OffloadChoice c = choice_of(OFFLOAD_NONE + i % 4, 0.1 * (n / 3 % 6), 0.15 * (n / 5 % 8));
     c.keep_grads = i % 3 > 0;
     c.sum_on_host = s->accum > 1 && i % 2;
@@ -415,7 +415,7 @@ static void bytes_are_those_of_arithmetic(void) {
         c.sum_on_host = each[i].sum_on_host;
         c.keep_grads = each[i].keep_grads;
         Trainer *t = trainer_open(&s);
-        const Prediction x = trainer_predict(t, &r, &c, false);
+        const Prediction x = trainer_predict(t, &r, &c, KEEP);
         const double P = (double)t->g->table.elements;
         CHECK(x.h2d_bytes == each[i].in * P && x.d2h_bytes == each[i].out * P, "%zu: %g and %g", i,
               x.h2d_bytes / P, x.d2h_bytes / P);
@@ -433,7 +433,7 @@ static void many_micro_batches_add_up(void) {
         const Prediction a = planned(&r, &s, &c);
         s.accum = 64;
         Trainer *t = trainer_open(&s);
-        const Prediction b = trainer_predict(t, &r, &c, false);
+        const Prediction b = trainer_predict(t, &r, &c, KEEP);
         const double each = (b.step - a.step) / 60;
         IS(b.compute, 16 * a.compute);
         CHECK(each >= a.compute / 4 * 0.9999, "%g a micro-batch", each);
@@ -483,15 +483,14 @@ static void a_step_can_be_drawn(void) {
 // A trainer, and a memory plan in the small.
 typedef struct { Trainer *t; const Rates *rates; double activations; } Memory;
 
-static void memory_needs(void *arg, const OffloadChoice *c, bool recompute, size_t *gpu,
-                         size_t *host) {
+static void memory_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t *host) {
     const Memory *m = (const Memory *)arg;
     const GPT2 *g = m->t->g;
     Pieces list = offload_pieces(&g->table, &g->shards, c);
     const size_t P = g->table.elements, resident = list.elements[PIECE_RESIDENT];
     size_t at;
     const size_t layer = zero_segment(&g->table, 1, &at);
-    *gpu = 2 * P + (size_t)(m->activations / (recompute ? 8 : 1)) + 12 * resident
+    *gpu = 2 * P + (size_t)(m->activations / (c->recompute == AGAIN ? 8 : 1)) + 12 * resident
          + 2 * list.grads_gpu + (size_t)slots_of(c->slots, list.count) * 12 * list.longest_visit
          + (size_t)places_of(c->places, (int)g->config.layers) * 2 * layer;
     *host = 12 * (g->shards.elements - resident) + 2 * list.grads_host;
@@ -499,9 +498,9 @@ static void memory_needs(void *arg, const OffloadChoice *c, bool recompute, size
     pieces_free(&list);
 }
 
-static Prediction memory_rehearse(const void *arg, const OffloadChoice *c, bool recompute) {
+static Prediction memory_rehearse(const void *arg, const OffloadChoice *c) {
     const Memory *m = (const Memory *)arg;
-    return trainer_predict(m->t, m->rates, c, recompute);
+    return trainer_predict(m->t, m->rates, c, c->recompute);
 }
 
 // A choice in words.
@@ -510,7 +509,7 @@ static const char *said(const OffloadSearch *q) {
     const OffloadChoice *c = &q->choice;
     snprintf(text, sizeof text, "%s share %g resident %g, %d places, %d slots, %s%s%s%.4g s",
              offload_names[c->mode], c->share, c->resident, c->places, c->slots,
-             q->recompute ? "again, " : "", c->keep_grads ? "keeps grads, " : "",
+             c->recompute == AGAIN ? "again, " : "", c->keep_grads ? "keeps grads, " : "",
              c->sum_on_host ? "sums on the host, " : "", q->predicted.step);
     return text;
 }
@@ -570,12 +569,13 @@ static void the_search_takes_what_suits_the_machine(void) {
         const bool fits = offload_search(&q);
         CHECK(fits == (x->mode != NOTHING_FITS), "%zu: %s", i, said(&q));
         if (fits)
-            CHECK(q.choice.mode == x->mode && (x->again < 0 || q.recompute == x->again)
+            CHECK(q.choice.mode == x->mode
+                  && (x->again < 0 || (q.choice.recompute == AGAIN) == x->again)
                   && q.choice.share >= x->share[0] && q.choice.share <= x->share[1]
                   && q.choice.resident >= x->resident[0] && q.choice.resident <= x->resident[1]
-                  && choice_fits(&q.memory, &q.choice, q.recompute), "%zu: %s", i, said(&q));
+                  && choice_fits(&q.memory, &q.choice), "%zu: %s", i, said(&q));
         q.choice.resident += 0.04 * 40e9 / (12 * (double)memory.t->g->table.elements);
-        CHECK(x->mode != OFFLOAD_TWINFLOW || !choice_fits(&q.memory, &q.choice, q.recompute),
+        CHECK(x->mode != OFFLOAD_TWINFLOW || !choice_fits(&q.memory, &q.choice),
               "%zu: room for %g", i, q.choice.resident);
         trainer_close(memory.t);
     }
@@ -596,21 +596,21 @@ static void the_search_finds_what_a_grid_finds(void) {
         OffloadChoice more = q.choice;  // what is left of the GPU's memory is used
         more.slots++;
         CHECK(q.choice.mode != OFFLOAD_INTERLEAVE || more.slots > 1000
-              || !choice_fits(&q.memory, &more, q.recompute), "%d: room for more: %s", i, said(&q));
+              || !choice_fits(&q.memory, &more), "%d: room for more: %s", i, said(&q));
         double best = INFINITY;
         OffloadChoice found = q.choice;
         for (int k = 0; k < 21 * 11 * 2 * 2; k++) {
             OffloadChoice c = choice_of(OFFLOAD_INTERLEAVE, k / 21 % 11 * 0.1, k % 21 * 0.05);
-            const bool again = k / 231 % 2;
+            c.recompute = k / 231 % 2 ? AGAIN : KEEP;
             c.keep_grads = k / 462;
-            if (!choice_fits(&q.memory, &c, again)) continue;
-            const Prediction x = memory_rehearse(&memory, &c, again);
+            if (!choice_fits(&q.memory, &c)) continue;
+            const Prediction x = memory_rehearse(&memory, &c);
             if (x.step < best) found = c;
             best = fmin(best, x.step);
         }
         CHECK(q.predicted.step <= 1.03 * best, "%d: %s; but %.3f s with share %.2f resident %.2f",
               i, said(&q), best, found.share, found.resident);
-        IS(memory_rehearse(&memory, &q.choice, q.recompute).step, q.predicted.step);
+        IS(memory_rehearse(&memory, &q.choice).step, q.predicted.step);
         trainer_close(memory.t);
     }
 }
@@ -655,7 +655,7 @@ static void a_rank_is_searched_for_with_its_waits(void) {
     for (int i = 0; i < 3; i++) {  // on ever slower links
         OffloadSearch q = search_for(&memory, 20e9, 20e9);
         CHECK(offload_search(&q) && q.choice.mode != OFFLOAD_NONE, "%s", said(&q));
-        s.recompute = q.recompute;
+        s.recompute = q.choice.recompute;
         IS(planned(&r, &s, &q.choice).step, q.predicted.step);
         CHECK(q.predicted.step > last && q.predicted.comm_exposed > 0, "%s", said(&q));
         last = q.predicted.step;
@@ -728,7 +728,7 @@ static void case_change(Rehearsal *q) {
 }
 
 static Prediction case_run(Case x) {
-    Step s = {x.model, x.batch, 2048, 1, x.ranks, 3, true, x.system != TIDE, NULL};
+    Step s = {x.model, x.batch, 2048, 1, x.ranks, 3, AGAIN, x.system != TIDE, NULL};
     const bool cpu_only = x.system <= OVERLAPPED;
     OffloadChoice c = choice_of(cpu_only ? OFFLOAD_TWINFLOW : OFFLOAD_INTERLEAVE, x.resident,
                                 x.share);

@@ -97,7 +97,7 @@ static void free_hosts_leave_compute(void) {
             TAKES(x.compute, seconds);
             CHECK(stall_of(&x) < 1e-6, "S %zu: %g", S, stall_of(&x));
             p.step.accum = 7;
-            p.step.recompute = true;
+            p.step.recompute = AGAIN;
             x = rehearse_plan(&r, &p).t;
             TAKES(x.step, 7 * (seconds + (L - 1) * again));
             TAKES(x.compute, x.step);
@@ -283,7 +283,7 @@ static void several_gpus_wait_for_each_other(void) {
         none.mode = OFFLOAD_NONE;
         none.keep_grads = true;
         Trainer *all = trainer_open(&s);
-        const Prediction y = trainer_predict(all, &r, &none, false);
+        const Prediction y = trainer_predict(all, &r, &none, KEEP);
         trainer_close(all);
         ABOUT(x.t.comm, y.comm, 1e-3);  // without gaps between the parts
         ABOUT(x.t.reduced_bytes + x.t.gathered_bytes, y.reduced_bytes + y.gathered_bytes, 1e-3);

@@ -111,7 +111,7 @@ static void config_name(const Config *c, char name[200]) {
     snprintf(name, 200, "%s %s%d accum %zu%s clip %g topk %g window %zu reselect %zu warm-up %zu "
              "overlap %d sums %zu whole %zu threads %d places %d moments %d%s%s%s%s%s",
              shapes[c->shape].name, c->bits == 16 ? "bf" : "fp", c->bits, c->accum,
-             c->recompute == AGAIN ? " again" : "", c->clip, c->topk, c->window, c->reselect,
+             again_names[c->recompute], c->clip, c->topk, c->window, c->reselect,
              c->warmup, c->overlap, c->sums, c->whole, c->threads,
              c->places, c->moments, c->serial ? " serial" : "", c->rests ? " resting" : "",
              c->evaluates ? " evaluating" : "", c->sizes ? " two sizes" : "",

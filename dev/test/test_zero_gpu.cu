@@ -124,7 +124,7 @@ static void config_name(const Config *c, char name[300]) {
              "resident %g stride %zu share %g subgroup %zu slots %d places %d wire %d%s "
              "threads %d streamed %d ring %d%s",
              c->world, c->stage, shapes[c->shape].name, c->bits == 16 ? "bf" : "fp", c->bits,
-             c->accum, c->recompute == AGAIN ? " again" : "", c->clip,
+             c->accum, again_names[c->recompute], c->clip,
              c->sizes ? " two sizes" : "", c->evaluate ? " evaluating" : "",
              offload_names[c->mode], c->resident, c->stride, c->share, c->subgroup, c->slots,
              c->places, c->wire, tight[c->tight], c->threads, c->streamed, c->ring,
