@@ -74,8 +74,8 @@ static const Config configs[] = {
     { ODD, 16, 2,  KEEP, .05,  .3,    3, 3, 2, 1, 2,   1, 2, 0, 0, 1, 1, 0, 9, 32},
     {TIED, 32, 1,  KEEP, .05,  .3,    2, 4, 1, 1, 2,   0, 2, 0, 0, 0, 0, 0, 2, 16},
     {WIDE, 16, 2, AGAIN, .05,  .1, AUTO, 0, 1, 1, 2,   0, 1, 0, 0, 0, 0, 1, 9, 32},
-    {TIED, 16, 1,  KEEP, .05,  .3,    1, 3, 1, 1, 2,   0, 2, 0, 0, 0, 0, 0, 2, 16},
-    {TIED, 16, 1,  KEEP, .05,  .3,    3, 2, 1, 0, 2,   0, 2, 0, 0, 0, 0, 0, 9, 32},
+    {TIED, 16, 1, LIGHT, .05,  .3,    1, 3, 1, 1, 2,   0, 2, 0, 0, 0, 0, 0, 2, 16},
+    {TIED, 16, 1, LIGHT, .05,  .3,    3, 2, 1, 0, 2,   0, 2, 0, 0, 0, 0, 0, 9, 32},
 };
 enum { CONFIGS = sizeof configs / sizeof *configs, LONGEST = 100 };
 // Those that cover what there is.

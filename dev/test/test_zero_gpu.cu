@@ -87,7 +87,7 @@ static const Config configs[] = {
     {ODD,  2, 1, 16, 1, KEEP,  .05, 0, 0, INTER,  0, 2,  0, 4096, 2, 3, 16, 0, 1, 0, 0, 2},
     {ONE,  2, 3, 16, 3, KEEP,  .05, 0, 1, NONE,   1, 0,  0,    0, 1, 2, 16, 0, 1, 0, 0, 2},
     {FIVE, 2, 3, 16, 1, KEEP,  .05, 0, 0, ZERO,   0, 0,  0,    0, 1, 2, 16, 0, 1, 0, 9, 3},
-    {FIVE, 3, 3, 16, 3, KEEP,  .05, 0, 1, INTER, .2, 0,  1,    0, 2, 2, 16, 2, 2, 0, 3, 2},
+    {FIVE, 3, 3, 16, 3, LIGHT, .05, 0, 1, INTER, .2, 0,  1,    0, 2, 2, 16, 2, 2, 0, 3, 2},
 };
 enum { CONFIGS = sizeof configs / sizeof *configs };
 static const int some[] = {3, 15, 16, 20, 29, 30, 31, 32, 34, 35};  // cover what there is
