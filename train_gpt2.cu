@@ -1154,7 +1154,7 @@ static void weights_print_time(const GPT2 *g, const Run *r, const Rates *rates,
     printf("  weights from the host: %.2f GB in each pass, %.4g", 1e-9 * bytes, pass);
     if (micro > 0)
         printf("; forward takes as long from %.0f tokens in a micro-batch on",
-               (double)(r->B * r->T) * pass / (micro / (g->recompute ? 4 : 3)));
+               (double)(r->B * r->T) * pass / (micro / (g->choice.recompute == RECOMPUTE_BLOCK ? 4 : 3)));
     printf("\n");
 }
 
