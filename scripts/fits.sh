@@ -36,7 +36,7 @@ machine() {
     awk -v flops="$2" -v bytes="$3" -v link="$4" '
         $1 == "gpu_flops" { $2 = flops "e12" }
         $1 == "gpu_bytes" { $2 = bytes "e9" }
-        $1 == "gpu_adam" { $2 = 0.85 * bytes / 28 * 1e9 }
+        $1 == "gpu_adam" { $2 = 0.85 * bytes / 26 * 1e9 }
         /^[hd]2[hd]/ { $2 *= link }
         { print $1, $2 }' "$rates/$1.txt" | sed '/^#/d' >"$work/rates"
 }
