@@ -96,7 +96,8 @@ static void gpt2_place(GPT2 *g) {
         g->blocks = p->first_block + p->blocks;
     }
     g->grads_over_acts = 0;
-    if (g->training && g->choice.recompute != RECOMPUTE_BLOCK && !g->accumulating && !g->in_place && g->zen == NULL)
+    if (g->training && g->choice.recompute != RECOMPUTE_BLOCK && !g->accumulating && !g->in_place
+        && g->zen == NULL)
         gradients_over_acts(g);
     g->slot_count = slots_of(g->choice.slots, g->visit_count);
     g->places = places_of(g->choice.places, (int)g->config.layers);
@@ -1150,11 +1151,12 @@ static void weights_print_time(const GPT2 *g, const Run *r, const Rates *rates,
                                const Prediction *x) {
     const double bytes = (double)g->streamed * (double)g->segment[1].own * sizeof(floatX);
     const double pass = bytes / rates->h2d, micro = x->compute / (double)r->o.accum;
+    const int passes = g->choice.recompute == RECOMPUTE_BLOCK ? 4 : 3;
     if (g->streamed == 0) return;
     printf("  weights from the host: %.2f GB in each pass, %.4g", 1e-9 * bytes, pass);
     if (micro > 0)
         printf("; forward takes as long from %.0f tokens in a micro-batch on",
-               (double)(r->B * r->T) * pass / (micro / (g->choice.recompute == RECOMPUTE_BLOCK ? 4 : 3)));
+               (double)(r->B * r->T) * pass / (micro / passes));
     printf("\n");
 }
 
