@@ -200,9 +200,10 @@ static void every_choice_covers_every_preset(void) {
                         if (mode < OFFLOAD_INTERLEAVE && k > 0) continue;
                         const size_t stride = k < 8 ? 0 : k - 7;  // 1 .. 4, or a share
                         if (mode == OFFLOAD_INTERLEAVE && (r + z + k + i) % 4 != 0) continue;
-                        const OffloadChoice c = {mode, residents[r], stride,
-                            stride > 0 ? 0 : shares[k % 8], sizes[z], 3, 0, ++number % 2 == 0,
-                            false, false};
+                        const OffloadChoice c = {
+                            .mode = mode, .resident = residents[r], .stride = stride,
+                            .share = stride > 0 ? 0 : shares[k % 8], .subgroup = sizes[z],
+                            .slots = 3, .keep_grads = ++number % 2 == 0};
                         check_choice(&t, &c);
                     }
         gpt2_table_free(&t);
@@ -263,9 +264,10 @@ static void no_cut_changes_the_norm(void) {
         at += norm_blocks(t.tensors[i].size);
     }
     for (int k = 0; k < 60; k++) {
-        const OffloadChoice c = {OFFLOAD_INTERLEAVE, 0.01 * (k % 7), (size_t)(k % 3), 0.013 * k,
-                                 k % 2 ? 0 : 4096 + 1013 * (size_t)k, 2, 0, true, false,
-                                 false};
+        const OffloadChoice c = {
+            .mode = OFFLOAD_INTERLEAVE, .resident = 0.01 * (k % 7), .stride = (size_t)(k % 3),
+            .share = 0.013 * k, .subgroup = k % 2 ? 0 : 4096 + 1013 * (size_t)k, .slots = 2,
+            .keep_grads = true};
         Pieces list = offload_pieces(&t, &map, &c);
         memset(cut, 0, blocks * sizeof(double));
         for (int i = 0; i < list.count; i++) {

@@ -336,12 +336,12 @@ static void a_prediction_is_read_off(void) {
 
 // A model of 1000 bytes of weights, 20 in each of 40 layers, and 12000 of state, in the small.
 // Everything of it that may wait on the GPU or the host takes room there.
-static void toy_needs(void *arg, const OffloadChoice *c, bool recompute, size_t *gpu,
-                      size_t *host) {
+static void toy_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t *host) {
+    static const size_t kept[] = {0, 800, 600, 300};  // activations, by RECOMPUTE_*
     const double resident = c->mode == OFFLOAD_NONE ? 1 : c->resident;
     const bool sums = *(const bool *)arg;
     *gpu = 1000 - (size_t)(20 * (c->streamed - ring_of(c->ring, c->streamed)))
-         + (size_t)(12000 * resident) + (recompute ? 300 : 800)
+         + (size_t)(12000 * resident) + kept[c->recompute]
          + (c->keep_grads ? 400 : 0) + (sums && !c->sum_on_host ? 2000 : 0)
          + (size_t)places_of(c->places, 32) * 50 + (size_t)slots_of(c->slots, 20) * 120;
     *host = (size_t)(12000 * (1 - resident)) + (sums && c->sum_on_host ? 2000 : 0);
@@ -351,29 +351,32 @@ static void toy_needs(void *arg, const OffloadChoice *c, bool recompute, size_t 
 static void a_choice_is_settled(void) {
     const struct {
         size_t gpu;
-        bool sums, fits, again, on_host, keep;
+        bool sums, fits;
+        int again;
+        bool on_host, keep;
         int places, slots;
     } cases[] = {
-        {9999, false, true, false, false, true, 32, 20},
-        {3000, false, true, false, false, true, 8, 3},
-        {2700, false, true, false, false, true, 2, 3},
-        {2600, false, true, false, false, false, 8, 3},   // then visitors' gradients leave
-        {2250, false, true, true, false, true, 3, 3},     // then activations are made again
-        {1760, false, true, true, false, false, 2, 3},
-        {1759, false, false, true, false, false, 0, 0},
-        {9999, true, true, false, false, true, 0, 20},    // sums on the GPU need no places
-        {4659, true, true, false, true, true, 32, 7},     // sums on the host do
+        {9999, false, true, RECOMPUTE_NONE, false, true, 32, 20},
+        {3000, false, true, RECOMPUTE_NONE, false, true, 8, 3},
+        {2700, false, true, RECOMPUTE_NONE, false, true, 2, 3},
+        {2600, false, true, RECOMPUTE_NONE, false, false, 8, 3},   // visitors' gradients leave
+        {2250, false, true, RECOMPUTE_LIGHT, false, false, 5, 3},  // some activations again
+        {2059, false, true, RECOMPUTE_BLOCK, false, false, 7, 3},  // nearly all of them
+        {1760, false, true, RECOMPUTE_BLOCK, false, false, 2, 3},
+        {1759, false, false, RECOMPUTE_BLOCK, false, false, 0, 0},
+        {9999, true, true, RECOMPUTE_NONE, false, true, 0, 20},    // sums here need no places
+        {4659, true, true, RECOMPUTE_NONE, true, true, 32, 7},     // sums on the host do
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        bool sums = cases[i].sums, again = false;
+        bool sums = cases[i].sums;
         const OffloadMemory m = {toy_needs, &sums, cases[i].gpu, sums ? 14000 : 12000,
                                  RECOMPUTE_AUTO, sums, WEIGHTS_GPU, 0};
         OffloadChoice c;
         memset(&c, 0, sizeof c);
         c.mode = OFFLOAD_INTERLEAVE;
-        CHECK(choice_settle(&m, &c, &again) == cases[i].fits && again == cases[i].again
+        CHECK(choice_settle(&m, &c) == cases[i].fits && c.recompute == cases[i].again
               && c.sum_on_host == cases[i].on_host && c.keep_grads == cases[i].keep, "case %zu: "
-              "%s%s%s", i, again ? "again " : "", c.sum_on_host ? "on the host " : "",
+              "again %d %s%s", i, c.recompute, c.sum_on_host ? "on the host " : "",
               c.keep_grads ? "kept" : "");
         if (!cases[i].fits) continue;
         CHECK(places_of(c.places, 32) == (cases[i].places > 2 ? cases[i].places : 2)
@@ -381,7 +384,7 @@ static void a_choice_is_settled(void) {
               c.places, c.slots);
         c.slots = 4;  // what is said is kept
         c.places = 6;
-        if (choice_settle(&m, &c, &again)) CHECK(c.slots == 4 && c.places == 6, "case %zu", i);
+        if (choice_settle(&m, &c)) CHECK(c.slots == 4 && c.places == 6, "case %zu", i);
     }
 }
 
@@ -391,55 +394,57 @@ static void weights_stream_if_they_must(void) {
     const struct {
         int weights, mode;
         size_t gpu;
-        bool fits, again, keep;
+        bool fits;
+        int again;
+        bool keep;
         int streamed, ring;
     } cases[] = {
-        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 9999, true, false, true, 0, 0},
-        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 1760, true, true, false, 0, 0},
-        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 1759, true, false, false, 28, 2},
-        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 1500, true, false, false, 40, 2},
-        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 1000, true, true, false, 40, 2},
-        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 999, false, true, false, 40, 0},
-        {WEIGHTS_GPU, OFFLOAD_INTERLEAVE, 1759, false, true, false, 0, 0},
-        {WEIGHTS_HOST, OFFLOAD_INTERLEAVE, 9999, true, false, true, 40, 40},
-        {WEIGHTS_HOST, OFFLOAD_INTERLEAVE, 3440, true, false, true, 40, 4},
-        {WEIGHTS_HOST, OFFLOAD_NONE, 99999, true, false, true, 0, 0},
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 9999, true, RECOMPUTE_NONE, true, 0, 0},
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 1760, true, RECOMPUTE_BLOCK, false, 0, 0},
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 1759, true, RECOMPUTE_NONE, false, 28, 2},
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 1500, true, RECOMPUTE_NONE, false, 40, 2},
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 1000, true, RECOMPUTE_BLOCK, false, 40, 2},
+        {WEIGHTS_AUTO, OFFLOAD_INTERLEAVE, 999, false, RECOMPUTE_BLOCK, false, 40, 0},
+        {WEIGHTS_GPU, OFFLOAD_INTERLEAVE, 1759, false, RECOMPUTE_BLOCK, false, 0, 0},
+        {WEIGHTS_HOST, OFFLOAD_INTERLEAVE, 9999, true, RECOMPUTE_NONE, true, 40, 40},
+        {WEIGHTS_HOST, OFFLOAD_INTERLEAVE, 3440, true, RECOMPUTE_NONE, true, 40, 4},
+        {WEIGHTS_HOST, OFFLOAD_NONE, 99999, true, RECOMPUTE_NONE, true, 0, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        bool sums = false, again = false;
+        bool sums = false;
         const OffloadMemory m = {toy_needs, &sums, cases[i].gpu, 99999, RECOMPUTE_AUTO, false,
                                  cases[i].weights, 40};
         OffloadChoice c;
         memset(&c, 0, sizeof c);
         c.mode = cases[i].mode;
-        CHECK(choice_settle(&m, &c, &again) == cases[i].fits && again == cases[i].again
+        CHECK(choice_settle(&m, &c) == cases[i].fits && c.recompute == cases[i].again
               && c.keep_grads == cases[i].keep && c.streamed == cases[i].streamed
               && (!cases[i].fits || ring_of(c.ring, c.streamed) == cases[i].ring),
-              "case %zu: %d stream through %d%s%s", i, c.streamed, ring_of(c.ring, c.streamed),
-              again ? ", again" : "", c.keep_grads ? ", kept" : "");
+              "case %zu: %d stream through %d, again %d%s", i, c.streamed,
+              ring_of(c.ring, c.streamed), c.recompute, c.keep_grads ? ", kept" : "");
     }
 }
 
 // As many residents as fit, on the GPU; what is left on the host must fit there.
 static void residents_are_as_many_as_fit(void) {
-    bool sums = false, again = false;
+    bool sums = false;
     OffloadMemory m = {toy_needs, &sums, 9000, 99999, RECOMPUTE_NONE, false, WEIGHTS_GPU, 0};
     OffloadChoice c;
     memset(&c, 0, sizeof c);
     c.mode = OFFLOAD_TWINFLOW;
     c.resident = -1;
-    CHECK(choice_settle(&m, &c, &again), "does not fit");
+    CHECK(choice_settle(&m, &c), "does not fit");
     const double room = 9000 - (1000 + 800 + 400 + 2 * 50 + 3 * 120);
     CHECK(c.resident * 12000 <= room && (c.resident + 1 / 256.0) * 12000 > room, "%g", c.resident);
     const double most = c.resident;
     m.host = (size_t)(12000 * (1 - most));
     c.resident = -1;
-    CHECK(choice_settle(&m, &c, &again) && c.resident == most, "%g, not %g", c.resident, most);
+    CHECK(choice_settle(&m, &c) && c.resident == most, "%g, not %g", c.resident, most);
     m.host = 12000 - (size_t)room - 450;  // 400 more: what visitors' gradients take
     c.resident = -1;
-    CHECK(!choice_settle(&m, &c, &again), "%g fits into %zu", c.resident, m.host);
+    CHECK(!choice_settle(&m, &c), "%g fits into %zu", c.resident, m.host);
     m.gpu = 1000;
-    CHECK(choice_residents(&m, c, false) == -1, "fits into %zu", m.gpu);
+    CHECK(choice_residents(&m, c) == -1, "fits into %zu", m.gpu);
 }
 
 int main(void) {
