@@ -62,7 +62,8 @@ best() {
             plan "$h" $batch "$@" --offload auto --rates "$work/rates" >"$work/plan" || break
             awk -v host="$h" -v batch=$((batch * 2048 / seq)) '
                 /^offload [a-z]*:/ && !/^offload auto/ { sub(/:/, ""); how = $2 how }
-                /^recomputing/ { how = how ", recompute" }
+                /^recomputing activations/ { how = how ", recompute" }
+                /^recomputing layer/ { how = how ", light" }
                 /^weights of / { how = how ", stream " $3 " of " $5 }
                 /^  step .* tokens/ { sub(/.*: /, ""); printf "%d %d %d %s\n", host, $1, batch, how }
                 ' "$work/plan"
