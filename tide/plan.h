@@ -317,15 +317,16 @@ static void search_all(OffloadSearch *q, int streamed, bool residents) {
             }
 }
 
-// --offload auto: what a rehearsal finds fastest; with weights on the host only if nothing else
-// fits, or if that is asked for, and then with residents, whose layers' weights stay, only if
+// --offload auto: what a rehearsal finds fastest; with weights on the host only if that is clearly
+// faster, or if it is asked for, and then with residents, whose layers' weights stay, only if
 // nothing fits without. False if nothing fits.
 static bool offload_search(OffloadSearch *q) {
     const OffloadMemory *m = &q->memory;
     q->predicted.step = q->none = INFINITY;
     if (m->weights != WEIGHTS_HOST) search_all(q, 0, true);
     for (int stay = m->weights != WEIGHTS_HOST; stay < 2 && m->weights != WEIGHTS_GPU; stay++)
-        if (q->predicted.step == INFINITY) search_all(q, m->layers, stay);
+        if (m->weights == WEIGHTS_AUTO || q->predicted.step == INFINITY)
+            search_all(q, m->layers, stay);
     return q->predicted.step < INFINITY;
 }
 
