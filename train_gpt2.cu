@@ -1121,7 +1121,8 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
 // Of a gradient that waits on the host, and of a weight.
 static UpdateBytes update_bytes(const GPT2 *g) {
     const UpdateBytes b = {(double)host_grad_bytes(g), sizeof(floatX), g->choice.keep_grads,
-                           (double)piece_bytes(g, PIECE_VISIT)};
+                           (double)piece_bytes(g, PIECE_VISIT),
+                           (double)g->streamed / (double)g->config.layers};
     return b;
 }
 
@@ -1261,7 +1262,8 @@ static void choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
     } else if (c->mode == OFFLOAD_INTERLEAVE && c->stride == 0 && c->share < 0) {
         machine_rates(&g->host, g->host_threads, o, rates);
         c->keep_grads = true;
-        const UpdateBytes bytes = update_bytes(g);
+        UpdateBytes bytes = update_bytes(g);
+        if (g->weights == WEIGHTS_HOST) bytes.streams = 1;
         c->share = best_share(rates, &bytes);
     }
     gpt2_settle(g, &memory);
@@ -1280,8 +1282,12 @@ static size_t settle(GPT2 *g, Run *r) {
     if (g->zo != NULL) zo_choose(g, o, limit);
     else choose_offload(g, r, limit, host_limit, &rates);
     if (g->weights == WEIGHTS_HOST && g->streamed == 0)
-        die("--weights host: the state of every layer is on the GPU, and so are its weights; use a "
-            "smaller --resident");
+        die("--weights host: the state of every layer is on the GPU, and so are its weights; there "
+            "must be more --host-memory for some, or a smaller --resident");
+    if (zero_stage(g->zero) == 3 && !o->plan) {
+        g->choice.ring = weights_agree(g, r->world);
+        gpt2_place(g);
+    }
     if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
     const size_t planned = gpt2_check(g, o->offload, o->recompute, limit, host_limit);
     if (o->rates != NULL || (o->plan && limits.here))
@@ -1363,6 +1369,8 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     g->weights = o->weights;
     if (!r->training || o->dump != NULL || (g->zero != NULL && g->zero->stage < 3)
         || o->offload == OFFLOAD_ZENFLOW || g->zo != NULL) g->weights = WEIGHTS_GPU;
+    if (o->weights == WEIGHTS_HOST && g->weights == WEIGHTS_GPU && !r->only_sampling)
+        printf("without training, all weights are on the GPU\n");
     g->shards = g->zero != NULL ? zero_shards_of(g->zero, &g->table) : gpt2_shards_all(&g->table);
     g->accumulating = r->training && o->accum > 1 && o->dump == NULL;
     g->head_rows = HEAD_ROWS;
@@ -1400,7 +1408,8 @@ static int gpt2_dump(GPT2 *g, Run *r) {
     gpt2_forward(g, g->inputs, g->targets, r->B, r->T);
     gpt2_head(g, 1.0f / (float)N, 1, false, logits);
     gpt2_backward(g, false, true);
-    floats_move(g->grads, grads, P, true);
+    for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++)
+        floats_move((floatX *)p->grad, grads + arena_at(g, p), p->length, true);
     return run_dump(r, g->inputs, g->targets, gpt2_loss(g), logits, grads);
 }
 

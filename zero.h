@@ -14,7 +14,7 @@
 //   stage   on every rank, whole         a rank's shard alone      per parameter, R ranks, bf16
 //   1       weights, gradients           state                     2 + 2 + 10 / R      bytes
 //   2       weights                      gradients, state          2 + (2 + 10) / R
-//   3       (two layers' weights)        everything                (2 + 2 + 10) / R
+//   3       (some layers' weights)       everything                (2 + 2 + 10) / R
 //
 // State is AdamW's: what the fp32 master weights have besides the weights, m and v. In every stage
 // each gradient is summed over the ranks by the same reduce-scatter: all stages compute the same

@@ -326,7 +326,7 @@ static void rates_measure(Rates *r, HostQueue *q, double seconds) {
 // What follows from the rates: the speed of an update with bf16 on the wire, gradients of
 // GPU-updated parameters on the GPU, the others' gone to the host during the backward pass.
 static void calibrate_print(FILE *f, const Rates *r) {
-    const UpdateBytes bytes = {2, 2, true, 10};
+    const UpdateBytes bytes = {2, 2, true, 10, 0};
     const double k = eq1_stride(r);
     if (isfinite(k))
         fprintf(f, "Eq. 1: k = %.2f; on the GPU 1/(k+1) = %.0f %% as derived, 1/k = %.0f %% as in "

@@ -176,7 +176,7 @@ static const Option option_table[] = {
     CHOICE("precision", precision, "bf16", "bf16|fp32|fp16", O_GPU,
            "of what is stored; sums are fp32; fp16: with mezo"),
     CHOICE("recompute", recompute, "auto", "auto|none|light|block", O_GPU | O_FO,
-           "activations in backward, to save memory"),
+           "activations in backward; light: layer norms and GELU"),
 
     TITLE("GPU builds: where the state of AdamW is, and who updates it"),
     CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|zenflow", 0,
@@ -198,7 +198,7 @@ static const Option option_table[] = {
     FLAG("no-overlap", no_overlap, O_GPU, "compute, link and CPU take turns"),
 
     TITLE("GPU builds: several GPUs, limits of memory, plans, measurements"),
-    COUNT("zero", zero, "auto", 1, 3, O_GPU | O_FO, "ZeRO stage; auto: 2 on several GPUs"),
+    COUNT("zero", zero, "auto", 1, 3, O_GPU | O_FO, "stage; auto: 2 on several GPUs; 3 with weights on the host"),
     COUNT("world", world, "1", 1, 1 << 16, O_OWN | O_GPU | O_PLAN, "with --plan: for so many GPUs"),
     BYTES("gpu-memory", gpu_memory, "0", 0, 1e15, O_OWN | O_GPU,
           "use at most this: 24G, 24GB or 24GiB, of 1024^3 bytes; 0: all"),

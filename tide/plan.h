@@ -270,7 +270,7 @@ typedef struct {
     OffloadRehearse rehearse;
     const void *trainer;     // for rehearse()
     UpdateBytes bytes;       // of the run
-    OffloadChoice choice;    // .subgroup and .wire_f32 are given; .slots and .places if not 0
+    OffloadChoice choice;    // .subgroup and .wire_f32 are given; .slots, .places and .ring if not 0
     Prediction predicted;
     double none;             // seconds of a step with nothing offloaded; INFINITY: it does not fit
 } OffloadSearch;
@@ -299,6 +299,7 @@ static void search_all(OffloadSearch *q, int streamed, bool residents) {
     OffloadChoice c = q->choice;
     c.stride = 0;
     c.streamed = streamed;
+    q->bytes.streams = streamed > 0;
     for (c.recompute = recompute_least(m); c.recompute <= recompute_most(m); c.recompute++)
         for (int sum = 0; sum <= (int)m->sums; sum++)
             for (int keep = 1; keep >= 0; keep--) {
@@ -313,6 +314,10 @@ static void search_all(OffloadSearch *q, int streamed, bool residents) {
                     c.resident = 0;
                     if (i > -2 && residents) search_try(q, c, true);
                     if (i > -2 || (!sum && streamed == 0)) search_try(q, c, false);
+                    if (i > -2 || sum || streamed > 0 || c.recompute == RECOMPUTE_BLOCK) continue;
+                    c.over_acts = true;
+                    search_try(q, c, false);
+                    c.over_acts = false;
                 }
             }
 }

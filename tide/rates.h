@@ -157,6 +157,7 @@ typedef struct {
     double weight;       // bytes of a weight: 2; or 4
     bool keep_grads;     // gradients of GPU-updated parameters stay on the GPU
     double state;        // bytes of m, v and the rest of the master weight: 10 (fp32: 8); or 6, 4
+    double streams;      // share of the weights that live on the host
 } UpdateBytes;
 
 #define ADAM_BYTES 26.0  // that host_adam reads and writes: weight, state and a gradient of 2 bytes
@@ -169,8 +170,9 @@ enum { UPDATE_LINES = 6 };
 // gradient, and write weight and state. Backward hides the gradients' way.
 static void update_lines(const Rates *r, const UpdateBytes *b, double share,
                          double t[UPDATE_LINES]) {
-    const double cpu = 1 - share, d2h = b->state * share;
-    const double h2d = d2h + (b->keep_grads ? 0 : share * b->grad) + cpu * b->weight;
+    const double cpu = 1 - share, d2h = (b->state + b->streams * b->weight) * share;
+    const double h2d = d2h + (b->keep_grads ? 0 : share * b->grad)
+                     + cpu * (1 - b->streams) * b->weight;
     const double adam = 2 * (b->weight + b->state) + b->grad, bytes = h2d + d2h + cpu * adam;
     const double update = adam / ADAM_BYTES;
     const double in = rate_or(r->h2d_duplex, r->h2d), out = rate_or(r->d2h_duplex, r->d2h);

@@ -86,12 +86,22 @@ static void weights_fetch(GPT2 *g, size_t s) {
     if (g->zero != NULL) zero_gather(g, s);
 }
 
+// In stage 3, the ranks gather in one order: with as many places as the one has that has fewest.
+// Returns them.
+static int weights_agree(const GPT2 *g, size_t world) {
+    size_t *all = ALLOC(size_t, world, "ranks"), least = (size_t)g->ring;
+    zero_exchange(&least, sizeof least, all);
+    for (size_t i = 0; i < world; i++) least = min_size(least, all[i]);
+    free(all);
+    return (int)least;
+}
+
 // Compute comes to segment s, and goes on to s + next (1 or -1). The weights of s must be on their
 // way, those of s - next are done with, and those that come next come meanwhile, as far as there
 // are places.
 static void weights_use(GPT2 *g, size_t s, int next) {
     const size_t before = s - (size_t)next, end = (size_t)g->segments;  // may wrap: no segment then
-    int ahead = g->no_overlap && g->streamed > 0 ? 1 : g->ring;
+    int ahead = g->no_overlap && zero_stage(g->zero) < 3 ? 1 : g->ring;
     if (before < end && g->segment[before].ring >= 0)
         event_record(g->ring_free[g->segment[before].ring], g->compute);
     for (size_t i = s; i < end && ahead > 0; i += (size_t)next) {

@@ -320,43 +320,43 @@ static void zen_log(const GPT2 *g, char *json, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // 4. Selection
 
-// Columns of tensor t change places in one part of the state, p, m or v, of elements of `size`
-// bytes, which these point to. The chosen ones come to the host for that.
-static void zen_exchange(GPT2 *g, const ZenTensor *t, const ZenSwap *swaps, size_t count,
-                         char *gpu, char *host, size_t size) {
-    const size_t width = t->cols - t->chosen, bytes = t->rows * t->chosen * size;
-    char *chosen = (char *)alloc_or_fail(bytes, 1, "columns");
-    gpu_copy(chosen, gpu, bytes);
+// Columns of tensor t change places in one part of the state: masters (k 0), m or v. The chosen
+// ones come to the host for that.
+static void zen_exchange(GPT2 *g, const ZenTensor *t, const ZenSwap *swaps, size_t count, int k) {
+    void *const gpu[3] = {g->master, g->m, g->v}, *const host[3] = {g->host_weights, g->host_m,
+                                                                    g->host_v};
+    const size_t size = state_bytes(g, PIECE_CHOSEN, k), width = t->cols - t->chosen;
+    const size_t bytes = t->rows * t->chosen * size;
+    const bool split = k == 0 && FIRST_STATE == 0;
+    char *here = (char *)gpu[k] + t->chosen_at * size, *chosen = ALLOC(char, bytes, "columns");
+    gpu_copy(chosen, here, bytes);
     #pragma omp parallel for schedule(static)
     for (size_t r = 0; r < t->rows; r++)
         for (size_t j = 0; j < count; j++) {
-            char *a = host + (r * width + (size_t)swaps[j].rest) * size;
+            const size_t at = t->rest_at + r * width + (size_t)swaps[j].rest;
             char *b = chosen + (r * t->chosen + (size_t)swaps[j].chosen) * size, c[4];
-            memcpy(c, a, size);
-            memcpy(a, b, size);
-            memcpy(b, c, size);
+            memcpy(c, b, size);
+            if (split) {
+                uint16_t *weight = (uint16_t *)host[0] + at, *low = g->host_master + at;
+                const float mine = *(float *)b;
+                *(float *)b = master_f32(*weight, *low);
+                *weight = master_weight(mine);
+                *low = master_low(mine);
+            } else {
+                memcpy(b, (char *)host[k] + at * size, size);
+                memcpy((char *)host[k] + at * size, c, size);
+            }
         }
-    gpu_copy(gpu, chosen, bytes);
+    gpu_copy(here, chosen, bytes);
     free(chosen);
     g->moved_out += bytes;
     g->moved_in += bytes;
-}
-
-// The rest's masters as floats; or back there, if they are given.
-static float *zen_masters(const GPT2 *g, size_t at, size_t n, float *whole) {
-    const bool out = whole == NULL;
-    if (FIRST_STATE > 0) return (float *)g->host_weights + at;  // they are floats
-    if (out) whole = ALLOC(float, n, "columns");
-    master_move((uint16_t *)g->host_weights + at, g->host_master + at, whole, n, out);
-    if (!out) free(whole);
-    return whole;
 }
 
 // Selects columns anew, once everything is at rest: no update is under way, and no gradient waits.
 // Those that come and go take their masters and moments with them; what forward sees stays.
 static void zen_exchange_columns(GPT2 *g) {
     ZenFlow *z = g->zen;
-    void *const gpu[3] = {g->master, g->m, g->v}, *const host[3] = {NULL, g->host_m, g->host_v};
     if (zen_is_late(&z->config, &z->clock) || z->clock.filled > 0)
         fail("columns are selected while an update is under way");
     compute_span(g, "wait", 0);  // as the host does not queue what follows
@@ -365,14 +365,8 @@ static void zen_exchange_columns(GPT2 *g) {
     for (int i = 0; i < z->map.count; i++) {
         const ZenTensor *t = &z->map.tensor[i];
         const size_t count = zen_select(&z->map, i, z->clock.scores + t->column_at, swaps);
-        const size_t rest = t->rows * (t->cols - t->chosen);
-        for (int k = 0; k < 3 && t->rows > 0 && count > 0; k++) {
-            const size_t size = state_bytes(g, PIECE_CHOSEN, k);
-            char *away = (char *)host[k] + t->rest_at * size;
-            if (k == 0) away = (char *)zen_masters(g, t->rest_at, rest, NULL);
-            zen_exchange(g, t, swaps, count, (char *)gpu[k] + t->chosen_at * size, away, size);
-            if (k == 0) zen_masters(g, t->rest_at, rest, (float *)away);
-        }
+        for (int k = 0; k < 3 && t->rows > 0 && count > 0; k++)
+            zen_exchange(g, t, swaps, count, k);
         zen_swap(&z->map, i, swaps, count);
         z->swapped += count;
     }
@@ -394,13 +388,13 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
     const int tensor = gpt2_tensor_at(&g->table, at), segment = g->table.tensors[tensor].layer + 1;
     const ZenTensor *t = &z->map.tensor[tensor];
     const ZenSegment *s = &z->map.segment[segment];
-    const Piece *mine = g->segment[segment].first, *late = g->segment[segment].end - 1;
     const int32_t *column = z->map.column + t->column_at;
     // What of it is ours: elements [begin, end) of our rows.
     const size_t own = g->table.tensors[tensor].offset + t->row * t->cols;
     const size_t begin = at > own ? at - own : 0;
     const size_t end = at + n > own ? min_size(at + n - own, t->rows * t->cols) : 0;
     if (begin >= end) return;
+    const Piece *mine = g->segment[segment].first, *late = g->segment[segment].end - 1;
     w += own + begin - at;
     const size_t r0 = begin / t->cols, rows = (end - 1) / t->cols + 1 - r0;
     const size_t chosen = t->chosen, rest = t->cols - chosen;
