@@ -270,7 +270,7 @@ typedef struct {
     OffloadRehearse rehearse;
     const void *trainer;     // for rehearse()
     UpdateBytes bytes;       // of the run
-    OffloadChoice choice;    // .subgroup and .wire_f32 are given; .slots, .places and .ring if not 0
+    OffloadChoice choice;    // .subgroup, .wire_f32 are given; .slots, .places, .ring if not 0
     Prediction predicted;
     double none;             // seconds of a step with nothing offloaded; INFINITY: it does not fit
 } OffloadSearch;
