@@ -649,7 +649,7 @@ static void adam_case(bool is_bf16, bool split, bool moments_bf16, size_t skip, 
             for (size_t i = 0; i < n; i++)
                 bad += !isnan(p2[i]) && got16[i] != master_weight(p2[i]);
             CHECK(bad == 0, "%zu weights, skip %zu", bad, skip);
-            free(got_low), free(joined);
+            free(got_low);
         }
         for (int k = split; k < 3; k++) {
             const char *const name = k == 0 ? "p" : k == 1 ? "m" : "v";
