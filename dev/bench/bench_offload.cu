@@ -60,7 +60,7 @@ static void bench_mode(const char *name, const GPT2Config *config, const Offload
     const size_t *n = g->pieces.elements;
     const double away = (double)(n[PIECE_HOST] + n[PIECE_VISIT]);
     const double share = (double)n[PIECE_VISIT] / away;
-    const UpdateBytes bytes = {(double)host_grad_bytes(g), sizeof(bf16), choice->keep_grads, 12};
+    const UpdateBytes bytes = update_bytes(g);
     char limit[40];
     const double bound = away * update_bound(r, &bytes, share, limit);
     printf("%-28s %6.1f %6.1f %8.1f %8.1f %8.2f %8.2f %6.0f  %-14s %6.1f %6.1f\n", name,
@@ -120,7 +120,7 @@ int main(int argc, char **argv) {
     printf("\n%zu layers of %zu channels\n%-28s %6s %6s %8s %8s %8s %8s %6s  %-14s %6s %6s\n",
            config.layers, config.channels, "", "visit%", "stay%", "best ms", "ms", "Gpar/s",
            "bound", "of it%", "bound by", "in", "out");
-    const UpdateBytes bytes = {2, 2, true, 12};
+    const UpdateBytes bytes = {2, 2, true, 10, 0};
     bench_mode("zero", &config, &c, &rates);
     c.mode = OFFLOAD_TWINFLOW;
     c.resident = 0.2;
