@@ -349,12 +349,12 @@ template <int SOME> static bool config_is_tested(const int (&some)[SOME], int k)
 template <int SOME>
 static int run_configs(int argc, char **argv, int count, const int (&some)[SOME],
                        bool (*config_is_here)(int k),
-                       uint64_t (*config_hash)(int k, size_t steps, char name[200])) {
+                       uint64_t (*config_hash)(int k, size_t steps, char name[300])) {
     const bool all = strcmp(argv[2], "all") == 0, these = strcmp(argv[2], "some") == 0;
     const int only = atoi(argv[2]), n = all ? count : these ? SOME : 1;
     if (only < 0 || only >= count) die("there are %d configurations", count);
     for (int i = 0; i < n; i++) {
-        char name[200];
+        char name[300];
         const int k = all ? i : these ? some[i] : only;
         if (!config_is_here(k)) {
             if (n == 1) die("configuration %d is of another precision", k);

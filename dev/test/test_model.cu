@@ -629,7 +629,7 @@ static bool config_is_here(int k) {
     return (k < SWITCHED ? parity((unsigned)k & 1) : k != SWITCHED + 4) == IS_BF16;
 }
 
-static uint64_t config_hash(int k, size_t steps, char name[200]) {
+static uint64_t config_hash(int k, size_t steps, char name[300]) {
     const unsigned b = (unsigned)k;
     Shape s = {"config", 2, 2, 32, 64, 131, 17, 2, 17, GELU, 1, KEEP, 1, 99, false};
     const bool evaluate = parity(b & 3);
@@ -651,7 +651,7 @@ static uint64_t config_hash(int k, size_t steps, char name[200]) {
             {"five layers", 5, 1, 16, 32, 131, 8, 2, 8, RELU, 1, AGAIN, 2, 99, false}};
         s = more[k - SWITCHED];
     }
-    snprintf(name, 200, "%s L%zu NH%zu C%zu F%zu V%zu B%zu T%zu%s%s%s accum %zu, "
+    snprintf(name, 300, "%s L%zu NH%zu C%zu F%zu V%zu B%zu T%zu%s%s%s accum %zu, "
              "head rows %zu%s%s", IS_BF16 ? "bf16" : "fp32", s.L, s.NH, s.C, s.F, s.V, s.B, s.T,
              s.activation == RELU ? " relu" : " gelu",
              s.tied ? " tied" : " untied", again_names[s.recompute], s.accum,

@@ -119,9 +119,9 @@ static Placement config_placement(const Config *c) {
     return p;
 }
 
-static void config_name(const Config *c, char name[200]) {
+static void config_name(const Config *c, char name[300]) {
     static const char *const tight[] = {"", ", summed on host", ", gradients on host"};
-    snprintf(name, 200, "%s %s%d accum %zu%s clip %g%s%s, %s resident %g stride %zu share %g "
+    snprintf(name, 300, "%s %s%d accum %zu%s clip %g%s%s, %s resident %g stride %zu share %g "
              "subgroup %zu slots %d places %d wire %d%s threads %d moments %d streamed %d ring "
              "%d%s",
              shapes[c->shape].name, c->bits == 16 ? "bf" : "fp", c->bits, c->accum,
@@ -384,7 +384,7 @@ static Hashes run(const Config *c, size_t steps) {
     const Shape s = config_shape(c);
     const Recipe r = config_recipe(c);
     const Placement where = config_placement(c);
-    char name[200];
+    char name[300];
     config_name(c, name);
     float *params = shape_params(&s, false);
     const size_t before = free_memory();
@@ -416,7 +416,7 @@ static void test_same_bits(void) {
     for (int k = 0; k < CONFIGS; k++) {
         if (!config_is_here(k) || !config_is_tested(some, k)) continue;
         const Config *c = &configs[k];
-        char name[200];
+        char name[300];
         config_name(c, name);
         const Hashes wanted = reference(c, 2);
         const Hashes h = run(c, 2);
@@ -787,7 +787,7 @@ static void test_overlap(void) {
 
 // ---------------------------------------------------------------------------------------------
 
-static uint64_t config_hash(int k, size_t steps, char name[200]) {
+static uint64_t config_hash(int k, size_t steps, char name[300]) {
     config_name(&configs[k], name);
     const Hashes h = run(&configs[k], steps);
     return hash_bytes(&h, sizeof h);

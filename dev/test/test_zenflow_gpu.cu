@@ -107,8 +107,8 @@ static ZenConfig config_zen(const Config *c) {
 
 static size_t whole_layers(const Config *c) { return min_size(c->whole, shapes[c->shape].L); }
 
-static void config_name(const Config *c, char name[200]) {
-    snprintf(name, 200, "%s %s%d accum %zu%s clip %g topk %g window %zu reselect %zu warm-up %zu "
+static void config_name(const Config *c, char name[300]) {
+    snprintf(name, 300, "%s %s%d accum %zu%s clip %g topk %g window %zu reselect %zu warm-up %zu "
              "overlap %d sums %zu whole %zu threads %d places %d moments %d%s%s%s%s%s",
              shapes[c->shape].name, c->bits == 16 ? "bf" : "fp", c->bits, c->accum,
              again_names[c->recompute], c->clip, c->topk, c->window, c->reselect,
@@ -334,7 +334,7 @@ typedef void AfterStep(const ZenReference *x, const GPT2Table *t, size_t step, v
 static void reference_run(const Config *c, size_t steps, Record *r, AfterStep *after = NULL,
                           void *data = NULL) {
     const Shape s = config_shape(c);
-    char name[200];
+    char name[300];
     config_name(c, name);
     memset(r, 0, sizeof *r);
     r->steps = steps;
@@ -541,7 +541,7 @@ static void engine_run(const Config *c, size_t steps, bool watched, const Record
                        Record *r) {
     const Shape s = config_shape(c);
     Run run;
-    char name[200];
+    char name[300];
     config_name(c, name);
     memset(r, 0, sizeof *r);
     r->steps = steps;
@@ -576,7 +576,7 @@ static void test_same_bits(void) {
     for (int k = 0; k < CONFIGS; k++) {
         if (!config_is_here(k) || !config_is_tested(some, k)) continue;
         const Config *c = &configs[k];
-        char name[200];
+        char name[300];
         config_name(c, name);
         const size_t steps = steps_of(c, enough(c));
         reference_run(c, steps, &wanted);
@@ -750,7 +750,7 @@ static void check_resume(const Config *c, size_t phase) {
     const size_t last = c->warmup + phase + 4 * each + 3;
     Phases p = {c, {c->warmup + phase, c->warmup + phase + each + 1}, {0, 0}, 0};
     Config other = *c;
-    char name[200];
+    char name[300];
     config_name(c, name);
     other.sums = 3 - c->sums;
     other.threads = 1 + c->threads % 3;
@@ -1095,7 +1095,7 @@ static void test_overlap(void) {
 // ---------------------------------------------------------------------------------------------
 
 // What is used most runs for that many windows, the others for about half of them.
-static uint64_t config_hash(int k, size_t windows, char name[200]) {
+static uint64_t config_hash(int k, size_t windows, char name[300]) {
     static Record r;
     const Config *c = &configs[k];
     config_name(c, name);

@@ -343,9 +343,10 @@ static void check_formulas(GPT2 *g, const Config *c, const char *name) {
           name);  // besides the weights
     if (!away) {
         const size_t passing = ends + turns * R * part_of(x.n[1], R);
-        size_t wanted = X_ * (sums || c->stage >= 2 ? passing : rooms);
+        const bool leaves = c->stage >= 2 || c->tight > 0;  // the place where it is made
+        size_t wanted = X_ * (sums || leaves ? passing : rooms);
         if (sums) wanted += 4 * own;
-        else if (c->stage >= 2) wanted += X_ * (own - g->grads_over_acts);
+        else if (leaves) wanted += X_ * (own - g->grads_over_acts);
         wanted += (size_t)128 * ((s.V + 127) / 128) * s.C * 4;
         const size_t grads = purpose_bytes(list, n, "gradients");
         CHECK(grads == wanted, "rank %zu: %zu bytes of gradients, not %zu: %s", rank, grads, wanted,
@@ -784,10 +785,10 @@ static void test_overlap(void) {
 
 // ---------------------------------------------------------------------------------------------
 
-static uint64_t config_hash(int k, size_t steps, char name[200]) {
+static uint64_t config_hash(int k, size_t steps, char name[300]) {
     char whole[300];
     config_name(&configs[k], whole);
-    snprintf(name, 200, "%.199s", whole);
+    snprintf(name, 300, "%.299s", whole);
     const Hashes h = run(&configs[k], steps);
     return hash_bytes(&h, sizeof h);
 }

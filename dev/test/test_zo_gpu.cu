@@ -74,9 +74,9 @@ static Config in_memory(const Config *c) {
     return r;
 }
 
-static void config_name(const Config *c, char name[200]) {
+static void config_name(const Config *c, char name[300]) {
     static const char *const x[] = {"bf16", "fp32", "fp16"};  // as PRECISION_BF16 and so on
-    snprintf(name, 200, "%s %s%s queries %d accum %zu, slots %zu residents %zu%s%s%s%s%s",
+    snprintf(name, 300, "%s %s%s queries %d accum %zu, slots %zu residents %zu%s%s%s%s%s",
              shapes[c->shape].name, x[c->x], c->noise == ZO_GAUSSIAN ? "" : " signs", c->queries,
              c->accum, c->slots, c->residents, c->overlap ? "" : " serial",
              c->keeps_slots ? "" : " no slots", c->fused ? "" : " unfused",
@@ -183,7 +183,7 @@ static GPT2 *model_open(const Config *c, Feed *f, const float *weights, size_t s
     const GPT2Config config = shape_config(s);
     GPT2 *g = zo_new(&config, s->B, s->T);
     Zo *z = g->zo;
-    char name[200];
+    char name[300];
     config_name(c, name);
     z->config = ZoConfig{11, c->x == F32 ? 1e-3f : 1e-2f, c->queries, c->noise, ZO_STORAGE};
     z->words.count = f->r.task ? f->r.task_all.labels : 0;
@@ -269,7 +269,7 @@ static uint64_t look(GPT2 *g, Feed *f, size_t step, bool sample, uint64_t hash) 
 // each of them, too.
 static size_t zo_steps(GPT2 *g, const Config *c, Feed *f, size_t first, size_t last,
                        Hashes *h, bool at_each) {
-    char name[200];
+    char name[300];
     size_t updates = 0;
     config_name(c, name);
     if (first == 1) {
@@ -321,7 +321,7 @@ static void check_moved(GPT2 *g, const Config *c, size_t updates, const char *na
 static Hashes run(const Config *c, size_t steps, bool at_each) {
     static Feed f;
     static Hashes h;
-    char name[200];
+    char name[300];
     config_name(c, name);
     feed_make(&f, c, steps);
     float *w = first_weights(c);
@@ -349,7 +349,7 @@ static void test_same_bits(void) {
         if (!config_is_here(k) || !config_is_tested(some, k)) continue;
         const Config *c = &configs[k], base = in_memory(c);
         const size_t steps = steps_of(k);
-        char name[200];
+        char name[300];
         config_name(c, name);
         const Hashes want = run(&base, steps, true);
         const bool at_each = k % 3 == 1;
@@ -381,7 +381,7 @@ static void resume(int a, int b) {
     static Hashes h;
     const Config *c = &configs[a], base = in_memory(c), *to = &configs[b];
     Config elsewhere = *c;
-    char name[200];
+    char name[300];
     config_name(c, name);
     elsewhere.slots = to->slots;
     elsewhere.residents = to->residents;
@@ -475,7 +475,7 @@ static bool same_on_gpu(floatX *gpu, const float *w, size_t n) {
 static void check_weights(int shape, int type, int noise) {
     static Feed f;
     const Config c = {shape, type, noise, 2, 1, 1, ALL, 1, 1, 1, 0, 0};
-    char name[200];
+    char name[300];
     config_name(&c, name);
     feed_make(&f, &c, 9);
     float *first = shape_params(&shapes[shape], false);
@@ -549,7 +549,7 @@ static void test_weights_are_the_cpus(void) {
 static void check_losses(const Config *config, double tolerance) {
     static Feed f;
     Config c = *config;
-    char name[200];
+    char name[300];
     config_name(&c, name);
     feed_make(&f, &c, 5);
     float *first = first_weights(&c);
@@ -662,7 +662,7 @@ static int one_rank(void) {
     ranks_open();
     for (int k = 0; k < in_shared_config(-1).shape; k++) {
         const Config c = in_shared_config(k);
-        char name[200];
+        char name[300];
         if (c.x != PRECISION) continue;
         config_name(&c, name);
         const Hashes h = run(&c, 5, true);
@@ -887,7 +887,7 @@ static void test_overlap(void) {
 
 // ---------------------------------------------------------------------------------------------
 
-static uint64_t config_hash(int k, size_t steps, char name[200]) {
+static uint64_t config_hash(int k, size_t steps, char name[300]) {
     config_name(&configs[k], name);
     const Hashes h = run(&configs[k], steps, false);
     const uint64_t all[4] = {h.losses, h.evaluations, h.stored, h.weights};
