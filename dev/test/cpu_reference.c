@@ -91,7 +91,8 @@ void cpu_adam_update(float *p, void *m, void *v, const void *grad, bool grad_is_
     for (int i = 0; i < count; i++)
         if (runs[i].at + runs[i].length > n) n = runs[i].at + runs[i].length;
     uint16_t *weights = (uint16_t *)alloc_or_fail(2 * n, 2, "masters"), *low = weights + n;
-    master_move(weights, low, p, n, false);
+    for (int i = 0; i < count; i++)
+        master_move(weights + runs[i].at, low + runs[i].at, p + runs[i].at, runs[i].length, false);
     work.w = weights;
     work.low = low;
     adam_work(&work);

@@ -905,6 +905,7 @@ static void packed_state_has_the_bits_of_the_reference(void) {
     CHECK(x.clock.selections == 4, "%zu", x.clock.selections);
     #undef EACH_REST
     free(g);
+    free(low);
     free(p);
     free(first);
     free(second);
