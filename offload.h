@@ -38,17 +38,17 @@ typedef struct {
                          // do not wait for the update; 0: auto, LEAST_PLACES until settled
     bool keep_grads;     // gradients of visiting pieces wait on the GPU, not on the host
     int recompute;       // what backward makes again: RECOMPUTE_*
-    bool over_acts;      // with everything on the GPU: gradients wait where activations were, not
-                         // where backward makes them
+    bool apart;          // with everything on the GPU: gradients do not wait where backward makes
+                         // them, but as far as they can where activations were
     bool sum_on_host;    // of several micro-batches, the gradients of pieces on the host
     bool wire_f32;       // gradients cross the link as fp32
     int streamed;        // layers whose weights live on the host, and come whenever they are used:
                          // of those without residents, as far as there are so many
-    int ring;            // places that such layers' weights take turns in; 0: auto, LEAST_RING
-                         // until settled
+    int ring;            // places that such layers' weights take turns in; 0: auto,
+                         // LEAST_PLACES until settled
 } OffloadChoice;
 
-enum { LEAST_SLOTS = 3, LEAST_PLACES = 2, LEAST_RING = 2 };
+enum { LEAST_SLOTS = 3, LEAST_PLACES = 2 };
 
 // How many there are where so many (0: auto) are chosen: never more than are of use.
 static int slots_of(int chosen, int visits) {
@@ -58,11 +58,6 @@ static int slots_of(int chosen, int visits) {
 
 static int places_of(int chosen, int layers) {
     const int n = chosen > LEAST_PLACES ? chosen : LEAST_PLACES;
-    return n < layers ? n : layers;
-}
-
-static int ring_of(int chosen, int layers) {
-    const int n = chosen > LEAST_RING ? chosen : LEAST_RING;
     return n < layers ? n : layers;
 }
 

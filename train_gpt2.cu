@@ -68,7 +68,7 @@ static void gpt2_place(GPT2 *g) {
     if (g->zen != NULL) zen_pieces(&g->pieces, &g->zen->map);
     const Pieces *list = &g->pieces;
     g->offloaded = list->elements[PIECE_RESIDENT] < g->shards.elements;
-    g->in_place = !g->accumulating && !g->offloaded && stage < 2 && !g->choice.over_acts;
+    g->in_place = !g->accumulating && !g->offloaded && stage < 2 && !g->choice.apart;
     g->segments = zero_segments(t);
     g->segment = (Segment *)alloc_or_fail((size_t)g->segments, sizeof(Segment), "segments");
     g->ranges = ALLOC(StateRange, (size_t)g->segments, "segments");

@@ -184,8 +184,9 @@ enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits
 #define WIRE_CHUNK ((size_t)1 << 22)     // gradients cross the link in fp32 this many at a time
 #endif
 
-// Where the weights and gradients of segments are, each with its room: one after the other; or so
-// many places that the layers take turns in, behind those of the embeddings and the tail.
+// Where the gradients (in zo.cuh the weights) of segments are made, each with its room: one after
+// the other; or so many places that the layers take turns in, behind those of the embeddings and
+// the tail.
 static size_t segment_place(const GPT2 *g, int i, int turns) {
     const int tail = g->segments - 1;
     const Segment *s = g->segment;

@@ -181,8 +181,8 @@ static const Option option_table[] = {
     TITLE("GPU builds: where the state of AdamW is, and who updates it"),
     CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|zenflow", 0,
            "of AdamW's state; auto: the fastest; CPU: zenflow"),
-    CHOICE("weights", weights, "auto", "gpu|host|auto", O_GPU | O_FO,
-           "host: layers' come when they are used; auto: if need be"),
+    CHOICE("weights", weights, "auto", "gpu|host|auto", O_GPU,
+           "host: layers' come when they are used; auto: the faster"),
     REAL("resident", resident, "auto", 0, 1, O_GPU | O_FO | O_SHARE,
          "share of it on the GPU; auto: what fits, or 0"),
     COUNT("stride", stride, "auto", 1, BIG, O_GPU | O_FO | O_SPLIT,
@@ -412,9 +412,7 @@ static void options_check(const Options *o) {
             const Option *x = &option_table[i];
             const bool evaluates = o->steps == 0 && x->type == O_TEXT;  // --labels, --template
             if (o->given[i] && (x->flags & groups[k].flag) && !groups[k].fits && !evaluates)
-                die("--%s needs %s%s", x->name, groups[k].needed,
-                    mezo && x->offset == offsetof(Options, weights)
-                        ? "; with mezo: --resident-blocks" : "");
+                die("--%s needs %s", x->name, groups[k].needed);
         }
     if (o->min_lr > o->lr) die("--min-lr %g is above --lr %g", o->min_lr, o->lr);
     if (o->steps > 0 && o->warmup != AUTO_COUNT && o->warmup > o->steps)
@@ -426,6 +424,8 @@ static void options_check(const Options *o) {
         die("the CPU trainer has nothing to offload; it knows --offload none and zenflow");
     if (mezo && option_given(o, "offload") && o->offload != OFFLOAD_NONE)
         die("--offload places the state of AdamW; with mezo: --resident-blocks");
+    if (mezo && option_given(o, "weights"))
+        die("--weights places those of AdamW's training; with mezo: --resident-blocks");
     if (o->weights == WEIGHTS_HOST && zenflow)
         die("--weights host needs another --offload than zenflow, which updates them at every step "
             "on the GPU");

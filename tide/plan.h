@@ -223,7 +223,7 @@ static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
     if (c->places == 0 && c->mode != OFFLOAD_NONE && leaves)
         choice_grow(m, c, &c->places, LEAST_PLACES, 1000);
     if (c->ring == 0 && c->streamed > 0)
-        choice_grow(m, c, &c->ring, LEAST_RING, 1000);
+        choice_grow(m, c, &c->ring, LEAST_PLACES, 1000);
     if (c->slots == 0 && c->mode == OFFLOAD_INTERLEAVE)
         choice_grow(m, c, &c->slots, LEAST_SLOTS, 1000);
 }
@@ -252,7 +252,7 @@ static bool choice_settle(const OffloadMemory *m, OffloadChoice *c) {
                 c->streamed = away ? m->layers : 0;
                 c->sum_on_host = tight > 0 && m->sums;
                 c->keep_grads = tight < 2;
-                c->over_acts = tight > 0;
+                c->apart = tight > 0;
                 if (any) c->resident = fmax(choice_residents(m, *c), 0);
                 if (!choice_fits(m, c)) continue;
                 choice_fill(m, c);
@@ -315,9 +315,9 @@ static void search_all(OffloadSearch *q, int streamed, bool residents) {
                     if (i > -2 && residents) search_try(q, c, true);
                     if (i > -2 || (!sum && streamed == 0)) search_try(q, c, false);
                     if (i > -2 || sum || streamed > 0 || c.recompute == RECOMPUTE_BLOCK) continue;
-                    c.over_acts = true;
+                    c.apart = true;
                     search_try(q, c, false);
-                    c.over_acts = false;
+                    c.apart = false;
                 }
             }
 }

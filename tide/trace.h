@@ -60,11 +60,11 @@ static double intervals_common(const Interval *a, int na, const Interval *b, int
     return length;
 }
 
-// The copies of these rows, joined; x must have room for n.
-static int trace_copies(Interval *x, const TraceSpan *s, int n, int row, int other, int third) {
+// The copies of these rows (a bit for each), joined; x must have room for n.
+static int trace_copies(Interval *x, const TraceSpan *s, int n, unsigned rows) {
     int count = 0;
     for (int i = 0; i < n; i++)
-        if ((s[i].row == row || s[i].row == other || s[i].row == third) && s[i].bytes > 0) {
+        if ((rows >> s[i].row & 1) != 0 && s[i].bytes > 0) {
             x[count].begin = s[i].begin;
             x[count++].end = s[i].end;
         }
@@ -94,8 +94,8 @@ static const char *trace_after(const TraceSpan *s, int n, double end) {
 static void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
     static const char *const update[4] = {"fetch", "update", "flush", "back"};
     Interval *x = ALLOC(Interval, 2 * (size_t)n, "intervals"), *y = x + n;
-    const int in = trace_copies(x, s, n, ROW_FETCH, ROW_BACK, ROW_WEIGHTS);
-    const int out = trace_copies(y, s, n, ROW_FLUSH, ROW_LEAVE, ROW_LEAVE);
+    const int in = trace_copies(x, s, n, 1u << ROW_FETCH | 1u << ROW_BACK | 1u << ROW_WEIGHTS);
+    const int out = trace_copies(y, s, n, 1u << ROW_FLUSH | 1u << ROW_LEAVE);
     double first = INFINITY, last = -INFINITY;  // of the update
     c->duplex = intervals_common(x, in, y, out);
     c->forward = c->backward = c->stalled = c->stalled_backward = 0;

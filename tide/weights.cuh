@@ -30,7 +30,7 @@ static void weights_place(GPT2 *g) {
         may += s->streams;
     }
     g->streamed = g->choice.streamed < may ? g->choice.streamed : may;
-    g->ring = ring_of(g->choice.ring, dealt ? tail - 1 : g->streamed);
+    g->ring = places_of(g->choice.ring, dealt ? tail - 1 : g->streamed);
     for (int i = 0; i < g->segments; i++) {
         Segment *s = &g->segment[i];
         const bool layer = i >= 1 && i < tail;
@@ -47,8 +47,7 @@ static void weights_place(GPT2 *g) {
         s->param_at = at;
         at += s->room;
     }
-    const size_t shards = at + (size_t)g->ring * g->segment[1].room;
-    g->param_elements = shards;
+    g->param_elements = at + (size_t)g->ring * g->segment[1].room;
     for (int i = 0; i < g->segments; i++) {
         Segment *s = &g->segment[i];
         const bool layer = i >= 1 && i < tail;

@@ -182,13 +182,19 @@ static void model_forget(GPT2 *g) {
     free(g);
 }
 
+// What costs only time and is done where memory is short: one of four ways to recompute, and one of
+// three to keep gradients (choice_settle).
+static void model_place(GPT2 *g, int recompute, int tight) {
+    g->choice.recompute = recompute;
+    g->choice.sum_on_host = tight > 0 && g->accumulating;
+    g->choice.keep_grads = tight < 2;
+    g->choice.apart = tight > 0;
+    gpt2_place(g);
+}
+
 // Makes of it one that trains, from params. model_close() frees it.
 static void model_begin(GPT2 *g, const Shape *s, const float *params, const Placement *where) {
-    g->choice.recompute = s->recompute;
-    g->choice.sum_on_host = where != NULL && where->tight > 0 && g->accumulating;
-    g->choice.keep_grads = where == NULL || where->tight < 2;
-    g->choice.over_acts = where != NULL && where->tight > 0;
-    gpt2_place(g);
+    model_place(g, s->recompute, where != NULL ? where->tight : 0);
     gpt2_allocate(g);
     for (int i = 0; i < g->table.count; i++) {  // padding and gaps stay as they were allocated
         const GPT2Tensor *x = &g->table.tensors[i];
@@ -385,6 +391,17 @@ static Planned plan(const Shape *s, const Placement *where, int recompute, size_
     const size_t bytes = model_plan(g, recompute, limit, host_limit);
     const Planned planned = {bytes, gpt2_host_bytes(g), g->choice.recompute,
                              g->choice.sum_on_host, g->choice.keep_grads};
+    model_forget(g);
+    return planned;
+}
+
+// Without limits, with what model_place() is given.
+static Planned plan_without_limits(const Shape *s, const Placement *where, int recompute,
+                                   int tight) {
+    GPT2 *g = model_new(s, where);
+    model_place(g, recompute, tight);
+    const Planned planned = {gpt2_bytes(g), gpt2_host_bytes(g), recompute, g->choice.sum_on_host,
+                             g->choice.keep_grads};
     model_forget(g);
     return planned;
 }

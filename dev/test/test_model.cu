@@ -523,29 +523,39 @@ static void test_sum_norm_and_update_by_definition(void) {
 // --recompute auto begins where keeping everything ends; and what does not fit is refused, with one
 // line and exit code 2. Needs no GPU: it is the first test, as it forks.
 static void test_plan_and_recompute_auto(void) {
-    const Shape *s = &shapes[2];
-    const size_t all = plan(s, NULL, KEEP, SIZE_MAX, 0).gpu;
-    const size_t less = plan(s, NULL, AGAIN, SIZE_MAX, 0).gpu;
-    const size_t light = plan(s, NULL, LIGHT, SIZE_MAX, 0).gpu;
+    Shape one = shapes[2];
+    one.accum = 1;
+    one.B = 16;  // tokens and layers enough for gradients to lie over activations
+    one.L = 8;
+    const Shape *s = &one;
+    size_t need[9];  // of each way to recompute: gradients in place, then over activations (twice)
+    for (int i = 0; i < 9; i++) need[i] = plan_without_limits(s, NULL, KEEP + i / 3, i % 3).gpu;
+    const size_t all = need[0], light = need[3], less = need[6];
     const size_t bytes = s->B * s->T * sizeof(floatX);  // of one number of each token
     const size_t made = 2 * round_up(s->C * bytes, 256) + round_up(s->F * bytes, 256);
     CHECK(less < light && light < all, "%zu bytes with recomputation, %zu with a little, %zu "
           "without", less, light, all);
     CHECK(all - light == (s->L - 1) * made, "%zu bytes less", all - light);
-    const struct { size_t limit; int wanted; } automatic[] = {
-        {all, KEEP}, {all - 1, -1}, {light, -1}, {light - 1, -1}, {less, AGAIN}};
-    for (size_t i = 0; i < sizeof automatic / sizeof *automatic; i++) {
-        const Planned p = plan(s, NULL, RECOMPUTE_AUTO, automatic[i].limit, 0);
-        CHECK(p.gpu <= automatic[i].limit
-              && (automatic[i].wanted < 0 || p.again == automatic[i].wanted), "to the last byte, "
-              "%zu:%s", i, again_names[p.again]);
+    size_t least = SIZE_MAX;
+    for (int i = 0; i < 9; i++) least = min_size(least, need[i]);
+    CHECK(need[1] < need[0] && need[1] == need[2], "%zu bytes over activations, %zu in place",
+          need[1], need[0]);
+    // with as much memory as each of these takes, or a byte less, the first one that fits
+    for (int i = 0; i < 9 * 2; i++) {
+        const size_t limit = need[i / 2] - (size_t)(i % 2);
+        int wanted = 0;
+        if (limit < least) continue;
+        while (need[wanted] > limit) wanted++;
+        const Planned p = plan(s, NULL, RECOMPUTE_AUTO, limit, 0);
+        CHECK(p.again == KEEP + wanted / 3 && p.gpu == need[wanted], "case %d: %s, %zu of %zu", i,
+              again_names[p.again], p.gpu, limit);
     }
     for (int i = 0; i < 3; i++) {
         const int choices[] = {RECOMPUTE_AUTO, KEEP, AGAIN}, choice = choices[i];
         char line[1024];
         int status;
         if (in_child(line, &status)) {
-            plan(s, NULL, choice, choice == KEEP ? all - 1 : less - 1, 0);
+            plan(s, NULL, choice, choice == KEEP ? need[1] - 1 : least - 1, 0);
             _exit(0);
         }
         CHECK(refused(line, status, "GPU memory"), "status %d: %s", status, line);

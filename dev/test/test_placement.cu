@@ -480,15 +480,9 @@ static void test_fit(void) {
     const Config c = {TIED, 16, 4, KEEP, 0, 0, 0, INTER, .3, 0, .5, 4096, 1, 2, 16, 0, 1, 0, 32,
                       0, 2};
     const Placement where = config_placement(&c);
-    struct { size_t gpu, host; } bytes[9];  // three by how tight, of each way to recompute
+    Planned bytes[9];  // three by how tight, of each way to recompute
     for (int i = 0; i < 9; i++) {
-        GPT2 *g = model_new(&s, &where);
-        g->choice.recompute = KEEP + i / 3;
-        g->choice.sum_on_host = i % 3 > 0;
-        g->choice.keep_grads = i % 3 < 2;
-        gpt2_place(g);
-        bytes[i] = {gpt2_bytes(g), gpt2_host_bytes(g)};
-        model_forget(g);
+        bytes[i] = plan_without_limits(&s, &where, KEEP + i / 3, i % 3);
         if (i % 3 == 0 && i > 0)
             CHECK(bytes[i].gpu < bytes[i - 3].gpu && bytes[i].host == bytes[i - 3].host, "%d", i);
         if (i % 3 == 0) continue;
@@ -522,6 +516,7 @@ static void test_fit(void) {
         CHECK(refused(line, status, refusals[i].words), "status %d: %s", status, line);
     }
 }
+
 // ---------------------------------------------------------------------------------------------
 // What happens at the same time, on the emulated GPU's virtual clock. Times in microseconds.
 

@@ -490,10 +490,11 @@ static void memory_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t 
     const size_t P = g->table.elements, resident = list.elements[PIECE_RESIDENT];
     size_t at;
     const size_t layer = zero_segment(&g->table, 1, &at);
-    *gpu = 2 * P + (size_t)(m->activations / (c->recompute == AGAIN ? 8 : 1)) + 12 * resident
-         + 2 * list.grads_gpu + (size_t)slots_of(c->slots, list.count) * 12 * list.longest_visit
+    const double kept[] = {1, 10.0 / 16, 1.0 / 8};  // of activations
+    *gpu = 2 * P + (size_t)(m->activations * kept[c->recompute - KEEP]) + 10 * resident
+         + 2 * list.grads_gpu + (size_t)slots_of(c->slots, list.count) * 10 * list.longest_visit
          + (size_t)places_of(c->places, (int)g->config.layers) * 2 * layer;
-    *host = 12 * (g->shards.elements - resident) + 2 * list.grads_host;
+    *host = 10 * (g->shards.elements - resident) + 2 * list.grads_host;
     if (c->sum_on_host) *host += P;
     pieces_free(&list);
 }

@@ -340,7 +340,7 @@ static void toy_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t *ho
     static const size_t kept[] = {0, 800, 600, 300};  // activations, by RECOMPUTE_*
     const double resident = c->mode == OFFLOAD_NONE ? 1 : c->resident;
     const bool sums = *(const bool *)arg;
-    *gpu = 1000 - (size_t)(20 * (c->streamed - ring_of(c->ring, c->streamed)))
+    *gpu = 1000 - (size_t)(20 * (c->streamed - places_of(c->ring, c->streamed)))
          + (size_t)(12000 * resident) + kept[c->recompute]
          + (c->keep_grads ? 400 : 0) + (sums && !c->sum_on_host ? 2000 : 0)
          + (size_t)places_of(c->places, 32) * 50 + (size_t)slots_of(c->slots, 20) * 120;
@@ -419,9 +419,9 @@ static void weights_stream_if_they_must(void) {
         c.mode = cases[i].mode;
         CHECK(choice_settle(&m, &c) == cases[i].fits && c.recompute == cases[i].again
               && c.keep_grads == cases[i].keep && c.streamed == cases[i].streamed
-              && (!cases[i].fits || ring_of(c.ring, c.streamed) == cases[i].ring),
+              && (!cases[i].fits || places_of(c.ring, c.streamed) == cases[i].ring),
               "case %zu: %d stream through %d, again %d%s", i, c.streamed,
-              ring_of(c.ring, c.streamed), c.recompute, c.keep_grads ? ", kept" : "");
+              places_of(c.ring, c.streamed), c.recompute, c.keep_grads ? ", kept" : "");
     }
 }
 
