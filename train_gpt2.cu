@@ -114,11 +114,13 @@ static void gpt2_place(GPT2 *g) {
     g->slot_weights = g->weights_on_host = 0;
     for (int i = 0; i < list->count; i++) {
         Piece *p = &g->pieces.pieces[i];
-        const bool streams = g->segment[p->segment].streams;
-        if (streams && p->kind == PIECE_VISIT) g->slot_weights = sizeof(floatX);
-        if (!streams && p->kind != PIECE_HOST && p->kind != PIECE_LATE) continue;
+        const bool streams = g->segment[p->segment].streams, late = p->kind == PIECE_LATE;
+        const bool visits = streams && p->kind == PIECE_VISIT;
+        if (visits) g->slot_weights = sizeof(floatX);
+        if (p->kind != PIECE_HOST && !late && !visits) continue;
         p->weights_at = g->weights_on_host;
         g->weights_on_host += p->length;
+        if (streams && late) g->weights_on_host += p->length;  // the newest, and those in use
     }
 }
 
@@ -322,7 +324,7 @@ static size_t gpt2_check(GPT2 *g, int offload, int recompute, size_t limit, size
 //   updated[s]       update        the GPU has updated its part of s          compute: forward of s
 //                    out           the same, and that is on the host, too     weights
 //   returned[s]      back          the CPU's new weights of s are there       compute: forward of s
-//                                  or, of those that live on the host, made   weights
+//                    back or host  or, of those that live on the host, made   weights
 //   arrived[s]       weights       the weights of s have come from the host   compute; or ranks
 //   ring_free[i]     compute       the weights in place i are used no more    weights, ranks
 //   gathered[s]      ranks         all ranks' new weights of s are there      compute: forward of s
@@ -887,7 +889,7 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
         const bool whole = g->in_place || sums_on_gpu(g);
         live(g, "gradients", -(double)(whole ? x->own : x->own - x->leaving), waiting_bytes(g),
              g->update);
-        event_record(g->updated[s], x->streams ? g->out : g->update);
+        event_record(g->updated[s], x->streams && g->zen == NULL ? g->out : g->update);
         event_record(g->returned[s], g->back);
     }
     if (g->zen != NULL) zen_window(g, step->grad_scale);
@@ -1150,7 +1152,9 @@ static Prediction search_rehearse(const void *trainer, const OffloadChoice *c) {
 // backward makes most of it again.
 static void weights_print_time(const GPT2 *g, const Run *r, const Rates *rates,
                                const Prediction *x) {
-    const double bytes = (double)g->streamed * (double)g->segment[1].own * sizeof(floatX);
+    const Segment *layer = &g->segment[1];
+    const size_t each = g->zen != NULL ? layer->leaving : layer->own;
+    const double bytes = (double)g->streamed * (double)each * sizeof(floatX);
     const double pass = bytes / rates->h2d, micro = x->compute / (double)r->o.accum;
     const int passes = g->choice.recompute == RECOMPUTE_BLOCK ? 4 : 3;
     if (g->streamed == 0) return;
@@ -1368,7 +1372,7 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
         printf("ranks: %zu, ZeRO-%d\n", r->world, g->zero->stage);
     g->weights = o->weights;
     if (!r->training || o->dump != NULL || (g->zero != NULL && g->zero->stage < 3)
-        || o->offload == OFFLOAD_ZENFLOW || g->zo != NULL) g->weights = WEIGHTS_GPU;
+        || g->zo != NULL) g->weights = WEIGHTS_GPU;
     if (o->weights == WEIGHTS_HOST && g->weights == WEIGHTS_GPU && !r->only_sampling)
         printf("without training, all weights are on the GPU\n");
     g->shards = g->zero != NULL ? zero_shards_of(g->zero, &g->table) : gpt2_shards_all(&g->table);

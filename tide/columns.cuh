@@ -86,13 +86,16 @@ __device__ static inline ColumnsThread columns_thread(const ColumnsWork &w, unsi
 
 enum { COLUMNS_EACH = 16 };  // elements of a thread: so many loads are under way
 
-template <typename To, typename From> __device__ static inline To columns_convert(From x) {
+// What is packed are gradients; what takes its place are weights.
+template <bool PACKS, typename To, typename From>
+__device__ static inline To columns_convert(From x) {
     if constexpr (sizeof(To) == sizeof(From)) return x;
-    else return from_f32<To>(to_f32(x));
+    else if constexpr (PACKS) return from_f32<To>(to_f32(x));
+    else return weight_from<To>(to_f32(x));
 }
 
 // A thread's elements, one of each band. The last few of a matrix are copied one by one.
-template <typename To, typename From>
+template <bool PACKS, typename To, typename From>
 __device__ static inline void columns_copy(To *__restrict__ to, size_t ahead_to,
                                            const From *__restrict__ from, size_t ahead_from,
                                            unsigned left, unsigned band) {
@@ -101,10 +104,11 @@ __device__ static inline void columns_copy(To *__restrict__ to, size_t ahead_to,
         #pragma unroll
         for (int k = 0; k < COLUMNS_EACH; k++, from += ahead_from) x[k] = *from;
         #pragma unroll
-        for (int k = 0; k < COLUMNS_EACH; k++, to += ahead_to) *to = columns_convert<To>(x[k]);
+        for (int k = 0; k < COLUMNS_EACH; k++, to += ahead_to)
+            *to = columns_convert<PACKS, To>(x[k]);
     } else {
         for (unsigned row = 0; row < left; row += band, from += ahead_from, to += ahead_to)
-            *to = columns_convert<To>(*from);
+            *to = columns_convert<PACKS, To>(*from);
     }
 }
 
@@ -122,15 +126,16 @@ columns_move_kernel(void *__restrict__ to_arena, const void *__restrict__ from_a
     const size_t at = w.at + (size_t)t.row * w.cols + (size_t)column[w.column_at + t.slot];
     const size_t packed_at = w.packed_at + (size_t)t.row * w.slots + t.slot;
     if (PACKS)
-        columns_copy(to + packed_at, w.packed_ahead, from + at, w.ahead, t.left, w.band);
+        columns_copy<PACKS>(to + packed_at, w.packed_ahead, from + at, w.ahead, t.left, w.band);
     else
-        columns_copy(to + at, w.ahead, from + packed_at, w.packed_ahead, t.left, w.band);
+        columns_copy<PACKS>(to + at, w.ahead, from + packed_at, w.packed_ahead, t.left, w.band);
 }
 
 // packs: packed `to` = the chosen columns of all tensors of a segment in an arena, or the rest's.
-// Else the inverse, of one type, which writes these columns and no others. Float or bf16, rounded
-// to nearest even; both point to the segment's: the first packed element, the first of the first
-// tensor. column: ZenMap's, on the GPU. Gaps are not written.
+// Else the inverse, which writes these columns and no others. Float, or bf16 that may come from
+// floats: gradients rounded to nearest even, weights as masters are. Both point to the segment's:
+// the first packed element, the first of the first tensor. column: ZenMap's, on the GPU. Gaps are
+// not written.
 static void columns_move_gpu(bool packs, void *to, bool to_bf16, const void *from, bool from_bf16,
                              const ZenMap *map, int segment, bool rest, const int32_t *column,
                              cudaStream_t stream) {
@@ -139,7 +144,8 @@ static void columns_move_gpu(bool packs, void *to, bool to_bf16, const void *fro
     if (blocks == 0) return;
     auto kernel = packs ? columns_move_kernel<true, float, float>
                         : columns_move_kernel<false, float, float>;
-    if (packs && to_bf16) kernel = columns_move_kernel<true, bf16, float>;
+    if (to_bf16) kernel = packs ? columns_move_kernel<true, bf16, float>
+                                : columns_move_kernel<false, bf16, float>;
     if (from_bf16) kernel = packs ? columns_move_kernel<true, bf16, bf16>
                                   : columns_move_kernel<false, bf16, bf16>;
     LAUNCH(kernel, blocks, COLUMNS_THREADS, 0, stream, to, from, column, batch);
@@ -165,7 +171,8 @@ columns_adam_kernel(X *__restrict__ matrix, float *__restrict__ p, M *__restrict
     const float decay = w.decay ? s.weight_decay : 0.0f;
     const size_t first = w.packed_at + (size_t)t.row * w.slots + t.slot;
     size_t i = first;
-    matrix += w.at + (size_t)t.row * w.cols + (size_t)column[w.column_at + t.slot];
+    const bool shows = matrix != NULL;
+    if (shows) matrix += w.at + (size_t)t.row * w.cols + (size_t)column[w.column_at + t.slot];
     float p1[EACH], g1[EACH];
     M m1[EACH], v1[EACH];
     #pragma unroll
@@ -178,14 +185,14 @@ columns_adam_kernel(X *__restrict__ matrix, float *__restrict__ p, M *__restrict
     }
     i = first;
     #pragma unroll
-    for (unsigned k = 0; k < EACH; k++, i += w.packed_ahead, matrix += w.ahead) {
+    for (unsigned k = 0; k < EACH; k++, i += w.packed_ahead) {
         if (k * w.band >= t.left) return;
         adam_stored(&p1[k], (uint16_t *)NULL, &m1[k], &v1[k], g1[k], &s, decay,
                     w.index + (i - w.packed_at));
         p[i] = p1[k];
         m[i] = m1[k];
         v[i] = v1[k];
-        *matrix = weight_from<X>(p1[k]);
+        if (shows) matrix[k * w.ahead] = weight_from<X>(p1[k]);
     }
 }
 
@@ -206,7 +213,7 @@ static void columns_adam_launch(X *arena_part, float *p, M *m, M *v, const void 
 
 // One AdamW step of a segment's chosen columns, of p, m and v with the gradient, all packed; they
 // point to the segment's. Each tensor decays or not. The new weights, as X, go to their places in
-// arena_part. X: float or bf16. *step is copied, and says how m and v are stored.
+// arena_part, unless that is NULL. X: float or bf16. *step is copied, and says how m and v are stored.
 template <typename X>
 static void columns_adam_gpu(X *arena_part, float *p, void *m, void *v, const void *grad,
                              bool grad_is_bf16, const ZenMap *map, int segment,

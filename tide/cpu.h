@@ -3,6 +3,7 @@
 //   cpu_describe()        the line at the start of a run
 //   cpu_wait_briefly()    first in main(): threads that wait sleep before long
 //   cpu_threads()         of one process, which may share the machine with others
+//   cpu_copy()            with all of them
 // A build for instructions that the CPU does not have ends before main(), with one line.
 #ifndef TIDE_CPU_H
 #define TIDE_CPU_H
@@ -73,6 +74,16 @@ static int cpu_threads(size_t asked, int ranks) {
     if (asked > 0) return (int)asked;
     if (said > 1 || (said == 1 && getenv("TORCHELASTIC_RUN_ID") == NULL)) return said;
     return n > 1 ? n : 1;
+}
+
+// memcpy(), by a team.
+static void cpu_copy(void *to, const void *from, size_t bytes) {
+    const size_t chunk = 1 << 16;
+    #pragma omp parallel for schedule(dynamic) if (bytes > chunk)
+    for (size_t at = 0; at < bytes; at += chunk) {
+        const size_t n = bytes - at < chunk ? bytes - at : chunk;
+        memcpy((char *)to + at, (const char *)from + at, n);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -325,9 +325,10 @@ static void pieces_point(GPT2 *g) {
         const size_t inside = p->at - s->own_at, waits = sums_on_gpu(g) ? p->at : p->grad_at;
         const bool chosen = p->kind == PIECE_CHOSEN, here = chosen || p->kind == PIECE_RESIDENT;
         p->params = p->weights = g->params + s->own_param_at + inside;
-        if (p->kind == PIECE_HOST || p->kind == PIECE_LATE || s->streams)
+        if (p->kind == PIECE_HOST || p->kind == PIECE_LATE || (s->streams && !chosen))
             p->weights = g->host_weights + p->weights_at;
-        if (s->streams) p->params = p->weights;
+        if (s->streams && !chosen) p->params = p->weights;
+        if (s->streams && p->kind == PIECE_LATE) p->params = (floatX *)p->weights + p->length;
         for (int k = chosen ? 0 : FIRST_STATE; k < (g->training ? 3 : 1); k++)
             p->state[k] = (char *)(here ? gpu[k] : host[k])
                         + p->state_at * state_bytes(g, p->kind, k);

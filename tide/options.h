@@ -426,9 +426,6 @@ static void options_check(const Options *o) {
         die("--offload places the state of AdamW; with mezo: --resident-blocks");
     if (mezo && option_given(o, "weights"))
         die("--weights places those of AdamW's training; with mezo: --resident-blocks");
-    if (o->weights == WEIGHTS_HOST && zenflow)
-        die("--weights host needs another --offload than zenflow, which updates them at every step "
-            "on the GPU");
     if (o->weights == WEIGHTS_HOST && o->offload == OFFLOAD_NONE)
         die("--weights host needs state on the host, and --offload none leaves none there");
     if (o->weights == WEIGHTS_HOST && (o->zero == 1 || o->zero == 2))

@@ -242,9 +242,8 @@ static int recompute_most(const OffloadMemory *m) {
 // gradients over activations; visitors' gradients that wait there; recomputation; and weights on
 // the host. Then fills what is left. False: nothing fits, and what is in *c needs the least.
 static bool choice_settle(const OffloadMemory *m, OffloadChoice *c) {
-    const bool any = c->resident < 0, all_here = c->mode == OFFLOAD_NONE
-                                                 || c->mode == OFFLOAD_ZENFLOW;
-    const int weights = all_here ? WEIGHTS_GPU : m->weights;
+    const bool any = c->resident < 0;
+    const int weights = c->mode == OFFLOAD_NONE ? WEIGHTS_GPU : m->weights;
     for (int away = weights == WEIGHTS_HOST; away <= (weights != WEIGHTS_GPU); away++)
         for (int again = recompute_least(m); again <= recompute_most(m); again++)
             for (int tight = 0; tight < 3; tight++) {

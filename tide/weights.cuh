@@ -8,7 +8,7 @@
 // there with its state; residents' layers stay on the GPU. doc/offload.md is the lesson.
 #ifndef TIDE_WEIGHTS_CUH
 #define TIDE_WEIGHTS_CUH
-#include "zero.cuh"
+#include "zenflow.cuh"
 
 static int ring_places(const GPT2 *g) {
     return g->ring + (zero_stage(g->zero) == 3 ? 2 : 0);  // the embeddings and the tail have theirs
@@ -26,7 +26,8 @@ static void weights_place(GPT2 *g) {
         Segment *s = &g->segment[i];
         s->streams = i >= 1 && i < tail;
         for (const Piece *p = s->first; p < s->end; p++)
-            if (p->kind != PIECE_HOST && p->kind != PIECE_VISIT) s->streams = false;
+            if (p->kind == PIECE_RESIDENT || (p->kind == PIECE_LATE && p->length == 0))
+                s->streams = false;
         may += s->streams;
     }
     g->streamed = g->choice.streamed < may ? g->choice.streamed : may;
@@ -62,12 +63,16 @@ static void weights_place(GPT2 *g) {
 // This process's part of segment s's weights comes from the host, once it has been updated.
 static void weights_copy(GPT2 *g, size_t s) {
     const Segment *x = &g->segment[s];
-    const size_t bytes = x->own * sizeof(floatX);
+    const Piece *p = g->zen != NULL ? x->end - 1 : x->first;  // of ZenFlow, the rest comes, packed
+    const size_t bytes = (g->zen != NULL ? p->length : x->own) * sizeof(floatX);
+    floatX *const place = g->params + x->own_param_at;
     stream_wait(g->weights_in, g->updated[s]);
     stream_wait(g->weights_in, g->returned[s]);
     const int span = timeline_begin(&g->timeline, ROW_WEIGHTS, "weights", s, bytes, g->weights_in);
     if (bytes > 0)
-        copy_in(g, g->params + x->own_param_at, x->first->params, bytes, g->weights_in);
+        copy_in(g, g->zen != NULL ? zen_landing(g->zen, true) : place, p->params, bytes,
+                g->weights_in);
+    if (g->zen != NULL) zen_arrived(g, s);
     timeline_end(&g->timeline, span, g->weights_in);
     event_record(g->arrived[s], g->weights_in);
 }

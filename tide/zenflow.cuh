@@ -49,7 +49,8 @@ struct ZenFlow {
     int32_t *column;            // (columns)
     void *grad;                 // (chosen): floatX, or fp32 if micro-batches were summed
     floatX *packed;             // (2, longest): the rest's gradients on their way out
-    floatX *landing;            // (longest): new weights of the rest that have come in
+    floatX *landing;            // (longest): new weights of the rest that have come in; and again,
+                                // those of layers whose weights live on the host
     ZenSum *column_sums, *scratch;
     ZenSum *all_sums;           // (ranks, columns), if there are several
     // Page-locked host memory; the rest's state is in GPT2.
@@ -106,7 +107,9 @@ static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     list[n++] = Buffer{"columns", map->columns * sizeof(int32_t), &z->column, BUFFER_ANY};
     if (map->rest > 0) {
         list[n++] = Buffer{"packed", 2 * longest * sizeof(floatX), &z->packed, BUFFER_ZERO};
-        list[n++] = Buffer{"packed", longest * sizeof(floatX), &z->landing, BUFFER_ZERO};
+        const size_t landings = g->streamed > 0 ? 2 : 1;
+        list[n++] = Buffer{"packed", landings * longest * sizeof(floatX), &z->landing,
+                           BUFFER_ZERO};
     }
     if (map->rest > 0 && z->sums > 0)
         list[n++] = Buffer{"sums of gradients", (size_t)z->sums * map->rest * sizeof(float),
@@ -154,6 +157,11 @@ static void zen_free(ZenFlow *z) {
 // by.
 static void *zen_grad(const GPT2 *g, const Piece *p) {
     return (char *)g->zen->grad + p->grad_at * waiting_bytes(g);
+}
+
+// Where the rest's weights come to, packed: new ones; or, apart, those that live on the host.
+static floatX *zen_landing(const ZenFlow *z, bool streams) {
+    return z->landing + (streams ? z->map.longest : 0);
 }
 
 static floatX *zen_packed(const ZenFlow *z) {
@@ -217,14 +225,15 @@ static void zen_begin(GPT2 *g) {
     z->turn = zen_turn(&z->config, &z->map, &z->clock, z->host_sums);
 }
 
-// The step of the chosen columns of a segment; their new weights go to their places.
+// The step of the chosen columns of a segment; their new weights go to their places, unless the
+// segment's weights come from the host: then they do whenever those have come.
 static void update_chosen(GPT2 *g, const Piece *p, const AdamStep *step) {
     const ZenFlow *z = g->zen;
     const size_t s = (size_t)p->segment;
     const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", s, 0, g->update);
-    columns_adam_gpu((floatX *)p->params, (float *)p->state[0], p->state[1], p->state[2],
-                     zen_grad(g, p), waiting_bytes(g) == 2, &z->map, p->segment, z->column, step,
-                     g->update);
+    floatX *const weights = g->segment[s].streams ? NULL : (floatX *)p->params;
+    columns_adam_gpu(weights, (float *)p->state[0], p->state[1], p->state[2], zen_grad(g, p),
+                     waiting_bytes(g) == 2, &z->map, p->segment, z->column, step, g->update);
     timeline_end(&g->timeline, updating, g->update);
 }
 
@@ -259,24 +268,53 @@ static void zen_compute_until(GPT2 *g, size_t due) {
         zen_on_host(g, z->queued, false, true, 0);
 }
 
-// The result of the rest's last update goes to the GPU and takes its columns' places, in the order
-// of the next forward pass, which waits for each segment's part.
-static void zen_show(GPT2 *g) {
+// Work for the host: newest weights become those in use.
+typedef struct { void *to; const void *from; size_t bytes; } ZenCopy;
+
+static void zen_copies(const void *arg) {
+    const ZenCopy *x = (const ZenCopy *)arg;
+    cpu_copy(x->to, x->from, x->bytes);
+}
+
+// The result of the rest's last update in segment s goes to the GPU and takes its columns' places;
+// or, where the weights in use live on the host, becomes those. The next forward pass waits for it.
+// (What came from there has come: backward has used it.)
+static void zen_show(GPT2 *g, int s) {
     ZenFlow *z = g->zen;
-    const bool is_bf16 = sizeof(floatX) == 2;
-    for (int s = 0; s < z->map.segments; s++) {
-        if (z->map.segment[s].rest == 0) continue;
-        const Piece *p = g->segment[s].end - 1;  // the rest
-        const size_t bytes = p->length * sizeof(floatX);
-        stream_wait(g->back, z->computed[s]);
-        const int span = timeline_begin(&g->timeline, ROW_BACK, "back", (size_t)s, bytes, g->back);
-        copy_in(g, z->landing, p->weights, bytes, g->back);
-        timeline_end(&g->timeline, span, g->back);
-        event_record(z->result_free[s], g->back);
-        columns_move_gpu(false, p->params, is_bf16, z->landing, is_bf16, &z->map, s, true,
-                         z->column, g->back);
-        event_record(g->returned[s], g->back);
+    const bool is_bf16 = sizeof(floatX) == 2, streams = g->segment[s].streams;
+    if (z->map.segment[s].rest == 0) return;
+    const Piece *p = g->segment[s].end - 1;  // the rest
+    const size_t bytes = p->length * sizeof(floatX);
+    cudaStream_t stream = streams ? g->host.stream : g->back;
+    stream_wait(stream, z->computed[s]);
+    const int row = streams ? ROW_HOST : ROW_BACK;
+    const int span = timeline_begin(&g->timeline, row, "back", (size_t)s, bytes, stream);
+    if (streams) {
+        const ZenCopy copy = {p->params, p->weights, bytes};
+        host_takes(&g->host, 2 * bytes);
+        host_queue_submit(&g->host, zen_copies, &copy, sizeof copy);
+    } else {
+        copy_in(g, zen_landing(z, false), p->weights, bytes, stream);
     }
+    timeline_end(&g->timeline, span, stream);
+    event_record(z->result_free[s], stream);
+    if (!streams)
+        columns_move_gpu(false, p->params, is_bf16, zen_landing(z, false), is_bf16, &z->map, s,
+                         true, z->column, stream);
+    event_record(g->returned[s], stream);
+}
+
+// Segment s, whose weights live on the host, has come, as far as the host has it. It takes its
+// columns' places, and so do the weights of the chosen columns, whose masters are here.
+static void zen_arrived(GPT2 *g, size_t s) {
+    const ZenFlow *z = g->zen;
+    const bool is_bf16 = sizeof(floatX) == 2;
+    floatX *const place = g->params + g->segment[s].own_param_at;
+    GPU_TAKES(g->weights_in, 2 * g->segment[s].own * sizeof(floatX), gpu_bytes);
+    columns_move_gpu(false, place, is_bf16, zen_landing(z, true), is_bf16, &z->map, (int)s, true,
+                     z->column, g->weights_in);
+    columns_move_gpu(false, place, is_bf16, g->segment[s].first->state[0], false, &z->map, (int)s,
+                     false, z->column, g->weights_in);
 }
 
 // What the end of a step, whose gradient has this scale, brings for the rest. Of what the worker
@@ -286,20 +324,21 @@ static void zen_window(GPT2 *g, float scale) {
     const ZenTurn turn = z->turn;
     const int segments = z->map.segments;
     const bool one_pass = turn.closes && (turn.drains || z->sums < 2);
-    for (int s = segments - 1; !one_pass && s >= 0; s--) zen_on_host(g, s, true, false, scale);
     if (turn.closes && zen_is_late(&z->config, &z->clock)) {
         zen_compute_until(g, SIZE_MAX);  // what a window that was too short has left
-        if (!turn.drains) zen_show(g);
+        for (int s = 0; !turn.drains && s < segments; s++) zen_show(g, s);
     }
+    for (int s = segments - 1; !one_pass && s >= 0; s--) zen_on_host(g, s, true, false, scale);
     if (turn.closes) {
         z->late_step = zen_rest_step(&z->clock, &z->rates, turn.steps);
         z->queued = one_pass ? segments : 0;
         z->due = 0;
         z->share = z->map.rest / (z->config.window > 0 ? z->config.window : turn.steps) + 1;
-        for (int i = 0; one_pass && i < segments; i++)
+        for (int i = 0; one_pass && i < segments; i++) {
             zen_on_host(g, turn.drains ? i : segments - 1 - i, true, true, scale);
+            if (turn.drains) zen_show(g, i);
+        }
         if (z->sums == 2 && !one_pass) z->sum = 1 - z->sum;
-        if (turn.drains) zen_show(g);
     }
     zen_compute_until(g, z->due += z->share);
     zen_turn_end(&z->config, &z->clock, &turn);
@@ -320,32 +359,37 @@ static void zen_log(const GPT2 *g, char *json, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // 4. Selection
 
-// Columns of tensor t change places in one part of the state: masters (k 0), m or v. The chosen
-// ones come to the host for that.
-static void zen_exchange(GPT2 *g, const ZenTensor *t, const ZenSwap *swaps, size_t count, int k) {
-    void *const gpu[3] = {g->master, g->m, g->v}, *const host[3] = {g->host_weights, g->host_m,
-                                                                    g->host_v};
+// Columns of tensor t in segment s change places in one part of the state: masters (k 0), m or v.
+// The chosen ones come to the host for that.
+static void zen_exchange(GPT2 *g, int s, const ZenTensor *t, const ZenSwap *swaps, size_t count,
+                         int k) {
+    const ZenSegment *x = &g->zen->map.segment[s];
+    const Piece *mine = g->segment[s].first, *late = g->segment[s].end - 1;
     const size_t size = state_bytes(g, PIECE_CHOSEN, k), width = t->cols - t->chosen;
     const size_t bytes = t->rows * t->chosen * size;
     const bool split = k == 0 && FIRST_STATE == 0;
-    char *here = (char *)gpu[k] + t->chosen_at * size, *chosen = ALLOC(char, bytes, "columns");
+    char *here = (char *)mine->state[k] + (t->chosen_at - x->chosen_at) * size;
+    char *chosen = ALLOC(char, bytes, "columns"), *rest = (char *)late->state[k];
+    floatX *weights = (floatX *)late->weights, *shown = (floatX *)late->params;
+    if (k == 0 && !split) rest = (char *)weights;
     gpu_copy(chosen, here, bytes);
     #pragma omp parallel for schedule(static)
     for (size_t r = 0; r < t->rows; r++)
         for (size_t j = 0; j < count; j++) {
-            const size_t at = t->rest_at + r * width + (size_t)swaps[j].rest;
+            const size_t at = t->rest_at - x->rest_at + r * width + (size_t)swaps[j].rest;
             char *b = chosen + (r * t->chosen + (size_t)swaps[j].chosen) * size, c[4];
             memcpy(c, b, size);
             if (split) {
-                uint16_t *weight = (uint16_t *)host[0] + at, *low = g->host_master + at;
+                uint16_t *weight = (uint16_t *)weights + at, *low = (uint16_t *)rest + at;
                 const float mine = *(float *)b;
                 *(float *)b = master_f32(*weight, *low);
                 *weight = master_weight(mine);
                 *low = master_low(mine);
             } else {
-                memcpy(b, (char *)host[k] + at * size, size);
-                memcpy((char *)host[k] + at * size, c, size);
+                memcpy(b, rest + at * size, size);
+                memcpy(rest + at * size, c, size);
             }
+            if (k == 0 && g->segment[s].streams) shown[at] = weights[at];
         }
     gpu_copy(here, chosen, bytes);
     free(chosen);
@@ -366,7 +410,7 @@ static void zen_exchange_columns(GPT2 *g) {
         const ZenTensor *t = &z->map.tensor[i];
         const size_t count = zen_select(&z->map, i, z->clock.scores + t->column_at, swaps);
         for (int k = 0; k < 3 && t->rows > 0 && count > 0; k++)
-            zen_exchange(g, t, swaps, count, k);
+            zen_exchange(g, g->table.tensors[i].layer + 1, t, swaps, count, k);
         zen_swap(&z->map, i, swaps, count);
         z->swapped += count;
     }
@@ -378,14 +422,30 @@ static void zen_exchange_columns(GPT2 *g) {
 // ---------------------------------------------------------------------------------------------
 // 5. Checkpoints
 
+// n elements of a part of a packed piece, from its element `at` on: its state; or, of a layer that
+// streams, the weights in use (part 3), which of the chosen are their masters, rounded.
+static void zen_part(const GPT2 *g, const Piece *p, int part, size_t at, float *w, size_t n,
+                     bool out) {
+    const bool late = p->kind == PIECE_LATE, streams = g->segment[p->segment].streams;
+    if (part < 3 || (!late && out)) state_copy(g, p, part % 3, at, w, n, out);
+    if (late && streams && (part == 3 || (part == 0 && !out)))
+        floats_move((floatX *)p->params + at, w, n, out);
+    for (size_t i = 0; part == 3 && !late && out && i < n; i++)
+        w[i] = to_f32(weight_from<floatX>(w[i]));
+}
+
 // A RunState's move: the weights in use, or a part in the layout of the table from its packed
 // halves. Newest weights that come are in use, too, until others come for that.
 static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     GPT2 *g = (GPT2 *)owner;
     const ZenFlow *z = g->zen;
-    if (part == 3 || (part == 0 && !out)) floats_move(g->params + at, w, n, out);
-    if (part == 3) return;
     const int tensor = gpt2_tensor_at(&g->table, at), segment = g->table.tensors[tensor].layer + 1;
+    const Segment *x = &g->segment[segment];
+    if (!x->streams) {
+        floatX *here = g->params + x->param_at + (at - x->at);
+        if (part == 3 || (part == 0 && !out)) floats_move(here, w, n, out);
+        if (part == 3) return;
+    }
     const ZenTensor *t = &z->map.tensor[tensor];
     const ZenSegment *s = &z->map.segment[segment];
     const int32_t *column = z->map.column + t->column_at;
@@ -394,15 +454,15 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
     const size_t begin = at > own ? at - own : 0;
     const size_t end = at + n > own ? min_size(at + n - own, t->rows * t->cols) : 0;
     if (begin >= end) return;
-    const Piece *mine = g->segment[segment].first, *late = g->segment[segment].end - 1;
+    const Piece *mine = x->first, *late = x->end - 1;
     w += own + begin - at;
     const size_t r0 = begin / t->cols, rows = (end - 1) / t->cols + 1 - r0;
     const size_t chosen = t->chosen, rest = t->cols - chosen;
     const size_t here = t->chosen_at - s->chosen_at + r0 * chosen;
     const size_t away = t->rest_at - s->rest_at + r0 * rest;
     float *packed = ALLOC(float, rows * t->cols, "checkpoint"), *others = packed + rows * chosen;
-    if (chosen > 0) state_copy(g, mine, part, here, packed, rows * chosen, true);
-    if (rest > 0) state_copy(g, late, part, away, others, rows * rest, true);
+    if (chosen > 0) zen_part(g, mine, part, here, packed, rows * chosen, true);
+    if (rest > 0) zen_part(g, late, part, away, others, rows * rest, true);
     #pragma omp parallel for if (end - begin > 1 << 16)
     for (size_t r = 0; r < rows; r++)
         for (size_t j = 0; j < t->cols; j++) {
@@ -412,8 +472,8 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
             if (out) w[e - begin] = *x;
             else *x = w[e - begin];
         }
-    if (chosen > 0 && !out) state_copy(g, mine, part, here, packed, rows * chosen, false);
-    if (rest > 0 && !out) state_copy(g, late, part, away, others, rows * rest, false);
+    if (chosen > 0 && !out) zen_part(g, mine, part, here, packed, rows * chosen, false);
+    if (rest > 0 && !out) zen_part(g, late, part, away, others, rows * rest, false);
     free(packed);
 }
 

@@ -25,6 +25,7 @@ static struct {
 #define cudaEventCreateWithFlags(...) (counted.allocations++, cudaEventCreateWithFlags(__VA_ARGS__))
 #include "../../tide/plan.h"
 #include "../../zenflow.h"
+#include "../../tide/cpu.h"
 
 // On the virtual clock, the host's work for ZenFlow takes as long as a test says: so many seconds
 // an element, or its traffic at so many bytes per second; 0: no time. So does AdamW, the latter.
@@ -44,6 +45,7 @@ static void worker_takes(double seconds, double bytes) {
                      n * (double)adam_work_bytes(work)); \
         adam_work(work); \
     } while (0)
+#define cpu_copy(to, from, bytes) (worker_takes(0, 2.0 * (double)(bytes)), cpu_copy(to, from, bytes))
 
 // Bytes of an element's state with moments in fp32: of the master what the weight is not, m and v.
 enum { STATE_BYTES = sizeof(floatX) == 2 ? 10 : 8 };
@@ -371,6 +373,27 @@ static int run_configs(int argc, char **argv, int count, const int (&some)[SOME]
         fflush(stdout);
     }
     return test_failures_here > 0;
+}
+
+// The layers whose weights came in `steps` steps: into place q % ring go those of the q-th one that
+// streams, unless they are there since the last update.
+static size_t layers_fetched(const GPT2 *g, size_t accum, int evaluates, size_t steps) {
+    const int n = g->streamed;
+    size_t came = 0;
+    int there[16] = {0};
+    for (size_t step = 0; step < steps; step++) {
+        for (size_t pass = 0; pass < 2 * accum + (evaluates != 0); pass++) {
+            if (pass == 2 * accum) memset(there, 0, sizeof there);  // behind the update
+            for (int i = 0; i < n; i++) {
+                const int q = pass % 2 == 0 ? i : n - 1 - i;
+                const int place = q % g->ring;
+                came += there[place] != q + 1;
+                there[place] = q + 1;
+            }
+        }
+        if (!evaluates) memset(there, 0, sizeof there);
+    }
+    return came;
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -361,8 +361,8 @@ refuses weights_without_state_on_the_host 2 '^tide: --weights host.*none' plan $
     --weights host --offload none
 refuses weights_of_residents 2 '^tide: --weights host.*resident' plan $large --weights host \
     --offload twinflow --resident 1
-refuses weights_with_zenflow 2 '^tide: --weights host.*zenflow' plan $large --weights host \
-    --offload zenflow
+plan $large --weights host --offload zenflow >plan.out
+check weights_on_the_host_with_zenflow grep -q '^weights of 36 of 36 layers' plan.out
 refuses weights_with_mezo 2 '^tide: --weights .*resident-blocks' plan $large --weights host \
     --optimizer mezo
 refuses weights_with_zero_2 2 '^tide: --weights host needs --zero 3' plan $large --weights host \

@@ -298,27 +298,6 @@ static void check_weights(const GPT2 *g, const Config *c, const char *name) {
           name, g->param_elements, all);
 }
 
-// The layers whose weights came in `steps` steps: into place q % ring go those of the q-th one that
-// streams, unless they are there since the last update.
-static size_t layers_moved(const GPT2 *g, const Config *c, size_t steps) {
-    const int n = g->streamed;
-    size_t came = 0;
-    int there[16] = {0};
-    for (size_t step = 0; step < steps; step++) {
-        for (size_t pass = 0; pass < 2 * c->accum + (c->evaluate != 0); pass++) {
-            if (pass == 2 * c->accum) memset(there, 0, sizeof there);  // behind the update
-            for (int i = 0; i < n; i++) {
-                const int q = pass % 2 == 0 ? i : n - 1 - i;
-                const int place = q % (c->ring < n ? c->ring : n);
-                came += there[place] != q + 1;
-                there[place] = q + 1;
-            }
-        }
-        if (!c->evaluate) memset(there, 0, sizeof there);
-    }
-    return came;
-}
-
 // The bytes that crossed the link in each direction in `steps` steps.
 static void check_moved(const GPT2 *g, const Config *c, size_t steps, const char *name) {
     const size_t X_ = sizeof(floatX);
@@ -327,7 +306,7 @@ static void check_moved(const GPT2 *g, const Config *c, size_t steps, const char
     const size_t waits = sums || c->wire == 32 ? 4 : X_, leaves = on_host ? c->accum * X_ : waits;
     const size_t state = c->moments == 16 ? STATE_BYTES - 4 : STATE_BYTES;
     size_t in = 0, out = 0;
-    const size_t weights = layers_moved(g, c, steps) * g->segment[1].length * X_;
+    const size_t weights = layers_fetched(g, c->accum, c->evaluate, steps) * g->segment[1].length * X_;
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
         const bool with_grad = c->tight == 2, streams = g->segment[p->segment].streams;

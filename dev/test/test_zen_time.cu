@@ -18,6 +18,7 @@ typedef struct {
     double host;        // bytes per us of the host's memory; 0: no limit
     bool no_overlap;
     int bits, places;   // of stored numbers; for the layers' gradients
+    int streamed;       // layers whose weights live on the host
 } Case;
 
 // Bytes per us of the link, each way: the first hides all copies, the second none.
@@ -28,20 +29,24 @@ static double link_rate;  // the one that runs
 static const double within = 0.02;
 
 static const Case cases[] = {
-    {"free host, two sums", .1, 4, true, 2, 1, 0, 0, false, 16, 9},
-    {"a host that keeps up, two sums", .1, 4, true, 2, 1, 0, 250, false, 16, 2},
-    {"the same with one", .1, 4, true, 1, 1, 0, 250, false, 16, 9},
-    {"the same, nothing late", .1, 4, false, 1, 1, 0, 250, false, 16, 2},
-    {"a slow host, two sums", .1, 4, true, 2, 1, 0, 37, false, 16, 9},
-    {"a slow host, one sum", .1, 4, true, 1, 1, 0, 37, false, 16, 2},
-    {"a slow host, nothing late", .1, 3, false, 1, 1, 0, 37, false, 16, 9},
-    {"a slow host, each step, late", 0, 1, true, 1, 1, 0, 75, false, 16, 2},
-    {"a slow host, each step", 0, 1, false, 1, 1, 0, 75, false, 16, 9},
-    {"half of it chosen", .5, 2, true, 2, 1, 0, 75, false, 16, 2},
-    {"two micro-batches", .1, 3, true, 2, 2, 0, 75, false, 16, 9},
-    {"three layers on the GPU", .1, 4, true, 1, 1, 3, 75, false, 16, 2},
-    {"no overlap", .1, 4, true, 2, 1, 0, 75, true, 16, 9},
-    {"all in fp32", .1, 4, true, 2, 1, 0, 75, false, 32, 2},
+    {"free host, two sums", .1, 4, true, 2, 1, 0, 0, false, 16, 9, 0},
+    {"a host that keeps up, two sums", .1, 4, true, 2, 1, 0, 250, false, 16, 2, 0},
+    {"the same with one", .1, 4, true, 1, 1, 0, 250, false, 16, 9, 0},
+    {"the same, nothing late", .1, 4, false, 1, 1, 0, 250, false, 16, 2, 0},
+    {"a slow host, two sums", .1, 4, true, 2, 1, 0, 37, false, 16, 9, 0},
+    {"a slow host, one sum", .1, 4, true, 1, 1, 0, 37, false, 16, 2, 0},
+    {"a slow host, nothing late", .1, 3, false, 1, 1, 0, 37, false, 16, 9, 0},
+    {"a slow host, each step, late", 0, 1, true, 1, 1, 0, 75, false, 16, 2, 0},
+    {"a slow host, each step", 0, 1, false, 1, 1, 0, 75, false, 16, 9, 0},
+    {"half of it chosen", .5, 2, true, 2, 1, 0, 75, false, 16, 2, 0},
+    {"two micro-batches", .1, 3, true, 2, 2, 0, 75, false, 16, 9, 0},
+    {"three layers on the GPU", .1, 4, true, 1, 1, 3, 75, false, 16, 2, 0},
+    {"no overlap", .1, 4, true, 2, 1, 0, 75, true, 16, 9, 0},
+    {"all in fp32", .1, 4, true, 2, 1, 0, 75, false, 32, 2, 0},
+    {"weights on the host", .1, 4, true, 2, 1, 0, 250, false, 16, 9, 5},
+    {"some of them, a slow host", .1, 3, false, 1, 2, 0, 37, false, 16, 2, 3},
+    {"the same, no overlap", .1, 4, true, 2, 1, 1, 75, true, 16, 2, 4},
+    {"the same in fp32", .1, 4, true, 2, 1, 0, 75, false, 32, 2, 4},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -89,6 +94,9 @@ static Times measure(const Case *c, double compute) {
     gpt2_place(g);
     const size_t host = gpt2_host_bytes(g);  // leaves no room for more sums
     model_plan(g, RECOMPUTE_NONE, SIZE_MAX, host);
+    g->choice.streamed = c->streamed;
+    gpt2_place(g);
+    CHECK(g->streamed == c->streamed, "%s: %d layers stream", c->name, g->streamed);
     gpt2_allocate(g);
     float *params = shape_params(&s, false);
     g->zen->queued = g->zen->map.segments;
@@ -142,7 +150,7 @@ static void test_predictions(void) {
         const Case *c = &cases[k];
         Case all = *c;  // everything on the GPU: nothing is waited for
         all.topk = 1;
-        all.whole = 0;
+        all.whole = all.streamed = 0;
         all.window = 1;
         all.no_overlap = false;
         const double compute = measure(&all, 0).step;

@@ -40,46 +40,48 @@ typedef struct {
                                      // smaller; with a timeline
     int places;                      // of gradients
     int moments;                     // bits of them
+    int streamed;                    // layers whose weights live on the host
 } Config;
 
 // Any two settings meet in one of the first MIXED (test_settings_meet). Then what is used most, for
 // longer.
-enum { MIXED = 20, SETTINGS = 20 };
+enum { MIXED = 20, SETTINGS = 21 };
 static const Config configs[] = {
     //       recompute topk   reselect  sums threads rests
     // shape bits | clip | window | warmup | whole | serial | evaluates, sizes, timed
-    //    |   | accum    |    |   |  | overlap  |  |  |  |  |  |  |  places, moments
-    {TIED, 16, 1, AGAIN, .05,   0,    1, 0, 1, 0, 2,   0, 3, 1, 0, 1, 1, 0, 2, 16},
-    { ONE, 16, 1, AGAIN,   0,   0,    1, 1, 1, 0, 2,   0, 1, 1, 1, 0, 0, 1, 2, 32},
-    { ODD, 32, 2, AGAIN,   0, .05,    1, 0, 1, 0, 1,   1, 3, 0, 0, 0, 0, 1, 2, 32},
-    { ODD, 16, 1,  KEEP, .05,  .3,    1, 3, 3, 1, 2, ALL, 1, 1, 1, 0, 1, 1, 9, 16},
-    {WIDE, 32, 2,  KEEP, .05,   1,    1, 1, 1, 1, 2,   0, 3, 0, 0, 1, 1, 0, 9, 32},
-    { ODD, 32, 1,  KEEP, .05,   0,    2, 0, 3, 0, 2,   1, 1, 0, 1, 1, 1, 1, 2, 16},
-    { ONE, 32, 2,  KEEP,   0, .05,    2, 3, 3, 1, 2,   0, 1, 1, 1, 1, 1, 1, 9, 16},
-    {WIDE, 16, 2, AGAIN,   0,  .3,    2, 1, 1, 0, 1, ALL, 1, 0, 0, 0, 0, 0, 2, 16},
-    {TIED, 16, 2,  KEEP, .05,   1,    2, 3, 1, 0, 2,   1, 1, 1, 1, 0, 0, 1, 9, 32},
-    {WIDE, 16, 1, AGAIN,   0,   1,    2, 0, 3, 0, 1, ALL, 3, 0, 0, 0, 1, 0, 2, 16},
-    {WIDE, 32, 1,  KEEP, .05,   0,    4, 3, 3, 1, 1,   1, 1, 0, 0, 1, 0, 1, 2, 16},
-    {TIED, 32, 2, AGAIN,   0, .05,    4, 1, 1, 1, 2,   1, 1, 1, 0, 1, 1, 0, 9, 16},
-    { ONE, 16, 1, AGAIN,   0,  .3,    4, 1, 3, 0, 1,   0, 1, 1, 1, 0, 0, 1, 2, 16},
-    { ONE, 32, 1,  KEEP, .05,  .3,    4, 0, 1, 1, 1, ALL, 3, 0, 0, 1, 1, 0, 9, 32},
-    { ODD, 32, 2, AGAIN,   0,   1,    4, 1, 3, 1, 2, ALL, 3, 1, 1, 1, 0, 0, 2, 32},
-    {TIED, 16, 2, AGAIN,   0,   0, AUTO, 3, 1, 1, 1, ALL, 3, 1, 0, 0, 0, 0, 9, 32},
-    {WIDE, 16, 1, AGAIN, .05, .05, AUTO, 3, 3, 1, 2, ALL, 1, 1, 1, 1, 1, 0, 2, 16},
-    {TIED, 32, 2,  KEEP,   0,  .3, AUTO, 3, 3, 0, 2,   1, 3, 0, 1, 1, 0, 1, 9, 32},
-    { ODD, 16, 1, AGAIN,   0,   1, AUTO, 1, 1, 0, 1,   0, 1, 1, 0, 0, 1, 0, 2, 32},
-    { ONE, 16, 2,  KEEP, .05,   1, AUTO, 0, 1, 0, 2,   1, 3, 1, 0, 0, 1, 1, 2, 32},
-    {TIED, 16, 1,  KEEP, .05,  .1,    4, 3, 1, 1, 2,   0, 2, 0, 0, 0, 0, 1, 2, 32},
-    {TIED, 16, 1,  KEEP, .05,  .1,    4, 3, 1, 1, 1,   1, 2, 0, 0, 0, 0, 0, 9, 16},
-    { ODD, 16, 2,  KEEP, .05,  .3,    3, 3, 2, 1, 2,   1, 2, 0, 0, 1, 1, 0, 9, 32},
-    {TIED, 32, 1,  KEEP, .05,  .3,    2, 4, 1, 1, 2,   0, 2, 0, 0, 0, 0, 0, 2, 16},
-    {WIDE, 16, 2, AGAIN, .05,  .1, AUTO, 0, 1, 1, 2,   0, 1, 0, 0, 0, 0, 1, 9, 32},
-    {TIED, 16, 1, LIGHT, .05,  .3,    1, 3, 1, 1, 2,   0, 2, 0, 0, 0, 0, 0, 2, 16},
-    {TIED, 16, 1, LIGHT, .05,  .3,    3, 2, 1, 0, 2,   0, 2, 0, 0, 0, 0, 0, 9, 32},
+    //    |   | accum    |    |   |  | overlap  |  |  |  |  |  |  |  places, moments, streamed
+    {TIED, 16, 1, AGAIN, .05,   0,    1, 0, 1, 0, 2,   0, 3, 1, 0, 1, 1, 0, 2, 16, ALL},
+    { ONE, 16, 1, AGAIN,   0,   0,    1, 1, 1, 0, 2,   0, 1, 1, 1, 0, 0, 1, 2, 32,   0},
+    { ODD, 32, 2, AGAIN,   0, .05,    1, 0, 1, 0, 1,   1, 3, 0, 0, 0, 0, 1, 2, 32,   0},
+    { ODD, 16, 1,  KEEP, .05,  .3,    1, 3, 3, 1, 2, ALL, 1, 1, 1, 0, 1, 1, 9, 16,   0},
+    {WIDE, 32, 2,  KEEP, .05,   1,    1, 1, 1, 1, 2,   0, 3, 0, 0, 1, 1, 0, 9, 32,   1},
+    { ODD, 32, 1,  KEEP, .05,   0,    2, 0, 3, 0, 2,   1, 1, 0, 1, 1, 1, 1, 2, 16,   1},
+    { ONE, 32, 2,  KEEP,   0, .05,    2, 3, 3, 1, 2,   0, 1, 1, 1, 1, 1, 1, 9, 16, ALL},
+    {WIDE, 16, 2, AGAIN,   0,  .3,    2, 1, 1, 0, 1, ALL, 1, 0, 0, 0, 0, 0, 2, 16, ALL},
+    {TIED, 16, 2,  KEEP, .05,   1,    2, 3, 1, 0, 2,   1, 1, 1, 1, 0, 0, 1, 9, 32,   1},
+    {WIDE, 16, 1, AGAIN,   0,   1,    2, 0, 3, 0, 1, ALL, 3, 0, 0, 0, 1, 0, 2, 16,   0},
+    {WIDE, 32, 1,  KEEP, .05,   0,    4, 3, 3, 1, 1,   1, 1, 0, 0, 1, 0, 1, 2, 16, ALL},
+    {TIED, 32, 2, AGAIN,   0, .05,    4, 1, 1, 1, 2,   1, 1, 1, 0, 1, 1, 0, 9, 16,   1},
+    { ONE, 16, 1, AGAIN,   0,  .3,    4, 1, 3, 0, 1,   0, 1, 1, 1, 0, 0, 1, 2, 16,   1},
+    { ONE, 32, 1,  KEEP, .05,  .3,    4, 0, 1, 1, 1, ALL, 3, 0, 0, 1, 1, 0, 9, 32,   0},
+    { ODD, 32, 2, AGAIN,   0,   1,    4, 1, 3, 1, 2, ALL, 3, 1, 1, 1, 0, 0, 2, 32,   1},
+    {TIED, 16, 2, AGAIN,   0,   0, AUTO, 3, 1, 1, 1, ALL, 3, 1, 0, 0, 0, 0, 9, 32,   0},
+    {WIDE, 16, 1, AGAIN, .05, .05, AUTO, 3, 3, 1, 2, ALL, 1, 1, 1, 1, 1, 0, 2, 16, ALL},
+    {TIED, 32, 2,  KEEP,   0,  .3, AUTO, 3, 3, 0, 2,   1, 3, 0, 1, 1, 0, 1, 9, 32, ALL},
+    { ODD, 16, 1, AGAIN,   0,   1, AUTO, 1, 1, 0, 1,   0, 1, 1, 0, 0, 1, 0, 2, 32, ALL},
+    { ONE, 16, 2,  KEEP, .05,   1, AUTO, 0, 1, 0, 2,   1, 3, 1, 0, 0, 1, 1, 2, 32,   1},
+    {TIED, 16, 1,  KEEP, .05,  .1,    4, 3, 1, 1, 2,   0, 2, 0, 0, 0, 0, 1, 2, 32,   0},
+    {TIED, 16, 1,  KEEP, .05,  .1,    4, 3, 1, 1, 1,   1, 2, 0, 0, 0, 0, 0, 9, 16, ALL},
+    { ODD, 16, 2,  KEEP, .05,  .3,    3, 3, 2, 1, 2,   1, 2, 0, 0, 1, 1, 0, 9, 32,   1},
+    {TIED, 32, 1,  KEEP, .05,  .3,    2, 4, 1, 1, 2,   0, 2, 0, 0, 0, 0, 0, 2, 16,   0},
+    {WIDE, 16, 2, AGAIN, .05,  .1, AUTO, 0, 1, 1, 2,   0, 1, 0, 0, 0, 0, 1, 9, 32, ALL},
+    {TIED, 16, 1, LIGHT, .05,  .3,    1, 3, 1, 1, 2,   0, 2, 0, 0, 0, 0, 0, 2, 16,   0},
+    {TIED, 16, 1, LIGHT, .05,  .3,    3, 2, 1, 0, 2,   0, 2, 0, 0, 0, 0, 0, 9, 32, ALL},
+    {DEEP, 16, 1,  KEEP, .05,  .3,    3, 2, 1, 1, 2,   0, 2, 0, 0, 0, 1, 0, 2, 32,   3},
 };
 enum { CONFIGS = sizeof configs / sizeof *configs, LONGEST = 100 };
 // Those that cover what there is.
-static const int some[] = {3, 6, 7, 11, 13, 16, 17, 20, 21, 22, 23, 25};
+static const int some[] = {3, 6, 7, 11, 13, 16, 17, 20, 21, 22, 23, 25, 27};
 
 static Shape config_shape(const Config *c) {
     Shape s = shapes[c->shape];
@@ -109,11 +111,11 @@ static size_t whole_layers(const Config *c) { return min_size(c->whole, shapes[c
 
 static void config_name(const Config *c, char name[300]) {
     snprintf(name, 300, "%s %s%d accum %zu%s clip %g topk %g window %zu reselect %zu warm-up %zu "
-             "overlap %d sums %zu whole %zu threads %d places %d moments %d%s%s%s%s%s",
+             "overlap %d sums %zu whole %zu threads %d places %d moments %d streamed %d%s%s%s%s%s",
              shapes[c->shape].name, c->bits == 16 ? "bf" : "fp", c->bits, c->accum,
              again_names[c->recompute], c->clip, c->topk, c->window, c->reselect,
              c->warmup, c->overlap, c->sums, c->whole, c->threads,
-             c->places, c->moments, c->serial ? " serial" : "", c->rests ? " resting" : "",
+             c->places, c->moments, c->streamed, c->serial ? " serial" : "", c->rests ? " resting" : "",
              c->evaluates ? " evaluating" : "", c->sizes ? " two sizes" : "",
              c->timed ? " timed" : "");
 }
@@ -124,7 +126,8 @@ static double setting(const Config *c, int i) {
         c->topk, (double)c->window, (double)c->reselect, (double)c->warmup, (double)c->overlap,
         (double)c->sums, (double)c->whole, (double)c->threads, (double)c->serial,
         (double)c->rests, (double)c->evaluates,
-        (double)c->sizes, (double)c->timed, (double)c->places, (double)c->moments};
+        (double)c->sizes, (double)c->timed, (double)c->places, (double)c->moments,
+        (double)(c->streamed < ALL ? c->streamed > 0 : 2)};
     return all[i];
 }
 
@@ -430,6 +433,11 @@ static GPT2 *zen_model(const Config *c, Run *r, const float *params) {
     GPT2 *g = model_new(&s, &where);
     zen_choose(g, r, SIZE_MAX, SIZE_MAX);
     model_plan(g, c->recompute, SIZE_MAX, room_for(g, c->sums));
+    g->choice.streamed = c->streamed;  // room for that is not asked for
+    gpt2_place(g);
+    const int may = c->topk < 1 ? (int)(s.L - g->zen->map.whole) : 0;
+    CHECK(g->streamed == (c->streamed < may ? c->streamed : may), "%d layers stream",
+          g->streamed);
     gpt2_allocate(g);
     if (params == NULL) {
         gpt2_load(g, r);
@@ -498,13 +506,14 @@ static void check_same(const Record *a, const Record *b, size_t first, size_t la
 }
 
 // The bytes that crossed the link are those of what the reference did.
-static void check_moved(const GPT2 *g, const Record *r, const char *name) {
-    const size_t X_ = sizeof(floatX);
-    const size_t state = piece_bytes(g, PIECE_CHOSEN);
-    size_t in = 0, out = 0, selections = 0;
+static void check_moved(const GPT2 *g, const Config *c, const Record *r, const char *name) {
+    const size_t X_ = sizeof(floatX), each = g->segment[1].leaving;
+    const size_t state = piece_bytes(g, PIECE_CHOSEN), shown = r->rest - (size_t)g->streamed * each;
+    size_t in = layers_fetched(g, c->accum, c->evaluates, r->steps) * each * X_, out = 0;
+    size_t selections = 0;
     for (size_t i = 0; i < r->steps; i++) {
         out += r->rest * X_ + state * r->swapped_elements[i];
-        in += (r->turn[i].drains || r->late[i] ? r->rest * X_ : 0)
+        in += (r->turn[i].drains || r->late[i] ? shown * X_ : 0)
             + state * r->swapped_elements[i];
         selections += r->turn[i].selects;
     }
@@ -516,13 +525,14 @@ static void check_moved(const GPT2 *g, const Record *r, const char *name) {
 }
 
 // Host memory: page-locked, as long as was planned: state and weight of what is packed of the rest,
-// one gradient of each, and the sums.
+// one gradient of each, the sums, and the weights in use that live there.
 static void check_host_memory(GPT2 *g, const Config *c, size_t rest, const char *name) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
     const size_t sums = c->window == 1 ? 0 : !c->overlap ? 1 : c->sums;
     const size_t state = c->moments == 16 ? STATE_BYTES - 4 : STATE_BYTES;
-    const size_t wanted = rest * (state + 2 * sizeof(floatX) + 4 * sums);
+    const size_t in_use = (size_t)g->streamed * g->segment[1].leaving * sizeof(floatX);
+    const size_t wanted = rest * (state + 2 * sizeof(floatX) + 4 * sums) + in_use;
     size_t listed = 0;
     for (int i = 0; i < n; i++) {
         if (list[i].kind != BUFFER_HOST) continue;
@@ -553,7 +563,7 @@ static void engine_run(const Config *c, size_t steps, bool watched, const Record
     check_memory(g, name, allocated);
     engine_steps(g, c, 1, steps, watched, r);
     r->state[steps - 1] = hash_engine(g);
-    if (wanted != NULL) check_moved(g, wanted, name);
+    if (wanted != NULL) check_moved(g, c, wanted, name);
     if (wanted != NULL) check_host_memory(g, c, wanted->rest, name);
     const ZenMap *map = &g->zen->map;
     int32_t *column = (int32_t *)alloc_or_fail(map->columns, sizeof(int32_t), "test");
@@ -655,7 +665,7 @@ static uint64_t zen_hash(const Config *c, size_t steps) {
 
 static void check_plain(int shape, size_t accum) {
     const int bits = 8 * (int)sizeof(floatX);
-    Config c = {shape, bits, accum, KEEP, 0, 0, 1, 0, 1, 0, 2, 0, 2, 0, 0, 0, 0, 0, 2, 32};
+    Config c = {shape, bits, accum, KEEP, 0, 0, 1, 0, 1, 0, 2, 0, 2, 0, 0, 0, 0, 0, 2, 32, 0};
     Shape s = config_shape(&c);
     Placement zero;
     memset(&zero, 0, sizeof zero);
@@ -756,6 +766,7 @@ static void check_resume(const Config *c, size_t phase) {
     other.threads = 1 + c->threads % 3;
     other.serial = !c->serial;
     other.timed = !c->timed;
+    other.streamed = c->streamed > 0 ? 0 : 1;
     snprintf(base, sizeof base, "/tmp/tide_zen_XXXXXX");
     if (mkdtemp(base) == NULL) die("no temporary directory");
     reference_run(c, last, &wanted, save_reference, &p);
@@ -803,11 +814,11 @@ static void check_resume(const Config *c, size_t phase) {
 
 static void test_resume(void) {
     const Config cases[] = {
-        {TIED, 16, 1, KEEP, .05,  .3,    4, 2, 1, 1, 2,   0, 2, 0, 0, 0, 0, 0, 9, 32},
-        {TIED, 32, 1, KEEP, .05,  .1,    3, 3, 1, 1, 1,   1, 2, 0, 0, 0, 0, 0, 9, 16},
-        { ODD, 16, 2, KEEP,   0,  .3,    4, 1, 3, 0, 2,   0, 1, 0, 0, 0, 0, 0, 2, 16},
-        { ONE, 32, 1, KEEP, .05,  .5, AUTO, 2, 2, 1, 1,   0, 3, 0, 0, 0, 0, 1, 2, 32},
-        {TIED, 16, 1, KEEP, .05,  .3,    1, 2, 4, 1, 2, ALL, 2, 0, 0, 0, 0, 0, 9, 16}};
+        {TIED, 16, 1, KEEP, .05,  .3,    4, 2, 1, 1, 2,   0, 2, 0, 0, 0, 0, 0, 9, 32,   2},
+        {TIED, 32, 1, KEEP, .05,  .1,    3, 3, 1, 1, 1,   1, 2, 0, 0, 0, 0, 0, 9, 16, ALL},
+        { ODD, 16, 2, KEEP,   0,  .3,    4, 1, 3, 0, 2,   0, 1, 0, 0, 0, 0, 0, 2, 16,   1},
+        { ONE, 32, 1, KEEP, .05,  .5, AUTO, 2, 2, 1, 1,   0, 3, 0, 0, 0, 0, 1, 2, 32,   1},
+        {TIED, 16, 1, KEEP, .05,  .3,    1, 2, 4, 1, 2, ALL, 2, 0, 0, 0, 0, 0, 9, 16,   0}};
     const int from[] = {3, 2, 5, 1, 0};
     for (int i = 0; i < 5; i++)
         if (cases[i].bits == BITS) check_resume(&cases[i], from[i]);
@@ -819,7 +830,7 @@ static void test_resume(void) {
 // One sum instead of two, and then layers that live on the GPU whole: as far as the host's memory
 // demands it, and no further.
 static void test_fit(void) {
-    Config c = {TIED, 16, 1, KEEP, 0, .1, 4, 2, 1, 1, 0, 0, 2, 0, 0, 0, 0, 0, 2, 32};
+    Config c = {TIED, 16, 1, KEEP, 0, .1, 4, 2, 1, 1, 0, 0, 2, 0, 0, 0, 0, 0, 2, 32, 0};
     const Placement where = config_placement(&c);
     Shape s = config_shape(&c);
     size_t gpu[6][2], host[6][2];  // by whole layers (the last: none), and by sums
@@ -870,7 +881,7 @@ static void check_traffic(size_t window, size_t reselect) {
     enum { WINDOWS = 7, C = 64 };
     static Record r;
     const Config c = {EVEN, 16, 1, KEEP, 0, .25, window, reselect, 1, 1, 2, 0, 2, 0, 0, 0, 0, 0, 2,
-                      32};
+                      32, 0};
     const Shape s = config_shape(&c);
     const size_t matrices = s.V * C + s.context * C + s.L * (4 * C * C + 2 * C * s.F);
     const size_t rest = matrices / 4 * 3;
@@ -927,7 +938,8 @@ enum { KERNEL_US = 10, LINK_RATE = 500, SLOW_RATE = 200 };  // bytes per us, eac
 typedef struct { double step, forward, backward, longest; } Times;
 
 static Config timed_config(size_t window, int overlap, size_t sums) {
-    return {DEEP, 16, 1, KEEP, .05, .25, window, 0, 1, overlap, sums, 0, 1, 0, 0, 0, 0, 1, 2, 32};
+    return {DEEP, 16, 1, KEEP, .05, .25, window, 0, 1, overlap, sums, 0, 1, 0, 0, 0, 0, 1, 2, 32,
+            0};
 }
 
 // add, update: what the host takes for all of the rest, in us. c NULL: everything on the GPU.
