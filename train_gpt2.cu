@@ -982,6 +982,7 @@ static RunState gpt2_state(GPT2 *g) {
 
 static void save(GPT2 *g, Run *r) {
     gpt2_update_wait(g);
+    tune_note(&g->lt.tune, r->state.options, sizeof r->state.options);
     run_save(r, g->zen != NULL ? zen_text(&g->zen->map, &g->zen->clock) : NULL);
 }
 
@@ -1425,6 +1426,8 @@ static int train(Run *r) {
     const size_t available = gpu_available();
     gpt2_allocate(g);
     const size_t taken = available - gpu_available();
+    tune_open(&g->lt.tune, o->tune, r->world == 1);
+    if (o->resume) tune_resumes(&g->lt.tune, r->state.options);
     gpt2_load(g, r);
     if (o->dump != NULL) return gpt2_dump(g, r);
     if (o->steps == 0) return run_without_steps(r, gpt2_eval, gpt2_next, g);
@@ -1440,6 +1443,7 @@ static int train(Run *r) {
     const double peak = device.flops * (double)r->world;
     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
         const StepResult x = train_step(g, r, step);
+        tune_print(&g->lt.tune);
         run_log_step(r, step, &x);
         if (run_wants_eval(r, step)) run_eval(r, step, gpt2_eval, g);
         if (run_wants_sample(r, step)) run_sample(r, step, gpt2_next, g);

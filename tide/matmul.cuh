@@ -8,7 +8,8 @@
 // is a bias per row of out^T, which is the one that the library can add.
 //
 // Bits. The same product must give the same bits in every run and wherever its operands lie:
-//   - the algorithm is the first that the library's heuristic names for a shape. Nothing is timed.
+//   - the algorithm is the first that the library's heuristic names for a shape, or with --tune the
+//     one that a file names (tune.cuh): nothing is timed but what that file lacks, once.
 //     The heuristic is told of 16-byte alignment even where addresses happen to be multiples of
 //     256, so that moving a tensor cannot change the algorithm;
 //   - there is one workspace of constant size. Two products must not run at the same time: order
@@ -24,8 +25,9 @@
 // as fp32, never rounded to TF32.
 #ifndef TIDE_MATMUL_CUH
 #define TIDE_MATMUL_CUH
+#include "devices.cuh"
 #include "queue.cuh"
-#include <cublasLt.h>
+#include "tune.cuh"
 
 // Every call into cuBLASLt goes through LT().
 #define LT(call) lt_check((call), #call, __FILE__, __LINE__)
@@ -45,17 +47,11 @@ template <> struct MatmulType<float> { typedef float type; enum { CUDA = CUDA_R_
 template <> struct MatmulType<bf16> { typedef bf16 type; enum { CUDA = CUDA_R_16BF }; };
 template <> struct MatmulType<f16> { typedef f16 type; enum { CUDA = CUDA_R_16F }; };
 
-// Everything that the choice of an algorithm may depend on. Compared byte by byte: clear it first.
-typedef struct {
-    size_t M, N, K, lda, ldb, ldo;
-    int trans_a, trans_b, type, out_type, bias, accumulate, epilogue;
-    uint32_t align_a, align_b, align_out, align_bias, align_aux;  // bytes; 0: there is none
-} MatmulShape;
-
 // The library's description of a shape, and the algorithm for it.
 typedef struct {
     MatmulShape shape;
     bool none;                // there is no algorithm, and nothing to free
+    bool settled;             // --tune has been asked about it
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, out;
     cublasLtMatmulAlgo_t algo;
@@ -73,6 +69,7 @@ typedef struct {
     size_t searches;          // how often the heuristic was asked
     size_t unfused;           // how often there was no algorithm for an epilogue
     size_t made;              // plans so far; the newest MATMUL_PLANS of them are kept
+    Tune tune;
     MatmulPlan plans[MATMUL_PLANS];
 } Matmul;
 
@@ -113,6 +110,7 @@ static inline void matmul_close(Matmul *lt) {
     LT(cublasLtMatmulPreferenceDestroy(lt->preference));
     LT(cublasLtDestroy(lt->handle));
     gpu_free(lt->workspace);
+    tune_close(&lt->tune);
     memset(lt, 0, sizeof *lt);
 }
 
@@ -142,7 +140,7 @@ static inline cublasStatus_t matmul_plan(Matmul *lt, const MatmulShape *s, Matmu
         : s->epilogue == GEMM_DGELU         ? CUBLASLT_EPILOGUE_DGELU
         : s->bias                           ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     p->shape = *s;
-    p->none = false;
+    p->none = p->settled = false;
     // Swapped, as the top of this file says: the library's A is our b.
     LT(cublasLtMatmulDescCreate(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     matmul_set(p->op, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof op_b);
@@ -206,6 +204,90 @@ static inline MatmulPlan *matmul_find(Matmul *lt, const MatmulShape *s) {
     return p;
 }
 
+// The library's call.
+typedef struct { const void *a, *b; void *out; cudaStream_t stream; } MatmulOperands;
+
+static inline cublasStatus_t matmul_run(const Matmul *lt, const MatmulPlan *p,
+                                        const cublasLtMatmulAlgo_t *algo,
+                                        const MatmulOperands *x) {
+    const float alpha = 1.0f, beta = p->shape.accumulate ? 1.0f : 0.0f;
+    return cublasLtMatmul(lt->handle, p->op, &alpha, x->b, p->b, x->a, p->a, &beta, x->out, p->out,
+                          x->out, p->out, algo, lt->workspace, lt->workspace_bytes, x->stream);
+}
+
+// Seconds of one product, of n in a row; INFINITY if the library refuses it.
+static double matmul_seconds(const Matmul *lt, const MatmulPlan *p,
+                             const cublasLtMatmulAlgo_t *algo, const MatmulOperands *x, int n) {
+    cudaEvent_t start, end;
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    CUDA(cudaEventCreate(&start));
+    CUDA(cudaEventCreate(&end));
+    CUDA(cudaEventRecord(start, x->stream));
+    for (int i = 0; i < n && status == CUBLAS_STATUS_SUCCESS; i++)
+        status = matmul_run(lt, p, algo, x);
+    CUDA(cudaEventRecord(end, x->stream));
+    const double seconds = device_seconds(start, end);
+    CUDA(cudaEventDestroy(start));
+    CUDA(cudaEventDestroy(end));
+    return status == CUBLAS_STATUS_SUCCESS ? seconds / n : INFINITY;
+}
+
+// Measures the heuristic's algorithms for a plan, in turn, and takes the one with the least median,
+// if that is clearly less than the first one's. `out` holds any of their results then. The clocks
+// are those of a busy GPU: before the first plan, it works for a while.
+static void matmul_measure(Matmul *lt, const MatmulPlan *p, const MatmulOperands *x, Tuned *best) {
+    enum { CANDIDATES = 16, ROUNDS = 7 };
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    double times[CANDIDATES][ROUNDS];
+    int count = 0;
+    LT(cublasLtMatmulAlgoGetHeuristic(lt->handle, p->op, p->b, p->a, p->out, p->out,
+                                      lt->preference, CANDIDATES, found, &count));
+    double once = matmul_seconds(lt, p, &p->algo, x, 1);
+    for (const double from = seconds_now(); lt->tune.measured == 0 && seconds_now() < from + 0.2;)
+        once = matmul_seconds(lt, p, &p->algo, x, 10);
+    const int n = (int)fmin(fmax(1e-3 / once, 1), 100);
+    for (int k = 0; k < ROUNDS; k++)
+        for (int i = 0; i < count; i++) {
+            const bool ok = found[i].state == CUBLAS_STATUS_SUCCESS;
+            times[i][k] = ok ? matmul_seconds(lt, p, &found[i].algo, x, n) : INFINITY;
+        }
+    for (int i = 0; i < count; i++) {
+        qsort(times[i], ROUNDS, sizeof(double), compare_doubles);
+        const double us = 1e6 * times[i][ROUNDS / 2];
+        if (i == 0) best->first_us = best->us = us;
+        if (i > 0 && us >= fmin(best->us, 0.99 * best->first_us)) continue;
+        best->us = us;
+        best->number = i;
+        best->algo = found[i].algo;
+    }
+}
+
+// The algorithm of a plan, by --tune. What is added to something takes that of its first part, which
+// is the same product: to measure it would change the sum.
+static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
+    Tuned mine = {p->shape, p->algo, 0, 0, 0};
+    mine.shape.accumulate = 0;
+    p->settled = true;
+    const Tuned *known = tune_find(&lt->tune, &mine.shape);
+    cublasLtMatmulHeuristicResult_t result;
+    if (known == NULL && (!lt->tune.measures || p->shape.accumulate)) {
+        lt->tune.missing += !lt->tune.measures;
+        return;
+    }
+    if (known == NULL) {
+        matmul_measure(lt, p, x, &mine);
+        tune_add(&lt->tune, &mine);
+        known = &mine;
+    } else if (cublasLtMatmulAlgoCheck(lt->handle, p->op, p->b, p->a, p->out, p->out, &known->algo,
+                                       &result) != CUBLAS_STATUS_SUCCESS
+               || result.workspaceSize > lt->workspace_bytes) {
+        die("--tune %s: the library does not know its algorithm for M=%zu N=%zu K=%zu: remove the "
+            "file, and products are measured anew", lt->tune.file, p->shape.M, p->shape.N,
+            p->shape.K);
+    }
+    p->algo = known->algo;
+}
+
 // out (M, N) = op(A) (M, K) op(B) (K, N) + bias, or out += op(A) op(B) with `accumulate`.
 // A is stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all
 // row-major, lda, ldb, ldo elements from row to row. bias (N) goes to every row; NULL: none; it
@@ -244,9 +326,9 @@ static bool gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, siz
     if (s.bias) matmul_set(p->op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
     if (aux != NULL)
         matmul_set(p->op, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux);
-    const float alpha = 1.0f, beta = accumulate ? 1.0f : 0.0f;
-    LT(cublasLtMatmul(lt->handle, p->op, &alpha, b, p->b, a, p->a, &beta, out, p->out, out, p->out,
-                      &p->algo, lt->workspace, lt->workspace_bytes, stream));
+    const MatmulOperands operands = {a, b, out, stream};
+    if (lt->tune.file != NULL && !p->settled) matmul_settle(lt, p, &operands);
+    LT(matmul_run(lt, p, &p->algo, &operands));
     return true;
 }
 

@@ -58,7 +58,7 @@ typedef struct {
     bool no_overlap;
     size_t gpu_memory, host_memory;                   // bytes; 0: all there is
     bool plan, calibrate;
-    const char *rates, *trace;
+    const char *tune, *rates, *trace;
     // importance-aware updates
     double zen_topk;
     size_t zen_window, zen_reselect, zen_warmup;      // zen_window 0: auto
@@ -206,6 +206,8 @@ static const Option option_table[] = {
     BYTES("host-memory", host_memory, "0", 0, 1e15, O_OWN | O_GPU,
           "use at most this, even if less is free now; 0: all"),
     FLAG("plan", plan, O_OWN | O_GPU, "print memory and predicted time; exit"),
+    TEXT("tune", tune, NULL, "FILE", O_GPU,
+         "the products' fastest algorithms; measured if it lacks them"),
     TEXT("rates", rates, NULL, "FILE", O_OWN | O_GPU,
          "what a machine can do; else it is measured when needed"),
     FLAG("calibrate", calibrate, O_OWN | O_GPU, "measure them, and write them to --rates; exit"),

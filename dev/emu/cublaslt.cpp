@@ -47,7 +47,7 @@ struct Choice {
     uint64_t m, n, k, workspace;
     uint32_t epilogue;
     uint16_t compute;
-    uint8_t type, type_d, transpose_a, transpose_b, alignment[4], pad[2];
+    uint8_t type, type_d, transpose_a, transpose_b, alignment[4], number, pad;
     uint64_t ld_low_bits;
 };
 static_assert(sizeof(Choice) <= sizeof(cublasLtMatmulAlgo_t), "a choice fits into the algorithm");
@@ -60,6 +60,7 @@ struct Product {
     void *D, *workspace;
     float alpha, beta;
     uint64_t m, n, k, workspace_bytes;
+    uint8_t number;  // of the algorithm
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -158,6 +159,16 @@ static void multiply_tile(float (&tile)[TILE_N][TILE_M], const float *a, const f
             for (size_t v = 0; v < VECS; v++) sum[j][v] += row[v] * b[k * TILE_N + j];
     }
     memcpy(tile, sum, sizeof tile);
+}
+
+// The same, k by halves: what algorithms other than the first one do, so that their bits differ.
+static void multiply_halves(float (&tile)[TILE_N][TILE_M], const float *a, const float *b,
+                            size_t K) {
+    float half[TILE_N][TILE_M];
+    multiply_tile(half, a, b, K / 2);
+    multiply_tile(tile, a + K / 2 * TILE_M, b + K / 2 * TILE_N, K - K / 2);
+    for (size_t j = 0; j < TILE_N; j++)
+        for (size_t i = 0; i < TILE_M; i++) tile[j][i] += half[j][i];
 }
 
 // GELU in its tanh approximation, 0.5 x (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3), and
@@ -266,7 +277,9 @@ static void compute_product(const Product &p) {
     for (size_t pj = 0; pj < panels_n; pj++)
         for (size_t pi = 0; pi < panels_m; pi++) {
             float tile[TILE_N][TILE_M];
-            multiply_tile(tile, a + pi * TILE_M * K, b + pj * TILE_N * K, K);
+            const float *rows = a + pi * TILE_M * K, *cols = b + pj * TILE_N * K;
+            multiply_tile(tile, rows, cols, K);
+            if (p.number > 0) multiply_halves(tile, rows, cols, K);
             for (size_t j = pj * TILE_N; j < n && j < (pj + 1) * TILE_N; j++)
                 for (size_t i = pi * TILE_M; i < m && i < (pi + 1) * TILE_M; i++) {
                     const float x = tile[j % TILE_N][i % TILE_M];
@@ -378,6 +391,7 @@ static Choice choose(const Product &p, const uint32_t *alignment, uint64_t max_w
 static bool same_problem(const Choice &x, Choice y) {
     memcpy(y.alignment, x.alignment, sizeof y.alignment);   // checked against the pointers instead
     y.workspace = x.workspace;
+    y.number = x.number;
     return memcmp(&x, &y, sizeof x) == 0;
 }
 
@@ -395,6 +409,22 @@ static cublasStatus_t set_attribute(void *field, size_t expected, const void *va
 static uint32_t without;  // epilogues with one of these bits have no algorithm
 
 void emu_lt_without(uint32_t epilogues) { without = epilogues; }
+
+// EMU_LT_TIMES=3,1,2: there are so many algorithms for every product, and each takes as long as so
+// many kernels. By default there is one.
+static int algorithms(int times[16]) {
+    const char *text = getenv("EMU_LT_TIMES");
+    int n = 0;
+    for (const char *at = text; at != NULL && *at != '\0' && n < 16; at += *at == ',') {
+        char *end;
+        times[n++] = (int)strtol(at, &end, 10);
+        if (end == at || times[n - 1] < 1 || (*end != ',' && *end != '\0'))
+            emu_fail("EMU_LT_TIMES=%s: expected numbers of kernels, as in 3,1,2", text);
+        at = end;
+    }
+    if (n == 0) times[n++] = 1;
+    return n;
+}
 
 extern "C" {
 
@@ -510,7 +540,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(
     return CUBLAS_STATUS_INVALID_VALUE;
 }
 
-// One algorithm, or none: CUBLAS_STATUS_INVALID_VALUE for shapes that do not fit together,
+// As many algorithms as there are, or none: CUBLAS_STATUS_INVALID_VALUE for shapes that do not fit together,
 // CUBLAS_STATUS_NOT_SUPPORTED for types, alignments and epilogues that nothing is there for.
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t A,
@@ -522,7 +552,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     if (handle == NULL) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (desc == NULL || A == NULL || B == NULL || C == NULL || D == NULL || preference == NULL
         || results == NULL || requested < 1) return CUBLAS_STATUS_INVALID_VALUE;
-    Product p = {*desc, *A, *B, *C, *D, NULL, NULL, NULL, NULL, NULL, 1, 0, 0, 0, 0, 0};
+    Product p = {*desc, *A, *B, *C, *D, NULL, NULL, NULL, NULL, NULL, 1, 0, 0, 0, 0, 0, 0};
     const cublasStatus_t status = check_product(p);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     if (p.op.epilogue & without) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -531,14 +561,42 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
         if (preference->alignment[i] % type_bytes(layouts[i]->type) != 0
             || preference->alignment[i] == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
 
-    const Choice choice = choose(p, preference->alignment, preference->workspace);
-    memset(&results[0], 0, sizeof results[0]);
-    memcpy(&results[0].algo, &choice, sizeof choice);
-    results[0].workspaceSize = choice.workspace;
-    results[0].state = CUBLAS_STATUS_SUCCESS;
-    results[0].wavesCount = 1;
-    *found = 1;
+    Choice choice = choose(p, preference->alignment, preference->workspace);
+    int times[16];
+    const int count = algorithms(times);
+    for (int i = 0; i < count && i < requested; i++) {
+        choice.number = (uint8_t)i;
+        memset(&results[i], 0, sizeof results[i]);
+        memcpy(&results[i].algo, &choice, sizeof choice);
+        results[i].workspaceSize = choice.workspace;
+        results[i].state = CUBLAS_STATUS_SUCCESS;
+        results[i].wavesCount = 1;
+        *found = i + 1;
+    }
     return CUBLAS_STATUS_SUCCESS;
+}
+
+// Is this algorithm, perhaps of another run, one for this product?
+cublasStatus_t cublasLtMatmulAlgoCheck(
+    cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t A,
+    cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
+    const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *result) {
+    if (handle == NULL) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (desc == NULL || A == NULL || B == NULL || C == NULL || D == NULL || algo == NULL
+        || result == NULL) return CUBLAS_STATUS_INVALID_VALUE;
+    Product p = {*desc, *A, *B, *C, *D, NULL, NULL, NULL, NULL, NULL, 1, 0, 0, 0, 0, 0, 0};
+    const cublasStatus_t status = check_product(p);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    static const uint32_t widest[4] = {16, 16, 16, 16};
+    int times[16];
+    Choice asked;
+    memcpy(&asked, algo, sizeof asked);
+    if (!same_problem(asked, choose(p, widest, 0)) || asked.number >= algorithms(times))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    memset(result, 0, sizeof *result);
+    result->algo = *algo;
+    result->workspaceSize = asked.workspace;
+    return result->state = CUBLAS_STATUS_SUCCESS;
 }
 
 // Queues D = epilogue(alpha op(A) op(B) + beta C) on the stream. `algo` may be null.
@@ -553,7 +611,7 @@ cublasStatus_t cublasLtMatmul(
         || alpha == NULL || beta == NULL || A == NULL || B == NULL || D == NULL)
         return CUBLAS_STATUS_INVALID_VALUE;
     Product p = {*desc, *layout_a, *layout_b, *layout_c, *layout_d, A, B, C, D, workspace,
-                 0, 0, 0, 0, 0, 0};
+                 0, 0, 0, 0, 0, 0, 0};
     const cublasStatus_t status = check_product(p);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     memcpy(&p.alpha, alpha, sizeof p.alpha);
@@ -581,8 +639,13 @@ cublasStatus_t cublasLtMatmul(
         choice = asked;
     }
     if (!aligned(workspace, 16)) return CUBLAS_STATUS_INVALID_VALUE;
+    int times[16];
+    if (choice.number >= algorithms(times)) return CUBLAS_STATUS_INVALID_VALUE;
     p.workspace_bytes = choice.workspace;
+    p.number = choice.number;
     emu::enqueue("cublasLtMatmul", stream, [p] { run_product(p); }, EMU_PC);
+    for (int i = 1; i < times[p.number]; i++)
+        emu::enqueue("cublasLtMatmul goes on", stream, [] {}, EMU_PC);
     return CUBLAS_STATUS_SUCCESS;
 }
 

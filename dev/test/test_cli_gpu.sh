@@ -189,6 +189,50 @@ sample "$tide" --prompt "$(head -c 300 text.txt)" --precision fp32 --temperature
 sample "$cpu" --prompt "$(head -c 300 text.txt)" --temperature 0 >b.txt
 check beyond_the_context_too cmp a.txt b.txt
 
+# --- algorithms of products by measurement -------------------------------------------------------
+
+# tuned NAME OPTION...: on the emulated GPU, of three algorithms the second one takes least
+tuned() {
+    to=$1
+    shift
+    EMU_CLOCK=virtual EMU_LT_TIMES=3,1,2 "$tide" "$@" --out "$to" >"$to.out" 2>"$to.err"
+}
+tuned measured $steps --tune products
+tuned read $steps --tune products --recompute block
+tuned first $steps
+check products_are_measured_once grep -q '^--tune products: [0-9]* products measured' measured.out
+check what_is_known_is_not_measured sh -c '! grep -q "products measured" read.out'
+check a_file_of_algorithms_gives_the_same_bits same measured read
+if grep -q '^products Emulated' products; then
+    check the_fastest_algorithm_is_taken awk \
+        '/algorithm/ { n++; bad += $5 != "1:" || 3 * $6 != $9 } END { exit !(n > 10 && !bad) }' products
+    check with_others_the_bits_are_others sh -c '! cmp -s "$1" "$2"' - \
+        measured/model.safetensors first/model.safetensors
+fi
+cp products kept
+tuned measured --resume --steps 10
+check a_run_goes_on_with_its_algorithms sh -c '! grep -q "algorithms are not" measured.out'
+tuned first --resume --steps 10 --tune products
+check other_algorithms_than_before_are_told grep -q 'algorithms are not those of the' first.out
+check a_file_is_not_touched_without_need cmp products kept
+if grep -q '^products Emulated' kept; then
+    EMU_SMS=5 tuned other $small --steps 1 --tune products
+    check a_file_of_another_device_is_told grep -q 'it is of Emulated GPU, 4 .*first algorithms' \
+        other.out
+    check and_left_alone cmp products kept
+    EMU_CLOCK=virtual EMU_LT_TIMES=2,2 "$tide" $small --steps 1 --out equal --tune equals >equal.out
+    check the_first_one_stays_unless_another_is_faster awk \
+        '/algorithm/ { n++; bad += $5 != "0:" } END { exit !(n > 10 && !bad) }' equals
+fi
+tr '3' '4' <kept >products
+refuses a_damaged_file_of_algorithms 2 'not what was written' "$tide" $small --steps 1 --out no \
+    --tune products
+head -c 300 kept >products
+refuses a_file_of_algorithms_that_is_cut 2 'not what was written' "$tide" $small --steps 1 \
+    --out no --tune products
+refuses a_file_of_algorithms_elsewhere 2 'No such file' "$tide" $small --steps 1 --out no \
+    --tune nowhere/products
+
 # --- refusals: one line, exit code 2 (1 while running), nothing lost -----------------------------
 
 refuses too_little_gpu_memory 2 'GPU memory' env EMU_CLOCK=real "$tide" $small --steps 1 \

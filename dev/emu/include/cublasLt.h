@@ -142,6 +142,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     cublasLtMatmulPreference_t preference, int requested,
     cublasLtMatmulHeuristicResult_t *results, int *found);
 
+cublasStatus_t cublasLtMatmulAlgoCheck(
+    cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t A,
+    cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
+    const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *result);
+
 cublasStatus_t cublasLtMatmul(
     cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *A,
     cublasLtMatrixLayout_t layout_a, const void *B, cublasLtMatrixLayout_t layout_b,
