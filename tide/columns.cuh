@@ -213,7 +213,8 @@ static void columns_adam_launch(X *arena_part, float *p, M *m, M *v, const void 
 
 // One AdamW step of a segment's chosen columns, of p, m and v with the gradient, all packed; they
 // point to the segment's. Each tensor decays or not. The new weights, as X, go to their places in
-// arena_part, unless that is NULL. X: float or bf16. *step is copied, and says how m and v are stored.
+// arena_part, unless that is NULL. X: float or bf16. *step is copied, and says how m and v are
+// stored.
 template <typename X>
 static void columns_adam_gpu(X *arena_part, float *p, void *m, void *v, const void *grad,
                              bool grad_is_bf16, const ZenMap *map, int segment,

@@ -262,8 +262,8 @@ static void matmul_measure(Matmul *lt, const MatmulPlan *p, const MatmulOperands
     }
 }
 
-// The algorithm of a plan, by --tune. What is added to something takes that of its first part, which
-// is the same product: to measure it would change the sum.
+// The algorithm of a plan, by --tune. What is added to something takes that of its first part, the
+// same product: to measure it would change the sum.
 static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
     Tuned mine = {p->shape, p->algo, 0, 0, 0};
     mine.shape.accumulate = 0;

@@ -1,11 +1,11 @@
-// tune.cuh: which algorithm each matrix product takes, in a file (--tune), so that what was measured
-// once is used by all later runs, which then have the same bits.
+// tune.cuh: which algorithm each matrix product takes, in a file (--tune), so that what was
+// measured once is used by all later runs, which then have the same bits.
 //   tune_open()   reads FILE, if it is there and of this device
 //   tune_find()   what it says of a shape
 //   tune_add()    writes it anew with one more
 //   tune_note(), tune_resumes()    what a checkpoint says of it
-// What is measured, and how, is in matmul.cuh. An algorithm is 64 bytes that only the library reads;
-// they may be kept in a file and used by the same version of it (cuBLAS documentation,
+// What is measured, and how, is in matmul.cuh. An algorithm is 64 bytes that only the library
+// reads; they may be kept in a file and used by the same version of it (cuBLAS documentation,
 // cublasLtMatmulAlgo_t). So the file names the device and the library, and is of no use to others.
 #ifndef TIDE_TUNE_CUH
 #define TIDE_TUNE_CUH
@@ -171,8 +171,8 @@ static void tune_print(Tune *t) {
     if (t->measured + t->missing == t->told) return;
     t->told = t->measured + t->missing;
     if (t->measured == 0) {
-        printf("--tune %s lacks products of this run, which take their first algorithms: one process "
-               "alone measures them\n", t->file);
+        printf("--tune %s lacks products of this run, which take their first algorithms: one "
+               "process alone measures them\n", t->file);
         return;
     }
     for (int i = t->count - t->measured; i < t->count; i++) {
