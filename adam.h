@@ -30,53 +30,36 @@ HOST_DEVICE static inline float sqrt_f32(float a) { return sqrtf(a); }
 // ---------------------------------------------------------------------------------------------
 // bfloat16: the upper half of an fp32 number
 
-HOST_DEVICE static inline float bf16_to_f32(uint16_t x) {
-    const uint32_t bits = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
-}
+HOST_DEVICE static inline float bf16_to_f32(uint16_t x) { return bits_float((uint32_t)x << 16); }
 
 // Rounds to nearest even; overflow becomes infinity; NaN stays a (quiet) NaN of the same sign.
 HOST_DEVICE static inline uint16_t f32_to_bf16(float f) {
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
-    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    const uint32_t nan = bits >> 16 | 0x40;
-    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
+    const uint32_t bits = float_bits(f);
+    return (uint16_t)((f != f ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 // A master weight is the bf16 weight that forward and backward use, and 16 bits more, which only
 // the update needs: the fp32 number's lower half. The weight is the nearest, of two as near the
 // larger: so its upper half is the weight, less 1 if the lower half rounded it up. (With ties to
 // even, which of two a tie had come from could not be told.) NaN stays NaN.
-HOST_DEVICE static inline uint16_t master_weight(float f) {
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
-    const uint32_t nan = bits >> 16 | 0x40;
-    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : (bits + 0x8000) >> 16);
+// In `upper` numbers the upper half of a word counts, what is in the lower does not.
+HOST_DEVICE static inline uint32_t master_upper(float f) {
+    return f != f ? float_bits(f) | 0x400000 : float_bits(f) + 0x8000;
 }
 
-HOST_DEVICE static inline uint16_t master_low(float f) {
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
-    return (uint16_t)bits;
+HOST_DEVICE static inline float master_of_upper(uint32_t weight, uint32_t low) {
+    return bits_float((weight & 0xffff0000) + (uint32_t)((int32_t)low >> 16));
 }
 
+HOST_DEVICE static inline uint16_t master_weight(float f) { return master_upper(f) >> 16; }
+HOST_DEVICE static inline uint16_t master_low(float f) { return (uint16_t)float_bits(f); }
 HOST_DEVICE static inline float master_f32(uint16_t weight, uint16_t low) {
-    const uint32_t bits = ((uint32_t)weight - (low >> 15)) << 16 | low;
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
+    return master_of_upper((uint32_t)weight << 16, (uint32_t)low << 16);
 }
 
 // Rounds to one of the two neighbours, the nearer the likelier, so that the mean is f: up if what
-// is dropped and `random`, 16 bits, add up to a carry. Infinity stays; a NaN need not.
-HOST_DEVICE static inline uint16_t f32_to_bf16_random(float f, uint32_t random) {
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
-    return (uint16_t)((bits + random) >> 16);
-}
+// is dropped and r, 16 random bits, add up to a carry. Infinity stays; a NaN need not.
+HOST_DEVICE static inline uint32_t random_upper(float f, uint32_t r) { return float_bits(f) + r; }
 
 // n numbers that are stored in bf16, out to floats, or from there, to the nearest.
 static inline void bf16_move(uint16_t *stored, float *w, size_t n, bool out) {
@@ -91,12 +74,8 @@ static inline void bf16_move(uint16_t *stored, float *w, size_t n, bool out) {
 static inline void master_move(uint16_t *weights, uint16_t *low, float *w, size_t n, bool out) {
     #pragma omp parallel for if (n > 1 << 16)
     for (size_t i = 0; i < n; i++) {
-        if (out) {
-            w[i] = master_f32(weights[i], low[i]);
-        } else {
-            weights[i] = master_weight(w[i]);
-            low[i] = master_low(w[i]);
-        }
+        if (out) w[i] = master_f32(weights[i], low[i]);
+        else weights[i] = master_weight(w[i]), low[i] = master_low(w[i]);
     }
 }
 
@@ -155,17 +134,24 @@ HOST_DEVICE static inline void adam_scalar(float *p, float *m, float *v, float g
     *v = v1;
 }
 
-// The same with moments that are stored in bf16. Only what is stored is rounded, at random: v moves
+// The same with moments that are stored in bf16: in `upper` halves, and where they lie. Only what is stored is rounded, at random: v moves
 // by a thousandth of itself per step, which the nearest of numbers with 8 bits would lose
 // (doc/rounding.md). index: the element's number in the arena, modulo 2^32. Its random bits depend
 // on that and the step alone, so that whoever makes the update, in whichever order, rounds alike.
-HOST_DEVICE static inline void adam_bf16(float *p, uint16_t *m, uint16_t *v, float g,
-                                         const AdamStep *s, float decay, uint32_t index) {
-    float m1 = bf16_to_f32(*m), v1 = bf16_to_f32(*v);
+HOST_DEVICE static inline void adam_upper(float *p, uint32_t *m, uint32_t *v, float g,
+                                          const AdamStep *s, float decay, uint32_t index) {
+    float m1 = bits_float(*m & 0xffff0000), v1 = bits_float(*v & 0xffff0000);
     const uint32_t random = mix_bits(index ^ s->noise);
     adam_scalar(p, &m1, &v1, g, s, decay);
-    *m = f32_to_bf16_random(m1, random & 0xffff);
-    *v = f32_to_bf16_random(v1, random >> 16);
+    *m = random_upper(m1, random & 0xffff);
+    *v = random_upper(v1, random >> 16);
+}
+
+HOST_DEVICE static inline void adam_bf16(float *p, uint16_t *m, uint16_t *v, float g,
+                                         const AdamStep *s, float decay, uint32_t index) {
+    uint32_t m1 = (uint32_t)*m << 16, v1 = (uint32_t)*v << 16;
+    adam_upper(p, &m1, &v1, g, s, decay, index);
+    *m = (uint16_t)(m1 >> 16), *v = (uint16_t)(v1 >> 16);
 }
 
 // A gradient is stored in fp32 or in bf16.
@@ -202,6 +188,30 @@ static inline size_t adam_work_bytes(const AdamWork *w) {
     return grad + sum + (w->w == NULL ? 4 : w->step.moments_bf16 ? 16 : 24);
 }
 
+// Two numbers of 16 bits in one word, the first in the lower half.
+static inline uint32_t load_pair(const uint16_t *x) { uint32_t w; memcpy(&w, x, 4); return w; }
+static inline void store_pair(uint16_t *x, uint32_t upper, uint32_t upper_next) {
+    const uint32_t both = upper >> 16 | (upper_next & 0xffff0000);
+    memcpy(x, &both, 4);
+}
+
+typedef struct { uint32_t w, low, m, v; } AdamUpper; 
+static inline void adam_upper_split(AdamUpper *x, float g, const AdamStep *s, float decay,
+                                    uint32_t index) {
+    float p = master_of_upper(x->w, x->low);
+    adam_upper(&p, &x->m, &x->v, g, s, decay, index);
+    x->w = master_upper(p), x->low = float_bits(p) << 16;
+}
+
+// What the update of elements from `at` on will need soon: a processor's own prefetching ends with
+// each page, of which there are five or six at a time.
+enum { ADAM_BLOCK = 128, ADAM_AHEAD = 512 };
+__attribute__((always_inline))
+static inline void adam_prefetch(const void *array, size_t at, size_t size) {
+    const char *from = (const char *)array + (at + ADAM_AHEAD) * size;
+    for (size_t k = 0; k < ADAM_BLOCK * size; k += 64) __builtin_prefetch(from + k);
+}
+
 // The loop of adam_range(); inlined there 10 times, each with the choices known, because neither
 // compiler makes one vector loop of all.
 __attribute__((always_inline))
@@ -213,39 +223,67 @@ static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ 
                              int grad_is_bf16) {
     const AdamStep s = w->step;  // a copy, which the stores below cannot change
     const float d = decay ? s.weight_decay : 0.0f, scale = w->scale;
+    const size_t moment = moments_bf16 ? 2 : 4;
     float *whole = (float *)weights;
-    uint16_t *half = (uint16_t *)weights;
-    for (size_t i = first; i < last; i++) {
-        float p = is_split ? master_f32(half[i], low[i]) : whole[i];
-        float g = grad_at(grad, grad_is_bf16, i);
-        if (has_sum) g = fma_f32(scale, g, sum[i]);
-        if (moments_bf16)
-            adam_bf16(&p, (uint16_t *)m + i, (uint16_t *)v + i, g, &s, d, index + (uint32_t)i);
-        else adam_scalar(&p, (float *)m + i, (float *)v + i, g, &s, d);
-        if (is_split) {
-            half[i] = master_weight(p);
-            low[i] = master_low(p);
-        } else {
-            whole[i] = p;
+    uint16_t *half = (uint16_t *)weights, *m16 = (uint16_t *)m, *v16 = (uint16_t *)v;
+    for (size_t i = first, end; i < last;) {
+        end = last - i < ADAM_BLOCK ? last : i + ADAM_BLOCK;
+        adam_prefetch(weights, i, is_split ? 2 : 4);
+        if (is_split) adam_prefetch(low, i, 2);
+        adam_prefetch(m, i, moment);
+        adam_prefetch(v, i, moment);
+        adam_prefetch(grad, i, grad_is_bf16 ? 2 : 4);
+        if (has_sum) adam_prefetch(sum, i, 4);
+        uint32_t number = index + (uint32_t)i;
+        // State of 16 bits goes in pairs: to part and to join words takes fewer instructions than
+        // to change the length of numbers. (gcc is told once more that arrays do not overlap.)
+        if (moments_bf16 && is_split) {
+            #pragma GCC ivdep
+            for (; i + 1 < end; i += 2, number += 2) {
+                const uint32_t w2 = load_pair(half + i), low2 = load_pair(low + i);
+                const uint32_t m2 = load_pair(m16 + i), v2 = load_pair(v16 + i);
+                const uint32_t g2 = grad_is_bf16 ? load_pair((const uint16_t *)grad + i) : 0;
+                float g = bits_float(g2 << 16), h = bits_float(g2 & 0xffff0000);
+                if (!grad_is_bf16) g = ((const float *)grad)[i], h = ((const float *)grad)[i + 1];
+                if (has_sum) g = fma_f32(scale, g, sum[i]), h = fma_f32(scale, h, sum[i + 1]);
+                AdamUpper a = {w2 << 16, low2 << 16, m2 << 16, v2 << 16}, b = {w2, low2, m2, v2};
+                adam_upper_split(&a, g, &s, d, number);
+                adam_upper_split(&b, h, &s, d, number + 1);
+                store_pair(half + i, a.w, b.w);
+                store_pair(low + i, a.low, b.low);
+                store_pair(m16 + i, a.m, b.m);
+                store_pair(v16 + i, a.v, b.v);
+            }
+        }
+        for (; i < end; i++, number++) {
+            float p = is_split ? master_f32(half[i], low[i]) : whole[i];
+            float g = grad_at(grad, grad_is_bf16, i);
+            if (has_sum) g = fma_f32(scale, g, sum[i]);
+            if (moments_bf16) adam_bf16(&p, m16 + i, v16 + i, g, &s, d, number);
+            else adam_scalar(&p, (float *)m + i, (float *)v + i, g, &s, d);
+            if (is_split) half[i] = master_weight(p), low[i] = master_low(p);
+            else whole[i] = p;
         }
     }
 }
 
 // The AdamW step of elements first .. last - 1, in the calling thread: for teams that divide the
 // work themselves. Any cut of a range into smaller ones gives the same bits. Weights in fp32 have
-// gradients in fp32. index: the number of element 0 in the arena, for adam_bf16().
-static inline void adam_range(const AdamWork *w, size_t first, size_t last, uint32_t index,
-                              int decay) {
+// gradients in fp32. index: the number of element 0 in the arena, for adam_bf16(). On Intel's
+// AVX-512 gcc has to be told to use all of it.
+#if defined __AVX512F__ && !defined __clang__
+__attribute__((noinline, target("prefer-vector-width=512")))
+#endif
+static void adam_range(const AdamWork *w, size_t first, size_t last, uint32_t index, int decay) {
     const void *grad = w->grad != NULL ? w->grad : w->sum;
     const int has_sum = w->sum != NULL && w->grad != NULL;
     const int is_bf16 = w->grad != NULL && w->grad_is_bf16;
-    #define ADAM_CASE(moments_bf16, is_split, has_sum, grad_is_bf16) \
-        adam_loop(w->w, w->low, w->m, w->v, w->sum, grad, w, first, last, index, decay, \
-                  moments_bf16, is_split, has_sum, grad_is_bf16)
-    #define ADAM_LOOP(is_split, has_sum, grad_is_bf16) \
+    #define ADAM_CASE(...) \
+        adam_loop(w->w, w->low, w->m, w->v, w->sum, grad, w, first, last, index, decay, __VA_ARGS__)
+    #define ADAM_LOOP(...) \
         do { \
-            if (w->step.moments_bf16) ADAM_CASE(1, is_split, has_sum, grad_is_bf16); \
-            else ADAM_CASE(0, is_split, has_sum, grad_is_bf16); \
+            if (w->step.moments_bf16) ADAM_CASE(1, __VA_ARGS__); \
+            else ADAM_CASE(0, __VA_ARGS__); \
         } while (0)
     if (w->low == NULL && has_sum) ADAM_LOOP(0, 1, 0);
     else if (w->low == NULL) ADAM_LOOP(0, 0, 0);
@@ -314,10 +352,7 @@ static inline double norm_block_sum(const float *g, size_t n) {
             lane[j] += x * x;
         }
     }
-    for (size_t j = 0; j < n - whole; j++) {
-        const double x = g[whole + j];
-        lane[j] += x * x;
-    }
+    for (size_t j = 0; j < n - whole; j++) lane[j] += (double)g[whole + j] * g[whole + j];
     return norm_fold(lane);
 }
 
@@ -347,8 +382,7 @@ static inline void accumulate_range(const AdamWork *w, const AdamRun *r, size_t 
     const size_t full = NORM_BLOCK;
     for (size_t i = r->at, end = r->at + r->length; i < end; i += full, block++) {
         const size_t n = end - i < full ? end - i : full;
-        const void *from = w->grad_is_bf16 ? (const void *)((const uint16_t *)w->grad + i)
-                                           : (const void *)((const float *)w->grad + i);
+        const void *from = (const char *)w->grad + i * (w->grad_is_bf16 ? 2 : 4);
         if (w->grad_is_bf16 && w->first) accumulate_loop(w->sum + i, from, w->scale, 1, 1, n);
         else if (w->grad_is_bf16) accumulate_loop(w->sum + i, from, w->scale, 1, 0, n);
         else if (w->first) accumulate_loop(w->sum + i, from, w->scale, 0, 1, n);
@@ -440,25 +474,9 @@ __device__ static inline void adam_stored(W *w, uint16_t *low, M *m, M *v, float
     else *w = p;
 }
 
-// Four numbers from there or to there, at once: float, or uint16_t for bf16.
-template <typename M> __device__ static inline void load4(M x[4], const M *from) {
-    if constexpr (sizeof(M) == 2) {
-        const ushort4 bits = *(const ushort4 *)from;
-        x[0] = bits.x, x[1] = bits.y, x[2] = bits.z, x[3] = bits.w;
-    } else {
-        const Pack<M> pack = load_pack(from);
-        for (int j = 0; j < 4; j++) x[j] = pack.x[j];
-    }
-}
-
-template <typename M> __device__ static inline void store4(M *to, const M x[4]) {
-    if constexpr (sizeof(M) == 2) {
-        *(ushort4 *)to = make_ushort4(x[0], x[1], x[2], x[3]);
-    } else {
-        const Pack<M> pack = {x[0], x[1], x[2], x[3]};
-        store_pack(to, pack);
-    }
-}
+// Four numbers, loaded and stored at once.
+template <typename X> struct alignas(4 * sizeof(X)) Four { X x[4]; };
+template <typename X> __device__ static inline Four<X> &four(const X *at) { return *(Four<X> *)at; }
 
 // One thread takes four elements that start at a multiple of four. At the ends of a run that starts
 // or ends elsewhere, or in arenas that are not aligned, it takes those of its four that belong to
@@ -476,24 +494,22 @@ __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const
     const size_t number = run.index - run.at;  // of element 0, modulo 2^64
     const float decay = run.decay ? s.weight_decay : 0.0f;
     if (aligned && i >= run.at && i + 4 <= end) {
-        float g4[4];
-        W w4[4];
-        M m4[4], v4[4];
-        uint16_t low4[4] = {0}, g16[4];
-        load4(w4, w + i);
-        if constexpr (sizeof(W) == 2) load4(low4, low + i);
-        load4(m4, m + i);
-        load4(v4, v + i);
+        Four<W> w4 = four(w + i);
+        Four<M> m4 = four(m + i), v4 = four(v + i);
+        Four<uint16_t> low4 = {{0}};
+        if constexpr (sizeof(W) == 2) low4 = four(low + i);
+        Four<float> g4;
         if (grad_is_bf16) {
-            load4(g16, (const uint16_t *)grad + i);
-            for (int j = 0; j < 4; j++) g4[j] = bf16_to_f32(g16[j]);
-        } else load4(g4, (const float *)grad + i);
+            const Four<uint16_t> g16 = four((const uint16_t *)grad + i);
+            for (int j = 0; j < 4; j++) g4.x[j] = bf16_to_f32(g16.x[j]);
+        } else g4 = four((const float *)grad + i);
         for (int j = 0; j < 4; j++)
-            adam_stored(&w4[j], &low4[j], &m4[j], &v4[j], g4[j], &s, decay, number + i + j);
-        store4(w + i, w4);
-        if constexpr (sizeof(W) == 2) store4(low + i, low4);
-        store4(m + i, m4);
-        store4(v + i, v4);
+            adam_stored(&w4.x[j], &low4.x[j], &m4.x[j], &v4.x[j], g4.x[j], &s, decay,
+                        number + i + j);
+        four(w + i) = w4;
+        if constexpr (sizeof(W) == 2) four(low + i) = low4;
+        four(m + i) = m4;
+        four(v + i) = v4;
         return;
     }
     for (size_t j = i > run.at ? i : run.at; j < i + 4 && j < end; j++)

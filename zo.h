@@ -63,27 +63,22 @@ HOST_DEVICE static inline void zo_noise(float *z, int n, const ZoConfig *c, uint
 // the mean is x. An update of 1e-7, which the nearest number would lose, is so kept on average
 // (doc/rounding.md). random: 16 bits, as many as bf16 drops. fp16 ends at +-65504.
 HOST_DEVICE static inline float zo_round(float x, int storage, uint32_t random) {
-    uint32_t bits, sign;
-    memcpy(&bits, &x, 4);
-    sign = bits & 0x80000000u;
+    uint32_t bits = float_bits(x);
+    const uint32_t sign = bits & 0x80000000u;
     bits ^= sign;
     if (storage == ZO_FP32 || bits >= 0x7f800000u) return x;
     const bool half = storage == ZO_FP16;
     const uint32_t last = half ? 0x2000u : 0x10000u;  // one unit in the last place that is kept
     if (half && bits < 0x38800000u) {                 // below 2^-14: steps of 2^-24
-        float a;
-        memcpy(&a, &bits, 4);
-        a = (float)(((uint32_t)(a * 0x1p40f) + random) >> 16) * 0x1p-24f;
-        memcpy(&bits, &a, 4);
+        const uint32_t steps = (uint32_t)(bits_float(bits) * 0x1p40f);
+        bits = float_bits((float)((steps + random) >> 16) * 0x1p-24f);
     } else {
         bits += half ? random >> 3 : random;
         bits &= ~(last - 1);
         const uint32_t most = half ? 0x477fe000u : 0x7f7f0000u;
         if (bits > most) bits = most;
     }
-    bits |= sign;
-    memcpy(&x, &bits, 4);
-    return x;
+    return bits_float(bits | sign);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -55,14 +55,10 @@ HOST_DEVICE static inline float rng_uniform(Philox4 r, int lane) {
 // may fuse or reorder anything: the bits are the same everywhere. Error below 2 ulp.
 HOST_DEVICE static inline float rng_radius(uint32_t x) {
     const float u = fma_f32((float)x, 0x1p-32f, 0x1p-33f);
-    uint32_t bits;
-    memcpy(&bits, &u, 4);
+    const uint32_t bits = float_bits(u);
     // u = 2^e (1 + f), 1 + f in [sqrt(1/2), sqrt(2)); 0x3f3504f3 is sqrt(1/2)
     const int32_t e = (int32_t)(bits - 0x3f3504f3u) >> 23;
-    bits -= (uint32_t)e << 23;
-    float f;
-    memcpy(&f, &bits, 4);
-    f = f - 1.0f;
+    const float f = bits_float(bits - ((uint32_t)e << 23)) - 1.0f;
     // log(1 + f) = f + f^2 q(f); q is a minimax fit of the relative error (2^-27)
     float q = -0.0762171149f;
     q = fma_f32(q, f, 0.129043773f);
@@ -96,9 +92,7 @@ HOST_DEVICE static inline void rng_circle(uint32_t x, float *c, float *s) {
     b = fma_f32(b, tt, 4.05869675f);
     b = fma_f32(b, tt, -4.93480206f);
     b = fma_f32(b, tt, 1.0f);
-    uint32_t cos_bits, sin_bits;
-    memcpy(&cos_bits, &b, 4);
-    memcpy(&sin_bits, &a, 4);
+    uint32_t cos_bits = float_bits(b), sin_bits = float_bits(a);
     // Odd quadrants swap them. (Not by ?: on that bit: gcc 14 makes no vectors of it.)
     const uint32_t swap = (cos_bits ^ sin_bits) & (0u - (quadrant & 1));
     cos_bits ^= swap ^ ((quadrant + 1) & 2) << 30;

@@ -199,15 +199,9 @@ static SafeTensor *safetensors_find(const SafeTensors *st, const char *name) {
 
 // IEEE 754 half precision. The product puts the exponent right, of subnormal numbers, too.
 static float f16_to_f32(uint16_t h) {
-    uint32_t bits = (uint32_t)(h & 0x7fff) << 13;
-    float f;
-    memcpy(&f, &bits, 4);
-    f *= 0x1p112f;
-    memcpy(&bits, &f, 4);
+    uint32_t bits = float_bits(bits_float((uint32_t)(h & 0x7fff) << 13) * 0x1p112f);
     if ((h & 0x7c00) == 0x7c00) bits |= 0x7f800000u;
-    bits |= (uint32_t)(h & 0x8000) << 16;
-    memcpy(&f, &bits, 4);
-    return f;
+    return bits_float(bits | (uint32_t)(h & 0x8000) << 16);
 }
 
 // Elements [first, first + n) of a tensor of floats of any width, as fp32.

@@ -68,6 +68,9 @@ HOST_DEVICE static inline float fma_in_double(float a, float b, float c) {
     return (float)odd;
 }
 
+HOST_DEVICE static inline uint32_t float_bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
+HOST_DEVICE static inline float bits_float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
+
 // The same bits everywhere. Where there is no instruction, fmaf() is a slow call, and the loop
 // around it remains scalar.
 HOST_DEVICE static inline float fma_f32(float a, float b, float c) {

@@ -17,9 +17,6 @@
 // A call of these would keep the loop around it scalar.
 #define VECTORISED __attribute__((always_inline)) static inline
 
-static inline uint32_t float_bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
-static inline float bits_float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
-
 // e^r - 1, and n, where x = n ln 2 + r. For |x| < 2^21; a NaN comes back as NaN (n is then any).
 VECTORISED float expm1_reduced(float x, int32_t *n) {
     // Adding 1.5 * 2^23 rounds to an integer, which then sits in the low bits of the sum.

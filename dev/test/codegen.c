@@ -15,26 +15,21 @@ extern "C" {
 // A function with all that it calls inside.
 #define HOT __attribute__((noinline, flatten)) void
 
-#define ADAM(name, W, split, is_bf16) \
-    HOT hot_adam_##name(W *p, uint16_t *low, float *m, float *v, const void *g, size_t n, \
-                        const AdamStep *step) { \
-        AdamStep s = *step; \
-        s.moments_bf16 = 0; \
-        (void)low; \
-        const AdamWork w = {p, split, m, v, NULL, g, is_bf16, 0, 1, NULL, NULL, 0, s}; \
-        adam_range(&w, 0, n, 0, 1); \
-    } \
-    HOT hot_adam16_##name(W *p, uint16_t *low, uint16_t *m, uint16_t *v, const void *g, size_t n, \
-                          const AdamStep *step) { \
-        AdamStep s = *step; \
-        s.moments_bf16 = 1; \
-        (void)low; \
-        const AdamWork w = {p, split, m, v, NULL, g, is_bf16, 0, 1, NULL, NULL, 0, s}; \
-        adam_range(&w, 0, n, 0, 1); \
+#define ADAM(name, moments_bf16, split, has_sum, is_bf16) \
+    HOT hot_##name(void *p, uint16_t *low, void *m, void *v, float *sum, const void *g, \
+                   const AdamWork *w, size_t n) { \
+        adam_loop(p, low, m, v, sum, g, w, 0, n, 0, 1, moments_bf16, split, has_sum, is_bf16); \
     }
-ADAM(fp32, float, NULL, 0)
-ADAM(split_fp32, uint16_t, low, 0)
-ADAM(split_bf16, uint16_t, low, 1)
+ADAM(adam_fp32, 0, 0, 0, 0)
+ADAM(adam_split_fp32, 0, 1, 0, 0)
+ADAM(adam_split_bf16, 0, 1, 0, 1)
+ADAM(adam_sum, 0, 0, 1, 0)
+ADAM(adam_split_sum, 0, 1, 1, 1)
+ADAM(adam16_fp32, 1, 0, 0, 0)
+ADAM(adam16_split_fp32, 1, 1, 0, 0)
+ADAM(adam16_split_bf16, 1, 1, 0, 1)
+ADAM(adam16_sum, 1, 0, 1, 0)
+ADAM(adam16_split_sum, 1, 1, 1, 1)
 
 #define ACCUMULATE(name, is_bf16, first) \
     HOT hot_accumulate_##name(float *sum, const void *g, float scale, size_t n) { \
@@ -51,16 +46,6 @@ HOT hot_to_bf16(uint16_t *__restrict__ to, const float *__restrict__ x, size_t n
 HOT hot_from_bf16(float *__restrict__ to, const uint16_t *__restrict__ x, size_t n) {
     for (size_t i = 0; i < n; i++) to[i] = bf16_to_f32(x[i]);
 }
-
-#define ADAM_SUM(name, M, moments_bf16, split) \
-    HOT hot_##name(void *p, uint16_t *low, M *m, M *v, float *sum, const void *g, \
-                   const AdamWork *w, size_t n) { \
-        adam_loop(p, low, m, v, sum, g, w, 0, n, 0, 1, moments_bf16, split, 1, split); \
-    }
-ADAM_SUM(adam_sum, float, 0, 0)
-ADAM_SUM(adam_split_sum, float, 0, 1)
-ADAM_SUM(adam16_sum, uint16_t, 1, 0)
-ADAM_SUM(adam16_split_sum, uint16_t, 1, 1)
 
 #define ZO_ROUND(name, storage) \
     HOT hot_zo_round_##name(float *__restrict__ x, size_t n) { \

@@ -57,7 +57,7 @@ state: places overlap :: offload.h :: n[kind] += p->length :: p->length :: p->le
 state: no room for a visitor's gradient :: tide/gpt2.cuh :: const size_t grad = g->choice :: g->choice.keep_grads ? 0 : host_grad_bytes(g) :: (size_t)0
 tokens: the last of the order is missing :: tide/gpt2.cuh :: count = 3 * N + g->by_token :: g->by_token.groups + 1 :: g->by_token.groups
 bits: fp16 for bf16 :: adam.h :: half[i] = master_weight(p) :: master_weight(p) :: f32_to_fp16(p)
-bits: a weight that was rounded up is its master's half :: adam.h :: const uint32_t bits = ((uint32_t)weight - :: (low >> 15) :: 0
+bits: a weight that was rounded up is its master's half :: adam.h :: return bits_float((weight & 0xffff0000) :: (int32_t)low :: low
 bits: gradient read as bf16 :: train_gpt2.cu :: work.grad_is_bf16 = host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
 bits: visitor's gradient read as bf16 :: train_gpt2.cu :: weights, place[SLOT_GRAD], host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
 gradient: sum on the host never reset :: train_gpt2.cu :: work.first = !accumulate :: !accumulate :: false
