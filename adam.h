@@ -134,10 +134,11 @@ HOST_DEVICE static inline void adam_scalar(float *p, float *m, float *v, float g
     *v = v1;
 }
 
-// The same with moments that are stored in bf16: in `upper` halves, and where they lie. Only what is stored is rounded, at random: v moves
-// by a thousandth of itself per step, which the nearest of numbers with 8 bits would lose
-// (doc/rounding.md). index: the element's number in the arena, modulo 2^32. Its random bits depend
-// on that and the step alone, so that whoever makes the update, in whichever order, rounds alike.
+// The same with moments in bf16, the upper halves of *m and *v. Only what is stored is rounded, at
+// random: v moves by a thousandth of itself per step, which the nearest of numbers with 8 bits
+// would lose (doc/rounding.md). index: the element's number in the arena, modulo 2^32. Its random
+// bits depend on that and the step alone, so that whoever makes the update, in whichever order,
+// rounds alike.
 HOST_DEVICE static inline void adam_upper(float *p, uint32_t *m, uint32_t *v, float g,
                                           const AdamStep *s, float decay, uint32_t index) {
     float m1 = bits_float(*m & 0xffff0000), v1 = bits_float(*v & 0xffff0000);
@@ -297,8 +298,9 @@ static void adam_range(const AdamWork *w, size_t first, size_t last, uint32_t in
 // A team's work on many runs is cut into chunks: each run from its own start, so that whole norm
 // blocks (below) lie in one chunk. Each thread takes the next chunk when it is done with one: a
 // thread whose core does something else for a while then delays the others by one chunk at most,
-// some 20 us of work. (In equal shares, all would wait for the slowest.)
-enum { NORM_BLOCK = 4096, ADAM_CHUNK = 4 * NORM_BLOCK };
+// some 50 us of work. (In equal shares, all would wait for the slowest; in smaller chunks, more of
+// the time is the start of one, where nothing has been asked for ahead.)
+enum { NORM_BLOCK = 4096, ADAM_CHUNK = 16 * NORM_BLOCK };
 static inline size_t norm_blocks(size_t n) { return (n + NORM_BLOCK - 1) / NORM_BLOCK; }
 
 static inline size_t adam_chunks(const AdamRun *runs, int count) {

@@ -57,7 +57,7 @@ state: places overlap :: offload.h :: n[kind] += p->length :: p->length :: p->le
 state: no room for a visitor's gradient :: tide/gpt2.cuh :: const size_t grad = g->choice :: g->choice.keep_grads ? 0 : host_grad_bytes(g) :: (size_t)0
 tokens: the last of the order is missing :: tide/gpt2.cuh :: count = 3 * N + g->by_token :: g->by_token.groups + 1 :: g->by_token.groups
 bits: fp16 for bf16 :: adam.h :: half[i] = master_weight(p) :: master_weight(p) :: f32_to_fp16(p)
-bits: a weight that was rounded up is its master's half :: adam.h :: return bits_float((weight & 0xffff0000) :: (int32_t)low :: low
+bits: a weight that was rounded up is its master's half :: adam.h :: return bits_float((weight & 0xffff0000) :: (uint32_t)((int32_t)low >> 16) :: low >> 16
 bits: gradient read as bf16 :: train_gpt2.cu :: work.grad_is_bf16 = host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
 bits: visitor's gradient read as bf16 :: train_gpt2.cu :: weights, place[SLOT_GRAD], host_grad_bytes(g) == 2 :: host_grad_bytes(g) == 2 :: sizeof(floatX) == 2
 gradient: sum on the host never reset :: train_gpt2.cu :: work.first = !accumulate :: !accumulate :: false
@@ -171,7 +171,7 @@ zen checkpoint: update computed again :: tide/zenflow.cuh :: z->queued = z->map.
 zen plan: two sums that are not used :: tide/zenflow.cuh :: else z->sums = z->config.overlap :: z->config.overlap && !tight :: !tight
 zen plan: never one sum :: train_gpt2.cu :: zen_settle_sums(g->zen :: c->sum_on_host :: false
 zen host: gradient of one step not clipped :: tide/zenflow.cuh :: if (update && work.first) work.step.grad_scale :: scale :: 1.0f
-zen host: last gradient replaces the sum :: adam.h :: if (has_sum) g = fma_f32 :: sum[i] :: 0.0f
+zen host: last gradient replaces the sum :: adam.h :: if (has_sum) g = fma_f32(scale, g, sum[i]); :: sum[i] :: 0.0f
 zen columns: the rest's begin at the first :: tide/columns.cuh :: w.column_at = z->column_at + (rest :: rest ? z->chosen : 0 :: 0
 zen columns: packed for the arena, not the segment :: tide/columns.cuh :: w.packed_at = rest ? z->rest_at :: z->rest_at - s->rest_at :: z->rest_at
 zen columns: vectors decay :: tide/columns.cuh :: const float decay = w.decay :: w.decay ? s.weight_decay : 0.0f :: s.weight_decay

@@ -178,7 +178,7 @@ static void loop_equals_scalar_at_any_length_and_offset(void) {
 
 // Runs of all kinds in an arena of RUNS_END elements: many that are shorter than a chunk and start
 // anywhere, empty ones, whole chunks, several chunks and a bit, with and without gaps.
-enum { RUNS = 66, RUNS_END = 170000 };
+enum { RUNS = 66, RUNS_END = 430000 };
 
 static void runs_make(AdamRun *runs) {
     static const size_t longer[] = {ADAM_CHUNK, 3 * ADAM_CHUNK + 1, NORM_BLOCK, ADAM_CHUNK - 1,
