@@ -363,6 +363,11 @@ refuses weights_of_residents 2 '^tide: --weights host.*resident' plan $large --w
     --offload twinflow --resident 1
 plan $large --weights host --offload zenflow >plan.out
 check weights_on_the_host_with_zenflow grep -q '^weights of 36 of 36 layers' plan.out
+for memory in 4000M 3500M; do
+    plan $large --offload zenflow --gpu-memory $memory | grep '^weights of' >zenflow_$memory.out
+done
+check zenflow_keeps_weights_that_fit test ! -s zenflow_4000M.out
+check and_streams_others test -s zenflow_3500M.out
 refuses weights_with_mezo 2 '^tide: --weights .*resident-blocks' plan $large --weights host \
     --optimizer mezo
 refuses weights_with_zero_2 2 '^tide: --weights host needs --zero 3' plan $large --weights host \
