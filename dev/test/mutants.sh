@@ -82,7 +82,7 @@ memory: one landing :: train_gpt2.cu :: 2 * g->longest_segment * X_ :: 2 * g->lo
 memory: slots for shorter visitors :: offload.h :: list->longest_visit = p->length :: p->length :: p->length - 128
 weights: come before a visitor's have left :: train_gpt2.cu :: event_record(g->updated[s], x->streams :: g->out :: g->update
 weights: come before the CPU has made them :: train_gpt2.cu :: event_record(g->returned[s], g->back :: g->back :: g->weights_in
-weights: of the first layer :: tide/weights.cuh :: copy_in(g, g->params + x->own_param_at :: x->first->params :: g->segment[1].first->params
+weights: of the first layer :: tide/weights.cuh :: const Piece *p = g->zen != NULL :: x->end - 1 : x->first :: x->end - 1 : g->segment[1].first
 weights: place free before it is used :: tide/weights.cuh ::         event_record(g->ring_free[g->segment[before :: g->compute :: g->weights_in
 weights: waits for another place :: tide/weights.cuh :: stream_wait(stream, g->ring_free :: x->ring :: (x->ring + 1) % ring_places(g)
 weights: place of another :: tide/weights.cuh :: if (layer && s->ring >= 0) s->param_at :: (size_t)s->ring :: (size_t)s->ring / 2
@@ -90,7 +90,7 @@ weights: those of the step before :: tide/weights.cuh :: g->tenant[i] = 0
 weights: come though they are there :: tide/weights.cuh :: if (x->ring < 0 || g->tenant :: g->tenant[x->ring] == (int)s + 1 :: false
 weights: a visitor's in the place of its gradient :: tide/gpt2.cuh :: return g->pieces.longest_visit * (piece :: g->slot_weights :: 0
 weights: the first ones stream :: tide/weights.cuh :: s->streams = (number + 1) * g->streamed :: (number + 1) * g->streamed / may > number * g->streamed / may :: number < g->streamed
-weights: a resident's layer streams :: tide/weights.cuh :: if (p->kind != PIECE_HOST && :: p->kind != PIECE_VISIT :: p->kind == PIECE_CHOSEN
+weights: a resident's layer streams :: tide/weights.cuh :: if (p->kind == PIECE_RESIDENT || :: p->kind == PIECE_RESIDENT || :: 
 time: weights come when they are used :: tide/weights.cuh :: int ahead = g->no_overlap :: g->ring :: 1
 counter: bytes in :: tide/gpt2.cuh :: g->moved_in +=
 time: nothing is fetched during backward :: train_gpt2.cu :: if (last) visitors_begin(g) :: visitors_begin(g) :: (void)(g->fetched = 0)
@@ -128,16 +128,23 @@ zen record: gradient arrived before it did :: train_gpt2.cu :: lands ? g->host.s
 zen record: place free before it is packed :: train_gpt2.cu :: freed = leaves :: from :: g->leave
 zen record: room free before it is added :: tide/zenflow.cuh :: if (gradient) event_record(g->room_free :: g->host.stream :: g->out
 zen record: computed before it is :: tide/zenflow.cuh :: event_record(z->computed :: g->host.stream :: g->update
-zen record: result left before it did :: tide/zenflow.cuh :: (z->result_free[s], g->back) :: g->back :: g->update
-zen record: weights returned before they are :: tide/zenflow.cuh :: event_record(g->returned :: g->back :: g->host.stream
+zen record: result left before it did :: tide/zenflow.cuh :: event_record(z->result_free[s] :: stream); :: g->update);
+zen record: weights returned before they are :: tide/zenflow.cuh :: event_record(g->returned[s] :: stream); :: g->update);
 zen record: chosen updated before they are :: train_gpt2.cu :: event_record(g->updated[s], x->streams :: g->update :: g->leave
 zen copy: weights not scattered :: tide/zenflow.cuh :: columns_move_gpu(false, p->params
-zen copy: half of the segments :: tide/zenflow.cuh :: (first) for (int s = 0; s < z->map.segments; s++) { :: z->map.segments :: z->map.segments / 2
-zen copy: result of the first segment :: tide/zenflow.cuh :: copy_in(g, z->landing, p->weights :: p->weights :: g->segment[0].first[1].weights
+zen window: late, not shown :: tide/zenflow.cuh :: for (int s = 0; !turn.drains
+zen copy: half of the segments :: tide/zenflow.cuh :: for (int s = 0; !turn.drains :: segments :: segments / 2
+zen copy: result of the first segment :: tide/zenflow.cuh :: copy_in(g, zen_landing(z, false), p->weights :: p->weights :: g->segment[0].first[1].weights
 zen copy: gradient to the first segment's place :: train_gpt2.cu :: void *to = p->host_grad :: p->host_grad :: g->segment[0].first[1].host_grad
 zen copy: gradient of the chosen not packed :: tide/zenflow.cuh :: columns_move_gpu(true, zen_grad
 zen copy: both halves of packed are one :: tide/zenflow.cuh :: (size_t)z->packing * z->map.longest :: z->packing :: 0
-zen copy: landing too small :: tide/zenflow.cuh :: Buffer{"packed", longest * sizeof(floatX) :: longest :: longest / 2
+zen copy: landing too small :: tide/zenflow.cuh :: Buffer{"packed", landings * longest :: landings * longest :: landings * longest / 2
+zen copy: one landing for both streams :: tide/zenflow.cuh :: return z->landing + (streams :: streams ? z->map.longest : 0 :: 0
+zen weights: in use as they were :: tide/zenflow.cuh :: host_queue_submit(&g->host, zen_copies
+zen weights: of the chosen as they were :: tide/zenflow.cuh :: columns_move_gpu(false, place, is_bf16, g->segment[s].first->state[0]
+zen weights: selected, in use as they were :: tide/zenflow.cuh :: if (k == 0 && g->segment[s].streams) shown
+zen weights: chosen before they are updated :: train_gpt2.cu :: event_record(g->updated[s], x->streams :: g->zen == NULL :: true
+zen weights: of the chosen rounded to even :: tide/columns.cuh :: else return weight_from<To> :: weight_from<To> :: from_f32<To>
 zen copy: sums never leave :: train_gpt2.cu :: if (g->zen != NULL) zen_sums_leave(g)
 zen sums: never made :: tide/zenflow.cuh :: columns_sums_gpu(z->column_sums
 zen sums: of several micro-batches read as bf16 :: tide/zenflow.cuh :: columns_sums_gpu(z->column_sums :: is_bf16 :: true
@@ -147,9 +154,8 @@ zen window: last step not in one pass :: tide/zenflow.cuh :: const bool one_pass
 zen window: rest of a late update forgotten :: tide/zenflow.cuh :: zen_compute_until(g, SIZE_MAX);  // what
 zen window: update begun when it is to show :: tide/zenflow.cuh :: zen_compute_until(g, z->due += z->share)
 zen window: update all at once :: tide/zenflow.cuh :: z->share = z->map.rest / :: z->map.rest / (z->config.window > 0 ? z->config.window : turn.steps) :: z->map.rest
-zen window: drained, not shown :: tide/zenflow.cuh :: if (turn.drains) zen_show(g)
-zen window: late, not shown :: tide/zenflow.cuh :: if (!turn.drains) zen_show(g)
-zen window: shown twice :: tide/zenflow.cuh :: if (!turn.drains) zen_show(g) :: !turn.drains :: true
+zen window: drained, not shown :: tide/zenflow.cuh :: if (turn.drains) zen_show(g, i)
+zen window: shown twice :: tide/zenflow.cuh :: for (int s = 0; !turn.drains :: !turn.drains :: true
 zen window: mean of one step :: tide/zenflow.cuh :: z->late_step = zen_rest_step( :: turn.steps :: (size_t)1
 zen window: backward's room last :: tide/zenflow.cuh :: zen_on_host(g, turn.drains ? :: turn.drains ? i : segments - 1 - i :: i
 zen window: forward's weights last :: tide/zenflow.cuh :: zen_on_host(g, turn.drains ? :: turn.drains ? i : segments - 1 - i :: segments - 1 - i
@@ -159,10 +165,10 @@ zen window: first step adds :: tide/zenflow.cuh :: work.first = gradient && z->c
 zen window: each step is the first :: tide/zenflow.cuh :: work.first = gradient && z->clock.filled == 0 :: z->clock.filled == 0 :: true
 zen window: update of the open sum :: tide/zenflow.cuh :: work.sum = z->acc + (size_t)(gradient :: 1 - z->sum :: z->sum
 zen selection: only masters :: tide/zenflow.cuh :: for (int k = 0; k < 3 && t->rows :: k < 3 :: k < 1
-zen selection: masters that come stay away :: tide/zenflow.cuh :: if (k == 0) zen_masters(
-zen selection: v is m :: tide/zenflow.cuh :: (first) void *const gpu[3] = { :: g->v :: g->m
-zen selection: the host's first matrix :: tide/zenflow.cuh :: char *away = (char *)host[k] :: t->rest_at :: (size_t)0
-zen selection: slots of the rest are one :: tide/zenflow.cuh :: char *a = host + (r * width :: swaps[j].rest :: swaps[0].rest
+zen selection: masters that come stay away :: tide/zenflow.cuh :: *(float *)b = master_f32(*weight, *low) :: *weight, *low :: *weight, 0
+zen selection: v is m :: tide/zenflow.cuh :: char *here = (char *)mine->state[k] :: mine->state[k] :: mine->state[k > 1 ? 1 : k]
+zen selection: the host's first matrix :: tide/zenflow.cuh :: const size_t at = t->rest_at - x->rest_at + r :: t->rest_at - x->rest_at :: (size_t)0
+zen selection: slots of the rest are one :: tide/zenflow.cuh :: const size_t at = t->rest_at - x->rest_at + r :: swaps[j].rest :: swaps[0].rest
 zen selection: scores of the first matrix :: tide/zenflow.cuh :: z->clock.scores + t->column_at :: t->column_at :: (size_t)0
 zen selection: map as it was :: tide/zenflow.cuh :: zen_swap(&z->map, i, swaps, count)
 zen selection: the GPU's list as it was :: tide/zenflow.cuh :: (last) gpu_copy(z->column, z->map.column
@@ -203,7 +209,7 @@ zero flag: signal not handed on :: tide/run.h :: if (run_news[NEWS_SIGNAL] != 0 
 zero flag: no checkpoint is due :: tide/run.h :: mine[NEWS_DUE] =
 zero counter: reduced :: tide/zero.cuh :: z->reduced_bytes +=
 zero counter: gathered :: tide/zero.cuh :: (first) z->gathered_bytes +=
-zero memory: one place in stage 3 :: tide/weights.cuh :: const size_t shards = at + :: g->ring :: (g->ring - 1)
+zero memory: one place in stage 3 :: tide/weights.cuh :: g->param_elements = at + :: g->ring :: (g->ring - 1)
 zero memory: whole layers in stage 3 :: tide/weights.cuh :: g->param_elements += s->cut :: s->cut :: s->room
 zero memory: gradients of all wait :: train_gpt2.cu :: g->in_place = !g->accumulating :: stage < 2 :: true
 zero time: next layer comes when it is used :: tide/weights.cuh :: int ahead = g->no_overlap :: g->ring :: 1
