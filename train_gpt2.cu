@@ -992,12 +992,14 @@ static void save(GPT2 *g, Run *r) {
 static void offload_log(const GPT2 *g, char *json, size_t n) {
     const TimelineStep *d = &g->timeline.done;
     const size_t *of = g->pieces.elements;
+    char busy[160];
     json[0] = '\0';
     if (d->step == 0 || (!g->offloaded && g->timeline.trace.file == NULL)) return;
-    snprintf(json, n, ",\"offload\":{\"step\":%zu,\"forward_ms\":%.6g,\"backward_ms\":%.6g,"
+    timeline_log(&g->timeline, busy, sizeof busy);
+    snprintf(json, n, ",\"offload\":{\"step\":%zu,\"forward_ms\":%.6g,\"backward_ms\":%.6g%s,"
              "\"update_ms\":%.6g,\"exposed_ms\":%.6g,\"duplex_ms\":%.6g,\"bound_ms\":%.6g,"
              "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"cpu_params\":%zu,\"gpu_params\":%zu}",
-             d->step, 1e3 * d->forward, 1e3 * d->backward, 1e3 * d->update_seconds,
+             d->step, 1e3 * d->forward, 1e3 * d->backward, busy, 1e3 * d->update_seconds,
              1e3 * d->stalled, 1e3 * d->duplex, 1e3 * g->predicted.bound, g->moved_in, g->moved_out,
              g->zen != NULL ? g->zen->map.elements - g->zen->map.chosen_elements : of[PIECE_HOST],
              g->zen != NULL ? g->zen->map.chosen_elements : of[PIECE_VISIT] + of[PIECE_RESIDENT]);

@@ -6,10 +6,10 @@
 //   log_clear                       before anything else is printed
 //   log_plot                        draws the losses
 //
-// log.jsonl has one JSON object per line, {"step":1,"loss":..,"grad_norm":..,"lr":..,"ms":..,
-// "tokens_per_s":..} for a training step and {"step":..,"val_loss":..} for an evaluation. Every
-// line is in the file before the next step begins; a line that a crash cut short is dropped by the
-// run that resumes.
+// log.jsonl has one JSON object per line, of a training step, {"step":1,"loss":..,"grad_norm":..,
+// "lr":..,"ms":..,"tokens_per_s":..,"tflops":..}, or of an evaluation, {"step":..,"val_loss":..};
+// doc/logs.md tells of each field. Every line is in the file before the next step begins; a line
+// that a crash cut short is dropped by the run that resumes.
 #ifndef TIDE_LOG_H
 #define TIDE_LOG_H
 #include "util.h"
@@ -135,21 +135,24 @@ static void log_duration(char *out, size_t n, double seconds) {
 
 // After a step (the first is 1) of `steps`: writes both lines. ms: milliseconds that it took; more:
 // further members of the JSON object, each after a comma, or "". flops: of the step, per second,
-// which l->peak makes a percentage. In a terminal the human line is redrawn in place with a bar,
-// and stays for about 20 steps of the run.
+// and next to l->peak its "mfu", model FLOPs utilization (Chowdhery et al. 2022, section 4.1). In a
+// terminal the human line is redrawn in place with a bar, and stays for about 20 steps of the run.
 static void log_step(Log *l, size_t step, size_t steps, double loss, double grad_norm, double lr,
                      double ms, double tokens_per_s, double flops, const char *more) {
     log_add(&l->train, step, loss);
-    fprintf(l->file, "{\"step\":%zu,\"loss\":%.9g,\"grad_norm\":%.9g,\"lr\":%.9g,\"ms\":%.6g,"
-            "\"tokens_per_s\":%.6g%s}\n", step, loss, grad_norm, lr, ms, tokens_per_s, more);
-
     const double now = seconds_now();
     if (l->first == 0) { l->first = step; l->start = now - ms / 1000; }
     const double per_step = (now - l->start) / (double)(step - l->first + 1);
     const size_t ahead = steps > step ? steps - step : 0;
-    char peak[32] = "", left[32], line[256], bar[21] = "....................";
-    if (l->peak > 0) l->peak = fmax(l->peak, flops);
-    if (l->peak > 0) snprintf(peak, sizeof peak, " | %.0f %% of peak", 100 * flops / l->peak);
+    char peak[32] = "", mfu[32] = "", left[32], line[256], bar[21] = "....................";
+    if (l->peak > 0) {
+        l->peak = fmax(l->peak, flops);
+        snprintf(peak, sizeof peak, " | %.0f %% of peak", 100 * flops / l->peak);
+        snprintf(mfu, sizeof mfu, ",\"mfu\":%.4g", flops / l->peak);
+    }
+    fprintf(l->file, "{\"step\":%zu,\"loss\":%.9g,\"grad_norm\":%.9g,\"lr\":%.9g,\"ms\":%.6g,"
+            "\"tokens_per_s\":%.6g,\"tflops\":%.6g%s%s}\n", step, loss, grad_norm, lr, ms,
+            tokens_per_s, 1e-12 * flops, mfu, more);
     log_duration(left, sizeof left, per_step * (double)ahead);
     if (!l->terminal || step % (steps / 20 + 1) == 0 || ahead == 0) {
         log_clear(l);

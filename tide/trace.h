@@ -49,6 +49,12 @@ static int intervals_join(Interval *x, int n) {
     return joined;
 }
 
+static double intervals_length(const Interval *x, int n) {
+    double length = 0;
+    for (int i = 0; i < n; i++) length += x[i].end - x[i].begin;
+    return length;
+}
+
 // Length of what two joined lists have in common.
 static double intervals_common(const Interval *a, int na, const Interval *b, int nb) {
     double length = 0;
@@ -60,11 +66,20 @@ static double intervals_common(const Interval *a, int na, const Interval *b, int
     return length;
 }
 
-// The copies of these rows (a bit for each), joined; x must have room for n.
-static int trace_copies(Interval *x, const TraceSpan *s, int n, unsigned rows) {
+// Rows by what they occupy, a bit for each. Spans of the link are copies if they have bytes.
+enum {
+    ROWS_GPU = 1 << ROW_COMPUTE | 1 << ROW_UPDATE, ROWS_CPU = 1 << ROW_HOST,
+    ROWS_H2D = 1 << ROW_FETCH | 1 << ROW_BACK | 1 << ROW_WEIGHTS,
+    ROWS_D2H = 1 << ROW_FLUSH | 1 << ROW_LEAVE
+};
+
+// The work of these rows, joined; x must have room for n.
+static int trace_work(Interval *x, const TraceSpan *s, int n, unsigned rows) {
+    const bool link = (rows & (ROWS_H2D | ROWS_D2H)) != 0;
     int count = 0;
     for (int i = 0; i < n; i++)
-        if ((rows >> s[i].row & 1) != 0 && s[i].bytes > 0) {
+        if ((rows >> s[i].row & 1) != 0 && strcmp(s[i].name, "wait") != 0
+            && (s[i].bytes > 0 || !link)) {
             x[count].begin = s[i].begin;
             x[count++].end = s[i].end;
         }
@@ -74,7 +89,8 @@ static int trace_copies(Interval *x, const TraceSpan *s, int n, unsigned rows) {
 // What one step did, in seconds.
 typedef struct {
     size_t step;
-    double duplex;        // both directions of the link copied
+    double gpu, cpu, h2d, d2h;  // each worked, or copied, whatever it was; of that,
+    double duplex;        // both directions of the link did
     double stalled;       // compute waited; of that,
     double stalled_backward;  // before a part of backward
     double forward, backward;  // work on these
@@ -94,9 +110,12 @@ static const char *trace_after(const TraceSpan *s, int n, double end) {
 static void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
     static const char *const update[4] = {"fetch", "update", "flush", "back"};
     Interval *x = ALLOC(Interval, 2 * (size_t)n, "intervals"), *y = x + n;
-    const int in = trace_copies(x, s, n, 1u << ROW_FETCH | 1u << ROW_BACK | 1u << ROW_WEIGHTS);
-    const int out = trace_copies(y, s, n, 1u << ROW_FLUSH | 1u << ROW_LEAVE);
     double first = INFINITY, last = -INFINITY;  // of the update
+    c->gpu = intervals_length(x, trace_work(x, s, n, ROWS_GPU));
+    c->cpu = intervals_length(x, trace_work(x, s, n, ROWS_CPU));
+    const int in = trace_work(x, s, n, ROWS_H2D), out = trace_work(y, s, n, ROWS_D2H);
+    c->h2d = intervals_length(x, in);
+    c->d2h = intervals_length(y, out);
     c->duplex = intervals_common(x, in, y, out);
     c->forward = c->backward = c->stalled = c->stalled_backward = 0;
     for (int i = 0; i < n; i++) {

@@ -765,10 +765,12 @@ static bool zo_forward(GPT2 *g, Run *r, size_t step) {
 // waited for what they have sent.
 static void zo_log(const GPT2 *g, char *json, size_t n) {
     const TimelineStep *d = &g->timeline.done;
+    char busy[160];
+    timeline_log(&g->timeline, busy, sizeof busy);
     if (d->step > 0 || ranks.world > 1)
-        snprintf(json, n, ",\"zo\":{\"step\":%zu,\"waited_ms\":%.6g,\"duplex_ms\":%.6g,"
+        snprintf(json, n, ",\"zo\":{\"step\":%zu%s,\"waited_ms\":%.6g,\"duplex_ms\":%.6g,"
                  "\"h2d_bytes\":%zu,\"d2h_bytes\":%zu,\"ranks\":%d,\"exchanged_bytes\":%zu,"
-                 "\"exchange_ms\":%.6g}", d->step, 1e3 * d->stalled, 1e3 * d->duplex, g->moved_in,
+                 "\"exchange_ms\":%.6g}", d->step, busy, 1e3 * d->stalled, 1e3 * d->duplex, g->moved_in,
                  g->moved_out, ranks.world, g->zo->exchanged, 1e3 * g->zo->exchange);
 }
 

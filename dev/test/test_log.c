@@ -61,7 +61,7 @@ static void lines_are_exact_json(void) {
     CHECK(log_eval(&l, 6, losses[1], -1, &err), "%s", err.text);
     // Everything is in the file while the run goes on.
     const char *text = read_text("log.jsonl"), *first = "{\"step\":1,\"loss\":0.333333343,"
-        "\"grad_norm\":1.5,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":1000}\n";
+        "\"grad_norm\":1.5,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":1000,\"tflops\":0}\n";
     CHECK(strncmp(text, first, strlen(first)) == 0, "%s", text);
     for (size_t i = 0; i < 7; i++) {
         size_t length = strcspn(text, "\n"), step = 0;
@@ -274,6 +274,10 @@ static void plain_lines_say_everything(void) {
     const char *more = strstr(read_text("screen"), "step 3/");
     CHECK(strstr(more, "| 100 % of peak") != NULL && strstr(more, "| 50 % of peak") != NULL
           && l.peak == 1.66e9, "%s", more);
+    static const char *const ends[] = {"\"tflops\":0.000562,\"mfu\":0.562}\n", "\"tflops\":0}\n",
+                                       "\"tflops\":0.00166,\"mfu\":1}\n"};
+    for (int i = 0; i < 3; i++)
+        CHECK(strstr(read_text("log.jsonl"), ends[i]) != NULL, "%s", read_text("log.jsonl"));
     CHECK(strchr(text, '\r') == NULL && strchr(text, '\033') == NULL, "plain");
     close_quietly(&l);
     static const struct { double seconds; const char *text; } durations[] = {

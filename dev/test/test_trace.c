@@ -60,6 +60,9 @@ static void counters_of_a_step(void) {
     trace_counters(&c, s, sizeof s / sizeof *s);
     // in: 8.5-11, 12-14; out: 7-9, 10.25-12.5; "norm" copies nothing
     CHECK(c.duplex == 0.5 + 0.75 + 0.5, "%g", c.duplex);
+    CHECK(c.h2d == 4.5 && c.d2h == 4.25, "%g %g", c.h2d, c.d2h);
+    // 0-2, 2.5-4, 5-8, 10-10.25: waits are none; 6-7, 9-20
+    CHECK(c.gpu == 6.75 && c.cpu == 12, "%g %g", c.gpu, c.cpu);
     CHECK(c.stalled == 1, "%g", c.stalled);  // not those of other rows
     CHECK(c.stalled_backward == 0.5, "%g", c.stalled_backward);  // 3.75-4.25, and backward follows
     CHECK(c.update_seconds == 5, "%g", c.update_seconds);  // 9-14
@@ -68,7 +71,8 @@ static void counters_of_a_step(void) {
     trace_counters(&c, s, 6);  // no update
     CHECK(c.update_seconds == 0 && c.duplex == 0, "%g", c.update_seconds);
     trace_counters(&c, s, 0);
-    CHECK(c.forward == 0 && c.stalled == 0, "nothing");
+    CHECK(c.forward == 0 && c.stalled == 0 && c.gpu == 0 && c.cpu == 0 && c.h2d == 0 && c.d2h == 0,
+          "nothing");
     // in any order of the list; a wait that nothing follows is not backward's
     const TraceSpan waits[] = {{3, 4, ROW_COMPUTE, "backward", 0, 0}, {6, 7, ROW_COMPUTE, "wait", 0, 0},
                                {1, 2, ROW_COMPUTE, "forward", 0, 0},  {2, 3, ROW_COMPUTE, "wait", 0, 0},
