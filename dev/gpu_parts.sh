@@ -96,26 +96,30 @@ nano="--data $text --model nano --batch 5 --seq 250 --accum 2" steps=50 vocab=50
 cpu_size="--layers 3 --heads 3 --channels 96 --context 64 --batch 8"
 pieces="--batch 4 --subgroup 8192" large=7b large_size="--batch 1 --seq 2048 --recompute none"
 medium=gpt2-xl medium_size="--batch 2 --seq 1024 --recompute none" models="1.5B 7B 124M"
+huge=20b huge_size="--batch 8 --seq 2048 --moments bf16 --gpu-memory 131G --host-memory 121G"
 gpt2="--model gpt2 --batch 4 --seq 1024" opts="opt-1.3b opt-6.7b"
 if [ "$tiny" = 1 ]; then
     cpu_size="--layers 1 --heads 2 --channels 32 --context 16 --batch 2"
     nano="--data $text $cpu_size --layers 2" steps=4 vocab=300 flags=--tiny tokens=$text models=tiny
     pieces="--layers 2 --heads 2 --channels 32 --context 32 --vocab 300 --batch 2 --seq 32"
     pieces="$pieces --subgroup 4096" large=nano large_size=$pieces medium=nano medium_size=$pieces
-    gpt2=$cpu_size opts=nano
+    gpt2=$cpu_size opts=nano huge=nano huge_size="$pieces --moments bf16"
 fi
 few() { if [ "$tiny" = 1 ]; then echo 6; else echo "$1"; fi; }  # steps
 
-# Shapes for the GPU that is here: name, layers, channels, heads, sequence, batch, steps.
+# Shapes for the GPU that is here: name, layers, channels, heads, sequence, batch, steps, options.
 shapes() {
     local mib
     mib=$(smi memory.total | tr -cd 0-9)
-    if [ "$tiny" = 1 ]; then printf '%s\n' "124M 1 32 2 16 2 4" "7B 1 64 2 32 1 4"
+    if [ "$tiny" = 1 ]; then printf '%s\n' "124M 1 32 2 16 2 4" "7B 1 64 2 32 1 4" \
+        "7B,_light 1 64 2 32 1 4 --recompute light"
     elif [ "${mib:-0}" -gt 120000 ]; then printf '%s\n' "124M 12 768 12 1024 32 60" \
         "1.5B 48 1600 25 1024 16 16" "7B,_8_layers 8 4096 32 2048 8 14" \
+        "7B,_8_layers,_light 8 4096 32 2048 8 14 --recompute light" \
         "1.5B 48 1600 25 1024 32 10" "7B,_all_layers 32 4096 32 2048 1 12"
     elif [ "${mib:-0}" -gt 70000 ]; then printf '%s\n' "124M 12 768 12 1024 32 60" \
-        "1.5B 48 1600 25 1024 8 16" "7B,_8_layers 8 4096 32 2048 4 14"
+        "1.5B 48 1600 25 1024 8 16" "7B,_8_layers 8 4096 32 2048 4 14" \
+        "7B,_8_layers,_light 8 4096 32 2048 4 14 --recompute light"
     elif [ "${mib:-0}" -gt 38000 ]; then printf '%s\n' "124M 12 768 12 1024 16 60" \
         "1.5B 48 1600 25 1024 2 16"
     else echo "124M 12 768 12 1024 4 60"; fi
@@ -125,12 +129,13 @@ shape_options() {  # LAYERS CHANNELS HEADS SEQ BATCH
          "--vocab $vocab --recompute none --no-save"
 }
 
-# whole_steps NAME LAYERS CHANNELS HEADS SEQ BATCH STEPS: training, and the mean power and clock of
-# where power is drawn.
+# whole_steps NAME LAYERS CHANNELS HEADS SEQ BATCH STEPS [OPTION...]: training, and the mean power
+# and clock of where power is drawn.
 whole_steps() {
     local run=whole_$1_$6 power percent
     sampled power.draw,clocks.sm,temperature.gpu \
-        train "$run" 80 ./train_gpt2cu $(shape_options "${@:2:5}") --steps "$7" || return
+        train "$run" 80 ./train_gpt2cu $(shape_options "${@:2:5}") --steps "$7" "${@:8}" \
+        || return
     power=$(awk -F ', *' '{ w[NR] = $1; mhz[NR] = $2; c[NR] = $3; if ($1 > most) most = $1 }
         END { for (i = 1; i <= NR; i++) if (w[i] >= 0.7 * most) { n++; W += w[i]; M += mhz[i]
               if (c[i] > C) C = c[i] }
@@ -304,15 +309,16 @@ same_run() {
     else bad "$3" "the weights differ"; fi
 }
 
-# twice PRECISION: the same run twice, and with recomputation.
+# twice PRECISION: the same run twice, and with each kind of recomputation.
 twice() {
-    local name n=$((2 * steps))
-    for name in once twice block; do
-        train "${name}_$1" 40 ./train_gpt2cu $nano --steps $n --precision "$1" \
-            --recompute "$([ $name = block ] && echo block || echo none)" &
+    local name way n=$((2 * steps))
+    for name in once twice light block; do
+        case $name in once | twice) way=none ;; *) way=$name ;; esac
+        train "${name}_$1" 40 ./train_gpt2cu $nano --steps $n --precision "$1" --recompute $way &
     done
     wait
     same_run "once_$1" "twice_$1" "$n steps in $1, twice"
+    same_run "once_$1" "light_$1" "with --recompute light, $1"
     same_run "once_$1" "block_$1" "with recomputation, $1"
 }
 part_twice() { needs train_gpt2cu && { twice fp32; twice bf16; }; }
@@ -497,7 +503,7 @@ part_attention() {
 }
 part_torch() {
     local name layers channels heads seq batch
-    shapes | grep -v all_layers | while read -r name layers channels heads seq batch _; do
+    shapes | grep -v 'all_layers\|light' | while read -r name layers channels heads seq batch _; do
         pytorch "$name, $batch x $seq" --layers "$layers" --channels "$channels" --heads "$heads" \
             --seq "$seq" --batch "$batch" </dev/null
     done
@@ -527,15 +533,18 @@ offload_script() {
 }
 
 # modes NAME MODEL LIMIT MODES OPTION...: the same losses from all, memory as planned, and for each
-# how long an iteration takes next to the plan.
+# how long an iteration takes next to the plan. NAME is in the rows if it is not the part's.
 modes() {
-    local name=$1 model=$2 limit=$3 modes=$4 code way ms bound speed plan goal value level
+    local name=$1 model=$2 limit=$3 modes=$4 code way ms bound speed plan goal value level of=''
     shift 4
     rates && make_tokens || return
+    [ "$name" = "$part" ] || of="$name, "
     MODEL=$model MODES=$modes offload_script compare_offload "$name" "$limit" "$@"
     code=$?
     case $code in
-        0) good "$name" "the same losses and gradient norms wherever the same is computed" ;;
+        0) case $modes in *" "*)
+               good "$name" "the same losses and gradient norms wherever the same is computed" ;;
+           esac ;;
         124 | 137) cut_off "$name" "what is missing was left out" ;;
         *) bad "$name" "$(grep -m 1 'DIFFERENT\|code' "$work/$name.said" \
             || tail -n 1 "$work/$name.said")" ;;
@@ -553,15 +562,15 @@ modes() {
         [ "$model" = nano ] && level=1
         [ "$part" = whole ] || value=$(awk "BEGIN { if ($plan + 0 > 0) print $ms / $plan }")
         [ "$bound" = - ] && bound='' || bound="$bound % of the bound"
-        row $level "$way" "$ms ms, plan $plan, goal $goal; $speed G parameters/s" "$bound" "$value"
+        row $level "$of$way" "$ms ms, plan $plan, goal $goal; $speed G parameters/s" "$bound" "$value"
     done
 }
 
 part_slice() {
     needs train_gpt2cu || return
-    STEPS=$(few 10) WARMUP=2 LIMIT=40 RESIDENT=0.3 modes slice $large "$(left)" "zero interleave \
-        none-uncapped twinflow zero-held stride2 zero-published twinflow-published auto" \
-        --layers 10 $large_size --gpu-memory 24G
+    STEPS=$(few 10) WARMUP=2 LIMIT=40 RESIDENT=0.3 STREAMED="--gpu-memory 8G" modes slice $large \
+        "$(left)" "zero interleave none-uncapped streamed twinflow zero-held none-light stride2 \
+        zero-published twinflow-published auto" --layers 10 $large_size --gpu-memory 24G
 }
 part_whole() {
     local trace
@@ -587,14 +596,25 @@ part_drift() {
         "$(grep -o '[-+0-9.]* %$' <<<"$said")"
 }
 part_offload_more() {
-    local away="interleave zero twinflow stride2"
+    local away="interleave zero twinflow stride2" STREAMED="--gpu-memory 8G"
+    export STREAMED
     needs train_gpt2cu build/gpu/bench_offload || return
     bench_log bench_offload 90 8
-    LIMIT=40 modes 1.5B-24G $medium 200 "none-uncapped $away zero-published twinflow-published" \
-        $medium_size --gpu-memory 24G
+    # none has its gradients where activations were: else it would not fit
+    LIMIT=40 modes 1.5B-24G $medium 210 "none-uncapped none $away zero-published \
+        twinflow-published" $medium_size --gpu-memory 24G
     LIMIT=40 modes 1.5B-48G $medium 100 "none interleave twinflow" $medium_size --gpu-memory 48G
     STEPS=8 LIMIT=120 modes 13b 13b "$(left)" "auto twinflow" --batch 1 --seq 2048
-    STEPS=8 LIMIT=100 modes 7b 7b "$(left)" "none-uncapped $away" $large_size --gpu-memory 48G
+    STEPS=8 LIMIT=100 modes 7b 7b "$(left)" "none-uncapped $away streamed interleave-streamed" \
+        $large_size --gpu-memory 48G
+}
+# What scripts/run_20b_h200.sh trains: memory and time next to the plan.
+part_20b() {
+    local mib
+    needs train_gpt2cu || return
+    mib=$(smi memory.total | tr -cd 0-9)
+    [ "${mib:-0}" -gt 140000 ] || { good 20b "skipped: it needs a card of 141 GB"; return; }
+    STEPS=$(few 10) WARMUP=2 LIMIT=400 modes 20b $huge "$(left)" auto $huge_size
 }
 
 # --- several ranks, ZenFlow, zeroth order --------------------------------------------------------

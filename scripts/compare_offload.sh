@@ -3,13 +3,16 @@
 # takes, what it is made of, and the memory; and that the losses and gradient norms of all that
 # compute the same are the same to the last digit that log.jsonl has. Ends with 1 if they are not.
 # usage: [MODEL=7b] [DATA=FILE] [OUT=DIR] [MODES="zero twinflow"] [RESIDENT=0.2] [WINDOW=4]
-#        [EVALS=8] [ZEN="--zen-topk 0.05"]
+#        [EVALS=8] [ZEN="--zen-topk 0.05"] [STREAMED="--gpu-memory 8G"]
 #        scripts/compare_offload.sh [OPTION...]     e.g. --batch 1 --seq 2048 --gpu-memory 48G
 # The options go to every run; further variables are in scripts/measure.sh. RESIDENT: what twinflow
 # keeps on the GPU; without it, all that fits. "published" is without the overlaps, as ZeRO-Offload
-# and TwinFlow are; stride2 is the paper's choice; there are also auto, interleave-published,
-# none-uncapped, which ignores --gpu-memory, and zero-held, in which the CPU's work holds a thread of
-# the driver (doc/offload.md). The table is also in OUT/compare.tsv.
+# and TwinFlow are; stride2 is the paper's choice; streamed is zero with weights on the host as well
+# (STREAMED: options for it, as with all memory each layer has a place of its own). There are also
+# auto, interleave-streamed, interleave-published, none-uncapped, which ignores --gpu-memory,
+# none-light, which also recomputes a little, and zero-held, in which the CPU's work holds a thread
+# of the driver (doc/offload.md). One mode alone is measured, and compared with nothing. The table is
+# also in OUT/compare.tsv.
 #
 # The rows from zero-accum on compute something else, so that their losses differ. All see the same
 # tokens, a step's number of them at a time; times, bytes and waits are per that:
@@ -22,8 +25,8 @@
 # same tokens, and in the same time.
 # The first window is warm-up, the second has nothing late yet: times are of those that follow.
 set -eu
-modes=${MODES:-none zero twinflow interleave stride2 zero-published twinflow-published zero-accum \
-    zero-late zenflow-sync zenflow zenflow-serial}
+modes=${MODES:-none zero twinflow interleave stride2 streamed zero-published twinflow-published \
+    zero-accum zero-late zenflow-sync zenflow zenflow-serial}
 case " $modes " in *" zenflow"*) STEPS=${STEPS:-$((5 * ${WINDOW:-4}))} ;; esac
 # shellcheck source=scripts/measure.sh
 . "$(dirname "$0")/measure.sh"
@@ -75,6 +78,9 @@ for mode in $modes; do
         none | auto | zero | interleave) options="--offload $mode" ;;
         zero-held) options="--offload zero" TIDE_HOST_WAIT=function ;;
         none-uncapped) options="--offload none --gpu-memory 0" ;;
+        none-light) options="--offload none --gpu-memory 0 --recompute light" ;;
+        streamed) options="--offload zero --weights host ${STREAMED-}" ;;
+        interleave-streamed) options="--offload interleave --weights host ${STREAMED-}" ;;
         twinflow) options=$twinflow ;;
         stride2) options="--offload interleave --stride 2" ;;
         zero-published) options="--offload zero $published" ;;
@@ -110,7 +116,10 @@ done
 
 # shellcheck disable=SC2086
 set -- $ran
-[ $# -gt 1 ] || { echo "nothing to compare: $# of the modes ran" >&2; exit 1; }
+if [ $# -lt 2 ] && [ "$*" != "$modes" ]; then
+    echo "nothing to compare: $# of the modes ran" >&2
+    exit 1
+fi
 # shellcheck disable=SC2086
 agree $plain
 # shellcheck disable=SC2086
