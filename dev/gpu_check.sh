@@ -6,7 +6,8 @@
 #                                   few MB to be brought along. PACK_ARCH="80 90": for these (90)
 #   dev/gpu_check.sh first OUT      570 s: is it correct, and how fast is training?
 #   dev/gpu_check.sh offload OUT    545 s: a model beyond the GPU, in every placement
-#   dev/gpu_check.sh rest OUT       460 s: training again, ZeRO, ZenFlow, zeroth order, more checks
+#   dev/gpu_check.sh rest OUT       575 s: training again, with measured algorithms, ZeRO, ZenFlow,
+#                                   zeroth order, more checks
 #   dev/gpu_check.sh part NAME OUT  one part of these, or of: offload_more (the update alone; 1.5B
 #                                   under caps; 7B, 13B), 20b (on an H200 with 128 GiB of host
 #                                   memory), zen_more (7B and larger), zo_more (streams; OPT-13B
@@ -31,7 +32,7 @@ calls() {  # CALL: its seconds, then its parts with theirs, what is most worth k
         first) echo 570 facts=30 probe=25 tests=110 train=125 products=60 curves=40 bench=35 \
                     kernels=50 attention=45 sanitize=50 ;;
         offload) echo 545 facts=25 calibrate=40 slice=215 placement=60 whole=160 drift=45 ;;
-        rest) echo 460 facts=10 train=105 nccl=45 zen=75 zo=95 tests_all=60 twice=20 \
+        rest) echo 575 facts=10 train=105 tune=95 nccl=45 zen=95 zo=95 tests_all=60 twice=20 \
                    sanitize_all=50 ;;
         part) echo "${LIMIT:-570}" facts=10 "$2=${LIMIT:-570}" ;;
     esac

@@ -140,10 +140,13 @@ whole_steps() {
         END { for (i = 1; i <= NR; i++) if (w[i] >= 0.7 * most) { n++; W += w[i]; M += mhz[i]
               if (c[i] > C) C = c[i] }
               if (n > 0) printf "%.0f W, %.0f MHz, %d C", W / n, M / n, C }' "$work/samples")
-    percent=$(sed -n 's/.*| \([0-9]*\) % of peak.*/\1/p' "$work/$run.log" | tail -n +4 | median)
+    percent=$(of_peak "$run")
     row 0 "${1//_/ }, $6 x $5" \
         "$(late tokens_per_s "$run") tokens/s, $(late ms "$run") ms, $power" \
         "${percent:+$percent % of peak}" "$percent"
+}
+of_peak() {
+    sed -n 's/.*| \([0-9]*\) % of peak.*/\1/p' "$work/$1.log" | tail -n +4 | median
 }
 
 # probe_rows FILE: the lines of bench_probe that are "what, number, unit".
@@ -395,6 +398,36 @@ part_train() {
     row 2 "limits" "$(grep -h '^device:' "$out/train.log" | head -n 1)"
 }
 
+# Each shape with the algorithms that are measured for its products (--tune), next to the same shape
+# without, which part train has run, or runs now. What is in the file gives the same bits.
+part_tune() {
+    local name shape batch first tuned gain percent file=$work/algorithms
+    needs train_gpt2cu && make_tokens || return
+    shapes | grep -v light >"$work/shapes"
+    while read -r name shape <&3; do
+        batch=$(cut -d' ' -f5 <<<"$shape") first=whole_${name}_$batch
+        tuned=whole_$name,_tuned_$batch
+        [ -e "$work/$first/log.jsonl" ] || whole_steps $name $shape || continue
+        whole_steps $name,_tuned $shape --tune "$file" || continue
+        gain=$(calculate "100 * $(late tokens_per_s $tuned) / $(late tokens_per_s $first) - 100")
+        gain=$(printf '%+.1f' "$gain")
+        percent=$(of_peak $first)
+        row 0 "${name//_/ }, batch $batch, tuned to untuned" "$gain % tokens/s; $(
+            sed -n 's/^--tune [^:]*: //p' "$work/$tuned.log")" \
+            "${percent:+$percent % of peak untuned}" "$gain"
+        [ -e "$work/again" ] || tuned_again $tuned $shape
+    done 3<"$work/shapes"
+    sed 's/ us [ 0-9a-f]*$/ us/' "$file" >"$work/chosen" && said train algorithms "$work/chosen"
+}
+tuned_again() {  # RUN LAYERS CHANNELS HEADS SEQ BATCH STEPS: what it has measured, from the file
+    local what="its algorithms from the file"
+    train again 60 ./train_gpt2cu $(shape_options "${@:2:5}") --steps "$7" --tune "$file" || return
+    if grep -q 'products measured' "$work/again.log"; then bad "$what" "are measured again"
+    elif same_numbers "$1" again loss && same_numbers "$1" again grad_norm
+    then good "$what" "the same losses and norms"
+    else bad "$what" "losses or norms differ"; fi
+}
+
 part_products() {
     local model one=$work/products level what us flops percent best gain
     needs build/gpu/bench_probe || return
@@ -562,7 +595,8 @@ modes() {
         [ "$model" = nano ] && level=1
         [ "$part" = whole ] || value=$(awk "BEGIN { if ($plan + 0 > 0) print $ms / $plan }")
         [ "$bound" = - ] && bound='' || bound="$bound % of the bound"
-        row $level "$of$way" "$ms ms, plan $plan, goal $goal; $speed G parameters/s" "$bound" "$value"
+        row $level "$of$way" "$ms ms, plan $plan, goal $goal; $speed G parameters/s" "$bound" \
+            "$value"
     done
 }
 
@@ -596,8 +630,7 @@ part_drift() {
         "$(grep -o '[-+0-9.]* %$' <<<"$said")"
 }
 part_offload_more() {
-    local away="interleave zero twinflow stride2" STREAMED="--gpu-memory 8G"
-    export STREAMED
+    local away="interleave zero twinflow stride2"
     needs train_gpt2cu build/gpu/bench_offload || return
     bench_log bench_offload 90 8
     # none has its gradients where activations were: else it would not fit
@@ -605,8 +638,8 @@ part_offload_more() {
         twinflow-published" $medium_size --gpu-memory 24G
     LIMIT=40 modes 1.5B-48G $medium 100 "none interleave twinflow" $medium_size --gpu-memory 48G
     STEPS=8 LIMIT=120 modes 13b 13b "$(left)" "auto twinflow" --batch 1 --seq 2048
-    STEPS=8 LIMIT=100 modes 7b 7b "$(left)" "none-uncapped $away streamed interleave-streamed" \
-        $large_size --gpu-memory 48G
+    STEPS=8 LIMIT=100 STREAMED="--gpu-memory 16G" modes 7b 7b "$(left)" "none-uncapped $away \
+        streamed interleave-streamed" $large_size --gpu-memory 48G
 }
 # What scripts/run_20b_h200.sh trains: memory and time next to the plan.
 part_20b() {
@@ -654,19 +687,23 @@ part_nccl() {
     done
 }
 
-zen_modes="none zero zenflow zenflow-serial zero-accum zero-late zenflow-sync"
+zen_modes="none zero zenflow zenflow-streamed zenflow-serial zero-accum zero-late zenflow-sync"
 zen_size="$medium_size"
 [ "$tiny" = 1 ] || zen_size="--batch 8 --seq 1024 --recompute block"
+zen_streamed="--gpu-memory 8G"  # else each layer has a place of its own
 part_zen() {
+    local STREAMED=$zen_streamed
+    export STREAMED
     needs train_gpt2cu build/gpu/bench_zen || return
     bench_log bench_zen 20
-    STEPS=16 LIMIT=25 modes zen $medium "$(($(left) - 20))" "none zero zenflow" $zen_size
+    STEPS=16 LIMIT=25 modes zen $medium "$(($(left) - 20))" \
+        "none zero zenflow zenflow-streamed" $zen_size
     [ "$tiny" = 1 ] || STEPS=40 EVALS=4 modes zen_nano nano "$(left)" "$zen_modes" --batch 4
 }
 part_zen_more() {
     local model size="--seq 2048 --recompute block --batch"
     needs train_gpt2cu && rates || return
-    STEPS=32 LIMIT=60 modes zen $medium 240 "$zen_modes" $zen_size
+    STEPS=32 LIMIT=60 STREAMED=$zen_streamed modes zen $medium 250 "$zen_modes" $zen_size
     STEPS=24 LIMIT=100 modes zen_7b 7b 330 "zero zero-accum zenflow-sync zenflow-serial zenflow" \
         $size 4
     for model in 13b 10b; do  # the largest that fits here, where --rates would mean elsewhere

@@ -9,10 +9,10 @@
 # keeps on the GPU; without it, all that fits. "published" is without the overlaps, as ZeRO-Offload
 # and TwinFlow are; stride2 is the paper's choice; streamed is zero with weights on the host as well
 # (STREAMED: options for it, as with all memory each layer has a place of its own). There are also
-# auto, interleave-streamed, interleave-published, none-uncapped, which ignores --gpu-memory,
-# none-light, which also recomputes a little, and zero-held, in which the CPU's work holds a thread
-# of the driver (doc/offload.md). One mode alone is measured, and compared with nothing. The table is
-# also in OUT/compare.tsv.
+# auto, interleave-streamed, zenflow-streamed, interleave-published, none-uncapped, which ignores
+# --gpu-memory, none-light, which also recomputes a little, and zero-held, in which the CPU's work
+# holds a thread of the driver (doc/offload.md). One mode alone is measured, and compared with
+# nothing. The table is also in OUT/compare.tsv.
 #
 # The rows from zero-accum on compute something else, so that their losses differ. All see the same
 # tokens, a step's number of them at a time; times, bytes and waits are per that:
@@ -20,9 +20,9 @@
 #   zero-late      what is on the host shows one step late; vectors, which are not, at once
 #   zenflow-sync   ZenFlow, windows of WINDOW steps; their updates show at once
 #   zenflow        as they are meant to: one window late; zenflow-serial: without any overlap
-# ZEN: options for these three. All with zenflow get no --subgroup, --slots and --grad-wire. With EVALS, each
-# run is evaluated so many times, and a second table, OUT/loss.tsv, has what was reached with the
-# same tokens, and in the same time.
+# ZEN: options for ZenFlow's. All with zenflow get no --subgroup, --slots and --grad-wire. With
+# EVALS, each run is evaluated so many times, and a second table, OUT/loss.tsv, has what was reached
+# with the same tokens, and in the same time.
 # The first window is warm-up, the second has nothing late yet: times are of those that follow.
 set -eu
 modes=${MODES:-none zero twinflow interleave stride2 streamed zero-published twinflow-published \
@@ -91,6 +91,7 @@ for mode in $modes; do
         zero-late) options="--offload zenflow --zen-topk 0 --zen-window 1" ;;
         zenflow-sync) options="$zenflow --zen-overlap off" period=$window ;;
         zenflow) options="$zenflow" period=$window ;;
+        zenflow-streamed) options="$zenflow --weights host ${STREAMED-}" period=$window ;;
         zenflow-serial) options="$zenflow --no-overlap" period=$window ;;
         *) refuse "no mode $mode" ;;
     esac
@@ -105,7 +106,7 @@ for mode in $modes; do
         ok)
             ran="$ran $mode"
             case $mode in
-                zenflow | zenflow-serial) windowed="$windowed $mode" ;;
+                zenflow | zenflow-streamed | zenflow-serial) windowed="$windowed $mode" ;;
                 zero-accum | zero-late | zenflow-sync) ;;
                 *) plain="$plain $mode" ;;
             esac ;;

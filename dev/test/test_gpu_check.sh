@@ -16,7 +16,7 @@ if ! whole; then
     cp -r dev "$work" && cd "$work" || exit
     check gpu_check_is_bash bash -n dev/gpu_check.sh
     check gpu_parts_are_bash bash -n dev/gpu_parts.sh
-    check help_is_its_head sh -c 'dev/gpu_check.sh | grep -q "^  dev/gpu_check.sh first OUT *560 s"'
+    check help_is_its_head sh -c 'dev/gpu_check.sh | grep -q "^  dev/gpu_check.sh first OUT *570 s"'
     refuses no_such_part 2 "no part nonsense: " dev/gpu_check.sh part nonsense out
     exit 0
 fi
@@ -210,14 +210,25 @@ check offload call 0 offload offload EMU_CLOCK=real  # --calibrate measures
 check offload_table_is_small is_small offload
 check offload_ran_all ran offload "facts calibrate slice placement whole drift"
 check modes_are_compared measured offload '^interleave$' 'ms, plan .*G parameters/s'
+check weights_stream measured offload '^streamed$' 'ms, plan .*G parameters/s'
+check a_little_is_recomputed measured offload '^none-light$' 'ms, plan'
 check trace_is_there sh -c 'gzip -dc out_offload/trace.json.gz | grep -q traceEvents'
 check rates_can_be_used ./train_gpt2cu --plan --model gpt2 --rates out_offload/h200_measured.txt \
     --gpu-memory 8G --host-memory 8G
 check rates_say_where_from grep -q "MEASURED on Emulated GPU with" out_offload/h200_measured.txt
 
-check rest call 0 rest rest RATES="$PWD/out_offload/h200_measured.txt"
+# of three algorithms the second one takes least
+check rest call 0 rest rest RATES="$PWD/out_offload/h200_measured.txt" EMU_LT_TIMES=3,1,2
 check rest_table_is_small is_small rest
-check rest_ran_all ran rest "facts train nccl zen zo tests_all twice sanitize_all"
+check rest_ran_all ran rest "facts train tune nccl zen zo tests_all twice sanitize_all"
+check algorithms_are_measured measured rest '^124M, batch 2, tuned to untuned' \
+    '^[-+][0-9.]* % tokens/s; [1-9][0-9]* products measured, [1-9]'
+check tuned_is_a_row measured rest '^7B, tuned, 1 x 32' 'tokens/s'
+check and_the_same_from_their_file measured rest 'from the file' 'the same losses'
+check which_they_are grep -q '^[0-9 ]* algorithm 1: [0-9.]* us, first: [0-9.]* us$' \
+    out_rest/train.log
+check light_has_the_same_bits measured rest 'with --recompute light, bf16' 'the same bits'
+check zenflow_streams_weights measured rest '^zenflow-streamed' 'ms, plan'
 check stages_have_the_same_bits measured rest 'stage 3, next to none' 'the same bits'
 check streamed_has_the_same_bits measured rest 'streamed --zo-no-slots' 'the same bits'
 
@@ -237,6 +248,9 @@ check what_cannot_be_built measured bench build/gpu/bench_gpu "was not built: nv
 
 check kernels call 0 kernels "part kernels" BUDGETS=facts=0
 check kernels_by_their_time measured kernels '1 layers: layernorm_forward_kernel' '^2 times 3.0 us'
+
+check 20b call 0 20b "part 20b" RATES="$PWD/out_offload/h200_measured.txt" BUDGETS=facts=0
+check 20b_is_a_row measured 20b '^auto$' 'ms, plan .*G parameters/s'
 
 cut_short() {
     env NCU_HANGS="$work/hung" dev/gpu_check.sh part kernels out_cut >cut.said 2>&1 &
