@@ -17,6 +17,8 @@ shift
 cd "$(dirname "$0")/.."
 [ -n "$trainer" ] || make train_gpt2cu
 trainer=${trainer:-./train_gpt2cu}
+[ -x "$trainer" ] ||
+    { echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2; exit 2; }
 case " $* " in *" --plan "*)  # needs no data
     exec "$trainer" --offload auto "$@" ;;
 esac
