@@ -1175,7 +1175,7 @@ static void zen_print_time(const GPT2 *g, const Rates *r, const PlanRun *run,
            "%.4g, backward %.4g", zen_planned_window(g), x->stall_forward, x->stall_backward);
     if (stall < 0.01) printf(": hidden\n");
     else printf(": %.0f %%\n", 100 * stall);
-    plan_print_speed(r, run, x->step, x->compute);
+    plan_print_speed(r, run, x);
     printf("  over the link: %.2f GB to the GPU, %.2f GB to the host, %.2f times %s in bf16\n",
            1e-9 * x->h2d_bytes, 1e-9 * x->d2h_bytes,
            (x->h2d_bytes + x->d2h_bytes) / fmax(2 * (double)g->zen->map.elements, 1),
@@ -1302,10 +1302,10 @@ static size_t settle(GPT2 *g, Run *r) {
     if (rates.h2d > 0 && r->training) {
         const PlanRun run = {r->step_tokens, r->world};
         const bool draw = o->plan && o->trace != NULL;
-        TraceFile trace;
+        TraceFile trace = {NULL, NULL, 0};
         Error err;
         if (draw && !trace_open(&trace, o->trace, &err)) die("%s", err.text);
-        const Prediction x = gpt2_predict(g, r, &rates, draw ? &trace : NULL);
+        const Prediction x = gpt2_predict(g, r, &rates, &trace);
         if (draw && !trace_close(&trace, &err)) fail("%s", err.text);
         if (g->zen != NULL) zen_print_time(g, &rates, &run, &x);
         else if (g->zo != NULL) zo_print_time(g, r, &rates, &run, &x);

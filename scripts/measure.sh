@@ -1,4 +1,4 @@
-# measure.sh: what compare_offload.sh, zo_compare.sh and sweep_offload.sh share: runs of the
+# measure.sh: what compare_offload.sh, zo_compare.sh, sweep_offload.sh and paper/ share: runs of the
 # trainer, the numbers that they leave, and whether losses agree. To be sourced; goes to the top of
 # the repository. From the environment:
 #   TRAINER   default ./train_gpt2cu; ./train_gpt2emu tries a script where there is no GPU
@@ -8,6 +8,8 @@
 #   RATES     the machine's rates, from --calibrate; default: measured, once for all runs
 #   STEPS     of each run, default 12; the first WARMUP of them, default 3, do not count
 #   LIMIT     seconds for each run: it then ends with the step that it is in (needs timeout(1))
+#   LAUNCH    the words that start the ranks of each run, for several GPUs: sh scripts/launch.sh 4
+#   PLAN=1    nothing is trained: what --plan predicts from RATES, without data or GPU; WORLD GPUs
 # shellcheck shell=sh disable=SC2016,SC2034,SC2154  # the scripts use $columns, $ended, and set $table
 
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
@@ -16,30 +18,35 @@ refuse() { echo "scripts/$script.sh: $*" >&2; exit 2; }
 script=$(basename "$0" .sh)
 out=$(absolute "${OUT:-$(dirname "$0")/../out/$script}")
 trainer=${TRAINER:+$(absolute "$TRAINER")} data=${DATA:+$(absolute "$DATA")}
-rates=${RATES:+$(absolute "$RATES")}
-cd "$(dirname "$0")/.." || exit
+rates=${RATES:+$(absolute "$RATES")} plan=${PLAN:+1}
+cd "${top:-$(dirname "$0")/..}" || exit
 model=${MODEL:-7b} steps=${STEPS:-12} warmup=${WARMUP:-3}
 [ "$warmup" -lt "$steps" ] || refuse "of $steps STEPS, WARMUP $warmup leaves none"
 [ "$steps" -ge $((warmup + 3)) ] ||
     echo "of $steps STEPS, $warmup of WARMUP: times come two steps late, so some stay empty" >&2
 [ -z "${LIMIT-}" ] || command -v timeout >/dev/null || refuse "LIMIT needs the program timeout"
-[ -n "$trainer" ] || make train_gpt2cu
-trainer=${trainer:-./train_gpt2cu}
+default=train_gpt2cu
+[ -z "$plan" ] || default=train_gpt2emu
+[ -n "$trainer" ] || make $default
+trainer=${trainer:-./$default}
 [ -x "$trainer" ] || refuse "$trainer is no program: make train_gpt2cu, or train_gpt2emu"
-if [ -z "$data" ]; then
+if [ -z "$data$plan" ]; then
     sh dev/data/tinyshakespeare.sh
     data=data/tinyshakespeare/input.txt
 fi
 mkdir -p "$out"
+[ -z "$plan" ] || [ -n "$rates" ] || refuse "PLAN wants the machine's RATES: a file of rates/"
 if [ -z "$rates" ]; then
     rates=$out/rates.txt
     "$trainer" --calibrate --rates "$rates" >"$out/calibrate.txt" || exit
 fi
 [ -r "$rates" ] || refuse "$rates: no such file"
-printf '%s, %s steps after %s; in milliseconds and GiB\n' "$model" $((steps - warmup)) "$warmup"
+if [ -n "$plan" ]; then echo "predicted from $(basename "$rates"); in milliseconds and GiB"
+else printf '%s, %s steps after %s; in milliseconds and GiB\n' "$model" $((steps - warmup)) "$warmup"
+fi
 
 columns=$(printf '%s\t' steps ms forward backward exposed update bound% Gpar/s 'GB in' 'GB out' \
-    'plan ms' GPU host waits 'in bwd')loss
+    'plan ms' GPU host waits 'in bwd' Tflop/s GPU% CPU% in% out%)loss
 unknown=$(echo "$columns" | awk -F '\t' '{ while (++n < NF) printf "-\t" }')
 every=0   # steps from one evaluation to the next
 micro=1   # a step of the run counts as so many: all its numbers are divided by that
@@ -74,7 +81,19 @@ reader='
     function read_text() {
         while ((getline < text) > 0) {
             if (/^(GPU|host) +total /) gib[$1] = $3 / (/GiB/ ? 1 : 1024)
-            if (/^  step [0-9.e+-]+, of which/) plan = 1000 * $2 / micro
+            if (/^  step [0-9.e+-]+, of which/) {
+                plan = 1000 * $2 / micro
+                waits = 1000 * $5 / micro
+                speed = $9
+                if (match($0, / at [0-9]+ Tflop/)) rate = substr($0, RSTART + 4, RLENGTH - 10)
+            }
+            if (/^predicted time.* update/) { forward = $9; backward = $11; update = $13 }
+            if (/bound is/) { bound = $0; sub(/.*\), /, "", bound) }
+            if (/^offload [a-z]*:/) parameters = $3
+            if (match($0, /not hidden: [0-9.e+-]+ are/))
+                exposed = 1000 * substr($0, RSTART + 12, RLENGTH - 16)
+            if (/^  over the link: /) { moved_in = $4 / micro; moved_out = $9 / micro }
+            if (/^  at work/) { gpu = $4; cpu = $7; to_gpu = $10; to_host = $15 }
         }
     }'
 
@@ -92,10 +111,11 @@ numbers() {
             steps++
             loss = field($0, "loss")
             add("ms", $0)
+            add("tflops", $0)
             if (!(at = index($0, "\"offload\""))) next
             $0 = substr($0, at)
-            n = split("forward_ms backward_ms update_ms bound_ms h2d_bytes d2h_bytes " \
-                      "exposed_ms stall_backward_ms", names, " ")
+            n = split("forward_ms backward_ms update_ms bound_ms h2d_bytes d2h_bytes exposed_ms " \
+                      "stall_backward_ms gpu_busy_ms cpu_busy_ms h2d_busy_ms d2h_busy_ms", names, " ")
             for (i = 1; i <= n; i++) add(names[i], $0)
             parameters = (field($0, "cpu_params") + field($0, "gpu_params")) / micro
         }
@@ -107,15 +127,34 @@ numbers() {
             exposed = ms > compute ? ms - compute : 0
             bound = update > 0 ? 100 * typical("bound_ms") / update : 0
             speed = update > 0 ? 1e-6 * parameters / update : 0
-            printf "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+            busy = ms > 0 ? 100 / ms : 0
+            printf "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t",
                    steps * micro, cell(ms, 1), cell(typical("forward_ms"), 1),
                    cell(typical("backward_ms"), 1), (compute > 0 ? sprintf("%.1f", exposed) : "-"),
                    cell(update, 1), cell(bound, 0), cell(speed, 2),
                    cell(1e-9 * typical("h2d_bytes"), 2), cell(1e-9 * typical("d2h_bytes"), 2),
                    cell(plan, 1), cell(gib["GPU"], 2), cell(gib["host"], 2),
                    (compute > 0 ? sprintf("%.1f", typical("exposed_ms")) : "-"),
-                   cell(typical("stall_backward_ms"), 1), loss == "" ? "-" : loss
+                   cell(typical("stall_backward_ms"), 1)
+            printf "%s\t%s\t%s\t%s\t%s\t%s\n", cell(micro * typical("tflops"), 0),
+                   cell(busy * typical("gpu_busy_ms"), 0), cell(busy * typical("cpu_busy_ms"), 0),
+                   cell(busy * typical("h2d_busy_ms"), 0), cell(busy * typical("d2h_busy_ms"), 0),
+                   loss == "" ? "-" : loss
         }' "$out/$1/log.jsonl"
+}
+
+# The same of --plan: what is predicted. Its Tflop/s count what is recomputed.
+planned_numbers() {
+    awk -v text="$out/$1.txt" -v micro="$micro" "$reader"'
+        BEGIN {
+            read_text()
+            printf "-\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t", cell(plan, 1), cell(1000 * forward / micro, 1),
+                   cell(1000 * backward / micro, 1), cell(waits, 1), cell(1000 * update / micro, 1),
+                   cell(bound + 0, 0), cell(update > 0 ? parameters / update : 0, 2)
+            printf "%s\t%s\t%s\t%s\t%s\t-\t-\t%s\t%s\t%s\t%s\t%s\t-\n", cell(moved_in, 2),
+                   cell(moved_out, 2), cell(plan, 1), cell(gib["GPU"], 2), cell(gib["host"], 2),
+                   cell(rate, 0), cell(gpu, 0), cell(cpu, 0), cell(to_gpu, 0), cell(to_host, 0)
+        }'
 }
 
 # line NAME NUMBERS: into $table, and aligned onto the screen.
@@ -135,12 +174,19 @@ run() {
     shift
     code=0
     rm -rf "${out:?}/$name"
-    ${LIMIT:+timeout --foreground --preserve-status -k 60 "$LIMIT"} "$trainer" --model "$model" \
-        --data "$data" --out "$out/$name" --rates "$rates" --steps "$steps" --eval-every "$every" \
-        --no-save --trace "$out/$name.trace" "$@" >"$out/$name.txt" 2>&1 || code=$?
+    if [ -n "$plan" ]; then
+        "$trainer" --plan --model "$model" --rates "$rates" ${WORLD:+--world "$WORLD"} \
+            --trace "$out/$name.trace" "$@" >"$out/$name.txt" 2>&1 || code=$?
+    else
+        # shellcheck disable=SC2086  # LAUNCH is words
+        ${LIMIT:+timeout --foreground --preserve-status -k 60 "$LIMIT"} ${LAUNCH-} "$trainer" \
+            --model "$model" --data "$data" --out "$out/$name" --rates "$rates" --steps "$steps" \
+            --eval-every "$every" --no-save --trace "$out/$name.trace" "$@" >"$out/$name.txt" 2>&1 \
+            || code=$?
+    fi
     said=$(tail -n 1 "$out/$name.txt") ended=failed
     if [ $code -eq 0 ]; then
-        said=$(numbers "$name") && ended=ok
+        said=$("${plan:+planned_}numbers" "$name") && ended=ok
         line "${name##*/}" "$said"
     elif [ $code -eq 2 ] && expr "$said" : '.*needs [0-9.]* [MG]iB of ' >/dev/null; then
         ended=small
@@ -157,7 +203,7 @@ losses() {  # of a run, with its gradient norms
 
 # agree MODE...: the first against the others, over the steps that both took: to $wrong and $same
 agree() {
-    [ $# -gt 1 ] || return 0
+    [ $# -gt 1 ] && [ -z "$plan" ] || return 0
     first=$1 others=0 number=$#
     shift
     losses "$first" >"$out/first"

@@ -40,6 +40,14 @@ numbers() {
                    loss == "" ? "-" : loss
         }' "$out/$1/log.jsonl"
 }
+planned_numbers() {
+    awk -v text="$out/$1.txt" -v micro=1 "$reader"'
+        BEGIN {
+            read_text()
+            printf "-\t%s\t%s\t%s\t-\t-\t%s\t%s\t%s\t-\n", cell(plan, 1), cell(speed, 0),
+                   cell(exposed, 1), cell(plan, 1), cell(gib["GPU"], 2), cell(gib["host"], 2)
+        }'
+}
 
 : >"$table"
 line mode "$columns"

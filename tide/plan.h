@@ -30,6 +30,7 @@ typedef struct {
     double comm_exposed;       // by so much, the step would be shorter if they took no time
     double reduced_bytes;      // of gradients, from each GPU to the others, to be summed there; and
     double gathered_bytes;     // of weights
+    double gpu, cpu, h2d, d2h; // shares of the time in which each is at work; 0: not asked for
 } Prediction;
 
 // A step of a rehearsal: the job behind which the host knows its norm; and how many jobs there
@@ -84,10 +85,30 @@ static void predict_step(const Rehearsal *q, int before, int end, size_t more, P
     x->backward += t[end].span.end - tail;
 }
 
+// What is at work between the norms of two steps.
+static void predict_busy(const Rehearsal *q, double begin, double end, Prediction *x) {
+    TraceSpan *s = ALLOC(TraceSpan, q->count, "plan");
+    TimelineStep busy;
+    int n = 0;
+    for (int i = 0; i < q->count; i++) {
+        s[n] = q->jobs[i].span;
+        s[n].begin = fmax(s[n].begin, begin);
+        s[n].end = fmin(s[n].end, end);
+        if (s[n].row >= 0 && s[n].begin < s[n].end) n++;
+    }
+    trace_counters(&busy, s, n);
+    x->gpu = busy.gpu / (end - begin);
+    x->cpu = busy.cpu / (end - begin);
+    x->h2d = busy.h2d / (end - begin);
+    x->d2h = busy.d2h / (end - begin);
+    free(s);
+}
+
 // What the last `counted` of `steps` come to, in the mean: in the steady state, if those before
 // were enough. Of each, `more` micro-batches were left out; `world` GPUs train together. With a
-// trace (open; NULL: none), the update before these steps, they and their updates are drawn there,
-// from time 0. Changes *q.
+// trace (NULL: none), it is also found what is at work when, unless something was left out, and if
+// the file is open the update before these steps, they and their updates are drawn there, from time
+// 0. Changes *q.
 static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int counted, size_t more,
                           size_t world, TraceFile *trace) {
     const StepMark *first = &marks[steps - counted - 1], *last = &marks[steps - 1];
@@ -104,7 +125,10 @@ static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int co
     x.gathered_bytes *= (double)(world - 1) / (double)world;
     for (int i = first->norm; i < first->end; i++)
         x.update = fmax(x.update, q->jobs[i].span.end - start);
-    if (trace != NULL) rehearsal_draw(q, trace, first->norm + 1, last->end, start);
+    if (trace != NULL && more == 0)
+        predict_busy(q, start, q->jobs[last->norm].span.end, &x);
+    if (trace != NULL && trace->file != NULL)
+        rehearsal_draw(q, trace, first->norm + 1, last->end, start);
     if (x.comm == 0) return x;
     for (int i = 0; i < q->count; i++)
         if (q->jobs[i].takes == TAKES_COMM) q->jobs[i].work = 0;
@@ -125,13 +149,16 @@ typedef struct {
     size_t world;            // GPUs that train together
 } PlanRun;
 
-// The line of a step of so many seconds, that would take `compute` if it never waited.
-static void plan_print_speed(const Rates *r, const PlanRun *run, double step, double compute) {
-    printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", step,
-           fmax(step - compute, 0), (double)run->tokens / step);
-    if (r->gpu_flops > 0) printf(" at %.0f Tflop/s%s\n", 1e-12 * r->gpu_flops * compute / step,
+// How long a step is, and what is at work in it.
+static void plan_print_speed(const Rates *r, const PlanRun *run, const Prediction *x) {
+    printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", x->step,
+           fmax(x->step - x->compute, 0), (double)run->tokens / x->step);
+    if (r->gpu_flops > 0) printf(" at %.0f Tflop/s%s\n", 1e-12 * r->gpu_flops * x->compute / x->step,
                                  run->world > 1 ? " on each GPU" : "");
     else printf(", as if compute took no time: gpu_flops is not known\n");
+    if (x->gpu > 0)
+        printf("  at work: GPU %.0f %%, CPU %.0f %%, link %.0f %% to the GPU, %.0f %% to the host\n",
+               100 * x->gpu, 100 * x->cpu, 100 * x->h2d, 100 * x->d2h);
 }
 
 // What goes on between several GPUs, and what that costs.
@@ -154,7 +181,7 @@ static void plan_print_time(const Rates *r, const PlanRun *run, const Prediction
         printf("  the update's bound is %.4g (%s), %.0f %% of what it takes%s\n", x->bound,
                x->limit, 100 * x->bound / x->update,
                x->bound > x->update ? ": the first visitors come before it" : "");
-    plan_print_speed(r, run, x->step, x->compute);
+    plan_print_speed(r, run, x);
     if (x->h2d_bytes + x->d2h_bytes > 0)
         printf("  over the link: %.2f GB to the GPU, %.2f GB to the host\n", 1e-9 * x->h2d_bytes,
                1e-9 * x->d2h_bytes);

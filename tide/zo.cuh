@@ -838,7 +838,7 @@ static void zo_print_time(const GPT2 *g, const Run *r, const Rates *rates, const
     const ZoLink l = zo_link(g, r, rates, x);
     printf("predicted time of a step, in seconds: products %.4g; updates and noise %.4g\n",
            x->compute, x->other);
-    plan_print_speed(rates, run, x->step, x->compute);
+    plan_print_speed(rates, run, x);
     if (g->offloaded) {
         printf("  over the link, in seconds: %.4g to the GPU, %.4g to the host; %zu of %zu "
                "layer%s; ", l.in, l.out, g->zo->streamed, g->config.layers,

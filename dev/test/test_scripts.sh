@@ -126,13 +126,22 @@ compare() {
 all="none zero twinflow interleave stride2 zero-published twinflow-published interleave-published"
 all="$all zero-held none-light streamed interleave-streamed"
 compare all_modes_agree 0 '(12) are identical' "$TRAINER" "$all" --subgroup 4096
-check compare_heads_are_apart grep -q '  waits   in bwd  loss$' compare.out
-check compare_has_every_number awk -F '\t' 'NF != 17 { exit 1 }
+check compare_heads_are_apart grep -q '  in%     out%  loss$' compare.out
+check compare_has_every_number awk -F '\t' 'NF != 22 { exit 1 }
     NR > 1 { for (i = 2; i < 16; i++) if ($i == "-" && i != 8 && i != 12 && $1 !~ /^none/) exit 1 }
     END { exit NR != 13 }' compare/compare.tsv
 check compare_streams_weights grep -q '^weights of 2 of 2 layers live on the host' \
     compare/streamed.txt compare/interleave-streamed.txt
 compare one_mode_alone 0 '^zero ' "$TRAINER" zero
+# Predictions: without data, a GPU, or a step.
+mv compare trained
+PLAN=1 compare predicted 0 '^predicted from' "$TRAINER" "none zero interleave zenflow" --subgroup 4096
+check predicted_numbers awk -F '\t' 'NR > 1 && ($3 == "-" || $3 != $12 || $18 == "-") { exit 1 }
+    /^(zero|interleave)/ { for (i = 3; i < 14; i++) if ($i == "-" && i != 9) exit 1
+                           if ($19 == "-" || $20 == "-" || $21 == "-") exit 1 }
+    END { exit NR != 5 }' compare/compare.tsv
+refuses predicted_without_rates 2 'PLAN wants' env PLAN=1 TRAINER="$TRAINER" MODEL=nano OUT=compare \
+    sh "$top/scripts/compare_offload.sh" $tiny
 printf '#!/bin/sh\ncase "$*:$TIDE_HOST_WAIT" in *zero*:function | *none*:) exec "%s" "$@" ;; esac\n' \
     "$TRAINER" >held
 chmod +x held
@@ -161,15 +170,17 @@ echo 'host total                   70.20 of 999.0 GiB'
 echo '  step 0.250, of which 0.100 are not compute: 5 tokens/s'
 for i in 6 2 1 4 3 5; do
     printf '{"step":%d,"loss":5.%d,"grad_norm":1.5,"lr":1e-4,"ms":%d00,"tokens_per_s":1' $i $i $i
+    printf ',"tflops":%d7' $i
     printf ',"offload":{"step":%d,"forward_ms":%d,"backward_ms":%d' $i $((i * 10)) $((i * 20))
     printf ',"update_ms":%d,"exposed_ms":1,"duplex_ms":1,"bound_ms":%d' $((i * 50)) $((i * 30))
+    printf ',"gpu_busy_ms":%d,"cpu_busy_ms":40,"h2d_busy_ms":20,"d2h_busy_ms":4' $((i * 30))
     printf ',"h2d_bytes":2000000000,"d2h_bytes":3000000000,"cpu_params":7000000,"gpu_params":1}}\n'
 done >"$out/log.jsonl"
 X
 chmod +x canned
 compare canned_runs_agree 0 identical ./canned "none zero"
 check compare_numbers grep -qx "$(printf '%s\t' zero 6 400.0 40.0 80.0 280.0 200.0 60 0.04 2.00 3.00 \
-    250.0 0.10 70.20 1.0 -)5.5" compare/compare.tsv
+    250.0 0.10 70.20 1.0 - 47 30 10 5 1)5.5" compare/compare.tsv
 # A cap between what none and zero need: none is left out, and that is no error.
 compare for_their_sizes 0 identical "$TRAINER" "none zero" --recompute none --channels 256
 cap=$(awk "BEGIN { print int(($(planned GPU compare/none.txt) \
@@ -192,7 +203,7 @@ zen() {
 late="zero-accum zero-late zenflow-sync zenflow zenflow-serial"
 zen rows_are_compared_with_their_kind 0 'of none (2), and of zenflow (3) are identical' "$TRAINER" \
     "none zero $late zenflow-streamed" --subgroup 4096 --slots=2
-check zen_rows_have_their_numbers awk -F '\t' 'NF != 17 { wrong = 1 }
+check zen_rows_have_their_numbers awk -F '\t' 'NF != 22 { wrong = 1 }
     NR > 1 && ($2 != 24 || $3 == "-" || $4 == "-" || $5 == "-" || $15 == "-") { wrong = 1 }
     $1 ~ /zenflow/ && ($7 != "-" || $13 == "-" || $14 == "-" || $12 == "-") { wrong = 1 }
     END { exit wrong || NR != 9 }' zen/compare.tsv
@@ -250,9 +261,9 @@ chmod +x canned
 zen canned_runs_agree 0 'of zenflow (2) are identical' ./canned "zero $late"
 check zen_steps_are_as_many_tokens grep -qx '6 2 4' zen/zero-accum/asked
 check zen_means_over_windows grep -qx "$(printf '%s\t' zenflow 24 125.0 10.0 20.0 95.0 - - - 2.00 \
-    3.00 250.0 0.10 - 6.0 2.0)5.24" zen/compare.tsv
+    3.00 250.0 0.10 - 6.0 2.0 - - - - -)5.24" zen/compare.tsv
 check zen_steps_of_several grep -qx "$(printf '%s\t' zero-accum 24 80.0 2.5 5.0 72.5 2.2 - 0.00 - \
-    0.75 62.5 0.10 - 1.0 -)5.6" zen/compare.tsv
+    0.75 62.5 0.10 - 1.0 - - - - - -)5.6" zen/compare.tsv
 zen several_of_several 0 identical ./canned "zero $late" --accum 3
 check zen_micro_batches_are_multiplied grep -qx '6 2 12' zen/zero-accum/asked
 zen canned_again 0 identical ./canned "zero $late"
