@@ -24,7 +24,7 @@ static const char *const colours[] = {"#2670bf", "#d9601a", "#599a3e", "#8a5ec0"
 
 typedef struct {
     char *text;
-    size_t rows, columns;  // of numbers
+    size_t rows, columns, count;  // of numbers; how many there are
     const char *names[MOST_COLUMNS + 1], *labels[MOST_ROWS];
     double cells[MOST_ROWS][MOST_COLUMNS];  // NaN: none
     double x[MOST_ROWS], x0, x1, top;       // of --lines; the largest number
@@ -65,6 +65,7 @@ static void read_table(Table *t, FILE *f, const char *path, bool stack) {
                 die("%s: row %zu has %s, which is negative", path, row, cell);
             if (row > 0 && column > 0) {
                 const double x = isnan(cells[column - 1]) ? 0 : cells[column - 1];
+                t->count += !isnan(cells[column - 1]);
                 sum = stack ? sum + x : x;
                 t->top = fmax(t->top, sum);
             }
@@ -76,7 +77,8 @@ static void read_table(Table *t, FILE *f, const char *path, bool stack) {
                 t->columns + 1);
         if (row > 0) t->numbers &= is_number(t->labels[row - 1], &t->x[row - 1]);
     }
-    if (row < 2 || t->columns == 0 || t->top == 0) die("%s: there is nothing to draw", path);
+    if (t->count == 0) die("%s: there is nothing to draw", path);
+    if (t->top == 0) t->top = 1;
     t->rows = row - 1;
     t->x0 = 0;
     for (size_t i = 0; i < t->rows; i++) {

@@ -21,6 +21,7 @@ trainer=${TRAINER:+$(absolute "$TRAINER")} data=${DATA:+$(absolute "$DATA")}
 rates=${RATES:+$(absolute "$RATES")} plan=${PLAN:+1}
 cd "${top:-$(dirname "$0")/..}" || exit
 model=${MODEL:-7b} steps=${STEPS:-12} warmup=${WARMUP:-3}
+[ -z "$plan" ] || steps=1000 warmup=0  # those of a step that goes on for ever
 [ "$warmup" -lt "$steps" ] || refuse "of $steps STEPS, WARMUP $warmup leaves none"
 [ "$steps" -ge $((warmup + 3)) ] ||
     echo "of $steps STEPS, $warmup of WARMUP: times come two steps late, so some stay empty" >&2
@@ -89,7 +90,7 @@ reader='
             }
             if (/^predicted time.* update/) { forward = $9; backward = $11; update = $13 }
             if (/bound is/) { bound = $0; sub(/.*\), /, "", bound) }
-            if (/^offload [a-z]*:/) parameters = $3
+            if (/^offload [a-z]*:/) parameters = $3 * ($4 == "G" ? 1 : $4 == "M" ? 1e-3 : 1e-6)
             if (match($0, /not hidden: [0-9.e+-]+ are/))
                 exposed = 1000 * substr($0, RSTART + 12, RLENGTH - 16)
             if (/^  over the link: /) { moved_in = $4 / micro; moved_out = $9 / micro }

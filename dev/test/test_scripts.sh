@@ -288,6 +288,34 @@ check a_failed_sweep_is_told sh -c '! "$@"' - env TRAINER=/bin/false SWEEPS=slot
     RATES="$rates" OUT=sweep sh "$top/scripts/sweep_offload.sh"
 refuses no_such_sweep 2 'no sweep zorro' env SWEEPS=zorro RATES="$rates" OUT=sweep \
     sh "$top/scripts/sweep_offload.sh"
+# The papers' figures: predicted; and run with tiny models, all of them where there is time.
+# paper SCRIPT ENVIRONMENT...: leaves a table and a picture that is XML
+paper() {
+    script=$1
+    shift
+    rm -rf paper
+    env OUT=paper WARMUP=1 "$@" sh "$top/scripts/paper/$script.sh" >paper.out 2>&1 ||
+        { tail -n 3 paper.out; return 1; }
+    set -- paper/*.svg
+    [ -s "$1" ] && grep -q '</svg>' "$@" || { echo 'no picture'; return 1; }
+}
+for script in "$top"/scripts/paper/dos_[0-9t]*.sh "$top"/scripts/paper/z*_*.sh; do
+    script=$(basename "$script" .sh)
+    case $script in zo_*) models=opt-1.3b small=opt-125m ;; *) models=7b small=nano ;; esac
+    case $script in
+        dos_3 | zen_loss) ;;
+        *) check "paper_predicts_$script" paper "$script" PLAN=1 TRAINER="$TRAINER" MODELS=$models ;;
+    esac
+    whole || case $script in dos_3 | dos_7 | zo_table2) ;; *) continue ;; esac
+    steps=4
+    case $script in zen_*) steps=20 ;; esac
+    check "paper_runs_$script" paper "$script" STEPS=$steps TRAINER="$TRAINER" DATA="$top/LICENSE" \
+        SIZE="$tiny" MODELS=$small RATES="$rates" PRECISIONS=fp32 BATCHES=1 CORES=2 WORLDS=2 RESIDENTS="0 0.5" \
+        WINDOWS=2
+done
+check paper_has_each_script sh -c 'for s in "$1"/*_*.sh; do
+    grep -q "\`${s##*/}\`" "$1/README.md" || exit 1; done' - "$top/scripts/paper"
+
 # Several GPUs: of one node; and started by stand-ins for other launchers, who say what those say to
 # the two that they start, and write down what they were asked for.
 cat >launcher <<'X'

@@ -1,0 +1,23 @@
+#!/bin/sh
+# Figure 14 of Deep Optimizer States: an iteration of 20B by the cores of each GPU. Measured with
+# so many threads; predicted as if the CPU's part grew with the cores: the paper's machine has 24
+# for each GPU, whose rates are those of paper_h100.txt.
+# usage: [MODELS=20b] [CORES="6 24"] scripts/paper/dos_14.sh; see figure.sh
+id=dos_14 xs='cores for each GPU'
+# shellcheck source=scripts/paper/dos.sh
+. "$(dirname "$0")/dos.sh"
+model=$largest all=$rates
+cell() {
+    if [ -n "$plan" ]; then
+        rates=$out/$1_cores.txt
+        awk -v n="$1" '/^host_(adam|cast) / { $2 *= n / 24 } { print }' "$all" >"$rates"
+        threads=''
+    else threads="--threads $1"; fi
+    # shellcheck disable=SC2046,SC2086  # options are words
+    measure "$2-$1" $(system "$2") $threads
+}
+grid ms "${CORES:-6 12 24 48}" "$systems"
+rates=$all
+draw "Figure 14: an iteration of $model. The paper: up to 3 times with few cores, then uniform" ms
+ratio ZeRO-3 DOS
+finish

@@ -1,0 +1,121 @@
+# figure.sh: what the scripts of this folder share: cells that are measured, or predicted where there
+# is no GPU; a table of them beside the paper's values; its picture. To be sourced, after
+#   id=       of the script; rates_of=  the file of rates/ with the paper's machine
+# From the environment: those of ../measure.sh (OUT: default out/paper/ID), and
+#   MODELS    instead of the paper's, from small to large
+#   SIZE      options for every run, e.g. a smaller shape; default: the paper's batch and sequence
+#   PLAN=1    predict although there is a GPU; RATES: from these rates
+# shellcheck shell=sh disable=SC2034,SC2154  # $columns, $table .. are those of measure.sh
+set -eu
+top=$(cd "$(dirname "$0")/../.." && pwd)
+if [ -z "${PLAN-}" ] && [ -z "${TRAINER-}" ] && ! nvidia-smi -L >/dev/null 2>&1; then
+    PLAN=1
+fi
+[ -z "${PLAN-}" ] || RATES=${RATES:-$top/scripts/rates/$rates_of.txt}
+OUT=${OUT:-$top/out/paper/$id}
+# shellcheck source=scripts/measure.sh
+. "$top/scripts/measure.sh"
+plot=$(absolute "${PLOT:-build/plot}")
+[ -x "$plot" ] || make build/plot
+runs=$out/runs.tsv table=$runs
+line run "$columns" >"$out/columns"
+: >"$runs"
+
+# What is compared, as the paper has it: ZeRO-3 with its optimizer offloaded, and TwinFlow, without
+# overlaps; Deep Optimizer States' own setting; and what this trainer does if it is let.
+system() {
+    case $1 in
+        ZeRO-3) echo --offload zero --no-overlap ;;
+        TwinFlow) echo --offload twinflow --resident "${resident:-0.2}" --no-overlap ;;
+        DOS)
+            echo --offload interleave --stride 2 --subgroup 100000000 --grad-wire fp32 \
+                --resident "${resident:-0}" ;;
+        tide) echo --offload interleave --resident "${resident:-0}" ;;
+        *) refuse "no system $1" ;;
+    esac
+}
+
+# measure NAME OPTION...: a run of the current $model, once; its line of the table in $ran.
+measure() {
+    ran=$(awk -F '\t' -v name="$1" '$1 == name { print; exit }' "$runs")
+    [ -z "$ran" ] || return 0
+    # shellcheck disable=SC2086  # SIZE is options
+    run "$@" ${SIZE-$size}
+    [ "$ended" != failed ] || failed=1
+    ran=$(tail -n 1 "$runs")
+}
+failed=0
+
+# value COLUMN: of the last measure(), "?" if there is none. Columns: those of ../README.md.
+value() {
+    printf '%s\n' "$columns" | awk -F '\t' -v name="$1" -v ran="$ran" '{
+        for (i = 1; i <= NF && $i != name;) i++
+        n = split(ran, cell, "\t")
+        print i < n && cell[i + 1] + 0 == cell[i + 1] ? cell[i + 1] : "?"
+    }'
+}
+# calculate EXPRESSION: of awk; "?" if a number in it is not known
+calculate() { case $1 in *"?"*) echo "?" ;; *) awk "BEGIN { print $1 }" ;; esac; }
+
+# row CELL...: of the figure's own table; the first one has its names.
+figure=$out/$id.tsv
+: >"$figure"
+row() {
+    first=$1
+    shift
+    printf '%s' "$first" >>"$figure"
+    [ $# -eq 0 ] || printf '\t%s' "$@" >>"$figure"
+    echo >>"$figure"
+}
+
+# draw TITLE UNIT [OPTION...]: the table as a picture, and on the screen.
+draw() {
+    title=$1 unit=$2
+    shift 2
+    case ${plan:-$trainer} in
+        1) how="predicted by --plan from $(basename "$rates")$(
+            ! grep -qi assumed "$rates" || echo ', which is assumed'): nothing was measured" ;;
+        */train_gpt2) how="trained on the CPU" ;;
+        *emu) how="run on the emulated GPU: times mean nothing" ;;
+        *) how="measured on $(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)" ;;
+    esac
+    "$plot" "$figure" -o "$out/$id.svg" --title "$title" --y "$unit" --note "$how" "$@"
+    echo
+    echo "$title ($unit; $how)"
+    awk -F '\t' '{ printf "%-24s", $1; for (i = 2; i <= NF; i++) printf " %18s", $i; print "" }' \
+        "$figure"
+    echo "$out/$id.svg"
+}
+
+# grid COLUMN "X .." "SERIES ..": the figure's table of that column, one row for each X, one cell for
+# each series: those of `cell X SERIES`, which measures it.
+grid() {
+    # shellcheck disable=SC2086  # these are lists
+    row "$xs" $3
+    for x in $2; do
+        cells=''
+        for y in $3; do
+            cell "$x" "$y"
+            cells="$cells $(value "$1")"
+        done
+        # shellcheck disable=SC2086
+        row "$x" $cells
+    done
+}
+
+# ratio FIRST SECOND: of two series of the table, its smallest and largest value
+ratio() {
+    awk -F '\t' -v a="$1" -v b="$2" '
+        NR == 1 { for (i = 2; i <= NF; i++) { if ($i == a) at = i; if ($i == b) by = i } next }
+        $at + 0 > 0 && $by + 0 > 0 {
+            x = $at / $by
+            if (n++ == 0 || x < least) least = x
+            if (n == 1 || x > most) most = x
+        }
+        END { if (n > 0) printf "%s / %s: %.2f to %.2f\n", a, b, least, most }' "$figure"
+}
+
+# finish: the exit code of the script.
+finish() {
+    [ $failed -eq 0 ] || { echo "a run failed: see $out/*.txt" >&2; exit 1; }
+}

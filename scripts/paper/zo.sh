@@ -1,0 +1,16 @@
+# zo.sh: what zo_table1.sh, zo_table2.sh and zo_1.sh share, which source it.
+# shellcheck shell=sh disable=SC2034,SC2154
+# shellcheck source=scripts/paper/figure.sh
+. "$(dirname "$0")/figure.sh"
+# shellcheck source=scripts/zo_measure.sh
+. scripts/zo_measure.sh
+[ -z "$plan" ] || size="${size-} --gpu-memory ${GPU_MEMORY:-79G} --host-memory ${HOST_MEMORY:-2048G}"
+# Products in fp32, which the rates do not know: the 15 TFLOP/s that the paper's times come to
+# (doc/performance_model.md).
+precision_rates() {
+    [ -n "$plan" ] || return 0
+    if [ "$1" = fp32 ]; then
+        sed 's/^gpu_flops .*/gpu_flops 15e12/' "scripts/rates/$rates_of.txt" >"$out/fp32.txt"
+        rates=$out/fp32.txt
+    else rates=$top/scripts/rates/$rates_of.txt; fi
+}
