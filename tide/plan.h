@@ -153,12 +153,13 @@ typedef struct {
 static void plan_print_speed(const Rates *r, const PlanRun *run, const Prediction *x) {
     printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", x->step,
            fmax(x->step - x->compute, 0), (double)run->tokens / x->step);
-    if (r->gpu_flops > 0) printf(" at %.0f Tflop/s%s\n", 1e-12 * r->gpu_flops * x->compute / x->step,
-                                 run->world > 1 ? " on each GPU" : "");
+    if (r->gpu_flops > 0)
+        printf(" at %.0f Tflop/s%s\n", 1e-12 * r->gpu_flops * x->compute / x->step,
+               run->world > 1 ? " on each GPU" : "");
     else printf(", as if compute took no time: gpu_flops is not known\n");
     if (x->gpu > 0)
-        printf("  at work: GPU %.0f %%, CPU %.0f %%, link %.0f %% to the GPU, %.0f %% to the host\n",
-               100 * x->gpu, 100 * x->cpu, 100 * x->h2d, 100 * x->d2h);
+        printf("  at work: GPU %.0f %%, CPU %.0f %%, link %.0f %% to the GPU, %.0f %% to the "
+               "host\n", 100 * x->gpu, 100 * x->cpu, 100 * x->h2d, 100 * x->d2h);
 }
 
 // What goes on between several GPUs, and what that costs.

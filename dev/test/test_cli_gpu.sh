@@ -216,9 +216,9 @@ tuned first --resume --steps 10 --tune products
 check other_algorithms_than_before_are_told grep -q 'algorithms are not those of the' first.out
 check a_file_is_not_touched_without_need cmp products kept
 if grep -q '^products Emulated' kept; then
-    EMU_SMS=5 tuned other $small --steps 1 --tune products
+    EMU_SMS=5 tuned foreign $small --steps 1 --tune products
     check a_file_of_another_device_is_told grep -q 'it is of Emulated GPU, 4 .*first algorithms' \
-        other.out
+        foreign.out
     check and_left_alone cmp products kept
     EMU_CLOCK=virtual EMU_LT_TIMES=2,2 "$tide" $small --steps 1 --out equal --tune equals >equal.out
     check the_first_one_stays_unless_another_is_faster awk \
