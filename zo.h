@@ -61,24 +61,26 @@ HOST_DEVICE static inline void zo_noise(float *z, int n, const ZoConfig *c, uint
 
 // x as a number that the storage holds: one of its two neighbours, the nearer the likelier, so that
 // the mean is x. An update of 1e-7, which the nearest number would lose, is so kept on average
-// (doc/rounding.md). random: 16 bits, as many as bf16 drops. fp16 ends at +-65504.
+// (doc/rounding.md). random: 16 bits, as many as bf16 drops. fp16 ends at +-65504. NaN and infinity
+// stay, if NaN is as arithmetic makes it (quiet).
 HOST_DEVICE static inline float zo_round(float x, int storage, uint32_t random) {
     uint32_t bits = float_bits(x);
-    const uint32_t sign = bits & 0x80000000u;
-    bits ^= sign;
-    if (storage == ZO_FP32 || bits >= 0x7f800000u) return x;
-    const bool half = storage == ZO_FP16;
-    const uint32_t last = half ? 0x2000u : 0x10000u;  // one unit in the last place that is kept
-    if (half && bits < 0x38800000u) {                 // below 2^-14: steps of 2^-24
-        const uint32_t steps = (uint32_t)(bits_float(bits) * 0x1p40f);
-        bits = float_bits((float)((steps + random) >> 16) * 0x1p-24f);
-    } else {
-        bits += half ? random >> 3 : random;
-        bits &= ~(last - 1);
-        const uint32_t most = half ? 0x477fe000u : 0x7f7f0000u;
-        if (bits > most) bits = most;
+    if (storage == ZO_BF16) {
+        if (fabsf(x) < 0x1.fep127f) bits += random;  // from there on, up would be infinity
+        bits &= 0xffff0000u;
+    } else if (storage == ZO_FP16 && fabsf(x) < INFINITY) {
+        const uint32_t sign = bits & 0x80000000u;
+        bits ^= sign;
+        if (bits < 0x38800000u) {  // below 2^-14: steps of 2^-24
+            const uint32_t steps = (uint32_t)(bits_float(bits) * 0x1p40f);
+            bits = float_bits((float)((steps + random) >> 16) * 0x1p-24f);
+        } else {
+            bits = (bits + (random >> 3)) & ~0x1fffu;
+            if (bits > 0x477fe000u) bits = 0x477fe000u;
+        }
+        bits |= sign;
     }
-    return bits_float(bits | sign);
+    return bits_float(bits);
 }
 
 // ---------------------------------------------------------------------------------------------

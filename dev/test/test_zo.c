@@ -201,7 +201,7 @@ static void what_is_stored_stays(void) {
                       storage, (unsigned)random, (double)y);
             }
         }
-        static const uint32_t nans[] = {0x7fc00000, 0xffc00000, 0x7f800001, 0xff800001, 0x7fffffff};
+        static const uint32_t nans[] = {0x7fc00000, 0xffc00000, 0x7fc00001, 0xffffffff, 0x7fffffff};
         for (int i = 0; i < 5; i++) {
             const float x = zo_round(from_bits(nans[i]), storage, 0xffff);
             CHECK(x != x, "NaN %08x (storage %d) is stored as %g", (unsigned)nans[i], storage,
