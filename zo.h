@@ -35,14 +35,14 @@ typedef struct {
     int queries, noise, storage;
 } ZoConfig;
 
-// Elements first .. first + n - 1 of a direction; first is a multiple of n, n a power of two from 4
+// Elements first .. first + n - 1 of a direction; first is a multiple of n, n a power of two from 8
 // to 64. Gaussian: standard normal numbers. Rademacher: the signs +1 and -1, one random bit each.
 HOST_DEVICE static inline void zo_noise(float *z, int n, const ZoConfig *c, uint32_t step,
                                         uint32_t query, uint32_t tensor, uint64_t first) {
     if (c->noise == ZO_GAUSSIAN) {
         #pragma omp simd
-        for (int i = 0; i < n / 4; i++)
-            rng_quad(z + 4 * i, c->seed, step, query, tensor, first / 4 + (uint64_t)i);
+        for (int i = 0; i < n / 8; i++)
+            rng_octet(z + 8 * i, c->seed, step, query, tensor, first / 8 + (uint64_t)i);
         return;
     }
     const uint64_t block = first / 128;
@@ -147,19 +147,15 @@ HOST_DEVICE static inline void zo_apply(float *th, int n, const ZoConfig *c, con
         for (int i = 0; i < n; i++) th[i] = fma_f32(scale, z[i], th[i]);
     }
     if (c->storage == ZO_FP32) return;
-    Philox4 r;
-    r.x[0] = r.x[1] = r.x[2] = r.x[3] = 0;
-    for (int i = 0; i < n; i += 4) {  // 16 of 128 bits for each of 8 elements
+    for (int i = 0; i < n; i += 8) {  // 16 of 128 bits for each of 8 elements
         const uint64_t at = (first + (uint64_t)i) / 8;
-        if (i % 8 == 0)
-            r = philox4x32(c->seed, (uint32_t)at,
-                           (uint32_t)(at >> 32) | (uint32_t)ZO_ROUND_QUERY << 16, tensor, u->step);
-        const bool upper = (first + (uint64_t)i) % 8 != 0;
-        const uint32_t a = upper ? r.x[2] : r.x[0], b = upper ? r.x[3] : r.x[1];
-        th[i] = zo_round(th[i], c->storage, a & 0xffffu);
-        th[i + 1] = zo_round(th[i + 1], c->storage, a >> 16);
-        th[i + 2] = zo_round(th[i + 2], c->storage, b & 0xffffu);
-        th[i + 3] = zo_round(th[i + 3], c->storage, b >> 16);
+        const Philox4 r = philox4x32(c->seed, (uint32_t)at,
+                                     (uint32_t)(at >> 32) | (uint32_t)ZO_ROUND_QUERY << 16, tensor,
+                                     u->step);
+        for (int k = 0; k < 8; k++) {
+            const uint32_t pair = r.x[k / 2];
+            th[i + k] = zo_round(th[i + k], c->storage, k % 2 == 0 ? pair & 0xffffu : pair >> 16);
+        }
     }
 }
 

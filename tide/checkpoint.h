@@ -581,7 +581,8 @@ typedef struct {
                              // the optimizer adds, of which the first is named so; or NULL
 } TrainState;
 
-enum { STATE_VERSION = 5, STATE_SEAL = 22 };  // a seal is the line "seal 16 digits"
+// Version 5 lies in the same way: normal numbers were others (rng.h). A seal: "seal 16 digits".
+enum { STATE_OLDEST = 5, STATE_VERSION = 6, STATE_SEAL = 22 };
 
 // The numbers in state.txt.
 #define STATE_FIELD(field) {#field, offsetof(TrainState, field), sizeof ((TrainState *)0)->field}
@@ -675,9 +676,9 @@ static bool state_parse(char *text, size_t n, TrainState *s, Error *err) {
     }
     const char *options = strstr(text, "\n--");
     const size_t length = options != NULL ? (size_t)(text + end - options) - 1 : 0;
-    if (s->version != STATE_VERSION)
-        return error_set(err, "state.txt is of version %" PRIu64 "; this program reads %d",
-                         s->version, STATE_VERSION);
+    if (s->version < STATE_OLDEST || s->version > STATE_VERSION)
+        return error_set(err, "state.txt is of version %" PRIu64 "; this program reads %d to %d",
+                         s->version, STATE_OLDEST, STATE_VERSION);
     if (!ok || length >= sizeof s->options || (unsigned)c->family > FAMILY_OPT
         || (unsigned)c->activation > ACTIVATION_RELU || (unsigned)c->tied > 1)
         return error_set(err, "state.txt lacks a field");
@@ -869,9 +870,9 @@ static bool state_find(const char *out, size_t before, TrainState *s, char dir[P
         path_join(old, dir, "state.json");
         if (path_exists(old)) {
             error_set(err, "checkpoint %.200s has a state.json: it is of version 4 or before, and "
-                      "this program reads %d; the program that wrote it goes on with it, and "
+                      "this program reads %d to %d; the program that wrote it goes on with it, and "
                       "--model DIR begins a new run with the weights in %.200s", dir,
-                      STATE_VERSION, out);
+                      STATE_OLDEST, STATE_VERSION, out);
             break;
         }
         ok = state_check(dir, s, false, &why);

@@ -314,6 +314,9 @@ static void run_describe(const Run *r) {
     if (fresh) printf("new, random weights\n");
     else if (!o->resume) printf("weights from %s\n", r->saved_model);
     else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);
+    if (o->resume && mezo && o->zo_noise == 0 && r->state.version < STATE_VERSION)
+        printf("note: normal numbers are drawn otherwise than before: from here on this run has "
+               "other noise than the program that began it would give it\n");
     if (o->steps == 0 || o->dump != NULL || o->data == NULL) return;
     const size_t train = r->task ? r->train.sequences : r->train_view.tokens;
     const size_t step = r->task ? r->step_sequences : r->step_tokens;

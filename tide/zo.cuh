@@ -62,19 +62,19 @@ __global__ static void zo_weights_kernel(floatX *theta, floatX *plus, floatX *mi
     int r = 0;
     while (r + 1 < group.count && i >= group.range[r + 1].at) r++;
     const ZoRange x = group.range[r];
-    const uint64_t left = i < x.at + x.n ? x.at + x.n - i : 0, first = x.first + (i - x.at);
-    const int n = left < 8 ? (int)left : 8;
+    const uint64_t end = x.at + x.n, first = x.first + (i - x.at);
+    const int n = i + 8 <= end ? 8 : i < end ? (int)(end - i) : 0;
     float th[8], z[8] = {0}, w[8];
     for (int k = 0; k < 8; k += Pack<floatX>::N) {
         const Pack<floatX> v = load_pack(theta + i + k);
         for (int j = 0; j < Pack<floatX>::N; j++) th[k + j] = to_f32(v.x[j]);
     }
     zo_apply(th, 8, &c, &u, x.tensor, x.decay, first);
+    if (plus != NULL && scale != 0) zo_noise(z, 8, &c, step, query, x.tensor, first);
     zo_clear_padding(th, n);
+    zo_clear_padding(z, n);
     if (u.step != 0) zo_store8(theta + i, th);
     if (plus == NULL) return;
-    if (scale != 0) zo_noise(z, 8, &c, step, query, x.tensor, first);
-    zo_clear_padding(z, n);
     for (int k = 0; k < 8; k++) w[k] = fmaf(scale, z[k], th[k]);
     zo_store8(plus + i, w);
     if (minus == NULL) return;
@@ -83,13 +83,16 @@ __global__ static void zo_weights_kernel(floatX *theta, floatX *plus, floatX *mi
 }
 
 // Four elements of a tensor as zo_weights_kernel() perturbs them, for kernels that need only few.
+// In fp32 a row of channels may begin or end amid the eight elements that are drawn at once.
 __device__ static inline void zo_perturbed4(float w[4], const floatX *theta, const ZoConfig *c,
                                             int tensor, uint64_t first, uint32_t step,
                                             uint32_t query, float scale) {
-    float z[4] = {0};
-    if (scale != 0) zo_noise(z, 4, c, step, query, (uint32_t)tensor, first);
-    for (int k = 0; k < 4; k++)
-        w[k] = to_f32(from_f32<floatX>(fmaf(scale, z[k], to_f32(theta[first + k]))));
+    float z[8] = {0};
+    if (scale != 0) zo_noise(z, 8, c, step, query, (uint32_t)tensor, first / 8 * 8);
+    for (int k = 0; k < 4; k++) {
+        const float noise = first % 8 == 0 ? z[k] : z[4 + k];
+        w[k] = to_f32(from_f32<floatX>(fmaf(scale, noise, to_f32(theta[first + k]))));
+    }
 }
 
 // The embeddings of one sign: only the rows that tokens name are perturbed.

@@ -130,7 +130,7 @@ static float *shape_params(const Shape *s, bool clear) {
     for (int i = 0; i < t.count; i++) {
         const GPT2Tensor *x = &t.tensors[i];
         float *noise = floats(x->size), *p = params + x->offset;
-        rng_normals(noise, x->rows * x->cols, 7, 0, (uint32_t)i, 0);
+        rng_normals(noise, x->rows * x->cols, 10, 0, (uint32_t)i, 0);
         for (size_t j = 0; j < x->rows * x->cols; j++) {
             p[j] += 0.6f / sqrtf((float)s->C) * noise[j];
             if (clear && s->activation == RELU && x->kind == FC_B) p[j] = noise[j] < 0 ? -2 : 2;

@@ -99,8 +99,8 @@ static void arrays_fill(Arrays *a, size_t n, uint64_t seed) {
     for (size_t i = 0; i < n; i++) {
         const Philox4 r = philox4x32(seed, (uint32_t)i, 1, 2, 3), which = philox4x32(seed,
             (uint32_t)i, 1, 2, 4);
-        float z[4];
-        rng_normal4(r, z);
+        float z[8];
+        rng_normal8(r, z);
         a->p[i] = z[0];
         a->m[i] = 1e-3f * z[1];
         a->v[i] = 1e-6f * z[2] * z[2];
@@ -431,8 +431,8 @@ static void same_bits(int moments_bf16, uint64_t expected) {
 }
 
 static void bits_are_the_same_everywhere(void) {
-    same_bits(0, 0xc468e8a32e83d231);
-    same_bits(1, 0x4b32391173132daf);
+    same_bits(0, 0x6d6c83ed61918b67);
+    same_bits(1, 0x573306102c65f75d);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -710,7 +710,7 @@ static void total_case(size_t count, bool shuffled) {
     const size_t room = count + 3;
     double *sums = (double *)alloc_or_fail(2 * room, sizeof(double), "test"), *given = sums + room;
     uint32_t *order = (uint32_t *)alloc_or_fail(room, sizeof(uint32_t), "test");
-    float *x = normals<float>(room, 8, 0, 3);
+    float *x = normals<float>(room, 9, 0, 3);
     for (size_t i = 0; i < room; i++) sums[i] = given[i] = exp((double)x[i]);
     for (size_t i = 0; i < count; i++) {
         order[i] = (uint32_t)((i * 7919 + 2) % room);  // prime, and no divisor of any room here
