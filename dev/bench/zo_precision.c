@@ -2,6 +2,7 @@
 //     zo_precision rounding            what becomes of small updates in 16 bits: about a minute
 //     zo_precision gradient [file]     how good the estimate is, on tiny models that learn `file`
 //     zo_precision noise               what a random number costs
+//     zo_precision normal [bits]       how normal 2^bits numbers are: 32 takes minutes
 //     zo_precision moments             AdamW's moments in bf16: half a minute
 // The first two print the same figures on every machine, up to the order of sums.
 #define TESTING
@@ -385,6 +386,113 @@ static void noise_rates(void) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// normal: of 2^bits Gaussian numbers, all in standard deviations of what independent normal numbers
+// would show; and their exact distribution
+
+static double factorial2(int k) { return k < 2 ? 1 : k * factorial2(k - 2); }  // k (k - 2) ..
+
+static void normal_fill(float *x, size_t n, uint64_t first, int stream) {
+    const ZoConfig c = {.seed = 1 + (stream == 4), .noise = ZO_GAUSSIAN};
+    for (size_t at = 0; at < n; at += 64)
+        zo_noise(x + at, 64, &c, 1 + (stream == 1), stream == 2, stream == 3, first + at);
+}
+
+// The characteristic function of a number, the eighth power of that of one x, less a normal one's.
+enum { FREQUENCIES = 4000 };
+
+static void normal_excess(double excess[FREQUENCIES]) {
+    #pragma omp parallel for
+    for (int k = 0; k < FREQUENCIES; k++) {
+        const double t = 0.01 * k;
+        double sum = 0;
+        for (int u = 1; u < 32768; u += 2) sum += cos(t * (double)((float)u * rng_slope((float)u)));
+        excess[k] = pow(sum / 16384, 8) - exp(-t * t / 2);
+    }
+}
+
+// What the exact share of numbers beyond a, on one side, differs by from a normal distribution's.
+static double normal_difference(const double excess[FREQUENCIES], double a) {
+    double sum = 0;
+    for (int k = 1; k < FREQUENCIES; k++) sum += sin(0.01 * k * a) / k * excess[k];
+    return -sum / 3.14159265358979323846;
+}
+
+static void normal(int bits) {
+    enum { N = 4096, MORE = 64, LAGS = 8, STREAMS = 5, PAIRS = LAGS + STREAMS - 1, BINS = 2048 };
+    static const char *const names[] = {"next step", "next query", "next tensor", "next seed"};
+    static const double tails[] = {3, 4, 4.5, 5, 5.5, 6};
+    double moment[9] = {0}, pair[PAIRS] = {0}, square[PAIRS] = {0};
+    size_t bin[BINS] = {0}, tail[6] = {0};
+    double excess[FREQUENCIES], farthest = 0;
+    const double count = ldexp(1, bits), sd = sqrt(count);
+    #pragma omp parallel for reduction(+ : moment, pair, square, bin, tail)
+    for (uint64_t first = 0; first < (uint64_t)1 << bits; first += N) {
+        float x[STREAMS][N + MORE];
+        for (int s = 0; s < STREAMS; s++) normal_fill(x[s], N + MORE, first, s);
+        for (size_t i = 0; i < N; i++) {
+            const double z = x[0][i];
+            double power = 1;
+            for (int k = 1; k <= 8; k++) moment[k] += power *= z;
+            for (int t = 0; t < 6; t++) tail[t] += fabs(z) > tails[t];
+            bin[(int)fmin(fmax(128 * (z + 8), 0), BINS - 1)]++;
+        }
+        for (int p = 0; p < PAIRS; p++) {
+            const float *y = p < LAGS ? x[0] + p + 1 : x[p - LAGS + 1];
+            float a = 0, b = 0;
+            #pragma omp simd reduction(+ : a, b)
+            for (size_t i = 0; i < N; i++) {
+                a += x[0][i] * y[i];
+                b += (x[0][i] * x[0][i] - 1) * (y[i] * y[i] - 1);
+            }
+            pair[p] += a;
+            square[p] += b;
+        }
+    }
+    normal_excess(excess);
+    for (double a = 0; a < 8; a += 0.01)
+        farthest = fmax(farthest, fabs(normal_difference(excess, a)));
+    printf("2^%d numbers; the difference from the normal distribution, by its standard deviation, "
+           "and exactly\n", bits);
+    for (int k = 1; k <= 8; k++) {
+        const double want = k % 2 == 0 ? factorial2(k - 1) : 0;
+        const double off = moment[k] / count - want;
+        printf("moment %d            %9.2g  %6.2f\n", k, off,
+               off * sd / sqrt(factorial2(2 * k - 1) - want * want));
+    }
+    for (int t = 0; t < 6; t++) {
+        const double p = erfc(tails[t] / sqrt(2)), want = p * count;
+        printf("beyond %-3g sigma     %9.2g  %6.2f  %8.2g\n", tails[t], (double)tail[t] / want - 1,
+               ((double)tail[t] - want) / sqrt(want),
+               2 * normal_difference(excess, tails[t]) / p);
+    }
+    double below = 0, distance = 0, chi = 0, rest = 0, seen = 0;
+    int cells = -1;
+    for (int b = 0; b < BINS; b++) {  // cells where at least 32 are expected
+        const double hi = b == BINS - 1 ? INFINITY : (b + 1) / 128.0 - 8;
+        const double lo = b == 0 ? -INFINITY : b / 128.0 - 8;
+        below += (double)bin[b];
+        distance = fmax(distance, fabs(below / count - 0.5 * erfc(-hi / sqrt(2))));
+        rest += count * 0.5 * (lo < 0 ? erfc(-hi / sqrt(2)) - erfc(-lo / sqrt(2))
+                                      : erfc(lo / sqrt(2)) - erfc(hi / sqrt(2)));
+        seen += (double)bin[b];
+        if (rest < 32) continue;
+        chi += (seen - rest) * (seen - rest) / rest;
+        rest = seen = 0;
+        cells++;
+    }
+    printf("largest distance of the distributions %.2g, exactly %.2g; times the root of the number "
+           "%.2f (5 %%: 1.36)\n", distance, farthest, distance * sd);
+    printf("chi squared %.1f for %d, %.2f standard deviations\n", chi, cells,
+           (chi - cells) / sqrt(2 * cells));
+    printf("correlations        of z    of z^2\n");
+    for (int p = 0; p < PAIRS; p++) {
+        if (p < LAGS) printf("element + %d    ", p + 1);
+        else printf("%-15s", names[p - LAGS]);
+        printf("%9.2f %9.2f\n", pair[p] / sd, square[p] / sd / 2);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
 // moments: AdamW's, stored in fp32, in bf16 to the nearest number, and in bf16 at random
 
 enum { MOMENTS = 1 << 14 };
@@ -466,10 +574,12 @@ int main(int argc, char **argv) {
         gradient(argc > 2 ? argv[2] : "LICENSE");
     } else if (strcmp(what, "noise") == 0) {
         noise_rates();
+    } else if (strcmp(what, "normal") == 0) {
+        normal(argc > 2 ? atoi(argv[2]) : 28);
     } else if (strcmp(what, "moments") == 0) {
         moments();
     } else {
-        die("usage: zo_precision rounding | gradient [file] | noise | moments");
+        die("usage: zo_precision rounding | gradient [file] | noise | normal [bits] | moments");
     }
     return 0;
 }
