@@ -111,8 +111,12 @@ static size_t shard_begin(const ShardMap *map, int i) {
 }
 
 static int shard_at(const ShardMap *map, size_t at) {
-    int i = 0;
-    while (i + 1 < map->count && map->shards[i + 1].at <= at) i++;
+    int i = 0, above = map->count;
+    while (above - i > 1) {
+        const int middle = (i + above) / 2;
+        if (map->shards[middle].at <= at) i = middle;
+        else above = middle;
+    }
     return i;
 }
 
@@ -197,8 +201,9 @@ static size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_t size,
     size_t begin, end;
     shard_segment_range(t, map, at, &begin, &end);
     const size_t parts = (end - begin + SUBGROUP_PARAMETERS - 1) / SUBGROUP_PARAMETERS;
-    for (size_t i = 1; i < parts; i++) {
-        const size_t cut = legal_cut(map, begin + (end - begin) / parts * i);
+    const size_t part = (end - begin) / parts, before = (at - begin) / part;
+    for (size_t i = before > 1 ? before - 1 : 1; i < parts; i++) {
+        const size_t cut = legal_cut(map, begin + part * i);
         if (cut > at) return cut;
     }
     return end;
