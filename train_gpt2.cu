@@ -133,8 +133,8 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t queries = g->zo != NULL ? (size_t)g->zo->config.queries : 0;
     const size_t L = g->config.layers;
     size_t sum_scratch = layernorm_backward_scratch(N, C);
-    const size_t widths[3] = {C, 3 * C, F};
-    for (int k = 0; k < 3; k++)
+    const size_t widths[2] = {3 * C, F};
+    for (int k = 0; k < 2; k++)
         if (bias_backward_scratch(N, widths[k]) > sum_scratch)
             sum_scratch = bias_backward_scratch(N, widths[k]);
     if ((double)N * (double)(2 * L + 2 * queries + 4) * (double)(16 * C + 2 * F) * 4 > 1e18)
@@ -690,7 +690,9 @@ static void recompute(GPT2 *g, size_t l) {
 }
 
 // Backward of layer l. dx is the gradient of the residual stream: every branch reads it, and adds
-// its own part where it left the stream.
+// its own part where it left the stream. The sums of its columns are a bias's gradient, and made
+// where it is written. For fcproj's bias that is the segment above, when this layer's gradient has
+// no place yet: scratch keeps them until now.
 static void backward_layer(GPT2 *g, size_t l) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
     const LayerActs a = layer_acts(g, l);
@@ -700,20 +702,20 @@ static void backward_layer(GPT2 *g, size_t l) {
     cudaStream_t stream = g->compute;
     layer_tensors(g, l, w, d);
     // MLP branch: dx -> dact -> dfc -> dln_2 -> dx
-    matmul_backward(lt, dwide, d[FCPROJ_W], d[FCPROJ_B], sum, dx, a.act, w[FCPROJ_W], N, F, C,
-                    stream);
-    activation_backward(dwide, a.fc, N * F, g->config.activation, stream);
-    matmul_backward(lt, dc, d[FC_W], d[FC_B], sum, dwide, a.ln_2, w[FC_W], N, C, F, stream);
-    layernorm_backward(dx, d[LN_2_W], d[LN_2_B], sum, dc, a.mid, w[LN_2_W], a.mean_2, a.rstd_2, N,
-                       C, stream);
+    layernorm_dinp_sum(d[FCPROJ_B], sum, N, C, stream);  // by the normalisation above this layer
+    matmul_backward(lt, dwide, d[FCPROJ_W], dx, a.act, w[FCPROJ_W], N, F, C, stream);
+    activation_backward(dwide, d[FC_B], sum, a.fc, N, F, g->config.activation, stream);
+    matmul_backward(lt, dc, d[FC_W], dwide, a.ln_2, w[FC_W], N, C, F, stream);
+    layernorm_backward(dx, d[LN_2_W], d[LN_2_B], d[ATTPROJ_B], sum, dc, a.mid, w[LN_2_W], a.mean_2,
+                       a.rstd_2, N, C, stream);
     // attention branch: dx -> datty -> dqkv -> dln_1 -> dx
-    matmul_backward(lt, dc, d[ATTPROJ_W], d[ATTPROJ_B], sum, dx, a.atty, w[ATTPROJ_W], N, C, C,
-                    stream);
+    matmul_backward(lt, dc, d[ATTPROJ_W], dx, a.atty, w[ATTPROJ_W], N, C, C, stream);
     attention_backward(dwide, g->delta, dc, a.atty, a.lse, a.qkv, g->B, g->T, C, g->config.heads,
                        stream);
-    matmul_backward(lt, dc, d[QKV_W], d[QKV_B], sum, dwide, a.ln_1, w[QKV_W], N, C, 3 * C, stream);
-    layernorm_backward(dx, d[LN_1_W], d[LN_1_B], sum, dc, a.x, w[LN_1_W], a.mean_1, a.rstd_1, N, C,
-                       stream);
+    matmul_backward(lt, dc, d[QKV_W], dwide, a.ln_1, w[QKV_W], N, C, 3 * C, stream);
+    bias_backward(d[QKV_B], sum, dwide, N, 3 * C, stream);
+    layernorm_backward<floatX>(dx, d[LN_1_W], d[LN_1_B], NULL, sum, dc, a.x, w[LN_1_W], a.mean_1,
+                               a.rstd_1, N, C, stream);
 }
 
 // Backward of segment s: the tail, from the head's gradient (made by gpt2_head); a layer; or the
@@ -729,9 +731,9 @@ static void backward_segment(GPT2 *g, size_t s) {
             stream_zero(g->dwte, g->config.vocab_padded * C * sizeof(float), stream);
         }
         stream_zero(g->dx, N * C * sizeof(floatX), stream);
-        layernorm_backward(g->dx, tensor_grad(g, t->ln_f_w), tensor_grad(g, t->ln_f_b), g->scratch,
-                           g->branch, layer_input(g, L), tensor(g, t->ln_f_w),
-                           g->mean_f, g->rstd_f, N, C, stream);
+        layernorm_backward<floatX>(g->dx, tensor_grad(g, t->ln_f_w), tensor_grad(g, t->ln_f_b),
+                                   NULL, g->scratch, g->branch, layer_input(g, L),
+                                   tensor(g, t->ln_f_w), g->mean_f, g->rstd_f, N, C, stream);
     } else if (s > 0) {
         backward_layer(g, s - 1);
     } else {

@@ -3,8 +3,8 @@
 //
 //   encoder_forward, encoder_backward, token_order     tokens and positions
 //   layernorm_forward, residual_layernorm_forward, layernorm_backward
-//   matmul_forward, matmul_backward, bias_backward     linear layers (products: matmul.cuh)
-//   activation_forward, activation_backward
+//   matmul_forward, matmul_backward                    linear layers (products: matmul.cuh)
+//   activation_forward, activation_backward, bias_backward
 //   residual_forward                                   (attention: attention.cuh)
 //   crossentropy, loss_accumulate                      loss, fused with its gradient
 //   accumulate_gradient, round_gradient                gradients of several micro-batches
@@ -47,6 +47,12 @@ template <typename X> __device__ static inline Pack<X> as_pack(int4 bits) {
     return r;
 }
 
+// The compiler takes these bits for new ones: what it has computed from them it computes again, and
+// does not keep in registers.
+__device__ static inline void forget(int4 *b) {
+    asm volatile("" : "+r"(b->x), "+r"(b->y), "+r"(b->z), "+r"(b->w));
+}
+
 // Adds a pack of columns of rows begin, begin + step, ... below last, in this order, to sum. The
 // rows are those of the array at `column`, of the given width, or the ones that `rows` lists.
 template <typename X>
@@ -82,19 +88,19 @@ template <typename X> __device__ static inline float fold_warps(const float (&su
     return total;
 }
 
-// The last step of a sum over rows: adds up `count` rows of partial (count, width) and rounds. The
-// first C columns go to out, the ones after them to rest. A block takes 32 columns, its warps
-// every 32nd row.
+// The last step of a sum over rows: adds up the first `width` columns of `count` rows of partial,
+// which are `stride` floats apart, and rounds. The first C columns go to out, the next C to second,
+// the rest to third. A block takes 32 columns, its warps every 32nd row.
 template <typename X>
-__global__ static void partial_sum_kernel(X *out, X *rest, const float *partial, size_t count,
-                                          size_t width, size_t C) {
+__global__ static void partial_sum_kernel(X *out, X *second, X *third, const float *partial,
+                                          size_t count, size_t stride, size_t width, size_t C) {
     __shared__ float part[32][32];
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t c = blockIdx.x * (size_t)32 + lane;
     float sum = 0;
     if (c < width) {
         #pragma unroll 8
-        for (size_t i = warp; i < count; i += 32) sum += partial[i * width + c];
+        for (size_t i = warp; i < count; i += 32) sum += partial[i * stride + c];
     }
     part[warp][lane] = sum;
     __syncthreads();
@@ -102,7 +108,8 @@ __global__ static void partial_sum_kernel(X *out, X *rest, const float *partial,
     float total = 0;
     for (int i = 0; i < 32; i++) total += part[i][lane];
     if (c < C) out[c] = from_f32<X>(total);
-    else rest[c - C] = from_f32<X>(total);
+    else if (c < 2 * C) second[c - C] = from_f32<X>(total);
+    else third[c - 2 * C] = from_f32<X>(total);
 }
 
 // --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t] -----------------------------------------
@@ -295,11 +302,11 @@ static void layernorm_forward(X *out, float *mean, float *rstd,  // (N, C), (N),
 }
 
 // Each block takes a run of rows, and its teams take turns. A thread has the same columns in every
-// row: its sums of dw and db stay in registers, if HELD, and come to shared memory in the end. Very
-// wide rows need blocks so large that there are no registers left: then the sums are in shared
-// memory all the time, where nobody else touches them. `sums` is (teams, 2, C), and within a row of
-// C the first halves of all packs come before the second halves, so that neighbouring threads
-// access neighbouring 16 bytes.
+// row: its sums of dw, of db, and of the columns of dinp stay in registers, if HELD, and come to
+// shared memory in the end. Very wide rows need blocks so large that there are no registers left:
+// then the sums are in shared memory all the time, where nobody else touches them. `sums` is
+// (teams, 3, C), and within a row of C the first halves of all packs come before the second halves,
+// so that neighbouring threads access neighbouring 16 bytes.
 enum { HELD_THREADS = 256 };
 template <typename X, bool HELD> struct LayernormBackward {
     enum { MAX_THREADS = HELD ? HELD_THREADS : sizeof(X) == 4 ? 768 : 512 };  // by their registers
@@ -307,7 +314,7 @@ template <typename X, bool HELD> struct LayernormBackward {
 
 template <typename X, bool HELD>
 __global__ static void __launch_bounds__(LayernormBackward<X, HELD>::MAX_THREADS)
-layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 2, C) */, const X *dout, const X *inp,
+layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X *dout, const X *inp,
                           const X *w, const float *mean, const float *rstd, size_t N, size_t C,
                           size_t rows, unsigned team) {
     extern __shared__ __align__(16) float sums[];
@@ -316,20 +323,16 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 2, C) */, const X 
     const unsigned packs = (unsigned)(C / Pack<X>::N), teams = blockDim.x / team;
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const unsigned mine = threadIdx.x / team, i = threadIdx.x % team;
-    Pack<float> held[HELD ? ROW_PACKS * QUADS : 1][2];
-    const auto shared_sums = [&](int k, int q) {  // of quad q of this thread's k-th pack: dw's
-        return (Pack<float> *)(sums + mine * 2 * C) + q * packs + i + k * team;
+    Pack<float> held[HELD ? ROW_PACKS * QUADS : 1][3];
+    const auto shared_sum = [&](int k, int q, int of) {  // of quad q of this thread's k-th pack
+        return (Pack<float> *)(sums + (mine * 3 + of) * C) + q * packs + i + k * team;
     };
-    const auto sum_w = [&](int k, int q) {
-        return HELD ? &held[k * QUADS + q][0] : shared_sums(k, q);
+    const auto sum = [&](int k, int q, int of) {
+        return HELD ? &held[k * QUADS + q][of] : shared_sum(k, q, of);
     };
-    const auto sum_b = [&](int k, int q) {
-        return HELD ? &held[k * QUADS + q][1] : shared_sums(k, q) + C / 4;
-    };
-    UNROLL for (int k = 0; k < ROW_PACKS; k++)
+    FOR_PACKS(k)
         for (int q = 0; q < QUADS; q++)
-            for (int j = 0; j < 4; j++)
-                if (i + k * team < packs) sum_w(k, q)->x[j] = sum_b(k, q)->x[j] = 0;
+            for (int of = 0; of < 3; of++) *sum(k, q, of) = Pack<float>{{0}};
     const size_t begin = blockIdx.x * rows, last = begin + rows < N ? begin + rows : N;
     int4 next_d[ROW_PACKS], next_x[ROW_PACKS], next_dx[ROW_PACKS];
     float next_mu = 0, next_r = 0;
@@ -385,6 +388,10 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 2, C) */, const X 
         }
         d_mean /= (float)C;
         d_dot /= (float)C;
+        UNROLL for (int k = 0; k < ROW_PACKS; k++) {  // fp32 values of a row take twice as much
+            forget(&bits_d[k]);
+            forget(&bits_x[k]);
+        }
         UNROLL for (int k = 0; k < ROW_PACKS; k++)
             if (active && i + k * team < packs) {
                 const unsigned p = i + k * team;
@@ -401,24 +408,23 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 2, C) */, const X 
                 store_pack(dinp + n * C + (size_t)p * Pack<X>::N, dx);
                 for (int q = 0; q < QUADS; q++)
                     for (int j = 0; j < 4; j++) {
-                        sum_w(k, q)->x[j] += to_f32(d.x[4 * q + j]) * norm[4 * q + j];
-                        sum_b(k, q)->x[j] += to_f32(d.x[4 * q + j]);
+                        sum(k, q, 0)->x[j] += to_f32(d.x[4 * q + j]) * norm[4 * q + j];
+                        sum(k, q, 1)->x[j] += to_f32(d.x[4 * q + j]);
+                        sum(k, q, 2)->x[j] += to_f32(dx.x[4 * q + j]);
                     }
             }
     }
     if (HELD) {
         FOR_PACKS(k)
-            for (int q = 0; q < QUADS; q++) {
-                shared_sums(k, q)[0] = *sum_w(k, q);
-                shared_sums(k, q)[C / 4] = *sum_b(k, q);
-            }
+            for (int q = 0; q < QUADS; q++)
+                for (int of = 0; of < 3; of++) *shared_sum(k, q, of) = *sum(k, q, of);
     }
     __syncthreads();
-    for (unsigned at = threadIdx.x; at < 2 * C; at += blockDim.x) {  // add up the teams
+    for (unsigned at = threadIdx.x; at < 3 * C; at += blockDim.x) {  // add up the teams
         float total = 0;
-        for (unsigned t = 0; t < teams; t++) total += sums[t * 2 * C + at];
+        for (unsigned t = 0; t < teams; t++) total += sums[t * 3 * C + at];
         const unsigned a = at % C, quad = a / 4 / packs, p = a / 4 % packs;
-        partial[blockIdx.x * 2 * C + at / C * C + p * Pack<X>::N + quad * 4 + a % 4] = total;
+        partial[blockIdx.x * 3 * C + at / C * C + p * Pack<X>::N + quad * 4 + a % 4] = total;
     }
 }
 
@@ -431,19 +437,23 @@ static size_t layernorm_backward_rows(size_t N) {
 
 // Floats of scratch that layernorm_backward needs for N rows or fewer.
 static size_t layernorm_backward_scratch(size_t N, size_t C) {
-    return min_size(ceil_div(N, 16), 512) * 2 * C;
+    return min_size(ceil_div(N, 16), 512) * 3 * C;
 }
 
 // Adds to dinp (the residual stream's gradient runs past this layer and is already there);
-// overwrites dw and db. scratch: layernorm_backward_scratch(N, C) floats. Ends the program where
-// C is too large for a block: 16384 channels in bf16, 12288 in fp32.
+// overwrites dw and db, and dinp_sum (C) with the sums of the columns of dinp as stored: the
+// gradient of the bias of the linear layer whose output's gradient dinp now is. NULL:
+// layernorm_dinp_sum() makes them later. scratch: layernorm_backward_scratch(N, C) floats. Ends the
+// program where C is too large for a block: 16384 channels in bf16 (A100: 13800), 12288 in fp32;
+// 8300 where a block has 99 KiB of shared memory.
 template <typename X>
-static void layernorm_backward(X *dinp, X *dw, X *db, float *scratch, const X *dout, const X *inp,
-                               const X *w, const float *mean, const float *rstd, size_t N,
-                               size_t C, cudaStream_t stream) {
+static void layernorm_backward(X *dinp, X *dw, X *db, X *dinp_sum, float *scratch, const X *dout,
+                               const X *inp, const X *w, const float *mean, const float *rstd,
+                               size_t N, size_t C, cudaStream_t stream) {
     const unsigned team = layernorm_team<X>(C);
     const unsigned teams = team < BLOCK_THREADS ? BLOCK_THREADS / team : 1;
-    const size_t shared = teams * 2 * C * sizeof(float), rows = layernorm_backward_rows(N);
+    const size_t shared = teams * 3 * C * sizeof(float), rows = layernorm_backward_rows(N);
+    const size_t width = (dinp_sum != NULL ? 3 : 2) * C;
     const bool held = teams * team <= HELD_THREADS;
     const auto kernel = held ? layernorm_backward_kernel<X, true>
                              : layernorm_backward_kernel<X, false>;
@@ -452,52 +462,16 @@ static void layernorm_backward(X *dinp, X *dw, X *db, float *scratch, const X *d
     if (shared > 47 << 10) LET_SHARED(kernel, shared + 1024);  // its static part included
     LAUNCH(kernel, ceil_div(N, rows), teams * team, shared, stream, dinp, scratch, dout, inp, w,
            mean, rstd, N, C, rows, team);
-    LAUNCH(partial_sum_kernel<X>, ceil_div(2 * C, 32), 1024, 0, stream, dw, db, scratch,
-           ceil_div(N, layernorm_backward_rows(N)), 2 * C, C);
+    LAUNCH(partial_sum_kernel<X>, ceil_div(width, 32), 1024, 0, stream, dw, db, dinp_sum, scratch,
+           ceil_div(N, rows), 3 * C, width, C);
 }
 
-// --- bias of a linear layer: db = sum over the rows of dout ----------------------------------
-
-// A block takes `rows` rows of 32 packs of columns, each warp every 8th row.
+// The sums of dinp's columns, from what layernorm_backward() of the same N rows left in scratch.
 template <typename X>
-__global__ static void bias_backward_kernel(float *partial /* (splits, OC) */, const X *dout,
-                                            size_t N, size_t OC, size_t rows, unsigned slices) {
-    const size_t split = blockIdx.x / slices, slice = blockIdx.x % slices;
-    const size_t width = 32 * Pack<X>::N;
-    const size_t o = slice * width + threadIdx.x % 32 * Pack<X>::N;
-    const size_t begin = split * rows, last = begin + rows < N ? begin + rows : N;
-    float sum[Pack<X>::N] = {0};
-    if (o < OC)
-        sum_rows(sum, dout + o, OC, (const int32_t *)NULL, begin + threadIdx.x / 32, last,
-                 BLOCK_WARPS);
-    const float total = fold_warps<X>(sum);
-    const size_t column = slice * width + threadIdx.x;
-    if (threadIdx.x < width && column < OC) partial[split * OC + column] = total;
-}
-
-// Rows of a block: at least 64, and about 2048 blocks in all.
-static size_t bias_backward_rows(size_t N, size_t OC) {
-    const size_t slices = ceil_div(OC, 256), splits = slices < 2048 ? 2048 / slices : 1;
-    const size_t rows = ceil_div(N, splits);
-    return rows > 64 ? rows : 64;
-}
-
-// Floats of scratch that bias_backward needs for N rows or fewer; a larger OC may need less.
-static size_t bias_backward_scratch(size_t N, size_t OC) {
-    const size_t slices = ceil_div(OC, 256), splits = slices < 2048 ? 2048 / slices : 1;
-    return min_size(ceil_div(N, 64), splits) * OC;
-}
-
-// Overwrites db (OC). OC must be whole packs.
-template <typename X>
-static void bias_backward(X *db, float *scratch, const X *dout, size_t N, size_t OC,
-                          cudaStream_t stream) {
-    const size_t rows = bias_backward_rows(N, OC);
-    const unsigned splits = ceil_div(N, rows), slices = ceil_div(OC, 32 * Pack<X>::N);
-    LAUNCH(bias_backward_kernel<X>, splits * slices, BLOCK_THREADS, 0, stream, scratch, dout, N, OC,
-           rows, slices);
-    LAUNCH(partial_sum_kernel<X>, ceil_div(OC, 32), 1024, 0, stream, db, db, scratch, splits, OC,
-           OC);
+static void layernorm_dinp_sum(X *dinp_sum, const float *scratch, size_t N, size_t C,
+                               cudaStream_t stream) {
+    LAUNCH(partial_sum_kernel<X>, ceil_div(C, 32), 1024, 0, stream, dinp_sum, dinp_sum, dinp_sum,
+           scratch + 2 * C, ceil_div(N, layernorm_backward_rows(N)), 3 * C, C, C);
 }
 
 // --- linear layer: out (N, OC) = inp (N, C) . w (OC, C)^T + b --------------------------------
@@ -508,16 +482,15 @@ static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X
     gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, GEMM_PLAIN, NULL, stream);
 }
 
-// Overwrites all three gradients.
+// Overwrites both gradients. The bias's is the sums of dout's columns: a kernel of ours that writes
+// dout makes them in passing; for other dout there is bias_backward().
 template <typename X>
-static void matmul_backward(Matmul *lt, X *dinp, X *dw, X *db, float *scratch, const X *dout,
-                            const X *inp, const X *w, size_t N, size_t C, size_t OC,
-                            cudaStream_t stream) {
+static void matmul_backward(Matmul *lt, X *dinp, X *dw, const X *dout, const X *inp, const X *w,
+                            size_t N, size_t C, size_t OC, cudaStream_t stream) {
     gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, C, NULL, false, GEMM_PLAIN,
          NULL, stream);
     gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, NULL, false, GEMM_PLAIN,
          NULL, stream);
-    bias_backward(db, scratch, dout, N, OC, stream);
 }
 
 // --- the MLP's non-linearity -----------------------------------------------------------------
@@ -553,31 +526,102 @@ static void activation_forward(X *out, const X *inp, size_t n, int activation,
            activation);
 }
 
+// Multiplies rows begin, begin + BLOCK_WARPS, ... below last of a pack of columns of d (N, width)
+// by the slope at inp, and adds what it stores to sum, in this order.
 template <typename X>
-__global__ static void activation_backward_kernel(X *d, const X *inp, size_t n, int activation) {
-    const size_t i = grid_thread() * Pack<X>::N;
-    if (i >= n) return;
-    const Pack<X> v = load_pack(inp + i);
-    Pack<X> g = load_pack(d + i);
-    for (int j = 0; j < Pack<X>::N; j++) {
-        const float x = to_f32(v.x[j]);
-        float slope = x > 0;
-        if (activation != ACTIVATION_RELU) {
-            const float s = gelu_sigmoid(x);
-            const float du = GELU_SCALE * (1.0f + 3.0f * 0.044715f * x * x);
-            slope = s + 2.0f * x * s * (1.0f - s) * du;
+__device__ static inline void slope_rows(float (&sum)[Pack<X>::N], X *d, const X *inp, size_t width,
+                                         int activation, size_t begin, size_t last) {
+    enum { AHEAD = 2 };  // rows loaded at once; with more, fewer threads have registers
+    for (size_t first = begin; first < last; first += AHEAD * BLOCK_WARPS) {
+        int4 bits_d[AHEAD], bits_x[AHEAD];
+        UNROLL for (int k = 0; k < AHEAD; k++) {
+            const size_t i = first + k * BLOCK_WARPS;
+            if (i < last) bits_d[k] = load_bits(d + i * width);
+            if (i < last) bits_x[k] = load_bits(inp + i * width);
         }
-        g.x[j] = from_f32<X>(to_f32(g.x[j]) * slope);
+        UNROLL for (int k = 0; k < AHEAD; k++) {
+            const size_t i = first + k * BLOCK_WARPS;
+            if (i >= last) break;
+            const Pack<X> v = as_pack<X>(bits_x[k]);
+            Pack<X> g = as_pack<X>(bits_d[k]);
+            for (int j = 0; j < Pack<X>::N; j++) {
+                const float x = to_f32(v.x[j]);
+                float slope = x > 0;
+                if (activation != ACTIVATION_RELU) {
+                    const float s = gelu_sigmoid(x);
+                    const float du = GELU_SCALE * (1.0f + 3.0f * 0.044715f * x * x);
+                    slope = s + 2.0f * x * s * (1.0f - s) * du;
+                }
+                g.x[j] = from_f32<X>(to_f32(g.x[j]) * slope);
+            }
+            memcpy(&bits_d[k], &g, sizeof g);
+            forget(&bits_d[k]);  // else nvcc rounds each twice, in a pair and alone
+            store_bits(d + i * width, bits_d[k]);
+            g = as_pack<X>(bits_d[k]);
+            for (int j = 0; j < Pack<X>::N; j++) sum[j] += to_f32(g.x[j]);
+        }
     }
-    store_pack(d + i, g);
 }
 
-// d holds dout on entry and dinp on return. n must be whole packs.
+// --- bias of a linear layer: db = sum over the rows of dout ----------------------------------
+
+// A block takes `rows` rows of 32 packs of columns, each warp every 8th row. With SLOPES, d is
+// first multiplied by the activation's slope at inp; else it is only read.
+template <typename X, bool SLOPES>
+__global__ static void bias_backward_kernel(float *partial /* (splits, OC) */, X *d, const X *inp,
+                                            int activation, size_t N, size_t OC, size_t rows,
+                                            unsigned slices) {
+    const size_t split = blockIdx.x / slices, slice = blockIdx.x % slices;
+    const size_t width = 32 * Pack<X>::N;
+    const size_t o = slice * width + threadIdx.x % 32 * Pack<X>::N;
+    const size_t begin = split * rows + threadIdx.x / 32;
+    const size_t last = split * rows + rows < N ? split * rows + rows : N;
+    float sum[Pack<X>::N] = {0};
+    if (SLOPES && o < OC) slope_rows(sum, d + o, inp + o, OC, activation, begin, last);
+    else if (o < OC) sum_rows(sum, d + o, OC, (const int32_t *)NULL, begin, last, BLOCK_WARPS);
+    const float total = fold_warps<X>(sum);
+    const size_t column = slice * width + threadIdx.x;
+    if (threadIdx.x < width && column < OC) partial[split * OC + column] = total;
+}
+
+// Rows of a block: at least 64, and about 2048 blocks in all.
+static size_t bias_backward_rows(size_t N, size_t OC) {
+    const size_t slices = ceil_div(OC, 256), splits = slices < 2048 ? 2048 / slices : 1;
+    const size_t rows = ceil_div(N, splits);
+    return rows > 64 ? rows : 64;
+}
+
+// Floats of scratch that both need for N rows or fewer; a larger OC may need less.
+static size_t bias_backward_scratch(size_t N, size_t OC) {
+    const size_t slices = ceil_div(OC, 256), splits = slices < 2048 ? 2048 / slices : 1;
+    return min_size(ceil_div(N, 64), splits) * OC;
+}
+
+template <typename X, bool SLOPES>
+static void column_sums(X *db, float *scratch, X *d, const X *inp, int activation, size_t N,
+                        size_t OC, cudaStream_t stream) {
+    const size_t rows = bias_backward_rows(N, OC);
+    const unsigned splits = ceil_div(N, rows), slices = ceil_div(OC, 32 * Pack<X>::N);
+    const auto kernel = bias_backward_kernel<X, SLOPES>;
+    LAUNCH(kernel, splits * slices, BLOCK_THREADS, 0, stream, scratch, d, inp, activation, N, OC,
+           rows, slices);
+    LAUNCH(partial_sum_kernel<X>, ceil_div(OC, 32), 1024, 0, stream, db, db, db, scratch, splits,
+           OC, OC, OC);
+}
+
+// Overwrites db (OC). OC must be whole packs.
 template <typename X>
-static void activation_backward(X *d, const X *inp, size_t n, int activation,
-                                cudaStream_t stream) {
-    LAUNCH(activation_backward_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, d, inp, n,
-           activation);
+static void bias_backward(X *db, float *scratch, const X *dout, size_t N, size_t OC,
+                          cudaStream_t stream) {
+    column_sums<X, false>(db, scratch, (X *)dout, NULL, 0, N, OC, stream);
+}
+
+// d (N, F) holds dout on entry and dinp on return; then db is that of bias_backward(). F must be
+// whole packs.
+template <typename X>
+static void activation_backward(X *d, X *db, float *scratch, const X *inp, size_t N, size_t F,
+                                int activation, cudaStream_t stream) {
+    column_sums<X, true>(db, scratch, d, inp, activation, N, F, stream);
 }
 
 // --- residual connection ---------------------------------------------------------------------

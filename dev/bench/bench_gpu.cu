@@ -119,7 +119,8 @@ template <typename X> static void bench_shape(const Shape *s) {
     BENCH("residual_layernorm_forward", 0, 4 * N * C * E,
           residual_layernorm_forward(x3, x2, mean, rstd, x, x, bias, bias, N, C, stream));
     BENCH("layernorm_backward", 0, 4 * N * C * E,
-          layernorm_backward(x2, dbias, dbias + C, scratch, x3, x, bias, mean, rstd, N, C, stream));
+          layernorm_backward(x2, dbias, dbias + C, dbias + 2 * C, scratch, x3, x, bias, mean, rstd,
+                             N, C, stream));
     bench_linear("qkv", qkv, x, w, bias, dw, N, C, 3 * C);
     bench_linear("attproj", x2, x, w, bias, dw, N, C, C);
     bench_linear("fc", fc, x, w, bias, dw, N, C, F);
@@ -135,7 +136,8 @@ template <typename X> static void bench_shape(const Shape *s) {
               gemm(lt, false, false, N, F, C, x, C, w, F, act, F, nullptr, false, GEMM_DGELU, fc,
                    stream));
     }
-    BENCH("bias_backward (F)", 0, N * F * E, bias_backward(dbias, scratch, fc, N, F, stream));
+    BENCH("bias_backward (3 C)", 0, 3 * N * C * E,
+          bias_backward(dbias, scratch, qkv, N, 3 * C, stream));
     // Two products of (T, HS) and (HS, T) per head, half of which a causal mask leaves; in backward
     // five: scores again, dv, dp, dq, dk. (The kernels may do some of it twice.)
     const double product = (double)N * (double)T * (double)C;
@@ -146,7 +148,7 @@ template <typename X> static void bench_shape(const Shape *s) {
     BENCH("activation_forward", 0, 2 * N * F * E,
           activation_forward(act, fc, N * F, ACTIVATION_GELU, stream));
     BENCH("activation_backward", 0, 3 * N * F * E,
-          activation_backward(act, fc, N * F, ACTIVATION_GELU, stream));
+          activation_backward(act, dbias, scratch, fc, N, F, ACTIVATION_GELU, stream));
     BENCH("residual_forward", 0, 3 * N * C * E, residual_forward(x, x2, N * C, stream));
     const double head = 2.0 * (double)rows * (double)Vp * (double)C;
     const size_t head_bytes = (rows * C + Vp * C + rows * Vp) * E;

@@ -329,6 +329,29 @@ template <typename X> static void layernorm(void) {
     release_device();
 }
 
+// Sums of columns, in the order of layernorm_backward(): of a block's rows every `teams`-th, then
+// the teams; of the blocks every 32nd, then those 32.
+template <typename X> static float *columns(const float *dinp, size_t N, size_t C) {
+    const size_t rows = layernorm_backward_rows(N), team = layernorm_team<X>(C);
+    const size_t teams = team < BLOCK_THREADS ? BLOCK_THREADS / team : 1;
+    float *sum = floats(C);
+    for (size_t c = 0; c < C; c++) {
+        float part[32] = {0};
+        for (size_t block = 0; block * rows < N; block++) {
+            float total = 0;
+            for (size_t t = 0; t < teams; t++) {
+                float of_team = 0;
+                for (size_t n = t; n < rows && block * rows + n < N; n += teams)
+                    of_team += dinp[(block * rows + n) * C + c];
+                total += of_team;
+            }
+            part[block % 32] += total;
+        }
+        for (int i = 0; i < 32; i++) sum[c] += part[i];
+    }
+    return sum;
+}
+
 template <typename X> static void layernorm_backward_case(size_t N, size_t C) {
     set_shape("N %zu C %zu", N, C);
     float *x = normals<X>(N * C, 1, 0.5f, 2), *w = normals<X>(C, 2, 1, 0.3f);
@@ -339,13 +362,19 @@ template <typename X> static void layernorm_backward_case(size_t N, size_t C) {
     cpu_layernorm_backward(dx, dw, db, dout, x, w, mean, rstd, N, C, false);
     TWICE {
         X *d_dinp = device<X>(dinp, N * C), *d_dw = poison<X>(C), *d_db = poison<X>(C);
+        X *d_sum = poison<X>(C), *at_once = pass == 0 ? d_sum : NULL;
         float *scratch = poison<float>(layernorm_backward_scratch(N, C));
-        layernorm_backward(d_dinp, d_dw, d_db, scratch, device<X>(dout, N * C), device<X>(x, N * C),
-                           device<X>(w, C), device<float>(mean, N), device<float>(rstd, N), N, C,
-                           stream);
+        layernorm_backward(d_dinp, d_dw, d_db, at_once, scratch, device<X>(dout, N * C),
+                           device<X>(x, N * C), device<X>(w, C), device<float>(mean, N),
+                           device<float>(rstd, N), N, C, stream);
+        if (at_once == NULL) layernorm_dinp_sum(d_sum, scratch, N, C, stream);
         check_band<X>("dinp", host(d_dinp, N * C), dx, N * C, 2e-6);
         check_band<X>("dw", host(d_dw, C), dw, C, 2e-6);
         check_band<X>("db", host(d_db, C), db, C, 2e-6);
+        float *stored = host(d_dinp, N * C), *sum = columns<X>(stored, N, C);
+        check_equal<X>("sum of dinp", host(d_sum, C), sum, C);
+        free(stored); free(sum);
+        hash_device(d_sum, C * sizeof(X));
         hash_device(d_dinp, N * C * sizeof(X));
         hash_device(d_dw, C * sizeof(X));
         hash_device(d_db, C * sizeof(X));
@@ -395,11 +424,11 @@ template <typename X> static void bias(void) {
 }
 
 template <typename X> static void activation(void) {
-    const size_t sizes[] = {8, 264, 2048, 5000};
-    for (size_t i = 0; i < 4; i++)
+    const size_t rows[] = {1, 7, 8, 65, 333, 1}, widths[] = {8, 40, 256, 264, 24, 5000};
+    for (size_t i = 0; i < 6; i++)
     for (int kind = ACTIVATION_GELU; kind <= ACTIVATION_RELU; kind++) {
-        const size_t n = sizes[i];
-        set_shape("n %zu kind %d", n, kind);
+        const size_t N = rows[i], F = widths[i], n = N * F;
+        set_shape("N %zu F %zu kind %d", N, F, kind);
         float *x = normals<X>(n, 1, 0, 3), *d = normals<X>(n, 2, 0, 1);
         float *out = floats(n), *dx = copy(d, n);
         if (n > 8) {
@@ -410,9 +439,15 @@ template <typename X> static void activation(void) {
         cpu_activation_backward(dx, x, n, kind);
         TWICE {
             const X *d_x = device<X>(x, n);
-            X *d_out = poison<X>(n), *d_d = device<X>(d, n);
+            X *d_out = poison<X>(n), *d_d = device<X>(d, n), *d_db = poison<X>(2 * F);
+            float *scratch = poison<float>(bias_backward_scratch(N, F));
             activation_forward(d_out, d_x, n, kind, stream);
-            activation_backward(d_d, d_x, n, kind, stream);
+            activation_backward(d_d, d_db, scratch, d_x, N, F, kind, stream);
+            bias_backward(d_db + F, scratch, d_d, N, F, stream);  // the definition
+            float *db = host(d_db, 2 * F);
+            check_equal<X>("db", copy(db, F), db + F, F);
+            free(db);
+            hash_device(d_db, F * sizeof(X));
             hash_device(d_out, n * sizeof(X));
             hash_device(d_d, n * sizeof(X));
             float *got = host(d_out, n), *slope = host(d_d, n);
@@ -758,7 +793,7 @@ static void scratch_is_enough(void) {
         for (int i = 0; i < ROWS; i++)
             for (int j = i; j < ROWS; j++) {
                 const size_t N = rows[i], wide = 3 * C;
-                CHECK(ceil_div(N, layernorm_backward_rows(N)) * 2 * C
+                CHECK(ceil_div(N, layernorm_backward_rows(N)) * 3 * C
                           <= layernorm_backward_scratch(rows[j], C)
                       && ceil_div(N, bias_backward_rows(N, wide)) * wide
                           <= bias_backward_scratch(rows[j], wide),
