@@ -79,8 +79,8 @@ HOST_DEVICE static inline void rng_butterfly(float *a, float *b) {
 }
 
 // Eight numbers from 128 random bits, as independent and as normal(0, 1) as means of products up to
-// degree 7 can tell: 16 bits for each x, and of the eight x eight sums with signs, Hadamard's matrix
-// by sqrt(8). The tails end at +-9.171 (doc/noise.md).
+// degree 7 can tell: 16 bits for each x, and of the eight x eight sums with signs, by Hadamard's
+// matrix over sqrt(8). The tails end at +-9.171 (doc/noise.md).
 // Every operation is an explicit fma, a lone product, or a sum of what are no products, so that no
 // compiler may fuse or reorder anything: the bits are the same everywhere.
 HOST_DEVICE static inline void rng_normal8(Philox4 r, float z[8]) {
