@@ -20,18 +20,47 @@ exists() {
     fi
 }
 
-base=$hub/facebook/$model/resolve/main
-get "$base/config.json" "$dir/config.json" check_text '{'
-get "$base/vocab.json" "$dir/vocab.json" check_text '{'
-get "$base/merges.txt" "$dir/merges.txt" check_text '#version'
-if [ -e "$dir/model.safetensors" ] || exists "$base/model.safetensors"; then
-    get "$base/model.safetensors" "$dir/model.safetensors" check_safetensors
+# weights REVISION: fetches them, whole or in parts, if that revision has them as safetensors. What was
+# begun is gone on with: its revision is in $dir/revision.
+weights() {
+    from=$hub/facebook/$model/resolve/$1
+    if [ -e "$dir/model.safetensors" ] || exists "$from/model.safetensors"; then
+        echo "$1" > "$dir/revision"
+        get "$from/model.safetensors" "$dir/model.safetensors" check_safetensors
+    elif [ -e "$dir/model.safetensors.index.json" ] || exists "$from/model.safetensors.index.json"; then
+        echo "$1" > "$dir/revision"
+        index=$dir/model.safetensors.index.json
+        get "$from/model.safetensors.index.json" "$index" check_text '{'
+        for part in $(tr ',{}' '\n\n\n' < "$index" |
+                sed -n 's/.*: *"\([A-Za-z0-9._-]*\.safetensors\)".*/\1/p' | sort -u); do
+            get "$from/$part" "$dir/$part" check_safetensors
+        done
+    else return 1; fi
+}
+
+# proposals: the revisions that somebody has proposed to Meta, the newest first
+proposals() {
+    url="$hub/api/models/facebook/$model/refs?include_prs=1"
+    { if command -v curl > /dev/null 2>&1; then curl -sfL "$url"; else wget -qO - "$url"; fi; } |
+        grep -o '"refs/pr/[0-9]*"' | tr -d '"' | sort -t / -k 3nr | sed 's|/|%2F|g'
+}
+
+main=$hub/facebook/$model/resolve/main
+get "$main/config.json" "$dir/config.json" check_text '{'
+get "$main/vocab.json" "$dir/vocab.json" check_text '{'
+get "$main/merges.txt" "$dir/merges.txt" check_text '#version'
+if [ -e "$dir/revision" ]; then revisions=$(cat "$dir/revision")
+else revisions="main $(proposals || true)"; fi
+for revision in $revisions; do
+    weights "$revision" || continue
+    [ "$revision" = main ] || echo "not a file of Meta's: a conversion that was proposed to them,
+$hub/facebook/$model/discussions/${revision##*F}"
     echo "next: --model $dir --tokenizer $dir"
-else
-    echo "facebook/$model has no model.safetensors, only pickled or divided weights. To fetch and
-convert them with Python, torch and transformers, run:
+    exit
+done
+echo "facebook/$model has no safetensors, only pickled weights. To fetch and convert them with
+Python, torch and transformers, run:
 python3 -c \"import transformers
 model = transformers.OPTForCausalLM.from_pretrained('facebook/$model', torch_dtype='auto')
 model.save_pretrained('$dir', max_shard_size='1000GB', safe_serialization=True)\"" >&2
-    exit 1
-fi
+exit 1

@@ -1,0 +1,69 @@
+#!/bin/sh
+# dev/data/opt.sh against a hub that is a folder: weights in main or proposed, whole or in parts.
+# usage: sh dev/test/test_fetch.sh    (from the top of the repository; needs curl)
+set -u
+top=$(pwd)
+command -v curl >/dev/null || { echo "skip fetch: no curl on this machine"; exit 0; }
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+export LC_ALL=C HF_ENDPOINT="file://$work/hub"
+
+. "$top/dev/test/cli.sh"
+
+# tensors FILE BYTES: a safetensors file of one tensor
+tensors() {
+    mkdir -p "$(dirname "$1")"
+    header="{\"x\":{\"dtype\":\"U8\",\"shape\":[$2],\"data_offsets\":[0,$2]}}"
+    printf "\\$(printf %o ${#header})\\0\\0\\0\\0\\0\\0\\0%s" "$header" >"$1"
+    head -c "$2" /dev/zero >>"$1"
+}
+# model NAME: what each has
+model() {
+    repo=hub/facebook/$1/resolve
+    mkdir -p "$repo/main" "hub/api/models/facebook/$1"
+    echo '{"model_type": "opt"}' | tee "$repo/main/config.json" >"$repo/main/vocab.json"
+    echo '#version: 0.2' >"$repo/main/merges.txt"
+    echo '{"branches":[],"pullRequests":[{"ref":"refs/pr/9"},{"ref":"refs/pr/25"},{"ref":"refs/pr/31"}]}' \
+        >"hub/api/models/facebook/$1/refs"
+}
+opt() { sh "$top/dev/data/opt.sh" "$@" >fetch.out 2>fetch.err; }
+
+model opt-125m
+tensors hub/facebook/opt-125m/resolve/main/model.safetensors 2000
+check main_has_it opt opt-125m a
+check it_came cmp a/model.safetensors hub/facebook/opt-125m/resolve/main/model.safetensors
+check it_is_metas sh -c '! grep -q proposed fetch.out && grep -q "next: --model a" fetch.out'
+
+model opt-1.3b
+tensors hub/facebook/opt-1.3b/resolve/refs/pr/9/model.safetensors 2000
+tensors hub/facebook/opt-1.3b/resolve/refs/pr/25/model.safetensors 3000
+check a_proposal_has_it opt opt-1.3b b
+check the_newest_that_has cmp b/model.safetensors \
+    hub/facebook/opt-1.3b/resolve/refs/pr/25/model.safetensors
+check it_is_said grep -q 'facebook/opt-1.3b/discussions/25$' fetch.out
+
+model opt-6.7b
+parts=hub/facebook/opt-6.7b/resolve/refs/pr/31
+for i in 1 2; do tensors $parts/model-0000$i-of-00002.safetensors $((2000 * i)); done
+echo '{"metadata": {"total_size": 6000}, "weight_map": {"a": "model-00001-of-00002.safetensors",
+    "b": "model-00002-of-00002.safetensors", "c": "model-00001-of-00002.safetensors"}}' \
+    >$parts/model.safetensors.index.json
+mv $parts/model-00002-of-00002.safetensors later
+check an_interrupted_one_is_told sh -c '! sh "$1"/dev/data/opt.sh opt-6.7b c >fetch.out 2>fetch.err &&
+    grep -q "cannot download.*00002-of" fetch.err' - "$top"
+mv later $parts/model-00002-of-00002.safetensors
+tensors hub/facebook/opt-6.7b/resolve/main/model.safetensors 2000  # Meta's own, meanwhile
+check it_goes_on_with_the_same opt opt-6.7b c
+check all_parts_came sh -c 'for i in 1 2; do
+    cmp c/model-0000$i-of-00002.safetensors "$1"/model-0000$i-of-00002.safetensors || exit 1; done' - $parts
+check nothing_is_fetched_twice sh -c 'rm -r hub/facebook/opt-6.7b && sh "$1"/dev/data/opt.sh opt-6.7b c' \
+    - "$top"
+head -c 1500 c/model-00001-of-00002.safetensors >cut && mv cut c/model-00001-of-00002.safetensors
+check a_damaged_part_is_named sh -c '! sh "$1"/dev/data/opt.sh opt-6.7b c >fetch.out 2>fetch.err &&
+    grep -q "00001-of-00002.safetensors is damaged: 1500 bytes" fetch.err' - "$top"
+
+model opt-13b
+check only_pickled_is_told sh -c '! sh "$1"/dev/data/opt.sh opt-13b d >fetch.out 2>fetch.err &&
+    grep -q "only pickled weights" fetch.err' - "$top"
+refuses no_such_model 1 "no model 'opt-350m'" sh "$top/dev/data/opt.sh" opt-350m e
