@@ -185,8 +185,8 @@ static void draw(FILE *f, const Table *t, int kind, const char *title, const cha
             ".grid{stroke:#8886;fill:none} .axis{stroke:#888;fill:none} .title{font-size:15px}\n"
             "polyline{fill:none;stroke-width:2}\n", WIDTH, HEIGHT, WIDTH, HEIGHT);
     for (size_t k = 0; k < sizeof colours / sizeof *colours; k++)
-        fprintf(f, ".k%zu{fill:%s} .l%zu{stroke:%s} .h%zu{fill:none;stroke:%s;stroke-dasharray:3 2} "
-                ".d%zu{stroke:%s;stroke-dasharray:5 4}\n", k, colours[k], k, colours[k], k,
+        fprintf(f, ".k%zu{fill:%s} .l%zu{stroke:%s} "
+                ".h%zu{fill:none;stroke:%s;stroke-dasharray:3 2} .d%zu{stroke:%s;stroke-dasharray:5 4}\n", k, colours[k], k, colours[k], k,
                 colours[k], k, colours[k]);
     fprintf(f, "@media(prefers-color-scheme:dark){text{fill:#bbb} .page{fill:#161b22}}\n</style>\n"
             "<rect class=\"page\" width=\"100%%\" height=\"100%%\"/>\n");

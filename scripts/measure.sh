@@ -43,7 +43,7 @@ if [ -z "$rates" ]; then
 fi
 [ -r "$rates" ] || refuse "$rates: no such file"
 if [ -n "$plan" ]; then echo "predicted from $(basename "$rates"); in milliseconds and GiB"
-else printf '%s, %s steps after %s; in milliseconds and GiB\n' "$model" $((steps - warmup)) "$warmup"
+else printf '%s, %s steps after %s; in milliseconds and GiB\n' "${id:-$model}" $((steps - warmup)) "$warmup"
 fi
 
 columns=$(printf '%s\t' steps ms forward backward exposed update bound% Gpar/s 'GB in' 'GB out' \
@@ -80,6 +80,7 @@ reader='
     }
     function cell(x, decimals) { return x > 0 ? sprintf("%." decimals "f", x) : "-" }
     function read_text() {
+        world = 1
         while ((getline < text) > 0) {
             if (/^(GPU|host) +total /) gib[$1] = $3 / (/GiB/ ? 1 : 1024)
             if (/^  step [0-9.e+-]+, of which/) {
@@ -89,6 +90,7 @@ reader='
                 if (match($0, / at [0-9]+ Tflop/)) rate = substr($0, RSTART + 4, RLENGTH - 10)
             }
             if (/^predicted time.* update/) { forward = $9; backward = $11; update = $13 }
+            if (/^ranks: [0-9]/) world = $2 + 0
             if (/bound is/) { bound = $0; sub(/.*\), /, "", bound) }
             if (/^offload [a-z]*:/) parameters = $3 * ($4 == "G" ? 1 : $4 == "M" ? 1e-3 : 1e-6)
             if (match($0, /not hidden: [0-9.e+-]+ are/))
@@ -137,7 +139,7 @@ numbers() {
                    cell(plan, 1), cell(gib["GPU"], 2), cell(gib["host"], 2),
                    (compute > 0 ? sprintf("%.1f", typical("exposed_ms")) : "-"),
                    cell(typical("stall_backward_ms"), 1)
-            printf "%s\t%s\t%s\t%s\t%s\t%s\n", cell(micro * typical("tflops"), 0),
+            printf "%s\t%s\t%s\t%s\t%s\t%s\n", cell(micro * typical("tflops") / world, 0),
                    cell(busy * typical("gpu_busy_ms"), 0), cell(busy * typical("cpu_busy_ms"), 0),
                    cell(busy * typical("h2d_busy_ms"), 0), cell(busy * typical("d2h_busy_ms"), 0),
                    loss == "" ? "-" : loss

@@ -170,7 +170,7 @@ static const Option option_table[] = {
     COUNT("threads", threads, "0", 0, 4096, O_OWN, "0: one per core; of ranks, each its own"),
     TEXT("dump", dump, NULL, "FILE", O_OWN, "loss, logits, gradients of the first batch; exit"),
     FLAG("help", help, O_OWN, "this list"),
-    FLAG("version", version, O_OWN, ""),
+    FLAG("version", version, O_OWN, "what this program is; exit"),
 
     TITLE("GPU builds (train_gpt2cu, train_gpt2emu)"),
     CHOICE("precision", precision, "bf16", "bf16|fp32|fp16", O_GPU,

@@ -31,8 +31,10 @@ weights() {
         echo "$1" > "$dir/revision"
         index=$dir/model.safetensors.index.json
         get "$from/model.safetensors.index.json" "$index" check_text '{'
-        for part in $(tr ',{}' '\n\n\n' < "$index" |
-                sed -n 's/.*: *"\([A-Za-z0-9._-]*\.safetensors\)".*/\1/p' | sort -u); do
+        parts=$(tr ',{}' '\n\n\n' < "$index" |
+            sed -n 's/.*: *"\([A-Za-z0-9._-]*\.safetensors\)".*/\1/p' | sort -u)
+        [ -n "$parts" ] || fail "$index names no files. Remove it and run this again"
+        for part in $parts; do
             get "$from/$part" "$dir/$part" check_safetensors
         done
     else return 1; fi
@@ -42,7 +44,7 @@ weights() {
 proposals() {
     url="$hub/api/models/facebook/$model/refs?include_prs=1"
     { if command -v curl > /dev/null 2>&1; then curl -sfL "$url"; else wget -qO - "$url"; fi; } |
-        grep -o '"refs/pr/[0-9]*"' | tr -d '"' | sort -t / -k 3nr | sed 's|/|%2F|g'
+        grep -o '"refs/pr/[0-9]*"' | tr -d '"' | sort -u | sort -t / -k 3nr | sed 's|/|%2F|g'
 }
 
 main=$hub/facebook/$model/resolve/main

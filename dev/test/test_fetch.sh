@@ -59,6 +59,9 @@ check all_parts_came sh -c 'for i in 1 2; do
     cmp c/model-0000$i-of-00002.safetensors "$1"/model-0000$i-of-00002.safetensors || exit 1; done' - $parts
 check nothing_is_fetched_twice sh -c 'rm -r hub/facebook/opt-6.7b && sh "$1"/dev/data/opt.sh opt-6.7b c' \
     - "$top"
+mkdir -p d2 && cp c/*.json c/merges.txt c/revision d2/ && echo '{"weight_map": {}}' >d2/model.safetensors.index.json
+check an_index_without_files_is_told sh -c '! sh "$1"/dev/data/opt.sh opt-6.7b d2 >fetch.out 2>fetch.err &&
+    grep -q "names no files" fetch.err' - "$top"
 head -c 1500 c/model-00001-of-00002.safetensors >cut && mv cut c/model-00001-of-00002.safetensors
 check a_damaged_part_is_named sh -c '! sh "$1"/dev/data/opt.sh opt-6.7b c >fetch.out 2>fetch.err &&
     grep -q "00001-of-00002.safetensors is damaged: 1500 bytes" fetch.err' - "$top"

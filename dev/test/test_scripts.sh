@@ -306,6 +306,11 @@ for script in "$top"/scripts/paper/dos_[0-9t]*.sh "$top"/scripts/paper/z*_*.sh; 
         dos_3 | zen_loss) ;;
         *) check "paper_predicts_$script" paper "$script" PLAN=1 TRAINER="$TRAINER" MODELS=$models ;;
     esac
+    case $script in
+        dos_7 | dos_9 | zen_steps) check "paper_knows_all_of_$script" sh -c '! grep -l "?" paper/*_*.tsv' ;;
+    esac
+    case $script in dos_[0-9]* ) [ $script = dos_3 ] || [ $script = dos_17 ] ||
+        check "paper_has_zero_3_in_$script" sh -c '! grep -l "^ranks: 4, ZeRO-[12]" paper/*.txt' ;; esac
     whole || case $script in dos_3 | dos_7 | zo_table2) ;; *) continue ;; esac
     steps=4
     case $script in zen_*) steps=20 ;; esac

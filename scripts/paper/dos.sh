@@ -8,9 +8,9 @@ rates_of=paper_h100 WORLD=${WORLD:-4}
 alone="--batch 1 --seq 2048 --recompute block"
 [ -z "$plan" ] || alone="$alone --gpu-memory ${GPU_MEMORY:-79G} --host-memory ${HOST_MEMORY:-480G}"
 size=$alone
-if [ -n "$plan" ] && [ "$WORLD" -gt 1 ] || [ -z "$plan" ] && [ -n "${LAUNCH-}" ]; then
-    size="$size --zero 3"
-fi
+ranks=${LAUNCH:+2}
+[ -z "$plan" ] || ranks=$WORLD
+[ "${ranks:-1}" -eq 1 ] || size="$size --zero 3"
 models=${MODELS:-7b 8.3b 10b 13b 20b} largest=${MODELS:-20b}
 largest=${largest##* }
 systems="ZeRO-3 DOS tide"

@@ -8,12 +8,16 @@ id=dos_14 xs='cores for each GPU'
 . "$(dirname "$0")/dos.sh"
 model=$largest all=$rates
 cell() {
+    # shellcheck disable=SC2086  # options are words
     if [ -n "$plan" ]; then
         rates=$out/$1_cores.txt
         awk -v n="$1" '/^host_(adam|cast) / { $2 *= n / 24 } { print }' "$all" >"$rates"
         threads=''
-    else threads="--threads $1"; fi
-    # shellcheck disable=SC2046,SC2086  # options are words
+    else
+        threads="--threads $1" rates=$out/$1_cores.txt
+        [ -s "$rates" ] || "$trainer" --calibrate $threads --rates "$rates" >"$out/calibrate.txt"
+    fi
+    # shellcheck disable=SC2046
     measure "$2-$1" $(system "$2") $threads
 }
 grid ms "${CORES:-6 12 24 48}" "$systems"

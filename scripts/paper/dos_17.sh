@@ -6,6 +6,7 @@ id=dos_17
 # shellcheck source=scripts/paper/dos.sh
 . "$(dirname "$0")/dos.sh"
 all=$(nvidia-smi -L 2>/dev/null | wc -l)
+[ "$all" -gt 0 ] || all=1
 worlds=${WORLDS:-$([ -n "$plan" ] && echo 1 2 4 8 16 32 ||
     awk -v n="$all" 'BEGIN { for (i = 1; i <= n; i *= 2) print i }')}
 # shellcheck disable=SC2086  # a list

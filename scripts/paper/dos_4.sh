@@ -1,6 +1,7 @@
 #!/bin/sh
 # Figure 4 of Deep Optimizer States: how busy the link is during an iteration, in GB/s each way: of
-# ZeRO-3, and of DOS.
+# ZeRO-3, and of DOS; of an iteration and the update before it. Bytes are spread evenly over a copy,
+# so that where two share the link a peak may be above what it can do.
 # usage: [MODELS=20b] scripts/paper/dos_4.sh; see figure.sh
 id=dos_4
 # shellcheck source=scripts/paper/dos.sh

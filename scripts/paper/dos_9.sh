@@ -7,6 +7,7 @@ id=dos_9 STEPS=${STEPS:-100} WARMUP=${WARMUP:-3}
 . "$(dirname "$0")/dos.sh"
 # seconds: of the whole run
 seconds() {
+    [ "$(value ms)" != "?" ] || { echo "?"; return; }
     if [ -n "$plan" ]; then calculate "0.1 * $(value ms)"
     else sed -n 's/.*"ms":\([^,]*\),.*/\1/p' "$out/$1/log.jsonl" |
         awk '{ s += $1 } END { print NR == 0 ? "?" : s / 1000 }'; fi

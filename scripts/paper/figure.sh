@@ -8,8 +8,8 @@
 # shellcheck shell=sh disable=SC2034,SC2154  # $columns, $table .. are those of measure.sh
 set -eu
 top=$(cd "$(dirname "$0")/../.." && pwd)
-if [ -z "${PLAN-}" ] && [ -z "${TRAINER-}" ] && ! nvidia-smi -L >/dev/null 2>&1; then
-    PLAN=1
+if [ -z "${PLAN-}" ] && ! nvidia-smi -L >/dev/null 2>&1; then
+    case ${TRAINER-}:${SIZE-} in :* | *emu:) PLAN=1 ;; esac  # unless it is a small model
 fi
 [ -z "${PLAN-}" ] || RATES=${RATES:-$top/scripts/rates/$rates_of.txt}
 OUT=${OUT:-$top/out/paper/$id}
@@ -55,7 +55,7 @@ value() {
     }'
 }
 # calculate EXPRESSION: of awk; "?" if a number in it is not known
-calculate() { case $1 in *"?"*) echo "?" ;; *) awk "BEGIN { print $1 }" ;; esac; }
+calculate() { case $1 in *"?"*) echo "?" ;; *) awk "BEGIN { printf \"%.4g\\n\", $1 }" ;; esac; }
 
 # row CELL...: of the figure's own table; the first one has its names.
 figure=$out/$id.tsv

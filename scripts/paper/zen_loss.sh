@@ -24,7 +24,7 @@ train() {
     shift
     rm -rf "${out:?}/$name"
     # shellcheck disable=SC2086  # options are words
-    if ! "$trainer" --model "$model" --data "$data" --out "$out/$name" --steps "$steps" \
+    if ! ${LAUNCH-} "$trainer" --model "$model" --data "$data" --out "$out/$name" --steps "$steps" \
         --eval-every "$every" --no-save "$@" ${SIZE-$size} >"$out/$name.txt" 2>&1; then
         tail -n 1 "$out/$name.txt" >&2
         failed=1

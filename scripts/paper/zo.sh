@@ -5,12 +5,15 @@
 # shellcheck source=scripts/zo_measure.sh
 . scripts/zo_measure.sh
 [ -z "$plan" ] || size="${size-} --gpu-memory ${GPU_MEMORY:-79G} --host-memory ${HOST_MEMORY:-2048G}"
+line run "$columns" >"$out/columns"
+: >"$runs"
+all=$rates
 # Products in fp32, which the rates do not know: the 15 TFLOP/s that the paper's times come to
 # (doc/performance_model.md).
 precision_rates() {
     [ -n "$plan" ] || return 0
     if [ "$1" = fp32 ]; then
-        sed 's/^gpu_flops .*/gpu_flops 15e12/' "scripts/rates/$rates_of.txt" >"$out/fp32.txt"
-        rates=$out/fp32.txt
-    else rates=$top/scripts/rates/$rates_of.txt; fi
+        rates=$out/$(basename "$all" .txt)_15_tflops.txt
+        sed 's/^gpu_flops .*/gpu_flops 15e12/' "$all" >"$rates"
+    else rates=$all; fi
 }
