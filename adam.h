@@ -74,8 +74,12 @@ static inline void bf16_move(uint16_t *stored, float *w, size_t n, bool out) {
 static inline void master_move(uint16_t *weights, uint16_t *low, float *w, size_t n, bool out) {
     #pragma omp parallel for if (n > 1 << 16)
     for (size_t i = 0; i < n; i++) {
-        if (out) w[i] = master_f32(weights[i], low[i]);
-        else weights[i] = master_weight(w[i]), low[i] = master_low(w[i]);
+        if (out) {
+            w[i] = master_f32(weights[i], low[i]);
+        } else {
+            weights[i] = master_weight(w[i]);
+            low[i] = master_low(w[i]);
+        }
     }
 }
 
@@ -152,7 +156,8 @@ HOST_DEVICE static inline void adam_bf16(float *p, uint16_t *m, uint16_t *v, flo
                                          const AdamStep *s, float decay, uint32_t index) {
     uint32_t m1 = (uint32_t)*m << 16, v1 = (uint32_t)*v << 16;
     adam_upper(p, &m1, &v1, g, s, decay, index);
-    *m = (uint16_t)(m1 >> 16), *v = (uint16_t)(v1 >> 16);
+    *m = (uint16_t)(m1 >> 16);
+    *v = (uint16_t)(v1 >> 16);
 }
 
 // A gradient is stored in fp32 or in bf16.
@@ -196,12 +201,13 @@ static inline void store_pair(uint16_t *x, uint32_t upper, uint32_t upper_next) 
     memcpy(x, &both, 4);
 }
 
-typedef struct { uint32_t w, low, m, v; } AdamUpper; 
+typedef struct { uint32_t w, low, m, v; } AdamUpper;
 static inline void adam_upper_split(AdamUpper *x, float g, const AdamStep *s, float decay,
                                     uint32_t index) {
     float p = master_of_upper(x->w, x->low);
     adam_upper(&p, &x->m, &x->v, g, s, decay, index);
-    x->w = master_upper(p), x->low = float_bits(p) << 16;
+    x->w = master_upper(p);
+    x->low = float_bits(p) << 16;
 }
 
 // What the update of elements from `at` on will need soon: a processor's own prefetching ends with
@@ -245,8 +251,14 @@ static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ 
                 const uint32_t m2 = load_pair(m16 + i), v2 = load_pair(v16 + i);
                 const uint32_t g2 = grad_is_bf16 ? load_pair((const uint16_t *)grad + i) : 0;
                 float g = bits_float(g2 << 16), h = bits_float(g2 & 0xffff0000);
-                if (!grad_is_bf16) g = ((const float *)grad)[i], h = ((const float *)grad)[i + 1];
-                if (has_sum) g = fma_f32(scale, g, sum[i]), h = fma_f32(scale, h, sum[i + 1]);
+                if (!grad_is_bf16) {
+                    g = ((const float *)grad)[i];
+                    h = ((const float *)grad)[i + 1];
+                }
+                if (has_sum) {
+                    g = fma_f32(scale, g, sum[i]);
+                    h = fma_f32(scale, h, sum[i + 1]);
+                }
                 AdamUpper a = {w2 << 16, low2 << 16, m2 << 16, v2 << 16}, b = {w2, low2, m2, v2};
                 adam_upper_split(&a, g, &s, d, number);
                 adam_upper_split(&b, h, &s, d, number + 1);
@@ -262,8 +274,12 @@ static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ 
             if (has_sum) g = fma_f32(scale, g, sum[i]);
             if (moments_bf16) adam_bf16(&p, m16 + i, v16 + i, g, &s, d, number);
             else adam_scalar(&p, (float *)m + i, (float *)v + i, g, &s, d);
-            if (is_split) half[i] = master_weight(p), low[i] = master_low(p);
-            else whole[i] = p;
+            if (is_split) {
+                half[i] = master_weight(p);
+                low[i] = master_low(p);
+            } else {
+                whole[i] = p;
+            }
         }
     }
 }

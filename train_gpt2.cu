@@ -984,7 +984,7 @@ static RunState gpt2_state(GPT2 *g) {
 
 static void save(GPT2 *g, Run *r) {
     gpt2_update_wait(g);
-    tune_note(&g->lt.tune, r->state.options, sizeof r->state.options);
+    r->state.products = g->lt.tune.seal;
     run_save(r, g->zen != NULL ? zen_text(&g->zen->map, &g->zen->clock) : NULL);
 }
 
@@ -1431,7 +1431,9 @@ static int train(Run *r) {
     gpt2_allocate(g);
     const size_t taken = available - gpu_available();
     tune_open(&g->lt.tune, o->tune, r->world == 1);
-    if (o->resume) tune_resumes(&g->lt.tune, r->state.options);
+    if (o->resume && r->state.products != g->lt.tune.seal)
+        printf("the products' algorithms are not those of the checkpoint (--tune): results may "
+               "differ in their last bits\n");
     gpt2_load(g, r);
     if (o->dump != NULL) return gpt2_dump(g, r);
     if (o->steps == 0) return run_without_steps(r, gpt2_eval, gpt2_next, g);

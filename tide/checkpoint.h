@@ -576,13 +576,14 @@ typedef struct {
     uint64_t data_position;  // the next sequence's
     uint64_t data_hash;      // of the training data, as the trainer defines it
     GPT2Config config;
+    uint64_t products;       // the hash of --tune's file; 0: there was none. Not in version 5
     char options[4096];      // the run's, as lines (options.h)
     char *text;              // one that was loaded: all of state.txt; one to be saved: lines that
                              // the optimizer adds, of which the first is named so; or NULL
 } TrainState;
 
-// Version 5 lies in the same way: normal numbers were others (rng.h). A seal: "seal 16 digits".
-enum { STATE_OLDEST = 5, STATE_VERSION = 6, STATE_SEAL = 22 };
+// Version 5 lies in the same way, but for `products`; normal numbers were others (rng.h).
+enum { STATE_OLDEST = 5, STATE_VERSION = 6 };
 
 // The numbers in state.txt.
 #define STATE_FIELD(field) {#field, offsetof(TrainState, field), sizeof ((TrainState *)0)->field}
@@ -591,7 +592,7 @@ static const struct { const char *name; size_t at, size; } state_fields[] = {
     STATE_FIELD(data_hash), STATE_FIELD(config.layers), STATE_FIELD(config.heads),
     STATE_FIELD(config.channels), STATE_FIELD(config.context), STATE_FIELD(config.vocab),
     STATE_FIELD(config.ffn), STATE_FIELD(config.family), STATE_FIELD(config.activation),
-    STATE_FIELD(config.tied)};
+    STATE_FIELD(config.tied), STATE_FIELD(products)};
 enum { STATE_FIELDS = sizeof state_fields / sizeof state_fields[0] };
 
 static void train_state_free(TrainState *s) {
@@ -658,15 +659,12 @@ static bool state_agree(bool ok, Error *err) {
 // Reads state.txt's text of n bytes, malloc'ed, which is then that of *s, to be freed in any case.
 static bool state_parse(char *text, size_t n, TrainState *s, Error *err) {
     const GPT2Config *c = &s->config;
-    const size_t end = n < STATE_SEAL ? 0 : n - STATE_SEAL;
-    char seal[STATE_SEAL + 1];
+    const size_t end = seal_find(text, n);
     memset(s, 0, sizeof *s);
     s->text = text;
-    snprintf(seal, sizeof seal, "seal %016" PRIx64 "\n", hash_bytes(text, end));
-    if (n < STATE_SEAL || memcmp(text + end, seal, STATE_SEAL) != 0)
-        return error_set(err, "state.txt is not what was written");
+    if (end == SIZE_MAX) return error_set(err, "state.txt is not what was written");
     bool ok = text_line(text, "hashes") != NULL;
-    for (int i = 0; i < STATE_FIELDS; i++) {
+    for (int i = 0; i < STATE_FIELDS - (s->version == STATE_OLDEST); i++) {
         const char *number = text_line(text, state_fields[i].name);
         const bool there = number != NULL && *number == ' ';
         const size_t digits = there ? strspn(number + 1, "0123456789") : 0;
@@ -763,7 +761,7 @@ static char *state_describe(const StateSave *x, const SafeWriter *file, size_t *
     for (int i = 0; i < file->count; i++) fprintf(f, " %016" PRIx64, file->sums[1 + i]);
     fprintf(f, "\n%s%s", s.text != NULL ? s.text : "", s.options);
     fflush(f);
-    fprintf(f, "seal %016" PRIx64 "\n", hash_bytes(text, *n));
+    seal_print(f, text, *n);
     if (fclose(f) != 0) fail("out of memory: state.txt");
     return text;
 }

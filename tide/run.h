@@ -478,7 +478,8 @@ static void run_load(Run *r, const RunState *here) {
         if (r->rank == 0 && rename(r->resume_from, aside) != 0)
             die("cannot rename %s: %s", r->resume_from, strerror(errno));
         if (!state_find(r->o.out, r->state.step, &before, r->resume_from, &why)
-            || strcmp(before.options, r->state.options) != 0 || r->o.offload == OFFLOAD_ZENFLOW)
+            || strcmp(before.options, r->state.options) != 0
+            || before.products != r->state.products || r->o.offload == OFFLOAD_ZENFLOW)
             die("%s: --resume again takes the one before, if there is one", note);
         if (r->rank == 0) fprintf(stderr, "tide: %s; going on from %s\n", note, r->resume_from);
         before.data_hash = r->state.data_hash;
@@ -689,7 +690,8 @@ typedef struct {
 // peak: operations per second of all that computes. Returns the first step's number.
 static size_t run_begin(Run *r, double peak) {
     Error err;
-    options_write(&r->o, r->state.options, sizeof r->state.options - 64);  // one more line's room
+    options_write(&r->o, r->state.options, sizeof r->state.options);
+    r->state.products = 0;  // unless the trainer has some when it saves
     if (r->rank == 0) run_check_disk(r);
     if (!r->o.resume) run_save_tokenizer(r);
     if (!log_open(&r->log, r->rank == 0 ? r->o.out : NULL, r->state.step, &err))

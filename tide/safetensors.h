@@ -6,6 +6,7 @@
 //   safewriter_add, safewriter_open,
 //   safewriter_put, safewriter_flush, safewriter_close       writes a file, also of several ranks
 //   hash_word, hash_words, hash_bytes                        the hash
+//   seal_print, seal_find                                    a text that ends with its own
 //
 // A file is: the header's length (8 bytes, little-endian), the header (JSON: for each tensor its
 // dtype, its shape and where its bytes begin and end), the bytes of all tensors without gaps.
@@ -16,6 +17,7 @@
 #include "../adam.h"  // bf16
 #include "json.h"
 #include <fcntl.h>
+#include <inttypes.h>
 #include <sys/mman.h>
 
 enum { ST_F32, ST_F16, ST_BF16, ST_F64, ST_I32, ST_I64, ST_DTYPES = 16 };
@@ -60,6 +62,20 @@ static uint64_t hash_words(uint64_t place, const void *bytes, size_t n) {
 
 static uint64_t hash_bytes(const void *bytes, size_t n) {
     return hash_word(n, hash_words(0, bytes, n));
+}
+
+// A text's last line, "seal 16 digits", is the hash of what is before it.
+enum { SEAL = 22 };
+static void seal_print(FILE *f, const char *text, size_t n) {
+    fprintf(f, "seal %016" PRIx64 "\n", hash_bytes(text, n));
+}
+
+// Bytes of a text of n before its seal; SIZE_MAX: it is not what was written.
+static size_t seal_find(const char *text, size_t n) {
+    char seal[SEAL + 1];
+    if (n < SEAL) return SIZE_MAX;
+    snprintf(seal, sizeof seal, "seal %016" PRIx64 "\n", hash_bytes(text, n - SEAL));
+    return memcmp(text + n - SEAL, seal, SEAL) == 0 ? n - SEAL : SIZE_MAX;
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -216,12 +216,11 @@ static void timeline_step(Timeline *t, size_t step) {
 }
 
 // What was busy how long in the newest step that was read, as members of a JSON object, each after
-// a comma; returns how many characters.
-static size_t timeline_log(const Timeline *t, char *json, size_t n) {
+// a comma.
+static void timeline_log(const Timeline *t, char *json, size_t n) {
     const TimelineStep *d = &t->done;
-    return (size_t)snprintf(json, n, ",\"gpu_busy_ms\":%.6g,\"cpu_busy_ms\":%.6g,"
-                            "\"h2d_busy_ms\":%.6g,\"d2h_busy_ms\":%.6g", 1e3 * d->gpu,
-                            1e3 * d->cpu, 1e3 * d->h2d, 1e3 * d->d2h);
+    snprintf(json, n, ",\"gpu_busy_ms\":%.6g,\"cpu_busy_ms\":%.6g,\"h2d_busy_ms\":%.6g,"
+             "\"d2h_busy_ms\":%.6g", 1e3 * d->gpu, 1e3 * d->cpu, 1e3 * d->h2d, 1e3 * d->d2h);
 }
 
 // Reads the rest, once it is complete, ends the file and frees all; t->done stays: the last step's

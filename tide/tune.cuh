@@ -3,7 +3,7 @@
 //   tune_open()   reads FILE, if it is there and of this device
 //   tune_find()   what it says of a shape
 //   tune_add()    writes it anew with one more
-//   tune_note(), tune_resumes()    what a checkpoint says of it
+//   tune_print()  says what is new
 // What is measured, and how, is in matmul.cuh. An algorithm is 64 bytes that only the library
 // reads; they may be kept in a file and used by the same version of it (cuBLAS documentation,
 // cublasLtMatmulAlgo_t). So the file names the device and the library, and is of no use to others.
@@ -28,7 +28,7 @@ typedef struct {
     double us, first_us;         // what it takes, and what the first of the list does
 } Tuned;
 
-enum { TUNED_MOST = 1024, TUNE_SEAL = 22 };  // a seal is the line "seal 16 digits"
+enum { TUNED_MOST = 1024 };
 
 typedef struct {
     const char *file;            // NULL: no --tune
@@ -37,7 +37,7 @@ typedef struct {
     Tuned *list;
     int count, measured;         // entries; those of this run
     int missing, told;           // products that it lacks; and of these and measured ones, told
-    uint64_t seal;               // of the file's contents; 0: there are none
+    uint64_t seal;               // the hash of the file's contents; 0: there are none
 } Tune;
 
 static const Tuned *tune_find(const Tune *t, const MatmulShape *s) {
@@ -89,7 +89,8 @@ static void tune_add(Tune *t, const Tuned *x) {
     t->seal = hash_bytes(text, n);
     f = replace_open(t->file, &err);
     if (f == NULL) fail("--tune: %s", err.text);
-    fprintf(f, "%sseal %016" PRIx64 "\n", text, t->seal);
+    fputs(text, f);
+    seal_print(f, text, n);
     free(text);
     if (!replace_close(f, t->file, &err)) fail("--tune: %s", err.text);
 }
@@ -117,13 +118,11 @@ static void tune_open(Tune *t, const char *file, bool measures) {
     }
     char *text = file_read(file, &n, &err);
     if (text == NULL) die("--tune: %s", err.text);
-    const size_t end = n < TUNE_SEAL ? 0 : n - TUNE_SEAL;
-    char seal[TUNE_SEAL + 1];
-    t->seal = hash_bytes(text, end);
-    snprintf(seal, sizeof seal, "seal %016" PRIx64 "\n", t->seal);
-    if (end == 0 || memcmp(text + end, seal, TUNE_SEAL) != 0)
+    const size_t end = seal_find(text, n);
+    if (end == SIZE_MAX)
         die("--tune %s: it is not what was written: remove it, and products are measured anew",
             file);
+    t->seal = hash_bytes(text, end);
     const size_t same = (size_t)(strchr(t->device, '\n') - t->device) + 1;
     if (strncmp(text, t->device, same) != 0) {
         printf("--tune %s: it is of %.*s; the products' first algorithms are used\n", file,
@@ -146,22 +145,6 @@ static void tune_open(Tune *t, const char *file, bool measures) {
 static void tune_close(Tune *t) {
     free(t->list);
     memset(t, 0, sizeof *t);
-}
-
-// Lines that a checkpoint keeps of a run get one that says which algorithms it used.
-static void tune_note(const Tune *t, char *lines, size_t size) {
-    char *old = strstr(lines, "\nproducts ");
-    if (old != NULL) old[1] = '\0';
-    const size_t n = strlen(lines);
-    if (t->seal != 0) snprintf(lines + n, size - n, "products %016" PRIx64 "\n", t->seal);
-}
-
-// Tells where a run goes on with others.
-static void tune_resumes(const Tune *t, const char *lines) {
-    const char *seal = text_line(lines, "products");
-    if ((seal != NULL ? strtoull(seal, NULL, 16) : 0) != t->seal)
-        printf("the products' algorithms are not those of the checkpoint (--tune): results may "
-               "differ in their last bits\n");
 }
 
 // For people, where there is something new.

@@ -53,12 +53,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     } else if (kind == 2) {
         TrainState s;
         for (int sealed = 0; sealed < 2; sealed++) {
-            char *text = (char *)calloc(n + STATE_SEAL + 1, 1);
+            char *text = (char *)calloc(n + SEAL + 1, 1);
             check(text != NULL);
             memcpy(text, data, n);
             if (sealed)
-                snprintf(text + n, STATE_SEAL + 1, "seal %016" PRIx64 "\n", hash_bytes(text, n));
-            if (state_parse(text, n + (sealed ? STATE_SEAL : 0), &s, &err))
+                snprintf(text + n, SEAL + 1, "seal %016" PRIx64 "\n", hash_bytes(text, n));
+            if (state_parse(text, n + (sealed ? SEAL : 0), &s, &err))
                 check(s.config.layers > 0 && memchr(s.options, '\0', sizeof s.options) != NULL);
             train_state_free(&s);
         }

@@ -1341,6 +1341,7 @@ static void test_state_forged(void) {
         {"\nstep 1", "\nstep 1.5", "lacks a field"}, {"\nstep 1", "\nstop 1", "lacks a field"},
         {"\nseed ", "\nseed\n", "lacks a field"}, {"\nseed ", "\nseed null ", "lacks a field"},
         {"config.tied 1", "config.tied 2", "lacks a field"},
+        {"\nproducts 0", "", "lacks a field"},
         {"config.layers 1", "config.layers 2", "of a model of another shape"},
         {"config.vocab 7", "config.vocab 9", "of a model of another shape"},
         {"config.heads 2", "config.heads 3", "multiple of heads"},
@@ -1364,7 +1365,7 @@ static void test_state_forged(void) {
         char to[6000];
         snprintf(to, sizeof to, edits[i].to, 7);
         size_t m = (size_t)snprintf(changed, sizeof changed, "%.*s%s%.*s", (int)before, text, to,
-                                    (int)(n - STATE_SEAL - rest), text + rest);
+                                    (int)(n - SEAL - rest), text + rest);
         m += (size_t)snprintf(changed + m, sizeof changed - m, "seal %016llx\n",
                               (unsigned long long)hash_bytes(changed, m));
         write_text(path, changed, m);
