@@ -1,7 +1,7 @@
 #!/bin/sh
 # 10B as in Deep Optimizer States (table 2): 50 layers, 4096 channels, micro-batches of 1 x 2048.
 # usage: scripts/run_10b_offload.sh [OPTION...]     (train_offload.sh says what else can be set)
-# What it needs, and what plan_offload.sh predicts for the machines of rates/; memory in GiB:
+# What it needs, and what plan_offload.sh predicts by rates/, assumed or a paper's; memory in GiB:
 #
 #   10.28 G parameters. Disk: 165 GB at the end, for a checkpoint of 123 and model.safetensors;
 #   411 GB while --save-every replaces one of --keep 2. GPU memory: at least 4.5 GiB, and

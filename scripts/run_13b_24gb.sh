@@ -4,7 +4,7 @@
 # update takes as long for one.
 # usage: scripts/run_13b_24gb.sh [OPTION...]     (train_offload.sh says what else can be set)
 # MACHINES="rtx4090_desktop:23:128 rtx3090_desktop:23:128 rtx4090_desktop:23:64"
-# What it needs, and what plan_offload.sh predicts for these; memory in GiB:
+# What it needs, and what plan_offload.sh predicts for these (rates assumed); memory in GiB:
 #
 #   12.85 G parameters. Disk: 154 GB at the end, for a checkpoint of 103 and model.safetensors;
 #   360 GB while --save-every replaces one of --keep 2. GPU memory: at least 14.6 GiB, and

@@ -1,7 +1,7 @@
 #!/bin/sh
 # 13B as in Deep Optimizer States (table 2): 40 layers, 5120 channels, micro-batches of 1 x 2048.
 # usage: scripts/run_13b_offload.sh [OPTION...]     (train_offload.sh says what else can be set)
-# What it needs, and what plan_offload.sh predicts for the machines of rates/; memory in GiB:
+# What it needs, and what plan_offload.sh predicts by rates/, assumed or a paper's; memory in GiB:
 #
 #   12.85 G parameters. Disk: 206 GB at the end, for a checkpoint of 154 and model.safetensors;
 #   514 GB while --save-every replaces one of --keep 2. GPU memory: at least 5.8 GiB, and

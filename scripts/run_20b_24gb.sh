@@ -4,7 +4,7 @@
 # not fit; 13B and 7B do. Micro-batches of 8 sequences, because the update takes as long for one.
 # usage: scripts/run_20b_24gb.sh [OPTION...]     (train_offload.sh says what else can be set)
 # MACHINES="rtx4090_desktop:23:256 rtx3090_desktop:23:256 rtx4090_desktop:23:128 rtx4090_desktop:23:64"
-# What it needs, and what plan_offload.sh predicts for these; memory in GiB:
+# What it needs, and what plan_offload.sh predicts for these (rates assumed); memory in GiB:
 #
 #   22.07 G parameters. Disk: 265 GB at the end, for a checkpoint of 177 and model.safetensors;
 #   618 GB while --save-every replaces one of --keep 2. GPU memory: at least 19.5 GiB, and

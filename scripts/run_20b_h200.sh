@@ -4,7 +4,7 @@
 # host 5 % stay free. Micro-batches of 8 sequences: with one, the update takes as long.
 # usage: scripts/run_20b_h200.sh [OPTION...]     (train_offload.sh says what else can be set)
 # MACHINES="h200_16cores:131:128"
-# What it needs, and what plan_offload.sh predicts for it; memory in GiB:
+# What it needs, and what plan_offload.sh predicts for it (rates assumed); memory in GiB:
 #
 #   22.07 G parameters. Disk: 265 GB at the end, for a checkpoint of 177 and model.safetensors;
 #   618 GB while --save-every replaces one of --keep 2. GPU memory: at least 19.5 GiB, and

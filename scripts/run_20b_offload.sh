@@ -1,7 +1,7 @@
 #!/bin/sh
 # 20B as in Deep Optimizer States (table 2): 48 layers, 6144 channels, micro-batches of 1 x 2048.
 # usage: scripts/run_20b_offload.sh [OPTION...]     (train_offload.sh says what else can be set)
-# What it needs, and what plan_offload.sh predicts for the machines of rates/; memory in GiB:
+# What it needs, and what plan_offload.sh predicts by rates/, assumed or a paper's; memory in GiB:
 #
 #   22.07 G parameters. Disk: 353 GB at the end, for a checkpoint of 265 and model.safetensors;
 #   883 GB while --save-every replaces one of --keep 2. GPU memory: at least 7.7 GiB, and

@@ -2,7 +2,7 @@
 # 3.3B (40 layers, 2560 channels) on one card of 24 GB, of which 23 GiB are free, in a machine with
 # 64 GB of host memory. Eight sequences a micro-batch, because the update takes as long for one.
 # usage: scripts/run_3b_24gb.sh [OPTION...]     (train_offload.sh says what else can be set)
-# What it needs, and what plan_offload.sh predicts for the machines of rates/; memory in GiB:
+# What it needs, and what plan_offload.sh predicts by rates/, assumed or a paper's; memory in GiB:
 #
 #   3.28 G parameters. Disk: 52 GB at the end, for a checkpoint of 39 and model.safetensors;
 #   131 GB while --save-every replaces one of --keep 2. GPU memory: at least 6.9 GiB, and

@@ -1,7 +1,7 @@
 #!/bin/sh
 # 7B as in Deep Optimizer States (table 2): 32 layers, 4096 channels, micro-batches of 1 x 2048.
 # usage: scripts/run_7b_offload.sh [OPTION...]     (train_offload.sh says what else can be set)
-# What it needs, and what plan_offload.sh predicts for the machines of rates/; memory in GiB:
+# What it needs, and what plan_offload.sh predicts by rates/, assumed or a paper's; memory in GiB:
 #
 #   6.66 G parameters. Disk: 107 GB at the end, for a checkpoint of 80 and model.safetensors;
 #   266 GB while --save-every replaces one of --keep 2. GPU memory: at least 4.2 GiB, and

@@ -1,7 +1,7 @@
 #!/bin/sh
 # 8.3B as in Deep Optimizer States (table 2): 72 layers, 3072 channels, micro-batches of 1 x 2048.
 # usage: scripts/run_8.3b_offload.sh [OPTION...]     (train_offload.sh says what else can be set)
-# What it needs, and what plan_offload.sh predicts for the machines of rates/; memory in GiB:
+# What it needs, and what plan_offload.sh predicts by rates/, assumed or a paper's; memory in GiB:
 #
 #   8.32 G parameters. Disk: 133 GB at the end, for a checkpoint of 100 and model.safetensors;
 #   333 GB while --save-every replaces one of --keep 2. GPU memory: at least 3.4 GiB, and

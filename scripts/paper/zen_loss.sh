@@ -2,7 +2,9 @@
 # ZenFlow: the held-out loss by tokens, and by time, of AdamW and of ZenFlow. Without a GPU it trains
 # a small model on the CPU, with the reference's semantics and AdamW's own speed: times are of no use
 # there, and only the first picture is drawn.
-# usage: [MODELS=gpt2] [DATA=FILE] [STEPS=400] [TOPKS="0.05 0.1"] scripts/paper/zen_loss.sh
+# usage: [MODELS=gpt2] [DATA=FILE] [STEPS=400] [TOPKS="0.05 0.1"] [MORE=1] scripts/paper/zen_loss.sh
+# MORE: also what lateness, the warm-up and selections change, and AdamW with four micro-batches
+# summed: doc/zenflow.md's table.
 id=zen_loss rates_of=h200_16cores STEPS=${STEPS:-400}
 top=$(cd "$(dirname "$0")/../.." && pwd)
 if [ -z "${TRAINER-}" ] && ! nvidia-smi -L >/dev/null 2>&1; then
@@ -16,27 +18,29 @@ esac
 unset PLAN
 # shellcheck source=scripts/paper/figure.sh
 . "$(dirname "$0")/figure.sh"
-size='' model=${MODELS:-gpt2} every=$((steps / 20)) names=''
+size='' model=${MODELS:-gpt2} every=$((steps / 20)) names='' sum=1
 [ "$every" -gt 0 ] || refuse "of $steps STEPS, none is evaluated"
-# train NAME OPTION...: its evaluations, as step, loss and seconds of training until then
+# train NAME OPTION...: its evaluations, as step, loss and seconds of training until then; of $sum
+# micro-batches in a step, as many times fewer steps
 train() {
     name=$1
     shift
+    set -- --steps $((steps / sum)) --eval-every $(((every + sum - 1) / sum)) --accum "$sum" "$@"
     rm -rf "${out:?}/$name"
     # shellcheck disable=SC2086  # options are words
-    if ! ${LAUNCH-} "$trainer" --model "$model" --data "$data" --out "$out/$name" --steps "$steps" \
-        --eval-every "$every" --no-save "$@" ${SIZE-$size} >"$out/$name.txt" 2>&1; then
+    if ! ${LAUNCH-} "$trainer" --model "$model" --data "$data" --out "$out/$name" \
+        --no-save "$@" ${SIZE-$size} >"$out/$name.txt" 2>&1; then
         tail -n 1 "$out/$name.txt" >&2
         failed=1
         return
     fi
     names="$names $name"
-    awk -v name="$name" 'function field(n) {
+    awk -v name="$name" -v sum="$sum" 'function field(n) {
             if (!match($0, "\"" n "\":[^,}]*")) return ""
             return substr($0, RSTART + length(n) + 3, RLENGTH - length(n) - 3)
         }
         /"loss"/ { ms += field("ms") }
-        /"val_loss"/ { printf "%s\t%s\t%s\t%.4g\n", name, field("step"), field("val_loss"), ms / 1000 }
+        /"val_loss"/ { printf "%s\t%s\t%s\t%.4g\n", name, sum * field("step"), field("val_loss"), ms / 1000 }
     ' "$out/$name/log.jsonl" >"$out/$name.tsv"
 }
 mode=''
@@ -46,6 +50,19 @@ train AdamW $mode
 for topk in ${TOPKS:-0.05 0.2}; do
     train "k=$topk" --offload zenflow --zen-topk "$topk" --zen-window 4
 done
+if [ -n "${MORE-}" ]; then
+    sum=4
+    # shellcheck disable=SC2086
+    train AdamW,sums-of-4 $mode
+    sum=1
+    set -- --offload zenflow --zen-window 4
+    train one-step-late --offload zenflow --zen-topk 0 --zen-window 1 --zen-warmup 1
+    train k=0.1,no-warm-up "$@" --zen-warmup 1
+    train k=0.1 "$@"
+    train k=0.1,reselect-4 "$@" --zen-reselect 4
+    train k=0.1,at-once "$@" --zen-overlap off
+    train k=0.1,at-once,reselect-4 "$@" --zen-overlap off --zen-reselect 4
+fi
 # by COLUMN: the loss by step, or by time: each row has one series
 by() {
     # shellcheck disable=SC2086
