@@ -161,7 +161,7 @@ static void zen_map_free(ZenMap *map) {
 // 2. Importance
 //
 // The importance of a column is the sum of the squares of its gradients over the steps of a window
-// (of the warm-up, before the first selection). The sums have one order, in C and CUDA: a column is
+// (before the first selection: over as many of the warm-up's). The sums have one order, in C and CUDA: a column is
 // cut into blocks of 128 rows; within one, rows are added one after the other, in double; then the
 // blocks, in order. A square, too, is exact in double.
 
@@ -283,6 +283,12 @@ static bool zen_is_warm(const ZenConfig *c, const ZenClock *x) {
     return x->warm < c->warmup;
 }
 
+// The first step of the warm-up whose gradients count for the first selection; 0: all do.
+static size_t zen_scores_from(const ZenConfig *c) {
+    const size_t window = c->window > 0 ? c->window : (size_t)ZEN_WINDOW_MOST;
+    return c->warmup > window ? c->warmup - window : 0;
+}
+
 // Is the update of the window before still to show? (A selection finds, and leaves, nothing late.)
 static bool zen_is_late(const ZenConfig *c, const ZenClock *x) {
     return c->overlap && x->windows > 0;
@@ -291,12 +297,13 @@ static bool zen_is_late(const ZenConfig *c, const ZenClock *x) {
 // Would a checkpoint lack something now: gradients that a window has summed so far, or the scores
 // of a warm-up?
 static bool zen_is_open(const ZenConfig *c, const ZenClock *x) {
-    return x->filled > 0 || (x->warm > 0 && zen_is_warm(c, x));
+    return x->filled > 0 || (zen_is_warm(c, x) && x->warm > zen_scores_from(c));
 }
 
 // Is the next selection made by the gradients of the coming step, among others?
 static bool zen_is_scoring(const ZenConfig *c, const ZenMap *map, const ZenClock *x) {
-    return map->mixed && (zen_is_warm(c, x) || x->windows + 1 == c->reselect);
+    if (zen_is_warm(c, x)) return map->mixed && x->warm >= zen_scores_from(c);
+    return map->mixed && x->windows + 1 == c->reselect;
 }
 
 // Does the coming step need zen_sums() of its gradients?
@@ -346,7 +353,7 @@ typedef struct {
 // Call it once per step; zen_turn_end() when all of it has been done.
 static ZenTurn zen_turn(const ZenConfig *c, const ZenMap *map, ZenClock *x, const ZenSum *sums) {
     const bool warm = zen_is_warm(c, x);
-    const bool first = x->filled == 0 && (!warm || x->warm == 0);
+    const bool first = x->filled == 0 && !warm;
     ZenTurn turn;
     turn.steps = x->filled + 1;
     if (zen_is_scoring(c, map, x))

@@ -180,7 +180,7 @@ static const Option option_table[] = {
 
     TITLE("GPU builds: where the state of AdamW is, and who updates it"),
     CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|zenflow", 0,
-           "of AdamW's state; auto: the fastest; CPU: zenflow"),
+           "of AdamW's state; auto: the fastest as predicted; CPU: zenflow"),
     CHOICE("weights", weights, "auto", "gpu|host|auto", O_GPU,
            "host: layers' come when they are used; auto: the faster"),
     REAL("resident", resident, "auto", 0, 1, O_GPU | O_FO | O_SHARE,
@@ -220,8 +220,8 @@ static const Option option_table[] = {
           "steps per update of the rest; a save waits for its end"),
     COUNT("zen-reselect", zen_reselect, "16", 0, BIG, O_FIXED | O_FO | O_ZEN,
           "windows per selection; 0: only one"),
-    COUNT("zen-warmup", zen_warmup, "1", 1, BIG, O_FIXED | O_FO | O_ZEN,
-          "plain steps before the first selection"),
+    COUNT("zen-warmup", zen_warmup, "auto", 1, BIG, O_FIXED | O_FO | O_ZEN | O_AUTO,
+          "plain steps before the first selection; auto: --warmup"),
     CHOICE("zen-overlap", zen_overlap, "on", "on|off", O_FIXED | O_FO | O_ZEN,
            "updates of the rest show a window late; off: at once"),
 
@@ -596,11 +596,16 @@ static void options_resume(Options *o, const char *lines) {
 // ---------------------------------------------------------------------------------------------
 // The learning rate
 
+// Steps in which the learning rate rises.
+static size_t schedule_warmup(const Options *o) {
+    return o->warmup == AUTO_COUNT ? o->steps / 20 : o->warmup;
+}
+
 // Learning rate of a step (the first one is 1): a straight line from lr / warmup up to lr, then
 // down to min_lr at the last step, along half a cosine (Loshchilov and Hutter 2017, eq. 5) or a
 // line; a constant schedule stays at lr.
 static double schedule_lr(const Options *o, size_t step) {
-    const size_t warmup = o->warmup == AUTO_COUNT ? o->steps / 20 : o->warmup;
+    const size_t warmup = schedule_warmup(o);
     const double low = o->min_lr < 0 ? o->lr / 10 : o->min_lr;
     if (step < warmup) return o->lr * (double)step / (double)warmup;
     if (step <= warmup || o->schedule == SCHEDULE_CONSTANT) return o->lr;

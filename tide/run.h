@@ -417,6 +417,7 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     run_choose_tokenizer(r);
     run_open_data(r);
     o->seq = r->T;  // what "0" meant, for the checkpoint
+    if (o->zen_warmup == 0) o->zen_warmup = schedule_warmup(o) > 0 ? schedule_warmup(o) : 1;
     r->B = o->batch;
     r->step_sequences = r->B * o->accum * r->world;
     r->step_tokens = r->step_sequences * r->T;
@@ -710,7 +711,7 @@ static bool run_goes_on(Run *r, size_t step) {
     r->ends = step > r->o.steps || r->damaged || (signalled && !r->open);
     if (signalled && r->open && !r->waits) {
         log_clear(&r->log);
-        printf("signal: the run ends with this window (--zen-window, or the warm-up)\n");
+        printf("signal: the run ends with this window (--zen-window)\n");
     }
     r->waits = signalled;
     return !r->ends;

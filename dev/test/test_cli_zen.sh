@@ -93,6 +93,7 @@ go "$cpu" adamw_window $all $zen --zen-window 1 --zen-overlap off
 go "$cpu" adamw_all $all $zen --zen-topk 1
 go "$cpu" adamw_none $all $zen --zen-topk 0 --zen-window 1 --zen-overlap off
 go "$cpu" adamw_warm $all $zen --zen-warmup 99
+go "$cpu" warm $all $zen --zen-warmup auto --warmup 6
 arrive
 for f in model.safetensors config.json log.jsonl loss.svg vocab.json merges.txt; do
     check fixed_leaves_$f test -s fixed/$f
@@ -106,7 +107,7 @@ same thread_count_keeps_the_bits threads fixed
 for run in adamw_window adamw_all adamw_none adamw_warm; do
     like ${run}_has_the_bits_of_adamw $run none ""
 done
-for run in fixed follow at_once once clipped; do check ${run}_has_not differ $run none; done
+for run in fixed follow at_once once clipped warm; do check ${run}_has_not differ $run none; done
 check clip_is_used differ clipped fixed
 counts() { said "$1" "$2" | sed -n "s/^zen.$3 //p"; }
 # is NAME RUN STEP COUNTER NUMBER
@@ -120,6 +121,9 @@ check the_first_after_it test "$(steps_of at_once | head -n 1)" -eq 1
 is the_warm_up_ends_with_a_selection fixed 3 selections 1
 is no_window_of_the_warm_up_is_counted fixed 3 windows 0
 is every_warm_step_is_an_update fixed 3 rest_t 3
+check saves_wait_for_the_first_scores_only saved warm '1 2 3 6 9 12 14'
+is the_warm_up_is_as_long_as_the_rates warm 3 selections 0
+is and_no_longer warm 6 selections 1
 is the_rest_is_updated fixed 6 rest_t 4
 is two_windows_later_there_is_a_selection fixed 9 selections 2
 is after_the_first_there_is_none fixed 6 selections 1
@@ -140,7 +144,7 @@ check memory_is_as_planned awk \
 # --- stopped and resumed, anywhere -------------------------------------------------------------
 
 # with an update that is late, and after a selection
-for run in fixed follow at_once once; do
+for run in fixed follow at_once once warm; do
     places=$(steps_of $run | sed -n '2p;3p')
     whole && places=$(steps_of $run | sed '$d')
     for step in $places; do

@@ -310,6 +310,8 @@ static void foresee(const Model *m, const Case *c, float *const *grads, size_t s
     const GPT2Table *t = &m->table;
     const size_t columns = first_column(t, t->count);
     bool mixed = false, *chosen = (bool *)alloc_or_fail(columns, sizeof(bool), "chosen");
+    const size_t most = c->zen.window > 0 ? c->zen.window : 16, plain = c->zen.warmup;
+    const size_t warm_from = plain > most ? plain - most + 1 : 1;  // scores count from here
     size_t from = 1, windows = 0, updates = 0;
     for (int i = 0; i < t->count; i++) {
         const size_t share = share_of(m, c, i);
@@ -331,7 +333,7 @@ static void foresee(const Model *m, const Case *c, float *const *grads, size_t s
         x->now = warm || (x->closes && (!c->zen.overlap || x->selects));
         x->rest_t = updates += x->closes;
         if (x->selects) {
-            choose(m, c, grads, warm ? 1 : from, step, chosen);
+            choose(m, c, grads, warm ? warm_from : from, step, chosen);
             windows = 0;
         }
         if (x->closes) from = step + 1;
@@ -416,7 +418,7 @@ static Case case_of(int k) {
     static const size_t windows[] = {3, 0, 1, 4};
     Case c;
     c.zen = zen_of(shares[k % 11 < 4 ? 0 : k % 7 % 5], windows[k % 4], (size_t)(k / 4 % 3),
-                   k % 5 == 0 ? 4 : k % 3 == 0 ? 2 : 1, k / 2 % 3 > 0);
+                   k % 5 == 0 ? 6 : k % 3 == 0 ? 2 : 1, k / 2 % 3 > 0);
     c.whole = k % 8 == 6 ? 1 : k % 16 == 9 ? 2 : 0;
     c.bf16 = k % 3 == 1;
     return c;

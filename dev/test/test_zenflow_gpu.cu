@@ -177,7 +177,7 @@ typedef struct {
 
 // A hash of the columns and the clock, as far as anything depends on them.
 static uint64_t hash_clock(const ZenConfig *c, const ZenMap *map, const ZenClock *x) {
-    const bool warms = zen_is_warm(c, x) && x->warm > 0;
+    const bool warms = zen_is_warm(c, x) && x->warm > zen_scores_from(c);
     const bool scores = zen_is_scoring(c, map, x) && (x->filled > 0 || warms);
     const bool means = c->window == AUTO && x->filled > 0;
     const size_t counts[6] = {x->warm, x->chosen_t, x->rest_t, x->filled, x->windows,
