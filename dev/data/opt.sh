@@ -1,15 +1,15 @@
 #!/bin/sh
 # Fetches Meta's OPT (Zhang et al. 2022; its license allows research only): weights, configuration
-# and tokenizer. opt-350m is another architecture (layer norm after the residual) and not supported.
-# usage: sh dev/data/opt.sh [opt-125m|opt-1.3b|opt-2.7b|opt-6.7b|opt-13b|opt-30b|opt-66b [DIR]]
+# and tokenizer. Where there are only pickled weights, they are converted (dev/data/unpickle.c).
+# usage: sh dev/data/opt.sh [opt-125m|opt-350m|opt-1.3b|opt-2.7b|opt-6.7b|opt-13b|opt-30b|opt-66b [DIR]]
 #                                                    default: opt-125m, data/opt-125m
 set -eu
 # shellcheck source=dev/data/fetch.sh
 . "$(dirname "$0")/fetch.sh"
 model=${1:-opt-125m}
 case $model in
-    opt-125m | opt-1.3b | opt-2.7b | opt-6.7b | opt-13b | opt-30b | opt-66b) ;;
-    *) fail "no model '$model'; there are opt-125m, -1.3b, -2.7b, -6.7b, -13b, -30b and -66b" ;;
+    opt-125m | opt-350m | opt-1.3b | opt-2.7b | opt-6.7b | opt-13b | opt-30b | opt-66b) ;;
+    *) fail "no model '$model'; there are opt-125m, -350m, -1.3b, -2.7b, -6.7b, -13b, -30b and -66b" ;;
 esac
 dir=${2:-$root/data/$model}
 
@@ -18,6 +18,13 @@ exists() {
     if command -v curl > /dev/null 2>&1; then curl -sfL -r 0-0 -o /dev/null "$1"
     else wget -q --spider "$1"
     fi
+}
+
+# parts_of INDEX SUFFIX: the files that it names
+parts_of() {
+    parts=$(tr ',{}' '\n\n\n' < "$1" |
+        sed -n 's/.*: *"\([A-Za-z0-9._-]*\.'"$2"'\)".*/\1/p' | sort -u)
+    [ -n "$parts" ] || fail "$1 names no files. Remove it and run this again"
 }
 
 # weights REVISION: fetches them, whole or in parts, if that revision has them as safetensors. What was
@@ -31,13 +38,27 @@ weights() {
         echo "$1" > "$dir/revision"
         index=$dir/model.safetensors.index.json
         get "$from/model.safetensors.index.json" "$index" check_text '{'
-        parts=$(tr ',{}' '\n\n\n' < "$index" |
-            sed -n 's/.*: *"\([A-Za-z0-9._-]*\.safetensors\)".*/\1/p' | sort -u)
-        [ -n "$parts" ] || fail "$index names no files. Remove it and run this again"
+        parts_of "$index" safetensors
         for part in $parts; do
             get "$from/$part" "$dir/$part" check_safetensors
         done
     else return 1; fi
+}
+
+# pickled: fetches Meta's pickled weights, whole or in parts, and makes one safetensors file of them
+pickled() {
+    from=$hub/facebook/$model/resolve/main parts=pytorch_model.bin
+    if ! exists "$from/$parts"; then
+        exists "$from/$parts.index.json" || return 1
+        get "$from/$parts.index.json" "$dir/$parts.index.json" check_text '{'
+        parts_of "$dir/$parts.index.json" bin
+    fi
+    for part in $parts; do
+        get "$from/$part" "$dir/$part" check_text PK
+    done
+    make -s -C "$root" build/unpickle
+    # shellcheck disable=SC2086  # one word for each file
+    (cd "$dir" && "$root/build/unpickle" model.safetensors $parts && rm -f $parts)
 }
 
 # proposals: the revisions that somebody has proposed to Meta, the newest first
@@ -60,9 +81,6 @@ $hub/facebook/$model/discussions/${revision##*F}"
     echo "next: --model $dir --tokenizer $dir"
     exit
 done
-echo "facebook/$model has no safetensors, only pickled weights. To fetch and convert them with
-Python, torch and transformers, run:
-python3 -c \"import transformers
-model = transformers.OPTForCausalLM.from_pretrained('facebook/$model', torch_dtype='auto')
-model.save_pretrained('$dir', max_shard_size='1000GB', safe_serialization=True)\"" >&2
-exit 1
+pickled || fail "facebook/$model has no weights that are known here"
+echo "converted from Meta's pickled weights, whose bits it has
+next: --model $dir --tokenizer $dir"

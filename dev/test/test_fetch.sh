@@ -1,5 +1,6 @@
 #!/bin/sh
-# dev/data/opt.sh against a hub that is a folder: weights in main or proposed, whole or in parts.
+# dev/data/opt.sh against a hub that is a folder: weights in main or proposed, whole or in parts,
+# or pickled.
 # usage: sh dev/test/test_fetch.sh    (from the top of the repository; needs curl)
 set -u
 top=$(pwd)
@@ -67,6 +68,23 @@ check a_damaged_part_is_named sh -c '! sh "$1"/dev/data/opt.sh opt-6.7b c >fetch
     grep -q "00001-of-00002.safetensors is damaged: 1500 bytes" fetch.err' - "$top"
 
 model opt-13b
-check only_pickled_is_told sh -c '! sh "$1"/dev/data/opt.sh opt-13b d >fetch.out 2>fetch.err &&
-    grep -q "only pickled weights" fetch.err' - "$top"
-refuses no_such_model 1 "no model 'opt-350m'" sh "$top/dev/data/opt.sh" opt-350m e
+mkdir c13 && cp "$top"/dev/test/fixtures/pickle/*.bin c13/
+parts=hub/facebook/opt-13b/resolve/main
+cp c13/plain.bin $parts/pytorch_model-00001-of-00002.bin
+echo '{"weight_map": {"float": "pytorch_model-00001-of-00002.bin",
+    "0.weight": "pytorch_model-00002-of-00002.bin"}}' >$parts/pytorch_model.bin.index.json
+check an_interrupted_pickle_is_told sh -c '! sh "$1"/dev/data/opt.sh opt-13b d >fetch.out 2>fetch.err &&
+    grep -q "cannot download.*00002-of-00002.bin" fetch.err && [ ! -e d/model.safetensors ]' - "$top"
+cp c13/model.bin $parts/pytorch_model-00002-of-00002.bin
+check pickled_ones_are_converted opt opt-13b d
+check all_of_it sh -c 'grep -q "22 tensors" fetch.out && [ ! -e d/pytorch_model-00001-of-00002.bin ] &&
+    grep -aq "\"parameter\"" d/model.safetensors && grep -aq "\"1.bias\"" d/model.safetensors'
+check a_second_time_nothing_is_fetched opt opt-13b d
+model opt-350m
+cp c13/model.bin hub/facebook/opt-350m/resolve/main/pytorch_model.bin
+check one_file opt opt-350m e
+check its_tensors grep -q '9 tensors' fetch.out
+model opt-30b
+check no_weights_is_told sh -c '! sh "$1"/dev/data/opt.sh opt-30b f >fetch.out 2>fetch.err &&
+    grep -q "no weights that are known" fetch.err' - "$top"
+refuses no_such_model 1 "no model 'opt-350'" sh "$top/dev/data/opt.sh" opt-350 f

@@ -1,0 +1,87 @@
+// zip.h: small archives for tests, of entries that are merely stored.
+//     Archive a = {0};
+//     archive_add(&a, "x/data.pkl", bytes, n, zip64); ..; archive_end(&a, zip64);
+#ifndef TIDE_ZIP_H
+#define TIDE_ZIP_H
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { ARCHIVE_MAX = 1 << 14 };
+typedef struct {
+    unsigned char file[ARCHIVE_MAX], directory[ARCHIVE_MAX / 4];
+    size_t n, directory_n, entries;
+} Archive;
+
+static void archive_number(unsigned char *to, size_t *at, uint64_t x, int bytes) {
+    for (int i = 0; i < bytes; i++) to[(*at)++] = (unsigned char)(x >> 8 * i);
+}
+
+static void archive_zeros(unsigned char *to, size_t *at, size_t n) {
+    memset(to + *at, 0, n);
+    *at += n;
+}
+
+static void archive_bytes(unsigned char *to, size_t *at, const void *bytes, size_t n) {
+    memcpy(to + *at, bytes, n);
+    *at += n;
+}
+
+// What a header of either kind says of an entry from its version on. wide: the size is elsewhere.
+static void archive_header(unsigned char *to, size_t *at, const char *kind, const char *name,
+                           size_t n, bool wide) {
+    archive_bytes(to, at, kind, 4);
+    if (kind[2] == 1) archive_number(to, at, 45, 2);
+    archive_number(to, at, 45, 2);
+    archive_zeros(to, at, 12);  // flags, stored, time, checksum
+    archive_number(to, at, wide ? UINT32_MAX : n, 4);
+    archive_number(to, at, wide ? UINT32_MAX : n, 4);
+    archive_number(to, at, strlen(name), 2);
+}
+
+static void archive_add(Archive *a, const char *name, const void *bytes, size_t n, bool wide) {
+    const size_t begin = a->n;
+    archive_header(a->file, &a->n, "PK\3\4", name, n, false);
+    archive_number(a->file, &a->n, 0, 2);
+    archive_bytes(a->file, &a->n, name, strlen(name));
+    archive_bytes(a->file, &a->n, bytes, n);
+    archive_header(a->directory, &a->directory_n, "PK\1\2", name, n, wide);
+    archive_number(a->directory, &a->directory_n, wide ? 28 : 0, 2);
+    archive_zeros(a->directory, &a->directory_n, 10);  // comment, disk, attributes
+    archive_number(a->directory, &a->directory_n, wide ? UINT32_MAX : begin, 4);
+    archive_bytes(a->directory, &a->directory_n, name, strlen(name));
+    if (wide) {
+        archive_number(a->directory, &a->directory_n, 24 << 16 | 1, 4);
+        archive_number(a->directory, &a->directory_n, n, 8);
+        archive_number(a->directory, &a->directory_n, n, 8);
+        archive_number(a->directory, &a->directory_n, begin, 8);
+    }
+    a->entries++;
+}
+
+static void archive_end(Archive *a, bool wide) {
+    const size_t begin = a->n;
+    archive_bytes(a->file, &a->n, a->directory, a->directory_n);
+    const size_t end = a->n;
+    if (wide) {
+        archive_bytes(a->file, &a->n, "PK\6\6", 4);
+        archive_number(a->file, &a->n, 44, 8);
+        archive_zeros(a->file, &a->n, 12);
+        archive_number(a->file, &a->n, a->entries, 8);
+        archive_number(a->file, &a->n, a->entries, 8);
+        archive_number(a->file, &a->n, a->directory_n, 8);
+        archive_number(a->file, &a->n, begin, 8);
+        archive_bytes(a->file, &a->n, "PK\6\7", 4);
+        archive_number(a->file, &a->n, 0, 4);
+        archive_number(a->file, &a->n, end, 8);
+        archive_number(a->file, &a->n, 1, 4);
+    }
+    archive_bytes(a->file, &a->n, "PK\5\6", 4);
+    archive_number(a->file, &a->n, 0, 4);
+    archive_number(a->file, &a->n, wide ? UINT16_MAX : a->entries, 2);
+    archive_number(a->file, &a->n, wide ? UINT16_MAX : a->entries, 2);
+    archive_number(a->file, &a->n, wide ? UINT32_MAX : a->directory_n, 4);
+    archive_number(a->file, &a->n, wide ? UINT32_MAX : begin, 4);
+    archive_number(a->file, &a->n, 0, 2);
+}
+#endif
