@@ -711,19 +711,20 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
 static double gpt2_loss(GPT2 *g, const Run *r, size_t rows, size_t *right) {
     gpt2_forward(g, g->inputs, rows, r->T);
     const Task *t = run_task(r);
-    if (r->task) return gpt2_classify(g, t->word, t->labels, g->targets, right);
+    if (r->words) return gpt2_classify(g, t->word, t->labels, g->targets, right);
     return gpt2_head(g, g->targets, 0, false, NULL);
 }
 
-// The gradient of the mean loss over all tokens of the step, one micro-batch after the other; then
-// it is clipped to --clip by its global norm, and AdamW.
+// The gradient of the mean loss over all trained tokens of the step, one micro-batch after the
+// other; then it is clipped to --clip by its global norm, and AdamW.
 static StepResult adamw_step(GPT2 *g, Run *r, size_t step) {
+    const float grad_scale = 1.0f / (float)run_targets(r, step);
+    const double parts = run_parts(r, step);
     StepResult x = {0};
     for (size_t micro = 0; micro < r->o.accum; micro++) {
-        if (!run_micro_batch(r, step, micro, g->inputs, g->targets)) return run_damaged(r);
+        if (!run_micro_batch(r, step, micro, g->inputs, g->targets, NULL)) return run_damaged(r);
         gpt2_forward(g, g->inputs, r->B, r->T);
-        x.loss += gpt2_head(g, g->targets, 1.0f / (float)r->step_tokens, micro > 0, NULL)
-                  / (double)r->o.accum;
+        x.loss += gpt2_head(g, g->targets, grad_scale, micro > 0, NULL) / parts;
         gpt2_backward(g, g->inputs, micro > 0);
     }
     const double norm_squared = gpt2_grad_norm_squared(g);
@@ -740,6 +741,7 @@ static StepResult adamw_step(GPT2 *g, Run *r, size_t step) {
 // much down it. loss and norm: see zo_estimate().
 static StepResult mezo_step(GPT2 *g, Run *r, size_t step, double lr) {
     const ZoConfig *zo = &g->zo;
+    const double parts = run_parts(r, step);
     double side[2 * ZO_QUERIES] = {0};
     size_t right = 0;
     ZoUpdate update;
@@ -747,8 +749,9 @@ static StepResult mezo_step(GPT2 *g, Run *r, size_t step, double lr) {
     for (int i = 0; i < 2 * zo->queries; i++) {
         gpt2_perturb(g, zo, step, i / 2, i % 2 == 0 ? zo->eps : -zo->eps);
         for (size_t micro = 0; micro < r->o.accum; micro++) {
-            if (!run_micro_batch(r, step, micro, g->inputs, g->targets)) return run_damaged(r);
-            side[i] += gpt2_loss(g, r, r->B, &right) / (double)r->o.accum;
+            if (!run_micro_batch(r, step, micro, g->inputs, g->targets, NULL))
+                return run_damaged(r);
+            side[i] += gpt2_loss(g, r, r->B, &right) / parts;
         }
     }
     zo_estimate(&update, zo, step, lr, r->o.weight_decay, side, &x.loss, &x.norm);
@@ -763,7 +766,7 @@ static StepResult mezo_step(GPT2 *g, Run *r, size_t step, double lr) {
 // For run_eval(): the mean loss of rows of the held-out data.
 static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, size_t *right) {
     GPT2 *g = (GPT2 *)model;
-    if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, &r->damage)) return 0;
+    if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, NULL, &r->damage)) return 0;
     return gpt2_loss(g, r, rows, right);
 }
 
@@ -778,7 +781,7 @@ static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t f
 
 // --dump: the first batch's loss, logits and gradients.
 static int gpt2_dump(GPT2 *g, Run *r) {
-    if (!run_micro_batch(r, 1, 0, g->inputs, g->targets)) die("%s", r->damage.text);
+    if (!run_micro_batch(r, 1, 0, g->inputs, g->targets, NULL)) die("%s", r->damage.text);
     gpt2_forward(g, g->inputs, r->B, r->T);
     const double loss = gpt2_head(g, g->targets, 1.0f / (float)(r->B * r->T), false,
                                   g->all_logits);

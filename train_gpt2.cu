@@ -941,7 +941,7 @@ static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t, 
 static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, size_t *right) {
     GPT2 *g = (GPT2 *)model;
     double loss;
-    if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, &r->damage)) return 0;
+    if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, NULL, &r->damage)) return 0;
     gpt2_update_wait(g);  // so that neither is in the other's time
     g->timeline.between = true;
     if (g->zo != NULL) {
@@ -1016,18 +1016,20 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     if (g->zo != NULL) return zo_step(g, r, step, schedule_lr(&r->o, step));
     if (g->zero != NULL) g->zero->reduced_bytes = g->zero->gathered_bytes = 0;
 
-    // Queue the gradient of the mean loss over all tokens of the step, one micro-batch after the
-    // other. In the compute stream: forward, which waits for each segment's update of the step
-    // before; head; and backward of the tail, of layers L-1 .. 0, of the embeddings. In the leave
-    // stream: what becomes of each of these segments of the gradient, as soon as its event
+    const float grad_scale = 1.0f / (float)run_targets(r, step);
+    const double share = 1 / run_parts(r, step);
+
+    // Queue the gradient of the mean loss over all trained tokens of the step, one micro-batch
+    // after the other. In the compute stream: forward, which waits for each segment's update of the
+    // step before; head; and backward of the tail, of layers L-1 .. 0, of the embeddings. In the
+    // leave stream: what becomes of each of these segments of the gradient, as soon as its event
     // grad_ready is reached; in the out stream its way to the host, if the host updates. With
     // --zero, zero.cuh's stream comes between them: it sums the segment over the ranks.
     for (size_t micro = 0; micro < r->o.accum; micro++) {
-        if (rehearsal == NULL && !run_micro_batch(r, step, micro, g->inputs, g->targets))
+        if (rehearsal == NULL && !run_micro_batch(r, step, micro, g->inputs, g->targets, NULL))
             return run_damaged(r);
         gpt2_forward(g, g->inputs, g->targets, r->B, r->T);
-        gpt2_head(g, 1.0f / (float)r->step_tokens, 1 / (double)(r->o.accum * r->world), micro > 0,
-                  NULL);
+        gpt2_head(g, grad_scale, share, micro > 0, NULL);
         gpt2_backward(g, micro > 0, micro + 1 == r->o.accum);
     }
 
@@ -1413,7 +1415,7 @@ static int gpt2_dump(GPT2 *g, Run *r) {
     const size_t N = r->B * r->T, P = g->table.elements;
     float *logits = (float *)alloc_or_fail(N * g->config.vocab_padded, sizeof(float), "logits");
     float *grads = (float *)alloc_or_fail(P, sizeof(float), "gradients");
-    if (!run_micro_batch(r, 1, 0, g->inputs, g->targets)) die("%s", r->damage.text);
+    if (!run_micro_batch(r, 1, 0, g->inputs, g->targets, NULL)) die("%s", r->damage.text);
     gpt2_forward(g, g->inputs, g->targets, r->B, r->T);
     gpt2_head(g, 1.0f / (float)N, 1, false, logits);
     gpt2_backward(g, false, true);

@@ -96,15 +96,16 @@ typedef struct {
 // The means of a step's losses, side (queries, 2), over the micro-batches of all ranks. all: of
 // each rank, `stride` numbers that begin with its losses (accum, queries, 2). They are added in the
 // order of the data, which is rank by rank within a micro-batch: on one rank with `world` times as
-// many micro-batches the sums have the same bits.
+// many micro-batches the sums have the same bits. parts: what their sums are divided by, the number
+// of micro-batches unless some tokens are not trained (run_parts()).
 static void zo_mean(double *side, const double *all, size_t stride, int world, size_t accum,
-                           int queries) {
+                    int queries, double parts) {
     const size_t n = 2 * (size_t)queries;
     for (size_t i = 0; i < n; i++) {
         double sum = 0;
         for (size_t m = 0; m < accum; m++)
             for (size_t r = 0; r < (size_t)world; r++) sum += all[r * stride + m * n + i];
-        side[i] = sum / ((double)accum * world);
+        side[i] = sum / parts;
     }
 }
 

@@ -27,6 +27,7 @@ enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTER
        OFFLOAD_ZENFLOW };
 enum { WIRE_BF16, WIRE_FP32 };
 enum { MOMENTS_FP32, MOMENTS_BF16 };
+enum { PACK_AUTO, PACK_ON, PACK_OFF };
 enum { WEIGHTS_GPU, WEIGHTS_HOST, WEIGHTS_AUTO };
 
 #define OPTION_MAX 96           // room for rows in the table
@@ -41,6 +42,7 @@ typedef struct {
     const char *data, *val, *tokenizer;               // NULL: not given
     size_t batch, seq, accum;                         // seq 0: the model's context
     size_t steps, warmup, seed;                       // warmup may be AUTO_COUNT: see schedule_lr()
+    int pack;
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip;  // min_lr may be AUTO_REAL
     int schedule, optimizer, moments;
     size_t eval_every, eval_batches, sample_every, sample_tokens, top_k;  // every 0: never
@@ -125,12 +127,14 @@ static const Option option_table[] = {
     COUNT("vocab", vocab, "auto", 1, 1 << 24, O_FIXED, "auto: as in the model"),
 
     TITLE("Data"),
-    TEXT("data", data, NULL, "PATH", 0, "text, or llm.c .bin tokens; may be a glob"),
+    TEXT("data", data, NULL, "PATH", 0, "text, llm.c .bin tokens (may be a glob), or .jsonl"),
     TEXT("val", val, NULL, "PATH", 0, "validation data; else the last tenth of --data"),
     TEXT("tokenizer", tokenizer, NULL, "bytes|DIR", 0,
          "DIR: vocab.json, merges.txt; else the model's, or bytes"),
     COUNT("batch", batch, "8", 1, 1 << 20, 0, "sequences per micro-batch, on each GPU"),
     COUNT("seq", seq, "0", 0, 1 << 20, O_FIXED, "tokens per sequence; 0: the model's context"),
+    CHOICE("pack", pack, "auto", "auto|on|off", O_FIXED,
+           "several examples in a row; auto: on, but one-token --labels"),
     COUNT("accum", accum, "1", 1, 1 << 20, 0, "micro-batches per step, on each GPU"),
     COUNT("seed", seed, "1337", 0, BIG, O_FIXED, "of first weights, order of data, noise, samples"),
 

@@ -44,10 +44,12 @@ typedef struct {
     Tokenizer *tokenizer;           // NULL: token files, and nobody said how they were made
     TokenData data, val_data;       // the files of --data and --val
     TokenData train_view, val_view;
-    bool task;                      // --labels: sentences (task.h) instead of running text
-    Task task_all, task_val_all;    // the sentences of --data and --val
+    bool task;                      // examples (task.h) instead of running text
+    bool words;                     // whose --labels are one token each
+    bool packed;                    // rows of several examples are trained
+    Task task_all, task_val_all;    // the examples of --data and --val
     Task task_train, task_val;      // those to train on, and those held out
-    Loader train, val;              // .sequences (or examples) 0: there is no such data
+    Loader train, val;              // .sequences (rows, of a task) 0: there is no such data
     size_t B, T;                    // of a micro-batch
     size_t world, rank;             // GPUs that train together (ranks.h), and which one this is
     size_t step_sequences;          // of a step: its micro-batches on all GPUs together
@@ -144,36 +146,52 @@ static void run_choose_tokenizer(Run *r) {
             "directory of theirs", home, r->config.vocab);
 }
 
-// Opens --data and --val as labelled sentences (task.h). --seq 0: the longest prompt;
+// With --labels: the task that knows their tokens.
+static const Task *run_task(const Run *r) {
+    return r->o.data != NULL ? &r->task_all : &r->task_val_all;
+}
+
+static bool path_is_jsonl(const char *path) {
+    const size_t n = strlen(path);
+    return n > 6 && strcmp(path + n - 6, ".jsonl") == 0;
+}
+
+// Opens --data and --val as examples (task.h). --seq 0: the longest one, unless rows are packed;
 // --eval-batches, unless given: all.
 static void run_open_task(Run *r) {
     Options *o = &r->o;
     const size_t V = r->config.vocab;
-    Task *all = &r->task_all, *held = &r->task_val_all;
-    if (r->tokenizer == NULL) die("--labels needs --tokenizer: the model came without one");
+    const char *labels = o->labels, *files[2] = {o->data, o->val};
+    Task *opened[2] = {&r->task_all, &r->task_val_all}, *held = &r->task_val_all;
+    if (r->tokenizer == NULL) die("examples need --tokenizer: the model came without one");
     // OPT has seen every text begin with </s>
     const bool opt = r->config.family == FAMILY_OPT && r->tokenizer->vocab != 256;
-    const int32_t first = opt ? 2 : -1;
-    if (o->data != NULL) {
-        *all = task_open(o->data, o->labels, o->template_text, r->tokenizer, first, V);
-        task_split(all, o->val == NULL ? 0.1 : 0, &r->task_train, &r->task_val);
+    for (int k = 0; k < 2; k++) {
+        if (files[k] == NULL) continue;
+        if (path_is_jsonl(files[k]) != (labels == NULL))
+            die(labels == NULL ? "%s: of --data and --val, both are JSON lines (.jsonl), or none"
+                : "%s: JSON lines (.jsonl) have no --labels, but \"choices\"", files[k]);
+        *opened[k] = task_open(files[k], labels, o->template_text, r->tokenizer, opt ? 2 : -1, V);
     }
-    if (o->val != NULL) {
-        *held = task_open(o->val, o->labels, o->template_text, r->tokenizer, first, V);
-        r->task_val = task_view(held, 0, held->count);
-    }
-    const size_t longest = all->longest > held->longest ? all->longest : held->longest;
-    if (o->seq == 0) r->T = min_size(round_up(longest, 8), r->config.context);
-    if (r->T < 2) die("--labels needs --seq 2 or more, not %zu", r->T);
-    r->train.sequences = r->task_train.count;
-    r->val.sequences = r->task_val.count;
+    if (o->data != NULL)
+        task_split(&r->task_all, o->val == NULL ? 0.1 : 0, &r->task_train, &r->task_val);
+    if (o->val != NULL) r->task_val = task_view(held, 0, held->count);
+    r->words = run_task(r)->labels > 0;
+    r->packed = o->pack != PACK_OFF && !r->words && r->task_train.count > 0
+             && (o->steps > 0 || o->dump != NULL);
+    if (r->words && o->pack == PACK_ON)
+        die("--pack on: --labels of one token each share their prompts, one in each row");
+    const size_t longest = r->task_all.longest > held->longest ? r->task_all.longest
+                                                               : held->longest;
+    if (o->seq == 0 && !r->packed) r->T = min_size(round_up(longest, 8), r->config.context);
+    if (r->T < 2) die("examples need --seq 2 or more, not %zu", r->T);
+    r->train.T = r->val.T = r->T;
+    if (!r->words) r->val.T = min_size(round_up(r->task_val.longest, 8), r->T);
+    if (r->packed) task_pack(&r->task_train, r->T);
+    r->train.sequences = task_rows(&r->task_train, true);
+    r->val.sequences = task_rows(&r->task_val, false);
     if (!o->resume && !option_given(o, "eval-batches"))  // they are short: all of them
         o->eval_batches = (r->val.sequences + o->batch - 1) / o->batch + 1;
-}
-
-// With --labels: the task that knows their tokens.
-static const Task *run_task(const Run *r) {
-    return r->o.data != NULL ? &r->task_all : &r->task_val_all;
 }
 
 // Opens --data and --val, cuts off the held-out tenth if there is no --val, and settles the
@@ -182,7 +200,10 @@ static void run_open_data(Run *r) {
     const Options *o = &r->o;
     GPT2Config *c = &r->config;
     Error err;
-    r->task = o->labels != NULL && (o->data != NULL || o->val != NULL);
+    r->task = (o->data != NULL && (o->labels != NULL || path_is_jsonl(o->data)))
+           || (o->val != NULL && (o->labels != NULL || path_is_jsonl(o->val)));
+    if (o->pack == PACK_ON && !r->task && o->data != NULL)
+        die("--pack on needs examples: JSON lines (.jsonl), or --labels");
     const bool texts = o->data != NULL && !r->task;
     if (texts) r->data = data_open(o->data, r->tokenizer);
     if (texts && !r->data.text && o->tokenizer == NULL && r->tokenizer != NULL
@@ -317,15 +338,27 @@ static void run_describe(const Run *r) {
     if (o->resume && mezo && o->zo_noise == 0 && r->state.version < STATE_VERSION)
         printf("note: normal numbers are drawn otherwise than before: from here on this run has "
                "other noise than the program that began it would give it\n");
+    const TaskSum sum = task_sum(&r->task_train, r->T), other = task_sum(&r->task_val, r->T);
+    const size_t cut = sum.cut + other.cut, examples = r->task_train.count + r->task_val.count;
+    if (cut > 0)
+        printf("data: %zu of %zu examples are longer than --seq %zu: prompts lose their front, "
+               "too long choices their end\n", cut, examples, r->T);
     if (o->steps == 0 || o->dump != NULL || o->data == NULL) return;
-    const size_t train = r->task ? r->train.sequences : r->train_view.tokens;
+    const size_t train = r->task ? r->task_train.count : r->train_view.tokens;
     const size_t step = r->task ? r->step_sequences : r->step_tokens;
-    const size_t held = r->val.sequences, val = r->task || held == 0 ? held : r->val.data->tokens;
-    const char *what = r->task ? "example" : "token";
+    const size_t held = r->val.sequences, rows = r->train.sequences;
+    size_t val = held;
+    if (!r->task && held > 0) val = r->val.data->tokens;
+    if (r->task) val = r->task_val.count;
+    const char *what = r->task ? "example" : "token", *unit = r->packed ? "row" : what;
     printf("data: %zu training %s%s, %.2f epochs in %zu step%s of %zu %s%s; %zu validation %s%s\n",
            train, what, plural(train),
            (double)o->steps * (double)r->step_sequences / (double)r->train.sequences, o->steps,
-           plural(o->steps), step, what, plural(step), val, what, plural(val));
+           plural(o->steps), step, unit, plural(step), val, what, plural(val));
+    if (r->task && !r->words)
+        printf("data: %zu row%s of %zu tokens%s, %.1f %% full; %zu of %zu tokens are trained\n",
+               rows, plural(rows), r->T, r->packed ? ", packed" : "",
+               100 * (double)sum.inputs / (double)(rows * r->T), sum.targets, sum.inputs);
     if (held == 0 && o->eval_every > 0)
         printf("data: nothing will be evaluated: the held-out tenth %s; name a file with --val\n",
                r->task ? "has no example" : "is shorter than --seq");
@@ -500,14 +533,31 @@ static uint64_t run_position(const Run *r, size_t step, size_t micro) {
     return (((uint64_t)(step - 1) * r->o.accum + micro) * r->world + r->rank) * r->B;
 }
 
-// Fills `rows` rows of T tokens with the sequences at `position` and after. False, with the reason
-// in err, on a token that the model does not know. Of a task (rows, 2) targets: see task_batch().
+// How many tokens are trained in a step, of all its micro-batches on all GPUs; of label words, how
+// many prompts. The gradient, and the loss, are means over them.
+static size_t run_targets(const Run *r, size_t step) {
+    if (r->words) return r->step_tokens / r->T;
+    if (!r->task || r->train.sequences == 0) return r->step_tokens;  // 0: a plan, without data
+    return task_targets(&r->task_train, r->o.seed, run_position(r, step, 0) - r->rank * r->B,
+                        r->step_sequences, r->T);
+}
+
+// How many micro-batches these would be if each of their tokens were trained: what the sum of
+// means over whole micro-batches is divided by.
+static double run_parts(const Run *r, size_t step) {
+    const size_t tokens = r->words ? r->B : r->B * r->T;
+    return (double)run_targets(r, step) / (double)tokens;
+}
+
+// Fills `rows` rows of the loader's T tokens with the sequences at `position` and after. False,
+// with the reason in err, on a token that the model does not know. Of label words (rows, 2)
+// targets: see task_batch(). begins (rows, T), or NULL: only written of packed rows.
 static bool run_batch(const Run *r, const Loader *loader, uint64_t position, size_t rows,
-                      int32_t *inputs, int32_t *targets, Error *err) {
+                      int32_t *inputs, int32_t *targets, int32_t *begins, Error *err) {
+    const bool train = loader == &r->train;
     if (r->task) {
-        const bool train = loader == &r->train;
-        task_batch(train ? &r->task_train : &r->task_val, r->o.seed, train, position, rows, r->T,
-                   inputs, targets);
+        task_batch(train ? &r->task_train : &r->task_val, r->o.seed, train, position, rows,
+                   loader->T, inputs, targets, train && r->packed ? begins : NULL);
         return true;
     }
     for (size_t b = 0; b < rows; b++)
@@ -518,8 +568,10 @@ static bool run_batch(const Run *r, const Loader *loader, uint64_t position, siz
 }
 
 // run_batch() of a step. If it returns false, the step is run_damaged().
-static bool run_micro_batch(Run *r, size_t step, size_t micro, int32_t *inputs, int32_t *targets) {
-    return run_batch(r, &r->train, run_position(r, step, micro), r->B, inputs, targets, &r->damage);
+static bool run_micro_batch(Run *r, size_t step, size_t micro, int32_t *inputs, int32_t *targets,
+                            int32_t *begins) {
+    return run_batch(r, &r->train, run_position(r, step, micro), r->B, inputs, targets, begins,
+                     &r->damage);
 }
 
 // ---------------------------------------------------------------------------------------------

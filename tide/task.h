@@ -1,17 +1,29 @@
-// task.h: labelled sentences as prompts, for fine-tuning by classification. As in MeZO, a sentence
-// and a template make a prompt, and each label is a word that could come next:
-//     "a warm and witty film" + " It was"     then " terrible" (label 0) or " great" (label 1)
-// If every label is one token, the label words share the prompt, and the cross-entropy over the
-// candidates is that over their logits at the prompt's last position: one sequence per example, and
-// no softmax over the vocabulary.
+// task.h: examples to fine-tune on, from files of lines.
+//
+// An example is a prompt, which may be empty, and one or more choices, one of which is right. The
+// right choice is trained, the prompt is only read. Two kinds of files have them:
+//   - JSON lines, told by a name that ends with .jsonl, an object on each line:
+//         {"prompt": "Capital of Peru?", "completion": " Lima"}
+//         {"text": "a document: an empty prompt, and one choice"}
+//         {"prompt": "2 + 2 =", "choices": [" 3", " 4"], "answer": 1}
+//     Completions and texts end with the tokenizer's end-of-text token, if it has one. A prompt and
+//     what follows it are encoded each by itself: a space between them belongs to what follows.
+//   - that of GLUE's SST-2: lines "sentence TAB number of the label", below a line "sentence TAB
+//     label" that may be absent. A template makes the sentence a prompt, the labels are choices:
+//         "a warm and witty film" + " It was"     then " terrible" (label 0) or " great" (label 1)
+//     If every label is one token, the label words share the prompt, and the cross-entropy over the
+//     candidates is that over their logits at the prompt's last position: one sequence per example,
+//     and no softmax over the vocabulary.
 //
 //     task_open()    reads a file; task_parse(): the text of one
 //     task_split()   the last part is held out; task_view(): any part
-//     task_batch()   the prompts and labels at a position
+//     task_pack()    puts several examples into each row that is trained
+//     task_batch()   the rows at a position; task_targets(): how many of their tokens are trained
+//     task_row()     an example and a choice as a row; task_find(): which ones has this row?
 //
-// The file is that of GLUE's SST-2: lines "sentence TAB number of the label", below a line
-// "sentence TAB label" that may be absent. What is wrong with it ends the program with one line.
-// Sources: Malladi et al. 2023 (MeZO); Gao, Fisch and Chen 2021 (templates and label words).
+// What is wrong with a file ends the program with one line.
+// Sources: Malladi et al. 2023 (MeZO); Gao, Fisch and Chen 2021 (templates and label words); Ding
+// et al. 2024 (packing by best fit, in which documents stay whole).
 #ifndef TIDE_TASK_H
 #define TIDE_TASK_H
 #include "data.h"
@@ -20,103 +32,205 @@ enum { TASK_LABELS = 16 };
 
 typedef struct {
     size_t count;              // examples
-    size_t *first;             // (count + 1): prompt i is tokens first[i] .. first[i+1] - 1
+    size_t *example;           // (count + 1): example i is piece example[i], its prompt, and those
+                               // behind it up to example[i+1] - 1, its choices
+    size_t *first;             // (pieces + 1): piece k is tokens first[k] .. first[k+1] - 1
     int32_t *tokens;
-    int *label;                // (count), 0 .. labels - 1
-    size_t longest;            // tokens of the longest prompt of the file
-    int labels;
+    int *label;                // (count): which choice is right, from 0 on
+    size_t pieces;             // of the whole file
+    size_t longest;            // inputs of the longest row, see task_row()
+    int labels;                // of one token each: pieces are prompts only; 0: with choices
     int32_t word[TASK_LABELS]; // the token of each label
     int32_t first_token;       // with which every prompt begins, or -1
+    size_t rows;               // made by task_pack(); 0: each example has its own
+    size_t *row, *packed;      // (rows + 1), (count): row k is examples packed[row[k]] and on, up
+                               // to packed[row[k+1] - 1]
 } Task;
 
-// Encodes a + b into `out`, which has room for a token per byte; returns how many. The model must
-// know all of them.
-static size_t task_encode(const char *where, const char *a, const char *b, const Tokenizer *tok,
-                          size_t vocab, int32_t *out) {
-    char *text = ALLOC(char, strlen(a) + strlen(b) + 1, "a prompt");
+// ---------------------------------------------------------------------------------------------
+// Reading
+
+typedef struct {
+    Task t;
+    const Tokenizer *tok;
+    size_t vocab;
+    size_t room;               // for tokens
+    char where[PATH_MAX + 32]; // file and line
+} TaskReader;
+
+// The next piece: n bytes, with the first token before them if it `begins` an example, with the
+// end-of-text token behind them if it `ends` one. The model must know all tokens.
+static void task_piece(TaskReader *r, const char *text, size_t n, bool begins, bool ends) {
+    Task *t = &r->t;
+    const size_t at = t->first[t->pieces];
+    if (at + n + 2 > r->room) {  // a byte is at most one token
+        r->room = 2 * (at + n + 2);
+        t->tokens = (int32_t *)realloc(t->tokens, r->room * sizeof *t->tokens);
+        if (t->tokens == NULL) fail("out of memory: %s", r->where);
+    }
+    int32_t *end = t->tokens + at;
+    if (begins && t->first_token >= 0) *end++ = t->first_token;
     // ids are below 2^24, so that it does not matter that the encoder's are unsigned
-    const size_t n = tokenizer_encode(tok, text, (size_t)sprintf(text, "%s%s", a, b),
-                                      (uint32_t *)out);
-    for (size_t i = 0; i < n; i++)
-        if ((size_t)out[i] >= vocab)
-            die("%s has token %d, but the model's vocabulary has %zu tokens", where, out[i], vocab);
-    free(text);
-    return n;
+    end += tokenizer_encode(r->tok, text, n, (uint32_t *)end);
+    if (ends && r->tok->eot >= 0) *end++ = r->tok->eot;
+    for (const int32_t *token = t->tokens + at; token < end; token++)
+        if ((size_t)*token >= r->vocab)
+            die("%s has token %d, but the model's vocabulary has %zu tokens", r->where, *token,
+                r->vocab);
+    t->first = (size_t *)array_grow(t->first, ++t->pieces, sizeof *t->first, r->where);
+    t->first[t->pieces] = (size_t)(end - t->tokens);
 }
 
-// Reads the label words: one token each, all different, and also one token of their own where they
-// stand behind the template (in GPT-2's vocabulary a space belongs to the word behind it, so that
-// "It was " and "great" are not what they seem).
-static void task_words(Task *t, const char *labels, const char *template_text,
-                       const Tokenizer *tok, size_t vocab) {
-    int32_t *ids = ALLOC(int32_t, strlen(template_text) + strlen(labels) + 1, "labels");
-    char *words = strdup(labels), *rest = words, *word;
-    while ((word = strsep(&rest, "|")) != NULL) {
-        const size_t n = task_encode("--labels", word, "", tok, vocab, ids);
-        if (t->labels == TASK_LABELS) die("--labels: more than %d words", TASK_LABELS);
-        if (n != 1)
-            die("--labels: '%s' is %zu tokens, but a label must be one, and they stand like this: "
-                "' terrible| great'", word, n);
-        for (int k = 0; k < t->labels; k++)
-            if (t->word[k] == ids[0]) die("--labels: '%s' is there twice", word);
-        t->word[t->labels++] = ids[0];
-        const size_t before = task_encode("--template", template_text, "", tok, vocab, ids);
-        if (task_encode("--template", template_text, word, tok, vocab, ids) != before + 1
-            || ids[before] != t->word[t->labels - 1])
-            die("--labels: '%s' is no token of its own behind the template '%s'; a space between "
-                "them belongs to the label", word, template_text);
+static size_t piece_tokens(const Task *t, size_t k) { return t->first[k + 1] - t->first[k]; }
+
+// The pieces since the last example are one, and this choice is right.
+static void task_example(TaskReader *r, size_t label) {
+    Task *t = &r->t;
+    const size_t prompt = t->example[t->count], tokens = piece_tokens(t, prompt);
+    t->example = (size_t *)array_grow(t->example, t->count + 1, sizeof *t->example, r->where);
+    t->label = (int *)array_grow(t->label, t->count, sizeof *t->label, r->where);
+    t->label[t->count] = (int)label;
+    t->example[++t->count] = t->pieces;
+    if (t->labels > 0 && tokens > t->longest) t->longest = tokens;
+    for (size_t k = prompt + 1; k < t->pieces; k++) {
+        const size_t inputs = tokens + piece_tokens(t, k) - 1;
+        if (inputs == 0) die("%s: one token, with nothing before it that could tell it", r->where);
+        if (inputs > t->longest) t->longest = inputs;
     }
-    if (t->labels < 2) die("--labels '%s': at least two words, with '|' between them", labels);
-    free(words);
-    free(ids);
+}
+
+// The member `key`, a string; unless it is the prompt, not an empty one.
+static const Json *task_string(const TaskReader *r, const Json *value, const char *key) {
+    if (value == NULL || value->type != JSON_STRING)
+        die("%s: \"%s\" %s", r->where, key, value == NULL ? "is missing" : "is no string");
+    if (value->length == 0 && strcmp(key, "prompt") != 0) die("%s: \"%s\" is empty", r->where, key);
+    return value;
+}
+
+static void task_json(TaskReader *r, const char *line) {
+    Error err;
+    size_t answer = 0;
+    if (line[strspn(line, " \t\r")] == '\0') return;
+    Json *root = json_parse(line, strlen(line), &err);
+    if (root == NULL) die("%s: no JSON: %s", r->where, strstr(err.text, "byte"));
+    const Json *choices = json_get(root, "choices"), *text = json_get(root, "text");
+    const Json *completion = json_get(root, "completion"), *prompt = json_get(root, "prompt");
+    if (choices == NULL && completion == NULL && text == NULL)
+        die("%s: neither \"completion\" nor \"choices\" nor \"text\"", r->where);
+    const bool alone = choices == NULL && completion == NULL;
+    if (!alone) prompt = task_string(r, prompt, "prompt");
+    task_piece(r, alone ? "" : prompt->string, alone ? 0 : prompt->length, true, false);
+    if (choices != NULL) {
+        if (choices->type != JSON_ARRAY || choices->count == 0)
+            die("%s: \"choices\" is no list of strings", r->where);
+        if (!json_get_size(root, "answer", &answer) || answer >= choices->count)
+            die("%s: \"answer\" is not the number of a choice, 0 to %zu", r->where,
+                choices->count - 1);
+        for (const Json *c = choices->child; c != NULL; c = c->next) {
+            task_string(r, c, "choices");
+            task_piece(r, c->string, c->length, false, false);
+        }
+    } else {
+        const Json *c = alone ? task_string(r, text, "text")
+                              : task_string(r, completion, "completion");
+        task_piece(r, c->string, c->length, false, true);
+    }
+    task_example(r, answer);
+    json_free(root);
+}
+
+static void task_sentence(TaskReader *r, char *line, const char *template_text, char **labels,
+                          int count) {
+    static const char space[] = " \t\r\v\f";
+    char *end = strchr(line, '\t'), *tab = end;
+    const size_t digits = tab == NULL ? 0 : strspn(tab + 1, "0123456789");
+    const long label = digits > 0 && digits < 10 ? atol(tab + 1) : -1;
+    if (label < 0 || label >= count || tab[1 + digits] != '\0')
+        die("%s: not a sentence, a TAB and the number of its label, 0 to %d", r->where, count - 1);
+    while (end > line && strchr(space, end[-1]) != NULL) end--;
+    *end = '\0';
+    line += strspn(line, space);
+    if (*line == '\0') die("%s: the sentence is empty", r->where);
+    char *prompt = ALLOC(char, strlen(line) + strlen(template_text) + 1, "a prompt");
+    task_piece(r, prompt, (size_t)sprintf(prompt, "%s%s", line, template_text), true, false);
+    free(prompt);
+    for (int k = 0; k < count && r->t.labels == 0; k++)
+        task_piece(r, labels[k], strlen(labels[k]), false, false);
+    task_example(r, (size_t)label);
+}
+
+// Cuts "word|word|.." into labels, and returns how many there are. If each is one token, it must
+// also be one token of its own where it stands behind the template (in GPT-2's vocabulary a space
+// belongs to the word behind it, so that "It was " and "great" are not what they seem).
+static int task_labels(TaskReader *r, char *words, const char *template_text,
+                       char *labels[TASK_LABELS]) {
+    Task *t = &r->t;
+    int count = 0;
+    bool single = true;
+    for (char *word; (word = strsep(&words, "|")) != NULL; labels[count++] = word) {
+        if (count == TASK_LABELS) die("--labels: more than %d words", TASK_LABELS);
+        if (*word == '\0') die("--labels: a word is empty; they stand like this: ' bad| good'");
+        for (int k = 0; k < count; k++)
+            if (strcmp(labels[k], word) == 0) die("--labels: '%s' is there twice", word);
+        task_piece(r, word, strlen(word), false, false);
+        single = single && piece_tokens(t, (size_t)count) == 1;
+        if (single) t->word[count] = t->tokens[count];
+    }
+    if (count < 2) die("--labels '%s': at least two words, with '|' between them", labels[0]);
+    snprintf(r->where, sizeof r->where, "--template");
+    t->pieces = 0;
+    if (single) t->labels = count;
+    for (int k = 0; k < t->labels; k++, t->pieces = 0) {
+        char *both = ALLOC(char, strlen(template_text) + strlen(labels[k]) + 1, "labels");
+        task_piece(r, template_text, strlen(template_text), false, false);
+        task_piece(r, both, (size_t)sprintf(both, "%s%s", template_text, labels[k]), false, false);
+        if (piece_tokens(t, 1) != piece_tokens(t, 0) + 1
+            || t->tokens[t->first[2] - 1] != t->word[k])
+            die("--labels: '%s' is no token of its own behind the template '%s'; a space between "
+                "them belongs to the label", labels[k], template_text);
+        free(both);
+    }
+    return count;
 }
 
 // Examples from the text of a file, which is cut into pieces on the way; see task_open().
 static Task task_parse(const char *name, char *text, const char *labels, const char *template_text,
                        const Tokenizer *tok, int32_t first_token, size_t vocab) {
-    size_t lines = 1, number = 0, used = 0;
-    Task t;
-    memset(&t, 0, sizeof t);
-    t.first_token = first_token;
+    TaskReader reader, *r = &reader;
+    char *words = labels != NULL ? strdup(labels) : NULL, *label[TASK_LABELS];
+    int count = 0;
+    memset(r, 0, sizeof *r);
+    r->t.first_token = first_token;
+    r->tok = tok;
+    r->vocab = vocab;
     if (first_token >= 0 && (size_t)first_token >= vocab)
         die("prompts begin with token %d, but the model's vocabulary has %zu", first_token, vocab);
-    task_words(&t, labels, template_text, tok, vocab);
-    for (const char *c = text; *c != '\0'; c++) lines += *c == '\n';
-    t.first = ALLOC(size_t, lines + 1, "examples");
-    t.label = ALLOC(int, lines, "examples");
-    // a byte is at most one token
-    t.tokens = ALLOC(int32_t, strlen(text) + lines * (strlen(template_text) + 1), "prompts");
-    for (char *line; (line = strsep(&text, "\n")) != NULL;) {
-        static const char space[] = " \t\r\v\f";
-        char where[PATH_MAX], *end = line + strlen(line), *tab;
+    r->t.first = (size_t *)array_grow(NULL, 0, sizeof *r->t.first, "examples");
+    r->t.example = (size_t *)array_grow(NULL, 0, sizeof *r->t.example, "examples");
+    r->t.first[0] = r->t.example[0] = 0;
+    snprintf(r->where, sizeof r->where, "--labels");
+    if (labels != NULL) count = task_labels(r, words, template_text, label);
+    for (size_t number = 1; text != NULL; number++) {
+        char *line = strsep(&text, "\n"), *end = line + strlen(line);
+        snprintf(r->where, sizeof r->where, "%s, line %zu", name, number);
+        if (labels == NULL) {
+            task_json(r, line);
+            continue;
+        }
         if (end > line && end[-1] == '\r') *--end = '\0';
-        number++;
         if ((number == 1 && strcmp(line, "sentence\tlabel") == 0) || (text == NULL && !*line))
             continue;
-        snprintf(where, sizeof where, "%s, line %zu", name, number);
-        end = tab = strchr(line, '\t');
-        const size_t digits = tab == NULL ? 0 : strspn(tab + 1, "0123456789");
-        const long label = digits > 0 && digits < 10 ? atol(tab + 1) : -1;
-        if (label < 0 || label >= t.labels || tab[1 + digits] != '\0')
-            die("%s: not a sentence, a TAB and the number of its label, 0 to %d", where,
-                t.labels - 1);
-        while (end > line && strchr(space, end[-1]) != NULL) end--;
-        *end = '\0';
-        line += strspn(line, space);
-        if (*line == '\0') die("%s: the sentence is empty", where);
-        if (first_token >= 0) t.tokens[used++] = first_token;
-        used += task_encode(where, line, template_text, tok, vocab, t.tokens + used);
-        t.label[t.count] = (int)label;
-        t.first[++t.count] = used;
-        if (used - t.first[t.count - 1] > t.longest) t.longest = used - t.first[t.count - 1];
+        task_sentence(r, line, template_text, label, count);
     }
-    if (t.count == 0) die("%s: no examples", name);
-    return t;
+    if (r->t.count == 0) die("%s: no examples", name);
+    free(words);
+    return r->t;
 }
 
-// Opens a file of labelled sentences. Label number i is the i-th word of `labels`, "word|word|..",
-// 2 to 16 of them, each one token of `tok`. A prompt is `first_token` (OPT: 2; -1: none), the
-// sentence without white space around it, and `template_text`. All tokens must be < `vocab`.
+// Opens a file of examples: labelled sentences, where label number i is the i-th word of `labels`,
+// "word|word|..", 2 to 16 of them, and a prompt is the sentence without white space around it and
+// `template_text`; or, if labels is NULL, JSON lines. Every prompt begins with `first_token` (OPT:
+// 2; -1: none). All tokens must be < `vocab`.
 static Task task_open(const char *path, const char *labels, const char *template_text,
                       const Tokenizer *tok, int32_t first_token, size_t vocab) {
     size_t n = 0;
@@ -133,7 +247,7 @@ static Task task_open(const char *path, const char *labels, const char *template
 static Task task_view(const Task *all, size_t from, size_t to) {
     Task v = *all;
     v.count = to - from;
-    v.first += from;  // whose entries count from the start of all->tokens, which stays
+    v.example += from;  // whose entries count from the start of the file
     v.label += from;
     return v;
 }
@@ -146,40 +260,192 @@ static void task_split(const Task *all, double held_out, Task *train, Task *val)
     *val = task_view(all, all->count - held, all->count);
 }
 
-// Fills rows of T tokens with the examples at `position` and behind it, counted from the start of
-// training over all epochs; with shuffle, in an order that depends on seed and epoch, without, in
-// the file's. A prompt of more than T tokens loses the ones at its front, but not the first token
-// of all; a shorter one is followed by zeros, which causal attention never sees.
-// inputs (rows, T); where (rows, 2): the index of the prompt's last token in its row, and the
-// label. t->count and T must not be 0.
-static void task_batch(const Task *t, uint64_t seed, bool shuffle, uint64_t position, size_t rows,
-                       size_t T, int32_t *inputs, int32_t *where) {
-    for (size_t b = 0; b < rows; b++) {
-        const uint64_t epoch = (position + b) / t->count;
-        uint64_t i = (position + b) % t->count;
-        if (shuffle) {
-            const Philox4 k = philox4x32(seed, (uint32_t)epoch, (uint32_t)(epoch >> 32), 0,
-                                         RNG_SHUFFLE);
-            i = permute(i, t->count, (uint64_t)k.x[0] << 32 | k.x[1]);
+// ---------------------------------------------------------------------------------------------
+// Rows
+//
+// A row of a prompt and a choice has their tokens without the last one as inputs, and without the
+// first one as targets, of which those that belong to the prompt are -1: they are not trained. What
+// is longer than T inputs loses the prompt's front, but not the first token of all; a choice that
+// is too long by itself loses its end.
+
+typedef struct { size_t prompt, choice; } TaskCut;  // tokens that stay
+
+static TaskCut task_cut(const Task *t, size_t i, size_t choice, size_t T) {
+    const size_t k = t->example[i], prompt = piece_tokens(t, k);
+    const size_t all = t->labels > 0 ? 1 : piece_tokens(t, k + 1 + choice);
+    TaskCut cut = {prompt, min_size(all, prompt > 0 ? T : T + 1)};
+    cut.prompt = min_size(prompt, T + 1 - cut.choice);
+    return cut;
+}
+
+static size_t cut_inputs(TaskCut cut) { return cut.prompt + cut.choice - 1; }
+
+static size_t cut_targets(TaskCut cut) { return cut.choice - (cut.prompt == 0); }
+
+// Example i with this choice: writes its inputs, and, unless NULL, targets; returns how many, at
+// most T.
+static size_t task_row(const Task *t, size_t i, size_t choice, size_t T, int32_t *inputs,
+                       int32_t *targets) {
+    const size_t k = t->example[i];
+    const TaskCut cut = task_cut(t, i, choice, T);
+    const int32_t *prompt = t->tokens + t->first[k + 1] - cut.prompt;
+    const int32_t *rest = t->labels > 0 ? &t->word[choice] : t->tokens + t->first[k + 1 + choice];
+    for (size_t j = 0; j <= cut_inputs(cut); j++) {
+        const int32_t token = j < cut.prompt ? prompt[j] : rest[j - cut.prompt];
+        if (j < cut_inputs(cut)) inputs[j] = token;
+        if (j > 0 && targets != NULL) targets[j - 1] = j < cut.prompt ? -1 : token;
+    }
+    if (cut.prompt > 0 && t->first_token >= 0) inputs[0] = t->first_token;
+    return cut_inputs(cut);
+}
+
+// How many rows an epoch of training has, in which examples have the right choice; and how many
+// evaluation has, in which choices that are not label words have each a row, in the file's order.
+static size_t task_rows(const Task *t, bool training) {
+    if (training && t->rows > 0) return t->rows;
+    if (training || t->labels > 0) return t->count;
+    return t->example[t->count] - t->example[0] - t->count;
+}
+
+// The example, and its choice, of a row of evaluation.
+static size_t task_find(const Task *t, size_t row, size_t *choice) {
+    size_t i = 0, end = t->count;  // it is in i .. end-1
+    while (end - i > 1) {
+        const size_t middle = (i + end) / 2;
+        if (t->example[middle] - t->example[0] - middle <= row) i = middle;
+        else end = middle;
+    }
+    *choice = row - (t->example[i] - t->example[0] - i);
+    return i;
+}
+
+// Puts the examples into as few rows of T tokens as best-fit decreasing finds: from the longest to
+// the shortest, each goes where it leaves the least room.
+static void task_pack(Task *t, size_t T) {
+    size_t *length = ALLOC(size_t, 4 * t->count, "packing"), *order = length + t->count;
+    size_t *row_of = order + t->count, *next = row_of + t->count;
+    size_t *start = ALLOC(size_t, T + 2, "packing");  // of those of T - k tokens, in `order`
+    size_t *open = ALLOC(size_t, T + 1, "packing");   // 1 + a row with so much room; 0: none
+    for (size_t i = 0; i < t->count; i++) {
+        length[i] = cut_inputs(task_cut(t, i, (size_t)t->label[i], T));
+        start[T - length[i] + 1]++;
+    }
+    for (size_t k = 0; k < T; k++) start[k + 1] += start[k];
+    for (size_t i = 0; i < t->count; i++) order[start[T - length[i]]++] = i;
+    t->row = ALLOC(size_t, t->count + 1, "rows");
+    t->packed = ALLOC(size_t, t->count, "rows");
+    for (size_t k = 0; k < t->count; k++) {
+        const size_t i = order[k];
+        size_t room = length[i];
+        while (room <= T && open[room] == 0) room++;
+        size_t row = t->rows;
+        if (room <= T) {
+            row = open[room] - 1;
+            open[room] = next[row];
+        } else {
+            room = T;
+            t->rows++;
         }
-        const int32_t *prompt = t->tokens + t->first[i];
-        int32_t *row = inputs + b * T;
-        const size_t n = t->first[i + 1] - t->first[i], kept = n < T ? n : T;
-        memcpy(row, prompt + (n - kept), kept * sizeof *row);
-        if (t->first_token >= 0) row[0] = t->first_token;
-        memset(row + kept, 0, (T - kept) * sizeof *row);
-        where[2 * b] = (int32_t)kept - 1;
-        where[2 * b + 1] = t->label[i];
+        row_of[i] = row;
+        next[row] = open[room - length[i]];
+        open[room - length[i]] = row + 1;
+        t->row[row + 1]++;
+    }
+    for (size_t k = 0; k < t->rows; k++) t->row[k + 1] += t->row[k];
+    for (size_t k = 0; k < t->rows; k++) next[k] = t->row[k];
+    for (size_t k = 0; k < t->count; k++) t->packed[next[row_of[order[k]]]++] = order[k];
+    free(length);
+    free(start);
+    free(open);
+}
+
+// Which row is at a position, counted from the start of training over all epochs: in an order that
+// depends on seed and epoch, or, without training, in the file's.
+static size_t task_at(const Task *t, uint64_t seed, bool training, uint64_t position) {
+    const size_t rows = task_rows(t, training);
+    const uint64_t epoch = position / rows, i = position % rows;
+    const Philox4 k = philox4x32(seed, (uint32_t)epoch, (uint32_t)(epoch >> 32), 0, RNG_SHUFFLE);
+    if (!training) return i;
+    return permute(i, rows, (uint64_t)k.x[0] << 32 | k.x[1]);
+}
+
+// Training's row k has packed examples number row_begin(k) .. row_begin(k+1) - 1.
+static size_t row_begin(const Task *t, size_t k) { return t->rows > 0 ? t->row[k] : k; }
+
+static size_t row_example(const Task *t, size_t j) { return t->rows > 0 ? t->packed[j] : j; }
+
+// Fills rows of T tokens with those at `position` and behind it. What is shorter is followed by
+// zeros, which no other token sees, and which are not trained.
+// inputs, targets (rows, T). begins (rows, T), unless NULL: for each token, where in its row its
+// document begins. Of label words, where (rows, 2) instead of targets: the index of the prompt's
+// last token in its row, and the label. t->count and T must not be 0.
+static void task_batch(const Task *t, uint64_t seed, bool training, uint64_t position, size_t rows,
+                       size_t T, int32_t *inputs, int32_t *targets, int32_t *begins) {
+    const bool words = t->labels > 0, choices = !training && !words;
+    for (size_t b = 0; b < rows; b++, inputs += T) {
+        const size_t k = task_at(t, seed, training, position + b);
+        const size_t end = training ? row_begin(t, k + 1) : k + 1;
+        size_t used = 0, choice = 0;
+        for (size_t j = training ? row_begin(t, k) : k; j < end; j++) {
+            size_t i = training ? row_example(t, j) : j;
+            if (choices) i = task_find(t, j, &choice);
+            else choice = (size_t)t->label[i];
+            const size_t at = used;
+            used += task_row(t, i, choice, T, inputs + at, words ? NULL : targets + b * T + at);
+            for (size_t u = at; begins != NULL && u < used; u++) begins[b * T + u] = (int32_t)at;
+        }
+        for (size_t u = used; u < T; u++) {
+            inputs[u] = 0;
+            if (!words) targets[b * T + u] = -1;
+            if (begins != NULL) begins[b * T + u] = (int32_t)used;
+        }
+        if (!words) continue;
+        targets[2 * b] = (int32_t)used - 1;
+        targets[2 * b + 1] = (int32_t)choice;
     }
 }
 
-// Tells one task from another: of all its tokens and labels.
+// How many tokens are trained in the `rows` rows at `position` and behind it; of label words, how
+// many prompts.
+static size_t task_targets(const Task *t, uint64_t seed, uint64_t position, size_t rows, size_t T) {
+    size_t sum = 0;
+    for (size_t b = 0; b < rows; b++) {
+        const size_t k = task_at(t, seed, true, position + b);
+        for (size_t j = row_begin(t, k); j < row_begin(t, k + 1); j++) {
+            const size_t i = row_example(t, j);
+            sum += cut_targets(task_cut(t, i, (size_t)t->label[i], T));
+        }
+    }
+    return sum;
+}
+
+// Of all examples: how many lose tokens; and, of the right choices, the inputs and the trained
+// tokens of an epoch.
+typedef struct { size_t cut, inputs, targets; } TaskSum;
+
+static TaskSum task_sum(const Task *t, size_t T) {
+    TaskSum sum = {0, 0, 0};
+    for (size_t i = 0; i < t->count; i++) {
+        const TaskCut right = task_cut(t, i, (size_t)t->label[i], T);
+        const size_t k = t->example[i], choices = t->example[i + 1] - k - 1;
+        bool cut = t->labels > 0 && piece_tokens(t, k) > T;
+        for (size_t c = 0; c < choices; c++)
+            cut = cut || piece_tokens(t, k) + piece_tokens(t, k + 1 + c) - 1 > T;
+        sum.cut += cut;
+        sum.inputs += cut_inputs(right);
+        sum.targets += cut_targets(right);
+    }
+    return sum;
+}
+
+// Tells one task from another: of all its tokens, choices and labels.
 static uint64_t task_hash(const Task *t) {
     if (t->count == 0) return 0;
-    const uint64_t parts[] = {hash_bytes(t->first, (t->count + 1) * sizeof *t->first),
-                              hash_bytes(t->tokens, t->first[t->count] * sizeof *t->tokens),
-                              hash_bytes(t->label, t->count * sizeof *t->label)};
-    return hash_bytes(parts, sizeof parts);
+    const uint64_t parts[] = {hash_bytes(t->first, (t->pieces + 1) * sizeof *t->first),
+                              hash_bytes(t->tokens, t->first[t->pieces] * sizeof *t->tokens),
+                              hash_bytes(t->label, t->count * sizeof *t->label),
+                              hash_bytes(t->example, (t->count + 1) * sizeof *t->example)};
+    return hash_bytes(parts, t->labels > 0 ? 3 * sizeof parts[0] : sizeof parts);
 }
 
 #endif

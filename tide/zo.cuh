@@ -389,11 +389,11 @@ static void zo_release(const Zo *z) {
 // too. NULL: neither.
 static Zo *zo_open(const Run *r) {
     const Options *o = &r->o;
-    if (o->optimizer != OPTIMIZER_MEZO && !r->task) return NULL;
+    if (o->optimizer != OPTIMIZER_MEZO && !r->words) return NULL;
     Zo *z = (Zo *)alloc_or_fail(1, sizeof(Zo), "model");
     z->config = ZoConfig{o->seed, (float)o->zo_eps, (int)o->zo_queries, o->zo_noise, ZO_STORAGE};
-    if (r->task) z->words.count = run_task(r)->labels;
-    if (r->task) memcpy(z->words.word, run_task(r)->word, sizeof z->words.word);
+    if (r->words) z->words.count = run_task(r)->labels;
+    if (r->words) memcpy(z->words.word, run_task(r)->word, sizeof z->words.word);
     z->accum = o->accum;
     z->keeps_slots = !o->zo_no_slots;
     z->fused = !o->zo_no_fused_update;
@@ -739,7 +739,7 @@ static void zo_move(void *owner, int, size_t at, size_t n, float *w, bool out) {
 static bool zo_send_batch(GPT2 *g, const Run *r, uint64_t micro, Error *err) {
     const uint64_t position = run_position(r, micro / g->zo->accum + 1, micro % g->zo->accum);
     if (rehearsal == NULL
-        && !run_batch(r, &r->train, position, r->B, g->inputs, g->targets, err)) return false;
+        && !run_batch(r, &r->train, position, r->B, g->inputs, g->targets, NULL, err)) return false;
     upload(g, (int)(micro % 2), g->inputs, g->targets, r->B, r->T, g->fetch);
     return true;
 }
@@ -799,7 +799,8 @@ static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     for (size_t k = 0; k < (size_t)ranks.world; k++)
         if (z->all[k * news + n + ZO_DAMAGED] != 0) x.damaged = true;
     if (x.damaged) return x;
-    zo_mean(z->side, z->all, news, ranks.world, z->accum, z->config.queries);
+    zo_mean(z->side, z->all, news, ranks.world, z->accum, z->config.queries,
+            run_parts(r, step));
     zo_estimate(&z->pending, &z->config, step, lr, r->o.weight_decay, z->side, &x.loss, &x.norm);
     x.skipped = z->pending.step == 0;
     if (!z->fused) zo_update_weights(g);

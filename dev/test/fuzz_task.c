@@ -1,27 +1,37 @@
-// Any bytes as a file of labelled sentences: no crash, no read beyond the end, one sentence for
-// what is refused, and what is accepted can be split and made into batches. The input is: T, flags,
-// held out share, and the file.
+// Any bytes as a file of labelled sentences, or of JSON lines: no crash, no read beyond the end,
+// one sentence for what is refused, and what is accepted can be split, packed and made into
+// batches. The input is: T, flags, held out share, and the file.
 #include "../../tide/task.h"
 #include "dies.h"
 
 static void check(bool ok) { if (!ok) abort(); }
 
-static void check_batches(const Task *t, size_t T, size_t vocab, bool shuffle) {
+static void check_batches(const Task *t, size_t T, size_t vocab, bool training) {
     enum { ROWS = 3 };
-    int32_t inputs[ROWS * 256], where[ROWS * 2];
+    int32_t inputs[ROWS * 256], targets[ROWS * 256], begins[ROWS * 256];
     if (t->count == 0) return;
     for (uint64_t i = 0; i < 3; i++) {
-        task_batch(t, i, shuffle, i * (t->count - 1) * 0x9e3779b97f4a7c15u, ROWS, T, inputs, where);
+        const uint64_t position = i * (t->count - 1) * 0x9e3779b97f4a7c15u;
+        size_t trained = 0;
+        task_batch(t, i, training, position, ROWS, T, inputs, targets, begins);
         for (size_t b = 0; b < ROWS; b++) {
-            const size_t last = (size_t)where[2 * b];
-            check(last < T && last < t->longest);
-            check(where[2 * b + 1] >= 0 && where[2 * b + 1] < t->labels);
-            check(t->first_token < 0 || inputs[b * T] == t->first_token);
+            const size_t last = (size_t)targets[2 * b];
             for (size_t k = 0; k < T; k++) {
-                check(inputs[b * T + k] >= 0 && (size_t)inputs[b * T + k] < vocab);
-                check(k <= last || inputs[b * T + k] == 0);
+                const size_t at = b * T + k;
+                check(inputs[at] >= 0 && (size_t)inputs[at] < vocab);
+                check((size_t)begins[at] <= k && (k == 0 || begins[at] >= begins[at - 1]));
+                check(t->labels == 0 || k <= last || inputs[at] == 0);
+                if (t->labels > 0) continue;
+                check(targets[at] >= -1 && targets[at] < (int32_t)vocab);
+                trained += targets[at] >= 0;
             }
+            check(t->first_token < 0 || inputs[b * T] == t->first_token);
+            if (t->labels == 0) continue;
+            check(last < T && last < t->longest);
+            check(targets[2 * b + 1] >= 0 && targets[2 * b + 1] < t->labels);
+            trained++;
         }
+        check(trained >= ROWS && (!training || trained == task_targets(t, i, position, ROWS, T)));
     }
 }
 
@@ -41,19 +51,32 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     memcpy(file, data + 3, n - 3);
     file[n - 3] = '\0';
     Task all, train, val;
-    if (DIES(all = task_parse("fuzz", file, flags & 8 ? "-|+|0" : "-|+", flags & 16 ? "" : " It",
-                              tok[flags & 1], flags & 2 ? 2 : -1, vocab)) == NULL) {
-        check(all.count > 0 && all.first[0] == 0 && all.labels == 2 + (flags & 8) / 8);
-        for (size_t i = 0; i < all.count; i++) {
-            const size_t length = all.first[i + 1] - all.first[i];
-            check(length > 0 && length <= all.longest);
-        }
+    const char *labels = flags & 8 ? "-|+|0" : "-|+";
+    if (flags & 32) labels = flags & 64 ? NULL : "no|+";
+    if (DIES(all = task_parse("fuzz", file, labels, flags & 16 ? "" : " It", tok[flags & 1],
+                              flags & 2 ? 2 : -1, vocab)) == NULL) {
+        check(all.count > 0 && all.first[0] == 0 && all.example[all.count] == all.pieces);
+        check(all.labels == (flags & 32 ? 0 : 2 + (flags & 8) / 8));
+        for (size_t k = 0; k < all.pieces; k++) check(all.first[k + 1] >= all.first[k]);
+        for (size_t i = 0; i < all.count; i++)
+            check(cut_inputs(task_cut(&all, i, (size_t)all.label[i], SIZE_MAX - 1)) <= all.longest);
         task_split(&all, held_out, &train, &val);
         check(train.count + val.count == all.count);
-        check_batches(&all, T, vocab, false);
-        check_batches(&train, T, vocab, true);
-        check_batches(&val, T, vocab, true);
+        if (T > 1) {
+            check_batches(&all, T, vocab, false);
+            check_batches(&train, T, vocab, true);
+            check_batches(&val, T, vocab, true);
+            if (train.count > 0 && all.labels == 0) {
+                const size_t trained = task_targets(&train, 1, 0, train.count, T);
+                task_pack(&train, T);
+                check_batches(&train, T, vocab, true);
+                check(task_targets(&train, 1, 0, train.rows, T) == trained);
+                free(train.row);
+                free(train.packed);
+            }
+        }
         free(all.first);
+        free(all.example);
         free(all.label);
         free(all.tokens);
     }
@@ -61,8 +84,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     return 0;
 }
 
-#define FUZZ_SEEDS {                                                                       \
-    FUZZ_SEED("\7\1\100sentence\tlabel\na good one \t1\nnot so\t0\n"),                      \
-    FUZZ_SEED("\50\2\0a\t0\r\nb\t1\r\nlong and good, good\t1"),                             \
+#define FUZZ_SEEDS {                                                                           \
+    FUZZ_SEED("\7\1\100sentence\tlabel\na good one \t1\nnot so\t0\n"),                         \
+    FUZZ_SEED("\50\2\0a\t0\r\nb\t1\r\nlong and good, good\t1"),                                \
+    FUZZ_SEED("\7\140\100{\"prompt\":\"good\",\"completion\":\" one\"}\n{\"text\":\"a b\"}"),  \
+    FUZZ_SEED("\11\143\1{\"prompt\":\"a\",\"choices\":[\" b\",\"good\"],\"answer\":1}\n"),     \
+    FUZZ_SEED("\17\40\20not so\t1\na good one\t0\n"),                                          \
     FUZZ_SEED("\1\12\377x\t2\n \t0\n"), FUZZ_SEED("\1\27\200\xc3\xa9 good\t1\ny\t01\n") }
 #include "fuzz_main.h"

@@ -197,15 +197,15 @@ static void test_task(void) {
     Trainer *a = begin(line, in_base("task"));
     Run *r = &a->run;
     int32_t inputs[4 * 16], where[4 * 16];
-    CHECK(r->task && r->train.sequences == 23 && r->val.sequences == 2, "%zu and %zu",
+    CHECK(r->task && r->words && !r->packed && r->train.sequences == 23 && r->val.sequences == 2, "%zu and %zu",
           r->train.sequences, r->val.sequences);
     CHECK(r->T == 16 && r->o.seq == 16 && r->step_tokens == 64, "T %zu", r->T);  // 6 + 1 + 3 = 10
-    CHECK(run_batch(r, &r->val, 0, 2, inputs, where, &err), "%s", err.text);
+    CHECK(run_batch(r, &r->val, 0, 2, inputs, where, NULL, &err), "%s", err.text);
     CHECK(inputs[2] == 'X' && inputs[3] == ' ' && where[0] == 5 && where[1] == 1, "%d at %d",
           where[1], where[0]);
     CHECK(inputs[16 + 3] == 'Y' && where[2] == 6 && where[3] == 0, "%d at %d", where[3], where[2]);
     for (uint64_t i = 0; i < 23; i++) {  // an epoch has each once, in another order
-        CHECK(run_batch(r, &r->train, i, 1, inputs, where, &err), "%s", err.text);
+        CHECK(run_batch(r, &r->train, i, 1, inputs, where, NULL, &err), "%s", err.text);
         targets_of[inputs[where[0] - 3] - 'A']++;
         CHECK(where[1] == (inputs[where[0] - 3] - 'A') % 2, "label");
         if (i == 0) CHECK(inputs[where[0] - 3] != 'A', "not shuffled (or one chance in 23)");

@@ -1,5 +1,5 @@
-// test_task.c: task.h. Files of labelled sentences and what can be wrong with them, label words,
-// splitting, and which prompt comes when, and where in its row.
+// test_task.c: task.h. Files of labelled sentences and of JSON lines and what can be wrong with
+// them, label words, splitting, packing, and which example comes when, and where in its row.
 #include "../../tide/task.h"
 #include "test.h"
 #include <dirent.h>
@@ -78,11 +78,11 @@ static Task words(const char *labels, const char *template_text, const Tokenizer
 static void task_label_words(void) {
     static const struct { bool merged; const char *labels, *template_text, *says; } bad[] = {
         {false, "-", "", "at least two"},
-        {false, "", "", "'' is 0 tokens"},
-        {false, "-||+", "", "'' is 0 tokens"},
+        {false, "", "", "a word is empty"},
+        {false, "-||+", "", "a word is empty"},
         {false, "-|+|-", "", "'-' is there twice"},
         {false, "0|1|2|3|4|5|6|7|8|9|a|b|c|d|e|f|g", "", "more than 16"},
-        {true, " great| bad", " It was", "' bad' is 3 tokens"},
+        {true, " great| bad| great", " It was", "' great' is there twice"},
         {true, "b|g", "It was ", "'b' is no token of its own behind the template 'It was '"},
         {true, "b|c", "It  ", "'b' is no token of its own"},  // "It" "  ", but "It" " " " b"
         {true, "e|s", "r", "'e' is no token of its own behind the template 'r'"}};
@@ -126,6 +126,196 @@ static void task_files(void) {
     CHECK(DIES_WITH("none", open_file(in_base("none"))), "a missing file");
 }
 
+// Are these the row's tokens? '.': -1, '_': 0.
+static bool are(const int32_t *row, const char *text) {
+    for (size_t k = 0; text[k] != '\0'; k++) {
+        int32_t want = (unsigned char)text[k];
+        if (want == '.') want = -1;
+        if (want == '_') want = 0;
+        if (row[k] != want) return false;
+    }
+    return true;
+}
+
+// Labels of several tokens are choices, and what evaluation asks is the likelihood of each.
+static void task_long_labels(void) {
+    enum { T = 8 };
+    int32_t in[6][T], to[6][T];
+    size_t choice = 9;
+    Task t = parse_with("abc\t1\nde\t0", "no|yes|?", "=", bytes, -1, 256);
+    CHECK(t.labels == 0 && t.count == 2 && t.pieces == 8 && t.label[0] == 1, "%zu", t.pieces);
+    CHECK(t.longest == 4 + 3 - 1 && task_rows(&t, true) == 2 && task_rows(&t, false) == 6, "rows");
+    task_batch(&t, 1, false, 0, 6, T, in[0], to[0], NULL);
+    static const char *const want[6][2] = {
+        {"abc=n___", "...no..."}, {"abc=ye__", "...yes.."}, {"abc=____", "...?...."},
+        {"de=n____", "..no...."}, {"de=ye___", "..yes..."}, {"de=_____", "..?....."}};
+    for (int b = 0; b < 6; b++)
+        CHECK(are(in[b], want[b][0]) && are(to[b], want[b][1]), "row %d", b);
+    for (size_t k = 0; k < 6; k++)
+        CHECK(task_find(&t, k, &choice) == k / 3 && choice == k % 3, "row %zu: %zu", k, choice);
+    CHECK(task_targets(&t, 1, 0, 2, T) == 3 + 2, "trained");
+    const Task last = task_view(&t, 1, 2);
+    CHECK(task_rows(&last, false) == 3 && task_find(&last, 2, &choice) == 0 && choice == 2, "view");
+    task_batch(&last, 1, false, 1, 1, T, in[0], to[0], NULL);
+    CHECK(are(in[0], "de=ye___") && are(to[0], "..yes..."), "of a view");
+    t = parse_with("abc\t1\nde\t0", "no|yes|!", "=", bytes, -1, 256);
+    CHECK(task_hash(&t) != task_hash(&last), "other choices are other data");
+}
+
+static Task json_with(const char *text, const Tokenizer *tok, int32_t first_token) {
+    return task_parse("f.jsonl", strdup(text), NULL, NULL, tok, first_token, 300);
+}
+
+static Task json(const char *text) { return json_with(text, bytes, -1); }
+
+static void task_json_lines(void) {
+    enum { T = 9 };
+    int32_t in[4][T], to[4][T];
+    const char *lines =
+        "{\"prompt\": \"ab\", \"completion\": \"cd\", \"more\": [1, {}]}\r\n\n"
+        "{\"text\": \"a\\n\\u00e9\"}\n \t\n"
+        "{\"answer\": 1, \"prompt\": \"2+2=\", \"choices\": [\"3\", \"four\"], \"text\": 5}\n"
+        "{\"prompt\": \"\", \"completion\": \"xyz\"}";
+    static const size_t lengths[4] = {3, 3, 7, 2};
+    Task t = json(lines);
+    CHECK(t.count == 4 && t.labels == 0 && t.longest == 7 && t.label[2] == 1, "%zu", t.count);
+    for (uint64_t i = 0; i < 4; i++) {
+        const size_t n = task_row(&t, i, (size_t)t.label[i], T, in[i], to[i]);
+        CHECK(n == lengths[i], "%zu inputs", n);
+    }
+    CHECK(are(in[0], "abc") && are(to[0], ".cd"), "a completion");
+    CHECK(are(in[1], "a\n\xc3") && are(to[1], "\n\xc3\xa9"), "a text");
+    CHECK(are(in[2], "2+2=fou") && are(to[2], "...four"), "the right choice");
+    CHECK(are(in[3], "xy") && are(to[3], "yz"), "without a prompt");
+    Tokenizer ends = *bytes;
+    ends.eot = 3;  // as if there were one
+    t = json_with(lines, &ends, 257);
+    CHECK(t.first_token == 257 && t.longest == 8, "longest %zu", t.longest);
+    CHECK(task_row(&t, 0, 0, T, in[0], to[0]) == 5 && in[0][0] == 257 && are(to[0], "..cd")
+          && to[0][4] == 3, "a completion with both ends");
+    CHECK(task_row(&t, 1, 0, T, in[0], to[0]) == 5 && in[0][0] == 257 && are(to[0], "a\n\xc3\xa9")
+          && to[0][4] == 3, "a text with both ends");
+    CHECK(task_row(&t, 2, 0, T, in[0], to[0]) == 5 && are(to[0], "....3"), "a choice has none");
+    const Task one = json_with("{\"text\": \"a\"}", &ends, -1);
+    CHECK(one.longest == 1, "a token and the end of text");
+}
+
+static void task_bad_json(void) {
+    #define PROMPT "{\"prompt\":\"p\","
+    static const struct { const char *text, *words; } bad[] = {
+        {"{\"text\":\"ab\"}\n{\"text\" \"b\"}", "f.jsonl, line 2: no JSON: byte 8: expected ':'"},
+        {"[\"text\"]", "line 1: neither \"completion\" nor \"choices\" nor \"text\""},
+        {"{\"prompt\":\"a\"}", "neither"}, {"17", "neither"}, {"{} {}", "something follows"},
+        {"{\"text\":7}", "\"text\" is no string"}, {"{\"text\":\"\"}", "\"text\" is empty"},
+        {"{\"text\":\"a\"}", "one token, with nothing before it"},
+        {"{\"completion\":\"a\"}", "\"prompt\" is missing"},
+        {"{\"prompt\":null,\"completion\":\"a\"}", "\"prompt\" is no string"},
+        {"{\"prompt\":\"\",\"completion\":\"a\"}", "one token, with nothing before it"},
+        {PROMPT "\"completion\":\"\"}", "\"completion\" is empty"},
+        {PROMPT "\"completion\":[\"a\"]}", "\"completion\" is no string"},
+        {PROMPT "\"choices\":[]}", "\"choices\" is no list of strings"},
+        {PROMPT "\"choices\":\"ab\"}", "\"choices\" is no list of strings"},
+        {PROMPT "\"choices\":[\"a\",1],\"answer\":0}", "\"choices\" is no string"},
+        {PROMPT "\"choices\":[\"a\",\"\"],\"answer\":0}", "\"choices\" is empty"},
+        {PROMPT "\"choices\":[\"a\",\"b\"]}", "\"answer\" is not the number of a choice, 0 to 1"},
+        {PROMPT "\"choices\":[\"a\",\"b\"],\"answer\":2}", "\"answer\" is not"},
+        {PROMPT "\"choices\":[\"a\",\"b\"],\"answer\":-1}", "\"answer\" is not"},
+        {PROMPT "\"choices\":[\"a\",\"b\"],\"answer\":\"0\"}", "\"answer\" is not"},
+        {"", "f.jsonl: no examples"}, {"\n \n", "no examples"}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        CHECK(DIES_WITH(bad[i].words, json(bad[i].text)), "%s", bad[i].text);
+    CHECK(DIES_WITH("line 2 has token 122", task_parse("f", strdup("{\"text\":\"ab\"}\n{\"text\":"
+          "\"az\"}"), NULL, NULL, bytes, -1, 'z')), "z");
+    Tokenizer ends = *bytes;
+    ends.eot = '~';
+    CHECK(DIES_WITH("line 1 has token 126", task_parse("f", strdup("{\"text\":\"ab\"}"), NULL, NULL,
+          &ends, -1, '~')), "end of text");
+}
+
+// What is longer than a row: the prompt's front goes, but not the first token; then the choice's
+// end.
+static void task_cuts(void) {
+    int32_t in[8], to[8];
+    static const struct { const char *prompt, *completion, *in, *to; size_t T; } cases[] = {
+        {"abcd", "xy", "abcdx", "...xy", 5}, {"abcd", "xy", "bcdx", "..xy", 4},
+        {"abcd", "xy", "dx", "xy", 2}, {"abcd", "xyz", "dx", "xy", 2},
+        {"a", "xyz", "ax", "xy", 2}, {"", "wxyz", "wxy", "xyz", 3}, {"", "wxyz", "wx", "xy", 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char line[128];
+        snprintf(line, sizeof line, "{\"prompt\":\"%s\",\"completion\":\"%s\"}", cases[i].prompt,
+                 cases[i].completion);
+        const size_t T = cases[i].T;
+        const size_t full = strlen(cases[i].prompt) + strlen(cases[i].completion) - 1;
+        Task t = json(line);
+        const size_t n = task_row(&t, 0, 0, T, in, to);
+        CHECK(n == strlen(cases[i].in) && are(in, cases[i].in) && are(to, cases[i].to), "case %zu",
+              i);
+        size_t trained = 0;
+        for (size_t k = 0; k < n; k++) trained += to[k] >= 0;
+        const TaskSum sum = task_sum(&t, T);
+        CHECK(sum.cut == (full > T) && sum.inputs == n && sum.targets == trained
+              && task_targets(&t, 1, 0, 1, T) == trained, "case %zu: sums", i);
+        t = json_with(line, bytes, 42);
+        task_row(&t, 0, 0, T, in, to);
+        CHECK(in[0] == 42, "case %zu: the first token is %d", i, in[0]);
+    }
+}
+
+// Every example is in one row, whole, and trained as it is by itself; rows are full as far as best
+// fit can; begins say where each one begins.
+static void task_packs(void) {
+    enum { T = 16, N = 40 };
+    char text[8192] = "";
+    int32_t in[T], to[T], begins[T], in_1[T], to_1[T];
+    size_t seen[N] = {0}, trained = 0;
+    for (int i = 0; i < N; i++)
+        snprintf(text + strlen(text), 128, "{\"prompt\":\"%c%.*s\",\"completion\":\"%.*s\"}\n",
+                 '0' + i, i * 7 % 9, "pppppppp", 1 + i * 5 % 7, "ccccccc");
+    Task t = json(text), again = json(text);
+    const TaskSum sum = task_sum(&t, T);
+    const size_t padded = task_targets(&t, 3, 0, N, T);
+    task_pack(&t, T);
+    task_pack(&again, T);
+    CHECK(memcmp(t.row, again.row, (t.rows + 1) * sizeof *t.row) == 0
+          && memcmp(t.packed, again.packed, N * sizeof *t.packed) == 0, "not the same again");
+    CHECK(t.rows >= (sum.inputs + T - 1) / T && t.rows < sum.inputs / T + 3
+          && task_rows(&t, true) == t.rows, "%zu rows for %zu inputs", t.rows, sum.inputs);
+    for (size_t k = 0; k < t.rows; k++) {
+        task_batch(&t, 3, true, k, 1, T, in, to, begins);
+        for (size_t at = 0; at < T && in[at] != 0;) {
+            const size_t i = (size_t)in[at] - '0', n = task_row(&t, i, 0, T, in_1, to_1);
+            CHECK(i < N && at + n <= T && memcmp(in + at, in_1, n * sizeof *in) == 0
+                  && memcmp(to + at, to_1, n * sizeof *to) == 0, "row %zu at %zu", k, at);
+            for (size_t u = at; u < at + n; u++)
+                CHECK((size_t)begins[u] == at, "row %zu: %d", k, begins[u]);
+            seen[i]++;
+            at += n;
+            for (size_t u = at; u < T && in[u] == 0; u++)
+                CHECK(to[u] == -1 && (size_t)begins[u] == at, "row %zu: padding", k);
+        }
+        size_t here = 0;
+        for (size_t u = 0; u < T; u++) here += to[u] >= 0;
+        CHECK(task_targets(&t, 3, k, 1, T) == here, "row %zu: %zu trained", k, here);
+        trained += here;
+    }
+    for (int i = 0; i < N; i++) CHECK(seen[i] == 1, "example %d: %zu times", i, seen[i]);
+    CHECK(trained == padded && trained == sum.targets, "%zu trained, %zu padded", trained, padded);
+    CHECK(task_targets(&t, 3, 0, 2 * t.rows, T) == 2 * trained, "over an epoch's end");
+    int moved = 0;
+    for (size_t k = 0; k < t.rows; k++) moved += task_at(&t, 3, true, k) != k;
+    CHECK(moved > 2, "rows are not shuffled");
+    // evaluation has a row for each
+    task_batch(&t, 3, false, 5, 1, T, in, to, NULL);
+    task_row(&t, 5, 0, T, in_1, to_1);
+    CHECK(task_rows(&t, false) == N && in[0] == in_1[0], "evaluated rows");
+    // 5 + 3 and 4 + 4 fill two rows of 8; in the order of the file there would be three
+    t = json("{\"text\":\"abcde\"}\n{\"text\":\"abcdef\"}\n{\"text\":\"vwxyz\"}\n"
+             "{\"text\":\"wxyz\"}");
+    task_pack(&t, 8);
+    CHECK(t.rows == 2 && t.packed[0] == 1 && t.packed[1] == 3 && t.packed[2] == 0
+          && t.packed[3] == 2 && t.row[1] == 2 && t.row[2] == 4, "%zu rows", t.rows);
+}
+
 // n examples: number i is i + 1 times the same letter, and has the label i % 2.
 static Task numbered(size_t n, int32_t first_token) {
     char text[4096];
@@ -143,7 +333,7 @@ static void task_batches_in_order(void) {
     Task t = numbered(6, -1), first = numbered(6, 2);
     int32_t in[6][T], where[6][2];
     memset(in, 0xff, sizeof in);
-    task_batch(&t, 1, false, 0, 6, T, &in[0][0], &where[0][0]);
+    task_batch(&t, 1, false, 0, 6, T, &in[0][0], &where[0][0], NULL);
     static const char rows[6][T] = {"a\0\0", "bb\0", "ccc", "dddd", "eeee", "ffff"};
     static const char last[6][T] = {"\2a\0", "\2bb", "\2ccc", "\2ddd", "\2eee", "\2fff"};
     for (int b = 0; b < 6; b++) {
@@ -151,19 +341,19 @@ static void task_batches_in_order(void) {
         CHECK(where[b][0] == (b < 3 ? b : 3) && where[b][1] == b % 2, "row %d: last token %d, "
               "label %d", b, where[b][0], where[b][1]);
     }
-    task_batch(&first, 1, false, 0, 6, T, &in[0][0], &where[0][0]);
+    task_batch(&first, 1, false, 0, 6, T, &in[0][0], &where[0][0], NULL);
     for (int b = 0; b < 6; b++) {
         for (int k = 0; k < T; k++) CHECK(in[b][k] == last[b][k], "row %d: %d", b, in[b][k]);
         CHECK(where[b][0] == (b < 2 ? b + 1 : 3), "row %d: last token %d", b, where[b][0]);
     }
     // across the end of an epoch, and far behind it
-    task_batch(&t, 1, false, 4, 6, T, &in[0][0], &where[0][0]);
+    task_batch(&t, 1, false, 4, 6, T, &in[0][0], &where[0][0], NULL);
     for (int b = 0; b < 6; b++) CHECK(in[b][0] == 'a' + (b + 4) % 6, "row %d: %d", b, in[b][0]);
-    task_batch(&t, 1, false, (uint64_t)6 << 50, 2, T, &in[0][0], &where[0][0]);
+    task_batch(&t, 1, false, (uint64_t)6 << 50, 2, T, &in[0][0], &where[0][0], NULL);
     CHECK(in[0][0] == 'a' && in[1][0] == 'b', "position 6 * 2^50");
     // the front goes, the end stays
     const Task one = parse("abcdef\t1");
-    task_batch(&one, 1, true, 7, 1, T, &in[0][0], &where[0][0]);
+    task_batch(&one, 1, true, 7, 1, T, &in[0][0], &where[0][0], NULL);
     CHECK(in[0][0] == 'f' && in[0][1] == ' ' && in[0][2] == '=' && in[0][3] == ' ', "its end");
 }
 
@@ -172,7 +362,7 @@ static void task_shuffles(void) {
     Task t = numbered(N, -1);
     static int32_t in[N * EPOCHS][T], again[7][T], other[N][T];
     int32_t where[N * EPOCHS][2], where_again[7][2];
-    task_batch(&t, 5, true, 0, N * EPOCHS, T, &in[0][0], &where[0][0]);
+    task_batch(&t, 5, true, 0, N * EPOCHS, T, &in[0][0], &where[0][0], NULL);
     int orders[EPOCHS] = {0}, moved = 0;
     for (int e = 0; e < EPOCHS; e++) {
         int seen[N] = {0};
@@ -191,15 +381,15 @@ static void task_shuffles(void) {
     CHECK(moved > EPOCHS * N / 2, "%d moved", moved);
     // the same from any position, in any portions
     for (uint64_t at = 0; at + 7 <= N * EPOCHS; at += 3) {
-        task_batch(&t, 5, true, at, 7, T, &again[0][0], &where_again[0][0]);
+        task_batch(&t, 5, true, at, 7, T, &again[0][0], &where_again[0][0], NULL);
         CHECK(memcmp(again, in[at], sizeof again) == 0
               && memcmp(where_again, where[at], sizeof where_again) == 0, "position %d", (int)at);
     }
-    task_batch(&t, 6, true, 0, N, T, &other[0][0], &where[0][0]);
+    task_batch(&t, 6, true, 0, N, T, &other[0][0], &where[0][0], NULL);
     int equal = 0;
     for (int i = 0; i < N; i++) equal += other[i][0] == in[i][0];
     CHECK(equal < N / 2, "seed 6 has the order of seed 5");
-    task_batch(&t, 5, true, ((uint64_t)1 << 32) * N, N, T, &other[0][0], &where[0][0]);
+    task_batch(&t, 5, true, ((uint64_t)1 << 32) * N, N, T, &other[0][0], &where[0][0], NULL);
     equal = 0;
     for (int i = 0; i < N; i++) equal += other[i][0] == in[i][0];
     CHECK(equal < N / 2, "epoch 2^32 has the order of epoch 0");
@@ -216,7 +406,7 @@ static void task_splits(void) {
         CHECK(train.labels == 2 && val.word[1] == '+' && train.tokens == all.tokens, "copied");
         int32_t in[2], where[4];
         if (held > 0) {
-            task_batch(&val, 1, false, held - 1, 2, 1, in, where);
+            task_batch(&val, 1, false, held - 1, 2, 1, in, where, NULL);
             CHECK(in[0] == 'j' && in[1] == 'j' - (int)held + 1 && where[1] == 1, "%d %d", in[0],
                   in[1]);
         }
@@ -272,6 +462,11 @@ int main(void) {
     RUN(task_vocabulary);
     RUN(task_label_words);
     RUN(task_joins);
+    RUN(task_long_labels);
+    RUN(task_json_lines);
+    RUN(task_bad_json);
+    RUN(task_cuts);
+    RUN(task_packs);
     RUN(task_files);
     RUN(task_batches_in_order);
     RUN(task_shuffles);

@@ -697,7 +697,7 @@ typedef struct {
     uint16_t tokens[500];
     TokenSegment segment;
     TokenData data;
-    size_t first[6];
+    size_t first[6], example[6];
     int32_t prompts[5 * T];
     int label[5];
 } Feed;
@@ -722,17 +722,20 @@ static void feed_make(Feed *f, const GPT2 *g, bool task, size_t accum) {
     f->data.count = 1;
     f->data.segments = &f->segment;
     r->train = loader_make(&f->data, T, 3, true);
-    r->task = task;
+    r->task = r->words = task;
     if (!task) return;
     for (size_t i = 0; i < 5; i++) {
         f->first[i + 1] = f->first[i] + 3 + i;  // prompts of 3 to 7 tokens
         f->label[i] = (int)(i % 3);
+        f->example[i + 1] = i + 1;
     }
     for (size_t i = 0; i < 5 * T; i++) f->prompts[i] = f->tokens[i];
     Task *t = &r->task_all;
     r->o.data = "made up";
     t->count = 5;
+    t->example = f->example;
     t->first = f->first;
+    t->pieces = 5;
     t->tokens = f->prompts;
     t->label = f->label;
     t->longest = 7;
@@ -820,7 +823,7 @@ static void step_is_its_definition(void) {
             ZoUpdate u;
             for (size_t micro = 0; micro < accum; micro++) {
                 if (!run_batch(&f.r, &f.r.train, ((step - 1) * accum + micro) * B, B, g.inputs,
-                               g.targets, &err)) die("%s", err.text);
+                               g.targets, NULL, &err)) die("%s", err.text);
                 for (int i = 0; i < 2 * queries; i++) {
                     gpt2_perturb(&g, &c, step, i / 2, i % 2 == 0 ? c.eps : -c.eps);
                     side[i] += gpt2_loss(&g, &f.r, B, &right) / (double)accum;

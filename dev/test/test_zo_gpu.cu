@@ -117,7 +117,7 @@ typedef struct {
     uint16_t tokens[TOKENS];
     TokenSegment segment;
     TokenData data;
-    size_t first[PROMPTS + 1];
+    size_t first[PROMPTS + 1], example[PROMPTS + 1];
     int32_t prompts[PROMPTS * 16];
     int label[PROMPTS];
 } Feed;
@@ -133,6 +133,7 @@ static void feed_make(Feed *f, const Config *c, size_t steps) {
     r->rank = (size_t)ranks.rank;
     r->o.accum = c->accum;
     r->o.steps = steps;
+    r->step_tokens = s->B * s->T * c->accum * r->world;
     r->o.weight_decay = 0.1;
     const size_t micros = r->world * c->accum;
     for (size_t i = 0; i < TOKENS; i++)
@@ -149,16 +150,19 @@ static void feed_make(Feed *f, const Config *c, size_t steps) {
     r->train = loader_make(&f->data, s->T, 3, false);
     r->val = r->train;
     r->val.sequences = s->B + 1;  // a whole batch, and one of a row
-    r->task = c->shape == LABELS;
+    r->task = r->words = c->shape == LABELS;
     if (!r->task) return;
     Task *t = &r->task_all;
     for (size_t i = 0; i < PROMPTS; i++) {
         f->first[i + 1] = f->first[i] + 3 + 2 * i;  // one is longer than a row
         f->label[i] = (int)(i % 3);
+        f->example[i + 1] = i + 1;
     }
     for (size_t i = 0; i < PROMPTS * 16; i++) f->prompts[i] = f->tokens[i];
     t->count = PROMPTS;
+    t->example = f->example;
     t->first = f->first;
+    t->pieces = PROMPTS;
     t->tokens = f->prompts;
     t->label = f->label;
     t->labels = 3;
@@ -577,7 +581,7 @@ static void check_losses(const Config *config, double tolerance) {
                 for (size_t m = 0; m < c.accum; m++) {
                     size_t right = 0;
                     const uint64_t at = ((step - 1) * c.accum + m) * r->B;
-                    CHECK(run_batch(r, &r->train, at, r->B, inputs, targets, &err), "%s", err.text);
+                    CHECK(run_batch(r, &r->train, at, r->B, inputs, targets, NULL, &err), "%s", err.text);
                     cpu_model_forward(cpu, inputs);
                     const double l = r->task
                         ? cpu_model_classify(cpu, r->task_all.word, 3, targets, &right)
