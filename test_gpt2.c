@@ -15,7 +15,7 @@
 
 #define FIXTURES "dev/reference/fixtures"
 static const char *const cases[] = {"gpt2", "gpt2-odd", "gpt2-untied", "gpt2-accum", "gpt2-long",
-                                    "opt"};
+                                    "opt", "opt-350m"};
 enum { CASES = sizeof cases / sizeof cases[0] };
 
 // Largest |a - b| / max|b| that fp32 rounding may cause. dev/reference/README.md has the study
@@ -331,15 +331,16 @@ static void make_random(GPT2 *g, GPT2Config config, size_t B, size_t T, int32_t 
         tokens[i] = (int32_t)(philox4x32(3, (uint32_t)i, 0, 0, 0).x[0] % config.vocab);
 }
 
-static const GPT2Config small = {2, 3, 36, 100, 80, 141, 0, FAMILY_GPT2, ACTIVATION_GELU, 1};
+static const GPT2Config small = {2, 3, 36, 100, 80, 141, 0, FAMILY_GPT2, ACTIVATION_GELU, 1, 0};
 
 // The gradient of a few elements of every tensor against the difference of two losses. fp32 losses
 // allow about three digits; the reference test above is the sharp one, this one needs no file.
 static void test_finite_differences(void) {
     enum { B = 2, T = 21 };
-    for (int variant = 0; variant < 3; variant++) {
+    for (int variant = 0; variant < 4; variant++) {
         GPT2Config c = small;
         if (variant == 1) { c.tied = 0; c.activation = ACTIVATION_RELU; }
+        if (variant == 3) c.embed = 20;
         if (variant == 2) { c.heads = 1; c.ffn = 50; c.layers = 1; }
         int32_t tokens[B * T + 1];
         GPT2 g;
@@ -566,9 +567,10 @@ static void test_accumulation(void) {
 // Feeding one token at a time through the key/value cache gives the logits of the whole sequence.
 static void test_cached_decoding(void) {
     enum { T = 50 };
-    for (int variant = 0; variant < 2; variant++) {
+    for (int variant = 0; variant < 3; variant++) {
         GPT2Config c = small;
-        if (variant == 1) { c.tied = 0; c.activation = ACTIVATION_RELU; }
+        if (variant > 0) { c.tied = 0; c.activation = ACTIVATION_RELU; }
+        if (variant == 2) c.embed = 20;
         int32_t tokens[T + 1];
         GPT2 g;
         make_random(&g, c, 1, T, tokens);

@@ -36,7 +36,7 @@
 // Channels that one thread sums at a time where a sum runs over the rows: a few cache lines.
 enum { SLICE = 64 };
 
-// --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t] -----------------------------------------
+// --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t], or one of the two (the other is NULL) -----
 
 static void encoder_forward(float *out,               // (B, T, C)
                             const int32_t *tokens,    // (B, T)
@@ -48,11 +48,13 @@ static void encoder_forward(float *out,               // (B, T, C)
         const float *token = wte + (size_t)tokens[i] * C;
         const float *position = wpe + i % T * C;
         float *o = out + i * C;
-        for (size_t c = 0; c < C; c++) o[c] = token[c] + position[c];
+        if (wte == NULL || wpe == NULL) memcpy(o, wte == NULL ? position : token, C * sizeof *o);
+        else for (size_t c = 0; c < C; c++) o[c] = token[c] + position[c];
     }
 }
 
-// Adds to dwte and dwpe. Several rows may hold the same token, so threads share out channels.
+// Adds to dwte and dwpe (NULL: not there). Several rows may hold the same token, so threads share
+// out channels.
 static void encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
                              size_t B, size_t T, size_t C) {
     #pragma omp parallel for
@@ -62,8 +64,8 @@ static void encoder_backward(float *dwte, float *dwpe, const float *dout, const 
             float *token = dwte + (size_t)tokens[i] * C;
             float *position = dwpe + i % T * C;
             for (size_t c = first; c < last; c++) {
-                token[c] += dout[i * C + c];
-                position[c] += dout[i * C + c];
+                if (dwte != NULL) token[c] += dout[i * C + c];
+                if (dwpe != NULL) position[c] += dout[i * C + c];
             }
         }
     }
@@ -126,12 +128,13 @@ static void matmul_forward(float *out, const float *inp, const float *w, const f
     gemm(false, true, N, OC, C, inp, C, w, C, out, OC, b, false);
 }
 
-// Overwrites dinp (N, C).
+// Overwrites dinp (N, C). (Where there is no bias, b and db are NULL.)
 static void matmul_backward(float *dinp, float *dw, float *db, const float *dout,
                             const float *inp, const float *w, size_t N, size_t C, size_t OC,
                             bool accumulate) {
     gemm(false, false, N, C, OC, dout, OC, w, C, dinp, C, NULL, false);
     gemm(true, false, OC, C, N, dout, OC, inp, C, dw, C, NULL, accumulate);
+    if (db == NULL) return;
     #pragma omp parallel for
     for (size_t first = 0; first < OC; first += SLICE) {
         const size_t width = min_size(SLICE, OC - first);
@@ -480,20 +483,53 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
         g->fc + l * N * F, g->act + l * N * F};
 }
 
-// From tokens (B, T) to the normalised output of the last layer, g->ln_f (N, C).
+// Forward of layer l of a model with narrow embeddings, whose input is complete (N, C): each sum is
+// normalised, and the result goes on. mid and ln_2 are the sums, ln_1 and `out` what goes on.
+static void layer_forward_post(GPT2 *g, size_t l, float *out) {
+    const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
+    const LayerActs a = layer_acts(g, l);
+    float *w[LAYER_TENSORS];
+    layer_tensors(g, g->params, l, w);
+    matmul_forward(a.qkv, a.x, w[QKV_W], w[QKV_B], N, C, 3 * C);
+    attention_forward(a.atty, a.lse, a.qkv, g->scratch, g->B, g->T, C, g->config.heads);
+    matmul_forward(a.mid, a.atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C);
+    residual_forward(a.mid, a.x, N * C);
+    layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.mid, w[LN_1_W], w[LN_1_B], N, C);
+    matmul_forward(a.fc, a.ln_1, w[FC_W], w[FC_B], N, C, F);
+    activation_forward(a.act, a.fc, N * F, g->config.activation);
+    matmul_forward(a.ln_2, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C);
+    residual_forward(a.ln_2, a.ln_1, N * C);
+    layernorm_forward(out, a.mean_2, a.rstd_2, a.ln_2, w[LN_2_W], w[LN_2_B], N, C);
+}
+
+// From tokens (B, T) to the normalised output of the last layer, g->ln_f (N, C); or to what
+// project_out makes of it, (N, E).
 static void gpt2_forward(GPT2 *g, const int32_t *tokens, size_t B, size_t T) {
     const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads, N = B * T;
     const size_t L = g->config.layers;
     g->B = B;
     g->T = T;
-    encoder_forward(g->x, tokens, tensor(g, g->params, g->table.wte),
-                    tensor(g, g->params, g->table.wpe), B, T, C);
+    const float *wte = tensor(g, g->params, g->table.wte);
+    const float *wpe = tensor(g, g->params, g->table.wpe);
+    if (g->config.embed > 0) {
+        const size_t E = g->config.embed;
+        encoder_forward(g->ln_f, tokens, wte, NULL, B, T, E);
+        encoder_forward(g->x, tokens, NULL, wpe, B, T, C);
+        gemm(false, true, N, C, E, g->ln_f, E, tensor(g, g->params, g->table.project_in), E, g->x,
+             C, NULL, true);
+    } else {
+        encoder_forward(g->x, tokens, wte, wpe, B, T, C);
+    }
     float *x = g->x;
     for (size_t l = 0; l < L; l++) {
         const LayerActs a = layer_acts(g, l);
         float *w[LAYER_TENSORS];
         layer_tensors(g, g->params, l, w);
         x = g->training ? a.x + g->max_B * g->max_T * C : a.x;  // where the layer's output goes
+        if (g->config.embed > 0) {
+            layer_forward_post(g, l, x);
+            continue;
+        }
         layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C);
         matmul_forward(a.qkv, a.ln_1, w[QKV_W], w[QKV_B], N, C, 3 * C);
         attention_forward(a.atty, a.lse, a.qkv, g->scratch, B, T, C, NH);
@@ -505,8 +541,12 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, size_t B, size_t T) {
         matmul_forward(x, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C);
         residual_forward(x, a.mid, N * C);
     }
-    layernorm_forward(g->ln_f, g->mean_f, g->rstd_f, x, tensor(g, g->params, g->table.ln_f_w),
-                      tensor(g, g->params, g->table.ln_f_b), N, C);
+    if (g->config.embed > 0)
+        matmul_forward(g->ln_f, x, tensor(g, g->params, g->table.project_out), NULL, N, C,
+                       g->config.embed);
+    else
+        layernorm_forward(g->ln_f, g->mean_f, g->rstd_f, x, tensor(g, g->params, g->table.ln_f_w),
+                          tensor(g, g->params, g->table.ln_f_b), N, C);
 }
 
 // Head and loss, in chunks of rows. Returns the mean loss of the micro-batch in nats per token.
@@ -515,7 +555,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, size_t B, size_t T) {
 // all_logits (N, Vp), if not NULL, receives the logits.
 static double gpt2_head(GPT2 *g, const int32_t *targets, float grad_scale, bool accumulate,
                         float *all_logits) {
-    const size_t C = g->config.channels, V = g->config.vocab, Vp = g->config.vocab_padded;
+    const size_t C = config_embed(&g->config), V = g->config.vocab, Vp = g->config.vocab_padded;
     const size_t N = g->B * g->T;
     const float *w = tensor(g, g->params, g->table.lm_head);
     for (size_t first = 0; first < N; first += HEAD_ROWS) {
@@ -541,7 +581,7 @@ static double gpt2_head(GPT2 *g, const int32_t *targets, float grad_scale, bool 
 // token. Adds to *right how often the right word is the likeliest.
 static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32_t *where,
                             size_t *right) {
-    const size_t C = g->config.channels;
+    const size_t C = config_embed(&g->config);
     double sum = 0;
     for (size_t b = 0; b < g->B; b++) {
         const float *x = g->ln_f + (b * g->T + (size_t)where[2 * b]) * C;
@@ -562,6 +602,32 @@ static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32
     return sum / (double)g->B;
 }
 
+// Backward of layer l of a model with narrow embeddings. dx comes as the gradient of what goes on
+// from the layer, and leaves as that of its input: a sum's gradient is made anew by its
+// normalisation, and the branch adds its part to it.
+static void layer_backward_post(GPT2 *g, size_t l, bool accumulate) {
+    const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
+    const LayerActs a = layer_acts(g, l);
+    float *w[LAYER_TENSORS], *d[LAYER_TENSORS], *dx = g->dx, *dc = g->dc, *dwide = g->dwide;
+    layer_tensors(g, g->params, l, w);
+    layer_tensors(g, g->grads, l, d);
+    memset(dc, 0, N * C * sizeof(float));
+    layernorm_backward(dc, d[LN_2_W], d[LN_2_B], dx, a.ln_2, w[LN_2_W], a.mean_2, a.rstd_2, N, C,
+                       accumulate);
+    matmul_backward(dwide, d[FCPROJ_W], d[FCPROJ_B], dc, a.act, w[FCPROJ_W], N, F, C, accumulate);
+    activation_backward(dwide, a.fc, N * F, g->config.activation);
+    matmul_backward(dx, d[FC_W], d[FC_B], dwide, a.ln_1, w[FC_W], N, C, F, accumulate);
+    residual_forward(dx, dc, N * C);
+    memset(dc, 0, N * C * sizeof(float));
+    layernorm_backward(dc, d[LN_1_W], d[LN_1_B], dx, a.mid, w[LN_1_W], a.mean_1, a.rstd_1, N, C,
+                       accumulate);
+    matmul_backward(dx, d[ATTPROJ_W], d[ATTPROJ_B], dc, a.atty, w[ATTPROJ_W], N, C, C, accumulate);
+    attention_backward(dwide, dx, a.atty, a.lse, a.qkv, g->scratch, g->B, g->T, C,
+                       g->config.heads);
+    matmul_backward(dx, d[QKV_W], d[QKV_B], dwide, a.x, w[QKV_W], N, C, 3 * C, accumulate);
+    residual_forward(dx, dc, N * C);
+}
+
 // From the head's gradient (made by gpt2_head) down to the embeddings. dx is the gradient of the
 // residual stream: every branch reads it, and adds its own part where it left the stream.
 static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
@@ -569,11 +635,22 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
     const size_t B = g->B, T = g->T, N = B * T, L = g->config.layers;
     const GPT2Table *t = &g->table;
     float *dx = g->dx, *dc = g->dc, *dwide = g->dwide;
-    memset(dx, 0, N * C * sizeof(float));
-    layernorm_backward(dx, tensor(g, g->grads, t->ln_f_w), tensor(g, g->grads, t->ln_f_b), dc,
-                       g->x + L * g->max_B * g->max_T * C, tensor(g, g->params, t->ln_f_w),
-                       g->mean_f, g->rstd_f, N, C, accumulate);
+    const size_t E = g->config.embed;
+    const float *last = g->x + L * g->max_B * g->max_T * C;
+    if (E > 0) {
+        matmul_backward(dx, tensor(g, g->grads, t->project_out), NULL, dc, last,
+                        tensor(g, g->params, t->project_out), N, C, E, accumulate);
+    } else {
+        memset(dx, 0, N * C * sizeof(float));
+        layernorm_backward(dx, tensor(g, g->grads, t->ln_f_w), tensor(g, g->grads, t->ln_f_b), dc,
+                           last, tensor(g, g->params, t->ln_f_w), g->mean_f, g->rstd_f, N, C,
+                           accumulate);
+    }
     for (size_t l = L; l-- > 0;) {
+        if (E > 0) {
+            layer_backward_post(g, l, accumulate);
+            continue;
+        }
         const LayerActs a = layer_acts(g, l);
         float *w[LAYER_TENSORS], *d[LAYER_TENSORS];
         layer_tensors(g, g->params, l, w);
@@ -599,7 +676,15 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
         memset(dwpe, 0, t->tensors[t->wpe].size * sizeof(float));
         if (!g->config.tied) memset(dwte, 0, t->tensors[t->wte].size * sizeof(float));
     }
-    encoder_backward(dwte, dwpe, dx, tokens, B, T, C);
+    if (E > 0) {
+        encoder_backward(NULL, dwpe, dx, tokens, B, T, C);
+        encoder_forward(g->ln_f, tokens, tensor(g, g->params, t->wte), NULL, B, T, E);
+        matmul_backward(dc, tensor(g, g->grads, t->project_in), NULL, dx, g->ln_f,
+                        tensor(g, g->params, t->project_in), N, E, C, accumulate);
+        encoder_backward(dwte, NULL, dc, tokens, B, T, E);
+    } else {
+        encoder_backward(dwte, dwpe, dx, tokens, B, T, C);
+    }
 }
 
 // The sum of the squares of all gradients, in the blocks and the order that adam.h defines.

@@ -109,7 +109,7 @@ static const char *const hf_prefixes[2][5] = {
 };
 
 // The names behind them, of layer %d, as in the table: those of a layer by kind, then the others.
-static const char *const hf_names[LAYER_TENSORS + 5][2] = {
+static const char *const hf_names[LAYER_TENSORS + 7][2] = {
     {"h.%d.ln_1.weight", "layers.%d.self_attn_layer_norm.weight"},
     {"h.%d.ln_1.bias", "layers.%d.self_attn_layer_norm.bias"},
     {"h.%d.attn.c_attn.weight", "layers.%d.self_attn.%c_proj.weight"},
@@ -126,6 +126,8 @@ static const char *const hf_names[LAYER_TENSORS + 5][2] = {
     {"wpe.weight", "embed_positions.weight"},
     {"ln_f.weight", "final_layer_norm.weight"},
     {"ln_f.bias", "final_layer_norm.bias"},
+    {NULL, "project_in.weight"},
+    {NULL, "project_out.weight"},
     {"lm_head.weight", "lm_head.weight"},
 };
 
@@ -146,8 +148,10 @@ static bool hf_tensor(const GPT2Config *c, const GPT2Table *t, int i, HfTensor *
     if (c == NULL) return i % 3 == 0;
     const bool opt = c->family == FAMILY_OPT;
     const bool parts = opt && (p->kind == QKV_W || p->kind == QKV_B);
-    const int after = i / 3 < t->first_layer ? 0 : (int)c->layers * LAYER_TENSORS;
-    const int row = p->kind >= 0 ? p->kind : LAYER_TENSORS + i / 3 - after;
+    const int others[] = {t->wte, t->wpe, t->ln_f_w, t->ln_f_b, t->project_in, t->project_out,
+                          t->lm_head};
+    int row = p->kind >= 0 ? p->kind : LAYER_TENSORS;
+    while (row >= LAYER_TENSORS && others[row - LAYER_TENSORS] != i / 3) row++;
     const char *prefix = p == &t->tensors[t->lm_head] && !c->tied ? "" : hf_prefixes[c->family][0];
     if (i % 3 > 0 && !parts) return false;
     x->prefix = strlen(prefix);
@@ -289,7 +293,7 @@ static const struct { int family; bool needed; const char *key, *value; } config
     {FAMILY_GPT2, false, "resid_pdrop", "0.0"},
     {FAMILY_OPT, false, "architectures", "[\"OPTForCausalLM\"]"},
     {FAMILY_OPT, false, "model_type", "\"opt\""},
-    {FAMILY_OPT, true, "do_layer_norm_before", "true"},
+    {FAMILY_OPT, false, "do_layer_norm_before", "true"},
     {FAMILY_OPT, true, "enable_bias", "true"},
     {FAMILY_OPT, true, "layer_norm_elementwise_affine", "true"},
     {FAMILY_OPT, true, "_remove_final_layer_norm", "false"},
@@ -308,6 +312,7 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     memset(c, 0, sizeof *c);
     const Json *type = json_get(root, "model_type"), *tied = json_get(root, "tie_word_embeddings");
     const Json *projection = json_get(root, "word_embed_proj_dim");
+    const Json *before = json_get(root, "do_layer_norm_before");
     const Json *activation = json_get(root, "activation_function");
     const char *name = type != NULL && type->type == JSON_STRING ? type->string : "not there";
     if (strcmp(name, "opt") == 0) c->family = FAMILY_OPT;
@@ -330,8 +335,16 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
             || fabs(value->number - strtod(text, NULL)) > 1e-3 * strtod(text, NULL))
             die("%s: models whose %s is not %s are not supported", path, config_fixed[i].key, text);
     }
-    if (c->family == FAMILY_OPT && projection != NULL && projection->number != (double)c->channels)
-        die("%s: word_embed_proj_dim must be hidden_size (%zu)", path, c->channels);
+    if (c->family == FAMILY_OPT) {
+        size_t embed = c->channels;
+        if (projection != NULL && !json_size(projection, &embed)) embed = 0;
+        const JsonType order = before != NULL ? before->type : JSON_TRUE;
+        if (order == JSON_FALSE) c->embed = embed;
+        else if (order != JSON_TRUE && order != JSON_NULL) embed = 0;
+        if (embed == 0 || embed > c->channels || (embed == c->channels) != (c->embed == 0))
+            die("%s: word_embed_proj_dim must be hidden_size (%zu), or smaller where "
+                "do_layer_norm_before is false", path, c->channels);
+    }
     if (json_get(root, "quantization_config") != NULL)
         die("%s: quantized models are not supported", path);
     c->tied = tied == NULL || tied->type != JSON_FALSE;
@@ -491,13 +504,15 @@ static void config_write(FILE *f, const GPT2Config *c, bool bf16, int eot) {
     char token[16] = "null";
     if (eot >= 0) snprintf(token, sizeof token, "%d", eot);
     fprintf(f, "{\n  \"%s\": %zu,\n", opt ? "word_embed_proj_dim" : "n_ctx",
-            opt ? c->channels : c->context);
+            opt ? config_embed(c) : c->context);
     for (int i = 0; i < CONFIG_SIZES; i++)
         fprintf(f, "  \"%s\": %zu,\n", config_sizes[i].names[c->family],
                 *(const size_t *)(const void *)((const char *)c + config_sizes[i].at));
-    for (int i = 0; i < CONFIG_FIXED; i++)
-        if (config_fixed[i].family == c->family)
-            fprintf(f, "  \"%s\": %s,\n", config_fixed[i].key, config_fixed[i].value);
+    for (int i = 0; i < CONFIG_FIXED; i++) {
+        const char *key = config_fixed[i].key, *value = config_fixed[i].value;
+        if (c->embed > 0 && strcmp(key, "do_layer_norm_before") == 0) value = "false";
+        if (config_fixed[i].family == c->family) fprintf(f, "  \"%s\": %s,\n", key, value);
+    }
     fprintf(f, "  \"activation_function\": \"%s\",\n  \"tie_word_embeddings\": %s,\n"
             "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"torch_dtype\": \"%s\"\n}\n",
             c->activation == ACTIVATION_RELU ? "relu" : "gelu_new", c->tied ? "true" : "false",
@@ -585,14 +600,14 @@ typedef struct {
 // Version 5 lies in the same way, but for `products`; normal numbers were others (rng.h).
 enum { STATE_OLDEST = 5, STATE_VERSION = 6 };
 
-// The numbers in state.txt.
+// The numbers in state.txt. The last is there only if it is not 0.
 #define STATE_FIELD(field) {#field, offsetof(TrainState, field), sizeof ((TrainState *)0)->field}
 static const struct { const char *name; size_t at, size; } state_fields[] = {
     STATE_FIELD(version), STATE_FIELD(step), STATE_FIELD(seed), STATE_FIELD(data_position),
     STATE_FIELD(data_hash), STATE_FIELD(config.layers), STATE_FIELD(config.heads),
     STATE_FIELD(config.channels), STATE_FIELD(config.context), STATE_FIELD(config.vocab),
     STATE_FIELD(config.ffn), STATE_FIELD(config.family), STATE_FIELD(config.activation),
-    STATE_FIELD(config.tied), STATE_FIELD(products)};
+    STATE_FIELD(config.tied), STATE_FIELD(products), STATE_FIELD(config.embed)};
 enum { STATE_FIELDS = sizeof state_fields / sizeof state_fields[0] };
 
 static void train_state_free(TrainState *s) {
@@ -664,11 +679,14 @@ static bool state_parse(char *text, size_t n, TrainState *s, Error *err) {
     s->text = text;
     if (end == SIZE_MAX) return error_set(err, "state.txt is not what was written");
     bool ok = text_line(text, "hashes") != NULL;
-    for (int i = 0; i < STATE_FIELDS - (s->version == STATE_OLDEST); i++) {
+    for (int i = 0; i < STATE_FIELDS; i++) {
+        if (s->version == STATE_OLDEST && state_fields[i].at == offsetof(TrainState, products))
+            continue;
         const char *number = text_line(text, state_fields[i].name);
         const bool there = number != NULL && *number == ' ';
         const size_t digits = there ? strspn(number + 1, "0123456789") : 0;
         const uint64_t value = digits > 0 ? strtoull(number, NULL, 10) : 0;
+        if (i == STATE_FIELDS - 1 && number == NULL) continue;
         ok = ok && digits > 0 && number[1 + digits] == '\n';
         memcpy((char *)s + state_fields[i].at, &value, state_fields[i].size);
     }
@@ -755,7 +773,8 @@ static char *state_describe(const StateSave *x, const SafeWriter *file, size_t *
     for (int i = 0; i < STATE_FIELDS; i++) {
         uint64_t value = 0;
         memcpy(&value, (const char *)&s + state_fields[i].at, state_fields[i].size);
-        fprintf(f, "%s %" PRIu64 "\n", state_fields[i].name, value);
+        if (i < STATE_FIELDS - 1 || value > 0)
+            fprintf(f, "%s %" PRIu64 "\n", state_fields[i].name, value);
     }
     fprintf(f, "hashes");
     for (int i = 0; i < file->count; i++) fprintf(f, " %016" PRIx64, file->sums[1 + i]);

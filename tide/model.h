@@ -29,7 +29,13 @@ typedef struct {
     int family;           // FAMILY_*
     int activation;       // ACTIVATION_*
     int tied;             // 1: the head is wte; 0: the head has a tensor of its own (lm_head)
+    size_t embed;         // 0, or E, as in OPT-350M: embeddings of E < C channels, which project_in
+                          // and project_out connect to the layers; these normalise after each sum,
+                          // not before each branch, and no normalisation follows the last one
 } GPT2Config;
+
+// Channels of wte and the head.
+static size_t config_embed(const GPT2Config *c) { return c->embed > 0 ? c->embed : c->channels; }
 
 #define LAYERNORM_EPS 1e-5f
 #define ALIGN_ELEMENTS 128  // every tensor starts at a multiple of this, and Vp is one
@@ -42,6 +48,9 @@ static bool gpt2_finish(GPT2Config *c, Error *err) {
     if (c->heads < 1 || c->channels % c->heads != 0)
         return error_set(err, "channels (%zu) must be a multiple of heads (%zu)", c->channels,
                          c->heads);
+    if (c->embed >= c->channels && c->embed > 0)
+        return error_set(err, "embeddings (%zu channels) must be narrower than layers (%zu)",
+                         c->embed, c->channels);
     if (c->ffn == 0) c->ffn = 4 * c->channels;
     if (c->ffn > 1 << 20) return error_set(err, "the MLP's width must be at most %d", 1 << 20);
     if (c->context < 1 || c->context > 1 << 20)
@@ -51,10 +60,10 @@ static bool gpt2_finish(GPT2Config *c, Error *err) {
     return true;
 }
 
-// GPT-2: Radford et al. 2019, table 2. OPT: Zhang et al. 2022, table 1 (350M is a post-LN model
-// and is left out). 7b to 20b: Deep Optimizer States, table 2, with the GPT-2 vocabulary.
-#define GPT2(L, NH, C, T, V) {L, NH, C, 0, T, V, 0, FAMILY_GPT2, ACTIVATION_GELU, 1}
-#define OPT(L, NH, C, T, V) {L, NH, C, 0, T, V, 0, FAMILY_OPT, ACTIVATION_RELU, 1}
+// GPT-2: Radford et al. 2019, table 2. OPT: Zhang et al. 2022, table 1. 7b
+// to 20b: Deep Optimizer States, table 2, with the GPT-2 vocabulary.
+#define GPT2(L, NH, C, T, V) {L, NH, C, 0, T, V, 0, FAMILY_GPT2, ACTIVATION_GELU, 1, 0}
+#define OPT(L, NH, C, E, V) {L, NH, C, 0, 2048, V, 0, FAMILY_OPT, ACTIVATION_RELU, 1, E}
 static const struct { const char *name; GPT2Config config; } gpt2_presets[] = {
     {"nano",        GPT2( 4,  4,   128,  256,   256)},
     {"gpt2",        GPT2(12, 12,   768, 1024, 50257)},
@@ -66,14 +75,15 @@ static const struct { const char *name; GPT2Config config; } gpt2_presets[] = {
     {"10b",         GPT2(50, 32,  4096, 2048, 50257)},
     {"13b",         GPT2(40, 40,  5120, 2048, 50257)},
     {"20b",         GPT2(48, 64,  6144, 2048, 50257)},
-    {"opt-125m",    OPT( 12, 12,   768, 2048, 50272)},
-    {"opt-1.3b",    OPT( 24, 32,  2048, 2048, 50272)},
-    {"opt-2.7b",    OPT( 32, 32,  2560, 2048, 50272)},
-    {"opt-6.7b",    OPT( 32, 32,  4096, 2048, 50272)},
-    {"opt-13b",     OPT( 40, 40,  5120, 2048, 50272)},
-    {"opt-30b",     OPT( 48, 56,  7168, 2048, 50272)},
-    {"opt-66b",     OPT( 64, 72,  9216, 2048, 50272)},
-    {"opt-175b",    OPT( 96, 96, 12288, 2048, 50272)},
+    {"opt-125m",    OPT( 12, 12,   768,   0, 50272)},
+    {"opt-350m",    OPT( 24, 16,  1024, 512, 50272)},
+    {"opt-1.3b",    OPT( 24, 32,  2048,   0, 50272)},
+    {"opt-2.7b",    OPT( 32, 32,  2560,   0, 50272)},
+    {"opt-6.7b",    OPT( 32, 32,  4096,   0, 50272)},
+    {"opt-13b",     OPT( 40, 40,  5120,   0, 50272)},
+    {"opt-30b",     OPT( 48, 56,  7168,   0, 50272)},
+    {"opt-66b",     OPT( 64, 72,  9216,   0, 50272)},
+    {"opt-175b",    OPT( 96, 96, 12288,   0, 50272)},
 };
 
 // Fills *c from a preset's name, or from "dN": depth N at GPT-2's proportions, 64 channels per
@@ -121,7 +131,9 @@ typedef struct {
     int count;
     GPT2Tensor *tensors;  // in memory order
     int wte, wpe, ln_f_w, ln_f_b, lm_head;  // indices; lm_head == wte when the head is tied
+    int project_in, project_out;  // (C, E) and (E, C), instead of ln_f; of these, -1: not there
     int first_layer;      // index of layer 0's ln_1.w; layer l's tensor k is first_layer + l*12 + k
+    int tail;             // index of the first tensor after the layers
     size_t elements;      // length of the arena in elements, gaps included (they stay zero)
     size_t parameters;    // what one calls the model's size: logical elements only
 } GPT2Table;
@@ -141,23 +153,29 @@ static GPT2Tensor *table_add(GPT2Table *t, const char *name, int layer, int kind
     return x;
 }
 
-// Lays the model out: wte, wpe, the layers, ln_f, lm_head (untied only). One layer is one
-// contiguous range. The caller frees it with gpt2_table_free().
+// Lays the model out: wte, wpe, the layers, ln_f, lm_head (untied only); with narrow embeddings
+// project_in follows wpe, and project_out is in ln_f's place. One layer is one contiguous range.
+// The caller frees it with gpt2_table_free().
 // First values as in GPT-2: normal(0, 0.02), and 0.02 / sqrt(2 L) for the two projections that
 // write into the residual stream, because 2 L of them add up there.
 static GPT2Table gpt2_table(const GPT2Config *c) {
     static const char *const names[LAYER_TENSORS] = {
         "ln_1.w", "ln_1.b", "attn.qkv.w", "attn.qkv.b", "attn.proj.w", "attn.proj.b",
         "ln_2.w", "ln_2.b", "mlp.fc.w", "mlp.fc.b", "mlp.proj.w", "mlp.proj.b"};
-    const size_t C = c->channels, F = c->ffn, L = c->layers;
+    const size_t C = c->channels, E = config_embed(c), F = c->ffn, L = c->layers;
     const float std = 0.02f, residual_std = (float)(0.02 / __builtin_sqrt(2.0 * (double)L));
     GPT2Table t;
     memset(&t, 0, sizeof t);
-    t.tensors = ALLOC(GPT2Tensor, L * LAYER_TENSORS + 5, "table");
+    t.tensors = ALLOC(GPT2Tensor, L * LAYER_TENSORS + 6, "table");
     t.wte = t.count;
-    table_add(&t, "wte", -1, -1, c->vocab, C, 2, std, 0)->rows_padded = c->vocab_padded;
+    table_add(&t, "wte", -1, -1, c->vocab, E, 2, std, 0)->rows_padded = c->vocab_padded;
     t.wpe = t.count;
     table_add(&t, "wpe", -1, -1, c->context, C, 2, std, 0);
+    t.project_in = t.project_out = t.ln_f_w = t.ln_f_b = -1;
+    if (c->embed > 0) {
+        t.project_in = t.count;
+        table_add(&t, "project_in.w", -1, -1, C, E, 2, std, 0);
+    }
     t.first_layer = t.count;
     for (size_t l = 0; l < L; l++) {
         const size_t rows[LAYER_TENSORS] = {1, 1, 3 * C, 1, C, 1, 1, 1, F, 1, C, 1};
@@ -172,14 +190,20 @@ static GPT2Table gpt2_table(const GPT2Config *c) {
                       k == LN_1_W || k == LN_2_W ? 1.0f : 0.0f);
         }
     }
-    t.ln_f_w = t.count;
-    table_add(&t, "ln_f.w", (int)L, -1, 1, C, 1, 0, 1);
-    t.ln_f_b = t.count;
-    table_add(&t, "ln_f.b", (int)L, -1, 1, C, 1, 0, 0);
+    t.tail = t.count;
+    if (c->embed > 0) {
+        t.project_out = t.count;
+        table_add(&t, "project_out.w", (int)L, -1, E, C, 2, std, 0);
+    } else {
+        t.ln_f_w = t.count;
+        table_add(&t, "ln_f.w", (int)L, -1, 1, C, 1, 0, 1);
+        t.ln_f_b = t.count;
+        table_add(&t, "ln_f.b", (int)L, -1, 1, C, 1, 0, 0);
+    }
     t.lm_head = t.wte;
     if (!c->tied) {
         t.lm_head = t.count;
-        table_add(&t, "lm_head", (int)L, -1, c->vocab, C, 2, std, 0)->rows_padded = c->vocab_padded;
+        table_add(&t, "lm_head", (int)L, -1, c->vocab, E, 2, std, 0)->rows_padded = c->vocab_padded;
     }
     for (int i = 0; i < t.count; i++) {
         GPT2Tensor *x = &t.tensors[i];
@@ -268,7 +292,8 @@ static ShardMap gpt2_shards_all(const GPT2Table *t) {
 // 6 T C per layer for the two attention products over T/2 keys on average.
 static double gpt2_flops_per_token(const GPT2Config *c, size_t T) {
     const double C = (double)c->channels, F = (double)c->ffn, L = (double)c->layers;
-    const double weights = L * (4 * C * C + 2 * C * F) + (double)c->vocab * C;
+    const double E = (double)config_embed(c), V = (double)c->vocab;
+    const double weights = L * (4 * C * C + 2 * C * F) + V * E + (c->embed > 0 ? 2 * C * E : 0);
     return 6 * weights + 6 * L * C * (double)T;
 }
 

@@ -107,6 +107,7 @@ static void run_choose_model(Run *r) {
     if (gpt2_preset(c, o->model)) {
         if (o->layers) c->layers = o->layers;
         if (o->channels) c->channels = o->channels;
+        if (o->channels && c->embed > 0) c->embed = c->channels / 2;
         if (o->heads) c->heads = o->heads;
         if (o->context) c->context = o->context;
     } else if (path_exists(o->model)) {
@@ -368,9 +369,9 @@ static void run_describe(const Run *r) {
 // Refuses shapes that the GPU's kernels do not take: they work on whole packs of 16 bytes, and hold
 // a row of channels in one block of threads.
 static void run_check_shape(const Run *r) {
-    const size_t C = r->config.channels, F = r->config.ffn;
+    const size_t C = r->config.channels, E = config_embed(&r->config), F = r->config.ffn;
     const size_t pack = r->o.precision == PRECISION_FP32 ? 4 : 8;
-    if (C > 12288 || C % pack != 0 || F % pack != 0)
+    if (C > 12288 || C % pack != 0 || E % pack != 0 || F % pack != 0)
         die("the GPU trainer takes up to 12288 channels, and an MLP width, that are multiples of 8 "
             "(of 4 with --precision fp32), not %zu and %zu; the CPU trainer takes any", C, F);
 }

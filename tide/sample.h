@@ -157,32 +157,40 @@ static void decode_attention(float *out, const float *query, const float *keys, 
 // predict the next one. NULL: nobody asks.
 static void decode(const GPT2Config *c, const GPT2Table *t, const float *params, float *cache,
                    int32_t token, size_t position, float *logits) {
-    const size_t C = c->channels, F = c->ffn, L = c->layers;
+    const size_t C = c->channels, E = config_embed(c), F = c->ffn, L = c->layers;
+    const bool post = c->embed > 0;  // normalises after the sums
     float mean;
     float *x = cache + 2 * L * c->context * C, *row = x + C, *qkv = row + C, *wide = qkv + 3 * C;
     #define AT(k) (params + t->tensors[k].offset)
-    const float *wte = AT(t->wte) + (size_t)token * C, *wpe = AT(t->wpe) + position * C;
-    for (size_t i = 0; i < C; i++) x[i] = wte[i] + wpe[i];
+    const float *wte = AT(t->wte) + (size_t)token * E, *wpe = AT(t->wpe) + position * C;
+    if (post) decode_matvec(row, wte, AT(t->project_in), NULL, E, C);
+    for (size_t i = 0; i < C; i++) x[i] = (post ? row : wte)[i] + wpe[i];
     for (size_t l = 0; l < L; l++) {
         const int w = t->first_layer + (int)l * LAYER_TENSORS;
         float *keys = cache + l * c->context * C, *values = keys + L * c->context * C;
-        normalise(row, &mean, x, AT(w + LN_1_W), AT(w + LN_1_B), C, LAYERNORM_EPS);
-        decode_matvec(qkv, row, AT(w + QKV_W), AT(w + QKV_B), C, 3 * C);
+        if (!post) normalise(row, &mean, x, AT(w + LN_1_W), AT(w + LN_1_B), C, LAYERNORM_EPS);
+        decode_matvec(qkv, post ? x : row, AT(w + QKV_W), AT(w + QKV_B), C, 3 * C);
         memcpy(keys + position * C, qkv + C, C * sizeof(float));
         memcpy(values + position * C, qkv + 2 * C, C * sizeof(float));
         decode_attention(row, qkv, keys, values, wide + F, position + 1, C, c->heads);
         decode_matvec(qkv, row, AT(w + ATTPROJ_W), AT(w + ATTPROJ_B), C, C);
         for (size_t i = 0; i < C; i++) x[i] += qkv[i];
-        normalise(row, &mean, x, AT(w + LN_2_W), AT(w + LN_2_B), C, LAYERNORM_EPS);
+        const int norm = post ? LN_1_W : LN_2_W;
+        normalise(row, &mean, x, AT(w + norm), AT(w + norm + 1), C, LAYERNORM_EPS);
+        if (post) memcpy(x, row, C * sizeof(float));
         decode_matvec(wide, row, AT(w + FC_W), AT(w + FC_B), C, F);
         for (size_t i = 0; i < F; i++)
             wide[i] = c->activation == ACTIVATION_RELU ? fmaxf(wide[i], 0) : gelu_f32(wide[i]);
         decode_matvec(row, wide, AT(w + FCPROJ_W), AT(w + FCPROJ_B), F, C);
         for (size_t i = 0; i < C; i++) x[i] += row[i];
+        if (!post) continue;
+        normalise(row, &mean, x, AT(w + LN_2_W), AT(w + LN_2_B), C, LAYERNORM_EPS);
+        memcpy(x, row, C * sizeof(float));
     }
     if (logits == NULL) return;
-    normalise(row, &mean, x, AT(t->ln_f_w), AT(t->ln_f_b), C, LAYERNORM_EPS);
-    decode_matvec(logits, row, AT(t->lm_head), NULL, C, c->vocab);
+    if (post) decode_matvec(row, x, AT(t->project_out), NULL, C, E);
+    else normalise(row, &mean, x, AT(t->ln_f_w), AT(t->ln_f_b), C, LAYERNORM_EPS);
+    decode_matvec(logits, row, AT(t->lm_head), NULL, E, c->vocab);
     #undef AT
 }
 

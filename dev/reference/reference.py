@@ -12,6 +12,8 @@ transformers. Everything is seeded, everything runs on the CPU in a few seconds.
 
 The model is pre-LN GPT-2 (Radford et al. 2019) and OPT (Zhang et al. 2022): learned positions,
   h = x + Attention(LN(x)),  x' = h + MLP(LN(h)),  logits = LN(x) head^T,
+or OPT-350M, which differs: tokens are projected up,
+  h = LN(x + Attention(x)),  x' = LN(h + MLP(h)),  logits = (x projected down) head^T,
 with GELU in the tanh form of Hendrycks and Gimpel 2016. The optimizer is AdamW (Loshchilov and
 Hutter 2019, algorithm 2). The parameters live in a dict under their Hugging Face names and in that
 layout, so gradients and updated parameters come out named and laid out the same way.
@@ -29,9 +31,9 @@ import torch
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
 
 # L layers, NH heads, C channels, F width of the MLP, V vocabulary, ctx rows of the position table;
-# B sequences per micro-batch, T tokens each. `stream` scales what enters the residual stream: where
+# E width of the embeddings, if not C; B sequences per micro-batch, T tokens each. `stream` scales what enters the residual stream: where
 # it is small, layer norm's epsilon matters.
-BASE = dict(family="gpt2", act="gelu_new", tied=True, stream=1.0, accum=1, steps=10, warmup=3,
+BASE = dict(family="gpt2", act="gelu_new", tied=True, E=None, stream=1.0, accum=1, steps=10, warmup=3,
             lr=1e-2, min_lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-3, weight_decay=0.1)
 CASES = {
     # the plain case: every length is equal to its table, the head is tied
@@ -45,6 +47,9 @@ CASES = {
     # OPT: ReLU, separate q, k, v, positions start at row 2 of their table
     "opt": dict(BASE, seed=4, L=2, NH=2, C=16, F=64, V=67, ctx=12, B=2, T=10, clip=2.75,
                 family="opt", act="relu"),
+    # OPT-350M: layers normalise after the sums, embeddings are narrower and are projected
+    "opt-350m": dict(BASE, seed=7, L=2, NH=2, C=16, F=40, V=67, ctx=12, B=2, T=10, clip=2.75,
+                     family="opt", act="relu", E=8),
     # longer than the tiles of a blocked attention
     "gpt2-long": dict(BASE, seed=5, L=1, NH=1, C=8, F=32, V=29, ctx=150, B=1, T=150, clip=0.68),
     # two micro-batches per step
@@ -148,6 +153,9 @@ def forward(p, c, tokens):
     top = "transformer." if gpt2 else "model.decoder."
     wte = p[top + ("wte.weight" if gpt2 else "embed_tokens.weight")]
     wpe = p[top + ("wpe.weight" if gpt2 else "embed_positions.weight")]
+    post = c["E"] is not None
+    if post:  # OPT-350M
+        wte = wte @ p[top + "project_in.weight"].t()
     x = lookup(wte, wpe, tokens, 0 if gpt2 else 2)
     for i in range(c["L"]):
         h = top + ("h.%d." if gpt2 else "layers.%d.") % i
@@ -156,13 +164,22 @@ def forward(p, c, tokens):
             y = linear(p, h + "attn.c_proj", attention(*qkv, c["NH"]), "gpt2")
             ln_2, fc, proj = "ln_2", "mlp.c_fc", "mlp.c_proj"
         else:
-            z = norm(h + "self_attn_layer_norm", x)
+            z = x if post else norm(h + "self_attn_layer_norm", x)
             qkv = [linear(p, h + "self_attn.%s_proj" % n, z, "opt") for n in "qkv"]
             y = linear(p, h + "self_attn.out_proj", attention(*qkv, c["NH"]), "opt")
             ln_2, fc, proj = "final_layer_norm", "fc1", "fc2"
         x = residual(x, y)
+        if post:
+            x = norm(h + "self_attn_layer_norm", x)
+            z = act(linear(p, h + fc, x, c["family"]))
+            x = norm(h + ln_2, residual(x, linear(p, h + proj, z, c["family"])))
+            continue
         z = act(linear(p, h + fc, norm(h + ln_2, x), c["family"]))
         x = residual(x, linear(p, h + proj, z, c["family"]))
+    if post:
+        wte = p[top + "embed_tokens.weight"]
+        x = x @ p[top + "project_out.weight"].t()
+        return x @ (wte if c["tied"] else p["lm_head.weight"]).t()
     x = norm(top + ("ln_f" if gpt2 else "final_layer_norm"), x)
     return x @ (wte if c["tied"] else p["lm_head.weight"]).t()
 
@@ -236,6 +253,7 @@ def train(p, c, tokens, targets):
 def parameter_shapes(c):
     """Hugging Face name -> (shape, kind, fan-in), in file order."""
     C, F, V, out = c["C"], c["F"], c["V"], {}
+    E = c["E"] or C
 
     def add_linear(name, cin, cout, kind):
         out[name + ".weight"] = ((cin, cout) if c["family"] == "gpt2" else (cout, cin), kind, cin)
@@ -257,7 +275,7 @@ def parameter_shapes(c):
             add_linear(h + "mlp.c_proj", F, C, "stream")
         add_norm("transformer.ln_f")
     else:
-        out["model.decoder.embed_tokens.weight"] = ((V, C), "wte", C)
+        out["model.decoder.embed_tokens.weight"] = ((V, E), "wte", E)
         out["model.decoder.embed_positions.weight"] = ((c["ctx"] + 2, C), "wpe", C)
         for i in range(c["L"]):
             h = "model.decoder.layers.%d." % i
@@ -268,9 +286,13 @@ def parameter_shapes(c):
             add_linear(h + "fc1", C, F, "inner")
             add_linear(h + "fc2", F, C, "stream")
             add_norm(h + "final_layer_norm")
-        add_norm("model.decoder.final_layer_norm")
+        if E == C:
+            add_norm("model.decoder.final_layer_norm")
+        else:
+            out["model.decoder.project_in.weight"] = ((C, E), "inner", E)
+            out["model.decoder.project_out.weight"] = ((E, C), "inner", C)
     if not c["tied"]:
-        out["lm_head.weight"] = ((V, C), "inner", C)
+        out["lm_head.weight"] = ((V, E), "inner", E)
     return out
 
 
@@ -311,9 +333,9 @@ def make_config(c):
                     layer_norm_epsilon=1e-5, tie_word_embeddings=c["tied"], resid_pdrop=0.0,
                     embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)
     return dict(model_type="opt", architectures=["OPTForCausalLM"], num_hidden_layers=c["L"],
-                num_attention_heads=c["NH"], hidden_size=c["C"], word_embed_proj_dim=c["C"],
+                num_attention_heads=c["NH"], hidden_size=c["C"], word_embed_proj_dim=c["E"] or c["C"],
                 max_position_embeddings=c["ctx"], vocab_size=c["V"], ffn_dim=c["F"],
-                activation_function=c["act"], do_layer_norm_before=True, dropout=0.0,
+                activation_function=c["act"], do_layer_norm_before=c["E"] is None, dropout=0.0,
                 tie_word_embeddings=c["tied"], pad_token_id=None, bos_token_id=0, eos_token_id=0)
 
 

@@ -5,7 +5,7 @@ not part of `make test`, which has fixtures that this script wrote.
     dev/test/hf_roundtrip.py [--trainer ./train_gpt2]   transformers -> tide -> transformers
     dev/test/hf_roundtrip.py --fixtures                 rewrites dev/test/fixtures/hf
 
-The round trip saves small GPT-2 and OPT models with random weights (tied and untied; fp32, fp16,
+The round trip saves small GPT-2, OPT and OPT-350M models with random weights (tied and untied; fp32, fp16,
 bf16; one file, shards, the base model without prefix), has the trainer load and save each, and
 wants back the same tensors with no key missing or unexpected. In fp32 it also compares the
 trainer's reference dump with PyTorch: loss, logits and every gradient.
@@ -36,7 +36,8 @@ def make_model(family, layers, heads, channels, ffn, context, vocab, tied=True):
                             tie_word_embeddings=tied)
         return GPT2LMHeadModel(config)
     config = OPTConfig(num_hidden_layers=layers, num_attention_heads=heads, hidden_size=channels,
-                       word_embed_proj_dim=channels, ffn_dim=ffn or 4 * channels,
+                       word_embed_proj_dim=channels // 2 if family == "opt-350m" else channels,
+                       do_layer_norm_before=family == "opt", ffn_dim=ffn or 4 * channels,
                        max_position_embeddings=context, vocab_size=vocab, bos_token_id=0,
                        eos_token_id=0, pad_token_id=None, dropout=0.0, attention_dropout=0.0,
                        tie_word_embeddings=tied)
@@ -104,7 +105,7 @@ def round_trip(trainer, work):
         f.write("".join(chr(33 + i * i % 90) for i in range(4000)))
     done = 0
     for family, tied, dtype, how in itertools.product(
-            ("gpt2", "opt"), (True, False), (torch.float32, torch.float16, torch.bfloat16),
+            ("gpt2", "opt", "opt-350m"), (True, False), (torch.float32, torch.float16, torch.bfloat16),
             ("file", "shards", "base")):
         if how == "base" and not tied:
             continue  # the base model has no head
@@ -113,7 +114,7 @@ def round_trip(trainer, work):
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(torch.randn_like(p) * 0.05)
-            if family == "opt":  # rows that no position uses; saved as zeros
+            if family != "gpt2":  # rows that no position uses; saved as zeros
                 model.model.decoder.embed_positions.weight[:2] = 0
         model = model.to(dtype).eval()
         source = os.path.join(work, f"{family}_{'tied' if tied else 'untied'}_{dtype}_{how}"[:64])

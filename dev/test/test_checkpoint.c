@@ -541,20 +541,29 @@ static bool config_from(const char *text, GPT2Config *c) {
                   "\"hidden_size\":8,\"max_position_embeddings\":5,\"vocab_size\":300"
 
 static void test_config_accepts(void) {
-    static const struct { const char *text; size_t ffn; int family, activation, tied; } good[] = {
-        {"{" GPT2_SIZES "}", 32, FAMILY_GPT2, ACTIVATION_GELU, 1},
-        {"{" GPT2_SIZES ",\"n_inner\":null,\"tie_word_embeddings\":false}", 32, 0, 0, 0},
-        {"{" GPT2_SIZES ",\"n_inner\":7,\"activation_function\":\"relu\"}", 7, 0, 1, 1},
-        {"{" GPT2_SIZES ",\"activation_function\":\"gelu_pytorch_tanh\",\"n_ctx\":5}", 32, 0, 0, 1},
-        {"{" GPT2_SIZES ",\"activation_function\":\"gelu_fast\",\"attn_pdrop\":0.1}", 32, 0, 0, 1},
+    static const struct {
+        const char *text;
+        size_t ffn;
+        int family, activation, tied;
+        size_t embed;
+    } good[] = {
+        {"{" GPT2_SIZES "}", 32, FAMILY_GPT2, ACTIVATION_GELU, 1, 0},
+        {"{" GPT2_SIZES ",\"n_inner\":null,\"tie_word_embeddings\":false}", 32, 0, 0, 0, 0},
+        {"{" GPT2_SIZES ",\"n_inner\":7,\"activation_function\":\"relu\"}", 7, 0, 1, 1, 0},
+        {"{" GPT2_SIZES ",\"activation_function\":\"gelu_pytorch_tanh\",\"n_ctx\":5}", 32, 0, 0, 1,
+         0},
+        {"{" GPT2_SIZES ",\"activation_function\":\"gelu_fast\",\"attn_pdrop\":0.1}", 32, 0, 0, 1,
+         0},
         {"{" GPT2_SIZES ",\"layer_norm_epsilon\":0.00001,\"scale_attn_weights\":true}",
-         32, 0, 0, 1},
-        {"{" OPT_SIZES ",\"ffn_dim\":16}", 16, FAMILY_OPT, ACTIVATION_RELU, 1},
+         32, 0, 0, 1, 0},
+        {"{" OPT_SIZES ",\"ffn_dim\":16}", 16, FAMILY_OPT, ACTIVATION_RELU, 1, 0},
         {"{" OPT_SIZES ",\"activation_function\":\"gelu_new\",\"word_embed_proj_dim\":8,"
          "\"do_layer_norm_before\":true,\"enable_bias\":true,\"tie_word_embeddings\":false}",
-         32, FAMILY_OPT, ACTIVATION_GELU, 0},
+         32, FAMILY_OPT, ACTIVATION_GELU, 0, 0},
         {"{" OPT_SIZES ",\"scale_attn_weights\":false,\"enable_bias\":null}", 32, FAMILY_OPT,
-         ACTIVATION_RELU, 1},
+         ACTIVATION_RELU, 1, 0},
+        {"{" OPT_SIZES ",\"do_layer_norm_before\":false,\"word_embed_proj_dim\":4}", 32, FAMILY_OPT,
+         ACTIVATION_RELU, 1, 4},
     };
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         GPT2Config c;
@@ -562,8 +571,8 @@ static void test_config_accepts(void) {
         CHECK(c.layers == 3 && c.heads == 2 && c.channels == 8 && c.context == 5 && c.vocab == 300
               && c.vocab_padded == 384, "%zu: sizes", i);
         CHECK(c.ffn == good[i].ffn && c.family == good[i].family && c.tied == good[i].tied
-              && c.activation == good[i].activation, "%zu: %zu %d %d %d", i, c.ffn, c.family,
-              c.tied, c.activation);
+              && c.activation == good[i].activation && c.embed == good[i].embed,
+              "%zu: %zu %d %d %d %zu", i, c.ffn, c.family, c.tied, c.activation, c.embed);
     }
 }
 
@@ -593,7 +602,9 @@ static void test_config_refuses(void) {
         {"{" GPT2_SIZES ",\"activation_function\":\"silu\"}", "activation_function is silu;"},
         {"{" GPT2_SIZES ",\"activation_function\":7}", "activation_function"},
         {"{" GPT2_SIZES ",\"quantization_config\":{}}", "quantized"},
-        {"{" OPT_SIZES ",\"do_layer_norm_before\":false}", "do_layer_norm_before is not true"},
+        {"{" OPT_SIZES ",\"do_layer_norm_before\":false}", "word_embed_proj_dim"},
+        {"{" OPT_SIZES ",\"do_layer_norm_before\":0,\"word_embed_proj_dim\":4}", "proj_dim"},
+        {"{" OPT_SIZES ",\"do_layer_norm_before\":false,\"word_embed_proj_dim\":9}", "proj_dim"},
         {"{" OPT_SIZES ",\"word_embed_proj_dim\":4}", "word_embed_proj_dim"},
         {"{" OPT_SIZES ",\"word_embed_proj_dim\":null}", "word_embed_proj_dim"},
         {"{" OPT_SIZES ",\"enable_bias\":false}", "enable_bias is not true"},
