@@ -848,11 +848,14 @@ static StepResult mezo_step(GPT2 *g, Run *r, size_t step, double lr) {
 // =============================================================================================
 // 4. The loop
 
-// For run_eval(): the mean loss of rows of the held-out data.
-static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, size_t *right) {
+// For run_eval(): see RunLoss.
+static double gpt2_eval(void *model, Run *r, const Loader *from, size_t first, size_t rows,
+                        float *losses, size_t *right) {
     GPT2 *g = (GPT2 *)model;
-    if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, NULL, &r->damage)) return 0;
-    return gpt2_loss(g, r, rows, right);
+    if (!run_batch(r, from, first, rows, g->inputs, g->targets, NULL, &r->damage)) return 0;
+    const double loss = gpt2_loss(g, r, rows, right);
+    if (losses != NULL) memcpy(losses, g->losses, rows * from->T * sizeof *losses);
+    return loss;
 }
 
 // For run_sample(): the logits of the next token.

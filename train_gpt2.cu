@@ -937,11 +937,12 @@ static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t, 
 // =============================================================================================
 // 3. Evaluation and the training loop
 
-// For run_eval(): the mean loss of rows of the held-out data.
-static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, size_t *right) {
+// For run_eval(): see RunLoss.
+static double gpt2_eval(void *model, Run *r, const Loader *from, size_t first, size_t rows,
+                        float *losses, size_t *right) {
     GPT2 *g = (GPT2 *)model;
     double loss;
-    if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, NULL, &r->damage)) return 0;
+    if (!run_batch(r, from, first, rows, g->inputs, g->targets, NULL, &r->damage)) return 0;
     gpt2_update_wait(g);  // so that neither is in the other's time
     g->timeline.between = true;
     if (g->zo != NULL) {
@@ -951,6 +952,7 @@ static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, size_t *
         gpt2_head(g, 0, 1, false, NULL);
         loss = gpt2_loss(g);
     }
+    if (losses != NULL) gpu_copy(losses, g->losses, rows * from->T * sizeof *losses);
     g->timeline.between = false;
     device_rest();  // other ranks may wait for this one's part of a collective
     return loss;

@@ -760,6 +760,7 @@ typedef struct {
     const GPT2Table *table;
     const RunState *here;
     int keep;                // then all but so many checkpoints up to this step go; 0: none
+    size_t best;             // but not this step's; 0: there is none
     TrainState state;
 } StateSave;
 
@@ -825,7 +826,7 @@ static void state_prune(const StateSave *x) {
     if (ranks.rank > 0 || x->keep <= 0) return;
     for (size_t step = x->state.step + 1; (step = state_newest(x->out, step, false)) > 0;) {
         state_path(path, x->out, step);
-        if (kept >= x->keep) {
+        if (kept >= x->keep && step != x->best) {
             directory_remove(path);
         } else if (state_check(path, &s, true, &err)) {
             kept++;
@@ -941,16 +942,17 @@ static void state_file_move(void *owner, int part, size_t at, size_t n, float *w
         safetensor_floats(&x->file.tensors[i], at - x->table->tensors[i].offset, n, w);
 }
 
-// model.safetensors and config.json of a checkpoint, x->state.step's; on rank 0.
-static bool state_model(const StateSave *x, bool bf16, int eot, Error *err) {
+// model.safetensors and config.json, in `out`, of a step's checkpoint; on rank 0.
+static bool state_model(const StateSave *x, size_t step, const char *out, bool bf16, int eot,
+                        Error *err) {
     char dir[PATH_MAX];
     StateFile from = {x->table, {0, NULL, NULL, NULL, 0}};
     RunState here = state_in(NULL, 1);
     here.move = state_file_move;
     here.owner = &from;
-    state_path(dir, x->out, x->state.step);
+    state_path(dir, x->out, step);
     const bool ok = state_open(dir, &from.file, err)
-        && model_save(x->out, &x->state.config, x->table, &here, bf16, eot, err);
+        && model_save(out, &x->state.config, x->table, &here, bf16, eot, err);
     safetensors_close(&from.file);
     return ok;
 }

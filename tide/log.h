@@ -3,6 +3,7 @@
 //
 //   log_open, log_close             of a new run, or of one that is resumed
 //   log_step, log_skip, log_eval    both lines of a step, and of an evaluation
+//   log_best                        which checkpoint is the best so far
 //   log_clear                       before anything else is printed
 //   log_plot                        draws the losses
 //
@@ -33,6 +34,7 @@ typedef struct {
     off_t whole;             // bytes of the file that are complete lines
     bool failing;            // the last line could not be written
     LogSeries train, val;
+    LogSeries best;          // the checkpoints that log_best() named, with their losses
 } Log;
 
 static void log_add(LogSeries *s, size_t step, double loss) {
@@ -52,9 +54,13 @@ static void log_load(Log *l, const char *text, size_t n, size_t last, FILE *kept
         size_t step = 0;
         Json *object = json_parse(text, (size_t)(end - text), &ignored);
         if (json_get_size(object, "step", &step) && step <= last) {
-            const Json *loss = json_get(object, "loss"), *val = json_get(object, "val_loss");
-            if (loss != NULL && loss->type == JSON_NUMBER) log_add(&l->train, step, loss->number);
-            if (val != NULL && val->type == JSON_NUMBER) log_add(&l->val, step, val->number);
+            static const char *const names[3] = {"loss", "val_loss", "best_val_loss"};
+            LogSeries *const series[3] = {&l->train, &l->val, &l->best};
+            for (int k = 0; k < 3; k++) {
+                const Json *loss = json_get(object, names[k]);
+                if (loss != NULL && loss->type == JSON_NUMBER)
+                    log_add(series[k], step, loss->number);
+            }
             fwrite(text, 1, (size_t)(end + 1 - text), kept);
         }
         json_free(object);
@@ -73,6 +79,7 @@ static void log_close(Log *l) {
     if (l->file != NULL) fclose(l->file);
     free(l->train.points);
     free(l->val.points);
+    free(l->best.points);
     memset(l, 0, sizeof *l);
 }
 
@@ -178,20 +185,35 @@ static void log_skip(Log *l, size_t step, size_t steps, double loss, double norm
     log_flush(l, step);
 }
 
-// After an evaluation at `step`: both lines. accuracy: the share that is right, or -1.
-static bool log_eval(Log *l, size_t step, double val_loss, double accuracy, Error *err) {
+// After an evaluation at `step`: both lines. accuracy, choices: the share of the held-out examples,
+// and of --choices, that is right; -1, as val_loss: there is none.
+static bool log_eval(Log *l, size_t step, double val_loss, double accuracy, double choices,
+                     Error *err) {
     if (!isfinite(val_loss))
         return error_set(err, "step %zu: the validation loss is %g", step, val_loss);
-    log_add(&l->val, step, val_loss);
-    fprintf(l->file, "{\"step\":%zu,\"val_loss\":%.9g", step, val_loss);
-    if (accuracy >= 0) fprintf(l->file, ",\"val_accuracy\":%.6g", accuracy);
-    fprintf(l->file, "}\n");
+    if (val_loss >= 0) log_add(&l->val, step, val_loss);
     log_clear(l);
-    fprintf(l->screen, "step %zu | val loss %.4f", step, val_loss);
+    fprintf(l->file, "{\"step\":%zu", step);
+    fprintf(l->screen, "step %zu", step);
+    if (val_loss >= 0) fprintf(l->file, ",\"val_loss\":%.9g", val_loss);
+    if (val_loss >= 0) fprintf(l->screen, " | val loss %.4f", val_loss);
+    if (accuracy >= 0) fprintf(l->file, ",\"val_accuracy\":%.6g", accuracy);
     if (accuracy >= 0) fprintf(l->screen, " | accuracy %.1f %%", 100 * accuracy);
+    if (choices >= 0) fprintf(l->file, ",\"choices_accuracy\":%.6g", choices);
+    if (choices >= 0) fprintf(l->screen, " | choices %.1f %%", 100 * choices);
+    fprintf(l->file, "}\n");
     fprintf(l->screen, "\n");
     log_flush(l, step);
     return true;
+}
+
+// Before the checkpoint of `step` is written, whose evaluation gave the lowest loss so far: a
+// resumed run has this line if it has the checkpoint.
+static void log_best(Log *l, size_t step, double val_loss) {
+    log_add(&l->best, step, val_loss);
+    fprintf(l->file, "{\"step\":%zu,\"best_val_loss\":%.9g}\n", step, val_loss);
+    log_flush(l, step);
+    fsync(fileno(l->file));
 }
 
 // ---------------------------------------------------------------------------------------------

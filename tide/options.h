@@ -51,7 +51,7 @@ typedef struct {
     const char *out, *dump;
     size_t save_every, keep, threads;                 // AUTO_COUNT: by time; threads 0: all
     int save_dtype;
-    bool resume, no_save, help, version;
+    bool resume, keep_best, no_save, help, version;
     // placement, GPU builds
     int precision, recompute, offload, grad_wire, weights;
     double resident, share;                           // may be AUTO_REAL
@@ -169,6 +169,7 @@ static const Option option_table[] = {
     COUNT("save-every", save_every, "auto", 0, BIG, 0,
           "steps; auto: 10 minutes, or 5 % of the time; 0: at the end"),
     COUNT("keep", keep, "2", 1, BIG, 0, "checkpoints; older ones are deleted"),
+    FLAG("keep-best", keep_best, 0, "and that of the lowest validation loss; weights: OUT/best"),
     FLAG("no-save", no_save, O_OWN, "leave only the log: for measurements"),
     CHOICE("save-dtype", save_dtype, "fp32", "fp32|bf16", 0, "of model.safetensors"),
     COUNT("threads", threads, "0", 0, 4096, O_OWN, "0: one per core; of ranks, each its own"),
@@ -447,6 +448,9 @@ static void options_check(const Options *o) {
         die("--precision fp16 has no backward pass: use bf16, or --optimizer mezo");
     if (mezo && o->labels != NULL && o->sample_every > 0)
         die("--sample-every needs running text, and --labels reads sentences");
+    if (o->keep_best && (o->eval_every == 0 || (o->no_save && option_given(o, "keep-best"))))
+        die("--keep-best keeps the checkpoint of an evaluation: leave out %s",
+            o->eval_every == 0 ? "--eval-every 0" : "--no-save");
     if (o->plan || o->calibrate) return;
     if (o->data == NULL && (o->steps > 0 || o->dump != NULL))
         die("--data is missing: name a text or .bin file: --data my.txt");

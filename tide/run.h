@@ -68,6 +68,9 @@ typedef struct {
     size_t done;                    // steps that are complete
     size_t idle;                    // steps of zeroth order, in a row, that led nowhere
     bool due;                       // a checkpoint is
+    double lowest;                  // --keep-best: of all evaluations' losses
+    LogPoint best;                  // the checkpoint that is kept, and its: once there is one
+    bool best_is_out;               // OUT/best has its weights
     bool open;                      // one would lack something now: it waits (ZenFlow's window)
     bool waits;                     // a signal came, and waits for that too
     bool ends;                      // what is saved now is the last: then it must not fail
@@ -649,35 +652,50 @@ static bool run_hears(int news) {
 // ---------------------------------------------------------------------------------------------
 // Saving. Of several ranks, all call these functions, after the same steps.
 
-static void run_save_tokenizer(const Run *r) {
-    if (r->tokenizer != NULL && r->rank == 0) tokenizer_save(r->tokenizer, r->o.out);
+static void run_save_tokenizer(const Run *r, const char *dir) {
+    if (r->tokenizer != NULL && r->rank == 0) tokenizer_save(r->tokenizer, dir);
 }
 
 // Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
 // Each is whole or not there; what was saved before stays if they fail. Of several ranks none has
 // all weights: they come from the checkpoint. If the disk is full, the checkpoints before the
-// newest whole one make room; else the run ends only if there is none, or no later chance.
+// newest whole one, but not the best, make room; else the run ends only if there is none, or no
+// later chance.
 static void run_write(Run *r, size_t step, bool state) {
     const int eot = r->tokenizer != NULL ? r->tokenizer->eot : -1;
     const bool bf16 = r->o.save_dtype == SAVE_BF16;
     const double start = seconds_now();
-    StateSave x = {r->o.out, &r->table, &r->saves, (int)r->o.keep, r->state};
+    const bool improved = state && r->o.keep_best && r->lowest < r->best.loss;
+    StateSave x = {r->o.out, &r->table, &r->saves, (int)r->o.keep, 0, r->state};
+    char best[PATH_MAX];
     Error err;
     if (r->o.no_save) return;
     x.state.config = r->config;
     x.state.seed = r->o.seed;
     x.state.data_position = step * r->step_sequences;
+    path_join(best, r->o.out, "best");
+    if (improved) log_best(&r->log, step, r->lowest);
     for (int again = 0; again < 2; again++) {
         x.state.step = step;
+        x.best = r->best.step;
+        if (state && improved) x.best = step;
         bool ok = !state || state_save(&x, &err);
         if (state && ok) r->state.step = step;
+        if (state && ok && improved) {
+            r->best.step = step;
+            r->best.loss = r->lowest;
+            r->best_is_out = false;
+        }
         state = state && !ok;
         if (ok && ranks.rank == 0)
-            ok = ranks.world > 1 ? state_model(&x, bf16, eot, &err)
+            ok = ranks.world > 1 ? state_model(&x, step, r->o.out, bf16, eot, &err)
                 : model_save(r->o.out, &r->config, &r->table, &r->saves, bf16, eot, &err);
+        if (ok && ranks.rank == 0 && r->best.step > 0 && !r->best_is_out)
+            r->best_is_out = ok = state_model(&x, r->best.step, best, bf16, eot, &err);
         if (state_agree(ok, &err)) break;
         if (again == 0 && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
             x.keep = 1;  // room is worth more than the others
+            x.best = r->best.step;
             x.state.step = r->state.step;
             state_prune(&x);
             continue;
@@ -689,6 +707,7 @@ static void run_write(Run *r, size_t step, bool state) {
                     "whole\n", err.text, r->state.step);
         break;
     }
+    r->lowest = r->best.loss;
     run_save_next(seconds_now() - start);
 }
 
@@ -709,7 +728,8 @@ static void run_check_disk(const Run *r) {
     double state = 0;
     for (int k = 0; k < r->saves.parts; k++)
         state += (state_dtype(&r->saves, k) == ST_BF16 ? 2 : 4) * (double)r->table.parameters;
-    const double most = ((double)o->keep + 1) * state + 2 * weights;
+    const double best = o->keep_best ? weights : 0;
+    const double most = ((double)o->keep + (o->keep_best ? 2 : 1)) * state + 2 * weights + best;
     char when[80] = "only at the end";
     struct statvfs disk;
     double there = 0;
@@ -717,16 +737,17 @@ static void run_check_disk(const Run *r) {
     for (; step > 0; step = state_newest(o->out, step, false)) there += state;
     if (o->no_save || statvfs(o->out, &disk) != 0) return;
     const double room = (double)disk.f_bavail * (double)disk.f_frsize;
-    if (room + fmax(there - state, 0) < state + weights)  // all but the newest may go
+    if (room + fmax(there - state, 0) < state + weights + best)  // all but the newest may go
         die("--out %s: a checkpoint and the weights take %sB, and only %sB are free there: make "
             "room, name another disk, or save nothing (--no-save)", o->out,
-            count_text(state + weights).text, count_text(room).text);
+            count_text(state + weights + best).text, count_text(room).text);
     if (o->save_every == AUTO_COUNT)
         snprintf(when, sizeof when, "every %.3g minutes, or less often: at most 5 %% of the time",
                  run_save_pause() / 60);
     else if (o->save_every > 0) snprintf(when, sizeof when, "every %zu steps", o->save_every);
-    printf("checkpoints: %sB, %s; on disk, with --keep %zu and the weights, up to %sB; free: %sB"
-           "%s\n", count_text(state).text, when, o->keep, count_text(most).text,
+    printf("checkpoints: %sB, %s; on disk, with --keep %zu%s and the weights, up to %sB; free: %sB"
+           "%s\n", count_text(state).text, when, o->keep, o->keep_best ? ", the best one" : "",
+           count_text(most).text,
            count_text(room).text,
            room + there < most ? ", NOT ENOUGH for so many: older ones go when it is full" : "");
 }
@@ -742,6 +763,30 @@ typedef struct {
     char more[1024];  // further members of its line in log.jsonl, each after a comma
 } StepResult;
 
+// --keep-best: the best checkpoint so far, the newest that the log names and that is there. One
+// that is gone is the best still, if OUT/best has its weights.
+static void run_find_best(Run *r) {
+    const LogSeries *named = &r->log.best;
+    char best[PATH_MAX], weights[PATH_MAX], path[PATH_MAX];
+    struct stat out, saved;
+    size_t i = named->count;
+    path_join(best, r->o.out, "best");
+    path_join(weights, best, "model.safetensors");
+    if (!make_directories(best)) die("%s: %s", best, strerror(errno));
+    run_save_tokenizer(r, best);
+    r->best_is_out = stat(weights, &out) == 0;
+    if (i > 0 && r->best_is_out) r->best = named->points[i - 1];
+    while (i-- > 0) {
+        state_path(path, r->o.out, named->points[i].step);
+        if (stat(path, &saved) != 0) continue;
+        r->best = named->points[i];
+        const double age = (double)(out.st_mtim.tv_sec - saved.st_mtim.tv_sec)
+                           + 1e-9 * (double)(out.st_mtim.tv_nsec - saved.st_mtim.tv_nsec);
+        r->best_is_out = r->best_is_out && age >= 0;
+        break;
+    }
+}
+
 // Before the first step of training: what is in --out from the start, and signals end the run well.
 // peak: operations per second of all that computes. Returns the first step's number.
 static size_t run_begin(Run *r, double peak) {
@@ -749,10 +794,14 @@ static size_t run_begin(Run *r, double peak) {
     options_write(&r->o, r->state.options, sizeof r->state.options);
     r->state.products = 0;  // unless the trainer has some when it saves
     if (r->rank == 0) run_check_disk(r);
-    if (!r->o.resume) run_save_tokenizer(r);
+    if (!r->o.resume) run_save_tokenizer(r, r->o.out);
     if (!log_open(&r->log, r->rank == 0 ? r->o.out : NULL, r->state.step, &err))
         die("%s", err.text);
     r->log.peak = peak;
+    r->best.loss = INFINITY;
+    if (r->o.keep_best && !r->o.no_save && r->rank == 0) run_find_best(r);
+    ranks_broadcast(&r->best, sizeof r->best);
+    r->lowest = r->best.loss;
     r->done = r->state.step;
     run_catch_signals();
     run_save_next(0);
@@ -831,14 +880,17 @@ static bool run_wants_sample(const Run *r, size_t step) {
 // One that is due waits while it would lack something.
 static bool run_wants_save(Run *r, size_t step) {
     const size_t every = r->o.save_every;
-    if (every == 0 || r->o.no_save) return false;
-    r->due = r->due || (every == AUTO_COUNT ? run_hears(NEWS_DUE) : step % every == 0);
-    return r->due && !r->open && !r->damaged && step != r->o.steps;  // the end saves anyway
+    if (every == AUTO_COUNT) r->due = r->due || run_hears(NEWS_DUE);
+    else if (every > 0) r->due = r->due || step % every == 0;
+    return r->due && !r->o.no_save && !r->open && !r->damaged && step != r->o.steps;  // the end saves anyway
 }
 
-// What a trainer offers: the mean loss of `rows` of the held-out sequences, from `first` on. Adds
-// to *right how often the right label is the likeliest. r->damage says what cannot be read.
-typedef double RunLoss(void *model, Run *r, size_t first, size_t rows, size_t *right);
+// What a trainer offers: the mean loss of `rows` sequences of `from`, &r->val or &r->choices, from
+// number `first` on, and, unless losses is NULL, that of each token (rows, from->T). With labels of
+// one token it adds to *right how often the right one is the likeliest. r->damage says what cannot
+// be read.
+typedef double RunLoss(void *model, Run *r, const Loader *from, size_t first, size_t rows,
+                       float *losses, size_t *right);
 
 // The mean loss over the first --eval-batches batches of the held-out sequences (all of them if
 // there are fewer): always the same ones, in the same order. It goes to the log; of step 0 it is
@@ -855,7 +907,7 @@ static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
         const size_t first = min_size(i * R + r->rank, batches - 1) * r->B;
         const size_t rows = min_size(r->B, sequences - first);
         size_t right = 0;
-        mine[i].loss = loss(model, r, first, rows, &right) * (double)rows;
+        mine[i].loss = loss(model, r, &r->val, first, rows, NULL, &right) * (double)rows;
         mine[i].right = (double)right;
         r->damaged = r->damage.text[0] != '\0';
     }
@@ -874,8 +926,12 @@ static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
         if (r->task) printf(", accuracy %.1f %%", 100 * mean.right);
         printf("\n");
     } else {
-        if (!log_eval(&r->log, step, mean.loss, mean.right, &err)) fail("%s", err.text);
+        if (!log_eval(&r->log, step, mean.loss, mean.right, -1, &err)) fail("%s", err.text);
         if (!log_plot(&r->log, &err)) fprintf(stderr, "tide: warning: %s\n", err.text);
+        if (r->o.keep_best && mean.loss < r->lowest) {
+            r->lowest = mean.loss;
+            r->due = true;  // it waits for an open window
+        }
     }
 }
 
@@ -933,6 +989,9 @@ static int run_end(Run *r) {
         printf("done: %zu steps; model.safetensors, log.jsonl and loss.svg are in %s\n", step, out);
         run_hint(r);
     }
+    if (r->o.keep_best && r->best.step > 0)
+        printf("%s/best has the weights of step %zu, whose validation loss was the lowest: %.4f\n",
+               out, r->best.step, r->best.loss);
     return step < r->o.steps ? 128 + (int)stop_requested : 0;
 }
 
@@ -942,7 +1001,7 @@ static int run_without_steps(Run *r, RunLoss *loss, SampleNext *next, void *mode
     if (r->only_sampling) run_sample(r, 0, next, model);
     else if (r->batches) run_eval(r, 0, loss, model);
     if (option_given(&r->o, "out") && !r->o.resume) {
-        run_save_tokenizer(r);
+        run_save_tokenizer(r, r->o.out);
         run_write(r, 0, false);
     }
     return 0;
