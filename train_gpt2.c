@@ -793,10 +793,11 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
 
 // The loss of g->inputs: per token, or, with --labels, per sentence; `right` is then increased by
 // how many labels are the likeliest.
-static double gpt2_loss(GPT2 *g, const Run *r, size_t rows, size_t *right) {
-    gpt2_forward(g, g->inputs, rows, r->T);
+static double gpt2_loss(GPT2 *g, const Run *r, const Loader *from, size_t rows, size_t *right) {
+    gpt2_forward(g, g->inputs, rows, from->T);
     const Task *t = run_task(r);
-    if (r->words) return gpt2_classify(g, t->word, t->labels, g->targets, right);
+    if (r->words && from != &r->choices)
+        return gpt2_classify(g, t->word, t->labels, g->targets, right);
     return gpt2_head(g, g->targets, 0, false, NULL);
 }
 
@@ -836,7 +837,7 @@ static StepResult mezo_step(GPT2 *g, Run *r, size_t step, double lr) {
         for (size_t micro = 0; micro < r->o.accum; micro++) {
             if (!run_micro_batch(r, step, micro, g->inputs, g->targets, NULL))
                 return run_damaged(r);
-            side[i] += gpt2_loss(g, r, r->B, &right) / parts;
+            side[i] += gpt2_loss(g, r, &r->train, r->B, &right) / parts;
         }
     }
     zo_estimate(&update, zo, step, lr, r->o.weight_decay, side, &x.loss, &x.norm);
@@ -853,7 +854,7 @@ static double gpt2_eval(void *model, Run *r, const Loader *from, size_t first, s
                         float *losses, size_t *right) {
     GPT2 *g = (GPT2 *)model;
     if (!run_batch(r, from, first, rows, g->inputs, g->targets, NULL, &r->damage)) return 0;
-    const double loss = gpt2_loss(g, r, rows, right);
+    const double loss = gpt2_loss(g, r, from, rows, right);
     if (losses != NULL) memcpy(losses, g->losses, rows * from->T * sizeof *losses);
     return loss;
 }

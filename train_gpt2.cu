@@ -946,9 +946,12 @@ static double gpt2_eval(void *model, Run *r, const Loader *from, size_t first, s
     gpt2_update_wait(g);  // so that neither is in the other's time
     g->timeline.between = true;
     if (g->zo != NULL) {
-        loss = zo_eval(g, rows, r->T, right);
+        const int words = g->zo->words.count;
+        if (from == &r->choices) g->zo->words.count = 0;
+        loss = zo_eval(g, rows, from->T, right);
+        g->zo->words.count = words;
     } else {
-        gpt2_forward(g, g->inputs, g->targets, rows, r->T);
+        gpt2_forward(g, g->inputs, g->targets, rows, from->T);
         gpt2_head(g, 0, 1, false, NULL);
         loss = gpt2_loss(g);
     }

@@ -47,7 +47,7 @@ typedef struct {
     int schedule, optimizer, moments;
     size_t eval_every, eval_batches, sample_every, sample_tokens, top_k;  // every 0: never
     double temperature;
-    const char *prompt;                               // NULL: not given
+    const char *choices, *scores, *prompt;            // NULL: not given
     const char *out, *dump;
     size_t save_every, keep, threads;                 // AUTO_COUNT: by time; threads 0: all
     int save_dtype;
@@ -157,6 +157,9 @@ static const Option option_table[] = {
     TITLE("Evaluation and samples"),
     COUNT("eval-every", eval_every, "100", 0, BIG, 0, "steps; 0: never"),
     COUNT("eval-batches", eval_batches, "20", 1, BIG, 0, "per evaluation, at most"),
+    TEXT("choices", choices, NULL, "FILE", 0,
+         "questions with choices (.jsonl), all asked at each evaluation"),
+    TEXT("scores", scores, NULL, "FILE", O_OWN, "with --steps 0: each row's loss, JSON lines"),
     COUNT("sample-every", sample_every, "0", 0, BIG, 0, "steps; 0: never"),
     COUNT("sample-tokens", sample_tokens, "256", 1, 1e9, 0, "length of a sample"),
     {O_TEXT, "prompt", offsetof(Options, prompt), NULL, "TEXT", 0, 0, 0, "what a sample continues"},
@@ -451,12 +454,15 @@ static void options_check(const Options *o) {
     if (o->keep_best && (o->eval_every == 0 || (o->no_save && option_given(o, "keep-best"))))
         die("--keep-best keeps the checkpoint of an evaluation: leave out %s",
             o->eval_every == 0 ? "--eval-every 0" : "--no-save");
+    if (o->scores != NULL && (o->steps > 0 || o->prompt != NULL))
+        die("--scores is of an evaluation: --steps 0, without --prompt");
     if (o->plan || o->calibrate) return;
     if (o->data == NULL && (o->steps > 0 || o->dump != NULL))
         die("--data is missing: name a text or .bin file: --data my.txt");
-    if (o->data == NULL && o->val == NULL && o->prompt == NULL && !option_given(o, "out"))
-        die("--steps 0 needs --data or --val to evaluate, --prompt to sample, or --out to save the "
-            "model");
+    if (o->data == NULL && o->val == NULL && o->choices == NULL && o->prompt == NULL
+        && !option_given(o, "out"))
+        die("--steps 0 needs --data, --val or --choices to evaluate, --prompt to sample, or --out "
+            "to save the model");
 }
 
 static void options_help(FILE *f, const char *program) {
@@ -523,8 +529,9 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
     else if (o->version) printf("tide.c %s (%s, %s)\n", TIDE_VERSION, gpu_build ? "GPU" : "CPU",
                                 cpu_instructions());
     if (o->help || o->version) exit(fflush(stdout) == 0 ? 0 : 1);
-    if (o->data == NULL && o->val == NULL && o->prompt != NULL && option_given(o, "model")
-        && !option_given(o, "steps") && !option_given(o, "out") && o->dump == NULL && !o->plan)
+    if (o->data == NULL && o->val == NULL && o->choices == NULL && o->prompt != NULL
+        && option_given(o, "model") && !option_given(o, "steps")
+        && !option_given(o, "out") && o->dump == NULL && !o->plan)
         o->steps = 0;  // to sample needs no more
     if (o->optimizer == OPTIMIZER_MEZO) {  // what suits AdamW would end it
         if (!option_given(o, "lr")) o->lr = 1e-6;

@@ -49,7 +49,8 @@ typedef struct {
     bool packed;                    // rows of several examples are trained
     Task task_all, task_val_all;    // the examples of --data and --val
     Task task_train, task_val;      // those to train on, and those held out
-    Loader train, val;              // .sequences (rows, of a task) 0: there is no such data
+    Task task_choices;              // the questions of --choices
+    Loader train, val, choices;     // .sequences (rows, of a task) 0: there is no such data
     size_t B, T;                    // of a micro-batch
     size_t world, rank;             // GPUs that train together (ranks.h), and which one this is
     size_t step_sequences;          // of a step: its micro-batches on all GPUs together
@@ -160,6 +161,28 @@ static bool path_is_jsonl(const char *path) {
     return n > 6 && strcmp(path + n - 6, ".jsonl") == 0;
 }
 
+// With which every prompt begins: OPT has seen every text begin with </s>. -1: with nothing.
+static int32_t run_first_token(const Run *r) {
+    if (r->tokenizer == NULL) die("examples need --tokenizer: the model came without one");
+    if (r->config.family == FAMILY_OPT && r->tokenizer->vocab != 256) return 2;
+    return -1;
+}
+
+// Opens --choices. If nothing else is evaluated, --seq 0 is their longest one.
+static void run_open_choices(Run *r) {
+    const Options *o = &r->o;
+    Task *t = &r->task_choices;
+    if (!path_is_jsonl(o->choices))
+        die("--choices %s: the name of JSON lines ends with .jsonl", o->choices);
+    *t = task_open(o->choices, NULL, NULL, r->tokenizer, run_first_token(r), r->config.vocab);
+    if (task_rows(t, false) == t->count) die("%s: no line has several \"choices\"", o->choices);
+    const size_t longest = round_up(t->longest, 8);
+    if (o->seq == 0 && o->data == NULL && o->val == NULL)
+        r->T = min_size(longest, r->config.context);
+    r->choices.T = min_size(longest, r->T);
+    r->choices.sequences = task_rows(t, false);
+}
+
 // Opens --data and --val as examples (task.h). --seq 0: the longest one, unless rows are packed;
 // --eval-batches, unless given: all.
 static void run_open_task(Run *r) {
@@ -167,15 +190,13 @@ static void run_open_task(Run *r) {
     const size_t V = r->config.vocab;
     const char *labels = o->labels, *files[2] = {o->data, o->val};
     Task *opened[2] = {&r->task_all, &r->task_val_all}, *held = &r->task_val_all;
-    if (r->tokenizer == NULL) die("examples need --tokenizer: the model came without one");
-    // OPT has seen every text begin with </s>
-    const bool opt = r->config.family == FAMILY_OPT && r->tokenizer->vocab != 256;
+    const int32_t first = run_first_token(r);
     for (int k = 0; k < 2; k++) {
         if (files[k] == NULL) continue;
         if (path_is_jsonl(files[k]) != (labels == NULL))
             die(labels == NULL ? "%s: of --data and --val, both are JSON lines (.jsonl), or none"
                 : "%s: JSON lines (.jsonl) have no --labels, but \"choices\"", files[k]);
-        *opened[k] = task_open(files[k], labels, o->template_text, r->tokenizer, opt ? 2 : -1, V);
+        *opened[k] = task_open(files[k], labels, o->template_text, r->tokenizer, first, V);
     }
     if (o->data != NULL)
         task_split(&r->task_all, o->val == NULL ? 0.1 : 0, &r->task_train, &r->task_val);
@@ -225,6 +246,7 @@ static void run_open_data(Run *r) {
     if (r->tokenizer != NULL && needed > c->vocab)
         die("the tokenizer has %zu tokens and the model only %zu", needed, c->vocab);
     if (r->task) run_open_task(r);
+    if (o->choices != NULL) run_open_choices(r);
     if (o->val != NULL && !r->task) r->val_data = data_open(o->val, r->tokenizer);
     if (texts) {
         data_split(&r->data, o->val == NULL ? 0.1 : 0, &r->train_view, &r->val_view);
@@ -301,6 +323,8 @@ static void run_check_output(Run *r) {
     const Options *o = &r->o;
     if (o->dump != NULL && !path_is_writable(o->dump))
         die("--dump %s: %s", o->dump, strerror(errno));
+    if (o->scores != NULL && !path_is_writable(o->scores))
+        die("--scores %s: %s", o->scores, strerror(errno));
     if (o->dump != NULL || (o->steps == 0 && (o->resume || !option_given(o, "out")))) return;
     if (o->plan || o->calibrate || r->rank > 0) return;
     const bool saved = state_newest(o->out, SIZE_MAX, false) > 0;
@@ -462,16 +486,19 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     r->step_tokens = r->step_sequences * r->T;
     if (gpu_build) run_check_shape(r);
     r->table = gpt2_table(&r->config);
-    const bool data = o->data != NULL || o->val != NULL;
+    const bool data = o->data != NULL || o->val != NULL || o->choices != NULL;
     r->training = o->steps > 0 || o->dump != NULL;
     r->only_sampling = !r->training && option_given(o, "prompt");
     r->batches = r->training || (!r->only_sampling && data);
     r->sampling = r->only_sampling || (o->steps > 0 && o->sample_every > 0);
     if (r->only_sampling && r->tokenizer == NULL)
         die("--prompt needs --tokenizer: the model came without one");
+    if (o->scores != NULL && (r->words || !r->batches))
+        die(r->words ? "--scores: labels of one token each have no losses by token"
+            : "--scores needs --data, --val or --choices to evaluate");
     if (r->task && r->training && r->train.sequences == 0)
         die("%s has no example to train on", o->data);
-    if (r->batches && !r->training && r->val.sequences == 0)
+    if (r->batches && !r->training && r->val.sequences + r->choices.sequences == 0)
         die("the held-out tenth of %s %s: name a file with --val", o->data,
             r->task ? "has no example" : "is shorter than --seq");
     if (ranks.world > 1) run_agree(r);
@@ -555,14 +582,22 @@ static double run_parts(const Run *r, size_t step) {
     return (double)run_targets(r, step) / (double)tokens;
 }
 
+// What a loader reads; NULL: running text.
+static const Task *run_examples(const Run *r, const Loader *loader) {
+    if (loader == &r->choices) return &r->task_choices;
+    if (!r->task) return NULL;
+    return loader == &r->train ? &r->task_train : &r->task_val;
+}
+
 // Fills `rows` rows of the loader's T tokens with the sequences at `position` and after. False,
 // with the reason in err, on a token that the model does not know. Of label words (rows, 2)
 // targets: see task_batch(). begins (rows, T), or NULL: only written of packed rows.
 static bool run_batch(const Run *r, const Loader *loader, uint64_t position, size_t rows,
                       int32_t *inputs, int32_t *targets, int32_t *begins, Error *err) {
     const bool train = loader == &r->train;
-    if (r->task) {
-        task_batch(train ? &r->task_train : &r->task_val, r->o.seed, train, position, rows,
+    const Task *t = run_examples(r, loader);
+    if (t != NULL) {
+        task_batch(t, r->o.seed, train, position, rows,
                    loader->T, inputs, targets, train && r->packed ? begins : NULL);
         return true;
     }
@@ -870,7 +905,7 @@ static bool run_is_time(const Run *r, size_t step, size_t every) {
 }
 
 static bool run_wants_eval(const Run *r, size_t step) {
-    return r->val.sequences > 0 && run_is_time(r, step, r->o.eval_every);
+    return r->val.sequences + r->choices.sequences > 0 && run_is_time(r, step, r->o.eval_every);
 }
 
 static bool run_wants_sample(const Run *r, size_t step) {
@@ -882,7 +917,8 @@ static bool run_wants_save(Run *r, size_t step) {
     const size_t every = r->o.save_every;
     if (every == AUTO_COUNT) r->due = r->due || run_hears(NEWS_DUE);
     else if (every > 0) r->due = r->due || step % every == 0;
-    return r->due && !r->o.no_save && !r->open && !r->damaged && step != r->o.steps;  // the end saves anyway
+    if (r->o.no_save || step == r->o.steps) return false;  // the end saves anyway
+    return r->due && !r->open && !r->damaged;
 }
 
 // What a trainer offers: the mean loss of `rows` sequences of `from`, &r->val or &r->choices, from
@@ -892,46 +928,136 @@ static bool run_wants_save(Run *r, size_t step) {
 typedef double RunLoss(void *model, Run *r, const Loader *from, size_t first, size_t rows,
                        float *losses, size_t *right);
 
-// The mean loss over the first --eval-batches batches of the held-out sequences (all of them if
-// there are fewer): always the same ones, in the same order. It goes to the log; of step 0 it is
-// printed. Several ranks take turns, and one that has nothing left repeats the last batch: it may
-// have to give others its shard of the weights.
-static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
-    typedef struct { double loss, right; } Score;
-    const size_t sequences = min_size(r->val.sequences, r->o.eval_batches * r->B), R = r->world;
-    const size_t batches = (sequences + r->B - 1) / r->B, turns = (batches + R - 1) / R;
-    Score *mine = ALLOC(Score, turns * (1 + R), "evaluation");
-    Score *all = mine + turns, mean = {0, 0};
-    Error err;
+// Of a batch: its loss and how many labels are right, both summed; of a row: its loss, summed, and
+// how many tokens that is of.
+typedef struct { double loss, count; } RunScore;
+
+// A row's losses by token are losses (T).
+static RunScore run_score_row(const Task *t, size_t row, size_t T, const float *losses) {
+    RunScore x = {0, 0};
+    size_t from = 0, to = T, choice = 0;
+    if (t != NULL) {
+        const size_t i = task_find(t, row, &choice);
+        const TaskCut cut = task_cut(t, i, choice, T);
+        to = cut_inputs(cut);
+        from = to - cut_targets(cut);
+    }
+    for (size_t u = from; u < to; u++) x.loss += losses[u];
+    x.count = (double)(to - from);
+    return x;
+}
+
+// Of the rows' scores of a task: the mean loss of the right choices, over their tokens. Returns the
+// share of the examples with several whose right one has the highest likelihood per token (as llm.c
+// scores HellaSwag), or -1.
+static double run_rank(const Task *t, const RunScore *rows, size_t count, double *mean) {
+    RunScore sum = {0, 0};
+    double asked = 0, right = 0;
+    for (size_t i = 0, row = 0, n; row < count; i++, row += n) {
+        const RunScore *x = &rows[row], *answer = &x[t->label[i]];
+        size_t best = 0;
+        n = t->example[i + 1] - t->example[i] - 1;
+        for (size_t k = 1; k < n; k++)
+            if (x[k].loss / x[k].count < x[best].loss / x[best].count) best = k;
+        sum.loss += answer->loss;
+        sum.count += answer->count;
+        asked += n > 1;
+        right += n > 1 && best == (size_t)t->label[i];
+    }
+    *mean = sum.loss / sum.count;
+    if (asked == 0) return -1;
+    return right / asked;
+}
+
+// --scores: a line for each row.
+static void run_write_scores(FILE *f, const char *data, const Task *t, const RunScore *rows,
+                             size_t count) {
+    for (size_t row = 0; row < count; row++) {
+        size_t i = row, k = 0;
+        if (t != NULL) i = task_find(t, row, &k);
+        const double mean = rows[row].loss / rows[row].count;
+        fprintf(f, "{\"data\":\"%s\",\"index\":%zu,\"choice\":%zu,\"right\":%s,\"tokens\":%.0f,"
+                "\"loss\":%.9g,\"perplexity\":%.9g}\n", data, i, k,
+                t == NULL || (size_t)t->label[i] == k ? "true" : "false", rows[row].count, mean,
+                exp(fmin(mean, 700)));
+    }
+}
+
+// The mean loss over the first --eval-batches batches of &r->val, or all of &r->choices, in *mean:
+// always the same ones, in the same order. Returns the share that is right, or -1. Several ranks
+// take turns, and one that has nothing left repeats the last batch: it may have to give others its
+// shard of the weights. scores: the file of --scores, or NULL.
+static double run_score(Run *r, const Loader *from, RunLoss *loss, void *model, FILE *scores,
+                        double *mean) {
+    const bool words = r->words && from == &r->val;
+    const Task *t = words ? NULL : run_examples(r, from);
+    const size_t B = r->B, T = from->T, R = r->world;
+    size_t sequences = from->sequences, choice = 0;
+    if (from == &r->val) sequences = min_size(sequences, r->o.eval_batches * B);
+    if (t != NULL) {  // the last example is whole
+        const size_t i = task_find(t, sequences - 1, &choice);
+        sequences += t->example[i + 1] - t->example[i] - 2 - choice;
+    }
+    const size_t batches = (sequences + B - 1) / B, turns = (batches + R - 1) / R;
+    const bool by_row = t != NULL || scores != NULL;
+    const size_t each = by_row ? B : 1;
+    RunScore *mine = ALLOC(RunScore, turns * each * (1 + 2 * R), "evaluation");
+    RunScore *all = mine + turns * each, *ordered = all + turns * each * R, sum = {0, 0};
+    float *losses = by_row ? ALLOC(float, B * T, "evaluation") : NULL;
     for (size_t i = 0; i < turns && !r->damaged; i++) {
-        const size_t first = min_size(i * R + r->rank, batches - 1) * r->B;
-        const size_t rows = min_size(r->B, sequences - first);
+        const size_t first = min_size(i * R + r->rank, batches - 1) * B;
+        const size_t rows = min_size(B, sequences - first);
         size_t right = 0;
-        mine[i].loss = loss(model, r, &r->val, first, rows, NULL, &right) * (double)rows;
-        mine[i].right = (double)right;
+        mine[i * each].loss = loss(model, r, from, first, rows, losses, &right) * (double)rows;
+        mine[i * each].count = (double)right;
+        if (scores != NULL) sum.loss += mine[i * each].loss;  // of one rank
+        for (size_t b = 0; by_row && b < rows; b++)
+            mine[i * each + b] = run_score_row(t, first + b, T, losses + b * T);
         r->damaged = r->damage.text[0] != '\0';
     }
-    if (r->damaged && (step == 0 || R > 1)) die("%s", r->damage.text);
-    ranks_exchange(mine, turns * sizeof *mine, all);
-    for (size_t i = 0; i < batches; i++) {
-        mean.loss += all[i % R * turns + i / R].loss;
-        mean.right += all[i % R * turns + i / R].right;
+    if (r->damaged && (r->o.steps == 0 || R > 1)) die("%s", r->damage.text);
+    ranks_exchange(mine, turns * each * sizeof *mine, all);
+    for (size_t i = 0; i < batches; i++)
+        memcpy(ordered + i * each, all + (i % R * turns + i / R) * each, each * sizeof *all);
+    for (size_t i = 0; i < batches && !by_row; i++) {
+        sum.loss += ordered[i].loss;
+        sum.count += ordered[i].count;
     }
+    *mean = sum.loss / (double)sequences;
+    double share = words ? sum.count / (double)sequences : -1;
+    if (t != NULL) share = run_rank(t, ordered, sequences, mean);
+    if (scores != NULL)
+        run_write_scores(scores, from == &r->val ? "val" : "choices", t, ordered, sequences);
+    free(losses);
     free(mine);
+    return share;
+}
+
+// Evaluates what there is: the held-out data and --choices. It goes to the log; of step 0 it is
+// printed.
+static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
+    const char *path = r->o.scores;
+    FILE *scores = NULL;
+    double mean = -1, right = -1, choices = -1, ignored;
+    Error err;
+    if (path != NULL && (scores = replace_open(path, &err)) == NULL) fail("%s", err.text);
+    if (r->val.sequences > 0) right = run_score(r, &r->val, loss, model, scores, &mean);
+    if (r->choices.sequences > 0 && !r->damaged)
+        choices = run_score(r, &r->choices, loss, model, scores, &ignored);
+    if (scores != NULL && !replace_close(scores, path, &err)) fail("%s", err.text);
     if (r->damaged) return;
-    mean.loss /= (double)sequences;
-    mean.right = r->task ? mean.right / (double)sequences : -1;
     if (step == 0) {
-        printf("val loss %.6f", mean.loss);
-        if (r->task) printf(", accuracy %.1f %%", 100 * mean.right);
-        printf("\n");
-    } else {
-        if (!log_eval(&r->log, step, mean.loss, mean.right, -1, &err)) fail("%s", err.text);
-        if (!log_plot(&r->log, &err)) fprintf(stderr, "tide: warning: %s\n", err.text);
-        if (r->o.keep_best && mean.loss < r->lowest) {
-            r->lowest = mean.loss;
-            r->due = true;  // it waits for an open window
-        }
+        if (mean >= 0) printf("val loss %.6f", mean);
+        if (right >= 0) printf(", accuracy %.1f %%", 100 * right);
+        if (mean >= 0) printf("\n");
+        if (choices >= 0) printf("choices: accuracy %.2f %%\n", 100 * choices);
+        return;
+    }
+    if (!log_eval(&r->log, step, mean, right, choices, &err)) fail("%s", err.text);
+    if (!log_plot(&r->log, &err)) fprintf(stderr, "tide: warning: %s\n", err.text);
+    if (r->o.keep_best && mean >= 0 && mean < r->lowest) {
+        r->lowest = mean;
+        r->due = true;  // it waits for an open window
     }
 }
 
@@ -990,8 +1116,8 @@ static int run_end(Run *r) {
         run_hint(r);
     }
     if (r->o.keep_best && r->best.step > 0)
-        printf("%s/best has the weights of step %zu, whose validation loss was the lowest: %.4f\n",
-               out, r->best.step, r->best.loss);
+        printf("%s/best has the weights of step %zu: the lowest validation loss, %.4f\n", out,
+               r->best.step, r->best.loss);
     return step < r->o.steps ? 128 + (int)stop_requested : 0;
 }
 
