@@ -86,7 +86,7 @@ static void gpt2_load(GPT2 *g, const char *dir, size_t B, size_t T, size_t accum
 // Forward and backward of one of a step's `accum` micro-batches.
 static void micro_batch(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_t B, size_t T,
                         size_t micro, size_t accum, float *logits) {
-    gpt2_forward(g, inputs, targets, B, T);
+    gpt2_forward(g, inputs, NULL, targets, B, T);
     gpt2_head(g, 1.0f / (float)(B * T * accum), 1 / (double)accum, micro > 0, logits);
     gpt2_backward(g, micro > 0, micro + 1 == accum);
 }
@@ -99,7 +99,7 @@ static double norm_and_loss(GPT2 *g, double *loss) { return gpt2_grad_norm_squar
 static double loss_so_far;
 static void micro_batch(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_t B, size_t T,
                         size_t micro, size_t accum, float *logits) {
-    gpt2_forward(g, inputs, B, T);
+    gpt2_forward(g, inputs, NULL, B, T);
     const double loss = gpt2_head(g, targets, 1.0f / (float)(B * T * accum), micro > 0, logits);
     loss_so_far = (micro > 0 ? loss_so_far : 0) + loss / (double)accum;
     gpt2_backward(g, inputs, micro > 0);
@@ -345,7 +345,7 @@ static void test_finite_differences(void) {
         int32_t tokens[B * T + 1];
         GPT2 g;
         make_random(&g, c, B, T, tokens);
-        gpt2_forward(&g, tokens, B, T);
+        gpt2_forward(&g, tokens, NULL, B, T);
         gpt2_head(&g, tokens + 1, 1.0f / (B * T), false, NULL);
         gpt2_backward(&g, tokens, false);
         for (int i = 0; i < g.table.count; i++) {
@@ -363,7 +363,7 @@ static void test_finite_differences(void) {
             for (int side = 0; side < 2; side++) {
                 for (size_t j = 0; j < x->size; j++)
                     p[j] = kept[j] + (float)((side ? h : -h) * d[j] / length);
-                gpt2_forward(&g, tokens, B, T);
+                gpt2_forward(&g, tokens, NULL, B, T);
                 loss[side] = gpt2_head(&g, tokens + 1, 0, false, NULL);
             }
             memcpy(p, kept, x->size * sizeof(float));
@@ -463,8 +463,8 @@ static void test_attention_is_its_definition(void) {
         rng_normals(dout, n, 2, 0, 0, 0);
         for (size_t j = 0; j < 3 * n; j++) dqkv[j] = NAN;  // must be overwritten
         attention_definition(out_plain, lse_plain, dqkv_plain, dout, qkv, B, T, C, NH);
-        attention_forward(out, lse, qkv, scratch, B, T, C, NH);
-        attention_backward(dqkv, dout, out, lse, qkv, scratch, B, T, C, NH);
+        attention_forward(out, lse, qkv, NULL, scratch, B, T, C, NH);
+        attention_backward(dqkv, dout, out, lse, qkv, NULL, scratch, B, T, C, NH);
         CHECK(test_within(relative_difference(out, out_plain, n), 2e-6), "output, shape %zu", i);
         CHECK(test_within(relative_difference(lse, lse_plain, B * NH * T), 2e-6), "lse, shape %zu",
               i);
@@ -505,7 +505,7 @@ static void test_threads_do_not_change_bits(void) {
         make_random(&g, small, B, T, tokens);
         if (g.table.elements > 400000) die("make the test's buffer larger");
         for (size_t step = 1; step <= 3; step++) {
-            gpt2_forward(&g, tokens, B, T);
+            gpt2_forward(&g, tokens, NULL, B, T);
             gpt2_head(&g, tokens + 1, 1.0f / (B * T), false, NULL);
             gpt2_backward(&g, tokens, false);
             const AdamStep adam = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.1, step,
@@ -540,11 +540,11 @@ static void test_accumulation(void) {
     gpt2_make(&e, B, T, false);
     memcpy(e.params, g.params, n * sizeof(float));
     float *whole = ALLOC(float, n, "gradients");
-    gpt2_forward(&g, tokens, B, T);
+    gpt2_forward(&g, tokens, NULL, B, T);
     const double loss = gpt2_head(&g, tokens + 1, 1.0f / (B * T), false, NULL);
     gpt2_backward(&g, tokens, false);
     memcpy(whole, g.grads, n * sizeof(float));
-    gpt2_forward(&e, tokens, B, T);
+    gpt2_forward(&e, tokens, NULL, B, T);
     CHECK(gpt2_head(&e, tokens + 1, 0, false, NULL) == loss, "another loss without gradients");
     gpt2_free(&e);
     for (int i = 0; i < g.table.count; i++) {  // what an older step left; padding is never written
@@ -553,7 +553,7 @@ static void test_accumulation(void) {
     }
     double sum = 0;
     for (size_t b = 0; b < B; b++) {
-        gpt2_forward(&g, tokens + b * T, 1, T);
+        gpt2_forward(&g, tokens + b * T, NULL, 1, T);
         sum += gpt2_head(&g, tokens + b * T + 1, 1.0f / (B * T), b > 0, NULL) / B;
         gpt2_backward(&g, tokens + b * T, b > 0);
     }
@@ -575,7 +575,7 @@ static void test_cached_decoding(void) {
         GPT2 g;
         make_random(&g, c, 1, T, tokens);
         float *logits = ALLOC(float, T * g.config.vocab_padded, "logits");
-        gpt2_forward(&g, tokens, 1, T);
+        gpt2_forward(&g, tokens, NULL, 1, T);
         gpt2_head(&g, tokens + 1, 0, false, logits);
         float *next = ALLOC(float, g.config.vocab, "logits");
         for (size_t t = 0; t < T; t++) {

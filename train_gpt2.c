@@ -36,36 +36,45 @@
 // Channels that one thread sums at a time where a sum runs over the rows: a few cache lines.
 enum { SLICE = 64 };
 
-// --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t], or one of the two (the other is NULL) -----
+// --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t - begins[b,t]] ----------------------------
+//
+// Or one of the two alone; the other is NULL. A row may hold several documents, one after the
+// other. begins (B, T) then says for each of its tokens where in the row its document begins:
+// positions count from there, and attention sees nothing before. NULL: a row is one document.
+
+static size_t position(const int32_t *begins, size_t i, size_t T) {
+    return begins == NULL ? i % T : i % T - (size_t)begins[i];
+}
 
 static void encoder_forward(float *out,               // (B, T, C)
                             const int32_t *tokens,    // (B, T)
+                            const int32_t *begins,    // (B, T), or NULL
                             const float *wte,         // (V, C)
                             const float *wpe,         // (context, C)
                             size_t B, size_t T, size_t C) {
     #pragma omp parallel for
     for (size_t i = 0; i < B * T; i++) {
         const float *token = wte + (size_t)tokens[i] * C;
-        const float *position = wpe + i % T * C;
+        const float *place = wpe + position(begins, i, T) * C;
         float *o = out + i * C;
-        if (wte == NULL || wpe == NULL) memcpy(o, wte == NULL ? position : token, C * sizeof *o);
-        else for (size_t c = 0; c < C; c++) o[c] = token[c] + position[c];
+        if (wte == NULL || wpe == NULL) memcpy(o, wte == NULL ? place : token, C * sizeof *o);
+        else for (size_t c = 0; c < C; c++) o[c] = token[c] + place[c];
     }
 }
 
 // Adds to dwte and dwpe (NULL: not there). Several rows may hold the same token, so threads share
 // out channels.
 static void encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
-                             size_t B, size_t T, size_t C) {
+                             const int32_t *begins, size_t B, size_t T, size_t C) {
     #pragma omp parallel for
     for (size_t first = 0; first < C; first += SLICE) {
         const size_t last = min_size(first + SLICE, C);
         for (size_t i = 0; i < B * T; i++) {
             float *token = dwte + (size_t)tokens[i] * C;
-            float *position = dwpe + i % T * C;
+            float *place = dwpe + position(begins, i, T) * C;
             for (size_t c = first; c < last; c++) {
                 if (dwte != NULL) token[c] += dout[i * C + c];
-                if (dwpe != NULL) position[c] += dout[i * C + c];
+                if (dwpe != NULL) place[c] += dout[i * C + c];
             }
         }
     }
@@ -151,9 +160,9 @@ static void matmul_backward(float *dinp, float *dw, float *db, const float *dout
 // --- causal self-attention (Vaswani et al. 2017) ---------------------------------------------
 //
 // For each sequence and head, with rows q[t], k[t], v[t] of HS channels inside qkv (B, T, 3C):
-//     s[t,u]   = q[t] . k[u] / sqrt(HS)            for u <= t
-//     p[t,u]   = exp(s[t,u]) / sum over u' <= t of exp(s[t,u'])
-//     out[t]   = sum over u <= t of p[t,u] v[u]
+//     s[t,u]   = q[t] . k[u] / sqrt(HS)            for begins[t] <= u <= t
+//     p[t,u]   = exp(s[t,u]) / sum over u' of exp(s[t,u'])
+//     out[t]   = sum over u of p[t,u] v[u]
 // Only lse[t] = log sum exp(s[t,:]) is kept for the backward pass; it rebuilds p = exp(s - lse)
 // (Dao et al. 2022), so that no (T, T) matrix is ever in memory.
 
@@ -168,6 +177,7 @@ static size_t attention_scratch_floats(size_t T) {
 static void attention_forward(float *out,        // (B, T, C)
                               float *lse,        // (B, NH, T)
                               const float *qkv,  // (B, T, 3C)
+                              const int32_t *begins,  // (B, T), or NULL: all 0
                               float *scratch,    // (threads, attention_scratch_floats(T))
                               size_t B, size_t T, size_t C, size_t NH) {
     const size_t HS = C / NH, strips = (T + STRIP - 1) / STRIP;
@@ -177,24 +187,29 @@ static void attention_forward(float *out,        // (B, T, C)
     for (size_t h = 0; h < NH; h++)
     for (size_t i = 0; i < strips; i++) {
         const size_t strip = strips - 1 - i;  // the longest first, so that threads end together
-        const size_t first = strip * STRIP, rows = min_size(STRIP, T - first), keys = first + rows;
+        const size_t first = strip * STRIP, rows = min_size(STRIP, T - first);
+        // Keys from `low` on, where the document of the strip's first row begins.
+        const int32_t *begin = begins == NULL ? NULL : begins + b * T + first;
+        const size_t low = begin == NULL ? 0 : (size_t)begin[0], keys = first + rows - low;
         const float *q = qkv + (b * T + first) * 3 * C + h * HS;
-        const float *k = qkv + b * T * 3 * C + C + h * HS, *v = k + C;
+        const float *k = qkv + (b * T + low) * 3 * C + C + h * HS, *v = k + C;
         // p: (rows, keys)
         float *p = scratch + (size_t)omp_get_thread_num() * attention_scratch_floats(T);
         float *product_scratch = p + 2 * STRIP * round_up(T, 16);
         gemm_serial(false, true, rows, keys, HS, q, 3 * C, k, 3 * C, p, keys, NULL, false,
                     product_scratch);
         for (size_t r = 0; r < rows; r++) {
-            float *s = p + r * keys;
-            const size_t visible = first + r + 1;
+            const size_t from = begin == NULL ? 0 : (size_t)begin[r] - low;
+            float *s = p + r * keys + from;
+            const size_t visible = first + r + 1 - low - from;
             const float max = max_f32(s, visible);
             float sum = 0;
             #pragma omp simd reduction(+ : sum)
             for (size_t u = 0; u < visible; u++) sum += s[u] = exp_f32((s[u] - max) * scale);
             const float inverse = 1.0f / sum;
             for (size_t u = 0; u < visible; u++) s[u] *= inverse;
-            for (size_t u = visible; u < keys; u++) s[u] = 0;
+            for (size_t u = visible; u < keys - from; u++) s[u] = 0;
+            memset(p + r * keys, 0, from * sizeof(float));
             lse[(b * NH + h) * T + first + r] = max * scale + logf(sum);
         }
         gemm_serial(false, false, rows, HS, keys, p, keys, v, 3 * C,
@@ -205,7 +220,7 @@ static void attention_forward(float *out,        // (B, T, C)
 // Overwrites dqkv. The keys' and values' gradients are sums over strips, so one thread takes all
 // strips of a head.
 static void attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
-                               const float *qkv, float *scratch,
+                               const float *qkv, const int32_t *begins, float *scratch,
                                size_t B, size_t T, size_t C, size_t NH) {
     const size_t HS = C / NH;
     const float scale = 1.0f / sqrtf((float)HS);
@@ -220,21 +235,25 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
         float *ds = p + STRIP * round_up(T, 16);
         float *product_scratch = ds + STRIP * round_up(T, 16);
         for (size_t first = 0; first < T; first += STRIP) {
-            const size_t rows = min_size(STRIP, T - first), keys = first + rows;
+            const size_t rows = min_size(STRIP, T - first);
+            const int32_t *begin = begins == NULL ? NULL : begins + b * T + first;
+            const size_t low = begin == NULL ? 0 : (size_t)begin[0], keys = first + rows - low;
             const float *q = qkv + head + first * 3 * C;
+            const float *kl = k + low * 3 * C, *vl = v + low * 3 * C;
             const float *o = out + (b * T + first) * C + h * HS;
             const float *d = dout + (b * T + first) * C + h * HS;
             // The last rows of dk and dv are new in this strip, the ones above have a part already.
-            for (size_t u = first; u < keys; u++) {
+            for (size_t u = first; u < first + rows; u++) {
                 memset(dk + u * 3 * C, 0, HS * sizeof(float));
                 memset(dv + u * 3 * C, 0, HS * sizeof(float));
             }
-            gemm_serial(false, true, rows, keys, HS, q, 3 * C, k, 3 * C, p, keys, NULL, false,
+            gemm_serial(false, true, rows, keys, HS, q, 3 * C, kl, 3 * C, p, keys, NULL, false,
                         product_scratch);
-            gemm_serial(false, true, rows, keys, HS, d, C, v, 3 * C, ds, keys, NULL, false,
+            gemm_serial(false, true, rows, keys, HS, d, C, vl, 3 * C, ds, keys, NULL, false,
                         product_scratch);  // dp, for now
             for (size_t r = 0; r < rows; r++) {
-                const size_t visible = first + r + 1;
+                const size_t from = begin == NULL ? 0 : (size_t)begin[r] - low;
+                const size_t visible = first + r + 1 - low;
                 // To the end of the last vector, and what is not visible is cleared after that: the
                 // last few one by one would take as long as all others.
                 const size_t whole = min_size(round_up(visible, 16), keys);
@@ -244,18 +263,19 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
                 #pragma omp simd reduction(+ : d_dot_o)
                 for (size_t i = 0; i < HS; i++) d_dot_o += d[r * C + i] * o[r * C + i];
                 #pragma omp simd
-                for (size_t u = 0; u < whole; u++) {
+                for (size_t u = from; u < whole; u++) {
                     pr[u] = exp_f32(pr[u] * scale - l);
                     dr[u] = pr[u] * (dr[u] - d_dot_o) * scale;
                 }
+                for (size_t u = 0; u < from; u++) pr[u] = dr[u] = 0;
                 for (size_t u = visible; u < keys; u++) pr[u] = dr[u] = 0;
             }
-            gemm_serial(false, false, rows, HS, keys, ds, keys, k, 3 * C,
+            gemm_serial(false, false, rows, HS, keys, ds, keys, kl, 3 * C,
                         dqkv + head + first * 3 * C, 3 * C, NULL, false, product_scratch);
-            gemm_serial(true, false, keys, HS, rows, ds, keys, q, 3 * C, dk, 3 * C, NULL, true,
-                        product_scratch);
-            gemm_serial(true, false, keys, HS, rows, p, keys, d, C, dv, 3 * C, NULL, true,
-                        product_scratch);
+            gemm_serial(true, false, keys, HS, rows, ds, keys, q, 3 * C, dk + low * 3 * C, 3 * C,
+                        NULL, true, product_scratch);
+            gemm_serial(true, false, keys, HS, rows, p, keys, d, C, dv + low * 3 * C, 3 * C, NULL,
+                        true, product_scratch);
         }
     }
 }
@@ -304,13 +324,19 @@ static void residual_forward(float *out, const float *inp, size_t n) {
 // --- loss: cross-entropy of softmax(logits), fused with its gradient -------------------------
 //
 // losses[n] = log sum exp(logits[n,:]) - logits[n, target[n]]. If grad_scale is not 0, the logits
-// are overwritten by their gradient, grad_scale (softmax - onehot(target)).
+// are overwritten by their gradient, grad_scale (softmax - onehot(target)). A row whose target is
+// -1 is not trained: its loss and its gradient are 0.
 
 static void crossentropy(float *losses, float *logits, const int32_t *targets, float grad_scale,
                          size_t N, size_t V, size_t Vp) {
     #pragma omp parallel for
     for (size_t n = 0; n < N; n++) {
         float *z = logits + n * Vp;
+        if (targets[n] < 0) {
+            losses[n] = 0;
+            if (grad_scale != 0) memset(z, 0, V * sizeof(float));
+            continue;
+        }
         const float max = max_f32(z, V), target = z[targets[n]];
         float sum = 0;
         if (grad_scale == 0) {
@@ -347,13 +373,16 @@ typedef struct {
     ShardMap shards;
     size_t max_B, max_T;        // room in the buffers of a micro-batch
     size_t B, T;                // what the last forward used
+    const int32_t *documents;   // the same: its begins (B, T), or NULL
     bool training;              // false: no gradients, no moments, one layer's activations
     bool sampling;              // room for a cache of keys and values
     bool dumping;               // room for all logits
     bool zeroth;                // zeroth-order training: params are theta, perturbed
     bool moments_bf16;          // m and v are stored in bf16
     bool zenflow;               // params are what is shown of the newest weights (zenflow.h)
+    bool packed;                // training's rows hold several documents
     int32_t *inputs, *targets;                   // (B, T): a micro-batch's tokens
+    int32_t *begins;                             // (B, T), if packed: see encoder_forward()
     float *params, *grads;                       // arenas of table.elements floats
     void *m, *v;                                 // the same, or in bf16 (--moments)
     float *theta;                                // of zeroth order: the weights
@@ -394,6 +423,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER(g->zeroth ? "perturbed parameters" : "parameters", P, params);
     BUFFER("activations", N, inputs);
     BUFFER("activations", N, targets);
+    if (g->packed) BUFFER("activations", N, begins);
     BUFFER("activations", (g->training ? L + 1 : 1) * N * C, x);
     BUFFER("activations", L * N * C, ln_1);
     BUFFER("activations", L * N, mean_1);
@@ -491,7 +521,8 @@ static void layer_forward_post(GPT2 *g, size_t l, float *out) {
     float *w[LAYER_TENSORS];
     layer_tensors(g, g->params, l, w);
     matmul_forward(a.qkv, a.x, w[QKV_W], w[QKV_B], N, C, 3 * C);
-    attention_forward(a.atty, a.lse, a.qkv, g->scratch, g->B, g->T, C, g->config.heads);
+    attention_forward(a.atty, a.lse, a.qkv, g->documents, g->scratch, g->B, g->T, C,
+                      g->config.heads);
     matmul_forward(a.mid, a.atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C);
     residual_forward(a.mid, a.x, N * C);
     layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.mid, w[LN_1_W], w[LN_1_B], N, C);
@@ -503,22 +534,25 @@ static void layer_forward_post(GPT2 *g, size_t l, float *out) {
 }
 
 // From tokens (B, T) to the normalised output of the last layer, g->ln_f (N, C); or to what
-// project_out makes of it, (N, E).
-static void gpt2_forward(GPT2 *g, const int32_t *tokens, size_t B, size_t T) {
+// project_out makes of it, (N, E). begins (B, T): see encoder_forward(); gpt2_backward() reads it,
+// too.
+static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, size_t B,
+                         size_t T) {
     const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads, N = B * T;
     const size_t L = g->config.layers;
     g->B = B;
     g->T = T;
+    g->documents = begins;
     const float *wte = tensor(g, g->params, g->table.wte);
     const float *wpe = tensor(g, g->params, g->table.wpe);
     if (g->config.embed > 0) {
         const size_t E = g->config.embed;
-        encoder_forward(g->ln_f, tokens, wte, NULL, B, T, E);
-        encoder_forward(g->x, tokens, NULL, wpe, B, T, C);
+        encoder_forward(g->ln_f, tokens, begins, wte, NULL, B, T, E);
+        encoder_forward(g->x, tokens, begins, NULL, wpe, B, T, C);
         gemm(false, true, N, C, E, g->ln_f, E, tensor(g, g->params, g->table.project_in), E, g->x,
              C, NULL, true);
     } else {
-        encoder_forward(g->x, tokens, wte, wpe, B, T, C);
+        encoder_forward(g->x, tokens, begins, wte, wpe, B, T, C);
     }
     float *x = g->x;
     for (size_t l = 0; l < L; l++) {
@@ -532,7 +566,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, size_t B, size_t T) {
         }
         layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C);
         matmul_forward(a.qkv, a.ln_1, w[QKV_W], w[QKV_B], N, C, 3 * C);
-        attention_forward(a.atty, a.lse, a.qkv, g->scratch, B, T, C, NH);
+        attention_forward(a.atty, a.lse, a.qkv, begins, g->scratch, B, T, C, NH);
         matmul_forward(a.mid, a.atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C);
         residual_forward(a.mid, a.x, N * C);
         layernorm_forward(a.ln_2, a.mean_2, a.rstd_2, a.mid, w[LN_2_W], w[LN_2_B], N, C);
@@ -578,18 +612,27 @@ static double gpt2_head(GPT2 *g, const int32_t *targets, float grad_scale, bool 
 // The other head: which of a few words comes next, at one position of each sequence? where (B, 2):
 // the position, and the index of the right word. Returns the mean over the sequences of the
 // cross-entropy over these words' logits alone; MeZO's classification loss, when each label is one
-// token. Adds to *right how often the right word is the likeliest.
+// token. Adds to *right how often the right word is the likeliest. With grad_scale = 1 / (sequences
+// of the whole step) it makes the head's half of the backward pass, as gpt2_head().
 static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32_t *where,
-                            size_t *right) {
+                            float grad_scale, bool accumulate, size_t *right) {
     const size_t C = config_embed(&g->config);
+    const float *head = tensor(g, g->params, g->table.lm_head);
+    float *dhead = NULL;
     double sum = 0;
+    if (grad_scale != 0) {
+        dhead = tensor(g, g->grads, g->table.lm_head);
+        memset(g->dc, 0, g->B * g->T * C * sizeof(float));
+        if (!accumulate) memset(dhead, 0, g->table.tensors[g->table.lm_head].size * sizeof(float));
+    }
     for (size_t b = 0; b < g->B; b++) {
-        const float *x = g->ln_f + (b * g->T + (size_t)where[2 * b]) * C;
+        const size_t at = (b * g->T + (size_t)where[2 * b]) * C;
+        const float *x = g->ln_f + at;
         const int label = where[2 * b + 1];
-        float logit[TASK_LABELS], max = -INFINITY, total = 0;
+        float logit[TASK_LABELS] = {0}, max = -INFINITY, total = 0;
         int best = 0;
         for (int k = 0; k < words; k++) {
-            const float *w = tensor(g, g->params, g->table.lm_head) + (size_t)word[k] * C;
+            const float *w = head + (size_t)word[k] * C;
             logit[k] = 0;
             for (size_t c = 0; c < C; c++) logit[k] += x[c] * w[c];
             max = fmaxf(max, logit[k]);
@@ -598,6 +641,15 @@ static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32
         for (int k = 0; k < words; k++) total += expf(logit[k] - max);
         sum += logf(total) + max - logit[label];
         *right += best == label;
+        for (int k = 0; k < words && grad_scale != 0; k++) {
+            const float d = (expf(logit[k] - max) / total - (float)(k == label)) * grad_scale;
+            const float *w = head + (size_t)word[k] * C;
+            float *dw = dhead + (size_t)word[k] * C;
+            for (size_t c = 0; c < C; c++) {
+                g->dc[at + c] += d * w[c];
+                dw[c] += d * x[c];
+            }
+        }
     }
     return sum / (double)g->B;
 }
@@ -622,7 +674,7 @@ static void layer_backward_post(GPT2 *g, size_t l, bool accumulate) {
     layernorm_backward(dc, d[LN_1_W], d[LN_1_B], dx, a.mid, w[LN_1_W], a.mean_1, a.rstd_1, N, C,
                        accumulate);
     matmul_backward(dx, d[ATTPROJ_W], d[ATTPROJ_B], dc, a.atty, w[ATTPROJ_W], N, C, C, accumulate);
-    attention_backward(dwide, dx, a.atty, a.lse, a.qkv, g->scratch, g->B, g->T, C,
+    attention_backward(dwide, dx, a.atty, a.lse, a.qkv, g->documents, g->scratch, g->B, g->T, C,
                        g->config.heads);
     matmul_backward(dx, d[QKV_W], d[QKV_B], dwide, a.x, w[QKV_W], N, C, 3 * C, accumulate);
     residual_forward(dx, dc, N * C);
@@ -665,7 +717,7 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
         // attention branch: dx -> datty -> dqkv -> dln_1 -> dx
         matmul_backward(dc, d[ATTPROJ_W], d[ATTPROJ_B], dx, a.atty, w[ATTPROJ_W], N, C, C,
                         accumulate);
-        attention_backward(dwide, dc, a.atty, a.lse, a.qkv, g->scratch, B, T, C, NH);
+        attention_backward(dwide, dc, a.atty, a.lse, a.qkv, g->documents, g->scratch, B, T, C, NH);
         matmul_backward(dc, d[QKV_W], d[QKV_B], dwide, a.ln_1, w[QKV_W], N, C, 3 * C, accumulate);
         layernorm_backward(dx, d[LN_1_W], d[LN_1_B], dc, a.x, w[LN_1_W], a.mean_1, a.rstd_1,
                            N, C, accumulate);
@@ -677,13 +729,13 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
         if (!g->config.tied) memset(dwte, 0, t->tensors[t->wte].size * sizeof(float));
     }
     if (E > 0) {
-        encoder_backward(NULL, dwpe, dx, tokens, B, T, C);
-        encoder_forward(g->ln_f, tokens, tensor(g, g->params, t->wte), NULL, B, T, E);
+        encoder_backward(NULL, dwpe, dx, tokens, g->documents, B, T, C);
+        encoder_forward(g->ln_f, tokens, g->documents, tensor(g, g->params, t->wte), NULL, B, T, E);
         matmul_backward(dc, tensor(g, g->grads, t->project_in), NULL, dx, g->ln_f,
                         tensor(g, g->params, t->project_in), N, E, C, accumulate);
-        encoder_backward(dwte, NULL, dc, tokens, B, T, E);
+        encoder_backward(dwte, NULL, dc, tokens, g->documents, B, T, E);
     } else {
-        encoder_backward(dwte, dwpe, dx, tokens, B, T, C);
+        encoder_backward(dwte, dwpe, dx, tokens, g->documents, B, T, C);
     }
 }
 
@@ -756,6 +808,7 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     g->sampling = r->sampling;
     g->dumping = o->dump != NULL;
     g->moments_bf16 = o->moments == MOMENTS_BF16 && !g->zenflow;  // the reference keeps them wide
+    g->packed = r->packed;
     g->max_B = r->batches ? r->B : 1;
     g->max_T = r->batches ? r->T : 1;
     const size_t planned = gpt2_plan(g, memory_resident(), r->only_sampling);
@@ -791,14 +844,15 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
 // =============================================================================================
 // 3. One step
 
-// The loss of g->inputs: per token, or, with --labels, per sentence; `right` is then increased by
-// how many labels are the likeliest.
-static double gpt2_loss(GPT2 *g, const Run *r, const Loader *from, size_t rows, size_t *right) {
-    gpt2_forward(g, g->inputs, rows, from->T);
+// The loss behind gpt2_forward() of g->inputs, rows of this loader: per token, or, with --labels of
+// one token each, per sentence; `right` is then increased by how many labels are the likeliest. With
+// grad_scale, 1 / (what counts in the whole step), the head's half of the backward pass, too.
+static double gpt2_loss(GPT2 *g, const Run *r, const Loader *from, float grad_scale,
+                        bool accumulate, size_t *right) {
     const Task *t = run_task(r);
     if (r->words && from != &r->choices)
-        return gpt2_classify(g, t->word, t->labels, g->targets, right);
-    return gpt2_head(g, g->targets, 0, false, NULL);
+        return gpt2_classify(g, t->word, t->labels, g->targets, grad_scale, accumulate, right);
+    return gpt2_head(g, g->targets, grad_scale, accumulate, NULL);
 }
 
 // The gradient of the mean loss over all trained tokens of the step, one micro-batch after the
@@ -807,10 +861,12 @@ static StepResult adamw_step(GPT2 *g, Run *r, size_t step) {
     const float grad_scale = 1.0f / (float)run_targets(r, step);
     const double parts = run_parts(r, step);
     StepResult x = {0};
+    size_t right = 0;
     for (size_t micro = 0; micro < r->o.accum; micro++) {
-        if (!run_micro_batch(r, step, micro, g->inputs, g->targets, NULL)) return run_damaged(r);
-        gpt2_forward(g, g->inputs, r->B, r->T);
-        x.loss += gpt2_head(g, g->targets, grad_scale, micro > 0, NULL) / parts;
+        if (!run_micro_batch(r, step, micro, g->inputs, g->targets, g->begins))
+            return run_damaged(r);
+        gpt2_forward(g, g->inputs, g->begins, r->B, r->T);
+        x.loss += gpt2_loss(g, r, &r->train, grad_scale, micro > 0, &right) / parts;
         gpt2_backward(g, g->inputs, micro > 0);
     }
     const double norm_squared = gpt2_grad_norm_squared(g);
@@ -835,9 +891,10 @@ static StepResult mezo_step(GPT2 *g, Run *r, size_t step, double lr) {
     for (int i = 0; i < 2 * zo->queries; i++) {
         gpt2_perturb(g, zo, step, i / 2, i % 2 == 0 ? zo->eps : -zo->eps);
         for (size_t micro = 0; micro < r->o.accum; micro++) {
-            if (!run_micro_batch(r, step, micro, g->inputs, g->targets, NULL))
+            if (!run_micro_batch(r, step, micro, g->inputs, g->targets, g->begins))
                 return run_damaged(r);
-            side[i] += gpt2_loss(g, r, &r->train, r->B, &right) / parts;
+            gpt2_forward(g, g->inputs, g->begins, r->B, r->T);
+            side[i] += gpt2_loss(g, r, &r->train, 0, false, &right) / parts;
         }
     }
     zo_estimate(&update, zo, step, lr, r->o.weight_decay, side, &x.loss, &x.norm);
@@ -854,7 +911,8 @@ static double gpt2_eval(void *model, Run *r, const Loader *from, size_t first, s
                         float *losses, size_t *right) {
     GPT2 *g = (GPT2 *)model;
     if (!run_batch(r, from, first, rows, g->inputs, g->targets, NULL, &r->damage)) return 0;
-    const double loss = gpt2_loss(g, r, from, rows, right);
+    gpt2_forward(g, g->inputs, NULL, rows, from->T);
+    const double loss = gpt2_loss(g, r, from, 0, false, right);
     if (losses != NULL) memcpy(losses, g->losses, rows * from->T * sizeof *losses);
     return loss;
 }
@@ -870,8 +928,8 @@ static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t f
 
 // --dump: the first batch's loss, logits and gradients.
 static int gpt2_dump(GPT2 *g, Run *r) {
-    if (!run_micro_batch(r, 1, 0, g->inputs, g->targets, NULL)) die("%s", r->damage.text);
-    gpt2_forward(g, g->inputs, r->B, r->T);
+    if (!run_micro_batch(r, 1, 0, g->inputs, g->targets, g->begins)) die("%s", r->damage.text);
+    gpt2_forward(g, g->inputs, g->begins, r->B, r->T);
     const double loss = gpt2_head(g, g->targets, 1.0f / (float)(r->B * r->T), false,
                                   g->all_logits);
     gpt2_backward(g, g->inputs, false);

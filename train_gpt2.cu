@@ -156,7 +156,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER("logits", min_size(g->head_rows, N) * g->config.vocab_padded * X_, logits);
     BUFFER("logits", N * f32, losses);
     BUFFER("logits", 2 * sizeof(double), loss);
-    BUFFER("tokens", (4 * N + 1) * sizeof(int32_t), tokens);
+    BUFFER("tokens", batch_numbers(g, true) * sizeof(int32_t), tokens);
     if (g->training) {
         const size_t *of = g->pieces.elements, grads_host = g->pieces.grads_host;
         const size_t here = of[PIECE_RESIDENT] + of[PIECE_CHOSEN];
@@ -377,17 +377,20 @@ static void gpt2_allocate(GPT2 *g) {
     event_make(&g->step_left, g->offloaded);
     for (size_t i = 0; i < STAGINGS; i++) {
         Staging *s = &g->staging[i];
-        s->tokens = (int32_t *)pinned_alloc((4 * N + 1) * sizeof(int32_t), "tokens");
-        s->device = g->tokens + (g->zo != NULL ? i * 2 * N : 0);
+        s->tokens = (int32_t *)pinned_alloc(batch_numbers(g, true) * sizeof(int32_t), "tokens");
+        s->device = g->tokens + (g->zo != NULL ? i * batch_numbers(g, false) : 0);
         event_make(&s->copied, g->offloaded);
         event_make(&s->used, false);
     }
     g->host_loss = (double *)pinned_alloc(2 * sizeof(double), "loss");
     if (g->accumulating && g->choice.sum_on_host)
         g->worker_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
-    g->token_count = (int32_t *)own(OWNS_PLAIN, ALLOC(int32_t, g->config.vocab + 1, "tokens"));
-    g->inputs = (int32_t *)own(OWNS_PLAIN, ALLOC(int32_t, 2 * N, "tokens"));
+    const size_t most = g->config.vocab > g->max_T ? g->config.vocab : g->max_T;
+    g->token_count = (int32_t *)own(OWNS_PLAIN, ALLOC(int32_t, most + 1, "tokens"));
+    g->inputs = (int32_t *)own(OWNS_PLAIN, ALLOC(int32_t, (g->packed ? 4 : 2) * N, "tokens"));
     g->targets = g->inputs + N;
+    g->begins = g->packed ? g->targets + N : NULL;
+    g->positions = g->packed ? g->begins + N : NULL;
     if (g->zero != NULL) zero_allocate(g);
     if (g->zen != NULL) zen_allocate(g);
     if (g->zo != NULL) zo_allocate(g);
@@ -428,7 +431,7 @@ static void layer_forward(GPT2 *g, size_t l, const LayerActs *a) {
     floatX *w[LAYER_TENSORS];
     layer_tensors(g, l, w, NULL);
     matmul_forward(&g->lt, a->qkv, a->ln_1, w[QKV_W], w[QKV_B], N, C, 3 * C, stream);
-    attention_forward(a->atty, a->lse, a->qkv, B, T, C, NH, stream);
+    attention_forward(a->atty, a->lse, a->qkv, g->documents, B, T, C, NH, stream);
     matmul_forward(&g->lt, g->branch, a->atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C, stream);
     residual_layernorm_forward(a->mid, a->ln_2, a->mean_2, a->rstd_2, a->x, g->branch, w[LN_2_W],
                                w[LN_2_B], N, C, stream);
@@ -444,7 +447,7 @@ static void forward_segment(GPT2 *g, size_t s) {
     const size_t N = g->B * g->T;
     cudaStream_t stream = g->compute;
     if (s == 0) {
-        encoder_forward(layer_input(g, 0), g->tokens, tensor(g, g->table.wte),
+        encoder_forward(layer_input(g, 0), g->tokens, g->documents, tensor(g, g->table.wte),
                         tensor(g, g->table.wpe), g->B, g->T, C, stream);
         return;
     }
@@ -470,13 +473,15 @@ static void forward_segment(GPT2 *g, size_t s) {
 
 // From inputs (B, T), on the host, to the normalised output of the last layer, g->ln_f (N, C). The
 // targets (B, T) go to the GPU with them, for gpt2_head(); NULL, where that will not be called.
+// begins (B, T): where in its row each token's document begins; NULL: a row is one.
 // Queues the work and returns. No segment begins before its weights are those of the last update.
-static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_t B,
-                         size_t T) {
+static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
+                         const int32_t *targets, size_t B, size_t T) {
     g->B = B;
     g->T = T;
     g->turn = 1 - g->turn;
-    upload(g, g->turn, inputs, targets, B, T, g->compute);
+    upload(g, g->turn, inputs, targets, begins, B, T, g->compute);
+    g->documents = g->staging[g->turn].begins;
     for (size_t s = 0; s < (size_t)g->segments; s++) {
         weights_use(g, s, 1);
         compute_span(g, "wait", s);
@@ -520,10 +525,36 @@ static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
     compute_span(g, NULL, 0);
 }
 
+// The other head, gpt2_classify() of train_gpt2.c, whose targets are `where`: which of g->words comes
+// next, at one position of each sequence? Arguments and results as those of gpt2_head(), with
+// grad_scale = 1 / (sequences of the whole step); without it, g->loss[1] is then how often the right
+// word is the likeliest.
+static void gpt2_classify(GPT2 *g, float grad_scale, double share, bool accumulate) {
+    const size_t C = g->config.channels, B = g->B, T = g->T;
+    const bool trains = grad_scale != 0;
+    const int32_t *where = g->tokens + B * T;
+    float *right = g->losses + B, *slopes = trains ? (float *)g->dwide : NULL;
+    const unsigned blocks = ceil_div(C, BLOCK_THREADS) * (unsigned)g->words.count;
+    if (trains) {
+        stream_zero(g->branch, B * T * C * sizeof(floatX), g->compute);
+        stream_zero(g->dwte, g->config.vocab_padded * C * sizeof(float), g->compute);
+    }
+    LAUNCH(classify_kernel, (unsigned)B, BLOCK_THREADS, 0, g->compute, g->losses, right, slopes,
+           trains ? g->branch : NULL, g->ln_f, where, tensor(g, g->table.lm_head), ZoConfig{},
+           g->words, 0, 0, 0, 0, grad_scale, T, C);
+    if (trains)
+        LAUNCH(classify_backward_kernel, blocks, BLOCK_THREADS, 0, g->compute, g->dwte, slopes,
+               g->ln_f, where, g->words, B, T, C);
+    loss_accumulate(g->loss, g->losses, B, share / (double)B, !accumulate, g->compute);
+    if (!trains) loss_accumulate(g->loss + 1, right, B, 1, true, g->compute);
+    compute_span(g, NULL, 0);
+}
+
 // Waits for the GPU, and returns the mean loss of the micro-batches since the first one, in nats
 // per token.
 static double gpt2_loss(GPT2 *g) {
-    stream_copy(g->host_loss, g->loss, sizeof(double), cudaMemcpyDeviceToHost, g->compute);
+    const size_t bytes = (g->words.count > 0 ? 2 : 1) * sizeof(double);
+    stream_copy(g->host_loss, g->loss, bytes, cudaMemcpyDeviceToHost, g->compute);
     stream_rest(g->compute);
     return *g->host_loss;
 }
@@ -710,8 +741,8 @@ static void backward_layer(GPT2 *g, size_t l) {
                        a.rstd_2, N, C, stream);
     // attention branch: dx -> datty -> dqkv -> dln_1 -> dx
     matmul_backward(lt, dc, d[ATTPROJ_W], dx, a.atty, w[ATTPROJ_W], N, C, C, stream);
-    attention_backward(dwide, g->delta, dc, a.atty, a.lse, a.qkv, g->B, g->T, C, g->config.heads,
-                       stream);
+    attention_backward(dwide, g->delta, dc, a.atty, a.lse, a.qkv, g->documents, g->B, g->T, C,
+                       g->config.heads, stream);
     matmul_backward(lt, dc, d[QKV_W], dwide, a.ln_1, w[QKV_W], N, C, 3 * C, stream);
     bias_backward(d[QKV_B], sum, dwide, N, 3 * C, stream);
     layernorm_backward<floatX>(dx, d[LN_1_W], d[LN_1_B], NULL, sum, dc, a.x, w[LN_1_W], a.mean_1,
@@ -738,12 +769,13 @@ static void backward_segment(GPT2 *g, size_t s) {
         backward_layer(g, s - 1);
     } else {
         // A tied head has left its part in dwte; the embeddings add theirs, and the sum is rounded.
-        encoder_backward(g->dwte, tensor_grad(g, t->wpe), g->dx, g->tokens, g->by_token, B, T, C,
-                         stream);
+        const size_t positions = g->by_position.groups > 0 ? g->by_position.groups : T;
+        encoder_backward(g->dwte, tensor_grad(g, t->wpe), g->dx, g->tokens, g->by_token,
+                         g->by_position, B, T, C, stream);
         round_gradient(tensor_grad(g, t->wte), g->dwte, t->tensors[t->wte].size, stream);
         // positions without a gradient
-        stream_zero(tensor_grad(g, t->wpe) + T * C, (g->config.context - T) * C * sizeof(floatX),
-                    stream);
+        stream_zero(tensor_grad(g, t->wpe) + positions * C,
+                    (g->config.context - positions) * C * sizeof(floatX), stream);
     }
 }
 
@@ -924,7 +956,7 @@ static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t, 
     if (g->zo != NULL) {
         zo_next(g, T, count - 1, logits);
     } else {
-        gpt2_forward(g, g->inputs, NULL, 1, T);
+        gpt2_forward(g, g->inputs, NULL, NULL, 1, T);
         gemm(&g->lt, false, true, 1, Vp, C, g->ln_f + (count - 1) * C, C,
              tensor(g, g->table.lm_head), C, g->logits, Vp, NULL, false, GEMM_PLAIN, NULL,
              g->compute);
@@ -944,17 +976,19 @@ static double gpt2_eval(void *model, Run *r, const Loader *from, size_t first, s
     double loss;
     if (!run_batch(r, from, first, rows, g->inputs, g->targets, NULL, &r->damage)) return 0;
     gpt2_update_wait(g);  // so that neither is in the other's time
+    const int words = g->words.count;
+    if (from == &r->choices) g->words.count = 0;
     g->timeline.between = true;
     if (g->zo != NULL) {
-        const int words = g->zo->words.count;
-        if (from == &r->choices) g->zo->words.count = 0;
         loss = zo_eval(g, rows, from->T, right);
-        g->zo->words.count = words;
     } else {
-        gpt2_forward(g, g->inputs, g->targets, rows, from->T);
-        gpt2_head(g, 0, 1, false, NULL);
+        gpt2_forward(g, g->inputs, NULL, g->targets, rows, from->T);
+        if (g->words.count > 0) gpt2_classify(g, 0, 1, false);
+        else gpt2_head(g, 0, 1, false, NULL);
         loss = gpt2_loss(g);
+        if (g->words.count > 0) *right += (size_t)g->host_loss[1];
     }
+    g->words.count = words;
     if (losses != NULL) gpu_copy(losses, g->losses, rows * from->T * sizeof *losses);
     g->timeline.between = false;
     device_rest();  // other ranks may wait for this one's part of a collective
@@ -1031,10 +1065,12 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     // grad_ready is reached; in the out stream its way to the host, if the host updates. With
     // --zero, zero.cuh's stream comes between them: it sums the segment over the ranks.
     for (size_t micro = 0; micro < r->o.accum; micro++) {
-        if (rehearsal == NULL && !run_micro_batch(r, step, micro, g->inputs, g->targets, NULL))
+        if (rehearsal == NULL
+            && !run_micro_batch(r, step, micro, g->inputs, g->targets, g->begins))
             return run_damaged(r);
-        gpt2_forward(g, g->inputs, g->targets, r->B, r->T);
-        gpt2_head(g, grad_scale, share, micro > 0, NULL);
+        gpt2_forward(g, g->inputs, g->begins, g->targets, r->B, r->T);
+        if (r->words) gpt2_classify(g, grad_scale, share, micro > 0);
+        else gpt2_head(g, grad_scale, share, micro > 0, NULL);
         gpt2_backward(g, micro > 0, micro + 1 == r->o.accum);
     }
 
@@ -1377,6 +1413,11 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     g->no_overlap = o->no_overlap;
     g->host_threads = (int)o->threads;
     g->moments_bf16 = o->moments == MOMENTS_BF16;
+    g->packed = r->packed;
+    if (r->words) {
+        g->words.count = run_task(r)->labels;
+        memcpy(g->words.word, run_task(r)->word, sizeof g->words.word);
+    }
     g->zo = zo_open(r);
     g->training = r->training && g->zo == NULL;
     if (g->zo == NULL) g->zero = zero_open(r);
@@ -1420,8 +1461,8 @@ static int gpt2_dump(GPT2 *g, Run *r) {
     const size_t N = r->B * r->T, P = g->table.elements;
     float *logits = (float *)alloc_or_fail(N * g->config.vocab_padded, sizeof(float), "logits");
     float *grads = (float *)alloc_or_fail(P, sizeof(float), "gradients");
-    if (!run_micro_batch(r, 1, 0, g->inputs, g->targets, NULL)) die("%s", r->damage.text);
-    gpt2_forward(g, g->inputs, g->targets, r->B, r->T);
+    if (!run_micro_batch(r, 1, 0, g->inputs, g->targets, g->begins)) die("%s", r->damage.text);
+    gpt2_forward(g, g->inputs, g->begins, g->targets, r->B, r->T);
     gpt2_head(g, 1.0f / (float)N, 1, false, logits);
     gpt2_backward(g, false, true);
     for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++)

@@ -1,14 +1,17 @@
 // attention.cuh: causal self-attention on the GPU, forward and backward.
 //
 // For each sequence and head, with rows q[t], k[t], v[t] of HS channels inside qkv (B, T, 3C):
-//     s[t,u]   = q[t] . k[u] / sqrt(HS)                      for u <= t
-//     out[t]   = sum over u <= t of p[t,u] v[u],             p[t,u] = exp(s[t,u] - lse[t])
-//     lse[t]   = log of the sum over u <= t of exp(s[t,u])
+//     s[t,u]   = q[t] . k[u] / sqrt(HS)                      for begins[t] <= u <= t
+//     out[t]   = sum over u of p[t,u] v[u],                  p[t,u] = exp(s[t,u] - lse[t])
+//     lse[t]   = log of the sum over u of exp(s[t,u])
 // and backward, with delta[t] = dout[t] . out[t] (which is the sum over u of p[t,u] dp[t,u]):
 //     dp[t,u]  = dout[t] . v[u]             ds[t,u] = p[t,u] (dp[t,u] - delta[t])
-//     dv[u]    = sum over t >= u of p[t,u] dout[t]
-//     dk[u]    = sum over t >= u of ds[t,u] q[t] / sqrt(HS)
-//     dq[t]    = sum over u <= t of ds[t,u] k[u] / sqrt(HS)
+//     dv[u]    = sum over t of p[t,u] dout[t]
+//     dk[u]    = sum over t of ds[t,u] q[t] / sqrt(HS)
+//     dq[t]    = sum over u of ds[t,u] k[u] / sqrt(HS)
+//
+// begins (B, T): where in its row the document of each token begins. Within a row it never falls.
+// NULL: everywhere 0, a row is one document.
 //
 // No (T, T) matrix is ever in memory. Going through the keys of a row in pieces, the largest score
 // m so far, the sum l of exp(s - m) and the sum o of exp(s - m) v are enough: when a piece raises
@@ -85,7 +88,8 @@ __device__ static inline void store_channels(X *row, const float (&acc)[PLAIN_CH
 
 template <typename X>
 __global__ static void attention_forward_plain_kernel(X *out, float *lse, const X *qkv,
-                                                      size_t B, size_t T, size_t C, size_t NH) {
+                                                      const int32_t *begins, size_t B, size_t T,
+                                                      size_t C, size_t NH) {
     __shared__ float shared_weights[PLAIN_WARPS][32];
     const size_t HS = C / NH, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // of (B, NH, T)
@@ -95,9 +99,10 @@ __global__ static void attention_forward_plain_kernel(X *out, float *lse, const 
     const X *k = qkv + b * T * 3 * C + C + h * HS, *v = k + C;
     float *weights = shared_weights[warp];
     const float scale = 1.0f / sqrtf((float)HS);
+    const size_t begin = begins == NULL ? 0 : (size_t)begins[b * T + t];
     for (size_t first = 0; first < HS; first += 32 * PLAIN_CHANNELS) {
         float acc[PLAIN_CHANNELS] = {0}, max = -INFINITY, sum = 0;
-        for (size_t u0 = 0; u0 <= t; u0 += 32) {
+        for (size_t u0 = begin; u0 <= t; u0 += 32) {
             const size_t u = u0 + lane;
             const float s = u <= t ? head_dot(q, k + u * 3 * C, HS) * scale : -INFINITY;
             const float new_max = fmaxf(max, warp_max(s));
@@ -129,8 +134,9 @@ __device__ static inline void plain_score(float *p, float *ds, const X *q, const
 template <typename X>
 __global__ static void attention_backward_dq_plain_kernel(X *dqkv, const float *delta,
                                                           const X *dout, const float *lse,
-                                                          const X *qkv, size_t B, size_t T,
-                                                          size_t C, size_t NH) {
+                                                          const X *qkv, const int32_t *begins,
+                                                          size_t B, size_t T, size_t C,
+                                                          size_t NH) {
     __shared__ float shared_weights[PLAIN_WARPS][32];
     const size_t HS = C / NH, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // of (B, NH, T)
@@ -139,9 +145,10 @@ __global__ static void attention_backward_dq_plain_kernel(X *dqkv, const float *
     const X *q = qkv + (b * T + t) * 3 * C + h * HS, *d = dout + (b * T + t) * C + h * HS;
     const X *k = qkv + b * T * 3 * C + C + h * HS, *v = k + C;
     float *weights = shared_weights[warp];
+    const size_t begin = begins == NULL ? 0 : (size_t)begins[b * T + t];
     for (size_t first = 0; first < HS; first += 32 * PLAIN_CHANNELS) {
         float dq[PLAIN_CHANNELS] = {0};
-        for (size_t u0 = 0; u0 <= t; u0 += 32) {
+        for (size_t u0 = begin; u0 <= t; u0 += 32) {
             const size_t u = u0 + lane;
             float p = 0, ds = 0;
             if (u <= t)
@@ -158,8 +165,9 @@ __global__ static void attention_backward_dq_plain_kernel(X *dqkv, const float *
 template <typename X>
 __global__ static void attention_backward_dkdv_plain_kernel(X *dqkv, const float *delta,
                                                             const X *dout, const float *lse,
-                                                            const X *qkv, size_t B, size_t T,
-                                                            size_t C, size_t NH) {
+                                                            const X *qkv, const int32_t *begins,
+                                                            size_t B, size_t T, size_t C,
+                                                            size_t NH) {
     __shared__ float shared_p[PLAIN_WARPS][32], shared_ds[PLAIN_WARPS][32];
     const size_t HS = C / NH, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // of (B, NH, T)
@@ -171,9 +179,11 @@ __global__ static void attention_backward_dkdv_plain_kernel(X *dqkv, const float
     for (size_t first = 0; first < HS; first += 32 * PLAIN_CHANNELS) {
         float dk[PLAIN_CHANNELS] = {0}, dv[PLAIN_CHANNELS] = {0};
         for (size_t t0 = u; t0 < T; t0 += 32) {
+            if (begins != NULL && (size_t)begins[b * T + t0] > u) break;
             const size_t t = t0 + lane;
             float p = 0, ds = 0;
-            if (t < T) plain_score(&p, &ds, q + t * 3 * C, k, v, d + t * C, l[t], dl[t], HS);
+            if (t < T && (begins == NULL || (size_t)begins[b * T + t] <= u))
+                plain_score(&p, &ds, q + t * 3 * C, k, v, d + t * C, l[t], dl[t], HS);
             __syncwarp();
             shared_p[warp][lane] = p;
             shared_ds[warp][lane] = ds;
@@ -214,22 +224,23 @@ static void attention_delta(float *delta, const X *dout, const X *out, size_t B,
 }
 
 template <typename X>
-static void attention_forward_plain(X *out, float *lse, const X *qkv, size_t B, size_t T, size_t C,
-                                    size_t NH, cudaStream_t stream) {
+static void attention_forward_plain(X *out, float *lse, const X *qkv, const int32_t *begins,
+                                    size_t B, size_t T, size_t C, size_t NH, cudaStream_t stream) {
     LAUNCH(attention_forward_plain_kernel<X>, ceil_div(B * NH * T, PLAIN_WARPS), 32 * PLAIN_WARPS,
-           0, stream, out, lse, qkv, B, T, C, NH);
+           0, stream, out, lse, qkv, begins, B, T, C, NH);
 }
 
 template <typename X>
 static void attention_backward_plain(X *dqkv, float *delta, const X *dout, const X *out,
-                                     const float *lse, const X *qkv, size_t B, size_t T, size_t C,
-                                     size_t NH, cudaStream_t stream) {
+                                     const float *lse, const X *qkv, const int32_t *begins,
+                                     size_t B, size_t T, size_t C, size_t NH,
+                                     cudaStream_t stream) {
     const unsigned blocks = ceil_div(B * NH * T, PLAIN_WARPS);
     attention_delta(delta, dout, out, B, T, C, NH, stream);
     LAUNCH(attention_backward_dq_plain_kernel<X>, blocks, 32 * PLAIN_WARPS, 0, stream, dqkv, delta,
-           dout, lse, qkv, B, T, C, NH);
+           dout, lse, qkv, begins, B, T, C, NH);
     LAUNCH(attention_backward_dkdv_plain_kernel<X>, blocks, 32 * PLAIN_WARPS, 0, stream, dqkv,
-           delta, dout, lse, qkv, B, T, C, NH);
+           delta, dout, lse, qkv, begins, B, T, C, NH);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -473,6 +484,7 @@ __device__ static inline size_t block_work(unsigned *tile, unsigned tiles, size_
 typedef struct {
     size_t head;           // of (B, NH)
     size_t at_qkv, at_out; // where the head's row 0 begins in (B, T, 3C) and in (B, T, C)
+    size_t at_row;         // and in (B, T)
     int first, rows;       // the tile's first row; how many come from there on (the rest is 0)
     float scale, scale2;   // of scores, for powers of e and of 2
 } FlashWork;
@@ -487,8 +499,9 @@ __device__ static inline FlashWork flash_work(int tile_rows, bool of_keys, size_
     if (of_keys) tile = tiles - 1 - tile;  // there the first have the most work
     w.first = (int)tile * tile_rows;
     w.rows = (int)T - w.first;
-    w.at_qkv = w.head / NH * T * 3 * C + w.head % NH * HS;
-    w.at_out = w.head / NH * T * C + w.head % NH * HS;
+    w.at_row = w.head / NH * T;
+    w.at_qkv = w.at_row * 3 * C + w.head % NH * HS;
+    w.at_out = w.at_row * C + w.head % NH * HS;
     w.scale = 1.0f / sqrtf((float)HS);
     w.scale2 = w.scale * LOG2_E;
     return w;
@@ -503,10 +516,25 @@ __device__ static inline void stage_load(X *stages, int j, const X *x, int x_pit
     tile_load<D, ROWS>(to + ROWS * D, y + (int64_t)row0 * y_pitch, y_pitch, (int)T - row0, HS);
 }
 
-template <int D, typename X>
+// With PACKED, rows hold several documents, and `begins` says where. Tiles that no row of the block
+// may see are not loaded, and those that none of a warp's may see it leaves out. What its rows see
+// of a tile on the border is masked. Without, nothing of this is in the machine code.
+
+// Where the document begins of the warp's row that element e of fragment m belongs to.
+template <int MI>
+__device__ static inline void row_begins(int (&begin)[MI][2], const int32_t *begins, int row0,
+                                         int rows) {
+    UNROLL for (int m = 0; m < MI; m++)
+        UNROLL for (int r = 0; r < 2; r++) {
+            const int row = row0 + fragment_row(m, 2 * r);
+            begin[m][r] = begins[row < rows ? row : rows - 1];
+        }
+}
+
+template <int D, typename X, bool PACKED>
 __global__ static void __launch_bounds__(FLASH_THREADS, 2)
-attention_forward_flash_kernel(X *out, float *lse, const X *qkv, size_t B, size_t T, size_t C,
-                               size_t NH, unsigned group) {
+attention_forward_flash_kernel(X *out, float *lse, const X *qkv, const int32_t *begins, size_t B,
+                               size_t T, size_t C, size_t NH, unsigned group) {
     enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = FORWARD_KEYS(D), NB = KEYS / 8 };
     extern __shared__ int4 flash_shared[];
     X *const q_tile = reinterpret_cast<X *>(flash_shared);  // (ROWS, D)
@@ -515,18 +543,20 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, size_t B, size_
     const FlashWork w = flash_work(ROWS, false, B, T, C, NH, group);
     const int pitch = (int)(3 * C), first = w.first, rows = w.rows;
     const X *q = qkv + w.at_qkv, *k = q + C, *v = k + C;
+    const int32_t *begin = PACKED ? begins + w.at_row + first : NULL;  // of the tile's rows
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
 
     float o[MI][D / 8][4], max[MI][2], sum[MI][2];  // max: of q . k, without the scale
     FOR_FRAGMENTS(m, n, D / 8, e) o[m][n][e] = 0;
     UNROLL for (int m = 0; m < MI; m++) {
-        max[m][0] = max[m][1] = -INFINITY;
+        max[m][0] = max[m][1] = PACKED ? -1e30f : -INFINITY;  // a row's first tiles may be masked
         sum[m][0] = sum[m][1] = 0;
     }
     tile_load<D, ROWS>(q_tile, q + (int64_t)first * pitch, pitch, rows, HS);
-    stage_load<D, KEYS>(stages, 0, k, pitch, v, pitch, 0, T, HS);
+    const int tile0 = PACKED ? begin[0] / KEYS : 0;
+    stage_load<D, KEYS>(stages, tile0, k, pitch, v, pitch, tile0 * KEYS, T, HS);
     __pipeline_commit();
-    for (int j = 0; j < tiles; j++) {
+    for (int j = tile0; j < tiles; j++) {
         const int key0 = j * KEYS;
         const X *k_tile = stages + j % 2 * 2 * KEYS * D, *v_tile = k_tile + KEYS * D;
         __pipeline_wait_prior(0);
@@ -536,6 +566,7 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, size_t B, size_
             __pipeline_commit();
         }
         if (row0 >= rows || key0 > first + row0 + 16 * MI - 1) continue;  // nothing visible
+        if (PACKED && key0 + KEYS <= begin[row0]) continue;
 
         float s[MI][NB][4];
         tile_product<D>(s, q_tile, row0, k_tile);
@@ -544,11 +575,16 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, size_t B, size_
                 if (key0 + fragment_column(n, e) > first + row0 + fragment_row(m, e))
                     s[m][n][e] = -INFINITY;
         }
+        if (PACKED && key0 < begin[(row0 + 16 * MI < rows ? row0 + 16 * MI : rows) - 1]) {
+            int from[MI][2];
+            row_begins(from, begin, row0, rows);
+            FOR_FRAGMENTS(m, n, NB, e)
+                if (key0 + fragment_column(n, e) < from[m][e / 2]) s[m][n][e] = -INFINITY;
+        }
         float rescale[MI][2];
         bool moved = false;
         UNROLL for (int m = 0; m < MI; m++)
             UNROLL for (int r = 0; r < 2; r++) {
-                // Every row sees key 0, so that its maximum is finite from the first tile on.
                 float top = max[m][r];
                 UNROLL for (int n = 0; n < NB; n++)
                     top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
@@ -587,11 +623,11 @@ __device__ static inline void score_gradient(float &s, float &dp, float scale2, 
     dp = s * (dp - delta);
 }
 
-template <int D>
+template <int D, bool PACKED>
 __global__ static void __launch_bounds__(FLASH_THREADS, 2)
 attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
-                                   const float *lse, const bf16 *qkv, size_t B, size_t T, size_t C,
-                                   size_t NH, unsigned group) {
+                                   const float *lse, const bf16 *qkv, const int32_t *begins,
+                                   size_t B, size_t T, size_t C, size_t NH, unsigned group) {
     enum { MI = QUERY_MI, ROWS = 64 * MI, KEYS = BACKWARD_STREAM, NB = KEYS / 8 };
     extern __shared__ int4 flash_shared[];
     bf16 *const q_tile = reinterpret_cast<bf16 *>(flash_shared);  // (ROWS, D)
@@ -601,6 +637,7 @@ attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *d
     const FlashWork w = flash_work(ROWS, false, B, T, C, NH, group);
     const int pitch = (int)(3 * C), first = w.first, rows = w.rows;
     const bf16 *q = qkv + w.at_qkv, *k = q + C, *v = k + C, *d = dout + w.at_out;
+    const int32_t *begin = PACKED ? begins + w.at_row + first : NULL;
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
 
     float dq[MI][D / 8][4], row_lse2[MI][2], row_delta[MI][2], factor[MI][2];
@@ -614,9 +651,10 @@ attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *d
         }
     tile_load<D, ROWS>(q_tile, q + (int64_t)first * pitch, pitch, rows, HS);
     tile_load<D, ROWS>(d_tile, d + first * C, (int)C, rows, HS);
-    stage_load<D, KEYS>(stages, 0, k, pitch, v, pitch, 0, T, HS);
+    const int tile0 = PACKED ? begin[0] / KEYS : 0;
+    stage_load<D, KEYS>(stages, tile0, k, pitch, v, pitch, tile0 * KEYS, T, HS);
     __pipeline_commit();
-    for (int j = 0; j < tiles; j++) {
+    for (int j = tile0; j < tiles; j++) {
         const int key0 = j * KEYS;
         const bf16 *k_tile = stages + j % 2 * 2 * KEYS * D, *v_tile = k_tile + KEYS * D;
         __pipeline_wait_prior(0);
@@ -626,15 +664,21 @@ attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *d
             __pipeline_commit();
         }
         if (row0 >= rows || key0 > first + row0 + 16 * MI - 1) continue;
+        if (PACKED && key0 + KEYS <= begin[row0]) continue;
 
         float s[MI][NB][4], dp[MI][NB][4];
+        int from[MI][2];
         tile_product<D>(s, q_tile, row0, k_tile);
         tile_product<D>(dp, d_tile, row0, v_tile);
         const bool masked = key0 + KEYS - 1 > first + row0;
-        FOR_FRAGMENTS(m, n, NB, e)
+        if (PACKED) row_begins(from, begin, row0, rows);
+        FOR_FRAGMENTS(m, n, NB, e) {
+            const int key = key0 + fragment_column(n, e);
             score_gradient(s[m][n][e], dp[m][n][e], w.scale2, row_lse2[m][e / 2],
-                           row_delta[m][e / 2], !masked || key0 + fragment_column(n, e)
-                                                           <= first + row0 + fragment_row(m, e));
+                           row_delta[m][e / 2],
+                           (!masked || key <= first + row0 + fragment_row(m, e))
+                               && (!PACKED || key >= from[m][e / 2]));
+        }
         tile_accumulate<D>(dq, dp, k_tile);
     }
     bf16 *to = dqkv + w.at_qkv + (int64_t)first * pitch;
@@ -642,11 +686,11 @@ attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *d
 }
 
 // Scores are transposed here: a row is a key, a column a query.
-template <int D>
+template <int D, bool PACKED>
 __global__ static void __launch_bounds__(FLASH_THREADS, 2)
 attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *dout,
-                                     const float *lse, const bf16 *qkv, size_t B, size_t T,
-                                     size_t C, size_t NH, unsigned group) {
+                                     const float *lse, const bf16 *qkv, const int32_t *begins,
+                                     size_t B, size_t T, size_t C, size_t NH, unsigned group) {
     enum { MI = KEY_MI(D), ROWS = 64 * MI };
     enum { QUERIES = BACKWARD_STREAM, NB = QUERIES / 8 };
     extern __shared__ int4 flash_shared[];
@@ -659,7 +703,8 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
     const FlashWork w = flash_work(ROWS, true, B, T, C, NH, group);
     const int pitch = (int)(3 * C), first = w.first, rows = w.rows;
     const bf16 *q = qkv + w.at_qkv, *k = q + C, *v = k + C, *d = dout + w.at_out;
-    const int tiles = (rows + QUERIES - 1) / QUERIES;  // from the diagonal to the end
+    const int32_t *begin = PACKED ? begins + w.at_row : NULL;
+    int tiles = (rows + QUERIES - 1) / QUERIES;  // from the diagonal to the end
 
     float dk[MI][D / 8][4], dv[MI][D / 8][4], k_factor[MI][2], v_factor[MI][2];
     FOR_FRAGMENTS(m, n, D / 8, e) dk[m][n][e] = dv[m][n][e] = 0;
@@ -690,8 +735,11 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
         const float *tile_lse = statistics + j % 2 * 2 * QUERIES, *tile_delta = tile_lse + QUERIES;
         __pipeline_wait_prior(0);
         __syncthreads();  // tile j is there for all threads, and none reads tile j - 1 any more
+        if (PACKED && j + 1 < tiles && begin[query0 + QUERIES] >= first + ROWS)
+            tiles = j + 1;  // later documents see none of these keys
         if (j + 1 < tiles) load_queries(j + 1);
         if (row0 >= rows || query0 + QUERIES - 1 < first + row0) continue;
+        if (PACKED && begin[query0] >= first + row0 + 16 * MI) continue;
 
         float s[MI][NB][4], dp[MI][NB][4];
         tile_product<D>(s, k_tile, row0, q_tile);
@@ -701,11 +749,14 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
             UNROLL for (int c = 0; c < 2; c++) {
                 const int column = fragment_column(n, c);
                 const float lse2 = tile_lse[column] * LOG2_E, dl = tile_delta[column];
+                const int query = query0 + column < (int)T ? query0 + column : (int)T - 1;
+                const int from = PACKED ? begin[query] : 0;
                 UNROLL for (int m = 0; m < MI; m++)
                     UNROLL for (int e = c; e < 4; e += 2)
                         score_gradient(s[m][n][e], dp[m][n][e], w.scale2, lse2, dl,
-                                       !masked || query0 + column
-                                                  >= first + row0 + fragment_row(m, e));
+                                       (!masked || query0 + column
+                                                   >= first + row0 + fragment_row(m, e))
+                                       && (!PACKED || from <= first + row0 + fragment_row(m, e)));
             }
         tile_accumulate<D>(dv, s, d_tile);
         tile_accumulate<D>(dk, dp, q_tile);
@@ -717,39 +768,51 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
 
 static inline bool attention_has_flash(size_t HS) { return HS % 8 == 0 && HS <= 128; }
 
-// The instance of a flash kernel for heads padded to D channels; behind D: its other types.
+// The instance of a flash kernel for heads padded to D channels; behind D: its other arguments.
 #define FLASH_KERNEL(kernel, D, ...) \
-    ((D) == 32 ? kernel<32, ##__VA_ARGS__> : (D) == 64 ? kernel<64, ##__VA_ARGS__> \
-     : (D) == 96 ? kernel<96, ##__VA_ARGS__> : kernel<128, ##__VA_ARGS__>)
+    ((D) == 32 ? kernel<32, __VA_ARGS__> : (D) == 64 ? kernel<64, __VA_ARGS__> \
+     : (D) == 96 ? kernel<96, __VA_ARGS__> : kernel<128, __VA_ARGS__>)
 
 // The flash kernels, for head sizes HS = C / NH with attention_has_flash(HS).
 
 template <typename X>
-static void attention_forward_flash(X *out, float *lse, const X *qkv, size_t B, size_t T, size_t C,
-                                    size_t NH, cudaStream_t stream) {
+static void attention_forward_flash(X *out, float *lse, const X *qkv, const int32_t *begins,
+                                    size_t B, size_t T, size_t C, size_t NH, cudaStream_t stream) {
     const size_t D = round_up(C / NH, 32), rows = 64 * QUERY_MI;
     const size_t bytes = (rows + 4 * FORWARD_KEYS(D)) * D * sizeof(X);
-    const auto kernel = FLASH_KERNEL(attention_forward_flash_kernel, D, X);
+    const auto kernel = begins != NULL ? FLASH_KERNEL(attention_forward_flash_kernel, D, X, true)
+                                       : FLASH_KERNEL(attention_forward_flash_kernel, D, X, false);
     LET_SHARED(kernel, bytes);
     LAUNCH(kernel, ceil_div(T, rows) * (unsigned)(B * NH), FLASH_THREADS, bytes, stream, out, lse,
-           qkv, B, T, C, NH, heads_per_group(B * NH, T, C / NH));
+           qkv, begins, B, T, C, NH, heads_per_group(B * NH, T, C / NH));
 }
 
-static void attention_backward_flash(bf16 *dqkv, float *delta, const bf16 *dout, const bf16 *out,
-                                     const float *lse, const bf16 *qkv, size_t B, size_t T,
-                                     size_t C, size_t NH, cudaStream_t stream) {
+template <bool PACKED>
+static void attention_backward_flash_of(bf16 *dqkv, float *delta, const bf16 *dout,
+                                        const bf16 *out, const float *lse, const bf16 *qkv,
+                                        const int32_t *begins, size_t B, size_t T, size_t C,
+                                        size_t NH, cudaStream_t stream) {
     const size_t D = round_up(C / NH, 32), columns = BACKWARD_STREAM;
     attention_delta(delta, dout, out, B, T, C, NH, stream);
     for (int of_keys = 1; of_keys >= 0; of_keys--) {
         const size_t rows = 64 * (size_t)(of_keys ? KEY_MI(D) : QUERY_MI);
         const size_t bytes = (2 * rows + 4 * columns) * D * sizeof(bf16)
                            + (of_keys ? 4 * columns * sizeof(float) : 0);
-        const auto kernel = of_keys ? FLASH_KERNEL(attention_backward_dkdv_flash_kernel, D)
-                                    : FLASH_KERNEL(attention_backward_dq_flash_kernel, D);
+        const auto kernel = of_keys ? FLASH_KERNEL(attention_backward_dkdv_flash_kernel, D, PACKED)
+                                    : FLASH_KERNEL(attention_backward_dq_flash_kernel, D, PACKED);
         LET_SHARED(kernel, bytes);
         LAUNCH(kernel, ceil_div(T, rows) * (unsigned)(B * NH), FLASH_THREADS, bytes, stream, dqkv,
-               delta, dout, lse, qkv, B, T, C, NH, heads_per_group(B * NH, T, C / NH));
+               delta, dout, lse, qkv, begins, B, T, C, NH, heads_per_group(B * NH, T, C / NH));
     }
+}
+
+static void attention_backward_flash(bf16 *dqkv, float *delta, const bf16 *dout, const bf16 *out,
+                                     const float *lse, const bf16 *qkv, const int32_t *begins,
+                                     size_t B, size_t T, size_t C, size_t NH,
+                                     cudaStream_t stream) {
+    const auto launch = begins != NULL ? attention_backward_flash_of<true>
+                                       : attention_backward_flash_of<false>;
+    launch(dqkv, delta, dout, out, lse, qkv, begins, B, T, C, NH, stream);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -759,27 +822,29 @@ template <typename X>
 static void attention_forward(X *out,        // (B, T, C)
                               float *lse,    // (B, NH, T)
                               const X *qkv,  // (B, T, 3C): q, k, v, each (NH, HS)
+                              const int32_t *begins,  // (B, T), or NULL
                               size_t B, size_t T, size_t C, size_t NH, cudaStream_t stream) {
     GPU_TAKES(stream, 2.0 * (double)(B * T * T * C), gpu_flops);  // half of all pairs are masked
     if constexpr (sizeof(X) == sizeof(bf16)) {
         if (attention_has_flash(C / NH))
-            return attention_forward_flash(out, lse, qkv, B, T, C, NH, stream);
+            return attention_forward_flash(out, lse, qkv, begins, B, T, C, NH, stream);
     }
-    attention_forward_plain(out, lse, qkv, B, T, C, NH, stream);
+    attention_forward_plain(out, lse, qkv, begins, B, T, C, NH, stream);
 }
 
 // Overwrites all of dqkv (B, T, 3C). `out` and `lse` are the forward pass's; delta is scratch. In
 // f16, which no training uses, always by the plain kernels.
 template <typename X>
 static void attention_backward(X *dqkv, float *delta /* (B, NH, T) */, const X *dout, const X *out,
-                               const float *lse, const X *qkv, size_t B, size_t T, size_t C,
-                               size_t NH, cudaStream_t stream) {
+                               const float *lse, const X *qkv, const int32_t *begins, size_t B,
+                               size_t T, size_t C, size_t NH, cudaStream_t stream) {
     GPU_TAKES(stream, 4.0 * (double)(B * T * T * C), gpu_flops);
     if constexpr (std::is_same_v<X, bf16>) {
         if (attention_has_flash(C / NH))
-            return attention_backward_flash(dqkv, delta, dout, out, lse, qkv, B, T, C, NH, stream);
+            return attention_backward_flash(dqkv, delta, dout, out, lse, qkv, begins, B, T, C, NH,
+                                            stream);
     }
-    attention_backward_plain(dqkv, delta, dout, out, lse, qkv, B, T, C, NH, stream);
+    attention_backward_plain(dqkv, delta, dout, out, lse, qkv, begins, B, T, C, NH, stream);
 }
 
 #endif

@@ -64,13 +64,18 @@ typedef struct {
 // two sets, so that the host may fill one while the copy of the other still waits in the stream;
 // and one for evaluations of zeroth order, which has sent the next micro-batch by then.
 typedef struct {
-    int32_t *tokens;             // inputs (N), targets (N), TokenOrder's rows (N), first (N + 1)
+    int32_t *tokens;             // inputs (N), targets (N), begins (N) of rows with documents, and
+                                 // rows (N) and first (N + 1) of one TokenOrder, or of two
     int32_t *device;             // where they go: in zeroth order, each set has a place of its own
+    const int32_t *begins;       // there, or NULL
     size_t B, T;
     cudaEvent_t copied;          // they are there
     cudaEvent_t used;            // and no longer needed there, unless the copying stream knows
 } Staging;
 enum { STAGINGS = 3 };
+
+// Labels of one token each (run.h); count 0: the loss is a language model's.
+typedef struct { int count; int32_t word[TASK_LABELS]; } Words;
 
 struct ZenFlow;  // zenflow.cuh
 struct Zero;     // zero.cuh
@@ -83,8 +88,10 @@ struct GPT2 {
     Zero *zero;                 // --zero, with several GPUs; else NULL
     size_t max_B, max_T;        // room in the activation buffers
     size_t B, T;                // what the last forward used
+    const int32_t *documents;   // the same: its begins (B, T), on the GPU, or NULL
     bool training;              // false: no gradients, no moments, one layer's activations
     bool moments_bf16;          // m and v are stored in bf16
+    bool packed;                // training's rows hold several documents
     bool accumulating;          // a step has several micro-batches: they are summed, in fp32
     size_t head_rows;           // the head's logits are in memory for this many rows at a time
     Matmul lt;
@@ -131,6 +138,7 @@ struct GPT2 {
     cudaEvent_t *ring_free;     // per place of weights: those that were there are used no more
     cudaEvent_t *arrived;       // per segment: its weights have come from the host
     cudaEvent_t step_left;      // loss and norm of the step are on the host
+    Words words;
     ZenFlow *zen;               // --offload zenflow; else NULL
     Zo *zo;                     // --optimizer mezo, or only labels to evaluate; else NULL
     StateRange *ranges;         // of a checkpoint: what this process has, by segment
@@ -161,7 +169,7 @@ struct GPT2 {
     float *delta;                                // backward: (B, NH, T)
     float *scratch;                              // partial sums of weight gradients over rows
     double *norm_sums, *run_sums;                // (blocks), and of runs of them
-    int32_t *tokens;                             // (4N + 1), as in Staging, with this batch's N
+    int32_t *tokens;                             // as in Staging, with this batch's N
     // Page-locked host memory.
     uint16_t *host_master;                       // state of the pieces that are not resident
     void *host_m, *host_v;
@@ -170,13 +178,20 @@ struct GPT2 {
     floatX *landing;                             // (2, longest segment), if the host sums gradients
     Staging staging[STAGINGS];
     int turn;                                    // the staging in use
-    TokenOrder by_token;                         // of the inputs, on the GPU
+    TokenOrder by_token, by_position;               // of the inputs and their positions, on the GPU
     // Ordinary host memory.
-    int32_t *token_count;                        // (V + 1), for token_order()
+    int32_t *token_count;                        // (max(V, T) + 1), for token_order()
     int32_t *inputs, *targets;                   // (N): the batch, as it was read
+    int32_t *begins, *positions;                 // (N), if packed: the same, and positions
     double *worker_sums;                         // (blocks): those that the host has computed
     double *host_loss;                           // [2], as `loss`
 };
+
+// Numbers that a batch brings, at most, with what its backward pass needs, and without.
+static size_t batch_numbers(const GPT2 *g, bool backward) {
+    const size_t N = g->max_B * g->max_T;
+    return ((size_t)2 + g->packed) * N + (backward ? ((size_t)1 + g->packed) * (2 * N + 1) : 0);
+}
 
 enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits with GPT-2's tokens
 
@@ -480,14 +495,24 @@ static void copy_in(GPT2 *g, void *device, const void *host, size_t bytes, cudaS
     g->moved_in += bytes;
 }
 
+// The order of these numbers (N), each below V, behind `count` others; returns how many are then
+// there.
+static size_t upload_order(GPT2 *g, const Staging *s, size_t count, TokenOrder *order,
+                           const int32_t *numbers, size_t N, size_t V) {
+    int32_t *rows = s->tokens + count, *at = s->device + count;
+    const size_t groups = token_order(rows, rows + N, g->token_count, numbers, N, V);
+    *order = TokenOrder{at, at + N, groups};
+    return count + N + groups + 1;
+}
+
 // Everything that a micro-batch of B x T tokens needs of the host goes to the GPU in one copy, in
 // this stream: a short one waits for long ones that other streams have begun, and should do so
-// once. targets may be NULL.
-static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targets, size_t B,
-                   size_t T, cudaStream_t stream) {
+// once. targets may be NULL; begins, too: then rows are one document each.
+static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targets,
+                   const int32_t *begins, size_t B, size_t T, cudaStream_t stream) {
     Staging *s = &g->staging[set];
     const size_t N = B * T;
-    int32_t *host = s->tokens, *rows = host + 2 * N, *first = host + 3 * N;
+    int32_t *host = s->tokens;
     size_t count = N;
     event_wait(s->copied);  // of two forwards ago
     memcpy(host, inputs, N * sizeof(int32_t));
@@ -495,10 +520,17 @@ static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targe
         memcpy(host + N, targets, N * sizeof(int32_t));
         count = 2 * N;
     }
+    s->begins = begins == NULL ? NULL : s->device + count;
+    if (begins != NULL) {
+        memcpy(host + count, begins, N * sizeof(int32_t));
+        count += N;
+    }
+    g->by_position.groups = 0;
     if (targets != NULL && g->training) {  // for backward
-        g->by_token = TokenOrder{s->device + 2 * N, s->device + 3 * N, 0};
-        g->by_token.groups = token_order(rows, first, g->token_count, inputs, N, g->config.vocab);
-        count = 3 * N + g->by_token.groups + 1;
+        count = upload_order(g, s, count, &g->by_token, inputs, N, g->config.vocab);
+        for (size_t n = 0; n < N && begins != NULL; n++)
+            g->positions[n] = (int32_t)(n % T) - begins[n];
+        if (begins != NULL) count = upload_order(g, s, count, &g->by_position, g->positions, N, T);
     }
     s->B = B;
     s->T = T;

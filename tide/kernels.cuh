@@ -112,17 +112,18 @@ __global__ static void partial_sum_kernel(X *out, X *second, X *third, const flo
     else third[c - 2 * C] = from_f32<X>(total);
 }
 
-// --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t] -----------------------------------------
+// --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t - begins[b,t]] ----------------------------
 
 template <typename X>
-__global__ static void encoder_forward_kernel(X *out, const int32_t *tokens, const X *wte,
-                                              const X *wpe, unsigned n_packs, unsigned T,
-                                              size_t C) {
+__global__ static void encoder_forward_kernel(X *out, const int32_t *tokens, const int32_t *begins,
+                                              const X *wte, const X *wpe, unsigned n_packs,
+                                              unsigned T, size_t C) {
     const unsigned packs = (unsigned)C / Pack<X>::N, i = (unsigned)grid_thread();
     if (i >= n_packs) return;  // n_packs: of out
     const unsigned n = i / packs, c = i % packs * Pack<X>::N;
     Pack<X> x = load_pack(wte + (size_t)tokens[n] * C + c);
-    const Pack<X> position = load_pack(wpe + n % T * C + c);
+    const unsigned t = n % T - (begins == NULL ? 0 : (unsigned)begins[n]);
+    const Pack<X> position = load_pack(wpe + t * C + c);
     for (int j = 0; j < Pack<X>::N; j++)
         x.x[j] = from_f32<X>(to_f32(x.x[j]) + to_f32(position.x[j]));
     store_pack(out + (size_t)i * Pack<X>::N, x);
@@ -131,16 +132,18 @@ __global__ static void encoder_forward_kernel(X *out, const int32_t *tokens, con
 template <typename X>
 static void encoder_forward(X *out,                 // (B, T, C)
                             const int32_t *tokens,  // (B, T)
+                            const int32_t *begins,  // (B, T), or NULL: as on the CPU
                             const X *wte,           // (V, C)
                             const X *wpe,           // (context, C)
                             size_t B, size_t T, size_t C, cudaStream_t stream) {
     GPU_TAKES(stream, 3 * B * T * C * sizeof(X), gpu_bytes);
     LAUNCH(encoder_forward_kernel<X>, pack_blocks<X>(B * T * C), BLOCK_THREADS, 0, stream, out,
-           tokens, wte, wpe, index_32(B * T * (C / Pack<X>::N)), (unsigned)T, C);
+           tokens, begins, wte, wpe, index_32(B * T * (C / Pack<X>::N)), (unsigned)T, C);
 }
 
 // Rows that hold the same token add to the same row of dwte, and must do so in one order: the rows
-// of a micro-batch are sorted by token, and a block of threads then sums one token's rows.
+// of a micro-batch are sorted by token, and a block of threads then sums one token's rows. So are
+// they by position, where rows hold several documents.
 typedef struct {
     const int32_t *rows;   // (N)           the rows 0 .. N-1 by token; equal tokens in row order
     const int32_t *first;  // (groups + 1)  where in rows each token's begin; first[groups] = N
@@ -163,9 +166,10 @@ static size_t token_order(int32_t *rows, int32_t *first, int32_t *count, const i
     return groups;
 }
 
-// A block sums the rows of one token for 32 packs of channels.
+// A block sums the rows of one token for 32 packs of channels, and adds them to dwte; or, with dwpe,
+// those of one position: group g of the order is position g.
 template <typename X>
-__global__ static void encoder_backward_wte_kernel(float *dwte, const X *dout,
+__global__ static void encoder_backward_wte_kernel(float *dwte, X *dwpe, const X *dout,
                                                    const int32_t *tokens, TokenOrder order,
                                                    size_t C, unsigned slices) {
     const size_t group = blockIdx.x / slices, slice = blockIdx.x % slices;
@@ -177,8 +181,9 @@ __global__ static void encoder_backward_wte_kernel(float *dwte, const X *dout,
         sum_rows(sum, dout + c, C, order.rows, begin + threadIdx.x / 32, last, BLOCK_WARPS);
     const float total = fold_warps<X>(sum);
     const size_t column = slice * width + threadIdx.x;
-    if (threadIdx.x < width && column < C)
-        dwte[(size_t)tokens[order.rows[begin]] * C + column] += total;
+    if (threadIdx.x >= width || column >= C) return;
+    if (dwpe != NULL) dwpe[group * C + column] = from_f32<X>(total);
+    else dwte[(size_t)tokens[order.rows[begin]] * C + column] += total;
 }
 
 template <typename X>
@@ -192,17 +197,23 @@ __global__ static void encoder_backward_wpe_kernel(X *dwpe, const X *dout, size_
     store_pack(dwpe + i, total);
 }
 
-// Adds to dwte (V, C), in fp32, where a tied head has left its part; overwrites rows 0 .. T-1 of
-// dwpe. `order` is token_order() of the same tokens, copied to the device.
+// Adds to dwte (V, C), in fp32, where a tied head has left its part; overwrites of dwpe the rows of
+// the positions that occur: 0 .. T-1, or, of rows with several documents, those of `places`.
+// `order` is token_order() of the same tokens, copied to the device; `places` that of the positions,
+// or no groups.
 template <typename X>
 static void encoder_backward(float *dwte, X *dwpe, const X *dout, const int32_t *tokens,
-                             TokenOrder order, size_t B, size_t T, size_t C, cudaStream_t stream) {
+                             TokenOrder order, TokenOrder places, size_t B, size_t T, size_t C,
+                             cudaStream_t stream) {
     const unsigned slices = ceil_div(C, 32 * Pack<X>::N);
-    const unsigned blocks = (unsigned)(order.groups * slices);
-    LAUNCH(encoder_backward_wte_kernel<X>, blocks, BLOCK_THREADS, 0, stream, dwte, dout, tokens,
-           order, C, slices);
-    LAUNCH(encoder_backward_wpe_kernel<X>, pack_blocks<X>(T * C), BLOCK_THREADS, 0, stream, dwpe,
-           dout, B, T * C);
+    LAUNCH(encoder_backward_wte_kernel<X>, (unsigned)(order.groups * slices), BLOCK_THREADS, 0,
+           stream, dwte, (X *)NULL, dout, tokens, order, C, slices);
+    if (places.groups > 0)
+        LAUNCH(encoder_backward_wte_kernel<X>, (unsigned)(places.groups * slices), BLOCK_THREADS,
+               0, stream, (float *)NULL, dwpe, dout, tokens, places, C, slices);
+    else
+        LAUNCH(encoder_backward_wpe_kernel<X>, pack_blocks<X>(T * C), BLOCK_THREADS, 0, stream,
+               dwpe, dout, B, T * C);
 }
 
 // --- layer normalisation (Ba et al. 2016): out = (x - mean) / sqrt(var + eps) * w + b --------
@@ -647,7 +658,8 @@ static void residual_forward(X *out, const X *inp, size_t n, cudaStream_t stream
 //
 // losses[n] = log sum exp(logits[n,:]) - logits[n, target[n]]. If grad_scale is not 0, the logits
 // are overwritten by their gradient, grad_scale (softmax - onehot(target)), and the columns from V
-// to Vp, which no other step looks at before, by 0.
+// to Vp, which no other step looks at before, by 0. A row whose target is -1 is not trained: its
+// loss and its gradient are 0.
 
 // A block takes one row: once for the maximum and the sum, which each thread rescales whenever its
 // maximum grows, and a second time to write the gradient. exp(x - max) is 2^(x LOG2_E - bias): one
@@ -658,6 +670,14 @@ crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
                     float grad_scale, unsigned V, unsigned Vp) {
     X *z = logits + (size_t)blockIdx.x * Vp;
     const unsigned target = (unsigned)targets[blockIdx.x], stride = blockDim.x * Pack<X>::N;
+    if ((int)target < 0) {
+        Pack<X> zero;
+        for (int j = 0; j < Pack<X>::N; j++) zero.x[j] = from_f32<X>(0.0f);
+        if (threadIdx.x == 0) losses[blockIdx.x] = 0;
+        if (grad_scale == 0) return;
+        for (unsigned v = threadIdx.x * Pack<X>::N; v < Vp; v += stride) store_pack(z + v, zero);
+        return;
+    }
     const float target_logit = to_f32(z[target]);  // read by all before the first barrier
     float max = -1e38f, sum = 0;  // finite, also times LOG2_E: infinity - infinity is NaN
     #pragma unroll 4

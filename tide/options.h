@@ -135,6 +135,10 @@ static const Option option_table[] = {
     COUNT("seq", seq, "0", 0, 1 << 20, O_FIXED, "tokens per sequence; 0: the model's context"),
     CHOICE("pack", pack, "auto", "auto|on|off", O_FIXED,
            "several examples in a row; auto: on, but one-token --labels"),
+    TEXT("labels", labels, NULL, "WORDS", O_FIXED,
+         "of labels 0, 1, .. of --data, a TSV: \" bad| good\""),
+    {O_TEXT, "template", offsetof(Options, template_text), " It was", "TEXT", 0, 0, O_FIXED,
+     "what stands between sentence and word"},
     COUNT("accum", accum, "1", 1, 1 << 20, 0, "micro-batches per step, on each GPU"),
     COUNT("seed", seed, "1337", 0, BIG, O_FIXED, "of first weights, order of data, noise, samples"),
 
@@ -239,10 +243,6 @@ static const Option option_table[] = {
           "directions per step, each of two forward passes"),
     CHOICE("zo-noise", zo_noise, "gaussian", "gaussian|rademacher", O_FIXED | O_ZO,
            "directions of normal numbers, or of signs"),
-    TEXT("labels", labels, NULL, "WORDS", O_FIXED | O_ZO,
-         "of labels 0, 1, .. of --data, a TSV: \" bad| good\""),
-    {O_TEXT, "template", offsetof(Options, template_text), " It was", "TEXT", 0, 0, O_FIXED | O_ZO,
-     "what stands between sentence and word"},
     COUNT("resident-blocks", resident_blocks, "auto", 0, 1000, O_GPU | O_ZO,
           "layers that stay on the GPU; the rest visit it, in --slots"),
     FLAG("zo-no-slots", zo_no_slots, O_GPU | O_ZO, "allocate memory at each visit"),
@@ -420,8 +420,7 @@ static void options_check(const Options *o) {
     for (size_t k = 0; k < sizeof groups / sizeof groups[0]; k++)
         for (int i = 0; i < OPTION_COUNT; i++) {
             const Option *x = &option_table[i];
-            const bool evaluates = o->steps == 0 && x->type == O_TEXT;  // --labels, --template
-            if (o->given[i] && (x->flags & groups[k].flag) && !groups[k].fits && !evaluates)
+            if (o->given[i] && (x->flags & groups[k].flag) && !groups[k].fits)
                 die("--%s needs %s", x->name, groups[k].needed);
         }
     if (o->min_lr > o->lr) die("--min-lr %g is above --lr %g", o->min_lr, o->lr);
@@ -449,7 +448,7 @@ static void options_check(const Options *o) {
         die("--stride and --share say the same in two ways: leave one out");
     if (!mezo && o->precision == PRECISION_FP16)
         die("--precision fp16 has no backward pass: use bf16, or --optimizer mezo");
-    if (mezo && o->labels != NULL && o->sample_every > 0)
+    if (o->labels != NULL && o->sample_every > 0)
         die("--sample-every needs running text, and --labels reads sentences");
     if (o->keep_best && (o->eval_every == 0 || (o->no_save && option_given(o, "keep-best"))))
         die("--keep-best keeps the checkpoint of an evaluation: leave out %s",

@@ -96,29 +96,32 @@ __device__ static inline void zo_perturbed4(float w[4], const floatX *theta, con
 }
 
 // The embeddings of one sign: only the rows that tokens name are perturbed.
-__global__ static void zo_encoder_kernel(floatX *out, const int32_t *tokens, const floatX *wte,
-                                         const floatX *wpe, ZoConfig c, int wte_tensor,
-                                         int wpe_tensor, uint32_t step, uint32_t query, float scale,
-                                         size_t N, size_t T, size_t C) {
+__global__ static void zo_encoder_kernel(floatX *out, const int32_t *tokens, const int32_t *begins,
+                                         const floatX *wte, const floatX *wpe, ZoConfig c,
+                                         int wte_tensor, int wpe_tensor, uint32_t step,
+                                         uint32_t query, float scale, size_t N, size_t T,
+                                         size_t C) {
     const size_t i = grid_thread() * 4;
     if (i >= N * C) return;
     const size_t n = i / C, channel = i % C;
+    const size_t t = n % T - (begins == NULL ? 0 : (size_t)begins[n]);
     float a[4], b[4];
     zo_perturbed4(a, wte, &c, wte_tensor, (size_t)tokens[n] * C + channel, step, query, scale);
-    zo_perturbed4(b, wpe, &c, wpe_tensor, n % T * C + channel, step, query, scale);
+    zo_perturbed4(b, wpe, &c, wpe_tensor, t * C + channel, step, query, scale);
     for (int k = 0; k < 4; k++) out[i + k] = from_f32<floatX>(a[k] + b[k]);
 }
 
 // The loss of a vocabulary that comes in chunks (doc/classifier.md): each row's maximum and sum of
 // exponentials so far, and the target's logit, once it came by. logits (rows, width) are those of
-// tokens v0 .. v0 + valid - 1; the last chunk leaves the loss. One block per row.
+// tokens v0 .. v0 + valid - 1; the last chunk leaves the loss: 0, where the target is -1. One block
+// per row.
 __global__ static void __launch_bounds__(1024)
 zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *target_logit,
                        const float *logits, const int32_t *targets, size_t v0, size_t valid,
                        size_t width, bool last) {
     const size_t n = blockIdx.x;
     const float *z = logits + n * width;
-    const size_t target = (size_t)targets[n];
+    const size_t target = (size_t)targets[n];  // -1: larger than all
     float max = -FLT_MAX, sum = 0;
     #pragma unroll 8  // so many loads are under way
     for (size_t v = threadIdx.x; v < valid; v += blockDim.x) max = fmaxf(max, z[v]);
@@ -135,19 +138,21 @@ zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *tar
     if (target >= v0 && target < v0 + valid) target_logit[n] = z[target - v0];
     row_max[n] = max;
     row_sum[n] = sum;
-    if (last) losses[n] = logf(sum) + max - target_logit[n];
+    if (last) losses[n] = targets[n] < 0 ? 0 : logf(sum) + max - target_logit[n];
 }
 
-typedef struct { int count; int32_t word[TASK_LABELS]; } ZoWords;
-
 // gpt2_classify() of train_gpt2.c: a block per sequence, of which x (T, C) are the normalised rows.
-__global__ static void zo_classify_kernel(float *losses, float *right, const floatX *x,
-                                          const int32_t *where, const floatX *head, ZoConfig c,
-                                          ZoWords words, int tensor, uint32_t step, uint32_t query,
-                                          float scale, size_t T, size_t C) {
-    const size_t b = blockIdx.x;
-    const int label = where[2 * b + 1];
-    x += (b * T + (size_t)where[2 * b]) * C;
+// With grad_scale also the gradients of its logits, slopes (B, TASK_LABELS), and of its row of x, in
+// dx; without, both are NULL.
+__global__ static void classify_kernel(float *losses, float *right, float *slopes, floatX *dx,
+                                       const floatX *x, const int32_t *where, const floatX *head,
+                                       ZoConfig c, Words words, int tensor, uint32_t step,
+                                       uint32_t query, float scale, float grad_scale, size_t T,
+                                       size_t C) {
+    __shared__ float logit[TASK_LABELS];
+    const size_t b = blockIdx.x, row = (b * T + (size_t)where[2 * b]) * C;
+    const int label = where[2 * b + 1], mine = (int)threadIdx.x;
+    x += row;
     float max = -FLT_MAX, sum = 0, wanted = 0;
     int best = 0;
     for (int k = 0; k < words.count; k++) {
@@ -163,10 +168,42 @@ __global__ static void zo_classify_kernel(float *losses, float *right, const flo
         sum = fmaf(sum, expf(max - top), expf(dot - top));
         max = top;
         if (k == label) wanted = dot;
+        if (threadIdx.x == 0) logit[k] = dot;
     }
-    if (threadIdx.x > 0) return;
-    losses[b] = logf(sum) + max - wanted;
-    right[b] = best == label;
+    if (threadIdx.x == 0) {
+        losses[b] = logf(sum) + max - wanted;
+        right[b] = best == label;
+    }
+    if (grad_scale == 0) return;
+    __syncthreads();
+    if (mine < words.count) {
+        logit[mine] = (expf(logit[mine] - max) / sum - (float)(mine == label)) * grad_scale;
+        slopes[b * TASK_LABELS + mine] = logit[mine];
+    }
+    __syncthreads();
+    for (size_t i = threadIdx.x * 4; i < C; i += blockDim.x * 4) {
+        float d[4] = {0}, w[4];
+        for (int k = 0; k < words.count; k++) {
+            zo_perturbed4(w, head, &c, tensor, (size_t)words.word[k] * C + i, step, query, scale);
+            for (int j = 0; j < 4; j++) d[j] = fmaf(logit[k], w[j], d[j]);
+        }
+        for (int j = 0; j < 4; j++) dx[row + i + j] = from_f32<floatX>(d[j]);
+    }
+}
+
+// The head's gradient: in row word[k] of dhead (Vp, C), the sum over the sequences, in their order.
+// A block takes some channels of a word.
+__global__ static void classify_backward_kernel(float *dhead, const float *slopes, const floatX *x,
+                                                const int32_t *where, Words words, size_t B,
+                                                size_t T, size_t C) {
+    const size_t k = blockIdx.x % (unsigned)words.count;
+    const size_t i = blockIdx.x / (unsigned)words.count * blockDim.x + threadIdx.x;
+    float sum = 0;
+    if (i >= C) return;
+    for (size_t b = 0; b < B; b++)
+        sum = fmaf(slopes[b * TASK_LABELS + k],
+                   to_f32(x[(b * T + (size_t)where[2 * b]) * C + i]), sum);
+    dhead[(size_t)words.word[k] * C + i] = sum;
 }
 
 // =============================================================================================
@@ -193,7 +230,6 @@ typedef struct {
 struct Zo {
     ZoConfig config;
     ZoUpdate pending;           // that the next pass is to put into the weights
-    ZoWords words;              // count 0: a language model's loss
     size_t accum;               // micro-batches of a step, on this rank
     bool keeps_slots;           // false: the memory of a visitor is allocated at each visit
     bool fused;                 // updates join the next step's pass; false: have one of their own
@@ -336,7 +372,7 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER("logits", N * f32, z->right);
     BUFFER("logits", (zo_losses(z) + 1) * sizeof(double), z->totals);
     list[n - 1].kind = BUFFER_ZERO;  // not all of them are always set, and all are copied
-    BUFFER("tokens", STAGINGS * 2 * N * sizeof(int32_t), g->tokens);
+    BUFFER("tokens", STAGINGS * batch_numbers(g, false) * sizeof(int32_t), g->tokens);
     list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};
     if (g->offloaded)
         list[n++] = Buffer{"weights", z->streamed * zo_layer_bytes(g), &z->host_layers,
@@ -385,15 +421,13 @@ static void zo_release(const Zo *z) {
     for (size_t i = 0; i < z->slots; i++) gpu_free(z->slot[i]);
 }
 
-// What of --optimizer mezo there is to know before it has memory. Labels alone are evaluated by it,
-// too. NULL: neither.
+// What of --optimizer mezo there is to know before it has memory. Without training it evaluates
+// labels, too. NULL: neither.
 static Zo *zo_open(const Run *r) {
     const Options *o = &r->o;
-    if (o->optimizer != OPTIMIZER_MEZO && !r->words) return NULL;
+    if (o->optimizer != OPTIMIZER_MEZO && (!r->words || r->training)) return NULL;
     Zo *z = (Zo *)alloc_or_fail(1, sizeof(Zo), "model");
     z->config = ZoConfig{o->seed, (float)o->zo_eps, (int)o->zo_queries, o->zo_noise, ZO_STORAGE};
-    if (r->words) z->words.count = run_task(r)->labels;
-    if (r->words) memcpy(z->words.word, run_task(r)->word, sizeof z->words.word);
     z->accum = o->accum;
     z->keeps_slots = !o->zo_no_slots;
     z->fused = !o->zo_no_fused_update;
@@ -537,7 +571,8 @@ static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     if (k == 0) {
         layernorm_forward(ln, z->mean, z->rstd, x, w + at[0].at, w + at[1].at, N, C, stream);
         matmul_forward(lt, z->qkv, ln, w + at[2].at, w + at[3].at, N, C, 3 * C, stream);
-        attention_forward(atty, z->lse, z->qkv, g->B, g->T, C, g->config.heads, stream);
+        attention_forward(atty, z->lse, z->qkv, g->documents, g->B, g->T, C, g->config.heads,
+                          stream);
     } else if (k == 1) {
         matmul_forward(lt, ln, atty, w + at[0].at, w + at[1].at, N, C, C, stream);
         residual_layernorm_forward(x, atty, z->mean, z->rstd, x, ln, w + at[2].at,
@@ -557,7 +592,7 @@ static void zo_encoder(GPT2 *g, const ZoPass *p, int query, int sign) {
     const unsigned blocks = ceil_div(N * C, 4 * BLOCK_THREADS);
     GPU_TAKES(g->compute, 3 * N * C * sizeof(floatX), gpu_bytes);
     LAUNCH(zo_encoder_kernel, blocks, BLOCK_THREADS, 0, g->compute, zo_x(g, query, sign),
-           p->batch->device, tensor(g, t->wte), tensor(g, t->wpe), g->zo->config, t->wte, t->wpe,
+           p->batch->device, p->batch->begins, tensor(g, t->wte), tensor(g, t->wpe), g->zo->config, t->wte, t->wpe,
            p->step, (uint32_t)query, zo_scale(p, sign), N, g->T, C);
 }
 
@@ -617,9 +652,9 @@ static void zo_classify(GPT2 *g, const ZoPass *p, int query, double *totals) {
     const int head = g->table.lm_head;
     for (int s = 0; s < p->signs; s++) {
         const floatX *x = z->atty + (size_t)s * most * C;
-        LAUNCH(zo_classify_kernel, (unsigned)B, BLOCK_THREADS, 0, g->compute, g->losses, z->right,
-               x, p->batch->device + B * g->T, tensor(g, head), z->config, z->words, head, p->step,
-               (uint32_t)query, zo_scale(p, s), g->T, C);
+        LAUNCH(classify_kernel, (unsigned)B, BLOCK_THREADS, 0, g->compute, g->losses, z->right,
+               (float *)NULL, (floatX *)NULL, x, p->batch->device + B * g->T, tensor(g, head),
+               z->config, g->words, head, p->step, (uint32_t)query, zo_scale(p, s), 0, g->T, C);
         loss_accumulate(totals + s, g->losses, B, 1 / (double)B, true, g->compute);
     }
     loss_accumulate(&z->totals[zo_losses(z)], z->right, B, 1, true, g->compute);
@@ -646,6 +681,7 @@ static void zo_pass(GPT2 *g, const ZoPass *p, size_t micro, bool logits) {
         compute_span(g, "forward", 0);
         g->B = p->batch->B;
         g->T = p->batch->T;
+        g->documents = p->batch->begins;
         for (int j = 0; j < p->queries; j++)
             for (int s = 0; s < p->signs; s++) zo_encoder(g, p, j, s);
     }
@@ -663,7 +699,7 @@ static void zo_pass(GPT2 *g, const ZoPass *p, size_t micro, bool logits) {
         zo_final_norm(g, p, j);
         if (logits) break;
         double *totals = z->totals + 2 * (micro * (size_t)z->config.queries + (size_t)j);
-        if (z->words.count > 0) zo_classify(g, p, j, totals);
+        if (g->words.count > 0) zo_classify(g, p, j, totals);
         else zo_head(g, p, j, totals);
     }
     if (p->signs > 0) event_record(p->batch->used, g->compute);
@@ -694,7 +730,7 @@ static void zo_update_weights(GPT2 *g) {
 // Forward with the weights as they are, of this batch. logits: without the head.
 static ZoPass zo_look(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_t B, size_t T,
                       bool logits) {
-    upload(g, ZO_EVALUATION, inputs, targets, B, T, g->fetch);
+    upload(g, ZO_EVALUATION, inputs, targets, NULL, B, T, g->fetch);
     const ZoPass p = {zo_nothing, 1, 1, 0, (uint32_t)g->zo->step, &g->staging[ZO_EVALUATION]};
     zo_pass(g, &p, 0, logits);
     return p;
@@ -739,8 +775,9 @@ static void zo_move(void *owner, int, size_t at, size_t n, float *w, bool out) {
 static bool zo_send_batch(GPT2 *g, const Run *r, uint64_t micro, Error *err) {
     const uint64_t position = run_position(r, micro / g->zo->accum + 1, micro % g->zo->accum);
     if (rehearsal == NULL
-        && !run_batch(r, &r->train, position, r->B, g->inputs, g->targets, NULL, err)) return false;
-    upload(g, (int)(micro % 2), g->inputs, g->targets, r->B, r->T, g->fetch);
+        && !run_batch(r, &r->train, position, r->B, g->inputs, g->targets, g->begins, err))
+        return false;
+    upload(g, (int)(micro % 2), g->inputs, g->targets, g->begins, r->B, r->T, g->fetch);
     return true;
 }
 

@@ -111,9 +111,9 @@ template <typename X> static void bench_shape(const Shape *s) {
     order.first = order_first;
 
     BENCH("encoder_forward", 0, (2 * N + T) * C * E,
-          encoder_forward(x, tokens, wte, wpe, B, T, C, stream));
+          encoder_forward(x, tokens, (const int32_t *)NULL, wte, wpe, B, T, C, stream));
     BENCH("encoder_backward", 0, (2 * N + T) * C * E + 8 * order.groups * C,
-          encoder_backward(dwte, wpe, x, tokens, order, B, T, C, stream));
+          encoder_backward(dwte, wpe, x, tokens, order, TokenOrder{}, B, T, C, stream));
     BENCH("layernorm_forward", 0, 2 * N * C * E,
           layernorm_forward(x2, mean, rstd, x, bias, bias, N, C, stream));
     BENCH("residual_layernorm_forward", 0, 4 * N * C * E,
@@ -142,9 +142,9 @@ template <typename X> static void bench_shape(const Shape *s) {
     // five: scores again, dv, dp, dq, dk. (The kernels may do some of it twice.)
     const double product = (double)N * (double)T * (double)C;
     BENCH("attention_forward", 2 * product, 4 * N * C * E,
-          attention_forward(x, lse, qkv, B, T, C, NH, stream));
+          attention_forward(x, lse, qkv, NULL, B, T, C, NH, stream));
     BENCH("attention_backward", 5 * product, 8 * N * C * E,
-          attention_backward(dqkv, delta, x2, x, lse, qkv, B, T, C, NH, stream));
+          attention_backward(dqkv, delta, x2, x, lse, qkv, NULL, B, T, C, NH, stream));
     BENCH("activation_forward", 0, 2 * N * F * E,
           activation_forward(act, fc, N * F, ACTIVATION_GELU, stream));
     BENCH("activation_backward", 0, 3 * N * F * E,

@@ -40,7 +40,7 @@ static void bench(const char *model, size_t B, size_t T) {
     double t[PHASES][REPEATS + 1];
     for (int i = 0; i <= REPEATS; i++) {  // the first is a warm-up
         const double t0 = seconds_now();
-        gpt2_forward(&g, tokens, B, T);
+        gpt2_forward(&g, tokens, NULL, B, T);
         const double t1 = seconds_now();
         gpt2_head(&g, tokens + 1, 1.0f / (float)N, false, NULL);
         const double t2 = seconds_now();
@@ -52,10 +52,10 @@ static void bench(const char *model, size_t B, size_t T) {
         const double t4 = seconds_now();
         const LayerActs a = layer_acts(&g, 0);
         for (size_t l = 0; l < g.config.layers; l++)
-            attention_forward(a.atty, a.lse, a.qkv, g.scratch, B, T, C, g.config.heads);
+            attention_forward(a.atty, a.lse, a.qkv, NULL, g.scratch, B, T, C, g.config.heads);
         const double t5 = seconds_now();
         for (size_t l = 0; l < g.config.layers; l++)
-            attention_backward(g.dwide, g.dc, a.atty, a.lse, a.qkv, g.scratch, B, T, C,
+            attention_backward(g.dwide, g.dc, a.atty, a.lse, a.qkv, NULL, g.scratch, B, T, C,
                                g.config.heads);
         const double t6 = seconds_now();
         t[FORWARD][i] = t1 - t0;

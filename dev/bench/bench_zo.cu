@@ -243,7 +243,7 @@ static double two_forwards(GPT2 *g, const int32_t *tokens) {
     const Run *r = &bench.run;
     const double begin = seconds_now();
     for (int i = 0; i < 2; i++) {
-        gpt2_forward(g, tokens, tokens, r->B, r->T);
+        gpt2_forward(g, tokens, NULL, tokens, r->B, r->T);
         gpt2_head(g, 0, 0.5, i > 0, NULL);
     }
     gpt2_loss(g);

@@ -160,7 +160,7 @@ static double dot(const float *a, const float *b, size_t n) {
 }
 
 static double loss_of(GPT2 *g) {
-    gpt2_forward(g, g->inputs, g->max_B, g->max_T);
+    gpt2_forward(g, g->inputs, NULL, g->max_B, g->max_T);
     return gpt2_head(g, g->targets, 0, false, NULL);
 }
 
@@ -218,7 +218,7 @@ static void tiny_open(GPT2 *g, size_t layers, size_t channels, const char *text,
     memset(g->v, 0, g->table.elements * sizeof(float));
     for (int step = 1; step <= steps + 1; step++) {  // the last one only makes the gradient
         batch(g, text, bytes, (uint32_t)step);
-        gpt2_forward(g, g->inputs, g->max_B, g->max_T);
+        gpt2_forward(g, g->inputs, NULL, g->max_B, g->max_T);
         gpt2_head(g, g->targets, 1.0f / (float)(g->max_B * g->max_T), false, NULL);
         gpt2_backward(g, g->inputs, false);
         if (step > steps) break;

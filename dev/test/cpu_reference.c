@@ -7,14 +7,14 @@
 
 // --- the layers ------------------------------------------------------------------------------
 
-void cpu_encoder_forward(float *out, const int32_t *tokens, const float *wte, const float *wpe,
-                         size_t B, size_t T, size_t C) {
-    encoder_forward(out, tokens, wte, wpe, B, T, C);
+void cpu_encoder_forward(float *out, const int32_t *tokens, const int32_t *begins,
+                         const float *wte, const float *wpe, size_t B, size_t T, size_t C) {
+    encoder_forward(out, tokens, begins, wte, wpe, B, T, C);
 }
 
 void cpu_encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
-                          size_t B, size_t T, size_t C) {
-    encoder_backward(dwte, dwpe, dout, tokens, B, T, C);
+                          const int32_t *begins, size_t B, size_t T, size_t C) {
+    encoder_backward(dwte, dwpe, dout, tokens, begins, B, T, C);
 }
 
 void cpu_layernorm_forward(float *out, float *mean, float *rstd, const float *inp, const float *w,
@@ -42,25 +42,6 @@ void cpu_matmul_forward(float *out, const float *inp, const float *w, const floa
 void cpu_matmul_backward(float *dinp, float *dw, float *db, const float *dout, const float *inp,
                          const float *w, size_t N, size_t C, size_t OC, bool accumulate) {
     matmul_backward(dinp, dw, db, dout, inp, w, N, C, OC, accumulate);
-}
-
-static float *attention_scratch(size_t T) {
-    return (float *)alloc_or_fail((size_t)omp_get_max_threads() * attention_scratch_floats(T),
-                                  sizeof(float), "attention");
-}
-
-void cpu_attention_forward(float *out, float *lse, const float *qkv, size_t B, size_t T, size_t C,
-                           size_t NH) {
-    float *scratch = attention_scratch(T);
-    attention_forward(out, lse, qkv, scratch, B, T, C, NH);
-    free(scratch);
-}
-
-void cpu_attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
-                            const float *qkv, size_t B, size_t T, size_t C, size_t NH) {
-    float *scratch = attention_scratch(T);
-    attention_backward(dqkv, dout, out, lse, qkv, scratch, B, T, C, NH);
-    free(scratch);
 }
 
 void cpu_activation_forward(float *out, const float *inp, size_t n, int activation) {
@@ -135,8 +116,8 @@ void cpu_model_free(CPUModel *model) {
     free(model);
 }
 
-void cpu_model_forward(CPUModel *model, const int32_t *tokens) {
-    gpt2_forward(&model->g, tokens, model->g.max_B, model->g.max_T);
+void cpu_model_forward(CPUModel *model, const int32_t *tokens, const int32_t *begins) {
+    gpt2_forward(&model->g, tokens, begins, model->g.max_B, model->g.max_T);
 }
 
 double cpu_model_head(CPUModel *model, const int32_t *targets, float grad_scale, bool accumulate,
@@ -145,8 +126,8 @@ double cpu_model_head(CPUModel *model, const int32_t *targets, float grad_scale,
 }
 
 double cpu_model_classify(CPUModel *model, const int32_t *word, int words, const int32_t *where,
-                          size_t *right) {
-    return gpt2_classify(&model->g, word, words, where, right);
+                          float grad_scale, bool accumulate, size_t *right) {
+    return gpt2_classify(&model->g, word, words, where, grad_scale, accumulate, right);
 }
 
 void cpu_model_backward(CPUModel *model, const int32_t *tokens, bool accumulate) {

@@ -12,10 +12,10 @@ extern "C" {
 
 // --- the layers ------------------------------------------------------------------------------
 
-void cpu_encoder_forward(float *out, const int32_t *tokens, const float *wte, const float *wpe,
-                         size_t B, size_t T, size_t C);
+void cpu_encoder_forward(float *out, const int32_t *tokens, const int32_t *begins,
+                         const float *wte, const float *wpe, size_t B, size_t T, size_t C);
 void cpu_encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
-                          size_t B, size_t T, size_t C);
+                          const int32_t *begins, size_t B, size_t T, size_t C);
 void cpu_layernorm_forward(float *out, float *mean, float *rstd, const float *inp, const float *w,
                            const float *b, size_t N, size_t C);
 void cpu_layernorm_backward(float *dinp, float *dw, float *db, const float *dout, const float *inp,
@@ -28,10 +28,6 @@ void cpu_matmul_forward(float *out, const float *inp, const float *w, const floa
                         size_t C, size_t OC);
 void cpu_matmul_backward(float *dinp, float *dw, float *db, const float *dout, const float *inp,
                          const float *w, size_t N, size_t C, size_t OC, bool accumulate);
-void cpu_attention_forward(float *out, float *lse, const float *qkv, size_t B, size_t T, size_t C,
-                           size_t NH);
-void cpu_attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
-                            const float *qkv, size_t B, size_t T, size_t C, size_t NH);
 void cpu_activation_forward(float *out, const float *inp, size_t n, int activation);
 void cpu_activation_backward(float *d, const float *inp, size_t n, int activation);
 void cpu_residual_forward(float *out, const float *inp, size_t n);
@@ -54,12 +50,12 @@ CPUModel *cpu_model_new(const GPT2Config *config, size_t B, size_t T, const floa
 void cpu_model_free(CPUModel *model);
 
 // The three parts of a micro-batch, and the update, as in train_gpt2.c. logits (N, Vp) or NULL.
-void cpu_model_forward(CPUModel *model, const int32_t *tokens);
+void cpu_model_forward(CPUModel *model, const int32_t *tokens, const int32_t *begins);
 double cpu_model_head(CPUModel *model, const int32_t *targets, float grad_scale, bool accumulate,
                       float *logits);
 // gpt2_classify(); words, and where (B, 2), as there.
 double cpu_model_classify(CPUModel *model, const int32_t *word, int words, const int32_t *where,
-                          size_t *right);
+                          float grad_scale, bool accumulate, size_t *right);
 void cpu_model_backward(CPUModel *model, const int32_t *tokens, bool accumulate);
 double cpu_model_grad_norm_squared(CPUModel *model);
 void cpu_model_update(CPUModel *model, const AdamStep *step);

@@ -71,13 +71,14 @@ static size_t wire_chunk = (size_t)1 << 22;
 enum { BITS = 8 * sizeof(floatX), IS_BF16 = PRECISION == PRECISION_BF16 };
 
 // A shape of model and step.
-typedef struct {
+struct Shape {
     const char *name;
     size_t L, NH, C, F, V, context, B, T;
     int activation, tied, recompute;
     size_t accum, head_rows;
     bool repeated;                          // nearly all tokens are the same one
-} Shape;
+    size_t document = 0;                    // rows hold documents of so many tokens; 0: one each
+};
 
 enum { GELU = ACTIVATION_GELU, RELU = ACTIVATION_RELU };
 enum { KEEP = RECOMPUTE_NONE, LIGHT = RECOMPUTE_LIGHT, AGAIN = RECOMPUTE_BLOCK };
@@ -150,7 +151,18 @@ static void shape_batch(const Shape *s, size_t step, int32_t *inputs, int32_t *t
         inputs[i] = (int32_t)(random.x[0] % s->V);
         targets[i] = (int32_t)(random.x[1] % s->V);
         if (s->repeated && i % 50 != 3) inputs[i] = 77;
+        if (s->document > 0 && random.x[2] % 3 == 0) targets[i] = -1;  // not trained
     }
+}
+
+// Where the documents of a micro-batch begin: (B, T); free() it. NULL: a row is one.
+static int32_t *shape_begins(const Shape *s) {
+    if (s->document == 0) return NULL;
+    int32_t *begins = ALLOC(int32_t, s->B * s->T, "test");
+    for (size_t n = 0; n < s->B * s->T; n++)  // of the second row on, the first one is shorter
+        begins[n] = (int32_t)((n % s->T + n / s->T) / s->document * s->document - n / s->T);
+    for (size_t n = 0; n < s->B * s->T; n++) begins[n] = begins[n] < 0 ? 0 : begins[n];
+    return begins;
 }
 
 // A model of which nothing is settled; model_forget() frees it. where: NULL for all on the GPU.
@@ -160,6 +172,7 @@ static GPT2 *model_new(const Shape *s, const Placement *where) {
     g->table = gpt2_table(&g->config);
     g->shards = gpt2_shards_all(&g->table);
     g->training = true;
+    g->packed = s->document > 0;
     g->moments_bf16 = moments_bf16;
     g->accumulating = s->accum > 1;
     g->head_rows = s->head_rows;
@@ -253,13 +266,15 @@ static Prediction rehearsed(const GPT2 *g, const Shape *s, Rates *r, double comp
 static double gpu_gradient(GPT2 *g, const Shape *s, const int32_t *inputs,
                            const int32_t *targets, double *norm_squared) {
     const size_t N = s->B * s->T;
+    int32_t *begins = shape_begins(s);
     double loss;
     for (size_t micro = 0; micro < s->accum; micro++) {
-        gpt2_forward(g, inputs + micro * N, targets + micro * N, s->B, s->T);
+        gpt2_forward(g, inputs + micro * N, begins, targets + micro * N, s->B, s->T);
         gpt2_head(g, 1.0f / (float)(N * s->accum), 1 / (double)s->accum, micro > 0, NULL);
         gpt2_backward(g, micro > 0, micro + 1 == s->accum);
     }
     *norm_squared = gpt2_grad_norm_squared(g, &loss);
+    free(begins);
     return loss;
 }
 
@@ -323,7 +338,7 @@ static uint64_t train_steps(GPT2 *g, const Shape *s, const Recipe *r, size_t fir
         numbers[0] = gpu_step(g, now, r, step, inputs, targets, &numbers[1]);
         hash = hash_with(hash, numbers, sizeof numbers);
         if (evaluations == NULL) continue;
-        gpt2_forward(g, targets, inputs, (s->B + 1) / 2, s->T);
+        gpt2_forward(g, targets, NULL, inputs, (s->B + 1) / 2, s->T);
         gpt2_head(g, 0, 1, false, NULL);
         const double loss = gpt2_loss(g);
         CHECK(loss > 0 && loss < 20, "%s: evaluation gives %g", s->name, loss);

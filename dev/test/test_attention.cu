@@ -81,7 +81,27 @@ static void *download(const void *device, size_t bytes) {
 // ---------------------------------------------------------------------------------------------
 // The reference
 
-typedef struct { size_t B, T, NH, HS; } Shape;
+struct Shape { size_t B, T, NH, HS; unsigned document = 0; };
+
+// Where the documents of the rows begin, (B, T), at most 2 * s.document - 1 tokens each; 0: NULL.
+static int32_t *documents(Shape s) {
+    if (s.document == 0) return NULL;
+    int32_t *begins = (int32_t *)calloc(s.B * s.T, sizeof *begins);
+    if (begins == NULL) fail("no memory");
+    seed = (unsigned)s.T * 7 + s.document;
+    for (size_t b = 0; b < s.B; b++)
+        for (size_t t = 0, length = 0; t < s.T; t++) {
+            if (length == 0) {
+                next_float();
+                length = 1 + (seed >> 16) % (2 * s.document - 1);
+                begins[b * s.T + t] = (int32_t)t;
+            } else {
+                begins[b * s.T + t] = begins[b * s.T + t - 1];
+            }
+            length--;
+        }
+    return begins;
+}
 
 typedef struct {
     size_t n_qkv, n_out, n_lse;
@@ -111,6 +131,7 @@ static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed)
     r.noise_lse = zeros<double>(r.n_lse); r.tiny_out = zeros<double>(r.n_out);
     r.round_dqkv = zeros<double>(r.n_qkv); r.noise_dqkv = zeros<double>(r.n_qkv);
     double *sc = zeros<double>(T), *sa = zeros<double>(T);
+    int32_t *begins = documents(s);
     seed = data_seed;
     for (size_t i = 0; i < r.n_qkv; i++)
         r.qkv[i] = host_f32(host_round<X>(next_float() * (i % (3 * C) < 2 * C ? qk_amplitude : 1)));
@@ -121,8 +142,9 @@ static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed)
     for (size_t t = 0; t < T; t++) {
         const size_t row = (b * T + t) * 3 * C + h * HS, keys = b * T * 3 * C + C + h * HS;
         const size_t at = (b * T + t) * C + h * HS, l = (b * NH + h) * T + t;
+        const size_t begin = begins ? (size_t)begins[b * T + t] : 0;
         double max = -INFINITY, sum = 0, largest = 0;
-        for (size_t u = 0; u <= t; u++) {
+        for (size_t u = begin; u <= t; u++) {
             sc[u] = sa[u] = 0;
             for (size_t i = 0; i < HS; i++) {
                 const double qk = (double)r.qkv[row + i] * r.qkv[keys + u * 3 * C + i] * scale;
@@ -132,11 +154,11 @@ static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed)
             max = fmax(max, sc[u]);
             largest = fmax(largest, sa[u]);
         }
-        for (size_t u = 0; u <= t; u++) sum += exp(sc[u] - max);
+        for (size_t u = begin; u <= t; u++) sum += exp(sc[u] - max);
         r.want_lse[l] = max + log(sum);
         r.noise_lse[l] = 1 + largest + fabs(r.want_lse[l]);
         r.lse[l] = (float)r.want_lse[l];
-        for (size_t u = 0; u <= t; u++)
+        for (size_t u = begin; u <= t; u++)
             for (size_t i = 0; i < HS; i++) {
                 const double p = exp(sc[u] - r.want_lse[l]), v = r.qkv[keys + C + u * 3 * C + i];
                 r.want_out[at + i] += p * v;
@@ -151,7 +173,7 @@ static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed)
             delta += (double)r.dout[at + i] * r.out[at + i];
             delta_abs += fabs((double)r.dout[at + i] * r.out[at + i]);
         }
-        for (size_t u = 0; u <= t; u++) {
+        for (size_t u = begin; u <= t; u++) {
             double dp = 0, dp_abs = 0;
             for (size_t i = 0; i < HS; i++) {
                 const double dv = (double)r.dout[at + i] * r.qkv[keys + C + u * 3 * C + i];
@@ -178,6 +200,7 @@ static Reference reference_make(Shape s, float qk_amplitude, uint32_t data_seed)
     }
     free(sc);
     free(sa);
+    free(begins);
     return r;
 }
 
@@ -194,28 +217,30 @@ enum Kernels { DISPATCH, PLAIN, FLASH };
 static const char *const kernels_name[] = {"dispatch", "plain", "flash"};
 
 template <typename X>
-static void forward(Kernels kernels, X *out, float *lse, const X *qkv, Shape s) {
+static void forward(Kernels kernels, X *out, float *lse, const X *qkv, const int32_t *begins,
+                    Shape s) {
     const size_t C = s.NH * s.HS;
-    if (kernels == PLAIN) attention_forward_plain(out, lse, qkv, s.B, s.T, C, s.NH, stream);
-    if (kernels == DISPATCH) attention_forward(out, lse, qkv, s.B, s.T, C, s.NH, stream);
+    if (kernels == PLAIN) attention_forward_plain(out, lse, qkv, begins, s.B, s.T, C, s.NH, stream);
+    if (kernels == DISPATCH) attention_forward(out, lse, qkv, begins, s.B, s.T, C, s.NH, stream);
     if constexpr (sizeof(X) == 2)
-        if (kernels == FLASH) attention_forward_flash(out, lse, qkv, s.B, s.T, C, s.NH, stream);
+        if (kernels == FLASH)
+            attention_forward_flash(out, lse, qkv, begins, s.B, s.T, C, s.NH, stream);
 }
 
 template <typename X>
 static void backward(Kernels kernels, X *dqkv, float *delta, const X *dout, const X *out,
-                     const float *lse, const X *qkv, Shape s) {
+                     const float *lse, const X *qkv, const int32_t *begins, Shape s) {
     const size_t B = s.B, T = s.T, C = s.NH * s.HS, NH = s.NH;
     if (kernels == PLAIN)
-        attention_backward_plain(dqkv, delta, dout, out, lse, qkv, B, T, C, NH, stream);
+        attention_backward_plain(dqkv, delta, dout, out, lse, qkv, begins, B, T, C, NH, stream);
     if (kernels == DISPATCH)
-        attention_backward(dqkv, delta, dout, out, lse, qkv, B, T, C, NH, stream);
+        attention_backward(dqkv, delta, dout, out, lse, qkv, begins, B, T, C, NH, stream);
     if constexpr (std::is_same_v<X, bf16>)
         if (kernels == FLASH)
-            attention_backward_flash(dqkv, delta, dout, out, lse, qkv, B, T, C, NH, stream);
+            attention_backward_flash(dqkv, delta, dout, out, lse, qkv, begins, B, T, C, NH, stream);
     if constexpr (std::is_same_v<X, f16>)  // it has only the plain ones
         if (kernels == FLASH)
-            attention_backward(dqkv, delta, dout, out, lse, qkv, B, T, C, NH, stream);
+            attention_backward(dqkv, delta, dout, out, lse, qkv, begins, B, T, C, NH, stream);
 }
 
 // The three results of a forward and a backward pass on the given inputs.
@@ -228,14 +253,21 @@ static Results<X> run(Kernels kernels, Shape s, const Reference *r, const float 
     float *given_lse = upload<float>(r->lse, r->n_lse);
     X *out = (X *)poisoned(r->n_out * sizeof(X)), *dqkv = (X *)poisoned(r->n_qkv * sizeof(X));
     float *lse = (float *)poisoned(r->n_lse * 4), *delta = (float *)poisoned(r->n_lse * 4);
-    forward(kernels, out, lse, qkv, s);
-    backward(kernels, dqkv, delta, dout, given_out, given_lse, qkv, s);
+    int32_t *host_begins = documents(s), *begins = NULL;
+    if (host_begins != NULL) {
+        begins = (int32_t *)device_alloc(s.B * s.T * sizeof *begins);
+        CUDA(cudaMemcpy(begins, host_begins, s.B * s.T * sizeof *begins, cudaMemcpyHostToDevice));
+        CUDA(cudaDeviceSynchronize());
+    }
+    free(host_begins);
+    forward(kernels, out, lse, qkv, begins, s);
+    backward(kernels, dqkv, delta, dout, given_out, given_lse, qkv, begins, s);
     Results<X> results;
     results.out = (X *)download(out, r->n_out * sizeof(X));
     results.dqkv = (X *)download(dqkv, r->n_qkv * sizeof(X));
     results.lse = (float *)download(lse, r->n_lse * 4);
     CUDA(cudaFreeHost(download(delta, r->n_lse * 4)));
-    void *all[] = {qkv, dout, given_out, given_lse, out, dqkv, lse, delta};
+    void *all[] = {qkv, dout, given_out, given_lse, out, dqkv, lse, delta, begins};
     for (void *p : all) CUDA(cudaFree(p));
     return results;
 }
@@ -257,9 +289,9 @@ static void compare(const char *what, Kernels kernels, Shape s, const X *got, si
         if (kernels == FLASH) band += unit<X>() * rounded[i] + tiny<X>() * (small ? small[i] : 0);
         if (!test_within(fabs((double)host_f32(got[i]) - want[i]), band) && bad++ == 0) where = i;
     }
-    CHECK(bad == 0, "%s, %s, %s, B %zu T %zu NH %zu HS %zu: %zu of %zu outside the band, "
+    CHECK(bad == 0, "%s, %s, %s, B %zu T %zu NH %zu HS %zu documents %u: %zu of %zu outside, "
           "first at %zu: %.9g, not %.9g", what, kernels_name[kernels], type_name<X>(), s.B, s.T,
-          s.NH, s.HS, bad, n, where, (double)host_f32(got[where]), want[where]);
+          s.NH, s.HS, s.document, bad, n, where, (double)host_f32(got[where]), want[where]);
 }
 
 template <typename X> static bool same_results(const Results<X> *a, const Results<X> *b,
@@ -291,6 +323,8 @@ static void plain_float(void) {
     const Shape shapes[] = {{1, 1, 1, 4}, {3, 2, 1, 8}, {1, 7, 3, 136}, {1, 31, 1, 16},
                             {1, 33, 3, 5}, {1, 64, 1, 64}, {1, 65, 1, 260}, {1, 100, 1, 32}};
     for (const Shape &s : shapes) check<float>(DISPATCH, s, 1, s.T == 33);
+    check<float>(DISPATCH, Shape{2, 65, 2, 16, 20}, 1, true);
+    check<float>(DISPATCH, Shape{1, 100, 1, 260, 3}, 1, false);
 }
 
 template <typename X> static void plain_16(void) {
@@ -298,6 +332,7 @@ template <typename X> static void plain_16(void) {
     for (const Shape &s : shapes) check<X>(PLAIN, s, 1, s.T == 33);
     check<X>(DISPATCH, Shape{1, 31, 1, 4}, 1, false);
     check<X>(DISPATCH, Shape{1, 31, 1, 136}, 1, false);
+    check<X>(PLAIN, Shape{1, 65, 1, 24, 9}, 1, false);
 }
 
 // Every padded size, with heads that fill it and heads that do not, around all tile borders.
@@ -309,6 +344,12 @@ template <typename X> static void flash_16(void) {
     const size_t step = std::is_same_v<X, f16> ? 2 : 1;  // of the same kernels, fewer are enough
     for (size_t i = step - 1; i < sizeof shapes / sizeof *shapes; i += step)
         check<X>(FLASH, shapes[i], 1, shapes[i].T == 65 || shapes[i].T == 33);
+    // Rows of several documents: shorter than tiles, and over several of them.
+    const Shape packed[] = {{1, 200, 1, 32, 3}, {2, 130, 1, 64, 40}, {1, 270, 1, 96, 70},
+                            {1, 300, 1, 128, 90}, {1, 300, 1, 64, 150}, {1, 300, 1, 40, 1},
+                            {2, 65, 3, 128, 10}, {1, 260, 1, 32, 130}};
+    for (size_t i = step - 1; i < sizeof packed / sizeof *packed; i += step)
+        check<X>(FLASH, packed[i], i % 3 == 0 ? 7 : 1, i == 1);
 }
 
 // Scores of up to +-50 and to some hundreds, where exp() without the largest score overflows.
@@ -358,34 +399,40 @@ template <typename X> static void flash_is_plain(void) {
     }
 }
 
-// Whatever stands in another sequence, in another head or (finite) in the future of a token: its
+// Whatever stands in another sequence, in another head or (finite) in the future or in another
+// document of a token: its
 // out, lse and gradients of the query keep their bits, and so do those of keys and values, of
 // another sequence and head.
 template <typename X> static void check_isolation(Kernels kernels, Shape s, size_t now) {
     const size_t C = s.NH * s.HS, other_b = 1, other_h = 1;
     Reference r = reference_make<X>(s, 2, 77);
     float *changed = zeros<float>(r.n_qkv);
+    int32_t *begins = documents(s);
+    const size_t begin = begins ? (size_t)begins[now] : 0;
+    const bool ends = now + 1 == s.T || (begins && begins[now + 1] > (int)now);
     for (size_t i = 0; i < r.n_qkv; i++) {
         const size_t b = i / (3 * C) / s.T, t = i / (3 * C) % s.T, h = i % C / s.HS;
-        changed[i] = b == other_b || h == other_h ? NAN : t > now ? 30 * r.qkv[i] : r.qkv[i];
+        const bool unseen = t > now || t < begin;
+        changed[i] = b == other_b || h == other_h ? NAN : unseen ? 30 * r.qkv[i] : r.qkv[i];
     }
     Results<X> a = run<X>(kernels, s, &r, r.qkv), c = run<X>(kernels, s, &r, changed);
     size_t differ = 0;
     for (size_t b = 0; b < s.B; b++)
     for (size_t h = 0; h < s.NH; h++)
     for (size_t t = 0; t < s.T; t++) {
-        if (b == other_b || h == other_h || t > now) continue;
+        if (b == other_b || h == other_h || t > now || t < begin) continue;
         const size_t at = (b * s.T + t) * C + h * s.HS, l = (b * s.NH + h) * s.T + t;
         const size_t row = (b * s.T + t) * 3 * C + h * s.HS;
         differ += memcmp(a.out + at, c.out + at, s.HS * sizeof(X)) != 0;
         differ += memcmp(a.lse + l, c.lse + l, 4) != 0;
         differ += memcmp(a.dqkv + row, c.dqkv + row, s.HS * sizeof(X)) != 0;
-        if (now + 1 == s.T)
+        if (ends)
             for (size_t i = C; i < 3 * C; i += C)
                 differ += memcmp(a.dqkv + row + i, c.dqkv + row + i, s.HS * sizeof(X)) != 0;
     }
     CHECK(differ == 0, "%s HS %zu: %zu rows", kernels_name[kernels], s.HS, differ);
     free(changed);
+    free(begins);
     results_free(&a);
     results_free(&c);
     reference_free(&r);
@@ -398,6 +445,11 @@ static void what_must_not_matter(void) {
     check_isolation<f16>(FLASH, Shape{1, 70, 1, 64}, 40);
     check_isolation<bf16>(PLAIN, Shape{1, 40, 1, 12}, 31);
     check_isolation<float>(PLAIN, Shape{3, 20, 3, 4}, 19);
+    for (const size_t now : {40, 99, 150, 299}) {
+        check_isolation<bf16>(FLASH, Shape{1, 300, 1, 64, 30}, now);
+        check_isolation<bf16>(FLASH, Shape{1, 300, 1, 128, 80}, now);
+        check_isolation<float>(PLAIN, Shape{1, 300, 1, 4, 30}, now);
+    }
 }
 
 // Every tile of every head is worked on exactly once, the longest first in every group.

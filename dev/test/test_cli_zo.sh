@@ -578,7 +578,6 @@ refuses text_for_a_task 2 'line 1: not a sentence' judge "$cpu" --data text.txt
 refuses a_label_of_several_tokens 2 'bad.* is 3 tokens' judge "$cpu" --labels 'bad|good'
 refuses one_label 2 'at least two' judge "$cpu" --labels '+'
 refuses samples_of_a_task 2 'running text' judge "$cpu" --sample-every 2
-refuses labels_with_adamw 2 'labels needs --optimizer mezo' "$cpu" --data three.tsv --labels 'a|b'
 data="--data text.txt"
 refuses eps_with_adamw 2 'zo-eps needs --optimizer mezo' "$cpu" $data --zo-eps 1e-2
 refuses streaming_with_adamw 2 'resident-blocks needs --optimizer mezo' "$tide" $data \

@@ -219,38 +219,52 @@ static TokenOrder device_order(const int32_t *tokens, size_t N, size_t V) {
 }
 
 template <typename X>
-static void encoder_case(size_t B, size_t T, size_t C, size_t V, bool one_token) {
-    set_shape("B %zu T %zu C %zu V %zu", B, T, C, V);
+static void encoder_case(size_t B, size_t T, size_t C, size_t V, bool one_token,
+                         size_t document = 0) {
+    set_shape("B %zu T %zu C %zu V %zu documents of %zu", B, T, C, V, document);
     const size_t N = B * T, context = T + 2;
     int32_t *tokens = random_tokens(N, V, 1);
     for (size_t n = 0; one_token && n < N; n++) tokens[n] = (int32_t)V - 1;
     float *wte = normals<X>(V * C, 2, 0, 1), *wpe = normals<X>(context * C, 3, 0, 1);
     float *dout = normals<X>(N * C, 4, 0, 1), *dwte = normals<float>(V * C, 5, 0, 1);
     float *out = floats(N * C), *dwte_want = copy(dwte, V * C), *dwpe = floats(context * C);
-    cpu_encoder_forward(out, tokens, wte, wpe, B, T, C);
-    cpu_encoder_backward(dwte_want, dwpe, dout, tokens, B, T, C);
+    int32_t *begins = NULL, *places = NULL;
+    const size_t positions = document > 0 ? document : T;
+    if (document > 0) {
+        begins = random_tokens(N, 1, 6);
+        places = random_tokens(N, 1, 6);
+        for (size_t n = 0; n < N; n++) {
+            begins[n] = (int32_t)(n % T / document * document);
+            places[n] = (int32_t)(n % T % document);
+        }
+    }
+    cpu_encoder_forward(out, tokens, begins, wte, wpe, B, T, C);
+    cpu_encoder_backward(dwte_want, dwpe, dout, tokens, begins, B, T, C);
     TWICE {
         const int32_t *d_tokens = device_ints(tokens, N);
         X *d_out = poison<X>(N * C), *d_dwpe = poison<X>(context * C);
-        encoder_forward(d_out, d_tokens, device<X>(wte, V * C), device<X>(wpe, context * C),
-                        B, T, C, stream);
+        const int32_t *d_begins = begins == NULL ? NULL : device_ints(begins, N);
+        encoder_forward(d_out, d_tokens, d_begins, device<X>(wte, V * C),
+                        device<X>(wpe, context * C), B, T, C, stream);
         check_equal<X>("out", host(d_out, N * C), out, N * C);
         float *d_dwte = device<float>(dwte, V * C);
         encoder_backward(d_dwte, d_dwpe, device<X>(dout, N * C), d_tokens,
-                         device_order(tokens, N, V), B, T, C, stream);
+                         device_order(tokens, N, V),
+                         places == NULL ? TokenOrder{} : device_order(places, N, T), B, T, C,
+                         stream);
         // a row of dwte may have N terms
         check_band<float>("dwte", host(d_dwte, V * C), dwte_want, V * C, one_token ? 5e-6 : 1e-6);
-        check_band<X>("dwpe", host(d_dwpe, T * C), dwpe, T * C, 1e-6);
+        check_band<X>("dwpe", host(d_dwpe, positions * C), dwpe, positions * C, 1e-6);
         float *beyond = host(d_dwpe, context * C);
-        for (size_t i = T * C; i < context * C; i++)
+        for (size_t i = positions * C; i < context * C; i++)
             CHECK(beyond[i] != beyond[i], "row %zu of dwpe was written", i / C);
         free(beyond);
         hash_device(d_out, N * C * sizeof(X));
         hash_device(d_dwte, V * C * sizeof(float));
-        hash_device(d_dwpe, T * C * sizeof(X));
+        hash_device(d_dwpe, positions * C * sizeof(X));
     }
     free(tokens); free(wte); free(wpe); free(dout); free(dwte); free(out); free(dwte_want);
-    free(dwpe);
+    free(dwpe); free(begins); free(places);
 }
 
 template <typename X> static void encoder(void) {
@@ -261,6 +275,9 @@ template <typename X> static void encoder(void) {
     encoder_case<X>(17, 3, 768, 1000, false);
     encoder_case<X>(3, 7, 1600, 131, false);
     encoder_case<X>(3, 111, 264, 5, true);
+    encoder_case<X>(3, 33, 40, 50, false, 7);
+    encoder_case<X>(2, 65, 264, 50, false, 64);
+    encoder_case<X>(2, 5, 24, 5, false, 1);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -495,6 +512,7 @@ static void crossentropy_case(size_t N, size_t V, float std, float grad_scale) {
     int32_t *targets = random_tokens(N, V, 2);
     targets[0] = (int32_t)V - 1;
     if (N > 1) targets[1] = 0;
+    if (N == 4) targets[3] = -1;  // not trained
     for (size_t v = 1; N > 1 && v < V; v++)  // single ones, and all that one thread sees
         if (v == 1 || v == 3 || (v >= 8 && v < 16)) z[Vp + v] = -INFINITY;
     if (N > 2) for (size_t v = 0; v < V; v++) z[2 * Vp + v] = 80;
@@ -532,8 +550,8 @@ static void crossentropy_case(size_t N, size_t V, float std, float grad_scale) {
 template <typename X> static void loss(void) {
     const size_t vocabularies[] = {5, 50, 131, 1000, 8192};
     for (size_t i = 0; i < 5; i++) {
-        crossentropy_case<X>(3, vocabularies[i], 1, 0);
-        crossentropy_case<X>(3, vocabularies[i], 1, 0.25f);
+        crossentropy_case<X>(4, vocabularies[i], 1, 0);
+        crossentropy_case<X>(4, vocabularies[i], 1, 0.25f);
         crossentropy_case<X>(1, vocabularies[i], 10, 1);
     }
     crossentropy_case<X>(1, 1, 1, 1);
@@ -809,7 +827,7 @@ static void sizes_are_refused(void) {
         int status;
         if (in_child(line, &status)) {
             if (i < 2) index_32(B * T * C / Pack<bf16>::N);
-            else if (i == 2) encoder_forward<bf16>(NULL, NULL, NULL, NULL, B + 1, T, C, NULL);
+            else if (i == 2) encoder_forward<bf16>(NULL, NULL, NULL, NULL, NULL, B + 1, T, C, NULL);
             else attention_delta<bf16>(NULL, NULL, NULL, B, T, C, 1, NULL);
             _exit(0);
         }

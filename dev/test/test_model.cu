@@ -27,6 +27,9 @@ static const Shape shapes[] = {
     {"untied, again",   3, 1,  16,  64, 129, 12, 3,  9, RELU, 0, AGAIN, 1,   7, false},
     {"one position",    2, 2,  32, 128, 131, 40, 5,  1, GELU, 1, AGAIN, 4,  99, false},
     {"one token",       1, 2,  16,  64, 128,  1, 1,  1, GELU, 0, KEEP, 1,   1, false},
+    {"documents of 9",  2, 2, 128, 256, 131, 80, 3, 70, GELU, 1, AGAIN, 1,  99, false, 9},
+    {"documents of 40", 2, 3,  24,  72, 131, 90, 3, 85, RELU, 0, KEEP, 4,  16, false, 40},
+    {"of 70",           1, 1, 128, 136, 131, 260, 1, 250, GELU, 1, LIGHT, 1, 99, false, 70},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes, MAX_ACCUM = 4, STEPS = 10 };
 
@@ -141,9 +144,10 @@ static void gradients(GPT2 *g, float *out) {
 static double cpu_step(CPUModel *cpu, const Shape *s, const Recipe *r, size_t step,
                        const int32_t *inputs, const int32_t *targets, double *norm) {
     const size_t N = s->B * s->T;
+    int32_t *begins = shape_begins(s);
     double loss = 0;
     for (size_t micro = 0; micro < s->accum; micro++) {
-        cpu_model_forward(cpu, inputs + micro * N);
+        cpu_model_forward(cpu, inputs + micro * N, begins);
         loss += cpu_model_head(cpu, targets + micro * N, 1.0f / (float)(N * s->accum), micro > 0,
                                NULL) / (double)s->accum;
         cpu_model_backward(cpu, inputs + micro * N, micro > 0);
@@ -152,6 +156,7 @@ static double cpu_step(CPUModel *cpu, const Shape *s, const Recipe *r, size_t st
     const AdamStep adam = recipe_step(r, step, norm_squared);
     cpu_model_update(cpu, &adam);
     *norm = sqrt(norm_squared);
+    free(begins);
     return loss;
 }
 
@@ -186,24 +191,39 @@ static void compare_layer(GPT2 *g, CPUModel *cpu, const Shape *s, size_t l) {
     compare_activation(cpu, s, "act", l, a.act);
 }
 
+static void compare_gradients(GPT2 *g, CPUModel *cpu, const Shape *s) {
+    float *grads = floats(g->table.elements);
+    const float *wanted = cpu_model_tensor(cpu, "grads", 0, NULL);
+    gradients(g, grads);
+    for (int i = 0; i < g->table.count; i++) {
+        const GPT2Tensor *x = &g->table.tensors[i];
+        char kind[64];
+        snprintf(kind, sizeof kind, "d %s", x->kind >= 0 ? strchr(x->name + 2, '.') + 1 : x->name);
+        compare(s->name, kind, (size_t)(x->layer + 1), grads + x->offset,
+                wanted + x->offset, x->size);
+    }
+    free(grads);
+}
+
 // One step's gradient, with everything on the way. Where activations are made again in backward,
 // the last layer's are there after forward, and the first layer's, remade, after backward.
 static void check_shape(const Shape *s) {
     const size_t N = s->B * s->T, L = s->L;
     float *params = shape_params(s, IS_BF16);
     GPT2 *g = model_open(s, params);
-    const size_t Vp = g->config.vocab_padded, P = g->table.elements;
+    const size_t Vp = g->config.vocab_padded;
     CPUModel *cpu = cpu_model_new(&g->config, s->B, s->T, params);
     int32_t *inputs = (int32_t *)alloc_or_fail(2 * s->accum * N, sizeof(int32_t), "test");
     int32_t *targets = inputs + s->accum * N;
-    float *logits = floats(N * Vp), *wanted_logits = floats(N * Vp), *grads = floats(P);
+    float *logits = floats(N * Vp), *wanted_logits = floats(N * Vp);
+    int32_t *begins = shape_begins(s);
     double wanted_loss = 0, loss;
     shape_batch(s, 1, inputs, targets);
     for (size_t micro = 0; micro < s->accum; micro++) {
         const int32_t *in = inputs + micro * N, *next = targets + micro * N;
         const float grad_scale = 1.0f / (float)(N * s->accum);
-        gpt2_forward(g, in, next, s->B, s->T);
-        cpu_model_forward(cpu, in);
+        gpt2_forward(g, in, begins, next, s->B, s->T);
+        cpu_model_forward(cpu, in, begins);
         if (micro == 0) {
             for (size_t l = 0; l <= L; l++)
                 compare_activation(cpu, s, "x", l, layer_input(g, l));
@@ -231,26 +251,63 @@ static void check_shape(const Shape *s) {
     compare_number(s->name, "loss", loss, wanted_loss);
     compare_number(s->name, "norm", sqrt(norm_squared),
                    sqrt(cpu_model_grad_norm_squared(cpu)));
-    gradients(g, grads);
-    const float *wanted = cpu_model_tensor(cpu, "grads", 0, NULL);
-    for (int i = 0; i < g->table.count; i++) {
-        const GPT2Tensor *x = &g->table.tensors[i];
-        char kind[64];
-        snprintf(kind, sizeof kind, "d %s", x->kind >= 0 ? strchr(x->name + 2, '.') + 1 : x->name);
-        compare(s->name, kind, (size_t)(x->layer + 1), grads + x->offset,
-                wanted + x->offset, x->size);
-    }
+    compare_gradients(g, cpu, s);
     free(params);
     free(inputs);
+    free(begins);
     free(logits);
     free(wanted_logits);
-    free(grads);
+    cpu_model_free(cpu);
+    model_close(g);
+}
+
+// The same of the other head, whose micro-batches' sequences each have a word to come.
+static void check_words(const Shape *s) {
+    const size_t N = s->B * s->T, rows = s->accum * s->B;
+    const Words words = {3, {5, (int32_t)s->V - 1, 0}};
+    float *params = shape_params(s, IS_BF16);
+    GPT2 *g = model_open(s, params);
+    CPUModel *cpu = cpu_model_new(&g->config, s->B, s->T, params);
+    int32_t *inputs = (int32_t *)alloc_or_fail(2 * s->accum * N, sizeof(int32_t), "test");
+    int32_t *where = inputs + s->accum * N;
+    double wanted_loss = 0, loss;
+    size_t right = 0, wanted_right = 0;
+    g->words = words;
+    shape_batch(s, 1, inputs, where);
+    for (size_t i = 0; i < s->accum * N; i++)
+        where[i] = (int32_t)((size_t)where[i] % (i % 2 == 0 ? s->T : (size_t)words.count));
+    for (size_t micro = 0; micro < s->accum; micro++) {  // evaluation
+        gpt2_forward(g, inputs + micro * N, NULL, where + micro * N, s->B, s->T);
+        gpt2_classify(g, 0, 1, false);
+        gpt2_loss(g);
+        right += (size_t)g->host_loss[1];
+    }
+    for (size_t micro = 0; micro < s->accum; micro++) {
+        const int32_t *in = inputs + micro * N, *at = where + micro * N;
+        const float grad_scale = 1.0f / (float)rows;
+        gpt2_forward(g, in, NULL, at, s->B, s->T);
+        gpt2_classify(g, grad_scale, 1 / (double)s->accum, micro > 0);
+        cpu_model_forward(cpu, in, NULL);
+        wanted_loss += cpu_model_classify(cpu, words.word, words.count, at, grad_scale, micro > 0,
+                                          &wanted_right) / (double)s->accum;
+        gpt2_backward(g, micro > 0, micro + 1 == s->accum);
+        cpu_model_backward(cpu, in, micro > 0);
+    }
+    const double norm_squared = gpt2_grad_norm_squared(g, &loss);
+    CHECK(right == wanted_right && right <= rows, "%zu and %zu right", right, wanted_right);
+    compare_number(s->name, "loss", loss, wanted_loss);
+    compare_number(s->name, "norm", sqrt(norm_squared), sqrt(cpu_model_grad_norm_squared(cpu)));
+    compare_gradients(g, cpu, s);
+    free(params);
+    free(inputs);
     cpu_model_free(cpu);
     model_close(g);
 }
 
 static void test_every_tensor(void) {
     for (size_t i = 0; i < SHAPES; i++) check_shape(&shapes[i]);
+    for (size_t i = 0; i < SHAPES; i++)
+        if (shapes[i].B > 1 && shapes[i].T > 1 && shapes[i].document == 0) check_words(&shapes[i]);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -433,7 +490,7 @@ static void check_definitions(const Shape *s) {
             // `single` has the same parameters and makes one micro-batch's gradient at a time
             gpt2_move(single, 0, 0, P, p, false);
             for (size_t micro = 0; micro < s->accum; micro++) {
-                gpt2_forward(single, inputs + micro * N, targets + micro * N, s->B, s->T);
+                gpt2_forward(single, inputs + micro * N, NULL, targets + micro * N, s->B, s->T);
                 gpt2_head(single, 1.0f / (float)(N * s->accum), 1, false, NULL);
                 gpt2_backward(single, false, true);
                 gpt2_grad_norm_squared(single, &loss);
@@ -582,7 +639,7 @@ static void check_allocation(const Shape *s) {
               counted.copies[cudaMemcpyDeviceToHost]);
         CHECK(counted.waits == 0 && counted.events == 1 + (int)s->accum, "%s: step %zu waits %d "
               "and %d times", s->name, step, counted.waits, counted.events);
-        gpt2_forward(g, inputs, inputs, 1, s->T);  // an evaluation
+        gpt2_forward(g, inputs, NULL, inputs, 1, s->T);  // an evaluation
         gpt2_head(g, 0, 1, false, NULL);
         gpt2_loss(g);
         if (step == 1) begun = free_memory();  // a driver loads kernels when they are first used

@@ -519,7 +519,7 @@ static Times measure(const Placement *where, bool apart) {
     double norm_squared, loss, at[5] = {0};
     for (size_t step = 1; step <= 2; step++) {
         at[0] = emu_virtual_now();
-        gpt2_forward(g, inputs, targets, s.B, s.T);
+        gpt2_forward(g, inputs, NULL, targets, s.B, s.T);
         gpt2_head(g, 1.0f / (float)(s.B * s.T), 1, false, NULL);
         CUDA(cudaStreamSynchronize(g->compute));
         at[1] = emu_virtual_now();
@@ -534,7 +534,7 @@ static Times measure(const Placement *where, bool apart) {
         if (apart || step == 1) gpt2_update_wait(g);
         at[3] = emu_virtual_now();
     }
-    gpt2_forward(g, inputs, NULL, s.B, s.T);
+    gpt2_forward(g, inputs, NULL, NULL, s.B, s.T);
     CUDA(cudaStreamSynchronize(g->compute));
     at[4] = emu_virtual_now();
     free(params);
@@ -632,7 +632,7 @@ static Step measure_7b(const Placement *where, const Step *none) {
     double norm_squared, loss, backward = 0, at[3] = {0};
     shape_batch(s, 1, inputs, targets);
     for (size_t step = 1; step <= LAST; step++) {
-        gpt2_forward(g, inputs, targets, s->B, s->T);
+        gpt2_forward(g, inputs, NULL, targets, s->B, s->T);
         gpt2_head(g, 1.0f / (float)(s->B * s->T), 1, false, NULL);
         CUDA(cudaStreamSynchronize(g->compute));
         at[1] = emu_virtual_now();

@@ -224,7 +224,7 @@ static void evaluation(GPT2 *g, const Config *c, size_t step, Record *r) {
     int32_t *tokens = (int32_t *)alloc_or_fail(2 * s.B * s.T, sizeof(int32_t), "test");
     shape_batch(&s, step + 1000, tokens, tokens + s.B * s.T);
     g->timeline.between = true;
-    gpt2_forward(g, tokens, tokens + s.B * s.T, 1, s.T - 1);
+    gpt2_forward(g, tokens, NULL, tokens + s.B * s.T, 1, s.T - 1);
     gpt2_head(g, 0, 1, false, NULL);
     g->timeline.between = false;
     r->evaluation[step - 1] = gpt2_loss(g);

@@ -475,7 +475,7 @@ static void rank_train(const Config *c, Shared *to) {
         shape_batch(now, step, inputs, targets);
         for (size_t micro = 0; micro < c->accum; micro++) {
             const size_t at = (micro * R + rank) * N;
-            gpt2_forward(g, inputs + at, targets + at, now->B, now->T);
+            gpt2_forward(g, inputs + at, NULL, targets + at, now->B, now->T);
             gpt2_head(g, 1.0f / (float)(N * all.accum), 1 / (double)all.accum, micro > 0, NULL);
             gpt2_backward(g, micro > 0, micro + 1 == c->accum);
         }
@@ -495,7 +495,7 @@ static void rank_train(const Config *c, Shared *to) {
         report->numbers = hash_with(report->numbers, numbers, sizeof numbers);
         if (!c->evaluate) continue;
         g->timeline.between = true;
-        gpt2_forward(g, targets, inputs, (s.B + 1) / 2, s.T);
+        gpt2_forward(g, targets, NULL, inputs, (s.B + 1) / 2, s.T);
         gpt2_head(g, 0, 1, false, NULL);
         g->timeline.between = false;
         const double value = gpt2_loss(g);
@@ -698,7 +698,7 @@ static void rank_measure(const Config *c, Shared *to) {
     for (size_t step = 1; step <= 2; step++) {
         CUDA(cudaDeviceSynchronize());
         at[0] = 1e6 * emu_virtual_now();
-        gpt2_forward(g, inputs, targets, s.B, s.T);
+        gpt2_forward(g, inputs, NULL, targets, s.B, s.T);
         gpt2_head(g, 1.0f / (float)(s.B * s.T), 1, false, NULL);
         CUDA(cudaStreamSynchronize(g->compute));
         at[1] = 1e6 * emu_virtual_now();
@@ -709,7 +709,7 @@ static void rank_measure(const Config *c, Shared *to) {
         gpt2_update(g, &adam);
     }
     at[3] = 1e6 * emu_virtual_now();
-    gpt2_forward(g, inputs, NULL, s.B, s.T);
+    gpt2_forward(g, inputs, NULL, NULL, s.B, s.T);
     CUDA(cudaStreamSynchronize(g->compute));
     at[4] = 1e6 * emu_virtual_now();
     to->rank[ranks.rank].times = {at[1] - at[0], at[2] - at[1], at[4] - at[3]};

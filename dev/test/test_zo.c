@@ -532,14 +532,14 @@ static ZoConfig model_config(uint64_t seed, int noise, int queries) {
 
 static double loss_at(GPT2 *g, const ZoConfig *c, size_t step, int query, float scale) {
     gpt2_perturb(g, c, step, query, scale);
-    gpt2_forward(g, g->inputs, B, T);
+    gpt2_forward(g, g->inputs, NULL, B, T);
     return gpt2_head(g, g->targets, 0, false, NULL);
 }
 
 static void backward_at_theta(GPT2 *g, bool accumulate, float scale) {
     const ZoConfig c = model_config(0, 0, 1);
     gpt2_perturb(g, &c, 0, 0, 0);
-    gpt2_forward(g, g->inputs, B, T);
+    gpt2_forward(g, g->inputs, NULL, B, T);
     gpt2_head(g, g->targets, scale, accumulate, NULL);
     gpt2_backward(g, g->inputs, accumulate);
 }
@@ -774,7 +774,7 @@ static void classifying_is_its_definition(void) {
     for (int tied = 0; tied < 2; tied++) {
         model_make(&g, 2, 2, 16, 50, tied, 1.0f);
         gpt2_perturb(&g, &(ZoConfig){0}, 0, 0, 0);
-        gpt2_forward(&g, g.inputs, B, T);
+        gpt2_forward(&g, g.inputs, NULL, B, T);
         for (uint32_t i = 0; i < 50; i++) {
             const Philox4 r = philox4x32(60, i, 0, 0, 0);
             const int words = i % 5 == 0 ? TASK_LABELS : 2 + (int)(i % 5);
@@ -785,7 +785,7 @@ static void classifying_is_its_definition(void) {
                 where[2 * b + 1] = (int32_t)(r.x[1 + b] / T % (uint32_t)words);
             }
             size_t right = 100, want_right = 100;
-            const double loss = gpt2_classify(&g, word, words, where, &right);
+            const double loss = gpt2_classify(&g, word, words, where, 0, false, &right);
             const double want = classify_by_definition(&g, word, words, where, &want_right);
             CHECK(test_within(fabs(loss - want), 2e-6 * (1 + want)), "%d words: %.9g, not %.9g",
                   words, loss, want);
@@ -826,7 +826,8 @@ static void step_is_its_definition(void) {
                                g.targets, NULL, &err)) die("%s", err.text);
                 for (int i = 0; i < 2 * queries; i++) {
                     gpt2_perturb(&g, &c, step, i / 2, i % 2 == 0 ? c.eps : -c.eps);
-                    side[i] += gpt2_loss(&g, &f.r, B, &right) / (double)accum;
+                    gpt2_forward(&g, g.inputs, NULL, B, T);
+                    side[i] += gpt2_loss(&g, &f.r, &f.r.train, 0, false, &right) / (double)accum;
                 }
                 if (!task) backward_at_theta(&g, micro > 0, 1.0f / (float)(B * T * accum));
             }

@@ -192,8 +192,8 @@ static GPT2 *model_open(const Config *c, Feed *f, const float *weights, size_t s
     char name[300];
     config_name(c, name);
     z->config = ZoConfig{11, c->x == F32 ? 1e-3f : 1e-2f, c->queries, c->noise, ZO_STORAGE};
-    z->words.count = f->r.task ? f->r.task_all.labels : 0;
-    memcpy(z->words.word, f->r.task_all.word, sizeof z->words.word);
+    g->words.count = f->r.task ? f->r.task_all.labels : 0;
+    memcpy(g->words.word, f->r.task_all.word, sizeof g->words.word);
     g->no_overlap = !c->overlap;
     z->keeps_slots = c->keeps_slots;
     z->fused = c->fused;
@@ -581,10 +581,11 @@ static void check_losses(const Config *config, double tolerance) {
                 for (size_t m = 0; m < c.accum; m++) {
                     size_t right = 0;
                     const uint64_t at = ((step - 1) * c.accum + m) * r->B;
-                    CHECK(run_batch(r, &r->train, at, r->B, inputs, targets, NULL, &err), "%s", err.text);
-                    cpu_model_forward(cpu, inputs);
+                    CHECK(run_batch(r, &r->train, at, r->B, inputs, targets, NULL, &err), "%s",
+                          err.text);
+                    cpu_model_forward(cpu, inputs, NULL);
                     const double l = r->task
-                        ? cpu_model_classify(cpu, r->task_all.word, 3, targets, &right)
+                        ? cpu_model_classify(cpu, r->task_all.word, 3, targets, 0, false, &right)
                         : cpu_model_head(cpu, targets, 0, false, NULL);
                     total += l / (double)c.accum;
                 }

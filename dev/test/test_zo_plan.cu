@@ -62,7 +62,7 @@ static ZoTimes rehearse_plan(const Rates *rates, const Plan *p) {
     Run *r = ALLOC(Run, 1, "test");
     ZoTimes x;
     g->zo->config = ZoConfig{1, 1e-3f, (int)p->queries, p->noise, ZO_STORAGE};
-    g->zo->words.count = p->labels ? 2 : 0;
+    g->words.count = p->labels ? 2 : 0;
     g->no_overlap = p->serial;
     g->zo->keeps_slots = !p->no_slots;
     g->zo->fused = !p->unfused;
