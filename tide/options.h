@@ -192,7 +192,7 @@ static const Option option_table[] = {
 
     TITLE("GPU builds: where the state of AdamW is, and who updates it"),
     CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|zenflow", 0,
-           "of AdamW's state; auto: the fastest as predicted; CPU: zenflow"),
+           "of AdamW's state; auto: fastest as predicted; CPU: zenflow"),
     CHOICE("weights", weights, "auto", "gpu|host|auto", O_GPU,
            "host: layers' come when they are used; auto: the faster"),
     REAL("resident", resident, "auto", 0, 1, O_GPU | O_FO | O_SHARE,
