@@ -54,11 +54,11 @@ static void encoder_forward(float *out,               // (B, T, C)
                             size_t B, size_t T, size_t C) {
     #pragma omp parallel for
     for (size_t i = 0; i < B * T; i++) {
-        const float *token = wte + (size_t)tokens[i] * C;
-        const float *place = wpe + position(begins, i, T) * C;
+        const size_t token = (size_t)tokens[i] * C, place = position(begins, i, T) * C;
         float *o = out + i * C;
-        if (wte == NULL || wpe == NULL) memcpy(o, wte == NULL ? place : token, C * sizeof *o);
-        else for (size_t c = 0; c < C; c++) o[c] = token[c] + place[c];
+        if (wte == NULL) memcpy(o, wpe + place, C * sizeof *o);
+        else if (wpe == NULL) memcpy(o, wte + token, C * sizeof *o);
+        else for (size_t c = 0; c < C; c++) o[c] = wte[token + c] + wpe[place + c];
     }
 }
 
@@ -70,11 +70,10 @@ static void encoder_backward(float *dwte, float *dwpe, const float *dout, const 
     for (size_t first = 0; first < C; first += SLICE) {
         const size_t last = min_size(first + SLICE, C);
         for (size_t i = 0; i < B * T; i++) {
-            float *token = dwte + (size_t)tokens[i] * C;
-            float *place = dwpe + position(begins, i, T) * C;
+            const size_t token = (size_t)tokens[i] * C, place = position(begins, i, T) * C;
             for (size_t c = first; c < last; c++) {
-                if (dwte != NULL) token[c] += dout[i * C + c];
-                if (dwpe != NULL) place[c] += dout[i * C + c];
+                if (dwte != NULL) dwte[token + c] += dout[i * C + c];
+                if (dwpe != NULL) dwpe[place + c] += dout[i * C + c];
             }
         }
     }

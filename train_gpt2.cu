@@ -176,7 +176,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         if (g->zero != NULL) n = zero_buffers(g, list, n);
         if (host_grad_bytes(g) > X_ && !g->accumulating && grads_host > 0)
             BUFFER("gradients", WIRE_CHUNK * f32, wire);
-        BUFFER("gradients", g->config.vocab_padded * C * f32, dwte);
+        BUFFER("gradients", g->config.vocab_padded * config_embed(&g->config) * f32, dwte);
         BUFFER("backward", N * C * X_, dx);
         BUFFER("backward", N * wide * X_, dwide);
         BUFFER("backward", N * g->config.heads * f32, delta);
@@ -422,21 +422,38 @@ static void gpt2_free(GPT2 *g) {
     gpt2_table_free(&g->table);
 }
 
+// With narrow embeddings: the last of layer l, from a.act to its output.
+static void layer_output(GPT2 *g, size_t l, const LayerActs *a) {
+    const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
+    floatX *w[LAYER_TENSORS];
+    layer_tensors(g, l, w, NULL);
+    matmul_forward(&g->lt, g->branch, a->act, w[FCPROJ_W], w[FCPROJ_B], N, F, C, g->compute);
+    residual_layernorm_forward(a->ln_2, layer_input(g, l + 1), a->mean_2, a->rstd_2, a->ln_1,
+                               g->branch, w[LN_2_W], w[LN_2_B], N, C, g->compute);
+}
+
 // What a layer computes between its two residual additions, from a.ln_1 to a.act. Forward runs it,
-// and backward once more where activations are recomputed.
+// and backward once more where activations are recomputed. With narrow embeddings, it normalises
+// what it has added, not what a branch reads: from the layer's input to that of the next one.
 static void layer_forward(GPT2 *g, size_t l, const LayerActs *a) {
     const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads;
     const size_t B = g->B, T = g->T, N = B * T;
     cudaStream_t stream = g->compute;
     floatX *w[LAYER_TENSORS];
+    const bool post = g->config.embed > 0;
     layer_tensors(g, l, w, NULL);
-    matmul_forward(&g->lt, a->qkv, a->ln_1, w[QKV_W], w[QKV_B], N, C, 3 * C, stream);
+    matmul_forward(&g->lt, a->qkv, post ? a->x : a->ln_1, w[QKV_W], w[QKV_B], N, C, 3 * C, stream);
     attention_forward(a->atty, a->lse, a->qkv, g->documents, B, T, C, NH, stream);
     matmul_forward(&g->lt, g->branch, a->atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C, stream);
-    residual_layernorm_forward(a->mid, a->ln_2, a->mean_2, a->rstd_2, a->x, g->branch, w[LN_2_W],
-                               w[LN_2_B], N, C, stream);
-    matmul_forward(&g->lt, a->fc, a->ln_2, w[FC_W], w[FC_B], N, C, F, stream);
+    if (post)
+        residual_layernorm_forward(a->mid, a->ln_1, a->mean_1, a->rstd_1, a->x, g->branch,
+                                   w[LN_1_W], w[LN_1_B], N, C, stream);
+    else
+        residual_layernorm_forward(a->mid, a->ln_2, a->mean_2, a->rstd_2, a->x, g->branch,
+                                   w[LN_2_W], w[LN_2_B], N, C, stream);
+    matmul_forward(&g->lt, a->fc, post ? a->ln_1 : a->ln_2, w[FC_W], w[FC_B], N, C, F, stream);
     activation_forward(a->act, a->fc, N * F, g->config.activation, stream);
+    if (post) layer_output(g, l, a);
 }
 
 // Segment s of the forward pass, up to the branch that is to be added to the residual stream: the
@@ -444,8 +461,18 @@ static void layer_forward(GPT2 *g, size_t l, const LayerActs *a) {
 // before, in the pass that normalises the sum.
 static void forward_segment(GPT2 *g, size_t s) {
     const size_t C = g->config.channels, F = g->config.ffn, L = g->config.layers;
-    const size_t N = g->B * g->T;
+    const size_t N = g->B * g->T, E = g->config.embed;
+    const GPT2Table *t = &g->table;
     cudaStream_t stream = g->compute;
+    if (s == 0 && E > 0) {
+        encoder_forward(g->ln_f, g->tokens, NULL, tensor(g, t->wte), (floatX *)NULL, g->B, g->T, E,
+                        stream);
+        encoder_forward(layer_input(g, 0), g->tokens, g->documents, (floatX *)NULL,
+                        tensor(g, t->wpe), g->B, g->T, C, stream);
+        gemm(&g->lt, false, true, N, C, E, g->ln_f, E, tensor(g, t->project_in), E,
+             layer_input(g, 0), C, NULL, true, GEMM_PLAIN, NULL, stream);
+        return;
+    }
     if (s == 0) {
         encoder_forward(layer_input(g, 0), g->tokens, g->documents, tensor(g, g->table.wte),
                         tensor(g, g->table.wpe), g->B, g->T, C, stream);
@@ -453,6 +480,11 @@ static void forward_segment(GPT2 *g, size_t s) {
     }
     LayerActs a, before = layer_acts(g, s > 1 ? s - 2 : 0);
     floatX *w[LAYER_TENSORS], *x = layer_input(g, s - 1);
+    if (s > L && E > 0) {
+        matmul_forward(&g->lt, g->ln_f, x, tensor(g, t->project_out), (floatX *)NULL, N, C, E,
+                       stream);
+        return;
+    }
     if (s > L) {
         residual_layernorm_forward(x, g->ln_f, g->mean_f, g->rstd_f, before.mid, g->branch,
                                    tensor(g, g->table.ln_f_w), tensor(g, g->table.ln_f_b), N, C,
@@ -461,13 +493,14 @@ static void forward_segment(GPT2 *g, size_t s) {
     }
     a = layer_acts(g, s - 1);
     layer_tensors(g, s - 1, w, NULL);
-    if (s == 1)
+    if (s == 1 && E == 0)
         layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
-    else
+    else if (E == 0)
         residual_layernorm_forward(x, a.ln_1, a.mean_1, a.rstd_1, before.mid, g->branch, w[LN_1_W],
                                    w[LN_1_B], N, C, stream);
     layer_forward(g, s - 1, &a);
-    matmul_forward(&g->lt, g->branch, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C, stream);
+    if (E == 0)
+        matmul_forward(&g->lt, g->branch, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C, stream);
     if (!g->timeline.between) live(g, "activations", layer_elements(g), sizeof(floatX), stream);
 }
 
@@ -503,7 +536,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
 // all_logits (N, Vp), if not NULL, is host memory and receives the logits.
 static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
                       float *all_logits) {
-    const size_t C = g->config.channels, V = g->config.vocab, Vp = g->config.vocab_padded;
+    const size_t C = config_embed(&g->config), V = g->config.vocab, Vp = g->config.vocab_padded;
     const size_t N = g->B * g->T;
     const floatX *w = tensor(g, g->table.lm_head);
     const int32_t *targets = g->tokens + N;
@@ -530,7 +563,7 @@ static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
 // grad_scale = 1 / (sequences of the whole step); without it, g->loss[1] is then how often the right
 // word is the likeliest.
 static void gpt2_classify(GPT2 *g, float grad_scale, double share, bool accumulate) {
-    const size_t C = g->config.channels, B = g->B, T = g->T;
+    const size_t C = config_embed(&g->config), B = g->B, T = g->T;
     const bool trains = grad_scale != 0;
     const int32_t *where = g->tokens + B * T;
     float *right = g->losses + B, *slopes = trains ? (float *)g->dwide : NULL;
@@ -704,20 +737,30 @@ static void visitors_begin(GPT2 *g) {
 }
 
 // What backward needs of layer l and forward has not kept: all that is between the residual
-// additions, or the outputs of both layer norms and of the non-linearity, which need no product.
+// additions, or the outputs of both layer norms and of the non-linearity, which need no product
+// (with narrow embeddings, one: the second sum's).
 static void recompute(GPT2 *g, size_t l) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
     const LayerActs a = layer_acts(g, l);
     floatX *w[LAYER_TENSORS];
+    const bool post = g->config.embed > 0;
     layer_tensors(g, l, w, NULL);
-    layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, g->compute);
+    if (!post)
+        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, g->compute);
     if (g->choice.recompute == RECOMPUTE_BLOCK) {
         layer_forward(g, l, &a);
         return;
     }
     GPU_TAKES(g->compute, 2 * (2 * C + F) * N * sizeof(floatX), gpu_bytes);
-    layernorm_forward(a.ln_2, a.mean_2, a.rstd_2, a.mid, w[LN_2_W], w[LN_2_B], N, C, g->compute);
     activation_forward(a.act, a.fc, N * F, g->config.activation, g->compute);
+    if (post) {
+        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.mid, w[LN_1_W], w[LN_1_B], N, C,
+                          g->compute);
+        layer_output(g, l, &a);
+    } else {
+        layernorm_forward(a.ln_2, a.mean_2, a.rstd_2, a.mid, w[LN_2_W], w[LN_2_B], N, C,
+                          g->compute);
+    }
 }
 
 // Backward of layer l. dx is the gradient of the residual stream: every branch reads it, and adds
@@ -749,29 +792,73 @@ static void backward_layer(GPT2 *g, size_t l) {
                                a.rstd_1, N, C, stream);
 }
 
+// The same with narrow embeddings. dx comes as the gradient of the layer's output, and leaves as
+// that of its input: a sum's gradient is made anew by its normalisation, in dc, and the branch adds
+// its part.
+static void backward_layer_post(GPT2 *g, size_t l) {
+    const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
+    const LayerActs a = layer_acts(g, l);
+    floatX *w[LAYER_TENSORS], *d[LAYER_TENSORS], *dx = g->dx, *dc = g->branch, *dwide = g->dwide;
+    float *sum = g->scratch;
+    Matmul *lt = &g->lt;
+    cudaStream_t stream = g->compute;
+    layer_tensors(g, l, w, d);
+    stream_zero(dc, N * C * sizeof(floatX), stream);
+    layernorm_backward(dc, d[LN_2_W], d[LN_2_B], d[FCPROJ_B], sum, dx, a.ln_2, w[LN_2_W], a.mean_2,
+                       a.rstd_2, N, C, stream);
+    matmul_backward(lt, dwide, d[FCPROJ_W], dc, a.act, w[FCPROJ_W], N, F, C, stream);
+    activation_backward(dwide, d[FC_B], sum, a.fc, N, F, g->config.activation, stream);
+    matmul_backward(lt, dx, d[FC_W], dwide, a.ln_1, w[FC_W], N, C, F, stream);
+    residual_forward(dx, dc, N * C, stream);
+    stream_zero(dc, N * C * sizeof(floatX), stream);
+    layernorm_backward(dc, d[LN_1_W], d[LN_1_B], d[ATTPROJ_B], sum, dx, a.mid, w[LN_1_W], a.mean_1,
+                       a.rstd_1, N, C, stream);
+    matmul_backward(lt, dx, d[ATTPROJ_W], dc, a.atty, w[ATTPROJ_W], N, C, C, stream);
+    attention_backward(dwide, g->delta, dx, a.atty, a.lse, a.qkv, g->documents, g->B, g->T, C,
+                       g->config.heads, stream);
+    matmul_backward(lt, dx, d[QKV_W], dwide, a.x, w[QKV_W], N, C, 3 * C, stream);
+    bias_backward(d[QKV_B], sum, dwide, N, 3 * C, stream);
+    residual_forward(dx, dc, N * C, stream);
+}
+
 // Backward of segment s: the tail, from the head's gradient (made by gpt2_head); a layer; or the
 // embeddings.
 static void backward_segment(GPT2 *g, size_t s) {
     const size_t C = g->config.channels, L = g->config.layers, B = g->B, T = g->T, N = B * T;
+    const size_t E = g->config.embed;
     const GPT2Table *t = &g->table;
     cudaStream_t stream = g->compute;
     if (s > L) {
         if (!g->config.tied) {  // dwte was the head's alone: it is complete; the embeddings' begins
             round_gradient(tensor_grad(g, t->lm_head), g->dwte, t->tensors[t->lm_head].size,
                            stream);
-            stream_zero(g->dwte, g->config.vocab_padded * C * sizeof(float), stream);
+            stream_zero(g->dwte, t->tensors[t->wte].size * sizeof(float), stream);
+        }
+        if (E > 0) {
+            matmul_backward(&g->lt, g->dx, tensor_grad(g, t->project_out), g->branch,
+                            layer_input(g, L), tensor(g, t->project_out), N, C, E, stream);
+            return;
         }
         stream_zero(g->dx, N * C * sizeof(floatX), stream);
         layernorm_backward<floatX>(g->dx, tensor_grad(g, t->ln_f_w), tensor_grad(g, t->ln_f_b),
                                    NULL, g->scratch, g->branch, layer_input(g, L),
                                    tensor(g, t->ln_f_w), g->mean_f, g->rstd_f, N, C, stream);
     } else if (s > 0) {
-        backward_layer(g, s - 1);
+        if (E > 0) backward_layer_post(g, s - 1);
+        else backward_layer(g, s - 1);
     } else {
         // A tied head has left its part in dwte; the embeddings add theirs, and the sum is rounded.
         const size_t positions = g->by_position.groups > 0 ? g->by_position.groups : T;
-        encoder_backward(g->dwte, tensor_grad(g, t->wpe), g->dx, g->tokens, g->by_token,
-                         g->by_position, B, T, C, stream);
+        encoder_backward(E > 0 ? NULL : g->dwte, tensor_grad(g, t->wpe), g->dx, g->tokens,
+                         g->by_token, g->by_position, B, T, C, stream);
+        if (E > 0) {
+            encoder_forward(g->ln_f, g->tokens, NULL, tensor(g, t->wte), (floatX *)NULL, B, T, E,
+                            stream);
+            matmul_backward(&g->lt, g->branch, tensor_grad(g, t->project_in), g->dx, g->ln_f,
+                            tensor(g, t->project_in), N, E, C, stream);
+            encoder_backward(g->dwte, (floatX *)NULL, g->branch, g->tokens, g->by_token,
+                             g->by_position, B, T, E, stream);
+        }
         round_gradient(tensor_grad(g, t->wte), g->dwte, t->tensors[t->wte].size, stream);
         // positions without a gradient
         stream_zero(tensor_grad(g, t->wpe) + positions * C,
@@ -945,7 +1032,7 @@ static void gpt2_update_wait(GPT2 *g) {
 // whole forward pass over them: no cache of keys and values, nothing that training does not use.
 static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t, float *logits) {
     GPT2 *g = (GPT2 *)model;
-    const size_t C = g->config.channels, Vp = g->config.vocab_padded;
+    const size_t C = config_embed(&g->config), Vp = g->config.vocab_padded;
     // Few different lengths, because each has products of its own. The zeros behind the last token
     // change nothing: no row sees a later one.
     const size_t T = min_size(round_up(count, 64), g->config.context);

@@ -29,7 +29,8 @@ static const int PRECISION = PRECISION_FP16;
 static const int PRECISION = PRECISION_BF16;
 #endif
 
-// What one layer makes, and what its backward pass needs: pointers into GPT2's buffers.
+// What one layer makes, and what its backward pass needs: pointers into GPT2's buffers. With narrow
+// embeddings (model.h), mid and ln_2 are the sums, and ln_1 what becomes of the first.
 struct LayerActs {
     floatX *x;                        // (N, C)  the residual stream on entry
     floatX *ln_1; float *mean_1, *rstd_1;  // (N, C), (N), (N)
@@ -157,7 +158,7 @@ struct GPT2 {
     void *waiting;                               // gradients for the update; see Piece
     char *slots;                                 // (slots, longest visit): see slot_places()
     float *wire;                                 // (WIRE_CHUNK): gradients on their way, in fp32
-    float *dwte;                                 // (Vp, C): the head's gradient and wte's, in fp32
+    float *dwte;                                 // (Vp, E): the head's gradient and wte's, in fp32
     char *acts;                                  // of layers: see layer_acts()
     floatX *ln_f;                                // (N, C)
     float *mean_f, *rstd_f;                      // (N), (N)

@@ -112,7 +112,8 @@ __global__ static void partial_sum_kernel(X *out, X *second, X *third, const flo
     else third[c - 2 * C] = from_f32<X>(total);
 }
 
-// --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t - begins[b,t]] ----------------------------
+// --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t - begins[b,t]], or one of the two --------------
+// (the other is NULL)
 
 template <typename X>
 __global__ static void encoder_forward_kernel(X *out, const int32_t *tokens, const int32_t *begins,
@@ -121,11 +122,14 @@ __global__ static void encoder_forward_kernel(X *out, const int32_t *tokens, con
     const unsigned packs = (unsigned)C / Pack<X>::N, i = (unsigned)grid_thread();
     if (i >= n_packs) return;  // n_packs: of out
     const unsigned n = i / packs, c = i % packs * Pack<X>::N;
-    Pack<X> x = load_pack(wte + (size_t)tokens[n] * C + c);
     const unsigned t = n % T - (begins == NULL ? 0 : (unsigned)begins[n]);
-    const Pack<X> position = load_pack(wpe + t * C + c);
-    for (int j = 0; j < Pack<X>::N; j++)
-        x.x[j] = from_f32<X>(to_f32(x.x[j]) + to_f32(position.x[j]));
+    Pack<X> x = wte == NULL ? load_pack(wpe + t * C + c)
+                            : load_pack(wte + (size_t)tokens[n] * C + c);
+    if (wte != NULL && wpe != NULL) {
+        const Pack<X> position = load_pack(wpe + t * C + c);
+        for (int j = 0; j < Pack<X>::N; j++)
+            x.x[j] = from_f32<X>(to_f32(x.x[j]) + to_f32(position.x[j]));
+    }
     store_pack(out + (size_t)i * Pack<X>::N, x);
 }
 
@@ -200,14 +204,16 @@ __global__ static void encoder_backward_wpe_kernel(X *dwpe, const X *dout, size_
 // Adds to dwte (V, C), in fp32, where a tied head has left its part; overwrites of dwpe the rows of
 // the positions that occur: 0 .. T-1, or, of rows with several documents, those of `places`.
 // `order` is token_order() of the same tokens, copied to the device; `places` that of the positions,
-// or no groups.
+// or no groups. NULL: that gradient is not there.
 template <typename X>
 static void encoder_backward(float *dwte, X *dwpe, const X *dout, const int32_t *tokens,
                              TokenOrder order, TokenOrder places, size_t B, size_t T, size_t C,
                              cudaStream_t stream) {
     const unsigned slices = ceil_div(C, 32 * Pack<X>::N);
-    LAUNCH(encoder_backward_wte_kernel<X>, (unsigned)(order.groups * slices), BLOCK_THREADS, 0,
-           stream, dwte, (X *)NULL, dout, tokens, order, C, slices);
+    if (dwte != NULL)
+        LAUNCH(encoder_backward_wte_kernel<X>, (unsigned)(order.groups * slices), BLOCK_THREADS, 0,
+               stream, dwte, (X *)NULL, dout, tokens, order, C, slices);
+    if (dwpe == NULL) return;
     if (places.groups > 0)
         LAUNCH(encoder_backward_wte_kernel<X>, (unsigned)(places.groups * slices), BLOCK_THREADS,
                0, stream, (float *)NULL, dwpe, dout, tokens, places, C, slices);

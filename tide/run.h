@@ -398,8 +398,6 @@ static void run_describe(const Run *r) {
 static void run_check_shape(const Run *r) {
     const size_t C = r->config.channels, E = config_embed(&r->config), F = r->config.ffn;
     const size_t pack = r->o.precision == PRECISION_FP32 ? 4 : 8;
-    if (r->config.embed > 0)
-        die("models like OPT-350M (embeddings narrower than layers) train on the CPU only");
     if (C > 12288 || C % pack != 0 || E % pack != 0 || F % pack != 0)
         die("the GPU trainer takes up to 12288 channels, and an MLP width, that are multiples of 8 "
             "(of 4 with --precision fp32), not %zu and %zu; the CPU trainer takes any", C, F);

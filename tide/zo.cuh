@@ -426,6 +426,8 @@ static void zo_release(const Zo *z) {
 static Zo *zo_open(const Run *r) {
     const Options *o = &r->o;
     if (o->optimizer != OPTIMIZER_MEZO && (!r->words || r->training)) return NULL;
+    if (r->config.embed > 0)
+        die("MeZO and --labels do not know models like OPT-350M on a GPU; ./train_gpt2 does");
     Zo *z = (Zo *)alloc_or_fail(1, sizeof(Zo), "model");
     z->config = ZoConfig{o->seed, (float)o->zo_eps, (int)o->zo_queries, o->zo_noise, ZO_STORAGE};
     z->accum = o->accum;
