@@ -112,8 +112,9 @@ __global__ static void partial_sum_kernel(X *out, X *second, X *third, const flo
     else third[c - 2 * C] = from_f32<X>(total);
 }
 
-// --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t - begins[b,t]], or one of the two --------------
-// (the other is NULL)
+// --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t - begins[b,t]] ----------------------------
+//
+// Or one of the two alone; the other is NULL.
 
 template <typename X>
 __global__ static void encoder_forward_kernel(X *out, const int32_t *tokens, const int32_t *begins,
