@@ -236,7 +236,8 @@ static void test_reference_gradients(void) {
         norm_and_loss(&g, &loss);
         float *grads = gradients(&g);
         check_number(cases[i], &reference, "loss", 1, loss, TOLERANCE(LOSS));
-        if (!dump_save(path, &g.config, &g.table, B, T, inputs, targets, loss, logits, grads, &err))
+        if (!dump_save(path, &g.config, &g.table, B, T, inputs, targets, NULL, loss, logits,
+                       grads, &err))
             die("%s", err.text);
         SafeTensors ours = open_file(work_dir, "dump.safetensors");
         CHECK(compare_tensors(cases[i], &ours, &reference, "logits", 0, TOLERANCE(LOGITS)) == 1,

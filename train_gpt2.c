@@ -929,10 +929,10 @@ static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t f
 static int gpt2_dump(GPT2 *g, Run *r) {
     if (!run_micro_batch(r, 1, 0, g->inputs, g->targets, g->begins)) die("%s", r->damage.text);
     gpt2_forward(g, g->inputs, g->begins, r->B, r->T);
-    const double loss = gpt2_head(g, g->targets, 1.0f / (float)(r->B * r->T), false,
-                                  g->all_logits);
+    const double loss = gpt2_head(g, g->targets, 1.0f / (float)run_targets(r, 1), false,
+                                  g->all_logits) / run_parts(r, 1);
     gpt2_backward(g, g->inputs, false);
-    return run_dump(r, g->inputs, g->targets, loss, g->all_logits, g->grads);
+    return run_dump(r, g->inputs, g->targets, g->begins, loss, g->all_logits, g->grads);
 }
 
 static void save(GPT2 *g, Run *r) {

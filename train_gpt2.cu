@@ -1550,11 +1550,11 @@ static int gpt2_dump(GPT2 *g, Run *r) {
     float *grads = (float *)alloc_or_fail(P, sizeof(float), "gradients");
     if (!run_micro_batch(r, 1, 0, g->inputs, g->targets, g->begins)) die("%s", r->damage.text);
     gpt2_forward(g, g->inputs, g->begins, g->targets, r->B, r->T);
-    gpt2_head(g, 1.0f / (float)N, 1, false, logits);
+    gpt2_head(g, 1.0f / (float)run_targets(r, 1), 1 / run_parts(r, 1), false, logits);
     gpt2_backward(g, false, true);
     for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++)
         floats_move((floatX *)p->grad, grads + arena_at(g, p), p->length, true);
-    return run_dump(r, g->inputs, g->targets, gpt2_loss(g), logits, grads);
+    return run_dump(r, g->inputs, g->targets, g->begins, gpt2_loss(g), logits, grads);
 }
 
 static int train(Run *r) {

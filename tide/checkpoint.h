@@ -545,11 +545,12 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
 }
 
 // Writes a reference dump: one forward and backward pass that any framework can repeat. tokens and
-// targets (B, T), the loss, logits (B*T, Vp) of which the first V columns are written, and the
-// gradient of every parameter (an arena) as grad.NAME in Hugging Face's naming and layout.
+// targets (B, T), begins (B, T) of rows of several documents, else NULL, the loss, logits (B*T, Vp)
+// of which the first V columns are written, and the gradient of every parameter (an arena) as grad.NAME in Hugging Face's naming and layout.
 static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t, size_t B,
-                      size_t T, const int32_t *tokens, const int32_t *targets, double loss,
-                      const float *logits, const float *grads, Error *err) {
+                      size_t T, const int32_t *tokens, const int32_t *targets,
+                      const int32_t *begins, double loss, const float *logits, const float *grads,
+                      Error *err) {
     const size_t shape[3] = {B, T, c->vocab}, one = 1;
     const float loss32 = (float)loss;
     float *const arenas[] = {(float *)grads};  // only read
@@ -561,6 +562,8 @@ static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t,
     safewriter_add(&out, "loss", ST_F32, 1, &one);
     safewriter_add(&out, "logits", ST_F32, 3, shape);
     tensors_add(&out, c, t, "grad.", ST_F32);
+    const int last = (int)out.count;
+    if (begins != NULL) safewriter_add(&out, "begins", ST_I32, 2, shape);
     safewriter_open(&out, path);
     safewriter_put(&out, 0, 0, tokens, B * T * sizeof *tokens);
     safewriter_put(&out, 1, 0, targets, B * T * sizeof *targets);
@@ -569,6 +572,7 @@ static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t,
         safewriter_put(&out, 3, i * c->vocab * sizeof *logits, logits + i * c->vocab_padded,
                        c->vocab * sizeof *logits);
     tensors_put(&out, c, t, &here, 0, 4);
+    if (begins != NULL) safewriter_put(&out, last, 0, begins, B * T * sizeof *begins);
     return safewriter_close(&out, err);
 }
 

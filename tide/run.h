@@ -480,6 +480,7 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     o->seq = r->T;  // what "0" meant, for the checkpoint
     if (o->zen_warmup == 0) o->zen_warmup = schedule_warmup(o) > 0 ? schedule_warmup(o) : 1;
     r->B = o->batch;
+    if (o->dump != NULL) o->accum = 1;  // the first micro-batch, as if it were the step
     r->step_sequences = r->B * o->accum * r->world;
     r->step_tokens = r->step_sequences * r->T;
     if (gpu_build) run_check_shape(r);
@@ -1133,11 +1134,11 @@ static int run_without_steps(Run *r, RunLoss *loss, SampleNext *next, void *mode
 
 // --dump: loss, logits (B*T, Vp) and gradients (an arena) of the first batch, all in host memory,
 // for other implementations to check.
-static int run_dump(const Run *r, const int32_t *inputs, const int32_t *targets, double loss,
-                    const float *logits, const float *grads) {
+static int run_dump(const Run *r, const int32_t *inputs, const int32_t *targets,
+                    const int32_t *begins, double loss, const float *logits, const float *grads) {
     Error err;
-    if (!dump_save(r->o.dump, &r->config, &r->table, r->B, r->T, inputs, targets, loss, logits,
-                   grads, &err))
+    if (!dump_save(r->o.dump, &r->config, &r->table, r->B, r->T, inputs, targets, begins, loss,
+                   logits, grads, &err))
         fail("%s", err.text);
     printf("loss %.6f; dump written to %s\n", loss, r->o.dump);
     return 0;

@@ -713,7 +713,7 @@ static void test_save_failures(void) {
     CHECK(!save_model(file, &c, &t, arena, false, -1) && says("cannot make"), "%s", err.text);
     make_directories(in_base("full/dump"));
     const int32_t token = 0;
-    CHECK(!dump_save(in_base("full/dump"), &c, &t, 1, 1, &token, &token, 0, arena, arena, &err)
+    CHECK(!dump_save(in_base("full/dump"), &c, &t, 1, 1, &token, &token, NULL, 0, arena, arena, &err)
           && says("Is a directory"), "%s", err.text);
     CHECK(entries_in(dir) == 3, "a temporary dump is left");
     if (geteuid() != 0) {
@@ -738,8 +738,8 @@ static void test_dump(void) {
         gpt2_init(&t, grads, 3);
         for (int i = 0; i < B * T; i++) { tokens[i] = i; targets[i] = i + 1; }
         for (size_t i = 0; i < B * T * c.vocab_padded; i++) logits[i] = (float)i;
-        CHECK(dump_save(in_base("dump.safetensors"), &c, &t, B, T, tokens, targets, 4.25, logits,
-                        grads, &err), "%s", err.text);
+        CHECK(dump_save(in_base("dump.safetensors"), &c, &t, B, T, tokens, targets,
+                        family == 1 ? tokens : NULL, 4.25, logits, grads, &err), "%s", err.text);
         CHECK(!path_exists(in_base("dump.safetensors.tmp")), "temporary file");
         CHECK(save_model(in_base("dumped"), &c, &t, grads, false, -1), "%s", err.text);
         CHECK(safetensors_open(&st, in_base("dump.safetensors"), &err), "%s", err.text);
@@ -759,7 +759,10 @@ static void test_dump(void) {
             safetensor_floats(x, i, 1, &v);
             CHECK(v == (float)(i / c.vocab * c.vocab_padded + i % c.vocab), "logit %zu", i);
         }
-        CHECK(st.count == model.count + 4, "%d tensors", st.count);
+        const SafeTensor *begins = safetensors_find(&st, "begins");
+        CHECK((begins != NULL) == (family == 1) && (begins == NULL
+              || memcmp(begins->data, tokens, sizeof tokens) == 0), "begins");
+        CHECK(st.count == model.count + 4 + family, "%d tensors", st.count);
         for (int i = 0; i < model.count; i++) {
             char name[128];
             snprintf(name, sizeof name, "grad.%s", model.tensors[i].name);
