@@ -967,6 +967,7 @@ static void run_free(Run *r) {
     gpt2_table_free(&r->t);
 }
 
+static size_t best;  // the step of the checkpoint that stays
 static bool save(const char *out, const Run *r, int parts, int keep) {
     const RunState here = state_of(&r->t, r->arena, parts);
     StateSave x;
@@ -974,6 +975,7 @@ static bool save(const char *out, const Run *r, int parts, int keep) {
     x.table = &r->t;
     x.here = &here;
     x.keep = keep;
+    x.best = best;
     x.state = r->s;
     x.state.config = r->c;
     return state_save(&x, &err);
@@ -1105,6 +1107,16 @@ static void test_state_keep(void) {
     CHECK(run_save(&r, out, 100000000, 1), "%s", err.text);  // nine digits sort after eight
     CHECK(entries_in(all) == 1 && newest(out) == 100000000, "%d", entries_in(all));
     CHECK(newest(in_base("nothing")) == 0 && says("there is no whole checkpoint"), "%s", err.text);
+    // The best one stays, and is one of those to keep as long as it is among the newest.
+    remove_tree(out);
+    best = 2;
+    for (size_t step = 1; step <= 3; step++) CHECK(run_save(&r, out, step, 2), "%s", err.text);
+    CHECK(entries_in(all) == 2, "%d", entries_in(all));
+    CHECK(run_save(&r, out, 4, 2) && run_save(&r, out, 5, 2), "%s", err.text);
+    CHECK(entries_in(all) == 3 && path_exists(in_base("keep/checkpoints/step_00000002")), "-");
+    best = 6;
+    CHECK(run_save(&r, out, 6, 1) && entries_in(all) == 1 && newest(out) == 6, "%s", err.text);
+    best = 0;
     run_free(&r);
 }
 

@@ -106,7 +106,8 @@ static void a_new_run_keeps_the_old_log_aside(void) {
 static void resuming_cuts_the_log_back(void) {
     static const char one[] = "{\"step\":1,\"loss\":4,\"grad_norm\":1}\n",
         two[] = "{\"step\":2,\"loss\":3.5}\n", val[] = "{\"step\":2,\"val_loss\":3.75}\n",
-        three[] = "{\"step\":3,\"loss\":3}\n", val3[] = "{\"step\":3,\"val_loss\":3}\n";
+        three[] = "{\"step\":3,\"loss\":3}\n", val3[] = "{\"step\":3,\"val_loss\":3}\n",
+        best[] = "{\"step\":2,\"best_val_loss\":3.75}\n";
     Log l;
     Error err;
     char text[1000];
@@ -115,10 +116,10 @@ static void resuming_cuts_the_log_back(void) {
     close_quietly(&l);
     // Lines of other steps, damaged lines, and one torn by a kill are dropped; order is kept.
     int n = snprintf(text, sizeof text, "%s%snonsense\n\n{\"loss\":1}\n{\"step\":-1,\"loss\":1}\n"
-                     "[2]\n%s%s%s{\"step\":2,\"loss\":9", one, three, two, val, val3);
+                     "[2]\n%s%s%s%s{\"step\":2,\"loss\":9", one, three, two, val, best, val3);
     write_text("log.jsonl", text, (size_t)n);
     CHECK(open_quietly(&l, 2, false, &err), "%s", err.text);
-    snprintf(text, sizeof text, "%s%s%s", one, two, val);
+    snprintf(text, sizeof text, "%s%s%s%s", one, two, val, best);
     CHECK(strcmp(read_text("log.jsonl"), text) == 0, "%s", read_text("log.jsonl"));
     CHECK(l.train.count == 2 && l.train.points[0].loss == 4 && l.train.points[1].step == 2, "-");
     CHECK(l.val.count == 1 && l.val.points[0].step == 2 && l.val.points[0].loss == 3.75, "-");
@@ -126,6 +127,15 @@ static void resuming_cuts_the_log_back(void) {
     log_step(&l, 3, 4, 2.5, 1, 1, 1, 1, 0, "");
     CHECK(strstr(read_text("log.jsonl"), "3.75}\n{\"step\":3,\"loss\":2.5,") != NULL, "appended");
     CHECK(l.train.count == 3, "%zu", l.train.count);
+    CHECK(l.best.count == 1 && l.best.points[0].step == 2 && l.best.points[0].loss == 3.75, "-");
+    // What there is of an evaluation, and which one is the best.
+    CHECK(log_eval(&l, 3, -1, -1, 0.25, &err) && l.val.count == 1, "%s", err.text);
+    CHECK(log_eval(&l, 3, 2.5, 0.5, 0.75, &err) && l.val.count == 2, "%s", err.text);
+    log_best(&l, 3, 2.5);
+    CHECK(l.best.count == 2, "%zu", l.best.count);
+    CHECK(strstr(read_text("log.jsonl"), "{\"step\":3,\"choices_accuracy\":0.25}\n{\"step\":3,"
+                 "\"val_loss\":2.5,\"val_accuracy\":0.5,\"choices_accuracy\":0.75}\n"
+                 "{\"step\":3,\"best_val_loss\":2.5}\n") != NULL, "%s", read_text("log.jsonl"));
     close_quietly(&l);
     // The end of a line is its newline, even where the rest could be read.
     n = snprintf(text, sizeof text, "%s{\"step\":2,\"loss\":9}", one);

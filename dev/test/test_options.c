@@ -93,11 +93,14 @@ static void options_are_stored_in_their_fields(void) {
     CHECK(o.clip == 0, "-");
     o = cpu("--data d --eval-every 1 --eval-batches 2 --sample-every 3 --sample-tokens 4 "
             "--prompt _ --temperature 0 --top-k 5 --out o --save-every 6 --keep 7 "
-            "--save-dtype bf16 --threads 8 --dump f --warmup auto --seed 9007199254740991");
+            "--save-dtype bf16 --threads 8 --dump f --warmup auto --seed 9007199254740991 "
+            "--choices q.jsonl --keep-best");
     CHECK(o.eval_every == 1 && o.eval_batches == 2 && o.sample_every == 3, "-");
     CHECK(o.sample_tokens == 4 && o.prompt != NULL && *o.prompt == '\0' && o.temperature == 0, "-");
     CHECK(o.top_k == 5 && strcmp(o.out, "o") == 0 && o.save_every == 6 && o.keep == 7, "-");
     CHECK(o.save_dtype == SAVE_BF16 && o.threads == 8 && strcmp(o.dump, "f") == 0, "-");
+    CHECK(strcmp(o.choices, "q.jsonl") == 0 && o.keep_best && o.scores == NULL, "-");
+    CHECK(strcmp(cpu("--choices q --scores s --steps 0").scores, "s") == 0, "alone");
     CHECK(o.warmup == AUTO_COUNT && o.seed == 9007199254740991, "%zu", o.seed);
     CHECK(cpu("--data d --lr 1 --lr 2").lr == 2, "the last one counts");
     CHECK(strcmp(cpu("--data d --prompt=--x").prompt, "--x") == 0, "dashes");
@@ -131,6 +134,10 @@ static void mistakes_are_refused_with_a_reason(void) {
     static const struct { const char *line, *reason; } cases[] = {
         {"", "--data is missing"},
         {"--steps 0", "--steps 0 needs"},
+        {"--data d --keep-best --eval-every 0", "leave out --eval-every 0"},
+        {"--data d --keep-best --no-save", "leave out --no-save"},
+        {"--data d --scores s", "--scores is of an evaluation"},
+        {"--data d --scores s --steps 0 --prompt x", "--scores is of an evaluation"},
         {"--dump f --steps 0 --prompt x", "--data is missing"},
         {"--data", "--data needs a value"},
         {"--data --steps 5", "--data needs a value; write --NAME=VALUE"},
@@ -319,7 +326,7 @@ static void a_checkpoint_restores_what_was_not_given(void) {
     CHECK(o.batch == 3 && o.seq == 64 && o.lr == run.lr && o.warmup == 7, "-");
     CHECK(o.clip == run.clip && o.seed == run.seed, "all digits: %.17g", o.clip);
     CHECK(o.schedule == SCHEDULE_LINEAR && strcmp(o.prompt, "a \x01\n\\n") == 0, "%s", o.prompt);
-    CHECK(o.keep == 9 && o.eps == 1e-9 && o.min_lr == AUTO_REAL && o.val == NULL, "-");
+    CHECK(!o.keep_best && o.keep == 9 && o.eps == 1e-9 && o.min_lr == AUTO_REAL && o.val == NULL, "-");
     CHECK(o.threads == 0 && strcmp(o.out, "out") == 0, "threads and out are not restored");
     CHECK(strcmp(first, saved(&o)) == 0, "%s", lines);
     // Given and allowed to change; given and equal; the auto values.

@@ -440,7 +440,8 @@ static int save_in_trouble(void) {
     trouble_count = 0;
     if (here && victim.limit > 0) limit_file_size(victim.limit);
     const bool ok = state_save(s, &err)
-        && state_agree(ranks.rank > 0 || state_model(s, false, 50, &err), &err);
+        && state_agree(ranks.rank > 0 || state_model(s, s->state.step, s->out, false, 50, &err),
+                       &err);
     limit_file_size(0);
     bool none = victim.limit == 0, all[MAX_WORLD];
     if (here) {
