@@ -1315,6 +1315,91 @@ static void zen_print_time(const GPT2 *g, const Rates *r, const PlanRun *run,
     plan_print_comm(r, run, x);
 }
 
+// gpu_flops is what forward and backward of this model reach: a few of its layers are run, with
+// nobody to update them, and what they take is extrapolated to all. (In fp16, which has no
+// backward: forward.)
+typedef struct { double seconds, flops, passes; } LayerTimes;  // passes: the seconds of others
+
+// Of a micro-batch: the median of some runs, as many as there is time for; and what a rehearsal
+// counts, at these rates.
+static LayerTimes time_layers(const Run *r, size_t layers, Rates rates) {
+    enum { RUNS = 9 };
+    const bool backward = PRECISION != PRECISION_FP16;
+    const double begin = seconds_now();
+    GPT2 *g = ALLOC(GPT2, 1, "calibration");
+    Run *run = ALLOC(Run, 1, "calibration");
+    double seconds[RUNS];
+    cudaEvent_t after[RUNS];
+    int count = 0;
+    *run = *r;
+    run->config.layers = layers;
+    run->o.accum = run->world = 1;
+    run->step_tokens = r->B * r->T;
+    run->words = run->packed = run->task = false;
+    g->config = run->config;
+    g->table = gpt2_table(&g->config);
+    g->training = true;
+    g->head_rows = HEAD_ROWS;
+    g->max_B = r->B;
+    g->max_T = r->T;
+    g->choice.mode = OFFLOAD_NONE;
+    g->choice.recompute = r->o.recompute;
+    if (r->o.recompute == RECOMPUTE_AUTO) g->choice.recompute = RECOMPUTE_NONE;
+    gpt2_place(g);
+    if (gpt2_bytes(g) > gpu_available())
+        die("to measure this model's speed, %zu layer%s of it need %.1f MiB of GPU memory, and %.1f "
+            "are free: try a smaller --batch or --seq, or say --rates FILE", layers,
+            plural(layers), mib(gpt2_bytes(g)), mib(gpu_available()));
+    gpt2_allocate(g);
+    for (int i = 0; i < g->table.count; i++) {  // of zeros, products are faster
+        const size_t n = g->table.tensors[i].size;
+        float *w = ALLOC(float, n, "calibration");
+        gpt2_init_range(&g->table, i, 0, n, w, 1);
+        floats_move(tensor(g, i), w, n, false);
+        free(w);
+    }
+    for (size_t n = 0; n < run->step_tokens; n++)
+        g->inputs[n] = g->targets[n] = (int32_t)(n * 7919 % g->config.vocab);
+    for (int i = 0; i < RUNS; i++) CUDA(cudaEventCreate(&after[i]));
+    for (int i = 0; i < RUNS; i++) {  // each is queued behind another: no launch counts
+        gpt2_forward(g, g->inputs, NULL, g->targets, r->B, r->T);
+        gpt2_head(g, backward ? 1.0f / (float)run->step_tokens : 0, 1, false, NULL);
+        if (backward) gpt2_backward(g, false, true);
+        event_record(after[i], g->compute);
+        if (i > 1) seconds[count++] = device_seconds(after[i - 2], after[i - 1]);
+        if (count > 0 && seconds_now() - begin > 3) break;
+    }
+    device_rest();
+    for (int i = 0; i < RUNS; i++) event_free(after[i]);
+    LayerTimes x = {calibrate_median(seconds, count), 0, 0};
+    rates.gpu_flops = 1e12;
+    const double once = gpt2_rehearse(g, run, &rates, NULL).compute;
+    rates.gpu_flops = 2e12;
+    const double twice = gpt2_rehearse(g, run, &rates, NULL).compute;
+    x.flops = 2e12 * (once - twice) / (backward ? 1 : 3);
+    x.passes = 2 * twice - once;
+    gpt2_free(g);
+    free(g);
+    free(run);
+    return x;
+}
+
+static double model_flops(const Run *r, const Rates *rates) {
+    const size_t L = r->config.layers, few = min_size(L, 2), more = min_size(L, 4);
+    const LayerTimes a = time_layers(r, few, *rates), b = time_layers(r, more, *rates);
+    const double n = (double)(L - few) / fmax((double)(more - few), 1);
+    const double passes = a.passes + n * (b.passes - a.passes);
+    return (a.flops + n * (b.flops - a.flops))
+         / fmax(a.seconds + n * (b.seconds - a.seconds) - passes, 1e-9);
+}
+
+// The rates of --rates, or of this machine with this model, unless they are known.
+static void know_rates(GPT2 *g, const Run *r, Rates *rates) {
+    if (rates->h2d > 0) return;
+    machine_rates(&g->host, g->host_threads, &r->o, rates);
+    if (r->o.rates == NULL) rates->gpu_flops = model_flops(r, rates);
+}
+
 // Settles which columns there are: a checkpoint's, or new ones. Layers live on the GPU, whole, as
 // --resident says, or as few as make the host's part fit into host_limit.
 static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
@@ -1375,7 +1460,7 @@ static void choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         c->mode = OFFLOAD_NONE;
         const OffloadChoice asked = *c;
         if (g->weights != WEIGHTS_HOST && gpt2_settle(g, &kept)) return;
-        machine_rates(&g->host, g->host_threads, o, rates);
+        know_rates(g, r, rates);
         const Searched searched = {g, r, rates};
         OffloadSearch search = {rates, memory, search_rehearse, &searched, update_bytes(g), asked,
                                 {}, 0};
@@ -1394,12 +1479,12 @@ static void choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
     if (c->mode == OFFLOAD_TWINFLOW && o->resident < 0) c->resident = -1;  // as much as fits
     // --stride auto: the paper's Eq. 1, used as the paper does
     if (c->mode == OFFLOAD_INTERLEAVE && option_given(o, "stride") && c->stride == 0) {
-        machine_rates(&g->host, g->host_threads, o, rates);
+        know_rates(g, r, rates);
         const double k = eq1_stride(rates);
         if (isnan(k)) die("--stride auto needs h2d, d2h and host_adam in --rates");
         c->stride = k > 1 && k < 1e6 ? (size_t)(k + 0.5) : 1;
     } else if (c->mode == OFFLOAD_INTERLEAVE && c->stride == 0 && c->share < 0) {
-        machine_rates(&g->host, g->host_threads, o, rates);
+        know_rates(g, r, rates);
         c->keep_grads = true;
         UpdateBytes bytes = update_bytes(g);
         if (g->weights == WEIGHTS_HOST) bytes.streams = 1;
@@ -1430,7 +1515,7 @@ static size_t settle(GPT2 *g, Run *r) {
     if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
     const size_t planned = gpt2_check(g, o->offload, o->recompute, limit, host_limit);
     if (o->rates != NULL || (o->plan && limits.here))
-        machine_rates(&g->host, g->host_threads, o, &rates);
+        know_rates(g, r, &rates);
     if (rates.h2d > 0 && r->training) {
         const PlanRun run = {r->step_tokens, r->world};
         const bool draw = o->plan && o->trace != NULL;
@@ -1451,7 +1536,8 @@ static size_t settle(GPT2 *g, Run *r) {
 }
 
 // --calibrate: the rates, what follows from them, and the rates into the file --rates.
-static int calibrate(const Options *o) {
+static int calibrate(const Run *r) {
+    const Options *o = &r->o;
     Rates rates;
     HostQueue queue;
     memset(&rates, 0, sizeof rates);
@@ -1463,6 +1549,9 @@ static int calibrate(const Options *o) {
     host_queue_open(&queue, (int)o->threads);
     host_describe(&queue);
     rates_measure(&rates, &queue, 3);
+    rates.gpu_flops = model_flops(r, &rates);
+    printf("%s, %zu x %zu tokens: forward and backward reach %.3g Tflop/s\n", o->model, r->B, r->T,
+           1e-12 * rates.gpu_flops);
     // All ranks of a node have measured at once.
     if (ranks.local_world > 1) rates.node_gpus = rates.host_gpus = ranks.local_world;
     if (ranks.rank > 0) return 0;
@@ -1612,7 +1701,7 @@ int ENTRY(int argc, char **argv) {
     if (run.o.precision != PRECISION)
         die("this program computes in %s: name another with --precision, on --resume as well",
             PRECISION == PRECISION_BF16 ? "bf16" : PRECISION == PRECISION_FP32 ? "fp32" : "fp16");
-    const int code = run.o.calibrate ? calibrate(&run.o) : train(&run);
+    const int code = run.o.calibrate ? calibrate(&run) : train(&run);
     ranks_close();
     return code;
 }

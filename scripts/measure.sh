@@ -5,7 +5,7 @@
 #   MODEL     default 7b
 #   DATA      default tinyshakespeare, which is fetched
 #   OUT       where everything goes; default out/ and the script's name
-#   RATES     the machine's rates, from --calibrate; default: measured, once for all runs
+#   RATES     the machine's rates, from --calibrate; default: measured of MODEL, once for all runs
 #   STEPS     of each run, default 12; the first WARMUP of them, default 3, do not count
 #   LIMIT     seconds for each run: it then ends with the step that it is in (needs timeout(1))
 #   LAUNCH    the words that start the ranks of each run, for several GPUs: sh scripts/launch.sh 4
@@ -39,7 +39,7 @@ mkdir -p "$out"
 [ -z "$plan" ] || [ -n "$rates" ] || refuse "PLAN wants the machine's RATES: a file of rates/"
 if [ -z "$rates" ]; then
     rates=$out/rates.txt
-    "$trainer" --calibrate --rates "$rates" >"$out/calibrate.txt" || exit
+    "$trainer" --calibrate --model "$model" "$@" --rates "$rates" >"$out/calibrate.txt" || exit
 fi
 [ -r "$rates" ] || refuse "$rates: no such file"
 if [ -n "$plan" ]; then echo "predicted from $(basename "$rates"); in milliseconds and GiB"

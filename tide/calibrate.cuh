@@ -34,7 +34,6 @@ typedef struct {
     char *gpu;                  // two chunks: where copies go, where they come from
     size_t chunk;
     double seconds;             // for one measurement
-    Matmul lt;
 } Calibration;
 
 static double calibrate_median(double *x, int count) {
@@ -64,15 +63,7 @@ __global__ static void calibrate_normals_kernel(bf16 *to, size_t n) {
 }
 
 enum { WORK_H2D, WORK_D2H, WORK_GPU_COPY,                 // n bytes
-       WORK_GPU_ADAM, WORK_GPU_NORMALS, WORK_HOST_ADAM,   // n parameters
-       WORK_GPU_PRODUCT };                                // n bytes of matrices
-
-// The side of the matrices, which is a power of two: they take 4 bytes for each of its squares.
-static size_t product_side(size_t n) {
-    size_t side = 32;
-    while (side < 4096 && 16 * side * side <= n) side *= 2;
-    return side;
-}
+       WORK_GPU_ADAM, WORK_GPU_NORMALS, WORK_HOST_ADAM};  // n parameters
 
 static cudaStream_t calibrate_stream(const Calibration *c, int work) {
     return work == WORK_HOST_ADAM ? c->q->stream : work == WORK_D2H ? c->out : c->in;
@@ -80,10 +71,8 @@ static cudaStream_t calibrate_stream(const Calibration *c, int work) {
 
 // The most that there is room for.
 static size_t calibrate_limit(const Calibration *c, int work) {
-    const size_t side = product_side(2 * c->chunk);
     return work == WORK_HOST_ADAM ? c->state.n : work == WORK_GPU_ADAM ? c->chunk / 8
-         : work == WORK_GPU_NORMALS ? c->chunk / 4
-         : work == WORK_GPU_PRODUCT ? 4 * side * side : c->chunk;
+         : work == WORK_GPU_NORMALS ? c->chunk / 4 : c->chunk;
 }
 
 // Queues one run of work of size n, a multiple of 8, without waiting for it.
@@ -105,11 +94,6 @@ static void calibrate_submit(Calibration *c, int work, size_t n) {
     } else if (work == WORK_GPU_NORMALS) {
         calibrate_normals_kernel<<<ceil_div(n, 8 * 256), 256, 0, s>>>((bf16 *)c->gpu, n);
         CUDA(cudaGetLastError());
-    } else if (work == WORK_GPU_PRODUCT) {  // a layer's in bf16: (side / 2, side) by (side, side)
-        const size_t side = product_side(n);
-        bf16 *a = (bf16 *)c->gpu, *weight = a + side / 2 * side, *out = weight + side * side;
-        gemm(&c->lt, false, true, side / 2, side, side, a, side, weight, side, out, side, NULL,
-             false, GEMM_PLAIN, NULL, s);
     } else {
         HostState state = c->state;
         state.n = n;
@@ -120,7 +104,7 @@ static void calibrate_submit(Calibration *c, int work, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // One at a time
 
-// Bytes, parameters or floating-point operations per second of one kind of work. Each run follows
+// Bytes or parameters per second of one kind of work. Each run follows
 // another one in the queue, so that nothing of its launch counts.
 static double calibrate_rate(Calibration *c, int work) {
     const cudaStream_t s = calibrate_stream(c, work);
@@ -140,8 +124,7 @@ static double calibrate_rate(Calibration *c, int work) {
         else grown = true;
         if (count >= 3 && seconds_now() - begin > c->seconds) break;
     }
-    const double done = work == WORK_GPU_PRODUCT ? pow((double)product_side(n), 3) : (double)n;
-    return done / fmax(calibrate_median(t, count), 1e-9);
+    return (double)n / fmax(calibrate_median(t, count), 1e-9);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -271,7 +254,7 @@ static void calibrate_close(Calibration *c) {
     host_free(c->state.m);
 }
 
-// Measures all rates but host_cast and those between GPUs, in about `seconds` (some tenths more go
+// Measures all rates but gpu_flops, which is a model's, host_cast and those between GPUs, in about `seconds` (some tenths more go
 // into page-locked memory). The queue must have nothing to do. Takes at most an eighth of the
 // host's free memory and half of the GPU's, and gives them back.
 //   dram      26 bytes per parameter of the host's update: 14 are read, 12 written
@@ -310,12 +293,6 @@ static void rates_measure(Rates *r, HostQueue *q, double seconds) {
     r->gpu_adam = calibrate_rate(&c, WORK_GPU_ADAM);
     r->gpu_bytes = 2 * calibrate_rate(&c, WORK_GPU_COPY);
     r->gpu_normals = calibrate_rate(&c, WORK_GPU_NORMALS);
-    // what surrounds the products of a model makes it somewhat slower than they are alone
-    matmul_open(&c.lt, min_size(gpu_available() / 1024 * 256, MATMUL_WORKSPACE));
-    device_fill_kernel<<<ceil_div(c.chunk, 256), 256, 0, c.in>>>((bf16 *)c.gpu, c.chunk);
-    CUDA(cudaGetLastError());
-    r->gpu_flops = calibrate_rate(&c, WORK_GPU_PRODUCT);
-    matmul_close(&c.lt);
     calibrate_close(&c);
     int gpus = 1;
     CUDA(cudaGetDeviceCount(&gpus));

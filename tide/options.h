@@ -30,6 +30,15 @@ enum { MOMENTS_FP32, MOMENTS_BF16 };
 enum { PACK_AUTO, PACK_ON, PACK_OFF };
 enum { WEIGHTS_GPU, WEIGHTS_HOST, WEIGHTS_AUTO };
 
+// What --calibrate runs unless told.
+#ifdef __CUDA_EMU__  // slow, and its time means nothing
+#define CALIBRATED_MODEL "nano"
+enum { CALIBRATED_SEQ = 64 };
+#else
+#define CALIBRATED_MODEL "7b"
+enum { CALIBRATED_SEQ = 2048 };
+#endif
+
 #define OPTION_MAX 96           // room for rows in the table
 #define AUTO_COUNT SIZE_MAX     // "auto", for a count whose range begins at 0
 #define AUTO_REAL (-1.0)        // "auto", for a real number whose range begins at 0
@@ -222,7 +231,8 @@ static const Option option_table[] = {
          "the products' fastest algorithms; measured if it lacks them"),
     TEXT("rates", rates, NULL, "FILE", O_OWN | O_GPU,
          "what a machine can do; else it is measured when needed"),
-    FLAG("calibrate", calibrate, O_OWN | O_GPU, "measure them, and write them to --rates; exit"),
+    FLAG("calibrate", calibrate, O_OWN | O_GPU,
+         "measure them, of --model (else 7b), and write them to --rates; exit"),
     TEXT("trace", trace, NULL, "FILE", O_OWN | O_GPU, "a timeline of all steps for Perfetto"),
 
     TITLE("Importance-aware updates (--offload zenflow)"),
@@ -532,6 +542,11 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
         && option_given(o, "model") && !option_given(o, "steps")
         && !option_given(o, "out") && o->dump == NULL && !o->plan)
         o->steps = 0;  // to sample needs no more
+    if (o->calibrate && !option_given(o, "model")) {
+        o->model = CALIBRATED_MODEL;
+        if (!option_given(o, "seq")) o->seq = CALIBRATED_SEQ;
+        if (!option_given(o, "batch")) o->batch = 1;
+    }
     if (o->optimizer == OPTIMIZER_MEZO) {  // what suits AdamW would end it
         if (!option_given(o, "lr")) o->lr = 1e-6;
         if (!option_given(o, "schedule")) o->schedule = SCHEDULE_CONSTANT;

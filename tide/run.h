@@ -239,7 +239,7 @@ static void run_open_data(Run *r) {
     const size_t needed = r->tokenizer != NULL ? r->tokenizer->vocab : 50257;
     if (!o->resume && r->saved_model == NULL) {
         if (o->vocab) c->vocab = o->vocab;
-        else if (o->data == NULL && o->plan) {}  // the preset's
+        else if (o->data == NULL && (o->plan || o->calibrate)) {}  // the preset's
         else if (needed == 256 || c->vocab < needed) c->vocab = needed;
     }
     if (!gpt2_finish(c, &err)) die("%s", err.text);

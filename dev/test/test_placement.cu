@@ -662,6 +662,28 @@ static Step measure_7b(const Placement *where, const Step *none) {
     return t;
 }
 
+// gpu_flops is measured of a few layers, and predicts a step of all.
+static void calibrated_on_its_layers(const Shape *s, const Step *none) {
+    static Run run;
+    const Placement p = placement(OFFLOAD_NONE, 0, 0, 2);
+    float *params = shape_params(s, false);
+    GPT2 *g = model_open(s, params, &p);
+    Rates r;
+    memset(&r, 0, sizeof r);
+    run.config = g->config;
+    run.B = s->B;
+    run.T = s->T;
+    run.world = run.o.accum = 1;
+    run.step_tokens = s->B * s->T;
+    r.gpu_flops = model_flops(&run, &r);
+    const double off = gpt2_rehearse(g, &run, &r, NULL).step / (1e-6 * none->step) - 1;
+    printf("  with gpu_flops of 2 and 4 of its %zu layers, a step is predicted %+.1f %% from it\n",
+           s->L, 100 * off);
+    CHECK(s->L > 4 && fabs(off) < 0.05, "predicted %.1f %% from it", 100 * off);
+    free(params);
+    model_close(g);
+}
+
 // In two places, backward takes as long as the link; in as many as there are layers, as long as if
 // nothing left.
 static void test_places_free_backward(void) {
@@ -678,6 +700,7 @@ static void test_places_free_backward(void) {
     printf("  all on the GPU: backward %.0f us, step %.0f us; of a layer %.0f, on the link %.0f\n",
            none.backward, none.step, back, link);
     CHECK(link > 2.1 * back && link < 2.5 * back, "not 7B's proportions");
+    calibrated_on_its_layers(s, &none);
     Step t[6];
     for (int k = 0; k < 6; k++) {
         p = k < 3 ? placement(ZERO, 0, 0, 3) : placement(INTER, 0, 0.6, k == 5 ? 24 : 3);
