@@ -546,7 +546,8 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
 
 // Writes a reference dump: one forward and backward pass that any framework can repeat. tokens and
 // targets (B, T), begins (B, T) of rows of several documents, else NULL, the loss, logits (B*T, Vp)
-// of which the first V columns are written, and the gradient of every parameter (an arena) as grad.NAME in Hugging Face's naming and layout.
+// of which the first V columns are written, and the gradient of every parameter (an arena) as
+// grad.NAME in Hugging Face's naming and layout.
 static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t, size_t B,
                       size_t T, const int32_t *tokens, const int32_t *targets,
                       const int32_t *begins, double loss, const float *logits, const float *grads,

@@ -1077,12 +1077,12 @@ static void run_hint(const Run *r) {
     static const char *const precisions[] = {"", " --precision fp32", " --precision fp16"};
     const char *special = " \t\n\"$`\\*?[]{}()<>|;&#~!'", *out = o->out;
     const char *q = strpbrk(r->program, special) || strpbrk(out, special) ? "'" : "";
-    const bool ask = r->task && strpbrk(o->template_text, "\"$`\\!") == NULL;
+    const bool ask = r->task && o->labels != NULL && strpbrk(o->template_text, "\"$`\\!") == NULL;
     const bool stream = o->optimizer == OPTIMIZER_MEZO || (r->world > 1 && o->zero == 3);
     if (r->tokenizer == NULL || strchr(r->program, '\'') || strchr(out, '\'')) return;
     printf("try it: %s%s%s --model %s%s%s%s%s --steps 0 --prompt \"...%s\"%s\n", q, r->program, q,
            q, out, q, precisions[o->precision], o->gpu_build && stream ? " --optimizer mezo" : "",
-           ask ? o->template_text : "", r->task ? " --sample-tokens 1" : "");
+           ask ? o->template_text : "", r->words ? " --sample-tokens 1" : "");
 }
 
 // After what the steps made was saved: the plot, and the last words. Returns the program's exit

@@ -1,0 +1,158 @@
+#!/bin/sh
+# Fine-tuning on examples as a user meets it: a made-up task is learned without a network, on the CPU
+# and on the GPU; packed rows have the losses of padded ones; wherever AdamW's state is, on however
+# many GPUs, and however often the run is stopped, the bits are the same; mistakes in one line.
+# usage: sh dev/test/test_cli_task.sh    (from the top of the repository, after make,
+#        make train_gpt2emu; TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: with more runs)
+set -u
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
+tide=$(absolute "${TIDE_GPU:-train_gpt2emu}")
+cpu=$(absolute "${TIDE_CPU:-train_gpt2}")
+launch=$(absolute scripts/launch.sh)
+for program in "$tide" "$cpu"; do
+    [ -x "$program" ] || { echo "skip cli_task: $program is missing"; exit 0; }
+done
+export OMP_NUM_THREADS=1 EMU_THREADS=1
+work=$(mktemp -d) || exit 1
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
+. dev/test/cli.sh
+cp LICENSE "$work/text.txt"
+cd "$work" || exit 1
+without_measuring
+
+# What sleeps, and what holds water? examples N SEED FORM
+examples() {
+    awk -v n="$1" -v x="$2" -v form="$3" 'function r(k) { x = x * 16807 % 2147483647
+        return int(x / 1000) % k }
+    BEGIN {
+        split("cat dog cow hen fox owl bat eel", what, " ")
+        split("cup jar pan pot mug bin box tin", other, " ")
+        split("|look, |here is what i saw: |over there ", front, "|")
+        split(" sleeps.| holds water.", end, "|")
+        while (n-- > 0) {
+            answer = r(2)
+            prompt = front[r(4) + 1] "the " (r(2) ? "old " : "little ") \
+                (answer ? other[r(8) + 1] : what[r(8) + 1])
+            if (form == "tsv") print prompt "\t" answer
+            else if (form == "choices") printf "{\"prompt\": \"%s\", \"choices\": [\"%s\", \"%s\"], \"answer\": %d}\n",
+                prompt, end[1], end[2], answer
+            else printf "{\"prompt\": \"%s\", \"completion\": \"%s\"}\n", prompt, end[answer + 1]
+        }
+    }'
+}
+examples 400 1 completions >train.jsonl
+examples 100 7 choices >val.jsonl
+examples 400 1 tsv >train.tsv
+examples 100 7 tsv >val.tsv
+model="--layers 2 --heads 2 --channels 32 --context 64 --lr 5e-3 --save-every 0"
+tune="$model --data train.jsonl --val val.jsonl"
+labels="$model --data train.tsv --val val.tsv --template _"
+field() { sed -n "s/^{\"step\":$2,.*\"$3\":\([-0-9.e+]*\).*/\1/p" "$1/log.jsonl"; }
+losses() { sed -n 's/.*"loss":\([^,]*\),"grad_norm":\([^,]*\).*/\1 \2/p; s/.*\("val_loss.*\)/\1/p' "$1/log.jsonl"; }
+true_that() { awk "BEGIN { exit !($1) }"; }
+# go NAME PROGRAM OPTION...
+go() {
+    run=$1
+    shift
+    "$@" --out "$run" >"$run.out" 2>"$run.err"
+}
+# near NAME RUN REFERENCE DISTANCE: the losses of all steps
+near() {
+    losses "$2" | cut -d ' ' -f 1 >a.txt
+    losses "$3" | cut -d ' ' -f 1 >b.txt
+    check "$1" sh -c "grep -v val a.txt | wc -l | grep -qv '^[012]$' && paste a.txt b.txt | grep -v val |
+        awk '{ d = \$1 - \$2; if (NF < 2 || d > $4 || -d > $4) bad = 1 } END { exit bad }'"
+}
+# same NAME RUN REFERENCE: losses and weights
+same() {
+    losses "$2" >a.txt
+    losses "$3" >b.txt
+    check "$1" sh -c "test -s a.txt && diff a.txt b.txt && cmp $2/model.safetensors $3/model.safetensors"
+}
+
+# --- a task is learned ---------------------------------------------------------------------------
+
+learned="--batch 8 --eval-every 200 --steps 200"
+go learned "$cpu" $tune $learned
+go learned_padded "$cpu" $tune --pack off --batch 16 --eval-every 200 --steps 200
+go learned_gpu "$tide" $tune --batch 4 --eval-every 150 --steps 150
+"$cpu" $tune --steps 0 >random.out
+before=$(sed -n 's/.*accuracy \([0-9.]*\) %.*/\1/p' random.out)
+check before_it_is_chance true_that "$before > 30 && $before < 70"
+check on_the_cpu_it_is_learned true_that "$(field learned 200 val_accuracy) > 0.95"
+check in_padded_rows_it_is_learned true_that "$(field learned_padded 200 val_accuracy) > 0.95"
+check on_the_gpu_it_is_learned true_that "$(field learned_gpu 150 val_accuracy) > 0.85"
+check what_is_packed_is_said grep -q \
+    '^data: 201 rows of 64 tokens, packed, 97.8 % full; 4225 of 12580 tokens are trained$' learned.out
+check padded_rows_are_as_long_as_the_longest grep -q \
+    '^data: 400 rows of 56 tokens, [0-9.]* % full; 4225 of 12580' learned_padded.out
+check it_completes sh -c '"$1" --model learned --prompt "look, the old owl" --sample-tokens 8 --temperature 0 |
+    grep -a "^look, the old owl sleeps\.$"' - "$cpu"
+check it_is_evaluated_as_it_was_trained sh -c '"$@" --model learned --steps 0 --val val.jsonl | grep "accuracy \(9[5-9]\|100\)"' - "$cpu"
+check the_hint_has_no_template sh -c 'grep "^try it" learned.out | grep -v "It was\|--sample-tokens"'
+
+# Labels of one token each, with AdamW: the loss over the words.
+go words "$cpu" $labels --labels 's|h' --batch 16 --eval-every 200 --steps 200
+check words_are_learned_with_adamw true_that "$(field words 200 val_accuracy) > 0.9"
+# Of several tokens each: as choices.
+go long_words "$cpu" $labels --labels ' sleeps.| holds water.' --batch 8 --eval-every 200 --steps 200
+check long_labels_are_learned true_that "$(field long_words 200 val_accuracy) > 0.95"
+
+# --- the same losses, or bits, however it is done ------------------------------------------------
+
+few="--batch 2 --accum 2 --steps 6 --warmup 0 --schedule constant --eval-every 3 --eval-batches 9"
+go on_cpu "$cpu" $tune $few
+go on_gpu "$tide" $tune $few
+go fp32 "$tide" $tune $few --precision fp32
+near fp32_has_the_losses_of_the_cpu fp32 on_cpu 1e-4
+near bf16_is_near on_gpu on_cpu 0.03
+for how in "zero" "interleave --share 0.5" "twinflow --resident 0.4"; do
+    go placed "$tide" $tune $few --offload $how
+    same "bits_of_offload_${how%% *}" placed on_gpu
+    rm -rf placed
+done
+go recomputed "$tide" $tune $few --recompute block
+same bits_of_recompute recomputed on_gpu
+go first "$tide" $tune $few --steps 3
+"$tide" --resume --out first --steps 6 >resumed.out 2>&1
+same bits_of_a_resumed_run first on_gpu
+refuses another_packing_on_resume 2 'pack contradicts the checkpoint' "$tide" --resume --out first --pack off
+# One step over all: packed rows have the gradients of padded ones. 201 rows and 400 are one epoch.
+for pack in "auto --batch 3 --accum 67" "off --batch 4 --accum 100 --seq 64"; do
+    go "pack_${pack%% *}" "$tide" $tune --precision fp32 --pack $pack --steps 1 --warmup 0 --eval-every 0
+done
+check packed_is_padded_on_the_gpu sh -c "echo \"$(losses pack_auto) $(losses pack_off)\" |
+    awk '{ exit !(NF == 4 && (\$1 - \$3)^2 < 1e-10 && (\$2 - \$4)^2 < 1e-8) }'"
+if "$launch" 2 true >/dev/null 2>&1; then
+    go ranks "$launch" 2 "$tide" $tune $few --accum 1 --precision fp32
+    near two_ranks_have_the_losses_of_one ranks fp32 1e-5
+fi
+for optimizer in "--offload zenflow --zen-topk 0.3" "--optimizer mezo --lr 1e-3 --zo-eps 1e-2"; do
+    name=$(echo "$optimizer" | sed 's/^--[a-z]* \([a-z]*\).*/\1/')
+    go "${name}_cpu" "$cpu" $tune $few $optimizer
+    go "${name}_gpu" "$tide" $tune $few $optimizer --precision fp32
+    near "${name}_on_examples_has_the_losses_of_the_cpu" "${name}_gpu" "${name}_cpu" 1e-4
+done
+go words_cpu "$cpu" $labels --labels 's|h' $few
+go words_gpu "$tide" $labels --labels 's|h' $few --precision fp32 --offload zero
+near words_on_the_gpu_have_the_losses_of_the_cpu words_gpu words_cpu 1e-4
+
+# --- --dump --------------------------------------------------------------------------------------
+
+go dumped "$cpu" $tune --dump packed.safetensors --batch 2
+go dumped "$cpu" $tune --dump padded.safetensors --batch 2 --pack off
+check packed_rows_are_dumped_with_their_begins grep -aq '"begins"' packed.safetensors
+check padded_rows_have_none sh -c '! grep -aq "\"begins\"" padded.safetensors'
+
+# --- mistakes ------------------------------------------------------------------------------------
+
+echo '{"prompt": "a", "completion": 5}' >number.jsonl
+printf '{"text": "fine"}\n{"text": "broken}\n' >broken.jsonl
+refuses a_completion_that_is_a_number 2 'number.jsonl, line 1: "completion" is no string' "$cpu" --data number.jsonl
+refuses broken_json 2 'broken.jsonl, line 2: no JSON: byte' "$cpu" --data broken.jsonl
+refuses labels_of_json_lines 2 'have no --labels' "$cpu" --data train.jsonl --labels 'a|b'
+refuses one_of_each 2 'both are JSON lines' "$cpu" --data train.jsonl --val text.txt
+refuses packed_text 2 'pack on needs examples' "$cpu" --data text.txt --pack on
+refuses packed_words 2 'share their prompts' "$cpu" $labels --labels 's|h' --pack on
+go cut "$cpu" $tune --seq 24 --steps 1 --eval-every 0
+check what_is_cut_is_said grep -q '^data: [0-9]* of 500 examples are longer than --seq 24: prompts lose their front' cut.out
