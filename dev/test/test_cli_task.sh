@@ -85,7 +85,7 @@ check on_the_gpu_it_is_learned true_that "$(field learned_gpu 150 val_accuracy) 
 check what_is_packed_is_said grep -q \
     '^data: 201 rows of 64 tokens, packed, 97.8 % full; 4225 of 12580 tokens are trained$' learned.out
 check padded_rows_are_as_long_as_the_longest grep -q \
-    '^data: 400 rows of 56 tokens, [0-9.]* % full; 4225 of 12580' learned_padded.out
+    '^data: 400 rows of 48 tokens, [0-9.]* % full; 4225 of 12580' learned_padded.out
 check it_completes sh -c '"$1" --model learned --prompt "look, the old owl" --sample-tokens 8 --temperature 0 |
     grep -a "^look, the old owl sleeps\.$"' - "$cpu"
 check it_is_evaluated_as_it_was_trained sh -c '"$@" --model learned --steps 0 --val val.jsonl | grep "accuracy \(9[5-9]\|100\)"' - "$cpu"
