@@ -98,6 +98,13 @@ static void *file_map(const char *path, size_t *n) {
 // two files if the tokenizer has one. The texts are no longer mapped then.
 static TokenSegment data_encode(const TokenData *texts, const char *name, const Tokenizer *tok) {
     TokenSegment all = {name, NULL, 0, 0, tok->vocab <= 65536 ? 2 : 4};
+    // A token takes 4 bytes until all are known. Texts have about as many bytes for each, but where
+    // every byte is one. malloc() gives what is not there, and Linux kills who writes there.
+    const double peak = (double)texts->tokens * (tok->vocab == 256 ? sizeof(uint32_t) : 1);
+    if (peak > (double)memory_available())
+        die("encoding %s takes about %.0f MiB of memory, and %.0f MiB are available: make token "
+            "files of it, part by part (dev/data/tokenize.c)", name, peak / (1 << 20),
+            (double)memory_available() / (1 << 20));
     // a byte is at most one token
     uint32_t *ids = (uint32_t *)malloc((texts->tokens + texts->count) * sizeof *ids);
     if (ids == NULL) fail("out of memory: the tokens of %zu bytes of text", texts->tokens);

@@ -194,6 +194,17 @@ static void test_bad_files(void) {
     clean();
 }
 
+// Of a text whose tokens no machine holds, nothing is read but its first bytes.
+static void test_too_much_text(void) {
+    Tokenizer *tok = tokenizer_bytes();
+    write_text("huge.txt", "text");
+    data_is_quiet = true;
+    if (truncate(path_of("huge.txt"), (off_t)1 << 43) == 0 || errno != EFBIG)
+        CHECK(refused(path_of("huge.txt"), tok, "MiB are available"), "8 TiB of text");
+    data_is_quiet = false;
+    clean();
+}
+
 static void test_shards(void) {
     const char *const names[4] = {"s_000002.bin", "s_000000.bin", "s_000010.bin", "s_000001.bin"};
     const uint32_t values[4] = {3, 1, 4, 2};
@@ -614,6 +625,7 @@ int main(void) {
     RUN(test_round_trip);
     RUN(test_write_errors);
     RUN(test_bad_files);
+    RUN(test_too_much_text);
     RUN(test_shards);
     RUN(test_what_is_not_text);
     RUN(test_text);
