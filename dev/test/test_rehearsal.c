@@ -447,6 +447,61 @@ static void residents_are_as_many_as_fit(void) {
     CHECK(choice_residents(&m, c) == -1, "fits into %zu", m.gpu);
 }
 
+// A job that is drawn, in a row.
+static int drawn(int stream, double work, int row, const char *name, size_t bytes, int after) {
+    rehearse_span(stream, row, name, 0, bytes);
+    const int t = job(stream, work, after, -1);
+    rehearse_span_end(stream);
+    return t;
+}
+
+// From one norm to the next: here from 10 s to 30. What began before or goes on behind counts for
+// its part; what overlaps on the same device, once; a stall, and what copies nothing, not at all.
+static void what_is_at_work(void) {
+    Rates r = machine();
+    begin(&r);
+    const int before = drawn(COMPUTE, 8, ROW_COMPUTE, "backward", 0, -1);           // 0 .. 8
+    const int in = drawn(FETCH, 40, ROW_FETCH, "fetch", 40, before);                // 8 .. 12
+    const int out = drawn(OUT, 40, ROW_LEAVE, "leave", 40, in);                     // 12 .. 14
+    const int none = drawn(OUT, 20, ROW_LEAVE, "leave", 0, -1);                     // 14 .. 15
+    const int stall = drawn(COMPUTE, 1, ROW_COMPUTE, "wait", 0, none);              // 15 .. 16
+    const int gpu = drawn(COMPUTE, 4, ROW_COMPUTE, "forward", 0, stall);            // 16 .. 20
+    const int cpu = drawn(CPU, 5 * ADAM_BYTES, ROW_HOST, "update", 0, gpu);         // 20 .. 25
+    const int two = drawn(UPDATE, 1, ROW_UPDATE, "update", 0, cpu);                 // 25 .. 27,
+    const int half = drawn(COMPUTE, 3, ROW_COMPUTE, "forward", 0, cpu);             // .. 29: 1 alone
+    job(FETCH, 10, half, -1);                                                       // of no row
+    const int last = drawn(OUT, 60, ROW_FLUSH, "flush", 60, half);                  // 29 .. 32
+    const int late = drawn(COMPUTE, 5, ROW_COMPUTE, "forward", 0, last);            // 32 .. 37
+    rehearsal_time(&q);
+    IS(end(in), 12);
+    IS(end(out), 14);
+    IS(end(gpu), 20);
+    IS(end(cpu), 25);
+    IS(end(two), 27);
+    IS(end(half), 29);
+    IS(end(last), 32);
+    IS(end(late), 37);
+    Prediction x;
+    memset(&x, 0, sizeof x);
+    predict_busy(&q, 10, 30, &x);
+    IS(x.gpu, (4 + 4) / 20.0);
+    IS(x.cpu, 5 / 20.0);
+    IS(x.h2d, 2 / 20.0);
+    IS(x.d2h, (2 + 1) / 20.0);
+    CHECK(q.jobs[in].span.begin == 8 && q.jobs[last].span.end == 32, "the jobs were changed");
+    // Asked for with a trace, and where nothing was left out: two steps, their norms at 20 and 29.
+    const StepMark marks[2] = {{gpu, gpu + 1}, {half, last + 1}};
+    TraceFile trace = {NULL, NULL, 0};
+    Prediction y = predict(&q, marks, 2, 1, 0, 1, &trace);
+    IS(y.gpu, 4 / 9.0);
+    IS(y.cpu, 5 / 9.0);
+    CHECK(y.h2d == 0 && y.d2h == 0, "%g %g", y.h2d, y.d2h);
+    y = predict(&q, marks, 2, 1, 1, 1, &trace);
+    CHECK(y.gpu == 0 && y.cpu == 0, "a micro-batch was left out: %g %g", y.gpu, y.cpu);
+    y = predict(&q, marks, 2, 1, 0, 1, NULL);
+    CHECK(y.gpu == 0 && y.cpu == 0, "not asked for: %g %g", y.gpu, y.cpu);
+}
+
 int main(void) {
     RUN(one_copy_takes_its_bytes_over_its_rate);
     RUN(a_stream_keeps_its_order);
@@ -459,6 +514,7 @@ int main(void) {
     RUN(waits_are_handed_on);
     RUN(like_work_joins);
     RUN(a_prediction_is_read_off);
+    RUN(what_is_at_work);
     RUN(a_choice_is_settled);
     RUN(weights_stream_if_they_must);
     RUN(residents_are_as_many_as_fit);
