@@ -95,7 +95,8 @@ __device__ static inline void zo_perturbed4(float w[4], const floatX *theta, con
     }
 }
 
-// The embeddings of one sign: only the rows that tokens name are perturbed.
+// The embeddings of one sign, or one of the two alone (the other is NULL): only the rows that
+// tokens name are perturbed.
 __global__ static void zo_encoder_kernel(floatX *out, const int32_t *tokens, const int32_t *begins,
                                          const floatX *wte, const floatX *wpe, ZoConfig c,
                                          int wte_tensor, int wpe_tensor, uint32_t step,
@@ -105,9 +106,11 @@ __global__ static void zo_encoder_kernel(floatX *out, const int32_t *tokens, con
     if (i >= N * C) return;
     const size_t n = i / C, channel = i % C;
     const size_t t = n % T - (begins == NULL ? 0 : (size_t)begins[n]);
-    float a[4], b[4];
-    zo_perturbed4(a, wte, &c, wte_tensor, (size_t)tokens[n] * C + channel, step, query, scale);
-    zo_perturbed4(b, wpe, &c, wpe_tensor, t * C + channel, step, query, scale);
+    float a[4] = {0}, b[4] = {0};
+    if (wte != NULL)
+        zo_perturbed4(a, wte, &c, wte_tensor, (size_t)tokens[n] * C + channel, step, query, scale);
+    if (wpe != NULL)
+        zo_perturbed4(b, wpe, &c, wpe_tensor, t * C + channel, step, query, scale);
     for (int k = 0; k < 4; k++) out[i + k] = from_f32<floatX>(a[k] + b[k]);
 }
 
@@ -255,6 +258,7 @@ struct Zo {
     floatX *x;                  // (queries, 2, N, C): of both signs; so are
     floatX *atty, *act;         // (2, N, C), (2, N, F)
     floatX *ln, *qkv;           // (N, C), (N, 3C)
+    floatX *norm;               // (2, zo_norm()), with narrow embeddings
     float *mean, *rstd, *lse;   // (N), (N), (B, NH, T)
     float *right;               // (B)
     double *totals;             // (accum, queries, 2): losses; and how many labels were right
@@ -340,6 +344,11 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
     if (z->chunk * C > z->scratch) z->scratch = round_up(z->chunk * C, ALIGN_ELEMENTS);
 }
 
+// Elements of a normalisation's weights, which are stored side by side.
+static size_t zo_norm(const GPT2 *g) {
+    return 2 * round_up(g->config.channels, ALIGN_ELEMENTS);
+}
+
 static size_t zo_layer_bytes(const GPT2 *g) { return g->segment[1].length * sizeof(floatX); }
 
 // The memory plan, as gpt2_buffers().
@@ -356,6 +365,7 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         list[n++] = Buffer{"slots", z->slots * zo_layer_bytes(g), NULL, BUFFER_ANY};
     BUFFER("perturbed weights", z->scratch * X_, z->perturbed[0]);
     BUFFER("perturbed weights", z->scratch * X_, z->perturbed[1]);
+    if (g->config.embed > 0) BUFFER("perturbed weights", 2 * zo_norm(g) * X_, z->norm);
     BUFFER("activations", Q * 2 * N * C * X_, z->x);
     BUFFER("activations", 2 * N * C * X_, z->atty);
     BUFFER("activations", 2 * N * F * X_, z->act);
@@ -426,8 +436,6 @@ static void zo_release(const Zo *z) {
 static Zo *zo_open(const Run *r) {
     const Options *o = &r->o;
     if (o->optimizer != OPTIMIZER_MEZO && (!r->words || r->training)) return NULL;
-    if (r->config.embed > 0)
-        die("MeZO and --labels do not know models like OPT-350M on a GPU; ./train_gpt2 does");
     Zo *z = (Zo *)alloc_or_fail(1, sizeof(Zo), "model");
     z->config = ZoConfig{o->seed, (float)o->zo_eps, (int)o->zo_queries, o->zo_noise, ZO_STORAGE};
     z->accum = o->accum;
@@ -559,6 +567,14 @@ static floatX *zo_x(const GPT2 *g, int query, int sign) {
 
 static float zo_scale(const ZoPass *p, int sign) { return sign == 0 ? p->scale : -p->scale; }
 
+// With narrow embeddings, a layer normalises after the group that follows the one with the weights
+// for it: they are kept from one to the other.
+static void zo_keep_norm(GPT2 *g, size_t at, int sign) {
+    const Zo *z = g->zo;
+    stream_copy(z->norm + (size_t)sign * zo_norm(g), z->perturbed[sign] + at,
+                zo_norm(g) * sizeof(floatX), cudaMemcpyDeviceToDevice, g->compute);
+}
+
 // What follows on a perturbed group k of a layer, for one query and sign.
 static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
@@ -570,49 +586,90 @@ static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     const floatX *w = z->perturbed[sign];
     floatX *x = zo_x(g, query, sign), *ln = z->ln;
     Matmul *lt = &g->lt;
+    const bool post = g->config.embed > 0;
+    const floatX *norm = NULL, *norm_b = NULL;
+    if (post) {
+        norm = z->norm + (size_t)sign * zo_norm(g);
+        norm_b = norm + zo_norm(g) / 2;
+    }
     if (k == 0) {
-        layernorm_forward(ln, z->mean, z->rstd, x, w + at[0].at, w + at[1].at, N, C, stream);
-        matmul_forward(lt, z->qkv, ln, w + at[2].at, w + at[3].at, N, C, 3 * C, stream);
+        if (post) zo_keep_norm(g, at[0].at, sign);
+        else layernorm_forward(ln, z->mean, z->rstd, x, w + at[0].at, w + at[1].at, N, C, stream);
+        matmul_forward(lt, z->qkv, post ? x : ln, w + at[2].at, w + at[3].at, N, C, 3 * C, stream);
         attention_forward(atty, z->lse, z->qkv, g->documents, g->B, g->T, C, g->config.heads,
                           stream);
     } else if (k == 1) {
         matmul_forward(lt, ln, atty, w + at[0].at, w + at[1].at, N, C, C, stream);
-        residual_layernorm_forward(x, atty, z->mean, z->rstd, x, ln, w + at[2].at,
-                                   w + at[3].at, N, C, stream);
+        if (!post) norm = w + at[2].at;
+        if (!post) norm_b = w + at[3].at;
+        residual_layernorm_forward(x, atty, z->mean, z->rstd, x, ln, norm, norm_b, N, C, stream);
+        if (post) zo_keep_norm(g, at[2].at, sign);
     } else if (k == 2) {
         matmul_forward(lt, act, atty, w + at[0].at, w + at[1].at, N, C, F, stream);
         activation_forward(act, act, N * F, g->config.activation, stream);
     } else {
         matmul_forward(lt, ln, act, w + at[0].at, w + at[1].at, N, F, C, stream);
-        residual_forward(x, ln, N * C, stream);
+        if (post)
+            residual_layernorm_forward(atty, x, z->mean, z->rstd, atty, ln, norm, norm_b, N, C,
+                                       stream);
+        else
+            residual_forward(x, ln, N * C, stream);
     }
 }
 
-static void zo_encoder(GPT2 *g, const ZoPass *p, int query, int sign) {
-    const size_t C = g->config.channels, N = g->B * g->T;
+static void zo_embed(GPT2 *g, const ZoPass *p, int query, int sign, floatX *out, bool tokens,
+                     bool positions, size_t C) {
+    const size_t N = g->B * g->T;
     const GPT2Table *t = &g->table;
     const unsigned blocks = ceil_div(N * C, 4 * BLOCK_THREADS);
-    GPU_TAKES(g->compute, 3 * N * C * sizeof(floatX), gpu_bytes);
-    LAUNCH(zo_encoder_kernel, blocks, BLOCK_THREADS, 0, g->compute, zo_x(g, query, sign),
-           p->batch->device, p->batch->begins, tensor(g, t->wte), tensor(g, t->wpe), g->zo->config, t->wte, t->wpe,
-           p->step, (uint32_t)query, zo_scale(p, sign), N, g->T, C);
+    GPU_TAKES(g->compute, (1 + tokens + positions) * N * C * sizeof(floatX), gpu_bytes);
+    LAUNCH(zo_encoder_kernel, blocks, BLOCK_THREADS, 0, g->compute, out, p->batch->device,
+           p->batch->begins, tokens ? tensor(g, t->wte) : NULL,
+           positions ? tensor(g, t->wpe) : NULL, g->zo->config, t->wte, t->wpe, p->step,
+           (uint32_t)query, zo_scale(p, sign), N, g->T, C);
 }
 
-// Normalises the last layer's output, of both signs: atty = ln_f(x).
+// The first layer's input, of both signs.
+static void zo_encoder(GPT2 *g, const ZoPass *p, int query) {
+    const size_t C = g->config.channels, E = g->config.embed, N = g->B * g->T;
+    const Zo *z = g->zo;
+    const int in = g->table.project_in;
+    if (E > 0) {
+        const ZoGroup group = zo_group(&g->table, in, 1);
+        zo_weights(g, tensor(g, in), &group, &zo_nothing, p, query);
+    }
+    for (int s = 0; s < p->signs; s++) {
+        floatX *x = zo_x(g, query, s);
+        zo_embed(g, p, query, s, x, E == 0, true, C);
+        if (E == 0) continue;
+        zo_embed(g, p, query, s, z->ln, true, false, E);
+        gemm(&g->lt, false, true, N, C, E, z->ln, E, z->perturbed[s], E, x, C, NULL, true,
+             GEMM_PLAIN, NULL, g->compute);
+    }
+}
+
+// What the head takes, of both signs: atty (N, C) = ln_f(x), or (N, E) = project_out x.
 static void zo_final_norm(GPT2 *g, const ZoPass *p, int query) {
-    const size_t C = g->config.channels, most = g->max_B * g->max_T;
-    const ZoGroup group = zo_group(&g->table, g->table.ln_f_w, 2);
+    const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
+    const GPT2Table *t = &g->table;
+    const ZoGroup group = zo_group(t, t->tail, g->config.embed > 0 ? 1 : 2);
     const Zo *z = g->zo;
     floatX *const *w = z->perturbed;
-    zo_weights(g, tensor(g, g->table.ln_f_w), &group, &zo_nothing, p, query);
-    for (int s = 0; s < p->signs; s++)
-        layernorm_forward(z->atty + (size_t)s * most * C, z->mean, z->rstd, zo_x(g, query, s),
-                          w[s], w[s] + group.range[1].at, g->B * g->T, C, g->compute);
+    zo_weights(g, tensor(g, t->tail), &group, &zo_nothing, p, query);
+    for (int s = 0; s < p->signs; s++) {
+        floatX *out = z->atty + (size_t)s * most * C, *x = zo_x(g, query, s);
+        if (g->config.embed > 0)
+            matmul_forward(&g->lt, out, x, w[s], (floatX *)NULL, N, C, g->config.embed,
+                           g->compute);
+        else
+            layernorm_forward(out, z->mean, z->rstd, x, w[s], w[s] + group.range[1].at, N, C,
+                              g->compute);
+    }
 }
 
 // The perturbed head, for tokens v0 .. v0 + count - 1, the first of which is one of the vocabulary.
 static void zo_head_weights(GPT2 *g, const ZoPass *p, int query, size_t v0, size_t count) {
-    const size_t C = g->config.channels;
+    const size_t C = config_embed(&g->config);
     ZoGroup group = zo_group(&g->table, g->table.lm_head, 1);
     group.length = count * C;
     group.range[0].first = v0 * C;
@@ -623,7 +680,7 @@ static void zo_head_weights(GPT2 *g, const ZoPass *p, int query, size_t v0, size
 // The mean loss of a language model, of both signs, to totals[0] and totals[1].
 static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
     const Zo *z = g->zo;
-    const size_t C = g->config.channels, V = g->config.vocab;
+    const size_t C = g->config.channels, E = config_embed(&g->config), V = g->config.vocab;
     const size_t N = g->B * g->T, most = g->max_B * g->max_T;
     const int32_t *targets = p->batch->device + N;
     for (size_t v0 = 0; v0 < V; v0 += z->chunk) {
@@ -635,7 +692,8 @@ static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
             for (size_t first = 0; first < N; first += g->head_rows) {
                 const size_t rows = min_size(g->head_rows, N - first);
                 const size_t row = (size_t)s * most + first;
-                gemm(&g->lt, false, true, rows, width, C, z->atty + row * C, C, z->perturbed[s], C,
+                const floatX *x = z->atty + (size_t)s * most * C + first * E;
+                gemm(&g->lt, false, true, rows, width, E, x, E, z->perturbed[s], E,
                      z->logits, width, NULL, false, GEMM_PLAIN, NULL, g->compute);
                 GPU_TAKES(g->compute, 8 * rows * width, gpu_bytes);  // the product's, and here
                 LAUNCH(zo_crossentropy_kernel, (unsigned)rows, BLOCK_THREADS, 0, g->compute,
@@ -656,7 +714,8 @@ static void zo_classify(GPT2 *g, const ZoPass *p, int query, double *totals) {
         const floatX *x = z->atty + (size_t)s * most * C;
         LAUNCH(classify_kernel, (unsigned)B, BLOCK_THREADS, 0, g->compute, g->losses, z->right,
                (float *)NULL, (floatX *)NULL, x, p->batch->device + B * g->T, tensor(g, head),
-               z->config, g->words, head, p->step, (uint32_t)query, zo_scale(p, s), 0, g->T, C);
+               z->config, g->words, head, p->step, (uint32_t)query, zo_scale(p, s), 0, g->T,
+               config_embed(&g->config));
         loss_accumulate(totals + s, g->losses, B, 1 / (double)B, true, g->compute);
     }
     loss_accumulate(&z->totals[zo_losses(z)], z->right, B, 1, true, g->compute);
@@ -671,11 +730,11 @@ static void zo_pass(GPT2 *g, const ZoPass *p, size_t micro, bool logits) {
     g->timeline.between = p->signs == 1 || (p->signs == 0 && z->fused);
     if (p->update.step != 0) {  // what stays on the GPU beside the layers
         const ZoPass quiet = {zo_nothing, 0, 1, 0, p->step, NULL};
-        const ZoGroup head = zo_group(t, t->wte, 2);
-        const ZoGroup tail = zo_group(t, t->ln_f_w, t->count - t->ln_f_w);
+        const ZoGroup head = zo_group(t, t->wte, t->first_layer);
+        const ZoGroup tail = zo_group(t, t->tail, t->count - t->tail);
         compute_span(g, "update", 0);
         zo_weights(g, tensor(g, t->wte), &head, &p->update, &quiet, 0);
-        zo_weights(g, tensor(g, t->ln_f_w), &tail, &p->update, &quiet, 0);
+        zo_weights(g, tensor(g, t->tail), &tail, &p->update, &quiet, 0);
     }
     if (p->signs > 0) {
         compute_span(g, "wait", 0);
@@ -684,8 +743,7 @@ static void zo_pass(GPT2 *g, const ZoPass *p, size_t micro, bool logits) {
         g->B = p->batch->B;
         g->T = p->batch->T;
         g->documents = p->batch->begins;
-        for (int j = 0; j < p->queries; j++)
-            for (int s = 0; s < p->signs; s++) zo_encoder(g, p, j, s);
+        for (int j = 0; j < p->queries; j++) zo_encoder(g, p, j);
     }
     for (size_t l = 0; l < g->config.layers; l++) {
         floatX *theta = zo_enter(g, l);
@@ -741,7 +799,7 @@ static ZoPass zo_look(GPT2 *g, const int32_t *inputs, const int32_t *targets, si
 // For gpt2_next(): the logits (V) behind token number `last` of g->inputs (T).
 static void zo_next(GPT2 *g, size_t T, size_t last, float *logits) {
     const Zo *z = g->zo;
-    const size_t C = g->config.channels, V = g->config.vocab;
+    const size_t C = config_embed(&g->config), V = g->config.vocab;
     const ZoPass p = zo_look(g, g->inputs, NULL, 1, T, true);
     for (size_t v0 = 0; v0 < V; v0 += z->chunk) {
         const size_t width = min_size(z->chunk, g->config.vocab_padded - v0);
