@@ -190,6 +190,30 @@ if [ -n "${SMALL_DISK-}" ]; then
     check so_they_are_saved test "$(saved disk/end)" -eq 8 -a ! -d disk/end/checkpoints/step_00000003
     check and_are_the_new_ones sh -c '! cmp -s disk/end/model.safetensors before.safetensors'
     rm -r disk/*
+    # What is best so far is none of those that make room; nor do its weights go for new ones that
+    # do not fit.
+    best="$tiny --eval-every 3 --save-every 3 --keep-best --steps"
+    "$cpu" $best 6 --keep 9 --out disk/end >/dev/null
+    head -c $(($(wc -c <disk/end/checkpoints/step_00000006/state.safetensors) + 60000)) /dev/zero >disk/little
+    fill
+    rm disk/little
+    cp disk/end/best/model.safetensors before.safetensors
+    check others_make_room "$cpu" --resume --out disk/end --lr 9 --steps 12
+    check but_not_the_best test "$(ls disk/end/checkpoints | tr '\n' ' ')" = "step_00000006 step_00000012 "
+    check whose_weights_stay cmp disk/end/best/model.safetensors before.safetensors
+    rm -r disk/*
+    "$cpu" $best 3 --keep 1 --out disk/end >/dev/null
+    cp disk/end/best/model.safetensors before.safetensors
+    head -c 20000 /dev/zero >disk/little
+    fill
+    rm disk/little
+    refuses a_better_one_has_no_room 2 'take .*B, and only .* are free' "$cpu" --resume --out disk/end --steps 6
+    check the_best_is_still_there test -s disk/end/checkpoints/step_00000003/state.safetensors
+    check with_its_weights cmp disk/end/best/model.safetensors before.safetensors
+    rm disk/fill
+    check with_room_it_comes "$cpu" --resume --out disk/end --steps 6
+    check better_than_before sh -c '! cmp -s disk/end/best/model.safetensors before.safetensors'
+    rm -r disk/*
     # Full from its first checkpoint on to the end: nothing was whole, or what was stays.
     "$cpu" $endless --save-every 3000 --out disk/first >first.out 2>first.err &
     await $! grep -qs 'step.:5,' disk/first/log.jsonl
