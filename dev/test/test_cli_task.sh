@@ -3,13 +3,14 @@
 # and on the GPU; packed rows have the losses of padded ones; wherever AdamW's state is, on however
 # many GPUs, and however often the run is stopped, the bits are the same; mistakes in one line.
 # usage: sh dev/test/test_cli_task.sh    (from the top of the repository, after make,
-#        make train_gpt2emu; TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: with more runs)
+#        make train_gpt2emu build/reviews; TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: with more runs)
 set -u
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$(pwd)/$1" ;; esac; }
 tide=$(absolute "${TIDE_GPU:-train_gpt2emu}")
 cpu=$(absolute "${TIDE_CPU:-train_gpt2}")
-launch=$(absolute scripts/launch.sh)
-for program in "$tide" "$cpu"; do
+reviews=$(absolute "${REVIEWS:-build/reviews}")
+launch=$(absolute scripts/launch.sh) top=$(pwd)
+for program in "$tide" "$cpu" "$reviews"; do
     [ -x "$program" ] || { echo "skip cli_task: $program is missing"; exit 0; }
 done
 export OMP_NUM_THREADS=1 EMU_THREADS=1
@@ -156,3 +157,18 @@ refuses packed_text 2 'pack on needs examples' "$cpu" --data text.txt --pack on
 refuses packed_words 2 'share their prompts' "$cpu" $labels --labels 's|h' --pack on
 go cut "$cpu" $tune --seq 24 --steps 1 --eval-every 0
 check what_is_cut_is_said grep -q '^data: [0-9]* of 500 examples are longer than --seq 24: prompts lose their front' cut.out
+
+# --- the script, in a folder of its own and in few steps -----------------------------------------
+
+mkdir -p made/scripts made/build
+cp "$top/scripts/finetune.sh" made/scripts
+ln -s "$reviews" made/build/reviews
+echo 'train_gpt2 build/reviews:' >made/Makefile
+printf '#!/bin/sh\ncase "$*" in *"--steps 0"*) ;; *) set -- "$@" --steps 3 --warmup 0 ;; esac\nexec "%s" "$@"\n' \
+    "$cpu" >made/train_gpt2
+chmod +x made/train_gpt2
+(cd made && sh scripts/finetune.sh >../made.out 2>&1)
+check the_script_evaluates_and_tunes sh -c 'grep -q "^val loss.*accuracy" made.out &&
+    grep -q "^data: .* rows of 128 tokens, packed" made.out && grep -q "are in out/finetune/tuned$" made.out'
+check the_script_takes_a_file sh -c 'cd made && FILE=../train.jsonl MODEL=out/finetune/read OUT=mine \
+    sh scripts/finetune.sh --seq 64 --no-save 2>&1 | grep "^3 of 3 steps"'
