@@ -1493,6 +1493,18 @@ static void choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
     gpt2_settle(g, &memory);
 }
 
+// Refuses a model whose rows backward cannot sum up in this GPU's shared memory.
+static void check_device(const GPT2 *g) {
+    const size_t needed = layernorm_backward_shared<floatX>(g->config.channels) + 2048;
+    int device, most;
+    CUDA(cudaGetDevice(&device));
+    CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    if (g->training && needed > (size_t)most)
+        die("to train %zu channels, a block needs %zu KiB of shared memory, and has %d on this "
+            "GPU: fewer --channels, or --optimizer mezo", g->config.channels,
+            (needed + 1023) / 1024, most / 1024);
+}
+
 // Settles where everything will be, on this machine or, with --plan, on the one that --rates and
 // the caps describe; prints it, and how long a step will take, if the rates are known. Returns the
 // planned bytes of GPU memory.
@@ -1500,6 +1512,7 @@ static size_t settle(GPT2 *g, Run *r) {
     const Options *o = &r->o;
     Limits limits;
     settle_limits(o, &limits);
+    if (limits.here) check_device(g);
     const size_t limit = limits.gpu, host_limit = limits.host;
     Rates rates;
     memset(&rates, 0, sizeof rates);

@@ -15,8 +15,15 @@ out=$(absolute "${OUT:-$(dirname "$0")/../out/$1}") trainer=${TRAINER:+$(absolut
 data=${DATA:+$(absolute "$DATA")} val=${VAL:+$(absolute "$VAL")}
 shift
 cd "$(dirname "$0")/.."
-[ -n "$trainer" ] || make train_gpt2cu
-trainer=${trainer:-./train_gpt2cu}
+default=train_gpt2cu
+case " $* " in *" --plan "*)  # where there is no GPU, any of them plans; the emulated one needs no nvcc
+    for t in ./train_gpt2emu ./train_gpt2cu; do
+        [ -n "$trainer" ] || [ -e /dev/nvidiactl ] || [ ! -x $t ] || trainer=$t
+    done
+    [ -e /dev/nvidiactl ] || default=train_gpt2emu ;;
+esac
+[ -n "$trainer" ] || make $default
+trainer=${trainer:-./$default}
 [ -x "$trainer" ] ||
     { echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2; exit 2; }
 case " $* " in *" --plan "*)  # needs no data

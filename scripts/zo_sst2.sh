@@ -20,8 +20,15 @@ if [ -d "$model" ]; then model=$(absolute "$model"); fi
 out=$(absolute "${OUT:-$(dirname "$0")/../out/zo_sst2_$(basename "$model")}")
 trainer=${TRAINER:+$(absolute "$TRAINER")} sst2=${SST2:+$(absolute "$SST2")}
 cd "$(dirname "$0")/.."
-[ -n "$trainer" ] || make train_gpt2cu
-trainer=${trainer:-./train_gpt2cu}
+default=train_gpt2cu
+case " $* " in *" --plan "*)  # where there is no GPU, any of them plans; the emulated one needs no nvcc
+    for t in ./train_gpt2emu ./train_gpt2cu; do
+        [ -n "$trainer" ] || [ -e /dev/nvidiactl ] || [ ! -x $t ] || trainer=$t
+    done
+    [ -e /dev/nvidiactl ] || default=train_gpt2emu ;;
+esac
+[ -n "$trainer" ] || make $default
+trainer=${trainer:-./$default}
 case " $* " in *" --plan "*)
     exec "$trainer" --model "$model" --optimizer mezo --precision fp16 --batch 16 --seq 64 \
         --labels ' terrible| great' "$@" ;;  # SST-2's prompts are about as long

@@ -367,6 +367,7 @@ static size_t slot_bytes(const GPT2 *g) {
 // allocator deals in.
 static size_t buffers_bytes(const Buffer *list, int n, bool host) {
     size_t total = 0, unit = host ? 4096 : 256;
+    assert(n <= MAX_BUFFERS);
     for (int i = 0; i < n; i++)
         if ((list[i].kind == BUFFER_HOST) == host) total += round_up(list[i].bytes, unit);
     return total;

@@ -458,19 +458,26 @@ static size_t layernorm_backward_scratch(size_t N, size_t C) {
     return min_size(ceil_div(N, 16), 512) * 3 * C;
 }
 
+// Bytes of shared memory that layernorm_backward asks for in a block; 2 KiB more leave room for what
+// is not asked for.
+template <typename X> static size_t layernorm_backward_shared(size_t C) {
+    const unsigned team = layernorm_team<X>(C);
+    return (team < BLOCK_THREADS ? BLOCK_THREADS / team : 1) * 3 * C * sizeof(float);
+}
+
 // Adds to dinp (the residual stream's gradient runs past this layer and is already there);
 // overwrites dw and db, and dinp_sum (C) with the sums of the columns of dinp as stored: the
 // gradient of the bias of the linear layer whose output's gradient dinp now is. NULL:
 // layernorm_dinp_sum() makes them later. scratch: layernorm_backward_scratch(N, C) floats. Ends the
 // program where C is too large for a block: 16384 channels in bf16 (A100: 13800), 12288 in fp32;
-// 8300 where a block has 99 KiB of shared memory.
+// 8272 where a block has 99 KiB of shared memory, see check_device().
 template <typename X>
 static void layernorm_backward(X *dinp, X *dw, X *db, X *dinp_sum, float *scratch, const X *dout,
                                const X *inp, const X *w, const float *mean, const float *rstd,
                                size_t N, size_t C, cudaStream_t stream) {
     const unsigned team = layernorm_team<X>(C);
     const unsigned teams = team < BLOCK_THREADS ? BLOCK_THREADS / team : 1;
-    const size_t shared = teams * 3 * C * sizeof(float), rows = layernorm_backward_rows(N);
+    const size_t shared = layernorm_backward_shared<X>(C), rows = layernorm_backward_rows(N);
     const size_t width = (dinp_sum != NULL ? 3 : 2) * C;
     const bool held = teams * team <= HELD_THREADS;
     const auto kernel = held ? layernorm_backward_kernel<X, true>

@@ -169,11 +169,17 @@ size_t dynamic_shared_limit(const void *entry) {
     return it == dynamic_limits->end() ? +SHARED_DEFAULT : it->second;
 }
 
+// Shared memory that a block may ask for (CUDA C++ Programming Guide, compute capabilities).
+size_t shared_opt_in() {
+    const int cc = options.capability;
+    return (cc == 80 || cc == 87 ? 163 : cc < 90 || cc >= 120 ? 99 : 227) * KiB;
+}
+
 cudaError_t set_function_attribute(const void *entry, cudaFuncAttribute attribute, int value) {
     Lock lock("cudaFuncSetAttribute");
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0
-        || value > SHARED_OPT_IN)
+        || (size_t)value > shared_opt_in())
         return set_error(cudaErrorInvalidValue);
     if (dynamic_limits == nullptr) dynamic_limits = new std::map<const void *, size_t>();
     (*dynamic_limits)[entry] = (size_t)value;
@@ -295,8 +301,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     snprintf(p->name, sizeof p->name, "Emulated GPU");
     p->totalGlobalMem = options.memory_bytes;
     p->sharedMemPerBlock = SHARED_DEFAULT;
-    p->sharedMemPerBlockOptin = SHARED_OPT_IN;
-    p->sharedMemPerMultiprocessor = SHARED_OPT_IN + KiB;
+    p->sharedMemPerBlockOptin = shared_opt_in();
+    p->sharedMemPerMultiprocessor = shared_opt_in() + KiB;
     p->major = options.capability / 10;
     p->minor = options.capability % 10;
     p->multiProcessorCount = options.multiprocessors;
@@ -321,8 +327,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     switch (attribute) {
     case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = SHARED_DEFAULT; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = SHARED_OPT_IN; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = SHARED_OPT_IN + KiB; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)shared_opt_in(); break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)(shared_opt_in() + KiB); break;
     case cudaDevAttrWarpSize: *value = p.warpSize; break;
     case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;

@@ -53,7 +53,8 @@ struct Options {
 };
 extern Options options;
 
-enum { KiB = 1024, SHARED_DEFAULT = 48 * KiB, SHARED_OPT_IN = 227 * KiB };
+enum { KiB = 1024, SHARED_DEFAULT = 48 * KiB };
+size_t shared_opt_in();                          // of this device, in bytes
 size_t dynamic_shared_limit(const void *entry);  // of this kernel, in bytes
 cudaError_t set_error(cudaError_t e);            // e, remembered for cudaGetLastError()
 uint64_t next_random(uint64_t *state);           // xorshift64*

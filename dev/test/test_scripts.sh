@@ -168,6 +168,7 @@ mkdir -p "$out"
 echo 'GPU  total                   100.4 of 999.0 MiB'
 echo 'host total                   70.20 of 999.0 GiB'
 echo '  step 0.250, of which 0.100 are not compute: 5 tokens/s'
+[ -z "${CANNED-}" ] || echo "ranks: $CANNED, ZeRO-2"
 for i in 6 2 1 4 3 5; do
     printf '{"step":%d,"loss":5.%d,"grad_norm":1.5,"lr":1e-4,"ms":%d00,"tokens_per_s":1' $i $i $i
     printf ',"tflops":%d7' $i
@@ -181,6 +182,10 @@ chmod +x canned
 compare canned_runs_agree 0 identical ./canned "none zero"
 check compare_numbers grep -qx "$(printf '%s\t' zero 6 400.0 40.0 80.0 280.0 200.0 60 0.04 2.00 3.00 \
     250.0 0.10 70.20 1.0 - 47 30 10 5 1)5.5" compare/compare.tsv
+# Of several GPUs, the log has what all do.
+CANNED=4 compare canned_ranks_agree 0 identical ./canned "none zero"
+check compare_tflops_are_of_each_gpu awk -F '\t' '$1 == "zero" && $17 == 12 && $3 == "400.0" { found = 1 }
+    END { exit !found }' compare/compare.tsv
 # A cap between what none and zero need: none is left out, and that is no error.
 compare for_their_sizes 0 identical "$TRAINER" "none zero" --recompute none --channels 256
 cap=$(awk "BEGIN { print int(($(planned GPU compare/none.txt) \
@@ -486,4 +491,12 @@ check zo_memory_has_both_models sh -c 'sh "$1/scripts/zo_memory.sh" opt-1.3b opt
 refuses zo_memory_says_what_is_wrong 2 'no such preset' sh "$top/scripts/zo_memory.sh" opt-1.3b foo
 check sst2_is_planned_without_data sh -c 'sh "$1/scripts/zo_sst2.sh" opt-13b --plan --gpu-memory 23G \
     --rates "$2" | grep -q "of 40 layers.*hidden"' - "$top" "$rates"
+mkdir -p no_make
+printf '#!/bin/sh\necho "make $*"; exit 1\n' >no_make/make
+chmod +x no_make/make
+for script in "zo_sst2.sh opt-125m" "train_offload.sh x --model gpt2"; do
+    [ -e /dev/nvidiactl ] || [ ! -x "$top/train_gpt2emu" ] ||
+        check "a_plan_compiles_nothing_${script%%.*}" sh -c 'env -u TRAINER PATH="$PWD/no_make:$PATH" \
+            sh "$1"/scripts/$2 --plan --rates "$3" | grep -q "^predicted time"' - "$top" "$script" "$rates"
+done
 check sst2_has_a_usage sh -c 'sh "$1/scripts/zo_sst2.sh" --help 2>&1 | grep -q "^usage: "' - "$top"
