@@ -16,7 +16,7 @@ data=${DATA:+$(absolute "$DATA")} val=${VAL:+$(absolute "$VAL")}
 shift
 cd "$(dirname "$0")/.."
 default=train_gpt2cu
-case " $* " in *" --plan "*)  # where there is no GPU, any of them plans; the emulated one needs no nvcc
+case " $* " in *" --plan "*)  # without a GPU: by either, as it is, or by the emulated one
     for t in ./train_gpt2emu ./train_gpt2cu; do
         [ -n "$trainer" ] || [ -e /dev/nvidiactl ] || [ ! -x $t ] || trainer=$t
     done

@@ -468,7 +468,7 @@ static void what_is_at_work(void) {
     const int gpu = drawn(COMPUTE, 4, ROW_COMPUTE, "forward", 0, stall);            // 16 .. 20
     const int cpu = drawn(CPU, 5 * ADAM_BYTES, ROW_HOST, "update", 0, gpu);         // 20 .. 25
     const int two = drawn(UPDATE, 1, ROW_UPDATE, "update", 0, cpu);                 // 25 .. 27,
-    const int half = drawn(COMPUTE, 3, ROW_COMPUTE, "forward", 0, cpu);             // .. 29: 1 alone
+    const int half = drawn(COMPUTE, 3, ROW_COMPUTE, "forward", 0, cpu);            // .. 29: 1 alone
     job(FETCH, 10, half, -1);                                                       // of no row
     const int last = drawn(OUT, 60, ROW_FLUSH, "flush", 60, half);                  // 29 .. 32
     const int late = drawn(COMPUTE, 5, ROW_COMPUTE, "forward", 0, last);            // 32 .. 37
