@@ -458,8 +458,8 @@ static size_t layernorm_backward_scratch(size_t N, size_t C) {
     return min_size(ceil_div(N, 16), 512) * 3 * C;
 }
 
-// Bytes of shared memory that a block of layernorm_backward asks for; 2 KiB more are for what it has
-// without asking.
+// Bytes of shared memory that a block of layernorm_backward asks for; what it has without asking
+// takes less than 2 KiB.
 template <typename X> static size_t layernorm_backward_shared(size_t C) {
     const unsigned team = layernorm_team<X>(C);
     return (team < BLOCK_THREADS ? BLOCK_THREADS / team : 1) * 3 * C * sizeof(float);
