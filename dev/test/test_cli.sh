@@ -282,6 +282,15 @@ if [ -n "$torch" ]; then
     "$torch" check.py whole d4.safetensors >torch.out
     check dump_is_what_pytorch_says awk '!($1 < 2e-5) || NF != 2 { wrong = 1; print }
         END { exit wrong || NR != 30 }' torch.out
+    awk 'length > 8 { gsub(/["\\]/, "_"); printf "{\"prompt\": \"%s\", \"completion\": \"%s\"}\n",
+        substr($0, 1, 3 + NR % 5), substr($0, 9, 2 + NR % 7) }' text.txt >packed.jsonl
+    "$tide" --model whole --data packed.jsonl --batch 2 --dump d5.safetensors >/dev/null
+    "$torch" check.py whole d5.safetensors >torch.out
+    check packed_rows_are_what_pytorch_says awk '!($1 < 2e-5) || NF != 2 { wrong = 1; print }
+        END { exit wrong || NR != 30 }' torch.out
+    sed 's/at < begins/at < 0 * begins/' check.py >across.py
+    "$torch" across.py whole d5.safetensors >torch.out
+    check pytorch_sees_across_documents awk '$1 > 1e-3 { n++ } END { exit n < 20 }' torch.out
     "$torch" wrong.py whole d4.safetensors >torch.out
     check pytorch_finds_a_wrong_term awk '$1 > 2e-5 { n++ } END { exit n < 20 }' torch.out
 else

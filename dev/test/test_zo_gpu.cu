@@ -529,9 +529,9 @@ static void check_weights(int shape, int type, int noise) {
                   && same_on_gpu(z->perturbed[1], w[1] + at, n * C),
                   "%s: head from %zu", name, v0);
         }
+        zo_encoder(g, &p, j);
         for (int s = 0; s < 2; s++) {
             float *x = floats(N * C);
-            zo_encoder(g, &p, j, s);
             for (size_t i = 0; i < N * C; i++) {
                 const size_t token = (size_t)g->inputs[i / C], position = i / C % g->max_T;
                 x[i] = as(type, w[s][token * C + i % C]
