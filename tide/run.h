@@ -411,8 +411,9 @@ static void run_agree(const Run *r) {
     options_write(&r->o, text, sizeof text);
     ranks_agree("options", text);
     ranks_agree("--out", r->o.out);
-    snprintf(text, sizeof text, "data %016" PRIx64 ", %zu sequences, %zu for evaluation, from "
-             "step %zu", r->state.data_hash, r->train.sequences, r->val.sequences, r->state.step);
+    snprintf(text, sizeof text, "data %016" PRIx64 ", %zu sequences, %zu for evaluation, %zu of "
+             "--choices, from step %zu", r->state.data_hash, r->train.sequences, r->val.sequences,
+             r->choices.sequences, r->state.step);
     ranks_agree("data", text);
 }
 
