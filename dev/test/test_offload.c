@@ -20,7 +20,7 @@ static size_t segment_begin(const GPT2Table *t, int s) {
 
 // Pieces are in order, gapless, and within one segment; what is where adds up.
 static void check_pieces(const GPT2Table *t, const Pieces *list, const OffloadChoice *c) {
-    const int L = t->tensors[t->ln_f_w].layer;
+    const int L = t->tensors[t->tail].layer;
     size_t at = 0, home[2] = {0, 0}, grads[2] = {0, 0}, kinds[PIECE_KINDS] = {0}, longest = 0;
     size_t *begins = (size_t *)alloc_or_fail((size_t)L + 3, sizeof(size_t), "segments");
     for (int s = 0; s <= L + 2; s++) begins[s] = segment_begin(t, s);

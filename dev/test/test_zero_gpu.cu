@@ -292,7 +292,7 @@ static Lengths lengths_of(const Shape *s) {
     const GPT2Config c = shape_config(s);
     GPT2Table t = gpt2_table(&c);
     Lengths x;
-    const size_t layers = t.tensors[t.first_layer].offset, tail = t.tensors[t.ln_f_w].offset;
+    const size_t layers = t.tensors[t.first_layer].offset, tail = t.tensors[t.tail].offset;
     x.L = s->L;
     x.n[0] = layers;
     x.n[1] = (tail - layers) / s->L;
