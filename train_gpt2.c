@@ -18,7 +18,7 @@
 #include "adam.h"
 #include "tide/model.h"
 #include "tide/matmul.h"
-#include "tide/run.h"
+#include "tide/evaluate.h"
 #include "tide/sample.h"
 #include "tide/vmath.h"
 #include "tide/zen_run.h"
@@ -843,9 +843,9 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
 // =============================================================================================
 // 3. One step
 
-// The loss behind gpt2_forward() of g->inputs, rows of this loader: per token, or, with --labels of
-// one token each, per sentence; `right` is then increased by how many labels are the likeliest. With
-// grad_scale, 1 / (what counts in the whole step), the head's half of the backward pass, too.
+// The loss behind gpt2_forward() of g->inputs, rows of this loader: per token, or, with --labels
+// of one token each, per sentence; `right` is then increased by how many labels are the likeliest.
+// With grad_scale, 1 / (what counts in the whole step), the head's half of the backward pass, too.
 static double gpt2_loss(GPT2 *g, const Run *r, const Loader *from, float grad_scale,
                         bool accumulate, size_t *right) {
     const Task *t = run_task(r);

@@ -16,6 +16,7 @@
 // micro-batches (upload()), and waits once per step for a result, the gradient norm. --plan runs
 // train_step() with streams that only write down what they are given (rehearsal.h).
 
+#include "tide/evaluate.h"
 #include "tide/sample.h"
 #include "tide/weights.cuh"
 #include "tide/zenflow.cuh"

@@ -1,0 +1,164 @@
+// evaluate.h: what a run (run.h) says of its model: the loss of held-out data, the share of questions
+// that are answered right, and losses by row.
+//
+//     run_eval()            evaluates what there is: --val or the held-out part, and --choices
+//     run_without_steps()   --steps 0: a sample, or an evaluation
+//
+// A trainer offers a RunLoss.
+#ifndef TIDE_EVALUATE_H
+#define TIDE_EVALUATE_H
+#include "run.h"
+
+// What a trainer offers: the mean loss of `rows` sequences of `from`, &r->val or &r->choices, from
+// number `first` on, and, unless losses is NULL, that of each token (rows, from->T). With labels of
+// one token it adds to *right how often the right one is the likeliest. r->damage says what cannot
+// be read.
+typedef double RunLoss(void *model, Run *r, const Loader *from, size_t first, size_t rows,
+                       float *losses, size_t *right);
+
+// Of a batch: its loss and how many labels are right, both summed; of a row: its loss, summed, and
+// how many tokens that is of.
+typedef struct { double loss, count; } RunScore;
+
+// A row's losses by token are losses (T).
+static RunScore run_score_row(const Task *t, size_t row, size_t T, const float *losses) {
+    RunScore x = {0, 0};
+    size_t from = 0, to = T, choice = 0;
+    if (t != NULL) {
+        const size_t i = task_find(t, row, &choice);
+        const TaskCut cut = task_cut(t, i, choice, T);
+        to = cut_inputs(cut);
+        from = to - cut_targets(cut);
+    }
+    for (size_t u = from; u < to; u++) x.loss += losses[u];
+    x.count = (double)(to - from);
+    return x;
+}
+
+// Of the rows' scores of a task: the mean loss of the right choices, over their tokens. Returns the
+// share of the examples with several whose right one has the highest likelihood per token (as llm.c
+// scores HellaSwag), or -1.
+static double run_rank(const Task *t, const RunScore *rows, size_t count, double *mean) {
+    RunScore sum = {0, 0};
+    double asked = 0, right = 0;
+    for (size_t i = 0, row = 0, n; row < count; i++, row += n) {
+        const RunScore *x = &rows[row], *answer = &x[t->label[i]];
+        size_t best = 0;
+        n = t->example[i + 1] - t->example[i] - 1;
+        for (size_t k = 1; k < n; k++)
+            if (x[k].loss / x[k].count < x[best].loss / x[best].count) best = k;
+        sum.loss += answer->loss;
+        sum.count += answer->count;
+        asked += n > 1;
+        right += n > 1 && best == (size_t)t->label[i];
+    }
+    *mean = sum.loss / sum.count;
+    if (asked == 0) return -1;
+    return right / asked;
+}
+
+// --scores: a line for each row.
+static void run_write_scores(FILE *f, const char *data, const Task *t, const RunScore *rows,
+                             size_t count) {
+    for (size_t row = 0; row < count; row++) {
+        size_t i = row, k = 0;
+        if (t != NULL) i = task_find(t, row, &k);
+        const double mean = rows[row].loss / rows[row].count;
+        fprintf(f, "{\"data\":\"%s\",\"index\":%zu,\"choice\":%zu,\"right\":%s,\"tokens\":%.0f,"
+                "\"loss\":%.9g,\"perplexity\":%.9g}\n", data, i, k,
+                t == NULL || (size_t)t->label[i] == k ? "true" : "false", rows[row].count, mean,
+                exp(fmin(mean, 700)));
+    }
+}
+
+// The mean loss over the first --eval-batches batches of &r->val, or all of &r->choices, in *mean:
+// always the same ones, in the same order. Returns the share that is right, or -1. Several ranks
+// take turns, and one that has nothing left repeats the last batch: it may have to give others its
+// shard of the weights. scores: the file of --scores, or NULL.
+static double run_score(Run *r, const Loader *from, RunLoss *loss, void *model, FILE *scores,
+                        double *mean) {
+    const bool words = r->words && from == &r->val;
+    const Task *t = words ? NULL : run_examples(r, from);
+    const size_t B = r->B, T = from->T, R = r->world;
+    size_t sequences = from->sequences, choice = 0;
+    if (from == &r->val) sequences = min_size(sequences, r->o.eval_batches * B);
+    if (t != NULL) {  // the last example is whole
+        const size_t i = task_find(t, sequences - 1, &choice);
+        sequences += t->example[i + 1] - t->example[i] - 2 - choice;
+    }
+    const size_t batches = (sequences + B - 1) / B, turns = (batches + R - 1) / R;
+    const bool by_row = t != NULL || scores != NULL;
+    const size_t each = by_row ? B : 1;
+    RunScore *mine = ALLOC(RunScore, turns * each * (1 + 2 * R), "evaluation");
+    RunScore *all = mine + turns * each, *ordered = all + turns * each * R, sum = {0, 0};
+    float *losses = by_row ? ALLOC(float, B * T, "evaluation") : NULL;
+    for (size_t i = 0; i < turns && !r->damaged; i++) {
+        const size_t first = min_size(i * R + r->rank, batches - 1) * B;
+        const size_t rows = min_size(B, sequences - first);
+        size_t right = 0;
+        mine[i * each].loss = loss(model, r, from, first, rows, losses, &right) * (double)rows;
+        mine[i * each].count = (double)right;
+        if (scores != NULL) sum.loss += mine[i * each].loss;  // of one rank
+        for (size_t b = 0; by_row && b < rows; b++)
+            mine[i * each + b] = run_score_row(t, first + b, T, losses + b * T);
+        r->damaged = r->damage.text[0] != '\0';
+    }
+    if (r->damaged && (r->o.steps == 0 || R > 1)) die("%s", r->damage.text);
+    ranks_exchange(mine, turns * each * sizeof *mine, all);
+    for (size_t i = 0; i < batches; i++)
+        memcpy(ordered + i * each, all + (i % R * turns + i / R) * each, each * sizeof *all);
+    for (size_t i = 0; i < batches && !by_row; i++) {
+        sum.loss += ordered[i].loss;
+        sum.count += ordered[i].count;
+    }
+    *mean = sum.loss / (double)sequences;
+    double share = words ? sum.count / (double)sequences : -1;
+    if (t != NULL) share = run_rank(t, ordered, sequences, mean);
+    if (scores != NULL)
+        run_write_scores(scores, from == &r->val ? "val" : "choices", t, ordered, sequences);
+    free(losses);
+    free(mine);
+    return share;
+}
+
+// Evaluates what there is: the held-out data and --choices. It goes to the log; of step 0 it is
+// printed.
+static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
+    const char *path = r->o.scores;
+    FILE *scores = NULL;
+    double mean = -1, right = -1, choices = -1, ignored;
+    Error err;
+    if (path != NULL && (scores = replace_open(path, &err)) == NULL) fail("%s", err.text);
+    if (r->val.sequences > 0) right = run_score(r, &r->val, loss, model, scores, &mean);
+    if (r->choices.sequences > 0 && !r->damaged)
+        choices = run_score(r, &r->choices, loss, model, scores, &ignored);
+    if (scores != NULL && !replace_close(scores, path, &err)) fail("%s", err.text);
+    if (r->damaged) return;
+    if (step == 0) {
+        if (mean >= 0) printf("val loss %.6f", mean);
+        if (right >= 0) printf(", accuracy %.1f %%", 100 * right);
+        if (mean >= 0) printf("\n");
+        if (choices >= 0) printf("choices: accuracy %.2f %%\n", 100 * choices);
+        return;
+    }
+    if (!log_eval(&r->log, step, mean, right, choices, &err)) fail("%s", err.text);
+    if (!log_plot(&r->log, &err)) fprintf(stderr, "tide: warning: %s\n", err.text);
+    if (r->o.keep_best && mean >= 0 && mean < r->lowest) {
+        r->lowest = mean;
+        r->due = true;  // it waits for an open window
+    }
+}
+
+// --steps 0: a sample, or an evaluation; and --out gets the model as it was loaded, which converts
+// it.
+static int run_without_steps(Run *r, RunLoss *loss, SampleNext *next, void *model) {
+    if (r->only_sampling) run_sample(r, 0, next, model);
+    else if (r->batches) run_eval(r, 0, loss, model);
+    if (option_given(&r->o, "out") && !r->o.resume) {
+        run_save_tokenizer(r, r->o.out);
+        run_write(r, 0, false);
+    }
+    return 0;
+}
+
+#endif
