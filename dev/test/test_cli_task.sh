@@ -134,9 +134,13 @@ for optimizer in "--offload zenflow --zen-topk 0.3" "--optimizer mezo --lr 1e-3 
     go "${name}_gpu" "$tide" $tune $few $optimizer --precision fp32
     near "${name}_on_examples_has_the_losses_of_the_cpu" "${name}_gpu" "${name}_cpu" 1e-4
 done
-go words_cpu "$cpu" $labels --labels 's|h' $few
-go words_gpu "$tide" $labels --labels 's|h' $few --precision fp32 --offload zero
-near words_on_the_gpu_have_the_losses_of_the_cpu words_gpu words_cpu 1e-4
+for how in "zero" "zenflow --zen-topk 0.3"; do
+    on_the_cpu=${how#zero}  # which has no --offload but zenflow
+    go words_cpu "$cpu" $labels --labels 's|h' $few ${on_the_cpu:+--offload $how}
+    go words_gpu "$tide" $labels --labels 's|h' $few --precision fp32 --offload $how
+    near "words_on_the_gpu_have_the_losses_of_the_cpu: ${how%% *}" words_gpu words_cpu 1e-4
+    rm -rf words_cpu words_gpu
+done
 
 # --- --dump --------------------------------------------------------------------------------------
 
