@@ -135,9 +135,9 @@ static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
     if (scores != NULL && !replace_close(scores, path, &err)) fail("%s", err.text);
     if (r->damaged) return;
     if (step == 0) {
-        if (mean >= 0) printf("val loss %.6f", mean);
+        if (r->val.sequences > 0) printf("val loss %.6f", mean);
         if (right >= 0) printf(", accuracy %.1f %%", 100 * right);
-        if (mean >= 0) printf("\n");
+        if (r->val.sequences > 0) printf("\n");
         if (choices >= 0) printf("choices: accuracy %.2f %%\n", 100 * choices);
         return;
     }

@@ -799,27 +799,24 @@ typedef struct {
     char more[1024];  // further members of its line in log.jsonl, each after a comma
 } StepResult;
 
-// --keep-best: the best checkpoint so far, the newest that the log names and that is there. One
-// that is gone is the best still, if OUT/best has its weights.
+// --keep-best: the best checkpoint so far, the newest that the log names and that is there: its
+// weights go to OUT/best at the next save. One that is gone is the best still if they are there.
 static void run_find_best(Run *r) {
     const LogSeries *named = &r->log.best;
-    char best[PATH_MAX], weights[PATH_MAX], path[PATH_MAX];
-    struct stat out, saved;
+    char best[PATH_MAX], path[PATH_MAX];
     size_t i = named->count;
     path_join(best, r->o.out, "best");
-    path_join(weights, best, "model.safetensors");
+    path_join(path, best, "model.safetensors");
     if (!make_directories(best)) die("%s: %s", best, strerror(errno));
     run_save_tokenizer(r, best);
-    r->best_is_out = stat(weights, &out) == 0;
+    r->best_is_out = path_exists(path);
     if (i > 0 && r->best_is_out) r->best = named->points[i - 1];
-    while (i-- > 0) {
-        state_path(path, r->o.out, named->points[i].step);
-        if (stat(path, &saved) != 0) continue;
+    for (bool there = false; i > 0 && !there;) {
+        state_path(path, r->o.out, named->points[--i].step);
+        there = path_exists(path);
+        if (!there) continue;
         r->best = named->points[i];
-        const double age = (double)(out.st_mtim.tv_sec - saved.st_mtim.tv_sec)
-                           + 1e-9 * (double)(out.st_mtim.tv_nsec - saved.st_mtim.tv_nsec);
-        r->best_is_out = r->best_is_out && age >= 0;
-        break;
+        r->best_is_out = false;
     }
 }
 
