@@ -161,9 +161,9 @@ static void zen_map_free(ZenMap *map) {
 // 2. Importance
 //
 // The importance of a column is the sum of the squares of its gradients over the steps of a window
-// (before the first selection: over as many of the warm-up's). The sums have one order, in C and CUDA: a column is
-// cut into blocks of 128 rows; within one, rows are added one after the other, in double; then the
-// blocks, in order. A square, too, is exact in double.
+// (before the first selection: over as many of the warm-up's). The sums have one order, in C and
+// CUDA: a column is cut into blocks of 128 rows; within one, rows are added one after the other, in
+// double; then the blocks, in order. A square, too, is exact in double.
 
 enum { ZEN_BLOCK = 128, ZEN_STRIP = 64 };  // ZEN_STRIP: columns of a thread's turn on the CPU
 

@@ -83,7 +83,7 @@ static void add_variable(Sm *s, const void *tag, size_t bytes, const char *name)
     const size_t dynamic = s->launch->config.shared;
     if (s->static_bytes + dynamic > SHARED_DEFAULT) {
         const size_t limit = dynamic_shared_limit(s->launch->entry);
-        const size_t most = limit > SHARED_DEFAULT ? shared_opt_in() : SHARED_DEFAULT;
+        const size_t most = limit > SHARED_DEFAULT ? shared_opt_in() : (size_t)SHARED_DEFAULT;
         if (s->static_bytes + dynamic > most)
             emu_fail("%zu bytes of static and %zu of dynamic shared memory together are too much: "
                      "a GPU refuses this launch", s->static_bytes, dynamic);
