@@ -232,7 +232,7 @@ static const Option option_table[] = {
     TEXT("rates", rates, NULL, "FILE", O_OWN | O_GPU,
          "what a machine can do; else it is measured when needed"),
     FLAG("calibrate", calibrate, O_OWN | O_GPU,
-         "measure them, of --model (else 7b), and write them to --rates; exit"),
+         "measure them, of --model (else 7b), into --rates; exit"),
     TEXT("trace", trace, NULL, "FILE", O_OWN | O_GPU, "a timeline of all steps for Perfetto"),
 
     TITLE("Importance-aware updates (--offload zenflow)"),
