@@ -559,10 +559,10 @@ static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
     compute_span(g, NULL, 0);
 }
 
-// The other head, gpt2_classify() of train_gpt2.c, whose targets are `where`: which of g->words comes
-// next, at one position of each sequence? Arguments and results as those of gpt2_head(), with
-// grad_scale = 1 / (sequences of the whole step); without it, g->loss[1] is then how often the right
-// word is the likeliest.
+// The other head, gpt2_classify() of train_gpt2.c, whose targets are `where`: which of g->words
+// comes next, at one position of each sequence? Arguments and results as those of gpt2_head(), with
+// grad_scale = 1 / (sequences of the whole step); without it, g->loss[1] is then how often the
+// right word is the likeliest.
 static void gpt2_classify(GPT2 *g, float grad_scale, double share, bool accumulate) {
     const size_t C = config_embed(&g->config), B = g->B, T = g->T;
     const bool trains = grad_scale != 0;
@@ -1348,8 +1348,8 @@ static LayerTimes time_layers(const Run *r, size_t layers, Rates rates) {
     if (r->o.recompute == RECOMPUTE_AUTO) g->choice.recompute = RECOMPUTE_NONE;
     gpt2_place(g);
     if (gpt2_bytes(g) > gpu_available())
-        die("to measure this model's speed, %zu layer%s of it need %.1f MiB of GPU memory, and %.1f "
-            "are free: try a smaller --batch or --seq, or say --rates FILE", layers,
+        die("to measure this model's speed, %zu layer%s of it need %.1f MiB of GPU memory, and "
+            "%.1f are free: try a smaller --batch or --seq, or say --rates FILE", layers,
             plural(layers), mib(gpt2_bytes(g)), mib(gpu_available()));
     gpt2_allocate(g);
     for (int i = 0; i < g->table.count; i++) {  // of zeros, products are faster

@@ -1,5 +1,5 @@
-// evaluate.h: what a run (run.h) says of its model: the loss of held-out data, the share of questions
-// that are answered right, and losses by row.
+// evaluate.h: what a run (run.h) says of its model: the loss of held-out data, the share of
+// questions that are answered right, and losses by row.
 //
 //     run_eval()            evaluates what there is: --val or the held-out part, and --choices
 //     run_without_steps()   --steps 0: a sample, or an evaluation

@@ -171,8 +171,8 @@ static size_t token_order(int32_t *rows, int32_t *first, int32_t *count, const i
     return groups;
 }
 
-// A block sums the rows of one token for 32 packs of channels, and adds them to dwte; or, with dwpe,
-// those of one position: group g of the order is position g.
+// A block sums the rows of one token for 32 packs of channels, and adds them to dwte; or, with
+// dwpe, those of one position: group g of the order is position g.
 template <typename X>
 __global__ static void encoder_backward_wte_kernel(float *dwte, X *dwpe, const X *dout,
                                                    const int32_t *tokens, TokenOrder order,
@@ -204,8 +204,8 @@ __global__ static void encoder_backward_wpe_kernel(X *dwpe, const X *dout, size_
 
 // Adds to dwte (V, C), in fp32, where a tied head has left its part; overwrites of dwpe the rows of
 // the positions that occur: 0 .. T-1, or, of rows with several documents, those of `places`.
-// `order` is token_order() of the same tokens, copied to the device; `places` that of the positions,
-// or no groups. NULL: that gradient is not there.
+// `order` is token_order() of the same tokens, copied to the device; `places` that of the
+// positions, or no groups. NULL: that gradient is not there.
 template <typename X>
 static void encoder_backward(float *dwte, X *dwpe, const X *dout, const int32_t *tokens,
                              TokenOrder order, TokenOrder places, size_t B, size_t T, size_t C,

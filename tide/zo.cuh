@@ -145,8 +145,8 @@ zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *tar
 }
 
 // gpt2_classify() of train_gpt2.c: a block per sequence, of which x (T, C) are the normalised rows.
-// With grad_scale also the gradients of its logits, slopes (B, TASK_LABELS), and of its row of x, in
-// dx; without, both are NULL.
+// With grad_scale also the gradients of its logits, slopes (B, TASK_LABELS), and of its row of x,
+// in dx; without, both are NULL.
 __global__ static void classify_kernel(float *losses, float *right, float *slopes, floatX *dx,
                                        const floatX *x, const int32_t *where, const floatX *head,
                                        ZoConfig c, Words words, int tensor, uint32_t step,
