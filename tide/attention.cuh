@@ -520,14 +520,31 @@ __device__ static inline void stage_load(X *stages, int j, const X *x, int x_pit
 // may see are not loaded, and those that none of a warp's may see it leaves out. What its rows see
 // of a tile on the border is masked. Without, nothing of this is in the machine code.
 
-// Where the document begins of the warp's row that element e of fragment m belongs to.
-template <int MI>
-__device__ static inline void row_begins(int (&begin)[MI][2], const int32_t *begins, int row0,
-                                         int rows) {
+// Copies the begins of a tile of `rows` rows, in which those past the end are as the last. A thread
+// copies one.
+__device__ static inline void begins_load(int32_t *tile, const int32_t *begins, int rows) {
+    static_assert(FLASH_THREADS == 64 * QUERY_MI, "a row for each thread");
+    tile[threadIdx.x] = begins[(int)threadIdx.x < rows ? (int)threadIdx.x : rows - 1];
+}
+
+// Masks the scores of the warp's rows with those of the keys from key0 on that they may not see.
+// first: the tile's first row. APART: from each side; the same, but of the two, nvcc has registers
+// for one in the forward kernel and for the other in that of dq.
+template <bool APART, int MI, int NB>
+__device__ static inline void mask_unseen(float (&s)[MI][NB][4], const int32_t *begin, int key0,
+                                          int first, int row0) {
+    if (key0 >= begin[row0 + 16 * MI - 1] && key0 + 8 * NB - 1 <= first + row0) return;
     UNROLL for (int m = 0; m < MI; m++)
         UNROLL for (int r = 0; r < 2; r++) {
             const int row = row0 + fragment_row(m, 2 * r);
-            begin[m][r] = begins[row < rows ? row : rows - 1];
+            const int from = begin[row] - key0, to = first + row - key0;
+            const unsigned more = (unsigned)(first + row - begin[row]);
+            UNROLL for (int n = 0; n < NB; n++)
+                UNROLL for (int e = 2 * r; e < 2 * r + 2; e++) {
+                    const int key = fragment_column(n, e);
+                    if (APART ? key < from || key > to : (unsigned)(key - from) > more)
+                        s[m][n][e] = -INFINITY;
+                }
         }
 }
 
@@ -539,11 +556,12 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, const int32_t *
     extern __shared__ int4 flash_shared[];
     X *const q_tile = reinterpret_cast<X *>(flash_shared);  // (ROWS, D)
     X *const stages = q_tile + ROWS * D;                    // (2, k and v, KEYS, D)
+    int32_t *const begin = reinterpret_cast<int32_t *>(stages + 4 * KEYS * D);  // (ROWS), if PACKED
     const int lane = threadIdx.x % 32, row0 = threadIdx.x / 32 * 16 * MI, HS = (int)(C / NH);
     const FlashWork w = flash_work(ROWS, false, B, T, C, NH, group);
     const int pitch = (int)(3 * C), first = w.first, rows = w.rows;
     const X *q = qkv + w.at_qkv, *k = q + C, *v = k + C;
-    const int32_t *begin = PACKED ? begins + w.at_row + first : NULL;  // of the tile's rows
+    if (PACKED) begins_load(begin, begins += w.at_row + first, rows);
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
 
     float o[MI][D / 8][4], max[MI][2], sum[MI][2];  // max: of q . k, without the scale
@@ -553,7 +571,7 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, const int32_t *
         sum[m][0] = sum[m][1] = 0;
     }
     tile_load<D, ROWS>(q_tile, q + (int64_t)first * pitch, pitch, rows, HS);
-    const int tile0 = PACKED ? begin[0] / KEYS : 0;
+    const int tile0 = PACKED ? begins[0] / KEYS : 0;
     stage_load<D, KEYS>(stages, tile0, k, pitch, v, pitch, tile0 * KEYS, T, HS);
     __pipeline_commit();
     for (int j = tile0; j < tiles; j++) {
@@ -570,17 +588,12 @@ attention_forward_flash_kernel(X *out, float *lse, const X *qkv, const int32_t *
 
         float s[MI][NB][4];
         tile_product<D>(s, q_tile, row0, k_tile);
-        if (key0 + KEYS - 1 > first + row0) {
+        if (!PACKED && key0 + KEYS - 1 > first + row0) {
             FOR_FRAGMENTS(m, n, NB, e)
                 if (key0 + fragment_column(n, e) > first + row0 + fragment_row(m, e))
                     s[m][n][e] = -INFINITY;
         }
-        if (PACKED && key0 < begin[(row0 + 16 * MI < rows ? row0 + 16 * MI : rows) - 1]) {
-            int from[MI][2];
-            row_begins(from, begin, row0, rows);
-            FOR_FRAGMENTS(m, n, NB, e)
-                if (key0 + fragment_column(n, e) < from[m][e / 2]) s[m][n][e] = -INFINITY;
-        }
+        if (PACKED) mask_unseen<true>(s, begin, key0, first, row0);
         float rescale[MI][2];
         bool moved = false;
         UNROLL for (int m = 0; m < MI; m++)
@@ -633,11 +646,12 @@ attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *d
     bf16 *const q_tile = reinterpret_cast<bf16 *>(flash_shared);  // (ROWS, D)
     bf16 *const d_tile = q_tile + ROWS * D;                       // (ROWS, D), of dout
     bf16 *const stages = d_tile + ROWS * D;                       // (2, k and v, KEYS, D)
+    int32_t *const begin = reinterpret_cast<int32_t *>(stages + 4 * KEYS * D);  // (ROWS), if PACKED
     const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)(C / NH);
     const FlashWork w = flash_work(ROWS, false, B, T, C, NH, group);
     const int pitch = (int)(3 * C), first = w.first, rows = w.rows;
     const bf16 *q = qkv + w.at_qkv, *k = q + C, *v = k + C, *d = dout + w.at_out;
-    const int32_t *begin = PACKED ? begins + w.at_row + first : NULL;
+    if (PACKED) begins_load(begin, begins += w.at_row + first, rows);
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
 
     float dq[MI][D / 8][4], row_lse2[MI][2], row_delta[MI][2], factor[MI][2];
@@ -651,7 +665,7 @@ attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *d
         }
     tile_load<D, ROWS>(q_tile, q + (int64_t)first * pitch, pitch, rows, HS);
     tile_load<D, ROWS>(d_tile, d + first * C, (int)C, rows, HS);
-    const int tile0 = PACKED ? begin[0] / KEYS : 0;
+    const int tile0 = PACKED ? begins[0] / KEYS : 0;
     stage_load<D, KEYS>(stages, tile0, k, pitch, v, pitch, tile0 * KEYS, T, HS);
     __pipeline_commit();
     for (int j = tile0; j < tiles; j++) {
@@ -667,18 +681,14 @@ attention_backward_dq_flash_kernel(bf16 *dqkv, const float *delta, const bf16 *d
         if (PACKED && key0 + KEYS <= begin[row0]) continue;
 
         float s[MI][NB][4], dp[MI][NB][4];
-        int from[MI][2];
         tile_product<D>(s, q_tile, row0, k_tile);
         tile_product<D>(dp, d_tile, row0, v_tile);
-        const bool masked = key0 + KEYS - 1 > first + row0;
-        if (PACKED) row_begins(from, begin, row0, rows);
-        FOR_FRAGMENTS(m, n, NB, e) {
-            const int key = key0 + fragment_column(n, e);
+        if (PACKED) mask_unseen<false>(s, begin, key0, first, row0);
+        const bool masked = !PACKED && key0 + KEYS - 1 > first + row0;
+        FOR_FRAGMENTS(m, n, NB, e)
             score_gradient(s[m][n][e], dp[m][n][e], w.scale2, row_lse2[m][e / 2],
-                           row_delta[m][e / 2],
-                           (!masked || key <= first + row0 + fragment_row(m, e))
-                               && (!PACKED || key >= from[m][e / 2]));
-        }
+                           row_delta[m][e / 2], !masked || key0 + fragment_column(n, e)
+                                                           <= first + row0 + fragment_row(m, e));
         tile_accumulate<D>(dq, dp, k_tile);
     }
     bf16 *to = dqkv + w.at_qkv + (int64_t)first * pitch;
@@ -698,13 +708,12 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
     bf16 *const v_tile = k_tile + ROWS * D;                       // (ROWS, D)
     bf16 *const stages = v_tile + ROWS * D;                       // (2, q and dout, QUERIES, D)
     float *const statistics = reinterpret_cast<float *>(stages + 4 * QUERIES * D);
-    // statistics (2, lse and delta, QUERIES)
+    enum { STATISTICS = PACKED ? 3 : 2 };  // (2, lse and delta, and begins, QUERIES)
     const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)(C / NH);
     const FlashWork w = flash_work(ROWS, true, B, T, C, NH, group);
     const int pitch = (int)(3 * C), first = w.first, rows = w.rows;
     const bf16 *q = qkv + w.at_qkv, *k = q + C, *v = k + C, *d = dout + w.at_out;
-    const int32_t *begin = PACKED ? begins + w.at_row : NULL;
-    int tiles = (rows + QUERIES - 1) / QUERIES;  // from the diagonal to the end
+    const int tiles = (rows + QUERIES - 1) / QUERIES;  // from the diagonal to the end
 
     float dk[MI][D / 8][4], dv[MI][D / 8][4], k_factor[MI][2], v_factor[MI][2];
     FOR_FRAGMENTS(m, n, D / 8, e) dk[m][n][e] = dv[m][n][e] = 0;
@@ -713,16 +722,19 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
         v_factor[m][0] = v_factor[m][1] = 1;
     }
     // Starts the copies of query tile j; queries past the end have q, dout, lse and delta 0: for
-    // them p is finite and ds is 0, and neither adds anything.
+    // them p is finite and ds is 0, and neither adds anything. They begin behind all keys.
     const auto load_queries = [&](int j) {
         const int query0 = first + j * QUERIES;
         stage_load<D, QUERIES>(stages, j, q, pitch, d, (int)C, query0, T, HS);
+        float *at = statistics + j % 2 * STATISTICS * QUERIES + threadIdx.x;
+        const int query = query0 + threadIdx.x % QUERIES;
         if (threadIdx.x < 2 * QUERIES) {
-            const int query = query0 + threadIdx.x % QUERIES;
             const float *from = threadIdx.x < QUERIES ? lse : delta;
-            float *at = statistics + j % 2 * 2 * QUERIES + threadIdx.x;
             if (query < (int)T) __pipeline_memcpy_async(at, from + w.head * T + query, 4);
             else *at = 0;
+        } else if (PACKED && threadIdx.x < 3 * QUERIES) {
+            if (query < (int)T) __pipeline_memcpy_async(at, begins + w.at_row + query, 4);
+            else *at = __int_as_float((int)T);
         }
         __pipeline_commit();
     };
@@ -732,31 +744,38 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
     for (int j = 0; j < tiles; j++) {
         const int query0 = first + j * QUERIES;
         const bf16 *q_tile = stages + j % 2 * 2 * QUERIES * D, *d_tile = q_tile + QUERIES * D;
-        const float *tile_lse = statistics + j % 2 * 2 * QUERIES, *tile_delta = tile_lse + QUERIES;
+        const float *tile_lse = statistics + j % 2 * STATISTICS * QUERIES;
+        const float *tile_delta = tile_lse + QUERIES;
+        const int32_t *begin = reinterpret_cast<const int32_t *>(tile_delta + QUERIES);
         __pipeline_wait_prior(0);
         __syncthreads();  // tile j is there for all threads, and none reads tile j - 1 any more
-        if (PACKED && j + 1 < tiles && begin[query0 + QUERIES] >= first + ROWS)
-            tiles = j + 1;  // later documents see none of these keys
+        if (PACKED && begin[0] >= first + ROWS) break;  // from here on none sees any of the keys
         if (j + 1 < tiles) load_queries(j + 1);
         if (row0 >= rows || query0 + QUERIES - 1 < first + row0) continue;
-        if (PACKED && begin[query0] >= first + row0 + 16 * MI) continue;
+        if (PACKED && begin[0] >= first + row0 + 16 * MI) continue;
 
         float s[MI][NB][4], dp[MI][NB][4];
         tile_product<D>(s, k_tile, row0, q_tile);
         tile_product<D>(dp, v_tile, row0, d_tile);
         const bool masked = query0 < first + row0 + 16 * MI - 1;
+        if (PACKED && begin[QUERIES - 1] > first + row0) {
+            UNROLL for (int n = 0; n < NB; n++)
+                UNROLL for (int c = 0; c < 2; c++) {
+                    const int from = begin[fragment_column(n, c)] - first - row0;
+                    UNROLL for (int m = 0; m < MI; m++)
+                        UNROLL for (int e = c; e < 4; e += 2)
+                            if (from > fragment_row(m, e)) s[m][n][e] = -INFINITY;
+                }
+        }
         UNROLL for (int n = 0; n < NB; n++)
             UNROLL for (int c = 0; c < 2; c++) {
                 const int column = fragment_column(n, c);
                 const float lse2 = tile_lse[column] * LOG2_E, dl = tile_delta[column];
-                const int query = query0 + column < (int)T ? query0 + column : (int)T - 1;
-                const int from = PACKED ? begin[query] : 0;
                 UNROLL for (int m = 0; m < MI; m++)
                     UNROLL for (int e = c; e < 4; e += 2)
                         score_gradient(s[m][n][e], dp[m][n][e], w.scale2, lse2, dl,
-                                       (!masked || query0 + column
-                                                   >= first + row0 + fragment_row(m, e))
-                                       && (!PACKED || from <= first + row0 + fragment_row(m, e)));
+                                       !masked || query0 + column
+                                                  >= first + row0 + fragment_row(m, e));
             }
         tile_accumulate<D>(dv, s, d_tile);
         tile_accumulate<D>(dk, dp, q_tile);
@@ -779,7 +798,8 @@ template <typename X>
 static void attention_forward_flash(X *out, float *lse, const X *qkv, const int32_t *begins,
                                     size_t B, size_t T, size_t C, size_t NH, cudaStream_t stream) {
     const size_t D = round_up(C / NH, 32), rows = 64 * QUERY_MI;
-    const size_t bytes = (rows + 4 * FORWARD_KEYS(D)) * D * sizeof(X);
+    const size_t numbers = begins != NULL ? rows : 0;
+    const size_t bytes = (rows + 4 * FORWARD_KEYS(D)) * D * sizeof(X) + 4 * numbers;
     const auto kernel = begins != NULL ? FLASH_KERNEL(attention_forward_flash_kernel, D, X, true)
                                        : FLASH_KERNEL(attention_forward_flash_kernel, D, X, false);
     LET_SHARED(kernel, bytes);
@@ -796,8 +816,8 @@ static void attention_backward_flash_of(bf16 *dqkv, float *delta, const bf16 *do
     attention_delta(delta, dout, out, B, T, C, NH, stream);
     for (int of_keys = 1; of_keys >= 0; of_keys--) {
         const size_t rows = 64 * (size_t)(of_keys ? KEY_MI(D) : QUERY_MI);
-        const size_t bytes = (2 * rows + 4 * columns) * D * sizeof(bf16)
-                           + (of_keys ? 4 * columns * sizeof(float) : 0);
+        const size_t numbers = of_keys ? (PACKED ? 6 : 4) * columns : PACKED ? rows : 0;
+        const size_t bytes = (2 * rows + 4 * columns) * D * sizeof(bf16) + 4 * numbers;
         const auto kernel = of_keys ? FLASH_KERNEL(attention_backward_dkdv_flash_kernel, D, PACKED)
                                     : FLASH_KERNEL(attention_backward_dq_flash_kernel, D, PACKED);
         LET_SHARED(kernel, bytes);
