@@ -15,7 +15,7 @@
 
 #define FIXTURES "dev/reference/fixtures"
 static const char *const cases[] = {"gpt2", "gpt2-odd", "gpt2-untied", "gpt2-accum", "gpt2-long",
-                                    "opt", "opt-350m"};
+                                    "gpt2-packed", "opt", "opt-350m"};
 enum { CASES = sizeof cases / sizeof cases[0] };
 
 // Largest |a - b| / max|b| that fp32 rounding may cause. dev/reference/README.md has the study
@@ -75,6 +75,7 @@ static void gpt2_load(GPT2 *g, const char *dir, size_t B, size_t T, size_t accum
     model_config_load(dir, &g->config);
 #ifdef ON_GPU
     g->accumulating = accum > 1;
+    g->packed = true;  // room for begins
 #endif
     (void)accum;
     gpt2_make(g, B, T, true);
@@ -82,12 +83,28 @@ static void gpt2_load(GPT2 *g, const char *dir, size_t B, size_t T, size_t accum
     model_load(dir, &g->config, &g->table, &here);
 }
 
+// How many of n targets are trained: all but those that are -1.
+static size_t targets_of(const int32_t *targets, size_t n) {
+    size_t trained = 0;
+    for (size_t i = 0; i < n; i++) trained += targets[i] >= 0;
+    return trained;
+}
+
+// Where the documents of rows begin, if a case has several in a row.
+static const int32_t *begins_of(const SafeTensors *reference) {
+    const SafeTensor *t = safetensors_find(reference, "begins");
+    return t == NULL ? NULL : (const int32_t *)(const void *)t->data;
+}
+
 #ifdef ON_GPU
 // Forward and backward of one of a step's `accum` micro-batches.
-static void micro_batch(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_t B, size_t T,
-                        size_t micro, size_t accum, float *logits) {
-    gpt2_forward(g, inputs, NULL, targets, B, T);
-    gpt2_head(g, 1.0f / (float)(B * T * accum), 1 / (double)accum, micro > 0, logits);
+static void micro_batch(GPT2 *g, const int32_t *inputs, const int32_t *targets,
+                        const int32_t *begins, size_t B, size_t T, size_t micro, size_t accum,
+                        float *logits) {
+    const size_t trained = targets_of(targets, B * T);  // as many in each micro-batch
+    gpt2_forward(g, inputs, begins, targets, B, T);
+    gpt2_head(g, 1.0f / (float)(trained * accum),
+              (double)(B * T) / (double)(trained * accum), micro > 0, logits);
     gpt2_backward(g, micro > 0, micro + 1 == accum);
 }
 
@@ -97,10 +114,13 @@ static double norm_and_loss(GPT2 *g, double *loss) { return gpt2_grad_norm_squar
 #else
 // Forward and backward of one of a step's `accum` micro-batches.
 static double loss_so_far;
-static void micro_batch(GPT2 *g, const int32_t *inputs, const int32_t *targets, size_t B, size_t T,
-                        size_t micro, size_t accum, float *logits) {
-    gpt2_forward(g, inputs, NULL, B, T);
-    const double loss = gpt2_head(g, targets, 1.0f / (float)(B * T * accum), micro > 0, logits);
+static void micro_batch(GPT2 *g, const int32_t *inputs, const int32_t *targets,
+                        const int32_t *begins, size_t B, size_t T, size_t micro, size_t accum,
+                        float *logits) {
+    const size_t trained = targets_of(targets, B * T);  // as many in each micro-batch
+    gpt2_forward(g, inputs, begins, B, T);
+    const double loss = gpt2_head(g, targets, 1.0f / (float)(trained * accum), micro > 0, logits)
+                      * (double)(B * T) / (double)trained;
     loss_so_far = (micro > 0 ? loss_so_far : 0) + loss / (double)accum;
     gpt2_backward(g, inputs, micro > 0);
 }
@@ -232,7 +252,8 @@ static void test_reference_gradients(void) {
         if (refused(&g)) continue;
         float *logits = ALLOC(float, N * g.config.vocab_padded, "logits");
         double loss;
-        micro_batch(&g, inputs, targets, B, T, 0, 1, logits);
+        const int32_t *begins = begins_of(&reference);
+        micro_batch(&g, inputs, targets, begins, B, T, 0, 1, logits);
         norm_and_loss(&g, &loss);
         float *grads = gradients(&g);
         check_number(cases[i], &reference, "loss", 1, loss, TOLERANCE(LOSS));
@@ -276,15 +297,17 @@ static void test_reference_training(void) {
         SafeTensors reference = open_file(dir, "train.safetensors");
         const int32_t *inputs = (const int32_t *)(const void *)find(&reference, "tokens")->data;
         const int32_t *targets = (const int32_t *)(const void *)find(&reference, "targets")->data;
+        const int32_t *begins = begins_of(&reference);
         GPT2 g;
         gpt2_load(&g, dir, B, T, o.accum);
         if (refused(&g)) continue;
         for (size_t step = 1; step <= o.steps; step++) {
             double loss;
             for (size_t micro = 0; micro < o.accum; micro++) {
-                micro_batch(&g, inputs, targets, B, T, micro, o.accum, NULL);
+                micro_batch(&g, inputs, targets, begins, B, T, micro, o.accum, NULL);
                 inputs += B * T;
                 targets += B * T;
+                if (begins != NULL) begins += B * T;
             }
             const double norm_squared = norm_and_loss(&g, &loss), norm = sqrt(norm_squared);
             const double lr = schedule_lr(&o, step);

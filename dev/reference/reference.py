@@ -31,10 +31,11 @@ import torch
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
 
 # L layers, NH heads, C channels, F width of the MLP, V vocabulary, ctx rows of the position table;
-# E width of the embeddings, if not C; B sequences per micro-batch, T tokens each. `stream` scales what enters the residual stream: where
-# it is small, layer norm's epsilon matters.
-BASE = dict(family="gpt2", act="gelu_new", tied=True, E=None, stream=1.0, accum=1, steps=10, warmup=3,
-            lr=1e-2, min_lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-3, weight_decay=0.1)
+# E width of the embeddings, if not C; B sequences per micro-batch, T tokens each. `stream` scales
+# what enters the residual stream: where it is small, layer norm's epsilon matters. `packed`: a row
+# holds several documents, and a third of the targets, -1, are not trained.
+BASE = dict(family="gpt2", act="gelu_new", tied=True, E=None, stream=1.0, packed=False, accum=1,
+            steps=10, warmup=3, lr=1e-2, min_lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-3, weight_decay=0.1)
 CASES = {
     # the plain case: every length is equal to its table, the head is tied
     "gpt2": dict(BASE, seed=1, L=2, NH=2, C=16, F=64, V=61, ctx=12, B=2, T=12, clip=1.85),
@@ -55,6 +56,9 @@ CASES = {
     # two micro-batches per step
     "gpt2-accum": dict(BASE, seed=6, L=1, NH=2, C=12, F=48, V=40, ctx=10, B=2, T=9, clip=1.6,
                        accum=2),
+    # several documents in a row
+    "gpt2-packed": dict(BASE, seed=8, L=2, NH=2, C=16, F=64, V=61, ctx=40, B=2, T=36, clip=1.6,
+                        packed=True),
 }
 TRAINING_KEYS = ("seed", "B", "T", "accum", "steps", "lr", "min_lr", "warmup", "beta1", "beta2",
                  "eps", "weight_decay", "clip")
@@ -120,11 +124,17 @@ def causal_mask(T):  # (T, T), true where row t may not look at column s
     return t[None, :] > t[:, None]
 
 
-def attention(q, k, v, heads):  # (B, T, C) each
+def other_documents(begins):  # (B, T) -> (B, 1, T, T), true where s is of another document than t
+    return (begins[:, None, :, None] != begins[:, None, None, :])
+
+
+def attention(q, k, v, heads, begins=None):  # (B, T, C) each
     B, T, C = q.shape
     q, k, v = (x.reshape(B, T, heads, C // heads).permute(0, 2, 1, 3) for x in (q, k, v))
     score = q @ k.transpose(-1, -2) / math.sqrt(C // heads)  # (B, NH, T, T)
     score = score.masked_fill(causal_mask(T), -math.inf)
+    if begins is not None:
+        score = score.masked_fill(other_documents(begins), -math.inf)
     att = torch.exp(score - score.max(-1, keepdim=True)[0])
     att = att / att.sum(-1, keepdim=True)
     return (att @ v).permute(0, 2, 1, 3).reshape(B, T, C)
@@ -134,8 +144,9 @@ def residual(x, y):
     return x + y
 
 
-def lookup(wte, wpe, tokens, offset):  # OPT's table of positions starts with `offset` unused rows
-    return wte[tokens] + wpe[torch.arange(tokens.shape[1]) + offset]
+def lookup(wte, wpe, tokens, offset, begins=None):  # OPT's positions start with `offset` unused rows
+    places = torch.arange(tokens.shape[1]) - (0 if begins is None else begins)
+    return wte[tokens] + wpe[places + offset]
 
 
 def linear(p, name, x, family):  # GPT-2 keeps weights as (C, OC), OPT as (OC, C)
@@ -143,8 +154,9 @@ def linear(p, name, x, family):  # GPT-2 keeps weights as (C, OC), OPT as (OC, C
     return x @ (w if family == "gpt2" else w.t()) + p[name + ".bias"]
 
 
-def forward(p, c, tokens):
-    """tokens (B, T) -> logits (B, T, V). p: parameters under their Hugging Face names."""
+def forward(p, c, tokens, begins=None):
+    """tokens (B, T) -> logits (B, T, V). p: parameters under their Hugging Face names. begins (B, T):
+    where in its row each token's document begins."""
     gpt2 = c["family"] == "gpt2"
     act = relu if c["act"] == "relu" else gelu
 
@@ -156,17 +168,17 @@ def forward(p, c, tokens):
     post = c["E"] is not None
     if post:  # OPT-350M
         wte = wte @ p[top + "project_in.weight"].t()
-    x = lookup(wte, wpe, tokens, 0 if gpt2 else 2)
+    x = lookup(wte, wpe, tokens, 0 if gpt2 else 2, begins)
     for i in range(c["L"]):
         h = top + ("h.%d." if gpt2 else "layers.%d.") % i
         if gpt2:
             qkv = linear(p, h + "attn.c_attn", norm(h + "ln_1", x), "gpt2").split(c["C"], -1)
-            y = linear(p, h + "attn.c_proj", attention(*qkv, c["NH"]), "gpt2")
+            y = linear(p, h + "attn.c_proj", attention(*qkv, c["NH"], begins), "gpt2")
             ln_2, fc, proj = "ln_2", "mlp.c_fc", "mlp.c_proj"
         else:
             z = x if post else norm(h + "self_attn_layer_norm", x)
             qkv = [linear(p, h + "self_attn.%s_proj" % n, z, "opt") for n in "qkv"]
-            y = linear(p, h + "self_attn.out_proj", attention(*qkv, c["NH"]), "opt")
+            y = linear(p, h + "self_attn.out_proj", attention(*qkv, c["NH"], begins), "opt")
             ln_2, fc, proj = "final_layer_norm", "fc1", "fc2"
         x = residual(x, y)
         if post:
@@ -184,15 +196,15 @@ def forward(p, c, tokens):
     return x @ (wte if c["tied"] else p["lm_head.weight"]).t()
 
 
-def cross_entropy(logits, targets):  # mean over all B*T positions
-    picked = logits.gather(-1, targets[..., None])[..., 0]
-    return (torch.logsumexp(logits, -1) - picked).mean()
+def cross_entropy(logits, targets):  # mean over all positions with a target
+    picked = logits.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+    return (torch.logsumexp(logits, -1) - picked)[targets >= 0].mean()
 
 
-def step_gradients(p, c, tokens, targets):
+def step_gradients(p, c, tokens, targets, begins=None):
     """-> loss, logits, {name: gradient}. The batch goes through as one."""
     p = {n: t.detach().requires_grad_(True) for n, t in p.items()}
-    logits = forward(p, c, tokens)
+    logits = forward(p, c, tokens, begins)
     loss = cross_entropy(logits, targets)
     loss.backward()
     grads = {n: t.grad if t.grad is not None else torch.zeros_like(t) for n, t in p.items()}
@@ -226,7 +238,7 @@ def adamw(c, t, lr, p, g, m, v, wd):  # t counts from 1; m and v change in place
     return p - lr * (mhat / (torch.sqrt(vhat) + c["eps"]) + wd * p)
 
 
-def train(p, c, tokens, targets):
+def train(p, c, tokens, targets, begins=None):
     """-> losses, gradient norms before clipping, learning rates, final parameters."""
     p = dict(p)
     m, v = ({n: torch.zeros_like(t) for n, t in p.items()} for _ in range(2))
@@ -235,7 +247,8 @@ def train(p, c, tokens, targets):
         loss, grads = 0.0, None
         for a in range(c["accum"]):  # equal micro-batches: the mean of means is the mean
             rows = slice(a * c["B"], (a + 1) * c["B"])
-            one, _, g = step_gradients(p, c, tokens[s, rows], targets[s, rows])
+            one, _, g = step_gradients(p, c, tokens[s, rows], targets[s, rows],
+                                       None if begins is None else begins[s, rows])
             loss += one.item() / c["accum"]
             grads = {n: (grads[n] if grads else 0) + g[n] / c["accum"] for n in g}
         norm = math.sqrt(sum((g.double() ** 2).sum().item() for g in grads.values()))
@@ -318,10 +331,20 @@ def make_weights(c, rng):
 
 
 def make_tokens(c, rng, shape):
-    """tokens and targets (*shape, T): low ids are more frequent, and the last id always occurs."""
+    """tokens and targets (*shape, T): low ids are more frequent, and the last id always occurs. If
+    packed, also begins: documents of 1 to 12 tokens, other ones in every row."""
     ids = (c["V"] * rng.uniform(0, 1, shape + (c["T"] + 1,)) ** 1.5).astype(np.int32)
     ids.reshape(-1, c["T"] + 1)[0, 1] = c["V"] - 1
-    return ids[..., :-1].copy(), ids[..., 1:].copy()
+    if not c["packed"]:
+        return ids[..., :-1].copy(), ids[..., 1:].copy()
+    targets, begins = ids[..., 1:].copy(), np.zeros(shape + (c["T"],), np.int32)
+    for row in begins.reshape(-1, c["T"]):
+        for t in range(1, c["T"]):
+            row[t] = t if t - row[t - 1] == 12 or rng.uniform() < 0.15 else row[t - 1]
+    trained = rng.uniform(0, 1, targets.shape) < 2 / 3
+    if len(shape) > 1:  # every step trains as many
+        trained = np.broadcast_to(trained[:1], targets.shape)
+    return ids[..., :-1].copy(), np.where(trained, targets, -1).astype(np.int32), begins
 
 
 def make_config(c):
@@ -350,8 +373,8 @@ def inputs(c):
             make_tokens(c, rng, (c["steps"], c["accum"] * c["B"])))
 
 
-def to_long(pair):
-    return [torch.from_numpy(a).long() for a in pair]
+def to_long(batch):
+    return [torch.from_numpy(a).long() for a in batch]
 
 
 def f32(t):
@@ -365,6 +388,8 @@ def compute(c):
     loss, logits, grads = step_gradients(p, c, *to_long(batch))
     dump = {"tokens": batch[0], "targets": batch[1], "loss": np.array([loss.item()]),
             "logits": f32(logits)}
+    if c["packed"]:
+        dump["begins"] = batch[2]
     dump.update({"grad." + n: f32(g) for n, g in grads.items()})
     losses, norms, rates, final = train(p, c, *to_long(batches))
     clipped = sum(n > c["clip"] for n in norms)
@@ -372,6 +397,8 @@ def compute(c):
     assert min(abs(n / c["clip"] - 1) for n in norms) > 0.01, "too close to clip: %s" % norms
     trained = {"tokens": batches[0], "targets": batches[1], "losses": np.array(losses),
                "grad_norm": np.array(norms), "lr": np.array(rates)}
+    if c["packed"]:
+        trained["begins"] = batches[2]
     trained.update({"param." + n: f32(t) for n, t in final.items()})
     return weights, dump, trained
 
@@ -418,7 +445,7 @@ def check_case(name, c):
             continue
         for n in new:
             same = old[n].shape == new[n].shape and old[n].dtype == new[n].dtype
-            exact = file == "model" or n in ("tokens", "targets", "lr")
+            exact = file == "model" or n in ("tokens", "targets", "begins", "lr")
             worst = np.abs(old[n].astype(np.float64) - new[n]).max() if same else math.inf
             # twice the rounding to fp32; the floor: gradients that are zero in exact arithmetic
             if worst > (0 if exact else 1.2e-7 * np.abs(new[n]).max() + 1e-12):
@@ -429,14 +456,15 @@ def check_case(name, c):
                 bad.append(file + ".json differs")
     # AdamW once more, by the optimizer that PyTorch has
     weights, _, batches = inputs(c)
-    tokens, targets = to_long(batches)
+    tokens, targets, *begins = to_long(batches)
     p = {n: t.requires_grad_(True) for n, t in as_torch(weights).items()}
     groups = [{"params": [t for t in p.values() if (t.dim() >= 2) == decay],
                "weight_decay": c["weight_decay"] if decay else 0.0} for decay in (True, False)]
     opt = torch.optim.AdamW(groups, betas=(c["beta1"], c["beta2"]), eps=c["eps"])
     for s in range(c["steps"]):
         opt.zero_grad()
-        cross_entropy(forward(p, c, tokens[s]), targets[s]).backward()  # whole global batch at once
+        rows = begins[0][s] if begins else None  # whole global batch at once
+        cross_entropy(forward(p, c, tokens[s], rows), targets[s]).backward()
         torch.nn.utils.clip_grad_norm_(list(p.values()), c["clip"])
         for group in opt.param_groups:
             group["lr"] = learning_rate(c, s + 1)
@@ -573,7 +601,7 @@ def forward_mutants(c):
         "LN epsilon 1e-6, all": ("layer_norm", norm_eps(1e-6, lambda i: True)),
         "LN epsilon 0, ln_f only": ("layer_norm", norm_eps(0, lambda i: i == norms - 1)),
         "no residual": ("residual", lambda x, y: y),
-        "lookup's gradient missing": ("lookup", lambda wte, wpe, t, o: (
+        "lookup's gradient missing": ("lookup", lambda wte, wpe, t, o, b=None: (
             wte[t].detach() + wpe[torch.arange(t.shape[1]) + o])),
         "loss over B*T - 1 tokens": ("cross_entropy", lambda l, t: cross_entropy_right(l, t)
                                      * t.numel() / (t.numel() - 1)),
@@ -581,7 +609,7 @@ def forward_mutants(c):
     if c["act"] != "gelu_new":
         out = {k: v for k, v in out.items() if "GELU" not in k}
     if c["family"] == "opt":
-        out["positions start at row 0"] = ("lookup", lambda wte, wpe, t, o: (
+        out["positions start at row 0"] = ("lookup", lambda wte, wpe, t, o, b=None: (
             wte[t] + wpe[torch.arange(t.shape[1])]))
     return out
 
