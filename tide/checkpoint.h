@@ -520,7 +520,7 @@ static void config_write(FILE *f, const GPT2Config *c, bool bf16, int eot) {
 }
 
 // Writes dir/model.safetensors and dir/config.json so that Hugging Face's
-// AutoModelForCausalLM.from_pretrained(dir) loads them: fp32, or bf16 rounded to nearest even.
+// AutoModelForCausalLM.from_pretrained(dir) loads them: fp32, or bf16 rounded to the nearest.
 // Makes dir if it must. On failure what was there before is still there.
 static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
                        const RunState *here, bool bf16, int eot, Error *err) {
