@@ -134,6 +134,10 @@ for optimizer in "--offload zenflow --zen-topk 0.3" "--optimizer mezo --lr 1e-3 
     go "${name}_gpu" "$tide" $tune $few $optimizer --precision fp32
     near "${name}_on_examples_has_the_losses_of_the_cpu" "${name}_gpu" "${name}_cpu" 1e-4
 done
+if "$launch" 2 true >/dev/null 2>&1; then
+    go mezo_ranks "$launch" 2 "$tide" $tune $few $optimizer --accum 1 --precision fp32
+    same two_ranks_of_mezo_have_the_bits_of_one mezo_ranks mezo_gpu
+fi
 for how in "zero" "zenflow --zen-topk 0.3"; do
     on_the_cpu=${how#zero}  # which has no --offload but zenflow
     go words_cpu "$cpu" $labels --labels 's|h' $few ${on_the_cpu:+--offload $how}
