@@ -430,7 +430,8 @@ static double relative_difference(const float *a, const float *b, size_t n) {
 
 // Attention's definition (train_gpt2.c has the formulas) in double, one pair of rows at a time.
 static void attention_definition(float *out, float *lse, float *dqkv, const float *dout,
-                                 const float *qkv, size_t B, size_t T, size_t C, size_t NH) {
+                                 const float *qkv, const int32_t *begins, size_t B, size_t T,
+                                 size_t C, size_t NH) {
     const size_t HS = C / NH;
     double *s = ALLOC(double, T + 3 * B * T * C, "attention"), *sums = s + T;  // sums: dqkv
     for (size_t i = 0; i < B * NH * T; i++) {
@@ -438,8 +439,9 @@ static void attention_definition(float *out, float *lse, float *dqkv, const floa
         const size_t q = row * 3 * C + h * HS, k = b * T * 3 * C + C + h * HS, v = k + C;
         const float *d = dout + row * C + h * HS;
         float *o = out + row * C + h * HS;
+        const size_t begin = begins == NULL ? 0 : (size_t)begins[row];
         double sum = 0, delta = 0;  // delta: sum over u of p[t,u] dp[t,u]
-        for (size_t u = 0; u <= t; u++) {
+        for (size_t u = begin; u <= t; u++) {
             s[u] = 0;
             for (size_t c = 0; c < HS; c++) s[u] += (double)qkv[q + c] * qkv[k + u * 3 * C + c];
             s[u] = exp(s[u] / sqrt((double)HS));
@@ -448,11 +450,11 @@ static void attention_definition(float *out, float *lse, float *dqkv, const floa
         lse[i] = (float)log(sum);
         for (size_t c = 0; c < HS; c++) {
             double x = 0;
-            for (size_t u = 0; u <= t; u++) x += s[u] / sum * qkv[v + u * 3 * C + c];
+            for (size_t u = begin; u <= t; u++) x += s[u] / sum * qkv[v + u * 3 * C + c];
             o[c] = (float)x;
             delta += x * d[c];
         }
-        for (size_t u = 0; u <= t; u++) {
+        for (size_t u = begin; u <= t; u++) {
             const double p = s[u] / sum;
             double dp = 0;
             for (size_t c = 0; c < HS; c++) dp += (double)d[c] * qkv[v + u * 3 * C + c];
@@ -468,11 +470,12 @@ static void attention_definition(float *out, float *lse, float *dqkv, const floa
     free(s);
 }
 
-// The strips against the definition, for lengths around the strip's and odd heads.
+// The strips against the definition, for lengths around the strip's and odd heads, of rows with
+// documents, and without.
 static void test_attention_is_its_definition(void) {
-    static const size_t shapes[][4] = {  // B, T, C, NH
-        {1, 1, 8, 1}, {2, 5, 12, 4}, {1, 63, 9, 3}, {1, 64, 64, 1}, {2, 65, 40, 5},
-        {1, 200, 48, 2}};
+    static const size_t shapes[][5] = {  // B, T, C, NH, tokens of a document (0: no begins)
+        {1, 1, 8, 1, 0}, {2, 5, 12, 4, 0}, {1, 63, 9, 3, 0}, {1, 64, 64, 1, 0}, {2, 65, 40, 5, 0},
+        {1, 200, 48, 2, 0}, {2, 200, 12, 3, 7}, {1, 200, 16, 1, 90}, {1, 130, 8, 2, 1}};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         const size_t B = shapes[i][0], T = shapes[i][1], C = shapes[i][2], NH = shapes[i][3];
         const size_t n = B * T * C;
@@ -486,9 +489,14 @@ static void test_attention_is_its_definition(void) {
         rng_normals(qkv, 3 * n, 1, 0, 0, 0);
         rng_normals(dout, n, 2, 0, 0, 0);
         for (size_t j = 0; j < 3 * n; j++) dqkv[j] = NAN;  // must be overwritten
-        attention_definition(out_plain, lse_plain, dqkv_plain, dout, qkv, B, T, C, NH);
-        attention_forward(out, lse, qkv, NULL, scratch, B, T, C, NH);
-        attention_backward(dqkv, dout, out, lse, qkv, NULL, scratch, B, T, C, NH);
+        const size_t document = shapes[i][4];
+        int32_t *begins = document > 0 ? ALLOC(int32_t, B * T, "begins") : NULL;
+        for (size_t j = 0; j < B * T && begins != NULL; j++)
+            begins[j] = (int32_t)(j % T / document * document);
+        attention_definition(out_plain, lse_plain, dqkv_plain, dout, qkv, begins, B, T, C, NH);
+        attention_forward(out, lse, qkv, begins, scratch, B, T, C, NH);
+        attention_backward(dqkv, dout, out, lse, qkv, begins, scratch, B, T, C, NH);
+        free(begins);
         CHECK(test_within(relative_difference(out, out_plain, n), 2e-6), "output, shape %zu", i);
         CHECK(test_within(relative_difference(lse, lse_plain, B * NH * T), 2e-6), "lse, shape %zu",
               i);
@@ -588,6 +596,78 @@ static void test_accumulation(void) {
     gpt2_free(&g);
 }
 
+// A row of documents gives what they give one by one, each a row of its own: the sum of the losses,
+// and of every gradient.
+static void test_documents_in_a_row(void) {
+    enum { T = 90, DOCUMENTS = 4 };
+    static const size_t ends[DOCUMENTS] = {1, 30, 75, T};
+    for (int variant = 0; variant < 2; variant++) {
+        GPT2Config c = small;
+        if (variant == 1) { c.tied = 0; c.activation = ACTIVATION_RELU; }
+        int32_t tokens[T + 1], begins[T];
+        double sum = 0;
+        GPT2 g;
+        make_random(&g, c, 1, T, tokens);
+        const size_t n = g.table.elements;
+        float *apart = ALLOC(float, n, "gradients");
+        for (size_t d = 0, at = 0; d < DOCUMENTS; at = ends[d++]) {
+            const size_t length = ends[d] - at;
+            for (size_t t = at; t < ends[d]; t++) begins[t] = (int32_t)at;
+            gpt2_forward(&g, tokens + at, NULL, 1, length);
+            sum += gpt2_head(&g, tokens + at + 1, 1.0f / T, d > 0, NULL) * (double)length / T;
+            gpt2_backward(&g, tokens + at, d > 0);
+        }
+        memcpy(apart, g.grads, n * sizeof(float));
+        gpt2_forward(&g, tokens, begins, 1, T);
+        const double loss = gpt2_head(&g, tokens + 1, 1.0f / T, false, NULL);
+        gpt2_backward(&g, tokens, false);
+        CHECK(test_within(fabs(loss - sum), 1e-6), "loss %.9f and %.9f", loss, sum);
+        for (int i = 0; i < g.table.count; i++) {
+            const GPT2Tensor *x = &g.table.tensors[i];
+            CHECK(test_within(relative_difference(g.grads + x->offset, apart + x->offset, x->size),
+                              4e-6), "variant %d, %s", variant, x->name);
+        }
+        free(apart);
+        gpt2_free(&g);
+    }
+}
+
+// The gradient behind gpt2_classify(), along itself, against the difference of two losses.
+static void test_words_have_a_gradient(void) {
+    enum { B = 3, T = 12 };
+    const int32_t word[4] = {3, 60, 17, 0}, where[2 * B] = {4, 1, 11, 3, 0, 0};
+    for (int tied = 0; tied < 2; tied++) {
+        GPT2Config c = small;
+        int32_t tokens[B * T + 1];
+        size_t right = 0;
+        double loss[2], length = 0;
+        GPT2 g;
+        c.tied = tied;
+        make_random(&g, c, B, T, tokens);
+        const size_t n = g.table.elements;
+        for (int micro = 0; micro < 2; micro++) {  // the same twice, half each
+            gpt2_forward(&g, tokens, NULL, B, T);
+            gpt2_classify(&g, word, 4, where, 0.5f / B, micro > 0, &right);
+            gpt2_backward(&g, tokens, micro > 0);
+        }
+        float *kept = ALLOC(float, n, "kept");
+        memcpy(kept, g.params, n * sizeof(float));
+        for (size_t j = 0; j < n; j++) length += (double)g.grads[j] * g.grads[j];
+        length = sqrt(length);
+        for (int side = 0; side < 2; side++) {
+            const double h = (side ? 2e-3 : -2e-3) / length;
+            for (size_t j = 0; j < n; j++) g.params[j] = kept[j] + (float)(h * g.grads[j]);
+            gpt2_forward(&g, tokens, NULL, B, T);
+            loss[side] = gpt2_classify(&g, word, 4, where, 0, false, &right);
+        }
+        const double slope = (loss[1] - loss[0]) / 4e-3;
+        CHECK(length > 0.1 && test_within(fabs(slope - length), 0.005 * length),
+              "tied %d: gradient %.6f, slope %.6f", tied, length, slope);
+        free(kept);
+        gpt2_free(&g);
+    }
+}
+
 // Feeding one token at a time through the key/value cache gives the logits of the whole sequence.
 static void test_cached_decoding(void) {
     enum { T = 50 };
@@ -627,6 +707,8 @@ int main(void) {
     RUN(test_attention_is_its_definition);
     RUN(test_threads_do_not_change_bits);
     RUN(test_accumulation);
+    RUN(test_documents_in_a_row);
+    RUN(test_words_have_a_gradient);
     RUN(test_cached_decoding);
 #endif
     char command[PATH_MAX + 16];
