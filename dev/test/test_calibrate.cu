@@ -135,7 +135,7 @@ static size_t gpu_memory_free(void) {
 static void check_rates(const Rates *r) {
     for (int i = 0; i < RATE_FIELDS; i++) {
         const double x = *rate_at(r, i), *at = rate_at(r, i);
-        if (at == &r->host_cast || at >= &r->gpu_link)
+        if (at == &r->gpu_flops || at == &r->host_cast || at >= &r->gpu_link)
             CHECK(x == 0, "%s: %g", rate_fields[i].name, x);
         else CHECK(x > 0 && isfinite(x), "%s: %g", rate_fields[i].name, x);
     }
