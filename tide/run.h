@@ -372,6 +372,8 @@ static void run_describe(const Run *r) {
     if (cut > 0)
         printf("data: %zu of %zu examples are longer than --seq %zu: prompts lose their front, "
                "too long choices their end\n", cut, examples, r->T);
+    if (r->task && o->labels != NULL && !r->words)
+        printf("labels: not all are one token, so each is a choice, of which all tokens count\n");
     if (o->steps == 0 || o->dump != NULL || o->data == NULL) return;
     const size_t train = r->task ? r->task_train.count : r->train_view.tokens;
     const size_t step = r->task ? r->step_sequences : r->step_tokens;

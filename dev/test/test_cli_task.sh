@@ -97,6 +97,8 @@ go words "$cpu" $labels --labels 's|h' --batch 16 --eval-every 200 --steps 200
 check words_are_learned_with_adamw true_that "$(field words 200 val_accuracy) > 0.9"
 # Of several tokens each: as choices.
 go long_words "$cpu" $labels --labels ' sleeps.| holds water.' --batch 8 --eval-every 200 --steps 200
+check that_they_are_choices_is_said grep -q '^labels: not all are one token' long_words.out
+check and_not_of_words sh -c '! grep -q "^labels:" words.out'
 check long_labels_are_learned true_that "$(field long_words 200 val_accuracy) > 0.95"
 
 # --- the same losses, or bits, however it is done ------------------------------------------------
