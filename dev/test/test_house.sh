@@ -1,8 +1,8 @@
 #!/bin/sh
 # The shape of the sources: each file compiles alone, files include only what lies below them, lines
-# have at most 100 columns, and README.md's table of files has the lines that there are, within a
-# tenth. --graph draws what includes what, files above what they include, and needs dot (graphviz);
-# --write puts today's lines into the table.
+# have at most 100 columns, what the docs run as scripts/NAME.sh is executable, and README.md's table
+# of files has the lines that there are, within a tenth. --graph draws what includes what, files above
+# what they include, and needs dot (graphviz); --write puts today's lines into the table.
 # usage: sh dev/test/test_house.sh [--graph >graph.svg | --write]   (from the top of the repository)
 set -u
 work=$(mktemp -d) || exit 1
@@ -64,6 +64,14 @@ done
 
 long=$(LC_ALL=C.UTF-8 grep -nE '^.{101}' ./*.c ./*.h ./*.cu tide/* | cut -d: -f1,2 | head -n 3)
 [ -z "$long" ] && echo "ok lines_of_100_columns" || echo "FAIL lines_of_100_columns: $long"
+
+# what the docs run as scripts/NAME.sh can be run so
+sed -n 's/^    //p' README.md doc/*.md scripts/README.md scripts/paper/README.md |
+    grep -oE '[^ ]* ?scripts/[A-Za-z0-9_./]+[.]sh' | grep -v -e '^"*sh ' -e '="sh ' |
+    sed 's/.*scripts/scripts/' | sort -u >"$work/run"
+dead=$(while read -r f; do [ -x "$f" ] || echo "$f"; done <"$work/run")
+[ -s "$work/run" ] && [ -z "$dead" ] && echo "ok scripts_can_be_run: $(wc -l <"$work/run")" ||
+    echo "FAIL scripts_can_be_run:" $dead
 
 # README.md: | `FILE` `FILE` | LINES | ... of each row all files together; those of tide/ by their names
 sed -n 's/^| *\(`[^|]*`\) *| *\([0-9,]*\) *|.*/\2 \1/p' README.md | tr -d '`,' >"$work/rows"
