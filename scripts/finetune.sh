@@ -17,7 +17,7 @@ if [ -n "$file" ]; then
         sh dev/data/gpt2.sh
         model=data/gpt2
     fi
-    exec "$trainer" --model "$model" --data "$file" --batch 4 --seq 256 --steps 300 --lr 3e-5 --warmup 20 \
+    exec "$trainer" --model "$model" --data "$file" --batch 4 --seq 256 --steps 300 --lr 3e-5 \
         --eval-every 50 --out "$out/tuned" "$@"
 fi
 # examples N SEED: a review, and which of two verdicts is right
