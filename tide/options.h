@@ -450,7 +450,8 @@ static void options_check(const Options *o) {
     if (o->weights == WEIGHTS_HOST && (o->zero == 1 || o->zero == 2))
         die("--weights host needs --zero 3: with %zu, each GPU holds all weights", o->zero);
     if ((mezo || zenflow || o->labels != NULL) && o->dump != NULL)
-        die("--dump shows the gradient of plain training, without --optimizer and --offload");
+        die("--dump shows the gradient of plain training, without --optimizer, --offload and "
+            "--labels");
     if (zenflow && o->zen_window == 0 && (o->zen_topk == 0 || o->zen_topk == 1))
         die("--zen-window auto needs columns and a rest; --zen-topk %g leaves only one of them",
             o->zen_topk);

@@ -371,7 +371,7 @@ static void run_describe(const Run *r) {
     const size_t cut = sum.cut + other.cut, examples = r->task_train.count + r->task_val.count;
     if (cut > 0)
         printf("data: %zu of %zu examples are longer than --seq %zu: prompts lose their front, "
-               "too long choices their end\n", cut, examples, r->T);
+               "what is too long without one its end\n", cut, examples, r->T);
     if (r->task && o->labels != NULL && !r->words)
         printf("labels: not all are one token, so each is a choice, of which all tokens count\n");
     if (o->steps == 0 || o->dump != NULL || o->data == NULL) return;

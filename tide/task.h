@@ -112,7 +112,10 @@ static void task_json(TaskReader *r, const char *line) {
     size_t answer = 0;
     if (line[strspn(line, " \t\r")] == '\0') return;
     Json *root = json_parse(line, strlen(line), &err);
-    if (root == NULL) die("%s: no JSON: %s", r->where, strstr(err.text, "byte"));
+    if (root == NULL)
+        die("%s: no JSON: %s%s", r->where, strstr(err.text, "byte"),
+            strncmp(line, "\xef\xbb\xbf", 3) == 0 ? ": leave out the byte order mark" : "");
+    if (root->type != JSON_OBJECT) die("%s: no object, {...}, as each line is to be", r->where);
     const Json *choices = json_get(root, "choices"), *text = json_get(root, "text");
     const Json *completion = json_get(root, "completion"), *prompt = json_get(root, "prompt");
     if (choices == NULL && completion == NULL && text == NULL)

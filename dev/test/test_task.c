@@ -204,8 +204,9 @@ static void task_bad_json(void) {
     #define PROMPT "{\"prompt\":\"p\","
     static const struct { const char *text, *words; } bad[] = {
         {"{\"text\":\"ab\"}\n{\"text\" \"b\"}", "f.jsonl, line 2: no JSON: byte 8: expected ':'"},
-        {"[\"text\"]", "line 1: neither \"completion\" nor \"choices\" nor \"text\""},
-        {"{\"prompt\":\"a\"}", "neither"}, {"17", "neither"}, {"{} {}", "something follows"},
+        {"[\"text\"]", "line 1: no object, {...}"}, {"17", "no object"},
+        {"{\"prompt\":\"a\"}", "line 1: neither \"completion\" nor \"choices\" nor \"text\""},
+        {"\xef\xbb\xbf{}", "byte order mark"}, {"{} {}", "something follows"},
         {"{\"text\":7}", "\"text\" is no string"}, {"{\"text\":\"\"}", "\"text\" is empty"},
         {"{\"text\":\"a\"}", "one token, with nothing before it"},
         {"{\"completion\":\"a\"}", "\"prompt\" is missing"},
