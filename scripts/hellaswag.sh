@@ -16,7 +16,10 @@ cd "$(dirname "$0")/.."
 [ -n "$trainer" ] || make train_gpt2cu
 trainer=${trainer:-./train_gpt2cu}
 if [ ! -d "$model" ]; then
-    sh dev/data/try_trainer.sh "$trainer"
+    sh dev/data/try_trainer.sh "$trainer" || {
+        echo "(without a GPU: make, and TRAINER=./train_gpt2 before this command)" >&2
+        exit 1
+    }
     sh dev/data/gpt2.sh "$model"
     model=data/$model
 fi

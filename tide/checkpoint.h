@@ -392,7 +392,11 @@ static SafeTensors *model_open(const char *model, int *count) {
     if (!path_exists(path)) {
         path_join(path, dir, "model.safetensors.index.json");
         index = json_read(path, &err);
-        if (index == NULL) die("%s; and there is no model.safetensors", err.text);
+        if (index == NULL) {
+            path_join(path, dir, "pytorch_model.bin");
+            die("%s; and there is no model.safetensors%s", err.text, !path_exists(path) ? "" :
+                " (build/unpickle makes it from pytorch_model.bin)");
+        }
     }
     const Json *map = json_get(index, "weight_map");
     SafeTensors *files = ALLOC(SafeTensors, map != NULL ? map->count : 1, "list of files");
