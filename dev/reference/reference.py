@@ -491,10 +491,17 @@ def check_transformers(name, c):
         return False
     dump = safetensors_read(os.path.join(path, "dump.safetensors"))
     tokens, targets = to_long((dump["tokens"].copy(), dump["targets"].copy()))
-    logits = model(input_ids=tokens).logits
-    loss = torch.nn.functional.cross_entropy(logits.view(-1, c["V"]), targets.view(-1))
+    documents, begins = {}, None
+    if "begins" in dump:
+        begins, place = to_long((dump["begins"].copy(),))[0], torch.arange(tokens.shape[1])
+        seen = (place[None, :] <= place[:, None]) & (place >= begins[:, :, None])  # (B, T, T)
+        hidden = torch.full(seen.shape, -1e300, dtype=torch.float64).masked_fill(seen, 0)
+        documents = {"position_ids": place - begins, "attention_mask": hidden[:, None]}
+    logits = model(input_ids=tokens, **documents).logits
+    loss = torch.nn.functional.cross_entropy(logits.view(-1, c["V"]), targets.view(-1),
+                                             ignore_index=-1)
     loss.backward()
-    _, mine, grads = step_gradients(as_torch(inputs(c)[0]), c, tokens, targets)
+    _, mine, grads = step_gradients(as_torch(inputs(c)[0]), c, tokens, targets, begins)
     worst, names = error(logits.detach(), mine), set()
     floor = max(g.abs().max().item() for g in grads.values()) * 1e-3
     worst_grad = 0.0
