@@ -151,6 +151,7 @@ static void bench_batch(const GPT2Config *c, size_t B) {
     r->B = B;
     r->T = c->context;
     r->o.accum = 1;
+    r->step_tokens = B * r->T;
     r->o.steps = SIZE_MAX;
     r->train = loader_make(&r->data, r->T, 1, true);
 }

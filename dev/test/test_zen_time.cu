@@ -58,6 +58,7 @@ static void run_of(Run *r, const Case *c) {
     r->o.zen_topk = c->topk;
     r->o.zen_window = c->window;
     r->o.zen_reselect = 0;
+    r->o.zen_warmup = 1;
     r->o.zen_overlap = c->overlap ? OVERLAP_ON : OVERLAP_OFF;
     r->o.resident = (double)c->whole / (double)shape.L;
     r->o.accum = c->accum;

@@ -69,6 +69,7 @@ static ZoTimes rehearse_plan(const Rates *rates, const Plan *p) {
     r->o.accum = p->accum;
     r->B = p->B;
     r->T = p->T;
+    r->step_tokens = p->B * p->T * p->accum;
     zo_place(g, g->config.layers - p->streamed, p->slots);
     pass_copies = ZO_GROUPS * p->streamed;
     rehearsal_change = p->no_prefetch ? come_in_their_pass : NULL;
