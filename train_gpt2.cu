@@ -1322,8 +1322,8 @@ static void zen_print_time(const GPT2 *g, const Rates *r, const PlanRun *run,
 typedef struct { double seconds, flops, passes; } LayerTimes;  // passes: the seconds of others
 
 // Of a micro-batch: the median of some runs, as many as there is time for; and what a rehearsal
-// counts, at these rates.
-static LayerTimes time_layers(const Run *r, size_t layers, Rates rates) {
+// counts, at these rates. All 0: there is too little memory.
+static LayerTimes time_layers(const Run *r, size_t layers, int recompute, Rates rates) {
     enum { RUNS = 9 };
     const bool backward = PRECISION != PRECISION_FP16;
     const double begin = seconds_now();
@@ -1344,13 +1344,12 @@ static LayerTimes time_layers(const Run *r, size_t layers, Rates rates) {
     g->max_B = r->B;
     g->max_T = r->T;
     g->choice.mode = OFFLOAD_NONE;
-    g->choice.recompute = r->o.recompute;
-    if (r->o.recompute == RECOMPUTE_AUTO) g->choice.recompute = RECOMPUTE_NONE;
+    g->choice.recompute = recompute;
     gpt2_place(g);
-    if (gpt2_bytes(g) > gpu_available())
-        die("to measure this model's speed, %zu layer%s of it need %.1f MiB of GPU memory, and "
-            "%.1f are free: try a smaller --batch or --seq, or say --rates FILE", layers,
-            plural(layers), mib(gpt2_bytes(g)), mib(gpu_available()));
+    if (gpt2_bytes(g) > gpu_available()) {
+        gpt2_table_free(&g->table);
+        return LayerTimes{0, 0, 0};
+    }
     gpt2_allocate(g);
     for (int i = 0; i < g->table.count; i++) {  // of zeros, products are faster
         const size_t n = g->table.tensors[i].size;
@@ -1385,13 +1384,26 @@ static LayerTimes time_layers(const Run *r, size_t layers, Rates rates) {
     return x;
 }
 
+// Four layers and two, or with recomputation, or two and one, if there is room for no more. 0: not
+// known, for want of memory; or of time: the emulated GPU's means nothing.
 static double model_flops(const Run *r, const Rates *rates) {
-    const size_t L = r->config.layers, few = min_size(L, 2), more = min_size(L, 4);
-    const LayerTimes a = time_layers(r, few, *rates), b = time_layers(r, more, *rates);
-    const double n = (double)(L - few) / fmax((double)(more - few), 1);
-    const double passes = a.passes + n * (b.passes - a.passes);
-    return (a.flops + n * (b.flops - a.flops))
-         / fmax(a.seconds + n * (b.seconds - a.seconds) - passes, 1e-9);
+    const size_t L = r->config.layers;
+    const bool large = gpt2_flops_per_token(&r->config, r->T) * (double)(r->B * r->T) > 2e10;
+    if (EMULATED && large) return 0;
+    for (int k = 0; k < 3; k++) {
+        const int asked = r->o.recompute;
+        const int recompute = asked != RECOMPUTE_AUTO ? asked
+                            : k == 0 ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
+        const size_t more = min_size(L, k < 2 ? 4 : 2), few = more > 1 ? more / 2 : 1;
+        const LayerTimes b = time_layers(r, more, recompute, *rates);
+        if (b.seconds == 0) continue;
+        const LayerTimes a = time_layers(r, few, recompute, *rates);
+        const double n = (double)(L - few) / fmax((double)(more - few), 1);
+        const double seconds = a.seconds + n * (b.seconds - a.seconds);
+        const double products = seconds - a.passes - n * (b.passes - a.passes);
+        return (a.flops + n * (b.flops - a.flops)) / fmax(products, 0.1 * seconds);
+    }
+    return 0;
 }
 
 // The rates of --rates, or of this machine with this model, unless they are known.
@@ -1564,6 +1576,9 @@ static int calibrate(const Run *r) {
     host_describe(&queue);
     rates_measure(&rates, &queue, 3);
     rates.gpu_flops = model_flops(r, &rates);
+    if (rates.gpu_flops == 0)
+        die("--calibrate: layers of %s with %zu x %zu tokens are too much for this device: try a "
+            "smaller --batch, --seq or --model", o->model, r->B, r->T);
     printf("%s, %zu x %zu tokens: forward and backward reach %.3g Tflop/s\n", o->model, r->B, r->T,
            1e-12 * rates.gpu_flops);
     // All ranks of a node have measured at once.

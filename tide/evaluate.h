@@ -71,6 +71,13 @@ static void run_write_scores(FILE *f, const char *data, const Task *t, const Run
     }
 }
 
+// How many sequences of &r->val are evaluated.
+static size_t run_val_rows(const Run *r) {
+    const size_t asked = r->o.eval_batches, all = r->val.sequences;
+    if (asked == 0 && r->task) return all;
+    return min_size(all, (asked > 0 ? asked : 20) * r->B);
+}
+
 // The mean loss over the first --eval-batches batches of &r->val, or all of &r->choices, in *mean:
 // always the same ones, in the same order. Returns the share that is right, or -1. Several ranks
 // take turns, and one that has nothing left repeats the last batch: it may have to give others its
@@ -81,7 +88,7 @@ static double run_score(Run *r, const Loader *from, RunLoss *loss, void *model, 
     const Task *t = words ? NULL : run_examples(r, from);
     const size_t B = r->B, T = from->T, R = r->world;
     size_t sequences = from->sequences, choice = 0;
-    if (from == &r->val) sequences = min_size(sequences, r->o.eval_batches * B);
+    if (from == &r->val) sequences = run_val_rows(r);
     if (t != NULL) {  // the last example is whole
         const size_t i = task_find(t, sequences - 1, &choice);
         sequences += t->example[i + 1] - t->example[i] - 2 - choice;
@@ -138,6 +145,9 @@ static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
         if (r->val.sequences > 0) printf("val loss %.6f", mean);
         if (right >= 0) printf(", accuracy %.1f %%", 100 * right);
         if (r->val.sequences > 0) printf("\n");
+        if (run_val_rows(r) < r->val.sequences)
+            printf("of %zu sequences, the first %zu were evaluated (--eval-batches)\n",
+                   r->val.sequences, run_val_rows(r));
         if (choices >= 0) printf("choices: accuracy %.2f %%\n", 100 * choices);
         return;
     }

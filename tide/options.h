@@ -33,10 +33,10 @@ enum { WEIGHTS_GPU, WEIGHTS_HOST, WEIGHTS_AUTO };
 // What --calibrate runs unless told.
 #ifdef __CUDA_EMU__  // slow, and its time means nothing
 #define CALIBRATED_MODEL "nano"
-enum { CALIBRATED_SEQ = 64 };
+enum { CALIBRATED_SEQ = 64, EMULATED = 1 };
 #else
 #define CALIBRATED_MODEL "7b"
-enum { CALIBRATED_SEQ = 2048 };
+enum { CALIBRATED_SEQ = 2048, EMULATED = 0 };
 #endif
 
 #define OPTION_MAX 96           // room for rows in the table
@@ -169,7 +169,8 @@ static const Option option_table[] = {
 
     TITLE("Evaluation and samples"),
     COUNT("eval-every", eval_every, "100", 0, BIG, 0, "steps; 0: never"),
-    COUNT("eval-batches", eval_batches, "20", 1, BIG, 0, "per evaluation, at most"),
+    COUNT("eval-batches", eval_batches, "auto", 1, BIG, O_AUTO,
+          "at most; auto: 20 of running text, all examples"),
     TEXT("choices", choices, NULL, "FILE", 0,
          "questions with choices (.jsonl), all asked at each evaluation"),
     TEXT("scores", scores, NULL, "FILE", O_OWN, "with --steps 0: each row's loss, JSON lines"),

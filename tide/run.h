@@ -70,6 +70,7 @@ typedef struct {
     size_t done;                    // steps that are complete
     size_t idle;                    // steps of zeroth order, in a row, that led nowhere
     bool due;                       // a checkpoint is
+    bool unasked;                   // an evaluation is
     double lowest;                  // --keep-best: of all evaluations' losses
     LogPoint best;                  // the checkpoint that is kept, and its: once there is one
     bool best_is_out;               // OUT/best has its weights
@@ -184,8 +185,7 @@ static void run_open_choices(Run *r) {
     r->choices.sequences = task_rows(t, false);
 }
 
-// Opens --data and --val as examples (task.h). --seq 0: the longest one, unless rows are packed;
-// --eval-batches, unless given: all.
+// Opens --data and --val as examples (task.h). --seq 0: the longest one, unless rows are packed.
 static void run_open_task(Run *r) {
     Options *o = &r->o;
     const size_t V = r->config.vocab;
@@ -216,8 +216,6 @@ static void run_open_task(Run *r) {
     if (r->packed) task_pack(&r->task_train, r->T);
     r->train.sequences = task_rows(&r->task_train, true);
     r->val.sequences = task_rows(&r->task_val, false);
-    if (!o->resume && !option_given(o, "eval-batches"))  // they are short: all of them
-        o->eval_batches = (r->val.sequences + o->batch - 1) / o->batch + 1;
 }
 
 // Opens --data and --val, cuts off the held-out tenth if there is no --val, and settles the
@@ -368,7 +366,9 @@ static void run_describe(const Run *r) {
         printf("note: normal numbers are drawn otherwise than before: from here on this run has "
                "other noise than the program that began it would give it\n");
     const TaskSum sum = task_sum(&r->task_train, r->T), other = task_sum(&r->task_val, r->T);
-    const size_t cut = sum.cut + other.cut, examples = r->task_train.count + r->task_val.count;
+    const TaskSum asked = task_sum(&r->task_choices, r->choices.T);
+    const size_t cut = sum.cut + other.cut + asked.cut;
+    const size_t examples = r->task_train.count + r->task_val.count + r->task_choices.count;
     if (cut > 0)
         printf("data: %zu of %zu examples are longer than --seq %zu: prompts lose their front, "
                "what is too long without one its end\n", cut, examples, r->T);
@@ -390,7 +390,7 @@ static void run_describe(const Run *r) {
         printf("data: %zu row%s of %zu tokens%s, %.1f %% full; %zu of %zu tokens are trained\n",
                rows, plural(rows), r->T, r->packed ? ", packed" : "",
                100 * (double)sum.inputs / (double)(rows * r->T), sum.targets, sum.inputs);
-    if (held == 0 && o->eval_every > 0)
+    if (held + r->choices.sequences == 0 && o->eval_every > 0)
         printf("data: nothing will be evaluated: the held-out tenth %s; name a file with --val\n",
                r->task ? "has no example" : "is shorter than --seq");
     if (!o->plan) cpu_describe();
@@ -402,8 +402,9 @@ static void run_check_shape(const Run *r) {
     const size_t C = r->config.channels, E = config_embed(&r->config), F = r->config.ffn;
     const size_t pack = r->o.precision == PRECISION_FP32 ? 4 : 8;
     if (C > 12288 || C % pack != 0 || E % pack != 0 || F % pack != 0)
-        die("the GPU trainer takes up to 12288 channels, and an MLP width, that are multiples of 8 "
-            "(of 4 with --precision fp32), not %zu and %zu; the CPU trainer takes any", C, F);
+        die("the GPU trainer takes up to 12288 channels (of embeddings, too), and an MLP width, "
+            "that are multiples of 8 (of 4 with --precision fp32), not %zu (%zu) and %zu; the CPU "
+            "trainer takes any", C, E, F);
 }
 
 // Ends a run whose ranks were started with other options, or see other data.
@@ -501,6 +502,8 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
             : "--scores needs --data, --val or --choices to evaluate");
     if (r->task && r->training && r->train.sequences == 0)
         die("%s has no example to train on", o->data);
+    if (o->keep_best && o->steps > 0 && r->val.sequences == 0 && !o->plan)
+        die("--keep-best needs validation data, and there is none: name a file with --val");
     if (r->batches && !r->training && r->val.sequences + r->choices.sequences == 0)
         die("the held-out tenth of %s %s: name a file with --val", o->data,
             r->task ? "has no example" : "is shorter than --seq");
@@ -904,8 +907,13 @@ static bool run_is_time(const Run *r, size_t step, size_t every) {
     return !r->damaged && every > 0 && (step % every == 0 || step == r->o.steps);
 }
 
-static bool run_wants_eval(const Run *r, size_t step) {
-    return r->val.sequences + r->choices.sequences > 0 && run_is_time(r, step, r->o.eval_every);
+// With --keep-best it waits for what can be saved.
+static bool run_wants_eval(Run *r, size_t step) {
+    if (r->val.sequences + r->choices.sequences == 0 || r->damaged) return false;
+    r->unasked = r->unasked || run_is_time(r, step, r->o.eval_every);
+    if (!r->unasked || (r->o.keep_best && r->open && step != r->o.steps)) return false;
+    r->unasked = false;
+    return true;
 }
 
 static bool run_wants_sample(const Run *r, size_t step) {
