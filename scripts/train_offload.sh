@@ -15,17 +15,8 @@ out=$(absolute "${OUT:-$(dirname "$0")/../out/$1}") trainer=${TRAINER:+$(absolut
 data=${DATA:+$(absolute "$DATA")} val=${VAL:+$(absolute "$VAL")}
 shift
 cd "$(dirname "$0")/.."
-default=train_gpt2cu
-case " $* " in *" --plan "*)  # without a GPU: by either, as it is, or by the emulated one
-    for t in ./train_gpt2emu ./train_gpt2cu; do
-        [ -n "$trainer" ] || [ -e /dev/nvidiactl ] || [ ! -x $t ] || trainer=$t
-    done
-    [ -e /dev/nvidiactl ] || default=train_gpt2emu ;;
-esac
-[ -n "$trainer" ] || make $default
-trainer=${trainer:-./$default}
-[ -x "$trainer" ] ||
-    { echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2; exit 2; }
+# shellcheck source=scripts/trainer.sh
+. scripts/trainer.sh
 case " $* " in *" --plan "*)  # needs no data
     exec "$trainer" --offload auto "$@" ;;
 esac

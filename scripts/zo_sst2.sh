@@ -20,15 +20,8 @@ if [ -d "$model" ]; then model=$(absolute "$model"); fi
 out=$(absolute "${OUT:-$(dirname "$0")/../out/zo_sst2_$(basename "$model")}")
 trainer=${TRAINER:+$(absolute "$TRAINER")} sst2=${SST2:+$(absolute "$SST2")}
 cd "$(dirname "$0")/.."
-default=train_gpt2cu
-case " $* " in *" --plan "*)  # without a GPU: by either, as it is, or by the emulated one
-    for t in ./train_gpt2emu ./train_gpt2cu; do
-        [ -n "$trainer" ] || [ -e /dev/nvidiactl ] || [ ! -x $t ] || trainer=$t
-    done
-    [ -e /dev/nvidiactl ] || default=train_gpt2emu ;;
-esac
-[ -n "$trainer" ] || make $default
-trainer=${trainer:-./$default}
+# shellcheck source=scripts/trainer.sh
+. scripts/trainer.sh
 case " $* " in *" --plan "*)
     exec "$trainer" --model "$model" --optimizer mezo --precision fp16 --batch 16 --seq 64 \
         --labels ' terrible| great' "$@" ;;  # SST-2's prompts are about as long

@@ -787,10 +787,14 @@ attention_backward_dkdv_flash_kernel(bf16 *dqkv, const float *delta, const bf16 
 
 static inline bool attention_has_flash(size_t HS) { return HS % 8 == 0 && HS <= 128; }
 
-// The instance of a flash kernel for heads padded to D channels; behind D: its other arguments.
-#define FLASH_KERNEL(kernel, D, ...) \
+// The instance of a flash kernel for heads padded to D channels, and for rows of several documents
+// (packed) or not; behind that: its other types.
+#define FLASH_HEADS(kernel, D, ...) \
     ((D) == 32 ? kernel<32, __VA_ARGS__> : (D) == 64 ? kernel<64, __VA_ARGS__> \
      : (D) == 96 ? kernel<96, __VA_ARGS__> : kernel<128, __VA_ARGS__>)
+#define FLASH_KERNEL(kernel, D, packed, ...) \
+    ((packed) ? FLASH_HEADS(kernel, D, ##__VA_ARGS__, true) \
+              : FLASH_HEADS(kernel, D, ##__VA_ARGS__, false))
 
 // The flash kernels, for head sizes HS = C / NH with attention_has_flash(HS).
 
@@ -800,39 +804,29 @@ static void attention_forward_flash(X *out, float *lse, const X *qkv, const int3
     const size_t D = round_up(C / NH, 32), rows = 64 * QUERY_MI;
     const size_t numbers = begins != NULL ? rows : 0;
     const size_t bytes = (rows + 4 * FORWARD_KEYS(D)) * D * sizeof(X) + 4 * numbers;
-    const auto kernel = begins != NULL ? FLASH_KERNEL(attention_forward_flash_kernel, D, X, true)
-                                       : FLASH_KERNEL(attention_forward_flash_kernel, D, X, false);
+    const auto kernel = FLASH_KERNEL(attention_forward_flash_kernel, D, begins != NULL, X);
     LET_SHARED(kernel, bytes);
     LAUNCH(kernel, ceil_div(T, rows) * (unsigned)(B * NH), FLASH_THREADS, bytes, stream, out, lse,
            qkv, begins, B, T, C, NH, heads_per_group(B * NH, T, C / NH));
-}
-
-template <bool PACKED>
-static void attention_backward_flash_of(bf16 *dqkv, float *delta, const bf16 *dout,
-                                        const bf16 *out, const float *lse, const bf16 *qkv,
-                                        const int32_t *begins, size_t B, size_t T, size_t C,
-                                        size_t NH, cudaStream_t stream) {
-    const size_t D = round_up(C / NH, 32), columns = BACKWARD_STREAM;
-    attention_delta(delta, dout, out, B, T, C, NH, stream);
-    for (int of_keys = 1; of_keys >= 0; of_keys--) {
-        const size_t rows = 64 * (size_t)(of_keys ? KEY_MI(D) : QUERY_MI);
-        const size_t numbers = of_keys ? (PACKED ? 6 : 4) * columns : PACKED ? rows : 0;
-        const size_t bytes = (2 * rows + 4 * columns) * D * sizeof(bf16) + 4 * numbers;
-        const auto kernel = of_keys ? FLASH_KERNEL(attention_backward_dkdv_flash_kernel, D, PACKED)
-                                    : FLASH_KERNEL(attention_backward_dq_flash_kernel, D, PACKED);
-        LET_SHARED(kernel, bytes);
-        LAUNCH(kernel, ceil_div(T, rows) * (unsigned)(B * NH), FLASH_THREADS, bytes, stream, dqkv,
-               delta, dout, lse, qkv, begins, B, T, C, NH, heads_per_group(B * NH, T, C / NH));
-    }
 }
 
 static void attention_backward_flash(bf16 *dqkv, float *delta, const bf16 *dout, const bf16 *out,
                                      const float *lse, const bf16 *qkv, const int32_t *begins,
                                      size_t B, size_t T, size_t C, size_t NH,
                                      cudaStream_t stream) {
-    const auto launch = begins != NULL ? attention_backward_flash_of<true>
-                                       : attention_backward_flash_of<false>;
-    launch(dqkv, delta, dout, out, lse, qkv, begins, B, T, C, NH, stream);
+    const size_t D = round_up(C / NH, 32), columns = BACKWARD_STREAM;
+    const bool packed = begins != NULL;
+    attention_delta(delta, dout, out, B, T, C, NH, stream);
+    for (int of_keys = 1; of_keys >= 0; of_keys--) {
+        const size_t rows = 64 * (size_t)(of_keys ? KEY_MI(D) : QUERY_MI);
+        const size_t numbers = of_keys ? (packed ? 6 : 4) * columns : packed ? rows : 0;
+        const size_t bytes = (2 * rows + 4 * columns) * D * sizeof(bf16) + 4 * numbers;
+        const auto kernel = of_keys ? FLASH_KERNEL(attention_backward_dkdv_flash_kernel, D, packed)
+                                    : FLASH_KERNEL(attention_backward_dq_flash_kernel, D, packed);
+        LET_SHARED(kernel, bytes);
+        LAUNCH(kernel, ceil_div(T, rows) * (unsigned)(B * NH), FLASH_THREADS, bytes, stream, dqkv,
+               delta, dout, lse, qkv, begins, B, T, C, NH, heads_per_group(B * NH, T, C / NH));
+    }
 }
 
 // ---------------------------------------------------------------------------------------------
