@@ -11,6 +11,7 @@
 //     memory_available(), memory_resident(), ..    how much of it there is, and is used
 //     replace_open(), replace_close()              a file that is the old one or the new one, whole
 //     path_join(), path_exists(), ..               names of files
+//     output_check()                               an output that is an input is refused
 //     text_line()                                  a value in a text of lines "name value"
 #ifndef TIDE_UTIL_H
 #define TIDE_UTIL_H
@@ -19,6 +20,7 @@
 #define _GNU_SOURCE
 #endif
 #include <errno.h>
+#include <glob.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -345,6 +347,32 @@ static bool path_is_writable(const char *path) {
 }
 
 static bool path_exists(const char *path) { return access(path, F_OK) == 0; }
+
+// Are both names of one file that exists, through whatever link?
+static bool path_is_same(const char *a, const char *b) {
+    struct stat s, t;
+    return stat(a, &s) == 0 && stat(b, &t) == 0 && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
+}
+
+// Refuses an output file `out` (of `option`) that is the file, or one of the files, that the name or
+// glob pattern `input` (of `reader`, or "") stands for. replace_open()'s temporary name counts, too.
+// NULL: there is no such file.
+static void output_check(const char *option, const char *out, const char *reader,
+                         const char *input) {
+    char temporary[PATH_MAX];
+    glob_t found;
+    memset(&found, 0, sizeof found);
+    if (out == NULL || input == NULL) return;
+    replace_name(temporary, out);
+    const bool pattern = !path_exists(input) && glob(input, 0, NULL, &found) == 0;
+    for (size_t i = 0; i < (pattern ? found.gl_pathc : 1); i++) {
+        const char *file = pattern ? found.gl_pathv[i] : input;
+        if (path_is_same(out, file) || path_is_same(temporary, file))
+            die("%s %s would replace %s, which %s%s reads: name another file", option, out, file,
+                reader[0] != '\0' ? "" : "this program", reader);
+    }
+    if (pattern) globfree(&found);
+}
 
 // mkdir -p. Returns false with errno set if a part of the path cannot be made.
 static bool make_directories(const char *path) {
