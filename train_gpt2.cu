@@ -1106,7 +1106,7 @@ static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool
 // The state as checkpoints see it: of each segment, the own shard.
 static RunState gpt2_state(GPT2 *g) {
     return RunState{g->training ? 3 : 1, g->ranges, g->segments,
-                    g->zen != NULL ? zen_move : gpt2_move, g, g->moments_bf16};
+                    g->zen != NULL ? zen_move : gpt2_move, g, g->moments_bf16, 0};
 }
 
 static void save(GPT2 *g, Run *r) {

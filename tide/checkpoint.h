@@ -54,6 +54,7 @@ typedef struct {
     void (*move)(void *owner, int part, size_t at, size_t n, float *w, bool out);
     void *owner;
     bool moments_bf16;         // AdamW's are stored as bf16
+    float limit;               // weights must be smaller to be stored; 0: all finite ones can
 } RunState;
 
 static int state_dtype(const RunState *x, int part) {
@@ -69,7 +70,7 @@ static void state_move(void *owner, int part, size_t at, size_t n, float *w, boo
 // The state all of which is in so many arenas.
 static RunState state_in(float *const *arenas, int parts) {
     static const StateRange all = {0, SIZE_MAX};
-    const RunState x = {parts, &all, 1, state_move, (void *)arenas, false};
+    const RunState x = {parts, &all, 1, state_move, (void *)arenas, false, 0};
     return x;
 }
 
@@ -205,7 +206,7 @@ static void hf_read(const HfTensor *x, const SafeTensor *s, size_t first, size_t
 }
 
 // Loads what there is here of a part's tensor x, which is stored as s; with its last elements, what
-// follows them in the arena becomes zero. False if a number is not finite.
+// follows them in the arena becomes zero. False if a number is not finite, or reaches the limit.
 static bool part_read(const RunState *here, int part, const GPT2Table *t, const HfTensor *x,
                       const SafeTensor *s) {
     const GPT2Tensor *ours = &t->tensors[x->tensor];
@@ -213,13 +214,14 @@ static bool part_read(const RunState *here, int part, const GPT2Table *t, const 
     const bool padded = x->first + x->n == ours->rows * ours->cols;
     const size_t end = padded ? ours->offset + round_up(ours->size, ALIGN_ELEMENTS) : last;
     float *w = ALLOC(float, min_size(PART_UNIT, end - begin), "a copy of weights");
+    const float limit = here->limit > 0 ? here->limit : INFINITY;
     int bad = 0;
     for (size_t at = begin, n; (n = state_next(here, &at, end)) > 0; at += n) {
         const size_t stored = at < last ? min_size(n, last - at) : 0;
         if (stored > 0) hf_read(x, s, at - begin, stored, w);
         memset(w + stored, 0, (n - stored) * sizeof *w);
         #pragma omp parallel for if (n > 1 << 16) reduction(| : bad)
-        for (size_t i = 0; i < n; i++) bad |= !isfinite(w[i]);
+        for (size_t i = 0; i < n; i++) bad |= !(fabsf(w[i]) < limit);
         here->move(here->owner, part, at, n, w, false);
     }
     free(w);
@@ -452,8 +454,8 @@ static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t
     for (int i = 0; i < 3 * t->count; i++)
         if (hf_tensor(c, t, i, &x)
             && !part_read(here, 0, t, &x, model_find(files, count, path, c->family, &x)))
-            die("%s: tensor %s has a NaN or an infinity: the file is damaged, or too large for "
-                "fp32", path, x.name);
+            die("%s: tensor %s has a number that is not finite, or too large for this precision: "
+                "the file is damaged, or needs --precision fp32", path, x.name);
     for (int f = 0; f < count; f++) {
         for (int i = 0; i < files[f].count; i++) {
             const SafeTensor *s = &files[f].tensors[i];
@@ -934,7 +936,9 @@ static bool state_load(const char *dir, const TrainState *s, const GPT2Table *t,
             if (number >= st.count || first[i].elements != x.n)
                 ok = error_set(err, "tensor %s is of a model of another shape", first->name);
             else if (number % ranks.world == ranks.rank) ok = state_intact(&st, number, s, err);
-            if (ok) part_read(here, k, t, &x, &first[i]);
+            if (ok && !part_read(here, k, t, &x, &first[i]) && k == 0)
+                die("%s: tensor %s has a number that is not finite, or too large for this "
+                    "precision: resume with the one before", dir, x.name);
         }
     }
     safetensors_close(&st);

@@ -114,6 +114,15 @@ static double run_score(Run *r, const Loader *from, RunLoss *loss, void *model, 
     ranks_exchange(mine, turns * each * sizeof *mine, all);
     for (size_t i = 0; i < batches; i++)
         memcpy(ordered + i * each, all + (i % R * turns + i / R) * each, each * sizeof *all);
+    const size_t parts = by_row ? sequences : batches;
+    size_t bad = 0;
+    while (bad < parts && isfinite(ordered[bad].loss)) bad++;
+    if (bad < parts) {
+        if (scores != NULL) replace_discard(scores, r->o.scores);
+        fail("the loss of %s %zu of %s is not finite: the weights are damaged, or too large for "
+             "--precision; what was saved before is whole", by_row ? "row" : "batch", bad,
+             from == &r->val ? "the validation data" : "--choices");
+    }
     for (size_t i = 0; i < batches && !by_row; i++) {
         sum.loss += ordered[i].loss;
         sum.count += ordered[i].count;
@@ -151,7 +160,7 @@ static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
         if (choices >= 0) printf("choices: accuracy %.2f %%\n", 100 * choices);
         return;
     }
-    if (!log_eval(&r->log, step, mean, right, choices, &err)) fail("%s", err.text);
+    log_eval(&r->log, step, mean, right, choices);
     if (!log_plot(&r->log, &err)) fprintf(stderr, "tide: warning: %s\n", err.text);
     if (r->o.keep_best && mean >= 0 && mean < r->lowest) {
         r->lowest = mean;

@@ -187,10 +187,7 @@ static void log_skip(Log *l, size_t step, size_t steps, double loss, double norm
 
 // After an evaluation at `step`: both lines. accuracy, choices: the share of the held-out examples,
 // and of --choices, that is right; -1, as val_loss: there is none.
-static bool log_eval(Log *l, size_t step, double val_loss, double accuracy, double choices,
-                     Error *err) {
-    if (!isfinite(val_loss))
-        return error_set(err, "step %zu: the validation loss is %g", step, val_loss);
+static void log_eval(Log *l, size_t step, double val_loss, double accuracy, double choices) {
     if (val_loss >= 0) log_add(&l->val, step, val_loss);
     log_clear(l);
     fprintf(l->file, "{\"step\":%zu", step);
@@ -204,7 +201,6 @@ static bool log_eval(Log *l, size_t step, double val_loss, double accuracy, doub
     fprintf(l->file, "}\n");
     fprintf(l->screen, "\n");
     log_flush(l, step);
-    return true;
 }
 
 // Before the checkpoint of `step` is written, whose evaluation gave the lowest loss so far: a

@@ -163,9 +163,8 @@ static bool path_is_jsonl(const char *path) {
     return n > 6 && strcmp(path + n - 6, ".jsonl") == 0;
 }
 
-// With which every prompt begins: OPT has seen every text begin with </s>. -1: with nothing.
+// The token with which every text begins: OPT has seen all of them begin with </s>. -1: none.
 static int32_t run_first_token(const Run *r) {
-    if (r->tokenizer == NULL) die("examples need --tokenizer: the model came without one");
     if (r->config.family == FAMILY_OPT && r->tokenizer->vocab != 256) return 2;
     return -1;
 }
@@ -189,9 +188,9 @@ static void run_open_choices(Run *r) {
 static void run_open_task(Run *r) {
     Options *o = &r->o;
     const size_t V = r->config.vocab;
+    const int32_t first = run_first_token(r);
     const char *labels = o->labels, *files[2] = {o->data, o->val};
     Task *opened[2] = {&r->task_all, &r->task_val_all}, *held = &r->task_val_all;
-    const int32_t first = run_first_token(r);
     for (int k = 0; k < 2; k++) {
         if (files[k] == NULL) continue;
         if (path_is_jsonl(files[k]) != (labels == NULL))
@@ -244,6 +243,8 @@ static void run_open_data(Run *r) {
     if (!gpt2_finish(c, &err)) die("%s", err.text);
     if (r->tokenizer != NULL && needed > c->vocab)
         die("the tokenizer has %zu tokens and the model only %zu", needed, c->vocab);
+    if ((r->task || o->choices != NULL) && r->tokenizer == NULL)
+        die("examples need --tokenizer: the model came without one");
     if (r->task) run_open_task(r);
     if (o->choices != NULL) run_open_choices(r);
     if (o->val != NULL && !r->task) r->val_data = data_open(o->val, r->tokenizer);
@@ -540,7 +541,11 @@ static void run_load(Run *r, const RunState *here) {
     Error err, why;
     TrainState before;
     char aside[PATH_MAX], note[3 * PATH_MAX];
+    // The first numbers that are rounded to infinity.
+    static const float limits[] = {0x1.ffp127f, INFINITY, 65520};  // by --precision
     r->saves = *here;
+    r->saves.limit = r->o.gpu_build ? limits[r->o.precision] : 0;
+    here = &r->saves;
     if (!r->o.resume) run_load_first(r, here);
     while (r->o.resume
            && !state_load(r->resume_from, &r->state, &r->table, here, &err)) {
@@ -932,7 +937,7 @@ static bool run_wants_save(Run *r, size_t step) {
 // Prints --prompt and its continuation.
 static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
     if (step > 0) log_clear(&r->log);
-    sample_text(&r->o, r->tokenizer, &r->config, (uint32_t)step, next, model);
+    sample_text(&r->o, r->tokenizer, &r->config, run_first_token(r), (uint32_t)step, next, model);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -994,6 +999,9 @@ static int run_end(Run *r) {
 static int run_dump(const Run *r, const int32_t *inputs, const int32_t *targets,
                     const int32_t *begins, double loss, const float *logits, const float *grads) {
     Error err;
+    bool finite = isfinite(loss);
+    for (size_t i = 0; i < r->table.elements; i++) finite = finite && isfinite(grads[i]);
+    if (!finite) fail("the loss is %g, and not all gradients are finite: nothing is dumped", loss);
     if (!dump_save(r->o.dump, &r->config, &r->table, r->B, r->T, inputs, targets, begins, loss,
                    logits, grads, &err))
         fail("%s", err.text);

@@ -18,11 +18,14 @@ static int sample_compare(const void *a, const void *b) {  // descending
 }
 
 // Draws from softmax(logits / temperature) over the top_k largest (0: all) of n logits; uniform is
-// in [0, 1). Temperature 0 (below 1e-6) takes the largest. Overwrites the logits.
+// in [0, 1). Temperature 0 (below 1e-6) takes the largest. Overwrites the logits. Returns -1 if one
+// of them is not finite.
 static int32_t sample(float *logits, size_t n, double temperature, size_t top_k, float uniform) {
     size_t best = 0;
-    for (size_t i = 1; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
+        if (!isfinite(logits[i])) return -1;
         if (logits[i] > logits[best]) best = i;
+    }
     if (temperature < 1e-6) return (int32_t)best;
     float least = -INFINITY;
     if (top_k > 0 && top_k < n) {
@@ -68,18 +71,19 @@ typedef void SampleNext(void *model, const int32_t *tokens, size_t count, size_t
 
 // Prints --prompt and its continuation, to the end of the text or for --sample-tokens. The model
 // sees the last tokens that its context holds; when that is full, it starts again from its second
-// half. A prompt without tokens becomes the one that ends a text; one with a token that the model
-// does not know ends the program. number: tells the samples of a run apart (same seed and number,
-// same text); 0: nothing is trained.
+// half. begin: the first token of every text of this model, which stays the first that it sees; -1:
+// there is none. A prompt without tokens becomes the one that ends a text; a token that the model
+// does not have, or logits that are not finite, end the program. number: tells the samples of a run
+// apart (same seed and number, same text); 0: nothing is trained.
 static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
-                        uint32_t number, SampleNext *next, void *model) {
+                        int32_t begin, uint32_t number, SampleNext *next, void *model) {
     const char *prompt = o->prompt != NULL ? o->prompt : "";
     const size_t bytes = strlen(prompt), context = c->context;
     const size_t V = min_size(c->vocab, tokenizer->vocab);  // those that may be drawn
-    int32_t *tokens = ALLOC(int32_t, bytes + o->sample_tokens + 1, "prompt");
+    int32_t *tokens = ALLOC(int32_t, bytes + o->sample_tokens + 2, "prompt");
     float *logits = ALLOC(float, c->vocab, "sampling");
     unsigned char last = 0;
-    size_t n = tokenizer_encode(tokenizer, prompt, bytes, (uint32_t *)tokens);
+    size_t n = tokenizer_begin(tokenizer, begin, prompt, bytes, (uint32_t *)tokens);
     if (n == 0) tokens[n++] = tokenizer->eot >= 0 ? tokenizer->eot : '\n';
     for (size_t i = 0; i < n; i++)
         if ((size_t)tokens[i] >= V)
@@ -89,9 +93,15 @@ static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2
     size_t first = n > context ? n - context : 0;  // the model sees tokens[first .. n - 1]
     size_t fresh = n - first;
     for (size_t drawn = 0; drawn < o->sample_tokens; drawn++) {
+        if (first > 0 && begin >= 0) tokens[first] = begin;
         next(model, tokens + first, n - first, fresh, logits);
         const Philox4 random = philox4x32(o->seed, (uint32_t)drawn, number, 0, RNG_SAMPLE);
         const int32_t token = sample(logits, V, o->temperature, o->top_k, rng_uniform(random, 0));
+        if (token < 0) {
+            putchar('\n');
+            fail("there is no next token: the logits are not finite, as the weights are damaged, "
+                 "or too large for --precision");
+        }
         if (token == tokenizer->eot) break;
         size_t length;
         const char *text = tokenizer_token(tokenizer, (uint32_t)token, &length);

@@ -69,9 +69,8 @@ static void task_piece(TaskReader *r, const char *text, size_t n, bool begins, b
         if (t->tokens == NULL) fail("out of memory: %s", r->where);
     }
     int32_t *end = t->tokens + at;
-    if (begins && t->first_token >= 0) *end++ = t->first_token;
     // ids are below 2^24, so that it does not matter that the encoder's are unsigned
-    end += tokenizer_encode(r->tok, text, n, (uint32_t *)end);
+    end += tokenizer_begin(r->tok, begins ? t->first_token : -1, text, n, (uint32_t *)end);
     if (ends && r->tok->eot >= 0) *end++ = r->tok->eot;
     for (const int32_t *token = t->tokens + at; token < end; token++)
         if ((size_t)*token >= r->vocab)

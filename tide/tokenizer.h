@@ -3,7 +3,7 @@
 //     tokenizer_bytes()    a byte is a token
 //     tokenizer_load()     of a directory; tokenizer_parse(): of the texts of its files
 //     tokenizer_save()     into another one
-//     tokenizer_encode()   text to tokens
+//     tokenizer_encode()   text to tokens; tokenizer_begin(): a text from its first token on
 //     tokenizer_token()    the text of one token
 //     tokenizer_free()
 //
@@ -430,6 +430,14 @@ static size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, u
         at += eot.length;
     }
     return used;
+}
+
+// Encodes a text, a prompt or an example from its beginning: `first`, the token with which every
+// text of the model begins (-1: none), then those of n bytes. `out` has room for n + 1 ids.
+static size_t tokenizer_begin(const Tokenizer *t, int32_t first, const char *text, size_t n,
+                              uint32_t *out) {
+    if (first >= 0) *out = (uint32_t)first;
+    return (first >= 0) + tokenizer_encode(t, text, n, out + (first >= 0));
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -127,11 +127,16 @@ static void test_sampling(void) {
     CHECK(abs(counts[1] - 719) <= 2, "temperature: %d", counts[1]);
     for (int j = 0; j < 5; j++) logits[j] = logf(p[j]);
     CHECK(sample(logits, 5, 0, 0, 0.99f) == 1, "temperature 0 takes the likeliest");
+    for (int j = 0; j < 15; j++) {  // nothing is drawn of what is not finite, whatever would be
+        for (int k = 0; k < 5; k++) logits[k] = logf(p[k]);
+        logits[j % 5] = j < 5 ? NAN : j < 10 ? INFINITY : -INFINITY;
+        CHECK(sample(logits, 5, j % 2 == 0 ? 0 : 1, 2, 0.5f) == -1, "%g is drawn from", logits[j % 5]);
+    }
 }
 
 // What sample_text() shows the model. It makes the tokens '0', '1', .. the likeliest that may be
 // drawn.
-typedef struct { size_t first[8], count[8], fresh[8], calls; int32_t last; } Seen;
+typedef struct { size_t first[8], count[8], fresh[8], calls; int32_t last, second[8]; } Seen;
 
 static void see(void *model, const int32_t *tokens, size_t count, size_t fresh, float *logits) {
     Seen *s = (Seen *)model;
@@ -139,6 +144,7 @@ static void see(void *model, const int32_t *tokens, size_t count, size_t fresh, 
     s->count[s->calls] = count;
     s->fresh[s->calls] = fresh;
     s->last = tokens[count - 1];
+    s->second[s->calls] = count > 1 ? tokens[1] : -1;
     memset(logits, 0, 300 * sizeof *logits);
     logits[299] = 2;  // the tokenizer does not have it
     logits['0' + s->calls++] = 1;
@@ -167,7 +173,7 @@ static void test_sample_window(void) {
         const int screen = dup(STDOUT_FILENO);
         const int file = open(in_base("sample.txt"), O_CREAT | O_TRUNC | O_RDWR, 0600);
         dup2(file, STDOUT_FILENO);
-        sample_text(&o, tokenizer, &c, 0, see, &seen);
+        sample_text(&o, tokenizer, &c, -1, 0, see, &seen);
         fflush(stdout);
         dup2(screen, STDOUT_FILENO);
         close(screen);
@@ -183,6 +189,41 @@ static void test_sample_window(void) {
         free(text);
         tokenizer_free(tokenizer);
     }
+}
+
+// The first token of every text, as of OPT's, stays the first that the model sees.
+static void test_sample_begins(void) {
+    static const struct { size_t count, fresh; int32_t second; } windows[] = {
+        {4, 4, 'a'}, {5, 1, 'a'}, {6, 1, 'a'}, {7, 1, 'a'}, {4, 4, '1'}};
+    Options o;
+    GPT2Config c;
+    memset(&o, 0, sizeof o);
+    memset(&c, 0, sizeof c);
+    c.context = 7;
+    c.vocab = 300;
+    Tokenizer *tokenizer = tokenizer_bytes();
+    for (int k = 0; k < 3; k++) {
+        Seen seen;
+        memset(&seen, 0, sizeof seen);
+        o.prompt = k == 0 ? "abc" : k == 1 ? "abcdefgh" : "";
+        o.sample_tokens = k == 0 ? 5 : 1;
+        fflush(stdout);
+        const int screen = dup(STDOUT_FILENO), null = open("/dev/null", O_RDWR);
+        dup2(null, STDOUT_FILENO);
+        sample_text(&o, tokenizer, &c, 2, 0, see, &seen);
+        fflush(stdout);
+        dup2(screen, STDOUT_FILENO);
+        close(screen);
+        close(null);
+        for (size_t i = 0; i < seen.calls; i++)
+            CHECK(seen.first[i] == 2, "prompt %d, call %zu begins with %zu", k, i, seen.first[i]);
+        for (size_t i = 0; k == 0 && i < 5; i++)
+            CHECK(seen.count[i] == windows[i].count && seen.fresh[i] == windows[i].fresh
+                  && seen.second[i] == windows[i].second, "window %zu", i);
+        CHECK(k == 0 || seen.count[0] == (k == 1 ? 7 : 1), "%zu tokens", seen.count[0]);
+        CHECK(k != 1 || seen.second[0] == 'c', "the front is lost, not the first token");
+    }
+    tokenizer_free(tokenizer);
 }
 
 // Labelled sentences: what is trained on and open out, the rows, the length of a row.
@@ -334,6 +375,7 @@ int main(void) {
     RUN(test_first_and_saved_weights);
     RUN(test_sampling);
     RUN(test_sample_window);
+    RUN(test_sample_begins);
     RUN(test_task);
     remove_tree(base);
     return test_summary();
