@@ -11,6 +11,7 @@
 //     memory_available(), memory_resident(), ..    how much of it there is, and is used
 //     replace_open(), replace_close()              a file that is the old one or the new one, whole
 //     path_join(), path_exists(), ..               names of files
+//     standard_open()                              descriptors 0 to 2, if they are closed
 //     output_check()                               an output that is an input is refused
 //     text_line()                                  a value in a text of lines "name value"
 #ifndef TIDE_UTIL_H
@@ -20,6 +21,7 @@
 #define _GNU_SOURCE
 #endif
 #include <errno.h>
+#include <fcntl.h>
 #include <glob.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -42,6 +44,14 @@ static int omp_get_num_threads(void) { return 1; }
 static int omp_get_num_procs(void) { return 1; }
 static void omp_set_num_threads(int n) { (void)n; }
 #endif
+
+// Opens /dev/null for each of descriptors 0 to 2 that is closed: else the file or socket that is
+// opened first is given the number, and what is printed to the screen is written into it.
+static void standard_open(void) {
+    int fd;
+    do fd = open("/dev/null", O_RDWR); while (fd >= 0 && fd <= 2);
+    if (fd > 2) close(fd);
+}
 
 static const char *plural(size_t n) { return n == 1 ? "" : "s"; }
 
