@@ -13,6 +13,7 @@
 //     path_join(), path_exists(), ..               names of files
 //     standard_open()                              descriptors 0 to 2, if they are closed
 //     output_check()                               an output that is an input is refused
+//     file_kind()                                  what a file's first bytes say that it is
 //     text_line()                                  a value in a text of lines "name value"
 #ifndef TIDE_UTIL_H
 #define TIDE_UTIL_H
@@ -382,6 +383,43 @@ static void output_check(const char *option, const char *out, const char *reader
                 reader[0] != '\0' ? "" : "this program", reader);
     }
     if (pattern) globfree(&found);
+}
+
+// Names what the first n bytes of a file say that it is, and what to do with it: "PATH is ..".
+// NULL: nothing that is known here. Patterns have '|' between them, and upper case is lower case.
+static const char *file_kind(const void *bytes, size_t n) {
+    static const struct { const char *patterns, *kind; } kinds[] = {
+        {"\xc6\xd7\x34\x01", "an llm.c checkpoint: it has no weights in Hugging Face's naming; "
+         "llm.c's dev/eval/export_hf.py makes a folder of those for --model"},
+        {"\xc7\xd7\x34\x01|\x8f\xd8\x34\x01", "a state of llm.c (a test's, or AdamW's): no model"},
+        {"\x88\xd8\x34\x01|\xa1\xd9\x34\x01", "a token file: name it with --data or --val"},
+        {"GGUF\1|GGUF\2|GGUF\3|lmgg|fmgg|tjgg|algg", "a GGUF or GGML file: name the safetensors "
+         "that it was made from"},
+        {"PK\3\4|\x80\2|\x80\3|\x80\4|\x80\5", "a pickled PyTorch file, or an archive: "
+         "build/unpickle model.safetensors FILE makes safetensors of PyTorch's"},
+        {"version https://git-lfs.github.com/spec/", "a pointer of git-lfs, not the file: "
+         "git lfs pull, or download the file itself"},
+        {"<!doctype|<html|<?xml", "a web page: the download failed, or needs a login"},
+        {"{\"error|{\"message\"|{\"detail|Entry not found|Repository not found|Invalid username",
+         "a server's error message: the download failed, or needs a login"},
+        {"\x1f\x8b|\x28\xb5\x2f\xfd|\xfd" "7zXZ|BZh91AY", "compressed: unpack it first"},
+        {"\x93NUMPY|PAR1|ARROW1|\x89HDF", "an array or a table (NumPy, Parquet, Arrow, HDF5): save "
+         "what is in it as safetensors, text or JSON lines"},
+        {"\xff\xfe|\xfe\xff", "text in UTF-16: write it as UTF-8 (iconv -f UTF-16 -t UTF-8)"},
+    };
+    const char *s = (const char *)bytes, *end = s + n;
+    if (n > 9 && s[7] == 0 && s[8] == '{' && (s[9] == '"' || s[9] == '}'))
+        return "a safetensors file: name it, or its folder, with --model";
+    if (n > 2 && memcmp(s, "\xef\xbb\xbf", 3) == 0) s += 3;  // a byte order mark
+    while (s < end && memchr(" \t\r\n", *s, 4) != NULL) s++;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        for (const char *at = kinds[i].patterns; *at != '\0'; at += *at == '|') {
+            const size_t length = strcspn(at, "|");
+            if ((size_t)(end - s) >= length && strncasecmp(s, at, length) == 0)
+                return kinds[i].kind;
+            at += length;
+        }
+    return NULL;
 }
 
 // mkdir -p. Returns false with errno set if a part of the path cannot be made.

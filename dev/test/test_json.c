@@ -218,7 +218,40 @@ static void json_files(void) {
     rmdir(dir);
 }
 
+// What a download, or another program, leaves in place of the file that was meant.
+static void files_by_their_first_bytes(void) {
+    static const struct { const char *bytes; size_t n; const char *says; } cases[] = {
+        {"\xc6\xd7\x34\x01\3\0\0\0", 8, "llm.c checkpoint"},  // fp32
+        {"\xc6\xd7\x34\x01\5\0\0\0", 8, "llm.c checkpoint"},  // bf16
+        {"\xc7\xd7\x34\x01\2\0\0\0", 8, "state of llm.c"},
+        {"\x88\xd8\x34\x01\1\0\0\0", 8, "token file"},
+        {"\xa1\xd9\x34\x01\7\0\0\0", 8, "token file"},
+        {"GGUF\3\0\0\0", 8, "GGUF"}, {"tjgg\1\0\0\0", 8, "GGML"},
+        {"PK\3\4\0\0", 6, "build/unpickle"}, {"\x80\2}q\0.", 6, "build/unpickle"},
+        {"version https://git-lfs.github.com/spec/v1\noid", 46, "git lfs pull"},
+        {"<!DOCTYPE html>", 15, "web page"}, {"\xef\xbb\xbf\n \t<HTML>", 12, "web page"},
+        {"{\"error\":\"Repository not found\"}", 32, "error message"},
+        {"Entry not found", 15, "error message"}, {"\x1f\x8b\x08\0", 4, "compressed"},
+        {"\x93NUMPY\1\0", 8, "NumPy"}, {"PAR1\x15\0", 6, "Parquet"},
+        {"\2\0\0\0\0\0\0\0{}", 10, "a safetensors file"}, {"\xff\xfe{\0", 4, "UTF-16"},
+        {"\x20\0\0\0\0\0\0\0{\"a\":", 13, "a safetensors file"},
+        {"", 0, NULL}, {"G", 1, NULL}, {"GGUF is a format", 16, NULL}, {"PK", 2, NULL},
+        {"<p>a text</p>", 13, NULL}, {"{\"text\": \"error\"}", 17, NULL}, {" \n ", 3, NULL},
+        {"version https://git-lfs", 23, NULL}, {"\xef\xbb\xbf", 3, NULL}, {"\xef\xbb", 2, NULL},
+        {"\0\0\0\0\0\0\0\0\0\0", 10, NULL}, {"| a table |", 11, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *copy = (char *)malloc(cases[i].n > 0 ? cases[i].n : 1);  // no byte beyond it is read
+        memcpy(copy, cases[i].bytes, cases[i].n);
+        const char *kind = file_kind(copy, cases[i].n), *says = cases[i].says;
+        CHECK((kind == NULL) == (says == NULL), "case %zu is %s", i, kind != NULL ? kind : "none");
+        CHECK(kind == NULL || says == NULL || strstr(kind, says) != NULL, "'%s': %s", says, kind);
+        free(copy);
+    }
+}
+
 int main(void) {
+    RUN(files_by_their_first_bytes);
     RUN(json_structure);
     RUN(json_strings);
     RUN(json_accepts);
