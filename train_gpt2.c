@@ -944,6 +944,7 @@ static void save(GPT2 *g, Run *r) {
 int main(int argc, char **argv) {
     static Run run, *r = &run;
     static GPT2 model, *g = &model;
+    program_begin();
     cpu_wait_briefly(argv);
     run_open(r, argc, argv, false);
     const size_t planned = gpt2_open(g, r);

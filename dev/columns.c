@@ -395,7 +395,7 @@ int main(int argc, char **argv) {
     const char *svg = NULL;
     Error err;
     int count = 0;  // of the files, whose names move to the front of argv
-    standard_open();
+    program_begin();
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];
         if (strcmp(arg, "--help") == 0) { fputs(help, stdout); return 0; }

@@ -117,7 +117,7 @@ int main(int argc, char **argv) {
     double rtol = 2e-5, atol = 1e-7;
     bool all = false;
     int paths = 0;
-    standard_open();
+    program_begin();
     for (int i = 1; i < argc; i++) {
         const char *s = argv[i];
         if (strcmp(s, "--help") == 0) { fputs(help, stdout); return 0; }

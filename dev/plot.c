@@ -224,7 +224,7 @@ int main(int argc, char **argv) {
     const char *in = NULL, *out = NULL, *title = "", *unit = "", *note = "";
     int kind = 'b';
     Error err;
-    standard_open();
+    program_begin();
     for (int i = 1; i < argc; i++) {
         const char *s = argv[i];
         if (strcmp(s, "--help") == 0) { fputs(help, stdout); return 0; }

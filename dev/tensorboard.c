@@ -174,7 +174,7 @@ int main(int argc, char **argv) {
     int count = 0;
     bool goes_on = false;
     Error err;
-    standard_open();
+    program_begin();
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0) { fputs(help, stdout); return 0; }
         if (strcmp(argv[i], "--follow") == 0) { goes_on = true; continue; }

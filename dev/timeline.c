@@ -423,7 +423,7 @@ int main(int argc, char **argv) {
     size_t step = SIZE_MAX;
     bool memory = false;
     Error err;
-    standard_open();
+    program_begin();
     for (int i = 1; i < argc; i++) {
         const char *s = argv[i];
         if (strcmp(s, "--help") == 0) { fputs(help, stdout); return 0; }

@@ -7,6 +7,7 @@ int main_FP32(int argc, char **argv);
 int main_FP16(int argc, char **argv);
 
 int main(int argc, char **argv) {
+    program_begin();
     switch (run_precision(argc, argv)) {
     case PRECISION_FP32: return main_FP32(argc, argv);
     case PRECISION_FP16: return main_FP16(argc, argv);

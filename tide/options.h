@@ -97,7 +97,8 @@ enum {
     O_ZEN = 64,   // only for importance-aware updates
     O_AUTO = 128, // a number that may be "auto", though that is not the default
     O_SHARE = 256, O_OTHER = 512,  // only where a share of the state is resident; not with zenflow
-    O_PLAN = 1024 // only with --plan
+    O_PLAN = 1024,  // only with --plan
+    O_READS = 2048, O_WRITES = 4096  // a file's name: it is read, it is written
 };                // neither fixed nor own: saved, and --resume takes the saved value unless given
 
 typedef struct {
@@ -136,8 +137,8 @@ static const Option option_table[] = {
     COUNT("vocab", vocab, "auto", 1, 1 << 24, O_FIXED, "auto: as in the model"),
 
     TITLE("Data"),
-    TEXT("data", data, NULL, "PATH", 0, "text, llm.c .bin tokens (may be a glob), or .jsonl"),
-    TEXT("val", val, NULL, "PATH", 0, "validation data; else the last tenth of --data"),
+    TEXT("data", data, NULL, "PATH", O_READS, "text, llm.c .bin tokens (may be a glob), or .jsonl"),
+    TEXT("val", val, NULL, "PATH", O_READS, "validation data; else the last tenth of --data"),
     TEXT("tokenizer", tokenizer, NULL, "bytes|DIR", 0,
          "DIR: vocab.json, merges.txt; else the model's, or bytes"),
     COUNT("batch", batch, "8", 1, 1 << 20, 0, "sequences per micro-batch, on each GPU"),
@@ -171,9 +172,10 @@ static const Option option_table[] = {
     COUNT("eval-every", eval_every, "100", 0, BIG, 0, "steps; 0: never"),
     COUNT("eval-batches", eval_batches, "auto", 1, BIG, O_AUTO,
           "at most; auto: 20 of running text, all examples"),
-    TEXT("choices", choices, NULL, "FILE", 0,
+    TEXT("choices", choices, NULL, "FILE", O_READS,
          "questions with choices (.jsonl), all asked at each evaluation"),
-    TEXT("scores", scores, NULL, "FILE", O_OWN, "with --steps 0: each row's loss, JSON lines"),
+    TEXT("scores", scores, NULL, "FILE", O_OWN | O_WRITES,
+         "with --steps 0: each row's loss, JSON lines"),
     COUNT("sample-every", sample_every, "0", 0, BIG, 0, "steps; 0: never"),
     COUNT("sample-tokens", sample_tokens, "256", 1, 1e9, 0, "length of a sample"),
     {O_TEXT, "prompt", offsetof(Options, prompt), NULL, "TEXT", 0, 0, 0, "what a sample continues"},
@@ -190,7 +192,8 @@ static const Option option_table[] = {
     FLAG("no-save", no_save, O_OWN, "leave only the log: for measurements"),
     CHOICE("save-dtype", save_dtype, "fp32", "fp32|bf16", 0, "of model.safetensors"),
     COUNT("threads", threads, "0", 0, 4096, O_OWN, "0: one per core; of ranks, each its own"),
-    TEXT("dump", dump, NULL, "FILE", O_OWN, "loss, logits, gradients of the first batch; exit"),
+    TEXT("dump", dump, NULL, "FILE", O_OWN | O_WRITES,
+         "loss, logits, gradients of the first batch; exit"),
     FLAG("help", help, O_OWN, "this list"),
     FLAG("version", version, O_OWN, "what this program is; exit"),
 
@@ -228,13 +231,14 @@ static const Option option_table[] = {
     BYTES("host-memory", host_memory, "0", 0, 1e15, O_OWN | O_GPU,
           "use at most this, even if less is free now; 0: all"),
     FLAG("plan", plan, O_OWN | O_GPU, "print memory and predicted time; exit"),
-    TEXT("tune", tune, NULL, "FILE", O_GPU,
+    TEXT("tune", tune, NULL, "FILE", O_GPU | O_READS | O_WRITES,
          "the products' fastest algorithms; measured if it lacks them"),
-    TEXT("rates", rates, NULL, "FILE", O_OWN | O_GPU,
+    TEXT("rates", rates, NULL, "FILE", O_OWN | O_GPU | O_READS,
          "what a machine can do; else it is measured when needed"),
     FLAG("calibrate", calibrate, O_OWN | O_GPU,
          "measure them, of --model (else 7b), into --rates; exit"),
-    TEXT("trace", trace, NULL, "FILE", O_OWN | O_GPU, "a timeline of all steps for Perfetto"),
+    TEXT("trace", trace, NULL, "FILE", O_OWN | O_GPU | O_WRITES,
+         "a timeline of all steps for Perfetto"),
 
     TITLE("Importance-aware updates (--offload zenflow)"),
     REAL("zen-topk", zen_topk, "0.1", 0, 1, O_FIXED | O_FO | O_ZEN,
@@ -275,6 +279,15 @@ static int option_find(const char *name, size_t n) {
 static bool option_given(const Options *o, const char *name) {
     int row = option_find(name, strlen(name));
     return row >= 0 && o->given[row];
+}
+
+// The file that option number i names, if it is one that is read (O_READS) or written (O_WRITES);
+// else NULL. --calibrate writes --rates.
+static const char *option_file(const Options *o, int i, int flag) {
+    const Option *x = &option_table[i];
+    const bool rates = x->offset == offsetof(Options, rates) && o->calibrate;
+    if (x->type != O_TEXT || !((x->flags ^ (rates ? O_READS | O_WRITES : 0)) & flag)) return NULL;
+    return *(const char *const *)(const void *)((const char *)o + x->offset);
 }
 
 // ---------------------------------------------------------------------------------------------

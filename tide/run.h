@@ -268,10 +268,12 @@ static void run_open_data(Run *r) {
 static const char *run_made;
 static size_t run_kept;
 static void run_unmake(void) {
-    char path[PATH_MAX], log[PATH_MAX];
-    path_join(path, run_made, ".lock");
-    path_join(log, run_made, "log.jsonl");
-    if (path_exists(log) || unlink(path) != 0) return;
+    static const char *const made[] = {"log.jsonl", "config.json", ".tide", ".lock"};
+    char path[PATH_MAX];
+    for (int i = 0; i < 4; i++) {
+        path_join(path, run_made, made[i]);
+        if (i < 2 ? path_exists(path) : unlink(path) != 0) return;
+    }
     snprintf(path, sizeof path, "%s", run_made);
     for (size_t n = strlen(path); n > run_kept && rmdir(path) == 0;) {  // not if there is a file
         while (n > 0 && path[n - 1] == '/') n--;
@@ -317,20 +319,132 @@ static void run_share_lock(Run *r) {
     ranks_barrier();
 }
 
-// Refuses an --out or a --dump that cannot be written, and an --out that holds another run, before
-// anything is computed.
+// The files that a run writes into --out, first those of its model. `.tide` there is the mark that
+// this program has written them: a line for each of the model, with its size and its time.
+enum { OUT_MODEL = 5, OUT_FILES = 10 };
+static const char *const out_files[OUT_FILES] = {
+    "model.safetensors", "config.json", "vocab.json", "merges.txt", "tokenizer_config.json",
+    "log.jsonl", "log.jsonl.old", "loss.svg", "checkpoints", "best"};
+
+// The line of a file of `dir`; empty if there is no such file.
+static void run_mark_line(const char *dir, const char *name, char line[128]) {
+    char path[PATH_MAX];
+    struct stat s;
+    path_join(path, dir, name);
+    line[0] = '\0';
+    if (stat(path, &s) == 0)
+        snprintf(line, 128, "%s %lld %lld.%09ld\n", name, (long long)s.st_size,
+                 (long long)s.st_mtim.tv_sec, s.st_mtim.tv_nsec);
+}
+
+// Marks what is in --out as this program's. A disk without room for that costs the mark only.
+static void run_mark(const Run *r) {
+    char path[PATH_MAX], line[128];
+    Error err;
+    path_join(path, r->o.out, ".tide");
+    FILE *f = r->rank == 0 ? replace_open(path, &err) : NULL;
+    for (int i = 0; f != NULL && i < OUT_MODEL; i++) {
+        run_mark_line(r->o.out, out_files[i], line);
+        fputs(line, f);
+    }
+    if (f != NULL) replace_close(f, path, &err);
+}
+
+// Refuses a new run's --out that holds a model, or files of the names that a run writes, unless the
+// mark says that this program wrote them.
+static void run_check_owner(const char *out) {
+    static const char *const foreign[] = {
+        ".safetensors", ".index.json", ".gguf", ".jinja", "_config.json", "_tokens.json",
+        "_map.json", "pytorch_model.bin", "tokenizer.json", "tokenizer.model"};
+    char path[PATH_MAX], line[128];
+    Error err;
+    size_t n;
+    path_join(path, out, ".tide");
+    char *mark = path_exists(path) ? file_read(path, &n, &err) : NULL;
+    DIR *dir = opendir(out);
+    for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
+        const char *name = e->d_name;
+        const size_t length = strlen(name);
+        int ours = 0;
+        bool refused = false;
+        while (ours < OUT_FILES && strcmp(out_files[ours], name) != 0) ours++;
+        for (size_t i = 0; i < sizeof foreign / sizeof foreign[0] && ours == OUT_FILES; i++)
+            refused |= length >= strlen(foreign[i])
+                    && strcmp(name + length - strlen(foreign[i]), foreign[i]) == 0;
+        if (ours < OUT_MODEL) run_mark_line(out, name, line);
+        if (ours < OUT_FILES)
+            refused = mark == NULL || (ours < OUT_MODEL && strstr(mark, line) == NULL);
+        if (refused)
+            die("--out %s holds %s, which this program did not write there: choose another --out",
+                out, name);
+    }
+    if (dir != NULL) closedir(dir);
+    free(mark);
+}
+
+// Refuses the output `to` of option number `row` (OPTION_COUNT: --out) if it is an input, another
+// output, or a file of the model or the tokenizer, by whatever name.
+static void run_check_file(const Options *o, int row, const char *to) {
+    static const char *const patterns[] = {"*.safetensors", "*.index.json", "*config.json",
+                                           "tokenizer*.json", "vocab.json", "merges.txt"};
+    char name[64], other[64], home[PATH_MAX], path[PATH_MAX];
+    snprintf(name, sizeof name, "--%s", row < OPTION_COUNT ? option_table[row].name : "out");
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const char *file = i != row ? option_file(o, i, O_READS) : NULL;
+        const char *written = i != row ? option_file(o, i, O_WRITES) : NULL;
+        snprintf(other, sizeof other, "--%s", option_table[i].name);
+        output_check(name, to, other, file);
+        if (written != NULL && (strcmp(written, to) == 0 || path_is_same(written, to)))
+            die("%s and %s are one file, %s: name another one", name, other, to);
+    }
+    for (int i = 0; i < 2; i++) {
+        const char *read = i == 0 ? o->model : o->tokenizer;
+        if (read == NULL || !path_exists(read) || o->resume) continue;
+        model_directory(read, home);
+        for (size_t k = 0; k < sizeof patterns / sizeof patterns[0]; k++) {
+            path_join(path, home, patterns[k]);
+            output_check(name, to, i == 0 ? "--model" : "--tokenizer", path);
+        }
+    }
+}
+
+// Does this run write into --out?
+static bool run_writes_out(const Options *o) {
+    return o->dump == NULL && !o->plan && !o->calibrate
+        && (o->steps > 0 || (!o->resume && option_given(o, "out")));
+}
+
+// Refuses outputs that are inputs, before anything is written.
+static void run_check_files(const Options *o) {
+    char path[PATH_MAX];
+    for (int i = 0; i < OPTION_COUNT; i++)
+        if (option_file(o, i, O_WRITES) != NULL)
+            run_check_file(o, i, option_file(o, i, O_WRITES));
+    for (int i = 0; i < OUT_FILES && run_writes_out(o); i++) {
+        path_join(path, o->out, out_files[i]);
+        run_check_file(o, OPTION_COUNT, path);
+    }
+}
+
+// Refuses an --out or another output that cannot be written, and an --out that holds another run,
+// before anything is computed.
 static void run_check_output(Run *r) {
     const Options *o = &r->o;
-    if (o->dump != NULL && !path_is_writable(o->dump))
-        die("--dump %s: %s", o->dump, strerror(errno));
-    if (o->scores != NULL && !path_is_writable(o->scores))
-        die("--scores %s: %s", o->scores, strerror(errno));
-    if (o->dump != NULL || (o->steps == 0 && (o->resume || !option_given(o, "out")))) return;
-    if (o->plan || o->calibrate || r->rank > 0) return;
+    char path[PATH_MAX];
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const char *file = option_file(o, i, O_WRITES);
+        if (file != NULL && !path_is_writable(file))
+            die("--%s %s: %s", option_table[i].name, file, strerror(errno));
+    }
+    if (!run_writes_out(o) || r->rank > 0) return;
     const bool saved = state_newest(o->out, SIZE_MAX, false) > 0;
-    if (o->resume && !saved) return;  // state_find() says it
+    path_join(path, o->out, ".lock");
+    if (o->resume && !saved && !path_exists(path)) return;  // state_find() says it
+    if (!o->resume && saved)
+        die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
+            "another --out", o->out);
+    if (!o->resume) run_check_owner(o->out);
     if (!path_exists(o->out)) {
-        char path[PATH_MAX];
         for (size_t n = 1; o->out[n] != '\0'; n++) {
             snprintf(path, sizeof path, "%.*s", (int)n, o->out);
             if (path_exists(path)) run_kept = n;
@@ -341,9 +455,7 @@ static void run_check_output(Run *r) {
     if (!make_directories(o->out) || access(o->out, W_OK | X_OK) != 0)
         die("--out %s: %s", o->out, strerror(errno));
     run_lock(r, LOCK_EX);
-    if (!o->resume && saved)
-        die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
-            "another --out", o->out);
+    if (!o->resume) run_mark(r);
 }
 
 // Says what is going to be trained on what, and what a training run computes with. A preset is a
@@ -476,8 +588,10 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     // From here on nobody else writes there. Several ranks agree first on what they are to do:
     // where one ends the others, nothing is left behind.
     const bool early = o->resume || ranks.world == 1;
+    if (!o->resume) run_check_files(o);
     if (early) run_check_output(r);
     run_choose_model(r);
+    if (o->resume) run_check_files(o);  // the options of its checkpoint among them
     r->T = o->seq > 0 ? o->seq : r->config.context;
     if (r->T > r->config.context)
         die("--seq %zu is longer than the model's context of %zu", r->T, r->config.context);
@@ -700,6 +814,7 @@ static bool run_hears(int news) {
 
 static void run_save_tokenizer(const Run *r, const char *dir) {
     if (r->tokenizer != NULL && r->rank == 0) tokenizer_save(r->tokenizer, dir);
+    run_mark(r);
 }
 
 // Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
@@ -753,6 +868,7 @@ static void run_write(Run *r, size_t step, bool state) {
                     "whole\n", err.text, r->state.step);
         break;
     }
+    run_mark(r);
     r->lowest = r->best.loss;
     run_save_next(seconds_now() - start);
 }

@@ -11,7 +11,7 @@
 //     memory_available(), memory_resident(), ..    how much of it there is, and is used
 //     replace_open(), replace_close()              a file that is the old one or the new one, whole
 //     path_join(), path_exists(), ..               names of files
-//     standard_open()                              descriptors 0 to 2, if they are closed
+//     program_begin()                              descriptors 0 to 2, signals of files
 //     output_check()                               an output that is an input is refused
 //     file_kind()                                  what a file's first bytes say that it is
 //     text_line()                                  a value in a text of lines "name value"
@@ -25,6 +25,7 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,12 +47,23 @@ static int omp_get_num_procs(void) { return 1; }
 static void omp_set_num_threads(int n) { (void)n; }
 #endif
 
+static void end_at_cut_file(int number) {
+    static const char line[] = "tide: a file was cut short, or its disk failed, while this program "
+                               "read it; what was saved before is whole\n";
+    (void)number, (void)!write(STDERR_FILENO, line, sizeof line - 1);
+    _exit(1);
+}
+
 // Opens /dev/null for each of descriptors 0 to 2 that is closed: else the file or socket that is
-// opened first is given the number, and what is printed to the screen is written into it.
-static void standard_open(void) {
+// opened first is given the number, and what is printed to the screen is written into it. From here
+// on a mapped file that another program cuts short ends this one with a line, and a file that grows
+// beyond the limit (ulimit -f) is an error of the call that writes. main() calls it first.
+static void program_begin(void) {
     int fd;
     do fd = open("/dev/null", O_RDWR); while (fd >= 0 && fd <= 2);
     if (fd > 2) close(fd);
+    signal(SIGBUS, end_at_cut_file);
+    signal(SIGXFSZ, SIG_IGN);
 }
 
 static const char *plural(size_t n) { return n == 1 ? "" : "s"; }
@@ -365,9 +377,9 @@ static bool path_is_same(const char *a, const char *b) {
     return stat(a, &s) == 0 && stat(b, &t) == 0 && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
 }
 
-// Refuses an output file `out` (of `option`) that is the file, or one of the files, that the name or
-// glob pattern `input` (of `reader`, or "") stands for. replace_open()'s temporary name counts, too.
-// NULL: there is no such file.
+// Refuses an output file `out` (of `option`) that is a file for which the name or glob pattern
+// `input` (of `reader`, or "") stands; so is its temporary name (replace_open()). NULL: no such
+// file.
 static void output_check(const char *option, const char *out, const char *reader,
                          const char *input) {
     char temporary[PATH_MAX];

@@ -50,7 +50,7 @@ static bool statement(bool good) {
 
 int main(int argc, char **argv) {
     char *end[2] = {NULL, NULL};
-    standard_open();
+    program_begin();
     if (argc == 2 && strcmp(argv[1], "--help") == 0) { fputs(usage_text, stdout); return 0; }
     text = argc == 4 && strcmp(argv[3], "--text") == 0;
     const bool shape = argc == 3 || text;

@@ -207,7 +207,7 @@ int main(int argc, char **argv) {
     const char *tokenizer = NULL, *out = NULL, *split_at = NULL, *field = "text", *shown = NULL;
     double shard_tokens = 1e8, val_share = 0, tokens = 64;
     int files = 0;
-    standard_open();
+    program_begin();
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i];
         if (strcmp(a, "--help") == 0) { fputs(usage_text, stdout); return 0; }

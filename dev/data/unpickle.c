@@ -464,7 +464,7 @@ int main(int argc, char **argv) {
     Tensors list = {NULL, 0};
     SafeWriter w;
     Error err;
-    standard_open();
+    program_begin();
     if (argc == 2 && strcmp(argv[1], "--help") == 0) { fputs(usage_text, stdout); return 0; }
     if (argc < 3) { fputs(usage_text, stderr); return 2; }
     for (int i = 2; i < argc; i++) {
