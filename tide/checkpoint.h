@@ -454,7 +454,7 @@ static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t
     for (int i = 0; i < 3 * t->count; i++)
         if (hf_tensor(c, t, i, &x)
             && !part_read(here, 0, t, &x, model_find(files, count, path, c->family, &x)))
-            die("%s: tensor %s has a number that is not finite, or too large for this precision: "
+            die("%s: tensor %s has a NaN, an infinity or a number too large for this precision: "
                 "the file is damaged, or needs --precision fp32", path, x.name);
     for (int f = 0; f < count; f++) {
         for (int i = 0; i < files[f].count; i++) {
@@ -595,6 +595,10 @@ static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t,
 // makes the file, and names it when all have flushed; what fails on one rank fails on all.
 // Functions that say so must be called by all ranks, at the same point.
 
+// The checkpoint of the lowest validation loss (--keep-best), that loss, and the hash of the data
+// that it was measured on. step 0: there is none.
+typedef struct { size_t step; double loss; uint64_t data; } StateBest;
+
 typedef struct {
     uint64_t version;        // STATE_VERSION
     size_t step;             // steps done
@@ -602,24 +606,28 @@ typedef struct {
     uint64_t data_position;  // the next sequence's
     uint64_t data_hash;      // of the training data, as the trainer defines it
     GPT2Config config;
-    uint64_t products;       // the hash of --tune's file; 0: there was none. Not in version 5
+    uint64_t products;       // the hash of --tune's file; 0: there was none
+    StateBest best;
     char options[4096];      // the run's, as lines (options.h)
     char *text;              // one that was loaded: all of state.txt; one to be saved: lines that
                              // the optimizer adds, of which the first is named so; or NULL
 } TrainState;
 
-// Version 5 lies in the same way, but for `products`; normal numbers were others (rng.h).
-enum { STATE_OLDEST = 5, STATE_VERSION = 6 };
+// Version 5 lies in the same way; normal numbers were others (rng.h). Up to version 6, data_hash
+// was another.
+enum { STATE_OLDEST = 5, STATE_VERSION = 7 };
 
-// The numbers in state.txt. The last is there only if it is not 0.
+// The numbers in state.txt. From `products` on, those that are 0 may be absent.
 #define STATE_FIELD(field) {#field, offsetof(TrainState, field), sizeof ((TrainState *)0)->field}
 static const struct { const char *name; size_t at, size; } state_fields[] = {
     STATE_FIELD(version), STATE_FIELD(step), STATE_FIELD(seed), STATE_FIELD(data_position),
     STATE_FIELD(data_hash), STATE_FIELD(config.layers), STATE_FIELD(config.heads),
     STATE_FIELD(config.channels), STATE_FIELD(config.context), STATE_FIELD(config.vocab),
     STATE_FIELD(config.ffn), STATE_FIELD(config.family), STATE_FIELD(config.activation),
-    STATE_FIELD(config.tied), STATE_FIELD(products), STATE_FIELD(config.embed)};
-enum { STATE_FIELDS = sizeof state_fields / sizeof state_fields[0] };
+    STATE_FIELD(config.tied), STATE_FIELD(products), STATE_FIELD(config.embed),
+    STATE_FIELD(best.step), STATE_FIELD(best.loss), STATE_FIELD(best.data)};
+enum { STATE_FIELDS = sizeof state_fields / sizeof state_fields[0],
+       STATE_NEEDED = STATE_FIELDS - 5 };
 
 static void train_state_free(TrainState *s) {
     free(s->text);
@@ -691,13 +699,11 @@ static bool state_parse(char *text, size_t n, TrainState *s, Error *err) {
     if (end == SIZE_MAX) return error_set(err, "state.txt is not what was written");
     bool ok = text_line(text, "hashes") != NULL;
     for (int i = 0; i < STATE_FIELDS; i++) {
-        if (s->version == STATE_OLDEST && state_fields[i].at == offsetof(TrainState, products))
-            continue;
         const char *number = text_line(text, state_fields[i].name);
         const bool there = number != NULL && *number == ' ';
         const size_t digits = there ? strspn(number + 1, "0123456789") : 0;
         const uint64_t value = digits > 0 ? strtoull(number, NULL, 10) : 0;
-        if (i == STATE_FIELDS - 1 && number == NULL) continue;
+        if (i >= STATE_NEEDED && number == NULL) continue;
         ok = ok && digits > 0 && number[1 + digits] == '\n';
         memcpy((char *)s + state_fields[i].at, &value, state_fields[i].size);
     }
@@ -785,7 +791,7 @@ static char *state_describe(const StateSave *x, const SafeWriter *file, size_t *
     for (int i = 0; i < STATE_FIELDS; i++) {
         uint64_t value = 0;
         memcpy(&value, (const char *)&s + state_fields[i].at, state_fields[i].size);
-        if (i < STATE_FIELDS - 1 || value > 0)
+        if (i < STATE_NEEDED || value > 0)
             fprintf(f, "%s %" PRIu64 "\n", state_fields[i].name, value);
     }
     fprintf(f, "hashes");

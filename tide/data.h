@@ -300,14 +300,21 @@ static bool loader_sequence(const Loader *l, uint64_t position, size_t vocab, in
     return true;
 }
 
-// Tells one training text from another without reading all of it: by sizes and both ends of files.
+// Tells one training text from another: the hash of all tokens, or, of each file of more than 2^30
+// bytes, of some 1,024 blocks that are spread over it, and its end.
 static uint64_t data_hash(const TokenData *d) {
+    enum { BLOCK = 1 << 16 };
     uint64_t hash = 0;
     for (size_t i = 0; i < d->count; i++) {
         const TokenSegment *s = &d->segments[i];
-        const size_t bytes = s->count * (size_t)s->width, end = min_size(bytes, 1 << 16);
-        const uint64_t parts[] = {hash, bytes, hash_bytes(s->tokens, end),
-                                  hash_bytes((const char *)s->tokens + bytes - end, end)};
+        const size_t n = s->count * (size_t)s->width;
+        const size_t stride = n >> 30 == 0 ? BLOCK : round_up(n / 1024, BLOCK);
+        const unsigned char *bytes = (const unsigned char *)s->tokens;
+        uint64_t sum = n > BLOCK ? hash_words(n, bytes + n - BLOCK, BLOCK) : 0;
+        #pragma omp parallel for reduction(+ : sum) if (n > 1 << 20)
+        for (size_t at = 0; at < n; at += stride)
+            sum += hash_words(at, bytes + at, min_size(BLOCK, n - at));
+        const uint64_t parts[] = {hash, n, sum};
         hash = hash_bytes(parts, sizeof parts);
     }
     return hash;

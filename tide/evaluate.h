@@ -71,13 +71,6 @@ static void run_write_scores(FILE *f, const char *data, const Task *t, const Run
     }
 }
 
-// How many sequences of &r->val are evaluated.
-static size_t run_val_rows(const Run *r) {
-    const size_t asked = r->o.eval_batches, all = r->val.sequences;
-    if (asked == 0 && r->task) return all;
-    return min_size(all, (asked > 0 ? asked : 20) * r->B);
-}
-
 // The mean loss over the first --eval-batches batches of &r->val, or all of &r->choices, in *mean:
 // always the same ones, in the same order. Returns the share that is right, or -1. Several ranks
 // take turns, and one that has nothing left repeats the last batch: it may have to give others its

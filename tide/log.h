@@ -34,7 +34,6 @@ typedef struct {
     off_t whole;             // bytes of the file that are complete lines
     bool failing;            // the last line could not be written
     LogSeries train, val;
-    LogSeries best;          // the checkpoints that log_best() named, with their losses
 } Log;
 
 static void log_add(LogSeries *s, size_t step, double loss) {
@@ -54,9 +53,9 @@ static void log_load(Log *l, const char *text, size_t n, size_t last, FILE *kept
         size_t step = 0;
         Json *object = json_parse(text, (size_t)(end - text), &ignored);
         if (json_get_size(object, "step", &step) && step <= last) {
-            static const char *const names[3] = {"loss", "val_loss", "best_val_loss"};
-            LogSeries *const series[3] = {&l->train, &l->val, &l->best};
-            for (int k = 0; k < 3; k++) {
+            static const char *const names[2] = {"loss", "val_loss"};
+            LogSeries *const series[2] = {&l->train, &l->val};
+            for (int k = 0; k < 2; k++) {
                 const Json *loss = json_get(object, names[k]);
                 if (loss != NULL && loss->type == JSON_NUMBER)
                     log_add(series[k], step, loss->number);
@@ -79,7 +78,6 @@ static void log_close(Log *l) {
     if (l->file != NULL) fclose(l->file);
     free(l->train.points);
     free(l->val.points);
-    free(l->best.points);
     memset(l, 0, sizeof *l);
 }
 
@@ -203,10 +201,9 @@ static void log_eval(Log *l, size_t step, double val_loss, double accuracy, doub
     log_flush(l, step);
 }
 
-// Before the checkpoint of `step` is written, whose evaluation gave the lowest loss so far: a
-// resumed run has this line if it has the checkpoint.
+// Before the checkpoint of `step` is written, whose evaluation gave the lowest loss so far: there
+// is this line if there is the checkpoint.
 static void log_best(Log *l, size_t step, double val_loss) {
-    log_add(&l->best, step, val_loss);
     fprintf(l->file, "{\"step\":%zu,\"best_val_loss\":%.9g}\n", step, val_loss);
     log_flush(l, step);
     fsync(fileno(l->file));

@@ -72,8 +72,7 @@ typedef struct {
     bool due;                       // a checkpoint is
     bool unasked;                   // an evaluation is
     double lowest;                  // --keep-best: of all evaluations' losses
-    LogPoint best;                  // the checkpoint that is kept, and its: once there is one
-    bool best_is_out;               // OUT/best has its weights
+    bool best_is_out;               // OUT/best has the weights of state.best
     bool open;                      // one would lack something now: it waits (ZenFlow's window)
     bool waits;                     // a signal came, and waits for that too
     bool ends;                      // what is saved now is the last: then it must not fail
@@ -257,7 +256,8 @@ static void run_open_data(Run *r) {
         r->val = loader_make(o->val != NULL ? &r->val_data : &r->val_view, r->T, o->seed, false);
     if (!r->task && o->val != NULL) loader_check(&r->val);
     const uint64_t hash = r->task ? task_hash(&r->task_all) : data_hash(&r->data);
-    if (o->resume && o->data != NULL && hash != r->state.data_hash && r->rank == 0)
+    if (o->resume && o->data != NULL && hash != r->state.data_hash && r->rank == 0
+        && r->state.version == STATE_VERSION)
         fprintf(stderr, "tide: the data is not what this run began with: it goes on, but not with "
                         "the same bits\n");
     r->state.data_hash = hash;
@@ -475,7 +475,7 @@ static void run_describe(const Run *r) {
     if (fresh) printf("new, random weights\n");
     else if (!o->resume) printf("weights from %s\n", r->saved_model);
     else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);
-    if (o->resume && mezo && o->zo_noise == 0 && r->state.version < STATE_VERSION)
+    if (o->resume && mezo && o->zo_noise == 0 && r->state.version == STATE_OLDEST)
         printf("note: normal numbers are drawn otherwise than before: from here on this run has "
                "other noise than the program that began it would give it\n");
     const TaskSum sum = task_sum(&r->task_train, r->T), other = task_sum(&r->task_val, r->T);
@@ -740,6 +740,27 @@ static bool run_micro_batch(Run *r, size_t step, size_t micro, int32_t *inputs, 
                      &r->damage);
 }
 
+// How many sequences of the validation data are evaluated.
+static size_t run_val_rows(const Run *r) {
+    const size_t asked = r->o.eval_batches, all = r->val.sequences;
+    if (asked == 0 && r->task) return all;
+    return min_size(all, (asked > 0 ? asked : 20) * r->B);
+}
+
+// Tells what one validation loss was measured on from what another was: the hash of these rows.
+static uint64_t run_val_hash(const Run *r) {
+    const size_t rows = run_val_rows(r), T = r->val.T;
+    uint64_t parts[] = {rows, T, r->task ? task_hash(&r->task_val) : 0};
+    int32_t *both = ALLOC(int32_t, 2 * T, "a row");
+    Error ignored;  // a damaged row is named when it is evaluated
+    for (size_t row = 0; row < rows && !r->task; row++) {
+        loader_sequence(&r->val, row, r->config.vocab, both, both + T, &ignored);
+        parts[2] = hash_word(parts[2], hash_bytes(both, 2 * T * sizeof *both));
+    }
+    free(both);
+    return hash_bytes(parts, sizeof parts);
+}
+
 // ---------------------------------------------------------------------------------------------
 // Signals, and what ranks tell each other
 
@@ -817,6 +838,11 @@ static void run_save_tokenizer(const Run *r, const char *dir) {
     run_mark(r);
 }
 
+// The validation loss of the best checkpoint, which the next one must be below.
+static double run_best_loss(const Run *r) {
+    return r->state.best.step > 0 ? r->state.best.loss : INFINITY;
+}
+
 // Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
 // Each is whole or not there; what was saved before stays if they fail. Of several ranks none has
 // all weights: they come from the checkpoint. If the disk is full, the checkpoints before the
@@ -826,7 +852,7 @@ static void run_write(Run *r, size_t step, bool state) {
     const int eot = r->tokenizer != NULL ? r->tokenizer->eot : -1;
     const bool bf16 = r->o.save_dtype == SAVE_BF16;
     const double start = seconds_now();
-    const bool improved = state && r->o.keep_best && r->lowest < r->best.loss;
+    const bool improved = state && r->o.keep_best && r->lowest < run_best_loss(r);
     StateSave x = {r->o.out, &r->table, &r->saves, (int)r->o.keep, 0, r->state};
     char best[PATH_MAX];
     Error err;
@@ -835,28 +861,30 @@ static void run_write(Run *r, size_t step, bool state) {
     x.state.seed = r->o.seed;
     x.state.data_position = step * r->step_sequences;
     path_join(best, r->o.out, "best");
-    if (improved) log_best(&r->log, step, r->lowest);
+    if (improved) {
+        const StateBest now = {step, r->lowest, run_val_hash(r)};
+        x.state.best = now;
+        log_best(&r->log, step, r->lowest);
+    }
     for (int again = 0; again < 2; again++) {
         x.state.step = step;
-        x.best = r->best.step;
-        if (state && improved) x.best = step;
+        x.best = x.state.best.step;
         bool ok = !state || state_save(&x, &err);
-        if (state && ok) r->state.step = step;
-        if (state && ok && improved) {
-            r->best.step = step;
-            r->best.loss = r->lowest;
-            r->best_is_out = false;
+        if (state && ok) {
+            r->state.step = step;
+            r->state.best = x.state.best;
+            if (improved) r->best_is_out = false;
         }
         state = state && !ok;
         if (ok && ranks.rank == 0)
             ok = ranks.world > 1 ? state_model(&x, step, r->o.out, bf16, eot, &err)
                 : model_save(r->o.out, &r->config, &r->table, &r->saves, bf16, eot, &err);
-        if (ok && ranks.rank == 0 && r->best.step > 0 && !r->best_is_out)
-            r->best_is_out = ok = state_model(&x, r->best.step, best, bf16, eot, &err);
+        if (ok && ranks.rank == 0 && r->state.best.step > 0 && !r->best_is_out)
+            r->best_is_out = ok = state_model(&x, r->state.best.step, best, bf16, eot, &err);
         if (state_agree(ok, &err)) break;
         if (again == 0 && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
             x.keep = 1;  // room is worth more than the others
-            x.best = r->best.step;
+            x.best = r->state.best.step;
             x.state.step = r->state.step;
             state_prune(&x);
             continue;
@@ -869,7 +897,7 @@ static void run_write(Run *r, size_t step, bool state) {
         break;
     }
     run_mark(r);
-    r->lowest = r->best.loss;
+    r->lowest = run_best_loss(r);
     run_save_next(seconds_now() - start);
 }
 
@@ -925,25 +953,31 @@ typedef struct {
     char more[1024];  // further members of its line in log.jsonl, each after a comma
 } StepResult;
 
-// --keep-best: the best checkpoint so far, the newest that the log names and that is there: its
-// weights go to OUT/best at the next save. One that is gone is the best still if they are there.
+// --keep-best: the best checkpoint so far is the best still if its weights are there, and if its
+// loss was measured on the validation data of this run. Else the best is chosen anew, and OUT/best
+// gets another name.
 static void run_find_best(Run *r) {
-    const LogSeries *named = &r->log.best;
-    char best[PATH_MAX], path[PATH_MAX];
-    size_t i = named->count;
+    StateBest *b = &r->state.best;
+    char best[PATH_MAX], path[PATH_MAX], name[64];
     path_join(best, r->o.out, "best");
     path_join(path, best, "model.safetensors");
-    if (!make_directories(best)) die("%s: %s", best, strerror(errno));
-    run_save_tokenizer(r, best);
     r->best_is_out = path_exists(path);
-    if (i > 0 && r->best_is_out) r->best = named->points[i - 1];
-    for (bool there = false; i > 0 && !there;) {
-        state_path(path, r->o.out, named->points[--i].step);
-        there = path_exists(path);
-        if (!there) continue;
-        r->best = named->points[i];
+    state_path(path, r->o.out, b->step);
+    if (b->step > 0 && b->data == run_val_hash(r) && (r->best_is_out || path_exists(path))) {
+        r->best_is_out = !path_exists(path);  // else they are written again
+    } else if (b->step > 0 || r->best_is_out) {
+        snprintf(name, sizeof name, "best_until_%zu", r->state.step);
+        path_join(path, r->o.out, name);
+        if (r->best_is_out && rename(best, path) != 0)
+            die("cannot rename %s to %s: %s", best, path, strerror(errno));
+        printf("note: the best so far is of other validation data (--val, --seq, --batch, "
+               "--eval-batches), or its weights are gone: the best is chosen anew%s%s\n",
+               r->best_is_out ? ", and that one is kept as " : "", r->best_is_out ? path : "");
+        memset(b, 0, sizeof *b);
         r->best_is_out = false;
     }
+    if (!make_directories(best)) die("%s: %s", best, strerror(errno));
+    run_save_tokenizer(r, best);
 }
 
 // Before the first step of training: what is in --out from the start, and signals end the run well.
@@ -957,10 +991,9 @@ static size_t run_begin(Run *r, double peak) {
     if (!log_open(&r->log, r->rank == 0 ? r->o.out : NULL, r->state.step, &err))
         die("%s", err.text);
     r->log.peak = peak;
-    r->best.loss = INFINITY;
     if (r->o.keep_best && !r->o.no_save && r->rank == 0) run_find_best(r);
-    ranks_broadcast(&r->best, sizeof r->best);
-    r->lowest = r->best.loss;
+    ranks_broadcast(&r->state.best, sizeof r->state.best);
+    r->lowest = run_best_loss(r);
     r->done = r->state.step;
     run_catch_signals();
     run_save_next(0);
@@ -1104,9 +1137,9 @@ static int run_end(Run *r) {
         printf("done: %zu steps; model.safetensors, log.jsonl and loss.svg are in %s\n", step, out);
         run_hint(r);
     }
-    if (r->o.keep_best && r->best.step > 0)
+    if (r->o.keep_best && r->state.best.step > 0)
         printf("%s/best has the weights of step %zu: the lowest validation loss, %.4f\n", out,
-               r->best.step, r->best.loss);
+               r->state.best.step, r->state.best.loss);
     return step < r->o.steps ? 128 + (int)stop_requested : 0;
 }
 

@@ -1345,7 +1345,7 @@ static void test_state_old(void) {
     CHECK(rename(text, in_base("old/checkpoints/step_00000002/state.json")) == 0, "rename");
     CHECK(!find(out, &s, dir) && s.text == NULL && said[0] == '\0'
           && says("step_00000002 has a state.json: it is of version 4 or before, and this program "
-                  "reads 5 to 6; the program that wrote it goes on with it"), "%s", err.text);
+                  "reads 5 to 7; the program that wrote it goes on with it"), "%s", err.text);
     run_free(&r);
 }
 
@@ -1357,17 +1357,17 @@ static void nowhere(void *owner, int part, size_t at, size_t n, float *w, bool o
 // the version before.
 static void test_state_forged(void) {
     static const struct { const char *from, *to, *expected; } edits[] = {
-        {"version 6", "version 7", "of version 7; this program reads 5 to 6"},
-        {"version 6", "version 4", "of version 4; this program reads 5 to 6"},
-        {"version 6", "version 5", NULL},
-        {"version 6\n", "", "of version 0"},
+        {"version 7", "version 8", "of version 8; this program reads 5 to 7"},
+        {"version 7", "version 4", "of version 4; this program reads 5 to 7"},
+        {"version 7", "version 5", NULL}, {"version 7", "version 6", NULL},
+        {"\nhashes", "\nproducts 0\nhashes", NULL}, {"\nhashes", "\nbest.step x\nhashes", "lacks"},
+        {"version 7\n", "", "of version 0"},
         {"hashes ", "hashes 0", "param.wte in state.safetensors"},
         {"hashes ", "hashes  ", "param.wte in state.safetensors"},
         {"\nhashes ", "\nashes ", "lacks a field"}, {"\nstep 1", "\nstep x", "lacks a field"},
         {"\nstep 1", "\nstep 1.5", "lacks a field"}, {"\nstep 1", "\nstop 1", "lacks a field"},
         {"\nseed ", "\nseed\n", "lacks a field"}, {"\nseed ", "\nseed null ", "lacks a field"},
         {"config.tied 1", "config.tied 2", "lacks a field"},
-        {"\nproducts 0", "", "lacks a field"},
         {"config.layers 1", "config.layers 2", "of a model of another shape"},
         {"config.vocab 7", "config.vocab 9", "of a model of another shape"},
         {"config.heads 2", "config.heads 3", "multiple of heads"},

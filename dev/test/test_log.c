@@ -117,14 +117,12 @@ static void resuming_cuts_the_log_back(void) {
     log_step(&l, 3, 4, 2.5, 1, 1, 1, 1, 0, "");
     CHECK(strstr(read_text("log.jsonl"), "3.75}\n{\"step\":3,\"loss\":2.5,") != NULL, "appended");
     CHECK(l.train.count == 3, "%zu", l.train.count);
-    CHECK(l.best.count == 1 && l.best.points[0].step == 2 && l.best.points[0].loss == 3.75, "-");
     // What there is of an evaluation, and which one is the best.
     log_eval(&l, 3, -1, -1, 0.25);
     CHECK(l.val.count == 1, "%s", err.text);
     log_eval(&l, 3, 2.5, 0.5, 0.75);
     CHECK(l.val.count == 2, "%s", err.text);
     log_best(&l, 3, 2.5);
-    CHECK(l.best.count == 2, "%zu", l.best.count);
     CHECK(strstr(read_text("log.jsonl"), "{\"step\":3,\"choices_accuracy\":0.25}\n{\"step\":3,"
                  "\"val_loss\":2.5,\"val_accuracy\":0.5,\"choices_accuracy\":0.75}\n"
                  "{\"step\":3,\"best_val_loss\":2.5}\n") != NULL, "%s", read_text("log.jsonl"));

@@ -110,7 +110,7 @@ static Model *model_new(void) {
     gpt2_finish(&g->c, &err);
     g->t = gpt2_table(&g->c);
     snprintf(g->state.options, sizeof g->state.options, "--lr 0.1\n");
-    const RunState here = {PARTS, g->pieces, 0, move, g, false};
+    const RunState here = {PARTS, g->pieces, 0, move, g, false, 0};
     g->here = here;
     for (size_t at = 0, n; at < g->t.elements; at += n) {
         n = ALIGN_ELEMENTS * (1 + random_below(12));
