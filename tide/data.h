@@ -303,7 +303,7 @@ static bool loader_sequence(const Loader *l, uint64_t position, size_t vocab, in
 // Tells one training text from another: the hash of all tokens, or, of each file of more than 2^30
 // bytes, of some 1,024 blocks that are spread over it, and its end.
 static uint64_t data_hash(const TokenData *d) {
-    enum { BLOCK = 1 << 16 };
+    const size_t BLOCK = 1 << 16;
     uint64_t hash = 0;
     for (size_t i = 0; i < d->count; i++) {
         const TokenSegment *s = &d->segments[i];

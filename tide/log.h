@@ -30,6 +30,7 @@ typedef struct {
     double start;            // when the step before this session's first one ended
     size_t first;            // this session's first step
     size_t resumed;          // steps before this session
+    size_t every;            // steps per line on the screen; 0: auto
     double peak;             // FLOP/s of all that computes, 0: unknown; a faster step raises it
     off_t whole;             // bytes of the file that are complete lines
     bool failing;            // the last line could not be written
@@ -159,11 +160,12 @@ static void log_step(Log *l, size_t step, size_t steps, double loss, double grad
             "\"tokens_per_s\":%.6g,\"tflops\":%.6g%s%s}\n", step, loss, grad_norm, lr, ms,
             tokens_per_s, 1e-12 * flops, mfu, more);
     log_duration(left, sizeof left, per_step * (double)ahead);
-    if (!l->terminal || step % (steps / 20 + 1) == 0 || ahead == 0) {
+    const size_t usual = l->terminal ? steps / 20 + 1 : 1;
+    if (step % (l->every > 0 ? l->every : usual) == 0 || ahead == 0) {
         log_clear(l);
         fprintf(l->screen, "step %zu/%zu | loss %.4f | norm %.2f | lr %.1e | %.0f tok/s%s | %s left"
                 "\n", step, steps, loss, grad_norm, lr, tokens_per_s, peak, left);
-    } else if (now - l->last_drawn > 0.05) {
+    } else if (l->terminal && now - l->last_drawn > 0.05) {
         memset(bar, '#', (size_t)(20 * (double)step / (double)steps));
         snprintf(line, sizeof line, "step %zu/%zu [%s] loss %.4f | %.0f tok/s | %s left", step,
                  steps, bar, loss, tokens_per_s, left);

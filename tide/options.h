@@ -52,8 +52,10 @@ typedef struct {
     size_t batch, seq, accum;                         // seq 0: the model's context
     size_t steps, warmup, seed;                       // warmup may be AUTO_COUNT: see schedule_lr()
     int pack;
+    double epochs;                                    // instead of steps; 0: not given
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip;  // min_lr may be AUTO_REAL
     int schedule, optimizer, moments;
+    size_t log_every;                                 // 0: auto
     size_t eval_every, eval_batches, sample_every, sample_tokens, top_k;  // every 0: never
     double temperature;
     const char *choices, *scores, *prompt;            // NULL: not given
@@ -61,6 +63,7 @@ typedef struct {
     size_t save_every, keep, threads;                 // AUTO_COUNT: by time; threads 0: all
     int save_dtype;
     bool resume, keep_best, no_save, help, version;
+    bool resume_auto;                                 // --resume auto: if there is a checkpoint
     // placement, GPU builds
     int precision, recompute, offload, grad_wire, weights;
     double resident, share;                           // may be AUTO_REAL
@@ -154,6 +157,7 @@ static const Option option_table[] = {
 
     TITLE("Training"),
     COUNT("steps", steps, "1000", 0, 1e12, 0, "of the whole run; 0: only evaluate, sample or save"),
+    REAL("epochs", epochs, NULL, 1e-6, 1e9, O_OWN, "instead of --steps: passes over --data"),
     REAL("lr", lr, "6e-4", 0, 1000, 0, "highest learning rate"),
     COUNT("warmup", warmup, "auto", 0, 1e12, 0, "steps from 0 up to --lr; auto: 1/20 of --steps"),
     CHOICE("schedule", schedule, "cosine", "cosine|linear|constant", 0, "how the rate falls then"),
@@ -169,6 +173,8 @@ static const Option option_table[] = {
     REAL("clip", clip, "1", 0, 1e30, O_FO, "largest gradient norm; 0: no clipping"),
 
     TITLE("Evaluation and samples"),
+    COUNT("log-every", log_every, "auto", 1, BIG, 0,
+          "steps per printed line (log.jsonl has all); auto: 1"),
     COUNT("eval-every", eval_every, "100", 0, BIG, 0, "steps; 0: never"),
     COUNT("eval-batches", eval_batches, "auto", 1, BIG, O_AUTO,
           "at most; auto: 20 of running text, all examples"),
@@ -184,7 +190,8 @@ static const Option option_table[] = {
 
     TITLE("Files and the machine"),
     TEXT("out", out, "out", "DIR", O_OWN, "the run's log, weights and checkpoints"),
-    FLAG("resume", resume, O_OWN, "continue the newest checkpoint in --out, with its options"),
+    FLAG("resume", resume, O_OWN,
+         "continue the newest checkpoint in --out, as it was; auto: if any"),
     COUNT("save-every", save_every, "auto", 0, BIG, 0,
           "steps; auto: 10 minutes, or 5 % of the time; 0: at the end"),
     COUNT("keep", keep, "2", 1, BIG, 0, "checkpoints; older ones are deleted"),
@@ -395,7 +402,7 @@ static void option_write(FILE *f, const Options *o, const Option *x) {
 static const char *const option_synonyms[][2] = {
     {"learning-rate", "lr"}, {"lr-scheduler", "schedule"}, {"batch-size", "batch"},
     {"gradient-accumulation-steps", "accum"}, {"warmup-steps", "warmup"}, {"max-steps", "steps"},
-    {"num-train-epochs", "steps"}, {"epochs", "steps"}, {"block-size", "seq"},
+    {"num-train-epochs", "epochs"}, {"logging-steps", "log-every"}, {"block-size", "seq"},
     {"seq-length", "seq"}, {"n-layer", "layers"}, {"n-head", "heads"}, {"n-embd", "channels"},
     {"output-dir", "out"}, {"max-grad-norm", "clip"}, {"max-new-tokens", "sample-tokens"},
     {"max-tokens", "sample-tokens"},
@@ -448,7 +455,9 @@ static void options_check(const Options *o) {
                 die("--%s needs %s", x->name, groups[k].needed);
         }
     if (o->min_lr > o->lr) die("--min-lr %g is above --lr %g", o->min_lr, o->lr);
-    if (o->steps > 0 && o->warmup != AUTO_COUNT && o->warmup > o->steps)
+    if (o->epochs > 0 && option_given(o, "steps"))
+        die("--epochs and --steps say the same in two ways: leave one out");
+    if (o->steps > 0 && o->epochs == 0 && o->warmup != AUTO_COUNT && o->warmup > o->steps)
         die("--warmup %zu is longer than --steps %zu", o->warmup, o->steps);
     if ((double)o->batch * (double)(o->seq > 0 ? o->seq : 1) * (double)o->accum > 1e12)
         die("--batch %zu times --seq %zu times --accum %zu is too much for one", o->batch, o->seq,
@@ -533,8 +542,13 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
         const int row = arg[1] == '-' ? option_find(name, strcspn(name, "=")) : -1;
         if (row < 0) unknown_option(arg);
         const Option *x = &option_table[row];
-        if (x->type == O_FLAG && value != NULL) die("--%s takes no value", x->name);
         if (x->type == O_FLAG) {
+            const char *next = value != NULL ? value + 1 : argv[i + 1];
+            const bool has_auto = x->offset == offsetof(Options, resume) && next != NULL
+                               && strcmp(next, "auto") == 0;
+            if (value != NULL && !has_auto) die("--%s takes no value", x->name);
+            i += has_auto && value == NULL;
+            o->resume_auto = o->resume_auto || has_auto;
             value = "true";
         } else if (value != NULL) {
             value++;
@@ -608,8 +622,10 @@ static bool option_same(const Options *a, const Options *b, const Option *x) {
 // Merges the options of the checkpoint (lines of options_write) into those of a command line with
 // --resume: what was not given is taken from the checkpoint; what was given is used, unless it
 // contradicts an option that defines the run. Then checks the combinations. Lines that this build
-// does not know are skipped: another build or version may have written them.
-static void options_resume(Options *o, const char *lines) {
+// does not know are skipped: another build or version may have written them. Returns the options
+// that the checkpoint had.
+static Options options_resume(Options *o, const char *lines) {
+    Options before = *o;
     const char *mode = text_line(lines, "--offload");  // in another, options of zenflow are idle
     const bool zenflow = mode != NULL && strncmp(mode, " zenflow\n", 9) == 0;
     char *end = o->saved = ALLOC(char, strlen(lines) + 1, "options");
@@ -626,15 +642,15 @@ static void options_resume(Options *o, const char *lines) {
             *end++ = escape && *v == 'n' ? '\n' : *v;
         }
         *end++ = '\0';
-        Options old = *o;  // one field of it gets the saved value
-        option_set(&old, x, text);
-        if (!o->given[i]) *o = old;
+        option_set(&before, x, text);
+        if (!o->given[i]) option_set(o, x, text);
         else if ((x->flags & O_FIXED) && (zenflow || !(x->flags & O_ZEN))
-                 && !option_same(o, &old, x))
+                 && !option_same(o, &before, x))
             die("--%s contradicts the checkpoint, which has %.60s: leave it out, or start a new "
                 "run in another --out", x->name, text != NULL ? text : "none");
     }
     options_check(o);
+    return before;
 }
 
 // ---------------------------------------------------------------------------------------------

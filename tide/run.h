@@ -105,7 +105,14 @@ static void run_choose_model(Run *r) {
     if (o->resume) {
         if (!state_find(o->out, SIZE_MAX, &r->state, r->resume_from, &err)) die("%s", err.text);
         *c = r->state.config;
-        options_resume(o, r->state.options);
+        const Options before = options_resume(o, r->state.options);
+        const double was = schedule_lr(&before, r->state.step);
+        const double would = schedule_lr(&before, r->state.step + 1);
+        const double is = schedule_lr(o, r->state.step + 1);
+        if (o->steps > r->state.step && o->epochs == 0 && fabs(is - would) > 0.01 * would)
+            printf("note: the learning rate goes on at %.1e, after %.1e at step %zu: its schedule "
+                   "follows the options, --steps %zu now and %zu before\n", is, was,
+                   r->state.step, o->steps, before.steps);
         run_resume_batch(r);
         return;
     }
@@ -472,7 +479,10 @@ static void run_describe(const Run *r) {
            "%.2f M parameters; ", c->layers, plural(c->layers), c->heads, plural(c->heads),
            c->channels, plural(c->channels), c->context, c->vocab,
            1e-6 * (double)r->table.parameters);
-    if (fresh) printf("new, random weights\n");
+    const bool published = strncmp(o->model, "gpt2", 4) == 0 || c->family == FAMILY_OPT;
+    if (fresh)
+        printf("new, random weights%s\n", published ? " (trained ones: dev/data/gpt2.sh and opt.sh, "
+               "then --model DIR)" : "");
     else if (!o->resume) printf("weights from %s\n", r->saved_model);
     else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);
     if (o->resume && mezo && o->zo_noise == 0 && r->state.version == STATE_OLDEST)
@@ -507,6 +517,33 @@ static void run_describe(const Run *r) {
         printf("data: nothing will be evaluated: the held-out tenth %s; name a file with --val\n",
                r->task ? "has no example" : "is shorter than --seq");
     if (!o->plan) cpu_describe();
+}
+
+// Says which options of the command line change nothing in this run, or less than they seem to.
+static void run_describe_unused(const Run *r) {
+    const Options *o = &r->o;
+    const bool evaluates = r->val.sequences + r->choices.sequences > 0, saves = !o->no_save;
+    const bool trains = o->steps > 0 && o->dump == NULL;
+    const struct { const char *name; bool used; const char *needs; } options[] = {
+        {"prompt", r->sampling, "--sample-every, or --steps 0"},
+        {"sample-tokens", r->sampling, "--sample-every"}, {"top-k", r->sampling, "--sample-every"},
+        {"temperature", r->sampling, "--sample-every"}, {"template", o->labels != NULL, "--labels"},
+        {"eval-batches", evaluates, "data to evaluate"}, {"eval-every", evaluates, "the same"},
+        {"min-lr", o->schedule != SCHEDULE_CONSTANT, "--schedule cosine or linear"},
+        {"save-every", saves, "no --no-save"}, {"save-dtype", saves, "no --no-save"},
+        {"keep", saves, "no --no-save"}};
+    double highest = 0;
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
+        if (trains && option_given(o, options[i].name) && !options[i].used)
+            printf("note: --%s does nothing here: it needs %s\n", options[i].name,
+                   options[i].needs);
+    if (o->data != NULL && o->val != NULL && path_is_same(o->data, o->val))
+        printf("note: --val is --data: its loss says nothing of other data\n");
+    for (size_t step = 1; step <= min_size(o->steps, 100); step++)
+        highest = fmax(highest, schedule_lr(o, step));
+    if (trains && o->steps <= 100 && highest < 0.95 * o->lr)
+        printf("note: in so few steps the learning rate is at most %.1e, not --lr %.1e; "
+               "--schedule constant keeps it\n", highest, o->lr);
 }
 
 // Refuses shapes that the GPU's kernels do not take: they work on whole packs of 16 bytes, and hold
@@ -545,7 +582,7 @@ static int run_precision(int argc, char **argv) {
     Error err;
     for (int i = 1; i < argc; i++) {
         const char *next = i + 1 < argc ? argv[i + 1] : "";
-        if (strcmp(argv[i], "--resume") == 0) resume = true;
+        if (strncmp(argv[i], "--resume", 8) == 0) resume = true;  // or --resume=auto
         if (strcmp(argv[i], "--precision") == 0) given = next;
         if (strncmp(argv[i], "--precision=", 12) == 0) given = argv[i] + 12;
         if (strcmp(argv[i], "--out") == 0) out = next;
@@ -578,6 +615,11 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     r->rank = (size_t)ranks.rank;
     data_is_quiet = r->rank > 0;
     options_parse(o, argc, argv, gpu_build);
+    if (o->resume_auto) {
+        o->resume = state_newest(o->out, SIZE_MAX, false) > 0;
+        ranks_broadcast(&o->resume, sizeof o->resume);
+        if (!o->resume) options_check(o);
+    }
     if (!gpu_build && r->world > 1) die("the CPU trainer is one process; for several: a GPU build");
     if (o->plan && r->world > 1) die("--plan is one process: say --world %zu", r->world);
     if (r->world > 1)  // before they do different things; run_agree() compares the others
@@ -598,10 +640,17 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     run_choose_tokenizer(r);
     run_open_data(r);
     o->seq = r->T;  // what "0" meant, for the checkpoint
-    if (o->zen_warmup == 0) o->zen_warmup = schedule_warmup(o) > 0 ? schedule_warmup(o) : 1;
     r->B = o->batch;
     if (o->dump != NULL) o->accum = 1;  // the first micro-batch, as if it were the step
     r->step_sequences = r->B * o->accum * r->world;
+    if (o->epochs > 0) {
+        if (r->train.sequences == 0) die("--epochs needs --data, or --steps instead");
+        o->steps = (size_t)ceil(o->epochs * (double)r->train.sequences / (double)r->step_sequences);
+        printf("--epochs %g: %zu step%s\n", o->epochs, o->steps, plural(o->steps));
+        o->epochs = 0;
+        options_check(o);
+    }
+    if (o->zen_warmup == 0) o->zen_warmup = schedule_warmup(o) > 0 ? schedule_warmup(o) : 1;
     r->step_tokens = r->step_sequences * r->T;
     if (gpu_build) run_check_shape(r);
     r->table = gpt2_table(&r->config);
@@ -626,6 +675,7 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     if (!early) run_check_output(r);
     if (ranks.world > 1) run_share_lock(r);
     if (!o->calibrate) run_describe(r);
+    if (!r->only_sampling) run_describe_unused(r);
 }
 
 // The weights that --model names, a file's or a preset's fresh ones.
@@ -991,6 +1041,7 @@ static size_t run_begin(Run *r, double peak) {
     if (!log_open(&r->log, r->rank == 0 ? r->o.out : NULL, r->state.step, &err))
         die("%s", err.text);
     r->log.peak = peak;
+    r->log.every = r->o.log_every;
     if (r->o.keep_best && !r->o.no_save && r->rank == 0) run_find_best(r);
     ranks_broadcast(&r->state.best, sizeof r->state.best);
     r->lowest = run_best_loss(r);
@@ -1101,11 +1152,14 @@ static void run_hint(const Run *r) {
     const char *special = " \t\n\"$`\\*?[]{}()<>|;&#~!'", *out = o->out;
     const char *q = strpbrk(r->program, special) || strpbrk(out, special) ? "'" : "";
     const bool ask = r->task && o->labels != NULL && strpbrk(o->template_text, "\"$`\\!") == NULL;
-    const bool stream = o->optimizer == OPTIMIZER_MEZO || (r->world > 1 && o->zero == 3);
+    const bool streams = o->gpu_build && (o->optimizer == OPTIMIZER_MEZO
+                                          || (r->world > 1 && o->zero == 3));
     if (r->tokenizer == NULL || strchr(r->program, '\'') || strchr(out, '\'')) return;
     printf("try it: %s%s%s --model %s%s%s%s%s --steps 0 --prompt \"...%s\"%s\n", q, r->program, q,
-           q, out, q, precisions[o->precision], o->gpu_build && stream ? " --optimizer mezo" : "",
+           q, out, q, precisions[o->precision], streams ? " --optimizer mezo" : "",
            ask ? o->template_text : "", r->words ? " --sample-tokens 1" : "");
+    if (streams && o->optimizer != OPTIMIZER_MEZO)
+        printf("(--optimizer mezo: so its layers stream through one GPU)\n");
 }
 
 // After what the steps made was saved: the plot, and the last words. Returns the program's exit

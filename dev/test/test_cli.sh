@@ -59,7 +59,7 @@ check one_is_not_several grep -q '^model: 1 layer, 1 head, ' new.out
 check and_sampled_with_one grep -q '^note: .* random; .*--model DIR' new.err
 check the_sample_is_alone test "$(grep -c 'note\|model:' new.out)" -eq 0
 "$tide" --model memory --data text.txt --steps 0 >new.out 2>new.err
-check weights_that_have_learned_have_no_note sh -c '! grep note new.out memory.out new.err'
+check weights_that_have_learned_have_no_note sh -c '! grep "note: these" new.out memory.out new.err'
 
 # --- what it computes with, and how it waits: tide/cpu.h ----------------------------------------------
 
@@ -262,7 +262,7 @@ for n in 7 12; do
     check "nothing_to_do_is_no_error $n" test $? -eq 0
     check "nothing_to_do_is_said $n" grep -q "^nothing to do: .* at step 12, and --steps is $n:" a.txt
 done
-check nothing_is_changed diff -r -x .lock whole finished
+check nothing_is_changed diff -r -x .lock -x .tide whole finished
 rm finished/model.safetensors
 check weights_are_still_to_do "$tide" --resume --out finished --steps 12
 check they_are_written same whole finished
@@ -309,6 +309,8 @@ cp text.txt moving.txt
 check unchanged_data_is_silent sh -c \
     "'$tide' --resume --out moved --steps 3 2>&1 | grep -q 'not what this run' && exit 1 || exit 0"
 echo more >>moving.txt
+check data_edited_in_the_middle_is_noticed sh -c "sed '20s/./x/' text.txt >edited.txt && cp -r moved edited &&
+    '$tide' --resume --out edited --data edited.txt --steps 4 2>&1 | grep -q 'not what this run'"
 check changed_data_is_noticed sh -c "'$tide' --resume --out moved --steps 4 2>&1 | grep -q 'not what this run'"
 
 # --- refusals: one line, exit code 2 (1 while running), nothing lost ---------------------------
@@ -369,6 +371,52 @@ refuses late_token_of_the_validation_data 2 'late.bin' "$tide" $small --val late
     --batch 1 --steps 9 --eval-every 3 --eval-batches 100000 --out late_val
 check it_loses_nothing_either test -d late_val/checkpoints/step_00000003 -a -s late_val/model.safetensors
 refuses resume_nothing 2 checkpoint "$tide" --resume --out nowhere
+
+# --- requeued jobs, epochs, lines ---------------------------------------------------------------------
+
+# One command line for a job that may begin or go on: --resume auto.
+requeued() { "$tide" $small --steps 12 --eval-every 0 --save-every 3 --resume auto --out requeued; }
+check a_job_begins requeued
+cp requeued/model.safetensors requeued.whole
+rm -r requeued/checkpoints/step_00000012
+check and_goes_on sh -c '"$@" | grep -q "weights of step 9 from requeued"' - "$tide" $small --steps 12 --eval-every 0 \
+    --save-every 3 --resume=auto --out requeued
+check with_the_same_bits cmp requeued/model.safetensors requeued.whole
+rm -r requeued/checkpoints
+check a_job_that_died_before_its_first_checkpoint_begins_anew requeued
+check with_the_same_bits_again cmp requeued/model.safetensors requeued.whole
+refuses resume_other_words 2 'unexpected argument' "$tide" --resume maybe --out requeued
+check epochs_are_steps sh -c '"$0" $2 --epochs 1.5 --out epochs >epochs.out && n=$(sed -n "s/^--epochs 1.5: \([0-9]*\) steps$/\1/p" \
+    epochs.out) && [ "$n" = "$(grep -c "\"loss\"" epochs/log.jsonl)" ] && grep -q ", 1.5[0-9] epochs in $n steps" epochs.out' \
+    "$tide" - "$small --eval-every 0 --log-every 7"
+check a_line_every_seven_steps sh -c 'n=$(grep -c "\"loss\"" epochs/log.jsonl)
+    [ "$(grep -c "^step [0-9]*/" epochs.out)" -eq $((n / 7 + (n % 7 > 0))) ] && ! grep "^step [123456]/" epochs.out'
+check more_epochs_of_a_run sh -c '"$0" --resume --epochs 2 --out epochs | grep -q "^--epochs 2: [0-9]* steps$"' "$tide"
+refuses epochs_and_steps 2 'leave one out' "$tide" $small --epochs 2 --steps 3
+refuses epochs_of_nothing 2 'data is missing' "$tide" --model nano --epochs 2 --val text.txt --choices no.jsonl
+
+# What an option does not do is said, and what a rate does that nobody asked for.
+says() {  # says NAME WORDS OPTION...
+    name=$1 words=$2
+    shift 2
+    rm -rf said
+    "$tide" $small --eval-every 0 "$@" --out said >said.out 2>&1
+    check "$name" grep -q "^note: $words" said.out
+}
+says prompt_without_samples '--prompt does nothing here: it needs --sample-every' --steps 2 --prompt x
+says template_without_labels '--template does nothing here: it needs --labels' --steps 2 --template x
+says temperature_without_samples '--temperature does nothing' --steps 2 --temperature 1
+says min_lr_of_a_constant_rate '--min-lr does nothing' --steps 2 --schedule constant --min-lr 1e-5
+says keep_of_nothing '--keep does nothing' --steps 2 --keep 3 --no-save
+says val_is_data '--val is --data' --steps 2 --val ./text.txt
+says one_step 'in so few steps the learning rate is at most 3.0e-04, not --lr 3.0e-03' --steps 1
+check many_steps_need_no_note sh -c '"$@" >said.out && ! grep "^note" said.out' - "$tide" $small --steps 12 --eval-every 0 \
+    --temperature 1 --sample-every 12 --sample-tokens 2 --out noted
+check more_steps_change_the_rate sh -c '"$@" | grep -q "^note: the learning rate goes on at .*, after 3.0e-04 at step 12: \
+its schedule follows the options, --steps 20 now and 12 before"' - "$tide" --resume --steps 20 --out noted
+check as_many_do_not sh -c 'rm -r noted/checkpoints/step_00000020; ! "$@" | grep "^note"' - "$tide" --resume --steps 12 --out noted
+check a_preset_says_where_weights_are sh -c '"$0" --data text.txt --model gpt2 --layers 1 --heads 1 --channels 8 --steps 1 \
+    --out preset_gpt2 | grep -q "new, random weights (trained ones: dev/data/gpt2.sh"' "$tide"
 refuses other_run_in_the_way 2 'resume' "$tide" $steps --out whole
 refuses out_is_a_file 2 text.txt "$tide" $steps --out text.txt
 refuses resume_other_shape 2 'contradicts' "$tide" --resume --out whole --layers 5

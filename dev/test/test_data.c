@@ -618,6 +618,28 @@ static void test_vocabulary(void) {
     CHECK(!loader_sequence(&l, 0, SIZE_MAX, inputs, targets, &err), "does not fit an int32");
 }
 
+// A change of any token, anywhere, is noticed; so is another cut into files.
+static void test_hash(void) {
+    enum { N = 300001 };
+    uint16_t *tokens = ALLOC(uint16_t, N, "tokens");
+    for (size_t i = 0; i < N; i++) tokens[i] = (uint16_t)(i * 7919);
+    TokenSegment s[2] = {{"a", tokens, N, 0, 2}, {"b", tokens, 100, 0, 2}};
+    TokenData d = {1, s, N, false};
+    const uint64_t before = data_hash(&d);
+    for (size_t k = 0; k < 200; k++) {
+        const size_t i = k == 0 ? 0 : k == 1 ? N - 1 : k * 1499;
+        tokens[i] ^= 1;
+        CHECK(data_hash(&d) != before, "token %zu", i);
+        tokens[i] ^= 1;
+    }
+    CHECK(data_hash(&d) == before, "it is the same again");
+    d.count = 2;
+    const uint64_t two = data_hash(&d);
+    s[1].tokens = tokens + 1;
+    CHECK(two != before && data_hash(&d) != two, "a second file");
+    free(tokens);
+}
+
 int main(void) {
     const char *base = getenv("TMPDIR");
     path_join(dir, base != NULL && base[0] != '\0' ? base : "/tmp", "tide_test_XXXXXX");
@@ -639,6 +661,7 @@ int main(void) {
     RUN(test_permutation_is_bijection);
     RUN(test_permutation_is_random);
     RUN(test_loader_errors);
+    RUN(test_hash);
     RUN(test_vocabulary);
     clean();
     rmdir(dir);

@@ -74,6 +74,54 @@ refuses best_of_no_data 2 'keep-best needs validation data' "$cpu" --data short.
     --context 512 --seq 512 --keep-best --steps 2 --out short
 refuses best_that_is_not_saved 2 'leave out --no-save' "$cpu" $small --keep-best --no-save
 
+# What a loss was measured on is a part of the checkpoint: losses of other data are not compared, and
+# what was best of those stays. That the log is gone changes nothing.
+"$cpu" $best --out other >other.out
+first=$(grep -o 'weights of step .*' other.out)
+cp -r other without_log
+rm without_log/log.jsonl
+check the_log_may_be_gone sh -c '"$0" --resume --out without_log --steps 41 >log.out && grep -q "$1" log.out &&
+    ! grep -q "chosen anew" log.out' "$cpu" "$first"
+for change in "--val short.txt" "--eval-batches 3" "--batch 2"; do
+    rm -rf changed
+    cp -r other changed
+    name=$(echo "${change#--}" | tr -c 'a-z0-9\n' _)
+    check "best_of_other_${name}" sh -c '"$@" >changed.out && grep -q "^note: the best so far is of other validation data" \
+        changed.out && cmp changed/best_until_40/model.safetensors other/best/model.safetensors &&
+        grep -q "has the weights of step 44" changed.out' - "$cpu" --resume --out changed --steps 44 --seq 32 $change
+done
+
+# A model whose loss is no number has no accuracy, no scores and no samples: all its weights are 8e37.
+cp -r whole nan
+size=$(wc -c <nan/model.safetensors) header=$(($(od -An -tu8 -N8 nan/model.safetensors) + 8))
+{ head -c $header whole/model.safetensors; head -c $((size - header)) /dev/zero | tr '\0' '~'; } >nan/model.safetensors
+printf '{"prompt": "a", "choices": ["b", "c"], "answer": 0}\n{"prompt": "a", "choices": ["d", "e"], "answer": 0}\n' >ab.jsonl
+printf 'good\t0\nbad\t1\n' >ab.tsv
+for program in "$cpu" "$gpu"; do
+    name=$(basename "$program")
+    limit=
+    [ "$program" = "$cpu" ] || limit='--precision fp32'
+    refuses "${name}_nan_has_no_choices" 1 'loss of row 0 of --choices is not finite' \
+        "$program" --model nan --choices ab.jsonl --steps 0 $limit
+    refuses "${name}_nan_has_no_scores" 1 'not finite' "$program" --model nan --val ab.jsonl --steps 0 --scores nan.scores $limit
+    check "${name}_which_leave_no_file" sh -c '! ls nan.scores*'
+    refuses "${name}_nan_has_no_labels" 1 'not finite' "$program" --model nan --val ab.tsv --labels 'x|y' --tokenizer bytes --steps 0 $limit
+    refuses "${name}_nan_has_no_loss" 1 'not finite' "$program" --model nan --val val.txt --seq 32 --steps 0 $limit
+    refuses "${name}_nan_says_nothing" 1 'logits are not finite' "$program" --model nan --prompt x $limit
+    refuses "${name}_nan_is_not_dumped" 1 'nothing is dumped' "$program" --model nan --data text.txt --seq 32 --dump nan.dump $limit
+    refuses "${name}_nan_learns_nothing" 1 'is not finite\|stopped before the update' \
+        "$program" --model nan --data text.txt --seq 32 --steps 1 --out nan_out $limit
+done
+refuses nan_has_no_choices_while_mezo_trains 1 'not finite' "$cpu" --model nan --data text.txt --seq 32 --optimizer mezo \
+    --choices ab.jsonl --eval-every 1 --steps 3 --out nan_mezo
+check whose_log_has_no_accuracy sh -c '! grep accuracy nan_mezo/log.jsonl'
+refuses weights_beyond_bf16 2 'too large for this precision' sh -c '
+    { head -c "$1" whole/model.safetensors; head -c "$2" /dev/zero | tr "\0" "\177"; } >nan/model.safetensors
+    "$0" --model nan --val val.txt --seq 32 --steps 0' "$gpu" $header $((size - header))
+refuses weights_beyond_fp16 2 'too large for this precision' sh -c '
+    { head -c "$1" whole/model.safetensors; head -c "$2" /dev/zero | tr "\0" "G"; } >nan/model.safetensors
+    "$0" --model nan --val val.txt --seq 32 --steps 0 --optimizer mezo --precision fp16' "$gpu" $header $((size - header))
+
 # In an open window the evaluation waits, so that what is saved is what was evaluated.
 "$cpu" $small --steps 24 --keep 1 --keep-best --offload zenflow --zen-window 3 --out zen >zen.out
 evaluated=$(grep '"val_loss"' zen/log.jsonl | sort -t : -k 3 -g | head -n 1 | sed 's/.*"step":\([0-9]*\).*/\1/')

@@ -1,5 +1,7 @@
 #!/bin/sh
-# Whatever ends or disturbs a run costs at most what its checkpoints' interval says: kill -9, signals
+# Nothing of a user's is lost: files that this program did not write, inputs, what is written while
+# descriptors are closed or files are cut. Whatever ends or disturbs a run costs at most what its
+# checkpoints' interval says: kill -9, signals
 # to it and to all that was started with it, a second run in its folder, a disk that is full for a
 # while. At random moments, on one process and on several; then it has the bits of a run that nobody
 # disturbed.
@@ -63,6 +65,106 @@ wait $owner 2>/dev/null
 check after_a_kill_the_lock_is_free "$cpu" --resume --out own --steps $(($(saved own) + 1))
 refuses a_run_that_is_refused_leaves_no_folder 2 'channels' $brief "$gpu" $tiny --channels 34 --out refused
 check nor_a_lock test ! -e refused
+
+# --- what another program, or the user, has put there stays -----------------------------------------
+
+# copy_of DIR: its files, to be compared later
+copy_of() { rm -rf "$1.before" && cp -a "$1" "$1.before"; }
+as_before() { diff -r "$1" "$1.before" >differs.out || { cat differs.out; return 1; }; }
+rm -rf own/checkpoints
+cp -r own theirs  # a copy has other times, as what anybody else has written
+rm theirs/log.jsonl theirs/loss.svg
+copy_of theirs
+short="$tiny --steps 2"
+for names in all vocab.json tokenizer_config.json config.json model-00001-of-00002.safetensors \
+    model.safetensors.index.json tokenizer.json log.jsonl best; do
+    if [ $names != all ]; then
+        rm -rf theirs
+        mkdir theirs
+        case $names in best) mkdir theirs/best ;; *) echo '{}' >theirs/$names ;; esac
+        copy_of theirs
+    fi
+    refuses "out_with_${names}_of_others_is_refused" 2 'which this program did not write there' \
+        "$cpu" $short --out theirs
+    check "and_nothing_of_${names}_is_changed" as_before theirs
+done
+cp -r own loaded
+copy_of loaded
+refuses out_where_the_model_is_read 2 'which --model reads' "$cpu" --model loaded --data text.txt --steps 1 --out ./loaded
+ln -s loaded link
+refuses also_by_a_link 2 'which --model reads' "$cpu" --model loaded --data text.txt --steps 0 --out link
+refuses out_where_the_tokenizer_is 2 'which --tokenizer reads' "$cpu" $short --tokenizer loaded --out loaded
+check the_model_is_as_it_was as_before loaded
+mkdir notes
+echo mine >notes/text.txt
+check a_folder_with_other_files_is_no_model "$cpu" $short --out notes
+check whose_files_stay grep -q mine notes/text.txt
+check out_of_an_earlier_run_without_checkpoints sh -c '"$@" && "$@"' - "$cpu" $short --no-save --out unsaved
+check or_of_a_model_that_was_converted sh -c '"$@" && "$@"' - "$cpu" --model own --data text.txt --steps 0 --out converted
+cp loaded/model.safetensors converted/
+refuses but_not_once_it_is_another 2 'holds model.safetensors' "$cpu" --model own --data text.txt --steps 0 --out converted
+
+# --- no output is an input ----------------------------------------------------------------------------
+
+cp text.txt in.txt
+cp text.txt in.tmp
+ln -s in.txt soft
+ln in.txt hard
+printf '{"text": "a text"}\n{"prompt": "a", "choices": ["b", "c"], "answer": 0}\n' >in.jsonl
+cp in.txt in.txt.before
+cp in.jsonl in.jsonl.before
+over() {  # over NAME OUTPUT INPUT COMMAND...
+    name=$1 output=$2 input=$3
+    shift 3
+    refuses "$name" 2 "would replace .*, which $input reads" "$@" $output
+    check "${name}_stays" sh -c 'cmp in.txt in.txt.before && cmp in.jsonl in.jsonl.before'
+}
+over scores_over_val "--scores in.jsonl" --val "$cpu" --model own --steps 0 --val in.jsonl
+over scores_over_choices "--scores ./in.jsonl" --choices "$cpu" --model own --steps 0 --choices in.jsonl
+over dump_over_data "--dump in.txt" --data "$cpu" $tiny --data in.txt
+over dump_over_a_pattern "--dump in.txt" --data "$cpu" $tiny --data 'in.tx*'
+over dump_through_a_link "--dump soft" --data "$cpu" $tiny --data in.txt
+over dump_by_a_second_name "--dump hard" --data "$cpu" $tiny --data in.txt
+over dump_by_its_temporary_name "--dump in" --data "$cpu" $tiny --data in.tmp
+over dump_over_the_model "--dump own/model.safetensors" --model "$cpu" --model own --data in.txt
+over trace_over_data "--trace notes/../in.txt" --data "$gpu" $tiny --data in.txt
+over tune_over_val "--tune in.txt" --val "$gpu" $tiny --val in.txt
+over rates_over_data "--rates in.txt" --data "$gpu" --calibrate --data in.txt
+mkdir held
+cp in.txt held/log.jsonl
+over out_over_data "--out held" --data "$cpu" $short --data held/log.jsonl
+refuses two_outputs_are_one_file 2 'are one file' "$gpu" $tiny --trace x.json --tune x.json
+
+# --- closed descriptors, and files that others cut -----------------------------------------------------
+
+for closed in '<&-' '>&-' '2>&-' '<&- >&-' '<&- >&- 2>&-'; do
+    rm -rf closed
+    eval '"$cpu" $short --out closed' "$closed" >/dev/null 2>&1
+    eval '"$cpu" $short --resume --steps 4 --out closed' "$closed"
+    check "closed_$closed" sh -c '[ "$(grep -c "^{\"step\":[0-9]*,\"loss\".*}$" closed/log.jsonl)" -eq 4 ] &&
+        ! grep -v "^{.*}$" closed/log.jsonl && grep -q "^process [0-9]* on " closed/.lock &&
+        [ "$(wc -l <closed/.lock)" -eq 1 ]'
+done
+check closed_for_two_ranks sh -c '"$0" 2 "$@" --out closed2 <&- >&- 2>&- && ! grep -v "^{.*}$" closed2/log.jsonl' \
+    "$launch" "$gpu" $short
+head -c 1024 /dev/zero >tokens.bin
+printf '\210\330\064\001\001\000\000\000\000\000\040\000' | dd of=tokens.bin conv=notrunc 2>/dev/null
+truncate -s $((1024 + 2 * 2097152)) tokens.bin
+"$cpu" $endless --data tokens.bin --save-every 20 --out cut >cut.out 2>cut.err &
+cutting=$!
+until_saved $cutting cut
+truncate -s 1024 tokens.bin
+await $cutting false
+wait $cutting
+check a_file_that_is_cut_ends_with_a_line test $? -eq 1 -a "$(cat cut.err)" = "tide: a file was cut short, or its disk \
+failed, while this program read it; what was saved before is whole"
+truncate -s $((1024 + 2 * 2097152)) tokens.bin
+check and_what_was_saved_is_whole "$cpu" --resume --out cut --steps $(($(saved cut) + 1))
+(
+    ulimit -f 10
+    refuses a_file_beyond_the_limit 1 'File too large' "$cpu" $tiny --steps 4 --save-every 2 --out limited
+)
+check leaves_no_part_of_it sh -c '! find limited | grep -e tmp -e safetensors'
 
 # All ranks own it: as long as one of them lives, even without the others.
 cat >ranked <<'END'
