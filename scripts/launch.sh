@@ -12,6 +12,9 @@
 # that failed. Nothing that they started is left running.
 # On several machines: torchrun, mpirun or srun instead (scripts/README.md).
 set -u
+(true >&2) || exec 2>/dev/null  # closed: what is opened first would be given the number
+(true >&1) 2>/dev/null || exec >/dev/null
+(true <&0) 2>/dev/null || exec </dev/null
 usage() { echo "tide: usage: scripts/launch.sh N COMMAND [ARGUMENT...]" >&2; exit 2; }
 [ $# -ge 2 ] || usage
 ranks=$1

@@ -447,10 +447,7 @@ static void run_check_output(Run *r) {
     const bool saved = state_newest(o->out, SIZE_MAX, false) > 0;
     path_join(path, o->out, ".lock");
     if (o->resume && !saved && !path_exists(path)) return;  // state_find() says it
-    if (!o->resume && saved)
-        die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
-            "another --out", o->out);
-    if (!o->resume) run_check_owner(o->out);
+    if (!o->resume && !saved) run_check_owner(o->out);
     if (!path_exists(o->out)) {
         for (size_t n = 1; o->out[n] != '\0'; n++) {
             snprintf(path, sizeof path, "%.*s", (int)n, o->out);
@@ -462,6 +459,9 @@ static void run_check_output(Run *r) {
     if (!make_directories(o->out) || access(o->out, W_OK | X_OK) != 0)
         die("--out %s: %s", o->out, strerror(errno));
     run_lock(r, LOCK_EX);
+    if (!o->resume && saved)
+        die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
+            "another --out", o->out);
     if (!o->resume) run_mark(r);
 }
 

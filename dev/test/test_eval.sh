@@ -116,10 +116,10 @@ refuses nan_has_no_choices_while_mezo_trains 1 'not finite' "$cpu" --model nan -
     --choices ab.jsonl --eval-every 1 --steps 3 --out nan_mezo
 check whose_log_has_no_accuracy sh -c '! grep accuracy nan_mezo/log.jsonl'
 refuses weights_beyond_bf16 2 'too large for this precision' sh -c '
-    { head -c "$1" whole/model.safetensors; head -c "$2" /dev/zero | tr "\0" "\177"; } >nan/model.safetensors
+    { head -c "$1" whole/model.safetensors; yes "$(printf "\377\377\177\177")" | tr -d "\n" | head -c "$2"; } >nan/model.safetensors
     "$0" --model nan --val val.txt --seq 32 --steps 0' "$gpu" $header $((size - header))
 refuses weights_beyond_fp16 2 'too large for this precision' sh -c '
-    { head -c "$1" whole/model.safetensors; head -c "$2" /dev/zero | tr "\0" "G"; } >nan/model.safetensors
+    { head -c "$1" whole/model.safetensors; head -c "$2" /dev/zero | tr "\0" "H"; } >nan/model.safetensors
     "$0" --model nan --val val.txt --seq 32 --steps 0 --optimizer mezo --precision fp16' "$gpu" $header $((size - header))
 
 # In an open window the evaluation waits, so that what is saved is what was evaluated.

@@ -139,8 +139,8 @@ refuses two_outputs_are_one_file 2 'are one file' "$gpu" $tiny --trace x.json --
 
 for closed in '<&-' '>&-' '2>&-' '<&- >&-' '<&- >&- 2>&-'; do
     rm -rf closed
-    eval '"$cpu" $short --out closed' "$closed" >/dev/null 2>&1
-    eval '"$cpu" $short --resume --steps 4 --out closed' "$closed"
+    eval '"$cpu" $short --out closed >/dev/null' "$closed"
+    eval '"$cpu" $short --resume --steps 4 --out closed >/dev/null' "$closed"
     check "closed_$closed" sh -c '[ "$(grep -c "^{\"step\":[0-9]*,\"loss\".*}$" closed/log.jsonl)" -eq 4 ] &&
         ! grep -v "^{.*}$" closed/log.jsonl && grep -q "^process [0-9]* on " closed/.lock &&
         [ "$(wc -l <closed/.lock)" -eq 1 ]'
