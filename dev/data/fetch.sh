@@ -1,15 +1,40 @@
 # fetch.sh: what the scripts beside it share. POSIX sh; needs curl or wget, od, awk.
 # A file is downloaded to NAME.part, which a second try continues, checked, and then renamed.
-# HF_ENDPOINT names another server with the layout of huggingface.co.
+# HF_ENDPOINT names another server with the layout of huggingface.co. A download that fails before its
+# first byte leaves nothing behind.
 
 # shellcheck disable=SC2034  # used by the scripts
 hub=${HF_ENDPOINT:-https://huggingface.co}
+hub=${hub%/}
+mirror=HF_ENDPOINT  # the variable that names another server
 # shellcheck disable=SC2034
 root=$(cd "$(dirname "$0")/../.." && pwd) || exit 1
 
 fail() { echo "$(basename "$0"): $*" >&2; exit 1; }
 
 size_of() { wc -c < "$1" | tr -d ' '; }
+
+# reach URL: ends the script at once if its server cannot be reached, instead of trying again and again.
+reach() {
+    server=${1#*://}
+    server=${1%%://*}://${server%%/*}
+    [ "$server" != "${reached-}" ] || return 0
+    if command -v curl > /dev/null 2>&1; then
+        code=0
+        took=$(curl -sI --connect-timeout 10 --max-time 60 -w '%{time_connect}' -o /dev/null "$1") || code=$?
+        case $code:$took in  # 28: it took too long; until it was connected, no time was taken
+            5:* | 6:* | 7:* | 28:0 | 28:0.000000) code=4 ;;
+            *) code=0 ;;
+        esac
+    elif command -v wget > /dev/null 2>&1; then
+        code=0
+        wget -q --spider --tries=1 --timeout=20 "$1" || code=$?
+    else fail "needs curl or wget"
+    fi
+    [ $code -ne 4 ] || fail "cannot reach $server: without a network, bring the files from elsewhere; \
+$mirror=URL names a mirror"
+    reached=$server
+}
 
 # download URL FILE: appends what is missing.
 download() {
@@ -24,10 +49,19 @@ download() {
 get() {
     url=$1 file=$2 check=$3 argument=${4:-}
     if [ ! -e "$file" ]; then
-        mkdir -p "$(dirname "$file")" || exit 1
+        reach "$url"
         echo "$url"
-        download "$url" "$file.part" || fail "cannot download $url
+        folder=$(dirname "$file")
+        there=$folder  # the innermost folder that there is
+        until [ -d "$there" ] || [ -e "$there" ]; do there=$(dirname "$there"); done
+        mkdir -p "$folder" || exit 1
+        if ! download "$url" "$file.part"; then
+            [ ! -s "$file.part" ] || fail "cannot download $url
 (run it again to continue; if that fails too, remove $file.part and start over)"
+            rm -f "$file.part"
+            while [ "$folder" != "$there" ] && rmdir "$folder" 2> /dev/null; do folder=$(dirname "$folder"); done
+            fail "cannot download $url ($mirror=URL names a mirror)"
+        fi
         if ! problem=$("$check" "$file.part" "$argument"); then
             rm -f "$file.part"
             fail "what came from $url is wrong: $problem"
@@ -37,6 +71,15 @@ get() {
         fail "$file is damaged: $problem. Remove it and run this again"
     fi
     echo "$file: $(size_of "$file") bytes"
+}
+
+# put FILE: what was made as FILE.part. Another FILE that is there, as one with changes, stays.
+put() {
+    if [ -e "$1" ] && ! cmp -s "$1" "$1.part"; then
+        rm -f "$1.part"
+        fail "$1 is there, and is another: remove it, or choose another DIR"
+    fi
+    mv "$1.part" "$1" || exit 1
 }
 
 # check_size FILE BYTES

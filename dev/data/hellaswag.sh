@@ -7,6 +7,7 @@ set -eu
 # shellcheck source=dev/data/fetch.sh
 . "$(dirname "$0")/fetch.sh"
 dir=${1:-$root/data/hellaswag}
+mirror=HELLASWAG_URL
 base=${HELLASWAG_URL:-https://raw.githubusercontent.com/rowanz/hellaswag/master/data}
 
 # convert FILE: strings stay as they are written, with their escapes. A quote within one is \", so
@@ -40,7 +41,9 @@ convert() {
 }
 
 get "$base/hellaswag_val.jsonl" "$dir/hellaswag_val.jsonl" check_text '{"ind"'
-convert "$dir/hellaswag_val.jsonl" > "$dir/val.jsonl.part" ||
+convert "$dir/hellaswag_val.jsonl" > "$dir/val.jsonl.part" || {
+    rm -f "$dir/val.jsonl.part"
     fail "$dir/hellaswag_val.jsonl is damaged. Remove it and run this again"
-mv "$dir/val.jsonl.part" "$dir/val.jsonl"
+}
+put "$dir/val.jsonl"
 echo "next: --steps 0 --choices $dir/val.jsonl, or scripts/hellaswag.sh"

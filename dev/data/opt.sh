@@ -15,6 +15,7 @@ dir=${2:-$root/data/$model}
 
 # exists URL: asks for one byte, because some servers do not answer a question for the header only.
 exists() {
+    reach "$1"
     if command -v curl > /dev/null 2>&1; then curl -sfL -r 0-0 -o /dev/null "$1"
     else wget -q --spider "$1"
     fi
@@ -45,7 +46,8 @@ weights() {
     else return 1; fi
 }
 
-# pickled: fetches Meta's pickled weights, whole or in parts, and makes one safetensors file of them
+# pickled: fetches Meta's pickled weights, whole or in parts, and makes one safetensors file of them. Those
+# that it fetched, which $dir/.fetched lists, it removes then.
 pickled() {
     from=$hub/facebook/$model/resolve/main parts=pytorch_model.bin
     if ! exists "$from/$parts"; then
@@ -54,11 +56,15 @@ pickled() {
         parts_of "$dir/$parts.index.json" bin
     fi
     for part in $parts; do
+        [ -e "$dir/$part" ] || new=1
         get "$from/$part" "$dir/$part" check_text PK
+        [ -z "${new-}" ] || echo "$part" >> "$dir/.fetched"
+        new=
     done
     make -s -C "$root" build/unpickle
-    # shellcheck disable=SC2086  # one word for each file
-    (cd "$dir" && "$root/build/unpickle" model.safetensors $parts && rm -f $parts)
+    # shellcheck disable=SC2086,SC2046  # one word for each file
+    (cd "$dir" && "$root/build/unpickle" model.safetensors $parts &&
+        { [ ! -e .fetched ] || rm -f $(cat .fetched) .fetched; })
 }
 
 # proposals: the revisions that somebody has proposed to Meta, the newest first

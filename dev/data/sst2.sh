@@ -28,9 +28,10 @@ sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[1]).read(sys.argv[2]))' "$1" "$
 make() {
     file=$1 lines=$2
     shift 2
-    "$@" > "$file.part" || fail "cannot make $file"
-    [ "$(wc -l < "$file.part")" -eq "$lines" ] || fail "$file.part has not $lines lines"
-    mv "$file.part" "$file" || exit 1
+    "$@" > "$file.part" || { rm -f "$file.part"; fail "cannot make $file"; }
+    [ "$(wc -l < "$file.part")" -eq "$lines" ] ||
+        { rm -f "$file.part"; fail "$file would not have $lines lines"; }
+    put "$file"
     echo "$file: $((lines - 1)) examples"
 }
 
@@ -44,6 +45,7 @@ choose() {
         LC_ALL=C sort -n -k 1,1 | sed -n "$1,$2p" | cut -f 2-
 }
 
+mirror=GLUE_URL
 base=${GLUE_URL:-https://dl.fbaipublicfiles.com/glue/data}
 get "$base/SST-2.zip" "$dir/SST-2.zip" check_size 7439277
 make "$dir/train.tsv" 67350 extract "$dir/SST-2.zip" SST-2/train.tsv

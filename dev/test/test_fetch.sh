@@ -1,6 +1,6 @@
 #!/bin/sh
 # dev/data/opt.sh against a hub that is a folder: weights in main or proposed, whole or in parts,
-# or pickled.
+# or pickled. Then all scripts that fetch, without a network, and with one that breaks off.
 # usage: sh dev/test/test_fetch.sh    (from the top of the repository; needs curl)
 set -u
 top=$(pwd)
@@ -88,3 +88,49 @@ model opt-30b
 check no_weights_is_told sh -c '! sh "$1"/dev/data/opt.sh opt-30b f >fetch.out 2>fetch.err &&
     grep -q "no weights that are known" fetch.err' - "$top"
 refuses no_such_model 1 "no model 'opt-350'" sh "$top/dev/data/opt.sh" opt-350 f
+
+# What a user has put there stays, the pickled weights too.
+mkdir g && cp c13/model.bin g/pytorch_model.bin
+check your_own_pickle_is_converted opt opt-350m g
+check and_stays cmp g/pytorch_model.bin c13/model.bin
+
+# Without a network a script says so at once, and leaves nothing behind.
+export no_proxy='*'
+offline() { env HF_ENDPOINT=http://127.0.0.1:1/ GLUE_URL=http://127.0.0.1:1 HELLASWAG_URL=http://127.0.0.1:1 \
+    TINYSHAKESPEARE_URL=http://127.0.0.1:1 sh "$top/dev/data/$@"; }
+began=$(date +%s)
+for asked in "gpt2.sh gpt2 HF_ENDPOINT" "gpt2.sh tokenizer HF_ENDPOINT" "opt.sh opt-125m HF_ENDPOINT" \
+    "fineweb10B.sh 1 HF_ENDPOINT" "tinystories.sh - HF_ENDPOINT" "sst2.sh - GLUE_URL" \
+    "hellaswag.sh - HELLASWAG_URL" "tinyshakespeare.sh - TINYSHAKESPEARE_URL"; do
+    # shellcheck disable=SC2086
+    set -- $asked
+    which=$2
+    [ "$which" != - ] || which=''
+    refuses "without_a_network_$1_$2" 1 "cannot reach http://127.0.0.1:1: .*$3=URL" \
+        offline "$1" $which none/here
+done
+check in_seconds test $(($(date +%s) - began)) -lt 10
+check without_a_trace test ! -e none
+cp -r a known && rm known/model.safetensors known/revision
+refuses weights_without_a_network 1 'cannot reach' offline opt.sh opt-125m known
+if command -v wget >/dev/null; then
+    mkdir wget
+    for tool in sh wget dirname basename; do ln -s "$(command -v $tool)" wget/; done
+    refuses without_curl_too 1 'cannot reach' env PATH="$work/wget" HF_ENDPOINT=http://127.0.0.1:1 \
+        sh "$top/dev/data/gpt2.sh" gpt2 none/here
+fi
+check what_is_not_there_leaves_nothing sh -c '! sh "$1"/dev/data/gpt2.sh gpt2 none/here >fetch.out 2>fetch.err &&
+    grep -q "cannot download .*merges.txt (HF_ENDPOINT" fetch.err && ! grep -q remove fetch.err &&
+    [ ! -e none ]' - "$top"
+# A connection that breaks off leaves a part, which is gone on with.
+mkdir -p broken
+cat >broken/curl <<'X'
+#!/bin/sh
+case $* in *-sI*) exit 0 ;; esac
+while [ "$1" != -o ]; do shift; done
+printf '#ver' >>"$2"
+exit 18
+X
+chmod +x broken/curl
+check a_part_is_kept sh -c '! PATH="$PWD/broken:$PATH" sh "$1"/dev/data/gpt2.sh gpt2 part >fetch.out 2>fetch.err &&
+    grep -q "remove part/merges.txt.part and start over" fetch.err && [ -s part/merges.txt.part ]' - "$top"
