@@ -18,7 +18,7 @@
 # last: what was measured, its share of the device's limit, and what was expected
 # (gpu_expected.txt), with a mark where it is not that. OUT gets at most eight files: table.md, a
 # section for doc/gpu_results.md; rows.tsv, all rows; h200_measured.txt from `offload`, for
-# scripts/rates/; logs.
+# scripts/rates/; logs. An OUT of an earlier call becomes OUT-1, or the next number that is free.
 # Programs come from the folder PACK (build/pack) if that is of these sources and they start here;
 # what does not is built meanwhile, and its parts wait; BUILD=1: all, if the folder is of others.
 # RATES=FILE: the rates of an earlier call.
@@ -119,6 +119,9 @@ table() {
 make_pack() {
     local dir=${1:-build/pack} tree=build/pack.tree arch='' name kb limit=${PACK_LIMIT:-60000}
     for name in ${PACK_ARCH:-90}; do arch="$arch -gencode arch=compute_$name,code=sm_$name"; done
+    # shellcheck source=scripts/common.sh
+    . scripts/common.sh
+    if [ -n "${1-}" ]; then new_folder "$dir"; else rm -rf "$dir" && mkdir -p "$dir" || exit; fi
     mkdir -p "$tree" || exit
     tar -c --exclude=./build --exclude=./out --exclude=./data --exclude=./.git \
         --exclude=./train_gpt2 --exclude=./train_gpt2cu --exclude=./train_gpt2emu . \
@@ -127,8 +130,6 @@ make_pack() {
     make -C "$tree" -k -j"$(nproc)" GPU_ARCH="${arch# }" ARCH="${ARCH:--march=x86-64-v3}" \
         $programs >"$tree/log" 2>&1 \
         || die "make: $(grep -m 1 -E 'error|Error' "$tree/log"), in $tree/log"
-    rm -rf "$dir"
-    mkdir -p "$dir" || exit
     {
         echo "commit $(commit)$(git diff --quiet HEAD 2>/dev/null || echo +)"
         echo "sources $(cd "$tree" && sources)"
@@ -282,16 +283,19 @@ main() {  # CALL OUT, or part NAME OUT
     local spec budget
     call=$1
     out=${*: -1}
+    # shellcheck source=scripts/common.sh
+    . scripts/common.sh
+    nvidia-smi -L >/dev/null 2>&1 || die "no GPU: nvidia-smi finds none"
+    if [ -e "$out/rows.tsv" ]; then aside "$out" ${RATES:+"$RATES"}
+    elif [ -n "$(ls -A "$out" 2>/dev/null)" ]; then die "$out has other files: choose another OUT"; fi
     mkdir -p "$out" || exit
     out=$(cd "$out" && pwd)
     work=$(mktemp -d) || exit
     running='' builder='' part=''
     export work out call
     nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 >"$work/device"
-    [ -s "$work/device" ] || { rm -rf "$work"; die "no GPU: nvidia-smi finds none"; }
     trap finish EXIT
     trap 'exit 1' TERM INT HUP
-    rm -f "$out"/*.log "$out"/*.gz "$out"/{rows.tsv,table.md,h200_measured.txt}
     : >"$out/rows.tsv"
     cat ./*.c ./*.h tide/*.h README.md >"$work/text.txt"
     # shellcheck disable=SC2046

@@ -2,7 +2,9 @@
 # Fine-tunes GPT-2 124M (weights from the Hugging Face hub) on a text, on a CPU with 4 GB of memory.
 # usage: scripts/finetune_gpt2.sh TEXT [MODEL_DIR]    fetches the weights if MODEL_DIR is not given
 set -eu
-[ $# -ge 1 ] || { echo "usage: scripts/finetune_gpt2.sh TEXT [MODEL_DIR]" >&2; exit 2; }
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+[ $# -ge 1 ] || usage
 text=$(realpath "$1") model=${2:+$(realpath "$2")}
 cd "$(dirname "$0")/.."
 if [ -z "$model" ]; then

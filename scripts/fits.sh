@@ -9,7 +9,7 @@
 # where that is what makes it fit, or fit a smaller host. The rates are assumed (rates/), with the
 # card's arithmetic and memory; that a larger host may have more channels of memory is not counted.
 set -eu
-case " $* " in *" --help "*) sed -n '2,10s/^# //p' "$0"; exit ;; esac
+case " $* " in *" --help "*) sed -n '2,/^set/s/^# //p' "$0"; exit ;; esac
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=$(dirname "$0")/rates
 models=${MODELS:-gpt2-xl 7b 8.3b 10b 13b 20b} cards=${CARDS:-8 12 16 24 48 80 141}

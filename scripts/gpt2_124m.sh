@@ -5,19 +5,20 @@
 # takes 12 and 64 takes 21; the number of micro-batches follows, so that the step stays the same.
 # usage: [BATCH=32] [STEPS=19560] scripts/gpt2_124m.sh [DATA_GLOB VAL_GLOB [OPTION...]]
 set -eu
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
 case $# in
     0) data='' val='' ;;
-    1) echo "usage: scripts/gpt2_124m.sh [DATA_GLOB VAL_GLOB [OPTION...]]" >&2; exit 2 ;;
+    1) usage ;;
     *) data=$1 val=$2; shift 2 ;;
 esac
-case $data$val in --*) echo "scripts/gpt2_124m.sh: options come after DATA_GLOB VAL_GLOB" >&2; exit 2 ;; esac
-absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
+case $data$val in --*) refuse "options come after DATA_GLOB VAL_GLOB" ;; esac
 [ -z "$data" ] || { data=$(absolute "$data") val=$(absolute "$val"); }
 cd "$(dirname "$0")/.."
 batch=${BATCH:-32} steps=${STEPS:-19560}
 case $batch in
     1 | 2 | 4 | 8 | 16 | 32 | 64 | 128 | 256 | 512) ;;
-    *) echo "scripts/gpt2_124m.sh: BATCH must be a power of two up to 512, not $batch" >&2; exit 2 ;;
+    *) refuse "BATCH must be a power of two up to 512, not $batch" ;;
 esac
 make train_gpt2cu
 if [ -z "$data" ]; then

@@ -5,14 +5,19 @@
 # usage: [QUESTIONS=N] [HELLASWAG=FILE.jsonl] [OUT=FILE] [TRAINER=./train_gpt2cu]
 #        scripts/hellaswag.sh [gpt2|gpt2-medium|gpt2-large|gpt2-xl|DIRECTORY [OPTION...]]
 set -eu
-case ${1:-} in -*) sed -n '5,6s/^# //p' "$0" >&2; exit 2 ;; esac
-absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+case ${1:-} in -*) usage ;; esac
 model=${1:-gpt2}
 [ $# -eq 0 ] || shift
 if [ -d "$model" ]; then model=$(absolute "$model"); fi
 questions=${HELLASWAG:+$(absolute "$HELLASWAG")} trainer=${TRAINER:+$(absolute "$TRAINER")}
-out=$(absolute "${OUT:-$(dirname "$0")/../out/hellaswag_$(basename "$model").jsonl}")
+out=${OUT:+$(absolute "$OUT")}
 cd "$(dirname "$0")/.."
+[ -z "$out" ] || [ ! -e "$out" ] || refuse "$out is there: choose another OUT"
+name=out/hellaswag_$(basename "$model") number=''
+while [ -e "$name$number.jsonl" ]; do number=$((number - 1)); done  # -1, -2 ..
+out=${out:-$name$number.jsonl}
 [ -n "$trainer" ] || make train_gpt2cu
 trainer=${trainer:-./train_gpt2cu}
 if [ ! -d "$model" ]; then
@@ -29,7 +34,10 @@ if [ -z "$questions" ]; then
 fi
 mkdir -p "$(dirname "$out")"
 if [ -n "${QUESTIONS-}" ]; then
-    head -n "$QUESTIONS" "$questions" >"$out.questions.jsonl"
-    questions=$out.questions.jsonl
+    first=$(mktemp -d)
+    trap 'rm -rf "$first"' EXIT
+    head -n "$QUESTIONS" "$questions" >"$first/questions.jsonl"
+    questions=$first/questions.jsonl
 fi
-exec "$trainer" --model "$model" --steps 0 --choices "$questions" --batch 32 --scores "$out" "$@"
+echo "the loss of each ending: $out"
+"$trainer" --model "$model" --steps 0 --choices "$questions" --batch 32 --scores "$out" "$@"

@@ -4,7 +4,8 @@
 #   TRAINER   default ./train_gpt2cu; ./train_gpt2emu tries a script where there is no GPU
 #   MODEL     default 7b
 #   DATA      default tinyshakespeare, which is fetched
-#   OUT       where everything goes; default out/ and the script's name
+#   OUT       where everything goes; default out/ and the script's name. What an earlier call left there
+#             is kept: as OUT-1, or the next number that is free
 #   RATES     the machine's rates, from --calibrate; default: measured of MODEL, once for all runs
 #   STEPS     of each run, default 12; the first WARMUP of them, default 3, do not count
 #   LIMIT     seconds for each run: it then ends with the step that it is in (needs timeout(1))
@@ -12,11 +13,9 @@
 #   PLAN=1    nothing is trained: what --plan predicts from RATES, without data or GPU; WORLD GPUs
 # shellcheck shell=sh disable=SC2016,SC2034,SC2154  # the scripts use $columns, $ended, and set $table
 
-absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
-refuse() { echo "scripts/$script.sh: $*" >&2; exit 2; }
-
-script=$(basename "$0" .sh)
-out=$(absolute "${OUT:-$(dirname "$0")/../out/$script}")
+# shellcheck source=scripts/common.sh
+. "${top:-$(dirname "$0")/..}/scripts/common.sh"
+out=$(absolute "${OUT:-$(dirname "$0")/../out/$(basename "$0" .sh)}")
 trainer=${TRAINER:+$(absolute "$TRAINER")} data=${DATA:+$(absolute "$DATA")}
 rates=${RATES:+$(absolute "$RATES")} plan=${PLAN:+1}
 cd "${top:-$(dirname "$0")/..}" || exit
@@ -35,13 +34,13 @@ if [ -z "$data$plan" ]; then
     sh dev/data/tinyshakespeare.sh
     data=data/tinyshakespeare/input.txt
 fi
-mkdir -p "$out"
 [ -z "$plan" ] || [ -n "$rates" ] || refuse "PLAN wants the machine's RATES: a file of rates/"
+[ -z "$rates" ] || [ -r "$rates" ] || refuse "$rates: no such file"
+new_folder "$out" "$trainer" "$model" ${data:+"$data"} ${rates:+"$rates"}
 if [ -z "$rates" ]; then
     rates=$out/rates.txt
     "$trainer" --calibrate --model "$model" "$@" --rates "$rates" >"$out/calibrate.txt" || exit
 fi
-[ -r "$rates" ] || refuse "$rates: no such file"
 if [ -n "$plan" ]; then echo "predicted from $(basename "$rates"); in milliseconds and GiB"
 else printf '%s, %s steps after %s; in milliseconds and GiB\n' "${id:-$model}" $((steps - warmup)) "$warmup"
 fi

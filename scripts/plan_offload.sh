@@ -8,7 +8,9 @@
 set -eu
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=$(dirname "$0")/rates
-[ $# -ge 1 ] || { sed -n '6s/^# //p' "$0" >&2; exit 2; }
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+[ $# -ge 1 ] || usage
 [ -x "$trainer" ] ||
     { echo "$trainer is no program: make train_gpt2cu, or train_gpt2emu" >&2; exit 2; }
 "$trainer" --plan "$@" --gpu-memory 99T --host-memory 99T --rates "$rates/h200_16cores.txt" \

@@ -9,8 +9,9 @@
 # otherwise. Checkpoints come by time, unless --save-every says otherwise. --plan only prints what it would
 # do (on several GPUs: with --world), --no-save leaves only the log.
 set -eu
-[ $# -ge 1 ] || { sed -n '4,5s/^# //p' "$0" >&2; exit 2; }
-absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+[ $# -ge 1 ] || usage
 out=$(absolute "${OUT:-$(dirname "$0")/../out/$1}") trainer=${TRAINER:+$(absolute "$TRAINER")}
 data=${DATA:+$(absolute "$DATA")} val=${VAL:+$(absolute "$VAL")}
 shift
@@ -20,6 +21,10 @@ cd "$(dirname "$0")/.."
 case " $* " in *" --plan "*)  # needs no data
     exec "$trainer" --offload auto "$@" ;;
 esac
+launcher=${LAUNCH-}
+launcher=${launcher%% *}
+[ -z "$launcher" ] || command -v "$launcher" >/dev/null ||
+    refuse "$launcher is to start the ranks, and there is no such command here"
 if [ -z "$data" ]; then
     case ${LAUNCH-} in '' | *launch.sh*) sh dev/data/try_trainer.sh "$trainer" ;; esac
     sh dev/data/fineweb10B.sh 1

@@ -5,6 +5,8 @@
 # given, of another one, as in fine-tuning. Minutes on two cores; STEPS=2000 is doc/zenflow.md's.
 # usage: [STEPS=600] scripts/zenflow_columns.sh [FILE [OTHER]]    (fetches FILE if it is not given)
 set -eu
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
 text=${1:+$(realpath "$1")} other=${2:+$(realpath "$2")}
 cd "$(dirname "$0")/.."
 if [ -z "$text" ]; then
@@ -13,8 +15,7 @@ if [ -z "$text" ]; then
 fi
 make train_gpt2 build/columns
 out=out/zenflow_columns
-rm -rf $out
-mkdir -p $out
+new_folder $out "$text" ${other:+"$other"}
 head -c $(($(wc -c <"$text") / 2)) "$text" >$out/half.txt
 ./train_gpt2 --data $out/half.txt --out $out/model --layers 4 --heads 4 --channels 128 \
     --context 256 --batch 16 --steps "${STEPS:-600}" --lr 3e-3 --eval-every 500

@@ -4,13 +4,14 @@
 # --offload auto finds that it should be. mpirun only starts the processes and tells them who they
 # are: they do not use MPI. All nodes must have NCCL, and see the repository, DATA and OUT under the
 # same paths. Build and fetch first.
-# usage: [MPIRUN=mpirun] [MASTER_PORT=29500] scripts/zero_mpirun.sh HOST:GPUS,... SIZE [OPTION...]
-#        e.g. scripts/zero_mpirun.sh node1:8,node2:8 20b --save-every 100
-#        (train_offload.sh says what else can be set)
+# usage: [MPIRUN=mpirun] [MASTER_PORT=29500] scripts/zero_mpirun.sh HOST:GPUS,... SIZE [OPTION...] (SIZE: 7b, 8.3b, 10b, 13b or 20b)
+# e.g.   scripts/zero_mpirun.sh node1:8,node2:8 20b --save-every 100
+# train_offload.sh says what else can be set.
 # NCCL finds its way by itself; where it takes the wrong one, NCCL_SOCKET_IFNAME or NCCL_IB_HCA say
 # the right one, and NCCL_DEBUG=INFO shows it. They are passed on.
 set -eu
-usage() { sed -n '7s/^# //p' "$0" >&2; exit 2; }
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
 case ${2-} in 7b|8.3b|10b|13b|20b) ;; *) usage ;; esac
 hosts=$1 size=$2
 shift 2

@@ -2,8 +2,8 @@
 # The models of Deep Optimizer States (table 2) on the GPUs of one node, as the paper ran them:
 # ZeRO-3, micro-batches of 1 x 2048 on each, the optimizer's state where --offload auto finds that
 # it should be. launch.sh starts one process per GPU.
-# usage: scripts/zero_node.sh GPUS SIZE [OPTION...]     (train_offload.sh says what else can be set)
-# SIZE is 7b, 8.3b, 10b, 13b or 20b.
+# usage: scripts/zero_node.sh GPUS SIZE [OPTION...]      (SIZE: 7b, 8.3b, 10b, 13b or 20b)
+# train_offload.sh says what else can be set.
 # What plan_scaling.sh, which explains the columns, says of GPUs that update all that they have room
 # for. With --plan it is said of the number and the machine at hand, or of --rates FILE.
 #
@@ -28,8 +28,10 @@
 #   20b        8   0.528   0.022   0.004   0.328    3880    2.35    55.1     0.0  none
 #
 set -eu
-case ${2-} in 7b|8.3b|10b|13b|20b) ;; *) sed -n '5s/^# //p' "$0" >&2; exit 2 ;; esac
-case $1 in ''|0|*[!0-9]*) sed -n '5s/^# //p' "$0" >&2; exit 2 ;; esac
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+case ${2-} in 7b|8.3b|10b|13b|20b) ;; *) usage ;; esac
+case $1 in ''|0|*[!0-9]*) usage ;; esac
 gpus=$1 size=$2
 shift 2
 case " $* " in *" --plan "*) set -- --world "$gpus" "$@" ;; esac

@@ -11,24 +11,23 @@
 # auto finds that it should be. From the top of the repository, which all nodes must see, as they do
 # DATA and OUT; build and fetch first. Two minutes before its time is over the run saves and ends;
 # submit it again with --resume.
-# usage: sbatch [SBATCH OPTION...] scripts/zero_slurm.sh SIZE [OPTION...]
-#        e.g. sbatch --nodes=4 --time=8:00:00 scripts/zero_slurm.sh 20b --save-every 100
-#        (train_offload.sh says what else can be set; SIZE is 7b, 8.3b, 10b, 13b or 20b)
+# usage: sbatch [SBATCH OPTION...] scripts/zero_slurm.sh SIZE [OPTION...]      (SIZE: 7b, 8.3b, 10b, 13b or 20b)
+# e.g.   sbatch --nodes=4 --time=8:00:00 scripts/zero_slurm.sh 20b --save-every 100
+# train_offload.sh says what else can be set.
 set -eu
-case ${1-} in 7b|8.3b|10b|13b|20b) ;; *) sed -n '15s/^# //p' "$0" >&2; exit 2 ;; esac
-[ -n "${SLURM_JOB_ID-}" ] || {
-    echo "not in a job: submit this with sbatch" >&2
-    exit 2
-}
-cd "$SLURM_SUBMIT_DIR"  # SLURM runs a copy of this file, from elsewhere
-[ -r scripts/train_offload.sh ] || {
-    echo "submit this from the top of the repository, not from $SLURM_SUBMIT_DIR" >&2
-    exit 2
-}
+say() { echo "tide: zero_slurm.sh: $*" >&2; }  # SLURM runs a copy of this file, from elsewhere
+case ${1-} in 7b|8.3b|10b|13b|20b) ;; *) sed -n 's/^# usage: /usage: /p' "$0" >&2; exit 2 ;; esac
+[ -n "${SLURM_JOB_ID-}" ] || { say "not in a job: submit this with sbatch"; exit 2; }
+cd "${SLURM_SUBMIT_DIR:-.}"
+[ -r scripts/train_offload.sh ] ||
+    { say "submit this from the top of the repository, not from $PWD"; exit 2; }
 size=$1
 shift
 # srun tells each task its rank; who rank 0 is, it does not.
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+nodes=${SLURM_JOB_NODELIST-}
+MASTER_ADDR=$(scontrol show hostnames "$nodes" 2>/dev/null | head -n 1)
+[ -n "$MASTER_ADDR" ] ||
+    { say "scontrol show hostnames \"$nodes\" (SLURM_JOB_NODELIST) names no host"; exit 1; }
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 LAUNCH="srun --kill-on-bad-exit=1 --cpu-bind=none"
 export MASTER_ADDR MASTER_PORT LAUNCH

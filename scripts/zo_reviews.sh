@@ -3,19 +3,19 @@
 # film reviews (AdamW, dev/data/reviews.c), then learns by forward passes alone to tell good from
 # bad. Prints the accuracy on 400 reviews before and after.
 # usage: [TRAINER=./train_gpt2] [OUT=DIR] scripts/zo_reviews.sh [OPTION...]      options of the second
-# part, e.g. --zo-noise rademacher; with TRAINER=./train_gpt2emu (slow) also --resident-blocks 0
+#        part, e.g. --zo-noise rademacher; with TRAINER=./train_gpt2emu (slow) also --resident-blocks 0
 set -eu
-absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
 trainer=${TRAINER:+$(absolute "$TRAINER")} out=${OUT:+$(absolute "$OUT")} top=$PWD
 cd "$(dirname "$0")/.."
 if [ "$top" = "$PWD" ]; then top=''; else top=$PWD/; fi  # what is printed works where we were called
 trainer=${trainer:-${top:-./}train_gpt2} out=${out:-${top}out/zo_reviews}
 make train_gpt2 build/reviews
-mkdir -p "$out"
+new_folder "$out" "$trainer"
 build/reviews 20000 1 --text >"$out/text.txt"
 build/reviews 1000 2 >"$out/train.tsv"
 build/reviews 400 3 >"$out/val.tsv"
-rm -rf "$out/read" "$out/tuned"
 echo "a small model reads made-up reviews:"
 ./train_gpt2 --data "$out/text.txt" --layers 2 --heads 2 --channels 64 --context 64 --batch 8 \
     --steps 2000 --lr 3e-3 --eval-every 1000 --out "$out/read"

@@ -12,8 +12,9 @@
 # what was done to the weights, at most a megabyte, and all are kept; the last weights are saved in
 # full, in fp32. To go back to step N: remove the later checkpoints, then --resume with STEPS=N.
 set -eu
-case ${1:-} in -*) sed -n '7,8s/^# //p' "$0" >&2; exit 2 ;; esac
-absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+case ${1:-} in -*) usage ;; esac
 model=${1:-opt-1.3b}
 [ $# -eq 0 ] || shift
 if [ -d "$model" ]; then model=$(absolute "$model"); fi

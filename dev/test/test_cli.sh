@@ -475,8 +475,11 @@ for try in 1 2 3; do
     check "make_run_$try" made DATA="$work/it's my book.txt"
     [ $try != 1 ] || touch "made by me/first"
 done
-check make_run_keeps_one_before test -d "made by me-before" -a "$(ls -d made* | wc -l)" -eq 2 \
-    -a ! -e "made by me-before/first"
+check make_run_keeps_all_before test "$(ls -d made* | wc -l)" -eq 3 -a -e "made by me-1/first" \
+    -a -e "made by me-2/log.jsonl" -a ! -e "made by me/first"
+check make_run_keeps_its_data sh -c 'cp text.txt "made by me/" && ! "$@" 2>make.out && test -e "made by me/text.txt" &&
+    grep -q "text.txt is in .*made by me, which the results go to" make.out' - make -s -C "$top" run TRAINER=train_gpt2 \
+    OUT="$work/made by me" DATA="$work/made by me/text.txt"
 made DATA=absent.txt >make.out 2>&1
 check make_run_says_what_is_not_there grep -qx 'tide: DATA=absent.txt: no such file' make.out
 if command -v flock >/dev/null; then

@@ -171,7 +171,7 @@ check what_is_cut_is_said grep -q '^data: [0-9]* of 500 examples are longer than
 # --- the script, in a folder of its own and in few steps -----------------------------------------
 
 mkdir -p made/scripts made/build
-cp "$top/scripts/finetune.sh" made/scripts
+cp "$top/scripts/finetune.sh" "$top/scripts/common.sh" made/scripts
 ln -s "$reviews" made/build/reviews
 echo 'train_gpt2 build/reviews:' >made/Makefile
 printf '#!/bin/sh\ncase "$*" in *"--steps 0"*) ;; *) set -- "$@" --steps 3 --warmup 0 ;; esac\nexec "%s" "$@"\n' \
@@ -179,6 +179,31 @@ printf '#!/bin/sh\ncase "$*" in *"--steps 0"*) ;; *) set -- "$@" --steps 3 --war
 chmod +x made/train_gpt2
 (cd made && sh scripts/finetune.sh >../made.out 2>&1)
 check the_script_evaluates_and_tunes sh -c 'grep -q "^val loss.*accuracy" made.out &&
-    grep -q "^data: .* rows of 128 tokens, packed" made.out && grep -q "are in out/finetune/tuned$" made.out'
-check the_script_takes_a_file sh -c 'cd made && FILE=../train.jsonl MODEL=out/finetune/read OUT=mine \
+    grep -q "^data: .* rows of 128 tokens, packed" made.out && grep -q "are in out/finetune-demo/tuned$" made.out'
+check the_script_takes_a_file sh -c 'cd made && FILE=../train.jsonl MODEL=out/finetune-demo/read OUT=mine \
     sh scripts/finetune.sh --seq 64 --no-save 2>&1 | grep "^3 of 3 steps"'
+# ask FILE MODEL OPTION...: what the trainer is given for it
+printf '#!/bin/sh\necho "$@"\n' >said && chmod +x said
+ask() { (file=$1 model=$2; shift 2; FILE=$file MODEL=$model TRAINER=./said sh made/scripts/finetune.sh "$@") | tail -n 1; }
+for name in x.json x.JSONL x.ndjson x "my file.txt"; do
+    check "the_script_passes_$name" sh -c 'echo "$1" | grep -qF -e "--data $2 --batch"' - "$(ask "$name" m)" "$PWD/$name"
+done
+mkdir -p m
+for context in '"n_positions": 64' '"max_position_embeddings" : 100' '"n_positions":1024' '"n_layer":1'; do
+    printf '{"n_layer": 2,\n  %s,\n "n_head": 1}\n' "$context" >m/config.json
+    n=$(echo "$context" | tr -dc 0-9)
+    [ "$n" -gt 1 ] && [ "$n" -lt 256 ] || n=256
+    check "the_script_takes_a_context_$context" expr "$(ask x.jsonl m)" : ".* --seq $n --steps"
+done
+check the_script_takes_your_seq expr "$(ask x.jsonl m --seq 32)" : '.* --seq 256 .* --seq 32$'
+refuses the_script_wants_examples_for_a_model 2 'MODEL without FILE' env MODEL=m sh made/scripts/finetune.sh
+
+# What an earlier call has trained is never removed: neither by the same script nor by the other.
+hash_of() { cksum <"$1/model.safetensors"; }
+tune_own() { (cd made && FILE=../train.jsonl MODEL=out/finetune-demo/read sh scripts/finetune.sh --seq 64) 2>&1; }
+check own_examples_are_tuned tune_own
+own=$(hash_of made/out/finetune/tuned) demo=$(hash_of made/out/finetune-demo/tuned)
+check the_demo_runs_again sh -c 'cd made && sh scripts/finetune.sh'
+check and_says_where grep -q 'the earlier out/finetune-demo is out/finetune-demo-1 now' check.out
+check the_demo_keeps_what_others_tuned test "$own" = "$(hash_of made/out/finetune/tuned)"
+check the_demo_keeps_the_earlier_one test "$demo" = "$(hash_of made/out/finetune-demo-1/tuned)"

@@ -614,7 +614,7 @@ for program in "$cpu" "$tide --precision fp32"; do  # no --optimizer, and all of
 done
 # The script that does the same, in a folder of its own and in few steps.
 mkdir -p made/scripts made/build
-cp "$top/scripts/zo_reviews.sh" made/scripts
+cp "$top/scripts/zo_reviews.sh" "$top/scripts/common.sh" made/scripts
 ln -s "$reviews" made/build/reviews
 echo 'train_gpt2 build/reviews:' >made/Makefile
 printf '#!/bin/sh\ncase "$*" in *"--steps 0"*) ;; *) set -- "$@" --steps 3 ;; esac\nexec "%s" "$@"\n' \
@@ -622,6 +622,9 @@ printf '#!/bin/sh\ncase "$*" in *"--steps 0"*) ;; *) set -- "$@" --steps 3 ;; es
 chmod +x made/train_gpt2
 (cd made && sh scripts/zo_reviews.sh >../made.out 2>&1)
 check reviews_show_their_first_steps sh -c 'grep "^step" made.out | head -n 1 | grep "^step 1/3 "'
+reviewed=$(cksum <made/out/zo_reviews/tuned/model.safetensors)
+(cd made && sh scripts/zo_reviews.sh >../again.out 2>&1)
+check reviews_keep_the_earlier_ones test "$reviewed" = "$(cksum <made/out/zo_reviews-1/tuned/model.safetensors)"
 check reviews_have_clean_paths grep -q ' are in out/zo_reviews/tuned$' made.out
 check reviews_can_be_asked_for_one sh -c 'cd made && sh -c "$(sed -n "/^what it makes/,\$s/^what[^:]*://p;
     /^    --prompt/p" ../made.out)" | grep -a "^i love the plot = "'

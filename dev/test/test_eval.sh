@@ -222,9 +222,18 @@ check hellaswag_comes sh "$top/dev/data/hellaswag.sh" h
 check as_questions test "$(sed -n 3p h/val.jsonl)" = \
     '{"prompt": "A \"man\" sits.\n he", "choices": [" is, [using] it.", " says \"no\".", " \u00e9t\u00e9 \\", " starts."], "answer": 2}'
 check all_of_them test "$(wc -l <h/val.jsonl)" -eq 10042
+check hellaswag_comes_again sh "$top/dev/data/hellaswag.sh" h
+cp -r h mine && echo >>mine/val.jsonl && cp mine/val.jsonl changed.jsonl
+check changed_questions_stay sh -c '! sh "$1"/dev/data/hellaswag.sh mine >fetch.out 2>fetch.err &&
+    grep -q "mine/val.jsonl is there, and is another" fetch.err && cmp mine/val.jsonl changed.jsonl' - "$top"
+check without_a_part test "$(ls mine | wc -l)" -eq 2
 sed -i '700s/"endings"/"ends"/' h/hellaswag_val.jsonl
 check a_damaged_line_is_named sh -c '! sh "$1"/dev/data/hellaswag.sh h >fetch.out 2>fetch.err &&
     grep -q "line 700 has no endings" fetch.err && grep -q "is damaged. Remove it" fetch.err' - "$top"
 check and_asked env HELLASWAG=h/val.jsonl QUESTIONS=8 TRAINER="$cpu" OUT=h/scores.jsonl \
     sh "$top/scripts/hellaswag.sh" whole --batch 4
 check each_of_them test "$(wc -l <h/scores.jsonl)" -eq 32
+check and_nothing_more test "$(ls h | wc -l)" -eq 3
+ask_again() { env HELLASWAG=h/val.jsonl QUESTIONS=4 TRAINER="$cpu" OUT=h/scores.jsonl \
+    sh "$top/scripts/hellaswag.sh" whole; }
+refuses scores_are_not_overwritten 2 'h/scores.jsonl is there: choose another OUT' ask_again

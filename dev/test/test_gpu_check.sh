@@ -13,11 +13,23 @@ work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 . dev/test/cli.sh
 if ! whole; then
-    cp -r dev "$work" && cd "$work" || exit
+    cp -r dev scripts "$work" && cd "$work" || exit
     check gpu_check_is_bash bash -n dev/gpu_check.sh
     check gpu_parts_are_bash bash -n dev/gpu_parts.sh
     check help_is_its_head sh -c 'dev/gpu_check.sh | grep -q "^  dev/gpu_check.sh first OUT *570 s"'
     refuses no_such_part 2 "no part nonsense: " dev/gpu_check.sh part nonsense out
+    mkdir mine tools && echo mine >mine/run.log && cp -r mine table && echo earlier >table/rows.tsv
+    printf '#!/bin/sh\necho a GPU\n' >tools/nvidia-smi && chmod +x tools/nvidia-smi
+    PATH="$PWD/tools:$PATH"
+    refuses what_it_did_not_make_stays 2 'mine has other files: choose another OUT' \
+        dev/gpu_check.sh part facts mine
+    refuses its_own_rates_stay 2 'table/run.log is in table' env RATES=table/run.log \
+        dev/gpu_check.sh part facts table
+    BUDGETS=facts=0 dev/gpu_check.sh part facts table >said 2>&1
+    check an_earlier_call_stays sh -c 'grep -q earlier table-1/rows.tsv && grep -q mine table-1/run.log &&
+        ! grep -q earlier table/rows.tsv'
+    refuses another_folder_is_no_pack 2 'mine has files' dev/gpu_check.sh pack mine
+    check and_stays sh -c 'grep -q mine mine/run.log'
     exit 0
 fi
 export TINY=1 EMU_CLOCK=virtual EMU_KERNEL_US=10000 EMU_PROTECT=0 EMU_SCHED=lazy OMP_NUM_THREADS=1

@@ -133,6 +133,35 @@ check compare_has_every_number awk -F '\t' 'NF != 22 { exit 1 }
 check compare_streams_weights grep -q '^weights of 2 of 2 layers live on the host' \
     compare/streamed.txt compare/interleave-streamed.txt
 compare one_mode_alone 0 '^zero ' "$TRAINER" zero
+# What an earlier call has made stays, and so does what is a user's.
+check compare_keeps_the_earlier_tables sh -c '[ "$(wc -l <compare-1/compare.tsv)" -eq 13 ] &&
+    [ -s compare-1/streamed/log.jsonl ] && [ "$(wc -l <compare/compare.tsv)" -eq 2 ]'
+check compare_says_where_they_are grep -q '^the earlier .*/compare is .*/compare-1 now$' compare.out
+mkdir mine && echo mine | tee mine/zero.txt >mine/compare.tsv
+cp "$rates" compare/rates.txt
+for script in compare_offload zo_compare sweep_offload finetune zo_reviews paper/dos_table1; do
+    refuses "${script##*/}_keeps_off_other_files" 2 'mine has files that no earlier call' env OUT=mine \
+        RATES="$rates" sh "$top/scripts/$script.sh"
+done
+check and_they_stay test "$(cat mine/zero.txt mine/compare.tsv | tr '\n' ' ')$(ls mine | wc -l)" = 'mine mine 2'
+refuses an_input_is_not_moved_away 2 'compare/rates.txt is in .*/compare, which the results' env OUT=compare \
+    RATES=compare/rates.txt sh "$top/scripts/compare_offload.sh"
+if command -v flock >/dev/null; then
+    refuses a_run_at_work_is_not_moved_away 2 'compare is in use by a run' flock compare/zero/.lock \
+        env OUT=compare RATES="$rates" sh "$top/scripts/compare_offload.sh"
+fi
+# rm, in scripts: of a folder of mktemp, or of one that new_folder() has just made
+grep -nE '(^|[^a-z_])rm ' "$top"/scripts/*.sh "$top"/scripts/paper/*.sh | sed "s|^$top/||" >said
+cat >table <<'X'
+scripts/fits.sh: trap 'rm -rf "$work"' EXIT
+scripts/hellaswag.sh: trap 'rm -rf "$first"' EXIT
+scripts/measure.sh: rm -rf "${out:?}/$name"
+scripts/measure.sh: rm "$out/first"
+scripts/plan_scaling.sh: trap 'rm -f "$other"' EXIT
+scripts/zenflow_columns.sh: rm -f $out/*.safetensors
+scripts/paper/zen_loss.sh: rm -rf "${out:?}/$name"
+X
+check scripts_remove_only_their_own sh -c 'sed "s/:[0-9]*: */: /" said | diff - table'
 # Predictions: without data, a GPU, or a step.
 mv compare trained
 PLAN=1 compare predicted 0 '^predicted from' "$TRAINER" "none zero interleave zenflow" --subgroup 4096
@@ -384,14 +413,28 @@ ranked slurm_trains '^localhost:20007 --kill-on-bad-exit=1 --cpu-bind=none /' \
 refuses slurm_wants_a_job 2 'submit this with sbatch' sh "$top/scripts/zero_slurm.sh" 7b
 refuses slurm_wants_its_folder 2 'from the top of the repository' env SLURM_JOB_ID=7 \
     SLURM_SUBMIT_DIR="$work" sh ./slurm_script 7b
+# Before anything is fetched it must be known who starts the ranks, and where the first is.
+printf '#!/bin/sh\nexit 1\n' >slurm/scontrol
+rm -f fetched
+refuses slurm_wants_its_hosts 1 'scontrol show hostnames "a,b" (SLURM_JOB_NODELIST) names no host' env -u DATA \
+    -u MASTER_ADDR PATH="$PWD/web:$PWD/slurm:$PATH" SLURM_JOB_ID=7 SLURM_SUBMIT_DIR="$top" \
+    SLURM_JOB_NODELIST=a,b sh ./slurm_script 7b
+refuses a_launcher_is_wanted 2 'no_mpirun is to start the ranks' env -u DATA PATH="$PWD/web:$PATH" \
+    MPIRUN=no_mpirun sh "$top/scripts/zero_mpirun.sh" a:1,b:1 7b
+check and_nothing_was_fetched_for_them test ! -e fetched
+for wrong in "" 30b; do
+    # shellcheck disable=SC2086
+    refuses "no_such_size_$wrong" 2 'usage: sbatch .*zero_slurm.sh SIZE .*SIZE: 7b, 8.3b, 10b, 13b or 20b' \
+        env SLURM_JOB_ID=5 sh "$top/scripts/zero_slurm.sh" $wrong
+done
 for wrong in "" "2" "2 6b" "0 7b" "x 7b" "2: 7b"; do
     # shellcheck disable=SC2086
-    refuses "no_such_node_$wrong" 2 'usage: scripts/zero_node.sh GPUS SIZE' \
+    refuses "no_such_node_$wrong" 2 'usage: scripts/zero_node.sh GPUS SIZE .*SIZE: 7b, 8.3b, 10b, 13b or 20b' \
         sh "$top/scripts/zero_node.sh" $wrong
 done
 for wrong in "" "a:8" "a:8 6b" "a 7b" "a:8,b 7b" "a:8,b:0 7b"; do
     # shellcheck disable=SC2086
-    refuses "no_such_hosts_$wrong" 2 'usage: .*zero_mpirun.sh HOST:GPUS' \
+    refuses "no_such_hosts_$wrong" 2 'usage: .*zero_mpirun.sh HOST:GPUS.*SIZE: 7b, 8.3b, 10b, 13b or 20b' \
         sh "$top/scripts/zero_mpirun.sh" $wrong
 done
 check a_node_is_planned sh -c 'sh "$1/scripts/zero_node.sh" 8 7b --plan --gpu-memory 79G \
@@ -499,4 +542,6 @@ for script in "zo_sst2.sh opt-125m" "train_offload.sh x --model gpt2"; do
         check "a_plan_compiles_nothing_${script%%.*}" sh -c 'env -u TRAINER PATH="$PWD/no_make:$PATH" \
             sh "$1"/scripts/$2 --plan --rates "$3" | grep -q "^predicted time"' - "$top" "$script" "$rates"
 done
+check usages_are_found_by_their_word sh -c '! grep -nE "sed -n .[0-9,]+s/" "$@"' - "$top"/scripts/*.sh \
+    "$top"/dev/*.sh "$top"/dev/data/*.sh
 check sst2_has_a_usage sh -c 'sh "$1/scripts/zo_sst2.sh" --help 2>&1 | grep -q "^usage: "' - "$top"
