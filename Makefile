@@ -181,11 +181,11 @@ build/nvcc/%.o: %.cu $(HEADERS) $(CUDA_SOURCES) dev/test/device_only.sh
 
 .SECONDARY: $(emu_plain) $(emu_tsan)
 cxx: compiler  # one after the other: both may have to install something
-	@command -v $(CXX) >/dev/null 2>&1 || sh dev/install_compiler.sh
+	@command -v $(CXX) >/dev/null 2>&1 || sh dev/install_compiler.sh $(CXX)
 
-# A fresh Debian or Ubuntu has no compiler: install one. Anywhere else, say what is missing.
+# A fresh Debian or Ubuntu has no compiler: what installs one is said, and done if one may or says yes.
 compiler:
-	@command -v $(CC) >/dev/null 2>&1 || sh dev/install_compiler.sh
+	@command -v $(CC) >/dev/null 2>&1 || sh dev/install_compiler.sh $(CC)
 
 # --- run -------------------------------------------------------------------------------------
 
