@@ -246,24 +246,13 @@ run() {
     mv "$tmp/out/log.jsonl" "$tmp/$name.log"
 }
 
-# The classes of memory in one order, so that they have the same colours in every picture.
-classes() {
-    awk '{ print }
-         /process_name/ {
-             n = split("weights,resident state,activations,gradients,visiting state", class, ",")
-             event = "{\"ph\":\"C\",\"pid\":0,\"name\":\"memory\",\"ts\":0,\"args\":{\"%s\":0}},\n"
-             for (i = 1; i <= n; i++) printf event, class[i]
-         }' "$tmp/$1.json"
-}
-
 for mode in none interleave; do
     for recompute in none block; do
         name=step_$mode$([ $recompute = none ] || echo _block)
         share=$([ $mode = none ] || echo '--share 0.5 --slots 3')
         # shellcheck disable=SC2086
         run "$name" --offload $mode --recompute $recompute $share
-        classes "$name" >"$tmp/cut.json"
-        "$timeline" "$tmp/cut.json" -o "$img/$name.svg" --step 3 --memory \
+        "$timeline" "$tmp/$name.json" -o "$img/$name.svg" --step 3 --memory \
             --title "--offload $mode $share --recompute $recompute, step 3 of a run"
     done
 done
@@ -273,8 +262,7 @@ done
 streamed="--offload zero --recompute none --moments bf16 --weights host"
 # shellcheck disable=SC2086
 run step_streamed $streamed --gpu-memory 33950K
-classes step_streamed >"$tmp/cut.json"
-"$timeline" "$tmp/cut.json" -o "$img/step_streamed.svg" --step 3 --memory --title "$streamed, step 3 of a run"
+"$timeline" "$tmp/step_streamed.json" -o "$img/step_streamed.svg" --step 3 --memory --title "$streamed, step 3 of a run"
 
 # --- the table of bytes per parameter, and that of slots ----------------------------------------
 

@@ -39,13 +39,19 @@ static const struct { const char *name, *legend, *fill, *text; } kinds[] = {
     {"", "other", "#a9b4c0", "#111"}};
 enum { KINDS = sizeof kinds / sizeof *kinds, KIND_UPDATE = 6, KIND_HOST = 7 };
 
-static const char *const class_fill[8] = {"#2670bf", "#84b6ea", "#d9601a", "#2a998b", "#8a5ec0",
-                                          "#dcac3d", "#599a3e", "#a9b4c0"};
+// What a trainer's memory is counted as, from the bottom of its picture to the top, and colours: a class
+// has the same one in every picture. Others take turns at those that are left.
+static const char *const class_names[] = {"weights", "resident state", "activations", "gradients",
+                                          "visiting state"};
+static const char *const class_fill[] = {"#2670bf", "#84b6ea", "#d9601a", "#2a998b", "#8a5ec0",
+                                         "#dcac3d", "#599a3e", "#a9b4c0"};
+enum { CLASSES = sizeof class_names / sizeof *class_names,
+       FILLS = sizeof class_fill / sizeof *class_fill };
 
 typedef struct { int row, kind; bool paler, has_number; size_t number; double begin, end; } Span;
 typedef struct { const char *name; int tid; } Row;
 typedef struct { size_t class, order; double at, value; } Sample;
-typedef struct { const char *counter, *name; } Class;
+typedef struct { const char *counter, *name; size_t fill; } Class;
 
 typedef struct {
     Row rows[MAX_ROWS];
@@ -104,6 +110,28 @@ static int compare_samples(const void *a, const void *b) {
     return (x->order > y->order) - (x->order < y->order);
 }
 
+static size_t fill_of(const Picture *p, const char *name) {
+    size_t others = 0;
+    for (size_t k = 0; k < CLASSES; k++) if (strcmp(class_names[k], name) == 0) return k;
+    for (size_t c = 0; c < p->class_count; c++) others += p->classes[c].fill >= CLASSES;
+    return CLASSES + others % (FILLS - CLASSES);
+}
+
+// Puts the classes in the order of their colours.
+static void sort_classes(Picture *p) {
+    Class sorted[MAX_CLASSES];
+    size_t place[MAX_CLASSES], n = 0;
+    for (size_t fill = 0; fill < FILLS; fill++)
+        for (size_t c = 0; c < p->class_count; c++)
+            if (p->classes[c].fill == fill) {
+                place[c] = n;
+                sorted[n++] = p->classes[c];
+            }
+    for (size_t i = 0; i < p->sample_count; i++)
+        p->samples[i].class = place[p->samples[i].class];
+    memcpy(p->classes, sorted, n * sizeof *sorted);
+}
+
 static void add_samples(Picture *p, const Json *event, const char *path) {
     const char *counter = get_string(event, "name");
     const Json *args = json_get(event, "args");
@@ -117,7 +145,8 @@ static void add_samples(Picture *p, const Json *event, const char *path) {
         if (c == MAX_CLASSES) die("%s: more than %d classes of memory", path, MAX_CLASSES);
         if (x->type != JSON_NUMBER || !(fabs(x->number) < 1e18))
             die("%s: counter \"%.100s\" is no number", path, counter);
-        if (c == p->class_count) p->classes[p->class_count++] = (Class){counter, x->key};
+        if (c == p->class_count)
+            p->classes[p->class_count++] = (Class){counter, x->key, fill_of(p, x->key)};
         p->samples[p->sample_count] = (Sample){c, p->sample_count, at, fmax(0, x->number)};
         p->sample_count++;
     }
@@ -176,6 +205,7 @@ static void read_trace(Picture *p, const Json *root, const char *path, size_t st
         die("%s: nothing between %g s and %g s; it goes from %g s to %g s", path, p->begin * 1e-6,
             p->end * 1e-6, first * 1e-6, last * 1e-6);
     qsort(p->spans, p->span_count, sizeof *p->spans, compare_spans);
+    sort_classes(p);
     if (p->sample_count > 0)
         qsort(p->samples, p->sample_count, sizeof *p->samples, compare_samples);
 }
@@ -337,7 +367,7 @@ static double draw_counter(FILE *f, const Picture *p, const char *counter, doubl
     y += 16;
     for (size_t c = 0; c < p->class_count; c++) {
         char class[16];
-        snprintf(class, sizeof class, "c%zu", c % 8);
+        snprintf(class, sizeof class, "c%zu", p->classes[c].fill);
         if (used[c]) draw_legend(f, &x, &y, class, p->classes[c].name);
     }
     y += 14;
@@ -345,7 +375,7 @@ static double draw_counter(FILE *f, const Picture *p, const char *counter, doubl
     for (size_t c = p->class_count; c-- > 0;) {
         if (!used[c]) continue;
         double at = bottom;
-        fprintf(f, "<path class=\"c%zu\" d=\"M%d %.0f", c % 8, LEFT, bottom);
+        fprintf(f, "<path class=\"c%zu\" d=\"M%d %.0f", p->classes[c].fill, LEFT, bottom);
         for (int column = 0; column < PIXELS; column++) {
             const double next = round(10 * (bottom - PANEL * level[column][c] / top)) / 10;
             if (next != at) fprintf(f, "H%dV%.1f", LEFT + column, next);
@@ -391,7 +421,7 @@ static void draw(FILE *f, const Picture *p, const char *title, bool memory) {
             "text-anchor:middle} .pale{opacity:.35}\n", WIDTH, y + 6, WIDTH, y + 6);
     for (int k = 0; k < KINDS; k++)
         fprintf(f, ".k%d{fill:%s} .t%d{fill:%s}\n", k, kinds[k].fill, k, kinds[k].text);
-    for (int c = 0; c < 8; c++) fprintf(f, ".c%d{fill:%s}\n", c, class_fill[c]);
+    for (int c = 0; c < FILLS; c++) fprintf(f, ".c%d{fill:%s}\n", c, class_fill[c]);
     fprintf(f, "@media(prefers-color-scheme:dark){text:not(.n){fill:#bbb} .page{fill:#161b22}}\n"
             "</style>\n<rect class=\"page\" width=\"100%%\" height=\"100%%\"/>\n%s</svg>\n", body);
     free(body);

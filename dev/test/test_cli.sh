@@ -291,6 +291,16 @@ if [ -n "$torch" ]; then
     sed 's/at < begins/at < 0 * begins/' check.py >across.py
     "$torch" across.py whole d5.safetensors >torch.out
     check pytorch_sees_across_documents awk '$1 > 1e-3 { n++ } END { exit n < 20 }' torch.out
+    "$tide" --model opt-125m --layers 2 --heads 2 --channels 32 --context 32 --vocab 300 --tokenizer bytes \
+        --data text.txt --steps 3 --batch 2 --seq 16 --out opt >/dev/null
+    for data in text.txt packed.jsonl; do
+        "$tide" --model opt --data $data --batch 2 --dump d6.safetensors >/dev/null
+        "$torch" check.py opt d6.safetensors >torch.out
+        check "opt_is_what_pytorch_says_of_$data" awk '$2 !~ /k_proj.bias/ && !($1 < 2e-5) || NF != 2 { wrong = 1; print }
+            END { exit wrong || NR != 38 }' torch.out
+        rm d6.safetensors
+    done
+    check but_the_bias_of_keys awk '/k_proj.bias/ && $1 > 1e-3 { n++ } END { exit n != 2 }' torch.out
     "$torch" wrong.py whole d4.safetensors >torch.out
     check pytorch_finds_a_wrong_term awk '$1 > 2e-5 { n++ } END { exit n < 20 }' torch.out
 else

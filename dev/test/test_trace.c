@@ -383,12 +383,36 @@ static void memory_is_stacked(void) {
           && count(">peak ") == 2, "%s", picture);
     CHECK(has(">host &amp; disk</text>"), "second counter");
     CHECK(!has(">less</text>") && count(">weights</text>") == 2, "legends");
-    // y 118 .. 258 is 0 .. 8 KiB; weights (2) lie on the state (1, 6 for a moment, then 2)
-    CHECK(has("class=\"c0\" d=\"M196 258H196V240.5H586V153.0H587V223.0H976V258z\""), "%s", picture);
-    CHECK(has("class=\"c2\" d=\"M196 258H196V205.5H586V118.0H587V188.0H976V258z\""), "%s", picture);
-    CHECK(strstr(picture, "\"c2\" d=\"M196 258") < strstr(picture, "\"c0\" d=\"M196 258"),
+    // y 118 .. 258 is 0 .. 8 KiB; the state (1, 6 for a moment, then 2) lies on the weights (2)
+    CHECK(has("class=\"c0\" d=\"M196 258H196V223.0H976V258z\""), "%s", picture);
+    CHECK(has("class=\"c5\" d=\"M196 258H196V205.5H586V118.0H587V188.0H976V258z\""), "%s", picture);
+    CHECK(strstr(picture, "\"c5\" d=\"M196 258") < strstr(picture, "\"c0\" d=\"M196 258"),
           "the higher one is behind");
     CHECK(timeline(path, NULL) == 0 && !has("peak"), "only with --memory");
+}
+
+// Whichever is noted first: two pictures can be compared.
+static void a_class_has_one_colour(void) {
+    static const char *const names[] = {"weights", "resident state", "activations", "gradients",
+                                        "visiting state"};
+    static const int order[][5] = {{0, 1, 2, 3, 4}, {4, 3, 2, 1, 0}, {2, 4, 0, 3, 1}};
+    static char first[sizeof picture];
+    char want[64];
+    for (int i = 0; i < 3; i++) {
+        TraceFile t;
+        begin_trace(&t);
+        span(&t, ROW_COMPUTE, "forward", 0, 1, 9, 0);
+        for (int k = 0; k < 5; k++)
+            trace_counter(&t, "memory", names[order[i][k]], 1, 1024 * (1 + order[i][k]));
+        end_trace(&t);
+        CHECK(timeline(path, "--memory", NULL) == 0 && well_formed(), "%s", said);
+        if (i == 0) memcpy(first, picture, sizeof picture);
+        CHECK(strcmp(first, picture) == 0, "%d: %s", i, picture);
+        for (int k = 0; k < 5; k++) {
+            snprintf(want, sizeof want, "class=\"c%d\" d=\"M196 258", k);
+            CHECK(has(want), "%s", want);
+        }
+    }
 }
 
 static void bad_input_is_one_line(void) {
@@ -504,6 +528,7 @@ int main(void) {
     RUN(titles_are_escaped);
     RUN(narrow_spans_are_joined);
     RUN(memory_is_stacked);
+    RUN(a_class_has_one_colour);
     RUN(bad_input_is_one_line);
     RUN(damaged_traces);
     unlink(path);
