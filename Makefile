@@ -268,6 +268,8 @@ reference:  ## recompute the reference fixtures and compare (needs python3-torch
 	python3 dev/reference/reference.py --check
 
 clean:  ## remove what was built (not what was trained)
+	@! run=$$(find build -name log.jsonl 2>/dev/null | grep .) || \
+	    { echo "tide: what was trained is in build/; move it first:" $$run >&2; exit 2; }
 	rm -rf build train_gpt2 train_gpt2cu train_gpt2emu
 
 help:  ## this list

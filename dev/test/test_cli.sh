@@ -498,6 +498,12 @@ if command -v flock >/dev/null; then
     check make_run_keeps_off_a_run_at_work grep -q 'made by me is in use by a run' make.out
     check and_leaves_it_there test -e "made by me/at work"
 fi
+mkdir -p clean/build/run clean/build/asan && cp "$top/Makefile" clean/ && echo '{}' >clean/build/run/log.jsonl
+make -s -C clean clean >make.out 2>&1
+check make_clean_keeps_what_was_trained sh -c 'test -e clean/build/run/log.jsonl &&
+    grep -q "^tide: what was trained is in build/; move it first: build/run/log.jsonl$" make.out'
+mv clean/build/run clean/
+check make_clean_removes_the_rest sh -c 'make -s -C clean clean && test ! -e clean/build -a -e clean/run'
 check make_says_what_is_next sh -c 'make -s -C "$1" | tail -n 1 | grep -q "make run"' - "$top"
 make -n -B -C "$top" train_gpt2cu NVCC=/bin/true EXTRA='-fx -DA=1,2' >make.out 2>&1
 check make_hands_extra_to_the_host_compiler grep -q 'unknown-pragmas,-fx,-DA=1\\\\,2 ' make.out
