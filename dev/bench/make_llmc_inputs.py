@@ -3,7 +3,7 @@
 
 Speed does not depend on the values, so nothing has to be downloaded: a GPT-2 124M with random
 weights (gpt2_124M.bin, 0.5 GB), random tokens (dev/data/tinyshakespeare/), and a tokenizer of
-placeholder strings (gpt2_tokenizer.bin). Standard library only; little-endian machines.
+placeholder strings (gpt2_tokenizer.bin). Files of these names that are there, it refuses to replace. Standard library only; little-endian machines.
 """
 import array
 import os
@@ -59,11 +59,16 @@ def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__.split("\n")[0])
     data = os.path.join(sys.argv[1], "dev", "data", "tinyshakespeare")
+    model, tokenizer = (os.path.join(sys.argv[1], x) for x in ("gpt2_124M.bin", "gpt2_tokenizer.bin"))
+    train, val = (os.path.join(data, f"tiny_shakespeare_{x}.bin") for x in ("train", "val"))
+    for path in (model, tokenizer, train, val):
+        if os.path.exists(path):
+            sys.exit(f"{path} is there: choose another DIR, or move it away")
     os.makedirs(data, exist_ok=True)
-    write_model(os.path.join(sys.argv[1], "gpt2_124M.bin"), 1)
-    write_tokens(os.path.join(data, "tiny_shakespeare_train.bin"), 1 << 16, 2)
-    write_tokens(os.path.join(data, "tiny_shakespeare_val.bin"), 1 << 12, 3)
-    with open(os.path.join(sys.argv[1], "gpt2_tokenizer.bin"), "wb") as f:
+    write_model(model, 1)
+    write_tokens(train, 1 << 16, 2)
+    write_tokens(val, 1 << 12, 3)
+    with open(tokenizer, "wb") as f:
         f.write(header(20240328, 2, VOCAB, VOCAB - 1) + b"\x01x" * VOCAB)
 
 

@@ -30,10 +30,10 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 trap 'exit 1' HUP INT TERM
 
-mkdir -p "$tmp/llmc" "$tmp/tide/dev"
+mkdir -p "$tmp/llmc" "$tmp/tide"
 cp -R "$llmc/Makefile" "$llmc/train_gpt2.c" "$llmc/llmc" "$tmp/llmc/"
 cp "$root"/Makefile "$root"/*.c "$root"/*.h "$tmp/tide/"
-cp -R "$root/dev/bench" "$tmp/tide/dev/"
+cp -R "$root/tide" "$root/dev" "$tmp/tide/"
 build() {  # program, folder, target, the name of its Makefile's variable for -march
     make -C "$2" "$3" ${ARCH:+"$4=$ARCH"} >"$tmp/make" 2>&1 \
         || { cat "$tmp/make" >&2; fail "$1 does not build"; }
