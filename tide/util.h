@@ -417,6 +417,7 @@ static const char *file_kind(const void *bytes, size_t n) {
         {"\x1f\x8b|\x28\xb5\x2f\xfd|\xfd" "7zXZ|BZh91AY", "compressed: unpack it first"},
         {"\x93NUMPY|PAR1|ARROW1|\x89HDF", "an array or a table (NumPy, Parquet, Arrow, HDF5): save "
          "what is in it as safetensors, text or JSON lines"},
+        {"%pdf-|{\\rtf|\xd0\xcf\x11\xe0", "a document (PDF, RTF, Word): save it as plain text"},
         {"\xff\xfe|\xfe\xff", "text in UTF-16: write it as UTF-8 (iconv -f UTF-16 -t UTF-8)"},
     };
     const char *s = (const char *)bytes, *end = s + n;

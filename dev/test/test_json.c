@@ -233,6 +233,7 @@ static void files_by_their_first_bytes(void) {
         {"{\"error\":\"Repository not found\"}", 32, "error message"},
         {"Entry not found", 15, "error message"}, {"\x1f\x8b\x08\0", 4, "compressed"},
         {"\x93NUMPY\1\0", 8, "NumPy"}, {"PAR1\x15\0", 6, "Parquet"},
+        {"%PDF-1.7\n", 9, "document"}, {"{\\rtf1", 6, "document"},
         {"\2\0\0\0\0\0\0\0{}", 10, "a safetensors file"}, {"\xff\xfe{\0", 4, "UTF-16"},
         {"\x20\0\0\0\0\0\0\0{\"a\":", 13, "a safetensors file"},
         {"", 0, NULL}, {"G", 1, NULL}, {"GGUF is a format", 16, NULL}, {"PK", 2, NULL},
