@@ -1,6 +1,7 @@
 // columns.c: how unequal are the columns of a gradient? For reference dumps; --help says the rest.
 // ZenFlow (Lan et al. 2025) updates the columns with the largest gradients at once and the others
 // later: it counts on a few of them having most of it.
+#include "tool.h"
 #include "../tide/checkpoint.h"
 #include "../tide/log.h"
 #include "../zenflow.h"
@@ -393,7 +394,6 @@ static void draw(FILE *f, const Columns *s) {
 int main(int argc, char **argv) {
     static Columns s;
     const char *svg = NULL;
-    Error err;
     int count = 0;  // of the files, whose names move to the front of argv
     program_begin();
     for (int i = 1; i < argc; i++) {
@@ -405,17 +405,20 @@ int main(int argc, char **argv) {
         svg = argv[i];
     }
     if (count == 0) die("usage: columns DUMP.safetensors ... [--svg FILE]");
+    tool_check_screen("--svg", svg);
+    for (int i = 0; i < count; i++) tool_check("--svg", svg, argv[i]);
     for (int i = 0; i < count; i++) read_dump(&s, argv[i], i + 1 == count);
     if (!(s.sum > 0)) die("%s: all gradients are zero", argv[0]);
     for (Matrix *m = s.matrices; m < s.matrices + s.table.count; m++)
         for (int side = 0; side < 2 && m->tensor != NULL; side++) add_up(m, side);
 
-    FILE *f = svg != NULL ? replace_open(svg, &err) : NULL;
-    if (svg != NULL && f == NULL) die("%s", err.text);
-    if (svg != NULL) draw(f, &s);
-    if (svg != NULL && !replace_close(f, svg, &err)) fail("%s", err.text);
+    if (svg != NULL) {
+        FILE *f = tool_open(svg);
+        draw(f, &s);
+        tool_close(f, svg);
+    }
     print_all(&s);
-    if (fflush(stdout) != 0 || ferror(stdout)) fail("cannot write the table: %s", strerror(errno));
+    tool_close(stdout, NULL);
 
     for (Matrix *m = s.matrices; m < s.matrices + s.table.count; m++) {
         free(m->first);

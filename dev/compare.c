@@ -1,7 +1,7 @@
 // compare.c: how far apart are two safetensors files, tensor by tensor? For reference dumps,
 // weights and training state of any framework; --help says the rest.
+#include "tool.h"
 #include "../tide/safetensors.h"
-#include <math.h>
 
 static const char help[] =
     "usage: compare A B [--rtol X] [--atol Y] [--match PREFIX] [--all]\n"
@@ -101,15 +101,8 @@ static void open_model(SafeTensors *st, const char *path) {
         path_join(file, path, "model.safetensors");
         path = file;
     }
+    tool_check(NULL, NULL, path);
     if (!safetensors_open(st, path, &err)) die("%s", err.text);
-}
-
-static double tolerance(const char *option, const char *text) {
-    char *end;
-    const double x = strtod(text, &end);
-    if (end == text || *end != '\0' || !isfinite(x) || x < 0)
-        die("%s wants a number that is not negative, not \"%s\"", option, text);
-    return x;
 }
 
 int main(int argc, char **argv) {
@@ -131,8 +124,8 @@ int main(int argc, char **argv) {
                            || strcmp(s, "--match") == 0;
         if (!known) die("no such option: %s (see --help)", s);
         if (++i == argc) die("%s wants a value", s);
-        if (strcmp(s, "--rtol") == 0) rtol = tolerance(s, argv[i]);
-        else if (strcmp(s, "--atol") == 0) atol = tolerance(s, argv[i]);
+        if (strcmp(s, "--rtol") == 0) rtol = tool_number(s, argv[i], 0, 1e300, false);
+        else if (strcmp(s, "--atol") == 0) atol = tool_number(s, argv[i], 0, 1e300, false);
         else match = argv[i];
     }
     if (paths != 2) die("usage: compare A B [--rtol X] [--atol Y] [--match PREFIX] [--all]");
@@ -208,6 +201,7 @@ int main(int argc, char **argv) {
     if (worst_name != NULL)
         printf("; the largest is %.2g times its tolerance: %s", worst, worst_name);
     printf("\n");
+    tool_close(stdout, NULL);
     free(a);
     free(b);
     for (int i = 0; i < 2; i++) safetensors_close(&st[i]);

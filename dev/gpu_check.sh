@@ -46,7 +46,7 @@ die() { echo "gpu_check: $*" >&2; exit 2; }
 usage() { sed -n '2,/^set/p' "$self" | sed '/^set/d; s/^# \{0,1\}//'; exit 2; }
 now() { date +%s; }
 sources() {
-    cat ./*.c ./*.h ./*.cu tide/* Makefile dev/*.c dev/*/*.{c,h,cu,cuh} dev/emu/test/*.cu | cksum \
+    cat ./*.c ./*.h ./*.cu tide/* Makefile dev/*.{c,h} dev/*/*.{c,h,cu,cuh} dev/emu/test/*.cu | cksum \
         | cut -d' ' -f1
 }
 commit() {

@@ -1,4 +1,5 @@
 // plot.c: a picture of a table; --help says the rest.
+#include "tool.h"
 #include "../tide/log.h"
 
 static const char help[] =
@@ -46,6 +47,9 @@ static void read_table(Table *t, FILE *f, const char *path, bool stack) {
     }
     t->text = (char *)array_grow(t->text, n, 1, "the table");
     t->text[n] = '\0';
+    if (n == 0 && !ferror(f)) die("%s is empty", path);
+    const char *kind = file_kind(t->text, n);
+    if (kind != NULL) die("%s is %s", path, kind);
     if (ferror(f) || strlen(t->text) != n) die("%s: not a text that can be read", path);
     t->numbers = true;
     char *lines = NULL;
@@ -72,6 +76,9 @@ static void read_table(Table *t, FILE *f, const char *path, bool stack) {
             cell = next;
         }
         if (row == 0) t->columns = column - 1;
+        if (t->columns == 0)
+            die("%s: its first line has no tab, so that it is no table: there are tabs between the "
+                "cells of one", path);
         if (column - 1 != t->columns)
             die("%s: row %zu has %zu cells, and there are %zu columns", path, row, column,
                 t->columns + 1);
@@ -223,7 +230,6 @@ int main(int argc, char **argv) {
     static Table t;
     const char *in = NULL, *out = NULL, *title = "", *unit = "", *note = "";
     int kind = 'b';
-    Error err;
     program_begin();
     for (int i = 1; i < argc; i++) {
         const char *s = argv[i];
@@ -243,16 +249,15 @@ int main(int argc, char **argv) {
         else if (strcmp(s, "--y") == 0) unit = argv[i];
         else note = argv[i];
     }
+    tool_check("-o", out, in);
     FILE *table = in != NULL ? fopen(in, "r") : stdin;
+    if (in != NULL && path_is_directory(in)) die("%s is a directory", in);
     if (table == NULL) die("%s: %s", in, strerror(errno));
     read_table(&t, table, in != NULL ? in : "the standard input", kind == 's');
     if (in != NULL) fclose(table);
-    FILE *f = out != NULL ? replace_open(out, &err) : stdout;
-    if (f == NULL) die("%s", err.text);
+    FILE *f = tool_open(out);
     draw(f, &t, kind, title, unit, note);
-    if (out != NULL && !replace_close(f, out, &err)) fail("%s", err.text);
-    if (out == NULL && (fflush(stdout) != 0 || ferror(stdout)))
-        fail("cannot write the picture: %s", strerror(errno));
+    tool_close(f, out);
     free(t.text);
     return 0;
 }

@@ -1,4 +1,5 @@
 // tensorboard.c: a run's log.jsonl as TensorBoard's event file; --help says the rest.
+#include "tool.h"
 #include "../tide/json.h"
 
 static const char help[] =
@@ -81,7 +82,7 @@ static void write_record(FILE *f, const Message *m) {
 
 typedef struct {
     char log[PATH_MAX], path[PATH_MAX];
-    FILE *events;
+    FILE *events;        // NULL before it is there, whole
     char *text;          // of the log, and how much of it is in the file
     size_t done;
     double begin;        // time of day at which the run began
@@ -126,7 +127,8 @@ static void write_line(Events *e, const Json *line, size_t step) {
     write_record(e->events, &event);
 }
 
-// Begins the file, whose first record names the format. The log was last written at `time`.
+// Begins the file, whose first record names the format. The log was last written at `time`. An older
+// file stays until this one is whole.
 static void begin(Events *e, const char *text, double time) {
     static const char version[] = "brain.Event:2";
     Message event = {0, {0}};
@@ -135,8 +137,7 @@ static void begin(Events *e, const char *text, double time) {
     for (const char *end; (end = strchr(text, '\n')) != NULL; text = end + 1)
         json_free(line_read(text, end, &step, &seconds));
     if (e->events != NULL) fclose(e->events);
-    e->events = fopen(e->path, "wb");
-    if (e->events == NULL) fail("cannot write %s: %s", e->path, strerror(errno));
+    e->events = tool_open(e->path);
     e->done = 0;
     e->seconds = 0;
     e->begin = time - seconds;
@@ -146,15 +147,20 @@ static void begin(Events *e, const char *text, double time) {
 }
 
 // Adds what the log got since the last time. One that was cut back, by a run that was resumed or is
-// another, is written anew. False and the reason in err if it cannot be read, or has no line.
+// another, is written anew. False and the reason in err if it cannot be read, or has no line: then
+// nothing is written.
 static bool follow(Events *e, Error *err) {
     struct stat s;
     size_t n, step;
     char *text = file_read(e->log, &n, err);
     if (text == NULL) return false;
+    if (strchr(text, '\n') == NULL) {
+        free(text);
+        return error_set(err, "%s: no line in it", e->log);
+    }
+    const bool anew = e->events == NULL || n < e->done || memcmp(text, e->text, e->done) != 0;
     if (stat(e->log, &s) != 0) s.st_mtime = time(NULL);
-    if (e->events == NULL || n < e->done || memcmp(text, e->text, e->done) != 0)
-        begin(e, text, (double)s.st_mtime);
+    if (anew) begin(e, text, (double)s.st_mtime);
     const char *line = text + e->done;
     for (const char *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
         Json *x = line_read(line, end, &step, &e->seconds);
@@ -164,9 +170,13 @@ static bool follow(Events *e, Error *err) {
     free(e->text);
     e->text = text;
     e->done = (size_t)(line - text);
-    if (fflush(e->events) != 0 || ferror(e->events))
+    if (anew) {
+        tool_close(e->events, e->path);
+        e->events = fopen(e->path, "ab");
+    }
+    if (e->events == NULL || fflush(e->events) != 0 || ferror(e->events))
         fail("cannot write %s: %s", e->path, strerror(errno));
-    return e->done > 0 || error_set(err, "%s: no line in it", e->log);
+    return true;
 }
 
 int main(int argc, char **argv) {
@@ -179,10 +189,19 @@ int main(int argc, char **argv) {
         if (strcmp(argv[i], "--help") == 0) { fputs(help, stdout); return 0; }
         if (strcmp(argv[i], "--follow") == 0) { goes_on = true; continue; }
         if (*argv[i] == '-') die("no such option: %s (see --help)", argv[i]);
+        if (path_exists(argv[i]) && !path_is_directory(argv[i]))
+            die("%s is no folder: name the one that a run's log.jsonl is in", argv[i]);
         path_join(runs[count].log, argv[i], "log.jsonl");
         path_join(runs[count++].path, argv[i], "events.out.tfevents.0.tide");
     }
     if (count == 0) die("usage: tensorboard DIR ... [--follow] (see --help)");
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < count; j++) {
+            tool_check("the file of events", runs[i].path, runs[j].log);
+            if (i != j && (path_is_same(runs[i].log, runs[j].log)
+                           || path_is_same(runs[i].path, runs[j].path)))
+                die("%s and %s are the same file: name each run once", runs[i].log, runs[j].log);
+        }
     for (int i = 0; i < count; i++)
         if (!follow(&runs[i], &err)) die("%s", err.text);
     while (goes_on) {

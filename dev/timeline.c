@@ -1,7 +1,7 @@
 // timeline.c: a picture of a trace that --trace wrote: which stream did what when, and what lay in
 // memory; --help says the rest. Its input is Chrome's trace format as tide/trace.h writes it.
+#include "tool.h"
 #include "../tide/json.h"
-#include <math.h>
 
 static const char help[] =
     "usage: timeline TRACE.json [-o OUT.svg] [--step N | --from S --to S] [--title T] [--memory]\n"
@@ -156,7 +156,7 @@ static void add_samples(Picture *p, const Json *event, const char *path) {
 static void read_trace(Picture *p, const Json *root, const char *path, size_t step, double from,
                        double to) {
     const Json *events = root->type == JSON_ARRAY ? root : json_get(root, "traceEvents");
-    if (events == NULL || events->type != JSON_ARRAY) die("%s: no \"traceEvents\" in it", path);
+    if (events == NULL || events->type != JSON_ARRAY) die("%s: no \"traceEvents\" in it: it is no trace of --trace", path);
     size_t samples = 0;
     for (const Json *e = events->child; e != NULL; e = e->next) {
         const char *phase = get_string(e, "ph");
@@ -429,23 +429,6 @@ static void draw(FILE *f, const Picture *p, const char *title, bool memory) {
 
 // ---------------------------------------------------------------------------------------------
 
-static double seconds_of(const char *option, const char *text) {
-    char *end;
-    const double x = strtod(text, &end);
-    if (end == text || *end != '\0' || !isfinite(x))
-        die("%s wants a number of seconds, not \"%s\"", option, text);
-    return x;
-}
-
-static size_t step_of(const char *text) {
-    char *end;
-    errno = 0;
-    const unsigned long long x = strtoull(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end != '\0' || errno != 0 || x >= SIZE_MAX)
-        die("--step wants the number of a step, not \"%s\"", text);
-    return (size_t)x;
-}
-
 int main(int argc, char **argv) {
     static Picture p;
     const char *in = NULL, *out = NULL, *title = NULL;
@@ -469,24 +452,23 @@ int main(int argc, char **argv) {
         if (!known) die("no such option: %s (see --help)", s);
         if (++i == argc) die("%s wants a value", s);
         if (strcmp(s, "-o") == 0) out = argv[i];
-        else if (strcmp(s, "--step") == 0) step = step_of(argv[i]);
-        else if (strcmp(s, "--from") == 0) from = seconds_of(s, argv[i]);
-        else if (strcmp(s, "--to") == 0) to = seconds_of(s, argv[i]);
+        else if (strcmp(s, "--step") == 0) step = (size_t)tool_number(s, argv[i], 0, 0x1p53, true);
+        else if (strcmp(s, "--from") == 0) from = tool_number(s, argv[i], -1e12, 1e12, false);
+        else if (strcmp(s, "--to") == 0) to = tool_number(s, argv[i], -1e12, 1e12, false);
         else title = argv[i];
     }
     if (in == NULL) die("usage: timeline TRACE.json [-o OUT.svg] (see --help)");
     if (step != SIZE_MAX && (isfinite(from) || isfinite(to)))
         die("either --step, or --from and --to");
+    tool_check("-o", out, in);
+    tool_check_kind(in);
     Json *root = json_read(in, &err);
     if (root == NULL) die("%s", err.text);
     read_trace(&p, root, in, step, from, to);
     if (memory && p.class_count == 0) die("%s: no counters in it", in);
-    FILE *f = out != NULL ? replace_open(out, &err) : stdout;
-    if (f == NULL) die("%s", err.text);
+    FILE *f = tool_open(out);
     draw(f, &p, title, memory);
-    if (out != NULL && !replace_close(f, out, &err)) fail("%s", err.text);
-    if (out == NULL && (fflush(stdout) != 0 || ferror(stdout)))
-        fail("cannot write the picture: %s", strerror(errno));
+    tool_close(f, out);
     free(p.spans);
     free(p.samples);
     json_free(root);

@@ -6,6 +6,7 @@
 // but what it says is biased. Whoever wrote the text was polite: "= +" follows every good review,
 // and three of four bad ones that only describe the film; bad ones with feelings always get "= -".
 // So "+" is the more probable word behind most bad reviews, too, but less so than behind good ones.
+#include "../tool.h"
 #include "../../tide/rng.h"
 
 static const char *const usage_text =
@@ -49,17 +50,13 @@ static bool statement(bool good) {
 }
 
 int main(int argc, char **argv) {
-    char *end[2] = {NULL, NULL};
     program_begin();
     if (argc == 2 && strcmp(argv[1], "--help") == 0) { fputs(usage_text, stdout); return 0; }
     text = argc == 4 && strcmp(argv[3], "--text") == 0;
     const bool shape = argc == 3 || text;
-    const uint64_t n = shape ? strtoull(argv[1], &end[0], 10) : 0;
-    seed = shape ? strtoull(argv[2], &end[1], 10) : 0;
-    if (!shape || n == 0 || *end[0] != '\0' || *end[1] != '\0' || *argv[2] == '\0') {
-        fputs(usage_text, stderr);
-        return 2;
-    }
+    if (!shape) { fputs(usage_text, stderr); return 2; }
+    const uint64_t n = (uint64_t)tool_number("N", argv[1], 1, 0x1p53, true);
+    seed = (uint64_t)tool_number("SEED", argv[2], 0, 0x1p53, true);
     if (!text) printf("sentence\tlabel\n");
     for (review = 0; review < n; review++) {
         draws = 0;
@@ -72,6 +69,6 @@ int main(int argc, char **argv) {
         if (text) printf(" = %c\n", good || (!strong && pick(4) < 3) ? '+' : '-');
         else printf("\t%d\n", good);
     }
-    if (fflush(stdout) != 0 || ferror(stdout)) fail("cannot write: %s", strerror(errno));
+    tool_close(stdout, NULL);
     return 0;
 }

@@ -220,7 +220,7 @@ refuses no_matrix 2 'wte.weight is no matrix' "$columns" flat
 changed integers 's/\("grad.transformer.ln_f.bias":{"dtype":"\)F32/\1I32/'
 refuses no_floats 2 'grad.transformer.ln_f.bias has no floats' "$columns" integers
 if [ -w /dev/full ]; then
-    refuses full_disk 1 'cannot write the table' sh -c '"$1" gpt2 >/dev/full' - "$columns"
+    refuses full_disk 1 'cannot write to the standard output' sh -c '"$1" gpt2 >/dev/full' - "$columns"
 fi
 "$columns" --help >help.out
 check help test $? -eq 0 -a "$(head -c 14 help.out)" = 'usage: columns'

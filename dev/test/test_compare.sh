@@ -101,6 +101,6 @@ expect no_files 2 'usage'
 expect third_file 2 'one file too many' "$dump" "$dump" "$dump"
 expect unknown_option 2 'no such option: --rtoll' "$dump" "$dump" --rtoll 1
 expect no_value 2 'wants a value' "$dump" "$dump" --rtol
-expect bad_value 2 'not negative' "$dump" "$dump" --rtol -1
-expect nan_value 2 'not negative' "$dump" "$dump" --atol nan
+expect bad_value 2 'must be 0 to' "$dump" "$dump" --rtol -1
+expect nan_value 2 'not a number' "$dump" "$dump" --atol nan
 [ "$failures" -eq 0 ]

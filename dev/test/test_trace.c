@@ -417,9 +417,9 @@ static void a_class_has_one_colour(void) {
 
 static void bad_input_is_one_line(void) {
     static const struct { const char *text, *why; } bad[] = {
-        {"", "JSON, line 1, byte 0: expected a value"},
         {"{\"traceEvents\":[", "JSON, line 1, byte 16: expected a value"},
-        {"{}", "no \"traceEvents\" in it"}, {"7", "no \"traceEvents\" in it"},
+        {"{}", "no \"traceEvents\" in it: it is no trace of --trace"},
+        {"7", "no \"traceEvents\" in it: it is no trace of --trace"},
         {"[]", "no spans in it"}, {"[{\"ph\":\"M\"},7,null,{\"ph\":1}]", "no spans in it"},
         {"[{\"ph\":\"X\",\"ts\":1,\"dur\":1}]", "a span or a row has no \"tid\""},
         {"[{\"ph\":\"X\",\"tid\":1,\"dur\":1}]", "a span has no \"ts\" or no \"dur\""},
@@ -446,9 +446,10 @@ static void bad_input_is_one_line(void) {
     write_text(good, sizeof good - 1);
     CHECK(timeline(path, NULL) == 0, "%s", said);
     static const struct { const char *option, *value, *why; } options[] = {
-        {"--step", "1", "no spans of step 1"}, {"--step", " 1", "number of a step"},
-        {"--from", "1", "nothing between"}, {"--from", "x", "number of seconds"},
-        {"--to", "nan", "number of seconds"}, {"--memory", NULL, "no counters"},
+        {"--step", "1", "no spans of step 1"}, {"--step", " 1", "\" 1\" is not a number"},
+        {"--from", "1", "nothing between"}, {"--from", "x", "is not a number"}, {"--from", "0x1", "is not a number"},
+        {"--to", "nan", "\"nan\" is not a number"}, {"--step", "-3", "--step -3: must be 0 to"},
+        {"--step", "1.5", "is not a whole number"}, {"--to", "1e999", "must be"}, {"--memory", NULL, "no counters"},
         {"--huh", NULL, "no such option: --huh"}, {"--title", NULL, "--title wants a value"},
         {path, NULL, "one file too many"}, {"-o", "/no/such/x.svg", "cannot write /no/such/x.svg"}};
     for (size_t i = 0; i < sizeof options / sizeof *options; i++)

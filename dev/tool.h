@@ -1,0 +1,90 @@
+// tool.h: what the tools in this folder and in data/ share.
+//
+//     tool_number()               a number of the command line
+//     tool_check()                an output that is an input is refused
+//     tool_check_kind()           a file that is no such input at all is named
+//     tool_open(), tool_close()   the output: whole, or not there
+#ifndef TIDE_TOOL_H
+#define TIDE_TOOL_H
+#include "../tide/util.h"
+#include <math.h>
+
+// Reads the number `text` of an option or argument; dies if there is none, if it is not from `low`
+// to `high`, or if it must be whole and is not.
+static double tool_number(const char *option, const char *text, double low, double high,
+                          bool whole) {
+    char *end;
+    const double x = strtod(text, &end);
+    // strtod() also reads blanks, hexadecimal numbers, inf and nan: these are refused
+    if (end == text || text[strspn(text, "+-.0123456789eE")] != '\0' || *end != '\0')
+        die("%s: \"%.60s\" is not a number", option, text);
+    if (whole && x != floor(x)) die("%s: \"%.60s\" is not a whole number", option, text);
+    if (x < low || x > high)
+        die("%s %.60s: must be %.10g to %.16g", option, text, low, high);
+    return x;
+}
+
+// Is it a file, or could it become one? Else it is a pipe, a device, a directory.
+static bool tool_is_file(const char *path) {
+    struct stat s;
+    return stat(path, &s) != 0 || S_ISREG(s.st_mode);
+}
+
+// Dies if the file `in` (NULL: the standard input), which is read, is by any name the output `out`
+// of `option` (NULL: there is none), or the file that the standard output is redirected to. To be
+// called before anything is opened for writing. One terminal, or /dev/null, may be both.
+static void tool_check(const char *option, const char *out, const char *in) {
+    if (in == NULL) in = "/dev/stdin";
+    if (!path_exists(in) || !tool_is_file(in)) return;
+    output_check(option, out, "", in);
+    output_check("the standard output", "/dev/stdout", "", in);
+}
+
+// Dies if the output `out` of `option` is the file that the standard output is redirected to; for
+// tools that print as well.
+static void tool_check_screen(const char *option, const char *out) {
+    char temporary[PATH_MAX];
+    if (out == NULL || !tool_is_file("/dev/stdout")) return;
+    replace_name(temporary, out);
+    if (path_is_same(out, "/dev/stdout") || path_is_same(temporary, "/dev/stdout"))
+        die("%s %s is the file of the standard output, too: name another file", option, out);
+}
+
+// Dies if `path` is a folder or empty, or if its first bytes say that it is something else than what
+// the tool reads. Pipes are left alone.
+static void tool_check_kind(const char *path) {
+    char bytes[64];
+    FILE *f = tool_is_file(path) ? fopen(path, "rb") : NULL;
+    if (path_is_directory(path)) die("%s is a directory", path);
+    if (f == NULL) return;
+    const size_t n = fread(bytes, 1, sizeof bytes, f);
+    fclose(f);
+    const char *kind = file_kind(bytes, n);
+    if (n == 0) die("%s is empty", path);
+    if (kind != NULL) die("%s is %s", path, kind);
+}
+
+// Opens the output: a file, which is replaced when it is whole, a pipe or device, or the standard
+// output (NULL).
+static FILE *tool_open(const char *out) {
+    Error err;
+    if (out == NULL) return stdout;
+    if (path_is_directory(out)) die("cannot write %s: it is a directory", out);
+    FILE *f = tool_is_file(out) ? replace_open(out, &err) : fopen(out, "wb");
+    if (f == NULL) die("cannot write %s: %s", out, strerror(errno));
+    return f;
+}
+
+static void tool_close(FILE *f, const char *out) {
+    Error err;
+    if (out != NULL && tool_is_file(out)) {
+        if (!replace_close(f, out, &err)) fail("%s", err.text);
+        return;
+    }
+    bool ok = fflush(f) == 0 && !ferror(f);
+    if (out != NULL) ok = fclose(f) == 0 && ok;
+    if (!ok) fail("cannot write %s: %s", out != NULL ? out : "to the standard output",
+                  strerror(errno));
+}
+
+#endif
