@@ -2,6 +2,7 @@
 // Text is mapped and encoded in blocks, JSON lines are read one at a time; what is held in memory
 // are the tokens of the shard that is being filled.
 #include "tokens.h"
+#include "../tool.h"
 #include "../../tide/json.h"
 
 static const char *const usage_text =
@@ -10,9 +11,10 @@ static const char *const usage_text =
 "tokenize --show FILE.bin [--tokenizer DIR] [--tokens N]\n"
 "    Prints the header of a token file and its first tokens.\n"
 "\n"
-"FILE is text, one document, or ends in .jsonl: one JSON object per line, whose \"text\" is a\n"
-"document. An end-of-text token is put in front of every document if the tokenizer has one; if it\n"
-"has none, a newline is put after every JSON document.\n"
+"FILE is text, one document, or JSON lines: one JSON object per line, whose \"text\" is a document.\n"
+"It is JSON lines if its name ends in .jsonl, .ndjson or .json, or if it begins as they do. An\n"
+"end-of-text token is put in front of every document if the tokenizer has one; if it has none, a\n"
+"newline is put after every JSON document. A run that fails leaves no file.\n"
 "\n"
 "  --tokenizer bytes|DIR  raw bytes (default), or a directory with vocab.json and merges.txt\n"
 "  --out PREFIX           start of the names of the files to write\n"
@@ -22,6 +24,7 @@ static const char *const usage_text =
 "  --split-at STRING      in text files, a document ends at every STRING, which is dropped; also\n"
 "                         white space next to it (example: --split-at '<|endoftext|>')\n"
 "  --field NAME           the key of the document in JSON lines (default text)\n"
+"  --format auto|text|jsonl  what the files are (default auto: as said above)\n"
 "  --show FILE.bin        print this file's header and first tokens\n"
 "  --tokens N             how many tokens --show prints (default 64)\n"
 "  --help                 print this\n";
@@ -41,24 +44,56 @@ static Tokenizer *tok;
 static uint32_t *ids;         // tokens of one block
 static size_t ids_room;
 
-static void output_path(const Output *o, char path[PATH_MAX]) {
-    if (snprintf(path, PATH_MAX, "%s_%s_%06zu.bin", o->prefix, o->split, o->shards) >= PATH_MAX)
+static Output outputs[2];     // of training, and held out
+static bool whole;            // are they
+
+static void output_path(const Output *o, size_t shard, char path[PATH_MAX]) {
+    if (snprintf(path, PATH_MAX, "%s_%s_%06zu.bin", o->prefix, o->split, shard) >= PATH_MAX)
         die("--out: path too long");
 }
 
-// Shards of an earlier run beyond the last of this one would be read as if they belonged to it.
-static void refuse_old(const Output *o) {
+// Removes, where the program ends with an error, the shards that it has written.
+static void remove_parts(void) {
     char path[PATH_MAX];
-    output_path(o, path);
-    if (path_exists(path))
-        die("%s exists: remove the shards of %s first, or choose another --out", path, o->prefix);
+    for (int i = 0; i < 2 && !whole; i++)
+        for (size_t k = 0; k < outputs[i].shards; k++) {
+            output_path(&outputs[i], k, path);
+            unlink(path);
+        }
+}
+
+// Refuses what has the name of a shard: an input must not be replaced, and shards of an earlier run
+// beyond the last of this one would be read as if they belonged to it. So is a name that cannot be
+// written.
+static void refuse_old(const Output *o, char **inputs, int count) {
+    char pattern[2 * PATH_MAX], path[PATH_MAX];
+    glob_t found;
+    size_t n = 0;
+    output_path(o, 0, path);
+    if (!path_is_writable(path)) die("cannot write %s: %s", path, strerror(errno));
+    for (const char *c = o->prefix; *c != '\0'; c++) {
+        if (strchr("*?[]\\", *c) != NULL) pattern[n++] = '\\';
+        pattern[n++] = *c;
+    }
+    snprintf(pattern + n, sizeof pattern - n, "_%s_[0-9]*.bin*", o->split);
+    if (glob(pattern, 0, NULL, &found) != 0) return;
+    for (size_t k = 0; k < found.gl_pathc; k++) {
+        const char *name = found.gl_pathv[k], *end = strrchr(name, '.');
+        const bool temporary = strcmp(end, ".tmp") == 0;
+        for (int i = 0; i < count && (temporary || strcmp(end, ".bin") == 0); i++)
+            tool_check("--out", name, inputs[i]);
+        if (strcmp(end, ".bin") == 0)
+            die("%s exists: remove the shards of %s first, or choose another --out", name,
+                o->prefix);
+    }
+    globfree(&found);
 }
 
 static void output_flush(Output *o) {
     char path[PATH_MAX];
     Error err;
     if (o->count == 0) return;
-    output_path(o, path);
+    output_path(o, o->shards, path);
     if (!tokens_write(path, o->tokens, o->count, o->width, &err)) fail("%s", err.text);
     printf("%s: %zu tokens\n", path, o->count);
     fflush(stdout);
@@ -124,6 +159,7 @@ static void tokenize_text(const char *path, double share, const char *split_at, 
     size_t n = 0;
     const char *text = (const char *)file_map(path, &n);
     if (bin_width(text, n) > 0) die("%s is a token file already (see --show)", path);
+    data_warn(path, text, n);
     size_t cut = share > 0 ? (size_t)((double)n * (1 - share)) : n;
     if (cut > 0 && cut < n) {  // a document, else a line, else a character goes whole to one side
         const char *end = split_at != NULL && *split_at != '\0' ? split_at : "\n";
@@ -138,13 +174,42 @@ static void tokenize_text(const char *path, double share, const char *split_at, 
     munmap((void *)text, n);
 }
 
+#define BYTE_ORDER_MARK "\xef\xbb\xbf"
+
+static const char *skip_space(const char *at, const char *end) {
+    while (at < end && is_space(*at)) at++;
+    return at;
+}
+
+// Is a file JSON lines? Its name says so, or that it begins with an object's first key; what begins
+// so and is something else is refused when it is read. Refuses what is neither JSON nor text.
+static bool is_jsonl(const char *path) {
+    static const char *const endings[] = {".jsonl", ".ndjson", ".json"};
+    size_t n = 0;
+    const char *text = (const char *)file_map(path, &n), *end = text + n, *at = text;
+    const char *kind = file_kind(text, n), *ending = strrchr(path, '.');
+    bool json = false;
+    for (int i = 0; i < 3; i++) json |= ending != NULL && strcasecmp(ending, endings[i]) == 0;
+    if (n >= 3 && memcmp(at, BYTE_ORDER_MARK, 3) == 0) at += 3;
+    at = skip_space(at, end);
+    const bool object = at < end && *at == '{';  // maybe with "error" as its first key: no kind then
+    const bool array = at < end && *at == '[';
+    if (kind != NULL && !object) die("%s is %s (--format text: it is text)", path, kind);
+    if (at < end) at = skip_space(at + 1, end);
+    if (array && at < end && (json || *at == '{'))
+        die("%s is a JSON array: make JSON lines of it, an object on each line (jq -c '.[]' FILE)",
+            path);
+    json |= object && at < end && (*at == '"' || *at == '}');
+    munmap((void *)text, n);
+    return json;
+}
+
 static void tokenize_jsonl(const char *path, double share, const char *field, Output *train,
                            Output *val) {
     Error err;
     char *line = NULL, where[PATH_MAX + 32];
     size_t room = 0, number = 0;
     ssize_t n;
-    if (path_is_directory(path)) die("%s is a directory", path);
     FILE *f = fopen(path, "rb");
     if (f == NULL) die("cannot open %s: %s", path, strerror(errno));
     while ((n = getline(&line, &room, f)) > 0) {
@@ -153,7 +218,11 @@ static void tokenize_jsonl(const char *path, double share, const char *field, Ou
         while (length > 0 && is_space(line[length - 1])) length--;
         if (length == 0) continue;
         Json *root = json_parse(line, length, &err);
-        if (root == NULL) die("%s: %s", where, err.text);
+        if (root == NULL)
+            die("%s: %s%s", where, err.text, strncmp(line, BYTE_ORDER_MARK, 3) == 0
+                ? ": leave out the byte order mark" : number == 1 && (*line == '{' || *line == '[')
+                ? ": JSON lines have a whole object on each line (jq -c .); if it is text: "
+                "--format text" : "");
         const Json *text = json_get(root, field);
         if (text == NULL || text->type != JSON_STRING)
             die("%s: no \"%s\" that is a string (see --field)", where, field);
@@ -195,16 +264,9 @@ static void show(const char *path, size_t tokens) {
     printf("\n");
 }
 
-static double number(const char *option, const char *text, double low, double high) {
-    char *end;
-    const double x = strtod(text, &end);
-    if (*text == '\0' || *end != '\0' || !(x >= low && x <= high))
-        die("%s must be a number from %.0f to %.0f, not '%s'", option, low, high, text);
-    return x;
-}
-
 int main(int argc, char **argv) {
     const char *tokenizer = NULL, *out = NULL, *split_at = NULL, *field = "text", *shown = NULL;
+    const char *format = "auto";
     double shard_tokens = 1e8, val_share = 0, tokens = 64;
     int files = 0;
     program_begin();
@@ -216,7 +278,8 @@ int main(int argc, char **argv) {
         const bool known = strcmp(a, "--tokenizer") == 0 || strcmp(a, "--out") == 0
             || strcmp(a, "--split-at") == 0 || strcmp(a, "--field") == 0
             || strcmp(a, "--show") == 0 || strcmp(a, "--shard-tokens") == 0
-            || strcmp(a, "--val") == 0 || strcmp(a, "--tokens") == 0;
+            || strcmp(a, "--val") == 0 || strcmp(a, "--tokens") == 0
+            || strcmp(a, "--format") == 0;
         if (!known) die("unknown option %s (see tokenize --help)", a);
         if (value == NULL) die("%s needs a value", a);
         i++;
@@ -225,42 +288,58 @@ int main(int argc, char **argv) {
         else if (strcmp(a, "--split-at") == 0) split_at = value;
         else if (strcmp(a, "--field") == 0) field = value;
         else if (strcmp(a, "--show") == 0) shown = value;
-        else if (strcmp(a, "--val") == 0) val_share = number(a, value, 0, 1);
-        else if (strcmp(a, "--tokens") == 0) tokens = number(a, value, 0, BIN_MAX_TOKENS);
-        else shard_tokens = number(a, value, 1, BIN_MAX_TOKENS);
+        else if (strcmp(a, "--format") == 0) format = value;
+        else if (strcmp(a, "--val") == 0) val_share = tool_number(a, value, 0, 1, false);
+        else if (strcmp(a, "--tokens") == 0) tokens = tool_number(a, value, 0, BIN_MAX_TOKENS, true);
+        else shard_tokens = tool_number(a, value, 1, BIN_MAX_TOKENS, true);
     }
+    if (strcmp(format, "auto") != 0 && strcmp(format, "text") != 0 && strcmp(format, "jsonl") != 0)
+        die("--format %.60s: must be auto, text or jsonl", format);
     const bool bytes = tokenizer == NULL || strcmp(tokenizer, "bytes") == 0;
     if (shown == NULL || tokenizer != NULL)
         tok = bytes ? tokenizer_bytes() : tokenizer_load(tokenizer);
     if (shown != NULL) {
         if (files > 0 || out != NULL) die("--show FILE.bin stands alone (see tokenize --help)");
+        tool_check(NULL, NULL, shown);
         show(shown, (size_t)tokens);
+        tool_close(stdout, NULL);
     } else {
         if (out == NULL) die("--out PREFIX is missing (see tokenize --help)");
         if (files == 0) die("no file to tokenize (see tokenize --help)");
-        Output train, val;
-        memset(&train, 0, sizeof train);
-        train.prefix = out;
-        train.limit = (size_t)shard_tokens;
-        train.width = tok->vocab <= 65536 ? 2 : 4;
-        val = train;
-        train.split = "train";
-        val.split = "val";
-        refuse_old(&train);
-        refuse_old(&val);
-        for (int i = 1; i <= files; i++) {
-            const size_t length = strlen(argv[i]);
-            if (length > 6 && strcmp(argv[i] + length - 6, ".jsonl") == 0)
-                tokenize_jsonl(argv[i], val_share, field, &train, &val);
-            else tokenize_text(argv[i], val_share, split_at, &train, &val);
+        Output *train = &outputs[0], *val = &outputs[1];
+        train->prefix = out;
+        train->limit = (size_t)shard_tokens;
+        train->width = tok->vocab <= 65536 ? 2 : 4;
+        *val = *train;
+        train->split = "train";
+        val->split = "val";
+        for (int i = 1; i <= files; i++) tool_check(NULL, NULL, argv[i]);
+        for (int i = 0; i < 2 && !bytes; i++) {
+            char path[PATH_MAX];
+            path_join(path, tokenizer, i == 0 ? "vocab.json" : "merges.txt");
+            tool_check(NULL, NULL, path);
         }
-        output_flush(&train);
-        output_flush(&val);
-        if (train.total + val.total == 0) die("no text in the given files");
+        refuse_old(train, argv + 1, files);
+        refuse_old(val, argv + 1, files);
+        bool *lines = ALLOC(bool, files, "files");
+        for (int i = 0; i < files; i++)  // all, before anything is written
+            lines[i] = strcmp(format, "jsonl") == 0
+                || (strcmp(format, "text") != 0 && is_jsonl(argv[1 + i]));
+        atexit(remove_parts);
+        for (int i = 0; i < files; i++) {
+            if (lines[i]) tokenize_jsonl(argv[1 + i], val_share, field, train, val);
+            else tokenize_text(argv[1 + i], val_share, split_at, train, val);
+        }
+        output_flush(train);
+        output_flush(val);
+        if (train->total + val->total == 0) die("no text in the given files");
+        whole = true;
         printf("%zu documents, %zu tokens for training, %zu held out\n",
-               train.documents + val.documents, train.total, val.total);
-        free(train.tokens);
-        free(val.tokens);
+               train->documents + val->documents, train->total, val->total);
+        tool_close(stdout, NULL);
+        free(lines);
+        free(train->tokens);
+        free(val->tokens);
     }
     tokenizer_free(tok);
     free(ids);
