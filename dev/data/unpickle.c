@@ -7,16 +7,20 @@
 // (protocol 2), three functions by their names, and PyTorch's types of storage. It refuses
 // everything else.
 //
-//     unpickle()   a file that lies in memory, as a list of tensors
+//     unpickle()      a file that lies in memory, as a list of tensors
+//     tensor_read()   the elements of one, in order
 //
 // Formats: APPNOTE.TXT of PKWARE, 4.3 and 4.5.3 (zip, zip64); Lib/pickletools.py of CPython;
 // torch/serialization.py and torch/_utils.py of PyTorch. Checksums of the archive are not verified.
+#include "../tool.h"
 #include "../../tide/safetensors.h"
 
 static const char *const usage_text =
-"unpickle OUT.safetensors IN.bin...   the tensors of all IN in one file, their bits unchanged\n"
+"unpickle OUT.safetensors IN.bin...   the tensors of all IN in one file, their values unchanged\n"
 "Reads what torch.save() has written since PyTorch 1.6, and only dictionaries of tensors. Nothing\n"
-"in the files is executed; whatever is no tensor is refused. OUT is written whole or not at all.\n";
+"in the files is executed; whatever is no tensor is refused. A view with strides, as .t() and\n"
+".expand() give, is written row by row. OUT is written whole or not at all, and never over a file\n"
+"of PyTorch's.\n";
 
 // ---------------------------------------------------------------------------------------------
 // The zip archive
@@ -84,8 +88,7 @@ static bool zip_open(Zip *z, const void *bytes, size_t n, Error *err) {
     while (end > 0 && n - end < 22 + 65535 && !(zip_has(z, end, 22, "\5\6")
            && little(z->bytes + end + 20, 2) == n - end - 22)) end--;
     if (!zip_has(z, end, 22, "\5\6"))
-        return error_set(err, "it is no zip archive, or cut short (PyTorch before 1.6 wrote "
-                         "another format)");
+        return error_set(err, "it is no zip archive, as torch.save() writes, or cut short");
     uint64_t count = little(z->bytes + end + 10, 2), at = little(z->bytes + end + 16, 4);
     if (end >= 20 && zip_has(z, end - 20, 20, "\6\7")) {
         const uint64_t wide = little(z->bytes + end - 12, 8);
@@ -102,13 +105,17 @@ static bool zip_open(Zip *z, const void *bytes, size_t n, Error *err) {
     return true;
 }
 
-// The entry whose name is these two parts, or NULL.
+// The entry whose name is these two parts, or NULL; NULL, too, where two have it.
 static const Entry *zip_find(const Zip *z, const char *folder, size_t length, const char *name,
                              size_t name_length) {
+    const Entry *found = NULL;
     for (const Entry *e = z->entries; e < z->entries + z->count; e++)
         if (e->length == length + name_length && memcmp(e->name, folder, length) == 0
-            && memcmp(e->name + length, name, name_length) == 0) return e;
-    return NULL;
+            && memcmp(e->name + length, name, name_length) == 0) {
+            if (found != NULL) return NULL;
+            found = e;
+        }
+    return found;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -120,6 +127,15 @@ typedef enum {
     STORAGE_TYPE, STORAGE, TENSOR
 } Kind;
 
+// A tensor is a view of a storage: its `data` is the first element there, and the next one along
+// each dimension is a stride further.
+typedef struct {
+    SafeTensor st;
+    size_t strides[ST_MAX_RANK];  // in elements; 0: the same one again
+    bool in_order;                // rows side by side: the bytes at `data` are the tensor's
+    bool negative;                // each element is the negative of what is stored
+} Tensor;
+
 typedef struct Value Value;
 struct Value {
     Kind kind;
@@ -129,7 +145,7 @@ struct Value {
     Value **items;         // TUPLE: its members; DICT: keys and values in turn
     size_t count;          // of them
     const Entry *entry;    // STORAGE: its bytes
-    SafeTensor tensor;     // TENSOR, without a name
+    Tensor tensor;         // TENSOR, without a name
 };
 
 typedef struct {
@@ -232,13 +248,13 @@ static bool make_global(Machine *m) {
     return error_set(m->err, "it wants %s, which is no part of a tensor", said);
 }
 
-// ("storage", type, key, device, elements)
+// ("storage", type, key, device, elements); the format before PyTorch 1.6 had a sixth.
 static bool make_storage(Machine *m) {
     const Value *id = pop(m), *type = member(id, 1, STORAGE_TYPE), *key = member(id, 2, TEXT);
     const Value *elements = member(id, 4, NUMBER), *word = member(id, 0, TEXT);
     char name[64];
     if (type == NULL || key == NULL || key->length > 40 || elements == NULL || elements->number < 0
-        || word == NULL || word->length != 7 || memcmp(word->text, "storage", 7) != 0) return false;
+        || id->count != 5 || word == NULL || word->length != 7 || memcmp(word->text, "storage", 7) != 0) return false;
     const int length = snprintf(name, sizeof name, "data/%.*s", (int)key->length, key->text);
     Value *v = make(m, STORAGE);
     v->number = type->number;
@@ -250,33 +266,92 @@ static bool make_storage(Machine *m) {
         && bytes == v->entry->size;
 }
 
-// (storage, first element, shape, strides, requires_grad, hooks ..): rows side by side, in order.
+static bool is_text(const Value *v, const char *text) {
+    return is(v, TEXT) && v->length == strlen(text) && memcmp(v->text, text, v->length) == 0;
+}
+
+// The metadata of a tensor is a dictionary of flags. The only one that a real tensor may have is
+// "neg", of a view like torch.imag(x.conj()); what else is set could change the values as well.
+static bool read_metadata(Machine *m, Tensor *t, const Value *metadata) {
+    if (is(metadata, NOTHING)) return true;
+    if (!is(metadata, DICT)) return false;
+    for (size_t i = 0; i < metadata->count; i += 2) {
+        const Value *key = metadata->items[i], *set = metadata->items[i + 1];
+        if (is(set, NUMBER) && set->number == 0) continue;
+        if (is_text(key, "neg") && is(set, NUMBER) && strcmp(st_dtypes[t->st.dtype].name, "BOOL"))
+            t->negative = true;
+        else
+            return error_set(m->err, "a tensor has \"%.*s\" set in its metadata, which is not known "
+                             "here: save it with .resolve_conj().resolve_neg().clone()",
+                             is(key, TEXT) ? (int)min_size(key->length, 40) : 0,
+                             is(key, TEXT) ? key->text : "");
+    }
+    return true;
+}
+
+// (storage, first element, shape, strides, requires_grad, hooks, and maybe metadata)
 static bool make_tensor(Machine *m, const Value *of) {
     const Value *storage = member(of, 0, STORAGE), *first = member(of, 1, NUMBER);
     const Value *shape = member(of, 2, TUPLE), *strides = member(of, 3, TUPLE);
     if (storage == NULL || first == NULL || shape == NULL || strides == NULL
-        || shape->count != strides->count || shape->count > ST_MAX_RANK) return false;
+        || shape->count != strides->count || shape->count > ST_MAX_RANK
+        || of->count < 6 || of->count > 7) return false;
     Value *v = make(m, TENSOR);
-    SafeTensor *t = &v->tensor;
+    SafeTensor *t = &v->tensor.st;
     const size_t size = st_dtypes[storage->number].size;
-    bool in_order = true;
+    size_t last = 0, further;  // element of it, counted from the first
+    v->tensor.in_order = true;
     t->dtype = (int)storage->number;
     t->rank = (int)shape->count;
     t->elements = 1;
     for (size_t i = shape->count; i-- > 0;) {
         const Value *n = member(shape, i, NUMBER), *stride = member(strides, i, NUMBER);
-        if (n == NULL || stride == NULL || n->number < 0) return false;
+        if (n == NULL || stride == NULL || n->number < 0 || stride->number < 0) return false;
         t->shape[i] = (size_t)n->number;
-        in_order = in_order && (n->number == 1 || (uint64_t)stride->number == t->elements);
+        v->tensor.strides[i] = (size_t)stride->number;
+        if (n->number != 1 && v->tensor.strides[i] != t->elements) v->tensor.in_order = false;
+        if (n->number > 1 && (__builtin_mul_overflow(t->shape[i] - 1, v->tensor.strides[i], &further)
+                              || __builtin_add_overflow(last, further, &last))) return false;
         if (__builtin_mul_overflow(t->elements, t->shape[i], &t->elements)) return false;
     }
+    if (__builtin_mul_overflow(t->elements, size, &t->bytes)) return false;
     if (first->number < 0 || (uint64_t)first->number > storage->length
-        || t->elements > storage->length - (size_t)first->number) return false;
-    if (!in_order && t->elements > 0)
-        return error_set(m->err, "a tensor is a view with strides: save it with .contiguous()");
+        || (t->elements > 0 && last >= storage->length - (size_t)first->number)) return false;
+    v->tensor.in_order |= t->elements == 0;
     t->data = storage->entry->data + (size_t)first->number * size;
-    t->bytes = t->elements * size;
-    return true;
+    return of->count == 6 || read_metadata(m, &v->tensor, of->items[6]);
+}
+
+static void negate(unsigned char *p, int dtype, size_t n) {
+    const int size = (int)st_dtypes[dtype].size;
+    for (; n > 0; n--, p += size) {
+        const uint64_t x = little(p, size), sign = (uint64_t)1 << (8 * size - 1);
+        const uint64_t y = dtype <= ST_F64 ? x ^ sign : 0 - x;
+        memcpy(p, &y, (size_t)size);
+    }
+}
+
+// Copies elements [first, first + n), in the order of rows.
+static void tensor_read(const Tensor *t, size_t first, size_t n, unsigned char *out) {
+    const size_t size = st_dtypes[t->st.dtype].size;
+    size_t at[ST_MAX_RANK], rest = first, place = 0;
+    if (n == 0) return;
+    for (int d = t->st.rank - 1; d >= 0; d--) {
+        at[d] = rest % t->st.shape[d];
+        rest /= t->st.shape[d];
+        place += at[d] * t->strides[d];
+    }
+    if (t->in_order) memcpy(out, t->st.data + first * size, n * size);
+    for (size_t i = 0; i < n && !t->in_order; i++) {
+        memcpy(out + i * size, t->st.data + place * size, size);
+        for (int d = t->st.rank - 1; d >= 0; d--) {  // to the next one
+            place += t->strides[d];
+            if (++at[d] < t->st.shape[d]) break;
+            place -= at[d] * t->strides[d];
+            at[d] = 0;
+        }
+    }
+    if (t->negative) negate(out, t->st.dtype, n);
 }
 
 // A known function is called, by us: with its arguments, which are on top of it.
@@ -333,7 +408,9 @@ static bool opcode(Machine *m, unsigned char code) {
     }
     const unsigned char *long_number;
     switch (code) {
-    case 0x80: return x == 2;                                  // PROTO
+    case 0x80:                                                 // PROTO
+        return x == 2 || error_set(m->err, "it is pickled by protocol %d: save it with "
+                                   "torch.save()'s own, which is 2", (int)x);
     case '}': return make(m, DICT) != NULL;                    // EMPTY_DICT
     case ')': return make_tuple(m, 0, false);                  // EMPTY_TUPLE
     case '(': return make(m, MARK) != NULL;                    // MARK
@@ -382,11 +459,11 @@ static const Value *run_program(Machine *m) {
 // ---------------------------------------------------------------------------------------------
 // A file
 
-typedef struct { SafeTensor *tensors; size_t count; } Tensors;
+typedef struct { Tensor *tensors; size_t count; } Tensors;
 
 static bool has_tensor(const Tensors *list, const char *name) {
     for (size_t i = 0; i < list->count; i++)
-        if (strcmp(list->tensors[i].name, name) == 0) return true;
+        if (strcmp(list->tensors[i].st.name, name) == 0) return true;
     return false;
 }
 
@@ -396,12 +473,14 @@ static bool add_tensor(Tensors *list, const Value *key, const Value *value, Erro
     for (size_t i = 0; fine && i < key->length; i++)
         fine = key->text[i] > 32 && key->text[i] < 127;
     if (!fine) return error_set(err, "a tensor's name is not of printable ASCII");
+    if (is(value, DICT))
+        return error_set(err, "entry %.*s is a dictionary itself: torch.save() only what is in it",
+                         (int)key->length, key->text);
     if (!is(value, TENSOR))
         return error_set(err, "entry %.*s is no tensor", (int)key->length, key->text);
-    list->tensors = (SafeTensor *)array_grow(list->tensors, list->count, sizeof(SafeTensor),
-                                             "tensors");
-    SafeTensor *t = &list->tensors[list->count];
-    *t = value->tensor;
+    list->tensors = (Tensor *)array_grow(list->tensors, list->count, sizeof(Tensor), "tensors");
+    SafeTensor *t = &list->tensors[list->count].st;
+    list->tensors[list->count] = value->tensor;
     t->name = strndup(key->text, key->length);
     if (has_tensor(list, t->name)) {
         error_set(err, "tensor %s is there twice", t->name);
@@ -416,8 +495,16 @@ static bool add_tensor(Tensors *list, const Value *key, const Value *value, Erro
 // may have been added.
 static bool unpickle(const void *bytes, size_t n, Tensors *list, Error *err) {
     Machine m = {0};
-    Zip zip;
-    bool ok = zip_open(&zip, bytes, n, err);
+    Zip zip = {0};
+    const char *kind = file_kind(bytes, n);
+    const bool zipped = n >= 4 && memcmp(bytes, "PK\3\4", 4) == 0;
+    bool ok = true;
+    const unsigned char *begin = (const unsigned char *)bytes;
+    if (n > 1 && begin[0] == 0x80 && begin[1] >= 2 && begin[1] <= 5)
+        ok = error_set(err, "PyTorch before 1.6 wrote this format, or torch.save() was told to: "
+                       "torch.load() it and torch.save() it again");
+    else if (kind != NULL && !zipped) ok = error_set(err, "it is %s", kind);
+    ok = ok && zip_open(&zip, bytes, n, err);
     const Value *dict = NULL;
     int programs = 0;
     for (const Entry *e = zip.entries; ok && e < zip.entries + zip.count; e++) {
@@ -455,40 +542,74 @@ static bool unpickle(const void *bytes, size_t n, Tensors *list, Error *err) {
 }
 
 static void tensors_free(Tensors *list) {
-    for (size_t i = 0; i < list->count; i++) free(list->tensors[i].name);
+    for (size_t i = 0; i < list->count; i++) free(list->tensors[i].st.name);
     free(list->tensors);
 }
 
 #ifndef TESTING
+static const void *map_or_die(const char *path, size_t *n) {
+    struct stat s;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // does not wait on a pipe
+    if (fd < 0 || fstat(fd, &s) != 0) die("%s: %s", path, strerror(errno));
+    if (!S_ISREG(s.st_mode))
+        die("%s is %s", path, S_ISDIR(s.st_mode) ? "a directory" : "no regular file");
+    if (s.st_size == 0) die("%s is empty", path);
+    *n = (size_t)s.st_size;
+    const void *map = mmap(NULL, *n, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (map == MAP_FAILED) die("%s: %s", path, strerror(errno));
+    close(fd);
+    return map;
+}
+
+// Refuses an output that is an input, that cannot be written, or that is pickled itself: the output
+// is named first, and somebody may have thought otherwise.
+static void check_output(const char *out, char **inputs, int count) {
+    unsigned char begin[2] = {0, 0};
+    tool_check_screen("OUT", out);
+    for (int i = 0; i < count; i++) tool_check("OUT", out, inputs[i]);
+    if (!tool_is_file(out)) die("cannot write %s: it is no regular file", out);
+    if (!path_is_writable(out)) die("cannot write %s: %s", out, strerror(errno));
+    FILE *f = fopen(out, "rb");
+    const size_t n = f != NULL ? fread(begin, 1, sizeof begin, f) : 0;
+    if (f != NULL) fclose(f);
+    if (n == 2 && (memcmp(begin, "PK", 2) == 0 || begin[0] == 0x80))
+        die("%s is a file of PyTorch's: OUT.safetensors is named first, then what is read", out);
+}
+
 int main(int argc, char **argv) {
+    enum { CHUNK = 1 << 20 };  // elements
     Tensors list = {NULL, 0};
     SafeWriter w;
     Error err;
     program_begin();
     if (argc == 2 && strcmp(argv[1], "--help") == 0) { fputs(usage_text, stdout); return 0; }
     if (argc < 3) { fputs(usage_text, stderr); return 2; }
+    check_output(argv[1], argv + 2, argc - 2);
     for (int i = 2; i < argc; i++) {
-        struct stat s;
-        const int fd = open(argv[i], O_RDONLY | O_CLOEXEC);
-        if (fd < 0 || fstat(fd, &s) != 0) die("%s: %s", argv[i], strerror(errno));
-        const size_t n = S_ISREG(s.st_mode) ? (size_t)s.st_size : 0;
-        const void *map = n > 0 ? mmap(NULL, n, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
-        if (map == MAP_FAILED) die("%s: no regular file, or empty", argv[i]);
-        close(fd);
+        size_t n = 0;
+        const void *map = map_or_die(argv[i], &n);
         if (!unpickle(map, n, &list, &err)) die("%s: %s", argv[i], err.text);
     }
     memset(&w, 0, sizeof w);
     for (size_t i = 0; i < list.count; i++) {
-        const SafeTensor *t = &list.tensors[i];
+        const SafeTensor *t = &list.tensors[i].st;
         safewriter_add(&w, t->name, t->dtype, t->rank, t->shape);
     }
     safewriter_open(&w, argv[1]);
+    unsigned char *chunk = ALLOC(unsigned char, CHUNK * sizeof(double), "a part of a tensor");
     for (size_t i = 0; i < list.count; i++) {
-        safewriter_put(&w, (int)i, 0, list.tensors[i].data, list.tensors[i].bytes);
-        safetensor_release(&list.tensors[i]);
+        SafeTensor *t = &list.tensors[i].st;
+        const size_t size = st_dtypes[t->dtype].size;
+        for (size_t at = 0, n; at < t->elements; at += n) {
+            n = min_size(t->elements - at, CHUNK);
+            tensor_read(&list.tensors[i], at, n, chunk);
+            safewriter_put(&w, (int)i, at * size, chunk, n * size);
+        }
+        if (list.tensors[i].in_order) safetensor_release(t);
     }
+    free(chunk);
     if (!safewriter_close(&w, &err)) fail("%s", err.text);
-    printf("%s: %zu tensors\n", argv[1], list.count);
+    printf("%s: %zu tensor%s\n", argv[1], list.count, plural(list.count));
     tensors_free(&list);
     return 0;
 }
