@@ -1,0 +1,202 @@
+#!/bin/sh
+# What the tools in dev/ and dev/data/ do with a user's files: an output that is an input is refused
+# before anything is written, and what is no input of theirs is named.
+# usage: sh dev/test/test_tools.sh    (from the top of the repository, after make)
+set -u
+top=$(pwd)
+for tool in timeline plot columns compare tensorboard tokenize unpickle reviews; do
+    eval "$tool=$top/build/$tool"
+done
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+export LC_ALL=C
+
+. "$top/dev/test/cli.sh"
+
+echo '[{"ph":"X","name":"forward","tid":1,"ts":1,"dur":9}]' >trace
+printf 'a\tb\nx\t1\ny\t2\n' >table
+cp "$top/dev/reference/fixtures/gpt2/dump.safetensors" dump
+cp "$top/dev/test/fixtures/pickle/plain.bin" pickled
+printf 'It is a text.\nIt has two lines.\n' >text
+printf '{"text": "one"}\n{"text": "two"}\n' >lines.jsonl
+mkdir run folder
+echo '{"step":1,"loss":5.5}' >run/log.jsonl
+
+# --- an output that is an input ------------------------------------------------------------------
+
+# keeps NAME FILE COMMAND...: the output `out`, which the command names, is the file by another name:
+# a symbolic or hard link, the temporary name; each is refused, and nothing has changed
+keeps() {
+    keeper=$1 file=$2 number=0
+    shift 2
+    cp "$file" kept
+    for made in "ln -s $PWD/$file out" "ln $file out" "ln $file out.tmp"; do
+        rm -f out out.tmp
+        $made
+        number=$((number + 1))
+        refuses "$keeper$number" 2 'would replace' "$@"
+        [ ! -e out ] || cmp -s "$file" out || fail "$keeper$number" "out is another file"
+        cmp -s kept "$file" || { fail "$keeper$number" "$file is lost" && cp kept "$file"; }
+    done
+    rm -f out out.tmp
+    "$@" >keeps.out 2>&1 || fail "$keeper" "$(cat keeps.out)"  # another file is written
+    [ -s out ] && [ ! -e out.tmp ] && echo "ok $keeper" || fail "$keeper" "no file"
+    rm -f out
+}
+keeps timeline_keeps_the_trace trace "$timeline" trace -o out
+keeps plot_keeps_the_table table "$plot" table -o out
+keeps columns_keep_the_dump dump "$columns" dump --svg out
+keeps unpickle_keeps_the_pickle pickled "$unpickle" out pickled
+refuses timeline_same_name 2 'would replace' "$timeline" trace -o folder/../trace
+refuses plot_stdin 2 'would replace' sh -c '"$1" -o ./table <table' - "$plot"
+check all_are_kept sh -c 'grep -q forward trace && grep -q x table'
+
+# The shell has opened these already, and not cut them short.
+for tool in timeline plot columns compare tokenize; do
+    case $tool in
+        timeline) set -- trace ;;
+        plot) set -- table ;;
+        columns) set -- dump ;;
+        compare) set -- dump dump ;;
+        tokenize) set -- --out shards text ;;
+    esac
+    cp "$(eval "echo \${$#}")" kept
+    refuses ${tool}_screen 2 'standard output .* would replace' sh -c '"$@" >>"$0"' \
+        "$(eval "echo \${$#}")" "$(eval "echo \"\$$tool\"")" "$@"
+    cmp -s kept "$(eval "echo \${$#}")" || fail ${tool}_screen "it has been written to"
+done
+refuses columns_two_outputs 2 'standard output, too' sh -c '"$1" dump --svg both >both' - "$columns"
+refuses unpickle_two_outputs 2 'standard output, too' sh -c '"$1" both pickled >both' - "$unpickle"
+check one_device_is_no_file sh -c '"$1" -o /dev/null <table && "$1" </dev/null >/dev/null 2>why
+    grep -q "is empty" why && test -c /dev/null' - "$plot"
+check to_a_pipe sh -c '"$1" table -o /dev/stdout | grep -q "^</svg>"' - "$plot"
+refuses no_folder_is_replaced 2 'is a directory' "$timeline" trace -o folder
+refuses no_device_is_replaced 2 'no regular file' "$unpickle" /dev/null pickled
+
+# What there was stays where the new file cannot be made.
+cp table old
+refuses not_a_trace 2 'traceEvents' sh -c 'echo {} >empty.json && "$1" empty.json -o old' - "$timeline"
+printf 'a\tb\nx\t-1\n' >bad
+refuses not_a_table 2 'negative' "$plot" bad -o old
+head -c 400 pickled >cut
+refuses not_a_pickle 2 'cut short' "$unpickle" old.safetensors cut
+check old_is_kept sh -c 'cmp table old && test ! -e old.tmp && test ! -e old.safetensors'
+
+# Other programs take the input first.
+cp pickled first
+refuses unpickle_the_wrong_way_round 2 'first' "$unpickle" first pickled
+check first_is_kept cmp first pickled
+
+"$tensorboard" run
+cp run/events.out.tfevents.0.tide events
+ln -s run link
+refuses a_run_twice 2 'same file' "$tensorboard" run link
+mkdir other
+ln run/log.jsonl other/events.out.tfevents.0.tide
+cp run/log.jsonl other/log.jsonl
+refuses events_that_are_a_log 2 'would replace' "$tensorboard" other run
+: >other/log.jsonl
+cp events other/events.copy
+rm other/events.out.tfevents.0.tide && cp events other/events.out.tfevents.0.tide
+refuses empty_log 2 'no line' "$tensorboard" other
+check older_events_stay cmp events other/events.out.tfevents.0.tide
+refuses a_file_for_a_run 2 'no folder' "$tensorboard" run/log.jsonl
+
+# The names of shards are made: none may be an input, nor be left of an earlier run.
+cp text t_train_000001.bin
+refuses shard_is_an_input 2 'would replace' "$tokenize" --out t --shard-tokens 8 t_train_000001.bin
+mv t_train_000001.bin t_val_000002.bin.tmp
+refuses shard_is_temporary_input 2 'would replace' "$tokenize" --out ./t --shard-tokens 8 t_val_000002.bin.tmp
+check shard_is_kept cmp text t_val_000002.bin.tmp
+rm t_val_000002.bin.tmp
+ln text t_val_000007.bin
+refuses shard_is_linked 2 'would replace text' "$tokenize" --out folder/../t text
+rm t_val_000007.bin
+: >t_train_000003.bin
+refuses shards_of_an_earlier_run 2 't_train_000003.bin exists' "$tokenize" --out t text
+rm t_train_000003.bin
+mkdir '[1]'
+: >'[1]/t_train_000003.bin'
+refuses shards_in_an_odd_folder 2 'exists' "$tokenize" --out '[1]/t' text
+refuses no_such_folder 2 'cannot write none/t_train' "$tokenize" --out none/t text
+printf '{"text": "a good line of text"}\n{"text": 1}\n' >late.jsonl
+refuses late 2 'late.jsonl:2' "$tokenize" --out t --shard-tokens 4 late.jsonl
+check no_shard_is_left sh -c '! ls t_* 2>/dev/null'
+
+# --- descriptors that are closed -----------------------------------------------------------------
+
+"$timeline" trace -o open.svg
+"$timeline" trace -o closed.svg <&- >&- 2>&-
+check closed_timeline cmp open.svg closed.svg
+"$unpickle" open.safetensors pickled >/dev/null
+"$unpickle" closed.safetensors pickled <&- >&- 2>&-
+check closed_unpickle cmp open.safetensors closed.safetensors
+"$columns" dump --svg open.svg >/dev/null
+"$columns" dump --svg closed.svg <&- >&-
+check closed_columns cmp open.svg closed.svg
+"$tokenize" --out open text >/dev/null
+"$tokenize" --out closed text <&- >&- 2>&-
+check closed_tokenize cmp open_train_000000.bin closed_train_000000.bin
+check closed_compare sh -c '"$1" dump dump >&- && ! "$1" dump text 2>&-' - "$compare"
+
+# --- what is no input ----------------------------------------------------------------------------
+
+printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\n' >lfs
+printf '<!DOCTYPE html>\n<html>' >html
+printf 'GGUF\003\000\000\000\000\000\000\000' >gguf
+printf '\306\327\064\001\005\000\000\000' >llmc
+printf '\037\213\010\000\000\000\000\000' >gz
+printf '%%PDF-1.7\n' >pdf
+: >empty
+for file in 'lfs git-lfs' 'html web page' 'gguf GGUF' 'llmc llm.c' 'gz compressed' 'pdf document' \
+        'empty empty' 'folder directory' 'none No such file'; do
+    kind=${file%% *} says=${file#* }
+    refuses "unpickle_$kind" 2 "$says" "$unpickle" new "$kind"
+    refuses "tokenize_$kind" 2 "$says" "$tokenize" --out new "$kind"
+    refuses "timeline_$kind" 2 "$says" "$timeline" "$kind"
+    refuses "plot_$kind" 2 "$says" "$plot" "$kind"
+done
+refuses unpickle_safetensors 2 'is a safetensors file' "$unpickle" new dump
+refuses tokenize_safetensors 2 'is a safetensors file' "$tokenize" --out new dump
+refuses tokenize_tokens 2 'token file' "$tokenize" --out new open_train_000000.bin
+refuses tokenize_zip 2 'archive' "$tokenize" --out new pickled
+refuses plot_no_table 2 'no tab' "$plot" text
+
+# JSON lines are told by their names or by how they begin, and are never running text.
+"$tokenize" --out lines lines.jsonl >/dev/null
+n=0
+for name in lines.JSONL lines.ndjson lines.json lines.Json lines.txt lines; do
+    n=$((n + 1))
+    cp lines.jsonl $name
+    "$tokenize" --out same$n $name >/dev/null
+    check json_lines_in_$name cmp lines_train_000000.bin same${n}_train_000000.bin
+done
+{ printf '\357\273\277'; cat lines.jsonl; } >marked.jsonl
+cp marked.jsonl marked
+refuses json_with_a_mark 2 'leave out the byte order mark' "$tokenize" --out new marked.jsonl
+refuses json_with_a_mark_by_its_begin 2 'leave out the byte order mark' "$tokenize" --out new marked
+printf '[\n{"text": "one"},\n{"text": "two"}\n]\n' >array
+cp array array.json
+refuses json_array 2 'array' "$tokenize" --out new array
+refuses json_array_by_its_name 2 'array' "$tokenize" --out new array.json
+printf '{\n  "text": "one"\n}\n' >pretty
+refuses json_on_several_lines 2 'pretty:1: .*each line' "$tokenize" --out new pretty
+cp text text.json
+refuses text_named_json 2 'text.json:1' "$tokenize" --out new text.json
+refuses one_bad_file_of_two 2 'array' "$tokenize" --out new text array
+check nothing_was_written sh -c '! ls new* 2>/dev/null'
+"$tokenize" --out forced --format text lines.jsonl >/dev/null
+check text_if_so_said sh -c '"$1" --show forced_train_000000.bin --tokenizer bytes | grep -q "{\"text\": \"one"' - "$tokenize"
+printf '[Verse]\n{sung} a song\n' >song
+check text_with_brackets sh -c '"$1" --out song song && "$1" --show song_train_000000.bin |
+    grep -q " 22 tokens"' - "$tokenize"
+
+# --- numbers -------------------------------------------------------------------------------------
+
+refuses whole_number 2 '"1.5" is not a whole number' "$tokenize" --show open_train_000000.bin --tokens 1.5
+refuses negative_number 2 'tokens -3: must be 0 to 2147483647' "$tokenize" --show open_train_000000.bin --tokens -3
+refuses nan_is_no_number 2 '"-nan" is not a number' "$tokenize" --out new --val -nan text
+refuses blank_is_no_number 2 'is not a number' "$tokenize" --out new --shard-tokens ' 5' text
+refuses reviews_negative 2 'N -3: must be 1 to' "$reviews" -3 1
+refuses reviews_text 2 'SEED: "x" is not a number' "$reviews" 3 x
