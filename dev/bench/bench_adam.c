@@ -6,6 +6,7 @@
 #include "../../tide/rng.h"
 #include "../../zenflow.h"
 #include "machine.h"
+#include "../tool.h"
 
 static double median(double *x, size_t n) {
     qsort(x, n, sizeof *x, compare_doubles);
@@ -86,9 +87,10 @@ static void zen_plain(const ZenBench *b, uint16_t *__restrict__ w, uint16_t *__r
 }
 
 int main(int argc, char **argv) {
-    const size_t n = (argc > 1 ? (size_t)atoi(argv[1]) : 64) << 20;
-    const size_t rounds = argc > 2 ? (size_t)atoi(argv[2]) : 11;
-    if (n == 0 || rounds == 0) die("usage: bench_adam [millions of parameters] [rounds]");
+    if (argc > 3) die("usage: bench_adam [millions of parameters] [rounds]");
+    const size_t n =
+        (size_t)(argc > 1 ? tool_number("millions", argv[1], 1, 1 << 20, true) : 64) << 20;
+    const size_t rounds = (size_t)(argc > 2 ? tool_number("rounds", argv[2], 1, 1e6, true) : 11);
     machine_describe();
     float *p = (float *)alloc_or_fail(n, 4, "p"), *m = (float *)alloc_or_fail(n, 4, "m");
     float *v = (float *)alloc_or_fail(n, 4, "v"), *g = (float *)alloc_or_fail(n, 4, "g");

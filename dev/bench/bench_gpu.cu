@@ -13,6 +13,7 @@
 #define TESTING
 #include "../../train_gpt2.cu"
 #include "timed.cuh"
+#include "../tool.h"
 
 typedef struct { const char *name; size_t C, NH, T, N, V; } Shape;
 
@@ -202,12 +203,11 @@ int main(int argc, char **argv) {
         if (strcmp(argv[i], "--fp32") == 0) fp32 = true;
         else if (strcmp(argv[i], "--tiny") == 0) tiny = true;
         else if (strcmp(argv[i], "--align") == 0 && i + 1 < argc)
-            alignment = (uint32_t)atoi(argv[++i]);
+            alignment = (uint32_t)tool_number("--align", argv[++i], 1, 256, true);
         else only = argv[i];
     }
     if (only != NULL && *only == '-') die("usage: bench_gpu [--fp32] [--align N] [--tiny] [SHAPE]");
-    if (alignment < 1 || alignment > 256 || (alignment & (alignment - 1)) != 0)
-        die("--align: a power of two, at most 256");
+    if ((alignment & (alignment - 1)) != 0) die("--align %u: must be a power of two", alignment);
     if (tiny) only = "tiny";
     timed_open(&bench.timed, tiny);
     matmul_open(&bench.lt, MATMUL_WORKSPACE);

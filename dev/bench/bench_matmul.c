@@ -2,6 +2,7 @@
 // measured in turn with each shape. Usage: bench_matmul [repeats] [name part]
 #include "../../tide/matmul.h"
 #include "machine.h"
+#include "../tool.h"
 
 static float *random_floats(size_t n) {
     float *p = (float *)alloc_or_fail(n, sizeof *p, "bench");
@@ -64,7 +65,7 @@ static void bench(const char *name, bool ta, bool tb, size_t M, size_t N, size_t
 }
 
 int main(int argc, char **argv) {
-    const int repeats = argc > 1 && atoi(argv[1]) > 0 && atoi(argv[1]) <= 101 ? atoi(argv[1]) : 7;
+    const int repeats = (int)(argc > 1 ? tool_number("repeats", argv[1], 1, 101, true) : 7);
     const char *only = argc > 2 ? argv[2] : "";
     machine_describe();
     static const struct { const char *name; size_t OC, C; } layers[] = {

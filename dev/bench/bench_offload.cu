@@ -11,6 +11,7 @@
 // speed, as nothing does on the emulated GPU.
 #define TESTING
 #include "../../train_gpt2.cu"
+#include "../tool.h"
 
 enum { ROUNDS = 7 };
 
@@ -82,8 +83,7 @@ int main(int argc, char **argv) {
     Error err;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--tiny") == 0) tiny = true;
-        else if ((layers = strtoul(argv[i], NULL, 10)) < 1 || layers > 1000)
-            die("usage: bench_offload [--tiny] [LAYERS]");
+        else layers = (size_t)tool_number("LAYERS", argv[i], 1, 1000, true);
     }
     open_device();
     gpt2_preset(&config, "7b");

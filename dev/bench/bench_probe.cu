@@ -20,6 +20,7 @@
 #include "../../tide/host.cuh"
 #include "../../tide/matmul.cuh"
 #include "timed.cuh"
+#include "../tool.h"
 
 static bool tiny;
 
@@ -392,8 +393,8 @@ int main(int argc, char **argv) {
         else if (strcmp(argv[i], "host") == 0) host = true;
         else if (strcmp(argv[i], "copies") == 0) copies = true;
         else if (strcmp(argv[i], "products") == 0) multiply = true;
-        else if (strcmp(argv[i], "touch") == 0 && i + 1 < argc && atoi(argv[i + 1]) > 0)
-            touch = (size_t)atoi(argv[++i]);
+        else if (strcmp(argv[i], "touch") == 0 && i + 1 < argc)
+            touch = (size_t)tool_number("touch", argv[++i], 1, 1 << 30, true);
         else if (multiply && shape == NULL && *argv[i] != '-') shape = argv[i];
         else die("usage: bench_probe [--tiny] [host] [copies] [products [SHAPE]] "
                  "[touch MIB]");

@@ -3,6 +3,7 @@
 #define TESTING
 #include "../../train_gpt2.c"
 #include "machine.h"
+#include "../tool.h"
 
 enum { REPEATS = 5 };
 
@@ -82,9 +83,12 @@ static void bench(const char *model, size_t B, size_t T) {
 }
 
 int main(int argc, char **argv) {
+    if (argc != 1 && argc != 3) die("usage: bench_step [B T]");
+    const double B = argc == 3 ? tool_number("B", argv[1], 1, 1e6, true) : 0;
+    const double T = argc == 3 ? tool_number("T", argv[2], 1, 1024, true) : 0;
     machine_describe();
-    if (argc == 3) {  // only this shape: bench_step B T
-        bench("gpt2", (size_t)atoi(argv[1]), (size_t)atoi(argv[2]));
+    if (argc == 3) {  // only this shape
+        bench("gpt2", (size_t)B, (size_t)T);
         return 0;
     }
     bench("gpt2", 4, 64);

@@ -3,7 +3,8 @@
 
 Speed does not depend on the values, so nothing has to be downloaded: a GPT-2 124M with random
 weights (gpt2_124M.bin, 0.5 GB), random tokens (dev/data/tinyshakespeare/), and a tokenizer of
-placeholder strings (gpt2_tokenizer.bin). Files of these names that are there, it refuses to replace. Standard library only; little-endian machines.
+placeholder strings (gpt2_tokenizer.bin). Where one of these files exists, nothing is written.
+Standard library only; little-endian machines.
 """
 import array
 import os
@@ -20,7 +21,7 @@ def header(*values):
 def write_tokens(path, count, seed):
     """A token file: magic 20240520, version 1, then `count` uint16 tokens."""
     tokens = random.Random(seed).choices(range(VOCAB), k=count)
-    with open(path, "wb") as f:
+    with open(path, "xb") as f:
         f.write(header(20240520, 1, count) + array.array("H", tokens).tobytes())
 
 
@@ -46,7 +47,7 @@ def write_model(path, seed):
         (L * 4 * C * C, None), (L * 4 * C, zero),                 # fc
         (L * 4 * C * C, None), (L * C, zero),                     # fc's projection
         (C, one), (C, zero)]                                      # lnf
-    with open(path, "wb") as f:
+    with open(path, "xb") as f:
         f.write(header(20240326, 3, CONTEXT, VOCAB, L, HEADS, C, VOCAB_PADDED))
         for count, value in tensors:
             while count > 0:
@@ -59,16 +60,16 @@ def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__.split("\n")[0])
     data = os.path.join(sys.argv[1], "dev", "data", "tinyshakespeare")
-    model, tokenizer = (os.path.join(sys.argv[1], x) for x in ("gpt2_124M.bin", "gpt2_tokenizer.bin"))
-    train, val = (os.path.join(data, f"tiny_shakespeare_{x}.bin") for x in ("train", "val"))
-    for path in (model, tokenizer, train, val):
-        if os.path.exists(path):
-            sys.exit(f"{path} is there: choose another DIR, or move it away")
+    model, tokenizer = (os.path.join(sys.argv[1], n) for n in ("gpt2_124M.bin", "gpt2_tokenizer.bin"))
+    train, val = (os.path.join(data, "tiny_shakespeare_%s.bin" % n) for n in ("train", "val"))
+    for path in (model, tokenizer, train, val):  # llm.c's own may have been downloaded for hours
+        if os.path.lexists(path):
+            sys.exit("make_llmc_inputs.py: %s exists: name another folder" % path)
     os.makedirs(data, exist_ok=True)
     write_model(model, 1)
     write_tokens(train, 1 << 16, 2)
     write_tokens(val, 1 << 12, 3)
-    with open(tokenizer, "wb") as f:
+    with open(tokenizer, "xb") as f:
         f.write(header(20240328, 2, VOCAB, VOCAB - 1) + b"\x01x" * VOCAB)
 
 

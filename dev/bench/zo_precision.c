@@ -7,6 +7,7 @@
 // The first two print the same figures on every machine, up to the order of sums.
 #define TESTING
 #include "../../train_gpt2.c"
+#include "../tool.h"
 
 static const char *const storage_name[] = {"fp32", "bf16", "fp16"};
 
@@ -575,7 +576,7 @@ int main(int argc, char **argv) {
     } else if (strcmp(what, "noise") == 0) {
         noise_rates();
     } else if (strcmp(what, "normal") == 0) {
-        normal(argc > 2 ? atoi(argv[2]) : 28);
+        normal((int)(argc > 2 ? tool_number("bits", argv[2], 1, 40, true) : 28));
     } else if (strcmp(what, "moments") == 0) {
         moments();
     } else {
