@@ -124,6 +124,12 @@ printf '{"text": "a good line of text"}\n{"text": 1}\n' >late.jsonl
 refuses late 2 'late.jsonl:2' "$tokenize" --out t --shard-tokens 4 late.jsonl
 check no_shard_is_left sh -c '! ls t_* 2>/dev/null'
 
+mkdir llmc
+echo mine >llmc/gpt2_tokenizer.bin
+! command -v python3 >/dev/null || refuses inputs_for_llmc 1 'exists' \
+    python3 "$top/dev/bench/make_llmc_inputs.py" llmc
+check a_model_of_llmc_is_kept sh -c 'grep -q mine llmc/gpt2_tokenizer.bin && ! ls llmc/gpt2_124M.bin'
+
 # --- descriptors that are closed -----------------------------------------------------------------
 
 "$timeline" trace -o open.svg
