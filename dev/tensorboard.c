@@ -127,8 +127,8 @@ static void write_line(Events *e, const Json *line, size_t step) {
     write_record(e->events, &event);
 }
 
-// Begins the file, whose first record names the format. The log was last written at `time`. An older
-// file stays until this one is whole.
+// Begins the file, whose first record names the format. The log was last written at `time`. An
+// older file stays until this one is whole.
 static void begin(Events *e, const char *text, double time) {
     static const char version[] = "brain.Event:2";
     Message event = {0, {0}};

@@ -156,7 +156,8 @@ static void add_samples(Picture *p, const Json *event, const char *path) {
 static void read_trace(Picture *p, const Json *root, const char *path, size_t step, double from,
                        double to) {
     const Json *events = root->type == JSON_ARRAY ? root : json_get(root, "traceEvents");
-    if (events == NULL || events->type != JSON_ARRAY) die("%s: no \"traceEvents\" in it: it is no trace of --trace", path);
+    if (events == NULL || events->type != JSON_ARRAY)
+        die("%s: no \"traceEvents\" in it: it is no trace of --trace", path);
     size_t samples = 0;
     for (const Json *e = events->child; e != NULL; e = e->next) {
         const char *phase = get_string(e, "ph");

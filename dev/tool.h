@@ -50,8 +50,8 @@ static void tool_check_screen(const char *option, const char *out) {
         die("%s %s is the file of the standard output, too: name another file", option, out);
 }
 
-// Dies if `path` is a folder or empty, or if its first bytes say that it is something else than what
-// the tool reads. Pipes are left alone.
+// Dies if `path` is a folder or empty, or if its first bytes say that it is something else than
+// what the tool reads. Pipes are left alone.
 static void tool_check_kind(const char *path) {
     char bytes[64];
     FILE *f = tool_is_file(path) ? fopen(path, "rb") : NULL;

@@ -11,7 +11,7 @@ static const char *const usage_text =
 "tokenize --show FILE.bin [--tokenizer DIR] [--tokens N]\n"
 "    Prints the header of a token file and its first tokens.\n"
 "\n"
-"FILE is text, one document, or JSON lines: one JSON object per line, whose \"text\" is a document.\n"
+"FILE is text, one document, or JSON lines: a JSON object per line, whose \"text\" is a document.\n"
 "It is JSON lines if its name ends in .jsonl, .ndjson or .json, or if it begins as they do. An\n"
 "end-of-text token is put in front of every document if the tokenizer has one; if it has none, a\n"
 "newline is put after every JSON document. A run that fails leaves no file.\n"
@@ -192,7 +192,7 @@ static bool is_jsonl(const char *path) {
     for (int i = 0; i < 3; i++) json |= ending != NULL && strcasecmp(ending, endings[i]) == 0;
     if (n >= 3 && memcmp(at, BYTE_ORDER_MARK, 3) == 0) at += 3;
     at = skip_space(at, end);
-    const bool object = at < end && *at == '{';  // maybe with "error" as its first key: no kind then
+    const bool object = at < end && *at == '{';  // its first key may be "error": no kind then
     const bool array = at < end && *at == '[';
     if (kind != NULL && !object) die("%s is %s (--format text: it is text)", path, kind);
     if (at < end) at = skip_space(at + 1, end);
@@ -290,7 +290,8 @@ int main(int argc, char **argv) {
         else if (strcmp(a, "--show") == 0) shown = value;
         else if (strcmp(a, "--format") == 0) format = value;
         else if (strcmp(a, "--val") == 0) val_share = tool_number(a, value, 0, 1, false);
-        else if (strcmp(a, "--tokens") == 0) tokens = tool_number(a, value, 0, BIN_MAX_TOKENS, true);
+        else if (strcmp(a, "--tokens") == 0)
+            tokens = tool_number(a, value, 0, BIN_MAX_TOKENS, true);
         else shard_tokens = tool_number(a, value, 1, BIN_MAX_TOKENS, true);
     }
     if (strcmp(format, "auto") != 0 && strcmp(format, "text") != 0 && strcmp(format, "jsonl") != 0)

@@ -192,6 +192,10 @@ static Value *pop(Machine *m) { return m->depth > 0 ? m->stack[--m->depth] : NUL
 
 static bool is(const Value *v, Kind kind) { return v != NULL && v->kind == kind; }
 
+static bool is_text(const Value *v, const char *text) {
+    return is(v, TEXT) && v->length == strlen(text) && memcmp(v->text, text, v->length) == 0;
+}
+
 // Member i of a tuple, if it is of this kind, else NULL.
 static Value *member(const Value *tuple, size_t i, Kind kind) {
     if (!is(tuple, TUPLE) || i >= tuple->count || !is(tuple->items[i], kind)) return NULL;
@@ -254,7 +258,7 @@ static bool make_storage(Machine *m) {
     const Value *elements = member(id, 4, NUMBER), *word = member(id, 0, TEXT);
     char name[64];
     if (type == NULL || key == NULL || key->length > 40 || elements == NULL || elements->number < 0
-        || id->count != 5 || word == NULL || word->length != 7 || memcmp(word->text, "storage", 7) != 0) return false;
+        || id->count != 5 || !is_text(word, "storage")) return false;
     const int length = snprintf(name, sizeof name, "data/%.*s", (int)key->length, key->text);
     Value *v = make(m, STORAGE);
     v->number = type->number;
@@ -264,10 +268,6 @@ static bool make_storage(Machine *m) {
     return v->entry != NULL
         && !__builtin_mul_overflow(v->length, st_dtypes[type->number].size, &bytes)
         && bytes == v->entry->size;
-}
-
-static bool is_text(const Value *v, const char *text) {
-    return is(v, TEXT) && v->length == strlen(text) && memcmp(v->text, text, v->length) == 0;
 }
 
 // The metadata of a tensor is a dictionary of flags. The only one that a real tensor may have is
@@ -281,8 +281,8 @@ static bool read_metadata(Machine *m, Tensor *t, const Value *metadata) {
         if (is_text(key, "neg") && is(set, NUMBER) && strcmp(st_dtypes[t->st.dtype].name, "BOOL"))
             t->negative = true;
         else
-            return error_set(m->err, "a tensor has \"%.*s\" set in its metadata, which is not known "
-                             "here: save it with .resolve_conj().resolve_neg().clone()",
+            return error_set(m->err, "a tensor has \"%.*s\" set in its metadata, which is not "
+                             "known here: save it with .resolve_conj().resolve_neg().clone()",
                              is(key, TEXT) ? (int)min_size(key->length, 40) : 0,
                              is(key, TEXT) ? key->text : "");
     }
@@ -310,8 +310,9 @@ static bool make_tensor(Machine *m, const Value *of) {
         t->shape[i] = (size_t)n->number;
         v->tensor.strides[i] = (size_t)stride->number;
         if (n->number != 1 && v->tensor.strides[i] != t->elements) v->tensor.in_order = false;
-        if (n->number > 1 && (__builtin_mul_overflow(t->shape[i] - 1, v->tensor.strides[i], &further)
-                              || __builtin_add_overflow(last, further, &last))) return false;
+        const size_t steps = n->number > 0 ? (size_t)n->number - 1 : 0;
+        if (__builtin_mul_overflow(steps, v->tensor.strides[i], &further)
+            || __builtin_add_overflow(last, further, &last)) return false;
         if (__builtin_mul_overflow(t->elements, t->shape[i], &t->elements)) return false;
     }
     if (__builtin_mul_overflow(t->elements, size, &t->bytes)) return false;

@@ -4,14 +4,15 @@
 # usage: sh dev/test/test_tools.sh    (from the top of the repository, after make)
 set -u
 top=$(pwd)
-for tool in timeline plot columns compare tensorboard tokenize unpickle reviews; do
-    eval "$tool=$top/build/$tool"
-done
+timeline=$top/build/timeline plot=$top/build/plot columns=$top/build/columns
+compare=$top/build/compare tensorboard=$top/build/tensorboard tokenize=$top/build/tokenize
+unpickle=$top/build/unpickle reviews=$top/build/reviews
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 export LC_ALL=C
 
+# shellcheck source=dev/test/cli.sh
 . "$top/dev/test/cli.sh"
 
 echo '[{"ph":"X","name":"forward","tid":1,"ts":1,"dur":9}]' >trace
@@ -41,7 +42,7 @@ keeps() {
     done
     rm -f out out.tmp
     "$@" >keeps.out 2>&1 || fail "$keeper" "$(cat keeps.out)"  # another file is written
-    [ -s out ] && [ ! -e out.tmp ] && echo "ok $keeper" || fail "$keeper" "no file"
+    if [ -s out ] && [ ! -e out.tmp ]; then echo "ok $keeper"; else fail "$keeper" "no file"; fi
     rm -f out
 }
 keeps timeline_keeps_the_trace trace "$timeline" trace -o out
@@ -53,19 +54,18 @@ refuses plot_stdin 2 'would replace' sh -c '"$1" -o ./table <table' - "$plot"
 check all_are_kept sh -c 'grep -q forward trace && grep -q x table'
 
 # The shell has opened these already, and not cut them short.
-for tool in timeline plot columns compare tokenize; do
-    case $tool in
-        timeline) set -- trace ;;
-        plot) set -- table ;;
-        columns) set -- dump ;;
-        compare) set -- dump dump ;;
-        tokenize) set -- --out shards text ;;
-    esac
-    cp "$(eval "echo \${$#}")" kept
-    refuses ${tool}_screen 2 'standard output .* would replace' sh -c '"$@" >>"$0"' \
-        "$(eval "echo \${$#}")" "$(eval "echo \"\$$tool\"")" "$@"
-    cmp -s kept "$(eval "echo \${$#}")" || fail ${tool}_screen "it has been written to"
-done
+screen() {  # NAME FILE COMMAND...: what it prints would be added to the file that it reads
+    screened=$1 file=$2
+    shift 2
+    cp "$file" kept
+    refuses "$screened" 2 'standard output .* would replace' sh -c '"$@" >>"$0"' "$file" "$@"
+    cmp -s kept "$file" || fail "$screened" "it has been written to"
+}
+screen timeline_screen trace "$timeline" trace
+screen plot_screen table "$plot" table
+screen columns_screen dump "$columns" dump
+screen compare_screen dump "$compare" dump dump
+screen tokenize_screen text "$tokenize" --out shards text
 refuses columns_two_outputs 2 'standard output, too' sh -c '"$1" dump --svg both >both' - "$columns"
 refuses unpickle_two_outputs 2 'standard output, too' sh -c '"$1" both pickled >both' - "$unpickle"
 check one_device_is_no_file sh -c '"$1" -o /dev/null <table && "$1" </dev/null >/dev/null 2>why
@@ -124,26 +124,29 @@ printf '{"text": "a good line of text"}\n{"text": 1}\n' >late.jsonl
 refuses late 2 'late.jsonl:2' "$tokenize" --out t --shard-tokens 4 late.jsonl
 check no_shard_is_left sh -c '! ls t_* 2>/dev/null'
 
-mkdir llmc
-echo mine >llmc/gpt2_tokenizer.bin
+mkdir speed
+echo mine >speed/gpt2_tokenizer.bin
 ! command -v python3 >/dev/null || refuses inputs_for_llmc 1 'exists' \
-    python3 "$top/dev/bench/make_llmc_inputs.py" llmc
-check a_model_of_llmc_is_kept sh -c 'grep -q mine llmc/gpt2_tokenizer.bin && ! ls llmc/gpt2_124M.bin'
+    python3 "$top/dev/bench/make_llmc_inputs.py" speed
+check a_model_of_llmc_is_kept sh -c 'grep -q mine speed/gpt2_tokenizer.bin && ! ls speed/gpt2_124M.bin'
 
 # --- descriptors that are closed -----------------------------------------------------------------
 
-"$timeline" trace -o open.svg
-"$timeline" trace -o closed.svg <&- >&- 2>&-
-check closed_timeline cmp open.svg closed.svg
-"$unpickle" open.safetensors pickled >/dev/null
-"$unpickle" closed.safetensors pickled <&- >&- 2>&-
-check closed_unpickle cmp open.safetensors closed.safetensors
-"$columns" dump --svg open.svg >/dev/null
-"$columns" dump --svg closed.svg <&- >&-
-check closed_columns cmp open.svg closed.svg
+# The file that is opened first would be descriptor 1, to which a tool prints.
+"$unpickle" open pickled >/dev/null
+"$unpickle" closed pickled >&-
+check closed_unpickle cmp open closed
+"$unpickle" closed pickled <&- >&- 2>&-
+check all_closed_unpickle cmp open closed
+"$columns" dump --svg open >/dev/null
+"$columns" dump --svg closed >&-
+check closed_columns cmp open closed
 "$tokenize" --out open text >/dev/null
-"$tokenize" --out closed text <&- >&- 2>&-
+"$tokenize" --out closed text >&-
 check closed_tokenize cmp open_train_000000.bin closed_train_000000.bin
+"$timeline" trace -o open
+"$timeline" trace -o closed <&- >&- 2>&-
+check closed_timeline cmp open closed
 check closed_compare sh -c '"$1" dump dump >&- && ! "$1" dump text 2>&-' - "$compare"
 
 # --- what is no input ----------------------------------------------------------------------------
