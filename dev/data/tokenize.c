@@ -246,6 +246,8 @@ static void tokenize_jsonl(const char *path, double share, const char *field, Ou
 static void show(const char *path, size_t tokens) {
     size_t n = 0;
     const void *bytes = file_map(path, &n);
+    const char *kind = file_kind(bytes, n);
+    if (kind != NULL && bin_width(bytes, n) == 0) die("%s is %s", path, kind);
     const TokenSegment s = segment_parse(path, bytes, n);
     uint32_t largest = 0;
     for (size_t i = 0; i < s.count; i++)

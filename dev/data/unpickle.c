@@ -611,6 +611,7 @@ int main(int argc, char **argv) {
     free(chunk);
     if (!safewriter_close(&w, &err)) fail("%s", err.text);
     printf("%s: %zu tensor%s\n", argv[1], list.count, plural(list.count));
+    tool_close(stdout, NULL);
     tensors_free(&list);
     return 0;
 }

@@ -132,21 +132,24 @@ check a_model_of_llmc_is_kept sh -c 'grep -q mine speed/gpt2_tokenizer.bin && ! 
 
 # --- descriptors that are closed -----------------------------------------------------------------
 
-# The file that is opened first would be descriptor 1, to which a tool prints.
-"$unpickle" open pickled >/dev/null
-"$unpickle" closed pickled >&-
-check closed_unpickle cmp open closed
-"$unpickle" closed pickled <&- >&- 2>&-
-check all_closed_unpickle cmp open closed
-"$columns" dump --svg open >/dev/null
-"$columns" dump --svg closed >&-
-check closed_columns cmp open closed
-"$tokenize" --out open text >/dev/null
-"$tokenize" --out closed text >&-
-check closed_tokenize cmp open_train_000000.bin closed_train_000000.bin
-"$timeline" trace -o open
-"$timeline" trace -o closed <&- >&- 2>&-
-check closed_timeline cmp open closed
+# closed NAME FILE COMMAND...: works without a standard output, or with no descriptor at all, though
+# the file that is opened first would be descriptor 1; FILE is the same then
+closed() {
+    name=$1 file=$2
+    shift 2
+    rm -f "$file"
+    "$@" >closed.out && cp "$file" open
+    rm -f "$file"
+    check "${name}_without_an_output" sh -c 'file=$1; shift; "$@" >&- && cmp "$file" open' - "$file" "$@"
+    rm -f "$file"
+    check "${name}_without_any" sh -c 'file=$1; shift; "$@" <&- >&- 2>&-; cmp "$file" open' - "$file" "$@"
+}
+closed unpickle new "$unpickle" new pickled
+closed columns new "$columns" dump --svg new
+closed timeline new "$timeline" trace -o new
+closed tokenize new_train_000000.bin "$tokenize" --out new text
+mv new_train_000000.bin open_train_000000.bin
+rm new
 check closed_compare sh -c '"$1" dump dump >&- && ! "$1" dump text 2>&-' - "$compare"
 
 # --- what is no input ----------------------------------------------------------------------------
@@ -168,8 +171,11 @@ for file in 'lfs git-lfs' 'html web page' 'gguf GGUF' 'llmc llm.c' 'gz compresse
 done
 refuses unpickle_safetensors 2 'is a safetensors file' "$unpickle" new dump
 refuses tokenize_safetensors 2 'is a safetensors file' "$tokenize" --out new dump
+refuses show_what_has_no_tokens 2 'GGUF' "$tokenize" --show gguf
 refuses tokenize_tokens 2 'token file' "$tokenize" --out new open_train_000000.bin
 refuses tokenize_zip 2 'archive' "$tokenize" --out new pickled
+printf 'a\0b\0' >binary
+check binary_text_is_noticed sh -c '"$1" --out binary binary 2>&1 | grep -q "warning: binary is binary"' - "$tokenize"
 refuses plot_no_table 2 'no tab' "$plot" text
 
 # JSON lines are told by their names or by how they begin, and are never running text.
