@@ -199,6 +199,8 @@ printf '{\n  "text": "one"\n}\n' >pretty
 refuses json_on_several_lines 2 'pretty:1: .*each line' "$tokenize" --out new pretty
 cp text text.json
 refuses text_named_json 2 'text.json:1' "$tokenize" --out new text.json
+cp text text.NDJSON
+refuses text_named_ndjson 2 'text.NDJSON:1' "$tokenize" --out new text.NDJSON
 refuses one_bad_file_of_two 2 'array' "$tokenize" --out new text array
 check nothing_was_written sh -c '! ls new* 2>/dev/null'
 "$tokenize" --out forced --format text lines.jsonl >/dev/null
