@@ -217,12 +217,13 @@ static void tokenize_jsonl(const char *path, double share, const char *field, Ou
         snprintf(where, sizeof where, "%s:%zu", path, ++number);
         while (length > 0 && is_space(line[length - 1])) length--;
         if (length == 0) continue;
-        Json *root = json_parse(line, length, &err);
+        const bool mark = number == 1 && strncmp(line, BYTE_ORDER_MARK, 3) == 0;
+        char *object = line + (mark ? 3 : 0);
+        if (mark) length -= 3;
+        Json *root = json_parse(object, length, &err);
         if (root == NULL)
-            die("%s: %s%s", where, err.text, strncmp(line, BYTE_ORDER_MARK, 3) == 0
-                ? ": leave out the byte order mark" : number == 1 && (*line == '{' || *line == '[')
-                ? ": JSON lines have a whole object on each line (jq -c .); if it is text: "
-                "--format text" : "");
+            die("%s: %s%s", where, err.text, number > 1 ? "" : ": JSON lines have a whole object on "
+                "each line (jq -c .); to take it as text: --format text");
         const Json *text = json_get(root, field);
         if (text == NULL || text->type != JSON_STRING)
             die("%s: no \"%s\" that is a string (see --field)", where, field);
