@@ -68,11 +68,12 @@ screen compare_screen dump "$compare" dump dump
 screen tokenize_screen text "$tokenize" --out shards text
 refuses columns_two_outputs 2 'standard output, too' sh -c '"$1" dump --svg both >both' - "$columns"
 refuses unpickle_two_outputs 2 'standard output, too' sh -c '"$1" both pickled >both' - "$unpickle"
-check one_device_is_no_file sh -c '"$1" -o /dev/null <table && "$1" </dev/null >/dev/null 2>why
-    grep -q "is empty" why && test -c /dev/null' - "$plot"
+ln -s /dev/null device  # (by this name only the link is lost if it is replaced)
+check one_device_is_no_file sh -c '"$1" -o device <table && "$1" </dev/null >/dev/null 2>why
+    grep -q "is empty" why && test -L device && test -c device' - "$plot"
 check to_a_pipe sh -c '"$1" table -o /dev/stdout | grep -q "^</svg>"' - "$plot"
 refuses no_folder_is_replaced 2 'is a directory' "$timeline" trace -o folder
-refuses no_device_is_replaced 2 'no regular file' "$unpickle" /dev/null pickled
+refuses no_device_is_replaced 2 'no regular file' "$unpickle" device pickled
 
 # What there was stays where the new file cannot be made.
 cp table old
