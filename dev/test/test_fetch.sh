@@ -136,7 +136,7 @@ check a_part_is_kept sh -c '! PATH="$PWD/broken:$PATH" sh "$1"/dev/data/gpt2.sh 
     grep -q "remove part/merges.txt.part and start over" fetch.err && [ -s part/merges.txt.part ]' - "$top"
 if command -v python3 >/dev/null; then
     mkdir llmc && echo mine >llmc/gpt2_124M.bin
-    refuses random_weights_replace_nothing 1 'gpt2_124M.bin is there' \
+    refuses random_weights_replace_nothing 1 'gpt2_124M.bin exists' \
         python3 "$top/dev/bench/make_llmc_inputs.py" llmc
     check the_true_ones_stay grep -q mine llmc/gpt2_124M.bin
 fi
