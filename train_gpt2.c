@@ -364,6 +364,10 @@ typedef struct {
     float *mid;                     // (N, C)  the residual stream after attention
     float *ln_2, *mean_2, *rstd_2;  // (N, C), (N), (N)
     float *fc, *act;                // (N, F)  before and after the non-linearity
+    // Which of them attention and the MLP read, and the statistics of the norm of mid. Layers that
+    // normalise before each branch: ln_1, and ln_2 = norm(mid). Layers that normalise each sum: x,
+    // and ln_1 = norm(mid), which goes on; ln_2 is then the second sum.
+    float *att_in, *mlp_in, *mid_mean, *mid_rstd;
 } LayerActs;
 
 typedef struct {
@@ -504,32 +508,18 @@ static float *tensor(const GPT2 *g, float *arena, int index) {
 
 static LayerActs layer_acts(const GPT2 *g, size_t l) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
+    const bool post = g->config.embed > 0;
     if (!g->training) l = 0;
-    return (LayerActs){
+    LayerActs a = {
         g->x + l * N * C, g->ln_1 + l * N * C, g->mean_1 + l * N, g->rstd_1 + l * N,
         g->qkv + l * N * 3 * C, g->atty + l * N * C, g->lse + l * N * g->config.heads,
         g->mid + l * N * C, g->ln_2 + l * N * C, g->mean_2 + l * N, g->rstd_2 + l * N,
-        g->fc + l * N * F, g->act + l * N * F};
-}
-
-// Forward of layer l of a model with narrow embeddings, whose input is complete (N, C): each sum is
-// normalised, and the result goes on. mid and ln_2 are the sums, ln_1 and `out` what goes on.
-static void layer_forward_post(GPT2 *g, size_t l, float *out) {
-    const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
-    const LayerActs a = layer_acts(g, l);
-    float *w[LAYER_TENSORS];
-    layer_tensors(g, g->params, l, w);
-    matmul_forward(a.qkv, a.x, w[QKV_W], w[QKV_B], N, C, 3 * C);
-    attention_forward(a.atty, a.lse, a.qkv, g->documents, g->scratch, g->B, g->T, C,
-                      g->config.heads);
-    matmul_forward(a.mid, a.atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C);
-    residual_forward(a.mid, a.x, N * C);
-    layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.mid, w[LN_1_W], w[LN_1_B], N, C);
-    matmul_forward(a.fc, a.ln_1, w[FC_W], w[FC_B], N, C, F);
-    activation_forward(a.act, a.fc, N * F, g->config.activation);
-    matmul_forward(a.ln_2, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C);
-    residual_forward(a.ln_2, a.ln_1, N * C);
-    layernorm_forward(out, a.mean_2, a.rstd_2, a.ln_2, w[LN_2_W], w[LN_2_B], N, C);
+        g->fc + l * N * F, g->act + l * N * F, NULL, NULL, NULL, NULL};
+    a.att_in = post ? a.x : a.ln_1;
+    a.mlp_in = post ? a.ln_1 : a.ln_2;
+    a.mid_mean = post ? a.mean_1 : a.mean_2;
+    a.mid_rstd = post ? a.rstd_1 : a.rstd_2;
+    return a;
 }
 
 // From tokens (B, T) to the normalised output of the last layer, g->ln_f (N, C); or to what
@@ -539,6 +529,8 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
                          size_t T) {
     const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads, N = B * T;
     const size_t L = g->config.layers;
+    const bool post = g->config.embed > 0;
+    const int middle = post ? LN_1_W : LN_2_W;
     g->B = B;
     g->T = T;
     g->documents = begins;
@@ -559,20 +551,18 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
         float *w[LAYER_TENSORS];
         layer_tensors(g, g->params, l, w);
         x = g->training ? a.x + g->max_B * g->max_T * C : a.x;  // where the layer's output goes
-        if (g->config.embed > 0) {
-            layer_forward_post(g, l, x);
-            continue;
-        }
-        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C);
-        matmul_forward(a.qkv, a.ln_1, w[QKV_W], w[QKV_B], N, C, 3 * C);
+        if (!post) layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C);
+        matmul_forward(a.qkv, a.att_in, w[QKV_W], w[QKV_B], N, C, 3 * C);
         attention_forward(a.atty, a.lse, a.qkv, begins, g->scratch, B, T, C, NH);
         matmul_forward(a.mid, a.atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C);
         residual_forward(a.mid, a.x, N * C);
-        layernorm_forward(a.ln_2, a.mean_2, a.rstd_2, a.mid, w[LN_2_W], w[LN_2_B], N, C);
-        matmul_forward(a.fc, a.ln_2, w[FC_W], w[FC_B], N, C, F);
+        layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w[middle], w[middle + 1], N, C);
+        matmul_forward(a.fc, a.mlp_in, w[FC_W], w[FC_B], N, C, F);
         activation_forward(a.act, a.fc, N * F, g->config.activation);
-        matmul_forward(x, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C);
-        residual_forward(x, a.mid, N * C);
+        float *sum = post ? a.ln_2 : x;
+        matmul_forward(sum, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C);
+        residual_forward(sum, post ? a.ln_1 : a.mid, N * C);
+        if (post) layernorm_forward(x, a.mean_2, a.rstd_2, sum, w[LN_2_W], w[LN_2_B], N, C);
     }
     if (g->config.embed > 0)
         matmul_forward(g->ln_f, x, tensor(g, g->params, g->table.project_out), NULL, N, C,
@@ -653,32 +643,6 @@ static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32
     return sum / (double)g->B;
 }
 
-// Backward of layer l of a model with narrow embeddings. dx comes as the gradient of what goes on
-// from the layer, and leaves as that of its input: a sum's gradient is made anew by its
-// normalisation, and the branch adds its part to it.
-static void layer_backward_post(GPT2 *g, size_t l, bool accumulate) {
-    const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
-    const LayerActs a = layer_acts(g, l);
-    float *w[LAYER_TENSORS], *d[LAYER_TENSORS], *dx = g->dx, *dc = g->dc, *dwide = g->dwide;
-    layer_tensors(g, g->params, l, w);
-    layer_tensors(g, g->grads, l, d);
-    memset(dc, 0, N * C * sizeof(float));
-    layernorm_backward(dc, d[LN_2_W], d[LN_2_B], dx, a.ln_2, w[LN_2_W], a.mean_2, a.rstd_2, N, C,
-                       accumulate);
-    matmul_backward(dwide, d[FCPROJ_W], d[FCPROJ_B], dc, a.act, w[FCPROJ_W], N, F, C, accumulate);
-    activation_backward(dwide, a.fc, N * F, g->config.activation);
-    matmul_backward(dx, d[FC_W], d[FC_B], dwide, a.ln_1, w[FC_W], N, C, F, accumulate);
-    residual_forward(dx, dc, N * C);
-    memset(dc, 0, N * C * sizeof(float));
-    layernorm_backward(dc, d[LN_1_W], d[LN_1_B], dx, a.mid, w[LN_1_W], a.mean_1, a.rstd_1, N, C,
-                       accumulate);
-    matmul_backward(dx, d[ATTPROJ_W], d[ATTPROJ_B], dc, a.atty, w[ATTPROJ_W], N, C, C, accumulate);
-    attention_backward(dwide, dx, a.atty, a.lse, a.qkv, g->documents, g->scratch, g->B, g->T, C,
-                       g->config.heads);
-    matmul_backward(dx, d[QKV_W], d[QKV_B], dwide, a.x, w[QKV_W], N, C, 3 * C, accumulate);
-    residual_forward(dx, dc, N * C);
-}
-
 // From the head's gradient (made by gpt2_head) down to the embeddings. dx is the gradient of the
 // residual stream: every branch reads it, and adds its own part where it left the stream.
 static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
@@ -687,6 +651,8 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
     const GPT2Table *t = &g->table;
     float *dx = g->dx, *dc = g->dc, *dwide = g->dwide;
     const size_t E = g->config.embed;
+    const bool post = E > 0;
+    const int middle = post ? LN_1_W : LN_2_W;
     const float *last = g->x + L * g->max_B * g->max_T * C;
     if (E > 0) {
         matmul_backward(dx, tensor(g, g->grads, t->project_out), NULL, dc, last,
@@ -698,28 +664,39 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
                            accumulate);
     }
     for (size_t l = L; l-- > 0;) {
-        if (E > 0) {
-            layer_backward_post(g, l, accumulate);
-            continue;
-        }
         const LayerActs a = layer_acts(g, l);
         float *w[LAYER_TENSORS], *d[LAYER_TENSORS];
+        float *stream = dx, *branch = dc;  // gradients of the residual stream and in a branch
         layer_tensors(g, g->params, l, w);
         layer_tensors(g, g->grads, l, d);
-        // MLP branch: dx -> dact -> dfc -> dln_2 -> dx
-        matmul_backward(dwide, d[FCPROJ_W], d[FCPROJ_B], dx, a.act, w[FCPROJ_W], N, F, C,
+        if (post) {  // the gradient of a sum is made anew by its normalisation
+            stream = dc;
+            branch = dx;
+            memset(stream, 0, N * C * sizeof(float));
+            layernorm_backward(stream, d[LN_2_W], d[LN_2_B], dx, a.ln_2, w[LN_2_W], a.mean_2,
+                               a.rstd_2, N, C, accumulate);
+        }
+        // MLP branch: stream -> dact -> dfc -> dmlp_in -> stream
+        matmul_backward(dwide, d[FCPROJ_W], d[FCPROJ_B], stream, a.act, w[FCPROJ_W], N, F, C,
                         accumulate);
         activation_backward(dwide, a.fc, N * F, g->config.activation);
-        matmul_backward(dc, d[FC_W], d[FC_B], dwide, a.ln_2, w[FC_W], N, C, F, accumulate);
-        layernorm_backward(dx, d[LN_2_W], d[LN_2_B], dc, a.mid, w[LN_2_W], a.mean_2, a.rstd_2,
-                           N, C, accumulate);
-        // attention branch: dx -> datty -> dqkv -> dln_1 -> dx
-        matmul_backward(dc, d[ATTPROJ_W], d[ATTPROJ_B], dx, a.atty, w[ATTPROJ_W], N, C, C,
+        matmul_backward(branch, d[FC_W], d[FC_B], dwide, a.mlp_in, w[FC_W], N, C, F, accumulate);
+        if (post) {
+            residual_forward(branch, stream, N * C);
+            memset(stream, 0, N * C * sizeof(float));
+        }
+        layernorm_backward(stream, d[middle], d[middle + 1], branch, a.mid, w[middle], a.mid_mean,
+                           a.mid_rstd, N, C, accumulate);
+        // attention branch: stream -> datty -> dqkv -> datt_in -> stream
+        matmul_backward(branch, d[ATTPROJ_W], d[ATTPROJ_B], stream, a.atty, w[ATTPROJ_W], N, C, C,
                         accumulate);
-        attention_backward(dwide, dc, a.atty, a.lse, a.qkv, g->documents, g->scratch, B, T, C, NH);
-        matmul_backward(dc, d[QKV_W], d[QKV_B], dwide, a.ln_1, w[QKV_W], N, C, 3 * C, accumulate);
-        layernorm_backward(dx, d[LN_1_W], d[LN_1_B], dc, a.x, w[LN_1_W], a.mean_1, a.rstd_1,
-                           N, C, accumulate);
+        attention_backward(dwide, branch, a.atty, a.lse, a.qkv, g->documents, g->scratch, B, T, C,
+                           NH);
+        matmul_backward(branch, d[QKV_W], d[QKV_B], dwide, a.att_in, w[QKV_W], N, C, 3 * C,
+                        accumulate);
+        if (post) residual_forward(branch, stream, N * C);  // dx again
+        else layernorm_backward(stream, d[LN_1_W], d[LN_1_B], branch, a.x, w[LN_1_W], a.mean_1,
+                                a.rstd_1, N, C, accumulate);
     }
     // A tied head has just written its part of dwte; the embeddings add theirs.
     float *dwte = tensor(g, g->grads, t->wte), *dwpe = tensor(g, g->grads, t->wpe);
