@@ -423,46 +423,12 @@ static void gpt2_free(GPT2 *g) {
     gpt2_table_free(&g->table);
 }
 
-// With narrow embeddings: the last of layer l, from a.act to its output.
-static void layer_output(GPT2 *g, size_t l, const LayerActs *a) {
-    const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
-    floatX *w[LAYER_TENSORS];
-    layer_tensors(g, l, w, NULL);
-    matmul_forward(&g->lt, g->branch, a->act, w[FCPROJ_W], w[FCPROJ_B], N, F, C, g->compute);
-    residual_layernorm_forward(a->ln_2, layer_input(g, l + 1), a->mean_2, a->rstd_2, a->ln_1,
-                               g->branch, w[LN_2_W], w[LN_2_B], N, C, g->compute);
-}
-
-// What a layer computes between its two residual additions, from a.ln_1 to a.act. Forward runs it,
-// and backward once more where activations are recomputed. With narrow embeddings, it normalises
-// what it has added, not what a branch reads: from the layer's input to that of the next one.
-static void layer_forward(GPT2 *g, size_t l, const LayerActs *a) {
-    const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads;
-    const size_t B = g->B, T = g->T, N = B * T;
-    cudaStream_t stream = g->compute;
-    floatX *w[LAYER_TENSORS];
-    const bool post = g->config.embed > 0;
-    layer_tensors(g, l, w, NULL);
-    matmul_forward(&g->lt, a->qkv, post ? a->x : a->ln_1, w[QKV_W], w[QKV_B], N, C, 3 * C, stream);
-    attention_forward(a->atty, a->lse, a->qkv, g->documents, B, T, C, NH, stream);
-    matmul_forward(&g->lt, g->branch, a->atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C, stream);
-    if (post)
-        residual_layernorm_forward(a->mid, a->ln_1, a->mean_1, a->rstd_1, a->x, g->branch,
-                                   w[LN_1_W], w[LN_1_B], N, C, stream);
-    else
-        residual_layernorm_forward(a->mid, a->ln_2, a->mean_2, a->rstd_2, a->x, g->branch,
-                                   w[LN_2_W], w[LN_2_B], N, C, stream);
-    matmul_forward(&g->lt, a->fc, post ? a->ln_1 : a->ln_2, w[FC_W], w[FC_B], N, C, F, stream);
-    activation_forward(a->act, a->fc, N * F, g->config.activation, stream);
-    if (post) layer_output(g, l, a);
-}
-
 // Segment s of the forward pass, up to the branch that is to be added to the residual stream: the
 // embeddings; a layer; or the last normalisation, g->ln_f (N, C). Each adds the branch of the one
 // before, in the pass that normalises the sum.
 static void forward_segment(GPT2 *g, size_t s) {
-    const size_t C = g->config.channels, F = g->config.ffn, L = g->config.layers;
-    const size_t N = g->B * g->T, E = g->config.embed;
+    const size_t C = g->config.channels, L = g->config.layers, N = g->B * g->T;
+    const size_t E = g->config.embed;
     const GPT2Table *t = &g->table;
     cudaStream_t stream = g->compute;
     if (s == 0 && E > 0) {
@@ -499,9 +465,7 @@ static void forward_segment(GPT2 *g, size_t s) {
     else if (E == 0)
         residual_layernorm_forward(x, a.ln_1, a.mean_1, a.rstd_1, before.mid, g->branch, w[LN_1_W],
                                    w[LN_1_B], N, C, stream);
-    layer_forward(g, s - 1, &a);
-    if (E == 0)
-        matmul_forward(&g->lt, g->branch, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C, stream);
+    for (int part = 0; part < LAYER_PARTS; part++) layer_part(g, part, &a, w);
     if (!g->timeline.between) live(g, "activations", layer_elements(g), sizeof(floatX), stream);
 }
 
@@ -745,81 +709,19 @@ static void recompute(GPT2 *g, size_t l) {
     const LayerActs a = layer_acts(g, l);
     floatX *w[LAYER_TENSORS];
     const bool post = g->config.embed > 0;
+    const int middle = post ? LN_1_W : LN_2_W;
     layer_tensors(g, l, w, NULL);
     if (!post)
         layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, g->compute);
     if (g->choice.recompute == RECOMPUTE_BLOCK) {
-        layer_forward(g, l, &a);
+        for (int part = 0; part < (post ? 4 : 3); part++) layer_part(g, part, &a, w);
         return;
     }
     GPU_TAKES(g->compute, 2 * (2 * C + F) * N * sizeof(floatX), gpu_bytes);
     activation_forward(a.act, a.fc, N * F, g->config.activation, g->compute);
-    if (post) {
-        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.mid, w[LN_1_W], w[LN_1_B], N, C,
-                          g->compute);
-        layer_output(g, l, &a);
-    } else {
-        layernorm_forward(a.ln_2, a.mean_2, a.rstd_2, a.mid, w[LN_2_W], w[LN_2_B], N, C,
-                          g->compute);
-    }
-}
-
-// Backward of layer l. dx is the gradient of the residual stream: every branch reads it, and adds
-// its own part where it left the stream. The sums of its columns are a bias's gradient, and made
-// where it is written. For fcproj's bias that is the segment above, when this layer's gradient has
-// no place yet: scratch keeps them until now.
-static void backward_layer(GPT2 *g, size_t l) {
-    const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
-    const LayerActs a = layer_acts(g, l);
-    floatX *w[LAYER_TENSORS], *d[LAYER_TENSORS], *dx = g->dx, *dc = g->branch, *dwide = g->dwide;
-    float *sum = g->scratch;
-    Matmul *lt = &g->lt;
-    cudaStream_t stream = g->compute;
-    layer_tensors(g, l, w, d);
-    // MLP branch: dx -> dact -> dfc -> dln_2 -> dx
-    layernorm_dinp_sum(d[FCPROJ_B], sum, N, C, stream);  // by the normalisation above this layer
-    matmul_backward(lt, dwide, d[FCPROJ_W], dx, a.act, w[FCPROJ_W], N, F, C, stream);
-    activation_backward(dwide, d[FC_B], sum, a.fc, N, F, g->config.activation, stream);
-    matmul_backward(lt, dc, d[FC_W], dwide, a.ln_2, w[FC_W], N, C, F, stream);
-    layernorm_backward(dx, d[LN_2_W], d[LN_2_B], d[ATTPROJ_B], sum, dc, a.mid, w[LN_2_W], a.mean_2,
-                       a.rstd_2, N, C, stream);
-    // attention branch: dx -> datty -> dqkv -> dln_1 -> dx
-    matmul_backward(lt, dc, d[ATTPROJ_W], dx, a.atty, w[ATTPROJ_W], N, C, C, stream);
-    attention_backward(dwide, g->delta, dc, a.atty, a.lse, a.qkv, g->documents, g->B, g->T, C,
-                       g->config.heads, stream);
-    matmul_backward(lt, dc, d[QKV_W], dwide, a.ln_1, w[QKV_W], N, C, 3 * C, stream);
-    bias_backward(d[QKV_B], sum, dwide, N, 3 * C, stream);
-    layernorm_backward<floatX>(dx, d[LN_1_W], d[LN_1_B], NULL, sum, dc, a.x, w[LN_1_W], a.mean_1,
-                               a.rstd_1, N, C, stream);
-}
-
-// The same with narrow embeddings. dx comes as the gradient of the layer's output, and leaves as
-// that of its input: a sum's gradient is made anew by its normalisation, in dc, and the branch adds
-// its part.
-static void backward_layer_post(GPT2 *g, size_t l) {
-    const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
-    const LayerActs a = layer_acts(g, l);
-    floatX *w[LAYER_TENSORS], *d[LAYER_TENSORS], *dx = g->dx, *dc = g->branch, *dwide = g->dwide;
-    float *sum = g->scratch;
-    Matmul *lt = &g->lt;
-    cudaStream_t stream = g->compute;
-    layer_tensors(g, l, w, d);
-    stream_zero(dc, N * C * sizeof(floatX), stream);
-    layernorm_backward(dc, d[LN_2_W], d[LN_2_B], d[FCPROJ_B], sum, dx, a.ln_2, w[LN_2_W], a.mean_2,
-                       a.rstd_2, N, C, stream);
-    matmul_backward(lt, dwide, d[FCPROJ_W], dc, a.act, w[FCPROJ_W], N, F, C, stream);
-    activation_backward(dwide, d[FC_B], sum, a.fc, N, F, g->config.activation, stream);
-    matmul_backward(lt, dx, d[FC_W], dwide, a.ln_1, w[FC_W], N, C, F, stream);
-    residual_forward(dx, dc, N * C, stream);
-    stream_zero(dc, N * C * sizeof(floatX), stream);
-    layernorm_backward(dc, d[LN_1_W], d[LN_1_B], d[ATTPROJ_B], sum, dx, a.mid, w[LN_1_W], a.mean_1,
-                       a.rstd_1, N, C, stream);
-    matmul_backward(lt, dx, d[ATTPROJ_W], dc, a.atty, w[ATTPROJ_W], N, C, C, stream);
-    attention_backward(dwide, g->delta, dx, a.atty, a.lse, a.qkv, g->documents, g->B, g->T, C,
-                       g->config.heads, stream);
-    matmul_backward(lt, dx, d[QKV_W], dwide, a.x, w[QKV_W], N, C, 3 * C, stream);
-    bias_backward(d[QKV_B], sum, dwide, N, 3 * C, stream);
-    residual_forward(dx, dc, N * C, stream);
+    layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w[middle], w[middle + 1], N, C,
+                      g->compute);
+    if (post) layer_part(g, 3, &a, w);
 }
 
 // Backward of segment s: the tail, from the head's gradient (made by gpt2_head); a layer; or the
@@ -845,8 +747,7 @@ static void backward_segment(GPT2 *g, size_t s) {
                                    NULL, g->scratch, g->branch, layer_input(g, L),
                                    tensor(g, t->ln_f_w), g->mean_f, g->rstd_f, N, C, stream);
     } else if (s > 0) {
-        if (E > 0) backward_layer_post(g, s - 1);
-        else backward_layer(g, s - 1);
+        layer_backward(g, s - 1);
     } else {
         // A tied head has left its part in dwte; the embeddings add theirs, and the sum is rounded.
         const size_t positions = g->by_position.groups > 0 ? g->by_position.groups : T;

@@ -39,7 +39,22 @@ struct LayerActs {
     floatX *mid;                      // (N, C)  the residual stream after attention
     floatX *ln_2; float *mean_2, *rstd_2;  // (N, C), (N), (N)
     floatX *fc, *act;                 // (N, F)  before and after the non-linearity
+    floatX *branch;                   // (N, C)  what is to be added to the residual stream
+    floatX *out;                      // (N, C)  of layers that normalise each sum: the last one
+    // Which of them attention and the MLP read, and the statistics of the norm of mid: layer_order()
+    floatX *att_in, *mlp_in;
+    float *mid_mean, *mid_rstd;
 };
+
+// Layers that normalise before each branch read ln_1, and ln_2 = norm(mid); layers that normalise
+// each sum read x, and ln_1 = norm(mid).
+static void layer_order(LayerActs *a, const GPT2Config *c) {
+    const bool post = c->embed > 0;
+    a->att_in = post ? a->x : a->ln_1;
+    a->mlp_in = post ? a->ln_1 : a->ln_2;
+    a->mid_mean = post ? a->mean_1 : a->mean_2;
+    a->mid_rstd = post ? a->rstd_1 : a->rstd_2;
+}
 
 // A segment is one contiguous range of the arena: 0 the embeddings, 1 .. L the layers, L + 1 the
 // tail (ln_f, and an untied head). Backward completes their gradients from the last to the first.
@@ -262,7 +277,7 @@ static size_t piece_bytes(const GPT2 *g, int kind) {
 //     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
 // Once backward has made a layer's gradient, nothing of its range is used any more until forward
 // comes there again, which waits for the layer's update: until then the gradient may lie there.
-enum { LAYER_PARTS = 12, LIGHT_PARTS = 9 };
+enum { LAYER_PARTS = 4, KEPT_PARTS = 12, LIGHT_PARTS = 9 };
 
 // Do layers share what is made again, or, with no backward, everything?
 static bool shares_acts(const GPT2 *g) {
@@ -272,14 +287,14 @@ static bool shares_acts(const GPT2 *g) {
 // How many of a layer's parts are its own.
 static int kept_parts(const GPT2 *g) {
     if (!g->training || g->choice.recompute == RECOMPUTE_BLOCK) return 0;
-    return g->choice.recompute == RECOMPUTE_LIGHT ? LIGHT_PARTS : LAYER_PARTS;
+    return g->choice.recompute == RECOMPUTE_LIGHT ? LIGHT_PARTS : KEPT_PARTS;
 }
 
 // Bytes of parts [first, end) of those that layer_acts() names.
-static size_t layer_parts(const GPT2 *g, int first, int end, size_t bytes[LAYER_PARTS]) {
+static size_t layer_parts(const GPT2 *g, int first, int end, size_t bytes[KEPT_PARTS]) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
     const size_t X_ = sizeof(floatX), f32 = sizeof(float);
-    const size_t all[LAYER_PARTS] = {3 * N * C * X_, N * C * X_, N * g->config.heads * f32,
+    const size_t all[KEPT_PARTS] = {3 * N * C * X_, N * C * X_, N * g->config.heads * f32,
                                      N * C * X_, N * F * X_, N * f32, N * f32, N * f32, N * f32,
                                      N * C * X_, N * C * X_, N * F * X_};
     size_t sum = 0;
@@ -293,15 +308,15 @@ static size_t layer_entry(const GPT2 *g) {
 
 // Bytes from a layer's entry to the next one's; and of all.
 static size_t layer_stride(const GPT2 *g) {
-    size_t bytes[LAYER_PARTS];
+    size_t bytes[KEPT_PARTS];
     if (!g->training) return 0;
     return layer_entry(g) + layer_parts(g, 0, kept_parts(g), bytes);
 }
 
 static size_t acts_bytes(const GPT2 *g) {
-    size_t bytes[LAYER_PARTS];
+    size_t bytes[KEPT_PARTS];
     return g->config.layers * layer_stride(g) + layer_entry(g)
-         + layer_parts(g, kept_parts(g), LAYER_PARTS, bytes);
+         + layer_parts(g, kept_parts(g), KEPT_PARTS, bytes);
 }
 
 static floatX *layer_input(const GPT2 *g, size_t l) {
@@ -315,18 +330,21 @@ static char *layer_rest(const GPT2 *g, size_t l) {
 
 static LayerActs layer_acts(const GPT2 *g, size_t l) {
     const int kept = kept_parts(g);
-    size_t bytes[LAYER_PARTS];
+    size_t bytes[KEPT_PARTS];
     LayerActs a;
-    void *const part[LAYER_PARTS] = {&a.qkv, &a.atty, &a.lse, &a.mid, &a.fc, &a.mean_1, &a.rstd_1,
+    void *const part[KEPT_PARTS] = {&a.qkv, &a.atty, &a.lse, &a.mid, &a.fc, &a.mean_1, &a.rstd_1,
                                      &a.mean_2, &a.rstd_2, &a.ln_1, &a.ln_2, &a.act};
     char *at = layer_rest(g, l), *shared = g->acts + acts_bytes(g);
     layer_parts(g, 0, kept, bytes);
-    shared -= layer_parts(g, kept, LAYER_PARTS, bytes);
+    shared -= layer_parts(g, kept, KEPT_PARTS, bytes);
     a.x = layer_input(g, l);
-    for (int k = 0; k < LAYER_PARTS; at += bytes[k++]) {
+    for (int k = 0; k < KEPT_PARTS; at += bytes[k++]) {
         if (k == kept) at = shared;
         memcpy(part[k], &at, sizeof at);
     }
+    a.branch = g->branch;
+    a.out = layer_input(g, l + 1);
+    layer_order(&a, &g->config);
     return a;
 }
 

@@ -15,6 +15,7 @@
 // layers.
 #ifndef TIDE_ZO_CUH
 #define TIDE_ZO_CUH
+#include "blocks.cuh"
 #include "calibrate.cuh"
 #include "gpt2.cuh"
 #include "plan.h"
@@ -212,7 +213,7 @@ __global__ static void classify_backward_kernel(float *dhead, const float *slope
 // =============================================================================================
 // 2. What it adds to the model, and where layers live
 
-enum { ZO_GROUPS = 4 };  // of a layer: attention's input, its output, the MLP's two matrices
+enum { ZO_GROUPS = LAYER_PARTS };  // a group of a layer is the parameters of a part (blocks.cuh)
 static const int zo_group_first[ZO_GROUPS + 1] = {LN_1_W, ATTPROJ_W, FC_W, FCPROJ_W, LAYER_TENSORS};
 
 enum { ZO_EVALUATION = 2 };  // the staging of evaluations; those of training are 0 and 1, by turns
@@ -575,46 +576,39 @@ static void zo_keep_norm(GPT2 *g, size_t at, int sign) {
                 zo_norm(g) * sizeof(floatX), cudaMemcpyDeviceToDevice, g->compute);
 }
 
-// What follows on a perturbed group k of a layer, for one query and sign.
+// Runs the part of a layer for which group k was perturbed, for one query and sign. The stream is
+// added to in place.
 static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
-    const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
-    const size_t most = g->max_B * g->max_T;
+    const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const Zo *z = g->zo;
-    floatX *atty = z->atty + (size_t)sign * most * C, *act = z->act + (size_t)sign * most * F;
-    cudaStream_t stream = g->compute;
-    const ZoRange *at = z->group[k].range;
-    const floatX *w = z->perturbed[sign];
-    floatX *x = zo_x(g, query, sign), *ln = z->ln;
-    Matmul *lt = &g->lt;
+    floatX *x = zo_x(g, query, sign), *atty = z->atty + (size_t)sign * most * C;
+    floatX *act = z->act + (size_t)sign * most * g->config.ffn, *w[LAYER_TENSORS] = {};
+    const ZoRange *range = z->group[k].range;
     const bool post = g->config.embed > 0;
-    const floatX *norm = NULL, *norm_b = NULL;
-    if (post) {
-        norm = z->norm + (size_t)sign * zo_norm(g);
-        norm_b = norm + zo_norm(g) / 2;
+    LayerActs a = {};
+    a.x = a.mid = a.out = x;
+    a.atty = a.ln_2 = atty;
+    a.ln_1 = post ? atty : z->ln;
+    a.branch = z->ln;
+    a.mean_1 = a.mean_2 = z->mean;
+    a.rstd_1 = a.rstd_2 = z->rstd;
+    a.qkv = z->qkv;
+    a.lse = z->lse;
+    a.fc = a.act = act;
+    layer_order(&a, &g->config);
+    for (int i = 0; i < z->group[k].count; i++)
+        w[zo_group_first[k] + i] = z->perturbed[sign] + range[i].at;
+    if (post && k == 0) zo_keep_norm(g, range[0].at, sign);
+    if (post && k % 2 == 1) {  // the norm of this part's sum
+        const int norm = k == 1 ? LN_1_W : LN_2_W;
+        w[norm] = z->norm + (size_t)sign * zo_norm(g);
+        w[norm + 1] = w[norm] + zo_norm(g) / 2;
     }
-    if (k == 0) {
-        if (post) zo_keep_norm(g, at[0].at, sign);
-        else layernorm_forward(ln, z->mean, z->rstd, x, w + at[0].at, w + at[1].at, N, C, stream);
-        matmul_forward(lt, z->qkv, post ? x : ln, w + at[2].at, w + at[3].at, N, C, 3 * C, stream);
-        attention_forward(atty, z->lse, z->qkv, g->documents, g->B, g->T, C, g->config.heads,
-                          stream);
-    } else if (k == 1) {
-        matmul_forward(lt, ln, atty, w + at[0].at, w + at[1].at, N, C, C, stream);
-        if (!post) norm = w + at[2].at;
-        if (!post) norm_b = w + at[3].at;
-        residual_layernorm_forward(x, atty, z->mean, z->rstd, x, ln, norm, norm_b, N, C, stream);
-        if (post) zo_keep_norm(g, at[2].at, sign);
-    } else if (k == 2) {
-        matmul_forward(lt, act, atty, w + at[0].at, w + at[1].at, N, C, F, stream);
-        activation_forward(act, act, N * F, g->config.activation, stream);
-    } else {
-        matmul_forward(lt, ln, act, w + at[0].at, w + at[1].at, N, F, C, stream);
-        if (post)
-            residual_layernorm_forward(atty, x, z->mean, z->rstd, atty, ln, norm, norm_b, N, C,
-                                       stream);
-        else
-            residual_forward(x, ln, N * C, stream);
-    }
+    if (!post && k == 0)
+        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, x, w[LN_1_W], w[LN_1_B], N, C, g->compute);
+    layer_part(g, k, &a, w);
+    if (post && k == 1) zo_keep_norm(g, range[2].at, sign);
+    if (!post && k == 3) residual_forward(x, a.branch, N * C, g->compute);
 }
 
 static void zo_embed(GPT2 *g, const ZoPass *p, int query, int sign, floatX *out, bool tokens,

@@ -1,0 +1,112 @@
+# rules.mk: the tests' programs, and the targets that run them; a part of the Makefile, whose flags
+# and flavours it takes. dev/test/README.md says what is run where.
+
+# All tests of the GPU sources are one program for each precision, gpu_tests, gpu_tests_fp32 and
+# gpu_tests_fp16, which is called by the name of a test: test_model, test_model_fp32.
+vpath %.cu . dev/test dev/emu/test dev/bench
+GPU_TESTS = $(filter-out gpu_tests,$(patsubst dev/test/%.cu,%,$(wildcard dev/test/test_*.cu)))
+TRAINS = test_model test_placement test_zo_gpu test_zenflow_gpu test_zero_gpu
+GPU_TESTS_fp32 = $(addsuffix _fp32,$(TRAINS) test_gpt2cu test_plan test_zen_plan \
+                             test_zen_time test_zo_plan)
+GPU_TESTS_fp16 = test_zo_gpu_fp16
+GPU_ALL = $(GPU_TESTS) $(GPU_TESTS_fp32) $(GPU_TESTS_fp16)
+GPU_BENCHES = $(patsubst dev/bench/%.cu,%,$(wildcard dev/bench/*.cu)) bench_zo_fp16 bench_zo_fp32
+gpu_programs = gpu_tests gpu_tests_fp32 gpu_tests_fp16
+
+# A program NAME from its .cu, and with it the CPU trainer to be held against:
+#   build/emu/NAME   on the emulated GPU        build/asan/emu/NAME   and AddressSanitizer
+#   build/tsan/NAME  and ThreadSanitizer        build/gpu/NAME        on a real GPU
+CUDA_SOURCES = train_gpt2.cu test_gpt2.c $(wildcard dev/test/*.cu) dev/bench/timed.cuh
+define cuda_program
+build/$(1)/%$(6): %.cu $(HEADERS) build/$(1)/cpu_reference.o $(CUDA_SOURCES) $(4)
+	$(3) $(subst _fp,-DENABLE_FP,$(6)) $$< build/$(1)/cpu_reference.o -o $$@ $(5)
+$(GPU_TESTS$(6):%=build/$(1)/%): build/$(1)/gpu_tests$(6)
+	@ln -sf gpu_tests$(6) $$@
+endef
+# folder, how to compile the CPU trainer and the program, what it needs, what it is linked with
+define cuda_programs
+build/$(1)/cpu_reference.o: dev/test/cpu_reference.c train_gpt2.c test_gpt2.c $(HEADERS) | compiler
+	@mkdir -p $$(@D)
+	$$(CC) $(2) -c $$< -o $$@
+$(call cuda_program,$(1),$(2),$(3),$(4),$(5),)
+$(call cuda_program,$(1),$(2),$(3),$(4),$(5),_fp32)
+$(call cuda_program,$(1),$(2),$(3),$(4),$(5),_fp16)
+endef
+# compiler, runtime, options
+emulated = CXX=$(1) EMU_RUNTIME=build/emu/$(2) dev/emu/emucc $(3) $$(EMU_FLAGS)
+$(eval $(call cuda_programs,emu,$$(CFLAGS),\
+    $(call emulated,$$(CXX),runtime,-O1 $$(OPENMP)),$(emu_plain)))
+$(eval $(call cuda_programs,asan/emu,$$(CFLAGS) $(SANITIZE),\
+    $(call emulated,$$(CXX),runtime,$(SANITIZE) $$(OPENMP)),$(emu_plain)))
+$(eval $(call cuda_programs,tsan,$$(alone),\
+    $(call emulated,$(CLANGXX),runtime-tsan,-O1 -fsanitize=thread),$(emu_tsan)))
+$(eval $(call cuda_programs,gpu,$$(CFLAGS),$$(NVCC) $$(NVFLAGS),| nvcc,$$(NVLIBS) $$(NCCL)))
+
+# Every CUDA source through nvcc, even where nothing can run: it keeps the emulator's headers honest.
+# Any warning is an error here.
+build/nvcc/%.o: %.cu $(HEADERS) $(CUDA_SOURCES) dev/test/device_only.sh
+	@mkdir -p $(@D)
+	$(NVCC) $(filter-out $(GPU_ARCH),$(NVFLAGS)) -Werror all-warnings -arch=sm_90 -Xptxas -O1 \
+	    -Xcompiler -O0,-fno-inline $(NCCL_FLAGS) -c $< -o $@
+	@sh dev/test/device_only.sh $@ || { rm $@; exit 1; }
+
+# `make test` covers everything once, `make test-all` does what takes long: dev/test/README.md.
+# What computes runs as it is shipped in the one and with AddressSanitizer in the other; what reads
+# and writes the other way around.
+UNIT = $(patsubst dev/test/%.c,%,$(wildcard dev/test/test_*.c))
+FUZZ = $(patsubst dev/test/%.c,%,$(wildcard dev/test/fuzz_*.c))
+COMPUTES = test_adam test_matmul test_offload test_rates test_rehearsal test_rng test_vmath \
+           test_zenflow test_zero test_zo
+READS = $(filter-out $(COMPUTES),$(UNIT))
+SCRIPTS = $(wildcard dev/test/test_*.sh dev/emu/test/test_*.sh)
+
+in = $(patsubst %,build/$(1)/%,$(2))
+with_gpu := $(and $(NVCC),$(GPU))
+TESTS = $(call in,test,$(COMPUTES) test_gpt2) $(call in,asan,$(READS) $(FUZZ)) \
+        $(foreach on,emu $(if $(with_gpu),gpu),$(call in,$(on),test_emu test_nccl $(GPU_ALL)))
+TEST_NEEDS = $(call in,emu,$(gpu_programs) bugs) train_gpt2emu $(TOOLS) build/test/test_ranks \
+             $(if $(with_gpu),train_gpt2cu $(call in,gpu,$(gpu_programs)),\
+                 $(if $(NVCC),build/nvcc/gpu_tests.o))
+
+# What one flavour's program has of the GPU's tests; the others train, and are for test_schedules.sh.
+KERNELS = test_kernels test_attention test_host test_columns_gpu
+trains = $(TRAINS) $(GPU_TESTS_fp32) $(GPU_TESTS_fp16)
+TESTS_ALL = $(call in,test,$(READS)) $(call in,asan,$(COMPUTES) test_gpt2) build/plain/test_gpt2 \
+            $(if $(CLANG),build/tsan/test_ranks $(call in,clang,test_adam test_rng test_matmul \
+                test_vmath test_zo test_zenflow)) \
+            $(call in,asan/emu,test_nccl $(KERNELS)) \
+            $(if $(CLANGXX),$(call in,tsan,test_nccl test_timeline $(KERNELS))) \
+            $(call in,emu,test_nccl test_timeline test_zen_time $(trains)) \
+            $(if $(with_gpu),$(call in,gpu,$(trains)))
+TEST_ALL_NEEDS = $(foreach on,asan/emu $(if $(CLANGXX),tsan),$(call in,$(on),gpu_tests bugs \
+                     gpu_tests_fp32 $(TRAINS) $(TRAINS:%=%_fp32))) \
+                 $(call in,emu,$(gpu_programs) bugs test_emu $(GPU_BENCHES)) train_gpt2emu \
+                 $(TOOLS) \
+                 $(if $(NVCC),train_gpt2cu $(if $(GPU),,$(patsubst %,build/nvcc/%.o,gpu_tests \
+                     test_emu test_nccl $(filter-out bench_zo_%,$(GPU_BENCHES)))))
+
+machine = CLANG="$(CLANG)" CLANGXX="$(CLANGXX)" NVCC="$(NVCC)" GPU="$(GPU)"
+test:  ## all features once, in minutes
+	@sh dev/test/build.sh $(MAKE) $(TEST_NEEDS) $(TESTS)
+	@$(machine) sh dev/test/run.sh $(SCRIPTS) $(TESTS)
+
+test-all:  ## what `make test` leaves out: sanitizers, all schedules, other compilers
+	@sh dev/test/build.sh $(MAKE) $(TEST_ALL_NEEDS) $(TESTS_ALL)
+	@$(machine) ALL=1 sh dev/test/run.sh $(SCRIPTS) $(TESTS_ALL)
+
+print-%:  # a variable, for scripts
+	@echo '$($*)'
+
+FUZZ_SECONDS ?= 600
+fuzz: $(FUZZ:%=build/fuzz/%)  ## long fuzzing of every parser (clang; FUZZ_SECONDS=600 each)
+	@for f in $(FUZZ); do mkdir -p build/corpus/$$f; echo "== $$f"; \
+	    build/fuzz/$$f -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=2048 -print_final_stats=1 \
+	    build/corpus/$$f || exit 1; done
+
+BENCH = build/bench_matmul build/bench_adam build/bench_step \
+        $(if $(and $(NVCC),$(GPU)),$(GPU_BENCHES:%=build/gpu/%))
+bench: $(BENCH)  ## speed, as shares of limits measured in the same run
+	@for b in $(BENCH); do $$b || exit 1; done
+
+reference:  ## recompute the reference fixtures and compare (needs python3-torch)
+	python3 dev/reference/reference.py --check
