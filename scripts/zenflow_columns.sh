@@ -3,30 +3,32 @@
 # first half of a text, and prints, matrix by matrix, the share of the squared norm in the top 1 %
 # and 10 % of the columns and rows, summed over 16 batches: of the text it learned and, if OTHER is
 # given, of another one, as in fine-tuning. Minutes on two cores; STEPS=2000 is doc/zenflow.md's.
-# usage: [STEPS=600] scripts/zenflow_columns.sh [FILE [OTHER]]    (fetches FILE if it is not given)
+# usage: [STEPS=600] [OUT=DIR] scripts/zenflow_columns.sh [FILE [OTHER]]    (fetches FILE if it is not given)
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 text=${1:+$(realpath "$1")} other=${2:+$(realpath "$2")}
+out=${OUT:+$(absolute "$OUT")}
 cd "$(dirname "$0")/.."
 if [ -z "$text" ]; then
     sh dev/data/tinyshakespeare.sh
     text=data/tinyshakespeare/input.txt
 fi
 make train_gpt2 build/columns
-out=out/zenflow_columns
-new_folder $out "$text" ${other:+"$other"}
-head -c $(($(wc -c <"$text") / 2)) "$text" >$out/half.txt
-./train_gpt2 --data $out/half.txt --out $out/model --layers 4 --heads 4 --channels 128 \
+out=${out:-out/zenflow_columns} top=$PWD
+new_folder "$out" "$text" ${other:+"$other"}
+head -c $(($(wc -c <"$text") / 2)) "$text" >"$out/half.txt"
+./train_gpt2 --data "$out/half.txt" --out "$out/model" --layers 4 --heads 4 --channels 128 \
     --context 256 --batch 16 --steps "${STEPS:-600}" --lr 3e-3 --eval-every 500
-for what in $out/half.txt $other; do
+for what in "$out/half.txt" ${other:+"$other"}; do
     name=$(basename "$what" .txt)
     for seed in $(seq 16); do
-        ./train_gpt2 --model $out/model --data "$what" --seed $seed --dump $out/$seed.safetensors \
-            >$out/dump.txt || { cat $out/dump.txt; exit 1; }
+        ./train_gpt2 --model "$out/model" --data "$what" --seed "$seed" --dump "$out/$seed.safetensors" \
+            >"$out/dump.txt" || { cat "$out/dump.txt"; exit 1; }
     done
     echo "--- the gradient of $what"
-    (cd $out && ../../build/columns $(seq -f %g.safetensors 16) --svg "$name.svg")
-    rm -f $out/*.safetensors
+    # shellcheck disable=SC2046  # names
+    (cd "$out" && "$top/build/columns" $(seq -f %g.safetensors 16) --svg "$name.svg")
+    rm -f "$out"/*.safetensors
 done
 echo "drawn in $out/*.svg"

@@ -158,7 +158,7 @@ scripts/hellaswag.sh: trap 'rm -rf "$first"' EXIT
 scripts/measure.sh: rm -rf "${out:?}/$name"
 scripts/measure.sh: rm "$out/first"
 scripts/plan_scaling.sh: trap 'rm -f "$other"' EXIT
-scripts/zenflow_columns.sh: rm -f $out/*.safetensors
+scripts/zenflow_columns.sh: rm -f "$out"/*.safetensors
 scripts/paper/zen_loss.sh: rm -rf "${out:?}/$name"
 X
 check scripts_remove_only_their_own sh -c 'sed "s/:[0-9]*: */: /" said | diff - table'
