@@ -102,6 +102,22 @@ check pictures_are_drawn sh -eu draw.sh
 check a_step_has_its_memory grep -q '>visiting state</text>' out/t.svg
 check a_plan_has_its_streams grep -q '>update on the CPU</text>' out/p.svg
 
+# --- dev/draw_lessons.sh: the same pictures, and the times that doc/zenflow.md says -------------------
+
+if whole; then
+    IMG="$work/img" TRAINER="$top/train_gpt2emu" TIMELINE="$top/build/timeline" CPU="$top/train_gpt2" \
+        sh "$top/dev/draw_lessons.sh" 'zen zero offload' >drawn 2>&1
+    check lessons_are_drawn test "$(ls img | wc -l)" -eq 17
+    for picture in img/*.svg; do
+        check "is_what_is_drawn_$(basename "$picture")" cmp "$picture" "$top/doc/$picture"
+    done
+    set -- $(sed -n 's/^--offload .* step \([0-9.]*\) ms, waiting \([0-9.]*\)$/\1 \2/p' drawn)  # in four modes
+    says zenflow_without doc/zenflow.md "Nothing offloaded, a step takes $1 ms."
+    says zenflow_zero doc/zenflow.md "\`zero\`: $3 ms, of which compute waits $4."
+    says zenflow_at_once doc/zenflow.md "\`--zen-overlap off\`: $5 ms, $6."
+    says zenflow_late doc/zenflow.md "One window late: $7 ms, $8."
+fi
+
 # --- the mistakes --------------------------------------------------------------------------------
 
 if ! whole; then
