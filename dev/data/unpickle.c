@@ -306,9 +306,9 @@ static bool make_tensor(Machine *m, const Value *of) {
     t->elements = 1;
     for (size_t i = shape->count; i-- > 0;) {
         const Value *n = member(shape, i, NUMBER), *stride = member(strides, i, NUMBER);
-        if (n == NULL || stride == NULL || n->number < 0 || stride->number < 0) return false;
+        if (n == NULL || stride == NULL || n->number < 0) return false;
         t->shape[i] = (size_t)n->number;
-        v->tensor.strides[i] = (size_t)stride->number;
+        v->tensor.strides[i] = (size_t)stride->number;  // a negative one leads beyond every end
         if (n->number != 1 && v->tensor.strides[i] != t->elements) v->tensor.in_order = false;
         const size_t steps = n->number > 0 ? (size_t)n->number - 1 : 0;
         if (__builtin_mul_overflow(steps, v->tensor.strides[i], &further)
@@ -332,11 +332,10 @@ static void negate(unsigned char *p, int dtype, size_t n) {
     }
 }
 
-// Copies elements [first, first + n), in the order of rows.
+// Copies elements [first, first + n), in the order of rows. There is at least one.
 static void tensor_read(const Tensor *t, size_t first, size_t n, unsigned char *out) {
     const size_t size = st_dtypes[t->st.dtype].size;
     size_t at[ST_MAX_RANK], rest = first, place = 0;
-    if (n == 0) return;
     for (int d = t->st.rank - 1; d >= 0; d--) {
         at[d] = rest % t->st.shape[d];
         rest /= t->st.shape[d];
