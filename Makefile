@@ -38,7 +38,7 @@ vpath %.c . dev dev/data dev/bench dev/test
 CLANG := $(shell command -v clang 2>/dev/null)
 alone = $(filter-out -fopenmp,$(CFLAGS))
 define program
-build/$(1)%: %.c train_gpt2.c dev/timeline.c dev/data/unpickle.c dev/bench/machine.h $(HEADERS) | compiler
+build/$(1)%: %.c train_gpt2.c test_gpt2.c dev/timeline.c dev/data/unpickle.c dev/bench/machine.h $(HEADERS) | compiler
 	@mkdir -p $$(@D)
 	$(2) -I. $$< -o $$@ $(LDLIBS)
 endef

@@ -55,8 +55,8 @@ build/nvcc/%.o: %.cu $(HEADERS) $(CUDA_SOURCES) dev/test/device_only.sh
 # and writes the other way around.
 UNIT = $(patsubst dev/test/%.c,%,$(wildcard dev/test/test_*.c))
 FUZZ = $(patsubst dev/test/%.c,%,$(wildcard dev/test/fuzz_*.c))
-COMPUTES = test_adam test_matmul test_offload test_rates test_rehearsal test_rng test_vmath \
-           test_zenflow test_zero test_zo
+COMPUTES = test_adam test_layers test_matmul test_offload test_rates test_rehearsal test_rng \
+           test_vmath test_zenflow test_zero test_zo
 READS = $(filter-out $(COMPUTES),$(UNIT))
 SCRIPTS = $(wildcard dev/test/test_*.sh dev/emu/test/test_*.sh)
 
@@ -71,7 +71,8 @@ TEST_NEEDS = $(call in,emu,$(gpu_programs) bugs) train_gpt2emu $(TOOLS) build/te
 # What one flavour's program has of the GPU's tests; the others train, and are for test_schedules.sh.
 KERNELS = test_kernels test_attention test_host test_columns_gpu
 trains = $(TRAINS) $(GPU_TESTS_fp32) $(GPU_TESTS_fp16)
-TESTS_ALL = $(call in,test,$(READS)) $(call in,asan,$(COMPUTES) test_gpt2) build/plain/test_gpt2 \
+TESTS_ALL = $(call in,test,$(READS)) $(call in,asan,$(COMPUTES) test_gpt2) \
+            $(call in,plain,test_gpt2 test_layers) \
             $(if $(CLANG),build/tsan/test_ranks $(call in,clang,test_adam test_rng test_matmul \
                 test_vmath test_zo test_zenflow)) \
             $(call in,asan/emu,test_nccl $(KERNELS)) \

@@ -1,0 +1,373 @@
+// test_layers.c: the CPU trainer against itself: finite differences, the plain definitions of its
+// layers, one thread against several, micro-batches against one batch, documents in a row against
+// rows of their own, one token at a time against all at once. (The GPU's are in test_model.cu.)
+#define NO_MAIN
+#include "../../test_gpt2.c"
+
+// A model with random weights that are far from any symmetry, on random tokens.
+static void make_random(GPT2 *g, GPT2Config config, size_t B, size_t T, int32_t *tokens) {
+    memset(g, 0, sizeof *g);
+    g->config = config;
+    gpt2_make(g, B, T, true);
+    gpt2_init(&g->table, g->params, 42);
+    for (int i = 0; i < g->table.count; i++) {
+        const GPT2Tensor *x = &g->table.tensors[i];
+        float *noise = ALLOC(float, x->size, "noise");
+        rng_normals(noise, x->rows * x->cols, 7, 0, (uint32_t)i, 0);
+        for (size_t j = 0; j < x->rows * x->cols; j++) g->params[x->offset + j] += 0.15f * noise[j];
+        free(noise);
+    }
+    for (size_t i = 0; i < B * T + 1; i++)
+        tokens[i] = (int32_t)(philox4x32(3, (uint32_t)i, 0, 0, 0).x[0] % config.vocab);
+}
+
+static const GPT2Config small = {2, 3, 36, 100, 80, 141, 0, FAMILY_GPT2, ACTIVATION_GELU, 1, 0};
+
+// The gradient of a few elements of every tensor against the difference of two losses. fp32 losses
+// allow about three digits; the reference test above is the sharp one, this one needs no file.
+static void test_finite_differences(void) {
+    enum { B = 2, T = 21 };
+    for (int variant = 0; variant < 4; variant++) {
+        GPT2Config c = small;
+        if (variant == 1) { c.tied = 0; c.activation = ACTIVATION_RELU; }
+        if (variant == 3) c.embed = 20;
+        if (variant == 2) { c.heads = 1; c.ffn = 50; c.layers = 1; }
+        int32_t tokens[B * T + 1];
+        GPT2 g;
+        make_random(&g, c, B, T, tokens);
+        gpt2_forward(&g, tokens, NULL, B, T);
+        gpt2_head(&g, tokens + 1, 1.0f / (B * T), false, NULL);
+        gpt2_backward(&g, tokens, false);
+        for (int i = 0; i < g.table.count; i++) {
+            // along the gradient itself: the derivative there is its length
+            const GPT2Tensor *x = &g.table.tensors[i];
+            float *p = g.params + x->offset, *d = g.grads + x->offset;
+            double length = 0;
+            for (size_t j = 0; j < x->size; j++) length += (double)d[j] * d[j];
+            length = sqrt(length);
+            if (length < 1e-4) continue;  // too flat for a difference of fp32 losses
+            float *kept = ALLOC(float, x->size, "kept");
+            memcpy(kept, p, x->size * sizeof(float));
+            double loss[2];
+            const double h = 2e-3 / (length > 0.2 ? length / 0.2 : 1);
+            for (int side = 0; side < 2; side++) {
+                for (size_t j = 0; j < x->size; j++)
+                    p[j] = kept[j] + (float)((side ? h : -h) * d[j] / length);
+                gpt2_forward(&g, tokens, NULL, B, T);
+                loss[side] = gpt2_head(&g, tokens + 1, 0, false, NULL);
+            }
+            memcpy(p, kept, x->size * sizeof(float));
+            free(kept);
+            const double slope = (loss[1] - loss[0]) / (2 * h);
+            CHECK(test_within(fabs(slope - length), 0.02 * length + 2e-4),
+                  "variant %d %s: gradient %.6f, slope %.6f", variant, x->name, length, slope);
+        }
+        gpt2_free(&g);
+    }
+}
+
+// GELU and its derivative against the formula in double: the reference's tolerance on gradients is
+// too wide to notice a constant with a digit less.
+static void test_gelu(void) {
+    const double k = sqrt(2 / M_PI);
+    for (double x = -6; x <= 6; x += 0.01) {
+        const float inp = (float)x;
+        float out, d = 1;
+        activation_forward(&out, &inp, 1, ACTIVATION_GELU);
+        activation_backward(&d, &inp, 1, ACTIVATION_GELU);
+        const double y = inp, t = tanh(k * (y + 0.044715 * y * y * y));
+        const double value = 0.5 * y * (1 + t);
+        const double slope = 0.5 * (1 + t) + 0.5 * y * (1 - t * t) * k * (1 + 3 * 0.044715 * y * y);
+        CHECK(test_within(fabs(out - value), 4e-7 * (1 + fabs(y))), "gelu(%g) = %.9f, not %.9f", y,
+              out, value);
+        CHECK(test_within(fabs(d - slope), 4e-6), "gelu'(%g) = %.9f, not %.9f", y, d, slope);
+    }
+}
+
+static double relative_difference(const float *a, const float *b, size_t n) {
+    double worst = 0, scale = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double d = fabs((double)a[i] - b[i]);
+        if (!(d <= worst)) worst = d;
+        if (fabs((double)b[i]) > scale) scale = fabs((double)b[i]);
+    }
+    return worst / scale;
+}
+
+// Attention's definition (train_gpt2.c has the formulas) in double, one pair of rows at a time.
+static void attention_definition(float *out, float *lse, float *dqkv, const float *dout,
+                                 const float *qkv, const int32_t *begins, size_t B, size_t T,
+                                 size_t C, size_t NH) {
+    const size_t HS = C / NH;
+    double *s = ALLOC(double, T + 3 * B * T * C, "attention"), *sums = s + T;  // sums: dqkv
+    for (size_t i = 0; i < B * NH * T; i++) {
+        const size_t t = i % T, h = i / T % NH, b = i / T / NH, row = b * T + t;
+        const size_t q = row * 3 * C + h * HS, k = b * T * 3 * C + C + h * HS, v = k + C;
+        const float *d = dout + row * C + h * HS;
+        float *o = out + row * C + h * HS;
+        const size_t begin = begins == NULL ? 0 : (size_t)begins[row];
+        double sum = 0, delta = 0;  // delta: sum over u of p[t,u] dp[t,u]
+        for (size_t u = begin; u <= t; u++) {
+            s[u] = 0;
+            for (size_t c = 0; c < HS; c++) s[u] += (double)qkv[q + c] * qkv[k + u * 3 * C + c];
+            s[u] = exp(s[u] / sqrt((double)HS));
+            sum += s[u];
+        }
+        lse[i] = (float)log(sum);
+        for (size_t c = 0; c < HS; c++) {
+            double x = 0;
+            for (size_t u = begin; u <= t; u++) x += s[u] / sum * qkv[v + u * 3 * C + c];
+            o[c] = (float)x;
+            delta += x * d[c];
+        }
+        for (size_t u = begin; u <= t; u++) {
+            const double p = s[u] / sum;
+            double dp = 0;
+            for (size_t c = 0; c < HS; c++) dp += (double)d[c] * qkv[v + u * 3 * C + c];
+            const double ds = p * (dp - delta) / sqrt((double)HS);
+            for (size_t c = 0; c < HS; c++) {
+                sums[q + c] += ds * qkv[k + u * 3 * C + c];
+                sums[k + u * 3 * C + c] += ds * qkv[q + c];
+                sums[v + u * 3 * C + c] += p * d[c];
+            }
+        }
+    }
+    for (size_t i = 0; i < 3 * B * T * C; i++) dqkv[i] = (float)sums[i];
+    free(s);
+}
+
+// The strips against the definition, for lengths around the strip's and odd heads, of rows with
+// documents, and without.
+static void test_attention_is_its_definition(void) {
+    static const size_t shapes[][5] = {  // B, T, C, NH, tokens of a document (0: no begins)
+        {1, 1, 8, 1, 0}, {2, 5, 12, 4, 0}, {1, 63, 9, 3, 0}, {1, 64, 64, 1, 0}, {2, 65, 40, 5, 0},
+        {1, 200, 48, 2, 0}, {2, 200, 12, 3, 7}, {1, 200, 16, 1, 90}, {1, 130, 8, 2, 1}};
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        const size_t B = shapes[i][0], T = shapes[i][1], C = shapes[i][2], NH = shapes[i][3];
+        const size_t n = B * T * C;
+        float *qkv = ALLOC(float, 3 * n, "qkv");
+        float *dout = ALLOC(float, n, "dout");
+        float *buffers = ALLOC(float, 8 * n + 2 * B * NH * T, "buffers");
+        float *out = buffers, *out_plain = out + n, *dqkv = out + 2 * n, *dqkv_plain = out + 5 * n;
+        float *lse = out + 8 * n, *lse_plain = lse + B * NH * T;
+        const size_t floats = (size_t)omp_get_max_threads() * attention_scratch_floats(T);
+        float *scratch = ALLOC(float, floats, "scratch");
+        rng_normals(qkv, 3 * n, 1, 0, 0, 0);
+        rng_normals(dout, n, 2, 0, 0, 0);
+        for (size_t j = 0; j < 3 * n; j++) dqkv[j] = NAN;  // must be overwritten
+        const size_t document = shapes[i][4];
+        int32_t *begins = document > 0 ? ALLOC(int32_t, B * T, "begins") : NULL;
+        for (size_t j = 0; j < B * T && begins != NULL; j++)
+            begins[j] = (int32_t)(j % T / document * document);
+        attention_definition(out_plain, lse_plain, dqkv_plain, dout, qkv, begins, B, T, C, NH);
+        attention_forward(out, lse, qkv, begins, scratch, B, T, C, NH);
+        attention_backward(dqkv, dout, out, lse, qkv, begins, scratch, B, T, C, NH);
+        free(begins);
+        CHECK(test_within(relative_difference(out, out_plain, n), 2e-6), "output, shape %zu", i);
+        CHECK(test_within(relative_difference(lse, lse_plain, B * NH * T), 2e-6), "lse, shape %zu",
+              i);
+        CHECK(test_within(relative_difference(dqkv, dqkv_plain, 3 * n), 4e-6),
+              "gradient, shape %zu: %g", i, relative_difference(dqkv, dqkv_plain, 3 * n));
+        free(qkv);
+        free(dout);
+        free(buffers);
+        free(scratch);
+    }
+}
+
+// Padding never enters a result: the rows beyond the vocabulary stay zero in weights, gradients and
+// moments, and so does every gap between tensors.
+static void check_padding(const GPT2 *g) {
+    size_t padding = 0;
+    for (int i = 0; i < g->table.count; i++) {
+        const GPT2Tensor *x = &g->table.tensors[i];
+        const size_t end = i + 1 < g->table.count ? x[1].offset : g->table.elements;
+        for (size_t j = x->offset + x->rows * x->cols; j < end; j++, padding++)
+            CHECK(g->params[j] == 0 && g->grads[j] == 0 && ((float *)g->m)[j] == 0
+                  && ((float *)g->v)[j] == 0, "%s, element %zu", x->name, j - x->offset);
+    }
+    CHECK(padding > 100, "nothing was padded");
+}
+
+// Gradients of three steps and parameters after them, with another number of threads: same bits.
+static void test_threads_do_not_change_bits(void) {
+#ifdef _OPENMP
+    enum { B = 3, T = 70 };
+    const int before = omp_get_max_threads();
+    static float first[2][400000];
+    for (int run = 0; run < 4; run++) {
+        static const int threads[] = {1, 2, 3, 5};
+        omp_set_num_threads(threads[run]);
+        int32_t tokens[B * T + 1];
+        GPT2 g;
+        make_random(&g, small, B, T, tokens);
+        if (g.table.elements > 400000) die("make the test's buffer larger");
+        for (size_t step = 1; step <= 3; step++) {
+            gpt2_forward(&g, tokens, NULL, B, T);
+            gpt2_head(&g, tokens + 1, 1.0f / (B * T), false, NULL);
+            gpt2_backward(&g, tokens, false);
+            const AdamStep adam = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.1, step,
+                                                    clip_scale(gpt2_grad_norm_squared(&g), 1));
+            gpt2_update(&g, &adam);
+        }
+        const size_t bytes = g.table.elements * sizeof(float);
+        if (run == 0) { memcpy(first[0], g.params, bytes); memcpy(first[1], g.grads, bytes); }
+        CHECK(memcmp(first[0], g.params, bytes) == 0, "parameters, %d threads", threads[run]);
+        CHECK(memcmp(first[1], g.grads, bytes) == 0, "gradients, %d threads", threads[run]);
+        check_padding(&g);
+        gpt2_free(&g);
+    }
+    omp_set_num_threads(before);
+#else
+    SKIP("built without OpenMP: there is one thread");
+#endif
+}
+
+// Four micro-batches of one sequence give the gradient of one micro-batch of four, which is more
+// rows than the head takes at a time. Without gradients, where the layers share one set of
+// activations, the loss is the same to the bit.
+static void test_accumulation(void) {
+    enum { B = 4, T = 70 };
+    CHECK(B * T > HEAD_ROWS, "the head has only one chunk of rows");
+    int32_t tokens[B * T + 1];
+    GPT2 g, e;
+    make_random(&g, small, B, T, tokens);
+    const size_t n = g.table.elements;
+    memset(&e, 0, sizeof e);
+    e.config = small;
+    gpt2_make(&e, B, T, false);
+    memcpy(e.params, g.params, n * sizeof(float));
+    float *whole = ALLOC(float, n, "gradients");
+    gpt2_forward(&g, tokens, NULL, B, T);
+    const double loss = gpt2_head(&g, tokens + 1, 1.0f / (B * T), false, NULL);
+    gpt2_backward(&g, tokens, false);
+    memcpy(whole, g.grads, n * sizeof(float));
+    gpt2_forward(&e, tokens, NULL, B, T);
+    CHECK(gpt2_head(&e, tokens + 1, 0, false, NULL) == loss, "another loss without gradients");
+    gpt2_free(&e);
+    for (int i = 0; i < g.table.count; i++) {  // what an older step left; padding is never written
+        const GPT2Tensor *x = &g.table.tensors[i];
+        for (size_t j = 0; j < x->rows * x->cols; j += 7) g.grads[x->offset + j] = 1e3f;
+    }
+    double sum = 0;
+    for (size_t b = 0; b < B; b++) {
+        gpt2_forward(&g, tokens + b * T, NULL, 1, T);
+        sum += gpt2_head(&g, tokens + b * T + 1, 1.0f / (B * T), b > 0, NULL) / B;
+        gpt2_backward(&g, tokens + b * T, b > 0);
+    }
+    CHECK(test_within(fabs(sum - loss), 1e-6), "loss %.9f and %.9f", sum, loss);
+    CHECK(test_within(relative_difference(g.grads, whole, n), 2e-6), "%g",
+          relative_difference(g.grads, whole, n));
+    free(whole);
+    gpt2_free(&g);
+}
+
+// A row of documents gives what they give one by one, each a row of its own: the sum of the losses,
+// and of every gradient.
+static void test_documents_in_a_row(void) {
+    enum { T = 90, DOCUMENTS = 4 };
+    static const size_t ends[DOCUMENTS] = {1, 30, 75, T};
+    for (int variant = 0; variant < 2; variant++) {
+        GPT2Config c = small;
+        if (variant == 1) { c.tied = 0; c.activation = ACTIVATION_RELU; }
+        int32_t tokens[T + 1], begins[T];
+        double sum = 0;
+        GPT2 g;
+        make_random(&g, c, 1, T, tokens);
+        const size_t n = g.table.elements;
+        float *apart = ALLOC(float, n, "gradients");
+        for (size_t d = 0, at = 0; d < DOCUMENTS; at = ends[d++]) {
+            const size_t length = ends[d] - at;
+            for (size_t t = at; t < ends[d]; t++) begins[t] = (int32_t)at;
+            gpt2_forward(&g, tokens + at, NULL, 1, length);
+            sum += gpt2_head(&g, tokens + at + 1, 1.0f / T, d > 0, NULL) * (double)length / T;
+            gpt2_backward(&g, tokens + at, d > 0);
+        }
+        memcpy(apart, g.grads, n * sizeof(float));
+        gpt2_forward(&g, tokens, begins, 1, T);
+        const double loss = gpt2_head(&g, tokens + 1, 1.0f / T, false, NULL);
+        gpt2_backward(&g, tokens, false);
+        CHECK(test_within(fabs(loss - sum), 1e-6), "loss %.9f and %.9f", loss, sum);
+        for (int i = 0; i < g.table.count; i++) {
+            const GPT2Tensor *x = &g.table.tensors[i];
+            CHECK(test_within(relative_difference(g.grads + x->offset, apart + x->offset, x->size),
+                              4e-6), "variant %d, %s", variant, x->name);
+        }
+        free(apart);
+        gpt2_free(&g);
+    }
+}
+
+// The gradient behind gpt2_classify(), along itself, against the difference of two losses.
+static void test_words_have_a_gradient(void) {
+    enum { B = 3, T = 12 };
+    const int32_t word[4] = {3, 60, 17, 0}, where[2 * B] = {4, 1, 11, 3, 0, 0};
+    for (int tied = 0; tied < 2; tied++) {
+        GPT2Config c = small;
+        int32_t tokens[B * T + 1];
+        size_t right = 0;
+        double loss[2], length = 0;
+        GPT2 g;
+        c.tied = tied;
+        make_random(&g, c, B, T, tokens);
+        const size_t n = g.table.elements;
+        for (int micro = 0; micro < 2; micro++) {  // the same twice, half each
+            gpt2_forward(&g, tokens, NULL, B, T);
+            gpt2_classify(&g, word, 4, where, 0.5f / B, micro > 0, &right);
+            gpt2_backward(&g, tokens, micro > 0);
+        }
+        float *kept = ALLOC(float, n, "kept");
+        memcpy(kept, g.params, n * sizeof(float));
+        for (size_t j = 0; j < n; j++) length += (double)g.grads[j] * g.grads[j];
+        length = sqrt(length);
+        for (int side = 0; side < 2; side++) {
+            const double h = (side ? 2e-3 : -2e-3) / length;
+            for (size_t j = 0; j < n; j++) g.params[j] = kept[j] + (float)(h * g.grads[j]);
+            gpt2_forward(&g, tokens, NULL, B, T);
+            loss[side] = gpt2_classify(&g, word, 4, where, 0, false, &right);
+        }
+        const double slope = (loss[1] - loss[0]) / 4e-3;
+        CHECK(length > 0.1 && test_within(fabs(slope - length), 0.005 * length),
+              "tied %d: gradient %.6f, slope %.6f", tied, length, slope);
+        free(kept);
+        gpt2_free(&g);
+    }
+}
+
+// Feeding one token at a time through the key/value cache gives the logits of the whole sequence.
+static void test_cached_decoding(void) {
+    enum { T = 50 };
+    for (int variant = 0; variant < 3; variant++) {
+        GPT2Config c = small;
+        if (variant > 0) { c.tied = 0; c.activation = ACTIVATION_RELU; }
+        if (variant == 2) c.embed = 20;
+        int32_t tokens[T + 1];
+        GPT2 g;
+        make_random(&g, c, 1, T, tokens);
+        float *logits = ALLOC(float, T * g.config.vocab_padded, "logits");
+        gpt2_forward(&g, tokens, NULL, 1, T);
+        gpt2_head(&g, tokens + 1, 0, false, logits);
+        float *next = ALLOC(float, g.config.vocab, "logits");
+        for (size_t t = 0; t < T; t++) {
+            gpt2_next(&g, tokens, t + 1, t == 20 ? t + 1 : 1, next);  // and all of them once
+            const double error = relative_difference(next, logits + t * g.config.vocab_padded,
+                                                     g.config.vocab);
+            CHECK(test_within(error, 5e-6), "variant %d, position %zu: %g", variant, t, error);
+        }
+        free(next);
+        free(logits);
+        gpt2_free(&g);
+    }
+}
+
+int main(void) {
+    RUN(test_finite_differences);
+    RUN(test_gelu);
+    RUN(test_attention_is_its_definition);
+    RUN(test_threads_do_not_change_bits);
+    RUN(test_accumulation);
+    RUN(test_documents_in_a_row);
+    RUN(test_words_have_a_gradient);
+    RUN(test_cached_decoding);
+    return test_summary();
+}
