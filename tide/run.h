@@ -32,6 +32,7 @@
 #include "sample.h"
 #include "task.h"
 #include "tokenizer.h"
+#include <fnmatch.h>
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/statvfs.h>
@@ -333,6 +334,12 @@ static const char *const out_files[OUT_FILES] = {
     "model.safetensors", "config.json", "vocab.json", "merges.txt", "tokenizer_config.json",
     "log.jsonl", "log.jsonl.old", "loss.svg", "checkpoints", "best"};
 
+// The files of a model and its tokenizer, whoever wrote them.
+enum { MODEL_FILES = 11 };
+static const char *const model_files[MODEL_FILES] = {
+    "*.safetensors", "*.index.json", "*config.json", "tokenizer.*", "vocab.json", "merges.txt",
+    "*_tokens.json", "*_map.json", "*.jinja", "*.gguf", "pytorch_model*"};
+
 // The line of a file of `dir`; empty if there is no such file.
 static void run_mark_line(const char *dir, const char *name, char line[128]) {
     char path[PATH_MAX];
@@ -340,7 +347,7 @@ static void run_mark_line(const char *dir, const char *name, char line[128]) {
     path_join(path, dir, name);
     line[0] = '\0';
     if (stat(path, &s) == 0)
-        snprintf(line, 128, "%s %lld %lld.%09ld\n", name, (long long)s.st_size,
+        snprintf(line, 128, "%.60s %lld %lld.%09ld\n", name, (long long)s.st_size,
                  (long long)s.st_mtim.tv_sec, s.st_mtim.tv_nsec);
 }
 
@@ -360,9 +367,6 @@ static void run_mark(const Run *r) {
 // Refuses a new run's --out that holds a model, or files of the names that a run writes, unless the
 // mark says that this program wrote them.
 static void run_check_owner(const char *out) {
-    static const char *const foreign[] = {
-        ".safetensors", ".index.json", ".gguf", ".jinja", "_config.json", "_tokens.json",
-        "_map.json", "pytorch_model.bin", "tokenizer.json", "tokenizer.model"};
     char path[PATH_MAX], line[128];
     Error err;
     size_t n;
@@ -371,13 +375,10 @@ static void run_check_owner(const char *out) {
     DIR *dir = opendir(out);
     for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
         const char *name = e->d_name;
-        const size_t length = strlen(name);
         int ours = 0;
         bool refused = false;
         while (ours < OUT_FILES && strcmp(out_files[ours], name) != 0) ours++;
-        for (size_t i = 0; i < sizeof foreign / sizeof foreign[0] && ours == OUT_FILES; i++)
-            refused |= length >= strlen(foreign[i])
-                    && strcmp(name + length - strlen(foreign[i]), foreign[i]) == 0;
+        for (int i = 0; i < MODEL_FILES; i++) refused |= fnmatch(model_files[i], name, 0) == 0;
         if (ours < OUT_MODEL) run_mark_line(out, name, line);
         if (ours < OUT_FILES)
             refused = mark == NULL || (ours < OUT_MODEL && strstr(mark, line) == NULL);
@@ -392,8 +393,6 @@ static void run_check_owner(const char *out) {
 // Refuses the output `to` of option number `row` (OPTION_COUNT: --out) if it is an input, another
 // output, or a file of the model or the tokenizer, by whatever name.
 static void run_check_file(const Options *o, int row, const char *to) {
-    static const char *const patterns[] = {"*.safetensors", "*.index.json", "*config.json",
-                                           "tokenizer*.json", "vocab.json", "merges.txt"};
     char name[64], other[64], home[PATH_MAX], path[PATH_MAX];
     snprintf(name, sizeof name, "--%s", row < OPTION_COUNT ? option_table[row].name : "out");
     for (int i = 0; i < OPTION_COUNT; i++) {
@@ -408,8 +407,8 @@ static void run_check_file(const Options *o, int row, const char *to) {
         const char *read = i == 0 ? o->model : o->tokenizer;
         if (read == NULL || !path_exists(read) || o->resume) continue;
         model_directory(read, home);
-        for (size_t k = 0; k < sizeof patterns / sizeof patterns[0]; k++) {
-            path_join(path, home, patterns[k]);
+        for (int k = 0; k < MODEL_FILES; k++) {
+            path_join(path, home, model_files[k]);
             output_check(name, to, i == 0 ? "--model" : "--tokenizer", path);
         }
     }

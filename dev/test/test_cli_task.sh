@@ -21,6 +21,21 @@ cp LICENSE "$work/text.txt"
 cd "$work" || exit 1
 without_measuring
 
+# OPT has seen every text begin with </s>: a prompt begins with it as the examples did, also while it
+# trains. Without it, half of these are answered otherwise.
+printf '{"prompt":"ab","completion":" yes"}\n{"prompt":"cd","completion":" no"}\n' >opt.jsonl
+printf '{"prompt":"ef","completion":" maybe"}\n{"prompt":"gh","completion":" so"}\n' >>opt.jsonl
+"$cpu" --model opt-125m --layers 1 --heads 2 --channels 32 --context 16 --vocab 459 \
+    --tokenizer "$top/dev/test/fixtures/tokenizer" --data opt.jsonl --val opt.jsonl --steps 200 --batch 4 --lr 1e-2 \
+    --pack off --eval-every 200 --save-every 0 --sample-every 200 --prompt cd --temperature 0 --out opt >opt.out
+check opt_samples_begin_as_training_did sh -c 'grep -A1 "^--- sample" opt.out | grep -qx "cd no"'
+for program in "$cpu" "$tide"; do
+    for answer in "ab yes" "cd no" "ef maybe" "gh so"; do
+        check "opt_says_${answer% *}_$(basename "$program")" test "$("$program" --model opt --steps 0 --temperature 0 \
+            --sample-tokens 12 --prompt "${answer% *}")" = "$answer"
+    done
+done
+
 # What sleeps, and what holds water? examples N SEED FORM
 examples() {
     awk -v n="$1" -v x="$2" -v form="$3" 'function r(k) { x = x * 16807 % 2147483647
