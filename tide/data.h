@@ -62,8 +62,10 @@ static int bin_width(const void *bytes, size_t n) {
 static TokenSegment segment_parse(const char *name, const void *bytes, size_t n) {
     int32_t header[3];
     TokenSegment s = {name, (const char *)bytes + BIN_HEADER, 0, 0, bin_width(bytes, n)};
+    const char *kind = file_kind(bytes, n);
     if (s.width == 0)
-        die("%s: not a token file (it must start with %d or %d)", name, BIN_MAGIC_16, BIN_MAGIC_32);
+        die("%s: not a token file (it must start with %d or %d)%s%s", name, BIN_MAGIC_16,
+            BIN_MAGIC_32, kind != NULL ? ", but " : "", kind != NULL ? kind : "");
     if (n < BIN_HEADER) die("%s: truncated: %zu bytes, the header has %d", name, n, BIN_HEADER);
     memcpy(header, bytes, sizeof header);
     const int32_t version = s.width == 2 ? 1 : 7;
@@ -124,13 +126,12 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
     return all;
 }
 
-static bool data_is_quiet;  // of several ranks, the first one warns
-
 // Whatever is not a token file is taken as text. What is compressed, or no UTF-8, has a NUL byte.
 static void data_warn(const char *name, const char *bytes, size_t n) {
-    if (data_is_quiet || memchr(bytes, 0, n < 1 << 20 ? n : 1 << 20) == NULL) return;
-    fprintf(stderr, "tide: warning: %s is binary (it has NUL bytes), and its bytes are taken as "
-            "text: unpack it, or write it as UTF-8 first\n", name);
+    const char *kind = file_kind(bytes, n);
+    if (data_is_quiet || (kind == NULL && memchr(bytes, 0, min_size(n, 1 << 20)) == NULL)) return;
+    if (kind == NULL) kind = "binary (it has NUL bytes): unpack it, or write it as UTF-8 first";
+    fprintf(stderr, "tide: warning: %s is %s; its bytes are taken as text\n", name, kind);
 }
 
 // Opens a file, or every file that matches a glob pattern, in order of name: token files, told by
@@ -160,8 +161,11 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
         const bool text = !named_bin && bin_width(s->tokens, s->count) == 0;
         if (i > 0 && text != d.text) die("%s: some of these files are text, some tokens", pattern);
         if (text && tok == NULL)
-            die("%s is text, and nobody said how to encode it: name it with --tokenizer DIR",
-                s->name);
+            die("%s is text, and nobody said how to encode it: name it with --tokenizer DIR (%s)",
+                s->name, tokenizer_why);
+        if (text && json_begins((const char *)s->tokens, s->count))
+            die("%s is JSON: name it alone, patterns work for text only; to be read as running "
+                "text, it must be a token file (build/tokenize)", s->name);
         if (text) data_warn(s->name, (const char *)s->tokens, s->count);
         else *s = segment_parse(s->name, s->tokens, s->count);
         d.text = text;
@@ -248,9 +252,11 @@ static void loader_check(const Loader *l) {
     size_t longest = 0;
     for (size_t i = 0; i < l->data->count; i++)
         if (l->data->segments[i].count > longest) longest = l->data->segments[i].count;
+    if (l->sequences == 0 && longest < 2)
+        die("there is nothing to train on or to evaluate: %zu tokens", l->data->tokens);
     if (l->sequences == 0)
         die("%zu tokens, at most %zu in one piece, are too few for --seq %zu; --seq %zu or less "
-            "works", l->data->tokens, longest, l->T, longest > 0 ? longest - 1 : 0);
+            "works", l->data->tokens, longest, l->T, longest - 1);
 }
 
 // Where index i of 0 .. n-1 goes in the pseudorandom permutation that belongs to `key`. A Feistel

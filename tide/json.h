@@ -3,13 +3,15 @@
 //   json_parse, json_read, json_free    a text, or a file, as a tree of values
 //   json_get, json_get_size, json_size  a member of an object; a number that is a size
 //   json_write_string                   a string with its quotes
-//   file_read                           a whole file
+//   file_read, text_read                a whole file; one that must be text
+//   json_begins                         does a text begin like JSON?
 //   utf8_decode, utf8_encode            one code point
 //
-// A strict reader of RFC 8259: no comments, no trailing commas, no NaN, no byte order mark; strings
-// are valid UTF-8. (Only numbers may also be like 01, +1 or 1.) It also refuses lone surrogates,
-// numbers too large for a double, and more than 64 levels. Of keys that occur twice the first is
-// found. Memory: one block, at most 73 bytes per byte of text.
+// A strict reader of RFC 8259: no comments, no trailing commas, no NaN; strings are valid UTF-8.
+// (Only numbers may also be like 01, +1 or 1, and a byte order mark may come first.) It refuses
+// lone surrogates, too, numbers too large for a double, more than 64 levels, and a key that an
+// object has twice: others would take the other value. A member that is null is as good as none.
+// Memory: one block, at most 105 bytes per byte of text.
 #ifndef TIDE_JSON_H
 #define TIDE_JSON_H
 #include "util.h"
@@ -28,6 +30,7 @@ typedef struct Json {
     struct Json *child;     // JSON_ARRAY, JSON_OBJECT: the first of count members
     struct Json *next;      // the next member of the same parent
     size_t count;
+    struct Json **table;    // JSON_OBJECT: 2 count + 1 places of a hash table, see json_place()
 } Json;
 
 enum { JSON_DEPTH = 64 };
@@ -63,6 +66,7 @@ static size_t utf8_encode(uint32_t c, char *out) {
 typedef struct {
     const char *text, *end, *at;
     Json *free_node;    // the next unused node
+    Json **free_place;  // the next unused place of the hash tables
     char *free_string;  // the next unused byte of the strings
     bool failed;        // err says why; nothing is left to read
     Error *err;
@@ -156,6 +160,33 @@ static void json_number(JsonParser *p, Json *node) {
         json_error(p, "expected a value");
 }
 
+// The place of a key in an object's hash table: its member, or NULL where it would be.
+static Json **json_place(const Json *object, const char *key, size_t length) {
+    uint64_t at = 0xcbf29ce484222325u;  // FNV-1a
+    for (size_t i = 0; i < length; i++) at = (at ^ (unsigned char)key[i]) * 0x100000001b3u;
+    for (;; at++) {
+        Json **place = &object->table[at % (2 * object->count + 1)];
+        if (*place == NULL || ((*place)->key_length == length
+                               && memcmp((*place)->key, key, length) == 0)) return place;
+    }
+}
+
+// Fills it. A key that is there twice is an error.
+static void json_index(JsonParser *p, Json *object) {
+    char what[128];
+    object->table = p->free_place;
+    p->free_place += 2 * object->count + 1;
+    for (Json *member = object->child; member != NULL && !p->failed; member = member->next) {
+        Json **place = json_place(object, member->key, member->key_length);
+        if (*place != NULL) {
+            snprintf(what, sizeof what, "the object that ends here has \"%.80s\" twice",
+                     member->key);
+            json_error(p, what);
+        }
+        *place = member;
+    }
+}
+
 static void json_value(JsonParser *p, Json *node, int depth) {
     static const char *const words[3] = {"null", "false", "true"};  // in the order of JsonType
     json_space(p);
@@ -182,7 +213,6 @@ static void json_value(JsonParser *p, Json *node, int depth) {
     bool more = !json_take_after_space(p, close);
     for (Json **link = &node->child; more && !p->failed; link = &(*link)->next) {
         Json *member = *link = p->free_node++;
-        memset(member, 0, sizeof *member);
         node->count++;
         if (object) {
             json_string(p, &member->key, &member->key_length);
@@ -192,6 +222,19 @@ static void json_value(JsonParser *p, Json *node, int depth) {
         more = !json_take_after_space(p, close);
         if (more && !json_take(p, ',')) json_error(p, "expected ',' or the end of a list");
     }
+    if (object && !p->failed) json_index(p, node);
+}
+
+// Bytes of the byte order mark with which a text begins: 3, or 0.
+static size_t utf8_mark(const char *text, size_t n) {
+    return n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+}
+
+// Does a text begin like JSON: with {" or [{, with or without white space?
+static bool json_begins(const char *text, size_t n) {
+    JsonParser p = {text, text + n, text + utf8_mark(text, n), NULL, NULL, NULL, false, NULL};
+    return json_take_after_space(&p, '{') ? json_take_after_space(&p, '"')
+                                          : json_take(&p, '[') && json_take_after_space(&p, '{');
 }
 
 // Reads one JSON text of n bytes. Returns the root, to be freed with json_free(), or NULL with the
@@ -199,10 +242,11 @@ static void json_value(JsonParser *p, Json *node, int depth) {
 static Json *json_parse(const char *text, size_t n, Error *err) {
     size_t nodes = 1;  // every other value follows one of these
     for (size_t i = 0; i < n; i++) nodes += text[i] == ',' || text[i] == '[' || text[i] == '{';
-    Json *root = (Json *)malloc(nodes * sizeof(Json) + n + 1);
+    Json *root = (Json *)calloc(1, nodes * (sizeof(Json) + 3 * sizeof(Json *)) + n + 1);
     if (root == NULL) fail("out of memory: a JSON text of %zu bytes", n);
-    memset(root, 0, sizeof *root);
-    JsonParser p = {text, text + n, text, root + 1, (char *)(root + nodes), false, err};
+    Json **places = (Json **)(root + nodes);  // two for each member, one for each object
+    JsonParser p = {text, text + n, text + utf8_mark(text, n), root + 1, places,
+                    (char *)(places + 3 * nodes), false, err};
     json_value(&p, root, 0);
     json_space(&p);
     if (p.at < p.end) json_error(&p, "something follows the end of the value");
@@ -213,13 +257,11 @@ static Json *json_parse(const char *text, size_t n, Error *err) {
 
 static void json_free(Json *root) { free(root); }
 
-// The member of an object with that key, NULL if there is none or if it is not an object.
+// The member of an object with that key, NULL if there is none, or null, or if it is not an object.
 static const Json *json_get(const Json *object, const char *key) {
     if (object == NULL || object->type != JSON_OBJECT) return NULL;
-    size_t n = strlen(key);
-    for (const Json *member = object->child; member != NULL; member = member->next)
-        if (member->key_length == n && memcmp(member->key, key, n) == 0) return member;
-    return NULL;
+    const Json *member = *json_place(object, key, strlen(key));
+    return member == NULL || member->type == JSON_NULL ? NULL : member;
 }
 
 // The value of a number written as digits only and below 2^53, where a double is still exact.
@@ -251,8 +293,9 @@ static void json_write_string(FILE *f, const char *s, size_t n) {
     fputc('"', f);
 }
 
-// A whole regular file with a NUL after its *n bytes, to be freed with free(); NULL and the reason
-// in err if it is not there, not a regular file, or changes while it is read.
+// A whole regular file without the byte order mark at its start, with a NUL after its *n bytes, to
+// be freed with free(); NULL and the reason in err if it is not there, not a regular file, or
+// changes while it is read.
 static char *file_read(const char *path, size_t *n, Error *err) {
     struct stat s;
     errno = 0;
@@ -265,16 +308,30 @@ static char *file_read(const char *path, size_t *n, Error *err) {
     char *text = (char *)alloc_or_fail(*n + 1, 1, path);
     const bool whole = fread(text, 1, *n, f) == *n && fgetc(f) == EOF && !ferror(f);
     fclose(f);
+    const size_t mark = utf8_mark(text, *n);
+    *n -= mark;
+    memmove(text, text + mark, *n + 1);
     if (whole) return text;
     free(text);
     error_set(err, "%s: cannot be read as a whole", path);
     return NULL;
 }
 
-// file_read() and json_parse(); the error names the file.
+// file_read() of a text: refuses what is something else by its first bytes, and a NUL.
+static char *text_read(const char *path, size_t *n, Error *err) {
+    char *text = file_read(path, n, err);
+    const char *kind = text != NULL ? file_kind(text, *n) : NULL;
+    if (text == NULL || (kind == NULL && strlen(text) == *n)) return text;
+    error_set(err, "%.200s %s%s", path, kind != NULL ? "is " : "has a NUL byte: it is no text, ",
+              kind != NULL ? kind : "or UTF-16: write it as UTF-8");
+    free(text);
+    return NULL;
+}
+
+// text_read() and json_parse(); the error names the file.
 static Json *json_read(const char *path, Error *err) {
     size_t n = 0;
-    char *text = file_read(path, &n, err);
+    char *text = text_read(path, &n, err);
     if (text == NULL) return NULL;
     Error inner;
     Json *root = json_parse(text, n, &inner);

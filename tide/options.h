@@ -140,7 +140,7 @@ static const Option option_table[] = {
     COUNT("vocab", vocab, "auto", 1, 1 << 24, O_FIXED, "auto: as in the model"),
 
     TITLE("Data"),
-    TEXT("data", data, NULL, "PATH", O_READS, "text, llm.c .bin tokens (may be a glob), or .jsonl"),
+    TEXT("data", data, NULL, "PATH", O_READS, "text, llm.c .bin tokens (may be a glob), or JSON lines"),
     TEXT("val", val, NULL, "PATH", O_READS, "validation data; else the last tenth of --data"),
     TEXT("tokenizer", tokenizer, NULL, "bytes|DIR", 0,
          "DIR: vocab.json, merges.txt; else the model's, or bytes"),
@@ -179,7 +179,7 @@ static const Option option_table[] = {
     COUNT("eval-batches", eval_batches, "auto", 1, BIG, O_AUTO,
           "at most; auto: 20 of running text, all examples"),
     TEXT("choices", choices, NULL, "FILE", O_READS,
-         "questions with choices (.jsonl), all asked at each evaluation"),
+         "questions with choices (JSON lines), all asked at each evaluation"),
     TEXT("scores", scores, NULL, "FILE", O_OWN | O_WRITES,
          "with --steps 0: each row's loss, JSON lines"),
     COUNT("sample-every", sample_every, "0", 0, BIG, 0, "steps; 0: never"),

@@ -144,13 +144,14 @@ static void run_choose_tokenizer(Run *r) {
     if (saved != NULL) model_directory(saved, home);
     path_join(list, home, "merges.txt");
     const bool lists = saved != NULL && path_exists(list);
+    const bool unread = saved != NULL && o->tokenizer == NULL && tokenizer_unread(home);
     const char *dir = o->tokenizer != NULL ? o->tokenizer : lists ? home : "bytes";
     if (strcmp(dir, "bytes") != 0) {
         r->tokenizer = tokenizer_load(dir);
         path_join(list, dir, "vocab.json");
         if (r->config.family == FAMILY_OPT && !path_exists(list))
             die("there is no %s, and merges.txt alone gives GPT-2's tokens, not OPT's", list);
-    } else if (o->tokenizer != NULL || saved == NULL || r->config.vocab == 256) {
+    } else if (o->tokenizer != NULL || saved == NULL || (r->config.vocab == 256 && !unread)) {
         r->tokenizer = tokenizer_bytes();
     }
     // else: a saved model with tokens that nobody explained; token files will do for it
@@ -165,11 +166,6 @@ static const Task *run_task(const Run *r) {
     return r->o.data != NULL ? &r->task_all : &r->task_val_all;
 }
 
-static bool path_is_jsonl(const char *path) {
-    const size_t n = strlen(path);
-    return n > 6 && strcmp(path + n - 6, ".jsonl") == 0;
-}
-
 // The token with which every text begins: OPT has seen all of them begin with </s>. -1: none.
 static int32_t run_first_token(const Run *r) {
     if (r->config.family == FAMILY_OPT && r->tokenizer->vocab != 256) return 2;
@@ -180,8 +176,6 @@ static int32_t run_first_token(const Run *r) {
 static void run_open_choices(Run *r) {
     const Options *o = &r->o;
     Task *t = &r->task_choices;
-    if (!path_is_jsonl(o->choices))
-        die("--choices %s: the name of JSON lines ends with .jsonl", o->choices);
     *t = task_open(o->choices, NULL, NULL, r->tokenizer, run_first_token(r), r->config.vocab);
     if (task_rows(t, false) == t->count) die("%s: no line has several \"choices\"", o->choices);
     const size_t longest = round_up(t->longest, 8);
@@ -200,9 +194,9 @@ static void run_open_task(Run *r) {
     Task *opened[2] = {&r->task_all, &r->task_val_all}, *held = &r->task_val_all;
     for (int k = 0; k < 2; k++) {
         if (files[k] == NULL) continue;
-        if (path_is_jsonl(files[k]) != (labels == NULL))
-            die(labels == NULL ? "%s: of --data and --val, both are JSON lines (.jsonl), or none"
-                : "%s: JSON lines (.jsonl) have no --labels, but \"choices\"", files[k]);
+        if (path_exists(files[k]) && path_is_examples(files[k]) != (labels == NULL))
+            die(labels == NULL ? "%s: of --data and --val, both are JSON lines, or none"
+                : "%s: JSON lines have no --labels, but \"choices\"", files[k]);
         *opened[k] = task_open(files[k], labels, o->template_text, r->tokenizer, first, V);
     }
     if (o->data != NULL)
@@ -230,10 +224,10 @@ static void run_open_data(Run *r) {
     const Options *o = &r->o;
     GPT2Config *c = &r->config;
     Error err;
-    r->task = (o->data != NULL && (o->labels != NULL || path_is_jsonl(o->data)))
-           || (o->val != NULL && (o->labels != NULL || path_is_jsonl(o->val)));
+    r->task = (o->data != NULL && (o->labels != NULL || path_is_examples(o->data)))
+           || (o->val != NULL && (o->labels != NULL || path_is_examples(o->val)));
     if (o->pack == PACK_ON && !r->task && o->data != NULL)
-        die("--pack on needs examples: JSON lines (.jsonl), or --labels");
+        die("--pack on needs examples: JSON lines, or --labels");
     const bool texts = o->data != NULL && !r->task;
     if (texts) r->data = data_open(o->data, r->tokenizer);
     if (texts && !r->data.text && o->tokenizer == NULL && r->tokenizer != NULL
@@ -251,7 +245,7 @@ static void run_open_data(Run *r) {
     if (r->tokenizer != NULL && needed > c->vocab)
         die("the tokenizer has %zu tokens and the model only %zu", needed, c->vocab);
     if ((r->task || o->choices != NULL) && r->tokenizer == NULL)
-        die("examples need --tokenizer: the model came without one");
+        die("examples need --tokenizer: %s", tokenizer_why);
     if (r->task) run_open_task(r);
     if (o->choices != NULL) run_open_choices(r);
     if (o->val != NULL && !r->task) r->val_data = data_open(o->val, r->tokenizer);
@@ -659,7 +653,7 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     r->batches = r->training || (!r->only_sampling && data);
     r->sampling = r->only_sampling || (o->steps > 0 && o->sample_every > 0);
     if (r->only_sampling && r->tokenizer == NULL)
-        die("--prompt needs --tokenizer: the model came without one");
+        die("--prompt needs --tokenizer: %s", tokenizer_why);
     if (o->scores != NULL && (r->words || !r->batches))
         die(r->words ? "--scores: labels of one token each have no losses by token"
             : "--scores needs --data, --val or --choices to evaluate");

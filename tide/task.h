@@ -2,7 +2,7 @@
 //
 // An example is a prompt, which may be empty, and one or more choices, one of which is right. The
 // right choice is trained, the prompt is only read. Two kinds of files have them:
-//   - JSON lines, told by a name that ends with .jsonl, an object on each line:
+//   - JSON lines, told by their name (.jsonl) or their beginning, an object on each line:
 //         {"prompt": "Capital of Peru?", "completion": " Lima"}
 //         {"text": "a document: an empty prompt, and one choice"}
 //         {"prompt": "2 + 2 =", "choices": [" 3", " 4"], "answer": 1}
@@ -98,43 +98,60 @@ static void task_example(TaskReader *r, size_t label) {
     }
 }
 
-// The member `key`, a string; unless it is the prompt, not an empty one.
+// The string `value` of member `key`; only a prompt may be empty.
 static const Json *task_string(const TaskReader *r, const Json *value, const char *key) {
-    if (value == NULL || value->type != JSON_STRING)
-        die("%s: \"%s\" %s", r->where, key, value == NULL ? "is missing" : "is no string");
+    if (value->type != JSON_STRING) die("%s: \"%s\" is no string", r->where, key);
     if (value->length == 0 && strcmp(key, "prompt") != 0) die("%s: \"%s\" is empty", r->where, key);
     return value;
 }
 
+// The choices of an example, as pieces: at least two, and no two that are the same.
+static void task_choices(TaskReader *r, const Json *choices) {
+    if (choices->type != JSON_ARRAY || choices->count < 2)
+        die("%s: \"choices\" is no list of at least two strings", r->where);
+    for (const Json *c = choices->child; c != NULL; c = c->next) {
+        if (c->type == JSON_STRING && c->length == 0)
+            die("%s: one of the \"choices\" is empty", r->where);
+        task_string(r, c, "choices");
+        for (const Json *d = choices->child; d != c; d = d->next)
+            if (d->length == c->length && memcmp(d->string, c->string, c->length) == 0)
+                die("%s: two of the \"choices\" are \"%.80s\"", r->where, c->string);
+        task_piece(r, c->string, c->length, false, false);
+    }
+}
+
 static void task_json(TaskReader *r, const char *line) {
+    static const char *const keys[5] = {"prompt", "completion", "text", "choices", "answer"};
+    enum { COMPLETION = 1 | 2, TEXT = 4, CHOICES = 1 | 8 | 16 };
+    const Json *value[5];
+    int form = 0;
     Error err;
     size_t answer = 0;
     if (line[strspn(line, " \t\r")] == '\0') return;
     Json *root = json_parse(line, strlen(line), &err);
-    if (root == NULL)
-        die("%s: no JSON: %s%s", r->where, strstr(err.text, "byte"),
-            strncmp(line, "\xef\xbb\xbf", 3) == 0 ? ": leave out the byte order mark" : "");
-    if (root->type != JSON_OBJECT) die("%s: no object, {...}, as each line is to be", r->where);
-    const Json *choices = json_get(root, "choices"), *text = json_get(root, "text");
-    const Json *completion = json_get(root, "completion"), *prompt = json_get(root, "prompt");
-    if (choices == NULL && completion == NULL && text == NULL)
-        die("%s: neither \"completion\" nor \"choices\" nor \"text\"", r->where);
-    const bool alone = choices == NULL && completion == NULL;
-    if (!alone) prompt = task_string(r, prompt, "prompt");
-    task_piece(r, alone ? "" : prompt->string, alone ? 0 : prompt->length, true, false);
-    if (choices != NULL) {
-        if (choices->type != JSON_ARRAY || choices->count == 0)
-            die("%s: \"choices\" is no list of strings", r->where);
-        if (!json_get_size(root, "answer", &answer) || answer >= choices->count)
+    if (root == NULL || root->type != JSON_OBJECT)
+        die("%s: no %s%s%s", r->where, root == NULL ? "JSON: " : "object, {...}",
+            root == NULL ? strstr(err.text, "byte") : "", r->t.count > 0 ? "" : "; each line is to "
+            "be one (jq -c '.[]' FILE makes lines of an array, jq -c . FILE of objects; JSON as "
+            "running text must be a token file: build/tokenize)");
+    for (int k = 0; k < 5; k++) {
+        value[k] = json_get(root, keys[k]);
+        if (value[k] != NULL) form |= 1 << k;
+    }
+    if (form != COMPLETION && form != TEXT && form != CHOICES)
+        die("%s: it must have \"prompt\" and \"completion\", or \"text\", or \"prompt\", "
+            "\"choices\" and \"answer\", and no others of these", r->where);
+    const Json *prompt = form == TEXT ? NULL : task_string(r, value[0], keys[0]);
+    task_piece(r, prompt != NULL ? prompt->string : "", prompt != NULL ? prompt->length : 0, true,
+               false);
+    if (form == CHOICES) {
+        task_choices(r, value[3]);
+        if (!json_size(value[4], &answer) || answer >= value[3]->count)
             die("%s: \"answer\" is not the number of a choice, 0 to %zu", r->where,
-                choices->count - 1);
-        for (const Json *c = choices->child; c != NULL; c = c->next) {
-            task_string(r, c, "choices");
-            task_piece(r, c->string, c->length, false, false);
-        }
+                value[3]->count - 1);
     } else {
-        const Json *c = alone ? task_string(r, text, "text")
-                              : task_string(r, completion, "completion");
+        const int k = form == TEXT ? 2 : 1;
+        const Json *c = task_string(r, value[k], keys[k]);
         task_piece(r, c->string, c->length, false, true);
     }
     task_example(r, answer);
@@ -237,12 +254,24 @@ static Task task_open(const char *path, const char *labels, const char *template
                       const Tokenizer *tok, int32_t first_token, size_t vocab) {
     size_t n = 0;
     Error err;
-    char *text = file_read(path, &n, &err);
-    if (text == NULL) die("%s", err.text);
-    if (strlen(text) != n) die("%s: a NUL byte: this is no text", path);
+    char *text = text_read(path, &n, &err);
+    if (text == NULL)
+        die("%s%s", err.text, path_exists(path) || strpbrk(path, "*?[") == NULL ? ""
+            : " (patterns work for text only: examples are in one file)");
     const Task t = task_parse(path, text, labels, template_text, tok, first_token, vocab);
     free(text);
     return t;
+}
+
+// Are there JSON lines in a file, or should there be? By its name, or by how it begins.
+static bool path_is_examples(const char *path) {
+    const size_t n = strlen(path);
+    char start[4096];
+    if (n > 6 && strcmp(path + n - 6, ".jsonl") == 0) return true;
+    FILE *f = path_is_directory(path) ? NULL : fopen(path, "rb");
+    const size_t there = f != NULL ? fread(start, 1, sizeof start, f) : 0;
+    if (f != NULL) fclose(f);
+    return json_begins(start, there);
 }
 
 // A view of examples from .. to-1.

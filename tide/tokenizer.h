@@ -152,19 +152,11 @@ static char *tokenizer_vocabulary(const char *dir, const char *merges) {
     return text;
 }
 
-static int tokenizer_compare(const void *a, const void *b) {
-    const Json *x = *(Json *const *)a, *y = *(Json *const *)b;
-    const size_t n = x->key_length < y->key_length ? x->key_length : y->key_length;
-    const int order = memcmp(x->key, y->key, n);
-    return order != 0 ? order : (x->key_length > y->key_length) - (x->key_length < y->key_length);
-}
-
 // The id of the token that is written like this, or TOKENIZER_NONE.
-static uint32_t tokenizer_find(Json **sorted, size_t count, const char *key, size_t length) {
-    Json token = {JSON_NULL, 0, NULL, 0, key, length, NULL, NULL, 0}, *wanted = &token;
-    size_t id = 0;
-    Json **found = (Json **)bsearch(&wanted, sorted, count, sizeof *sorted, tokenizer_compare);
-    return found != NULL && json_size(*found, &id) ? (uint32_t)id : TOKENIZER_NONE;
+static uint32_t tokenizer_find(const Json *vocabulary, const char *key, size_t length) {
+    size_t id = TOKENIZER_NONE;
+    json_size(*json_place(vocabulary, key, length), &id);
+    return (uint32_t)id;
 }
 
 // The entry of a merge in the hash table: its place in the list + 1, or 0 where it would be.
@@ -183,8 +175,8 @@ static uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_t right
     return *tokenizer_entry(t, left, right) - 1;
 }
 
-// Reads the list of merges, whose tokens are in `sorted`.
-static void tokenizer_read_merges(Tokenizer *t, Json **sorted, size_t count, MergeReader r) {
+// Reads the list of merges of tokens of the vocabulary.
+static void tokenizer_read_merges(Tokenizer *t, const Json *vocabulary, MergeReader r) {
     size_t lines = 1, slots = 4;
     for (const char *c = r.at; *c != '\0'; c++) lines += *c == '\n';
     while (slots < 2 * lines + 2) slots *= 2;  // at most half full
@@ -192,9 +184,9 @@ static void tokenizer_read_merges(Tokenizer *t, Json **sorted, size_t count, Mer
     t->table = ALLOC(uint32_t, slots, "merges");
     t->merges = ALLOC(TokenMerge, lines, "merges");
     while (merge_next(&r)) {
-        TokenMerge m = {tokenizer_find(sorted, count, r.both, r.left),
-                        tokenizer_find(sorted, count, r.both + r.left, r.length - r.left),
-                        tokenizer_find(sorted, count, r.both, r.length)};
+        TokenMerge m = {tokenizer_find(vocabulary, r.both, r.left),
+                        tokenizer_find(vocabulary, r.both + r.left, r.length - r.left),
+                        tokenizer_find(vocabulary, r.both, r.length)};
         if (m.left == TOKENIZER_NONE || m.right == TOKENIZER_NONE || m.result == TOKENIZER_NONE)
             die("%s/merges.txt, line %zu: %s a token that is not in the vocabulary", r.dir, r.line,
                 m.left == TOKENIZER_NONE || m.right == TOKENIZER_NONE ? "merges" : "gives");
@@ -209,7 +201,7 @@ static void tokenizer_read_merges(Tokenizer *t, Json **sorted, size_t count, Mer
 // tokenizer_vocabulary(). `dir` is for messages.
 static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char *merges) {
     Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
-    size_t id = 0, used = 0, count = 0;
+    size_t id = 0, used = 0;
     Error err;
     if (*merges == '\0') die("%s/merges.txt: empty", dir);
     t->files[0] = vocab != NULL ? strdup(vocab) : tokenizer_vocabulary(dir, merges);
@@ -222,7 +214,6 @@ static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char
             die("%s/vocab.json: the id of \"%.100s\" is not a number below 2^24", dir, token->key);
         if (id >= t->vocab) t->vocab = id + 1;
     }
-    Json **sorted = ALLOC(Json *, json->count, "vocabulary");
     t->tokens = ALLOC(TokenText, t->vocab, "vocabulary");
     t->bytes = ALLOC(char, strlen(t->files[0]), "vocabulary");
     for (Json *token = json->child; token != NULL; token = token->next) {
@@ -233,25 +224,19 @@ static Tokenizer *tokenizer_parse(const char *dir, const char *vocab, const char
         t->tokens[id].start = used;
         t->tokens[id].length = tokenizer_decode(token->key, token->key_length, t->bytes + used);
         used += t->tokens[id].length;
-        sorted[count++] = token;
     }
-    qsort(sorted, count, sizeof *sorted, tokenizer_compare);
-    for (size_t i = 1; i < count; i++)
-        if (tokenizer_compare(&sorted[i - 1], &sorted[i]) == 0)
-            die("%s/vocab.json: \"%.100s\" occurs twice", dir, sorted[i]->key);
     for (int i = 0; i < 256; i++) {
         char utf8[4];
         const size_t n = utf8_encode(tokenizer_byte_to_char(i), utf8);
-        t->byte_id[i] = tokenizer_find(sorted, count, utf8, n);
+        t->byte_id[i] = tokenizer_find(json, utf8, n);
         if (t->byte_id[i] == TOKENIZER_NONE)
             die("%s/vocab.json: no token for the byte 0x%02x", dir, (unsigned)i);
     }
     // OPT's vocabulary has GPT-2's token as well, and never uses it.
-    const bool opt = tokenizer_find(sorted, count, "<s>", 3) != TOKENIZER_NONE;
+    const bool opt = tokenizer_find(json, "<s>", 3) != TOKENIZER_NONE;
     const char *eot = opt ? "</s>" : TOKENIZER_EOT;
-    t->eot = (int)tokenizer_find(sorted, count, eot, strlen(eot));  // TOKENIZER_NONE is -1
-    tokenizer_read_merges(t, sorted, count, merge_reader(dir, merges));
-    free(sorted);
+    t->eot = (int)tokenizer_find(json, eot, strlen(eot));  // TOKENIZER_NONE is -1
+    tokenizer_read_merges(t, json, merge_reader(dir, merges));
     json_free(json);
     return t;
 }
@@ -264,19 +249,61 @@ static Tokenizer *tokenizer_bytes(void) {
     return t;
 }
 
+// Why there is no tokenizer, for the line that says that one is needed.
+static char tokenizer_why[ERR_MAX] = "the model came without one";
+
+// Is `dir` a file, or has it a tokenizer.json and no merges.txt? Then tokenizer_why says so.
+static bool tokenizer_unread(const char *dir) {
+    char path[PATH_MAX];
+    path_join(path, dir, "merges.txt");
+    if (path_exists(path)) return false;
+    path_join(path, dir, "tokenizer.json");
+    const char *file = path_exists(path) ? path : dir;
+    if (!path_exists(file) || path_is_directory(file)) return false;
+    snprintf(tokenizer_why, sizeof tokenizer_why, "%.200s is not read yet, only a folder's "
+             "vocab.json and merges.txt: they are where the model is from, or was tuned from; "
+             "dev/data/gpt2.sh and opt.sh fetch GPT-2's and OPT's", file);
+    return true;
+}
+
+static bool data_is_quiet;  // of several ranks, the first one warns
+
+// Warns of tokens that one of these files adds to the vocabulary, by their ids.
+static void tokenizer_check_added(const Tokenizer *t, const char *dir) {
+    static const char *const names[3][2] = {{"added_tokens.json", NULL},
+        {"tokenizer_config.json", "added_tokens_decoder"}, {"tokenizer.json", "added_tokens"}};
+    for (int i = 0; i < 3 && !data_is_quiet; i++) {
+        char path[PATH_MAX];
+        Error ignored;
+        path_join(path, dir, names[i][0]);
+        Json *root = path_exists(path) ? json_read(path, &ignored) : NULL;
+        const Json *list = names[i][1] != NULL ? json_get(root, names[i][1]) : root;
+        for (const Json *m = list != NULL ? list->child : NULL; m != NULL; m = m->next) {
+            size_t id = m->key != NULL ? strtoul(m->key, NULL, 10) : 0;
+            if (!json_size(m, &id)) json_get_size(m, "id", &id);
+            if (id < t->vocab && t->tokens[id].length > 0) continue;
+            fprintf(stderr, "tide: warning: %s adds token %zu to vocab.json, which is not read "
+                    "yet: no text becomes it, and what is saved lacks it\n", path, id);
+            break;
+        }
+        json_free(root);
+    }
+}
+
 // Reads dir/vocab.json and dir/merges.txt, or merges.txt alone if there is no vocab.json.
 static Tokenizer *tokenizer_load(const char *dir) {
     static const char *const names[2] = {"vocab.json", "merges.txt"};
     char path[PATH_MAX], *text[2] = {NULL, NULL};
+    if (tokenizer_unread(dir)) die("%s", tokenizer_why);
     for (int i = 0; i < 2; i++) {
         Error err;
         size_t n = 0;
         path_join(path, dir, names[i]);
         if (i == 0 && !path_exists(path)) continue;
-        if ((text[i] = file_read(path, &n, &err)) == NULL) die("%s", err.text);
-        if (strlen(text[i]) != n) die("%s: a NUL byte: this is no text", path);
+        if ((text[i] = text_read(path, &n, &err)) == NULL) die("%s", err.text);
     }
     Tokenizer *t = tokenizer_parse(dir, text[0], text[1]);
+    tokenizer_check_added(t, dir);
     free(text[0]);
     free(text[1]);
     return t;

@@ -401,22 +401,20 @@ static void output_check(const char *option, const char *out, const char *reader
 // NULL: nothing that is known here. Patterns have '|' between them, and upper case is lower case.
 static const char *file_kind(const void *bytes, size_t n) {
     static const struct { const char *patterns, *kind; } kinds[] = {
-        {"\xc6\xd7\x34\x01", "an llm.c checkpoint: it has no weights in Hugging Face's naming; "
-         "llm.c's dev/eval/export_hf.py makes a folder of those for --model"},
+        {"\xc6\xd7\x34\x01", "an llm.c checkpoint: no weights in Hugging Face's naming: llm.c's "
+         "dev/eval/export_hf.py makes those"},
         {"\xc7\xd7\x34\x01|\x8f\xd8\x34\x01", "a state of llm.c (a test's, or AdamW's): no model"},
         {"\x88\xd8\x34\x01|\xa1\xd9\x34\x01", "a token file: name it with --data or --val"},
-        {"GGUF\1|GGUF\2|GGUF\3|lmgg|fmgg|tjgg|algg", "a GGUF or GGML file: name the safetensors "
-         "that it was made from"},
+        {"GGUF\1|GGUF\2|GGUF\3|lmgg|fmgg|tjgg", "a GGUF or GGML file: take the safetensors"},
         {"PK\3\4|\x80\2|\x80\3|\x80\4|\x80\5", "a pickled PyTorch file, or an archive: "
-         "build/unpickle model.safetensors FILE makes safetensors of PyTorch's"},
-        {"version https://git-lfs.github.com/spec/", "a pointer of git-lfs, not the file: "
-         "git lfs pull, or download the file itself"},
+         "build/unpickle model.safetensors FILE makes safetensors of the former"},
+        {"version https://git-lfs.github.com/spec/", "a pointer of git-lfs: git lfs pull, or "
+         "download the file itself"},
         {"<!doctype|<html|<?xml", "a web page: the download failed, or needs a login"},
-        {"{\"error|{\"message\"|{\"detail|Entry not found|Repository not found|Invalid username",
-         "a server's error message: the download failed, or needs a login"},
+        {"{\"error\":\"|{\"error\": \"|{\"message\":\"Not Found|Entry not found|"
+         "Repository not found", "a server's error message: the download failed, or needs a login"},
         {"\x1f\x8b|\x28\xb5\x2f\xfd|\xfd" "7zXZ|BZh91AY", "compressed: unpack it first"},
-        {"\x93NUMPY|PAR1|ARROW1|\x89HDF", "an array or a table (NumPy, Parquet, Arrow, HDF5): save "
-         "what is in it as safetensors, text or JSON lines"},
+        {"\x93NUMPY|PAR1|ARROW1|\x89HDF", "a table (NumPy, Parquet, Arrow, HDF5): save it as text"},
         {"%pdf-|{\\rtf|\xd0\xcf\x11\xe0", "a document (PDF, RTF, Word): save it as plain text"},
         {"\xff\xfe|\xfe\xff", "text in UTF-16: write it as UTF-8 (iconv -f UTF-16 -t UTF-8)"},
     };

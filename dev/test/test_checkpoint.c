@@ -606,7 +606,6 @@ static void test_config_refuses(void) {
         {"{" OPT_SIZES ",\"do_layer_norm_before\":0,\"word_embed_proj_dim\":4}", "proj_dim"},
         {"{" OPT_SIZES ",\"do_layer_norm_before\":false,\"word_embed_proj_dim\":9}", "proj_dim"},
         {"{" OPT_SIZES ",\"word_embed_proj_dim\":4}", "word_embed_proj_dim"},
-        {"{" OPT_SIZES ",\"word_embed_proj_dim\":null}", "word_embed_proj_dim"},
         {"{" OPT_SIZES ",\"enable_bias\":false}", "enable_bias is not true"},
         {"{" OPT_SIZES ",\"layer_norm_elementwise_affine\":false}",
          "elementwise_affine is not true"},

@@ -246,7 +246,7 @@ check fine_tuning "$tide" --model whole --data text.txt --steps 3 --batch 2 --ou
 little="--layers 1 --heads 2 --channels 8 --context 32 --batch 2 --steps 1"
 (printf '\037\213\010\000' && cat text.txt) >text.gz
 "$tide" $little --data text.gz --val text.gz --out packed >a.txt 2>b.txt
-check data_that_is_not_text test "$(grep -c '^tide: warning: text.gz is binary' b.txt)" -eq 2
+check data_that_is_not_text test "$(grep -c '^tide: warning: text.gz is compressed: unpack it' b.txt)" -eq 2
 check an_evaluation_is_not_called_missing sh -c '! grep -q "nothing will be evaluated" a.txt'
 head -c 200 text.txt >little.txt
 "$tide" $little --data little.txt --out little >a.txt
@@ -352,6 +352,14 @@ refuses config_damaged 2 config.json "$tide" --model damaged --data text.txt
 cp whole/config.json damaged/
 echo '{"a": 1' >damaged/vocab.json
 refuses vocabulary_damaged 2 vocab.json "$tide" --model damaged --data text.txt
+mkdir only_json
+cp whole/model.safetensors whole/config.json only_json
+echo '{"added_tokens": []}' >only_json/tokenizer.json
+json='only_json/tokenizer.json is not read yet, only a folder'
+refuses tokenizer_json_for_text 2 "$json" "$tide" --model only_json --data text.txt --steps 1 --out only
+refuses tokenizer_json_for_a_prompt 2 "$json" "$tide" --model only_json --steps 0 --prompt x
+refuses tokenizer_json_named 2 "$json" "$tide" $small --tokenizer only_json/tokenizer.json --data text.txt --out only
+refuses tokenizer_json_of_a_folder 2 "$json" "$tide" $small --tokenizer only_json --data text.txt --out only
 refuses larger_tokenizer 2 tokens "$tide" $small --tokenizer bytes --vocab 100
 "$tide" $small --vocab 300 --steps 1 --out wide >/dev/null
 rm wide/merges.txt

@@ -176,8 +176,30 @@ echo '{"prompt": "a", "completion": 5}' >number.jsonl
 printf '{"text": "fine"}\n{"text": "broken}\n' >broken.jsonl
 refuses a_completion_that_is_a_number 2 'number.jsonl, line 1: "completion" is no string' "$cpu" --data number.jsonl
 refuses broken_json 2 'broken.jsonl, line 2: no JSON: byte' "$cpu" --data broken.jsonl
+refuses a_prompt_with_a_text 2 'both.jsonl, line 1: it must have "prompt" and "completion", or' sh -c \
+    'echo "{\"prompt\": \"a\", \"text\": \"b\"}" >both.jsonl; "$0" --data both.jsonl' "$cpu"
 refuses labels_of_json_lines 2 'have no --labels' "$cpu" --data train.jsonl --labels 'a|b'
 refuses one_of_each 2 'both are JSON lines' "$cpu" --data train.jsonl --val text.txt
+refuses utf16 2 'utf16.jsonl is text in UTF-16' sh -c \
+    'printf "\377\376{\000" >utf16.jsonl; "$0" --data utf16.jsonl' "$cpu"
+# JSON lines are told by how they begin; what is no lines is refused with what makes lines of it.
+for name in named.json NAMED.JSONL named.ndjson named.txt named; do
+    (printf '\357\273\277 \n' && cat train.jsonl) >"$name"
+    "$cpu" $model --data "$name" --val "$name" --choices val.jsonl --steps 1 --no-save --out named_out >named.out
+    check "examples_in_$name" grep -q '^data: 400 training examples, .* 400 validation examples' named.out
+done
+cp val.jsonl asked.txt
+check questions_by_any_name sh -c '"$@" --steps 0 --choices asked.txt | grep "^choices: accuracy"' - "$cpu" $model
+(echo '['; sed '$!s/$/,/' train.jsonl; echo ']') >array.json
+sed 's/^{/{\n  /' train.jsonl >pretty.json
+refuses an_array 2 'array.json, line 1: no JSON.* FILE makes lines of an array' "$cpu" --data array.json
+refuses objects_over_lines 2 'pretty.json, line 1: no JSON.* jq -c . FILE of objects' "$cpu" --data pretty.json
+refuses an_array_of_questions 2 'array.json, line 1: no JSON' "$cpu" --data text.txt --choices array.json
+cp text.txt mixed_a.txt
+cp named.json mixed_b.txt
+refuses examples_among_texts 2 'mixed_b.txt is JSON: name it alone, patterns work for text only' "$cpu" --data 'mixed_*.txt'
+refuses a_pattern_of_examples 2 'patterns work for text only' "$cpu" --data '*.jsonl'
+refuses a_name_without_examples 2 'text.jsonl, line 1: no JSON' sh -c 'cp text.txt text.jsonl; "$0" --data text.jsonl' "$cpu"
 refuses packed_text 2 'pack on needs examples' "$cpu" --data text.txt --pack on
 refuses packed_words 2 'share their prompts' "$cpu" $labels --labels 's|h' --pack on
 go cut "$cpu" $tune --seq 24 --steps 1 --eval-every 0

@@ -243,8 +243,9 @@ static const char *warned(const char *name, const void *bytes, size_t n, const T
 
 static void test_what_is_not_text(void) {
     static const struct { const char *name, *bytes; size_t n; const char *words; } files[] = {
-        {"a", "\xff\xfeh\0i\0", 6, "a is binary (it has NUL bytes)"},
-        {"a", "some text\0", 10, "NUL"},
+        {"a", "\xff\xfeh\0i\0", 6, "a is text in UTF-16"},
+        {"a", "some text\0", 10, "a is binary (it has NUL bytes)"},
+        {"a", "version https://git-lfs.github.com/spec/v1\n", 43, "git lfs pull"},
         {"a", "\x1f\x8b\x08\0", 4, "unpack it"}};
     Tokenizer *tok = tokenizer_bytes();
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
@@ -281,6 +282,13 @@ static void test_text(void) {
     CHECK(refused(path_of("[ae].txt"), tok, "some of these files are text"), "text and tokens");
     write_text("raw.bin", "this was raw.bin");  // no header, as nanoGPT writes it
     CHECK(refused(path_of("raw.bin"), tok, "not a token file"), ".bin without header");
+    write_text("raw.bin", "GGUF\3 and so on");
+    CHECK(refused(path_of("raw.bin"), tok, "not a token file (it must start with 20240520 or "
+                  "20240801), but a GGUF"), "a model");
+    write_text("b.json", "\xef\xbb\xbf [ {\"text\": \"a\"} ]");
+    CHECK(refused(path_of("*.json"), tok, "b.json is JSON: name it alone, patterns work for text"),
+          "JSON by a pattern");
+    CHECK(refused(path_of("b.*"), tok, "b.json is JSON"), "JSON and text");
 
     // long text is encoded in blocks; nothing is lost where they meet
     enum { LONG = (5 << 20) / 2 };
@@ -587,7 +595,11 @@ static void test_loader_errors(void) {
     const size_t counts[3] = {5, 9, 7};
     TokenData d = numbered(counts, 3);
     Loader l = loader_make(&empty, 4, 1, true);
-    CHECK(DIES_WITH("0 tokens", loader_check(&l)), "empty");
+    CHECK(DIES_WITH("nothing to train on or to evaluate: 0 tokens", loader_check(&l)), "empty");
+    const size_t one = 1;
+    TokenData single = numbered(&one, 1);
+    l = loader_make(&single, 1, 1, true);
+    CHECK(DIES_WITH("nothing to train on or to evaluate: 1 token", loader_check(&l)), "one");
     l = loader_make(&d, SIZE_MAX, 1, true);
     CHECK(l.sequences == 0, "T = SIZE_MAX");
     l = loader_make(&d, SIZE_MAX / 2 + 1, 1, true);

@@ -208,7 +208,7 @@ check labels_do_not_mix_them_up sh -c 'printf "good\t1\nbad\t0\n" >l.tsv; for t 
 refuses scores_while_training 2 'scores is of an evaluation' "$cpu" $train --scores s
 refuses scores_of_nothing 2 'scores needs --data, --val or --choices' "$cpu" --model whole --steps 0 --scores s --out o
 refuses scores_of_words 2 'no losses by token' "$cpu" --model whole --val l.tsv --labels 'a|b' --steps 0 --scores s
-refuses choices_are_json_lines 2 'ends with .jsonl' "$cpu" --model whole --steps 0 --choices l.tsv
+refuses choices_are_json_lines 2 'l.tsv, line 1: no JSON' "$cpu" --model whole --steps 0 --choices l.tsv
 grep completion q.jsonl >none.jsonl
 refuses questions_have_choices 2 'no line has several' "$cpu" --model whole --steps 0 --choices none.jsonl
 

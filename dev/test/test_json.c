@@ -30,7 +30,7 @@ static bool accepts_bytes(const char *bytes, size_t n) {
 
 static void json_structure(void) {
     Json *root = parse(" {\"a\": [1, \"x\", null, {}],"
-                       "\t\"b\":{\"c\":true},\r\n\"\":false , \"d\" : [ ] } ");
+                       "\t\"b\":{\"c\":true, \"n\": null},\r\n\"\":false , \"d\" : [ ] } ");
     CHECK(root != NULL, "a correct text is refused");
     if (root == NULL) return;
     CHECK(root->type == JSON_OBJECT && root->count == 4 && root->key == NULL, "root");
@@ -43,6 +43,7 @@ static void json_structure(void) {
     CHECK(member == NULL, "a list that goes on");
     CHECK(c != NULL && c->type == JSON_TRUE, "c");
     CHECK(json_get(root, "")->type == JSON_FALSE, "the empty key");
+    CHECK(json_get(a, "n") == NULL && json_get(json_get(root, "b"), "n") == NULL, "null is there");
     CHECK(json_get(root, "d")->count == 0 && json_get(root, "d")->child == NULL, "d");
     CHECK(json_get(root, "e") == NULL && json_get(a, "a") == NULL && json_get(NULL, "a") == NULL,
           "found what is not there");
@@ -64,8 +65,8 @@ static void json_accepts(void) {
     static const char *const texts[] = {
         "0", "-0", "1.5", "1e5", "1E+5", "1e-5", "-0.0", "123456789012345678901234567890", "\"\"",
         "[]", "{}", "[[]]", "null", " true\n", "\"\x7f\"", "[0,0]", "{\"a\":1,\"b\":1}",
-        "{\"a\":1,\"a\\u0000\":2,\"\":3}", "{\"a\":{\"a\":1}}", "{\"a\":1,\"a\":2}", "1e-999", "\"\xf4\x8f\xbf\xbf\"",
-        "\"\\uffff\\ue000\\ud7ff\"",
+        "{\"a\":1,\"a\\u0000\":2,\"\":3}", "{\"a\":{\"a\":1}}", "1e-999", "\"\xf4\x8f\xbf\xbf\"",
+        "\"\\uffff\\ue000\\ud7ff\"", "\xef\xbb\xbf {\"a\":1}",
     };
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
         CHECK(accepts(texts[i]), "%s is refused", texts[i]);
@@ -83,7 +84,8 @@ static void json_refuses(void) {
         "\"\\ud800\\u\"", "\"\x80\"",
         "\"\xc3\"", "\"\xc0\x80\"", "\"\xc1\xbf\"", "\"\xe0\x9f\xbf\"", "\"\xed\xa0\x80\"",
         "\"\xf0\x8f\xbf\xbf\"", "\"\xf4\x90\x80\x80\"", "\"\xf8\x88\x80\x80\x80\"", "\"\xe2\x82\"",
-        "\"\xff\"", "\xef\xbb\xbf[]", "// c\n1", "[1] // c", "/**/1", "\f1", "\xc2\xa0[]",
+        "\"\xff\"", "[\xef\xbb\xbf]", "\xef\xbb\xbf\xef\xbb\xbf[]", "\xef\xbb[]",
+        "// c\n1", "[1] // c", "/**/1", "\f1", "\xc2\xa0[]",
     };
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
         CHECK(!accepts_bytes(texts[i], strlen(texts[i])), "'%s' is accepted", texts[i]);
@@ -218,6 +220,75 @@ static void json_files(void) {
     rmdir(dir);
 }
 
+// A key twice is refused by name, wherever it is, however it is written and however many there are.
+static void json_keys_twice(void) {
+    static const struct { const char *text, *says; } cases[] = {
+        {"{\"a\":1,\"a\":2}", "\"a\" twice"}, {"{\"a\":1,\"b\":2,\"\\u0061\":1}", "\"a\" twice"},
+        {"{\"\":1,\"\":1}", "\"\" twice"}, {"[0,\n{\"a\":{\"b\":1,\"c\":1,\"b\":null}}]", "line 2"},
+        {"{\"a\":{\"b\":1,\"c\":1,\"b\":null},\"c\":1}", "\"b\" twice"},
+    };
+    Error err;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        CHECK(json_parse(cases[i].text, strlen(cases[i].text), &err) == NULL
+              && strstr(err.text, cases[i].says) != NULL, "%s: %s", cases[i].text, err.text);
+    enum { KEYS = 200000 };
+    for (int twice = 0; twice < 2; twice++) {
+        char *text = NULL;
+        size_t n = 0;
+        FILE *f = open_memstream(&text, &n);
+        for (int i = 0; i < KEYS; i++)
+            fprintf(f, "%s\"h.%d.w\":%d", i == 0 ? "{" : ",", twice && i == KEYS - 1 ? 7 : i, i);
+        fputc('}', f);
+        fclose(f);
+        const double start = seconds_now();
+        Json *root = json_parse(text, n, &err);
+        CHECK((root == NULL) == twice && (!twice || strstr(err.text, "\"h.7.w\" twice")), "keys");
+        CHECK(seconds_now() - start < 5, "%g seconds", seconds_now() - start);  // a scan: minutes
+        json_free(root);
+        free(text);
+    }
+}
+
+static void json_beginnings(void) {
+    static const char *const yes[] = {"{\"", "{ \n\"a", "[{", " \t[\r\n {",
+                                      "\xef\xbb\xbf{\"", "\n{\""};
+    static const char *const no[] = {"", "{", "[", "{}", "[]", "[\"a\"]", "[[", "\"a\"", "a {\"",
+                                     "{a", "\xef\xbb\xbf", "[1] note", "{ 1 } {\"", "\xef\xbb{\""};
+    for (size_t i = 0; i < sizeof yes / sizeof yes[0]; i++) {
+        CHECK(json_begins(yes[i], strlen(yes[i])), "%s", yes[i]);
+        CHECK(!json_begins(yes[i], strlen(yes[i]) - 2), "the start of %s", yes[i]);
+    }
+    for (size_t i = 0; i < sizeof no / sizeof no[0]; i++)
+        CHECK(!json_begins(no[i], strlen(no[i])), "%s", no[i]);
+}
+
+// Files are texts without their byte order mark; what they are instead is named.
+static void text_files(void) {
+    static const struct { const char *bytes; size_t n; const char *text, *says; } cases[] = {
+        {"\xef\xbb\xbf{\"a\":1}", 10, "{\"a\":1}", NULL}, {"\xef\xbb\xbf", 3, "", NULL},
+        {"\xef\xbb", 2, "\xef\xbb", NULL}, {"a", 1, "a", NULL},
+        {"\xff\xfe{\0\"\0", 6, NULL, "UTF-16"}, {"\xfe\xff\0{\0\"", 6, NULL, "UTF-16"},
+        {"{\0\"\0a\0", 6, NULL, "UTF-16"}, {"\0{\0\"", 4, NULL, "UTF-16"},
+        {"{\"error\":\"Not found\"}", 21, NULL, "error message"},
+        {" <!doctype HTML>", 16, NULL, "web page"},
+    };
+    char path[] = "/tmp/tide_text_XXXXXX";
+    const int fd = mkstemp(path);
+    Error err;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        size_t n = 99;
+        CHECK(ftruncate(fd, 0) == 0 && pwrite(fd, cases[i].bytes, cases[i].n, 0) > 0, "write");
+        char *text = text_read(path, &n, &err);
+        CHECK((text == NULL) == (cases[i].says != NULL), "case %zu", i);
+        CHECK(text == NULL || (strcmp(text, cases[i].text) == 0 && n == strlen(text)), "%zu", i);
+        CHECK(text != NULL || (strstr(err.text, cases[i].says) && strstr(err.text, path)), "%s",
+              err.text);
+        free(text);
+    }
+    close(fd);
+    unlink(path);
+}
+
 // What a download, or another program, leaves in place of the file that was meant.
 static void files_by_their_first_bytes(void) {
     static const struct { const char *bytes; size_t n; const char *says; } cases[] = {
@@ -263,5 +334,8 @@ int main(void) {
     RUN(json_utf8);
     RUN(json_writes);
     RUN(json_files);
+    RUN(json_keys_twice);
+    RUN(json_beginnings);
+    RUN(text_files);
     return test_summary();
 }

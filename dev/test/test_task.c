@@ -124,6 +124,22 @@ static void task_files(void) {
     CHECK(truncate(path, 0) == 0 && DIES_WITH("a.tsv: no examples", open_file(path)), "empty");
     CHECK(DIES_WITH("not a regular file", open_file(base)), "a directory");
     CHECK(DIES_WITH("none", open_file(in_base("none"))), "a missing file");
+    CHECK(DIES_WITH("patterns work for text only", open_file(in_base("*.jsonl"))), "a pattern");
+    static const struct { const char *name, *text; bool examples; } named[] = {
+        {"a.json", "{\"text\": \"a\"}\n", true}, {"a.JSONL", " \n\t{ \"text\"", true},
+        {"a.ndjson", "\xef\xbb\xbf{\"", true}, {"a", "{\n\"", true},
+        {"a.txt", "[\n  {\"text\"", true},
+        {"a.jsonl", "no JSON", true}, {"a.json", "[\"a\"]", false}, {"a.txt", "A {\"", false},
+        {"a.json", "", false}, {"a", "{ 1, 2 }", false}};
+    for (size_t i = 0; i < sizeof named / sizeof named[0]; i++) {
+        char name[PATH_MAX];
+        path_join(name, base, named[i].name);
+        f = fopen(name, "wb");
+        CHECK(f != NULL && fputs(named[i].text, f) >= 0 && fclose(f) == 0, "write");
+        CHECK(path_is_examples(name) == named[i].examples, "%s: %s", named[i].name, named[i].text);
+        unlink(name);
+    }
+    CHECK(!path_is_examples(base) && !path_is_examples(in_base("none")), "not there");
 }
 
 // Are these the row's tokens? '.': -1, '_': 0.
@@ -174,7 +190,7 @@ static void task_json_lines(void) {
     const char *lines =
         "{\"prompt\": \"ab\", \"completion\": \"cd\", \"more\": [1, {}]}\r\n\n"
         "{\"text\": \"a\\n\\u00e9\"}\n \t\n"
-        "{\"answer\": 1, \"prompt\": \"2+2=\", \"choices\": [\"3\", \"four\"], \"text\": 5}\n"
+        "{\"answer\": 1, \"prompt\": \"2+2=\", \"choices\": [\"3\", \"four\"], \"text\": null}\n"
         "{\"prompt\": \"\", \"completion\": \"xyz\"}";
     static const size_t lengths[4] = {3, 3, 7, 2};
     Task t = json(lines);
@@ -205,21 +221,40 @@ static void task_bad_json(void) {
     static const struct { const char *text, *words; } bad[] = {
         {"{\"text\":\"ab\"}\n{\"text\" \"b\"}", "f.jsonl, line 2: no JSON: byte 8: expected ':'"},
         {"[\"text\"]", "line 1: no object, {...}"}, {"17", "no object"},
-        {"{\"prompt\":\"a\"}", "line 1: neither \"completion\" nor \"choices\" nor \"text\""},
-        {"\xef\xbb\xbf{}", "byte order mark"}, {"{} {}", "something follows"},
+        {"{\"prompt\":\"a\"}", "line 1: it must have \"prompt\" and \"completion\", or"},
+        {"{}", "must have"}, {"{\"q\":1}", "must have"}, {"{} {}", "something follows"},
+        {"{\"text\":\"ab\"}\n" PROMPT "\"text\":\"a\"}", "line 2: it must have"},
+        {PROMPT "\"completion\":\"a\",\"text\":\"a\"}", "must have"},
+        {"{\"completion\":\"a\",\"text\":\"a\"}", "must have"},
+        {PROMPT "\"completion\":\"a\",\"choices\":[\"a\",\"b\"],\"answer\":0}", "must have"},
+        {PROMPT "\"completion\":\"a\",\"answer\":0}", "must have"},
+        {"{\"text\":\"ab\",\"answer\":0}", "must have"},
+        {"{\"text\":\"ab\",\"choices\":[\"a\",\"b\"],\"answer\":0}", "must have"},
+        {"{\"choices\":[\"a\",\"b\"],\"answer\":0}", "must have"},
+        {PROMPT "\"choices\":[\"a\"],\"answer\":0}", "no list of at least two"},
+        {PROMPT "\"choices\":[\"a\",\"b\",\"a\"],\"answer\":1}", 
+         "two of the \"choices\" are \"a\""},
+        {"{\"text\":\"first\",\"text\":\"last\"}", 
+         "line 1: no JSON: byte 30: the object that ends here has \"text\" twice"},
+        {"[\n{\"text\":\"ab\"}\n]", "line 1: no JSON: byte 1"},
+        {"{\n\"text\":\"ab\"}", "jq -c . FILE of objects"},
+        {"[{\"text\":\"ab\"},{\"text\":\"ab\"}]", "jq -c '.[]' FILE makes lines of an array"},
         {"{\"text\":7}", "\"text\" is no string"}, {"{\"text\":\"\"}", "\"text\" is empty"},
         {"{\"text\":\"a\"}", "one token, with nothing before it"},
-        {"{\"completion\":\"a\"}", "\"prompt\" is missing"},
-        {"{\"prompt\":null,\"completion\":\"a\"}", "\"prompt\" is no string"},
+        {"{\"completion\":\"a\"}", "must have"},
+        {"{\"prompt\":null,\"completion\":\"a\"}", "must have"},
+        {"{\"prompt\":5,\"completion\":\"a\"}", "\"prompt\" is no string"},
         {"{\"prompt\":\"\",\"completion\":\"a\"}", "one token, with nothing before it"},
         {PROMPT "\"completion\":\"\"}", "\"completion\" is empty"},
         {PROMPT "\"completion\":[\"a\"]}", "\"completion\" is no string"},
-        {PROMPT "\"choices\":[]}", "\"choices\" is no list of strings"},
-        {PROMPT "\"choices\":\"ab\"}", "\"choices\" is no list of strings"},
+        {PROMPT "\"choices\":[],\"answer\":0}", "\"choices\" is no list of at least two strings"},
+        {PROMPT "\"choices\":\"ab\",\"answer\":0}", "\"choices\" is no list of at least two"},
         {PROMPT "\"choices\":[\"a\",1],\"answer\":0}", "\"choices\" is no string"},
-        {PROMPT "\"choices\":[\"a\",\"\"],\"answer\":0}", "\"choices\" is empty"},
-        {PROMPT "\"choices\":[\"a\",\"b\"]}", "\"answer\" is not the number of a choice, 0 to 1"},
-        {PROMPT "\"choices\":[\"a\",\"b\"],\"answer\":2}", "\"answer\" is not"},
+        {PROMPT "\"choices\":[\"a\",\"\"],\"answer\":0}", "one of the \"choices\" is empty"},
+        {PROMPT "\"choices\":[\"a\",\"b\"]}", "must have"},
+        {PROMPT "\"choices\":[\"a\",\"b\"],\"answer\":null}", "must have"},
+        {PROMPT "\"choices\":[\"a\",\"b\"],\"answer\":2}",
+         "\"answer\" is not the number of a choice, 0 to 1"},
         {PROMPT "\"choices\":[\"a\",\"b\"],\"answer\":-1}", "\"answer\" is not"},
         {PROMPT "\"choices\":[\"a\",\"b\"],\"answer\":\"0\"}", "\"answer\" is not"},
         {"", "f.jsonl: no examples"}, {"\n \n", "no examples"}};

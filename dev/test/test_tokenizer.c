@@ -125,9 +125,10 @@ static void write_file(const char *name, const char *text, size_t n) {
 }
 
 static void remove_files(void) {
-    static const char *const names[] = {"vocab.json", "merges.txt", "tokenizer_config.json"};
+    static const char *const names[] = {"vocab.json", "merges.txt", "tokenizer_config.json",
+                                        "added_tokens.json", "tokenizer.json"};
     char path[PATH_MAX];
-    for (int i = 0; i < 3; i++) { path_join(path, scratch, names[i]); unlink(path); }
+    for (int i = 0; i < 5; i++) { path_join(path, scratch, names[i]); unlink(path); }
 }
 
 // merges.txt, from the fixture or another directory, alone in the scratch directory.
@@ -353,7 +354,7 @@ static void tokenizer_merge_files(void) {
     // two ways to one token are fine with a vocabulary, ambiguous without
     static const char twice[] = "a b\nb c\nab c\na bc\n";
     CHECK(parse(", \"ab\": 400, \"bc\": 1, \"abc\": 2", twice)->merge_count == 4, "twice");
-    CHECK(DIES_WITH("\"abc\" occurs twice", tokenizer_parse("test", NULL, twice)), "ambiguous");
+    CHECK(DIES_WITH("\"abc\" twice", tokenizer_parse("test", NULL, twice)), "ambiguous");
 }
 
 static void expect_error(const char *vocab, const char *merges, const char *words) {
@@ -381,7 +382,7 @@ static void tokenizer_bad_files(void) {
         {", \"ab\": -1", "a b\n", "below 2^24"},
         {", \"ab\": \"1\"", "a b\n", "below 2^24"},
         {", \"\": 1", "#version\n", "is empty"},
-        {", \"ab\": 1, \"ab\": 2", "a b\n", "occurs twice"},
+        {", \"ab\": 1, \"ab\": 2", "a b\n", "\"ab\" twice"},
         {", \"ab\": 1]", "a b\n", "JSON"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
@@ -403,7 +404,7 @@ static void tokenizer_bad_files(void) {
     expect_error("{}", "a b\n", "no token for the byte");
     expect_error(NULL, "#version: 0.2\n", "no merges");
     expect_error(NULL, "\n\n", "no merges");
-    expect_error(NULL, "a b\na b\n", "occurs twice");
+    expect_error(NULL, "a b\na b\n", "\"ab\" twice");
     expect_error(NULL, "ab c\n", "merges a token that is not");
     expect_error(NULL, "a b\na \xc3\n", "line 2: merges a token that is not");
 }
@@ -420,13 +421,78 @@ static void tokenizer_bad_directories(void) {
     CHECK(DIES_WITH("vocab.json", tokenizer_load(scratch)), "an empty file");
     write_file("vocab.json", "{}\0", 3);
     CHECK(DIES_WITH("NUL", tokenizer_load(scratch)), "a NUL");
-    tokenizer_save(tokenizer_bytes(), scratch);  // its merges.txt has none: all is in vocab.json
+    remove_files();
+    write_file("tokenizer.json", "{}", 2);  // what is saved today, and not read
+    path_join(path, scratch, "tokenizer.json");
+    CHECK(DIES_WITH("tokenizer.json is not read yet, only a folder's", tokenizer_load(path))
+          && DIES_WITH(path, tokenizer_load(path)), "the file");
+    CHECK(DIES_WITH(path, tokenizer_load(scratch)), "a folder with it alone");
+    tokenizer_save(tokenizer_bytes(), scratch);
+    CHECK(tokenizer_load(scratch)->vocab == 256, "with the others beside it");
+    unlink(path);
+    path_join(path, scratch, "vocab.json");
+    CHECK(DIES_WITH("vocab.json is not read yet, only a folder's", tokenizer_load(path)), "a file");
+    // the merges.txt that was saved has none: all is in vocab.json
     path_join(path, scratch, "vocab.json");
     CHECK(unlink(path) == 0, "unlink");
     CHECK(DIES_WITH("there is no vocab.json", tokenizer_load(scratch)), "no vocab.json");
     CHECK(mkdir(path, 0777) == 0, "mkdir");
     CHECK(DIES_WITH("vocab.json: not a regular file", tokenizer_load(scratch)), "a directory");
     rmdir(path);
+    remove_files();
+}
+
+// What tokenizer_load() says of the scratch directory on stderr.
+static const char *load_says(void) {
+    static char said[2000];
+    FILE *file = tmpfile();
+    const int before = dup(2);
+    dup2(fileno(file), 2);
+    tokenizer_load(scratch);
+    dup2(before, 2);
+    close(before);
+    rewind(file);
+    said[fread(said, 1, sizeof said - 1, file)] = '\0';
+    fclose(file);
+    return said;
+}
+
+static void tokenizer_added_tokens(void) {
+    static const struct { const char *name, *text, *says; } cases[] = {
+        {"added_tokens.json", "{\"<|bot|>\": 256}", "added_tokens.json adds token 256"},
+        {"added_tokens.json", "{\"a\": 97, \"<|bot|>\": 300}", "adds token 300"},
+        {"added_tokens.json", "{\"a\": 97}", NULL}, {"added_tokens.json", "{}", NULL},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"97\": {\"content\": 0}}}", NULL},
+        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"256\": {\"content\": \"<b>\"}}}",
+         "tokenizer_config.json adds token 256"},
+        {"tokenizer.json", "{\"added_tokens\": [{\"id\": 97, \"content\": \"a\"}]}", NULL},
+        {"tokenizer.json", "{\"added_tokens\": [{\"id\": 97}, {\"id\": 256}]}",
+         "tokenizer.json adds token 256"},
+        {"tokenizer.json", "{\"added_tokens\": null}", NULL}, {"tokenizer.json", "[]", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        remove_files();
+        tokenizer_save(tokenizer_bytes(), scratch);
+        write_file(cases[i].name, cases[i].text, strlen(cases[i].text));
+        const char *said = load_says();
+        CHECK(cases[i].says == NULL ? *said == '\0' : strstr(said, cases[i].says) != NULL, "%s: %s",
+              cases[i].text, said);
+        data_is_quiet = true;
+        CHECK(*load_says() == '\0', "said by each rank");
+        data_is_quiet = false;
+    }
+    // byte order marks are no part of the files, nor of what is saved of them
+    const char *const texts[2] = {byte_vocabulary(-1, 0, ", \"ab\": 256"), "a b\n"};
+    for (int marked = 0; marked < 2; marked++) {
+        char text[8192];
+        for (int i = 0; i < 2; i++) {
+            snprintf(text, sizeof text, "%s%s", marked ? "\xef\xbb\xbf" : "", texts[i]);
+            write_file(i == 0 ? "vocab.json" : "merges.txt", text, strlen(text));
+        }
+        const Tokenizer *t = tokenizer_load(scratch);
+        CHECK(t->vocab == 257 && t->merge_count == 1 && strcmp(t->files[0], texts[0]) == 0
+              && strcmp(t->files[1], texts[1]) == 0, "byte order marks: %d", marked);
+    }
     remove_files();
 }
 
@@ -494,6 +560,7 @@ int main(void) {
     RUN(tokenizer_merge_files);
     RUN(tokenizer_bad_files);
     RUN(tokenizer_bad_directories);
+    RUN(tokenizer_added_tokens);
     RUN(tokenizer_gpt2);
     remove_files();
     rmdir(scratch);
