@@ -324,15 +324,15 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
         const char *key = config_sizes[i].names[c->family];
         const Json *value = json_get(root, key);
         size_t *size = (size_t *)(void *)((char *)c + config_sizes[i].at);
-        if (size == &c->ffn && (value == NULL || value->type == JSON_NULL)) continue;  // 4 C
+        if (size == &c->ffn && value == NULL) continue;  // 4 C
         if (!json_size(value, size) || *size == 0)
             die("%s: %s must be there, and a whole number of at least 1", path, key);
     }
     for (int i = 0; i < CONFIG_FIXED; i++) {
         const char *text = config_fixed[i].value;
         const Json *value = json_get(root, config_fixed[i].key);
-        if (config_fixed[i].family != c->family || !config_fixed[i].needed || value == NULL
-            || value->type == JSON_NULL) continue;
+        if (config_fixed[i].family != c->family || !config_fixed[i].needed || value == NULL)
+            continue;
         if (value->type != (text[0] == 't' ? JSON_TRUE : text[0] == 'f' ? JSON_FALSE : JSON_NUMBER)
             || fabs(value->number - strtod(text, NULL)) > 1e-3 * strtod(text, NULL))
             die("%s: models whose %s is not %s are not supported", path, config_fixed[i].key, text);
@@ -342,14 +342,16 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
         if (projection != NULL && !json_size(projection, &embed)) embed = 0;
         const JsonType order = before != NULL ? before->type : JSON_TRUE;
         if (order == JSON_FALSE) c->embed = embed;
-        else if (order != JSON_TRUE && order != JSON_NULL) embed = 0;
+        else if (order != JSON_TRUE) embed = 0;
         if (embed == 0 || embed > c->channels || (embed == c->channels) != (c->embed == 0))
             die("%s: word_embed_proj_dim must be hidden_size (%zu), or smaller where "
                 "do_layer_norm_before is false", path, c->channels);
     }
     if (json_get(root, "quantization_config") != NULL)
         die("%s: quantized models are not supported", path);
-    c->tied = tied == NULL || tied->type != JSON_FALSE;
+    c->tied = tied == NULL || tied->type == JSON_TRUE;
+    if (!c->tied && tied->type != JSON_FALSE)
+        die("%s: tie_word_embeddings must be true or false", path);
     name = c->family == FAMILY_OPT ? "relu" : "gelu_new";
     if (activation != NULL) name = activation->type == JSON_STRING ? activation->string : "no name";
     size_t known = 0;
@@ -370,21 +372,10 @@ static void model_directory(const char *path, char dir[PATH_MAX]) {
     else slash[slash == dir] = '\0';
 }
 
-// Configuration of the model at `path`, from its directory's config.json.
-static void model_config_load(const char *path, GPT2Config *c) {
-    char dir[PATH_MAX], name[PATH_MAX];
-    Error err;
-    model_directory(path, dir);
-    path_join(name, dir, "config.json");
-    Json *root = json_read(name, &err);
-    if (root == NULL) die("%s", err.text);
-    config_read(root, name, c);
-    json_free(root);
-}
-
 // Opens the file that was named, or the directory's model.safetensors, or else every file that
-// model.safetensors.index.json names in its weight_map (tensor -> file). Returns *count of them.
-static SafeTensors *model_open(const char *model, int *count) {
+// model.safetensors.index.json names in its weight_map (tensor -> file). Returns *count of them,
+// or, unless they are `needed`, NULL if there is none.
+static SafeTensors *model_open(const char *model, bool needed, int *count) {
     char dir[PATH_MAX], path[PATH_MAX];
     Error err;
     Json *index = NULL;
@@ -393,6 +384,7 @@ static SafeTensors *model_open(const char *model, int *count) {
     if (!path_is_directory(model)) snprintf(path, sizeof path, "%s", model);
     if (!path_exists(path)) {
         path_join(path, dir, "model.safetensors.index.json");
+        if (!needed && !path_exists(path)) return NULL;
         index = json_read(path, &err);
         if (index == NULL) {
             path_join(path, dir, "pytorch_model.bin");
@@ -418,12 +410,17 @@ static SafeTensors *model_open(const char *model, int *count) {
     return files;
 }
 
-// Finds tensor x, once, in the right shape, and marks it as seen.
-static const SafeTensor *model_find(const SafeTensors *files, int count, const char *model,
-                                    int family, const HfTensor *x) {
+static void model_close(SafeTensors *files, int count) {
+    for (int i = 0; i < count; i++) safetensors_close(&files[i]);
+    free(files);
+}
+
+// Finds tensor x, once, in the right shape. NULL: it is not `needed`, and not there.
+static SafeTensor *model_find(const SafeTensors *files, int count, const char *model,
+                              const GPT2Config *c, const HfTensor *x, bool needed) {
     SafeTensor *found = NULL, *next;
     char name[128], there[200] = "missing", here[200];
-    for (const char *const *prefix = hf_prefixes[family]; *prefix != NULL; prefix++) {
+    for (const char *const *prefix = hf_prefixes[c->family]; *prefix != NULL; prefix++) {
         snprintf(name, sizeof name, "%s%s", x->prefix > 0 ? *prefix : "", x->name + x->prefix);
         for (int i = 0; i < count; i++) {
             if ((next = safetensors_find(&files[i], name)) == NULL) continue;
@@ -432,14 +429,65 @@ static const SafeTensor *model_find(const SafeTensors *files, int count, const c
             found = next;
         }
     }
+    // tied embeddings may be stored under the head's name alone
+    for (int i = 0; i < count && found == NULL && c->tied && x->tensor == 0; i++)
+        found = safetensors_find(&files[i], "lm_head.weight");
+    if (found == NULL && !needed) return NULL;
     shape_text(here, x->rank, x->shape);
     if (found != NULL) shape_text(there, found->rank, found->shape);
     if (strcmp(here, there) != 0)
         die("%s: tensor %s is %s, the model needs %s", model, x->name, there, here);
     if (found->dtype > ST_F64)
         die("%s: tensor %s is not stored as F32, F16, BF16 or F64", model, x->name);
-    found->seen = true;
     return found;
+}
+
+// Unties a model whose files have a head that is not its embeddings, as transformers does: a merged
+// adapter leaves such a head, and config.json as it was.
+static void model_check_head(const SafeTensors *files, int count, const char *path, GPT2Config *c) {
+    GPT2Config untied = *c;
+    HfTensor x, y;
+    untied.tied = 0;
+    GPT2Table t = gpt2_table(&untied);
+    hf_tensor(&untied, &t, 3 * t.wte, &x);
+    hf_tensor(&untied, &t, 3 * t.lm_head, &y);
+    const SafeTensor *wte = model_find(files, count, path, &untied, &x, false);
+    const SafeTensor *head = model_find(files, count, path, &untied, &y, false);
+    const size_t all = c->tied && wte != NULL && head != NULL ? x.n : 0;
+    int differs = 0;
+    #pragma omp parallel for reduction(| : differs)
+    for (size_t at = 0; at < all; at += HF_CHUNK) {
+        const size_t n = min_size(HF_CHUNK, all - at);
+        float u[HF_CHUNK], v[HF_CHUNK];
+        safetensor_floats(wte, at, n, u);
+        safetensor_floats(head, at, n, v);
+        for (size_t i = 0; i < n; i++) differs |= u[i] != v[i];  // a NaN does
+    }
+    if (differs) c->tied = 0;
+    if (differs && ranks.rank == 0)
+        fprintf(stderr, "tide: note: %s: lm_head.weight is not %s: the model is untied, whatever "
+                "its config.json says\n", path, x.name);
+    gpt2_table_free(&t);
+}
+
+// Configuration of the model at `path`: its directory's config.json, and which head the weights
+// have, if they are there already.
+static void model_config_load(const char *path, GPT2Config *c) {
+    char dir[PATH_MAX], name[PATH_MAX];
+    int count = 0;
+    Error err;
+    model_directory(path, dir);
+    path_join(name, dir, "state.txt");
+    if (path_exists(name))
+        die("%s is a checkpoint: --model takes the OUT that it is in, --resume goes on", path);
+    SafeTensors *files = model_open(path, false, &count);
+    path_join(name, dir, "config.json");
+    Json *root = json_read(name, &err);
+    if (root == NULL) die("%s", err.text);
+    config_read(root, name, c);
+    json_free(root);
+    model_check_head(files, count, path, c);
+    model_close(files, count);
 }
 
 // Fills the first part with the model at `path`, as for model_config_load(); padding becomes zero.
@@ -450,25 +498,30 @@ static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t
                        const RunState *here) {
     HfTensor x;
     int count;
-    SafeTensors *files = model_open(path, &count);
-    for (int i = 0; i < 3 * t->count; i++)
-        if (hf_tensor(c, t, i, &x)
-            && !part_read(here, 0, t, &x, model_find(files, count, path, c->family, &x)))
+    SafeTensors *files = model_open(path, true, &count);
+    for (int i = 0; i < 3 * t->count; i++) {
+        if (!hf_tensor(c, t, i, &x)) continue;
+        SafeTensor *s = model_find(files, count, path, c, &x, true);
+        s->seen = true;
+        if (!part_read(here, 0, t, &x, s))
             die("%s: tensor %s has a NaN, an infinity or a number too large for this precision: "
                 "the file is damaged, or needs --precision fp32", path, x.name);
+    }
     for (int f = 0; f < count; f++) {
         for (int i = 0; i < files[f].count; i++) {
             const SafeTensor *s = &files[f].tensors[i];
             const char *end = c->family == FAMILY_GPT2 ? strstr(s->name, ".attn.") : NULL;
-            const bool mask = end != NULL && (strcmp(end, ".attn.bias") == 0
-                                              || strcmp(end, ".attn.masked_bias") == 0);
-            if (!s->seen && !mask && strcmp(s->name, "lm_head.weight") != 0)  // that is wte
+            // causal masks (1, 1, n, n), and the number that they put
+            const bool mask = end != NULL
+                && ((strcmp(end, ".attn.bias") == 0 && s->rank == 4 && s->shape[2] == s->shape[3])
+                    || (strcmp(end, ".attn.masked_bias") == 0 && s->elements == 1));
+            const bool head = c->tied && strcmp(s->name, "lm_head.weight") == 0;  // it is wte
+            if (!s->seen && !mask && !head)
                 die("%s: tensor %.100s is unknown to a %s model with %s head", path, s->name,
                     c->family == FAMILY_OPT ? "opt" : "gpt2", c->tied ? "a tied" : "an untied");
         }
-        safetensors_close(&files[f]);
     }
-    free(files);
+    model_close(files, count);
 }
 
 // ---------------------------------------------------------------------------------------------

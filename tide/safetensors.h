@@ -115,16 +115,15 @@ static int st_compare_data(const void *a, const void *b) {
     return (x->bytes > y->bytes) - (x->bytes < y->bytes);  // empty ones first
 }
 
-// One entry of the header. `size` bytes of tensor data start at `data`.
-static bool st_tensor(SafeTensor *t, const Json *entry, const unsigned char *data, size_t size,
-                      Error *err) {
+// One entry of the header. Tensor data starts at `data`.
+static bool st_tensor(SafeTensor *t, const Json *entry, const unsigned char *data, Error *err) {
     const Json *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape");
     const Json *offsets = json_get(entry, "data_offsets");
     size_t begin = 0, end = 0;
     bool ok = dtype != NULL && dtype->type == JSON_STRING && shape != NULL
         && shape->type == JSON_ARRAY && shape->count <= ST_MAX_RANK && offsets != NULL
         && offsets->type == JSON_ARRAY && offsets->count == 2 && json_size(offsets->child, &begin)
-        && json_size(offsets->child->next, &end) && begin <= end && end <= size;
+        && json_size(offsets->child->next, &end) && begin <= end;
     while (ok && t->dtype < ST_DTYPES && strcmp(st_dtypes[t->dtype].name, dtype->string) != 0)
         t->dtype++;
     if (ok && t->dtype == ST_DTYPES)
@@ -142,7 +141,7 @@ static bool st_tensor(SafeTensor *t, const Json *entry, const unsigned char *dat
     return (ok && !__builtin_mul_overflow(t->elements, st_dtypes[t->dtype].size, &t->bytes)
             && t->bytes == end - begin)
         || error_set(err, "tensor %.100s needs a dtype, a shape of at most %d dimensions, and "
-                     "data_offsets that fit both and %zu bytes", t->name, ST_MAX_RANK, size);
+                     "data_offsets that fit both", t->name, ST_MAX_RANK);
 }
 
 static void safetensors_close(SafeTensors *st) {
@@ -162,17 +161,19 @@ static void safetensor_release(const SafeTensor *t) {
 }
 
 // Reads a file that lies in memory and checks all of it: the header's length, every dtype, shape
-// and offset, that the tensors fill the data without gap or overlap. (Of two with the same name the
-// second is never found, so it is one that nobody uses.) `bytes` must stay until
+// and offset, that the tensors fill the data without gap or overlap. `bytes` must stay until
 // safetensors_close(), which follows in any case.
 static bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Error *err) {
     uint64_t length = 0;
     memset(st, 0, sizeof *st);
     if (n >= 8) memcpy(&length, bytes, 8);
-    if (n < 8 || length == 0 || length > ST_MAX_HEADER || length > n - 8
-        || ((const char *)bytes)[8] != '{')
-        return error_set(err, "not a safetensors file, or cut short: %zu bytes, of which a header "
-                         "should take %llu", n, (unsigned long long)length);
+    const char *kind = file_kind(bytes, n), *first = (const char *)bytes + 8;
+    if (n > 8 && *first != '{' && kind != NULL) return error_set(err, "%s", kind);
+    if (n < 9 || length == 0 || length > ST_MAX_HEADER || *first != '{')
+        return error_set(err, "not a safetensors file, or cut short: %zu bytes", n);
+    if (length > n - 8)
+        return error_set(err, "cut short: %zu bytes, the header alone takes %zu", n,
+                         8 + (size_t)length);
     const unsigned char *data = (const unsigned char *)bytes + 8 + length, *at = data;
     const size_t size = n - 8 - (size_t)length;
     st->header = json_parse((const char *)bytes + 8, (size_t)length, err);
@@ -180,13 +181,17 @@ static bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Erro
     st->tensors = ALLOC(SafeTensor, st->header->count, "tensors");
     for (const Json *entry = st->header->child; entry != NULL; entry = entry->next)
         if (strcmp(entry->key, "__metadata__") != 0
-            && !st_tensor(&st->tensors[st->count++], entry, data, size, err)) return false;
+            && !st_tensor(&st->tensors[st->count++], entry, data, err)) return false;
     qsort(st->tensors, (size_t)st->count, sizeof(SafeTensor), st_compare_data);
     bool fill = true;
     for (int i = 0; i < st->count; at += st->tensors[i++].bytes)
         fill = fill && st->tensors[i].data == at;
-    return (fill && at == data + size)
-        || error_set(err, "the tensors do not fill their %zu bytes without gap and overlap", size);
+    if (!fill) return error_set(err, "the tensors do not fill their bytes without gap and overlap");
+    if (at > data + size)
+        return error_set(err, "cut short: %zu bytes, the header describes %zu", n,
+                         n - size + (size_t)(at - data));
+    return at == data + size || error_set(err, "bytes follow the last tensor: %zu of %zu",
+                                          (size_t)(data + size - at), n);
 }
 
 // The same for a file, which is mapped, not read.

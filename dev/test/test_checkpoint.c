@@ -264,9 +264,11 @@ static void check_native(const GPT2Config *c, const GPT2Table *t, const float *a
 // How a file differs from a plain one; names are without the prefix.
 typedef struct {
     const char *prefix, *drop, *reshape, *nan, *twice, *extra;
-    int dtype, shards;
-    bool head, masks;
+    int dtype, shards, head;
+    bool masks;
 } Variant;
+
+enum { HEAD_SAME = 1, HEAD_OTHER };  // Variant.head: a tied model's file has one, too
 
 static uint16_t f16_exact(float f) {  // for multiples of 1/1024 below 1
     uint32_t u;
@@ -294,6 +296,7 @@ static void write_hf(const char *dir, const GPT2Config *c, const Variant *v) {
     make_directories(dir);
     if (v->head) stored_add(list, &count, c->vocab, c->channels, "lm_head.weight", 0);
     if (v->masks) stored_add(list, &count, 9, 9, "h.1.attn.bias", 0);
+    if (v->masks) list[count - 1].rank = 4;
     if (v->masks) stored_add(list, &count, 0, 1, "h.0.attn.masked_bias", 0);
     if (v->extra != NULL) stored_add(list, &count, 0, 3, v->extra, 0);
     if (v->twice != NULL) stored_add(list, &count, 0, c->channels, v->twice, 0);
@@ -306,7 +309,12 @@ static void write_hf(const char *dir, const GPT2Config *c, const Variant *v) {
         for (int pass = 0; pass < 2; pass++) {
             for (int i = k, number = 0; i < count; i += shards, number++) {
                 const Stored *s = &list[i];
-                size_t shape[2] = {s->rank == 2 ? s->rows : s->cols, s->cols};
+                size_t shape[4] = {s->rank == 2 ? s->rows : s->cols, s->cols, 0, 0};
+                const bool tie = v->head == HEAD_SAME && strcmp(s->name, "lm_head.weight") == 0;
+                if (s->rank == 4) {
+                    shape[2] = shape[3] = shape[1];
+                    shape[0] = shape[1] = 1;
+                }
                 const bool own = v->twice != NULL && i == count - 1;  // the other spelling
                 const char *prefix = strcmp(s->name, "lm_head.weight") == 0 || own ? "" : v->prefix;
                 if (v->drop != NULL && strcmp(s->name, v->drop) == 0) {
@@ -320,7 +328,7 @@ static void write_hf(const char *dir, const GPT2Config *c, const Variant *v) {
                 }
                 snprintf(name, sizeof name, "%s%s", prefix, s->name);
                 if (pass == 0) {
-                    safewriter_add(&w, name, v->dtype, s->rank == 2 ? 2 : 1, shape);
+                    safewriter_add(&w, name, v->dtype, s->rank, shape);
                     snprintf(index + strlen(index), sizeof index - strlen(index), "%s\"%s\":\"%s\"",
                              strlen(index) > 16 ? "," : "", name, file);
                     continue;
@@ -328,7 +336,8 @@ static void write_hf(const char *dir, const GPT2Config *c, const Variant *v) {
                 for (size_t j = 0; j < s->rows * s->cols; j++) {
                     const bool bad = v->nan != NULL && strcmp(s->name, v->nan) == 0
                         && j == s->rows * s->cols - 1;
-                    write_value(&w, number, j, v->dtype, bad ? NAN : hf_value(s->name, j));
+                    write_value(&w, number, j, v->dtype, bad ? NAN
+                                : hf_value(tie ? list[0].name : s->name, j));
                 }
             }
             path_join(path, dir, file);
@@ -404,7 +413,7 @@ static void test_load_layouts(void) {
                     v.dtype = dtypes[n++ % 3];
                     v.shards = shards;
                     v.masks = family == FAMILY_GPT2;
-                    v.head = tied && n % 2 == 0;
+                    v.head = tied && n % 2 == 0 ? HEAD_SAME : 0;
                     write_hf(in_base("load"), &c, &v);
                     check_loads(in_base("load"), &c);
                 }
@@ -422,6 +431,108 @@ static void test_load_from_a_file(void) {
     check_loads("model.safetensors", &c);
     check_loads(".", &c);
     CHECK(chdir(cwd) == 0, "back");
+}
+
+// A head beside tied embeddings: equal, it is they; different, the model is untied; alone, it is
+// both.
+static void test_load_heads(void) {
+    static const int dtypes[] = {ST_F32, ST_F64, ST_F16};
+    int n = 0;
+    ranks.rank = 1;  // which prints no note
+    for (int family = 0; family < 2; family++)
+        for (const char *const *p = hf_prefixes[family]; *p != NULL; p++)
+            for (int shards = 1; shards <= 3; shards++, n++) {
+                GPT2Config c = config_of(family, 1), untied = config_of(family, 0), found;
+                Variant v = {0};
+                char *dir = in_base("heads");
+                v.prefix = *p;
+                v.dtype = dtypes[(n + shards) % 3];
+                v.shards = shards;
+                v.head = HEAD_OTHER;
+                write_hf(dir, &c, &v);
+                model_config_load(dir, &found);
+                CHECK(found.tied == 0, "family %d, %d shards: it is tied", family, shards);
+                check_loads(dir, &untied);
+                v.head = HEAD_SAME;
+                write_hf(dir, &c, &v);
+                model_config_load(dir, &found);
+                CHECK(found.tied == 1, "family %d, %d shards: it is untied", family, shards);
+                check_loads(dir, &c);
+                v.drop = family == FAMILY_OPT ? "embed_tokens.weight" : "wte.weight";
+                write_hf(dir, &c, &v);
+                check_loads(dir, &c);
+            }
+    GPT2Config g = config_of(FAMILY_GPT2, 1), found;
+    GPT2Table t;
+    Variant v = {0};
+    v.prefix = "transformer.";
+    v.head = HEAD_SAME;
+    v.reshape = "lm_head.weight";
+    write_hf(in_base("heads"), &g, &v);
+    CHECK(!load(in_base("heads"), NULL, &t)
+          && says("tensor lm_head.weight is (20, 131), the model needs (131, 20)"), "%s", err.text);
+    v.drop = "wte.weight";
+    write_hf(in_base("heads"), &g, &v);
+    CHECK(!load(in_base("heads"), NULL, &t) && says("lm_head.weight is (20, 131)"), "alone");
+    v.reshape = v.drop = NULL;
+    v.nan = "lm_head.weight";
+    write_hf(in_base("heads"), &g, &v);
+    CHECK(!load(in_base("heads"), NULL, &t) && says("tensor lm_head.weight has a NaN"), "%s",
+          err.text);
+    v.nan = NULL;
+    write_hf(in_base("heads"), &g, &v);  // one bit of its last element
+    struct stat st;
+    FILE *f = fopen(in_base("heads/model.safetensors"), "r+b");
+    CHECK(f != NULL && fstat(fileno(f), &st) == 0 && fseek(f, -1, SEEK_END) == 0, "open");
+    const int last = fgetc(f);
+    CHECK(fseek(f, -1, SEEK_END) == 0 && fputc(last ^ 1, f) != EOF && fclose(f) == 0, "write");
+    model_config_load(in_base("heads"), &found);
+    ranks.rank = 0;
+    CHECK(found.tied == 0, "the last element is not looked at");
+    unlink(in_base("heads/model.safetensors"));  // what --plan may read is config.json alone
+    model_config_load(in_base("heads"), &found);
+    CHECK(found.tied == 1, "without weights");
+}
+
+// Something else in a model's place is told by its first bytes.
+static void test_load_others(void) {
+    static const struct { const char *bytes; size_t n; const char *says; } others[] = {
+        {"\xc6\xd7\x34\x01\3\0\0\0\0\0\0\0", 12, "an llm.c checkpoint"},
+        {"GGUF\3\0\0\0\1\0\0\0", 12, "GGUF"}, {"PK\3\4\0\0\0\0\0\0\0\0", 12, "build/unpickle"},
+        {"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", 57, "git lfs pull"},
+        {"<!DOCTYPE html>\n<html>", 22, "a web page"},
+        {"\x1f\x8b\x08\0\0\0\0\0\0\3\0\0", 12, "unpack"},
+        {"once upon a time", 16, "not a safetensors file"},
+    };
+    GPT2Config c = config_of(FAMILY_GPT2, 1);
+    Variant v = {0};
+    GPT2Table t;
+    v.prefix = "transformer.";
+    v.shards = 2;
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        char *dir = in_base("others"), *file = in_base("others/model.bin");
+        remove_tree(dir);
+        make_directories(dir);
+        write_text(file, others[i].bytes, others[i].n);
+        CHECK(!load(file, NULL, &t) && says(others[i].says) && says("model.bin"), "%s", err.text);
+        write_text(in_base("others/model.safetensors"), others[i].bytes, others[i].n);
+        CHECK(!load(dir, NULL, &t) && says(others[i].says), "%s", err.text);
+        write_hf(dir, &c, &v);
+        write_text(in_base("others/model-2-of-2.safetensors"), others[i].bytes, others[i].n);
+        CHECK(!load(dir, NULL, &t) && says(others[i].says) && says("model-2"), "%s", err.text);
+        if (i + 1 == sizeof others / sizeof others[0]) break;
+        write_hf(dir, &c, &v);
+        write_text(in_base("others/model.safetensors.index.json"), others[i].bytes, others[i].n);
+        CHECK(!load(dir, NULL, &t) && says(others[i].says) && says("index.json"), "%s", err.text);
+        write_text(in_base("others/config.json"), others[i].bytes, others[i].n);
+        unlink(in_base("others/model.safetensors.index.json"));
+        CHECK(!load(dir, NULL, &t) && says(others[i].says) && says("config.json"), "%s", err.text);
+    }
+    write_text(in_base("others/state.txt"), "", 0);
+    CHECK(!load(in_base("others"), NULL, &t) && says("is a checkpoint: --model takes"), "%s",
+          err.text);
+    CHECK(!load(in_base("others/state.safetensors"), NULL, &t) && says("is a checkpoint"), "%s",
+          err.text);
 }
 
 // Written by dev/test/hf_roundtrip.py --fixtures with transformers' save_pretrained(): GPT-2 in
@@ -466,6 +577,10 @@ static void test_load_refuses(void) {
     check_refused(&g, x, "tensor transformer.h.2.ln_1.weight is unknown to a gpt2 model");
     x = v; x.extra = "h.0.attn.c_attn.lora_A";
     check_refused(&g, x, "lora_A is unknown");
+    x = v; x.extra = "h.0.attn.bias";  // (3): no mask
+    check_refused(&g, x, "h.0.attn.bias is unknown");
+    x = v; x.extra = "h.0.attn.masked_bias";
+    check_refused(&g, x, "h.0.attn.masked_bias is unknown");
     x = v; x.dtype = ST_I64;
     check_refused(&g, x, "tensor transformer.wte.weight is not stored as F32, F16, BF16 or F64");
     x = v; x.prefix = "model.";
@@ -550,6 +665,11 @@ static void test_config_accepts(void) {
         {"{" GPT2_SIZES "}", 32, FAMILY_GPT2, ACTIVATION_GELU, 1, 0},
         {"{" GPT2_SIZES ",\"n_inner\":null,\"tie_word_embeddings\":false}", 32, 0, 0, 0, 0},
         {"{" GPT2_SIZES ",\"n_inner\":7,\"activation_function\":\"relu\"}", 7, 0, 1, 1, 0},
+        {"{" GPT2_SIZES ",\"n_inner\":null,\"activation_function\":null,"
+         "\"quantization_config\":null,\"tie_word_embeddings\":null,\"layer_norm_epsilon\":null}", 32, 0, 0, 1, 0},
+        {"\xef\xbb\xbf{" GPT2_SIZES "}", 32, FAMILY_GPT2, ACTIVATION_GELU, 1, 0},
+        {"{" OPT_SIZES ",\"word_embed_proj_dim\":null,\"do_layer_norm_before\":null,"
+         "\"ffn_dim\":null}", 32, FAMILY_OPT, ACTIVATION_RELU, 1, 0},
         {"{" GPT2_SIZES ",\"activation_function\":\"gelu_pytorch_tanh\",\"n_ctx\":5}", 32, 0, 0, 1,
          0},
         {"{" GPT2_SIZES ",\"activation_function\":\"gelu_fast\",\"attn_pdrop\":0.1}", 32, 0, 0, 1,
@@ -606,6 +726,9 @@ static void test_config_refuses(void) {
         {"{" OPT_SIZES ",\"do_layer_norm_before\":0,\"word_embed_proj_dim\":4}", "proj_dim"},
         {"{" OPT_SIZES ",\"do_layer_norm_before\":false,\"word_embed_proj_dim\":9}", "proj_dim"},
         {"{" OPT_SIZES ",\"word_embed_proj_dim\":4}", "word_embed_proj_dim"},
+        {"{" OPT_SIZES ",\"do_layer_norm_before\":false,\"word_embed_proj_dim\":null}", "proj_dim"},
+        {"{" GPT2_SIZES ",\"n_head\":4}", "\"n_head\" twice"},
+        {"{" GPT2_SIZES ",\"tie_word_embeddings\":\"false\"}", "tie_word_embeddings must be"},
         {"{" OPT_SIZES ",\"enable_bias\":false}", "enable_bias is not true"},
         {"{" OPT_SIZES ",\"layer_norm_elementwise_affine\":false}",
          "elementwise_affine is not true"},
@@ -812,7 +935,15 @@ static void test_format_accepts(void) {
 static void test_format_refuses(void) {
     static const struct { const char *header; size_t data; const char *expected; } bad[] = {
         {"", 0, "not a safetensors file"}, {" {}", 0, "not a safetensors file"}, {"{", 0, "JSON"},
-        {"{} x", 0, "JSON"}, {"{}", 1, "do not fill"},
+        {"{} x", 0, "JSON"}, {"{}", 1, "bytes follow the last tensor: 1 of 11"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 9,
+         "bytes follow the last tensor: 5 of 70"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 3,
+         "cut short: 64 bytes, the header describes 65"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 0,
+         "the header describes 65"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
+         "\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,8]}}", 8, "\"a\" twice"},
         {"{\"a\":3}", 0, "tensor a needs"}, {"{\"a\":{}}", 0, "tensor a needs"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, "tensor a needs"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,4]}}", 4, "tensor a needs"},
@@ -845,16 +976,14 @@ static void test_format_refuses(void) {
     for (int i = 0; i < 4; i++) {
         unsigned char bytes[10] = {0, 0, 0, 0, 0, 0, 0, 0, '{', '}'};
         memcpy(bytes, &lengths[i], 8);
-        CHECK(!safetensors_parse(&st, bytes, 10, &err) && says("of which a header should take"),
-              "%s",
-              err.text);
+        CHECK(!safetensors_parse(&st, bytes, 10, &err)
+              && says(i == 0 ? "cut short: 10 bytes, the header" : ", or cut short: 10"), "%s", err.text);
     }
     const uint64_t long_header = 100000001;  // there, but longer than the format allows
     unsigned char *file = (unsigned char *)calloc(long_header + 8, 1);
     memcpy(file, &long_header, 8);
     CHECK(!safetensors_parse(&st, file, long_header + 8, &err)
-          && says("of which a header should take"), "%s",
-          err.text);
+          && says("not a safetensors file"), "%s", err.text);
     free(file);
     for (size_t n = 0; n < 8; n++)
         CHECK(!safetensors_parse(&st, "01234567", n, &err) && says("not a safetensors file"),
@@ -1294,7 +1423,7 @@ static void test_state_damage(void) {
     CHECK(newest(out) == 1, "the one before is whole");
     CHECK(strstr(said, "tide: checkpoint ") != NULL
           && strstr(said, "step_00000002 is damaged (") != NULL
-          && strstr(said, "state.safetensors: tensor param.ln_f.b needs") != NULL,
+          && strstr(said, "state.safetensors: cut short: ") != NULL,
           "it says: %s", said);
     unlink(weights);
     CHECK(newest(out) == 1 && strstr(said, "No such file") != NULL, "it says: %s", said);
@@ -1421,6 +1550,8 @@ int main(void) {
     RUN(test_config_refuses);
     RUN(test_load_layouts);
     RUN(test_load_from_a_file);
+    RUN(test_load_heads);
+    RUN(test_load_others);
     RUN(test_load_fixtures);
     RUN(test_load_refuses);
     RUN(test_load_paths_and_shards);

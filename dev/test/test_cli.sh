@@ -352,6 +352,9 @@ refuses config_damaged 2 config.json "$tide" --model damaged --data text.txt
 cp whole/config.json damaged/
 echo '{"a": 1' >damaged/vocab.json
 refuses vocabulary_damaged 2 vocab.json "$tide" --model damaged --data text.txt
+refuses model_of_a_checkpoint 2 'is a checkpoint: --model takes the OUT' "$tide" --model whole/checkpoints/step_00000012 --data text.txt
+printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n' >model.gguf
+refuses model_of_another_kind 2 'model.gguf: a pointer of git-lfs: git lfs pull' "$tide" --model model.gguf --data text.txt
 mkdir only_json
 cp whole/model.safetensors whole/config.json only_json
 echo '{"added_tokens": []}' >only_json/tokenizer.json
