@@ -400,7 +400,7 @@ requeued() { "$tide" $small --steps 12 --eval-every 0 --save-every 3 --resume au
 check a_job_begins requeued
 cp requeued/model.safetensors requeued.whole
 rm -r requeued/checkpoints/step_00000012
-check and_goes_on sh -c '"$@" | grep -q "weights of step 9 from requeued"' - "$tide" $small --steps 12 --eval-every 0 \
+check and_goes_on sh -c '"$@" >requeued.out && grep -q "weights of step 9 from requeued" requeued.out' - "$tide" $small --steps 12 --eval-every 0 \
     --save-every 3 --resume=auto --out requeued
 check with_the_same_bits cmp requeued/model.safetensors requeued.whole
 rm -r requeued/checkpoints
@@ -412,7 +412,8 @@ check epochs_are_steps sh -c '"$0" $2 --epochs 1.5 --out epochs >epochs.out && n
     "$tide" - "$small --eval-every 0 --log-every 7"
 check a_line_every_seven_steps sh -c 'n=$(grep -c "\"loss\"" epochs/log.jsonl)
     [ "$(grep -c "^step [0-9]*/" epochs.out)" -eq $((n / 7 + (n % 7 > 0))) ] && ! grep "^step [123456]/" epochs.out'
-check more_epochs_of_a_run sh -c '"$0" --resume --epochs 2 --out epochs | grep -q "^--epochs 2: [0-9]* steps$"' "$tide"
+check more_epochs_of_a_run sh -c '"$0" --resume --epochs 2 --out epochs >more.out &&
+    grep -q "^--epochs 2: [0-9]* steps$" more.out' "$tide"
 refuses epochs_and_steps 2 'leave one out' "$tide" $small --epochs 2 --steps 3
 refuses epochs_of_nothing 2 'data is missing' "$tide" --model nano --epochs 2 --val text.txt --choices no.jsonl
 
@@ -433,11 +434,11 @@ says val_is_data '--val is --data' --steps 2 --val ./text.txt
 says one_step 'in so few steps the learning rate is at most 3.0e-04, not --lr 3.0e-03' --steps 1
 check many_steps_need_no_note sh -c '"$@" >said.out && ! grep "^note" said.out' - "$tide" $small --steps 12 --eval-every 0 \
     --temperature 1 --sample-every 12 --sample-tokens 2 --out noted
-check more_steps_change_the_rate sh -c '"$@" | grep -q "^note: the learning rate goes on at .*, after 3.0e-04 at step 12: \
-its schedule follows the options, --steps 20 now and 12 before"' - "$tide" --resume --steps 20 --out noted
-check as_many_do_not sh -c 'rm -r noted/checkpoints/step_00000020; ! "$@" | grep "^note"' - "$tide" --resume --steps 12 --out noted
+check more_steps_change_the_rate sh -c '"$@" >more.out && grep -q "^note: the learning rate goes on at .*, after 3.0e-04 at step 12: \
+its schedule follows the options, --steps 20 now and 12 before" more.out' - "$tide" --resume --steps 20 --out noted
+check as_many_do_not sh -c 'rm -r noted/checkpoints/step_00000020; "$@" >more.out; ! grep "^note" more.out' - "$tide" --resume --steps 12 --out noted
 check a_preset_says_where_weights_are sh -c '"$0" --data text.txt --model gpt2 --layers 1 --heads 1 --channels 8 --steps 1 \
-    --out preset_gpt2 | grep -q "new, random weights (trained ones: dev/data/gpt2.sh"' "$tide"
+    --out preset_gpt2 >preset.out && grep -q "new, random weights (trained ones: dev/data/gpt2.sh" preset.out' "$tide"
 refuses other_run_in_the_way 2 'resume' "$tide" $steps --out whole
 refuses out_is_a_file 2 text.txt "$tide" $steps --out text.txt
 refuses resume_other_shape 2 'contradicts' "$tide" --resume --out whole --layers 5
