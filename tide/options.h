@@ -300,15 +300,16 @@ static const char *option_file(const Options *o, int i, int flag) {
 // ---------------------------------------------------------------------------------------------
 // Values
 
-// A number; those that are not real are digits only; of sizes, also times a power of 1024: K, KB or
-// KiB, M, G, T, or the same in small letters.
+// A number, of any size; those that are not real are digits only, with a sign if they are below 0;
+// of sizes, also times a power of 1024: K, KB or KiB, M, G, T, or the same in small letters.
 static bool parse_number(const char *text, int type, double *out) {
     static const char units[] = "KkMmGgTt";
-    const size_t n = strspn(text, type == O_REAL ? "+-.eE0123456789" : "0123456789");
+    const size_t sign = *text == '-';
+    const size_t n = sign + strspn(text + sign, type == O_REAL ? "+-.eE0123456789" : "0123456789");
     const char *unit = type == O_BYTES && text[n] != '\0' ? strchr(units, text[n]) : NULL;
     char *end;
     *out = strtod(text, &end);
-    if (n == 0 || end != text + n || !isfinite(*out)) return false;
+    if (n == sign || end != text + n) return false;
     if (unit == NULL) return *end == '\0';
     *out = ldexp(*out, 10 * (int)((unit - units) / 2 + 1));
     return end[1] == '\0' || !strcasecmp(end + 1, "B") || !strcasecmp(end + 1, "iB");
@@ -349,10 +350,11 @@ static void option_set(Options *o, const Option *x, const char *text) {
     } else {
         if (!parse_number(text, x->type, &v))
             die("--%s: \"%.60s\" is not a %s", x->name, text,
-                real ? "number" : size ? "size, like 512M or 24G" : "whole number");
+                real ? "number" : size ? "size, like 512M or 24G" : "whole number, in digits");
         if (size && v > 0 && v < 1 << 20)
             die("--%s %.60s is less than a megabyte: did you mean gigabytes, like 24G?", x->name,
                 text);
+        if (v < 0 && !real) die("--%s %.60s: must be %.10g or more", x->name, text, x->min);
         if (v < x->min || v > x->max)
             die("--%s %.60s: must be %.10g to %.16g", x->name, text, x->min, x->max);
         if (real) *(double *)field = v;
