@@ -51,7 +51,8 @@ static int ranks_number(const char *name, int unset, int most) {
 }
 
 // Reads what the launcher has set; nothing set: one process, alone. Half a description ends the
-// program: a process that then trained alone would be a silent error.
+// program: a process that then trained alone would be a silent error. Without LOCAL_RANK and
+// LOCAL_WORLD_SIZE, as Kubernetes starts them, each process has a machine, or a pod, of its own.
 static void ranks_find(void) {
     enum { TORCH, LAUNCHERS = 4, MOST = 1 << 16 };
     static const char *const launchers[LAUNCHERS][4] = {
@@ -65,15 +66,23 @@ static void ranks_find(void) {
     Ranks *const r = &ranks;
     int by = 0;
     while (by < LAUNCHERS && getenv(launchers[by][tells[by]]) == NULL) by++;
-    if (by == LAUNCHERS) return;
-    const char *const *names = launchers[by];
-    for (int i = 0; i < 4; i++)
+    const bool told = by < LAUNCHERS;
+    const char *const *names = launchers[told ? by : TORCH];
+    const bool here = getenv(names[2]) != NULL || getenv(names[3]) != NULL;
+    for (int i = 0; told && i < (here || by != TORCH ? 4 : 2); i++)
         if (getenv(names[i]) == NULL)
             die("%s is set, but %s is not: a launcher sets both", names[tells[by]], names[i]);
-    r->rank = ranks_number(names[0], 0, MOST);
-    r->world = ranks_number(names[1], 0, MOST);
-    r->local = ranks_number(names[2], 0, MOST);
-    r->local_world = ranks_number(names[3], 0, MOST);
+    int *const found[4] = {&r->rank, &r->world, &r->local, &r->local_world};
+    for (int i = 0; told && i < 4; i++) *found[i] = ranks_number(names[i], *found[i], MOST);
+    for (int k = 0; k < LAUNCHERS; k++)  // half of another's: of this process, or of one alone
+        for (int i = 0, lacks = 0; i < 4; i++) {
+            const int n = ranks_number(launchers[k][i], *found[i], MOST);
+            while (lacks < 4 && getenv(launchers[k][lacks]) != NULL) lacks++;
+            if (n != *found[i] && n != i % 2 && !(told && lacks > 1))
+                die("%s is %d, but %s is not set: a launcher sets both", launchers[k][i], n,
+                    launchers[k][lacks]);
+        }
+    if (!told) return;
     r->port = ranks_number("MASTER_PORT", r->port, 65534);
     r->timeout = ranks_number("TIDE_TIMEOUT", r->timeout, 86400);
     if (r->rank >= r->world || r->local >= r->local_world || r->local_world > r->world)
@@ -85,7 +94,8 @@ static void ranks_find(void) {
     if (job != NULL || torch != NULL) r->job = job != NULL ? job : torch;
     if (address != NULL && address[0] != '\0') r->address = address;
     else if (r->local_world < r->world)
-        die("MASTER_ADDR is not set: ranks on several machines meet on rank 0's, which it names");
+        die("MASTER_ADDR is not set: ranks on several machines meet on rank 0's, which it names%s",
+            here ? "" : "; on one machine, each needs LOCAL_RANK and LOCAL_WORLD_SIZE");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -302,6 +312,29 @@ static void ranks_agree(const char *what, const char *text) {
     ranks_barrier();  // nobody goes on before all have compared
 }
 
+// Ends the run where two processes would use the same GPU; says which rank has which, if there are
+// several machines. A machine is a name and, as some share it, what its kernel calls this boot.
+static void ranks_meet(void) {
+    typedef struct { char host[64], boot[64]; int local; } Place;
+    Place mine, *all = ALLOC(Place, (size_t)ranks.world, "ranks");
+    memset(&mine, 0, sizeof mine);
+    mine.local = ranks.local;
+    gethostname(mine.host, sizeof mine.host - 1);
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (f != NULL && fgets(mine.boot, sizeof mine.boot, f) == NULL) mine.boot[0] = '\0';
+    if (f != NULL) fclose(f);
+    ranks_exchange(&mine, sizeof mine, all);
+    for (int r = 0; r < ranks.world; r++) {
+        for (int k = 0; k < r; k++)
+            if (memcmp(&all[k], &all[r], sizeof mine) == 0)
+                die("ranks %d and %d are both number %d on %s: LOCAL_RANK is missing, or wrong", k,
+                    r, mine.local, all[r].host);
+        if (ranks.local_world < ranks.world)
+            printf("rank %d: GPU %d on %s\n", r, all[r].local, all[r].host);
+    }
+    free(all);
+}
+
 // To be the first thing in main(): what is printed before it is printed by every rank. From here on
 // stdout of all but rank 0 is /dev/null.
 static void ranks_open(void) {
@@ -327,5 +360,6 @@ static void ranks_open(void) {
     if (pthread_create(&watcher, NULL, ranks_watch, NULL) != 0) fail("cannot start a thread");
     pthread_detach(watcher);
     ranks_agree("versions of this program", TIDE_VERSION);
+    ranks_meet();
 }
 #endif

@@ -351,6 +351,36 @@ static void test_wrong_place(void) {
     CHECK(strstr(job.text, ": who answers there expects no rank 1 of 4\n"), "%s", job.text);
 }
 
+// Two processes on this machine, neither of which knows its number here.
+static void scene_lacks_local_rank(int rank) {
+    (void)rank;
+    unsetenv("LOCAL_RANK");
+    unsetenv("LOCAL_WORLD_SIZE");
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    ranks_open();
+    MUST(!"met");
+}
+// Rank 0 is told that not all are on its machine: it says who is on which.
+static void scene_is_told_of_two_machines(int rank) {
+    if (rank == 0) set("LOCAL_WORLD_SIZE", 2);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    ranks_open();
+    ranks_close();
+}
+static void test_same_gpu(void) {
+    char host[64] = "", expected[400];
+    play(2, scene_lacks_local_rank);
+    gethostname(host, sizeof host - 1);
+    snprintf(expected, sizeof expected, "ranks 0 and 1 are both number 0 on %s: LOCAL_RANK is "
+             "missing, or wrong\n", host);
+    ENDS(expected, -1, 0, 2);
+    play(3, scene_is_told_of_two_machines);
+    SUCCEEDS();
+    snprintf(expected, sizeof expected, "rank 0: GPU 0 on %s\nrank 1: GPU 1 on %s\nrank 2: GPU 2 "
+             "on %s\n", host, host, host);
+    CHECK(strcmp(job.out, expected) == 0, "%s", job.out);
+}
+
 // One is killed while they wait for the last.
 static void scene_comes_late(int rank) {
     if (rank == 2) sleep(2);
@@ -460,7 +490,42 @@ static void test_environment(void) {
         {"PMI_RANK=2 PMI_SIZE=4 MASTER_ADDR=a SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4 "
          "SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=2(x2)", 2, 4, 0, 2, "a", 29500},
         {"SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_NODEID=0", 0, 1, 0, 1, "127.0.0.1",
-         29500}};  // the last is a batch script
+         29500},  // a batch script; and torchrun in one, and under srun
+        {"RANK=3 WORLD_SIZE=4 LOCAL_RANK=3 LOCAL_WORLD_SIZE=4 SLURM_PROCID=0 SLURM_LOCALID=0", 3, 4,
+         3, 4, "127.0.0.1", 29500},
+        {"RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=a PMI_RANK=1 PMI_SIZE=2 "
+         "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=1(x2)",
+         3, 4, 1, 2, "a", 29500},
+        {"WORLD_SIZE=4 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=2 "
+         "SLURM_STEP_TASKS_PER_NODE=4", 2, 4, 2, 4, "127.0.0.1", 29500},
+        {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=a", 1, 2, 0, 1, "a", 29500},  // Kubernetes
+        {"RANK=0 WORLD_SIZE=1", 0, 1, 0, 1, "127.0.0.1", 29500},
+        {"WORLD_SIZE=1", 0, 1, 0, 1, "127.0.0.1", 29500},
+        {"LOCAL_RANK=0 LOCAL_WORLD_SIZE=1", 0, 1, 0, 1, "127.0.0.1", 29500},
+        {"PMI_RANK=0 PMI_SIZE=1", 0, 1, 0, 1, "127.0.0.1", 29500}};
+    // Half a description.
+    static const struct { const char *settings, *says; } half[] = {
+        {"WORLD_SIZE=2", "WORLD_SIZE is 2, but RANK is not set"},
+        {"WORLD_SIZE=0", "WORLD_SIZE is 0, but RANK is not set"},
+        {"WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2", "WORLD_SIZE is 2, but RANK is not set"},
+        {"LOCAL_RANK=1", "LOCAL_RANK is 1, but RANK is not set"},
+        {"LOCAL_WORLD_SIZE=2", "LOCAL_WORLD_SIZE is 2, but RANK is not set"},
+        {"OMPI_COMM_WORLD_SIZE=2", "SIZE is 2, but OMPI_COMM_WORLD_RANK is not set"},
+        {"OMPI_COMM_WORLD_LOCAL_RANK=1", "LOCAL_RANK is 1, but OMPI_COMM_WORLD_RANK is not set"},
+        {"PMI_SIZE=2", "PMI_SIZE is 2, but PMI_RANK is not set"},
+        {"PMI_RANK=0 PMI_SIZE=2", "PMI_SIZE is 2, but MPI_LOCALRANKID is not set"},
+        {"SLURM_STEP_TASKS_PER_NODE=2", "PER_NODE is 2, but SLURM_PROCID is not set"},
+        {"WORLD_SIZE=2 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_LOCALID=0 "
+         "SLURM_STEP_TASKS_PER_NODE=1", "WORLD_SIZE is 2, but RANK is not set"},
+        {"WORLD_SIZE=", "WORLD_SIZE is \"\": not a number"},
+        {"WORLD_SIZE=x", "WORLD_SIZE is \"x\": not a number"},
+        {"LOCAL_RANK=-1", "LOCAL_RANK is \"-1\": not a number"},
+        {"WORLD_SIZE=99999999999999999999", "not a number"},
+        {"RANK=", "RANK is set, but WORLD_SIZE is not"},
+        {"RANK= WORLD_SIZE=1", "RANK is \"\": not a number"},
+        {"RANK=0 WORLD_SIZE=2", "MASTER_ADDR is not set: ranks on several machines meet on rank "
+         "0's, which it names; on one machine, each needs LOCAL_RANK and LOCAL_WORLD_SIZE"},
+        {"RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2", "RANK is set, but LOCAL_RANK is not"}};
     static const struct { const char *settings, *says; } bad[] = {
         {"RANK=0", "RANK is set, but WORLD_SIZE is not"},
         {"RANK=0 WORLD_SIZE=2 LOCAL_RANK=0", "RANK is set, but LOCAL_WORLD_SIZE is not"},
@@ -488,6 +553,10 @@ static void test_environment(void) {
                  "LOCAL_WORLD_SIZE=2 ", bad[i].settings);
         find(all);
         CHECK(strstr(refusal, bad[i].says) != NULL, "%s: %s", all, refusal);
+    }
+    for (size_t i = 0; i < sizeof half / sizeof half[0]; i++) {
+        find(half[i].settings);
+        CHECK(strstr(refusal, half[i].says) != NULL, "%s: %s", half[i].settings, refusal);
     }
     find("");
 }
@@ -527,6 +596,7 @@ int main(int argc, char **argv) {
     RUN(test_disagree);
     RUN(test_missing);
     RUN(test_wrong_place);
+    RUN(test_same_gpu);
     RUN(test_while_waiting);
     RUN(test_strangers);
     return test_summary();
