@@ -8,6 +8,7 @@
 #ifndef TIDE_CPU_H
 #define TIDE_CPU_H
 #include "util.h"
+#include <sys/prctl.h>
 #if defined __linux__ && defined __aarch64__
 #include <sys/auxv.h>
 #endif
@@ -48,9 +49,11 @@ static void cpu_describe(void) {
 // is waited for: up to 15 times slower (doc/SPEED.md). 1000 times round, some 30 to 60 us, are
 // enough for the waits of an idle machine; LLVM's library, which yields in its loop, counts in ms:
 // one. The libraries read this from the environment before main(), so the program starts once more
-// with it; whatever the user has set stays.
+// with it; whatever the user has set stays. Its name among the processes is then /proc's "exe",
+// until it is what the user called it again.
 static void cpu_wait_briefly(char **argv) {
 #ifdef _OPENMP
+    prctl(PR_SET_NAME, program_invocation_short_name);
     static const char *const settings[] = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"};
     for (int i = 0; i < 3; i++)
         if (getenv(settings[i]) != NULL) return;

@@ -274,6 +274,11 @@ static const Allocation *nearest(const char *p) {
 }
 
 static void on_fault(int number, siginfo_t *info, void *) {
+    if (info->si_code <= 0) {  // no access: a signal that somebody sent
+        signal(number, SIG_DFL);
+        raise(number);  // pending until this handler returns
+        return;
+    }
     const char *p = (const char *)info->si_addr;
     char thread[512], memory[512];
     describe_thread(thread, sizeof thread);

@@ -129,6 +129,7 @@ check killed_log_is_whole test "$(grep -c '"loss"' killed/log.jsonl)" -eq $((40 
 "$tide" $accum --steps 1000000 --save-every 0 --eval-every 0 --out term >/dev/null &
 pid=$!
 await $pid grep -qs '"step":3,' term/log.jsonl
+comm=$(cat /proc/$pid/comm)
 kill -TERM $pid
 wait $pid
 check sigterm_exits_with_143 test $? -eq 143
@@ -136,6 +137,14 @@ stopped=$(grep -c '"loss"' term/log.jsonl)
 check sigterm_stops_early test "$stopped" -lt 1000000
 check sigterm_saves test -d "term/checkpoints/step_$(printf %08d "$stopped")"
 check after_sigterm_it_goes_on "$tide" --resume --out term --steps $((stopped + 1))
+check its_process_is_called_as_the_program test "$comm" = "$(basename "$tide" | cut -c1-15)"
+# The emulated GPU's handler of invalid accesses is not for a signal that somebody sends.
+"$tide" $accum --steps 400 --save-every 0 --eval-every 0 --out crash >/dev/null 2>&1 &
+pid=$!
+await $pid grep -qs '"step":3,' crash/log.jsonl
+kill -SEGV $pid
+{ wait $pid; } 2>/dev/null
+check a_crash_ends_with_139 test $? -eq 139
 
 # --- CPU and GPU take over from each other -------------------------------------------------------
 
