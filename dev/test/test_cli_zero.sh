@@ -298,9 +298,12 @@ near from_four_to_two_to_one_to_three_ranks other_fp32 whole_fp32 1e-6
 check one_goes_on_as_three test "$(tail -n 1 one/log.jsonl | grep -c '"step":')" -eq 1 -a \
     -d one/checkpoints/step_00000005
 check one_goes_on_with_one_micro_batch_each grep -q 'accum is 1 now, for 3 sequences' one.out
-refuses other_number_of_sequences 2 '12 sequences per step; --batch 1, --accum 3 and 2 GPUs make 6' \
+refuses other_number_of_sequences 2 \
+    '12 sequences .*; --batch 1, --accum 3 and 2 GPUs make 6: take --batch 1, without --accum$' \
     "$launch" 2 "$tide" --resume --out moved --steps 8 --accum 3
-refuses no_number_of_sequences 2 '3 sequences per step; --batch 1, --accum 1 and 2 GPUs make 2' \
+refuses other_batch 2 'batch 4, --accum [36] and 2 GPUs make .*: take --batch 3$' \
+    "$launch" 2 "$tide" --resume --out moved --steps 8 --batch 4
+refuses no_number_of_sequences 2 '3 sequences per step: 2 GPUs cannot share them evenly' \
     "$launch" 2 "$tide" --resume --out one --steps 6
 
 # --- ZenFlow on several ranks --------------------------------------------------------------------
