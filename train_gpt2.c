@@ -473,11 +473,15 @@ static size_t gpt2_plan(GPT2 *g, size_t other, bool quiet) {
     size_t total = 0;
     for (int i = 0; i < n; i++) total += list[i].bytes;
     if (!quiet) plan_print("CPU", list, n, total, SIZE_MAX, 1);
-    const size_t free_bytes = memory_available();
-    if (total - other > free_bytes)
-        die("this run needs %.1f MiB of memory and %.1f MiB are free; use a smaller --model, "
-            "--batch or --seq", (double)total / (1 << 20), (double)free_bytes / (1 << 20));
-    return total;
+    const size_t free_bytes = memory_available(), batch = g->max_B;
+    if (total - other <= free_bytes) return total;
+    size_t least = 0;
+    g->max_B = 1;
+    n = gpt2_buffers(g, list);
+    for (int i = 0; i < n; i++) least += list[i].bytes;
+    die("this run needs %s more memory and %s are free%s", size_text(total - other, true).text,
+        size_text(free_bytes, false).text,
+        batch > 1 && least <= free_bytes ? "; it fits with --batch 1" : "");
 }
 
 static void gpt2_allocate(GPT2 *g) {

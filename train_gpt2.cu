@@ -221,18 +221,20 @@ static void gpt2_take(GPT2 *g, const OffloadChoice *c) {
     gpt2_place(g);
 }
 
-// OffloadNeeds of plan.h. Afterwards *model follows this choice.
+// OffloadNeeds of plan.h. Afterwards *model follows this choice. With --weights host, those of one
+// layer must be there.
 static void gpt2_needs(void *model, const OffloadChoice *c, size_t *gpu, size_t *host) {
     GPT2 *g = (GPT2 *)model;
     gpt2_take(g, c);
-    *gpu = gpt2_bytes(g);
+    *gpu = g->weights == WEIGHTS_HOST && g->streamed == 0 ? SIZE_MAX : gpt2_bytes(g);
     *host = gpt2_host_bytes(g);
 }
 
 static OffloadMemory gpt2_memory(GPT2 *g, int recompute, size_t gpu, size_t host) {
-    const OffloadMemory m = {gpt2_needs, g, gpu, host, g->training ? recompute : RECOMPUTE_NONE,
+    const OffloadMemory m = {gpt2_needs, g, min_size(gpu, SIZE_MAX - 1), host,
+                             g->training ? recompute : RECOMPUTE_NONE,
                              g->accumulating || g->zen != NULL, g->weights,
-                             (int)g->config.layers};
+                             (int)g->config.layers, g->least};
     return m;
 }
 
@@ -248,6 +250,8 @@ static bool gpt2_settle(GPT2 *g, const OffloadMemory *m) {
 static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     Buffer list[MAX_BUFFERS];
     const size_t world = r->world, *n = g->pieces.elements;
+    if (g->zero != NULL && g->zero->stage != zero_asked(&r->o))
+        printf("--zero auto takes ZeRO-3, which deals out the weights, too: ZeRO-2 does not fit\n");
     const int buffers = gpt2_buffers(g, list);
     plan_print("GPU", list, buffers, gpt2_bytes(g), limit, world);
     if (g->offloaded)
@@ -284,27 +288,6 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     if (g->accumulating && g->offloaded)
         printf("gradients of the micro-batches are summed on the %s, in fp32\n",
                g->choice.sum_on_host ? "host" : "GPU");
-}
-
-// Refuses what does not fit. offload: what was asked for. Returns the planned bytes of GPU memory.
-static size_t gpt2_check(GPT2 *g, int offload, int recompute, size_t limit, size_t host_limit) {
-    const size_t total = gpt2_bytes(g), host = gpt2_host_bytes(g);
-    const OffloadMemory memory = gpt2_memory(g, recompute, limit, host_limit);
-    const bool tight = total > limit || host > host_limit;
-    bool helps = false;
-    if (tight && g->training && !g->moments_bf16) {  // never unasked, but it is said
-        g->moments_bf16 = true;
-        if (offload == OFFLOAD_AUTO) {  // what needs the least: as much as fits stays on the GPU
-            g->choice.mode = OFFLOAD_TWINFLOW;
-            g->choice.resident = -1;
-        }
-        helps = gpt2_settle(g, &memory);
-    }
-    check_memory(total, host, limit, host_limit,
-                 g->zo != NULL ? "fewer --slots and --resident-blocks"
-                 : helps ? "or with --moments bf16, with which it fits"
-                 : "--offload and --recompute auto, --optimizer mezo, or --zero 3 on more GPUs");
-    return total;
 }
 
 // What orders a step. s: a segment, that is the embeddings, a layer, or the tail.
@@ -1324,39 +1307,32 @@ static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     const OffloadChoice asked = g->choice;
     const OffloadMemory memory = gpt2_memory(g, o->recompute, limit, host_limit);
     z->config = zen_config(o);
-    for (size_t whole = given ? (size_t)(o->resident * (double)L + 0.5) : 0;; whole++) {
-        const bool nothing_fits = !given && whole > L;
-        zen_map_free(&z->map);
-        zen_clock_free(&z->clock);
-        zen_open(r, &z->map, &z->clock, nothing_fits ? 0 : whole);
+    const bool fixed = given || zen_is_saved(r);
+    size_t whole = given ? (size_t)(o->resident * (double)L + 0.5) : 0;
+    for (bool fits = fixed; !fits && whole <= L; whole += !fits) {
+        z->map = zen_map(&r->table, L, o->zen_topk, whole);
         if (g->zero != NULL) zen_map_own(&z->map, &g->shards);
-        if (given && z->map.whole != whole)
-            die("--resident %g contradicts the checkpoint, in which the last %zu layers live on "
-                "the GPU: leave it out", o->resident, z->map.whole);
-        if (given || nothing_fits || zen_is_saved(r)) break;
-        const bool fits = gpt2_settle(g, &memory);
+        fits = gpt2_settle(g, &memory);
         g->choice = asked;
-        if (fits) break;
+        zen_map_free(&z->map);
     }
-    if (g->zero == NULL || given || zen_is_saved(r) || o->plan) return;
+    if (!given && whole > L) whole = 0;  // nothing fits
     // The columns to choose from are the same on all ranks: as many layers as the one needs that
     // has the least memory.
-    size_t *all = (size_t *)alloc_or_fail(r->world, sizeof *all, "columns"), most = 0;
-    zero_exchange(&z->map.whole, sizeof *all, all);
-    for (size_t i = 0; i < r->world; i++)
-        if (all[i] > most) most = all[i];
-    free(all);
-    zen_map_free(&z->map);
-    zen_clock_free(&z->clock);
-    zen_open(r, &z->map, &z->clock, most);
-    zen_map_own(&z->map, &g->shards);
+    if (g->zero != NULL && !fixed && !o->plan) whole = ~zero_least(~whole, r->world);
+    zen_open(r, &z->map, &z->clock, whole);
+    if (g->zero != NULL) zen_map_own(&z->map, &g->shards);
+    if (given && z->map.whole != whole)
+        die("--resident %g contradicts the checkpoint, in which the last %zu layers live on "
+            "the GPU: leave it out", o->resident, z->map.whole);
 }
 
 // Where the optimizer's state is to live, from the options and, for what is "auto" there, from the
-// machine's rates.
-static void choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
+// machine's rates. False: nothing fits.
+static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     const Options *o = &r->o;
     OffloadChoice *c = &g->choice;
+    memset(c, 0, sizeof *c);
     c->mode = g->training && o->dump == NULL ? o->offload : OFFLOAD_NONE;
     c->stride = option_given(o, "share") ? 0 : o->stride;  // a checkpoint may have had the other
     c->subgroup = o->subgroup;
@@ -1373,18 +1349,15 @@ static void choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         if (kept.recompute == RECOMPUTE_AUTO) kept.recompute = RECOMPUTE_NONE;
         c->mode = OFFLOAD_NONE;
         const OffloadChoice asked = *c;
-        if (g->weights != WEIGHTS_HOST && gpt2_settle(g, &kept)) return;
-        know_rates(g, r, rates);
+        if (g->weights != WEIGHTS_HOST && gpt2_settle(g, &kept)) return true;
+        if (g->least == NULL) know_rates(g, r, rates);
         const Searched searched = {g, r, rates};
         OffloadSearch search = {rates, memory, search_rehearse, &searched, update_bytes(g), asked,
                                 {}, 0};
-        if (offload_search(&search)) {
-            search_print(&search);
-            gpt2_take(g, &search.choice);
-            return;
-        }
-        *c = asked;
-        c->mode = OFFLOAD_ZERO;  // needs the least, for gpt2_check() to say how much
+        if (!offload_search(&search)) return false;
+        search_print(&search);
+        gpt2_take(g, &search.choice);
+        return true;
     }
     if (c->mode == OFFLOAD_ZENFLOW) {
         zen_choose(g, r, limit, host_limit);
@@ -1401,22 +1374,114 @@ static void choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         know_rates(g, r, rates);
         c->keep_grads = true;
         UpdateBytes bytes = update_bytes(g);
-        if (g->weights == WEIGHTS_HOST) bytes.streams = 1;
+        bytes.streams = g->weights == WEIGHTS_HOST;
         c->share = best_share(rates, &bytes);
     }
-    gpt2_settle(g, &memory);
+    return gpt2_settle(g, &memory);
 }
 
 // Refuses a model whose rows backward cannot sum up in this GPU's shared memory.
-static void check_device(const GPT2 *g) {
+static void check_device(const GPT2 *g, bool resumed) {
     const size_t needed = layernorm_backward_shared<floatX>(g->config.channels) + 2048;
     int device, most;
     CUDA(cudaGetDevice(&device));
     CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     if (g->training && needed > (size_t)most)
         die("to train %zu channels, a block needs %zu KiB of shared memory, and has %d on this "
-            "GPU: fewer --channels, or --optimizer mezo", g->config.channels,
-            (needed + 1023) / 1024, most / 1024);
+            "GPU%s", g->config.channels, (needed + 1023) / 1024, most / 1024,
+            resumed ? "" : ": --optimizer mezo needs less");
+}
+
+// What the options, and the stage of ZeRO, say of how much memory is needed.
+static void gpt2_follow(GPT2 *g, const Run *r, int stage) {
+    const bool stay = g->zo != NULL || !r->training || r->o.dump != NULL;
+    if (g->zero != NULL) g->zero->stage = stage;
+    g->weights = stay || (g->zero != NULL && stage < 3) ? (int)WEIGHTS_GPU : r->o.weights;
+    g->moments_bf16 = r->o.moments == MOMENTS_BF16;
+    g->accumulating = r->training && r->o.accum > 1 && r->o.dump == NULL;
+    g->max_B = r->batches ? r->B : 1;
+    g->max_T = r->batches ? r->T : 1;
+    if (r->sampling && g->max_B * g->max_T < g->config.context) {  // a sample may fill the context
+        g->max_B = 1;
+        g->max_T = g->config.context;
+    }
+}
+
+// Settles where everything is to be within these limits; returns whether it fits. --zero auto is 3
+// where 2 does not fit on all ranks.
+static bool choose(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
+    const bool two = g->zero != NULL && r->o.zero == 0 && r->world > 1 && !g->zero->rows;
+    for (int stage = zero_asked(&r->o);; stage = 3) {
+        gpt2_follow(g, r, stage);
+        bool fits = g->zo != NULL ? zo_choose(g, &r->o, limit, host_limit)
+                                  : choose_offload(g, r, limit, host_limit, rates);
+        if (stage == 2 && two && !r->o.plan) fits = zero_least(fits, r->world) > 0;
+        if (fits || stage == 3 || !two) return fits;
+    }
+}
+
+// The least that would do, where these limits do not.
+static OffloadLeast choose_least(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
+    OffloadLeast least = {SIZE_MAX, SIZE_MAX};
+    g->least = &least;
+    choose(g, r, limit, host_limit, rates);
+    g->least = NULL;
+    return least;
+}
+
+// Ends a run that does not fit. Says with how much memory it would, at least, and prints that plan;
+// says with which other options it would. All of this is tried.
+static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
+    char text[1000] = "", half[24];
+    FILE *f = fmemopen(text, sizeof text, "w");
+    if (f == NULL) fail("out of memory: options");
+    r->o.plan = true;  // for this rank alone: the others may go on
+    const Run asked = *r;
+    OffloadLeast need = choose_least(g, r, limit, host_limit, rates);
+    const bool both = need.gpu == SIZE_MAX && need.host == SIZE_MAX;
+    if (both) {
+        need.gpu = choose_least(g, r, 0, SIZE_MAX, rates).gpu;
+        need.host = choose_least(g, r, need.gpu, SIZE_MAX, rates).host;
+    }
+    if (need.gpu == SIZE_MAX && need.host == SIZE_MAX)
+        die("--weights host: the state of every layer is on the GPU, and so are its weights: take "
+            "a smaller --resident");
+    for (int host = 1; host >= 0; host--) {
+        const size_t bytes = host ? need.host : need.gpu, there = host ? host_limit : limit;
+        if (bytes == SIZE_MAX) continue;
+        if (!host && need.host < SIZE_MAX) fprintf(f, both ? ", and " : ", or ");
+        fprintf(f, "%s of %s memory and %s are there (%s)", size_text(bytes, true).text,
+                host ? "host" : "GPU", size_text(there, false).text,
+                host ? "available, or --host-memory" : "free, or --gpu-memory");
+    }
+    const size_t gpu = both || need.host == SIZE_MAX ? need.gpu : limit;
+    const size_t host = need.host == SIZE_MAX ? host_limit : need.host;
+    const char *const ways[][2] = {
+        {"batch", "1"}, {"seq", half}, {"moments", "bf16"}, {"recompute", "auto"},
+        {"offload", "auto"}, {"weights", "auto"}, {"zero", "auto"}, {"slots", "auto"},
+        {"resident-blocks", "auto"}};
+    const char *joint = "; it fits with";
+    snprintf(half, sizeof half, "%zu", r->T > 3 ? r->T / 2 : r->T);
+    for (const char *const *way : ways) {
+        const Option *x = &option_table[option_find(way[0], strlen(way[0]))];
+        option_set(&r->o, x, way[1]);
+        bool fits = !option_same(&asked.o, &r->o, x);
+        if (way == ways[4] && asked.o.offload > OFFLOAD_ZERO) fits = false;  // it may have options
+        if (r->o.resume && ((x->flags & O_FIXED) || option_given(&r->o, "accum"))) fits = false;
+        r->B = r->o.batch;
+        if (way == ways[1]) r->T = r->o.seq;
+        if (r->o.resume) r->o.accum = asked.o.accum * asked.B / r->B;
+        if (fits) need = choose_least(g, r, limit, host_limit, rates);
+        if (fits && need.gpu < SIZE_MAX && need.gpu <= limit) {
+            fprintf(f, "%s --%s %s", joint, way[0], way[1]);
+            joint = ", or with";
+        }
+        *r = asked;
+    }
+    fclose(f);
+    choose(g, r, gpu, host, rates);
+    if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
+    die("this run needs %s", text);
 }
 
 // Settles where everything will be, on this machine or, with --plan, on the one that --rates and
@@ -1426,21 +1491,17 @@ static size_t settle(GPT2 *g, Run *r) {
     const Options *o = &r->o;
     Limits limits;
     settle_limits(o, &limits);
-    if (limits.here) check_device(g);
+    if (limits.here) check_device(g, o->resume);
     const size_t limit = limits.gpu, host_limit = limits.host;
     Rates rates;
     memset(&rates, 0, sizeof rates);
-    if (g->zo != NULL) zo_choose(g, o, limit);
-    else choose_offload(g, r, limit, host_limit, &rates);
-    if (g->weights == WEIGHTS_HOST && g->streamed == 0)
-        die("--weights host: the state of every layer is on the GPU, and so are its weights; there "
-            "must be more --host-memory for some, or a smaller --resident");
-    if (zero_stage(g->zero) == 3 && !o->plan) {
-        g->choice.ring = weights_agree(g, r->world);
+    if (!choose(g, r, limit, host_limit, &rates)) refuse(g, r, limit, host_limit, &rates);
+    if (zero_stage(g->zero) == 3 && !o->plan) {  // the ranks gather in one order
+        g->choice.ring = (int)zero_least((size_t)g->ring, r->world);
         gpt2_place(g);
     }
     if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
-    const size_t planned = gpt2_check(g, o->offload, o->recompute, limit, host_limit);
+    const size_t planned = gpt2_bytes(g);
     if (o->rates != NULL || (o->plan && limits.here))
         know_rates(g, r, &rates);
     if (rates.h2d > 0 && r->training) {
@@ -1479,7 +1540,7 @@ static int calibrate(const Run *r) {
     rates.gpu_flops = model_flops(r, &rates);
     if (rates.gpu_flops == 0)
         die("--calibrate: layers of %s with %zu x %zu tokens are too much for this device: try a "
-            "smaller --batch, --seq or --model", o->model, r->B, r->T);
+            "smaller %s--seq or --model", o->model, r->B, r->T, r->B > 1 ? "--batch, " : "");
     printf("%s, %zu x %zu tokens: forward and backward reach %.3g Tflop/s\n", o->model, r->B, r->T,
            1e-12 * rates.gpu_flops);
     // All ranks of a node have measured at once.
@@ -1518,7 +1579,6 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     g->table = r->table;
     g->no_overlap = o->no_overlap;
     g->host_threads = (int)o->threads;
-    g->moments_bf16 = o->moments == MOMENTS_BF16;
     g->packed = r->packed;
     if (r->words) {
         g->words.count = run_task(r)->labels;
@@ -1529,20 +1589,11 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     if (g->zo == NULL) g->zero = zero_open(r);
     if (g->zero != NULL && r->world > 1)
         printf("ranks: %zu, ZeRO-%d\n", r->world, g->zero->stage);
-    g->weights = o->weights;
-    if (!r->training || o->dump != NULL || (g->zero != NULL && g->zero->stage < 3)
-        || g->zo != NULL) g->weights = WEIGHTS_GPU;
+    gpt2_follow(g, r, zero_stage(g->zero));
     if (o->weights == WEIGHTS_HOST && g->weights == WEIGHTS_GPU && !r->only_sampling)
         printf("without training, all weights are on the GPU\n");
     g->shards = g->zero != NULL ? zero_shards_of(g->zero, &g->table) : gpt2_shards_all(&g->table);
-    g->accumulating = r->training && o->accum > 1 && o->dump == NULL;
     g->head_rows = HEAD_ROWS;
-    g->max_B = r->batches ? r->B : 1;
-    g->max_T = r->batches ? r->T : 1;
-    if (r->sampling && g->max_B * g->max_T < g->config.context) {  // a sample may fill the context
-        g->max_B = 1;
-        g->max_T = g->config.context;
-    }
     return settle(g, r);
 }
 

@@ -9,7 +9,6 @@
 //   compute_span(), live()           what the timeline shows
 //   gpu_copy(), floats_move(), state_copy()    to and from the host, when all is at rest
 //   buffers_bytes(), buffers_allocate()                        a list of buffers
-//   check_memory()                   refuses what does not fit
 #ifndef TIDE_GPT2_CUH
 #define TIDE_GPT2_CUH
 #include "../offload.h"
@@ -159,6 +158,7 @@ struct GPT2 {
     Zo *zo;                     // --optimizer mezo, or only labels to evaluate; else NULL
     StateRange *ranges;         // of a checkpoint: what this process has, by segment
     Prediction predicted;       // of a step, if the machine's rates are known
+    OffloadLeast *least;        // while a refusal looks for the least that would do; else NULL
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
     int segments;
     Segment *segment;
@@ -591,16 +591,5 @@ static void host_submit(GPT2 *g, const Piece *p, size_t number, const AdamWork *
 #define copy_out(g, to, from, n) SITE("copy_out(" #to ", " #from ")", copy_out(g, to, from, n))
 #define copy_in(g, to, from, n, s) SITE("copy_in(" #to ", " #from ")", copy_in(g, to, from, n, s))
 #endif
-
-// Ends a run that needs more memory than there is. ways: to need less, besides smaller batches.
-static void check_memory(size_t total, size_t host, size_t limit, size_t host_limit,
-                         const char *ways) {
-    const bool gpu = total > limit;
-    if (gpu || host > host_limit)
-        die("this run needs %.1f MiB of %s memory and %.1f MiB are there (%s); less is enough for "
-            "a smaller --batch or --seq, %s", mib(gpu ? total : host), gpu ? "GPU" : "host",
-            mib(gpu ? limit : host_limit),
-            gpu ? "free, or --gpu-memory" : "available, or --host-memory", ways);
-}
 
 #endif

@@ -246,8 +246,8 @@ static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
         map = mmap(NULL, bytes + 2 * huge, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (map == MAP_FAILED)
-        fail("out of host memory: %s needs %.1f MiB, %.1f MiB are free; use a smaller --model, or "
-             "set --host-memory to what may be used", what, mib,
+        fail("out of host memory: %s needs %.1f MiB, %.1f MiB are free; set "
+             "--host-memory to what may be used", what, mib,
              (double)memory_available() / (1 << 20));
     HostRange range = {(char *)(((uintptr_t)map + page + huge - 1) / huge * huge), bytes};
     if (bytes == 0) range.bytes = 1;
@@ -258,8 +258,8 @@ static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
     stream_rest(q->stream);
     const cudaError_t e = cudaHostRegister(range.p, range.bytes, cudaHostRegisterDefault);
     if (e == cudaErrorMemoryAllocation)
-        fail("out of page-locked host memory: %s needs %.1f MiB; use a smaller --model, or set "
-             "--host-memory to what may be locked", what, mib);
+        fail("out of page-locked host memory: %s needs %.1f MiB; set --host-memory "
+             "to what may be locked", what, mib);
     CUDA(e);
 #ifdef __CUDA_EMU__
     emu_name_memory(range.p, what);

@@ -231,7 +231,7 @@ static const Option option_table[] = {
 
     TITLE("GPU builds: several GPUs, limits of memory, plans, measurements"),
     COUNT("zero", zero, "auto", 1, 3, O_GPU | O_FO,
-          "stage; auto: 2 on several GPUs, 3 with weights on the host"),
+          "stage; auto: 2 on several GPUs, or 3 if it must be"),
     COUNT("world", world, "1", 1, 1 << 16, O_OWN | O_GPU | O_PLAN, "with --plan: for so many GPUs"),
     BYTES("gpu-memory", gpu_memory, "0", 0, 1e15, O_OWN | O_GPU,
           "use at most this: 24G, 24GB or 24GiB, of 1024^3 bytes; 0: all"),

@@ -195,6 +195,10 @@ static void plan_print_time(const Rates *r, const PlanRun *run, const Prediction
 // Bytes of GPU and host memory that the trainer would take with this choice: its own memory plan.
 typedef void (*OffloadNeeds)(void *model, const OffloadChoice *c, size_t *gpu, size_t *host);
 
+// Where nothing fits, the least that would do: GPU memory with this host's, and host memory with
+// this GPU's. SIZE_MAX: none would.
+typedef struct { size_t gpu, host; } OffloadLeast;
+
 // What a choice has to fit into.
 typedef struct {
     OffloadNeeds needs;
@@ -203,12 +207,20 @@ typedef struct {
     int recompute;           // RECOMPUTE_AUTO, or the one that it must be
     bool sums;               // gradients are summed, on the GPU or, if that is too small, the host
     int weights, layers;     // --weights, as far as there is a choice; the model's layers
+    OffloadLeast *least;     // not NULL: of all that is tried, nothing fits, and this is noted
 } OffloadMemory;
+
+static bool memory_fits(const OffloadMemory *m, size_t gpu, size_t host) {
+    if (m->least == NULL) return gpu <= m->gpu && host <= m->host;
+    if (host <= m->host) m->least->gpu = min_size(m->least->gpu, gpu);
+    if (gpu <= m->gpu) m->least->host = min_size(m->least->host, host);
+    return false;
+}
 
 static bool choice_fits(const OffloadMemory *m, const OffloadChoice *c) {
     size_t gpu = 0, host = 0;
     m->needs(m->model, c, &gpu, &host);
-    return gpu <= m->gpu && host <= m->host;
+    return memory_fits(m, gpu, host);
 }
 
 // The most of *n, a number in *c, in [low, high], with which *c fits: where none does, low. n NULL:
@@ -223,10 +235,19 @@ static void choice_grow(const OffloadMemory *m, OffloadChoice *c, int *n, int lo
     }
 }
 
-// The largest share of residents with which *c fits on the GPU; -1: none does.
+// The largest share of residents with which *c fits on the GPU; -1: none does. For m->least, the
+// smallest with which it fits on the host is tried as well.
 static double choice_residents(const OffloadMemory *m, OffloadChoice c) {
-    OffloadMemory gpu = *m;
-    gpu.host = SIZE_MAX;
+    OffloadMemory gpu = *m, host = *m;
+    gpu.host = host.gpu = SIZE_MAX;
+    gpu.least = host.least = NULL;
+    for (int low = 0, high = 256; m->least != NULL && low < high; c.resident = high / 256.0) {
+        const int middle = (low + high) / 2;
+        c.resident = middle / 256.0;
+        if (choice_fits(&host, &c)) high = middle;
+        else low = middle + 1;
+    }
+    if (m->least != NULL) choice_fits(m, &c);
     choice_grow(&gpu, &c, NULL, 0, 256);
     return c.resident > 0 || choice_fits(&gpu, &c) ? c.resident : -1;
 }
@@ -256,15 +277,6 @@ static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
         choice_grow(m, c, &c->slots, LEAST_SLOTS, 1000);
 }
 
-// What backward may make again, from the least to the most.
-static int recompute_least(const OffloadMemory *m) {
-    return m->recompute == RECOMPUTE_AUTO ? RECOMPUTE_NONE : m->recompute;
-}
-
-static int recompute_most(const OffloadMemory *m) {
-    return m->recompute == RECOMPUTE_AUTO ? RECOMPUTE_BLOCK : m->recompute;
-}
-
 // Settles what only costs memory, or only costs time, of a choice whose mode is given: residents,
 // if they are below 0; and, as far as it takes to fit, in this order: sums on the host, or
 // gradients over activations; visitors' gradients that wait there; recomputation; and weights on
@@ -273,8 +285,9 @@ static bool choice_settle(const OffloadMemory *m, OffloadChoice *c) {
     const bool any = c->resident < 0;
     const int weights = c->mode == OFFLOAD_NONE ? WEIGHTS_GPU : m->weights;
     for (int away = weights == WEIGHTS_HOST; away <= (weights != WEIGHTS_GPU); away++)
-        for (int again = recompute_least(m); again <= recompute_most(m); again++)
+        for (int again = RECOMPUTE_NONE; again <= RECOMPUTE_BLOCK; again++)
             for (int tight = 0; tight < 3; tight++) {
+                if (m->recompute != RECOMPUTE_AUTO && again != m->recompute) continue;
                 c->recompute = again;
                 c->streamed = away ? m->layers : 0;
                 c->sum_on_host = tight > 0 && m->sums;
@@ -327,9 +340,10 @@ static void search_all(OffloadSearch *q, int streamed, bool residents) {
     c.stride = 0;
     c.streamed = streamed;
     q->bytes.streams = streamed > 0;
-    for (c.recompute = recompute_least(m); c.recompute <= recompute_most(m); c.recompute++)
+    for (c.recompute = RECOMPUTE_NONE; c.recompute <= RECOMPUTE_BLOCK; c.recompute++)
         for (int sum = 0; sum <= (int)m->sums; sum++)
             for (int keep = 1; keep >= 0; keep--) {
+                if (m->recompute != RECOMPUTE_AUTO && c.recompute != m->recompute) continue;
                 c.sum_on_host = sum;
                 c.keep_grads = keep;
                 q->bytes.keep_grads = keep;

@@ -45,8 +45,8 @@ static void *gpu_alloc(size_t bytes, const char *what) {
     if (rehearsal != NULL) return own(OWNS_GPU, rehearse_memory(bytes));
     const cudaError_t e = cudaMalloc(&p, bytes > 0 ? bytes : 1);
     if (e == cudaErrorMemoryAllocation)
-        fail("out of GPU memory: %s needs %.1f MiB; use a smaller --batch, --seq or --model, or "
-             "--recompute block", what, (double)bytes / (1 << 20));
+        fail("out of GPU memory: %s needs %.1f MiB, which were free before: end what else uses the "
+             "GPU, or plan with less: --gpu-memory", what, (double)bytes / (1 << 20));
     CUDA(e);
 #ifdef __CUDA_EMU__
     emu_name_memory(p, what);  // for its error messages

@@ -25,6 +25,7 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <limits.h>
+#include <math.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -292,8 +293,18 @@ static void plan_print(const char *place, const Buffer *list, int n, size_t tota
     printf(" %s\n", name);
 }
 
-// A number of parameters for people: "0.42 M", "12.85 G".
+// Bytes for people, as in that table: "67.15 GiB", "812.3 MiB"; rounded up, or to nearest.
 typedef struct { char text[24]; } Count;
+static Count size_text(size_t bytes, bool up) {
+    const bool large = bytes >> 30 > 0;
+    const double step = large ? (1 << 30) / 100.0 : (1 << 20) / 10.0, n = (double)bytes / step;
+    Count c;
+    snprintf(c.text, sizeof c.text, large ? "%.2f GiB" : "%.1f MiB",
+             (up ? ceil(n) : n) / (large ? 100 : 10));
+    return c;
+}
+
+// A number of parameters for people: "0.42 M", "12.85 G".
 static Count count_text(double n) {
     Count c;
     snprintf(c.text, sizeof c.text, "%.4g %c", n * (n < 1e9 ? 1e-6 : 1e-9), n < 1e9 ? 'M' : 'G');

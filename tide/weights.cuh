@@ -90,16 +90,6 @@ static void weights_fetch(GPT2 *g, size_t s) {
     if (g->zero != NULL) zero_gather(g, s);
 }
 
-// In stage 3, the ranks gather in one order: with as many places as the one has that has fewest.
-// Returns them.
-static int weights_agree(const GPT2 *g, size_t world) {
-    size_t *all = ALLOC(size_t, world, "ranks"), least = (size_t)g->ring;
-    zero_exchange(&least, sizeof least, all);
-    for (size_t i = 0; i < world; i++) least = min_size(least, all[i]);
-    free(all);
-    return (int)least;
-}
-
 // Compute comes to segment s, and goes on to s + next (1 or -1). The weights of s must be on their
 // way, those of s - next are done with, and those that come next come meanwhile, as far as there
 // are places.

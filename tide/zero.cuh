@@ -132,13 +132,18 @@ static void all_gather_rows(Zero *z, floatX *data, size_t s) {
 
 static void open_device(void);
 
+// --zero, or what auto is where it fits.
+static int zero_asked(const Options *o) {
+    return o->zero > 0 ? (int)o->zero : o->weights == WEIGHTS_HOST ? 3 : 2;
+}
+
 // With several GPUs, or if --zero asks for it: what it takes, connected unless this is only a plan.
 // Else NULL.
 static Zero *zero_open(const Run *r) {
     const Options *o = &r->o;
     if (!r->training || o->dump != NULL || (r->world == 1 && !option_given(o, "zero"))) return NULL;
     Zero *z = (Zero *)alloc_or_fail(1, sizeof(Zero), "ranks");
-    z->stage = o->zero > 0 ? (int)o->zero : o->weights == WEIGHTS_HOST ? 3 : 2;
+    z->stage = zero_asked(o);
     z->world = r->world;
     z->rank = r->rank;
     z->rows = o->offload == OFFLOAD_ZENFLOW;
@@ -295,11 +300,15 @@ static void zero_gather(GPT2 *g, size_t s) {
 // ---------------------------------------------------------------------------------------------
 // 5. The host
 
-// ranks_exchange(): the same bytes from every rank to all. What is queued must be done first: a
-// rank that waits here would not do its part of a collective on the emulated GPU.
-static void zero_exchange(const void *mine, size_t bytes, void *all) {
+// The least of all ranks' numbers. What is queued must be done first: a rank that waits here would
+// not do its part of a collective on the emulated GPU.
+static size_t zero_least(size_t mine, size_t world) {
+    size_t *all = ALLOC(size_t, world, "ranks");
     device_rest();
-    ranks_exchange(mine, bytes, all);
+    ranks_exchange(&mine, sizeof mine, all);
+    for (size_t i = 0; i < world; i++) mine = min_size(mine, all[i]);
+    free(all);
+    return mine;
 }
 
 // Adds the counters to those for log.jsonl: bytes that this rank gave to others in this step; and

@@ -393,8 +393,10 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
 }
 
 // Settles where everything is: of --resident-blocks (auto: of all) layers, those for which there is
-// room, with fewer slots than the default for the others, if these would not fit.
-static void zo_choose(GPT2 *g, const Options *o, size_t limit) {
+// room, with fewer slots than the default for the others, if these would not fit. False: nothing
+// fits.
+static bool zo_choose(GPT2 *g, const Options *o, size_t limit, size_t host_limit) {
+    const OffloadMemory m = {NULL, NULL, limit, host_limit, 0, false, 0, 0, g->least};
     Buffer list[MAX_BUFFERS];
     const bool automatic = o->resident_blocks == AUTO_COUNT;
     const size_t least = automatic ? 0 : o->resident_blocks, fewest = o->slots > 0 ? o->slots : 1;
@@ -402,10 +404,12 @@ static void zo_choose(GPT2 *g, const Options *o, size_t limit) {
     size_t slots = o->slots > 0 ? o->slots : (size_t)LEAST_SLOTS;
     for (;;) {
         zo_place(g, stay, slots);
-        if (buffers_bytes(list, zo_buffers(g, list), false) <= limit) break;
+        const int n = zo_buffers(g, list);
+        if (memory_fits(&m, buffers_bytes(list, n, false), buffers_bytes(list, n, true)))
+            return true;
         if (stay > least) stay--;
         else if (slots > fewest) slots--;
-        else break;
+        else return false;
     }
 }
 

@@ -417,8 +417,9 @@ static size_t layers_fetched(const GPT2 *g, size_t accum, int evaluates, size_t 
 // Settles what is "auto" within these limits, and refuses what does not fit.
 static size_t model_plan(GPT2 *g, int recompute, size_t limit, size_t host_limit) {
     const OffloadMemory memory = gpt2_memory(g, recompute, limit, host_limit);
-    gpt2_settle(g, &memory);
-    return gpt2_check(g, g->choice.mode, recompute, limit, host_limit);
+    if (!gpt2_settle(g, &memory))
+        die("needs more %s memory", gpt2_bytes(g) > limit ? "GPU" : "host");
+    return gpt2_bytes(g);
 }
 
 typedef struct { size_t gpu, host; int again; bool sum_on_host, keep_grads; } Planned;

@@ -374,7 +374,7 @@ refuses weights_with_zero_2 2 '^tide: --weights host needs --zero 3' plan $large
     --zero 2
 plan $large --weights host --world 2 --gpu-memory 24G >plan.out
 check weights_on_the_host_of_each_rank grep -q '^weights of 36 of 36 layers' plan.out
-refuses moments_in_bf16_would_fit 2 'or with --moments bf16, with which it fits$' \
+refuses moments_in_bf16_would_fit 2 '; it fits with --moments bf16$' \
     plan $large --gpu-memory 6144M --host-memory 3500M
 chooses twinflow_with_moments_in_bf16 twinflow 6144M --host-memory 2500M --moments bf16
 chooses twinflow_for_little_host_memory twinflow 6144M --host-memory 5300M
@@ -404,7 +404,91 @@ refuses auto_without_gpu_or_rates 2 'rates FILE' plan --gpu-memory 50M
 refuses nothing_fits_the_gpu 2 'GPU memory' plan $large --gpu-memory 600M
 refuses nothing_fits_the_host 2 'host memory' plan $large --gpu-memory 6G --host-memory 4G
 refuses zero_does_not_fit_the_host 2 'host memory' plan $large --offload zero --host-memory 4G
-check what_needs_less_is_said grep -q 'less is enough for .* on more GPUs$' refuses.err
+# What a refusal names is the least that would do, and in the unit of the table, which is that plan's.
+# named PLACE STEPS: the MiB of a place that it names, in whole ones, less so many steps of its last
+# digit
+named() {
+    grep -o "[0-9.]* [GM]iB of $1 memory" first.err | awk -v steps="$2" '{
+        mib = $2 == "GiB" ? 1024 * ($1 - 0.01 * steps) : $1 - 0.1 * steps
+        print mib == int(mib) ? mib : int(mib) + 1 }'
+}
+within() { plan $needy --gpu-memory "$1M" --host-memory "$2M" >plan.out 2>plan.err; }
+# least NAME GPU_MIB HOST_MIB OPTION...
+least_is() {
+    name=$1 gpu=$2 host=$3
+    shift 3
+    needy=$*
+    if within "$gpu" "$host"; then fail "$name" "it fits"; return; fi
+    cp plan.err first.err
+    more_gpu=$(named GPU 0) more_host=$(named host 0) why=
+    [ -n "$more_gpu$more_host" ] || why="nothing is named"
+    if grep -q ', and [0-9]' first.err; then
+        within "$more_gpu" "$more_host" || why="with both it does not fit"
+        ! within "$(named GPU 2)" "$more_host" || why="with less on the GPU it fits"
+        ! within "$more_gpu" "$(named host 2)" || why="with less on the host it fits"
+    else
+        [ -z "$more_host" ] || within "$gpu" "$more_host" || why="with $more_host it does not fit"
+        [ -z "$more_host" ] || ! within "$gpu" "$(named host 2)" || why="with less on the host it fits"
+        [ -z "$more_gpu" ] || within "$more_gpu" "$host" || why="with $more_gpu it does not fit"
+        [ -z "$more_gpu" ] || ! within "$(named GPU 2)" "$host" || why="with less on the GPU it fits"
+    fi
+    if [ -z "$why" ]; then echo "ok $name"; else fail "$name" "$why: $(cat first.err)"; fi
+}
+opt="--model opt-6.7b --batch 1 --seq 512 --rates $desktop"
+refuses the_least_of_opt 2 '^tide: this run needs 67.1[0-9] GiB of host memory and 61.00 GiB are there' \
+    plan $opt --gpu-memory 23G --host-memory 61G
+check its_table_is_of_that_plan grep -q '^host total  *67.1[0-9] of 61.00 GiB$' refuses.out
+refuses the_unit_is_the_tables 2 'needs [0-9]*\.[0-9] MiB of GPU memory and 100.0 MiB are there' \
+    plan --model gpt2 --batch 1 --seq 64 --gpu-memory 100M --rates "$desktop"
+least_is least_auto 23552 62464 $opt
+least_is least_host_weights 23552 62464 $opt --weights host
+least_is least_interleave 23552 62464 $opt --offload interleave
+least_is least_of_both 1024 3072 $opt --offload zero
+least_is least_mezo 1024 10240 $opt --optimizer mezo
+least_is least_mezo_of_both 1024 2048 $opt --optimizer mezo --resident-blocks 3
+least_is least_of_4_ranks 4096 10240 $opt --world 4
+least_is least_of_2_ranks_in_stage_1 4096 10240 $opt --world 2 --zero 1
+if whole; then
+    least_is least_zenflow 3072 3072 --model gpt2-large --rates "$desktop" --offload zenflow
+    least_is least_twinflow_sums 23552 62464 $opt --offload twinflow --accum 2
+    least_is least_without_recomputation 6144 3072 --model gpt2-large --batch 4 --recompute none \
+        --rates "$desktop"
+    least_is least_none 1024 3072 --model gpt2-large --offload none --rates "$desktop"
+    least_is least_fp32 200 4096 --model gpt2 --precision fp32 --offload twinflow --weights host \
+        --rates "$desktop"
+    least_is least_of_8_ranks 2048 4096 --model 20b --batch 1 --world 8 --rates "$desktop"
+    least_is least_of_8_ranks_in_stage_3 2048 40960 --model 20b --batch 1 --world 8 --zero 3 \
+        --rates "$desktop"
+fi
+# --zero auto: 2 where it fits, else 3.
+ranks="--model 20b --world 8 --batch 1 --host-memory 500G --rates $desktop"
+plan $ranks --gpu-memory 23G >plan.out 2>plan.err
+check auto_takes_stage_3_where_it_must grep -q '^--zero auto takes ZeRO-3.*ZeRO-2 does not fit$' plan.out
+check and_stage_3_fits grep -q '^GPU  *total  *[12][0-9.]* of 23.00 GiB$' plan.out
+plan $ranks --gpu-memory 60G >plan.out
+check auto_keeps_stage_2_where_it_fits sh -c '! grep -q ZeRO-3 plan.out'
+# What else would do is said only if it would, and if this run can have it.
+says() { check "$1" grep -q "$2" plan.err; }
+not() { check "$1" sh -c "! grep -q -- '$2' plan.err"; }
+plan $large --batch 4 --gpu-memory 2400M --weights gpu >plan.out 2>plan.err
+says a_smaller_batch_is_named ' with --batch 1'
+says other_weights_are_named ' with --weights auto'
+plan $large --gpu-memory 600M --offload zero >plan.out 2>plan.err
+not no_smaller_batch_than_1 --batch
+not nothing_that_does_not_help 'fits with'
+plan --model gpt2 --batch 1 --seq 64 --gpu-memory 1M --rates "$desktop" >plan.out 2>plan.err
+not nothing_that_does_not_help_any_host 'fits with'
+plan --model gpt2 --batch 1 --offload zero --host-memory 100M --rates "$desktop" >plan.out 2>plan.err
+not nothing_that_does_not_help_any_gpu 'fits with --seq'
+plan $large --gpu-memory 2500M --recompute none >plan.out 2>plan.err
+not recompute_is_not_named_where_it_is_auto 'more GPUs'
+plan $ranks --gpu-memory 23G --zero 2 >plan.out 2>plan.err
+says stage_3_is_named_where_it_helps '; it fits with --zero auto$'
+plan $large --gpu-memory 6G --host-memory 6000M --offload twinflow --resident 0.1 >plan.out 2>plan.err
+says a_share_that_does_not_fit 'needs .* of host memory'
+not no_offload_that_contradicts_resident '--offload auto'
+plan $large --gpu-memory 6G --host-memory 6000M --offload zero >plan.out 2>plan.err
+says another_offload_is_named ' with --offload auto'
 plan $large --offload twinflow --gpu-memory 24G >plan.out
 check twinflow_keeps_all_where_it_fits grep -q '^offload twinflow: .* parameters, [^,]* resident$' plan.out
 if [ -n "$emulated" ]; then  # sizes as said, on a machine that has less; and rates of no machine
@@ -513,7 +597,7 @@ go shrunk_none $model $steps --offload none
 for machine in h200:131:121:h200_16cores card:23:243:rtx4090_desktop; do
     set -- $(echo $machine | tr : ' ')
     there="--rates $4.txt --gpu-memory $(shrunk $2 32768) --host-memory $(shrunk $3 0)"
-    refuses the_${1}_needs_moments_in_bf16 2 'or with --moments bf16, with which it fits$' \
+    refuses the_${1}_needs_moments_in_bf16 2 'it fits with --moments bf16$' \
         "$tide" $tiny $model --plan $there --moments fp32
     "$tide" $tiny $model --plan $there >plan.out
     "$tide" $tiny $model --save-every 2 --steps 4 $there --out shrunk_$1 >shrunk_$1.out 2>shrunk_$1.err

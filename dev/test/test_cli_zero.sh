@@ -254,6 +254,25 @@ check plan_takes_a_large_model grep -q '^GPU  *parameters' plan.out
 check its_memory_is_of_each_rank grep -qx 'GPU memory per rank, in GiB' plan.out
 check it_says_how_many_ranks grep -qx 'ranks: 8, ZeRO-2' plan.out
 
+# --zero auto: 3 where 2 does not fit on one of the ranks
+deep="--layers 12 --steps 3 --eval-every 0 --save-every 0"
+stage_needs() {  # the least of GPU memory, in KiB
+    EMU_DEVICES=0 "$tide" $tiny $deep --plan --world 2 --zero "$1" --gpu-memory 1M --rates rates.txt \
+        2>&1 | sed -n 's/.* needs \([0-9.]*\) MiB of GPU.*/\1/p' | awk '{ print int(1024 * $1) }'
+}
+cap=$((($(stage_needs 2) + $(stage_needs 3)) / 2))K
+for capped in both one; do  # or rank 1 alone
+    "$launch" 2 sh -c '[ "$1$RANK" = one0 ] || memory="--gpu-memory $2"; shift 2; exec "$@" $memory' \
+        - $capped "$cap" "$tide" $tiny $deep --rates rates.txt --out stage_$capped \
+        >stage_$capped.out 2>stage_$capped.err
+    check auto_takes_3_of_$capped grep -q '^ZeRO-3 on 2 GPUs' stage_$capped.out
+    check it_says_so_of_$capped grep -q '^--zero auto takes ZeRO-3' stage_$capped.out
+done
+go 2 stage_2 $deep
+wait
+check auto_takes_2_elsewhere grep -q '^ZeRO-2 on 2 GPUs' stage_2.out
+check stages_have_the_same_weights cmp stage_both/model.safetensors stage_2/model.safetensors
+
 # auto offloads where the state of a rank does not fit, each rank its own
 EMU_DEVICES=0 "$tide" $tiny --plan --world 2 --zero 3 --offload zero --recompute none \
     --rates rates.txt >plan.out 2>&1

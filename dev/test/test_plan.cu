@@ -526,7 +526,7 @@ static const char *said(const OffloadSearch *q) {
 
 static OffloadSearch search_for(Memory *memory, double gpu, double host) {
     const OffloadMemory m = {memory_needs, memory, (size_t)gpu, (size_t)host, RECOMPUTE_AUTO,
-                             memory->t->g->accumulating, WEIGHTS_GPU, 0};
+                             memory->t->g->accumulating, WEIGHTS_GPU, 0, NULL};
     OffloadSearch q;
     memset(&q, 0, sizeof q);
     q.rates = memory->rates;

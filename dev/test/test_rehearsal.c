@@ -370,7 +370,7 @@ static void a_choice_is_settled(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         bool sums = cases[i].sums;
         const OffloadMemory m = {toy_needs, &sums, cases[i].gpu, sums ? 14000 : 12000,
-                                 RECOMPUTE_AUTO, sums, WEIGHTS_GPU, 0};
+                                 RECOMPUTE_AUTO, sums, WEIGHTS_GPU, 0, NULL};
         OffloadChoice c;
         memset(&c, 0, sizeof c);
         c.mode = OFFLOAD_INTERLEAVE;
@@ -413,7 +413,7 @@ static void weights_stream_if_they_must(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         bool sums = false;
         const OffloadMemory m = {toy_needs, &sums, cases[i].gpu, 99999, RECOMPUTE_AUTO, false,
-                                 cases[i].weights, 40};
+                                 cases[i].weights, 40, NULL};
         OffloadChoice c;
         memset(&c, 0, sizeof c);
         c.mode = cases[i].mode;
@@ -428,7 +428,8 @@ static void weights_stream_if_they_must(void) {
 // As many residents as fit, on the GPU; what is left on the host must fit there.
 static void residents_are_as_many_as_fit(void) {
     bool sums = false;
-    OffloadMemory m = {toy_needs, &sums, 9000, 99999, RECOMPUTE_NONE, false, WEIGHTS_GPU, 0};
+    OffloadMemory m = {toy_needs, &sums, 9000, 99999, RECOMPUTE_NONE, false, WEIGHTS_GPU, 0,
+                       NULL};
     OffloadChoice c;
     memset(&c, 0, sizeof c);
     c.mode = OFFLOAD_TWINFLOW;
@@ -445,6 +446,38 @@ static void residents_are_as_many_as_fit(void) {
     CHECK(!choice_settle(&m, &c), "%g fits into %zu", c.resident, m.host);
     m.gpu = 1000;
     CHECK(choice_residents(&m, c) == -1, "fits into %zu", m.gpu);
+}
+
+// Where nothing fits, the least of either that would do does, and a byte less does not.
+static void the_least_is_noted(void) {
+    static const int modes[] = {OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE};
+    for (int i = 0; i < 3 * 2 * 4; i++) {
+        bool sums = i / 3 % 2;
+        const size_t gpu = 2500 + 1500 * (size_t)(i / 6), host = 3000;
+        OffloadLeast least = {SIZE_MAX, SIZE_MAX};
+        OffloadMemory m = {toy_needs, &sums, gpu, host, RECOMPUTE_AUTO, sums, WEIGHTS_AUTO, 40,
+                           &least};
+        OffloadChoice c;
+        memset(&c, 0, sizeof c);
+        c.mode = modes[i % 3];
+        c.resident = modes[i % 3] == OFFLOAD_TWINFLOW ? -1 : 0;
+        const OffloadChoice asked = c;
+        CHECK(!choice_settle(&m, &c), "case %d fits while the least is looked for", i);
+        CHECK(least.host < SIZE_MAX && (c.mode != OFFLOAD_TWINFLOW || least.gpu < SIZE_MAX),
+              "case %d: nothing is noted", i);
+        m.least = NULL;
+        for (int less = 0; less < 2; less++) {
+            c = asked;
+            m.host = least.host - (size_t)less;
+            CHECK(choice_settle(&m, &c) == !less, "case %d: host %zu", i, m.host);
+            c = asked;
+            m.host = host;
+            m.gpu = least.gpu - (size_t)less;
+            if (least.gpu < SIZE_MAX)
+                CHECK(choice_settle(&m, &c) == !less, "case %d: GPU %zu", i, m.gpu);
+            m.gpu = gpu;
+        }
+    }
 }
 
 // A job that is drawn, in a row.
@@ -518,6 +551,7 @@ int main(void) {
     RUN(a_choice_is_settled);
     RUN(weights_stream_if_they_must);
     RUN(residents_are_as_many_as_fit);
+    RUN(the_least_is_noted);
     rehearsal_end(&q);
     return test_summary();
 }
