@@ -18,7 +18,6 @@ EXACT = -ffp-contract=off -fno-math-errno -fno-trapping-math
 CFLAGS = -std=gnu11 -g $(OPT) $(ARCH) $(OPENMP) $(EXACT) $(WARN) $(EXTRA)
 LDLIBS = -lm -pthread
 HEADERS = $(wildcard *.h tide/*.h tide/*.cuh dev/test/*.h dev/test/*.cuh dev/*.h dev/data/*.h)
-SANITIZE = -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 
 .PHONY: all nvcc cxx compiler run test test-all fuzz bench reference clean help
 TOOLS = train_gpt2 $(addprefix build/,tokenize compare columns timeline reviews tensorboard plot \
@@ -29,26 +28,14 @@ all: $(TOOLS)  ## build the trainer and its tools
 train_gpt2: train_gpt2.c $(HEADERS) | compiler
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-# A program from its .c, in flavours:    build/NAME, build/test/NAME  as it is shipped
-#   build/asan/NAME   AddressSanitizer; a fuzzer with a mutator of its own, so any compiler will do
-#   build/tsan/NAME   ThreadSanitizer     build/fuzz/NAME   clang's fuzzer
-#   build/clang/NAME  the same bits from the other compiler
-#   build/plain/NAME  from a build for the oldest machine, with one thread
+# A program from its .c: build/NAME. Other flavours are in dev/test/rules.mk.
 vpath %.c . dev dev/data dev/bench dev/test
-CLANG := $(shell command -v clang 2>/dev/null)
-alone = $(filter-out -fopenmp,$(CFLAGS))
 define program
 build/$(1)%: %.c train_gpt2.c test_gpt2.c dev/timeline.c dev/data/unpickle.c dev/bench/machine.h $(HEADERS) | compiler
 	@mkdir -p $$(@D)
 	$(2) -I. $$< -o $$@ $(LDLIBS)
 endef
 $(eval $(call program,,$$(CC) $$(CFLAGS)))
-$(eval $(call program,test/,$$(CC) $$(CFLAGS)))
-$(eval $(call program,asan/,$$(CC) $$(CFLAGS) $(SANITIZE) -DFUZZ_MAIN))
-$(eval $(call program,tsan/,$(CLANG) $$(alone) -O1 -fsanitize=thread))
-$(eval $(call program,fuzz/,$(CLANG) $$(alone) $(SANITIZE) -fsanitize=fuzzer))
-$(eval $(call program,clang/,$(CLANG) $$(alone) -fopenmp-simd -Wno-pass-failed))
-$(eval $(call program,plain/,$$(CC) $$(filter-out $$(ARCH),$$(alone))))
 
 # --- the GPU trainer, on a GPU and on the emulated one ------------------------------------------
 
@@ -93,23 +80,19 @@ nvcc:
 	@[ -n "$(NCCL)" ] || echo "without NCCL: one GPU only (NCCL_HOME=folder says where" \
 	    "include/nccl.h and lib/libnccl.so are)"
 
-# The emulated GPU (dev/emu/README.md): its runtime, and what is linked with it, in three flavours.
-CLANGXX := $(shell command -v clang++ 2>/dev/null)
+# The emulated GPU (dev/emu/README.md): its runtime, and what is linked with it.
 EMU = $(wildcard dev/emu/*.cpp dev/emu/*.h dev/emu/*.pl dev/emu/emucc dev/emu/include/*.h)
 EMU_OBJECTS = $(patsubst dev/emu/%.cpp,%.o,$(wildcard dev/emu/*.cpp))
 EMU_FLAGS = -g $(ARCH) $(EXACT) $(WARN) -Wno-pass-failed -I. -D__CUDACC__ -DTIDE_NCCL $(EXTRA)
 EMU_RUN = -std=c++17 -g $(ARCH) $(WARN) $(EXTRA)
 emu_plain = $(EMU_OBJECTS:%=build/emu/runtime/%)
-emu_tsan = $(EMU_OBJECTS:%=build/emu/runtime-tsan/%)
 
-# The runtime of the ThreadSanitizer flavour is not instrumented itself: only the program is.
 define runtime
 build/emu/$(1)/%.o: dev/emu/%.cpp $(EMU) tide/cpu.h tide/util.h | cxx
 	@mkdir -p $$(@D)
 	$(2) $$(EMU_RUN) -c $$< -o $$@
 endef
 $(eval $(call runtime,runtime,$$(CXX) -O3 $$(OPENMP)))
-$(eval $(call runtime,runtime-tsan,$(CLANGXX) -O2))
 
 # The trainer in a folder: train_gpt2.cu is compiled once for each --precision (tide/main.cu).
 trainer = $(patsubst %,build/$(1)/%.o,train_gpt2_BF16 train_gpt2_FP32 train_gpt2_FP16 main)
@@ -130,7 +113,7 @@ train_gpt2cu: $(call trainer,gpu)  ## the GPU trainer (nvcc, cuBLASLt; NCCL if t
 train_gpt2emu: $(call trainer,emu) $(emu_plain)  ## the same sources on an emulated GPU
 	$(CXX) $(OPENMP) $(EXTRA) $^ -lpthread -o $@
 
-.SECONDARY: $(emu_plain) $(emu_tsan)
+.SECONDARY: $(emu_plain)
 cxx: compiler  # one after the other: both may have to install something
 	@command -v $(CXX) >/dev/null 2>&1 || sh dev/install_compiler.sh $(CXX)
 

@@ -414,39 +414,30 @@ static void forward_segment(GPT2 *g, size_t s) {
     const size_t E = g->config.embed;
     const GPT2Table *t = &g->table;
     cudaStream_t stream = g->compute;
-    if (s == 0 && E > 0) {
-        encoder_forward(g->ln_f, g->tokens, NULL, tensor(g, t->wte), (floatX *)NULL, g->B, g->T, E,
-                        stream);
-        encoder_forward(layer_input(g, 0), g->tokens, g->documents, (floatX *)NULL,
-                        tensor(g, t->wpe), g->B, g->T, C, stream);
-        gemm(&g->lt, false, true, N, C, E, g->ln_f, E, tensor(g, t->project_in), E,
-             layer_input(g, 0), C, NULL, true, GEMM_PLAIN, NULL, stream);
-        return;
+    floatX *x = layer_input(g, s > 0 ? s - 1 : 0), *const none = NULL;
+    const floatX *sum = layer_acts(g, s > 1 ? s - 2 : 0).mid;  // of the layer before
+    if (s == 0 && E == 0) {
+        encoder_forward(x, g->tokens, g->documents, tensor(g, t->wte), tensor(g, t->wpe), g->B,
+                        g->T, C, stream);
+    } else if (s == 0) {
+        encoder_forward(g->ln_f, g->tokens, NULL, tensor(g, t->wte), none, g->B, g->T, E, stream);
+        encoder_forward(x, g->tokens, g->documents, none, tensor(g, t->wpe), g->B, g->T, C, stream);
+        gemm(&g->lt, false, true, N, C, E, g->ln_f, E, tensor(g, t->project_in), E, x, C, NULL,
+             true, GEMM_PLAIN, NULL, stream);
+    } else if (s > L && E > 0) {
+        matmul_forward(&g->lt, g->ln_f, x, tensor(g, t->project_out), none, N, C, E, stream);
+    } else if (s > L) {
+        residual_layernorm_forward(x, g->ln_f, g->mean_f, g->rstd_f, sum, g->branch,
+                                   tensor(g, t->ln_f_w), tensor(g, t->ln_f_b), N, C, stream);
     }
-    if (s == 0) {
-        encoder_forward(layer_input(g, 0), g->tokens, g->documents, tensor(g, g->table.wte),
-                        tensor(g, g->table.wpe), g->B, g->T, C, stream);
-        return;
-    }
-    LayerActs a, before = layer_acts(g, s > 1 ? s - 2 : 0);
-    floatX *w[LAYER_TENSORS], *x = layer_input(g, s - 1);
-    if (s > L && E > 0) {
-        matmul_forward(&g->lt, g->ln_f, x, tensor(g, t->project_out), (floatX *)NULL, N, C, E,
-                       stream);
-        return;
-    }
-    if (s > L) {
-        residual_layernorm_forward(x, g->ln_f, g->mean_f, g->rstd_f, before.mid, g->branch,
-                                   tensor(g, g->table.ln_f_w), tensor(g, g->table.ln_f_b), N, C,
-                                   stream);
-        return;
-    }
-    a = layer_acts(g, s - 1);
+    if (s == 0 || s > L) return;
+    const LayerActs a = layer_acts(g, s - 1);
+    floatX *w[LAYER_TENSORS];
     layer_tensors(g, s - 1, w, NULL);
     if (s == 1 && E == 0)
         layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
     else if (E == 0)
-        residual_layernorm_forward(x, a.ln_1, a.mean_1, a.rstd_1, before.mid, g->branch, w[LN_1_W],
+        residual_layernorm_forward(x, a.ln_1, a.mean_1, a.rstd_1, sum, g->branch, w[LN_1_W],
                                    w[LN_1_B], N, C, stream);
     for (int part = 0; part < LAYER_PARTS; part++) layer_part(g, part, &a, w);
     if (!g->timeline.between) live(g, "activations", layer_elements(g), sizeof(floatX), stream);

@@ -1,6 +1,27 @@
 # rules.mk: the tests' programs, and the targets that run them; a part of the Makefile, whose flags
 # and flavours it takes. dev/test/README.md says what is run where.
 
+# A program NAME from its .c:              build/test/NAME   as it is shipped
+#   build/asan/NAME   AddressSanitizer; a fuzzer with a mutator of its own, so any compiler will do
+#   build/tsan/NAME   ThreadSanitizer     build/fuzz/NAME   clang's fuzzer
+#   build/clang/NAME  the same bits from the other compiler
+#   build/plain/NAME  from a build for the oldest machine, with one thread
+CLANG := $(shell command -v clang 2>/dev/null)
+alone = $(filter-out -fopenmp,$(CFLAGS))
+SANITIZE = -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+$(eval $(call program,test/,$$(CC) $$(CFLAGS)))
+$(eval $(call program,asan/,$$(CC) $$(CFLAGS) $(SANITIZE) -DFUZZ_MAIN))
+$(eval $(call program,tsan/,$(CLANG) $$(alone) -O1 -fsanitize=thread))
+$(eval $(call program,fuzz/,$(CLANG) $$(alone) $(SANITIZE) -fsanitize=fuzzer))
+$(eval $(call program,clang/,$(CLANG) $$(alone) -fopenmp-simd -Wno-pass-failed))
+$(eval $(call program,plain/,$$(CC) $$(filter-out $$(ARCH),$$(alone))))
+
+# The emulated GPU's runtime for ThreadSanitizer, which is not instrumented itself: only the program is.
+CLANGXX := $(shell command -v clang++ 2>/dev/null)
+emu_tsan = $(EMU_OBJECTS:%=build/emu/runtime-tsan/%)
+$(eval $(call runtime,runtime-tsan,$(CLANGXX) -O2))
+.SECONDARY: $(emu_tsan)
+
 # All tests of the GPU sources are one program for each precision, gpu_tests, gpu_tests_fp32 and
 # gpu_tests_fp16, which is called by the name of a test: test_model, test_model_fp32.
 vpath %.cu . dev/test dev/emu/test dev/bench
