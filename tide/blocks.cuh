@@ -1,6 +1,5 @@
-// blocks.cuh: a layer on the GPU. Its forward pass is four parts, and every pass over layers runs
-// these: training, recomputation, evaluation, sampling, and both signs of zeroth order. Its backward
-// pass is one function.
+// blocks.cuh: a layer on the GPU. Its forward pass is four parts, which training, recomputation,
+// evaluation, sampling and both signs of zeroth order run. Its backward pass is one function.
 //
 //     layer_part()       part 0: q, k, v and attention; 1: projection, sum and norm; 2: the MLP's
 //                        first product and the non-linearity; 3: its second product
@@ -11,9 +10,9 @@
 #define TIDE_BLOCKS_CUH
 #include "gpt2.cuh"
 
-// Runs a part of a layer whose parameters are w, by LN_1_W ..: those of the part must be there, and
-// those of the norm of its sum. Part 0 begins with att_in: the norm of x that pre-norm layers read is
-// made before. Part 3 ends with a->branch; post-norm layers add and normalise it, into a->out.
+// Runs a part of a layer whose parameters are w, by LN_1_W ..: it reads those of the part, and of
+// the norm of its sum. Part 0 begins with att_in: the norm of x that pre-norm layers read is made
+// before. Part 3 ends with a->branch; post-norm layers add and normalise it, into a->out.
 static void layer_part(GPT2 *g, int part, const LayerActs *a, floatX *const w[LAYER_TENSORS]) {
     const size_t C = g->config.channels, F = g->config.ffn, B = g->B, T = g->T, N = B * T;
     const bool post = g->config.embed > 0;
@@ -38,10 +37,11 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, floatX *const w[LA
     }
 }
 
-// Backward of layer l. g->dx is the gradient of the residual stream, first of the layer's output, at
-// the end of its input: every branch reads it, and adds its own part where it left the stream. The
-// sums of its columns are a bias's gradient, and made where it is written. For fcproj's bias that is
-// the segment above, when this layer's gradient has no place yet: scratch keeps them until now.
+// Runs the backward pass of layer l. g->dx is the gradient of the residual stream, first of the
+// layer's output, at the end of its input: every branch reads it, and adds its own part where it
+// left the stream. The sums of its columns are a bias's gradient, and made where it is written. For
+// fcproj's bias that is the segment above, when this layer's gradient has no place yet: scratch
+// keeps them until now.
 static void layer_backward(GPT2 *g, size_t l) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
     const bool post = g->config.embed > 0;

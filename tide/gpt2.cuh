@@ -40,7 +40,7 @@ struct LayerActs {
     floatX *fc, *act;                 // (N, F)  before and after the non-linearity
     floatX *branch;                   // (N, C)  what is to be added to the residual stream
     floatX *out;                      // (N, C)  of layers that normalise each sum: the last one
-    // Which of them attention and the MLP read, and the statistics of the norm of mid: layer_order()
+    // what attention and the MLP read; the statistics of the norm of mid: see layer_order()
     floatX *att_in, *mlp_in;
     float *mid_mean, *mid_rstd;
 };

@@ -140,7 +140,7 @@ static const Option option_table[] = {
     COUNT("vocab", vocab, "auto", 1, 1 << 24, O_FIXED, "auto: as in the model"),
 
     TITLE("Data"),
-    TEXT("data", data, NULL, "PATH", O_READS, "text, llm.c .bin tokens (may be a glob), or JSON lines"),
+    TEXT("data", data, NULL, "PATH", O_READS, "text, llm.c .bin tokens (or a glob), or JSON lines"),
     TEXT("val", val, NULL, "PATH", O_READS, "validation data; else the last tenth of --data"),
     TEXT("tokenizer", tokenizer, NULL, "bytes|DIR", 0,
          "DIR: vocab.json, merges.txt; else the model's, or bytes"),

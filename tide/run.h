@@ -480,8 +480,8 @@ static void run_describe(const Run *r) {
            1e-6 * (double)r->table.parameters);
     const bool published = strncmp(o->model, "gpt2", 4) == 0 || c->family == FAMILY_OPT;
     if (fresh)
-        printf("new, random weights%s\n", published ? " (trained ones: dev/data/gpt2.sh and opt.sh, "
-               "then --model DIR)" : "");
+        printf("new, random weights%s\n", published ? " (trained ones: dev/data/gpt2.sh and "
+               "opt.sh, then --model DIR)" : "");
     else if (!o->resume) printf("weights from %s\n", r->saved_model);
     else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);
     if (o->resume && mezo && o->zo_noise == 0 && r->state.version == STATE_OLDEST)
