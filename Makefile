@@ -117,7 +117,7 @@ train_gpt2emu: $(call trainer,emu) $(emu_plain)  ## the same sources on an emula
 cxx: compiler  # one after the other: both may have to install something
 	@command -v $(CXX) >/dev/null 2>&1 || sh dev/install_compiler.sh $(CXX)
 
-# A fresh Debian or Ubuntu has no compiler: what installs one is said, and done if one may or says yes.
+# The script prints the line that installs a compiler, and runs it for root or who agrees.
 compiler:
 	@command -v $(CC) >/dev/null 2>&1 || sh dev/install_compiler.sh $(CC)
 

@@ -364,9 +364,9 @@ typedef struct {
     float *mid;                     // (N, C)  the residual stream after attention
     float *ln_2, *mean_2, *rstd_2;  // (N, C), (N), (N)
     float *fc, *act;                // (N, F)  before and after the non-linearity
-    // Which of them attention and the MLP read, and the statistics of the norm of mid. Layers that
-    // normalise before each branch: ln_1, and ln_2 = norm(mid). Layers that normalise each sum: x,
-    // and ln_1 = norm(mid), which goes on; ln_2 is then the second sum.
+    // The inputs of attention and of the MLP, and the statistics of the norm of mid. Layers that
+    // normalise before each branch read ln_1, and ln_2 = norm(mid). Layers that normalise each sum
+    // read x, and ln_1 = norm(mid), which goes on; ln_2 is then the second sum.
     float *att_in, *mlp_in, *mid_mean, *mid_rstd;
 } LayerActs;
 

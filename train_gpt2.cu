@@ -1383,7 +1383,7 @@ static void check_device(const GPT2 *g, bool resumed) {
             resumed ? "" : ": --optimizer mezo needs less");
 }
 
-// What the options, and the stage of ZeRO, say of how much memory is needed.
+// Sets what decides how much memory is needed, from the options and the stage of ZeRO.
 static void gpt2_follow(GPT2 *g, const Run *r, int stage) {
     const bool stay = g->zo != NULL || !r->training || r->o.dump != NULL;
     if (g->zero != NULL) g->zero->stage = stage;

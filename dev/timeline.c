@@ -39,8 +39,8 @@ static const struct { const char *name, *legend, *fill, *text; } kinds[] = {
     {"", "other", "#a9b4c0", "#111"}};
 enum { KINDS = sizeof kinds / sizeof *kinds, KIND_UPDATE = 6, KIND_HOST = 7 };
 
-// What a trainer's memory is counted as, from the bottom of its picture to the top, and colours: a class
-// has the same one in every picture. Others take turns at those that are left.
+// The classes of a trainer's memory, from the bottom of its picture to the top, with colours: a class
+// has the same one in every picture. Other classes take turns at the colours that are left.
 static const char *const class_names[] = {"weights", "resident state", "activations", "gradients",
                                           "visiting state"};
 static const char *const class_fill[] = {"#2670bf", "#84b6ea", "#d9601a", "#2a998b", "#8a5ec0",

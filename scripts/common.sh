@@ -1,5 +1,5 @@
 # common.sh: what the scripts share: paths, refusals, usage, and the folders that they write to. A script
-# never removes or overwrites what it has not made in the same call. To be sourced.
+# never removes or overwrites files of an earlier call, or of a user. To be sourced.
 # shellcheck shell=sh
 
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }

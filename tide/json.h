@@ -8,9 +8,9 @@
 //   utf8_decode, utf8_encode            one code point
 //
 // A strict reader of RFC 8259: no comments, no trailing commas, no NaN; strings are valid UTF-8.
-// (Only numbers may also be like 01, +1 or 1, and a byte order mark may come first.) It refuses
-// lone surrogates, too, numbers too large for a double, more than 64 levels, and a key that an
-// object has twice: others would take the other value. A member that is null is as good as none.
+// (Only numbers may also be like 01, +1 or 1, and a byte order mark may stand first.) It also
+// refuses lone surrogates, numbers too large for a double, more than 64 levels, and a key that an
+// object has twice: another reader may take the other value. A member that is null counts as none.
 // Memory: one block, at most 105 bytes per byte of text.
 #ifndef TIDE_JSON_H
 #define TIDE_JSON_H

@@ -195,8 +195,8 @@ static void plan_print_time(const Rates *r, const PlanRun *run, const Prediction
 // Bytes of GPU and host memory that the trainer would take with this choice: its own memory plan.
 typedef void (*OffloadNeeds)(void *model, const OffloadChoice *c, size_t *gpu, size_t *host);
 
-// Where nothing fits, the least that would do: GPU memory with this host's, and host memory with
-// this GPU's. SIZE_MAX: none would.
+// The least memory that would do if nothing fits: of the GPU, with this host's, and of the host,
+// with this GPU's. SIZE_MAX: no amount would.
 typedef struct { size_t gpu, host; } OffloadLeast;
 
 // What a choice has to fit into.

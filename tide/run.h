@@ -789,14 +789,14 @@ static bool run_micro_batch(Run *r, size_t step, size_t micro, int32_t *inputs, 
                      &r->damage);
 }
 
-// How many sequences of the validation data are evaluated.
+// Returns how many sequences of the validation data are evaluated.
 static size_t run_val_rows(const Run *r) {
     const size_t asked = r->o.eval_batches, all = r->val.sequences;
     if (asked == 0 && r->task) return all;
     return min_size(all, (asked > 0 ? asked : 20) * r->B);
 }
 
-// Tells what one validation loss was measured on from what another was: the hash of these rows.
+// Returns the hash of the rows that a validation loss is measured on.
 static uint64_t run_val_hash(const Run *r) {
     const size_t rows = run_val_rows(r), T = r->val.T;
     uint64_t parts[] = {rows, T, r->task ? task_hash(&r->task_val) : 0};

@@ -300,8 +300,8 @@ static void zero_gather(GPT2 *g, size_t s) {
 // ---------------------------------------------------------------------------------------------
 // 5. The host
 
-// The least of all ranks' numbers. What is queued must be done first: a rank that waits here would
-// not do its part of a collective on the emulated GPU.
+// Returns the least of all ranks' numbers. It first waits for all queued work: a rank that waits
+// for the exchange would not do its part of a collective on the emulated GPU.
 static size_t zero_least(size_t mine, size_t world) {
     size_t *all = ALLOC(size_t, world, "ranks");
     device_rest();

@@ -417,7 +417,7 @@ check more_epochs_of_a_run sh -c '"$0" --resume --epochs 2 --out epochs >more.ou
 refuses epochs_and_steps 2 'leave one out' "$tide" $small --epochs 2 --steps 3
 refuses epochs_of_nothing 2 'data is missing' "$tide" --model nano --epochs 2 --val text.txt --choices no.jsonl
 
-# What an option does not do is said, and what a rate does that nobody asked for.
+# An option without an effect, and a rate that nobody asked for, get a note.
 says() {  # says NAME WORDS OPTION...
     name=$1 words=$2
     shift 2

@@ -74,8 +74,8 @@ refuses best_of_no_data 2 'keep-best needs validation data' "$cpu" --data short.
     --context 512 --seq 512 --keep-best --steps 2 --out short
 refuses best_that_is_not_saved 2 'leave out --no-save' "$cpu" $small --keep-best --no-save
 
-# What a loss was measured on is a part of the checkpoint: losses of other data are not compared, and
-# what was best of those stays. That the log is gone changes nothing.
+# A checkpoint has the hash of the data that its best loss was measured on: losses of other data are
+# not compared, and the weights that were best on those stay. A log that is gone changes nothing.
 "$cpu" $best --out other >other.out
 first=$(grep -o 'weights of step .*' other.out)
 cp -r other without_log
