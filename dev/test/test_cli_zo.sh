@@ -505,11 +505,13 @@ check and_what_fits_stays sh -c '! grep -q "20 of 20 layers" deep_stream.out'
 check and_much_does_not sh -c '! grep -q "layers, of" deep.out'
 check streamed_for_want_of_memory_it_is_the_same cmp deep/model.safetensors \
     deep_stream/model.safetensors
-refuses too_little_gpu_memory 2 'GPU memory.*--resident-blocks' "$tide" $deep --gpu-memory 30M \
+refuses too_little_gpu_memory 2 'GPU memory.*--gpu-memory)$' "$tide" $deep --gpu-memory 30M \
     --out little
 rated="--plan --rates rtx4090_desktop.txt"
 "$tide" $deep $rated --slots 1 --resident-blocks 0 >plan.out
 one=$(planned GPU plan.out)
+refuses fewer_residents_are_named 2 '; it fits with --resident-blocks auto$' "$tide" $deep $rated \
+    --resident-blocks 6 --gpu-memory "$(awk "BEGIN { print int($one * 1024) + 200 }")K"
 check little_memory_takes_slots sh -c '"$@" | grep -q "visit 1 slot:"' - "$tide" $deep $rated \
     --gpu-memory "$(awk "BEGIN { printf \"%d\", 1024 * $one + 1 }")K"
 refuses too_little_host_memory 2 'host memory.*--resident-blocks' "$tide" $deep --host-memory 1M \
