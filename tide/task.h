@@ -125,15 +125,16 @@ static void task_json(TaskReader *r, const char *line) {
     enum { COMPLETION = 1 | 2, TEXT = 4, CHOICES = 1 | 8 | 16 };
     const Json *value[5];
     int form = 0;
-    Error err;
+    Error err = {""};
     size_t answer = 0;
     if (line[strspn(line, " \t\r")] == '\0') return;
     Json *root = json_parse(line, strlen(line), &err);
     if (root == NULL || root->type != JSON_OBJECT)
         die("%s: no %s%s%s", r->where, root == NULL ? "JSON: " : "object, {...}",
-            root == NULL ? strstr(err.text, "byte") : "", r->t.count > 0 ? "" : "; each line is to "
-            "be one (jq -c '.[]' FILE makes lines of an array, jq -c . FILE of objects; JSON as "
-            "running text must be a token file: build/tokenize)");
+            root == NULL ? strstr(err.text, "byte") : "",
+            r->t.count > 0 || strstr(err.text, "twice") != NULL ? "" : "; each line is to be one "
+            "(jq -c '.[]' FILE makes lines of an array, jq -c . FILE of objects; JSON as running "
+            "text must be a token file: build/tokenize)");
     for (int k = 0; k < 5; k++) {
         value[k] = json_get(root, keys[k]);
         if (value[k] != NULL) form |= 1 << k;
