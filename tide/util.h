@@ -388,8 +388,8 @@ static bool path_is_same(const char *a, const char *b) {
     return stat(a, &s) == 0 && stat(b, &t) == 0 && s.st_dev == t.st_dev && s.st_ino == t.st_ino;
 }
 
-// Refuses an output `out` (of `option`) whose name, or temporary name (replace_open()), is that of a
-// file that `input` (of `reader`, or ""), a name or a pattern, stands for. NULL: there is none.
+// Refuses an output `out` (of `option`) whose name, or temporary name (replace_open()), is that of
+// a file that `input` (of `reader`, or ""), a name or a pattern, stands for. NULL: there is none.
 static void output_check(const char *option, const char *out, const char *reader,
                          const char *input) {
     char temporary[PATH_MAX];

@@ -166,6 +166,13 @@ check and_what_was_saved_is_whole "$cpu" --resume --out cut --steps $(($(saved c
 )
 check leaves_no_part_of_it sh -c '! find limited | grep -e tmp -e safetensors'
 
+"$cpu" $endless --save-every 0 --out unsaved_yet >unsaved.out 2>&1 &
+owner=$!
+await $owner test -e unsaved_yet/log.jsonl
+refuses resume_of_a_run_without_a_checkpoint_yet 2 'belongs to a run that is still at work' $brief "$cpu" --resume --out unsaved_yet
+kill -9 $owner
+wait $owner 2>/dev/null
+
 # All ranks own it: as long as one of them lives, even without the others.
 cat >ranked <<'END'
 echo $$ >pid.$RANK
