@@ -25,7 +25,6 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <limits.h>
-#include <math.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -298,9 +297,10 @@ typedef struct { char text[24]; } Count;
 static Count size_text(size_t bytes, bool up) {
     const bool large = bytes >> 30 > 0;
     const double step = large ? (1 << 30) / 100.0 : (1 << 20) / 10.0, n = (double)bytes / step;
+    const double whole = (double)(size_t)n;
     Count c;
     snprintf(c.text, sizeof c.text, large ? "%.2f GiB" : "%.1f MiB",
-             (up ? ceil(n) : n) / (large ? 100 : 10));
+             (up && whole < n ? whole + 1 : n) / (large ? 100 : 10));
     return c;
 }
 
