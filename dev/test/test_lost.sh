@@ -21,7 +21,7 @@ if [ -z "${SMALL_DISK-}" ]; then
 fi
 cpu=$(absolute "${TIDE_CPU:-train_gpt2}")
 gpu=$(absolute "${TIDE_GPU:-train_gpt2emu}")
-launch=$(absolute "${LAUNCH:-scripts/launch.sh}")
+launch=$(absolute "${LAUNCH:-scripts/launch.sh}") scripts=$(absolute scripts)
 for program in "$cpu" "$gpu"; do
     [ -x "$program" ] || { echo "skip lost: $program is missing"; exit 0; }
 done
@@ -103,6 +103,23 @@ check out_of_an_earlier_run_without_checkpoints sh -c '"$@" && "$@"' - "$cpu" $s
 check or_of_a_model_that_was_converted sh -c '"$@" && "$@"' - "$cpu" --model own --data text.txt --steps 0 --out converted
 cp loaded/model.safetensors converted/
 refuses but_not_once_it_is_another 2 'holds model.safetensors' "$cpu" --model own --data text.txt --steps 0 --out converted
+
+# Scripts leave what an earlier call, or a user, has trained.
+mkdir -p trained/tuned trained/read
+cp loaded/model.safetensors trained/tuned
+cp loaded/model.safetensors trained/read
+copy_of trained
+for script in finetune zo_reviews; do
+    refuses "${script}_removes_nothing" 2 'no earlier call of this script has made' env OUT=trained TRAINER="$cpu" \
+        sh "$scripts/$script.sh"
+    check "${script}_leaves_all" as_before trained
+done
+for i in 1 2 3; do
+    DATA=text.txt OUT=made sh "$scripts/run.sh" "$cpu" --steps $i --eval-every 0 --sample-every 0 >made.out 2>&1
+    cp made/model.safetensors made.$i
+done
+check run_keeps_every_earlier_run sh -c 'cmp made.1 made-1/model.safetensors && cmp made.2 made-2/model.safetensors &&
+    cmp made.3 made/model.safetensors && ! cmp -s made.1 made.2'
 
 # --- no output is an input ----------------------------------------------------------------------------
 
