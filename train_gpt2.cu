@@ -1521,8 +1521,6 @@ static int calibrate(const Run *r) {
     HostQueue queue;
     memset(&rates, 0, sizeof rates);
     memset(&queue, 0, sizeof queue);
-    if (o->rates != NULL && !path_is_writable(o->rates))
-        die("--rates %s: %s", o->rates, strerror(errno));
     open_device();
     ranks_barrier();
     host_queue_open(&queue, (int)o->threads);

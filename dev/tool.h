@@ -24,18 +24,12 @@ static double tool_number(const char *option, const char *text, double low, doub
     return x;
 }
 
-// Is it a file, or could it become one? Else it is a pipe, a device, a directory.
-static bool tool_is_file(const char *path) {
-    struct stat s;
-    return stat(path, &s) != 0 || S_ISREG(s.st_mode);
-}
-
 // Dies if the file `in` (NULL: the standard input), which is read, is by any name the output `out`
 // of `option` (NULL: there is none), or the file that the standard output is redirected to. To be
 // called before anything is opened for writing. One terminal, or /dev/null, may be both.
 static void tool_check(const char *option, const char *out, const char *in) {
     if (in == NULL) in = "/dev/stdin";
-    if (!path_exists(in) || !tool_is_file(in)) return;
+    if (!path_exists(in) || !path_is_file(in)) return;
     output_check(option, out, "", in);
     output_check("the standard output", "/dev/stdout", "", in);
 }
@@ -44,7 +38,7 @@ static void tool_check(const char *option, const char *out, const char *in) {
 // tools that print as well.
 static void tool_check_screen(const char *option, const char *out) {
     char temporary[PATH_MAX];
-    if (out == NULL || !tool_is_file("/dev/stdout")) return;
+    if (out == NULL || !path_is_file("/dev/stdout")) return;
     replace_name(temporary, out);
     if (path_is_same(out, "/dev/stdout") || path_is_same(temporary, "/dev/stdout"))
         die("%s %s is the file of the standard output, too: name another file", option, out);
@@ -54,7 +48,7 @@ static void tool_check_screen(const char *option, const char *out) {
 // what the tool reads. Pipes are left alone.
 static void tool_check_kind(const char *path) {
     char bytes[64];
-    FILE *f = tool_is_file(path) ? fopen(path, "rb") : NULL;
+    FILE *f = path_is_file(path) ? fopen(path, "rb") : NULL;
     if (path_is_directory(path)) die("%s is a directory", path);
     if (f == NULL) return;
     const size_t n = fread(bytes, 1, sizeof bytes, f);
@@ -70,14 +64,14 @@ static FILE *tool_open(const char *out) {
     Error err;
     if (out == NULL) return stdout;
     if (path_is_directory(out)) die("cannot write %s: it is a directory", out);
-    FILE *f = tool_is_file(out) ? replace_open(out, &err) : fopen(out, "wb");
+    FILE *f = path_is_file(out) ? replace_open(out, &err) : fopen(out, "wb");
     if (f == NULL) die("cannot write %s: %s", out, strerror(errno));
     return f;
 }
 
 static void tool_close(FILE *f, const char *out) {
     Error err;
-    if (out != NULL && tool_is_file(out)) {
+    if (out != NULL && path_is_file(out)) {
         if (!replace_close(f, out, &err)) fail("%s", err.text);
         return;
     }

@@ -377,8 +377,6 @@ typedef struct { bool here; size_t gpu, host; } Limits;
 
 static void settle_limits(const Options *o, Limits *x) {
     x->here = !o->plan || (o->rates == NULL && has_device());
-    if (o->trace != NULL && !path_is_writable(o->trace))
-        die("--trace %s: %s", o->trace, strerror(errno));
     if (x->here) open_device();
     const size_t available = x->here ? gpu_available() : SIZE_MAX;
     const size_t sharers = (size_t)ranks.local_world, asked = o->host_memory;

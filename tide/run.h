@@ -439,8 +439,10 @@ static void run_check_output(Run *r) {
     char path[PATH_MAX];
     for (int i = 0; i < OPTION_COUNT; i++) {
         const char *file = option_file(o, i, O_WRITES);
-        if (file != NULL && !path_is_writable(file))
-            die("--%s %s: %s", option_table[i].name, file, strerror(errno));
+        const char *name = option_table[i].name;
+        if (file == NULL) continue;
+        if (!path_is_writable(file)) die("--%s %s: %s", name, file, strerror(errno));
+        if (!path_is_file(file)) die("--%s %s is no regular file", name, file);
     }
     if (!run_writes_out(o) || r->rank > 0) return;
     const bool saved = state_newest(o->out, SIZE_MAX, false) > 0;
@@ -527,10 +529,9 @@ static void run_describe_unused(const Run *r) {
         {"prompt", r->sampling, "--sample-every, or --steps 0"},
         {"sample-tokens", r->sampling, "--sample-every"}, {"top-k", r->sampling, "--sample-every"},
         {"temperature", r->sampling, "--sample-every"}, {"template", o->labels != NULL, "--labels"},
-        {"eval-batches", evaluates, "data to evaluate"}, {"eval-every", evaluates, "the same"},
+        {"eval-batches", evaluates, "data to evaluate"}, {"keep", saves, "no --no-save"},
         {"min-lr", o->schedule != SCHEDULE_CONSTANT, "--schedule cosine or linear"},
-        {"save-every", saves, "no --no-save"}, {"save-dtype", saves, "no --no-save"},
-        {"keep", saves, "no --no-save"}};
+        {"save-every", saves, "no --no-save"}, {"save-dtype", saves, "no --no-save"}};
     double highest = 0;
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
         if (trains && option_given(o, options[i].name) && !options[i].used)

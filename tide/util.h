@@ -382,6 +382,12 @@ static bool path_is_writable(const char *path) {
 
 static bool path_exists(const char *path) { return access(path, F_OK) == 0; }
 
+// Is it a regular file, or not there? A device that is replaced (replace_open) is gone.
+static bool path_is_file(const char *path) {
+    struct stat s;
+    return stat(path, &s) != 0 || S_ISREG(s.st_mode);
+}
+
 // Are both names of one file that exists, through whatever link?
 static bool path_is_same(const char *a, const char *b) {
     struct stat s, t;

@@ -567,7 +567,7 @@ static void check_output(const char *out, char **inputs, int count) {
     unsigned char begin[2] = {0, 0};
     tool_check_screen("OUT", out);
     for (int i = 0; i < count; i++) tool_check("OUT", out, inputs[i]);
-    if (!tool_is_file(out)) die("cannot write %s: it is no regular file", out);
+    if (!path_is_file(out)) die("cannot write %s: it is no regular file", out);
     if (!path_is_writable(out)) die("cannot write %s: %s", out, strerror(errno));
     FILE *f = fopen(out, "rb");
     const size_t n = f != NULL ? fread(begin, 1, sizeof begin, f) : 0;

@@ -147,6 +147,9 @@ over dump_over_the_model "--dump own/model.safetensors" --model "$cpu" --model o
 over trace_over_data "--trace notes/../in.txt" --data "$gpu" $tiny --data in.txt
 over tune_over_val "--tune in.txt" --val "$gpu" $tiny --val in.txt
 over rates_over_data "--rates in.txt" --data "$gpu" --calibrate --data in.txt
+ln -s /dev/null device  # (if it is replaced, only the link is lost)
+refuses a_device_is_no_file 2 'device is no regular file' "$cpu" --model own --steps 0 --val in.jsonl --scores device
+check and_stays_one test -c device
 mkdir held
 cp in.txt held/log.jsonl
 over out_over_data "--out held" --data "$cpu" $short --data held/log.jsonl
