@@ -80,19 +80,7 @@ nvcc:
 	@[ -n "$(NCCL)" ] || echo "without NCCL: one GPU only (NCCL_HOME=folder says where" \
 	    "include/nccl.h and lib/libnccl.so are)"
 
-# The emulated GPU (dev/emu/README.md): its runtime, and what is linked with it.
-EMU = $(wildcard dev/emu/*.cpp dev/emu/*.h dev/emu/*.pl dev/emu/emucc dev/emu/include/*.h)
-EMU_OBJECTS = $(patsubst dev/emu/%.cpp,%.o,$(wildcard dev/emu/*.cpp))
-EMU_FLAGS = -g $(ARCH) $(EXACT) $(WARN) -Wno-pass-failed -I. -D__CUDACC__ -DTIDE_NCCL $(EXTRA)
-EMU_RUN = -std=c++17 -g $(ARCH) $(WARN) $(EXTRA)
-emu_plain = $(EMU_OBJECTS:%=build/emu/runtime/%)
-
-define runtime
-build/emu/$(1)/%.o: dev/emu/%.cpp $(EMU) tide/cpu.h tide/util.h | cxx
-	@mkdir -p $$(@D)
-	$(2) $$(EMU_RUN) -c $$< -o $$@
-endef
-$(eval $(call runtime,runtime,$$(CXX) -O3 $$(OPENMP)))
+-include dev/emu/rules.mk
 
 # The trainer in a folder: train_gpt2.cu is compiled once for each --precision (tide/main.cu).
 trainer = $(patsubst %,build/$(1)/%.o,train_gpt2_BF16 train_gpt2_FP32 train_gpt2_FP16 main)
@@ -135,8 +123,6 @@ TRAINER := $(if $(and $(NVCC),$(GPU)),train_gpt2cu,train_gpt2)
 # Done in six minutes where two threads reach 40 GFLOP/s, little for a CPU with AVX2.
 run: $(TRAINER) $(filter build/self.txt,$(DATA))  ## train a small GPT (DATA=file.txt: on your text)
 	@exec sh scripts/run.sh ./$(TRAINER) $(ARGS)
-
-# --- test, bench, and the rest -----------------------------------------------------------------
 
 -include dev/test/rules.mk  # a tree without tests builds as well
 

@@ -666,9 +666,9 @@ part_nccl() {
     done
     train interleave 40 ./train_gpt2cu $options --zero 3 --offload interleave --share 0.5 \
         --subgroup 8192 && same_run none interleave "one rank, stage 3, interleaved, next to none"
-    train zen 40 ./train_gpt2cu $options --offload zenflow \
+    train zen_1 40 ./train_gpt2cu $options --offload zenflow \
         && train zen_2 40 ./train_gpt2cu $options --offload zenflow --zero 2 \
-        && same_run zen zen_2 "one rank, stage 2, ZenFlow, next to it without ZeRO"
+        && same_run zen_1 zen_2 "one rank, stage 2, ZenFlow, next to it without ZeRO"
     for name in none 1 2 3; do
         set -- --zero $name
         [ $name = none ] && set --

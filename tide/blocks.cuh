@@ -4,8 +4,6 @@
 //     layer_part()       part 0: q, k, v and attention; 1: projection, sum and norm; 2: the MLP's
 //                        first product and the non-linearity; 3: its second product
 //     layer_backward()   the gradients of a layer's parameters and of its input
-//
-// Two orders of sums and norms are one body: layer_order() says which activation is read where.
 #ifndef TIDE_BLOCKS_CUH
 #define TIDE_BLOCKS_CUH
 #include "gpt2.cuh"

@@ -18,7 +18,6 @@
 #include "ranks.h"
 #include "safetensors.h"
 #include <dirent.h>
-#include <ftw.h>
 #include <inttypes.h>
 #include <math.h>
 
@@ -505,7 +504,7 @@ static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t
         s->seen = true;
         if (!part_read(here, 0, t, &x, s))
             die("%s: tensor %s has a NaN, an infinity or a number too large for this precision: "
-                "the file is damaged, or needs --precision fp32", path, x.name);
+                "the file is damaged, or of a wider one", path, x.name);
     }
     for (int f = 0; f < count; f++) {
         for (int i = 0; i < files[f].count; i++) {
@@ -687,14 +686,19 @@ static void train_state_free(TrainState *s) {
     s->text = NULL;
 }
 
-static int remove_one(const char *path, const struct stat *s, int kind, struct FTW *at) {
-    (void)s, (void)kind, (void)at;
-    return remove(path);
-}
-
-// Removes a directory and what is in it; what cannot be removed is said on stderr and stays.
-static void directory_remove(const char *path) {
-    if (nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS) != 0 && errno != ENOENT)
+// Removes a checkpoint's directory: its files, and the directory, or the link to one. Anything else
+// that somebody has put there stays, which is said on stderr.
+static void checkpoint_remove(const char *path) {
+    static const char *const files[] = {"state.txt", "state.safetensors", "state.txt.tmp",
+                                        "state.safetensors.tmp"};
+    char file[PATH_MAX];
+    struct stat s;
+    const bool link = lstat(path, &s) == 0 && S_ISLNK(s.st_mode);
+    for (int i = 0; i < 4 && !link; i++) {
+        path_join(file, path, files[i]);
+        unlink(file);
+    }
+    if ((link ? unlink(path) : rmdir(path)) != 0 && errno != ENOENT)
         fprintf(stderr, "tide: cannot remove %s: %s\n", path, strerror(errno));
 }
 
@@ -717,7 +721,7 @@ static size_t state_newest(const char *out, size_t before, bool clean) {
             newest = step;
         if (!clean || strncmp(e->d_name, "tmp", 3) != 0) continue;
         path_join(path, all, e->d_name);
-        directory_remove(path);
+        checkpoint_remove(path);
     }
     if (d != NULL) closedir(d);
     return newest;
@@ -879,10 +883,10 @@ static bool state_commit(const StateSave *x, SafeWriter *file, const char *made,
     if (ok) fwrite(text, 1, n, f);
     ok = ok && replace_close(f, path, err) && directory_sync(made, err);
     free(text);
-    if (ok && path_exists(final)) directory_remove(final);  // it is damaged: the run began before
+    if (ok && path_exists(final)) checkpoint_remove(final);  // it is damaged: the run began before
     if (ok && rename(made, final) != 0)
         ok = error_set(err, "cannot rename %s: %s", made, strerror(errno));
-    if (!ok) directory_remove(made);
+    if (!ok) checkpoint_remove(made);
     return ok && directory_sync(all, err);
 }
 
@@ -897,7 +901,7 @@ static void state_prune(const StateSave *x) {
     for (size_t step = x->state.step + 1; (step = state_newest(x->out, step, false)) > 0;) {
         state_path(path, x->out, step);
         if (kept >= x->keep && step != x->best) {
-            directory_remove(path);
+            checkpoint_remove(path);
         } else if (state_check(path, &s, true, &err)) {
             kept++;
             train_state_free(&s);

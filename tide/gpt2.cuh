@@ -41,12 +41,10 @@ struct LayerActs {
     floatX *branch;                   // (N, C)  what is to be added to the residual stream
     floatX *out;                      // (N, C)  of layers that normalise each sum: the last one
     // what attention and the MLP read; the statistics of the norm of mid: see layer_order()
-    floatX *att_in, *mlp_in;
-    float *mid_mean, *mid_rstd;
+    floatX *att_in, *mlp_in; float *mid_mean, *mid_rstd;
 };
 
-// Layers that normalise before each branch read ln_1, and ln_2 = norm(mid); layers that normalise
-// each sum read x, and ln_1 = norm(mid).
+// Pre-norm layers read ln_1, and ln_2 = norm(mid); post-norm layers read x, and ln_1 = norm(mid).
 static void layer_order(LayerActs *a, const GPT2Config *c) {
     const bool post = c->embed > 0;
     a->att_in = post ? a->x : a->ln_1;

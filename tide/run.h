@@ -263,7 +263,9 @@ static void run_open_data(Run *r) {
     if (!r->task)
         r->val = loader_make(o->val != NULL ? &r->val_data : &r->val_view, r->T, o->seed, false);
     if (!r->task && o->val != NULL) loader_check(&r->val);
-    const uint64_t hash = r->task ? task_hash(&r->task_all) : data_hash(&r->data);
+    // what is trained: all of the data, or all but the held-out tenth
+    const uint64_t hash = hash_word(r->task ? r->task_train.count : r->train_view.tokens,
+                                    r->task ? task_hash(&r->task_all) : data_hash(&r->data));
     if (o->resume && o->data != NULL && hash != r->state.data_hash && r->rank == 0
         && r->state.version == STATE_VERSION)
         fprintf(stderr, "tide: the data is not what this run began with: it goes on, but not with "
@@ -297,7 +299,7 @@ static void run_unmake(void) {
 static void run_lock(Run *r, int how) {
     char path[PATH_MAX], owner[256] = "nobody knows which", host[128] = "";
     path_join(path, r->o.out, ".lock");
-    if (r->lock < 0) r->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (r->lock < 0) r->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     const bool locked = r->lock >= 0 && flock(r->lock, how | LOCK_NB) == 0;
     if (r->lock >= 0 && !locked && errno == EWOULDBLOCK) {
         (void)!pread(r->lock, owner, sizeof owner - 1, 0);
@@ -308,6 +310,8 @@ static void run_lock(Run *r, int how) {
     if (!locked)
         fprintf(stderr, "tide: warning: %s cannot be locked (%s): nothing keeps a second run from "
                 "writing there\n", path, strerror(errno));
+    if (pread(r->lock, owner, sizeof owner - 1, 0) > 0 && strncmp(owner, "process ", 8) != 0)
+        die("--out %s holds .lock, which this program did not write there", r->o.out);
     gethostname(host, sizeof host - 1);
     if (how == LOCK_EX && ftruncate(r->lock, 0) == 0)
         dprintf(r->lock, "process %d on %s\n", (int)getpid(), host);
@@ -327,11 +331,13 @@ static void run_share_lock(Run *r) {
     ranks_barrier();
 }
 
-// The files that a run writes into --out, first those of its model. `.tide` there is the mark that
-// this program has written them: a line for each of the model, with its size and its time.
-enum { OUT_MODEL = 5, OUT_FILES = 10 };
+// The files that a run writes into --out: those that a resumed run replaces, the others of a model,
+// the rest. `.tide` there is the mark that this program has written them: a line for each of a
+// model, behind one that says whether they are being written.
+enum { OUT_RESUMED = 5, OUT_MODEL = 8, OUT_FILES = 13 };
 static const char *const out_files[OUT_FILES] = {
-    "model.safetensors", "config.json", "vocab.json", "merges.txt", "tokenizer_config.json",
+    "model.safetensors", "config.json", "best/model.safetensors", "best/config.json",
+    "best/tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer_config.json",
     "log.jsonl", "log.jsonl.old", "loss.svg", "checkpoints", "best"};
 
 // The files of a model and its tokenizer, whoever wrote them.
@@ -340,54 +346,67 @@ static const char *const model_files[MODEL_FILES] = {
     "*.safetensors", "*.index.json", "*config.json", "tokenizer.*", "vocab.json", "merges.txt",
     "*_tokens.json", "*_map.json", "*.jinja", "*.gguf", "pytorch_model*"};
 
-// The line of a file of `dir`; empty if there is no such file.
+// The line of a file of `dir`: its name, its size, and the hash of both its ends. Empty if there is
+// no such file.
 static void run_mark_line(const char *dir, const char *name, char line[128]) {
     char path[PATH_MAX];
     struct stat s;
+    size_t n = 0;
+    uint64_t hash = 0;
     path_join(path, dir, name);
     line[0] = '\0';
-    if (stat(path, &s) == 0)
-        snprintf(line, 128, "%.60s %lld %lld.%09ld\n", name, (long long)s.st_size,
-                 (long long)s.st_mtim.tv_sec, s.st_mtim.tv_nsec);
+    if (stat(path, &s) != 0) return;
+    if (S_ISREG(s.st_mode) && s.st_size > 0) {
+        const char *bytes = (const char *)file_map(path, &n);
+        const size_t end = min_size(n, 1 << 16);
+        hash = hash_bytes(bytes, end) + hash_words(n, bytes + n - end, end);
+        munmap((void *)bytes, n);
+    }
+    snprintf(line, 128, "%.60s %zu %016" PRIx64 "\n", name, n, hash);
 }
 
-// Marks what is in --out as this program's. A disk without room for that costs the mark only.
-static void run_mark(const Run *r) {
+// Marks what is in --out as this program's; without room on the disk, there is no mark.
+static void run_mark(const Run *r, bool writing) {
     char path[PATH_MAX], line[128];
     Error err;
     path_join(path, r->o.out, ".tide");
     FILE *f = r->rank == 0 ? replace_open(path, &err) : NULL;
+    if (f != NULL) fputs(writing ? "writing\n" : "written\n", f);
     for (int i = 0; f != NULL && i < OUT_MODEL; i++) {
         run_mark_line(r->o.out, out_files[i], line);
         fputs(line, f);
     }
-    if (f != NULL) replace_close(f, path, &err);
+    if (r->rank == 0 && (f == NULL || !replace_close(f, path, &err))) unlink(path);  // no old one
 }
 
-// Refuses a new run's --out that holds a model, or files of the names that a run writes, unless the
-// mark says that this program wrote them.
-static void run_check_owner(const char *out) {
-    char path[PATH_MAX], line[128];
+// Refuses an --out that holds a model, or files of the names that a run writes, unless the mark
+// says that this program wrote them. A resumed run is only refused for what it would replace.
+static void run_check_owner(const char *out, bool resume) {
+    char path[PATH_MAX], line[128], other[256] = "";
     Error err;
     size_t n;
     path_join(path, out, ".tide");
     char *mark = path_exists(path) ? file_read(path, &n, &err) : NULL;
+    const bool writing = mark != NULL && strncmp(mark, "writing\n", 8) == 0;
+    if (mark != NULL && !writing && strncmp(mark, "written\n", 8) != 0) strcpy(other, ".tide");
+    for (int i = 0; i < (resume ? OUT_RESUMED : OUT_FILES); i++) {
+        run_mark_line(out, out_files[i], line);
+        if (line[0] == '\0' || writing || (resume && mark == NULL)) continue;
+        if (mark == NULL || (i < OUT_MODEL && strstr(mark, line) == NULL))
+            strcpy(other, out_files[i]);
+    }
     DIR *dir = opendir(out);
     for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
-        const char *name = e->d_name;
         int ours = 0;
-        bool refused = false;
-        while (ours < OUT_FILES && strcmp(out_files[ours], name) != 0) ours++;
-        for (int i = 0; i < MODEL_FILES; i++) refused |= fnmatch(model_files[i], name, 0) == 0;
-        if (ours < OUT_MODEL) run_mark_line(out, name, line);
-        if (ours < OUT_FILES)
-            refused = mark == NULL || (ours < OUT_MODEL && strstr(mark, line) == NULL);
-        if (refused)
-            die("--out %s holds %s, which this program did not write there: choose another --out",
-                out, name);
+        while (ours < OUT_FILES && strcmp(out_files[ours], e->d_name) != 0) ours++;
+        for (int i = 0; i < (resume ? 2 : MODEL_FILES) && ours == OUT_FILES; i++)
+            if (fnmatch(model_files[i], e->d_name, 0) == 0) strcpy(other, e->d_name);
     }
     if (dir != NULL) closedir(dir);
     free(mark);
+    if (other[0] != '\0')
+        die("--out %s holds %s, which this program did not write there: %s another --out", out,
+            other, resume ? "move it away, or begin in" : "choose");
 }
 
 // Refuses the output `to` of option number `row` (OPTION_COUNT: --out) if it is an input, another
@@ -443,12 +462,16 @@ static void run_check_output(Run *r) {
         if (file == NULL) continue;
         if (!path_is_writable(file)) die("--%s %s: %s", name, file, strerror(errno));
         if (!path_is_file(file)) die("--%s %s is no regular file", name, file);
+        const char *slash = strrchr(file, '/'), *base = slash != NULL ? slash + 1 : file;
+        for (int k = 0; k < MODEL_FILES; k++)
+            if (fnmatch(model_files[k], base, 0) == 0 && path_exists(file))
+                die("--%s %s would replace a model's file: name another one", name, file);
     }
     if (!run_writes_out(o) || r->rank > 0) return;
     const bool saved = state_newest(o->out, SIZE_MAX, false) > 0;
     path_join(path, o->out, ".lock");
     if (o->resume && !saved && !path_exists(path)) return;  // state_find() says it
-    if (!o->resume && !saved) run_check_owner(o->out);
+    if (o->resume || !saved) run_check_owner(o->out, o->resume);
     if (!path_exists(o->out)) {
         for (size_t n = 1; o->out[n] != '\0'; n++) {
             snprintf(path, sizeof path, "%.*s", (int)n, o->out);
@@ -463,7 +486,7 @@ static void run_check_output(Run *r) {
     if (!o->resume && saved)
         die("%s holds the checkpoints of an earlier run: continue it with --resume, or choose "
             "another --out", o->out);
-    if (!o->resume) run_mark(r);
+    if (!o->resume) run_mark(r, true);
 }
 
 // Says what is going to be trained on what, and what a training run computes with. A preset is a
@@ -716,7 +739,7 @@ static void run_load(Run *r, const RunState *here) {
         snprintf(aside, sizeof aside, "%.4000s.damaged", r->resume_from);
         snprintf(note, sizeof note, "checkpoint %s is damaged (%s), and put aside as %s",
                  r->resume_from, err.text, aside);
-        if (r->rank == 0) directory_remove(aside);
+        if (r->rank == 0) checkpoint_remove(aside);
         if (r->rank == 0 && rename(r->resume_from, aside) != 0)
             die("cannot rename %s: %s", r->resume_from, strerror(errno));
         if (!state_find(r->o.out, r->state.step, &before, r->resume_from, &why)
@@ -884,8 +907,9 @@ static bool run_hears(int news) {
 // Saving. Of several ranks, all call these functions, after the same steps.
 
 static void run_save_tokenizer(const Run *r, const char *dir) {
+    run_mark(r, true);
     if (r->tokenizer != NULL && r->rank == 0) tokenizer_save(r->tokenizer, dir);
-    run_mark(r);
+    run_mark(r, false);
 }
 
 // The validation loss of the best checkpoint, which the next one must be below.
@@ -907,6 +931,7 @@ static void run_write(Run *r, size_t step, bool state) {
     char best[PATH_MAX];
     Error err;
     if (r->o.no_save) return;
+    run_mark(r, true);
     x.state.config = r->config;
     x.state.seed = r->o.seed;
     x.state.data_position = step * r->step_sequences;
@@ -946,7 +971,7 @@ static void run_write(Run *r, size_t step, bool state) {
                     "whole\n", err.text, r->state.step);
         break;
     }
-    run_mark(r);
+    run_mark(r, false);
     r->lowest = run_best_loss(r);
     run_save_next(seconds_now() - start);
 }

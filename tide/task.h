@@ -269,7 +269,7 @@ static bool path_is_examples(const char *path) {
     const size_t n = strlen(path);
     char start[4096];
     if (n > 6 && strcmp(path + n - 6, ".jsonl") == 0) return true;
-    FILE *f = path_is_directory(path) ? NULL : fopen(path, "rb");
+    FILE *f = path_is_file(path) ? fopen(path, "rb") : NULL;
     const size_t there = f != NULL ? fread(start, 1, sizeof start, f) : 0;
     if (f != NULL) fclose(f);
     return json_begins(start, there);

@@ -268,26 +268,20 @@ static bool tokenizer_unread(const char *dir) {
 
 static bool data_is_quiet;  // of several ranks, the first one warns
 
-// Warns of tokens that one of these files adds to the vocabulary, by their ids.
+// Warns of a token that added_tokens.json adds to the vocabulary.
 static void tokenizer_check_added(const Tokenizer *t, const char *dir) {
-    static const char *const names[3][2] = {{"added_tokens.json", NULL},
-        {"tokenizer_config.json", "added_tokens_decoder"}, {"tokenizer.json", "added_tokens"}};
-    for (int i = 0; i < 3 && !data_is_quiet; i++) {
-        char path[PATH_MAX];
-        Error ignored;
-        path_join(path, dir, names[i][0]);
-        Json *root = path_exists(path) ? json_read(path, &ignored) : NULL;
-        const Json *list = names[i][1] != NULL ? json_get(root, names[i][1]) : root;
-        for (const Json *m = list != NULL ? list->child : NULL; m != NULL; m = m->next) {
-            size_t id = m->key != NULL ? strtoul(m->key, NULL, 10) : 0;
-            if (!json_size(m, &id)) json_get_size(m, "id", &id);
-            if (id < t->vocab && t->tokens[id].length > 0) continue;
-            fprintf(stderr, "tide: warning: %s adds token %zu to vocab.json, which is not read "
-                    "yet: no text becomes it, and what is saved lacks it\n", path, id);
-            break;
-        }
-        json_free(root);
+    char path[PATH_MAX];
+    Error ignored;
+    size_t id = 0;
+    path_join(path, dir, "added_tokens.json");
+    Json *root = !data_is_quiet && path_exists(path) ? json_read(path, &ignored) : NULL;
+    for (const Json *m = root != NULL ? root->child : NULL; m != NULL; m = m->next) {
+        if (!json_size(m, &id) || (id < t->vocab && t->tokens[id].length > 0)) continue;
+        fprintf(stderr, "tide: warning: %s adds token %zu to vocab.json, which is not read yet: no "
+                "text becomes it, and what is saved lacks it\n", path, id);
+        break;
     }
+    json_free(root);
 }
 
 // Reads dir/vocab.json and dir/merges.txt, or merges.txt alone if there is no vocab.json.

@@ -327,7 +327,8 @@ static void replace_name(char out[PATH_MAX], const char *path) {
 static FILE *replace_open(const char *path, Error *err) {
     char temporary[PATH_MAX];
     replace_name(temporary, path);
-    FILE *f = fopen(temporary, "wb");
+    unlink(temporary);  // else what it is a link to would be written
+    FILE *f = fopen(temporary, "wbx");
     if (f == NULL) error_set(err, "cannot write %.400s: %s", path, strerror(errno));
     return f;
 }

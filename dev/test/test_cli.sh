@@ -321,6 +321,12 @@ check unchanged_data_is_silent sh -c \
 echo more >>moving.txt
 check data_edited_in_the_middle_is_noticed sh -c "sed '20s/./x/' text.txt >edited.txt && cp -r moved edited &&
     '$tide' --resume --out edited --data edited.txt --steps 4 2>&1 | grep -q 'not what this run'"
+check other_held_out_data_is_noticed sh -c "cp -r moved valued &&
+    '$tide' --resume --out valued --val edited.txt --steps 4 2>&1 | grep -q 'not what this run'"
+for what in "--model whole --prompt x" "--model whole --data text.txt --steps 0"; do
+    check "a_full_screen_fails_${what#--model whole --}" sh -c "! '$tide' $what --out screen >/dev/full 2>screen.err &&
+        grep -q 'cannot print' screen.err; rm -rf screen"
+done
 check changed_data_is_noticed sh -c "'$tide' --resume --out moved --steps 4 2>&1 | grep -q 'not what this run'"
 
 # --- refusals: one line, exit code 2 (1 while running), nothing lost ---------------------------

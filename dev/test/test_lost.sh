@@ -104,6 +104,49 @@ check or_of_a_model_that_was_converted sh -c '"$@" && "$@"' - "$cpu" --model own
 cp loaded/model.safetensors converted/
 refuses but_not_once_it_is_another 2 'holds model.safetensors' "$cpu" --model own --data text.txt --steps 0 --out converted
 
+# A resumed run replaces no model that another program has put there, nor through a link.
+"$cpu" $tiny --val text.txt --steps 4 --eval-every 2 --keep-best --out mine >mine.out 2>&1
+for there in model.safetensors config.json best/model.safetensors best/tokenizer_config.json \
+    model.safetensors.index.json model-00001-of-00002.safetensors; do
+    rm -rf replaced
+    cp -rp mine replaced
+    echo '{"theirs": 1}' >replaced/$there
+    copy_of replaced
+    refuses "resume_over_$there" 2 "holds $there, which this program did not write there: move it away" \
+        "$cpu" --resume --steps 8 --out replaced
+    rm -f replaced/.lock replaced.before/.lock
+    check "and_leaves_$there" as_before replaced
+done
+rm -r mine/best
+cp -r loaded theirs_best
+copy_of theirs_best
+ln -s ../theirs_best mine/best
+refuses resume_over_a_linked_best 2 'which this program did not write there' "$cpu" --resume --steps 8 --out mine
+check and_leaves_the_linked_best as_before theirs_best
+rm mine/best
+check it_goes_on_without_it "$cpu" --resume --steps 8 --out mine
+sed -i 's/^written$/writing/' mine/.tide
+touch mine/config.json
+check and_where_a_save_was_cut_off "$cpu" --resume --steps 10 --out mine
+# checkpoints/ may hold what is not a checkpoint; temporary names and .lock may be links
+mkdir -p mine/checkpoints/step_00000001/sub mine/checkpoints/tmp_mine
+echo thesis >mine/checkpoints/step_00000001/sub/thesis
+echo thesis >mine/checkpoints/tmp_mine/thesis
+cp text.txt secret.txt
+for name in loss.svg model.safetensors config.json .tide log.jsonl; do ln -sf ../secret.txt mine/$name.tmp; done
+check checkpoints_are_removed "$cpu" --resume --steps 16 --save-every 2 --keep 1 --out mine
+check and_nothing_else sh -c 'cmp -s secret.txt text.txt && grep -q thesis mine/checkpoints/step_00000001/sub/thesis &&
+    grep -q thesis mine/checkpoints/tmp_mine/thesis && [ "$(ls mine/checkpoints | grep -c "^step_0000001[0-6]")" -le 2 ]'
+mkdir locked
+cp text.txt locked/.lock
+refuses a_lock_of_others 2 'holds .lock, which this program did not write' "$cpu" $short --out locked
+check which_stays cmp text.txt locked/.lock
+mkdir linked
+ln -s ../secret.txt linked/.lock
+"$cpu" $short --out linked >linked.out 2>&1
+check a_linked_lock_is_not_written_through cmp text.txt secret.txt
+refuses a_dump_over_a_model 2 "would replace a model's file" "$cpu" $tiny --dump own/model.safetensors
+
 # Scripts leave what an earlier call, or a user, has trained.
 mkdir -p trained/tuned trained/read
 cp loaded/model.safetensors trained/tuned

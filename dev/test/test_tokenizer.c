@@ -286,12 +286,13 @@ static void tokenizer_saves(void) {
     }
     CHECK(DIES_WITH("/nonexistent/", tokenizer_save(tokenizers[0], "/nonexistent")), "no error");
     static const char *const names[] = {"vocab.json", "merges.txt", "tokenizer_config.json"};
-    for (int i = 0; i < 3; i++) {  // a full disk
+    for (int i = 0; i < 3; i++) {  // what cannot be written, as on a full disk
         char name[64], path[PATH_MAX];
         snprintf(name, sizeof name, "%s.tmp", names[i]);  // what a new file is called at first
         path_join(path, scratch, name);
-        CHECK(symlink("/dev/full", path) == 0, "symlink");
+        CHECK(mkdir(path, 0700) == 0, "mkdir");
         CHECK(DIES_WITH(names[i], tokenizer_save(tokenizers[0], scratch)), "no error");
+        rmdir(path);
         remove_files();
     }
 }
@@ -462,13 +463,6 @@ static void tokenizer_added_tokens(void) {
         {"added_tokens.json", "{\"<|bot|>\": 256}", "added_tokens.json adds token 256"},
         {"added_tokens.json", "{\"a\": 97, \"<|bot|>\": 300}", "adds token 300"},
         {"added_tokens.json", "{\"a\": 97}", NULL}, {"added_tokens.json", "{}", NULL},
-        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"97\": {\"content\": 0}}}", NULL},
-        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"256\": {\"content\": \"<b>\"}}}",
-         "tokenizer_config.json adds token 256"},
-        {"tokenizer.json", "{\"added_tokens\": [{\"id\": 97, \"content\": \"a\"}]}", NULL},
-        {"tokenizer.json", "{\"added_tokens\": [{\"id\": 97}, {\"id\": 256}]}",
-         "tokenizer.json adds token 256"},
-        {"tokenizer.json", "{\"added_tokens\": null}", NULL}, {"tokenizer.json", "[]", NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         remove_files();
