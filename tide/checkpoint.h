@@ -665,8 +665,7 @@ typedef struct {
                              // the optimizer adds, of which the first is named so; or NULL
 } TrainState;
 
-// Version 5 lies in the same way; normal numbers were others (rng.h). Up to version 6, data_hash
-// was another.
+// Versions 5 and 6 lie in the same way: data_hash and, in 5, normal numbers (rng.h) were others.
 enum { STATE_OLDEST = 5, STATE_VERSION = 7 };
 
 // The numbers in state.txt. From `products` on, those that are 0 may be absent.

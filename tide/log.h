@@ -203,8 +203,7 @@ static void log_eval(Log *l, size_t step, double val_loss, double accuracy, doub
     log_flush(l, step);
 }
 
-// Before the checkpoint of `step` is written, whose evaluation gave the lowest loss so far: there
-// is this line if there is the checkpoint.
+// Before the checkpoint of `step` is written, whose evaluation gave the lowest loss so far.
 static void log_best(Log *l, size_t step, double val_loss) {
     fprintf(l->file, "{\"step\":%zu,\"best_val_loss\":%.9g}\n", step, val_loss);
     log_flush(l, step);

@@ -263,7 +263,6 @@ static void run_open_data(Run *r) {
     if (!r->task)
         r->val = loader_make(o->val != NULL ? &r->val_data : &r->val_view, r->T, o->seed, false);
     if (!r->task && o->val != NULL) loader_check(&r->val);
-    // what is trained: all of the data, or all but the held-out tenth
     const uint64_t hash = hash_word(r->task ? r->task_train.count : r->train_view.tokens,
                                     r->task ? task_hash(&r->task_all) : data_hash(&r->data));
     if (o->resume && o->data != NULL && hash != r->state.data_hash && r->rank == 0
@@ -346,8 +345,7 @@ static const char *const model_files[MODEL_FILES] = {
     "*.safetensors", "*.index.json", "*config.json", "tokenizer.*", "vocab.json", "merges.txt",
     "*_tokens.json", "*_map.json", "*.jinja", "*.gguf", "pytorch_model*"};
 
-// The line of a file of `dir`: its name, its size, and the hash of both its ends. Empty if there is
-// no such file.
+// The line of a file of `dir`: name, size, and hash of both ends. Empty if there is no such file.
 static void run_mark_line(const char *dir, const char *name, char line[128]) {
     char path[PATH_MAX];
     struct stat s;
@@ -543,7 +541,7 @@ static void run_describe(const Run *r) {
     if (!o->plan) cpu_describe();
 }
 
-// Says which options of the command line change nothing in this run, or less than they seem to.
+// Prints a note for each option that has no effect in this run, or less than it seems to have.
 static void run_describe_unused(const Run *r) {
     const Options *o = &r->o;
     const bool evaluates = r->val.sequences + r->choices.sequences > 0, saves = !o->no_save;
@@ -820,7 +818,7 @@ static size_t run_val_rows(const Run *r) {
     return min_size(all, (asked > 0 ? asked : 20) * r->B);
 }
 
-// Returns the hash of the rows that a validation loss is measured on.
+// The hash of the rows that a validation loss is measured on.
 static uint64_t run_val_hash(const Run *r) {
     const size_t rows = run_val_rows(r), T = r->val.T;
     uint64_t parts[] = {rows, T, r->task ? task_hash(&r->task_val) : 0};
@@ -1028,9 +1026,8 @@ typedef struct {
     char more[1024];  // further members of its line in log.jsonl, each after a comma
 } StepResult;
 
-// --keep-best: the best checkpoint so far is the best still if its weights are there, and if its
-// loss was measured on the validation data of this run. Else the best is chosen anew, and OUT/best
-// gets another name.
+// --keep-best: the best checkpoint stays the best if its weights are there and its loss is of this
+// run's validation data. Else the best is chosen anew, and OUT/best gets another name.
 static void run_find_best(Run *r) {
     StateBest *b = &r->state.best;
     char best[PATH_MAX], path[PATH_MAX], name[64];

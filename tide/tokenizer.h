@@ -453,8 +453,8 @@ static size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t n, u
     return used;
 }
 
-// Encodes a text, a prompt or an example from its beginning: `first`, the token with which every
-// text of the model begins (-1: none), then those of n bytes. `out` has room for n + 1 ids.
+// Encodes a text from its beginning: the token `first` (-1: none), with which every text of the
+// model begins, then those of n bytes. `out` has room for n + 1 ids.
 static size_t tokenizer_begin(const Tokenizer *t, int32_t first, const char *text, size_t n,
                               uint32_t *out) {
     if (first >= 0) *out = (uint32_t)first;

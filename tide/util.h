@@ -54,10 +54,9 @@ static void end_at_cut_file(int number) {
     _exit(1);
 }
 
-// Opens /dev/null for each of descriptors 0 to 2 that is closed: else the file or socket that is
-// opened first is given the number, and what is printed to the screen is written into it. From here
-// on a mapped file that another program cuts short ends this one with a line, and a file that grows
-// beyond the limit (ulimit -f) is an error of the call that writes. main() calls it first.
+// Opens /dev/null for descriptors 0 to 2 that are closed: else a file or socket gets the number,
+// and with it what is printed. From here on a mapped file that is cut short ends the program with a
+// line, and a file beyond the limit (ulimit -f) is an error of the call. main() calls it first.
 static void program_begin(void) {
     int fd;
     do fd = open("/dev/null", O_RDWR); while (fd >= 0 && fd <= 2);

@@ -72,7 +72,8 @@ check nor_a_lock test ! -e refused
 copy_of() { rm -rf "$1.before" && cp -a "$1" "$1.before"; }
 as_before() { diff -r "$1" "$1.before" >differs.out || { cat differs.out; return 1; }; }
 rm -rf own/checkpoints
-cp -r own theirs  # a copy has other times, as what anybody else has written
+cp -r own theirs
+printf x >>theirs/tokenizer_config.json
 rm theirs/log.jsonl theirs/loss.svg
 copy_of theirs
 short="$tiny --steps 2"
@@ -101,7 +102,7 @@ check a_folder_with_other_files_is_no_model "$cpu" $short --out notes
 check whose_files_stay grep -q mine notes/text.txt
 check out_of_an_earlier_run_without_checkpoints sh -c '"$@" && "$@"' - "$cpu" $short --no-save --out unsaved
 check or_of_a_model_that_was_converted sh -c '"$@" && "$@"' - "$cpu" --model own --data text.txt --steps 0 --out converted
-cp loaded/model.safetensors converted/
+printf x >>converted/model.safetensors
 refuses but_not_once_it_is_another 2 'holds model.safetensors' "$cpu" --model own --data text.txt --steps 0 --out converted
 
 # A resumed run replaces no model that another program has put there, nor through a link.
