@@ -461,8 +461,8 @@ static void run_check_output(Run *r) {
         if (!path_is_writable(file)) die("--%s %s: %s", name, file, strerror(errno));
         if (!path_is_file(file)) die("--%s %s is no regular file", name, file);
         const char *slash = strrchr(file, '/'), *base = slash != NULL ? slash + 1 : file;
-        for (int k = 0; k < MODEL_FILES; k++)
-            if (fnmatch(model_files[k], base, 0) == 0 && path_exists(file))
+        for (int k = 0; k < OUT_MODEL; k++)
+            if (strcmp(out_files[k], base) == 0 && path_exists(file))
                 die("--%s %s would replace a model's file: name another one", name, file);
     }
     if (!run_writes_out(o) || r->rank > 0) return;

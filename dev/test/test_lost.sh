@@ -147,6 +147,7 @@ ln -s ../secret.txt linked/.lock
 "$cpu" $short --out linked >linked.out 2>&1
 check a_linked_lock_is_not_written_through cmp text.txt secret.txt
 refuses a_dump_over_a_model 2 "would replace a model's file" "$cpu" $tiny --dump own/model.safetensors
+check a_dump_over_an_older_dump sh -c '"$@" && "$@"' - "$cpu" $tiny --dump dumped.safetensors
 
 # Scripts leave what an earlier call, or a user, has trained.
 mkdir -p trained/tuned trained/read
