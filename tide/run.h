@@ -501,9 +501,9 @@ static void run_describe(const Run *r) {
            "%.2f M parameters; ", c->layers, plural(c->layers), c->heads, plural(c->heads),
            c->channels, plural(c->channels), c->context, c->vocab,
            1e-6 * (double)r->table.parameters);
-    const bool published = strncmp(o->model, "gpt2", 4) == 0 || c->family == FAMILY_OPT;
+    const bool hint = !o->plan && (strncmp(o->model, "gpt2", 4) == 0 || c->family == FAMILY_OPT);
     if (fresh)
-        printf("new, random weights%s\n", published ? " (trained ones: dev/data/gpt2.sh and "
+        printf("new, random weights%s\n", hint ? " (trained ones: dev/data/gpt2.sh and "
                "opt.sh, then --model DIR)" : "");
     else if (!o->resume) printf("weights from %s\n", r->saved_model);
     else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);
