@@ -364,8 +364,8 @@ typedef struct {
     float *mid;                     // (N, C)  the residual stream after attention
     float *ln_2, *mean_2, *rstd_2;  // (N, C), (N), (N)
     float *fc, *act;                // (N, F)  before and after the non-linearity
-    // What attention and the MLP read, and the statistics of norm(mid): ln_1 and ln_2 = norm(mid),
-    // or, of layers that normalise each sum, x and ln_1 = norm(mid); ln_2 is then the second sum.
+    // The inputs of attention and of the MLP, and the statistics of norm(mid). The inputs are ln_1
+    // and norm(mid) = ln_2; in post-norm layers x and norm(mid) = ln_1, and ln_2 is the second sum.
     float *att_in, *mlp_in, *mid_mean, *mid_rstd;
 } LayerActs;
 

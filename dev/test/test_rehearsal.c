@@ -448,7 +448,7 @@ static void residents_are_as_many_as_fit(void) {
     CHECK(choice_residents(&m, c) == -1, "fits into %zu", m.gpu);
 }
 
-// Where nothing fits, the least of either that would do does, and a byte less does not.
+// If nothing fits, the named least of either memory fits, and a byte less does not.
 static void the_least_is_noted(void) {
     static const int modes[] = {OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE};
     for (int i = 0; i < 3 * 2 * 4; i++) {
