@@ -58,8 +58,11 @@ HOST_DEVICE static inline float master_f32(uint16_t weight, uint16_t low) {
 }
 
 // Rounds to one of the two neighbours, the nearer the likelier, so that the mean is f: up if what
-// is dropped and r, 16 random bits, add up to a carry. Infinity stays; a NaN need not.
-HOST_DEVICE static inline uint32_t random_upper(float f, uint32_t r) { return float_bits(f) + r; }
+// is dropped and r, 16 random bits, add up to a carry. Infinity stays; a NaN stays a NaN (a GPU's
+// has all bits set, and a carry would make -0 of it).
+HOST_DEVICE static inline uint32_t random_upper(float f, uint32_t r) {
+    return f != f ? float_bits(f) | 0x400000 : float_bits(f) + r;
+}
 
 // n numbers that are stored in bf16, out to floats, or from there, to the nearest.
 static inline void bf16_move(uint16_t *stored, float *w, size_t n, bool out) {

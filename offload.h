@@ -41,6 +41,8 @@ typedef struct {
     bool apart;          // with everything on the GPU: gradients do not wait where backward makes
                          // them, but as far as they can where activations were
     bool sum_on_host;    // of several micro-batches, the gradients of pieces on the host
+    int early;           // number of segments, counted from the last one, that are updated before
+                         // the others: their gradients are the first to reach the host
     bool wire_f32;       // gradients cross the link as fp32
     int streamed;        // layers whose weights live on the host, and come whenever they are used:
                          // of those without residents, as far as there are so many

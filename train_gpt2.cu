@@ -93,8 +93,12 @@ static void gpt2_place(GPT2 *g) {
         if (s->first == NULL) s->first = p;
         s->end = p + 1;
         if (!piece_grad_on_gpu(&g->choice, p)) s->leaving += p->length;
-        if (p->kind == PIECE_VISIT) g->visits[g->visit_count++] = i;
         g->blocks = p->first_block + p->blocks;
+    }
+    for (int i = 0; i < g->segments; i++) {
+        const Segment *s = &g->segment[update_order(g, i)];
+        for (const Piece *p = s->first; p < s->end; p++)
+            if (p->kind == PIECE_VISIT) g->visits[g->visit_count++] = (int)(p - list->pieces);
     }
     g->grads_over_acts = 0;
     if (g->training && g->choice.recompute != RECOMPUTE_BLOCK && !g->accumulating && !g->in_place
@@ -275,6 +279,9 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
         if (g->slot_count > 0)
             printf(", visitors have %d slot%s", g->slot_count, plural((size_t)g->slot_count));
         printf("\n");
+        if (g->choice.early > 0)
+            printf("the last %d of %d segments are updated first: their gradients leave first\n",
+                   g->choice.early, g->segments);
     }
     if (g->streamed > 0)
         printf("weights of %d of %zu layers live on the host, and come to %d place%s in turn\n",
@@ -422,8 +429,8 @@ static void forward_segment(GPT2 *g, size_t s) {
     } else if (s == 0) {
         encoder_forward(g->ln_f, g->tokens, NULL, tensor(g, t->wte), none, g->B, g->T, E, stream);
         encoder_forward(x, g->tokens, g->documents, none, tensor(g, t->wpe), g->B, g->T, C, stream);
-        gemm(&g->lt, false, true, N, C, E, g->ln_f, E, tensor(g, t->project_in), E, x, C, NULL,
-             true, GEMM_PLAIN, NULL, stream);
+        matmul_forward(&g->lt, g->branch, g->ln_f, tensor(g, t->project_in), none, N, E, C, stream);
+        residual_forward(x, g->branch, N * C, stream);
     } else if (s > L && E > 0) {
         matmul_forward(&g->lt, g->ln_f, x, tensor(g, t->project_out), none, N, C, E, stream);
     } else if (s > L) {
@@ -862,13 +869,15 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     event_record(g->slot_free[slot], g->out);
 }
 
-// Queues one AdamW step (adam.h) over everything that this process owns, in the order in which the
-// next forward pass needs it. That pass waits for each segment, not for them all. What is late has
-// an order of its own. Call it after gpt2_grad_norm_squared(), which has waited for backward.
+// Queues one AdamW step (adam.h) over everything that this process owns: first the segments that
+// choice.early names, then the others in the order in which the next forward pass needs them. That
+// pass waits for each segment, not for them all. ZenFlow's late columns have an order of their own.
+// Call it after gpt2_grad_norm_squared(), which has waited for backward.
 static void gpt2_update(GPT2 *g, const AdamStep *step) {
     int visit = 0;
     if (g->zen != NULL) zen_begin(g);
-    for (int s = 0; s < g->segments; s++) {
+    for (int i = 0; i < g->segments; i++) {
+        const int s = update_order(g, i);
         const Segment *x = &g->segment[s];
         for (const Piece *p = x->first; p < x->end; p++) {
             const size_t number = (size_t)(p - g->pieces.pieces);
@@ -1148,6 +1157,24 @@ static Prediction gpt2_predict(const GPT2 *g, const Run *r, const Rates *rates,
     if (g->zen != NULL || g->zo != NULL) return x;
     x.bound = away * update_bound(rates, &bytes, away > 0 ? visit / away : 0, x.limit);
     return x;
+}
+
+// Lets the update begin with the last segments, as many as make a step shortest: the CPU then need
+// not wait for the embeddings' gradient, which is the last one to reach the host.
+static void choose_early(GPT2 *g, const Run *r, const Rates *rates) {
+    enum { TRIED = 8 };
+    OffloadChoice c = g->choice, best = c;
+    double least = INFINITY;
+    if (!g->offloaded || g->zen != NULL || g->zo != NULL || g->no_overlap) return;
+    for (int k = 0; k <= TRIED; k++) {
+        c.early = g->segments * k / TRIED;
+        gpt2_take(g, &c);
+        const double step = gpt2_rehearse(g, r, rates, NULL).step;
+        if (step > 0.995 * least) continue;
+        least = step;
+        best = c;
+    }
+    gpt2_take(g, &best);
 }
 
 // OffloadRehearse of plan.h.
@@ -1491,10 +1518,11 @@ static size_t settle(GPT2 *g, Run *r) {
         g->choice.ring = (int)zero_least((size_t)g->ring, r->world);
         gpt2_place(g);
     }
-    if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
-    const size_t planned = gpt2_bytes(g);
     if (o->rates != NULL || (o->plan && limits.here))
         know_rates(g, r, &rates);
+    if (rates.h2d > 0 && r->training) choose_early(g, r, &rates);
+    if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
+    const size_t planned = gpt2_bytes(g);
     if (rates.h2d > 0 && r->training) {
         const PlanRun run = {r->step_tokens, r->world};
         const bool draw = o->plan && o->trace != NULL;

@@ -4,10 +4,11 @@
 #
 #   dev/gpu_check.sh pack [DIR]     at home: builds all that the calls need into DIR (build/pack), a
 #                                   few MB to be brought along. PACK_ARCH="80 90": for these (90)
-#   dev/gpu_check.sh first OUT      570 s: is it correct, and how fast is training?
-#   dev/gpu_check.sh offload OUT    545 s: a model beyond the GPU, in every placement
-#   dev/gpu_check.sh rest OUT       575 s: training again, with measured algorithms, ZeRO, ZenFlow,
-#                                   zeroth order, more checks
+#   dev/gpu_check.sh first OUT      570 s: is it correct, how fast is training, does offloading hide
+#                                   behind it?
+#   dev/gpu_check.sh offload OUT    570 s: a model beyond the GPU, in every placement; each kernel
+#   dev/gpu_check.sh rest OUT       575 s: training with measured algorithms, ZeRO, ZenFlow, zeroth
+#                                   order, more checks
 #   dev/gpu_check.sh part NAME OUT  one part of these, or of: offload_more (the update alone; 1.5B
 #                                   under caps; 7B, 13B), 20b (on an H200 with 128 GiB of host
 #                                   memory), zen_more (7B and larger), zo_more (streams; OPT-13B
@@ -17,8 +18,8 @@
 # it), and is killed and marked when it exceeds it; the table is whole after each. It is printed
 # last: what was measured, its share of the device's limit, and what was expected
 # (gpu_expected.txt), with a mark where it is not that. OUT gets at most eight files: table.md, a
-# section for doc/gpu_results.md; rows.tsv, all rows; h200_measured.txt from `offload`, for
-# scripts/rates/; logs. An OUT of an earlier call becomes OUT-1, or the next number that is free.
+# section for doc/gpu_results.md; rows.tsv, all rows; measured_rates.txt, for scripts/rates/;
+# logs. An OUT of an earlier call becomes OUT-1, or the next number that is free.
 # Programs come from the folder PACK (build/pack) if that is of these sources and they start here;
 # what does not is built meanwhile, and its parts wait; BUILD=1: all, if the folder is of others.
 # RATES=FILE: the rates of an earlier call.
@@ -29,11 +30,12 @@ export LC_ALL=C
 
 calls() {  # CALL: its seconds, then its parts with theirs, what is most worth knowing first
     case $1 in
-        first) echo 570 facts=30 probe=25 tests=110 train=125 products=60 curves=40 bench=35 \
-                    kernels=50 attention=45 sanitize=50 ;;
-        offload) echo 545 facts=25 calibrate=40 slice=215 placement=60 whole=160 drift=45 ;;
-        rest) echo 575 facts=10 train=105 tune=95 nccl=45 zen=95 zo=95 tests_all=60 twice=20 \
-                   sanitize_all=50 ;;
+        first) echo 570 facts=8 probe=20 tests=85 train=95 calibrate=40 hidden=75 curves=30 \
+                    products=40 kernels=45 sanitize=40 torch=90 ;;
+        offload) echo 570 facts=25 calibrate=30 slice=110 placement=170 whole=90 bench=45 \
+                      drift=45 ;;
+        rest) echo 575 facts=8 tune=130 nccl=35 zen=95 zo=100 tests_all=100 twice=20 attention=40 \
+                   sanitize_all=40 ;;
         part) echo "${LIMIT:-570}" facts=10 "$2=${LIMIT:-570}" ;;
     esac
 }
@@ -64,8 +66,8 @@ tiny=${TINY:-0} pack=${PACK:-build/pack}
 row() {
     local said
     said=$(awk -F ' *[|] *' -v key="$part: $2" -v x="${5-}" -v device="$(cat "$work/device")" '
-        $1 == "device" && index(device, $2) == 0 { exit }
-        x != "" && $1 == key {
+        $1 == "device" { other = index(device, $2) == 0 }
+        x != "" && $1 == key && !other {
             printf "%s to %s %s\t%s", $2, $3, $4,
                    (x + 0 < $2 ? "**below**" : x + 0 > $3 ? "**above**" : "as expected")
             exit
@@ -315,6 +317,9 @@ export PATH="$PATH:/usr/local/cuda/bin:/usr/local/nvidia/bin"
 for dir in /opt/nvidia/nsight-compute/*/; do PATH=$PATH:${dir%/}; done
 export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_MODULE_LOADING=LAZY
 export LIBRARIES=${LIBRARIES-${LD_LIBRARY_PATH-}}  # of the machine, for others than our programs
+# Programs that find these set do not start themselves again (cpu_wait_briefly in tide/cpu.h): the
+# profiler and the sanitizer follow the first process only.
+export GOMP_SPINCOUNT=1000 KMP_BLOCKTIME=1
 case ${1-}:$# in
     pack:[12]) make_pack "${2-}" ;;
     first:2 | offload:2 | rest:2) main "$@" ;;

@@ -17,7 +17,7 @@
 #   10b        4   1.202   0.108   0.005   0.341    1703    2.16    44.7     0.0  none
 #   13b        2   1.592   0.234   0.004   0.283    1287    3.08    78.5    62.5  interleave
 #   13b        4   1.493   0.135   0.007   0.425    1371    2.17    53.2     0.0  none
-#   20b        2   3.023   0.703   0.007   0.489     677    2.78    78.8    81.9  interleave
+#   20b        2   2.993   0.673   0.009   0.489     684    2.81    78.8    81.9  interleave
 #   20b        4   2.490   0.170   0.009   0.733     822    2.22    78.7    57.4  interleave
 #   h200_16cores, 139 GiB of each GPU:
 #   model   GPUs    step   waits   shown    comm   tok/s  x zero     GPU    host  offload

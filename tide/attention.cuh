@@ -303,6 +303,17 @@ __device__ static inline float exp2_fast(float x) {
 #endif
 }
 
+// 1 / x to 1 unit of the last place; 0 of an infinity.
+__device__ static inline float rcp_fast(float x) {
+#ifdef __CUDA_EMU__
+    return 1.0f / x;
+#else
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
 // Two numbers rounded to X = bf16 or f16.
 template <typename X> __device__ static inline uint32_t pack_pair(float low, float high) {
     static_assert(std::is_same_v<X, bf16> || std::is_same_v<X, f16>, "of 16 bits");

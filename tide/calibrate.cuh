@@ -273,9 +273,11 @@ static void rates_measure(Rates *r, HostQueue *q, double seconds) {
 #ifdef _SC_LEVEL3_CACHE_SIZE
     cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
 #endif
-    const double most = fmin(fmax(4.0 * (double)cache / 14, 32 << 20),
-                             (double)memory_available() / 8 / 28);
-    if (wanted > (double)n) n = (size_t)fmin(wanted, most);
+    // (With twice the cache, 300 MiB of L3, an update seemed to reach 8 to 11 G parameters/s; it
+    // reaches 6.1.)
+    const double beyond = EMULATED ? 0 : 16.0 * (double)cache / 14;
+    const double most = fmin(fmax(beyond, 32 << 20), (double)memory_available() / 8 / 28);
+    if (fmax(wanted, beyond) > (double)n) n = (size_t)fmin(fmax(wanted, beyond), most);
     n = n < 4096 ? 4096 : n / 4096 * 4096;
     calibrate_open(&c, q, n, share);
     r->h2d = calibrate_rate(&c, WORK_H2D);

@@ -227,6 +227,12 @@ static size_t segment_place(const GPT2 *g, int i, int turns) {
     return at;
 }
 
+// The i-th segment that is updated.
+static int update_order(const GPT2 *g, int i) {
+    const int early = g->choice.early < g->segments ? g->choice.early : g->segments;
+    return i < early ? g->segments - 1 - i : i - early;
+}
+
 // Elements from the first place to behind the last one.
 static size_t segment_room(const GPT2 *g, int turns) {
     if (turns == 0) return segment_place(g, g->segments, 0);

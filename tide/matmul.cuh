@@ -293,11 +293,12 @@ static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
 // row-major, lda, ldb, ldo elements from row to row. bias (N) goes to every row; NULL: none; it
 // is ignored with accumulate. The epilogue (GEMM_*) comes last; aux (M, N) has the pitch of out;
 // for GEMM_GELU it may be NULL: then the value before it is not kept. An epilogue does not go
-// with accumulate; returns false, having done nothing, where the library has no algorithm for it:
-// NVIDIA lists which types have one, not which shapes. O is X, or float for sums that are not to be
-// rounded. Sizes are at least 1; rows of 16-bit types should begin at multiples of 16 bytes (else
-// it is slow, or there is no algorithm, and the program ends saying so). out must overlap neither A
-// nor B.
+// with accumulate, nor does an output of 16 bits: the library rounds the product before it adds
+// (seen with cuBLASLt 13.0 on an H200). Returns false, having done nothing, where the library has
+// no algorithm for the epilogue: NVIDIA lists which types have one, not which shapes. O is X, or
+// float for sums that are not to be rounded. Sizes are at least 1; rows of 16-bit types should
+// begin at multiples of 16 bytes (else it is slow, or there is no algorithm, and the program ends
+// saying so). out must overlap neither A nor B.
 template <typename X, typename O>
 static bool gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                  const X *a, size_t lda, const X *b, size_t ldb, O *out, size_t ldo,
@@ -309,6 +310,7 @@ static bool gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, siz
     if (epilogue == GEMM_PLAIN) aux = NULL;
     if (epilogue != GEMM_PLAIN && accumulate)
         fail("gemm: epilogue %d does not go with accumulate", epilogue);
+    if (accumulate && sizeof(O) == 2) fail("gemm: sums are fp32");
     if (epilogue == GEMM_DGELU && aux == NULL) fail("gemm: epilogue %d needs aux", epilogue);
     MatmulShape s;
     memset(&s, 0, sizeof s);

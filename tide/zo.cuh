@@ -641,8 +641,9 @@ static void zo_encoder(GPT2 *g, const ZoPass *p, int query) {
         zo_embed(g, p, query, s, x, E == 0, true, C);
         if (E == 0) continue;
         zo_embed(g, p, query, s, z->ln, true, false, E);
-        gemm(&g->lt, false, true, N, C, E, z->ln, E, z->perturbed[s], E, x, C, NULL, true,
-             GEMM_PLAIN, NULL, g->compute);
+        matmul_forward(&g->lt, z->atty, z->ln, z->perturbed[s], (floatX *)NULL, N, E, C,
+                       g->compute);
+        residual_forward(x, z->atty, N * C, g->compute);
     }
 }
 

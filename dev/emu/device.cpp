@@ -189,10 +189,10 @@ cudaError_t set_function_attribute(const void *entry, cudaFuncAttribute attribut
 static cudaError_t launch_error(const Launch &l) {
     const dim3 g = l.config.grid, b = l.config.block;
     const uint64_t threads = (uint64_t)b.x * b.y * b.z;
-    if (g.x == 0 || g.y == 0 || g.z == 0 || threads == 0) return cudaErrorInvalidConfiguration;
-    if (g.x > 0x7fffffff || g.y > 65535 || g.z > 65535) return cudaErrorInvalidConfiguration;
-    if (b.x > 1024 || b.y > 1024 || b.z > 64 || threads > 1024)
-        return cudaErrorInvalidConfiguration;
+    // the error is that of CUDA 13.0 on an H200
+    if (g.x == 0 || g.y == 0 || g.z == 0 || threads == 0) return cudaErrorInvalidValue;
+    if (g.x > 0x7fffffff || g.y > 65535 || g.z > 65535) return cudaErrorInvalidValue;
+    if (b.x > 1024 || b.y > 1024 || b.z > 64 || threads > 1024) return cudaErrorInvalidValue;
     if (threads > (uint64_t)l.max_threads) return cudaErrorInvalidValue;
     Lock lock(l.kernel);
     return l.config.shared > dynamic_shared_limit(l.entry) ? cudaErrorInvalidValue : cudaSuccess;

@@ -15,6 +15,9 @@ without_measuring() {
     whole || export EMU_CLOCK=virtual EMU_KERNEL_US=10000 EMU_SCHED=lazy
 }
 
+# A GPU has queues for few processes: of 16 at a time, some are out of memory.
+case ${tide-} in *emu | '') ;; *) [ "${cores:-1}" -le 4 ] || cores=4 ;; esac
+
 fail() { echo "FAIL $1: $2"; }
 
 # check NAME CONDITION...: the condition is a command

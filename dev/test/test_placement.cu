@@ -100,6 +100,12 @@ static Shape config_shape(const Config *c) {
 
 static Recipe config_recipe(const Config *c) { return {1e-2, 1e-8, c->clip, 0.1, c->sizes != 0}; }
 
+// Of the configurations above: each number of segments that are updated first meets some.
+static int config_early(const Config *c) {
+    const bool here = c >= configs && c < configs + CONFIGS;
+    return here ? (int)((c - configs) % 3 * (c - configs) % 8) : 0;
+}
+
 static Placement config_placement(const Config *c) {
     Placement p;
     memset(&p, 0, sizeof p);
@@ -113,6 +119,7 @@ static Placement config_placement(const Config *c) {
     p.choice.wire_f32 = c->wire == 32;
     p.choice.streamed = c->streamed;
     p.choice.ring = c->ring;
+    p.choice.early = config_early(c);
     p.tight = c->tight;
     p.threads = c->threads;
     p.serial = c->serial != 0;
@@ -123,13 +130,13 @@ static void config_name(const Config *c, char name[300]) {
     static const char *const tight[] = {"", ", summed on host", ", gradients on host"};
     snprintf(name, 300, "%s %s%d accum %zu%s clip %g%s%s, %s resident %g stride %zu share %g "
              "subgroup %zu slots %d places %d wire %d%s threads %d moments %d streamed %d ring "
-             "%d%s",
+             "%d early %d%s",
              shapes[c->shape].name, c->bits == 16 ? "bf" : "fp", c->bits, c->accum,
              again_names[c->recompute], c->clip, c->sizes ? " two sizes" : "",
              c->evaluate ? " evaluating" : "",
              offload_names[c->mode], c->resident, c->stride, c->share, c->subgroup, c->slots,
              c->places, c->wire, tight[c->tight], c->threads, c->moments,
-             c->streamed, c->ring, c->serial ? " serial" : "");
+             c->streamed, c->ring, config_early(c), c->serial ? " serial" : "");
 }
 
 static bool config_is_here(int k) { return configs[k].bits == BITS; }
@@ -701,14 +708,15 @@ static void test_places_free_backward(void) {
            none.backward, none.step, back, link);
     CHECK(link > 2.1 * back && link < 2.5 * back, "not 7B's proportions");
     calibrated_on_its_layers(s, &none);
-    Step t[6];
-    for (int k = 0; k < 6; k++) {
-        p = k < 3 ? placement(ZERO, 0, 0, 3) : placement(INTER, 0, 0.6, k == 5 ? 24 : 3);
-        p.choice.places = k % 3 == 0 ? 2 : k == 1 ? 8 : 32;
+    Step t[7];
+    for (int k = 0; k < 7; k++) {
+        p = k < 3 || k == 6 ? placement(ZERO, 0, 0, 3) : placement(INTER, 0, 0.6, k == 5 ? 24 : 3);
+        p.choice.places = k == 6 ? 32 : k % 3 == 0 ? 2 : k == 1 ? 8 : 32;
+        p.choice.early = k == 6 ? 8 : 0;
         t[k] = measure_7b(&p, &none);
-        printf("  %s, %2d places, %2d slots: backward %.0f us, step %.0f us, planned %.0f\n",
-               k < 3 ? "zero" : "interleave", p.choice.places, p.choice.slots, t[k].backward,
-               t[k].step, 1e6 * t[k].planned.step);
+        printf("  %s, %2d places, %2d slots, %d early: backward %.0f us, step %.0f us, planned "
+               "%.0f\n", offload_names[p.choice.mode], p.choice.places, p.choice.slots,
+               p.choice.early, t[k].backward, t[k].step, 1e6 * t[k].planned.step);
         const double off = 1e6 * t[k].planned.step / t[k].step - 1;
         CHECK(fabs(off) < 0.02, "planned %.1f %% from it", 100 * off);
     }
@@ -718,6 +726,9 @@ static void test_places_free_backward(void) {
     CHECK(t[2].backward < 1.01 * none.backward, "backward waits for the link");
     CHECK(t[2].step < 1.001 * t[0].step, "the step takes longer");
     CHECK(t[5].step < 0.97 * t[4].step, "slots gain nothing");
+    const double late = (double)s->L * link - none.backward;  // the last gradient, after backward
+    CHECK(t[6].step < t[2].step - 0.8 * late, "%.0f us, %.0f with an early start; the last gradient "
+          "is late by %.0f", t[2].step, t[6].step, late);
 }
 
 // The same model, with so many layers whose weights live on the host.
