@@ -4,6 +4,7 @@
 //     layer_part()       part 0: q, k, v and attention; 1: projection, sum and norm; 2: the MLP's
 //                        first product and the non-linearity; 3: its second product
 //     layer_backward()   the gradients of a layer's parameters and of its input
+//     forward_segment(), recompute(), backward_segment()    the embeddings, a layer, or the tail
 #ifndef TIDE_BLOCKS_CUH
 #define TIDE_BLOCKS_CUH
 #include "gpt2.cuh"
@@ -79,6 +80,110 @@ static void layer_backward(GPT2 *g, size_t l) {
     if (post) residual_forward(dc, dx, N * C, stream);  // in g->dx again
     else layernorm_backward<floatX>(dx, d[LN_1_W], d[LN_1_B], NULL, sum, dc, a.x, w[LN_1_W],
                                     a.mean_1, a.rstd_1, N, C, stream);
+}
+
+// Segment s of the forward pass, up to the branch that is to be added to the residual stream: the
+// embeddings; a layer; or the last normalisation, g->ln_f (N, C). Each adds the branch of the one
+// before, in the pass that normalises the sum.
+static void forward_segment(GPT2 *g, size_t s) {
+    const size_t C = g->config.channels, L = g->config.layers, N = g->B * g->T;
+    const size_t E = g->config.embed;
+    const GPT2Table *t = &g->table;
+    cudaStream_t stream = g->compute;
+    floatX *x = layer_input(g, s > 0 ? s - 1 : 0), *const none = NULL;
+    const floatX *sum = layer_acts(g, s > 1 ? s - 2 : 0).mid;  // of the layer before
+    if (s == 0 && E == 0) {
+        encoder_forward(x, g->tokens, g->documents, tensor(g, t->wte), tensor(g, t->wpe), g->B,
+                        g->T, C, stream);
+    } else if (s == 0) {
+        encoder_forward(g->ln_f, g->tokens, NULL, tensor(g, t->wte), none, g->B, g->T, E, stream);
+        encoder_forward(x, g->tokens, g->documents, none, tensor(g, t->wpe), g->B, g->T, C, stream);
+        matmul_forward(&g->lt, g->branch, g->ln_f, tensor(g, t->project_in), none, N, E, C, stream);
+        residual_forward(x, g->branch, N * C, stream);
+    } else if (s > L && E > 0) {
+        matmul_forward(&g->lt, g->ln_f, x, tensor(g, t->project_out), none, N, C, E, stream);
+    } else if (s > L) {
+        residual_layernorm_forward(x, g->ln_f, g->mean_f, g->rstd_f, sum, g->branch,
+                                   tensor(g, t->ln_f_w), tensor(g, t->ln_f_b), N, C, stream);
+    }
+    if (s == 0 || s > L) return;
+    const LayerActs a = layer_acts(g, s - 1);
+    floatX *w[LAYER_TENSORS];
+    layer_tensors(g, s - 1, w, NULL);
+    if (s == 1 && E == 0)
+        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
+    else if (E == 0)
+        residual_layernorm_forward(x, a.ln_1, a.mean_1, a.rstd_1, sum, g->branch, w[LN_1_W],
+                                   w[LN_1_B], N, C, stream);
+    for (int part = 0; part < LAYER_PARTS; part++) layer_part(g, part, &a, w);
+    if (!g->timeline.between) live(g, "activations", layer_elements(g), sizeof(floatX), stream);
+}
+
+// What backward needs of layer l and forward has not kept: all that is between the residual
+// additions, or the outputs of both layer norms and of the non-linearity, which need no product
+// (with narrow embeddings, one: the second sum's).
+static void recompute(GPT2 *g, size_t l) {
+    const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
+    const LayerActs a = layer_acts(g, l);
+    floatX *w[LAYER_TENSORS];
+    const bool post = g->config.embed > 0;
+    const int middle = post ? LN_1_W : LN_2_W;
+    layer_tensors(g, l, w, NULL);
+    if (!post)
+        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, g->compute);
+    if (g->choice.recompute == RECOMPUTE_BLOCK) {
+        for (int part = 0; part < (post ? 4 : 3); part++) layer_part(g, part, &a, w);
+        return;
+    }
+    GPU_TAKES(g->compute, 2 * (2 * C + F) * N * sizeof(floatX), gpu_bytes);
+    activation_forward(a.act, a.fc, N * F, g->config.activation, g->compute);
+    layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w[middle], w[middle + 1], N, C,
+                      g->compute);
+    if (post) layer_part(g, 3, &a, w);
+}
+
+// Backward of segment s: the tail, from the head's gradient (made by gpt2_head); a layer; or the
+// embeddings.
+static void backward_segment(GPT2 *g, size_t s) {
+    const size_t C = g->config.channels, L = g->config.layers, B = g->B, T = g->T, N = B * T;
+    const size_t E = g->config.embed;
+    const GPT2Table *t = &g->table;
+    cudaStream_t stream = g->compute;
+    if (s > L) {
+        if (!g->config.tied) {  // dwte was the head's alone: it is complete; the embeddings' begins
+            round_gradient(tensor_grad(g, t->lm_head), g->dwte, t->tensors[t->lm_head].size,
+                           stream);
+            stream_zero(g->dwte, t->tensors[t->wte].size * sizeof(float), stream);
+        }
+        if (E > 0) {
+            matmul_backward(&g->lt, g->dx, tensor_grad(g, t->project_out), g->branch,
+                            layer_input(g, L), tensor(g, t->project_out), N, C, E, stream);
+            return;
+        }
+        stream_zero(g->dx, N * C * sizeof(floatX), stream);
+        layernorm_backward<floatX>(g->dx, tensor_grad(g, t->ln_f_w), tensor_grad(g, t->ln_f_b),
+                                   NULL, g->scratch, g->branch, layer_input(g, L),
+                                   tensor(g, t->ln_f_w), g->mean_f, g->rstd_f, N, C, stream);
+    } else if (s > 0) {
+        layer_backward(g, s - 1);
+    } else {
+        // A tied head has left its part in dwte; the embeddings add theirs, and the sum is rounded.
+        const size_t positions = g->by_position.groups > 0 ? g->by_position.groups : T;
+        encoder_backward(E > 0 ? NULL : g->dwte, tensor_grad(g, t->wpe), g->dx, g->tokens,
+                         g->by_token, g->by_position, B, T, C, stream);
+        if (E > 0) {
+            encoder_forward(g->ln_f, g->tokens, NULL, tensor(g, t->wte), (floatX *)NULL, B, T, E,
+                            stream);
+            matmul_backward(&g->lt, g->branch, tensor_grad(g, t->project_in), g->dx, g->ln_f,
+                            tensor(g, t->project_in), N, E, C, stream);
+            encoder_backward(g->dwte, (floatX *)NULL, g->branch, g->tokens, g->by_token,
+                             g->by_position, B, T, E, stream);
+        }
+        round_gradient(tensor_grad(g, t->wte), g->dwte, t->tensors[t->wte].size, stream);
+        // positions without a gradient
+        stream_zero(tensor_grad(g, t->wpe) + positions * C,
+                    (g->config.context - positions) * C * sizeof(floatX), stream);
+    }
 }
 
 #endif

@@ -90,6 +90,14 @@ enum { STAGINGS = 3 };
 // Labels of one token each (run.h); count 0: the loss is a language model's.
 typedef struct { int count; int32_t word[TASK_LABELS]; } Words;
 
+// The trainer's own step, which a plan rehearses; and one micro-batch, which calibration times:
+// with its backward pass, unless the scale of the gradients is 0.
+struct GPT2;
+typedef struct {
+    StepResult (*train)(GPT2 *g, Run *r, size_t step);
+    void (*micro_batch)(GPT2 *g, size_t B, size_t T, float grad_scale);
+} Steps;
+
 struct ZenFlow;  // zenflow.cuh
 struct Zero;     // zero.cuh
 struct Zo;       // zo.cuh
@@ -132,7 +140,7 @@ struct GPT2 {
     size_t moved_in, moved_out; // bytes over the link in this step
     // Work is queued in streams, one for the CPU among them; only events order one against another.
     cudaStream_t compute;       // forward and backward
-    cudaStream_t leave;         // what happens on the GPU to a gradient once it is complete
+    cudaStream_t sums;          // what happens on the GPU to a gradient once it is complete
     cudaStream_t out;           // copies to the host: gradients, and the state of visitors
     cudaStream_t fetch;         // copies to the GPU: the state of visitors
     cudaStream_t back;          // copies to the GPU: weights that the host updated
@@ -156,6 +164,7 @@ struct GPT2 {
     Zo *zo;                     // --optimizer mezo, or only labels to evaluate; else NULL
     StateRange *ranges;         // of a checkpoint: what this process has, by segment
     Prediction predicted;       // of a step, if the machine's rates are known
+    const Steps *steps;         // of the trainer, for plans
     OffloadLeast *least;        // while a refusal looks for the least that would do; else NULL
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
     int segments;

@@ -168,7 +168,7 @@ static floatX *zen_packed(const ZenFlow *z) {
     return z->packed + (size_t)z->packing * z->map.longest;
 }
 
-// In stream `leave`, once segment s of the step's gradient is there, whole: sums over its columns,
+// In stream `sums`, once segment s of the step's gradient is there, whole: sums over its columns,
 // if they are needed, and the chosen columns' part, packed as it waits for the update.
 static void zen_chosen_waits(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
@@ -176,33 +176,33 @@ static void zen_chosen_waits(GPT2 *g, size_t s) {
     const Piece *p = g->segment[s].first;
     if (p == NULL) return;
     if (zen_needs_sums(&z->config, &z->map, &z->clock))
-        columns_sums_gpu(z->column_sums, z->scratch, p->grad, is_bf16, &z->map, (int)s, g->leave);
+        columns_sums_gpu(z->column_sums, z->scratch, p->grad, is_bf16, &z->map, (int)s, g->sums);
     columns_move_gpu(true, zen_grad(g, p), is_bf16, p->grad, is_bf16, &z->map, (int)s, false,
-                     z->column, g->leave);
+                     z->column, g->sums);
 }
 
 // The rest's part, packed as it crosses the link, in a stream of its own: where that waits for
 // room, the norm does not.
 static void zen_rest_leaves(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
-    order(g, g->leave, z->pack);
+    order(g, g->sums, z->pack);
     stream_wait(z->pack, z->packed_free[z->packing]);
     columns_move_gpu(true, zen_packed(z), sizeof(floatX) == 2, g->segment[s].first->grad,
                      waiting_bytes(g) == 2, &z->map, (int)s, true, z->column, z->pack);
 }
 
-// In stream `leave`, behind all gradients of the step: what the host must know besides the norm. Of
+// In stream `sums`, behind all gradients of the step: what the host must know besides the norm. Of
 // several ranks each has the sums over its own rows; all get all of them.
 static void zen_sums_leave(GPT2 *g) {
     ZenFlow *z = g->zen;
     const size_t bytes = z->map.columns * sizeof(ZenSum);
     const ZenSum *sums = z->column_sums;
-    cudaStream_t stream = g->leave;
+    cudaStream_t stream = g->sums;
     if (!zen_needs_sums(&z->config, &z->map, &z->clock)) return;
     if (g->zero != NULL) {
         sums = z->all_sums;
         stream = g->zero->stream;
-        order(g, g->leave, stream);
+        order(g, g->sums, stream);
         all_gather(g->zero, z->all_sums, z->column_sums, bytes);
     }
     stream_copy(z->host_sums, sums, zen_ranks(g) * bytes, cudaMemcpyDeviceToHost, stream);

@@ -250,7 +250,7 @@ static cudaEvent_t gradient_event(const GPT2 *g, size_t s) {
     return g->zero != NULL ? g->zero->reduced[s] : g->grad_ready[s];
 }
 
-// gpt2_grad_norm_squared() of several ranks: behind what the leave stream has been given, each
+// gpt2_grad_norm_squared() of several ranks: behind what the stream `sums` has been given, each
 // rank's part of the loss and its block sums go to all others, and each rank's GPU adds up all of
 // them in one order. (Sums of runs would be fewer, but shards cut runs.) What a rank wants the
 // others to know goes with them.
@@ -259,11 +259,11 @@ static double zero_norm_squared(GPT2 *g, double *loss) {
     const size_t n = zero_exchanged(z);
     run_tell(z->host_mine + ZERO_NEWS);
     stream_copy(z->mine, z->host_mine, ZERO_HEAD * sizeof(double), cudaMemcpyHostToDevice,
-                g->leave);
-    stream_copy(z->mine + ZERO_LOSS, g->loss, sizeof(double), cudaMemcpyDeviceToDevice, g->leave);
+                g->sums);
+    stream_copy(z->mine + ZERO_LOSS, g->loss, sizeof(double), cudaMemcpyDeviceToDevice, g->sums);
     stream_copy(z->mine + ZERO_HEAD, g->norm_sums, g->blocks * sizeof(double),
-                cudaMemcpyDeviceToDevice, g->leave);
-    order(g, g->leave, z->stream);
+                cudaMemcpyDeviceToDevice, g->sums);
+    order(g, g->sums, z->stream);
     all_gather(z, z->all, z->mine, n * sizeof(double));
     norm_total_gpu(g->loss + 1, g->run_sums, z->all + ZERO_HEAD, z->order, z->all_blocks,
                    z->stream);

@@ -18,6 +18,7 @@
 #include "blocks.cuh"
 #include "calibrate.cuh"
 #include "gpt2.cuh"
+#include "heads.cuh"
 #include "plan.h"
 #include "run.h"
 #include "../zero.h"
@@ -83,19 +84,6 @@ __global__ static void zo_weights_kernel(floatX *theta, floatX *plus, floatX *mi
     zo_store8(minus + i, w);
 }
 
-// Four elements of a tensor as zo_weights_kernel() perturbs them, for kernels that need only few.
-// In fp32 a row of channels may begin or end amid the eight elements that are drawn at once.
-__device__ static inline void zo_perturbed4(float w[4], const floatX *theta, const ZoConfig *c,
-                                            int tensor, uint64_t first, uint32_t step,
-                                            uint32_t query, float scale) {
-    float z[8] = {0};
-    if (scale != 0) zo_noise(z, 8, c, step, query, (uint32_t)tensor, first / 8 * 8);
-    for (int k = 0; k < 4; k++) {
-        const float noise = first % 8 == 0 ? z[k] : z[4 + k];
-        w[k] = to_f32(from_f32<floatX>(fmaf(scale, noise, to_f32(theta[first + k]))));
-    }
-}
-
 // The embeddings of one sign, or one of the two alone (the other is NULL): only the rows that
 // tokens name are perturbed.
 __global__ static void zo_encoder_kernel(floatX *out, const int32_t *tokens, const int32_t *begins,
@@ -143,71 +131,6 @@ zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *tar
     row_max[n] = max;
     row_sum[n] = sum;
     if (last) losses[n] = targets[n] < 0 ? 0 : logf(sum) + max - target_logit[n];
-}
-
-// gpt2_classify() of train_gpt2.c: a block per sequence, of which x (T, C) are the normalised rows.
-// With grad_scale also the gradients of its logits, slopes (B, TASK_LABELS), and of its row of x,
-// in dx; without, both are NULL.
-__global__ static void classify_kernel(float *losses, float *right, float *slopes, floatX *dx,
-                                       const floatX *x, const int32_t *where, const floatX *head,
-                                       ZoConfig c, Words words, int tensor, uint32_t step,
-                                       uint32_t query, float scale, float grad_scale, size_t T,
-                                       size_t C) {
-    __shared__ float logit[TASK_LABELS];
-    const size_t b = blockIdx.x, row = (b * T + (size_t)where[2 * b]) * C;
-    const int label = where[2 * b + 1], mine = (int)threadIdx.x;
-    x += row;
-    float max = -FLT_MAX, sum = 0, wanted = 0;
-    int best = 0;
-    for (int k = 0; k < words.count; k++) {
-        float dot = 0;
-        for (size_t i = threadIdx.x * 4; i < C; i += blockDim.x * 4) {
-            float w[4];
-            zo_perturbed4(w, head, &c, tensor, (size_t)words.word[k] * C + i, step, query, scale);
-            for (int j = 0; j < 4; j++) dot = fmaf(to_f32(x[i + j]), w[j], dot);
-        }
-        dot = block_sum(dot);
-        if (dot > max) best = k;
-        const float top = fmaxf(max, dot);
-        sum = fmaf(sum, expf(max - top), expf(dot - top));
-        max = top;
-        if (k == label) wanted = dot;
-        if (threadIdx.x == 0) logit[k] = dot;
-    }
-    if (threadIdx.x == 0) {
-        losses[b] = logf(sum) + max - wanted;
-        right[b] = best == label;
-    }
-    if (grad_scale == 0) return;
-    __syncthreads();
-    if (mine < words.count) {
-        logit[mine] = (expf(logit[mine] - max) / sum - (float)(mine == label)) * grad_scale;
-        slopes[b * TASK_LABELS + mine] = logit[mine];
-    }
-    __syncthreads();
-    for (size_t i = threadIdx.x * 4; i < C; i += blockDim.x * 4) {
-        float d[4] = {0}, w[4];
-        for (int k = 0; k < words.count; k++) {
-            zo_perturbed4(w, head, &c, tensor, (size_t)words.word[k] * C + i, step, query, scale);
-            for (int j = 0; j < 4; j++) d[j] = fmaf(logit[k], w[j], d[j]);
-        }
-        for (int j = 0; j < 4; j++) dx[row + i + j] = from_f32<floatX>(d[j]);
-    }
-}
-
-// The head's gradient: in row word[k] of dhead (Vp, C), the sum over the sequences, in their order.
-// A block takes some channels of a word.
-__global__ static void classify_backward_kernel(float *dhead, const float *slopes, const floatX *x,
-                                                const int32_t *where, Words words, size_t B,
-                                                size_t T, size_t C) {
-    const size_t k = blockIdx.x % (unsigned)words.count;
-    const size_t i = blockIdx.x / (unsigned)words.count * blockDim.x + threadIdx.x;
-    float sum = 0;
-    if (i >= C) return;
-    for (size_t b = 0; b < B; b++)
-        sum = fmaf(slopes[b * TASK_LABELS + k],
-                   to_f32(x[(b * T + (size_t)where[2 * b]) * C + i]), sum);
-    dhead[(size_t)words.word[k] * C + i] = sum;
 }
 
 // =============================================================================================

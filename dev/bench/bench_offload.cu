@@ -16,7 +16,7 @@
 enum { ROUNDS = 7 };
 
 static GPT2 *bench_model(const GPT2Config *config, const OffloadChoice *choice) {
-    GPT2 *g = (GPT2 *)alloc_or_fail(1, sizeof(GPT2), "model");
+    GPT2 *g = gpt2_new();
     g->config = *config;
     g->table = gpt2_table(config);
     g->shards = gpt2_shards_all(&g->table);

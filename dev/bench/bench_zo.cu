@@ -157,7 +157,7 @@ static void bench_batch(const GPT2Config *c, size_t B) {
 }
 
 static GPT2 *bench_model(const GPT2Config *c, size_t B) {
-    GPT2 *g = (GPT2 *)alloc_or_fail(1, sizeof(GPT2), "model");
+    GPT2 *g = gpt2_new();
     g->config = *c;
     g->table = gpt2_table(c);
     g->head_rows = HEAD_ROWS;

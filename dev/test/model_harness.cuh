@@ -168,7 +168,7 @@ static int32_t *shape_begins(const Shape *s) {
 
 // A model of which nothing is settled; model_forget() frees it. where: NULL for all on the GPU.
 static GPT2 *model_new(const Shape *s, const Placement *where) {
-    GPT2 *g = (GPT2 *)alloc_or_fail(1, sizeof(GPT2), "model");
+    GPT2 *g = gpt2_new();
     g->config = shape_config(s);
     g->table = gpt2_table(&g->config);
     g->shards = gpt2_shards_all(&g->table);
@@ -542,7 +542,7 @@ typedef struct {
 
 // One of zeroth order, for test_zo_*: zo_place() says where its layers live.
 static GPT2 *zo_new(const GPT2Config *c, size_t B, size_t T) {
-    GPT2 *g = (GPT2 *)alloc_or_fail(1, sizeof(GPT2), "model");
+    GPT2 *g = gpt2_new();
     g->config = *c;
     g->table = gpt2_table(c);
     g->zo = (Zo *)alloc_or_fail(1, sizeof(Zo), "model");
@@ -585,7 +585,7 @@ typedef struct { GPT2 *g; Run run; } Trainer;
 
 static Trainer *trainer_open(const Step *s) {
     Trainer *x = ALLOC(Trainer, 1, "test");
-    GPT2 *g = x->g = ALLOC(GPT2, 1, "test");
+    GPT2 *g = x->g = gpt2_new();
     Run *r = &x->run;
     Error err;
     r->o.plan = r->training = g->training = true;

@@ -65,6 +65,10 @@ done
 long=$(LC_ALL=C.UTF-8 grep -nE '^.{101}' ./*.c ./*.h ./*.cu tide/* | cut -d: -f1,2 | head -n 3)
 [ -z "$long" ] && echo "ok lines_of_100_columns" || echo "FAIL lines_of_100_columns: $long"
 
+# what is to be changed in the sources by a mutant is there (mutants.sh)
+stale=$(perl dev/test/mutants.pl --check <dev/test/mutants.list)
+[ -z "$stale" ] && echo "ok mutants_have_their_lines: $(grep -vc '^#' dev/test/mutants.list)" || echo "$stale"
+
 # what the docs run as scripts/NAME.sh can be run so
 sed -n 's/^    //p' README.md doc/*.md scripts/README.md scripts/paper/README.md |
     grep -oE '[^ ]* ?scripts/[A-Za-z0-9_./]+[.]sh' | grep -v -e '^"*sh ' -e '="sh ' |

@@ -665,7 +665,7 @@ static void test_short_work_is_urgent(void) {
     for (int i = 0; i < g->owner.count; i++) {
         const cudaStream_t s = (cudaStream_t)g->owner.list[i].p;
         if (g->owner.list[i].kind != OWNS_STREAM) continue;
-        CHECK(is_urgent(s) == (s == g->leave || s == g->update), "stream %d", streams);
+        CHECK(is_urgent(s) == (s == g->sums || s == g->update), "stream %d", streams);
         streams++;
     }
     CHECK(streams == 7, "%d streams", streams);

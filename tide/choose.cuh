@@ -1,0 +1,525 @@
+// choose.cuh: decides before training where the optimizer's state is to live (--offload auto), what
+// fits, and how long a step will take (--plan). A plan is a rehearsal: the trainer's own step
+// (GPT2.steps), with streams that only write down what they are given (rehearsal.h).
+//   gpt2_rehearse(), gpt2_predict()   how long a step takes on a machine of these rates
+//   model_flops()                     what forward and backward of a few layers reach
+//   settle()                          everything, as the options say; or an error that says what
+//                                     would fit
+//   calibrate()                       --calibrate
+#ifndef TIDE_CHOOSE_CUH
+#define TIDE_CHOOSE_CUH
+#include "layout.cuh"
+
+// How long a step will take on a machine of these rates: a rehearsal of train_step(). Between
+// rehearsal_begin() and rehearsal_end(), what queue.cuh is given is written down instead of run, by
+// a copy of the model without memory. The third step counts: it is like all that follow. Of
+// ZenFlow, the mean over two windows, behind so many that one is like the other; one that follows
+// the gradients is taken to be of ZEN_PLANNED steps, and a longer one than ZEN_PLANNED_MOST is as
+// one of so many, but for its bytes. Of zeroth order, three steps of nine: its copies run ahead.
+// With a trace, the steps that count are drawn.
+enum { ZEN_PLANNED = 4, ZEN_PLANNED_MOST = 64 };
+
+static size_t zen_planned_window(const GPT2 *g) {
+    const size_t window = g->zen->config.window;
+    return window > 0 ? window : (size_t)ZEN_PLANNED;
+}
+
+static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *rates,
+                                TraceFile *trace) {
+    const size_t micros = min_size(r->o.accum, REHEARSED_MICRO), more = r->o.accum - micros;
+    GPT2 *g = ALLOC(GPT2, 1, "plan");
+    Run *run = ALLOC(Run, 1, "plan");
+    size_t steps = 3, counted = 1, window = 1;
+    ZenFlow zen;
+    Zero zero;
+    Zo zo;
+    Rehearsal q;
+    *g = *model;
+    *run = *r;
+    run->o.accum = micros;
+    memset(&g->host, 0, sizeof g->host);
+    memset(&g->owner, 0, sizeof g->owner);
+    memset(&g->timeline, 0, sizeof g->timeline);
+    if (g->zen != NULL) {
+        zen = *g->zen;
+        g->zen = &zen;
+        window = min_size(zen_planned_window(model), ZEN_PLANNED_MOST);
+        steps = 6 * window + 32 / window * window;
+        counted = 2 * window;
+        zen.config.window = window;
+        zen.config.reselect = zen.config.warmup = zen.clock.filled = 0;
+        zen.queued = zen.map.segments;
+    }
+    if (g->zero != NULL) {
+        zero = *g->zero;
+        g->zero = &zero;
+    }
+    if (g->zo != NULL) {
+        zo = *g->zo;
+        g->zo = &zo;
+        zo.accum = micros;
+        zo.pending = zo_nothing;
+        zo.visits = zo.fetched = zo.sent = 0;
+        steps = 9;
+        counted = 3;
+        run->o.steps = steps + 1;  // whose batch is sent ahead
+    }
+    StepMark *marks = ALLOC(StepMark, steps, "plan");
+    rehearsal_begin(&q, rates);
+    gpt2_allocate(g);
+    if (g->zo == NULL) weights_changed(g);
+    for (size_t i = 0; i < steps; i++) {
+        g->steps->train(g, run, i + 1);
+        marks[i] = StepMark{q.events[event_number(g->step_left)], q.count};  // its norm, its end
+    }
+    Prediction x = predict(&q, marks, (int)steps, (int)counted, more, zen_ranks(g), trace);
+    if (g->zen != NULL) x.h2d_bytes *= (double)window / (double)zen_planned_window(model);
+    if (g->zo != NULL)  // copies that fall behind a little in each step are not that far yet
+        x.step = fmax(x.step, fmax(x.h2d_bytes / rate_or(rates->h2d, UNLIMITED),
+                                   x.d2h_bytes / rate_or(rates->d2h, UNLIMITED)));
+    gpt2_release(g);
+    rehearsal_end(&q);
+    free(marks);
+    free(run);
+    free(g);
+    return x;
+}
+
+// Of a gradient that waits on the host, and of a weight.
+static UpdateBytes update_bytes(const GPT2 *g) {
+    const UpdateBytes b = {(double)host_grad_bytes(g), sizeof(floatX), g->choice.keep_grads,
+                           (double)piece_bytes(g, PIECE_VISIT),
+                           (double)g->streamed / (double)g->config.layers};
+    return b;
+}
+
+static Prediction gpt2_predict(const GPT2 *g, const Run *r, const Rates *rates,
+                               TraceFile *trace) {
+    const double host = (double)g->pieces.elements[PIECE_HOST];
+    const double visit = (double)g->pieces.elements[PIECE_VISIT], away = host + visit;
+    const UpdateBytes bytes = update_bytes(g);
+    Prediction x = gpt2_rehearse(g, r, rates, trace);
+    if (g->zen != NULL || g->zo != NULL) return x;
+    x.bound = away * update_bound(rates, &bytes, away > 0 ? visit / away : 0, x.limit);
+    return x;
+}
+
+// Lets the update begin with the last segments, as many as make a step shortest: the CPU then need
+// not wait for the embeddings' gradient, which is the last one to reach the host.
+static void choose_early(GPT2 *g, const Run *r, const Rates *rates) {
+    enum { TRIED = 8 };
+    OffloadChoice c = g->choice, best = c;
+    double least = INFINITY;
+    if (!g->offloaded || g->zen != NULL || g->zo != NULL || g->no_overlap) return;
+    for (int k = 0; k <= TRIED; k++) {
+        c.early = g->segments * k / TRIED;
+        gpt2_take(g, &c);
+        const double step = gpt2_rehearse(g, r, rates, NULL).step;
+        if (step > 0.995 * least) continue;
+        least = step;
+        best = c;
+    }
+    gpt2_take(g, &best);
+}
+
+// OffloadRehearse of plan.h.
+typedef struct { GPT2 *g; const Run *r; const Rates *rates; } Searched;
+
+static Prediction search_rehearse(const void *trainer, const OffloadChoice *c) {
+    const Searched *x = (const Searched *)trainer;
+    gpt2_take(x->g, c);
+    return gpt2_predict(x->g, x->r, x->rates, NULL);
+}
+
+// How many tokens hide weights that come: forward is a third of the products, or a quarter where
+// backward makes most of it again.
+static void weights_print_time(const GPT2 *g, const Run *r, const Rates *rates,
+                               const Prediction *x) {
+    const Segment *layer = &g->segment[1];
+    const size_t each = g->zen != NULL ? layer->leaving : layer->own;
+    const double bytes = (double)g->streamed * (double)each * sizeof(floatX);
+    const double pass = bytes / rates->h2d, micro = x->compute / (double)r->o.accum;
+    const int passes = g->choice.recompute == RECOMPUTE_BLOCK ? 4 : 3;
+    if (g->streamed == 0) return;
+    printf("  weights from the host: %.2f GB in each pass, %.4g", 1e-9 * bytes, pass);
+    if (micro > 0)
+        printf("; forward takes as long from %.0f tokens in a micro-batch on",
+               (double)(r->B * r->T) * pass / (micro / passes));
+    printf("\n");
+}
+
+static void zen_print_time(const GPT2 *g, const Rates *r, const PlanRun *run,
+                           const Prediction *x) {
+    const double stall = (x->stall_forward + x->stall_backward) / x->step;
+    printf("predicted time of a step, in seconds, the mean over a window of %zu: forward waits "
+           "%.4g, backward %.4g", zen_planned_window(g), x->stall_forward, x->stall_backward);
+    if (stall < 0.01) printf(": hidden\n");
+    else printf(": %.0f %%\n", 100 * stall);
+    plan_print_speed(r, run, x);
+    printf("  over the link: %.2f GB to the GPU, %.2f GB to the host, %.2f times %s in bf16\n",
+           1e-9 * x->h2d_bytes, 1e-9 * x->d2h_bytes,
+           (x->h2d_bytes + x->d2h_bytes) / fmax(2 * (double)g->zen->map.elements, 1),
+           run->world > 1 ? "its part of the model" : "the model");
+    plan_print_comm(r, run, x);
+}
+
+// gpu_flops is what forward and backward of this model reach: a few of its layers are run, with
+// nobody to update them, and what they take is extrapolated to all. (In fp16, which has no
+// backward: forward.)
+typedef struct { double seconds, flops, passes; } LayerTimes;  // passes: the seconds of others
+
+// Of a micro-batch: the median of some runs, as many as there is time for; and what a rehearsal
+// counts, at these rates. All 0: there is too little memory.
+static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, int recompute,
+                              Rates rates) {
+    enum { RUNS = 9 };
+    const bool backward = PRECISION != PRECISION_FP16;
+    const double begin = seconds_now();
+    GPT2 *g = ALLOC(GPT2, 1, "calibration");
+    Run *run = ALLOC(Run, 1, "calibration");
+    double seconds[RUNS];
+    cudaEvent_t after[RUNS];
+    int count = 0;
+    *run = *r;
+    run->config.layers = layers;
+    run->o.accum = run->world = 1;
+    run->step_tokens = r->B * r->T;
+    run->words = run->packed = run->task = false;
+    g->steps = steps;
+    g->config = run->config;
+    g->table = gpt2_table(&g->config);
+    g->training = true;
+    g->head_rows = HEAD_ROWS;
+    g->max_B = r->B;
+    g->max_T = r->T;
+    g->choice.mode = OFFLOAD_NONE;
+    g->choice.recompute = recompute;
+    gpt2_place(g);
+    if (gpt2_bytes(g) > gpu_available()) {
+        gpt2_free(g);
+        free(g);
+        free(run);
+        return LayerTimes{0, 0, 0};
+    }
+    gpt2_allocate(g);
+    for (int i = 0; i < g->table.count; i++) {  // of zeros, products are faster
+        const size_t n = g->table.tensors[i].size;
+        float *w = ALLOC(float, n, "calibration");
+        gpt2_init_range(&g->table, i, 0, n, w, 1);
+        floats_move(tensor(g, i), w, n, false);
+        free(w);
+    }
+    for (size_t n = 0; n < run->step_tokens; n++)
+        g->inputs[n] = g->targets[n] = (int32_t)(n * 7919 % g->config.vocab);
+    for (int i = 0; i < RUNS; i++) CUDA(cudaEventCreate(&after[i]));
+    for (int i = 0; i < RUNS; i++) {  // each is queued behind another: no launch counts
+        steps->micro_batch(g, r->B, r->T, backward ? 1.0f / (float)run->step_tokens : 0);
+        event_record(after[i], g->compute);
+        if (i > 1) seconds[count++] = device_seconds(after[i - 2], after[i - 1]);
+        if (count > 0 && seconds_now() - begin > 3) break;
+    }
+    device_rest();
+    for (int i = 0; i < RUNS; i++) event_free(after[i]);
+    LayerTimes x = {calibrate_median(seconds, count), 0, 0};
+    rates.gpu_flops = 1e12;
+    const double once = gpt2_rehearse(g, run, &rates, NULL).compute;
+    rates.gpu_flops = 2e12;
+    const double twice = gpt2_rehearse(g, run, &rates, NULL).compute;
+    x.flops = 2e12 * (once - twice) / (backward ? 1 : 3);
+    x.passes = 2 * twice - once;
+    gpt2_free(g);
+    free(g);
+    free(run);
+    return x;
+}
+
+// Four layers and two, or with recomputation, or two and one, if there is room for no more. 0: not
+// known, for want of memory; or of time: the emulated GPU's means nothing.
+static double model_flops(const Steps *steps, const Run *r, const Rates *rates) {
+    const size_t L = r->config.layers;
+    const bool large = gpt2_flops_per_token(&r->config, r->T) * (double)(r->B * r->T) > 2e10;
+    if (EMULATED && large) return 0;
+    for (int k = 0; k < 3; k++) {
+        const int asked = r->o.recompute;
+        const int recompute = asked != RECOMPUTE_AUTO ? asked
+                            : k == 0 ? RECOMPUTE_NONE : RECOMPUTE_BLOCK;
+        const size_t more = min_size(L, k < 2 ? 4 : 2), few = more > 1 ? more / 2 : 1;
+        const LayerTimes b = time_layers(steps, r, more, recompute, *rates);
+        if (b.seconds == 0) continue;
+        const LayerTimes a = time_layers(steps, r, few, recompute, *rates);
+        const double n = (double)(L - few) / fmax((double)(more - few), 1);
+        const double seconds = a.seconds + n * (b.seconds - a.seconds);
+        const double products = seconds - a.passes - n * (b.passes - a.passes);
+        return (a.flops + n * (b.flops - a.flops)) / fmax(products, 0.1 * seconds);
+    }
+    return 0;
+}
+
+// The rates of --rates, or of this machine with this model, unless they are known.
+static void know_rates(GPT2 *g, const Run *r, Rates *rates) {
+    if (rates->h2d > 0) return;
+    machine_rates(&g->host, g->host_threads, &r->o, rates);
+    if (r->o.rates == NULL) rates->gpu_flops = model_flops(g->steps, r, rates);
+}
+
+// Settles which columns there are: a checkpoint's, or new ones. Layers live on the GPU, whole, as
+// --resident says, or as few as make the host's part fit into host_limit.
+static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
+    const Options *o = &r->o;
+    const size_t L = g->config.layers;
+    ZenFlow *z = g->zen = (ZenFlow *)alloc_or_fail(1, sizeof(ZenFlow), "columns");
+    const bool given = o->resident >= 0;
+    const OffloadChoice asked = g->choice;
+    const OffloadMemory memory = gpt2_memory(g, o->recompute, limit, host_limit);
+    z->config = zen_config(o);
+    const bool fixed = given || zen_is_saved(r);
+    size_t whole = given ? (size_t)(o->resident * (double)L + 0.5) : 0;
+    for (bool fits = fixed; !fits && whole <= L; whole += !fits) {
+        z->map = zen_map(&r->table, L, o->zen_topk, whole);
+        if (g->zero != NULL) zen_map_own(&z->map, &g->shards);
+        fits = gpt2_settle(g, &memory);
+        g->choice = asked;
+        zen_map_free(&z->map);
+    }
+    if (!given && whole > L) whole = 0;  // nothing fits
+    // The columns to choose from are the same on all ranks: as many layers as the one needs that
+    // has the least memory.
+    if (g->zero != NULL && !fixed && !o->plan) whole = ~zero_least(~whole, r->world);
+    zen_open(r, &z->map, &z->clock, whole);
+    if (g->zero != NULL) zen_map_own(&z->map, &g->shards);
+    if (given && z->map.whole != whole)
+        die("--resident %g contradicts the checkpoint, in which the last %zu layers live on "
+            "the GPU: leave it out", o->resident, z->map.whole);
+}
+
+// Where the optimizer's state is to live, from the options and, for what is "auto" there, from the
+// machine's rates. False: nothing fits.
+static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
+    const Options *o = &r->o;
+    OffloadChoice *c = &g->choice;
+    memset(c, 0, sizeof *c);
+    c->mode = g->training && o->dump == NULL ? o->offload : OFFLOAD_NONE;
+    c->stride = option_given(o, "share") ? 0 : o->stride;  // a checkpoint may have had the other
+    c->subgroup = o->subgroup;
+    c->slots = (int)o->slots;
+    c->wire_f32 = o->grad_wire == WIRE_FP32;
+    c->resident = o->resident >= 0 && c->mode != OFFLOAD_ZENFLOW ? o->resident : 0;
+    c->share = o->share;
+    if (c->subgroup > 0 && g->shards.elements / c->subgroup > 100000)
+        die("--subgroup %zu cuts this model into %zu sub-groups; at most 100000 are sensible",
+            c->subgroup, g->shards.elements / c->subgroup);
+    OffloadMemory memory = gpt2_memory(g, o->recompute, limit, host_limit);
+    if (c->mode == OFFLOAD_AUTO) {
+        OffloadMemory kept = memory;  // activations are kept, if that may be
+        if (kept.recompute == RECOMPUTE_AUTO) kept.recompute = RECOMPUTE_NONE;
+        c->mode = OFFLOAD_NONE;
+        const OffloadChoice asked = *c;
+        if (g->weights != WEIGHTS_HOST && gpt2_settle(g, &kept)) return true;
+        if (g->least == NULL) know_rates(g, r, rates);
+        const Searched searched = {g, r, rates};
+        OffloadSearch search = {rates, memory, search_rehearse, &searched, update_bytes(g), asked,
+                                {}, 0};
+        if (!offload_search(&search)) return false;
+        search_print(&search);
+        gpt2_take(g, &search.choice);
+        return true;
+    }
+    if (c->mode == OFFLOAD_ZENFLOW) {
+        zen_choose(g, r, limit, host_limit);
+        memory.sums = true;
+    }
+    if (c->mode == OFFLOAD_TWINFLOW && o->resident < 0) c->resident = -1;  // as much as fits
+    // --stride auto: the paper's Eq. 1, used as the paper does
+    if (c->mode == OFFLOAD_INTERLEAVE && option_given(o, "stride") && c->stride == 0) {
+        know_rates(g, r, rates);
+        const double k = eq1_stride(rates);
+        if (isnan(k)) die("--stride auto needs h2d, d2h and host_adam in --rates");
+        c->stride = k > 1 && k < 1e6 ? (size_t)(k + 0.5) : 1;
+    } else if (c->mode == OFFLOAD_INTERLEAVE && c->stride == 0 && c->share < 0) {
+        know_rates(g, r, rates);
+        c->keep_grads = true;
+        UpdateBytes bytes = update_bytes(g);
+        bytes.streams = g->weights == WEIGHTS_HOST;
+        c->share = best_share(rates, &bytes);
+    }
+    return gpt2_settle(g, &memory);
+}
+
+// Refuses a model whose rows backward cannot sum up in this GPU's shared memory.
+static void check_device(const GPT2 *g, bool resumed) {
+    const size_t needed = layernorm_backward_shared<floatX>(g->config.channels) + 2048;
+    int device, most;
+    CUDA(cudaGetDevice(&device));
+    CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    if (g->training && needed > (size_t)most)
+        die("to train %zu channels, a block needs %zu KiB of shared memory, and has %d on this "
+            "GPU%s", g->config.channels, (needed + 1023) / 1024, most / 1024,
+            resumed ? "" : ": --optimizer mezo needs less");
+}
+
+// Sets what decides how much memory is needed, from the options and the stage of ZeRO.
+static void gpt2_follow(GPT2 *g, const Run *r, int stage) {
+    const bool stay = g->zo != NULL || !r->training || r->o.dump != NULL;
+    if (g->zero != NULL) g->zero->stage = stage;
+    g->weights = stay || (g->zero != NULL && stage < 3) ? (int)WEIGHTS_GPU : r->o.weights;
+    g->moments_bf16 = r->o.moments == MOMENTS_BF16;
+    g->accumulating = r->training && r->o.accum > 1 && r->o.dump == NULL;
+    g->max_B = r->batches ? r->B : 1;
+    g->max_T = r->batches ? r->T : 1;
+    if (r->sampling && g->max_B * g->max_T < g->config.context) {  // a sample may fill the context
+        g->max_B = 1;
+        g->max_T = g->config.context;
+    }
+}
+
+// Settles where everything is to be within these limits; returns whether it fits. --zero auto is 3
+// where 2 does not fit on all ranks.
+static bool choose(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
+    const bool two = g->zero != NULL && r->o.zero == 0 && r->world > 1 && !g->zero->rows;
+    for (int stage = zero_asked(&r->o);; stage = 3) {
+        gpt2_follow(g, r, stage);
+        bool fits = g->zo != NULL ? zo_choose(g, &r->o, limit, host_limit)
+                                  : choose_offload(g, r, limit, host_limit, rates);
+        if (stage == 2 && two && !r->o.plan) fits = zero_least(fits, r->world) > 0;
+        if (fits || stage == 3 || !two) return fits;
+    }
+}
+
+// The least that would do, where these limits do not.
+static OffloadLeast choose_least(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
+    OffloadLeast least = {SIZE_MAX, SIZE_MAX};
+    g->least = &least;
+    choose(g, r, limit, host_limit, rates);
+    g->least = NULL;
+    return least;
+}
+
+// Ends a run that does not fit. Says with how much memory it would, at least, and prints that plan;
+// says with which other options it would. All of this is tried.
+static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
+    char text[1000] = "", half[24];
+    FILE *f = fmemopen(text, sizeof text, "w");
+    if (f == NULL) fail("out of memory: options");
+    r->o.plan = true;  // for this rank alone: the others may go on
+    const Run asked = *r;
+    OffloadLeast need = choose_least(g, r, limit, host_limit, rates);
+    const bool both = need.gpu == SIZE_MAX && need.host == SIZE_MAX;
+    if (both) {
+        need.gpu = choose_least(g, r, 0, SIZE_MAX, rates).gpu;
+        need.host = choose_least(g, r, need.gpu, SIZE_MAX, rates).host;
+    }
+    if (need.gpu == SIZE_MAX && need.host == SIZE_MAX)
+        die("--weights host: the state of every layer is on the GPU, and so are its weights: take "
+            "a smaller --resident");
+    for (int host = 1; host >= 0; host--) {
+        const size_t bytes = host ? need.host : need.gpu, there = host ? host_limit : limit;
+        if (bytes == SIZE_MAX) continue;
+        if (!host && need.host < SIZE_MAX) fprintf(f, both ? ", and " : ", or ");
+        fprintf(f, "%s of %s memory and %s are there (%s)", size_text(bytes, true).text,
+                host ? "host" : "GPU", size_text(there, false).text,
+                host ? "available, or --host-memory" : "free, or --gpu-memory");
+    }
+    const size_t gpu = both || need.host == SIZE_MAX ? need.gpu : limit;
+    const size_t host = need.host == SIZE_MAX ? host_limit : need.host;
+    const char *const ways[][2] = {
+        {"batch", "1"}, {"seq", half}, {"moments", "bf16"}, {"recompute", "auto"},
+        {"offload", "auto"}, {"weights", "auto"}, {"zero", "auto"}, {"slots", "auto"},
+        {"resident-blocks", "auto"}};
+    const char *joint = "; it fits with";
+    snprintf(half, sizeof half, "%zu", r->T > 3 ? r->T / 2 : r->T);
+    for (const char *const *way : ways) {
+        const Option *x = &option_table[option_find(way[0], strlen(way[0]))];
+        option_set(&r->o, x, way[1]);
+        bool fits = !option_same(&asked.o, &r->o, x);
+        if (way == ways[4] && asked.o.offload > OFFLOAD_ZERO) fits = false;  // it may have options
+        if (r->o.resume && ((x->flags & O_FIXED) || option_given(&r->o, "accum"))) fits = false;
+        r->B = r->o.batch;
+        if (way == ways[1]) r->T = r->o.seq;
+        if (r->o.resume) r->o.accum = asked.o.accum * asked.B / r->B;
+        if (fits) need = choose_least(g, r, limit, host_limit, rates);
+        if (fits && need.gpu < SIZE_MAX && need.gpu <= limit) {
+            fprintf(f, "%s --%s %s", joint, way[0], way[1]);
+            joint = ", or with";
+        }
+        *r = asked;
+    }
+    fclose(f);
+    choose(g, r, gpu, host, rates);
+    if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
+    die("this run needs %s", text);
+}
+
+// Settles where everything will be, on this machine or, with --plan, on the one that --rates and
+// the caps describe; prints it, and how long a step will take, if the rates are known. Returns the
+// planned bytes of GPU memory.
+static size_t settle(GPT2 *g, Run *r) {
+    const Options *o = &r->o;
+    Limits limits;
+    settle_limits(o, &limits);
+    if (limits.here) check_device(g, o->resume);
+    const size_t limit = limits.gpu, host_limit = limits.host;
+    Rates rates;
+    memset(&rates, 0, sizeof rates);
+    if (!choose(g, r, limit, host_limit, &rates)) refuse(g, r, limit, host_limit, &rates);
+    if (zero_stage(g->zero) == 3 && !o->plan) {  // the ranks gather in one order
+        g->choice.ring = (int)zero_least((size_t)g->ring, r->world);
+        gpt2_place(g);
+    }
+    if (o->rates != NULL || (o->plan && limits.here))
+        know_rates(g, r, &rates);
+    if (rates.h2d > 0 && r->training) choose_early(g, r, &rates);
+    if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
+    const size_t planned = gpt2_bytes(g);
+    if (rates.h2d > 0 && r->training) {
+        const PlanRun run = {r->step_tokens, r->world};
+        const bool draw = o->plan && o->trace != NULL;
+        TraceFile trace = {NULL, NULL, 0};
+        Error err;
+        if (draw && !trace_open(&trace, o->trace, &err)) die("%s", err.text);
+        const Prediction x = gpt2_predict(g, r, &rates, &trace);
+        if (draw && !trace_close(&trace, &err)) fail("%s", err.text);
+        if (g->zen != NULL) zen_print_time(g, &rates, &run, &x);
+        else if (g->zo != NULL) zo_print_time(g, r, &rates, &run, &x);
+        else plan_print_time(&rates, &run, &x);
+        weights_print_time(g, r, &rates, &x);
+        g->predicted = x;
+    } else if (o->plan && r->training) {
+        printf("for the time of a step, describe the machine: --rates FILE\n");
+    }
+    return planned;
+}
+
+// --calibrate: the rates, what follows from them, and the rates into the file --rates.
+static int calibrate(const Run *r, const Steps *steps) {
+    const Options *o = &r->o;
+    Rates rates;
+    HostQueue queue;
+    memset(&rates, 0, sizeof rates);
+    memset(&queue, 0, sizeof queue);
+    open_device();
+    ranks_barrier();
+    host_queue_open(&queue, (int)o->threads);
+    host_describe(&queue);
+    rates_measure(&rates, &queue, 3);
+    rates.gpu_flops = model_flops(steps, r, &rates);
+    if (rates.gpu_flops == 0)
+        die("--calibrate: layers of %s with %zu x %zu tokens are too much for this device: try a "
+            "smaller %s--seq or --model", o->model, r->B, r->T, r->B > 1 ? "--batch, " : "");
+    printf("%s, %zu x %zu tokens: forward and backward reach %.3g Tflop/s\n", o->model, r->B, r->T,
+           1e-12 * rates.gpu_flops);
+    // All ranks of a node have measured at once.
+    if (ranks.local_world > 1) rates.node_gpus = rates.host_gpus = ranks.local_world;
+    if (ranks.rank > 0) return 0;
+    rates_write(stdout, &rates);
+    calibrate_print(stdout, &rates);
+    host_queue_close(&queue);
+    if (o->rates == NULL) return 0;
+    Error err;
+    FILE *f = replace_open(o->rates, &err);
+    if (f == NULL) die("%s", err.text);
+    rates_write(f, &rates);
+    if (!replace_close(f, o->rates, &err)) fail("%s", err.text);
+    return 0;
+}
+
+#endif

@@ -1,0 +1,363 @@
+// layout.cuh: where everything of a model on the GPU is, and the memory for it: pieces and segments
+// follow a choice (offload.h), one list names every buffer, and the plan of memory is that list.
+//   gpt2_place()                           pieces, segments and places, by g->choice
+//   gpt2_buffers()                         every buffer; gpt2_bytes(), gpt2_host_bytes(): sums
+//   gpt2_take(), gpt2_settle()             follow a choice; settle what is "auto" in it
+//   gpt2_print()                           says it
+//   gpt2_allocate(), gpt2_release(), gpt2_free()    memory, streams and events
+#ifndef TIDE_LAYOUT_CUH
+#define TIDE_LAYOUT_CUH
+#include "weights.cuh"
+#include "zenflow.cuh"
+#include "zo.cuh"
+
+// Lets as many gradients of layers as have room there wait for the update where the layer's
+// activations were; what waits elsewhere moves together.
+static void gradients_over_acts(GPT2 *g) {
+    Pieces *list = &g->pieces;
+    size_t at = 0;
+    int segment = 0;
+    list->grads_gpu = 0;
+    for (int i = 0; i < list->count; i++) {
+        Piece *p = &list->pieces[i];
+        const size_t bytes = round_up(p->length * sizeof(floatX), 256);
+        if (!piece_grad_on_gpu(&g->choice, p)) continue;
+        if (p->segment != segment) at = 0;
+        segment = p->segment;
+        const bool layer = segment >= 1 && segment < g->segments - 1;
+        p->over_acts = layer && at + bytes <= layer_stride(g);
+        p->grad_at = p->over_acts ? at : list->grads_gpu;
+        if (!p->over_acts) {
+            list->grads_gpu += p->length;
+            continue;
+        }
+        g->grads_over_acts += p->length;
+        at += bytes;
+    }
+}
+
+// The words: a segment is the embeddings, a layer, or the tail; backward completes its gradient in
+// one go, in its `place`. What this process updates of it is its own; with several ranks, a shard.
+// Pieces (offload.h) are what is updated in one go; `cut` and `room` are a shard's elements and all
+// shards'. A slot is where a visiting piece's state is while the GPU updates it.
+//
+// Follows g->choice: cuts what this process updates into pieces and segments, and says where each
+// segment's weights are, and where its gradient is made: at its own place if it can wait there for
+// the update, else in one of `places` that the layers take turns in.
+static void gpt2_place(GPT2 *g) {
+    const GPT2Table *t = &g->table;
+    const int stage = zero_stage(g->zero);
+    free(g->segment);
+    free(g->ranges);
+    free(g->visits);
+    pieces_free(&g->pieces);
+    g->pieces = offload_pieces(t, &g->shards, &g->choice);
+    if (g->zen != NULL) zen_pieces(&g->pieces, &g->zen->map);
+    const Pieces *list = &g->pieces;
+    g->offloaded = list->elements[PIECE_RESIDENT] < g->shards.elements;
+    g->in_place = !g->accumulating && !g->offloaded && stage < 2 && !g->choice.apart;
+    g->segments = zero_segments(t);
+    g->segment = (Segment *)alloc_or_fail((size_t)g->segments, sizeof(Segment), "segments");
+    g->ranges = ALLOC(StateRange, (size_t)g->segments, "segments");
+    g->visits = (int *)alloc_or_fail((size_t)list->count + 1, sizeof(int), "pieces");
+    g->visit_count = 0;
+    g->longest_segment = 0;
+    size_t own_at = 0;
+    for (int i = 0; i < g->segments; i++) {
+        Segment *s = &g->segment[i];
+        s->length = zero_segment(t, i, &s->at);
+        s->cut = s->room = s->own = s->length;
+        s->own_from = s->at;
+        if (g->zero != NULL) zero_place(g->zero, i, s);
+        s->own_at = own_at;
+        own_at += s->own;
+        g->ranges[i] = StateRange{s->own_from, s->own};
+    }
+    for (int i = 0; i < list->count; i++) {
+        const Piece *p = &list->pieces[i];
+        Segment *s = &g->segment[p->segment];
+        if (s->first == NULL) s->first = p;
+        s->end = p + 1;
+        if (!piece_grad_on_gpu(&g->choice, p)) s->leaving += p->length;
+        g->blocks = p->first_block + p->blocks;
+    }
+    for (int i = 0; i < g->segments; i++) {
+        const Segment *s = &g->segment[update_order(g, i)];
+        for (const Piece *p = s->first; p < s->end; p++)
+            if (p->kind == PIECE_VISIT) g->visits[g->visit_count++] = (int)(p - list->pieces);
+    }
+    g->grads_over_acts = 0;
+    if (g->training && g->choice.recompute != RECOMPUTE_BLOCK && !g->accumulating && !g->in_place
+        && g->zen == NULL)
+        gradients_over_acts(g);
+    g->slot_count = slots_of(g->choice.slots, g->visit_count);
+    g->places = places_of(g->choice.places, (int)g->config.layers);
+    weights_place(g);
+    const int tail = g->segments - 1;
+    for (int i = 0; i < g->segments; i++) {
+        Segment *s = &g->segment[i];
+        const bool layer = i >= 1 && i < tail;
+        if (s->leaving > 0 && s->own > g->longest_segment) g->longest_segment = s->own;
+        s->place = g->in_place || !layer ? i : 1 + i % g->places;
+        s->grad_at = segment_place(g, i, g->in_place ? 0 : g->places);
+        s->own_grad_at = s->grad_at + (s->own_from - s->at);
+    }
+    g->slot_weights = g->weights_on_host = 0;
+    for (int i = 0; i < list->count; i++) {
+        Piece *p = &g->pieces.pieces[i];
+        const bool streams = g->segment[p->segment].streams, late = p->kind == PIECE_LATE;
+        const bool visits = streams && p->kind == PIECE_VISIT;
+        if (visits) g->slot_weights = sizeof(floatX);
+        if (p->kind != PIECE_HOST && !late && !visits) continue;
+        p->weights_at = g->weights_on_host;
+        g->weights_on_host += p->length;
+        if (streams && late) g->weights_on_host += p->length;  // the newest, and those in use
+    }
+}
+
+// The memory plan: every buffer, on the GPU for max_B x max_T, and on the host. Arenas begin as
+// zeros, for the sake of the gaps between tensors. The others may hold anything: the emulated GPU
+// fills them with NaN.
+static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
+    const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
+    const size_t wide = F > 3 * C ? F : 3 * C, X_ = sizeof(floatX), f32 = sizeof(float);
+    const size_t queries = g->zo != NULL ? (size_t)g->zo->config.queries : 0;
+    const size_t L = g->config.layers;
+    size_t sum_scratch = layernorm_backward_scratch(N, C);
+    const size_t widths[2] = {3 * C, F};
+    for (int k = 0; k < 2; k++)
+        if (bias_backward_scratch(N, widths[k]) > sum_scratch)
+            sum_scratch = bias_backward_scratch(N, widths[k]);
+    if ((double)N * (double)(2 * L + 2 * queries + 4) * (double)(16 * C + 2 * F) * 4 > 1e18)
+        die("--batch %zu times --seq %zu is more than any machine can hold", g->max_B, g->max_T);
+    if (g->zo != NULL) return zo_buffers(g, list);
+    int n = 0;
+    #define BUFFER(purpose, bytes, field) \
+        list[n++] = Buffer{purpose, bytes, &g->field, BUFFER_ANY}
+    #define ARENA(purpose, bytes, field) \
+        list[n++] = Buffer{purpose, bytes, &g->field, BUFFER_ZERO}
+    #define HOST(purpose, bytes, field) \
+        list[n++] = Buffer{purpose, bytes, &g->field, BUFFER_HOST}
+    ARENA("parameters", g->param_elements * X_, params);
+    BUFFER("activations", acts_bytes(g), acts);
+    BUFFER("activations", N * C * X_, ln_f);
+    BUFFER("activations", N * f32, mean_f);
+    BUFFER("activations", N * f32, rstd_f);
+    BUFFER("activations", N * C * X_, branch);
+    BUFFER("logits", min_size(g->head_rows, N) * g->config.vocab_padded * X_, logits);
+    BUFFER("logits", N * f32, losses);
+    BUFFER("logits", 2 * sizeof(double), loss);
+    BUFFER("tokens", batch_numbers(g, true) * sizeof(int32_t), tokens);
+    if (g->training) {
+        const size_t *of = g->pieces.elements, grads_host = g->pieces.grads_host;
+        const size_t here = of[PIECE_RESIDENT] + of[PIECE_CHOSEN];
+        const size_t away = of[PIECE_HOST] + of[PIECE_VISIT] + of[PIECE_LATE];
+        const bool lands = g->accumulating && g->choice.sum_on_host && grads_host > 0;
+        const int kind = g->zen != NULL ? PIECE_CHOSEN : PIECE_RESIDENT;
+        const size_t master = state_bytes(g, kind, 0), moment = state_bytes(g, kind, 1);
+        if (here > 0 && master > 0) ARENA("master weights", here * master, master);
+        if (here > 0) ARENA("AdamW moments", here * moment, m);
+        if (here > 0) ARENA("AdamW moments", here * moment, v);
+        ARENA("gradients", gradient_elements(g) * X_, grads);
+        const size_t waiting = sums_on_gpu(g) ? g->shards.elements
+                             : g->in_place ? 0 : g->pieces.grads_gpu;
+        if (waiting > 0) ARENA("gradients", waiting * waiting_bytes(g), waiting);
+        if (g->visit_count > 0)
+            BUFFER("slots", (size_t)g->slot_count * slot_bytes(g), slots);
+        if (g->zero != NULL) n = zero_buffers(g, list, n);
+        if (host_grad_bytes(g) > X_ && !g->accumulating && grads_host > 0)
+            BUFFER("gradients", WIRE_CHUNK * f32, wire);
+        BUFFER("gradients", g->config.vocab_padded * config_embed(&g->config) * f32, dwte);
+        BUFFER("backward", N * C * X_, dx);
+        BUFFER("backward", N * wide * X_, dwide);
+        BUFFER("backward", N * g->config.heads * f32, delta);
+        BUFFER("backward", sum_scratch * f32, scratch);
+        BUFFER("backward", g->blocks * sizeof(double), norm_sums);
+        BUFFER("backward", norm_runs(g->zero != NULL ? zero_all_blocks(g->zero) : g->blocks)
+                               * sizeof(double), run_sums);
+        if (away > 0 && X_ < f32) HOST("master weights", away * sizeof(uint16_t), host_master);
+        if (away > 0) HOST("AdamW moments", away * moment, host_m);
+        if (away > 0) HOST("AdamW moments", away * moment, host_v);
+        if (grads_host > 0) HOST("gradients", grads_host * host_grad_bytes(g), host_grads);
+        if (g->weights_on_host > 0) HOST("weights", g->weights_on_host * X_, host_weights);
+        if (lands) HOST("gradients", 2 * g->longest_segment * X_, landing);
+        if (g->zen != NULL) n = zen_buffers(g, list, n);
+    }
+    list[n++] = Buffer{"workspace", MATMUL_WORKSPACE, NULL, BUFFER_ANY};  // matmul_open()'s
+    #undef BUFFER
+    #undef ARENA
+    #undef HOST
+    return n;
+}
+
+// Bytes of the plans.
+static size_t gpt2_bytes(GPT2 *g) {
+    Buffer list[MAX_BUFFERS];
+    return buffers_bytes(list, gpt2_buffers(g, list), false);
+}
+
+static size_t gpt2_host_bytes(GPT2 *g) {
+    Buffer list[MAX_BUFFERS];
+    return buffers_bytes(list, gpt2_buffers(g, list), true);
+}
+
+// Follows this choice, as far as memory goes.
+static void gpt2_take(GPT2 *g, const OffloadChoice *c) {
+    g->choice = *c;
+    if (g->zen != NULL) {  // sums on the host: of two, one
+        zen_settle_sums(g->zen, c->sum_on_host);
+        g->choice.sum_on_host = false;
+    }
+    gpt2_place(g);
+}
+
+// OffloadNeeds of plan.h. Afterwards *model follows this choice. With --weights host, those of one
+// layer must be there.
+static void gpt2_needs(void *model, const OffloadChoice *c, size_t *gpu, size_t *host) {
+    GPT2 *g = (GPT2 *)model;
+    gpt2_take(g, c);
+    *gpu = g->weights == WEIGHTS_HOST && g->streamed == 0 ? SIZE_MAX : gpt2_bytes(g);
+    *host = gpt2_host_bytes(g);
+}
+
+static OffloadMemory gpt2_memory(GPT2 *g, int recompute, size_t gpu, size_t host) {
+    const OffloadMemory m = {gpt2_needs, g, min_size(gpu, SIZE_MAX - 1), host,
+                             g->training ? recompute : RECOMPUTE_NONE,
+                             g->accumulating || g->zen != NULL, g->weights,
+                             (int)g->config.layers, g->least};
+    return m;
+}
+
+// Settles what is "auto" in g->choice, whose mode is given.
+static bool gpt2_settle(GPT2 *g, const OffloadMemory *m) {
+    OffloadChoice c = g->choice;
+    const bool fits = choice_settle(m, &c);
+    gpt2_take(g, &c);
+    return fits;
+}
+
+// For people: where everything is.
+static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
+    Buffer list[MAX_BUFFERS];
+    const size_t world = r->world, *n = g->pieces.elements;
+    if (g->zero != NULL && g->zero->stage != zero_asked(&r->o))
+        printf("--zero auto takes ZeRO-3, which deals out the weights, too: ZeRO-2 does not fit\n");
+    const int buffers = gpt2_buffers(g, list);
+    plan_print("GPU", list, buffers, gpt2_bytes(g), limit, world);
+    if (g->offloaded)
+        plan_print("host", list, buffers, gpt2_host_bytes(g), host_limit, world);
+    if (g->zo != NULL) zo_print(g, &r->o);
+    if (!g->training) return;
+    printf("offload %s: %s parameters", offload_names[g->choice.mode],
+           count_text((double)g->shards.elements).text);
+    if (g->zen != NULL) zen_print(g);
+    else if (n[PIECE_HOST] > 0)
+        printf(", %s updated by the CPU", count_text((double)n[PIECE_HOST]).text);
+    if (n[PIECE_VISIT] > 0)
+        printf(", %s visiting the GPU, at most %s in a slot",
+               count_text((double)n[PIECE_VISIT]).text,
+               count_text((double)g->pieces.longest_visit).text);
+    if (n[PIECE_RESIDENT] > 0)
+        printf(", %s resident", count_text((double)n[PIECE_RESIDENT]).text);
+    printf("\n");
+    if (g->offloaded) {
+        printf("gradients leave through %d place%s", g->places, plural((size_t)g->places));
+        if (g->slot_count > 0)
+            printf(", visitors have %d slot%s", g->slot_count, plural((size_t)g->slot_count));
+        printf("\n");
+        if (g->choice.early > 0)
+            printf("the last %d of %d segments are updated first: their gradients leave first\n",
+                   g->choice.early, g->segments);
+    }
+    if (g->streamed > 0)
+        printf("weights of %d of %zu layers live on the host, and come to %d place%s in turn\n",
+               g->streamed, g->config.layers, g->ring, plural((size_t)g->ring));
+    if (g->choice.recompute == RECOMPUTE_BLOCK) printf("recomputing activations in backward\n");
+    if (g->choice.recompute == RECOMPUTE_LIGHT)
+        printf("recomputing layer norms and the non-linearity in backward\n");
+    if (g->grads_over_acts > 0)
+        printf("%.1f MiB of gradients wait for the update where activations were\n",
+               mib(g->grads_over_acts * sizeof(floatX)));
+    if (g->accumulating && g->offloaded)
+        printf("gradients of the micro-batches are summed on the %s, in fp32\n",
+               g->choice.sum_on_host ? "host" : "GPU");
+}
+
+static void gpt2_allocate(GPT2 *g) {
+    Buffer list[MAX_BUFFERS];
+    const size_t N = g->max_B * g->max_T, segments = (size_t)g->segments;
+    matmul_open(&g->lt);
+    if (g->offloaded && g->host.stream == NULL) host_queue_open(&g->host, g->host_threads);
+    owner_begin(&g->owner);
+    buffers_allocate(list, gpt2_buffers(g, list), &g->host);
+    if (!g->training && g->zo == NULL)  // only to load from, and to save: not worth GPU memory
+        g->master = own(OWNS_PLAIN, ALLOC(uint16_t, g->table.elements, "parameters"));
+    // Short kernels that others wait for are urgent: the products' blocks fill the GPU.
+    g->compute = stream_make("compute", false);
+    g->sums = stream_make("sums", true);
+    g->out = stream_make("out", false);
+    g->fetch = stream_make("fetch", false);
+    g->back = stream_make("back", false);
+    g->weights_in = stream_make("weights", false);
+    g->update = stream_make("update", true);
+    g->grad_ready = events_make(segments);
+    g->grad_left = events_make(segments);
+    g->room_free = events_make(segments);
+    g->grad_arrived = events_make(segments);
+    g->updated = events_make(segments);
+    g->returned = events_make(segments);
+    g->arrived = events_make(segments);
+    g->ring_free = events_make((size_t)ring_places(g));
+    g->tenant = (int *)own(OWNS_PLAIN, ALLOC(int, (size_t)ring_places(g) + 1, "places"));
+    g->slot_free = events_make((size_t)g->slot_count);
+    g->slot_full = events_make((size_t)g->slot_count);
+    event_make(&g->handover, false);
+    event_make(&g->step_left, g->offloaded);
+    for (size_t i = 0; i < STAGINGS; i++) {
+        Staging *s = &g->staging[i];
+        s->tokens = (int32_t *)pinned_alloc(batch_numbers(g, true) * sizeof(int32_t), "tokens");
+        s->device = g->tokens + (g->zo != NULL ? i * batch_numbers(g, false) : 0);
+        event_make(&s->copied, g->offloaded);
+        event_make(&s->used, false);
+    }
+    g->host_loss = (double *)pinned_alloc(2 * sizeof(double), "loss");
+    if (g->accumulating && g->choice.sum_on_host)
+        g->worker_sums = (double *)pinned_alloc(g->blocks * sizeof(double), "gradient norm");
+    const size_t most = g->config.vocab > g->max_T ? g->config.vocab : g->max_T;
+    g->token_count = (int32_t *)own(OWNS_PLAIN, ALLOC(int32_t, most + 1, "tokens"));
+    g->inputs = (int32_t *)own(OWNS_PLAIN, ALLOC(int32_t, (g->packed ? 4 : 2) * N, "tokens"));
+    g->targets = g->inputs + N;
+    g->begins = g->packed ? g->targets + N : NULL;
+    g->positions = g->packed ? g->begins + N : NULL;
+    if (g->zero != NULL) zero_allocate(g);
+    if (g->zen != NULL) zen_allocate(g);
+    if (g->zo != NULL) zo_allocate(g);
+    else pieces_point(g);
+    owner_end();
+    device_rest();  // the zeros are there before any stream begins
+}
+
+// What gpt2_allocate() has made.
+static void gpt2_release(GPT2 *g) {
+    device_rest();
+    matmul_close(&g->lt);
+    if (g->host.stream != NULL) host_queue_close(&g->host);
+    if (g->zo != NULL) zo_release(g->zo);
+    owner_free(&g->owner);
+}
+
+static void gpt2_free(GPT2 *g) {
+    device_rest();
+    if (g->zero != NULL) zero_free(g->zero);  // the communicator before its stream
+    if (g->zen != NULL) zen_free(g->zen);
+    gpt2_release(g);
+    free(g->zo);
+    free(g->segment);
+    free(g->ranges);
+    free(g->visits);
+    pieces_free(&g->pieces);
+    free(g->shards.shards);
+    gpt2_table_free(&g->table);
+}
+
+#endif
