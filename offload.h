@@ -19,7 +19,6 @@
 #include "tide/util.h"
 #include "adam.h"
 #include "tide/model.h"
-#include "tide/options.h"
 
 // By OFFLOAD_*, the values of the option; "auto" has become another one before anything is cut.
 static const char *const offload_names[] = {"auto", "none", "zero", "twinflow", "interleave",

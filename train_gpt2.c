@@ -427,18 +427,9 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     BUFFER("activations", N, targets);
     if (g->packed) BUFFER("activations", N, begins);
     BUFFER("activations", (g->training ? L + 1 : 1) * N * C, x);
-    BUFFER("activations", L * N * C, ln_1);
-    BUFFER("activations", L * N, mean_1);
-    BUFFER("activations", L * N, rstd_1);
-    BUFFER("activations", L * N * 3 * C, qkv);
-    BUFFER("activations", L * N * C, atty);
-    BUFFER("activations", L * N * g->config.heads, lse);
-    BUFFER("activations", L * N * C, mid);
-    BUFFER("activations", L * N * C, ln_2);
-    BUFFER("activations", L * N, mean_2);
-    BUFFER("activations", L * N, rstd_2);
-    BUFFER("activations", L * N * F, fc);
-    BUFFER("activations", L * N * F, act);
+    #define ACT_BUFFER(name, width, ...) BUFFER("activations", L * N * (width), name);
+    LAYER_ACTIVATIONS(ACT_BUFFER, &g->config)
+    #undef ACT_BUFFER
     BUFFER("activations", N * C, ln_f);
     BUFFER("activations", N, mean_f);
     BUFFER("activations", N, rstd_f);
@@ -454,7 +445,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         if (g->zenflow) BUFFER("sums of gradients", P, acc);
         BUFFER("backward", N * C, dx);
         BUFFER("backward", N * C, dc);
-        BUFFER("backward", N * (F > 3 * C ? F : 3 * C), dwide);
+        BUFFER("backward", N * config_wide(&g->config), dwide);
         BUFFER("scratch", blocks, norm_sums);
     }
     if (g->sampling) BUFFER("sampling", decode_floats(&g->config), cache);
@@ -510,14 +501,14 @@ static float *tensor(const GPT2 *g, float *arena, int index) {
 }
 
 static LayerActs layer_acts(const GPT2 *g, size_t l) {
-    const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
-    const bool post = g->config.embed > 0;
+    const size_t C = g->config.channels, N = g->max_B * g->max_T;
+    const bool post = g->config.post_norm;
+    LayerActs a;
     if (!g->training) l = 0;
-    LayerActs a = {
-        g->x + l * N * C, g->ln_1 + l * N * C, g->mean_1 + l * N, g->rstd_1 + l * N,
-        g->qkv + l * N * 3 * C, g->atty + l * N * C, g->lse + l * N * g->config.heads,
-        g->mid + l * N * C, g->ln_2 + l * N * C, g->mean_2 + l * N, g->rstd_2 + l * N,
-        g->fc + l * N * F, g->act + l * N * F, NULL, NULL, NULL, NULL};
+    a.x = g->x + l * N * C;
+    #define ACT_POINT(name, width, ...) a.name = g->name + l * N * (width);
+    LAYER_ACTIVATIONS(ACT_POINT, &g->config)
+    #undef ACT_POINT
     a.att_in = post ? a.x : a.ln_1;
     a.mlp_in = post ? a.ln_1 : a.ln_2;
     a.mid_mean = post ? a.mean_1 : a.mean_2;
@@ -532,7 +523,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
                          size_t T) {
     const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads, N = B * T;
     const size_t L = g->config.layers;
-    const bool post = g->config.embed > 0;
+    const bool post = g->config.post_norm;
     const int middle = post ? LN_1_W : LN_2_W;
     g->B = B;
     g->T = T;
@@ -555,7 +546,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
         layer_tensors(g, g->params, l, w);
         x = g->training ? a.x + g->max_B * g->max_T * C : a.x;  // where the layer's output goes
         if (!post) layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C);
-        matmul_forward(a.qkv, a.att_in, w[QKV_W], w[QKV_B], N, C, 3 * C);
+        matmul_forward(a.qkv, a.att_in, w[QKV_W], w[QKV_B], N, C, config_qkv(&g->config));
         attention_forward(a.atty, a.lse, a.qkv, begins, g->scratch, B, T, C, NH);
         matmul_forward(a.mid, a.atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C);
         residual_forward(a.mid, a.x, N * C);
@@ -654,7 +645,7 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
     const GPT2Table *t = &g->table;
     float *dx = g->dx, *dc = g->dc, *dwide = g->dwide;
     const size_t E = g->config.embed;
-    const bool post = E > 0;
+    const bool post = g->config.post_norm;
     const int middle = post ? LN_1_W : LN_2_W;
     const float *last = g->x + L * g->max_B * g->max_T * C;
     if (E > 0) {

@@ -14,12 +14,13 @@
 // before. Part 3 ends with a->branch; post-norm layers add and normalise it, into a->out.
 static void layer_part(GPT2 *g, int part, const LayerActs *a, floatX *const w[LAYER_TENSORS]) {
     const size_t C = g->config.channels, F = g->config.ffn, B = g->B, T = g->T, N = B * T;
-    const bool post = g->config.embed > 0;
+    const bool post = g->config.post_norm;
     const int middle = post ? LN_1_W : LN_2_W;
     Matmul *lt = &g->lt;
     cudaStream_t stream = g->compute;
     if (part == 0) {
-        matmul_forward(lt, a->qkv, a->att_in, w[QKV_W], w[QKV_B], N, C, 3 * C, stream);
+        matmul_forward(lt, a->qkv, a->att_in, w[QKV_W], w[QKV_B], N, C,
+                       config_qkv(&g->config), stream);
         attention_forward(a->atty, a->lse, a->qkv, g->documents, B, T, C, g->config.heads, stream);
     } else if (part == 1) {
         matmul_forward(lt, a->branch, a->atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C, stream);
@@ -43,7 +44,7 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, floatX *const w[LA
 // keeps them until now.
 static void layer_backward(GPT2 *g, size_t l) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
-    const bool post = g->config.embed > 0;
+    const bool post = g->config.post_norm;
     const int middle = post ? LN_1_W : LN_2_W;
     const LayerActs a = layer_acts(g, l);
     floatX *w[LAYER_TENSORS], *d[LAYER_TENSORS], *dwide = g->dwide;
@@ -75,8 +76,9 @@ static void layer_backward(GPT2 *g, size_t l) {
     matmul_backward(lt, dc, d[ATTPROJ_W], dx, a.atty, w[ATTPROJ_W], N, C, C, stream);
     attention_backward(dwide, g->delta, dc, a.atty, a.lse, a.qkv, g->documents, g->B, g->T, C,
                        g->config.heads, stream);
-    matmul_backward(lt, dc, d[QKV_W], dwide, a.att_in, w[QKV_W], N, C, 3 * C, stream);
-    bias_backward(d[QKV_B], sum, dwide, N, 3 * C, stream);
+    const size_t Q = config_qkv(&g->config);
+    matmul_backward(lt, dc, d[QKV_W], dwide, a.att_in, w[QKV_W], N, C, Q, stream);
+    bias_backward(d[QKV_B], sum, dwide, N, Q, stream);
     if (post) residual_forward(dc, dx, N * C, stream);  // in g->dx again
     else layernorm_backward<floatX>(dx, d[LN_1_W], d[LN_1_B], NULL, sum, dc, a.x, w[LN_1_W],
                                     a.mean_1, a.rstd_1, N, C, stream);
@@ -110,9 +112,10 @@ static void forward_segment(GPT2 *g, size_t s) {
     const LayerActs a = layer_acts(g, s - 1);
     floatX *w[LAYER_TENSORS];
     layer_tensors(g, s - 1, w, NULL);
-    if (s == 1 && E == 0)
+    const bool post = g->config.post_norm;
+    if (s == 1 && !post)
         layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
-    else if (E == 0)
+    else if (!post)
         residual_layernorm_forward(x, a.ln_1, a.mean_1, a.rstd_1, sum, g->branch, w[LN_1_W],
                                    w[LN_1_B], N, C, stream);
     for (int part = 0; part < LAYER_PARTS; part++) layer_part(g, part, &a, w);
@@ -126,13 +129,17 @@ static void recompute(GPT2 *g, size_t l) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
     const LayerActs a = layer_acts(g, l);
     floatX *w[LAYER_TENSORS];
-    const bool post = g->config.embed > 0;
+    const bool post = g->config.post_norm;
     const int middle = post ? LN_1_W : LN_2_W;
     layer_tensors(g, l, w, NULL);
     if (!post)
         layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, g->compute);
     if (g->choice.recompute == RECOMPUTE_BLOCK) {
-        for (int part = 0; part < (post ? 4 : 3); part++) layer_part(g, part, &a, w);
+        const ActTable t = gpt2_acts(&g->config);
+        bool makes[LAYER_PARTS] = {};  // something that backward reads
+        for (int k = 0; k < LAYER_ACTS; k++) makes[t.acts[k].part] = true;
+        for (int part = 0; part < LAYER_PARTS; part++)
+            if (makes[part]) layer_part(g, part, &a, w);
         return;
     }
     GPU_TAKES(g->compute, 2 * (2 * C + F) * N * sizeof(floatX), gpu_bytes);

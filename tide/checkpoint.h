@@ -340,7 +340,8 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
         size_t embed = c->channels;
         if (projection != NULL && !json_size(projection, &embed)) embed = 0;
         const JsonType order = before != NULL ? before->type : JSON_TRUE;
-        if (order == JSON_FALSE) c->embed = embed;
+        c->post_norm = order == JSON_FALSE;
+        if (c->post_norm) c->embed = embed;
         else if (order != JSON_TRUE) embed = 0;
         if (embed == 0 || embed > c->channels || (embed == c->channels) != (c->embed == 0))
             die("%s: word_embed_proj_dim must be hidden_size (%zu), or smaller where "
@@ -568,7 +569,7 @@ static void config_write(FILE *f, const GPT2Config *c, bool bf16, int eot) {
                 *(const size_t *)(const void *)((const char *)c + config_sizes[i].at));
     for (int i = 0; i < CONFIG_FIXED; i++) {
         const char *key = config_fixed[i].key, *value = config_fixed[i].value;
-        if (c->embed > 0 && strcmp(key, "do_layer_norm_before") == 0) value = "false";
+        if (c->post_norm && strcmp(key, "do_layer_norm_before") == 0) value = "false";
         if (config_fixed[i].family == c->family) fprintf(f, "  \"%s\": %s,\n", key, value);
     }
     fprintf(f, "  \"activation_function\": \"%s\",\n  \"tie_word_embeddings\": %s,\n"
@@ -772,6 +773,7 @@ static bool state_parse(char *text, size_t n, TrainState *s, Error *err) {
         || (unsigned)c->activation > ACTIVATION_RELU || (unsigned)c->tied > 1)
         return error_set(err, "state.txt lacks a field");
     if (options != NULL) memcpy(s->options, options + 1, length);
+    s->config.post_norm = s->config.embed > 0;
     return gpt2_finish(&s->config, err);
 }
 

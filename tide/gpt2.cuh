@@ -46,7 +46,7 @@ struct LayerActs {
 
 // Pre-norm layers read ln_1, and ln_2 = norm(mid); post-norm layers read x, and ln_1 = norm(mid).
 static void layer_order(LayerActs *a, const GPT2Config *c) {
-    const bool post = c->embed > 0;
+    const bool post = c->post_norm;
     a->att_in = post ? a->x : a->ln_1;
     a->mlp_in = post ? a->ln_1 : a->ln_2;
     a->mid_mean = post ? a->mean_1 : a->mean_2;
@@ -290,28 +290,28 @@ static size_t piece_bytes(const GPT2 *g, int kind) {
 //     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
 // Once backward has made a layer's gradient, nothing of its range is used any more until forward
 // comes there again, which waits for the layer's update: until then the gradient may lie there.
-enum { LAYER_PARTS = 4, KEPT_PARTS = 12, LIGHT_PARTS = 9 };
+enum { LAYER_PARTS = 4 };
 
 // Do layers share what is made again, or, with no backward, everything?
 static bool shares_acts(const GPT2 *g) {
     return !g->training || g->choice.recompute >= RECOMPUTE_LIGHT;
 }
 
-// How many of a layer's parts are its own.
-static int kept_parts(const GPT2 *g) {
-    if (!g->training || g->choice.recompute == RECOMPUTE_BLOCK) return 0;
-    return g->choice.recompute == RECOMPUTE_LIGHT ? LIGHT_PARTS : KEPT_PARTS;
+// The first rows of the activation table (model.h) that each layer keeps for itself.
+static int kept_acts(const GPT2 *g, const ActTable *t) {
+    int n = 0;
+    while (g->training && n < LAYER_ACTS && g->choice.recompute <= t->acts[n].kept) n++;
+    return n;
 }
 
-// Bytes of parts [first, end) of those that layer_acts() names.
-static size_t layer_parts(const GPT2 *g, int first, int end, size_t bytes[KEPT_PARTS]) {
-    const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
-    const size_t X_ = sizeof(floatX), f32 = sizeof(float);
-    const size_t all[KEPT_PARTS] = {3 * N * C * X_, N * C * X_, N * g->config.heads * f32,
-                                     N * C * X_, N * F * X_, N * f32, N * f32, N * f32, N * f32,
-                                     N * C * X_, N * C * X_, N * F * X_};
+// Bytes of rows [first, end) of the activation table.
+static size_t acts_rows(const GPT2 *g, const ActTable *t, int first, int end,
+                        size_t bytes[LAYER_ACTS]) {
     size_t sum = 0;
-    for (int k = first; k < end; k++) sum += bytes[k] = round_up(all[k], 256);
+    for (int k = first; k < end; k++) {
+        const size_t size = t->acts[k].f32 ? sizeof(float) : sizeof(floatX);
+        sum += bytes[k] = round_up(g->max_B * g->max_T * t->acts[k].width * size, 256);
+    }
     return sum;
 }
 
@@ -321,15 +321,17 @@ static size_t layer_entry(const GPT2 *g) {
 
 // Bytes from a layer's entry to the next one's; and of all.
 static size_t layer_stride(const GPT2 *g) {
-    size_t bytes[KEPT_PARTS];
+    const ActTable t = gpt2_acts(&g->config);
+    size_t bytes[LAYER_ACTS];
     if (!g->training) return 0;
-    return layer_entry(g) + layer_parts(g, 0, kept_parts(g), bytes);
+    return layer_entry(g) + acts_rows(g, &t, 0, kept_acts(g, &t), bytes);
 }
 
 static size_t acts_bytes(const GPT2 *g) {
-    size_t bytes[KEPT_PARTS];
+    const ActTable t = gpt2_acts(&g->config);
+    size_t bytes[LAYER_ACTS];
     return g->config.layers * layer_stride(g) + layer_entry(g)
-         + layer_parts(g, kept_parts(g), KEPT_PARTS, bytes);
+         + acts_rows(g, &t, kept_acts(g, &t), LAYER_ACTS, bytes);
 }
 
 static floatX *layer_input(const GPT2 *g, size_t l) {
@@ -342,19 +344,21 @@ static char *layer_rest(const GPT2 *g, size_t l) {
 }
 
 static LayerActs layer_acts(const GPT2 *g, size_t l) {
-    const int kept = kept_parts(g);
-    size_t bytes[KEPT_PARTS];
+    const ActTable t = gpt2_acts(&g->config);
+    const int kept = kept_acts(g, &t);
+    size_t bytes[LAYER_ACTS];
     LayerActs a;
-    void *const part[KEPT_PARTS] = {&a.qkv, &a.atty, &a.lse, &a.mid, &a.fc, &a.mean_1, &a.rstd_1,
-                                     &a.mean_2, &a.rstd_2, &a.ln_1, &a.ln_2, &a.act};
     char *at = layer_rest(g, l), *shared = g->acts + acts_bytes(g);
-    layer_parts(g, 0, kept, bytes);
-    shared -= layer_parts(g, kept, KEPT_PARTS, bytes);
+    acts_rows(g, &t, 0, kept, bytes);
+    shared -= acts_rows(g, &t, kept, LAYER_ACTS, bytes);
     a.x = layer_input(g, l);
-    for (int k = 0; k < KEPT_PARTS; at += bytes[k++]) {
-        if (k == kept) at = shared;
-        memcpy(part[k], &at, sizeof at);
-    }
+    int k = 0;
+    #define ACT_POINT(name, ...) \
+        if (k == kept) at = shared; \
+        a.name = (decltype(a.name))at; \
+        at += bytes[k++];
+    LAYER_ACTIVATIONS(ACT_POINT, &g->config)
+    #undef ACT_POINT
     a.branch = g->branch;
     a.out = layer_input(g, l + 1);
     layer_order(&a, &g->config);
@@ -505,9 +509,10 @@ static void live(GPT2 *g, const char *what, double elements, size_t bytes, cudaS
 
 // Elements of floatX that a layer's activations take, from its entry into the residual stream on.
 static double layer_elements(const GPT2 *g) {
-    const size_t C = g->config.channels, F = g->config.ffn;
-    const size_t kept = g->choice.recompute == RECOMPUTE_BLOCK ? C
-                      : g->choice.recompute == RECOMPUTE_LIGHT ? 6 * C + F : 8 * C + 2 * F;
+    const ActTable t = gpt2_acts(&g->config);
+    size_t kept = g->config.channels;
+    for (int k = 0; k < LAYER_ACTS; k++)
+        if (!t.acts[k].f32 && g->choice.recompute <= t.acts[k].kept) kept += t.acts[k].width;
     return (double)(g->B * g->T * kept);
 }
 

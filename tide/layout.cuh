@@ -120,11 +120,11 @@ static void gpt2_place(GPT2 *g) {
 // fills them with NaN.
 static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->max_B * g->max_T;
-    const size_t wide = F > 3 * C ? F : 3 * C, X_ = sizeof(floatX), f32 = sizeof(float);
+    const size_t wide = config_wide(&g->config), X_ = sizeof(floatX), f32 = sizeof(float);
     const size_t queries = g->zo != NULL ? (size_t)g->zo->config.queries : 0;
     const size_t L = g->config.layers;
     size_t sum_scratch = layernorm_backward_scratch(N, C);
-    const size_t widths[2] = {3 * C, F};
+    const size_t widths[2] = {config_qkv(&g->config), F};
     for (int k = 0; k < 2; k++)
         if (bias_backward_scratch(N, widths[k]) > sum_scratch)
             sum_scratch = bias_backward_scratch(N, widths[k]);

@@ -4,6 +4,7 @@
 //
 //     gpt2_preset()        a configuration by its name; gpt2_finish() after any change of one
 //     gpt2_table()         all parameter tensors; gpt2_tensor_at(): the one at an element
+//     gpt2_acts()          what a layer makes: all activations that backward reads
 //     gpt2_init()          first values; gpt2_init_range(): of a part of a tensor
 //     gpt2_shards_all()    the ranges that a process without ZeRO owns
 //     gpt2_flops_per_token()
@@ -18,6 +19,13 @@
 enum { FAMILY_GPT2, FAMILY_OPT };          // which Hugging Face naming a saved model uses
 enum { ACTIVATION_GELU, ACTIVATION_RELU };  // GELU in its tanh form ("gelu_new")
 
+// Placement, by the options' values: what backward computes again, where the optimizer's state
+// lives and who updates it (offload.h), and where the weights live.
+enum { RECOMPUTE_AUTO, RECOMPUTE_NONE, RECOMPUTE_LIGHT, RECOMPUTE_BLOCK };
+enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE,
+       OFFLOAD_ZENFLOW };
+enum { WEIGHTS_GPU, WEIGHTS_HOST, WEIGHTS_AUTO };
+
 typedef struct {
     size_t layers;        // L
     size_t heads;         // NH; the head size C / NH is HS
@@ -30,12 +38,19 @@ typedef struct {
     int activation;       // ACTIVATION_*
     int tied;             // 1: the head is wte; 0: the head has a tensor of its own (lm_head)
     size_t embed;         // 0, or E, as in OPT-350M: embeddings of E < C channels, which project_in
-                          // and project_out connect to the layers; these normalise after each sum,
-                          // not before each branch, and no normalisation follows the last one
+                          // and project_out connect to the layers
+    int post_norm;        // 1, as in OPT-350M: layers normalise after each sum, not before each
+                          // branch, and no normalisation follows the last layer
 } GPT2Config;
 
-// Channels of wte and the head.
+// Channels of wte and the head; of q, k and v together; of one attention head; and of the widest
+// row that a layer makes.
 static size_t config_embed(const GPT2Config *c) { return c->embed > 0 ? c->embed : c->channels; }
+static size_t config_qkv(const GPT2Config *c) { return 3 * c->channels; }
+static size_t config_head(const GPT2Config *c) { return c->channels / c->heads; }
+static size_t config_wide(const GPT2Config *c) {
+    return c->ffn > config_qkv(c) ? c->ffn : config_qkv(c);
+}
 
 #define LAYERNORM_EPS 1e-5f
 #define ALIGN_ELEMENTS 128  // every tensor starts at a multiple of this, and Vp is one
@@ -51,6 +66,9 @@ static bool gpt2_finish(GPT2Config *c, Error *err) {
     if (c->embed >= c->channels && c->embed > 0)
         return error_set(err, "embeddings (%zu channels) must be narrower than layers (%zu)",
                          c->embed, c->channels);
+    if ((c->embed > 0) != (c->post_norm != 0))
+        return error_set(err, "layers normalise after their sums where embeddings are narrow, and "
+                         "only there");
     if (c->ffn == 0) c->ffn = 4 * c->channels;
     if (c->ffn > 1 << 20) return error_set(err, "the MLP's width must be at most %d", 1 << 20);
     if (c->context < 1 || c->context > 1 << 20)
@@ -62,8 +80,8 @@ static bool gpt2_finish(GPT2Config *c, Error *err) {
 
 // GPT-2: Radford et al. 2019, table 2. OPT: Zhang et al. 2022, table 1. 7b
 // to 20b: Deep Optimizer States, table 2, with the GPT-2 vocabulary.
-#define GPT2(L, NH, C, T, V) {L, NH, C, 0, T, V, 0, FAMILY_GPT2, ACTIVATION_GELU, 1, 0}
-#define OPT(L, NH, C, E, V) {L, NH, C, 0, 2048, V, 0, FAMILY_OPT, ACTIVATION_RELU, 1, E}
+#define GPT2(L, NH, C, T, V) {L, NH, C, 0, T, V, 0, FAMILY_GPT2, ACTIVATION_GELU, 1, 0, 0}
+#define OPT(L, NH, C, E, V) {L, NH, C, 0, 2048, V, 0, FAMILY_OPT, ACTIVATION_RELU, 1, E, (E) > 0}
 static const struct { const char *name; GPT2Config config; } gpt2_presets[] = {
     {"nano",        GPT2( 4,  4,   128,  256,   256)},
     {"gpt2",        GPT2(12, 12,   768, 1024, 50257)},
@@ -178,8 +196,9 @@ static GPT2Table gpt2_table(const GPT2Config *c) {
     }
     t.first_layer = t.count;
     for (size_t l = 0; l < L; l++) {
-        const size_t rows[LAYER_TENSORS] = {1, 1, 3 * C, 1, C, 1, 1, 1, F, 1, C, 1};
-        const size_t cols[LAYER_TENSORS] = {C, C, C, 3 * C, C, C, C, C, C, F, F, C};
+        const size_t Q = config_qkv(c);
+        const size_t rows[LAYER_TENSORS] = {1, 1, Q, 1, C, 1, 1, 1, F, 1, C, 1};
+        const size_t cols[LAYER_TENSORS] = {C, C, C, Q, C, C, C, C, C, F, F, C};
         for (int k = 0; k < LAYER_TENSORS; k++) {
             char name[32];
             snprintf(name, sizeof name, "h.%zu.%s", l, names[k]);
@@ -194,7 +213,8 @@ static GPT2Table gpt2_table(const GPT2Config *c) {
     if (c->embed > 0) {
         t.project_out = t.count;
         table_add(&t, "project_out.w", (int)L, -1, E, C, 2, std, 0);
-    } else {
+    }
+    if (!c->post_norm) {
         t.ln_f_w = t.count;
         table_add(&t, "ln_f.w", (int)L, -1, 1, C, 1, 0, 1);
         t.ln_f_b = t.count;
@@ -242,6 +262,48 @@ static void gpt2_init(const GPT2Table *t, float *arena, uint64_t seed) {
     memset(arena, 0, t->elements * sizeof(float));
     for (int i = 0; i < t->count; i++)
         gpt2_init_range(t, i, 0, t->tensors[i].size, arena + t->tensors[i].offset, seed);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The activation table
+
+// What a layer makes between its entry into the residual stream and that of the next layer, in the
+// order in which a GPU's memory has it: name, width per token in elements, whether it is fp32 (else
+// the trainer's type), the part of the layer that makes it (tide/blocks.cuh), and the strongest
+// --recompute that keeps it. What is kept by the strongest comes first. Memory, plan, trace and
+// tests read this list; LayerActs of each trainer has a pointer of each name.
+#define LAYER_ACTIVATIONS(ACT, c) \
+    ACT(qkv, config_qkv(c), false, 0, RECOMPUTE_LIGHT) \
+    ACT(atty, (c)->channels, false, 0, RECOMPUTE_LIGHT) \
+    ACT(lse, (c)->heads, true, 0, RECOMPUTE_LIGHT) \
+    ACT(mid, (c)->channels, false, 1, RECOMPUTE_LIGHT) \
+    ACT(fc, (c)->ffn, false, 2, RECOMPUTE_LIGHT) \
+    ACT(mean_1, 1, true, (c)->post_norm ? 1 : 0, RECOMPUTE_LIGHT) \
+    ACT(rstd_1, 1, true, (c)->post_norm ? 1 : 0, RECOMPUTE_LIGHT) \
+    ACT(mean_2, 1, true, (c)->post_norm ? 3 : 1, RECOMPUTE_LIGHT) \
+    ACT(rstd_2, 1, true, (c)->post_norm ? 3 : 1, RECOMPUTE_LIGHT) \
+    ACT(ln_1, (c)->channels, false, (c)->post_norm ? 1 : 0, RECOMPUTE_NONE) \
+    ACT(ln_2, (c)->channels, false, (c)->post_norm ? 3 : 1, RECOMPUTE_NONE) \
+    ACT(act, (c)->ffn, false, 2, RECOMPUTE_NONE)
+
+typedef struct {
+    const char *name;
+    size_t width;     // elements per token
+    bool f32;
+    int part, kept;   // RECOMPUTE_*
+} LayerAct;
+
+#define ACT_COUNT(...) + 1
+enum { LAYER_ACTS = 0 LAYER_ACTIVATIONS(ACT_COUNT, 0) };
+#undef ACT_COUNT
+
+typedef struct { LayerAct acts[LAYER_ACTS]; } ActTable;
+
+static ActTable gpt2_acts(const GPT2Config *c) {
+    #define ACT_ROW(name, width, f32, part, kept) {#name, width, f32, part, kept},
+    const ActTable t = {{LAYER_ACTIVATIONS(ACT_ROW, c)}};
+    #undef ACT_ROW
+    return t;
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -15,20 +15,18 @@
 #include <assert.h>
 #include <math.h>
 #include "cpu.h"
+#include "model.h"
 
-// Values of the choice options, in the order in which the table lists their names.
+// Values of the choice options, in the order in which the table lists their names; those that say
+// where something is are in model.h.
 enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT };
 enum { SAVE_FP32, SAVE_BF16 };
 enum { OPTIMIZER_ADAMW, OPTIMIZER_MEZO };
 enum { PRECISION_BF16, PRECISION_FP32, PRECISION_FP16 };
-enum { RECOMPUTE_AUTO, RECOMPUTE_NONE, RECOMPUTE_LIGHT, RECOMPUTE_BLOCK };
 enum { OVERLAP_ON, OVERLAP_OFF };
-enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE,
-       OFFLOAD_ZENFLOW };
 enum { WIRE_BF16, WIRE_FP32 };
 enum { MOMENTS_FP32, MOMENTS_BF16 };
 enum { PACK_AUTO, PACK_ON, PACK_OFF };
-enum { WEIGHTS_GPU, WEIGHTS_HOST, WEIGHTS_AUTO };
 
 // What --calibrate runs unless told.
 #ifdef __CUDA_EMU__  // slow, and its time means nothing

@@ -168,9 +168,10 @@ static void decode_attention(float *out, const float *query, const float *keys, 
 static void decode(const GPT2Config *c, const GPT2Table *t, const float *params, float *cache,
                    int32_t token, size_t position, float *logits) {
     const size_t C = c->channels, E = config_embed(c), F = c->ffn, L = c->layers;
-    const bool post = c->embed > 0;  // normalises after the sums
+    const bool post = c->post_norm;
     float mean;
-    float *x = cache + 2 * L * c->context * C, *row = x + C, *qkv = row + C, *wide = qkv + 3 * C;
+    float *x = cache + 2 * L * c->context * C, *row = x + C, *qkv = row + C;
+    float *wide = qkv + config_qkv(c);
     #define AT(k) (params + t->tensors[k].offset)
     const float *wte = AT(t->wte) + (size_t)token * E, *wpe = AT(t->wpe) + position * C;
     if (post) decode_matvec(row, wte, AT(t->project_in), NULL, E, C);
@@ -179,7 +180,7 @@ static void decode(const GPT2Config *c, const GPT2Table *t, const float *params,
         const int w = t->first_layer + (int)l * LAYER_TENSORS;
         float *keys = cache + l * c->context * C, *values = keys + L * c->context * C;
         if (!post) normalise(row, &mean, x, AT(w + LN_1_W), AT(w + LN_1_B), C, LAYERNORM_EPS);
-        decode_matvec(qkv, post ? x : row, AT(w + QKV_W), AT(w + QKV_B), C, 3 * C);
+        decode_matvec(qkv, post ? x : row, AT(w + QKV_W), AT(w + QKV_B), C, config_qkv(c));
         memcpy(keys + position * C, qkv + C, C * sizeof(float));
         memcpy(values + position * C, qkv + 2 * C, C * sizeof(float));
         decode_attention(row, qkv, keys, values, wide + F, position + 1, C, c->heads);

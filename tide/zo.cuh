@@ -289,12 +289,12 @@ static int zo_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         list[n++] = Buffer{"slots", z->slots * zo_layer_bytes(g), NULL, BUFFER_ANY};
     BUFFER("perturbed weights", z->scratch * X_, z->perturbed[0]);
     BUFFER("perturbed weights", z->scratch * X_, z->perturbed[1]);
-    if (g->config.embed > 0) BUFFER("perturbed weights", 2 * zo_norm(g) * X_, z->norm);
+    if (g->config.post_norm) BUFFER("perturbed weights", 2 * zo_norm(g) * X_, z->norm);
     BUFFER("activations", Q * 2 * N * C * X_, z->x);
     BUFFER("activations", 2 * N * C * X_, z->atty);
     BUFFER("activations", 2 * N * F * X_, z->act);
     BUFFER("activations", N * C * X_, z->ln);
-    BUFFER("activations", N * 3 * C * X_, z->qkv);
+    BUFFER("activations", N * config_qkv(&g->config) * X_, z->qkv);
     BUFFER("activations", N * f32, z->mean);
     BUFFER("activations", N * f32, z->rstd);
     BUFFER("activations", N * g->config.heads * f32, z->lse);
@@ -511,7 +511,7 @@ static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     floatX *x = zo_x(g, query, sign), *atty = z->atty + (size_t)sign * most * C;
     floatX *act = z->act + (size_t)sign * most * g->config.ffn, *w[LAYER_TENSORS] = {};
     const ZoRange *range = z->group[k].range;
-    const bool post = g->config.embed > 0;
+    const bool post = g->config.post_norm;
     LayerActs a = {};
     a.x = a.mid = a.out = x;
     a.atty = a.ln_2 = atty;
@@ -574,7 +574,7 @@ static void zo_encoder(GPT2 *g, const ZoPass *p, int query) {
 static void zo_final_norm(GPT2 *g, const ZoPass *p, int query) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const GPT2Table *t = &g->table;
-    const ZoGroup group = zo_group(t, t->tail, g->config.embed > 0 ? 1 : 2);
+    const ZoGroup group = zo_group(t, t->tail, g->config.post_norm ? 1 : 2);
     const Zo *z = g->zo;
     floatX *const *w = z->perturbed;
     zo_weights(g, tensor(g, t->tail), &group, &zo_nothing, p, query);

@@ -140,21 +140,19 @@ void cpu_model_update(CPUModel *model, const AdamStep *step) { gpt2_update(&mode
 
 float *cpu_model_tensor(CPUModel *model, const char *name, size_t layer, size_t *count) {
     const GPT2 *g = &model->g;
-    const size_t C = g->config.channels, F = g->config.ffn, L = g->config.layers;
+    const size_t C = g->config.channels, L = g->config.layers;
     const size_t N = g->max_B * g->max_T, P = g->table.elements;
     const LayerActs a = layer_acts(g, layer < L ? layer : 0);
+    #define ACT_ROW(name, width, ...) {#name, true, a.name, N * (width)},
     const struct { const char *name; bool per_layer; float *pointer; size_t count; } list[] = {
         {"params", false, g->params, P}, {"grads", false, g->grads, P}, {"m", false, g->m, P},
         {"v", false, g->v, P},
-        {"ln_1", true, a.ln_1, N * C}, {"mean_1", true, a.mean_1, N}, {"rstd_1", true, a.rstd_1, N},
-        {"qkv", true, a.qkv, N * 3 * C}, {"atty", true, a.atty, N * C},
-        {"lse", true, a.lse, N * g->config.heads}, {"mid", true, a.mid, N * C},
-        {"ln_2", true, a.ln_2, N * C}, {"mean_2", true, a.mean_2, N}, {"rstd_2", true, a.rstd_2, N},
-        {"fc", true, a.fc, N * F}, {"act", true, a.act, N * F},
+        LAYER_ACTIVATIONS(ACT_ROW, &g->config)
         {"ln_f", false, g->ln_f, N * C}, {"mean_f", false, g->mean_f, N},
         {"rstd_f", false, g->rstd_f, N}, {"losses", false, g->losses, N},
         {"dx", false, g->dx, N * C}, {"dc", false, g->dc, N * C},
-        {"dwide", false, g->dwide, N * (F > 3 * C ? F : 3 * C)}};
+        {"dwide", false, g->dwide, N * config_wide(&g->config)}};
+    #undef ACT_ROW
     if (strcmp(name, "x") == 0 && layer <= L) {
         if (count != NULL) *count = N * C;
         return g->x + layer * N * C;

@@ -177,18 +177,9 @@ static void compare_activation(CPUModel *cpu, const Shape *s, const char *kind,
 
 static void compare_layer(GPT2 *g, CPUModel *cpu, const Shape *s, size_t l) {
     const LayerActs a = layer_acts(g, l);
-    compare_activation(cpu, s, "ln_1", l, a.ln_1);
-    compare_activation(cpu, s, "mean_1", l, a.mean_1);
-    compare_activation(cpu, s, "rstd_1", l, a.rstd_1);
-    compare_activation(cpu, s, "qkv", l, a.qkv);
-    compare_activation(cpu, s, "atty", l, a.atty);
-    compare_activation(cpu, s, "lse", l, a.lse);
-    compare_activation(cpu, s, "mid", l, a.mid);
-    compare_activation(cpu, s, "ln_2", l, a.ln_2);
-    compare_activation(cpu, s, "mean_2", l, a.mean_2);
-    compare_activation(cpu, s, "rstd_2", l, a.rstd_2);
-    compare_activation(cpu, s, "fc", l, a.fc);
-    compare_activation(cpu, s, "act", l, a.act);
+    #define ACT_COMPARE(name, ...) compare_activation(cpu, s, #name, l, a.name);
+    LAYER_ACTIVATIONS(ACT_COMPARE, &g->config)
+    #undef ACT_COMPARE
 }
 
 static void compare_gradients(GPT2 *g, CPUModel *cpu, const Shape *s) {
