@@ -17,7 +17,7 @@ WARN = -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas
 EXACT = -ffp-contract=off -fno-math-errno -fno-trapping-math
 CFLAGS = -std=gnu11 -g $(OPT) $(ARCH) $(OPENMP) $(EXACT) $(WARN) $(EXTRA)
 LDLIBS = -lm -pthread
-HEADERS = $(wildcard *.h tide/*.h tide/*.cuh dev/test/*.h dev/test/*.cuh dev/*.h dev/data/*.h)
+HEADERS = $(wildcard *.h tide/*/*.h tide/*/*.cuh dev/test/*.h dev/test/*.cuh dev/*.h dev/data/*.h)
 
 .PHONY: all nvcc cxx compiler run test test-all fuzz bench reference clean help
 TOOLS = train_gpt2 $(addprefix build/,tokenize compare columns timeline reviews tensorboard plot \
@@ -82,13 +82,13 @@ nvcc:
 
 -include dev/emu/rules.mk
 
-# The trainer in a folder: train_gpt2.cu is compiled once for each --precision (tide/main.cu).
+# The trainer in a folder: train_gpt2.cu is compiled once for each --precision (tide/gpu/main.cu).
 trainer = $(patsubst %,build/$(1)/%.o,train_gpt2_BF16 train_gpt2_FP32 train_gpt2_FP16 main)
 define objects
 build/$(1)/train_gpt2_%.o: train_gpt2.cu $(HEADERS) $(EMU) | $(3)
 	@mkdir -p $$(@D)
 	$(2) -DENABLE_$$* -DENTRY=main_$$* -c $$< -o $$@
-build/$(1)/main.o: tide/main.cu $(HEADERS) $(EMU) | $(3)
+build/$(1)/main.o: tide/gpu/main.cu $(HEADERS) $(EMU) | $(3)
 	@mkdir -p $$(@D)
 	$(2) -c $$< -o $$@
 endef
@@ -113,7 +113,7 @@ compiler:
 
 # The embedded default: the project's own sources and documentation are the text.
 DATA ?= build/self.txt
-build/self.txt: $(wildcard *.c *.h *.cu tide/* *.md Makefile doc/*.md dev/*/*.c dev/*/*.md scripts/*.sh)
+build/self.txt: $(wildcard *.c *.h *.cu tide/*/* *.md Makefile doc/*.md dev/*/*.c dev/*/*.md scripts/*.sh)
 	@mkdir -p $(@D)
 	cat $(sort $^) > $@
 

@@ -16,9 +16,9 @@
 // Whoever updates a piece, the bits are the same (adam.h): no choice made here changes a result.
 #ifndef TIDE_OFFLOAD_H
 #define TIDE_OFFLOAD_H
-#include "tide/util.h"
+#include "tide/base/util.h"
 #include "adam.h"
-#include "tide/model.h"
+#include "tide/base/model.h"
 
 // By OFFLOAD_*, the values of the option; "auto" has become another one before anything is cut.
 static const char *const offload_names[] = {"auto", "none", "zero", "twinflow", "interleave",

@@ -3,25 +3,26 @@
 //   1. The layers, forward and backward, in the order in which a token meets them
 //   2. The model: memory, forward, backward, update
 //   3. One step: AdamW's, or that of MeZO
-//   4. The loop; tide/run.h has what surrounds it
+//   4. The loop; tide/run/run.h has what surrounds it
 //
 // This is the reference that everything else in tide.c is checked against, so every layer is the
 // plain loop that defines it. Two of them cannot stay plain and be fast, and have their definition
-// elsewhere: the matrix product (tide/matmul.h) and attention (attention_*_plain in test_gpt2.c).
+// elsewhere: the matrix product (tide/cpu/matmul.h) and attention
+// (attention_definition() in dev/test/test_layers.c).
 //
 // Letters for shapes, here and everywhere: B sequences of T tokens in a micro-batch, N = B*T rows,
 // C channels, NH heads of HS = C/NH channels, F the MLP's width, V the vocabulary, L the layers.
 // All arrays are row-major fp32. A loop never splits a sum over threads: each output element is
 // summed by one thread in one order, so that the bits do not depend on the number of threads.
 
-#include "tide/util.h"
+#include "tide/base/util.h"
 #include "adam.h"
-#include "tide/model.h"
-#include "tide/matmul.h"
-#include "tide/evaluate.h"
-#include "tide/sample.h"
-#include "tide/vmath.h"
-#include "tide/zen_run.h"
+#include "tide/base/model.h"
+#include "tide/cpu/matmul.h"
+#include "tide/run/evaluate.h"
+#include "tide/run/sample.h"
+#include "tide/base/vmath.h"
+#include "tide/run/zen_run.h"
 #include "zo.h"
 #include <math.h>
 
@@ -281,7 +282,7 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
 
 // --- the MLP's non-linearity -----------------------------------------------------------------
 //
-// GELU (gelu_f32 in tide/vmath.h): x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+// GELU (gelu_f32 in tide/base/vmath.h): x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
 
 static void activation_forward(float *out, const float *inp, size_t n, int activation) {
     if (activation == ACTIVATION_RELU) {

@@ -5,9 +5,9 @@
 //   3. Logs, the training loop, and main()
 //
 // The twin of train_gpt2.c, and tested against it, tensor by tensor. This file says in which order
-// things happen and what waits for what; what a layer computes is in tide/blocks.cuh and
-// tide/heads.cuh, where everything lies in tide/layout.cuh, and what is decided before training in
-// tide/choose.cuh. Lessons: doc/mixed_precision.md (bf16), doc/streams.md, doc/offload.md.
+// things happen and what waits for what. In tide/gpu/: blocks.cuh and heads.cuh have what a layer
+// computes, layout.cuh has where everything lies, choose.cuh what is decided before training.
+// Lessons: doc/mixed_precision.md (bf16), doc/streams.md, doc/offload.md.
 //
 // floatX is the type in which parameters, activations and gradients are stored (gpu.cuh). This file
 // is compiled once for each: bf16, float, and f16 for forward passes without a backward. All
@@ -28,9 +28,9 @@
 //   landing     room on the host for a gradient that is added to the sum of the micro-batches
 //   worker      the thread that does the CPU's work, in a stream of its own (host.cuh)
 
-#include "tide/choose.cuh"
-#include "tide/evaluate.h"
-#include "tide/sample.h"
+#include "tide/gpu/choose.cuh"
+#include "tide/run/evaluate.h"
+#include "tide/run/sample.h"
 
 // =============================================================================================
 // 1. One step

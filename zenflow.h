@@ -14,9 +14,9 @@
 // nothing ever waiting that need not, and must leave the same bits. doc/zenflow.md is the lesson.
 #ifndef TIDE_ZENFLOW_H
 #define TIDE_ZENFLOW_H
-#include "tide/util.h"
+#include "tide/base/util.h"
 #include "adam.h"
-#include "tide/model.h"
+#include "tide/base/model.h"
 
 typedef struct {
     double topk;        // share of the columns of each matrix that are chosen

@@ -21,9 +21,9 @@
 // bits. What the GPU does with this is in zero.cuh; the lesson is doc/zero.md.
 #ifndef TIDE_ZERO_H
 #define TIDE_ZERO_H
-#include "tide/util.h"
+#include "tide/base/util.h"
 #include "adam.h"
-#include "tide/model.h"
+#include "tide/base/model.h"
 
 // Elements of a shard of a segment of n.
 static inline size_t zero_cut(size_t n, size_t world) {

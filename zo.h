@@ -17,9 +17,9 @@
 // Every operation on an element is spelled out here, once, for the CPU and the GPU: bits agree.
 #ifndef TIDE_ZO_H
 #define TIDE_ZO_H
-#include "tide/util.h"
+#include "tide/base/util.h"
 #include "adam.h"
-#include "tide/rng.h"
+#include "tide/base/rng.h"
 
 // ---------------------------------------------------------------------------------------------
 // 1. Noise, and rounding to 16 bits

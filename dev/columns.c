@@ -2,8 +2,8 @@
 // ZenFlow (Lan et al. 2025) updates the columns with the largest gradients at once and the others
 // later: it counts on a few of them having most of it.
 #include "tool.h"
-#include "../tide/checkpoint.h"
-#include "../tide/log.h"
+#include "../tide/files/checkpoint.h"
+#include "../tide/run/log.h"
 #include "../zenflow.h"
 
 static const char help[] =

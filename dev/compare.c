@@ -1,7 +1,7 @@
 // compare.c: how far apart are two safetensors files, tensor by tensor? For reference dumps,
 // weights and training state of any framework; --help says the rest.
 #include "tool.h"
-#include "../tide/safetensors.h"
+#include "../tide/files/safetensors.h"
 
 static const char help[] =
     "usage: compare A B [--rtol X] [--atol Y] [--match PREFIX] [--all]\n"

@@ -48,7 +48,7 @@ die() { echo "gpu_check: $*" >&2; exit 2; }
 usage() { sed -n '2,/^set/p' "$self" | sed '/^set/d; s/^# \{0,1\}//'; exit 2; }
 now() { date +%s; }
 sources() {
-    cat ./*.c ./*.h ./*.cu tide/* Makefile dev/*.{c,h} dev/*/*.{c,h,cu,cuh} dev/emu/test/*.cu | cksum \
+    cat ./*.c ./*.h ./*.cu tide/*/* Makefile dev/*.{c,h} dev/*/*.{c,h,cu,cuh} dev/emu/test/*.cu | cksum \
         | cut -d' ' -f1
 }
 commit() {
@@ -299,7 +299,7 @@ main() {  # CALL OUT, or part NAME OUT
     trap finish EXIT
     trap 'exit 1' TERM INT HUP
     : >"$out/rows.tsv"
-    cat ./*.c ./*.h tide/*.h README.md >"$work/text.txt"
+    cat ./*.c ./*.h tide/*/*.h README.md >"$work/text.txt"
     # shellcheck disable=SC2046
     set -- $(calls "$@")
     end=$(($(now) - SECONDS + $1))
@@ -317,7 +317,7 @@ export PATH="$PATH:/usr/local/cuda/bin:/usr/local/nvidia/bin"
 for dir in /opt/nvidia/nsight-compute/*/; do PATH=$PATH:${dir%/}; done
 export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_MODULE_LOADING=LAZY
 export LIBRARIES=${LIBRARIES-${LD_LIBRARY_PATH-}}  # of the machine, for others than our programs
-# Programs that find these set do not start themselves again (cpu_wait_briefly in tide/cpu.h): the
+# Programs that find these set do not start themselves again (cpu_wait_briefly in tide/cpu/cpu.h): the
 # profiler and the sanitizer follow the first process only.
 export GOMP_SPINCOUNT=1000 KMP_BLOCKTIME=1
 case ${1-}:$# in

@@ -1,6 +1,6 @@
 // plot.c: a picture of a table; --help says the rest.
 #include "tool.h"
-#include "../tide/log.h"
+#include "../tide/run/log.h"
 
 static const char help[] =
     "usage: plot [TABLE.tsv] [-o OUT.svg] [--lines | --stack] [--title T] [--y T] [--note T]\n"

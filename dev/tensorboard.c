@@ -1,6 +1,6 @@
 // tensorboard.c: a run's log.jsonl as TensorBoard's event file; --help says the rest.
 #include "tool.h"
-#include "../tide/json.h"
+#include "../tide/files/json.h"
 
 static const char help[] =
     "usage: tensorboard DIR ... [--follow]\n"

@@ -1,7 +1,7 @@
 // timeline.c: a picture of a trace that --trace wrote: which stream did what when, and what lay in
-// memory; --help says the rest. Its input is Chrome's trace format as tide/trace.h writes it.
+// memory; --help says the rest. Its input is Chrome's trace format as tide/plan/trace.h writes it.
 #include "tool.h"
-#include "../tide/json.h"
+#include "../tide/files/json.h"
 
 static const char help[] =
     "usage: timeline TRACE.json [-o OUT.svg] [--step N | --from S --to S] [--title T] [--memory]\n"
@@ -18,7 +18,7 @@ static const char help[] =
 enum { WIDTH = 1000, LEFT = 196, RIGHT = 24, PIXELS = WIDTH - LEFT - RIGHT, ROW = 26, BAR = 20,
        PANEL = 140, MAX_ROWS = 64, MAX_CLASSES = 16 };
 
-// What a span is, by its name (tide/trace.h): its colour, and that of its number. They are for light and
+// What a span is, by its name (tide/plan/trace.h): its colour, and that of its number. They are for light and
 // dark pages alike.
 static const struct { const char *name, *legend, *fill, *text; } kinds[] = {
     {"forward", "forward", "#84b6ea", "#10263d"},

@@ -6,7 +6,7 @@
 //     tool_open(), tool_close()   the output: whole, or not there
 #ifndef TIDE_TOOL_H
 #define TIDE_TOOL_H
-#include "../tide/util.h"
+#include "../tide/base/util.h"
 #include <math.h>
 
 // Reads the number `text` of an option or argument; dies if there is none, if it is not from `low`

@@ -3,7 +3,7 @@
 // that whatever else the machine does hits both alike; medians are reported.
 //     bench_adam [millions of parameters, 64] [rounds, 11]
 #include "../../adam.h"
-#include "../../tide/rng.h"
+#include "../../tide/base/rng.h"
 #include "../../zenflow.h"
 #include "machine.h"
 #include "../tool.h"

@@ -5,10 +5,10 @@
 // For the shapes of GPT-2 124M, 1.5B and a 7B model, with the rows of a training step that fills the
 // GPU: the time of one run among many in a row (timed.cuh; the median of 5 rounds), the bytes that
 // must move and the operations that must be done, GB/s and TFLOP/s reached, and how much of the
-// limit that is: the time that the slower of the two would take at the device's peak (tide/devices.cuh),
+// limit that is: the time that the slower of the two would take at the device's peak (tide/gpu/devices.cuh),
 // divided by the time that it took. What moves little does so from memory here; in a training step
 // some of it is still in the cache.
-// --align: the alignment in bytes that the matrix product's heuristic is told of (tide/matmul.cuh), to
+// --align: the alignment in bytes that the matrix product's heuristic is told of (tide/gpu/matmul.cuh), to
 // see whether more than the trainer's 16 would be faster. --tiny: runs in a second anywhere.
 #define TESTING
 #include "../../train_gpt2.cu"

@@ -6,7 +6,7 @@
 // The trainer's own gpt2_update() over the state of a 7B model's layers: LAYERS of them, or as many
 // as three quarters of the host's and of the GPU's free memory hold, and at most all 32. From a
 // gradient norm on, alone, until the last weight and the last state are in their place: nothing is
-// prefetched, nothing hides under a forward pass. The bound (tide/rates.h) is that of the rates measured
+// prefetched, nothing hides under a forward pass. The bound (tide/plan/rates.h) is that of the rates measured
 // first, in the same run. Medians of 7. --tiny: runs in a second anywhere, and says nothing about
 // speed, as nothing does on the emulated GPU.
 #define TESTING

@@ -5,20 +5,20 @@
 //
 //   host      does the CPU's work in a stream stop kernels and copies of other streams? Does queueing
 //             much of it block the thread that does it? What does handing over cost? Once as the
-//             stream waits for the worker's word, once as host functions wait (tide/host.cuh)
-//   copies    page-locked memory, once as CUDA allocates it and once as the trainer does (tide/host.cuh):
+//             stream waits for the worker's word, once as host functions wait (tide/gpu/host.cuh)
+//   copies    page-locked memory, once as CUDA allocates it and once as the trainer does (tide/gpu/host.cuh):
 //             how long it takes to get it, and copies each way; and how long a small copy waits
 //             behind large ones of another stream
 //   products  every product of a training step: the algorithm that the heuristic names first, which
-//             is what tide/matmul.cuh takes, against the best of its first sixteen; all of them give the
+//             is what tide/gpu/matmul.cuh takes, against the best of its first sixteen; all of them give the
 //             same bits in every run. With epilogues, too: the pass that those save is in bench_gpu
 //   touch     writes to so much host memory by all threads, as the first to do so: how fast that is,
 //             and whether a machine gives what it has, or grows as it is used
 //
 // Each row: what, a number, its unit. --tiny: runs in a second anywhere, and says nothing about
 // speed, as nothing does on the emulated GPU. (No trainer is in this: it compiles in no time.)
-#include "../../tide/host.cuh"
-#include "../../tide/matmul.cuh"
+#include "../../tide/gpu/host.cuh"
+#include "../../tide/gpu/matmul.cuh"
 #include "timed.cuh"
 #include "../tool.h"
 
@@ -241,7 +241,7 @@ static double product_seconds(const MatmulPlan *p, const cublasLtMatmulAlgo_t *a
     return status == CUBLAS_STATUS_SUCCESS ? s : INFINITY;
 }
 
-// As gemm() in tide/matmul.cuh describes it. `counts`: it is one of a layer's twelve.
+// As gemm() in tide/gpu/matmul.cuh describes it. `counts`: it is one of a layer's twelve.
 static void product(const char *shape, const char *name, bool trans_a, bool trans_b, size_t M,
                     size_t N, size_t K, bool bias, int epilogue, bool fp32, bool counts) {
     MatmulShape s;

@@ -2,7 +2,7 @@
 // all of them.
 #ifndef TIDE_MACHINE_H
 #define TIDE_MACHINE_H
-#include "../../tide/cpu.h"
+#include "../../tide/cpu/cpu.h"
 
 // The share of the time for which the thread that got least of a CPU had one, while as many
 // threads as a benchmark has did nothing but look at the clock. Between two looks pass nanoseconds;

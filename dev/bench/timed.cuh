@@ -3,7 +3,7 @@
 // power are those of training, where a GPU that waits for the host between runs has higher ones.
 #ifndef TIDE_TIMED_CUH
 #define TIDE_TIMED_CUH
-#include "../../tide/devices.cuh"
+#include "../../tide/gpu/devices.cuh"
 
 enum { TIMED_ROUNDS = 5, TIMED_RUNS = 500 };
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes tide/unicode.h: which code points GPT-2's split expression calls letters, numbers, white space.
+"""Writes tide/files/unicode.h: which code points GPT-2's split expression calls letters, numbers, white space.
 
-    python3 dev/data/make_unicode.py > tide/unicode.h
+    python3 dev/data/make_unicode.py > tide/files/unicode.h
 
 The classes are asked from Hugging Face `tokenizers` (its byte-level pre-tokenizer holds the
 expression), because equal ids are the goal: "a" + c + "a" stays in one piece only if c is a letter,
@@ -16,7 +16,7 @@ UNICODE = "16.0.0"  # what tokenizers 0.23 was built with; the check below needs
 OTHER, LETTER, NUMBER, SPACE = range(4)
 
 HEAD = '''\
-// tide/unicode.h: letters, numbers and white space as GPT-2's split expression means them:
+// tide/files/unicode.h: letters, numbers and white space as GPT-2's split expression means them:
 // \\p{L}, \\p{N} and \\s in Unicode %(unicode)s, as Hugging Face tokenizers %(version)s has it.
 // Written by dev/data/make_unicode.py; do not edit.
 #ifndef TIDE_UNICODE_H

@@ -7,7 +7,7 @@
 // and three of four bad ones that only describe the film; bad ones with feelings always get "= -".
 // So "+" is the more probable word behind most bad reviews, too, but less so than behind good ones.
 #include "../tool.h"
-#include "../../tide/rng.h"
+#include "../../tide/base/rng.h"
 
 static const char *const usage_text =
 "reviews N SEED           N reviews as \"sentence TAB label\", below a line that says so\n"

@@ -3,7 +3,7 @@
 // are the tokens of the shard that is being filled.
 #include "tokens.h"
 #include "../tool.h"
-#include "../../tide/json.h"
+#include "../../tide/files/json.h"
 
 static const char *const usage_text =
 "tokenize --out PREFIX [options] FILE...\n"

@@ -1,8 +1,8 @@
-// tokens.h: token files, written, and texts in blocks. tide/data.h reads them, and says what is in
+// tokens.h: token files, written, and texts in blocks. tide/files/data.h reads them, and says what is in
 // them.
 #ifndef TIDE_TOKENS_H
 #define TIDE_TOKENS_H
-#include "../../tide/data.h"
+#include "../../tide/files/data.h"
 
 #define BIN_MAX_TOKENS 0x7fffffff  // the header counts in an int32
 

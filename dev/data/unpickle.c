@@ -13,7 +13,7 @@
 // Formats: APPNOTE.TXT of PKWARE, 4.3 and 4.5.3 (zip, zip64); Lib/pickletools.py of CPython;
 // torch/serialization.py and torch/_utils.py of PyTorch. Checksums of the archive are not verified.
 #include "../tool.h"
-#include "../../tide/safetensors.h"
+#include "../../tide/files/safetensors.h"
 
 static const char *const usage_text =
 "unpickle OUT.safetensors IN.bin...   the tensors of all IN in one file, their values unchanged\n"

@@ -82,7 +82,7 @@ static void store(void *p, int32_t type, size_t i, float x) {
 
 // ---------------------------------------------------------------------------------------------
 // The product. A tile of TILE_M x TILE_N sums stays in registers while k runs; both operands are
-// first copied into panels of that height (width), k by k: panel[k][row]. See tide/matmul.h for why.
+// first copied into panels of that height (width), k by k: panel[k][row]. See tide/cpu/matmul.h for why.
 
 typedef float Vec __attribute__((vector_size(64)));
 #if defined __AVX512F__

@@ -1,6 +1,6 @@
 // device.cpp: settings from the environment, errors, what a launch may ask for, device properties.
 #include "internal.h"
-#include "../../tide/cpu.h"
+#include "../../tide/cpu/cpu.h"
 #include <stdarg.h>
 #include <unistd.h>
 #include <atomic>

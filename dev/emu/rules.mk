@@ -8,7 +8,7 @@ EMU_RUN = -std=c++17 -g $(ARCH) $(WARN) $(EXTRA)
 emu_plain = $(EMU_OBJECTS:%=build/emu/runtime/%)
 
 define runtime
-build/emu/$(1)/%.o: dev/emu/%.cpp $(EMU) tide/cpu.h tide/util.h | cxx
+build/emu/$(1)/%.o: dev/emu/%.cpp $(EMU) tide/cpu/cpu.h tide/base/util.h | cxx
 	@mkdir -p $$(@D)
 	$(2) $$(EMU_RUN) -c $$< -o $$@
 endef

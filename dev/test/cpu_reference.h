@@ -4,7 +4,7 @@
 #ifndef TIDE_CPU_REFERENCE_H
 #define TIDE_CPU_REFERENCE_H
 #include "../../adam.h"
-#include "../../tide/model.h"
+#include "../../tide/base/model.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -4,7 +4,7 @@
 // variables had before stays, what the call gave them does not.
 #ifndef TIDE_DIES_H
 #define TIDE_DIES_H
-#include "../../tide/util.h"
+#include "../../tide/base/util.h"
 #include <setjmp.h>
 #pragma GCC diagnostic ignored "-Wclobbered"
 

@@ -1,7 +1,7 @@
 // Any bytes as a token file: no crash, no read beyond the end, and what is accepted can be split
 // and loaded. The input is: T, flags, vocabulary (16 bits), and the file, of which (unless flag 2
 // is set) only the first 12 bytes of the header are given.
-#include "../../tide/data.h"
+#include "../../tide/files/data.h"
 #include "dies.h"
 
 static void check(bool ok) { if (!ok) abort(); }

@@ -1,5 +1,5 @@
 // Any bytes as JSON: no crash, and what is accepted is consistent and survives being written again.
-#include "../../tide/json.h"
+#include "../../tide/files/json.h"
 
 static void check(bool ok) { if (!ok) abort(); }
 

@@ -1,6 +1,6 @@
 // fuzz_log.c: any bytes as the log.jsonl of a run that is resumed. What is kept must be whole lines
 // of steps that are not too late, and reading it again must keep all of it.
-#include "../../tide/log.h"
+#include "../../tide/run/log.h"
 
 static void check(bool ok) { if (!ok) abort(); }
 

@@ -1,6 +1,6 @@
 // Any bytes as a file of rates: no crash, one sentence for what is refused, and what is accepted
 // comes back from what rates_write() makes of it, to three digits.
-#include "../../tide/rates.h"
+#include "../../tide/plan/rates.h"
 #include <sys/mman.h>
 
 static void check(bool ok) { if (!ok) abort(); }

@@ -1,7 +1,7 @@
 // Any bytes as a file of labelled sentences, or of JSON lines: no crash, no read beyond the end,
 // one sentence for what is refused, and what is accepted can be split, packed and made into
 // batches. The input is: T, flags, held out share, and the file.
-#include "../../tide/task.h"
+#include "../../tide/files/task.h"
 #include "dies.h"
 
 static void check(bool ok) { if (!ok) abort(); }

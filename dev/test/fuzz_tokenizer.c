@@ -1,7 +1,7 @@
 // Any bytes as a vocabulary, and any bytes as text. The input is cut at its NULs into vocab.json
 // (nothing before the first NUL: merges alone), merges.txt and text. Whatever loads must encode the
 // text, with the text's own bytes as the result of decoding; the byte tokenizer must, too.
-#include "../../tide/tokenizer.h"
+#include "../../tide/files/tokenizer.h"
 #include "dies.h"
 
 static void check_round_trip(const Tokenizer *t, const char *text, size_t n) {

@@ -23,9 +23,9 @@ static struct {
 #define cudaMallocHost(...) (counted.allocations++, cudaMallocHost(__VA_ARGS__))
 #define cudaHostRegister(...) (counted.allocations++, cudaHostRegister(__VA_ARGS__))
 #define cudaEventCreateWithFlags(...) (counted.allocations++, cudaEventCreateWithFlags(__VA_ARGS__))
-#include "../../tide/plan.h"
+#include "../../tide/plan/plan.h"
 #include "../../zenflow.h"
-#include "../../tide/cpu.h"
+#include "../../tide/cpu/cpu.h"
 
 // On the virtual clock, the host's work for ZenFlow takes as long as a test says: so many seconds
 // an element, or its traffic at so many bytes per second; 0: no time. So does AdamW, the latter.

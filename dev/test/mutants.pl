@@ -5,9 +5,9 @@ my $check = @ARGV && $ARGV[0] eq "--check";
 @ARGV = ();
 my (%was, %is);  # lines of files
 sub lines { my $f = shift; $is{$f} = [@{$was{$f} = [do { local @ARGV = $f; <> }]}] if !$is{$f}; }
-lines("tide/util.h");
-my ($first) = grep { $is{"tide/util.h"}[$_] =~ /^#include/ } 0 .. 99;
-$is{"tide/util.h"}[$first] .= '
+lines("tide/base/util.h");
+my ($first) = grep { $is{"tide/base/util.h"}[$_] =~ /^#include/ } 0 .. 99;
+$is{"tide/base/util.h"}[$first] .= '
 #include <stdlib.h>
 #include <string.h>
 static const char *const mutant_text = getenv("MUTANT");

@@ -133,7 +133,9 @@ bin=build
 # A copy of the tree by links, in which files are replaced.
 mkdir -p "$work/dev/test" "$work/tide" "$work/build/emu" "$work/build/tsan"
 ln -s "$here"/*.h "$here"/*.c "$here"/*.cu "$here/Makefile" "$work"
-ln -s "$here"/tide/* "$work/tide"
+for room in "$here"/tide/*; do
+    mkdir "$work/tide/${room##*/}" && ln -s "$room"/* "$work/tide/${room##*/}"
+done
 ln -s "$here/dev/emu" "$here/dev/bench" "$work/dev"
 ln -s "$here"/dev/test/*.* "$work/dev/test"
 ln -s "$here/build/emu/runtime" "$here/build/emu/runtime-tsan" "$here/build/emu/cpu_reference.o" \
@@ -145,7 +147,7 @@ test_of() {
     case $1 in
         "zero run"*) echo train_gpt2emu ;;
         zero*) echo test_zero_gpu ;;
-        *" :: zo."* | *" :: tide/zo."* | *zo_* | ranks:*) echo test_zo_gpu ;;
+        *" :: zo."* | *" :: tide/gpu/zo."* | *zo_* | ranks:*) echo test_zo_gpu ;;
         *"zen "*) echo test_zenflow_gpu ;;
         *) echo test_placement ;;
     esac
@@ -156,7 +158,7 @@ for program in $(for p in $programs; do
         if [ "$p" = train_gpt2emu ]; then echo $p
         else echo "build/emu/$p build/emu/${p}_fp32 build/tsan/$p build/tsan/${p}_fp32"; fi
     done); do
-    make -s -o tide/util.h -o build/emu/cpu_reference.o -o build/tsan/cpu_reference.o $program >log 2>&1 ||
+    make -s -o tide/base/util.h -o build/emu/cpu_reference.o -o build/tsan/cpu_reference.o $program >log 2>&1 ||
         { cat log; exit 1; }
 done
 

@@ -42,7 +42,7 @@ static inline int test_whole(void) {
 }
 
 #if defined __GLIBC__ && !defined __CUDACC__  // the emulated GPU does it for its programs
-#include "../../tide/cpu.h"
+#include "../../tide/cpu/cpu.h"
 __attribute__((constructor)) static void test_waits_briefly(int argc, char **argv) {
     (void)argc;
     cpu_wait_briefly(argv);

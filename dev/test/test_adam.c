@@ -1,7 +1,7 @@
 // Tests of adam.h: the loop against the scalar definition bit for bit, the definition against
 // AdamW in double precision, bf16 rounding, and the norm.
 #include "../../adam.h"
-#include "../../tide/rng.h"
+#include "../../tide/base/rng.h"
 #include "test.h"
 #ifdef _OPENMP
 #include <omp.h>

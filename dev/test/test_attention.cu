@@ -9,7 +9,7 @@
 //   - in f16, of a number below 2^-14:   2^-25; p is there scaled so that its row's largest is 1
 //   - fp32 arithmetic: NOISE units of 2^-24 of the sum of all |terms|, times 1 + |scores| + |lse|,
 //     because an error of a score is a relative error of its exponential.
-#include "../../tide/attention.cuh"
+#include "../../tide/gpu/attention.cuh"
 #include "test.h"
 
 static cudaStream_t stream;

@@ -1,7 +1,7 @@
 // Tests of calibrate.cuh: each kind of work does what its rate is said to count, the arithmetic of
 // work that overlaps, and whole measurements. On the emulated GPU these run twice: on its virtual
 // clock, where the link has a known speed and every rate is known beforehand; and on the real one.
-#include "../../tide/calibrate.cuh"
+#include "../../tide/gpu/calibrate.cuh"
 #include "test.h"
 #include <sys/wait.h>
 

@@ -26,7 +26,7 @@ static int test_rename(const char *from, const char *to) {
 static int test_fsync(int fd) { return trouble() != 0 ? -1 : fsync(fd); }
 #define rename test_rename
 #define fsync test_fsync
-#include "../../tide/checkpoint.h"
+#include "../../tide/files/checkpoint.h"
 #undef rename
 #undef fsync
 #include "dies.h"

@@ -61,7 +61,7 @@ check the_sample_is_alone test "$(grep -c 'note\|model:' new.out)" -eq 0
 "$tide" --model memory --data text.txt --steps 0 >new.out 2>new.err
 check weights_that_have_learned_have_no_note sh -c '! grep "note: these" new.out memory.out new.err'
 
-# --- what it computes with, and how it waits: tide/cpu.h ----------------------------------------------
+# --- what it computes with, and how it waits: tide/cpu/cpu.h ----------------------------------------------
 
 # waits NAME VARIABLE VALUE [SETTING]: what a run has in its environment, once it trains
 waits() {
@@ -86,7 +86,7 @@ check version_says_instructions sh -c "'$tide' --version | grep -Eq '\(CPU, [A-Z
 check run_says_its_cpu sh -c "'$tide' $steps --out cpu | grep -Eq '^cpu: .+, [0-9]+ threads?, [A-Z0-9-]+$'"
 
 cat >cpu.c <<'END'
-#include "tide/cpu.h"
+#include "tide/cpu/cpu.h"
 int main(void) { cpu_describe(); return 0; }
 END
 on_cpu() {  # what the CPU has of x; then what the build uses

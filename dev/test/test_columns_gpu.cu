@@ -4,7 +4,7 @@
 // Each buffer is an allocation of its own, without a spare element at its end, and is all ones,
 // which is NaN in every type, where nothing was put: what a kernel must not write has to stay so.
 // Columns change places at random; segments do not begin where the arena does.
-#include "../../tide/columns.cuh"
+#include "../../tide/gpu/columns.cuh"
 #include "cpu_reference.h"
 #include "test.h"
 #include <sys/wait.h>

@@ -80,7 +80,7 @@ done
 
 # The line at which the debugger stops is found by its text.
 line=$(sed -n "s/^    \$ line=\$(grep -n '\(.*\)' tide.kernels.cuh | cut -d : -f 1)$/\1/p" "$top/doc/emulator.md")
-check the_debugger_stops_at_one_line test "$(grep -cF -e "${line:-none}" "$top/tide/kernels.cuh")" -eq 1
+check the_debugger_stops_at_one_line test "$(grep -cF -e "${line:-none}" "$top/tide/gpu/kernels.cuh")" -eq 1
 
 # Examples in rows: as the demo has them.
 build/reviews 1000 2 | awk -F '\t' 'NR > 1 { printf "{\"prompt\": \"%s so it is\", ", $1
@@ -145,8 +145,8 @@ wait='stream_wait(g->compute, g->grad_left[x->place])'
 mistake train_gpt2.cu "$wait" "$wait" "if ($is != 2) $wait"
 wait='stream_wait(g->fetch, g->slot_free[slot])'
 mistake train_gpt2.cu "$wait" "$wait" "if ($is != 4) $wait"
-mistake tide/gpt2.cuh 'return i < early ?' 'i < early' "$is == 44 || i < early"
-mistake tide/zenflow.cuh 'z->late_step = zen_rest_step(' 'turn.steps' "$is == 5 ? 1 : turn.steps"
+mistake tide/gpu/gpt2.cuh 'return i < early ?' 'i < early' "$is == 44 || i < early"
+mistake tide/gpu/zenflow.cuh 'z->late_step = zen_rest_step(' 'turn.steps' "$is == 5 ? 1 : turn.steps"
 touch build/emu/runtime/*.o build/emu/*FP16.o 2>/dev/null  # they have none of these
 check mistakes_are_compiled make -s train_gpt2emu
 mistake train_gpt2.c 'dx[c] += (d[c] * w[c] - d_mean' ' - d_mean' ''

@@ -6,8 +6,8 @@
 //                         event (0: with all of them); from 5 on: with a mistake about the counters
 //                         that order stream and worker. Exit code 3: a result was wrong
 //   test_host fail | huge | way   work that fails; more memory than there is; how streams wait
-#include "../../adam.h"
-#include "../../tide/host.cuh"
+#include "../../tide/gpu/adam.cuh"
+#include "../../tide/gpu/host.cuh"
 #include "test.h"
 #include <sys/wait.h>
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# The shape of the sources: each file compiles alone, files include only what lies below them, lines
+# The shape of the sources: each file compiles alone, files include only what lies below them, the folders
+# of tide/ stand on each other in one order, there are not more lines than agreed, lines
 # have at most 100 columns, what the docs run as scripts/NAME.sh is executable, and README.md's table
 # of files has the lines that there are, within a tenth. --graph draws what includes what, files above
 # what they include, and needs dot (graphviz); --write puts today's lines into the table.
@@ -9,9 +10,9 @@ work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 CC=${CC:-gcc} CXX=${CXX:-g++}
 ideas="adam.h offload.h zenflow.h zo.h zero.h"
-files="$ideas $(echo tide/*.h tide/*.cuh)"
+files="$ideas $(echo tide/*/*.h tide/*/*.cuh)"
 
-lines_of() { for f in "$@"; do [ -e "$f" ] && cat "$f" || cat "tide/$f"; done | wc -l; }
+lines_of() { for f in "$@"; do [ -e "$f" ] && cat "$f" || cat tide/*/"$f"; done | wc -l; }
 
 # a file and one that it includes, a line each
 for f in train_gpt2.c train_gpt2.cu $files; do
@@ -38,8 +39,25 @@ fi
 if tsort "$work/includes" >"$work/order" 2>"$work/loops"; then echo "ok includes_point_downwards"
 else echo "FAIL includes_point_downwards: $(tr '\n' ' ' <"$work/loops")"
 fi
-up=$(grep ' train_gpt2' "$work/includes")
-[ -z "$up" ] && echo "ok nothing_includes_a_trainer" || echo "FAIL nothing_includes_a_trainer: $up"
+# the rooms, from the ground up: the ideas stand on base/ and each other, and nothing on a trainer
+up=$(awk '
+    BEGIN { floors = split("base ideas cpu files plan run gpu trainer", room)
+            for (i = 1; i <= floors; i++) floor[room[i]] = i }
+    function floor_of(f,    part) {
+        if (split(f, part, "/") == 3 && part[1] == "tide") return floor[part[2]]
+        return floor[f ~ /^train_gpt2/ ? "trainer" : "ideas"]
+    }
+    $2 !~ /emu_mma/ && (floor_of($2) == 0 || floor_of($2) > floor_of($1)) { printf "%s -> %s; ", $1, $2 }
+    ' "$work/includes")
+[ -z "$up" ] && echo "ok rooms_stand_on_those_below" || echo "FAIL rooms_stand_on_those_below: $up"
+
+# ceilings (generated tables apart)
+above=$(cat train_gpt2.c train_gpt2.cu $ideas test_gpt2.c | wc -l)
+all=$(cat ./*.c ./*.h ./*.cu Makefile tide/*/* | wc -l)
+[ "$above" -le 4200 ] && echo "ok lines_above: $above of 4200" || echo "FAIL lines_above: $above of 4200"
+[ "$all" -le 21000 ] && echo "ok lines_in_all: $all of 21000" || echo "FAIL lines_in_all: $all of 21000"
+large=$(wc -l tide/*/* | awk '$1 > 650 && $2 != "total" { printf "%s %d, ", $2, $1 }')
+echo "ok files_of_more_than_650_lines: ${large%, }"
 
 flags="-Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas -Werror -fopenmp -I."
 compiles() {  # by itself: as C and as C++, or as CUDA C
@@ -62,7 +80,7 @@ for f in $files; do
 done
 [ $alone -gt 0 ] && echo "ok compiles_alone: $alone files"
 
-long=$(LC_ALL=C.UTF-8 grep -nE '^.{101}' ./*.c ./*.h ./*.cu tide/* | cut -d: -f1,2 | head -n 3)
+long=$(LC_ALL=C.UTF-8 grep -nE '^.{101}' ./*.c ./*.h ./*.cu tide/*/* | cut -d: -f1,2 | head -n 3)
 [ -z "$long" ] && echo "ok lines_of_100_columns" || echo "FAIL lines_of_100_columns: $long"
 
 # what is to be changed in the sources by a mutant is there (mutants.sh)
@@ -90,5 +108,5 @@ while read -r said names; do
 done <"$work/rows"
 listed=$(cut -d' ' -f2- "$work/rows" | tr ' ' '\n')
 for f in train_gpt2.c train_gpt2.cu test_gpt2.c $files; do
-    echo "$listed" | grep -qx "${f#tide/}" || echo "FAIL readme_has_lines_per_file: $f is not in the table"
+    echo "$listed" | grep -qx "${f##*/}" || echo "FAIL readme_has_lines_per_file: $f is not in the table"
 done

@@ -1,5 +1,5 @@
 // Tests of json.h: what it accepts, what it refuses, what it gives.
-#include "../../tide/json.h"
+#include "../../tide/files/json.h"
 #include "test.h"
 
 static Json *parse(const char *text) {

@@ -1,6 +1,6 @@
 // test_log.c: the run's log: what is written, what a resumed run keeps of it, what happens when it
 // cannot be written, the lines for people, and the plot.
-#include "../../tide/log.h"
+#include "../../tide/run/log.h"
 #include <signal.h>
 #include <sys/resource.h>
 #include "test.h"

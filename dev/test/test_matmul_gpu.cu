@@ -2,8 +2,8 @@
 // trainer uses, with pitches, epilogues and fp32 sums of 16 bits; equal bits however often and
 // wherever it runs; the table of plans; and the table of devices. Runs on a GPU and on the emulated
 // one.
-#include "../../tide/devices.cuh"
-#include "../../tide/matmul.cuh"
+#include "../../tide/gpu/devices.cuh"
+#include "../../tide/gpu/matmul.cuh"
 #include "test.h"
 #include <math.h>
 

@@ -6,7 +6,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include "../../tide/ranks.h"
+#include "../../tide/base/ranks.h"
 #include "test.h"
 
 enum { MOST = 7, FOREVER = 120 };  // seconds: far more than anything here takes

@@ -1,6 +1,6 @@
 // test_rates: rates.h. The bound against tables that were made without it, to the last digit, and
 // its best share against a closed form and a search; Eq. 1 against the paper's numbers; the file.
-#include "../../tide/rates.h"
+#include "../../tide/plan/rates.h"
 #include "test.h"
 
 // bf16 on the wire, gradients of visitors on the GPU.

@@ -1,7 +1,7 @@
 // test_rehearsal.c: rehearsal.h and plan.h without a trainer: the machine against cases computed by
 // hand; what waits for what; what is read off; and what is settled of a choice. A rehearsed trainer
 // is tested by test_plan.cu.
-#include "../../tide/plan.h"
+#include "../../tide/plan/plan.h"
 #include "test.h"
 
 static bool near(double a, double b) { return fabs(a - b) <= 1e-9 * (fabs(a) + fabs(b)); }

@@ -1,6 +1,6 @@
 // Tests of rng.h: the generator against its published answers, the normal numbers against double
 // precision, against their distribution, and bit for bit against themselves in other orders.
-#include "../../tide/rng.h"
+#include "../../tide/base/rng.h"
 #include "test.h"
 #ifdef _OPENMP
 #include <omp.h>

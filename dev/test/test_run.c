@@ -3,7 +3,7 @@
 #define _GNU_SOURCE
 #include <sys/wait.h>
 #include <unistd.h>
-#include "../../tide/run.h"
+#include "../../tide/run/run.h"
 #include "dies.h"
 #include "files.h"
 #include "test.h"

@@ -47,7 +47,7 @@ static int test_fsync(int fd) {  // no power is cut here
 #define fsync test_fsync
 #define ftruncate test_ftruncate
 #define PART_UNIT ((size_t)256)
-#include "../../tide/run.h"
+#include "../../tide/run/run.h"
 #undef pwrite
 #undef rename
 #undef fsync

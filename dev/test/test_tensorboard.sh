@@ -88,8 +88,8 @@ check help test $? -eq 0 -a "$(head -c 18 help.out)" = 'usage: tensorboard'
 
 # Each field that the trainers write is documented.
 missing=''
-for field in $(cd "$top" && grep -ho '\\"[a-z0-9_]*\\":' tide/log.h tide/timeline.cuh tide/zo.cuh \
-        tide/zero.cuh tide/zenflow.cuh train_gpt2.cu | tr -d '\\":' | sort -u); do
+for field in $(cd "$top" && grep -ho '\\"[a-z0-9_]*\\":' tide/run/log.h tide/gpu/timeline.cuh tide/gpu/zo.cuh \
+        tide/gpu/zero.cuh tide/gpu/zenflow.cuh train_gpt2.cu | tr -d '\\":' | sort -u); do
     grep -q "\`$field\`" "$top/doc/logs.md" || missing="$missing $field"
 done
 check fields_are_documented test -z "$missing"

@@ -1,7 +1,7 @@
 // test_timeline: spans on streams, read a step later without waiting; their
 // counters; the trace; what happens when there is no room, no file, no disk. Runs on the emulated
 // GPU, there with a clock of its own if EMU_CLOCK=virtual is known, and on a real one.
-#include "../../tide/timeline.cuh"
+#include "../../tide/gpu/timeline.cuh"
 #include <sys/wait.h>
 #include "test.h"
 

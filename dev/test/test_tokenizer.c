@@ -1,7 +1,7 @@
 // Tests of tokenizer.h and unicode.h. fixtures/tokenizer/expected.txt has the ids of two other
 // implementations (see make_fixture.py there). With TIDE_GPT2_TOKENIZER=DIR in the environment,
 // DIR holding GPT-2's vocab.json and merges.txt, the whole vocabulary is tested as well.
-#include "../../tide/tokenizer.h"
+#include "../../tide/files/tokenizer.h"
 #include "dies.h"
 #include "test.h"
 

@@ -1,7 +1,7 @@
 // test_trace.c: the trace file is valid JSON at every flush and says what happened; a disk that is
 // full is one clear error; intervals and the counters of a step against lists made by hand; and the
 // picture that dev/timeline.c draws of it.
-#include "../../tide/trace.h"
+#include "../../tide/plan/trace.h"
 #include <fcntl.h>
 #include <sys/wait.h>
 #define main timeline_main

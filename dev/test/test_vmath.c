@@ -1,6 +1,6 @@
 // test_vmath: exp_f32 and tanh_f32 against float64 libm over all floats (every 61st by default;
 // `test_vmath all` takes every one), special values, and equal bits in a vectorised loop.
-#include "../../tide/vmath.h"
+#include "../../tide/base/vmath.h"
 #include "test.h"
 #include <float.h>
 #include <math.h>

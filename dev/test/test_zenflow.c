@@ -1,7 +1,7 @@
 // Tests of importance-aware updates: the reference of zenflow.h against plain AdamW, and against a
 // simulator that knows only what is promised; its parts one by one; the host's loops on packed
 // state; and the checkpoints of zen_run.h.
-#include "../../tide/zen_run.h"
+#include "../../tide/run/zen_run.h"
 #include "test.h"
 #include <dirent.h>
 #include <sys/wait.h>

@@ -1,0 +1,127 @@
+// cpu.h: which vector instructions this build uses, and how many threads it has.
+//   cpu_instructions()    of this build, in one word: for --version and the benchmarks
+//   cpu_describe()        the line at the start of a run
+//   cpu_wait_briefly()    first in main(): threads that wait sleep before long
+//   cpu_threads()         of one process, which may share the machine with others
+//   cpu_copy()            with all of them
+// A build for instructions that the CPU does not have ends before main(), with one line.
+#ifndef TIDE_CPU_H
+#define TIDE_CPU_H
+#include "../base/util.h"
+#include <sys/prctl.h>
+#if defined __linux__ && defined __aarch64__
+#include <sys/auxv.h>
+#endif
+
+static const char *cpu_instructions(void) {
+#if defined __AVX512F__
+    return "AVX-512";
+#elif defined __AVX2__ && defined __FMA__
+    return "AVX2";
+#elif defined __AVX__
+    return "AVX";
+#elif defined __x86_64__
+    return "SSE2";
+#elif defined __ARM_FEATURE_SVE
+    return "SVE";
+#elif defined __aarch64__
+    return "NEON";
+#else
+    return "plain C";
+#endif
+}
+
+// Prints what computes, with how many threads. The name is the kernel's; of ARM's CPUs it has none.
+static void cpu_describe(void) {
+    char line[256], name[128] = "unknown";
+    const int threads = omp_get_max_threads();
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL)
+        if (sscanf(line, "model name : %127[^\n]", name) == 1) break;
+    if (f != NULL) fclose(f);
+    printf("cpu: %s, %d thread%s, %s\n", name, threads, plural((size_t)threads),
+           cpu_instructions());
+}
+
+// OpenMP's threads meet after every loop, and who comes first waits in a loop: with gcc's
+// library 300,000 times round, with LLVM's for 200 ms, before it sleeps. Where another process
+// wants the core, or the host of a virtual machine takes it, that is time taken from the one that
+// is waited for: up to 15 times slower (doc/SPEED.md). 1000 times round, some 30 to 60 us, are
+// enough for the waits of an idle machine; LLVM's library, which yields in its loop, counts in ms:
+// one. The libraries read this from the environment before main(), so the program starts once more
+// with it; whatever the user has set stays. Its name among the processes is then /proc's "exe",
+// until it is what the user called it again.
+static void cpu_wait_briefly(char **argv) {
+#ifdef _OPENMP
+    prctl(PR_SET_NAME, program_invocation_short_name);
+    static const char *const settings[] = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"};
+    for (int i = 0; i < 3; i++)
+        if (getenv(settings[i]) != NULL) return;
+    setenv("GOMP_SPINCOUNT", "1000", 1);
+    setenv("KMP_BLOCKTIME", "1", 1);
+    execv("/proc/self/exe", argv);  // where there is no /proc all goes on as it was
+#endif
+    (void)argv;
+}
+
+// Threads of a team: as asked for (--threads; 0: not said), else OMP_NUM_THREADS (torchrun sets 1
+// for several ranks whose user has set nothing), else this rank's share of the machine: of the
+// hardware threads that the process may use, at most as many as each of `ranks` on this machine can
+// have. No thread is bound to a core: the scheduler keeps those of several ranks apart, and moves
+// one whose core another process wants. taskset and numactl say where a process runs.
+static int cpu_threads(size_t asked, int ranks) {
+    const char *text = getenv("OMP_NUM_THREADS");
+    const int said = text != NULL ? atoi(text) : 0;
+    const int share = (int)sysconf(_SC_NPROCESSORS_ONLN) / ranks;
+    const int n = omp_get_num_procs() < share ? omp_get_num_procs() : share;
+    if (asked > 0) return (int)asked;
+    if (said > 1 || (said == 1 && getenv("TORCHELASTIC_RUN_ID") == NULL)) return said;
+    return n > 1 ? n : 1;
+}
+
+// memcpy(), by a team.
+static void cpu_copy(void *to, const void *from, size_t bytes) {
+    const size_t chunk = 1 << 16;
+    #pragma omp parallel for schedule(dynamic) if (bytes > chunk)
+    for (size_t at = 0; at < bytes; at += chunk) {
+        const size_t n = bytes - at < chunk ? bytes - at : chunk;
+        memcpy((char *)to + at, (const char *)from + at, n);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// A build for another CPU
+
+#if defined __x86_64__ && !defined __CUDA_ARCH__
+// What a compiler uses unasked once it may: its macro, and the name that says whether it is there.
+#define CPU_FEATURES(X)                                                                  \
+    X(__SSE4_2__, "sse4.2") X(__AVX__, "avx") X(__FMA__, "fma") X(__BMI2__, "bmi2")      \
+    X(__AVX2__, "avx2") X(__AVX512F__, "avx512f") X(__AVX512BW__, "avx512bw")            \
+    X(__AVX512VL__, "avx512vl") X(__AVX512VBMI2__, "avx512vbmi2")
+#define CPU_TEXT(macro) #macro
+#define CPU_IS_BUILT(macro) (CPU_TEXT(macro)[0] == '1')  // one that is not defined is its own name
+#define CPU_CHECK(macro, name) \
+    if (missing == NULL && CPU_IS_BUILT(macro) && !__builtin_cpu_supports(name)) missing = name;
+
+// Compiled for the oldest CPU, it calls nothing of this program: that may be what cannot run.
+__attribute__((constructor, target("arch=x86-64,no-avx,no-bmi,no-bmi2")))
+static void cpu_check(void) {
+    const char *missing = NULL;
+    __builtin_cpu_init();
+    CPU_FEATURES(CPU_CHECK)
+    if (missing == NULL) return;
+    fprintf(stderr, "tide: this program was built for a CPU with %s, which this one does not have: "
+            "`make clean`, then build it here\n", missing);
+    _exit(2);
+}
+#elif defined __linux__ && defined __ARM_FEATURE_SVE && !defined __CUDA_ARCH__
+__attribute__((constructor, target("arch=armv8-a")))
+static void cpu_check(void) {
+    if (getauxval(AT_HWCAP) >> 22 & 1) return;
+    fprintf(stderr, "tide: this program was built for a CPU with SVE, which this one does not have:"
+            " `make clean`, then build it here\n");
+    _exit(2);
+}
+#endif
+
+#endif

@@ -1,0 +1,363 @@
+// matmul.h: the matrix product, where a transformer on a CPU spends nine tenths of its time.
+//
+// gemm_plain() is the definition: three loops. gemm() and gemm_serial() compute the same thing as
+// fast as the machine allows. What they do about it, in the order in which it pays:
+//
+//   Register tile. One fused multiply-add needs two numbers; reading both from memory each time
+//     would make loads, not arithmetic, the limit. So a tile of GEMM_MR x GEMM_NR results stays in
+//     vector registers while k runs: per k it reads MR numbers of A and NV vectors of B, and does
+//     MR x NV vector multiply-adds with them (24 for 10 loads, with AVX-512).
+//   Packing. The tile wants B as [k][NR columns], whatever way the matrix lies in memory. Copying
+//     a panel of KC x NR into that order costs once what is then used for every row of A. It also
+//     turns widely strided rows, which collide in the cache and the TLB, into one run of bytes.
+//     A is copied for that second reason, without reordering when its rows lie along k.
+//   Blocks for the caches. MR x KC of A (9 KiB) stays in L1 while a tile is computed, and KC x NR
+//     of B (96 KiB with AVX-512) streams from L2, a few bytes per multiply-add. MC x KC of A (at
+//     most 2.3 MiB) is packed once for all threads and lives in L2/L3. A larger KC means fewer
+//     passes over the result; those reads are announced (prefetched) when a tile starts.
+//   Threads share the packed A; each takes one panel of B at a time, packs it and multiplies. The
+//     weights, the largest operand of a small batch, are so read and packed exactly once.
+//
+// Bits. Every result is the sum over blocks of KC of sums from 0 in order of k, added to what was
+// there in that order. MC, the tile's place and the threads do not enter: the same inputs give the
+// same bits on any number of threads, at any row, in gemm() and gemm_serial() alike. (The width of
+// the vectors does not enter either; only hardware with and without fused multiply-add differs.)
+//
+// The scheme is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
+// (2008), in the loop order of Van Zee and van de Geijn, "BLIS" (2015), with A as the shared side.
+#ifndef TIDE_MATMUL_H
+#define TIDE_MATMUL_H
+#include "../base/util.h"
+#if defined __AVX512F__ || defined __FMA__
+#include <immintrin.h>
+#elif defined __ARM_NEON && defined __ARM_FEATURE_FMA
+#include <arm_neon.h>
+#endif
+
+// ---------------------------------------------------------------------------------------------
+// Vectors: as wide as the compiler's target has registers. GNU C vector extensions, and one
+// intrinsic function, the fused multiply-add, which they lack.
+
+#if defined __AVX512F__
+#define VEC_LANES 16
+#elif defined __AVX__
+#define VEC_LANES 8
+#else
+#define VEC_LANES 4
+#endif
+typedef float Vec __attribute__((vector_size(4 * VEC_LANES)));
+typedef float VecLoose __attribute__((vector_size(4 * VEC_LANES), aligned(4), may_alias));
+typedef float Vec4 __attribute__((vector_size(16), aligned(4), may_alias));
+
+// Lanes a, b, c, d of the eight in x and y. gcc before 12 has it under another name and with the
+// numbers in a vector.
+#if defined __clang__ || __GNUC__ >= 12
+#define SHUFFLE(x, y, a, b, c, d) __builtin_shufflevector(x, y, a, b, c, d)
+#else
+typedef int32_t Lanes4 __attribute__((vector_size(16)));
+#define SHUFFLE(x, y, a, b, c, d) __builtin_shuffle(x, y, (Lanes4){a, b, c, d})
+#endif
+
+// Arrays of vectors become registers only if every index is a constant early on: unroll, always.
+#define UNROLL _Pragma("GCC unroll 24")
+
+// a * b + c. Contraction of a * b + c is off in this project (it would make bits depend on the
+// compiler), so the fused form is spelled out, and as the instruction: of a loop of fmaf, gcc makes
+// 16 scalar ones wherever it prefers vectors of 256 bits, as it does on Intel's AVX-512. Without
+// hardware for it, fma_f32() would be a slow call, and the plain form stands in.
+static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
+#if defined __AVX512F__
+    return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined __FMA__
+    return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined __ARM_NEON && defined __ARM_FEATURE_FMA
+    return (Vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+// For ARM, gcc orders instructions before it hands out registers. It would read a number of all six
+// rows first, and then has too few left for the sums. An empty volatile asm is where it stops.
+#if defined __aarch64__ && !defined __clang__
+#define ROW_ENDS __asm__ volatile("")
+#else
+#define ROW_ENDS (void)0
+#endif
+
+#define GEMM_MR ((size_t)6)         // rows of a tile: 6 x 4 (or 6 x 2) sums, and room for operands
+#if defined __AVX512F__ || defined __aarch64__
+#define GEMM_NV ((size_t)4)         // 32 vector registers
+#else
+#define GEMM_NV ((size_t)2)         // 16
+#endif
+#define GEMM_NR (GEMM_NV * VEC_LANES)
+#define GEMM_KC ((size_t)384)       // see above; part of the definition of the bits
+#define GEMM_MC ((size_t)1536)      // a multiple of MR
+
+// ---------------------------------------------------------------------------------------------
+// The definition
+
+// out (M, N) = op(A) (M, K) op(B) (K, N) + bias, or out += op(A) op(B) with `accumulate`.
+// A is stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all
+// row-major, lda, ldb, ldo elements from row to row. bias (N) goes to every row; NULL: none; it is
+// ignored with accumulate. Any size may be 0; out must overlap neither A nor B.
+static void gemm_plain(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
+                              const float *a, size_t lda, const float *b, size_t ldb,
+                              float *out, size_t ldo, const float *bias, bool accumulate) {
+    for (size_t m = 0; m < M; m++)
+        for (size_t n = 0; n < N; n++) {
+            float sum = 0.0f;
+            for (size_t k = 0; k < K; k++)
+                sum += (trans_a ? a[k * lda + m] : a[m * lda + k])
+                     * (trans_b ? b[n * ldb + k] : b[k * ldb + n]);
+            out[m * ldo + n] = sum + (accumulate ? out[m * ldo + n] : bias ? bias[n] : 0.0f);
+        }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The fast product
+
+// Where the tiles find A: tile t's row r begins at base + t * tile + r * row, and its elements
+// along k are `k` apart.
+typedef struct { const float *base; size_t tile, row, k; } GemmA;
+
+// Packs rows [0, rows) and kc columns of op(A). Along k: a plain copy, KC floats per row. Across
+// (trans_a): [tile][k][MR], eight tiles at a time so that whole cache lines are read.
+static void gemm_pack_a(bool trans_a, size_t rows, size_t kc, const float *a, size_t lda,
+                               float *pack) {
+    if (!trans_a) {
+        for (size_t r = 0; r < rows; r++) memcpy(pack + r * GEMM_KC, a + r * lda, kc * sizeof *a);
+        return;
+    }
+    for (size_t first = 0; first < rows; first += 8 * GEMM_MR)
+        for (size_t k = 0; k < kc; k++)
+            for (size_t i = first; i < rows && i < first + 8 * GEMM_MR; i += GEMM_MR) {
+                const float *from = a + k * lda + i;
+                float *to = pack + i * GEMM_KC + k * GEMM_MR;
+                if (rows - i >= GEMM_MR) memcpy(to, from, GEMM_MR * sizeof *a);
+                else memcpy(to, from, (rows - i) * sizeof *a);
+            }
+}
+
+// Packs kc rows and `cols` <= NR columns of op(B) as [k][NR]. Columns beyond keep what was there:
+// a tile computes them like the others, and nobody stores the result.
+static void gemm_pack_b(bool trans_b, size_t kc, size_t cols, const float *b, size_t ldb,
+                               float *pack) {
+    if (!trans_b) {
+        for (size_t k = 0; k < kc; k++) {
+            if (cols == GEMM_NR) memcpy(pack + k * GEMM_NR, b + k * ldb, GEMM_NR * sizeof *b);
+            else memcpy(pack + k * GEMM_NR, b + k * ldb, cols * sizeof *b);
+        }
+        return;
+    }
+    // Transposed in squares of 4 x 4, which are eight shuffles; what is left one by one. Sixteen
+    // columns at a time: whole cache lines are written, and few rows of B are open at once.
+    const size_t k4 = kc / 4 * 4, j4 = cols / 4 * 4;
+    for (size_t j0 = 0; j0 < j4; j0 += 16)
+    for (size_t k = 0; k < k4; k += 4)
+        for (size_t j = j0; j < j4 && j < j0 + 16; j += 4) {
+            const float *from = b + j * ldb + k;
+            const Vec4 r0 = *(const Vec4 *)from, r1 = *(const Vec4 *)(from + ldb);
+            const Vec4 r2 = *(const Vec4 *)(from + 2 * ldb), r3 = *(const Vec4 *)(from + 3 * ldb);
+            const Vec4 lo01 = SHUFFLE(r0, r1, 0, 4, 1, 5);
+            const Vec4 hi01 = SHUFFLE(r0, r1, 2, 6, 3, 7);
+            const Vec4 lo23 = SHUFFLE(r2, r3, 0, 4, 1, 5);
+            const Vec4 hi23 = SHUFFLE(r2, r3, 2, 6, 3, 7);
+            float *to = pack + k * GEMM_NR + j;
+            *(Vec4 *)to = SHUFFLE(lo01, lo23, 0, 1, 4, 5);
+            *(Vec4 *)(to + GEMM_NR) = SHUFFLE(lo01, lo23, 2, 3, 6, 7);
+            *(Vec4 *)(to + 2 * GEMM_NR) = SHUFFLE(hi01, hi23, 0, 1, 4, 5);
+            *(Vec4 *)(to + 3 * GEMM_NR) = SHUFFLE(hi01, hi23, 2, 3, 6, 7);
+        }
+    for (size_t k = 0; k < kc; k++)
+        for (size_t j = k < k4 ? j4 : 0; j < cols; j++)
+            pack[k * GEMM_NR + j] = b[j * ldb + k];
+}
+
+// The register tile: out (MR, columns) = start + A's rows times a packed panel of B. start and out
+// may be the same place; start_ld 0 repeats one row, the bias. Nothing here calls anything, nothing
+// is inlined around it, and its width is no argument: each of these made a compiler keep some of
+// the sums in memory (gcc 12: -40 %; clang 14: -70 %).
+#define GEMM_TILE(name, VECTORS)                                                                  \
+static __attribute__((noinline)) void name(size_t kc, const float *const a[GEMM_MR],              \
+                                           size_t a_step, const float *packed_b,                  \
+                                           const float *start, size_t start_ld,                   \
+                                           float *out, size_t ldo) {                              \
+    const Vec zero = {0};                                                                         \
+    Vec sum[GEMM_MR][VECTORS];                                                                    \
+    UNROLL for (size_t r = 0; r < GEMM_MR; r++)                                                   \
+        UNROLL for (size_t v = 0; v < VECTORS; v++) sum[r][v] = zero;                             \
+    UNROLL for (size_t r = 0; r < GEMM_MR; r++)                                                   \
+        UNROLL for (size_t v = 0; v < VECTORS * VEC_LANES; v += 16)                               \
+            __builtin_prefetch(out + r * ldo + v, 1);                                             \
+    _Pragma("GCC unroll 1")  /* clang would, for some processors, and run out of registers */     \
+    for (size_t k = 0; k < kc; k++) {                                                             \
+        const Vec *b = (const Vec *)(packed_b + k * GEMM_NR);                                     \
+        UNROLL for (size_t r = 0; r < GEMM_MR; r++) {                                             \
+            const Vec x = a[r][k * a_step] - zero;  /* one number in all lanes */                 \
+            UNROLL for (size_t v = 0; v < VECTORS; v++) sum[r][v] = vec_fma(x, b[v], sum[r][v]);  \
+            ROW_ENDS;                                                                             \
+        }                                                                                         \
+    }                                                                                             \
+    UNROLL for (size_t r = 0; r < GEMM_MR; r++)                                                   \
+        UNROLL for (size_t v = 0; v < VECTORS; v++)                                               \
+            ((VecLoose *)(out + r * ldo))[v] =                                                    \
+                ((const VecLoose *)(start + r * start_ld))[v] + sum[r][v];                        \
+}
+GEMM_TILE(gemm_tile, GEMM_NV)             // NR columns
+GEMM_TILE(gemm_tile_narrow, GEMM_NV / 2)  // half of them: for heads of 32 channels in attention
+
+// Rows [0, rows) of one panel of the result: packs B once, then goes down the rows of A.
+// `fresh`: this is the first block of k and out is overwritten, from bias or from zero.
+static void gemm_panel(size_t rows, size_t cols, size_t kc, GemmA a, bool trans_b,
+                              const float *b, size_t ldb, float *out, size_t ldo,
+                              const float *bias, bool fresh, float *pack) {
+    float first[GEMM_NR] = {0}, edge[GEMM_MR * GEMM_NR];
+    const bool narrow = cols <= GEMM_NR / 2;
+    if (fresh && bias != NULL) memcpy(first, bias, cols * sizeof *bias);
+    gemm_pack_b(trans_b, kc, cols, b, ldb, pack);
+    for (size_t i = 0; i < rows; i += GEMM_MR, a.base += a.tile, out += GEMM_MR * ldo) {
+        const size_t height = min_size(rows - i, GEMM_MR);
+        const float *row[GEMM_MR];
+        for (size_t r = 0; r < GEMM_MR; r++)  // never read beyond the last row
+            row[r] = a.base + min_size(r, height - 1) * a.row;
+        if (height == GEMM_MR && cols == (narrow ? GEMM_NR / 2 : GEMM_NR)) {
+            (narrow ? gemm_tile_narrow : gemm_tile)(kc, row, a.k, pack, fresh ? first : out,
+                                                    fresh ? 0 : ldo, out, ldo);
+            continue;
+        }
+        // A tile at an edge of the result: all of it is computed, and what exists is stored.
+        memset(edge, 0, sizeof edge);
+        for (size_t r = 0; r < height; r++)
+            memcpy(edge + r * GEMM_NR, fresh ? first : out + r * ldo, cols * sizeof *out);
+        (narrow ? gemm_tile_narrow : gemm_tile)(kc, row, a.k, pack, edge, GEMM_NR, edge, GEMM_NR);
+        for (size_t r = 0; r < height; r++)
+            memcpy(out + r * ldo, edge + r * GEMM_NR, cols * sizeof *out);
+    }
+}
+
+// Floats of scratch that gemm_serial() needs, at a 64-byte boundary.
+static size_t gemm_scratch_floats(void) { return GEMM_KC * GEMM_NR; }
+
+// As gemm_plain(), on the calling thread: for many small products that run side by side inside a
+// parallel region. A is used where it lies; packing it would not pay for one tile of attention.
+static void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
+                               const float *a, size_t lda, const float *b, size_t ldb,
+                               float *out, size_t ldo, const float *bias, bool accumulate,
+                               float *scratch) {
+    size_t k = 0;
+    do {  // at least once: with K = 0 the result is the bias
+        const size_t kc = min_size(K - k, GEMM_KC);
+        const GemmA block = {a + (trans_a ? k * lda : k), GEMM_MR * (trans_a ? 1 : lda),
+                             trans_a ? 1 : lda, trans_a ? lda : 1};
+        for (size_t n = 0; n < N; n += GEMM_NR)
+            gemm_panel(M, min_size(N - n, GEMM_NR), kc, block, trans_b,
+                       b + (trans_b ? n * ldb + k : k * ldb + n), ldb, out + n, ldo,
+                       bias ? bias + n : NULL, k == 0 && !accumulate, scratch);
+        k += kc;
+    } while (k < K);
+}
+
+// As gemm_plain(), on all threads. Not to be called from inside a parallel region, nor by two
+// threads at once: the packing buffers are allocated once and kept (2.3 MiB, 96 KiB per thread).
+static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
+                        const float *a, size_t lda, const float *b, size_t ldb,
+                        float *out, size_t ldo, const float *bias, bool accumulate) {
+    const size_t chunk = 8 * GEMM_MR;  // rows packed at a time
+    static float *pack_a = NULL;       // MC x KC for all, then KC x NR for each thread
+    static size_t pack_threads = 0;
+    const size_t threads = (size_t)omp_get_max_threads();
+    if (pack_threads < threads) {
+        free(pack_a);
+        pack_a = (float *)alloc_or_fail(GEMM_MC * GEMM_KC + threads * GEMM_KC * GEMM_NR,
+                                        sizeof(float), "gemm's packing buffer");
+        pack_threads = threads;
+    }
+    #pragma omp parallel num_threads((int)threads)
+    {
+        const size_t thread = (size_t)omp_get_thread_num();
+        float *pack_b = pack_a + GEMM_MC * GEMM_KC + thread * GEMM_KC * GEMM_NR;
+        const size_t panels = (N + GEMM_NR - 1) / GEMM_NR;
+        for (size_t m0 = 0; m0 < M; m0 += GEMM_MC) {
+            const size_t mc = min_size(M - m0, GEMM_MC);
+            // Few panels for many threads: cut the rows too (and pack a panel more than once).
+            size_t part = chunk;
+            while (part < mc && panels * (mc / part) > 4 * threads) part *= 2;
+            const size_t parts = (mc + part - 1) / part;
+            // Pack as many blocks of k as the buffer holds: fewer barriers when M is small.
+            const size_t chunks = (mc + chunk - 1) / chunk, block = chunks * chunk * GEMM_KC;
+            const size_t depth = GEMM_MC * GEMM_KC / block * GEMM_KC;
+            size_t k0 = 0;
+            do {
+                const size_t k1 = min_size(K, k0 + depth);
+                const size_t blocks = (k1 - k0 + GEMM_KC - 1) / GEMM_KC;
+                #pragma omp for schedule(static)
+                for (size_t piece = 0; piece < blocks * chunks; piece++) {
+                    const size_t m = piece % chunks * chunk, k = k0 + piece / chunks * GEMM_KC;
+                    gemm_pack_a(trans_a, min_size(mc - m, chunk), min_size(k1 - k, GEMM_KC),
+                                a + (trans_a ? k * lda + m0 + m : (m0 + m) * lda + k), lda,
+                                pack_a + piece / chunks * block + m * GEMM_KC);
+                }
+                #pragma omp for schedule(dynamic)
+                for (size_t task = 0; task < panels * parts; task++) {
+                    const size_t n = task / parts * GEMM_NR, m = task % parts * part;
+                    GemmA tiles = {pack_a + m * GEMM_KC, GEMM_MR * GEMM_KC,
+                                   trans_a ? 1 : GEMM_KC, trans_a ? GEMM_MR : 1};
+                    size_t k = k0;
+                    do {  // at least once: with K = 0 the result is the bias
+                        gemm_panel(min_size(mc - m, part), min_size(N - n, GEMM_NR),
+                                   min_size(k1 - k, GEMM_KC), tiles, trans_b,
+                                   b + (trans_b ? n * ldb + k : k * ldb + n), ldb,
+                                   out + (m0 + m) * ldo + n, ldo, bias ? bias + n : NULL,
+                                   k == 0 && !accumulate, pack_b);
+                        tiles.base += block;
+                        k += GEMM_KC;
+                    } while (k < k1);
+                }
+                k0 = k1;
+            } while (k0 < K);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// What the machine could do
+
+// One thread's share of the measurement below: `rounds` multiply-adds in each of 10 independent
+// chains (more than latency times units, 4 x 2 on most machines; few enough for 16 registers).
+enum { PEAK_CHAINS = 10 };
+static __attribute__((noinline)) float fma_chains(int rounds, float factor_value) {
+    const Vec zero = {0}, factor = factor_value - zero, term = 1.0f - zero;
+    Vec x[PEAK_CHAINS], sum = zero;
+    UNROLL for (int c = 0; c < PEAK_CHAINS; c++) x[c] = term * (float)c;
+    for (int round = 0; round < rounds; round++)
+        UNROLL for (int c = 0; c < PEAK_CHAINS; c++) x[c] = vec_fma(factor, x[c], term);
+    UNROLL for (int c = 0; c < PEAK_CHAINS; c++) sum += x[c];
+    return sum[0];
+}
+
+// GFLOP/s of all threads doing nothing but multiply-adds on registers for about `seconds`: the
+// limit that a product is measured against (two operations per lane). The best of several runs,
+// because the clock and the neighbours vary.
+static double fma_peak_gflops(double seconds) {
+    const int rounds = 400000;
+    const double end = seconds_now() + seconds;
+    double best = 0.0;
+    do {
+        int threads = 0;
+        float keep = 0.0f;
+        const double start = seconds_now();
+        #pragma omp parallel reduction(+ : keep, threads)
+        {
+            keep += fma_chains(rounds, 0.5f);
+            threads++;
+        }
+        const double flops = 2.0 * PEAK_CHAINS * VEC_LANES * rounds * threads;
+        const double rate = flops / (seconds_now() - start);
+        if (keep > 0.0f && rate > best) best = rate;  // every chain tends to 2: the work is needed
+    } while (seconds_now() < end);
+    return 1e-9 * best;
+}
+
+#endif

@@ -1,0 +1,329 @@
+// data.h: tokens in. A data set is a list of segments of uint16 or uint32 tokens: the shards of an
+// llm.c token file, mapped into memory, or the tokens of text. A loader turns a position into a
+// sequence, and keeps no state: the same position gives the same sequence after a restart, on
+// another rank, and with any number of threads.
+//
+//     data_open()         files that match a pattern: token files, or text to be encoded
+//     data_split()        the last part is held out
+//     loader_make()       sequences of T tokens of a data set
+//     loader_check()      ends the program if there is none
+//     loader_sequence()   the one at a position
+//     segment_parse(), file_map(), permute(): also of use elsewhere
+//
+// What is wrong with a file ends the program with one line. Files stay mapped, and views look into
+// the data set that they are of: nothing here is ever closed.
+//
+// Token files are those of llm.c (dev/data/data_common.py there): 256 int32, of which the first
+// three are magic, version and number of tokens, then the tokens; all little-endian.
+//   magic 20240520, version 1: uint16 tokens (GPT-2);  magic 20240801, version 7: uint32 tokens.
+#ifndef TIDE_DATA_H
+#define TIDE_DATA_H
+#include "../base/util.h"
+#include "../base/rng.h"
+#include "safetensors.h"
+#include "tokenizer.h"
+#include <fcntl.h>
+#include <glob.h>
+#include <sys/mman.h>
+
+enum { BIN_HEADER = 256 * 4, BIN_MAGIC_16 = 20240520, BIN_MAGIC_32 = 20240801 };
+
+typedef struct {
+    const char *name;      // the file, for messages
+    const void *tokens;    // count tokens of `width` bytes
+    size_t count;
+    size_t first;          // index within the file of tokens[0], for messages
+    int width;             // 2 or 4
+} TokenSegment;
+
+typedef struct {
+    size_t count;
+    TokenSegment *segments;  // sorted by name
+    size_t tokens;           // in all segments
+    bool text;               // encoded here: one segment
+} TokenData;
+
+static uint32_t segment_token(const TokenSegment *s, size_t i) {
+    if (s->width == 2) return ((const uint16_t *)s->tokens)[i];
+    return ((const uint32_t *)s->tokens)[i];
+}
+
+// ---------------------------------------------------------------------------------------------
+// Token files
+
+// Bytes per token if these n bytes begin like a token file, else 0.
+static int bin_width(const void *bytes, size_t n) {
+    int32_t magic = 0;
+    if (n >= sizeof magic) memcpy(&magic, bytes, sizeof magic);
+    return magic == BIN_MAGIC_16 ? 2 : magic == BIN_MAGIC_32 ? 4 : 0;
+}
+
+// The tokens of a token file of n bytes in memory (4-byte aligned), which stays.
+static TokenSegment segment_parse(const char *name, const void *bytes, size_t n) {
+    int32_t header[3];
+    TokenSegment s = {name, (const char *)bytes + BIN_HEADER, 0, 0, bin_width(bytes, n)};
+    const char *kind = file_kind(bytes, n);
+    if (s.width == 0)
+        die("%s: not a token file (it must start with %d or %d)%s%s", name, BIN_MAGIC_16,
+            BIN_MAGIC_32, kind != NULL ? ", but " : "", kind != NULL ? kind : "");
+    if (n < BIN_HEADER) die("%s: truncated: %zu bytes, the header has %d", name, n, BIN_HEADER);
+    memcpy(header, bytes, sizeof header);
+    const int32_t version = s.width == 2 ? 1 : 7;
+    if (header[1] != version)
+        die("%s: token file of version %d, expected %d", name, header[1], version);
+    s.count = (size_t)header[2];
+    if (n != BIN_HEADER + s.count * (size_t)s.width)
+        die("%s: truncated or damaged: %zu bytes, but a header and %d tokens of %d bytes", name, n,
+            header[2], s.width);
+    return s;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Opening
+
+// Maps a whole, non-empty, regular file of *n bytes read-only.
+static void *file_map(const char *path, size_t *n) {
+    struct stat st;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not wait on a pipe
+    if (fd < 0 || fstat(fd, &st) != 0) die("cannot open %s: %s", path, strerror(errno));
+    if (S_ISDIR(st.st_mode)) die("%s is a directory; '%s/*' names the files in it", path, path);
+    if (!S_ISREG(st.st_mode)) die("%s is not a regular file", path);
+    if (st.st_size == 0) die("%s is empty", path);
+    *n = (size_t)st.st_size;
+    void *map = mmap(NULL, *n, PROT_READ, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED) die("cannot map %s: %s", path, strerror(errno));
+    close(fd);
+    return map;
+}
+
+// Of texts, as segments of bytes: one segment of their tokens, with an end-of-text token between
+// two files if the tokenizer has one. The texts are no longer mapped then.
+static TokenSegment data_encode(const TokenData *texts, const char *name, const Tokenizer *tok) {
+    TokenSegment all = {name, NULL, 0, 0, tok->vocab <= 65536 ? 2 : 4};
+    // A token takes 4 bytes until all are known. Texts have about as many bytes for each, but where
+    // every byte is one. malloc() gives what is not there, and Linux kills who writes there.
+    const double peak = (double)texts->tokens * (tok->vocab == 256 ? sizeof(uint32_t) : 1);
+    if (peak > (double)memory_available())
+        die("encoding %s takes about %.0f MiB of memory, and %.0f MiB are available: make token "
+            "files of it, part by part (dev/data/tokenize.c)", name, peak / (1 << 20),
+            (double)memory_available() / (1 << 20));
+    // a byte is at most one token
+    uint32_t *ids = (uint32_t *)malloc((texts->tokens + texts->count) * sizeof *ids);
+    if (ids == NULL) fail("out of memory: the tokens of %zu bytes of text", texts->tokens);
+    for (size_t i = 0; i < texts->count; i++) {
+        const TokenSegment *text = &texts->segments[i];
+        if (i > 0 && tok->eot >= 0) ids[all.count++] = (uint32_t)tok->eot;
+        all.count += tokenizer_encode(tok, (const char *)text->tokens, text->count,
+                                      ids + all.count);
+        munmap((void *)text->tokens, text->count);
+    }
+    for (size_t i = 0; i < all.count && all.width == 2; i++) {
+        const uint16_t id = (uint16_t)ids[i];
+        memcpy((char *)ids + 2 * i, &id, 2);
+    }
+    all.tokens = realloc(ids, all.count * (size_t)all.width);
+    if (all.tokens == NULL) all.tokens = ids;
+    return all;
+}
+
+// Whatever is not a token file is taken as text. What is compressed, or no UTF-8, has a NUL byte.
+static void data_warn(const char *name, const char *bytes, size_t n) {
+    const char *kind = file_kind(bytes, n);
+    if (data_is_quiet || (kind == NULL && memchr(bytes, 0, min_size(n, 1 << 20)) == NULL)) return;
+    if (kind == NULL) kind = "binary (it has NUL bytes): unpack it, or write it as UTF-8 first";
+    fprintf(stderr, "tide: warning: %s is %s; its bytes are taken as text\n", name, kind);
+}
+
+// Opens a file, or every file that matches a glob pattern, in order of name: token files, told by
+// their magic, or text, which is encoded with `tok` (NULL: there must be none). Mapped files must
+// not be cut short while they are in use. `pattern` stays.
+static TokenData data_open(const char *pattern, const Tokenizer *tok) {
+    glob_t found;
+    TokenData d;
+    char *single = (char *)pattern, **paths = &single;
+    size_t bytes = 0;
+    memset(&d, 0, sizeof d);
+    memset(&found, 0, sizeof found);
+    d.count = 1;
+    if (!path_exists(pattern)) {  // a file whose name has a '[' is found by that name first
+        if (glob(pattern, 0, NULL, &found) != 0) die("no file matches %s", pattern);
+        paths = found.gl_pathv;   // sorted (bytewise in the C locale); the names stay
+        d.count = found.gl_pathc;
+    }
+    d.segments = ALLOC(TokenSegment, d.count, "list of data files");
+    for (size_t i = 0; i < d.count; i++) {
+        TokenSegment *s = &d.segments[i];
+        s->name = paths[i];
+        s->tokens = file_map(s->name, &s->count);  // bytes, for now
+        bytes += s->count;
+        const size_t length = strlen(s->name);
+        const bool named_bin = length > 4 && strcmp(s->name + length - 4, ".bin") == 0;
+        const bool text = !named_bin && bin_width(s->tokens, s->count) == 0;
+        if (i > 0 && text != d.text) die("%s: some of these files are text, some tokens", pattern);
+        if (text && tok == NULL)
+            die("%s is text, and nobody said how to encode it: name it with --tokenizer DIR (%s)",
+                s->name, tokenizer_why);
+        if (text && json_begins((const char *)s->tokens, s->count))
+            die("%s is JSON: name it alone, patterns work for text only; to be read as running "
+                "text, it must be a token file (build/tokenize)", s->name);
+        if (text) data_warn(s->name, (const char *)s->tokens, s->count);
+        else *s = segment_parse(s->name, s->tokens, s->count);
+        d.text = text;
+        d.tokens += s->count;
+    }
+    // Windows come in random order. What fits in memory is soon all there, so reading ahead helps;
+    // of what does not fit, reading ahead would throw most away.
+    const double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGE_SIZE);
+    for (size_t i = 0; i < d.count && !d.text && (double)bytes > memory / 2; i++)
+        madvise((char *)d.segments[i].tokens - BIN_HEADER,
+                BIN_HEADER + d.segments[i].count * (size_t)d.segments[i].width, MADV_RANDOM);
+    if (!d.text) return d;
+    d.segments[0] = data_encode(&d, pattern, tok);
+    d.count = 1;
+    d.tokens = d.segments[0].count;
+    return d;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Splitting
+
+// A view of tokens from .. to-1, counted over all segments of `all`.
+static TokenData data_view(const TokenData *all, size_t from, size_t to) {
+    TokenData view;
+    memset(&view, 0, sizeof view);
+    view.segments = ALLOC(TokenSegment, all->count, "data view");
+    for (size_t i = 0, start = 0; i < all->count; start += all->segments[i++].count) {
+        TokenSegment s = all->segments[i];
+        const size_t a = from > start ? from - start : 0;
+        const size_t b = to < start ? 0 : to - start < s.count ? to - start : s.count;
+        if (a >= b) continue;
+        s.tokens = (const char *)s.tokens + a * (size_t)s.width;
+        s.first += a;
+        s.count = b - a;
+        view.segments[view.count++] = s;
+        view.tokens += s.count;
+    }
+    return view;
+}
+
+// The last `held_out` share (0 to 1, of the tokens of all files together) goes to val, what is
+// before it to train. Nothing is copied.
+static void data_split(const TokenData *all, double held_out, TokenData *train, TokenData *val) {
+    const size_t held = (size_t)((double)all->tokens * held_out);
+    *train = data_view(all, 0, all->tokens - held);
+    *val = data_view(all, all->tokens - held, all->tokens);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Loading
+
+typedef struct {
+    const TokenData *data;
+    size_t T;          // tokens per sequence
+    uint64_t seed;
+    bool shuffle;
+    size_t sequences;  // per epoch
+} Loader;
+
+// True if windows of this segment move from epoch to epoch: for that a segment needs T - 1 tokens
+// more than one window has.
+static bool segment_has_phase(const Loader *l, const TokenSegment *s) {
+    return l->shuffle && s->count / 2 >= l->T;
+}
+
+// Sequences per epoch in a segment, each T + 1 tokens of which the last is the next one's first.
+// With a phase it is what remains at the largest phase, T - 1, so that every epoch has as many.
+static size_t segment_sequences(const Loader *l, const TokenSegment *s) {
+    if (s->count <= l->T) return 0;
+    return (segment_has_phase(l, s) ? s->count - l->T : s->count - 1) / l->T;
+}
+
+// Sequences of T > 0 tokens. With shuffle, the order and the phase of the windows depend on seed
+// and epoch; without, they come in the order of the files.
+static Loader loader_make(const TokenData *data, size_t T, uint64_t seed, bool shuffle) {
+    Loader l = {data, T, seed, shuffle, 0};
+    for (size_t i = 0; i < data->count; i++)
+        l.sequences += segment_sequences(&l, &data->segments[i]);
+    return l;
+}
+
+// Ends the program if there is no sequence.
+static void loader_check(const Loader *l) {
+    size_t longest = 0;
+    for (size_t i = 0; i < l->data->count; i++)
+        if (l->data->segments[i].count > longest) longest = l->data->segments[i].count;
+    if (l->sequences == 0 && longest < 2)
+        die("there is nothing to train on or to evaluate: %zu tokens", l->data->tokens);
+    if (l->sequences == 0)
+        die("%zu tokens, at most %zu in one piece, are too few for --seq %zu; --seq %zu or less "
+            "works", l->data->tokens, longest, l->T, longest - 1);
+}
+
+// Where index i of 0 .. n-1 goes in the pseudorandom permutation that belongs to `key`. A Feistel
+// network is a bijection whatever its round function is (Luby and Rackoff 1988); numbers outside
+// 0 .. n-1 go around again until they are inside (cycle walking: Black and Rogaway 2002), fewer
+// than 4 times on average. Eight rounds, because with halves of a few bits four are visibly biased.
+static uint64_t permute(uint64_t i, uint64_t n, uint64_t key) {
+    int half = 1;  // bits
+    while (half < 32 && (n - 1) >> (2 * half) != 0) half++;
+    const uint64_t mask = ((uint64_t)1 << half) - 1;
+    do {
+        uint64_t left = i >> half, right = i & mask;
+        for (uint32_t round = 0; round < 8; round++) {
+            const Philox4 f = philox4x32(key, (uint32_t)right, round, 1, RNG_SHUFFLE);
+            const uint64_t mixed = left ^ (f.x[0] & mask);
+            left = right;
+            right = mixed;
+        }
+        i = left << half | right;
+    } while (i >= n);
+    return i;
+}
+
+// The sequence at `position`, counted from the start of training over all epochs and ranks: T
+// inputs, and T targets that are the inputs one token later. Fails on a token >= vocab.
+static bool loader_sequence(const Loader *l, uint64_t position, size_t vocab, int32_t *inputs,
+                            int32_t *targets, Error *err) {
+    const uint64_t epoch = position / l->sequences;
+    uint64_t index = position % l->sequences, phase = 0;
+    if (l->shuffle) {
+        const Philox4 k = philox4x32(l->seed, (uint32_t)epoch, (uint32_t)(epoch >> 32), 0,
+                                     RNG_SHUFFLE);
+        phase = ((uint64_t)k.x[2] << 32 | k.x[3]) % l->T;
+        index = permute(index, l->sequences, (uint64_t)k.x[0] << 32 | k.x[1]);
+    }
+    const TokenSegment *s = l->data->segments;
+    for (; index >= segment_sequences(l, s); s++) index -= segment_sequences(l, s);
+    const size_t at = (size_t)index * l->T + (segment_has_phase(l, s) ? (size_t)phase : 0);
+    for (size_t t = 0; t <= l->T; t++) {
+        const uint32_t token = segment_token(s, at + t);
+        if (token >= vocab || token > INT32_MAX)
+            return error_set(err, "%s: token %zu is %u, but the model's vocabulary has %zu tokens",
+                             s->name, s->first + at + t, token, vocab);
+        if (t < l->T) inputs[t] = (int32_t)token;
+        if (t > 0) targets[t - 1] = (int32_t)token;
+    }
+    return true;
+}
+
+// Tells one training text from another: the hash of all tokens, or, of each file of more than 2^30
+// bytes, of some 1,024 blocks that are spread over it, and its end.
+static uint64_t data_hash(const TokenData *d) {
+    const size_t BLOCK = 1 << 16;
+    uint64_t hash = 0;
+    for (size_t i = 0; i < d->count; i++) {
+        const TokenSegment *s = &d->segments[i];
+        const size_t n = s->count * (size_t)s->width;
+        const size_t stride = n >> 30 == 0 ? BLOCK : round_up(n / 1024, BLOCK);
+        const unsigned char *bytes = (const unsigned char *)s->tokens;
+        uint64_t sum = n > BLOCK ? hash_words(n, bytes + n - BLOCK, BLOCK) : 0;
+        #pragma omp parallel for reduction(+ : sum) if (n > 1 << 20)
+        for (size_t at = 0; at < n; at += stride)
+            sum += hash_words(at, bytes + at, min_size(BLOCK, n - at));
+        const uint64_t parts[] = {hash, n, sum};
+        hash = hash_bytes(parts, sizeof parts);
+    }
+    return hash;
+}
+
+#endif

@@ -1,0 +1,343 @@
+// json.h: JSON in (config.json, vocab.json, safetensors headers) and strings out.
+//
+//   json_parse, json_read, json_free    a text, or a file, as a tree of values
+//   json_get, json_get_size, json_size  a member of an object; a number that is a size
+//   json_write_string                   a string with its quotes
+//   file_read, text_read                a whole file; one that must be text
+//   json_begins                         does a text begin like JSON?
+//   utf8_decode, utf8_encode            one code point
+//
+// A strict reader of RFC 8259: no comments, no trailing commas, no NaN; strings are valid UTF-8.
+// (Only numbers may also be like 01, +1 or 1, and a byte order mark may stand first.) It also
+// refuses lone surrogates, numbers too large for a double, more than 64 levels, and a key that an
+// object has twice: another reader may take the other value. A member that is null counts as none.
+// Memory: one block, at most 105 bytes per byte of text.
+#ifndef TIDE_JSON_H
+#define TIDE_JSON_H
+#include "../base/util.h"
+
+typedef enum {
+    JSON_NULL, JSON_FALSE, JSON_TRUE, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT
+} JsonType;
+
+typedef struct Json {
+    JsonType type;
+    double number;          // JSON_NUMBER
+    const char *string;     // JSON_STRING: decoded, UTF-8, NUL-terminated; JSON_NUMBER: as written
+    size_t length;          // bytes of string, without the NUL (a string may contain NULs, too)
+    const char *key;        // inside an object, else NULL
+    size_t key_length;
+    struct Json *child;     // JSON_ARRAY, JSON_OBJECT: the first of count members
+    struct Json *next;      // the next member of the same parent
+    size_t count;
+    struct Json **table;    // JSON_OBJECT: 2 count + 1 places of a hash table, see json_place()
+} Json;
+
+enum { JSON_DEPTH = 64 };
+
+// One code point of UTF-8 (RFC 3629: no overlong forms, no surrogates, at most U+10FFFF). Returns
+// its length in bytes, or 0 if s does not start with a valid one.
+static size_t utf8_decode(const char *s, size_t n, uint32_t *point) {
+    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000};
+    const unsigned char *u = (const unsigned char *)s;
+    if (n == 0) return 0;
+    if (u[0] < 0x80) { *point = u[0]; return 1; }
+    size_t length = u[0] >= 0xf0 ? 4 : u[0] >= 0xe0 ? 3 : 2;
+    if (u[0] < 0xc2 || u[0] > 0xf4 || n < length) return 0;
+    uint32_t c = u[0] & (0x7fu >> length);
+    for (size_t i = 1; i < length; i++) {
+        if ((u[i] & 0xc0) != 0x80) return 0;
+        c = c << 6 | (u[i] & 0x3f);
+    }
+    if (c < smallest[length] || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return 0;
+    *point = c;
+    return length;
+}
+
+// Writes code point c as 1 to 4 bytes and returns how many.
+static size_t utf8_encode(uint32_t c, char *out) {
+    if (c < 0x80) { out[0] = (char)c; return 1; }
+    size_t length = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    for (size_t i = length - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3f));
+    out[0] = (char)((0xf00u >> length & 0xff) | c);
+    return length;
+}
+
+typedef struct {
+    const char *text, *end, *at;
+    Json *free_node;    // the next unused node
+    Json **free_place;  // the next unused place of the hash tables
+    char *free_string;  // the next unused byte of the strings
+    bool failed;        // err says why; nothing is left to read
+    Error *err;
+} JsonParser;
+
+// The first error stays. Whoever reads on after it finds the end of the text.
+static void json_error(JsonParser *p, const char *what) {
+    size_t line = 1;
+    if (p->failed) return;
+    for (const char *s = p->text; s < p->at; s++) line += *s == '\n';
+    error_set(p->err, "JSON, line %zu, byte %zu: %s", line, (size_t)(p->at - p->text), what);
+    p->failed = true;
+    p->at = p->end;
+}
+
+static bool json_take(JsonParser *p, char c) {
+    if (p->at == p->end || *p->at != c) return false;
+    p->at++;
+    return true;
+}
+
+static void json_space(JsonParser *p) {
+    while (p->at < p->end && memchr(" \t\r\n", *p->at, 4) != NULL) p->at++;
+}
+
+static bool json_take_after_space(JsonParser *p, char c) {
+    json_space(p);
+    return json_take(p, c);
+}
+
+static uint32_t json_hex4(JsonParser *p) {
+    char digits[5] = "";
+    memcpy(digits, p->at, min_size(4, (size_t)(p->end - p->at)));
+    if (strspn(digits, "0123456789abcdefABCDEF") < 4) {
+        json_error(p, "a \\u escape needs four hexadecimal digits");
+        return 0;
+    }
+    p->at += 4;
+    return (uint32_t)strtoul(digits, NULL, 16);
+}
+
+// What follows the backslash of an escape, as a code point.
+static uint32_t json_escape(JsonParser *p) {
+    static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
+    const char *found = p->at < p->end ? (const char *)memchr(names, *p->at, 8) : NULL;
+    if (found != NULL) {
+        p->at++;
+        return (unsigned char)values[found - names];
+    }
+    if (!json_take(p, 'u')) json_error(p, "unknown escape in a string");
+    const uint32_t c = json_hex4(p);
+    if (c < 0xd800 || c >= 0xe000) return c;
+    // beyond U+FFFF: a pair of surrogates
+    const bool pair = c < 0xdc00 && json_take(p, '\\') && json_take(p, 'u');
+    const uint32_t low = pair ? json_hex4(p) : 0;
+    if (low < 0xdc00 || low >= 0xe000) json_error(p, "half of a surrogate pair in a string");
+    return 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
+}
+
+// A string never grows when it is decoded, and its two quotes leave room for the NUL.
+static void json_string(JsonParser *p, const char **string, size_t *length) {
+    char *out = p->free_string;
+    if (!json_take_after_space(p, '"')) json_error(p, "expected a string in double quotes");
+    while (!p->failed && !json_take(p, '"')) {
+        uint32_t c = 0;
+        const size_t used = utf8_decode(p->at, (size_t)(p->end - p->at), &c);
+        if (used == 0 || c < 0x20)
+            json_error(p, "a string has no end, a control character, or is not valid UTF-8");
+        else p->at += used;
+        if (c == '\\') c = json_escape(p);
+        out += utf8_encode(c, out);
+    }
+    *out = '\0';
+    *string = p->free_string;
+    *length = (size_t)(out - p->free_string);
+    p->free_string = out + 1;
+}
+
+static void json_number(JsonParser *p, Json *node) {
+    const char *start = p->at;
+    char *end;
+    while (p->at < p->end && memchr("0123456789+-.eE", *p->at, 15) != NULL) p->at++;
+    node->type = JSON_NUMBER;
+    node->length = (size_t)(p->at - start);
+    node->string = p->free_string;
+    memcpy(p->free_string, start, node->length);  // fits: something else follows
+    p->free_string[node->length] = '\0';
+    p->free_string += node->length + 1;
+    node->number = strtod(node->string, &end);  // no program here sets a locale
+    if (node->length == 0 || *end != '\0' || node->number - node->number != 0)
+        json_error(p, "expected a value");
+}
+
+// The place of a key in an object's hash table: its member, or NULL where it would be.
+static Json **json_place(const Json *object, const char *key, size_t length) {
+    uint64_t at = 0xcbf29ce484222325u;  // FNV-1a
+    for (size_t i = 0; i < length; i++) at = (at ^ (unsigned char)key[i]) * 0x100000001b3u;
+    for (;; at++) {
+        Json **place = &object->table[at % (2 * object->count + 1)];
+        if (*place == NULL || ((*place)->key_length == length
+                               && memcmp((*place)->key, key, length) == 0)) return place;
+    }
+}
+
+// Fills it. A key that is there twice is an error.
+static void json_index(JsonParser *p, Json *object) {
+    char what[128];
+    object->table = p->free_place;
+    p->free_place += 2 * object->count + 1;
+    for (Json *member = object->child; member != NULL && !p->failed; member = member->next) {
+        Json **place = json_place(object, member->key, member->key_length);
+        if (*place != NULL) {
+            snprintf(what, sizeof what, "the object that ends here has \"%.80s\" twice",
+                     member->key);
+            json_error(p, what);
+        }
+        *place = member;
+    }
+}
+
+static void json_value(JsonParser *p, Json *node, int depth) {
+    static const char *const words[3] = {"null", "false", "true"};  // in the order of JsonType
+    json_space(p);
+    if (p->at < p->end && *p->at == '"') {
+        node->type = JSON_STRING;
+        json_string(p, &node->string, &node->length);
+        return;
+    }
+    for (int i = 0; i < 3; i++) {
+        const size_t n = strlen(words[i]);
+        if ((size_t)(p->end - p->at) < n || memcmp(p->at, words[i], n) != 0) continue;
+        p->at += n;
+        node->type = (JsonType)i;
+        return;
+    }
+    const bool object = json_take(p, '{');
+    if (!object && !json_take(p, '[')) {
+        json_number(p, node);
+        return;
+    }
+    if (depth == JSON_DEPTH) json_error(p, "too many levels");
+    node->type = object ? JSON_OBJECT : JSON_ARRAY;
+    const char close = object ? '}' : ']';
+    bool more = !json_take_after_space(p, close);
+    for (Json **link = &node->child; more && !p->failed; link = &(*link)->next) {
+        Json *member = *link = p->free_node++;
+        node->count++;
+        if (object) {
+            json_string(p, &member->key, &member->key_length);
+            if (!json_take_after_space(p, ':')) json_error(p, "expected ':' after a key");
+        }
+        if (!p->failed) json_value(p, member, depth + 1);
+        more = !json_take_after_space(p, close);
+        if (more && !json_take(p, ',')) json_error(p, "expected ',' or the end of a list");
+    }
+    if (object && !p->failed) json_index(p, node);
+}
+
+// Bytes of the byte order mark with which a text begins: 3, or 0.
+static size_t utf8_mark(const char *text, size_t n) {
+    return n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+}
+
+// Does a text begin like JSON: with {" or [{, with or without white space?
+static bool json_begins(const char *text, size_t n) {
+    JsonParser p = {text, text + n, text + utf8_mark(text, n), NULL, NULL, NULL, false, NULL};
+    return json_take_after_space(&p, '{') ? json_take_after_space(&p, '"')
+                                          : json_take(&p, '[') && json_take_after_space(&p, '{');
+}
+
+// Reads one JSON text of n bytes. Returns the root, to be freed with json_free(), or NULL with the
+// line and the reason in err.
+static Json *json_parse(const char *text, size_t n, Error *err) {
+    size_t nodes = 1;  // every other value follows one of these
+    for (size_t i = 0; i < n; i++) nodes += text[i] == ',' || text[i] == '[' || text[i] == '{';
+    Json *root = (Json *)calloc(1, nodes * (sizeof(Json) + 3 * sizeof(Json *)) + n + 1);
+    if (root == NULL) fail("out of memory: a JSON text of %zu bytes", n);
+    Json **places = (Json **)(root + nodes);  // two for each member, one for each object
+    JsonParser p = {text, text + n, text + utf8_mark(text, n), root + 1, places,
+                    (char *)(places + 3 * nodes), false, err};
+    json_value(&p, root, 0);
+    json_space(&p);
+    if (p.at < p.end) json_error(&p, "something follows the end of the value");
+    if (!p.failed) return root;
+    free(root);
+    return NULL;
+}
+
+static void json_free(Json *root) { free(root); }
+
+// The member of an object with that key, NULL if there is none, or null, or if it is not an object.
+static const Json *json_get(const Json *object, const char *key) {
+    if (object == NULL || object->type != JSON_OBJECT) return NULL;
+    const Json *member = *json_place(object, key, strlen(key));
+    return member == NULL || member->type == JSON_NULL ? NULL : member;
+}
+
+// The value of a number written as digits only and below 2^53, where a double is still exact.
+static bool json_size(const Json *value, size_t *out) {
+    if (value == NULL || value->type != JSON_NUMBER || value->number >= 9007199254740992.0
+        || strspn(value->string, "0123456789") != value->length) return false;
+    *out = (size_t)value->number;
+    return true;
+}
+
+// json_size() of a member. False, and *out as it was, if there is none or it is something else.
+static bool json_get_size(const Json *object, const char *key, size_t *out) {
+    return json_size(json_get(object, key), out);
+}
+
+// Writes n bytes as a JSON string with its quotes. A byte that is not UTF-8 becomes U+FFFD.
+static void json_write_string(FILE *f, const char *s, size_t n) {
+    fputc('"', f);
+    for (size_t i = 0; i < n;) {
+        uint32_t c = 0;
+        size_t used = utf8_decode(s + i, n - i, &c);
+        if (used == 0) { fputs("\\ufffd", f); used = 1; }
+        else if (c == '"' || c == '\\') fprintf(f, "\\%c", (char)c);
+        else if (c == '\n') fputs("\\n", f);
+        else if (c < 0x20 || c == 0x7f) fprintf(f, "\\u%04x", (unsigned)c);
+        else fwrite(s + i, 1, used, f);
+        i += used;
+    }
+    fputc('"', f);
+}
+
+// A whole regular file without the byte order mark at its start, with a NUL after its *n bytes, to
+// be freed with free(); NULL and the reason in err if it is not there, not a regular file, or
+// changes while it is read.
+static char *file_read(const char *path, size_t *n, Error *err) {
+    struct stat s;
+    errno = 0;
+    FILE *f = stat(path, &s) == 0 && S_ISREG(s.st_mode) ? fopen(path, "rb") : NULL;
+    if (f == NULL) {
+        error_set(err, "%s: %s", path, errno != 0 ? strerror(errno) : "not a regular file");
+        return NULL;
+    }
+    *n = (size_t)s.st_size;
+    char *text = (char *)alloc_or_fail(*n + 1, 1, path);
+    const bool whole = fread(text, 1, *n, f) == *n && fgetc(f) == EOF && !ferror(f);
+    fclose(f);
+    const size_t mark = utf8_mark(text, *n);
+    *n -= mark;
+    memmove(text, text + mark, *n + 1);
+    if (whole) return text;
+    free(text);
+    error_set(err, "%s: cannot be read as a whole", path);
+    return NULL;
+}
+
+// file_read() of a text: refuses what is something else by its first bytes, and a NUL.
+static char *text_read(const char *path, size_t *n, Error *err) {
+    char *text = file_read(path, n, err);
+    const char *kind = text != NULL ? file_kind(text, *n) : NULL;
+    if (text == NULL || (kind == NULL && strlen(text) == *n)) return text;
+    error_set(err, "%.200s %s%s", path, kind != NULL ? "is " : "has a NUL byte: it is no text, ",
+              kind != NULL ? kind : "or UTF-16: write it as UTF-8");
+    free(text);
+    return NULL;
+}
+
+// text_read() and json_parse(); the error names the file.
+static Json *json_read(const char *path, Error *err) {
+    size_t n = 0;
+    char *text = text_read(path, &n, err);
+    if (text == NULL) return NULL;
+    Error inner;
+    Json *root = json_parse(text, n, &inner);
+    free(text);
+    if (root == NULL) error_set(err, "%.200s: %.290s", path, inner.text);
+    return root;
+}
+
+#endif

@@ -1,0 +1,385 @@
+// safetensors.h: the file format that weights, training state and reference dumps share, and a hash
+// that notices when a file is not the one that was written.
+//
+//   safetensors_open, safetensors_parse, safetensors_close   a file, or one that lies in memory
+//   safetensors_find, safetensor_floats, safetensor_release  a tensor; its elements; enough of it
+//   safewriter_add, safewriter_open,
+//   safewriter_put, safewriter_flush, safewriter_close       writes a file, also of several ranks
+//   hash_word, hash_words, hash_bytes                        the hash
+//   seal_print, seal_find                                    a text that ends with its own
+//
+// A file is: the header's length (8 bytes, little-endian), the header (JSON: for each tensor its
+// dtype, its shape and where its bytes begin and end), the bytes of all tensors without gaps.
+// Specification: https://github.com/huggingface/safetensors, "Format".
+#ifndef TIDE_SAFETENSORS_H
+#define TIDE_SAFETENSORS_H
+#include "../base/util.h"
+#include "../base/bf16.h"
+#include "json.h"
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sys/mman.h>
+
+enum { ST_F32, ST_F16, ST_BF16, ST_F64, ST_I32, ST_I64, ST_DTYPES = 16 };
+enum { ST_MAX_RANK = 8, ST_MAX_HEADER = 100000000 };
+
+// A file may also have those that have no name above: nothing reads their elements.
+static const struct { const char *name; size_t size; } st_dtypes[ST_DTYPES] = {
+    {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"F64", 8}, {"I32", 4}, {"I64", 8}, {"U8", 1}, {"BOOL", 1},
+    {"I8", 1}, {"I16", 2}, {"U16", 2}, {"U32", 4}, {"U64", 8}, {"C64", 8}, {"F8_E4M3", 1},
+    {"F8_E5M2", 1},
+};
+
+// ---------------------------------------------------------------------------------------------
+// Hash
+//
+// The sum of a number for each 8-byte word, which depends on the word and its place: the parts of a
+// file may be hashed in any order. The number is splitmix64's mixing (Steele, Lea, Flood 2014) of
+// the two, a bijection of the word: a change within one word always changes the sum. Any other
+// damage goes unnoticed with a chance of 2^-64. It is no defence against a forger.
+
+static uint64_t hash_word(uint64_t place, uint64_t x) {
+    x ^= place * 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+// n bytes from byte `place` of a file add this. Only where a tensor ends may a word be cut short.
+static uint64_t hash_words(uint64_t place, const void *bytes, size_t n) {
+    const unsigned char *p = (const unsigned char *)bytes;
+    const size_t whole = n / 8;
+    uint64_t sum = 0, x;
+    for (size_t i = 0; i < whole; i++) {
+        memcpy(&x, p + 8 * i, 8);
+        sum += hash_word(place + 8 * i, x);
+    }
+    if (n % 8 == 0) return sum;
+    memset(&x, 0, 8);
+    memcpy(&x, p + 8 * whole, n % 8);
+    return sum + hash_word(place + 8 * whole, x);
+}
+
+static uint64_t hash_bytes(const void *bytes, size_t n) {
+    return hash_word(n, hash_words(0, bytes, n));
+}
+
+// A text's last line, "seal 16 digits", is the hash of what is before it.
+enum { SEAL = 22 };
+static void seal_print(FILE *f, const char *text, size_t n) {
+    fprintf(f, "seal %016" PRIx64 "\n", hash_bytes(text, n));
+}
+
+// Bytes of a text of n before its seal; SIZE_MAX: it is not what was written.
+static size_t seal_find(const char *text, size_t n) {
+    char seal[SEAL + 1];
+    if (n < SEAL) return SIZE_MAX;
+    snprintf(seal, sizeof seal, "seal %016" PRIx64 "\n", hash_bytes(text, n - SEAL));
+    return memcmp(text + n - SEAL, seal, SEAL) == 0 ? n - SEAL : SIZE_MAX;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Reading
+
+typedef struct {
+    char *name;
+    int dtype;                  // ST_*
+    int rank;
+    size_t shape[ST_MAX_RANK];
+    size_t elements, bytes;
+    const unsigned char *data;  // in the file's map, with no alignment promised
+    bool seen;                  // for a reader that wants to know what it has not used
+    uint64_t place;             // for a writer: its first byte in the file
+} SafeTensor;
+
+typedef struct {
+    int count;
+    SafeTensor *tensors;  // in the order of their bytes in the file
+    Json *header;
+    void *map;
+    size_t map_bytes;
+} SafeTensors;
+
+// "(3, 4)", or "()" for a scalar. Returns out.
+static char *shape_text(char out[200], int rank, const size_t *shape) {
+    size_t n = (size_t)snprintf(out, 200, "(");
+    for (int i = 0; i < rank; i++)
+        n += (size_t)snprintf(out + n, 200 - n, i == 0 ? "%zu" : ", %zu", shape[i]);
+    snprintf(out + n, 200 - n, ")");
+    return out;
+}
+
+static int st_compare_data(const void *a, const void *b) {
+    const SafeTensor *x = (const SafeTensor *)a, *y = (const SafeTensor *)b;
+    if (x->data != y->data) return x->data < y->data ? -1 : 1;
+    return (x->bytes > y->bytes) - (x->bytes < y->bytes);  // empty ones first
+}
+
+// One entry of the header. Tensor data starts at `data`.
+static bool st_tensor(SafeTensor *t, const Json *entry, const unsigned char *data, Error *err) {
+    const Json *dtype = json_get(entry, "dtype"), *shape = json_get(entry, "shape");
+    const Json *offsets = json_get(entry, "data_offsets");
+    size_t begin = 0, end = 0;
+    bool ok = dtype != NULL && dtype->type == JSON_STRING && shape != NULL
+        && shape->type == JSON_ARRAY && shape->count <= ST_MAX_RANK && offsets != NULL
+        && offsets->type == JSON_ARRAY && offsets->count == 2 && json_size(offsets->child, &begin)
+        && json_size(offsets->child->next, &end) && begin <= end;
+    while (ok && t->dtype < ST_DTYPES && strcmp(st_dtypes[t->dtype].name, dtype->string) != 0)
+        t->dtype++;
+    if (ok && t->dtype == ST_DTYPES)
+        return error_set(err, "tensor %.100s has the unknown dtype %.40s", entry->key,
+                         dtype->string);
+    ok = ok && strlen(entry->key) == entry->key_length;
+    for (const char *c = entry->key; *c != '\0'; c++)
+        ok = ok && (unsigned char)*c >= 32 && *c != 127;
+    t->name = (char *)entry->key;
+    t->data = data + begin;
+    t->elements = 1;
+    for (const Json *s = ok ? shape->child : NULL; s != NULL; s = s->next)
+        ok = ok && json_size(s, &t->shape[t->rank++])
+            && !__builtin_mul_overflow(t->elements, t->shape[t->rank - 1], &t->elements);
+    return (ok && !__builtin_mul_overflow(t->elements, st_dtypes[t->dtype].size, &t->bytes)
+            && t->bytes == end - begin)
+        || error_set(err, "tensor %.100s needs a dtype, a shape of at most %d dimensions, and "
+                     "data_offsets that fit both", t->name, ST_MAX_RANK);
+}
+
+static void safetensors_close(SafeTensors *st) {
+    if (st->map != NULL) munmap(st->map, st->map_bytes);
+    free(st->tensors);
+    json_free(st->header);
+    memset(st, 0, sizeof *st);
+}
+
+// Lets go of the memory behind a mapped tensor that was copied: its pages would count as ours until
+// the file is closed, beside the copy. They can still be read (from the file, again).
+static void safetensor_release(const SafeTensor *t) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)t->data;
+    const uintptr_t first = (start + page - 1) / page * page;
+    const uintptr_t last = (start + t->bytes) / page * page;
+    if (last > first) madvise((void *)first, last - first, MADV_DONTNEED);
+}
+
+// Reads a file that lies in memory and checks all of it: the header's length, every dtype, shape
+// and offset, that the tensors fill the data without gap or overlap. `bytes` must stay until
+// safetensors_close(), which follows in any case.
+static bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Error *err) {
+    uint64_t length = 0;
+    memset(st, 0, sizeof *st);
+    if (n >= 8) memcpy(&length, bytes, 8);
+    const char *kind = file_kind(bytes, n), *first = (const char *)bytes + 8;
+    if (n > 8 && *first != '{' && kind != NULL) return error_set(err, "%s", kind);
+    if (n < 9 || length == 0 || length > ST_MAX_HEADER || *first != '{')
+        return error_set(err, "not a safetensors file, or cut short: %zu bytes", n);
+    if (length > n - 8)
+        return error_set(err, "cut short: %zu bytes, the header alone takes %zu", n,
+                         8 + (size_t)length);
+    const unsigned char *data = (const unsigned char *)bytes + 8 + length, *at = data;
+    const size_t size = n - 8 - (size_t)length;
+    st->header = json_parse((const char *)bytes + 8, (size_t)length, err);
+    if (st->header == NULL) return false;
+    st->tensors = ALLOC(SafeTensor, st->header->count, "tensors");
+    for (const Json *entry = st->header->child; entry != NULL; entry = entry->next)
+        if (strcmp(entry->key, "__metadata__") != 0
+            && !st_tensor(&st->tensors[st->count++], entry, data, err)) return false;
+    qsort(st->tensors, (size_t)st->count, sizeof(SafeTensor), st_compare_data);
+    bool fill = true;
+    for (int i = 0; i < st->count; at += st->tensors[i++].bytes)
+        fill = fill && st->tensors[i].data == at;
+    if (!fill) return error_set(err, "the tensors do not fill their bytes without gap and overlap");
+    if (at > data + size)
+        return error_set(err, "cut short: %zu bytes, the header describes %zu", n,
+                         n - size + (size_t)(at - data));
+    return at == data + size || error_set(err, "bytes follow the last tensor: %zu of %zu",
+                                          (size_t)(data + size - at), n);
+}
+
+// The same for a file, which is mapped, not read.
+static bool safetensors_open(SafeTensors *st, const char *path, Error *err) {
+    struct stat s;
+    Error why;
+    void *map = MAP_FAILED;
+    memset(st, 0, sizeof *st);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const size_t size = fd >= 0 && fstat(fd, &s) == 0 && S_ISREG(s.st_mode) ? (size_t)s.st_size : 0;
+    if (size > 0) map = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+    error_set(&why, "%s", fd < 0 || size > 0 ? strerror(errno) : "no regular file, or empty");
+    if (fd >= 0) close(fd);
+    const bool ok = map != MAP_FAILED && safetensors_parse(st, map, size, &why);
+    if (map != MAP_FAILED) st->map = map;
+    st->map_bytes = size;
+    return ok || error_set(err, "%.200s: %.300s", path, why.text);
+}
+
+// The tensor with this name, or NULL.
+static SafeTensor *safetensors_find(const SafeTensors *st, const char *name) {
+    for (int i = 0; i < st->count; i++)
+        if (strcmp(name, st->tensors[i].name) == 0) return &st->tensors[i];
+    return NULL;
+}
+
+// IEEE 754 half precision. The product puts the exponent right, of subnormal numbers, too.
+static float f16_to_f32(uint16_t h) {
+    uint32_t bits = float_bits(bits_float((uint32_t)(h & 0x7fff) << 13) * 0x1p112f);
+    if ((h & 0x7c00) == 0x7c00) bits |= 0x7f800000u;
+    return bits_float(bits | (uint32_t)(h & 0x8000) << 16);
+}
+
+// Elements [first, first + n) of a tensor of floats of any width, as fp32.
+static void safetensor_floats(const SafeTensor *t, size_t first, size_t n, float *out) {
+    const size_t size = st_dtypes[t->dtype].size;
+    const unsigned char *p = t->data + first * size;
+    uint16_t half;
+    double wide;
+    if (t->dtype == ST_F32) memcpy(out, p, n * size);
+    for (size_t i = 0; t->dtype != ST_F32 && i < n; i++, p += size) {
+        if (t->dtype == ST_F64) {
+            memcpy(&wide, p, 8);
+            out[i] = (float)wide;
+        } else {
+            memcpy(&half, p, 2);
+            out[i] = t->dtype == ST_F16 ? f16_to_f32(half) : bf16_to_f32(half);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Writing
+//
+// Zero a SafeWriter, declare all tensors in file order, open, put their bytes, in any order, and
+// close in any case. The writer keeps its first error, after which it does
+// nothing; close tells it. The file replaces an older one when it is whole (util.h: replace_open).
+//
+// Several processes may put into one file. Set writer, declare the same tensors, and open on writer
+// 0 before on the others; add up all sums on writer 0, and close it when the others have flushed.
+
+typedef struct {
+    int writer;               // which of the processes that put this is
+    int count;
+    SafeTensor *tensors;
+    FILE *file;
+    char path[PATH_MAX];
+    uint64_t total;           // bytes
+    uint64_t *sums;           // of what was put: bytes, then hash_words() of the tensors, the
+                              // header with the first
+    bool failed;
+    Error err;                // the reason
+} SafeWriter;
+
+static void safewriter_fail(SafeWriter *w) {
+    if (!w->failed) error_set(&w->err, "cannot write %.400s: %s", w->path, strerror(errno));
+    w->failed = true;
+}
+
+static void safewriter_add(SafeWriter *w, const char *name, int dtype, int rank,
+                           const size_t *shape) {
+    w->tensors = (SafeTensor *)realloc(w->tensors, ((size_t)w->count + 1) * sizeof(SafeTensor));
+    if (w->tensors == NULL) fail("out of memory: list of tensors");
+    SafeTensor *t = &w->tensors[w->count++];
+    memset(t, 0, sizeof *t);
+    t->name = strdup(name);
+    t->dtype = dtype;
+    t->rank = rank;
+    t->bytes = st_dtypes[dtype].size;
+    for (int i = 0; i < rank; i++) t->bytes *= t->shape[i] = shape[i];
+}
+
+// n bytes at byte `place` of the file.
+static void safewriter_bytes(SafeWriter *w, uint64_t place, const void *bytes, size_t n) {
+    w->sums[0] += n;
+    for (size_t done = 0; done < n && !w->failed;) {
+        const ssize_t now = pwrite(fileno(w->file), (const char *)bytes + done, n - done,
+                                   (off_t)(place + done));
+        if (now > 0) done += (size_t)now;
+        else if (now == 0 || errno != EINTR) safewriter_fail(w);
+    }
+}
+
+// n bytes of tensor i from its byte `first`; both are multiples of 8, up to the tensor's end.
+static void safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes, size_t n) {
+    const uint64_t place = w->tensors[i].place + first;
+    w->sums[1 + i] += hash_words(place, bytes, n);
+    safewriter_bytes(w, place, bytes, n);
+}
+
+// The header, padded so that the data is aligned to 8, behind its length; *length bytes of both, to
+// be freed.
+static char *safewriter_header(SafeWriter *w, size_t *length) {
+    char *header = NULL;
+    uint64_t begin = 0;
+    FILE *text = open_memstream(&header, length);
+    if (text == NULL) fail("out of memory: header of %s", w->path);
+    fwrite(&begin, 8, 1, text);
+    fprintf(text, "{\"__metadata__\":{\"format\":\"pt\"}");
+    for (int i = 0; i < w->count; i++) {
+        SafeTensor *t = &w->tensors[i];
+        fputs(",\n", text);
+        json_write_string(text, t->name, strlen(t->name));
+        fprintf(text, ":{\"dtype\":\"%s\",\"shape\":[", st_dtypes[t->dtype].name);
+        for (int d = 0; d < t->rank; d++) fprintf(text, d == 0 ? "%zu" : ",%zu", t->shape[d]);
+        fprintf(text, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
+                (unsigned long long)(begin + t->bytes));
+        t->place = begin;
+        begin += t->bytes;
+    }
+    fputc('}', text);
+    while (ftell(text) % 8 != 0) fputc(' ', text);
+    if (fclose(text) != 0) fail("out of memory: header of %s", w->path);
+    for (int i = 0; i < w->count; i++) w->tensors[i].place += *length;
+    w->total = begin + *length;
+    const uint64_t announced = *length - 8;
+    memcpy(header, &announced, 8);
+    return header;
+}
+
+// Creates the file and writes the header; on others than writer 0, opens what writer 0 has created.
+// That only for writing: a client of NFS could else read a page to change a part of it, and write
+// it back whole, over what others have put there since. False if it has failed.
+static bool safewriter_open(SafeWriter *w, const char *path) {
+    size_t length = 0;
+    char temporary[PATH_MAX];
+    snprintf(w->path, sizeof w->path, "%s", path);
+    w->sums = ALLOC(uint64_t, (size_t)w->count + 2, "sums of a file");
+    char *header = safewriter_header(w, &length);
+    if (w->writer == 0) {
+        w->file = replace_open(path, &w->err);
+        w->failed = w->file == NULL;
+        // Its size from the start: a client of NFS fills a page beyond the end with zeros.
+        if (!w->failed && ftruncate(fileno(w->file), (off_t)w->total) != 0) safewriter_fail(w);
+        w->sums[1] = hash_words(0, header, length);
+        safewriter_bytes(w, 0, header, length);
+    } else {
+        replace_name(temporary, path);
+        const int fd = open(temporary, O_WRONLY | O_CLOEXEC);
+        w->file = fd >= 0 ? fdopen(fd, "wb") : NULL;
+        if (w->file == NULL) safewriter_fail(w);
+    }
+    free(header);
+    return !w->failed;
+}
+
+// On others than writer 0: sends to the disk what was put.
+static void safewriter_flush(SafeWriter *w) {
+    if (!w->failed && fsync(fileno(w->file)) != 0) safewriter_fail(w);
+}
+
+// Checks on writer 0 that all declared bytes were written, sends them to the disk, there puts the
+// file in its place, and frees the writer. Returns false, with the first reason in err, if anything
+// went wrong since open; what was there before is still there then.
+static bool safewriter_close(SafeWriter *w, Error *err) {
+    if (w->writer == 0 && !w->failed && w->sums[0] != w->total)
+        w->failed = !error_set(&w->err, "%s: %llu of %llu bytes were written", w->path,
+                               (unsigned long long)w->sums[0], (unsigned long long)w->total);
+    if (w->writer > 0 && w->file != NULL) fclose(w->file);
+    else if (!w->failed) w->failed = !replace_close(w->file, w->path, &w->err);
+    else if (w->file != NULL) replace_discard(w->file, w->path);
+    for (int i = 0; i < w->count; i++) free(w->tensors[i].name);
+    free(w->tensors);
+    free(w->sums);
+    const bool ok = !w->failed;
+    if (!ok) *err = w->err;
+    memset(w, 0, sizeof *w);
+    return ok;
+}
+
+#endif

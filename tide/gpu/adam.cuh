@@ -1,0 +1,212 @@
+// adam.cuh: AdamW and the gradient norm on the GPU, with the bits of adam.h: the update is
+// adam_scalar() itself, and the norm has the same 32 lanes.
+//   adam_update_gpu()                            adam_update()
+//   norm_block_sums_gpu(), norm_total_gpu()      norm_block_sums(), norm_total()
+//   weight_from()                                the weight that is stored for a master
+#ifndef TIDE_ADAM_CUH
+#define TIDE_ADAM_CUH
+#include "../../adam.h"
+#include "queue.cuh"
+
+// The weight that is stored for a master.
+template <typename X> HOST_DEVICE static inline X weight_from(float p) { return from_f32<X>(p); }
+template <> HOST_DEVICE inline bf16 weight_from<bf16>(float p) {
+    const uint16_t bits = master_weight(p);
+    bf16 w;
+    memcpy((void *)&w, &bits, sizeof w);
+    return w;
+}
+
+// A launch for the runs from number `first` on, as many as it has room for; units_of(run): its
+// units.
+static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count,
+                                 unsigned (*units_of)(const AdamRun *)) {
+    Batch<AdamRun> batch;
+    memset(&batch, 0, sizeof batch);
+    for (int i = first; i < count && i < first + BATCH_MOST; i++)
+        batch_add(&batch, runs[i], units_of(&runs[i]));
+    return batch;
+}
+
+// An element of which the weight is W and the moments are M: float, or uint16_t for bf16; a float
+// weight has no `low`.
+template <typename W, typename M>
+__device__ static inline void adam_stored(W *w, uint16_t *low, M *m, M *v, float g,
+                                          const AdamStep *s, float decay, size_t index) {
+    float p;
+    if constexpr (sizeof(W) == 2) p = master_f32(*w, *low);
+    else p = *w;
+    if constexpr (sizeof(M) == 2) adam_bf16(&p, m, v, g, s, decay, (uint32_t)index);
+    else adam_scalar(&p, m, v, g, s, decay);
+    if constexpr (sizeof(W) == 2) *w = master_weight(p), *low = master_low(p);
+    else *w = p;
+}
+
+// Four numbers, loaded and stored at once.
+template <typename X> struct alignas(4 * sizeof(X)) Four { X x[4]; };
+template <typename X> __device__ static inline Four<X> &four(const X *at) { return *(Four<X> *)at; }
+
+// One thread takes four elements that start at a multiple of four. At the ends of a run that starts
+// or ends elsewhere, or in arenas that are not aligned, it takes those of its four that belong to
+// the run one by one. The unit of work is one block of threads.
+enum { ADAM_THREADS = 256 };
+
+template <typename W, typename M>
+__global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const void *grad,
+                                          bool grad_is_bf16, bool aligned,
+                                          Batch<AdamRun> batch, AdamStep s) {
+    unsigned block = blockIdx.x;
+    const AdamRun run = batch_find(batch, &block);
+    const size_t end = run.at + run.length;
+    const size_t i = 4 * (run.at / 4 + block * (size_t)ADAM_THREADS + threadIdx.x);
+    const size_t number = run.index - run.at;  // of element 0, modulo 2^64
+    const float decay = run.decay ? s.weight_decay : 0.0f;
+    if (aligned && i >= run.at && i + 4 <= end) {
+        Four<W> w4 = four(w + i);
+        Four<M> m4 = four(m + i), v4 = four(v + i);
+        Four<uint16_t> low4 = {{0}};
+        if constexpr (sizeof(W) == 2) low4 = four(low + i);
+        Four<float> g4;
+        if (grad_is_bf16) {
+            const Four<uint16_t> g16 = four((const uint16_t *)grad + i);
+            for (int j = 0; j < 4; j++) g4.x[j] = bf16_to_f32(g16.x[j]);
+        } else g4 = four((const float *)grad + i);
+        for (int j = 0; j < 4; j++)
+            adam_stored(&w4.x[j], &low4.x[j], &m4.x[j], &v4.x[j], g4.x[j], &s, decay,
+                        number + i + j);
+        four(w + i) = w4;
+        if constexpr (sizeof(W) == 2) four(low + i) = low4;
+        four(m + i) = m4;
+        four(v + i) = v4;
+        return;
+    }
+    for (size_t j = i > run.at ? i : run.at; j < i + 4 && j < end; j++)
+        adam_stored(&w[j], low + j, &m[j], &v[j], grad_at(grad, grad_is_bf16, j), &s, decay,
+                    number + j);
+}
+
+// The time of an update with moments in bf16, of that with fp32: as their bytes. (A gradient of 2
+// bytes, and weight and state twice.)
+#define BF16_MOMENTS_TAKE (18.0 / 26)
+
+static unsigned adam_blocks(const AdamRun *run) {
+    const size_t fours = (run->at + run->length + 3) / 4 - run->at / 4;
+    return run->length > 0 ? ceil_div(fours, ADAM_THREADS) : 0;
+}
+
+// adam_update() for elements at .. at + length - 1 of each run: the same bits. The pointers are the
+// starts of arenas in device memory; low NULL: the weights are floats. *step is copied, and says
+// how m and v are stored. Fastest where the arenas are 16-byte aligned.
+static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, const void *grad,
+                                   bool grad_is_bf16, const AdamRun *runs, int count,
+                                   const AdamStep *step, cudaStream_t stream) {
+    const uintptr_t addresses = (uintptr_t)w | (uintptr_t)low | (uintptr_t)m | (uintptr_t)v
+                              | (uintptr_t)grad;
+    for (int first = 0; first < count; first += BATCH_MOST) {
+        const Batch<AdamRun> batch = adam_batch(runs, first, count, adam_blocks);
+        const unsigned blocks = batch_units(&batch);
+        if (blocks == 0) continue;
+        const double state = step->moments_bf16 ? BF16_MOMENTS_TAKE : 1;
+        for (int i = 0; i < batch.count; i++)
+            GPU_TAKES(stream, state * (double)batch.work[i].length, gpu_adam);
+        #define ADAM_LAUNCH(W, M) do { \
+            const auto kernel = adam_update_kernel<W, M>; \
+            LAUNCH(kernel, blocks, ADAM_THREADS, 0, stream, (W *)w, low, (M *)m, (M *)v, grad, \
+                   grad_is_bf16, addresses % 16 == 0, batch, *step); \
+        } while (0)
+        if (low != NULL && step->moments_bf16) ADAM_LAUNCH(uint16_t, uint16_t);
+        else if (low != NULL) ADAM_LAUNCH(uint16_t, float);
+        else if (step->moments_bf16) ADAM_LAUNCH(float, uint16_t);
+        else ADAM_LAUNCH(float, float);
+        #undef ADAM_LAUNCH
+    }
+}
+
+// One warp takes one block of NORM_BLOCK elements, which is the unit of work here. Lanes are
+// folded in the order of norm_block_sum(): what lane 0 adds up is the same, if not what the others
+// do. 16 loads of each lane are under way at a time; adding the 0 of those past the end changes
+// nothing.
+enum { NORM_WARPS = 8 };
+
+template <bool IS_BF16>
+__global__ static void norm_block_sums_kernel(const void *grad, double *sums, unsigned units,
+                                              Batch<AdamRun> batch) {
+    const unsigned unit = blockIdx.x * NORM_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (unit >= units) return;  // the whole warp
+    unsigned block = unit;
+    const AdamRun run = batch_find(batch, &block);
+    const size_t at = block * (size_t)NORM_BLOCK, left = run.length - at;
+    const unsigned n = left < NORM_BLOCK ? (unsigned)left : (unsigned)NORM_BLOCK;
+    double sum = 0;
+    for (unsigned i = lane; i < n; i += 16 * NORM_LANES) {
+        float x[16];
+        #pragma unroll
+        for (unsigned j = 0; j < 16; j++) {
+            const bool inside = i + j * NORM_LANES < n;
+            x[j] = inside ? grad_at(grad, IS_BF16, run.at + at + i + j * NORM_LANES) : 0.0f;
+        }
+        #pragma unroll
+        for (int j = 0; j < 16; j++) sum += (double)x[j] * (double)x[j];
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) sums[unit] = sum;
+}
+
+static unsigned adam_norm_blocks(const AdamRun *run) { return (unsigned)norm_blocks(run->length); }
+
+// norm_block_sums() of every run, one after the other: the same bits. `grad` is the start of an
+// arena in device memory, sums (sum over the runs of norm_blocks(length)) is device memory too.
+static inline void norm_block_sums_gpu(const void *grad, bool is_bf16, const AdamRun *runs,
+                                       int count, double *sums, cudaStream_t stream) {
+    for (int first = 0; first < count; first += BATCH_MOST) {
+        const Batch<AdamRun> batch = adam_batch(runs, first, count, adam_norm_blocks);
+        const unsigned units = batch_units(&batch);
+        if (units == 0) continue;
+        const auto kernel = is_bf16 ? norm_block_sums_kernel<true> : norm_block_sums_kernel<false>;
+        LAUNCH(kernel, ceil_div(units, NORM_WARPS), 32 * NORM_WARPS, 0, stream, grad, sums, units,
+               batch);
+        sums += units;
+    }
+}
+
+// One warp adds up one run of NORM_RUN sums, all of whose loads are under way at once. Their order
+// is that of their numbers in `order`, or if that is NULL, of the array.
+__global__ static void norm_runs_kernel(double *runs, const double *sums, const uint32_t *order,
+                                        size_t count) {
+    const size_t run = blockIdx.x * (size_t)NORM_WARPS + threadIdx.x / 32;
+    const size_t first = run * NORM_RUN + threadIdx.x % 32;
+    if (run * NORM_RUN >= count) return;  // the whole warp
+    double x[NORM_RUN / NORM_LANES], sum = 0;
+    #pragma unroll
+    for (int k = 0; k < NORM_RUN / NORM_LANES; k++) {
+        const size_t i = first + (size_t)k * NORM_LANES;
+        x[k] = i >= count ? 0 : sums[order == NULL ? i : order[i]];
+    }
+    #pragma unroll
+    for (int k = 0; k < NORM_RUN / NORM_LANES; k++) sum += x[k];
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) runs[run] = sum;
+}
+
+// One warp: it loads 32 runs at a time, and each of its lanes adds all of them.
+__global__ static void norm_total_kernel(double *total, const double *runs, size_t count) {
+    double sum = 0;
+    for (size_t first = 0; first < count; first += 32) {
+        const double x = first + threadIdx.x < count ? runs[first + threadIdx.x] : 0;
+        for (int j = 0; j < 32; j++) sum += __shfl_sync(0xffffffffu, x, j);
+    }
+    if (threadIdx.x == 0) *total = sum;
+}
+
+// norm_total(), the same bits: *total from `count` sums. order, if not NULL: which ones they are,
+// as numbers of sums. runs: scratch (norm_runs(count)). All of it is device memory.
+static inline void norm_total_gpu(double *total, double *runs, const double *sums,
+                                  const uint32_t *order, size_t count, cudaStream_t stream) {
+    const size_t all = norm_runs(count);
+    if (all > 0)
+        LAUNCH(norm_runs_kernel, ceil_div(all, NORM_WARPS), 32 * NORM_WARPS, 0, stream, runs, sums,
+               order, count);
+    LAUNCH(norm_total_kernel, 1, 32, 0, stream, total, runs, all);
+}
+
+#endif

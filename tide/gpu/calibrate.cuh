@@ -1,0 +1,408 @@
+// calibrate.cuh: measures the rates of rates.h on the machine at hand, in a second or two: what the
+// link, host memory, the cores and the GPU do alone, and what is left when all work at once.
+//   rates_measure()    all that one process can measure
+//   calibrate_print()  what Eq. 1 and the bound make of them
+//
+// Every rate is the median of several runs, between two events of the stream that does the work.
+// Nothing knows how fast the machine is: work grows fourfold until it takes long enough, so that
+// the emulated GPU is measured by the same code.
+#ifndef TIDE_CALIBRATE_CUH
+#define TIDE_CALIBRATE_CUH
+#include "adam.cuh"
+#include "devices.cuh"
+#include "host.cuh"
+#include "matmul.cuh"
+#include "../run/options.h"
+#include "../plan/rates.h"
+#include "../base/rng.h"
+
+enum { CALIBRATE_RUNS = 9, CALIBRATE_PARTS = 32 };
+
+// What the host's threads work on; for host_queue_submit(), which copies it.
+typedef struct {
+    float *m, *v;  // n elements each
+    uint16_t *w, *low, *grad;
+    size_t n;
+} HostState;
+
+typedef struct {
+    HostQueue *q;
+    cudaStream_t in, out;       // one per direction of the link
+    cudaEvent_t start, end;
+    HostState state;            // larger than the caches
+    char *host_in, *host_out;   // `chunk` bytes each
+    char *gpu;                  // two chunks: where copies go, where they come from
+    size_t chunk;
+    double seconds;             // for one measurement
+} Calibration;
+
+static double calibrate_median(double *x, int count) {
+    qsort(x, (size_t)count, sizeof *x, compare_doubles);
+    return x[count / 2];
+}
+
+// ---------------------------------------------------------------------------------------------
+// The work
+
+// The fused update as in training.
+static void calibrate_adam(const void *arg) {
+    const HostState *s = (const HostState *)arg;
+    const AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1);
+    adam_update(s->w, s->low, s->m, s->v, s->grad, 1, s->n, &step, 1);
+}
+
+// One thread draws eight normal numbers; writing them takes less than drawing.
+__global__ static void calibrate_normals_kernel(bf16 *to, size_t n) {
+    const size_t i = 8 * (blockIdx.x * (size_t)blockDim.x + threadIdx.x);
+    if (i >= n) return;
+    float z[8];
+    Pack<bf16> x;
+    rng_octet(z, 1, 1, 0, 0, i / 8);
+    for (int j = 0; j < 8; j++) x.x[j] = from_f32<bf16>(z[j]);
+    store_pack(to + i, x);
+}
+
+enum { WORK_H2D, WORK_D2H, WORK_GPU_COPY,                 // n bytes
+       WORK_GPU_ADAM, WORK_GPU_NORMALS, WORK_HOST_ADAM};  // n parameters
+
+static cudaStream_t calibrate_stream(const Calibration *c, int work) {
+    return work == WORK_HOST_ADAM ? c->q->stream : work == WORK_D2H ? c->out : c->in;
+}
+
+// The most that there is room for.
+static size_t calibrate_limit(const Calibration *c, int work) {
+    return work == WORK_HOST_ADAM ? c->state.n : work == WORK_GPU_ADAM ? c->chunk / 8
+         : work == WORK_GPU_NORMALS ? c->chunk / 4 : c->chunk;
+}
+
+// Queues one run of work of size n, a multiple of 8, without waiting for it.
+static void calibrate_submit(Calibration *c, int work, size_t n) {
+    const cudaStream_t s = calibrate_stream(c, work);
+    char *to = c->gpu, *from = c->gpu + c->chunk;
+    if (work == WORK_H2D) {
+        stream_copy(to, c->host_in, n, cudaMemcpyHostToDevice, s);
+    } else if (work == WORK_D2H) {
+        stream_copy(c->host_out, from, n, cudaMemcpyDeviceToHost, s);
+    } else if (work == WORK_GPU_COPY) {
+        stream_copy(to, from, n, cudaMemcpyDeviceToDevice, s);
+    } else if (work == WORK_GPU_ADAM) {  // 14 n bytes
+        float *m = (float *)c->gpu, *v = m + n;
+        uint16_t *weight = (uint16_t *)(v + n), *low = weight + n, *grad = low + n;
+        const AdamRun run = {0, n, 1, 0};
+        const AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1);
+        adam_update_gpu(weight, low, m, v, grad, true, &run, 1, &step, s);
+    } else if (work == WORK_GPU_NORMALS) {
+        calibrate_normals_kernel<<<ceil_div(n, 8 * 256), 256, 0, s>>>((bf16 *)c->gpu, n);
+        CUDA(cudaGetLastError());
+    } else {
+        HostState state = c->state;
+        state.n = n;
+        host_queue_submit(c->q, calibrate_adam, &state, sizeof state);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// One at a time
+
+// Bytes or parameters per second of one kind of work. Each run follows
+// another one in the queue, so that nothing of its launch counts.
+static double calibrate_rate(Calibration *c, int work) {
+    const cudaStream_t s = calibrate_stream(c, work);
+    const size_t limit = calibrate_limit(c, work);
+    const double begin = seconds_now();
+    double t[CALIBRATE_RUNS], last = 0;
+    size_t n = limit < 4096 ? limit : 4096;
+    int count = 0;
+    for (bool grown = false; count < CALIBRATE_RUNS;) {
+        calibrate_submit(c, work, n);
+        event_record(c->start, s);
+        calibrate_submit(c, work, n);
+        event_record(c->end, s);
+        last = device_seconds(c->start, c->end);
+        if (grown) t[count++] = last;
+        else if (last < c->seconds / 8 && n < limit) n = n < limit / 4 ? 4 * n : limit;
+        else grown = true;
+        if (count >= 3 && seconds_now() - begin > c->seconds) break;
+    }
+    return (double)n / fmax(calibrate_median(t, count), 1e-9);
+}
+
+// ---------------------------------------------------------------------------------------------
+// All at once
+
+// When each part began and ended, in seconds, of the copies to the GPU [0] and back [1], and of the
+// host's update [2], which is one part; and what one part is: bytes, or parameters.
+typedef struct {
+    double at[3][CALIBRATE_PARTS + 1];
+    size_t part[3];
+    int rows;       // 3; 2: there was no update
+} Overlap;
+
+// How many parts each row has.
+static int overlap_count(int row) { return row < 2 ? CALIBRATE_PARTS : 1; }
+
+// Bytes per second to the GPU and back, and parameters per second: of the copies, in those parts
+// that lie within the time in which all were at work. Where there are none, as on the emulated GPU,
+// nothing slowed anything down, and all parts count.
+static void overlap_rates(const Overlap *o, double rates[3]) {
+    double from = -INFINITY, to = INFINITY;
+    for (int i = 0; i < o->rows; i++) {
+        from = fmax(from, o->at[i][0]);
+        to = fmin(to, o->at[i][overlap_count(i)]);
+    }
+    for (int i = 0; i < o->rows; i++) {
+        const double *at = o->at[i];
+        int first = 0, last = overlap_count(i);
+        while (first < last && at[first] < from) first++;
+        while (last > first && at[last] > to) last--;
+        if (i == 2 || first == last) {
+            first = 0;
+            last = overlap_count(i);
+        }
+        rates[i] = (last - first) * (double)o->part[i] / (at[last] - at[first]);
+    }
+}
+
+// Copies in both directions at once, and if host_seconds > 0 the host's update meanwhile, which
+// takes that long alone. rates: to the GPU and back, bytes per second as far as they are known, and
+// then those found here; and parameters per second.
+static void calibrate_together(Calibration *c, double host_seconds, double rates[3]) {
+    enum { TRIES = 3 };
+    const cudaStream_t streams[3] = {c->in, c->out, c->q->stream};
+    cudaEvent_t e[3][CALIBRATE_PARTS + 1];
+    double tried[3][TRIES], one[3];
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j <= overlap_count(i); j++)
+            CUDA(cudaEventCreateWithFlags(&e[i][j], cudaEventBlockingSync));
+    // The copies take twice as long as the update alone, in parts that walk through the chunk.
+    const double wanted = host_seconds > 0 ? 2 * host_seconds : c->seconds / 8;
+    size_t part = (size_t)(fmin(rates[0], rates[1]) * wanted / CALIBRATE_PARTS) / 4096 * 4096;
+    if (part < 4096) part = 4096;
+    if (part > c->chunk) part = c->chunk;
+    Overlap o = {{{0}}, {part, part, c->state.n}, host_seconds > 0 ? 3 : 2};
+    for (int k = 0; k < TRIES; k++) {
+        event_record(c->start, c->in);
+        for (int i = 0; i < o.rows; i++) {
+            stream_wait(streams[i], c->start);
+            event_record(e[i][0], streams[i]);
+        }
+        if (o.rows > 2) {
+            host_queue_submit(c->q, calibrate_adam, &c->state, sizeof c->state);
+            event_record(e[2][1], streams[2]);
+        }
+        for (size_t i = 0; i < CALIBRATE_PARTS; i++) {
+            const size_t at = i % (c->chunk / part) * part;
+            stream_copy(c->gpu + at, c->host_in + at, part, cudaMemcpyHostToDevice, c->in);
+            event_record(e[0][i + 1], c->in);
+            stream_copy(c->host_out + at, c->gpu + c->chunk + at, part, cudaMemcpyDeviceToHost,
+                        c->out);
+            event_record(e[1][i + 1], c->out);
+        }
+        for (int i = 0; i < o.rows; i++)
+            for (int j = 0; j <= overlap_count(i); j++)
+                o.at[i][j] = device_seconds(c->start, e[i][j]);
+        overlap_rates(&o, one);
+        for (int i = 0; i < o.rows; i++) tried[i][k] = one[i];
+    }
+    for (int i = 0; i < o.rows; i++) rates[i] = calibrate_median(tried[i], TRIES);
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j <= overlap_count(i); j++) event_free(e[i][j]);
+}
+
+// ---------------------------------------------------------------------------------------------
+// All of it
+
+// Bytes of GPU memory that are free.
+static size_t gpu_available(void) {
+    size_t available, total;
+    CUDA(cudaMemGetInfo(&available, &total));
+    return available;
+}
+
+// Memory for n parameters of state on the host (a multiple of 4096) and for copies of half of that.
+static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double seconds) {
+    memset(c, 0, sizeof *c);
+    c->q = q;
+    c->seconds = seconds;
+    c->chunk = min_size(7 * n, gpu_available() / 4 / 4096 * 4096);
+    if (c->chunk == 0) c->chunk = 4096;  // what is missing will be named
+    float *m = (float *)host_alloc(q, 14 * n + 2 * c->chunk, "measuring the host");
+    c->state.m = m;
+    c->state.v = m + n;
+    c->state.w = (uint16_t *)(m + 2 * n);
+    c->state.low = c->state.w + n;
+    c->state.grad = c->state.low + n;
+    c->state.n = n;
+    c->host_in = (char *)m + 14 * n;
+    c->host_out = c->host_in + c->chunk;
+    c->gpu = (char *)gpu_alloc(2 * c->chunk, "measuring the GPU");
+    c->in = stream_make("in", false);
+    c->out = stream_make("out", false);
+    CUDA(cudaEventCreate(&c->start));
+    CUDA(cudaEventCreateWithFlags(&c->end, cudaEventBlockingSync));  // see host_queue_open()
+    memset(c->state.grad, 0x3c, 2 * n);  // 0.0115: zeros may be faster to divide
+    CUDA(cudaMemsetAsync(c->gpu, 0x3c, 2 * c->chunk, c->in));
+    stream_rest(c->in);
+}
+
+static void calibrate_close(Calibration *c) {
+    event_free(c->start);
+    event_free(c->end);
+    stream_free(c->in);
+    stream_free(c->out);
+    gpu_free(c->gpu);
+    host_free(c->state.m);
+}
+
+// Measures all rates but gpu_flops, which is a model's, host_cast and those between GPUs, in about
+// `seconds` (some tenths more go into page-locked memory). The queue must have nothing to do. Takes
+// at most an eighth of the host's free memory and half of the GPU's, and gives them back.
+//   dram      26 bytes per parameter of the host's update: 14 are read, 12 written
+//   dram_dma  the same of the update that runs while both directions of the link are busy, plus
+//             what these two move: each of their bytes is one of host memory, too
+static void rates_measure(Rates *r, HostQueue *q, double seconds) {
+    Calibration c;
+    memset(r, 0, sizeof *r);
+    // A first look: how much is out of the caches, if they are large, and not too slow?
+    const double share = seconds / 12;
+    size_t n = (size_t)1 << 16;
+    calibrate_open(&c, q, n, share);
+    const double wanted = share / 8 * calibrate_rate(&c, WORK_HOST_ADAM);
+    calibrate_close(&c);
+    long cache = 0;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+    cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+    // (With twice the cache, 300 MiB of L3, an update seemed to reach 8 to 11 G parameters/s; it
+    // reaches 6.1.)
+    const double beyond = EMULATED ? 0 : 16.0 * (double)cache / 14;
+    const double most = fmin(fmax(beyond, 32 << 20), (double)memory_available() / 8 / 28);
+    if (fmax(wanted, beyond) > (double)n) n = (size_t)fmin(fmax(wanted, beyond), most);
+    n = n < 4096 ? 4096 : n / 4096 * 4096;
+    calibrate_open(&c, q, n, share);
+    r->h2d = calibrate_rate(&c, WORK_H2D);
+    r->d2h = calibrate_rate(&c, WORK_D2H);
+    double together[3] = {r->h2d, r->d2h, 0};
+    calibrate_together(&c, 0, together);
+    r->h2d_duplex = together[0];
+    r->d2h_duplex = together[1];
+    r->host_adam = calibrate_rate(&c, WORK_HOST_ADAM);
+    r->dram = ADAM_BYTES * r->host_adam;
+    calibrate_together(&c, (double)n / r->host_adam, together);
+    r->h2d_busy = together[0];
+    r->d2h_busy = together[1];
+    r->dram_dma = ADAM_BYTES * together[2] + r->h2d_busy + r->d2h_busy;
+    r->gpu_adam = calibrate_rate(&c, WORK_GPU_ADAM);
+    r->gpu_bytes = 2 * calibrate_rate(&c, WORK_GPU_COPY);
+    r->gpu_normals = calibrate_rate(&c, WORK_GPU_NORMALS);
+    calibrate_close(&c);
+    int gpus = 1;
+    CUDA(cudaGetDeviceCount(&gpus));
+    r->node_gpus = gpus;
+    r->host_gpus = 1;
+}
+
+// What follows from the rates: the speed of an update with bf16 on the wire, gradients of
+// GPU-updated parameters on the GPU, the others' gone to the host during the backward pass.
+static void calibrate_print(FILE *f, const Rates *r) {
+    const UpdateBytes bytes = {2, 2, true, 10, 0};
+    const double k = eq1_stride(r);
+    if (isfinite(k))
+        fprintf(f, "Eq. 1: k = %.2f; on the GPU 1/(k+1) = %.0f %% as derived, 1/k = %.0f %% as in "
+                "Algorithm 1\n", k, 100 / (k + 1), 100 / fmax(k, 1));
+    else
+        fprintf(f, "Eq. 1: %s\n", isnan(k) ? "the link or the host is not known"
+                                           : "the CPU is faster than the link: nothing to the GPU");
+    const struct { const char *name; double share; } splits[] = {
+        {"all on the CPU", 0}, {"all on the GPU", 1},
+        {"Eq. 1's split", isnan(k) ? -1 : 1 / (1 + k)}, {"the best split", best_share(r, &bytes)}};
+    for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {
+        char limit[40];
+        const double share = splits[i].share, bound = update_bound(r, &bytes, share, limit);
+        if (share < 0 || !(bound > 0)) continue;
+        fprintf(f, "%-15s %5.1f %% on the GPU: at most %.3g G parameters/s, bound by %s\n",
+                splits[i].name, 100 * share, 1e-9 / bound, limit);
+    }
+}
+
+static bool has_device(void) {
+    int devices = 0;
+    return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+}
+
+// Opens the first GPU (CUDA_VISIBLE_DEVICES chooses another); of the ranks of a node, each its own,
+// unless its launcher shows it no other.
+static void open_device(void) {
+    int devices = 0;
+    cudaDeviceProp device;
+    const cudaError_t e = cudaGetDeviceCount(&devices);
+    if (e != cudaSuccess || devices == 0)
+        fail("no CUDA device can be used (%s): ./train_gpt2 trains on the CPU",
+             e != cudaSuccess ? cudaGetErrorString(e) : "there is none");
+    const int mine = devices == 1 ? 0 : ranks.local;
+    if (mine >= devices) fail("rank %d is number %d of its node, which has %d GPUs", ranks.rank,
+                              ranks.local, devices);
+    CUDA(cudaSetDevice(mine));
+    CUDA(cudaGetDeviceProperties(&device, mine));
+    if (device.major < 8)
+        fail("%s has compute capability %d.%d, and bf16 needs 8.0 (Ampere) or more", device.name,
+             device.major, device.minor);
+}
+
+// The rates of this machine, or of what one of several ranks has of it: from --rates, or measured
+// now, which takes a second or two; ranks do that at once, and each finds its own part. The queue
+// is opened if it is not yet, with a team of `threads` (0: one per core).
+static void machine_rates(HostQueue *host, int threads, const Options *o, Rates *rates) {
+    Error err;
+    if (rates->h2d > 0) return;  // known already
+    if (o->rates != NULL) {
+        if (!rates_load(rates, o->rates, &err)) die("--rates: %s", err.text);
+        if (!(rates->h2d > 0 && rates->d2h > 0)) die("--rates %s: it lacks h2d or d2h", o->rates);
+        *rates = rates_of_rank(rates, o->plan ? rates_local(rates, o->world)
+                                              : (size_t)ranks.local_world);
+        return;
+    }
+    if (!has_device()) die("describe the machine that is planned for: --rates FILE");
+    if (host->stream == NULL) host_queue_open(host, threads);
+    rates_measure(rates, host, 1.5);
+#ifdef __CUDA_EMU__
+    printf("rates: measured on an emulated GPU; what is predicted from them means nothing\n");
+#endif
+    if (ranks.local_world > 1) rates->node_gpus = rates->host_gpus = ranks.local_world;
+    if (o->plan) *rates = rates_of_rank(rates, rates_local(rates, o->world));
+}
+
+// How much memory there is: on this machine or, with --plan, what --gpu-memory and --host-memory
+// say, or with --rates no limit, SIZE_MAX. Dies if --trace cannot be written; opens the GPU, if
+// there is one here that is meant.
+typedef struct { bool here; size_t gpu, host; } Limits;
+
+static void settle_limits(const Options *o, Limits *x) {
+    x->here = !o->plan || (o->rates == NULL && has_device());
+    if (x->here) open_device();
+    const size_t available = x->here ? gpu_available() : SIZE_MAX;
+    const size_t sharers = (size_t)ranks.local_world, asked = o->host_memory;
+    const size_t host_available = x->here ? memory_available() / sharers : SIZE_MAX;
+    const size_t container = x->here ? memory_container() / sharers : SIZE_MAX;
+    ranks_barrier();  // none takes anything before all have looked
+    // Some is left for what the driver rounds up and loads later: kernels, and the library's.
+    const size_t margin = x->here ? min_size(available, available / 100 + ((size_t)256 << 20)) : 0;
+    x->gpu = o->gpu_memory == 0 ? available - margin
+           : o->plan ? o->gpu_memory : min_size(available, o->gpu_memory);
+    x->host = asked > 0 ? asked : host_available - (x->here ? host_available / 32 : 0);
+    if (o->plan && x->here)
+        printf("planned for %.1f GiB of GPU memory, as %s, and %.1f GiB of host memory, as %s; "
+               "free on this machine: %.1f and %.1f\n",
+               mib(x->gpu) / 1024, o->gpu_memory > 0 ? "said" : "here", mib(x->host) / 1024,
+               asked > 0 ? "said" : "here", mib(available) / 1024, mib(host_available) / 1024);
+    if (o->plan || asked <= host_available) return;
+    // The user's word counts more than Linux's, but who exceeds a container's limit is killed.
+    x->host = min_size(asked, container - container / 32);
+    host_memory_grows = container > host_available;
+    printf("--host-memory: %.1f MiB are more than the %.1f MiB that are available now: %s\n",
+           mib(asked), mib(host_available), x->host == asked ? "taken as said"
+               : "no more is used than the container's limit leaves");
+    fflush(stdout);  // if the memory does not come, Linux kills the program
+}
+
+#endif

@@ -1,0 +1,349 @@
+// columns.cuh: what importance-aware updates (zenflow.h) do to columns of matrices on the GPU.
+//
+//   1. The work, and who does it
+//   2. Packing and unpacking: columns_move_gpu()
+//   3. The update of the chosen columns: columns_adam_gpu()
+//   4. Importance: sums over columns: columns_sums_gpu(), columns_scratch()
+//
+// One launch serves a whole segment. What is computed is in zenflow.h and adam.h, bit for bit.
+//
+// All of this is bound by memory. A thread has one column, and walks down some of its rows: it
+// looks the column up once, and has many loads under way. Its neighbours have the slots beside it:
+// adjacent elements where they are packed, and nearly so in the matrix, as columns are in order at
+// first and change places rarely. (Packed rows are not aligned, and where each thread has several
+// adjacent slots, the warp's loads from the matrix are spread over as many times more memory.)
+#ifndef TIDE_COLUMNS_CUH
+#define TIDE_COLUMNS_CUH
+#include "adam.cuh"
+#include "../../zenflow.h"
+
+// ---------------------------------------------------------------------------------------------
+// 1. The work
+
+enum { COLUMNS_THREADS = 256 };
+
+// Some columns of a matrix (rows, cols), those in `slots` slots: (rows, slots) when packed. Slots
+// are cut into strips of at most COLUMNS_THREADS, all but the last of one width; a block's threads
+// take a strip of as many rows at once as there is room for: a band.
+typedef struct {
+    size_t at;         // of the matrix, in its part of an arena
+    size_t packed_at;  // of its first packed element
+    size_t column_at;  // of the column in slot 0, in the list of columns
+    unsigned rows, cols, slots;
+    unsigned strips, width, band;
+    int decay;
+    size_t index;      // of the first packed element, for adam_bf16()
+    size_t ahead, packed_ahead;  // from an element to the next band's, in the matrix and packed
+} ColumnsWork;
+
+// The chosen columns of a segment's tensors, or the rest, for blocks that take `each` bands.
+static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool rest,
+                                            unsigned each) {
+    const ZenSegment *s = &map->segment[segment];
+    Batch<ColumnsWork> batch;
+    memset(&batch, 0, sizeof batch);
+    for (int i = s->first; i < s->first + s->count; i++) {
+        const ZenTensor *z = &map->tensor[i];
+        const size_t slots = rest ? z->cols - z->chosen : z->chosen;
+        ColumnsWork w;
+        if (slots == 0) continue;
+        if (z->rows > INT32_MAX || z->cols > INT32_MAX)
+            fail("columns: a matrix of %zu x %zu is too large", z->rows, z->cols);
+        w.at = z->at - map->tensor[s->first].at;
+        w.packed_at = rest ? z->rest_at - s->rest_at : z->chosen_at - s->chosen_at;
+        w.column_at = z->column_at + (rest ? z->chosen : 0);
+        w.rows = (unsigned)z->rows;
+        w.cols = (unsigned)z->cols;
+        w.slots = (unsigned)slots;
+        w.strips = ceil_div(slots, COLUMNS_THREADS);
+        w.width = ceil_div(slots, w.strips);
+        w.band = COLUMNS_THREADS / w.width;
+        w.decay = z->decay;
+        w.index = rest ? z->rest_index : z->chosen_index;
+        w.ahead = w.band * z->cols;
+        w.packed_ahead = w.band * slots;
+        batch_add(&batch, w, w.strips * (size_t)ceil_div(z->rows, w.band * each));
+    }
+    return batch;
+}
+
+// A thread's slot, and its rows: k bands after `row`, if that is less than `left` further. A thread
+// without a slot has none left.
+typedef struct { unsigned row, slot, left; } ColumnsThread;
+
+__device__ static inline ColumnsThread columns_thread(const ColumnsWork &w, unsigned block,
+                                                      unsigned each) {
+    const unsigned line = threadIdx.x / w.width;
+    ColumnsThread t;
+    t.slot = block % w.strips * w.width + threadIdx.x % w.width;
+    t.row = block / w.strips * (w.band * each) + line;
+    t.left = line < w.band && t.slot < w.slots && t.row < w.rows ? w.rows - t.row : 0;
+    return t;
+}
+
+// ---------------------------------------------------------------------------------------------
+// 2. Packing and unpacking
+
+enum { COLUMNS_EACH = 16 };  // elements of a thread: so many loads are under way
+
+// What is packed are gradients; what takes its place are weights.
+template <bool PACKS, typename To, typename From>
+__device__ static inline To columns_convert(From x) {
+    if constexpr (sizeof(To) == sizeof(From)) return x;
+    else if constexpr (PACKS) return from_f32<To>(to_f32(x));
+    else return weight_from<To>(to_f32(x));
+}
+
+// A thread's elements, one of each band. The last few of a matrix are copied one by one.
+template <bool PACKS, typename To, typename From>
+__device__ static inline void columns_copy(To *__restrict__ to, size_t ahead_to,
+                                           const From *__restrict__ from, size_t ahead_from,
+                                           unsigned left, unsigned band) {
+    if (left > (COLUMNS_EACH - 1) * band) {
+        From x[COLUMNS_EACH];
+        #pragma unroll
+        for (int k = 0; k < COLUMNS_EACH; k++, from += ahead_from) x[k] = *from;
+        #pragma unroll
+        for (int k = 0; k < COLUMNS_EACH; k++, to += ahead_to)
+            *to = columns_convert<PACKS, To>(x[k]);
+    } else {
+        for (unsigned row = 0; row < left; row += band, from += ahead_from, to += ahead_to)
+            *to = columns_convert<PACKS, To>(*from);
+    }
+}
+
+// Columns of matrices, packed (PACKS), or to their places from there.
+template <bool PACKS, typename To, typename From>
+__global__ static void __launch_bounds__(COLUMNS_THREADS)
+columns_move_kernel(void *__restrict__ to_arena, const void *__restrict__ from_arena,
+                    const int32_t *__restrict__ column, Batch<ColumnsWork> batch) {
+    To *to = (To *)to_arena;
+    const From *from = (const From *)from_arena;
+    unsigned block = blockIdx.x;
+    const ColumnsWork w = batch_find(batch, &block);
+    const ColumnsThread t = columns_thread(w, block, COLUMNS_EACH);
+    if (t.left == 0) return;
+    const size_t at = w.at + (size_t)t.row * w.cols + (size_t)column[w.column_at + t.slot];
+    const size_t packed_at = w.packed_at + (size_t)t.row * w.slots + t.slot;
+    if (PACKS)
+        columns_copy<PACKS>(to + packed_at, w.packed_ahead, from + at, w.ahead, t.left, w.band);
+    else
+        columns_copy<PACKS>(to + at, w.ahead, from + packed_at, w.packed_ahead, t.left, w.band);
+}
+
+// packs: packed `to` = the chosen columns of all tensors of a segment in an arena, or the rest's.
+// Else the inverse, which writes these columns and no others. Float, or bf16 that may come from
+// floats: gradients rounded to nearest even, weights as masters are. Both point to the segment's:
+// the first packed element, the first of the first tensor. column: ZenMap's, on the GPU. Gaps are
+// not written.
+static void columns_move_gpu(bool packs, void *to, bool to_bf16, const void *from, bool from_bf16,
+                             const ZenMap *map, int segment, bool rest, const int32_t *column,
+                             cudaStream_t stream) {
+    const Batch<ColumnsWork> batch = columns_of(map, segment, rest, COLUMNS_EACH);
+    const unsigned blocks = batch_units(&batch);
+    if (blocks == 0) return;
+    auto kernel = packs ? columns_move_kernel<true, float, float>
+                        : columns_move_kernel<false, float, float>;
+    if (to_bf16) kernel = packs ? columns_move_kernel<true, bf16, float>
+                                : columns_move_kernel<false, bf16, float>;
+    if (from_bf16) kernel = packs ? columns_move_kernel<true, bf16, bf16>
+                                  : columns_move_kernel<false, bf16, bf16>;
+    LAUNCH(kernel, blocks, COLUMNS_THREADS, 0, stream, to, from, column, batch);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 3. The update of the chosen columns
+
+enum { COLUMNS_ADAM_EACH = 4 };
+
+// Four blocks at once: 64 registers. Left to itself, ptxas spills for a fifth on the newest GPUs.
+template <typename X, typename G, typename M>
+__global__ static void __launch_bounds__(COLUMNS_THREADS, 4)
+columns_adam_kernel(X *__restrict__ matrix, float *__restrict__ p, M *__restrict__ m,
+                    M *__restrict__ v, const void *__restrict__ grad,
+                    const int32_t *__restrict__ column, Batch<ColumnsWork> batch,
+                    AdamStep s) {
+    enum { EACH = COLUMNS_ADAM_EACH };
+    unsigned block = blockIdx.x;
+    const ColumnsWork w = batch_find(batch, &block);
+    const ColumnsThread t = columns_thread(w, block, EACH);
+    if (t.left == 0) return;
+    const G *g = (const G *)grad;
+    const float decay = w.decay ? s.weight_decay : 0.0f;
+    const size_t first = w.packed_at + (size_t)t.row * w.slots + t.slot;
+    size_t i = first;
+    const bool shows = matrix != NULL;
+    if (shows) matrix += w.at + (size_t)t.row * w.cols + (size_t)column[w.column_at + t.slot];
+    float p1[EACH], g1[EACH];
+    M m1[EACH], v1[EACH];
+    #pragma unroll
+    for (unsigned k = 0; k < EACH; k++, i += w.packed_ahead) {
+        if (k * w.band >= t.left) break;
+        p1[k] = p[i];
+        m1[k] = m[i];
+        v1[k] = v[i];
+        g1[k] = to_f32(g[i]);
+    }
+    i = first;
+    #pragma unroll
+    for (unsigned k = 0; k < EACH; k++, i += w.packed_ahead) {
+        if (k * w.band >= t.left) return;
+        adam_stored(&p1[k], (uint16_t *)NULL, &m1[k], &v1[k], g1[k], &s, decay,
+                    w.index + (i - w.packed_at));
+        p[i] = p1[k];
+        m[i] = m1[k];
+        v[i] = v1[k];
+        if (shows) matrix[k * w.ahead] = weight_from<X>(p1[k]);
+    }
+}
+
+template <typename X, typename M>
+static void columns_adam_launch(X *arena_part, float *p, M *m, M *v, const void *grad,
+                                bool grad_is_bf16, const ZenMap *map, int segment,
+                                const int32_t *column, const AdamStep *step, cudaStream_t stream) {
+    const Batch<ColumnsWork> batch = columns_of(map, segment, false, COLUMNS_ADAM_EACH);
+    const unsigned blocks = batch_units(&batch);
+    if (blocks == 0) return;
+    const double state = step->moments_bf16 ? BF16_MOMENTS_TAKE : 1;
+    GPU_TAKES(stream, state * (double)map->segment[segment].chosen, gpu_adam);
+    const auto kernel = grad_is_bf16 ? columns_adam_kernel<X, bf16, M>
+                                     : columns_adam_kernel<X, float, M>;
+    LAUNCH(kernel, blocks, COLUMNS_THREADS, 0, stream, arena_part, p, m, v, grad, column, batch,
+           *step);
+}
+
+// One AdamW step of a segment's chosen columns, of p, m and v with the gradient, all packed; they
+// point to the segment's. Each tensor decays or not. The new weights, as X, go to their places in
+// arena_part, unless that is NULL. X: float or bf16. *step is copied, and says how m and v are
+// stored.
+template <typename X>
+static void columns_adam_gpu(X *arena_part, float *p, void *m, void *v, const void *grad,
+                             bool grad_is_bf16, const ZenMap *map, int segment,
+                             const int32_t *column, const AdamStep *step, cudaStream_t stream) {
+    if (step->moments_bf16)
+        columns_adam_launch(arena_part, p, (uint16_t *)m, (uint16_t *)v, grad, grad_is_bf16, map,
+                            segment, column, step, stream);
+    else
+        columns_adam_launch(arena_part, p, (float *)m, (float *)v, grad, grad_is_bf16, map,
+                            segment, column, step, stream);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 4. Importance
+//
+// zen_sums(): a thread adds up one column of one block of ZEN_BLOCK rows; then another thread adds
+// up a column's blocks. A block of threads takes COLUMNS_STRIP adjacent columns.
+
+enum { COLUMNS_STRIP = 128, COLUMNS_ROWS = 16 };  // so many loads of each thread are under way
+
+typedef struct {
+    size_t at;          // of the matrix, in its part of an arena
+    size_t sums_at;     // of its columns' sums
+    size_t scratch_at;  // of its blocks' sums, (blocks, cols)
+    unsigned rows, cols, strips;
+} ColumnsSums;
+
+// Fills a segment's work: blocks and strips of all its matrices that have both kinds of columns.
+// Returns how many ZenSum of scratch memory that takes.
+static size_t columns_sums_of(const ZenMap *map, int segment, Batch<ColumnsSums> *blocks,
+                              Batch<ColumnsSums> *strips) {
+    const ZenSegment *s = &map->segment[segment];
+    size_t scratch = 0;
+    memset(blocks, 0, sizeof *blocks);
+    memset(strips, 0, sizeof *strips);
+    for (int i = s->first; i < s->first + s->count; i++) {
+        const ZenTensor *z = &map->tensor[i];
+        const size_t n = ceil_div(z->rows, ZEN_BLOCK);
+        if (!zen_is_mixed(z)) continue;
+        const ColumnsSums w = {z->at - map->tensor[s->first].at, z->column_at, scratch,
+                               (unsigned)z->rows, (unsigned)z->cols,
+                               ceil_div(z->cols, COLUMNS_STRIP)};
+        batch_add(blocks, w, n * w.strips);
+        batch_add(strips, w, w.strips);
+        scratch += n * z->cols;
+    }
+    return scratch;
+}
+
+// The most of it, for any segment.
+static size_t columns_scratch(const ZenMap *map) {
+    Batch<ColumnsSums> blocks, strips;
+    size_t most = 0;
+    for (int s = 0; s < map->segments; s++) {
+        const size_t n = columns_sums_of(map, s, &blocks, &strips);
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+__device__ static inline void columns_sum(ZenSum *sum, double x) {
+    sum->squares += x * x;  // exact, so that it may be fused
+    sum->magnitudes += fabs(x);
+}
+
+template <typename G>
+__global__ static void __launch_bounds__(COLUMNS_STRIP)
+columns_block_sums_kernel(ZenSum *__restrict__ scratch, const void *__restrict__ arena_part,
+                          Batch<ColumnsSums> batch) {
+    unsigned block = blockIdx.x;
+    const ColumnsSums w = batch_find(batch, &block);
+    const unsigned b = block / w.strips, j = block % w.strips * COLUMNS_STRIP + threadIdx.x;
+    if (j >= w.cols) return;
+    const unsigned left = w.rows - b * ZEN_BLOCK;
+    const unsigned rows = left < ZEN_BLOCK ? left : (unsigned)ZEN_BLOCK;
+    const G *grad = (const G *)arena_part + w.at + (size_t)b * ZEN_BLOCK * w.cols + j;
+    ZenSum sum = {0, 0};
+    unsigned row = 0;
+    for (; row + COLUMNS_ROWS <= rows; row += COLUMNS_ROWS) {
+        G x[COLUMNS_ROWS];
+        #pragma unroll
+        for (int k = 0; k < COLUMNS_ROWS; k++, grad += w.cols) x[k] = *grad;
+        #pragma unroll
+        for (int k = 0; k < COLUMNS_ROWS; k++) columns_sum(&sum, to_f32(x[k]));
+    }
+    for (; row < rows; row++, grad += w.cols) columns_sum(&sum, to_f32(*grad));
+    scratch[w.scratch_at + (size_t)b * w.cols + j] = sum;
+}
+
+__global__ static void __launch_bounds__(COLUMNS_STRIP)
+columns_sums_kernel(ZenSum *__restrict__ sums, const ZenSum *__restrict__ scratch,
+                    Batch<ColumnsSums> batch) {
+    enum { AHEAD = 8 };
+    unsigned strip = blockIdx.x;
+    const ColumnsSums w = batch_find(batch, &strip);
+    const unsigned j = strip * COLUMNS_STRIP + threadIdx.x;
+    const unsigned blocks = (w.rows + ZEN_BLOCK - 1) / ZEN_BLOCK;
+    if (j >= w.cols) return;
+    scratch += w.scratch_at + j;
+    ZenSum sum = {0, 0};
+    for (unsigned first = 0; first < blocks; first += AHEAD) {
+        ZenSum x[AHEAD];
+        #pragma unroll
+        for (unsigned k = 0; k < AHEAD; k++, scratch += w.cols) {
+            x[k] = {0, 0};  // to add it changes nothing
+            if (first + k < blocks) x[k] = *scratch;
+        }
+        #pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            sum.squares += x[k].squares;
+            sum.magnitudes += x[k].magnitudes;
+        }
+    }
+    sums[w.sums_at + j] = sum;
+}
+
+// zen_sums() of every matrix of a segment that has both kinds of columns, to those of its columns
+// in sums (ZenMap's columns). arena_part: gradients, float or bf16. scratch: columns_scratch().
+static void columns_sums_gpu(ZenSum *sums, ZenSum *scratch, const void *arena_part, bool is_bf16,
+                             const ZenMap *map, int segment, cudaStream_t stream) {
+    Batch<ColumnsSums> blocks, strips;
+    columns_sums_of(map, segment, &blocks, &strips);
+    if (blocks.count == 0) return;
+    const auto kernel = is_bf16 ? columns_block_sums_kernel<bf16>
+                                : columns_block_sums_kernel<float>;
+    LAUNCH(kernel, batch_units(&blocks), COLUMNS_STRIP, 0, stream, scratch, arena_part, blocks);
+    LAUNCH(columns_sums_kernel, batch_units(&strips), COLUMNS_STRIP, 0, stream, sums, scratch,
+           strips);
+}
+
+#endif

@@ -1,0 +1,614 @@
+// gpt2.cuh: the model on a GPU: what it is made of, where everything is, its streams and copies.
+// train_gpt2.cu, zenflow.cuh, zero.cuh and zo.cuh work on it.
+//   GPT2, Segment, LayerActs         the model; a range of its parameters; a layer's activations
+//   pieces_point()                   where each piece is
+//   tensor(), tensor_grad(), layer_tensors()                                   where a tensor is
+//   order(), copy_out(), copy_in()   one stream after another; over the link
+//   upload()                         a batch, on its way to the GPU
+//   host_work(), host_submit()       work for the CPU
+//   compute_span(), live()           what the timeline shows
+//   gpu_copy(), floats_move(), state_copy()    to and from the host, when all is at rest
+//   buffers_bytes(), buffers_allocate()                        a list of buffers
+#ifndef TIDE_GPT2_CUH
+#define TIDE_GPT2_CUH
+#include "../../offload.h"
+#include "adam.cuh"
+#include "columns.cuh"
+#include "host.cuh"
+#include "kernels.cuh"
+#include "../plan/plan.h"
+#include "../run/run.h"
+#include "timeline.cuh"
+#include "../run/zen_run.h"
+
+#if defined(ENABLE_FP32)
+static const int PRECISION = PRECISION_FP32;
+#elif defined(ENABLE_FP16)
+static const int PRECISION = PRECISION_FP16;
+#else
+static const int PRECISION = PRECISION_BF16;
+#endif
+
+// What one layer makes, and what its backward pass needs: pointers into GPT2's buffers. With narrow
+// embeddings (model.h), mid and ln_2 are the sums, and ln_1 what becomes of the first.
+struct LayerActs {
+    floatX *x;                        // (N, C)  the residual stream on entry
+    floatX *ln_1; float *mean_1, *rstd_1;  // (N, C), (N), (N)
+    floatX *qkv;                      // (N, 3C)
+    floatX *atty; float *lse;         // (N, C), (B, NH, T)
+    floatX *mid;                      // (N, C)  the residual stream after attention
+    floatX *ln_2; float *mean_2, *rstd_2;  // (N, C), (N), (N)
+    floatX *fc, *act;                 // (N, F)  before and after the non-linearity
+    floatX *branch;                   // (N, C)  what is to be added to the residual stream
+    floatX *out;                      // (N, C)  of layers that normalise each sum: the last one
+    // what attention and the MLP read; the statistics of the norm of mid: see layer_order()
+    floatX *att_in, *mlp_in; float *mid_mean, *mid_rstd;
+};
+
+// Pre-norm layers read ln_1, and ln_2 = norm(mid); post-norm layers read x, and ln_1 = norm(mid).
+static void layer_order(LayerActs *a, const GPT2Config *c) {
+    const bool post = c->post_norm;
+    a->att_in = post ? a->x : a->ln_1;
+    a->mlp_in = post ? a->ln_1 : a->ln_2;
+    a->mid_mean = post ? a->mean_1 : a->mean_2;
+    a->mid_rstd = post ? a->rstd_1 : a->rstd_2;
+}
+
+// A segment is one contiguous range of the arena: 0 the embeddings, 1 .. L the layers, L + 1 the
+// tail (ln_f, and an untied head). Backward completes their gradients from the last to the first.
+// With ZeRO (zero.h) a segment is dealt out to the ranks in shards of equal room; else the only
+// shard is the segment. What is "own" is this rank's shard. All in elements.
+typedef struct {
+    size_t at, length;    // in the arena
+    size_t cut, room;     // of a shard (0: they differ); of all shards together
+    size_t own_from;      // where the own shard begins in the arena
+    size_t own_at, own;   // where it begins in the shard space (model.h), and its length
+    size_t param_at;      // in GPT2.params: the weights
+    size_t own_param_at;  // the own shard of them, which ZeRO-3 keeps elsewhere
+    size_t grad_at;       // in GPT2.grads: where backward makes the gradient
+    size_t own_grad_at;   // the own shard of it
+    int place;            // number of that place; segments may take turns in one
+    int ring;             // place that its weights come to when they are used; -1: they stay
+    bool streams;         // they live on the host
+    const Piece *first, *end;  // its pieces (offload.h), if it has any
+    size_t leaving;       // of its gradient: what waits for the update on the host
+} Segment;
+
+// What a micro-batch needs of the host, on its way to the GPU in one copy: page-locked memory, in
+// two sets, so that the host may fill one while the copy of the other still waits in the stream;
+// and one for evaluations of zeroth order, which has sent the next micro-batch by then.
+typedef struct {
+    int32_t *tokens;             // inputs (N), targets (N), begins (N) of rows with documents, and
+                                 // rows (N) and first (N + 1) of one TokenOrder, or of two
+    int32_t *device;             // where they go: in zeroth order, each set has a place of its own
+    const int32_t *begins;       // there, or NULL
+    size_t B, T;
+    cudaEvent_t copied;          // they are there
+    cudaEvent_t used;            // and no longer needed there, unless the copying stream knows
+} Staging;
+enum { STAGINGS = 3 };
+
+// Labels of one token each (run.h); count 0: the loss is a language model's.
+typedef struct { int count; int32_t word[TASK_LABELS]; } Words;
+
+// The trainer's own step, which a plan rehearses; and one micro-batch, which calibration times:
+// with its backward pass, unless the scale of the gradients is 0.
+struct GPT2;
+typedef struct {
+    StepResult (*train)(GPT2 *g, Run *r, size_t step);
+    void (*micro_batch)(GPT2 *g, size_t B, size_t T, float grad_scale);
+} Steps;
+
+struct ZenFlow;  // zenflow.cuh
+struct Zero;     // zero.cuh
+struct Zo;       // zo.cuh
+
+struct GPT2 {
+    GPT2Config config;
+    GPT2Table table;
+    ShardMap shards;            // what this process updates
+    Zero *zero;                 // --zero, with several GPUs; else NULL
+    size_t max_B, max_T;        // room in the activation buffers
+    size_t B, T;                // what the last forward used
+    const int32_t *documents;   // the same: its begins (B, T), on the GPU, or NULL
+    bool training;              // false: no gradients, no moments, one layer's activations
+    bool moments_bf16;          // m and v are stored in bf16
+    bool packed;                // training's rows hold several documents
+    bool accumulating;          // a step has several micro-batches: they are summed, in fp32
+    size_t head_rows;           // the head's logits are in memory for this many rows at a time
+    Matmul lt;
+    Owner owner;                // of all that gpt2_allocate() makes
+    // Where the optimizer's state lives and who updates it (offload.h, doc/offload.md).
+    OffloadChoice choice;
+    Pieces pieces;
+    int *visits;                // the visiting ones among them, in order
+    int visit_count;            // how many they are
+    int fetched;                // of them: whose way in is queued, in this step
+    int slot_count;             // slots for visitors
+    int places;                 // where layers' gradients are made in turn, unless in_place
+    bool offloaded;             // some state lives on the host
+    bool in_place;              // gradients wait for the update where backward makes them
+    size_t grads_over_acts;     // elements that wait where activations were: see layer_acts()
+    bool no_overlap;            // backward waits until each gradient has left
+    int weights;                // --weights, as far as there is a choice
+    int streamed;               // layers whose weights live on the host
+    int ring;                   // places that layers' weights take turns in
+    int *tenant;                // per such place: 1 + the segment whose weights are there; 0: none
+    size_t param_elements;      // of `params`
+    size_t slot_weights;        // bytes of an element of weights in a visitor's slot
+    size_t weights_on_host;     // elements
+    int host_threads;           // 0: as host_queue_open() finds
+    size_t moved_in, moved_out; // bytes over the link in this step
+    // Work is queued in streams, one for the CPU among them; only events order one against another.
+    cudaStream_t compute;       // forward and backward
+    cudaStream_t sums;          // what happens on the GPU to a gradient once it is complete
+    cudaStream_t out;           // copies to the host: gradients, and the state of visitors
+    cudaStream_t fetch;         // copies to the GPU: the state of visitors
+    cudaStream_t back;          // copies to the GPU: weights that the host updated
+    cudaStream_t weights_in;    // copies to the GPU: layers' weights that live on the host
+    cudaStream_t update;        // AdamW on the GPU
+    HostQueue host;             // AdamW on the host, in a stream of its own
+    cudaEvent_t handover;       // recorded wherever one stream hands over to another
+    cudaEvent_t *grad_ready;    // per segment: backward has completed its gradient
+    cudaEvent_t *grad_left;     // per place: the gradient made there has left, and room is again
+    cudaEvent_t *room_free;     // per landing, or segment: the gradient there is added to the sum
+    cudaEvent_t *grad_arrived;  // per segment: what waits on the host has arrived there
+    cudaEvent_t *updated;       // per segment: the GPU has updated its part
+    cudaEvent_t *returned;      // per segment: the weights that the host updated are back
+    cudaEvent_t *slot_free;     // per slot: the state of its last visitor is on the host again
+    cudaEvent_t *slot_full;     // per slot: all that its next one needs has come
+    cudaEvent_t *ring_free;     // per place of weights: those that were there are used no more
+    cudaEvent_t *arrived;       // per segment: its weights have come from the host
+    cudaEvent_t step_left;      // loss and norm of the step are on the host
+    Words words;
+    ZenFlow *zen;               // --offload zenflow; else NULL
+    Zo *zo;                     // --optimizer mezo, or only labels to evaluate; else NULL
+    StateRange *ranges;         // of a checkpoint: what this process has, by segment
+    Prediction predicted;       // of a step, if the machine's rates are known
+    const Steps *steps;         // of the trainer, for plans
+    OffloadLeast *least;        // while a refusal looks for the least that would do; else NULL
+    Timeline timeline;          // closed unless the state is offloaded or --trace is given
+    int segments;
+    Segment *segment;
+    size_t blocks;              // of the gradient norm
+    size_t longest_segment;     // elements, of those with a part that waits on the host
+    int landing_turn;           // the landing that is used next
+    // GPU memory.
+    floatX *params;                              // what forward and backward use; see Segment
+    void *master;                                // state of residents: master_low(); chosen: fp32
+    void *m, *v;                                 // the same; here and on the host fp32 or bf16
+    floatX *grads;                               // the micro-batch's gradients; see Segment
+    void *waiting;                               // gradients for the update; see Piece
+    char *slots;                                 // (slots, longest visit): see slot_places()
+    float *wire;                                 // (WIRE_CHUNK): gradients on their way, in fp32
+    float *dwte;                                 // (Vp, E): the head's gradient and wte's, in fp32
+    char *acts;                                  // of layers: see layer_acts()
+    floatX *ln_f;                                // (N, C)
+    float *mean_f, *rstd_f;                      // (N), (N)
+    floatX *logits;                              // (head_rows, Vp)
+    float *losses;                               // (N)
+    double *loss;                                // [2]: mean over the step so far; norm^2
+    floatX *branch;                              // (N, C): what a layer's branch adds to the stream
+    floatX *dx, *dwide;                          // backward: (N, C), (N, max(F, 3C))
+    float *delta;                                // backward: (B, NH, T)
+    float *scratch;                              // partial sums of weight gradients over rows
+    double *norm_sums, *run_sums;                // (blocks), and of runs of them
+    int32_t *tokens;                             // as in Staging, with this batch's N
+    // Page-locked host memory.
+    uint16_t *host_master;                       // state of the pieces that are not resident
+    void *host_m, *host_v;
+    void *host_grads;                            // gradients for the update; see Piece
+    floatX *host_weights;                        // that the CPU updates, or that live here
+    floatX *landing;                             // (2, longest segment), if the host sums gradients
+    Staging staging[STAGINGS];
+    int turn;                                    // the staging in use
+    TokenOrder by_token, by_position;               // of the inputs and their positions, on the GPU
+    // Ordinary host memory.
+    int32_t *token_count;                        // (max(V, T) + 1), for token_order()
+    int32_t *inputs, *targets;                   // (N): the batch, as it was read
+    int32_t *begins, *positions;                 // (N), if packed: the same, and positions
+    double *worker_sums;                         // (blocks): those that the host has computed
+    double *host_loss;                           // [2], as `loss`
+};
+
+// Numbers that a batch brings, at most, with what its backward pass needs, and without.
+static size_t batch_numbers(const GPT2 *g, bool backward) {
+    const size_t N = g->max_B * g->max_T;
+    return ((size_t)2 + g->packed) * N + (backward ? ((size_t)1 + g->packed) * (2 * N + 1) : 0);
+}
+
+enum { HEAD_ROWS = 4096 };               // keeps the GPU busy; 400 MB of logits with GPT-2's tokens
+
+#ifndef WIRE_CHUNK  // as the tests choose it
+#define WIRE_CHUNK ((size_t)1 << 22)     // gradients cross the link in fp32 this many at a time
+#endif
+
+// Where the gradients (in zo.cuh the weights) of segments are made, each with its room: one after
+// the other; or so many places that the layers take turns in, behind those of the embeddings and
+// the tail.
+static size_t segment_place(const GPT2 *g, int i, int turns) {
+    const int tail = g->segments - 1;
+    const Segment *s = g->segment;
+    size_t at = 0;
+    if (turns > 0 && i >= 1 && i < tail)
+        return s[0].room + s[tail].room + (size_t)(i % turns) * s[1].room;
+    if (turns > 0) return i == 0 ? 0 : s[0].room;
+    for (int k = 0; k < i; k++) at += s[k].room;
+    return at;
+}
+
+// The i-th segment that is updated.
+static int update_order(const GPT2 *g, int i) {
+    const int early = g->choice.early < g->segments ? g->choice.early : g->segments;
+    return i < early ? g->segments - 1 - i : i - early;
+}
+
+// Elements from the first place to behind the last one.
+static size_t segment_room(const GPT2 *g, int turns) {
+    if (turns == 0) return segment_place(g, g->segments, 0);
+    return g->segment[0].room + g->segment[g->segments - 1].room
+         + (size_t)turns * g->segment[1].room;
+}
+
+// Elements of GPT2.grads.
+static size_t gradient_elements(const GPT2 *g) {
+    return segment_room(g, g->in_place ? 0 : g->places);
+}
+
+// Where several micro-batches are summed on the GPU, all of them are, each at its place.
+static bool sums_on_gpu(const GPT2 *g) {
+    return g->accumulating && !g->choice.sum_on_host;
+}
+
+// Bytes of a gradient that waits for the update, on the GPU and on the host.
+static size_t waiting_bytes(const GPT2 *g) {
+    return g->accumulating ? sizeof(float) : sizeof(floatX);
+}
+
+static size_t host_grad_bytes(const GPT2 *g) {
+    const bool wide = g->zen == NULL && (g->accumulating || g->choice.wire_f32);
+    return wide ? sizeof(float) : sizeof(floatX);
+}
+
+// Bytes of an element of a piece's state: of what master weights are besides the weights (k 0), m
+// (1) or v (2); and of all three. In fp32, the weights are the masters. Of chosen columns, which
+// are far apart, the masters lie side by side, whole.
+enum { FIRST_STATE = sizeof(floatX) == sizeof(float) };
+
+static size_t state_bytes(const GPT2 *g, int kind, int k) {
+    if (k > 0) return g->moments_bf16 ? sizeof(uint16_t) : sizeof(float);
+    if (kind == PIECE_CHOSEN) return sizeof(float);
+    return k < FIRST_STATE ? 0 : sizeof(uint16_t);
+}
+
+static size_t piece_bytes(const GPT2 *g, int kind) {
+    return state_bytes(g, kind, 0) + state_bytes(g, kind, 1) + state_bytes(g, kind, 2);
+}
+
+// Activations. A layer's entry into the residual stream, x (N, C), and what else backward needs of
+// it, all in whole units of 256 bytes; what is made again, of that, all layers share. What a layer
+// keeps, and the entry of the next one, is in one range:
+//     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
+// Once backward has made a layer's gradient, nothing of its range is used any more until forward
+// comes there again, which waits for the layer's update: until then the gradient may lie there.
+enum { LAYER_PARTS = 4 };
+
+// Do layers share what is made again, or, with no backward, everything?
+static bool shares_acts(const GPT2 *g) {
+    return !g->training || g->choice.recompute >= RECOMPUTE_LIGHT;
+}
+
+// The first rows of the activation table (model.h) that each layer keeps for itself.
+static int kept_acts(const GPT2 *g, const ActTable *t) {
+    int n = 0;
+    while (g->training && n < LAYER_ACTS && g->choice.recompute <= t->acts[n].kept) n++;
+    return n;
+}
+
+// Bytes of rows [first, end) of the activation table.
+static size_t acts_rows(const GPT2 *g, const ActTable *t, int first, int end,
+                        size_t bytes[LAYER_ACTS]) {
+    size_t sum = 0;
+    for (int k = first; k < end; k++) {
+        const size_t size = t->acts[k].f32 ? sizeof(float) : sizeof(floatX);
+        sum += bytes[k] = round_up(g->max_B * g->max_T * t->acts[k].width * size, 256);
+    }
+    return sum;
+}
+
+static size_t layer_entry(const GPT2 *g) {
+    return round_up(g->max_B * g->max_T * g->config.channels * sizeof(floatX), 256);
+}
+
+// Bytes from a layer's entry to the next one's; and of all.
+static size_t layer_stride(const GPT2 *g) {
+    const ActTable t = gpt2_acts(&g->config);
+    size_t bytes[LAYER_ACTS];
+    if (!g->training) return 0;
+    return layer_entry(g) + acts_rows(g, &t, 0, kept_acts(g, &t), bytes);
+}
+
+static size_t acts_bytes(const GPT2 *g) {
+    const ActTable t = gpt2_acts(&g->config);
+    size_t bytes[LAYER_ACTS];
+    return g->config.layers * layer_stride(g) + layer_entry(g)
+         + acts_rows(g, &t, kept_acts(g, &t), LAYER_ACTS, bytes);
+}
+
+static floatX *layer_input(const GPT2 *g, size_t l) {
+    return (floatX *)(g->acts + l * layer_stride(g));
+}
+
+// Where the rest of layer l begins.
+static char *layer_rest(const GPT2 *g, size_t l) {
+    return (char *)layer_input(g, l) + layer_entry(g);
+}
+
+static LayerActs layer_acts(const GPT2 *g, size_t l) {
+    const ActTable t = gpt2_acts(&g->config);
+    const int kept = kept_acts(g, &t);
+    size_t bytes[LAYER_ACTS];
+    LayerActs a;
+    char *at = layer_rest(g, l), *shared = g->acts + acts_bytes(g);
+    acts_rows(g, &t, 0, kept, bytes);
+    shared -= acts_rows(g, &t, kept, LAYER_ACTS, bytes);
+    a.x = layer_input(g, l);
+    int k = 0;
+    #define ACT_POINT(name, ...) \
+        if (k == kept) at = shared; \
+        a.name = (decltype(a.name))at; \
+        at += bytes[k++];
+    LAYER_ACTIVATIONS(ACT_POINT, &g->config)
+    #undef ACT_POINT
+    a.branch = g->branch;
+    a.out = layer_input(g, l + 1);
+    layer_order(&a, &g->config);
+    return a;
+}
+
+// Sets where each piece is, once there is memory. Of columns, state is packed, and gradients are
+// until then where backward makes them.
+static void pieces_point(GPT2 *g) {
+    void *const gpu[3] = {g->master, g->m, g->v};
+    void *const host[3] = {g->host_master, g->host_m, g->host_v};
+    for (int i = 0; i < g->pieces.count; i++) {
+        Piece *p = &g->pieces.pieces[i];
+        const Segment *s = &g->segment[p->segment];
+        const size_t inside = p->at - s->own_at, waits = sums_on_gpu(g) ? p->at : p->grad_at;
+        const bool chosen = p->kind == PIECE_CHOSEN, here = chosen || p->kind == PIECE_RESIDENT;
+        p->params = p->weights = g->params + s->own_param_at + inside;
+        if (p->kind == PIECE_HOST || p->kind == PIECE_LATE || (s->streams && !chosen))
+            p->weights = g->host_weights + p->weights_at;
+        if (s->streams && !chosen) p->params = p->weights;
+        if (s->streams && p->kind == PIECE_LATE) p->params = (floatX *)p->weights + p->length;
+        for (int k = chosen ? 0 : FIRST_STATE; k < (g->training ? 3 : 1); k++)
+            p->state[k] = (char *)(here ? gpu[k] : host[k])
+                        + p->state_at * state_bytes(g, p->kind, k);
+        if (!g->training) continue;
+        p->made = g->grads + s->own_grad_at + inside;
+        p->grad = (char *)g->waiting + waits * waiting_bytes(g);
+        if (g->in_place || (chosen && !sums_on_gpu(g))) p->grad = p->made;
+        if (p->over_acts) p->grad = layer_rest(g, (size_t)p->segment - 1) + p->grad_at;
+        p->host_grad = (char *)g->host_grads + p->grad_at * host_grad_bytes(g);
+    }
+}
+
+// Room for one visitor.
+static size_t slot_bytes(const GPT2 *g) {
+    const size_t grad = g->choice.keep_grads ? 0 : host_grad_bytes(g);
+    return g->pieces.longest_visit * (piece_bytes(g, PIECE_VISIT) + g->slot_weights + grad);
+}
+
+// Bytes of those of a list that are on the host, or on the GPU, each rounded up to what its
+// allocator deals in.
+static size_t buffers_bytes(const Buffer *list, int n, bool host) {
+    size_t total = 0, unit = host ? 4096 : 256;
+    assert(n <= MAX_BUFFERS);
+    for (int i = 0; i < n; i++)
+        if ((list[i].kind == BUFFER_HOST) == host) total += round_up(list[i].bytes, unit);
+    return total;
+}
+
+// Memory for those of a list that are not somebody else's (pointer NULL).
+static void buffers_allocate(const Buffer *list, int n, HostQueue *host) {
+    for (int i = 0; i < n; i++) {
+        const Buffer *b = &list[i];
+        if (b->pointer == NULL) continue;
+        void *p = b->kind == BUFFER_HOST ? host_alloc(host, b->bytes, b->purpose)
+                                         : gpu_alloc(b->bytes, b->purpose);
+        if (b->kind == BUFFER_ZERO && rehearsal == NULL) CUDA(cudaMemset(p, 0, b->bytes));
+        buffer_set(b, p);
+    }
+}
+
+// For the parts of a checkpoint: copies between host and GPU memory, in either direction, after
+// everything that was queued and before everything that will be. (From pageable memory, cudaMemcpy
+// may return before the last piece has arrived, and our streams do not wait for the default one.)
+static void gpu_copy(void *to, const void *from, size_t bytes) {
+    device_rest();
+    if (rehearsal == NULL) CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
+    device_rest();
+}
+
+// n weights anywhere, out to floats on the host, or from there, rounded as masters are.
+static void floats_move(floatX *here, float *w, size_t n, bool out) {
+    enum { CHUNK = 1 << 20 };
+    static floatX chunk[CHUNK];
+    for (size_t count; n > 0; here += count, w += count, n -= count) {
+        count = min_size(n, CHUNK);
+        if (out) gpu_copy(chunk, here, count * sizeof(floatX));
+        #pragma omp parallel for if (count > 1 << 14)
+        for (size_t i = 0; i < count; i++) {
+            if (out) w[i] = to_f32(chunk[i]);
+            else chunk[i] = weight_from<floatX>(w[i]);
+        }
+        if (!out) gpu_copy(here, chunk, count * sizeof(floatX));
+    }
+}
+
+// n elements of a piece's master weights, m or v (k as in state_bytes()), from its element `at` on,
+// out to floats on the host, or from there, rounded to the nearest if they are stored in bf16.
+static void state_copy(const GPT2 *g, const Piece *p, int k, size_t at, float *w, size_t n,
+                       bool out) {
+    const size_t size = state_bytes(g, p->kind, k);
+    void *const weights = (floatX *)p->weights + at, *here = weights;
+    if (size > 0) here = (char *)p->state[k] + at * size;
+    if (size != sizeof(uint16_t)) {
+        gpu_copy(out ? w : here, out ? here : w, n * sizeof(float));
+        return;
+    }
+    uint16_t *half = ALLOC(uint16_t, 2 * n, "state"), *low = half + n;
+    if (k > 0) {
+        if (out) gpu_copy(half, here, n * sizeof *half);
+        bf16_move(half, w, n, out);
+        if (!out) gpu_copy(here, half, n * sizeof *half);
+    } else {
+        if (out) gpu_copy(half, weights, n * sizeof *half);
+        if (out) gpu_copy(low, here, n * sizeof *low);
+        master_move(half, low, w, n, out);
+        if (!out) gpu_copy(weights, half, n * sizeof *half);
+        if (!out) gpu_copy(here, low, n * sizeof *low);
+    }
+    free(half);
+}
+
+// The twelve parameters of layer l, by LN_1_W .. FCPROJ_B; and, unless d is NULL, the places of
+// their gradients.
+static void layer_tensors(const GPT2 *g, size_t l, floatX *w[LAYER_TENSORS], floatX **d) {
+    const Segment *s = &g->segment[l + 1];
+    for (int k = 0; k < LAYER_TENSORS; k++) {
+        const int index = g->table.first_layer + (int)l * LAYER_TENSORS + k;
+        const size_t at = g->table.tensors[index].offset - s->at;
+        w[k] = g->params + s->param_at + at;
+        if (d != NULL) d[k] = g->grads + s->grad_at + at;
+    }
+}
+
+// A tensor outside the layers.
+static floatX *tensor(const GPT2 *g, int index) {
+    const GPT2Tensor *x = &g->table.tensors[index];
+    const Segment *s = &g->segment[x->layer + 1];
+    return g->params + s->param_at + (x->offset - s->at);
+}
+
+static floatX *tensor_grad(const GPT2 *g, int index) {
+    const GPT2Tensor *x = &g->table.tensors[index];
+    const Segment *s = &g->segment[x->layer + 1];
+    return g->grads + s->grad_at + (x->offset - s->at);
+}
+
+// For the timeline: from here on the compute stream works on segment s; NULL: on nothing.
+static void compute_span(GPT2 *g, const char *name, size_t s) {
+    timeline_compute(&g->timeline, name, s, g->compute);
+}
+
+// For the timeline: `elements` of this class come to hold something from this point of a stream on,
+// or, if there are fewer than none, no longer do.
+static void live(GPT2 *g, const char *what, double elements, size_t bytes, cudaStream_t stream) {
+    timeline_memory(&g->timeline, what, (long long)(elements * (double)bytes), stream);
+}
+
+// Elements of floatX that a layer's activations take, from its entry into the residual stream on.
+static double layer_elements(const GPT2 *g) {
+    const ActTable t = gpt2_acts(&g->config);
+    size_t kept = g->config.channels;
+    for (int k = 0; k < LAYER_ACTS; k++)
+        if (!t.acts[k].f32 && g->choice.recompute <= t.acts[k].kept) kept += t.acts[k].width;
+    return (double)(g->B * g->T * kept);
+}
+
+// What `later` is given from now on waits for what `earlier` has been given so far.
+static void order(GPT2 *g, cudaStream_t earlier, cudaStream_t later) {
+    event_record(g->handover, earlier);
+    stream_wait(later, g->handover);
+}
+
+// Copies over the link, and counts.
+static void copy_out(GPT2 *g, void *host, const void *device, size_t bytes) {
+    stream_copy(host, device, bytes, cudaMemcpyDeviceToHost, g->out);
+    g->moved_out += bytes;
+}
+
+static void copy_in(GPT2 *g, void *device, const void *host, size_t bytes, cudaStream_t stream) {
+    stream_copy(device, host, bytes, cudaMemcpyHostToDevice, stream);
+    g->moved_in += bytes;
+}
+
+// The order of these numbers (N), each below V, behind `count` others; returns how many are then
+// there.
+static size_t upload_order(GPT2 *g, const Staging *s, size_t count, TokenOrder *order,
+                           const int32_t *numbers, size_t N, size_t V) {
+    int32_t *rows = s->tokens + count, *at = s->device + count;
+    const size_t groups = token_order(rows, rows + N, g->token_count, numbers, N, V);
+    *order = TokenOrder{at, at + N, groups};
+    return count + N + groups + 1;
+}
+
+// Everything that a micro-batch of B x T tokens needs of the host goes to the GPU in one copy, in
+// this stream: a short one waits for long ones that other streams have begun, and should do so
+// once. targets may be NULL; begins, too: then rows are one document each.
+static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targets,
+                   const int32_t *begins, size_t B, size_t T, cudaStream_t stream) {
+    Staging *s = &g->staging[set];
+    const size_t N = B * T;
+    int32_t *host = s->tokens;
+    size_t count = N;
+    event_wait(s->copied);  // of two forwards ago
+    memcpy(host, inputs, N * sizeof(int32_t));
+    if (targets != NULL) {
+        memcpy(host + N, targets, N * sizeof(int32_t));
+        count = 2 * N;
+    }
+    s->begins = begins == NULL ? NULL : s->device + count;
+    if (begins != NULL) {
+        memcpy(host + count, begins, N * sizeof(int32_t));
+        count += N;
+    }
+    g->by_position.groups = 0;
+    if (targets != NULL && g->training) {  // for backward
+        count = upload_order(g, s, count, &g->by_token, inputs, N, g->config.vocab);
+        for (size_t n = 0; n < N && begins != NULL; n++)
+            g->positions[n] = (int32_t)(n % T) - begins[n];
+        if (begins != NULL) count = upload_order(g, s, count, &g->by_position, g->positions, N, T);
+    }
+    s->B = B;
+    s->T = T;
+    stream_wait(stream, s->used);
+    stream_copy(s->device, host, count * sizeof(int32_t), cudaMemcpyHostToDevice, stream);
+    event_record(s->copied, stream);
+}
+
+// Work for the CPU on a piece: an AdamW step, if there is one; the caller adds gradient and sum.
+static AdamWork host_work(const GPT2 *g, const Piece *p, const AdamStep *step) {
+    AdamWork w;
+    memset(&w, 0, sizeof w);
+    w.runs = g->pieces.runs + p->first_run;
+    w.count = p->runs;
+    w.scale = 1;
+    if (step == NULL) return w;
+    w.w = p->weights;
+    w.low = (uint16_t *)p->state[0];
+    w.m = p->state[1];
+    w.v = p->state[2];
+    w.step = *step;
+    return w;
+}
+
+static void host_works(const void *work) { adam_work((const AdamWork *)work); }
+
+// The worker's next work. number: in reports.
+static void host_submit(GPT2 *g, const Piece *p, size_t number, const AdamWork *work) {
+    const char *what = work->w != NULL ? "update" : "accumulate";
+    const int span = timeline_begin(&g->timeline, ROW_HOST, what, number, 0, g->host.stream);
+    host_takes(&g->host, p->length * adam_work_bytes(work));
+    host_queue_submit(&g->host, host_works, work, sizeof *work);
+    timeline_end(&g->timeline, span, g->host.stream);
+}
+
+#ifdef TESTING  // see queue.cuh
+#define order(g, a, b) SITE("order(" #a ", " #b ")", order(g, a, b))
+#define copy_out(g, to, from, n) SITE("copy_out(" #to ", " #from ")", copy_out(g, to, from, n))
+#define copy_in(g, to, from, n, s) SITE("copy_in(" #to ", " #from ")", copy_in(g, to, from, n, s))
+#endif
+
+#endif

@@ -1,0 +1,175 @@
+// gpu.cuh: what every CUDA file here stands on: checked calls, three storage types, 16-byte loads,
+// reductions in a fixed order.
+//
+// The same sources run on a real GPU (nvcc) and on the emulated one (dev/emu, any C++ compiler;
+// __CUDA_EMU__ is defined there). doc/emulator.md has the conventions that this asks for.
+#ifndef TIDE_GPU_CUH
+#define TIDE_GPU_CUH
+#include "../base/util.h"
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+typedef __nv_bfloat16 bf16;
+typedef __half f16;
+
+// By default all streams share 8 connections to the device, and one whose connection holds another
+// that waits would wait with it. CUDA reads this at its first call (CUDA C++ Programming Guide,
+// environment variables), so it is said before main(), for every program; what the user set stays.
+__attribute__((constructor)) static void gpu_connections(void) {
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Errors
+
+// Every call into CUDA goes through CUDA(); what is queued, and memory, through queue.cuh.
+#define CUDA(call) cuda_check((call), #call, __FILE__, __LINE__)
+
+static inline void cuda_check(cudaError_t e, const char *call, const char *file, int line) {
+    if (e != cudaSuccess)
+        fail("%s: %s: %s (%s:%d)", cudaGetErrorName(e), cudaGetErrorString(e), call, file, line);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Storage types: X is float, bf16 or f16 in every kernel here; arithmetic is in fp32. f16 is for
+// forward passes: gradients would need a scale to stay in its range (doc/mixed_precision.md).
+
+HOST_DEVICE static inline float to_f32(float x) { return x; }
+HOST_DEVICE static inline float to_f32(bf16 x) { return __bfloat162float(x); }
+HOST_DEVICE static inline float to_f32(f16 x) { return __half2float(x); }
+
+// Rounds to nearest even; in f16, 65520 and more is infinity.
+template <typename X> HOST_DEVICE static inline X from_f32(float x);
+template <> HOST_DEVICE inline float from_f32<float>(float x) { return x; }
+template <> HOST_DEVICE inline bf16 from_f32<bf16>(float x) { return __float2bfloat16_rn(x); }
+template <> HOST_DEVICE inline f16 from_f32<f16>(float x) { return __float2half_rn(x); }
+
+// floatX: the type in which a program stores parameters, activations and gradients, chosen when it
+// is compiled. fp16 is for forward passes only, in zeroth-order training.
+#if defined(ENABLE_FP32)
+typedef float floatX;
+#elif defined(ENABLE_FP16)
+typedef f16 floatX;
+#else
+typedef bf16 floatX;
+#endif
+
+// Before a loop over arrays that are to be registers: their indices become constants.
+#define UNROLL _Pragma("unroll")
+
+// 16 bytes of X: what one thread loads or stores at once. Addresses must be multiples of 16 bytes.
+template <typename X> struct alignas(16) Pack {
+    enum { N = 16 / sizeof(X) };
+    X x[N];
+};
+
+template <typename X> __device__ static inline Pack<X> load_pack(const X *p) {
+    const int4 bits = *reinterpret_cast<const int4 *>(p);
+    Pack<X> r;
+    memcpy(&r, &bits, sizeof r);
+    return r;
+}
+
+// One store of 16 bytes to global memory. From C++ the compiler makes four of 4 bytes of it
+// wherever the pack was computed element by element: four times the instructions and requests.
+__device__ static inline void store_bits(void *p, int4 bits) {
+#ifdef __CUDA_ARCH__
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(__cvta_generic_to_global(p)), "r"(bits.x), "r"(bits.y), "r"(bits.z),
+                    "r"(bits.w) : "memory");
+#else
+    *reinterpret_cast<int4 *>(p) = bits;
+#endif
+}
+
+template <typename X> __device__ static inline void store_pack(X *p, const Pack<X> &v) {
+    int4 bits;
+    memcpy(&bits, &v, sizeof bits);
+    store_bits(p, bits);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Reductions. Each has one order, so that the same launch always gives the same bits. All threads
+// of the warp (of the block) must call them, and all of them get the result.
+
+// Folds 32 lanes: at each level every lane adds the one at distance 16, 8, 4, 2, 1.
+template <typename T> __device__ static inline T warp_sum(T x) {
+    for (int distance = 16; distance > 0; distance /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
+}
+
+__device__ static inline float warp_max(float x) {
+    for (int distance = 16; distance > 0; distance /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    return x;
+}
+
+// blockDim must be (32 n, 1, 1). Each call has two barriers.
+template <typename T> __device__ static inline T block_sum(T x) {
+    __shared__ T part[32];
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    x = warp_sum(x);
+    __syncthreads();  // an earlier call may still be reading
+    if (lane == 0) part[warp] = x;
+    __syncthreads();
+    return warp_sum(lane < blockDim.x / 32 ? part[lane] : (T)0);
+}
+
+__device__ static inline float block_max(float x) {
+    __shared__ float part[32];
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    x = warp_max(x);
+    __syncthreads();
+    if (lane == 0) part[warp] = x;
+    __syncthreads();
+    return warp_max(lane < blockDim.x / 32 ? part[lane] : -INFINITY);
+}
+
+static inline unsigned ceil_div(size_t a, size_t b) { return (unsigned)((a + b - 1) / b); }
+
+// n, for kernels that number n threads or packs in 32 bits: a division of 64 bits takes them longer
+// than what they compute.
+static inline unsigned index_32(size_t n) {
+    if (n > 1u << 31) fail("%zu are too many for a kernel that counts in 32 bits", n);
+    return (unsigned)n;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Work on several tensors in one launch. A kernel's argument, so that no memory has to be kept for
+// it
+
+enum { BATCH_MOST = 16 };
+template <typename Work> struct Batch {
+    Work work[BATCH_MOST];
+    unsigned end[BATCH_MOST];  // units, whatever the kernel takes for one, of this and all before
+    int count;
+};
+
+// The work that has this unit; *unit becomes its number there.
+template <typename Work>
+__device__ static inline Work batch_find(const Batch<Work> &batch, unsigned *unit) {
+    int i = 0;
+    while (*unit >= batch.end[i]) i++;
+    if (i > 0) *unit -= batch.end[i - 1];
+    return batch.work[i];
+}
+
+template <typename Work> static unsigned batch_units(const Batch<Work> *batch) {
+    return batch->count > 0 ? batch->end[batch->count - 1] : 0;
+}
+
+// Adds work of so many units.
+template <typename Work> static void batch_add(Batch<Work> *batch, const Work &work, size_t units) {
+    if (units == 0) return;
+    if (batch->count == BATCH_MOST) fail("too many tensors for one launch");
+    const size_t end = units + batch_units(batch);
+    if (end > INT32_MAX) fail("too much work for one launch");
+    batch->work[batch->count] = work;
+    batch->end[batch->count++] = (unsigned)end;
+}
+
+static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
+
+#endif

@@ -1,0 +1,151 @@
+// heads.cuh: what is above the last layer: logits and their loss, or the loss of labels.
+//   gpt2_head()        a language model's head and loss, with its half of the backward pass
+//   gpt2_classify()    the same of labels; classify_kernel: also of both signs of zeroth order
+//   gpt2_loss()        the loss, on the host
+#ifndef TIDE_HEADS_CUH
+#define TIDE_HEADS_CUH
+#include "gpt2.cuh"
+#include "../../zo.h"
+
+// Four elements of a tensor as zo_weights_kernel() perturbs them, for kernels that need only few.
+// In fp32 a row of channels may begin or end amid the eight elements that are drawn at once.
+__device__ static inline void zo_perturbed4(float w[4], const floatX *theta, const ZoConfig *c,
+                                            int tensor, uint64_t first, uint32_t step,
+                                            uint32_t query, float scale) {
+    float z[8] = {0};
+    if (scale != 0) zo_noise(z, 8, c, step, query, (uint32_t)tensor, first / 8 * 8);
+    for (int k = 0; k < 4; k++) {
+        const float noise = first % 8 == 0 ? z[k] : z[4 + k];
+        w[k] = to_f32(from_f32<floatX>(fmaf(scale, noise, to_f32(theta[first + k]))));
+    }
+}
+
+// gpt2_classify() of train_gpt2.c: a block per sequence, of which x (T, C) are the normalised rows.
+// With grad_scale also the gradients of its logits, slopes (B, TASK_LABELS), and of its row of x,
+// in dx; without, both are NULL.
+__global__ static void classify_kernel(float *losses, float *right, float *slopes, floatX *dx,
+                                       const floatX *x, const int32_t *where, const floatX *head,
+                                       ZoConfig c, Words words, int tensor, uint32_t step,
+                                       uint32_t query, float scale, float grad_scale, size_t T,
+                                       size_t C) {
+    __shared__ float logit[TASK_LABELS];
+    const size_t b = blockIdx.x, row = (b * T + (size_t)where[2 * b]) * C;
+    const int label = where[2 * b + 1], mine = (int)threadIdx.x;
+    x += row;
+    float max = -FLT_MAX, sum = 0, wanted = 0;
+    int best = 0;
+    for (int k = 0; k < words.count; k++) {
+        float dot = 0;
+        for (size_t i = threadIdx.x * 4; i < C; i += blockDim.x * 4) {
+            float w[4];
+            zo_perturbed4(w, head, &c, tensor, (size_t)words.word[k] * C + i, step, query, scale);
+            for (int j = 0; j < 4; j++) dot = fmaf(to_f32(x[i + j]), w[j], dot);
+        }
+        dot = block_sum(dot);
+        if (dot > max) best = k;
+        const float top = fmaxf(max, dot);
+        sum = fmaf(sum, expf(max - top), expf(dot - top));
+        max = top;
+        if (k == label) wanted = dot;
+        if (threadIdx.x == 0) logit[k] = dot;
+    }
+    if (threadIdx.x == 0) {
+        losses[b] = logf(sum) + max - wanted;
+        right[b] = best == label;
+    }
+    if (grad_scale == 0) return;
+    __syncthreads();
+    if (mine < words.count) {
+        logit[mine] = (expf(logit[mine] - max) / sum - (float)(mine == label)) * grad_scale;
+        slopes[b * TASK_LABELS + mine] = logit[mine];
+    }
+    __syncthreads();
+    for (size_t i = threadIdx.x * 4; i < C; i += blockDim.x * 4) {
+        float d[4] = {0}, w[4];
+        for (int k = 0; k < words.count; k++) {
+            zo_perturbed4(w, head, &c, tensor, (size_t)words.word[k] * C + i, step, query, scale);
+            for (int j = 0; j < 4; j++) d[j] = fmaf(logit[k], w[j], d[j]);
+        }
+        for (int j = 0; j < 4; j++) dx[row + i + j] = from_f32<floatX>(d[j]);
+    }
+}
+
+// The head's gradient: in row word[k] of dhead (Vp, C), the sum over the sequences, in their order.
+// A block takes some channels of a word.
+__global__ static void classify_backward_kernel(float *dhead, const float *slopes, const floatX *x,
+                                                const int32_t *where, Words words, size_t B,
+                                                size_t T, size_t C) {
+    const size_t k = blockIdx.x % (unsigned)words.count;
+    const size_t i = blockIdx.x / (unsigned)words.count * blockDim.x + threadIdx.x;
+    float sum = 0;
+    if (i >= C) return;
+    for (size_t b = 0; b < B; b++)
+        sum = fmaf(slopes[b * TASK_LABELS + k],
+                   to_f32(x[(b * T + (size_t)where[2 * b]) * C + i]), sum);
+    dhead[(size_t)words.word[k] * C + i] = sum;
+}
+
+// Head and loss, in chunks of rows. Adds share (1 / micro-batches of the step) times the mean loss
+// to g->loss, which the step's first micro-batch overwrites; gpt2_loss() reads it. With grad_scale,
+// 1 / (tokens of the whole step), it also makes the head's half of the backward pass:
+// branch = dln_f, and the head's weight gradient in dwte, summed in fp32. With 0 it only evaluates.
+// all_logits (N, Vp), if not NULL, is host memory and receives the logits.
+static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
+                      float *all_logits) {
+    const size_t C = config_embed(&g->config), V = g->config.vocab, Vp = g->config.vocab_padded;
+    const size_t N = g->B * g->T;
+    const floatX *w = tensor(g, g->table.lm_head);
+    const int32_t *targets = g->tokens + N;
+    for (size_t first = 0; first < N; first += g->head_rows) {
+        const size_t rows = min_size(g->head_rows, N - first);
+        const floatX *inp = g->ln_f + first * C;
+        gemm(&g->lt, false, true, rows, Vp, C, inp, C, w, C, g->logits, Vp, NULL,
+             false, GEMM_PLAIN, NULL, g->compute);
+        if (all_logits != NULL) floats_move(g->logits, all_logits + first * Vp, rows * Vp, true);
+        crossentropy(g->losses + first, g->logits, targets + first, grad_scale, rows, V, Vp,
+                     g->compute);
+        if (grad_scale == 0) continue;
+        gemm(&g->lt, false, false, rows, C, Vp, g->logits, Vp, w, C, g->branch + first * C, C,
+             NULL, false, GEMM_PLAIN, NULL, g->compute);
+        gemm(&g->lt, true, false, Vp, C, rows, g->logits, Vp, inp, C, g->dwte, C,
+             NULL, first > 0, GEMM_PLAIN, NULL, g->compute);
+    }
+    loss_accumulate(g->loss, g->losses, N, share / (double)N, !accumulate, g->compute);
+    compute_span(g, NULL, 0);
+}
+
+// The other head, gpt2_classify() of train_gpt2.c, whose targets are `where`: which of g->words
+// comes next, at one position of each sequence? Arguments and results as those of gpt2_head(), with
+// grad_scale = 1 / (sequences of the whole step); without it, g->loss[1] is then how often the
+// right word is the likeliest.
+static void gpt2_classify(GPT2 *g, float grad_scale, double share, bool accumulate) {
+    const size_t C = config_embed(&g->config), B = g->B, T = g->T;
+    const bool trains = grad_scale != 0;
+    const int32_t *where = g->tokens + B * T;
+    float *right = g->losses + B, *slopes = trains ? (float *)g->dwide : NULL;
+    const unsigned blocks = ceil_div(C, BLOCK_THREADS) * (unsigned)g->words.count;
+    if (trains) {
+        stream_zero(g->branch, B * T * C * sizeof(floatX), g->compute);
+        stream_zero(g->dwte, g->config.vocab_padded * C * sizeof(float), g->compute);
+    }
+    LAUNCH(classify_kernel, (unsigned)B, BLOCK_THREADS, 0, g->compute, g->losses, right, slopes,
+           trains ? g->branch : NULL, g->ln_f, where, tensor(g, g->table.lm_head), ZoConfig{},
+           g->words, 0, 0, 0, 0, grad_scale, T, C);
+    if (trains)
+        LAUNCH(classify_backward_kernel, blocks, BLOCK_THREADS, 0, g->compute, g->dwte, slopes,
+               g->ln_f, where, g->words, B, T, C);
+    loss_accumulate(g->loss, g->losses, B, share / (double)B, !accumulate, g->compute);
+    if (!trains) loss_accumulate(g->loss + 1, right, B, 1, true, g->compute);
+    compute_span(g, NULL, 0);
+}
+
+// Waits for the GPU, and returns the mean loss of the micro-batches since the first one, in nats
+// per token.
+static double gpt2_loss(GPT2 *g) {
+    const size_t bytes = (g->words.count > 0 ? 2 : 1) * sizeof(double);
+    stream_copy(g->host_loss, g->loss, bytes, cudaMemcpyDeviceToHost, g->compute);
+    stream_rest(g->compute);
+    return *g->host_loss;
+}
+
+#endif

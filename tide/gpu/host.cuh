@@ -1,0 +1,270 @@
+// host.cuh: the host's share of offloading: one worker thread, which owns the only team of OpenMP
+// threads while training, and page-locked memory that this team touched first.
+//   host_queue_open(), host_queue_submit(), host_queue_close()  work for the host
+//   host_describe()                                             one line about the team
+//   host_alloc()                                               memory
+//
+// Work for the host is an operation in a stream: an event recorded after it orders what follows,
+// as after a kernel or a copy. The main thread never waits, and shares nothing with the worker
+// but what the streams' order gives it.
+//
+// No thread of the driver is held while the host computes: where one is, the work of other streams
+// may stand still too. Two counters go up by one with each work. A host function that takes
+// microseconds says "the stream has come to work n", and the stream waits, by itself, until the
+// worker says "work n is done" (cuStreamWaitValue32). Where a device cannot wait for a word, a host
+// function does, and holds the driver's thread; TIDE_HOST_WAIT=function asks for that.
+#ifndef TIDE_HOST_CUH
+#define TIDE_HOST_CUH
+#include "../cpu/cpu.h"
+#include "queue.cuh"
+#include "../base/ranks.h"
+#include <cuda.h>  // types only: the driver is not linked to
+#include <pthread.h>
+
+// What was submitted; its argument lies behind it.
+typedef struct HostJob {
+    struct HostQueue *queue;
+    void (*work)(const void *arg);
+} HostJob;
+
+// Of one queue, in page-locked memory, each in a cache line of its own. They wrap around.
+typedef struct {
+    uint32_t reached;  // the number of the last work that the stream has come to
+    char apart[60];
+    uint32_t done;     // of the last one that the worker has done
+} HostCounters;
+
+// So that every run sees them wrap.
+#define HOST_FIRST_WORK 0xfffffffcu
+
+// cuStreamWaitValue32
+typedef CUresult (*StreamWaitValue)(CUstream, CUdeviceptr word, cuuint32_t value, unsigned flags);
+
+typedef struct HostQueue {
+    cudaStream_t stream;
+    int threads;      // of the team
+    pthread_t worker;
+    HostCounters *counters;
+    uint32_t submitted, waited;  // numbers: of the last work, of the last wait by host function
+    StreamWaitValue wait_value;  // NULL: host functions wait
+    HostJob *job;            // that the stream has come to
+    pthread_mutex_t mutex;   // for those who sleep until a counter has changed
+    pthread_cond_t changed;
+} HostQueue;
+
+// In the worker, before all else: the team.
+static void host_team_start(const void *arg) {
+    HostQueue *q = *(HostQueue *const *)arg;
+    omp_set_num_threads(q->threads);
+    #pragma omp parallel
+    #pragma omp master
+    q->threads = omp_get_num_threads();
+}
+
+static bool host_count_is_before(uint32_t a, uint32_t b) { return (int32_t)(a - b) < 0; }
+
+static void host_count(HostQueue *q, uint32_t *counter, uint32_t number) {
+    pthread_mutex_lock(&q->mutex);
+    __atomic_store_n(counter, number, __ATOMIC_RELEASE);  // after all that was written
+    pthread_cond_broadcast(&q->changed);
+    pthread_mutex_unlock(&q->mutex);
+#ifdef __CUDA_EMU__
+    emu_wait_value(counter, number);  // others may go on before this thread does
+#endif
+}
+
+static void host_await(HostQueue *q, const uint32_t *counter, uint32_t number) {
+#ifdef __CUDA_EMU__
+    (void)q;
+    emu_wait_value(counter, number);  // this thread goes on when it is chosen, like a stream
+#else
+    pthread_mutex_lock(&q->mutex);
+    while (host_count_is_before(__atomic_load_n(counter, __ATOMIC_ACQUIRE), number))
+        pthread_cond_wait(&q->changed, &q->mutex);
+    pthread_mutex_unlock(&q->mutex);
+#endif
+}
+
+static void host_end(const void *) {}
+
+static void *host_worker(void *arg) {
+    HostQueue *q = (HostQueue *)arg;
+    thread_is_awaited = true;  // by the stream
+    for (uint32_t n = HOST_FIRST_WORK;; n++) {
+        host_await(q, &q->counters->reached, n);
+        HostJob *job = q->job;
+        const bool last = job->work == host_end;
+        job->work(job + 1);
+        free(job);
+        host_count(q, &q->counters->done, n);
+        if (last) return NULL;
+    }
+}
+
+// Host functions. The stream has come to this job, after the one before it was done.
+static void host_job_reached(void *data) {
+    HostJob *job = (HostJob *)data;
+    HostQueue *q = job->queue;
+    q->job = job;
+    host_count(q, &q->counters->reached, q->counters->reached + 1);
+}
+
+static void host_job_await(void *data) {
+    HostQueue *q = (HostQueue *)data;
+    host_await(q, &q->counters->done, ++q->waited);
+}
+
+// Queues work(arg) as one operation of q->stream; the worker runs it, and the parallel regions in
+// it have q->threads threads. The `bytes` at arg are copied now, to an address that is a multiple
+// of 16. Work may not call CUDA; if it fails it ends the program (fail()).
+static void host_queue_submit(HostQueue *q, void (*work)(const void *arg), const void *arg,
+                                     size_t bytes) {
+    if (rehearsal != NULL) return;
+    HostJob *job = (HostJob *)alloc_or_fail(1, sizeof(HostJob) + bytes, "work for the host");
+    job->queue = q;
+    job->work = work;
+    memcpy(job + 1, arg, bytes);
+    q->submitted++;
+    CUDA(cudaLaunchHostFunc(q->stream, host_job_reached, job));
+    if (q->wait_value == NULL) {
+        CUDA(cudaLaunchHostFunc(q->stream, host_job_await, q));
+        return;
+    }
+    const CUresult e = q->wait_value(q->stream, (CUdeviceptr)(uintptr_t)&q->counters->done,
+                                     q->submitted, CU_STREAM_WAIT_VALUE_GEQ);
+    if (e != CUDA_SUCCESS) fail("CUDA error %d: a stream cannot wait for the host", (int)e);
+}
+
+#ifdef TESTING  // see queue.cuh
+#define host_queue_submit(q, work, arg, n) \
+    SITE("host_queue_submit(" #q ", " #work ")", host_queue_submit(q, work, arg, n))
+#endif
+
+// In a rehearsal: the next work moves so many bytes of host memory. AdamW moves 26 of an element.
+static void host_takes(const HostQueue *q, size_t bytes) {
+    if (rehearsal == NULL || bytes == 0) return;
+    rehearse(stream_number(q->stream), TAKES_HOST, (double)bytes);
+}
+
+// The driver's function, if this device can: it is asked to wait for what is there. NULL: it
+// cannot.
+static StreamWaitValue host_wait_value_find(const HostQueue *q) {
+    const char *way = getenv("TIDE_HOST_WAIT");
+    if (way != NULL && strcmp(way, "function") == 0) return NULL;
+    if (way != NULL && *way != '\0' && strcmp(way, "value") != 0)
+        die("TIDE_HOST_WAIT=%s: expected function or value", way);
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    CUDA(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &function, 12000,
+                                          cudaEnableDefault, &found));
+#else
+    CUDA(cudaGetDriverEntryPoint("cuStreamWaitValue32", &function, cudaEnableDefault, &found));
+#endif
+    const StreamWaitValue wait = (StreamWaitValue)function;
+    if (found != cudaDriverEntryPointSuccess || wait == NULL
+        || wait(q->stream, (CUdeviceptr)(uintptr_t)&q->counters->done, q->submitted,
+                CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS) {
+        if (way != NULL && *way != '\0') fail("TIDE_HOST_WAIT=value: this device cannot");
+        return NULL;
+    }
+    return wait;
+}
+
+// Starts the worker. threads: of its team; 0: this rank's share of the machine, of which one is
+// left for the thread that launches the GPU's work, if there are more than four: of few cores one
+// is a large part of the speed, for a thread that works for some ms of a step. *q must stay where
+// it is.
+static void host_queue_open(HostQueue *q, int threads) {
+    memset(q, 0, sizeof *q);
+    if (rehearsal != NULL) {
+        q->stream = stream_make("host", false);
+        return;
+    }
+    q->threads = cpu_threads((size_t)threads, ranks.local_world);
+    if (threads == 0 && q->threads > 4) q->threads--;
+    pthread_mutex_init(&q->mutex, NULL);
+    pthread_cond_init(&q->changed, NULL);
+    // A thread that waits for the GPU sleeps: else it would share a core with one of the team.
+    CUDA(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync));
+    q->stream = stream_make("host", false);
+    q->counters = (HostCounters *)pinned_alloc(sizeof *q->counters, "the host's counters");
+    q->counters->reached = q->counters->done = q->submitted = q->waited = HOST_FIRST_WORK - 1;
+    q->wait_value = host_wait_value_find(q);
+    const int error = pthread_create(&q->worker, NULL, host_worker, q);
+    if (error != 0) fail("cannot start the host's worker thread: %s", strerror(error));
+    host_queue_submit(q, host_team_start, &q, sizeof q);
+    stream_rest(q->stream);
+}
+
+// Waits until all that was submitted is done, and ends the worker.
+static void host_queue_close(HostQueue *q) {
+    if (rehearsal != NULL) return;
+    host_queue_submit(q, host_end, "", 0);
+    stream_rest(q->stream);
+    pthread_join(q->worker, NULL);
+    pthread_mutex_destroy(&q->mutex);
+    pthread_cond_destroy(&q->changed);
+    stream_free(q->stream);
+    pinned_free(q->counters);
+}
+
+// Prints one line, which says how the stream waits where that is not by a word.
+static void host_describe(const HostQueue *q) {
+    printf("host: %d thread%s%s\n", q->threads, q->threads > 1 ? "s" : "",
+           q->wait_value != NULL ? "" : "; the driver's thread waits for them");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Memory
+
+// The user says that there is more than Linux says (--host-memory): a virtual machine may start
+// with little, and get more as that is used.
+static bool host_memory_grows;
+
+typedef struct { char *p; size_t bytes; } HostRange;
+
+// A page comes from the memory next to the core that touches it first, and the kernel zeroes it.
+static void host_touch(const void *arg) {
+    const HostRange *range = (const HostRange *)arg;
+    const size_t page = 4096;
+    #pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < range->bytes; i += page) range->p[i] = 0;
+}
+
+// Zeroed page-locked memory, at a multiple of 2 MiB and in huge pages where Linux has
+// them; the queue's team touches it, so this waits for what is in the queue. host_free() frees it.
+// `what` names it in the error. Nothing is touched if there is not enough: Linux gives out memory
+// that it does not have, and kills the program when that is used.
+static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
+    if (rehearsal != NULL) return own(OWNS_HOST, rehearse_memory(bytes));
+    const size_t page = 4096, huge = (size_t)2 << 20;
+    const size_t available = host_memory_grows ? memory_container() : memory_available();
+    const double mib = (double)bytes / (1 << 20);
+    void *map = MAP_FAILED;
+    if (bytes <= available - available / 64)  // the rest: page tables, and the driver's own lists
+        map = mmap(NULL, bytes + 2 * huge, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED)
+        fail("out of host memory: %s needs %.1f MiB, %.1f MiB are free; set "
+             "--host-memory to what may be used", what, mib,
+             (double)memory_available() / (1 << 20));
+    HostRange range = {(char *)(((uintptr_t)map + page + huge - 1) / huge * huge), bytes};
+    if (bytes == 0) range.bytes = 1;
+    const HostMemory memory = {map, bytes + 2 * huge};
+    memcpy(range.p - sizeof memory, &memory, sizeof memory);
+    madvise(range.p, range.bytes, MADV_HUGEPAGE);
+    host_queue_submit(q, host_touch, &range, sizeof range);
+    stream_rest(q->stream);
+    const cudaError_t e = cudaHostRegister(range.p, range.bytes, cudaHostRegisterDefault);
+    if (e == cudaErrorMemoryAllocation)
+        fail("out of page-locked host memory: %s needs %.1f MiB; set --host-memory "
+             "to what may be locked", what, mib);
+    CUDA(e);
+#ifdef __CUDA_EMU__
+    emu_name_memory(range.p, what);
+#endif
+    return own(OWNS_HOST, range.p);
+}
+
+#endif

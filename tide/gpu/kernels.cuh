@@ -1,0 +1,801 @@
+// kernels.cuh: the layers of a GPT on a GPU, forward and backward, in the order in which a token
+// meets them.
+//
+//   encoder_forward, encoder_backward, token_order     tokens and positions
+//   layernorm_forward, residual_layernorm_forward, layernorm_backward
+//   matmul_forward, matmul_backward                    linear layers (products: matmul.cuh)
+//   activation_forward, activation_backward, bias_backward
+//   residual_forward                                   (attention: attention.cuh)
+//   crossentropy, loss_accumulate                      loss, fused with its gradient
+//   accumulate_gradient, round_gradient                gradients of several micro-batches
+//
+// The same functions in the same order as in train_gpt2.c, for X = float or bf16 in memory and fp32
+// in registers. Each is a kernel and its launcher, which takes the arguments of the CPU's function,
+// then scratch where it needs some, then the stream; all pointers are device memory. A result is
+// rounded to X once, when it is complete. Gradients of weights are those of one micro-batch, and
+// overwritten; accumulate_gradient() at the end adds micro-batches up.
+//
+// Almost all of these move more bytes than the arithmetic on them costs, so what counts is that
+// every byte is read once, in packs of 16 bytes, with many loads under way at the same time. C, F
+// and every row's start must be whole packs. Grids depend on the shapes alone, and sums run in an
+// order that depends on the grid alone: the same call gives the same bits, on any GPU.
+#pragma once
+#include "attention.cuh"
+#include "matmul.cuh"
+#include "../base/model.h"
+#include "queue.cuh"
+
+enum { BLOCK_THREADS = 256, BLOCK_WARPS = BLOCK_THREADS / 32 };
+
+// For kernels in which each thread takes one pack: blocks for n elements, and a thread's number.
+template <typename X> static unsigned pack_blocks(size_t n) {
+    return ceil_div(n / Pack<X>::N, BLOCK_THREADS);
+}
+
+__device__ static inline size_t grid_thread(void) {
+    return blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+}
+
+// A pack as it came, for values that wait in registers: as a Pack, each bf16 takes a whole one.
+template <typename X> __device__ static inline int4 load_bits(const X *p) {
+    return *reinterpret_cast<const int4 *>(p);
+}
+
+template <typename X> __device__ static inline Pack<X> as_pack(int4 bits) {
+    Pack<X> r;
+    memcpy(&r, &bits, sizeof r);
+    return r;
+}
+
+// The compiler takes these bits for new ones: what it has computed from them it computes again, and
+// does not keep in registers.
+__device__ static inline void forget(int4 *b) {
+    asm volatile("" : "+r"(b->x), "+r"(b->y), "+r"(b->z), "+r"(b->w));
+}
+
+// Adds a pack of columns of rows begin, begin + step, ... below last, in this order, to sum. The
+// rows are those of the array at `column`, of the given width, or the ones that `rows` lists.
+template <typename X>
+__device__ static inline void sum_rows(float (&sum)[Pack<X>::N], const X *column, size_t width,
+                                       const int32_t *rows, size_t begin, size_t last,
+                                       size_t step) {
+    enum { AHEAD = 8 };  // loads under way
+    for (size_t first = begin; first < last; first += AHEAD * step) {
+        int4 bits[AHEAD];
+        UNROLL for (int k = 0; k < AHEAD; k++) {
+            const size_t i = first + k * step;
+            if (i < last) bits[k] = load_bits(column + (rows ? (size_t)rows[i] : i) * width);
+        }
+        UNROLL for (int k = 0; k < AHEAD; k++) {
+            if (first + k * step >= last) break;
+            const Pack<X> x = as_pack<X>(bits[k]);
+            for (int j = 0; j < Pack<X>::N; j++) sum[j] += to_f32(x.x[j]);
+        }
+    }
+}
+
+// The next step, where each lane of each warp has summed a pack of columns over some of the rows.
+// Returns to thread i the block's sum of column i of the 32 * Pack<X>::N, the warps in order.
+// blockDim must be BLOCK_THREADS. Has one barrier; call it once in a kernel.
+template <typename X> __device__ static inline float fold_warps(const float (&sum)[Pack<X>::N]) {
+    __shared__ float part[BLOCK_WARPS][32 * Pack<X>::N];
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int j = 0; j < Pack<X>::N; j++) part[warp][lane * Pack<X>::N + j] = sum[j];
+    __syncthreads();
+    float total = 0;
+    if (threadIdx.x < 32 * Pack<X>::N)
+        for (int i = 0; i < BLOCK_WARPS; i++) total += part[i][threadIdx.x];
+    return total;
+}
+
+// The last step of a sum over rows: adds up the first `width` columns of `count` rows of partial,
+// which are `stride` floats apart, and rounds. The first C columns go to out, the next C to second,
+// the rest to third. A block takes 32 columns, its warps every 32nd row.
+template <typename X>
+__global__ static void partial_sum_kernel(X *out, X *second, X *third, const float *partial,
+                                          size_t count, size_t stride, size_t width, size_t C) {
+    __shared__ float part[32][32];
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const size_t c = blockIdx.x * (size_t)32 + lane;
+    float sum = 0;
+    if (c < width) {
+        #pragma unroll 8
+        for (size_t i = warp; i < count; i += 32) sum += partial[i * stride + c];
+    }
+    part[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || c >= width) return;
+    float total = 0;
+    for (int i = 0; i < 32; i++) total += part[i][lane];
+    if (c < C) out[c] = from_f32<X>(total);
+    else if (c < 2 * C) second[c - C] = from_f32<X>(total);
+    else third[c - 2 * C] = from_f32<X>(total);
+}
+
+// --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t - begins[b,t]] ----------------------------
+//
+// Or one of the two alone; the other is NULL.
+
+template <typename X>
+__global__ static void encoder_forward_kernel(X *out, const int32_t *tokens, const int32_t *begins,
+                                              const X *wte, const X *wpe, unsigned n_packs,
+                                              unsigned T, size_t C) {
+    const unsigned packs = (unsigned)C / Pack<X>::N, i = (unsigned)grid_thread();
+    if (i >= n_packs) return;  // n_packs: of out
+    const unsigned n = i / packs, c = i % packs * Pack<X>::N;
+    const unsigned t = n % T - (begins == NULL ? 0 : (unsigned)begins[n]);
+    Pack<X> x = wte == NULL ? load_pack(wpe + t * C + c)
+                            : load_pack(wte + (size_t)tokens[n] * C + c);
+    if (wte != NULL && wpe != NULL) {
+        const Pack<X> position = load_pack(wpe + t * C + c);
+        for (int j = 0; j < Pack<X>::N; j++)
+            x.x[j] = from_f32<X>(to_f32(x.x[j]) + to_f32(position.x[j]));
+    }
+    store_pack(out + (size_t)i * Pack<X>::N, x);
+}
+
+template <typename X>
+static void encoder_forward(X *out,                 // (B, T, C)
+                            const int32_t *tokens,  // (B, T)
+                            const int32_t *begins,  // (B, T), or NULL: as on the CPU
+                            const X *wte,           // (V, C)
+                            const X *wpe,           // (context, C)
+                            size_t B, size_t T, size_t C, cudaStream_t stream) {
+    GPU_TAKES(stream, 3 * B * T * C * sizeof(X), gpu_bytes);
+    LAUNCH(encoder_forward_kernel<X>, pack_blocks<X>(B * T * C), BLOCK_THREADS, 0, stream, out,
+           tokens, begins, wte, wpe, index_32(B * T * (C / Pack<X>::N)), (unsigned)T, C);
+}
+
+// Rows that hold the same token add to the same row of dwte, and must do so in one order: the rows
+// of a micro-batch are sorted by token, and a block of threads then sums one token's rows. So are
+// they by position, where rows hold several documents.
+typedef struct {
+    const int32_t *rows;   // (N)           the rows 0 .. N-1 by token; equal tokens in row order
+    const int32_t *first;  // (groups + 1)  where in rows each token's begin; first[groups] = N
+    size_t groups;         // number of different tokens
+} TokenOrder;
+
+// Sorts by counting, on the host: fills rows (N) and first (at most min(N, V) + 1) with host memory
+// count (V + 1) as scratch, and returns the number of groups. N must be below 2^31.
+static size_t token_order(int32_t *rows, int32_t *first, int32_t *count, const int32_t *tokens,
+                          size_t N, size_t V) {
+    memset(count, 0, (V + 1) * sizeof *count);
+    for (size_t n = 0; n < N; n++) count[tokens[n] + 1]++;
+    size_t groups = 0;
+    for (size_t v = 0; v < V; v++) {
+        if (count[v + 1] > 0) first[groups++] = count[v];
+        count[v + 1] += count[v];  // now: rows with a token of v or less
+    }
+    first[groups] = (int32_t)N;
+    for (size_t n = 0; n < N; n++) rows[count[tokens[n]]++] = (int32_t)n;
+    return groups;
+}
+
+// A block sums the rows of one token for 32 packs of channels, and adds them to dwte; or, with
+// dwpe, those of one position: group g of the order is position g.
+template <typename X>
+__global__ static void encoder_backward_wte_kernel(float *dwte, X *dwpe, const X *dout,
+                                                   const int32_t *tokens, TokenOrder order,
+                                                   size_t C, unsigned slices) {
+    const size_t group = blockIdx.x / slices, slice = blockIdx.x % slices;
+    const size_t width = 32 * Pack<X>::N;  // channels of a slice
+    const size_t c = slice * width + threadIdx.x % 32 * Pack<X>::N;
+    const size_t begin = (size_t)order.first[group], last = (size_t)order.first[group + 1];
+    float sum[Pack<X>::N] = {0};
+    if (c < C)
+        sum_rows(sum, dout + c, C, order.rows, begin + threadIdx.x / 32, last, BLOCK_WARPS);
+    const float total = fold_warps<X>(sum);
+    const size_t column = slice * width + threadIdx.x;
+    if (threadIdx.x >= width || column >= C) return;
+    if (dwpe != NULL) dwpe[group * C + column] = from_f32<X>(total);
+    else dwte[(size_t)tokens[order.rows[begin]] * C + column] += total;
+}
+
+template <typename X>
+__global__ static void encoder_backward_wpe_kernel(X *dwpe, const X *dout, size_t B, size_t TC) {
+    const size_t i = grid_thread() * Pack<X>::N;  // within (T, C)
+    if (i >= TC) return;
+    float sum[Pack<X>::N] = {0};
+    sum_rows(sum, dout + i, TC, (const int32_t *)NULL, 0, B, 1);
+    Pack<X> total;
+    for (int j = 0; j < Pack<X>::N; j++) total.x[j] = from_f32<X>(sum[j]);
+    store_pack(dwpe + i, total);
+}
+
+// Adds to dwte (V, C), in fp32, where a tied head has left its part; overwrites of dwpe the rows of
+// the positions that occur: 0 .. T-1, or, of rows with several documents, those of `places`.
+// `order` is token_order() of the same tokens, copied to the device; `places` that of the
+// positions, or no groups. NULL: that gradient is not there.
+template <typename X>
+static void encoder_backward(float *dwte, X *dwpe, const X *dout, const int32_t *tokens,
+                             TokenOrder order, TokenOrder places, size_t B, size_t T, size_t C,
+                             cudaStream_t stream) {
+    const unsigned slices = ceil_div(C, 32 * Pack<X>::N);
+    if (dwte != NULL)
+        LAUNCH(encoder_backward_wte_kernel<X>, (unsigned)(order.groups * slices), BLOCK_THREADS, 0,
+               stream, dwte, (X *)NULL, dout, tokens, order, C, slices);
+    if (dwpe == NULL) return;
+    if (places.groups > 0)
+        LAUNCH(encoder_backward_wte_kernel<X>, (unsigned)(places.groups * slices), BLOCK_THREADS,
+               0, stream, (float *)NULL, dwpe, dout, tokens, places, C, slices);
+    else
+        LAUNCH(encoder_backward_wpe_kernel<X>, pack_blocks<X>(T * C), BLOCK_THREADS, 0, stream,
+               dwpe, dout, B, T * C);
+}
+
+// --- layer normalisation (Ba et al. 2016): out = (x - mean) / sqrt(var + eps) * w + b --------
+//
+// A row belongs to a team of warps, as few as hold it in registers, at most four packs to a thread:
+// it is read once, and mean and variance are still computed one after the other. Where one warp is
+// enough, a block holds several such rows; otherwise the team is the block.
+
+enum { ROW_PACKS = 4 };
+
+// The packs of a row that thread i of its team holds: the k-th is number i + k * team.
+#define FOR_PACKS(k) UNROLL for (int k = 0; k < ROW_PACKS; k++) if (i + k * team < packs)
+
+// Threads of a team for rows of C channels.
+template <typename X> static unsigned layernorm_team(size_t C) {
+    return 32 * ceil_div(C / Pack<X>::N, (size_t)(32 * ROW_PACKS));
+}
+
+__device__ static inline float team_sum(float x, unsigned team) {
+    return team == 32 ? warp_sum(x) : block_sum(x);
+}
+
+// With add == NULL a row is inp's. Otherwise it is inp + add, rounded as residual_forward() does,
+// and goes to `residual` too. A thread of the team holds packs i, i + team, ... The multiply-adds
+// are spelled out, because with add and without it the bits must be the same.
+template <typename X>
+__global__ static void __launch_bounds__(1024)
+layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X *inp, const X *add,
+                         const X *w, const X *b, size_t N, size_t C, unsigned team) {
+    const size_t packs = C / Pack<X>::N;
+    const unsigned i = threadIdx.x % team;
+    const size_t n = blockIdx.x * (size_t)(blockDim.x / team) + threadIdx.x / team;
+    if (n >= N) return;  // whole warps, and only where the team is a warp: there is no barrier then
+    int4 row[ROW_PACKS], more[ROW_PACKS];
+    float sum = 0, squares = 0;
+    FOR_PACKS(k) {
+        const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
+        row[k] = load_bits(inp + at);
+        if (add != NULL) more[k] = load_bits(add + at);
+    }
+    if (add != NULL) {
+        FOR_PACKS(k) {
+            Pack<X> both = as_pack<X>(row[k]);
+            const Pack<X> other = as_pack<X>(more[k]);
+            for (int j = 0; j < Pack<X>::N; j++)
+                both.x[j] = from_f32<X>(to_f32(both.x[j]) + to_f32(other.x[j]));
+            store_pack(residual + n * C + (size_t)(i + k * team) * Pack<X>::N, both);
+            memcpy(&row[k], &both, sizeof both);
+        }
+    }
+    FOR_PACKS(k) {
+        const Pack<X> x = as_pack<X>(row[k]);
+        for (int j = 0; j < Pack<X>::N; j++) sum += to_f32(x.x[j]);
+    }
+    const float mu = team_sum(sum, team) / (float)C;
+    FOR_PACKS(k) {
+        const Pack<X> x = as_pack<X>(row[k]);
+        for (int j = 0; j < Pack<X>::N; j++) {
+            const float d = to_f32(x.x[j]) - mu;
+            squares = fmaf(d, d, squares);
+        }
+    }
+    const float r = 1.0f / sqrtf(team_sum(squares, team) / (float)C + LAYERNORM_EPS);
+    FOR_PACKS(k) {
+        const size_t c = (size_t)(i + k * team) * Pack<X>::N;
+        const Pack<X> scale = load_pack(w + c), shift = load_pack(b + c);
+        Pack<X> x = as_pack<X>(row[k]);
+        for (int j = 0; j < Pack<X>::N; j++)
+            x.x[j] = from_f32<X>(fmaf((to_f32(x.x[j]) - mu) * r, to_f32(scale.x[j]),
+                                      to_f32(shift.x[j])));
+        store_pack(out + n * C + c, x);
+    }
+    if (i == 0) {
+        mean[n] = mu;
+        rstd[n] = r;
+    }
+}
+
+// residual = a + b, and out its layer normalisation with weight w and bias `bias`: the same bits as
+// residual_forward() and then layernorm_forward(), without reading the sum again. Ends the program
+// where C is too large for a block: 32768 channels in bf16, 16384 in fp32.
+template <typename X>
+static void residual_layernorm_forward(X *residual, X *out, float *mean, float *rstd,
+                                       const X *a, const X *b, const X *w, const X *bias,
+                                       size_t N, size_t C, cudaStream_t stream) {
+    const unsigned team = layernorm_team<X>(C), rows = team == 32 ? 4 : 1;
+    if (team > 1024) fail("layer normalisation: %zu channels are too many", C);
+    LAUNCH(layernorm_forward_kernel<X>, ceil_div(N, rows), rows * team, 0, stream, residual, out,
+           mean, rstd, a, b, w, bias, N, C, team);
+}
+
+template <typename X>
+static void layernorm_forward(X *out, float *mean, float *rstd,  // (N, C), (N), (N)
+                              const X *inp, const X *w, const X *b, size_t N, size_t C,
+                              cudaStream_t stream) {
+    residual_layernorm_forward<X>(NULL, out, mean, rstd, inp, NULL, w, b, N, C, stream);
+}
+
+// Each block takes a run of rows, and its teams take turns. A thread has the same columns in every
+// row: its sums of dw, of db, and of the columns of dinp stay in registers, if HELD, and come to
+// shared memory in the end. Very wide rows need blocks so large that there are no registers left:
+// then the sums are in shared memory all the time, where nobody else touches them. `sums` is
+// (teams, 3, C), and within a row of C the first halves of all packs come before the second halves,
+// so that neighbouring threads access neighbouring 16 bytes.
+enum { HELD_THREADS = 256 };
+template <typename X, bool HELD> struct LayernormBackward {
+    enum { MAX_THREADS = HELD ? HELD_THREADS : sizeof(X) == 4 ? 768 : 512 };  // by their registers
+};
+
+template <typename X, bool HELD>
+__global__ static void __launch_bounds__(LayernormBackward<X, HELD>::MAX_THREADS)
+layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X *dout, const X *inp,
+                          const X *w, const float *mean, const float *rstd, size_t N, size_t C,
+                          size_t rows, unsigned team) {
+    extern __shared__ __align__(16) float sums[];
+    __shared__ float2 part[2][32];  // of each warp, by parity of the round
+    enum { QUADS = Pack<X>::N / 4 };
+    const unsigned packs = (unsigned)(C / Pack<X>::N), teams = blockDim.x / team;
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const unsigned mine = threadIdx.x / team, i = threadIdx.x % team;
+    Pack<float> held[HELD ? ROW_PACKS * QUADS : 1][3];
+    const auto shared_sum = [&](int k, int q, int of) {  // of quad q of this thread's k-th pack
+        return (Pack<float> *)(sums + (mine * 3 + of) * C) + q * packs + i + k * team;
+    };
+    const auto sum = [&](int k, int q, int of) {
+        return HELD ? &held[k * QUADS + q][of] : shared_sum(k, q, of);
+    };
+    FOR_PACKS(k)
+        for (int q = 0; q < QUADS; q++)
+            for (int of = 0; of < 3; of++) *sum(k, q, of) = Pack<float>{{0}};
+    const size_t begin = blockIdx.x * rows, last = begin + rows < N ? begin + rows : N;
+    int4 next_d[ROW_PACKS], next_x[ROW_PACKS], next_dx[ROW_PACKS];
+    float next_mu = 0, next_r = 0;
+    const auto load_row = [&](size_t n) {
+        if (n >= last) return;
+        next_mu = mean[n];
+        next_r = rstd[n];
+        FOR_PACKS(k) {
+            const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
+            next_d[k] = load_bits(dout + at);
+            next_x[k] = load_bits(inp + at);
+            next_dx[k] = load_bits(dinp + at);
+        }
+    };
+    unsigned parity = 0;
+    if (HELD) load_row(begin + mine);
+    for (size_t first = begin; first < last; first += teams) {
+        const size_t n = first + mine;
+        const bool active = n < last;  // else: only here for the barrier
+        if (!HELD) load_row(n);
+        int4 bits_d[ROW_PACKS], bits_x[ROW_PACKS], bits_dx[ROW_PACKS];
+        UNROLL for (int k = 0; k < ROW_PACKS; k++) {
+            bits_d[k] = next_d[k];
+            bits_x[k] = next_x[k];
+            bits_dx[k] = next_dx[k];
+        }
+        const float mu = next_mu, r = next_r;
+        if (HELD) load_row(n + teams);  // it is on its way while this one is worked on
+        float d_mean = 0, d_dot = 0;  // means over c of dnorm, and of dnorm * norm
+        UNROLL for (int k = 0; k < ROW_PACKS; k++)
+            if (active && i + k * team < packs) {
+                const Pack<X> scale = load_pack(w + (size_t)(i + k * team) * Pack<X>::N);
+                const Pack<X> d = as_pack<X>(bits_d[k]), x = as_pack<X>(bits_x[k]);
+                for (int j = 0; j < Pack<X>::N; j++) {
+                    const float dnorm = to_f32(d.x[j]) * to_f32(scale.x[j]);
+                    d_mean += dnorm;
+                    d_dot += dnorm * ((to_f32(x.x[j]) - mu) * r);
+                }
+            }
+        d_mean = warp_sum(d_mean);
+        d_dot = warp_sum(d_dot);
+        if (team > 32) {
+            // One barrier is enough: two rounds later, when this part is written again, everyone
+            // has passed the barrier of the round between.
+            if (lane == 0) part[parity][warp] = make_float2(d_mean, d_dot);
+            __syncthreads();
+            d_mean = d_dot = 0;
+            for (unsigned j = mine * (team / 32); j < (mine + 1) * (team / 32); j++) {
+                d_mean += part[parity][j].x;
+                d_dot += part[parity][j].y;
+            }
+            parity ^= 1;
+        }
+        d_mean /= (float)C;
+        d_dot /= (float)C;
+        UNROLL for (int k = 0; k < ROW_PACKS; k++) {  // fp32 values of a row take twice as much
+            forget(&bits_d[k]);
+            forget(&bits_x[k]);
+        }
+        UNROLL for (int k = 0; k < ROW_PACKS; k++)
+            if (active && i + k * team < packs) {
+                const unsigned p = i + k * team;
+                const Pack<X> scale = load_pack(w + (size_t)p * Pack<X>::N);
+                const Pack<X> d = as_pack<X>(bits_d[k]), x = as_pack<X>(bits_x[k]);
+                Pack<X> dx = as_pack<X>(bits_dx[k]);
+                float norm[Pack<X>::N];
+                for (int j = 0; j < Pack<X>::N; j++) {
+                    norm[j] = (to_f32(x.x[j]) - mu) * r;
+                    const float dnorm = to_f32(d.x[j]) * to_f32(scale.x[j]);
+                    dx.x[j] = from_f32<X>(to_f32(dx.x[j])
+                                          + (dnorm - d_mean - norm[j] * d_dot) * r);
+                }
+                store_pack(dinp + n * C + (size_t)p * Pack<X>::N, dx);
+                for (int q = 0; q < QUADS; q++)
+                    for (int j = 0; j < 4; j++) {
+                        sum(k, q, 0)->x[j] += to_f32(d.x[4 * q + j]) * norm[4 * q + j];
+                        sum(k, q, 1)->x[j] += to_f32(d.x[4 * q + j]);
+                        sum(k, q, 2)->x[j] += to_f32(dx.x[4 * q + j]);
+                    }
+            }
+    }
+    if (HELD) {
+        FOR_PACKS(k)
+            for (int q = 0; q < QUADS; q++)
+                for (int of = 0; of < 3; of++) *shared_sum(k, q, of) = *sum(k, q, of);
+    }
+    __syncthreads();
+    for (unsigned at = threadIdx.x; at < 3 * C; at += blockDim.x) {  // add up the teams
+        float total = 0;
+        for (unsigned t = 0; t < teams; t++) total += sums[t * 3 * C + at];
+        const unsigned a = at % C, quad = a / 4 / packs, p = a / 4 % packs;
+        partial[blockIdx.x * 3 * C + at / C * C + p * Pack<X>::N + quad * 4 + a % 4] = total;
+    }
+}
+
+// How many rows a block of layernorm_backward takes: enough that its partial sums are few against
+// what it reads, and no more than 512 blocks.
+static size_t layernorm_backward_rows(size_t N) {
+    const size_t rows = (N + 511) / 512;
+    return rows > 16 ? rows : 16;
+}
+
+// Floats of scratch that layernorm_backward needs for N rows or fewer.
+static size_t layernorm_backward_scratch(size_t N, size_t C) {
+    return min_size(ceil_div(N, 16), 512) * 3 * C;
+}
+
+// Bytes of shared memory that a block of layernorm_backward asks for; what it has without asking
+// takes less than 2 KiB.
+template <typename X> static size_t layernorm_backward_shared(size_t C) {
+    const unsigned team = layernorm_team<X>(C);
+    return (team < BLOCK_THREADS ? BLOCK_THREADS / team : 1) * 3 * C * sizeof(float);
+}
+
+// Adds to dinp (the residual stream's gradient runs past this layer and is already there);
+// overwrites dw and db, and dinp_sum (C) with the sums of the columns of dinp as stored: the
+// gradient of the bias of the linear layer whose output's gradient dinp now is. NULL:
+// layernorm_dinp_sum() makes them later. scratch: layernorm_backward_scratch(N, C) floats. Ends the
+// program where C is too large for a block: 16384 channels in bf16 (A100: 13800), 12288 in fp32;
+// 8272 where a block has 99 KiB of shared memory, see check_device().
+template <typename X>
+static void layernorm_backward(X *dinp, X *dw, X *db, X *dinp_sum, float *scratch, const X *dout,
+                               const X *inp, const X *w, const float *mean, const float *rstd,
+                               size_t N, size_t C, cudaStream_t stream) {
+    const unsigned team = layernorm_team<X>(C);
+    const unsigned teams = team < BLOCK_THREADS ? BLOCK_THREADS / team : 1;
+    const size_t shared = layernorm_backward_shared<X>(C), rows = layernorm_backward_rows(N);
+    const size_t width = (dinp_sum != NULL ? 3 : 2) * C;
+    const bool held = teams * team <= HELD_THREADS;
+    const auto kernel = held ? layernorm_backward_kernel<X, true>
+                             : layernorm_backward_kernel<X, false>;
+    if (team > LayernormBackward<X, false>::MAX_THREADS)
+        fail("backward of layer normalisation: %zu channels are too many", C);
+    if (shared > 47 << 10) LET_SHARED(kernel, shared + 1024);  // its static part included
+    LAUNCH(kernel, ceil_div(N, rows), teams * team, shared, stream, dinp, scratch, dout, inp, w,
+           mean, rstd, N, C, rows, team);
+    LAUNCH(partial_sum_kernel<X>, ceil_div(width, 32), 1024, 0, stream, dw, db, dinp_sum, scratch,
+           ceil_div(N, rows), 3 * C, width, C);
+}
+
+// The sums of dinp's columns, from what layernorm_backward() of the same N rows left in scratch.
+template <typename X>
+static void layernorm_dinp_sum(X *dinp_sum, const float *scratch, size_t N, size_t C,
+                               cudaStream_t stream) {
+    LAUNCH(partial_sum_kernel<X>, ceil_div(C, 32), 1024, 0, stream, dinp_sum, dinp_sum, dinp_sum,
+           scratch + 2 * C, ceil_div(N, layernorm_backward_rows(N)), 3 * C, C, C);
+}
+
+// --- linear layer: out (N, OC) = inp (N, C) . w (OC, C)^T + b --------------------------------
+
+template <typename X>
+static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X *b,
+                           size_t N, size_t C, size_t OC, cudaStream_t stream) {
+    gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, b, false, GEMM_PLAIN, NULL, stream);
+}
+
+// Overwrites both gradients. The bias's is the sums of dout's columns: a kernel of ours that writes
+// dout makes them in passing; for other dout there is bias_backward().
+template <typename X>
+static void matmul_backward(Matmul *lt, X *dinp, X *dw, const X *dout, const X *inp, const X *w,
+                            size_t N, size_t C, size_t OC, cudaStream_t stream) {
+    gemm(lt, false, false, N, C, OC, dout, OC, w, C, dinp, C, NULL, false, GEMM_PLAIN,
+         NULL, stream);
+    gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, NULL, false, GEMM_PLAIN,
+         NULL, stream);
+}
+
+// --- the MLP's non-linearity -----------------------------------------------------------------
+//
+// GELU (Hendrycks & Gimpel 2016, tanh form): x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+// Here with s = (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), which costs half of tanh and keeps all
+// digits where tanh is near -1. Its derivative is s + x ds/du du/dx, ds/du = 2 s (1 - s).
+
+// For 16-bit X the exponential and the reciprocal are approximate, to a few units of fp32's last
+// place: with the exact ones, arithmetic took twice the time of memory.
+
+#define GELU_SCALE 0.7978845608028654f  // sqrt(2 / pi)
+
+template <typename X> __device__ static inline float gelu_sigmoid(float x) {
+    if constexpr (sizeof(X) == 2) {
+        const float scale = -2.0f * GELU_SCALE * LOG2_E;
+        return rcp_fast(1.0f + exp2_fast(x * fmaf(scale * 0.044715f, x * x, scale)));
+    } else {
+        const float u = GELU_SCALE * (x + 0.044715f * x * x * x);
+        return 1.0f / (1.0f + expf(-2.0f * u));
+    }
+}
+
+template <typename X>
+__global__ static void activation_forward_kernel(X *out, const X *inp, size_t n, int activation) {
+    const size_t i = grid_thread() * Pack<X>::N;
+    if (i >= n) return;
+    Pack<X> v = load_pack(inp + i);
+    for (int j = 0; j < Pack<X>::N; j++) {
+        const float x = to_f32(v.x[j]);
+        v.x[j] = from_f32<X>(activation == ACTIVATION_RELU ? (x > 0 ? x : 0)
+                                                              : x * gelu_sigmoid<X>(x));
+    }
+    store_pack(out + i, v);
+}
+
+// n must be whole packs.
+template <typename X>
+static void activation_forward(X *out, const X *inp, size_t n, int activation,
+                               cudaStream_t stream) {
+    LAUNCH(activation_forward_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, inp, n,
+           activation);
+}
+
+// Multiplies rows begin, begin + BLOCK_WARPS, ... below last of a pack of columns of d (N, width)
+// by the slope at inp, and adds what it stores to sum, in this order.
+template <typename X>
+__device__ static inline void slope_rows(float (&sum)[Pack<X>::N], X *d, const X *inp, size_t width,
+                                         int activation, size_t begin, size_t last) {
+    enum { AHEAD = 2 };  // rows loaded at once; with more, fewer threads have registers
+    for (size_t first = begin; first < last; first += AHEAD * BLOCK_WARPS) {
+        int4 bits_d[AHEAD], bits_x[AHEAD];
+        UNROLL for (int k = 0; k < AHEAD; k++) {
+            const size_t i = first + k * BLOCK_WARPS;
+            if (i < last) bits_d[k] = load_bits(d + i * width);
+            if (i < last) bits_x[k] = load_bits(inp + i * width);
+        }
+        UNROLL for (int k = 0; k < AHEAD; k++) {
+            const size_t i = first + k * BLOCK_WARPS;
+            if (i >= last) break;
+            const Pack<X> v = as_pack<X>(bits_x[k]);
+            Pack<X> g = as_pack<X>(bits_d[k]);
+            for (int j = 0; j < Pack<X>::N; j++) {
+                const float x = to_f32(v.x[j]);
+                float slope = x > 0;
+                if (activation != ACTIVATION_RELU) {
+                    const float s = gelu_sigmoid<X>(x);
+                    const float du = GELU_SCALE * (1.0f + 3.0f * 0.044715f * x * x);
+                    slope = s + 2.0f * x * s * (1.0f - s) * du;
+                }
+                g.x[j] = from_f32<X>(to_f32(g.x[j]) * slope);
+            }
+            memcpy(&bits_d[k], &g, sizeof g);
+            forget(&bits_d[k]);  // else nvcc rounds each twice, in a pair and alone
+            store_bits(d + i * width, bits_d[k]);
+            g = as_pack<X>(bits_d[k]);
+            for (int j = 0; j < Pack<X>::N; j++) sum[j] += to_f32(g.x[j]);
+        }
+    }
+}
+
+// --- bias of a linear layer: db = sum over the rows of dout ----------------------------------
+
+// A block takes `rows` rows of 32 packs of columns, each warp every 8th row. With SLOPES, d is
+// first multiplied by the activation's slope at inp; else it is only read.
+template <typename X, bool SLOPES>
+__global__ static void bias_backward_kernel(float *partial /* (splits, OC) */, X *d, const X *inp,
+                                            int activation, size_t N, size_t OC, size_t rows,
+                                            unsigned slices) {
+    const size_t split = blockIdx.x / slices, slice = blockIdx.x % slices;
+    const size_t width = 32 * Pack<X>::N;
+    const size_t o = slice * width + threadIdx.x % 32 * Pack<X>::N;
+    const size_t begin = split * rows + threadIdx.x / 32;
+    const size_t last = split * rows + rows < N ? split * rows + rows : N;
+    float sum[Pack<X>::N] = {0};
+    if (SLOPES && o < OC) slope_rows(sum, d + o, inp + o, OC, activation, begin, last);
+    else if (o < OC) sum_rows(sum, d + o, OC, (const int32_t *)NULL, begin, last, BLOCK_WARPS);
+    const float total = fold_warps<X>(sum);
+    const size_t column = slice * width + threadIdx.x;
+    if (threadIdx.x < width && column < OC) partial[split * OC + column] = total;
+}
+
+// Rows of a block: at least 64, and about 2048 blocks in all.
+static size_t bias_backward_rows(size_t N, size_t OC) {
+    const size_t slices = ceil_div(OC, 256), splits = slices < 2048 ? 2048 / slices : 1;
+    const size_t rows = ceil_div(N, splits);
+    return rows > 64 ? rows : 64;
+}
+
+// Floats of scratch that both need for N rows or fewer; a larger OC may need less.
+static size_t bias_backward_scratch(size_t N, size_t OC) {
+    const size_t slices = ceil_div(OC, 256), splits = slices < 2048 ? 2048 / slices : 1;
+    return min_size(ceil_div(N, 64), splits) * OC;
+}
+
+template <typename X, bool SLOPES>
+static void column_sums(X *db, float *scratch, X *d, const X *inp, int activation, size_t N,
+                        size_t OC, cudaStream_t stream) {
+    const size_t rows = bias_backward_rows(N, OC);
+    const unsigned splits = ceil_div(N, rows), slices = ceil_div(OC, 32 * Pack<X>::N);
+    const auto kernel = bias_backward_kernel<X, SLOPES>;
+    LAUNCH(kernel, splits * slices, BLOCK_THREADS, 0, stream, scratch, d, inp, activation, N, OC,
+           rows, slices);
+    LAUNCH(partial_sum_kernel<X>, ceil_div(OC, 32), 1024, 0, stream, db, db, db, scratch, splits,
+           OC, OC, OC);
+}
+
+// Overwrites db (OC). OC must be whole packs.
+template <typename X>
+static void bias_backward(X *db, float *scratch, const X *dout, size_t N, size_t OC,
+                          cudaStream_t stream) {
+    column_sums<X, false>(db, scratch, (X *)dout, NULL, 0, N, OC, stream);
+}
+
+// d (N, F) holds dout on entry and dinp on return; then db is that of bias_backward(). F must be
+// whole packs.
+template <typename X>
+static void activation_backward(X *d, X *db, float *scratch, const X *inp, size_t N, size_t F,
+                                int activation, cudaStream_t stream) {
+    column_sums<X, true>(db, scratch, d, inp, activation, N, F, stream);
+}
+
+// --- residual connection ---------------------------------------------------------------------
+
+template <typename X>
+__global__ static void residual_forward_kernel(X *out, const X *inp, size_t n) {
+    const size_t i = grid_thread() * Pack<X>::N;
+    if (i >= n) return;
+    Pack<X> sum = load_pack(out + i);
+    const Pack<X> more = load_pack(inp + i);
+    for (int j = 0; j < Pack<X>::N; j++)
+        sum.x[j] = from_f32<X>(to_f32(sum.x[j]) + to_f32(more.x[j]));
+    store_pack(out + i, sum);
+}
+
+// out += inp. Its backward is the identity into both branches. n must be whole packs.
+template <typename X>
+static void residual_forward(X *out, const X *inp, size_t n, cudaStream_t stream) {
+    LAUNCH(residual_forward_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, inp, n);
+}
+
+// --- loss: cross-entropy of softmax(logits), fused with its gradient -------------------------
+//
+// losses[n] = log sum exp(logits[n,:]) - logits[n, target[n]]. If grad_scale is not 0, the logits
+// are overwritten by their gradient, grad_scale (softmax - onehot(target)), and the columns from V
+// to Vp, which no other step looks at before, by 0. A row whose target is -1 is not trained: its
+// loss and its gradient are 0.
+
+// A block takes one row: once for the maximum and the sum, which each thread rescales whenever its
+// maximum grows, and a second time to write the gradient. exp(x - max) is 2^(x LOG2_E - bias): one
+// multiply-add and one instruction (attention.cuh).
+template <typename X>
+__global__ static void __launch_bounds__(1024)
+crossentropy_kernel(float *losses, X *logits, const int32_t *targets,
+                    float grad_scale, unsigned V, unsigned Vp) {
+    X *z = logits + (size_t)blockIdx.x * Vp;
+    const unsigned target = (unsigned)targets[blockIdx.x], stride = blockDim.x * Pack<X>::N;
+    if ((int)target < 0) {
+        Pack<X> zero;
+        for (int j = 0; j < Pack<X>::N; j++) zero.x[j] = from_f32<X>(0.0f);
+        if (threadIdx.x == 0) losses[blockIdx.x] = 0;
+        if (grad_scale == 0) return;
+        for (unsigned v = threadIdx.x * Pack<X>::N; v < Vp; v += stride) store_pack(z + v, zero);
+        return;
+    }
+    const float target_logit = to_f32(z[target]);  // read by all before the first barrier
+    float max = -1e38f, sum = 0;  // finite, also times LOG2_E: infinity - infinity is NaN
+    #pragma unroll 4
+    for (unsigned v = threadIdx.x * Pack<X>::N; v < V; v += stride) {
+        const Pack<X> pack = load_pack(z + v);
+        float x[Pack<X>::N], top = max;
+        for (int j = 0; j < Pack<X>::N; j++) x[j] = to_f32(pack.x[j]);
+        if (v + Pack<X>::N > V)  // the last pack of the row holds columns that do not count
+            for (int j = 0; j < Pack<X>::N; j++) x[j] = v + j < V ? x[j] : -INFINITY;
+        for (int j = 0; j < Pack<X>::N; j++) top = fmaxf(top, x[j]);
+        sum *= exp2_fast((max - top) * LOG2_E);
+        max = top;
+        const float bias = max * LOG2_E;
+        for (int j = 0; j < Pack<X>::N; j++) sum += exp2_fast(fmaf(x[j], LOG2_E, -bias));
+    }
+    const float row_max = block_max(max), row_bias = row_max * LOG2_E;
+    const float row_sum = block_sum(sum * exp2_fast((max - row_max) * LOG2_E));
+    if (threadIdx.x == 0) losses[blockIdx.x] = logf(row_sum) + row_max - target_logit;
+    if (grad_scale == 0) return;
+    const float scale = grad_scale / row_sum;
+    for (unsigned v = threadIdx.x * Pack<X>::N; v < Vp; v += stride) {
+        Pack<X> pack = load_pack(z + v);
+        for (int j = 0; j < Pack<X>::N; j++) {
+            float d = exp2_fast(fmaf(to_f32(pack.x[j]), LOG2_E, -row_bias)) * scale;
+            if (v + j == target) d -= grad_scale;
+            pack.x[j] = from_f32<X>(v + j < V ? d : 0.0f);
+        }
+        store_pack(z + v, pack);
+    }
+}
+
+// losses (N), logits (N, Vp), targets (N); Vp must be whole packs.
+template <typename X>
+static void crossentropy(float *losses, X *logits, const int32_t *targets, float grad_scale,
+                         size_t N, size_t V, size_t Vp, cudaStream_t stream) {
+    const size_t threads = (size_t)ceil_div(Vp / Pack<X>::N, 32) * 32;
+    LAUNCH(crossentropy_kernel<X>, (unsigned)N, (unsigned)min_size(threads, 1024), 0, stream,
+           losses, logits, targets, grad_scale, index_32(V), index_32(Vp));
+}
+
+__global__ static void loss_accumulate_kernel(double *total, const float *losses, size_t N,
+                                              double scale, bool first) {
+    double sum = 0;
+    #pragma unroll 8
+    for (size_t n = threadIdx.x; n < N; n += blockDim.x) sum += losses[n];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) *total = (first ? 0 : *total) + sum * scale;
+}
+
+// *total (+)= scale * sum of losses (N), in double; `first` overwrites.
+static void loss_accumulate(double *total, const float *losses, size_t N, double scale, bool first,
+                            cudaStream_t stream) {
+    LAUNCH(loss_accumulate_kernel, 1, 1024, 0, stream, total, losses, N, scale, first);
+}
+
+// --- gradients of several micro-batches ------------------------------------------------------
+//
+// In both, n must be a multiple of 8 elements.
+
+template <typename X>
+__global__ static void round_gradient_kernel(X *out, const float *in, size_t n) {
+    const size_t i = grid_thread() * Pack<X>::N;
+    if (i >= n) return;
+    Pack<X> rounded;
+    for (int q = 0; q < Pack<X>::N; q += 4) {
+        const Pack<float> x = load_pack(in + i + q);
+        for (int j = 0; j < 4; j++) rounded.x[q + j] = from_f32<X>(x.x[j]);
+    }
+    store_pack(out + i, rounded);
+}
+
+// out = in, rounded to X: the one rounding of a gradient that was summed in fp32.
+template <typename X>
+static void round_gradient(X *out, const float *in, size_t n, cudaStream_t stream) {
+    LAUNCH(round_gradient_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, in, n);
+}
+
+template <typename X>
+__global__ static void accumulate_gradient_kernel(float *acc, const X *g, size_t n, bool first) {
+    const size_t i = grid_thread() * Pack<X>::N;
+    if (i >= n) return;
+    const Pack<X> more = load_pack(g + i);
+    for (int q = 0; q < Pack<X>::N; q += 4) {
+        Pack<float> sum;
+        if (!first) sum = load_pack(acc + i + q);
+        for (int j = 0; j < 4; j++)
+            sum.x[j] = first ? to_f32(more.x[q + j]) : sum.x[j] + to_f32(more.x[q + j]);
+        store_pack(acc + i + q, sum);
+    }
+}
+
+// acc (+)= g, in fp32, never rounded to X; the first micro-batch overwrites.
+template <typename X>
+static void accumulate_gradient(float *acc, const X *g, size_t n, bool first,
+                                cudaStream_t stream) {
+    LAUNCH(accumulate_gradient_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, acc, g, n,
+           first);
+}

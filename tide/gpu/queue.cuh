@@ -1,0 +1,268 @@
+// queue.cuh: streams and events, and what is put into streams: run by the GPU or, while a rehearsal
+// is open (rehearsal.h), only written down. What trains uses these calls and no others of CUDA.
+//   stream_make(), event_make(), events_make(), stream_free(), event_free()
+//   stream_wait(), event_record()                    what waits for what
+//   event_wait(), stream_rest(), device_rest()       the host waits
+//   LAUNCH(), stream_copy(), stream_zero()           work for the GPU, and for the link
+//   tell_host()                                      a few numbers, past the link's queue
+//   GPU_TAKES()                                      how long a rehearsed GPU works on something
+//   gpu_alloc(), pinned_alloc(), gpu_free(), pinned_free()    memory
+//   owner_begin(), owner_end(), owner_free()         what a model has made is freed at once
+//
+// A rehearsal has neither streams nor memory: handles are numbers, and addresses lead nowhere.
+#ifndef TIDE_QUEUE_CUH
+#define TIDE_QUEUE_CUH
+#include "gpu.cuh"
+#include "../plan/rehearsal.h"
+#include <sys/mman.h>
+
+// ---------------------------------------------------------------------------------------------
+// Owners: what is made between owner_begin() and owner_end() is freed by owner_free()
+
+enum { OWNS_GPU, OWNS_PINNED, OWNS_HOST, OWNS_PLAIN, OWNS_STREAM, OWNS_EVENT };
+typedef struct { int kind; void *p; } Owned;
+typedef struct { Owned *list; int count; } Owner;
+
+static Owner *owner;
+
+static void owner_begin(Owner *o) { owner = o; }
+static void owner_end(void) { owner = NULL; }
+
+// Notes it; returns p.
+static void *own(int kind, void *p) {
+    Owner *o = owner;
+    if (o == NULL) return p;
+    o->list = (Owned *)array_grow(o->list, (size_t)o->count, sizeof *o->list, "list of buffers");
+    o->list[o->count++] = Owned{kind, p};
+    return p;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Memory
+
+// Device memory, aligned to 256 bytes, with anything in it. `what` names it in the error.
+static void *gpu_alloc(size_t bytes, const char *what) {
+    void *p = NULL;
+    if (rehearsal != NULL) return own(OWNS_GPU, rehearse_memory(bytes));
+    const cudaError_t e = cudaMalloc(&p, bytes > 0 ? bytes : 1);
+    if (e == cudaErrorMemoryAllocation)
+        fail("out of GPU memory: %s needs %.1f MiB, which were free before: end what else uses the "
+             "GPU, or plan with less: --gpu-memory", what, (double)bytes / (1 << 20));
+    CUDA(e);
+#ifdef __CUDA_EMU__
+    emu_name_memory(p, what);  // for its error messages
+#endif
+    return own(OWNS_GPU, p);
+}
+
+// Zeroed page-locked host memory, which copies to and from the GPU need to be asynchronous. It is
+// there in a rehearsal, too: for what the host itself reads and writes.
+static void *pinned_alloc(size_t bytes, const char *what) {
+    void *p = NULL;
+    if (rehearsal != NULL) return own(OWNS_PINNED, alloc_or_fail(bytes, 1, what));
+    const cudaError_t e = cudaMallocHost(&p, bytes > 0 ? bytes : 1);
+    if (e == cudaErrorMemoryAllocation)
+        fail("out of page-locked host memory: %s needs %.1f MiB", what, (double)bytes / (1 << 20));
+    CUDA(e);
+    memset(p, 0, bytes);
+    return own(OWNS_PINNED, p);
+}
+
+static void pinned_free(void *p) {
+    if (rehearsal != NULL) free(p);
+    else if (p != NULL) CUDA(cudaFreeHost(p));
+}
+
+// In front of what host_alloc() of host.cuh makes, in a page of its own.
+typedef struct { void *map; size_t map_bytes; } HostMemory;
+
+// p: from host_alloc(), or NULL. No stream may use it any more.
+static void host_free(void *p) {
+    if (p == NULL || rehearsal != NULL) return;
+    HostMemory memory;
+    memcpy(&memory, (char *)p - sizeof memory, sizeof memory);
+    CUDA(cudaHostUnregister(p));
+    munmap(memory.map, memory.map_bytes);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Streams and events
+
+static int stream_number(cudaStream_t stream) { return (int)(uintptr_t)stream; }
+static int event_number(cudaEvent_t event) { return (int)(uintptr_t)event; }
+
+// urgent: where kernels of several streams wait for room on the GPU, its blocks are the next ones
+// (copies and host functions know no such order). It is for short kernels that others wait for.
+// name: in reports of the emulated GPU.
+static cudaStream_t stream_make(const char *name, bool urgent) {
+    int lowest, highest;
+    cudaStream_t stream;
+    if (rehearsal != NULL)
+        return (cudaStream_t)own(OWNS_STREAM, (void *)(uintptr_t)rehearse_stream());
+    CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? highest : lowest));
+#ifdef __CUDA_EMU__
+    emu_name_stream(stream, name);
+#endif
+    (void)name;
+    return (cudaStream_t)own(OWNS_STREAM, stream);
+}
+
+static void stream_free(cudaStream_t stream) {
+    if (rehearsal == NULL) CUDA(cudaStreamDestroy(stream));
+}
+
+// sleeps: who waits for it leaves its core to others (host.cuh), and wakes some 50 us late.
+static void event_make(cudaEvent_t *event, bool sleeps) {
+    if (rehearsal != NULL) *event = (cudaEvent_t)(uintptr_t)rehearse_event();
+    else CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming
+                                                  | (sleeps ? cudaEventBlockingSync : 0)));
+    own(OWNS_EVENT, *event);
+}
+
+static void event_free(cudaEvent_t event) {
+    if (rehearsal == NULL) CUDA(cudaEventDestroy(event));
+}
+
+// n of them.
+static cudaEvent_t *events_make(size_t n) {
+    cudaEvent_t *events = (cudaEvent_t *)own(OWNS_PLAIN, ALLOC(cudaEvent_t, n, "events"));
+    for (size_t i = 0; i < n; i++) event_make(&events[i], false);
+    return events;
+}
+
+// What the stream is given from now on waits for the event, as it was last recorded.
+static void stream_wait(cudaStream_t stream, cudaEvent_t event) {
+    if (rehearsal != NULL) rehearse_wait(stream_number(stream), event_number(event));
+    else CUDA(cudaStreamWaitEvent(stream, event, 0));
+}
+
+// The event is complete once the stream has done what it has been given so far.
+static void event_record(cudaEvent_t event, cudaStream_t stream) {
+    if (rehearsal != NULL) rehearse_record(event_number(event), stream_number(stream));
+    else CUDA(cudaEventRecord(event, stream));
+}
+
+// The host waits: for an event, for all that a stream has been given, for all streams.
+static void event_wait(cudaEvent_t event) {
+    if (rehearsal != NULL) rehearse_event_wait(event_number(event));
+    else CUDA(cudaEventSynchronize(event));
+}
+
+static void stream_rest(cudaStream_t stream) {
+    if (rehearsal != NULL) rehearse_rest(stream_number(stream));
+    else CUDA(cudaStreamSynchronize(stream));
+}
+
+static void device_rest(void) {
+    if (rehearsal == NULL) CUDA(cudaDeviceSynchronize());
+    else for (int i = 1; i < rehearsal->stream_count; i++) rehearse_rest(i);
+}
+
+// Device memory. This waits for all that any stream has been given.
+static void gpu_free(void *p) {
+    if (rehearsal != NULL) device_rest();
+    else CUDA(cudaFree(p));
+}
+
+// Nothing may be under way.
+static void owner_free(Owner *o) {
+    for (const Owned *x = o->list; x < o->list + o->count; x++) {
+        if (x->kind == OWNS_GPU) gpu_free(x->p);
+        if (x->kind == OWNS_PINNED) pinned_free(x->p);
+        if (x->kind == OWNS_HOST) host_free(x->p);
+        if (x->kind == OWNS_PLAIN) free(x->p);
+        if (x->kind == OWNS_STREAM) stream_free((cudaStream_t)x->p);
+        if (x->kind == OWNS_EVENT) event_free((cudaEvent_t)x->p);
+    }
+    free(o->list);
+    memset(o, 0, sizeof *o);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Work
+
+// A kernel, what stands in its <<< >>>, and its arguments.
+#define LAUNCH(kernel, grid, block, shared, stream, ...) \
+    do { \
+        if (rehearsal != NULL) break; \
+        kernel<<<grid, block, shared, stream>>>(__VA_ARGS__); \
+        CUDA(cudaGetLastError()); \
+    } while (0)
+
+// Lets a kernel have so many bytes of shared memory; 48 KiB it has without asking.
+#define LET_SHARED(kernel, bytes) \
+    do { \
+        if (rehearsal == NULL) \
+            CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, \
+                                      (int)(bytes))); \
+    } while (0)
+
+// In a rehearsal, the GPU takes as long for what the stream is given here as `amount` takes at a
+// rate of rates.h: GPU_TAKES(stream, 2 * M * N * K, gpu_flops).
+#define GPU_TAKES(stream, amount, rate) \
+    do { \
+        if (rehearsal != NULL) \
+            rehearse(stream_number(stream), \
+                     offsetof(Rates, rate) == offsetof(Rates, gpu_flops) ? TAKES_PRODUCTS \
+                                                                         : TAKES_GPU, \
+                     (double)(amount) / rate_or(rehearsal->rates.rate, UNLIMITED)); \
+    } while (0)
+
+// Of copies within the GPU a rehearsal takes no account.
+static void stream_copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                        cudaStream_t stream) {
+    if (rehearsal == NULL) CUDA(cudaMemcpyAsync(to, from, bytes, kind, stream));
+    else if (kind != cudaMemcpyDeviceToDevice)
+        rehearse(stream_number(stream), kind == cudaMemcpyHostToDevice ? TAKES_H2D : TAKES_D2H,
+                 (double)bytes);
+}
+
+static void stream_zero(void *p, size_t bytes, cudaStream_t stream) {
+    if (rehearsal == NULL) CUDA(cudaMemsetAsync(p, 0, bytes, stream));
+}
+
+__global__ static void tell_host_kernel(double *host, const double *from, size_t stride) {
+    host[blockIdx.x * blockDim.x + threadIdx.x] = from[blockIdx.x * stride + threadIdx.x];
+}
+
+// A few numbers, `rows` times `n` that are `stride` apart, to page-locked memory of the host. A
+// copy would wait for the copies of gradients that other streams have given to the same engine.
+static inline void tell_host(double *host, const double *from, unsigned rows, size_t stride,
+                             unsigned n, cudaStream_t stream) {
+    LAUNCH(tell_host_kernel, rows, n, 0, stream, host, from, stride);
+}
+
+// Tests leave out one of the calls that order a step, to see that this is noticed: the one whose
+// place, "function: call", is TIDE_LEAVE_OUT. TIDE_SITES names a file that gets the places that
+// were run (dev/test/mutants.sh).
+#ifdef TESTING
+static const char *const site_left_out = getenv("TIDE_LEAVE_OUT");
+static const char *const site_list = getenv("TIDE_SITES");
+
+static bool site_runs(const char *function, const char *call, bool *seen) {
+    char place[512];
+    if (site_left_out == NULL && site_list == NULL) return true;
+    snprintf(place, sizeof place, "%s: %s", function, call);
+    FILE *f = *seen || site_list == NULL ? NULL : fopen(site_list, "a");
+    if (f != NULL) fprintf(f, "%s\n", place);
+    if (f != NULL) fclose(f);
+    *seen = true;
+    return site_left_out == NULL || strcmp(place, site_left_out) != 0;
+}
+
+#define SITE(text, call) \
+    do { \
+        static bool seen; \
+        if (site_runs(__func__, text, &seen)) call; \
+    } while (0)
+#define stream_wait(s, e) SITE("stream_wait(" #s ", " #e ")", stream_wait(s, e))
+#define event_record(e, s) SITE("event_record(" #e ", " #s ")", event_record(e, s))
+#define event_wait(e) SITE("event_wait(" #e ")", event_wait(e))
+#define stream_rest(s) SITE("stream_rest(" #s ")", stream_rest(s))
+#define device_rest() SITE("device_rest()", device_rest())
+#define stream_copy(to, from, n, kind, s) \
+    SITE("stream_copy(" #to ", " #from ")", stream_copy(to, from, n, kind, s))
+#endif
+
+#endif

@@ -1,0 +1,246 @@
+// timeline.cuh: when did each stream do what? Every span is two timing events, recorded in the
+// stream whose work it spans, and read a step later, when they are long complete: nothing waits for
+// a measurement, and nothing is ordered by one. What comes out is the counters of a step and, with
+// a file, the trace (trace.h).
+//   timeline_open(), timeline_step(), timeline_close()   a run, its steps
+//   timeline_begin(), timeline_end()                     a span
+//   timeline_compute()                                   those of the compute stream
+//   timeline_memory()                                    a class of memory grows or shrinks
+//   timeline_log()                                       the counters' part for log.jsonl
+#ifndef TIDE_TIMELINE_CUH
+#define TIDE_TIMELINE_CUH
+#include "queue.cuh"
+#include "../plan/trace.h"
+
+enum { TIMELINE_SPANS = 4096, TIMELINE_CLASSES = 16 };  // spans of one step; classes of memory
+
+typedef struct {
+    TraceSpan span;           // row -1: class `name` grew by (long long)bytes bytes
+    cudaEvent_t begin, end;   // NULL until they are first needed
+    bool ended;               // or it is no span yet
+    bool began;               // span.begin is known before it is read
+    bool between;             // of no step
+} TimelineSlot;
+
+typedef struct { size_t step; int count; TimelineSlot *slot; } TimelineHalf;
+
+// Zeroed it is closed, and every function here does nothing.
+typedef struct Timeline {
+    bool open, told;          // told: that spans were dropped
+    bool between;             // spans that begin now are of an evaluation or a sample: they are
+                              // traced, but not counted
+    TimelineStep done;        // counters of the newest step that was read
+    TraceFile trace;          // trace.file NULL: counters only
+    TimelineHalf half[2];     // one records a step, one holds the step before
+    int now;                  // which one records
+    int doing;                // the compute stream's open span, or -1
+    cudaEvent_t base;         // a complete event, and
+    double base_at;           // its time in seconds since opening
+    const char *class_name[TIMELINE_CLASSES];
+    long long class_bytes[TIMELINE_CLASSES];
+} Timeline;
+
+// Opens it on the current GPU. file: where the trace goes, NULL for counters only; dies if that
+// cannot be written.
+static void timeline_open(Timeline *t, const char *file) {
+    Error err;
+    memset(t, 0, sizeof *t);
+    t->doing = -1;
+    if (file != NULL && !trace_open(&t->trace, file, &err)) die("%s", err.text);
+    for (int k = 0; k < 2; k++) t->half[k].slot = ALLOC(TimelineSlot, TIMELINE_SPANS, "timeline");
+    cudaStream_t s = stream_make("clock", false);
+    CUDA(cudaEventCreate(&t->base));
+    CUDA(cudaEventRecord(t->base, s));
+    CUDA(cudaEventSynchronize(t->base));
+    CUDA(cudaStreamDestroy(s));
+    t->open = true;
+}
+
+static TimelineSlot *timeline_slot(Timeline *t, int span) {
+    return &t->half[span / TIMELINE_SPANS].slot[span % TIMELINE_SPANS];
+}
+
+static void timeline_record(cudaEvent_t *e, cudaStream_t s) {
+    if (*e == NULL) CUDA(cudaEventCreate(e));
+    CUDA(cudaEventRecord(*e, s));
+}
+
+// Begins a span where stream s stands: after all that was put into it. row, name, number, bytes: as
+// in trace.h. Returns the span, -1 if there is no room, which is said once.
+static int timeline_begin(Timeline *t, int row, const char *name, size_t number, size_t bytes,
+                          cudaStream_t s) {
+    TimelineHalf *h = &t->half[t->now];
+    if (rehearsal != NULL) rehearse_span(stream_number(s), row, name, number, bytes);
+    if (!t->open) return -1;
+    if (h->count == TIMELINE_SPANS) {
+        if (!t->told)
+            fprintf(stderr, "tide: the timeline has room for %d spans a step; the others of step "
+                    "%zu are dropped\n", TIMELINE_SPANS, h->step);
+        t->told = true;
+        return -1;
+    }
+    TimelineSlot *x = &h->slot[h->count];
+    const TraceSpan span = {0, 0, row, name, number, bytes};
+    x->span = span;
+    x->ended = x->began = false;
+    x->between = t->between;
+    timeline_record(&x->begin, s);
+    return t->now * TIMELINE_SPANS + h->count++;
+}
+
+// Ends it; before the next but one timeline_step().
+static void timeline_end(Timeline *t, int span, cudaStream_t s) {
+    if (rehearsal != NULL) rehearse_span_end(stream_number(s));
+    if (span < 0 || rehearsal != NULL) return;
+    timeline_record(&timeline_slot(t, span)->end, s);
+    timeline_slot(t, span)->ended = true;
+}
+
+// From here on the compute stream does this. NULL: nothing.
+static void timeline_compute(Timeline *t, const char *name, size_t number, cudaStream_t compute) {
+    if (rehearsal != NULL)
+        rehearse_span(stream_number(compute), name == NULL ? -1 : ROW_COMPUTE,
+                      name == NULL ? "" : name, number, 0);
+    if (!t->open) return;
+    timeline_end(t, t->doing, compute);
+    t->doing = name == NULL ? -1 : timeline_begin(t, ROW_COMPUTE, name, number, 0, compute);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Live memory by class
+
+static long long *timeline_class(Timeline *t, const char *what) {
+    int k = 0;
+    while (k < TIMELINE_CLASSES && t->class_name[k] != NULL && strcmp(t->class_name[k], what) != 0)
+        k++;
+    if (k == TIMELINE_CLASSES) fail("the timeline has too many classes of memory");
+    t->class_name[k] = what;
+    return &t->class_bytes[k];
+}
+
+// At this point of stream s, class `what` (static: "weights") grew by delta_bytes, or shrank. It is
+// a span without an end.
+static void timeline_memory(Timeline *t, const char *what, long long delta_bytes, cudaStream_t s) {
+    if (!t->open || t->trace.file == NULL) return;
+    const int span = timeline_begin(t, -1, what, TRACE_NONE, (size_t)delta_bytes, s);
+    if (span >= 0) timeline_slot(t, span)->ended = true;
+    else *timeline_class(t, what) += delta_bytes;  // or sums go wrong
+}
+
+// Writes a step's changes in the order of time.
+static void timeline_write_memory(Timeline *t, TraceSpan *changes, int n) {
+    qsort(changes, (size_t)n, sizeof *changes, compare_doubles);
+    for (int i = 0; i < n; i++) {
+        long long *bytes = timeline_class(t, changes[i].name);
+        *bytes += (long long)changes[i].bytes;
+        trace_counter(&t->trace, "memory", changes[i].name, changes[i].begin, (double)*bytes);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Reading
+
+// Seconds from opening to an event that is complete.
+static double timeline_seconds(const Timeline *t, cudaEvent_t e) {
+    float ms = 0;
+    CUDA(cudaEventElapsedTime(&ms, t->base, e));
+    return t->base_at + 1e-3 * (double)ms;
+}
+
+// Is this span still under way? Then it will count for a later step, two, four, .. from its own,
+// because nothing waits for it. Its begin is read, if it is known: later the base would be too far
+// from it (see timeline_read()).
+static bool timeline_goes_on(const Timeline *t, TimelineSlot *x) {
+    if (cudaEventQuery(x->span.row >= 0 ? x->end : x->begin) != cudaErrorNotReady) return false;
+    if (!x->began && cudaEventQuery(x->begin) == cudaSuccess) {
+        x->span.begin = timeline_seconds(t, x->begin);
+        x->began = true;
+    }
+    (void)cudaGetLastError();  // that it is not ready is no mistake
+    return true;
+}
+
+static void timeline_read(Timeline *t, TimelineHalf *h) {
+    TraceSpan *spans = ALLOC(TraceSpan, 2 * (size_t)h->count, "timeline");
+    TraceSpan *changes = spans + h->count;
+    int n = 0, apart = h->count, change_count = 0, kept = 0;  // from apart on: spans of no step
+    for (int i = 0; i < h->count; i++) {
+        TimelineSlot *x = &h->slot[i];
+        if (!x->ended) fail("step %zu: the span \"%s\" never ended", h->step, x->span.name);
+        if (timeline_goes_on(t, x)) {
+            const TimelineSlot later = *x;
+            *x = h->slot[kept];
+            h->slot[kept++] = later;
+            continue;
+        }
+        if (!x->began) x->span.begin = timeline_seconds(t, x->begin);
+        if (x->span.row >= 0) x->span.end = timeline_seconds(t, x->end);
+        if (x->span.row < 0) changes[change_count++] = x->span;
+        else spans[x->between ? --apart : n++] = x->span;
+    }
+    // CUDA gives a float of milliseconds: after some minutes from one base for ever, it would no
+    // longer tell microseconds. So this step has the base of the next.
+    int first = kept;
+    while (first < h->count && h->slot[first].began) first++;
+    if (first < h->count) {
+        const cudaEvent_t older = t->base;
+        t->base = h->slot[first].begin;
+        t->base_at = h->slot[first].span.begin;
+        h->slot[first].begin = older;
+    }
+    t->done.step = h->step;
+    trace_counters(&t->done, spans, n);
+    if (t->trace.file != NULL) {
+        t->trace.step = h->step;
+        for (int i = 0; i < h->count; i++)
+            if (i < n || i >= apart) trace_span(&t->trace, &spans[i]);
+        timeline_write_memory(t, changes, change_count);
+    }
+    free(spans);
+    h->count = kept;
+}
+
+// Begins step `step`, to be called once a step. What was recorded before the last call is read, as
+// far as it is complete: t->done then has the counters of the step before the one that just ended,
+// and the file its rows. If that cannot be written, it says so and goes on without.
+static void timeline_step(Timeline *t, size_t step) {
+    Error err;
+    if (!t->open) return;
+    t->now = 1 - t->now;
+    timeline_read(t, &t->half[t->now]);
+    t->half[t->now].step = step;
+    if (t->trace.file != NULL && !trace_flush(&t->trace, &err)) {  // the run is worth more
+        fprintf(stderr, "tide: %s: the trace ends with step %zu\n", err.text, t->done.step);
+        (void)trace_close(&t->trace, &err);
+    }
+}
+
+// What was busy how long in the newest step that was read, as members of a JSON object, each after
+// a comma.
+static void timeline_log(const Timeline *t, char *json, size_t n) {
+    const TimelineStep *d = &t->done;
+    snprintf(json, n, ",\"gpu_busy_ms\":%.6g,\"cpu_busy_ms\":%.6g,\"h2d_busy_ms\":%.6g,"
+             "\"d2h_busy_ms\":%.6g", 1e3 * d->gpu, 1e3 * d->cpu, 1e3 * d->h2d, 1e3 * d->d2h);
+}
+
+// Reads the rest, once it is complete, ends the file and frees all; t->done stays: the last step's
+// counters.
+static void timeline_close(Timeline *t) {
+    Error err;
+    if (!t->open) return;
+    CUDA(cudaDeviceSynchronize());
+    timeline_read(t, &t->half[1 - t->now]);
+    timeline_read(t, &t->half[t->now]);
+    if (t->trace.file != NULL && !trace_close(&t->trace, &err))
+        fprintf(stderr, "tide: %s\n", err.text);
+    for (int i = 0; i < 2 * TIMELINE_SPANS; i++) {
+        TimelineSlot *x = timeline_slot(t, i);
+        if (x->begin != NULL) CUDA(cudaEventDestroy(x->begin));
+        if (x->end != NULL) CUDA(cudaEventDestroy(x->end));
+    }
+    CUDA(cudaEventDestroy(t->base));
+    for (int k = 0; k < 2; k++) free(t->half[k].slot);
+    t->open = false;
+}
+
+#endif

@@ -1,0 +1,167 @@
+// tune.cuh: which algorithm each matrix product takes, in a file (--tune), so that what was
+// measured once is used by all later runs, which then have the same bits.
+//   tune_open()   reads FILE, if it is there and of this device
+//   tune_find()   what it says of a shape
+//   tune_add()    writes it anew with one more
+//   tune_print()  says what is new
+// What is measured, and how, is in matmul.cuh. An algorithm is 64 bytes that only the library
+// reads; they may be kept in a file and used by the same version of it (cuBLAS documentation,
+// cublasLtMatmulAlgo_t). So the file names the device and the library, and is of no use to others.
+#ifndef TIDE_TUNE_CUH
+#define TIDE_TUNE_CUH
+#include "gpu.cuh"
+#include "../files/safetensors.h"
+#include <cublasLt.h>
+#include <inttypes.h>
+
+// Everything that the choice of an algorithm may depend on. Compared byte by byte: clear it first.
+typedef struct {
+    size_t M, N, K, lda, ldb, ldo;
+    int trans_a, trans_b, type, out_type, bias, accumulate, epilogue;
+    uint32_t align_a, align_b, align_out, align_bias, align_aux;  // bytes; 0: there is none
+} MatmulShape;
+
+typedef struct {
+    MatmulShape shape;           // without accumulate: a sum is made as its first part is
+    cublasLtMatmulAlgo_t algo;
+    int number;                  // in the heuristic's list, from 0
+    double us, first_us;         // what it takes, and what the first of the list does
+} Tuned;
+
+enum { TUNED_MOST = 1024 };
+
+typedef struct {
+    const char *file;            // NULL: no --tune
+    bool measures;               // what is not in the file is measured
+    char device[320];            // its first two lines
+    Tuned *list;
+    int count, measured;         // entries; those of this run
+    int missing, told;           // products that it lacks; and of these and measured ones, told
+    uint64_t seal;               // the hash of the file's contents; 0: there are none
+} Tune;
+
+static const Tuned *tune_find(const Tune *t, const MatmulShape *s) {
+    for (int i = 0; i < t->count; i++)
+        if (memcmp(&t->list[i].shape, s, sizeof *s) == 0) return &t->list[i];
+    return NULL;
+}
+
+// A line of the file: M, N, K, number and times, for people; and shape and algorithm as they are in
+// memory. False: it is none.
+enum { TUNE_WORDS = (sizeof(MatmulShape) + sizeof(cublasLtMatmulAlgo_t)) / 8 };
+
+static bool tune_parse(const char *line, Tuned *x) {
+    uint64_t words[TUNE_WORDS];
+    int used, n;
+    memset(x, 0, sizeof *x);
+    if (sscanf(line, "%*u %*u %*u algorithm %d: %lf us, first: %lf us%n", &x->number, &x->us,
+               &x->first_us, &used) != 3) return false;
+    for (int i = 0; i < TUNE_WORDS; i++, used += n)
+        if (sscanf(line + used, "%" SCNx64 "%n", &words[i], &n) != 1) return false;
+    memcpy(&x->shape, words, sizeof x->shape);
+    memcpy(&x->algo, words + sizeof x->shape / 8, sizeof x->algo);
+    return line[used] == '\n';
+}
+
+static void tune_write(FILE *f, const Tuned *x) {
+    uint64_t words[TUNE_WORDS];
+    memcpy(words, &x->shape, sizeof x->shape);
+    memcpy(words + sizeof x->shape / 8, &x->algo, sizeof x->algo);
+    fprintf(f, "%zu %zu %zu algorithm %d: %.2f us, first: %.2f us", x->shape.M, x->shape.N,
+            x->shape.K, x->number, x->us, x->first_us);
+    for (int i = 0; i < TUNE_WORDS; i++) fprintf(f, " %016" PRIx64, words[i]);
+    fputc('\n', f);
+}
+
+static void tune_add(Tune *t, const Tuned *x) {
+    char *text = NULL;
+    size_t n = 0;
+    Error err;
+    if (t->count == TUNED_MOST)
+        fail("--tune %s: more than %d products: name another file", t->file, TUNED_MOST);
+    t->list[t->count++] = *x;
+    t->measured++;
+    FILE *f = open_memstream(&text, &n);
+    if (f == NULL) fail("out of memory: --tune");
+    fputs(t->device, f);
+    for (int i = 0; i < t->count; i++) tune_write(f, &t->list[i]);
+    if (fclose(f) != 0) fail("out of memory: --tune");
+    t->seal = hash_bytes(text, n);
+    f = replace_open(t->file, &err);
+    if (f == NULL) fail("--tune: %s", err.text);
+    fputs(text, f);
+    seal_print(f, text, n);
+    free(text);
+    if (!replace_close(f, t->file, &err)) fail("--tune: %s", err.text);
+}
+
+// file: of --tune, or NULL. measures: products that it lacks are to be measured, and added. A file
+// of another device or library is told, and left alone; a damaged one is refused.
+static void tune_open(Tune *t, const char *file, bool measures) {
+    cudaDeviceProp device;
+    int number = 0, driver = 0;
+    size_t n = 0;
+    Error err;
+    memset(t, 0, sizeof *t);
+    if (file == NULL) return;
+    t->file = file;
+    t->measures = measures;
+    t->list = ALLOC(Tuned, TUNED_MOST, "--tune");
+    CUDA(cudaGetDevice(&number));
+    CUDA(cudaGetDeviceProperties(&device, number));
+    CUDA(cudaDriverGetVersion(&driver));
+    snprintf(t->device, sizeof t->device, "products %.200s, %d multiprocessors, cuBLASLt %zu\n"
+             "driver %d\n", device.name, device.multiProcessorCount, cublasLtGetVersion(), driver);
+    if (!path_exists(file)) return;
+    char *text = file_read(file, &n, &err);
+    if (text == NULL) die("--tune: %s", err.text);
+    const size_t end = seal_find(text, n);
+    if (end == SIZE_MAX)
+        die("--tune %s: it is not what was written: remove it, and products are measured anew",
+            file);
+    t->seal = hash_bytes(text, end);
+    const size_t same = (size_t)(strchr(t->device, '\n') - t->device) + 1;
+    if (strncmp(text, t->device, same) != 0) {
+        printf("--tune %s: it is of %.*s; the products' first algorithms are used\n", file,
+               (int)strcspn(text, "\n") - 9, text + 9);
+        t->seal = 0;
+        t->file = NULL;
+        free(text);
+        return;
+    }
+    if (strncmp(text, t->device, strlen(t->device)) != 0)
+        printf("--tune %s: it was measured with another driver\n", file);
+    text[end] = '\0';
+    const char *line = strchr(text + same, '\n');
+    for (; line != NULL && line[1] != '\0'; line = strchr(line + 1, '\n'))
+        if (t->count == TUNED_MOST || !tune_parse(line + 1, &t->list[t->count++]))
+            die("--tune %s: a line of it is none of ours", file);
+    free(text);
+}
+
+static void tune_close(Tune *t) {
+    free(t->list);
+    memset(t, 0, sizeof *t);
+}
+
+// For people, where there is something new.
+static void tune_print(Tune *t) {
+    double first = 0, best = 0;
+    int better = 0;
+    if (t->measured + t->missing == t->told) return;
+    t->told = t->measured + t->missing;
+    if (t->measured == 0) {
+        printf("--tune %s lacks products of this run, which take their first algorithms: one "
+               "process alone measures them\n", t->file);
+        return;
+    }
+    for (int i = t->count - t->measured; i < t->count; i++) {
+        first += t->list[i].first_us;
+        best += t->list[i].us;
+        better += t->list[i].number > 0;
+    }
+    printf("--tune %s: %d products measured, %d are %.1f %% faster than with their first algorithms"
+           "\n", t->file, t->measured, better, 100 * (first / best - 1));
+}
+
+#endif

@@ -1,0 +1,490 @@
+// zenflow.cuh: importance-aware updates on the GPU (zenflow.h says what they compute, and
+// doc/zenflow.md is the lesson), of a GPT2 (gpt2.cuh) whose `zen` this is. It knows when what is
+// done to the pieces of kind PIECE_CHOSEN and PIECE_LATE; train_gpt2.cu does the rest.
+//
+//   1. Memory: zen_pieces(), zen_buffers(), zen_allocate(), zen_free()
+//   2. Gradients, packed, apart for the chosen columns and for the rest: zen_chosen_waits(),
+//      zen_rest_leaves(); and sums over columns: zen_sums_leave()
+//   3. The end of a step: zen_begin(), update_chosen(), zen_window(), zen_log()
+//   4. Selection: columns change places: zen_exchange_columns()
+//   5. Checkpoints: zen_load()
+//
+// A layer's gradient is packed as soon as it is complete: the chosen columns' part waits on the
+// GPU, the rest's leaves for a buffer on the host, which holds one step. Both wait for the norm: it
+// clips them. Then the GPU updates the chosen, and the host's worker adds the rest to the window's
+// sum, which frees the buffer, segment by segment, for the next step. What the worker computes at
+// the end of a window it has the next one's steps for; then it goes to the GPU. Compute waits, and
+// all of it is counted, when
+//   - new weights are not there: the worker or the link is too slow (forward waits);
+//   - gradients find no room: those of the step before have not been added, or the link is slower
+//     than backward (backward waits);
+//   - columns are selected: a window's update is computed and shown at once, and then columns
+//     change places (this counts as forward's).
+#ifndef TIDE_ZENFLOW_CUH
+#define TIDE_ZENFLOW_CUH
+#include "../run/zen_run.h"
+#include "zero.cuh"
+
+// ---------------------------------------------------------------------------------------------
+// 1. Memory
+
+struct ZenFlow {
+    ZenConfig config;
+    ZenMap map;
+    ZenClock clock;
+    ZenRates rates;             // of this step,
+    ZenTurn turn;               // and what its end brings
+    int sums;                   // of gradients on the host: 2, 1, or 0 where a window is one step
+    int sum;                    // the sum that the open window is added to
+    int queued;                 // segments of the late update that the worker has been given
+    size_t share, due;          // elements of it that each step gives, and that are given by now
+    AdamStep late_step;
+    int packing;                // the half of `packed` that is used next
+    cudaStream_t pack;          // packs the gradients of the rest
+    size_t swapped;             // columns that changed places in this step
+    // Per segment: its late update is computed; the result of that has left the host. And, per half
+    // of `packed`: that has left.
+    cudaEvent_t *computed, *result_free, *packed_free;
+    // GPU memory, in the layouts of ZenMap; the chosen's state is as a resident's, in GPT2.
+    int32_t *column;            // (columns)
+    void *grad;                 // (chosen): floatX, or fp32 if micro-batches were summed
+    floatX *packed;             // (2, longest): the rest's gradients on their way out
+    floatX *landing;            // (longest): new weights of the rest that have come in; and again,
+                                // those of layers whose weights live on the host
+    ZenSum *column_sums, *scratch;
+    ZenSum *all_sums;           // (ranks, columns), if there are several
+    // Page-locked host memory; the rest's state is in GPT2.
+    float *acc;                 // (sums, rest)
+    ZenSum *host_sums;          // (ranks, columns): the first are made the sums of all
+};
+
+// How many sums the host keeps. With two, the worker may take a whole window for an update; with
+// one, if memory is tight, it must be done with a segment when the next window's first gradient of
+// it is added.
+static void zen_settle_sums(ZenFlow *z, bool tight) {
+    if (z->config.window == 1) z->sums = 0;
+    else z->sums = z->config.overlap && !tight ? 2 : 1;
+}
+
+static size_t zen_ranks(const GPT2 *g) { return g->zero != NULL ? g->zero->world : 1; }
+
+// Each segment's piece becomes two: the chosen columns, whose norm is the whole segment's; and the
+// rest, all of which decays. The state of both is packed, in runs that are tensors.
+static void zen_pieces(Pieces *list, const ZenMap *map) {
+    for (int i = list->count; i-- > 0;) {
+        const ZenSegment *s = &map->segment[list->pieces[i].segment];
+        Piece *chosen = &list->pieces[2 * i], *late = chosen + 1;
+        *chosen = *late = list->pieces[i];
+        chosen->kind = PIECE_CHOSEN;
+        chosen->state_at = chosen->grad_at = s->chosen_at;
+        late->kind = PIECE_LATE;
+        late->state_at = late->grad_at = s->rest_at;
+        late->length = s->rest;
+        late->first_block += late->blocks;
+        late->blocks = 0;
+        late->first_run = list->run_count;
+        late->runs = 0;
+        for (int k = s->first; k < s->first + s->count; k++) {
+            const ZenTensor *z = &map->tensor[k];
+            const size_t n = z->rows * (z->cols - z->chosen);
+            if (n == 0) continue;
+            list->runs[list->run_count++] = AdamRun{z->rest_at - s->rest_at, n, 1, z->rest_index};
+            late->runs++;
+        }
+    }
+    list->count *= 2;
+    list->elements[PIECE_HOST] = 0;
+    list->elements[PIECE_CHOSEN] = map->chosen;
+    list->elements[PIECE_LATE] = list->grads_host = map->rest;
+}
+
+// Adds zenflow's lines to the memory plan; returns how many lines there are now.
+static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
+    ZenFlow *z = g->zen;
+    const ZenMap *map = &z->map;
+    const size_t longest = map->longest, sums = map->columns * sizeof(ZenSum);
+    list[n++] = Buffer{"gradients", map->chosen * waiting_bytes(g), &z->grad, BUFFER_ZERO};
+    list[n++] = Buffer{"columns", map->columns * sizeof(int32_t), &z->column, BUFFER_ANY};
+    if (map->rest > 0) {
+        list[n++] = Buffer{"packed", 2 * longest * sizeof(floatX), &z->packed, BUFFER_ZERO};
+        const size_t landings = g->streamed > 0 ? 2 : 1;
+        list[n++] = Buffer{"packed", landings * longest * sizeof(floatX), &z->landing,
+                           BUFFER_ZERO};
+    }
+    if (map->rest > 0 && z->sums > 0)
+        list[n++] = Buffer{"sums of gradients", (size_t)z->sums * map->rest * sizeof(float),
+                           &z->acc, BUFFER_HOST};
+    if (!map->mixed) return n;
+    list[n++] = Buffer{"columns", sums, &z->column_sums, BUFFER_ZERO};
+    if (g->zero != NULL)
+        list[n++] = Buffer{"columns", zen_ranks(g) * sums, &z->all_sums, BUFFER_ANY};
+    list[n++] = Buffer{"columns", columns_scratch(map) * sizeof(ZenSum), &z->scratch, BUFFER_ANY};
+    list[n++] = Buffer{"columns", zen_ranks(g) * sums, &z->host_sums, BUFFER_HOST};
+    return n;
+}
+
+// For the line that begins with the number of parameters: what becomes of them.
+static void zen_print(const GPT2 *g) {
+    const ZenFlow *z = g->zen;
+    printf(", ");
+    zen_describe(&z->config, &z->map, " by the GPU", " by the CPU");
+    if (z->sums > 0) printf("; %d sum%s on the host", z->sums, z->sums > 1 ? "s" : "");
+    const size_t whole = z->map.whole;
+    if (whole > 0) printf("; on the GPU for good: the last %zu layer%s", whole, plural(whole));
+}
+
+// After the buffers are there.
+static void zen_allocate(GPT2 *g) {
+    ZenFlow *z = g->zen;
+    const size_t segments = (size_t)z->map.segments;
+    z->computed = events_make(segments);
+    z->result_free = events_make(segments);
+    z->packed_free = events_make(2);
+    z->pack = stream_make("pack", true);
+    gpu_copy(z->column, z->map.column, z->map.columns * sizeof(int32_t));
+}
+
+static void zen_free(ZenFlow *z) {
+    zen_map_free(&z->map);
+    zen_clock_free(&z->clock);
+    free(z);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 2. Gradients
+
+// Where a chosen piece's gradient waits, packed; and the half of `packed` that a late one's leaves
+// by.
+static void *zen_grad(const GPT2 *g, const Piece *p) {
+    return (char *)g->zen->grad + p->grad_at * waiting_bytes(g);
+}
+
+// Where the rest's weights come to, packed: new ones; or, apart, those that live on the host.
+static floatX *zen_landing(const ZenFlow *z, bool streams) {
+    return z->landing + (streams ? z->map.longest : 0);
+}
+
+static floatX *zen_packed(const ZenFlow *z) {
+    return z->packed + (size_t)z->packing * z->map.longest;
+}
+
+// In stream `sums`, once segment s of the step's gradient is there, whole: sums over its columns,
+// if they are needed, and the chosen columns' part, packed as it waits for the update.
+static void zen_chosen_waits(GPT2 *g, size_t s) {
+    const ZenFlow *z = g->zen;
+    const bool is_bf16 = waiting_bytes(g) == 2;
+    const Piece *p = g->segment[s].first;
+    if (p == NULL) return;
+    if (zen_needs_sums(&z->config, &z->map, &z->clock))
+        columns_sums_gpu(z->column_sums, z->scratch, p->grad, is_bf16, &z->map, (int)s, g->sums);
+    columns_move_gpu(true, zen_grad(g, p), is_bf16, p->grad, is_bf16, &z->map, (int)s, false,
+                     z->column, g->sums);
+}
+
+// The rest's part, packed as it crosses the link, in a stream of its own: where that waits for
+// room, the norm does not.
+static void zen_rest_leaves(GPT2 *g, size_t s) {
+    const ZenFlow *z = g->zen;
+    order(g, g->sums, z->pack);
+    stream_wait(z->pack, z->packed_free[z->packing]);
+    columns_move_gpu(true, zen_packed(z), sizeof(floatX) == 2, g->segment[s].first->grad,
+                     waiting_bytes(g) == 2, &z->map, (int)s, true, z->column, z->pack);
+}
+
+// In stream `sums`, behind all gradients of the step: what the host must know besides the norm. Of
+// several ranks each has the sums over its own rows; all get all of them.
+static void zen_sums_leave(GPT2 *g) {
+    ZenFlow *z = g->zen;
+    const size_t bytes = z->map.columns * sizeof(ZenSum);
+    const ZenSum *sums = z->column_sums;
+    cudaStream_t stream = g->sums;
+    if (!zen_needs_sums(&z->config, &z->map, &z->clock)) return;
+    if (g->zero != NULL) {
+        sums = z->all_sums;
+        stream = g->zero->stream;
+        order(g, g->sums, stream);
+        all_gather(g->zero, z->all_sums, z->column_sums, bytes);
+    }
+    stream_copy(z->host_sums, sums, zen_ranks(g) * bytes, cudaMemcpyDeviceToHost, stream);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 3. The end of a step
+
+// Once the sums are there: adds them up, in the order of the ranks, and decides what this step
+// brings.
+static void zen_begin(GPT2 *g) {
+    ZenFlow *z = g->zen;
+    const size_t n = z->map.columns;
+    if (zen_needs_sums(&z->config, &z->map, &z->clock))
+        for (size_t i = n; i < zen_ranks(g) * n; i++) {
+            z->host_sums[i % n].squares += z->host_sums[i].squares;
+            z->host_sums[i % n].magnitudes += z->host_sums[i].magnitudes;
+        }
+    z->swapped = 0;
+    z->turn = zen_turn(&z->config, &z->map, &z->clock, z->host_sums);
+}
+
+// The step of the chosen columns of a segment; their new weights go to their places, unless the
+// segment's weights come from the host: then they do whenever those have come.
+static void update_chosen(GPT2 *g, const Piece *p, const AdamStep *step) {
+    const ZenFlow *z = g->zen;
+    const size_t s = (size_t)p->segment;
+    const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", s, 0, g->update);
+    floatX *const weights = g->segment[s].streams ? NULL : (floatX *)p->params;
+    columns_adam_gpu(weights, (float *)p->state[0], p->state[1], p->state[2], zen_grad(g, p),
+                     waiting_bytes(g) == 2, &z->map, p->segment, z->column, step, g->update);
+    timeline_end(&g->timeline, updating, g->update);
+}
+
+// Gives the worker segment s: to add this step's gradient to the window's sum (update false), to
+// make the update that the window's end has begun from the other sum, which is complete (gradient
+// false), or to do both in one pass.
+static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale) {
+    ZenFlow *z = g->zen;
+    if (z->map.segment[s].rest == 0) return;
+    const Piece *p = g->segment[s].end - 1;  // the rest
+    AdamWork work = host_work(g, p, update ? &z->late_step : NULL);
+    work.first = gradient && z->clock.filled == 0;
+    work.scale = scale;
+    if (update && work.first) work.step.grad_scale = scale;  // a window of one step needs no sum
+    else work.sum = z->acc + (size_t)(gradient ? z->sum : 1 - z->sum) * z->map.rest + p->state_at;
+    if (gradient) {
+        work.grad = p->host_grad;
+        work.grad_is_bf16 = sizeof(floatX) == 2;
+        stream_wait(g->host.stream, g->grad_arrived[s]);
+    }
+    if (update) stream_wait(g->host.stream, z->result_free[s]);
+    host_submit(g, p, (size_t)s, &work);
+    if (gradient) event_record(g->room_free[s], g->host.stream);
+    if (update) event_record(z->computed[s], g->host.stream);
+}
+
+// Gives the worker the next segments of a late update that is spread over the window, until it has
+// had this many elements.
+static void zen_compute_until(GPT2 *g, size_t due) {
+    ZenFlow *z = g->zen;
+    for (; z->queued < z->map.segments && z->map.segment[z->queued].rest_at < due; z->queued++)
+        zen_on_host(g, z->queued, false, true, 0);
+}
+
+// Work for the host: newest weights become those in use.
+typedef struct { void *to; const void *from; size_t bytes; } ZenCopy;
+
+static void zen_copies(const void *arg) {
+    const ZenCopy *x = (const ZenCopy *)arg;
+    cpu_copy(x->to, x->from, x->bytes);
+}
+
+// The result of the rest's last update in segment s goes to the GPU and takes its columns' places;
+// or, where the weights in use live on the host, becomes those. The next forward pass waits for it.
+// (What came from there has come: backward has used it.)
+static void zen_show(GPT2 *g, int s) {
+    ZenFlow *z = g->zen;
+    const bool is_bf16 = sizeof(floatX) == 2, streams = g->segment[s].streams;
+    if (z->map.segment[s].rest == 0) return;
+    const Piece *p = g->segment[s].end - 1;  // the rest
+    const size_t bytes = p->length * sizeof(floatX);
+    cudaStream_t stream = streams ? g->host.stream : g->back;
+    stream_wait(stream, z->computed[s]);
+    const int row = streams ? ROW_HOST : ROW_BACK;
+    const int span = timeline_begin(&g->timeline, row, "back", (size_t)s, bytes, stream);
+    if (streams) {
+        const ZenCopy copy = {p->params, p->weights, bytes};
+        host_takes(&g->host, 2 * bytes);
+        host_queue_submit(&g->host, zen_copies, &copy, sizeof copy);
+    } else {
+        copy_in(g, zen_landing(z, false), p->weights, bytes, stream);
+    }
+    timeline_end(&g->timeline, span, stream);
+    event_record(z->result_free[s], stream);
+    if (!streams)
+        columns_move_gpu(false, p->params, is_bf16, zen_landing(z, false), is_bf16, &z->map, s,
+                         true, z->column, stream);
+    event_record(g->returned[s], stream);
+}
+
+// Segment s, whose weights live on the host, has come, as far as the host has it. It takes its
+// columns' places, and so do the weights of the chosen columns, whose masters are here.
+static void zen_arrived(GPT2 *g, size_t s) {
+    const ZenFlow *z = g->zen;
+    const bool is_bf16 = sizeof(floatX) == 2;
+    floatX *const place = g->params + g->segment[s].own_param_at;
+    GPU_TAKES(g->weights_in, 2 * g->segment[s].own * sizeof(floatX), gpu_bytes);
+    columns_move_gpu(false, place, is_bf16, zen_landing(z, true), is_bf16, &z->map, (int)s, true,
+                     z->column, g->weights_in);
+    columns_move_gpu(false, place, is_bf16, g->segment[s].first->state[0], false, &z->map, (int)s,
+                     false, z->column, g->weights_in);
+}
+
+// What the end of a step, whose gradient has this scale, brings for the rest. Of what the worker
+// does, first comes what is needed first: new weights, by forward; or room, by backward.
+static void zen_window(GPT2 *g, float scale) {
+    ZenFlow *z = g->zen;
+    const ZenTurn turn = z->turn;
+    const int segments = z->map.segments;
+    const bool one_pass = turn.closes && (turn.drains || z->sums < 2);
+    if (turn.closes && zen_is_late(&z->config, &z->clock)) {
+        zen_compute_until(g, SIZE_MAX);  // what a window that was too short has left
+        for (int s = 0; !turn.drains && s < segments; s++) zen_show(g, s);
+    }
+    for (int s = segments - 1; !one_pass && s >= 0; s--) zen_on_host(g, s, true, false, scale);
+    if (turn.closes) {
+        z->late_step = zen_rest_step(&z->clock, &z->rates, turn.steps);
+        z->queued = one_pass ? segments : 0;
+        z->due = 0;
+        z->share = z->map.rest / (z->config.window > 0 ? z->config.window : turn.steps) + 1;
+        for (int i = 0; one_pass && i < segments; i++) {
+            zen_on_host(g, turn.drains ? i : segments - 1 - i, true, true, scale);
+            if (turn.drains) zen_show(g, i);
+        }
+        if (z->sums == 2 && !one_pass) z->sum = 1 - z->sum;
+    }
+    zen_compute_until(g, z->due += z->share);
+    zen_turn_end(&z->config, &z->clock, &turn);
+}
+
+// Counters, for log.jsonl. Stalls are those of the step "step" of "offload": before a part of
+// forward, for new weights, and at a selection, for everything; and before a part of backward,
+// where gradients wait for the room of the last step's.
+static void zen_log(const GPT2 *g, char *json, size_t n) {
+    const ZenFlow *z = g->zen;
+    const TimelineStep *d = &g->timeline.done;
+    snprintf(json, n, ",\"zenflow\":{\"closes\":%s,\"selections\":%zu,\"swapped\":%zu,"
+             "\"stall_forward_ms\":%.6g,\"stall_backward_ms\":%.6g}",
+             z->turn.closes ? "true" : "false", z->clock.selections, z->swapped,
+             1e3 * (d->stalled - d->stalled_backward), 1e3 * d->stalled_backward);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 4. Selection
+
+// Columns of tensor t in segment s change places in one part of the state: masters (k 0), m or v.
+// The chosen ones come to the host for that.
+static void zen_exchange(GPT2 *g, int s, const ZenTensor *t, const ZenSwap *swaps, size_t count,
+                         int k) {
+    const ZenSegment *x = &g->zen->map.segment[s];
+    const Piece *mine = g->segment[s].first, *late = g->segment[s].end - 1;
+    const size_t size = state_bytes(g, PIECE_CHOSEN, k), width = t->cols - t->chosen;
+    const size_t bytes = t->rows * t->chosen * size;
+    const bool split = k == 0 && FIRST_STATE == 0;
+    char *here = (char *)mine->state[k] + (t->chosen_at - x->chosen_at) * size;
+    char *chosen = ALLOC(char, bytes, "columns"), *rest = (char *)late->state[k];
+    floatX *weights = (floatX *)late->weights, *shown = (floatX *)late->params;
+    if (k == 0 && !split) rest = (char *)weights;
+    gpu_copy(chosen, here, bytes);
+    #pragma omp parallel for schedule(static)
+    for (size_t r = 0; r < t->rows; r++)
+        for (size_t j = 0; j < count; j++) {
+            const size_t at = t->rest_at - x->rest_at + r * width + (size_t)swaps[j].rest;
+            char *b = chosen + (r * t->chosen + (size_t)swaps[j].chosen) * size, c[4];
+            memcpy(c, b, size);
+            if (split) {
+                uint16_t *weight = (uint16_t *)weights + at, *low = (uint16_t *)rest + at;
+                const float mine = *(float *)b;
+                *(float *)b = master_f32(*weight, *low);
+                *weight = master_weight(mine);
+                *low = master_low(mine);
+            } else {
+                memcpy(b, rest + at * size, size);
+                memcpy(rest + at * size, c, size);
+            }
+            if (k == 0 && g->segment[s].streams) shown[at] = weights[at];
+        }
+    gpu_copy(here, chosen, bytes);
+    free(chosen);
+    g->moved_out += bytes;
+    g->moved_in += bytes;
+}
+
+// Selects columns anew, once everything is at rest: no update is under way, and no gradient waits.
+// Those that come and go take their masters and moments with them; what forward sees stays.
+static void zen_exchange_columns(GPT2 *g) {
+    ZenFlow *z = g->zen;
+    if (zen_is_late(&z->config, &z->clock) || z->clock.filled > 0)
+        fail("columns are selected while an update is under way");
+    compute_span(g, "wait", 0);  // as the host does not queue what follows
+    device_rest();
+    ZenSwap *swaps = (ZenSwap *)alloc_or_fail(z->map.columns, sizeof *swaps, "columns");
+    for (int i = 0; i < z->map.count; i++) {
+        const ZenTensor *t = &z->map.tensor[i];
+        const size_t count = zen_select(&z->map, i, z->clock.scores + t->column_at, swaps);
+        for (int k = 0; k < 3 && t->rows > 0 && count > 0; k++)
+            zen_exchange(g, g->table.tensors[i].layer + 1, t, swaps, count, k);
+        zen_swap(&z->map, i, swaps, count);
+        z->swapped += count;
+    }
+    free(swaps);
+    gpu_copy(z->column, z->map.column, z->map.columns * sizeof(int32_t));
+    compute_span(g, NULL, 0);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 5. Checkpoints
+
+// n elements of a part of a packed piece, from its element `at` on: its state; or, of a layer that
+// streams, the weights in use (part 3), which of the chosen are their masters, rounded.
+static void zen_part(const GPT2 *g, const Piece *p, int part, size_t at, float *w, size_t n,
+                     bool out) {
+    const bool late = p->kind == PIECE_LATE, streams = g->segment[p->segment].streams;
+    if (part < 3 || (!late && out)) state_copy(g, p, part % 3, at, w, n, out);
+    if (late && streams && (part == 3 || (part == 0 && !out)))
+        floats_move((floatX *)p->params + at, w, n, out);
+    for (size_t i = 0; part == 3 && !late && out && i < n; i++)
+        w[i] = to_f32(weight_from<floatX>(w[i]));
+}
+
+// A RunState's move: the weights in use, or a part in the layout of the table from its packed
+// halves. Newest weights that come are in use, too, until others come for that.
+static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
+    GPT2 *g = (GPT2 *)owner;
+    const ZenFlow *z = g->zen;
+    const int tensor = gpt2_tensor_at(&g->table, at), segment = g->table.tensors[tensor].layer + 1;
+    const Segment *x = &g->segment[segment];
+    if (!x->streams) {
+        floatX *here = g->params + x->param_at + (at - x->at);
+        if (part == 3 || (part == 0 && !out)) floats_move(here, w, n, out);
+        if (part == 3) return;
+    }
+    const ZenTensor *t = &z->map.tensor[tensor];
+    const ZenSegment *s = &z->map.segment[segment];
+    const int32_t *column = z->map.column + t->column_at;
+    // What of it is ours: elements [begin, end) of our rows.
+    const size_t own = g->table.tensors[tensor].offset + t->row * t->cols;
+    const size_t begin = at > own ? at - own : 0;
+    const size_t end = at + n > own ? min_size(at + n - own, t->rows * t->cols) : 0;
+    if (begin >= end) return;
+    const Piece *mine = x->first, *late = x->end - 1;
+    w += own + begin - at;
+    const size_t r0 = begin / t->cols, rows = (end - 1) / t->cols + 1 - r0;
+    const size_t chosen = t->chosen, rest = t->cols - chosen;
+    const size_t here = t->chosen_at - s->chosen_at + r0 * chosen;
+    const size_t away = t->rest_at - s->rest_at + r0 * rest;
+    float *packed = ALLOC(float, rows * t->cols, "checkpoint"), *others = packed + rows * chosen;
+    if (chosen > 0) zen_part(g, mine, part, here, packed, rows * chosen, true);
+    if (rest > 0) zen_part(g, late, part, away, others, rows * rest, true);
+    #pragma omp parallel for if (end - begin > 1 << 16)
+    for (size_t r = 0; r < rows; r++)
+        for (size_t j = 0; j < t->cols; j++) {
+            const size_t e = (r0 + r) * t->cols + (size_t)column[j];
+            if (e < begin || e >= end) continue;
+            float *x = j < chosen ? &packed[r * chosen + j] : &others[r * rest + j - chosen];
+            if (out) w[e - begin] = *x;
+            else *x = w[e - begin];
+        }
+    if (chosen > 0 && !out) zen_part(g, mine, part, here, packed, rows * chosen, false);
+    if (rest > 0 && !out) zen_part(g, late, part, away, others, rows * rest, false);
+    free(packed);
+}
+
+// Values for the first step: a checkpoint's of this mode, or of another, or those that --model
+// names. Where an update was under way, its result is made again from the newest weights.
+static void zen_load(GPT2 *g, Run *r, RunState *state) {
+    ZenFlow *z = g->zen;
+    if (zen_is_saved(r)) state->parts = STATE_PARTS;
+    run_load(r, state);
+    r->saves.parts = STATE_PARTS;
+    z->queued = z->map.segments;
+}
+#endif
+

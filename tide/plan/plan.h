@@ -1,0 +1,393 @@
+// plan.h: how long a training step takes, before it is taken: what a rehearsal of the trainer's own
+// step comes to (rehearsal.h); and with it, the choice that --offload auto makes. No CUDA here.
+// doc/performance_model.md is the lesson.
+//   predict()            the Prediction of a rehearsal
+//   plan_print_time()    says it
+//   choice_settle()      what only costs memory, or only costs time, of a choice
+//   offload_search()     --offload auto
+//
+// Left out: the start of a kernel or a copy; what norms, sums, backward of the embeddings and layer
+// normalisation need of the GPU; that collectives cross a GPU's link to the host where there is no
+// other way. All ranks are like the one that is planned.
+#ifndef TIDE_PLAN_H
+#define TIDE_PLAN_H
+#include "../base/model.h"
+#include "../../offload.h"
+#include "rehearsal.h"
+
+typedef struct {
+    double step;               // seconds from one gradient norm to the next; of these:
+    double forward, backward;  // from their first work to their last, stalls included
+    double compute;            // what products would take in both if they never waited; and
+    double other;              // what else the compute stream has for the GPU
+    double update;             // from the norm to the last weight and the last state in its place
+    double bound;              // the update's by rates.h, as if nobody had come before it; 0: none
+    char limit[40];            // which of the machine's limits makes the bound
+    double h2d_bytes, d2h_bytes;   // gradients, weights and state
+    double stall_forward;      // before a part of forward, for new weights; and
+    double stall_backward;     // before a part of backward, for room
+    double comm;               // seconds of all collectives
+    double comm_exposed;       // by so much, the step would be shorter if they took no time
+    double reduced_bytes;      // of gradients, from each GPU to the others, to be summed there; and
+    double gathered_bytes;     // of weights
+    double gpu, cpu, h2d, d2h; // shares of the time in which each is at work; 0: not asked for
+} Prediction;
+
+// A step of a rehearsal: the job behind which the host knows its norm; and how many jobs there
+// were when its update was queued.
+typedef struct { int norm, end; } StepMark;
+
+// Micro-batches that are rehearsed, at most: the last but one stands for all that are left out.
+enum { REHEARSED_MICRO = 5 };
+
+static bool job_is(const Job *t, const char *name) {
+    return t->span.row == ROW_COMPUTE && strcmp(t->span.name, name) == 0;
+}
+
+static bool job_sends(const Job *t, const char *name) {
+    return t->takes == TAKES_COMM && strcmp(t->span.name, name) == 0;
+}
+
+// Adds to *x what jobs (before, end] of one step are, of which `more` micro-batches were left out.
+static void predict_step(const Rehearsal *q, int before, int end, size_t more, Prediction *x) {
+    const Job *t = q->jobs;
+    double done = t[before].span.end, begin = 0, tail = 0, back = 0, times = 1;
+    int micro = -1;
+    bool forward = false, begins = false;
+    x->step += t[end].span.end - t[before].span.end;
+    for (int i = before + 1; i <= end; i++) {
+        const bool is_forward = job_is(&t[i], "forward"), is_backward = job_is(&t[i], "backward");
+        const bool first = is_forward && t[i].span.number == 0;
+        if (first && !begins) {  // a micro-batch
+            if (micro >= 0) x->backward += times * (t[i].span.begin - tail);
+            if (times > 1) x->step += (times - 1) * (done - back);
+            back = done;
+            begin = t[i].span.begin;
+            times = ++micro == REHEARSED_MICRO - 2 ? 1 + (double)more : 1;
+        }
+        if (is_forward || is_backward) {
+            const double waited = times * (t[i].span.begin - done);
+            *(is_forward ? &x->stall_forward : &x->stall_backward) += waited;
+            if (is_backward && forward) x->forward += times * (done - begin);
+            if (is_backward && forward) tail = done;
+            forward = is_forward;
+            begins = first;
+        }
+        if (t[i].span.row == ROW_COMPUTE && t[i].takes == TAKES_GPU) x->other += times * t[i].work;
+        if (t[i].takes == TAKES_PRODUCTS) x->compute += times * t[i].work;
+        if (t[i].span.row == ROW_COMPUTE) done = t[i].span.end;
+        if (t[i].takes == TAKES_COMM) x->comm += times * t[i].work;
+        if (job_sends(&t[i], "reduce")) x->reduced_bytes += times * (double)t[i].span.bytes;
+        if (job_sends(&t[i], "gather")) x->gathered_bytes += times * (double)t[i].span.bytes;
+        if (t[i].takes == TAKES_H2D && t[i].span.row >= 0) x->h2d_bytes += times * t[i].work;
+        if (t[i].takes == TAKES_D2H && t[i].span.row >= 0) x->d2h_bytes += times * t[i].work;
+    }
+    x->backward += t[end].span.end - tail;
+}
+
+// What is at work between the norms of two steps.
+static void predict_busy(const Rehearsal *q, double begin, double end, Prediction *x) {
+    TraceSpan *s = ALLOC(TraceSpan, q->count, "plan");
+    TimelineStep busy;
+    int n = 0;
+    for (int i = 0; i < q->count; i++) {
+        s[n] = q->jobs[i].span;
+        s[n].begin = fmax(s[n].begin, begin);
+        s[n].end = fmin(s[n].end, end);
+        if (s[n].row >= 0 && s[n].begin < s[n].end) n++;
+    }
+    trace_counters(&busy, s, n);
+    x->gpu = busy.gpu / (end - begin);
+    x->cpu = busy.cpu / (end - begin);
+    x->h2d = busy.h2d / (end - begin);
+    x->d2h = busy.d2h / (end - begin);
+    free(s);
+}
+
+// What the last `counted` of `steps` come to, in the mean: in the steady state, if those before
+// were enough. Of each, `more` micro-batches were left out; `world` GPUs train together. With a
+// trace (NULL: none), it is also found what is at work when, unless something was left out, and if
+// the file is open the update before these steps, they and their updates are drawn there, from time
+// 0. Changes *q.
+static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int counted, size_t more,
+                          size_t world, TraceFile *trace) {
+    const StepMark *first = &marks[steps - counted - 1], *last = &marks[steps - 1];
+    Prediction x;
+    memset(&x, 0, sizeof x);
+    rehearsal_time(q);
+    const double start = q->jobs[first->norm].span.end;
+    for (const StepMark *m = first; m < last; m++) predict_step(q, m->norm, m[1].norm, more, &x);
+    double *const means[] = {&x.step, &x.forward, &x.backward, &x.compute, &x.other, &x.h2d_bytes,
+                             &x.d2h_bytes, &x.stall_forward, &x.stall_backward, &x.comm,
+                             &x.reduced_bytes, &x.gathered_bytes};
+    for (size_t i = 0; i < sizeof means / sizeof *means; i++) *means[i] /= counted;
+    x.reduced_bytes *= (double)(world - 1) / (double)world;  // a ring passes on all but one part
+    x.gathered_bytes *= (double)(world - 1) / (double)world;
+    for (int i = first->norm; i < first->end; i++)
+        x.update = fmax(x.update, q->jobs[i].span.end - start);
+    if (trace != NULL && more == 0)
+        predict_busy(q, start, q->jobs[last->norm].span.end, &x);
+    if (trace != NULL && trace->file != NULL)
+        rehearsal_draw(q, trace, first->norm + 1, last->end, start);
+    if (x.comm == 0) return x;
+    for (int i = 0; i < q->count; i++)
+        if (q->jobs[i].takes == TAKES_COMM) q->jobs[i].work = 0;
+    Prediction y;
+    memset(&y, 0, sizeof y);
+    rehearsal_time(q);
+    for (const StepMark *m = first; m < last; m++) predict_step(q, m->norm, m[1].norm, more, &y);
+    x.comm_exposed = fmax(0, x.step - y.step / counted);
+    return x;
+}
+
+// ---------------------------------------------------------------------------------------------
+// For people
+
+// What is planned, for the words about it.
+typedef struct {
+    size_t tokens;           // of a step, on all GPUs
+    size_t world;            // GPUs that train together
+} PlanRun;
+
+// How long a step is, and what is at work in it.
+static void plan_print_speed(const Rates *r, const PlanRun *run, const Prediction *x) {
+    printf("  step %.4g, of which %.4g are not compute: %.0f tokens/s", x->step,
+           fmax(x->step - x->compute, 0), (double)run->tokens / x->step);
+    if (r->gpu_flops > 0)
+        printf(" at %.0f Tflop/s%s\n", 1e-12 * r->gpu_flops * x->compute / x->step,
+               run->world > 1 ? " on each GPU" : "");
+    else printf(", as if compute took no time: gpu_flops is not known\n");
+    if (x->gpu > 0)
+        printf("  at work: GPU %.0f %%, CPU %.0f %%, link %.0f %% to the GPU, %.0f %% to the "
+               "host\n", 100 * x->gpu, 100 * x->cpu, 100 * x->h2d, 100 * x->d2h);
+}
+
+// What goes on between several GPUs, and what that costs.
+static void plan_print_comm(const Rates *r, const PlanRun *run, const Prediction *x) {
+    if (run->world <= 1) return;
+    const bool far = rates_local(r, run->world) < run->world;
+    printf("  between %zu GPUs%s: %.4g, of which %.4g are not hidden; each gives %.4g GB of "
+           "gradients and %.4g GB of weights to the others\n", run->world,
+           far ? " of several nodes" : "", x->comm, x->comm_exposed, 1e-9 * x->reduced_bytes,
+           1e-9 * x->gathered_bytes);
+    if ((far ? r->node_link : r->gpu_link) <= 0)
+        printf("  as if that took no time: %s is not known\n", far ? "node_link" : "gpu_link");
+}
+
+// What a Prediction says, in lines.
+static void plan_print_time(const Rates *r, const PlanRun *run, const Prediction *x) {
+    printf("predicted time of a step, in seconds: forward %.4g, backward %.4g, update %.4g\n",
+           x->forward, x->backward, x->update);
+    if (x->bound > 0)
+        printf("  the update's bound is %.4g (%s), %.0f %% of what it takes%s\n", x->bound,
+               x->limit, 100 * x->bound / x->update,
+               x->bound > x->update ? ": the first visitors come before it" : "");
+    plan_print_speed(r, run, x);
+    if (x->h2d_bytes + x->d2h_bytes > 0)
+        printf("  over the link: %.2f GB to the GPU, %.2f GB to the host\n", 1e-9 * x->h2d_bytes,
+               1e-9 * x->d2h_bytes);
+    plan_print_comm(r, run, x);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The choice
+
+// Bytes of GPU and host memory that the trainer would take with this choice: its own memory plan.
+typedef void (*OffloadNeeds)(void *model, const OffloadChoice *c, size_t *gpu, size_t *host);
+
+// The least memory that would do if nothing fits: of the GPU, with this host's, and of the host,
+// with this GPU's. SIZE_MAX: no amount would.
+typedef struct { size_t gpu, host; } OffloadLeast;
+
+// What a choice has to fit into.
+typedef struct {
+    OffloadNeeds needs;
+    void *model;             // for needs()
+    size_t gpu, host;        // bytes that are there
+    int recompute;           // RECOMPUTE_AUTO, or the one that it must be
+    bool sums;               // gradients are summed, on the GPU or, if that is too small, the host
+    int weights, layers;     // --weights, as far as there is a choice; the model's layers
+    OffloadLeast *least;     // not NULL: of all that is tried, nothing fits, and this is noted
+} OffloadMemory;
+
+static bool memory_fits(const OffloadMemory *m, size_t gpu, size_t host) {
+    if (m->least == NULL) return gpu <= m->gpu && host <= m->host;
+    if (host <= m->host) m->least->gpu = min_size(m->least->gpu, gpu);
+    if (gpu <= m->gpu) m->least->host = min_size(m->least->host, host);
+    return false;
+}
+
+static bool choice_fits(const OffloadMemory *m, const OffloadChoice *c) {
+    size_t gpu = 0, host = 0;
+    m->needs(m->model, c, &gpu, &host);
+    return memory_fits(m, gpu, host);
+}
+
+// The most of *n, a number in *c, in [low, high], with which *c fits: where none does, low. n NULL:
+// of residents, in 256ths. The most is tried first: where all is resident, nothing needs slots.
+static void choice_grow(const OffloadMemory *m, OffloadChoice *c, int *n, int low, int high) {
+    for (int middle = high;; middle = high - (high - low) / 2) {
+        if (n != NULL) *n = middle;
+        else c->resident = middle / 256.0;
+        if (low == high) return;
+        if (choice_fits(m, c)) low = middle;
+        else high = middle - 1;
+    }
+}
+
+// The largest share of residents with which *c fits on the GPU; -1: none does. For m->least, the
+// smallest with which it fits on the host is tried as well.
+static double choice_residents(const OffloadMemory *m, OffloadChoice c) {
+    OffloadMemory gpu = *m, host = *m;
+    gpu.host = host.gpu = SIZE_MAX;
+    gpu.least = host.least = NULL;
+    for (int low = 0, high = 256; m->least != NULL && low < high; c.resident = high / 256.0) {
+        const int middle = (low + high) / 2;
+        c.resident = middle / 256.0;
+        if (choice_fits(&host, &c)) high = middle;
+        else low = middle + 1;
+    }
+    if (m->least != NULL) choice_fits(m, &c);
+    choice_grow(&gpu, &c, NULL, 0, 256);
+    return c.resident > 0 || choice_fits(&gpu, &c) ? c.resident : -1;
+}
+
+// Lets as few layers stream as need be for *c to fit; it does with as many as it has.
+static void choice_keep_weights(const OffloadMemory *m, OffloadChoice *c) {
+    for (int low = 0, high = c->streamed; low < high;) {
+        c->streamed = (low + high) / 2;
+        if (choice_fits(m, c)) high = c->streamed;
+        else low = c->streamed + 1;
+        c->streamed = high;
+    }
+}
+
+// Uses what *c leaves of the GPU's memory: for weights that stay, unless all are to stream; for
+// places of gradients, of weights, and then for slots, if they are "auto". A byte of the former
+// spares backward a wait that some bytes of slots only shorten; but there is no such wait where
+// gradients are summed on the GPU.
+static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
+    if (m->weights == WEIGHTS_AUTO) choice_keep_weights(m, c);
+    const bool leaves = c->mode == OFFLOAD_ZENFLOW || !m->sums || c->sum_on_host;
+    if (c->places == 0 && c->mode != OFFLOAD_NONE && leaves)
+        choice_grow(m, c, &c->places, LEAST_PLACES, 1000);
+    if (c->ring == 0 && c->streamed > 0)
+        choice_grow(m, c, &c->ring, LEAST_PLACES, 1000);
+    if (c->slots == 0 && c->mode == OFFLOAD_INTERLEAVE)
+        choice_grow(m, c, &c->slots, LEAST_SLOTS, 1000);
+}
+
+// Settles what only costs memory, or only costs time, of a choice whose mode is given: residents,
+// if they are below 0; and, as far as it takes to fit, in this order: sums on the host, or
+// gradients over activations; visitors' gradients that wait there; recomputation; and weights on
+// the host. Then fills what is left. False: nothing fits, and what is in *c needs the least.
+static bool choice_settle(const OffloadMemory *m, OffloadChoice *c) {
+    const bool any = c->resident < 0;
+    const int weights = c->mode == OFFLOAD_NONE ? WEIGHTS_GPU : m->weights;
+    for (int away = weights == WEIGHTS_HOST; away <= (weights != WEIGHTS_GPU); away++)
+        for (int again = RECOMPUTE_NONE; again <= RECOMPUTE_BLOCK; again++)
+            for (int tight = 0; tight < 3; tight++) {
+                if (m->recompute != RECOMPUTE_AUTO && again != m->recompute) continue;
+                c->recompute = again;
+                c->streamed = away ? m->layers : 0;
+                c->sum_on_host = tight > 0 && m->sums;
+                c->keep_grads = tight < 2;
+                c->apart = tight > 0;
+                if (any) c->resident = fmax(choice_residents(m, *c), 0);
+                if (!choice_fits(m, c)) continue;
+                choice_fill(m, c);
+                return true;
+            }
+    return false;
+}
+
+// How long a step would take with this choice.
+typedef Prediction (*OffloadRehearse)(const void *trainer, const OffloadChoice *c);
+
+typedef struct {
+    const Rates *rates;
+    OffloadMemory memory;
+    OffloadRehearse rehearse;
+    const void *trainer;     // for rehearse()
+    UpdateBytes bytes;       // of the run
+    OffloadChoice choice;    // .subgroup, .wire_f32 are given; .slots, .places, .ring if not 0
+    Prediction predicted;
+    double none;             // seconds of a step with nothing offloaded; INFINITY: it does not fit
+} OffloadSearch;
+
+// Takes this choice, with as many residents as fit or none, and then as many places and slots, if
+// its step is clearly shorter: what was tried before is simpler.
+static void search_try(OffloadSearch *q, OffloadChoice c, bool residents) {
+    if (residents) c.resident = choice_residents(&q->memory, c);
+    if (c.mode == OFFLOAD_TWINFLOW && c.resident == 0) c.mode = OFFLOAD_ZERO;
+    if (c.resident < 0 || !choice_fits(&q->memory, &c)) return;
+    choice_fill(&q->memory, &c);
+    const Prediction x = q->rehearse(q->trainer, &c);
+    if (c.mode == OFFLOAD_NONE) q->none = fmin(q->none, x.step);
+    if (x.step > 0.995 * q->predicted.step) return;
+    q->choice = c;
+    q->predicted = x;
+}
+
+// Tries none, zero, twinflow, and interleave at shares around the best of rates.h, with and without
+// recomputation, with the sums of gradients on either side, and those of visitors; with so many
+// layers streaming; with as many residents as fit, too, or without.
+static void search_all(OffloadSearch *q, int streamed, bool residents) {
+    static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // times the best
+    const int count = sizeof shares / sizeof *shares;
+    const OffloadMemory *m = &q->memory;
+    OffloadChoice c = q->choice;
+    c.stride = 0;
+    c.streamed = streamed;
+    q->bytes.streams = streamed > 0;
+    for (c.recompute = RECOMPUTE_NONE; c.recompute <= RECOMPUTE_BLOCK; c.recompute++)
+        for (int sum = 0; sum <= (int)m->sums; sum++)
+            for (int keep = 1; keep >= 0; keep--) {
+                if (m->recompute != RECOMPUTE_AUTO && c.recompute != m->recompute) continue;
+                c.sum_on_host = sum;
+                c.keep_grads = keep;
+                q->bytes.keep_grads = keep;
+                const double best = fmax(best_share(q->rates, &q->bytes), 0.05);
+                for (int i = keep ? -2 : 0; i < count; i++) {  // visitors' gradients: of no other
+                    c.mode = i == -2 ? OFFLOAD_NONE : i == -1 ? OFFLOAD_TWINFLOW
+                                                              : OFFLOAD_INTERLEAVE;
+                    c.share = i < 0 ? 0 : fmin(best * shares[i], 1);
+                    c.resident = 0;
+                    if (i > -2 && residents) search_try(q, c, true);
+                    if (i > -2 || (!sum && streamed == 0)) search_try(q, c, false);
+                    if (i > -2 || sum || streamed > 0 || c.recompute == RECOMPUTE_BLOCK) continue;
+                    c.apart = true;
+                    search_try(q, c, false);
+                    c.apart = false;
+                }
+            }
+}
+
+// --offload auto: what a rehearsal finds fastest; with weights on the host only if that is clearly
+// faster, or if it is asked for, and then with residents, whose layers' weights stay, only if
+// nothing fits without. False if nothing fits.
+static bool offload_search(OffloadSearch *q) {
+    const OffloadMemory *m = &q->memory;
+    q->predicted.step = q->none = INFINITY;
+    if (m->weights != WEIGHTS_HOST) search_all(q, 0, true);
+    for (int stay = m->weights != WEIGHTS_HOST; stay < 2 && m->weights != WEIGHTS_GPU; stay++)
+        if (m->weights == WEIGHTS_AUTO || q->predicted.step == INFINITY)
+            search_all(q, m->layers, stay);
+    return q->predicted.step < INFINITY;
+}
+
+// For people: what was found, and why.
+static void search_print(const OffloadSearch *q) {
+    const OffloadChoice *c = &q->choice;
+    printf("offload auto: %s%s, predicted %.3g s per step", offload_names[c->mode],
+           c->recompute == RECOMPUTE_BLOCK ? ", recomputing"
+           : c->recompute == RECOMPUTE_LIGHT ? ", recomputing a little" : "", q->predicted.step);
+    if (c->mode == OFFLOAD_INTERLEAVE)
+        printf("; of what does not stay on the GPU, %.0f %% visits it", 100 * c->share);
+    if (q->memory.weights == WEIGHTS_HOST) printf("; none was not tried");
+    else if (q->none == INFINITY) printf("; none does not fit");
+    else if (c->mode != OFFLOAD_NONE) printf("; none takes %.3g s", q->none);
+    printf("\n");
+}
+
+#endif

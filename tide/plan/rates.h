@@ -1,0 +1,231 @@
+// rates.h: how fast a machine moves and updates optimizer state, and what follows from that. Pure
+// functions of measured numbers (calibrate.cuh), or of those in a file (scripts/rates/).
+//   rates_load(), rates_write()            the file
+//   rates_local() .. collective_seconds()  several GPUs: what each has, how long collectives take
+//   eq1_stride()                           the split that Deep Optimizer States computes (Maurya et
+//                                          al. 2024, Eq. 1)
+//   update_bound(), best_share()           what no schedule can beat, and the split for it
+#ifndef TIDE_RATES_H
+#define TIDE_RATES_H
+#include "../files/json.h"
+#include <math.h>
+
+// Bytes, parameters or floating-point operations per second; 0: not known.
+typedef struct {
+    double h2d, d2h;                // one direction alone, page-locked memory
+    double h2d_duplex, d2h_duplex;  // both directions at once
+    double h2d_busy, d2h_busy;      // both while the host updates
+    double dram;        // that the cores alone reach in AdamW: 26 bytes per parameter
+    double dram_dma;    // of the cores and both directions of the link together
+    double host_adam;   // parameters: fused AdamW out of cache, all threads (the paper's Uc)
+    double host_cast;   // parameters: a pass of its own from fp32 to 16 bits (the paper's Dc). This
+                        // trainer has no such pass and does not measure it
+    double gpu_adam;    // parameters (the paper's Ug)
+    double gpu_flops;   // that forward and backward of a model reach, not the peak
+    double gpu_bytes;   // GPU memory
+    double gpu_normals; // normal numbers drawn (rng.h): the noise of zeroth-order training
+    // Several GPUs. In each node all share its memory and cores; each has its own link to them.
+    double node_gpus;   // GPUs of a node; 0: there is one node
+    double host_gpus;   // so many of a node's may have dram .. host_cast at once, each of them;
+                        // 0: one, as measured by one process
+    double gpu_link;    // within a node: bus bandwidth of collectives, as nccl-tests define it
+    double gpu_latency; // seconds, of each collective
+    double node_link;   // the same over several nodes, with all GPUs of each at work
+    double node_latency;
+} Rates;
+
+// In the order of the struct.
+static const struct { const char *name, *unit; } rate_fields[] = {
+    {"h2d", "bytes/s"}, {"d2h", "bytes/s"}, {"h2d_duplex", "bytes/s"}, {"d2h_duplex", "bytes/s"},
+    {"h2d_busy", "bytes/s"}, {"d2h_busy", "bytes/s"}, {"dram", "bytes/s"}, {"dram_dma", "bytes/s"},
+    {"host_adam", "parameters/s"}, {"host_cast", "parameters/s"}, {"gpu_adam", "parameters/s"},
+    {"gpu_flops", "flop/s"}, {"gpu_bytes", "bytes/s"}, {"gpu_normals", "numbers/s"},
+    {"node_gpus", "GPUs"}, {"host_gpus", "GPUs"}, {"gpu_link", "bytes/s"}, {"gpu_latency", "s"},
+    {"node_link", "bytes/s"}, {"node_latency", "s"},
+};
+enum { RATE_FIELDS = sizeof rate_fields / sizeof *rate_fields };
+
+static double rate_or(double rate, double otherwise) { return rate > 0 ? rate : otherwise; }
+
+static double *rate_at(const Rates *r, int field) { return (double *)r + field; }
+
+// ---------------------------------------------------------------------------------------------
+// The file: "name value  # comment" per line; names and units as above
+
+// Rates that the file does not name are 0. false, and a sentence with file and line in err, for
+// anything that is not such a line, for a name that is not known or comes twice, and for no name.
+static bool rates_load(Rates *r, const char *path, Error *err) {
+    size_t n = 0, line = 0;
+    bool seen[RATE_FIELDS] = {false}, any = false;
+    char *text = file_read(path, &n, err), *next, name[64] = "", value[64] = "", more;
+    if (text == NULL) return false;
+    memset(r, 0, sizeof *r);
+    const char *wrong = NULL;
+    for (char *at = text; wrong == NULL && at < text + n; at = next) {
+        next = at + strcspn(at, "\n") + 1;  // a NUL byte ends a line, too
+        next[-1] = '\0';
+        at[strcspn(at, "#")] = '\0';
+        line++;
+        const int words = sscanf(at, "%63s %63s %c", name, value, &more);
+        if (words < 1) continue;  // blank, or a comment
+        int i = 0;
+        while (i < RATE_FIELDS && strcmp(rate_fields[i].name, name) != 0) i++;
+        char *end = value;
+        const double number = strtod(value, &end);
+        if (i == RATE_FIELDS) wrong = "no such rate";
+        else if (seen[i]) wrong = "it comes twice";
+        else if (words != 2 || *end != '\0' || !isfinite(number) || number < 0)
+            wrong = "not a name and a number from 0 on; a comment begins with #";
+        else if (strcmp(rate_fields[i].unit, "GPUs") == 0 && number != floor(number))
+            wrong = "it is no whole number";
+        else {
+            *rate_at(r, i) = number;
+            seen[i] = any = true;
+        }
+    }
+    free(text);
+    if (wrong != NULL) return error_set(err, "%.300s, line %zu: %s: %s", path, line, name, wrong);
+    return any || error_set(err, "%.300s: names no rate", path);
+}
+
+// What rates_load() reads back, to three digits: the next measurement has others after them.
+static void rates_write(FILE *f, const Rates *r) {
+    for (int i = 0; i < RATE_FIELDS; i++) {
+        const double v = *rate_at(r, i);
+        fprintf(f, "%-12s %-8.3g # %s\n", rate_fields[i].name, v,
+                v > 0 ? rate_fields[i].unit : "not known");
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Several GPUs
+
+// How many of `world` GPUs are in one node.
+static size_t rates_local(const Rates *r, size_t world) {
+    return r->node_gpus > 0 && (double)world > r->node_gpus ? (size_t)r->node_gpus : world;
+}
+
+// What each of `local` GPUs of a node has when all are at work. Where more share the host than the
+// rates are for, what the link does beside all of the cores (_busy) says nothing any more.
+static Rates rates_of_rank(const Rates *r, size_t local) {
+    Rates x = *r;
+    const double sharing = (double)local / fmax(r->host_gpus, 1);
+    if (sharing <= 1) return x;
+    x.dram /= sharing;
+    x.dram_dma /= sharing;
+    x.host_adam /= sharing;
+    x.host_cast /= sharing;
+    x.h2d_busy = x.d2h_busy = 0;
+    return x;
+}
+
+// Seconds of an all-gather to, or a reduce-scatter of, `bytes` on each of `world` GPUs: in a ring
+// each passes on all but its own part (nccl-tests, doc/PERFORMANCE.md). A bandwidth that is not
+// known is no limit.
+static double collective_seconds(const Rates *r, size_t world, double bytes) {
+    const bool far = rates_local(r, world) < world;
+    const double bandwidth = far ? r->node_link : r->gpu_link, R = (double)world;
+    if (world <= 1) return 0;
+    return (bandwidth > 0 ? (R - 1) / R * bytes / bandwidth : 0)
+         + (far ? r->node_latency : r->gpu_latency);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The paper's model
+
+// Eq. 1: k sub-groups are updated on the CPU for each one on the GPU, so that both take as long:
+//   k (1/Uc + 1/Dc) = 3/B + k/(2B) + 1/Ug,   hence   k = (3/B + 1/Ug) / (1/Uc + 1/Dc - 1/(2B))
+// with B the link's fp32 parameters per second in one direction. A Dc or Ug that is not known is
+// no limit. INFINITY where the CPU updates faster than the link brings its 16-bit weights back: one
+// on the GPU never pays. NAN if B or Uc is not known.
+// As published, k has two meanings. Section 4.2 derives k : 1, a share of 1 / (k + 1) on the GPU.
+// Algorithm 1 tests (i + 1) % k == 0, a share of 1 / k; so does section 5.3, "k = 2, i.e., every
+// alternate subgroup". Here it is what the equation says.
+static double eq1_stride(const Rates *r) {
+    if (!(r->h2d > 0 && r->host_adam > 0)) return NAN;
+    const double B = r->h2d / 4, ug = r->gpu_adam > 0 ? 1 / r->gpu_adam : 0;
+    const double cpu = 1 / r->host_adam + (r->host_cast > 0 ? 1 / r->host_cast : 0);
+    return cpu > 1 / (2 * B) ? (3 / B + ug) / (cpu - 1 / (2 * B)) : INFINITY;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The bound
+
+// Of what crosses the link, what the choices of a run decide.
+typedef struct {
+    double grad;         // bytes of a gradient, on the link and in host memory: 2 or 4
+    double weight;       // bytes of a weight: 2; or 4
+    bool keep_grads;     // gradients of GPU-updated parameters stay on the GPU
+    double state;        // bytes of m, v and the rest of the master weight: 10 (fp32: 8); or 6, 4
+    double streams;      // share of the weights that live on the host
+} UpdateBytes;
+
+#define ADAM_BYTES 26.0  // that host_adam reads and writes: weight, state and a gradient of 2 bytes
+
+enum { UPDATE_LINES = 6 };
+
+// Seconds per parameter if the GPU updates `share` of the state that lives on the host, as linear
+// functions of it: H2D, D2H, host memory (two, see update_bound()), cores, GPU. Of what is not
+// known, 0. Each byte of the link is one of host memory, too; the cores read weight, state and
+// gradient, and write weight and state. Backward hides the gradients' way.
+static void update_lines(const Rates *r, const UpdateBytes *b, double share,
+                         double t[UPDATE_LINES]) {
+    const double cpu = 1 - share, d2h = (b->state + b->streams * b->weight) * share;
+    const double h2d = d2h + (b->keep_grads ? 0 : share * b->grad)
+                     + cpu * (1 - b->streams) * b->weight;
+    const double adam = 2 * (b->weight + b->state) + b->grad, bytes = h2d + d2h + cpu * adam;
+    const double update = adam / ADAM_BYTES;
+    const double in = rate_or(r->h2d_duplex, r->h2d), out = rate_or(r->d2h_duplex, r->d2h);
+    const double dma = rate_or(r->dram_dma, r->dram), alone = rate_or(r->dram, dma);
+    t[0] = in > 0 ? h2d / in : 0;
+    t[1] = out > 0 ? d2h / out : 0;
+    for (int i = 0; i < 2; i++)
+        t[2 + i] = alone > 0 ? (bytes - (dma - alone) * t[i]) / alone : 0;
+    t[4] = r->host_adam > 0 ? cpu * update / r->host_adam : 0;
+    t[5] = r->gpu_adam > 0 ? share * update / r->gpu_adam : 0;
+}
+
+// Seconds per parameter that no schedule can beat at this share (0 to 1), but for what it does
+// before the update begins, like fetching the first visitors; 0 if no rate is known. Host memory
+// gives `dram_dma` while both directions of the link are busy, which is as long as the one with
+// less to do takes, and `dram` for the rest of the step's time T:
+//   bytes = dram_dma t + dram (T - t).
+// With one rate W for both, one rate B each way, bf16 on the wire and gradients that stay, and 10
+// bytes of state:
+//   T >= max{(2 + 8 f) / B, 10 f / B, (28 - 8 f) / W, (1 - f) / Uc}
+// limit, if not NULL: which of them binds, for people, or several that meet, as at most best
+// shares: "link and DRAM"; "nothing" if no rate is known.
+static double update_bound(const Rates *r, const UpdateBytes *b, double share, char limit[40]) {
+    static const char *const names[] = {"link", "DRAM", "cores", "GPU"};
+    double t[UPDATE_LINES];
+    update_lines(r, b, share, t);
+    const double s[] = {fmax(t[0], t[1]), t[0] < t[1] ? t[2] : t[3], t[4], t[5]};
+    const double bound = fmax(fmax(s[0], s[1]), fmax(s[2], s[3]));
+    if (limit != NULL) snprintf(limit, 40, "nothing");
+    for (size_t i = 0, n = 0; limit != NULL && bound > 0 && i < 4; i++)
+        if (s[i] >= bound * (1 - 1e-6))
+            n += (size_t)snprintf(limit + n, 40 - n, "%s%s", n > 0 ? " and " : "", names[i]);
+    return bound;
+}
+
+// The share with the least bound. Between two crossings of its lines the bound is linear, so that
+// it is least at a crossing, or at 0 or 1. 0 if no rate is known.
+static double best_share(const Rates *r, const UpdateBytes *b) {
+    double at0[UPDATE_LINES], at1[UPDATE_LINES], best = 0, least = update_bound(r, b, 0, NULL);
+    update_lines(r, b, 0, at0);
+    update_lines(r, b, 1, at1);
+    for (int i = 0; i < UPDATE_LINES; i++)
+        for (int j = 0; j <= i; j++) {
+            const double gap0 = at0[i] - at0[j], gap1 = at1[i] - at1[j];
+            const double f = i == j ? 1 : gap0 / (gap0 - gap1);
+            if (!(f > 0 && f <= 1)) continue;
+            const double t = update_bound(r, b, f, NULL);
+            if (t < least * (1 - 1e-12)) {
+                best = f;
+                least = t;
+            }
+        }
+    return best;
+}
+
+#endif

@@ -1,0 +1,223 @@
+// trace.h: what happened when, on the GPU's streams and on the host: the file that Perfetto
+// (ui.perfetto.dev) and chrome://tracing open, and what each step did. No CUDA here:
+// timeline.cuh brings what was measured, plan.h what is predicted, and both look the same.
+//   trace_open(), trace_span(), trace_counter(), trace_flush(), trace_close()   the file
+//   trace_counters()                                                            what a step did
+#ifndef TIDE_TRACE_H
+#define TIDE_TRACE_H
+#include "../files/json.h"
+#include <math.h>
+
+// One row for each stream of the trainer. The link carries fetch, back and weights one way, leave
+// and flush the other.
+enum { ROW_COMPUTE, ROW_LEAVE, ROW_FETCH, ROW_UPDATE, ROW_FLUSH, ROW_HOST, ROW_BACK,
+       ROW_WEIGHTS, ROW_COMM, ROWS };
+
+static const char *const trace_rows[ROWS] = {
+    "compute", "out: gradients to the host", "fetch: state to the GPU", "update on the GPU",
+    "out: state to the host", "host: update on the CPU", "back: weights to the GPU",
+    "weights: layers to the GPU",
+    "comm: between the GPUs"};
+
+// Seconds are those since the trace began. Names with a meaning: "wait" is a stall, no work;
+// "fetch", "update", "flush" and "back" are the update of the parameters. "reduce" and "gather"
+// move gradients and weights between GPUs; "weights" are layers' that live on the host.
+// dev/timeline.c knows "forward", "backward", "leave", "norm", "accumulate" and "save", too.
+typedef struct {
+    double begin, end;      // seconds
+    int row;                // ROW_COMPUTE ..; -1: of none, not to be written
+    const char *name;       // static
+    size_t number;          // of the layer or piece; TRACE_NONE: it has none
+    size_t bytes;           // that cross the link; 0: none
+} TraceSpan;
+
+#define TRACE_NONE SIZE_MAX
+
+// ---------------------------------------------------------------------------------------------
+// What a step did
+
+typedef struct { double begin, end; } Interval;
+
+// Sorts n intervals and joins those that overlap or touch. Returns how many are left.
+static int intervals_join(Interval *x, int n) {
+    int joined = 0;
+    qsort(x, (size_t)n, sizeof *x, compare_doubles);
+    for (int i = 0; i < n; i++) {
+        if (joined == 0 || x[i].begin > x[joined - 1].end) x[joined++] = x[i];
+        else x[joined - 1].end = fmax(x[joined - 1].end, x[i].end);
+    }
+    return joined;
+}
+
+static double intervals_length(const Interval *x, int n) {
+    double length = 0;
+    for (int i = 0; i < n; i++) length += x[i].end - x[i].begin;
+    return length;
+}
+
+// Length of what two joined lists have in common.
+static double intervals_common(const Interval *a, int na, const Interval *b, int nb) {
+    double length = 0;
+    for (int i = 0, j = 0; i < na && j < nb;) {
+        length += fmax(0, fmin(a[i].end, b[j].end) - fmax(a[i].begin, b[j].begin));
+        if (a[i].end < b[j].end) i++;
+        else j++;
+    }
+    return length;
+}
+
+// Rows by what they occupy, a bit for each. Spans of the link are copies if they have bytes.
+enum {
+    ROWS_GPU = 1 << ROW_COMPUTE | 1 << ROW_UPDATE, ROWS_CPU = 1 << ROW_HOST,
+    ROWS_H2D = 1 << ROW_FETCH | 1 << ROW_BACK | 1 << ROW_WEIGHTS,
+    ROWS_D2H = 1 << ROW_FLUSH | 1 << ROW_LEAVE
+};
+
+// The work of these rows, joined; x must have room for n.
+static int trace_work(Interval *x, const TraceSpan *s, int n, unsigned rows) {
+    const bool link = (rows & (ROWS_H2D | ROWS_D2H)) != 0;
+    int count = 0;
+    for (int i = 0; i < n; i++)
+        if ((rows >> s[i].row & 1) != 0 && strcmp(s[i].name, "wait") != 0
+            && (s[i].bytes > 0 || !link)) {
+            x[count].begin = s[i].begin;
+            x[count++].end = s[i].end;
+        }
+    return intervals_join(x, count);
+}
+
+// What one step did, in seconds.
+typedef struct {
+    size_t step;
+    double gpu, cpu, h2d, d2h;  // each worked, or copied, whatever it was; of that,
+    double duplex;        // both directions of the link did
+    double stalled;       // compute waited; of that,
+    double stalled_backward;  // before a part of backward
+    double forward, backward;  // work on these
+    double update_seconds;  // from the first "update" to the last end of the update's spans
+} TimelineStep;
+
+// What compute did after it waited until `end`: the name of its next span, or "".
+static const char *trace_after(const TraceSpan *s, int n, double end) {
+    const TraceSpan *next = NULL;
+    for (int i = 0; i < n; i++)
+        if (s[i].row == ROW_COMPUTE && s[i].begin >= end && strcmp(s[i].name, "wait") != 0
+            && (next == NULL || s[i].begin < next->begin)) next = &s[i];
+    return next != NULL ? next->name : "";
+}
+
+// Fills all of c but step from the n spans of a step, whose waits do not overlap.
+static void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
+    static const char *const update[4] = {"fetch", "update", "flush", "back"};
+    Interval *x = ALLOC(Interval, 2 * (size_t)n, "intervals"), *y = x + n;
+    double first = INFINITY, last = -INFINITY;  // of the update
+    c->gpu = intervals_length(x, trace_work(x, s, n, ROWS_GPU));
+    c->cpu = intervals_length(x, trace_work(x, s, n, ROWS_CPU));
+    const int in = trace_work(x, s, n, ROWS_H2D), out = trace_work(y, s, n, ROWS_D2H);
+    c->h2d = intervals_length(x, in);
+    c->d2h = intervals_length(y, out);
+    c->duplex = intervals_common(x, in, y, out);
+    c->forward = c->backward = c->stalled = c->stalled_backward = 0;
+    for (int i = 0; i < n; i++) {
+        const double length = s[i].end - s[i].begin;
+        if (s[i].row == ROW_COMPUTE && strcmp(s[i].name, "wait") == 0) {
+            c->stalled += length;
+            if (strcmp(trace_after(s, n, s[i].end), "backward") == 0) c->stalled_backward += length;
+        }
+        if (strcmp(s[i].name, "forward") == 0) c->forward += length;
+        if (strcmp(s[i].name, "backward") == 0) c->backward += length;
+        if (strcmp(s[i].name, "update") == 0) first = fmin(first, s[i].begin);
+        for (int k = 0; k < 4; k++)
+            if (strcmp(s[i].name, update[k]) == 0) last = fmax(last, s[i].end);
+    }
+    c->update_seconds = fmax(last - first, 0);  // 0: nothing was updated
+    free(x);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The file: Chrome's Trace Event Format (Google, 2016), complete events "X" and counters "C", in
+// microseconds
+
+typedef struct {
+    FILE *file;
+    const char *path;
+    size_t step;  // that the next spans belong to
+} TraceFile;
+
+// Whole nanoseconds, so that what touches still touches after rounding.
+static double trace_microseconds(double seconds) { return round(1e9 * seconds) / 1e3; }
+
+static bool trace_error(const TraceFile *t, Error *err) {
+    return error_set(err, "cannot write %.400s: %s", t->path, strerror(errno != 0 ? errno : EIO));
+}
+
+static void trace_event(TraceFile *t, char phase, const char *name) {
+    fprintf(t->file, ",\n{\"ph\":\"%c\",\"pid\":0,\"name\":", phase);
+    json_write_string(t->file, name, strlen(name));
+}
+
+// Names a row; rows are shown in the order of their numbers.
+static void trace_row(TraceFile *t, int row, const char *name) {
+    trace_event(t, 'M', "thread_name");
+    fprintf(t->file, ",\"tid\":%d,\"args\":{\"name\":", row);
+    json_write_string(t->file, name, strlen(name));
+    fputs("}}", t->file);
+    trace_event(t, 'M', "thread_sort_index");
+    fprintf(t->file, ",\"tid\":%d,\"args\":{\"sort_index\":%d}}", row, row);
+}
+
+// Starts a trace at `path`, which must stay valid; an older file is replaced; and names
+// the rows. On failure false and the reason in err.
+static bool trace_open(TraceFile *t, const char *path, Error *err) {
+    memset(t, 0, sizeof *t);
+    t->path = path;
+    t->file = fopen(path, "wb");
+    if (t->file == NULL) return trace_error(t, err);
+    fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{\"ph\":\"M\",\"name\":\"process_name\","
+          "\"pid\":0,\"args\":{\"name\":\"tide\"}}", t->file);
+    for (int row = 0; row < ROWS; row++) trace_row(t, row, trace_rows[row]);
+    return true;
+}
+
+static void trace_span(TraceFile *t, const TraceSpan *s) {
+    const double us = trace_microseconds(s->begin), duration = trace_microseconds(s->end) - us;
+    trace_event(t, 'X', s->name);
+    fprintf(t->file, ",\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"args\":{\"step\":%zu", s->row, us,
+            duration > 0 ? duration : 0, t->step);
+    if (s->number != TRACE_NONE) fprintf(t->file, ",\"number\":%zu", s->number);
+    if (s->bytes > 0) fprintf(t->file, ",\"bytes\":%zu", s->bytes);
+    if (s->bytes > 0 && duration > 0)
+        fprintf(t->file, ",\"GB/s\":%.4g", (double)s->bytes / duration / 1e3);
+    fputs("}}", t->file);
+}
+
+// From `seconds` on, class `what` of counter `name` has this value.
+static void trace_counter(TraceFile *t, const char *name, const char *what, double seconds,
+                                 double value) {
+    trace_event(t, 'C', name);
+    fprintf(t->file, ",\"ts\":%.3f,\"args\":{", trace_microseconds(seconds));
+    json_write_string(t->file, what, strlen(what));
+    fprintf(t->file, ":%.17g}}", value);
+}
+
+// Brings all of it into the file, which is whole until the next event is written (in a pipe: only
+// when it is closed). False and the reason in err if the disk does not take it.
+static bool trace_flush(TraceFile *t, Error *err) {
+    const long end = ftell(t->file);
+    errno = 0;
+    if (end >= 0) fputs("\n]}\n", t->file);
+    fflush(t->file);
+    if (ferror(t->file)) return trace_error(t, err);
+    return end < 0 || fseek(t->file, end, SEEK_SET) == 0 || trace_error(t, err);
+}
+
+// Ends the file. On failure false and the reason in err; it is closed in any case.
+static bool trace_close(TraceFile *t, Error *err) {
+    errno = 0;
+    fputs("\n]}\n", t->file);
+    const bool torn = ferror(t->file) != 0, closed = fclose(t->file) == 0;
+    t->file = NULL;
+    return (closed && !torn) || trace_error(t, err);
+}
+
+#endif

@@ -1,0 +1,678 @@
+// options.h: the command line of every trainer, and the learning rate that it describes.
+//
+// One table says everything about an option: its name, its field in Options, type, default, range,
+// which builds have it, and what --resume does with it. Parsing, --help, the options saved in a
+// checkpoint and their merging on --resume all iterate over that table. A mistake ends the program
+// with one line.
+//
+//     options_parse()     the command line; option_given(): was an option on it?
+//     options_write()     what a checkpoint keeps of them
+//     options_resume()    merges what a checkpoint has kept
+//     schedule_lr()       the learning rate of a step
+#ifndef TIDE_OPTIONS_H
+#define TIDE_OPTIONS_H
+#include "../base/util.h"
+#include <assert.h>
+#include <math.h>
+#include "../cpu/cpu.h"
+#include "../base/model.h"
+
+// Values of the choice options, in the order in which the table lists their names; those that say
+// where something is are in model.h.
+enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT };
+enum { SAVE_FP32, SAVE_BF16 };
+enum { OPTIMIZER_ADAMW, OPTIMIZER_MEZO };
+enum { PRECISION_BF16, PRECISION_FP32, PRECISION_FP16 };
+enum { OVERLAP_ON, OVERLAP_OFF };
+enum { WIRE_BF16, WIRE_FP32 };
+enum { MOMENTS_FP32, MOMENTS_BF16 };
+enum { PACK_AUTO, PACK_ON, PACK_OFF };
+
+// What --calibrate runs unless told.
+#ifdef __CUDA_EMU__  // slow, and its time means nothing
+#define CALIBRATED_MODEL "nano"
+enum { CALIBRATED_SEQ = 64, EMULATED = 1 };
+#else
+#define CALIBRATED_MODEL "7b"
+enum { CALIBRATED_SEQ = 2048, EMULATED = 0 };
+#endif
+
+#define OPTION_MAX 96           // room for rows in the table
+#define AUTO_COUNT SIZE_MAX     // "auto", for a count whose range begins at 0
+#define AUTO_REAL (-1.0)        // "auto", for a real number whose range begins at 0
+
+// "auto" is stored as AUTO_COUNT or AUTO_REAL, or as 0 where the range begins behind that. Strings
+// point into argv, the table, or `saved`.
+typedef struct {
+    const char *model;                                // preset, dN, directory or .safetensors file
+    size_t layers, heads, channels, context, vocab;   // 0: as in the model
+    const char *data, *val, *tokenizer;               // NULL: not given
+    size_t batch, seq, accum;                         // seq 0: the model's context
+    size_t steps, warmup, seed;                       // warmup may be AUTO_COUNT: see schedule_lr()
+    int pack;
+    double epochs;                                    // instead of steps; 0: not given
+    double lr, min_lr, weight_decay, beta1, beta2, eps, clip;  // min_lr may be AUTO_REAL
+    int schedule, optimizer, moments;
+    size_t log_every;                                 // 0: auto
+    size_t eval_every, eval_batches, sample_every, sample_tokens, top_k;  // every 0: never
+    double temperature;
+    const char *choices, *scores, *prompt;            // NULL: not given
+    const char *out, *dump;
+    size_t save_every, keep, threads;                 // AUTO_COUNT: by time; threads 0: all
+    int save_dtype;
+    bool resume, keep_best, no_save, help, version;
+    bool resume_auto;                                 // --resume auto: if there is a checkpoint
+    // placement, GPU builds
+    int precision, recompute, offload, grad_wire, weights;
+    double resident, share;                           // may be AUTO_REAL
+    size_t stride, subgroup, slots;                   // 0: auto
+    size_t zero, world;                               // zero 0: auto
+    bool no_overlap;
+    size_t gpu_memory, host_memory;                   // bytes; 0: all there is
+    bool plan, calibrate;
+    const char *tune, *rates, *trace;
+    // importance-aware updates
+    double zen_topk;
+    size_t zen_window, zen_reselect, zen_warmup;      // zen_window 0: auto
+    int zen_overlap;
+    // zeroth-order training
+    double zo_eps;
+    size_t zo_queries, resident_blocks;
+    int zo_noise;
+    const char *labels, *template_text;               // NULL: the loss of a language model
+    bool zo_no_slots, zo_no_fused_update;
+    // bookkeeping
+    bool gpu_build;
+    bool given[OPTION_MAX];  // by row of the table: it was on the command line
+    char *saved;             // owns the strings that came from a checkpoint
+} Options;
+
+enum { O_TITLE, O_TEXT, O_COUNT, O_BYTES, O_REAL, O_CHOICE, O_FLAG };
+
+enum {
+    O_FIXED = 1,  // defines the run: saved, and --resume refuses another value
+    O_OWN = 2,    // belongs to one invocation: neither saved nor restored
+    O_GPU = 4,    // only in the GPU builds
+    O_SPLIT = 8,  // only for the interleaved update
+    O_FO = 16, O_ZO = 32,  // only for first-order, only for zeroth-order training
+    O_ZEN = 64,   // only for importance-aware updates
+    O_AUTO = 128, // a number that may be "auto", though that is not the default
+    O_SHARE = 256, O_OTHER = 512,  // only where a share of the state is resident; not with zenflow
+    O_PLAN = 1024,  // only with --plan
+    O_READS = 2048, O_WRITES = 4096  // a file's name: it is read, it is written
+};                // neither fixed nor own: saved, and --resume takes the saved value unless given
+
+typedef struct {
+    int type;
+    const char *name;     // without the two dashes; of a title row: the title
+    size_t offset;        // of the field in Options
+    const char *initial;  // default, as it would be written on the command line; NULL: none
+    const char *values;   // choices, "a|b|c"; of a text: what it is
+    double min, max;      // of numbers, both included; of a text: the shortest length
+    int flags;
+    const char *help;
+} Option;
+
+#define BIG 9007199254740991.0  // 2^53 - 1: the largest count, exact in JSON and in a double
+#define TITLE(text) {O_TITLE, text, 0, NULL, NULL, 0, 0, 0, ""}
+#define TEXT(name, field, initial, what, flags, help) \
+    {O_TEXT, name, offsetof(Options, field), initial, what, 1, 0, flags, help}
+#define CHOICE(name, field, initial, values, flags, help) \
+    {O_CHOICE, name, offsetof(Options, field), initial, values, 0, 0, flags, help}
+#define COUNT(name, field, initial, min, max, flags, help) \
+    {O_COUNT, name, offsetof(Options, field), initial, NULL, min, max, flags, help}
+#define BYTES(name, field, initial, min, max, flags, help) \
+    {O_BYTES, name, offsetof(Options, field), initial, NULL, min, max, flags, help}
+#define REAL(name, field, initial, min, max, flags, help) \
+    {O_REAL, name, offsetof(Options, field), initial, NULL, min, max, flags, help}
+#define FLAG(name, field, flags, help) \
+    {O_FLAG, name, offsetof(Options, field), NULL, NULL, 0, 0, flags, help}
+
+static const Option option_table[] = {
+    TITLE("Model"),
+    TEXT("model", model, "nano", "NAME|PATH", O_FIXED, "a name from the list above, or weights"),
+    COUNT("layers", layers, "auto", 1, 1000, O_FIXED, "auto: as in the model"),
+    COUNT("heads", heads, "auto", 1, 65536, O_FIXED, "auto: as in the model"),
+    COUNT("channels", channels, "auto", 1, 65536, O_FIXED, "auto: as in the model"),
+    COUNT("context", context, "auto", 1, 1 << 20, O_FIXED, "auto: as in the model"),
+    COUNT("vocab", vocab, "auto", 1, 1 << 24, O_FIXED, "auto: as in the model"),
+
+    TITLE("Data"),
+    TEXT("data", data, NULL, "PATH", O_READS, "text, llm.c .bin tokens (or a glob), or JSON lines"),
+    TEXT("val", val, NULL, "PATH", O_READS, "validation data; else the last tenth of --data"),
+    TEXT("tokenizer", tokenizer, NULL, "bytes|DIR", 0,
+         "DIR: vocab.json, merges.txt; else the model's, or bytes"),
+    COUNT("batch", batch, "8", 1, 1 << 20, 0, "sequences per micro-batch, on each GPU"),
+    COUNT("seq", seq, "0", 0, 1 << 20, O_FIXED, "tokens per sequence; 0: the model's context"),
+    CHOICE("pack", pack, "auto", "auto|on|off", O_FIXED,
+           "several examples in a row; auto: on, but one-token --labels"),
+    TEXT("labels", labels, NULL, "WORDS", O_FIXED,
+         "of labels 0, 1, .. of --data, a TSV: \" bad| good\""),
+    {O_TEXT, "template", offsetof(Options, template_text), " It was", "TEXT", 0, 0, O_FIXED,
+     "what stands between sentence and word"},
+    COUNT("accum", accum, "1", 1, 1 << 20, 0, "micro-batches per step, on each GPU"),
+    COUNT("seed", seed, "1337", 0, BIG, O_FIXED, "of first weights, order of data, noise, samples"),
+
+    TITLE("Training"),
+    COUNT("steps", steps, "1000", 0, 1e12, 0, "of the whole run; 0: only evaluate, sample or save"),
+    REAL("epochs", epochs, NULL, 1e-6, 1e9, O_OWN, "instead of --steps: passes over --data"),
+    REAL("lr", lr, "6e-4", 0, 1000, 0, "highest learning rate"),
+    COUNT("warmup", warmup, "auto", 0, 1e12, 0, "steps from 0 up to --lr; auto: 1/20 of --steps"),
+    CHOICE("schedule", schedule, "cosine", "cosine|linear|constant", 0, "how the rate falls then"),
+    REAL("min-lr", min_lr, "auto", 0, 1000, 0, "rate at the last step; auto: 1/10 of --lr"),
+    CHOICE("optimizer", optimizer, "adamw", "adamw|mezo", O_FIXED,
+           "mezo: forward passes only, see below"),
+    REAL("weight-decay", weight_decay, "0.1", 0, 1000, 0, "of matrices"),
+    REAL("beta1", beta1, "0.9", 0, 1 - 1e-9, O_FIXED | O_FO, "decay of the first moment"),
+    REAL("beta2", beta2, "0.95", 0, 1 - 1e-9, O_FIXED | O_FO, "decay of the second moment"),
+    REAL("eps", eps, "1e-8", 1e-30, 1, O_FIXED | O_FO, "added to the root of the second moment"),
+    CHOICE("moments", moments, "fp32", "fp32|bf16", O_FO,
+           "how both are stored; bf16: rounded at random"),
+    REAL("clip", clip, "1", 0, 1e30, O_FO, "largest gradient norm; 0: no clipping"),
+
+    TITLE("Evaluation and samples"),
+    COUNT("log-every", log_every, "auto", 1, BIG, 0,
+          "steps per printed line (log.jsonl has all); auto: 1"),
+    COUNT("eval-every", eval_every, "100", 0, BIG, 0, "steps; 0: never"),
+    COUNT("eval-batches", eval_batches, "auto", 1, BIG, O_AUTO,
+          "at most; auto: 20 of running text, all examples"),
+    TEXT("choices", choices, NULL, "FILE", O_READS,
+         "questions with choices (JSON lines), all asked at each evaluation"),
+    TEXT("scores", scores, NULL, "FILE", O_OWN | O_WRITES,
+         "with --steps 0: each row's loss, JSON lines"),
+    COUNT("sample-every", sample_every, "0", 0, BIG, 0, "steps; 0: never"),
+    COUNT("sample-tokens", sample_tokens, "256", 1, 1e9, 0, "length of a sample"),
+    {O_TEXT, "prompt", offsetof(Options, prompt), NULL, "TEXT", 0, 0, 0, "what a sample continues"},
+    REAL("temperature", temperature, "0.8", 0, 1000, 0, "0: always the likeliest token"),
+    COUNT("top-k", top_k, "0", 0, 1 << 24, 0, "sample from the N likeliest tokens; 0: from all"),
+
+    TITLE("Files and the machine"),
+    TEXT("out", out, "out", "DIR", O_OWN, "the run's log, weights and checkpoints"),
+    FLAG("resume", resume, O_OWN,
+         "continue the newest checkpoint in --out, as it was; auto: if any"),
+    COUNT("save-every", save_every, "auto", 0, BIG, 0,
+          "steps; auto: 10 minutes, or 5 % of the time; 0: at the end"),
+    COUNT("keep", keep, "2", 1, BIG, 0, "checkpoints; older ones are deleted"),
+    FLAG("keep-best", keep_best, 0, "and that of the lowest validation loss; weights: OUT/best"),
+    FLAG("no-save", no_save, O_OWN, "leave only the log: for measurements"),
+    CHOICE("save-dtype", save_dtype, "fp32", "fp32|bf16", 0, "of model.safetensors"),
+    COUNT("threads", threads, "0", 0, 4096, O_OWN, "0: one per core; of ranks, each its own"),
+    TEXT("dump", dump, NULL, "FILE", O_OWN | O_WRITES,
+         "loss, logits, gradients of the first batch; exit"),
+    FLAG("help", help, O_OWN, "this list"),
+    FLAG("version", version, O_OWN, "what this program is; exit"),
+
+    TITLE("GPU builds (train_gpt2cu, train_gpt2emu)"),
+    CHOICE("precision", precision, "bf16", "bf16|fp32|fp16", O_GPU,
+           "of what is stored; sums are fp32; fp16: with mezo"),
+    CHOICE("recompute", recompute, "auto", "auto|none|light|block", O_GPU | O_FO,
+           "activations in backward; light: layer norms and GELU"),
+
+    TITLE("GPU builds: where the state of AdamW is, and who updates it"),
+    CHOICE("offload", offload, "auto", "auto|none|zero|twinflow|interleave|zenflow", 0,
+           "of AdamW's state; auto: fastest as predicted; CPU: zenflow"),
+    CHOICE("weights", weights, "auto", "gpu|host|auto", O_GPU,
+           "host: layers' come when they are used; auto: the faster"),
+    REAL("resident", resident, "auto", 0, 1, O_GPU | O_FO | O_SHARE,
+         "share of it on the GPU; auto: what fits, or 0"),
+    COUNT("stride", stride, "auto", 1, BIG, O_GPU | O_FO | O_SPLIT,
+          "interleave: the GPU updates every Nth sub-group"),
+    REAL("share", share, "auto", 0, 1, O_GPU | O_FO | O_SPLIT,
+         "or this share of the rest; auto: the best"),
+    COUNT("subgroup", subgroup, "auto", 4096, BIG, O_GPU | O_FO | O_OTHER,
+          "parameters; auto: layers, at most 100 million"),
+    COUNT("slots", slots, "auto", 1, 1000, O_GPU | O_OTHER,
+          "layers or sub-groups that visit at once; auto: what fits"),
+    CHOICE("grad-wire", grad_wire, "bf16", "bf16|fp32", O_GPU | O_FO | O_OTHER,
+           "of gradients on the link"),
+    FLAG("no-overlap", no_overlap, O_GPU, "compute, link and CPU take turns"),
+
+    TITLE("GPU builds: several GPUs, limits of memory, plans, measurements"),
+    COUNT("zero", zero, "auto", 1, 3, O_GPU | O_FO,
+          "stage; auto: 2 on several GPUs, or 3 if it must be"),
+    COUNT("world", world, "1", 1, 1 << 16, O_OWN | O_GPU | O_PLAN, "with --plan: for so many GPUs"),
+    BYTES("gpu-memory", gpu_memory, "0", 0, 1e15, O_OWN | O_GPU,
+          "use at most this: 24G, 24GB or 24GiB, of 1024^3 bytes; 0: all"),
+    BYTES("host-memory", host_memory, "0", 0, 1e15, O_OWN | O_GPU,
+          "use at most this, even if less is free now; 0: all"),
+    FLAG("plan", plan, O_OWN | O_GPU, "print memory and predicted time; exit"),
+    TEXT("tune", tune, NULL, "FILE", O_GPU | O_READS | O_WRITES,
+         "the products' fastest algorithms; measured if it lacks them"),
+    TEXT("rates", rates, NULL, "FILE", O_OWN | O_GPU | O_READS,
+         "what a machine can do; else it is measured when needed"),
+    FLAG("calibrate", calibrate, O_OWN | O_GPU,
+         "measure them, of --model (else 7b), into --rates; exit"),
+    TEXT("trace", trace, NULL, "FILE", O_OWN | O_GPU | O_WRITES,
+         "a timeline of all steps for Perfetto"),
+
+    TITLE("Importance-aware updates (--offload zenflow)"),
+    REAL("zen-topk", zen_topk, "0.1", 0, 1, O_FIXED | O_FO | O_ZEN,
+         "share of columns that are updated at every step"),
+    COUNT("zen-window", zen_window, "4", 1, 1 << 20, O_FIXED | O_FO | O_ZEN | O_AUTO,
+          "steps per update of the rest; a save waits for its end"),
+    COUNT("zen-reselect", zen_reselect, "16", 0, BIG, O_FIXED | O_FO | O_ZEN,
+          "windows per selection; 0: only one"),
+    COUNT("zen-warmup", zen_warmup, "auto", 1, BIG, O_FIXED | O_FO | O_ZEN | O_AUTO,
+          "plain steps before the first selection; auto: --warmup"),
+    CHOICE("zen-overlap", zen_overlap, "on", "on|off", O_FIXED | O_FO | O_ZEN,
+           "updates of the rest show a window late; off: at once"),
+
+    TITLE("Fine-tuning without gradients (--optimizer mezo: --lr 1e-6, constant, no decay)"),
+    REAL("zo-eps", zo_eps, "1e-3", 1e-6, 1, O_FIXED | O_ZO, "size of the perturbation"),
+    COUNT("zo-queries", zo_queries, "1", 1, 256, O_FIXED | O_ZO,
+          "directions per step, each of two forward passes"),
+    CHOICE("zo-noise", zo_noise, "gaussian", "gaussian|rademacher", O_FIXED | O_ZO,
+           "directions of normal numbers, or of signs"),
+    COUNT("resident-blocks", resident_blocks, "auto", 0, 1000, O_GPU | O_ZO,
+          "layers that stay on the GPU; the rest visit it, in --slots"),
+    FLAG("zo-no-slots", zo_no_slots, O_GPU | O_ZO, "allocate memory at each visit"),
+    FLAG("zo-no-fused-update", zo_no_fused_update, O_GPU | O_ZO, "a visit more, for the update"),
+};
+
+enum { OPTION_COUNT = sizeof option_table / sizeof option_table[0] };
+static_assert(OPTION_COUNT <= OPTION_MAX, "make OPTION_MAX larger");
+
+// Row of the option with this name of n bytes, or -1.
+static int option_find(const char *name, size_t n) {
+    for (int i = 0; i < OPTION_COUNT; i++)
+        if (option_table[i].type != O_TITLE && strlen(option_table[i].name) == n
+            && memcmp(option_table[i].name, name, n) == 0) return i;
+    return -1;
+}
+
+// Was --name on the command line?
+static bool option_given(const Options *o, const char *name) {
+    int row = option_find(name, strlen(name));
+    return row >= 0 && o->given[row];
+}
+
+// The file that option number i names, if it is one that is read (O_READS) or written (O_WRITES);
+// else NULL. --calibrate writes --rates.
+static const char *option_file(const Options *o, int i, int flag) {
+    const Option *x = &option_table[i];
+    const bool rates = x->offset == offsetof(Options, rates) && o->calibrate;
+    if (x->type != O_TEXT || !((x->flags ^ (rates ? O_READS | O_WRITES : 0)) & flag)) return NULL;
+    return *(const char *const *)(const void *)((const char *)o + x->offset);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Values
+
+// A number, of any size; those that are not real are digits only, with a sign if they are below 0;
+// of sizes, also times a power of 1024: K, KB or KiB, M, G, T, or the same in small letters.
+static bool parse_number(const char *text, int type, double *out) {
+    static const char units[] = "KkMmGgTt";
+    const size_t sign = *text == '-';
+    const size_t n = sign + strspn(text + sign, type == O_REAL ? "+-.eE0123456789" : "0123456789");
+    const char *unit = type == O_BYTES && text[n] != '\0' ? strchr(units, text[n]) : NULL;
+    char *end;
+    *out = strtod(text, &end);
+    if (n == sign || end != text + n) return false;
+    if (unit == NULL) return *end == '\0';
+    *out = ldexp(*out, 10 * (int)((unit - units) / 2 + 1));
+    return end[1] == '\0' || !strcasecmp(end + 1, "B") || !strcasecmp(end + 1, "iB");
+}
+
+// Index of `text` in "a|b|c", or -1.
+static int parse_choice(const char *values, const char *text) {
+    size_t n = strlen(text), length;
+    for (int i = 0; *values != '\0'; i++, values += length + (values[length] == '|')) {
+        length = strcspn(values, "|");
+        if (length == n && memcmp(values, text, n) == 0) return i;
+    }
+    return -1;
+}
+
+static bool option_has_auto(const Option *x) {
+    return (x->flags & O_AUTO) || (x->initial != NULL && strcmp(x->initial, "auto") == 0);
+}
+
+// Stores a value, given as text, in its field.
+static void option_set(Options *o, const Option *x, const char *text) {
+    void *field = (char *)o + x->offset;
+    const bool real = x->type == O_REAL, size = x->type == O_BYTES;
+    double v = 0;
+    if (text == NULL ? x->type != O_TEXT || x->initial != NULL
+                     : x->type == O_TEXT && strlen(text) < (size_t)x->min)
+        die("--%s needs a value that is not empty", x->name);
+    if (x->type == O_FLAG) {
+        *(bool *)field = strcmp(text, "true") == 0;
+    } else if (x->type == O_TEXT) {
+        *(const char **)field = text;
+    } else if (x->type == O_CHOICE) {
+        *(int *)field = parse_choice(x->values, text);
+        if (*(int *)field < 0) die("--%s %.60s: must be one of %s", x->name, text, x->values);
+    } else if (option_has_auto(x) && strcmp(text, "auto") == 0) {
+        if (real) *(double *)field = AUTO_REAL;
+        else *(size_t *)field = x->min > 0 ? 0 : AUTO_COUNT;
+    } else {
+        if (!parse_number(text, x->type, &v))
+            die("--%s: \"%.60s\" is not a %s", x->name, text,
+                real ? "number" : size ? "size, like 512M or 24G" : "whole number, in digits");
+        if (size && v > 0 && v < 1 << 20)
+            die("--%s %.60s is less than a megabyte: did you mean gigabytes, like 24G?", x->name,
+                text);
+        if (v < 0 && !real) die("--%s %.60s: must be %.10g or more", x->name, text, x->min);
+        if (v < x->min || v > x->max)
+            die("--%s %.60s: must be %.10g to %.16g", x->name, text, x->min, x->max);
+        if (real) *(double *)field = v;
+        else *(size_t *)field = (size_t)v;
+    }
+}
+
+// Writes a field as option_set() reads it, behind a blank, with \n for a newline and two
+// backslashes for one; nothing for a text that is not there.
+static void option_write(FILE *f, const Options *o, const Option *x) {
+    const void *field = (const char *)o + x->offset;
+    char number[32];
+    const char *text = number;
+    size_t n = SIZE_MAX;
+    if (x->type == O_FLAG) {
+        text = *(const bool *)field ? "true" : "false";
+    } else if (x->type == O_TEXT) {
+        text = *(const char *const *)field;
+    } else if (x->type == O_CHOICE) {
+        text = x->values;
+        for (int i = *(const int *)field; i > 0; i--) text = strchr(text, '|') + 1;
+        n = strcspn(text, "|");
+    } else if (x->type == O_REAL) {
+        const double v = *(const double *)field;
+        for (int digits = 6; digits <= 17; digits++) {  // the shortest that is exact
+            snprintf(number, sizeof number, "%.*g", digits, v);
+            if (strtod(number, NULL) == v) break;
+        }
+        if (v < x->min) text = "auto";
+    } else {
+        const size_t v = *(const size_t *)field;
+        snprintf(number, sizeof number, "%zu", v);
+        if (v == (x->min > 0 ? 0 : AUTO_COUNT)) text = "auto";
+    }
+    if (text == NULL) return;
+    fputc(' ', f);
+    for (; n > 0 && *text != '\0'; n--, text++) {
+        if (*text == '\n' || *text == '\\') fputc('\\', f);
+        fputc(*text == '\n' ? 'n' : *text, f);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The command line
+
+// What other programs call an option, and its name here.
+static const char *const option_synonyms[][2] = {
+    {"learning-rate", "lr"}, {"lr-scheduler", "schedule"}, {"batch-size", "batch"},
+    {"gradient-accumulation-steps", "accum"}, {"warmup-steps", "warmup"}, {"max-steps", "steps"},
+    {"num-train-epochs", "epochs"}, {"logging-steps", "log-every"}, {"block-size", "seq"},
+    {"seq-length", "seq"}, {"n-layer", "layers"}, {"n-head", "heads"}, {"n-embd", "channels"},
+    {"output-dir", "out"}, {"max-grad-norm", "clip"}, {"max-new-tokens", "sample-tokens"},
+    {"max-tokens", "sample-tokens"},
+};
+enum { SYNONYM_COUNT = sizeof option_synonyms / sizeof option_synonyms[0] };
+
+// Changes to turn the n bytes at a into b (Levenshtein 1966), if there are at most `most`; else
+// more than that. _ is -.
+static size_t edit_distance(const char *a, size_t n, const char *b, size_t most) {
+    for (; n > 0 && *b != '\0' && (*a == '_' ? '-' : *a) == *b; n--, a++) b++;
+    if (n == 0 || *b == '\0' || most == 0) return n > strlen(b) ? n : strlen(b);
+    const size_t changed = edit_distance(a + 1, n - 1, b + 1, most - 1);
+    const size_t less = edit_distance(a + 1, n - 1, b, most - 1);
+    const size_t more = edit_distance(a, n, b + 1, most - 1);
+    return 1 + min_size(changed, min_size(less, more));
+}
+
+// `arg` as on the command line, with one or two dashes and perhaps "=value".
+static void unknown_option(const char *arg) {
+    const char *name = arg + strspn(arg, "-"), *nearest = NULL;
+    size_t n = strcspn(name, "="), best = min_size(n / 3 + 2, 5);  // else: none
+    for (int i = 0; i < OPTION_COUNT + SYNONYM_COUNT; i++) {
+        const char *const *synonym = i < OPTION_COUNT ? NULL : option_synonyms[i - OPTION_COUNT];
+        if (synonym == NULL && option_table[i].type == O_TITLE) continue;
+        const char *known = synonym != NULL ? synonym[0] : option_table[i].name;
+        size_t d = edit_distance(name, n, known, 4);
+        if (d > 2 && n >= 3 && strncmp(known, name, n) == 0) d = 2;  // --temp
+        if (d < best) { best = d; nearest = synonym != NULL ? synonym[1] : known; }
+    }
+    int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
+    if (nearest == NULL) die("unknown option %.*s; see --help", shown, arg);
+    die("unknown option %.*s; did you mean --%s?", shown, arg, nearest);
+}
+
+// Refuses combinations that cannot work.
+static void options_check(const Options *o) {
+    const bool mezo = o->optimizer == OPTIMIZER_MEZO, zenflow = o->offload == OFFLOAD_ZENFLOW;
+    const bool interleave = o->offload == OFFLOAD_INTERLEAVE;
+    const struct { int flag; bool fits; const char *needed; } groups[] = {
+        {O_FO, !mezo, "--optimizer adamw"}, {O_ZO, mezo, "--optimizer mezo"},
+        {O_ZEN, zenflow, "--offload zenflow"}, {O_SPLIT, interleave, "--offload interleave"},
+        {O_SHARE, interleave || zenflow || o->offload == OFFLOAD_TWINFLOW,
+         "--offload twinflow, interleave or zenflow"},
+        {O_OTHER, !zenflow, "another --offload than zenflow"},
+        {O_PLAN, o->plan, "--plan; a launcher starts a process for each GPU of a run"}};
+    for (size_t k = 0; k < sizeof groups / sizeof groups[0]; k++)
+        for (int i = 0; i < OPTION_COUNT; i++) {
+            const Option *x = &option_table[i];
+            if (o->given[i] && (x->flags & groups[k].flag) && !groups[k].fits)
+                die("--%s needs %s", x->name, groups[k].needed);
+        }
+    if (o->min_lr > o->lr) die("--min-lr %g is above --lr %g", o->min_lr, o->lr);
+    if (o->epochs > 0 && option_given(o, "steps"))
+        die("--epochs and --steps say the same in two ways: leave one out");
+    if (o->steps > 0 && o->epochs == 0 && o->warmup != AUTO_COUNT && o->warmup > o->steps)
+        die("--warmup %zu is longer than --steps %zu", o->warmup, o->steps);
+    if ((double)o->batch * (double)(o->seq > 0 ? o->seq : 1) * (double)o->accum > 1e12)
+        die("--batch %zu times --seq %zu times --accum %zu is too much for one", o->batch, o->seq,
+            o->accum);
+    if (!o->gpu_build && option_given(o, "offload") && o->offload > OFFLOAD_NONE && !zenflow)
+        die("the CPU trainer has nothing to offload; it knows --offload none and zenflow");
+    if (mezo && option_given(o, "offload") && o->offload != OFFLOAD_NONE)
+        die("--offload places the state of AdamW; with mezo: --resident-blocks");
+    if (mezo && option_given(o, "weights"))
+        die("--weights places those of AdamW's training; with mezo: --resident-blocks");
+    if (o->weights == WEIGHTS_HOST && o->offload == OFFLOAD_NONE)
+        die("--weights host needs state on the host, and --offload none leaves none there");
+    if (o->weights == WEIGHTS_HOST && (o->zero == 1 || o->zero == 2))
+        die("--weights host needs --zero 3: with %zu, each GPU holds all weights", o->zero);
+    if ((mezo || zenflow || o->labels != NULL) && o->dump != NULL)
+        die("--dump shows the gradient of plain training, without --optimizer, --offload and "
+            "--labels");
+    if (zenflow && o->zen_window == 0 && (o->zen_topk == 0 || o->zen_topk == 1))
+        die("--zen-window auto needs columns and a rest; --zen-topk %g leaves only one of them",
+            o->zen_topk);
+    if (option_given(o, "stride") && option_given(o, "share"))
+        die("--stride and --share say the same in two ways: leave one out");
+    if (!mezo && o->precision == PRECISION_FP16)
+        die("--precision fp16 has no backward pass: use bf16, or --optimizer mezo");
+    if (o->labels != NULL && o->sample_every > 0)
+        die("--sample-every needs running text, and --labels reads sentences");
+    if (o->keep_best && (o->eval_every == 0 || (o->no_save && option_given(o, "keep-best"))))
+        die("--keep-best keeps the checkpoint of an evaluation: leave out %s",
+            o->eval_every == 0 ? "--eval-every 0" : "--no-save");
+    if (o->scores != NULL && (o->steps > 0 || o->prompt != NULL))
+        die("--scores is of an evaluation: --steps 0, without --prompt");
+    if (o->plan || o->calibrate) return;
+    if (o->data == NULL && (o->steps > 0 || o->dump != NULL))
+        die("--data is missing: name a text or .bin file: --data my.txt");
+    if (o->data == NULL && o->val == NULL && o->choices == NULL && o->prompt == NULL
+        && !option_given(o, "out"))
+        die("--steps 0 needs --data, --val or --choices to evaluate, --prompt to sample, or --out "
+            "to save the model");
+}
+
+static void options_help(FILE *f, const char *program) {
+    fprintf(f, "usage: %s --data FILE [options]\n\n"
+               "  %s --data my.txt                  trains a small GPT on the bytes of a text\n"
+               "  %s --resume --steps 5000          goes on with it\n"
+               "  %s --model out --prompt \"Once \"   shows what it has learned\n\n"
+               "[x]: the default. =: fixed by the checkpoint; all others may change on --resume.\n"
+               "Models: nano, gpt2, gpt2-medium, gpt2-large, gpt2-xl, 7b, 8.3b, 10b, 13b, 20b,\n"
+               "        opt-125m .. opt-175b, dN (N layers, shaped like GPT-2), and weights in\n"
+               "        Hugging Face naming: a directory or a .safetensors file\n",
+            program, program, program, program);
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const Option *x = &option_table[i];
+        const char *value = x->values != NULL ? x->values : x->type == O_REAL ? "F"
+                          : x->type == O_BYTES ? "SIZE" : "N";
+        char left[100];
+        if (x->type == O_TITLE) { fprintf(f, "\n%s\n", x->name); continue; }
+        const bool or_auto = x->values == NULL && option_has_auto(x);
+        if (x->type == O_FLAG) snprintf(left, sizeof left, "--%s", x->name);
+        else snprintf(left, sizeof left, "--%s %s%s", x->name, value, or_auto ? "|auto" : "");
+        fprintf(f, "  %-30s", left);
+        if (strlen(left) > 29) fprintf(f, "\n  %-30s", "");
+        fprintf(f, "%c %s", x->flags & O_FIXED ? '=' : ' ', x->help);
+        if (x->initial != NULL) fprintf(f, "%s[%s]", x->help[0] ? " " : "", x->initial);
+        fputc('\n', f);
+    }
+}
+
+// Fills *o with the defaults and then from the command line; the last of repeated options counts.
+// With --resume the combinations are checked later, by options_resume(). --help and --version print
+// and exit with 0, a mistake ends with one line and exit code 2, before anything is allocated.
+static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
+    memset(o, 0, sizeof *o);
+    o->gpu_build = gpu_build;
+    for (const Option *x = option_table; x < option_table + OPTION_COUNT; x++)
+        if (x->initial != NULL) option_set(o, x, x->initial);
+    for (int i = 1; i < argc && !o->help && !o->version; i++) {
+        const char *arg = strcmp(argv[i], "-h") == 0 ? "--help" : argv[i];
+        if (arg[0] != '-')
+            die("unexpected argument \"%.60s\": every value follows the name of an option, as in "
+                "--data FILE", arg);
+        const char *name = arg + 2, *value = arg[1] == '-' ? strchr(name, '=') : NULL;
+        const int row = arg[1] == '-' ? option_find(name, strcspn(name, "=")) : -1;
+        if (row < 0) unknown_option(arg);
+        const Option *x = &option_table[row];
+        if (x->type == O_FLAG) {
+            const char *next = value != NULL ? value + 1 : argv[i + 1];
+            const bool has_auto = x->offset == offsetof(Options, resume) && next != NULL
+                               && strcmp(next, "auto") == 0;
+            if (value != NULL && !has_auto) die("--%s takes no value", x->name);
+            i += has_auto && value == NULL;
+            o->resume_auto = o->resume_auto || has_auto;
+            value = "true";
+        } else if (value != NULL) {
+            value++;
+        } else {
+            value = argv[++i];  // the list ends with NULL
+            if (value == NULL || strncmp(value, "--", 2) == 0)
+                die("--%s needs a value%s", x->name,
+                    value != NULL ? "; write --NAME=VALUE if it starts with --" : "");
+        }
+        option_set(o, x, value);
+        if ((x->flags & O_GPU) && !gpu_build)
+            die("--%s is an option of the GPU builds; this is the CPU trainer", x->name);
+        o->given[row] = true;
+    }
+    if (o->help) options_help(stdout, argv[0]);
+    else if (o->version) printf("tide.c %s (%s, %s)\n", TIDE_VERSION, gpu_build ? "GPU" : "CPU",
+                                cpu_instructions());
+    if (o->help || o->version) exit(fflush(stdout) == 0 ? 0 : 1);
+    if (o->data == NULL && o->val == NULL && o->choices == NULL && o->prompt != NULL
+        && option_given(o, "model") && !option_given(o, "steps")
+        && !option_given(o, "out") && o->dump == NULL && !o->plan)
+        o->steps = 0;  // to sample needs no more
+    if (o->calibrate && !option_given(o, "model")) {
+        o->model = CALIBRATED_MODEL;
+        if (!option_given(o, "seq")) o->seq = CALIBRATED_SEQ;
+        if (!option_given(o, "batch")) o->batch = 1;
+    }
+    if (o->optimizer == OPTIMIZER_MEZO) {  // what suits AdamW would end it
+        if (!option_given(o, "lr")) o->lr = 1e-6;
+        if (!option_given(o, "schedule")) o->schedule = SCHEDULE_CONSTANT;
+        if (!option_given(o, "weight-decay")) o->weight_decay = 0;
+        if (!option_given(o, "warmup")) o->warmup = 0;
+        if (!option_given(o, "min-lr") && o->min_lr > o->lr) o->min_lr = AUTO_REAL;
+    }
+    if (o->dump != NULL && o->resume)
+        die("--dump shows the first step of a run: leave out --resume, or load the weights with "
+            "--model DIR");
+    if (!o->resume) options_check(o);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Options in a checkpoint
+
+static bool option_is_saved(const Options *o, const Option *x) {
+    return x->type != O_TITLE && !(x->flags & O_OWN) && (o->gpu_build || !(x->flags & O_GPU));
+}
+
+// The options that describe the run, as lines "--name value" of less than n bytes in buf. A trainer
+// first stores what it found for `seq` 0 and the like.
+static void options_write(const Options *o, char *buf, size_t n) {
+    FILE *f = fmemopen(buf, n, "w");
+    if (f == NULL) fail("out of memory: options");
+    for (const Option *x = option_table; x < option_table + OPTION_COUNT; x++) {
+        if (!option_is_saved(o, x)) continue;
+        fprintf(f, "--%s", x->name);
+        option_write(f, o, x);
+        fputc('\n', f);
+    }
+    const bool fits = (size_t)ftell(f) < n && fflush(f) == 0;
+    if (fclose(f) != 0 || !fits) die("the options are too long: shorten --prompt or the paths");
+}
+
+// Of options that define the run: texts, choices and numbers.
+static bool option_same(const Options *a, const Options *b, const Option *x) {
+    const void *p = (const char *)a + x->offset, *q = (const char *)b + x->offset;
+    if (x->type != O_TEXT) return memcmp(p, q, x->type == O_CHOICE ? sizeof(int) : 8) == 0;
+    const char *s = *(const char *const *)p, *t = *(const char *const *)q;
+    return s != NULL && t != NULL ? strcmp(s, t) == 0 : s == t;
+}
+
+// Merges the options of the checkpoint (lines of options_write) into those of a command line with
+// --resume: what was not given is taken from the checkpoint; what was given is used, unless it
+// contradicts an option that defines the run. Then checks the combinations. Lines that this build
+// does not know are skipped: another build or version may have written them. Returns the options
+// that the checkpoint had.
+static Options options_resume(Options *o, const char *lines) {
+    Options before = *o;
+    const char *mode = text_line(lines, "--offload");  // in another, options of zenflow are idle
+    const bool zenflow = mode != NULL && strncmp(mode, " zenflow\n", 9) == 0;
+    char *end = o->saved = ALLOC(char, strlen(lines) + 1, "options");
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const Option *x = &option_table[i];
+        char name[64];
+        snprintf(name, sizeof name, "--%s", x->name);
+        const char *v = option_is_saved(o, x) ? text_line(lines, name) : NULL;
+        if (v == NULL) continue;
+        const char *text = *v == ' ' ? end : NULL;
+        for (v += *v == ' '; *v != '\n' && *v != '\0'; v++) {
+            const bool escape = *v == '\\' && (v[1] == 'n' || v[1] == '\\');
+            v += escape;
+            *end++ = escape && *v == 'n' ? '\n' : *v;
+        }
+        *end++ = '\0';
+        option_set(&before, x, text);
+        if (!o->given[i]) option_set(o, x, text);
+        else if ((x->flags & O_FIXED) && (zenflow || !(x->flags & O_ZEN))
+                 && !option_same(o, &before, x))
+            die("--%s contradicts the checkpoint, which has %.60s: leave it out, or start a new "
+                "run in another --out", x->name, text != NULL ? text : "none");
+    }
+    options_check(o);
+    return before;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The learning rate
+
+// Steps in which the learning rate rises.
+static size_t schedule_warmup(const Options *o) {
+    return o->warmup == AUTO_COUNT ? o->steps / 20 : o->warmup;
+}
+
+// Learning rate of a step (the first one is 1): a straight line from lr / warmup up to lr, then
+// down to min_lr at the last step, along half a cosine (Loshchilov and Hutter 2017, eq. 5) or a
+// line; a constant schedule stays at lr.
+static double schedule_lr(const Options *o, size_t step) {
+    const size_t warmup = schedule_warmup(o);
+    const double low = o->min_lr < 0 ? o->lr / 10 : o->min_lr;
+    if (step < warmup) return o->lr * (double)step / (double)warmup;
+    if (step <= warmup || o->schedule == SCHEDULE_CONSTANT) return o->lr;
+    if (step >= o->steps) return low;
+    const double x = (double)(step - warmup) / (double)(o->steps - warmup);  // 0 at lr, 1 at low
+    const double fall = o->schedule == SCHEDULE_LINEAR ? 1 - x : 0.5 * (1 + cos(x * M_PI));
+    return low + (o->lr - low) * fall;
+}
+
+#endif

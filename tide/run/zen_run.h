@@ -1,0 +1,153 @@
+// zen_run.h: what a run with importance-aware updates (zenflow.h) needs besides its steps.
+//
+//   zen_config, zen_rates   its settings
+//   zen_describe            what it says
+//   zen_text, zen_open      what its checkpoints say besides weights and moments
+//   zen_reference           zenflow.h's reference for a run
+#ifndef TIDE_ZEN_RUN_H
+#define TIDE_ZEN_RUN_H
+#include "run.h"
+#include "../../zenflow.h"
+
+static ZenConfig zen_config(const Options *o) {
+    const ZenConfig c = {o->zen_topk, o->zen_window, o->zen_reselect, o->zen_warmup,
+                         o->zen_overlap == OVERLAP_ON};
+    return c;
+}
+
+static ZenRates zen_rates(const Options *o, size_t step) {
+    const ZenRates r = {schedule_lr(o, step), o->beta1, o->beta2, o->eps, o->weight_decay,
+                        o->moments == MOMENTS_BF16};
+    return r;
+}
+
+// Prints what is updated when, and by whom, like "0.09 M in chosen columns updated by the GPU at
+// every step, ..": no end of line.
+static void zen_describe(const ZenConfig *c, const ZenMap *map, const char *gpu, const char *cpu) {
+    const double all = (double)map->elements, chosen = (double)map->chosen_elements;
+    printf("%s in chosen columns updated%s at every step, %s%s ", count_text(chosen).text, gpu,
+           count_text(all - chosen).text, cpu);
+    if (c->window == 0) printf("as their gradients ask for it");
+    else if (c->window == 1) printf("at every step");
+    else printf("every %zu steps", c->window);
+    printf(c->overlap ? ", shown one window late" : ", shown at once");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Checkpoints
+//
+// A run is saved at a window's end, where no gradient is held back, and no score (those of the
+// warm-up's last steps); at the end of training also within one, whose gradients are then dropped,
+// as in the weights. Besides param (the newest weights), m and v there is a part shown, the weights
+// in use, where an update is still to show; other modes leave it, and go on from the newest. The
+// rest is in state.txt: these lines, of which the last goes on with the columns of each matrix by
+// their slots, the chosen ones first, then a bar. (Slots are what moments in bf16 are rounded by.)
+
+#define ZEN_LINES " zenflow\nzen.whole %zu\nzen.warm %zu\nzen.rest_t %zu\nzen.windows %zu\n" \
+    "zen.selections %zu\nzen.columns"
+
+// The state as TrainState.text; free() it.
+static char *zen_text(const ZenMap *map, const ZenClock *x) {
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&text, &n);
+    if (f == NULL) fail("out of memory: chosen columns");
+    fprintf(f, "optimizer" ZEN_LINES, map->whole, x->warm, x->rest_t, x->windows, x->selections);
+    for (const ZenTensor *z = map->tensor; z < map->tensor + map->count; z++)
+        for (size_t j = 0; zen_is_mixed(z) && j < z->cols; j++)
+            fprintf(f, j == z->chosen ? " | %d" : " %d", map->column[z->column_at + j]);
+    fputc('\n', f);
+    if (fclose(f) != 0) fail("out of memory: chosen columns");
+    return text;
+}
+
+// A matrix's columns from *at, which is moved behind them.
+static bool zen_read_columns(const ZenTensor *z, int32_t *column, const char **at) {
+    bool *seen = (bool *)alloc_or_fail(z->cols, sizeof *seen, "columns");
+    size_t n = 0;
+    for (char *end; n < z->cols && **at == ' '; n++, *at = end) {
+        if (n == z->chosen && strncmp(*at, " |", 2) != 0) break;
+        if (n == z->chosen) *at += 2;
+        const size_t j = strtoul(*at, &end, 10);
+        if (end == *at || j >= z->cols || seen[j]) break;
+        seen[j] = true;
+        column[n] = (int32_t)j;
+    }
+    free(seen);
+    return n == z->cols;
+}
+
+// Does the checkpoint that is resumed hold such a state?
+static bool zen_is_saved(const Run *r) {
+    return r->o.resume && r->state.text != NULL && text_line(r->state.text, "optimizer") != NULL;
+}
+
+// Makes *map and *x of what zen_text() has written. False, and nothing made, if it is damaged.
+static bool zen_parse(const char *text, const GPT2Table *t, size_t layers, const ZenConfig *c,
+                      ZenMap *map, ZenClock *x, Error *err) {
+    const char *lines = text_line(text, "optimizer");
+    ZenClock was;
+    size_t whole = 0;
+    int read = 0;
+    bool ok = lines != NULL
+        && sscanf(lines, ZEN_LINES "%n", &whole, &was.warm, &was.rest_t, &was.windows,
+                  &was.selections, &read) == 5 && read > 0 && whole <= layers;
+    *map = zen_map(t, layers, c->topk, ok ? whole : 0);
+    *x = zen_clock(map);
+    const char *at = ok ? lines + read : "";
+    for (int i = 0; ok && i < map->count; i++)
+        if (zen_is_mixed(&map->tensor[i]))
+            ok = zen_read_columns(&map->tensor[i], map->column + map->tensor[i].column_at, &at);
+    if (ok && *at == '\n') {
+        x->warm = was.warm;
+        x->rest_t = was.rest_t;
+        x->windows = was.windows;
+        x->selections = was.selections;
+        return true;
+    }
+    zen_map_free(map);
+    zen_clock_free(x);
+    return error_set(err, "its chosen columns are damaged");
+}
+
+// Makes *map and *x: of the checkpoint that is resumed, or else new ones, with the last `whole`
+// layers chosen whole. Dies if a checkpoint is damaged.
+static void zen_open(const Run *r, ZenMap *map, ZenClock *x, size_t whole) {
+    const size_t layers = r->config.layers;
+    const ZenConfig c = zen_config(&r->o);
+    Error err;
+    if (!zen_is_saved(r)) {
+        *map = zen_map(&r->table, layers, c.topk, whole);
+        *x = zen_clock(map);
+        x->rest_t = r->state.step;  // not 0 if it went on without zenflow so far
+    } else if (!zen_parse(r->state.text, &r->table, layers, &c, map, x, &err)) {
+        die("%s: %s", r->resume_from, err.text);
+    }
+    x->chosen_t = r->state.step;
+}
+
+// The reference for a run whose arenas these are (zenflow.h, section 4).
+static ZenReference zen_reference(const Run *r, float *master, float *m, float *v, float *shown,
+                                  float *acc) {
+    ZenReference x;
+    memset(&x, 0, sizeof x);
+    x.config = zen_config(&r->o);
+    zen_open(r, &x.map, &x.clock, 0);
+    x.sums = (ZenSum *)alloc_or_fail(x.map.columns, sizeof(ZenSum), "columns");
+    x.swaps = (ZenSwap *)alloc_or_fail(x.map.columns, sizeof(ZenSwap), "columns");
+    x.master = master;
+    x.m = m;
+    x.v = v;
+    x.shown = shown;
+    x.acc = acc;
+    return x;
+}
+
+static void zen_reference_free(ZenReference *x) {
+    zen_map_free(&x->map);
+    zen_clock_free(&x->clock);
+    free(x->sums);
+    free(x->swaps);
+}
+
+#endif
