@@ -99,8 +99,8 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
     }
 }
 
-// The pieces of segment s whose gradient waits for the update on the host: it crosses the link, in
-// `out`, which already waits for it to be complete; once there is room.
+// Copies to the host the gradients of segment s that wait for the update there, in stream `out`.
+// The caller has ordered `out` behind their completion; this waits for a free buffer on the host.
 static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *x = &g->segment[s];
     floatX *landing = g->landing + (size_t)g->landing_turn * g->longest_segment;
@@ -149,9 +149,9 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     event_record(g->grad_arrived[s], lands ? g->host.stream : g->out);
 }
 
-// Segment s of the micro-batch's gradient is complete. It leaves while the compute stream goes on:
-// to where it waits for the update, or into the step's sum. When the step's gradient is complete
-// (`last`), the norm is taken, piece by piece, before anything crosses the link.
+// Handles segment s of the micro-batch's gradient once backward has made it, while the compute
+// stream goes on: copies it to where it waits for the update, or adds it to the step's sum. With
+// the step's last micro-batch (`last`), its norm is taken first, piece by piece.
 static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *x = &g->segment[s];
     stream_wait(g->sums, gradient_event(g, s));
@@ -195,8 +195,8 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     }
 }
 
-// The places in a visitor's slot: of its state (three), of weights that live on the host, and, if
-// that is to come, too, of the gradient.
+// Layout of a slot: the masters' other bits, m and v; the weights, if they live on the host; and
+// the gradient, if it was copied to the host.
 enum { SLOT_WEIGHTS = 3, SLOT_GRAD, SLOT_PARTS };
 
 static void slot_places(const GPT2 *g, int visit, void *place[SLOT_PARTS]) {
@@ -213,8 +213,8 @@ static size_t visitor_weights(const GPT2 *g, const Piece *p) {
     return g->segment[p->segment].streams ? g->slot_weights : 0;
 }
 
-// The way of a visitor's state into its slot, once that is empty. `out` is in order: by then, this
-// visitor's own state of the last step is on the host, too.
+// Copies a visitor's state into its slot, once slot_free says that the slot is empty. Stream `out`
+// runs in order, so the visitor's own write-back of the last step is complete by then.
 static void visitor_fetch(GPT2 *g, int visit) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
     const size_t weights = p->length * visitor_weights(g, p);
@@ -234,18 +234,18 @@ static void visitor_fetch(GPT2 *g, int visit) {
     event_record(g->slot_full[slot], g->fetch);
 }
 
-// The first visitors come while backward runs: neither their state nor their slots depend on the
-// gradient. Not earlier, since forward waits for weights on the same link: that order() is for
-// speed alone; slot_free makes it right. update_visitor() is what follows.
+// Begins to copy the first visitors' state while backward runs: neither their state nor their slots
+// depend on the gradient. It does not begin earlier, since forward waits for weights on the same
+// link: that order() is for speed alone, and slot_free makes the copies correct.
 static void visitors_begin(GPT2 *g) {
     if (g->visit_count == 0) return;
     order(g, g->compute, g->fetch);
     for (int i = 0; i < g->slot_count; i++) visitor_fetch(g, i);
 }
 
-// From the head's gradient down to the embeddings. `accumulate`: not the step's first micro-batch;
-// `last`: its last. No segment's gradient is made before its place is free, and each leaves as soon
-// as it is complete.
+// Runs the backward pass, from the head's gradient down to the embeddings. `accumulate`: this is
+// not the step's first micro-batch; `last`: it is the last one. No segment's gradient is made
+// before its place is free, and each is handled as soon as it is complete.
 static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
     const size_t L = g->config.layers;
     if (last) visitors_begin(g);
@@ -274,11 +274,11 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
     }
 }
 
-// The sum of the squares of all gradients, in the blocks and the order that adam.h defines; and, in
-// *loss, the mean loss of the step. The one place of a step where the host waits for a result. It
-// is more than that: what is queued behind it overwrites weights and gradients that backward reads,
-// and no other event keeps it from beginning too early. The GPU adds up all sums, those that the
-// host has made, too.
+// Returns the sum of the squares of all gradients, in the blocks and the order that adam.h defines;
+// and, in *loss, the mean loss of the step. The host waits here, once per step. This wait is also
+// an ordering edge: the update that is queued after it overwrites weights and gradients that
+// backward reads, and no event protects them. The GPU adds up all sums, also those that the host
+// has made.
 static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
     const bool on_host = g->accumulating && g->choice.sum_on_host && g->pieces.grads_host > 0;
     if (on_host) order(g, g->host.stream, g->sums);
@@ -298,8 +298,8 @@ static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
     return g->host_loss[1];
 }
 
-// A piece that lives on the host and is updated by the CPU, once its gradient is there: one pass
-// over its weights and state. The GPU then gets a copy of the weights.
+// Lets the CPU update a piece that lives on the host, once its gradient is there: one pass over its
+// weights and state. Then copies the weights to the GPU.
 static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamStep *step) {
     const size_t bytes = p->length * sizeof(floatX);
     AdamWork work = host_work(g, p, step);
@@ -314,7 +314,7 @@ static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamSte
     timeline_end(&g->timeline, returning, g->back);
 }
 
-// AdamW on the GPU, of a piece whose state and gradient are there.
+// Updates a piece on the GPU, where its state and gradient are.
 static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, void *const state[3],
                           void *weights, const void *grad, bool grad_is_bf16,
                           const AdamStep *step) {
@@ -325,8 +325,9 @@ static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, void *const st
     timeline_end(&g->timeline, updating, g->update);
 }
 
-// A piece that lives on the host and is updated by the GPU: its state comes, unless it is there
-// already, and goes back; with several slots, one piece comes while another one goes.
+// Lets the GPU update a piece that lives on the host: copies its state into a slot, unless that was
+// done ahead, updates it, and copies it back. With several slots, one piece is copied in while
+// another one is copied out.
 static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
     const size_t number = (size_t)g->visits[visit];
@@ -524,7 +525,8 @@ static size_t arena_at(const GPT2 *g, const Piece *p) {
     return s->own_from + (p->at - s->own_at);
 }
 
-// A RunState's move: the state, wherever its pieces are. Weights that come are in use at once.
+// Implements RunState.move: copies state between its pieces and w. Masters that are loaded also
+// become the weights in use.
 static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     const GPT2 *g = (const GPT2 *)owner;
     for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {

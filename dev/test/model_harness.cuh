@@ -23,6 +23,7 @@ static struct {
 #define cudaMallocHost(...) (counted.allocations++, cudaMallocHost(__VA_ARGS__))
 #define cudaHostRegister(...) (counted.allocations++, cudaHostRegister(__VA_ARGS__))
 #define cudaEventCreateWithFlags(...) (counted.allocations++, cudaEventCreateWithFlags(__VA_ARGS__))
+#include "../../tide/gpu/gpu.cuh"
 #include "../../tide/plan/plan.h"
 #include "../../zenflow.h"
 #include "../../tide/cpu/cpu.h"

@@ -267,11 +267,11 @@ static void gpt2_init(const GPT2Table *t, float *arena, uint64_t seed) {
 // ---------------------------------------------------------------------------------------------
 // The activation table
 
-// What a layer makes between its entry into the residual stream and that of the next layer, in the
-// order in which a GPU's memory has it: name, width per token in elements, whether it is fp32 (else
-// the trainer's type), the part of the layer that makes it (tide/gpu/blocks.cuh), and the strongest
-// --recompute that keeps it. What is kept by the strongest comes first. Memory, plan, trace and
-// tests read this list; LayerActs of each trainer has a pointer of each name.
+// The activations of one layer, in the order in which they lie in a GPU's memory: name, width per
+// token in elements, whether it is fp32 (else the trainer's type), the part of the layer that makes
+// it (tide/gpu/blocks.cuh), and the strongest --recompute that keeps it. Rows that a stronger one
+// keeps stand first. Memory, plan, trace and tests read this list; LayerActs of each trainer has a
+// pointer of each name.
 #define LAYER_ACTIVATIONS(ACT, c) \
     ACT(qkv, config_qkv(c), false, 0, RECOMPUTE_LIGHT) \
     ACT(atty, (c)->channels, false, 0, RECOMPUTE_LIGHT) \

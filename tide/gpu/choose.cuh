@@ -85,7 +85,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     return x;
 }
 
-// Of a gradient that waits on the host, and of a weight.
+// Returns the bytes per element that update_bound() counts.
 static UpdateBytes update_bytes(const GPT2 *g) {
     const UpdateBytes b = {(double)host_grad_bytes(g), sizeof(floatX), g->choice.keep_grads,
                            (double)piece_bytes(g, PIECE_VISIT),
@@ -168,8 +168,8 @@ static void zen_print_time(const GPT2 *g, const Rates *r, const PlanRun *run,
 // backward: forward.)
 typedef struct { double seconds, flops, passes; } LayerTimes;  // passes: the seconds of others
 
-// Of a micro-batch: the median of some runs, as many as there is time for; and what a rehearsal
-// counts, at these rates. All 0: there is too little memory.
+// Times one micro-batch of a model of `layers` layers, the median of at most 9 runs or 3 s, and
+// counts its operations in a rehearsal at these rates. All 0: there is too little memory.
 static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, int recompute,
                               Rates rates) {
     enum { RUNS = 9 };

@@ -11,8 +11,8 @@
 #include "zenflow.cuh"
 #include "zo.cuh"
 
-// Lets as many gradients of layers as have room there wait for the update where the layer's
-// activations were; what waits elsewhere moves together.
+// Stores gradients that wait for the update over the activations of their layer, which are dead by
+// then, as many as fit; the others lie side by side in g->waiting.
 static void gradients_over_acts(GPT2 *g) {
     Pieces *list = &g->pieces;
     size_t at = 0;
@@ -211,8 +211,8 @@ static void gpt2_take(GPT2 *g, const OffloadChoice *c) {
     gpt2_place(g);
 }
 
-// OffloadNeeds of plan.h. Afterwards *model follows this choice. With --weights host, those of one
-// layer must be there.
+// Implements OffloadNeeds of plan.h: the memory that choice c needs. Side effect: the model is laid
+// out for c. With --weights host, at least one layer's weights must live there.
 static void gpt2_needs(void *model, const OffloadChoice *c, size_t *gpu, size_t *host) {
     GPT2 *g = (GPT2 *)model;
     gpt2_take(g, c);
