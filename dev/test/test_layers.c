@@ -21,7 +21,8 @@ static void make_random(GPT2 *g, GPT2Config config, size_t B, size_t T, int32_t 
         tokens[i] = (int32_t)(philox4x32(3, (uint32_t)i, 0, 0, 0).x[0] % config.vocab);
 }
 
-static const GPT2Config small = {2, 3, 36, 100, 80, 141, 0, FAMILY_GPT2, ACTIVATION_GELU, 1, 0};
+static const GPT2Config small = {.layers = 2, .heads = 3, .channels = 36, .ffn = 100,
+                                 .context = 80, .vocab = 141, .tied = 1};
 
 // The gradient of a few elements of every tensor against the difference of two losses. fp32 losses
 // allow about three digits; the reference test above is the sharp one, this one needs no file.

@@ -122,9 +122,9 @@ static void forward_segment(GPT2 *g, size_t s) {
     if (!g->timeline.between) live(g, "activations", layer_elements(g), sizeof(floatX), stream);
 }
 
-// What backward needs of layer l and forward has not kept: all that is between the residual
-// additions, or the outputs of both layer norms and of the non-linearity, which need no product
-// (with narrow embeddings, one: the second sum's).
+// Computes again what backward reads of layer l and forward has not kept: all that is between the
+// residual additions, or the outputs of both layer norms and of the non-linearity, which need no
+// product (one in post-norm layers, for the second sum).
 static void recompute(GPT2 *g, size_t l) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
     const LayerActs a = layer_acts(g, l);

@@ -10,13 +10,13 @@
 #define TIDE_CHOOSE_CUH
 #include "layout.cuh"
 
-// How long a step will take on a machine of these rates: a rehearsal of train_step(). Between
-// rehearsal_begin() and rehearsal_end(), what queue.cuh is given is written down instead of run, by
-// a copy of the model without memory. The third step counts: it is like all that follow. Of
-// ZenFlow, the mean over two windows, behind so many that one is like the other; one that follows
-// the gradients is taken to be of ZEN_PLANNED steps, and a longer one than ZEN_PLANNED_MOST is as
-// one of so many, but for its bytes. Of zeroth order, three steps of nine: its copies run ahead.
-// With a trace, the steps that count are drawn.
+// Predicts how long a step takes on a machine of these rates, by a rehearsal of the trainer's step:
+// a copy of the model without memory runs it, and between rehearsal_begin() and rehearsal_end()
+// queue.cuh writes its calls down instead of running them. The third step counts: all later ones
+// are like it. ZenFlow: the mean over two windows, after a warm-up; a window that follows the
+// gradients is taken to have ZEN_PLANNED steps, and one of more than ZEN_PLANNED_MOST is rehearsed
+// as one of so many, with its own bytes. Zeroth order: three steps of nine, because its copies run
+// ahead. With a trace, the steps that count are drawn.
 enum { ZEN_PLANNED = 4, ZEN_PLANNED_MOST = 64 };
 
 static size_t zen_planned_window(const GPT2 *g) {
@@ -131,8 +131,8 @@ static Prediction search_rehearse(const void *trainer, const OffloadChoice *c) {
     return gpt2_predict(x->g, x->r, x->rates, NULL);
 }
 
-// How many tokens hide weights that come: forward is a third of the products, or a quarter where
-// backward makes most of it again.
+// Prints how many tokens in a micro-batch hide the copies of weights that live on the host: forward
+// is a third of the products, or a quarter where backward computes most of it again.
 static void weights_print_time(const GPT2 *g, const Run *r, const Rates *rates,
                                const Prediction *x) {
     const Segment *layer = &g->segment[1];
@@ -262,8 +262,8 @@ static void know_rates(GPT2 *g, const Run *r, Rates *rates) {
     if (r->o.rates == NULL) rates->gpu_flops = model_flops(g->steps, r, rates);
 }
 
-// Settles which columns there are: a checkpoint's, or new ones. Layers live on the GPU, whole, as
-// --resident says, or as few as make the host's part fit into host_limit.
+// Settles ZenFlow's columns: a checkpoint's, or new ones. Whole layers stay on the GPU: the share
+// that --resident names, or as few as make the host's part fit into host_limit.
 static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     const Options *o = &r->o;
     const size_t L = g->config.layers;
@@ -292,8 +292,8 @@ static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
             "the GPU: leave it out", o->resident, z->map.whole);
 }
 
-// Where the optimizer's state is to live, from the options and, for what is "auto" there, from the
-// machine's rates. False: nothing fits.
+// Chooses where the optimizer's state lives, by the options and, for those that are "auto", by the
+// machine's rates. Returns false if nothing fits.
 static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     const Options *o = &r->o;
     OffloadChoice *c = &g->choice;

@@ -36,14 +36,10 @@ static void gradients_over_acts(GPT2 *g) {
     }
 }
 
-// The words: a segment is the embeddings, a layer, or the tail; backward completes its gradient in
-// one go, in its `place`. What this process updates of it is its own; with several ranks, a shard.
-// Pieces (offload.h) are what is updated in one go; `cut` and `room` are a shard's elements and all
-// shards'. A slot is where a visiting piece's state is while the GPU updates it.
-//
-// Follows g->choice: cuts what this process updates into pieces and segments, and says where each
-// segment's weights are, and where its gradient is made: at its own place if it can wait there for
-// the update, else in one of `places` that the layers take turns in.
+// Follows g->choice (train_gpt2.cu explains the words): cuts what this process updates into
+// segments and pieces, and sets where each segment's weights are and where its gradient is made: at
+// a place of its own if it can wait there for the update, else in one of `places` that the layers
+// use in turn.
 static void gpt2_place(GPT2 *g) {
     const GPT2Table *t = &g->table;
     const int stage = zero_stage(g->zero);
