@@ -21,12 +21,18 @@
 //               the parameters; backward completes its gradient in one go
 //   shard       the part of a segment that this process updates: all of it, or ZeRO's share
 //   piece       what is updated in one go (offload.h): a range of one shard
-//   resident    a piece whose optimizer state lives on the GPU; all others' lives on the host
-//   visitor     a piece on the host that the GPU updates: its state comes and goes
+//   resident    a piece whose optimizer state is on the GPU
+//   host piece  a piece whose state is on the host, and which the CPU updates
+//   visitor     a piece whose state is on the host, and which the GPU updates: each step copies the
+//               state to the GPU and back
+//   chosen      ZenFlow (zenflow.h): the columns of a segment that the GPU updates in every step;
+//   late        the CPU updates all others when a window of steps closes
 //   slot        room on the GPU for one visitor's state
 //   place       room for one segment's gradient while backward makes it
-//   landing     room on the host for a gradient that is added to the sum of the micro-batches
+//   landing     one of two rooms on the host for a gradient that the worker adds to the sum of the
+//               micro-batches
 //   worker      the thread that does the CPU's work, in a stream of its own (host.cuh)
+//   zo          zeroth-order training, without a backward pass (tide/gpu/zo.cuh)
 
 #include "tide/gpu/choose.cuh"
 #include "tide/run/evaluate.h"
@@ -35,49 +41,50 @@
 // =============================================================================================
 // 1. One step
 
-// What orders a step. s: a segment, that is the embeddings, a layer, or the tail.
+// The streams and events of a step. s: a segment.
 //
 //   stream    does
 //   compute   forward and backward
-//   sums      what happens on the GPU to a complete gradient: its norm, the sum of micro-batches
-//   pack      ZenFlow: packs what leaves of it
+//   sums      norm of each complete gradient, and the sum of micro-batches, on the GPU
+//   pack      ZenFlow: packs the part of a gradient that goes to the host
 //   out       copies to the host: gradients, and the state of visitors
 //   fetch     copies to the GPU: the state of visitors
 //   back      copies to the GPU: weights that the CPU has updated
-//   weights   copies to the GPU: layers' weights that live on the host (weights.cuh)
+//   weights   copies to the GPU: layers' weights that are on the host (weights.cuh)
 //   update    AdamW on the GPU
-//   host      AdamW on the CPU: the worker of host.cuh
+//   host      the worker: AdamW on the CPU, sums of micro-batches on the host
 //   ranks     collectives between GPUs (zero.cuh)
 //
-//   event            recorded in   it says                                    who waits
-//   updated[s]       update        the GPU has updated its part of s          compute: forward of s
-//                    out           the same, and that is on the host, too     weights
-//   returned[s]      back          the CPU's new weights of s are there       compute: forward of s
-//                    back or host  or, of those that live on the host, made   weights
-//   arrived[s]       weights       the weights of s have come from the host   compute; or ranks
-//   ring_free[i]     compute       the weights in place i are used no more    weights, ranks
-//   gathered[s]      ranks         all ranks' new weights of s are there      compute: forward of s
-//   grad_ready[s]    compute       backward has made the gradient of s        sums; or ranks
-//   reduced[s]       ranks         it is summed over the ranks                sums
-//   grad_left[place] sums, pack    its place is free again                    compute: backward
+//   event            recorded in   it says                                   who waits
+//   updated[s]       update        the GPU has updated its part of s         compute: forward of s
+//                    out           (s on the host) and has copied it back    weights
+//   returned[s]      back          the GPU has the CPU's new weights of s    compute: forward of s
+//                                  (s on the host: are made)                 weights
+//   arrived[s]       weights       s is copied to its place in the ring      compute (ZeRO: ranks)
+//   ring_free[i]     compute       place i of the ring is read no more       weights, ranks
+//   gathered[s]      ranks         all ranks' new weights of s are there     compute: forward of s
+//   grad_ready[s]    compute       backward has made the gradient of s       sums (ZeRO: ranks)
+//   reduced[s]       ranks         it is summed over the ranks               sums
+//   grad_left[place] sums, pack    all have read the gradient in this place  compute: backward
 //                    or out
-//   packed_free[i]   out           ZenFlow: what was packed here has left     pack
-//   grad_arrived[s]  out or host   it is on the host, to be used there        host; or fetch
-//   room_free[i]     host          it is added to the sum on the host         out
-//   computed[s]      host          ZenFlow: the late update of s is made      back
-//   result_free[s]   back          and its result on the GPU                  host
-//   step_left        sums          loss and norm are on the host              the host
-//   slot_full[slot]  fetch         what a visitor needs is there              update
-//   slot_free[slot]  out           its state is on the host again             fetch: the next one
-//   copied           compute       a micro-batch's tokens are on the GPU      the host
+//   packed_free[i]   out           ZenFlow: packed buffer i is copied        pack
+//   grad_arrived[s]  out or host   the gradient of s is on the host          host (visitors: fetch)
+//   room_free[i]     host          the worker has read landing i             out
+//                                  (ZenFlow: the host's gradient of s)
+//   computed[s]      host          ZenFlow: the late update of s is made     back
+//   result_free[s]   back          ZenFlow: its result is on the GPU         host
+//   step_left        sums          loss and norm are on the host             the main thread
+//   slot_full[slot]  fetch         all that a visitor needs is in the slot   update
+//   slot_free[slot]  out           its state is on the host again            fetch: the next one
+//   copied           compute       a micro-batch's tokens are on the GPU     the main thread
 //
-// What only hands over from one stream to another is order(). The same code is rehearsed for a
-// plan: see gpt2_rehearse().
+// order(g, a, b) makes stream b wait for all that stream a has been given: such waits need no event
+// of their own and are not listed. A plan rehearses the same code: see gpt2_rehearse().
 
-// From inputs (B, T), on the host, to the normalised output of the last layer, g->ln_f (N, C). The
-// targets (B, T) go to the GPU with them, for gpt2_head(); NULL, where that will not be called.
-// begins (B, T): where in its row each token's document begins; NULL: a row is one.
-// Queues the work and returns. No segment begins before its weights are those of the last update.
+// Computes g->ln_f (N, C), the normalised output of the last layer, from inputs (B, T) on the host.
+// The targets (B, T) are copied to the GPU with them, for gpt2_head(); NULL if that is not called.
+// begins (B, T): where in its row each token's document begins; NULL: each row is one document.
+// Queues the work and returns. Each segment waits until its weights contain the last update.
 static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
                          const int32_t *targets, size_t B, size_t T) {
     g->B = B;
@@ -99,8 +106,10 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
     }
 }
 
-// Copies to the host the gradients of segment s that wait for the update there, in stream `out`.
-// The caller has ordered `out` behind their completion; this waits for a free buffer on the host.
+// Copies to the host, in stream `out`, the part of segment s's gradient that waits for its update
+// there. The caller has ordered `out` behind the gradient. A landing must be free first; the worker
+// then adds it to the sum. Without landings nothing waits here: the update of the last step has
+// read the host's buffer before forward of s began (returned[s], or slot_full and updated[s]).
 static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *x = &g->segment[s];
     floatX *landing = g->landing + (size_t)g->landing_turn * g->longest_segment;
@@ -149,15 +158,15 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     event_record(g->grad_arrived[s], lands ? g->host.stream : g->out);
 }
 
-// Handles segment s of the micro-batch's gradient once backward has made it, while the compute
-// stream goes on: copies it to where it waits for the update, or adds it to the step's sum. With
-// the step's last micro-batch (`last`), its norm is taken first, piece by piece.
+// Adds segment s of the micro-batch's gradient to the step's sum, or copies it to where it waits
+// for the update, while the compute stream goes on. With the step's last micro-batch (`last`), also
+// computes its norm, piece by piece; where the worker sums, the worker does.
 static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *x = &g->segment[s];
     stream_wait(g->sums, gradient_event(g, s));
     for (const Piece *p = x->first; p < x->end; p++) {
         const floatX *made = (const floatX *)p->made;
-        if (p->kind == PIECE_LATE) continue;  // the chosen's piece stands for the whole segment
+        if (p->kind == PIECE_LATE) continue;  // the chosen piece has the runs of the whole segment
         const bool kept = piece_grad_on_gpu(&g->choice, p) || sums_on_gpu(g);  // on the GPU
         if (kept && g->accumulating)
             accumulate_gradient((float *)p->grad, made, p->length, !accumulate, g->sums);
@@ -181,10 +190,11 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
         order(g, from, g->out);
         gradient_to_host(g, s, accumulate, last);
     }
+    // the last that reads the place
     cudaStream_t freed = leaves && !sums_on_gpu(g) && g->zen == NULL ? g->out : from;
     event_record(g->grad_left[x->place], freed);
     if (!g->in_place) live(g, "gradients", -(double)x->length, sizeof(floatX), freed);
-    if (!g->in_place && !accumulate)  // what waits for the update, here
+    if (!g->in_place && !accumulate)  // gradients that stay on the GPU until the update
         live(g, "gradients", (double)(sums_on_gpu(g) ? x->own : x->own - x->leaving),
              waiting_bytes(g), g->sums);
     if (g->no_overlap && (leaves || g->zero != NULL)) {
@@ -347,7 +357,7 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
         timeline_end(t, span, g->fetch);
         event_record(g->slot_full[slot], g->fetch);
     }
-    // an event, not order(): visitors that were fetched ahead of their turn need not be there
+    // an event, not order(), which would also wait for the next visitors' copies
     stream_wait(g->update, g->slot_full[slot]);
     if (g->choice.keep_grads)
         update_on_gpu(g, p, number, place, weights, p->grad, waiting_bytes(g) == 2, step);
@@ -405,6 +415,7 @@ static void gpt2_update_wait(GPT2 *g) {
     device_rest();
 }
 
+// Queues one training step, waits for its norm, queues the update, and returns loss and norm.
 static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     StepResult x;
     memset(&x, 0, sizeof x);
@@ -419,9 +430,9 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     // Queue the gradient of the mean loss over all trained tokens of the step, one micro-batch
     // after the other. In the compute stream: forward, which waits for each segment's update of the
     // step before; head; and backward of the tail, of layers L-1 .. 0, of the embeddings. In the
-    // sums stream: what becomes of each of these segments of the gradient, as soon as its event
-    // grad_ready is reached; in the out stream its way to the host, if the host updates. With
-    // --zero, zero.cuh's stream comes between them: it sums the segment over the ranks.
+    // sums stream: norm and sum of each of these segments of the gradient, after its grad_ready; in
+    // the out stream their copies to the host. With --zero, the ranks stream sums a segment over
+    // the ranks before that.
     for (size_t micro = 0; micro < r->o.accum; micro++) {
         if (rehearsal == NULL
             && !run_micro_batch(r, step, micro, g->inputs, g->targets, g->begins))
