@@ -42,7 +42,11 @@ $(eval $(call program,,$$(CC) $$(CFLAGS)))
 # nvcc compiles for the GPU that is present, or for Ampere, Hopper and the newest that it knows.
 NVCC := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 # (A driver that is mounted into a container may lie where no PATH leads.)
-GPU := $(shell PATH="$$PATH:/usr/local/nvidia/bin" nvidia-smi -L 2>/dev/null | grep '^GPU ' | head -n 1)
+GPUS := PATH="$$PATH:/usr/local/nvidia/bin" nvidia-smi --query-gpu=compute_cap,name \
+            --format=csv,noheader 2>/dev/null
+GPU := $(shell $(GPUS) | awk '$$1 + 0 >= 8' | head -n 1)
+OLD_GPU := $(if $(GPU),,$(shell $(GPUS) | awk '$$1 + 0 > 0' | head -n 1))
+$(if $(OLD_GPU),$(info tide: GPU $(OLD_GPU): its compute capability is below 8.0 (Ampere): the CPU is used))
 newest = $(shell $(NVCC) --list-gpu-code 2>/dev/null | sed 's/sm_//' | sort -n | tail -n 1)
 gencode = -gencode arch=compute_$(1),code=sm_$(1)
 # Hopper's also as PTX, which the driver translates for GPUs that came after it.

@@ -32,6 +32,19 @@ done='apt-get update -qq;apt-get install -y -qq --no-install-recommends gcc g++ 
 by_sudo=$(echo "$done" | sed 's/apt-get/sudo;&/g')
 unset CC CXX INSTALL MAKEFLAGS MAKELEVEL
 
+# A GPU that the kernels cannot run on counts as none, and make says so.
+mkdir gpus
+for gpu in "7.5, Tesla T4" "9.0, NVIDIA H200" "12.0, NVIDIA GeForce RTX 5090"; do
+    printf '#!/bin/sh\necho "%s"\n' "$gpu" >gpus/nvidia-smi
+    chmod +x gpus/nvidia-smi
+    PATH="$work/gpus:$PATH" make -n -C "$top" run NVCC=nvcc >run.said 2>&1
+    case $gpu in
+        7*) check an_old_gpu_is_said grep -q '^tide: GPU 7.5, Tesla T4: .* the CPU is used$' run.said
+            check and_not_used grep -q 'scripts/run.sh ./train_gpt2 *$' run.said ;;
+        *) check "gpu_${gpu%%.*}_is_used" grep -q 'scripts/run.sh ./train_gpt2cu *$' run.said ;;
+    esac
+done
+
 says='no compiler found; this installs one, and so does INSTALL=1: sudo apt-get update && sudo apt-get install'
 make_it >said 2>&1
 check nothing_is_installed_unasked sh -c '[ "$1" -ne 0 ] && [ ! -s calls ]' - $?
