@@ -79,7 +79,7 @@ done
 }
 
 # The line at which the debugger stops is found by its text.
-line=$(sed -n "s/^    \$ line=\$(grep -n '\(.*\)' tide.kernels.cuh | cut -d : -f 1)$/\1/p" "$top/doc/emulator.md")
+line=$(sed -n "s/^    \$ line=\$(grep -n '\(.*\)' tide.gpu.kernels.cuh | cut -d : -f 1)$/\1/p" "$top/doc/emulator.md")
 check the_debugger_stops_at_one_line test "$(grep -cF -e "${line:-none}" "$top/tide/gpu/kernels.cuh")" -eq 1
 
 # Examples in rows: as the demo has them.
