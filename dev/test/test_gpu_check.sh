@@ -223,7 +223,6 @@ check a_little_is_recomputed measured offload '^none-light$' 'ms, plan'
 check below_what_is_expected said offload '^tiny residual_layernorm_forward' below
 check as_expected said offload '^tiny attention_forward' 'as expected'
 check above_what_is_expected said offload '^tiny AdamW' above
-check time_of_a_kernel measured offload '^tiny AdamW' '^10000.0 us'  # of that alone
 check trace_is_there sh -c 'gzip -dc out_offload/trace.json.gz | grep -q traceEvents'
 check rates_can_be_used ./train_gpt2cu --plan --model gpt2 --rates out_offload/measured_rates.txt \
     --gpu-memory 8G --host-memory 8G
