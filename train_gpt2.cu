@@ -4,9 +4,10 @@
 //   2. Sampling, evaluation, checkpoints
 //   3. Logs, the training loop, and main()
 //
-// The twin of train_gpt2.c, and tested against it, tensor by tensor. This file says in which order
-// things happen and what waits for what. In tide/gpu/: blocks.cuh and heads.cuh have what a layer
-// computes, layout.cuh has where everything lies, choose.cuh what is decided before training.
+// The twin of train_gpt2.c, and tested against it, tensor by tensor. This file has the order of a
+// step and its waits, but for those of weights.cuh, zenflow.cuh and zero.cuh. In tide/gpu/,
+// blocks.cuh and heads.cuh have the layers and heads, layout.cuh the memory, choose.cuh the
+// decisions before training.
 // Lessons: doc/mixed_precision.md (bf16), doc/streams.md, doc/offload.md.
 //
 // floatX is the type in which parameters, activations and gradients are stored (gpu.cuh). This file
@@ -286,8 +287,8 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last) {
 
 // Returns the sum of the squares of all gradients, in the blocks and the order that adam.h defines;
 // and, in *loss, the mean loss of the step. The host waits here, once per step. This wait is also
-// an ordering edge: the update that is queued after it overwrites weights and gradients that
-// backward reads, and no event protects them. The GPU adds up all sums, also those that the host
+// an ordering edge: the update that is queued after it overwrites weights that backward reads, and
+// no event protects them. The GPU adds up all sums, also those that the host
 // has made.
 static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
     const bool on_host = g->accumulating && g->choice.sum_on_host && g->pieces.grads_host > 0;

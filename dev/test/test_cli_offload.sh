@@ -307,6 +307,12 @@ for model in $models; do
 done
 plan --model 20b --batch 1 --offload zero --gpu-memory 99T >plan.out
 check parameters_are_plain_numbers grep -q '^offload zero: 22.07 G parameters, 22.07 G up' plan.out
+early='^the last [1-9][0-9]* of 34 segments are updated first: their gradients leave first$'
+slow="--model 7b --batch 1 --seq 2048 --offload zero --rates h200_16cores.txt --gpu-memory 140G --host-memory 400G"
+plan $slow >plan.out
+check updates_begin_with_what_has_arrived grep -q "$early" plan.out
+plan $slow --no-overlap >plan.out
+check not_without_overlap sh -c '! grep -q "updated first" plan.out && grep -q "^predicted" plan.out'
 # What a plan and a run with the same options say about memory, and what was taken.
 said() { plan_of "$1"; grep '^offload \|^recomputing\|^gradients \|^weights ' "$1"; }
 for run in "zero $steps --offload zero" "share $steps --offload interleave --share 0.5 $fine" \

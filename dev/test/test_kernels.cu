@@ -837,8 +837,24 @@ static void sizes_are_refused(void) {
     }
 }
 
+// Sums of products are fp32: in 16 bits the library would round twice. No GPU either.
+static void sums_in_16_bits_are_refused(void) {
+    char line[1024];
+    int status;
+    if (in_child(line, &status)) {
+        Matmul lt;
+        memset(&lt, 0, sizeof lt);
+        gemm(&lt, false, true, 8, 8, 8, (bf16 *)NULL, 8, (bf16 *)NULL, 8, (bf16 *)NULL, 8, NULL,
+             true, GEMM_PLAIN, NULL, NULL);
+        _exit(0);
+    }
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) != 0 && strstr(line, "sums are fp32") != NULL,
+          "%d, %s", status, line);
+}
+
 int main(void) {
     RUN(sizes_are_refused);
+    RUN(sums_in_16_bits_are_refused);
     RUN(scratch_is_enough);
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     RUN(encoder<float>);

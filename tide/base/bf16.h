@@ -18,8 +18,8 @@ HOST_DEVICE static inline uint16_t f32_to_bf16(float f) {
 
 // A master weight is the bf16 weight that forward and backward use, and 16 bits more, which only
 // the update needs: the fp32 number's lower half. The weight is the nearest, of two as near the
-// larger: so its upper half is the weight, less 1 if the lower half rounded it up. (With ties to
-// even, which of two a tie had come from could not be told.) NaN stays NaN.
+// larger: so its upper half is the weight, less 1 if the lower half rounded it up. (Rounding ties
+// to even would give two masters the same weight and lower half.) NaN stays NaN.
 // In `upper` numbers the upper half of a word counts, what is in the lower does not.
 HOST_DEVICE static inline uint32_t master_upper(float f) {
     return f != f ? float_bits(f) | 0x400000 : float_bits(f) + 0x8000;

@@ -19,8 +19,8 @@
 enum { FAMILY_GPT2, FAMILY_OPT };          // which Hugging Face naming a saved model uses
 enum { ACTIVATION_GELU, ACTIVATION_RELU };  // GELU in its tanh form ("gelu_new")
 
-// Placement, by the options' values: what backward computes again, where the optimizer's state
-// lives and who updates it (offload.h), and where the weights live.
+// Placement, by the options' values: activations that backward computes again; memory of the
+// optimizer's state, and the processor that updates it (offload.h); memory of the weights.
 enum { RECOMPUTE_AUTO, RECOMPUTE_NONE, RECOMPUTE_LIGHT, RECOMPUTE_BLOCK };
 enum { OFFLOAD_AUTO, OFFLOAD_NONE, OFFLOAD_ZERO, OFFLOAD_TWINFLOW, OFFLOAD_INTERLEAVE,
        OFFLOAD_ZENFLOW };

@@ -123,8 +123,8 @@ static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, con
 }
 
 // One warp takes one block of NORM_BLOCK elements, which is the unit of work here. Lanes are
-// folded in the order of norm_block_sum(): what lane 0 adds up is the same, if not what the others
-// do. 16 loads of each lane are under way at a time; adding the 0 of those past the end changes
+// folded in the order of norm_block_sum(): lane 0 ends with the same sum, the other lanes need not.
+// 16 loads of each lane are under way at a time; adding the 0 of those past the end changes
 // nothing.
 enum { NORM_WARPS = 8 };
 

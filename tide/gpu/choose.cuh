@@ -3,7 +3,7 @@
 // (GPT2.steps), with streams that only write down what they are given (rehearsal.h).
 //   gpt2_rehearse(), gpt2_predict()   how long a step takes on a machine of these rates
 //   model_flops()                     what forward and backward of a few layers reach
-//   settle()                          everything, as the options say; or an error that says what
+//   settle()                          all choices, by the options; or an error with options that
 //                                     would fit
 //   calibrate()                       --calibrate
 #ifndef TIDE_CHOOSE_CUH

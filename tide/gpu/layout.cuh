@@ -3,7 +3,7 @@
 //   gpt2_place()                           pieces, segments and places, by g->choice
 //   gpt2_buffers()                         every buffer; gpt2_bytes(), gpt2_host_bytes(): sums
 //   gpt2_take(), gpt2_settle()             follow a choice; settle what is "auto" in it
-//   gpt2_print()                           says it
+//   gpt2_print()                           prints the choice and the memory
 //   gpt2_allocate(), gpt2_release(), gpt2_free()    memory, streams and events
 #ifndef TIDE_LAYOUT_CUH
 #define TIDE_LAYOUT_CUH

@@ -191,8 +191,8 @@ static void zen_rest_leaves(GPT2 *g, size_t s) {
                      waiting_bytes(g) == 2, &z->map, (int)s, true, z->column, z->pack);
 }
 
-// In stream `sums`, behind all gradients of the step: what the host must know besides the norm. Of
-// several ranks each has the sums over its own rows; all get all of them.
+// Sends the sums over columns to the host, in stream `sums`, behind all gradients of the step. Each
+// rank has the sums over its own rows, and all ranks get all of them.
 static void zen_sums_leave(GPT2 *g) {
     ZenFlow *z = g->zen;
     const size_t bytes = z->map.columns * sizeof(ZenSum);

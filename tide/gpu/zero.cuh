@@ -252,8 +252,8 @@ static cudaEvent_t gradient_event(const GPT2 *g, size_t s) {
 
 // gpt2_grad_norm_squared() of several ranks: behind what the stream `sums` has been given, each
 // rank's part of the loss and its block sums go to all others, and each rank's GPU adds up all of
-// them in one order. (Sums of runs would be fewer, but shards cut runs.) What a rank wants the
-// others to know goes with them.
+// them in one order. (Sums of runs would be fewer, but shards cut runs.) A rank's other numbers for
+// all ranks are sent with them.
 static double zero_norm_squared(GPT2 *g, double *loss) {
     Zero *z = g->zero;
     const size_t n = zero_exchanged(z);
