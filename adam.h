@@ -361,7 +361,9 @@ static inline void adam_work(const AdamWork *w) {
 static inline void adam_update(void *w, uint16_t *low, void *m, void *v, const void *grad,
                                int grad_is_bf16, size_t n, const AdamStep *s, int decay) {
     const AdamRun run = {0, n, decay, 0};
-    const AdamWork work = {w, low, m, v, NULL, grad, grad_is_bf16, 0, 1, NULL, &run, 1, *s};
+    const AdamWork work = {.w = w, .low = low, .m = m, .v = v, .sum = NULL, .grad = grad,
+                           .grad_is_bf16 = grad_is_bf16, .first = 0, .scale = 1,
+                           .block_sums = NULL, .runs = &run, .count = 1, .step = *s};
     adam_work(&work);
 }
 

@@ -370,6 +370,8 @@ typedef struct {
     float *att_in, *mlp_in, *mid_mean, *mid_rstd;
 } LayerActs;
 
+typedef LAYER_WEIGHTS(float) LayerWeights;
+
 typedef struct {
     GPT2Config config;
     GPT2Table table;
@@ -491,10 +493,16 @@ static void gpt2_free(GPT2 *g) {
     gpt2_table_free(&g->table);
 }
 
-// The twelve tensors of layer l inside an arena (parameters or gradients), by LN_1_W .. FCPROJ_B.
-static void layer_tensors(const GPT2 *g, float *arena, size_t l, float *out[LAYER_TENSORS]) {
-    for (int k = 0; k < LAYER_TENSORS; k++)
-        out[k] = arena + g->table.tensors[g->table.first_layer + (int)l * LAYER_TENSORS + k].offset;
+// The tensors of layer l inside an arena: parameters, or gradients.
+static LayerWeights layer_weights(const GPT2 *g, float *arena, size_t l) {
+    LayerWeights w;
+    for (int k = 0; k < LAYER_TENSORS; k++) {
+        const int i = layer_tensor(&g->table, l, k);
+        w.kind[k] = i < 0 ? NULL : arena + g->table.tensors[i].offset;
+    }
+    w.mid_w = g->config.post_norm ? w.ln_1_w : w.ln_2_w;
+    w.mid_b = g->config.post_norm ? w.ln_1_b : w.ln_2_b;
+    return w;
 }
 
 static float *tensor(const GPT2 *g, float *arena, int index) {
@@ -523,9 +531,9 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
 static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, size_t B,
                          size_t T) {
     const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads, N = B * T;
-    const size_t L = g->config.layers;
+    const size_t A = config_att(&g->config), Q = config_qkv(&g->config);
+    const size_t M = config_mlp(&g->config), L = g->config.layers;
     const bool post = g->config.post_norm;
-    const int middle = post ? LN_1_W : LN_2_W;
     g->B = B;
     g->T = T;
     g->documents = begins;
@@ -543,21 +551,20 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
     float *x = g->x;
     for (size_t l = 0; l < L; l++) {
         const LayerActs a = layer_acts(g, l);
-        float *w[LAYER_TENSORS];
-        layer_tensors(g, g->params, l, w);
+        const LayerWeights w = layer_weights(g, g->params, l);
         x = g->training ? a.x + g->max_B * g->max_T * C : a.x;  // where the layer's output goes
-        if (!post) layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C);
-        matmul_forward(a.qkv, a.att_in, w[QKV_W], w[QKV_B], N, C, config_qkv(&g->config));
+        if (!post) layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C);
+        matmul_forward(a.qkv, a.att_in, w.qkv_w, w.qkv_b, N, C, Q);
         attention_forward(a.atty, a.lse, a.qkv, begins, g->scratch, B, T, C, NH);
-        matmul_forward(a.mid, a.atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C);
+        matmul_forward(a.mid, a.atty, w.attproj_w, w.attproj_b, N, A, C);
         residual_forward(a.mid, a.x, N * C);
-        layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w[middle], w[middle + 1], N, C);
-        matmul_forward(a.fc, a.mlp_in, w[FC_W], w[FC_B], N, C, F);
+        layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w.mid_w, w.mid_b, N, C);
+        matmul_forward(a.fc, a.mlp_in, w.fc_w, w.fc_b, N, C, M);
         activation_forward(a.act, a.fc, N * F, g->config.activation);
         float *sum = post ? a.ln_2 : x;
-        matmul_forward(sum, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C);
+        matmul_forward(sum, a.act, w.fcproj_w, w.fcproj_b, N, F, C);
         residual_forward(sum, post ? a.ln_1 : a.mid, N * C);
-        if (post) layernorm_forward(x, a.mean_2, a.rstd_2, sum, w[LN_2_W], w[LN_2_B], N, C);
+        if (post) layernorm_forward(x, a.mean_2, a.rstd_2, sum, w.ln_2_w, w.ln_2_b, N, C);
     }
     if (g->config.embed > 0)
         matmul_forward(g->ln_f, x, tensor(g, g->params, g->table.project_out), NULL, N, C,
@@ -643,11 +650,11 @@ static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32
 static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
     const size_t C = g->config.channels, F = g->config.ffn, NH = g->config.heads;
     const size_t B = g->B, T = g->T, N = B * T, L = g->config.layers;
+    const size_t A = config_att(&g->config), Q = config_qkv(&g->config), M = config_mlp(&g->config);
     const GPT2Table *t = &g->table;
     float *dx = g->dx, *dc = g->dc, *dwide = g->dwide;
     const size_t E = g->config.embed;
     const bool post = g->config.post_norm;
-    const int middle = post ? LN_1_W : LN_2_W;
     const float *last = g->x + L * g->max_B * g->max_T * C;
     if (E > 0) {
         matmul_backward(dx, tensor(g, g->grads, t->project_out), NULL, dc, last,
@@ -660,37 +667,34 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
     }
     for (size_t l = L; l-- > 0;) {
         const LayerActs a = layer_acts(g, l);
-        float *w[LAYER_TENSORS], *d[LAYER_TENSORS];
+        const LayerWeights w = layer_weights(g, g->params, l), d = layer_weights(g, g->grads, l);
         float *stream = dx, *branch = dc;  // gradients of the residual stream and in a branch
-        layer_tensors(g, g->params, l, w);
-        layer_tensors(g, g->grads, l, d);
         if (post) {  // the gradient of a sum is made anew by its normalisation
             stream = dc;
             branch = dx;
             memset(stream, 0, N * C * sizeof(float));
-            layernorm_backward(stream, d[LN_2_W], d[LN_2_B], dx, a.ln_2, w[LN_2_W], a.mean_2,
+            layernorm_backward(stream, d.ln_2_w, d.ln_2_b, dx, a.ln_2, w.ln_2_w, a.mean_2,
                                a.rstd_2, N, C, accumulate);
         }
         // MLP branch: stream -> dact -> dfc -> dmlp_in -> stream
-        matmul_backward(dwide, d[FCPROJ_W], d[FCPROJ_B], stream, a.act, w[FCPROJ_W], N, F, C,
+        matmul_backward(dwide, d.fcproj_w, d.fcproj_b, stream, a.act, w.fcproj_w, N, F, C,
                         accumulate);
         activation_backward(dwide, a.fc, N * F, g->config.activation);
-        matmul_backward(branch, d[FC_W], d[FC_B], dwide, a.mlp_in, w[FC_W], N, C, F, accumulate);
+        matmul_backward(branch, d.fc_w, d.fc_b, dwide, a.mlp_in, w.fc_w, N, C, M, accumulate);
         if (post) {
             residual_forward(branch, stream, N * C);
             memset(stream, 0, N * C * sizeof(float));
         }
-        layernorm_backward(stream, d[middle], d[middle + 1], branch, a.mid, w[middle], a.mid_mean,
+        layernorm_backward(stream, d.mid_w, d.mid_b, branch, a.mid, w.mid_w, a.mid_mean,
                            a.mid_rstd, N, C, accumulate);
         // attention branch: stream -> datty -> dqkv -> datt_in -> stream
-        matmul_backward(branch, d[ATTPROJ_W], d[ATTPROJ_B], stream, a.atty, w[ATTPROJ_W], N, C, C,
+        matmul_backward(branch, d.attproj_w, d.attproj_b, stream, a.atty, w.attproj_w, N, A, C,
                         accumulate);
         attention_backward(dwide, branch, a.atty, a.lse, a.qkv, g->documents, g->scratch, B, T, C,
                            NH);
-        matmul_backward(branch, d[QKV_W], d[QKV_B], dwide, a.att_in, w[QKV_W], N, C, 3 * C,
-                        accumulate);
+        matmul_backward(branch, d.qkv_w, d.qkv_b, dwide, a.att_in, w.qkv_w, N, C, Q, accumulate);
         if (post) residual_forward(branch, stream, N * C);  // dx again
-        else layernorm_backward(stream, d[LN_1_W], d[LN_1_B], branch, a.x, w[LN_1_W], a.mean_1,
+        else layernorm_backward(stream, d.ln_1_w, d.ln_1_b, branch, a.x, w.ln_1_w, a.mean_1,
                                 a.rstd_1, N, C, accumulate);
     }
     // A tied head has just written its part of dwte; the embeddings add theirs.
@@ -728,8 +732,8 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
         const Shard *s = &g->shards.shards[i];
         const size_t at = g->table.tensors[s->tensor].offset + s->offset;
         const AdamRun run = {at, s->length, s->decay, at};
-        const AdamWork work = {g->params, NULL, g->m, g->v, NULL, g->grads, false, false, 1, NULL,
-                               &run, 1, *step};
+        const AdamWork work = {.w = g->params, .m = g->m, .v = g->v, .grad = g->grads, .scale = 1,
+                               .runs = &run, .count = 1, .step = *step};
         adam_work(&work);
     }
 }

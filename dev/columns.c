@@ -282,7 +282,7 @@ static void print_all(const Columns *s) {
         if (m->tensor != NULL) print_matrix(s, m, width);
     for (size_t k = 0; k < sizeof kinds / sizeof *kinds && s->config.layers > 1; k++) {
         char name[64];
-        const GPT2Tensor *t = &s->table.tensors[s->table.first_layer + kinds[k]];
+        const GPT2Tensor *t = &s->table.tensors[layer_tensor(&s->table, 0, kinds[k])];
         snprintf(name, sizeof name, "all %s", strchr(strchr(t->name, '.') + 1, '.') + 1);
         print_total(s, kinds[k], name, width);
     }

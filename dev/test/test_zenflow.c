@@ -496,7 +496,7 @@ static void the_rest_is_late_by_exactly_what_was_told(void) {
             size_t differs = 0, seen = 0, e = 0;
             for (size_t step = 1; step <= 16; step++) {
                 const ZenRates rates = rates_of(step);
-                const ZenTensor *z = &a.map.tensor[m.table.first_layer + FC_W];
+                const ZenTensor *z = &a.map.tensor[layer_tensor(&m.table, 0, FC_W)];
                 if (step == cases[i].at) {
                     const size_t slot = part == 0 ? z->chosen + 2 : 1;
                     e = z->at + 4 * z->cols + (size_t)a.map.column[z->column_at + slot];

@@ -43,13 +43,15 @@ typedef struct {
                           // branch, and no normalisation follows the last layer
 } GPT2Config;
 
-// Channels of wte and the head; of q, k and v together; of one attention head; and of the widest
-// row that a layer makes.
+// Channels of wte and the head; of one attention head; of all heads; of q, k and v together; of
+// what the MLP's first product makes; and of the widest row that a layer makes.
 static size_t config_embed(const GPT2Config *c) { return c->embed > 0 ? c->embed : c->channels; }
-static size_t config_qkv(const GPT2Config *c) { return 3 * c->channels; }
 static size_t config_head(const GPT2Config *c) { return c->channels / c->heads; }
+static size_t config_att(const GPT2Config *c) { return c->heads * config_head(c); }
+static size_t config_qkv(const GPT2Config *c) { return 3 * config_att(c); }
+static size_t config_mlp(const GPT2Config *c) { return c->ffn; }
 static size_t config_wide(const GPT2Config *c) {
-    return c->ffn > config_qkv(c) ? c->ffn : config_qkv(c);
+    return config_mlp(c) > config_qkv(c) ? config_mlp(c) : config_qkv(c);
 }
 
 #define LAYERNORM_EPS 1e-5f
@@ -127,9 +129,39 @@ static bool gpt2_preset(GPT2Config *c, const char *name) {
 // ---------------------------------------------------------------------------------------------
 // The parameter table
 
-// The tensors of one layer, in the order in which they lie in memory.
-enum { LN_1_W, LN_1_B, QKV_W, QKV_B, ATTPROJ_W, ATTPROJ_B,
-       LN_2_W, LN_2_B, FC_W, FC_B, FCPROJ_W, FCPROJ_B, LAYER_TENSORS };
+// The tensors of one layer, in the order in which they lie in memory: kind, field of LayerWeights,
+// native name, the part of the layer that reads it (tide/gpu/blocks.cuh), first values, rows,
+// columns. A linear layer's weight is (OC, C).
+#define LAYER_PARAMETERS(PARAM, c) \
+    PARAM(LN_1_W, ln_1_w, "ln_1.w", 0, INIT_ONE, 1, (c)->channels) \
+    PARAM(LN_1_B, ln_1_b, "ln_1.b", 0, INIT_ZERO, 1, (c)->channels) \
+    PARAM(QKV_W, qkv_w, "attn.qkv.w", 0, INIT_NORMAL, config_qkv(c), (c)->channels) \
+    PARAM(QKV_B, qkv_b, "attn.qkv.b", 0, INIT_ZERO, 1, config_qkv(c)) \
+    PARAM(ATTPROJ_W, attproj_w, "attn.proj.w", 1, INIT_RESIDUAL, (c)->channels, config_att(c)) \
+    PARAM(ATTPROJ_B, attproj_b, "attn.proj.b", 1, INIT_ZERO, 1, (c)->channels) \
+    PARAM(LN_2_W, ln_2_w, "ln_2.w", 1, INIT_ONE, 1, (c)->channels) \
+    PARAM(LN_2_B, ln_2_b, "ln_2.b", 1, INIT_ZERO, 1, (c)->channels) \
+    PARAM(FC_W, fc_w, "mlp.fc.w", 2, INIT_NORMAL, config_mlp(c), (c)->channels) \
+    PARAM(FC_B, fc_b, "mlp.fc.b", 2, INIT_ZERO, 1, config_mlp(c)) \
+    PARAM(FCPROJ_W, fcproj_w, "mlp.proj.w", 3, INIT_RESIDUAL, (c)->channels, (c)->ffn) \
+    PARAM(FCPROJ_B, fcproj_b, "mlp.proj.b", 3, INIT_ZERO, 1, (c)->channels)
+
+#define LAYER_KIND(kind, ...) kind,
+enum { LAYER_PARAMETERS(LAYER_KIND, 0) LAYER_TENSORS, LAYER_PARTS = 4 };
+#undef LAYER_KIND
+
+// First values, as in GPT-2: normal(0, 0.02), and 0.02 / sqrt(2 L) for the two projections that
+// write into the residual stream, because 2 L of them add up there; or a constant, of vectors.
+enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL };
+
+// The parameters of one layer, or their gradients: by kind, or by name. NULL: this family has no
+// such tensor. mid_w and mid_b are those of the norm after attention's sum: ln_2, or in post-norm
+// layers ln_1.
+#define LAYER_FIELD(kind, field, ...) *field,
+#define LAYER_WEIGHTS(type) union { \
+        type *kind[LAYER_TENSORS]; \
+        struct { type LAYER_PARAMETERS(LAYER_FIELD, 0) *mid_w, *mid_b; }; \
+    }
 
 typedef struct {
     char name[32];        // "wte", "h.3.attn.qkv.w", "ln_f.b": native names, one per tensor
@@ -142,7 +174,7 @@ typedef struct {
     size_t size;          // rows_padded * cols elements
     size_t offset;        // of the first element in the arena, a multiple of ALIGN_ELEMENTS
     float init_std;       // first values: normal(0, init_std); 0: constant init_value
-    float init_value;
+    float init_value;     // (rank 1)
 } GPT2Tensor;
 
 typedef struct {
@@ -150,80 +182,78 @@ typedef struct {
     GPT2Tensor *tensors;  // in memory order
     int wte, wpe, ln_f_w, ln_f_b, lm_head;  // indices; lm_head == wte when the head is tied
     int project_in, project_out;  // (C, E) and (E, C), instead of ln_f; of these, -1: not there
-    int first_layer;      // index of layer 0's ln_1.w; layer l's tensor k is first_layer + l*12 + k
+    int first_layer;      // index of layer 0's first tensor
+    int per_layer;        // tensors of a layer
+    int within[LAYER_TENSORS];  // by kind: index within a layer, -1: this family has no such tensor
     int tail;             // index of the first tensor after the layers
     size_t elements;      // length of the arena in elements, gaps included (they stay zero)
     size_t parameters;    // what one calls the model's size: logical elements only
 } GPT2Table;
 
 static GPT2Tensor *table_add(GPT2Table *t, const char *name, int layer, int kind, size_t rows,
-                             size_t cols, int rank, float std, float value) {
+                             size_t cols, int init, size_t L) {
     GPT2Tensor *x = &t->tensors[t->count++];
     snprintf(x->name, sizeof x->name, "%s", name);
     x->layer = layer;
     x->kind = kind;
-    x->rank = rank;
-    x->decay = rank >= 2;
+    x->rank = init >= INIT_NORMAL ? 2 : 1;
+    x->decay = x->rank == 2;
     x->rows = x->rows_padded = rows;
     x->cols = cols;
-    x->init_std = std;
-    x->init_value = value;
+    x->init_value = init == INIT_ONE;
+    if (init == INIT_NORMAL) x->init_std = 0.02f;
+    if (init == INIT_RESIDUAL) x->init_std = (float)(0.02 / __builtin_sqrt(2.0 * (double)L));
     return x;
 }
 
 // Lays the model out: wte, wpe, the layers, ln_f, lm_head (untied only); with narrow embeddings
 // project_in follows wpe, and project_out is in ln_f's place. One layer is one contiguous range.
 // The caller frees it with gpt2_table_free().
-// First values as in GPT-2: normal(0, 0.02), and 0.02 / sqrt(2 L) for the two projections that
-// write into the residual stream, because 2 L of them add up there.
 static GPT2Table gpt2_table(const GPT2Config *c) {
-    static const char *const names[LAYER_TENSORS] = {
-        "ln_1.w", "ln_1.b", "attn.qkv.w", "attn.qkv.b", "attn.proj.w", "attn.proj.b",
-        "ln_2.w", "ln_2.b", "mlp.fc.w", "mlp.fc.b", "mlp.proj.w", "mlp.proj.b"};
-    const size_t C = c->channels, E = config_embed(c), F = c->ffn, L = c->layers;
-    const float std = 0.02f, residual_std = (float)(0.02 / __builtin_sqrt(2.0 * (double)L));
+    #define LAYER_ROW(kind, field, name, part, init, rows, cols) {name, init, rows, cols},
+    const struct { const char *name; int init; size_t rows, cols; } layer[LAYER_TENSORS] = {
+        LAYER_PARAMETERS(LAYER_ROW, c)};
+    #undef LAYER_ROW
+    const size_t C = c->channels, E = config_embed(c), L = c->layers;
     GPT2Table t;
     memset(&t, 0, sizeof t);
     t.tensors = ALLOC(GPT2Tensor, L * LAYER_TENSORS + 6, "table");
     t.wte = t.count;
-    table_add(&t, "wte", -1, -1, c->vocab, E, 2, std, 0)->rows_padded = c->vocab_padded;
+    table_add(&t, "wte", -1, -1, c->vocab, E, INIT_NORMAL, L)->rows_padded = c->vocab_padded;
     t.wpe = t.count;
-    table_add(&t, "wpe", -1, -1, c->context, C, 2, std, 0);
+    table_add(&t, "wpe", -1, -1, c->context, C, INIT_NORMAL, L);
     t.project_in = t.project_out = t.ln_f_w = t.ln_f_b = -1;
     if (c->embed > 0) {
         t.project_in = t.count;
-        table_add(&t, "project_in.w", -1, -1, C, E, 2, std, 0);
+        table_add(&t, "project_in.w", -1, -1, C, E, INIT_NORMAL, L);
     }
     t.first_layer = t.count;
+    for (int k = 0; k < LAYER_TENSORS; k++)
+        t.within[k] = layer[k].rows * layer[k].cols > 0 ? t.per_layer++ : -1;
     for (size_t l = 0; l < L; l++) {
-        const size_t Q = config_qkv(c);
-        const size_t rows[LAYER_TENSORS] = {1, 1, Q, 1, C, 1, 1, 1, F, 1, C, 1};
-        const size_t cols[LAYER_TENSORS] = {C, C, C, Q, C, C, C, C, C, F, F, C};
         for (int k = 0; k < LAYER_TENSORS; k++) {
             char name[32];
-            snprintf(name, sizeof name, "h.%zu.%s", l, names[k]);
-            const bool matrix = k == QKV_W || k == ATTPROJ_W || k == FC_W || k == FCPROJ_W;
-            const bool residual = k == ATTPROJ_W || k == FCPROJ_W;
-            table_add(&t, name, (int)l, k, rows[k], cols[k], matrix ? 2 : 1,
-                      matrix ? (residual ? residual_std : std) : 0.0f,
-                      k == LN_1_W || k == LN_2_W ? 1.0f : 0.0f);
+            if (t.within[k] < 0) continue;
+            snprintf(name, sizeof name, "h.%zu.%s", l, layer[k].name);
+            table_add(&t, name, (int)l, k, layer[k].rows, layer[k].cols, layer[k].init, L);
         }
     }
     t.tail = t.count;
     if (c->embed > 0) {
         t.project_out = t.count;
-        table_add(&t, "project_out.w", (int)L, -1, E, C, 2, std, 0);
+        table_add(&t, "project_out.w", (int)L, -1, E, C, INIT_NORMAL, L);
     }
     if (!c->post_norm) {
         t.ln_f_w = t.count;
-        table_add(&t, "ln_f.w", (int)L, -1, 1, C, 1, 0, 1);
+        table_add(&t, "ln_f.w", (int)L, -1, 1, C, INIT_ONE, L);
         t.ln_f_b = t.count;
-        table_add(&t, "ln_f.b", (int)L, -1, 1, C, 1, 0, 0);
+        table_add(&t, "ln_f.b", (int)L, -1, 1, C, INIT_ZERO, L);
     }
     t.lm_head = t.wte;
     if (!c->tied) {
         t.lm_head = t.count;
-        table_add(&t, "lm_head", (int)L, -1, c->vocab, E, 2, std, 0)->rows_padded = c->vocab_padded;
+        table_add(&t, "lm_head", (int)L, -1, c->vocab, E, INIT_NORMAL, L)->rows_padded =
+            c->vocab_padded;
     }
     for (int i = 0; i < t.count; i++) {
         GPT2Tensor *x = &t.tensors[i];
@@ -233,6 +263,24 @@ static GPT2Table gpt2_table(const GPT2Config *c) {
         t.parameters += x->rows * x->cols;
     }
     return t;
+}
+
+// Index of layer l's tensor of this kind, or -1.
+static int layer_tensor(const GPT2Table *t, size_t l, int kind) {
+    return t->within[kind] < 0 ? -1 : t->first_layer + (int)l * t->per_layer + t->within[kind];
+}
+
+// Indices of the first tensors of layer 0's parts; and of the one behind the last part.
+static void gpt2_parts(const GPT2Table *t, int first[LAYER_PARTS + 1]) {
+    #define LAYER_PART(kind, field, name, part, ...) part,
+    static const int parts[LAYER_TENSORS] = {LAYER_PARAMETERS(LAYER_PART, 0)};
+    #undef LAYER_PART
+    int i = t->first_layer;
+    for (int part = 0; part < LAYER_PARTS; part++) {
+        first[part] = i;
+        while (i < t->first_layer + t->per_layer && parts[t->tensors[i].kind] == part) i++;
+    }
+    first[LAYER_PARTS] = i;
 }
 
 static void gpt2_table_free(GPT2Table *t) { free(t->tensors); memset(t, 0, sizeof *t); }
@@ -274,10 +322,10 @@ static void gpt2_init(const GPT2Table *t, float *arena, uint64_t seed) {
 // pointer of each name.
 #define LAYER_ACTIVATIONS(ACT, c) \
     ACT(qkv, config_qkv(c), false, 0, RECOMPUTE_LIGHT) \
-    ACT(atty, (c)->channels, false, 0, RECOMPUTE_LIGHT) \
+    ACT(atty, config_att(c), false, 0, RECOMPUTE_LIGHT) \
     ACT(lse, (c)->heads, true, 0, RECOMPUTE_LIGHT) \
     ACT(mid, (c)->channels, false, 1, RECOMPUTE_LIGHT) \
-    ACT(fc, (c)->ffn, false, 2, RECOMPUTE_LIGHT) \
+    ACT(fc, config_mlp(c), false, 2, RECOMPUTE_LIGHT) \
     ACT(mean_1, 1, true, (c)->post_norm ? 1 : 0, RECOMPUTE_LIGHT) \
     ACT(rstd_1, 1, true, (c)->post_norm ? 1 : 0, RECOMPUTE_LIGHT) \
     ACT(mean_2, 1, true, (c)->post_norm ? 3 : 1, RECOMPUTE_LIGHT) \
@@ -351,12 +399,12 @@ static ShardMap gpt2_shards_all(const GPT2Table *t) {
 
 // Floating-point operations of one forward and backward per token at sequence length T: 6 for
 // every weight that enters a matrix product (the embedding lookups do none, the head does), and
-// 6 T C per layer for the two attention products over T/2 keys on average.
+// 6 T NH HS per layer for the two attention products over T/2 keys on average.
 static double gpt2_flops_per_token(const GPT2Config *c, size_t T) {
-    const double C = (double)c->channels, F = (double)c->ffn, L = (double)c->layers;
+    const double C = (double)c->channels, A = (double)config_att(c), L = (double)c->layers;
     const double E = (double)config_embed(c), V = (double)c->vocab;
-    const double weights = L * (4 * C * C + 2 * C * F) + V * E + (c->embed > 0 ? 2 * C * E : 0);
-    return 6 * weights + 6 * L * C * (double)T;
+    const double layer = C * (double)(config_qkv(c) + config_att(c) + config_mlp(c) + c->ffn);
+    return 6 * (L * layer + V * E + (c->embed > 0 ? 2 * C * E : 0)) + 6 * L * A * (double)T;
 }
 
 #endif

@@ -9,31 +9,31 @@
 #define TIDE_BLOCKS_CUH
 #include "gpt2.cuh"
 
-// Runs a part of a layer whose parameters are w, by LN_1_W ..: it reads those of the part, and of
-// the norm of its sum. Part 0 begins with att_in: the norm of x that pre-norm layers read is made
-// before. Part 3 ends with a->branch; post-norm layers add and normalise it, into a->out.
-static void layer_part(GPT2 *g, int part, const LayerActs *a, floatX *const w[LAYER_TENSORS]) {
-    const size_t C = g->config.channels, F = g->config.ffn, B = g->B, T = g->T, N = B * T;
-    const bool post = g->config.post_norm;
-    const int middle = post ? LN_1_W : LN_2_W;
+// Runs a part of a layer with weights w: the part's, and those of the norm of its sum. Part 0 begins
+// with att_in: the norm of x that pre-norm layers read is made before. Part 3 ends with a->branch;
+// post-norm layers add and normalise it, into a->out.
+static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights *w) {
+    const GPT2Config *c = &g->config;
+    const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
+    const size_t A = config_att(c), Q = config_qkv(c), M = config_mlp(c);
+    const bool post = c->post_norm;
     Matmul *lt = &g->lt;
     cudaStream_t stream = g->compute;
     if (part == 0) {
-        matmul_forward(lt, a->qkv, a->att_in, w[QKV_W], w[QKV_B], N, C,
-                       config_qkv(&g->config), stream);
-        attention_forward(a->atty, a->lse, a->qkv, g->documents, B, T, C, g->config.heads, stream);
+        matmul_forward(lt, a->qkv, a->att_in, w->qkv_w, w->qkv_b, N, C, Q, stream);
+        attention_forward(a->atty, a->lse, a->qkv, g->documents, B, T, C, c->heads, stream);
     } else if (part == 1) {
-        matmul_forward(lt, a->branch, a->atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C, stream);
+        matmul_forward(lt, a->branch, a->atty, w->attproj_w, w->attproj_b, N, A, C, stream);
         residual_layernorm_forward(a->mid, a->mlp_in, a->mid_mean, a->mid_rstd, a->x, a->branch,
-                                   w[middle], w[middle + 1], N, C, stream);
+                                   w->mid_w, w->mid_b, N, C, stream);
     } else if (part == 2) {
-        matmul_forward(lt, a->fc, a->mlp_in, w[FC_W], w[FC_B], N, C, F, stream);
-        activation_forward(a->act, a->fc, N * F, g->config.activation, stream);
+        matmul_forward(lt, a->fc, a->mlp_in, w->fc_w, w->fc_b, N, C, M, stream);
+        activation_forward(a->act, a->fc, N * F, c->activation, stream);
     } else {
-        matmul_forward(lt, a->branch, a->act, w[FCPROJ_W], w[FCPROJ_B], N, F, C, stream);
+        matmul_forward(lt, a->branch, a->act, w->fcproj_w, w->fcproj_b, N, F, C, stream);
         if (post)
             residual_layernorm_forward(a->ln_2, a->out, a->mean_2, a->rstd_2, a->ln_1, a->branch,
-                                       w[LN_2_W], w[LN_2_B], N, C, stream);
+                                       w->ln_2_w, w->ln_2_b, N, C, stream);
     }
 }
 
@@ -45,42 +45,41 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, floatX *const w[LA
 static void layer_backward(GPT2 *g, size_t l) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
     const bool post = g->config.post_norm;
-    const int middle = post ? LN_1_W : LN_2_W;
     const LayerActs a = layer_acts(g, l);
-    floatX *w[LAYER_TENSORS], *d[LAYER_TENSORS], *dwide = g->dwide;
+    const size_t A = config_att(&g->config), Q = config_qkv(&g->config), M = config_mlp(&g->config);
+    const LayerWeights w = layer_weights(g, l), d = layer_grads(g, l);
+    floatX *dwide = g->dwide;
     floatX *dx = g->dx, *dc = g->branch;  // the gradients of the stream and in a branch
     float *sum = g->scratch;
     Matmul *lt = &g->lt;
     cudaStream_t stream = g->compute;
-    layer_tensors(g, l, w, d);
     if (post) {  // the gradient of a sum is made anew by its normalisation
         dx = g->branch;
         dc = g->dx;
         stream_zero(dx, N * C * sizeof(floatX), stream);
-        layernorm_backward(dx, d[LN_2_W], d[LN_2_B], d[FCPROJ_B], sum, dc, a.ln_2, w[LN_2_W],
+        layernorm_backward(dx, d.ln_2_w, d.ln_2_b, d.fcproj_b, sum, dc, a.ln_2, w.ln_2_w,
                            a.mean_2, a.rstd_2, N, C, stream);
     } else {
-        layernorm_dinp_sum(d[FCPROJ_B], sum, N, C, stream);  // by the norm above this layer
+        layernorm_dinp_sum(d.fcproj_b, sum, N, C, stream);  // by the norm above this layer
     }
     // MLP branch: dx -> dact -> dfc -> dmlp_in -> dx
-    matmul_backward(lt, dwide, d[FCPROJ_W], dx, a.act, w[FCPROJ_W], N, F, C, stream);
-    activation_backward(dwide, d[FC_B], sum, a.fc, N, F, g->config.activation, stream);
-    matmul_backward(lt, dc, d[FC_W], dwide, a.mlp_in, w[FC_W], N, C, F, stream);
+    matmul_backward(lt, dwide, d.fcproj_w, dx, a.act, w.fcproj_w, N, F, C, stream);
+    activation_backward(dwide, d.fc_b, sum, a.fc, N, F, g->config.activation, stream);
+    matmul_backward(lt, dc, d.fc_w, dwide, a.mlp_in, w.fc_w, N, C, M, stream);
     if (post) {
         residual_forward(dc, dx, N * C, stream);
         stream_zero(dx, N * C * sizeof(floatX), stream);
     }
-    layernorm_backward(dx, d[middle], d[middle + 1], d[ATTPROJ_B], sum, dc, a.mid, w[middle],
+    layernorm_backward(dx, d.mid_w, d.mid_b, d.attproj_b, sum, dc, a.mid, w.mid_w,
                        a.mid_mean, a.mid_rstd, N, C, stream);
     // attention branch: dx -> datty -> dqkv -> datt_in -> dx
-    matmul_backward(lt, dc, d[ATTPROJ_W], dx, a.atty, w[ATTPROJ_W], N, C, C, stream);
+    matmul_backward(lt, dc, d.attproj_w, dx, a.atty, w.attproj_w, N, A, C, stream);
     attention_backward(dwide, g->delta, dc, a.atty, a.lse, a.qkv, g->documents, g->B, g->T, C,
                        g->config.heads, stream);
-    const size_t Q = config_qkv(&g->config);
-    matmul_backward(lt, dc, d[QKV_W], dwide, a.att_in, w[QKV_W], N, C, Q, stream);
-    bias_backward(d[QKV_B], sum, dwide, N, Q, stream);
+    matmul_backward(lt, dc, d.qkv_w, dwide, a.att_in, w.qkv_w, N, C, Q, stream);
+    bias_backward(d.qkv_b, sum, dwide, N, Q, stream);
     if (post) residual_forward(dc, dx, N * C, stream);  // in g->dx again
-    else layernorm_backward<floatX>(dx, d[LN_1_W], d[LN_1_B], NULL, sum, dc, a.x, w[LN_1_W],
+    else layernorm_backward<floatX>(dx, d.ln_1_w, d.ln_1_b, NULL, sum, dc, a.x, w.ln_1_w,
                                     a.mean_1, a.rstd_1, N, C, stream);
 }
 
@@ -110,15 +109,14 @@ static void forward_segment(GPT2 *g, size_t s) {
     }
     if (s == 0 || s > L) return;
     const LayerActs a = layer_acts(g, s - 1);
-    floatX *w[LAYER_TENSORS];
-    layer_tensors(g, s - 1, w, NULL);
+    const LayerWeights w = layer_weights(g, s - 1);
     const bool post = g->config.post_norm;
     if (s == 1 && !post)
-        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
+        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, stream);
     else if (!post)
-        residual_layernorm_forward(x, a.ln_1, a.mean_1, a.rstd_1, sum, g->branch, w[LN_1_W],
-                                   w[LN_1_B], N, C, stream);
-    for (int part = 0; part < LAYER_PARTS; part++) layer_part(g, part, &a, w);
+        residual_layernorm_forward(x, a.ln_1, a.mean_1, a.rstd_1, sum, g->branch, w.ln_1_w,
+                                   w.ln_1_b, N, C, stream);
+    for (int part = 0; part < LAYER_PARTS; part++) layer_part(g, part, &a, &w);
     if (!g->timeline.between) live(g, "activations", layer_elements(g), sizeof(floatX), stream);
 }
 
@@ -128,25 +126,23 @@ static void forward_segment(GPT2 *g, size_t s) {
 static void recompute(GPT2 *g, size_t l) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
     const LayerActs a = layer_acts(g, l);
-    floatX *w[LAYER_TENSORS];
+    const LayerWeights w = layer_weights(g, l);
     const bool post = g->config.post_norm;
-    const int middle = post ? LN_1_W : LN_2_W;
-    layer_tensors(g, l, w, NULL);
     if (!post)
-        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, g->compute);
+        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, g->compute);
     if (g->choice.recompute == RECOMPUTE_BLOCK) {
         const ActTable t = gpt2_acts(&g->config);
         bool makes[LAYER_PARTS] = {};  // something that backward reads
         for (int k = 0; k < LAYER_ACTS; k++) makes[t.acts[k].part] = true;
         for (int part = 0; part < LAYER_PARTS; part++)
-            if (makes[part]) layer_part(g, part, &a, w);
+            if (makes[part]) layer_part(g, part, &a, &w);
         return;
     }
     GPU_TAKES(g->compute, 2 * (2 * C + F) * N * sizeof(floatX), gpu_bytes);
     activation_forward(a.act, a.fc, N * F, g->config.activation, g->compute);
-    layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w[middle], w[middle + 1], N, C,
+    layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w.mid_w, w.mid_b, N, C,
                       g->compute);
-    if (post) layer_part(g, 3, &a, w);
+    if (post) layer_part(g, 3, &a, &w);
 }
 
 // Backward of segment s: the tail, from the head's gradient (made by gpt2_head); a layer; or the

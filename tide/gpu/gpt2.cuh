@@ -2,7 +2,7 @@
 // train_gpt2.cu, zenflow.cuh, zero.cuh and zo.cuh work on it.
 //   GPT2, Segment, LayerActs         the model; a range of its parameters; a layer's activations
 //   pieces_point()                   where each piece is
-//   tensor(), tensor_grad(), layer_tensors()                                   where a tensor is
+//   tensor(), tensor_grad(), layer_weights()                                   where a tensor is
 //   order(), copy_out(), copy_in()   one stream after another; over the link
 //   upload()                         a batch, on its way to the GPU
 //   host_work(), host_submit()       work for the CPU
@@ -53,6 +53,8 @@ static void layer_order(LayerActs *a, const GPT2Config *c) {
     a->mid_mean = post ? a->mean_1 : a->mean_2;
     a->mid_rstd = post ? a->rstd_1 : a->rstd_2;
 }
+
+typedef LAYER_WEIGHTS(floatX) LayerWeights;
 
 // A segment is one contiguous range of the arena: 0 the embeddings, 1 .. L the layers, L + 1 the
 // tail (ln_f, and an untied head). Backward completes their gradients from the last to the first.
@@ -291,8 +293,6 @@ static size_t piece_bytes(const GPT2 *g, int kind) {
 //     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
 // Once backward has made a layer's gradient, nothing of its range is used any more until forward
 // comes there again, which waits for the layer's update: until then the gradient may lie there.
-enum { LAYER_PARTS = 4 };
-
 // Do layers share what is made again, or, with no backward, everything?
 static bool shares_acts(const GPT2 *g) {
     return !g->training || g->choice.recompute >= RECOMPUTE_LIGHT;
@@ -472,16 +472,24 @@ static void state_copy(const GPT2 *g, const Piece *p, int k, size_t at, float *w
     free(half);
 }
 
-// The twelve parameters of layer l, by LN_1_W .. FCPROJ_B; and, unless d is NULL, the places of
-// their gradients.
-static void layer_tensors(const GPT2 *g, size_t l, floatX *w[LAYER_TENSORS], floatX **d) {
-    const Segment *s = &g->segment[l + 1];
+// Tensors of layer l inside an arena that has the layer's segment at `arena`.
+static LayerWeights layer_pointers(const GPT2 *g, size_t l, floatX *arena) {
+    LayerWeights w;
     for (int k = 0; k < LAYER_TENSORS; k++) {
-        const int index = g->table.first_layer + (int)l * LAYER_TENSORS + k;
-        const size_t at = g->table.tensors[index].offset - s->at;
-        w[k] = g->params + s->param_at + at;
-        if (d != NULL) d[k] = g->grads + s->grad_at + at;
+        const int i = layer_tensor(&g->table, l, k);
+        w.kind[k] = i < 0 ? NULL : arena + (g->table.tensors[i].offset - g->segment[l + 1].at);
     }
+    w.mid_w = g->config.post_norm ? w.ln_1_w : w.ln_2_w;
+    w.mid_b = g->config.post_norm ? w.ln_1_b : w.ln_2_b;
+    return w;
+}
+
+static LayerWeights layer_weights(const GPT2 *g, size_t l) {
+    return layer_pointers(g, l, g->params + g->segment[l + 1].param_at);
+}
+
+static LayerWeights layer_grads(const GPT2 *g, size_t l) {
+    return layer_pointers(g, l, g->grads + g->segment[l + 1].grad_at);
 }
 
 // A tensor outside the layers.

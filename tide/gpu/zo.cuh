@@ -27,11 +27,11 @@
 // =============================================================================================
 // 1. Kernels
 
-// Up to four tensors that lie next to each other, the unit of all that is done with weights: in a
+// Up to six tensors that lie next to each other, the unit of all that is done with weights: in a
 // layer, what is used together. Elements [at, at + n) of the group are first .. of the tensor; what
 // lies between the ranges is padding.
 typedef struct { uint64_t at, n, first; uint32_t tensor; int decay; } ZoRange;
-typedef struct { size_t length; int count; ZoRange range[4]; } ZoGroup;
+typedef struct { size_t length; int count; ZoRange range[6]; } ZoGroup;
 
 // What theta is stored as.
 #define ZO_STORAGE (PRECISION == PRECISION_FP32 ? ZO_FP32 \
@@ -136,8 +136,7 @@ zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *tar
 // =============================================================================================
 // 2. What it adds to the model, and where layers live
 
-enum { ZO_GROUPS = LAYER_PARTS };  // a group of a layer is the parameters of a part (blocks.cuh)
-static const int zo_group_first[ZO_GROUPS + 1] = {LN_1_W, ATTPROJ_W, FC_W, FCPROJ_W, LAYER_TENSORS};
+enum { ZO_GROUPS = LAYER_PARTS };  // a group of a layer is the parameters of a part (model.h)
 
 enum { ZO_EVALUATION = 2 };  // the staging of evaluations; those of training are 0 and 1, by turns
 
@@ -163,6 +162,7 @@ struct Zo {
     size_t streamed;            // layers that live on the host and visit the GPU (zo_home())
     size_t slots;
     ZoGroup group[ZO_GROUPS];   // of layer 0; the others' differ in the numbers of their tensors
+    int group_first[ZO_GROUPS + 1];  // index of its first tensor, of layer 0
     size_t group_at[ZO_GROUPS]; // elements, within a layer
     size_t chunk;               // tokens of the vocabulary whose logits are made at a time
     size_t scratch;             // elements of perturbed weights, for each sign
@@ -254,9 +254,10 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
     }
     g->param_elements = segment_room(g, 0);
     z->scratch = 2 * round_up(C, ALIGN_ELEMENTS);
+    gpt2_parts(t, z->group_first);
     for (int k = 0; k < ZO_GROUPS; k++) {
-        const int begin = t->first_layer + zo_group_first[k];
-        z->group[k] = zo_group(t, begin, zo_group_first[k + 1] - zo_group_first[k]);
+        const int begin = z->group_first[k];
+        z->group[k] = zo_group(t, begin, z->group_first[k + 1] - begin);
         z->group_at[k] = t->tensors[begin].offset - t->tensors[t->first_layer].offset;
         if (z->group[k].length > z->scratch) z->scratch = z->group[k].length;
     }
@@ -471,7 +472,8 @@ static void zo_perturb_group(GPT2 *g, const ZoPass *p, size_t l, int k, floatX *
     }
     if (first) compute_span(g, p->signs == 0 ? "update" : "forward", l + 1);
     ZoGroup group = z->group[k];
-    for (int i = 0; i < group.count; i++) group.range[i].tensor += (uint32_t)l * LAYER_TENSORS;
+    for (int i = 0; i < group.count; i++)
+        group.range[i].tensor += (uint32_t)l * (uint32_t)g->table.per_layer;
     zo_weights(g, theta + at, &group, first ? &p->update : &zo_nothing, p, query);
     if (!visits) return;
     if (first && p->update.step != 0) {
@@ -509,8 +511,9 @@ static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const Zo *z = g->zo;
     floatX *x = zo_x(g, query, sign), *atty = z->atty + (size_t)sign * most * C;
-    floatX *act = z->act + (size_t)sign * most * g->config.ffn, *w[LAYER_TENSORS] = {};
+    floatX *act = z->act + (size_t)sign * most * g->config.ffn;
     const ZoRange *range = z->group[k].range;
+    LayerWeights w = {};
     const bool post = g->config.post_norm;
     LayerActs a = {};
     a.x = a.mid = a.out = x;
@@ -524,16 +527,17 @@ static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
     a.fc = a.act = act;
     layer_order(&a, &g->config);
     for (int i = 0; i < z->group[k].count; i++)
-        w[zo_group_first[k] + i] = z->perturbed[sign] + range[i].at;
+        w.kind[g->table.tensors[z->group_first[k] + i].kind] = z->perturbed[sign] + range[i].at;
+    w.mid_w = w.ln_2_w;
+    w.mid_b = w.ln_2_b;
     if (post && k == 0) zo_keep_norm(g, range[0].at, sign);
     if (post && k % 2 == 1) {  // the norm of this part's sum
-        const int norm = k == 1 ? LN_1_W : LN_2_W;
-        w[norm] = z->norm + (size_t)sign * zo_norm(g);
-        w[norm + 1] = w[norm] + zo_norm(g) / 2;
+        w.mid_w = w.ln_2_w = z->norm + (size_t)sign * zo_norm(g);
+        w.mid_b = w.ln_2_b = w.mid_w + zo_norm(g) / 2;
     }
     if (!post && k == 0)
-        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, x, w[LN_1_W], w[LN_1_B], N, C, g->compute);
-    layer_part(g, k, &a, w);
+        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, x, w.ln_1_w, w.ln_1_b, N, C, g->compute);
+    layer_part(g, k, &a, &w);
     if (post && k == 1) zo_keep_norm(g, range[2].at, sign);
     if (!post && k == 3) residual_forward(x, a.branch, N * C, g->compute);
 }

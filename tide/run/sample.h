@@ -124,7 +124,8 @@ static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2
 
 // Floats of the cache: keys and values (L, context, C); then the rows of one token.
 static size_t decode_floats(const GPT2Config *c) {
-    return 2 * c->layers * c->context * c->channels + 5 * c->channels + c->ffn + c->context;
+    return 2 * c->layers * c->context * c->channels + 2 * c->channels + config_qkv(c)
+         + config_mlp(c) + c->context;
 }
 
 // out (OC) = w (OC, C) . x + b: one row is bound by reading w, so there is nothing to block.
