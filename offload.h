@@ -77,6 +77,7 @@ typedef struct {
     int first_run, runs;     // its tensors or parts of them, in Pieces.runs; at is relative to ours
     size_t first_block, blocks;  // its blocks of the gradient norm, which no cut ever divides
     size_t state_at;         // of the elements with state where ours is: its first one
+    bool grad_on_gpu;        // its gradient waits for the update on the GPU, not on the host
     size_t grad_at;          // the same for the gradient, where that waits for the update
     size_t weights_at;       // the same for the weights, where the CPU updates them or they live
     bool over_acts;          // there the layer's activations were, and grad_at counts bytes
@@ -98,12 +99,6 @@ typedef struct {
     size_t longest_visit;            // elements
     size_t grads_gpu, grads_host;    // elements of gradients that wait for the update there
 } Pieces;
-
-// Does the piece's gradient wait for the update on the GPU?
-static bool piece_grad_on_gpu(const OffloadChoice *c, const Piece *p) {
-    return p->kind == PIECE_RESIDENT || p->kind == PIECE_CHOSEN
-        || (p->kind == PIECE_VISIT && c->keep_grads);
-}
 
 // The shards, with the gaps behind them, are half-open ranges of the shard space; and the one that
 // holds element `at`.
@@ -183,7 +178,8 @@ static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
         size_t *const n = list->elements;
         p->state_at = kind == PIECE_RESIDENT ? n[kind] : n[PIECE_HOST] + n[PIECE_VISIT];
         n[kind] += p->length;
-        size_t *grads = piece_grad_on_gpu(c, p) ? &list->grads_gpu : &list->grads_host;
+        p->grad_on_gpu = kind == PIECE_RESIDENT || (kind == PIECE_VISIT && c->keep_grads);
+        size_t *grads = p->grad_on_gpu ? &list->grads_gpu : &list->grads_host;
         p->grad_at = *grads;
         *grads += p->length;
         if (kind == PIECE_VISIT && p->length > list->longest_visit)

@@ -116,13 +116,13 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     floatX *landing = g->landing + (size_t)g->landing_turn * g->longest_segment;
     const bool lands = g->accumulating && g->choice.sum_on_host;
     const size_t room = lands ? (size_t)g->landing_turn : s;
-    const size_t bytes = lands ? sizeof(floatX) : host_grad_bytes(g);  // of an element
+    const size_t bytes = lands ? sizeof(floatX) : g->host_grad_bytes;  // of an element
     Timeline *t = &g->timeline;
     if (lands || g->zen != NULL) stream_wait(g->out, g->room_free[room]);
     const int leaving = timeline_begin(t, ROW_LEAVE, "leave", s, x->leaving * bytes, g->out);
     for (const Piece *p = x->first; p < x->end; p++) {
-        const void *from = sums_on_gpu(g) ? p->grad : p->made;
-        if (piece_grad_on_gpu(&g->choice, p)) continue;
+        const void *from = g->sums_on_gpu ? p->grad : p->made;
+        if (p->grad_on_gpu) continue;
         void *to = p->host_grad;
         if (p->kind == PIECE_LATE) from = zen_packed(g->zen);
         if (lands) to = landing + (p->at - x->own_at);
@@ -144,7 +144,7 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     if (lands) {
         order(g, g->out, g->host.stream);
         for (const Piece *p = x->first; p < x->end; p++) {
-            if (piece_grad_on_gpu(&g->choice, p)) continue;
+            if (p->grad_on_gpu) continue;
             AdamWork work = host_work(g, p, NULL);
             work.sum = (float *)p->host_grad;
             work.grad = landing + (p->at - x->own_at);
@@ -168,20 +168,20 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     for (const Piece *p = x->first; p < x->end; p++) {
         const floatX *made = (const floatX *)p->made;
         if (p->kind == PIECE_LATE) continue;  // the chosen piece has the runs of the whole segment
-        const bool kept = piece_grad_on_gpu(&g->choice, p) || sums_on_gpu(g);  // on the GPU
+        const bool kept = p->grad_on_gpu || g->sums_on_gpu;  // on the GPU
         if (kept && g->accumulating)
             accumulate_gradient((float *)p->grad, made, p->length, !accumulate, g->sums);
         else if (kept && p->grad != made)
             stream_copy(p->grad, made, p->length * sizeof(floatX), cudaMemcpyDeviceToDevice,
                         g->sums);
         if (last && (kept || !g->accumulating))
-            norm_block_sums_gpu(kept ? p->grad : made, waiting_bytes(g) == 2,
+            norm_block_sums_gpu(kept ? p->grad : made, g->waiting_bytes == 2,
                                 g->pieces.runs + p->first_run, p->runs,
                                 g->norm_sums + p->first_block, g->sums);
     }
     if (g->zen != NULL && last) zen_chosen_waits(g, s);
     // sums on the GPU cross the link once, with the last micro-batch
-    const bool leaves = x->leaving > 0 && (last || !sums_on_gpu(g));
+    const bool leaves = x->leaving > 0 && (last || !g->sums_on_gpu);
     cudaStream_t from = g->sums;
     if (leaves && g->zen != NULL) {  // packed, in a stream of its own
         zen_rest_leaves(g, s);
@@ -192,12 +192,12 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
         gradient_to_host(g, s, accumulate, last);
     }
     // the last that reads the place
-    cudaStream_t freed = leaves && !sums_on_gpu(g) && g->zen == NULL ? g->out : from;
+    cudaStream_t freed = leaves && !g->sums_on_gpu && g->zen == NULL ? g->out : from;
     event_record(g->grad_left[x->place], freed);
     if (!g->in_place) live(g, "gradients", -(double)x->length, sizeof(floatX), freed);
     if (!g->in_place && !accumulate)  // gradients that stay on the GPU until the update
-        live(g, "gradients", (double)(sums_on_gpu(g) ? x->own : x->own - x->leaving),
-             waiting_bytes(g), g->sums);
+        live(g, "gradients", (double)(g->sums_on_gpu ? x->own : x->own - x->leaving),
+             g->waiting_bytes, g->sums);
     if (g->no_overlap && (leaves || g->zero != NULL)) {
         compute_span(g, "wait", s);
         const cudaEvent_t gone = leaves ? g->grad_arrived[s] : gradient_event(g, s);
@@ -213,7 +213,7 @@ enum { SLOT_WEIGHTS = 3, SLOT_GRAD, SLOT_PARTS };
 static void slot_places(const GPT2 *g, int visit, void *place[SLOT_PARTS]) {
     char *slot = g->slots + (size_t)(visit % g->slot_count) * slot_bytes(g);
     for (int k = 0; k < SLOT_PARTS; k++) {
-        const size_t size = k < 3 ? state_bytes(g, PIECE_VISIT, k) : g->slot_weights;
+        const size_t size = k < 3 ? g->state_bytes[PIECE_VISIT][k] : g->slot_weights;
         place[k] = slot;
         slot += g->pieces.longest_visit * size;
     }
@@ -229,7 +229,7 @@ static size_t visitor_weights(const GPT2 *g, const Piece *p) {
 static void visitor_fetch(GPT2 *g, int visit) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
     const size_t weights = p->length * visitor_weights(g, p);
-    const size_t bytes = p->length * piece_bytes(g, PIECE_VISIT) + weights;
+    const size_t bytes = p->length * g->piece_bytes[PIECE_VISIT] + weights;
     const int slot = visit % g->slot_count;
     void *place[SLOT_PARTS];
     slot_places(g, visit, place);
@@ -239,7 +239,7 @@ static void visitor_fetch(GPT2 *g, int visit) {
                                     bytes, g->fetch);
     live(g, "visiting state", (double)bytes, 1, g->fetch);
     for (int k = FIRST_STATE; k < 3; k++)
-        copy_in(g, place[k], p->state[k], p->length * state_bytes(g, p->kind, k), g->fetch);
+        copy_in(g, place[k], p->state[k], p->length * g->state_bytes[p->kind][k], g->fetch);
     if (weights > 0) copy_in(g, place[SLOT_WEIGHTS], p->weights, weights, g->fetch);
     timeline_end(&g->timeline, span, g->fetch);
     event_record(g->slot_full[slot], g->fetch);
@@ -296,7 +296,7 @@ static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
     if (g->zen != NULL) zen_sums_leave(g);
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
-        if (!on_host || piece_grad_on_gpu(&g->choice, p)) continue;
+        if (!on_host || p->grad_on_gpu) continue;
         stream_copy(g->norm_sums + p->first_block, g->worker_sums + p->first_block,
                     p->blocks * sizeof(double), cudaMemcpyHostToDevice, g->sums);
     }
@@ -315,7 +315,7 @@ static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamSte
     const size_t bytes = p->length * sizeof(floatX);
     AdamWork work = host_work(g, p, step);
     work.grad = p->host_grad;
-    work.grad_is_bf16 = host_grad_bytes(g) == 2;
+    work.grad_is_bf16 = g->host_grad_bytes == 2;
     stream_wait(g->host.stream, g->grad_arrived[p->segment]);
     host_submit(g, p, number, &work);
     order(g, g->host.stream, g->back);
@@ -343,7 +343,7 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     const Piece *p = &g->pieces.pieces[g->visits[visit]];
     const size_t number = (size_t)g->visits[visit];
     const size_t weight_bytes = p->length * visitor_weights(g, p);
-    const size_t bytes = p->length * piece_bytes(g, PIECE_VISIT) + weight_bytes;
+    const size_t bytes = p->length * g->piece_bytes[PIECE_VISIT] + weight_bytes;
     const int slot = visit % g->slot_count;
     Timeline *t = &g->timeline;
     void *place[SLOT_PARTS];
@@ -351,7 +351,7 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     void *weights = g->segment[p->segment].streams ? place[SLOT_WEIGHTS] : p->params;
     if (visit >= g->fetched) visitor_fetch(g, visit);
     if (!g->choice.keep_grads) {
-        const size_t grad_bytes = p->length * host_grad_bytes(g);
+        const size_t grad_bytes = p->length * g->host_grad_bytes;
         stream_wait(g->fetch, g->grad_arrived[p->segment]);
         const int span = timeline_begin(t, ROW_FETCH, "fetch", number, grad_bytes, g->fetch);
         copy_in(g, place[SLOT_GRAD], p->host_grad, grad_bytes, g->fetch);
@@ -361,14 +361,14 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     // an event, not order(), which would also wait for the next visitors' copies
     stream_wait(g->update, g->slot_full[slot]);
     if (g->choice.keep_grads)
-        update_on_gpu(g, p, number, place, weights, p->grad, waiting_bytes(g) == 2, step);
+        update_on_gpu(g, p, number, place, weights, p->grad, g->waiting_bytes == 2, step);
     else
-        update_on_gpu(g, p, number, place, weights, place[SLOT_GRAD], host_grad_bytes(g) == 2,
+        update_on_gpu(g, p, number, place, weights, place[SLOT_GRAD], g->host_grad_bytes == 2,
                       step);
     order(g, g->update, g->out);
     const int flushing = timeline_begin(t, ROW_FLUSH, "flush", number, bytes, g->out);
     for (int k = FIRST_STATE; k < 3; k++)
-        copy_out(g, p->state[k], place[k], p->length * state_bytes(g, p->kind, k));
+        copy_out(g, p->state[k], place[k], p->length * g->state_bytes[p->kind][k]);
     if (weight_bytes > 0) copy_out(g, p->weights, weights, weight_bytes);
     timeline_end(t, flushing, g->out);
     live(g, "visiting state", -(double)bytes, 1, g->out);
@@ -387,7 +387,7 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
         const Segment *x = &g->segment[s];
         for (const Piece *p = x->first; p < x->end; p++) {
             const size_t number = (size_t)(p - g->pieces.pieces);
-            const bool is_bf16 = waiting_bytes(g) == 2;
+            const bool is_bf16 = g->waiting_bytes == 2;
             switch (p->kind) {
             case PIECE_RESIDENT:
                 update_on_gpu(g, p, number, p->state, p->params, p->grad, is_bf16, step);
@@ -398,8 +398,8 @@ static void gpt2_update(GPT2 *g, const AdamStep *step) {
             case PIECE_LATE: break;  // zen_window()
             }
         }
-        const bool whole = g->in_place || sums_on_gpu(g);
-        live(g, "gradients", -(double)(whole ? x->own : x->own - x->leaving), waiting_bytes(g),
+        const bool whole = g->in_place || g->sums_on_gpu;
+        live(g, "gradients", -(double)(whole ? x->own : x->own - x->leaving), g->waiting_bytes,
              g->update);
         event_record(g->updated[s], x->streams && g->zen == NULL ? g->out : g->update);
         event_record(g->returned[s], g->back);
@@ -685,7 +685,7 @@ static int train(Run *r) {
     live(g, "weights", (double)g->param_elements, sizeof(floatX), g->compute);
     if (g->training)
         live(g, "resident state", (double)g->pieces.elements[PIECE_RESIDENT],
-             piece_bytes(g, PIECE_RESIDENT), g->compute);
+             g->piece_bytes[PIECE_RESIDENT], g->compute);
     const DevicePeak device = device_peak(sizeof(floatX) == sizeof(float));
     const double peak = device.flops * (double)r->world;
     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {

@@ -44,7 +44,7 @@ static void bench_mode(const char *name, const GPT2Config *config, const Offload
     for (int i = 0; i < count; i++)  // 0.0115: zeros may be faster to divide
         if (list[i].kind != BUFFER_HOST && strcmp(list[i].purpose, "gradients") == 0)
             CUDA(cudaMemset(buffer_get(&list[i]), 0x3c, list[i].bytes));
-    memset(g->host_grads, 0x3c, g->pieces.grads_host * host_grad_bytes(g));
+    memset(g->host_grads, 0x3c, g->pieces.grads_host * g->host_grad_bytes);
     CUDA(cudaDeviceSynchronize());
     const AdamStep step = adam_step_prepare(1e-4, 0.9, 0.95, 1e-8, 0.1, 1, 1);
     double t[ROUNDS];

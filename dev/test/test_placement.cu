@@ -242,7 +242,7 @@ static void check_over_acts(const GPT2 *g, const Config *c, const char *name) {
         const Piece *p = &g->pieces.pieces[i];
         const char *from = (const char *)p->grad;
         const bool layer = p->segment > 0 && p->segment < g->segments - 1;
-        const bool kept = layer && piece_grad_on_gpu(&g->choice, p);
+        const bool kept = layer && p->grad_on_gpu;
         const size_t bytes = round_up(p->length * sizeof(floatX), 256);
         if (kept && may && !g->in_place && bytes <= layer_stride(g) / 2 && !p->over_acts)
             CHECK(end != NULL && end + bytes > g->acts + (size_t)p->segment * layer_stride(g)

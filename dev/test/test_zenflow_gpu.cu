@@ -508,7 +508,7 @@ static void check_same(const Record *a, const Record *b, size_t first, size_t la
 // The bytes that crossed the link are those of what the reference did.
 static void check_moved(const GPT2 *g, const Config *c, const Record *r, const char *name) {
     const size_t X_ = sizeof(floatX), each = g->segment[1].leaving;
-    const size_t state = piece_bytes(g, PIECE_CHOSEN), shown = r->rest - (size_t)g->streamed * each;
+    const size_t state = g->piece_bytes[PIECE_CHOSEN], shown = r->rest - (size_t)g->streamed * each;
     size_t in = layers_fetched(g, c->accum, c->evaluates, r->steps) * each * X_, out = 0;
     size_t selections = 0;
     for (size_t i = 0; i < r->steps; i++) {

@@ -9,9 +9,9 @@
 #define TIDE_BLOCKS_CUH
 #include "gpt2.cuh"
 
-// Runs a part of a layer with weights w: the part's, and those of the norm of its sum. Part 0 begins
-// with att_in: the norm of x that pre-norm layers read is made before. Part 3 ends with a->branch;
-// post-norm layers add and normalise it, into a->out.
+// Runs a part of a layer with weights w: the part's, and those of the norm of its sum. Part 0
+// begins with att_in: the norm of x that pre-norm layers read is made before. Part 3 ends with
+// a->branch; post-norm layers add and normalise it, into a->out.
 static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights *w) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;

@@ -87,8 +87,8 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
 
 // Returns the bytes per element that update_bound() counts.
 static UpdateBytes update_bytes(const GPT2 *g) {
-    const UpdateBytes b = {(double)host_grad_bytes(g), sizeof(floatX), g->choice.keep_grads,
-                           (double)piece_bytes(g, PIECE_VISIT),
+    const UpdateBytes b = {(double)g->host_grad_bytes, sizeof(floatX), g->choice.keep_grads,
+                           (double)g->piece_bytes[PIECE_VISIT],
                            (double)g->streamed / (double)g->config.layers};
     return b;
 }

@@ -129,6 +129,12 @@ struct GPT2 {
     int slot_count;             // slots for visitors
     int places;                 // where layers' gradients are made in turn, unless in_place
     bool offloaded;             // some state lives on the host
+    bool sums_on_gpu;           // of several micro-batches, all gradients are summed on the GPU
+    size_t waiting_bytes;       // of an element of a gradient that waits for the update on the GPU,
+    size_t host_grad_bytes;     // and on the host
+    size_t state_bytes[PIECE_KINDS][3];  // by kind, of an element of what masters are besides the
+                                         // weights, of m, and of v
+    size_t piece_bytes[PIECE_KINDS];     // and of all three
     bool in_place;              // gradients wait for the update where backward makes them
     size_t grads_over_acts;     // elements that wait where activations were: see layer_acts()
     bool no_overlap;            // backward waits until each gradient has left
@@ -257,34 +263,23 @@ static size_t gradient_elements(const GPT2 *g) {
     return segment_room(g, g->in_place ? 0 : g->places);
 }
 
-// Where several micro-batches are summed on the GPU, all of them are, each at its place.
-static bool sums_on_gpu(const GPT2 *g) {
-    return g->accumulating && !g->choice.sum_on_host;
-}
-
-// Bytes of a gradient that waits for the update, on the GPU and on the host.
-static size_t waiting_bytes(const GPT2 *g) {
-    return g->accumulating ? sizeof(float) : sizeof(floatX);
-}
-
-static size_t host_grad_bytes(const GPT2 *g) {
-    const bool wide = g->zen == NULL && (g->accumulating || g->choice.wire_f32);
-    return wide ? sizeof(float) : sizeof(floatX);
-}
-
-// Bytes of an element of a piece's state: of what master weights are besides the weights (k 0), m
-// (1) or v (2); and of all three. In fp32, the weights are the masters. Of chosen columns, which
-// are far apart, the masters lie side by side, whole.
+// In fp32, the weights are the masters: state begins with m.
 enum { FIRST_STATE = sizeof(floatX) == sizeof(float) };
 
-static size_t state_bytes(const GPT2 *g, int kind, int k) {
-    if (k > 0) return g->moments_bf16 ? sizeof(uint16_t) : sizeof(float);
-    if (kind == PIECE_CHOSEN) return sizeof(float);
-    return k < FIRST_STATE ? 0 : sizeof(uint16_t);
-}
-
-static size_t piece_bytes(const GPT2 *g, int kind) {
-    return state_bytes(g, kind, 0) + state_bytes(g, kind, 1) + state_bytes(g, kind, 2);
+// Sets what the choice says about all gradients and all state.
+static void gpt2_sizes(GPT2 *g) {
+    const bool wide = g->zen == NULL && (g->accumulating || g->choice.wire_f32);
+    g->sums_on_gpu = g->accumulating && !g->choice.sum_on_host;
+    g->waiting_bytes = g->accumulating ? sizeof(float) : sizeof(floatX);
+    g->host_grad_bytes = wide ? sizeof(float) : sizeof(floatX);
+    for (int kind = 0; kind < PIECE_KINDS; kind++) {
+        size_t *bytes = g->state_bytes[kind];
+        // chosen columns are far apart in the weights: their masters lie side by side, whole
+        bytes[0] = FIRST_STATE == 0 ? sizeof(uint16_t) : 0;
+        if (kind == PIECE_CHOSEN) bytes[0] = sizeof(float);
+        bytes[1] = bytes[2] = g->moments_bf16 ? sizeof(uint16_t) : sizeof(float);
+        g->piece_bytes[kind] = bytes[0] + bytes[1] + bytes[2];
+    }
 }
 
 // Activations. A layer's entry into the residual stream, x (N, C), and what else backward needs of
@@ -374,7 +369,7 @@ static void pieces_point(GPT2 *g) {
     for (int i = 0; i < g->pieces.count; i++) {
         Piece *p = &g->pieces.pieces[i];
         const Segment *s = &g->segment[p->segment];
-        const size_t inside = p->at - s->own_at, waits = sums_on_gpu(g) ? p->at : p->grad_at;
+        const size_t inside = p->at - s->own_at, waits = g->sums_on_gpu ? p->at : p->grad_at;
         const bool chosen = p->kind == PIECE_CHOSEN, here = chosen || p->kind == PIECE_RESIDENT;
         p->params = p->weights = g->params + s->own_param_at + inside;
         if (p->kind == PIECE_HOST || p->kind == PIECE_LATE || (s->streams && !chosen))
@@ -383,20 +378,20 @@ static void pieces_point(GPT2 *g) {
         if (s->streams && p->kind == PIECE_LATE) p->params = (floatX *)p->weights + p->length;
         for (int k = chosen ? 0 : FIRST_STATE; k < (g->training ? 3 : 1); k++)
             p->state[k] = (char *)(here ? gpu[k] : host[k])
-                        + p->state_at * state_bytes(g, p->kind, k);
+                        + p->state_at * g->state_bytes[p->kind][k];
         if (!g->training) continue;
         p->made = g->grads + s->own_grad_at + inside;
-        p->grad = (char *)g->waiting + waits * waiting_bytes(g);
-        if (g->in_place || (chosen && !sums_on_gpu(g))) p->grad = p->made;
+        p->grad = (char *)g->waiting + waits * g->waiting_bytes;
+        if (g->in_place || (chosen && !g->sums_on_gpu)) p->grad = p->made;
         if (p->over_acts) p->grad = layer_rest(g, (size_t)p->segment - 1) + p->grad_at;
-        p->host_grad = (char *)g->host_grads + p->grad_at * host_grad_bytes(g);
+        p->host_grad = (char *)g->host_grads + p->grad_at * g->host_grad_bytes;
     }
 }
 
 // Room for one visitor.
 static size_t slot_bytes(const GPT2 *g) {
-    const size_t grad = g->choice.keep_grads ? 0 : host_grad_bytes(g);
-    return g->pieces.longest_visit * (piece_bytes(g, PIECE_VISIT) + g->slot_weights + grad);
+    const size_t grad = g->choice.keep_grads ? 0 : g->host_grad_bytes;
+    return g->pieces.longest_visit * (g->piece_bytes[PIECE_VISIT] + g->slot_weights + grad);
 }
 
 // Bytes of those of a list that are on the host, or on the GPU, each rounded up to what its
@@ -446,11 +441,11 @@ static void floats_move(floatX *here, float *w, size_t n, bool out) {
     }
 }
 
-// n elements of a piece's master weights, m or v (k as in state_bytes()), from its element `at` on,
+// n elements of a piece's master weights, m or v (k as in state_bytes), from its element `at` on,
 // out to floats on the host, or from there, rounded to the nearest if they are stored in bf16.
 static void state_copy(const GPT2 *g, const Piece *p, int k, size_t at, float *w, size_t n,
                        bool out) {
-    const size_t size = state_bytes(g, p->kind, k);
+    const size_t size = g->state_bytes[p->kind][k];
     void *const weights = (floatX *)p->weights + at, *here = weights;
     if (size > 0) here = (char *)p->state[k] + at * size;
     if (size != sizeof(uint16_t)) {

@@ -21,7 +21,7 @@ static void gradients_over_acts(GPT2 *g) {
     for (int i = 0; i < list->count; i++) {
         Piece *p = &list->pieces[i];
         const size_t bytes = round_up(p->length * sizeof(floatX), 256);
-        if (!piece_grad_on_gpu(&g->choice, p)) continue;
+        if (!p->grad_on_gpu) continue;
         if (p->segment != segment) at = 0;
         segment = p->segment;
         const bool layer = segment >= 1 && segment < g->segments - 1;
@@ -47,6 +47,7 @@ static void gpt2_place(GPT2 *g) {
     free(g->ranges);
     free(g->visits);
     pieces_free(&g->pieces);
+    gpt2_sizes(g);
     g->pieces = offload_pieces(t, &g->shards, &g->choice);
     if (g->zen != NULL) zen_pieces(&g->pieces, &g->zen->map);
     const Pieces *list = &g->pieces;
@@ -74,7 +75,7 @@ static void gpt2_place(GPT2 *g) {
         Segment *s = &g->segment[p->segment];
         if (s->first == NULL) s->first = p;
         s->end = p + 1;
-        if (!piece_grad_on_gpu(&g->choice, p)) s->leaving += p->length;
+        if (!p->grad_on_gpu) s->leaving += p->length;
         g->blocks = p->first_block + p->blocks;
     }
     for (int i = 0; i < g->segments; i++) {
@@ -150,18 +151,18 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         const size_t away = of[PIECE_HOST] + of[PIECE_VISIT] + of[PIECE_LATE];
         const bool lands = g->accumulating && g->choice.sum_on_host && grads_host > 0;
         const int kind = g->zen != NULL ? PIECE_CHOSEN : PIECE_RESIDENT;
-        const size_t master = state_bytes(g, kind, 0), moment = state_bytes(g, kind, 1);
+        const size_t master = g->state_bytes[kind][0], moment = g->state_bytes[kind][1];
         if (here > 0 && master > 0) ARENA("master weights", here * master, master);
         if (here > 0) ARENA("AdamW moments", here * moment, m);
         if (here > 0) ARENA("AdamW moments", here * moment, v);
         ARENA("gradients", gradient_elements(g) * X_, grads);
-        const size_t waiting = sums_on_gpu(g) ? g->shards.elements
+        const size_t waiting = g->sums_on_gpu ? g->shards.elements
                              : g->in_place ? 0 : g->pieces.grads_gpu;
-        if (waiting > 0) ARENA("gradients", waiting * waiting_bytes(g), waiting);
+        if (waiting > 0) ARENA("gradients", waiting * g->waiting_bytes, waiting);
         if (g->visit_count > 0)
             BUFFER("slots", (size_t)g->slot_count * slot_bytes(g), slots);
         if (g->zero != NULL) n = zero_buffers(g, list, n);
-        if (host_grad_bytes(g) > X_ && !g->accumulating && grads_host > 0)
+        if (g->host_grad_bytes > X_ && !g->accumulating && grads_host > 0)
             BUFFER("gradients", WIRE_CHUNK * f32, wire);
         BUFFER("gradients", g->config.vocab_padded * config_embed(&g->config) * f32, dwte);
         BUFFER("backward", N * C * X_, dx);
@@ -174,7 +175,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         if (away > 0 && X_ < f32) HOST("master weights", away * sizeof(uint16_t), host_master);
         if (away > 0) HOST("AdamW moments", away * moment, host_m);
         if (away > 0) HOST("AdamW moments", away * moment, host_v);
-        if (grads_host > 0) HOST("gradients", grads_host * host_grad_bytes(g), host_grads);
+        if (grads_host > 0) HOST("gradients", grads_host * g->host_grad_bytes, host_grads);
         if (g->weights_on_host > 0) HOST("weights", g->weights_on_host * X_, host_weights);
         if (lands) HOST("gradients", 2 * g->longest_segment * X_, landing);
         if (g->zen != NULL) n = zen_buffers(g, list, n);

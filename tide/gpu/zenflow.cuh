@@ -76,6 +76,8 @@ static void zen_pieces(Pieces *list, const ZenMap *map) {
         Piece *chosen = &list->pieces[2 * i], *late = chosen + 1;
         *chosen = *late = list->pieces[i];
         chosen->kind = PIECE_CHOSEN;
+        chosen->grad_on_gpu = true;
+        late->grad_on_gpu = false;
         chosen->state_at = chosen->grad_at = s->chosen_at;
         late->kind = PIECE_LATE;
         late->state_at = late->grad_at = s->rest_at;
@@ -103,7 +105,7 @@ static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     ZenFlow *z = g->zen;
     const ZenMap *map = &z->map;
     const size_t longest = map->longest, sums = map->columns * sizeof(ZenSum);
-    list[n++] = Buffer{"gradients", map->chosen * waiting_bytes(g), &z->grad, BUFFER_ZERO};
+    list[n++] = Buffer{"gradients", map->chosen * g->waiting_bytes, &z->grad, BUFFER_ZERO};
     list[n++] = Buffer{"columns", map->columns * sizeof(int32_t), &z->column, BUFFER_ANY};
     if (map->rest > 0) {
         list[n++] = Buffer{"packed", 2 * longest * sizeof(floatX), &z->packed, BUFFER_ZERO};
@@ -156,7 +158,7 @@ static void zen_free(ZenFlow *z) {
 // Where a chosen piece's gradient waits, packed; and the half of `packed` that a late one's leaves
 // by.
 static void *zen_grad(const GPT2 *g, const Piece *p) {
-    return (char *)g->zen->grad + p->grad_at * waiting_bytes(g);
+    return (char *)g->zen->grad + p->grad_at * g->waiting_bytes;
 }
 
 // Where the rest's weights come to, packed: new ones; or, apart, those that live on the host.
@@ -172,7 +174,7 @@ static floatX *zen_packed(const ZenFlow *z) {
 // if they are needed, and the chosen columns' part, packed as it waits for the update.
 static void zen_chosen_waits(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
-    const bool is_bf16 = waiting_bytes(g) == 2;
+    const bool is_bf16 = g->waiting_bytes == 2;
     const Piece *p = g->segment[s].first;
     if (p == NULL) return;
     if (zen_needs_sums(&z->config, &z->map, &z->clock))
@@ -188,7 +190,7 @@ static void zen_rest_leaves(GPT2 *g, size_t s) {
     order(g, g->sums, z->pack);
     stream_wait(z->pack, z->packed_free[z->packing]);
     columns_move_gpu(true, zen_packed(z), sizeof(floatX) == 2, g->segment[s].first->grad,
-                     waiting_bytes(g) == 2, &z->map, (int)s, true, z->column, z->pack);
+                     g->waiting_bytes == 2, &z->map, (int)s, true, z->column, z->pack);
 }
 
 // Sends the sums over columns to the host, in stream `sums`, behind all gradients of the step. Each
@@ -233,7 +235,7 @@ static void update_chosen(GPT2 *g, const Piece *p, const AdamStep *step) {
     const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", s, 0, g->update);
     floatX *const weights = g->segment[s].streams ? NULL : (floatX *)p->params;
     columns_adam_gpu(weights, (float *)p->state[0], p->state[1], p->state[2], zen_grad(g, p),
-                     waiting_bytes(g) == 2, &z->map, p->segment, z->column, step, g->update);
+                     g->waiting_bytes == 2, &z->map, p->segment, z->column, step, g->update);
     timeline_end(&g->timeline, updating, g->update);
 }
 
@@ -365,7 +367,7 @@ static void zen_exchange(GPT2 *g, int s, const ZenTensor *t, const ZenSwap *swap
                          int k) {
     const ZenSegment *x = &g->zen->map.segment[s];
     const Piece *mine = g->segment[s].first, *late = g->segment[s].end - 1;
-    const size_t size = state_bytes(g, PIECE_CHOSEN, k), width = t->cols - t->chosen;
+    const size_t size = g->state_bytes[PIECE_CHOSEN][k], width = t->cols - t->chosen;
     const size_t bytes = t->rows * t->chosen * size;
     const bool split = k == 0 && FIRST_STATE == 0;
     char *here = (char *)mine->state[k] + (t->chosen_at - x->chosen_at) * size;
