@@ -22,7 +22,7 @@
 #define TIDE_RUN_H
 #include "../base/util.h"
 #include "../../adam.h"
-#include "../files/checkpoint.h"
+#include "../files/state.h"
 #include "../cpu/cpu.h"
 #include "../files/data.h"
 #include "../base/model.h"
