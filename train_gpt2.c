@@ -15,7 +15,7 @@
 // All arrays are row-major fp32. A loop never splits a sum over threads: each output element is
 // summed by one thread in one order, so that the bits do not depend on the number of threads.
 
-#include "tide/base/util.h"
+#include "tide/base/memory.h"
 #include "adam.h"
 #include "tide/base/model.h"
 #include "tide/cpu/matmul.h"

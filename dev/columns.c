@@ -2,7 +2,7 @@
 // ZenFlow (Lan et al. 2025) updates the columns with the largest gradients at once and the others
 // later: it counts on a few of them having most of it.
 #include "tool.h"
-#include "../tide/files/checkpoint.h"
+#include "../tide/files/hf.h"
 #include "../tide/run/log.h"
 #include "../zenflow.h"
 

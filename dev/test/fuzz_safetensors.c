@@ -1,7 +1,7 @@
 // Any bytes as a safetensors file, config.json or state.txt: no crash, no read outside, and what
 // is accepted is consistent. The first byte chooses: 0 a file as it is, 1 a config.json, 2 a
 // state.txt under a seal that fits, else a header with its length before it and data after it.
-#include "../../tide/files/checkpoint.h"
+#include "../../tide/files/state.h"
 #include "dies.h"
 
 static void check(bool ok) { if (!ok) abort(); }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Cross-check of tide/files/checkpoint.h with Hugging Face transformers. Needs torch and transformers; it is
+"""Cross-check of tide/files/hf.h with Hugging Face transformers. Needs torch and transformers; it is
 not part of `make test`, which has fixtures that this script wrote.
 
     dev/test/hf_roundtrip.py [--trainer ./train_gpt2]   transformers -> tide -> transformers

@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-// Every rename and flush in checkpoint.h goes through here: number `trouble_at` (from 1; 0: none)
+// Every rename and flush in hf.h and state.h goes through here: number `trouble_at` (from 1; 0: none)
 // fails, or ends the process as a power cut would.
 static int trouble_at, trouble_count;
 static int trouble_is_death;
@@ -26,7 +26,7 @@ static int test_rename(const char *from, const char *to) {
 static int test_fsync(int fd) { return trouble() != 0 ? -1 : fsync(fd); }
 #define rename test_rename
 #define fsync test_fsync
-#include "../../tide/files/checkpoint.h"
+#include "../../tide/files/state.h"
 #undef rename
 #undef fsync
 #include "dies.h"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The GPU trainer as a user meets it: runs, stops, resumes, refuses, and takes over from the CPU
-# trainer and back. In a temporary directory, with models of a few thousand parameters. What tide/run/run.h
+# trainer and back. In a temporary directory, with models of a few thousand parameters. What tide/run/
 # does for both trainers is test_cli.sh's; here is what differs on a GPU.
 # usage: sh dev/test/test_cli_gpu.sh      (from the top of the repository, after make;
 #        TIDE_GPU=./train_gpt2cu for a real GPU; ALL=1: also what only repeats)

@@ -1,5 +1,6 @@
-// test_machine: how much memory there is (util.h), on machines that are made up as folders with files
-// of /proc and /sys, and how many threads a process has (cpu.h).
+// test_machine: how much memory there is (memory.h), on machines that are made up as folders with
+// files of /proc and /sys, and how many threads a process has (cpu.h).
+#include "../../tide/base/memory.h"
 #include "../../tide/cpu/cpu.h"
 #include <dirent.h>
 #include "files.h"

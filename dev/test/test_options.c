@@ -1,6 +1,6 @@
 // test_options.c: every line that the command line can be refused with, the values that it stores,
-// how a checkpoint's options and new ones are merged, and the learning rate.
-#include "../../tide/run/options.h"
+// how a checkpoint's options and new ones are merged, and the learning rate (open.h).
+#include "../../tide/run/open.h"
 #include "dies.h"
 #include "test.h"
 

@@ -19,6 +19,7 @@
 #ifndef TIDE_DATA_H
 #define TIDE_DATA_H
 #include "../base/util.h"
+#include "../base/memory.h"
 #include "../base/rng.h"
 #include "safetensors.h"
 #include "tokenizer.h"

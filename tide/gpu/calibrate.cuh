@@ -12,6 +12,7 @@
 #include "devices.cuh"
 #include "host.cuh"
 #include "matmul.cuh"
+#include "../base/memory.h"
 #include "../run/options.h"
 #include "../plan/rates.h"
 #include "../base/rng.h"

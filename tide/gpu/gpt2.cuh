@@ -8,7 +8,7 @@
 //   host_work(), host_submit()       work for the CPU
 //   compute_span(), live()           what the timeline shows
 //   gpu_copy(), floats_move(), state_copy()    to and from the host, when all is at rest
-//   buffers_bytes(), buffers_allocate()                        a list of buffers
+//   buffers_allocate()                                         a list of buffers
 #ifndef TIDE_GPT2_CUH
 #define TIDE_GPT2_CUH
 #include "../../offload.h"
@@ -16,6 +16,7 @@
 #include "columns.cuh"
 #include "host.cuh"
 #include "kernels.cuh"
+#include "../base/memory.h"
 #include "../plan/plan.h"
 #include "../run/run.h"
 #include "timeline.cuh"
@@ -392,16 +393,6 @@ static void pieces_point(GPT2 *g) {
 static size_t slot_bytes(const GPT2 *g) {
     const size_t grad = g->choice.keep_grads ? 0 : g->host_grad_bytes;
     return g->pieces.longest_visit * (g->piece_bytes[PIECE_VISIT] + g->slot_weights + grad);
-}
-
-// Bytes of those of a list that are on the host, or on the GPU, each rounded up to what its
-// allocator deals in.
-static size_t buffers_bytes(const Buffer *list, int n, bool host) {
-    size_t total = 0, unit = host ? 4096 : 256;
-    assert(n <= MAX_BUFFERS);
-    for (int i = 0; i < n; i++)
-        if ((list[i].kind == BUFFER_HOST) == host) total += round_up(list[i].bytes, unit);
-    return total;
 }
 
 // Memory for those of a list that are not somebody else's (pointer NULL).

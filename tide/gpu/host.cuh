@@ -15,6 +15,7 @@
 // function does, and holds the driver's thread; TIDE_HOST_WAIT=function asks for that.
 #ifndef TIDE_HOST_CUH
 #define TIDE_HOST_CUH
+#include "../base/memory.h"
 #include "../cpu/cpu.h"
 #include "queue.cuh"
 #include "../base/ranks.h"

@@ -1,6 +1,6 @@
 // main.cu: one program of three. train_gpt2.cu is compiled once for each type in which it may store
 // parameters (floatX of gpu.cuh), each with a main() of its own; --precision says which one runs.
-#include "../run/run.h"
+#include "../run/open.h"
 
 int main_BF16(int argc, char **argv);
 int main_FP32(int argc, char **argv);

@@ -1,4 +1,4 @@
-// options.h: the command line of every trainer, and the learning rate that it describes.
+// options.h: the command line of every trainer.
 //
 // One table says everything about an option: its name, its field in Options, type, default, range,
 // which builds have it, and what --resume does with it. Parsing, --help, the options saved in a
@@ -8,12 +8,10 @@
 //     options_parse()     the command line; option_given(): was an option on it?
 //     options_write()     what a checkpoint keeps of them
 //     options_resume()    merges what a checkpoint has kept
-//     schedule_lr()       the learning rate of a step
 #ifndef TIDE_OPTIONS_H
 #define TIDE_OPTIONS_H
 #include "../base/util.h"
 #include <assert.h>
-#include <math.h>
 #include "../cpu/cpu.h"
 #include "../base/model.h"
 
@@ -651,28 +649,6 @@ static Options options_resume(Options *o, const char *lines) {
     }
     options_check(o);
     return before;
-}
-
-// ---------------------------------------------------------------------------------------------
-// The learning rate
-
-// Steps in which the learning rate rises.
-static size_t schedule_warmup(const Options *o) {
-    return o->warmup == AUTO_COUNT ? o->steps / 20 : o->warmup;
-}
-
-// Learning rate of a step (the first one is 1): a straight line from lr / warmup up to lr, then
-// down to min_lr at the last step, along half a cosine (Loshchilov and Hutter 2017, eq. 5) or a
-// line; a constant schedule stays at lr.
-static double schedule_lr(const Options *o, size_t step) {
-    const size_t warmup = schedule_warmup(o);
-    const double low = o->min_lr < 0 ? o->lr / 10 : o->min_lr;
-    if (step < warmup) return o->lr * (double)step / (double)warmup;
-    if (step <= warmup || o->schedule == SCHEDULE_CONSTANT) return o->lr;
-    if (step >= o->steps) return low;
-    const double x = (double)(step - warmup) / (double)(o->steps - warmup);  // 0 at lr, 1 at low
-    const double fall = o->schedule == SCHEDULE_LINEAR ? 1 - x : 0.5 * (1 + cos(x * M_PI));
-    return low + (o->lr - low) * fall;
 }
 
 #endif

@@ -1,0 +1,139 @@
+// memory.h: how much memory there is, and what a trainer plans to do with it.
+//
+//   memory_available   how many bytes the process can still allocate
+//   memory_container   how many bytes the limit of a container leaves
+//   memory_resident    how many bytes the process holds now
+//   memory_peak        how many bytes it held at most
+//   Buffer             a line of a memory plan; buffer_set() and buffer_get(): its address
+//   buffers_bytes      the bytes of a plan, on the host or on the GPU
+//   plan_print         prints a plan as a table
+//   size_text          bytes for people
+#ifndef TIDE_MEMORY_H
+#define TIDE_MEMORY_H
+#include "util.h"
+#include <assert.h>
+#include <sys/resource.h>
+
+// A file of /proc or /sys, to be read; NULL if it is not there. Tests name a folder with made-up
+// ones, which describe another machine.
+static FILE *machine_open(const char *path) {
+    char made_up[PATH_MAX];
+    const char *folder = getenv("TIDE_MACHINE");
+    snprintf(made_up, sizeof made_up, "%s%s", folder != NULL ? folder : "", path);
+    return fopen(made_up, "r");
+}
+
+// The number behind `key` at the start of a line of such a file; SIZE_MAX if there is none.
+static size_t machine_number(const char *path, const char *key) {
+    size_t number = SIZE_MAX;
+    char line[256];
+    FILE *f = machine_open(path);
+    if (f == NULL) return SIZE_MAX;
+    while (number == SIZE_MAX && fgets(line, sizeof line, f) != NULL)
+        if (strncmp(line, key, strlen(key)) == 0) sscanf(line + strlen(key), "%zu", &number);
+    fclose(f);
+    return number;
+}
+
+// Bytes that the container's limit leaves; SIZE_MAX: there is none.
+static size_t memory_container(void) {
+    const size_t limit = machine_number("/sys/fs/cgroup/memory.max", "");
+    const size_t all = machine_number("/sys/fs/cgroup/memory.current", "");
+    const size_t file = machine_number("/sys/fs/cgroup/memory.stat", "inactive_file ");
+    if (limit == SIZE_MAX || all == SIZE_MAX) return SIZE_MAX;
+    // files that were read or written count as used, but make room when it is needed
+    const size_t used = file == SIZE_MAX ? all : all > file ? all - file : 0;
+    return used < limit ? limit - used : 0;
+}
+
+// Bytes that this process could still allocate without pushing the machine into swap: what Linux
+// calls available, at most what the container's limit leaves. SIZE_MAX where neither is known.
+static size_t memory_available(void) {
+    const size_t container = memory_container();
+    const size_t kib = machine_number("/proc/meminfo", "MemAvailable:");
+    return kib < container / 1024 ? kib * 1024 : container;
+}
+
+// Bytes of memory that this process holds now; 0 where that is not known.
+static size_t memory_resident(void) {
+    const size_t kib = machine_number("/proc/self/status", "VmRSS:");
+    return kib != SIZE_MAX ? kib * 1024 : 0;
+}
+
+// The most that it ever held, in bytes.
+static size_t memory_peak(void) {
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (size_t)usage.ru_maxrss * 1024;
+}
+
+// One line of a trainer's memory plan: what it is for, how large it is, where its address goes (a
+// pointer of any type), and what memory it is. One list is printed, allocated and freed.
+typedef struct { const char *purpose; size_t bytes; void *pointer; int kind; } Buffer;
+enum { MAX_BUFFERS = 64 };
+
+enum { BUFFER_ANY,      // the device's, with anything in it
+       BUFFER_ZERO,     // the device's, which begins as zeros
+       BUFFER_HOST };   // page-locked, and begins as zeros
+
+static void buffer_set(const Buffer *b, void *p) { memcpy(b->pointer, &p, sizeof p); }
+static void *buffer_get(const Buffer *b) {
+    void *p;
+    memcpy(&p, b->pointer, sizeof p);
+    return p;
+}
+
+// Bytes of those of a list that are on the host, or on the GPU, each rounded up to what its
+// allocator deals in.
+static size_t buffers_bytes(const Buffer *list, int n, bool host) {
+    size_t total = 0, unit = host ? 4096 : 256;
+    assert(n <= MAX_BUFFERS);
+    for (int i = 0; i < n; i++)
+        if ((list[i].kind == BUFFER_HOST) == host) total += round_up(list[i].bytes, unit);
+    return total;
+}
+
+// Prints what each of `world` ranks plans for a place ("host"; else the device) as a table: a line
+// for each purpose, like "GPU gradients 12.55", and "GPU total 40.10 of 79.00 GiB"; in MiB, if that
+// is less than 1 GiB. What is too small for a line, and padding, is "other". limit SIZE_MAX: there
+// is none.
+static void plan_print(const char *place, const Buffer *list, int n, size_t total, size_t limit,
+                       size_t world) {
+    const bool large = total >> 30 > 0;
+    const double unit = large ? 1 << 30 : 1 << 20, least = large ? 0.005 : 0.05;
+    const int digits = large ? 2 : 1;
+    const char *name = large ? "GiB" : "MiB";
+    const bool host = strcmp(place, "host") == 0;
+    double rest = (double)total / unit;
+    printf("%s memory%s, in %s\n", place, world > 1 ? " per rank" : "", name);
+    for (int i = 0; i < n; i++) {
+        double size = 0;
+        int first = n;
+        for (int j = n - 1; j >= 0; j--) {
+            if (strcmp(list[i].purpose, list[j].purpose) != 0) continue;
+            if ((list[j].kind == BUFFER_HOST) != host) continue;
+            size += (double)list[j].bytes / unit;
+            first = j;
+        }
+        if (first != i || size < least) continue;
+        rest -= size;
+        printf("%-4s %-20s %8.*f\n", place, list[i].purpose, digits, size);
+    }
+    if (rest >= least) printf("%-4s %-20s %8.*f\n", place, "other", digits, rest);
+    printf("%-4s %-20s %8.*f", place, "total", digits, (double)total / unit);
+    if (limit != SIZE_MAX) printf(" of %.*f", digits, (double)limit / unit);
+    printf(" %s\n", name);
+}
+
+// Bytes for people, as in that table: "67.15 GiB", "812.3 MiB"; rounded up, or to nearest.
+static Count size_text(size_t bytes, bool up) {
+    const bool large = bytes >> 30 > 0;
+    const double step = large ? (1 << 30) / 100.0 : (1 << 20) / 10.0, n = (double)bytes / step;
+    const double whole = (double)(size_t)n;
+    Count c;
+    snprintf(c.text, sizeof c.text, large ? "%.2f GiB" : "%.1f MiB",
+             (up && whole < n ? whole + 1 : n) / (large ? 100 : 10));
+    return c;
+}
+
+#endif

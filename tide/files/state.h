@@ -1,0 +1,425 @@
+// state.h: training runs on disk, as checkpoints.
+//
+//   state_save    writes a new checkpoint of a run
+//   state_prune   removes the checkpoints that a new one leaves too many
+//   state_find    finds the newest whole checkpoint
+//   state_load    reads the state of a checkpoint that was found
+//   state_newest  finds the newest step; removes the files that killed processes have left
+//   state_model   writes the weights of a checkpoint as a model
+//   state_agree   have all ranks succeeded?
+//
+// A checkpoint gets its name once it is complete and flushed.
+#ifndef TIDE_STATE_H
+#define TIDE_STATE_H
+#include "hf.h"
+#include <dirent.h>
+#include <inttypes.h>
+
+// ---------------------------------------------------------------------------------------------
+// 1. Training state
+//
+// OUT/checkpoints/step_N/ holds state.safetensors (PART.NAME for every part, such as param, m and
+// v, and every tensor in our naming and layout, without padding) and state.txt: lines "name value",
+// of numbers, the first file's hashes, what the optimizer adds, and the run's options, under a hash
+// of them all. Written as OUT/checkpoints/tmp_N and renamed.
+//
+// Several ranks save together, each what it has, into the file that one process would write. Rank 0
+// makes the file, and names it when all have flushed; what fails on one rank fails on all.
+// Functions that say so must be called by all ranks, at the same point.
+
+// What there may be of every parameter: the newest weights; AdamW's moments; with importance-aware
+// updates, the weights in use.
+enum { STATE_PARTS = 4 };
+static const char *const state_parts[STATE_PARTS] = {"param", "m", "v", "shown"};
+
+static int state_dtype(const RunState *x, int part) {
+    return x->moments_bf16 && (part == 1 || part == 2) ? ST_BF16 : ST_F32;
+}
+
+// The checkpoint of the lowest validation loss (--keep-best), that loss, and the hash of the data
+// that it was measured on. step 0: there is none.
+typedef struct { size_t step; double loss; uint64_t data; } StateBest;
+
+typedef struct {
+    uint64_t version;        // STATE_VERSION
+    size_t step;             // steps done
+    uint64_t seed;
+    uint64_t data_position;  // the next sequence's
+    uint64_t data_hash;      // of the training data, as the trainer defines it
+    GPT2Config config;
+    uint64_t products;       // the hash of --tune's file; 0: there was none
+    StateBest best;
+    char options[4096];      // the run's, as lines (options.h)
+    char *text;              // one that was loaded: all of state.txt; one to be saved: lines that
+                             // the optimizer adds, of which the first is named so; or NULL
+} TrainState;
+
+// Versions 5 and 6 lie in the same way: data_hash and, in 5, normal numbers (rng.h) were others.
+enum { STATE_OLDEST = 5, STATE_VERSION = 7 };
+
+// The numbers in state.txt. From `products` on, those that are 0 may be absent.
+#define STATE_FIELD(field) {#field, offsetof(TrainState, field), sizeof ((TrainState *)0)->field}
+static const struct { const char *name; size_t at, size; } state_fields[] = {
+    STATE_FIELD(version), STATE_FIELD(step), STATE_FIELD(seed), STATE_FIELD(data_position),
+    STATE_FIELD(data_hash), STATE_FIELD(config.layers), STATE_FIELD(config.heads),
+    STATE_FIELD(config.channels), STATE_FIELD(config.context), STATE_FIELD(config.vocab),
+    STATE_FIELD(config.ffn), STATE_FIELD(config.family), STATE_FIELD(config.activation),
+    STATE_FIELD(config.tied), STATE_FIELD(products), STATE_FIELD(config.embed),
+    STATE_FIELD(best.step), STATE_FIELD(best.loss), STATE_FIELD(best.data)};
+enum { STATE_FIELDS = sizeof state_fields / sizeof state_fields[0],
+       STATE_NEEDED = STATE_FIELDS - 5 };
+
+static void train_state_free(TrainState *s) {
+    free(s->text);
+    s->text = NULL;
+}
+
+// Removes a checkpoint's directory: its files, and the directory, or the link to one. Anything else
+// that somebody has put there stays, which is said on stderr.
+static void checkpoint_remove(const char *path) {
+    static const char *const files[] = {"state.txt", "state.safetensors", "state.txt.tmp",
+                                        "state.safetensors.tmp"};
+    char file[PATH_MAX];
+    struct stat s;
+    const bool link = lstat(path, &s) == 0 && S_ISLNK(s.st_mode);
+    for (int i = 0; i < 4 && !link; i++) {
+        path_join(file, path, files[i]);
+        unlink(file);
+    }
+    if ((link ? unlink(path) : rmdir(path)) != 0 && errno != ENOENT)
+        fprintf(stderr, "tide: cannot remove %s: %s\n", path, strerror(errno));
+}
+
+// A checkpoint's directory.
+static void state_path(char path[PATH_MAX], const char *out, size_t step) {
+    char name[64];
+    snprintf(name, sizeof name, "checkpoints/step_%08zu", step);
+    path_join(path, out, name);
+}
+
+// The newest checkpoint of a step before `before` in OUT/checkpoints, or 0. With `clean`, removes
+// those that killed processes were writing.
+static size_t state_newest(const char *out, size_t before, bool clean) {
+    char all[PATH_MAX], path[PATH_MAX], end;
+    size_t newest = 0, step;
+    path_join(all, out, "checkpoints");
+    DIR *d = opendir(all);
+    for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
+        if (sscanf(e->d_name, "step_%zu%c", &step, &end) == 1 && step > newest && step < before)
+            newest = step;
+        if (!clean || strncmp(e->d_name, "tmp", 3) != 0) continue;
+        path_join(path, all, e->d_name);
+        checkpoint_remove(path);
+    }
+    if (d != NULL) closedir(d);
+    return newest;
+}
+
+// Have all ranks succeeded? If not, err says on each of them what the first one that failed says.
+// All ranks call it.
+static bool state_agree(bool ok, Error *err) {
+    Error *all = ALLOC(Error, (size_t)ranks.world, "answers"), none = {""};
+    int failed = 0, first = 0;
+    ranks_exchange(ok ? &none : err, sizeof none, all);
+    for (int i = ranks.world - 1; i >= 0; i--) {
+        if (all[i].text[0] == '\0') continue;
+        failed++;
+        first = i;
+    }
+    if (failed == ranks.world) *err = all[0];  // no matter of one rank
+    else if (failed > 0) error_set(err, "%.480s (rank %d)", all[first].text, first);
+    free(all);
+    return failed == 0;
+}
+
+// ---------------------------------------------------------------------------------------------
+// 2. Is it whole?
+
+// Reads state.txt's text of n bytes, malloc'ed, which is then that of *s, to be freed in any case.
+static bool state_parse(char *text, size_t n, TrainState *s, Error *err) {
+    const GPT2Config *c = &s->config;
+    const size_t end = seal_find(text, n);
+    memset(s, 0, sizeof *s);
+    s->text = text;
+    if (end == SIZE_MAX) return error_set(err, "state.txt is not what was written");
+    bool ok = text_line(text, "hashes") != NULL;
+    for (int i = 0; i < STATE_FIELDS; i++) {
+        const char *number = text_line(text, state_fields[i].name);
+        const bool there = number != NULL && *number == ' ';
+        const size_t digits = there ? strspn(number + 1, "0123456789") : 0;
+        const uint64_t value = digits > 0 ? strtoull(number, NULL, 10) : 0;
+        if (i >= STATE_NEEDED && number == NULL) continue;
+        ok = ok && digits > 0 && number[1 + digits] == '\n';
+        memcpy((char *)s + state_fields[i].at, &value, state_fields[i].size);
+    }
+    const char *options = strstr(text, "\n--");
+    const size_t length = options != NULL ? (size_t)(text + end - options) - 1 : 0;
+    if (s->version < STATE_OLDEST || s->version > STATE_VERSION)
+        return error_set(err, "state.txt is of version %" PRIu64 "; this program reads %d to %d",
+                         s->version, STATE_OLDEST, STATE_VERSION);
+    if (!ok || length >= sizeof s->options || (unsigned)c->family > FAMILY_OPT
+        || (unsigned)c->activation > ACTIVATION_RELU || (unsigned)c->tied > 1)
+        return error_set(err, "state.txt lacks a field");
+    if (options != NULL) memcpy(s->options, options + 1, length);
+    s->config.post_norm = s->config.embed > 0;
+    return gpt2_finish(&s->config, err);
+}
+
+static bool state_read(const char *dir, TrainState *s, Error *err) {
+    char path[PATH_MAX];
+    size_t n = 0;
+    path_join(path, dir, "state.txt");
+    memset(s, 0, sizeof *s);
+    char *text = file_read(path, &n, err);
+    if (text != NULL && state_parse(text, n, s, err)) return true;
+    train_state_free(s);
+    return false;
+}
+
+// Is tensor i of a state file what was written? The header belongs to the first.
+static bool state_intact(const SafeTensors *st, int i, const TrainState *s, Error *err) {
+    enum { CHUNK = 1 << 12 };
+    const unsigned char *start = (const unsigned char *)st->map, *data = st->tensors[i].data;
+    const unsigned char *from = i > 0 ? data : start, *end = data + st->tensors[i].bytes;
+    const char *hashes = text_line(s->text, "hashes");
+    uint64_t sum = 0;
+    char digits[18];
+    #pragma omp parallel for reduction(+ : sum) if (end - from > 1 << 20)
+    for (const unsigned char *at = from; at < end; at += CHUNK)
+        sum += hash_words((uint64_t)(at - start), at, min_size(CHUNK, (size_t)(end - at)));
+    snprintf(digits, sizeof digits, " %016" PRIx64, sum);
+    return (strcspn(hashes, "\n") == 17 * (size_t)st->count
+            && memcmp(digits, hashes + 17 * i, 17) == 0)
+        || error_set(err, "%.100s in state.safetensors is not what was written",
+                     st->tensors[i].name);
+}
+
+static bool state_open(const char *dir, SafeTensors *st, Error *err) {
+    char path[PATH_MAX];
+    path_join(path, dir, "state.safetensors");
+    return safetensors_open(st, path, err)
+        && (st->count > 0 || error_set(err, "%.400s is empty", path));
+}
+
+// Reads one checkpoint, of its tensors only the first, or with `torn` none; of the others, the size
+// is checked. All of a state to which an optimizer adds something are checked here: that sets up
+// the trainer before they are loaded. On failure *s holds nothing.
+static bool state_check(const char *dir, TrainState *s, bool torn, Error *err) {
+    SafeTensors st;
+    if (!state_read(dir, s, err)) return false;
+    bool ok = state_open(dir, &st, err);
+    const int count = torn ? 0 : text_line(s->text, "optimizer") != NULL ? st.count : 1;
+    for (int i = 0; ok && i < count; i++) ok = state_intact(&st, i, s, err);
+    safetensors_close(&st);
+    if (!ok) train_state_free(s);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------
+// 3. Saving it
+
+typedef struct {
+    const char *out;         // what is to be saved, where: OUT/checkpoints/step_N
+    const GPT2Table *table;
+    const RunState *here;
+    int keep;                // then all but so many checkpoints up to this step go; 0: none
+    size_t best;             // but not this step's; 0: there is none
+    TrainState state;
+} StateSave;
+
+// The text of state.txt, of *n bytes; free() it.
+static char *state_describe(const StateSave *x, const SafeWriter *file, size_t *n) {
+    char *text = NULL;
+    FILE *f = open_memstream(&text, n);
+    TrainState s = x->state;
+    if (f == NULL) fail("out of memory: state.txt");
+    s.version = STATE_VERSION;
+    for (int i = 0; i < STATE_FIELDS; i++) {
+        uint64_t value = 0;
+        memcpy(&value, (const char *)&s + state_fields[i].at, state_fields[i].size);
+        if (i < STATE_NEEDED || value > 0)
+            fprintf(f, "%s %" PRIu64 "\n", state_fields[i].name, value);
+    }
+    fprintf(f, "hashes");
+    for (int i = 0; i < file->count; i++) fprintf(f, " %016" PRIx64, file->sums[1 + i]);
+    fprintf(f, "\n%s%s", s.text != NULL ? s.text : "", s.options);
+    fflush(f);
+    seal_print(f, text, *n);
+    if (fclose(f) != 0) fail("out of memory: state.txt");
+    return text;
+}
+
+// Adds up what all ranks have written.
+static void state_gather(SafeWriter *file) {
+    const size_t sums = (size_t)file->count + 1, all_sums = (size_t)ranks.world * sums;
+    uint64_t *all = ALLOC(uint64_t, all_sums, "hashes");
+    ranks_exchange(file->sums, sums * sizeof *all, all);
+    memset(file->sums, 0, sums * sizeof *all);
+    for (size_t i = 0; i < all_sums; i++) file->sums[i % sums] += all[i];
+    free(all);
+}
+
+// Completes and names it, or removes what there is; on rank 0.
+static bool state_commit(const StateSave *x, SafeWriter *file, const char *made, Error *err) {
+    char path[PATH_MAX], final[PATH_MAX], all[PATH_MAX];
+    size_t n = 0;
+    FILE *f = NULL;
+    char *text = state_describe(x, file, &n);
+    path_join(path, made, "state.txt");
+    path_join(all, x->out, "checkpoints");
+    state_path(final, x->out, x->state.step);
+    bool ok = safewriter_close(file, err) && (f = replace_open(path, err)) != NULL;
+    if (ok) fwrite(text, 1, n, f);
+    ok = ok && replace_close(f, path, err) && directory_sync(made, err);
+    free(text);
+    if (ok && path_exists(final)) checkpoint_remove(final);  // it is damaged: the run began before
+    if (ok && rename(made, final) != 0)
+        ok = error_set(err, "cannot rename %s: %s", made, strerror(errno));
+    if (!ok) checkpoint_remove(made);
+    return ok && directory_sync(all, err);
+}
+
+// Removes the checkpoints that a new one leaves too many; on rank 0. One that is torn is none of
+// those to keep.
+static void state_prune(const StateSave *x) {
+    char path[PATH_MAX];
+    TrainState s;
+    Error err;
+    int kept = 0;
+    if (ranks.rank > 0 || x->keep <= 0) return;
+    for (size_t step = x->state.step + 1; (step = state_newest(x->out, step, false)) > 0;) {
+        state_path(path, x->out, step);
+        if (kept >= x->keep && step != x->best) {
+            checkpoint_remove(path);
+        } else if (state_check(path, &s, true, &err)) {
+            kept++;
+            train_state_free(&s);
+        }
+    }
+}
+
+// Saves a checkpoint. On failure, and if the process dies at any point, the checkpoints that were
+// there are still there. All ranks call it.
+static bool state_save(const StateSave *x, Error *err) {
+    char made[PATH_MAX], path[PATH_MAX], name[128];
+    const bool first = ranks.rank == 0;
+    SafeWriter file;
+    memset(&file, 0, sizeof file);
+    file.writer = ranks.rank;
+    snprintf(name, sizeof name, "checkpoints/tmp_%08zu", x->state.step);  // (NFS remembers names)
+    path_join(made, x->out, name);
+    if (first) state_newest(x->out, 0, true);
+    bool ok = !first || make_directories(made)
+        || error_set(err, "cannot make %s: %s", made, strerror(errno));
+    if (!state_agree(ok, err)) return false;
+    path_join(path, made, "state.safetensors");
+    for (int k = 0; k < x->here->parts; k++) {
+        snprintf(name, sizeof name, "%s.", state_parts[k]);
+        tensors_add(&file, NULL, x->table, name, state_dtype(x->here, k));
+    }
+    if (first) safewriter_open(&file, path);
+    ranks_barrier();
+    if (!first) safewriter_open(&file, path);
+    for (int k = 0; k < x->here->parts; k++)
+        tensors_put(&file, NULL, x->table, x->here, k, k * x->table->count);
+    state_gather(&file);
+    if (!first) safewriter_flush(&file);
+    file.failed = !state_agree(!file.failed, &file.err);
+    ok = first ? state_commit(x, &file, made, err) : safewriter_close(&file, err);
+    if (!state_agree(ok, err)) return false;
+    state_prune(x);
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// 4. Loading it
+
+// Finds the newest checkpoint, of a step before `before`, of the run in `out`, reads its *s, to be
+// freed, and puts its path into dir. Torn and truncated ones are named on stderr and passed over.
+// Returns false if none is left, or at one of a program before this form of them. Rank 0 decides
+// for all ranks, which must all call it.
+static bool state_find(const char *out, size_t before, TrainState *s, char dir[PATH_MAX],
+                       Error *err) {
+    const bool first = ranks.rank == 0;
+    bool ok = !first;
+    char old[PATH_MAX];
+    Error why;
+    memset(s, 0, sizeof *s);
+    error_set(err, "there is no whole checkpoint in %s/checkpoints", out);
+    for (size_t step = before; !ok && (step = state_newest(out, step, false)) > 0;) {
+        state_path(dir, out, step);
+        path_join(old, dir, "state.json");
+        if (path_exists(old)) {
+            error_set(err, "checkpoint %.200s has a state.json: it is of version 4 or before, and "
+                      "this program reads %d to %d; the program that wrote it goes on with it, and "
+                      "--model DIR begins a new run with the weights in %.200s", dir,
+                      STATE_OLDEST, STATE_VERSION, out);
+            break;
+        }
+        ok = state_check(dir, s, false, &why);
+        if (!ok) fprintf(stderr, "tide: checkpoint %s is damaged (%s)\n", dir, why.text);
+    }
+    if (!state_agree(ok, err)) return false;
+    ranks_broadcast(dir, PATH_MAX);
+    if (state_agree(first || state_read(dir, s, err), err)) return true;
+    train_state_free(s);
+    return false;
+}
+
+// Fills *here from the checkpoint *s, which state_find() has found in dir; padding becomes zero. It
+// must hold these parts. Others are not loaded. Moments may have been stored in another type.
+// The hash of each tensor is checked by one of the ranks, in the pass that loads it. All ranks call
+// it.
+static bool state_load(const char *dir, const TrainState *s, const GPT2Table *t,
+                       const RunState *here, Error *err) {
+    SafeTensors st;
+    bool ok = state_open(dir, &st, err);
+    for (int k = 0; ok && k < here->parts; k++) {
+        char name[128];
+        snprintf(name, sizeof name, "%s.%s", state_parts[k], t->tensors[0].name);
+        const SafeTensor *first = safetensors_find(&st, name);
+        if (first == NULL) ok = error_set(err, "tensor %s is missing", name);
+        else if (k == 1 && first->dtype != state_dtype(here, k))
+            printf(here->moments_bf16 ? "AdamW's moments, saved in fp32, are rounded to bf16\n"
+                                      : "AdamW's moments, saved in bf16, are fp32 from here on\n");
+        for (int i = 0; ok && i < t->count; i++) {
+            const HfTensor x = own_tensor(t, i);
+            const int number = (int)(first + i - st.tensors);
+            if (number >= st.count || first[i].elements != x.n)
+                ok = error_set(err, "tensor %s is of a model of another shape", first->name);
+            else if (number % ranks.world == ranks.rank) ok = state_intact(&st, number, s, err);
+            if (ok && !part_read(here, k, t, &x, &first[i]) && k == 0)
+                die("%s: tensor %s has a number that is not finite, or too large for this "
+                    "precision: resume with the one before", dir, x.name);
+        }
+    }
+    safetensors_close(&st);
+    return state_agree(ok, err);
+}
+
+// A RunState's move, outwards: the first part of a checkpoint that is open.
+typedef struct { const GPT2Table *table; SafeTensors file; } StateFile;
+
+static void state_file_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
+    const StateFile *x = (const StateFile *)owner;
+    const int i = gpt2_tensor_at(x->table, at);
+    if (out && part == 0)
+        safetensor_floats(&x->file.tensors[i], at - x->table->tensors[i].offset, n, w);
+}
+
+// model.safetensors and config.json, in `out`, of a step's checkpoint; on rank 0.
+static bool state_model(const StateSave *x, size_t step, const char *out, bool bf16, int eot,
+                        Error *err) {
+    char dir[PATH_MAX];
+    StateFile from = {x->table, {0, NULL, NULL, NULL, 0}};
+    RunState here = state_in(NULL, 1);
+    here.move = state_file_move;
+    here.owner = &from;
+    state_path(dir, x->out, step);
+    const bool ok = state_open(dir, &from.file, err)
+        && model_save(out, &x->state.config, x->table, &here, bf16, eot, err);
+    safetensors_close(&from.file);
+    return ok;
+}
+
+#endif

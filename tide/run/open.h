@@ -1,0 +1,518 @@
+// open.h: a run (Run), from its command line to its data and shapes. Everything that can be wrong
+// with the options and the files that they name is found here, before anything is computed.
+//
+//   run_open                       fills a Run, or ends the program with one line
+//   run_precision                  the --precision of a run that is not open yet
+//   schedule_lr                    the learning rate of a step
+//   run_val_rows, run_val_hash     how many sequences are evaluated; which ones
+//   run_first_token, run_task      the token that begins a text; the task that knows --labels
+//
+// save.h loads and saves a run, run.h has the verbs of its loop.
+#ifndef TIDE_OPEN_H
+#define TIDE_OPEN_H
+#include "../base/util.h"
+#include "../base/model.h"
+#include "../base/ranks.h"
+#include "../cpu/cpu.h"
+#include "../files/data.h"
+#include "../files/state.h"
+#include "../files/task.h"
+#include "../files/tokenizer.h"
+#include "log.h"
+#include "options.h"
+#include "out.h"
+
+// Its loaders point into it: it must stay where it is.
+typedef struct {
+    Options o;
+    const char *program;            // argv[0]: what the user called us
+    GPT2Config config;
+    GPT2Table table;
+    Tokenizer *tokenizer;           // NULL: token files, and nobody said how they were made
+    TokenData data, val_data;       // the files of --data and --val
+    TokenData train_view, val_view;
+    bool task;                      // examples (task.h) instead of running text
+    bool words;                     // whose --labels are one token each
+    bool packed;                    // rows of several examples are trained
+    Task task_all, task_val_all;    // the examples of --data and --val
+    Task task_train, task_val;      // those to train on, and those held out
+    Task task_choices;              // the questions of --choices
+    Loader train, val, choices;     // .sequences (rows, of a task) 0: there is no such data
+    size_t B, T;                    // of a micro-batch
+    size_t world, rank;             // GPUs that train together (ranks.h), and which one this is
+    size_t step_sequences;          // of a step: its micro-batches on all GPUs together
+    size_t step_tokens;
+    const char *saved_model;        // --model is this directory or file; NULL: preset, or --resume
+    bool training;                  // gradients are needed: for steps, or for --dump
+    bool only_sampling;             // --steps 0 --prompt: nothing but the sample is printed
+    bool batches;                   // batches of B x T are read: to train on, or to evaluate
+    bool sampling;                  // samples are drawn: as the only thing, or while training
+    TrainState state;               // of the newest whole checkpoint; step 0: there is none
+    char resume_from[PATH_MAX];     // the one that a resumed run began with
+    int lock;                       // the file .lock in --out, see out_lock(); -1: not open
+    RunState saves;                 // what run_save() saves; run_load() sets it (save.h)
+    Log log;
+    double start;                   // of the step, by seconds_now()
+    size_t done;                    // steps that are complete
+    size_t idle;                    // steps of zeroth order, in a row, that led nowhere
+    bool due;                       // a checkpoint is
+    bool unasked;                   // an evaluation is
+    double lowest;                  // --keep-best: of all evaluations' losses
+    bool best_is_out;               // OUT/best has the weights of state.best
+    bool open;                      // one would lack something now: it waits (ZenFlow's window)
+    bool waits;                     // a signal came, and waits for that too
+    bool ends;                      // what is saved now is the last: then it must not fail
+    bool damaged;                   // a token file is, here or on another rank
+    Error damage;                   // of a file here
+} Run;
+
+// ---------------------------------------------------------------------------------------------
+// The learning rate
+
+// Steps in which the learning rate rises.
+static size_t schedule_warmup(const Options *o) {
+    return o->warmup == AUTO_COUNT ? o->steps / 20 : o->warmup;
+}
+
+// Learning rate of a step (the first one is 1): a straight line from lr / warmup up to lr, then
+// down to min_lr at the last step, along half a cosine (Loshchilov and Hutter 2017, eq. 5) or a
+// line; a constant schedule stays at lr.
+static double schedule_lr(const Options *o, size_t step) {
+    const size_t warmup = schedule_warmup(o);
+    const double low = o->min_lr < 0 ? o->lr / 10 : o->min_lr;
+    if (step < warmup) return o->lr * (double)step / (double)warmup;
+    if (step <= warmup || o->schedule == SCHEDULE_CONSTANT) return o->lr;
+    if (step >= o->steps) return low;
+    const double x = (double)(step - warmup) / (double)(o->steps - warmup);  // 0 at lr, 1 at low
+    const double fall = o->schedule == SCHEDULE_LINEAR ? 1 - x : 0.5 * (1 + cos(x * M_PI));
+    return low + (o->lr - low) * fall;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The model, the tokenizer and the data
+
+// A resumed run goes on with as many sequences per step as it began with, so that data and schedule
+// do. Unless --accum says how, it follows from --batch and the number of GPUs.
+static void run_resume_batch(Run *r) {
+    Options *o = &r->o;
+    const size_t each = o->batch * r->world, was = o->accum;
+    if (r->state.step == 0 || o->steps == 0) return;
+    const size_t all = (size_t)(r->state.data_position / r->state.step);
+    if (!option_given(o, "accum") && all % each == 0) o->accum = all / each;
+    if (all % r->world != 0)
+        die("this run has %zu sequences per step: %zu GPUs cannot share them evenly", all,
+            r->world);
+    size_t fits = min_size(o->batch, all / r->world);  // less, with more --accum
+    while (fits > 1 && all / r->world % fits != 0) fits--;
+    if (each * o->accum != all)
+        die("this run has %zu sequences per step; --batch %zu, --accum %zu and %zu GPU%s make %zu: "
+            "take --batch %zu%s", all, o->batch, o->accum, r->world, plural(r->world),
+            each * o->accum, fits, option_given(o, "accum") ? ", without --accum" : "");
+    if (o->accum != was) printf("--accum is %zu now, for %zu sequences per step\n", o->accum, all);
+}
+
+// The model's shape: from the checkpoint to resume, from a saved model, or from a preset.
+static void run_choose_model(Run *r) {
+    Options *o = &r->o;
+    GPT2Config *c = &r->config;
+    Error err;
+    if (o->resume) {
+        if (!state_find(o->out, SIZE_MAX, &r->state, r->resume_from, &err)) die("%s", err.text);
+        *c = r->state.config;
+        const Options before = options_resume(o, r->state.options);
+        const double was = schedule_lr(&before, r->state.step);
+        const double would = schedule_lr(&before, r->state.step + 1);
+        const double is = schedule_lr(o, r->state.step + 1);
+        if (o->steps > r->state.step && o->epochs == 0 && fabs(is - would) > 0.01 * would)
+            printf("note: the learning rate goes on at %.1e, after %.1e at step %zu: its schedule "
+                   "follows the options, --steps %zu now and %zu before\n", is, was,
+                   r->state.step, o->steps, before.steps);
+        run_resume_batch(r);
+        return;
+    }
+    if (gpt2_preset(c, o->model)) {
+        if (o->layers) c->layers = o->layers;
+        if (o->channels) c->channels = o->channels;
+        if (o->channels && c->embed > 0) c->embed = c->channels / 2;
+        if (o->heads) c->heads = o->heads;
+        if (o->context) c->context = o->context;
+    } else if (path_exists(o->model)) {
+        r->saved_model = o->model;
+        model_config_load(o->model, c);
+        if (o->layers || o->channels || o->heads || o->context || o->vocab)
+            die("--layers, --channels, --heads, --context and --vocab describe a new model; "
+                "%s has its own", o->model);
+    } else {
+        die("--model %s: no such preset (nano, gpt2, gpt2-xl, d12, opt-125m, ..; see --help), "
+            "and no such file", o->model);
+    }
+}
+
+// The tokenizer: as told, or the one saved with the model, or bytes.
+static void run_choose_tokenizer(Run *r) {
+    const Options *o = &r->o;
+    const char *saved = o->resume ? o->out : r->saved_model;
+    char home[PATH_MAX] = "", list[PATH_MAX];
+    struct stat merges;
+    if (saved != NULL) model_directory(saved, home);
+    path_join(list, home, "merges.txt");
+    const bool lists = saved != NULL && path_exists(list);
+    const bool unread = saved != NULL && o->tokenizer == NULL && tokenizer_unread(home);
+    const char *dir = o->tokenizer != NULL ? o->tokenizer : lists ? home : "bytes";
+    if (strcmp(dir, "bytes") != 0) {
+        r->tokenizer = tokenizer_load(dir);
+        path_join(list, dir, "vocab.json");
+        if (r->config.family == FAMILY_OPT && !path_exists(list))
+            die("there is no %s, and merges.txt alone gives GPT-2's tokens, not OPT's", list);
+    } else if (o->tokenizer != NULL || saved == NULL || (r->config.vocab == 256 && !unread)) {
+        r->tokenizer = tokenizer_bytes();
+    }
+    // else: a saved model with tokens that nobody explained; token files will do for it
+    if (saved != NULL && strcmp(dir, "bytes") == 0 && o->tokenizer != NULL  // whose merges are none
+        && (stat(list, &merges) == 0 ? merges.st_size > 16 : r->config.vocab >= 50257))
+        die("--tokenizer bytes: the model in %s knows %zu other tokens: leave it out, or name the "
+            "directory of theirs", home, r->config.vocab);
+}
+
+// With --labels: the task that knows their tokens.
+static const Task *run_task(const Run *r) {
+    return r->o.data != NULL ? &r->task_all : &r->task_val_all;
+}
+
+// The token with which every text begins: OPT has seen all of them begin with </s>. -1: none.
+static int32_t run_first_token(const Run *r) {
+    if (r->config.family == FAMILY_OPT && r->tokenizer->vocab != 256) return 2;
+    return -1;
+}
+
+// Opens --choices. If nothing else is evaluated, --seq 0 is their longest one.
+static void run_open_choices(Run *r) {
+    const Options *o = &r->o;
+    Task *t = &r->task_choices;
+    *t = task_open(o->choices, NULL, NULL, r->tokenizer, run_first_token(r), r->config.vocab);
+    if (task_rows(t, false) == t->count) die("%s: no line has several \"choices\"", o->choices);
+    const size_t longest = round_up(t->longest, 8);
+    if (o->seq == 0 && o->data == NULL && o->val == NULL)
+        r->T = min_size(longest, r->config.context);
+    r->choices.T = min_size(longest, r->T);
+    r->choices.sequences = task_rows(t, false);
+}
+
+// Opens --data and --val as examples (task.h). --seq 0: the longest one, unless rows are packed.
+static void run_open_task(Run *r) {
+    Options *o = &r->o;
+    const size_t V = r->config.vocab;
+    const int32_t first = run_first_token(r);
+    const char *labels = o->labels, *files[2] = {o->data, o->val};
+    Task *opened[2] = {&r->task_all, &r->task_val_all}, *held = &r->task_val_all;
+    for (int k = 0; k < 2; k++) {
+        if (files[k] == NULL) continue;
+        if (path_exists(files[k]) && path_is_examples(files[k]) != (labels == NULL))
+            die(labels == NULL ? "%s: of --data and --val, both are JSON lines, or none"
+                : "%s: JSON lines have no --labels, but \"choices\"", files[k]);
+        *opened[k] = task_open(files[k], labels, o->template_text, r->tokenizer, first, V);
+    }
+    if (o->data != NULL)
+        task_split(&r->task_all, o->val == NULL ? 0.1 : 0, &r->task_train, &r->task_val);
+    if (o->val != NULL) r->task_val = task_view(held, 0, held->count);
+    r->words = run_task(r)->labels > 0;
+    r->packed = o->pack != PACK_OFF && !r->words && r->task_train.count > 0
+             && (o->steps > 0 || o->dump != NULL);
+    if (r->words && o->pack == PACK_ON)
+        die("--pack on: --labels of one token each share their prompts, one in each row");
+    const size_t longest = r->task_all.longest > held->longest ? r->task_all.longest
+                                                               : held->longest;
+    if (o->seq == 0 && !r->packed) r->T = min_size(round_up(longest, 8), r->config.context);
+    if (r->T < 2) die("examples need --seq 2 or more, not %zu", r->T);
+    r->train.T = r->val.T = r->T;
+    if (!r->words) r->val.T = min_size(round_up(r->task_val.longest, 8), r->T);
+    if (r->packed) task_pack(&r->task_train, r->T);
+    r->train.sequences = task_rows(&r->task_train, true);
+    r->val.sequences = task_rows(&r->task_val, false);
+}
+
+// Opens --data and --val, cuts off the held-out tenth if there is no --val, and settles the
+// vocabulary of a new model: --vocab, or what the tokenizer needs.
+static void run_open_data(Run *r) {
+    const Options *o = &r->o;
+    GPT2Config *c = &r->config;
+    Error err;
+    r->task = (o->data != NULL && (o->labels != NULL || path_is_examples(o->data)))
+           || (o->val != NULL && (o->labels != NULL || path_is_examples(o->val)));
+    if (o->pack == PACK_ON && !r->task && o->data != NULL)
+        die("--pack on needs examples: JSON lines, or --labels");
+    const bool texts = o->data != NULL && !r->task;
+    if (texts) r->data = data_open(o->data, r->tokenizer);
+    if (texts && !r->data.text && o->tokenizer == NULL && r->tokenizer != NULL
+        && r->tokenizer->vocab == 256) {
+        tokenizer_free(r->tokenizer);  // it was a guess: token files are GPT-2's unless told
+        r->tokenizer = NULL;
+    }
+    const size_t needed = r->tokenizer != NULL ? r->tokenizer->vocab : 50257;
+    if (!o->resume && r->saved_model == NULL) {
+        if (o->vocab) c->vocab = o->vocab;
+        else if (o->data == NULL && (o->plan || o->calibrate)) {}  // the preset's
+        else if (needed == 256 || c->vocab < needed) c->vocab = needed;
+    }
+    if (!gpt2_finish(c, &err)) die("%s", err.text);
+    if (r->tokenizer != NULL && needed > c->vocab)
+        die("the tokenizer has %zu tokens and the model only %zu", needed, c->vocab);
+    if ((r->task || o->choices != NULL) && r->tokenizer == NULL)
+        die("examples need --tokenizer: %s", tokenizer_why);
+    if (r->task) run_open_task(r);
+    if (o->choices != NULL) run_open_choices(r);
+    if (o->val != NULL && !r->task) r->val_data = data_open(o->val, r->tokenizer);
+    if (texts) {
+        data_split(&r->data, o->val == NULL ? 0.1 : 0, &r->train_view, &r->val_view);
+        r->train = loader_make(&r->train_view, r->T, o->seed, true);
+        loader_check(&r->train);
+    }
+    if (!r->task)
+        r->val = loader_make(o->val != NULL ? &r->val_data : &r->val_view, r->T, o->seed, false);
+    if (!r->task && o->val != NULL) loader_check(&r->val);
+    const uint64_t hash = hash_word(r->task ? r->task_train.count : r->train_view.tokens,
+                                    r->task ? task_hash(&r->task_all) : data_hash(&r->data));
+    if (o->resume && o->data != NULL && hash != r->state.data_hash && r->rank == 0
+        && r->state.version == STATE_VERSION)
+        fprintf(stderr, "tide: the data is not what this run began with: it goes on, but not with "
+                        "the same bits\n");
+    r->state.data_hash = hash;
+}
+
+// Returns how many sequences of the validation data are evaluated.
+static size_t run_val_rows(const Run *r) {
+    const size_t asked = r->o.eval_batches, all = r->val.sequences;
+    if (asked == 0 && r->task) return all;
+    return min_size(all, (asked > 0 ? asked : 20) * r->B);
+}
+
+// The hash of the rows that a validation loss is measured on.
+static uint64_t run_val_hash(const Run *r) {
+    const size_t rows = run_val_rows(r), T = r->val.T;
+    uint64_t parts[] = {rows, T, r->task ? task_hash(&r->task_val) : 0};
+    int32_t *both = ALLOC(int32_t, 2 * T, "a row");
+    Error ignored;  // a damaged row is named when it is evaluated
+    for (size_t row = 0; row < rows && !r->task; row++) {
+        loader_sequence(&r->val, row, r->config.vocab, both, both + T, &ignored);
+        parts[2] = hash_word(parts[2], hash_bytes(both, 2 * T * sizeof *both));
+    }
+    free(both);
+    return hash_bytes(parts, sizeof parts);
+}
+
+// ---------------------------------------------------------------------------------------------
+// What a run says before its first step, and what it refuses
+
+// Says what is going to be trained on what, and what a training run computes with. A preset is a
+// shape, with random weights: who samples it, evaluates it or tunes it with MeZO is told.
+static void run_describe(const Run *r) {
+    const GPT2Config *c = &r->config;
+    const Options *o = &r->o;
+    const bool fresh = !o->resume && r->saved_model == NULL, mezo = o->optimizer == OPTIMIZER_MEZO;
+    if (fresh && !o->plan && (r->only_sampling || (r->training ? mezo : r->batches)))
+        fprintf(r->only_sampling ? stderr : stdout, "note: these weights are random; for trained "
+                "ones --model DIR, a run's --out or what dev/data/gpt2.sh and opt.sh fetch\n");
+    if (r->only_sampling) return;
+    printf("model: %zu layer%s, %zu head%s, %zu channel%s, context %zu, vocabulary %zu: "
+           "%.2f M parameters; ", c->layers, plural(c->layers), c->heads, plural(c->heads),
+           c->channels, plural(c->channels), c->context, c->vocab,
+           1e-6 * (double)r->table.parameters);
+    const bool hint = !o->plan && (strncmp(o->model, "gpt2", 4) == 0 || c->family == FAMILY_OPT);
+    if (fresh)
+        printf("new, random weights%s\n", hint ? " (trained ones: dev/data/gpt2.sh and "
+               "opt.sh, then --model DIR)" : "");
+    else if (!o->resume) printf("weights from %s\n", r->saved_model);
+    else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);
+    if (o->resume && mezo && o->zo_noise == 0 && r->state.version == STATE_OLDEST)
+        printf("note: normal numbers are drawn otherwise than before: from here on this run has "
+               "other noise than the program that began it would give it\n");
+    const TaskSum sum = task_sum(&r->task_train, r->T), other = task_sum(&r->task_val, r->T);
+    const TaskSum asked = task_sum(&r->task_choices, r->choices.T);
+    const size_t cut = sum.cut + other.cut + asked.cut;
+    const size_t examples = r->task_train.count + r->task_val.count + r->task_choices.count;
+    if (cut > 0)
+        printf("data: %zu of %zu examples are longer than --seq %zu: prompts lose their front, "
+               "what is too long without one its end\n", cut, examples, r->T);
+    if (r->task && o->labels != NULL && !r->words)
+        printf("labels: not all are one token, so each is a choice, of which all tokens count\n");
+    if (o->steps == 0 || o->dump != NULL || o->data == NULL) return;
+    const size_t train = r->task ? r->task_train.count : r->train_view.tokens;
+    const size_t step = r->task ? r->step_sequences : r->step_tokens;
+    const size_t held = r->val.sequences, rows = r->train.sequences;
+    size_t val = held;
+    if (!r->task && held > 0) val = r->val.data->tokens;
+    if (r->task) val = r->task_val.count;
+    const char *what = r->task ? "example" : "token", *unit = r->packed ? "row" : what;
+    printf("data: %zu training %s%s, %.2f epochs in %zu step%s of %zu %s%s; %zu validation %s%s\n",
+           train, what, plural(train),
+           (double)o->steps * (double)r->step_sequences / (double)r->train.sequences, o->steps,
+           plural(o->steps), step, unit, plural(step), val, what, plural(val));
+    if (r->task && !r->words)
+        printf("data: %zu row%s of %zu tokens%s, %.1f %% full; %zu of %zu tokens are trained\n",
+               rows, plural(rows), r->T, r->packed ? ", packed" : "",
+               100 * (double)sum.inputs / (double)(rows * r->T), sum.targets, sum.inputs);
+    if (held + r->choices.sequences == 0 && o->eval_every > 0)
+        printf("data: nothing will be evaluated: the held-out tenth %s; name a file with --val\n",
+               r->task ? "has no example" : "is shorter than --seq");
+    if (!o->plan) cpu_describe();
+}
+
+// Prints a note for each option that has no effect in this run, or less than it seems to have.
+static void run_describe_unused(const Run *r) {
+    const Options *o = &r->o;
+    const bool evaluates = r->val.sequences + r->choices.sequences > 0, saves = !o->no_save;
+    const bool trains = o->steps > 0 && o->dump == NULL;
+    const struct { const char *name; bool used; const char *needs; } options[] = {
+        {"prompt", r->sampling, "--sample-every, or --steps 0"},
+        {"sample-tokens", r->sampling, "--sample-every"}, {"top-k", r->sampling, "--sample-every"},
+        {"temperature", r->sampling, "--sample-every"}, {"template", o->labels != NULL, "--labels"},
+        {"eval-batches", evaluates, "data to evaluate"}, {"keep", saves, "no --no-save"},
+        {"min-lr", o->schedule != SCHEDULE_CONSTANT, "--schedule cosine or linear"},
+        {"save-every", saves, "no --no-save"}, {"save-dtype", saves, "no --no-save"}};
+    double highest = 0;
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
+        if (trains && option_given(o, options[i].name) && !options[i].used)
+            printf("note: --%s does nothing here: it needs %s\n", options[i].name,
+                   options[i].needs);
+    if (o->data != NULL && o->val != NULL && path_is_same(o->data, o->val))
+        printf("note: --val is --data: its loss says nothing of other data\n");
+    for (size_t step = 1; step <= min_size(o->steps, 100); step++)
+        highest = fmax(highest, schedule_lr(o, step));
+    if (trains && o->steps <= 100 && highest < 0.95 * o->lr)
+        printf("note: in so few steps the learning rate is at most %.1e, not --lr %.1e; "
+               "--schedule constant keeps it\n", highest, o->lr);
+}
+
+// Refuses shapes that the GPU's kernels do not take: they work on whole packs of 16 bytes, and hold
+// a row of channels in one block of threads.
+static void run_check_shape(const Run *r) {
+    const size_t C = r->config.channels, E = config_embed(&r->config), F = r->config.ffn;
+    const size_t pack = r->o.precision == PRECISION_FP32 ? 4 : 8;
+    if (C > 12288 || C % pack != 0 || E % pack != 0 || F % pack != 0)
+        die("the GPU trainer takes up to 12288 channels (of embeddings, too), and an MLP width, "
+            "that are multiples of 8 (of 4 with --precision fp32), not %zu (%zu) and %zu; the CPU "
+            "trainer takes any", C, E, F);
+}
+
+// Ends a run whose ranks were started with other options, or see other data.
+static void run_agree(const Run *r) {
+    char text[sizeof r->state.options];
+    if (r->o.steps == 0 || r->o.dump != NULL)
+        die("with %zu GPUs there is only training: leave the launcher out", r->world);
+    options_write(&r->o, text, sizeof text);
+    ranks_agree("options", text);
+    ranks_agree("--out", r->o.out);
+    snprintf(text, sizeof text, "data %016" PRIx64 ", %zu sequences, %zu for evaluation, %zu of "
+             "--choices, from step %zu", r->state.data_hash, r->train.sequences, r->val.sequences,
+             r->choices.sequences, r->state.step);
+    ranks_agree("data", text);
+}
+
+// The --precision of a run that is not open yet: the command line's, or with --resume that of its
+// newest readable checkpoint. It ends nothing: what is wrong is told by run_open(), for all ranks.
+static int run_precision(int argc, char **argv) {
+    static const char *const names[] = {"bf16", "fp32", "fp16"};
+    const char *given = NULL, *out = "out";
+    char dir[PATH_MAX];
+    bool resume = false;
+    TrainState s;
+    Error err;
+    for (int i = 1; i < argc; i++) {
+        const char *next = i + 1 < argc ? argv[i + 1] : "";
+        if (strncmp(argv[i], "--resume", 8) == 0) resume = true;  // or --resume=auto
+        if (strcmp(argv[i], "--precision") == 0) given = next;
+        if (strncmp(argv[i], "--precision=", 12) == 0) given = argv[i] + 12;
+        if (strcmp(argv[i], "--out") == 0) out = next;
+        if (strncmp(argv[i], "--out=", 6) == 0) out = argv[i] + 6;
+    }
+    memset(&s, 0, sizeof s);
+    size_t step = resume && given == NULL ? state_newest(out, SIZE_MAX, false) : 0;
+    for (; step > 0; step = state_newest(out, step, false)) {
+        state_path(dir, out, step);
+        if (state_check(dir, &s, false, &err)) break;
+    }
+    const char *saved = text_line(s.options, "--precision");
+    if (saved != NULL) given = saved + 1;
+    int precision = PRECISION_BF16;
+    for (int i = 0; given != NULL && i < 3; i++)
+        if (strncmp(given, names[i], 4) == 0) precision = i;
+    train_state_free(&s);
+    return precision;
+}
+
+// Fills *r from the command line and the files that it names. Everything that can be wrong with
+// them is found here, and ends the program.
+static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
+    Options *o = &r->o;
+    memset(r, 0, sizeof *r);
+    r->lock = -1;
+    r->program = argv[0];
+    ranks_open();
+    r->world = (size_t)ranks.world;
+    r->rank = (size_t)ranks.rank;
+    data_is_quiet = r->rank > 0;
+    options_parse(o, argc, argv, gpu_build);
+    if (o->resume_auto) {
+        o->resume = state_newest(o->out, SIZE_MAX, false) > 0;
+        ranks_broadcast(&o->resume, sizeof o->resume);
+        if (!o->resume) options_check(o);
+    }
+    if (!gpu_build && r->world > 1) die("the CPU trainer is one process; for several: a GPU build");
+    if (o->plan && r->world > 1) die("--plan is one process: say --world %zu", r->world);
+    if (r->world > 1)  // before they do different things; run_agree() compares the others
+        ranks_agree("options", o->resume ? o->no_save ? "--resume, --no-save" : "--resume, saving"
+                                         : o->no_save ? "new run, --no-save" : "new run, saving");
+    if (o->plan) r->world = o->world;
+    omp_set_num_threads(cpu_threads(o->threads, ranks.local_world));  // of this thread's loops
+    // From here on nobody else writes there. Several ranks agree first on what they are to do:
+    // where one ends the others, nothing is left behind.
+    const bool early = o->resume || ranks.world == 1;
+    if (!o->resume) out_check_files(o);
+    if (early) out_check(o, &r->lock);
+    run_choose_model(r);
+    if (o->resume) out_check_files(o);  // the options of its checkpoint among them
+    r->T = o->seq > 0 ? o->seq : r->config.context;
+    if (r->T > r->config.context)
+        die("--seq %zu is longer than the model's context of %zu", r->T, r->config.context);
+    run_choose_tokenizer(r);
+    run_open_data(r);
+    o->seq = r->T;  // what "0" meant, for the checkpoint
+    r->B = o->batch;
+    if (o->dump != NULL) o->accum = 1;  // the first micro-batch, as if it were the step
+    r->step_sequences = r->B * o->accum * r->world;
+    if (o->epochs > 0) {
+        if (r->train.sequences == 0) die("--epochs needs --data, or --steps instead");
+        o->steps = (size_t)ceil(o->epochs * (double)r->train.sequences / (double)r->step_sequences);
+        printf("--epochs %g: %zu step%s\n", o->epochs, o->steps, plural(o->steps));
+        o->epochs = 0;
+        options_check(o);
+    }
+    if (o->zen_warmup == 0) o->zen_warmup = schedule_warmup(o) > 0 ? schedule_warmup(o) : 1;
+    r->step_tokens = r->step_sequences * r->T;
+    if (gpu_build) run_check_shape(r);
+    r->table = gpt2_table(&r->config);
+    const bool data = o->data != NULL || o->val != NULL || o->choices != NULL;
+    r->training = o->steps > 0 || o->dump != NULL;
+    r->only_sampling = !r->training && option_given(o, "prompt");
+    r->batches = r->training || (!r->only_sampling && data);
+    r->sampling = r->only_sampling || (o->steps > 0 && o->sample_every > 0);
+    if (r->only_sampling && r->tokenizer == NULL)
+        die("--prompt needs --tokenizer: %s", tokenizer_why);
+    if (o->scores != NULL && (r->words || !r->batches))
+        die(r->words ? "--scores: labels of one token each have no losses by token"
+            : "--scores needs --data, --val or --choices to evaluate");
+    if (r->task && r->training && r->train.sequences == 0)
+        die("%s has no example to train on", o->data);
+    if (o->keep_best && o->steps > 0 && r->val.sequences == 0 && !o->plan)
+        die("--keep-best needs validation data, and there is none: name a file with --val");
+    if (r->batches && !r->training && r->val.sequences + r->choices.sequences == 0)
+        die("the held-out tenth of %s %s: name a file with --val", o->data,
+            r->task ? "has no example" : "is shorter than --seq");
+    if (ranks.world > 1) run_agree(r);
+    if (!early) out_check(o, &r->lock);
+    if (ranks.world > 1) out_share(o->out, &r->lock);
+    if (!o->calibrate) run_describe(r);
+    if (!r->only_sampling) run_describe_unused(r);
+}
+
+#endif

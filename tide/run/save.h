@@ -1,0 +1,218 @@
+// save.h: what a run (open.h) loads before its first step, and what it leaves in --out. All ranks
+// call these functions, after the same steps.
+//
+//   run_load            loads the first values: of a checkpoint, of a model's files, or random ones
+//   run_save            saves a checkpoint and the weights after the steps that are complete
+//   run_save_tokenizer  saves the tokenizer beside the weights
+//   run_save_next       when the next checkpoint is due (--save-every auto)
+//   run_find_best       --keep-best: is the best checkpoint of before still the best?
+//   run_check_disk      says what disk space a run takes, and refuses a disk without it
+#ifndef TIDE_SAVE_H
+#define TIDE_SAVE_H
+#include "open.h"
+#include <sys/statvfs.h>
+
+// The weights that --model names, a file's or a preset's fresh ones.
+static void run_load_first(Run *r, const RunState *here) {
+    const GPT2Table *t = &r->table;
+    if (r->saved_model != NULL) {
+        model_load(r->saved_model, &r->config, t, here);
+        return;
+    }
+    float *w = ALLOC(float, PART_UNIT, "first weights");
+    for (int i = 0; i < t->count; i++) {
+        const size_t begin = t->tensors[i].offset;
+        const size_t end = begin + round_up(t->tensors[i].size, ALIGN_ELEMENTS);
+        for (size_t at = begin, n; (n = state_next(here, &at, end)) > 0; at += n) {
+            gpt2_init_range(t, i, at - begin, n, w, r->o.seed);
+            here->move(here->owner, 0, at, n, w, false);
+        }
+    }
+    free(w);
+}
+
+// Values for the first step: the checkpoint's, or, of the first part, those that --model names.
+// That tensors are damaged is seen only now: that checkpoint is put aside, and the one before takes
+// its place if it has the same settings, and if nothing was set up by what this one says. Else the
+// next --resume takes it.
+static void run_load(Run *r, const RunState *here) {
+    Error err, why;
+    TrainState before;
+    char aside[PATH_MAX], note[3 * PATH_MAX];
+    // The first numbers that are rounded to infinity.
+    static const float limits[] = {0x1.ffp127f, INFINITY, 65520};  // by --precision
+    r->saves = *here;
+    r->saves.limit = r->o.gpu_build ? limits[r->o.precision] : 0;
+    here = &r->saves;
+    if (!r->o.resume) run_load_first(r, here);
+    while (r->o.resume
+           && !state_load(r->resume_from, &r->state, &r->table, here, &err)) {
+        snprintf(aside, sizeof aside, "%.4000s.damaged", r->resume_from);
+        snprintf(note, sizeof note, "checkpoint %s is damaged (%s), and put aside as %s",
+                 r->resume_from, err.text, aside);
+        if (r->rank == 0) checkpoint_remove(aside);
+        if (r->rank == 0 && rename(r->resume_from, aside) != 0)
+            die("cannot rename %s: %s", r->resume_from, strerror(errno));
+        if (!state_find(r->o.out, r->state.step, &before, r->resume_from, &why)
+            || strcmp(before.options, r->state.options) != 0
+            || before.products != r->state.products || r->o.offload == OFFLOAD_ZENFLOW)
+            die("%s: --resume again takes the one before, if there is one", note);
+        if (r->rank == 0) fprintf(stderr, "tide: %s; going on from %s\n", note, r->resume_from);
+        before.data_hash = r->state.data_hash;
+        train_state_free(&r->state);
+        r->state = before;
+    }
+    if (r->o.offload != OFFLOAD_ZENFLOW) train_state_free(&r->state);  // zenflow's, if at all
+}
+
+// --save-every auto: when the next checkpoint is due, by seconds_now(). Saving may take 5 % of the
+// time: after one that took d seconds, the next one begins 19 d seconds later, or after 10 minutes.
+static double run_save_due;
+
+static double run_save_pause(void) {
+    const char *seconds = getenv("TIDE_SAVE_SECONDS");  // tests are in a hurry
+    return seconds != NULL ? strtod(seconds, NULL) : 600;
+}
+
+static void run_save_next(double seconds) {
+    run_save_due = seconds_now() + fmax(run_save_pause(), 19 * seconds);
+}
+
+static void run_save_tokenizer(const Run *r, const char *dir) {
+    out_mark(r->o.out, true);
+    if (r->tokenizer != NULL && r->rank == 0) tokenizer_save(r->tokenizer, dir);
+    out_mark(r->o.out, false);
+}
+
+// The validation loss of the best checkpoint, which the next one must be below.
+static double run_best_loss(const Run *r) {
+    return r->state.best.step > 0 ? r->state.best.loss : INFINITY;
+}
+
+// Leaves weights that other programs load in --out, and with `state` a checkpoint to resume from.
+// Each is whole or not there; what was saved before stays if they fail. Of several ranks none has
+// all weights: they come from the checkpoint. If the disk is full, the checkpoints before the
+// newest whole one, but not the best, make room; else the run ends only if there is none, or no
+// later chance.
+static void run_write(Run *r, size_t step, bool state) {
+    const int eot = r->tokenizer != NULL ? r->tokenizer->eot : -1;
+    const bool bf16 = r->o.save_dtype == SAVE_BF16;
+    const double start = seconds_now();
+    const bool improved = state && r->o.keep_best && r->lowest < run_best_loss(r);
+    StateSave x = {r->o.out, &r->table, &r->saves, (int)r->o.keep, 0, r->state};
+    char best[PATH_MAX];
+    Error err;
+    if (r->o.no_save) return;
+    out_mark(r->o.out, true);
+    x.state.config = r->config;
+    x.state.seed = r->o.seed;
+    x.state.data_position = step * r->step_sequences;
+    path_join(best, r->o.out, "best");
+    if (improved) {
+        const StateBest now = {step, r->lowest, run_val_hash(r)};
+        x.state.best = now;
+        log_best(&r->log, step, r->lowest);
+    }
+    for (int again = 0; again < 2; again++) {
+        x.state.step = step;
+        x.best = x.state.best.step;
+        bool ok = !state || state_save(&x, &err);
+        if (state && ok) {
+            r->state.step = step;
+            r->state.best = x.state.best;
+            if (improved) r->best_is_out = false;
+        }
+        state = state && !ok;
+        if (ok && ranks.rank == 0)
+            ok = ranks.world > 1 ? state_model(&x, step, r->o.out, bf16, eot, &err)
+                : model_save(r->o.out, &r->config, &r->table, &r->saves, bf16, eot, &err);
+        if (ok && ranks.rank == 0 && r->state.best.step > 0 && !r->best_is_out)
+            r->best_is_out = ok = state_model(&x, r->state.best.step, best, bf16, eot, &err);
+        if (state_agree(ok, &err)) break;
+        if (again == 0 && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
+            x.keep = 1;  // room is worth more than the others
+            x.best = r->state.best.step;
+            x.state.step = r->state.step;
+            state_prune(&x);
+            continue;
+        }
+        if (r->state.step == 0) fail("%s", err.text);
+        if (r->ends) fail("%s; the checkpoint of step %zu is whole", err.text, r->state.step);
+        if (r->rank == 0)
+            fprintf(stderr, "tide: warning: %s; the run goes on, and the checkpoint of step %zu is "
+                    "whole\n", err.text, r->state.step);
+        break;
+    }
+    out_mark(r->o.out, false);
+    r->lowest = run_best_loss(r);
+    run_save_next(seconds_now() - start);
+}
+
+// Saves the run after the steps that are complete. more: what its optimizer adds to the checkpoint
+// (TrainState.text), or NULL; it is the run's from here on.
+static void run_save(Run *r, char *more) {
+    free(r->state.text);
+    r->state.text = more;
+    r->due = false;
+    if (r->done > 0) run_write(r, r->done, r->done != r->state.step);
+}
+
+// Says when the run saves what, and what disk that takes: a new checkpoint is written before an old
+// one goes, and so are the weights. Refuses a disk without room for one of each.
+static void run_check_disk(const Run *r) {
+    const Options *o = &r->o;
+    const double weights = (double)r->table.parameters * (o->save_dtype == SAVE_BF16 ? 2 : 4);
+    double state = 0;
+    for (int k = 0; k < r->saves.parts; k++)
+        state += (state_dtype(&r->saves, k) == ST_BF16 ? 2 : 4) * (double)r->table.parameters;
+    const double best = o->keep_best ? weights : 0;
+    const double most = ((double)o->keep + (o->keep_best ? 2 : 1)) * state + 2 * weights + best;
+    char when[80] = "only at the end";
+    struct statvfs disk;
+    double there = 0;
+    size_t step = state_newest(o->out, SIZE_MAX, true);
+    for (; step > 0; step = state_newest(o->out, step, false)) there += state;
+    if (o->no_save || statvfs(o->out, &disk) != 0) return;
+    const double room = (double)disk.f_bavail * (double)disk.f_frsize;
+    if (room + fmax(there - state, 0) < state + weights + best)  // all but the newest may go
+        die("--out %s: a checkpoint and the weights take %sB, and only %sB are free there: make "
+            "room, name another disk, or save nothing (--no-save)", o->out,
+            count_text(state + weights + best).text, count_text(room).text);
+    if (o->save_every == AUTO_COUNT)
+        snprintf(when, sizeof when, "every %.3g minutes, or less often: at most 5 %% of the time",
+                 run_save_pause() / 60);
+    else if (o->save_every > 0) snprintf(when, sizeof when, "every %zu steps", o->save_every);
+    printf("checkpoints: %sB, %s; on disk, with --keep %zu%s and the weights, up to %sB; free: %sB"
+           "%s\n", count_text(state).text, when, o->keep, o->keep_best ? ", the best one" : "",
+           count_text(most).text,
+           count_text(room).text,
+           room + there < most ? ", NOT ENOUGH for so many: older ones go when it is full" : "");
+}
+
+// --keep-best: the best checkpoint stays the best if its weights are there and its loss is of this
+// run's validation data. Else the best is chosen anew, and OUT/best gets another name.
+static void run_find_best(Run *r) {
+    StateBest *b = &r->state.best;
+    char best[PATH_MAX], path[PATH_MAX], name[64];
+    path_join(best, r->o.out, "best");
+    path_join(path, best, "model.safetensors");
+    r->best_is_out = path_exists(path);
+    state_path(path, r->o.out, b->step);
+    if (b->step > 0 && b->data == run_val_hash(r) && (r->best_is_out || path_exists(path))) {
+        r->best_is_out = !path_exists(path);  // else they are written again
+    } else if (b->step > 0 || r->best_is_out) {
+        snprintf(name, sizeof name, "best_until_%zu", r->state.step);
+        path_join(path, r->o.out, name);
+        if (r->best_is_out && rename(best, path) != 0)
+            die("cannot rename %s to %s: %s", best, path, strerror(errno));
+        printf("note: the best so far is of other validation data (--val, --seq, --batch, "
+               "--eval-batches), or its weights are gone: the best is chosen anew%s%s\n",
+               r->best_is_out ? ", and that one is kept as " : "", r->best_is_out ? path : "");
+        memset(b, 0, sizeof *b);
+        r->best_is_out = false;
+    }
+    if (!make_directories(best)) die("%s: %s", best, strerror(errno));
+    run_save_tokenizer(r, best);
+}
+
+#endif
