@@ -81,13 +81,16 @@ static void encoder_backward(float *dwte, float *dwpe, const float *dout, const 
 }
 
 // --- layer normalisation (Ba et al. 2016): out = (x - mean) / sqrt(var + eps) * w + b --------
+//
+// Or RMS norm (Zhang & Sennrich 2019): out = x / sqrt(mean of x^2 + eps) * w. Its mean is 0, and it
+// has no bias: mean, b and db are NULL.
 
 static void layernorm_forward(float *out, float *mean, float *rstd,  // (N, C), (N), (N)
                               const float *inp, const float *w, const float *b,
-                              size_t N, size_t C) {
+                              size_t N, size_t C, float eps) {
     #pragma omp parallel for
     for (size_t n = 0; n < N; n++)
-        rstd[n] = normalise(out + n * C, &mean[n], inp + n * C, w, b, C, LAYERNORM_EPS);
+        rstd[n] = normalise(out + n * C, mean == NULL ? NULL : &mean[n], inp + n * C, w, b, C, eps);
 }
 
 // Adds to dinp (the residual stream's gradient runs past this layer and is already there).
@@ -98,14 +101,14 @@ static void layernorm_backward(float *dinp, float *dw, float *db, const float *d
     for (size_t n = 0; n < N; n++) {
         const float *x = inp + n * C, *d = dout + n * C;
         float *dx = dinp + n * C;
-        const float mu = mean[n], r = rstd[n];
+        const float mu = mean == NULL ? 0 : mean[n], r = rstd[n];
         float d_mean = 0, d_dot = 0;  // means over c of dnorm, and of dnorm * norm
         #pragma omp simd reduction(+ : d_mean, d_dot)
         for (size_t c = 0; c < C; c++) {
             d_mean += d[c] * w[c];
             d_dot += d[c] * w[c] * ((x[c] - mu) * r);
         }
-        d_mean /= (float)C;
+        d_mean = mean == NULL ? 0 : d_mean / (float)C;
         d_dot /= (float)C;
         for (size_t c = 0; c < C; c++)
             dx[c] += (d[c] * w[c] - d_mean - (x[c] - mu) * r * d_dot) * r;
@@ -116,17 +119,20 @@ static void layernorm_backward(float *dinp, float *dw, float *db, const float *d
         float sum_w[SLICE] = {0}, sum_b[SLICE] = {0};
         for (size_t n = 0; n < N; n++) {
             const float *x = inp + n * C + first, *d = dout + n * C + first;
+            const float mu = mean == NULL ? 0 : mean[n];
             #pragma omp simd
             for (size_t c = 0; c < width; c++) {
-                sum_w[c] += d[c] * ((x[c] - mean[n]) * rstd[n]);
+                sum_w[c] += d[c] * ((x[c] - mu) * rstd[n]);
                 sum_b[c] += d[c];
             }
         }
         #pragma omp simd
-        for (size_t c = 0; c < width; c++) {
+        for (size_t c = 0; c < width; c++)
             dw[first + c] = accumulate ? dw[first + c] + sum_w[c] : sum_w[c];
+        if (db == NULL) continue;
+        #pragma omp simd
+        for (size_t c = 0; c < width; c++)
             db[first + c] = accumulate ? db[first + c] + sum_b[c] : sum_b[c];
-        }
     }
 }
 
@@ -546,25 +552,28 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
         float *w[LAYER_TENSORS];
         layer_tensors(g, g->params, l, w);
         x = g->training ? a.x + g->max_B * g->max_T * C : a.x;  // where the layer's output goes
-        if (!post) layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C);
+        if (!post) layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C,
+                                     LAYERNORM_EPS);
         matmul_forward(a.qkv, a.att_in, w[QKV_W], w[QKV_B], N, C, config_qkv(&g->config));
         attention_forward(a.atty, a.lse, a.qkv, begins, g->scratch, B, T, C, NH);
         matmul_forward(a.mid, a.atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C);
         residual_forward(a.mid, a.x, N * C);
-        layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w[middle], w[middle + 1], N, C);
+        layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w[middle], w[middle + 1], N, C,
+                          LAYERNORM_EPS);
         matmul_forward(a.fc, a.mlp_in, w[FC_W], w[FC_B], N, C, F);
         activation_forward(a.act, a.fc, N * F, g->config.activation);
         float *sum = post ? a.ln_2 : x;
         matmul_forward(sum, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C);
         residual_forward(sum, post ? a.ln_1 : a.mid, N * C);
-        if (post) layernorm_forward(x, a.mean_2, a.rstd_2, sum, w[LN_2_W], w[LN_2_B], N, C);
+        if (post) layernorm_forward(x, a.mean_2, a.rstd_2, sum, w[LN_2_W], w[LN_2_B], N, C,
+                                    LAYERNORM_EPS);
     }
     if (g->config.embed > 0)
         matmul_forward(g->ln_f, x, tensor(g, g->params, g->table.project_out), NULL, N, C,
                        g->config.embed);
     else
         layernorm_forward(g->ln_f, g->mean_f, g->rstd_f, x, tensor(g, g->params, g->table.ln_f_w),
-                          tensor(g, g->params, g->table.ln_f_b), N, C);
+                          tensor(g, g->params, g->table.ln_f_b), N, C, LAYERNORM_EPS);
 }
 
 // Head and loss, in chunks of rows. Returns the mean loss of the micro-batch in nats per token.

@@ -116,9 +116,10 @@ template <typename X> static void bench_shape(const Shape *s) {
     BENCH("encoder_backward", 0, (2 * N + T) * C * E + 8 * order.groups * C,
           encoder_backward(dwte, wpe, x, tokens, order, TokenOrder{}, B, T, C, stream));
     BENCH("layernorm_forward", 0, 2 * N * C * E,
-          layernorm_forward(x2, mean, rstd, x, bias, bias, N, C, stream));
+          layernorm_forward(x2, mean, rstd, x, bias, bias, N, C, LAYERNORM_EPS, stream));
     BENCH("residual_layernorm_forward", 0, 4 * N * C * E,
-          residual_layernorm_forward(x3, x2, mean, rstd, x, x, bias, bias, N, C, stream));
+          residual_layernorm_forward(x3, x2, mean, rstd, x, x, bias, bias, N, C,
+                                     LAYERNORM_EPS, stream));
     BENCH("layernorm_backward", 0, 4 * N * C * E,
           layernorm_backward(x2, dbias, dbias + C, dbias + 2 * C, scratch, x3, x, bias, mean, rstd,
                              N, C, stream));

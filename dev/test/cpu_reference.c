@@ -18,8 +18,8 @@ void cpu_encoder_backward(float *dwte, float *dwpe, const float *dout, const int
 }
 
 void cpu_layernorm_forward(float *out, float *mean, float *rstd, const float *inp, const float *w,
-                           const float *b, size_t N, size_t C) {
-    layernorm_forward(out, mean, rstd, inp, w, b, N, C);
+                           const float *b, size_t N, size_t C, float eps) {
+    layernorm_forward(out, mean, rstd, inp, w, b, N, C, eps);
 }
 
 void cpu_layernorm_backward(float *dinp, float *dw, float *db, const float *dout, const float *inp,

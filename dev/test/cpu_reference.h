@@ -17,7 +17,7 @@ void cpu_encoder_forward(float *out, const int32_t *tokens, const int32_t *begin
 void cpu_encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
                           const int32_t *begins, size_t B, size_t T, size_t C);
 void cpu_layernorm_forward(float *out, float *mean, float *rstd, const float *inp, const float *w,
-                           const float *b, size_t N, size_t C);
+                           const float *b, size_t N, size_t C, float eps);
 void cpu_layernorm_backward(float *dinp, float *dw, float *db, const float *dout, const float *inp,
                             const float *w, const float *mean, const float *rstd, size_t N,
                             size_t C, bool accumulate);

@@ -50,7 +50,7 @@ hot_tanh 1 fused
 hot_max 1
 encoder_forward 1
 encoder_backward 1
-layernorm_forward 3
+layernorm_forward 4
 layernorm_backward 2
 matmul_backward 0
 attention_forward 2 fused

@@ -284,39 +284,42 @@ template <typename X> static void encoder(void) {
 // Layer normalisation
 
 template <typename X>
-static void layernorm_case(size_t N, size_t C, float offset, double band) {
-    set_shape("N %zu C %zu", N, C);
+static void layernorm_case(size_t N, size_t C, float offset, double band, bool rms = false) {
+    const float eps = rms ? 1e-6f : LAYERNORM_EPS;
+    set_shape("N %zu C %zu rms %d", N, C, rms);
     float *a = normals<X>(N * C, 1, offset, 2), *b = normals<X>(N * C, 2, 0, 1);
     float *w = normals<X>(C, 3, 1, 0.3f), *bias = normals<X>(C, 4, 0, 0.3f);
     float *sum = copy(a, N * C), *out = floats(N * C), *mean = floats(N), *rstd = floats(N);
     cpu_residual_forward(sum, b, N * C);
     for (size_t i = 0; i < N * C; i++) sum[i] = rounded<X>(sum[i]);
-    cpu_layernorm_forward(out, mean, rstd, sum, w, bias, N, C);
+    cpu_layernorm_forward(out, rms ? NULL : mean, rstd, sum, w, rms ? NULL : bias, N, C, eps);
     TWICE {
-        const X *d_w = device<X>(w, C), *d_bias = device<X>(bias, C), *d_b = device<X>(b, N * C);
+        const X *d_w = device<X>(w, C), *d_bias = rms ? NULL : device<X>(bias, C);
+        const X *d_b = device<X>(b, N * C);
         X *d_sum = device<X>(a, N * C), *d_out = poison<X>(N * C);
-        float *d_mean = poison<float>(N), *d_rstd = poison<float>(N);
+        float *d_mean = rms ? NULL : poison<float>(N), *d_rstd = poison<float>(N);
         residual_forward(d_sum, d_b, N * C, stream);
         check_equal<X>("a + b", host(d_sum, N * C), sum, N * C);
-        layernorm_forward(d_out, d_mean, d_rstd, d_sum, d_w, d_bias, N, C, stream);
+        layernorm_forward(d_out, d_mean, d_rstd, d_sum, d_w, d_bias, N, C, eps, stream);
         check_band<X>("out", host(d_out, N * C), out, N * C, band);
-        check_band<float>("mean", host(d_mean, N), mean, N, band);
+        if (!rms) check_band<float>("mean", host(d_mean, N), mean, N, band);
         check_band<float>("rstd", host(d_rstd, N), rstd, N, band);
 
         // the fused form: every bit as above
         X *d_fused = poison<X>(N * C), *d_out2 = poison<X>(N * C);
-        float *d_mean2 = poison<float>(N), *d_rstd2 = poison<float>(N);
+        float *d_mean2 = rms ? NULL : poison<float>(N), *d_rstd2 = poison<float>(N);
         residual_layernorm_forward(d_fused, d_out2, d_mean2, d_rstd2, device<X>(a, N * C), d_b, d_w,
-                                   d_bias, N, C, stream);
-        float *separate = host(d_out, N * C), *m = host(d_mean, N), *r = host(d_rstd, N);
+                                   d_bias, N, C, eps, stream);
+        float *separate = host(d_out, N * C), *r = host(d_rstd, N);
+        float *m = rms ? NULL : host(d_mean, N);
         check_equal<X>("fused residual", host(d_fused, N * C), sum, N * C);
         check_equal<X>("fused out", host(d_out2, N * C), separate, N * C);
-        check_equal<float>("fused mean", host(d_mean2, N), m, N);
+        if (!rms) check_equal<float>("fused mean", host(d_mean2, N), m, N);
         check_equal<float>("fused rstd", host(d_rstd2, N), r, N);
         free(separate); free(m); free(r);
         hash_device(d_out, N * C * sizeof(X));
         hash_device(d_out2, N * C * sizeof(X));
-        hash_device(d_mean, N * sizeof(float));
+        if (!rms) hash_device(d_mean, N * sizeof(float));
         hash_device(d_rstd, N * sizeof(float));
     }
     free(a); free(b); free(w); free(bias); free(sum); free(out); free(mean); free(rstd);
@@ -327,23 +330,27 @@ template <typename X> static void layernorm(void) {
     for (size_t i = 0; i < 5; i++) {
         layernorm_case<X>(1, channels[i], 0.5f, 2e-6);
         layernorm_case<X>(7, channels[i], 0.5f, 2e-6);
+        layernorm_case<X>(7, channels[i], 0.5f, 2e-6, true);
     }
     layernorm_case<X>(66, 8, 0.5f, 2e-6);
     layernorm_case<X>(2, 12288, 0.5f, 2e-6);
+    layernorm_case<X>(2, 12288, 0.5f, 2e-6, true);
     // E[x^2] - E[x]^2 would lose most digits here; the CPU's mean, without vectors, some
     layernorm_case<X>(3, 768, 2000, 5e-3);
-    // constant rows: only eps is left of the variance
-    float w[24], bias[24] = {0}, row[24], *got;
-    for (int c = 0; c < 24; c++) w[c] = 1, row[c] = c == 0 ? 0.0625f : 0;
-    X *out = poison<X>(24);
-    float *mean = poison<float>(1), *rstd = poison<float>(1);
-    layernorm_forward(out, mean, rstd, device<X>(row, 24), device<X>(w, 24), device<X>(bias, 24), 1,
-                      24, stream);
-    const double variance = 0.0625 * 0.0625 * 23 / (24 * 24);
-    got = host(rstd, 1);
-    CHECK(test_within(fabs(got[0] * sqrt(variance + 1e-5) - 1), 1e-6), "rstd %.9g", got[0]);
-    free(got);
-    release_device();
+    // small rows: much of what is under the root is eps
+    float w[24], row[24] = {0.0625f};
+    for (int c = 0; c < 24; c++) w[c] = 1;
+    for (int rms = 0; rms < 2; rms++) {
+        X *out = poison<X>(24), *bias = rms ? NULL : device<X>(w, 24);
+        float *mean = rms ? NULL : poison<float>(1), *rstd = poison<float>(1);
+        layernorm_forward(out, mean, rstd, device<X>(row, 24), device<X>(w, 24), bias, 1, 24, 3e-5f,
+                          stream);
+        const double variance = 0.0625 * 0.0625 * (rms ? 24 : 23) / (24 * 24);
+        float *got = host(rstd, 1);
+        CHECK(test_within(fabs(got[0] * sqrt(variance + 3e-5) - 1), 1e-6), "rstd %.9g", got[0]);
+        free(got);
+        release_device();
+    }
 }
 
 // Sums of columns, in the order of layernorm_backward(): of a block's rows every `teams`-th, then
@@ -369,32 +376,34 @@ template <typename X> static float *columns(const float *dinp, size_t N, size_t 
     return sum;
 }
 
-template <typename X> static void layernorm_backward_case(size_t N, size_t C) {
-    set_shape("N %zu C %zu", N, C);
+template <typename X> static void layernorm_backward_case(size_t N, size_t C, bool rms = false) {
+    set_shape("N %zu C %zu rms %d", N, C, rms);
     float *x = normals<X>(N * C, 1, 0.5f, 2), *w = normals<X>(C, 2, 1, 0.3f);
     float *dout = normals<X>(N * C, 3, 0.2f, 1), *dinp = normals<X>(N * C, 4, 0, 1);
     float *mean = floats(N), *rstd = floats(N), *out = floats(N * C), *bias = floats(C);
     float *dx = copy(dinp, N * C), *dw = floats(C), *db = floats(C);
-    cpu_layernorm_forward(out, mean, rstd, x, w, bias, N, C);
-    cpu_layernorm_backward(dx, dw, db, dout, x, w, mean, rstd, N, C, false);
+    cpu_layernorm_forward(out, rms ? NULL : mean, rstd, x, w, rms ? NULL : bias, N, C, 1e-5f);
+    cpu_layernorm_backward(dx, dw, rms ? NULL : db, dout, x, w, rms ? NULL : mean, rstd, N, C,
+                           false);
     TWICE {
-        X *d_dinp = device<X>(dinp, N * C), *d_dw = poison<X>(C), *d_db = poison<X>(C);
+        X *d_dinp = device<X>(dinp, N * C), *d_dw = poison<X>(C), *d_db = rms ? NULL : poison<X>(C);
         X *d_sum = poison<X>(C), *at_once = pass == 0 ? d_sum : NULL;
         float *scratch = poison<float>(layernorm_backward_scratch(N, C));
         layernorm_backward(d_dinp, d_dw, d_db, at_once, scratch, device<X>(dout, N * C),
-                           device<X>(x, N * C), device<X>(w, C), device<float>(mean, N),
-                           device<float>(rstd, N), N, C, stream);
+                           device<X>(x, N * C), device<X>(w, C),
+                           rms ? NULL : device<float>(mean, N), device<float>(rstd, N), N, C,
+                           stream);
         if (at_once == NULL) layernorm_dinp_sum(d_sum, scratch, N, C, stream);
         check_band<X>("dinp", host(d_dinp, N * C), dx, N * C, 2e-6);
         check_band<X>("dw", host(d_dw, C), dw, C, 2e-6);
-        check_band<X>("db", host(d_db, C), db, C, 2e-6);
+        if (!rms) check_band<X>("db", host(d_db, C), db, C, 2e-6);
         float *stored = host(d_dinp, N * C), *sum = columns<X>(stored, N, C);
         check_equal<X>("sum of dinp", host(d_sum, C), sum, C);
         free(stored); free(sum);
         hash_device(d_sum, C * sizeof(X));
         hash_device(d_dinp, N * C * sizeof(X));
         hash_device(d_dw, C * sizeof(X));
-        hash_device(d_db, C * sizeof(X));
+        if (!rms) hash_device(d_db, C * sizeof(X));
     }
     free(x); free(w); free(dout); free(dinp); free(mean); free(rstd); free(out); free(bias);
     free(dx); free(dw); free(db);
@@ -402,13 +411,15 @@ template <typename X> static void layernorm_backward_case(size_t N, size_t C) {
 
 template <typename X> static void layernorm_gradients(void) {
     const size_t channels[] = {8, 24, 40, 768, 1600};
-    for (size_t i = 0; i < 5; i++) {
-        layernorm_backward_case<X>(1, channels[i]);
-        layernorm_backward_case<X>(37, channels[i]);
+    for (int rms = 0; rms < 2; rms++) {
+        for (size_t i = 0; i < 5; i++) {
+            layernorm_backward_case<X>(1, channels[i], rms);
+            layernorm_backward_case<X>(37, channels[i], rms);
+        }
+        layernorm_backward_case<X>(8205, 8, rms);  // 17 rows a block, and a short last block
+        layernorm_backward_case<X>(17, 4104, rms);
+        layernorm_backward_case<X>(3, 12288, rms);
     }
-    layernorm_backward_case<X>(8205, 8);  // more than 16 rows a block, and a short last block
-    layernorm_backward_case<X>(17, 4104);
-    layernorm_backward_case<X>(3, 12288);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -865,6 +876,7 @@ int main(void) {
     RUN(layernorm<f16>);
     RUN(layernorm_gradients<float>);
     RUN(layernorm_gradients<bf16>);
+    RUN(layernorm_gradients<f16>);
     RUN(bias<float>);
     RUN(bias<bf16>);
     RUN(activation<float>);

@@ -95,6 +95,79 @@ static double relative_difference(const float *a, const float *b, size_t n) {
     return worst / scale;
 }
 
+// Makes the gradient of f at x by differences, in double: they are right to eight digits.
+static void differences(float *grad, double (*f)(const void *of, const double *x), const void *of,
+                        const float *x, size_t n) {
+    double *at = ALLOC(double, n, "point");
+    for (size_t i = 0; i < n; i++) at[i] = x[i];
+    for (size_t i = 0; i < n; i++) {
+        double value[2];
+        for (int side = 0; side < 2; side++) {
+            at[i] = x[i] + (side ? 1e-5 : -1e-5);
+            value[side] = f(of, at);
+        }
+        grad[i] = (float)((value[1] - value[0]) / 2e-5);
+        at[i] = x[i];
+    }
+    free(at);
+}
+
+// Both norms by their formulas: x is the input (N, C), then w (C), then b (C). Returns the sum of
+// dout * out.
+typedef struct { size_t N, C; double eps; bool rms; float *out; const float *dout; } Norm;
+
+static double norm_definition(const void *of, const double *x) {
+    const Norm *s = of;
+    const size_t C = s->C;
+    const double *w = x + s->N * C, *b = w + C;
+    double sum = 0;
+    for (size_t n = 0; n < s->N; n++) {
+        double mean = 0, variance = 0;
+        for (size_t c = 0; c < C && !s->rms; c++) mean += x[n * C + c] / (double)C;
+        for (size_t c = 0; c < C; c++) variance += pow(x[n * C + c] - mean, 2) / (double)C;
+        for (size_t c = 0; c < C; c++) {
+            const double norm = (x[n * C + c] - mean) / sqrt(variance + s->eps);
+            const double out = norm * w[c] + (s->rms ? 0 : b[c]);
+            s->out[n * C + c] = (float)out;
+            sum += out * s->dout[n * C + c];
+        }
+    }
+    return sum;
+}
+
+// Layer norm and RMS norm, forward and backward, where eps is small and where it is large.
+static void test_norms_are_their_definitions(void) {
+    static const size_t widths[] = {1, 7, 64, 100, 130};
+    enum { N = 3, MOST = 130 };
+    for (int i = 0; i < 20; i++) {
+        const size_t C = widths[i / 4], n = N * C;
+        const float eps = i / 2 % 2 ? 0.3f : 1e-6f;
+        const bool rms = i % 2;
+        float x[(N + 2) * MOST], dout[N * MOST], out[N * MOST], want[N * MOST], mean[N], rstd[N];
+        float grad[(N + 2) * MOST] = {0}, want_grad[(N + 2) * MOST];  // as x: dinp, dw, db
+        float *m = rms ? NULL : mean, *w = x + n, *b = rms ? NULL : w + C;
+        float *dw = grad + n, *db = rms ? NULL : dw + C;
+        rng_normals(x, n + 2 * C, 1, 0, (uint32_t)i, 0);
+        rng_normals(dout, n, 2, 0, (uint32_t)i, 0);
+        for (size_t j = 0; j < n; j++) x[j] += 0.5f;
+        const Norm shape = {N, C, eps, rms, want, dout};
+        differences(want_grad, norm_definition, &shape, x, n + 2 * C);
+        double at[(N + 2) * MOST];
+        for (size_t j = 0; j < n + 2 * C; j++) at[j] = x[j];
+        norm_definition(&shape, at);
+        layernorm_forward(out, m, rstd, x, w, b, N, C, eps);
+        for (size_t j = n; j < n + (rms ? C : 2 * C); j++) grad[j] = NAN;  // is overwritten
+        for (int k = 0; k < 2; k++)  // the second one adds to the first one's
+            layernorm_backward(grad, dw, db, dout, x, w, m, rstd, N, C, k > 0);
+        for (size_t j = 0; j < n; j++)
+            CHECK(test_within(fabsf(out[j] - want[j]), 1e-6 * (1 + fabsf(want[j]))),
+                  "%d: %g, not %g", i, out[j], want[j]);
+        for (size_t j = 0; j < n + 2 * C; j++)
+            CHECK(test_within(fabsf(grad[j] / 2 - want_grad[j]), 5e-6 * (1 + fabsf(want_grad[j]))),
+                  "%d, gradient %zu: %g, not %g", i, j, grad[j] / 2, want_grad[j]);
+    }
+}
+
 // Attention's definition (train_gpt2.c has the formulas) in double, one pair of rows at a time.
 static void attention_definition(float *out, float *lse, float *dqkv, const float *dout,
                                  const float *qkv, const int32_t *begins, size_t B, size_t T,
@@ -364,6 +437,7 @@ static void test_cached_decoding(void) {
 int main(void) {
     RUN(test_finite_differences);
     RUN(test_gelu);
+    RUN(test_norms_are_their_definitions);
     RUN(test_attention_is_its_definition);
     RUN(test_threads_do_not_change_bits);
     RUN(test_accumulation);

@@ -25,7 +25,7 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, floatX *const w[LA
     } else if (part == 1) {
         matmul_forward(lt, a->branch, a->atty, w[ATTPROJ_W], w[ATTPROJ_B], N, C, C, stream);
         residual_layernorm_forward(a->mid, a->mlp_in, a->mid_mean, a->mid_rstd, a->x, a->branch,
-                                   w[middle], w[middle + 1], N, C, stream);
+                                   w[middle], w[middle + 1], N, C, LAYERNORM_EPS, stream);
     } else if (part == 2) {
         matmul_forward(lt, a->fc, a->mlp_in, w[FC_W], w[FC_B], N, C, F, stream);
         activation_forward(a->act, a->fc, N * F, g->config.activation, stream);
@@ -33,7 +33,7 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, floatX *const w[LA
         matmul_forward(lt, a->branch, a->act, w[FCPROJ_W], w[FCPROJ_B], N, F, C, stream);
         if (post)
             residual_layernorm_forward(a->ln_2, a->out, a->mean_2, a->rstd_2, a->ln_1, a->branch,
-                                       w[LN_2_W], w[LN_2_B], N, C, stream);
+                                       w[LN_2_W], w[LN_2_B], N, C, LAYERNORM_EPS, stream);
     }
 }
 
@@ -106,7 +106,8 @@ static void forward_segment(GPT2 *g, size_t s) {
         matmul_forward(&g->lt, g->ln_f, x, tensor(g, t->project_out), none, N, C, E, stream);
     } else if (s > L) {
         residual_layernorm_forward(x, g->ln_f, g->mean_f, g->rstd_f, sum, g->branch,
-                                   tensor(g, t->ln_f_w), tensor(g, t->ln_f_b), N, C, stream);
+                                   tensor(g, t->ln_f_w), tensor(g, t->ln_f_b), N, C,
+                                   LAYERNORM_EPS, stream);
     }
     if (s == 0 || s > L) return;
     const LayerActs a = layer_acts(g, s - 1);
@@ -114,10 +115,11 @@ static void forward_segment(GPT2 *g, size_t s) {
     layer_tensors(g, s - 1, w, NULL);
     const bool post = g->config.post_norm;
     if (s == 1 && !post)
-        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, stream);
+        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C,
+                          LAYERNORM_EPS, stream);
     else if (!post)
         residual_layernorm_forward(x, a.ln_1, a.mean_1, a.rstd_1, sum, g->branch, w[LN_1_W],
-                                   w[LN_1_B], N, C, stream);
+                                   w[LN_1_B], N, C, LAYERNORM_EPS, stream);
     for (int part = 0; part < LAYER_PARTS; part++) layer_part(g, part, &a, w);
     if (!g->timeline.between) live(g, "activations", layer_elements(g), sizeof(floatX), stream);
 }
@@ -133,7 +135,8 @@ static void recompute(GPT2 *g, size_t l) {
     const int middle = post ? LN_1_W : LN_2_W;
     layer_tensors(g, l, w, NULL);
     if (!post)
-        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C, g->compute);
+        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w[LN_1_W], w[LN_1_B], N, C,
+                          LAYERNORM_EPS, g->compute);
     if (g->choice.recompute == RECOMPUTE_BLOCK) {
         const ActTable t = gpt2_acts(&g->config);
         bool makes[LAYER_PARTS] = {};  // something that backward reads
@@ -145,7 +148,7 @@ static void recompute(GPT2 *g, size_t l) {
     GPU_TAKES(g->compute, 2 * (2 * C + F) * N * sizeof(floatX), gpu_bytes);
     activation_forward(a.act, a.fc, N * F, g->config.activation, g->compute);
     layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w[middle], w[middle + 1], N, C,
-                      g->compute);
+                      LAYERNORM_EPS, g->compute);
     if (post) layer_part(g, 3, &a, w);
 }
 

@@ -225,6 +225,8 @@ static void encoder_backward(float *dwte, X *dwpe, const X *dout, const int32_t 
 
 // --- layer normalisation (Ba et al. 2016): out = (x - mean) / sqrt(var + eps) * w + b --------
 //
+// Or RMS norm, as on the CPU: mean, b and db are NULL then, and the kernels' RMS is true.
+//
 // A row belongs to a team of warps, as few as hold it in registers, at most four packs to a thread:
 // it is read once, and mean and variance are still computed one after the other. Where one warp is
 // enough, a block holds several such rows; otherwise the team is the block.
@@ -246,16 +248,16 @@ __device__ static inline float team_sum(float x, unsigned team) {
 // With add == NULL a row is inp's. Otherwise it is inp + add, rounded as residual_forward() does,
 // and goes to `residual` too. A thread of the team holds packs i, i + team, ... The multiply-adds
 // are spelled out, because with add and without it the bits must be the same.
-template <typename X>
+template <typename X, bool RMS>
 __global__ static void __launch_bounds__(1024)
 layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X *inp, const X *add,
-                         const X *w, const X *b, size_t N, size_t C, unsigned team) {
+                         const X *w, const X *b, size_t N, size_t C, float eps, unsigned team) {
     const size_t packs = C / Pack<X>::N;
     const unsigned i = threadIdx.x % team;
     const size_t n = blockIdx.x * (size_t)(blockDim.x / team) + threadIdx.x / team;
     if (n >= N) return;  // whole warps, and only where the team is a warp: there is no barrier then
     int4 row[ROW_PACKS], more[ROW_PACKS];
-    float sum = 0, squares = 0;
+    float sum = 0, squares = 0, mu = 0;
     FOR_PACKS(k) {
         const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
         row[k] = load_bits(inp + at);
@@ -271,11 +273,13 @@ layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X 
             memcpy(&row[k], &both, sizeof both);
         }
     }
-    FOR_PACKS(k) {
-        const Pack<X> x = as_pack<X>(row[k]);
-        for (int j = 0; j < Pack<X>::N; j++) sum += to_f32(x.x[j]);
+    if (!RMS) {
+        FOR_PACKS(k) {
+            const Pack<X> x = as_pack<X>(row[k]);
+            for (int j = 0; j < Pack<X>::N; j++) sum += to_f32(x.x[j]);
+        }
+        mu = team_sum(sum, team) / (float)C;
     }
-    const float mu = team_sum(sum, team) / (float)C;
     FOR_PACKS(k) {
         const Pack<X> x = as_pack<X>(row[k]);
         for (int j = 0; j < Pack<X>::N; j++) {
@@ -283,80 +287,82 @@ layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X 
             squares = fmaf(d, d, squares);
         }
     }
-    const float r = 1.0f / sqrtf(team_sum(squares, team) / (float)C + LAYERNORM_EPS);
+    const float r = 1.0f / sqrtf(team_sum(squares, team) / (float)C + eps);
     FOR_PACKS(k) {
         const size_t c = (size_t)(i + k * team) * Pack<X>::N;
-        const Pack<X> scale = load_pack(w + c), shift = load_pack(b + c);
+        const Pack<X> scale = load_pack(w + c), shift = RMS ? Pack<X>{} : load_pack(b + c);
         Pack<X> x = as_pack<X>(row[k]);
         for (int j = 0; j < Pack<X>::N; j++)
             x.x[j] = from_f32<X>(fmaf((to_f32(x.x[j]) - mu) * r, to_f32(scale.x[j]),
-                                      to_f32(shift.x[j])));
+                                      RMS ? 0.0f : to_f32(shift.x[j])));
         store_pack(out + n * C + c, x);
     }
     if (i == 0) {
-        mean[n] = mu;
+        if (!RMS) mean[n] = mu;
         rstd[n] = r;
     }
 }
 
-// residual = a + b, and out its layer normalisation with weight w and bias `bias`: the same bits as
+// residual = a + b, and out its normalisation with weight w and bias `bias`: the same bits as
 // residual_forward() and then layernorm_forward(), without reading the sum again. Ends the program
 // where C is too large for a block: 32768 channels in bf16, 16384 in fp32.
 template <typename X>
 static void residual_layernorm_forward(X *residual, X *out, float *mean, float *rstd,
                                        const X *a, const X *b, const X *w, const X *bias,
-                                       size_t N, size_t C, cudaStream_t stream) {
+                                       size_t N, size_t C, float eps, cudaStream_t stream) {
     const unsigned team = layernorm_team<X>(C), rows = team == 32 ? 4 : 1;
     if (team > 1024) fail("layer normalisation: %zu channels are too many", C);
-    LAUNCH(layernorm_forward_kernel<X>, ceil_div(N, rows), rows * team, 0, stream, residual, out,
-           mean, rstd, a, b, w, bias, N, C, team);
+    const auto kernel = mean == NULL ? layernorm_forward_kernel<X, true>
+                                     : layernorm_forward_kernel<X, false>;
+    LAUNCH(kernel, ceil_div(N, rows), rows * team, 0, stream, residual, out, mean, rstd, a, b, w,
+           bias, N, C, eps, team);
 }
 
 template <typename X>
 static void layernorm_forward(X *out, float *mean, float *rstd,  // (N, C), (N), (N)
-                              const X *inp, const X *w, const X *b, size_t N, size_t C,
+                              const X *inp, const X *w, const X *b, size_t N, size_t C, float eps,
                               cudaStream_t stream) {
-    residual_layernorm_forward<X>(NULL, out, mean, rstd, inp, NULL, w, b, N, C, stream);
+    residual_layernorm_forward<X>(NULL, out, mean, rstd, inp, NULL, w, b, N, C, eps, stream);
 }
 
 // Each block takes a run of rows, and its teams take turns. A thread has the same columns in every
-// row: its sums of dw, of db, and of the columns of dinp stay in registers, if HELD, and come to
+// row: its sums of the columns of dinp, of dw and of db stay in registers, if HELD, and come to
 // shared memory in the end. Very wide rows need blocks so large that there are no registers left:
 // then the sums are in shared memory all the time, where nobody else touches them. `sums` is
-// (teams, 3, C), and within a row of C the first halves of all packs come before the second halves,
+// (teams, SUMS, C), and within a row of C the first halves of all packs come before the second halves,
 // so that neighbouring threads access neighbouring 16 bytes.
 enum { HELD_THREADS = 256 };
 template <typename X, bool HELD> struct LayernormBackward {
     enum { MAX_THREADS = HELD ? HELD_THREADS : sizeof(X) == 4 ? 768 : 512 };  // by their registers
 };
 
-template <typename X, bool HELD>
+template <typename X, bool HELD, bool RMS>
 __global__ static void __launch_bounds__(LayernormBackward<X, HELD>::MAX_THREADS)
 layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X *dout, const X *inp,
                           const X *w, const float *mean, const float *rstd, size_t N, size_t C,
                           size_t rows, unsigned team) {
     extern __shared__ __align__(16) float sums[];
     __shared__ float2 part[2][32];  // of each warp, by parity of the round
-    enum { QUADS = Pack<X>::N / 4 };
+    enum { QUADS = Pack<X>::N / 4, SUMS = RMS ? 2 : 3 };
     const unsigned packs = (unsigned)(C / Pack<X>::N), teams = blockDim.x / team;
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const unsigned mine = threadIdx.x / team, i = threadIdx.x % team;
-    Pack<float> held[HELD ? ROW_PACKS * QUADS : 1][3];
+    Pack<float> held[HELD ? ROW_PACKS * QUADS : 1][SUMS];
     const auto shared_sum = [&](int k, int q, int of) {  // of quad q of this thread's k-th pack
-        return (Pack<float> *)(sums + (mine * 3 + of) * C) + q * packs + i + k * team;
+        return (Pack<float> *)(sums + (mine * SUMS + of) * C) + q * packs + i + k * team;
     };
     const auto sum = [&](int k, int q, int of) {
         return HELD ? &held[k * QUADS + q][of] : shared_sum(k, q, of);
     };
     FOR_PACKS(k)
         for (int q = 0; q < QUADS; q++)
-            for (int of = 0; of < 3; of++) *sum(k, q, of) = Pack<float>{{0}};
+            for (int of = 0; of < SUMS; of++) *sum(k, q, of) = Pack<float>{{0}};
     const size_t begin = blockIdx.x * rows, last = begin + rows < N ? begin + rows : N;
     int4 next_d[ROW_PACKS], next_x[ROW_PACKS], next_dx[ROW_PACKS];
     float next_mu = 0, next_r = 0;
     const auto load_row = [&](size_t n) {
         if (n >= last) return;
-        next_mu = mean[n];
+        if (!RMS) next_mu = mean[n];
         next_r = rstd[n];
         FOR_PACKS(k) {
             const size_t at = n * C + (size_t)(i + k * team) * Pack<X>::N;
@@ -386,11 +392,11 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
                 const Pack<X> d = as_pack<X>(bits_d[k]), x = as_pack<X>(bits_x[k]);
                 for (int j = 0; j < Pack<X>::N; j++) {
                     const float dnorm = to_f32(d.x[j]) * to_f32(scale.x[j]);
-                    d_mean += dnorm;
+                    if (!RMS) d_mean += dnorm;
                     d_dot += dnorm * ((to_f32(x.x[j]) - mu) * r);
                 }
             }
-        d_mean = warp_sum(d_mean);
+        if (!RMS) d_mean = warp_sum(d_mean);
         d_dot = warp_sum(d_dot);
         if (team > 32) {
             // One barrier is enough: two rounds later, when this part is written again, everyone
@@ -426,21 +432,21 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
                 store_pack(dinp + n * C + (size_t)p * Pack<X>::N, dx);
                 for (int q = 0; q < QUADS; q++)
                     for (int j = 0; j < 4; j++) {
-                        sum(k, q, 0)->x[j] += to_f32(d.x[4 * q + j]) * norm[4 * q + j];
-                        sum(k, q, 1)->x[j] += to_f32(d.x[4 * q + j]);
-                        sum(k, q, 2)->x[j] += to_f32(dx.x[4 * q + j]);
+                        sum(k, q, 0)->x[j] += to_f32(dx.x[4 * q + j]);
+                        sum(k, q, 1)->x[j] += to_f32(d.x[4 * q + j]) * norm[4 * q + j];
+                        if (!RMS) sum(k, q, SUMS - 1)->x[j] += to_f32(d.x[4 * q + j]);
                     }
             }
     }
     if (HELD) {
         FOR_PACKS(k)
             for (int q = 0; q < QUADS; q++)
-                for (int of = 0; of < 3; of++) *shared_sum(k, q, of) = *sum(k, q, of);
+                for (int of = 0; of < SUMS; of++) *shared_sum(k, q, of) = *sum(k, q, of);
     }
     __syncthreads();
-    for (unsigned at = threadIdx.x; at < 3 * C; at += blockDim.x) {  // add up the teams
+    for (unsigned at = threadIdx.x; at < SUMS * C; at += blockDim.x) {  // add up the teams
         float total = 0;
-        for (unsigned t = 0; t < teams; t++) total += sums[t * 3 * C + at];
+        for (unsigned t = 0; t < teams; t++) total += sums[t * SUMS * C + at];
         const unsigned a = at % C, quad = a / 4 / packs, p = a / 4 % packs;
         partial[blockIdx.x * 3 * C + at / C * C + p * Pack<X>::N + quad * 4 + a % 4] = total;
     }
@@ -458,8 +464,8 @@ static size_t layernorm_backward_scratch(size_t N, size_t C) {
     return min_size(ceil_div(N, 16), 512) * 3 * C;
 }
 
-// Bytes of shared memory that a block of layernorm_backward asks for; what it has without asking
-// takes less than 2 KiB.
+// Bytes of shared memory that a block of layernorm_backward asks for; RMS norm, two thirds of them.
+// What it has without asking takes less than 2 KiB.
 template <typename X> static size_t layernorm_backward_shared(size_t C) {
     const unsigned team = layernorm_team<X>(C);
     return (team < BLOCK_THREADS ? BLOCK_THREADS / team : 1) * 3 * C * sizeof(float);
@@ -477,18 +483,22 @@ static void layernorm_backward(X *dinp, X *dw, X *db, X *dinp_sum, float *scratc
                                size_t N, size_t C, cudaStream_t stream) {
     const unsigned team = layernorm_team<X>(C);
     const unsigned teams = team < BLOCK_THREADS ? BLOCK_THREADS / team : 1;
-    const size_t shared = layernorm_backward_shared<X>(C), rows = layernorm_backward_rows(N);
-    const size_t width = (dinp_sum != NULL ? 3 : 2) * C;
-    const bool held = teams * team <= HELD_THREADS;
-    const auto kernel = held ? layernorm_backward_kernel<X, true>
-                             : layernorm_backward_kernel<X, false>;
+    const bool held = teams * team <= HELD_THREADS, rms = mean == NULL;
+    const size_t sums = rms ? 2 : 3, shared = layernorm_backward_shared<X>(C) / 3 * sums;
+    const size_t rows = layernorm_backward_rows(N);
+    const auto kernel = held ? rms ? layernorm_backward_kernel<X, true, true>
+                                   : layernorm_backward_kernel<X, true, false>
+                             : rms ? layernorm_backward_kernel<X, false, true>
+                                   : layernorm_backward_kernel<X, false, false>;
     if (team > LayernormBackward<X, false>::MAX_THREADS)
         fail("backward of layer normalisation: %zu channels are too many", C);
     if (shared > 47 << 10) LET_SHARED(kernel, shared + 1024);  // its static part included
     LAUNCH(kernel, ceil_div(N, rows), teams * team, shared, stream, dinp, scratch, dout, inp, w,
            mean, rstd, N, C, rows, team);
-    LAUNCH(partial_sum_kernel<X>, ceil_div(width, 32), 1024, 0, stream, dw, db, dinp_sum, scratch,
-           ceil_div(N, rows), 3 * C, width, C);
+    X *const to[4] = {dinp_sum, dw, db, NULL};
+    const size_t first = dinp_sum == NULL, width = (sums - first) * C;
+    LAUNCH(partial_sum_kernel<X>, ceil_div(width, 32), 1024, 0, stream, to[first], to[first + 1],
+           to[first + 2], scratch + first * C, ceil_div(N, rows), 3 * C, width, C);
 }
 
 // The sums of dinp's columns, from what layernorm_backward() of the same N rows left in scratch.
@@ -496,7 +506,7 @@ template <typename X>
 static void layernorm_dinp_sum(X *dinp_sum, const float *scratch, size_t N, size_t C,
                                cudaStream_t stream) {
     LAUNCH(partial_sum_kernel<X>, ceil_div(C, 32), 1024, 0, stream, dinp_sum, dinp_sum, dinp_sum,
-           scratch + 2 * C, ceil_div(N, layernorm_backward_rows(N)), 3 * C, C, C);
+           scratch, ceil_div(N, layernorm_backward_rows(N)), 3 * C, C, C);
 }
 
 // --- linear layer: out (N, OC) = inp (N, C) . w (OC, C)^T + b --------------------------------

@@ -532,7 +532,8 @@ static void zo_layer_part(GPT2 *g, int k, int query, int sign) {
         w[norm + 1] = w[norm] + zo_norm(g) / 2;
     }
     if (!post && k == 0)
-        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, x, w[LN_1_W], w[LN_1_B], N, C, g->compute);
+        layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, x, w[LN_1_W], w[LN_1_B], N, C,
+                          LAYERNORM_EPS, g->compute);
     layer_part(g, k, &a, w);
     if (post && k == 1) zo_keep_norm(g, range[2].at, sign);
     if (!post && k == 3) residual_forward(x, a.branch, N * C, g->compute);
@@ -585,7 +586,7 @@ static void zo_final_norm(GPT2 *g, const ZoPass *p, int query) {
                            g->compute);
         else
             layernorm_forward(out, z->mean, z->rstd, x, w[s], w[s] + group.range[1].at, N, C,
-                              g->compute);
+                              LAYERNORM_EPS, g->compute);
     }
 }
 
