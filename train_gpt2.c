@@ -21,7 +21,7 @@
 #include "tide/cpu/matmul.h"
 #include "tide/run/evaluate.h"
 #include "tide/run/sample.h"
-#include "tide/base/vmath.h"
+#include "tide/base/rope.h"
 #include "tide/run/zen_run.h"
 #include "zo.h"
 #include <math.h>
@@ -160,6 +160,79 @@ static void matmul_backward(float *dinp, float *dw, float *db, const float *dout
         #pragma omp simd
         for (size_t o = 0; o < width; o++)
             db[first + o] = accumulate ? db[first + o] + sum[o] : sum[o];
+    }
+}
+
+// --- rotary positions (Su et al. 2021), and the norm of q and k -------------------------------
+//
+// For each head x of q and of k, of HS channels, at position t, with the angles a[i] = t w[i] of
+// rope_table():
+//     y[i]        = n[i] cos a[i] - n[i + HS/2] sin a[i]
+//     y[i + HS/2] = n[i + HS/2] cos a[i] + n[i] sin a[i]
+// n is x. Or, in Qwen3, x's RMS norm: all heads of q have one weight, and all of k.
+
+// Overwrites q and k in qkv by y. Where there is a norm, copies x to qk for the backward pass;
+// where there is none, qk, qk_rstd, q_norm_w and k_norm_w are NULL.
+static void heads_forward(float *qkv,             // (B, T, (NH + 2 NKV) HS)
+                          float *qk,              // (B, T, (NH + NKV) HS)
+                          float *qk_rstd,         // (B, T, NH + NKV)
+                          const float *q_norm_w, const float *k_norm_w,  // (HS), (HS)
+                          const float *table,     // (T, HS/2, 2): cos a, sin a
+                          const int32_t *begins,  // (B, T), or NULL
+                          size_t B, size_t T, size_t NH, size_t NKV, size_t HS, float eps) {
+    const size_t heads = NH + NKV;
+    #pragma omp parallel for collapse(2)
+    for (size_t n = 0; n < B * T; n++)
+    for (size_t h = 0; h < heads; h++) {
+        float *y = qkv + (n * (heads + NKV) + h) * HS;
+        if (q_norm_w != NULL) {
+            float *x = qk + (n * heads + h) * HS;
+            memcpy(x, y, HS * sizeof *x);
+            qk_rstd[n * heads + h] = normalise(y, NULL, x, h < NH ? q_norm_w : k_norm_w, NULL, HS,
+                                               eps);
+        }
+        rope_rotate(y, table + position(begins, n, T) * HS, HS, 1);
+    }
+}
+
+// dqkv holds dy on entry, and dx on return.
+static void heads_backward(float *dqkv, float *dq_norm_w, float *dk_norm_w, const float *qk,
+                           const float *qk_rstd, const float *q_norm_w, const float *k_norm_w,
+                           const float *table, const int32_t *begins, size_t B, size_t T,
+                           size_t NH, size_t NKV, size_t HS, bool accumulate) {
+    const size_t heads = NH + NKV, N = B * T;
+    #pragma omp parallel for collapse(2)
+    for (size_t n = 0; n < N; n++)
+    for (size_t h = 0; h < heads; h++)
+        rope_rotate(dqkv + (n * (heads + NKV) + h) * HS, table + position(begins, n, T) * HS, HS,
+                    -1);
+    if (q_norm_w == NULL) return;
+    #pragma omp parallel for collapse(2)
+    for (size_t k = 0; k < 2; k++)  // the weights of q, and of k
+    for (size_t first = 0; first < HS; first += SLICE) {
+        const size_t width = min_size(SLICE, HS - first);
+        float *dw = (k == 0 ? dq_norm_w : dk_norm_w) + first, sum[SLICE] = {0};
+        for (size_t n = 0; n < N; n++)
+        for (size_t h = k == 0 ? 0 : NH; h < (k == 0 ? NH : heads); h++) {
+            const float *d = dqkv + (n * (heads + NKV) + h) * HS + first;
+            const float *x = qk + (n * heads + h) * HS + first;
+            const float r = qk_rstd[n * heads + h];
+            #pragma omp simd
+            for (size_t c = 0; c < width; c++) sum[c] += d[c] * (x[c] * r);
+        }
+        #pragma omp simd
+        for (size_t c = 0; c < width; c++) dw[c] = accumulate ? dw[c] + sum[c] : sum[c];
+    }
+    #pragma omp parallel for collapse(2)
+    for (size_t n = 0; n < N; n++)
+    for (size_t h = 0; h < heads; h++) {
+        float *d = dqkv + (n * (heads + NKV) + h) * HS, d_dot = 0;
+        const float *x = qk + (n * heads + h) * HS, *w = h < NH ? q_norm_w : k_norm_w;
+        const float r = qk_rstd[n * heads + h];
+        #pragma omp simd reduction(+ : d_dot)
+        for (size_t c = 0; c < HS; c++) d_dot += d[c] * w[c] * (x[c] * r);
+        d_dot /= (float)HS;
+        for (size_t c = 0; c < HS; c++) d[c] = (d[c] * w[c] - x[c] * r * d_dot) * r;
     }
 }
 

@@ -28,6 +28,20 @@ void cpu_layernorm_backward(float *dinp, float *dw, float *db, const float *dout
     layernorm_backward(dinp, dw, db, dout, inp, w, mean, rstd, N, C, accumulate);
 }
 
+void cpu_heads_forward(float *qkv, float *qk, float *qk_rstd, const float *q_norm_w,
+                       const float *k_norm_w, const float *table, const int32_t *begins, size_t B,
+                       size_t T, size_t NH, size_t NKV, size_t HS, float eps) {
+    heads_forward(qkv, qk, qk_rstd, q_norm_w, k_norm_w, table, begins, B, T, NH, NKV, HS, eps);
+}
+
+void cpu_heads_backward(float *dqkv, float *dq_norm_w, float *dk_norm_w, const float *qk,
+                        const float *qk_rstd, const float *q_norm_w, const float *k_norm_w,
+                        const float *table, const int32_t *begins, size_t B, size_t T, size_t NH,
+                        size_t NKV, size_t HS, bool accumulate) {
+    heads_backward(dqkv, dq_norm_w, dk_norm_w, qk, qk_rstd, q_norm_w, k_norm_w, table, begins, B, T,
+                   NH, NKV, HS, accumulate);
+}
+
 void cpu_gemm(bool transpose_a, bool transpose_b, size_t M, size_t N, size_t K, const float *a,
               size_t lda, const float *b, size_t ldb, float *c, size_t ldc, const float *bias,
               bool accumulate) {

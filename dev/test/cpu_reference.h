@@ -21,6 +21,13 @@ void cpu_layernorm_forward(float *out, float *mean, float *rstd, const float *in
 void cpu_layernorm_backward(float *dinp, float *dw, float *db, const float *dout, const float *inp,
                             const float *w, const float *mean, const float *rstd, size_t N,
                             size_t C, bool accumulate);
+void cpu_heads_forward(float *qkv, float *qk, float *qk_rstd, const float *q_norm_w,
+                       const float *k_norm_w, const float *table, const int32_t *begins, size_t B,
+                       size_t T, size_t NH, size_t NKV, size_t HS, float eps);
+void cpu_heads_backward(float *dqkv, float *dq_norm_w, float *dk_norm_w, const float *qk,
+                        const float *qk_rstd, const float *q_norm_w, const float *k_norm_w,
+                        const float *table, const int32_t *begins, size_t B, size_t T, size_t NH,
+                        size_t NKV, size_t HS, bool accumulate);
 void cpu_gemm(bool transpose_a, bool transpose_b, size_t M, size_t N, size_t K, const float *a,
               size_t lda, const float *b, size_t ldb, float *c, size_t ldc, const float *bias,
               bool accumulate);

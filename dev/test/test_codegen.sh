@@ -53,6 +53,8 @@ encoder_backward 1
 layernorm_forward 4
 layernorm_backward 2
 matmul_backward 0
+heads_forward 3
+heads_backward 4
 attention_forward 2 fused
 attention_backward 2 fused
 activation_forward 2 tail,fused

@@ -423,6 +423,70 @@ template <typename X> static void layernorm_gradients(void) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// Rotary positions, the norm of q and k
+
+template <typename X>
+static void heads_case(size_t B, size_t T, size_t NH, size_t NKV, size_t HS, bool norm,
+                       size_t document = 0) {
+    set_shape("B %zu T %zu heads %zu/%zu of %zu, norm %d, documents of %zu", B, T, NH, NKV, HS,
+              norm, document);
+    const size_t N = B * T, heads = NH + NKV, wide = N * (heads + NKV) * HS, n = N * heads * HS;
+    const float eps = 1e-2f;
+    const Rope rope = {.theta = 1e4, .scaling = ROPE_NONE, .factor = 1, .low = 1, .high = 4,
+                       .original = 8192};
+    float *table = floats(T * HS), *x = normals<X>(wide, 1, 0.2f, 1);
+    float *y = copy(x, wide), *d = normals<X>(wide, 2, 0, 1), *dx = copy(d, wide);
+    float *w_q = normals<X>(HS, 3, 1, 0.3f), *w_k = normals<X>(HS, 4, 1, 0.3f);
+    float *qk = floats(n), *rstd = floats(N * heads), *dw_q = floats(HS), *dw_k = floats(HS);
+    int32_t *begins = document > 0 ? random_tokens(N, 1, 5) : NULL;
+    for (size_t i = 0; begins != NULL && i < N; i++)
+        begins[i] = (int32_t)(i % T / document * document);
+    rope_table(&rope, T, HS, table);
+    cpu_heads_forward(y, norm ? qk : NULL, norm ? rstd : NULL, norm ? w_q : NULL,
+                      norm ? w_k : NULL, table, begins, B, T, NH, NKV, HS, eps);
+    cpu_heads_backward(dx, norm ? dw_q : NULL, norm ? dw_k : NULL, qk, rstd, norm ? w_q : NULL,
+                       norm ? w_k : NULL, table, begins, B, T, NH, NKV, HS, false);
+    TWICE {
+        const float *d_table = device<float>(table, T * HS);
+        const int32_t *d_begins = begins == NULL ? NULL : device_ints(begins, N);
+        X *d_x = device<X>(x, wide), *d_d = device<X>(d, wide), *d_dw = poison<X>(2 * HS);
+        X *d_qk = norm ? poison<X>(n) : NULL, *d_w = norm ? device<X>(w_q, HS) : NULL;
+        X *d_wk = norm ? device<X>(w_k, HS) : NULL;
+        float *d_rstd = norm ? poison<float>(N * heads) : NULL;
+        float *scratch = norm ? poison<float>(heads_backward_scratch(N, HS)) : NULL;
+        heads_forward(d_x, d_qk, d_rstd, d_w, d_wk, d_table, d_begins, B, T, NH, NKV, HS, eps,
+                      stream);
+        heads_backward(d_d, d_dw, d_dw + HS, scratch, d_qk, d_rstd, d_w, d_wk, d_table, d_begins, B,
+                       T, NH, NKV, HS, stream);
+        check_band<X>("y", host(d_x, wide), y, wide, 2e-6);
+        check_band<X>("dx", host(d_d, wide), dx, wide, 2e-6);
+        hash_device(d_x, wide * sizeof(X));
+        hash_device(d_d, wide * sizeof(X));
+        if (!norm) continue;
+        check_equal<X>("qk", host(d_qk, n), qk, n);
+        check_band<float>("rstd", host(d_rstd, N * heads), rstd, N * heads, 2e-6);
+        float *dw = host(d_dw, 2 * HS);
+        check_band<X>("dw of q", copy(dw, HS), dw_q, HS, 5e-6);
+        check_band<X>("dw of k", copy(dw + HS, HS), dw_k, HS, 5e-6);
+        free(dw);
+        hash_device(d_dw, 2 * HS * sizeof(X));
+    }
+    free(table); free(x); free(y); free(d); free(dx); free(w_q); free(w_k); free(qk); free(rstd);
+    free(dw_q); free(dw_k); free(begins);
+}
+
+template <typename X> static void heads(void) {
+    static const size_t sizes[] = {2, 8, 16, 20, 64, 100, 128, 256};  // of a head
+    for (size_t HS : sizes) {
+        heads_case<X>(1, 3, 2, 1, HS, false);
+        heads_case<X>(2, 9, 3, 3, HS, false, 4);
+        heads_case<X>(2, 9, 4, 2, HS, true, 4);
+        heads_case<X>(1, 5, 1, 1, HS, true);
+    }
+    heads_case<X>(3, 1000, 2, 1, 16, true, 300);  // six rows a block
+}
+
+// ---------------------------------------------------------------------------------------------
 // Bias, activation, residual
 
 template <typename X> static void bias_case(size_t N, size_t OC) {
@@ -825,7 +889,9 @@ static void scratch_is_enough(void) {
                 CHECK(ceil_div(N, layernorm_backward_rows(N)) * 3 * C
                           <= layernorm_backward_scratch(rows[j], C)
                       && ceil_div(N, bias_backward_rows(N, wide)) * wide
-                          <= bias_backward_scratch(rows[j], wide),
+                          <= bias_backward_scratch(rows[j], wide)
+                      && 2 * C * ceil_div(N, heads_backward_rows(N))
+                          <= heads_backward_scratch(rows[j], C),
                       "%zu channels, %zu rows in room for %zu", C, N, rows[j]);
             }
 }
@@ -877,6 +943,9 @@ int main(void) {
     RUN(layernorm_gradients<float>);
     RUN(layernorm_gradients<bf16>);
     RUN(layernorm_gradients<f16>);
+    RUN(heads<float>);
+    RUN(heads<bf16>);
+    RUN(heads<f16>);
     RUN(bias<float>);
     RUN(bias<bf16>);
     RUN(activation<float>);

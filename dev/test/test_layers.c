@@ -168,6 +168,129 @@ static void test_norms_are_their_definitions(void) {
     }
 }
 
+// The frequencies by the rules that models' configurations follow, which are of wavelengths; and
+// the table, also at late positions.
+static void test_rope_table(void) {
+    enum { HS = 64, T = 32768 };
+    const double theta = 5e5, factor = 8, original = 8192, low = 1, high = 4;
+    int kinds[3] = {0};
+    float *table = ALLOC(float, T * HS, "table");
+    for (int scaling = ROPE_NONE; scaling <= ROPE_LLAMA3; scaling++) {
+        const Rope rope = {.theta = theta, .scaling = scaling, .factor = factor, .low = low,
+                           .high = high, .original = (size_t)original};
+        rope_table(&rope, T, HS, table);
+        for (size_t i = 0; i < HS / 2; i++) {
+            const double w = pow(theta, -2 * (double)i / HS), wave = 2 * M_PI / w;
+            const double between = (original / wave - low) / (high - low);
+            const int kind = wave < original / high ? 0 : wave > original / low ? 1 : 2;
+            double want = kind == 0 ? w : kind == 1 ? w / factor
+                                                    : (1 - between) * w / factor + between * w;
+            if (scaling == ROPE_LLAMA3) kinds[kind]++;
+            else want = scaling == ROPE_LINEAR ? w / factor : w;
+            CHECK(test_within(fabs(rope_frequency(&rope, i, HS) - want), 1e-14 * want),
+                  "scaling %d, channel %zu", scaling, i);
+            for (size_t t = 0; t < T; t = t * 7 + 1) {
+                const float *got = table + t * HS + 2 * i;
+                CHECK(test_within(fabs(got[0] - cos((double)t * want)), 3.2e-8)
+                      && test_within(fabs(got[1] - sin((double)t * want)), 3.2e-8),
+                      "scaling %d, channel %zu at %zu: %.9f, %.9f", scaling, i, t, got[0], got[1]);
+            }
+        }
+    }
+    CHECK(kinds[0] > 1 && kinds[1] > 1 && kinds[2] > 1, "a kind of wave is missing");
+    free(table);
+}
+
+// The rotation of q and k by its formula, of their RMS norms if norm: x is qkv, then the weight of
+// q (HS), then that of k. Returns the sum of dout * out.
+typedef struct {
+    size_t B, T, NH, NKV, HS;
+    double theta, eps;
+    bool norm;
+    const int32_t *begins;
+    float *out;
+    const float *dout;
+} Heads;
+
+static double heads_definition(const void *of, const double *x) {
+    const Heads *s = of;
+    const size_t HS = s->HS, all = s->NH + 2 * s->NKV;
+    const double *w = x + s->B * s->T * all * HS;
+    double sum = 0, c[128], r[128];
+    for (size_t i = 0; i < s->B * s->T * all; i++) {
+        const size_t row = i / all, h = i % all;
+        const size_t t = row % s->T - (s->begins == NULL ? 0 : (size_t)s->begins[row]);
+        const double *head = x + i * HS;
+        double norm = 1;
+        for (size_t j = 0; j < HS / 2 && h == 0; j++) {
+            c[j] = cos((double)t * pow(s->theta, -2 * (double)j / (double)HS));
+            r[j] = sin((double)t * pow(s->theta, -2 * (double)j / (double)HS));
+        }
+        if (s->norm) {
+            norm = 0;
+            for (size_t j = 0; j < HS; j++) norm += head[j] * head[j] / (double)HS;
+            norm = 1 / sqrt(norm + s->eps);
+        }
+        for (size_t j = 0; j < HS; j++) {
+            const size_t k = (j + HS / 2) % HS, angle = j % (HS / 2);
+            const double *scale = w + (h < s->NH ? 0 : HS);
+            const double a = head[j] * norm * (s->norm ? scale[j] : 1);
+            const double b = head[k] * norm * (s->norm ? scale[k] : 1);
+            const double turned = a * c[angle] + (j < HS / 2 ? -b : b) * r[angle];
+            const double out = h < s->NH + s->NKV ? turned : head[j];  // v is left as it is
+            s->out[i * HS + j] = (float)out;
+            sum += out * s->dout[i * HS + j];
+        }
+    }
+    return sum;
+}
+
+static void test_heads_are_their_definition(void) {
+    static const size_t sizes[] = {2, 8, 20, 64, 128};
+    static const int32_t begins[] = {0, 0, 2, 0, 1, 1};
+    enum { B = 2, T = 3, NH = 3, NKV = 1, N = B * T, HEADS = NH + NKV, MOST = 128 };
+    static float x[N * (HEADS + 1) * MOST + 2 * MOST], want_grad[N * (HEADS + 1) * MOST + 2 * MOST];
+    static float y[N * (HEADS + 1) * MOST], want[N * (HEADS + 1) * MOST], table[T * MOST];
+    static float dout[N * (HEADS + 1) * MOST], grad[N * (HEADS + 1) * MOST], qk[N * HEADS * MOST];
+    static double at[N * (HEADS + 1) * MOST + 2 * MOST];
+    for (int i = 0; i < 20; i++) {
+        const size_t HS = sizes[i / 4], n = N * (HEADS + 1) * HS;
+        const bool norm = i % 2;
+        const float eps = i / 4 % 2 ? 0.3f : 1e-6f;
+        float rstd[N * HEADS], dw[2 * MOST];
+        const Rope rope = {.theta = 100, .scaling = ROPE_NONE};
+        const Heads shape = {.B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS, .theta = rope.theta,
+                             .eps = eps, .norm = norm, .begins = i / 2 % 2 ? begins : NULL,
+                             .out = want, .dout = dout};
+        const float *w_q = norm ? x + n : NULL, *w_k = norm ? x + n + HS : NULL;
+        rng_normals(x, n + 2 * HS, 1, 0, (uint32_t)i, 0);
+        rng_normals(dout, n, 2, 0, (uint32_t)i, 0);
+        differences(want_grad, heads_definition, &shape, x, n + 2 * HS);
+        for (size_t j = 0; j < n + 2 * HS; j++) at[j] = x[j];
+        heads_definition(&shape, at);
+        rope_table(&rope, T, HS, table);
+        memcpy(y, x, n * sizeof *y);
+        for (size_t j = 0; j < 2 * HS; j++) dw[j] = NAN;  // is overwritten
+        heads_forward(y, norm ? qk : NULL, norm ? rstd : NULL, w_q, w_k, table, shape.begins, B, T,
+                      NH, NKV, HS, eps);
+        for (int k = 0; k < 2; k++) {  // the second one adds to the weights' gradients
+            memcpy(grad, dout, n * sizeof *grad);
+            heads_backward(grad, dw, dw + HS, qk, rstd, w_q, w_k, table, shape.begins, B, T, NH,
+                           NKV, HS, k > 0);
+        }
+        for (size_t j = 0; j < n; j++) {
+            CHECK(test_within(fabsf(y[j] - want[j]), 1e-6 * (1 + fabsf(want[j]))),
+                  "%d: %g, not %g", i, y[j], want[j]);
+            CHECK(test_within(fabsf(grad[j] - want_grad[j]), 5e-6 * (1 + fabsf(want_grad[j]))),
+                  "%d, gradient %zu: %g, not %g", i, j, grad[j], want_grad[j]);
+        }
+        for (size_t j = 0; j < 2 * HS && norm; j++)
+            CHECK(test_within(fabsf(dw[j] / 2 - want_grad[n + j]),
+                              5e-6 * (1 + fabsf(want_grad[n + j]))),
+                  "%d, weight %zu: %g, not %g", i, j, dw[j] / 2, want_grad[n + j]);
+    }
+}
+
 // Attention's definition (train_gpt2.c has the formulas) in double, one pair of rows at a time.
 static void attention_definition(float *out, float *lse, float *dqkv, const float *dout,
                                  const float *qkv, const int32_t *begins, size_t B, size_t T,
@@ -438,6 +561,8 @@ int main(void) {
     RUN(test_finite_differences);
     RUN(test_gelu);
     RUN(test_norms_are_their_definitions);
+    RUN(test_rope_table);
+    RUN(test_heads_are_their_definition);
     RUN(test_attention_is_its_definition);
     RUN(test_threads_do_not_change_bits);
     RUN(test_accumulation);

@@ -4,6 +4,7 @@
 //   encoder_forward, encoder_backward, token_order     tokens and positions
 //   layernorm_forward, residual_layernorm_forward, layernorm_backward
 //   matmul_forward, matmul_backward                    linear layers (products: matmul.cuh)
+//   heads_forward, heads_backward                      rotary positions, the norm of q and k
 //   activation_forward, activation_backward, bias_backward
 //   residual_forward                                   (attention: attention.cuh)
 //   crossentropy, loss_accumulate                      loss, fused with its gradient
@@ -23,6 +24,7 @@
 #include "attention.cuh"
 #include "matmul.cuh"
 #include "../base/model.h"
+#include "../base/rope.h"
 #include "queue.cuh"
 
 enum { BLOCK_THREADS = 256, BLOCK_WARPS = BLOCK_THREADS / 32 };
@@ -329,8 +331,8 @@ static void layernorm_forward(X *out, float *mean, float *rstd,  // (N, C), (N),
 // row: its sums of the columns of dinp, of dw and of db stay in registers, if HELD, and come to
 // shared memory in the end. Very wide rows need blocks so large that there are no registers left:
 // then the sums are in shared memory all the time, where nobody else touches them. `sums` is
-// (teams, SUMS, C), and within a row of C the first halves of all packs come before the second halves,
-// so that neighbouring threads access neighbouring 16 bytes.
+// (teams, SUMS, C), and within a row of C the first halves of all packs come before the second
+// halves, so that neighbouring threads access neighbouring 16 bytes.
 enum { HELD_THREADS = 256 };
 template <typename X, bool HELD> struct LayernormBackward {
     enum { MAX_THREADS = HELD ? HELD_THREADS : sizeof(X) == 4 ? 768 : 512 };  // by their registers
@@ -526,6 +528,210 @@ static void matmul_backward(Matmul *lt, X *dinp, X *dw, const X *dout, const X *
          NULL, stream);
     gemm(lt, true, false, OC, C, N, dout, OC, inp, C, dw, C, NULL, false, GEMM_PLAIN,
          NULL, stream);
+}
+
+// --- rotary positions (Su et al. 2021), and the norm of q and k: as on the CPU ----------------
+//
+// A team of lanes, a power of two, takes a head. Its thread i has run i, i + team, .. of the W
+// channels of each half. A run is a pack, or one channel of heads whose halves are not whole packs.
+
+enum { HEAD_MOST = 256 };  // channels of a head
+
+// What a thread has of a head: a run of the first half, the run of the second half that is rotated
+// with it, and so on.
+template <int W> struct HeadPart {
+    enum { N = W == 1 ? HEAD_MOST / 32 : 2 * W };
+    float x[N];
+};
+typedef struct { unsigned i, team, half, end; } HeadLane;  // end: half, or 0: there is no head
+
+// For each run k of a part, and the channel `at` of its half at which it begins.
+#define FOR_RUNS(k, at) UNROLL for (unsigned k = 0, at = lane.i * W; \
+    k < HeadPart<W>::N / W && at < lane.end; k++, at = (lane.i + k / 2 * lane.team) * W)
+
+template <typename X, int W>
+__device__ static inline HeadPart<W> load_part(const X *head, HeadLane lane) {
+    HeadPart<W> part = {};
+    FOR_RUNS(k, at) {
+        const X *from = head + k % 2 * lane.half + at;
+        if constexpr (W == 1) {
+            part.x[k] = to_f32(*from);
+        } else {
+            const Pack<X> x = load_pack(from);
+            for (int j = 0; j < W; j++) part.x[k * W + j] = to_f32(x.x[j]);
+        }
+    }
+    return part;
+}
+
+template <typename X, int W>
+__device__ static inline void store_part(X *head, const HeadPart<W> &part, HeadLane lane) {
+    FOR_RUNS(k, at) {
+        X *to = head + k % 2 * lane.half + at;
+        if constexpr (W == 1) {
+            *to = from_f32<X>(part.x[k]);
+        } else {
+            Pack<X> x;
+            for (int j = 0; j < W; j++) x.x[j] = from_f32<X>(part.x[k * W + j]);
+            store_pack(to, x);
+        }
+    }
+}
+
+template <int W> __device__ static inline void rotate_part(HeadPart<W> *part, const float *turn,
+                                                           float sign, HeadLane lane) {
+    FOR_RUNS(k, at)
+        for (int j = 0; j < W && k % 2 == 0; j++) {
+            const float2 t = reinterpret_cast<const float2 *>(turn)[at + j];
+            const float a = part->x[k * W + j], b = part->x[k * W + W + j], s = sign * t.y;
+            part->x[k * W + j] = fmaf(a, t.x, -(b * s));
+            part->x[k * W + W + j] = fmaf(b, t.x, a * s);
+        }
+}
+
+__device__ static inline float lanes_sum(float x, unsigned team) {
+    for (unsigned distance = team / 2; distance > 0; distance /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
+}
+
+// all: the heads of all rows. sign -1, without a norm: backward.
+template <typename X, int W, bool NORM>
+__global__ static void heads_forward_kernel(X *qkv, X *qk, float *qk_rstd, const X *q_norm_w,
+                                            const X *k_norm_w, const float *table,
+                                            const int32_t *begins, float sign, unsigned all,
+                                            unsigned T, unsigned NH, unsigned NKV, unsigned HS,
+                                            float eps, unsigned team) {
+    const unsigned head = blockIdx.x * (blockDim.x / team) + threadIdx.x / team;
+    const unsigned n = head / (NH + NKV), h = head % (NH + NKV);
+    const HeadLane lane = {threadIdx.x % team, team, HS / 2, head < all ? HS / 2 : 0};
+    X *y = qkv + ((size_t)n * (NH + 2 * NKV) + h) * HS;
+    HeadPart<W> part = load_part<X, W>(y, lane);
+    if (NORM) {
+        const HeadPart<W> w = load_part<X, W>(h < NH ? q_norm_w : k_norm_w, lane);
+        float squares = 0;
+        store_part(qk + (size_t)head * HS, part, lane);
+        for (int j = 0; j < part.N; j++) squares = fmaf(part.x[j], part.x[j], squares);
+        const float r = 1.0f / sqrtf(lanes_sum(squares, team) / (float)HS + eps);
+        for (int j = 0; j < part.N; j++) part.x[j] = part.x[j] * r * w.x[j];
+        if (lane.i == 0 && head < all) qk_rstd[head] = r;
+    }
+    if (head >= all) return;
+    const unsigned t = n % T - (begins == NULL ? 0 : (unsigned)begins[n]);
+    rotate_part(&part, table + (size_t)t * HS, sign, lane);
+    store_part(y, part, lane);
+}
+
+// With a norm. Even blocks take the heads of q, odd ones those of k, each of a run of rows; the
+// teams of a block take turns. A thread has the same channels of every head, and holds their sums.
+template <typename X, int W>
+__global__ static void __launch_bounds__(BLOCK_THREADS)
+heads_backward_kernel(X *dqkv, float *partial /* (blocks, 2, HS) */, const X *qk,
+                      const float *qk_rstd, const X *q_norm_w, const X *k_norm_w,
+                      const float *table, const int32_t *begins, unsigned N, unsigned T,
+                      unsigned NH, unsigned NKV, unsigned HS, unsigned rows, unsigned team) {
+    __shared__ float sums[BLOCK_THREADS * HeadPart<W>::N];  // (teams, HS)
+    const unsigned mine = threadIdx.x / team, teams = blockDim.x / team, is_k = blockIdx.x % 2;
+    const unsigned begin = blockIdx.x / 2 * rows, last = begin + rows < N ? begin + rows : N;
+    const unsigned heads = is_k ? NKV : NH, count = (last - begin) * heads;
+    HeadLane lane = {threadIdx.x % team, team, HS / 2, HS / 2};
+    const HeadPart<W> w = load_part<X, W>(is_k ? k_norm_w : q_norm_w, lane);
+    HeadPart<W> sum = {};
+    for (unsigned first = 0; first < count; first += teams) {
+        const bool active = first + mine < count;  // else: only here for the shuffles
+        const unsigned n = begin + (first + mine) / heads;
+        const unsigned h = is_k * NH + (first + mine) % heads;
+        const unsigned t = !active ? 0 : n % T - (begins == NULL ? 0 : (unsigned)begins[n]);
+        const size_t head = (size_t)n * (NH + NKV) + h;
+        const float r = active ? qk_rstd[head] : 0;
+        X *y = dqkv + (head + (size_t)n * NKV) * HS;
+        lane.end = active ? HS / 2 : 0;
+        HeadPart<W> d = load_part<X, W>(y, lane), norm = load_part<X, W>(qk + head * HS, lane);
+        float d_dot = 0;  // mean over c of dnorm * norm
+        rotate_part(&d, table + (size_t)t * HS, -1, lane);
+        for (int j = 0; j < d.N; j++) {
+            norm.x[j] *= r;
+            sum.x[j] += d.x[j] * norm.x[j];
+            d.x[j] *= w.x[j];
+            d_dot += d.x[j] * norm.x[j];
+        }
+        d_dot = lanes_sum(d_dot, team) / (float)HS;
+        for (int j = 0; j < d.N; j++) d.x[j] = (d.x[j] - norm.x[j] * d_dot) * r;
+        store_part(y, d, lane);
+    }
+    lane.end = HS / 2;
+    FOR_RUNS(k, at)
+        for (int j = 0; j < W; j++)
+            sums[mine * HS + k % 2 * lane.half + at + j] = sum.x[k * W + j];
+    __syncthreads();
+    for (unsigned c = threadIdx.x; c < HS; c += blockDim.x) {
+        float total = 0;
+        for (unsigned j = 0; j < teams; j++) total += sums[j * HS + c];
+        partial[(size_t)blockIdx.x * HS + c] = total;
+    }
+}
+
+// Channels of a run, and lanes of a team.
+template <typename X> static unsigned head_run(size_t HS) {
+    return HS % (2 * Pack<X>::N) == 0 ? Pack<X>::N : 1;
+}
+template <typename X> static unsigned head_team(size_t HS) {
+    unsigned team = 1;
+    while (team < 32 && team * head_run<X>(HS) < HS / 2) team *= 2;
+    return team;
+}
+
+// As on the CPU: overwrites q and k in qkv, and with a norm copies them to qk before. HS must be
+// even. Ends the program where it is more than HEAD_MOST. sign -1 rotates back (heads_backward()).
+template <typename X>
+static void heads_forward(X *qkv,          // (B, T, (NH + 2 NKV) HS)
+                          X *qk,           // (B, T, (NH + NKV) HS)
+                          float *qk_rstd,  // (B, T, NH + NKV)
+                          const X *q_norm_w, const X *k_norm_w,  // (HS), (HS)
+                          const float *table,     // (T, HS/2, 2)
+                          const int32_t *begins,  // (B, T), or NULL
+                          size_t B, size_t T, size_t NH, size_t NKV, size_t HS, float eps,
+                          cudaStream_t stream, float sign = 1) {
+    enum { W = Pack<X>::N };
+    const bool packs = head_run<X>(HS) == W, norm = q_norm_w != NULL;
+    const unsigned team = head_team<X>(HS), all = index_32(B * T * (NH + NKV));
+    const auto kernel =
+        packs ? norm ? heads_forward_kernel<X, W, true> : heads_forward_kernel<X, W, false>
+              : norm ? heads_forward_kernel<X, 1, true> : heads_forward_kernel<X, 1, false>;
+    if (HS > HEAD_MOST) fail("rotary positions: heads of %zu channels are too wide", HS);
+    LAUNCH(kernel, ceil_div(all, BLOCK_THREADS / team), BLOCK_THREADS, 0, stream, qkv, qk, qk_rstd,
+           q_norm_w, k_norm_w, table, begins, sign, all, (unsigned)T, (unsigned)NH, (unsigned)NKV,
+           (unsigned)HS, eps, team);
+}
+
+// Rows of a block: at least 4, and no more than 512 blocks for q, and as many for k.
+static size_t heads_backward_rows(size_t N) { return N > 4 * 512 ? (N + 511) / 512 : 4; }
+
+// Floats of scratch that heads_backward needs for N rows or fewer, if there is a norm.
+static size_t heads_backward_scratch(size_t N, size_t HS) {
+    return min_size(ceil_div(N, 4), 512) * 2 * HS;
+}
+
+// dqkv holds the gradient of what heads_forward() left on entry, and of what it found on return.
+// Overwrites dq_norm_w and dk_norm_w.
+template <typename X>
+static void heads_backward(X *dqkv, X *dq_norm_w, X *dk_norm_w, float *scratch, const X *qk,
+                           const float *qk_rstd, const X *q_norm_w, const X *k_norm_w,
+                           const float *table, const int32_t *begins, size_t B, size_t T,
+                           size_t NH, size_t NKV, size_t HS, cudaStream_t stream) {
+    if (q_norm_w == NULL) {
+        heads_forward<X>(dqkv, NULL, NULL, NULL, NULL, table, begins, B, T, NH, NKV, HS, 0, stream,
+                         -1);
+        return;
+    }
+    const size_t rows = heads_backward_rows(B * T), blocks = ceil_div(B * T, rows);
+    const auto kernel = head_run<X>(HS) > 1 ? heads_backward_kernel<X, Pack<X>::N>
+                                            : heads_backward_kernel<X, 1>;
+    LAUNCH(kernel, (unsigned)(2 * blocks), BLOCK_THREADS, 0, stream, dqkv, scratch, qk, qk_rstd,
+           q_norm_w, k_norm_w, table, begins, (unsigned)(B * T), (unsigned)T, (unsigned)NH,
+           (unsigned)NKV, (unsigned)HS, (unsigned)rows, head_team<X>(HS));
+    LAUNCH(partial_sum_kernel<X>, ceil_div(2 * HS, 32), 1024, 0, stream, dq_norm_w, dk_norm_w,
+           (X *)NULL, scratch, blocks, 2 * HS, 2 * HS, HS);
 }
 
 // --- the MLP's non-linearity -----------------------------------------------------------------
