@@ -362,19 +362,47 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
 // --- the MLP's non-linearity -----------------------------------------------------------------
 //
 // GELU (gelu_f32 in tide/base/vmath.h): x/2 (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+// Or, of 2F columns, the F of a gate z and the F that it lets through (Shazeer 2020):
+//     out = silu(z) up, silu(z) = z s, s = 1 / (1 + exp(-z)).
 
-static void activation_forward(float *out, const float *inp, size_t n, int activation) {
+static void activation_forward(float *out,        // (N, F)
+                               const float *inp,  // (N, F), or (N, 2F)
+                               size_t N, size_t F, int activation) {
+    if (activation == ACTIVATION_SILU) {
+        #pragma omp parallel for
+        for (size_t n = 0; n < N; n++) {
+            const float *z = inp + n * 2 * F, *up = z + F;
+            #pragma omp simd
+            for (size_t f = 0; f < F; f++) out[n * F + f] = z[f] * sigmoid_f32(z[f]) * up[f];
+        }
+        return;
+    }
     if (activation == ACTIVATION_RELU) {
         #pragma omp parallel for simd
-        for (size_t i = 0; i < n; i++) out[i] = inp[i] > 0 ? inp[i] : 0;
+        for (size_t i = 0; i < N * F; i++) out[i] = inp[i] > 0 ? inp[i] : 0;
         return;
     }
     #pragma omp parallel for simd
-    for (size_t i = 0; i < n; i++) out[i] = gelu_f32(inp[i]);
+    for (size_t i = 0; i < N * F; i++) out[i] = gelu_f32(inp[i]);
 }
 
-// d holds dout on entry and dinp on return.
-static void activation_backward(float *d, const float *inp, size_t n, int activation) {
+// d, as wide as inp, holds dout on entry, in the first F columns; and dinp on return.
+static void activation_backward(float *d, const float *inp, size_t N, size_t F, int activation) {
+    const size_t n = N * F;
+    if (activation == ACTIVATION_SILU) {
+        #pragma omp parallel for
+        for (size_t row = 0; row < N; row++) {
+            const float *gate = inp + row * 2 * F, *up = gate + F;
+            float *d_gate = d + row * 2 * F, *d_up = d_gate + F;
+            #pragma omp simd
+            for (size_t f = 0; f < F; f++) {
+                const float z = gate[f], s = sigmoid_f32(z), dout = d_gate[f];
+                d_up[f] = dout * (z * s);
+                d_gate[f] = dout * up[f] * (s * (1.0f + z * (1.0f - s)));
+            }
+        }
+        return;
+    }
     if (activation == ACTIVATION_RELU) {
         #pragma omp parallel for simd
         for (size_t i = 0; i < n; i++) {
@@ -634,7 +662,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, 
         layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w[middle], w[middle + 1], N, C,
                           LAYERNORM_EPS);
         matmul_forward(a.fc, a.mlp_in, w[FC_W], w[FC_B], N, C, F);
-        activation_forward(a.act, a.fc, N * F, g->config.activation);
+        activation_forward(a.act, a.fc, N, F, g->config.activation);
         float *sum = post ? a.ln_2 : x;
         matmul_forward(sum, a.act, w[FCPROJ_W], w[FCPROJ_B], N, F, C);
         residual_forward(sum, post ? a.ln_1 : a.mid, N * C);
@@ -756,7 +784,7 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
         // MLP branch: stream -> dact -> dfc -> dmlp_in -> stream
         matmul_backward(dwide, d[FCPROJ_W], d[FCPROJ_B], stream, a.act, w[FCPROJ_W], N, F, C,
                         accumulate);
-        activation_backward(dwide, a.fc, N * F, g->config.activation);
+        activation_backward(dwide, a.fc, N, F, g->config.activation);
         matmul_backward(branch, d[FC_W], d[FC_B], dwide, a.mlp_in, w[FC_W], N, C, F, accumulate);
         if (post) {
             residual_forward(branch, stream, N * C);

@@ -148,7 +148,7 @@ template <typename X> static void bench_shape(const Shape *s) {
     BENCH("attention_backward", 5 * product, 8 * N * C * E,
           attention_backward(dqkv, delta, x2, x, lse, qkv, NULL, B, T, C, NH, stream));
     BENCH("activation_forward", 0, 2 * N * F * E,
-          activation_forward(act, fc, N * F, ACTIVATION_GELU, stream));
+          activation_forward(act, fc, N, F, ACTIVATION_GELU, stream));
     BENCH("activation_backward", 0, 3 * N * F * E,
           activation_backward(act, dbias, scratch, fc, N, F, ACTIVATION_GELU, stream));
     BENCH("residual_forward", 0, 3 * N * C * E, residual_forward(x, x2, N * C, stream));

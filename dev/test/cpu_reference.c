@@ -58,12 +58,12 @@ void cpu_matmul_backward(float *dinp, float *dw, float *db, const float *dout, c
     matmul_backward(dinp, dw, db, dout, inp, w, N, C, OC, accumulate);
 }
 
-void cpu_activation_forward(float *out, const float *inp, size_t n, int activation) {
-    activation_forward(out, inp, n, activation);
+void cpu_activation_forward(float *out, const float *inp, size_t N, size_t F, int activation) {
+    activation_forward(out, inp, N, F, activation);
 }
 
-void cpu_activation_backward(float *d, const float *inp, size_t n, int activation) {
-    activation_backward(d, inp, n, activation);
+void cpu_activation_backward(float *d, const float *inp, size_t N, size_t F, int activation) {
+    activation_backward(d, inp, N, F, activation);
 }
 
 void cpu_residual_forward(float *out, const float *inp, size_t n) {

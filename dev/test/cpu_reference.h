@@ -35,8 +35,8 @@ void cpu_matmul_forward(float *out, const float *inp, const float *w, const floa
                         size_t C, size_t OC);
 void cpu_matmul_backward(float *dinp, float *dw, float *db, const float *dout, const float *inp,
                          const float *w, size_t N, size_t C, size_t OC, bool accumulate);
-void cpu_activation_forward(float *out, const float *inp, size_t n, int activation);
-void cpu_activation_backward(float *d, const float *inp, size_t n, int activation);
+void cpu_activation_forward(float *out, const float *inp, size_t N, size_t F, int activation);
+void cpu_activation_backward(float *d, const float *inp, size_t N, size_t F, int activation);
 void cpu_residual_forward(float *out, const float *inp, size_t n);
 void cpu_crossentropy(float *losses, float *logits, const int32_t *targets, float grad_scale,
                       size_t N, size_t V, size_t Vp);

@@ -57,8 +57,8 @@ heads_forward 3
 heads_backward 4
 attention_forward 2 fused
 attention_backward 2 fused
-activation_forward 2 tail,fused
-activation_backward 2 fused
+activation_forward 3 tail,fused
+activation_backward 3 fused
 residual_forward 1
 crossentropy 4 tail,fused
 decode_matvec 1 tail'

@@ -527,18 +527,21 @@ template <typename X> static void activation(void) {
             const float special[] = {0, -0.0f, 1e-30f, -1e-30f, 12, -12, 60, -60, 1e4f, -1e4f};
             for (int j = 0; j < 10; j++) x[j] = rounded<X>(special[j]);
         }
-        cpu_activation_forward(out, x, n, kind);
-        cpu_activation_backward(dx, x, n, kind);
+        cpu_activation_forward(out, x, N, F, kind);
+        cpu_activation_backward(dx, x, N, F, kind);
         TWICE {
             const X *d_x = device<X>(x, n);
             X *d_out = poison<X>(n), *d_d = device<X>(d, n), *d_db = poison<X>(2 * F);
             float *scratch = poison<float>(bias_backward_scratch(N, F));
-            activation_forward(d_out, d_x, n, kind, stream);
+            activation_forward(d_out, d_x, N, F, kind, stream);
+            X *no_bias = device<X>(d, n);
+            activation_backward(no_bias, (X *)NULL, scratch, d_x, N, F, kind, stream);
             activation_backward(d_d, d_db, scratch, d_x, N, F, kind, stream);
             bias_backward(d_db + F, scratch, d_d, N, F, stream);  // the definition
-            float *db = host(d_db, 2 * F);
+            float *db = host(d_db, 2 * F), *with_bias = host(d_d, n);
             check_equal<X>("db", copy(db, F), db + F, F);
-            free(db);
+            check_equal<X>("dinp without a bias", host(no_bias, n), with_bias, n);
+            free(db); free(with_bias);
             hash_device(d_db, F * sizeof(X));
             hash_device(d_out, n * sizeof(X));
             hash_device(d_d, n * sizeof(X));
@@ -556,6 +559,40 @@ template <typename X> static void activation(void) {
             free(got); free(slope);
         }
         free(x); free(d); free(out); free(dx);
+    }
+}
+
+template <typename X> static void gate(void) {
+    const size_t rows[] = {1, 7, 65, 333, 2}, widths[] = {8, 40, 264, 24, 5000};
+    for (size_t i = 0; i < 5; i++) {
+        const size_t N = rows[i], F = widths[i], n = 2 * N * F;
+        set_shape("N %zu F %zu", N, F);
+        float *x = normals<X>(n, 1, 0, 3), *d = normals<X>(n, 2, 0, 1), *dx = copy(d, n);
+        float *out = floats(N * F), *db = floats(2 * F);
+        const float special[] = {0, -0.0f, 1e-30f, -1e-30f, 12, -12, 95, -95};
+        for (int j = 0; j < 8; j++) x[j] = rounded<X>(special[j]);
+        for (size_t j = 0; j < n; j++) if (j / F % 2 == 1) d[j] = NAN;  // behind dout
+        cpu_activation_forward(out, x, N, F, ACTIVATION_SILU);
+        cpu_activation_backward(dx, x, N, F, ACTIVATION_SILU);
+        TWICE {
+            const X *d_x = device<X>(x, n);
+            X *d_out = poison<X>(N * F), *d_d = device<X>(d, n), *d_db = poison<X>(2 * F);
+            float *scratch = poison<float>(bias_backward_scratch(N, 2 * F));
+            activation_forward(d_out, d_x, N, F, ACTIVATION_SILU, stream);
+            activation_backward(d_d, pass == 0 ? d_db : NULL, scratch, d_x, N, F, ACTIVATION_SILU,
+                                stream);
+            float *got = host(d_out, N * F), *got_d = host(d_d, n);
+            check_near("out", got, out, N * F, 2e-6 + rounding<X>(), 1e-30 + tiny<X>());
+            check_near("dinp", got_d, dx, n, 2e-6 + rounding<X>(), 4e-6);
+            if (pass == 0) {
+                for (size_t j = 0; j < n; j++) db[j % (2 * F)] += got_d[j];
+                check_band<X>("db", host(d_db, 2 * F), db, 2 * F, 2e-6);
+            }
+            free(got); free(got_d);
+            hash_device(d_out, N * F * sizeof(X));
+            hash_device(d_d, n * sizeof(X));
+        }
+        free(x); free(d); free(dx); free(out); free(db);
     }
 }
 
@@ -951,6 +988,9 @@ int main(void) {
     RUN(activation<float>);
     RUN(activation<bf16>);
     RUN(activation<f16>);
+    RUN(gate<float>);
+    RUN(gate<bf16>);
+    RUN(gate<f16>);
     RUN(residual<float>);
     RUN(residual<bf16>);
     RUN(residual<f16>);

@@ -74,14 +74,40 @@ static void test_gelu(void) {
     for (double x = -6; x <= 6; x += 0.01) {
         const float inp = (float)x;
         float out, d = 1;
-        activation_forward(&out, &inp, 1, ACTIVATION_GELU);
-        activation_backward(&d, &inp, 1, ACTIVATION_GELU);
+        activation_forward(&out, &inp, 1, 1, ACTIVATION_GELU);
+        activation_backward(&d, &inp, 1, 1, ACTIVATION_GELU);
         const double y = inp, t = tanh(k * (y + 0.044715 * y * y * y));
         const double value = 0.5 * y * (1 + t);
         const double slope = 0.5 * (1 + t) + 0.5 * y * (1 - t * t) * k * (1 + 3 * 0.044715 * y * y);
         CHECK(test_within(fabs(out - value), 4e-7 * (1 + fabs(y))), "gelu(%g) = %.9f, not %.9f", y,
               out, value);
         CHECK(test_within(fabs(d - slope), 4e-6), "gelu'(%g) = %.9f, not %.9f", y, d, slope);
+    }
+}
+
+// The gate and its derivatives, of rows of 37 columns: z and up, and a gradient.
+static void test_gate(void) {
+    enum { N = 33, F = 37 };
+    float inp[N * 2 * F], out[N * F], d[N * 2 * F];
+    for (size_t i = 0; i < N * 2 * F; i++) d[i] = NAN;
+    for (size_t i = 0; i < N * F; i++) {
+        const size_t at = i / F * 2 * F + i % F;
+        inp[at] = i == 0 ? -200 : i == 1 ? 200 : 0.02f * (float)i - 12;
+        inp[at + F] = sinf((float)i);
+        d[at] = cosf(3 * (float)i);
+    }
+    activation_forward(out, inp, N, F, ACTIVATION_SILU);
+    activation_backward(d, inp, N, F, ACTIVATION_SILU);
+    for (size_t i = 0; i < N * F; i++) {
+        const size_t at = i / F * 2 * F + i % F;
+        const double z = inp[at], up = inp[at + F], dout = cosf(3 * (float)i), e = exp(-z);
+        const double silu = z / (1 + e), slope = (1 + e + z * e) / (1 + e) / (1 + e);
+        CHECK(test_within(fabs(out[i] - silu * up), 3e-7 * (1e-3 + fabs(silu * up))),
+              "z %g: %.9g, not %.9g", z, out[i], silu * up);
+        CHECK(test_within(fabs(d[at + F] - dout * silu), 3e-7 * (1e-3 + fabs(dout * silu))),
+              "z %g: dup %.9g, not %.9g", z, d[at + F], dout * silu);
+        CHECK(test_within(fabs(d[at] - dout * up * slope), 1e-6 * fabs(dout * up)),
+              "z %g: dz %.9g, not %.9g", z, d[at], dout * up * slope);
     }
 }
 
@@ -560,6 +586,7 @@ static void test_cached_decoding(void) {
 int main(void) {
     RUN(test_finite_differences);
     RUN(test_gelu);
+    RUN(test_gate);
     RUN(test_norms_are_their_definitions);
     RUN(test_rope_table);
     RUN(test_heads_are_their_definition);

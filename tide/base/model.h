@@ -17,7 +17,8 @@
 // Configuration
 
 enum { FAMILY_GPT2, FAMILY_OPT };          // which Hugging Face naming a saved model uses
-enum { ACTIVATION_GELU, ACTIVATION_RELU };  // GELU in its tanh form ("gelu_new")
+// GELU in its tanh form ("gelu_new"). With SILU, fc makes 2F channels: a gate's, and its input's.
+enum { ACTIVATION_GELU, ACTIVATION_RELU, ACTIVATION_SILU };
 
 // Placement, by the options' values: activations that backward computes again; memory of the
 // optimizer's state, and the processor that updates it (offload.h); memory of the weights.

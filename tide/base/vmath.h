@@ -67,6 +67,8 @@ VECTORISED float gelu_f32(float x) {
     return 0.5f * x * (1.0f + tanh_u);
 }
 
+VECTORISED float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
+
 // The largest of n numbers; -infinity of none. NaNs make it NaN, or do not count. Compilers may not
 // change the order of comparisons of floats, lest one is NaN, and clang then compares one by one;
 // integers are compared in any order. These are the bits, with those of negative numbers turned

@@ -28,7 +28,7 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, floatX *const w[LA
                                    w[middle], w[middle + 1], N, C, LAYERNORM_EPS, stream);
     } else if (part == 2) {
         matmul_forward(lt, a->fc, a->mlp_in, w[FC_W], w[FC_B], N, C, F, stream);
-        activation_forward(a->act, a->fc, N * F, g->config.activation, stream);
+        activation_forward(a->act, a->fc, N, F, g->config.activation, stream);
     } else {
         matmul_forward(lt, a->branch, a->act, w[FCPROJ_W], w[FCPROJ_B], N, F, C, stream);
         if (post)
@@ -146,7 +146,7 @@ static void recompute(GPT2 *g, size_t l) {
         return;
     }
     GPU_TAKES(g->compute, 2 * (2 * C + F) * N * sizeof(floatX), gpu_bytes);
-    activation_forward(a.act, a.fc, N * F, g->config.activation, g->compute);
+    activation_forward(a.act, a.fc, N, F, g->config.activation, g->compute);
     layernorm_forward(a.mlp_in, a.mid_mean, a.mid_rstd, a.mid, w[middle], w[middle + 1], N, C,
                       LAYERNORM_EPS, g->compute);
     if (post) layer_part(g, 3, &a, w);

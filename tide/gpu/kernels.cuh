@@ -768,12 +768,53 @@ __global__ static void activation_forward_kernel(X *out, const X *inp, size_t n,
     store_pack(out + i, v);
 }
 
-// n must be whole packs.
+// silu(z) = z sigmoid(z). As exact as GELU.
+template <typename X> __device__ static inline float sigmoid(float z) {
+    if constexpr (sizeof(X) == 2) return rcp_fast(1.0f + exp2_fast(-LOG2_E * z));
+    else return 1.0f / (1.0f + expf(-z));
+}
+
+// Each row of inp is a gate, then what it lets through: F channels each. all: the packs of out.
 template <typename X>
-static void activation_forward(X *out, const X *inp, size_t n, int activation,
+__global__ static void gate_forward_kernel(X *out, const X *inp, unsigned all, unsigned F) {
+    const unsigned packs = F / Pack<X>::N, i = (unsigned)grid_thread();
+    if (i >= all) return;
+    const X *row = inp + (size_t)(i / packs) * 2 * F + i % packs * Pack<X>::N;
+    Pack<X> gate = load_pack(row);
+    const Pack<X> up = load_pack(row + F);
+    for (int j = 0; j < Pack<X>::N; j++) {
+        const float z = to_f32(gate.x[j]);
+        gate.x[j] = from_f32<X>(z * sigmoid<X>(z) * to_f32(up.x[j]));
+    }
+    store_pack(out + (size_t)i * Pack<X>::N, gate);
+}
+
+template <typename X>
+__global__ static void gate_backward_kernel(X *d, const X *inp, unsigned all, unsigned F) {
+    const unsigned packs = F / Pack<X>::N, i = (unsigned)grid_thread();
+    if (i >= all) return;
+    const size_t at = (size_t)(i / packs) * 2 * F + i % packs * Pack<X>::N;
+    const Pack<X> gate = load_pack(inp + at), up = load_pack(inp + at + F);
+    Pack<X> d_gate = load_pack(d + at), d_up;
+    for (int j = 0; j < Pack<X>::N; j++) {
+        const float z = to_f32(gate.x[j]), s = sigmoid<X>(z), dout = to_f32(d_gate.x[j]);
+        d_up.x[j] = from_f32<X>(dout * (z * s));
+        d_gate.x[j] = from_f32<X>(dout * to_f32(up.x[j]) * (s * (1.0f + z * (1.0f - s))));
+    }
+    store_pack(d + at, d_gate);
+    store_pack(d + at + F, d_up);
+}
+
+// out (N, F); inp as wide, or (N, 2F) with a gate. F must be whole packs.
+template <typename X>
+static void activation_forward(X *out, const X *inp, size_t N, size_t F, int activation,
                                cudaStream_t stream) {
-    LAUNCH(activation_forward_kernel<X>, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, inp, n,
-           activation);
+    const unsigned blocks = pack_blocks<X>(N * F);
+    if (activation == ACTIVATION_SILU)
+        LAUNCH(gate_forward_kernel<X>, blocks, BLOCK_THREADS, 0, stream, out, inp,
+               index_32(N * F / Pack<X>::N), (unsigned)F);
+    else LAUNCH(activation_forward_kernel<X>, blocks, BLOCK_THREADS, 0, stream, out, inp, N * F,
+                activation);
 }
 
 // Multiplies rows begin, begin + BLOCK_WARPS, ... below last of a pack of columns of d (N, width)
@@ -855,8 +896,9 @@ static void column_sums(X *db, float *scratch, X *d, const X *inp, int activatio
     const auto kernel = bias_backward_kernel<X, SLOPES>;
     LAUNCH(kernel, splits * slices, BLOCK_THREADS, 0, stream, scratch, d, inp, activation, N, OC,
            rows, slices);
-    LAUNCH(partial_sum_kernel<X>, ceil_div(OC, 32), 1024, 0, stream, db, db, db, scratch, splits,
-           OC, OC, OC);
+    if (db != NULL)
+        LAUNCH(partial_sum_kernel<X>, ceil_div(OC, 32), 1024, 0, stream, db, db, db, scratch,
+               splits, OC, OC, OC);
 }
 
 // Overwrites db (OC). OC must be whole packs.
@@ -866,12 +908,18 @@ static void bias_backward(X *db, float *scratch, const X *dout, size_t N, size_t
     column_sums<X, false>(db, scratch, (X *)dout, NULL, 0, N, OC, stream);
 }
 
-// d (N, F) holds dout on entry and dinp on return; then db is that of bias_backward(). F must be
-// whole packs.
+// d, as wide as inp, holds dout on entry, in the first F columns, and dinp on return; then db is
+// that of bias_backward(), or NULL. F must be whole packs.
 template <typename X>
 static void activation_backward(X *d, X *db, float *scratch, const X *inp, size_t N, size_t F,
                                 int activation, cudaStream_t stream) {
-    column_sums<X, true>(db, scratch, d, inp, activation, N, F, stream);
+    if (activation != ACTIVATION_SILU) {
+        column_sums<X, true>(db, scratch, d, inp, activation, N, F, stream);
+        return;
+    }
+    LAUNCH(gate_backward_kernel<X>, pack_blocks<X>(N * F), BLOCK_THREADS, 0, stream, d, inp,
+           index_32(N * F / Pack<X>::N), (unsigned)F);
+    if (db != NULL) bias_backward(db, scratch, d, N, 2 * F, stream);
 }
 
 // --- residual connection ---------------------------------------------------------------------
