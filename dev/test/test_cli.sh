@@ -444,7 +444,7 @@ check more_steps_change_the_rate sh -c '"$@" >more.out && grep -q "^note: the le
 its schedule follows the options, --steps 20 now and 12 before" more.out' - "$tide" --resume --steps 20 --out noted
 check as_many_do_not sh -c 'rm -r noted/checkpoints/step_00000020; "$@" >more.out; ! grep "^note" more.out' - "$tide" --resume --steps 12 --out noted
 check a_preset_says_where_weights_are sh -c '"$0" --data text.txt --model gpt2 --layers 1 --heads 1 --channels 8 --steps 1 \
-    --out preset_gpt2 >preset.out && grep -q "new, random weights (trained ones: dev/data/gpt2.sh" preset.out' "$tide"
+    --out preset_gpt2 >preset.out && grep -q "new, random weights (trained ones: dev/data/model.sh NAME" preset.out' "$tide"
 refuses other_run_in_the_way 2 'resume' "$tide" $steps --out whole
 refuses out_is_a_file 2 text.txt "$tide" $steps --out text.txt
 refuses resume_other_shape 2 'contradicts' "$tide" --resume --out whole --layers 5

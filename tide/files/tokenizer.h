@@ -262,7 +262,7 @@ static bool tokenizer_unread(const char *dir) {
     if (!path_exists(file) || path_is_directory(file)) return false;
     snprintf(tokenizer_why, sizeof tokenizer_why, "%.200s is not read yet, only a folder's "
              "vocab.json and merges.txt: they are where the model is from, or was tuned from; "
-             "dev/data/gpt2.sh and opt.sh fetch GPT-2's and OPT's", file);
+             "dev/data/model.sh fetches GPT-2's and OPT's", file);
     return true;
 }
 

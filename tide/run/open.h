@@ -311,7 +311,7 @@ static void run_describe(const Run *r) {
     const bool fresh = !o->resume && r->saved_model == NULL, mezo = o->optimizer == OPTIMIZER_MEZO;
     if (fresh && !o->plan && (r->only_sampling || (r->training ? mezo : r->batches)))
         fprintf(r->only_sampling ? stderr : stdout, "note: these weights are random; for trained "
-                "ones --model DIR, a run's --out or what dev/data/gpt2.sh and opt.sh fetch\n");
+                "ones --model DIR, a run's --out or what dev/data/model.sh fetches\n");
     if (r->only_sampling) return;
     printf("model: %zu layer%s, %zu head%s, %zu channel%s, context %zu, vocabulary %zu: "
            "%.2f M parameters; ", c->layers, plural(c->layers), c->heads, plural(c->heads),
@@ -319,8 +319,8 @@ static void run_describe(const Run *r) {
            1e-6 * (double)r->table.parameters);
     const bool hint = !o->plan && (strncmp(o->model, "gpt2", 4) == 0 || c->family == FAMILY_OPT);
     if (fresh)
-        printf("new, random weights%s\n", hint ? " (trained ones: dev/data/gpt2.sh and "
-               "opt.sh, then --model DIR)" : "");
+        printf("new, random weights%s\n", hint ? " (trained ones: dev/data/model.sh NAME, then "
+               "--model DIR)" : "");
     else if (!o->resume) printf("weights from %s\n", r->saved_model);
     else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);
     if (o->resume && mezo && o->zo_noise == 0 && r->state.version == STATE_OLDEST)
