@@ -8,6 +8,7 @@
 //   calibrate()                       --calibrate
 #ifndef TIDE_CHOOSE_CUH
 #define TIDE_CHOOSE_CUH
+#include "calibrate.cuh"
 #include "layout.cuh"
 
 // Predicts how long a step takes on a machine of these rates, by a rehearsal of the trainer's step:
