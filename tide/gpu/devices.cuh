@@ -1,10 +1,9 @@
 // devices.cuh: what a GPU can do at most (arithmetic and memory bandwidth, from the vendor's data
 // sheets), opening it, and how much memory a run may take. The log's "% of peak" and the benchmarks
 // are shares of these; for a GPU that is not in the table there is no percentage.
-//   device_peak()                           the current GPU's row
-//   device_fill_kernel, device_seconds()    for measurements
-//   has_device(), open_device()             is there a GPU; opens this rank's
-//   gpu_available(), settle_limits()        free GPU memory; the memory that a run may take
+//   device_peak()                       the current GPU's row
+//   has_device(), open_device()         is there a GPU; opens this rank's
+//   gpu_available(), settle_limits()    free GPU memory; the memory that a run may take
 #ifndef TIDE_DEVICES_CUH
 #define TIDE_DEVICES_CUH
 #include "host.cuh"
@@ -89,20 +88,6 @@ static const Device *device_find(const char *name) {
 
 // Arithmetic in the run's precision, and memory; 0: not known.
 typedef struct { double flops, bytes_per_second; } DevicePeak;
-
-// Numbers in [-1, 1): a product of zeros would draw less power and run at a higher clock.
-template <typename X> __global__ static void device_fill_kernel(X *x, size_t n) {
-    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    if (i < n) x[i] = from_f32<X>((float)(int32_t)((uint32_t)i * 2654435761u) * 0x1p-31f);
-}
-
-// Seconds that the device took between two events, both recorded on `stream`.
-static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
-    float ms = 0;
-    CUDA(cudaEventSynchronize(end));
-    CUDA(cudaEventElapsedTime(&ms, start, end));
-    return 1e-3 * (double)ms;
-}
 
 // The current device's peak for training in fp32, or in 16 bits, which it prints.
 static DevicePeak device_peak(bool fp32) {

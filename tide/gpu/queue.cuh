@@ -3,6 +3,7 @@
 //   stream_make(), event_make(), events_make(), stream_free(), event_free()
 //   stream_wait(), event_record()                    what waits for what
 //   event_wait(), stream_rest(), device_rest()       the host waits
+//   device_seconds()                                 the time between two timing events
 //   LAUNCH(), stream_copy(), stream_zero()           work for the GPU, and for the link
 //   tell_host()                                      a few numbers, past the link's queue
 //   GPU_TAKES()                                      how long a rehearsed GPU works on something
@@ -157,6 +158,14 @@ static void stream_rest(cudaStream_t stream) {
 static void device_rest(void) {
     if (rehearsal == NULL) CUDA(cudaDeviceSynchronize());
     else for (int i = 1; i < rehearsal->stream_count; i++) rehearse_rest(i);
+}
+
+// Returns the seconds between two timing events, once the second one is complete.
+static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
+    float ms = 0;
+    CUDA(cudaEventSynchronize(end));
+    CUDA(cudaEventElapsedTime(&ms, start, end));
+    return 1e-3 * (double)ms;
 }
 
 // Device memory. This waits for all that any stream has been given.
