@@ -155,6 +155,8 @@ static void end_program(int code, const char *format, ...) {
 #define die(...) end_program(2, __VA_ARGS__)
 #define fail(...) end_program(1, __VA_ARGS__)
 
+static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
+
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
 static size_t round_up(size_t n, size_t multiple) {
@@ -164,10 +166,10 @@ static size_t round_up(size_t n, size_t multiple) {
 // Zeroed memory at a 64-byte boundary (a cache line, and the widest vector register); free() frees
 // it. `what` names the buffer in the error line.
 static void *alloc_or_fail(size_t count, size_t size, const char *what) {
-    const double mib = (double)count * (double)size / (1 << 20);
+    const double needed = (double)count * (double)size / (1 << 20);  // a size_t may overflow
     const size_t bytes = count * size > 0 ? round_up(count * size, 64) : 64;
-    void *p = mib < 1e12 ? aligned_alloc(64, bytes) : NULL;
-    if (p == NULL) fail("out of memory: %s needs %.1f MiB", what, mib);
+    void *p = needed < 1e12 ? aligned_alloc(64, bytes) : NULL;
+    if (p == NULL) fail("out of memory: %s needs %.1f MiB", what, needed);
     memset(p, 0, bytes);
     return p;
 }

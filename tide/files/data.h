@@ -88,7 +88,7 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
     if (peak > (double)memory_available())
         die("encoding %s takes about %.0f MiB of memory, and %.0f MiB are available: make token "
             "files of it, part by part (dev/data/tokenize.c)", name, peak / (1 << 20),
-            (double)memory_available() / (1 << 20));
+            mib(memory_available()));
     // a byte is at most one token
     uint32_t *ids = (uint32_t *)malloc((texts->tokens + texts->count) * sizeof *ids);
     if (ids == NULL) fail("out of memory: the tokens of %zu bytes of text", texts->tokens);

@@ -219,8 +219,8 @@ static void safewriter_fail(SafeWriter *w) {
 
 static void safewriter_add(SafeWriter *w, const char *name, int dtype, int rank,
                            const size_t *shape) {
-    w->tensors = (SafeTensor *)realloc(w->tensors, ((size_t)w->count + 1) * sizeof(SafeTensor));
-    if (w->tensors == NULL) fail("out of memory: list of tensors");
+    w->tensors = (SafeTensor *)array_grow(w->tensors, (size_t)w->count, sizeof(SafeTensor),
+                                          "list of tensors");
     SafeTensor *t = &w->tensors[w->count++];
     memset(t, 0, sizeof *t);
     t->name = strdup(name);

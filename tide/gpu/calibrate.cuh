@@ -249,7 +249,8 @@ static void calibrate_close(Calibration *c) {
 
 // Measures all rates but gpu_flops, which is a model's, host_cast and those between GPUs, in about
 // `seconds` (some tenths more go into page-locked memory). The queue must have nothing to do. Takes
-// at most an eighth of the host's free memory and half of the GPU's, and gives them back.
+// at most an eighth of the host's free memory and half of the GPU's, and gives them back. All ranks
+// of a node measure at once.
 //   dram      26 bytes per parameter of the host's update: 14 are read, 12 written
 //   dram_dma  the same of the update that runs while both directions of the link are busy, plus
 //             what these two move: each of their bytes is one of host memory, too
@@ -293,6 +294,7 @@ static void rates_measure(Rates *r, HostQueue *q, double seconds) {
     CUDA(cudaGetDeviceCount(&gpus));
     r->node_gpus = gpus;
     r->host_gpus = 1;
+    if (ranks.local_world > 1) r->node_gpus = r->host_gpus = ranks.local_world;
 }
 
 // What follows from the rates: the speed of an update with bf16 on the wire, gradients of
@@ -337,7 +339,6 @@ static void machine_rates(HostQueue *host, int threads, const Options *o, Rates 
 #ifdef __CUDA_EMU__
     printf("rates: measured on an emulated GPU; what is predicted from them means nothing\n");
 #endif
-    if (ranks.local_world > 1) rates->node_gpus = rates->host_gpus = ranks.local_world;
     if (o->plan) *rates = rates_of_rank(rates, rates_local(rates, o->world));
 }
 

@@ -508,8 +508,6 @@ static int calibrate(const Run *r, const Steps *steps) {
             "smaller %s--seq or --model", o->model, r->B, r->T, r->B > 1 ? "--batch, " : "");
     printf("%s, %zu x %zu tokens: forward and backward reach %.3g Tflop/s\n", o->model, r->B, r->T,
            1e-12 * rates.gpu_flops);
-    // All ranks of a node have measured at once.
-    if (ranks.local_world > 1) rates.node_gpus = rates.host_gpus = ranks.local_world;
     if (ranks.rank > 0) return 0;
     rates_write(stdout, &rates);
     calibrate_print(stdout, &rates);

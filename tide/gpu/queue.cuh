@@ -48,7 +48,7 @@ static void *gpu_alloc(size_t bytes, const char *what) {
     const cudaError_t e = cudaMalloc(&p, bytes > 0 ? bytes : 1);
     if (e == cudaErrorMemoryAllocation)
         fail("out of GPU memory: %s needs %.1f MiB, which were free before: end what else uses the "
-             "GPU, or plan with less: --gpu-memory", what, (double)bytes / (1 << 20));
+             "GPU, or plan with less: --gpu-memory", what, mib(bytes));
     CUDA(e);
 #ifdef __CUDA_EMU__
     emu_name_memory(p, what);  // for its error messages
@@ -63,7 +63,7 @@ static void *pinned_alloc(size_t bytes, const char *what) {
     if (rehearsal != NULL) return own(OWNS_PINNED, alloc_or_fail(bytes, 1, what));
     const cudaError_t e = cudaMallocHost(&p, bytes > 0 ? bytes : 1);
     if (e == cudaErrorMemoryAllocation)
-        fail("out of page-locked host memory: %s needs %.1f MiB", what, (double)bytes / (1 << 20));
+        fail("out of page-locked host memory: %s needs %.1f MiB", what, mib(bytes));
     CUDA(e);
     memset(p, 0, bytes);
     return own(OWNS_PINNED, p);
