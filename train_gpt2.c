@@ -937,8 +937,7 @@ int main(int argc, char **argv) {
     }
     save(g, r);
     const int code = run_end(r);
-    printf("memory: at most %.1f MiB, planned %.1f MiB\n", (double)memory_peak() / (1 << 20),
-           (double)planned / (1 << 20));
+    printf("memory: at most %.1f MiB, planned %.1f MiB\n", mib(memory_peak()), mib(planned));
     return code;
 }
 #endif

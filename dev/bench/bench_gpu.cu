@@ -50,7 +50,7 @@ static void report(const char *name, double t, double flops, double bytes) {
 // n elements on the device, in [-1, 1).
 template <typename X> static X *tensor_of(size_t n) {
     X *x = (X *)gpu_alloc(n * sizeof(X), "a benchmark");
-    device_fill_kernel<<<ceil_div(n, 256), 256, 0, bench.timed.stream>>>(x, n);
+    timed_fill_kernel<<<ceil_div(n, 256), 256, 0, bench.timed.stream>>>(x, n);
     CUDA(cudaGetLastError());
     return x;
 }

@@ -83,10 +83,8 @@ static int cpu_threads(size_t asked, int ranks) {
 static void cpu_copy(void *to, const void *from, size_t bytes) {
     const size_t chunk = 1 << 16;
     #pragma omp parallel for schedule(dynamic) if (bytes > chunk)
-    for (size_t at = 0; at < bytes; at += chunk) {
-        const size_t n = bytes - at < chunk ? bytes - at : chunk;
-        memcpy((char *)to + at, (const char *)from + at, n);
-    }
+    for (size_t at = 0; at < bytes; at += chunk)
+        memcpy((char *)to + at, (const char *)from + at, min_size(chunk, bytes - at));
 }
 
 // ---------------------------------------------------------------------------------------------

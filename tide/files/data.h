@@ -8,7 +8,7 @@
 //     loader_make()       sequences of T tokens of a data set
 //     loader_check()      ends the program if there is none
 //     loader_sequence()   the one at a position
-//     segment_parse(), file_map(), permute(): also of use elsewhere
+//     segment_parse(), permute(): also of use elsewhere
 //
 // What is wrong with a file ends the program with one line. Files stay mapped, and views look into
 // the data set that they are of: nothing here is ever closed.
@@ -21,11 +21,7 @@
 #include "../base/util.h"
 #include "../base/memory.h"
 #include "../base/rng.h"
-#include "safetensors.h"
 #include "tokenizer.h"
-#include <fcntl.h>
-#include <glob.h>
-#include <sys/mman.h>
 
 enum { BIN_HEADER = 256 * 4, BIN_MAGIC_16 = 20240520, BIN_MAGIC_32 = 20240801 };
 
@@ -82,21 +78,6 @@ static TokenSegment segment_parse(const char *name, const void *bytes, size_t n)
 // ---------------------------------------------------------------------------------------------
 // Opening
 
-// Maps a whole, non-empty, regular file of *n bytes read-only.
-static void *file_map(const char *path, size_t *n) {
-    struct stat st;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not wait on a pipe
-    if (fd < 0 || fstat(fd, &st) != 0) die("cannot open %s: %s", path, strerror(errno));
-    if (S_ISDIR(st.st_mode)) die("%s is a directory; '%s/*' names the files in it", path, path);
-    if (!S_ISREG(st.st_mode)) die("%s is not a regular file", path);
-    if (st.st_size == 0) die("%s is empty", path);
-    *n = (size_t)st.st_size;
-    void *map = mmap(NULL, *n, PROT_READ, MAP_SHARED, fd, 0);
-    if (map == MAP_FAILED) die("cannot map %s: %s", path, strerror(errno));
-    close(fd);
-    return map;
-}
-
 // Of texts, as segments of bytes: one segment of their tokens, with an end-of-text token between
 // two files if the tokenizer has one. The texts are no longer mapped then.
 static TokenSegment data_encode(const TokenData *texts, const char *name, const Tokenizer *tok) {
@@ -107,7 +88,7 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
     if (peak > (double)memory_available())
         die("encoding %s takes about %.0f MiB of memory, and %.0f MiB are available: make token "
             "files of it, part by part (dev/data/tokenize.c)", name, peak / (1 << 20),
-            (double)memory_available() / (1 << 20));
+            mib(memory_available()));
     // a byte is at most one token
     uint32_t *ids = (uint32_t *)malloc((texts->tokens + texts->count) * sizeof *ids);
     if (ids == NULL) fail("out of memory: the tokens of %zu bytes of text", texts->tokens);

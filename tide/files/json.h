@@ -3,9 +3,7 @@
 //   json_parse, json_read, json_free    a text, or a file, as a tree of values
 //   json_get, json_get_size, json_size  a member of an object; a number that is a size
 //   json_write_string                   a string with its quotes
-//   file_read, text_read                a whole file; one that must be text
 //   json_begins                         does a text begin like JSON?
-//   utf8_decode, utf8_encode            one code point
 //
 // A strict reader of RFC 8259: no comments, no trailing commas, no NaN; strings are valid UTF-8.
 // (Only numbers may also be like 01, +1 or 1, and a byte order mark may stand first.) It also
@@ -34,34 +32,6 @@ typedef struct Json {
 } Json;
 
 enum { JSON_DEPTH = 64 };
-
-// One code point of UTF-8 (RFC 3629: no overlong forms, no surrogates, at most U+10FFFF). Returns
-// its length in bytes, or 0 if s does not start with a valid one.
-static size_t utf8_decode(const char *s, size_t n, uint32_t *point) {
-    static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000};
-    const unsigned char *u = (const unsigned char *)s;
-    if (n == 0) return 0;
-    if (u[0] < 0x80) { *point = u[0]; return 1; }
-    size_t length = u[0] >= 0xf0 ? 4 : u[0] >= 0xe0 ? 3 : 2;
-    if (u[0] < 0xc2 || u[0] > 0xf4 || n < length) return 0;
-    uint32_t c = u[0] & (0x7fu >> length);
-    for (size_t i = 1; i < length; i++) {
-        if ((u[i] & 0xc0) != 0x80) return 0;
-        c = c << 6 | (u[i] & 0x3f);
-    }
-    if (c < smallest[length] || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return 0;
-    *point = c;
-    return length;
-}
-
-// Writes code point c as 1 to 4 bytes and returns how many.
-static size_t utf8_encode(uint32_t c, char *out) {
-    if (c < 0x80) { out[0] = (char)c; return 1; }
-    size_t length = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    for (size_t i = length - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3f));
-    out[0] = (char)((0xf00u >> length & 0xff) | c);
-    return length;
-}
 
 typedef struct {
     const char *text, *end, *at;
@@ -225,11 +195,6 @@ static void json_value(JsonParser *p, Json *node, int depth) {
     if (object && !p->failed) json_index(p, node);
 }
 
-// Bytes of the byte order mark with which a text begins: 3, or 0.
-static size_t utf8_mark(const char *text, size_t n) {
-    return n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
-}
-
 // Does a text begin like JSON: with {" or [{, with or without white space?
 static bool json_begins(const char *text, size_t n) {
     JsonParser p = {text, text + n, text + utf8_mark(text, n), NULL, NULL, NULL, false, NULL};
@@ -291,41 +256,6 @@ static void json_write_string(FILE *f, const char *s, size_t n) {
         i += used;
     }
     fputc('"', f);
-}
-
-// A whole regular file without the byte order mark at its start, with a NUL after its *n bytes, to
-// be freed with free(); NULL and the reason in err if it is not there, not a regular file, or
-// changes while it is read.
-static char *file_read(const char *path, size_t *n, Error *err) {
-    struct stat s;
-    errno = 0;
-    FILE *f = stat(path, &s) == 0 && S_ISREG(s.st_mode) ? fopen(path, "rb") : NULL;
-    if (f == NULL) {
-        error_set(err, "%s: %s", path, errno != 0 ? strerror(errno) : "not a regular file");
-        return NULL;
-    }
-    *n = (size_t)s.st_size;
-    char *text = (char *)alloc_or_fail(*n + 1, 1, path);
-    const bool whole = fread(text, 1, *n, f) == *n && fgetc(f) == EOF && !ferror(f);
-    fclose(f);
-    const size_t mark = utf8_mark(text, *n);
-    *n -= mark;
-    memmove(text, text + mark, *n + 1);
-    if (whole) return text;
-    free(text);
-    error_set(err, "%s: cannot be read as a whole", path);
-    return NULL;
-}
-
-// file_read() of a text: refuses what is something else by its first bytes, and a NUL.
-static char *text_read(const char *path, size_t *n, Error *err) {
-    char *text = file_read(path, n, err);
-    const char *kind = text != NULL ? file_kind(text, *n) : NULL;
-    if (text == NULL || (kind == NULL && strlen(text) == *n)) return text;
-    error_set(err, "%.200s %s%s", path, kind != NULL ? "is " : "has a NUL byte: it is no text, ",
-              kind != NULL ? kind : "or UTF-16: write it as UTF-8");
-    free(text);
-    return NULL;
 }
 
 // text_read() and json_parse(); the error names the file.

@@ -13,7 +13,6 @@
 #define TIDE_STATE_H
 #include "hf.h"
 #include <dirent.h>
-#include <inttypes.h>
 
 // ---------------------------------------------------------------------------------------------
 // 1. Training state

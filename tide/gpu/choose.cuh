@@ -8,6 +8,7 @@
 //   calibrate()                       --calibrate
 #ifndef TIDE_CHOOSE_CUH
 #define TIDE_CHOOSE_CUH
+#include "calibrate.cuh"
 #include "layout.cuh"
 
 // Predicts how long a step takes on a machine of these rates, by a rehearsal of the trainer's step:
@@ -507,8 +508,6 @@ static int calibrate(const Run *r, const Steps *steps) {
             "smaller %s--seq or --model", o->model, r->B, r->T, r->B > 1 ? "--batch, " : "");
     printf("%s, %zu x %zu tokens: forward and backward reach %.3g Tflop/s\n", o->model, r->B, r->T,
            1e-12 * rates.gpu_flops);
-    // All ranks of a node have measured at once.
-    if (ranks.local_world > 1) rates.node_gpus = rates.host_gpus = ranks.local_world;
     if (ranks.rank > 0) return 0;
     rates_write(stdout, &rates);
     calibrate_print(stdout, &rates);

@@ -170,6 +170,4 @@ template <typename Work> static void batch_add(Batch<Work> *batch, const Work &w
     batch->end[batch->count++] = (unsigned)end;
 }
 
-static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
-
 #endif

@@ -241,15 +241,13 @@ static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
     if (rehearsal != NULL) return own(OWNS_HOST, rehearse_memory(bytes));
     const size_t page = 4096, huge = (size_t)2 << 20;
     const size_t available = host_memory_grows ? memory_container() : memory_available();
-    const double mib = (double)bytes / (1 << 20);
     void *map = MAP_FAILED;
     if (bytes <= available - available / 64)  // the rest: page tables, and the driver's own lists
         map = mmap(NULL, bytes + 2 * huge, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (map == MAP_FAILED)
         fail("out of host memory: %s needs %.1f MiB, %.1f MiB are free; set "
-             "--host-memory to what may be used", what, mib,
-             (double)memory_available() / (1 << 20));
+             "--host-memory to what may be used", what, mib(bytes), mib(memory_available()));
     HostRange range = {(char *)(((uintptr_t)map + page + huge - 1) / huge * huge), bytes};
     if (bytes == 0) range.bytes = 1;
     const HostMemory memory = {map, bytes + 2 * huge};
@@ -260,7 +258,7 @@ static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
     const cudaError_t e = cudaHostRegister(range.p, range.bytes, cudaHostRegisterDefault);
     if (e == cudaErrorMemoryAllocation)
         fail("out of page-locked host memory: %s needs %.1f MiB; set --host-memory "
-             "to what may be locked", what, mib);
+             "to what may be locked", what, mib(bytes));
     CUDA(e);
 #ifdef __CUDA_EMU__
     emu_name_memory(range.p, what);

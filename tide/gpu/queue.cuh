@@ -3,6 +3,7 @@
 //   stream_make(), event_make(), events_make(), stream_free(), event_free()
 //   stream_wait(), event_record()                    what waits for what
 //   event_wait(), stream_rest(), device_rest()       the host waits
+//   device_seconds()                                 the time between two timing events
 //   LAUNCH(), stream_copy(), stream_zero()           work for the GPU, and for the link
 //   tell_host()                                      a few numbers, past the link's queue
 //   GPU_TAKES()                                      how long a rehearsed GPU works on something
@@ -47,7 +48,7 @@ static void *gpu_alloc(size_t bytes, const char *what) {
     const cudaError_t e = cudaMalloc(&p, bytes > 0 ? bytes : 1);
     if (e == cudaErrorMemoryAllocation)
         fail("out of GPU memory: %s needs %.1f MiB, which were free before: end what else uses the "
-             "GPU, or plan with less: --gpu-memory", what, (double)bytes / (1 << 20));
+             "GPU, or plan with less: --gpu-memory", what, mib(bytes));
     CUDA(e);
 #ifdef __CUDA_EMU__
     emu_name_memory(p, what);  // for its error messages
@@ -62,7 +63,7 @@ static void *pinned_alloc(size_t bytes, const char *what) {
     if (rehearsal != NULL) return own(OWNS_PINNED, alloc_or_fail(bytes, 1, what));
     const cudaError_t e = cudaMallocHost(&p, bytes > 0 ? bytes : 1);
     if (e == cudaErrorMemoryAllocation)
-        fail("out of page-locked host memory: %s needs %.1f MiB", what, (double)bytes / (1 << 20));
+        fail("out of page-locked host memory: %s needs %.1f MiB", what, mib(bytes));
     CUDA(e);
     memset(p, 0, bytes);
     return own(OWNS_PINNED, p);
@@ -157,6 +158,14 @@ static void stream_rest(cudaStream_t stream) {
 static void device_rest(void) {
     if (rehearsal == NULL) CUDA(cudaDeviceSynchronize());
     else for (int i = 1; i < rehearsal->stream_count; i++) rehearse_rest(i);
+}
+
+// Returns the seconds between two timing events, once the second one is complete.
+static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
+    float ms = 0;
+    CUDA(cudaEventSynchronize(end));
+    CUDA(cudaEventElapsedTime(&ms, start, end));
+    return 1e-3 * (double)ms;
 }
 
 // Device memory. This waits for all that any stream has been given.

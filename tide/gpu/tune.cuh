@@ -10,9 +10,7 @@
 #ifndef TIDE_TUNE_CUH
 #define TIDE_TUNE_CUH
 #include "gpu.cuh"
-#include "../files/safetensors.h"
 #include <cublasLt.h>
-#include <inttypes.h>
 
 // Everything that the choice of an algorithm may depend on. Compared byte by byte: clear it first.
 typedef struct {

@@ -10,7 +10,7 @@
 #ifndef TIDE_ZERO_CUH
 #define TIDE_ZERO_CUH
 #include "../../zero.h"
-#include "calibrate.cuh"
+#include "devices.cuh"
 #include "gpt2.cuh"
 #ifdef TIDE_NCCL
 #include <nccl.h>
@@ -129,8 +129,6 @@ static void all_gather_rows(Zero *z, floatX *data, size_t s) {
 
 // ---------------------------------------------------------------------------------------------
 // 2. Memory
-
-static void open_device(void);
 
 // --zero, or what auto is where it fits.
 static int zero_asked(const Options *o) {

@@ -16,7 +16,6 @@
 #ifndef TIDE_ZO_CUH
 #define TIDE_ZO_CUH
 #include "blocks.cuh"
-#include "calibrate.cuh"
 #include "gpt2.cuh"
 #include "heads.cuh"
 #include "../plan/plan.h"

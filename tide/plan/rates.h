@@ -7,7 +7,7 @@
 //   update_bound(), best_share()           what no schedule can beat, and the split for it
 #ifndef TIDE_RATES_H
 #define TIDE_RATES_H
-#include "../files/json.h"
+#include "../base/util.h"
 #include <math.h>
 
 // Bytes, parameters or floating-point operations per second; 0: not known.

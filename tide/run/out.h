@@ -10,7 +10,6 @@
 #define TIDE_OUT_H
 #include "../base/util.h"
 #include "../base/ranks.h"
-#include "../files/data.h"
 #include "../files/state.h"
 #include "options.h"
 #include <fnmatch.h>

@@ -577,7 +577,7 @@ static void test_ranks_apart(void) {
 
 
 int main(void) {
-    snprintf(base, sizeof base, "/tmp/tide_saver_XXXXXX");
+    snprintf(base, sizeof base, "/tmp/tide_checkpoint_XXXXXX");
     if (mkdtemp(base) == NULL) { perror(base); return 1; }
     RUN(test_ranks_same_bytes);
     RUN(test_ranks_first_values);
