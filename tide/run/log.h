@@ -13,7 +13,7 @@
 // that a crash cut short is dropped by the run that resumes.
 #ifndef TIDE_LOG_H
 #define TIDE_LOG_H
-#include "../base/util.h"
+#include "../files/json.h"
 #include "svg.h"
 
 typedef struct { size_t count; SvgPoint *points; } LogSeries;  // steps and losses

@@ -10,7 +10,7 @@
 #ifndef TIDE_SVG_H
 #define TIDE_SVG_H
 #include <math.h>
-#include "../files/json.h"
+#include "../base/util.h"
 
 enum { SVG_BUCKETS = 400 };  // points that a curve has at most
 
