@@ -260,7 +260,7 @@ static uint64_t look(GPT2 *g, Feed *f, size_t step, bool sample, uint64_t hash) 
         FILE *screen = log->screen;
         f->r.o.eval_batches = step % 4 == 1 ? 1 : 2;
         run_eval(&f->r, step, gpt2_eval, g);
-        hash = hash_with(hash, &log->val.points[0].loss, sizeof(double));
+        hash = hash_with(hash, &log->val.points[0].y, sizeof(double));
         log_close(log);
         fclose(screen);
         const char *accuracy = strstr(text, "\"val_accuracy\":");
