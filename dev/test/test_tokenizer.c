@@ -1,6 +1,8 @@
-// Tests of tokenizer.h and unicode.h. fixtures/tokenizer/expected.txt has the ids of two other
-// implementations (see make_fixture.py there). With TIDE_GPT2_TOKENIZER=DIR in the environment,
-// DIR holding GPT-2's vocab.json and merges.txt, the whole vocabulary is tested as well.
+// Tests of tokenizer.h and what it stands on. fixtures/tokenizer/expected.txt has the ids of two
+// other implementations (see make_fixture.py there), cases.jsonl those of Hugging Face for variants of
+// three tokenizer.json (make_cases.py). With TIDE_GPT2_TOKENIZER=DIR in the environment, DIR holding
+// GPT-2's vocab.json and merges.txt, the whole vocabulary is tested as well; with TIDE_TOKENIZERS=DIR
+// those of DIR's folders, for which DIR/cases.jsonl has the ids (check_published() says how).
 #include "../../tide/files/tokenizer.h"
 #include "dies.h"
 #include "test.h"
@@ -20,7 +22,7 @@ static uint32_t random_below(uint32_t n) {  // xorshift64
 static uint64_t hash_add(uint64_t h, uint32_t value) { return (h ^ value) * 0x100000001b3u; }
 
 static size_t encode(const Tokenizer *t, const char *text, size_t n, uint32_t **ids) {
-    *ids = (uint32_t *)malloc((n > 0 ? n : 1) * sizeof **ids);
+    *ids = (uint32_t *)malloc((tokenizer_room(t, n) + 1) * sizeof **ids);
     return tokenizer_encode(t, text, n, *ids);
 }
 
@@ -65,7 +67,8 @@ static size_t for_expected(const Tokenizer *t, ExpectedCheck check) {
         while (*s == ' ' && s[1] != '/') ids[count++] = (uint32_t)strtoul(s, &s, 10);
         size_t at = 0;
         for (s += 2; *s == ' ';) {
-            size_t expected = strtoul(s, &s, 10), got = tokenizer_word(text + at, length - at);
+            size_t expected = strtoul(s, &s, 10);
+            size_t got = word_length(t->rule, t->classes, text + at, length - at);
             CHECK(got == expected, "'%.*s' at byte %zu: a word of %zu bytes, not %zu",
                   (int)(length < 60 ? length : 60), text, at, got, expected);
             at += expected;
@@ -100,7 +103,8 @@ static void tokenizer_expected(void) {
 
 // The same classes as those of an independent database (unicodedata2 16.0.0, White_Space).
 static void unicode_classes(void) {
-    size_t counts[4] = {0};
+    size_t counts[4] = {0}, numeric = 0;
+    unsigned char *classes = word_classes_make();
     uint64_t h = 0xcbf29ce484222325u;
     for (uint32_t c = 0; c < 0x110000; c++) {
         char s[4];
@@ -109,8 +113,11 @@ static void unicode_classes(void) {
         counts[kind]++;
         h = hash_add(h, (uint32_t)kind);
         if (c >= 0xd800 && c < 0xe000) continue;
-        CHECK(tokenizer_class(s, n, &length) == kind && length == n, "U+%04X", (unsigned)c);
+        CHECK(word_class(classes, s, n, &length) == kind && length == n, "U+%04X", (unsigned)c);
+        numeric += (word_bits(classes, s, n, &length) & WORD_NUMERIC) != 0;
     }
+    CHECK(numeric == 1911 + 13, "%zu numeric", numeric);
+    free(classes);
     CHECK(counts[UNICODE_LETTER] == 141028 && counts[UNICODE_NUMBER] == 1911
           && counts[UNICODE_SPACE] == 25, "%zu letters, %zu numbers, %zu white space", counts[1],
           counts[2], counts[3]);
@@ -125,10 +132,13 @@ static void write_file(const char *name, const char *text, size_t n) {
 }
 
 static void remove_files(void) {
-    static const char *const names[] = {"vocab.json", "merges.txt", "tokenizer_config.json",
-                                        "added_tokens.json", "tokenizer.json"};
     char path[PATH_MAX];
-    for (int i = 0; i < 5; i++) { path_join(path, scratch, names[i]); unlink(path); }
+    for (int i = 0; i < TOKENIZER_FILES; i++) {
+        path_join(path, scratch, tokenizer_files[i]);
+        unlink(path);
+    }
+    path_join(path, scratch, "config.json");
+    unlink(path);
 }
 
 // merges.txt, from the fixture or another directory, alone in the scratch directory.
@@ -423,16 +433,16 @@ static void tokenizer_bad_directories(void) {
     write_file("vocab.json", "{}\0", 3);
     CHECK(DIES_WITH("NUL", tokenizer_load(scratch)), "a NUL");
     remove_files();
-    write_file("tokenizer.json", "{}", 2);  // what is saved today, and not read
     path_join(path, scratch, "tokenizer.json");
-    CHECK(DIES_WITH("tokenizer.json is not read yet, only a folder's", tokenizer_load(path))
-          && DIES_WITH(path, tokenizer_load(path)), "the file");
-    CHECK(DIES_WITH(path, tokenizer_load(scratch)), "a folder with it alone");
     tokenizer_save(tokenizer_bytes(), scratch);
-    CHECK(tokenizer_load(scratch)->vocab == 256, "with the others beside it");
+    write_file("tokenizer.json", "{}", 2);
+    CHECK(DIES_WITH("tokenizer.json is a file: name its folder", tokenizer_load(path))
+          && DIES_WITH(path, tokenizer_load(path)), "the file");
+    CHECK(DIES_WITH(path, tokenizer_load(scratch)), "it goes before the others");
     unlink(path);
+    CHECK(tokenizer_load(scratch)->vocab == 256, "the others alone");
     path_join(path, scratch, "vocab.json");
-    CHECK(DIES_WITH("vocab.json is not read yet, only a folder's", tokenizer_load(path)), "a file");
+    CHECK(DIES_WITH("vocab.json is a file: name its folder", tokenizer_load(path)), "a file");
     // the merges.txt that was saved has none: all is in vocab.json
     path_join(path, scratch, "vocab.json");
     CHECK(unlink(path) == 0, "unlink");
@@ -484,10 +494,164 @@ static void tokenizer_added_tokens(void) {
             write_file(i == 0 ? "vocab.json" : "merges.txt", text, strlen(text));
         }
         const Tokenizer *t = tokenizer_load(scratch);
-        CHECK(t->vocab == 257 && t->merge_count == 1 && strcmp(t->files[0], texts[0]) == 0
-              && strcmp(t->files[1], texts[1]) == 0, "byte order marks: %d", marked);
+        CHECK(t->vocab == 257 && t->merge_count == 1
+              && strcmp(t->files[FILE_VOCAB].text, texts[0]) == 0
+              && strcmp(t->files[FILE_MERGES].text, texts[1]) == 0, "byte order marks: %d", marked);
     }
     remove_files();
+}
+
+// ---------------------------------------------------------------------------------------------
+// tokenizer.json
+
+// The text of a fixture's tokenizer.json with `old`, which is there once, replaced.
+static char *altered(const char *text, const char *old, const char *by) {
+    const char *at = strstr(text, old);
+    char *out = NULL;
+    if (at == NULL || strstr(at + 1, old) != NULL) die("not there once: %s", old);
+    if (asprintf(&out, "%.*s%s%s", (int)(at - text), text, by, at + strlen(old)) < 0) exit(1);
+    return out;
+}
+
+static char *small_file(const char *folder, const char *name, size_t *n) {
+    char dir[PATH_MAX];
+    path_join(dir, fixture, folder);
+    return read_file(dir, name, n);
+}
+
+// The tokenizer of a variant, a line of cases.jsonl or {"folder": ..}, from the scratch directory.
+static Tokenizer *load_variant(const Json *variant) {
+    size_t n = 0;
+    const Json *all = json_get(variant, "replace");
+    char *text = small_file(json_get(variant, "folder")->string, "tokenizer.json", &n);
+    for (const Json *r = all != NULL ? all->child : NULL; r != NULL; r = r->next) {
+        char *next = altered(text, r->child->string, r->child->next->string);
+        free(text);
+        text = next;
+    }
+    write_file("tokenizer.json", text, strlen(text));
+    free(text);
+    return tokenizer_load(scratch);
+}
+
+static void check_same_ids(const Json *expected, const uint32_t *ids, size_t count,
+                           const char *what, const char *text) {
+    size_t i = 0, id = 0;
+    for (const Json *e = expected->child; e != NULL && i < count; e = e->next, i++)
+        if (!json_size(e, &id) || id != ids[i]) break;
+    CHECK(i == count && i == expected->count, "%s, '%.60s': %zu ids, not %zu, the first other one "
+          "at %zu", what, text, count, expected->count, i);
+}
+
+// The text of ids, of which the first begins a text.
+static char *decoded(const Tokenizer *t, const uint32_t *ids, size_t count, size_t *n) {
+    char *text = NULL;
+    FILE *f = open_memstream(&text, n);
+    for (size_t i = 0; i < count; i++) {
+        size_t length;
+        const char *s = (i == 0 ? tokenizer_first : tokenizer_token)(t, ids[i], &length);
+        fwrite(s, 1, length, f);
+    }
+    fclose(f);
+    return text;
+}
+
+// Checks the ids and the text of a case, in one piece and in blocks.
+static void check_case(const Tokenizer *t, const char *what, const char *text, size_t n,
+                       const Json *ids, const Json *plain, const Json *shown, bool valid) {
+    uint32_t *got = (uint32_t *)malloc((tokenizer_room(t, n) + 1) * sizeof *got);
+    size_t length = 0;
+    char *exact = (char *)malloc(n + 1);  // for the address sanitizer
+    exact = (char *)realloc(exact, n > 0 ? n : 1);
+    memcpy(exact, text, n);
+    size_t count = tokenizer_part(t, exact, n, TOKENIZER_PLAIN, got);
+    check_same_ids(plain != NULL && plain->type == JSON_ARRAY ? plain : ids, got, count, what, text);
+    count = tokenizer_encode(t, exact, n, got);
+    check_same_ids(ids, got, count, what, text);
+    char *back = decoded(t, got, count, &length);
+    const bool given = shown != NULL && shown->type == JSON_STRING;
+    const char *expected = given ? shown->string : text;
+    if (valid && strstr(expected, "\xef\xbf\xbd") == NULL)  // where Hugging Face wrote U+FFFD
+        CHECK(length == (given ? shown->length : n) && memcmp(back, expected, length) == 0,
+              "%s: '%.60s' came back as '%.60s'", what, expected, back);
+    for (size_t limit = 1; limit < min_size(n, 40); limit += 1 + n / 20) {
+        size_t used = 0;
+        for (size_t at = 0, m; at < n; at += m) {
+            m = tokenizer_block(t, exact + at, n - at, limit);
+            used += tokenizer_part(t, exact + at, m, at > 0 ? TOKENIZER_GOES_ON : 0, got + used);
+        }
+        check_same_ids(ids, got, used, "in blocks", text);
+    }
+    free(exact);
+    free(back);
+    free(got);
+}
+
+// Reads a file of JSON lines; all lines, to be freed with the values.
+static Json **json_lines(const char *dir, const char *name, size_t *count) {
+    size_t n = 0;
+    char *text = read_file(dir, name, &n), *rest = text;
+    Json **lines = ALLOC(Json *, n / 2 + 1, "lines");
+    for (char *line; (line = strsep(&rest, "\n")) != NULL && *line != '\0';) {
+        Error err;
+        lines[*count] = json_parse(line, strlen(line), &err);
+        if (lines[*count] == NULL) die("%s: %s", name, err.text);
+        ++*count;
+    }
+    free(text);
+    return lines;
+}
+
+static void json_cases(void) {
+    size_t count = 0, number = 0;
+    Json **lines = json_lines(fixture, "cases.jsonl", &count);
+    CHECK(count > 150, "only %zu cases", count);
+    data_is_quiet = true;
+    remove_files();
+    for (const Json *v = json_get(lines[0], "variants")->child; v != NULL; v = v->next, number++) {
+        Tokenizer *t = load_variant(v);
+        for (size_t i = 1; i < count; i++) {
+            const Json *text = json_get(lines[i], "text"), *part[3];
+            static const char *const keys[3] = {"ids", "plain", "decoded"};
+            for (int k = 0; k < 3; k++) {
+                part[k] = json_get(lines[i], keys[k])->child;
+                for (size_t j = 0; j < number; j++) part[k] = part[k]->next;
+            }
+            check_case(t, json_get(v, "name")->string, text->string, text->length, part[0], part[1],
+                       part[2], true);
+        }
+        tokenizer_free(t);
+    }
+    CHECK(number == 10, "%zu variants", number);
+    data_is_quiet = false;
+    remove_files();
+    for (size_t i = 0; i < count; i++) json_free(lines[i]);
+    free(lines);
+}
+
+// DIR/cases.jsonl: {"text": .. (or "base64"), "ids": {FOLDER: [..]}, "ids_plain": .., "decoded": ..}
+// in each line. Folders that are not there are left out.
+static void check_published(void) {
+    const char *dir = getenv("TIDE_TOKENIZERS");
+    if (dir == NULL) SKIP("TIDE_TOKENIZERS names no folder of published tokenizers");
+    size_t count = 0, folders = 0;
+    Json **lines = json_lines(dir, "cases.jsonl", &count);
+    for (const Json *f = json_get(lines[0], "ids")->child; f != NULL; f = f->next) {
+        char path[PATH_MAX];
+        path_join(path, dir, f->key);
+        if (!path_is_directory(path)) continue;
+        const Tokenizer *t = tokenizer_load(path);
+        folders++;
+        for (size_t i = 0; i < count; i++) {
+            const Json *text = json_get(lines[i], "text");
+            if (text == NULL) continue;  // no UTF-8
+            check_case(t, f->key, text->string, text->length, json_get(json_get(lines[i], "ids"), f->key),
+                       json_get(json_get(lines[i], "ids_plain"), f->key),
+                       json_get(json_get(lines[i], "decoded"), f->key), true);
+        }
+    }
+    printf("  %zu folders, %zu cases\n", folders, count);
+    CHECK(folders > 0, "none of the folders is there");
 }
 
 static uint64_t gpt2_hash;
@@ -555,6 +719,8 @@ int main(void) {
     RUN(tokenizer_bad_files);
     RUN(tokenizer_bad_directories);
     RUN(tokenizer_added_tokens);
+    RUN(json_cases);
+    RUN(check_published);
     RUN(tokenizer_gpt2);
     remove_files();
     rmdir(scratch);

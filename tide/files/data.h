@@ -82,6 +82,9 @@ static TokenSegment segment_parse(const char *name, const void *bytes, size_t n)
 // ---------------------------------------------------------------------------------------------
 // Opening
 
+// Why there is no tokenizer, for the line that says that one is needed.
+static char tokenizer_why[ERR_MAX] = "the model came without one";
+
 // Maps a whole, non-empty, regular file of *n bytes read-only.
 static void *file_map(const char *path, size_t *n) {
     struct stat st;
@@ -97,8 +100,8 @@ static void *file_map(const char *path, size_t *n) {
     return map;
 }
 
-// Of texts, as segments of bytes: one segment of their tokens, with an end-of-text token between
-// two files if the tokenizer has one. The texts are no longer mapped then.
+// Of texts, as segments of bytes: one segment of their tokens, each a document with the tokens
+// around it (document_next). The texts are no longer mapped then.
 static TokenSegment data_encode(const TokenData *texts, const char *name, const Tokenizer *tok) {
     TokenSegment all = {name, NULL, 0, 0, tok->vocab <= 65536 ? 2 : 4};
     // A token takes 4 bytes until all are known. Texts have about as many bytes for each, but where
@@ -108,14 +111,19 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
         die("encoding %s takes about %.0f MiB of memory, and %.0f MiB are available: make token "
             "files of it, part by part (dev/data/tokenize.c)", name, peak / (1 << 20),
             (double)memory_available() / (1 << 20));
-    // a byte is at most one token
-    uint32_t *ids = (uint32_t *)malloc((texts->tokens + texts->count) * sizeof *ids);
-    if (ids == NULL) fail("out of memory: the tokens of %zu bytes of text", texts->tokens);
-    for (size_t i = 0; i < texts->count; i++) {
+    uint32_t *ids = NULL;
+    for (size_t i = 0, room = 0; i < texts->count; i++) {
         const TokenSegment *text = &texts->segments[i];
-        if (i > 0 && tok->eot >= 0) ids[all.count++] = (uint32_t)tok->eot;
-        all.count += tokenizer_encode(tok, (const char *)text->tokens, text->count,
-                                      ids + all.count);
+        Document d = {tok, (const char *)text->tokens, text->count, 0, NULL, 0, 0};
+        while (document_next(&d, i == 0)) {
+            if (all.count + d.count > room) {
+                room = 2 * room + d.count;
+                ids = (uint32_t *)realloc(ids, room * sizeof *ids);
+                if (ids == NULL) fail("out of memory: %zu tokens of text", room);
+            }
+            memcpy(ids + all.count, d.ids, d.count * sizeof *ids);
+            all.count += d.count;
+        }
         munmap((void *)text->tokens, text->count);
     }
     for (size_t i = 0; i < all.count && all.width == 2; i++) {

@@ -2,6 +2,7 @@
 //
 //   json_parse, json_read, json_free    a text, or a file, as a tree of values
 //   json_get, json_get_size, json_size  a member of an object; a number that is a size
+//   json_is, json_flag                  is it this string?; true or false
 //   json_write_string                   a string with its quotes
 //   file_read, text_read                a whole file; one that must be text
 //   json_begins                         does a text begin like JSON?
@@ -275,6 +276,19 @@ static bool json_size(const Json *value, size_t *out) {
 // json_size() of a member. False, and *out as it was, if there is none or it is something else.
 static bool json_get_size(const Json *object, const char *key, size_t *out) {
     return json_size(json_get(object, key), out);
+}
+
+// Is a value this string?
+static bool json_is(const Json *value, const char *text) {
+    return value != NULL && value->type == JSON_STRING && value->length == strlen(text)
+        && memcmp(value->string, text, value->length) == 0;
+}
+
+// A member that is true (1) or false (0); `missing` if there is none, -1 if it is something else.
+static int json_flag(const Json *object, const char *key, bool missing) {
+    const Json *member = json_get(object, key);
+    if (member == NULL) return missing;
+    return member->type == JSON_TRUE ? 1 : member->type == JSON_FALSE ? 0 : -1;
 }
 
 // Writes n bytes as a JSON string with its quotes. A byte that is not UTF-8 becomes U+FFFD.

@@ -55,6 +55,7 @@ typedef struct {
     const Tokenizer *tok;
     size_t vocab;
     size_t room;               // for tokens
+    bool starts;               // no text stands in front of the next pieces: the prompt is empty
     char where[PATH_MAX + 32]; // file and line
 } TaskReader;
 
@@ -63,14 +64,18 @@ typedef struct {
 static void task_piece(TaskReader *r, const char *text, size_t n, bool begins, bool ends) {
     Task *t = &r->t;
     const size_t at = t->first[t->pieces];
-    if (at + n + 2 > r->room) {  // a byte is at most one token
-        r->room = 2 * (at + n + 2);
+    const size_t needed = at + tokenizer_room(r->tok, n) + 2;
+    if (needed > r->room) {
+        r->room = 2 * needed;
         t->tokens = (int32_t *)realloc(t->tokens, r->room * sizeof *t->tokens);
         if (t->tokens == NULL) fail("out of memory: %s", r->where);
     }
     int32_t *end = t->tokens + at;
+    const int how = begins || r->starts ? 0 : TOKENIZER_GOES_ON;
+    if (begins) r->starts = n == 0;
+    if (begins && t->first_token >= 0) *end++ = t->first_token;
     // ids are below 2^24, so that it does not matter that the encoder's are unsigned
-    end += tokenizer_begin(r->tok, begins ? t->first_token : -1, text, n, (uint32_t *)end);
+    end += tokenizer_part(r->tok, text, n, how, (uint32_t *)end);
     if (ends && r->tok->eot >= 0) *end++ = r->tok->eot;
     for (const int32_t *token = t->tokens + at; token < end; token++)
         if ((size_t)*token >= r->vocab)

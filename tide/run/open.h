@@ -156,20 +156,23 @@ static void run_choose_tokenizer(Run *r) {
     struct stat merges;
     if (saved != NULL) model_directory(saved, home);
     path_join(list, home, "merges.txt");
-    const bool lists = saved != NULL && path_exists(list);
-    const bool unread = saved != NULL && o->tokenizer == NULL && tokenizer_unread(home);
-    const char *dir = o->tokenizer != NULL ? o->tokenizer : lists ? home : "bytes";
+    const bool own = saved != NULL && tokenizer_is_in(home);
+    const char *dir = o->tokenizer != NULL ? o->tokenizer : own ? home : "bytes";
     if (strcmp(dir, "bytes") != 0) {
-        r->tokenizer = tokenizer_load(dir);
+        Error err;
+        r->tokenizer = tokenizer_open(dir, &err);
+        if (r->tokenizer == NULL && o->tokenizer != NULL) die("%s", err.text);
+        if (r->tokenizer == NULL) memcpy(tokenizer_why, err.text, sizeof err.text);
         path_join(list, dir, "vocab.json");
-        if (r->config.family == FAMILY_OPT && !path_exists(list))
+        if (r->config.family == FAMILY_OPT && r->tokenizer != NULL && !path_exists(list)
+            && r->tokenizer->files[FILE_JSON].text == NULL)
             die("there is no %s, and merges.txt alone gives GPT-2's tokens, not OPT's", list);
-    } else if (o->tokenizer != NULL || saved == NULL || (r->config.vocab == 256 && !unread)) {
+    } else if (o->tokenizer != NULL || saved == NULL || r->config.vocab == 256) {
         r->tokenizer = tokenizer_bytes();
     }
     // else: a saved model with tokens that nobody explained; token files will do for it
     if (saved != NULL && strcmp(dir, "bytes") == 0 && o->tokenizer != NULL  // whose merges are none
-        && (stat(list, &merges) == 0 ? merges.st_size > 16 : r->config.vocab >= 50257))
+        && (stat(list, &merges) == 0 ? merges.st_size > 16 : own || r->config.vocab >= 50257))
         die("--tokenizer bytes: the model in %s knows %zu other tokens: leave it out, or name the "
             "directory of theirs", home, r->config.vocab);
 }
@@ -179,8 +182,10 @@ static const Task *run_task(const Run *r) {
     return r->o.data != NULL ? &r->task_all : &r->task_val_all;
 }
 
-// The token with which every text begins: OPT has seen all of them begin with </s>. -1: none.
+// The token with which every text begins, as the tokenizer says; OPT has seen all of them begin
+// with </s>. -1: none.
 static int32_t run_first_token(const Run *r) {
+    if (r->tokenizer->bos >= 0) return r->tokenizer->bos;
     if (r->config.family == FAMILY_OPT && r->tokenizer->vocab != 256) return 2;
     return -1;
 }

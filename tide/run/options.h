@@ -139,7 +139,7 @@ static const Option option_table[] = {
     TEXT("data", data, NULL, "PATH", O_READS, "text, llm.c .bin tokens (or a glob), or JSON lines"),
     TEXT("val", val, NULL, "PATH", O_READS, "validation data; else the last tenth of --data"),
     TEXT("tokenizer", tokenizer, NULL, "bytes|DIR", 0,
-         "DIR: vocab.json, merges.txt; else the model's, or bytes"),
+         "DIR: its tokenizer.json, or vocab.json and merges.txt; else the model's, or bytes"),
     COUNT("batch", batch, "8", 1, 1 << 20, 0, "sequences per micro-batch, on each GPU"),
     COUNT("seq", seq, "0", 0, 1 << 20, O_FIXED, "tokens per sequence; 0: the model's context"),
     CHOICE("pack", pack, "auto", "auto|on|off", O_FIXED,

@@ -77,10 +77,12 @@ static void out_share(const char *out, int *lock) {
 // The files that a run writes into --out: those that a resumed run replaces, the others of a model,
 // the rest. `.tide` there is the mark that this program has written them: a line for each of a
 // model, behind one that says whether they are being written.
-enum { OUT_RESUMED = 5, OUT_MODEL = 8, OUT_FILES = 13 };
+enum { OUT_RESUMED = 5, OUT_MODEL = OUT_RESUMED + TOKENIZER_FILES, OUT_FILES = OUT_MODEL + 5 };
 static const char *const out_files[OUT_FILES] = {
     "model.safetensors", "config.json", "best/model.safetensors", "best/config.json",
     "best/tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer_config.json",
+    "tokenizer.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "tokenizer.model",
     "log.jsonl", "log.jsonl.old", "loss.svg", "checkpoints", "best"};
 
 // The files of a model and its tokenizer, whoever wrote them.

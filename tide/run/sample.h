@@ -80,7 +80,8 @@ static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2
     const char *prompt = o->prompt != NULL ? o->prompt : "";
     const size_t bytes = strlen(prompt), context = c->context;
     const size_t V = min_size(c->vocab, tokenizer->vocab);  // those that may be drawn
-    int32_t *tokens = ALLOC(int32_t, bytes + o->sample_tokens + 2, "prompt");
+    const size_t room = tokenizer_room(tokenizer, bytes) + o->sample_tokens + 2;
+    int32_t *tokens = ALLOC(int32_t, room, "prompt");
     float *logits = ALLOC(float, c->vocab, "sampling");
     unsigned char last = 0;
     size_t n = tokenizer_begin(tokenizer, begin, prompt, bytes, (uint32_t *)tokens);
@@ -102,9 +103,11 @@ static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2
             fail("there is no next token: the logits are not finite, as the weights are damaged, "
                  "or too large for --precision");
         }
-        if (token == tokenizer->eot) break;
+        if (tokenizer_ends(tokenizer, token)) break;
         size_t length;
-        const char *text = tokenizer_token(tokenizer, (uint32_t)token, &length);
+        const bool first_text = bytes == 0 && drawn == 0;
+        const char *text = first_text ? tokenizer_first(tokenizer, (uint32_t)token, &length)
+                                      : tokenizer_token(tokenizer, (uint32_t)token, &length);
         sample_print(text, length, &last);
         tokens[n++] = token;
         fresh = 1;
