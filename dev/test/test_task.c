@@ -216,7 +216,7 @@ static void task_json_lines(void) {
     CHECK(one.longest == 1, "a token and the end of text");
 }
 
-// In the style of SentencePiece a text is given a space in front. What stands behind a prompt is none.
+// In the style of SentencePiece a text is given a space in front, but not the part behind a prompt.
 static void task_spaces(void) {
     static const struct { const char *line, *prompt, *last; } cases[] = {
         {"{\"prompt\": \"the\", \"completion\": \"king\"}", " the", "king"},
@@ -231,7 +231,8 @@ static void task_spaces(void) {
              slash != NULL ? (int)(slash + 1 - __FILE__) : 0, __FILE__);
     const Tokenizer *tok = tokenizer_load(dir);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const Task t = task_parse("f.jsonl", strdup(cases[i].line), NULL, NULL, tok, tok->bos, 2005);
+        const Task t = task_parse("f.jsonl", strdup(cases[i].line), NULL, NULL, tok, tok->bos,
+                                  2005);
         CHECK(t.tokens[0] == 1, "no <s>, but %d", t.tokens[0]);
         for (int last = 0; last < 2; last++) {
             const size_t piece = last ? t.pieces - 1 : 0, end = t.first[piece + 1];
